@@ -1,0 +1,32 @@
+// Package kproxy pins the dependencies while the packages that use them are written.
+package kproxy
+
+import (
+	_ "github.com/coreos/go-iptables/iptables"
+	_ "github.com/fsnotify/fsnotify"
+	_ "github.com/google/go-cmp/cmp"
+	_ "github.com/google/go-cmp/cmp/cmpopts"
+	_ "github.com/hashicorp/go-multierror"
+	_ "github.com/mdlayher/netlink"
+	_ "github.com/pires/go-proxyproto"
+	_ "github.com/prometheus/client_golang/prometheus"
+	_ "github.com/prometheus/client_golang/prometheus/promhttp"
+	_ "github.com/prometheus/client_golang/prometheus/testutil"
+	_ "github.com/urfave/cli/v2"
+	_ "github.com/vishvananda/netlink"
+	_ "github.com/vishvananda/netlink/nl"
+	_ "github.com/vishvananda/netns"
+	_ "go.yaml.in/yaml/v3"
+	_ "golang.org/x/sync/errgroup"
+	_ "golang.org/x/sys/unix"
+	_ "golang.org/x/time/rate"
+	_ "golang.org/x/tools/txtar"
+	_ "google.golang.org/grpc"
+	_ "google.golang.org/grpc/credentials/insecure"
+	_ "google.golang.org/grpc/health/grpc_health_v1"
+	_ "k8s.io/api/core/v1"
+	_ "k8s.io/api/discovery/v1"
+	_ "k8s.io/apimachinery/pkg/runtime/serializer/json"
+	_ "k8s.io/apimachinery/pkg/util/yaml"
+	_ "sigs.k8s.io/yaml"
+)

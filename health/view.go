@@ -1,0 +1,124 @@
+package health
+
+import (
+	"net/netip"
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Status is the verdict on one endpoint.
+type Status uint8
+
+// Unknown is the verdict before Rise or Fall results are in, and of endpoints
+// that nobody probes. Unknown endpoints are used like those that are up.
+const (
+	Unknown Status = iota
+	Up
+	Down
+)
+
+// String returns "unknown", "up" or "down".
+func (s Status) String() string {
+	switch s {
+	case Up:
+		return "up"
+	case Down:
+		return "down"
+	}
+	return "unknown"
+}
+
+// Target identifies a probe: an endpoint's address and how it is probed.
+// Services that probe an endpoint alike share one.
+type Target struct {
+	Protocol service.Protocol
+	Address  netip.AddrPort
+	Check    service.HealthCheck // with the defaults filled in
+}
+
+// State is what is known of a Target.
+type State struct {
+	Status Status
+	Since  time.Time // of Status
+	// LastError is the error of the last failed probe; empty if the last one succeeded.
+	LastError string
+	// Flaps are the times of the last changes between up and down, oldest
+	// first, at most 16 of them.
+	Flaps []time.Time
+}
+
+// FlapsSince counts changes between up and down after t.
+func (s State) FlapsSince(t time.Time) int {
+	n := 0
+	for _, f := range s.Flaps {
+		if f.After(t) {
+			n++
+		}
+	}
+	return n
+}
+
+// View is the health of every Target at one moment. It is immutable and safe
+// for concurrent use; the nil View knows nothing.
+type View struct {
+	states   map[Target]State
+	defaults Defaults
+}
+
+// Defaults fills what a service's HealthCheck leaves open (flags --health-*).
+type Defaults struct {
+	Kind     service.Check
+	Interval time.Duration
+	Timeout  time.Duration
+	Rise     int
+	Fall     int
+}
+
+// Fill returns c with its zero fields set from d. A UDP port is not probed
+// with TCP: the default kind applies to TCP ports only, others get CheckOff.
+func (d Defaults) Fill(c service.HealthCheck, p service.Protocol) service.HealthCheck {
+	if c.Kind == service.CheckDefault {
+		c.Kind = d.Kind
+		if p != service.TCP || c.Kind == service.CheckDefault {
+			c.Kind = service.CheckOff
+		}
+	}
+	if c.Kind == service.CheckOff {
+		return service.HealthCheck{Kind: service.CheckOff}
+	}
+	if c.Interval == 0 {
+		c.Interval = d.Interval
+	}
+	if c.Timeout == 0 {
+		c.Timeout = d.Timeout
+	}
+	if c.Rise == 0 {
+		c.Rise = d.Rise
+	}
+	if c.Fall == 0 {
+		c.Fall = d.Fall
+	}
+	return c
+}
+
+// NewView returns a View of states, which it takes over.
+func NewView(d Defaults, states map[Target]State) *View {
+	return &View{states: states, defaults: d}
+}
+
+// Of returns what is known of port p's endpoint at address.
+func (v *View) Of(p *service.Port, address netip.AddrPort) State {
+	if v == nil {
+		return State{}
+	}
+	return v.states[v.Target(p, address)]
+}
+
+// Target returns the Target under which p's endpoint at address is probed.
+func (v *View) Target(p *service.Port, address netip.AddrPort) Target {
+	if v == nil {
+		v = &View{}
+	}
+	return Target{Protocol: p.Protocol, Address: address, Check: v.defaults.Fill(p.Health, p.Protocol)}
+}

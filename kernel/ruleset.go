@@ -1,0 +1,98 @@
+package kernel
+
+import (
+	"context"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Ruleset is everything a mode wants in the kernel, or what Observe found of
+// it there. It holds whole objects only: chains and sets that are kproxy's, and
+// the jumps into them. Slices are sorted, so equal plans give equal Rulesets.
+type Ruleset struct {
+	Sets   []Set
+	Chains [2][]Chain // per service.Family, sorted by table, then name
+	Jumps  [2][]Jump  // per service.Family, from built-in chains
+}
+
+// Chain is one chain of kproxy's own with all its rules.
+type Chain struct {
+	Table string // "nat", "filter", "mangle"
+	Name  string // at most 28 bytes (XT_EXTENSION_MAXNAMELEN - 1)
+	// Rules are in the form iptables-save prints them, without "-A NAME ".
+	Rules []string
+	// Owner is the service port the chain belongs to; the zero Key for shared chains.
+	Owner service.Key
+}
+
+// Jump is a rule in a built-in chain that leads to one of kproxy's.
+type Jump struct {
+	Table string
+	From  string // built-in chain
+	Rule  string // in the form iptables-save prints it, without "-A FROM "
+}
+
+// SetType is a type of ipset.
+type SetType string
+
+// The types kproxy uses (ipset(8)).
+const (
+	HashIP       SetType = "hash:ip"
+	HashIPPort   SetType = "hash:ip,port"
+	HashIPPortIP SetType = "hash:ip,port,ip"
+	HashNet      SetType = "hash:net"
+	BitmapPort   SetType = "bitmap:port"
+)
+
+// Set is one ipset of kproxy's own.
+type Set struct {
+	Name   string // at most 31 bytes (IPSET_MAXNAMELEN - 1)
+	Type   SetType
+	Family service.Family // ignored for bitmap:port
+	// Timeout is the default lifetime of entries in seconds; 0 makes a set without timeouts.
+	Timeout uint32
+	// Entries in the form `ipset save` prints them, sorted: "10.96.0.10,tcp:80".
+	Entries []string
+	// Dynamic sets are filled by the kernel or by kproxy's heartbeat: Diff
+	// creates and destroys them but leaves their entries alone.
+	Dynamic bool
+}
+
+// Backend puts one mode's rules into the kernel. Implementations are safe for
+// use by one goroutine at a time.
+type Backend interface {
+	// Observe reads back everything of kproxy's that is in the kernel.
+	Observe(ctx context.Context) (Ruleset, error)
+	// Apply carries out ops in order and reports what took effect, also when
+	// it returns an error.
+	Apply(ctx context.Context, ops Ops) (Applied, error)
+}
+
+// Ops leads from one Ruleset to another. Its parts are applied in the order of
+// its fields, so nothing is reachable before what it needs and nothing is gone
+// while something refers to it.
+type Ops struct {
+	CreateSets  []Set
+	AddEntries  []SetEntries
+	Chains      [2][]Chain // new and changed chains, whole
+	AddJumps    [2][]Jump
+	DelJumps    [2][]Jump
+	DelEntries  []SetEntries
+	DelChains   [2][]Chain // names only
+	DestroySets []string
+}
+
+// SetEntries are entries to add to or delete from a set.
+type SetEntries struct {
+	Set     Set // without Entries
+	Entries []string
+}
+
+// Applied says what Apply changed.
+type Applied struct {
+	Chains  int // written or deleted
+	Rules   int // in written chains
+	Entries int // added or deleted
+	// Failed names service ports whose chains could not be written, with why.
+	Failed map[service.Key]error
+}

@@ -1,0 +1,65 @@
+package plan
+
+import (
+	"net/netip"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Backends returns the endpoints a connection from c to f may go to. The
+// kernel renderers express the same rule as chains.
+func (s *Service) Backends(f *Frontend, c Client, pods []netip.Prefix) []Backend {
+	g := &s.Groups[f.Family]
+	if f.Local && !(f.ShortCircuit && (c.Node || contains(pods, c.Address))) {
+		return g.Local
+	}
+	return g.Cluster
+}
+
+// Masquerades reports whether the node's address replaces c's on the way to
+// the endpoint at backend.
+func (f *Frontend) Masquerades(c Client, backend netip.Addr, pods []netip.Prefix) bool {
+	if c.Address == backend {
+		return true // hairpin: the reply would never come back through this node
+	}
+	switch f.Masquerade {
+	case MasqueradeAlways:
+		return true
+	case MasqueradeUnlessPod:
+		return !contains(pods, c.Address)
+	case MasqueradeNodeLocal:
+		return c.Node
+	}
+	return false
+}
+
+// Allows reports whether c passes f's source ranges.
+func (f *Frontend) Allows(c Client) bool {
+	return len(f.SourceRanges) == 0 || contains(f.SourceRanges, c.Address)
+}
+
+// Find returns the decision for the service port named k, or nil.
+func (p *Plan) Find(k service.Key) *Service {
+	lo, hi := 0, len(p.Services)
+	for lo < hi {
+		mid := (lo + hi) / 2
+		switch c := p.Services[mid].Port.Key.Compare(k); {
+		case c == 0:
+			return p.Services[mid]
+		case c < 0:
+			lo = mid + 1
+		default:
+			hi = mid
+		}
+	}
+	return nil
+}
+
+func contains(prefixes []netip.Prefix, a netip.Addr) bool {
+	for _, p := range prefixes {
+		if p.Contains(a) {
+			return true
+		}
+	}
+	return false
+}

@@ -1,0 +1,84 @@
+package plan
+
+import (
+	"net/netip"
+	"time"
+
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/service"
+)
+
+// Mode is the furthest data plane a service may reach (flag --mode).
+type Mode string
+
+// The modes.
+const (
+	ModeUserspace Mode = "userspace"
+	ModeIPTables  Mode = "iptables"
+	ModeIPVS      Mode = "ipvs"
+	ModeAuto      Mode = "auto"
+)
+
+// Inputs is everything Compute knows.
+type Inputs struct {
+	Now      time.Time
+	Snapshot *service.Snapshot
+	Health   *health.View
+	Caps     Caps
+	Policy   Policy
+	Observed Observed
+	Failed   map[service.Key]Failure // programming failures, per service port
+	Pins     map[service.Key]service.Preference
+	Previous *Plan // the plan before this one; nil at start
+}
+
+// Policy is configuration that decisions depend on.
+type Policy struct {
+	Mode                  Mode
+	OffloadAfter          time.Duration // steady this long before offload; 0 at once
+	OffloadMinConnections uint64        // carried this many before offload
+	BackoffMax            time.Duration // longest wait before requalifying
+	FlapLimit             int           // more health transitions than this within a minute recall
+	PanicThreshold        float64       // usable share of endpoints at or below which health is ignored; 0 means only when all are down
+	MasqueradeAll         bool
+	PodCIDRs              []netip.Prefix // local-traffic detector; empty means none configured
+}
+
+// Capability is one thing this host can or can't do.
+type Capability struct {
+	Name      string
+	Supported bool
+	Reason    string // why not, and how to get it; or the version found
+}
+
+// Caps are facts about this host, found out once at start and given as input.
+type Caps struct {
+	IPTables Capability // nat table, sets, statistic match
+	IPVS     Capability
+	All      []Capability // every probe, for status
+}
+
+// Observed is what the data planes report back.
+type Observed struct {
+	// Carried counts successful connections and sessions since start.
+	Carried map[service.Key]uint64
+	// Programmed is the KernelHash of the rules that are in the kernel now.
+	Programmed map[service.Key]uint64
+	// Adopted are service ports found offloaded when kproxy started; they stay so.
+	Adopted map[service.Key]bool
+}
+
+// Failure is a service port whose kernel rules could not be programmed.
+type Failure struct {
+	Since  time.Time
+	Reason string
+	Hash   uint64 // KernelHash that failed; a new specification is tried at once
+}
+
+// DefaultPolicy returns the defaults of the flags.
+func DefaultPolicy() Policy {
+	return Policy{
+		Mode: ModeAuto, OffloadAfter: 10 * time.Second, OffloadMinConnections: 1,
+		BackoffMax: 10 * time.Minute, FlapLimit: 3,
+	}
+}

@@ -1,0 +1,159 @@
+package plan
+
+import (
+	"net/netip"
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// DataPlane is what carries a service's new connections.
+type DataPlane string
+
+// The data planes. None means that new connections are refused or dropped.
+const (
+	Userspace DataPlane = "userspace"
+	IPTables  DataPlane = "iptables"
+	IPVS      DataPlane = "ipvs"
+	None      DataPlane = "none"
+)
+
+// State is where a service is on its way between data planes.
+type State string
+
+// The states of `kproxy status`.
+const (
+	// StateUserspace: served in userspace, and not about to leave it.
+	StateUserspace State = "userspace"
+	// StateQualifying: served in userspace, offloaded when its reason is gone.
+	StateQualifying State = "qualifying"
+	// StateOffloaded: served by the kernel, or for a moment by userspace while
+	// the kernel's rules catch up with a change.
+	StateOffloaded State = "offloaded"
+	// StateRecalled: taken back from the kernel, waiting out its back-off.
+	StateRecalled State = "recalled"
+	// StatePinned: held in its data plane by a user.
+	StatePinned State = "pinned"
+	// StateRejecting: no usable endpoint, new connections are refused or dropped.
+	StateRejecting State = "rejecting"
+)
+
+// Verdict is what happens to a new connection to a frontend.
+type Verdict string
+
+// The verdicts.
+const (
+	Forward Verdict = "forward"
+	Reject  Verdict = "reject" // no usable endpoint anywhere: ICMP port unreachable
+	Drop    Verdict = "drop"   // endpoints exist, but the traffic policy allows none here
+)
+
+// Kind says what sort of address a frontend is.
+type Kind string
+
+// The kinds of frontends.
+const (
+	ClusterIP    Kind = "cluster-ip"
+	ExternalIP   Kind = "external-ip"
+	LoadBalancer Kind = "load-balancer"
+	NodePort     Kind = "node-port"
+)
+
+// Masquerade says for which clients the node's address replaces the client's
+// on the way to an endpoint. Hairpin connections (an endpoint that reaches
+// itself through its service) are masqueraded whatever the rule.
+type Masquerade string
+
+// The masquerade rules.
+const (
+	MasqueradeNever     Masquerade = "never"
+	MasqueradeAlways    Masquerade = "always"
+	MasqueradeUnlessPod Masquerade = "unless-pod"   // clients outside Policy.PodCIDRs
+	MasqueradeNodeLocal Masquerade = "node-clients" // clients that are this node itself
+)
+
+// Plan is what every stage downstream carries out. Services are in key order.
+type Plan struct {
+	Generation uint64 // hash of the Snapshot it was computed from
+	Time       time.Time
+	Mode       Mode
+	Node       service.Node
+	Policy     Policy
+	Services   []*Service
+
+	// Wake is when time alone changes the plan; zero if it doesn't.
+	Wake time.Time
+
+	memory map[service.Key]memory
+}
+
+// Service is the decision for one service port.
+type Service struct {
+	Port      *service.Port
+	Frontends []Frontend // in order of kind, then address
+	// Groups are the usable endpoints per family; a family without frontends
+	// has empty groups.
+	Groups    [2]Groups
+	Endpoints []Endpoint // all of them, usable or not, in address order
+
+	DataPlane   DataPlane
+	State       State
+	Reason      string    // one line: why it is where it is
+	QualifiesAt time.Time // when it is offloaded if nothing changes; zero if unknown
+	Problems    []string  // what is wrong with its specification, one sentence each
+
+	// Beneath is the kernel data plane whose rules lie beneath the portal, for
+	// when the service is offloaded or kproxy is dead; None in mode userspace.
+	Beneath DataPlane
+	// Degraded says how Beneath falls short of the specification; empty if it doesn't.
+	Degraded string
+	// KernelHash identifies everything Beneath's rules depend on. Two plans
+	// with the same hash need the same rules for this service.
+	KernelHash uint64
+}
+
+// Groups are the endpoints one family's connections may go to.
+type Groups struct {
+	Cluster []Backend // for traffic policy Cluster
+	Local   []Backend // for traffic policy Local
+}
+
+// Backend is a usable endpoint.
+type Backend struct {
+	Address netip.AddrPort
+	Weight  uint32 // 0 takes no new connection
+	Local   bool   // on this node
+}
+
+// Frontend is one address:port on which a service port answers.
+type Frontend struct {
+	Kind     Kind
+	Family   service.Family
+	Protocol service.Protocol
+	// Address has the zero Addr for a NodePort: every local address of the family.
+	Address netip.AddrPort
+	Verdict Verdict
+	// Local: connections use the Local group, else the Cluster group.
+	Local bool
+	// ShortCircuit: clients on this node and pods use the Cluster group
+	// although Local is set (externalTrafficPolicy Local).
+	ShortCircuit bool
+	Masquerade   Masquerade
+	SourceRanges []netip.Prefix // clients allowed; empty allows all
+}
+
+// Endpoint is an endpoint with what is known of it, for status output.
+type Endpoint struct {
+	service.Endpoint
+	Local  bool
+	Usable bool   // gets new connections from some frontend
+	Health string // "up", "down" or "unknown"
+	Since  time.Time
+	Error  string // of its last failed probe
+}
+
+// Client describes where a connection comes from, as far as decisions need it.
+type Client struct {
+	Address netip.Addr
+	Node    bool // it is one of this node's own addresses
+}

@@ -1,0 +1,125 @@
+package service
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Algorithm is how an endpoint is chosen for a new connection
+// (annotation kproxy.dev/algorithm).
+type Algorithm string
+
+// The algorithms, spelled as in the annotation.
+const (
+	RoundRobin         Algorithm = "round-robin"
+	WeightedRoundRobin Algorithm = "weighted-round-robin"
+	LeastConnections   Algorithm = "least-connections"
+	Random             Algorithm = "random"
+	SourceHash         Algorithm = "source-hash"
+	Maglev             Algorithm = "maglev"
+)
+
+// Algorithms lists every algorithm, the default first.
+var Algorithms = []Algorithm{RoundRobin, WeightedRoundRobin, LeastConnections, Random, SourceHash, Maglev}
+
+// Preference is a user's wish for a service's data plane
+// (annotation kproxy.dev/dataplane and command `kproxy pin`).
+type Preference string
+
+// The preferences, spelled as in the annotation.
+const (
+	PreferAuto      Preference = "auto"
+	PreferUserspace Preference = "userspace"
+	PreferKernel    Preference = "kernel"
+)
+
+// Check is the kind of an active health check (annotation kproxy.dev/health-check).
+type Check string
+
+// The kinds, spelled as in the annotation. CheckDefault leaves the choice to
+// `--health-check`.
+const (
+	CheckDefault Check = ""
+	CheckOff     Check = "off"
+	CheckTCP     Check = "tcp"
+	CheckHTTP    Check = "http"
+	CheckUDP     Check = "udp"
+	CheckGRPC    Check = "grpc"
+)
+
+// HealthCheck is how a service's endpoints are probed. Zero fields mean the
+// default of the flags --health-*. It is comparable: endpoints that several
+// services probe alike share one probe.
+type HealthCheck struct {
+	Kind     Check
+	Path     string        // HTTP path, or gRPC service name
+	Port     uint16        // 0: the endpoint's own port
+	Interval time.Duration // between two probes of an endpoint
+	Timeout  time.Duration // of one probe
+	Rise     int           // successes in a row that make an endpoint up
+	Fall     int           // failures in a row that make it down
+}
+
+// ProxyProtocol is the PROXY protocol version sent to endpoints; 0 for none.
+type ProxyProtocol uint8
+
+// Port is one port of one Service, as its users wrote it. All slices are
+// sorted and free of duplicates. A Port is immutable once it is in a Snapshot.
+type Port struct {
+	Key
+	Created time.Time // of the Service; the older one wins a contested address
+
+	Number   uint16 // the port clients connect to on every service address
+	NodePort uint16 // the port on the node's own addresses; 0 for none
+
+	ClusterIPs      []netip.Addr
+	ExternalIPs     []netip.Addr
+	LoadBalancerIPs []netip.Addr   // status.loadBalancer.ingress with ipMode VIP or none
+	SourceRanges    []netip.Prefix // loadBalancerSourceRanges; empty allows all
+
+	// ExternallyAccessible is true for types NodePort and LoadBalancer and for
+	// Services with external IPs; only then does the external policy matter.
+	ExternallyAccessible bool
+	InternalLocal        bool          // internalTrafficPolicy: Local
+	ExternalLocal        bool          // externalTrafficPolicy: Local
+	HealthCheckNodePort  uint16        // 0 for none
+	Affinity             time.Duration // ClientIP affinity time-out, sliding; 0 for none
+
+	Algorithm      Algorithm
+	Prefer         Preference
+	Health         HealthCheck
+	ProxyProtocol  ProxyProtocol
+	ConnectTimeout time.Duration // userspace: per dial; 0 for the default (1s)
+	Retries        int           // userspace: further endpoints tried; -1 for the default (3)
+	IdleTimeout    time.Duration // userspace; 0 for the default (TCP none, UDP 60s)
+
+	// Problems are annotations that were not understood, one sentence each.
+	// The Port is served as without them.
+	Problems []string
+
+	Source string // where it was read: "file:line", or the API server
+}
+
+// Endpoint is one address that serves a Port.
+type Endpoint struct {
+	Address     netip.AddrPort
+	Node        string // the node it runs on; empty if unknown
+	Zone        string
+	Ready       bool
+	Serving     bool
+	Terminating bool
+	ZoneHints   []string // zones that should use it; empty for no hint
+	NodeHints   []string // nodes that should use it; empty for no hint
+	Weight      uint16   // 1 unless annotated; 0 drains
+}
+
+// MaxWeight bounds an endpoint's weight.
+const MaxWeight = 1000
+
+// Node is the node this kproxy runs on.
+type Node struct {
+	Name      string
+	Zone      string         // label topology.kubernetes.io/zone
+	Addresses []netip.Addr   // its internal addresses, as far as known
+	PodCIDRs  []netip.Prefix // of the pods on this node
+}

@@ -1,0 +1,195 @@
+package service
+
+import (
+	"cmp"
+	"encoding/binary"
+	"fmt"
+	"hash"
+	"hash/fnv"
+	"iter"
+	"net/netip"
+	"slices"
+)
+
+// Snapshot is everything the sources want at one moment: service ports in key
+// order, each with its endpoints in address order, and this node. It is
+// immutable and safe for concurrent use. The zero value is an empty Snapshot.
+type Snapshot struct {
+	node    Node
+	entries []entry
+	hash    uint64
+}
+
+type entry struct {
+	port      *Port
+	endpoints []Endpoint
+	hash      uint64
+}
+
+// Node returns this node.
+func (s *Snapshot) Node() Node { return s.node }
+
+// Len returns the number of service ports.
+func (s *Snapshot) Len() int { return len(s.entries) }
+
+// Hash identifies the content: equal content, equal hash, in this process and
+// in any other of the same version.
+func (s *Snapshot) Hash() uint64 { return s.hash }
+
+// All iterates over the service ports in key order with their endpoints.
+// Neither may be modified.
+func (s *Snapshot) All() iter.Seq2[*Port, []Endpoint] {
+	return func(yield func(*Port, []Endpoint) bool) {
+		for i := range s.entries {
+			if !yield(s.entries[i].port, s.entries[i].endpoints) {
+				return
+			}
+		}
+	}
+}
+
+// At returns the i-th service port in key order, its endpoints, and a hash of
+// both, 0 <= i < Len.
+func (s *Snapshot) At(i int) (*Port, []Endpoint, uint64) {
+	e := &s.entries[i]
+	return e.port, e.endpoints, e.hash
+}
+
+// Get returns the service port named k and its endpoints.
+func (s *Snapshot) Get(k Key) (*Port, []Endpoint, bool) {
+	i, ok := slices.BinarySearchFunc(s.entries, k, func(e entry, k Key) int { return e.port.Key.Compare(k) })
+	if !ok {
+		return nil, nil, false
+	}
+	return s.entries[i].port, s.entries[i].endpoints, true
+}
+
+// Builder collects ports and endpoints in any order. The zero value is ready
+// to use. It is not safe for concurrent use.
+type Builder struct {
+	node      Node
+	ports     map[Key]*Port
+	endpoints map[Key][]Endpoint
+}
+
+// SetNode names the node the Snapshot is for.
+func (b *Builder) SetNode(n Node) { b.node = n }
+
+// AddPort adds a service port. A second port with the same key is refused: the
+// caller knows both places and says which one is in force.
+func (b *Builder) AddPort(p Port) error {
+	if _, dup := b.ports[p.Key]; dup {
+		return fmt.Errorf("service port %s %s is defined twice", p.Key, p.Protocol)
+	}
+	if b.ports == nil {
+		b.ports = map[Key]*Port{}
+	}
+	p.ClusterIPs = sortedAddrs(p.ClusterIPs)
+	p.ExternalIPs = sortedAddrs(p.ExternalIPs)
+	p.LoadBalancerIPs = sortedAddrs(p.LoadBalancerIPs)
+	p.SourceRanges = slices.Clone(p.SourceRanges)
+	slices.SortFunc(p.SourceRanges, comparePrefix)
+	p.SourceRanges = slices.Compact(p.SourceRanges)
+	p.Problems = slices.Clone(p.Problems)
+	if p.Algorithm == "" {
+		p.Algorithm = RoundRobin
+	}
+	if p.Prefer == "" {
+		p.Prefer = PreferAuto
+	}
+	b.ports[p.Key] = &p
+	return nil
+}
+
+// AddEndpoint adds an endpoint of the port named k; the port may come later.
+// Where slices overlap and name an address twice, the one that isn't
+// terminating wins, as in kube-proxy.
+func (b *Builder) AddEndpoint(k Key, e Endpoint) {
+	if b.endpoints == nil {
+		b.endpoints = map[Key][]Endpoint{}
+	}
+	e.ZoneHints = sortedStrings(e.ZoneHints)
+	e.NodeHints = sortedStrings(e.NodeHints)
+	b.endpoints[k] = append(b.endpoints[k], e)
+}
+
+// Build returns the Snapshot of what was added. Endpoints of a port that
+// nobody added are left out. The Builder may be used on; earlier Snapshots
+// don't change.
+func (b *Builder) Build() *Snapshot {
+	s := &Snapshot{node: b.node, entries: make([]entry, 0, len(b.ports))}
+	s.node.Addresses = sortedAddrs(b.node.Addresses)
+	s.node.PodCIDRs = slices.Clone(b.node.PodCIDRs)
+	slices.SortFunc(s.node.PodCIDRs, comparePrefix)
+	for k, p := range b.ports {
+		eps := dedupe(b.endpoints[k])
+		s.entries = append(s.entries, entry{port: p, endpoints: eps, hash: hashEntry(p, eps)})
+	}
+	slices.SortFunc(s.entries, func(a, b entry) int { return a.port.Key.Compare(b.port.Key) })
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%q %q %v %v", s.node.Name, s.node.Zone, s.node.Addresses, s.node.PodCIDRs)
+	for i := range s.entries {
+		hashUint(h, s.entries[i].hash)
+	}
+	s.hash = h.Sum64()
+	return s
+}
+
+// dedupe sorts by address and keeps, of equal addresses, the best: not
+// terminating before terminating, ready before unready.
+func dedupe(in []Endpoint) []Endpoint {
+	eps := slices.Clone(in)
+	slices.SortStableFunc(eps, func(a, b Endpoint) int {
+		return cmp.Or(a.Address.Compare(b.Address), compareBool(a.Terminating, b.Terminating), compareBool(b.Ready, a.Ready))
+	})
+	return slices.CompactFunc(eps, func(a, b Endpoint) bool { return a.Address == b.Address })
+}
+
+// hashEntry covers every field but Source, which says where a port was read
+// and has no effect on how it is served.
+func hashEntry(p *Port, eps []Endpoint) uint64 {
+	q := *p
+	q.Source = ""
+	h := fnv.New64a()
+	fmt.Fprintf(h, "%v", q)
+	for i := range eps {
+		e := &eps[i]
+		h.Write([]byte{0})
+		b, _ := e.Address.MarshalBinary()
+		h.Write(b)
+		fmt.Fprintf(h, "%q%q%t%t%t%q%q%d", e.Node, e.Zone, e.Ready, e.Serving, e.Terminating, e.ZoneHints, e.NodeHints, e.Weight)
+	}
+	return h.Sum64()
+}
+
+func hashUint(h hash.Hash64, v uint64) {
+	var b [8]byte
+	binary.LittleEndian.PutUint64(b[:], v)
+	h.Write(b[:])
+}
+
+func sortedAddrs(in []netip.Addr) []netip.Addr {
+	out := slices.Clone(in)
+	slices.SortFunc(out, netip.Addr.Compare)
+	return slices.Compact(out)
+}
+
+func sortedStrings(in []string) []string {
+	out := slices.Clone(in)
+	slices.Sort(out)
+	return slices.Compact(out)
+}
+
+func comparePrefix(a, b netip.Prefix) int {
+	return cmp.Or(a.Addr().Compare(b.Addr()), cmp.Compare(a.Bits(), b.Bits()))
+}
+
+func compareBool(a, b bool) int {
+	switch {
+	case a == b:
+		return 0
+	case b:
+		return -1
+	}
+	return 1
+}
