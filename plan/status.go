@@ -1,0 +1,111 @@
+package plan
+
+import (
+	"net/netip"
+	"time"
+)
+
+// Status is what `kproxy status -o json` and /api/v1/status print. Lists are
+// sorted by namespace, name, port, then address.
+type Status struct {
+	Version       string          `json:"version"`
+	Mode          Mode            `json:"mode"`
+	Node          string          `json:"node"`
+	UptimeSeconds int64           `json:"uptimeSeconds"`
+	Alive         bool            `json:"alive"` // the heartbeat holds
+	Sync          SyncStatus      `json:"sync"`
+	Sources       []SourceStatus  `json:"sources"`
+	Capabilities  []CapStatus     `json:"capabilities"`
+	Services      []ServiceStatus `json:"services"`
+}
+
+// SyncStatus describes the last pass of the reconcile loop.
+type SyncStatus struct {
+	Generation      uint64    `json:"generation"` // counts passes that took effect
+	LastSuccess     time.Time `json:"lastSuccess"`
+	LastError       string    `json:"lastError"`
+	DurationSeconds float64   `json:"durationSeconds"`
+}
+
+// SourceStatus describes one place services come from.
+type SourceStatus struct {
+	Name   string `json:"name"`
+	Synced bool   `json:"synced"`
+	Error  string `json:"error"` // empty, or every problem, a line each
+}
+
+// CapStatus is one capability of this host.
+type CapStatus struct {
+	Name      string `json:"name"`
+	Supported bool   `json:"supported"`
+	Reason    string `json:"reason"`
+}
+
+// ServiceStatus is one service port.
+type ServiceStatus struct {
+	Namespace          string           `json:"namespace"`
+	Name               string           `json:"name"`
+	Port               string           `json:"port"`
+	Protocol           string           `json:"protocol"`
+	Addresses          []netip.AddrPort `json:"addresses"`
+	NodePort           uint16           `json:"nodePort"`
+	Algorithm          string           `json:"algorithm"`
+	DataPlane          DataPlane        `json:"dataplane"`
+	State              State            `json:"state"`
+	Reason             string           `json:"reason"`
+	QualifiesInSeconds float64          `json:"qualifiesInSeconds"` // 0 when it isn't known
+	Degraded           string           `json:"degraded,omitempty"`
+	Problems           []string         `json:"problems,omitempty"`
+	Connections        Connections      `json:"connections"`
+	Endpoints          []EndpointStatus `json:"endpoints"`
+}
+
+// Connections counts what a service carried in every data plane. BytesIn
+// flows from client to endpoint.
+type Connections struct {
+	Active   int64  `json:"active"`
+	Total    uint64 `json:"total"`
+	Failed   uint64 `json:"failed"`
+	Retried  uint64 `json:"retried"`
+	BytesIn  uint64 `json:"bytesIn"`
+	BytesOut uint64 `json:"bytesOut"`
+}
+
+// EndpointStatus is one endpoint of a service port.
+type EndpointStatus struct {
+	Address           netip.AddrPort `json:"address"`
+	Node              string         `json:"node"`
+	Ready             bool           `json:"ready"`
+	Serving           bool           `json:"serving"`
+	Terminating       bool           `json:"terminating"`
+	Local             bool           `json:"local"`
+	Weight            uint16         `json:"weight"`
+	Health            string         `json:"health"`
+	Since             time.Time      `json:"since"`
+	LastError         string         `json:"lastError"`
+	Usable            bool           `json:"usable"`
+	ActiveConnections int64          `json:"activeConnections"`
+	TotalConnections  uint64         `json:"totalConnections"`
+	Failures          uint64         `json:"failures"`
+}
+
+// ConnectionStatus is one row of `kproxy connections`.
+type ConnectionStatus struct {
+	Protocol   string         `json:"protocol"`
+	Client     netip.AddrPort `json:"client"`
+	Service    string         `json:"service"` // namespace/name[:port]
+	Address    netip.AddrPort `json:"address"` // the service address the client connected to
+	Endpoint   netip.AddrPort `json:"endpoint"`
+	DataPlane  DataPlane      `json:"dataplane"`
+	AgeSeconds float64        `json:"ageSeconds"` // 0 where the kernel doesn't tell
+	BytesIn    uint64         `json:"bytesIn"`
+	BytesOut   uint64         `json:"bytesOut"`
+}
+
+// Event is one line of /api/v1/events: a change a person would want to see.
+type Event struct {
+	Time    time.Time `json:"time"`
+	Kind    string    `json:"kind"` // "dataplane", "health", "sync"
+	Service string    `json:"service,omitempty"`
+	Message string    `json:"message"`
+}
