@@ -1,0 +1,89 @@
+package config
+
+import (
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Config is everything `kproxy run` can be told. Each field is one flag of the
+// same name; the text form is kept so that Validate can report every problem.
+type Config struct {
+	Mode       string   `json:"mode"`       // one of Modes: the furthest data plane
+	Manifests  []string `json:"manifests"`  // files and directories, watched
+	Kubeconfig string   `json:"kubeconfig"` // path; the Kubernetes API as a source
+	Master     string   `json:"master"`     // URL of the Kubernetes API
+	File       string   `json:"config"`     // path of a KubeProxyConfiguration (--config)
+
+	HostnameOverride    string   `json:"hostnameOverride"`      // this node's name; empty means the host name
+	NodeIPs             []string `json:"nodeIP"`                // this node's address, one per family; empty means detected
+	ClusterCIDRs        []string `json:"clusterCIDR"`           // the pods' networks, one per family
+	ExcludeClusterCIDRs []string `json:"excludeClusterCIDR"`    // networks of pods another proxy serves
+	DetectLocalMode     string   `json:"detectLocalMode"`       // empty or ClusterCIDR
+	MasqueradeAll       bool     `json:"masqueradeAll"`         // every connection leaves with the node's address
+	MasqueradeBit       int      `json:"iptablesMasqueradeBit"` // of the packet mark, 0-31
+	TransparentBit      int      `json:"transparentBit"`        // of the packet mark, 0-31
+	RouteTable          int      `json:"routeTable"`            // for replies to transparent sockets
+
+	OffloadAfter          time.Duration `json:"offloadAfter"`          // steady this long before offload; 0 at once
+	OffloadMinConnections int           `json:"offloadMinConnections"` // carried this many before offload
+	AliveTimeout          time.Duration `json:"aliveTimeout"`          // whole seconds, as ipset counts them
+	DrainTimeout          time.Duration `json:"drainTimeout"`          // 0 doesn't drain
+
+	Health Health `json:"health"`
+
+	MetricsBindAddress string `json:"metricsBindAddress"` // ip:port; empty serves none
+	HealthzBindAddress string `json:"healthzBindAddress"` // ip:port; empty serves none
+	Socket             string `json:"socket"`             // path of the control socket
+	StateDir           string `json:"stateDir"`           // what must survive a restart: pins
+	ListenTCPPort      int    `json:"listenTCPPort"`      // of the shared listener; 0 lets the kernel choose
+	ListenUDPPort      int    `json:"listenUDPPort"`      // of the shared listener; 0 lets the kernel choose
+
+	LogFormat string `json:"logFormat"` // one of LogFormats
+	Verbosity string `json:"v"`         // a log level's name, or kube-proxy's number
+}
+
+// Health is the active check of endpoints whose Service doesn't say otherwise
+// (flags --health-*).
+type Health struct {
+	// Check is empty for the default, which depends on the source: tcp for
+	// manifests, off for Kubernetes, where the kubelet probes already.
+	Check    service.Check `json:"check"`
+	Interval time.Duration `json:"interval"`
+	Timeout  time.Duration `json:"timeout"`
+	Rise     int           `json:"rise"` // successes in a row that make an endpoint up
+	Fall     int           `json:"fall"` // failures in a row that make it down
+}
+
+// Modes are the values of --mode, the default first.
+var Modes = []string{"auto", "userspace", "iptables", "ipvs"}
+
+// LogFormats are the values of --log-format, the default first.
+var LogFormats = []string{"text", "json"}
+
+// Default returns the defaults of the flags. It has no source of services, so
+// it isn't valid before Manifests is set.
+func Default() Config {
+	return Config{
+		Mode:                  "auto",
+		MasqueradeBit:         14, // 0x4000, as kube-proxy
+		TransparentBit:        15,
+		RouteTable:            10249,
+		OffloadAfter:          10 * time.Second,
+		OffloadMinConnections: 1,
+		AliveTimeout:          3 * time.Second,
+		DrainTimeout:          30 * time.Second,
+		Health: Health{
+			Interval: 2 * time.Second,
+			Timeout:  time.Second,
+			Rise:     2,
+			Fall:     3,
+		},
+		MetricsBindAddress: "127.0.0.1:10249",
+		HealthzBindAddress: "0.0.0.0:10256",
+		Socket:             "/run/kproxy/kproxy.sock",
+		StateDir:           "/var/lib/kproxy",
+		LogFormat:          "text",
+		Verbosity:          "info",
+	}
+}

@@ -1,0 +1,161 @@
+package config
+
+import (
+	"encoding/json"
+	"log/slog"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// valid is the smallest Config that can run.
+func valid() Config {
+	c := Default()
+	c.Manifests = []string{"/etc/kproxy"}
+	return c
+}
+
+func TestDefaultNeedsOnlyManifests(t *testing.T) {
+	if err := valid().Validate(); err != nil {
+		t.Errorf("the defaults with --manifests are not valid: %v", err)
+	}
+	err := Default().Validate()
+	if err == nil || !strings.HasPrefix(err.Error(), "--manifests: there is nothing to serve") {
+		t.Errorf("the defaults alone: got %v, want that there is nothing to serve", err)
+	}
+}
+
+func TestValidate(t *testing.T) {
+	tests := []struct {
+		name string
+		set  func(*Config)
+		want string // prefixes of the lines, separated by newlines; empty means valid
+	}{
+		{"every mode", func(c *Config) { c.Mode = "ipvs" }, ""},
+		{"unknown mode", func(c *Config) { c.Mode = "nft" }, `--mode: "nft" is not a mode; use one of auto,`},
+		{"Kubernetes", func(c *Config) { c.Manifests, c.Kubeconfig = nil, "/k" }, "--kubeconfig: this version doesn't read"},
+		{"master", func(c *Config) { c.Master = "nonsense" }, "--master: \"nonsense\" is not a URL\n--master: this version"},
+		{"config file", func(c *Config) { c.File = "/c" }, "--config: this version doesn't read KubeProxyConfiguration"},
+		{"empty manifest path", func(c *Config) { c.Manifests = []string{""} }, "--manifests: the path is empty"},
+		{"node name", func(c *Config) { c.HostnameOverride = "node-1.example" }, ""},
+		{"upper-case node name", func(c *Config) { c.HostnameOverride = "Node1" }, `--hostname-override: "Node1" is not a node name`},
+		{"dual-stack node", func(c *Config) { c.NodeIPs = []string{"10.0.0.1", "fd00::1"} }, ""},
+		{"two addresses of a family", func(c *Config) { c.NodeIPs = []string{"10.0.0.1", "10.0.0.2"} }, "--node-ip: 10.0.0.1 and 10.0.0.2 are both ipv4"},
+		{"no address", func(c *Config) { c.NodeIPs = []string{"eth0", "0.0.0.0"} }, "--node-ip: \"eth0\" is not an IP\n--node-ip: 0.0.0.0 is no node's"},
+		{"dual-stack pods", func(c *Config) { c.ClusterCIDRs = []string{"10.244.0.0/16", "fd00::/48"} }, ""},
+		{"no network", func(c *Config) { c.ClusterCIDRs = []string{"10.244.0.0"} }, `--cluster-cidr: "10.244.0.0" is not a network`},
+		{"pods excluded", func(c *Config) {
+			c.ClusterCIDRs = []string{"10.244.0.0/16"}
+			c.ExcludeClusterCIDRs = []string{"10.245.0.0/16", "10.244.0.0/16"}
+		}, "--exclude-cluster-cidr: 10.244.0.0/16 is --cluster-cidr too"},
+		{"detector of kube-proxy", func(c *Config) { c.DetectLocalMode = "BridgeInterface" }, "--detect-local-mode: BridgeInterface isn't in this version"},
+		{"unknown detector", func(c *Config) { c.DetectLocalMode = "Guess" }, `--detect-local-mode: "Guess" is not`},
+		{"bits out of range", func(c *Config) { c.MasqueradeBit, c.TransparentBit = 32, -1 }, "--iptables-masquerade-bit: 32 is out\n--transparent-bit: -1 is out"},
+		{"one bit for both", func(c *Config) { c.TransparentBit = c.MasqueradeBit }, "--transparent-bit: bit 14 is --iptables-masquerade-bit too"},
+		{"main table", func(c *Config) { c.RouteTable = 254 }, "--route-table: 254 is one of the system's"},
+		{"offload at once", func(c *Config) { c.OffloadAfter, c.OffloadMinConnections = 0, 0 }, ""},
+		{"negative offload", func(c *Config) { c.OffloadAfter, c.OffloadMinConnections = -1, -1 }, "--offload-after: -1ns is\n--offload-min-connections: -1 is"},
+		{"fraction of a second", func(c *Config) { c.AliveTimeout = 1500 * time.Millisecond }, "--alive-timeout: 1.5s can't be used"},
+		{"no alive time-out", func(c *Config) { c.AliveTimeout = 0 }, "--alive-timeout: 0s can't be used"},
+		{"no drain", func(c *Config) { c.DrainTimeout = 0 }, ""},
+		{"negative drain", func(c *Config) { c.DrainTimeout = -time.Second }, "--drain-timeout: -1s is negative"},
+		{"unknown check", func(c *Config) { c.Health.Check = "icmp" }, `--health-check: "icmp" is not a check`},
+		{"overlapping probes", func(c *Config) { c.Health.Timeout = 3 * time.Second }, "--health-timeout: 3s is longer than --health-interval 2s"},
+		{"no rise and fall", func(c *Config) { c.Health.Rise, c.Health.Fall = 0, 101 }, "--health-rise: 0 is out\n--health-fall: 101 is out"},
+		{"probes too often", func(c *Config) { c.Health.Interval, c.Health.Timeout = time.Millisecond, 0 }, "--health-interval: 1ms is out\n--health-timeout: 0s is not"},
+		{"no servers", func(c *Config) { c.MetricsBindAddress, c.HealthzBindAddress = "", "" }, ""},
+		{"port alone", func(c *Config) { c.MetricsBindAddress = ":10249" }, `--metrics-bind-address: ":10249" is not IP:PORT`},
+		{"one address for both", func(c *Config) { c.HealthzBindAddress = "0.0.0.0:10249" }, "--healthz-bind-address: 0.0.0.0:10249 is taken by --metrics-bind-address"},
+		{"both families at once", func(c *Config) { c.HealthzBindAddress = "[::]:10249" }, "--healthz-bind-address: [::]:10249 is taken"},
+		{"same port, other address", func(c *Config) { c.HealthzBindAddress = "127.0.0.2:10249" }, ""},
+		{"listener on a server's port", func(c *Config) { c.ListenTCPPort = 10256 }, "--listen-tcp-port: 10256 is the port of --healthz-bind-address"},
+		{"port out of range", func(c *Config) { c.ListenUDPPort = 70000 }, "--listen-udp-port: 70000 is out"},
+		{"relative paths", func(c *Config) { c.Socket, c.StateDir = "s", "" }, "--socket: \"s\" is not\n--state-dir: \"\" is not"},
+		{"long socket", func(c *Config) { c.Socket = "/" + strings.Repeat("x", 107) }, "--socket: the path has 108 bytes"},
+		{"log", func(c *Config) { c.LogFormat, c.Verbosity = "logfmt", "loud" }, "--log-format: \"logfmt\" is not\n-v: \"loud\" is not"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := valid()
+			tt.set(&c)
+			var got, want []string
+			if err := c.Validate(); err != nil {
+				got = strings.Split(err.Error(), "\n")
+			}
+			if tt.want != "" {
+				want = strings.Split(tt.want, "\n")
+			}
+			prefix := cmp.Comparer(func(a, b string) bool { return strings.HasPrefix(a, b) || strings.HasPrefix(b, a) })
+			if d := cmp.Diff(want, got, prefix, cmpopts.EquateEmpty()); d != "" {
+				t.Errorf("problems (-want +got):\n%s", d)
+			}
+		})
+	}
+}
+
+func TestHealthCheckDependsOnSource(t *testing.T) {
+	c := valid()
+	if got := c.HealthCheck(); got != service.CheckTCP {
+		t.Errorf("manifests: got %q, want tcp", got)
+	}
+	c.Master = "https://10.0.0.1"
+	if got := c.HealthCheck(); got != service.CheckOff {
+		t.Errorf("Kubernetes: got %q, want off", got)
+	}
+	c.Health.Check = service.CheckHTTP
+	if got := c.HealthCheck(); got != service.CheckHTTP {
+		t.Errorf("chosen: got %q, want http", got)
+	}
+}
+
+func TestParsedForms(t *testing.T) {
+	c := valid()
+	c.NodeIPs = []string{"10.0.0.1", "bad", "fd00::1"}
+	c.ClusterCIDRs = []string{"10.244.3.0/16", "bad"}
+	opt := cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
+	if d := cmp.Diff([]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}, c.NodeAddresses(), opt); d != "" {
+		t.Errorf("node addresses (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff([]netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, c.PodNetworks(), opt); d != "" {
+		t.Errorf("pod networks (-want +got):\n%s", d)
+	}
+	if c.MasqueradeMark() != 0x4000 || c.TransparentMark() != 0x8000 {
+		t.Errorf("marks: got %#x and %#x, want 0x4000 and 0x8000", c.MasqueradeMark(), c.TransparentMark())
+	}
+}
+
+func TestLogLevel(t *testing.T) {
+	for v, want := range map[string]slog.Level{
+		"debug": slog.LevelDebug, "INFO": slog.LevelInfo, "warn": slog.LevelWarn, "error": slog.LevelError,
+		"0": slog.LevelInfo, "2": slog.LevelInfo, "4": slog.LevelDebug, "10": slog.LevelDebug,
+	} {
+		c := valid()
+		c.Verbosity = v
+		if got := c.LogLevel(); got != want || c.Validate() != nil {
+			t.Errorf("-v %s: got %s (%v), want %s", v, got, c.Validate(), want)
+		}
+	}
+}
+
+func TestJSONShowsEveryFieldReadably(t *testing.T) {
+	b, err := json.Marshal(valid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var got map[string]any
+	if err := json.Unmarshal(b, &got); err != nil {
+		t.Fatal(err)
+	}
+	if got["offloadAfter"] != "10s" || got["drainTimeout"] != "30s" || got["aliveTimeout"] != "3s" {
+		t.Errorf("durations are not readable: %s", b)
+	}
+	if h := got["health"].(map[string]any); h["interval"] != "2s" || h["timeout"] != "1s" || h["rise"] != 2.0 {
+		t.Errorf("health is not readable: %v", h)
+	}
+}

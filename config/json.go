@@ -1,0 +1,29 @@
+package config
+
+import (
+	"encoding/json"
+	"time"
+)
+
+// MarshalJSON is what /configz shows: durations as people write them, "1m30s".
+func (c Config) MarshalJSON() ([]byte, error) {
+	type plain Config
+	return json.Marshal(struct {
+		plain
+		OffloadAfter string `json:"offloadAfter"`
+		AliveTimeout string `json:"aliveTimeout"`
+		DrainTimeout string `json:"drainTimeout"`
+	}{plain(c), text(c.OffloadAfter), text(c.AliveTimeout), text(c.DrainTimeout)})
+}
+
+// MarshalJSON writes durations as Config's does.
+func (h Health) MarshalJSON() ([]byte, error) {
+	type plain Health
+	return json.Marshal(struct {
+		plain
+		Interval string `json:"interval"`
+		Timeout  string `json:"timeout"`
+	}{plain(h), text(h.Interval), text(h.Timeout)})
+}
+
+func text(d time.Duration) string { return d.String() }

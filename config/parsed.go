@@ -1,0 +1,87 @@
+package config
+
+import (
+	"log/slog"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// The methods below give the parsed form of a Config. They are meaningful once
+// Validate has found nothing: text that doesn't parse is left out.
+
+// Kubernetes reports whether services come from the Kubernetes API.
+func (c Config) Kubernetes() bool { return c.Kubeconfig != "" || c.Master != "" }
+
+// HealthCheck returns the default active check, which depends on the source.
+func (c Config) HealthCheck() service.Check {
+	switch {
+	case c.Health.Check != service.CheckDefault:
+		return c.Health.Check
+	case c.Kubernetes():
+		return service.CheckOff
+	}
+	return service.CheckTCP
+}
+
+// NodeAddresses returns --node-ip.
+func (c Config) NodeAddresses() []netip.Addr {
+	var out []netip.Addr
+	for _, s := range c.NodeIPs {
+		if a, err := netip.ParseAddr(s); err == nil {
+			out = append(out, a.Unmap())
+		}
+	}
+	return out
+}
+
+// PodNetworks returns --cluster-cidr.
+func (c Config) PodNetworks() []netip.Prefix { return prefixes(c.ClusterCIDRs) }
+
+// ExcludedNetworks returns --exclude-cluster-cidr.
+func (c Config) ExcludedNetworks() []netip.Prefix { return prefixes(c.ExcludeClusterCIDRs) }
+
+// MasqueradeMark returns the packet mark of --iptables-masquerade-bit.
+func (c Config) MasqueradeMark() uint32 { return 1 << uint(c.MasqueradeBit&31) }
+
+// TransparentMark returns the packet mark of --transparent-bit.
+func (c Config) TransparentMark() uint32 { return 1 << uint(c.TransparentBit&31) }
+
+// LogLevel returns -v. kube-proxy's numbers are understood: from 4 on, klog's
+// "debug level verbosity", they mean debug.
+func (c Config) LogLevel() slog.Level {
+	l, _ := parseLevel(c.Verbosity)
+	return l
+}
+
+func parseLevel(s string) (slog.Level, error) {
+	if n, err := strconv.Atoi(s); err == nil && n >= 0 {
+		if n >= 4 {
+			return slog.LevelDebug, nil
+		}
+		return slog.LevelInfo, nil
+	}
+	switch strings.ToLower(s) {
+	case "debug":
+		return slog.LevelDebug, nil
+	case "info":
+		return slog.LevelInfo, nil
+	case "warn", "warning":
+		return slog.LevelWarn, nil
+	case "error":
+		return slog.LevelError, nil
+	}
+	return slog.LevelInfo, strconv.ErrSyntax
+}
+
+func prefixes(in []string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range in {
+		if p, err := netip.ParsePrefix(s); err == nil {
+			out = append(out, p.Masked())
+		}
+	}
+	return out
+}

@@ -1,0 +1,272 @@
+package config
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"net/url"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// checks are run in the order of the flags in `kproxy run --help`.
+var checks = []func(Config) []error{
+	checkMode, checkSources, checkNode, checkNetworks, checkMarks,
+	checkOffload, checkHealth, checkAddresses, checkPaths, checkLog,
+}
+
+// Validate reports every problem, joined, each naming the flag and the remedy.
+// It doesn't look at the host: whether files exist and ports are free shows
+// when they are opened.
+func (c Config) Validate() error {
+	var all []error
+	for _, check := range checks {
+		all = append(all, check(c)...)
+	}
+	return errors.Join(all...)
+}
+
+// problems collects one check's findings.
+type problems []error
+
+func (p *problems) add(flag, format string, args ...any) {
+	*p = append(*p, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
+}
+
+func checkMode(c Config) []error {
+	var p problems
+	if !slices.Contains(Modes, c.Mode) {
+		p.add("mode", "%q is not a mode; use one of %s", c.Mode, strings.Join(Modes, ", "))
+	}
+	return p
+}
+
+// checkSources refuses what this version lacks: an option that is accepted and
+// then ignored would leave a node without its services.
+func checkSources(c Config) []error {
+	var p problems
+	if c.Kubeconfig != "" {
+		p.add("kubeconfig", "this version doesn't read the Kubernetes API yet; give the services as files with --manifests PATH")
+	}
+	if c.Master != "" {
+		if u, err := url.Parse(c.Master); err != nil || u.Host == "" {
+			p.add("master", "%q is not a URL such as https://10.0.0.1:6443", c.Master)
+		}
+		p.add("master", "this version doesn't read the Kubernetes API yet; give the services as files with --manifests PATH")
+	}
+	if c.File != "" {
+		p.add("config", "this version doesn't read KubeProxyConfiguration files yet; use the flags instead")
+	}
+	if len(c.Manifests) == 0 && !c.Kubernetes() {
+		p.add("manifests", "there is nothing to serve; name a file or directory with Services and EndpointSlices")
+	}
+	for _, m := range c.Manifests {
+		if m == "" {
+			p.add("manifests", "the path is empty; name a file or directory")
+		}
+	}
+	return p
+}
+
+// hostname is RFC 1123's, which Kubernetes demands of node names, lower case.
+var hostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
+
+func checkNode(c Config) []error {
+	var p problems
+	if h := c.HostnameOverride; h != "" && (len(h) > 253 || !hostname.MatchString(h)) {
+		p.add("hostname-override", "%q is not a node name; use lower-case letters, digits, '-' and '.', at most 253 of them", h)
+	}
+	var seen [2]string
+	for _, s := range c.NodeIPs {
+		a, err := netip.ParseAddr(s)
+		if err != nil || a.Zone() != "" {
+			p.add("node-ip", "%q is not an IP address such as 192.0.2.10 or 2001:db8::10", s)
+			continue
+		}
+		if a.IsUnspecified() || a.IsMulticast() {
+			p.add("node-ip", "%s is no node's address; give one that other nodes reach this node at, or leave the flag out", s)
+		}
+		p.once("node-ip", &seen, service.FamilyOf(a), s)
+	}
+	return p
+}
+
+// once reports a second value of a family.
+func (p *problems) once(flag string, seen *[2]string, f service.Family, s string) {
+	if seen[f] != "" {
+		p.add(flag, "%s and %s are both %s; give at most one per family", seen[f], s, f)
+		return
+	}
+	seen[f] = s
+}
+
+func checkNetworks(c Config) []error {
+	var p problems
+	var seen [2]string
+	for _, s := range c.ClusterCIDRs {
+		if n, ok := p.prefix("cluster-cidr", s); ok {
+			p.once("cluster-cidr", &seen, service.FamilyOf(n.Addr()), s)
+		}
+	}
+	for _, s := range c.ExcludeClusterCIDRs {
+		n, ok := p.prefix("exclude-cluster-cidr", s)
+		if ok && slices.Contains(c.PodNetworks(), n.Masked()) {
+			p.add("exclude-cluster-cidr", "%s is --cluster-cidr too, so nothing would be served; remove it from one of them", s)
+		}
+	}
+	switch c.DetectLocalMode {
+	case "", "ClusterCIDR":
+	case "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix":
+		p.add("detect-local-mode", "%s isn't in this version yet; use ClusterCIDR with --cluster-cidr", c.DetectLocalMode)
+	default:
+		p.add("detect-local-mode", "%q is not a mode; use ClusterCIDR", c.DetectLocalMode)
+	}
+	return p
+}
+
+func (p *problems) prefix(flag, s string) (netip.Prefix, bool) {
+	n, err := netip.ParsePrefix(s)
+	if err != nil || n.Addr().Is4In6() {
+		p.add(flag, "%q is not a network such as 10.244.0.0/16 or fd00:244::/56", s)
+		return netip.Prefix{}, false
+	}
+	return n, true
+}
+
+func checkMarks(c Config) []error {
+	var p problems
+	p.within("iptables-masquerade-bit", c.MasqueradeBit, 0, 31)
+	p.within("transparent-bit", c.TransparentBit, 0, 31)
+	if c.MasqueradeBit == c.TransparentBit {
+		p.add("transparent-bit", "bit %d is --iptables-masquerade-bit too; choose another", c.TransparentBit)
+	}
+	p.within("route-table", c.RouteTable, 1, 1<<31-1)
+	if c.RouteTable >= 253 && c.RouteTable <= 255 {
+		// rt_tables: default, main, local.
+		p.add("route-table", "%d is one of the system's own tables (253-255); choose another, such as 10249", c.RouteTable)
+	}
+	return p
+}
+
+func (p *problems) within(flag string, v, lo, hi int) {
+	if v < lo || v > hi {
+		p.add(flag, "%d is out of range; use %d to %d", v, lo, hi)
+	}
+}
+
+func checkOffload(c Config) []error {
+	var p problems
+	if c.OffloadAfter < 0 {
+		p.add("offload-after", "%s is negative; use 0s to offload at once", c.OffloadAfter)
+	}
+	if c.OffloadMinConnections < 0 {
+		p.add("offload-min-connections", "%d is negative; use 0 to offload before the first connection", c.OffloadMinConnections)
+	}
+	// ipset timeouts are whole seconds, at most 2147483 (ipset(8)); an hour is
+	// already far beyond what clients wait for.
+	if c.AliveTimeout < time.Second || c.AliveTimeout > time.Hour || c.AliveTimeout%time.Second != 0 {
+		p.add("alive-timeout", "%s can't be used; give whole seconds from 1s to 1h", c.AliveTimeout)
+	}
+	if c.DrainTimeout < 0 {
+		p.add("drain-timeout", "%s is negative; use 0s not to drain", c.DrainTimeout)
+	}
+	return p
+}
+
+var defaultChecks = []service.Check{
+	service.CheckOff, service.CheckTCP, service.CheckHTTP, service.CheckUDP, service.CheckGRPC,
+}
+
+func checkHealth(c Config) []error {
+	var p problems
+	h := c.Health
+	if h.Check != service.CheckDefault && !slices.Contains(defaultChecks, h.Check) {
+		p.add("health-check", "%q is not a check; use one of off, tcp, http, udp, grpc", string(h.Check))
+	}
+	if h.Interval < 100*time.Millisecond || h.Interval > time.Hour {
+		p.add("health-interval", "%s is out of range; use 100ms to 1h", h.Interval)
+	}
+	if h.Timeout <= 0 {
+		p.add("health-timeout", "%s is not a time a probe can take; use 1s, for example", h.Timeout)
+	} else if h.Timeout > h.Interval {
+		p.add("health-timeout", "%s is longer than --health-interval %s; probes of one endpoint would overlap", h.Timeout, h.Interval)
+	}
+	p.within("health-rise", h.Rise, 1, 100)
+	p.within("health-fall", h.Fall, 1, 100)
+	return p
+}
+
+func checkAddresses(c Config) []error {
+	var p problems
+	metrics := p.bind("metrics-bind-address", c.MetricsBindAddress)
+	healthz := p.bind("healthz-bind-address", c.HealthzBindAddress)
+	if metrics.IsValid() && healthz.IsValid() && metrics.Port() == healthz.Port() && overlap(metrics.Addr(), healthz.Addr()) {
+		p.add("healthz-bind-address", "%s is taken by --metrics-bind-address %s; choose another port", healthz, metrics)
+	}
+	p.within("listen-tcp-port", c.ListenTCPPort, 0, 65535)
+	p.within("listen-udp-port", c.ListenUDPPort, 0, 65535)
+	for _, b := range []struct {
+		flag string
+		at   netip.AddrPort
+	}{{"metrics-bind-address", metrics}, {"healthz-bind-address", healthz}} {
+		if b.at.IsValid() && c.ListenTCPPort == int(b.at.Port()) {
+			p.add("listen-tcp-port", "%d is the port of --%s; choose another, or 0 to let the kernel choose", c.ListenTCPPort, b.flag)
+		}
+	}
+	return p
+}
+
+// bind parses an address to listen on; an empty one serves nothing.
+func (p *problems) bind(flag, s string) netip.AddrPort {
+	if s == "" {
+		return netip.AddrPort{}
+	}
+	a, err := netip.ParseAddrPort(s)
+	if err != nil || a.Port() == 0 {
+		p.add(flag, "%q is not IP:PORT such as 127.0.0.1:10249 or [::1]:10249; leave it empty to serve nothing there", s)
+		return netip.AddrPort{}
+	}
+	return a
+}
+
+// overlap reports whether two listeners on one port at a and b get in each
+// other's way: [::] takes both families (IPV6_V6ONLY is off).
+func overlap(a, b netip.Addr) bool {
+	return a == b || covers(a, b) || covers(b, a)
+}
+
+func covers(all, a netip.Addr) bool {
+	return all.IsUnspecified() && (all.Is6() || a.Is4())
+}
+
+// maxSocketPath is sun_path without its terminating NUL (unix(7)).
+const maxSocketPath = 107
+
+func checkPaths(c Config) []error {
+	var p problems
+	if !filepath.IsAbs(c.Socket) {
+		p.add("socket", "%q is not an absolute path; use /run/kproxy/kproxy.sock, for example", c.Socket)
+	} else if len(c.Socket) > maxSocketPath {
+		p.add("socket", "the path has %d bytes; a Unix socket's has at most %d", len(c.Socket), maxSocketPath)
+	}
+	if !filepath.IsAbs(c.StateDir) {
+		p.add("state-dir", "%q is not an absolute path; use /var/lib/kproxy, for example", c.StateDir)
+	}
+	return p
+}
+
+func checkLog(c Config) []error {
+	var p problems
+	if !slices.Contains(LogFormats, c.LogFormat) {
+		p.add("log-format", "%q is not a format; use one of %s", c.LogFormat, strings.Join(LogFormats, ", "))
+	}
+	if _, err := parseLevel(c.Verbosity); err != nil {
+		p = append(p, fmt.Errorf("-v: %q is not a log level; use debug, info, warn, error, or kube-proxy's number", c.Verbosity))
+	}
+	return p
+}
