@@ -1,0 +1,246 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// The ports every backend serves.
+const (
+	LinePort uint16 = 9000 // the line protocol, TCP and UDP
+	HTTPPort uint16 = 8080
+)
+
+// MaxDatagram is the largest UDP payload over IPv4: 65,535 less 20 bytes of IP
+// and 8 of UDP header.
+const MaxDatagram = 65507
+
+// Backend is a server in a namespace of its own. Its sockets belong to the
+// namespace; its goroutines run in this process.
+//
+// TCP on [LinePort] greets with nothing and answers every line with
+// "<name> <peer address> <line>". UDP on the same port answers every datagram
+// with "<name> <peer address> <payload>", cut to [MaxDatagram] bytes. HTTP on
+// [HTTPPort] answers every request with "<name> <peer address> <path>".
+type Backend struct {
+	Name      string
+	Namespace *Namespace
+	Addresses []netip.Addr // IPv4, then IPv6 in a dual-stack lab
+
+	counters counters
+
+	mu      sync.Mutex // guards what follows: a server is started and stopped as a whole
+	fault   Fault
+	delay   time.Duration
+	running *server
+}
+
+type counters struct {
+	accepted, lines, requests, datagrams atomic.Uint64
+	active                               atomic.Int64
+}
+
+// Counters are what a backend has seen since it was made. They survive faults
+// and restarts.
+type Counters struct {
+	Accepted  uint64 // TCP connections, on both ports
+	Active    int64  // of them, open now
+	Lines     uint64 // answered
+	Requests  uint64 // HTTP requests answered
+	Datagrams uint64 // received
+}
+
+func newBackend(name string, ns *Namespace, addresses []netip.Addr) *Backend {
+	return &Backend{Name: name, Namespace: ns, Addresses: addresses, delay: DefaultDelay}
+}
+
+// Counters returns a copy of the counters.
+func (b *Backend) Counters() Counters {
+	c := &b.counters
+	return Counters{
+		Accepted: c.accepted.Load(), Active: c.active.Load(),
+		Lines: c.lines.Load(), Requests: c.requests.Load(), Datagrams: c.datagrams.Load(),
+	}
+}
+
+// Address is the backend's address of the family of like, with a port.
+func (b *Backend) Address(ipv6 bool, port uint16) netip.AddrPort {
+	for _, a := range b.Addresses {
+		if a.Is6() == ipv6 {
+			return netip.AddrPortFrom(a, port)
+		}
+	}
+	return netip.AddrPort{}
+}
+
+// Start serves. Starting a backend that serves does nothing.
+func (b *Backend) Start(ctx context.Context) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.running != nil {
+		return nil
+	}
+	s, err := b.listen(ctx, b.fault)
+	b.running = s
+	return err
+}
+
+// Stop ends the backend as the death of its process would: listeners and open
+// connections are closed. It returns when all of its goroutines have ended.
+func (b *Backend) Stop() {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.running != nil {
+		b.running.close()
+		b.running = nil
+	}
+}
+
+// server is a running backend.
+type server struct {
+	backend *Backend
+	ctx     context.Context // ends with the server
+	cancel  context.CancelFunc
+	wg      sync.WaitGroup
+
+	mu        sync.Mutex // guards the sockets against close
+	listeners []interface{ Close() error }
+	conns     map[net.Conn]bool
+	closed    bool
+	fault     atomic.Int32
+	delay     atomic.Int64
+}
+
+func (b *Backend) listen(ctx context.Context, f Fault) (*server, error) {
+	s := &server{backend: b, conns: map[net.Conn]bool{}}
+	s.ctx, s.cancel = context.WithCancel(context.Background())
+	s.delay.Store(int64(b.delay))
+	if err := s.apply(ctx, f); err != nil {
+		s.close()
+		return nil, err
+	}
+	return s, nil
+}
+
+// open opens the listeners that serve; the fault decides what they do.
+func (s *server) open(ctx context.Context) error {
+	for _, p := range []struct {
+		port  uint16
+		serve func(net.Conn)
+	}{{LinePort, s.serveLines}, {HTTPPort, s.serveHTTP}} {
+		l, err := s.backend.Namespace.Listen(ctx, "tcp", fmt.Sprintf(":%d", p.port))
+		if err != nil {
+			return err
+		}
+		if !s.keep(l) {
+			return net.ErrClosed
+		}
+		s.wg.Go(func() { s.accept(l, p.serve) })
+	}
+	pc, err := s.backend.Namespace.ListenPacket(ctx, "udp", fmt.Sprintf(":%d", LinePort))
+	if err != nil {
+		return err
+	}
+	if !s.keep(pc) {
+		return net.ErrClosed
+	}
+	s.wg.Go(func() { s.serveDatagrams(pc.(*net.UDPConn)) })
+	return nil
+}
+
+// keep makes close close l; false means that close came first.
+func (s *server) keep(l interface{ Close() error }) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed {
+		l.Close()
+		return false
+	}
+	s.listeners = append(s.listeners, l)
+	return true
+}
+
+func (s *server) closeListeners() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, l := range s.listeners {
+		l.Close()
+	}
+	s.listeners = nil
+}
+
+func (s *server) close() {
+	s.cancel()
+	s.closeListeners()
+	s.mu.Lock()
+	s.closed = true
+	for c := range s.conns {
+		c.Close()
+	}
+	s.mu.Unlock()
+	s.wg.Wait()
+}
+
+func (s *server) accept(l net.Listener, serve func(net.Conn)) {
+	for {
+		c, err := l.Accept()
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			// Out of descriptors, or the peer is gone: neither ends a listener.
+			if !s.sleep(10 * time.Millisecond) {
+				return
+			}
+			continue
+		}
+		s.backend.counters.accepted.Add(1)
+		if s.current() == Reset {
+			// With linger 0 close sends RST (tcp(7)).
+			_ = c.(*net.TCPConn).SetLinger(0)
+			c.Close()
+			continue
+		}
+		s.handle(c, serve)
+	}
+}
+
+func (s *server) handle(c net.Conn, serve func(net.Conn)) {
+	s.mu.Lock()
+	if s.closed {
+		s.mu.Unlock()
+		c.Close()
+		return
+	}
+	s.conns[c] = true
+	s.mu.Unlock()
+	s.backend.counters.active.Add(1)
+	s.wg.Go(func() {
+		defer func() {
+			c.Close()
+			s.backend.counters.active.Add(-1)
+			s.mu.Lock()
+			delete(s.conns, c)
+			s.mu.Unlock()
+		}()
+		serve(c)
+	})
+}
+
+// sleep waits for d; false means that the server was closed.
+func (s *server) sleep(d time.Duration) bool {
+	t := time.NewTimer(d)
+	defer t.Stop()
+	select {
+	case <-t.C:
+		return true
+	case <-s.ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,154 @@
+package lab
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+)
+
+// termGrace is how long processes in a lab that is removed have to end after
+// SIGTERM.
+const termGrace = time.Second
+
+// DownAll removes the lab with the given prefix, whoever left it: it ends the
+// processes in its namespaces and removes them and the host link. Names that
+// merely begin alike ("kproxy-lab2-node") are left alone. Nothing there is no error.
+func DownAll(prefix string) error {
+	if !prefixPattern.MatchString(prefix) {
+		return fmt.Errorf("prefix %q is not of lower-case letters, digits and inner dashes", prefix)
+	}
+	names, err := leftovers(prefix)
+	if err != nil {
+		return err
+	}
+	endProcesses(names)
+	var errs []error
+	for _, name := range names {
+		if err := deleteNamespace(name); err != nil {
+			errs = append(errs, fmt.Errorf("delete namespace %s: %w", name, err))
+		}
+	}
+	errs = append(errs, deleteHostLink(Config{Prefix: prefix}.hostLink()))
+	return errors.Join(errs...)
+}
+
+// deleteNamespace also removes a name that isn't mounted: a lab that was
+// killed between making the file and mounting the namespace leaves one.
+func deleteNamespace(name string) error {
+	err := netns.DeleteNamed(name)
+	if errors.Is(err, unix.EINVAL) {
+		err = os.Remove(filepath.Join(netnsDir, name))
+	}
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+func leftovers(prefix string) ([]string, error) {
+	entries, err := os.ReadDir(netnsDir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("list namespaces: %w", err)
+	}
+	pattern := regexp.MustCompile("^" + regexp.QuoteMeta(prefix) + "-(client|node|b[0-9]+)$")
+	var out []string
+	for _, e := range entries {
+		if pattern.MatchString(e.Name()) {
+			out = append(out, e.Name())
+		}
+	}
+	return out, nil
+}
+
+// deleteHostLink removes the link in the caller's namespace. It is usually
+// gone with the node's namespace, but not while a process holds that.
+func deleteHostLink(name string) error {
+	l, err := netlink.LinkByName(name)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("find link %s: %w", name, err)
+	}
+	if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("delete link %s: %w", name, err)
+	}
+	return nil
+}
+
+// endProcesses sends SIGTERM, and SIGKILL to what is left after termGrace. The
+// calling process is spared.
+func endProcesses(names []string) {
+	told := map[int]bool{} // once: a second SIGTERM may mean "at once"
+	for deadline := time.Now().Add(termGrace); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
+		pids := processesIn(names)
+		if len(pids) == 0 {
+			return
+		}
+		for _, pid := range pids {
+			if !told[pid] {
+				_ = unix.Kill(pid, unix.SIGTERM) // it may have ended meanwhile
+				told[pid] = true
+			}
+		}
+	}
+	for _, pid := range processesIn(names) {
+		_ = unix.Kill(pid, unix.SIGKILL)
+	}
+}
+
+// processesIn lists the processes in the named namespaces.
+func processesIn(names []string) []int {
+	inside := map[uint64]bool{}
+	for _, name := range names {
+		if inode, ok := namespaceInode(filepath.Join(netnsDir, name)); ok {
+			inside[inode] = true
+		}
+	}
+	if len(inside) == 0 {
+		return nil
+	}
+	entries, err := os.ReadDir("/proc")
+	if err != nil {
+		return nil
+	}
+	var out []int
+	for _, e := range entries {
+		pid, err := strconv.Atoi(e.Name())
+		if err != nil || pid == os.Getpid() {
+			continue
+		}
+		if inode, ok := namespaceInode(fmt.Sprintf("/proc/%d/ns/net", pid)); ok && inside[inode] {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// namespaceInode identifies a network namespace. A file that isn't one (a name
+// whose namespace was never mounted) could have any inode, so the file system
+// is looked at as well: NSFS_MAGIC of linux/magic.h.
+func namespaceInode(path string) (uint64, bool) {
+	const nsfsMagic = 0x6e736673
+	var fs unix.Statfs_t
+	if unix.Statfs(path, &fs) != nil || fs.Type != nsfsMagic {
+		return 0, false
+	}
+	var st unix.Stat_t
+	if unix.Stat(path, &st) != nil {
+		return 0, false
+	}
+	return st.Ino, true
+}

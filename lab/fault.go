@@ -1,0 +1,158 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Fault is a way in which a backend fails.
+type Fault int32
+
+// The faults. TCP connections that are open when a fault sets in stay open.
+const (
+	// Healthy is no fault.
+	Healthy Fault = iota
+	// Refuse closes the sockets: TCP answers with RST, UDP with ICMP port unreachable.
+	Refuse
+	// Hang answers no SYN: the accept queues are full, as those of a process
+	// that is stuck are. UDP is received and not answered, and so are lines on
+	// open connections.
+	Hang
+	// Reset accepts TCP connections and resets them at once. UDP is answered.
+	Reset
+	// Silent accepts and reads, and answers nothing.
+	Silent
+	// Slow answers after the backend's delay.
+	Slow
+	// Failing answers HTTP with status 500; TCP and UDP are healthy.
+	Failing
+)
+
+var faultNames = [...]string{"healthy", "refuse", "hang", "reset", "silent", "slow", "failing"}
+
+// String returns the fault's name in lower case.
+func (f Fault) String() string {
+	if f >= 0 && int(f) < len(faultNames) {
+		return faultNames[f]
+	}
+	return fmt.Sprintf("fault(%d)", int32(f))
+}
+
+// DefaultDelay is how long a Slow backend takes unless SetDelay says otherwise.
+const DefaultDelay = 500 * time.Millisecond
+
+// SetDelay sets how long the backend takes to answer while it is Slow.
+func (b *Backend) SetDelay(d time.Duration) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.delay = d
+	if b.running != nil {
+		b.running.delay.Store(int64(d))
+	}
+}
+
+// Fail puts the backend into a fault, or out of it with [Healthy]. When Fail
+// returns, new connections meet the fault. A backend that is stopped takes it
+// up when it is started.
+func (b *Backend) Fail(ctx context.Context, f Fault) error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.fault = f
+	if b.running == nil {
+		return nil
+	}
+	if err := b.running.apply(ctx, f); err != nil {
+		return fmt.Errorf("put backend %s into fault %s: %w", b.Name, f, err)
+	}
+	return nil
+}
+
+func (s *server) current() Fault { return Fault(s.fault.Load()) }
+
+// apply brings the sockets into the state that f needs. Only Refuse and Hang
+// need other sockets than serving does.
+func (s *server) apply(ctx context.Context, f Fault) error {
+	was := Fault(s.fault.Swap(int32(f)))
+	s.mu.Lock()
+	open := len(s.listeners) > 0
+	s.mu.Unlock()
+	if open && sockets(was) == sockets(f) {
+		return nil
+	}
+	s.closeListeners()
+	switch sockets(f) {
+	case Refuse:
+		return nil
+	case Hang:
+		return s.hang(ctx)
+	}
+	return s.open(ctx)
+}
+
+// sockets is the fault that stands for all with the same sockets.
+func sockets(f Fault) Fault {
+	if f == Refuse || f == Hang {
+		return f
+	}
+	return Healthy
+}
+
+// hang opens listeners whose accept queues are full. A backlog of 0 holds one
+// connection; while it is there, the kernel drops every further SYN
+// (tcp_conn_request in net/ipv4/tcp_input.c).
+func (s *server) hang(ctx context.Context) error {
+	for _, port := range []uint16{LinePort, HTTPPort} {
+		var fd int
+		err := s.backend.Namespace.Do(func() (err error) {
+			fd, err = listenWithoutBacklog(port, len(s.backend.Addresses) > 1)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+		s.keep(os.NewFile(uintptr(fd), "full listener"))
+		filler, err := s.backend.Namespace.Dial(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		if err != nil {
+			return fmt.Errorf("fill accept queue: %w", err)
+		}
+		s.keep(filler)
+	}
+	pc, err := s.backend.Namespace.ListenPacket(ctx, "udp", fmt.Sprintf(":%d", LinePort))
+	if err != nil {
+		return err
+	}
+	s.keep(pc)
+	s.wg.Go(func() { s.serveDatagrams(pc.(*net.UDPConn)) })
+	return nil
+}
+
+func listenWithoutBacklog(port uint16, ipv6 bool) (int, error) {
+	family, address := unix.AF_INET, unix.Sockaddr(&unix.SockaddrInet4{Port: int(port)})
+	if ipv6 { // with V6ONLY off it serves both families
+		family, address = unix.AF_INET6, &unix.SockaddrInet6{Port: int(port)}
+	}
+	fd, err := unix.Socket(family, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("open socket: %w", err)
+	}
+	err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	if err == nil && ipv6 {
+		err = unix.SetsockoptInt(fd, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+	}
+	if err == nil {
+		err = unix.Bind(fd, address)
+	}
+	if err == nil {
+		err = unix.Listen(fd, 0)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, fmt.Errorf("listen on port %d: %w", port, err)
+	}
+	return fd, nil
+}

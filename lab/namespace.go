@@ -1,0 +1,116 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// netnsDir is where `ip netns` looks for names.
+const netnsDir = "/run/netns"
+
+// Namespace is a named network namespace. It holds no descriptor: a Namespace
+// whose lab is down gives errors, and keeps nothing alive.
+type Namespace struct {
+	Name string // as `ip netns` knows it
+}
+
+// Path is the bind mount that keeps the namespace.
+func (n *Namespace) Path() string { return filepath.Join(netnsDir, n.Name) }
+
+// Do runs f on an operating system thread in the namespace and returns its
+// error. The thread is thrown away after, so f may change its namespaces
+// further. Goroutines that f starts don't run in the namespace, but sockets
+// that f opens stay in it wherever they are used.
+func (n *Namespace) Do(f func() error) error {
+	return onThrowawayThread(func() error {
+		if err := n.enter(); err != nil {
+			return err
+		}
+		return f()
+	})
+}
+
+// enter moves the calling thread into the namespace.
+func (n *Namespace) enter() error {
+	fd, err := unix.Open(n.Path(), unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return fmt.Errorf("open namespace %s: %w", n.Name, err)
+	}
+	defer unix.Close(fd)
+	if err := unix.Setns(fd, unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("enter namespace %s: %w", n.Name, err)
+	}
+	return nil
+}
+
+// onThrowawayThread runs f on a thread that the runtime destroys after. The
+// process's main thread is never used: the runtime can't destroy it, and
+// /proc/self/ns/net would show the foreign namespace from then on.
+func onThrowawayThread(f func() error) error {
+	result := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		if unix.Gettid() == unix.Getpid() {
+			defer runtime.UnlockOSThread()
+			result <- onThrowawayThread(f) // runs elsewhere: this thread is taken
+			return
+		}
+		err := errors.New("function ended its goroutine") // t.FailNow does
+		defer func() { result <- err }()
+		err = f()
+	}()
+	return <-result
+}
+
+// Command returns a command that runs in the namespace. nsenter (util-linux,
+// essential in Debian) replaces itself by the command, so the process id and
+// the signals are the command's own. Unlike `ip netns exec` it leaves /sys alone.
+func (n *Namespace) Command(ctx context.Context, name string, args ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + n.Path(), "--", name}, args...)...)
+}
+
+// Dial connects from the namespace. address must be numeric: names would be
+// resolved in the caller's namespace.
+func (n *Namespace) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return n.DialFrom(ctx, nil, network, address)
+}
+
+// DialFrom is Dial from a local address; nil lets the kernel choose.
+func (n *Namespace) DialFrom(ctx context.Context, local net.Addr, network, address string) (c net.Conn, err error) {
+	d := net.Dialer{LocalAddr: local, KeepAlive: -1 * time.Second}
+	d.SetMultipathTCP(false)
+	err = n.Do(func() error {
+		c, err = d.DialContext(ctx, network, address)
+		return err
+	})
+	return c, err
+}
+
+// Listen listens for TCP in the namespace.
+func (n *Namespace) Listen(ctx context.Context, network, address string) (l net.Listener, err error) {
+	var c net.ListenConfig
+	c.SetMultipathTCP(false) // plain TCP: what a packet dump shows is what is meant
+	err = n.Do(func() error {
+		l, err = c.Listen(ctx, network, address)
+		return err
+	})
+	return l, err
+}
+
+// ListenPacket listens for UDP in the namespace.
+func (n *Namespace) ListenPacket(ctx context.Context, network, address string) (p net.PacketConn, err error) {
+	var c net.ListenConfig
+	err = n.Do(func() error {
+		p, err = c.ListenPacket(ctx, network, address)
+		return err
+	})
+	return p, err
+}

@@ -1,0 +1,186 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// TrafficConfig describes a stream of new connections, each for one exchange.
+type TrafficConfig struct {
+	From        *Namespace
+	Local       netip.Addr // the kernel's choice if zero
+	Network     string     // "tcp" or "udp"
+	Target      netip.AddrPort
+	Rate        float64          // new connections per second
+	Count       int              // ends after so many; required, it bounds memory
+	Timeout     time.Duration    // of one exchange, connect included; 0 means 2s
+	Concurrency int              // exchanges at a time; 0 means 64. At the bound the rate falls.
+	OnResult    func(Result)     // called for each, one at a time; may be nil
+	Pick        func(int) string // the payload of the i-th exchange; nil numbers them
+}
+
+// Result is one exchange.
+type Result struct {
+	Start   time.Time
+	Latency time.Duration // from connect to answer
+	Answer  Answer
+	Err     error
+}
+
+// Traffic is a running stream of connections.
+type Traffic struct {
+	config TrafficConfig
+	cancel context.CancelFunc
+	done   chan struct{}
+
+	mu      sync.Mutex // workers add while others read
+	results []Result
+}
+
+func (c *TrafficConfig) defaults() error {
+	if c.Timeout == 0 {
+		c.Timeout = 2 * time.Second
+	}
+	if c.Concurrency == 0 {
+		c.Concurrency = 64
+	}
+	if c.Pick == nil {
+		c.Pick = func(i int) string { return fmt.Sprint(i) }
+	}
+	var errs []error
+	if c.From == nil {
+		errs = append(errs, errors.New("no namespace to send from"))
+	}
+	if c.Network != "tcp" && c.Network != "udp" {
+		errs = append(errs, fmt.Errorf("network %q is neither tcp nor udp", c.Network))
+	}
+	if c.Rate <= 0 || c.Count <= 0 || c.Concurrency < 0 || c.Timeout < 0 {
+		errs = append(errs, fmt.Errorf("rate %g, count %d, concurrency %d and timeout %s must be positive", c.Rate, c.Count, c.Concurrency, c.Timeout))
+	}
+	return errors.Join(errs...)
+}
+
+// StartTraffic starts connections until Count, Stop or the end of ctx.
+// Exchanges under way then end by themselves: stopping makes no failures.
+func StartTraffic(ctx context.Context, c TrafficConfig) (*Traffic, error) {
+	if err := c.defaults(); err != nil {
+		return nil, fmt.Errorf("start traffic: %w", err)
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	t := &Traffic{config: c, cancel: cancel, done: make(chan struct{})}
+	go t.run(ctx)
+	return t, nil
+}
+
+func (t *Traffic) run(ctx context.Context) {
+	defer close(t.done)
+	defer t.cancel()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	slots := make(chan struct{}, t.config.Concurrency)
+	start := time.Now()
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for i := range t.config.Count {
+		// Due times are counted from the start, so a late wake-up is made up for.
+		timer.Reset(time.Until(start.Add(time.Duration(float64(i) / t.config.Rate * float64(time.Second)))))
+		select {
+		case <-timer.C:
+		case <-ctx.Done():
+			return
+		}
+		select {
+		case slots <- struct{}{}:
+		case <-ctx.Done():
+			return
+		}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			t.one(i)
+		})
+	}
+}
+
+func (t *Traffic) one(i int) {
+	ctx, cancel := context.WithTimeout(context.Background(), t.config.Timeout)
+	defer cancel()
+	r := Result{Start: time.Now()}
+	r.Answer, r.Err = t.config.From.AskFrom(ctx, t.config.Local, t.config.Network, t.config.Target, t.config.Pick(i))
+	r.Latency = time.Since(r.Start)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.results = append(t.results, r)
+	if t.config.OnResult != nil {
+		t.config.OnResult(r)
+	}
+}
+
+// Stop starts no further connections, waits for those under way, and returns
+// all results.
+func (t *Traffic) Stop() Results {
+	t.cancel()
+	return t.Wait()
+}
+
+// Wait waits until the stream has ended and returns all results.
+func (t *Traffic) Wait() Results {
+	<-t.done
+	return t.Results()
+}
+
+// Results returns the results so far, in the order in which they came.
+func (t *Traffic) Results() Results {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return append(Results(nil), t.results...)
+}
+
+// Results are the outcomes of many exchanges.
+type Results []Result
+
+// Failed returns those that failed.
+func (r Results) Failed() Results {
+	var out Results
+	for _, x := range r {
+		if x.Err != nil {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// Since returns those that started at t or later.
+func (r Results) Since(t time.Time) Results {
+	var out Results
+	for _, x := range r {
+		if !x.Start.Before(t) {
+			out = append(out, x)
+		}
+	}
+	return out
+}
+
+// ByBackend counts the successful ones per backend.
+func (r Results) ByBackend() map[string]int {
+	out := map[string]int{}
+	for _, x := range r {
+		if x.Err == nil {
+			out[x.Answer.Backend]++
+		}
+	}
+	return out
+}
+
+// String says in one line how many there were, and the first failure.
+func (r Results) String() string {
+	failed := r.Failed()
+	s := fmt.Sprintf("%d exchanges %v, %d failed", len(r), r.ByBackend(), len(failed))
+	if len(failed) > 0 {
+		s += fmt.Sprintf(", first at %s: %v", failed[0].Start.Format("15:04:05.000"), failed[0].Err)
+	}
+	return s
+}
