@@ -69,7 +69,8 @@ func (b *Backend) Counters() Counters {
 	}
 }
 
-// Address is the backend's address of the family of like, with a port.
+// Address is the backend's IPv6 or IPv4 address with a port; the zero AddrPort
+// if it has none of that family.
 func (b *Backend) Address(ipv6 bool, port uint16) netip.AddrPort {
 	for _, a := range b.Addresses {
 		if a.Is6() == ipv6 {

@@ -171,7 +171,7 @@ func (m Manifest) Annotations() []string {
 	return out
 }
 
-// Slice is one family's EndpointSlice, for the template.
+// manifestSlice is one family's EndpointSlice, for the template.
 type manifestSlice struct {
 	AddressType string
 	Suffix      string

@@ -121,6 +121,11 @@ func (w *wiring) client(ns *Namespace) error {
 			return err
 		}
 		for c := range w.config.Clients {
+			if a.Is6() {
+				// The kernel prefers the newest IPv6 address and the oldest IPv4
+				// one; the first client's is to be the default of both.
+				c = w.config.Clients - 1 - c
+			}
 			if err := addAddress(far, "eth0", netip.PrefixFrom(w.config.ClientAddresses(c)[i], bits)); err != nil {
 				return err
 			}

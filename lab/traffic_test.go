@@ -1,0 +1,106 @@
+package lab
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestTrafficRecordsEachExchange(t *testing.T) {
+	n := build(t, dualStack("kplab-traf", 1))
+	b := n.Backends[0]
+	for _, network := range []string{"tcp", "udp"} {
+		seen := 0
+		traffic, err := StartTraffic(t.Context(), TrafficConfig{
+			From: n.Client, Network: network, Target: b.Address(true, LinePort), Rate: 1000, Count: 200,
+			OnResult: func(Result) { seen++ },
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := traffic.Wait()
+		if diff := cmp.Diff(map[string]int{"b1": 200}, got.ByBackend()); diff != "" || seen != 200 {
+			t.Errorf("%s: %s; %d seen; per backend (-want +got):\n%s", network, got, seen, diff)
+		}
+	}
+}
+
+func TestTrafficStopsWithoutFailures(t *testing.T) {
+	n := build(t, dualStack("kplab-stop", 1))
+	b := n.Backends[0]
+	b.SetDelay(100 * time.Millisecond)
+	if err := b.Fail(t.Context(), Slow); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	started := make(chan struct{}, 1000)
+	traffic, err := StartTraffic(ctx, TrafficConfig{
+		From: n.Client, Network: "tcp", Target: b.Address(false, LinePort), Rate: 500, Count: 1000, Concurrency: 8,
+		OnResult: func(Result) { started <- struct{}{} },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-started
+	cancel()
+	got := traffic.Wait()
+	if len(got) == 0 || len(got) == 1000 || len(got.Failed()) > 0 {
+		t.Errorf("got %s; want some, not all, and none failed", got)
+	}
+}
+
+func TestTrafficRecordsFailures(t *testing.T) {
+	n := build(t, dualStack("kplab-rec", 1))
+	traffic, err := StartTraffic(t.Context(), TrafficConfig{
+		From: n.Client, Network: "tcp", Target: netip.AddrPortFrom(n.Backends[0].Addresses[0], 1), Rate: 1000, Count: 5,
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := traffic.Wait()
+	if len(got.Failed()) != 5 || outcome(got[0].Err) != "refused" {
+		t.Errorf("got %s, want 5 refused", got)
+	}
+	if later := got.Since(time.Now()); len(later) != 0 {
+		t.Errorf("%d exchanges started after the end", len(later))
+	}
+}
+
+func TestTrafficRefusesBadConfig(t *testing.T) {
+	if _, err := StartTraffic(t.Context(), TrafficConfig{Network: "icmp"}); err == nil {
+		t.Error("got no error")
+	}
+}
+
+func TestHeldReportsBreak(t *testing.T) {
+	n := build(t, dualStack("kplab-held", 1))
+	b := n.Backends[0]
+	config := HoldConfig{From: n.Client, Network: "tcp", Target: b.Address(true, LinePort), Every: time.Millisecond}
+	kept, err := Hold(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kept.Exchanges() < 10 {
+		time.Sleep(time.Millisecond)
+	}
+	if err := kept.Close(); err != nil {
+		t.Errorf("connection that was closed by its holder: %v", err)
+	}
+	broken, err := Hold(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if first := broken.First(); first.Backend != "b1" || broken.LocalAddr().Addr() != first.Peer {
+		t.Errorf("first answer %+v, local address %s", first, broken.LocalAddr())
+	}
+	b.Stop()
+	for broken.Err() == nil {
+		time.Sleep(time.Millisecond)
+	}
+	if broken.Close() == nil {
+		t.Error("connection to a stopped backend: got no error")
+	}
+}
