@@ -1,0 +1,93 @@
+package web
+
+import (
+	_ "embed"
+	"html/template"
+	"io"
+	"net/http"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/promhttp"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// APIConfig is what API serves.
+type APIConfig struct {
+	Source Source
+	// Gatherer is what /metrics shows.
+	Gatherer prometheus.Gatherer
+	// Configz is what /configz shows; it is encoded as JSON.
+	Configz any
+}
+
+// API is the handler for --metrics-bind-address. All of it only reads.
+func API(c APIConfig) http.Handler {
+	src := c.Source
+	events := newEventStream(src)
+	mux := http.NewServeMux()
+	mux.HandleFunc("/{$}", func(w http.ResponseWriter, _ *http.Request) { index(w, src.Status()) })
+	mux.HandleFunc("/api/v1/status", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, src.Status())
+	})
+	mux.HandleFunc("/api/v1/connections", connections(src))
+	mux.Handle("/api/v1/events", events)
+	mux.Handle("/metrics", promhttp.HandlerFor(c.Gatherer, promhttp.HandlerOpts{
+		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4,
+	}))
+	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
+		plainText(w, http.StatusOK, string(src.Status().Mode))
+	})
+	mux.HandleFunc("/configz", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, map[string]any{"kproxy.dev": c.Configz})
+	})
+	// As kube-proxy's on this address: that it answers is the answer.
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { plainText(w, http.StatusOK, "ok") })
+	return withSecurityHeaders(ownHost(readOnly(mux)))
+}
+
+// connectionList is the JSON of live connections.
+type connectionList struct {
+	Connections []plan.ConnectionStatus `json:"connections"`
+}
+
+// connections lists live connections, with ?service=NAMESPACE/NAME[:PORT] only
+// those of one service.
+func connections(src Source) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		all, err := src.Connections(r.Context())
+		if err != nil {
+			refuse(w, http.StatusServiceUnavailable, "list connections: "+err.Error())
+			return
+		}
+		list := connectionList{Connections: make([]plan.ConnectionStatus, 0, len(all))}
+		filter := r.URL.Query().Get("service")
+		for _, c := range all {
+			if filter == "" || c.Service == filter || isPortOf(c.Service, filter) {
+				list.Connections = append(list.Connections, c)
+			}
+		}
+		writeJSON(w, http.StatusOK, list)
+	}
+}
+
+// isPortOf reports whether key is "name:port" for the given name.
+func isPortOf(key, name string) bool {
+	return len(key) > len(name) && key[:len(name)] == name && key[len(name)] == ':'
+}
+
+func plainText(w http.ResponseWriter, code int, s string) {
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	w.WriteHeader(code)
+	_, _ = io.WriteString(w, s)
+}
+
+//go:embed index.html
+var indexHTML string
+
+var indexTemplate = template.Must(template.New("index").Parse(indexHTML))
+
+func index(w http.ResponseWriter, s plan.Status) {
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	_ = indexTemplate.Execute(w, s) // fails only when the client has gone
+}

@@ -1,0 +1,155 @@
+package web
+
+import (
+	"encoding/json"
+	"errors"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+func api(src Source) http.Handler {
+	reg := prometheus.NewRegistry()
+	NewMetrics(reg, src)
+	return API(APIConfig{Source: src, Gatherer: reg, Configz: map[string]string{"mode": "iptables"}})
+}
+
+// get asks h and returns the answer.
+func get(h http.Handler, path string) *httptest.ResponseRecorder {
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	return w
+}
+
+func TestAPI(t *testing.T) {
+	h := api(shop())
+	tests := []struct {
+		path, contentType, contains string
+		code                        int
+	}{
+		{"/", "text/html; charset=utf-8", "<h1>kproxy on n1</h1>", 200},
+		{"/", "text/html; charset=utf-8", "carried &lt;1&gt; connection", 200},
+		{"/", "text/html; charset=utf-8", "a.yaml:3: what\nb.yaml:9: what", 200},
+		{"/api/v1/status", "application/json", `"node":"n1"`, 200},
+		{"/api/v1/connections", "application/json", `"service":"shop/webmail"`, 200},
+		{"/metrics", "text/plain; version=0.0.4; charset=utf-8; escaping=underscores", "kproxy_alive 1\n", 200},
+		{"/proxyMode", "text/plain; charset=utf-8", "iptables", 200},
+		{"/configz", "application/json", `{"kproxy.dev":{"mode":"iptables"}}`, 200},
+		{"/healthz", "text/plain; charset=utf-8", "ok", 200},
+		{"/debug/pprof/", "text/plain; charset=utf-8", "404", 404},
+	}
+	for _, tt := range tests {
+		t.Run(tt.path, func(t *testing.T) {
+			w := get(h, tt.path)
+			if w.Code != tt.code || w.Header().Get("Content-Type") != tt.contentType {
+				t.Errorf("got %d %s, want %d %s", w.Code, w.Header().Get("Content-Type"), tt.code, tt.contentType)
+			}
+			if !strings.Contains(w.Body.String(), tt.contains) {
+				t.Errorf("the body lacks %q:\n%s", tt.contains, w.Body)
+			}
+			for k, v := range securityHeaders {
+				if got := w.Header().Get(k); got != v {
+					t.Errorf("header %s: got %q, want %q", k, got, v)
+				}
+			}
+		})
+	}
+}
+
+func TestStatusIsTheContractsJSON(t *testing.T) {
+	src := shop()
+	var got plan.Status
+	if err := json.Unmarshal(get(api(src), "/api/v1/status").Body.Bytes(), &got); err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(src.status, got, cmp.Comparer(equalAddrPort)); d != "" {
+		t.Errorf("status (-want +got):\n%s", d)
+	}
+}
+
+func TestAPIOnlyReads(t *testing.T) {
+	h := api(shop())
+	for _, path := range []string{"/", "/api/v1/status", "/api/v1/events", "/metrics", "/pin"} {
+		for _, method := range []string{"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"} {
+			w := httptest.NewRecorder()
+			h.ServeHTTP(w, httptest.NewRequest(method, path, nil))
+			if w.Code != http.StatusMethodNotAllowed || w.Header().Get("Allow") != "GET, HEAD" {
+				t.Errorf("%s %s: got %d, Allow %q; want 405, GET, HEAD", method, path, w.Code, w.Header().Get("Allow"))
+			}
+		}
+	}
+}
+
+func TestConnectionsOfOneService(t *testing.T) {
+	for filter, want := range map[string]int{
+		"": 3, "shop/web": 2, "shop/web:http": 1, "shop/webmail": 1, "shop/we": 0, "shop/none": 0,
+	} {
+		w := get(api(shop()), "/api/v1/connections?service="+filter)
+		var got connectionList
+		if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+			t.Fatal(err)
+		}
+		if len(got.Connections) != want {
+			t.Errorf("service %q: got %d connections, want %d", filter, len(got.Connections), want)
+		}
+		if got.Connections == nil {
+			t.Errorf("service %q: the list is null, want []: %s", filter, w.Body)
+		}
+	}
+}
+
+func TestConnectionsThatCantBeListed(t *testing.T) {
+	src := shop()
+	src.connErr = errors.New("dump conntrack: operation not permitted")
+	w := get(api(src), "/api/v1/connections")
+	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "operation not permitted") {
+		t.Errorf("got %d %s, want 503 with the reason", w.Code, w.Body)
+	}
+}
+
+func TestForeignHostOnLoopback(t *testing.T) {
+	loopback := &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1), Port: 10249}
+	loopback6 := &net.TCPAddr{IP: net.IPv6loopback, Port: 10249}
+	outside := &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1), Port: 10249}
+	tests := []struct {
+		host  string
+		local net.Addr
+		want  int
+	}{
+		{"127.0.0.1:10249", loopback, 200},
+		{"127.0.0.2", loopback, 200},
+		{"localhost:8080", loopback, 200},
+		{"LOCALHOST.", loopback, 200},
+		{"[::1]:10249", loopback6, 200},
+		{"[::1]", loopback6, 200},
+		{"[::ffff:127.0.0.1]:1", loopback, 200},
+		{"evil.example:10249", loopback, 403},
+		{"evil.example", loopback6, 403},
+		{"localhost.evil.example", loopback, 403},
+		{"127.0.0.1.evil.example", loopback, 403},
+		{"192.0.2.1:10249", loopback, 403},
+		{"", loopback, 403},
+		{"node.example:10249", outside, 200},
+	}
+	h := api(shop())
+	for _, tt := range tests {
+		r := httptest.NewRequest(http.MethodGet, "/api/v1/status", nil)
+		r.Host = tt.host
+		r = r.WithContext(contextWith(r.Context(), http.LocalAddrContextKey, tt.local))
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		if w.Code != tt.want {
+			t.Errorf("host %q at %s: got %d, want %d", tt.host, tt.local, w.Code, tt.want)
+		}
+		if w.Code == 403 && !strings.Contains(w.Body.String(), "DNS rebinding") {
+			t.Errorf("host %q: the refusal doesn't say why: %s", tt.host, w.Body)
+		}
+	}
+}

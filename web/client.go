@@ -1,0 +1,118 @@
+package web
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"net"
+	"net/http"
+	"net/url"
+	"syscall"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// ErrNotRunning is returned by a Client that finds nobody at its socket.
+var ErrNotRunning = errors.New("kproxy isn't running here")
+
+// Client talks to the kproxy that runs on this host by its control socket. It
+// is safe for concurrent use.
+type Client struct {
+	socket string
+	http   *http.Client
+}
+
+// NewClient returns a client for the control socket at path. It connects with
+// each call.
+func NewClient(path string) *Client {
+	var d net.Dialer
+	return &Client{socket: path, http: &http.Client{
+		Timeout: 30 * time.Second,
+		Transport: &http.Transport{
+			DisableKeepAlives: true,
+			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+				return d.DialContext(ctx, "unix", path)
+			},
+		},
+	}}
+}
+
+// Status returns what every service does now, and why.
+func (c *Client) Status(ctx context.Context) (plan.Status, error) {
+	var s plan.Status
+	err := c.call(ctx, http.MethodGet, "/status", nil, &s)
+	return s, err
+}
+
+// Connections lists live connections; of one service NAMESPACE/NAME[:PORT], or
+// of all if it is empty.
+func (c *Client) Connections(ctx context.Context, service string) ([]plan.ConnectionStatus, error) {
+	path := "/connections"
+	if service != "" {
+		path += "?service=" + url.QueryEscape(service)
+	}
+	var list connectionList
+	err := c.call(ctx, http.MethodGet, path, nil, &list)
+	return list.Connections, err
+}
+
+// Pin keeps a service in a data plane and returns what was pinned.
+func (c *Client) Pin(ctx context.Context, req PinRequest) (PinResult, error) {
+	var res PinResult
+	body, err := json.Marshal(req)
+	if err != nil {
+		return res, fmt.Errorf("encode pin request: %w", err)
+	}
+	err = c.call(ctx, http.MethodPost, "/pin", body, &res)
+	return res, err
+}
+
+func (c *Client) call(ctx context.Context, method, path string, body []byte, into any) error {
+	req, err := http.NewRequestWithContext(ctx, method, "http://kproxy"+path, bytes.NewReader(body))
+	if err != nil {
+		return fmt.Errorf("ask kproxy: %w", err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return c.explain(err)
+	}
+	defer func() { _ = resp.Body.Close() }()
+	if resp.StatusCode != http.StatusOK {
+		return refusal(resp)
+	}
+	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+		return fmt.Errorf("read kproxy's answer: %w", err)
+	}
+	return nil
+}
+
+// explain says what a failed connection means and what to do about it.
+func (c *Client) explain(err error) error {
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return fmt.Errorf("%w: no control socket at %s; start it with kproxy run, or pass --socket", ErrNotRunning, c.socket)
+	case errors.Is(err, syscall.ECONNREFUSED):
+		return fmt.Errorf("%w: nobody listens on the control socket %s, kproxy has died; start it with kproxy run, or pass --socket", ErrNotRunning, c.socket)
+	case errors.Is(err, fs.ErrPermission):
+		return fmt.Errorf("the control socket %s may be used by root only; run this command as root: %w", c.socket, fs.ErrPermission)
+	}
+	return fmt.Errorf("ask kproxy at %s: %w", c.socket, err)
+}
+
+// refusal is the error in an answer that isn't 200.
+func refusal(resp *http.Response) error {
+	b, err := io.ReadAll(io.LimitReader(resp.Body, 64<<10))
+	if err != nil {
+		return fmt.Errorf("read kproxy's answer: %w", err)
+	}
+	var e errorBody
+	if json.Unmarshal(b, &e) == nil && e.Error != "" {
+		return errors.New(e.Error)
+	}
+	return fmt.Errorf("ask kproxy: HTTP status %s", resp.Status)
+}

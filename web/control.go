@@ -1,0 +1,138 @@
+package web
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"net/netip"
+	"strconv"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// PinRequest asks to keep a service in a data plane.
+type PinRequest struct {
+	Namespace string `json:"namespace"`
+	Name      string `json:"name"`
+	// Port is a port's name or number; empty means every port of the service.
+	Port       string             `json:"port,omitempty"`
+	Preference service.Preference `json:"preference"`
+}
+
+// PinResult says what was pinned, as NAMESPACE/NAME[:PORT].
+type PinResult struct {
+	Pinned []string `json:"pinned"`
+}
+
+// maxPinBody is far more than any PinRequest needs.
+const maxPinBody = 64 << 10
+
+// Control is the handler of the control socket. Whoever can open the socket may
+// change the proxy, so the socket's mode is the only protection.
+func Control(src Source) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, src.Status())
+	})
+	mux.HandleFunc("GET /connections", connections(src))
+	mux.Handle("GET /events", newEventStream(src))
+	mux.HandleFunc("POST /pin", pin(src))
+	return mux
+}
+
+func pin(src Source) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		var req PinRequest
+		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxPinBody))
+		dec.DisallowUnknownFields()
+		if err := dec.Decode(&req); err != nil {
+			refuse(w, http.StatusBadRequest, "read pin request: "+err.Error())
+			return
+		}
+		if _, err := dec.Token(); !errors.Is(err, io.EOF) {
+			refuse(w, http.StatusBadRequest, "read pin request: more than one JSON value")
+			return
+		}
+		if err := checkPreference(req.Preference); err != nil {
+			refuse(w, http.StatusBadRequest, err.Error())
+			return
+		}
+		keys, err := match(src.Status().Services, req)
+		if err != nil {
+			refuse(w, http.StatusNotFound, err.Error())
+			return
+		}
+		result := PinResult{Pinned: make([]string, 0, len(keys))}
+		for _, k := range keys {
+			if err := src.Pin(k, req.Preference); err != nil {
+				refuse(w, http.StatusInternalServerError, fmt.Sprintf("pin %s: %v", k, err))
+				return
+			}
+			result.Pinned = append(result.Pinned, k.String())
+		}
+		writeJSON(w, http.StatusOK, result)
+	}
+}
+
+func checkPreference(p service.Preference) error {
+	switch p {
+	case service.PreferAuto, service.PreferUserspace, service.PreferKernel:
+		return nil
+	}
+	return fmt.Errorf("%q is not a preference; use userspace, kernel or auto", string(p))
+}
+
+// match finds the service ports a request means.
+func match(services []plan.ServiceStatus, req PinRequest) ([]service.Key, error) {
+	var keys []service.Key
+	var ports []string
+	for i := range services {
+		s := &services[i]
+		if s.Namespace != req.Namespace || s.Name != req.Name {
+			continue
+		}
+		ports = append(ports, portNames(s))
+		if req.Port != "" && req.Port != s.Port && !hasPort(s.Addresses, req.Port) {
+			continue
+		}
+		protocol, err := service.ParseProtocol(s.Protocol)
+		if err != nil {
+			return nil, err
+		}
+		keys = append(keys, service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: protocol})
+	}
+	switch {
+	case len(ports) == 0:
+		return nil, fmt.Errorf("there is no service %s/%s; `kproxy status` lists what there is", req.Namespace, req.Name)
+	case len(keys) == 0:
+		return nil, fmt.Errorf("service %s/%s has no port %q; it has %v", req.Namespace, req.Name, req.Port, ports)
+	}
+	return keys, nil
+}
+
+// portNames describes a service port for a message: its name, or its number.
+func portNames(s *plan.ServiceStatus) string {
+	switch {
+	case s.Port != "":
+		return s.Port
+	case len(s.Addresses) > 0:
+		return strconv.Itoa(int(s.Addresses[0].Port()))
+	}
+	return "one without a name"
+}
+
+func hasPort(addresses []netip.AddrPort, number string) bool {
+	n, err := strconv.ParseUint(number, 10, 16)
+	if err != nil {
+		return false
+	}
+	for _, a := range addresses {
+		if a.Port() == uint16(n) {
+			return true
+		}
+	}
+	return false
+}

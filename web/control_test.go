@@ -1,0 +1,208 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// serveControl serves src's control socket and returns its path.
+func serveControl(t *testing.T, src Source) string {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "run", "kproxy.sock")
+	ln, err := ListenControl(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, ln, Control(src), slog.New(slog.DiscardHandler)) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+	return path
+}
+
+func TestClientReads(t *testing.T) {
+	src := shop()
+	c := NewClient(serveControl(t, src))
+	status, err := c.Status(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if d := cmp.Diff(src.status, status, cmp.Comparer(equalAddrPort)); d != "" {
+		t.Errorf("status (-want +got):\n%s", d)
+	}
+	conns, err := c.Connections(t.Context(), "shop/web")
+	if err != nil || len(conns) != 2 {
+		t.Errorf("connections of shop/web: got %d (%v), want 2", len(conns), err)
+	}
+	src.connErr = errors.New("no such thing")
+	if _, err := c.Connections(t.Context(), ""); err == nil || err.Error() != "list connections: no such thing" {
+		t.Errorf("connections that can't be listed: got %v, want the reason", err)
+	}
+}
+
+func TestPin(t *testing.T) {
+	src := shop()
+	broken := src.status.Services[0]
+	broken.Name = "broken"
+	src.status.Services = append(src.status.Services, broken)
+	c := NewClient(serveControl(t, src))
+	tests := []struct {
+		name    string
+		req     PinRequest
+		want    []string
+		wantErr string
+	}{
+		{"every port", PinRequest{"shop", "web", "", "userspace"}, []string{"shop/web:http", "shop/web:http3"}, ""},
+		{"port by name", PinRequest{"shop", "web", "http", "kernel"}, []string{"shop/web:http"}, ""},
+		{"port by number", PinRequest{"shop", "web", "443", "auto"}, []string{"shop/web:http3"}, ""},
+		{"port without name by number", PinRequest{"shop", "cart", "6379", "auto"}, []string{"shop/cart"}, ""},
+		{"no service", PinRequest{"shop", "wbe", "", "auto"}, nil, "there is no service shop/wbe; `kproxy status` lists what there is"},
+		{"no port", PinRequest{"shop", "web", "https", "auto"}, nil, `service shop/web has no port "https"; it has [http http3]`},
+		{"no port, by number", PinRequest{"shop", "cart", "80", "auto"}, nil, `service shop/cart has no port "80"; it has [6379]`},
+		{"no preference", PinRequest{"shop", "web", "", "fast"}, nil, `"fast" is not a preference; use userspace, kernel or auto`},
+		{"source fails", PinRequest{"shop", "broken", "", "auto"}, nil, "pin shop/broken: state directory is read-only"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got, err := c.Pin(t.Context(), tt.req)
+			if d := cmp.Diff(tt.wantErr, errorText(err)); d != "" {
+				t.Errorf("error (-want +got):\n%s", d)
+			}
+			if d := cmp.Diff(tt.want, got.Pinned); d != "" {
+				t.Errorf("pinned (-want +got):\n%s", d)
+			}
+		})
+	}
+	want := map[service.Key]service.Preference{
+		{Namespace: "shop", Name: "web", Port: "http", Protocol: service.TCP}:  "kernel",
+		{Namespace: "shop", Name: "web", Port: "http3", Protocol: service.UDP}: "auto",
+		{Namespace: "shop", Name: "cart", Protocol: service.TCP}:               "auto",
+	}
+	if d := cmp.Diff(want, src.pins); d != "" {
+		t.Errorf("pins in force (-want +got):\n%s", d)
+	}
+}
+
+func TestPinRefusesMalformedRequests(t *testing.T) {
+	h := Control(shop())
+	for _, body := range []string{
+		"", "{", "[]", `"x"`, `{"nmae":"web"}`, `{"namespace":"shop"} {}`, `{"namespace":1}`,
+		`{"name":"` + strings.Repeat("x", maxPinBody) + `"}`,
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/pin", strings.NewReader(body)))
+		if w.Code != http.StatusBadRequest {
+			t.Errorf("body %.40q: got %d, want 400", body, w.Code)
+		}
+	}
+	if w := get(h, "/pin"); w.Code != http.StatusMethodNotAllowed {
+		t.Errorf("GET /pin: got %d, want 405", w.Code)
+	}
+}
+
+func TestClientSaysWhatIsWrong(t *testing.T) {
+	dir := t.TempDir()
+	missing := filepath.Join(dir, "kproxy.sock")
+	_, err := NewClient(missing).Status(t.Context())
+	want := "kproxy isn't running here: no control socket at " + missing + "; start it with kproxy run, or pass --socket"
+	if !errors.Is(err, ErrNotRunning) || err.Error() != want {
+		t.Errorf("no socket:\ngot  %v\nwant %s", err, want)
+	}
+	dead := deadSocket(t, filepath.Join(dir, "dead.sock"))
+	if _, err = NewClient(dead).Status(t.Context()); !errors.Is(err, ErrNotRunning) || !strings.Contains(err.Error(), "nobody listens") {
+		t.Errorf("dead socket: got %v, want that nobody listens", err)
+	}
+	denied := NewClient(missing).explain(&net.OpError{Err: &os.SyscallError{Err: fs.ErrPermission}})
+	if !errors.Is(denied, fs.ErrPermission) || !strings.Contains(denied.Error(), "run this command as root") {
+		t.Errorf("no permission: got %v, want that root can", denied)
+	}
+}
+
+// deadSocket leaves a socket file behind as a killed process does.
+func deadSocket(t *testing.T, path string) string {
+	t.Helper()
+	ln, err := net.ListenUnix("unix", &net.UnixAddr{Name: path, Net: "unix"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ln.SetUnlinkOnClose(false)
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+func TestListenControl(t *testing.T) {
+	dir := t.TempDir()
+	path := deadSocket(t, filepath.Join(dir, "kproxy.sock"))
+	ln, err := ListenControl(t.Context(), path)
+	if err != nil {
+		t.Fatalf("over a dead socket: %v", err)
+	}
+	info, err := os.Stat(path)
+	if err != nil || info.Mode().Perm() != 0o600 {
+		t.Errorf("mode: got %v (%v), want 0600", info.Mode(), err)
+	}
+	if _, err := ListenControl(t.Context(), path); !errors.Is(err, ErrRunning) {
+		t.Errorf("second kproxy: got %v, want ErrRunning", err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Errorf("the second kproxy removed the first one's socket: %v", err)
+	}
+	if err := ln.Close(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("after close the socket is still there (%v)", err)
+	}
+	again, err := ListenControl(t.Context(), path)
+	if err != nil {
+		t.Fatalf("after the first is gone: %v", err)
+	}
+	_ = again.Close()
+}
+
+func TestListenControlLeavesOthersFilesAlone(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "notes.txt")
+	if err := os.WriteFile(file, []byte("mine"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ListenControl(t.Context(), file); err == nil || !strings.Contains(err.Error(), "is not a socket") {
+		t.Errorf("over a file: got %v, want a refusal", err)
+	}
+	foreign := filepath.Join(dir, "foreign.sock")
+	ln, err := net.Listen("unix", foreign)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = ln.Close() }()
+	if _, err := ListenControl(t.Context(), foreign); !errors.Is(err, ErrRunning) {
+		t.Errorf("over a socket somebody listens on: got %v, want ErrRunning", err)
+	}
+}
+
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
+}

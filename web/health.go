@@ -1,0 +1,99 @@
+package web
+
+import (
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+// HealthConfig is what Health serves.
+type HealthConfig struct {
+	Source Source
+	// Registerer takes the counters of answers, kube-proxy's
+	// kubeproxy_proxy_healthz_total and kubeproxy_proxy_livez_total.
+	Registerer prometheus.Registerer
+	Now        func() time.Time // nil means time.Now
+}
+
+// lateAfter is how long a change may wait for a successful pass: twice
+// kube-proxy's default syncPeriod.
+const lateAfter = 60 * time.Second
+
+// healthBody is kube-proxy's (pkg/proxy/healthcheck, type ProxyHealth).
+type healthBody struct {
+	LastUpdated  time.Time               `json:"lastUpdated"`
+	CurrentTime  time.Time               `json:"currentTime"`
+	NodeEligible *bool                   `json:"nodeEligible,omitempty"`
+	Healthy      bool                    `json:"healthy"`
+	Status       map[string]familyHealth `json:"status"`
+}
+
+type familyHealth struct {
+	LastUpdated time.Time `json:"lastUpdated"`
+	Healthy     bool      `json:"healthy"`
+}
+
+// Health is the handler for --healthz-bind-address: kube-proxy's /healthz and
+// /livez, and /readyz.
+//
+// /livez fails when a change has waited for 60 seconds; idle and starting count
+// as healthy. /healthz fails also when the node is about to be deleted, so that
+// cloud load balancers stop sending new connections while old ones drain.
+// /readyz succeeds once the first pass has.
+func Health(c HealthConfig) http.Handler {
+	if c.Now == nil {
+		c.Now = time.Now
+	}
+	answers := func(name string) *prometheus.CounterVec {
+		v := prometheus.NewCounterVec(prometheus.CounterOpts{
+			Namespace: "kubeproxy", Name: "proxy_" + name + "_total",
+			Help: "Cumulative answers of /" + name + " by HTTP status code.",
+		}, []string{"code"})
+		c.Registerer.MustRegister(v)
+		return v
+	}
+	healthz, livez := answers("healthz"), answers("livez")
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
+		report := c.Source.Health()
+		body := judge(report, c.Now())
+		body.NodeEligible = &report.NodeEligible
+		answer(w, body, body.Healthy && report.NodeEligible, healthz)
+	})
+	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
+		body := judge(c.Source.Health(), c.Now())
+		answer(w, body, body.Healthy, livez)
+	})
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if c.Source.Health().LastUpdated.IsZero() {
+			plainText(w, http.StatusServiceUnavailable, "not ready: no sync has succeeded yet\n")
+			return
+		}
+		plainText(w, http.StatusOK, "ok\n")
+	})
+	return withSecurityHeaders(readOnly(mux))
+}
+
+// judge applies kube-proxy's rule.
+func judge(r HealthReport, now time.Time) healthBody {
+	healthy := r.PendingSince.IsZero() || now.Sub(r.PendingSince) < lateAfter
+	family := familyHealth{LastUpdated: r.LastUpdated, Healthy: healthy}
+	return healthBody{
+		LastUpdated: r.LastUpdated, CurrentTime: now, Healthy: healthy,
+		Status: map[string]familyHealth{"IPv4": family, "IPv6": family},
+	}
+}
+
+func answer(w http.ResponseWriter, body healthBody, ok bool, total *prometheus.CounterVec) {
+	code := http.StatusServiceUnavailable
+	if ok {
+		code = http.StatusOK
+		// kube-proxy does so because its old releases synced every 30 seconds,
+		// change or none, and monitors came to expect a recent time.
+		body.LastUpdated = body.CurrentTime
+	}
+	total.WithLabelValues(strconv.Itoa(code)).Inc()
+	writeJSON(w, code, body)
+}

@@ -1,0 +1,92 @@
+package web
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/prometheus/client_golang/prometheus"
+)
+
+func TestHealth(t *testing.T) {
+	now := start.Add(time.Hour)
+	healthy := HealthReport{LastUpdated: start, NodeEligible: true}
+	with := func(change func(*HealthReport)) HealthReport {
+		r := healthy
+		change(&r)
+		return r
+	}
+	tests := []struct {
+		name                   string
+		report                 HealthReport
+		healthz, livez, readyz int
+	}{
+		{"idle", healthy, 200, 200, 200},
+		{"starting", with(func(r *HealthReport) { r.LastUpdated = time.Time{} }), 200, 200, 503},
+		{"change waits, not yet late", with(func(r *HealthReport) { r.PendingSince = now.Add(-59 * time.Second) }), 200, 200, 200},
+		{"change waits too long", with(func(r *HealthReport) { r.PendingSince = now.Add(-60 * time.Second) }), 503, 503, 200},
+		{"first pass never succeeds", with(func(r *HealthReport) {
+			r.LastUpdated, r.PendingSince = time.Time{}, now.Add(-2*time.Minute)
+		}), 503, 503, 503},
+		{"node about to be deleted", with(func(r *HealthReport) { r.NodeEligible = false }), 503, 200, 200},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			h := Health(HealthConfig{
+				Source: &fakeSource{report: tt.report}, Registerer: prometheus.NewRegistry(),
+				Now: func() time.Time { return now },
+			})
+			for path, want := range map[string]int{"/healthz": tt.healthz, "/livez": tt.livez, "/readyz": tt.readyz} {
+				if got := get(h, path).Code; got != want {
+					t.Errorf("%s: got %d, want %d", path, got, want)
+				}
+			}
+		})
+	}
+}
+
+func TestHealthBodies(t *testing.T) {
+	now := start.Add(time.Hour)
+	late := HealthReport{LastUpdated: start, PendingSince: start, NodeEligible: true}
+	family := func(healthy bool) map[string]any {
+		f := map[string]any{"lastUpdated": "2026-01-02T03:04:05Z", "healthy": healthy}
+		return map[string]any{"IPv4": f, "IPv6": f}
+	}
+	tests := []struct {
+		name, path string
+		report     HealthReport
+		want       map[string]any
+	}{
+		{"healthy: last updated now", "/healthz", HealthReport{LastUpdated: start, NodeEligible: true}, map[string]any{
+			"lastUpdated": "2026-01-02T04:04:05Z", "currentTime": "2026-01-02T04:04:05Z",
+			"nodeEligible": true, "healthy": true, "status": family(true),
+		}},
+		{"late: last updated as it was", "/healthz", late, map[string]any{
+			"lastUpdated": "2026-01-02T03:04:05Z", "currentTime": "2026-01-02T04:04:05Z",
+			"nodeEligible": true, "healthy": false, "status": family(false),
+		}},
+		{"livez doesn't speak of the node", "/livez", HealthReport{LastUpdated: start}, map[string]any{
+			"lastUpdated": "2026-01-02T04:04:05Z", "currentTime": "2026-01-02T04:04:05Z",
+			"healthy": true, "status": family(true),
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := get(Health(HealthConfig{
+				Source: &fakeSource{report: tt.report}, Registerer: prometheus.NewRegistry(),
+				Now: func() time.Time { return now },
+			}), tt.path)
+			var got map[string]any
+			if err := json.Unmarshal(w.Body.Bytes(), &got); err != nil {
+				t.Fatal(err)
+			}
+			if d := cmp.Diff(tt.want, got); d != "" {
+				t.Errorf("body (-want +got):\n%s", d)
+			}
+			if ct := w.Header().Get("Content-Type"); ct != "application/json" {
+				t.Errorf("content type: got %q, want application/json", ct)
+			}
+		})
+	}
+}

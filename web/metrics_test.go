@@ -1,0 +1,113 @@
+package web
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+func TestMetrics(t *testing.T) {
+	reg := prometheus.NewPedanticRegistry()
+	m := NewMetrics(reg, shop())
+	m.ObserveSync(2 * time.Millisecond)
+	want := `
+# HELP kproxy_alive 1 while the heartbeat holds, so that new connections may come to userspace.
+# TYPE kproxy_alive gauge
+kproxy_alive 1
+# HELP kproxy_endpoints Endpoints by health, usable or not.
+# TYPE kproxy_endpoints gauge
+kproxy_endpoints{health="down",usable="false"} 3
+kproxy_endpoints{health="down",usable="true"} 0
+kproxy_endpoints{health="unknown",usable="false"} 0
+kproxy_endpoints{health="unknown",usable="true"} 0
+kproxy_endpoints{health="up",usable="false"} 0
+kproxy_endpoints{health="up",usable="true"} 3
+# HELP kproxy_services Service ports by the data plane that carries their new connections.
+# TYPE kproxy_services gauge
+kproxy_services{dataplane="iptables"} 1
+kproxy_services{dataplane="ipvs"} 0
+kproxy_services{dataplane="none"} 0
+kproxy_services{dataplane="userspace"} 2
+# HELP kproxy_source_errors Problems in what a source holds now.
+# TYPE kproxy_source_errors gauge
+kproxy_source_errors{source="manifests"} 2
+# HELP kproxy_service_connections_failed_total Connections that found no endpoint that answers.
+# TYPE kproxy_service_connections_failed_total counter
+kproxy_service_connections_failed_total{namespace="shop",port="",protocol="TCP",service="cart"} 2
+kproxy_service_connections_failed_total{namespace="shop",port="http",protocol="TCP",service="web"} 2
+kproxy_service_connections_failed_total{namespace="shop",port="http3",protocol="UDP",service="web"} 2
+# HELP kproxy_sync_duration_seconds Duration of the last pass of the reconcile loop.
+# TYPE kproxy_sync_duration_seconds gauge
+kproxy_sync_duration_seconds 0.25
+# HELP kubeproxy_sync_proxy_rules_last_timestamp_seconds The last time proxy rules were successfully synced.
+# TYPE kubeproxy_sync_proxy_rules_last_timestamp_seconds gauge
+kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"} 1.767323045e+09
+kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"} 1.767323045e+09
+`
+	names := []string{
+		"kproxy_alive", "kproxy_endpoints", "kproxy_services", "kproxy_source_errors", "kproxy_sync_duration_seconds",
+		"kproxy_service_connections_failed_total", "kubeproxy_sync_proxy_rules_last_timestamp_seconds",
+	}
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), names...); err != nil {
+		t.Error(err)
+	}
+	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
+		t.Errorf("lint: %v %v", problems, err)
+	}
+}
+
+// TestSeriesAreBounded shows that a node with very many services has a bounded
+// number of series, and that nothing that was counted is lost or runs backwards.
+func TestSeriesAreBounded(t *testing.T) {
+	src := &fakeSource{status: plan.Status{Services: many(maxSeries+10, 100)}}
+	reg := prometheus.NewPedanticRegistry()
+	NewMetrics(reg, src)
+	const total = "kproxy_service_connections_total"
+	step := func(name string, wantSeries int, wantOther float64) {
+		t.Helper()
+		families, err := reg.Gather()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, f := range families {
+			if f.GetName() != total {
+				continue
+			}
+			if got := len(f.GetMetric()); got != wantSeries {
+				t.Errorf("%s: got %d series, want %d", name, got, wantSeries)
+			}
+			for _, m := range f.GetMetric() {
+				if m.GetLabel()[0].GetValue() == "other" && m.GetCounter().GetValue() != wantOther {
+					t.Errorf("%s: others carried %g connections, want %g", name, m.GetCounter().GetValue(), wantOther)
+				}
+			}
+		}
+	}
+	step("at first", maxSeries+1, 10*100)
+	step("nothing happened", maxSeries+1, 10*100)
+	src.status.Services = many(maxSeries+10, 103)
+	step("three more each", maxSeries+1, 10*103)
+	src.status.Services = append(many(maxSeries-5, 103), many(maxSeries+10, 103)[maxSeries:]...)
+	step("services with series deleted", maxSeries-5+1, 10*103)
+	src.status.Services = many(maxSeries-5, 103)
+	step("others deleted", maxSeries-5+1, 10*103)
+	src.status.Services = many(maxSeries, 1)
+	step("room again", maxSeries+1, 10*103)
+}
+
+func many(n int, total uint64) []plan.ServiceStatus {
+	out := make([]plan.ServiceStatus, n)
+	for i := range out {
+		out[i] = plan.ServiceStatus{
+			Namespace: "ns", Name: fmt.Sprintf("svc-%05d", i), Protocol: "TCP",
+			Connections: plan.Connections{Total: total},
+		}
+	}
+	return out
+}

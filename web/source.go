@@ -1,0 +1,33 @@
+package web
+
+import (
+	"context"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Source is the running proxy. Implementations are safe for concurrent use.
+type Source interface {
+	// Status returns the present state. The caller doesn't modify it.
+	Status() plan.Status
+	// Connections lists what is alive in every data plane.
+	Connections(ctx context.Context) ([]plan.ConnectionStatus, error)
+	// Subscribe returns a channel of events from now on, and a function that
+	// ends the subscription. A subscriber that doesn't keep up loses events; the
+	// source never waits for it. The source closes the channel when it stops.
+	Subscribe() (<-chan plan.Event, func())
+	// Pin keeps a service port in a data plane until PreferAuto.
+	Pin(k service.Key, p service.Preference) error
+	// Health returns what the health endpoints judge by.
+	Health() HealthReport
+}
+
+// HealthReport is what the health endpoints judge by. One pass programs both
+// address families, so it holds for both.
+type HealthReport struct {
+	LastUpdated  time.Time // end of the last pass that succeeded; zero if none has
+	PendingSince time.Time // since when a change waits for a successful pass; zero if none waits
+	NodeEligible bool      // the node isn't about to be deleted (KEP-3836)
+}
