@@ -19,7 +19,7 @@ const maglevTries = 16
 // clients spread over the others and few others move. The table depends only
 // on the set of addresses and weights, so every node chooses alike.
 //
-// A table takes 256 KiB and about 2 ms to make. It is made by the first pick:
+// A table takes 256 KiB and a few milliseconds to make. It is made by the first pick:
 // most services of a big cluster never carry a connection in userspace.
 type maglev struct {
 	loads
@@ -74,8 +74,12 @@ func maglevTable(targets []Target) []int32 {
 	for i := range table {
 		table[i] = -1
 	}
-	for range table {
-		i := turns.next(nil)
+	equal := equalWeights(targets)
+	for k := range table {
+		i := int32(k % len(ids))
+		if !equal {
+			i = turns.next(nil)
+		}
 		for table[next[i]] >= 0 {
 			next[i] = (next[i] + skip[i]) % maglevSize
 		}
