@@ -16,6 +16,24 @@ func (s *Service) Backends(f *Frontend, c Client, pods []netip.Prefix) []Backend
 	return g.Cluster
 }
 
+// VerdictFor returns what happens to a new connection from c to f, source
+// ranges included: clients outside them are dropped, as kube-proxy does.
+func (s *Service) VerdictFor(f *Frontend, c Client, pods []netip.Prefix) Verdict {
+	switch {
+	case !f.Allows(c):
+		return Drop
+	case takesConnections(s.Backends(f, c, pods)):
+		return Forward
+	}
+	return f.Verdict
+}
+
+// Serves reports whether f forwards some client: every client where its
+// verdict is Forward, short-circuited ones where only the Local group is empty.
+func (s *Service) Serves(f *Frontend) bool {
+	return f.Verdict == Forward || f.ShortCircuit && takesConnections(s.Groups[f.Family].Cluster)
+}
+
 // Masquerades reports whether the node's address replaces c's on the way to
 // the endpoint at backend.
 func (f *Frontend) Masquerades(c Client, backend netip.Addr, pods []netip.Prefix) bool {

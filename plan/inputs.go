@@ -28,6 +28,8 @@ type Inputs struct {
 	Policy   Policy
 	Observed Observed
 	Failed   map[service.Key]Failure // programming failures, per service port
+	// Pins are wishes made with `kproxy pin`. They override the annotation, also
+	// where the pin is "auto".
 	Pins     map[service.Key]service.Preference
 	Previous *Plan // the plan before this one; nil at start
 }
@@ -70,7 +72,7 @@ type Observed struct {
 
 // Failure is a service port whose kernel rules could not be programmed.
 type Failure struct {
-	Since  time.Time
+	Since  time.Time // of the last attempt
 	Reason string
 	Hash   uint64 // KernelHash that failed; a new specification is tried at once
 }

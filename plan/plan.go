@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"time"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -77,14 +78,23 @@ type Plan struct {
 	Generation uint64 // hash of the Snapshot it was computed from
 	Time       time.Time
 	Mode       Mode
-	Node       service.Node
-	Policy     Policy
-	Services   []*Service
+	// Kernel is the kernel data plane that Mode leads to on this host: None in
+	// mode userspace.
+	Kernel   DataPlane
+	Node     service.Node
+	Policy   Policy
+	Services []*Service
 
 	// Wake is when time alone changes the plan; zero if it doesn't.
 	Wake time.Time
 
-	memory map[service.Key]memory
+	// What the next Compute may build on. memory and facts are parallel to
+	// Services.
+	memory   []memory
+	facts    []facts
+	contests *contests
+	kernel   kernelChoice
+	health   *health.View
 }
 
 // Service is the decision for one service port.
@@ -100,7 +110,7 @@ type Service struct {
 	State       State
 	Reason      string    // one line: why it is where it is
 	QualifiesAt time.Time // when it is offloaded if nothing changes; zero if unknown
-	Problems    []string  // what is wrong with its specification, one sentence each
+	Problems    []string  // what is wrong with its specification, a line each
 
 	// Beneath is the kernel data plane whose rules lie beneath the portal, for
 	// when the service is offloaded or kproxy is dead; None in mode userspace.
@@ -132,6 +142,8 @@ type Frontend struct {
 	Protocol service.Protocol
 	// Address has the zero Addr for a NodePort: every local address of the family.
 	Address netip.AddrPort
+	// Verdict is for clients in general. Short-circuited clients may be forwarded
+	// although it is Drop; see [Service.VerdictFor] and [Service.Serves].
 	Verdict Verdict
 	// Local: connections use the Local group, else the Cluster group.
 	Local bool

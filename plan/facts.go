@@ -1,0 +1,110 @@
+package plan
+
+import (
+	"cmp"
+	"maps"
+	"slices"
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// facts are what decides about a service port besides time and what the data
+// planes report. They are made together with the parts of a Service that
+// depend on nothing else either, and both serve the next plan as they are if
+// nothing they depend on changed.
+type facts struct {
+	entry uint64 // hash of the snapshot's entry
+
+	refusal       string // why no frontend serves anybody; empty if one does
+	inexpressible string // why the kernel can't carry it; empty if it can
+	panic         string // why endpoints that are down are served; empty if they aren't
+	steady        uint64 // what must not change for it to be steady
+	flaps         []flap
+}
+
+// flap is a change of health of the endpoint in a row of Service.Endpoints.
+type flap struct {
+	at  time.Time
+	row int
+}
+
+// reusable reports whether the previous plan's i-th service is still right
+// for the service port given, but for its data plane and state.
+func (c *computation) reusable(i int, p *service.Port, entry uint64) bool {
+	old := c.previous
+	if !c.sameWorld || old.facts[i].entry != entry || old.Services[i].Port.Source != p.Source {
+		return false // the hash doesn't cover Source
+	}
+	if old.contests != c.contests && !maps.Equal(old.contests.lost[p.Key], c.contests.lost[p.Key]) {
+		return false
+	}
+	if old.health == c.in.Health {
+		return true
+	}
+	for j := range old.Services[i].Endpoints {
+		e := &old.Services[i].Endpoints[j]
+		st := c.in.Health.Of(p, e.Address)
+		if st.Since != e.Since || st.LastError != e.Error || st.Status.String() != e.Health {
+			return false
+		}
+	}
+	return true
+}
+
+// settle makes the Service of a service port, without its data plane and
+// state, and the facts that these are decided by.
+func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint64) (*Service, facts) {
+	s := &Service{Port: p, Frontends: c.frontends(p), Beneath: c.kernel.plane}
+	f := facts{entry: entry, inexpressible: Inexpressible(c.kernel.plane, p)}
+	s.Endpoints, f.flaps = c.rows(p, eps)
+	if p.Protocol == service.SCTP && c.kernel.plane == None {
+		for i := range s.Frontends {
+			s.Frontends[i].Verdict = Reject
+		}
+		f.refusal = "SCTP can't be served in userspace; " + c.kernel.why
+	} else {
+		f.panic = c.fillGroups(s, eps)
+		f.refusal = refusal(s)
+	}
+	s.Problems = c.problems(p, eps)
+	s.Degraded = degraded(s.Beneath, p)
+	s.KernelHash = kernelHash(s, &c.in.Policy)
+	f.steady = steadyHash(s)
+	return s, f
+}
+
+// fillGroups fills the groups that frontends use and sets the verdicts. It
+// returns what there is to say about panic.
+func (c *computation) fillGroups(s *Service, eps []service.Endpoint) string {
+	var said string
+	for _, fam := range service.Families {
+		var useCluster, useLocal bool
+		for i := range s.Frontends {
+			if f := &s.Frontends[i]; f.Family == fam {
+				useCluster = useCluster || !f.Local || f.ShortCircuit
+				useLocal = useLocal || f.Local
+			}
+		}
+		if !useCluster && !useLocal {
+			continue
+		}
+		sel := selectEndpoints(eps, fam, c.node)
+		g := &s.Groups[fam]
+		var clusterPanic, localPanic string
+		if useCluster {
+			g.Cluster, clusterPanic = c.group(s.Port, s.Endpoints, sel.cluster)
+		}
+		if useLocal {
+			g.Local, localPanic = c.group(s.Port, s.Endpoints, sel.local)
+		}
+		said = cmp.Or(said, clusterPanic, localPanic)
+		somewhere := slices.ContainsFunc(sel.anywhere, func(i int) bool { return eps[i].Weight > 0 })
+		for i := range s.Frontends {
+			if f := &s.Frontends[i]; f.Family == fam {
+				f.Verdict = verdict(f, g, somewhere)
+			}
+		}
+	}
+	return said
+}

@@ -1,0 +1,178 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/service"
+)
+
+// t0 is when every test's world begins.
+var t0 = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+
+var (
+	testNode   = service.Node{Name: "n1", Zone: "zone-a", Addresses: addrs("192.168.0.1", "fd00:1::1")}
+	testHealth = health.Defaults{Kind: service.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
+	allCaps    = Caps{IPTables: Capability{Name: "iptables", Supported: true}, IPVS: Capability{Name: "ipvs", Reason: "not built"}}
+)
+
+func addrs(in ...string) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range in {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+func prefixes(in ...string) []netip.Prefix {
+	var out []netip.Prefix
+	for _, s := range in {
+		out = append(out, netip.MustParsePrefix(s))
+	}
+	return out
+}
+
+// port returns a plain TCP service port "ns/name".
+func port(name string, change ...func(*service.Port)) service.Port {
+	p := service.Port{
+		Key: service.Key{Namespace: "ns", Name: name, Protocol: service.TCP}, Created: t0, Number: 80,
+		ClusterIPs: addrs("10.96.0.1"),
+	}
+	for _, c := range change {
+		c(&p)
+	}
+	return p
+}
+
+// endpoint parses what tests say of an endpoint: an address, then words.
+//
+//	"10.0.0.1 n1 ready", "10.0.0.2 n2 serving terminating zone:a,b node:n1 weight:3"
+//
+// The port is 8080 unless given.
+func endpoint(s string) service.Endpoint {
+	words := strings.Fields(s)
+	e := service.Endpoint{Weight: 1}
+	if ap, err := netip.ParseAddrPort(words[0]); err == nil {
+		e.Address = ap
+	} else {
+		e.Address = netip.AddrPortFrom(netip.MustParseAddr(words[0]), 8080)
+	}
+	for _, w := range words[1:] {
+		name, value, _ := strings.Cut(w, ":")
+		switch name {
+		case "ready":
+			e.Ready, e.Serving = true, true
+		case "serving":
+			e.Serving = true
+		case "terminating":
+			e.Terminating = true
+		case "zone":
+			e.ZoneHints = strings.Split(value, ",")
+		case "node":
+			e.NodeHints = strings.Split(value, ",")
+		case "weight":
+			fmt.Sscan(value, &e.Weight)
+		default:
+			e.Node = w
+		}
+	}
+	return e
+}
+
+func endpoints(in ...string) []service.Endpoint {
+	var out []service.Endpoint
+	for _, s := range in {
+		out = append(out, endpoint(s))
+	}
+	return out
+}
+
+// world is what a test hands to Compute, with the parts that it changes.
+type world struct {
+	t  *testing.T
+	in Inputs
+	// ports and eps make the snapshot.
+	ports  map[service.Key]service.Port
+	eps    map[service.Key][]service.Endpoint
+	states map[health.Target]health.State
+}
+
+func newWorld(t *testing.T) *world {
+	w := &world{
+		t: t, ports: map[service.Key]service.Port{}, eps: map[service.Key][]service.Endpoint{},
+		states: map[health.Target]health.State{},
+	}
+	w.in = Inputs{
+		Now: t0, Caps: allCaps, Policy: DefaultPolicy(),
+		Observed: Observed{Carried: map[service.Key]uint64{}, Programmed: map[service.Key]uint64{}, Adopted: map[service.Key]bool{}},
+		Failed:   map[service.Key]Failure{}, Pins: map[service.Key]service.Preference{},
+	}
+	w.in.Policy.Mode = ModeIPTables
+	return w
+}
+
+func (w *world) set(p service.Port, eps ...string) {
+	w.ports[p.Key] = p
+	w.eps[p.Key] = endpoints(eps...)
+}
+
+// health sets the state of the endpoint at address (port 8080) of "ns/name".
+func (w *world) health(name, address string, st health.Status, since time.Time, flaps ...time.Time) {
+	p := w.ports[service.Key{Namespace: "ns", Name: name, Protocol: service.TCP}]
+	v := health.NewView(testHealth, nil)
+	w.states[v.Target(&p, endpoint(address).Address)] = health.State{Status: st, Since: since, Flaps: flaps}
+}
+
+func (w *world) snapshot() *service.Snapshot {
+	var b service.Builder
+	b.SetNode(testNode)
+	for k, p := range w.ports {
+		if err := b.AddPort(p); err != nil {
+			w.t.Fatal(err)
+		}
+		for _, e := range w.eps[k] {
+			b.AddEndpoint(k, e)
+		}
+	}
+	return b.Build()
+}
+
+// view is a copy of the health states.
+func (w *world) view() *health.View {
+	states := map[health.Target]health.State{}
+	for t, s := range w.states {
+		states[t] = s
+	}
+	return health.NewView(testHealth, states)
+}
+
+// compute makes the next plan, and checks what holds for every plan.
+func (w *world) compute() *Plan {
+	w.t.Helper()
+	w.in.Snapshot, w.in.Health = w.snapshot(), w.view()
+	p := Compute(w.in)
+	checkPlan(w.t, &w.in, p)
+	w.in.Previous = p
+	return p
+}
+
+// one computes and returns the only service.
+func (w *world) one() *Service {
+	w.t.Helper()
+	p := w.compute()
+	if len(p.Services) != 1 {
+		w.t.Fatalf("plan has %d services, want 1", len(p.Services))
+	}
+	return p.Services[0]
+}
+
+// program makes the kernel hold the rules of the last plan.
+func (w *world) program() {
+	for _, s := range w.in.Previous.Services {
+		w.in.Observed.Programmed[s.Port.Key] = s.KernelHash
+	}
+}

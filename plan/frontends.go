@@ -1,0 +1,141 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// families returns the families a service port is served in: those of its
+// cluster addresses, as kube-proxy does; a service without any is served in
+// those of its other addresses, and one with only a node port in both.
+func families(p *service.Port) (has [2]bool) {
+	for _, addrs := range [][]netip.Addr{p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs} {
+		for _, a := range addrs {
+			has[service.FamilyOf(a)] = true
+		}
+		if len(p.ClusterIPs) > 0 {
+			return has
+		}
+	}
+	if !has[service.IPv4] && !has[service.IPv6] {
+		return [2]bool{true, true}
+	}
+	return has
+}
+
+// place is an address at which a service port wants to answer. Two service
+// ports can't have the same.
+type place struct {
+	family   service.Family
+	protocol service.Protocol
+	address  netip.AddrPort // the zero Addr for a node port
+}
+
+// eachPlace calls f for every place p wants, in order of kind, then address.
+// An address that p names twice counts once: as its cluster address if it is
+// one, and rather as load balancer address than as external, because source
+// ranges apply to those.
+func eachPlace(p *service.Port, f func(Kind, place)) {
+	has := families(p)
+	each := func(k Kind, addrs []netip.Addr, but ...[]netip.Addr) {
+		for _, a := range addrs {
+			fam := service.FamilyOf(a)
+			if !has[fam] || slices.ContainsFunc(but, func(o []netip.Addr) bool { return slices.Contains(o, a) }) {
+				continue
+			}
+			f(k, place{fam, p.Protocol, netip.AddrPortFrom(a, p.Number)})
+		}
+	}
+	each(ClusterIP, p.ClusterIPs)
+	each(ExternalIP, p.ExternalIPs, p.ClusterIPs, p.LoadBalancerIPs)
+	each(LoadBalancer, p.LoadBalancerIPs, p.ClusterIPs)
+	if p.NodePort == 0 {
+		return
+	}
+	for _, fam := range service.Families {
+		if has[fam] {
+			f(NodePort, place{fam, p.Protocol, netip.AddrPortFrom(netip.Addr{}, p.NodePort)})
+		}
+	}
+}
+
+// frontends returns p's frontends without their verdicts. Places that other
+// service ports have are left out.
+func (c *computation) frontends(p *service.Port) []Frontend {
+	lost := c.contests.lost[p.Key]
+	out := make([]Frontend, 0, len(p.ClusterIPs)+len(p.ExternalIPs)+len(p.LoadBalancerIPs)+2)
+	eachPlace(p, func(k Kind, at place) {
+		if _, gone := lost[at]; gone {
+			return
+		}
+		f := Frontend{Kind: k, Family: at.family, Protocol: at.protocol, Address: at.address}
+		if k == ClusterIP {
+			f.Local = p.InternalLocal
+		} else {
+			f.Local, f.ShortCircuit = p.ExternalLocal, p.ExternalLocal
+		}
+		f.Masquerade = c.masquerade(&f)
+		if k == LoadBalancer {
+			f.SourceRanges = c.sourceRanges(p, at.family)
+		}
+		out = append(out, f)
+	})
+	return out
+}
+
+// masquerade returns f's rule (SEMANTICS note f). Traffic from outside comes
+// back through this node only if the node's address replaces the client's,
+// except where the endpoint is on this node.
+func (c *computation) masquerade(f *Frontend) Masquerade {
+	switch {
+	case f.Kind != ClusterIP && f.Local:
+		return MasqueradeNodeLocal
+	case f.Kind != ClusterIP, c.in.Policy.MasqueradeAll:
+		return MasqueradeAlways
+	case c.detects[f.Family]:
+		return MasqueradeUnlessPod
+	}
+	return MasqueradeNever
+}
+
+// sourceRanges returns the clients that p's load balancer addresses of one
+// family admit (SEMANTICS note g): the ranges of that family, none if one of
+// them holds every address. If they admit this node, they admit the load
+// balancer addresses too: a node to which such an address was routed uses it
+// as its source address when it connects there.
+func (c *computation) sourceRanges(p *service.Port, f service.Family) []netip.Prefix {
+	var out []netip.Prefix
+	for _, r := range p.SourceRanges {
+		if service.FamilyOf(r.Addr()) != f {
+			continue
+		}
+		if r.Bits() == 0 {
+			return nil
+		}
+		out = append(out, r)
+	}
+	if !slices.ContainsFunc(c.node.Addresses, func(a netip.Addr) bool { return contains(out, a) }) {
+		return out
+	}
+	for _, a := range p.LoadBalancerIPs {
+		if service.FamilyOf(a) == f && !contains(out, a) {
+			out = append(out, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return out
+}
+
+// verdict returns what happens to a client that isn't short-circuited.
+// somewhere says that endpoints that take connections exist, on any node.
+func verdict(f *Frontend, g *Groups, somewhere bool) Verdict {
+	switch {
+	case f.Local && takesConnections(g.Local), !f.Local && takesConnections(g.Cluster):
+		return Forward
+	case f.Local && somewhere:
+		return Drop
+	}
+	return Reject
+}

@@ -1,0 +1,144 @@
+package plan
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/service"
+)
+
+var allStates = []State{StateUserspace, StateQualifying, StateOffloaded, StateRecalled, StatePinned, StateRejecting}
+
+// checkPlan fails the test unless p has what every plan of in must have.
+func checkPlan(t *testing.T, in *Inputs, p *Plan) {
+	t.Helper()
+	if p.Generation != in.Snapshot.Hash() || !p.Time.Equal(in.Now) || len(p.Services) != in.Snapshot.Len() {
+		t.Fatalf("plan isn't about its inputs")
+	}
+	if !p.Wake.IsZero() && !p.Wake.After(in.Now) {
+		t.Fatalf("wake %v isn't after now %v", p.Wake, in.Now)
+	}
+	taken := map[place]service.Key{}
+	for i, s := range p.Services {
+		port, eps, _ := in.Snapshot.At(i)
+		if s.Port.Key != port.Key || p.Find(port.Key) != s {
+			t.Fatalf("service %d is %v, want %v", i, s.Port.Key, port.Key)
+		}
+		if diff := cmp.Diff(eps, plainEndpoints(s.Endpoints), compareAddrs); diff != "" {
+			t.Fatalf("%v: endpoints (-want +got):\n%s", s.Port.Key, diff)
+		}
+		for _, f := range s.Frontends {
+			at := place{f.Family, f.Protocol, f.Address}
+			if other, ok := taken[at]; ok {
+				t.Fatalf("%v and %v both have %v", s.Port.Key, other, at)
+			}
+			taken[at] = s.Port.Key
+		}
+		checkStanding(t, p, s)
+		checkVerdicts(t, s)
+		checkHealth(t, in, s)
+	}
+}
+
+func plainEndpoints(in []Endpoint) []service.Endpoint {
+	var out []service.Endpoint
+	for _, e := range in {
+		out = append(out, e.Endpoint)
+	}
+	return out
+}
+
+// checkStanding: one state, with a data plane that goes with it, and a reason.
+func checkStanding(t *testing.T, p *Plan, s *Service) {
+	t.Helper()
+	if !slices.Contains(allStates, s.State) || s.Reason == "" {
+		t.Fatalf("%v: state %q, reason %q", s.Port.Key, s.State, s.Reason)
+	}
+	serves := slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return s.Serves(&f) })
+	if serves != (s.DataPlane != None) || serves != (s.State != StateRejecting) {
+		t.Fatalf("%v: serves %v in data plane %q, state %q", s.Port.Key, serves, s.DataPlane, s.State)
+	}
+	if s.Beneath != p.Kernel || (s.Beneath == None) != (s.KernelHash == 0) {
+		t.Fatalf("%v: beneath %q with hash %d", s.Port.Key, s.Beneath, s.KernelHash)
+	}
+	if s.DataPlane != Userspace && s.DataPlane != None && s.DataPlane != s.Beneath {
+		t.Fatalf("%v: data plane %q above %q", s.Port.Key, s.DataPlane, s.Beneath)
+	}
+	if s.DataPlane != None {
+		switch s.State {
+		case StateUserspace, StateQualifying, StateRecalled:
+			if s.DataPlane != Userspace {
+				t.Fatalf("%v: %s in data plane %q", s.Port.Key, s.State, s.DataPlane)
+			}
+		}
+		if why := Inexpressible(s.DataPlane, s.Port); why != "" && s.Port.Protocol != service.SCTP {
+			t.Fatalf("%v: in data plane %q although %s", s.Port.Key, s.DataPlane, why)
+		}
+	}
+	if !s.QualifiesAt.IsZero() && (!s.QualifiesAt.After(p.Time) || s.DataPlane != Userspace) {
+		t.Fatalf("%v: qualifies at %v, now is %v", s.Port.Key, s.QualifiesAt, p.Time)
+	}
+}
+
+// checkVerdicts: a frontend forwards if and only if its group takes connections.
+func checkVerdicts(t *testing.T, s *Service) {
+	t.Helper()
+	usable := map[string]bool{}
+	for _, f := range s.Frontends {
+		g := s.Groups[f.Family].Cluster
+		if f.Local {
+			g = s.Groups[f.Family].Local
+		}
+		if (f.Verdict == Forward) != takesConnections(g) {
+			t.Fatalf("%v: verdict %q with backends %v", s.Port.Key, f.Verdict, g)
+		}
+		if f.Verdict == Drop && !f.Local {
+			t.Fatalf("%v: %v drops under policy Cluster", s.Port.Key, f.Address)
+		}
+	}
+	for fam, g := range s.Groups {
+		for _, b := range append(slices.Clone(g.Cluster), g.Local...) {
+			if service.FamilyOf(b.Address.Addr()) != service.Family(fam) {
+				t.Fatalf("%v: %v in the group of %v", s.Port.Key, b.Address, service.Family(fam))
+			}
+			usable[b.Address.String()] = usable[b.Address.String()] || b.Weight > 0
+		}
+		for _, b := range g.Local {
+			if !b.Local {
+				t.Fatalf("%v: %v in the local group", s.Port.Key, b.Address)
+			}
+		}
+	}
+	for _, e := range s.Endpoints {
+		if e.Usable != usable[e.Address.String()] {
+			t.Fatalf("%v: %v usable %v, want %v", s.Port.Key, e.Address, e.Usable, !e.Usable)
+		}
+	}
+}
+
+// checkHealth: with the default threshold, a group has a backend that is down
+// only if it has none that is up and takes connections.
+func checkHealth(t *testing.T, in *Inputs, s *Service) {
+	t.Helper()
+	if in.Policy.PanicThreshold != 0 {
+		return
+	}
+	down := map[string]bool{}
+	for _, e := range s.Endpoints {
+		down[e.Address.String()] = e.Health == "down"
+	}
+	for _, g := range s.Groups {
+		for _, backends := range [][]Backend{g.Cluster, g.Local} {
+			var anyDown, anyUp bool
+			for _, b := range backends {
+				anyDown = anyDown || down[b.Address.String()]
+				anyUp = anyUp || !down[b.Address.String()] && b.Weight > 0
+			}
+			if anyDown && anyUp {
+				t.Fatalf("%v: backends %v mix up and down (%v)", s.Port.Key, backends, down)
+			}
+		}
+	}
+}

@@ -1,0 +1,187 @@
+package plan
+
+import (
+	"cmp"
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// flapWindow is the time within which Policy.FlapLimit counts.
+const flapWindow = time.Minute
+
+// standing is where a service port stands at one moment.
+type standing struct {
+	plane       DataPlane
+	state       State
+	reason      string
+	qualifiesAt time.Time
+	wake        time.Time // when time alone changes the above
+}
+
+// stand decides where s stands now, and updates what is remembered of it. The
+// order of the questions is the order of precedence.
+func (c *computation) stand(s *Service, f *facts, m *memory) standing {
+	m.observe(f.steady, c.in.Now)
+	if f.refusal != "" {
+		// It stays offloaded in memory: endpoints that come back are a change like
+		// any other.
+		return standing{plane: None, state: StateRejecting, reason: f.refusal}
+	}
+	if s.Port.Protocol == service.SCTP {
+		return c.standKernelOnly(s, f, m)
+	}
+	pin, by := c.pinOf(s.Port)
+	switch {
+	case pin == service.PreferUserspace:
+		// The pin is a person's decision: what the service did before doesn't
+		// make it wait when it is unpinned.
+		m.forgive()
+		return standing{plane: Userspace, state: StatePinned, reason: "pinned to userspace by " + by}
+	case c.kernel.plane == None:
+		m.forgive()
+		return standing{plane: Userspace, state: StateUserspace, reason: c.kernel.why}
+	case f.inexpressible != "":
+		m.forgive()
+		return standing{plane: Userspace, state: StateUserspace, reason: f.inexpressible}
+	}
+	failure := c.heedFailure(s, m)
+	if pin == service.PreferKernel {
+		if m.waitHash != 0 && c.in.Now.Before(m.waitUntil) {
+			return c.standWaiting(m)
+		}
+		m.offload(c.in.Now)
+		return c.standOffloaded(s, StatePinned, "pinned to the kernel by "+by, failure)
+	}
+	c.heedFlaps(f, m)
+	if m.offloaded {
+		return c.standOffloaded(s, StateOffloaded, reasonQualified, failure)
+	}
+	return c.standQualifying(s, f, m, failure)
+}
+
+// standKernelOnly is for SCTP, which userspace can't serve.
+func (c *computation) standKernelOnly(s *Service, f *facts, m *memory) standing {
+	m.offload(c.in.Now)
+	out := standing{plane: c.kernel.plane, state: StateOffloaded, reason: reasonKernelOnly}
+	failure, failed := c.in.Failed[s.Port.Key]
+	switch {
+	case failed && failure.Hash == s.KernelHash:
+		out.reason = failureText(failure.Reason)
+	case !c.programmed(s):
+		out.reason = reasonUpdating
+	case f.inexpressible != "":
+		out.reason += "; " + f.inexpressible
+	}
+	return out
+}
+
+// standOffloaded is for a service that has left userspace. While the kernel's
+// rules aren't those of this plan, userspace serves it for them.
+func (c *computation) standOffloaded(s *Service, st State, reason, failure string) standing {
+	if !c.programmed(s) {
+		return standing{plane: Userspace, state: st, reason: cmp.Or(failure, reasonUpdating)}
+	}
+	return standing{plane: c.kernel.plane, state: st, reason: reason}
+}
+
+// standWaiting is for a recalled service during its back-off.
+func (c *computation) standWaiting(m *memory) standing {
+	return standing{plane: Userspace, state: StateRecalled, reason: m.waitReason, wake: m.waitUntil}
+}
+
+// standQualifying is for a service that only has to fulfil the conditions.
+func (c *computation) standQualifying(s *Service, f *facts, m *memory, failure string) standing {
+	p := &c.in.Policy
+	steadyAt := m.steadySince.Add(p.OffloadAfter)
+	ready := f.panic == "" && c.in.Observed.Carried[s.Port.Key] >= p.OffloadMinConnections
+	if c.in.Now.Before(m.waitUntil) {
+		out := c.standWaiting(m)
+		if ready && m.waitHash == 0 {
+			out.qualifiesAt = later(m.waitUntil, steadyAt)
+		}
+		return out
+	}
+	out := standing{plane: Userspace, state: StateQualifying}
+	switch {
+	case f.panic != "":
+		out.reason = f.panic
+	case !ready:
+		out.reason = c.reasons.carry
+	case c.in.Now.Before(steadyAt):
+		out.reason, out.qualifiesAt, out.wake = c.reasons.steady, steadyAt, steadyAt
+	case !c.programmed(s):
+		out.reason = cmp.Or(failure, reasonWriting)
+	default:
+		m.offload(c.in.Now)
+		return c.standOffloaded(s, StateOffloaded, reasonQualified, failure)
+	}
+	return out
+}
+
+// heedFailure recalls s if its present rules could not be programmed and this
+// wasn't known before, and lets new rules be tried at once. It returns the
+// failure in force; empty if there is none.
+func (c *computation) heedFailure(s *Service, m *memory) string {
+	failure, failed := c.in.Failed[s.Port.Key]
+	if m.waitHash != 0 && m.waitHash != s.KernelHash {
+		m.stopWaiting()
+	}
+	if !failed || failure.Hash != s.KernelHash {
+		return ""
+	}
+	text := failureText(failure.Reason)
+	if failure.Since.Equal(m.failedAt) {
+		return text
+	}
+	m.recall(failure.Since, c.in.Policy.BackoffMax)
+	m.failedAt, m.waitHash, m.waitReason = failure.Since, s.KernelHash, text
+	return text
+}
+
+// heedFlaps recalls an offloaded service whose endpoints changed health too
+// often since it was offloaded: in userspace a connection that fails is tried
+// on another endpoint, so that clients don't see it.
+func (c *computation) heedFlaps(f *facts, m *memory) {
+	if !m.offloaded || len(f.flaps) <= c.in.Policy.FlapLimit {
+		return
+	}
+	since := later(m.offloadedAt, c.in.Now.Add(-flapWindow))
+	changes, endpoints, last := 0, 0, -1
+	for _, fl := range f.flaps { // in order of their rows
+		if !fl.at.After(since) {
+			continue
+		}
+		changes++
+		if fl.row != last {
+			endpoints, last = endpoints+1, fl.row
+		}
+	}
+	if changes <= c.in.Policy.FlapLimit {
+		return
+	}
+	m.recall(c.in.Now, c.in.Policy.BackoffMax)
+	m.waitHash = 0
+	m.waitReason = flapText(endpoints, changes, m.backoff)
+}
+
+// programmed reports whether the kernel holds the rules that s needs now.
+func (c *computation) programmed(s *Service) bool {
+	h, ok := c.in.Observed.Programmed[s.Port.Key]
+	return ok && h == s.KernelHash
+}
+
+// pinOf returns what a user wants for p and what says so.
+func (c *computation) pinOf(p *service.Port) (service.Preference, string) {
+	if pin, ok := c.in.Pins[p.Key]; ok {
+		return pin, "kproxy pin"
+	}
+	return p.Prefer, "its annotation"
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}

@@ -1,0 +1,102 @@
+package plan
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// The reasons that don't depend on anything. They hold no countdown: QualifiesAt
+// says when, and a plan that only grew older must equal itself.
+const (
+	reasonQualified  = "qualified"
+	reasonUpdating   = "kernel rules are being updated"
+	reasonWriting    = "kernel rules are being written"
+	reasonKernelOnly = "SCTP is served by the kernel only"
+)
+
+// policyReasons are the reasons that depend on the policy only, made once per
+// Compute.
+type policyReasons struct {
+	carry  string
+	steady string
+}
+
+func reasonsOf(p *Policy) policyReasons {
+	r := policyReasons{
+		carry:  "waiting for its first connection",
+		steady: "its endpoints must stay as they are for " + durationText(p.OffloadAfter),
+	}
+	if n := p.OffloadMinConnections; n > 1 {
+		r.carry = "waiting for its first " + strconv.FormatUint(n, 10) + " connections"
+	}
+	return r
+}
+
+// refusal says why s serves nobody; empty if it serves somebody.
+func refusal(s *Service) string {
+	if len(s.Frontends) == 0 {
+		return "it has no address that it could be reached at"
+	}
+	dropped := false
+	for i := range s.Frontends {
+		if s.Serves(&s.Frontends[i]) {
+			return ""
+		}
+		dropped = dropped || s.Frontends[i].Verdict == Drop
+	}
+	ready, weights := 0, 0
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		if e.Ready || e.Serving && e.Terminating {
+			ready++
+			weights += int(e.Weight)
+		}
+	}
+	switch n := len(s.Endpoints); {
+	case n == 0:
+		return "it has no endpoints"
+	case ready == 0 && n == 1:
+		return "its only endpoint isn't ready"
+	case ready == 0:
+		return fmt.Sprintf("none of its %d endpoints is ready", n)
+	case weights == 0:
+		return "all its endpoints have weight 0"
+	case dropped:
+		return "its traffic policy is Local and no endpoint on this node takes connections"
+	}
+	return "it has no endpoint of its addresses' family"
+}
+
+// flapText says why a service was recalled, and how long it has to wait.
+func flapText(endpoints, changes int, wait time.Duration) string {
+	who := "1 endpoint"
+	if endpoints != 1 {
+		who = strconv.Itoa(endpoints) + " endpoints"
+	}
+	return fmt.Sprintf("%s changed health %d times in a minute; again after %s", who, changes, durationText(wait))
+}
+
+func failureText(reason string) string {
+	return "kernel rules could not be written: " + reason
+}
+
+// durationText is d without the zero parts that time.Duration prints: "10m",
+// not "10m0s".
+func durationText(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = strings.TrimSuffix(s, "0s")
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = strings.TrimSuffix(s, "0m")
+	}
+	return s
+}
+
+func algorithmText(a service.Algorithm) string {
+	return strings.ReplaceAll(string(a), "-", " ")
+}

@@ -1,0 +1,57 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// Rows returns a row for every service port as of now, without the counters,
+// which the data planes have.
+func (p *Plan) Rows(now time.Time) []ServiceStatus {
+	out := make([]ServiceStatus, len(p.Services))
+	for i, s := range p.Services {
+		out[i] = s.Row(now)
+	}
+	return out
+}
+
+// Row returns the status of s as of now, without the counters. Its endpoints
+// are in the order of s.Endpoints.
+func (s *Service) Row(now time.Time) ServiceStatus {
+	proto, _ := s.Port.Protocol.MarshalText() // never fails
+	row := ServiceStatus{
+		Namespace: s.Port.Namespace, Name: s.Port.Name, Port: s.Port.Port,
+		Protocol: string(proto), Algorithm: string(s.Port.Algorithm),
+		Addresses: []netip.AddrPort{},
+		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason,
+		QualifiesInSeconds: secondsUntil(s.QualifiesAt, now),
+		Degraded:           s.Degraded, Problems: s.Problems,
+		Endpoints: make([]EndpointStatus, len(s.Endpoints)),
+	}
+	for i := range s.Frontends {
+		if f := &s.Frontends[i]; f.Kind == NodePort {
+			row.NodePort = f.Address.Port()
+		} else {
+			row.Addresses = append(row.Addresses, f.Address)
+		}
+	}
+	slices.SortFunc(row.Addresses, netip.AddrPort.Compare)
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		row.Endpoints[i] = EndpointStatus{
+			Address: e.Address, Node: e.Node,
+			Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
+			Local: e.Local, Weight: e.Weight, Usable: e.Usable,
+			Health: e.Health, Since: e.Since, LastError: e.Error,
+		}
+	}
+	return row
+}
+
+func secondsUntil(at, now time.Time) float64 {
+	if at.IsZero() {
+		return 0
+	}
+	return max(at.Sub(now), 0).Seconds()
+}

@@ -1,0 +1,48 @@
+package plan
+
+import (
+	"cmp"
+	"slices"
+
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/service"
+)
+
+// Targets returns the probes that the endpoints of s need, sorted, each once
+// however many service ports share it: those of every endpoint that some
+// traffic policy could choose, here or, when nodes come and go, later. An
+// endpoint that isn't ready is not probed before it is.
+func Targets(s *service.Snapshot, d health.Defaults) []health.Target {
+	if s == nil {
+		return nil
+	}
+	view := health.NewView(d, nil)
+	seen := map[health.Target]bool{}
+	var out []health.Target
+	for p, eps := range s.All() {
+		if d.Fill(p.Health, p.Protocol).Kind == service.CheckOff {
+			continue
+		}
+		for i := range eps {
+			if !eps[i].Ready && !(eps[i].Serving && eps[i].Terminating) {
+				continue
+			}
+			if t := view.Target(p, eps[i].Address); !seen[t] {
+				seen[t] = true
+				out = append(out, t)
+			}
+		}
+	}
+	slices.SortFunc(out, compareTargets)
+	return out
+}
+
+func compareTargets(a, b health.Target) int {
+	x, y := a.Check, b.Check
+	return cmp.Or(
+		a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol),
+		cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.Path, y.Path), cmp.Compare(x.Port, y.Port),
+		cmp.Compare(x.Interval, y.Interval), cmp.Compare(x.Timeout, y.Timeout),
+		cmp.Compare(x.Rise, y.Rise), cmp.Compare(x.Fall, y.Fall),
+	)
+}

@@ -1,0 +1,96 @@
+package plan
+
+import (
+	"fmt"
+
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/service"
+)
+
+// rows returns every endpoint with what is known of its health, and the times
+// at which their health changed.
+func (c *computation) rows(p *service.Port, eps []service.Endpoint) ([]Endpoint, []flap) {
+	rows := make([]Endpoint, len(eps))
+	var flaps []flap
+	for i := range eps {
+		st := c.in.Health.Of(p, eps[i].Address)
+		rows[i] = Endpoint{
+			Endpoint: eps[i], Local: isLocal(&eps[i], c.node),
+			Health: st.Status.String(), Since: st.Since, Error: st.LastError,
+		}
+		for _, t := range st.Flaps {
+			flaps = append(flaps, flap{at: t, row: i})
+		}
+	}
+	return rows, flaps
+}
+
+var downText = health.Down.String()
+
+// down reports whether e failed its health check. What isn't known is used.
+func (e *Endpoint) down() bool { return e.Health == downText }
+
+// group makes the backends of the endpoints chosen. Those that are down are
+// left out, unless so few are up that they could not carry the load (the panic
+// threshold); then all are served as if they were up, and the sentence
+// returned says so. Endpoints of weight 0 stay in the group for the sake of
+// connections they have; they count neither as up nor as down.
+func (c *computation) group(p *service.Port, rows []Endpoint, chosen []int) ([]Backend, string) {
+	if len(chosen) == 0 {
+		return nil, ""
+	}
+	total, up := 0, 0
+	for _, i := range chosen {
+		if rows[i].Weight == 0 {
+			continue
+		}
+		total++
+		if !rows[i].down() {
+			up++
+		}
+	}
+	panicking := up < total && float64(up) <= c.in.Policy.PanicThreshold*float64(total)
+	out := make([]Backend, 0, len(chosen))
+	for _, i := range chosen {
+		e := &rows[i]
+		if e.down() && !panicking {
+			continue
+		}
+		w := weightOf(p.Algorithm, e.Weight)
+		e.Usable = e.Usable || w > 0
+		out = append(out, Backend{Address: e.Address, Weight: w, Local: e.Local})
+	}
+	if panicking {
+		return out, panicText(up, total)
+	}
+	return out, ""
+}
+
+// weightOf returns the weight that counts: plain round robin knows only
+// whether an endpoint takes new connections.
+func weightOf(a service.Algorithm, w uint16) uint32 {
+	if a == service.RoundRobin {
+		return uint32(min(w, 1))
+	}
+	return uint32(w)
+}
+
+// takesConnections reports whether a new connection has somewhere to go.
+func takesConnections(group []Backend) bool {
+	for i := range group {
+		if group[i].Weight > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func panicText(up, total int) string {
+	switch {
+	case total == 1:
+		return "its only endpoint is down: serving as if it were up"
+	case up == 0:
+		return fmt.Sprintf("all %d endpoints are down: serving as if all were up", total)
+	}
+	return fmt.Sprintf("only %d of %d endpoints up: serving as if all were", up, total)
+}
