@@ -1,0 +1,278 @@
+// Package test checks what the compiler doesn't: that the folders keep to the
+// architecture (layout_test.go). Its subfolders hold the tests that need more
+// than one package: goldens, real packets, benchmarks.
+package test
+
+import (
+	"go/ast"
+	"go/parser"
+	"go/token"
+	"io/fs"
+	"path"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+const module = "kproxy.dev/kproxy"
+
+// row is one row of the architecture's table of packages.
+type row struct {
+	folder  string
+	imports string // kproxy's packages it may import; "*" means every one above
+	third   string // modules of others it may import
+	pure    bool   // no I/O: nothing from impure
+}
+
+// layout is the architecture: a package imports only packages above it, and
+// only those its row names. Tests may import anything. When a row has to
+// change, the design changes; say why in the commit.
+var layout = []row{
+	{folder: "service", pure: true},
+	{folder: "lb", imports: "service", pure: true},
+	{folder: "health", imports: "service", pure: true},
+	{folder: "health/probe", imports: "service health", third: "google.golang.org/grpc golang.org/x/sys golang.org/x/sync golang.org/x/time"},
+	{folder: "plan", imports: "service lb health", pure: true},
+	{folder: "kernel", imports: "service plan", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
+	{folder: "kernel/iptables", imports: "kernel plan lb service", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
+	{folder: "kernel/ipvs", imports: "kernel plan lb service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
+	{folder: "kernel/kerneltest", imports: "kernel plan service health", third: "github.com/google/go-cmp"},
+	{folder: "userspace", imports: "service lb plan health", third: "github.com/pires/go-proxyproto golang.org/x/sys golang.org/x/sync golang.org/x/time"},
+	{folder: "conntrack", imports: "service plan", third: netlink},
+	{folder: "source", imports: "service", third: kubernetes},
+	{folder: "source/file", imports: "service source", third: kubernetes + " github.com/fsnotify/fsnotify golang.org/x/sync"},
+	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go"},
+	{folder: "config", imports: "service", third: "sigs.k8s.io/yaml"},
+	{folder: "agent", imports: "*", third: "github.com/prometheus/client_golang github.com/hashicorp/go-multierror golang.org/x/sync golang.org/x/sys golang.org/x/time"},
+	{folder: "web", imports: "plan service", third: "github.com/prometheus/client_golang"},
+	{folder: "lab", third: netlink},
+	{folder: "cmd/kproxy", imports: "*", third: "github.com/urfave/cli github.com/prometheus/client_golang golang.org/x/sync golang.org/x/sys golang.org/x/term"},
+}
+
+const (
+	netlink    = "github.com/vishvananda/netlink github.com/vishvananda/netns github.com/mdlayher/netlink golang.org/x/sys"
+	kubernetes = "k8s.io/api k8s.io/apimachinery k8s.io/utils/net sigs.k8s.io/yaml go.yaml.in/yaml sigs.k8s.io/json"
+)
+
+// impure are the parts of the standard library that pure packages do without:
+// they decide and compute, others read and write.
+var impure = []string{"net", "net/http", "os", "os/exec", "log", "log/slog", "syscall", "context", "io/fs"}
+
+const (
+	maxFileLines = 500
+	softLines    = 60
+	hardLines    = 100
+	maxMethods   = 5
+)
+
+// file is one parsed Go file of the repository.
+type file struct {
+	name   string // path from the root
+	folder string
+	test   bool
+	lines  int
+	ast    *ast.File
+}
+
+func TestFoldersAreInTheTable(t *testing.T) {
+	for _, f := range parse(t) {
+		if f.folder != "." && !strings.HasPrefix(f.folder+"/", "test/") && find(f.folder) < 0 {
+			t.Errorf("%s: folder %s is not in the architecture's table of packages", f.name, f.folder)
+		}
+		if name := f.ast.Name.Name; slices.Contains([]string{"util", "utils", "common", "helpers", "misc", "shared"}, strings.TrimSuffix(name, "_test")) {
+			t.Errorf("%s: package %s is named for nothing; name it for what it does", f.name, name)
+		}
+	}
+}
+
+func TestImports(t *testing.T) {
+	for _, f := range parse(t) {
+		at := find(f.folder)
+		if f.test || at < 0 {
+			continue
+		}
+		for _, spec := range f.ast.Imports {
+			p, err := strconv.Unquote(spec.Path.Value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if why := forbidden(at, p); why != "" {
+				t.Errorf("%s imports %s: %s", f.name, p, why)
+			}
+		}
+	}
+}
+
+// forbidden says why the package in row at may not import p; empty if it may.
+func forbidden(at int, p string) string {
+	r := layout[at]
+	first, _, _ := strings.Cut(p, "/")
+	switch {
+	case strings.HasPrefix(p, module+"/"):
+		return forbiddenOwn(at, strings.TrimPrefix(p, module+"/"))
+	case strings.Contains(first, "."):
+		for m := range strings.FieldsSeq(r.third) {
+			if p == m || strings.HasPrefix(p, m+"/") {
+				return ""
+			}
+		}
+		return "others' modules are for the folders whose job they are"
+	case p == "flag" && r.folder != "cmd/kproxy":
+		return "flags are parsed under cmd/ only"
+	case r.pure && slices.Contains(impure, p):
+		return r.folder + " is pure: it touches nothing outside itself"
+	}
+	return ""
+}
+
+func forbiddenOwn(at int, folder string) string {
+	target := find(folder)
+	switch {
+	case target < 0:
+		return "it is not in the table of packages"
+	case target >= at:
+		return "a package imports only packages above it in the table"
+	case folder == "kernel/kerneltest":
+		return "it is for tests"
+	case layout[at].imports == "*" || slices.Contains(strings.Fields(layout[at].imports), folder):
+		return ""
+	}
+	return "its row in the table doesn't name it"
+}
+
+func find(folder string) int {
+	return slices.IndexFunc(layout, func(r row) bool { return r.folder == folder })
+}
+
+func TestPackagesHaveDocs(t *testing.T) {
+	docs := map[string]bool{}
+	for _, f := range parse(t) {
+		name := strings.TrimSuffix(f.ast.Name.Name, "_test")
+		prefix := "Package " + name + " "
+		if name == "main" {
+			prefix = "Command " + path.Base(f.folder) + " "
+		}
+		docs[f.folder] = docs[f.folder] || f.ast.Doc != nil && strings.HasPrefix(f.ast.Doc.Text(), prefix)
+	}
+	for folder, ok := range docs {
+		if !ok {
+			t.Errorf("%s has no package comment that says purpose, contract and concurrency", folder)
+		}
+	}
+}
+
+func TestSizes(t *testing.T) {
+	fset := token.NewFileSet()
+	for _, f := range parseInto(t, fset) {
+		if f.lines > maxFileLines {
+			t.Errorf("%s has %d lines, more than %d: split it by concept", f.name, f.lines, maxFileLines)
+		}
+		if f.test {
+			continue // tables of cases are long, and easy to read
+		}
+		for _, d := range f.ast.Decls {
+			fn, ok := d.(*ast.FuncDecl)
+			if !ok {
+				continue
+			}
+			switch n := fset.Position(fn.End()).Line - fset.Position(fn.Pos()).Line + 1; {
+			case n > hardLines:
+				t.Errorf("%s: func %s has %d lines, more than %d", f.name, fn.Name.Name, n, hardLines)
+			case n > softLines:
+				t.Logf("%s: func %s has %d lines; %d is where it starts to be hard to read", f.name, fn.Name.Name, n, softLines)
+			}
+		}
+	}
+}
+
+func TestHabits(t *testing.T) {
+	fset := token.NewFileSet()
+	for _, f := range parseInto(t, fset) {
+		if f.test {
+			continue
+		}
+		commented := map[int]bool{} // lines with a comment
+		for _, c := range f.ast.Comments {
+			commented[fset.Position(c.Pos()).Line] = true
+		}
+		ast.Inspect(f.ast, func(n ast.Node) bool {
+			switch n := n.(type) {
+			case *ast.FuncDecl:
+				if n.Recv == nil && n.Name.Name == "init" {
+					t.Errorf("%s has a func init: make it a value or a call", f.name)
+				}
+			case *ast.InterfaceType:
+				if len(n.Methods.List) > maxMethods {
+					t.Errorf("%s: an interface has %d methods, more than %d", f.name, len(n.Methods.List), maxMethods)
+				}
+			case *ast.CallExpr:
+				excused := strings.HasPrefix(f.folder, "cmd/") || commented[fset.Position(n.Pos()).Line]
+				if name := callee(n); !excused && slices.Contains([]string{"panic", "os.Exit", "log.Fatal", "log.Fatalf"}, name) {
+					t.Errorf("%s calls %s: return an error, or say in that line why it can't happen", f.name, name)
+				}
+			}
+			return true
+		})
+		for _, c := range f.ast.Comments {
+			for _, mark := range []string{"TODO", "FIXME", "XXX"} {
+				if strings.Contains(c.Text(), mark) {
+					t.Errorf("%s has a comment with %s: do it, or say what isn't there", f.name, mark)
+				}
+			}
+		}
+	}
+}
+
+// callee is the called function as written: "panic", "os.Exit".
+func callee(c *ast.CallExpr) string {
+	switch fn := c.Fun.(type) {
+	case *ast.Ident:
+		return fn.Name
+	case *ast.SelectorExpr:
+		if x, ok := fn.X.(*ast.Ident); ok {
+			return x.Name + "." + fn.Sel.Name
+		}
+	}
+	return ""
+}
+
+func parse(t *testing.T) []file { return parseInto(t, token.NewFileSet()) }
+
+// parseInto parses every Go file of the repository.
+func parseInto(t *testing.T, fset *token.FileSet) []file {
+	t.Helper()
+	const root = ".."
+	var files []file
+	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+		if err != nil {
+			return err
+		}
+		name := d.Name()
+		if d.IsDir() && p != root && (strings.HasPrefix(name, ".") || name == "testdata" || name == "bin" || name == "dist") {
+			return filepath.SkipDir
+		}
+		if d.IsDir() || !strings.HasSuffix(name, ".go") {
+			return nil
+		}
+		parsed, err := parser.ParseFile(fset, p, nil, parser.ParseComments|parser.SkipObjectResolution)
+		if err != nil {
+			return err
+		}
+		rel, err := filepath.Rel(root, p)
+		if err != nil {
+			return err
+		}
+		rel = filepath.ToSlash(rel)
+		files = append(files, file{
+			name: rel, folder: path.Dir(rel), test: strings.HasSuffix(name, "_test.go"),
+			lines: fset.File(parsed.Pos()).LineCount(), ast: parsed,
+		})
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
