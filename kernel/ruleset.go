@@ -37,11 +37,12 @@ type SetType string
 
 // The types kproxy uses (ipset(8)).
 const (
-	HashIP       SetType = "hash:ip"
-	HashIPPort   SetType = "hash:ip,port"
-	HashIPPortIP SetType = "hash:ip,port,ip"
-	HashNet      SetType = "hash:net"
-	BitmapPort   SetType = "bitmap:port"
+	HashIP        SetType = "hash:ip"
+	HashIPPort    SetType = "hash:ip,port"
+	HashIPPortIP  SetType = "hash:ip,port,ip"
+	HashIPPortNet SetType = "hash:ip,port,net"
+	HashNet       SetType = "hash:net"
+	BitmapPort    SetType = "bitmap:port"
 )
 
 // Set is one ipset of kproxy's own.
@@ -56,6 +57,9 @@ type Set struct {
 	// Dynamic sets are filled by the kernel or by kproxy's heartbeat: Diff
 	// creates and destroys them but leaves their entries alone.
 	Dynamic bool
+	// Owner is the service port the set belongs to; the zero Key for shared
+	// sets, and for sets that were read back.
+	Owner service.Key
 }
 
 // Backend puts one mode's rules into the kernel. Implementations are safe for

@@ -1,0 +1,83 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Client is a client that stays with an endpoint for the time that remains.
+type Client struct {
+	Address   netip.Addr
+	Endpoint  netip.AddrPort
+	Remaining time.Duration
+}
+
+// affinityDefault is the default lifetime of affinity sets' entries in
+// seconds, Kubernetes' default; every rule brings its service's own.
+const affinityDefault = 10800
+
+// EndpointAffinity is the set of the clients of one endpoint of k.
+func EndpointAffinity(k service.Key, endpoint netip.AddrPort) Set {
+	return Set{
+		Name: AffinitySet(k, endpoint), Type: HashIP, Family: service.FamilyOf(endpoint.Addr()),
+		Timeout: affinityDefault, Dynamic: true, Owner: k,
+	}
+}
+
+func isAffinitySet(name string) bool { return strings.HasPrefix(name, Prefix+"AFF-") }
+
+// SeedAffinity makes clients keep their endpoints when k moves to the kernel.
+// Clients of endpoints that have no set (they aren't used any more) are passed over.
+func SeedAffinity(store SetStore, k service.Key, clients []Client) error {
+	type batch struct {
+		endpoint netip.AddrPort
+		seconds  uint32
+	}
+	batches := map[batch][]string{}
+	for _, c := range clients {
+		b := batch{c.Endpoint, uint32((c.Remaining + time.Second - 1) / time.Second)}
+		if b.seconds > 0 {
+			batches[b] = append(batches[b], c.Address.String())
+		}
+	}
+	for b, addresses := range batches {
+		s := EndpointAffinity(k, b.endpoint)
+		if err := store.Add(s, b.seconds, addresses...); err != nil && !errors.Is(err, ErrNotFound) {
+			return fmt.Errorf("seed affinity of %s: %w", k, err)
+		}
+	}
+	return nil
+}
+
+// ReadAffinity returns the clients that the kernel keeps with the given
+// endpoints of k, for userspace to go on with.
+func ReadAffinity(store SetStore, k service.Key, endpoints []netip.AddrPort) ([]Client, error) {
+	of := make(map[string]netip.AddrPort, len(endpoints))
+	for _, e := range endpoints {
+		of[AffinitySet(k, e)] = e
+	}
+	states, err := store.List(func(name string) bool { _, ok := of[name]; return ok })
+	if err != nil {
+		return nil, fmt.Errorf("read affinity of %s: %w", k, err)
+	}
+	var out []Client
+	for _, s := range states {
+		endpoint, ok := of[s.Name]
+		if !ok {
+			continue
+		}
+		for i, e := range s.Entries {
+			a, err := netip.ParseAddr(e)
+			if err != nil {
+				return nil, fmt.Errorf("read affinity of %s: %w", k, err)
+			}
+			out = append(out, Client{a, endpoint, time.Duration(s.Remaining[i]) * time.Second})
+		}
+	}
+	return out, nil
+}

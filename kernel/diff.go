@@ -1,0 +1,159 @@
+package kernel
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// SetOps leads from one collection of sets to another. Apply it in the order of
+// its fields: adding before deleting keeps a service reachable on its way from
+// one set to another.
+type SetOps struct {
+	Create  []Set // without entries
+	Add     []SetEntries
+	Del     []SetEntries
+	Destroy []string
+}
+
+// Empty reports whether there is nothing to do.
+func (o SetOps) Empty() bool {
+	return len(o.Create)+len(o.Add)+len(o.Del)+len(o.Destroy) == 0
+}
+
+// Empty reports whether there is nothing to do.
+func (o Ops) Empty() bool {
+	n := len(o.CreateSets) + len(o.AddEntries) + len(o.DelEntries) + len(o.DestroySets)
+	for f := range service.Families {
+		n += len(o.Chains[f]) + len(o.AddJumps[f]) + len(o.DelJumps[f]) + len(o.DelChains[f])
+	}
+	return n == 0
+}
+
+// Diff returns what leads from have to want. It compares what the kernel holds:
+// owners don't matter, nor do entries of sets that want calls dynamic.
+func Diff(have, want Ruleset) Ops {
+	sets := DiffSets(have.Sets, want.Sets)
+	ops := Ops{CreateSets: sets.Create, AddEntries: sets.Add, DelEntries: sets.Del, DestroySets: sets.Destroy}
+	for f := range service.Families {
+		ops.Chains[f], ops.DelChains[f] = diffChains(have.Chains[f], want.Chains[f])
+		ops.AddJumps[f] = without(want.Jumps[f], have.Jumps[f])
+		ops.DelJumps[f] = without(have.Jumps[f], want.Jumps[f])
+	}
+	return ops
+}
+
+// DiffSets returns what leads from have to want. Adds come in want's order and
+// deletions in the reverse of have's, so a set that others lean on is filled
+// first and emptied last (KPROXY-ALLOW before KPROXY-RANGED).
+func DiffSets(have, want []Set) SetOps {
+	var ops SetOps
+	present := make(map[string]*Set, len(have))
+	for i := range have {
+		present[have[i].Name] = &have[i]
+	}
+	wanted := make(map[string]*Set, len(want))
+	for i := range want {
+		w := &want[i]
+		wanted[w.Name] = w
+		h, ok := present[w.Name]
+		if !ok {
+			ops.Create = append(ops.Create, header(*w))
+			h = &Set{}
+		}
+		if w.Dynamic {
+			continue
+		}
+		if add := missing(w.Entries, h.Entries); len(add) > 0 {
+			ops.Add = append(ops.Add, SetEntries{Set: header(*w), Entries: add})
+		}
+	}
+	for i := len(have) - 1; i >= 0; i-- {
+		h := &have[i]
+		w, ok := wanted[h.Name]
+		switch {
+		case !ok:
+			ops.Destroy = append(ops.Destroy, h.Name)
+		case !w.Dynamic:
+			if del := missing(h.Entries, w.Entries); len(del) > 0 {
+				ops.Del = append(ops.Del, SetEntries{Set: header(*w), Entries: del})
+			}
+		}
+	}
+	return ops
+}
+
+func header(s Set) Set {
+	s.Entries = nil
+	return s
+}
+
+// missing returns the elements of a that b lacks; both are sorted.
+func missing(a, b []string) []string {
+	if len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] {
+		return nil // the same slice, as a renderer that remembers gives it
+	}
+	var out []string
+	for _, s := range a {
+		for len(b) > 0 && b[0] < s {
+			b = b[1:]
+		}
+		if len(b) == 0 || b[0] != s {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+// diffChains merges two lists that are sorted by table and name.
+func diffChains(have, want []Chain) (changed, gone []Chain) {
+	for len(have)+len(want) > 0 {
+		order := 0
+		switch {
+		case len(have) == 0:
+			order = 1
+		case len(want) == 0:
+			order = -1
+		default:
+			order = CompareChains(have[0], want[0])
+		}
+		switch {
+		case order < 0:
+			gone = append(gone, Chain{Table: have[0].Table, Name: have[0].Name})
+			have = have[1:]
+		case order > 0:
+			changed = append(changed, want[0])
+			want = want[1:]
+		default:
+			if !sameRules(have[0].Rules, want[0].Rules) {
+				changed = append(changed, want[0])
+			}
+			have, want = have[1:], want[1:]
+		}
+	}
+	return changed, gone
+}
+
+// CompareChains orders chains by table, then name.
+func CompareChains(a, b Chain) int {
+	return cmp.Or(strings.Compare(a.Table, b.Table), strings.Compare(a.Name, b.Name))
+}
+
+func sameRules(a, b []string) bool {
+	if len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] {
+		return true
+	}
+	return slices.Equal(a, b)
+}
+
+func without(a, b []Jump) []Jump {
+	var out []Jump
+	for _, j := range a {
+		if !slices.Contains(b, j) {
+			out = append(out, j)
+		}
+	}
+	return out
+}

@@ -1,0 +1,238 @@
+package kernel
+
+import (
+	"cmp"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"syscall"
+
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/service"
+)
+
+// IPSets is the [SetStore] over netlink. Its socket belongs to the network
+// namespace of the thread that called [OpenIPSets]. It is safe for concurrent
+// use; requests go one after the other, as they do in the kernel (nfnl_lock).
+//
+// The requests are kproxy's own, because those of vishvananda/netlink take one
+// entry a message, open a socket for each, and panic when a dump is interrupted.
+type IPSets struct {
+	mu     sync.Mutex // one request and its answer at a time
+	socket *nl.SocketHandle
+}
+
+// OpenIPSets opens the socket.
+func OpenIPSets() (*IPSets, error) {
+	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
+	if err != nil {
+		return nil, fmt.Errorf("open ipset socket: %w", err)
+	}
+	return &IPSets{socket: &nl.SocketHandle{Socket: s}}, nil
+}
+
+// Close closes the socket.
+func (s *IPSets) Close() { s.socket.Socket.Close() }
+
+// maxElements is far above the kernel's default of 65536 entries. It bounds a
+// set, memory is taken as it fills.
+const maxElements = 1 << 20
+
+// batchBytes bounds the entries of one message: netlink attributes have 16 bits
+// of length, and a message is copied in one piece.
+const batchBytes = 48 << 10
+
+// ipsetListHeader asks LIST for headers only (IPSET_FLAG_LIST_HEADER in
+// include/uapi/linux/netfilter/ipset/ip_set.h).
+const ipsetListHeader = 1 << 2
+
+// Create implements [SetStore].
+func (s *IPSets) Create(set Set) error {
+	d, ok := setDimensions[set.Type]
+	if !ok {
+		return fmt.Errorf("unknown set type %q", set.Type)
+	}
+	family := byte(unix.AF_UNSPEC)
+	if d.addr {
+		family = familyNumber[set.Family]
+	}
+	b := appendString(nil, nl.IPSET_ATTR_TYPENAME, string(set.Type))
+	b = appendAttr(b, nl.IPSET_ATTR_REVISION, []byte{setRevision[set.Type]})
+	b = appendAttr(b, nl.IPSET_ATTR_FAMILY, []byte{family})
+	b, data := openAttr(b, nl.IPSET_ATTR_DATA|nl.NLA_F_NESTED)
+	if d.addr {
+		b = appendUint32(b, nl.IPSET_ATTR_MAXELEM, maxElements)
+	} else {
+		b = appendAttr(b, nl.IPSET_ATTR_PORT_FROM|nl.NLA_F_NET_BYTEORDER, []byte{0, 0})
+		b = appendAttr(b, nl.IPSET_ATTR_PORT_TO|nl.NLA_F_NET_BYTEORDER, []byte{0xff, 0xff})
+	}
+	if set.Timeout > 0 {
+		b = appendUint32(b, nl.IPSET_ATTR_TIMEOUT, set.Timeout)
+	}
+	// Without NLM_F_EXCL an equal set is fine and a different one is refused.
+	_, err := s.request(nl.IPSET_CMD_CREATE, set.Name, closeAttr(b, data))
+	return err
+}
+
+var familyNumber = [2]byte{service.IPv4: unix.AF_INET, service.IPv6: unix.AF_INET6}
+
+// setRevision is the first revision of each type that has what kproxy needs
+// (net/netfilter/ipset/ip_set_*.c), so that old kernels do.
+var setRevision = map[SetType]uint8{HashIPPort: 1, HashIPPortIP: 1, HashIPPortNet: 2}
+
+// Destroy implements [SetStore].
+func (s *IPSets) Destroy(name string) error {
+	_, err := s.request(nl.IPSET_CMD_DESTROY, name, nil)
+	return err
+}
+
+// Add implements [SetStore].
+func (s *IPSets) Add(set Set, timeout uint32, entries ...string) error {
+	return s.change(nl.IPSET_CMD_ADD, set, timeout, entries)
+}
+
+// Delete implements [SetStore].
+func (s *IPSets) Delete(set Set, entries ...string) error {
+	return s.change(nl.IPSET_CMD_DEL, set, 0, entries)
+}
+
+// change adds or deletes entries, many in a message. Without NLM_F_EXCL the
+// kernel passes over those that exist, or don't.
+func (s *IPSets) change(cmd int, set Set, timeout uint32, entries []string) error {
+	for len(entries) > 0 {
+		b, whole := openAttr(appendUint32(nil, nl.IPSET_ATTR_LINENO, 0), nl.IPSET_ATTR_ADT|nl.NLA_F_NESTED)
+		n := 0
+		for n < len(entries) && len(b) < batchBytes {
+			e, err := parseElement(set.Type, entries[n])
+			if err != nil {
+				return err
+			}
+			b = appendElement(b, e, timeout)
+			n++
+		}
+		_, err := s.request(cmd, set.Name, closeAttr(b, whole))
+		if err != nil {
+			if n > 1 {
+				return fmt.Errorf("%d entries from %s: %w", n, entries[0], err)
+			}
+			return fmt.Errorf("entry %s: %w", entries[0], err)
+		}
+		entries = entries[n:]
+	}
+	return nil
+}
+
+// List implements [SetStore].
+func (s *IPSets) List(entries func(name string) bool) ([]SetState, error) {
+	msgs, err := s.request(nl.IPSET_CMD_LIST, "", appendUint32(nil, nl.IPSET_ATTR_FLAGS, ipsetListHeader))
+	if err != nil {
+		return nil, err
+	}
+	var out []SetState
+	for _, m := range msgs {
+		var st SetState
+		if err := st.decode(m); err != nil {
+			return nil, err
+		}
+		if Own(st.Name) {
+			out = append(out, st)
+		}
+	}
+	slices.SortFunc(out, func(a, b SetState) int { return strings.Compare(a.Name, b.Name) })
+	kept := out[:0]
+	for _, st := range out {
+		if entries != nil && entries(st.Name) {
+			err := s.listEntries(&st)
+			if errors.Is(err, ErrNotFound) {
+				continue // destroyed in the meantime
+			}
+			if err != nil {
+				return nil, err
+			}
+		}
+		kept = append(kept, st)
+	}
+	return kept, nil
+}
+
+func (s *IPSets) listEntries(st *SetState) error {
+	msgs, err := s.request(nl.IPSET_CMD_LIST, st.Name, nil)
+	if err != nil {
+		return err
+	}
+	for _, m := range msgs {
+		if err := st.decode(m); err != nil {
+			return err
+		}
+	}
+	sortEntries(st)
+	return nil
+}
+
+// sortEntries brings entries, and the lifetimes that go with them, in order.
+func sortEntries(st *SetState) {
+	if len(st.Remaining) != len(st.Entries) {
+		slices.Sort(st.Entries)
+		return
+	}
+	type pair struct {
+		entry     string
+		remaining uint32
+	}
+	pairs := make([]pair, len(st.Entries))
+	for i := range pairs {
+		pairs[i] = pair{st.Entries[i], st.Remaining[i]}
+	}
+	slices.SortFunc(pairs, func(a, b pair) int { return cmp.Compare(a.entry, b.entry) })
+	for i, p := range pairs {
+		st.Entries[i], st.Remaining[i] = p.entry, p.remaining
+	}
+}
+
+// request sends a command about a set, or all of them, and returns the answers.
+func (s *IPSets) request(cmd int, name string, attrs []byte) ([][]byte, error) {
+	if name != "" && !Own(name) {
+		return nil, fmt.Errorf("set %q isn't kproxy's", name)
+	}
+	req := nl.NewNetlinkRequest(cmd|unix.NFNL_SUBSYS_IPSET<<8, nl.GetIpsetFlags(cmd))
+	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
+	b := appendAttr(nil, nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
+	if name != "" {
+		b = appendString(b, nl.IPSET_ATTR_SETNAME, name)
+	}
+	req.AddRawData(append(b, attrs...))
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: s.socket}
+	msgs, err := req.Execute(unix.NETLINK_NETFILTER, 0)
+	return msgs, classifySet(err)
+}
+
+// classifySet gives ipset's errors their meaning (ip_set.h, enum ipset_errno).
+func classifySet(err error) error {
+	var errno syscall.Errno
+	if err == nil || !errors.As(err, &errno) {
+		return err
+	}
+	switch {
+	case errno == unix.ENOENT:
+		return fmt.Errorf("%w: no such set", ErrNotFound)
+	case errno == unix.EPERM:
+		return fmt.Errorf("%w: CAP_NET_ADMIN is needed", ErrPermission)
+	case int(errno) == nl.IPSET_ERR_BUSY || int(errno) == nl.IPSET_ERR_REFERENCED:
+		return ErrBusy
+	case errno == unix.EEXIST:
+		return errors.New("a set of this name and another type exists")
+	case int(errno) == nl.IPSET_ERR_FIND_TYPE:
+		return fmt.Errorf("%w: the kernel doesn't know this set type", ErrNotFound)
+	case int(errno) >= nl.IPSET_ERR_TYPE_SPECIFIC:
+		return errors.New("the set is full or doesn't take this entry")
+	case int(errno) >= nl.IPSET_ERR_PRIVATE:
+		return nl.IPSetError(errno)
+	}
+	return err
+}

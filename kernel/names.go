@@ -1,0 +1,79 @@
+package kernel
+
+import (
+	"crypto/sha256"
+	"encoding/base32"
+	"net/netip"
+	"strconv"
+	"strings"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Prefix begins the name of every chain and set of kproxy's. Whatever doesn't
+// begin with it is foreign and never touched.
+const Prefix = "KPROXY-"
+
+// Longest names the kernel takes: XT_EXTENSION_MAXNAMELEN and IPSET_MAXNAMELEN,
+// each without its final NUL.
+const (
+	MaxChainName = 28
+	MaxSetName   = 31
+)
+
+// Own reports whether an object of this name is kproxy's.
+func Own(name string) bool { return strings.HasPrefix(name, Prefix) }
+
+// Hash is the 16 characters that stand for a service port in object names: base32
+// of SHA-256, as in kube-proxy, so that two services never share one by accident.
+// Further parts tell apart several objects of one kind.
+func Hash(k service.Key, parts ...string) string {
+	h := sha256.Sum256([]byte(strings.Join(append([]string{k.Namespace, k.Name, k.Port, k.Protocol.String()}, parts...), "\x00")))
+	return base32.StdEncoding.EncodeToString(h[:10])
+}
+
+// ChainName names a chain of service port k: "KPROXY-SVC-<hash>". The kind has
+// three letters at most.
+func ChainName(kind string, k service.Key) string { return Prefix + kind + "-" + Hash(k) }
+
+// AffinitySet names the set of clients that stay with an endpoint of k.
+func AffinitySet(k service.Key, endpoint netip.AddrPort) string {
+	return Prefix + "AFF-" + Hash(k, endpoint.String())
+}
+
+// The shared sets; those with a family end in "-4" or "-6".
+const (
+	SetAlive    = Prefix + "ALIVE"    // everyone, while a live kproxy serves
+	SetUser     = Prefix + "USER"     // service addresses served in userspace
+	SetLocal    = Prefix + "LOCAL"    // every forwarding node port
+	SetReject   = Prefix + "REJECT"   // refused
+	SetDrop     = Prefix + "DROP"     // dropped
+	SetRanged   = Prefix + "RANGED"   // addresses that only some clients may use
+	SetAllow    = Prefix + "ALLOW"    // which clients may use which of them
+	SetPods     = Prefix + "PODS"     // the pod networks
+	SetEndpoint = Prefix + "ENDPOINT" // endpoints, for hairpin and forwarding rules
+)
+
+// FamilySet names the set of family f: "KPROXY-USER-4".
+func FamilySet(base string, f service.Family) string {
+	if f == service.IPv6 {
+		return base + "-6"
+	}
+	return base + "-4"
+}
+
+// NodePortSet names the set of node ports of protocol p: "KPROXY-USER-NP-TCP".
+// A bitmap of ports has no family.
+func NodePortSet(base string, p service.Protocol) string {
+	return base + "-NP-" + strings.ToUpper(p.String())
+}
+
+// addressEntry is an entry of a hash:ip,port set as `ipset save` prints it.
+func addressEntry(p service.Protocol, a netip.AddrPort) string {
+	return a.Addr().String() + "," + p.String() + ":" + strconv.Itoa(int(a.Port()))
+}
+
+// EndpointEntry is an endpoint's entry in SetEndpoint.
+func EndpointEntry(p service.Protocol, a netip.AddrPort) string {
+	return addressEntry(p, a) + "," + a.Addr().String()
+}

@@ -1,0 +1,185 @@
+package kernel
+
+import (
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Portal returns the portal's sets and who is in them, in order of name. They
+// decide which data plane gets a service's new connections, so they follow
+// every plan at once, while chains follow when they can:
+//
+//   - USER holds what is redirected to userspace,
+//   - LOCAL the node ports that are redirected when they are reached by way of loopback,
+//   - REJECT and DROP what is refused and dropped,
+//   - RANGED the addresses that only the clients in ALLOW may use,
+//   - ALIVE the heartbeat; kproxy refreshes it and Portal leaves it empty.
+func Portal(p *plan.Plan) []Set {
+	b := newPortal()
+	for _, s := range p.Services {
+		for i := range s.Frontends {
+			b.add(s, &s.Frontends[i])
+		}
+	}
+	return b.sets()
+}
+
+// portal collects entries per set name.
+type portal struct {
+	specs   []Set
+	entries map[string][]string
+}
+
+// PortalSets returns the portal's sets without entries, in order of name. All
+// are dynamic: the rules need them to exist, and [Portal] says who is in them.
+func PortalSets() []Set {
+	var out []Set
+	for _, f := range service.Families {
+		out = append(out,
+			Set{Name: FamilySet(SetAlive, f), Type: HashNet, Timeout: defaultAliveTimeout},
+			Set{Name: FamilySet(SetAllow, f), Type: HashIPPortNet},
+			Set{Name: FamilySet(SetDrop, f), Type: HashIPPort},
+			Set{Name: FamilySet(SetRanged, f), Type: HashIPPort},
+			Set{Name: FamilySet(SetReject, f), Type: HashIPPort},
+			Set{Name: FamilySet(SetUser, f), Type: HashIPPort})
+		for i := len(out) - 6; i < len(out); i++ {
+			out[i].Family = f
+		}
+	}
+	for _, base := range []string{SetDrop, SetLocal, SetReject, SetUser} {
+		for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+			out = append(out, Set{Name: NodePortSet(base, proto), Type: BitmapPort})
+		}
+	}
+	for i := range out {
+		out[i].Dynamic = true
+	}
+	slices.SortFunc(out, func(a, b Set) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+func newPortal() *portal {
+	return &portal{specs: PortalSets(), entries: map[string][]string{}}
+}
+
+func (b *portal) add(s *plan.Service, f *plan.Frontend) {
+	if f.Kind == plan.NodePort {
+		b.addNodePort(s, f)
+		return
+	}
+	entry := addressEntry(f.Protocol, f.Address)
+	put := func(base string, entries ...string) {
+		name := FamilySet(base, f.Family)
+		b.entries[name] = append(b.entries[name], entries...)
+	}
+	switch f.Verdict {
+	case plan.Reject:
+		put(SetReject, entry)
+	case plan.Drop:
+		put(SetDrop, entry)
+	case plan.Forward:
+		if s.DataPlane == plan.Userspace {
+			put(SetUser, entry)
+		}
+	}
+	if allowed, limited := ranges(f); limited && f.Verdict != plan.Drop {
+		put(SetRanged, entry)
+		for _, r := range allowed {
+			put(SetAllow, entry+","+prefixEntry(r))
+		}
+	}
+}
+
+func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
+	if f.Protocol == service.SCTP {
+		return // the kernel's rules serve it; userspace and bitmaps know TCP and UDP
+	}
+	entry := strconv.Itoa(int(f.Address.Port()))
+	put := func(base string) {
+		name := NodePortSet(base, f.Protocol)
+		b.entries[name] = append(b.entries[name], entry)
+	}
+	switch f.Verdict {
+	case plan.Reject:
+		put(SetReject)
+	case plan.Drop:
+		put(SetDrop)
+	case plan.Forward:
+		put(SetLocal)
+		if s.DataPlane == plan.Userspace {
+			put(SetUser)
+		}
+	}
+}
+
+func (b *portal) sets() []Set {
+	out := b.specs
+	for i := range out {
+		s := &out[i]
+		s.Dynamic = strings.HasPrefix(s.Name, SetAlive)
+		e := b.entries[s.Name]
+		slices.Sort(e)
+		s.Entries = slices.Compact(e)
+	}
+	return out
+}
+
+// ranges returns the clients that may use f, and whether that is a limit at
+// all: a range of every address, which ipset couldn't hold either, is none.
+func ranges(f *plan.Frontend) (allowed []netip.Prefix, limited bool) {
+	for _, r := range f.SourceRanges {
+		if service.FamilyOf(r.Addr()) != f.Family {
+			continue
+		}
+		if r.Bits() == 0 {
+			return nil, false
+		}
+		allowed = append(allowed, r.Masked())
+	}
+	return allowed, len(f.SourceRanges) > 0
+}
+
+// prefixEntry prints a network as `ipset save` does: a full-length prefix is
+// left out.
+func prefixEntry(p netip.Prefix) string {
+	if p.IsSingleIP() {
+		return p.Addr().String()
+	}
+	return p.String()
+}
+
+// PodNetworks is the set of the pod networks of family f in p's policy.
+func PodNetworks(p *plan.Plan, f service.Family) Set {
+	s := Set{Name: FamilySet(SetPods, f), Type: HashNet, Family: f}
+	for _, c := range p.Policy.PodCIDRs {
+		if service.FamilyOf(c.Addr()) == f {
+			s.Entries = append(s.Entries, netEntries(c.Masked())...)
+		}
+	}
+	slices.Sort(s.Entries)
+	s.Entries = slices.Compact(s.Entries)
+	return s
+}
+
+// everyAddress is the whole of a family.
+var everyAddress = [2]netip.Prefix{
+	service.IPv4: netip.PrefixFrom(netip.IPv4Unspecified(), 0),
+	service.IPv6: netip.PrefixFrom(netip.IPv6Unspecified(), 0),
+}
+
+// netEntries are a network's entries in a hash:net set, which takes no /0
+// (ipset(8)): every address is two halves.
+func netEntries(p netip.Prefix) []string {
+	if p.Bits() > 0 {
+		return []string{prefixEntry(p)}
+	}
+	if p.Addr().Is4() {
+		return []string{"0.0.0.0/1", "128.0.0.0/1"}
+	}
+	return []string{"8000::/1", "::/1"}
+}

@@ -1,0 +1,151 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+	"kproxy.dev/kproxy/service"
+)
+
+// SetStore is the kernel's ipsets, as far as they are kproxy's: names that
+// don't begin with [Prefix] are refused, and List leaves them out.
+// Implementations are safe for concurrent use.
+type SetStore interface {
+	// Create makes s without entries. That an equal set exists is no error.
+	Create(s Set) error
+	// Destroy removes a set. It fails with [ErrBusy] while a rule refers to
+	// the set and with [ErrNotFound] if there is none.
+	Destroy(name string) error
+	// Add adds entries, or gives those that exist a new lifetime. Timeout is
+	// in seconds, for sets with timeouts; 0 is the set's default.
+	Add(s Set, timeout uint32, entries ...string) error
+	// Delete removes entries; that one is missing is no error.
+	Delete(s Set, entries ...string) error
+	// List returns all sets in order of name, with the entries of those
+	// for which entries returns true (nil: of none).
+	List(entries func(name string) bool) ([]SetState, error)
+}
+
+// SetState is a set as the kernel has it.
+type SetState struct {
+	Set
+	// Count is the number of entries, which those of Set may leave out. It
+	// may include some that have just expired.
+	Count int
+	// Remaining are the lifetimes of Set.Entries in seconds, in sets with timeouts.
+	Remaining []uint32
+}
+
+// AllEntries asks [SetStore.List] for every set's entries.
+func AllEntries(string) bool { return true }
+
+// defaultAliveTimeout is `--alive-timeout` in seconds; entries bring their own.
+const defaultAliveTimeout = 3
+
+// destroyWait bounds the wait for references to a set to go. The nft variant
+// frees a deleted rule's set in a work queue after the commit
+// (nf_tables_trans_destroy_work).
+const destroyWait = 2 * time.Second
+
+// ApplySets carries out ops in order, the deletions also when an addition
+// failed, and returns every error. Entries is the number added and deleted.
+func ApplySets(ctx context.Context, store SetStore, ops SetOps) (entries int, err error) {
+	var errs *multierror.Error
+	for _, s := range ops.Create {
+		if err := store.Create(s); err != nil {
+			errs = multierror.Append(errs, fmt.Errorf("create set %s: %w", s.Name, err))
+		}
+	}
+	for _, e := range ops.Add {
+		if err := store.Add(e.Set, 0, e.Entries...); err != nil {
+			errs = multierror.Append(errs, fmt.Errorf("add to set %s: %w", e.Set.Name, err))
+			continue
+		}
+		entries += len(e.Entries)
+	}
+	for _, e := range ops.Del {
+		if err := store.Delete(e.Set, e.Entries...); err != nil && !errors.Is(err, ErrNotFound) {
+			errs = multierror.Append(errs, fmt.Errorf("delete from set %s: %w", e.Set.Name, err))
+			continue
+		}
+		entries += len(e.Entries)
+	}
+	for _, name := range ops.Destroy {
+		if err := DestroySet(ctx, store, name); err != nil {
+			errs = multierror.Append(errs, err)
+		}
+	}
+	return entries, errs.ErrorOrNil()
+}
+
+// DestroySet removes a set and waits a moment for references that are on their
+// way out. That there is none is no error.
+func DestroySet(ctx context.Context, store SetStore, name string) error {
+	deadline := time.Now().Add(destroyWait)
+	for pause := 5 * time.Millisecond; ; pause *= 2 {
+		err := store.Destroy(name)
+		switch {
+		case err == nil || errors.Is(err, ErrNotFound):
+			return nil
+		case !errors.Is(err, ErrBusy) || time.Now().After(deadline):
+			return fmt.Errorf("destroy set %s: %w", name, err)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(pause):
+		}
+	}
+}
+
+// ReadSets returns kproxy's sets with their entries, as [Backend.Observe]
+// reports them. Clients of affinity sets are left out: they come and go, and
+// there may be many.
+func ReadSets(store SetStore) ([]Set, error) {
+	states, err := store.List(func(name string) bool { return !isAffinitySet(name) })
+	if err != nil {
+		return nil, fmt.Errorf("list sets: %w", err)
+	}
+	out := make([]Set, len(states))
+	for i, s := range states {
+		out[i] = s.Set
+	}
+	return out, nil
+}
+
+// RefreshAlive is the heartbeat: from now on and for timeout, rounded up to
+// seconds, the portal takes new connections.
+func RefreshAlive(store SetStore, timeout time.Duration) error {
+	seconds := max(1, uint32((timeout+time.Second-1)/time.Second))
+	for _, f := range service.Families {
+		s := aliveSet(f)
+		if err := store.Add(s, seconds, s.Entries...); err != nil {
+			return fmt.Errorf("refresh set %s: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
+// RemoveAlive closes the portal at once: new connections go to the kernel's rules.
+func RemoveAlive(store SetStore) error {
+	var errs *multierror.Error
+	for _, f := range service.Families {
+		s := aliveSet(f)
+		if err := store.Delete(s, s.Entries...); err != nil && !errors.Is(err, ErrNotFound) {
+			errs = multierror.Append(errs, fmt.Errorf("empty set %s: %w", s.Name, err))
+		}
+	}
+	return errs.ErrorOrNil()
+}
+
+// aliveSet holds every address in two halves, because hash:net takes no /0.
+func aliveSet(f service.Family) Set {
+	i := slices.IndexFunc(PortalSets(), func(s Set) bool { return s.Name == FamilySet(SetAlive, f) })
+	s := PortalSets()[i]
+	s.Entries = netEntries(everyAddress[f])
+	return s
+}
