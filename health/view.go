@@ -75,6 +75,12 @@ type Defaults struct {
 	Fall     int
 }
 
+// StandardDefaults are the defaults of the flags: a TCP connect every 2s that
+// may take 1s; up after 2 successes, down after 3 failures.
+func StandardDefaults() Defaults {
+	return Defaults{Kind: service.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
+}
+
 // Fill returns c with its zero fields set from d. A UDP port is not probed
 // with TCP: the default kind applies to TCP ports only, others get CheckOff.
 func (d Defaults) Fill(c service.HealthCheck, p service.Protocol) service.HealthCheck {
@@ -105,6 +111,14 @@ func (d Defaults) Fill(c service.HealthCheck, p service.Protocol) service.Health
 // NewView returns a View of states, which it takes over.
 func NewView(d Defaults, states map[Target]State) *View {
 	return &View{states: states, defaults: d}
+}
+
+// Defaults returns what the View's Targets were filled from.
+func (v *View) Defaults() Defaults {
+	if v == nil {
+		return Defaults{}
+	}
+	return v.defaults
 }
 
 // Of returns what is known of port p's endpoint at address.

@@ -1,0 +1,99 @@
+package health
+
+import (
+	"sync"
+	"sync/atomic"
+	"time"
+)
+
+// EjectionConfig says when failed connects put an endpoint aside.
+type EjectionConfig struct {
+	Failures int           // consecutive failed connects that eject
+	First    time.Duration // how long the first time
+	Max      time.Duration // how long at most; it doubles each time
+}
+
+// DefaultEjection ejects after 3 failed connects in a row, as active checks
+// call an endpoint down after 3 failed probes: for 5s, 10s, 20s … 5m.
+func DefaultEjection() EjectionConfig {
+	return EjectionConfig{Failures: 3, First: 5 * time.Second, Max: 5 * time.Minute}
+}
+
+// Ejection is what connects to one endpoint tell about it, between two probes
+// and where nobody probes: passive health. Consecutive failures eject it for
+// a time. When that is over it is on trial: its next failure ejects it again,
+// for twice as long; a success puts it back in good standing.
+//
+// It has no clock. The zero value is in good standing. It is safe for
+// concurrent use, and costs a connect that succeeds one atomic load. It must
+// not be copied.
+type Ejection struct {
+	until atomic.Int64 // when it ends, in Unix nanoseconds; 0 if there is none
+	bad   atomic.Bool  // failures or times isn't 0
+
+	mu       sync.Mutex // orders Failed and Succeeded
+	failures int        // in a row
+	times    int        // ejected in a row
+}
+
+// Failed takes note of a failed connect, and reports whether it ejected the
+// endpoint. Failures during an ejection don't count: they belong to connects
+// that began before it.
+func (e *Ejection) Failed(c EjectionConfig, now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.Ejected(now) {
+		return false
+	}
+	e.bad.Store(true)
+	if e.failures++; e.times == 0 && e.failures < c.Failures {
+		return false
+	}
+	d := c.Max
+	if shift := min(e.times, 30); c.First <= c.Max>>shift {
+		d = c.First << shift
+	}
+	e.times++
+	e.until.Store(now.Add(d).UnixNano())
+	return true
+}
+
+// Succeeded takes note of a connect that succeeded.
+func (e *Ejection) Succeeded() {
+	if !e.bad.Load() {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.failures, e.times = 0, 0
+	e.until.Store(0)
+	e.bad.Store(false)
+}
+
+// Ejected reports whether the endpoint is ejected at now.
+func (e *Ejection) Ejected(now time.Time) bool {
+	until := e.until.Load()
+	return until != 0 && now.UnixNano() < until
+}
+
+// Until returns when the last ejection ends or ended; the zero time if the
+// endpoint is in good standing.
+func (e *Ejection) Until() time.Time {
+	if until := e.until.Load(); until != 0 {
+		return time.Unix(0, until)
+	}
+	return time.Time{}
+}
+
+// EjectionHolds reports whether the ejected ones of a service's usable
+// endpoints are to be skipped at now: whether any other is left. If none is,
+// they all serve. It is a rule about the moment of choosing, not of ejecting,
+// because the others may go later.
+func EjectionHolds(endpoints []*Ejection, now time.Time) bool {
+	for _, e := range endpoints {
+		if !e.Ejected(now) {
+			return true
+		}
+	}
+	return false
+}

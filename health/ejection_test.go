@@ -1,0 +1,131 @@
+package health
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestEjectionNeedsFailuresInARow(t *testing.T) {
+	c := DefaultEjection()
+	var e Ejection
+	for i, failed := range []bool{true, true, false, true, true, true} {
+		if !failed {
+			e.Succeeded()
+			continue
+		}
+		ejected := e.Failed(c, epoch)
+		if want := i == 5; ejected != want || e.Ejected(epoch) != want {
+			t.Errorf("step %d: ejected %t, want %t", i, ejected, want)
+		}
+	}
+}
+
+func TestEjectionGrows(t *testing.T) {
+	c := DefaultEjection()
+	var e Ejection
+	now := epoch
+	e.Failed(c, now)
+	e.Failed(c, now)
+	var got []time.Duration
+	for range 9 {
+		if !e.Failed(c, now) {
+			t.Fatalf("the first failure after %v does not eject again", got)
+		}
+		d := e.Until().Sub(now)
+		got = append(got, d)
+		if e.Failed(c, now.Add(d-1)) {
+			t.Error("a failure during an ejection ejects again")
+		}
+		if !e.Ejected(now.Add(d-1)) || e.Ejected(now.Add(d)) {
+			t.Errorf("an ejection of %s doesn't last that long", d)
+		}
+		now = now.Add(d)
+	}
+	s := time.Second
+	if diff := cmp.Diff([]time.Duration{5 * s, 10 * s, 20 * s, 40 * s, 80 * s, 160 * s, 300 * s, 300 * s, 300 * s}, got); diff != "" {
+		t.Errorf("ejection times (-want +got):\n%s", diff)
+	}
+}
+
+func TestEjectionEndsWithSuccess(t *testing.T) {
+	c := DefaultEjection()
+	var e Ejection
+	for range 3 {
+		e.Failed(c, epoch)
+	}
+	e.Succeeded() // a connect to it because no other was left
+	if e.Ejected(epoch) || !e.Until().IsZero() {
+		t.Error("still ejected after a success")
+	}
+	e.Failed(c, epoch)
+	e.Failed(c, epoch)
+	if !e.Failed(c, epoch) || e.Until().Sub(epoch) != c.First {
+		t.Errorf("after a success, three failures eject until %s", e.Until())
+	}
+}
+
+func TestEjectionInParallel(t *testing.T) {
+	c := DefaultEjection()
+	var e Ejection
+	var mu sync.Mutex
+	ejections := 0
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			if e.Failed(c, epoch) {
+				mu.Lock()
+				ejections++
+				mu.Unlock()
+			}
+		})
+	}
+	wg.Wait()
+	if ejections != 1 || e.Until().Sub(epoch) != c.First {
+		t.Errorf("one outage ejected %d times, for %s", ejections, e.Until().Sub(epoch))
+	}
+}
+
+func TestEjectionHoldsWhileOneIsLeft(t *testing.T) {
+	c := DefaultEjection()
+	eject := func(now time.Time) *Ejection {
+		e := new(Ejection)
+		for range c.Failures {
+			e.Failed(c, now)
+		}
+		return e
+	}
+	later := epoch.Add(3 * time.Second)
+	tests := map[string]struct {
+		endpoints []*Ejection
+		now       time.Time
+		want      bool
+	}{
+		"one is left":          {[]*Ejection{eject(epoch), new(Ejection)}, epoch, true},
+		"the only one":         {[]*Ejection{eject(epoch)}, epoch, false},
+		"all":                  {[]*Ejection{eject(epoch), eject(later)}, later, false},
+		"one is back on trial": {[]*Ejection{eject(epoch), eject(later)}, epoch.Add(5 * time.Second), true},
+		"none at all":          {nil, epoch, false},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := EjectionHolds(tt.endpoints, tt.now); got != tt.want {
+				t.Errorf("holds: %t, want %t", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestEjectionAllocatesNothing(t *testing.T) {
+	c := DefaultEjection()
+	var e Ejection
+	if n := testing.AllocsPerRun(100, func() {
+		e.Succeeded()
+		e.Ejected(epoch)
+		e.Failed(c, epoch)
+	}); n != 0 {
+		t.Errorf("%v allocations", n)
+	}
+}
