@@ -1,0 +1,142 @@
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// event is one line of `go test -json` (go doc test2json).
+type event struct {
+	Action      string
+	Package     string
+	ImportPath  string // of build events
+	Test        string
+	Elapsed     float64
+	Output      string
+	FailedBuild string
+}
+
+// report counts events and prints as they come: a line a package, the output
+// of what fails, and why tests are skipped. It is used by one goroutine.
+type report struct {
+	out     io.Writer
+	passed  int
+	failed  []string
+	skipped []string
+
+	output map[string][]string // per test that runs, its output so far
+	broken map[string]bool     // packages with a failed test
+}
+
+func newReport(out io.Writer) *report {
+	return &report{out: out, output: map[string][]string{}, broken: map[string]bool{}}
+}
+
+func (r *report) read(in io.Reader) error {
+	// Lines have no bound: a test may print anything.
+	for lines := bufio.NewReader(in); ; {
+		line, err := lines.ReadString('\n')
+		if line != "" {
+			var e event
+			if json.Unmarshal([]byte(line), &e) == nil {
+				r.add(e)
+			} else {
+				fmt.Fprint(r.out, line)
+			}
+		}
+		if err == io.EOF {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+}
+
+func (r *report) add(e event) {
+	name := e.Package
+	if e.Test != "" {
+		name += " " + e.Test
+	}
+	switch e.Action {
+	case "output":
+		r.keep(name, e)
+	case "build-output":
+		fmt.Fprint(r.out, e.Output)
+	case "pass", "bench":
+		if e.Test != "" {
+			r.passed++
+		} else {
+			fmt.Fprintf(r.out, "ok    %-40s %6.1fs\n", e.Package, e.Elapsed)
+		}
+		delete(r.output, name)
+	case "skip":
+		if e.Test != "" {
+			r.skip(name)
+		}
+		delete(r.output, name)
+	case "fail":
+		r.fail(name, e)
+	}
+}
+
+// keep holds output back until it is known whether it matters. Figures of
+// benchmarks do.
+func (r *report) keep(name string, e event) {
+	if strings.Contains(e.Output, " ns/op") {
+		fmt.Fprint(r.out, "      ", e.Output)
+		return
+	}
+	r.output[name] = append(r.output[name], e.Output)
+}
+
+// skip prints a test's last word, which is the reason given to t.Skip.
+func (r *report) skip(name string) {
+	why := ""
+	for _, l := range r.output[name] {
+		if l = strings.TrimSpace(l); l != "" && !strings.HasPrefix(l, "---") && !strings.HasPrefix(l, "===") {
+			why = l
+		}
+	}
+	r.skipped = append(r.skipped, name)
+	fmt.Fprintf(r.out, "SKIP  %s: %s\n", name, why)
+}
+
+// fail prints everything a failed test or package said. A package that fails
+// because of a test counts once, as the test.
+func (r *report) fail(name string, e event) {
+	text := strings.Join(r.output[name], "")
+	delete(r.output, name)
+	whole := e.Test == ""
+	if whole && r.broken[e.Package] {
+		fmt.Fprintf(r.out, "FAIL  %-40s %6.1fs\n", e.Package, e.Elapsed)
+		return
+	}
+	if whole && strings.HasPrefix(e.Package, "go test (") && len(r.failed) > 0 {
+		return // go test failed because of what was printed already
+	}
+	r.broken[e.Package] = true
+	r.failed = append(r.failed, name)
+	fmt.Fprintf(r.out, "FAIL  %s\n%s", name, text)
+}
+
+// finish prints the totals and says whether all is well.
+func (r *report) finish(failSkipped bool) bool {
+	for _, name := range r.failed {
+		fmt.Fprintln(r.out, "failed:", name)
+	}
+	ok := len(r.failed) == 0
+	if failSkipped && len(r.skipped) > 0 {
+		fmt.Fprintln(r.out, "skipped tests count as failures here (KPROXY_CI): run as root, with all of test/setup.sh installed")
+		ok = false
+	}
+	if r.passed == 0 {
+		fmt.Fprintln(r.out, "nothing ran")
+		ok = false
+	}
+	fmt.Fprintf(r.out, "%d passed, %d failed, %d skipped\n", r.passed, len(r.failed), len(r.skipped))
+	return ok
+}

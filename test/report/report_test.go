@@ -1,0 +1,105 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestReport(t *testing.T) {
+	tests := []struct {
+		name, in, want string
+		failSkipped    bool
+		ok             bool
+	}{
+		{
+			name: "all pass",
+			in: `{"Action":"run","Package":"p","Test":"TestA"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"chatter\n"}
+{"Action":"pass","Package":"p","Test":"TestA/sub"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Elapsed":1.25}`,
+			want: "ok    p                                           1.2s\n2 passed, 0 failed, 0 skipped\n",
+			ok:   true,
+		},
+		{
+			name: "a test fails: its output, and the package isn't counted again",
+			in: `{"Action":"output","Package":"p","Test":"TestA","Output":"a_test.go:1: got 1, want 2\n"}
+{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Test":"TestB"}
+{"Action":"fail","Package":"p","Elapsed":2}
+{"Action":"fail","Package":"go test (unit)"}`,
+			want: `FAIL  p TestA
+a_test.go:1: got 1, want 2
+FAIL  p                                           2.0s
+failed: p TestA
+1 passed, 1 failed, 0 skipped
+`,
+		},
+		{
+			name: "a package that can't be built",
+			in: `{"ImportPath":"p","Action":"build-output","Output":"p/a.go:1: undefined: x\n"}
+{"ImportPath":"p","Action":"build-fail"}
+{"Action":"output","Package":"p","Output":"FAIL\tp [build failed]\n"}
+{"Action":"fail","Package":"p","FailedBuild":"p"}
+{"Action":"pass","Package":"q","Test":"TestQ"}`,
+			want: "p/a.go:1: undefined: x\nFAIL  p\nFAIL\tp [build failed]\nfailed: p\n1 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "go test that can't start",
+			in: `{"Action":"pass","Package":"checks","Test":"vet"}
+{"Action":"fail","Package":"go test (unit)"}`,
+			want: "FAIL  go test (unit)\nfailed: go test (unit)\n1 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "skips are shown with why",
+			in: `{"Action":"output","Package":"p","Test":"TestA","Output":"=== RUN   TestA\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:1: needs root\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"--- SKIP: TestA (0.00s)\n"}
+{"Action":"skip","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Test":"TestB"}
+{"Action":"skip","Package":"nothing-to-test"}`,
+			want: "SKIP  p TestA: a_test.go:1: needs root\n1 passed, 0 failed, 1 skipped\n",
+			ok:   true,
+		},
+		{
+			name: "skips fail in CI", failSkipped: true,
+			in: `{"Action":"skip","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Test":"TestB"}`,
+			want: `SKIP  p TestA: 
+skipped tests count as failures here (KPROXY_CI): run as root, with all of test/setup.sh installed
+1 passed, 0 failed, 1 skipped
+`,
+		},
+		{
+			name: "figures of benchmarks are shown",
+			in: `{"Action":"output","Package":"p","Test":"BenchmarkA","Output":"BenchmarkA-2 1 5 ns/op\n"}
+{"Action":"bench","Package":"p","Test":"BenchmarkA"}`,
+			want: "      BenchmarkA-2 1 5 ns/op\n1 passed, 0 failed, 0 skipped\n",
+			ok:   true,
+		},
+		{name: "nothing ran", want: "nothing ran\n0 passed, 0 failed, 0 skipped\n"},
+		{
+			name: "what isn't an event is passed on",
+			in:   "warning: odd\n" + `{"Action":"pass","Package":"p","Test":"TestA"}`,
+			want: "warning: odd\n1 passed, 0 failed, 0 skipped\n",
+			ok:   true,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var out strings.Builder
+			r := newReport(&out)
+			if err := r.read(strings.NewReader(tt.in)); err != nil {
+				t.Fatal(err)
+			}
+			if ok := r.finish(tt.failSkipped); ok != tt.ok {
+				t.Errorf("ok: got %t, want %t", ok, tt.ok)
+			}
+			if d := cmp.Diff(tt.want, out.String()); d != "" {
+				t.Errorf("output (-want +got):\n%s", d)
+			}
+		})
+	}
+}

@@ -1,0 +1,56 @@
+#!/usr/bin/env bash
+# Runs every check and test and ends with the line 'N passed, N failed, N
+# skipped'. With KPROXY_CI or CI set, a skipped test is a failure.
+#
+# Everything writes test2json events (go doc test2json) into one pipe; the
+# program in test/report counts them.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
+export GOFLAGS="${GOFLAGS:-} -buildvcs=false"
+export KPROXY_BIN=$PWD/bin/kproxy
+staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
+ci=${KPROXY_CI:-${CI:-}}
+
+# check NAME COMMAND... is a test that passes when the command does.
+check() {
+	local name=$1 action=pass
+	shift
+	"$@" >&2 || action=fail
+	printf '{"Action":"%s","Package":"checks","Test":"%s"}\n' "$action" "$name"
+}
+
+# tests NAME ARGUMENTS... runs go test. That it failed shows in its events, except when
+# it couldn't even start.
+tests() {
+	local name=$1
+	shift
+	go test -json -timeout 10m "$@" ||
+		printf '{"Action":"fail","Package":"go test (%s)"}\n' "$name"
+}
+
+formatted() {
+	local wrong
+	wrong=$(gofmt -l $(git ls-files --cached --others --exclude-standard '*.go'))
+	[[ -z $wrong ]] || { echo "not formatted, run gofmt -w on: $wrong"; return 1; }
+}
+
+# Tests never rewrite goldens, so in CI they are as they were committed.
+goldens_clean() { [[ -z $ci ]] || git diff --exit-code --stat -- test/golden; }
+
+everything() {
+	local unit
+	check gofmt formatted
+	check vet go vet ./...
+	check staticcheck go run "$staticcheck" ./...
+	unit=$(go list ./... | grep -v '/test/e2e$')
+	tests unit -race $unit
+	check goldens goldens_clean
+	[[ ! -d test/e2e ]] || tests end-to-end -count=1 ./test/e2e/...
+	# Benchmarks run once, so that they keep working; `make bench` measures.
+	tests benchmarks -run '^$' -bench . -benchtime 1x -p 1 $unit
+}
+
+mkdir -p bin
+go build -o bin/report ./test/report
+everything | bin/report ${ci:+-fail-skipped}

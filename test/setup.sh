@@ -1,0 +1,65 @@
+#!/usr/bin/env bash
+# Makes sure that a Debian machine has what building, running and testing kproxy
+# needs. Fast when all is there; otherwise it installs Debian's packages, for
+# which it has to be root. Go is not installed: it says how to get it.
+#
+# Usage: test/setup.sh build|run|test
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
+
+# What each purpose needs, as command=package; a path stands for itself.
+build=()
+run=(iptables=iptables ipset=ipset ip=iproute2)
+test=(nft=nftables conntrack=conntrack socat=socat ps=procps git=git gcc=gcc /usr/include/stdlib.h=libc6-dev)
+
+case "${1:-}" in
+build) needs=("${build[@]}") ;;
+run) needs=("${run[@]}") ;;
+test) needs=("${run[@]}" "${test[@]}") ;;
+*)
+	echo "usage: test/setup.sh build|run|test" >&2
+	exit 2
+	;;
+esac
+
+missing=()
+for need in "${needs[@]}"; do
+	what=${need%%=*}
+	if [[ $what == /* ]]; then
+		[[ -e $what ]] || missing+=("${need#*=}")
+	else
+		command -v "$what" >/dev/null || missing+=("${need#*=}")
+	fi
+done
+
+if ((${#missing[@]})); then
+	if ! command -v apt-get >/dev/null; then
+		echo "kproxy needs these programs, and this machine has no apt-get to install them with: ${missing[*]}" >&2
+		exit 3
+	fi
+	if ((EUID != 0)); then
+		echo "kproxy needs Debian packages that are missing; as root run: apt-get install ${missing[*]}" >&2
+		exit 3
+	fi
+	echo "installing ${missing[*]}"
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get update -q
+	apt-get install -q -y --no-install-recommends "${missing[@]}"
+fi
+
+# Debian 12's Go 1.19 is too old to fetch the toolchain that go.mod asks for;
+# from 1.21 on Go does, and names here the one it really uses.
+want=go$(awk '$1 == "go" { print $2 }' go.mod)
+have=$(go env GOVERSION 2>/dev/null || true)
+oldest=$(printf '%s\n' "$want" "$have" | sort -V | head -n 1)
+if [[ $oldest != "$want" ]]; then
+	arch=$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/')
+	cat >&2 <<END
+kproxy is built with $want or newer; this machine has ${have:-no Go that can do that}.
+To get it:
+  curl -fsSL https://go.dev/dl/$want.linux-$arch.tar.gz | tar -C /usr/local -xz
+  export PATH=/usr/local/go/bin:\$PATH
+END
+	exit 3
+fi
