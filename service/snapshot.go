@@ -2,13 +2,11 @@ package service
 
 import (
 	"cmp"
-	"encoding/binary"
 	"fmt"
-	"hash"
-	"hash/fnv"
 	"iter"
 	"net/netip"
 	"slices"
+	"strings"
 )
 
 // Snapshot is everything the sources want at one moment: service ports in key
@@ -126,46 +124,37 @@ func (b *Builder) Build() *Snapshot {
 		s.entries = append(s.entries, entry{port: p, endpoints: eps, hash: hashEntry(p, eps)})
 	}
 	slices.SortFunc(s.entries, func(a, b entry) int { return a.port.Key.Compare(b.port.Key) })
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%q %q %v %v", s.node.Name, s.node.Zone, s.node.Addresses, s.node.PodCIDRs)
+	h := newHasher()
+	h.node(&s.node)
 	for i := range s.entries {
-		hashUint(h, s.entries[i].hash)
+		h.uint(s.entries[i].hash)
 	}
-	s.hash = h.Sum64()
+	s.hash = h.sum()
 	return s
 }
 
-// dedupe sorts by address and keeps, of equal addresses, the best: not
-// terminating before terminating, ready before unready.
+// dedupe sorts by address and keeps, of equal addresses, the best.
 func dedupe(in []Endpoint) []Endpoint {
 	eps := slices.Clone(in)
-	slices.SortStableFunc(eps, func(a, b Endpoint) int {
-		return cmp.Or(a.Address.Compare(b.Address), compareBool(a.Terminating, b.Terminating), compareBool(b.Ready, a.Ready))
-	})
+	slices.SortFunc(eps, compareEndpoint)
 	return slices.CompactFunc(eps, func(a, b Endpoint) bool { return a.Address == b.Address })
 }
 
-// hashEntry covers every field but Source, which says where a port was read
-// and has no effect on how it is served.
-func hashEntry(p *Port, eps []Endpoint) uint64 {
-	q := *p
-	q.Source = ""
-	h := fnv.New64a()
-	fmt.Fprintf(h, "%v", q)
-	for i := range eps {
-		e := &eps[i]
-		h.Write([]byte{0})
-		b, _ := e.Address.MarshalBinary()
-		h.Write(b)
-		fmt.Fprintf(h, "%q%q%t%t%t%q%q%d", e.Node, e.Zone, e.Ready, e.Serving, e.Terminating, e.ZoneHints, e.NodeHints, e.Weight)
-	}
-	return h.Sum64()
-}
-
-func hashUint(h hash.Hash64, v uint64) {
-	var b [8]byte
-	binary.LittleEndian.PutUint64(b[:], v)
-	h.Write(b[:])
+// compareEndpoint orders by address, and endpoints of one address best first:
+// not terminating, ready, serving. It goes on to every other field, so that
+// the order in which endpoints were added never shows.
+func compareEndpoint(a, b Endpoint) int {
+	return cmp.Or(
+		a.Address.Compare(b.Address),
+		compareBool(a.Terminating, b.Terminating),
+		compareBool(b.Ready, a.Ready),
+		compareBool(b.Serving, a.Serving),
+		cmp.Compare(b.Weight, a.Weight),
+		strings.Compare(a.Node, b.Node),
+		strings.Compare(a.Zone, b.Zone),
+		slices.Compare(a.ZoneHints, b.ZoneHints),
+		slices.Compare(a.NodeHints, b.NodeHints),
+	)
 }
 
 func sortedAddrs(in []netip.Addr) []netip.Addr {

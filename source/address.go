@@ -1,0 +1,53 @@
+package source
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	netutils "k8s.io/utils/net"
+)
+
+// ParseAddr reads an IP address as Kubernetes does: leading zeros in IPv4
+// octets are decimal (010.0.0.1 is 10.0.0.1), and an IPv4-mapped IPv6 address
+// is the IPv4 address. Zones (fe80::1%eth0) are refused: they mean nothing on
+// another node.
+func ParseAddr(s string) (netip.Addr, error) {
+	if a, err := netip.ParseAddr(s); err == nil {
+		if a.Zone() != "" {
+			return netip.Addr{}, fmt.Errorf("%q has a zone, which no service address can have", s)
+		}
+		return a.Unmap(), nil
+	}
+	if a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s)); ok {
+		return a.Unmap(), nil
+	}
+	return netip.Addr{}, fmt.Errorf("%q is not an IP address", s)
+}
+
+// ParsePrefix reads a network in CIDR notation, trimmed of white space and
+// with leading zeros as in ParseAddr. Bits beyond the prefix length are cleared.
+func ParsePrefix(s string) (netip.Prefix, error) {
+	s = strings.TrimSpace(s)
+	if p, err := netip.ParsePrefix(s); err == nil && !p.Addr().Is4In6() {
+		return p.Masked(), nil
+	}
+	_, n, err := netutils.ParseCIDRSloppy(s)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("%q is not a network in CIDR notation", s)
+	}
+	a, _ := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(a, ones).Masked(), nil
+}
+
+// addrs parses what can be parsed and is of a wanted family.
+func addrs(in []string, want families) []netip.Addr {
+	var out []netip.Addr
+	for _, s := range in {
+		if a, err := ParseAddr(s); err == nil && want.has(a) {
+			out = append(out, a)
+		}
+	}
+	return out
+}

@@ -1,0 +1,234 @@
+package source
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// AnnotationPrefix is common to all of kproxy's annotations.
+const AnnotationPrefix = "kproxy.dev/"
+
+// The annotations, without their prefix.
+const (
+	annotationAlgorithm      = "algorithm"
+	annotationDataPlane      = "dataplane"
+	annotationHealthCheck    = "health-check"
+	annotationHealthPath     = "health-path"
+	annotationHealthPort     = "health-port"
+	annotationHealthInterval = "health-interval"
+	annotationHealthTimeout  = "health-timeout"
+	annotationHealthRise     = "health-rise"
+	annotationHealthFall     = "health-fall"
+	annotationProxyProtocol  = "proxy-protocol"
+	annotationConnectTimeout = "connect-timeout"
+	annotationRetries        = "retries"
+	annotationIdleTimeout    = "idle-timeout"
+	annotationWeights        = "weights"
+)
+
+// Bounds of annotation values. They keep a slip of the pen (a time-out in
+// hours, a million retries) from taking a service down silently.
+const (
+	maxRetries    = 100
+	maxRiseFall   = 1000
+	maxDial       = 5 * time.Minute
+	maxProbe      = time.Hour
+	minProbe      = time.Millisecond
+	maxIdle       = 30 * 24 * time.Hour
+	maxHealthPath = 1024
+)
+
+// setters holds, for each annotation of a Service, what its value does to a
+// port. The error completes the sentence `kproxy.dev/retries: "x" is …`.
+var setters = map[string]func(*service.Port, string) error{
+	annotationAlgorithm: func(p *service.Port, v string) (err error) {
+		p.Algorithm, err = oneOf(v, service.Algorithms...)
+		return err
+	},
+	annotationDataPlane: func(p *service.Port, v string) (err error) {
+		p.Prefer, err = oneOf(v, service.PreferAuto, service.PreferUserspace, service.PreferKernel)
+		return err
+	},
+	annotationHealthCheck: func(p *service.Port, v string) (err error) {
+		p.Health.Kind, err = oneOf(v, service.CheckOff, service.CheckTCP, service.CheckHTTP, service.CheckUDP, service.CheckGRPC)
+		return err
+	},
+	annotationHealthPath: func(p *service.Port, v string) error {
+		if v == "" || len(v) > maxHealthPath || strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
+			return fmt.Errorf("not a path (or gRPC service name) without spaces of at most %d bytes", maxHealthPath)
+		}
+		p.Health.Path = v
+		return nil
+	},
+	annotationHealthPort: func(p *service.Port, v string) error {
+		n, err := number(v, 1, 65535)
+		p.Health.Port = uint16(n)
+		return err
+	},
+	annotationHealthInterval: func(p *service.Port, v string) (err error) {
+		p.Health.Interval, err = duration(v, minProbe, maxProbe)
+		return err
+	},
+	annotationHealthTimeout: func(p *service.Port, v string) (err error) {
+		p.Health.Timeout, err = duration(v, minProbe, maxProbe)
+		return err
+	},
+	annotationHealthRise: func(p *service.Port, v string) (err error) {
+		p.Health.Rise, err = number(v, 1, maxRiseFall)
+		return err
+	},
+	annotationHealthFall: func(p *service.Port, v string) (err error) {
+		p.Health.Fall, err = number(v, 1, maxRiseFall)
+		return err
+	},
+	annotationProxyProtocol: func(p *service.Port, v string) error {
+		v, err := oneOf(v, "v1", "v2")
+		p.ProxyProtocol = map[string]service.ProxyProtocol{"v1": 1, "v2": 2}[v]
+		return err
+	},
+	annotationConnectTimeout: func(p *service.Port, v string) (err error) {
+		p.ConnectTimeout, err = duration(v, minProbe, maxDial)
+		return err
+	},
+	annotationRetries: func(p *service.Port, v string) error {
+		n, err := number(v, 0, maxRetries)
+		if err == nil {
+			p.Retries = n
+		}
+		return err
+	},
+	annotationIdleTimeout: func(p *service.Port, v string) (err error) {
+		p.IdleTimeout, err = duration(v, minProbe, maxIdle)
+		return err
+	},
+	annotationWeights: func(*service.Port, string) error {
+		return fmt.Errorf("an annotation of EndpointSlices, not of Services")
+	},
+}
+
+// annotate sets what the annotations say. One that can't be honoured leaves
+// its field as it was and a sentence in p.Problems.
+func annotate(p *service.Port, annotations map[string]string) {
+	for _, key := range slices.Sorted(maps.Keys(annotations)) {
+		name, ours := strings.CutPrefix(key, AnnotationPrefix)
+		if !ours {
+			continue
+		}
+		set, known := setters[name]
+		if !known {
+			p.Problems = append(p.Problems, fmt.Sprintf("%s: kproxy has no such annotation", key))
+			continue
+		}
+		if err := set(p, annotations[key]); err != nil {
+			p.Problems = append(p.Problems, fmt.Sprintf("%s: %q is %v", key, annotations[key], err))
+		}
+	}
+	checkHealth(p)
+}
+
+// checkHealth undoes health annotations that contradict each other.
+func checkHealth(p *service.Port) {
+	h := &p.Health
+	switch {
+	case h.Kind == service.CheckHTTP && h.Path != "" && !strings.HasPrefix(h.Path, "/"):
+		p.Problems = append(p.Problems, fmt.Sprintf("%s: %q does not begin with /", AnnotationPrefix+annotationHealthPath, h.Path))
+		h.Path = ""
+	case h.Path != "" && h.Kind != service.CheckHTTP && h.Kind != service.CheckGRPC:
+		p.Problems = append(p.Problems, fmt.Sprintf("%s: only http and grpc checks have a path", AnnotationPrefix+annotationHealthPath))
+		h.Path = ""
+	}
+}
+
+// annotateProtocol undoes what a port of p's protocol can't have.
+func annotateProtocol(p *service.Port) {
+	if p.ProxyProtocol != 0 && p.Protocol != service.TCP {
+		p.ProxyProtocol = 0
+		p.Problems = append(slices.Clone(p.Problems),
+			fmt.Sprintf("%s: only TCP ports have it, and this one is %s", AnnotationPrefix+annotationProxyProtocol, strings.ToUpper(p.Protocol.String())))
+	}
+}
+
+func oneOf[T ~string](v string, allowed ...T) (T, error) {
+	if slices.Contains(allowed, T(v)) {
+		return T(v), nil
+	}
+	names := make([]string, len(allowed))
+	for i, a := range allowed {
+		names[i] = string(a)
+	}
+	return "", fmt.Errorf("not one of %s", strings.Join(names, ", "))
+}
+
+func number(v string, low, high int) (int, error) {
+	n, err := strconv.Atoi(v)
+	if err != nil || n < low || n > high {
+		return 0, fmt.Errorf("not a whole number from %d to %d", low, high)
+	}
+	return n, nil
+}
+
+func duration(v string, low, high time.Duration) (time.Duration, error) {
+	d, err := time.ParseDuration(v)
+	if err != nil || d < low || d > high {
+		return 0, fmt.Errorf("not a duration (such as 500ms or 2s) from %v to %v", low, high)
+	}
+	return d, nil
+}
+
+// weights is what kproxy.dev/weights of one EndpointSlice says; nil for
+// nothing.
+type weights map[netip.Addr]uint16
+
+func (w weights) of(a netip.Addr) uint16 {
+	if n, ok := w[a]; ok {
+		return n
+	}
+	return 1
+}
+
+// sliceWeights reads s's weights. A value that isn't allowed is of no effect
+// as a whole, and comes back as a sentence.
+func sliceWeights(s *discoveryv1.EndpointSlice) (weights, string) {
+	value, ok := s.Annotations[AnnotationPrefix+annotationWeights]
+	if !ok {
+		return nil, ""
+	}
+	w, err := parseWeights(value)
+	if err != nil {
+		return nil, fmt.Sprintf("%s of EndpointSlice %s: %v", AnnotationPrefix+annotationWeights, s.Name, err)
+	}
+	return w, ""
+}
+
+// parseWeights reads "10.2.0.2=3,10.2.0.3=1".
+func parseWeights(value string) (weights, error) {
+	w := weights{}
+	for item := range strings.SplitSeq(value, ",") {
+		address, weight, ok := strings.Cut(strings.TrimSpace(item), "=")
+		if !ok {
+			return nil, fmt.Errorf("%q is not ADDRESS=WEIGHT", item)
+		}
+		a, err := ParseAddr(strings.TrimSpace(address))
+		if err != nil {
+			return nil, err
+		}
+		if _, dup := w[a]; dup {
+			return nil, fmt.Errorf("%s is named twice", a)
+		}
+		n, err := number(strings.TrimSpace(weight), 0, service.MaxWeight)
+		if err != nil {
+			return nil, fmt.Errorf("weight %q of %s is %w", weight, a, err)
+		}
+		w[a] = uint16(n)
+	}
+	return w, nil
+}

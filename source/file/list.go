@@ -1,0 +1,87 @@
+package file
+
+import (
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
+)
+
+// found is a manifest as a listing found it.
+type found struct {
+	name string // as messages name it: below the path as the user wrote it
+	path string // the configured path it belongs to
+	info fs.FileInfo
+	err  error // in place of info
+}
+
+// list returns the manifests at path: itself if it is a file, or the files in
+// it, by name. Directories inside of it are not descended into; a ConfigMap
+// volume holds several that would repeat every file.
+func list(path string) ([]found, error) {
+	info, err := os.Stat(path)
+	if err != nil {
+		return nil, err
+	}
+	if !info.IsDir() {
+		return []found{{name: filepath.Clean(path), path: path, info: info}}, nil
+	}
+	entries, err := os.ReadDir(path)
+	if err != nil {
+		return nil, err
+	}
+	var files []found
+	for _, e := range entries {
+		if !isManifest(e.Name()) {
+			continue
+		}
+		f := found{name: filepath.Join(path, e.Name()), path: path}
+		f.info, f.err = os.Stat(f.name) // what a symbolic link leads to
+		if f.err == nil && f.info.IsDir() {
+			continue
+		}
+		files = append(files, f)
+	}
+	return files, nil
+}
+
+// isManifest reports whether a file of this name in a directory is read.
+// Hidden files and editors' backup and lock files are not.
+func isManifest(name string) bool {
+	if strings.HasPrefix(name, ".") || strings.HasPrefix(name, "#") {
+		return false
+	}
+	return slices.Contains([]string{".yaml", ".yml", ".json"}, filepath.Ext(name))
+}
+
+// gone reports whether err says that there is no such file, rather than that
+// it can't be reached now.
+func gone(err error) bool {
+	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR)
+}
+
+// reason is err without the operation and the path, which the message names.
+func reason(err error) string {
+	var p *fs.PathError
+	if errors.As(err, &p) {
+		return p.Err.Error()
+	}
+	return err.Error()
+}
+
+// signature tells, without reading it, whether a file may have changed.
+type signature struct {
+	size, mtime, ctime int64
+	dev, ino           uint64
+}
+
+func signatureOf(info fs.FileInfo) signature {
+	s := signature{size: info.Size(), mtime: info.ModTime().UnixNano()}
+	if st, ok := info.Sys().(*syscall.Stat_t); ok {
+		s.ctime, s.dev, s.ino = st.Ctim.Nano(), st.Dev, st.Ino
+	}
+	return s
+}

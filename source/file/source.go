@@ -1,0 +1,190 @@
+package file
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// The times of a Source.
+const (
+	quietTime = 50 * time.Millisecond  // without an event before a change is read
+	burstTime = 500 * time.Millisecond // at the latest, while events go on
+	// pollTime bounds how long a change stays unnoticed of which the kernel
+	// tells nothing: on network file systems, below a parent directory that
+	// was missing, or without inotify at all.
+	pollTime = 5 * time.Second
+)
+
+// Config says what a Source reads.
+type Config struct {
+	Paths  []string // files and directories, the first takes precedence
+	Node   string   // the node this kproxy runs on
+	Logger *slog.Logger
+}
+
+// Status is what is known of one configured path.
+type Status struct {
+	Name   string   // the path
+	Synced bool     // it has been read at least once
+	Errors []string // "file:line: what"
+}
+
+// Source watches manifests. All methods are safe for concurrent use; Run is to
+// be called once.
+type Source struct {
+	cfg     Config
+	changed chan struct{}
+	reread  chan struct{}
+	current atomic.Pointer[published]
+}
+
+type published struct {
+	snapshot *service.Snapshot
+	status   []Status
+}
+
+// New returns a Source that reads nothing before Run. A nil Logger discards.
+func New(cfg Config) *Source {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	return &Source{cfg: cfg, changed: make(chan struct{}, 1), reread: make(chan struct{}, 1)}
+}
+
+// Snapshots receives a value after every change of Latest. Changes that come
+// before the last one was received are one.
+func (s *Source) Snapshots() <-chan struct{} { return s.changed }
+
+// Latest returns what the manifests say, nil before they were read once.
+func (s *Source) Latest() *service.Snapshot {
+	if p := s.current.Load(); p != nil {
+		return p.snapshot
+	}
+	return nil
+}
+
+// Status returns the state of each path, in the order of Config.Paths.
+func (s *Source) Status() []Status {
+	if p := s.current.Load(); p != nil {
+		return p.status
+	}
+	out := make([]Status, len(s.cfg.Paths))
+	for i, path := range s.cfg.Paths {
+		out[i].Name = path
+	}
+	return out
+}
+
+// Reread has every file read again, whether or not it seems changed.
+func (s *Source) Reread() {
+	select {
+	case s.reread <- struct{}{}:
+	default:
+	}
+}
+
+// Run reads the manifests and follows their changes until ctx is done. Nothing
+// that happens to files ends it; it returns nil.
+func (s *Source) Run(ctx context.Context) error {
+	r := runner{Source: s, store: newStore(s.cfg.Paths, s.log), wait: debounce{quiet: quietTime, most: burstTime}}
+	w, err := newWatcher()
+	if err != nil {
+		s.cfg.Logger.Warn("watching manifests failed, looking at them from time to time instead", "every", pollTime, "error", err)
+	} else {
+		defer w.fs.Close()
+		r.watcher = w
+	}
+	r.run(ctx)
+	return nil
+}
+
+func (s *Source) log(e event) {
+	if e.broken {
+		s.cfg.Logger.Warn("manifest", "problem", e.message)
+	} else {
+		s.cfg.Logger.Info("manifest", "note", e.message)
+	}
+}
+
+// runner is the state of Run.
+type runner struct {
+	*Source
+	store   *store
+	watcher *watcher // nil without inotify
+	wait    debounce
+	warned  string // the last error of watching, so that it is said once
+}
+
+func (r *runner) run(ctx context.Context) {
+	poll := time.NewTicker(pollTime)
+	defer poll.Stop()
+	defer r.wait.reset()
+	var events chan fsnotify.Event
+	var errors chan error
+	if r.watcher != nil {
+		events, errors = r.watcher.fs.Events, r.watcher.fs.Errors
+	}
+	r.update(true)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case ev := <-events:
+			if r.watcher.matters(ev) {
+				r.wait.touch()
+			}
+		case <-errors: // events were lost
+			r.wait.touch()
+		case <-r.wait.fired():
+			r.wait.reset()
+			r.update(true)
+		case <-poll.C:
+			r.update(false)
+		case <-r.reread:
+			r.update(true)
+		}
+	}
+}
+
+// update reads what changed and publishes it. Directories are watched before
+// they are read: a change then either is in what was read or makes an event.
+func (r *runner) update(all bool) {
+	more := r.follow()
+	changed := r.store.scan(all || more)
+	if r.follow() { // a new link leads to a directory not watched until now
+		changed = r.store.scan(true) || changed
+	}
+	if changed || r.current.Load() == nil {
+		r.publish()
+	}
+}
+
+func (r *runner) follow() bool {
+	if r.watcher == nil {
+		return false
+	}
+	more, err := r.watcher.follow(r.store.paths, r.store.order)
+	if err != nil && err.Error() != r.warned {
+		r.cfg.Logger.Warn("watching manifests failed, looking at them from time to time instead", "every", pollTime, "error", err)
+		r.warned = err.Error()
+	}
+	return more
+}
+
+func (r *runner) publish() {
+	snapshot, problems := r.store.build(r.cfg.Node)
+	before := r.current.Swap(&published{snapshot: snapshot, status: r.store.status(problems)})
+	if before != nil && before.snapshot.Hash() == snapshot.Hash() {
+		return // only what is said about files is new
+	}
+	select {
+	case r.changed <- struct{}{}:
+	default:
+	}
+}

@@ -1,0 +1,241 @@
+package file
+
+import (
+	"crypto/sha256"
+	"fmt"
+	"path/filepath"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/source"
+)
+
+// store holds what the files say. It is owned by one goroutine.
+type store struct {
+	paths []string
+	files map[string]*manifestFile // by name
+	order []string                 // names, in the order in which files take precedence
+	state map[string]pathState     // by configured path
+	event func(event)              // told of what happens to files, for the log; may be nil
+}
+
+// manifestFile is what is known of one file.
+type manifestFile struct {
+	path      string // the configured path it was found at
+	signature signature
+	sum       [sha256.Size]byte
+	read      bool      // sum is of a content that was read
+	manifest  manifest  // the last valid content, which is in force
+	problems  []Problem // of the content that is on disk now
+}
+
+// pathState is what is known of a configured path.
+type pathState struct {
+	seen bool  // it has been read at least once
+	err  error // of the last attempt
+}
+
+// event is something that happened to a file, as a line of log.
+type event struct {
+	broken  bool
+	message string
+}
+
+func newStore(paths []string, ev func(event)) *store {
+	if ev == nil {
+		ev = func(event) {}
+	}
+	return &store{paths: paths, files: map[string]*manifestFile{}, state: map[string]pathState{}, event: ev}
+}
+
+// scan looks at every path again and reads what changed; with all, it reads
+// every file, whatever its signature says. It reports whether anything is
+// different from before.
+func (s *store) scan(all bool) (changed bool) {
+	order, present, absolute := []string{}, map[string]bool{}, map[string]bool{}
+	for _, path := range s.paths {
+		files, err := list(path)
+		changed = s.setPath(path, err) || changed
+		if err != nil && !gone(err) {
+			files = s.known(path) // out of reach is not deleted
+		}
+		for _, f := range files {
+			if abs, err := filepath.Abs(f.name); err == nil {
+				if absolute[abs] {
+					continue // found at an earlier path
+				}
+				absolute[abs] = true
+			}
+			present[f.name] = true
+			order = append(order, f.name)
+			changed = s.look(f, all) || changed
+		}
+	}
+	for name := range s.files {
+		if !present[name] {
+			delete(s.files, name)
+			s.event(event{message: fmt.Sprintf("%s: gone, and its objects with it", name)})
+			changed = true
+		}
+	}
+	s.order = order
+	return changed
+}
+
+// known returns the files that were found at path before.
+func (s *store) known(path string) (out []found) {
+	for _, name := range s.order {
+		if s.files[name].path == path {
+			out = append(out, found{name: name, path: path})
+		}
+	}
+	return out
+}
+
+// setPath notes the outcome of listing path, and reports whether it is news.
+func (s *store) setPath(path string, err error) bool {
+	was, known := s.state[path]
+	s.state[path] = pathState{seen: was.seen || err == nil, err: err}
+	if known && (was.err == nil) == (err == nil) && (err == nil || reason(was.err) == reason(err)) {
+		return false
+	}
+	if err != nil {
+		s.event(event{broken: true, message: fmt.Sprintf("%s: %s", path, reason(err))})
+	}
+	return true
+}
+
+// look reads one file if it may have changed, and reports whether it did.
+func (s *store) look(f found, all bool) bool {
+	m := s.files[f.name]
+	isNew := m == nil
+	if isNew {
+		m = &manifestFile{path: f.path}
+		s.files[f.name] = m
+	}
+	if f.info == nil && f.err == nil {
+		return false // its directory is out of reach
+	}
+	var sig signature
+	if f.err == nil {
+		sig = signatureOf(f.info)
+		if m.read && !all && sig == m.signature {
+			return false
+		}
+	}
+	data, err := read(f.name)
+	if err != nil {
+		return s.unreadable(f.name, m, err) || isNew
+	}
+	m.signature = sig
+	sum := sha256.Sum256(data)
+	if m.read && sum == m.sum {
+		return false
+	}
+	m.read, m.sum = true, sum
+	s.parsed(f.name, m, data)
+	return true
+}
+
+// unreadable notes that m can't be read. A link that leads nowhere is a file
+// that is gone; anything else keeps what is in force.
+func (s *store) unreadable(name string, m *manifestFile, err error) bool {
+	problem := Problem{File: name, Message: reason(err)}
+	if !m.read && len(m.problems) == 1 && m.problems[0] == problem {
+		return false
+	}
+	m.read, m.problems = false, []Problem{problem}
+	if gone(err) {
+		m.manifest = manifest{}
+	}
+	s.event(event{broken: true, message: problem.String()})
+	return true
+}
+
+// parsed puts a file's new content in force if it is valid.
+func (s *store) parsed(name string, m *manifestFile, data []byte) {
+	parsed, problems := parse(name, data)
+	m.problems = problems
+	for _, p := range problems {
+		s.event(event{broken: true, message: p.String()})
+	}
+	if len(problems) > 0 {
+		return
+	}
+	m.manifest = parsed
+	for _, p := range parsed.skipped {
+		s.event(event{message: p.String()})
+	}
+	for _, p := range parsed.advice {
+		s.event(event{broken: true, message: p.String()})
+	}
+}
+
+// place is where an object is defined.
+type place struct {
+	file string
+	line int
+}
+
+func (p place) String() string { return fmt.Sprintf("%s:%d", p.file, p.line) }
+
+// build converts what is in force. The problems are those of all files in the
+// order of precedence, by line, files that can't be read included.
+func (s *store) build(node string) (*service.Snapshot, []Problem) {
+	var problems []Problem
+	var objects source.Objects
+	places := map[id]place{}
+	for _, name := range s.order {
+		f := s.files[name]
+		problems = append(problems, f.problems...)
+		problems = append(problems, f.manifest.advice...)
+		for _, o := range f.manifest.objects {
+			if first, dup := places[o.id()]; dup {
+				problems = append(problems, Problem{File: name, Line: o.line,
+					Message: fmt.Sprintf("%s: defined a second time; the one at %s is in force", o.id(), first)})
+				continue
+			}
+			places[o.id()] = place{name, o.line}
+			collect(&objects, o)
+		}
+	}
+	problems = append(problems, unmatched(&objects, places)...)
+	objects.Where = func(svc *corev1.Service) string {
+		return places[id{"Service", svc.Namespace, svc.Name}].String()
+	}
+	return source.Build(objects, node), problems
+}
+
+func collect(objects *source.Objects, o object) {
+	switch o := o.Object.(type) {
+	case *corev1.Service:
+		objects.Services = append(objects.Services, o)
+	case *discoveryv1.EndpointSlice:
+		objects.EndpointSlices = append(objects.EndpointSlices, o)
+	case *corev1.Endpoints:
+		objects.Endpoints = append(objects.Endpoints, o)
+	case *corev1.Node:
+		objects.Nodes = append(objects.Nodes, o)
+	}
+}
+
+// status sorts problems by the configured path they belong to.
+func (s *store) status(problems []Problem) []Status {
+	var out []Status
+	for _, path := range s.paths {
+		st := s.state[path]
+		one := Status{Name: path, Synced: st.seen}
+		if st.err != nil {
+			one.Errors = append(one.Errors, Problem{File: path, Message: reason(st.err)}.String())
+		}
+		for _, p := range problems {
+			if f := s.files[p.File]; f != nil && f.path == path {
+				one.Errors = append(one.Errors, p.String())
+			}
+		}
+		out = append(out, one)
+	}
+	return out
+}

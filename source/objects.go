@@ -1,0 +1,129 @@
+package source
+
+import (
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// ProxyNameLabel on a Service names another service proxy that serves it;
+// kproxy leaves such Services alone, whatever the value.
+const ProxyNameLabel = "service.kubernetes.io/service-proxy-name"
+
+// Objects is what a source has at one moment, in any order. Of two objects of
+// one kind, namespace and name the first is in force.
+type Objects struct {
+	Services       []*corev1.Service
+	EndpointSlices []*discoveryv1.EndpointSlice
+	Endpoints      []*corev1.Endpoints // used by Services without an EndpointSlice
+	Nodes          []*corev1.Node
+
+	// Where says where a Service was read, for service.Port.Source. Nil says
+	// nothing.
+	Where func(*corev1.Service) string
+}
+
+// Build converts o for the node named node.
+//
+// Left out are Services that are headless, of type ExternalName or without a
+// cluster IP, and those another proxy serves. Addresses, ranges and endpoints
+// of an IP family in which a Service has no cluster IP are left out too, as
+// each of kube-proxy's per-family proxies does.
+func Build(o Objects, node string) *service.Snapshot {
+	var b service.Builder
+	b.SetNode(buildNode(o.Nodes, node))
+	ix := newIndex(&o)
+	for _, svc := range o.Services {
+		if !Serves(svc) {
+			continue
+		}
+		where := ""
+		if o.Where != nil {
+			where = o.Where(svc)
+		}
+		addService(&b, svc, ix.of(svc), where)
+	}
+	return b.Build()
+}
+
+// addService adds svc's ports and their endpoints.
+func addService(b *service.Builder, svc *corev1.Service, be backing, where string) {
+	base := basePort(svc)
+	base.Source = where
+	weights := make([]weights, len(be.slices))
+	for i, s := range be.slices {
+		var problem string
+		if weights[i], problem = sliceWeights(s); problem != "" {
+			base.Problems = append(base.Problems, problem)
+		}
+	}
+	want := familiesOf(base.ClusterIPs)
+	for i := range svc.Spec.Ports {
+		p, ok := finishPort(base, svc, &svc.Spec.Ports[i])
+		if !ok || b.AddPort(p) != nil {
+			continue // refused: the key is taken, and the first is in force
+		}
+		for j, s := range be.slices {
+			addSlice(b, p.Key, s, weights[j], want)
+		}
+		if be.endpoints != nil {
+			addEndpoints(b, p.Key, be.endpoints, want)
+		}
+	}
+}
+
+// Serves reports whether kproxy serves svc at all.
+func Serves(svc *corev1.Service) bool {
+	if _, other := svc.Labels[ProxyNameLabel]; other {
+		return false
+	}
+	return svc.Spec.Type != corev1.ServiceTypeExternalName && familiesOf(clusterIPs(svc)) != families{}
+}
+
+// backing is what names a Service's endpoints.
+type backing struct {
+	slices    []*discoveryv1.EndpointSlice // by name
+	endpoints *corev1.Endpoints            // nil if there is a slice
+}
+
+// index finds the backing of a Service.
+type index struct {
+	slices    map[types.NamespacedName][]*discoveryv1.EndpointSlice
+	endpoints map[types.NamespacedName]*corev1.Endpoints
+}
+
+func newIndex(o *Objects) index {
+	ix := index{
+		slices:    make(map[types.NamespacedName][]*discoveryv1.EndpointSlice, len(o.Services)),
+		endpoints: make(map[types.NamespacedName]*corev1.Endpoints, len(o.Endpoints)),
+	}
+	for _, s := range o.EndpointSlices {
+		if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
+			k := types.NamespacedName{Namespace: s.Namespace, Name: name}
+			ix.slices[k] = append(ix.slices[k], s)
+		}
+	}
+	for _, e := range o.Endpoints {
+		k := types.NamespacedName{Namespace: e.Namespace, Name: e.Name}
+		if _, dup := ix.endpoints[k]; !dup {
+			ix.endpoints[k] = e
+		}
+	}
+	return ix
+}
+
+func (ix index) of(svc *corev1.Service) backing {
+	k := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
+	list := ix.slices[k]
+	if len(list) == 0 {
+		return backing{endpoints: ix.endpoints[k]}
+	}
+	byName := func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) }
+	slices.SortStableFunc(list, byName)
+	return backing{slices: slices.CompactFunc(list, func(a, b *discoveryv1.EndpointSlice) bool { return a.Name == b.Name })}
+}
