@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"slices"
 	"strings"
 )
 
@@ -63,7 +64,7 @@ func (r *report) add(e event) {
 	}
 	switch e.Action {
 	case "output":
-		r.keep(name, e)
+		r.output[name] = append(r.output[name], e.Output) // until it is known whether it matters
 	case "build-output":
 		fmt.Fprint(r.out, e.Output)
 	case "pass", "bench":
@@ -83,16 +84,6 @@ func (r *report) add(e event) {
 	}
 }
 
-// keep holds output back until it is known whether it matters. Figures of
-// benchmarks do.
-func (r *report) keep(name string, e event) {
-	if strings.Contains(e.Output, " ns/op") {
-		fmt.Fprint(r.out, "      ", e.Output)
-		return
-	}
-	r.output[name] = append(r.output[name], e.Output)
-}
-
 // skip prints a test's last word, which is the reason given to t.Skip.
 func (r *report) skip(name string) {
 	why := ""
@@ -105,8 +96,8 @@ func (r *report) skip(name string) {
 	fmt.Fprintf(r.out, "SKIP  %s: %s\n", name, why)
 }
 
-// fail prints everything a failed test or package said. A package that fails
-// because of a test counts once, as the test.
+// fail prints everything a failed test or package said. A test that fails
+// because of a subtest, and a package because of a test, don't count again.
 func (r *report) fail(name string, e event) {
 	text := strings.Join(r.output[name], "")
 	delete(r.output, name)
@@ -119,8 +110,10 @@ func (r *report) fail(name string, e event) {
 		return // go test failed because of what was printed already
 	}
 	r.broken[e.Package] = true
-	r.failed = append(r.failed, name)
 	fmt.Fprintf(r.out, "FAIL  %s\n%s", name, text)
+	if !slices.ContainsFunc(r.failed, func(f string) bool { return strings.HasPrefix(f, name+"/") }) {
+		r.failed = append(r.failed, name)
+	}
 }
 
 // finish prints the totals and says whether all is well.

@@ -73,10 +73,17 @@ skipped tests count as failures here (KPROXY_CI): run as root, with all of test/
 `,
 		},
 		{
-			name: "figures of benchmarks are shown",
+			name: "a test whose subtest fails isn't counted again",
+			in: `{"Action":"fail","Package":"p","Test":"TestA/one"}
+{"Action":"pass","Package":"p","Test":"TestA/two"}
+{"Action":"fail","Package":"p","Test":"TestA"}`,
+			want: "FAIL  p TestA/one\nFAIL  p TestA\nfailed: p TestA/one\n1 passed, 1 failed, 0 skipped\n",
+		},
+		{
+			name: "a benchmark that ran counts; its figures after one round mean nothing",
 			in: `{"Action":"output","Package":"p","Test":"BenchmarkA","Output":"BenchmarkA-2 1 5 ns/op\n"}
 {"Action":"bench","Package":"p","Test":"BenchmarkA"}`,
-			want: "      BenchmarkA-2 1 5 ns/op\n1 passed, 0 failed, 0 skipped\n",
+			want: "1 passed, 0 failed, 0 skipped\n",
 			ok:   true,
 		},
 		{name: "nothing ran", want: "nothing ran\n0 passed, 0 failed, 0 skipped\n"},
