@@ -39,7 +39,7 @@ func reasonsOf(p *Policy) policyReasons {
 // refusal says why s serves nobody; empty if it serves somebody.
 func refusal(s *Service) string {
 	if len(s.Frontends) == 0 {
-		return "it has no address that it could be reached at"
+		return withoutFrontends(s.Port)
 	}
 	dropped := false
 	for i := range s.Frontends {
@@ -69,6 +69,16 @@ func refusal(s *Service) string {
 		return "its traffic policy is Local and no endpoint on this node takes connections"
 	}
 	return "it has no endpoint of its addresses' family"
+}
+
+// withoutFrontends says why p has none.
+func withoutFrontends(p *service.Port) string {
+	wanted := false
+	eachPlace(p, func(Kind, place) { wanted = true })
+	if wanted {
+		return "all its addresses belong to other services"
+	}
+	return "it has no address"
 }
 
 // flapText says why a service was recalled, and how long it has to wait.

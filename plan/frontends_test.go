@@ -1,0 +1,277 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// say tells a frontend in one line.
+func say(f Frontend) string {
+	out := string(f.Kind) + " " + f.Family.String() + " " + addressText(f) + " " + string(f.Verdict) + " masquerade=" + string(f.Masquerade)
+	if f.Local {
+		out += " local"
+	}
+	if f.ShortCircuit {
+		out += " short-circuit"
+	}
+	for _, r := range f.SourceRanges {
+		out += " from=" + r.String()
+	}
+	return out
+}
+
+func addressText(f Frontend) string {
+	if f.Kind == NodePort {
+		return fmt.Sprintf(":%d", f.Address.Port())
+	}
+	return f.Address.String()
+}
+
+func sayAll(s *Service) []string {
+	var out []string
+	for _, f := range s.Frontends {
+		out = append(out, say(f))
+	}
+	return out
+}
+
+func TestFrontends(t *testing.T) {
+	balancer := func(p *service.Port) {
+		p.NodePort, p.ExternallyAccessible = 30080, true
+		p.LoadBalancerIPs = addrs("203.0.113.1")
+		p.ExternalIPs = addrs("198.51.100.1")
+	}
+	local, remote := "10.0.0.1 n1 ready", "10.0.0.2 n2 ready"
+	tests := []struct {
+		name      string
+		port      []func(*service.Port)
+		policy    func(*Policy)
+		endpoints []string
+		want      []string
+		problems  []string
+	}{
+		{name: "cluster address", endpoints: []string{local}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		}},
+		{name: "every kind, policy Cluster", port: []func(*service.Port){balancer}, endpoints: []string{remote}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+			"external-ip ipv4 198.51.100.1:80 forward masquerade=always",
+			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
+			"node-port ipv4 :30080 forward masquerade=always",
+		}},
+		{name: "every kind, external Local, endpoint here", port: []func(*service.Port){balancer, eTPLocal}, endpoints: []string{local}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+			"external-ip ipv4 198.51.100.1:80 forward masquerade=node-clients local short-circuit",
+			"load-balancer ipv4 203.0.113.1:80 forward masquerade=node-clients local short-circuit",
+			"node-port ipv4 :30080 forward masquerade=node-clients local short-circuit",
+		}},
+		{name: "external Local, endpoint elsewhere", port: []func(*service.Port){external, eTPLocal}, endpoints: []string{remote}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+			"node-port ipv4 :30080 drop masquerade=node-clients local short-circuit",
+		}},
+		{name: "external Local, no endpoint anywhere", port: []func(*service.Port){external, eTPLocal}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 reject masquerade=never",
+			"node-port ipv4 :30080 reject masquerade=node-clients local short-circuit",
+		}},
+		{name: "internal Local, endpoint elsewhere", port: []func(*service.Port){external, iTPLocal}, endpoints: []string{remote}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 drop masquerade=never local",
+			"node-port ipv4 :30080 forward masquerade=always",
+		}},
+		{name: "weight 0 everywhere", port: []func(*service.Port){external, eTPLocal}, endpoints: []string{local + " weight:0", remote + " weight:0"}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 reject masquerade=never",
+			"node-port ipv4 :30080 reject masquerade=node-clients local short-circuit",
+		}},
+		{name: "weight 0 here", port: []func(*service.Port){external, eTPLocal}, endpoints: []string{local + " weight:0", remote}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+			"node-port ipv4 :30080 drop masquerade=node-clients local short-circuit",
+		}},
+		{name: "masquerade all", policy: func(p *Policy) { p.MasqueradeAll, p.PodCIDRs = true, prefixes("10.0.0.0/8") }, endpoints: []string{local}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=always",
+		}},
+		{name: "pod CIDRs, of one family", policy: func(p *Policy) { p.PodCIDRs = prefixes("10.0.0.0/8") },
+			port: []func(*service.Port){func(p *service.Port) { p.ClusterIPs = addrs("10.96.0.1", "fd96::1") }}, endpoints: []string{local, "fd00::1 n1 ready"}, want: []string{
+				"cluster-ip ipv4 10.96.0.1:80 forward masquerade=unless-pod",
+				"cluster-ip ipv6 [fd96::1]:80 forward masquerade=never",
+			}},
+		{name: "dual stack, endpoints of one family", port: []func(*service.Port){external, func(p *service.Port) { p.ClusterIPs = addrs("10.96.0.1", "fd96::1") }}, endpoints: []string{local}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+			"cluster-ip ipv6 [fd96::1]:80 reject masquerade=never",
+			"node-port ipv4 :30080 forward masquerade=always",
+			"node-port ipv6 :30080 reject masquerade=always",
+		}},
+		{name: "an external address of a family without cluster address", port: []func(*service.Port){balancer, func(p *service.Port) {
+			p.NodePort, p.ExternalIPs, p.LoadBalancerIPs = 0, addrs("2001:db8::1"), nil
+		}}, endpoints: []string{local}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		}, problems: []string{"2001:db8::1 is not served: the service has no IPv6 cluster address"}},
+		{name: "no cluster address", port: []func(*service.Port){balancer, func(p *service.Port) {
+			p.ClusterIPs, p.ExternalIPs = nil, nil
+		}}, endpoints: []string{local}, want: []string{
+			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
+			"node-port ipv4 :30080 forward masquerade=always",
+		}},
+		{name: "one address as every kind", port: []func(*service.Port){balancer, func(p *service.Port) {
+			p.NodePort = 0
+			p.ExternalIPs = addrs("10.96.0.1", "203.0.113.1")
+			p.LoadBalancerIPs = addrs("10.96.0.1", "203.0.113.1")
+		}}, endpoints: []string{local}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
+		}},
+		{name: "source ranges", port: []func(*service.Port){balancer, func(p *service.Port) {
+			p.SourceRanges = prefixes("198.51.100.0/24", "2001:db8::/32")
+		}}, endpoints: []string{local}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+			"external-ip ipv4 198.51.100.1:80 forward masquerade=always",
+			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always from=198.51.100.0/24",
+			"node-port ipv4 :30080 forward masquerade=always",
+		}},
+		{name: "source ranges that admit everybody", port: []func(*service.Port){balancer, func(p *service.Port) {
+			p.NodePort, p.ExternalIPs = 0, nil
+			p.SourceRanges = prefixes("198.51.100.0/24", "0.0.0.0/0")
+		}}, endpoints: []string{local}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
+		}},
+		{name: "source ranges that admit this node", port: []func(*service.Port){balancer, func(p *service.Port) {
+			p.NodePort, p.ExternalIPs = 0, nil
+			p.SourceRanges = prefixes("192.168.0.0/16")
+		}}, endpoints: []string{local}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always from=192.168.0.0/16 from=203.0.113.1/32",
+		}},
+		{name: "source ranges of the other family only", port: []func(*service.Port){balancer, func(p *service.Port) {
+			p.NodePort, p.ExternalIPs = 0, nil
+			p.SourceRanges = prefixes("2001:db8::/32")
+		}}, endpoints: []string{local}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
+		}, problems: []string{"its source ranges don't restrict IPv4 clients: none of them is IPv4"}},
+		{name: "weights under round robin", endpoints: []string{local + " weight:3", remote, "10.0.0.3 n1 ready weight:0"}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		}, problems: []string{"its weights have no effect: the algorithm is round-robin, not weighted-round-robin"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			if tt.policy != nil {
+				tt.policy(&w.in.Policy)
+			}
+			w.set(port("a", tt.port...), tt.endpoints...)
+			s := w.one()
+			if diff := cmp.Diff(tt.want, sayAll(s)); diff != "" {
+				t.Errorf("frontends (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tt.problems, s.Problems); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestContests(t *testing.T) {
+	older := func(p *service.Port) { p.Created = t0.Add(-1) }
+	nodePort := func(p *service.Port) { external(p) }
+	ip := func(s string) func(*service.Port) { return func(p *service.Port) { p.ClusterIPs = addrs(s) } }
+	udp := func(p *service.Port) { p.Protocol = service.UDP }
+	number := func(n uint16) func(*service.Port) { return func(p *service.Port) { p.Number = n } }
+	tests := []struct {
+		name  string
+		ports []service.Port
+		want  map[string][]string // problems
+	}{
+		{"the older wins", []service.Port{port("a"), port("b", older)}, map[string][]string{
+			"ns/a": {"10.96.0.1:80 (TCP) belongs to ns/b, which is older"},
+		}},
+		{"of equally old ones the first wins", []service.Port{port("a"), port("b"), port("c")}, map[string][]string{
+			"ns/b": {"10.96.0.1:80 (TCP) belongs to ns/a, which comes first by name"},
+			"ns/c": {"10.96.0.1:80 (TCP) belongs to ns/a, which comes first by name"},
+		}},
+		{"other protocols and ports are other places", []service.Port{port("a"), port("b", udp), port("c", number(81))}, nil},
+		{"a node port", []service.Port{port("a", nodePort), port("b", nodePort, ip("10.96.0.2"))}, map[string][]string{
+			"ns/b": {"node port 30080 (TCP) belongs to ns/a, which comes first by name"},
+		}},
+		{"a node port of both families is one sentence", []service.Port{
+			port("a", nodePort, func(p *service.Port) { p.ClusterIPs = addrs("10.96.0.1", "fd96::1") }),
+			port("b", nodePort, func(p *service.Port) { p.ClusterIPs = addrs("10.96.0.2", "fd96::2") }),
+		}, map[string][]string{
+			"ns/b": {"node port 30080 (TCP) belongs to ns/a, which comes first by name"},
+		}},
+		{"an external address that is another's cluster address", []service.Port{
+			port("a", ip("10.96.0.2"), func(p *service.Port) { p.ExternalIPs = addrs("10.96.0.1") }),
+			port("b", older),
+		}, map[string][]string{
+			"ns/a": {"10.96.0.1:80 (TCP) belongs to ns/b, which is older"},
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			for _, p := range tt.ports {
+				w.set(p, "10.0.0.1 n1 ready")
+			}
+			p := w.compute()
+			var got map[string][]string
+			for _, s := range p.Services {
+				if s.Problems != nil {
+					if got == nil {
+						got = map[string][]string{}
+					}
+					got[s.Port.Key.String()] = s.Problems
+				}
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestContestEnds: the loser gets the address when the winner goes, although
+// nothing about the loser itself changed.
+func TestContestEnds(t *testing.T) {
+	w := newWorld(t)
+	w.set(port("a"), "10.0.0.1 n1 ready")
+	w.set(port("b"), "10.0.0.2 n1 ready")
+	b := w.compute().Services[1]
+	if b.State != StateRejecting || b.Reason != "all its addresses belong to other services" {
+		t.Errorf("loser stands at %s (%s)", b.State, b.Reason)
+	}
+	delete(w.ports, port("a").Key)
+	if b := w.one(); len(b.Frontends) != 1 || b.Problems != nil {
+		t.Errorf("without the winner: frontends %v, problems %v", b.Frontends, b.Problems)
+	}
+}
+
+func TestVerdictFor(t *testing.T) {
+	w := newWorld(t)
+	pods := prefixes("10.0.0.0/24")
+	w.in.Policy.PodCIDRs = pods
+	w.set(port("a", eTPLocal, func(p *service.Port) {
+		p.ClusterIPs, p.LoadBalancerIPs, p.ExternallyAccessible = nil, addrs("203.0.113.1"), true
+		p.SourceRanges = prefixes("198.51.100.0/24", "10.0.0.0/24", "192.168.0.0/16")
+	}), "10.0.0.2 n2 ready")
+	s := w.one()
+	f := &s.Frontends[0]
+	if !s.Serves(f) || s.DataPlane != Userspace {
+		t.Errorf("serves %v in %q; short-circuited clients have an endpoint", s.Serves(f), s.DataPlane)
+	}
+	for _, tt := range []struct {
+		client Client
+		want   Verdict
+	}{
+		{Client{Address: netip.MustParseAddr("198.51.100.9")}, Drop},               // outside: no endpoint here
+		{Client{Address: netip.MustParseAddr("8.8.8.8")}, Drop},                    // not admitted
+		{Client{Address: netip.MustParseAddr("10.0.0.7")}, Forward},                // a pod
+		{Client{Address: netip.MustParseAddr("192.168.0.1"), Node: true}, Forward}, // this node
+	} {
+		if got := s.VerdictFor(f, tt.client, pods); got != tt.want {
+			t.Errorf("%v: %s, want %s", tt.client.Address, got, tt.want)
+		}
+	}
+}

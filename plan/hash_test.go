@@ -1,0 +1,71 @@
+package plan
+
+import (
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/service"
+)
+
+// TestKernelHash: the hash changes with everything that rules are made of, and
+// with nothing else.
+func TestKernelHash(t *testing.T) {
+	balancer := func(p *service.Port) {
+		p.NodePort, p.ExternallyAccessible = 30080, true
+		p.ClusterIPs = addrs("10.96.0.1", "fd96::1")
+		p.ExternalIPs, p.LoadBalancerIPs = addrs("198.51.100.1"), addrs("203.0.113.1")
+		p.SourceRanges = prefixes("198.51.100.0/24")
+		p.ExternalLocal = true
+		p.Algorithm = service.WeightedRoundRobin
+	}
+	eps := []string{"10.0.0.1 n1 ready", "10.0.0.2 n2 ready", "fd00::1 n1 ready"}
+	begin := func(t *testing.T) (*world, uint64) {
+		w := newWorld(t)
+		w.in.Policy.PodCIDRs = prefixes("10.0.0.0/16")
+		w.set(port("a", balancer), eps...)
+		return w, w.one().KernelHash
+	}
+	tests := []struct {
+		name    string
+		change  func(*world)
+		changes bool
+	}{
+		{"nothing", program0, false},
+		{"time", func(w *world) { w.in.Now = w.in.Now.Add(time.Hour) }, false},
+		{"offload", func(w *world) { w.in.Now = w.in.Now.Add(time.Hour); carry(5)(w); w.program() }, false},
+		{"pin", pinTo(service.PreferUserspace), false},
+		{"a first success of a probe", func(w *world) { w.health("a", "10.0.0.1", health.Up, w.in.Now) }, false},
+		{"an endpoint that isn't ready", setTo(append([]string{"10.0.0.3 n1"}, eps...)...), false},
+		{"userspace settings", change(func(p *service.Port) { p.ConnectTimeout, p.Retries, p.Prefer = time.Second, 7, service.PreferKernel }), false},
+		{"another service", func(w *world) {
+			w.set(port("b", func(p *service.Port) { p.ClusterIPs = addrs("10.96.0.9") }), "10.0.0.9 n1 ready")
+		}, false},
+
+		{"an endpoint is down", func(w *world) { w.health("a", "10.0.0.1", health.Down, w.in.Now) }, true},
+		{"an endpoint more", setTo(append([]string{"10.0.0.3 n1 ready"}, eps...)...), true},
+		{"a weight", setTo(append([]string{"10.0.0.1 n1 ready weight:2"}, eps[1:]...)...), true},
+		{"an endpoint's node", setTo(append([]string{"10.0.0.1 n2 ready"}, eps[1:]...)...), true},
+		{"cluster address", change(func(p *service.Port) { p.ClusterIPs = addrs("10.96.0.2", "fd96::1") }), true},
+		{"external address", change(func(p *service.Port) { p.ExternalIPs = nil }), true},
+		{"external address becomes one of a load balancer", change(func(p *service.Port) { p.ExternalIPs, p.LoadBalancerIPs = nil, addrs("198.51.100.1", "203.0.113.1") }), true},
+		{"port number", change(func(p *service.Port) { p.Number = 81 }), true},
+		{"node port", change(func(p *service.Port) { p.NodePort = 30081 }), true},
+		{"source ranges", change(func(p *service.Port) { p.SourceRanges = nil }), true},
+		{"external policy", change(func(p *service.Port) { p.ExternalLocal = false }), true},
+		{"internal policy", change(func(p *service.Port) { p.InternalLocal = true }), true},
+		{"affinity", change(func(p *service.Port) { p.Affinity = time.Hour }), true},
+		{"algorithm", change(func(p *service.Port) { p.Algorithm = service.Random }), true},
+		{"masquerade all", func(w *world) { w.in.Policy.MasqueradeAll = true }, true},
+		{"pod CIDRs", func(w *world) { w.in.Policy.PodCIDRs = prefixes("10.0.0.0/17") }, true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w, before := begin(t)
+			tt.change(w)
+			if after := w.compute().Services[0].KernelHash; (after != before) != tt.changes {
+				t.Errorf("hash changed: %v, want %v", after != before, tt.changes)
+			}
+		})
+	}
+}

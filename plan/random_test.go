@@ -1,0 +1,217 @@
+package plan
+
+import (
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/service"
+)
+
+// TestRandomWalk walks through random worlds and checks, besides what holds
+// for every plan: equal inputs give equal plans; what is taken over from the
+// previous plan is what would be made anew; a plan never changes afterwards;
+// nothing changes by time alone before Wake, and something does at Wake.
+func TestRandomWalk(t *testing.T) {
+	seen := map[State]int{}
+	for seed := range uint64(40) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			r := walker{world: newWorld(t), Rand: rand.New(rand.NewPCG(seed, 1))}
+			r.in.Policy.Mode = pick(r.Rand, ModeUserspace, ModeIPTables, ModeIPTables, ModeIPTables, ModeAuto)
+			r.in.Policy.PanicThreshold = pick(r.Rand, 0, 0, 0.5)
+			for range 80 {
+				r.step()
+				for _, s := range r.in.Previous.Services {
+					seen[s.State]++
+				}
+			}
+		})
+	}
+	for _, s := range allStates {
+		if seen[s] < 20 {
+			t.Errorf("the walk saw state %q %d times only", s, seen[s])
+		}
+	}
+}
+
+type walker struct {
+	*world
+	*rand.Rand
+}
+
+func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
+
+var names = []string{"a", "b", "c", "d", "e"}
+
+func (r *walker) step() {
+	for range 1 + r.IntN(3) {
+		r.mutate()
+	}
+	before := r.in.Previous
+	frozen := dump(r.t, before)
+	p := r.compute() // checks p
+	r.in.Previous = before
+	if diff := cmp.Diff(dump(r.t, p), dump(r.t, Compute(r.in))); diff != "" {
+		r.t.Fatalf("equal inputs, unequal plans:\n%s", diff)
+	}
+	r.in.Previous = forgetful(before)
+	if diff := cmp.Diff(dump(r.t, Compute(r.in)), dump(r.t, p)); diff != "" {
+		r.t.Fatalf("taken over from the previous plan (-anew +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(frozen, dump(r.t, before)); diff != "" {
+		r.t.Fatalf("the previous plan was changed:\n%s", diff)
+	}
+	r.in.Previous = p
+	r.checkWake(p)
+}
+
+// mutate changes one thing in the world.
+func (r *walker) mutate() {
+	name := pick(r.Rand, names...)
+	k := port(name).Key
+	_, exists := r.ports[k]
+	switch r.IntN(12) {
+	case 0:
+		delete(r.ports, k)
+	case 1, 2, 3:
+		r.ports[k] = r.port(name)
+		r.eps[k] = r.endpoints()
+	case 4:
+		r.eps[k] = r.endpoints()
+	case 5:
+		if exists {
+			addr := fmt.Sprintf("10.0.0.%d", 1+r.IntN(5))
+			flaps := make([]time.Time, r.IntN(6))
+			for i := range flaps {
+				flaps[i] = r.in.Now.Add(time.Duration(i-len(flaps)) * 3 * time.Second)
+			}
+			r.health(name, addr, health.Status(r.IntN(3)), r.in.Now, flaps...)
+		}
+	case 6:
+		r.in.Observed.Carried[k] += uint64(r.IntN(3))
+	case 7:
+		r.in.Pins[k] = pick(r.Rand, service.PreferAuto, service.PreferUserspace, service.PreferKernel)
+	case 8:
+		delete(r.in.Pins, k)
+	case 9:
+		if r.in.Previous != nil {
+			if s := r.in.Previous.Find(k); s != nil {
+				r.in.Failed[k] = Failure{Since: r.in.Now, Reason: "no memory", Hash: s.KernelHash}
+			}
+		}
+	case 10:
+		clear(r.in.Failed)
+	default:
+		if r.in.Previous != nil {
+			r.program()
+		}
+	}
+	r.in.Now = r.in.Now.Add(time.Duration(r.IntN(8000)) * time.Millisecond)
+}
+
+func (r *walker) port(name string) service.Port {
+	p := port(name)
+	p.Created = t0.Add(time.Duration(r.IntN(3)) * time.Hour)
+	p.ClusterIPs = addrs(fmt.Sprintf("10.96.0.%d", 1+r.IntN(6)))
+	if r.IntN(3) == 0 {
+		p.ClusterIPs = append(p.ClusterIPs, netip.MustParseAddr(fmt.Sprintf("fd96::%d", 1+r.IntN(6))))
+	}
+	p.Number = pick[uint16](r.Rand, 80, 443)
+	if r.IntN(2) == 0 {
+		p.NodePort, p.ExternallyAccessible = uint16(30000+r.IntN(4)), true
+		p.LoadBalancerIPs = addrs(fmt.Sprintf("203.0.113.%d", 1+r.IntN(4)))
+		p.ExternalIPs = addrs(fmt.Sprintf("203.0.113.%d", 1+r.IntN(4)))
+		p.SourceRanges = pick(r.Rand, nil, prefixes("198.51.100.0/24"), prefixes("192.168.0.0/16", "fd00::/8"))
+	}
+	p.InternalLocal, p.ExternalLocal = r.IntN(3) == 0, r.IntN(2) == 0
+	p.Algorithm = pick(r.Rand, service.Algorithms...)
+	p.ProxyProtocol = pick[service.ProxyProtocol](r.Rand, 0, 0, 0, 0, 2)
+	p.Prefer = pick(r.Rand, service.PreferAuto, service.PreferAuto, service.PreferUserspace, service.PreferKernel)
+	return p
+}
+
+func (r *walker) endpoints() []service.Endpoint {
+	out := make([]service.Endpoint, r.IntN(6))
+	for i := range out {
+		e := endpoint(fmt.Sprintf("%s%d n%d", pick(r.Rand, "10.0.0.", "10.0.0.", "fd00::"), 1+r.IntN(5), 1+r.IntN(3)))
+		e.Ready = r.IntN(4) != 0
+		e.Serving = e.Ready || r.IntN(2) == 0
+		e.Terminating = r.IntN(4) == 0
+		e.Weight = pick[uint16](r.Rand, 0, 1, 1, 1, 3)
+		if r.IntN(2) == 0 {
+			e.ZoneHints = []string{pick(r.Rand, "zone-a", "zone-b")}
+		}
+		out[i] = e
+	}
+	return out
+}
+
+// checkWake lets time pass and nothing else.
+func (r *walker) checkWake(p *Plan) {
+	at := p.Wake
+	if at.IsZero() {
+		at = p.Time.Add(24 * time.Hour)
+	}
+	in := r.in
+	in.Now = at.Add(-1)
+	if diff := cmp.Diff(dumpServices(r.t, p), dumpServices(r.t, Compute(in))); diff != "" {
+		r.t.Fatalf("changed before it was to wake at %v:\n%s", p.Wake, diff)
+	}
+	if p.Wake.IsZero() {
+		return
+	}
+	in.Now = p.Wake
+	if dumpServices(r.t, p) == dumpServices(r.t, Compute(in)) {
+		r.t.Fatalf("nothing changed at wake %v", p.Wake)
+	}
+}
+
+// forgetful returns p such that nothing of it is taken over but memories.
+func forgetful(p *Plan) *Plan {
+	if p == nil {
+		return nil
+	}
+	out := *p
+	out.kernel.why = "unlike any other"
+	out.Services = append([]*Service(nil), p.Services...)
+	for i, s := range out.Services {
+		moved := *s
+		moved.Port = new(service.Port)
+		*moved.Port = *s.Port
+		moved.Port.Number = 1 // so that contests are held again
+		out.Services[i] = &moved
+	}
+	out.facts = append([]facts(nil), p.facts...)
+	for i := range out.facts {
+		out.facts[i].entry++
+	}
+	return &out
+}
+
+// dump is everything of p that others can see, and what it remembers.
+func dump(t *testing.T, p *Plan) string {
+	t.Helper()
+	if p == nil {
+		return ""
+	}
+	b, err := json.MarshalIndent(p, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b) + fmt.Sprintf("%+v %+v", p.memory, p.facts)
+}
+
+func dumpServices(t *testing.T, p *Plan) string {
+	t.Helper()
+	b, err := json.MarshalIndent(p.Services, "", " ")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b)
+}

@@ -1,0 +1,98 @@
+package plan
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/service"
+)
+
+func TestHealthAndWeights(t *testing.T) {
+	wrr := func(p *service.Port) { p.Algorithm = service.WeightedRoundRobin }
+	tests := []struct {
+		name      string
+		port      []func(*service.Port)
+		threshold float64
+		endpoints []string
+		down      []string
+		unknown   []string // else up
+		cluster   []Backend
+		reason    string
+	}{
+		{name: "the one that is down is left out", endpoints: []string{"10.0.0.1 ready", "10.0.0.2 ready"}, down: []string{"10.0.0.1"},
+			cluster: []Backend{{Address: endpoint("10.0.0.2").Address, Weight: 1}}, reason: firstOne},
+		{name: "what isn't known is used", endpoints: []string{"10.0.0.1 ready", "10.0.0.2 ready"}, down: []string{"10.0.0.1"}, unknown: []string{"10.0.0.2"},
+			cluster: []Backend{{Address: endpoint("10.0.0.2").Address, Weight: 1}}, reason: firstOne},
+		{name: "all down", endpoints: []string{"10.0.0.1 ready", "10.0.0.2 ready"}, down: []string{"10.0.0.1", "10.0.0.2"},
+			cluster: []Backend{{Address: endpoint("10.0.0.1").Address, Weight: 1}, {Address: endpoint("10.0.0.2").Address, Weight: 1}},
+			reason:  "all 2 endpoints are down: serving as if all were up"},
+		{name: "the only one down", endpoints: []string{"10.0.0.1 ready"}, down: []string{"10.0.0.1"},
+			cluster: []Backend{{Address: endpoint("10.0.0.1").Address, Weight: 1}}, reason: "its only endpoint is down: serving as if it were up"},
+		{name: "below the threshold", threshold: 0.5, endpoints: []string{"10.0.0.1 ready", "10.0.0.2 ready"}, down: []string{"10.0.0.1"},
+			cluster: []Backend{{Address: endpoint("10.0.0.1").Address, Weight: 1}, {Address: endpoint("10.0.0.2").Address, Weight: 1}},
+			reason:  "only 1 of 2 endpoints up: serving as if all were"},
+		{name: "a threshold of 1 without anything down", threshold: 1, endpoints: []string{"10.0.0.1 ready"},
+			cluster: []Backend{{Address: endpoint("10.0.0.1").Address, Weight: 1}}, reason: firstOne},
+		{name: "one that drains doesn't keep a dead one from serving", port: []func(*service.Port){wrr},
+			endpoints: []string{"10.0.0.1 ready weight:3", "10.0.0.2 ready weight:0"}, down: []string{"10.0.0.1"},
+			cluster: []Backend{{Address: endpoint("10.0.0.1").Address, Weight: 3}, {Address: endpoint("10.0.0.2").Address}},
+			reason:  "its only endpoint is down: serving as if it were up"},
+		{name: "weights count where the algorithm knows them", port: []func(*service.Port){wrr}, endpoints: []string{"10.0.0.1 ready weight:3"},
+			cluster: []Backend{{Address: endpoint("10.0.0.1").Address, Weight: 3}}, reason: firstOne},
+		{name: "round robin knows 0 only", endpoints: []string{"10.0.0.1 ready weight:3", "10.0.0.2 ready weight:0"},
+			cluster: []Backend{{Address: endpoint("10.0.0.1").Address, Weight: 1}, {Address: endpoint("10.0.0.2").Address}}, reason: firstOne},
+		{name: "weight 0 everywhere", endpoints: []string{"10.0.0.1 ready weight:0"},
+			cluster: []Backend{{Address: endpoint("10.0.0.1").Address}}, reason: "all its endpoints have weight 0"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.in.Policy.PanicThreshold = tt.threshold
+			w.set(port("a", tt.port...), tt.endpoints...)
+			for _, e := range endpoints(tt.endpoints...) {
+				w.health("a", e.Address.Addr().String(), health.Up, t0)
+			}
+			for _, a := range tt.down {
+				w.health("a", a, health.Down, t0)
+			}
+			for _, a := range tt.unknown {
+				w.health("a", a, health.Unknown, t0)
+			}
+			s := w.one()
+			if diff := cmp.Diff(tt.cluster, s.Groups[service.IPv4].Cluster, compareAddrs); diff != "" {
+				t.Errorf("backends (-want +got):\n%s", diff)
+			}
+			if s.Reason != tt.reason {
+				t.Errorf("reason %q, want %q", s.Reason, tt.reason)
+			}
+		})
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	tests := []struct {
+		name      string
+		port      []func(*service.Port)
+		endpoints []string
+		want      string
+	}{
+		{"none", nil, nil, "it has no endpoints"},
+		{"one unready", nil, []string{"10.0.0.1 n1"}, "its only endpoint isn't ready"},
+		{"some unready", nil, []string{"10.0.0.1 n1", "10.0.0.2 n1"}, "none of its 2 endpoints is ready"},
+		{"drained", nil, []string{"10.0.0.1 n1 ready weight:0"}, "all its endpoints have weight 0"},
+		{"elsewhere", []func(*service.Port){iTPLocal}, []string{"10.0.0.1 n2 ready"}, "its traffic policy is Local and no endpoint on this node takes connections"},
+		{"other family", nil, []string{"fd00::1 n2 ready"}, "it has no endpoint of its addresses' family"},
+		{"no address", []func(*service.Port){func(p *service.Port) { p.ClusterIPs = nil }}, []string{"10.0.0.1 n2 ready"}, "it has no address"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			w.set(port("a", tt.port...), tt.endpoints...)
+			if s := w.one(); s.Reason != tt.want || s.State != StateRejecting {
+				t.Errorf("%s (%s), want rejecting (%s)", s.State, s.Reason, tt.want)
+			}
+		})
+	}
+}
