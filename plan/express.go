@@ -40,7 +40,8 @@ func scheduler(d DataPlane, a service.Algorithm) bool {
 }
 
 // degraded says how the rules of kernel data plane d fall short of p's
-// specification; empty if they don't.
+// specification; empty if they don't. Renderers choose at random, by weight,
+// for an algorithm that they can't express.
 func degraded(d DataPlane, p *service.Port) string {
 	if d == None || Inexpressible(d, p) == "" {
 		return ""
@@ -51,7 +52,7 @@ func degraded(d DataPlane, p *service.Port) string {
 	}
 	var out string
 	if !scheduler(d, p.Algorithm) {
-		out = algorithmText(p.Algorithm) + " falls back to round robin" + when
+		out = algorithmText(p.Algorithm) + " falls back to random choice" + when
 	}
 	if p.ProxyProtocol != 0 {
 		if out != "" {

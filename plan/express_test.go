@@ -53,11 +53,11 @@ func TestExpress(t *testing.T) {
 	}{
 		{"PROXY protocol in userspace", Userspace, port("a", proxyProtocol), "", ""},
 		{"PROXY protocol under iptables", IPTables, port("a", proxyProtocol), "iptables can't send PROXY protocol headers", "endpoints get no PROXY protocol header while kproxy is down"},
-		{"least connections", IPTables, port("a", leastConnections), "iptables can't do least connections", "least connections falls back to round robin while kproxy is down"},
-		{"both", IPTables, port("a", leastConnections, proxyProtocol), "iptables can't send PROXY protocol headers", "least connections falls back to round robin while kproxy is down; endpoints get no PROXY protocol header while kproxy is down"},
+		{"least connections", IPTables, port("a", leastConnections), "iptables can't do least connections", "least connections falls back to random choice while kproxy is down"},
+		{"both", IPTables, port("a", leastConnections, proxyProtocol), "iptables can't send PROXY protocol headers", "least connections falls back to random choice while kproxy is down; endpoints get no PROXY protocol header while kproxy is down"},
 		{"SCTP in userspace", Userspace, port("a", sctp), "SCTP can't be served in userspace", ""},
 		{"SCTP under iptables", IPTables, port("a", sctp), "", ""},
-		{"SCTP with least connections", IPTables, port("a", sctp, leastConnections), "iptables can't do least connections", "least connections falls back to round robin"},
+		{"SCTP with least connections", IPTables, port("a", sctp, leastConnections), "iptables can't do least connections", "least connections falls back to random choice"},
 		{"affinity", IPTables, port("a", func(p *service.Port) { p.Affinity = 1 }), "", ""},
 		{"nothing beneath", None, port("a", leastConnections), "nothing is carried", ""},
 	}

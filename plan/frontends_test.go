@@ -40,123 +40,129 @@ func sayAll(s *Service) []string {
 	return out
 }
 
+// balancer makes a port of type LoadBalancer that has every kind of address.
+func balancer(p *service.Port) {
+	p.NodePort, p.ExternallyAccessible = 30080, true
+	p.LoadBalancerIPs = addrs("203.0.113.1")
+	p.ExternalIPs = addrs("198.51.100.1")
+}
+
+const local, remote = "10.0.0.1 n1 ready", "10.0.0.2 n2 ready"
+
+type frontendTest struct {
+	name      string
+	port      []func(*service.Port)
+	policy    func(*Policy)
+	endpoints []string
+	want      []string
+	problems  []string
+}
+
+var frontendTests = []frontendTest{
+	{name: "cluster address", endpoints: []string{local}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+	}},
+	{name: "every kind, policy Cluster", port: []func(*service.Port){balancer}, endpoints: []string{remote}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		"external-ip ipv4 198.51.100.1:80 forward masquerade=always",
+		"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
+		"node-port ipv4 :30080 forward masquerade=always",
+	}},
+	{name: "every kind, external Local, endpoint here", port: []func(*service.Port){balancer, eTPLocal}, endpoints: []string{local}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		"external-ip ipv4 198.51.100.1:80 forward masquerade=node-clients local short-circuit",
+		"load-balancer ipv4 203.0.113.1:80 forward masquerade=node-clients local short-circuit",
+		"node-port ipv4 :30080 forward masquerade=node-clients local short-circuit",
+	}},
+	{name: "external Local, endpoint elsewhere", port: []func(*service.Port){external, eTPLocal}, endpoints: []string{remote}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		"node-port ipv4 :30080 drop masquerade=node-clients local short-circuit",
+	}},
+	{name: "external Local, no endpoint anywhere", port: []func(*service.Port){external, eTPLocal}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 reject masquerade=never",
+		"node-port ipv4 :30080 reject masquerade=node-clients local short-circuit",
+	}},
+	{name: "internal Local, endpoint elsewhere", port: []func(*service.Port){external, iTPLocal}, endpoints: []string{remote}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 drop masquerade=never local",
+		"node-port ipv4 :30080 forward masquerade=always",
+	}},
+	{name: "weight 0 everywhere", port: []func(*service.Port){external, eTPLocal}, endpoints: []string{local + " weight:0", remote + " weight:0"}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 reject masquerade=never",
+		"node-port ipv4 :30080 reject masquerade=node-clients local short-circuit",
+	}},
+	{name: "weight 0 here", port: []func(*service.Port){external, eTPLocal}, endpoints: []string{local + " weight:0", remote}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		"node-port ipv4 :30080 drop masquerade=node-clients local short-circuit",
+	}},
+	{name: "masquerade all", policy: func(p *Policy) { p.MasqueradeAll, p.PodCIDRs = true, prefixes("10.0.0.0/8") }, endpoints: []string{local}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=always",
+	}},
+	{name: "pod CIDRs, of one family", policy: func(p *Policy) { p.PodCIDRs = prefixes("10.0.0.0/8") },
+		port: []func(*service.Port){func(p *service.Port) { p.ClusterIPs = addrs("10.96.0.1", "fd96::1") }}, endpoints: []string{local, "fd00::1 n1 ready"}, want: []string{
+			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=unless-pod",
+			"cluster-ip ipv6 [fd96::1]:80 forward masquerade=never",
+		}},
+	{name: "dual stack, endpoints of one family", port: []func(*service.Port){external, func(p *service.Port) { p.ClusterIPs = addrs("10.96.0.1", "fd96::1") }}, endpoints: []string{local}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		"cluster-ip ipv6 [fd96::1]:80 reject masquerade=never",
+		"node-port ipv4 :30080 forward masquerade=always",
+		"node-port ipv6 :30080 reject masquerade=always",
+	}},
+	{name: "an external address of a family without cluster address", port: []func(*service.Port){balancer, func(p *service.Port) {
+		p.NodePort, p.ExternalIPs, p.LoadBalancerIPs = 0, addrs("2001:db8::1"), nil
+	}}, endpoints: []string{local}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+	}, problems: []string{"2001:db8::1 is not served: the service has no IPv6 cluster address"}},
+	{name: "no cluster address", port: []func(*service.Port){balancer, func(p *service.Port) {
+		p.ClusterIPs, p.ExternalIPs = nil, nil
+	}}, endpoints: []string{local}, want: []string{
+		"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
+		"node-port ipv4 :30080 forward masquerade=always",
+	}},
+	{name: "one address as every kind", port: []func(*service.Port){balancer, func(p *service.Port) {
+		p.NodePort = 0
+		p.ExternalIPs = addrs("10.96.0.1", "203.0.113.1")
+		p.LoadBalancerIPs = addrs("10.96.0.1", "203.0.113.1")
+	}}, endpoints: []string{local}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
+	}},
+	{name: "source ranges", port: []func(*service.Port){balancer, func(p *service.Port) {
+		p.SourceRanges = prefixes("198.51.100.0/24", "2001:db8::/32")
+	}}, endpoints: []string{local}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		"external-ip ipv4 198.51.100.1:80 forward masquerade=always",
+		"load-balancer ipv4 203.0.113.1:80 forward masquerade=always from=198.51.100.0/24",
+		"node-port ipv4 :30080 forward masquerade=always",
+	}},
+	{name: "source ranges that admit everybody", port: []func(*service.Port){balancer, func(p *service.Port) {
+		p.NodePort, p.ExternalIPs = 0, nil
+		p.SourceRanges = prefixes("198.51.100.0/24", "0.0.0.0/0")
+	}}, endpoints: []string{local}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
+	}},
+	{name: "source ranges that admit this node", port: []func(*service.Port){balancer, func(p *service.Port) {
+		p.NodePort, p.ExternalIPs = 0, nil
+		p.SourceRanges = prefixes("192.168.0.0/16")
+	}}, endpoints: []string{local}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		"load-balancer ipv4 203.0.113.1:80 forward masquerade=always from=192.168.0.0/16 from=203.0.113.1/32",
+	}},
+	{name: "source ranges of the other family only", port: []func(*service.Port){balancer, func(p *service.Port) {
+		p.NodePort, p.ExternalIPs = 0, nil
+		p.SourceRanges = prefixes("2001:db8::/32")
+	}}, endpoints: []string{local}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+		"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
+	}, problems: []string{"its source ranges don't restrict IPv4 clients: none of them is IPv4"}},
+	{name: "weights under round robin", endpoints: []string{local + " weight:3", remote, "10.0.0.3 n1 ready weight:0"}, want: []string{
+		"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
+	}, problems: []string{"its weights have no effect: the algorithm is round-robin, not weighted-round-robin"}},
+}
+
 func TestFrontends(t *testing.T) {
-	balancer := func(p *service.Port) {
-		p.NodePort, p.ExternallyAccessible = 30080, true
-		p.LoadBalancerIPs = addrs("203.0.113.1")
-		p.ExternalIPs = addrs("198.51.100.1")
-	}
-	local, remote := "10.0.0.1 n1 ready", "10.0.0.2 n2 ready"
-	tests := []struct {
-		name      string
-		port      []func(*service.Port)
-		policy    func(*Policy)
-		endpoints []string
-		want      []string
-		problems  []string
-	}{
-		{name: "cluster address", endpoints: []string{local}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-		}},
-		{name: "every kind, policy Cluster", port: []func(*service.Port){balancer}, endpoints: []string{remote}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-			"external-ip ipv4 198.51.100.1:80 forward masquerade=always",
-			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
-			"node-port ipv4 :30080 forward masquerade=always",
-		}},
-		{name: "every kind, external Local, endpoint here", port: []func(*service.Port){balancer, eTPLocal}, endpoints: []string{local}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-			"external-ip ipv4 198.51.100.1:80 forward masquerade=node-clients local short-circuit",
-			"load-balancer ipv4 203.0.113.1:80 forward masquerade=node-clients local short-circuit",
-			"node-port ipv4 :30080 forward masquerade=node-clients local short-circuit",
-		}},
-		{name: "external Local, endpoint elsewhere", port: []func(*service.Port){external, eTPLocal}, endpoints: []string{remote}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-			"node-port ipv4 :30080 drop masquerade=node-clients local short-circuit",
-		}},
-		{name: "external Local, no endpoint anywhere", port: []func(*service.Port){external, eTPLocal}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 reject masquerade=never",
-			"node-port ipv4 :30080 reject masquerade=node-clients local short-circuit",
-		}},
-		{name: "internal Local, endpoint elsewhere", port: []func(*service.Port){external, iTPLocal}, endpoints: []string{remote}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 drop masquerade=never local",
-			"node-port ipv4 :30080 forward masquerade=always",
-		}},
-		{name: "weight 0 everywhere", port: []func(*service.Port){external, eTPLocal}, endpoints: []string{local + " weight:0", remote + " weight:0"}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 reject masquerade=never",
-			"node-port ipv4 :30080 reject masquerade=node-clients local short-circuit",
-		}},
-		{name: "weight 0 here", port: []func(*service.Port){external, eTPLocal}, endpoints: []string{local + " weight:0", remote}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-			"node-port ipv4 :30080 drop masquerade=node-clients local short-circuit",
-		}},
-		{name: "masquerade all", policy: func(p *Policy) { p.MasqueradeAll, p.PodCIDRs = true, prefixes("10.0.0.0/8") }, endpoints: []string{local}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=always",
-		}},
-		{name: "pod CIDRs, of one family", policy: func(p *Policy) { p.PodCIDRs = prefixes("10.0.0.0/8") },
-			port: []func(*service.Port){func(p *service.Port) { p.ClusterIPs = addrs("10.96.0.1", "fd96::1") }}, endpoints: []string{local, "fd00::1 n1 ready"}, want: []string{
-				"cluster-ip ipv4 10.96.0.1:80 forward masquerade=unless-pod",
-				"cluster-ip ipv6 [fd96::1]:80 forward masquerade=never",
-			}},
-		{name: "dual stack, endpoints of one family", port: []func(*service.Port){external, func(p *service.Port) { p.ClusterIPs = addrs("10.96.0.1", "fd96::1") }}, endpoints: []string{local}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-			"cluster-ip ipv6 [fd96::1]:80 reject masquerade=never",
-			"node-port ipv4 :30080 forward masquerade=always",
-			"node-port ipv6 :30080 reject masquerade=always",
-		}},
-		{name: "an external address of a family without cluster address", port: []func(*service.Port){balancer, func(p *service.Port) {
-			p.NodePort, p.ExternalIPs, p.LoadBalancerIPs = 0, addrs("2001:db8::1"), nil
-		}}, endpoints: []string{local}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-		}, problems: []string{"2001:db8::1 is not served: the service has no IPv6 cluster address"}},
-		{name: "no cluster address", port: []func(*service.Port){balancer, func(p *service.Port) {
-			p.ClusterIPs, p.ExternalIPs = nil, nil
-		}}, endpoints: []string{local}, want: []string{
-			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
-			"node-port ipv4 :30080 forward masquerade=always",
-		}},
-		{name: "one address as every kind", port: []func(*service.Port){balancer, func(p *service.Port) {
-			p.NodePort = 0
-			p.ExternalIPs = addrs("10.96.0.1", "203.0.113.1")
-			p.LoadBalancerIPs = addrs("10.96.0.1", "203.0.113.1")
-		}}, endpoints: []string{local}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
-		}},
-		{name: "source ranges", port: []func(*service.Port){balancer, func(p *service.Port) {
-			p.SourceRanges = prefixes("198.51.100.0/24", "2001:db8::/32")
-		}}, endpoints: []string{local}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-			"external-ip ipv4 198.51.100.1:80 forward masquerade=always",
-			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always from=198.51.100.0/24",
-			"node-port ipv4 :30080 forward masquerade=always",
-		}},
-		{name: "source ranges that admit everybody", port: []func(*service.Port){balancer, func(p *service.Port) {
-			p.NodePort, p.ExternalIPs = 0, nil
-			p.SourceRanges = prefixes("198.51.100.0/24", "0.0.0.0/0")
-		}}, endpoints: []string{local}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
-		}},
-		{name: "source ranges that admit this node", port: []func(*service.Port){balancer, func(p *service.Port) {
-			p.NodePort, p.ExternalIPs = 0, nil
-			p.SourceRanges = prefixes("192.168.0.0/16")
-		}}, endpoints: []string{local}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always from=192.168.0.0/16 from=203.0.113.1/32",
-		}},
-		{name: "source ranges of the other family only", port: []func(*service.Port){balancer, func(p *service.Port) {
-			p.NodePort, p.ExternalIPs = 0, nil
-			p.SourceRanges = prefixes("2001:db8::/32")
-		}}, endpoints: []string{local}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-			"load-balancer ipv4 203.0.113.1:80 forward masquerade=always",
-		}, problems: []string{"its source ranges don't restrict IPv4 clients: none of them is IPv4"}},
-		{name: "weights under round robin", endpoints: []string{local + " weight:3", remote, "10.0.0.3 n1 ready weight:0"}, want: []string{
-			"cluster-ip ipv4 10.96.0.1:80 forward masquerade=never",
-		}, problems: []string{"its weights have no effect: the algorithm is round-robin, not weighted-round-robin"}},
-	}
-	for _, tt := range tests {
+	for _, tt := range frontendTests {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)
 			if tt.policy != nil {

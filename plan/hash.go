@@ -69,6 +69,7 @@ func kernelHash(s *Service, p *Policy) uint64 {
 	d.string(s.Port.Namespace)
 	d.string(s.Port.Name)
 	d.string(s.Port.Port)
+	d.byte(byte(s.Port.Protocol))
 	d.string(string(s.Port.Algorithm))
 	d.uint(uint64(s.Port.Affinity))
 	d.bool(p.MasqueradeAll)

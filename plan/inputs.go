@@ -72,7 +72,7 @@ type Observed struct {
 
 // Failure is a service port whose kernel rules could not be programmed.
 type Failure struct {
-	Since  time.Time // of the last attempt
+	Since  time.Time // a later time is another failure and doubles the back-off
 	Reason string
 	Hash   uint64 // KernelHash that failed; a new specification is tried at once
 }

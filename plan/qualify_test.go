@@ -69,160 +69,164 @@ const (
 	noMemory = "kernel rules could not be written: no memory"
 )
 
-func TestTimelines(t *testing.T) {
-	// qualified is how every timeline that is about later things begins.
-	qualified := []moment{
-		{at: 0, do: carry(1), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
-		{at: 10, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-	}
-	after := func(m ...moment) []moment { return append(qualified[:2:2], m...) }
+// qualified is how every timeline that is about later things begins.
+var qualified = []moment{
+	{at: 0, do: carry(1), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
+	{at: 10, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+}
 
-	tests := []struct {
-		name    string
-		prepare func(*world)
-		moments []moment
-	}{
-		{"the way to the kernel", nil, []moment{
-			{at: 0, plane: Userspace, state: StateQualifying, reason: firstOne},
-			{at: 3, do: carry(1), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
-			{at: 9, plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
-			{at: 10, plane: Userspace, state: StateQualifying, reason: reasonWriting},
-			{at: 11, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-			{at: 5000, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		}},
-		{"more connections asked for", func(w *world) { w.in.Policy.OffloadMinConnections = 5 }, []moment{
-			{at: 20, do: carry(4), plane: Userspace, state: StateQualifying, reason: "waiting for its first 5 connections"},
-			{at: 30, do: do(carry(5), program), plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		}},
-		{"offload at once", func(w *world) { w.in.Policy.OffloadAfter, w.in.Policy.OffloadMinConnections = 0, 0 }, []moment{
-			{at: 0, plane: Userspace, state: StateQualifying, reason: reasonWriting},
-			{at: 0, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		}},
-		{"a change of membership starts the clock again", nil, []moment{
-			{at: 0, do: carry(1), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
-			{at: 8, do: setTo("10.0.0.1 n1 ready", "10.0.0.3 n2 ready"), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 18, wake: 18},
-		}},
-		{"a change of health starts the clock again, a first success doesn't", nil, []moment{
-			{at: 0, do: carry(1), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
-			{at: 4, do: func(w *world) { w.health("a", "10.0.0.1", health.Up, w.in.Now) }, plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
-			{at: 7, do: func(w *world) { w.health("a", "10.0.0.1", health.Down, w.in.Now, w.in.Now) }, plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 17, wake: 17},
-		}},
-		{"endpoints of an offloaded service change: userspace is the write buffer", nil, after(
-			moment{at: 20, do: setTo("10.0.0.1 n1 ready"), plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
-			moment{at: 21, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		)},
-		{"an endpoint of an offloaded service dies", nil, after(
-			moment{at: 20, do: func(w *world) { w.health("a", "10.0.0.1", health.Down, w.in.Now, w.in.Now) }, plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
-			moment{at: 21, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		)},
-		{"all endpoints go and come back", nil, after(
-			moment{at: 20, do: setTo(), plane: None, state: StateRejecting, reason: "it has no endpoints"},
-			moment{at: 30, do: setTo("10.0.0.9 n1 ready"), plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
-			moment{at: 31, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		)},
-		{"pinned to userspace and unpinned", nil, after(
-			moment{at: 20, do: pinTo(service.PreferUserspace), plane: Userspace, state: StatePinned, reason: "pinned to userspace by kproxy pin"},
-			moment{at: 21, do: unpin, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		)},
-		{"the annotation pins, the command overrides it", nil, after(
-			moment{at: 20, do: change(func(p *service.Port) { p.Prefer = service.PreferUserspace }), plane: Userspace, state: StatePinned, reason: "pinned to userspace by its annotation"},
-			moment{at: 21, do: pinTo(service.PreferAuto), plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-			moment{at: 22, do: pinTo(service.PreferKernel), plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},
-			moment{at: 23, do: unpin, plane: Userspace, state: StatePinned, reason: "pinned to userspace by its annotation"},
-		)},
-		{"a pin to the kernel waits for nothing but its rules", pinTo(service.PreferKernel), []moment{
-			{at: 0, plane: Userspace, state: StatePinned, reason: reasonUpdating},
-			{at: 0, do: program, plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},
-			{at: 5, do: unpin, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		}},
-		{"a pin to the kernel doesn't make it do what it can't", do(pinTo(service.PreferKernel), change(func(p *service.Port) { p.Algorithm = service.LeastConnections })), []moment{
-			{at: 0, plane: Userspace, state: StateUserspace, reason: "iptables can't do least connections"},
-		}},
-		{"the specification stops being expressible and is again", nil, after(
-			moment{at: 20, do: change(func(p *service.Port) { p.ProxyProtocol = 2 }), plane: Userspace, state: StateUserspace, reason: "iptables can't send PROXY protocol headers"},
-			moment{at: 30, do: do(change(func(p *service.Port) { p.ProxyProtocol = 0 }), program), plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		)},
-		{"flapping recalls, each time for longer", nil, after(
-			moment{at: 20, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 30, wake: 30},
-			moment{at: 29, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 30, wake: 30},
-			moment{at: 30, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-			moment{at: 40, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "20s", qualifies: 60, wake: 60},
-			moment{at: 60, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-			moment{at: 70, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "40s", qualifies: 110, wake: 110},
-			moment{at: 110, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-			// After ten calm minutes the past is forgotten.
-			moment{at: 710, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 720, wake: 720},
-		)},
-		{"the back-off is bounded", func(w *world) { w.in.Policy.BackoffMax = 15 * time.Second }, after(
-			moment{at: 20, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 30, wake: 30},
-			moment{at: 30, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-			moment{at: 40, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "15s", qualifies: 55, wake: 55},
-		)},
-		{"pin and unpin end a back-off", nil, after(
-			moment{at: 20, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 30, wake: 30},
-			moment{at: 21, do: pinTo(service.PreferUserspace), plane: Userspace, state: StatePinned, reason: "pinned to userspace by kproxy pin"},
-			moment{at: 22, do: unpin, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		)},
-		{"unsteady when the back-off ends", nil, after(
-			moment{at: 20, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 30, wake: 30},
-			moment{at: 25, do: setTo("10.0.0.1 n1 ready"), plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 35, wake: 30},
-			moment{at: 30, plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 35, wake: 35},
-			moment{at: 35, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		)},
-		{"rules that can't be written", nil, after(
-			moment{at: 20, do: do(setTo("10.0.0.1 n1 ready")), plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
-			moment{at: 21, do: failNow, plane: Userspace, state: StateRecalled, reason: noMemory, wake: 31},
-			moment{at: 30, plane: Userspace, state: StateRecalled, reason: noMemory, wake: 31},
-			// The wait is over, the agent tries again, and fails again.
-			moment{at: 31, plane: Userspace, state: StateQualifying, reason: noMemory},
-			moment{at: 32, do: failNow, plane: Userspace, state: StateRecalled, reason: noMemory, wake: 52},
-			// Other rules are tried at once.
-			moment{at: 40, do: setTo("10.0.0.2 n1 ready"), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 50, wake: 50},
-			moment{at: 50, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		)},
-		{"rules that can't be written at first but later", nil, []moment{
-			{at: 0, do: carry(1), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
-			{at: 1, do: failNow, plane: Userspace, state: StateRecalled, reason: noMemory, wake: 11},
-			{at: 11, plane: Userspace, state: StateQualifying, reason: noMemory},
-			{at: 12, do: func(w *world) { clear(w.in.Failed); w.program() }, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		}},
-		{"failing rules of a service pinned to the kernel", pinTo(service.PreferKernel), []moment{
-			{at: 0, do: program0, plane: Userspace, state: StatePinned, reason: reasonUpdating},
-			{at: 1, do: failNow, plane: Userspace, state: StateRecalled, reason: noMemory, wake: 11},
-			{at: 11, plane: Userspace, state: StatePinned, reason: noMemory},
-		}},
-		{"adopted", func(w *world) { w.in.Observed.Adopted[port("a").Key] = true }, []moment{
-			{at: 0, plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
-			{at: 0, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		}},
-		{"adopted but no longer expressible", do(func(w *world) { w.in.Observed.Adopted[port("a").Key] = true }, change(func(p *service.Port) { p.Algorithm = service.Maglev })), []moment{
-			{at: 0, plane: Userspace, state: StateUserspace, reason: "iptables can't do maglev"},
-		}},
-		{"mode userspace", func(w *world) { w.in.Policy.Mode = ModeUserspace }, []moment{
-			{at: 60, do: do(carry(9), pinTo(service.PreferKernel)), plane: Userspace, state: StateUserspace, reason: "mode userspace offloads nothing"},
-		}},
-		{"mode auto on a host without iptables", func(w *world) {
-			w.in.Policy.Mode, w.in.Caps.IPTables = ModeAuto, Capability{Reason: "iptables-restore not found"}
-		}, []moment{
-			{at: 60, do: carry(9), plane: Userspace, state: StateUserspace, reason: "this host can't do iptables: iptables-restore not found"},
-		}},
-		{"all endpoints down", nil, []moment{
-			{at: 0, do: do(carry(1), down("10.0.0.1"), down("10.0.0.2")), plane: Userspace, state: StateQualifying, reason: "all 2 endpoints are down: serving as if all were up"},
-			{at: 60, plane: Userspace, state: StateQualifying, reason: "all 2 endpoints are down: serving as if all were up"},
-		}},
-		{"all endpoints of an offloaded service go down", nil, after(
-			moment{at: 20, do: do(down("10.0.0.1"), down("10.0.0.2")), plane: IPTables, state: StateOffloaded, reason: "qualified; all 2 endpoints are down: serving as if all were up"},
-		)},
-		{"a service that was removed starts again", nil, after(
-			moment{at: 20, do: func(w *world) {
-				ports := w.ports
-				w.ports = map[service.Key]service.Port{}
-				w.compute()
-				w.ports = ports
-			}, plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 30, wake: 30},
-		)},
-	}
-	for _, tt := range tests {
+func after(m ...moment) []moment { return append(qualified[:2:2], m...) }
+
+type timeline struct {
+	name    string
+	prepare func(*world)
+	moments []moment
+}
+
+var timelines = []timeline{
+	{"the way to the kernel", nil, []moment{
+		{at: 0, plane: Userspace, state: StateQualifying, reason: firstOne},
+		{at: 3, do: carry(1), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
+		{at: 9, plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
+		{at: 10, plane: Userspace, state: StateQualifying, reason: reasonWriting},
+		{at: 11, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+		{at: 5000, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	}},
+	{"more connections asked for", func(w *world) { w.in.Policy.OffloadMinConnections = 5 }, []moment{
+		{at: 20, do: carry(4), plane: Userspace, state: StateQualifying, reason: "waiting for its first 5 connections"},
+		{at: 30, do: do(carry(5), program), plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	}},
+	{"offload at once", func(w *world) { w.in.Policy.OffloadAfter, w.in.Policy.OffloadMinConnections = 0, 0 }, []moment{
+		{at: 0, plane: Userspace, state: StateQualifying, reason: reasonWriting},
+		{at: 0, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	}},
+	{"a change of membership starts the clock again", nil, []moment{
+		{at: 0, do: carry(1), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
+		{at: 8, do: setTo("10.0.0.1 n1 ready", "10.0.0.3 n2 ready"), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 18, wake: 18},
+	}},
+	{"a change of health starts the clock again, a first success doesn't", nil, []moment{
+		{at: 0, do: carry(1), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
+		{at: 4, do: func(w *world) { w.health("a", "10.0.0.1", health.Up, w.in.Now) }, plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
+		{at: 7, do: func(w *world) { w.health("a", "10.0.0.1", health.Down, w.in.Now, w.in.Now) }, plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 17, wake: 17},
+	}},
+	{"endpoints of an offloaded service change: userspace is the write buffer", nil, after(
+		moment{at: 20, do: setTo("10.0.0.1 n1 ready"), plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
+		moment{at: 21, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	)},
+	{"an endpoint of an offloaded service dies", nil, after(
+		moment{at: 20, do: func(w *world) { w.health("a", "10.0.0.1", health.Down, w.in.Now, w.in.Now) }, plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
+		moment{at: 21, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	)},
+	{"all endpoints go and come back", nil, after(
+		moment{at: 20, do: setTo(), plane: None, state: StateRejecting, reason: "it has no endpoints"},
+		moment{at: 30, do: setTo("10.0.0.9 n1 ready"), plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
+		moment{at: 31, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	)},
+	{"pinned to userspace and unpinned", nil, after(
+		moment{at: 20, do: pinTo(service.PreferUserspace), plane: Userspace, state: StatePinned, reason: "pinned to userspace by kproxy pin"},
+		moment{at: 21, do: unpin, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	)},
+	{"the annotation pins, the command overrides it", nil, after(
+		moment{at: 20, do: change(func(p *service.Port) { p.Prefer = service.PreferUserspace }), plane: Userspace, state: StatePinned, reason: "pinned to userspace by its annotation"},
+		moment{at: 21, do: pinTo(service.PreferAuto), plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+		moment{at: 22, do: pinTo(service.PreferKernel), plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},
+		moment{at: 23, do: unpin, plane: Userspace, state: StatePinned, reason: "pinned to userspace by its annotation"},
+	)},
+	{"a pin to the kernel waits for nothing but its rules", pinTo(service.PreferKernel), []moment{
+		{at: 0, plane: Userspace, state: StatePinned, reason: reasonUpdating},
+		{at: 0, do: program, plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},
+		{at: 5, do: unpin, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	}},
+	{"a pin to the kernel doesn't make it do what it can't", do(pinTo(service.PreferKernel), change(func(p *service.Port) { p.Algorithm = service.LeastConnections })), []moment{
+		{at: 0, plane: Userspace, state: StateUserspace, reason: "iptables can't do least connections"},
+	}},
+	{"the specification stops being expressible and is again", nil, after(
+		moment{at: 20, do: change(func(p *service.Port) { p.ProxyProtocol = 2 }), plane: Userspace, state: StateUserspace, reason: "iptables can't send PROXY protocol headers"},
+		moment{at: 30, do: do(change(func(p *service.Port) { p.ProxyProtocol = 0 }), program), plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	)},
+	{"flapping recalls, each time for longer", nil, after(
+		moment{at: 20, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 30, wake: 30},
+		moment{at: 29, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 30, wake: 30},
+		moment{at: 30, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+		moment{at: 40, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "20s", qualifies: 60, wake: 60},
+		moment{at: 60, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+		moment{at: 70, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "40s", qualifies: 110, wake: 110},
+		moment{at: 110, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+		// After ten calm minutes the past is forgotten.
+		moment{at: 710, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 720, wake: 720},
+	)},
+	{"the back-off is bounded", func(w *world) { w.in.Policy.BackoffMax = 15 * time.Second }, after(
+		moment{at: 20, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 30, wake: 30},
+		moment{at: 30, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+		moment{at: 40, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "15s", qualifies: 55, wake: 55},
+	)},
+	{"pin and unpin end a back-off", nil, after(
+		moment{at: 20, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 30, wake: 30},
+		moment{at: 21, do: pinTo(service.PreferUserspace), plane: Userspace, state: StatePinned, reason: "pinned to userspace by kproxy pin"},
+		moment{at: 22, do: unpin, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	)},
+	{"unsteady when the back-off ends", nil, after(
+		moment{at: 20, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 30, wake: 30},
+		moment{at: 25, do: setTo("10.0.0.1 n1 ready"), plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 35, wake: 30},
+		moment{at: 30, plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 35, wake: 35},
+		moment{at: 35, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	)},
+	{"rules that can't be written", nil, after(
+		moment{at: 20, do: do(setTo("10.0.0.1 n1 ready")), plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
+		moment{at: 21, do: failNow, plane: Userspace, state: StateRecalled, reason: noMemory, wake: 31},
+		moment{at: 30, plane: Userspace, state: StateRecalled, reason: noMemory, wake: 31},
+		// The wait is over, the agent tries again, and fails again.
+		moment{at: 31, plane: Userspace, state: StateQualifying, reason: noMemory},
+		moment{at: 32, do: failNow, plane: Userspace, state: StateRecalled, reason: noMemory, wake: 52},
+		// Other rules are tried at once.
+		moment{at: 40, do: setTo("10.0.0.2 n1 ready"), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 50, wake: 50},
+		moment{at: 50, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	)},
+	{"rules that can't be written at first but later", nil, []moment{
+		{at: 0, do: carry(1), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
+		{at: 1, do: failNow, plane: Userspace, state: StateRecalled, reason: noMemory, wake: 11},
+		{at: 11, plane: Userspace, state: StateQualifying, reason: noMemory},
+		{at: 12, do: func(w *world) { clear(w.in.Failed); w.program() }, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	}},
+	{"failing rules of a service pinned to the kernel", pinTo(service.PreferKernel), []moment{
+		{at: 0, do: program0, plane: Userspace, state: StatePinned, reason: reasonUpdating},
+		{at: 1, do: failNow, plane: Userspace, state: StateRecalled, reason: noMemory, wake: 11},
+		{at: 11, plane: Userspace, state: StatePinned, reason: noMemory},
+	}},
+	{"adopted", func(w *world) { w.in.Observed.Adopted[port("a").Key] = true }, []moment{
+		{at: 0, plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
+		{at: 0, do: program, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
+	}},
+	{"adopted but no longer expressible", do(func(w *world) { w.in.Observed.Adopted[port("a").Key] = true }, change(func(p *service.Port) { p.Algorithm = service.Maglev })), []moment{
+		{at: 0, plane: Userspace, state: StateUserspace, reason: "iptables can't do maglev"},
+	}},
+	{"mode userspace", func(w *world) { w.in.Policy.Mode = ModeUserspace }, []moment{
+		{at: 60, do: do(carry(9), pinTo(service.PreferKernel)), plane: Userspace, state: StateUserspace, reason: "mode userspace offloads nothing"},
+	}},
+	{"mode auto on a host without iptables", func(w *world) {
+		w.in.Policy.Mode, w.in.Caps.IPTables = ModeAuto, Capability{Reason: "iptables-restore not found"}
+	}, []moment{
+		{at: 60, do: carry(9), plane: Userspace, state: StateUserspace, reason: "this host can't do iptables: iptables-restore not found"},
+	}},
+	{"all endpoints down", nil, []moment{
+		{at: 0, do: do(carry(1), down("10.0.0.1"), down("10.0.0.2")), plane: Userspace, state: StateQualifying, reason: "all 2 endpoints are down: serving as if all were up"},
+		{at: 60, plane: Userspace, state: StateQualifying, reason: "all 2 endpoints are down: serving as if all were up"},
+	}},
+	{"all endpoints of an offloaded service go down", nil, after(
+		moment{at: 20, do: do(down("10.0.0.1"), down("10.0.0.2")), plane: IPTables, state: StateOffloaded, reason: "qualified; all 2 endpoints are down: serving as if all were up"},
+	)},
+	{"a service that was removed starts again", nil, after(
+		moment{at: 20, do: func(w *world) {
+			ports := w.ports
+			w.ports = map[service.Key]service.Port{}
+			w.compute()
+			w.ports = ports
+		}, plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 30, wake: 30},
+	)},
+}
+
+func TestTimelines(t *testing.T) {
+	for _, tt := range timelines {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)
 			w.set(port("a"), "10.0.0.1 n1 ready", "10.0.0.2 n2 ready")
