@@ -30,6 +30,9 @@ type Jump struct {
 	Table string
 	From  string // built-in chain
 	Rule  string // in the form iptables-save prints it, without "-A FROM "
+	// Last puts the rule at the end of the built-in chain instead of its
+	// beginning, so that the host's own rules come first.
+	Last bool
 }
 
 // SetType is a type of ipset.

@@ -110,9 +110,9 @@ func ReadSets(store SetStore) ([]Set, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list sets: %w", err)
 	}
-	out := make([]Set, len(states))
-	for i, s := range states {
-		out[i] = s.Set
+	var out []Set
+	for _, s := range states {
+		out = append(out, s.Set)
 	}
 	return out, nil
 }

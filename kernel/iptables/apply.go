@@ -1,0 +1,173 @@
+package iptables
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/hashicorp/go-multierror"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
+)
+
+// Apply carries out ops in order. A service whose chains the kernel refuses is
+// in Applied.Failed and doesn't keep others from being programmed; its former
+// rules stay. [kernel.ErrLocked] means that nothing was wrong but the moment.
+func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, error) {
+	a := kernel.Applied{Failed: map[service.Key]error{}}
+	if err := b.addSets(ctx, ops, &a); err != nil {
+		return a, err
+	}
+	var errs *multierror.Error
+	for _, f := range b.families() {
+		// Without its chains a family's jumps would lead nowhere, and what
+		// they replace must stay.
+		if err := b.applyFamily(ctx, f, ops, &a); err != nil {
+			errs = multierror.Append(errs, err)
+		}
+	}
+	if errs.ErrorOrNil() != nil {
+		return a, errs.ErrorOrNil() // what is left over is deleted next time
+	}
+	n, err := kernel.ApplySets(ctx, b.config.Sets, kernel.SetOps{Del: ops.DelEntries})
+	a.Entries += n
+	errs = multierror.Append(errs, err)
+	for _, f := range b.families() {
+		if err := b.deleteChains(ctx, f, ops.DelChains[f], &a); err != nil {
+			errs = multierror.Append(errs, err)
+		}
+	}
+	_, err = kernel.ApplySets(ctx, b.config.Sets, kernel.SetOps{Destroy: ops.DestroySets})
+	errs = multierror.Append(errs, err)
+	return a, errs.ErrorOrNil()
+}
+
+func (b *Backend) applyFamily(ctx context.Context, f service.Family, ops kernel.Ops, a *kernel.Applied) error {
+	chains := make([]kernel.Chain, 0, len(ops.Chains[f]))
+	for _, c := range ops.Chains[f] {
+		if _, failed := a.Failed[c.Owner]; !failed {
+			chains = append(chains, c)
+		}
+	}
+	if err := b.writeChains(ctx, f, chains, a, len(chains) < len(ops.Chains[f])); err != nil {
+		return fmt.Errorf("write %s chains: %w", f, err)
+	}
+	return b.applyJumps(ctx, f, ops.AddJumps[f], ops.DelJumps[f])
+}
+
+// addSets creates and fills sets. One that belongs to a service fails alone.
+func (b *Backend) addSets(ctx context.Context, ops kernel.Ops, a *kernel.Applied) error {
+	var errs *multierror.Error
+	fail := func(s kernel.Set, err error) {
+		if s.Owner == (service.Key{}) || errors.Is(err, kernel.ErrPermission) {
+			errs = multierror.Append(errs, err)
+			return
+		}
+		a.Failed[s.Owner] = err
+	}
+	for _, s := range ops.CreateSets {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		if err := b.config.Sets.Create(s); err != nil {
+			fail(s, fmt.Errorf("create set %s: %w", s.Name, err))
+		}
+	}
+	for _, e := range ops.AddEntries {
+		if err := b.config.Sets.Add(e.Set, 0, e.Entries...); err != nil {
+			fail(e.Set, fmt.Errorf("add to set %s: %w", e.Set.Name, err))
+			continue
+		}
+		a.Entries += len(e.Entries)
+	}
+	return errs.ErrorOrNil()
+}
+
+// restoreText is the input of iptables-restore for chains, which are sorted by
+// table, and which of them each line is about (-1: none).
+func restoreText(chains []kernel.Chain) ([]byte, []int) {
+	var text bytes.Buffer
+	var owner []int
+	line := func(i int, parts ...string) {
+		for _, p := range parts {
+			text.WriteString(p)
+		}
+		text.WriteByte('\n')
+		owner = append(owner, i)
+	}
+	for start := 0; start < len(chains); {
+		end := start
+		for end < len(chains) && chains[end].Table == chains[start].Table {
+			end++
+		}
+		line(-1, "*", chains[start].Table)
+		for i := start; i < end; i++ {
+			line(i, ":", chains[i].Name, " - [0:0]")
+		}
+		for i := start; i < end; i++ {
+			for _, r := range chains[i].Rules {
+				line(i, "-A ", chains[i].Name, " ", r)
+			}
+		}
+		line(-1, "COMMIT")
+		start = end
+	}
+	return text.Bytes(), owner
+}
+
+// RestoreText is what iptables-restore --noflush gets to make chains, which are
+// sorted by table and name.
+func RestoreText(chains []kernel.Chain) []byte {
+	text, _ := restoreText(chains)
+	return text
+}
+
+// deleteChains empties all chains, so that none leads to another, and removes them.
+func (b *Backend) deleteChains(ctx context.Context, f service.Family, chains []kernel.Chain, a *kernel.Applied) error {
+	if len(chains) == 0 {
+		return nil
+	}
+	var empty []kernel.Chain
+	for _, c := range chains {
+		empty = append(empty, kernel.Chain{Table: c.Table, Name: c.Name})
+	}
+	err := b.restore(ctx, f, deleteText(empty))
+	if err == nil {
+		a.Chains += len(chains)
+		return nil
+	}
+	if !refused(err) {
+		return fmt.Errorf("delete %s chains: %w", f, err)
+	}
+	// Some foreign rule, or a service whose change was refused, still leads to
+	// one of them: each on its own.
+	var errs *multierror.Error
+	for i := range empty {
+		if err := b.restore(ctx, f, deleteText(empty[i:i+1])); err != nil {
+			errs = multierror.Append(errs, fmt.Errorf("delete %s chain %s: %w", f, empty[i].Name, err))
+			continue
+		}
+		a.Chains++
+	}
+	return errs.ErrorOrNil()
+}
+
+func deleteText(chains []kernel.Chain) []byte {
+	var text bytes.Buffer
+	for start := 0; start < len(chains); {
+		end := start
+		for ; end < len(chains) && chains[end].Table == chains[start].Table; end++ {
+		}
+		fmt.Fprintf(&text, "*%s\n", chains[start].Table)
+		for _, c := range chains[start:end] {
+			fmt.Fprintf(&text, ":%s - [0:0]\n", c.Name)
+		}
+		for _, c := range chains[start:end] {
+			fmt.Fprintf(&text, "-X %s\n", c.Name)
+		}
+		text.WriteString("COMMIT\n")
+		start = end
+	}
+	return text.Bytes()
+}

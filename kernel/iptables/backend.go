@@ -1,0 +1,90 @@
+package iptables
+
+import (
+	"context"
+	"fmt"
+	"strconv"
+	"time"
+
+	goiptables "github.com/coreos/go-iptables/iptables"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
+)
+
+// Config is what a Backend works with.
+type Config struct {
+	Runner kernel.Runner
+	Sets   kernel.SetStore
+	// Variant says which programs to use; see [kernel.Probe].
+	Variant kernel.Variant
+	// LockWait is how long a program waits for the xtables lock before it gives
+	// up with [kernel.ErrLocked]. Whole seconds.
+	LockWait time.Duration
+	// SkipIPv6 leaves IPv6 alone, for hosts without ip6tables.
+	SkipIPv6 bool
+	// Jumper opens a family's built-in chains; nil for the real ones.
+	Jumper func(service.Family) (Jumper, error)
+}
+
+// DefaultConfig returns a Config for this host's own programs. The set store is
+// the caller's to open and close.
+func DefaultConfig() Config {
+	return Config{Runner: kernel.Exec{}, Variant: kernel.DefaultVariant(), LockWait: 5 * time.Second}
+}
+
+// Validate reports what is missing.
+func (c Config) Validate() error {
+	switch {
+	case c.Runner == nil:
+		return fmt.Errorf("check iptables backend: no runner")
+	case c.Sets == nil:
+		return fmt.Errorf("check iptables backend: no set store")
+	case c.Variant.Program[service.IPv4] == "":
+		return fmt.Errorf("check iptables backend: no program")
+	case c.LockWait < time.Second:
+		return fmt.Errorf("check iptables backend: lock wait %v is less than a second", c.LockWait)
+	}
+	return nil
+}
+
+// Backend is the [kernel.Backend] of iptables. Programs run in the network
+// namespace of the calling thread. It may be used by one goroutine at a time.
+type Backend struct {
+	config Config
+	jumps  [2]Jumper
+}
+
+var _ kernel.Backend = (*Backend)(nil)
+
+// New returns a Backend. It touches nothing.
+func New(c Config) (*Backend, error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	b := &Backend{config: c}
+	if c.Jumper == nil {
+		b.config.Jumper = func(f service.Family) (Jumper, error) {
+			return goiptables.New(
+				goiptables.IPFamily(goiptables.Protocol(f)),
+				goiptables.Timeout(int(c.LockWait/time.Second)),
+				goiptables.Path(c.Variant.Program[f]))
+		}
+	}
+	return b, nil
+}
+
+func (b *Backend) families() []service.Family {
+	if b.config.SkipIPv6 {
+		return []service.Family{service.IPv4}
+	}
+	return service.Families[:]
+}
+
+// restore feeds text to iptables-restore, which leaves alone what text doesn't
+// mention. A table's part takes effect as a whole or not at all.
+func (b *Backend) restore(ctx context.Context, f service.Family, text []byte) error {
+	_, err := b.config.Runner.Run(ctx, text, b.config.Variant.Program[f]+"-restore", "--noflush", "-w", b.lockWait())
+	return err
+}
+
+func (b *Backend) lockWait() string { return strconv.Itoa(int(b.config.LockWait / time.Second)) }

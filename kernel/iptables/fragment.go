@@ -1,0 +1,241 @@
+package iptables
+
+import (
+	"fmt"
+	"net/netip"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Kinds of a service port's own chains; see the package comment.
+const (
+	kindCluster  = "SVC"
+	kindLocal    = "LOC"
+	kindExternal = "EXT"
+	kindInternal = "INT"
+	kindEndpoint = "SEP"
+)
+
+// leaf is a rule that leads from the dispatch tree to a service port. The zero
+// Addr stands for the node's own addresses.
+type leaf struct {
+	addr  netip.Addr
+	proto service.Protocol
+	port  uint16
+	rule  string
+}
+
+// fragment is what one service port contributes. It depends on nothing but the
+// service's KernelHash and the Options, so it can be remembered.
+type fragment struct {
+	chains    [2][]kernel.Chain
+	leaves    [2][]leaf // by address
+	ports     [2][]leaf // node ports
+	endpoints [2][]string
+	sets      []kernel.Set
+}
+
+// treatment is how frontends lead to endpoints. Frontends that are treated
+// alike share a chain.
+type treatment struct {
+	local, shortCircuit bool
+	masquerade          plan.Masquerade
+}
+
+// builder renders one service port in one family.
+type builder struct {
+	Options
+	s        *plan.Service
+	family   service.Family
+	out      *fragment
+	groups   map[string][]plan.Backend // by kind of chain, those with weight only
+	users    map[string]int            // treatments that lead to a group
+	rendered map[string]bool
+}
+
+func renderService(s *plan.Service, o Options) *fragment {
+	out := &fragment{}
+	for _, f := range service.Families {
+		if f == service.IPv6 && o.SkipIPv6 {
+			continue
+		}
+		b := &builder{Options: o, s: s, family: f, out: out, rendered: map[string]bool{}}
+		b.groups = map[string][]plan.Backend{
+			kindCluster: weighty(s.Groups[f].Cluster),
+			kindLocal:   weighty(s.Groups[f].Local),
+		}
+		b.render()
+	}
+	return out
+}
+
+// weighty leaves out backends of weight 0, which take no new connection.
+func weighty(in []plan.Backend) []plan.Backend {
+	var out []plan.Backend
+	for _, b := range in {
+		if b.Weight > 0 {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+func (b *builder) render() {
+	entries := b.entries()
+	if len(entries) == 0 {
+		return
+	}
+	name := b.s.Port.Key.String()
+	for i := range b.s.Frontends {
+		f := &b.s.Frontends[i]
+		entry, ok := entries[of(f)]
+		if f.Family != b.family || !ok || !b.reaches(f) {
+			continue
+		}
+		l := leaf{addr: f.Address.Addr(), proto: f.Protocol, port: f.Address.Port()}
+		if f.Kind == plan.NodePort {
+			l.addr = netip.Addr{}
+		}
+		l.rule = toPort(l.addr, l.proto, l.port, name) + " -j " + entry
+		if f.Kind == plan.NodePort {
+			b.out.ports[b.family] = append(b.out.ports[b.family], l)
+		} else {
+			b.out.leaves[b.family] = append(b.out.leaves[b.family], l)
+		}
+	}
+	b.endpoints()
+}
+
+func of(f *plan.Frontend) treatment {
+	return treatment{f.Local, f.Local && f.ShortCircuit, f.Masquerade}
+}
+
+func (t treatment) kind() string {
+	if t.local {
+		return kindLocal
+	}
+	return kindCluster
+}
+
+// reaches reports whether some client of f gets to an endpoint: also where
+// outsiders are dropped, for want of local endpoints, pods and the node itself
+// may use the others.
+func (b *builder) reaches(f *plan.Frontend) bool {
+	switch f.Verdict {
+	case plan.Forward:
+		return len(b.groups[of(f).kind()]) > 0 || of(f).shortCircuit && len(b.groups[kindCluster]) > 0
+	case plan.Drop:
+		return of(f).shortCircuit && len(b.groups[kindCluster]) > 0
+	}
+	return false
+}
+
+// entries renders a chain for each treatment and returns its name.
+func (b *builder) entries() map[treatment]string {
+	var order []treatment
+	kinds := map[treatment]plan.Kind{}
+	b.users = map[string]int{}
+	for i := range b.s.Frontends {
+		f := &b.s.Frontends[i]
+		t := of(f)
+		if _, seen := kinds[t]; f.Family != b.family || seen || !b.reaches(f) {
+			continue
+		}
+		kinds[t] = f.Kind
+		order = append(order, t)
+		b.users[t.kind()]++
+		if t.shortCircuit {
+			b.users[kindCluster]++
+		}
+	}
+	out := map[treatment]string{}
+	used := map[string]int{}
+	for _, t := range order {
+		kind := kindExternal
+		if kinds[t] == plan.ClusterIP {
+			kind = kindInternal
+		}
+		if used[kind]++; used[kind] > 1 {
+			kind = fmt.Sprintf("%.2s%d", kind, used[kind])
+		}
+		out[t] = b.entry(t, kind)
+	}
+	return out
+}
+
+// entry renders the chain of one treatment. It is the group's own chain where
+// nobody else uses that one; else a chain of its own that leads there.
+func (b *builder) entry(t treatment, kind string) string {
+	rules := b.masquerade(t.masquerade)
+	if t.shortCircuit && len(b.groups[kindCluster]) > 0 {
+		cluster := b.group(kindCluster)
+		rules = append(rules,
+			comment("pods may use endpoints of every node")+" "+inSet(kernel.FamilySet(kernel.SetPods, b.family), "src")+" -g "+cluster,
+			comment("and so may this node")+" -m addrtype --src-type LOCAL -g "+cluster)
+	}
+	if len(rules) == 0 {
+		return b.group(t.kind())
+	}
+	if b.users[t.kind()] == 1 {
+		return b.chain(t.kind(), append(rules, b.split(b.groups[t.kind()])...))
+	}
+	if len(b.groups[t.kind()]) > 0 {
+		rules = append(rules, "-j "+b.group(t.kind()))
+	}
+	return b.chain(kind, rules)
+}
+
+// group renders a group's chain, once, and returns its name.
+func (b *builder) group(kind string) string {
+	if !b.rendered[kind] {
+		b.rendered[kind] = true
+		b.chain(kind, b.split(b.groups[kind]))
+	}
+	return kernel.ChainName(kind, b.s.Port.Key)
+}
+
+func (b *builder) chain(kind string, rules []string) string {
+	name := kernel.ChainName(kind, b.s.Port.Key)
+	b.add(name, rules)
+	return name
+}
+
+func (b *builder) add(name string, rules []string) {
+	b.out.chains[b.family] = append(b.out.chains[b.family],
+		kernel.Chain{Table: "nat", Name: name, Rules: rules, Owner: b.s.Port.Key})
+}
+
+func (b *builder) masquerade(m plan.Masquerade) []string {
+	mark := " " + setMark(b.Marks.Masquerade, b.Marks.Masquerade)
+	switch m {
+	case plan.MasqueradeAlways:
+		return []string{comment("masquerade every client") + mark}
+	case plan.MasqueradeUnlessPod:
+		return []string{comment("masquerade clients outside the pod network") + " " + notInSet(kernel.FamilySet(kernel.SetPods, b.family), "src") + mark}
+	case plan.MasqueradeNodeLocal:
+		return []string{comment("masquerade this node itself") + " -m addrtype --src-type LOCAL" + mark}
+	}
+	return nil
+}
+
+// endpoints renders what belongs to each endpoint once, whichever groups it is in.
+func (b *builder) endpoints() {
+	seen := map[netip.AddrPort]bool{}
+	for _, kind := range []string{kindCluster, kindLocal} {
+		if b.users[kind] == 0 {
+			continue
+		}
+		for _, e := range b.groups[kind] {
+			if seen[e.Address] {
+				continue
+			}
+			seen[e.Address] = true
+			b.out.endpoints[b.family] = append(b.out.endpoints[b.family], kernel.EndpointEntry(b.s.Port.Protocol, e.Address))
+			if b.s.Port.Affinity > 0 {
+				b.sticky(e.Address)
+			}
+		}
+	}
+}

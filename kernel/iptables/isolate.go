@@ -1,0 +1,165 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
+)
+
+// writeChains makes all chains in one go. If they are refused, it finds the
+// services whose chains they are, and makes the others.
+func (b *Backend) writeChains(ctx context.Context, f service.Family, chains []kernel.Chain, a *kernel.Applied, incomplete bool) error {
+	if len(chains) == 0 {
+		return nil
+	}
+	w := &writer{b: b, ctx: ctx, family: f, applied: a}
+	var err error
+	if !incomplete {
+		if err = w.write(chains); err == nil || !refused(err) {
+			return err
+		}
+	}
+	return w.isolate(chains, err)
+}
+
+// refused reports whether err is about what was to be written, so that writing
+// less may help.
+func refused(err error) bool {
+	return errors.Is(err, kernel.ErrSyntax) || errors.Is(err, kernel.ErrNotFound)
+}
+
+type writer struct {
+	b       *Backend
+	ctx     context.Context
+	family  service.Family
+	applied *kernel.Applied
+	lines   []int // of the last text: chain per line
+}
+
+func (w *writer) write(chains []kernel.Chain) error {
+	if err := w.ctx.Err(); err != nil {
+		return err
+	}
+	var text []byte
+	text, w.lines = restoreText(chains)
+	if err := w.b.restore(w.ctx, w.family, text); err != nil {
+		return err
+	}
+	w.applied.Chains += len(chains)
+	for _, c := range chains {
+		w.applied.Rules += len(c.Rules)
+	}
+	return nil
+}
+
+// isolate writes services' chains apart from the shared ones, which then get by
+// with whatever services there are: nothing refers to a chain that is missing.
+func (w *writer) isolate(chains []kernel.Chain, first error) error {
+	var shared []kernel.Chain
+	var keys []service.Key
+	own := map[service.Key][]kernel.Chain{}
+	for _, c := range chains {
+		if c.Owner == (service.Key{}) {
+			shared = append(shared, c)
+			continue
+		}
+		if own[c.Owner] == nil {
+			keys = append(keys, c.Owner)
+		}
+		own[c.Owner] = append(own[c.Owner], c)
+	}
+	if k, ok := w.culprit(chains, first); ok {
+		// Told by the line that was refused: try it alone first, so that
+		// the others need one attempt more and not a search.
+		at := slices.Index(keys, k)
+		keys = slices.Delete(keys, at, at+1)
+		if err := w.services(own, []service.Key{k}); err != nil {
+			return err
+		}
+	}
+	if err := w.services(own, keys); err != nil {
+		return err
+	}
+	placeholders, err := w.placeholders(shared)
+	if err != nil {
+		return err
+	}
+	all := append(placeholders, shared...)
+	slices.SortStableFunc(all, kernel.CompareChains)
+	return w.write(all)
+}
+
+// culprit is the service that the refused line was about.
+func (w *writer) culprit(chains []kernel.Chain, err error) (service.Key, bool) {
+	var e *kernel.ExecError
+	if !errors.As(err, &e) || e.Line < 1 || e.Line > len(w.lines) || w.lines[e.Line-1] < 0 {
+		return service.Key{}, false
+	}
+	k := chains[w.lines[e.Line-1]].Owner
+	return k, k != service.Key{}
+}
+
+// services writes the chains of keys. If they are refused it looks for the
+// culprit in each half.
+func (w *writer) services(own map[service.Key][]kernel.Chain, keys []service.Key) error {
+	if len(keys) == 0 {
+		return nil
+	}
+	var chains []kernel.Chain
+	for _, k := range keys {
+		chains = append(chains, own[k]...)
+	}
+	slices.SortStableFunc(chains, kernel.CompareChains)
+	err := w.write(chains)
+	switch {
+	case err == nil:
+		return nil
+	case !refused(err):
+		return err
+	case len(keys) == 1:
+		w.applied.Failed[keys[0]] = fmt.Errorf("write %s chains: %w", w.family, err)
+		return nil
+	}
+	if k, ok := w.culprit(chains, err); ok {
+		rest := slices.DeleteFunc(slices.Clone(keys), func(o service.Key) bool { return o == k })
+		if err := w.services(own, []service.Key{k}); err != nil {
+			return err
+		}
+		return w.services(own, rest)
+	}
+	half := len(keys) / 2
+	if err := w.services(own, keys[:half]); err != nil {
+		return err
+	}
+	return w.services(own, keys[half:])
+}
+
+// placeholders are empty chains for those that shared rules lead to and that
+// don't exist because the kernel refused them. Such a service has no rules
+// beneath; userspace serves it.
+func (w *writer) placeholders(shared []kernel.Chain) ([]kernel.Chain, error) {
+	text, err := w.b.config.Runner.Run(w.ctx, nil, w.b.config.Variant.Program[w.family]+"-save")
+	if err != nil {
+		return nil, err
+	}
+	have, _, err := ParseSave(text)
+	if err != nil {
+		return nil, err
+	}
+	var out []kernel.Chain
+	for _, c := range shared {
+		for _, r := range c.Rules {
+			want := kernel.Chain{Table: c.Table, Name: target(r)}
+			same := func(o kernel.Chain) bool { return kernel.CompareChains(o, want) == 0 }
+			_, exists := slices.BinarySearchFunc(have, want, kernel.CompareChains)
+			if kernel.Own(want.Name) && !exists && !slices.ContainsFunc(shared, same) && !slices.ContainsFunc(out, same) {
+				out = append(out, want)
+			}
+		}
+	}
+	return out, nil
+}

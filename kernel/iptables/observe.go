@@ -1,0 +1,94 @@
+package iptables
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"kproxy.dev/kproxy/kernel"
+)
+
+// Observe reads back kproxy's chains, the jumps into them, and its sets.
+func (b *Backend) Observe(ctx context.Context) (kernel.Ruleset, error) {
+	var out kernel.Ruleset
+	for _, f := range b.families() {
+		text, err := b.config.Runner.Run(ctx, nil, b.config.Variant.Program[f]+"-save")
+		if err != nil {
+			return out, fmt.Errorf("read %s rules: %w", f, err)
+		}
+		if out.Chains[f], out.Jumps[f], err = ParseSave(text); err != nil {
+			return out, fmt.Errorf("read %s rules: %w", f, err)
+		}
+	}
+	var err error
+	out.Sets, err = kernel.ReadSets(b.config.Sets)
+	return out, err
+}
+
+// ownTables are the tables that kproxy has chains in.
+var ownTables = []string{"filter", "mangle", "nat"}
+
+// ParseSave picks kproxy's chains, and the rules of built-in chains that lead to
+// one of them, out of what iptables-save printed.
+func ParseSave(text []byte) ([]kernel.Chain, []kernel.Jump, error) {
+	p := saveParser{index: map[string]int{}}
+	lines := bufio.NewScanner(bytes.NewReader(text))
+	lines.Buffer(nil, 1<<20)
+	for lines.Scan() {
+		p.line(lines.Text())
+	}
+	slices.SortFunc(p.chains, kernel.CompareChains)
+	return p.chains, p.jumps, lines.Err()
+}
+
+type saveParser struct {
+	table  string // current one; empty for one that isn't kproxy's business
+	chains []kernel.Chain
+	index  map[string]int // of this table's own chains
+	jumps  []kernel.Jump
+}
+
+func (p *saveParser) line(s string) {
+	switch {
+	case strings.HasPrefix(s, "*"):
+		clear(p.index)
+		if p.table = s[1:]; !slices.Contains(ownTables, p.table) {
+			p.table = ""
+		}
+	case p.table == "":
+	case strings.HasPrefix(s, ":"):
+		name, _, _ := strings.Cut(s[1:], " ")
+		if kernel.Own(name) {
+			p.index[name] = len(p.chains)
+			p.chains = append(p.chains, kernel.Chain{Table: p.table, Name: name})
+		}
+	case strings.HasPrefix(s, "-A "):
+		name, rule, _ := strings.Cut(s[3:], " ")
+		if i, own := p.index[name]; own {
+			p.chains[i].Rules = append(p.chains[i].Rules, rule)
+		} else if t := target(rule); kernel.Own(t) {
+			p.jumps = append(p.jumps, kernel.Jump{Table: p.table, From: name, Rule: rule, Last: t == chainAccept})
+		}
+	}
+}
+
+// target returns the chain or target that a rule leads to. kproxy's own jumps
+// end with it; a foreign rule's target may have options, which don't matter.
+func target(rule string) string {
+	for _, flag := range []string{" -j ", " -g "} {
+		if i := strings.LastIndex(rule, flag); i >= 0 {
+			t, _, _ := strings.Cut(rule[i+len(flag):], " ")
+			return t
+		}
+	}
+	for _, flag := range []string{"-j ", "-g "} {
+		if rest, ok := strings.CutPrefix(rule, flag); ok {
+			t, _, _ := strings.Cut(rest, " ")
+			return t
+		}
+	}
+	return ""
+}

@@ -1,0 +1,210 @@
+package iptables
+
+import (
+	"fmt"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
+)
+
+// The shared chains. A name may be used in several tables.
+const (
+	chainServices    = kernel.Prefix + "SERVICES"
+	chainPortal      = kernel.Prefix + "PORTAL"
+	chainDispatch    = kernel.Prefix + "DISPATCH"
+	chainNodePorts   = kernel.Prefix + "NODEPORTS"
+	chainPostrouting = kernel.Prefix + "POSTROUTING"
+	chainPrerouting  = kernel.Prefix + "PREROUTING"
+	chainInput       = kernel.Prefix + "INPUT"
+	chainForward     = kernel.Prefix + "FORWARD"
+	chainOutput      = kernel.Prefix + "OUTPUT"
+	chainRefuse      = kernel.Prefix + "REFUSE"
+	chainAccept      = kernel.Prefix + "ACCEPT"
+)
+
+// userProtocols are what userspace serves, and node-port bitmaps exist for.
+var userProtocols = [2]service.Protocol{service.TCP, service.UDP}
+
+// shared renders what doesn't depend on services. Without the kernel's rules
+// beneath (mode userspace) only the portal is left.
+type shared struct {
+	Options
+	family  service.Family
+	beneath bool
+}
+
+func (s shared) set(base string) string { return kernel.FamilySet(base, s.family) }
+
+func (s shared) jumps() []kernel.Jump {
+	jump := func(table, from, to, why string) kernel.Jump {
+		return kernel.Jump{Table: table, From: from, Rule: comment("kproxy: "+why) + " -j " + to, Last: to == chainAccept}
+	}
+	out := []kernel.Jump{
+		jump("filter", "INPUT", chainInput, "services"),
+		jump("filter", "FORWARD", chainForward, "services"),
+		jump("filter", "OUTPUT", chainOutput, "services"),
+		jump("mangle", "PREROUTING", chainPrerouting, "services"),
+		jump("mangle", "OUTPUT", chainOutput, "services"),
+		jump("nat", "PREROUTING", chainServices, "services"),
+		jump("nat", "OUTPUT", chainServices, "services"),
+	}
+	if s.beneath {
+		out = append(out,
+			jump("filter", "FORWARD", chainAccept, "to endpoints, unless a rule above drops it"),
+			jump("nat", "POSTROUTING", chainPostrouting, "masquerade"))
+	}
+	return out
+}
+
+func (s shared) chains() []kernel.Chain {
+	chain := func(table, name string, rules ...string) kernel.Chain {
+		return kernel.Chain{Table: table, Name: name, Rules: rules}
+	}
+	out := []kernel.Chain{
+		chain("filter", chainForward, s.forward()...),
+		chain("filter", chainInput, s.input()...),
+		chain("filter", chainOutput, s.refuse(), comment("connections of kproxy to endpoints")+" "+hasMark(s.Marks.Own(), s.Marks.Own())+" -j ACCEPT"),
+		chain("filter", chainRefuse, s.refusals()...),
+		chain("mangle", chainOutput, s.mangleOutput()...),
+		chain("mangle", chainPrerouting, s.manglePrerouting()...),
+		chain("nat", chainPortal, s.portal()...),
+		chain("nat", chainServices, s.services()...),
+	}
+	if s.beneath {
+		out = append(out,
+			chain("filter", chainAccept, "-m conntrack --ctstate DNAT "+inSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+" -j ACCEPT"),
+			chain("nat", chainPostrouting, s.postrouting()...))
+	}
+	return out
+}
+
+// services is the way of every new connection. The own mark comes first, or
+// kproxy's connection to an endpoint that is a service address of its own would
+// come back to it.
+func (s shared) services() []string {
+	own := s.Marks.Own()
+	out := []string{
+		hasMark(own, own) + " " + comment("connections of kproxy to endpoints") + " -j RETURN",
+		inSet(s.set(kernel.SetAlive), "src") + " " + comment("a live kproxy serves these in userspace") + " -j " + chainPortal,
+	}
+	if s.beneath {
+		out = append(out,
+			comment("all others by destination address")+" -j "+chainDispatch,
+			"! -d "+loopback[s.family]+" "+comment("then by node port")+" -m addrtype --dst-type LOCAL -j "+chainNodePorts)
+	}
+	return out
+}
+
+// portal redirects to the shared listener. Node ports on loopback addresses are
+// always served in userspace: DNAT would need route_localnet, which opens the
+// node's own loopback services to its neighbours (CVE-2020-8558).
+func (s shared) portal() []string {
+	to := [2]string{fmt.Sprintf(" -j REDIRECT --to-ports %d", s.TCPPort), fmt.Sprintf(" -j REDIRECT --to-ports %d", s.UDPPort)}
+	var out []string
+	for i, p := range userProtocols {
+		out = append(out, "-d "+loopback[s.family]+" -p "+p.String()+" "+inSet(kernel.NodePortSet(kernel.SetLocal, p), "dst")+to[i])
+	}
+	for i, p := range userProtocols {
+		out = append(out, "-p "+p.String()+" "+inSet(s.set(kernel.SetUser), "dst,dst")+to[i])
+	}
+	for i, p := range userProtocols {
+		out = append(out, "-p "+p.String()+" -m addrtype --dst-type LOCAL "+inSet(kernel.NodePortSet(kernel.SetUser, p), "dst")+to[i])
+	}
+	return out
+}
+
+// postrouting masquerades what is marked, and hairpin connections: an endpoint
+// that reaches itself through a service would see its own address as the
+// client's and answer itself. kproxy's own connections carry the masquerade bit
+// as part of their mark, and have the right address already.
+func (s shared) postrouting() []string {
+	m := s.Marks
+	masquerade := "-j MASQUERADE"
+	if s.RandomFully {
+		masquerade += " --random-fully"
+	}
+	return []string{
+		hasMark(m.Own(), m.Own()) + " " + comment("connections of kproxy to endpoints") + " -j RETURN",
+		comment("hairpin: an endpoint that reaches itself") + " -m conntrack --ctstate DNAT " + inSet(s.set(kernel.SetEndpoint), "dst,dst,src") + " " + setMark(m.Masquerade, m.Masquerade),
+		fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m.Masquerade, m.Masquerade),
+		setMark(m.Masquerade, 0),
+		masquerade,
+	}
+}
+
+func (s shared) refuse() string {
+	return "-m conntrack --ctstate NEW -j " + chainRefuse
+}
+
+// refusals meet connections whose destination nothing has rewritten.
+func (s shared) refusals() []string {
+	reject := " -j REJECT --reject-with " + rejectWith[s.family]
+	out := []string{
+		comment("endpoints exist, but the traffic policy allows none here") + " " + inSet(s.set(kernel.SetDrop), "dst,dst") + " -j DROP",
+		comment("no usable endpoint") + " " + inSet(s.set(kernel.SetReject), "dst,dst") + reject,
+	}
+	for _, p := range userProtocols {
+		local := "-p " + p.String() + " -m addrtype --dst-type LOCAL "
+		out = append(out,
+			local+inSet(kernel.NodePortSet(kernel.SetDrop, p), "dst")+" -j DROP",
+			local+inSet(kernel.NodePortSet(kernel.SetReject, p), "dst")+reject)
+	}
+	return out
+}
+
+// forward accepts, as kube-proxy does, what is masqueraded and what is
+// established, where the host's policy is to drop; but only connections whose
+// destination was rewritten.
+func (s shared) forward() []string {
+	out := []string{s.refuse()}
+	if s.beneath {
+		m := s.Marks.Masquerade
+		out = append(out,
+			"-m conntrack --ctstate DNAT "+hasMark(m, m)+" "+comment("to endpoints, masqueraded")+" -j ACCEPT",
+			"-m conntrack --ctstate RELATED,ESTABLISHED -m conntrack --ctstate DNAT "+comment("connections that were let through")+" -j ACCEPT")
+	}
+	return out
+}
+
+// input lets redirected connections reach the listener and endpoints' answers
+// reach kproxy, where the host's policy is to drop. The listener's ports
+// themselves stay closed: only redirected connections have the state DNAT.
+func (s shared) input() []string {
+	out := []string{s.refuse()}
+	for i, port := range []uint16{s.TCPPort, s.UDPPort} {
+		p := userProtocols[i]
+		out = append(out, fmt.Sprintf("-p %s %s -m %s --dport %d -m conntrack --ctstate DNAT -j ACCEPT", p, comment("redirected to kproxy"), p, port))
+	}
+	t := s.Marks.Transparent
+	return append(out, fmt.Sprintf("%s -m connmark --mark %#x/%#x -m conntrack --ctdir REPLY -j ACCEPT", comment("answers of endpoints to kproxy"), t, t))
+}
+
+// ranges drops, before any rewriting, clients that an address isn't for
+// (loadBalancerSourceRanges), in every data plane alike.
+func (s shared) ranges() string {
+	return comment("not in the source ranges") + " -m conntrack --ctstate NEW " +
+		inSet(s.set(kernel.SetRanged), "dst,dst") + " " + notInSet(s.set(kernel.SetAllow), "dst,dst,src") + " -j DROP"
+}
+
+// manglePrerouting marks packets to sockets that bear a client's address, so
+// that the route of that mark delivers them here.
+func (s shared) manglePrerouting() []string {
+	out := []string{s.ranges()}
+	if s.SocketMatch {
+		for _, p := range userProtocols {
+			out = append(out, "-p "+p.String()+" "+comment("answers to kproxy")+" -m socket --transparent "+setMark(s.Marks.Transparent, s.Marks.Own()))
+		}
+	}
+	return out
+}
+
+// mangleOutput does the same for endpoints on the node itself: their answers
+// pass OUTPUT, where xt_socket can't match, so the connection is marked.
+func (s shared) mangleOutput() []string {
+	own, t := s.Marks.Own(), s.Marks.Transparent
+	return []string{
+		s.ranges(),
+		fmt.Sprintf("%s %s -j CONNMARK --set-xmark %#x/%#x", hasMark(own, own), comment("connections of kproxy to endpoints"), t, t),
+		fmt.Sprintf("-m connmark --mark %#x/%#x -m conntrack --ctdir REPLY %s %s", t, t, comment("answers to kproxy"), setMark(t, own)),
+	}
+}

@@ -1,0 +1,215 @@
+package iptables
+
+import (
+	"cmp"
+	"crypto/sha256"
+	"encoding/base32"
+	"fmt"
+	"math/bits"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
+)
+
+// fanout is how many rules a chain of the dispatch tree has at most: one for
+// each value of strideBits bits.
+const (
+	strideBits = 3
+	fanout     = 1 << strideBits
+)
+
+// tree grows the chains that lead a packet to its service by destination
+// address, then by protocol and port. It is path-compressed: levels at which
+// nothing branches have no chain. A chain's name says which addresses it is for.
+type tree struct {
+	family service.Family
+	chains []kernel.Chain
+}
+
+// dispatch renders the tree over address leaves, and the one over node ports.
+// Both lists are sorted in place.
+func dispatch(f service.Family, leaves, ports []leaf) []kernel.Chain {
+	t := &tree{family: f}
+	for _, l := range [][]leaf{leaves, ports} {
+		slices.SortFunc(l, func(a, b leaf) int {
+			return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.proto, b.proto), cmp.Compare(a.port, b.port), strings.Compare(a.rule, b.rule))
+		})
+	}
+	root := ruleTexts(leaves)
+	if len(leaves) > fanout {
+		root = t.root(leaves)
+	}
+	t.add(chainDispatch, root)
+	t.add(chainNodePorts, t.byPort(kernel.Prefix+"NP", ports))
+	return t.chains
+}
+
+// root returns the rules at the top: one that turns away, at once, whatever is
+// no service's, unless services have nothing in common.
+func (t *tree) root(leaves []leaf) []string {
+	if p := common(leaves); p.Bits() == 0 {
+		return t.byAddress(leaves, p)
+	}
+	return []string{t.subtree(leaves)}
+}
+
+func (t *tree) add(name string, rules []string) {
+	t.chains = append(t.chains, kernel.Chain{Table: "nat", Name: name, Rules: rules})
+}
+
+func ruleTexts(leaves []leaf) []string {
+	out := make([]string, len(leaves))
+	for i, l := range leaves {
+		out[i] = l.rule
+	}
+	return out
+}
+
+// subtree adds the chain for leaves and returns the rule that leads there.
+func (t *tree) subtree(leaves []leaf) string {
+	p := common(leaves)
+	name := chainName(strings.ReplaceAll(p.String(), ":", "."))
+	t.add(name, t.byAddress(leaves, p))
+	return "-d " + p.String() + " -j " + name
+}
+
+// byAddress returns the rules of the chain for leaves, all of which lie in p.
+func (t *tree) byAddress(leaves []leaf, p netip.Prefix) []string {
+	if len(leaves) <= fanout {
+		return ruleTexts(leaves)
+	}
+	if p.IsSingleIP() {
+		return t.byPort(kernel.Prefix+strings.ReplaceAll(p.Addr().String(), ":", "."), leaves)
+	}
+	groups := groupBy(leaves, func(l leaf) int { return slot(l.addr, p.Bits()) })
+	return branch(groups, t.subtree)
+}
+
+// byPort returns the rules for leaves of one address: by protocol, then by port.
+func (t *tree) byPort(prefix string, leaves []leaf) []string {
+	if len(leaves) <= fanout {
+		return ruleTexts(leaves)
+	}
+	groups := groupBy(leaves, func(l leaf) int { return int(l.proto) })
+	return branch(groups, func(g []leaf) string {
+		proto := g[0].proto.String()
+		name := prefix + "-" + strings.ToUpper(proto)
+		chain := chainName(strings.TrimPrefix(name, kernel.Prefix))
+		t.add(chain, t.byRange(name, g))
+		return "-p " + proto + " -j " + chain
+	})
+}
+
+// byRange returns the rules for leaves of one address and protocol.
+func (t *tree) byRange(prefix string, leaves []leaf) []string {
+	if len(leaves) <= fanout {
+		return ruleTexts(leaves)
+	}
+	first, last := leaves[0].port, leaves[len(leaves)-1].port
+	free := 0 // bits that the ports of a branch differ in
+	if first != last {
+		free = (bits.Len16(first^last) - 1) / strideBits * strideBits
+	}
+	groups := groupBy(leaves, func(l leaf) int { return int(l.port >> free) })
+	if len(groups) == 1 {
+		return ruleTexts(leaves) // one port many times: contested, the first wins
+	}
+	return branch(groups, func(g []leaf) string {
+		lo := g[0].port >> free << free
+		hi := lo | (1<<free - 1)
+		proto := g[0].proto.String()
+		name := fmt.Sprintf("%s-%d-%d", prefix, lo, hi)
+		chain := chainName(strings.TrimPrefix(name, kernel.Prefix))
+		t.add(chain, t.byRange(prefix, g))
+		return fmt.Sprintf("-p %s -m %s --dport %d:%d -j %s", proto, proto, lo, hi, chain)
+	})
+}
+
+// branch turns groups into a chain's rules: a small group's leaves stay in the
+// chain as long as there is room, the others go to a chain of their own.
+func branch(groups [][]leaf, subtree func([]leaf) string) []string {
+	order := make([]int, len(groups))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(a, b int) int { return cmp.Compare(len(groups[a]), len(groups[b])) })
+	room := fanout - len(groups)
+	inline := make([]bool, len(groups))
+	for _, i := range order {
+		if extra := len(groups[i]) - 1; extra <= room {
+			inline[i] = true
+			room -= extra
+		}
+	}
+	var out []string
+	for i, g := range groups {
+		if inline[i] {
+			out = append(out, ruleTexts(g)...)
+		} else {
+			out = append(out, subtree(g))
+		}
+	}
+	return out
+}
+
+// groupBy cuts sorted leaves where key changes.
+func groupBy(leaves []leaf, key func(leaf) int) [][]leaf {
+	var out [][]leaf
+	start := 0
+	for i := 1; i <= len(leaves); i++ {
+		if i == len(leaves) || key(leaves[i]) != key(leaves[start]) {
+			out = append(out, leaves[start:i])
+			start = i
+		}
+	}
+	return out
+}
+
+// common returns the smallest network that holds all leaves, whose length is
+// that of the addresses less a multiple of strideBits: so a network has the
+// same branches whatever else is in the tree.
+func common(leaves []leaf) netip.Prefix {
+	first, last := leaves[0].addr, leaves[len(leaves)-1].addr
+	n := first.BitLen() - (first.BitLen()-sharedBits(first, last)+strideBits-1)/strideBits*strideBits
+	p, _ := first.Prefix(max(n, 0))
+	return p
+}
+
+// sharedBits counts the leading bits that two addresses have in common.
+func sharedBits(a, b netip.Addr) int {
+	x, y := a.AsSlice(), b.AsSlice()
+	for i := range x {
+		if d := x[i] ^ y[i]; d != 0 {
+			return i*8 + bits.LeadingZeros8(d)
+		}
+	}
+	return a.BitLen()
+}
+
+// slot is the value of the bits after the first n, up to the next stride from
+// the end of the address.
+func slot(a netip.Addr, n int) int {
+	width := strideBits
+	if rest := (a.BitLen() - n) % strideBits; rest > 0 {
+		width = rest
+	}
+	b := a.AsSlice()
+	v := 0
+	for i := n; i < n+width; i++ {
+		v = v<<1 | int(b[i/8]>>(7-i%8)&1)
+	}
+	return v
+}
+
+// chainName makes a chain's name of what it is for, or of its hash where that
+// is too long.
+func chainName(what string) string {
+	if name := kernel.Prefix + what; len(name) <= kernel.MaxChainName {
+		return name
+	}
+	h := sha256.Sum256([]byte(what))
+	return kernel.Prefix + "NET-" + base32.StdEncoding.EncodeToString(h[:10])
+}

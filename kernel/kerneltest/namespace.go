@@ -1,0 +1,47 @@
+package kerneltest
+
+import (
+	"os"
+	"runtime"
+	"testing"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+)
+
+// Namespace moves the test to a network namespace of its own, with loopback up,
+// until the test ends. It has no name, so it is gone with the test whatever
+// happens. The test must stay on the calling goroutine; programs it runs are in
+// the namespace as well.
+func Namespace(t testing.TB) netns.NsHandle {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root: network namespaces")
+	}
+	runtime.LockOSThread()
+	before, err := netns.Get()
+	if err != nil {
+		t.Fatalf("get namespace: %v", err)
+	}
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatalf("create namespace: %v", err)
+	}
+	t.Cleanup(func() {
+		if err := netns.Set(before); err != nil {
+			t.Errorf("return to namespace: %v", err) // the thread stays locked and ends with the goroutine
+			return
+		}
+		ns.Close()
+		before.Close()
+		runtime.UnlockOSThread()
+	})
+	lo, err := netlink.LinkByName("lo")
+	if err != nil {
+		t.Fatalf("find loopback: %v", err)
+	}
+	if err := netlink.LinkSetUp(lo); err != nil {
+		t.Fatalf("set loopback up: %v", err)
+	}
+	return ns
+}
