@@ -1,0 +1,53 @@
+package userspace
+
+import (
+	"errors"
+	"net"
+	"os"
+	"time"
+)
+
+// acceptGrace is how long, once accepting stops, clients that the kernel has
+// connected already are still taken in: closing the listener resets the others.
+const acceptGrace = 100 * time.Millisecond
+
+// Waits after an accept that failed for want of descriptors or memory.
+const (
+	acceptWaitMin = 5 * time.Millisecond
+	acceptWaitMax = time.Second
+)
+
+// run accepts until the listener is stopped. Before each accept it takes the
+// descriptors that the connection will need, and waits while there are none:
+// clients wait in the kernel's backlog meanwhile. No error ends it.
+func (l *tcpListener) run(s *Server) {
+	defer l.Close()
+	wait := acceptWaitMin
+	for {
+		l.waiting.Store(true)
+		ok := s.tcpBudget.acquire(fdsPerConnection)
+		l.waiting.Store(false)
+		if !ok {
+			return
+		}
+		c, err := l.AcceptTCP()
+		if err == nil {
+			wait = acceptWaitMin
+			s.flows.Go(func() {
+				defer s.tcpBudget.release(fdsPerConnection)
+				s.serveTCP(c)
+			})
+			continue
+		}
+		s.tcpBudget.release(fdsPerConnection)
+		if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
+			return
+		}
+		s.cfg.Logger.Warn("accept failed; waiting", "error", err, "wait", wait)
+		time.Sleep(wait)
+		wait = min(2*wait, acceptWaitMax)
+	}
+}
+
+// stop makes run return soon.
+func (l *tcpListener) stop() { l.SetDeadline(time.Now().Add(acceptGrace)) }

@@ -1,0 +1,114 @@
+package userspace
+
+import (
+	"fmt"
+	"sync"
+
+	"golang.org/x/sys/unix"
+)
+
+// What one connection and one session cost in file descriptors. The pipes that
+// splice needs are shared (see pipes) and budgeted apart.
+const (
+	fdsPerConnection = 2
+	fdsPerSession    = 1
+)
+
+// limits is how a process's file descriptors are divided.
+type limits struct {
+	tcp   int // for connections
+	udp   int // for sessions
+	pipes int // pipes, two descriptors each
+}
+
+// divide splits max file descriptors: a reserve for everything that isn't
+// forwarding (listeners, netlink, the control socket, probes), pipes, and a
+// share each for TCP and UDP, so that neither can starve the other.
+func divide(max int) limits {
+	reserve := min(64+max/16, 1024)
+	pipes := min(max/16, 512)
+	left := max - reserve - 2*pipes
+	udp := left / 4
+	return limits{tcp: left - udp, udp: udp, pipes: pipes}
+}
+
+// raiseFDs raises the soft limit on file descriptors to the hard one and
+// returns it.
+func raiseFDs() (int, error) {
+	var l unix.Rlimit
+	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
+		return 0, fmt.Errorf("get file descriptor limit: %w", err)
+	}
+	if l.Cur < l.Max {
+		raised := unix.Rlimit{Cur: l.Max, Max: l.Max}
+		if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &raised); err == nil {
+			l = raised
+		}
+	}
+	return int(min(l.Cur, 1<<24)), nil
+}
+
+// budget counts file descriptors. Whoever can't have any waits or goes without.
+type budget struct {
+	mu      sync.Mutex
+	freed   sync.Cond
+	free    int
+	waiting int
+	closed  bool
+}
+
+func newBudget(n int) *budget {
+	b := &budget{free: n}
+	b.freed.L = &b.mu
+	return b
+}
+
+// acquire takes n, and waits while there aren't as many. It reports false when
+// the budget was closed.
+func (b *budget) acquire(n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for b.free < n && !b.closed {
+		b.waiting++
+		b.freed.Wait()
+		b.waiting--
+	}
+	if b.closed {
+		return false
+	}
+	b.free -= n
+	return true
+}
+
+// tryAcquire takes n if there are as many.
+func (b *budget) tryAcquire(n int) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.free < n || b.closed {
+		return false
+	}
+	b.free -= n
+	return true
+}
+
+func (b *budget) release(n int) {
+	b.mu.Lock()
+	b.free += n
+	b.mu.Unlock()
+	b.freed.Broadcast()
+}
+
+// exhausted reports whether somebody waits.
+func (b *budget) exhausted() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.waiting > 0
+}
+
+// close lets nobody have any more.
+func (b *budget) close() {
+	b.mu.Lock()
+	b.closed = true
+	b.mu.Unlock()
+	b.freed.Broadcast()
+}

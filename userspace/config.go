@@ -1,0 +1,102 @@
+package userspace
+
+import (
+	"log/slog"
+	"net"
+	"net/netip"
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Config configures a Server. Fields that are zero have the values of Default.
+type Config struct {
+	Logger *slog.Logger
+
+	// TCPPort and UDPPort are the ports of the shared listeners; 0 lets the
+	// operating system choose.
+	TCPPort, UDPPort uint16
+
+	// Mark is set on every socket the Server opens towards an endpoint or
+	// itself, so that the portal leaves them alone and masquerading doesn't
+	// touch them: the masquerade bit and the transparent bit together.
+	Mark uint32
+
+	// Origin tells where a UDP client's datagrams were headed. Without it, no
+	// UDP is served.
+	Origin OriginLookup
+	// TCPOrigin tells where an accepted connection was headed; by default the
+	// kernel does (SO_ORIGINAL_DST).
+	TCPOrigin func(*net.TCPConn) (netip.AddrPort, error)
+	// LocalAddresses lists this node's own addresses; by default those of its
+	// interfaces.
+	LocalAddresses func() ([]netip.Addr, error)
+
+	// MaxFDs bounds the file descriptors of the whole process; 0 means
+	// RLIMIT_NOFILE, raised to its hard limit.
+	MaxFDs int
+	// MaxSessions bounds the UDP sessions; 0 means what MaxFDs leaves room for.
+	MaxSessions int
+
+	// ConnectTimeout bounds one attempt, ConnectTotal all attempts for one
+	// client. Retries is how many further endpoints are tried where a service
+	// doesn't say; -1 means none.
+	ConnectTimeout time.Duration
+	ConnectTotal   time.Duration
+	Retries        int
+
+	// HalfCloseTimeout is how long one side may stay silent after the other
+	// has finished sending.
+	HalfCloseTimeout time.Duration
+	// UDPIdleTimeout ends a session that was silent in both directions.
+	UDPIdleTimeout time.Duration
+	// KeepAlive is how long a TCP connection is idle before the kernel asks
+	// its ends whether they are still there.
+	KeepAlive time.Duration
+
+	// OnFirst is called once for each service, from some goroutine and without
+	// locks held, when its first connection or session has reached an endpoint.
+	OnFirst func(service.Key)
+}
+
+// Default returns the defaults. HalfCloseTimeout is the kernel's own bound for
+// a half-closed connection (nf_conntrack_tcp_timeout_fin_wait), so that moving
+// a service between data planes changes nothing there.
+func Default() Config {
+	return Config{
+		Logger: slog.New(slog.DiscardHandler), Mark: 0xC000,
+		TCPOrigin: kernelOrigin, LocalAddresses: interfaceAddresses,
+		ConnectTimeout: time.Second, ConnectTotal: 5 * time.Second, Retries: 3,
+		HalfCloseTimeout: 2 * time.Minute, UDPIdleTimeout: time.Minute, KeepAlive: time.Minute,
+	}
+}
+
+// filled returns c with the defaults in place of zero fields.
+func (c Config) filled() Config {
+	d := Default()
+	or(&c.Logger, d.Logger)
+	or(&c.Mark, d.Mark)
+	or(&c.ConnectTimeout, d.ConnectTimeout)
+	or(&c.ConnectTotal, d.ConnectTotal)
+	or(&c.Retries, d.Retries)
+	or(&c.HalfCloseTimeout, d.HalfCloseTimeout)
+	or(&c.UDPIdleTimeout, d.UDPIdleTimeout)
+	or(&c.KeepAlive, d.KeepAlive)
+	if c.TCPOrigin == nil {
+		c.TCPOrigin = d.TCPOrigin
+	}
+	if c.LocalAddresses == nil {
+		c.LocalAddresses = d.LocalAddresses
+	}
+	if c.OnFirst == nil {
+		c.OnFirst = func(service.Key) {}
+	}
+	return c
+}
+
+func or[T comparable](v *T, fallback T) {
+	var zero T
+	if *v == zero {
+		*v = fallback
+	}
+}

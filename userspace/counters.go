@@ -1,0 +1,96 @@
+package userspace
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Connection is a row of the live table: a TCP connection or a UDP session.
+type Connection struct {
+	Protocol service.Protocol
+	Service  service.Key
+	Client   netip.AddrPort
+	Address  netip.AddrPort // where the client connected to
+	Endpoint netip.AddrPort // invalid while none has been found
+	Started  time.Time
+	BytesIn  uint64 // from client to endpoint
+	BytesOut uint64
+}
+
+// Counters are one service port's figures since it exists. Total counts
+// connections and sessions that an endpoint took, Failed those that none took,
+// Retried attempts on a further endpoint.
+type Counters struct {
+	Active    int64
+	Total     uint64
+	Failed    uint64
+	Retried   uint64
+	BytesIn   uint64
+	BytesOut  uint64
+	Endpoints []EndpointCounters // in address order
+}
+
+// EndpointCounters are one endpoint's figures for a service port.
+type EndpointCounters struct {
+	Address  netip.AddrPort
+	Active   int64
+	Total    uint64
+	Failures uint64 // attempts that failed
+	BytesIn  uint64
+	BytesOut uint64
+	Ejected  time.Time // until when it is the last resort; zero if it isn't
+}
+
+// Connections returns the live table, oldest first.
+func (s *Server) Connections() []Connection {
+	flows := s.live.all()
+	out := make([]Connection, len(flows))
+	for i, f := range flows {
+		out[i] = f.describe()
+	}
+	slices.SortFunc(out, func(a, b Connection) int {
+		return cmp.Or(a.Started.Compare(b.Started), a.Client.Compare(b.Client))
+	})
+	return out
+}
+
+// Counters returns every service port's figures, live bytes included.
+func (s *Server) Counters() map[service.Key]Counters {
+	for _, f := range s.live.all() {
+		f.settle()
+	}
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	out := make(map[service.Key]Counters, len(s.states))
+	for k, st := range s.states {
+		out[k] = st.figures(now)
+	}
+	return out
+}
+
+func (s *serviceState) figures(now time.Time) Counters {
+	c := Counters{
+		Active: s.active.Load(), Total: s.counters.total.Load(), Failed: s.failed.Load(), Retried: s.retried.Load(),
+		BytesIn: s.counters.bytesIn.Load(), BytesOut: s.counters.bytesOut.Load(),
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	c.Endpoints = make([]EndpointCounters, 0, len(s.endpoints))
+	for a, e := range s.endpoints {
+		f := EndpointCounters{
+			Address: a, Active: e.load.Active(), Total: e.counters.total.Load(), Failures: e.failures.Load(),
+			BytesIn: e.counters.bytesIn.Load(), BytesOut: e.counters.bytesOut.Load(),
+		}
+		if until := e.ejection.ejectedUntil(); until.After(now) {
+			f.Ejected = until
+		}
+		c.Endpoints = append(c.Endpoints, f)
+	}
+	slices.SortFunc(c.Endpoints, func(a, b EndpointCounters) int { return a.Address.Compare(b.Address) })
+	return c
+}

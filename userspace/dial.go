@@ -1,0 +1,120 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// dialers open marked sockets towards endpoints and towards this process.
+type dialers struct {
+	plain       net.Dialer // from an address the kernel chooses, or one of this node's
+	transparent net.Dialer // from an address that isn't this node's
+}
+
+func newDialers(mark uint32, keepAlive net.KeepAliveConfig) *dialers {
+	d := &dialers{}
+	d.plain = net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, _ string, c syscall.RawConn) error {
+		return control(c, func(fd int) error { return setUpstream(fd, mark) })
+	}}
+	d.transparent = net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, _ string, c syscall.RawConn) error {
+		return control(c, func(fd int) error {
+			if err := setUpstream(fd, mark); err != nil {
+				return err
+			}
+			if strings.HasSuffix(network, "6") {
+				return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+			}
+			return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+		})
+	}}
+	return d
+}
+
+// setUpstream marks a socket, and leaves the choice of a source port to
+// connect: then ports are unique for a destination, not for a source address,
+// and a client behind one address isn't bound to 28,000 connections. The
+// option is the IPv4 level's for IPv6 sockets too (ip(7)).
+func setUpstream(fd int, mark uint32) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
+		return err
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+}
+
+func control(c syscall.RawConn, f func(fd int) error) (err error) {
+	if ctrlErr := c.Control(func(fd uintptr) { err = f(int(fd)) }); ctrlErr != nil {
+		return ctrlErr
+	}
+	return err
+}
+
+// source says from which address an endpoint is connected to.
+type source struct {
+	addr        netip.Addr // invalid: the kernel chooses
+	transparent bool       // addr isn't this node's own
+}
+
+// source returns the address that the endpoint at backend is to see for c. An
+// address that means nothing outside this node is never kept: loopback,
+// link-local, and a service's own address, which is what the node connects
+// from where service addresses are on an interface of it (mode ipvs).
+func (t *table) source(f front, c plan.Client, backend netip.Addr) source {
+	if f.Masquerades(c, backend, t.pods) || c.Address.IsLoopback() || c.Address.IsLinkLocalUnicast() {
+		return source{}
+	}
+	if _, own := t.addrs[c.Address]; own && c.Node {
+		return source{}
+	}
+	return source{addr: c.Address, transparent: !c.Node}
+}
+
+func (d *dialers) choose(s source) (*net.Dialer, netip.AddrPort) {
+	var local netip.AddrPort
+	if s.addr.IsValid() {
+		local = netip.AddrPortFrom(s.addr, 0)
+	}
+	if s.transparent {
+		return &d.transparent, local
+	}
+	return &d.plain, local
+}
+
+// tcp connects to an endpoint.
+func (d *dialers) tcp(ctx context.Context, s source, to netip.AddrPort) (*net.TCPConn, error) {
+	dialer, local := d.choose(s)
+	return dialer.DialTCP(ctx, "tcp"+familyDigit(to.Addr()), local, to)
+}
+
+// udp makes a connected socket.
+func (d *dialers) udp(s source, to netip.AddrPort) (*net.UDPConn, error) {
+	dialer, local := d.choose(s)
+	return dialer.DialUDP(context.Background(), "udp"+familyDigit(to.Addr()), local, to)
+}
+
+func familyDigit(a netip.Addr) string {
+	if service.FamilyOf(a) == service.IPv6 {
+		return "6"
+	}
+	return "4"
+}
+
+// blames reports whether a failed connect says something about the endpoint,
+// rather than about this node: its ports, descriptors, memory or firewall.
+func blames(err error) bool {
+	for _, e := range []error{unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.ETIMEDOUT, unix.EHOSTDOWN} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	var t net.Error
+	return errors.As(err, &t) && t.Timeout()
+}

@@ -1,0 +1,21 @@
+// Package userspace forwards connections in this process: the data plane that
+// every service starts in and falls back to.
+//
+// One TCP port and one UDP port, the same number in both families, serve all
+// services. The kernel's portal redirects a service's new connections there,
+// and the kernel is asked where they were headed (the original destination).
+// What was not redirected, or was headed to something no plan knows, is
+// refused: the listeners are neither a loop nor an open relay.
+//
+// A [Server] decides nothing: a [plan.Plan] says which endpoints a connection
+// may go to, whether the client's address is kept, and who may connect. Prepare
+// takes up what a plan adds, Commit lets go what it doesn't hold any more.
+//
+// TCP: [Server.Run] accepts, dials off the accept path, tries another endpoint
+// when a connect fails, and then moves bytes with splice(2), so that they don't
+// enter this process. UDP: each client has a session with a connected socket of
+// its own and one goroutine that reads it; the shared reader never waits for a
+// client, an endpoint or a lookup.
+//
+// All methods of a Server are safe for concurrent use.
+package userspace

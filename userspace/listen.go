@@ -1,0 +1,150 @@
+package userspace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// backlog is as large as listen(2) takes; the kernel cuts it to
+// net.core.somaxconn. It holds the clients while accept waits for descriptors.
+const backlog = 1<<16 - 1
+
+// portTries is how often another port is tried when the operating system chose
+// one that is taken in the other family.
+const portTries = 16
+
+// Listen opens the shared listeners, and raises the limit on file descriptors.
+// A family this host doesn't have is left out.
+func (s *Server) Listen() error {
+	limit := s.cfg.MaxFDs
+	if limit == 0 {
+		var err error
+		if limit, err = raiseFDs(); err != nil {
+			return err
+		}
+	}
+	l := divide(limit)
+	s.tcpBudget, s.pipes = newBudget(l.tcp), newPipes(l.pipes)
+	s.locals.refresh(0)
+	return s.listenTCP()
+}
+
+// Ports returns the ports of the shared listeners; 0 for one that isn't open.
+func (s *Server) Ports() (tcp, udp uint16) {
+	if len(s.tcp) > 0 {
+		tcp = s.tcp[0].addr.Port()
+	}
+	return tcp, udp
+}
+
+func (s *Server) listenTCP() error {
+	var err error
+	for range portTries {
+		s.tcp, err = openBoth(s.cfg.TCPPort, func(f service.Family, port uint16) (*tcpListener, error) { return s.openTCP(f, port) })
+		if err == nil || s.cfg.TCPPort != 0 || !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	return err
+}
+
+// listener is what openBoth opens.
+type listener interface {
+	comparable
+	port() uint16
+	close()
+}
+
+// openBoth opens a listener in each family, with the same port in both: the
+// one given or, if that is 0, one that the operating system chooses.
+func openBoth[L listener](port uint16, open func(service.Family, uint16) (L, error)) (opened []L, err error) {
+	for _, f := range service.Families {
+		l, openErr := open(f, port)
+		switch {
+		case openErr == nil:
+			opened = append(opened, l)
+			port = l.port()
+		case familyMissing(openErr):
+			err = errors.Join(err, openErr)
+		default:
+			for _, l := range opened {
+				l.close()
+			}
+			return nil, openErr
+		}
+	}
+	if len(opened) > 0 {
+		return opened, nil
+	}
+	return nil, err
+}
+
+// familyMissing reports whether a socket can't be opened because the host has
+// no such family.
+func familyMissing(err error) bool {
+	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL)
+}
+
+// tcpListener accepts one family's connections.
+type tcpListener struct {
+	*net.TCPListener
+	addr   netip.AddrPort
+	family service.Family
+	// waiting is set while the loop waits for file descriptors, when it isn't
+	// expected to accept.
+	waiting atomic.Bool
+}
+
+func (l *tcpListener) port() uint16 { return l.addr.Port() }
+func (l *tcpListener) close()       { l.Close() }
+
+func (s *Server) openTCP(f service.Family, port uint16) (*tcpListener, error) {
+	// Accepted sockets inherit what is set on the listener, so keep-alive costs
+	// no system calls for each connection. A multipath socket could neither be
+	// spliced nor asked for its original destination.
+	lc := net.ListenConfig{KeepAlive: -1}
+	lc.SetMultipathTCP(false)
+	addr := netip.AddrPortFrom(wildcard(f), port)
+	nl, err := lc.Listen(context.Background(), "tcp"+familyDigit(addr.Addr()), addr.String())
+	if err != nil {
+		return nil, fmt.Errorf("listen on TCP port %s: %w", strconv.Itoa(int(port)), err)
+	}
+	l := &tcpListener{TCPListener: nl.(*net.TCPListener), addr: addrPort(nl.Addr()), family: f}
+	raw, err := l.SyscallConn()
+	if err == nil {
+		err = control(raw, func(fd int) error { return s.tuneListener(fd) })
+	}
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("set options of TCP listener: %w", err)
+	}
+	return l, nil
+}
+
+func (s *Server) tuneListener(fd int) error {
+	idle := max(1, int(s.cfg.KeepAlive/time.Second))
+	return errors.Join(
+		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1),
+		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, idle),
+		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 15),
+		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 4),
+		unix.Listen(fd, backlog),
+	)
+}
+
+func wildcard(f service.Family) netip.Addr {
+	if f == service.IPv6 {
+		return netip.IPv6Unspecified()
+	}
+	return netip.IPv4Unspecified()
+}

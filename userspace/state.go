@@ -1,0 +1,86 @@
+package userspace
+
+import (
+	"net/netip"
+	"sync"
+	"sync/atomic"
+
+	"kproxy.dev/kproxy/lb"
+	"kproxy.dev/kproxy/service"
+)
+
+// serviceState is what is kept of a service port for as long as it exists,
+// while plans come and go. Connections hold on to it even longer.
+type serviceState struct {
+	key      service.Key
+	counters traffic
+	active   atomic.Int64
+	failed   atomic.Uint64 // clients that no endpoint took
+	retried  atomic.Uint64 // attempts on a further endpoint
+	carried  atomic.Bool   // OnFirst was called
+	affinity atomic.Pointer[lb.Affinity]
+
+	mu        sync.Mutex // guards the map, not what its values point to
+	endpoints map[netip.AddrPort]*endpoint
+}
+
+// endpoint is what is kept of one endpoint of a service port.
+type endpoint struct {
+	address  netip.AddrPort
+	load     lb.Load
+	counters traffic
+	failures atomic.Uint64
+	ejection ejection
+}
+
+// traffic counts what was carried.
+type traffic struct {
+	total    atomic.Uint64 // connections or sessions
+	bytesIn  atomic.Uint64 // from client to endpoint
+	bytesOut atomic.Uint64
+}
+
+func newServiceState(k service.Key) *serviceState {
+	return &serviceState{key: k, endpoints: map[netip.AddrPort]*endpoint{}}
+}
+
+// endpoint returns the endpoint at a, and creates it when it's new.
+func (s *serviceState) endpoint(a netip.AddrPort) *endpoint {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.endpoints[a]
+	if e == nil {
+		e = &endpoint{address: a}
+		s.endpoints[a] = e
+	}
+	return e
+}
+
+// configure prepares the affinity table the port asks for. A table with
+// another time-out starts empty, as a new sessionAffinityConfig does upstream.
+func (s *serviceState) configure(p *service.Port) {
+	switch a := s.affinity.Load(); {
+	case p.Affinity <= 0:
+		s.affinity.Store(nil)
+	case a == nil || a.Timeout() != p.Affinity:
+		s.affinity.Store(lb.NewAffinity(lb.AffinityConfig{Timeout: p.Affinity}))
+	}
+}
+
+// retain forgets the endpoints that aren't in keep: their clients at once, the
+// rest when their last connection has ended.
+func (s *serviceState) retain(keep map[netip.AddrPort]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for a, e := range s.endpoints {
+		if keep[a] {
+			continue
+		}
+		if aff := s.affinity.Load(); aff != nil {
+			aff.Forget(a)
+		}
+		if e.load.Active() == 0 {
+			delete(s.endpoints, a)
+		}
+	}
+}

@@ -1,0 +1,299 @@
+package userspace
+
+import (
+	"bytes"
+	"crypto/rand"
+	"io"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+func TestRoundRobinIsExact(t *testing.T) {
+	var eps []netip.AddrPort
+	for _, n := range []string{"a", "b", "c"} {
+		eps = append(eps, tcpEndpoint(t, named(n)))
+	}
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: eps}))
+	got := map[string]int{}
+	for range 30 {
+		got[ask(t, connect(t, s), "hi")]++
+	}
+	if diff := cmp.Diff(map[string]int{"a hi": 10, "b hi": 10, "c hi": 10}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+func TestRetry(t *testing.T) {
+	tests := []struct {
+		name string
+		bad  func(t testing.TB) netip.AddrPort
+	}{
+		{"refused", refusing},
+		{"hanging", hanging},
+		{"reset before a byte was moved", func(t testing.TB) netip.AddrPort { return tcpEndpoint(t, reset) }},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			good := tcpEndpoint(t, func(c *net.TCPConn) { io.WriteString(c, "good"); c.Close() })
+			d := testService{name: "s", eps: []netip.AddrPort{tt.bad(t), good}}
+			s := start(t, Config{ConnectTimeout: 200 * time.Millisecond}, testPlan(d))
+			for range 4 {
+				c := connect(t, s)
+				if data, end := readEnd(c); data != "good" || end != "eof" {
+					t.Fatalf("client read %q, %s", data, end)
+				}
+				c.Close()
+			}
+			eventually(t, "no connection is left", func() bool { return len(s.Connections()) == 0 })
+			c := s.Counters()[testServiceKey("s")]
+			if c.Retried == 0 || c.Failed != 0 || c.Total != 4 {
+				t.Errorf("counters %+v, want 4 in total, some retried, none failed", c)
+			}
+		})
+	}
+}
+
+func testServiceKey(name string) service.Key {
+	return service.Key{Namespace: "test", Name: name, Protocol: service.TCP}
+}
+
+func TestNoEndpointTakesIt(t *testing.T) {
+	eps := []netip.AddrPort{refusing(t), refusing(t)}
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: eps}))
+	wantRefused(t, s)
+	eventually(t, "the failure is counted", func() bool { return s.Counters()[testServiceKey("s")].Failed == 1 })
+}
+
+// An ejected endpoint isn't tried while another one works, and is when it's the
+// only one left.
+func TestEjection(t *testing.T) {
+	bad, good := refusing(t), tcpEndpoint(t, named("good"))
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{bad, good}}))
+	for range 20 {
+		ask(t, connect(t, s), "x")
+	}
+	c := s.Counters()[testServiceKey("s")]
+	for _, e := range c.Endpoints {
+		if e.Address == bad && (e.Failures != ejectAfter || e.Ejected.IsZero()) {
+			t.Errorf("endpoint %+v, want %d failures and an ejection", e, ejectAfter)
+		}
+	}
+	only := testPlan(testService{name: "s", eps: []netip.AddrPort{bad}})
+	s.Prepare(only)
+	s.Commit(only)
+	endpointAt(t, bad.String(), named("recovered"))
+	if got := ask(t, connect(t, s), "x"); got != "recovered x" {
+		t.Errorf("the last endpoint answered %q", got)
+	}
+}
+
+func TestRefused(t *testing.T) {
+	ep := tcpEndpoint(t, named("a"))
+	tests := []struct {
+		name   string
+		origin func(*net.TCPConn) (netip.AddrPort, error)
+		front  func(*plan.Frontend)
+	}{
+		{name: "straight to the listener", origin: func(c *net.TCPConn) (netip.AddrPort, error) { return addrPort(c.LocalAddr()), nil }},
+		{name: "not tracked", origin: kernelOrigin},
+		{name: "unknown destination", origin: func(*net.TCPConn) (netip.AddrPort, error) { return netip.MustParseAddrPort("10.96.0.1:81"), nil }},
+		{name: "rejected", front: func(f *plan.Frontend) { f.Verdict = plan.Reject }},
+		{name: "dropped", front: func(f *plan.Frontend) { f.Verdict = plan.Drop }},
+		{name: "source range", front: func(f *plan.Frontend) { f.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} }},
+		{name: "node port of another host", front: func(f *plan.Frontend) {
+			f.Kind, f.Address = plan.NodePort, netip.AddrPortFrom(netip.Addr{}, vip.Port())
+		}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := start(t, Config{TCPOrigin: tt.origin}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}, front: tt.front}))
+			wantRefused(t, s)
+		})
+	}
+}
+
+func TestNodePort(t *testing.T) {
+	d := testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}, front: func(f *plan.Frontend) {
+		f.Kind, f.Address = plan.NodePort, netip.AddrPortFrom(netip.Addr{}, 30080)
+	}}
+	origin := func(*net.TCPConn) (netip.AddrPort, error) { return netip.MustParseAddrPort("127.0.0.1:30080"), nil }
+	s := start(t, Config{TCPOrigin: origin}, testPlan(d))
+	if got := ask(t, connect(t, s), "x"); got != "a x" {
+		t.Errorf("answer %q", got)
+	}
+}
+
+// After one side has finished, the other may go on.
+func TestHalfClose(t *testing.T) {
+	t.Run("by the client", func(t *testing.T) {
+		ep := tcpEndpoint(t, func(c *net.TCPConn) {
+			b, _ := io.ReadAll(c)
+			io.WriteString(c, "all "+string(b))
+			c.Close()
+		})
+		c := connect(t, start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}})))
+		io.WriteString(c, "request")
+		c.CloseWrite()
+		if data, end := readEnd(c); data != "all request" || end != "eof" {
+			t.Errorf("client read %q, %s", data, end)
+		}
+	})
+	t.Run("by the endpoint", func(t *testing.T) {
+		got := make(chan string, 1)
+		ep := tcpEndpoint(t, func(c *net.TCPConn) {
+			io.WriteString(c, "bye")
+			c.CloseWrite()
+			b, _ := io.ReadAll(c)
+			got <- string(b)
+		})
+		c := connect(t, start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}})))
+		if data, end := readEnd(c); data != "bye" || end != "eof" {
+			t.Errorf("client read %q, %s", data, end)
+		}
+		io.WriteString(c, "still here")
+		c.CloseWrite()
+		if b := <-got; b != "still here" {
+			t.Errorf("endpoint read %q", b)
+		}
+	})
+}
+
+// A peer that is silent after the other has finished doesn't stay forever.
+func TestHalfCloseIsBounded(t *testing.T) {
+	silent := tcpEndpoint(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) })
+	s := start(t, Config{HalfCloseTimeout: 50 * time.Millisecond}, testPlan(testService{name: "s", eps: []netip.AddrPort{silent}}))
+	c := connect(t, s)
+	io.WriteString(c, "x")
+	c.CloseWrite()
+	readEnd(c)
+	eventually(t, "the connection has ended", func() bool { return len(s.Connections()) == 0 })
+}
+
+func TestResetIsPassedOn(t *testing.T) {
+	t.Run("client to endpoint", func(t *testing.T) {
+		ends := make(chan string, 1)
+		ep := tcpEndpoint(t, func(c *net.TCPConn) {
+			data, end := readEnd(c)
+			ends <- data + " " + end
+		})
+		s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
+		c := connect(t, s)
+		io.WriteString(c, "x")
+		eventually(t, "the byte was moved", func() bool { return s.Counters()[testServiceKey("s")].BytesIn == 1 })
+		reset(c)
+		if got := <-ends; got != "x reset" {
+			t.Errorf("endpoint read %q", got)
+		}
+	})
+	t.Run("client to endpoint, after end of data", func(t *testing.T) {
+		ends, eof := make(chan error, 1), make(chan struct{})
+		ep := tcpEndpoint(t, func(c *net.TCPConn) {
+			io.Copy(io.Discard, c)
+			close(eof)
+			for {
+				if _, err := c.Write([]byte("x")); err != nil {
+					ends <- err
+					return
+				}
+				time.Sleep(time.Millisecond)
+			}
+		})
+		c := connect(t, start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}})))
+		c.CloseWrite()
+		<-eof
+		reset(c)
+		if err := <-ends; err == nil {
+			t.Error("endpoint could write on")
+		}
+	})
+	t.Run("endpoint to client", func(t *testing.T) {
+		ep := tcpEndpoint(t, func(c *net.TCPConn) {
+			io.ReadFull(c, make([]byte, 1))
+			reset(c)
+		})
+		c := connect(t, start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}})))
+		io.WriteString(c, "x")
+		if _, end := readEnd(c); end != "reset" {
+			t.Errorf("client read %s, want a reset", end)
+		}
+	})
+	// An endpoint that closes with input unread resets; its answer still counts.
+	t.Run("endpoint answers, then resets", func(t *testing.T) {
+		answer := bytes.Repeat([]byte("0123456789abcdef"), 1<<14)
+		ep := tcpEndpoint(t, func(c *net.TCPConn) {
+			io.ReadFull(c, make([]byte, 1))
+			c.Write(answer)
+			for side, _ := newSide(c); side.unsent(); time.Sleep(time.Millisecond) {
+			}
+			c.Close()
+		})
+		c := connect(t, start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}})))
+		c.Write(make([]byte, 100000))
+		if data, end := readEnd(c); data != string(answer) || end != "reset" {
+			t.Errorf("client read %d of %d bytes, then %s; want all, then a reset", len(data), len(answer), end)
+		}
+	})
+}
+
+func TestIdleTimeout(t *testing.T) {
+	ep := tcpEndpoint(t, echo)
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}, port: service.Port{IdleTimeout: 100 * time.Millisecond}}))
+	t.Run("never sends", func(t *testing.T) {
+		if _, end := readEnd(connect(t, s)); end != "eof" {
+			t.Errorf("client read %s, want an end", end)
+		}
+	})
+	t.Run("sends on", func(t *testing.T) {
+		c := connect(t, s)
+		for range 10 {
+			ask(t, c, "x")
+			time.Sleep(30 * time.Millisecond)
+		}
+	})
+}
+
+// A client that says nothing is a connection like any other.
+func TestSilentClient(t *testing.T) {
+	ep := tcpEndpoint(t, echo)
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
+	c := connect(t, s)
+	eventually(t, "it's in the table", func() bool { l := s.Connections(); return len(l) == 1 && l[0].Endpoint == ep })
+	want := []Connection{{Protocol: service.TCP, Service: testServiceKey("s"), Client: addrPort(c.LocalAddr()), Address: vip, Endpoint: ep}}
+	if diff := cmp.Diff(want, s.Connections(), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b }), cmpopts.IgnoreFields(Connection{}, "Started")); diff != "" {
+		t.Error(diff)
+	}
+	c.Close()
+	eventually(t, "it's gone", func() bool { return len(s.Connections()) == 0 })
+}
+
+// Bulk data arrives whole, in both directions at once, and is counted while it
+// flows and exactly at the end.
+func TestBulk(t *testing.T) {
+	ep := tcpEndpoint(t, echo)
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
+	data := make([]byte, 32<<20)
+	rand.Read(data)
+	c := connect(t, s)
+	go func() {
+		c.Write(data)
+		c.CloseWrite()
+	}()
+	got, err := io.ReadAll(c)
+	if err != nil || !bytes.Equal(got, data) {
+		t.Fatalf("read %d bytes back, %v", len(got), err)
+	}
+	eventually(t, "the connection has ended", func() bool { return len(s.Connections()) == 0 })
+	n := uint64(len(data))
+	want := Counters{Total: 1, BytesIn: n, BytesOut: n, Endpoints: []EndpointCounters{{Address: ep, Total: 1, BytesIn: n, BytesOut: n}}}
+	if diff := cmp.Diff(want, s.Counters()[testServiceKey("s")], cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+		t.Error(diff)
+	}
+}
