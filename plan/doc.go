@@ -6,5 +6,13 @@
 // [Inputs], and equal inputs give equal plans. Renderers, the userspace
 // forwarder and the status output read the [Plan] and decide nothing.
 //
+// Where the specification leaves a choice: an endpoint of weight 0 counts as
+// one that doesn't exist, so a service whose endpoints all have weight 0 is
+// refused like one without endpoints; plain round robin ignores other weights;
+// a service whose endpoints are all down qualifies for nothing until one is up,
+// but isn't recalled for it; a service that loses all its endpoints and gets
+// new ones needn't qualify again; a pin or a specification that the kernel
+// can't express wipes out the back-off.
+//
 // A Plan is immutable once Compute has returned it and safe for concurrent use.
 package plan
