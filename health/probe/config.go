@@ -1,0 +1,50 @@
+package probe
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"syscall"
+
+	"kproxy.dev/kproxy/health"
+)
+
+// Config configures a Scheduler.
+type Config struct {
+	// Defaults are put into the Views, which need them to find a service's Target.
+	Defaults health.Defaults
+	// Workers bounds the probes under way, and with them file descriptors and
+	// goroutines. See the package comment for what it takes.
+	Workers int
+	// Mark is the SO_MARK of the probes' sockets, which keeps probes out of
+	// the redirection of clients; 0 sets none. It takes CAP_NET_ADMIN.
+	Mark uint32
+	// Control is called for each socket after Mark was set; nil for none.
+	Control func(network, address string, c syscall.RawConn) error
+	// Prober runs the probes; nil for a Network with Mark and Control.
+	Prober Prober
+	// Logger is told of probes that could not be made for want of something
+	// on this host; nil for nobody.
+	Logger *slog.Logger
+}
+
+// DefaultConfig returns the standard health checks and room for 1024 probes at
+// once.
+func DefaultConfig() Config {
+	return Config{Defaults: health.StandardDefaults(), Workers: 1024}
+}
+
+// Validate reports every value that makes no sense.
+func (c Config) Validate() error {
+	var errs []error
+	if c.Workers < minWorkers {
+		errs = append(errs, fmt.Errorf("%d workers are too few; use %d at least", c.Workers, minWorkers))
+	}
+	if c.Defaults.Interval < 0 || c.Defaults.Timeout < 0 {
+		errs = append(errs, fmt.Errorf("interval %s and time-out %s must not be negative", c.Defaults.Interval, c.Defaults.Timeout))
+	}
+	return errors.Join(errs...)
+}
+
+// minWorkers leaves one slot to targets that answer.
+const minWorkers = 4

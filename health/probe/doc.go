@@ -1,0 +1,14 @@
+// Package probe finds out whether endpoints are up: the TCP, HTTP, UDP and
+// gRPC probes ([Network]) and the [Scheduler] that runs them and publishes
+// what they find as a [health.View].
+//
+// The Scheduler has one goroutine of its own and one for each probe that is
+// under way, of which there are at most Config.Workers. A probe of an endpoint
+// that answers takes well under a millisecond, so 10,000 endpoints every 2s
+// keep a handful busy. What fills the pool is endpoints that don't answer:
+// each holds a slot for its whole time-out, share = time-out / interval. 1,000
+// of 10,000 that hang for 1s every 2s hold 500 slots. Such slow targets may
+// hold three quarters of the slots at most (768 by default, enough for 1,536
+// that hang for 1s every 2s); beyond that they are probed less often, in turn,
+// and targets that answer keep their cadence in the quarter that's left.
+package probe

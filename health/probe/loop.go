@@ -1,0 +1,211 @@
+package probe
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"kproxy.dev/kproxy/health"
+)
+
+const (
+	// startGap spreads the first probes of new Targets: that far apart, but
+	// within an interval. One new endpoint is probed at once, 10,000 are spread
+	// over the interval of 2s.
+	startGap = 500 * time.Microsecond
+	// jitter is how much an interval is longer or shorter by chance, so that
+	// probes that began together drift apart.
+	jitter = 0.1
+	// publishGap bounds the rate of new Views: making one takes milliseconds
+	// with 10,000 Targets.
+	publishGap = 100 * time.Millisecond
+	// minInterval protects endpoints and this host from a check without one.
+	minInterval = 10 * time.Millisecond
+)
+
+// loop is the state of one Run, used by its goroutine only.
+type loop struct {
+	*Scheduler
+	entries    map[health.Target]*entry
+	fast, slow queue // Targets that wait, by how their last probe went
+	results    chan result
+	inFlight   int
+	slowOnes   int // of inFlight, started from the slow queue
+
+	dirty     bool // entries differ from the View
+	changed   bool // in some Status
+	published time.Time
+}
+
+type result struct {
+	entry *entry
+	err   error
+	took  time.Duration
+	slow  bool // started from the slow queue
+}
+
+func newLoop(s *Scheduler) *loop {
+	return &loop{Scheduler: s, entries: map[health.Target]*entry{}, results: make(chan result, s.cfg.Workers)}
+}
+
+func (l *loop) run(ctx context.Context) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() {
+		cancel()
+		for l.inFlight > 0 {
+			l.release(<-l.results)
+		}
+	}()
+	signal(l.updates) // Targets of before
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for ctx.Err() == nil {
+		now := time.Now()
+		l.start(ctx, now)
+		l.publish(now)
+		if wait, ok := l.wait(now); ok {
+			timer.Reset(wait)
+		} else {
+			timer.Stop()
+		}
+		select {
+		case <-ctx.Done():
+		case <-timer.C:
+		case <-l.updates:
+			l.update(time.Now())
+		case r := <-l.results:
+			l.release(r)
+			l.observe(r, time.Now())
+		}
+	}
+}
+
+// start begins the probes that are due, as far as there are slots.
+func (l *loop) start(ctx context.Context, now time.Time) {
+	for q := l.next(); q != nil && !q.first().due.After(now); q = l.next() {
+		e := q.take()
+		r := result{entry: e, slow: q == &l.slow}
+		l.inFlight++
+		if r.slow {
+			l.slowOnes++
+		}
+		l.counters.inFlight.Store(int64(l.inFlight))
+		l.lag.Store(int64(now.Sub(e.due)))
+		go func() {
+			began := time.Now()
+			ctx, cancel := context.WithTimeout(ctx, timeout(e.target))
+			defer cancel()
+			r.err = l.prober.Probe(ctx, e.target)
+			r.took = time.Since(began)
+			l.results <- r
+		}()
+	}
+}
+
+// next returns the queue whose first entry may be probed next, or nil if
+// there is none or no slot for it. Slow Targets leave a quarter of the slots
+// to the others.
+func (l *loop) next() *queue {
+	if l.inFlight >= l.cfg.Workers {
+		return nil
+	}
+	f, s := l.fast.first(), l.slow.first()
+	if l.slowOnes >= l.cfg.Workers*3/4 {
+		s = nil
+	}
+	switch {
+	case f == nil && s == nil:
+		return nil
+	case f == nil || s != nil && s.due.Before(f.due):
+		return &l.slow
+	}
+	return &l.fast
+}
+
+// wait returns how long nothing happens by itself, or false for ever.
+func (l *loop) wait(now time.Time) (d time.Duration, ok bool) {
+	if q := l.next(); q != nil {
+		d, ok = q.first().due.Sub(now), true
+	}
+	if l.dirty {
+		if p := l.published.Add(publishGap).Sub(now); !ok || p < d {
+			d, ok = p, true
+		}
+	}
+	return max(0, d), ok
+}
+
+func (l *loop) release(r result) {
+	l.inFlight--
+	if r.slow {
+		l.slowOnes--
+	}
+	l.counters.inFlight.Store(int64(l.inFlight))
+}
+
+// observe takes note of a probe's result and schedules the next one: an
+// interval after this one was due, or at once if that has passed.
+func (l *loop) observe(r result, now time.Time) {
+	e := r.entry
+	if e.gone {
+		return
+	}
+	l.probes.Add(1)
+	e.slow = r.took > timeout(e.target)/2
+	if inconclusive(r.err) {
+		l.inconclusive.Add(1)
+		if l.cfg.Logger != nil {
+			l.cfg.Logger.Debug("endpoint not probed", "endpoint", e.target.Address, "error", r.err)
+		}
+	} else {
+		if r.err != nil {
+			l.failures.Add(1)
+		}
+		before := e.machine.State()
+		after := e.machine.Observe(r.err, now)
+		l.changed = l.changed || after.Status != before.Status
+		l.dirty = l.dirty || after.Status != before.Status || after.LastError != before.LastError
+	}
+	e.due = e.due.Add(time.Duration(float64(interval(e.target)) * (1 - jitter + 2*jitter*rand.Float64())))
+	if e.due.Before(now) {
+		e.due = now
+	}
+	l.enqueue(e)
+}
+
+func (l *loop) enqueue(e *entry) {
+	if e.slow {
+		l.slow.add(e)
+	} else {
+		l.fast.add(e)
+	}
+}
+
+// publish makes a new View if there is something new and the last one isn't
+// too young.
+func (l *loop) publish(now time.Time) {
+	if !l.dirty || now.Before(l.published.Add(publishGap)) {
+		return
+	}
+	states := make(map[health.Target]health.State, len(l.entries))
+	for t, e := range l.entries {
+		states[t] = e.machine.State()
+	}
+	l.view.Store(health.NewView(l.cfg.Defaults, states))
+	if l.changed {
+		signal(l.changes)
+	}
+	l.dirty, l.changed, l.published = false, false, now
+}
+
+// interval is the time between two probes of t.
+func interval(t health.Target) time.Duration { return max(t.Check.Interval, minInterval) }
+
+// timeout is what a probe of t may take: all the time there is, if its check
+// doesn't say.
+func timeout(t health.Target) time.Duration {
+	if t.Check.Timeout <= 0 {
+		return interval(t)
+	}
+	return t.Check.Timeout
+}

@@ -1,0 +1,106 @@
+package probe
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+
+	"kproxy.dev/kproxy/health"
+)
+
+// Scheduler probes a set of Targets for as long as Run runs. Its methods are
+// safe for concurrent use.
+type Scheduler struct {
+	cfg     Config
+	prober  Prober
+	ran     atomic.Bool
+	view    atomic.Pointer[health.View]
+	changes chan struct{}
+	updates chan struct{}
+
+	mu     sync.Mutex // guards wanted, which is handed from Update to the loop
+	wanted []health.Target
+
+	counters
+}
+
+// Stats are figures for metrics. The counters count since New.
+type Stats struct {
+	Targets      int64 // probed now
+	InFlight     int64 // probes under way
+	Probes       uint64
+	Failures     uint64 // of the endpoint
+	Inconclusive uint64 // of this host, see Config.Logger
+	LagSeconds   float64
+}
+
+type counters struct {
+	targets, inFlight, lag         atomic.Int64
+	probes, failures, inconclusive atomic.Uint64
+}
+
+// New returns a Scheduler that knows nothing yet: its View is empty.
+func New(cfg Config) *Scheduler {
+	cfg.Workers = max(cfg.Workers, minWorkers)
+	s := &Scheduler{
+		cfg: cfg, prober: cfg.Prober,
+		changes: make(chan struct{}, 1), updates: make(chan struct{}, 1),
+	}
+	if s.prober == nil {
+		s.prober = Network{Mark: cfg.Mark, Control: cfg.Control}
+	}
+	s.view.Store(health.NewView(cfg.Defaults, nil))
+	return s
+}
+
+// Update replaces the set of Targets. Those that stay keep their state and
+// their schedule, also if only interval, time-out, rise or fall of their check
+// changed; new ones are Unknown. Duplicates are probed once, and Targets whose
+// check is off or not known not at all. It returns at once.
+func (s *Scheduler) Update(targets []health.Target) {
+	wanted := make([]health.Target, 0, len(targets))
+	for _, t := range targets {
+		if supported(t.Check.Kind) {
+			wanted = append(wanted, t)
+		}
+	}
+	s.mu.Lock()
+	s.wanted = wanted
+	s.mu.Unlock()
+	signal(s.updates)
+}
+
+// View returns what is known now. States that change are in it within 100ms.
+func (s *Scheduler) View() *health.View { return s.view.Load() }
+
+// Changes tells that View has become one in which some Target's Status is
+// another. Signals that nobody took coalesce.
+func (s *Scheduler) Changes() <-chan struct{} { return s.changes }
+
+// Stats returns the figures of this moment.
+func (s *Scheduler) Stats() Stats {
+	return Stats{
+		Targets: s.targets.Load(), InFlight: s.inFlight.Load(),
+		Probes: s.probes.Load(), Failures: s.failures.Load(), Inconclusive: s.inconclusive.Load(),
+		LagSeconds: float64(s.lag.Load()) / 1e9,
+	}
+}
+
+// Run probes until ctx ends, and returns nil when every probe has stopped. It
+// runs once.
+func (s *Scheduler) Run(ctx context.Context) error {
+	if !s.ran.CompareAndSwap(false, true) {
+		return errors.New("run health probes: they were run before")
+	}
+	newLoop(s).run(ctx)
+	return nil
+}
+
+// signal makes sure that c holds a signal.
+func signal(c chan struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}
