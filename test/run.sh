@@ -25,7 +25,7 @@ check() {
 tests() {
 	local name=$1
 	shift
-	go test -json -timeout 10m "$@" ||
+	go test -json -timeout 15m "$@" ||
 		printf '{"Action":"fail","Package":"go test (%s)"}\n' "$name"
 }
 
