@@ -82,10 +82,9 @@ func (b *portal) add(s *plan.Service, f *plan.Frontend) {
 		put(SetReject, entry)
 	case plan.Drop:
 		put(SetDrop, entry)
-	case plan.Forward:
-		if s.DataPlane == plan.Userspace {
-			put(SetUser, entry)
-		}
+	}
+	if inUserspace(s, f) {
+		put(SetUser, entry)
 	}
 	if allowed, limited := ranges(f); limited && f.Verdict != plan.Drop {
 		put(SetRanged, entry)
@@ -109,12 +108,21 @@ func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
 		put(SetReject)
 	case plan.Drop:
 		put(SetDrop)
-	case plan.Forward:
-		put(SetLocal)
-		if s.DataPlane == plan.Userspace {
-			put(SetUser)
-		}
 	}
+	if s.Serves(f) {
+		put(SetLocal) // the node itself, which short circuits are for
+	}
+	if inUserspace(s, f) {
+		put(SetUser)
+	}
+}
+
+// inUserspace reports whether f's new connections are redirected. Where the
+// verdict drops outsiders and only pods and this node are served, the kernel's
+// rules tell them apart better than a connection that is accepted and closed;
+// but there may be none.
+func inUserspace(s *plan.Service, f *plan.Frontend) bool {
+	return s.DataPlane == plan.Userspace && s.Serves(f) && (f.Verdict == plan.Forward || s.Beneath == plan.None)
 }
 
 func (b *portal) sets() []Set {
@@ -182,4 +190,21 @@ func netEntries(p netip.Prefix) []string {
 		return []string{"0.0.0.0/1", "128.0.0.0/1"}
 	}
 	return []string{"8000::/1", "::/1"}
+}
+
+// SetEntry is one entry of one set.
+type SetEntry struct{ Set, Entry string }
+
+// UserEntries returns where p's addresses would be found in the userspace sets.
+func UserEntries(p *service.Port) []SetEntry {
+	var out []SetEntry
+	for _, addrs := range [][]netip.Addr{p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs} {
+		for _, a := range addrs {
+			out = append(out, SetEntry{FamilySet(SetUser, service.FamilyOf(a)), addressEntry(p.Protocol, netip.AddrPortFrom(a, p.Number))})
+		}
+	}
+	if p.NodePort != 0 {
+		out = append(out, SetEntry{NodePortSet(SetUser, p.Protocol), strconv.Itoa(int(p.NodePort))})
+	}
+	return out
 }

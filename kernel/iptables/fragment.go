@@ -91,7 +91,7 @@ func (b *builder) render() {
 	for i := range b.s.Frontends {
 		f := &b.s.Frontends[i]
 		entry, ok := entries[of(f)]
-		if f.Family != b.family || !ok || !b.reaches(f) {
+		if f.Family != b.family || !ok || !b.s.Serves(f) {
 			continue
 		}
 		l := leaf{addr: f.Address.Addr(), proto: f.Protocol, port: f.Address.Port()}
@@ -119,19 +119,6 @@ func (t treatment) kind() string {
 	return kindCluster
 }
 
-// reaches reports whether some client of f gets to an endpoint: also where
-// outsiders are dropped, for want of local endpoints, pods and the node itself
-// may use the others.
-func (b *builder) reaches(f *plan.Frontend) bool {
-	switch f.Verdict {
-	case plan.Forward:
-		return len(b.groups[of(f).kind()]) > 0 || of(f).shortCircuit && len(b.groups[kindCluster]) > 0
-	case plan.Drop:
-		return of(f).shortCircuit && len(b.groups[kindCluster]) > 0
-	}
-	return false
-}
-
 // entries renders a chain for each treatment and returns its name.
 func (b *builder) entries() map[treatment]string {
 	var order []treatment
@@ -140,7 +127,7 @@ func (b *builder) entries() map[treatment]string {
 	for i := range b.s.Frontends {
 		f := &b.s.Frontends[i]
 		t := of(f)
-		if _, seen := kinds[t]; f.Family != b.family || seen || !b.reaches(f) {
+		if _, seen := kinds[t]; f.Family != b.family || seen || !b.s.Serves(f) {
 			continue
 		}
 		kinds[t] = f.Kind

@@ -142,22 +142,21 @@ func (w *writer) services(own map[service.Key][]kernel.Chain, keys []service.Key
 // don't exist because the kernel refused them. Such a service has no rules
 // beneath; userspace serves it.
 func (w *writer) placeholders(shared []kernel.Chain) ([]kernel.Chain, error) {
-	text, err := w.b.config.Runner.Run(w.ctx, nil, w.b.config.Variant.Program[w.family]+"-save")
+	have, _, err := w.b.observeFamily(w.ctx, w.family)
 	if err != nil {
 		return nil, err
 	}
-	have, _, err := ParseSave(text)
-	if err != nil {
-		return nil, err
+	known := map[string]bool{}
+	for _, c := range slices.Concat(have, shared) {
+		known[c.Table+" "+c.Name] = true
 	}
 	var out []kernel.Chain
 	for _, c := range shared {
 		for _, r := range c.Rules {
-			want := kernel.Chain{Table: c.Table, Name: target(r)}
-			same := func(o kernel.Chain) bool { return kernel.CompareChains(o, want) == 0 }
-			_, exists := slices.BinarySearchFunc(have, want, kernel.CompareChains)
-			if kernel.Own(want.Name) && !exists && !slices.ContainsFunc(shared, same) && !slices.ContainsFunc(out, same) {
-				out = append(out, want)
+			t := target(r)
+			if id := c.Table + " " + t; kernel.Own(t) && !known[id] {
+				known[id] = true
+				out = append(out, kernel.Chain{Table: c.Table, Name: t})
 			}
 		}
 	}

@@ -9,23 +9,32 @@ import (
 	"strings"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
 )
 
 // Observe reads back kproxy's chains, the jumps into them, and its sets.
 func (b *Backend) Observe(ctx context.Context) (kernel.Ruleset, error) {
 	var out kernel.Ruleset
+	var err error
 	for _, f := range b.families() {
-		text, err := b.config.Runner.Run(ctx, nil, b.config.Variant.Program[f]+"-save")
-		if err != nil {
-			return out, fmt.Errorf("read %s rules: %w", f, err)
-		}
-		if out.Chains[f], out.Jumps[f], err = ParseSave(text); err != nil {
-			return out, fmt.Errorf("read %s rules: %w", f, err)
+		if out.Chains[f], out.Jumps[f], err = b.observeFamily(ctx, f); err != nil {
+			return out, err
 		}
 	}
-	var err error
 	out.Sets, err = kernel.ReadSets(b.config.Sets)
 	return out, err
+}
+
+func (b *Backend) observeFamily(ctx context.Context, f service.Family) ([]kernel.Chain, []kernel.Jump, error) {
+	text, err := b.config.Runner.Run(ctx, nil, b.config.Variant.Program[f]+"-save")
+	if err != nil {
+		return nil, nil, fmt.Errorf("read %s rules: %w", f, err)
+	}
+	chains, jumps, err := ParseSave(text)
+	if err != nil {
+		return nil, nil, fmt.Errorf("read %s rules: %w", f, err)
+	}
+	return chains, jumps, nil
 }
 
 // ownTables are the tables that kproxy has chains in.

@@ -34,7 +34,7 @@ func NewRenderer(o Options) *Renderer {
 
 // Render returns everything p wants in the kernel.
 func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
-	beneath := p.Mode != plan.ModeUserspace
+	beneath := p.Kernel == plan.IPTables
 	out := kernel.Ruleset{Sets: kernel.PortalSets()}
 	var fragments []*fragment
 	if beneath {

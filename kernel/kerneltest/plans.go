@@ -14,7 +14,13 @@ import (
 
 // Plan returns a plan of services, in key order, with hashes filled in.
 func Plan(mode plan.Mode, services ...*plan.Service) *plan.Plan {
-	p := &plan.Plan{Mode: mode, Services: slices.Clone(services)}
+	p := &plan.Plan{Mode: mode, Kernel: plan.IPTables, Services: slices.Clone(services)}
+	switch mode {
+	case plan.ModeUserspace:
+		p.Kernel = plan.None
+	case plan.ModeIPVS:
+		p.Kernel = plan.IPVS
+	}
 	for _, s := range p.Services {
 		s.KernelHash = hash(s)
 	}

@@ -1,0 +1,145 @@
+package iptables
+
+import (
+	"slices"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Programmed returns the KernelHash of every service of p whose rules in have,
+// the kernel's, are those in want, which was rendered of p: its own chains and
+// every rule on the way to them.
+func Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 {
+	out := map[service.Key]uint64{}
+	for _, s := range p.Services {
+		if s.Beneath == plan.IPTables {
+			out[s.Port.Key] = s.KernelHash
+		}
+	}
+	if same(have, want) {
+		return out
+	}
+	for f := range service.Families {
+		for _, j := range want.Jumps[f] {
+			if j.Table == "nat" && !slices.Contains(have.Jumps[f], j) {
+				return map[service.Key]uint64{}
+			}
+		}
+		c := comparison{have: natChains(have.Chains[f]), want: natChains(want.Chains[f]), out: out}
+		c.own()
+		c.leftovers(p)
+		c.walk(chainServices, true)
+	}
+	return out
+}
+
+// same reports whether a and b share their memory, as when a pass has gone through.
+func same(a, b kernel.Ruleset) bool {
+	for f := range service.Families {
+		if len(a.Chains[f]) != len(b.Chains[f]) || len(a.Chains[f]) > 0 && &a.Chains[f][0] != &b.Chains[f][0] {
+			return false
+		}
+	}
+	return true
+}
+
+func natChains(chains []kernel.Chain) map[string]kernel.Chain {
+	out := make(map[string]kernel.Chain, len(chains))
+	for _, c := range chains {
+		if c.Table == "nat" {
+			out[c.Name] = c
+		}
+	}
+	return out
+}
+
+// comparison strikes services off out whose rules differ in one family.
+type comparison struct {
+	have, want map[string]kernel.Chain
+	out        map[service.Key]uint64
+}
+
+// own compares the chains that belong to services.
+func (c *comparison) own() {
+	for name, w := range c.want {
+		h, ok := c.have[name]
+		if w.Owner != (service.Key{}) && (!ok || !slices.Equal(h.Rules, w.Rules)) {
+			delete(c.out, w.Owner)
+		}
+	}
+}
+
+// leftovers finds chains of services that aren't wanted any more, which
+// connections may still be led to.
+func (c *comparison) leftovers(p *plan.Plan) {
+	gone := map[string]bool{}
+	for name := range c.have {
+		if _, wanted := c.want[name]; !wanted {
+			gone[suffix(name)] = true
+		}
+	}
+	if len(gone) == 0 {
+		return
+	}
+	for _, s := range p.Services {
+		if gone[kernel.Hash(s.Port.Key)] {
+			delete(c.out, s.Port.Key)
+		}
+	}
+}
+
+// suffix is the hash that ends the name of a service's chain.
+func suffix(name string) string { return name[max(0, len(name)-16):] }
+
+// walk follows the shared chains to the services' and strikes off those that a
+// missing rule cuts off.
+func (c *comparison) walk(name string, reached bool) {
+	have := map[string]bool{}
+	for _, r := range c.have[name].Rules {
+		have[r] = true
+	}
+	for _, r := range c.want[name].Rules {
+		next, ok := c.want[target(r)]
+		switch {
+		case !ok:
+		case next.Owner == (service.Key{}):
+			c.walk(next.Name, reached && have[r])
+		case !reached || !have[r]:
+			delete(c.out, next.Owner)
+		}
+	}
+}
+
+// Adopted returns the service ports of s that the kernel's rules were serving
+// when have was read: they have chains, and none of their addresses is in a
+// userspace set. A kproxy that starts leaves them where they are.
+func Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
+	chains := map[string]bool{}
+	for f := range service.Families {
+		for _, c := range have.Chains[f] {
+			if c.Table == "nat" {
+				chains[suffix(c.Name)] = true
+			}
+		}
+	}
+	user := map[string]map[string]bool{}
+	for _, set := range have.Sets {
+		entries := make(map[string]bool, len(set.Entries))
+		for _, e := range set.Entries {
+			entries[e] = true
+		}
+		user[set.Name] = entries
+	}
+	out := map[service.Key]bool{}
+	if user[kernel.FamilySet(kernel.SetUser, service.IPv4)] == nil {
+		return out // no portal: nothing says who served them
+	}
+	for p := range s.All() {
+		if chains[kernel.Hash(p.Key)] && !slices.ContainsFunc(kernel.UserEntries(p), func(e kernel.SetEntry) bool { return user[e.Set][e.Entry] }) {
+			out[p.Key] = true
+		}
+	}
+	return out
+}

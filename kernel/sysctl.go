@@ -1,0 +1,73 @@
+package kernel
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// Sysctl is a kernel setting that kproxy depends on.
+type Sysctl struct {
+	Name   string // "net.ipv4.ip_forward"
+	Value  string
+	Reason string
+	// Advise only says so when the setting differs, because changing it may
+	// surprise the host.
+	Advise bool
+}
+
+// Sysctls lists the settings. There are few on purpose: nothing here opens
+// loopback to neighbours (route_localnet) or weakens conntrack.
+func Sysctls() []Sysctl {
+	return []Sysctl{
+		{Name: "net.ipv4.ip_forward", Value: "1", Reason: "connections of other hosts are forwarded to endpoints"},
+		{Name: "net.ipv6.conf.all.forwarding", Value: "1", Advise: true,
+			Reason: "IPv6 connections of other hosts are forwarded to endpoints; kproxy leaves it to you, because a host that gets its " +
+				"default route from router advertisements loses it then, unless accept_ra is 2"},
+	}
+}
+
+// SysctlReport is a setting that wasn't as it should be.
+type SysctlReport struct {
+	Sysctl
+	Was     string
+	Changed bool
+}
+
+// String says in one line what was done, or should be.
+func (r SysctlReport) String() string {
+	if r.Changed {
+		return fmt.Sprintf("set %s to %s (was %s): %s", r.Name, r.Value, r.Was, r.Reason)
+	}
+	return fmt.Sprintf("%s is %s, %s is needed: %s", r.Name, r.Was, r.Value, r.Reason)
+}
+
+// EnsureSysctls sets what isn't as it should be, in the network namespace of
+// the calling thread, and reports it. Settings that this kernel doesn't have
+// are passed over.
+func EnsureSysctls(settings []Sysctl) ([]SysctlReport, error) {
+	var out []SysctlReport
+	for _, s := range settings {
+		path := filepath.Join("/proc/sys", strings.ReplaceAll(s.Name, ".", "/"))
+		b, err := os.ReadFile(path)
+		if os.IsNotExist(err) {
+			continue
+		}
+		if err != nil {
+			return out, fmt.Errorf("read sysctl %s: %w", s.Name, err)
+		}
+		r := SysctlReport{Sysctl: s, Was: strings.TrimSpace(string(b))}
+		if r.Was == s.Value {
+			continue
+		}
+		if !s.Advise {
+			if err := os.WriteFile(path, []byte(s.Value), 0o644); err != nil {
+				return out, fmt.Errorf("set sysctl %s to %s: %w", s.Name, s.Value, err)
+			}
+			r.Changed = true
+		}
+		out = append(out, r)
+	}
+	return out, nil
+}
