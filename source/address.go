@@ -25,20 +25,25 @@ func ParseAddr(s string) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("%q is not an IP address", s)
 }
 
-// ParsePrefix reads a network in CIDR notation, trimmed of white space and
-// with leading zeros as in ParseAddr. Bits beyond the prefix length are cleared.
+// ParsePrefix reads a network in CIDR notation, trimmed of white space, with
+// leading zeros and IPv4-mapped addresses as in ParseAddr. Bits beyond the
+// prefix length are cleared.
 func ParsePrefix(s string) (netip.Prefix, error) {
 	s = strings.TrimSpace(s)
-	if p, err := netip.ParsePrefix(s); err == nil && !p.Addr().Is4In6() {
-		return p.Masked(), nil
-	}
-	_, n, err := netutils.ParseCIDRSloppy(s)
+	p, err := netip.ParsePrefix(s)
 	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("%q is not a network in CIDR notation", s)
+		_, n, err := netutils.ParseCIDRSloppy(s)
+		if err != nil {
+			return netip.Prefix{}, fmt.Errorf("%q is not a network in CIDR notation", s)
+		}
+		a, _ := netip.AddrFromSlice(n.IP)
+		ones, _ := n.Mask.Size()
+		p = netip.PrefixFrom(a, ones)
 	}
-	a, _ := netip.AddrFromSlice(n.IP)
-	ones, _ := n.Mask.Size()
-	return netip.PrefixFrom(a, ones).Masked(), nil
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		p = netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p.Masked(), nil
 }
 
 // addrs parses what can be parsed and is of a wanted family.

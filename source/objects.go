@@ -108,6 +108,10 @@ func newIndex(o *Objects) index {
 			ix.slices[k] = append(ix.slices[k], s)
 		}
 	}
+	for k, list := range ix.slices {
+		slices.SortStableFunc(list, func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) })
+		ix.slices[k] = slices.CompactFunc(list, func(a, b *discoveryv1.EndpointSlice) bool { return a.Name == b.Name })
+	}
 	for _, e := range o.Endpoints {
 		k := types.NamespacedName{Namespace: e.Namespace, Name: e.Name}
 		if _, dup := ix.endpoints[k]; !dup {
@@ -119,11 +123,8 @@ func newIndex(o *Objects) index {
 
 func (ix index) of(svc *corev1.Service) backing {
 	k := types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}
-	list := ix.slices[k]
-	if len(list) == 0 {
-		return backing{endpoints: ix.endpoints[k]}
+	if list := ix.slices[k]; len(list) > 0 {
+		return backing{slices: list}
 	}
-	byName := func(a, b *discoveryv1.EndpointSlice) int { return strings.Compare(a.Name, b.Name) }
-	slices.SortStableFunc(list, byName)
-	return backing{slices: slices.CompactFunc(list, func(a, b *discoveryv1.EndpointSlice) bool { return a.Name == b.Name })}
+	return backing{endpoints: ix.endpoints[k]}
 }
