@@ -83,7 +83,11 @@ func Default() Config {
 		HealthzBindAddress: "0.0.0.0:10256",
 		Socket:             "/run/kproxy/kproxy.sock",
 		StateDir:           "/var/lib/kproxy",
-		LogFormat:          "text",
-		Verbosity:          "info",
+		// Fixed, so that flows which a kproxy carried that has died find the next
+		// one; outside of Kubernetes' node ports and the kernel's ephemeral ports.
+		ListenTCPPort: 10244,
+		ListenUDPPort: 10244,
+		LogFormat:     "text",
+		Verbosity:     "info",
 	}
 }

@@ -40,9 +40,6 @@ func (c Config) NodeAddresses() []netip.Addr {
 // PodNetworks returns --cluster-cidr.
 func (c Config) PodNetworks() []netip.Prefix { return prefixes(c.ClusterCIDRs) }
 
-// ExcludedNetworks returns --exclude-cluster-cidr.
-func (c Config) ExcludedNetworks() []netip.Prefix { return prefixes(c.ExcludeClusterCIDRs) }
-
 // MasqueradeMark returns the packet mark of --iptables-masquerade-bit.
 func (c Config) MasqueradeMark() uint32 { return 1 << uint(c.MasqueradeBit&31) }
 

@@ -113,11 +113,8 @@ func checkNetworks(c Config) []error {
 			p.once("cluster-cidr", &seen, service.FamilyOf(n.Addr()), s)
 		}
 	}
-	for _, s := range c.ExcludeClusterCIDRs {
-		n, ok := p.prefix("exclude-cluster-cidr", s)
-		if ok && slices.Contains(c.PodNetworks(), n.Masked()) {
-			p.add("exclude-cluster-cidr", "%s is --cluster-cidr too, so nothing would be served; remove it from one of them", s)
-		}
+	if len(c.ExcludeClusterCIDRs) > 0 {
+		p.add("exclude-cluster-cidr", "this version doesn't leave services to another proxy yet; remove the flag")
 	}
 	switch c.DetectLocalMode {
 	case "", "ClusterCIDR":
