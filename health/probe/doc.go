@@ -10,5 +10,10 @@
 // of 10,000 that hang for 1s every 2s hold 500 slots. Such slow targets may
 // hold three quarters of the slots at most (768 by default, enough for 1,536
 // that hang for 1s every 2s); beyond that they are probed less often, in turn,
-// and targets that answer keep their cadence in the quarter that's left.
+// and targets that answer keep their cadence in the quarter that's left. UDP
+// endpoints that are up without answering are slow as well: where there are
+// thousands of them, a short time-out (a few round trips) keeps their cadence.
+//
+// A probe that fails for want of something on this host (file descriptors,
+// memory, ports, a permission) is not held against the endpoint.
 package probe

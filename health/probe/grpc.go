@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"sync/atomic"
+	"syscall"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -45,7 +46,7 @@ func (n Network) grpc(ctx context.Context, addr netip.AddrPort, name string) err
 	case ctx.Err() != nil:
 		return ctx.Err()
 	}
-	if failed := dialed.Load(); failed != nil && !errors.Is(*failed, context.Canceled) {
+	if failed := dialed.Load(); failed != nil && !errors.Is(*failed, context.Canceled) && !errors.Is(*failed, syscall.ECONNRESET) {
 		return *failed
 	}
 	return describeStatus(status.Convert(err), name)

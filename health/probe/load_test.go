@@ -1,0 +1,158 @@
+package probe
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kproxy.dev/kproxy/health"
+)
+
+// probed returns how many probes began in each of the buckets that follow from.
+func (n *network) probed(from time.Time, bucket time.Duration, buckets int) []int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	counts := make([]int, buckets)
+	for _, times := range n.probes {
+		for _, at := range times {
+			if i := int(at.Sub(from) / bucket); !at.Before(from) && i < buckets {
+				counts[i]++
+			}
+		}
+	}
+	return counts
+}
+
+// 10,000 endpoints every 2s: evenly spread from the beginning on, each at its
+// interval, with a handful of probes under way and no goroutine for those that
+// wait.
+func TestTenThousandTargets(t *testing.T) {
+	n := newNetwork()
+	run(t, 0, n, func(t *testing.T, s *Scheduler) {
+		began := time.Now()
+		s.Update(targetsOf(10_000))
+		time.Sleep(20 * time.Second)
+		// Jitter makes the seams of the first rounds uneven for a moment.
+		counts := n.probed(began, 100*time.Millisecond, 200)
+		if low, high := slices.Min(counts), slices.Max(counts); low < 230 || high > 770 {
+			t.Errorf("from %d to %d probes begin in 100ms, want about 500", low, high)
+		}
+		if low, high := slices.Min(counts[150:]), slices.Max(counts[150:]); low < 370 || high > 630 {
+			t.Errorf("in the end, from %d to %d probes begin in 100ms, want about 500", low, high)
+		}
+		for i := range 10_000 {
+			if got := len(n.times(i)); got < 9 || got > 12 {
+				t.Fatalf("target %d was probed %d times in 20s, want 10", i, got)
+			}
+		}
+		if n.mostUnder > 50 || n.goroutine > 100 {
+			t.Errorf("up to %d probes under way and %d goroutines", n.mostUnder, n.goroutine)
+		}
+	})
+}
+
+// A tenth of them hang: all keep their cadence.
+func TestHangingTargetsKeepCadence(t *testing.T) {
+	n := newNetwork()
+	n.hang = func(a netip.AddrPort) bool { return a.Addr().As4()[3]%10 == 0 }
+	run(t, 0, n, func(t *testing.T, s *Scheduler) {
+		s.Update(targetsOf(10_000))
+		time.Sleep(12 * time.Second)
+		for i := range 10_000 {
+			if got := len(n.times(i)); got < 5 || got > 7 {
+				t.Fatalf("target %d was probed %d times in 12s, want 6", i, got)
+			}
+		}
+		if n.goroutine > 1100 {
+			t.Errorf("up to %d goroutines", n.goroutine)
+		}
+	})
+}
+
+// More hang than there are slots for: those that answer keep their cadence
+// after the first round, and those that hang take turns.
+func TestHangingTargetsDontStarveOthers(t *testing.T) {
+	n := newNetwork()
+	n.hang = func(a netip.AddrPort) bool { return a.Addr().As4()[3]%2 == 0 }
+	run(t, 64, n, func(t *testing.T, s *Scheduler) {
+		s.Update(targetsOf(1000))
+		time.Sleep(40 * time.Second)
+		from := time.Now()
+		time.Sleep(40 * time.Second)
+		gaps := map[bool][]int{}
+		for i := range 1000 {
+			probes := 0
+			for _, at := range n.times(i) {
+				if at.After(from) {
+					probes++
+				}
+			}
+			slow := n.hang(targetOf(i).Address)
+			gaps[slow] = append(gaps[slow], probes)
+		}
+		if low := slices.Min(gaps[false]); low < 18 {
+			t.Errorf("an endpoint that answers was probed %d times in 40s, want 20", low)
+		}
+		// 48 slots for 500 that take a second each: every 10.4s.
+		if low, high := slices.Min(gaps[true]), slices.Max(gaps[true]); low < 3 || high > 4 {
+			t.Errorf("endpoints that hang were probed from %d to %d times in 40s, want 3 to 4 each", low, high)
+		}
+		if n.mostUnder > 64 {
+			t.Errorf("%d probes under way with 64 workers", n.mostUnder)
+		}
+		for i := range 1000 {
+			want := map[bool]string{true: "down", false: "up"}[n.hang(targetOf(i).Address)]
+			if got := statusOf(s, i); got != want {
+				t.Fatalf("target %d is %s, want %s", i, got, want)
+			}
+		}
+	})
+}
+
+// Thousands of changes at once make few Views.
+func TestViewsAreCoalesced(t *testing.T) {
+	n := newNetwork()
+	run(t, 0, n, func(t *testing.T, s *Scheduler) {
+		views := map[*health.View]bool{}
+		s.Update(targetsOf(5000))
+		for range 5000 {
+			time.Sleep(time.Millisecond)
+			synctest.Wait()
+			views[s.View()] = true
+		}
+		if len(views) > 52 {
+			t.Errorf("%d views in 5s, want 10 a second at most", len(views))
+		}
+		if got := statusOf(s, 4999); got != "up" {
+			t.Errorf("status %s", got)
+		}
+	})
+}
+
+func BenchmarkScheduler(b *testing.B) {
+	for _, count := range []int{100, 10_000} {
+		b.Run(fmt.Sprintf("observe/%d", count), func(b *testing.B) {
+			l := newLoop(New(DefaultConfig()))
+			l.wanted = targetsOf(count)
+			l.update(time.Now())
+			now := time.Now().Add(time.Minute)
+			for b.Loop() {
+				l.observe(result{entry: l.fast.take()}, now)
+			}
+		})
+		b.Run(fmt.Sprintf("publish/%d", count), func(b *testing.B) {
+			l := newLoop(New(DefaultConfig()))
+			l.wanted = targetsOf(count)
+			l.update(time.Now())
+			now := time.Now()
+			for b.Loop() {
+				now = now.Add(time.Second)
+				l.dirty = true
+				l.publish(now)
+			}
+		})
+	}
+}
