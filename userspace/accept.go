@@ -9,7 +9,7 @@ import (
 
 // acceptGrace is how long, once accepting stops, clients that the kernel has
 // connected already are still taken in: closing the listener resets the others.
-const acceptGrace = 100 * time.Millisecond
+const acceptGrace = 250 * time.Millisecond
 
 // Waits after an accept that failed for want of descriptors or memory.
 const (
@@ -24,10 +24,7 @@ func (l *tcpListener) run(s *Server) {
 	defer l.Close()
 	wait := acceptWaitMin
 	for {
-		l.waiting.Store(true)
-		ok := s.tcpBudget.acquire(fdsPerConnection)
-		l.waiting.Store(false)
-		if !ok {
+		if !l.afford(s.tcpBudget) {
 			return
 		}
 		c, err := l.AcceptTCP()
@@ -47,6 +44,19 @@ func (l *tcpListener) run(s *Server) {
 		time.Sleep(wait)
 		wait = min(2*wait, acceptWaitMax)
 	}
+}
+
+// afford takes the descriptors for a connection, and notes when it had to wait
+// for them. It reports false when the listener is to stop.
+func (l *tcpListener) afford(b *budget) bool {
+	if b.tryAcquire(fdsPerConnection) {
+		return true
+	}
+	l.waiting.Store(true)
+	ok := b.acquire(fdsPerConnection)
+	l.waited.Store(sinceEpoch())
+	l.waiting.Store(false)
+	return ok
 }
 
 // stop makes run return soon.

@@ -71,6 +71,13 @@ func (c *choice) sticky() int {
 	return -1
 }
 
+// exclude makes next leave out e, which has failed already.
+func (c *choice) exclude(e *endpoint) {
+	if i := slices.Index(c.group.endpoints, e); i >= 0 {
+		c.tried = append(c.tried, i)
+	}
+}
+
 // settled makes the client stick to e.
 func (c *choice) settled(e *endpoint) {
 	if c.affinity != nil {
@@ -80,5 +87,5 @@ func (c *choice) settled(e *endpoint) {
 
 // Skip excludes endpoints that were tried or are ejected (lb.Skip).
 func (c *choice) Skip(i int) bool {
-	return slices.Contains(c.tried, i) || !c.ejected && c.group.endpoints[i].ejection.ejectedUntil().After(c.now)
+	return slices.Contains(c.tried, i) || !c.ejected && c.group.endpoints[i].ejection.Ejected(c.now)
 }

@@ -110,7 +110,7 @@ func familyDigit(a netip.Addr) string {
 // blames reports whether a failed connect says something about the endpoint,
 // rather than about this node: its ports, descriptors, memory or firewall.
 func blames(err error) bool {
-	for _, e := range []error{unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.ETIMEDOUT, unix.EHOSTDOWN} {
+	for _, e := range []error{unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT, unix.EHOSTDOWN} {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -34,9 +34,22 @@ func (s *Server) Listen() error {
 		}
 	}
 	l := divide(limit)
-	s.tcpBudget, s.pipes = newBudget(l.tcp), newPipes(l.pipes)
+	if s.cfg.MaxSessions > 0 {
+		l.udp = min(l.udp, s.cfg.MaxSessions*fdsPerSession)
+	}
+	s.tcpBudget, s.udpBudget, s.pipes = newBudget(l.tcp), newBudget(l.udp), newPipes(l.pipes)
 	s.locals.refresh(0)
-	return s.listenTCP()
+	var err error
+	if s.tcp, err = listen(s.cfg.TCPPort, s.openTCP); err != nil {
+		return err
+	}
+	if s.cfg.Origin != nil {
+		s.udp, err = listen(s.cfg.UDPPort, s.openUDP)
+	}
+	if err != nil {
+		s.closeAll()
+	}
+	return err
 }
 
 // Ports returns the ports of the shared listeners; 0 for one that isn't open.
@@ -44,18 +57,21 @@ func (s *Server) Ports() (tcp, udp uint16) {
 	if len(s.tcp) > 0 {
 		tcp = s.tcp[0].addr.Port()
 	}
+	if len(s.udp) > 0 {
+		udp = s.udp[0].addr.Port()
+	}
 	return tcp, udp
 }
 
-func (s *Server) listenTCP() error {
-	var err error
+// listen opens a listener in each family, with the same port in both.
+func listen[L listener](port uint16, open func(service.Family, uint16) (L, error)) (opened []L, err error) {
 	for range portTries {
-		s.tcp, err = openBoth(s.cfg.TCPPort, func(f service.Family, port uint16) (*tcpListener, error) { return s.openTCP(f, port) })
-		if err == nil || s.cfg.TCPPort != 0 || !errors.Is(err, unix.EADDRINUSE) {
+		opened, err = openBoth(port, open)
+		if err == nil || port != 0 || !errors.Is(err, unix.EADDRINUSE) {
 			break
 		}
 	}
-	return err
+	return opened, err
 }
 
 // listener is what openBoth opens.
@@ -65,8 +81,8 @@ type listener interface {
 	close()
 }
 
-// openBoth opens a listener in each family, with the same port in both: the
-// one given or, if that is 0, one that the operating system chooses.
+// openBoth opens them at the port given or, if that is 0, one that the
+// operating system chooses for the first.
 func openBoth[L listener](port uint16, open func(service.Family, uint16) (L, error)) (opened []L, err error) {
 	for _, f := range service.Families {
 		l, openErr := open(f, port)
@@ -101,8 +117,9 @@ type tcpListener struct {
 	addr   netip.AddrPort
 	family service.Family
 	// waiting is set while the loop waits for file descriptors, when it isn't
-	// expected to accept.
+	// expected to accept; waited is when that was last.
 	waiting atomic.Bool
+	waited  atomic.Int64
 }
 
 func (l *tcpListener) port() uint16 { return l.addr.Port() }

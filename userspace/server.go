@@ -3,13 +3,13 @@ package userspace
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net"
 	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/lb"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -32,12 +32,17 @@ type Server struct {
 	// Set by Listen.
 	pipes     *pipes
 	tcpBudget *budget
+	udpBudget *budget
 	tcp       []*tcpListener
+	udp       []*udpListener
+	lookups   chan struct{}  // a slot for each lookup under way
+	receivers sync.WaitGroup // the UDP listeners' goroutines
+	prober    prober
 
 	stopOnce sync.Once
-	stopped  chan struct{} // closed when nothing new is accepted any more
-	closed   chan struct{} // closed when Drain has ended everything
-	endOnce  sync.Once
+	stopped  chan struct{} // closed when accepting stops
+	gate     sync.Mutex    // guards shut, and orders it with flows
+	shut     bool          // no session may begin any more
 }
 
 // New returns a Server that does nothing yet.
@@ -45,7 +50,7 @@ func New(cfg Config) *Server {
 	cfg = cfg.filled()
 	s := &Server{
 		cfg: cfg, states: map[service.Key]*serviceState{},
-		stopped: make(chan struct{}), closed: make(chan struct{}),
+		stopped: make(chan struct{}), lookups: make(chan struct{}, lookupsAtOnce),
 	}
 	s.locals.list = cfg.LocalAddresses
 	s.dialers = newDialers(cfg.Mark, net.KeepAliveConfig{Enable: true, Idle: cfg.KeepAlive, Interval: 15 * time.Second, Count: 4})
@@ -79,6 +84,11 @@ func (s *Server) Commit(p *plan.Plan) {
 			continue
 		}
 		state.retain(addresses(v.plan))
+	}
+	for _, f := range s.live.all() {
+		if x, ok := f.(*session); ok {
+			x.follow(t)
+		}
 	}
 }
 
@@ -118,19 +128,28 @@ func (s *Server) Affinity(k service.Key) *lb.Affinity {
 	return nil
 }
 
+// Local reports whether an address is one of this node's own, loopback
+// included. What it knows may be some seconds old.
+func (s *Server) Local(a netip.Addr) bool { return s.locals.contains(a) }
+
 // Run accepts and forwards until ctx is done or Drain is called. Connections
-// outlive it: call Drain to end them.
+// and sessions outlive it: call Drain to end them.
 func (s *Server) Run(ctx context.Context) error {
 	if len(s.tcp) == 0 {
 		return errors.New("run userspace: not listening")
 	}
 	var loops sync.WaitGroup
 	for _, l := range s.tcp {
-		s.flows.Add(1) // so that Drain waits for what is accepted last
+		if !s.enter() { // so that Drain waits for what is accepted last
+			break
+		}
 		loops.Go(func() {
 			defer s.flows.Done()
 			l.run(s)
 		})
+	}
+	for _, l := range s.udp {
+		s.receivers.Go(l.run)
 	}
 	select {
 	case <-ctx.Done():
@@ -139,67 +158,6 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	loops.Wait()
 	return nil
-}
-
-// Drain stops accepting and waits until every connection and session has
-// ended. When ctx is done first, it ends those that are left, and says how many.
-func (s *Server) Drain(ctx context.Context) error {
-	s.stop()
-	gone := make(chan struct{})
-	go func() {
-		s.flows.Wait()
-		close(gone)
-	}()
-	var err error
-	select {
-	case <-gone:
-	case <-ctx.Done():
-		if n := s.killAll(gone); n > 0 {
-			err = fmt.Errorf("drain userspace: ended %d connections that were left: %w", n, ctx.Err())
-		}
-	}
-	s.endOnce.Do(func() {
-		close(s.closed)
-		if s.pipes != nil {
-			s.pipes.close()
-		}
-	})
-	return err
-}
-
-// killAll ends what is in the live table, and what still gets into it, until
-// gone. It returns how many there were at first.
-func (s *Server) killAll(gone <-chan struct{}) int {
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	first := -1
-	for {
-		left := s.live.all()
-		if first < 0 {
-			first = len(left)
-		}
-		for _, f := range left {
-			f.kill()
-		}
-		select {
-		case <-gone:
-			return first
-		case <-tick.C:
-		}
-	}
-}
-
-// stop stops accepting.
-func (s *Server) stop() {
-	s.stopOnce.Do(func() {
-		close(s.stopped)
-		if s.tcpBudget != nil {
-			s.tcpBudget.close()
-		}
-		for _, l := range s.tcp {
-			l.stop()
-		}
-	})
 }
 
 // connected counts a connection or session that an endpoint took; first says
@@ -220,8 +178,8 @@ func (s *Server) connected(state *serviceState, e *endpoint, first bool) {
 // reset it.
 func (s *Server) endpointFailed(state *serviceState, e *endpoint, err error) {
 	e.failures.Add(1)
-	if e.ejection.failed(time.Now()) {
-		s.cfg.Logger.Warn("endpoint ejected: connects to it fail", "service", state.key, "endpoint", e.address, "until", e.ejection.ejectedUntil(), "error", err)
+	if e.ejection.Failed(health.DefaultEjection(), time.Now()) {
+		s.cfg.Logger.Warn("endpoint ejected: connects to it fail", "service", state.key, "endpoint", e.address, "until", e.ejection.Until(), "error", err)
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/lb"
 	"kproxy.dev/kproxy/service"
 )
@@ -30,7 +31,7 @@ type endpoint struct {
 	load     lb.Load
 	counters traffic
 	failures atomic.Uint64
-	ejection ejection
+	ejection health.Ejection
 }
 
 // traffic counts what was carried.

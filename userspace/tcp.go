@@ -67,7 +67,7 @@ func (s *Server) admitTCP(c side) (*tcpConn, *group) {
 	if !ok {
 		return nil, nil
 	}
-	from, ok := s.admit(f, client.Addr())
+	from, ok := s.admit(t, f, client.Addr())
 	if !ok {
 		return nil, nil
 	}
@@ -76,9 +76,9 @@ func (s *Server) admitTCP(c side) (*tcpConn, *group) {
 }
 
 // admit reports whether a client may use f.
-func (s *Server) admit(f front, client netip.Addr) (plan.Client, bool) {
+func (s *Server) admit(t *table, f front, client netip.Addr) (plan.Client, bool) {
 	c := plan.Client{Address: client.WithZone(""), Node: s.locals.contains(client.WithZone(""))}
-	return c, f.Verdict == plan.Forward && f.Allows(c)
+	return c, f.view.plan.VerdictFor(f.Frontend, c, t.pods) == plan.Forward
 }
 
 // forward finds an endpoint and relays until the connection has ended.
@@ -156,7 +156,7 @@ func (x *tcpConn) run(e *endpoint, up *net.TCPConn, mayRetry bool) (retry bool) 
 	}
 	r := &relay{
 		sides: [2]side{x.conn, raw}, meters: &x.meters, mayRetry: mayRetry,
-		answered: e.ejection.succeeded,
+		answered: e.ejection.Succeeded,
 		idle:     x.front.view.plan.Port.IdleTimeout, halfClose: x.server.cfg.HalfCloseTimeout,
 	}
 	x.mu.Lock()
@@ -172,7 +172,7 @@ func (x *tcpConn) run(e *endpoint, up *net.TCPConn, mayRetry bool) (retry bool) 
 	retry = r.run(x.server.pipes)
 	x.settle()
 	if !retry {
-		e.ejection.succeeded()
+		e.ejection.Succeeded()
 	}
 	return retry
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -82,8 +83,8 @@ func TestEjection(t *testing.T) {
 	}
 	c := s.Counters()[testServiceKey("s")]
 	for _, e := range c.Endpoints {
-		if e.Address == bad && (e.Failures != ejectAfter || e.Ejected.IsZero()) {
-			t.Errorf("endpoint %+v, want %d failures and an ejection", e, ejectAfter)
+		if e.Address == bad && (e.Failures != uint64(health.DefaultEjection().Failures) || e.Ejected.IsZero()) {
+			t.Errorf("endpoint %+v, want %d failures and an ejection", e, health.DefaultEjection().Failures)
 		}
 	}
 	only := testPlan(testService{name: "s", eps: []netip.AddrPort{bad}})
@@ -101,12 +102,13 @@ func TestRefused(t *testing.T) {
 		name   string
 		origin func(*net.TCPConn) (netip.AddrPort, error)
 		front  func(*plan.Frontend)
+		empty  bool
 	}{
 		{name: "straight to the listener", origin: func(c *net.TCPConn) (netip.AddrPort, error) { return addrPort(c.LocalAddr()), nil }},
 		{name: "not tracked", origin: kernelOrigin},
 		{name: "unknown destination", origin: func(*net.TCPConn) (netip.AddrPort, error) { return netip.MustParseAddrPort("10.96.0.1:81"), nil }},
-		{name: "rejected", front: func(f *plan.Frontend) { f.Verdict = plan.Reject }},
-		{name: "dropped", front: func(f *plan.Frontend) { f.Verdict = plan.Drop }},
+		{name: "rejected", empty: true, front: func(f *plan.Frontend) { f.Verdict = plan.Reject }},
+		{name: "dropped", empty: true, front: func(f *plan.Frontend) { f.Verdict = plan.Drop }},
 		{name: "source range", front: func(f *plan.Frontend) { f.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} }},
 		{name: "node port of another host", front: func(f *plan.Frontend) {
 			f.Kind, f.Address = plan.NodePort, netip.AddrPortFrom(netip.Addr{}, vip.Port())
@@ -114,7 +116,11 @@ func TestRefused(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			s := start(t, Config{TCPOrigin: tt.origin}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}, front: tt.front}))
+			d := testService{name: "s", eps: []netip.AddrPort{ep}, front: tt.front}
+			if tt.empty {
+				d.eps = nil
+			}
+			s := start(t, Config{TCPOrigin: tt.origin}, testPlan(d))
 			wantRefused(t, s)
 		})
 	}

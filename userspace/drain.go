@@ -1,0 +1,119 @@
+package userspace
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// Drain stops accepting and waits until every connection and session has
+// ended; a session has when it is silent for a second. When ctx is done first,
+// it ends those that are left, and says how many. After it nothing is left: no
+// goroutine, no socket. It may be called instead of ending Run's context, or
+// after it.
+func (s *Server) Drain(ctx context.Context) error {
+	s.stop()
+	s.shutGate(ctx)
+	gone := make(chan struct{})
+	go func() {
+		s.flows.Wait()
+		close(gone)
+	}()
+	var err error
+	select {
+	case <-gone:
+	case <-ctx.Done():
+		if n := s.killAll(gone); n > 0 {
+			err = fmt.Errorf("drain userspace: ended %d connections that were left: %w", n, ctx.Err())
+		}
+	}
+	s.closeAll()
+	return err
+}
+
+// shutGate lets no session begin any more, once the clients that were on their
+// way when accepting stopped have had their time.
+func (s *Server) shutGate(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(acceptGrace):
+	}
+	s.gate.Lock()
+	s.shut = true
+	s.gate.Unlock()
+	for _, f := range s.live.all() {
+		if x, ok := f.(*session); ok {
+			x.hurry()
+		}
+	}
+}
+
+// enter counts a goroutine that begins connections or is a session, unless
+// none may begin any more.
+func (s *Server) enter() bool {
+	s.gate.Lock()
+	defer s.gate.Unlock()
+	if s.shut {
+		return false
+	}
+	s.flows.Add(1)
+	return true
+}
+
+// closeAll frees what is left when no connection and no session is.
+func (s *Server) closeAll() {
+	for _, l := range s.tcp {
+		l.Close()
+	}
+	for _, l := range s.udp {
+		l.Close()
+	}
+	s.receivers.Wait()
+	if s.pipes != nil {
+		s.pipes.close()
+	}
+}
+
+func (s *Server) isStopped() bool {
+	select {
+	case <-s.stopped:
+		return true
+	default:
+		return false
+	}
+}
+
+// killAll ends what is in the live table, and what still gets into it, until
+// gone. It returns how many there were at first.
+func (s *Server) killAll(gone <-chan struct{}) int {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	first := -1
+	for {
+		left := s.live.all()
+		if first < 0 {
+			first = len(left)
+		}
+		for _, f := range left {
+			f.kill()
+		}
+		select {
+		case <-gone:
+			return first
+		case <-tick.C:
+		}
+	}
+}
+
+// stop stops accepting.
+func (s *Server) stop() {
+	s.stopOnce.Do(func() {
+		close(s.stopped)
+		if s.tcpBudget != nil {
+			s.tcpBudget.close()
+		}
+		for _, l := range s.tcp {
+			l.stop()
+		}
+	})
+}

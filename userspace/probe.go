@@ -1,0 +1,151 @@
+package userspace
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// prober is the Server's own client, for Probe.
+type prober struct {
+	mu    sync.Mutex // one probe at a time
+	count uint64
+}
+
+// Probe proves that the Server serves: it connects to each TCP listener and is
+// refused by what an accepted connection meets, and sends a datagram to each
+// UDP listener and gets it back from the loop that serves all clients. It
+// fails when one doesn't, within ctx.
+//
+// A TCP listener that waits for file descriptors isn't expected to accept: its
+// clients wait in the backlog, and are served as soon as others leave.
+func (s *Server) Probe(ctx context.Context) error {
+	s.prober.mu.Lock()
+	defer s.prober.mu.Unlock()
+	if len(s.tcp) == 0 || s.isStopped() {
+		return errors.New("probe userspace: not serving")
+	}
+	for _, l := range s.tcp {
+		if err := s.probeTCP(ctx, l); err != nil {
+			return fmt.Errorf("probe TCP listener (%s): %w", l.family, err)
+		}
+	}
+	for _, l := range s.udp {
+		if err := s.probeUDP(ctx, l); err != nil {
+			return fmt.Errorf("probe UDP listener (%s): %w", l.family, err)
+		}
+	}
+	return nil
+}
+
+func (s *Server) probeTCP(ctx context.Context, l *tcpListener) error {
+	start := sinceEpoch()
+	if l.waiting.Load() {
+		return nil
+	}
+	err := s.refusal(ctx, l)
+	if err == nil || absent(err) || l.waiting.Load() || l.waited.Load() >= start {
+		return nil
+	}
+	return err
+}
+
+// refusal connects to l and expects to be refused.
+func (s *Server) refusal(ctx context.Context, l *tcpListener) error {
+	c, err := s.dialers.tcp(ctx, source{}, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
+	if errors.Is(err, unix.ECONNRESET) {
+		return nil // refused so soon that connect saw it
+	}
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	if end, ok := ctx.Deadline(); ok {
+		c.SetReadDeadline(end)
+	}
+	stop := context.AfterFunc(ctx, func() { c.SetReadDeadline(time.Unix(1, 0)) })
+	defer stop()
+	switch _, err := c.Read(make([]byte, 1)); {
+	case errors.Is(err, unix.ECONNRESET), errors.Is(err, io.EOF):
+		return nil
+	case err != nil:
+		return err
+	}
+	return errors.New("the listener's own port is served as if it were a service")
+}
+
+// probeResend is how long a UDP probe waits before it sends again: datagrams
+// may be lost.
+const probeResend = 100 * time.Millisecond
+
+// probeUDP sends a datagram to l from a socket whose address l knows.
+func (s *Server) probeUDP(ctx context.Context, l *udpListener) error {
+	c, err := s.dialers.udp(source{}, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
+	if absent(err) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer c.Close()
+	from := addrPort(c.LocalAddr())
+	l.probe.Store(&from)
+	defer l.probe.Store(nil)
+	s.prober.count++
+	want := binary.BigEndian.AppendUint64(nil, s.prober.count)
+	for {
+		if _, err := c.Write(want); err != nil {
+			return err
+		}
+		err := expect(c, want)
+		if err == nil || !isTimeout(err) {
+			return err
+		}
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+	}
+}
+
+// expect reads until it gets want.
+func expect(c *net.UDPConn, want []byte) error {
+	c.SetReadDeadline(time.Now().Add(probeResend))
+	got := make([]byte, len(want)+1)
+	for {
+		n, err := c.Read(got)
+		if err != nil {
+			return err
+		}
+		if string(got[:n]) == string(want) {
+			return nil
+		}
+	}
+}
+
+func isTimeout(err error) bool {
+	var t net.Error
+	return errors.As(err, &t) && t.Timeout()
+}
+
+// absent reports whether a probe failed because the host has no loopback
+// address of the family, so that nothing can be said.
+func absent(err error) bool {
+	return errors.Is(err, unix.EADDRNOTAVAIL) || errors.Is(err, unix.EAFNOSUPPORT)
+}
+
+func loopback(f service.Family) netip.Addr {
+	if f == service.IPv6 {
+		return netip.IPv6Loopback()
+	}
+	return netip.AddrFrom4([4]byte{127, 0, 0, 1})
+}

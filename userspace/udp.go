@@ -1,0 +1,206 @@
+package userspace
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// datagramSize holds any datagram: 65,507 bytes over IPv4, 65,527 over IPv6.
+const datagramSize = 1<<16 - 1
+
+// listenerBuffer is the size of the shared socket's kernel buffers: all
+// services' datagrams pass through it.
+const listenerBuffer = 8 << 20
+
+// lookupsAtOnce bounds how many sessions ask for their origin at a time.
+const lookupsAtOnce = 16
+
+// sessionKey names a session. Under one key come the datagrams of one flow at
+// a time: the kernel gives a client whose flows would look alike another port.
+type sessionKey struct{ local, client netip.AddrPort }
+
+// udpListener receives one family's datagrams and hands them to sessions. Its
+// one goroutine never waits for anything but datagrams.
+type udpListener struct {
+	*net.UDPConn
+	server *Server
+	addr   netip.AddrPort
+	family service.Family
+	probe  atomic.Pointer[netip.AddrPort] // its datagrams are answered: see Probe
+
+	mu       sync.Mutex // guards sessions
+	sessions map[sessionKey]*session
+}
+
+func (l *udpListener) port() uint16 { return l.addr.Port() }
+func (l *udpListener) close()       { l.Close() }
+
+func (s *Server) openUDP(f service.Family, port uint16) (*udpListener, error) {
+	addr := netip.AddrPortFrom(wildcard(f), port)
+	pc, err := new(net.ListenConfig).ListenPacket(context.Background(), "udp"+familyDigit(addr.Addr()), addr.String())
+	if err != nil {
+		return nil, fmt.Errorf("listen on UDP port %d: %w", port, err)
+	}
+	l := &udpListener{UDPConn: pc.(*net.UDPConn), server: s, addr: addrPort(pc.LocalAddr()), family: f, sessions: map[sessionKey]*session{}}
+	raw, err := l.SyscallConn()
+	if err == nil {
+		err = control(raw, func(fd int) error { return tuneUDP(fd, f) })
+	}
+	if err != nil {
+		l.Close()
+		return nil, fmt.Errorf("set options of UDP listener: %w", err)
+	}
+	return l, nil
+}
+
+func tuneUDP(fd int, f service.Family) error {
+	level, option := unix.SOL_IP, unix.IP_PKTINFO
+	if f == service.IPv6 {
+		level, option = unix.SOL_IPV6, unix.IPV6_RECVPKTINFO
+	}
+	// Beyond net.core.rmem_max only with CAP_NET_ADMIN; less does as well.
+	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, listenerBuffer)
+	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, listenerBuffer)
+	return unix.SetsockoptInt(fd, level, option, 1)
+}
+
+// run receives until the socket is closed.
+func (l *udpListener) run() {
+	b, oob := make([]byte, datagramSize), make([]byte, 128)
+	for wait := acceptWaitMin; ; {
+		n, oobn, _, from, err := l.ReadMsgUDPAddrPort(b, oob)
+		if errors.Is(err, net.ErrClosed) {
+			return
+		}
+		if err != nil {
+			l.server.cfg.Logger.Warn("receive failed; waiting", "error", err, "wait", wait)
+			time.Sleep(wait)
+			wait = min(2*wait, acceptWaitMax)
+			continue
+		}
+		wait = acceptWaitMin
+		local, ok := packetDestination(oob[:oobn])
+		if !ok {
+			continue
+		}
+		if p := l.probe.Load(); p != nil && *p == from {
+			l.answer(sessionKey{netip.AddrPortFrom(local, l.addr.Port()), from}, b[:n])
+			continue
+		}
+		l.deliver(sessionKey{netip.AddrPortFrom(local, l.addr.Port()), from}, b[:n])
+	}
+}
+
+// answer echoes a probe.
+func (l *udpListener) answer(k sessionKey, b []byte) {
+	r := newReplier(l, k)
+	r.send(b)
+}
+
+// deliver hands a datagram to its session, and opens one if there is none. It
+// doesn't keep b.
+func (l *udpListener) deliver(k sessionKey, b []byte) {
+	for range 2 { // a session may end just before it gets the datagram
+		l.mu.Lock()
+		x := l.sessions[k]
+		l.mu.Unlock()
+		if x == nil {
+			if x = l.open(k); x == nil {
+				return
+			}
+		}
+		if x.deliver(b) {
+			return
+		}
+		l.forget(x)
+	}
+}
+
+// open makes a session. At the bound, one that has been silent makes room; if
+// there is none either, the datagram is lost, as datagrams may be.
+func (l *udpListener) open(k sessionKey) *session {
+	s := l.server
+	if !s.udpBudget.tryAcquire(fdsPerSession) && !l.evict() {
+		return nil
+	}
+	if !s.enter() {
+		s.udpBudget.release(fdsPerSession)
+		return nil
+	}
+	x := newSession(l, k)
+	l.mu.Lock()
+	l.sessions[k] = x
+	l.mu.Unlock()
+	go func() {
+		defer s.flows.Done()
+		defer x.release()
+		x.serve()
+	}()
+	return x
+}
+
+// evictSample is how many sessions are looked at to find one that is silent.
+const evictSample = 32
+
+// evict ends the session of a sample (maps are iterated in random order) that
+// has been silent longest, and takes over its descriptors.
+func (l *udpListener) evict() bool {
+	var oldest *session
+	l.mu.Lock()
+	left := evictSample
+	for _, x := range l.sessions {
+		if oldest == nil || x.heard.Load() < oldest.heard.Load() {
+			oldest = x
+		}
+		if left--; left == 0 {
+			break
+		}
+	}
+	l.mu.Unlock()
+	if oldest == nil || oldest.silent() <= trustFor || !oldest.rob() {
+		return false
+	}
+	l.forget(oldest)
+	return true
+}
+
+// forget takes a session out of the table, if it's still there.
+func (l *udpListener) forget(x *session) {
+	l.mu.Lock()
+	if l.sessions[x.key] == x {
+		delete(l.sessions, x.key)
+	}
+	l.mu.Unlock()
+}
+
+// packetDestination finds where a datagram arrived in its control messages.
+// They are read by hand because the parsers of net and x/sys allocate.
+func packetDestination(oob []byte) (netip.Addr, bool) {
+	for len(oob) >= unix.SizeofCmsghdr {
+		size := int(binary.NativeEndian.Uint64(oob))
+		level, kind := int32(binary.NativeEndian.Uint32(oob[8:])), int32(binary.NativeEndian.Uint32(oob[12:]))
+		if size < unix.SizeofCmsghdr || size > len(oob) {
+			break
+		}
+		data := oob[unix.SizeofCmsghdr:size]
+		switch {
+		case level == unix.SOL_IP && kind == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
+			return netip.AddrFrom4([4]byte(data[8:12])), true // ipi_addr: the header's destination
+		case level == unix.SOL_IPV6 && kind == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
+			return netip.AddrFrom16([16]byte(data[:16])), true
+		}
+		oob = oob[min(len(oob), unix.CmsgSpace(size-unix.SizeofCmsghdr)):]
+	}
+	return netip.Addr{}, false
+}

@@ -1,0 +1,364 @@
+package userspace
+
+import (
+	"bytes"
+	"context"
+	"crypto/rand"
+	"errors"
+	"net"
+	"net/netip"
+	"sync"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// origins is an OriginLookup for tests on loopback, where nothing redirects.
+type origins struct {
+	mu    sync.Mutex
+	to    map[netip.AddrPort]netip.AddrPort // client → original destination; vip where it has none
+	block map[netip.AddrPort]chan struct{}  // clients whose lookup takes until the channel is closed
+	asked map[netip.AddrPort]int
+}
+
+func newOrigins() *origins {
+	return &origins{to: map[netip.AddrPort]netip.AddrPort{}, block: map[netip.AddrPort]chan struct{}{}, asked: map[netip.AddrPort]int{}}
+}
+
+func (o *origins) set(client, orig netip.AddrPort) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.to[client] = orig
+}
+
+func (o *origins) lookups(client netip.AddrPort) int {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.asked[client]
+}
+
+func (o *origins) Lookup(_ service.Protocol, local, client netip.AddrPort) (netip.AddrPort, netip.AddrPort, error) {
+	o.mu.Lock()
+	orig, ok := o.to[client]
+	wait := o.block[client]
+	o.asked[client]++
+	o.mu.Unlock()
+	if wait != nil {
+		<-wait
+	}
+	if !ok {
+		orig = vip
+	}
+	if !orig.IsValid() {
+		return netip.AddrPort{}, netip.AddrPort{}, errors.New("no such flow")
+	}
+	return orig, client, nil
+}
+
+// udpClient is a socket that talks to the Server.
+func udpClient(t testing.TB, s *Server) *net.UDPConn {
+	t.Helper()
+	_, port := s.Ports()
+	c, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(port)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// udpEndpoint answers each datagram with name, a space, and the datagram. It
+// serves until the returned function is called or the test ends.
+func udpEndpoint(t testing.TB, name string) (netip.AddrPort, func()) {
+	t.Helper()
+	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.SetReadBuffer(4 << 20)
+	t.Cleanup(func() { c.Close() })
+	go func() {
+		b := make([]byte, datagramSize)
+		for {
+			n, from, err := c.ReadFromUDPAddrPort(b)
+			if err != nil {
+				return
+			}
+			answer := b[:n]
+			if name != "" {
+				answer = append([]byte(name+" "), answer...)
+			}
+			c.WriteToUDPAddrPort(answer, from)
+		}
+	}()
+	return addrPort(c.LocalAddr()), func() { c.Close() }
+}
+
+// udpAsk sends line until there is an answer: datagrams may be lost.
+func udpAsk(t testing.TB, c *net.UDPConn, line string) string {
+	t.Helper()
+	b := make([]byte, datagramSize)
+	for end := time.Now().Add(patience); time.Now().Before(end); {
+		c.Write([]byte(line))
+		c.SetReadDeadline(time.Now().Add(500 * time.Millisecond))
+		if n, err := c.Read(b); err == nil {
+			return string(b[:n])
+		}
+	}
+	t.Fatalf("no answer to %q", line)
+	return ""
+}
+
+func udpService(eps ...netip.AddrPort) testService {
+	return testService{name: "u", proto: service.UDP, eps: eps}
+}
+
+func udpKey() service.Key { return udpService().key() }
+
+func TestUDPSession(t *testing.T) {
+	a, _ := udpEndpoint(t, "a")
+	b, _ := udpEndpoint(t, "b")
+	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(a, b)))
+	first, second := udpClient(t, s), udpClient(t, s)
+	name := udpAsk(t, first, "x")[:1]
+	if other := udpAsk(t, second, "x")[:1]; other == name {
+		t.Errorf("both clients got %s", name)
+	}
+	for range 5 {
+		if got := udpAsk(t, first, "x"); got != name+" x" {
+			t.Errorf("answer %q, want the session's endpoint %s", got, name)
+		}
+	}
+	c := s.Counters()[udpKey()]
+	if c.Active != 2 || c.Total != 2 || c.Failed != 0 || c.BytesIn != 7 || c.BytesOut != 21 {
+		t.Errorf("counters %+v", c)
+	}
+}
+
+func TestUDPLargestDatagram(t *testing.T) {
+	ep, _ := udpEndpoint(t, "")
+	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(ep)))
+	data := make([]byte, 65507)
+	rand.Read(data)
+	if got := udpAsk(t, udpClient(t, s), string(data)); got != string(data) {
+		t.Errorf("%d bytes came back, changed", len(got))
+	}
+}
+
+func TestUDPIdleTimeout(t *testing.T) {
+	ep, _ := udpEndpoint(t, "a")
+	d := udpService(ep)
+	d.port.IdleTimeout = 100 * time.Millisecond
+	s := start(t, Config{Origin: newOrigins()}, testPlan(d))
+	c := udpClient(t, s)
+	udpAsk(t, c, "x")
+	eventually(t, "the session has ended", func() bool { return s.Counters()[udpKey()].Active == 0 })
+	udpAsk(t, c, "x")
+	if got := s.Counters()[udpKey()].Total; got != 2 {
+		t.Errorf("%d sessions, want 2", got)
+	}
+}
+
+// A port that nobody listens on is found out by ICMP; the next datagram goes
+// to another endpoint, and after some failures nobody is sent there.
+func TestUDPPortUnreachable(t *testing.T) {
+	dead, stop := udpEndpoint(t, "dead")
+	stop()
+	alive, _ := udpEndpoint(t, "alive")
+	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(dead, alive)))
+	for range 10 {
+		if got := udpAsk(t, udpClient(t, s), "x"); got != "alive x" {
+			t.Fatalf("answer %q", got)
+		}
+	}
+	for _, e := range s.Counters()[udpKey()].Endpoints {
+		if e.Address == dead && (e.Failures != 3 || e.Ejected.IsZero()) {
+			t.Errorf("dead endpoint %+v, want 3 failures and an ejection", e)
+		}
+	}
+}
+
+// A session whose endpoint dies goes on with another one.
+func TestUDPEndpointDies(t *testing.T) {
+	a, stop := udpEndpoint(t, "a")
+	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(a)))
+	c := udpClient(t, s)
+	udpAsk(t, c, "x")
+	b, _ := udpEndpoint(t, "b")
+	s.Prepare(testPlan(udpService(a, b)))
+	stop()
+	if got := udpAsk(t, c, "x"); got != "b x" {
+		t.Errorf("answer %q", got)
+	}
+	if got := s.Counters()[udpKey()]; got.Retried == 0 || got.Total != 1 {
+		t.Errorf("counters %+v, want one session that was retried", got)
+	}
+}
+
+// Neither a lookup that takes long nor an endpoint that reads nothing keeps
+// another client waiting; the slow one's datagrams aren't lost.
+func TestUDPSlownessStaysWithItsClient(t *testing.T) {
+	fast, _ := udpEndpoint(t, "fast")
+	deaf, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}) // never read
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer deaf.Close()
+	other := netip.MustParseAddrPort("10.96.0.2:53")
+	o := newOrigins()
+	s := start(t, Config{Origin: o}, testPlan(
+		testService{name: "u", proto: service.UDP, eps: []netip.AddrPort{fast}},
+		testService{name: "v", proto: service.UDP, vip: other, eps: []netip.AddrPort{addrPort(deaf.LocalAddr())}},
+	))
+	slow, stuck := udpClient(t, s), udpClient(t, s)
+	release := make(chan struct{})
+	o.block[addrPort(slow.LocalAddr())] = release
+	o.set(addrPort(stuck.LocalAddr()), other)
+	slow.Write([]byte("early"))
+	for range 2000 {
+		stuck.Write(make([]byte, 1400))
+	}
+	for range 100 {
+		udpAsk(t, udpClient(t, s), "x")
+	}
+	close(release)
+	b := make([]byte, 100)
+	slow.SetReadDeadline(time.Now().Add(patience))
+	if n, err := slow.Read(b); err != nil || string(b[:n]) != "fast early" {
+		t.Errorf("slow client read %q, %v", b[:n], err)
+	}
+}
+
+// After a silence, a session asks again whether its flow is still the same.
+func TestUDPRevalidates(t *testing.T) {
+	a, _ := udpEndpoint(t, "a")
+	b, _ := udpEndpoint(t, "b")
+	other := netip.MustParseAddrPort("10.96.0.2:53")
+	o := newOrigins()
+	s := start(t, Config{Origin: o}, testPlan(
+		testService{name: "u", proto: service.UDP, eps: []netip.AddrPort{a}},
+		testService{name: "v", proto: service.UDP, vip: other, eps: []netip.AddrPort{b}},
+	))
+	c := udpClient(t, s)
+	client := addrPort(c.LocalAddr())
+	udpAsk(t, c, "x")
+	if n := o.lookups(client); n != 1 {
+		t.Errorf("%d lookups for one session", n)
+	}
+	age := func() {
+		for _, f := range s.live.all() {
+			f.(*session).heard.Add(-int64(2 * trustFor))
+		}
+	}
+	age()
+	if got := udpAsk(t, c, "x"); got != "a x" || o.lookups(client) != 2 {
+		t.Errorf("answer %q after %d lookups, want a second one", got, o.lookups(client))
+	}
+	age()
+	o.set(client, other)
+	if got := udpAsk(t, c, "x"); got != "b x" {
+		t.Errorf("answer %q, want the new flow's service", got)
+	}
+	age()
+	o.set(client, netip.AddrPort{})
+	c.Write([]byte("x"))
+	eventually(t, "the session without a flow has ended", func() bool { return len(s.live.all()) == 0 })
+}
+
+func TestUDPRefused(t *testing.T) {
+	ep, _ := udpEndpoint(t, "a")
+	o := newOrigins()
+	s := start(t, Config{Origin: o}, testPlan(udpService(ep)))
+	_, port := s.Ports()
+	for name, orig := range map[string]netip.AddrPort{
+		"no flow":                  {},
+		"unknown destination":      netip.MustParseAddrPort("10.96.0.9:9"),
+		"straight to the listener": netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), port),
+	} {
+		c := udpClient(t, s)
+		o.set(addrPort(c.LocalAddr()), orig)
+		c.Write([]byte("x"))
+		eventually(t, name+" was looked up", func() bool { return o.lookups(addrPort(c.LocalAddr())) == 1 })
+	}
+	eventually(t, "no session is left", func() bool {
+		s.udp[0].mu.Lock()
+		defer s.udp[0].mu.Unlock()
+		return len(s.udp[0].sessions) == 0
+	})
+	if c := s.Counters()[udpKey()]; c.Total != 0 {
+		t.Errorf("counters %+v", c)
+	}
+}
+
+// Sessions are bounded; the one that was silent longest makes room.
+func TestUDPSessionsAreBounded(t *testing.T) {
+	ep, _ := udpEndpoint(t, "a")
+	s := start(t, Config{Origin: newOrigins(), MaxSessions: 4}, testPlan(udpService(ep)))
+	for range 20 {
+		udpAsk(t, udpClient(t, s), "x")
+		if n := len(s.live.all()); n > 4 {
+			t.Fatalf("%d sessions", n)
+		}
+		for _, f := range s.live.all() {
+			f.(*session).heard.Add(-int64(2 * trustFor))
+		}
+	}
+}
+
+func TestUDPCommitEndsSessions(t *testing.T) {
+	a, _ := udpEndpoint(t, "a")
+	b, _ := udpEndpoint(t, "b")
+	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(a)))
+	c := udpClient(t, s)
+	udpAsk(t, c, "x")
+	next := testPlan(udpService(b))
+	s.Prepare(next)
+	if got := udpAsk(t, c, "x"); got != "a x" {
+		t.Errorf("answer %q between Prepare and Commit", got)
+	}
+	s.Commit(next)
+	if got := udpAsk(t, c, "x"); got != "b x" {
+		t.Errorf("answer %q after the endpoint is gone", got)
+	}
+}
+
+func TestUDPFragmentsOfManyClientsArriveWhole(t *testing.T) {
+	ep, _ := udpEndpoint(t, "")
+	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(ep)))
+	var wg sync.WaitGroup
+	for i := range 16 {
+		c := udpClient(t, s)
+		wg.Go(func() {
+			for range 20 {
+				want := bytes.Repeat([]byte{byte(i)}, 9000)
+				if got := udpAsk(t, c, string(want)); got != string(want) {
+					t.Errorf("client %d got another's datagram", i)
+				}
+			}
+		})
+	}
+	wg.Wait()
+}
+
+func TestProbe(t *testing.T) {
+	s := start(t, Config{Origin: newOrigins(), TCPOrigin: kernelOrigin}, testPlan())
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	for range 3 {
+		if err := s.Probe(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	short, stop := context.WithTimeout(ctx, 100*time.Millisecond)
+	defer stop()
+	s.udp[0].mu.Lock() // a loop that is stuck on its first client
+	udpClient(t, s).Write([]byte("x"))
+	time.Sleep(10 * time.Millisecond)
+	err := s.Probe(short)
+	s.udp[0].mu.Unlock()
+	if err == nil {
+		t.Error("a stuck UDP loop passes the probe")
+	}
+	eventually(t, "it serves again", func() bool { return s.Probe(ctx) == nil })
+}
