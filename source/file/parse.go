@@ -42,7 +42,10 @@ func (o object) id() id { return id{o.kind, o.GetNamespace(), o.GetName()} }
 
 // String returns "Service default/web", as messages name objects.
 func (i id) String() string {
-	if i.namespace == "" {
+	switch {
+	case i.name == "":
+		return i.kind
+	case i.namespace == "":
 		return i.kind + " " + i.name
 	}
 	return i.kind + " " + i.namespace + "/" + i.name

@@ -165,6 +165,9 @@ func scalar(y *yaml.Node) (*node, error) {
 			return nil, errorAt(y.Line, "%q is not a number that JSON could hold", shorten(y.Value))
 		}
 		n.kind, n.value = kindFloat, strconv.FormatFloat(f, 'g', -1, 64)
+		if !strings.ContainsAny(n.value, ".e") {
+			n.value += ".0" // or a message would call it a whole number
+		}
 	default:
 		return nil, errorAt(y.Line, "tag %s has no meaning in a manifest", tag)
 	}
@@ -191,7 +194,20 @@ func yamlSyntaxError(data []byte, err error) error {
 	if strings.HasPrefix(m[2], "did not find expected") {
 		line++
 	}
-	return errorAt(line, "%s", m[2])
+	// Where the end of the file was not expected, that is a line too far.
+	return errorAt(min(line, lineCount(data)), "%s", m[2])
+}
+
+// lineCount returns the number of the last line, counted as YAML does.
+func lineCount(data []byte) int {
+	n, before := 1, rune(0)
+	for _, r := range string(bytes.TrimRight(data, "\r\n")) {
+		if strings.ContainsRune("\n\r\u0085\u2028\u2029", r) && (before != '\r' || r != '\n') {
+			n++
+		}
+		before = r
+	}
+	return n
 }
 
 // lineOf returns the line of the first occurrence of s, 1 if there is none.
