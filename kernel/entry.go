@@ -117,3 +117,17 @@ func (e element) format(t SetType) string {
 	}
 	return string(b)
 }
+
+// CheckEntry reports whether set would take an entry: form and family.
+func CheckEntry(set Set, entry string) error {
+	e, err := parseElement(set.Type, entry)
+	if err != nil {
+		return err
+	}
+	for _, a := range []netip.Addr{e.addr, e.addr2} {
+		if a.IsValid() && service.FamilyOf(a) != set.Family {
+			return fmt.Errorf("entry %s isn't of the set's family %s", entry, set.Family)
+		}
+	}
+	return nil
+}

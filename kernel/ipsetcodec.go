@@ -78,9 +78,9 @@ func appendAttr(b []byte, typ uint16, value []byte) []byte {
 	return closeAttr(append(b, value...), at)
 }
 
-// attributes iterates over netlink attributes: type without flags, and value.
+// Attributes iterates over netlink attributes: type without flags, and value.
 // It stops at one that is cut short. (nl.ParseAttributes starts a goroutine.)
-func attributes(b []byte) iter.Seq2[uint16, []byte] {
+func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	return func(yield func(uint16, []byte) bool) {
 		for len(b) >= unix.SizeofRtAttr {
 			n := int(binary.NativeEndian.Uint16(b))
@@ -100,7 +100,7 @@ func (st *SetState) decode(msg []byte) error {
 		return fmt.Errorf("decode set: message of %d bytes", len(msg))
 	}
 	var adt []byte
-	for typ, value := range attributes(msg[nl.SizeofNfgenmsg:]) {
+	for typ, value := range Attributes(msg[nl.SizeofNfgenmsg:]) {
 		switch typ {
 		case nl.IPSET_ATTR_SETNAME:
 			st.Name = nl.BytesToString(value)
@@ -116,7 +116,7 @@ func (st *SetState) decode(msg []byte) error {
 			adt = value
 		}
 	}
-	for _, value := range attributes(adt) {
+	for _, value := range Attributes(adt) {
 		e, timeout, timed := decodeElement(value)
 		st.Entries = append(st.Entries, e.format(st.Type))
 		if timed {
@@ -127,7 +127,7 @@ func (st *SetState) decode(msg []byte) error {
 }
 
 func (st *SetState) decodeHeader(data []byte) {
-	for typ, value := range attributes(data) {
+	for typ, value := range Attributes(data) {
 		if len(value) != 4 {
 			continue
 		}
@@ -148,7 +148,7 @@ var elementSize = map[uint16]int{
 }
 
 func decodeElement(data []byte) (e element, timeout uint32, timed bool) {
-	for typ, v := range attributes(data) {
+	for typ, v := range Attributes(data) {
 		if len(v) < elementSize[typ] {
 			continue
 		}
@@ -173,7 +173,7 @@ func decodeElement(data []byte) (e element, timeout uint32, timed bool) {
 }
 
 func decodeAddr(nested []byte) netip.Addr {
-	for _, value := range attributes(nested) {
+	for _, value := range Attributes(nested) {
 		if a, ok := netip.AddrFromSlice(value); ok {
 			return a
 		}

@@ -16,6 +16,9 @@ import (
 // rules stay. [kernel.ErrLocked] means that nothing was wrong but the moment.
 func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, error) {
 	a := kernel.Applied{Failed: map[service.Key]error{}}
+	if b.changing != nil {
+		b.changing()
+	}
 	if err := b.addSets(ctx, ops, &a); err != nil {
 		return a, err
 	}

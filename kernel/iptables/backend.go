@@ -50,8 +50,9 @@ func (c Config) Validate() error {
 // Backend is the [kernel.Backend] of iptables. Programs run in the network
 // namespace of the calling thread. It may be used by one goroutine at a time.
 type Backend struct {
-	config Config
-	jumps  [2]Jumper
+	config   Config
+	jumps    [2]Jumper
+	changing func() // tells the Watch that rules are about to change; may be nil
 }
 
 var _ kernel.Backend = (*Backend)(nil)

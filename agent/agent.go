@@ -1,0 +1,216 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"os"
+	"strings"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"kproxy.dev/kproxy/config"
+	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/health/probe"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/source/file"
+	"kproxy.dev/kproxy/userspace"
+)
+
+// DefaultStateDir is where pins are kept unless --state-dir says otherwise.
+var DefaultStateDir = config.Default().StateDir
+
+// Options is what an Agent is made from.
+type Options struct {
+	Config  config.Config // valid
+	Version string
+	Log     *slog.Logger
+	Reread  <-chan os.Signal // asks to read manifests again (SIGHUP); may be nil
+
+	// ObserveSync is told how long each successful pass took; may be nil.
+	ObserveSync func(time.Duration)
+}
+
+// Agent runs kproxy on this node. Its exported methods are safe for concurrent
+// use once Run has begun to serve.
+type Agent struct {
+	cfg     config.Config
+	version string
+	log     *slog.Logger
+	reread  <-chan os.Signal
+	started time.Time
+	node    string
+	policy  plan.Policy
+	health  health.Defaults
+
+	// Set up by Run before anything else runs.
+	caps       plan.Caps
+	adopted    map[service.Key]bool
+	pins       *pins
+	sets       kernel.SetStore
+	portal     portal
+	routing    kernel.Routing
+	programmer *programmer
+	userspace  *userspace.Server
+	conntrack  *conntrack.Client
+	accounting *conntrack.Accounting
+	source     *file.Source
+	prober     *probe.Scheduler
+	heart      heartbeat
+	carried    carried
+
+	trigger chan struct{} // 1 slot: triggers coalesce
+	current atomic.Pointer[plan.Plan]
+	sync    syncState
+	events  events
+}
+
+// New returns an Agent that does nothing before Run.
+func New(o Options) *Agent {
+	node := o.Config.HostnameOverride
+	if node == "" {
+		node, _ = os.Hostname()
+	}
+	a := &Agent{
+		cfg: o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
+		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
+		trigger: make(chan struct{}, 1),
+	}
+	a.sync.observe = o.ObserveSync
+	return a
+}
+
+// policyOf returns the part of the configuration that decisions depend on.
+func policyOf(c config.Config) plan.Policy {
+	p := plan.DefaultPolicy()
+	p.Mode = plan.Mode(c.Mode)
+	p.OffloadAfter = c.OffloadAfter
+	p.OffloadMinConnections = uint64(c.OffloadMinConnections)
+	p.MasqueradeAll = c.MasqueradeAll
+	p.PodCIDRs = c.PodNetworks()
+	return p
+}
+
+func healthOf(c config.Config) health.Defaults {
+	return health.Defaults{
+		Kind: c.HealthCheck(), Interval: c.Health.Interval, Timeout: c.Health.Timeout,
+		Rise: c.Health.Rise, Fall: c.Health.Fall,
+	}
+}
+
+// Run serves until ctx is done, then lets the kernel take new connections,
+// drains what userspace carries, and returns nil. The kernel rules stay: traffic
+// goes on, and the next kproxy adopts them. An error of type *kernel.Missing
+// says what this host lacks.
+func (a *Agent) Run(ctx context.Context) error {
+	release, err := lockNode()
+	if err != nil {
+		return err
+	}
+	defer release()
+	if a.pins, err = openPins(a.cfg.StateDir); err != nil {
+		return err
+	}
+	if err := a.setUp(ctx); err != nil {
+		return err
+	}
+	defer a.conntrack.Close()
+
+	err = a.work(ctx)
+	err = errors.Join(err, a.drain())
+	a.events.close()
+	return err
+}
+
+// work runs every loop until ctx is done or one fails.
+func (a *Agent) work(ctx context.Context) error {
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return a.source.Run(ctx) })
+	if err := a.waitForSource(ctx); err != nil {
+		return errors.Join(err, g.Wait())
+	}
+	if err := a.adopt(ctx); err != nil {
+		return err
+	}
+	ended, err := conntrack.Subscribe()
+	if err != nil {
+		return err
+	}
+	defer ended.Close()
+	damaged := make(chan error, 1)
+	g.Go(func() error { return ended.Run(ctx, a.accounting.Ended) })
+	g.Go(func() error { return a.userspace.Run(ctx) })
+	g.Go(func() error { return a.prober.Run(ctx) })
+	g.Go(func() error { return a.fast(ctx) })
+	g.Go(func() error { return a.programmer.run(ctx, damaged) })
+	g.Go(func() error { return a.watch(ctx, damaged) })
+	g.Go(func() error { return a.heart.run(ctx) })
+	g.Go(func() error { return a.rereadOnSignal(ctx) })
+	return g.Wait()
+}
+
+// waitForSource waits until the manifests have been read once: an empty
+// snapshot at start would recall everything.
+func (a *Agent) waitForSource(ctx context.Context) error {
+	for a.source.Latest() == nil {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.source.Snapshots():
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+	return nil
+}
+
+// rereadOnSignal reads the manifests again on SIGHUP.
+func (a *Agent) rereadOnSignal(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-a.reread:
+			a.log.Info("reading the manifests again")
+			a.source.Reread()
+		}
+	}
+}
+
+// drain ends what userspace carries, in good order and within --drain-timeout.
+// The heartbeat has emptied the alive sets, so nothing new arrives.
+func (a *Agent) drain() error {
+	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.DrainTimeout)
+	defer cancel()
+	if n := len(a.userspace.Connections()); n > 0 {
+		a.log.Info("draining", "connections", n, "within", a.cfg.DrainTimeout)
+	}
+	if err := a.userspace.Drain(ctx); err != nil {
+		a.log.Warn("connections were cut short", "error", err)
+	}
+	return a.forgetListener()
+}
+
+// forgetListener deletes the UDP entries that lead to this process, which is
+// about to end: the next datagram of each client goes to the kernel's rules.
+func (a *Agent) forgetListener() error {
+	p := a.current.Load()
+	if p == nil {
+		return nil
+	}
+	flows, err := a.conntrack.List(service.UDP)
+	if err != nil {
+		return fmt.Errorf("list UDP flows: %w", err)
+	}
+	for _, f := range conntrack.Stale(flows, nil, p, conntrack.StaleConfig{Local: a.userspace.Local}) {
+		if err := a.conntrack.Delete(f); err != nil {
+			return fmt.Errorf("delete UDP flow: %w", err)
+		}
+	}
+	return nil
+}

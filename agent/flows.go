@@ -1,0 +1,104 @@
+package agent
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace"
+)
+
+// forgetStaleFlows deletes the UDP entries that would keep clients away from
+// where p wants their datagrams to go. Most plans can't have made any.
+func (a *Agent) forgetStaleFlows(old, p *plan.Plan) error {
+	a.accounting.SetPlan(p)
+	if !conntrack.MayBeStale(old, p) {
+		return nil
+	}
+	return a.deleteStale(old, p)
+}
+
+func (a *Agent) deleteStale(old, p *plan.Plan) error {
+	flows, err := a.conntrack.List(service.UDP)
+	if err != nil {
+		return err
+	}
+	_, udp := a.userspace.Ports()
+	sessions := a.udpSessions()
+	stale := conntrack.Stale(flows, old, p, conntrack.StaleConfig{
+		Listeners: []uint16{udp}, Local: a.userspace.Local,
+		HasSession: func(f conntrack.Flow) bool { return sessions[session{f.OrigSrc, f.OrigDst}] },
+	})
+	for _, f := range stale {
+		a.log.Debug("deleting a stale conntrack entry", "flow", f)
+		if err := a.conntrack.Delete(f); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// session is a UDP flow that userspace carries.
+type session struct{ client, orig netip.AddrPort }
+
+func (a *Agent) udpSessions() map[session]bool {
+	m := map[session]bool{}
+	for _, c := range a.userspace.Connections() {
+		if c.Protocol == service.UDP {
+			m[session{c.Client, c.Address}] = true
+		}
+	}
+	return m
+}
+
+// accountingAge is how old the figures of the kernel's live connections may be:
+// a list of a full table takes a while, and status may be asked for often.
+const accountingAge = time.Second
+
+// connections lists what is alive in every data plane, sorted.
+func (a *Agent) connections() ([]plan.ConnectionStatus, error) {
+	if err := a.accounting.Refresh(0, a.conntrack.List); err != nil {
+		return nil, err
+	}
+	rows := []plan.ConnectionStatus{}
+	now := time.Now()
+	for _, c := range a.userspace.Connections() {
+		rows = append(rows, userspaceRow(c, now))
+	}
+	for _, c := range a.accounting.Connections() {
+		rows = append(rows, kernelRow(c, a.kernelPlane(), now))
+	}
+	slices.SortStableFunc(rows, compareRows)
+	return rows, nil
+}
+
+func userspaceRow(c userspace.Connection, now time.Time) plan.ConnectionStatus {
+	return plan.ConnectionStatus{
+		Protocol: c.Protocol.String(), Client: c.Client, Service: c.Service.String(), Address: c.Address, Endpoint: c.Endpoint,
+		DataPlane: plan.Userspace, AgeSeconds: now.Sub(c.Started).Seconds(), BytesIn: c.BytesIn, BytesOut: c.BytesOut,
+	}
+}
+
+func kernelRow(c conntrack.Connection, plane plan.DataPlane, now time.Time) plan.ConnectionStatus {
+	f := &c.Flow
+	row := plan.ConnectionStatus{
+		Protocol: f.Protocol.String(), Client: f.OrigSrc, Service: c.Service.String(), Address: f.OrigDst, Endpoint: f.ReplySrc,
+		DataPlane: plane, BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes,
+	}
+	if !f.Start.IsZero() {
+		row.AgeSeconds = now.Sub(f.Start).Seconds()
+	}
+	return row
+}
+
+func compareRows(x, y plan.ConnectionStatus) int {
+	return cmp.Or(
+		strings.Compare(x.Service, y.Service), strings.Compare(x.Protocol, y.Protocol),
+		x.Client.Compare(y.Client), x.Address.Compare(y.Address),
+	)
+}

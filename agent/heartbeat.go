@@ -1,0 +1,58 @@
+package agent
+
+import (
+	"context"
+	"log/slog"
+	"sync/atomic"
+	"time"
+)
+
+// heartbeat is the dead-man's switch: it keeps the portal's alive sets filled
+// while the forwarder proves that it serves. When the proof fails, or this
+// process is gone, the entries expire and new connections go to the kernel
+// rules beneath.
+type heartbeat struct {
+	timeout time.Duration // lifetime of the entries
+	probe   func(context.Context) error
+	refresh func(timeout time.Duration) error
+	expire  func() error
+	log     *slog.Logger
+
+	alive atomic.Bool
+}
+
+// run beats until ctx is done, then removes the entries at once, so that new
+// connections go to the kernel before this process stops accepting.
+func (h *heartbeat) run(ctx context.Context) error {
+	// Three beats in a lifetime: one may be lost or late without an effect.
+	tick := time.NewTicker(h.timeout / 3)
+	defer tick.Stop()
+	for {
+		h.beat(ctx)
+		select {
+		case <-ctx.Done():
+			h.alive.Store(false)
+			return h.expire()
+		case <-tick.C:
+		}
+	}
+}
+
+func (h *heartbeat) beat(ctx context.Context) {
+	probing, cancel := context.WithTimeout(ctx, h.timeout/3)
+	defer cancel()
+	err := h.probe(probing)
+	if err == nil {
+		err = h.refresh(h.timeout)
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	if was := h.alive.Swap(err == nil); was != (err == nil) {
+		if err != nil {
+			h.log.Error("the forwarder doesn't serve; new connections go to the kernel rules beneath", "error", err)
+		} else {
+			h.log.Info("the forwarder serves")
+		}
+	}
+}

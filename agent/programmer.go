@@ -1,0 +1,175 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// programmer is the slow loop: it brings the rules beneath the portal to the
+// latest plan and says which services' rules are in the kernel. Plans that
+// arrive while it works replace each other; only the last is programmed.
+type programmer struct {
+	rules   rules
+	log     *slog.Logger
+	changed func() // tells the fast loop that Programmed or Failed changed
+
+	latest atomic.Pointer[plan.Plan]
+	wake   chan struct{} // 1 slot: triggers coalesce
+
+	// Owned by run.
+	have  kernel.Ruleset
+	known bool // have is what the kernel holds
+
+	mu     sync.Mutex // guards result, which the fast loop reads
+	result programResult
+}
+
+// programResult is what the programmer reports. Its maps are never modified.
+type programResult struct {
+	programmed map[service.Key]uint64
+	failed     map[service.Key]plan.Failure
+	passes     uint64
+	lastOK     time.Time
+	lastErr    error
+	took       time.Duration
+}
+
+func newProgrammer(r rules, log *slog.Logger, changed func()) *programmer {
+	return &programmer{rules: r, log: log, changed: changed, wake: make(chan struct{}, 1)}
+}
+
+// adopt starts from what an earlier kproxy left in the kernel. Call it before run.
+func (g *programmer) adopt(have kernel.Ruleset, p *plan.Plan) {
+	g.have, g.known = have, true
+	g.result.programmed = g.rules.programmed(have, g.rules.render(p), p)
+}
+
+// program hands over a plan. The fast loop calls it after the portal follows
+// the plan, so no service uses rules that are about to change.
+func (g *programmer) program(p *plan.Plan) {
+	g.latest.Store(p)
+	g.kick()
+}
+
+func (g *programmer) kick() {
+	select {
+	case g.wake <- struct{}{}:
+	default:
+	}
+}
+
+// report returns the last result.
+func (g *programmer) report() programResult {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.result
+}
+
+// Retries of a failed pass: soon, because a held lock is let go within
+// seconds, then rarer.
+const (
+	retryFirst = 500 * time.Millisecond
+	retryMax   = 30 * time.Second
+)
+
+// run programs until ctx is done. damaged delivers when somebody else changed
+// kproxy's rules; then they are read back and repaired.
+func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	wait := retryFirst
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case why := <-damaged:
+			g.log.Warn("kproxy's rules were changed by somebody else; repairing", "found", why)
+			g.known = false
+		case <-g.wake:
+		case <-retry.C:
+		}
+		p := g.latest.Load()
+		if p == nil {
+			continue
+		}
+		if err := g.pass(ctx, p); err != nil && ctx.Err() == nil {
+			g.log.Error("programming the kernel failed; services are served in userspace meanwhile", "error", err, "retry", wait)
+			retry.Reset(wait)
+			wait = min(2*wait, retryMax)
+			continue
+		}
+		retry.Stop()
+		wait = retryFirst
+	}
+}
+
+// pass brings the kernel to p.
+func (g *programmer) pass(ctx context.Context, p *plan.Plan) error {
+	start := time.Now()
+	want := g.rules.render(p)
+	if !g.known {
+		have, err := g.rules.Observe(ctx)
+		if err != nil {
+			return g.finish(start, nil, nil, err)
+		}
+		g.have, g.known = have, true
+	}
+	ops := kernel.Diff(g.have, want)
+	if ops.Empty() {
+		g.rules.watch.Expect(want)
+		return g.finish(start, g.rules.programmed(want, want, p), nil, nil)
+	}
+	applied, err := g.rules.Apply(ctx, ops)
+	if err == nil && len(applied.Failed) == 0 {
+		g.have = want
+		g.rules.watch.Expect(want)
+		g.log.Debug("programmed the kernel", "chains", applied.Chains, "rules", applied.Rules, "entries", applied.Entries, "took", time.Since(start))
+		return g.finish(start, g.rules.programmed(want, want, p), nil, nil)
+	}
+	// What took effect is known only by looking.
+	g.known = false
+	have, observeErr := g.rules.Observe(ctx)
+	if observeErr != nil {
+		return g.finish(start, map[service.Key]uint64{}, nil, errors.Join(err, observeErr))
+	}
+	g.have, g.known = have, true
+	failed := map[service.Key]plan.Failure{}
+	for k, why := range applied.Failed {
+		if s := p.Find(k); s != nil {
+			failed[k] = plan.Failure{Since: start, Reason: why.Error(), Hash: s.KernelHash}
+		}
+	}
+	if err == nil {
+		err = fmt.Errorf("program %d services: see each one's reason", len(failed))
+	}
+	return g.finish(start, g.rules.programmed(have, want, p), failed, err)
+}
+
+// finish publishes the outcome of a pass; nil programmed leaves the last.
+func (g *programmer) finish(start time.Time, programmed map[service.Key]uint64, failed map[service.Key]plan.Failure, err error) error {
+	g.mu.Lock()
+	old := g.result
+	r := programResult{programmed: programmed, failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start)}
+	if programmed == nil {
+		r.programmed = old.programmed
+	}
+	if err == nil {
+		r.lastOK = time.Now()
+	}
+	g.result = r
+	g.mu.Unlock()
+	if !maps.Equal(old.programmed, r.programmed) || !maps.Equal(old.failed, r.failed) || (old.lastErr == nil) != (err == nil) {
+		g.changed()
+	}
+	return err
+}

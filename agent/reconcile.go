@@ -1,0 +1,133 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// observeEvery is how often the fast loop looks at the portal's sets and at
+// what the data planes report.
+const observeEvery = time.Second
+
+// fast is the fast loop. It owns the current plan; everybody else reads it
+// through a.current.
+//
+// Triggers coalesce in a 1-slot channel: a change that arrives while a pass
+// runs causes one more pass.
+func (a *Agent) fast(ctx context.Context) error {
+	wake := time.NewTimer(0)
+	defer wake.Stop()
+	observe := time.NewTicker(observeEvery)
+	defer observe.Stop()
+	wait := retryFirst
+	for a.waitForTrigger(ctx, wake.C, observe.C) {
+		p, err := a.pass(ctx)
+		switch {
+		case ctx.Err() != nil:
+			return nil
+		case err != nil:
+			a.log.Error("a pass failed; the last good state stays in force", "error", err, "retry", wait)
+			wake.Reset(wait)
+			wait = min(2*wait, retryMax)
+		default:
+			wait = retryFirst
+			wake.Reset(untilWake(p, time.Now()))
+		}
+	}
+	return nil
+}
+
+// waitForTrigger returns true when a new pass is due, false when ctx is done.
+func (a *Agent) waitForTrigger(ctx context.Context, wake, observe <-chan time.Time) bool {
+	for {
+		select {
+		case <-ctx.Done():
+			return false
+		case <-a.trigger:
+			return true
+		case <-a.source.Snapshots():
+			return true
+		case <-a.prober.Changes():
+			return true
+		case <-wake:
+			return true
+		case <-observe:
+			if a.somethingHappened() {
+				return true
+			}
+		}
+	}
+}
+
+// somethingHappened looks at what doesn't announce itself.
+func (a *Agent) somethingHappened() bool {
+	found, err := a.portal.damaged()
+	if err != nil {
+		a.log.Warn("the portal's sets can't be read", "error", err)
+	}
+	if found != "" {
+		a.log.Warn("the portal's sets were changed by somebody else; repairing", "found", found)
+	}
+	return found != "" || a.carried.changed()
+}
+
+// untilWake bounds the plan's own wake-up to something a timer takes.
+func untilWake(p *plan.Plan, now time.Time) time.Duration {
+	if p.Wake.IsZero() {
+		return time.Hour
+	}
+	return max(p.Wake.Sub(now), time.Millisecond)
+}
+
+// kick asks for a pass.
+func (a *Agent) kick() {
+	select {
+	case a.trigger <- struct{}{}:
+	default:
+	}
+}
+
+// pass computes a plan and carries it out. The order matters: the forwarder
+// knows a service before the portal sends it connections, and forgets it after
+// the portal stopped; a service leaves the kernel rules before they change.
+func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
+	start := time.Now()
+	old := a.current.Load()
+	p := plan.Compute(a.inputs(start, old))
+	a.prober.Update(plan.Targets(a.source.Latest(), a.health))
+	a.userspace.Prepare(p)
+	a.moveAffinity(old, p)
+	if err := a.portal.follow(ctx, p); err != nil {
+		return p, a.sync.failed(start, fmt.Errorf("update the portal: %w", err))
+	}
+	a.userspace.Commit(p)
+	a.current.Store(p)
+	a.programmer.program(p)
+	if err := a.forgetStaleFlows(old, p); err != nil {
+		return p, a.sync.failed(start, fmt.Errorf("delete stale conntrack entries: %w", err))
+	}
+	a.sync.done(start)
+	a.announce(plan.Events(old, p))
+	return p, nil
+}
+
+// inputs gathers what Compute wants to know.
+func (a *Agent) inputs(now time.Time, old *plan.Plan) plan.Inputs {
+	r := a.programmer.report()
+	return plan.Inputs{
+		Now: now, Snapshot: a.source.Latest(), Health: a.prober.View(), Caps: a.caps, Policy: a.policy,
+		Observed: plan.Observed{Carried: a.carried.counts(), Programmed: r.programmed, Adopted: a.adopted},
+		Failed:   r.failed, Pins: a.pins.get(), Previous: old,
+	}
+}
+
+// announce tells the log and the subscribers what changed.
+func (a *Agent) announce(events []plan.Event) {
+	for _, e := range events {
+		a.log.Info(e.Message, "kind", e.Kind, "service", e.Service)
+	}
+	a.events.publish(events)
+}

@@ -1,0 +1,180 @@
+package agent
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/config"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/iptables"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/source/file"
+)
+
+// RenderOptions says what `kproxy render` renders.
+type RenderOptions struct {
+	Mode      plan.Mode
+	Manifests []string
+	Node      string
+}
+
+// Section is one part of what would be programmed.
+type Section struct {
+	Name string // "plan", "sets", "iptables-ipv4", "iptables-ipv6"
+	Text string
+}
+
+// Render returns the plan for manifests on a host that has everything, and what
+// would be programmed for it. Services stand as at the first start: in
+// userspace, with their rules beneath. Equal manifests give equal text.
+func Render(o RenderOptions) ([]Section, error) {
+	if _, err := modeOf(o.Mode); err != nil {
+		return nil, err
+	}
+	snapshot, problems, err := file.Load(o.Manifests, o.Node)
+	if err != nil {
+		return nil, err
+	}
+	if len(problems) > 0 {
+		return nil, fmt.Errorf("%s (kproxy check prints every problem)", problems[0])
+	}
+	p := plan.Compute(plan.Inputs{
+		Now: time.Unix(0, 0).UTC(), Snapshot: snapshot,
+		Caps:   plan.Caps{IPTables: plan.Capability{Name: "iptables", Supported: true}},
+		Policy: renderPolicy(o.Mode),
+	})
+	opts, d := iptables.DefaultOptions(), config.Default()
+	opts.TCPPort, opts.UDPPort = uint16(d.ListenTCPPort), uint16(d.ListenUDPPort)
+	rules := iptables.Render(p, opts)
+	sections := []Section{{"plan", planText(p)}, {"sets", setsText(kernel.Portal(p), rules.Sets)}}
+	for _, f := range service.Families {
+		sections = append(sections, Section{"iptables-" + f.String(), rulesText(rules.Chains[f], rules.Jumps[f])})
+	}
+	return sections, nil
+}
+
+func renderPolicy(m plan.Mode) plan.Policy {
+	p := plan.DefaultPolicy()
+	p.Mode = m
+	return p
+}
+
+// RenderText is Render for people: every section with a heading.
+func RenderText(o RenderOptions) (string, error) {
+	sections, err := Render(o)
+	if err != nil {
+		return "", err
+	}
+	var b strings.Builder
+	for i, s := range sections {
+		if i > 0 {
+			b.WriteByte('\n')
+		}
+		fmt.Fprintf(&b, "# %s\n%s", s.Name, s.Text)
+	}
+	return b.String(), nil
+}
+
+// planText prints the decisions, a block a service port.
+func planText(p *plan.Plan) string {
+	var b strings.Builder
+	for _, s := range p.Services {
+		fmt.Fprintf(&b, "%s %s: %s, %s: %s\n", s.Port.Key, s.Port.Protocol, s.DataPlane, s.State, s.Reason)
+		for _, problem := range s.Problems {
+			fmt.Fprintf(&b, "  problem: %s\n", problem)
+		}
+		if s.Degraded != "" {
+			fmt.Fprintf(&b, "  beneath: %s\n", s.Degraded)
+		}
+		for i := range s.Frontends {
+			fmt.Fprintf(&b, "  %s\n", frontendText(&s.Frontends[i]))
+		}
+		for _, f := range service.Families {
+			groupText(&b, "cluster", s.Groups[f].Cluster)
+			groupText(&b, "local", s.Groups[f].Local)
+		}
+	}
+	return b.String()
+}
+
+func frontendText(f *plan.Frontend) string {
+	address := f.Address.String()
+	if f.Kind == plan.NodePort {
+		address = fmt.Sprintf("%s *:%d", f.Family, f.Address.Port())
+	}
+	text := fmt.Sprintf("%s %s: %s, masquerade %s", f.Kind, address, f.Verdict, f.Masquerade)
+	if f.Local {
+		text += ", local endpoints"
+	}
+	if f.ShortCircuit {
+		text += ", all endpoints for clients on this node"
+	}
+	if len(f.SourceRanges) > 0 {
+		text += fmt.Sprintf(", only from %v", f.SourceRanges)
+	}
+	return text
+}
+
+func groupText(b *strings.Builder, name string, group []plan.Backend) {
+	for _, e := range group {
+		local := ""
+		if e.Local {
+			local = ", on this node"
+		}
+		fmt.Fprintf(b, "  %s endpoint %s, weight %d%s\n", name, e.Address, e.Weight, local)
+	}
+}
+
+// setsText prints sets as `ipset save` does. Empty sets are listed in one line.
+func setsText(portal, beneath []kernel.Set) string {
+	var b strings.Builder
+	var empty []string
+	seen := map[string]bool{}
+	for _, s := range append(append([]kernel.Set{}, portal...), beneath...) {
+		if seen[s.Name] {
+			continue
+		}
+		seen[s.Name] = true
+		if len(s.Entries) == 0 {
+			empty = append(empty, s.Name)
+			continue
+		}
+		fmt.Fprintf(&b, "create %s %s\n", s.Name, s.Type)
+		for _, e := range s.Entries {
+			fmt.Fprintf(&b, "add %s %s\n", s.Name, e)
+		}
+	}
+	if len(empty) > 0 {
+		fmt.Fprintf(&b, "# empty: %s\n", strings.Join(empty, " "))
+	}
+	return b.String()
+}
+
+// rulesText prints chains and jumps as iptables-save does.
+func rulesText(chains []kernel.Chain, jumps []kernel.Jump) string {
+	var b strings.Builder
+	for _, table := range []string{"mangle", "nat", "filter"} {
+		fmt.Fprintf(&b, "*%s\n", table)
+		for _, c := range chains {
+			if c.Table == table {
+				fmt.Fprintf(&b, ":%s - [0:0]\n", c.Name)
+			}
+		}
+		for _, j := range jumps {
+			if j.Table == table {
+				fmt.Fprintf(&b, "-A %s %s\n", j.From, j.Rule)
+			}
+		}
+		for _, c := range chains {
+			for _, r := range c.Rules {
+				if c.Table == table {
+					fmt.Fprintf(&b, "-A %s %s\n", c.Name, r)
+				}
+			}
+		}
+		b.WriteString("COMMIT\n")
+	}
+	return b.String()
+}

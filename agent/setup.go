@@ -1,0 +1,138 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/health/probe"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/source/file"
+	"kproxy.dev/kproxy/userspace"
+)
+
+// setUp finds out what this host can do and opens everything that work needs.
+// Nothing is programmed yet, except that the portal is closed: whoever held it
+// open before is gone, and until this process serves, new connections belong to
+// the rules beneath.
+func (a *Agent) setUp(ctx context.Context) error {
+	row, err := modeOf(a.policy.Mode)
+	if err != nil {
+		return err
+	}
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		return &kernel.Missing{What: "ipset", How: "run kproxy as root, on a kernel with CONFIG_IP_SET", Err: err}
+	}
+	host, err := kernel.NewProber(sets).Probe(ctx)
+	if err != nil {
+		return err
+	}
+	if err := host.Missing(); err != nil {
+		return err
+	}
+	a.caps = host.Caps
+	a.caps.IPVS = plan.Capability{Name: "ipvs", Reason: "not in this version of kproxy"}
+	if row.needs != nil {
+		if c := row.needs(a.caps); !c.Supported {
+			return &kernel.Missing{What: c.Name, How: "choose another --mode, or get what it says", Err: fmt.Errorf("%s", c.Reason)}
+		}
+	}
+	if err := kernel.RemoveAlive(sets); err != nil {
+		return fmt.Errorf("close the portal: %w", err)
+	}
+	if err := a.openConntrack(); err != nil {
+		return err
+	}
+	if err := a.openUserspace(); err != nil {
+		return err
+	}
+	return a.openKernel(row, host, sets)
+}
+
+// openConntrack opens the table of flows and turns accounting on.
+func (a *Agent) openConntrack() (err error) {
+	if a.conntrack, err = conntrack.Dial(); err != nil {
+		return &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
+	}
+	if err := conntrack.EnableAccounting(); err != nil {
+		return err
+	}
+	return nil
+}
+
+// openUserspace opens the shared listeners, the prober and the source.
+func (a *Agent) openUserspace() error {
+	c := userspace.Default()
+	c.Logger, c.Origin, c.Mark = a.log, a.conntrack, a.marks().Own()
+	c.TCPPort, c.UDPPort = uint16(a.cfg.ListenTCPPort), uint16(a.cfg.ListenUDPPort)
+	c.OnFirst = a.carried.first
+	a.userspace = userspace.New(c)
+	a.carried.enough, a.carried.counters, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Counters, a.kick
+	a.accounting = conntrack.NewAccounting(a.userspace.Local)
+	if err := a.userspace.Listen(); err != nil {
+		return err
+	}
+	p := probe.DefaultConfig()
+	p.Defaults, p.Mark, p.Logger = a.health, a.marks().Own(), a.log
+	a.prober = probe.New(p)
+	a.source = file.New(file.Config{Paths: a.cfg.Manifests, Node: a.node, Logger: a.log})
+	return nil
+}
+
+// openKernel makes what programs the kernel.
+func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) error {
+	tcp, udp := a.userspace.Ports()
+	a.sets, a.portal = sets, portal{store: sets}
+	a.routing = kernel.DefaultRouting()
+	a.routing.Marks, a.routing.Table, a.routing.SkipIPv6 = a.marks(), a.cfg.RouteTable, !host.IPv6
+	r, err := row.rules(hostRules{host: host, sets: sets, marks: a.marks(), tcp: tcp, udp: udp, routing: a.routing})
+	if err != nil {
+		return err
+	}
+	reports, err := kernel.EnsureSysctls(kernel.Sysctls())
+	if err != nil {
+		return err
+	}
+	for _, s := range reports {
+		a.log.Warn("sysctl", "report", s.String())
+	}
+	if err := a.routing.Ensure(); err != nil {
+		return err
+	}
+	a.programmer = newProgrammer(r, a.log, a.kick)
+	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, probe: a.serving, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log}
+	return nil
+}
+
+func (a *Agent) marks() kernel.Marks {
+	return kernel.Marks{Masquerade: a.cfg.MasqueradeMark(), Transparent: a.cfg.TransparentMark()}
+}
+
+// serving proves that new connections may come: the rules that lead here are in
+// the kernel, and the forwarder answers.
+func (a *Agent) serving(ctx context.Context) error {
+	if a.programmer.report().lastOK.IsZero() {
+		return errNotProgrammed
+	}
+	return a.userspace.Probe(ctx)
+}
+
+// adopt finds out what an earlier kproxy left in the kernel, so that services
+// that were offloaded stay so.
+func (a *Agent) adopt(ctx context.Context) error {
+	have, err := a.programmer.rules.Observe(ctx)
+	if err != nil {
+		return fmt.Errorf("read what is programmed: %w", err)
+	}
+	a.adopted = a.programmer.rules.adopted(have, a.source.Latest())
+	// What is programmed is told by comparing, and a plan says with what.
+	first := plan.Compute(a.inputs(time.Now(), nil))
+	a.programmer.adopt(have, first)
+	if n := len(a.adopted); n > 0 {
+		a.log.Info("adopted what an earlier kproxy programmed", "offloaded", n)
+	}
+	return nil
+}

@@ -1,0 +1,130 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace"
+)
+
+// Status describes everything as of now.
+func (a *Agent) Status() plan.Status {
+	now := time.Now()
+	st := plan.Status{
+		Version: a.version, Mode: a.policy.Mode, Node: a.node, UptimeSeconds: int64(now.Sub(a.started).Seconds()),
+		Sources: []plan.SourceStatus{}, Capabilities: []plan.CapStatus{}, Services: []plan.ServiceStatus{},
+	}
+	p := a.current.Load()
+	if p == nil {
+		return st // Run may still be setting up what is read below
+	}
+	st.Alive, st.Sources, st.Capabilities, st.Sync = a.heart.alive.Load(), a.sourceStatus(), capabilities(a.caps), a.syncStatus()
+	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
+		a.log.Warn("the kernel's connections can't be counted", "error", err)
+	}
+	st.Services = p.Rows(now)
+	us, kernel := a.userspace.Counters(), a.accounting.Figures()
+	for i, s := range p.Services {
+		addCounters(&st.Services[i], us[s.Port.Key], kernel[s.Port.Key])
+	}
+	return st
+}
+
+// syncStatus joins what the two loops say: an error of the slow one is an
+// error of the sync, although the services it concerns are served in userspace.
+func (a *Agent) syncStatus() plan.SyncStatus {
+	s, _ := a.sync.get()
+	if err := a.programmer.report().lastErr; err != nil && s.LastError == "" {
+		s.LastError = err.Error()
+	}
+	return s
+}
+
+func (a *Agent) sourceStatus() []plan.SourceStatus {
+	out := []plan.SourceStatus{}
+	for _, s := range a.source.Status() {
+		out = append(out, plan.SourceStatus{Name: s.Name, Synced: s.Synced, Error: strings.Join(s.Errors, "\n")})
+	}
+	return out
+}
+
+func capabilities(c plan.Caps) []plan.CapStatus {
+	out := make([]plan.CapStatus, len(c.All))
+	for i, x := range c.All {
+		out[i] = plan.CapStatus{Name: x.Name, Supported: x.Supported, Reason: x.Reason}
+	}
+	return out
+}
+
+// addCounters fills a row's counters from both kinds of data planes.
+func addCounters(row *plan.ServiceStatus, us userspace.Counters, k conntrack.ServiceFigures) {
+	row.Connections = plan.Connections{
+		Active: us.Active + k.Active, Total: us.Total + k.Total, Failed: us.Failed, Retried: us.Retried,
+		BytesIn: us.BytesIn + k.BytesIn, BytesOut: us.BytesOut + k.BytesOut,
+	}
+	at := make(map[netip.AddrPort]*userspace.EndpointCounters, len(us.Endpoints))
+	for i := range us.Endpoints {
+		at[us.Endpoints[i].Address] = &us.Endpoints[i]
+	}
+	for i := range row.Endpoints {
+		e := &row.Endpoints[i]
+		f := k.Endpoints[e.Address]
+		e.ActiveConnections, e.TotalConnections = f.Active, f.Total
+		if u := at[e.Address]; u != nil {
+			e.ActiveConnections += u.Active
+			e.TotalConnections += u.Total
+			e.Failures = u.Failures
+		}
+	}
+}
+
+// Connections lists what is alive in every data plane.
+func (a *Agent) Connections(context.Context) ([]plan.ConnectionStatus, error) {
+	if a.current.Load() == nil {
+		return nil, errStarting
+	}
+	return a.connections()
+}
+
+// What is said while kproxy starts.
+var (
+	errStarting      = errors.New("kproxy is still starting")
+	errNotProgrammed = errors.New("the rules that lead to the forwarder aren't in the kernel yet")
+)
+
+// Subscribe returns the events from now on.
+func (a *Agent) Subscribe() (<-chan plan.Event, func()) { return a.events.subscribe() }
+
+// Pin keeps a service port in a data plane until PreferAuto.
+func (a *Agent) Pin(k service.Key, pref service.Preference) error {
+	if a.current.Load() == nil {
+		return errStarting
+	}
+	if err := a.pins.set([]service.Key{k}, pref); err != nil {
+		return err
+	}
+	a.log.Info("pinned", "service", k, "dataplane", pref)
+	a.kick()
+	return nil
+}
+
+// LastSync returns when the last pass succeeded, zero if none has, and since
+// when a change waits for one, zero if none waits.
+func (a *Agent) LastSync() (success, pendingSince time.Time) {
+	s, pending := a.sync.get()
+	return s.LastSuccess, pending
+}
+
+// kernelPlane is the kernel data plane in force.
+func (a *Agent) kernelPlane() plan.DataPlane {
+	if p := a.current.Load(); p != nil {
+		return p.Kernel
+	}
+	return plan.None
+}

@@ -1,0 +1,286 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/web"
+)
+
+// demo plays a story and checks every observation on the way.
+type demo struct {
+	*labSession
+	out     io.Writer
+	mode    plan.Mode
+	start   time.Time
+	traffic *lab.Traffic
+	held    []heldConn
+	bad     int // observations that weren't what they should be
+}
+
+// heldConn is a connection that must survive the whole story.
+type heldConn struct {
+	name string
+	conn *lab.Held
+	// ends is set when it is known to end with the process that carries it.
+	ends bool
+}
+
+// labDemo plays the demo; it fails when any observation isn't as it should be.
+func labDemo(c *cli.Context) (err error) {
+	ctx, cancel := context.WithTimeout(c.Context, 2*time.Minute)
+	defer cancel()
+	d := &demo{out: c.App.Writer, mode: plan.Mode(c.String("mode")), start: time.Now()}
+	d.say("a client, a node and three backends, each in its own network namespace; kproxy runs on the node")
+	d.labSession, err = startLab(ctx, string(d.mode), 3, "--offload-after", "4s")
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.stop()) }()
+	steps := []func(context.Context) error{d.userspace, d.offload, d.backendDies, d.recall, d.kill, d.comeBack}
+	if d.mode == plan.ModeUserspace {
+		steps = []func(context.Context) error{d.userspace, d.backendDies}
+	}
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			return fmt.Errorf("%w\nkproxy's log:\n%s", err, d.proxy.Log())
+		}
+	}
+	if d.bad > 0 {
+		return fmt.Errorf("%d observations weren't what they should be\nkproxy's log:\n%s", d.bad, d.proxy.Log())
+	}
+	d.say("everything was as it should be, in %s", time.Since(d.start).Round(time.Second))
+	return nil
+}
+
+func (d *demo) say(format string, args ...any) {
+	fmt.Fprintf(d.out, "\n%5.1fs  %s\n", time.Since(d.start).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// observe prints one observation and remembers whether it is as it should be.
+func (d *demo) observe(ok bool, format string, args ...any) {
+	mark := "ok "
+	if !ok {
+		mark, d.bad = "BAD", d.bad+1
+	}
+	fmt.Fprintf(d.out, "        %s %s\n", mark, fmt.Sprintf(format, args...))
+}
+
+// userspace: first connections, spread exactly, with the client's address.
+func (d *demo) userspace(ctx context.Context) error {
+	d.say("every service starts in userspace: kproxy accepts each connection and forwards it")
+	counts, peers := map[string]int{}, map[string]int{}
+	for range 30 {
+		a, err := d.net.Client.Ask(ctx, "tcp", labService, "hello")
+		if err != nil {
+			return fmt.Errorf("connect to %s: %w", labService, err)
+		}
+		counts[a.Backend]++
+		peers[a.Peer.String()]++
+	}
+	svc, err := d.service(ctx)
+	if err != nil {
+		return err
+	}
+	d.observe(counts["b1"] == 10 && counts["b2"] == 10 && counts["b3"] == 10, "30 connections over 3 backends, round robin: b1 %d, b2 %d, b3 %d", counts["b1"], counts["b2"], counts["b3"])
+	client := d.net.Config.ClientAddresses(0)[0].String()
+	d.observe(peers[client] == 30, "the backends saw the client's own address %s in %d of them", client, peers[client])
+	d.observe(svc.DataPlane == plan.Userspace, "data plane %s, state %s: %s", svc.DataPlane, svc.State, reasonTitle(&svc))
+	udp, err := d.net.Client.Ask(ctx, "udp", labService, "hello")
+	d.observe(err == nil, "UDP works too: %s answered a datagram (%v)", udp.Backend, errWord(err))
+	if err := d.hold(ctx, "opened in userspace"); err != nil {
+		return err
+	}
+	d.traffic, err = lab.StartTraffic(ctx, lab.TrafficConfig{From: d.net.Client, Network: "tcp", Target: labService, Rate: 50, Count: 50 * 120, Timeout: 5 * time.Second})
+	return err
+}
+
+func errWord(err error) string {
+	if err == nil {
+		return "no error"
+	}
+	return err.Error()
+}
+
+// hold opens one more connection that has to last.
+func (d *demo) hold(ctx context.Context, name string) error {
+	h, err := lab.Hold(ctx, lab.HoldConfig{From: d.net.Client, Network: "tcp", Target: labService, Timeout: 5 * time.Second})
+	if err != nil {
+		return err
+	}
+	d.held = append(d.held, heldConn{name: name, conn: h})
+	return nil
+}
+
+// checkHeld observes that connections made earlier still work.
+func (d *demo) checkHeld() {
+	for _, h := range d.held {
+		if !h.ends {
+			d.observe(h.conn.Err() == nil, "the connection %s lives on, %d exchanges so far (%s)", h.name, h.conn.Exchanges(), errWord(h.conn.Err()))
+		}
+	}
+}
+
+// checkTraffic observes that no new connection failed since t.
+func (d *demo) checkTraffic(since time.Time) {
+	results := d.traffic.Results().Since(since)
+	d.observe(len(results) > 0 && len(results.Failed()) == 0, "new connections meanwhile: %s; slowest %s", results, slowest(results))
+}
+
+func slowest(r lab.Results) time.Duration {
+	if len(r) == 0 {
+		return 0
+	}
+	return slices.MaxFunc(r, func(a, b lab.Result) int { return int(a.Latency - b.Latency) }).Latency.Round(time.Millisecond)
+}
+
+// await polls the service's status until want holds.
+func (d *demo) await(ctx context.Context, within time.Duration, what string, want func(plan.ServiceStatus) bool) (plan.ServiceStatus, error) {
+	ctx, cancel := context.WithTimeout(ctx, within)
+	defer cancel()
+	for {
+		svc, err := d.service(ctx)
+		if err == nil && want(svc) {
+			return svc, nil
+		}
+		if !sleep(ctx, 50*time.Millisecond) {
+			return svc, fmt.Errorf("waited %s for %s; data plane %s, state %s: %s (%v)", within, what, svc.DataPlane, svc.State, svc.Reason, errWord(err))
+		}
+	}
+}
+
+// offload: the kernel takes over while connections stay open.
+func (d *demo) offload(ctx context.Context) error {
+	d.say("once it has been steady for 4s and carried a connection, the service is offloaded to %s", d.mode)
+	t := time.Now()
+	svc, err := d.await(ctx, 20*time.Second, "the offload", func(s plan.ServiceStatus) bool {
+		return s.State == plan.StateOffloaded && s.DataPlane != plan.Userspace
+	})
+	if err != nil {
+		return err
+	}
+	d.observe(true, "data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
+	if err := d.hold(ctx, "opened in the kernel"); err != nil {
+		return err
+	}
+	sleep(ctx, time.Second)
+	rows, err := d.client.Connections(ctx, "default/web:line")
+	if err != nil {
+		return err
+	}
+	for _, h := range d.held {
+		i := slices.IndexFunc(rows, func(r plan.ConnectionStatus) bool { return r.Client == h.conn.LocalAddr() })
+		if i < 0 {
+			d.observe(false, "the connection %s is in `kproxy connections`", h.name)
+			continue
+		}
+		d.observe(true, "the connection %s is carried by %s to %s", h.name, rows[i].DataPlane, rows[i].Endpoint)
+	}
+	d.checkHeld()
+	d.checkTraffic(t)
+	return nil
+}
+
+// backendDies: a backend that refuses connections costs nobody a request.
+func (d *demo) backendDies(ctx context.Context) error {
+	d.say("backend b2 dies: from now on it refuses connections")
+	t := time.Now()
+	if err := d.net.Backend("b2").Fail(ctx, lab.Refuse); err != nil {
+		return err
+	}
+	svc, err := d.await(ctx, 15*time.Second, "b2 to be down", func(s plan.ServiceStatus) bool {
+		return slices.ContainsFunc(s.Endpoints, func(e plan.EndpointStatus) bool { return e.Health == "down" && !e.Usable })
+	})
+	if err != nil {
+		return err
+	}
+	sleep(ctx, 2*time.Second)
+	d.observe(true, "b2 is down and gets no more connections; data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
+	d.checkTraffic(t)
+	t = time.Now()
+	if err := d.net.Backend("b2").Fail(ctx, lab.Healthy); err != nil {
+		return err
+	}
+	_, err = d.await(ctx, 15*time.Second, "b2 to be up", func(s plan.ServiceStatus) bool {
+		return !slices.ContainsFunc(s.Endpoints, func(e plan.EndpointStatus) bool { return !e.Usable })
+	})
+	if err != nil {
+		return err
+	}
+	d.observe(true, "b2 is back and in use again")
+	d.checkTraffic(t)
+	return nil
+}
+
+// recall: a user takes the service back to watch it, and lets it go again.
+func (d *demo) recall(ctx context.Context) error {
+	d.say("kproxy pin default/web:line userspace: recalled, to watch every connection")
+	t := time.Now()
+	if err := d.pin(ctx, service.PreferUserspace); err != nil {
+		return err
+	}
+	svc, err := d.await(ctx, 5*time.Second, "the recall", func(s plan.ServiceStatus) bool { return s.DataPlane == plan.Userspace && s.State == plan.StatePinned })
+	if err != nil {
+		return err
+	}
+	d.observe(true, "after %s: data plane %s, state %s: %s", time.Since(t).Round(time.Millisecond), svc.DataPlane, svc.State, svc.Reason)
+	sleep(ctx, time.Second)
+	d.checkHeld()
+	d.checkTraffic(t)
+	return d.pin(ctx, service.PreferAuto)
+}
+
+func (d *demo) pin(ctx context.Context, p service.Preference) error {
+	_, err := d.client.Pin(ctx, web.PinRequest{Namespace: "default", Name: "web", Port: "line", Preference: p})
+	return err
+}
+
+// kill: the proxy is gone, the traffic goes on.
+func (d *demo) kill(ctx context.Context) error {
+	d.say("kill -9 kproxy: its heartbeat stops, and after 3s new connections take the kernel rules beneath")
+	if err := d.proxy.Kill(); err != nil {
+		return err
+	}
+	for i := range d.held {
+		d.held[i].ends = strings.Contains(d.held[i].name, "userspace") // its sockets were kproxy's
+	}
+	sleep(ctx, 3*time.Second+200*time.Millisecond)
+	t := time.Now()
+	sleep(ctx, 3*time.Second)
+	d.checkTraffic(t)
+	d.checkHeld()
+	return nil
+}
+
+// comeBack: a new kproxy adopts what it finds.
+func (d *demo) comeBack(ctx context.Context) error {
+	d.say("kproxy starts again and adopts what is programmed")
+	t := time.Now()
+	if err := d.startProxy(ctx); err != nil {
+		return err
+	}
+	svc, err := d.await(ctx, 20*time.Second, "the offload after the restart", func(s plan.ServiceStatus) bool { return s.DataPlane == plan.DataPlane(d.mode) })
+	if err != nil {
+		return err
+	}
+	d.observe(true, "data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
+	sleep(ctx, time.Second)
+	d.checkTraffic(t)
+	d.checkHeld()
+	all := d.traffic.Stop()
+	d.say("in all: %s", all)
+	for _, h := range d.held {
+		h.conn.Close()
+	}
+	return nil
+}

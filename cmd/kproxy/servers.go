@@ -1,0 +1,115 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/config"
+	"kproxy.dev/kproxy/web"
+)
+
+// servers are the listeners through which people look at kproxy. They are
+// opened before anything is programmed: a port in use is found out at once.
+type servers struct {
+	control, api, health net.Listener
+}
+
+// openServers opens what the configuration asks for; an empty address opens none.
+func openServers(ctx context.Context, cfg config.Config) (s servers, err error) {
+	defer func() {
+		if err != nil {
+			s.close()
+		}
+	}()
+	if s.control, err = web.ListenControl(ctx, cfg.Socket); err != nil {
+		return s, err
+	}
+	if s.api, err = listenTCP(ctx, "metrics-bind-address", cfg.MetricsBindAddress); err != nil {
+		return s, err
+	}
+	s.health, err = listenTCP(ctx, "healthz-bind-address", cfg.HealthzBindAddress)
+	return s, err
+}
+
+func listenTCP(ctx context.Context, flag, address string) (net.Listener, error) {
+	if address == "" {
+		return nil, nil
+	}
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, "tcp", address)
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return nil, fmt.Errorf("--%s: %s is in use by another program; stop it (ss -ltnp shows which), or choose another address", flag, address)
+	case errors.Is(err, unix.EADDRNOTAVAIL):
+		return nil, fmt.Errorf("--%s: %s isn't an address of this host", flag, address)
+	case err != nil:
+		return nil, fmt.Errorf("--%s: %w", flag, err)
+	}
+	return l, nil
+}
+
+func (s *servers) close() {
+	for _, l := range []net.Listener{s.control, s.api, s.health} {
+		if l != nil {
+			l.Close()
+		}
+	}
+}
+
+// run answers on every listener until ctx is done.
+func (s *servers) run(ctx context.Context, src web.Source, reg *prometheus.Registry, cfg config.Config, log *slog.Logger) error {
+	var g errgroup.Group
+	g.Go(func() error { return web.Serve(ctx, s.control, web.Control(src), log) })
+	if s.api != nil {
+		api := web.API(web.APIConfig{Source: src, Gatherer: reg, Configz: cfg})
+		g.Go(func() error { return web.Serve(ctx, s.api, api, log) })
+	}
+	if s.health != nil {
+		health := web.Health(web.HealthConfig{Source: src, Registerer: reg})
+		g.Go(func() error { return web.Serve(ctx, s.health, health, log) })
+	}
+	return g.Wait()
+}
+
+// source is the agent as the web package sees it.
+type source struct{ *agent.Agent }
+
+// Health returns what the health endpoints judge by.
+func (s source) Health() web.HealthReport {
+	updated, pending := s.LastSync()
+	return web.HealthReport{LastUpdated: updated, PendingSince: pending, NodeEligible: true}
+}
+
+// runProxy runs the agent with its servers around it: whoever looks at kproxy
+// can do so until the very end, draining included.
+func runProxy(ctx context.Context, o agent.Options) error {
+	s, err := openServers(ctx, o.Config)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	reg := prometheus.NewRegistry()
+	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	var metrics *web.Metrics
+	o.ObserveSync = func(d time.Duration) { metrics.ObserveSync(d) }
+	a := agent.New(o)
+	metrics = web.NewMetrics(reg, source{a})
+
+	looking, stop := context.WithCancel(context.WithoutCancel(ctx))
+	defer stop()
+	served := make(chan error, 1)
+	go func() { served <- s.run(looking, source{a}, reg, o.Config, o.Log) }()
+	err = a.Run(ctx)
+	stop()
+	return errors.Join(err, <-served)
+}

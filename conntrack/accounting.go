@@ -1,0 +1,299 @@
+package conntrack
+
+import (
+	"net/netip"
+	"sync"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Figures count the connections of a service port or of one of its endpoints
+// that the kernel carried. Everything but Active only grows, for as long as
+// the plan holds the service port.
+type Figures struct {
+	Active   int64
+	Total    uint64
+	BytesIn  uint64 // from clients, IP headers included
+	BytesOut uint64 // to clients, IP headers included
+}
+
+func (f *Figures) add(flow *Flow) {
+	f.Total++
+	f.BytesIn += flow.OrigBytes
+	f.BytesOut += flow.ReplyBytes
+	if flow.Open() {
+		f.Active++
+	}
+}
+
+func (f *Figures) addEnded(flow *Flow) {
+	f.add(flow)
+	if flow.Open() {
+		f.Active--
+	}
+}
+
+// ServiceFigures are the figures of a service port. Endpoints holds those that
+// the plan holds, or that still have connections.
+type ServiceFigures struct {
+	Figures
+	Endpoints map[netip.AddrPort]Figures
+}
+
+// Connection is a flow that the kernel carries to an endpoint now.
+type Connection struct {
+	Service service.Key
+	Flow    Flow // OrigSrc is the client, OrigDst the service address, ReplySrc the endpoint
+}
+
+// Accounting adds up what the kernel carries: the flows that have ended, as
+// events tell, and those in the table, as a list tells. It is safe for
+// concurrent use.
+type Accounting struct {
+	local func(netip.Addr) bool
+
+	refresh sync.Mutex // held while listing: an older list must not replace a newer
+
+	mu        sync.Mutex // guards what follows: three goroutines meet here (events, plans, readers)
+	index     *index
+	services  map[service.Key]*account
+	live      map[identity]entry // as of the last list
+	missing   map[identity]entry // gone from the list, end not yet told
+	ended     map[identity]bool  // ends told while a list is under way; else nil
+	refreshed time.Time
+}
+
+// endGrace is how long after a flow has gone from the list its end, which
+// brings the final figures, may still be told. Then the last known figures are
+// final: the kernel doesn't tell the end of flows that began before anybody
+// listened, nor of those for which the event buffer was too small.
+const endGrace = 2 * time.Second
+
+// account is what Accounting holds of one service port.
+type account struct {
+	plan      *plan.Service
+	ended     Figures
+	endpoints map[netip.AddrPort]*endpointAccount
+}
+
+type endpointAccount struct {
+	ended   Figures
+	current bool // the plan holds it
+}
+
+// entry is a flow with the service port it belongs to, which is found once:
+// the flow may outlive both its endpoint and its frontend.
+type entry struct {
+	key  service.Key
+	flow Flow
+	gone time.Time // when it went missing
+}
+
+// NewAccounting returns an Accounting without a plan, which counts nothing.
+// local reports whether an address is one of this node's.
+func NewAccounting(local func(netip.Addr) bool) *Accounting {
+	return &Accounting{
+		local: local, index: newIndex(nil, 0, local),
+		services: map[service.Key]*account{}, live: map[identity]entry{}, missing: map[identity]entry{},
+	}
+}
+
+// SetPlan makes the Accounting count for the service ports of p. Figures of
+// service ports that p doesn't hold are forgotten. Those of an endpoint that p
+// doesn't hold are counted on until it has no more flows; the service port's
+// own figures keep what it carried.
+func (a *Accounting) SetPlan(p *plan.Plan) {
+	x := newIndex(p, 0, a.local)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.index = x
+	services := make(map[service.Key]*account, len(p.Services))
+	for _, s := range p.Services {
+		acc := a.services[s.Port.Key]
+		if acc == nil {
+			acc = &account{endpoints: map[netip.AddrPort]*endpointAccount{}}
+		}
+		if acc.plan != s {
+			acc.setEndpoints(s)
+		}
+		services[s.Port.Key] = acc
+	}
+	a.services = services
+}
+
+func (acc *account) setEndpoints(s *plan.Service) {
+	acc.plan = s
+	for _, e := range acc.endpoints {
+		e.current = false
+	}
+	for i := range s.Endpoints {
+		address := s.Endpoints[i].Address
+		if acc.endpoints[address] == nil {
+			acc.endpoints[address] = &endpointAccount{}
+		}
+		acc.endpoints[address].current = true
+	}
+}
+
+// classify returns the service port whose kernel data plane carries f. An
+// endpoint that has left the plan still counts while its figures are kept.
+func (a *Accounting) classify(f *Flow) (service.Key, bool) {
+	if !f.Rewritten() {
+		return service.Key{}, false // also kproxy's own connections to endpoints
+	}
+	at, ok := a.index.find(f)
+	if !ok {
+		return service.Key{}, false
+	}
+	key := at.service.Port.Key
+	return key, a.services[key].endpoints[f.ReplySrc] != nil
+}
+
+// Ended counts a flow that has ended.
+func (a *Accounting) Ended(f Flow) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	id := f.identity()
+	if a.ended != nil {
+		a.ended[id] = true
+	}
+	e, known := a.live[id]
+	if !known {
+		e, known = a.missing[id]
+	}
+	delete(a.live, id)
+	delete(a.missing, id)
+	if !known {
+		if e.key, known = a.classify(&f); !known {
+			return
+		}
+	}
+	a.count(entry{key: e.key, flow: f})
+}
+
+// count adds an ended flow for good.
+func (a *Accounting) count(e entry) {
+	acc := a.services[e.key]
+	if acc == nil {
+		return // its service port is gone
+	}
+	acc.ended.addEnded(&e.flow)
+	if ep := acc.endpoints[e.flow.ReplySrc]; ep != nil {
+		ep.ended.addEnded(&e.flow)
+	}
+}
+
+// Refresh lists the table, protocol 0 for all, unless that was done within
+// maxAge. list is [Client.List].
+func (a *Accounting) Refresh(maxAge time.Duration, list func(service.Protocol) ([]Flow, error)) error {
+	a.refresh.Lock()
+	defer a.refresh.Unlock()
+	a.mu.Lock()
+	if !a.refreshed.IsZero() && time.Since(a.refreshed) < maxAge {
+		a.mu.Unlock()
+		return nil
+	}
+	a.ended = map[identity]bool{}
+	a.mu.Unlock()
+	flows, err := list(0)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil {
+		a.refreshed = time.Now()
+		a.listed(flows, a.refreshed)
+	}
+	a.ended = nil
+	return err
+}
+
+// listed replaces the live flows. What is in the list no more goes missing,
+// and comes back if it had only been overlooked: a list isn't a snapshot.
+func (a *Accounting) listed(flows []Flow, now time.Time) {
+	live := make(map[identity]entry, len(a.live))
+	for i := range flows {
+		f := &flows[i]
+		id := f.identity()
+		if a.ended[id] {
+			continue // it ended after it was listed, and has been counted
+		}
+		e, known := a.live[id]
+		if !known {
+			e, known = a.missing[id]
+		}
+		if !known {
+			if e.key, known = a.classify(f); !known {
+				continue
+			}
+		}
+		live[id] = entry{key: e.key, flow: *f}
+		delete(a.live, id)
+		delete(a.missing, id)
+	}
+	for id, e := range a.missing {
+		if now.Sub(e.gone) > endGrace {
+			a.count(e)
+			delete(a.missing, id)
+		}
+	}
+	for id, e := range a.live {
+		e.gone = now
+		a.missing[id] = e
+	}
+	a.live = live
+	a.forgetEndpoints()
+}
+
+// forgetEndpoints forgets those that are neither in the plan nor in use.
+func (a *Accounting) forgetEndpoints() {
+	type use struct {
+		key     service.Key
+		address netip.AddrPort
+	}
+	used := map[use]bool{}
+	for _, m := range []map[identity]entry{a.live, a.missing} {
+		for _, e := range m {
+			used[use{e.key, e.flow.ReplySrc}] = true
+		}
+	}
+	for key, acc := range a.services {
+		for address, ep := range acc.endpoints {
+			if !ep.current && !used[use{key, address}] {
+				delete(acc.endpoints, address)
+			}
+		}
+	}
+}
+
+// Figures returns the figures of every service port of the plan as of the last
+// Refresh, and what has ended since.
+func (a *Accounting) Figures() map[service.Key]ServiceFigures {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make(map[service.Key]ServiceFigures, len(a.services))
+	for key, acc := range a.services {
+		s := ServiceFigures{Figures: acc.ended, Endpoints: make(map[netip.AddrPort]Figures, len(acc.endpoints))}
+		for address, ep := range acc.endpoints {
+			s.Endpoints[address] = ep.ended
+		}
+		out[key] = s
+	}
+	merge := func(m map[identity]entry, add func(*Figures, *Flow)) {
+		for _, e := range m {
+			s, ok := out[e.key]
+			if !ok {
+				continue
+			}
+			add(&s.Figures, &e.flow)
+			if ep, ok := s.Endpoints[e.flow.ReplySrc]; ok {
+				add(&ep, &e.flow)
+				s.Endpoints[e.flow.ReplySrc] = ep
+			}
+			out[e.key] = s
+		}
+	}
+	merge(a.live, (*Figures).add)
+	merge(a.missing, (*Figures).addEnded)
+	return out
+}

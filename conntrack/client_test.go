@@ -1,0 +1,378 @@
+package conntrack
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+func port(p uint16) netip.AddrPort { return netip.AddrPortFrom(netip.Addr{}, p) }
+
+func TestLookupRedirected(t *testing.T) {
+	c := inNamespace(t)
+	_, peers := server(t, port(listener))
+	for _, f := range service.Families {
+		dst, client := at(f, services, 10, 53), at(f, clients, 2, 5000)
+		rewrite(t, dst, port(listener))
+		ask(t, client, dst)
+		local := netip.AddrPortFrom(loopback(f), listener) // what OUTPUT redirects goes to loopback
+		orig, real, err := c.Lookup(service.UDP, local, <-peers)
+		if err != nil || orig != dst || real != client {
+			t.Errorf("%s: got %s, %s, %v, want %s, %s", f, orig, real, err, dst, client)
+		}
+	}
+}
+
+// Two flows of one client port to two services look alike to the listener; the
+// kernel gives the second another port.
+func TestLookupTellsCollidingFlowsApart(t *testing.T) {
+	c := inNamespace(t)
+	l, peers := server(t, port(listener))
+	_ = l
+	for _, f := range service.Families {
+		client, local := at(f, clients, 2, 5000), netip.AddrPortFrom(loopback(f), listener)
+		both := []netip.AddrPort{at(f, services, 10, 53), at(f, services, 11, 53)}
+		rewrite(t, both[0], port(listener))
+		rewrite(t, both[1], port(listener))
+		socket, err := net.ListenUDP("udp", net.UDPAddrFromAddrPort(client)) // one port, not connected
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer socket.Close()
+		for _, dst := range both {
+			if _, err := socket.WriteToUDPAddrPort([]byte("x"), dst); err != nil {
+				t.Fatal(err)
+			}
+			orig, real, err := c.Lookup(service.UDP, local, <-peers)
+			if err != nil || orig != dst || real != client {
+				t.Errorf("%s: got %s, %s, %v, want %s, %s", f, orig, real, err, dst, client)
+			}
+		}
+	}
+}
+
+func TestLookupDirect(t *testing.T) {
+	c := inNamespace(t)
+	_, peers := server(t, port(listener))
+	local := netip.AddrPortFrom(loopback(service.IPv4), listener)
+	ask(t, at(service.IPv4, clients, 2, 5000), local)
+	orig, _, err := c.Lookup(service.UDP, local, <-peers)
+	if err != nil || orig != local {
+		t.Errorf("got %s, %v, want the listener itself", orig, err)
+	}
+}
+
+func TestLookupNotFound(t *testing.T) {
+	c := inNamespace(t)
+	server(t, at(service.IPv4, pods, 2, 5353))
+	client, pod := at(service.IPv4, clients, 2, 5000), at(service.IPv4, pods, 2, 5353)
+	ask(t, client, pod)
+	for name, tuple := range map[string][2]netip.AddrPort{
+		"nobody":          {pod, at(service.IPv4, clients, 3, 5000)},
+		"other direction": {client, pod}, // the tuple exists, as an original one
+		"IPv6":            {at(service.IPv6, pods, 2, 5353), at(service.IPv6, clients, 2, 5000)},
+	} {
+		if _, _, err := c.Lookup(service.UDP, tuple[0], tuple[1]); !errors.Is(err, ErrNotFound) {
+			t.Errorf("%s: got %v, want %v", name, err, ErrNotFound)
+		}
+	}
+	if _, err := c.GetByReply(service.TCP, pod, client); !errors.Is(err, ErrNotFound) {
+		t.Errorf("another protocol: got %v, want %v", err, ErrNotFound)
+	}
+}
+
+func TestLookupConcurrently(t *testing.T) {
+	c := inNamespace(t)
+	_, peers := server(t, port(listener))
+	dst := at(service.IPv6, services, 10, 53)
+	rewrite(t, dst, port(listener))
+	var seen []netip.AddrPort
+	for i := range 16 {
+		ask(t, at(service.IPv6, clients, 2, 5000+uint16(i)), dst)
+		seen = append(seen, <-peers)
+	}
+	var wg sync.WaitGroup
+	for range 4 {
+		for _, peer := range seen {
+			wg.Go(func() {
+				for range 20 {
+					orig, real, err := c.Lookup(service.UDP, netip.AddrPortFrom(loopback(service.IPv6), listener), peer)
+					if err != nil || orig != dst || real != peer {
+						t.Errorf("got %s, %s, %v, want %s, %s", orig, real, err, dst, peer)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+}
+
+func TestList(t *testing.T) {
+	c := inNamespace(t)
+	for _, f := range service.Families {
+		pod, dst, client := at(f, pods, 2, 5353), at(f, services, 10, 53), at(f, clients, 2, 5000)
+		server(t, pod)
+		rewrite(t, dst, pod)
+		again(t, ask(t, client, dst))
+		l, err := net.Listen("tcp", pod.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		conn, err := net.Dial("tcp", pod.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close()
+
+		got, ok := to(mustList(t, c, service.UDP), dst)[client]
+		ipHeader := uint64(20)
+		if f == service.IPv6 {
+			ipHeader = 40
+		}
+		want := Flow{
+			Family: f, Protocol: service.UDP, OrigSrc: client, OrigDst: dst, ReplySrc: pod, ReplyDst: client,
+			OrigPackets: 2, OrigBytes: 2 * (ipHeader + 8 + 5), ReplyPackets: 2, ReplyBytes: 2 * (ipHeader + 8 + 5),
+			Status: got.Status, Timeout: got.Timeout, ID: got.ID,
+		}
+		if !ok || got != want || got.ID == 0 || got.Timeout <= 0 {
+			t.Errorf("%s: got %+v, want %+v with an ID and a time-out", f, got, want)
+		}
+		if again, err := c.GetByReply(service.UDP, pod, client); err != nil || again.ID != got.ID || again.OrigBytes != got.OrigBytes {
+			t.Errorf("%s: got %+v, %v, want the same as in the list", f, again, err)
+		}
+	}
+	protocols := func(p service.Protocol) (out []service.Protocol) {
+		for _, f := range mustList(t, c, p) {
+			if !slices.Contains(out, f.Protocol) {
+				out = append(out, f.Protocol)
+			}
+		}
+		return out
+	}
+	if got := protocols(0); len(got) != 2 {
+		t.Errorf("protocols of all entries: %v, want TCP and UDP", got)
+	}
+	for _, p := range []service.Protocol{service.TCP, service.UDP} {
+		if got := protocols(p); !slices.Equal(got, []service.Protocol{p}) {
+			t.Errorf("protocols of %s entries: %v", p, got)
+		}
+	}
+}
+
+// What the kernel leaves out isn't decoded here.
+func TestDumpIsFilteredByTheKernel(t *testing.T) {
+	c := inNamespace(t)
+	server(t, at(service.IPv4, pods, 2, 5353))
+	ask(t, at(service.IPv4, clients, 2, 5000), at(service.IPv4, pods, 2, 5353))
+	for p, want := range map[service.Protocol]int{service.UDP: 1, service.TCP: 0} {
+		flows, err := c.dump(service.IPv4, p, 0)
+		if err != nil || len(flows) != want {
+			t.Errorf("kernel's filter for %s: %d entries, %v, want %d", p, len(flows), err, want)
+		}
+	}
+}
+
+func TestDeleteIsExact(t *testing.T) {
+	c := inNamespace(t)
+	for _, f := range service.Families {
+		pod, dst := at(f, pods, 2, 5353), at(f, services, 10, 53)
+		server(t, pod)
+		rewrite(t, dst, pod)
+		one, two := at(f, clients, 2, 5000), at(f, clients, 2, 5001)
+		conn := ask(t, one, dst)
+		ask(t, two, dst)
+		first := to(mustList(t, c, service.UDP), dst)[one]
+		for range 2 { // the second finds nothing, which is no error
+			if err := c.Delete(first); err != nil {
+				t.Fatal(err)
+			}
+		}
+		left := to(mustList(t, c, service.UDP), dst)
+		if _, gone := left[one]; gone || len(left) != 1 {
+			t.Errorf("%s: left %v, want the neighbour only", f, left)
+		}
+		// A flow that came after, with the same tuples, isn't the one to delete.
+		again(t, conn)
+		if err := c.Delete(first); err != nil {
+			t.Fatal(err)
+		}
+		if left := to(mustList(t, c, service.UDP), dst); len(left) != 2 || left[one].ID == first.ID {
+			t.Errorf("%s: left %v, want both", f, left)
+		}
+	}
+}
+
+// The whole of it: an endpoint leaves, its flow is deleted and no other, and
+// the client's next datagram goes elsewhere.
+func TestStaleFlowGoesElsewhere(t *testing.T) {
+	c := inNamespace(t)
+	for _, f := range service.Families {
+		dst := at(f, services, 10, 53)
+		gone, stays := at(f, pods, 3, 5353), at(f, pods, 2, 5353)
+		_, atGone := server(t, gone)
+		_, atStays := server(t, stays)
+		rewrite(t, dst, stays)
+		kept := ask(t, at(f, clients, 2, 5001), dst)
+		<-atStays
+		table(t, f, "-F", "OUTPUT")
+		rewrite(t, dst, gone)
+		moved := ask(t, at(f, clients, 2, 5000), dst)
+		<-atGone
+		table(t, f, "-F", "OUTPUT")
+		rewrite(t, dst, stays)
+		again(t, moved)
+		<-atGone // rules don't reach a flow that has an entry
+
+		k := udpKey("dns")
+		stale := Stale(mustList(t, c, service.UDP), planOf(serviceOf(k, 10)), planOf(serviceOf(k, 10, withoutEndpoint(3))), StaleConfig{Local: isLocal})
+		if len(stale) != 1 || stale[0].OrigSrc.Port() != 5000 {
+			t.Fatalf("%s: stale %v, want the flow to %s", f, stale, gone)
+		}
+		if err := c.Delete(stale[0]); err != nil {
+			t.Fatal(err)
+		}
+		again(t, moved)
+		<-atStays
+		again(t, kept)
+		<-atStays
+	}
+}
+
+func TestEvents(t *testing.T) {
+	c := inNamespace(t)
+	pod, dst, client := at(service.IPv6, pods, 2, 5353), at(service.IPv6, services, 10, 53), at(service.IPv6, clients, 2, 5000)
+	server(t, pod)
+	rewrite(t, dst, pod)
+	l, err := Subscribe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	ask(t, client, dst)
+	listed := to(mustList(t, c, service.UDP), dst)[client]
+	if err := c.Delete(listed); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var got Flow
+	if err := l.Run(ctx, func(f Flow) { got = f; cancel() }); err != nil {
+		t.Fatal(err)
+	}
+	want := listed
+	want.Timeout, want.Status = got.Timeout, got.Status // an end has neither
+	if got != want {
+		t.Errorf("got %+v, want %+v", got, want)
+	}
+	if n := l.Overflows(); n != 0 {
+		t.Errorf("%d overflows, want none", n)
+	}
+}
+
+func TestEventOverflowIsCounted(t *testing.T) {
+	c := inNamespace(t)
+	pod := at(service.IPv4, pods, 2, 5353)
+	server(t, pod)
+	l, err := Subscribe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	if err := l.conn.SetReadBuffer(1); err != nil { // the kernel's least
+		t.Fatal(err)
+	}
+	for i := range 50 {
+		ask(t, at(service.IPv4, clients, 2, 5000+uint16(i)), pod)
+	}
+	for _, f := range mustList(t, c, service.UDP) {
+		if err := c.Delete(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Reading goes on after an overflow: there is an end to be told after it.
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	last := at(service.IPv4, clients, 3, 6000)
+	told := 0
+	err = l.Run(ctx, func(f Flow) {
+		if told++; f.OrigSrc == last {
+			cancel()
+			return
+		}
+		ask(t, last, pod)
+		if err := c.Delete(to(mustList(t, c, service.UDP), pod)[last]); err != nil {
+			t.Error(err)
+		}
+	})
+	if err != nil || ctx.Err() != context.Canceled || l.Overflows() == 0 || told >= 50 {
+		t.Errorf("got %v, %d overflows, %d ends told; want overflows and fewer ends than flows", err, l.Overflows(), told)
+	}
+}
+
+func TestAccountingOfRealFlows(t *testing.T) {
+	c := inNamespace(t)
+	f := service.IPv4
+	k := udpKey("dns")
+	p := planOf(serviceOf(k, 10, func(s *plan.Service) { s.Frontends = s.Frontends[:2] }))
+	accounting := NewAccounting(isLocal)
+	accounting.SetPlan(p)
+	l, err := Subscribe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	pod, dst := at(f, pods, 2, 5353), at(f, services, 10, 53)
+	server(t, pod)
+	rewrite(t, dst, pod)
+	for i := range 3 {
+		ask(t, at(f, clients, 2, 5000+uint16(i)), dst)
+	}
+	ask(t, at(f, clients, 2, 6000), pod) // not by the service
+	packet := uint64(20 + 8 + 5)
+	check := func(active int64) {
+		t.Helper()
+		if err := accounting.Refresh(0, c.List); err != nil {
+			t.Fatal(err)
+		}
+		got := accounting.Figures()[k]
+		want := Figures{Active: active, Total: 3, BytesIn: 3 * packet, BytesOut: 3 * packet}
+		if got.Figures != want || got.Endpoints[pod] != want || len(accounting.Connections()) != int(active) {
+			t.Errorf("got %+v and %d connections, want %+v", got, len(accounting.Connections()), want)
+		}
+	}
+	check(3)
+	if err := c.Delete(to(mustList(t, c, service.UDP), dst)[at(f, clients, 2, 5001)]); err != nil {
+		t.Fatal(err)
+	}
+	check(2) // before its end is told
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := l.Run(ctx, func(f Flow) { accounting.Ended(f); cancel() }); err != nil {
+		t.Fatal(err)
+	}
+	check(2) // and after
+}
+
+func BenchmarkGetByReply(b *testing.B) {
+	c := inNamespace(b)
+	_, peers := server(b, port(listener))
+	dst := at(service.IPv4, services, 10, 53)
+	rewrite(b, dst, port(listener))
+	ask(b, at(service.IPv4, clients, 2, 5000), dst)
+	peer, local := <-peers, netip.AddrPortFrom(loopback(service.IPv4), listener)
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := c.GetByReply(service.UDP, local, peer); err != nil {
+			b.Fatal(err)
+		}
+	}
+}

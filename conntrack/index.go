@@ -1,0 +1,81 @@
+package conntrack
+
+import (
+	"net/netip"
+	"slices"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// place is where a frontend answers. A node port has the zero Addr.
+type place struct {
+	protocol service.Protocol
+	family   service.Family
+	address  netip.AddrPort
+}
+
+// front is a frontend with the service it belongs to.
+type front struct {
+	service  *plan.Service
+	frontend *plan.Frontend
+}
+
+// index finds the frontend a flow was sent to.
+type index struct {
+	fronts    map[place]front
+	nodePorts bool // there are any
+	local     func(netip.Addr) bool
+}
+
+// newIndex indexes the frontends of one protocol; 0 means all. local reports
+// whether an address is one of this node's: only there are node ports.
+func newIndex(p *plan.Plan, protocol service.Protocol, local func(netip.Addr) bool) *index {
+	x := &index{fronts: map[place]front{}, local: local}
+	if p == nil {
+		return x
+	}
+	for _, s := range p.Services {
+		if protocol != 0 && s.Port.Protocol != protocol {
+			continue
+		}
+		for i := range s.Frontends {
+			f := &s.Frontends[i]
+			x.fronts[place{f.Protocol, f.Family, f.Address}] = front{s, f}
+			x.nodePorts = x.nodePorts || f.Kind == plan.NodePort
+		}
+	}
+	return x
+}
+
+// find returns the frontend to which f was sent. An entry in a zone is
+// somebody else's, whatever its addresses say.
+func (x *index) find(f *Flow) (front, bool) {
+	if f.Zone != 0 {
+		return front{}, false
+	}
+	at := place{f.Protocol, f.Family, f.OrigDst}
+	if hit, ok := x.fronts[at]; ok {
+		return hit, true
+	}
+	if !x.nodePorts {
+		return front{}, false
+	}
+	at.address = netip.AddrPortFrom(netip.Addr{}, f.OrigDst.Port())
+	hit, ok := x.fronts[at]
+	if !ok || !x.local(f.OrigDst.Addr()) {
+		return front{}, false
+	}
+	return hit, true
+}
+
+// endpoint returns s's endpoint at an address, or nil.
+func endpoint(s *plan.Service, a netip.AddrPort) *plan.Endpoint {
+	i, ok := slices.BinarySearchFunc(s.Endpoints, a, func(e plan.Endpoint, a netip.AddrPort) int {
+		return e.Address.Compare(a)
+	})
+	if !ok {
+		return nil
+	}
+	return &s.Endpoints[i]
+}

@@ -1,0 +1,137 @@
+package iptables_test
+
+import (
+	"context"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/iptables"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// foreignRules is what somebody else has: rules before and after kproxy's jumps,
+// a chain of their own, a rule that uses a set of theirs.
+const foreignRules = `*nat
+:DOCKER - [0:0]
+-A PREROUTING -m addrtype --dst-type LOCAL -j DOCKER
+-A DOCKER -p tcp -m tcp --dport 8081 -j DNAT --to-destination 172.17.0.2:80
+COMMIT
+*filter
+:MINE - [0:0]
+-A INPUT -m set --match-set FOREIGN src -j MINE
+-A MINE -j DROP
+COMMIT
+`
+
+func TestConformanceOfModel(t *testing.T) {
+	kerneltest.Conformance(t, kerneltest.Mode{
+		Mode: plan.ModeIPTables, Plane: plan.IPTables, Seeds: 60, Steps: 25,
+		Render: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, options()) },
+		Open:   openModel,
+	})
+}
+
+func openModel(t *testing.T, faults *kerneltest.Faults) kerneltest.System {
+	h := kerneltest.NewHost()
+	h.AddForeignSet(kernel.Set{Name: "FOREIGN", Type: kernel.HashIP, Entries: []string{"192.0.2.1"}})
+	if _, err := h.Run(context.Background(), []byte(foreignRules), "iptables-restore"); err != nil {
+		t.Fatal(err)
+	}
+	return kerneltest.System{
+		Backend: modelBackend(t, h, faults),
+		Foreign: func(t *testing.T) string {
+			text, err := h.Run(context.Background(), nil, "iptables-save")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return foreignLines(text) + h.ForeignSets()
+		},
+	}
+}
+
+func modelBackend(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) *iptables.Backend {
+	c := iptables.DefaultConfig()
+	c.Runner, c.Sets = faults.Runner(h), faults.Sets(h.Sets())
+	c.Jumper = func(f service.Family) (iptables.Jumper, error) { return h.Jumper(f), nil }
+	b, err := iptables.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// foreignLines are what iptables-save prints of others than kproxy.
+func foreignLines(text []byte) string {
+	var out strings.Builder
+	for line := range strings.Lines(string(text)) {
+		if !strings.Contains(line, kernel.Prefix) && !strings.HasPrefix(line, "#") {
+			line, _, _ = strings.Cut(line, " [") // counters
+			out.WriteString(strings.TrimSpace(line) + "\n")
+		}
+	}
+	return out.String()
+}
+
+func TestConformanceOfKernel(t *testing.T) {
+	for _, v := range variants {
+		t.Run(v.Name, func(t *testing.T) {
+			kerneltest.Conformance(t, kerneltest.Mode{
+				Mode: plan.ModeIPTables, Plane: plan.IPTables, Seeds: 3, Steps: 15,
+				Render: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, options()) },
+				Open: func(t *testing.T, faults *kerneltest.Faults) kerneltest.System {
+					return openKernel(t, v, faults)
+				},
+			})
+		})
+	}
+}
+
+func openKernel(t *testing.T, v kernel.Variant, faults *kerneltest.Faults) kerneltest.System {
+	kerneltest.Namespace(t)
+	run(t, "ipset create FOREIGN hash:ip; ipset add FOREIGN 192.0.2.1")
+	restoreText(t, v.Program[0], foreignRules)
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(sets.Close)
+	c := iptables.DefaultConfig()
+	c.Variant, c.Runner, c.Sets = v, faults.Runner(kernel.Exec{}), faults.Sets(sets)
+	b, err := iptables.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return kerneltest.System{
+		Backend: b,
+		Foreign: func(t *testing.T) string {
+			text, err := exec.Command(v.Program[0] + "-save").Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			return foreignLines(text) + run(t, "ipset save FOREIGN")
+		},
+	}
+}
+
+// run runs a shell command that must succeed.
+func run(t testing.TB, command string) string {
+	t.Helper()
+	out, err := exec.Command("sh", "-ec", command).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+	return string(out)
+}
+
+func restoreText(t testing.TB, program, text string) {
+	t.Helper()
+	cmd := exec.Command(program+"-restore", "--noflush")
+	cmd.Stdin = strings.NewReader(text)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%s-restore: %v\n%s", program, err, out)
+	}
+}

@@ -1,0 +1,162 @@
+package kerneltest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"kproxy.dev/kproxy/kernel"
+)
+
+// modelSet is a set of a [Host]. Entries hold when they expire; the zero Time
+// is never.
+type modelSet struct {
+	kernel.Set
+	entries map[string]time.Time
+}
+
+// Sets is the [kernel.SetStore] of a [Host].
+type Sets struct{ host *Host }
+
+// Sets returns the host's set store.
+func (h *Host) Sets() *Sets { return &Sets{h} }
+
+// AddForeignSet puts a set there that isn't kproxy's.
+func (h *Host) AddForeignSet(s kernel.Set) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m := &modelSet{Set: s, entries: map[string]time.Time{}}
+	for _, e := range s.Entries {
+		m.entries[e] = time.Time{}
+	}
+	h.sets[s.Name] = m
+}
+
+// ForeignSets prints the sets that aren't kproxy's.
+func (h *Host) ForeignSets() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := ""
+	for _, name := range slices.Sorted(maps.Keys(h.sets)) {
+		if !kernel.Own(name) {
+			out += fmt.Sprintln(name, h.sets[name].Type, slices.Sorted(maps.Keys(h.sets[name].entries)))
+		}
+	}
+	return out
+}
+
+// Create implements [kernel.SetStore].
+func (s *Sets) Create(set kernel.Set) error {
+	s.host.mu.Lock()
+	defer s.host.mu.Unlock()
+	if !kernel.Own(set.Name) || len(set.Name) > kernel.MaxSetName {
+		return fmt.Errorf("set name %q", set.Name)
+	}
+	if old, ok := s.host.sets[set.Name]; ok {
+		if old.Type != set.Type || old.Type != kernel.BitmapPort && old.Family != set.Family || old.Timeout != set.Timeout {
+			return fmt.Errorf("a different set %s exists", set.Name)
+		}
+		return nil
+	}
+	set.Entries = nil
+	s.host.sets[set.Name] = &modelSet{Set: set, entries: map[string]time.Time{}}
+	return nil
+}
+
+// Destroy implements [kernel.SetStore].
+func (s *Sets) Destroy(name string) error {
+	s.host.mu.Lock()
+	defer s.host.mu.Unlock()
+	if _, ok := s.host.sets[name]; !ok || !kernel.Own(name) {
+		return kernel.ErrNotFound
+	}
+	for _, tables := range s.host.tables {
+		for _, t := range tables {
+			for _, rules := range t {
+				for _, r := range rules {
+					if mentions(r, "--match-set", name) || mentions(r, "--add-set", name) {
+						return kernel.ErrBusy
+					}
+				}
+			}
+		}
+	}
+	delete(s.host.sets, name)
+	return nil
+}
+
+// Add implements [kernel.SetStore].
+func (s *Sets) Add(set kernel.Set, timeout uint32, entries ...string) error {
+	s.host.mu.Lock()
+	defer s.host.mu.Unlock()
+	m, err := s.find(set.Name)
+	if err != nil {
+		return err
+	}
+	if timeout == 0 {
+		timeout = m.Timeout
+	}
+	for _, e := range entries {
+		if err := kernel.CheckEntry(m.Set, e); err != nil {
+			return err
+		}
+		var until time.Time
+		if m.Timeout > 0 {
+			until = time.Now().Add(time.Duration(timeout) * time.Second)
+		}
+		m.entries[e] = until
+	}
+	return nil
+}
+
+// Delete implements [kernel.SetStore].
+func (s *Sets) Delete(set kernel.Set, entries ...string) error {
+	s.host.mu.Lock()
+	defer s.host.mu.Unlock()
+	m, err := s.find(set.Name)
+	if err != nil {
+		return err
+	}
+	for _, e := range entries {
+		if err := kernel.CheckEntry(m.Set, e); err != nil {
+			return err
+		}
+		delete(m.entries, e)
+	}
+	return nil
+}
+
+func (s *Sets) find(name string) (*modelSet, error) {
+	m, ok := s.host.sets[name]
+	if !ok || !kernel.Own(name) {
+		return nil, kernel.ErrNotFound
+	}
+	return m, nil
+}
+
+// List implements [kernel.SetStore].
+func (s *Sets) List(entries func(string) bool) ([]kernel.SetState, error) {
+	s.host.mu.Lock()
+	defer s.host.mu.Unlock()
+	var out []kernel.SetState
+	now := time.Now()
+	for _, name := range slices.Sorted(maps.Keys(s.host.sets)) {
+		m := s.host.sets[name]
+		if !kernel.Own(name) {
+			continue
+		}
+		maps.DeleteFunc(m.entries, func(_ string, until time.Time) bool { return !until.IsZero() && !until.After(now) })
+		st := kernel.SetState{Set: kernel.Set{Name: name, Type: m.Type, Family: m.Family, Timeout: m.Timeout}, Count: len(m.entries)}
+		if entries != nil && entries(name) {
+			for _, e := range slices.Sorted(maps.Keys(m.entries)) {
+				st.Entries = append(st.Entries, e)
+				if m.Timeout > 0 {
+					st.Remaining = append(st.Remaining, uint32(m.entries[e].Sub(now)/time.Second))
+				}
+			}
+		}
+		out = append(out, st)
+	}
+	return out, nil
+}

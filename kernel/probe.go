@@ -1,0 +1,247 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Host is what Probe found out.
+type Host struct {
+	Caps        plan.Caps
+	Variant     Variant // of iptables, the one that holds the host's rules
+	RandomFully bool    // MASQUERADE --random-fully works
+	SocketMatch bool    // -m socket works
+	IPv6        bool    // ip6tables works
+
+	missing []error
+}
+
+// Missing returns what kproxy can't do without in any mode, or nil. Every part
+// is a [*Missing].
+func (h *Host) Missing() error { return errors.Join(h.missing...) }
+
+// Prober finds out what this host can do, by trying it in a scratch chain and a
+// scratch set of kproxy's own, which it removes again. It works in the network
+// namespace of the calling thread.
+type Prober struct {
+	Runner Runner
+	// OpenSets opens the set store.
+	OpenSets func() (SetStore, error)
+	// Capabilities is the effective capability set; nil reads the process's.
+	Capabilities func() (uint64, error)
+	// HasIPVS looks for IPVS; nil asks the kernel.
+	HasIPVS func() error
+}
+
+// NewProber returns a Prober of this host.
+func NewProber(sets SetStore) *Prober {
+	return &Prober{Runner: Exec{}, OpenSets: func() (SetStore, error) { return sets, nil }}
+}
+
+// Names of the scratch objects.
+const (
+	probeChain = Prefix + "PROBE"
+	probeSet   = Prefix + "PROBE"
+)
+
+// Probe tries everything. The error is only about ctx: what the host lacks is a
+// result.
+func (p *Prober) Probe(ctx context.Context) (*Host, error) {
+	h := &Host{}
+	h.need(p.probeAdmin(), "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW")
+	sets, c := p.probeSets()
+	h.need(c, "kernel options CONFIG_IP_SET, CONFIG_IP_SET_HASH_IPPORT, _HASH_IPPORTIP, _HASH_IPPORTNET, _HASH_NET, _HASH_IP, _BITMAP_PORT")
+	h.Variant, c = p.FindVariant(ctx)
+	h.need(c, "install the Debian package iptables")
+	if c.Supported && sets != nil {
+		p.probeRules(ctx, h, sets)
+	}
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	h.Caps.IPVS = p.probeIPVS()
+	h.Caps.All = append(h.Caps.All, h.Caps.IPVS)
+	h.Caps.IPTables = h.summary("iptables", iptablesFeatures)
+	return h, nil
+}
+
+// need records a capability, and that it is missing where everything depends on it.
+func (h *Host) need(c plan.Capability, how string) {
+	if !c.Supported {
+		h.missing = append(h.missing, &Missing{What: c.Name, How: how, Err: errors.New(c.Reason)})
+		c.Reason += ": " + how
+	}
+	h.Caps.All = append(h.Caps.All, c)
+}
+
+// summary is supported if every named capability is.
+func (h *Host) summary(name string, parts []string) plan.Capability {
+	for _, part := range parts {
+		found := false
+		for _, c := range h.Caps.All {
+			if c.Name != part {
+				continue
+			}
+			found = true
+			if !c.Supported {
+				return plan.Capability{Name: name, Reason: part + ": " + c.Reason}
+			}
+		}
+		if !found {
+			return plan.Capability{Name: name, Reason: part + " could not be tried"}
+		}
+	}
+	return plan.Capability{Name: name, Supported: true, Reason: "every rule works, variant " + h.Variant.Name}
+}
+
+func (p *Prober) probeAdmin() plan.Capability {
+	c := plan.Capability{Name: "CAP_NET_ADMIN"}
+	caps := p.Capabilities
+	if caps == nil {
+		caps = effectiveCapabilities
+	}
+	have, err := caps()
+	switch {
+	case err != nil:
+		c.Reason = err.Error()
+	case have&(1<<unix.CAP_NET_ADMIN) == 0:
+		c.Reason = "this process doesn't have it"
+	default:
+		c.Supported, c.Reason = true, fmt.Sprintf("user %d has it", os.Geteuid())
+	}
+	return c
+}
+
+// effectiveCapabilities are those of the calling thread (capget(2)).
+func effectiveCapabilities() (uint64, error) {
+	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
+	var data [2]unix.CapUserData
+	if err := unix.Capget(&header, &data[0]); err != nil {
+		return 0, fmt.Errorf("read capabilities: %w", err)
+	}
+	return uint64(data[1].Effective)<<32 | uint64(data[0].Effective), nil
+}
+
+// probeSets creates one set of each type that kproxy uses.
+func (p *Prober) probeSets() (SetStore, plan.Capability) {
+	c := plan.Capability{Name: "ipset"}
+	sets, err := p.OpenSets()
+	if err != nil {
+		c.Reason = err.Error()
+		return nil, c
+	}
+	for _, t := range []SetType{HashIP, HashIPPort, HashIPPortIP, HashIPPortNet, HashNet, BitmapPort} {
+		s := Set{Name: probeSet, Type: t, Timeout: 1}
+		if err := sets.Create(s); err != nil {
+			c.Reason = fmt.Sprintf("create a %s set: %v", t, err)
+			return nil, c
+		}
+		if err := sets.Destroy(s.Name); err != nil {
+			c.Reason = fmt.Sprintf("destroy a %s set: %v", t, err)
+			return nil, c
+		}
+	}
+	c.Supported, c.Reason = true, "every set type works"
+	return sets, c
+}
+
+// FindVariant returns the variant of iptables that holds the host's rules, as
+// Kubernetes' iptables-wrappers find it: where the kubelet left its hints, else
+// where kproxy's own chains are, else where more rules are, else what the host
+// calls iptables.
+func (p *Prober) FindVariant(ctx context.Context) (Variant, plan.Capability) {
+	c := plan.Capability{Name: "iptables"}
+	out, err := p.Runner.Run(ctx, nil, "iptables", "--version")
+	version := strings.TrimSpace(string(out))
+	if err != nil {
+		c.Reason = err.Error()
+	}
+	usual := DefaultVariant()
+	usual.Name = variantName(version)
+	candidates := []Variant{VariantNFT(), VariantLegacy(), usual}
+	if usual.Name == "legacy" {
+		candidates = []Variant{VariantLegacy(), VariantNFT(), usual}
+	}
+	best, score := usual, -1
+	for i, v := range candidates {
+		if i == 2 && score >= 0 {
+			break // the same rules under the usual name
+		}
+		s, err := p.score(ctx, v)
+		if err != nil && !errors.Is(err, ErrNoProgram) {
+			c.Reason = err.Error()
+		}
+		if err == nil && s > score {
+			best, score = v, s
+		}
+	}
+	if score < 0 {
+		return best, c
+	}
+	c.Supported, c.Reason = true, fmt.Sprintf("variant %s; %s", best.Name, version)
+	return best, c
+}
+
+// variantName tells the variant by what `iptables --version` prints.
+func variantName(version string) string {
+	switch {
+	case strings.Contains(version, "nf_tables"):
+		return "nft"
+	case version != "":
+		return "legacy"
+	}
+	return ""
+}
+
+// Weights of what is found in a variant's rules; see [Prober.FindVariant].
+const (
+	hintScore = 1 << 40
+	ownScore  = 1 << 30
+)
+
+func (p *Prober) score(ctx context.Context, v Variant) (int, error) {
+	total := 0
+	for _, f := range service.Families {
+		text, err := p.Runner.Run(ctx, nil, v.Program[f]+"-save")
+		if err != nil {
+			if f == service.IPv6 {
+				continue
+			}
+			return 0, err
+		}
+		s := string(text)
+		if strings.Contains(s, ":KUBE-IPTABLES-HINT ") || strings.Contains(s, ":KUBE-KUBELET-CANARY ") {
+			total += hintScore
+		}
+		if strings.Contains(s, ":"+Prefix+"SERVICES ") {
+			total += ownScore
+		}
+		total += strings.Count(s, "\n-A ")
+	}
+	return total, nil
+}
+
+func (p *Prober) probeIPVS() plan.Capability {
+	c := plan.Capability{Name: "ipvs"}
+	has := p.HasIPVS
+	if has == nil {
+		has = func() error {
+			_, err := netlink.GenlFamilyGet("IPVS")
+			return err
+		}
+	}
+	if err := has(); err != nil {
+		c.Reason = fmt.Sprintf("no generic netlink family IPVS (%v): kernel option CONFIG_IP_VS, or load the module ip_vs", err)
+		return c
+	}
+	c.Supported, c.Reason = true, "generic netlink family IPVS"
+	return c
+}

@@ -1,0 +1,100 @@
+package kernel
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// feature is something rules need, with a rule that has it.
+type feature struct {
+	name  string
+	table string
+	rule  string
+	how   string
+	must  bool // no mode works without it
+}
+
+// features are tried in order. @set and @address stand for
+// a set and an endpoint of the family.
+var features = []feature{
+	{"nat table", "nat", "-p tcp -j REDIRECT --to-ports 1", "kernel options CONFIG_NF_NAT, CONFIG_NETFILTER_XT_TARGET_REDIRECT", true},
+	{"set match", "nat", "-m set --match-set @set src -j RETURN", "kernel option CONFIG_NETFILTER_XT_SET", true},
+	{"address type match", "nat", "-m addrtype --dst-type LOCAL -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_ADDRTYPE", true},
+	{"mark match", "nat", "-m mark --mark 0x1/0x1 -j RETURN", "kernel option CONFIG_NETFILTER_XT_MARK", true},
+	{"comment match", "nat", "-m comment --comment kproxy -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_COMMENT", true},
+	{"connection mark", "mangle", "-j CONNMARK --set-xmark 0x1/0x1", "kernel options CONFIG_NETFILTER_XT_CONNMARK, CONFIG_NETFILTER_XT_TARGET_CONNMARK", true},
+	{"connection state match", "filter", "-m conntrack --ctstate NEW -j REJECT", "kernel options CONFIG_NETFILTER_XT_MATCH_CONNTRACK, CONFIG_IP_NF_TARGET_REJECT", true},
+	{"socket match", "mangle", "-p tcp -m socket --transparent -j MARK --set-xmark 0x1/0x1",
+		"kernel option CONFIG_NETFILTER_XT_MATCH_SOCKET; without it userspace can't keep clients' addresses", false},
+	{"destination rewriting", "nat", "-p tcp -j DNAT --to-destination @address", "kernel options CONFIG_NF_NAT, CONFIG_NETFILTER_XT_NAT", false},
+	{"statistic match", "nat", "-m statistic --mode nth --every 2 --packet 0 -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_STATISTIC", false},
+	{"set target", "nat", "-j SET --add-set @set src --exist --timeout 1", "kernel option CONFIG_NETFILTER_XT_SET", false},
+	{"masquerade", "nat", "-j MASQUERADE", "kernel option CONFIG_NETFILTER_XT_TARGET_MASQUERADE", false},
+	{"masquerade --random-fully", "nat", "-j MASQUERADE --random-fully", "iptables 1.6.2 and Linux 3.13; without it source ports may collide under load", false},
+}
+
+// iptablesFeatures are those that the mode iptables needs; socket match and
+// --random-fully only make it better.
+var iptablesFeatures = []string{
+	"CAP_NET_ADMIN", "ipset", "iptables", "nat table", "set match", "address type match", "mark match", "comment match",
+	"connection mark", "connection state match", "destination rewriting", "statistic match", "set target", "masquerade",
+}
+
+var probeAddress = [2]string{service.IPv4: "192.0.2.1:1", service.IPv6: "[2001:db8::1]:1"}
+
+// probeRules tries every feature in a scratch chain. IPv6 is there if
+// everything that works for IPv4 works for IPv6.
+func (p *Prober) probeRules(ctx context.Context, h *Host, sets SetStore) {
+	v6 := plan.Capability{Name: "ip6tables", Supported: true, Reason: "every rule that IPv4 has"}
+	for _, f := range features {
+		err := p.try(ctx, h.Variant, sets, f, service.IPv4)
+		c := plan.Capability{Name: f.name, Supported: err == nil}
+		switch {
+		case err == nil:
+			c.Reason = "tried in table " + f.table
+			if err6 := p.try(ctx, h.Variant, sets, f, service.IPv6); err6 != nil && v6.Supported {
+				v6 = plan.Capability{Name: v6.Name, Reason: fmt.Sprintf("%s: %v: install ip6tables, or kernel option CONFIG_IP6_NF_NAT", f.name, err6)}
+			}
+		case f.must:
+			c.Reason = err.Error()
+			h.need(c, f.how)
+			continue
+		default:
+			c.Reason = fmt.Sprintf("%v: %s", err, f.how)
+		}
+		switch f.name {
+		case "socket match":
+			h.SocketMatch = c.Supported
+		case "masquerade --random-fully":
+			h.RandomFully = c.Supported
+		}
+		h.Caps.All = append(h.Caps.All, c)
+	}
+	h.IPv6 = v6.Supported
+	h.Caps.All = append(h.Caps.All, v6)
+}
+
+// try makes a chain with one rule and removes both. iptables-restore does all
+// of a table or nothing, so nothing is left of a rule that is refused.
+func (p *Prober) try(ctx context.Context, v Variant, sets SetStore, f feature, family service.Family) error {
+	set := Set{Name: FamilySet(probeSet, family), Type: HashIP, Family: family, Timeout: 1}
+	rule := strings.NewReplacer("@set", set.Name, "@address", probeAddress[family]).Replace(f.rule)
+	if strings.Contains(rule, set.Name) {
+		if err := sets.Create(set); err != nil {
+			return err
+		}
+		defer func() { _ = DestroySet(context.WithoutCancel(ctx), sets, set.Name) }()
+	}
+	restore := func(text string) error {
+		_, err := p.Runner.Run(ctx, []byte("*"+f.table+"\n:"+probeChain+" - [0:0]\n"+text+"\nCOMMIT\n"), v.Program[family]+"-restore", "--noflush", "-w", "5")
+		return err
+	}
+	if err := restore("-A " + probeChain + " " + rule); err != nil {
+		return err
+	}
+	return restore("-X " + probeChain)
+}

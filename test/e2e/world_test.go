@@ -1,0 +1,278 @@
+// Package e2e sends real packets through the real binary, in network
+// namespaces that each test makes for itself.
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/web"
+)
+
+// binary is the kproxy under test: $KPROXY_BIN, or built from this tree.
+var binary = os.Getenv("KPROXY_BIN")
+
+func TestMain(m *testing.M) { os.Exit(run(m)) }
+
+func run(m *testing.M) int {
+	if binary != "" {
+		return m.Run()
+	}
+	dir, err := os.MkdirTemp("", "kproxy-e2e-")
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		return 1
+	}
+	defer os.RemoveAll(dir)
+	binary = filepath.Join(dir, "kproxy")
+	build := exec.Command("go", "build", "-buildvcs=false", "-o", binary, "kproxy.dev/kproxy/cmd/kproxy")
+	build.Stderr = os.Stderr
+	if err := build.Run(); err != nil {
+		fmt.Fprintln(os.Stderr, "build kproxy:", err)
+		return 1
+	}
+	return m.Run()
+}
+
+// worlds numbers the labs of this process, so that their namespaces differ.
+var worlds atomic.Int32
+
+// world is a lab with kproxy on its node.
+type world struct {
+	*testing.T
+	ctx       context.Context
+	net       *lab.Network
+	dir       string
+	manifests string
+	proxy     *lab.Process
+	client    *web.Client
+}
+
+// newWorld builds a lab with three backends; kproxy doesn't run yet.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to make network namespaces")
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	t.Cleanup(cancel)
+	cfg := lab.DefaultConfig()
+	cfg.Prefix = fmt.Sprintf("kpe-%d-%d", os.Getpid(), worlds.Add(1))
+	cfg.Clients = 3
+	w := &world{T: t, ctx: ctx, net: lab.New(cfg), dir: t.TempDir()}
+	w.manifests = filepath.Join(w.dir, "manifests")
+	w.must(os.Mkdir(w.manifests, 0o755))
+	w.must(w.net.Up(ctx))
+	t.Cleanup(func() {
+		if err := w.net.Down(); err != nil {
+			t.Errorf("take the lab down: %v", err)
+		}
+	})
+	return w
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// start runs kproxy on the node in mode iptables, with a short offload-after,
+// and waits until it is alive. Further arguments win over the usual ones.
+func (w *world) start(args ...string) {
+	w.Helper()
+	socket := filepath.Join(w.dir, "kproxy.sock")
+	w.client = web.NewClient(socket)
+	w.proxy = &lab.Process{
+		Namespace: w.net.Node, Path: binary,
+		Args: append([]string{
+			"run", "--mode", "iptables", "--manifests", w.manifests, "--socket", socket,
+			"--state-dir", filepath.Join(w.dir, "state"), "--hostname-override", "node", "--v", "debug",
+			"--offload-after", "1s", "--health-interval", "300ms", "--health-timeout", "250ms", "--drain-timeout", "5s",
+		}, args...),
+	}
+	w.Cleanup(func() {
+		if w.proxy.Running() {
+			w.must(w.proxy.Kill())
+		}
+		if w.Failed() {
+			w.Logf("kproxy's log:\n%s", w.proxy.Log())
+		}
+	})
+	w.startAgain()
+}
+
+// startAgain starts the same kproxy once more.
+func (w *world) startAgain() {
+	w.Helper()
+	w.must(w.proxy.Start())
+	w.eventually(20*time.Second, "kproxy to be alive", func() error {
+		st, err := w.client.Status(w.ctx)
+		if err == nil && !st.Alive {
+			err = errors.New("not alive")
+		}
+		return err
+	})
+}
+
+// eventually polls until f returns nil.
+func (w *world) eventually(within time.Duration, what string, f func() error) {
+	w.Helper()
+	deadline := time.Now().Add(within)
+	for {
+		err := f()
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			w.Fatalf("waited %s for %s: %v", within, what, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// service returns the status of default/<name>:<port>.
+func (w *world) service(name, port string) plan.ServiceStatus {
+	w.Helper()
+	st, err := w.client.Status(w.ctx)
+	w.must(err)
+	for _, s := range st.Services {
+		if s.Name == name && s.Port == port {
+			return s
+		}
+	}
+	w.Fatalf("service %s:%s isn't in the status", name, port)
+	return plan.ServiceStatus{}
+}
+
+// await waits until the service port is in a data plane and a state; an empty
+// state means any.
+func (w *world) await(name, port string, plane plan.DataPlane, state plan.State) {
+	w.Helper()
+	w.eventually(20*time.Second, fmt.Sprintf("%s:%s in %s %s", name, port, plane, state), func() error {
+		st, err := w.client.Status(w.ctx)
+		if err != nil {
+			return err
+		}
+		for _, s := range st.Services {
+			if s.Name == name && s.Port == port {
+				if s.DataPlane == plane && (state == "" || s.State == state) {
+					return nil
+				}
+				return fmt.Errorf("%s, %s: %s %v", s.DataPlane, s.State, s.Reason, s.Problems)
+			}
+		}
+		return errors.New("no such service")
+	})
+}
+
+// pin holds a service's ports in a data plane and waits until they are there.
+func (w *world) pin(name, port string, p service.Preference) {
+	w.Helper()
+	_, err := w.client.Pin(w.ctx, web.PinRequest{Namespace: "default", Name: name, Port: port, Preference: p})
+	w.must(err)
+	switch p {
+	case service.PreferUserspace:
+		w.await(name, port, plan.Userspace, plan.StatePinned)
+	case service.PreferKernel:
+		w.await(name, port, plan.IPTables, plan.StatePinned)
+	}
+}
+
+// ask makes one exchange from a namespace and fails the test if that fails.
+func (w *world) ask(from *lab.Namespace, network string, target netip.AddrPort) lab.Answer {
+	w.Helper()
+	a, err := from.Ask(w.ctx, network, target, "hello")
+	if err != nil {
+		w.Fatalf("%s from %s to %s: %v", network, from.Name, target, err)
+	}
+	return a
+}
+
+// refuses checks that an exchange fails, and that it fails fast: refused, not
+// timed out.
+func (w *world) refuses(from *lab.Namespace, network string, target netip.AddrPort) {
+	w.Helper()
+	ctx, cancel := context.WithTimeout(w.ctx, 3*time.Second)
+	defer cancel()
+	a, err := from.Ask(ctx, network, target, "hello")
+	if err == nil {
+		w.Fatalf("%s from %s to %s: answered by %s, want it refused", network, from.Name, target, a.Backend)
+	}
+	if !strings.Contains(err.Error(), "refused") && !strings.Contains(err.Error(), "reset") {
+		w.Fatalf("%s from %s to %s: %v, want it refused", network, from.Name, target, err)
+	}
+}
+
+// node runs a command on the node and returns what it printed.
+func (w *world) node(name string, args ...string) string {
+	w.Helper()
+	out, err := w.net.Node.Command(w.ctx, name, args...).CombinedOutput()
+	if err != nil {
+		w.Fatalf("%s %s on the node: %v\n%s", name, strings.Join(args, " "), err, out)
+	}
+	return string(out)
+}
+
+// traffic keeps new connections to target coming, until the test or its Stop.
+func (w *world) traffic(network string, target netip.AddrPort, rate float64) *lab.Traffic {
+	w.Helper()
+	tr, err := lab.StartTraffic(w.ctx, lab.TrafficConfig{
+		From: w.net.Client, Network: network, Target: target, Rate: rate, Count: int(rate * 200), Timeout: 8 * time.Second,
+	})
+	w.must(err)
+	w.Cleanup(func() { tr.Stop() })
+	return tr
+}
+
+// noneFailed checks a stretch of traffic.
+func (w *world) noneFailed(what string, r lab.Results) {
+	w.Helper()
+	if len(r) == 0 {
+		w.Fatalf("%s: no exchange was made", what)
+	}
+	if len(r.Failed()) > 0 {
+		w.Errorf("%s: %s", what, r)
+	}
+}
+
+// hold opens a connection that must last until the test's end.
+func (w *world) hold(target netip.AddrPort) *lab.Held {
+	w.Helper()
+	h, err := lab.Hold(w.ctx, lab.HoldConfig{From: w.net.Client, Network: "tcp", Target: target, Timeout: 5 * time.Second})
+	w.must(err)
+	w.Cleanup(func() { h.Close() })
+	return h
+}
+
+// unbroken checks held connections.
+func (w *world) unbroken(what string, held ...*lab.Held) {
+	w.Helper()
+	for i, h := range held {
+		if err := h.Err(); err != nil {
+			w.Errorf("%s: connection %d of %d broke after %d exchanges: %v", what, i+1, len(held), h.Exchanges(), err)
+		}
+	}
+}
+
+// addresses of the service that manifest m describes, for its TCP and UDP port 80.
+func frontends(m lab.Manifest) []netip.AddrPort {
+	var out []netip.AddrPort
+	for _, a := range m.ClusterIPs {
+		out = append(out, netip.AddrPortFrom(a, 80))
+	}
+	return out
+}

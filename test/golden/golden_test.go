@@ -1,0 +1,78 @@
+// Package golden holds one txtar archive per scenario: the manifests that go
+// in, and the plan, the portal and every mode's kernel rules that come out.
+//
+// go test ./test/golden -update rewrites what comes out.
+package golden
+
+import (
+	"bytes"
+	"flag"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/tools/txtar"
+
+	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/plan"
+)
+
+var update = flag.Bool("update", false, "rewrite the output sections of every scenario")
+
+// modes are rendered for every scenario, in this order.
+var modes = []plan.Mode{plan.ModeUserspace, plan.ModeIPTables}
+
+func TestScenarios(t *testing.T) {
+	files, err := filepath.Glob("*.txtar")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no scenarios found: %v", err)
+	}
+	for _, file := range files {
+		t.Run(strings.TrimSuffix(file, ".txtar"), func(t *testing.T) { checkScenario(t, file) })
+	}
+}
+
+func checkScenario(t *testing.T, file string) {
+	archive, err := txtar.ParseFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	manifests := t.TempDir()
+	got := &txtar.Archive{Comment: archive.Comment}
+	for _, f := range archive.Files {
+		if !strings.HasPrefix(f.Name, "manifests/") {
+			continue
+		}
+		got.Files = append(got.Files, f)
+		if err := os.WriteFile(filepath.Join(manifests, filepath.Base(f.Name)), f.Data, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, mode := range modes {
+		sections, err := agent.Render(agent.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1"})
+		if err != nil {
+			t.Fatalf("mode %s: %v", mode, err)
+		}
+		for _, s := range sections {
+			got.Files = append(got.Files, txtar.File{Name: string(mode) + "/" + s.Name, Data: []byte(s.Text)})
+		}
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := txtar.Format(got)
+	if *update {
+		if !bytes.Equal(want, text) {
+			if err := os.WriteFile(file, text, 0o644); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return
+	}
+	if diff := cmp.Diff(string(want), string(text)); diff != "" {
+		t.Errorf("rendered output changed (-want +got); run with -update if that is meant:\n%s", diff)
+	}
+}
