@@ -227,6 +227,9 @@ func (a *Accounting) listed(flows []Flow, now time.Time) {
 				continue
 			}
 		}
+		if f.OrigPackets < e.flow.OrigPackets {
+			a.count(e) // another flow with the same identity, and nobody told the end of the first
+		}
 		live[id] = entry{key: e.key, flow: *f}
 		delete(a.live, id)
 		delete(a.missing, id)

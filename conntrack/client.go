@@ -19,10 +19,6 @@ var ErrNotFound = errors.New("no such conntrack entry")
 // within the system call, so a few are enough for any number of goroutines.
 const poolSize = 4
 
-// messageSize holds any answer about one entry. With it the netlink package
-// reads at once instead of asking for the size first.
-const messageSize = 8 << 10
-
 // dumpSize lets the kernel put many entries into one message: it fills up to
 // what the reader has shown to take (netlink_dump in net/netlink/af_netlink.c).
 const dumpSize = 32 << 10
@@ -30,59 +26,39 @@ const dumpSize = 32 << 10
 // Client talks to the table of one network namespace. It is safe for
 // concurrent use. Its sockets stay open: a request costs two system calls.
 type Client struct {
-	pool chan *netlink.Conn // idle sockets for requests
+	pool chan *socket // idle ones
+	all  []*socket
 
 	mu     sync.Mutex // a dump has the socket for itself
 	dumper *netlink.Conn
-
-	all []*netlink.Conn
 }
 
 // Dial opens a client in the network namespace of the calling thread. It needs
 // CAP_NET_ADMIN there.
 func Dial() (*Client, error) {
-	c := &Client{pool: make(chan *netlink.Conn, poolSize)}
+	dumper, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: dumpSize})
+	if err != nil {
+		return nil, fmt.Errorf("open conntrack socket: %w", err)
+	}
+	c := &Client{dumper: dumper, pool: make(chan *socket, poolSize)}
 	for range poolSize {
-		conn, err := c.dial(messageSize)
+		s, err := newSocket()
 		if err != nil {
 			return nil, errors.Join(err, c.Close())
 		}
-		c.pool <- conn
-	}
-	var err error
-	if c.dumper, err = c.dial(dumpSize); err != nil {
-		return nil, errors.Join(err, c.Close())
+		c.all = append(c.all, s)
+		c.pool <- s
 	}
 	return c, nil
 }
 
-func (c *Client) dial(size int) (*netlink.Conn, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: size})
-	if err != nil {
-		return nil, fmt.Errorf("open conntrack socket: %w", err)
-	}
-	c.all = append(c.all, conn)
-	return conn, nil
-}
-
 // Close closes the sockets. Requests under way fail.
 func (c *Client) Close() error {
-	var errs []error
-	for _, conn := range c.all {
-		errs = append(errs, conn.Close())
+	err := c.dumper.Close()
+	for _, s := range c.all {
+		err = errors.Join(err, s.conn.Close())
 	}
-	return errors.Join(errs...)
-}
-
-// execute makes one request.
-func (c *Client) execute(m netlink.Message) ([]netlink.Message, error) {
-	conn := <-c.pool
-	defer func() { c.pool <- conn }()
-	answers, err := conn.Execute(m)
-	if errors.Is(err, unix.ENOENT) {
-		return nil, ErrNotFound
-	}
-	return answers, err
+	return err
 }
 
 // GetByReply returns the flow whose answers go from src to dst, or
@@ -97,25 +73,25 @@ func (c *Client) GetByReply(p service.Protocol, src, dst netip.AddrPort) (Flow, 
 
 func (c *Client) getByReply(p service.Protocol, src, dst netip.AddrPort) (Flow, error) {
 	src, dst = unmap(src), unmap(dst)
-	answers, err := c.execute(getRequest(p, src, dst))
+	s := <-c.pool
+	defer func() { c.pool <- s }()
+	body, err := s.execute(getRequest(p, src, dst))
+	if errors.Is(err, unix.ENOENT) {
+		return Flow{}, ErrNotFound
+	}
 	if err != nil {
 		return Flow{}, err
 	}
-	for _, m := range answers {
-		if m.Header.Type != messageNew {
-			continue
-		}
-		f, err := decode(m.Data)
-		if err != nil {
-			return Flow{}, err
-		}
-		// The kernel finds a tuple in either direction: a flow that src began
-		// towards dst has it as its original.
-		if f.ReplySrc == src && f.ReplyDst == dst {
-			return f, nil
-		}
+	f, err := decode(body)
+	if err != nil {
+		return Flow{}, err
 	}
-	return Flow{}, ErrNotFound
+	// The kernel finds a tuple in either direction: a flow that src began
+	// towards dst has it as its original.
+	if f.ReplySrc != src || f.ReplyDst != dst {
+		return Flow{}, ErrNotFound
+	}
+	return f, nil
 }
 
 // Lookup tells where a packet that a rule redirected to local was headed, and
@@ -127,11 +103,13 @@ func (c *Client) Lookup(p service.Protocol, local, client netip.AddrPort) (orig,
 	return f.OrigDst, f.OrigSrc, err
 }
 
-// Delete deletes an entry, and no other: one with the same tuples that came
-// after f stays. An entry that is gone already is no error.
+// Delete deletes an entry, and no other. An entry that is gone already is no
+// error. One with the same tuples that came after f stays, unless the kernel
+// gave it the same ID.
 func (c *Client) Delete(f Flow) error {
-	_, err := c.execute(deleteRequest(&f))
-	if err != nil && !errors.Is(err, ErrNotFound) {
+	s := <-c.pool
+	defer func() { c.pool <- s }()
+	if _, err := s.execute(deleteRequest(&f)); err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("delete conntrack entry %s: %w", f, err)
 	}
 	return nil

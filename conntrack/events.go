@@ -27,7 +27,7 @@ type Listener struct {
 
 // Subscribe begins to listen for the ends of flows.
 func Subscribe() (*Listener, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: messageSize})
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: answerSize})
 	if err != nil {
 		return nil, fmt.Errorf("open conntrack event socket: %w", err)
 	}

@@ -25,7 +25,7 @@ type Flow struct {
 	Mark     uint32
 	Status   uint32 // IPS_* bits of linux/netfilter/nf_conntrack_common.h
 	Timeout  time.Duration
-	ID       uint32    // the kernel's; tells an entry from a later one with the same tuples
+	ID       uint32    // the kernel's, a hash of the entry's tuples and its place in memory
 	Zone     uint16    // 0 unless somebody divides the table
 	TCPState uint8     // TCP_CONNTRACK_* of linux/netfilter/nf_conntrack_tcp.h
 	Start    time.Time // zero unless nf_conntrack_timestamp is on
@@ -52,8 +52,8 @@ func (f Flow) String() string {
 	return fmt.Sprintf("%s %s > %s = %s", f.Protocol, f.OrigSrc, f.OrigDst, f.ReplySrc)
 }
 
-// identity names an entry for as long as it lives and beyond. The ID alone
-// could be used again.
+// identity names an entry for as long as it lives. A later entry with the same
+// tuples has another ID unless the kernel puts it in the same place.
 type identity struct {
 	id       uint32
 	protocol service.Protocol

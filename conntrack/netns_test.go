@@ -38,7 +38,7 @@ func inNamespace(t testing.TB) *Client {
 			}
 		}
 		// Connection tracking begins with the first rule that needs it.
-		table(t, f, "-A", "OUTPUT", "-p", "udp", "-d", at(f, services, 20, 0).Addr().String(), "-j", "ACCEPT")
+		rewrite(t, at(f, services, 20, 9), port(9))
 	}
 	if err := EnableAccounting(); err != nil {
 		t.Fatal(err)
