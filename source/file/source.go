@@ -16,8 +16,8 @@ const (
 	quietTime = 50 * time.Millisecond  // without an event before a change is read
 	burstTime = 500 * time.Millisecond // at the latest, while events go on
 	// pollTime bounds how long a change stays unnoticed of which the kernel
-	// tells nothing: on network file systems, below a parent directory that
-	// was missing, or without inotify at all.
+	// tells nothing: on network file systems, behind links to links, or
+	// without inotify at all.
 	pollTime = 5 * time.Second
 )
 
@@ -92,7 +92,7 @@ func (s *Source) Reread() {
 // Run reads the manifests and follows their changes until ctx is done. Nothing
 // that happens to files ends it; it returns nil.
 func (s *Source) Run(ctx context.Context) error {
-	r := runner{Source: s, store: newStore(s.cfg.Paths, s.log), wait: debounce{quiet: quietTime, most: burstTime}}
+	r := runner{Source: s, store: newStore(s.cfg.Paths, s.note), wait: debounce{quiet: quietTime, most: burstTime}}
 	w, err := newWatcher()
 	if err != nil {
 		s.cfg.Logger.Warn("watching manifests failed, looking at them from time to time instead", "every", pollTime, "error", err)
@@ -104,13 +104,7 @@ func (s *Source) Run(ctx context.Context) error {
 	return nil
 }
 
-func (s *Source) log(e event) {
-	if e.broken {
-		s.cfg.Logger.Warn("manifest", "problem", e.message)
-	} else {
-		s.cfg.Logger.Info("manifest", "note", e.message)
-	}
-}
+func (s *Source) note(what string) { s.cfg.Logger.Info("manifest", "note", what) }
 
 // runner is the state of Run.
 type runner struct {
@@ -178,13 +172,32 @@ func (r *runner) follow() bool {
 }
 
 func (r *runner) publish() {
+	before, last := r.Status(), r.Latest()
 	snapshot, problems := r.store.build(r.cfg.Node)
-	before := r.current.Swap(&published{snapshot: snapshot, status: r.store.status(problems)})
-	if before != nil && before.snapshot.Hash() == snapshot.Hash() {
+	r.current.Store(&published{snapshot: snapshot, status: r.store.status(problems)})
+	r.logNew(before)
+	if last != nil && last.Hash() == snapshot.Hash() {
 		return // only what is said about files is new
 	}
 	select {
 	case r.changed <- struct{}{}:
 	default:
+	}
+}
+
+// logNew logs what is wrong now and wasn't before.
+func (r *runner) logNew(before []Status) {
+	known := map[string]bool{}
+	for _, st := range before {
+		for _, e := range st.Errors {
+			known[e] = true
+		}
+	}
+	for _, st := range r.Status() {
+		for _, e := range st.Errors {
+			if !known[e] {
+				r.cfg.Logger.Warn("manifest", "problem", e)
+			}
+		}
 	}
 }

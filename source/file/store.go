@@ -18,7 +18,7 @@ type store struct {
 	files map[string]*manifestFile // by name
 	order []string                 // names, in the order in which files take precedence
 	state map[string]pathState     // by configured path
-	event func(event)              // told of what happens to files, for the log; may be nil
+	note  func(string)             // told what happens to files besides problems, for the log
 }
 
 // manifestFile is what is known of one file.
@@ -37,17 +37,12 @@ type pathState struct {
 	err  error // of the last attempt
 }
 
-// event is something that happened to a file, as a line of log.
-type event struct {
-	broken  bool
-	message string
-}
-
-func newStore(paths []string, ev func(event)) *store {
-	if ev == nil {
-		ev = func(event) {}
+// newStore returns an empty store; a nil note is told nothing.
+func newStore(paths []string, note func(string)) *store {
+	if note == nil {
+		note = func(string) {}
 	}
-	return &store{paths: paths, files: map[string]*manifestFile{}, state: map[string]pathState{}, event: ev}
+	return &store{paths: paths, files: map[string]*manifestFile{}, state: map[string]pathState{}, note: note}
 }
 
 // scan looks at every path again and reads what changed; with all, it reads
@@ -76,7 +71,7 @@ func (s *store) scan(all bool) (changed bool) {
 	for name := range s.files {
 		if !present[name] {
 			delete(s.files, name)
-			s.event(event{message: fmt.Sprintf("%s: gone, and its objects with it", name)})
+			s.note(name + ": gone, and its objects with it")
 			changed = true
 		}
 	}
@@ -98,13 +93,7 @@ func (s *store) known(path string) (out []found) {
 func (s *store) setPath(path string, err error) bool {
 	was, known := s.state[path]
 	s.state[path] = pathState{seen: was.seen || err == nil, err: err}
-	if known && (was.err == nil) == (err == nil) && (err == nil || reason(was.err) == reason(err)) {
-		return false
-	}
-	if err != nil {
-		s.event(event{broken: true, message: fmt.Sprintf("%s: %s", path, reason(err))})
-	}
-	return true
+	return !known || (was.err == nil) != (err == nil) || err != nil && reason(was.err) != reason(err)
 }
 
 // look reads one file if it may have changed, and reports whether it did.
@@ -150,7 +139,6 @@ func (s *store) unreadable(name string, m *manifestFile, err error) bool {
 	if gone(err) {
 		m.manifest = manifest{}
 	}
-	s.event(event{broken: true, message: problem.String()})
 	return true
 }
 
@@ -158,18 +146,12 @@ func (s *store) unreadable(name string, m *manifestFile, err error) bool {
 func (s *store) parsed(name string, m *manifestFile, data []byte) {
 	parsed, problems := parse(name, data)
 	m.problems = problems
-	for _, p := range problems {
-		s.event(event{broken: true, message: p.String()})
-	}
 	if len(problems) > 0 {
 		return
 	}
 	m.manifest = parsed
 	for _, p := range parsed.skipped {
-		s.event(event{message: p.String()})
-	}
-	for _, p := range parsed.advice {
-		s.event(event{broken: true, message: p.String()})
+		s.note(p.String())
 	}
 }
 

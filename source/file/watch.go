@@ -85,15 +85,21 @@ func (w *watcher) matters(ev fsnotify.Event) bool {
 	return ok && (in.all || in.names[filepath.Base(ev.Name)])
 }
 
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
 // wanted returns the directories to watch: every configured directory, the
-// parent of every configured path (it may be deleted and come back), and where
-// symbolic links stand and lead to. A ConfigMap volume changes by one of them.
+// parent of every configured path (which may be deleted and come back, and its
+// parents with it), and where symbolic links stand and lead to. A ConfigMap
+// volume changes by one of them.
 func wanted(paths, files []string) map[string]interest {
 	want := map[string]interest{}
 	add := func(dir string, name string) {
 		real, err := filepath.EvalSymlinks(dir)
 		if err != nil {
-			return // the slow poll finds out when it is there
+			return // it has just gone; the watch on it said so
 		}
 		in := want[real]
 		if in.names == nil {
@@ -114,7 +120,12 @@ func wanted(paths, files []string) map[string]interest {
 		if info, err := os.Stat(path); err == nil && info.IsDir() {
 			add(path, "")
 		}
-		add(filepath.Dir(path), filepath.Base(path))
+		// The parent, or whatever exists of the way to it.
+		missing := path
+		for missing != filepath.Dir(missing) && !exists(filepath.Dir(missing)) {
+			missing = filepath.Dir(missing)
+		}
+		add(filepath.Dir(missing), filepath.Base(missing))
 		for p := path; p != filepath.Dir(p); p = filepath.Dir(p) {
 			if info, err := os.Lstat(p); err == nil && info.Mode()&fs.ModeSymlink != 0 {
 				add(filepath.Dir(p), filepath.Base(p))
