@@ -122,7 +122,7 @@ func rejecting(s *plan.Service) {
 func flow(f service.Family, p service.Protocol, dst, target netip.AddrPort) Flow {
 	client := at(f, clients, 9, 50000)
 	return Flow{
-		Family: f, Protocol: p, ID: 1,
+		Family: f, Protocol: p, ID: 1, Status: statusSeenReply,
 		OrigSrc: client, OrigDst: dst, ReplySrc: target, ReplyDst: client,
 	}
 }

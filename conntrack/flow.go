@@ -31,6 +31,9 @@ type Flow struct {
 	Start    time.Time // zero unless nf_conntrack_timestamp is on
 }
 
+// statusSeenReply is IPS_SEEN_REPLY.
+const statusSeenReply = 1 << 1
+
 // States of TCP entries that carry nothing any more.
 const (
 	tcpTimeWait = 7
@@ -40,6 +43,9 @@ const (
 // Rewritten reports whether the destination was rewritten (DNAT, REDIRECT or
 // IPVS). It compares tuples, because events don't always carry the status.
 func (f *Flow) Rewritten() bool { return f.ReplySrc != f.OrigDst }
+
+// Answered reports whether packets have come back.
+func (f *Flow) Answered() bool { return f.Status&statusSeenReply != 0 }
 
 // Open reports whether the connection can still carry data. The kernel keeps
 // an entry for minutes after a TCP connection has ended.

@@ -29,7 +29,9 @@ type StaleConfig struct {
 //     the forwarder's listener: a gone endpoint, or the listener of an earlier
 //     kproxy on this node;
 //   - those redirected to the listener when the service's data plane is another
-//     one and the forwarder has no session for them;
+//     one and the forwarder has no session for them. One that has never been
+//     answered is left: its first datagram may be waiting for its session to be
+//     made, and would be lost;
 //   - those that aren't rewritten although the frontend forwards: they began
 //     before its rules.
 //
@@ -68,7 +70,7 @@ func (c *StaleConfig) misled(f *Flow, at front) bool {
 	case !f.Rewritten():
 		return at.frontend.Verdict == plan.Forward
 	case c.redirected(f):
-		return !servedInUserspace(f, at) && !c.hasSession(f)
+		return !servedInUserspace(f, at) && !c.hasSession(f) && (f.Answered() || at.frontend.Verdict != plan.Forward)
 	}
 	return true
 }

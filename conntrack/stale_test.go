@@ -138,6 +138,28 @@ func TestStaleIgnoresOtherProtocols(t *testing.T) {
 	}
 }
 
+// A flow whose session is just being made isn't taken for one without.
+func TestStaleLeavesFirstDatagramAlone(t *testing.T) {
+	k := udpKey("dns")
+	f := flow(service.IPv4, service.UDP, at(service.IPv4, services, 10, 53), at(service.IPv4, nodes, 1, listener))
+	f.Status = 0
+	for _, c := range []struct {
+		name     string
+		now      *plan.Plan
+		listener uint16
+		want     int
+	}{
+		{"offloaded", planOf(serviceOf(k, 10)), listener, 0},
+		{"emptied", planOf(serviceOf(k, 10, rejecting)), listener, 1},
+		{"redirected to an earlier listener", planOf(serviceOf(k, 10)), listener + 1, 1},
+	} {
+		got := Stale([]Flow{f}, planOf(serviceOf(k, 10, inPlane(plan.Userspace))), c.now, StaleConfig{Listeners: []uint16{c.listener}, Local: isLocal})
+		if len(got) != c.want {
+			t.Errorf("%s: %d stale, want %d", c.name, len(got), c.want)
+		}
+	}
+}
+
 // A host-network endpoint on the port of its own node port isn't rewritten,
 // and still served.
 func TestStaleKeepsEndpointAtItsOwnFrontend(t *testing.T) {

@@ -1,0 +1,294 @@
+package conntrack
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/service"
+)
+
+func listOf(flows ...Flow) func(service.Protocol) ([]Flow, error) {
+	return func(service.Protocol) ([]Flow, error) { return flows, nil }
+}
+
+// ledger is an Accounting for one service, with what tests do to it.
+type ledger struct {
+	*Accounting
+	t   *testing.T
+	key service.Key
+}
+
+func newLedger(t *testing.T) ledger {
+	a := NewAccounting(isLocal)
+	a.SetPlan(planOf(serviceOf(udpKey("dns"), 10)))
+	return ledger{a, t, udpKey("dns")}
+}
+
+func (l ledger) refresh(flows ...Flow) {
+	l.t.Helper()
+	if err := l.Refresh(0, listOf(flows...)); err != nil {
+		l.t.Fatal(err)
+	}
+}
+
+func (l ledger) want(after string, want Figures) {
+	l.t.Helper()
+	if diff := cmp.Diff(want, l.Figures()[l.key].Figures); diff != "" {
+		l.t.Errorf("after %s (-want +got):\n%s", after, diff)
+	}
+}
+
+// counted is a flow of the service by the kernel, with bytes.
+func counted(id uint32, bytes uint64) Flow {
+	f := flow(service.IPv4, service.UDP, at(service.IPv4, services, 10, 53), at(service.IPv4, pods, 2, 5353))
+	f.ID, f.OrigPackets, f.OrigBytes, f.ReplyPackets, f.ReplyBytes = id, bytes/10, bytes, bytes/10, 2*bytes
+	return f
+}
+
+func total(active int64, total, bytes uint64) Figures {
+	return Figures{Active: active, Total: total, BytesIn: bytes, BytesOut: 2 * bytes}
+}
+
+// What counts: flows to a frontend of the service that the kernel rewrote to
+// one of its endpoints, and nothing else.
+func TestAccountingCountsTheKernelDataPlane(t *testing.T) {
+	for _, protocol := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+		for _, family := range service.Families {
+			k := udpKey("dns")
+			k.Protocol = protocol
+			other := udpKey("other")
+			if protocol == service.UDP {
+				other.Protocol = service.TCP
+			}
+			a := NewAccounting(isLocal)
+			a.SetPlan(planOf(serviceOf(k, 10, withoutEndpoint(3)), serviceOf(other, 10)))
+			got, want := map[string]uint64{}, map[string]uint64{}
+			for i, d := range destinations {
+				for _, to := range targets {
+					dst := d.addr(family)
+					f := flow(family, protocol, dst, to.addr(family, dst))
+					before := a.Figures()[k].Total
+					a.Ended(f)
+					if err := a.Refresh(0, listOf(f)); err != nil {
+						t.Fatal(err)
+					}
+					name := d.name + " to " + to.name
+					if got[name] = a.Figures()[k].Total - before; got[name] == 0 {
+						delete(got, name)
+					}
+					if i < 3 && to.name == "endpoint" {
+						want[name] = 2 // one ended, one live
+					}
+				}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s, %s: counted (-want +got):\n%s", protocol, family, diff)
+			}
+		}
+	}
+}
+
+func TestAccountingEnds(t *testing.T) {
+	t.Run("told", func(t *testing.T) {
+		l := newLedger(t)
+		l.refresh(counted(1, 100), counted(2, 10))
+		l.want("list", total(2, 2, 110))
+		l.Ended(counted(1, 150))
+		l.want("end of one", total(1, 2, 160))
+		l.refresh(counted(2, 20))
+		l.want("list without it", total(1, 2, 170))
+	})
+	t.Run("told, never listed", func(t *testing.T) {
+		l := newLedger(t)
+		l.Ended(counted(1, 100))
+		l.want("end", total(0, 1, 100))
+	})
+	t.Run("told after it was missed", func(t *testing.T) {
+		l := newLedger(t)
+		l.refresh(counted(1, 100))
+		l.refresh()
+		l.want("list without it", total(0, 1, 100))
+		l.Ended(counted(1, 150))
+		l.want("late end", total(0, 1, 150))
+	})
+	t.Run("never told", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			l := newLedger(t)
+			l.refresh(counted(1, 100))
+			for range 5 {
+				time.Sleep(endGrace)
+				l.refresh()
+				l.want("list without it", total(0, 1, 100))
+			}
+			if n := len(l.missing); n != 0 {
+				t.Errorf("%d flows are still waited for", n)
+			}
+		})
+	})
+	t.Run("overlooked by a list", func(t *testing.T) {
+		l := newLedger(t)
+		l.refresh(counted(1, 100))
+		l.refresh()
+		l.refresh(counted(1, 120))
+		l.want("list with it again", total(1, 1, 120))
+	})
+	t.Run("told while listing", func(t *testing.T) {
+		l := newLedger(t)
+		err := l.Refresh(0, func(service.Protocol) ([]Flow, error) {
+			l.Ended(counted(1, 150))
+			return []Flow{counted(1, 100)}, nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.want("list from before the end", total(0, 1, 150))
+	})
+	t.Run("another with the same identity", func(t *testing.T) {
+		l := newLedger(t)
+		l.refresh(counted(1, 100))
+		l.refresh(counted(1, 10))
+		l.want("list with the other", total(1, 2, 110))
+	})
+}
+
+func TestAccountingOfClosedConnections(t *testing.T) {
+	k := udpKey("web")
+	k.Protocol = service.TCP
+	a := NewAccounting(isLocal)
+	a.SetPlan(planOf(serviceOf(k, 10)))
+	f := flow(service.IPv4, service.TCP, at(service.IPv4, services, 10, 53), at(service.IPv4, pods, 2, 5353))
+	for state, active := range map[uint8]int64{3: 1, 4: 1, tcpTimeWait: 0, tcpClose: 0} {
+		f.TCPState = state
+		if err := a.Refresh(0, listOf(f)); err != nil {
+			t.Fatal(err)
+		}
+		if got := a.Figures()[k]; got.Active != active || got.Total != 1 || len(a.Connections()) != int(active) {
+			t.Errorf("TCP state %d: got %+v, want %d active of 1", state, got.Figures, active)
+		}
+	}
+	a.Ended(f)
+	if got := a.Figures()[k]; got.Active != 0 || got.Total != 1 {
+		t.Errorf("after the end: got %+v, want 0 active of 1", got.Figures)
+	}
+}
+
+func TestAccountingFollowsPlans(t *testing.T) {
+	l := newLedger(t)
+	pod := at(service.IPv4, pods, 2, 5353)
+	l.refresh(counted(1, 100))
+	l.SetPlan(planOf(serviceOf(l.key, 10, withoutEndpoint(2))))
+	l.Ended(counted(2, 10)) // to the removed endpoint, which still counts
+	l.want("endpoint removed", total(1, 2, 110))
+	if got := l.Figures()[l.key].Endpoints[pod]; got != total(1, 2, 110) {
+		t.Errorf("removed endpoint with a connection: got %+v", got)
+	}
+	l.Ended(counted(1, 200))
+	l.refresh()
+	l.want("its last connection ended", total(0, 2, 210))
+	if got, ok := l.Figures()[l.key].Endpoints[pod]; ok {
+		t.Errorf("removed endpoint without connections is still there: %+v", got)
+	}
+	l.SetPlan(planOf(serviceOf(l.key, 10)))
+	l.want("endpoint back", total(0, 2, 210))
+	l.refresh(counted(3, 5))
+	l.SetPlan(planOf())
+	if got := l.Figures(); len(got) != 0 || len(l.Connections()) != 0 {
+		t.Errorf("service removed: got %v and %v, want nothing", got, l.Connections())
+	}
+	l.Ended(counted(3, 5))
+	l.SetPlan(planOf(serviceOf(l.key, 10)))
+	l.want("service back", total(0, 0, 0))
+}
+
+func TestAccountingConnections(t *testing.T) {
+	l := newLedger(t)
+	a, b := counted(1, 100), counted(2, 10)
+	b.OrigSrc = at(service.IPv4, clients, 10, 50000)
+	l.refresh(b, a, flow(service.IPv4, service.UDP, at(service.IPv4, services, 99, 53), at(service.IPv4, pods, 2, 5353)))
+	want := []Connection{{l.key, a}, {l.key, b}}
+	if got := l.Connections(); fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	l.Ended(a)
+	if got := l.Connections(); len(got) != 1 || got[0].Flow.OrigSrc != b.OrigSrc {
+		t.Errorf("after the end of one: got %v", got)
+	}
+}
+
+func TestAccountingRefresh(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := newLedger(t)
+		lists := 0
+		list := func(service.Protocol) ([]Flow, error) { lists++; return nil, nil }
+		for _, c := range []struct {
+			wait time.Duration
+			want int
+		}{{0, 1}, {time.Millisecond, 1}, {time.Second, 2}} {
+			time.Sleep(c.wait)
+			if err := l.Refresh(time.Second, list); err != nil || lists != c.want {
+				t.Errorf("after %s: %d lists, %v, want %d", c.wait, lists, err, c.want)
+			}
+		}
+		l.refresh(counted(1, 100))
+		broken := errors.New("broken")
+		if err := l.Refresh(0, func(service.Protocol) ([]Flow, error) { return nil, broken }); err != broken {
+			t.Errorf("got %v, want the list's error", err)
+		}
+		l.want("a list that failed", total(1, 1, 100))
+	})
+}
+
+// Events, lists, plans and readers meet; the race detector watches, and what
+// has been counted stays.
+func TestAccountingConcurrently(t *testing.T) {
+	l := newLedger(t)
+	const flows = 200
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		for i := range uint32(flows) {
+			l.Ended(counted(i, 10))
+		}
+	})
+	wg.Go(func() {
+		for i := range uint32(flows) {
+			if err := l.Refresh(0, listOf(counted(flows+i, 10))); err != nil {
+				t.Error(err)
+			}
+			l.Ended(counted(flows+i, 10))
+		}
+	})
+	wg.Go(func() {
+		for range flows {
+			l.SetPlan(planOf(serviceOf(l.key, 10)))
+			l.Connections()
+			if got := l.Figures()[l.key]; got.BytesOut != 2*got.BytesIn || got.Active < 0 {
+				t.Errorf("torn figures %+v", got.Figures)
+			}
+		}
+	})
+	wg.Wait()
+	l.want("all", total(0, 2*flows, 2*flows*10))
+}
+
+func BenchmarkAccountingRefresh(b *testing.B) {
+	a := NewAccounting(isLocal)
+	a.SetPlan(planOf(serviceOf(udpKey("dns"), 10)))
+	flows := make([]Flow, 100_000)
+	for i := range flows {
+		flows[i] = counted(uint32(i), 100)
+		flows[i].OrigSrc = netip.AddrPortFrom(flows[i].OrigSrc.Addr(), uint16(i))
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if err := a.Refresh(0, listOf(flows...)); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
