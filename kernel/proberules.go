@@ -87,7 +87,7 @@ func (p *Prober) try(ctx context.Context, v Variant, sets SetStore, f feature, f
 		if err := sets.Create(set); err != nil {
 			return err
 		}
-		defer func() { _ = DestroySet(context.WithoutCancel(ctx), sets, set.Name) }()
+		defer func() { _ = DestroySets(context.WithoutCancel(ctx), sets, []string{set.Name}) }()
 	}
 	restore := func(text string) error {
 		_, err := p.Runner.Run(ctx, []byte("*"+f.table+"\n:"+probeChain+" - [0:0]\n"+text+"\nCOMMIT\n"), v.Program[family]+"-restore", "--noflush", "-w", "5")

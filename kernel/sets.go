@@ -74,32 +74,32 @@ func ApplySets(ctx context.Context, store SetStore, ops SetOps) (entries int, er
 		}
 		entries += len(e.Entries)
 	}
-	for _, name := range ops.Destroy {
-		if err := DestroySet(ctx, store, name); err != nil {
-			errs = multierror.Append(errs, err)
-		}
-	}
-	return entries, errs.ErrorOrNil()
+	return entries, multierror.Append(errs, DestroySets(ctx, store, ops.Destroy)).ErrorOrNil()
 }
 
-// DestroySet removes a set and waits a moment for references that are on their
-// way out. That there is none is no error.
-func DestroySet(ctx context.Context, store SetStore, name string) error {
+// DestroySets removes sets. It waits a moment for references that are on their
+// way out, once for all of them. That a set doesn't exist is no error.
+func DestroySets(ctx context.Context, store SetStore, names []string) error {
+	var errs *multierror.Error
 	deadline := time.Now().Add(destroyWait)
-	for pause := 5 * time.Millisecond; ; pause *= 2 {
-		err := store.Destroy(name)
-		switch {
-		case err == nil || errors.Is(err, ErrNotFound):
-			return nil
-		case !errors.Is(err, ErrBusy) || time.Now().After(deadline):
-			return fmt.Errorf("destroy set %s: %w", name, err)
+	pause := 2 * time.Millisecond
+	for len(names) > 0 {
+		err := store.Destroy(names[0])
+		if errors.Is(err, ErrBusy) && time.Now().Before(deadline) {
+			select {
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(pause):
+				pause *= 2
+			}
+			continue
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(pause):
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			errs = multierror.Append(errs, fmt.Errorf("destroy set %s: %w", names[0], err))
 		}
+		names = names[1:]
 	}
+	return errs.ErrorOrNil()
 }
 
 // ReadSets returns kproxy's sets with their entries, as [Backend.Observe]

@@ -41,9 +41,10 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 			errs = multierror.Append(errs, err)
 		}
 	}
-	_, err = kernel.ApplySets(ctx, b.config.Sets, kernel.SetOps{Destroy: ops.DestroySets})
-	errs = multierror.Append(errs, err)
-	return a, errs.ErrorOrNil()
+	if errs.ErrorOrNil() != nil || len(a.Failed) > 0 {
+		return a, errs.ErrorOrNil() // rules that stayed may still refer to sets
+	}
+	return a, kernel.DestroySets(ctx, b.config.Sets, ops.DestroySets)
 }
 
 func (b *Backend) applyFamily(ctx context.Context, f service.Family, ops kernel.Ops, a *kernel.Applied) error {

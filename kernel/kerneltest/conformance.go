@@ -107,14 +107,15 @@ func (m Mode) walk(t *testing.T, seed uint64) {
 	faults.Stop()
 	m.bring(t, s, want)
 	got := observe(t, s)
+	if diff := gocmp.Diff(foreign, s.Foreign(t)); diff != "" {
+		t.Errorf("foreign state (-before +after):\n%s", diff)
+	}
 
+	// From here on the test is on another host.
 	fresh := m.Open(t, &Faults{})
 	m.bring(t, fresh, want)
 	if diff := gocmp.Diff(observe(t, fresh), got, cmpopts.IgnoreFields(kernel.Set{}, "Owner")); diff != "" {
 		t.Errorf("after %d faults (-from scratch +got):\n%s", faults.Count(), diff)
-	}
-	if diff := gocmp.Diff(foreign, s.Foreign(t)); diff != "" {
-		t.Errorf("foreign state (-before +after):\n%s", diff)
 	}
 }
 
