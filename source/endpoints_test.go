@@ -105,6 +105,11 @@ func TestEndpoints(t *testing.T) {
 				"kind: EndpointSlice\nmetadata: {name: web, namespace: default}\naddressType: IPv4\n" + ports + "endpoints: [{addresses: [10.2.0.2]}]",
 			nil,
 		},
+		"slices of a headless service": {
+			"kind: EndpointSlice\nmetadata: {name: web-1, namespace: default, labels: {kubernetes.io/service-name: web, service.kubernetes.io/headless: ''}}\n" +
+				"addressType: IPv4\n" + ports + "endpoints: [{addresses: [10.2.0.2]}]",
+			nil,
+		},
 		"Endpoints": {
 			"kind: Endpoints\nmetadata: {name: web, namespace: default}\nsubsets:\n" +
 				`- {addresses: [{ip: 10.2.0.2, nodeName: node-1}, {ip: "fd00::2"}, {ip: x}], notReadyAddresses: [{ip: 10.2.0.3}], ports: [{name: http, port: 8080}, {name: dns, port: 53, protocol: UDP}]}` +

@@ -103,6 +103,9 @@ func newIndex(o *Objects) index {
 		endpoints: make(map[types.NamespacedName]*corev1.Endpoints, len(o.Endpoints)),
 	}
 	for _, s := range o.EndpointSlices {
+		if _, headless := s.Labels[corev1.IsHeadlessService]; headless {
+			continue // written when the Service was headless; kube-proxy doesn't watch them
+		}
 		if name := s.Labels[discoveryv1.LabelServiceName]; name != "" {
 			k := types.NamespacedName{Namespace: s.Namespace, Name: name}
 			ix.slices[k] = append(ix.slices[k], s)

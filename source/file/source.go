@@ -139,7 +139,9 @@ func (r *runner) run(ctx context.Context) {
 			r.wait.reset()
 			r.update(true)
 		case <-poll.C:
-			r.update(false)
+			if r.wait.fired() == nil { // or a file may be half written
+				r.update(false)
+			}
 		case <-r.reread:
 			r.update(true)
 		}

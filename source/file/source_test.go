@@ -262,6 +262,38 @@ func TestLinksToElsewhere(t *testing.T) {
 	await(t, s, []string{line("a", "3")})
 }
 
+// What can't be reached for now is not deleted.
+func TestOutOfReach(t *testing.T) {
+	top := t.TempDir()
+	dir, file := filepath.Join(top, "dir"), filepath.Join(top, "file.yaml")
+	write(t, top, map[string]string{"real/a.yaml": web("a", 1), "real/b.yaml": web("b", 2), "file.yaml": web("c", 3)})
+	symlink(t, "real", dir)
+	s := start(t, dir, file)
+	all := []string{line("a", "1"), line("b", "2"), line("c", "3")}
+	await(t, s, all)
+
+	// Each is replaced in one step, or it would be gone for a moment. A link
+	// that leads to itself stands for anything but "no such file".
+	replace := func(path, to string) {
+		t.Helper()
+		symlink(t, to, path+"~")
+		rename(t, path+"~", path)
+	}
+	const why = ": too many levels of symbolic links"
+	replace(filepath.Join(top, "real", "a.yaml"), "a.yaml")
+	await(t, s, all, filepath.Join(dir, "a.yaml")+why)
+	replace(file, "file.yaml")
+	await(t, s, all, filepath.Join(dir, "a.yaml")+why, file+why)
+	replace(dir, "dir")
+	await(t, s, all, dir+why, filepath.Join(dir, "a.yaml")+why, file+why)
+
+	remove(t, filepath.Join(top, "real", "a.yaml"))
+	replace(dir, "real")
+	write(t, top, map[string]string{"file.yaml.tmp": web("c", 4)})
+	rename(t, file+".tmp", file)
+	await(t, s, []string{line("b", "2"), line("c", "4")})
+}
+
 func TestReread(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"a.yaml": web("a", 1)})
