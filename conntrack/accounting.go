@@ -52,12 +52,11 @@ type Connection struct {
 // events tell, and those in the table, as a list tells. It is safe for
 // concurrent use.
 type Accounting struct {
-	local func(netip.Addr) bool
-
 	refresh sync.Mutex // held while listing: an older list must not replace a newer
 
 	mu        sync.Mutex // guards what follows: three goroutines meet here (events, plans, readers)
-	index     *index
+	plan      *plan.Plan
+	index     *index // of all protocols
 	services  map[service.Key]*account
 	live      map[identity]entry // as of the last list
 	missing   map[identity]entry // gone from the list, end not yet told
@@ -73,7 +72,6 @@ const endGrace = 2 * time.Second
 
 // account is what Accounting holds of one service port.
 type account struct {
-	plan      *plan.Service
 	ended     Figures
 	endpoints map[netip.AddrPort]*endpointAccount
 }
@@ -95,7 +93,7 @@ type entry struct {
 // local reports whether an address is one of this node's.
 func NewAccounting(local func(netip.Addr) bool) *Accounting {
 	return &Accounting{
-		local: local, index: newIndex(nil, 0, local),
+		index:    &index{fronts: map[place]front{}, local: local},
 		services: map[service.Key]*account{}, live: map[identity]entry{}, missing: map[identity]entry{},
 	}
 }
@@ -105,26 +103,34 @@ func NewAccounting(local func(netip.Addr) bool) *Accounting {
 // doesn't hold are counted on until it has no more flows; the service port's
 // own figures keep what it carried.
 func (a *Accounting) SetPlan(p *plan.Plan) {
-	x := newIndex(p, 0, a.local)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.index = x
-	services := make(map[service.Key]*account, len(p.Services))
-	for _, s := range p.Services {
-		acc := a.services[s.Port.Key]
-		if acc == nil {
-			acc = &account{endpoints: map[netip.AddrPort]*endpointAccount{}}
+	// Out with the old before the new: an address may have changed hands.
+	changes(a.plan, p, func(was, is *plan.Service) bool {
+		if was != nil {
+			a.index.remove(was)
+			if is == nil {
+				delete(a.services, was.Port.Key)
+			}
 		}
-		if acc.plan != s {
-			acc.setEndpoints(s)
+		return true
+	})
+	changes(a.plan, p, func(_, is *plan.Service) bool {
+		if is != nil {
+			a.index.add(is)
+			acc := a.services[is.Port.Key]
+			if acc == nil {
+				acc = &account{endpoints: map[netip.AddrPort]*endpointAccount{}}
+				a.services[is.Port.Key] = acc
+			}
+			acc.setEndpoints(is)
 		}
-		services[s.Port.Key] = acc
-	}
-	a.services = services
+		return true
+	})
+	a.plan = p
 }
 
 func (acc *account) setEndpoints(s *plan.Service) {
-	acc.plan = s
 	for _, e := range acc.endpoints {
 		e.current = false
 	}

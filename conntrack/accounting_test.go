@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -289,6 +290,24 @@ func BenchmarkAccountingRefresh(b *testing.B) {
 	for b.Loop() {
 		if err := a.Refresh(0, listOf(flows...)); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+// An address that passes from one service port to another in one plan counts
+// for the new one, and the flows of the old one aren't lost to it.
+func TestAccountingOfAddressThatChangesHands(t *testing.T) {
+	for _, names := range [][2]string{{"a", "b"}, {"b", "a"}} {
+		from, to := udpKey(names[0]), udpKey(names[1])
+		a := NewAccounting(isLocal)
+		a.SetPlan(planOf(serviceOf(from, 10), serviceOf(to, 11, func(s *plan.Service) { s.Frontends = s.Frontends[:2] })))
+		a.Ended(counted(1, 10))
+		a.SetPlan(planOf(serviceOf(from, 11, func(s *plan.Service) { s.Frontends = s.Frontends[:2] }), serviceOf(to, 10)))
+		a.Ended(counted(2, 100))
+		a.SetPlan(planOf(serviceOf(to, 10)))
+		a.Ended(counted(3, 1000))
+		if got := a.Figures(); len(got) != 1 || got[to].Figures != total(0, 2, 1100) {
+			t.Errorf("from %s to %s: got %+v", from, to, got)
 		}
 	}
 }

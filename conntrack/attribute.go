@@ -3,6 +3,7 @@ package conntrack
 import (
 	"encoding/binary"
 	"errors"
+	"net/netip"
 )
 
 var errShort = errors.New("attribute is cut short")
@@ -37,10 +38,20 @@ func appendAttribute(b []byte, typ uint16, data ...byte) []byte {
 	b = binary.NativeEndian.AppendUint16(b, uint16(4+len(data)))
 	b = binary.NativeEndian.AppendUint16(b, typ)
 	b = append(b, data...)
-	for len(b)%4 != 0 {
-		b = append(b, 0)
+	return append(b, make([]byte, align(len(data))-len(data))...)
+}
+
+func appendUint16(b []byte, typ, v uint16) []byte {
+	return appendAttribute(b, typ, byte(v>>8), byte(v))
+}
+
+func appendAddress(b []byte, typ uint16, a netip.Addr) []byte {
+	if a.Is4() {
+		v4 := a.As4()
+		return appendAttribute(b, typ, v4[:]...)
 	}
-	return b
+	v6 := a.As16()
+	return appendAttribute(b, typ, v6[:]...)
 }
 
 // appendNested appends an attribute whose content f appends.

@@ -34,13 +34,13 @@ func appendTuple(b []byte, typ uint16, p service.Protocol, src, dst netip.AddrPo
 	}
 	return appendNested(b, typ, func(b []byte) []byte {
 		b = appendNested(b, ctaTupleIP, func(b []byte) []byte {
-			b = appendAttribute(b, srcType, src.Addr().AsSlice()...)
-			return appendAttribute(b, dstType, dst.Addr().AsSlice()...)
+			b = appendAddress(b, srcType, src.Addr())
+			return appendAddress(b, dstType, dst.Addr())
 		})
 		return appendNested(b, ctaTupleProto, func(b []byte) []byte {
 			b = appendAttribute(b, ctaProtoNum, byte(p))
-			b = appendAttribute(b, ctaProtoSrcPort, binary.BigEndian.AppendUint16(nil, src.Port())...)
-			return appendAttribute(b, ctaProtoDstPort, binary.BigEndian.AppendUint16(nil, dst.Port())...)
+			b = appendUint16(b, ctaProtoSrcPort, src.Port())
+			return appendUint16(b, ctaProtoDstPort, dst.Port())
 		})
 	})
 }

@@ -24,28 +24,43 @@ type front struct {
 // index finds the frontend a flow was sent to.
 type index struct {
 	fronts    map[place]front
-	nodePorts bool // there are any
+	nodePorts int // how many there are
 	local     func(netip.Addr) bool
 }
 
-// newIndex indexes the frontends of one protocol; 0 means all. local reports
-// whether an address is one of this node's: only there are node ports.
+// newIndex indexes the frontends of one protocol. local reports whether an
+// address is one of this node's: only there are node ports.
 func newIndex(p *plan.Plan, protocol service.Protocol, local func(netip.Addr) bool) *index {
 	x := &index{fronts: map[place]front{}, local: local}
-	if p == nil {
-		return x
-	}
-	for _, s := range p.Services {
-		if protocol != 0 && s.Port.Protocol != protocol {
-			continue
-		}
-		for i := range s.Frontends {
-			f := &s.Frontends[i]
-			x.fronts[place{f.Protocol, f.Family, f.Address}] = front{s, f}
-			x.nodePorts = x.nodePorts || f.Kind == plan.NodePort
+	for _, s := range servicesOf(p) {
+		if s.Port.Protocol == protocol {
+			x.add(s)
 		}
 	}
 	return x
+}
+
+func placeOf(f *plan.Frontend) place { return place{f.Protocol, f.Family, f.Address} }
+
+func (x *index) add(s *plan.Service) {
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		x.fronts[placeOf(f)] = front{s, f}
+		if f.Kind == plan.NodePort {
+			x.nodePorts++
+		}
+	}
+}
+
+// remove removes s, which was added.
+func (x *index) remove(s *plan.Service) {
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		delete(x.fronts, placeOf(f))
+		if f.Kind == plan.NodePort {
+			x.nodePorts--
+		}
+	}
 }
 
 // find returns the frontend to which f was sent. An entry in a zone is
@@ -58,7 +73,7 @@ func (x *index) find(f *Flow) (front, bool) {
 	if hit, ok := x.fronts[at]; ok {
 		return hit, true
 	}
-	if !x.nodePorts {
+	if x.nodePorts == 0 {
 		return front{}, false
 	}
 	at.address = netip.AddrPortFrom(netip.Addr{}, f.OrigDst.Port())
@@ -78,4 +93,47 @@ func endpoint(s *plan.Service, a netip.AddrPort) *plan.Endpoint {
 		return nil
 	}
 	return &s.Endpoints[i]
+}
+
+func servicesOf(p *plan.Plan) []*plan.Service {
+	if p == nil {
+		return nil
+	}
+	return p.Services
+}
+
+// changes calls f with each service port that differs between two plans: with
+// nil for was where it is new, with nil for is where it is gone. A plan shares
+// what hasn't changed with the plan before, so this takes microseconds for ten
+// thousand services. It ends early when f returns false.
+func changes(old, p *plan.Plan, f func(was, is *plan.Service) bool) {
+	before, now := servicesOf(old), servicesOf(p)
+	for len(before)+len(now) > 0 {
+		var was, is *plan.Service
+		switch order := compareFirst(before, now); {
+		case order < 0:
+			was, before = before[0], before[1:]
+		case order > 0:
+			is, now = now[0], now[1:]
+		default:
+			was, is, before, now = before[0], now[0], before[1:], now[1:]
+		}
+		if was != is && !f(was, is) {
+			return
+		}
+	}
+}
+
+// compareFirst tells which list goes on with the smaller key; an empty one
+// never does.
+func compareFirst(a, b []*plan.Service) int {
+	switch {
+	case len(b) == 0:
+		return -1
+	case len(a) == 0:
+		return 1
+	case a[0] == b[0]:
+		return 0
+	}
+	return a[0].Port.Compare(b[0].Port.Key)
 }

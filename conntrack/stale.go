@@ -105,33 +105,21 @@ func MayBeStale(old, p *plan.Plan) bool {
 	if old == nil {
 		return true
 	}
-	if old == p {
-		return false
-	}
-	i := 0
-	for _, s := range p.Services {
-		if s.Port.Protocol != service.UDP {
-			continue
+	found := false
+	changes(old, p, func(was, is *plan.Service) bool {
+		switch {
+		case was == nil:
+			found = is.Port.Protocol == service.UDP
+		case was.Port.Protocol == service.UDP:
+			found = is == nil || moved(was, is)
 		}
-		for i < len(old.Services) && old.Services[i].Port.Compare(s.Port.Key) < 0 {
-			if old.Services[i].Port.Protocol == service.UDP {
-				return true // deleted
-			}
-			i++
-		}
-		if i == len(old.Services) || old.Services[i].Port.Key != s.Port.Key || moved(old.Services[i], s) {
-			return true
-		}
-		i++
-	}
-	return slices.ContainsFunc(old.Services[i:], func(s *plan.Service) bool { return s.Port.Protocol == service.UDP })
+		return !found
+	})
+	return found
 }
 
 // moved reports whether anything that Stale looks at differs.
 func moved(a, b *plan.Service) bool {
-	if a == b {
-		return false
-	}
 	return a.DataPlane != b.DataPlane ||
 		!slices.EqualFunc(a.Frontends, b.Frontends, func(x, y plan.Frontend) bool {
 			return x.Kind == y.Kind && x.Family == y.Family && x.Address == y.Address && x.Verdict == y.Verdict
