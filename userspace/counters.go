@@ -66,8 +66,8 @@ func (s *Server) Counters() map[service.Key]Counters {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make(map[service.Key]Counters, len(s.states))
-	for k, st := range s.states {
+	out := make(map[service.Key]Counters, len(s.plans.states))
+	for k, st := range s.plans.states {
 		out[k] = st.figures(now)
 	}
 	return out

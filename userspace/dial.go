@@ -10,7 +10,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -61,20 +60,6 @@ func control(c syscall.RawConn, f func(fd int) error) (err error) {
 type source struct {
 	addr        netip.Addr // invalid: the kernel chooses
 	transparent bool       // addr isn't this node's own
-}
-
-// source returns the address that the endpoint at backend is to see for c. An
-// address that means nothing outside this node is never kept: loopback,
-// link-local, and a service's own address, which is what the node connects
-// from where service addresses are on an interface of it (mode ipvs).
-func (t *table) source(f front, c plan.Client, backend netip.Addr) source {
-	if f.Masquerades(c, backend, t.pods) || c.Address.IsLoopback() || c.Address.IsLinkLocalUnicast() {
-		return source{}
-	}
-	if _, own := t.addrs[c.Address]; own && c.Node {
-		return source{}
-	}
-	return source{addr: c.Address, transparent: !c.Node}
 }
 
 func (d *dialers) choose(s source) (*net.Dialer, netip.AddrPort) {

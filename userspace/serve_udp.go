@@ -3,11 +3,8 @@ package userspace
 import (
 	"errors"
 	"net"
-	"net/netip"
 	"os"
 	"time"
-
-	"kproxy.dev/kproxy/plan"
 )
 
 // errorsInARow is how many errors that say nothing about the endpoint a
@@ -64,15 +61,13 @@ func (x *session) serve() {
 // endpoints are those of the new one.
 func (x *session) connect(failed *endpoint) (*endpoint, *upstream) {
 	r := x.route
-	if t := x.server.table.Load(); t != r.table {
-		if f, ok := t.lookup(r.front.Protocol, r.orig, x.server.locals.mustContain); ok && f.view.state == r.front.view.state {
-			r.table, r.front = t, f
-			x.mu.Lock()
-			x.route = r
-			x.mu.Unlock()
-		}
+	if f, ok := x.server.table.lookup(r.front.Protocol, r.orig, x.server.locals.mustContain); ok && f.view.state == r.front.view.state {
+		r.front = f
+		x.mu.Lock()
+		x.route = r
+		x.mu.Unlock()
 	}
-	group := r.table.group(r.front, r.from)
+	group := r.front.group(r.from, x.server.table.podCIDRs())
 	c := newChoice(group, r.front.view.state.affinity.Load(), r.from.Address)
 	if failed != nil && len(group.endpoints) > 1 {
 		c.exclude(failed)
@@ -82,7 +77,7 @@ func (x *session) connect(failed *endpoint) (*endpoint, *upstream) {
 		if e == nil {
 			return nil, nil
 		}
-		u, err := x.server.openUpstream(r.table.source(r.front, r.from, e.address.Addr()), e.address)
+		u, err := x.server.openUpstream(x.server.table.source(r.front, r.from, e.address.Addr()), e.address)
 		if err == nil {
 			c.settled(e)
 			return e, u
@@ -179,19 +174,4 @@ func (x *session) hurry() {
 	if u != nil {
 		x.extend(u, trustFor)
 	}
-}
-
-// keeps reports whether sessions to an endpoint may go on under this plan: it
-// still serves, if only those it has.
-func (v *view) keeps(a netip.AddrPort) bool {
-	for i := range v.plan.Endpoints {
-		if e := &v.plan.Endpoints[i]; e.Address == a {
-			return keeps(e)
-		}
-	}
-	return false
-}
-
-func keeps(e *plan.Endpoint) bool {
-	return e.Usable || (e.Ready || e.Serving) && e.Health != "down"
 }

@@ -6,12 +6,9 @@ import (
 	"net"
 	"net/netip"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"kproxy.dev/kproxy/health"
-	"kproxy.dev/kproxy/lb"
-	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -24,10 +21,10 @@ type Server struct {
 	dialers *dialers
 	live    live
 	flows   sync.WaitGroup // goroutines that serve connections and sessions
-	table   atomic.Pointer[table]
+	table   *table
 
-	mu     sync.Mutex // orders Prepare and Commit
-	states map[service.Key]*serviceState
+	mu    sync.Mutex // guards plans, and orders changes of table
+	plans plans
 
 	// Set by Listen.
 	pipes     *pipes
@@ -49,83 +46,12 @@ type Server struct {
 func New(cfg Config) *Server {
 	cfg = cfg.filled()
 	s := &Server{
-		cfg: cfg, states: map[service.Key]*serviceState{},
+		cfg: cfg, table: newTable(), plans: newPlans(),
 		stopped: make(chan struct{}), lookups: make(chan struct{}, lookupsAtOnce),
 	}
 	s.locals.list = cfg.LocalAddresses
 	s.dialers = newDialers(cfg.Mark, net.KeepAliveConfig{Enable: true, Idle: cfg.KeepAlive, Interval: 15 * time.Second, Count: 4})
-	s.table.Store(&table{})
 	return s
-}
-
-// Prepare serves what p adds from now on; what only earlier plans have is
-// still served.
-func (s *Server) Prepare(p *plan.Plan) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	old := s.table.Load()
-	t := newTable(p, old, s.state)
-	t.keepOld(old)
-	s.table.Store(t)
-}
-
-// Commit forgets what p, which was prepared, doesn't hold. TCP connections
-// live on, as they do in the kernel's data planes; UDP sessions end when their
-// service or endpoint is gone.
-func (s *Server) Commit(p *plan.Plan) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	t := newTable(p, s.table.Load(), s.state)
-	s.table.Store(t)
-	for k, state := range s.states {
-		v, ok := t.services[k]
-		if !ok {
-			delete(s.states, k)
-			continue
-		}
-		state.retain(addresses(v.plan))
-	}
-	for _, f := range s.live.all() {
-		if x, ok := f.(*session); ok {
-			x.follow(t)
-		}
-	}
-}
-
-// state returns what is kept of a service. The caller holds mu.
-func (s *Server) state(k service.Key) *serviceState {
-	st := s.states[k]
-	if st == nil {
-		st = newServiceState(k)
-		s.states[k] = st
-	}
-	return st
-}
-
-// addresses returns every endpoint address in a service's plan.
-func addresses(p *plan.Service) map[netip.AddrPort]bool {
-	m := make(map[netip.AddrPort]bool, len(p.Endpoints))
-	for i := range p.Endpoints {
-		m[p.Endpoints[i].Address] = true
-	}
-	for _, g := range p.Groups {
-		for _, b := range g.Cluster {
-			m[b.Address] = true
-		}
-		for _, b := range g.Local {
-			m[b.Address] = true
-		}
-	}
-	return m
-}
-
-// Affinity returns the table of k's clients, nil if it has no affinity. It may
-// be read and written, to take clients along when the service moves.
-func (s *Server) Affinity(k service.Key) *lb.Affinity {
-	if v := s.table.Load().services[k]; v != nil {
-		return v.state.affinity.Load()
-	}
-	return nil
 }
 
 // Local reports whether an address is one of this node's own, loopback

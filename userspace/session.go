@@ -53,7 +53,6 @@ type session struct {
 // route is what a session's origin means under a plan.
 type route struct {
 	orig, client netip.AddrPort
-	table        *table
 	front        front
 	from         plan.Client
 }
@@ -182,12 +181,12 @@ func (x *session) admit() (route, bool) {
 	if err != nil || orig == x.key.local {
 		return route{}, false
 	}
-	r := route{orig: orig, client: client, table: x.server.table.Load()}
+	r := route{orig: orig, client: client}
 	var ok bool
-	if r.front, ok = r.table.lookup(service.UDP, orig, x.server.locals.mustContain); !ok {
+	if r.front, ok = x.server.table.lookup(service.UDP, orig, x.server.locals.mustContain); !ok {
 		return route{}, false
 	}
-	r.from, ok = x.server.admit(r.table, r.front, client.Addr())
+	r.from, ok = x.server.admit(r.front, client.Addr())
 	return r, ok
 }
 
@@ -230,14 +229,14 @@ func (x *session) kill() {
 
 // follow ends a session that a new plan leaves without its service or
 // endpoint: its next datagram opens another one.
-func (x *session) follow(t *table) {
+func (x *session) follow() {
 	x.mu.Lock()
 	r, e := x.route, x.endpoint
 	x.mu.Unlock()
-	if r.table == nil || e == nil {
+	if r.front.view == nil || e == nil {
 		return
 	}
-	f, ok := t.lookup(service.UDP, r.orig, x.server.locals.mustContain)
+	f, ok := x.server.table.lookup(service.UDP, r.orig, x.server.locals.mustContain)
 	if !ok || f.view.state != r.front.view.state || !f.view.keeps(e.address) {
 		x.kill()
 	}

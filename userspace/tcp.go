@@ -16,7 +16,6 @@ import (
 // tcpConn is one client's connection through a service.
 type tcpConn struct {
 	server  *Server
-	table   *table
 	front   front
 	client  netip.AddrPort
 	orig    netip.AddrPort
@@ -62,23 +61,22 @@ func (s *Server) admitTCP(c side) (*tcpConn, *group) {
 		return nil, nil
 	}
 	client := addrPort(c.RemoteAddr())
-	t := s.table.Load()
-	f, ok := t.lookup(service.TCP, orig, s.locals.mustContain)
+	f, ok := s.table.lookup(service.TCP, orig, s.locals.mustContain)
 	if !ok {
 		return nil, nil
 	}
-	from, ok := s.admit(t, f, client.Addr())
+	from, ok := s.admit(f, client.Addr())
 	if !ok {
 		return nil, nil
 	}
-	x := &tcpConn{server: s, table: t, front: f, client: client, orig: orig, from: from, started: time.Now(), conn: c}
-	return x, t.group(f, from)
+	x := &tcpConn{server: s, front: f, client: client, orig: orig, from: from, started: time.Now(), conn: c}
+	return x, f.group(from, s.table.podCIDRs())
 }
 
 // admit reports whether a client may use f.
-func (s *Server) admit(t *table, f front, client netip.Addr) (plan.Client, bool) {
+func (s *Server) admit(f front, client netip.Addr) (plan.Client, bool) {
 	c := plan.Client{Address: client.WithZone(""), Node: s.locals.contains(client.WithZone(""))}
-	return c, f.view.plan.VerdictFor(f.Frontend, c, t.pods) == plan.Forward
+	return c, f.view.plan.VerdictFor(f.Frontend, c, s.table.podCIDRs()) == plan.Forward
 }
 
 // forward finds an endpoint and relays until the connection has ended.
@@ -131,7 +129,7 @@ func (x *tcpConn) dial(e *endpoint, port *service.Port, end time.Time) (*net.TCP
 	x.mu.Lock()
 	x.cancel = cancel
 	x.mu.Unlock()
-	src := x.table.source(x.front, x.from, e.address.Addr())
+	src := x.server.table.source(x.front, x.from, e.address.Addr())
 	up, err := x.server.dialers.tcp(ctx, src, e.address)
 	if err != nil {
 		return nil, err

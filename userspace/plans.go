@@ -1,0 +1,133 @@
+package userspace
+
+import (
+	"kproxy.dev/kproxy/lb"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// plans is what the Server knows of services. Plans share what didn't change
+// (plan.Compute hands on the same *plan.Service), so taking one up costs as
+// much as there is new in it. The Server's lock guards it.
+type plans struct {
+	last   *plan.Plan // that was prepared or committed
+	views  map[service.Key]*view
+	states map[service.Key]*serviceState
+
+	// Since the last Commit: views that another one has replaced, services that
+	// are gone, and services that changed.
+	replaced []*view
+	gone     map[service.Key]bool
+	changed  map[service.Key]bool
+}
+
+func newPlans() plans {
+	return plans{
+		last: &plan.Plan{}, views: map[service.Key]*view{}, states: map[service.Key]*serviceState{},
+		gone: map[service.Key]bool{}, changed: map[service.Key]bool{},
+	}
+}
+
+// Prepare serves what p adds from now on; what only earlier plans have is
+// still served.
+func (s *Server) Prepare(p *plan.Plan) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prepare(p)
+}
+
+func (s *Server) prepare(p *plan.Plan) {
+	if p == s.plans.last {
+		return
+	}
+	pods := p.Policy.PodCIDRs
+	s.table.pods.Store(&pods)
+	old := s.plans.last.Services
+	for _, next := range p.Services {
+		if len(old) > 0 && old[0] == next {
+			old = old[1:]
+			continue
+		}
+		for len(old) > 0 && old[0].Port.Compare(next.Port.Key) < 0 {
+			s.plans.gone[old[0].Port.Key] = true
+			old = old[1:]
+		}
+		if len(old) > 0 && old[0].Port.Key == next.Port.Key {
+			old = old[1:]
+		}
+		s.takeUp(next)
+	}
+	for _, o := range old {
+		s.plans.gone[o.Port.Key] = true
+	}
+	s.plans.last = p
+}
+
+// takeUp serves a service as next says.
+func (s *Server) takeUp(next *plan.Service) {
+	k := next.Port.Key
+	delete(s.plans.gone, k)
+	s.plans.changed[k] = true
+	before := s.plans.views[k]
+	if before != nil {
+		s.plans.replaced = append(s.plans.replaced, before)
+	}
+	state := s.plans.states[k]
+	if state == nil {
+		state = newServiceState(k)
+		s.plans.states[k] = state
+	}
+	v := newView(next, state, before)
+	s.plans.views[k] = v
+	s.table.set(v)
+}
+
+// Commit forgets what p, which was prepared, doesn't hold. TCP connections
+// live on, as they do in the kernel's data planes; UDP sessions end when their
+// service or endpoint is gone.
+func (s *Server) Commit(p *plan.Plan) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.prepare(p)
+	sessions := false // there may be sessions to end
+	for _, v := range s.plans.replaced {
+		s.table.drop(v)
+	}
+	for k := range s.plans.gone {
+		sessions = sessions || k.Protocol == service.UDP
+		s.table.drop(s.plans.views[k])
+		delete(s.plans.views, k)
+		delete(s.plans.states, k)
+		delete(s.plans.changed, k)
+	}
+	for k := range s.plans.changed {
+		sessions = sessions || k.Protocol == service.UDP
+		s.plans.states[k].retain(s.plans.views[k].addresses())
+	}
+	s.plans.replaced = nil
+	clear(s.plans.gone)
+	clear(s.plans.changed)
+	if sessions {
+		s.endSessions()
+	}
+}
+
+// endSessions ends the sessions that have lost their service or endpoint.
+func (s *Server) endSessions() {
+	for _, f := range s.live.all() {
+		if x, ok := f.(*session); ok {
+			x.follow()
+		}
+	}
+}
+
+// Affinity returns the table of k's clients, nil if it has no affinity. It may
+// be read and written, to take clients along when the service moves.
+func (s *Server) Affinity(k service.Key) *lb.Affinity {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if st := s.plans.states[k]; st != nil {
+		return st.affinity.Load()
+	}
+	return nil
+}

@@ -1,0 +1,105 @@
+package userspace
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"unsafe"
+
+	"kproxy.dev/kproxy/lb"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// view is a service as one plan decided it. It is immutable; its state isn't.
+type view struct {
+	plan   *plan.Service
+	state  *serviceState
+	groups [2]groups
+}
+
+type groups struct{ cluster, local *group }
+
+// group is a list of endpoints to choose from, and how.
+type group struct {
+	backends  []plan.Backend
+	endpoints []*endpoint // of backends
+	algorithm service.Algorithm
+	picker    lb.Picker
+}
+
+// newView reuses the groups of old, which may be nil, where they didn't change:
+// a picker remembers whose turn it is.
+func newView(s *plan.Service, state *serviceState, old *view) *view {
+	v := &view{plan: s, state: state}
+	state.configure(s.Port)
+	for f := range s.Groups {
+		var before groups
+		if old != nil {
+			before = old.groups[f]
+		}
+		g := &s.Groups[f]
+		v.groups[f].cluster = newGroup(v, g.Cluster, before.cluster)
+		if sameSlice(g.Local, g.Cluster) {
+			v.groups[f].local = v.groups[f].cluster
+			continue
+		}
+		v.groups[f].local = newGroup(v, g.Local, before.local)
+	}
+	return v
+}
+
+func newGroup(v *view, backends []plan.Backend, old *group) *group {
+	algorithm := v.plan.Port.Algorithm
+	if old != nil && old.algorithm == algorithm && slices.Equal(old.backends, backends) {
+		return old
+	}
+	g := &group{backends: backends, algorithm: algorithm, endpoints: make([]*endpoint, len(backends))}
+	targets := make([]lb.Target, len(backends))
+	for i, b := range backends {
+		g.endpoints[i] = v.state.endpoint(b.Address)
+		targets[i] = lb.Target{Address: b.Address, Weight: b.Weight, Load: &g.endpoints[i].load}
+	}
+	g.picker = lb.New(algorithm, targets, rand.Uint64())
+	return g
+}
+
+// group returns the endpoints that c's connections to f may go to. The plan
+// decides which; this only finds the picker made for them.
+func (f front) group(c plan.Client, pods []netip.Prefix) *group {
+	g := &f.view.groups[f.Family]
+	if sameSlice(f.view.plan.Backends(f.Frontend, c, pods), f.view.plan.Groups[f.Family].Cluster) {
+		return g.cluster
+	}
+	return g.local
+}
+
+// sameSlice reports whether a and b are the same elements in memory.
+func sameSlice(a, b []plan.Backend) bool {
+	return len(a) == len(b) && (len(a) == 0 || unsafe.SliceData(a) == unsafe.SliceData(b))
+}
+
+// addresses returns every endpoint address in the plan.
+func (v *view) addresses() map[netip.AddrPort]bool {
+	m := make(map[netip.AddrPort]bool, len(v.plan.Endpoints))
+	for i := range v.plan.Endpoints {
+		m[v.plan.Endpoints[i].Address] = true
+	}
+	for f := range v.plan.Groups {
+		for _, b := range slices.Concat(v.plan.Groups[f].Cluster, v.plan.Groups[f].Local) {
+			m[b.Address] = true
+		}
+	}
+	return m
+}
+
+// keeps reports whether UDP sessions to an endpoint may go on: it still
+// serves, if only those it has.
+func (v *view) keeps(a netip.AddrPort) bool {
+	for i := range v.plan.Endpoints {
+		if e := &v.plan.Endpoints[i]; e.Address == a {
+			return e.Usable || (e.Ready || e.Serving) && e.Health != "down"
+		}
+	}
+	return false
+}
