@@ -35,7 +35,14 @@ func setSysctls(ns *Namespace, router, ipv6 bool) error {
 	if router {
 		forward = "1"
 	}
-	values := [][2]string{{"ipv4/ip_forward", forward}}
+	values := [][2]string{
+		{"ipv4/ip_forward", forward},
+		// The node's default route leads back to the client. The redirects that
+		// this would cause use up the client's allowance of ICMP (inet_peer_xrlim_allow),
+		// and what tells it that a port is unreachable would come a second late.
+		{"ipv4/conf/all/send_redirects", "0"},
+		{"ipv4/conf/default/send_redirects", "0"},
+	}
 	if ipv6 {
 		values = append(values,
 			[2]string{"ipv6/conf/all/disable_ipv6", "0"},

@@ -66,6 +66,9 @@ type Observed struct {
 	Carried map[service.Key]uint64
 	// Programmed is the KernelHash of the rules that are in the kernel now.
 	Programmed map[service.Key]uint64
+	// Refused are TCP endpoints that refused a connection of the kernel data
+	// plane within the last seconds.
+	Refused map[netip.AddrPort]bool
 	// Adopted are service ports found offloaded when kproxy started; they stay so.
 	Adopted map[service.Key]bool
 }

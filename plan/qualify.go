@@ -53,7 +53,8 @@ func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 		m.offload(c.in.Now)
 		return c.standOffloaded(s, StatePinned, "pinned to the kernel by "+by, failure)
 	}
-	c.heedFlaps(f, m)
+	c.heedFlaps(s, f, m)
+	c.heedRefusals(s, m)
 	if m.offloaded {
 		return c.standOffloaded(s, StateOffloaded, reasonQualified, failure)
 	}
@@ -141,28 +142,58 @@ func (c *computation) heedFailure(s *Service, m *memory) string {
 
 // heedFlaps recalls an offloaded service whose endpoints changed health too
 // often since it was offloaded: in userspace a connection that fails is tried
-// on another endpoint, so that clients don't see it.
-func (c *computation) heedFlaps(f *facts, m *memory) {
+// on another endpoint, so that clients don't see it. A dual-stack endpoint that
+// goes down does so once in each family, so families are counted apart.
+func (c *computation) heedFlaps(s *Service, f *facts, m *memory) {
 	if !m.offloaded || len(f.flaps) <= c.in.Policy.FlapLimit {
 		return
 	}
 	since := later(m.offloadedAt, c.in.Now.Add(-flapWindow))
-	changes, endpoints, last := 0, 0, -1
+	var changes, endpoints [2]int
+	last := -1
 	for _, fl := range f.flaps { // in order of their rows
 		if !fl.at.After(since) {
 			continue
 		}
-		changes++
+		fam := service.FamilyOf(s.Endpoints[fl.row].Address.Addr())
+		changes[fam]++
 		if fl.row != last {
-			endpoints, last = endpoints+1, fl.row
+			endpoints[fam]++
+			last = fl.row
 		}
 	}
-	if changes <= c.in.Policy.FlapLimit {
+	fam := service.IPv4
+	if changes[service.IPv6] > changes[service.IPv4] {
+		fam = service.IPv6
+	}
+	if changes[fam] <= c.in.Policy.FlapLimit {
 		return
 	}
 	m.recall(c.in.Now, c.in.Policy.BackoffMax)
 	m.waitHash = 0
-	m.waitReason = flapText(endpoints, changes, m.backoff)
+	m.waitReason = flapText(endpoints[fam], changes[fam], m.backoff)
+}
+
+// heedRefusals recalls an offloaded service when the kernel has seen one of its
+// endpoints refuse a connection: the client tries again within a second, and
+// userspace then finds it another endpoint.
+func (c *computation) heedRefusals(s *Service, m *memory) {
+	if !m.offloaded || len(c.in.Observed.Refused) == 0 || s.Port.Protocol != service.TCP {
+		return
+	}
+	for _, fam := range service.Families {
+		for _, group := range [][]Backend{s.Groups[fam].Cluster, s.Groups[fam].Local} {
+			for i := range group {
+				if !c.in.Observed.Refused[group[i].Address] {
+					continue
+				}
+				m.recall(c.in.Now, c.in.Policy.BackoffMax)
+				m.waitHash = 0
+				m.waitReason = refusedText(group[i].Address, m.backoff)
+				return
+			}
+		}
+	}
 }
 
 // programmed reports whether the kernel holds the rules that s needs now.

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -88,6 +89,11 @@ func flapText(endpoints, changes int, wait time.Duration) string {
 		who = strconv.Itoa(endpoints) + " endpoints"
 	}
 	return fmt.Sprintf("%s changed health %d times in a minute; again after %s", who, changes, durationText(wait))
+}
+
+// refusedText says why a service was recalled, and how long it has to wait.
+func refusedText(endpoint netip.AddrPort, wait time.Duration) string {
+	return fmt.Sprintf("%s refused a connection; again after %s", endpoint, durationText(wait))
 }
 
 func failureText(reason string) string {

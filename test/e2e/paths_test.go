@@ -53,7 +53,6 @@ func TestEveryPathInEveryDataPlane(t *testing.T) {
 	w.must(m.Write(w.manifests))
 	w.start()
 	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel, service.PreferUserspace} {
-		w.pin("web", "", plane)
 		w.pin("web", "line", plane)
 		w.pin("web", "datagram", plane)
 		for _, p := range w.paths(m) {
