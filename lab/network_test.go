@@ -122,9 +122,11 @@ func TestUpReplacesLeftovers(t *testing.T) {
 }
 
 func TestDownLeavesOtherLabs(t *testing.T) {
-	other := build(t, dualStack("kplab-own-2", 1))
-	build(t, dualStack("kplab-own", 1))
-	if err := DownAll("kplab-own"); err != nil {
+	c := dualStack("kplab-own", 1)
+	build(t, c)
+	c.Prefix += "-2"
+	other := build(t, c)
+	if err := DownAll(dualStack("kplab-own", 1).Prefix); err != nil {
 		t.Fatal(err)
 	}
 	for _, ns := range other.namespaces() {
