@@ -198,7 +198,11 @@ func (s *IPSets) request(cmd int, name string, attrs []byte) ([][]byte, error) {
 	if name != "" && !Own(name) {
 		return nil, fmt.Errorf("set %q isn't kproxy's", name)
 	}
-	req := nl.NewNetlinkRequest(cmd|unix.NFNL_SUBSYS_IPSET<<8, nl.GetIpsetFlags(cmd))
+	flags := nl.GetIpsetFlags(cmd)
+	if cmd == nl.IPSET_CMD_DESTROY {
+		flags |= unix.NLM_F_EXCL // since Linux 5.10 a missing set is no error without it
+	}
+	req := nl.NewNetlinkRequest(cmd|unix.NFNL_SUBSYS_IPSET<<8, flags)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
 	b := appendAttr(nil, nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
 	if name != "" {

@@ -56,8 +56,10 @@ func (w *writer) write(chains []kernel.Chain) error {
 	return nil
 }
 
-// isolate writes services' chains apart from the shared ones, which then get by
-// with whatever services there are: nothing refers to a chain that is missing.
+// isolate writes the shared chains first, and those of services after them, in
+// groups: some mistakes, like a loop, are refused only where a packet could get
+// there. A service's new chains are empty in between; nothing leads there but
+// the portal's other side, and the portal has the service until its rules are in.
 func (w *writer) isolate(chains []kernel.Chain, first error) error {
 	var shared []kernel.Chain
 	var keys []service.Key
@@ -72,25 +74,25 @@ func (w *writer) isolate(chains []kernel.Chain, first error) error {
 		}
 		own[c.Owner] = append(own[c.Owner], c)
 	}
-	if k, ok := w.culprit(chains, first); ok {
-		// Told by the line that was refused: try it alone first, so that
-		// the others need one attempt more and not a search.
-		at := slices.Index(keys, k)
-		keys = slices.Delete(keys, at, at+1)
-		if err := w.services(own, []service.Key{k}); err != nil {
-			return err
-		}
-	}
-	if err := w.services(own, keys); err != nil {
-		return err
-	}
+	k, told := w.culprit(chains, first)
 	placeholders, err := w.placeholders(shared)
 	if err != nil {
 		return err
 	}
-	all := append(placeholders, shared...)
+	all := slices.Concat(placeholders, shared)
 	slices.SortStableFunc(all, kernel.CompareChains)
-	return w.write(all)
+	if err := w.write(all); err != nil {
+		return err
+	}
+	if told {
+		// The line that was refused says whose it is: that service on its own,
+		// so that the others need one attempt and not a search.
+		if err := w.services(own, []service.Key{k}); err != nil {
+			return err
+		}
+		keys = slices.DeleteFunc(keys, func(o service.Key) bool { return o == k })
+	}
+	return w.services(own, keys)
 }
 
 // culprit is the service that the refused line was about.
@@ -139,8 +141,8 @@ func (w *writer) services(own map[service.Key][]kernel.Chain, keys []service.Key
 }
 
 // placeholders are empty chains for those that shared rules lead to and that
-// don't exist because the kernel refused them. Such a service has no rules
-// beneath; userspace serves it.
+// don't exist yet. A service whose chains are refused keeps them: it has no
+// rules beneath, and userspace serves it.
 func (w *writer) placeholders(shared []kernel.Chain) ([]kernel.Chain, error) {
 	have, _, err := w.b.observeFamily(w.ctx, w.family)
 	if err != nil {
