@@ -32,7 +32,6 @@ type Server struct {
 	udpBudget *budget
 	tcp       []*tcpListener
 	udp       []*udpListener
-	lookups   chan struct{}  // a slot for each lookup under way
 	receivers sync.WaitGroup // the UDP listeners' goroutines
 	prober    prober
 
@@ -47,7 +46,7 @@ func New(cfg Config) *Server {
 	cfg = cfg.filled()
 	s := &Server{
 		cfg: cfg, table: newTable(), plans: newPlans(),
-		stopped: make(chan struct{}), lookups: make(chan struct{}, lookupsAtOnce),
+		stopped: make(chan struct{}),
 	}
 	s.locals.list = cfg.LocalAddresses
 	s.dialers = newDialers(cfg.Mark, net.KeepAliveConfig{Enable: true, Idle: cfg.KeepAlive, Interval: 15 * time.Second, Count: 4})

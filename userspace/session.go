@@ -79,7 +79,7 @@ func (x *session) deliver(b []byte) bool {
 	case x.phase == ready && silent > trustFor:
 		x.phase, x.checking = waiting, true
 		x.enqueue(b)
-		go x.revalidate()
+		x.server.flows.Go(x.revalidate) // the session counts as one, so Drain isn't past waiting
 	case x.phase == ready:
 		x.send(b)
 	default:
@@ -169,8 +169,6 @@ func (x *session) revalidate() {
 
 // lookup asks for the origin of the session's flow.
 func (x *session) lookup() (orig, client netip.AddrPort, err error) {
-	x.server.lookups <- struct{}{}
-	defer func() { <-x.server.lookups }()
 	return x.server.cfg.Origin.Lookup(service.UDP, x.key.local, x.key.client)
 }
 

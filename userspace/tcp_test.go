@@ -251,7 +251,7 @@ func TestResetIsPassedOn(t *testing.T) {
 
 func TestIdleTimeout(t *testing.T) {
 	ep := tcpEndpoint(t, echo)
-	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}, port: service.Port{IdleTimeout: 100 * time.Millisecond}}))
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}, port: service.Port{IdleTimeout: time.Second}}))
 	t.Run("never sends", func(t *testing.T) {
 		if _, end := readEnd(connect(t, s)); end != "eof" {
 			t.Errorf("client read %s, want an end", end)
@@ -259,9 +259,9 @@ func TestIdleTimeout(t *testing.T) {
 	})
 	t.Run("sends on", func(t *testing.T) {
 		c := connect(t, s)
-		for range 10 {
+		for range 30 {
 			ask(t, c, "x")
-			time.Sleep(30 * time.Millisecond)
+			time.Sleep(50 * time.Millisecond)
 		}
 	})
 }

@@ -297,9 +297,7 @@ func TestUDPSessionsAreBounded(t *testing.T) {
 	s := start(t, Config{Origin: newOrigins(), MaxSessions: 4}, testPlan(udpService(ep)))
 	for range 20 {
 		udpAsk(t, udpClient(t, s), "x")
-		if n := len(s.live.all()); n > 4 {
-			t.Fatalf("%d sessions", n)
-		}
+		eventually(t, "no more than 4 sessions are left", func() bool { return len(s.live.all()) <= 4 })
 		for _, f := range s.live.all() {
 			f.(*session).heard.Add(-int64(2 * trustFor))
 		}
@@ -350,15 +348,18 @@ func TestProbe(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	short, stop := context.WithTimeout(ctx, 100*time.Millisecond)
-	defer stop()
-	s.udp[0].mu.Lock() // a loop that is stuck on its first client
-	udpClient(t, s).Write([]byte("x"))
-	time.Sleep(10 * time.Millisecond)
-	err := s.Probe(short)
-	s.udp[0].mu.Unlock()
-	if err == nil {
-		t.Error("a stuck UDP loop passes the probe")
+	stuck := func() bool {
+		short, stop := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer stop()
+		return s.Probe(short) != nil
 	}
+	s.udp[0].mu.Lock() // the loop waits for it with the first client it meets
+	udpClient(t, s).Write([]byte("x"))
+	eventually(t, "a stuck UDP loop fails the probe", stuck)
+	s.udp[0].mu.Unlock()
+	eventually(t, "it serves again", func() bool { return s.Probe(ctx) == nil })
+	s.tcpBudget.mu.Lock()
+	eventually(t, "a stuck accept loop fails the probe", stuck)
+	s.tcpBudget.mu.Unlock()
 	eventually(t, "it serves again", func() bool { return s.Probe(ctx) == nil })
 }

@@ -23,9 +23,6 @@ const datagramSize = 1<<16 - 1
 // services' datagrams pass through it.
 const listenerBuffer = 8 << 20
 
-// lookupsAtOnce bounds how many sessions ask for their origin at a time.
-const lookupsAtOnce = 16
-
 // sessionKey names a session. Under one key come the datagrams of one flow at
 // a time: the kernel gives a client whose flows would look alike another port.
 type sessionKey struct{ local, client netip.AddrPort }
@@ -111,34 +108,28 @@ func (l *udpListener) answer(k sessionKey, b []byte) {
 // deliver hands a datagram to its session, and opens one if there is none. It
 // doesn't keep b.
 func (l *udpListener) deliver(k sessionKey, b []byte) {
-	for range 2 { // a session may end just before it gets the datagram
-		l.mu.Lock()
-		x := l.sessions[k]
-		l.mu.Unlock()
-		if x == nil {
-			if x = l.open(k); x == nil {
-				return
-			}
-		}
-		if x.deliver(b) {
-			return
-		}
-		l.forget(x)
+	l.mu.Lock()
+	x := l.sessions[k]
+	l.mu.Unlock()
+	if x == nil || !x.deliver(b) {
+		l.open(k, b)
 	}
 }
 
-// open makes a session. At the bound, one that has been silent makes room; if
-// there is none either, the datagram is lost, as datagrams may be.
-func (l *udpListener) open(k sessionKey) *session {
+// open makes a session that begins with datagram b. At the bound, one that has
+// been silent makes room; if there is none either, the datagram is lost, as
+// datagrams may be.
+func (l *udpListener) open(k sessionKey, b []byte) {
 	s := l.server
-	if !s.udpBudget.tryAcquire(fdsPerSession) && !l.evict() {
-		return nil
+	if !s.udpBudget.tryAcquire(fdsPerSession) && !s.evict() {
+		return
 	}
 	if !s.enter() {
 		s.udpBudget.release(fdsPerSession)
-		return nil
+		return
 	}
 	x := newSession(l, k)
+	x.enqueue(b) // nobody else knows x yet
 	l.mu.Lock()
 	l.sessions[k] = x
 	l.mu.Unlock()
@@ -147,17 +138,34 @@ func (l *udpListener) open(k sessionKey) *session {
 		defer x.release()
 		x.serve()
 	}()
-	return x
 }
 
-// evictSample is how many sessions are looked at to find one that is silent.
+// evictSample is how many sessions of a family are looked at to find one that
+// is silent.
 const evictSample = 32
 
-// evict ends the session of a sample (maps are iterated in random order) that
-// has been silent longest, and takes over its descriptors.
-func (l *udpListener) evict() bool {
+// evict ends the session of a sample that has been silent longest, and takes
+// over its descriptors. It reports false when all are talking.
+func (s *Server) evict() bool {
 	var oldest *session
+	for _, l := range s.udp {
+		if x := l.sample(); oldest == nil || x != nil && x.heard.Load() < oldest.heard.Load() {
+			oldest = x
+		}
+	}
+	if oldest == nil || oldest.silent() <= trustFor || !oldest.rob() {
+		return false
+	}
+	oldest.listener.forget(oldest)
+	return true
+}
+
+// sample returns the session that has been silent longest of some: maps are
+// iterated in random order.
+func (l *udpListener) sample() *session {
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	var oldest *session
 	left := evictSample
 	for _, x := range l.sessions {
 		if oldest == nil || x.heard.Load() < oldest.heard.Load() {
@@ -167,12 +175,7 @@ func (l *udpListener) evict() bool {
 			break
 		}
 	}
-	l.mu.Unlock()
-	if oldest == nil || oldest.silent() <= trustFor || !oldest.rob() {
-		return false
-	}
-	l.forget(oldest)
-	return true
+	return oldest
 }
 
 // forget takes a session out of the table, if it's still there.

@@ -1,0 +1,150 @@
+package userspace
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"net/netip"
+	"sync"
+	"sync/atomic"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// randomPlan changes a random part of old. As with plan.Compute, what didn't
+// change is shared. Services contest a few addresses; each has one owner.
+func randomPlan(r *rand.Rand, old *plan.Plan) *plan.Plan {
+	had := map[string]*plan.Service{}
+	for _, s := range old.Services {
+		had[s.Port.Name] = s
+	}
+	p := &plan.Plan{}
+	taken := map[netip.AddrPort]bool{}
+	for i := range 12 {
+		name := fmt.Sprintf("s%02d", i)
+		if s := had[name]; s != nil && r.IntN(3) > 0 && !taken[s.Frontends[0].Address] {
+			taken[s.Frontends[0].Address] = true
+			p.Services = append(p.Services, s)
+			continue
+		}
+		a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 96, 0, byte(r.IntN(16))}), 80)
+		d := testService{name: name, proto: service.UDP, vip: a}
+		for j := range r.IntN(3) {
+			d.eps = append(d.eps, netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, byte(j), byte(r.IntN(4))}), 1))
+		}
+		if r.IntN(5) == 0 {
+			d.front = func(f *plan.Frontend) {
+				f.Kind, f.Address = plan.NodePort, netip.AddrPortFrom(netip.Addr{}, 30000+uint16(a.Addr().As4()[3]))
+			}
+		}
+		s := testPlan(d).Services[0]
+		if at := s.Frontends[0].Address; r.IntN(4) > 0 && !taken[at] {
+			taken[at] = true
+			p.Services = append(p.Services, s)
+		}
+	}
+	return p
+}
+
+// contents is what a table says, for comparison.
+func (t *table) contents() map[string]string {
+	m := map[string]string{}
+	for i := range t.fronts.shards {
+		if s := t.fronts.shards[i].Load(); s != nil {
+			for k, f := range *s {
+				m[fmt.Sprint(k)] = fmt.Sprint(f.view.plan.Port.Key, f.view.plan.Groups)
+			}
+		}
+	}
+	for i := range t.addrs.shards {
+		if s := t.addrs.shards[i].Load(); s != nil {
+			for a, n := range *s {
+				m[a.String()] = fmt.Sprint(n)
+			}
+		}
+	}
+	return m
+}
+
+// Whatever plans came before, prepared or committed: after Prepare everything
+// in the plan is served by what it says, and after Commit nothing else is.
+func TestRandomWalkOverPlans(t *testing.T) {
+	for seed := range uint64(20) {
+		r := rand.New(rand.NewPCG(seed, 1))
+		s := New(Config{})
+		p := &plan.Plan{}
+		for step := range 200 {
+			p = randomPlan(r, p)
+			fresh := New(Config{})
+			fresh.Commit(p)
+			want := fresh.table.contents()
+			s.Prepare(p)
+			if r.IntN(3) == 0 {
+				continue
+			}
+			for k := range want {
+				if s.table.contents()[k] == "" {
+					t.Fatalf("seed %d step %d: %s isn't served after Prepare", seed, step, k)
+				}
+			}
+			s.Commit(p)
+			if diff := cmp.Diff(want, s.table.contents()); diff != "" {
+				t.Fatalf("seed %d step %d (-want +got):\n%s", seed, step, diff)
+			}
+			if len(s.plans.states) != len(p.Services) || len(s.plans.views) != len(p.Services) {
+				t.Fatalf("seed %d step %d: %d states and %d views of %d services", seed, step, len(s.plans.states), len(s.plans.views), len(p.Services))
+			}
+		}
+	}
+}
+
+// Clients of a service don't notice that its endpoints change all the time.
+func TestPlansChangeUnderLoad(t *testing.T) {
+	var eps []netip.AddrPort
+	for i := range 4 {
+		eps = append(eps, tcpEndpoint(t, named(fmt.Sprint(i))))
+	}
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: eps}))
+	var stop atomic.Bool
+	var wg sync.WaitGroup
+	for range 4 {
+		wg.Go(func() {
+			for !stop.Load() {
+				c, err := tryDial(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), s.tcp[0].port()))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if _, err := tryAsk(c, "x"); err != nil {
+					t.Error(err)
+				}
+				c.SetLinger(0)
+				c.Close()
+			}
+		})
+	}
+	r := rand.New(rand.NewPCG(1, 2))
+	for i := range 300 {
+		some := eps[r.IntN(3):]
+		p := testPlan(testService{name: "s", eps: some, port: service.Port{Algorithm: service.Algorithms[i%len(service.Algorithms)]}})
+		s.Prepare(p)
+		s.Counters()
+		s.Connections()
+		s.Commit(p)
+	}
+	stop.Store(true)
+	wg.Wait()
+	eventually(t, "all have ended", func() bool { return s.Counters()[testServiceKey("s")].Active == 0 })
+	c := s.Counters()[testServiceKey("s")]
+	if c.Failed != 0 || c.Retried != 0 {
+		t.Errorf("counters %+v", c)
+	}
+	for _, e := range c.Endpoints {
+		if e.Active != 0 {
+			t.Errorf("endpoint %+v, want none active", e)
+		}
+	}
+}
