@@ -17,6 +17,10 @@ import (
 // (nf_conntrack_udp_timeout, 30 s).
 const trustFor = time.Second
 
+// rememberSize bounds the datagrams of which a copy is kept until an answer
+// comes: more than fits in one packet isn't worth the memory.
+const rememberSize = 1500
+
 // queueSize is how many datagrams wait while a session isn't ready.
 const queueSize = 16
 
@@ -48,6 +52,14 @@ type session struct {
 	broken   error // why upstream can't be used any more
 	checking bool  // revalidate is under way
 	robbed   bool  // its descriptors belong to another session
+
+	// An endpoint that is gone answers a datagram with an ICMP error. Then the
+	// datagram is sent again, to the next endpoint, and the client needn't wait
+	// until it does so itself.
+	last       []byte // copy of the last one sent; empty if it was too large
+	lost       bool   // last is to be sent again
+	resends    int    // of last
+	unanswered atomic.Bool
 }
 
 // route is what a session's origin means under a plan.
@@ -73,6 +85,7 @@ func (x *session) deliver(b []byte) bool {
 	defer x.mu.Unlock()
 	silent := x.silent()
 	x.heard.Store(sinceEpoch())
+	x.resends = 0
 	switch {
 	case x.phase == over:
 		return false
@@ -101,11 +114,26 @@ func (x *session) send(b []byte) {
 	switch err := x.upstream.send(b); {
 	case err == nil:
 		x.meters[clientSide].add(len(b))
+		x.remember(b)
 	case blames(err):
+		x.fail(err)
 		x.enqueue(b)
-		x.phase, x.broken = waiting, err
 		x.upstream.interrupt()
 	}
+}
+
+func (x *session) remember(b []byte) {
+	x.unanswered.Store(true)
+	x.last = x.last[:0]
+	if len(b) <= rememberSize {
+		x.last = append(x.last, b...)
+	}
+}
+
+// fail makes datagrams wait for another endpoint. The caller holds mu.
+func (x *session) fail(why error) {
+	x.phase, x.broken = waiting, why
+	x.lost = x.unanswered.Load() && len(x.last) > 0
 }
 
 // open makes the session ready, with what was queued sent first. It reports
@@ -116,11 +144,17 @@ func (x *session) open(u *upstream, e *endpoint) bool {
 	if x.phase == over {
 		return false
 	}
+	moved := e != x.endpoint
 	x.endpoint, x.upstream, x.broken = e, u, nil
-	if !x.checking {
-		x.phase = ready
-		x.flush()
+	if x.checking {
+		return true
 	}
+	x.phase = ready
+	if x.lost && moved && x.resends < x.server.retries(x.route.front.view.plan.Port) {
+		x.resends++
+		x.send(x.last)
+	}
+	x.flush()
 	return true
 }
 

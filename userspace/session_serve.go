@@ -98,6 +98,7 @@ func (x *session) receive(u *upstream, e *endpoint) (again bool) {
 		if err == nil {
 			failures = 0
 			x.heard.Store(sinceEpoch())
+			x.unanswered.Store(false)
 			x.meters[endpointSide].add(len(b))
 			x.reply.send(b)
 			u.done(b)
@@ -147,7 +148,7 @@ func (x *session) pause(why error) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	if x.phase != over {
-		x.phase, x.broken = waiting, why
+		x.fail(why)
 	}
 }
 

@@ -110,6 +110,19 @@ func udpAsk(t testing.TB, c *net.UDPConn, line string) string {
 	return ""
 }
 
+// udpAskOnce is udpAsk without a second try.
+func udpAskOnce(t testing.TB, c *net.UDPConn, line string) string {
+	t.Helper()
+	c.Write([]byte(line))
+	b := make([]byte, datagramSize)
+	c.SetReadDeadline(time.Now().Add(patience))
+	n, err := c.Read(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(b[:n])
+}
+
 func udpService(eps ...netip.AddrPort) testService {
 	return testService{name: "u", proto: service.UDP, eps: eps}
 }
@@ -160,22 +173,48 @@ func TestUDPIdleTimeout(t *testing.T) {
 	}
 }
 
-// A port that nobody listens on is found out by ICMP; the next datagram goes
-// to another endpoint, and after some failures nobody is sent there.
+// A port that nobody listens on is found out by ICMP; the datagram goes to
+// another endpoint, and after some failures nobody is sent there.
 func TestUDPPortUnreachable(t *testing.T) {
 	dead, stop := udpEndpoint(t, "dead")
 	stop()
 	alive, _ := udpEndpoint(t, "alive")
 	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(dead, alive)))
 	for range 10 {
-		if got := udpAsk(t, udpClient(t, s), "x"); got != "alive x" {
+		c := udpClient(t, s)
+		if got := udpAskOnce(t, c, "x"); got != "alive x" {
 			t.Fatalf("answer %q", got)
 		}
 	}
-	for _, e := range s.Counters()[udpKey()].Endpoints {
+	c := s.Counters()[udpKey()]
+	if c.Total != 10 || c.Retried != 3 || c.Failed != 0 {
+		t.Errorf("counters %+v, want 3 of 10 sessions retried", c)
+	}
+	for _, e := range c.Endpoints {
 		if e.Address == dead && (e.Failures != 3 || e.Ejected.IsZero()) {
 			t.Errorf("dead endpoint %+v, want 3 failures and an ejection", e)
 		}
+	}
+}
+
+// When every endpoint is dead, a datagram isn't sent around for ever.
+func TestUDPAllDead(t *testing.T) {
+	a, stopA := udpEndpoint(t, "a")
+	b, stopB := udpEndpoint(t, "b")
+	stopA()
+	stopB()
+	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(a, b)))
+	udpClient(t, s).Write([]byte("x"))
+	failures := func() (n uint64) {
+		for _, e := range s.Counters()[udpKey()].Endpoints {
+			n += e.Failures
+		}
+		return n
+	}
+	eventually(t, "the datagram and its retries have failed", func() bool { return failures() == 4 })
+	time.Sleep(50 * time.Millisecond)
+	if n := failures(); n != 4 {
+		t.Errorf("%d failures of one datagram, want 4", n)
 	}
 }
 
@@ -188,7 +227,7 @@ func TestUDPEndpointDies(t *testing.T) {
 	b, _ := udpEndpoint(t, "b")
 	s.Prepare(testPlan(udpService(a, b)))
 	stop()
-	if got := udpAsk(t, c, "x"); got != "b x" {
+	if got := udpAskOnce(t, c, "x"); got != "b x" {
 		t.Errorf("answer %q", got)
 	}
 	if got := s.Counters()[udpKey()]; got.Retried == 0 || got.Total != 1 {
