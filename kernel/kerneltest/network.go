@@ -1,0 +1,214 @@
+package kerneltest
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netns"
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/service"
+)
+
+// Network is a node between hosts, each in a namespace of its own. The test is
+// on the node. Host i has addresses 10.<i>.0.2 and fd00:<i>::2, the node's on
+// the same link end in 1, and it is the host's default route.
+type Network struct {
+	t     testing.TB
+	node  netns.NsHandle
+	hosts []netns.NsHandle
+}
+
+// NewNetwork builds a network with hosts 1 to n.
+func NewNetwork(t testing.TB, n int) *Network {
+	t.Helper()
+	net := &Network{t: t, node: Namespace(t)}
+	net.sysctl("ipv4/ip_forward", "1")
+	net.sysctl("ipv6/conf/all/forwarding", "1")
+	net.sysctl("ipv6/conf/default/accept_dad", "0")
+	for i := 1; i <= n; i++ {
+		net.addHost(i)
+	}
+	// Service addresses are nobody's; a node needs some route to try them.
+	for _, f := range service.Families {
+		net.must(netlink.RouteAdd(&netlink.Route{Gw: net.Address(f, n).AsSlice()}))
+	}
+	return net
+}
+
+func (n *Network) must(err error) {
+	n.t.Helper()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func (n *Network) sysctl(name, value string) {
+	n.t.Helper()
+	n.must(os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o644))
+}
+
+func (n *Network) addHost(i int) {
+	n.t.Helper()
+	host, err := netns.New() // and moves there
+	n.must(err)
+	n.sysctl("ipv6/conf/default/accept_dad", "0") // else link-local addresses take a second
+	n.must(netns.Set(n.node))
+	n.t.Cleanup(func() { host.Close() })
+	n.hosts = append(n.hosts, host)
+	name := fmt.Sprintf("host%d", i)
+	n.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "node"}))
+	peer, err := netlink.LinkByName("node")
+	n.must(err)
+	n.must(netlink.LinkSetNsFd(peer, int(host)))
+	n.address(name, i, 1)
+	n.On(i, func() {
+		lo, err := netlink.LinkByName("lo")
+		n.must(err)
+		n.must(netlink.LinkSetUp(lo))
+		n.address("node", i, 2)
+		link, err := netlink.LinkByName("node")
+		n.must(err)
+		for _, f := range service.Families {
+			n.must(netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: n.NodeAddress(f, i).AsSlice()}))
+		}
+	})
+}
+
+func (n *Network) address(link string, i, last int) {
+	n.t.Helper()
+	l, err := netlink.LinkByName(link)
+	n.must(err)
+	for _, a := range []string{fmt.Sprintf("10.%d.0.%d/24", i, last), fmt.Sprintf("fd00:%d::%d/64", i, last)} {
+		addr, err := netlink.ParseAddr(a)
+		n.must(err)
+		addr.Flags = unix.IFA_F_NODAD
+		n.must(netlink.AddrAdd(l, addr))
+	}
+	n.must(netlink.LinkSetUp(l))
+}
+
+// Address is host i's address.
+func (n *Network) Address(f service.Family, i int) netip.Addr {
+	if f == service.IPv6 {
+		return netip.MustParseAddr(fmt.Sprintf("fd00:%d::2", i))
+	}
+	return netip.MustParseAddr(fmt.Sprintf("10.%d.0.2", i))
+}
+
+// NodeAddress is the node's address on host i's link.
+func (n *Network) NodeAddress(f service.Family, i int) netip.Addr { return n.Address(f, i).Prev() }
+
+// On runs f on host i; 0 is the node.
+func (n *Network) On(i int, f func()) {
+	n.t.Helper()
+	if i == 0 {
+		f()
+		return
+	}
+	n.must(netns.Set(n.hosts[i-1]))
+	defer func() { n.must(netns.Set(n.node)) }()
+	f()
+}
+
+// Serve answers on host i, in both families, TCP and UDP: "name client-address".
+func (n *Network) Serve(i int, name string, port uint16) {
+	n.t.Helper()
+	n.On(i, func() {
+		for _, network := range []string{"tcp4", "tcp6"} {
+			l, err := net.Listen(network, fmt.Sprintf(":%d", port))
+			n.must(err)
+			n.t.Cleanup(func() { l.Close() })
+			go serveTCP(l, name)
+		}
+		for _, network := range []string{"udp4", "udp6"} {
+			c, err := net.ListenPacket(network, fmt.Sprintf(":%d", port))
+			n.must(err)
+			n.t.Cleanup(func() { c.Close() })
+			go serveUDP(c, name)
+		}
+	})
+}
+
+func serveTCP(l net.Listener, name string) {
+	for {
+		c, err := l.Accept()
+		if err != nil {
+			return
+		}
+		fmt.Fprintf(c, "%s %s\n", name, hostOf(c.RemoteAddr()))
+		c.Close()
+	}
+}
+
+func serveUDP(c net.PacketConn, name string) {
+	buf := make([]byte, 16)
+	for {
+		_, from, err := c.ReadFrom(buf)
+		if err != nil {
+			return
+		}
+		_, _ = c.WriteTo([]byte(name+" "+hostOf(from)+"\n"), from)
+	}
+}
+
+func hostOf(a net.Addr) string {
+	ap, err := netip.ParseAddrPort(a.String())
+	if err != nil {
+		return a.String()
+	}
+	return ap.Addr().Unmap().String()
+}
+
+// Errors of Ask.
+var (
+	ErrRefused = errors.New("refused")
+	ErrTimeout = errors.New("no answer")
+)
+
+// askTimeout is long enough on a busy machine for an answer, and short enough
+// to wait for none.
+const askTimeout = 700 * time.Millisecond
+
+// Ask connects from host i to address and returns the answer: who served, and
+// which client address it saw.
+func (n *Network) Ask(i int, proto service.Protocol, to netip.AddrPort) (server, client string, err error) {
+	n.On(i, func() {
+		var c net.Conn
+		if c, err = net.DialTimeout(proto.String(), to.String(), askTimeout); err == nil {
+			server, client, err = exchange(c)
+		}
+	})
+	var timeout net.Error
+	switch {
+	case errors.Is(err, unix.ECONNREFUSED):
+		err = ErrRefused
+	case errors.As(err, &timeout) && timeout.Timeout():
+		err = ErrTimeout
+	}
+	return server, client, err
+}
+
+func exchange(c net.Conn) (server, client string, err error) {
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(askTimeout))
+	if strings.HasPrefix(c.RemoteAddr().Network(), "udp") {
+		if _, err := c.Write([]byte("?")); err != nil {
+			return "", "", err
+		}
+	}
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return "", "", err
+	}
+	server, client, _ = strings.Cut(strings.TrimSpace(line), " ")
+	return server, client, nil
+}
