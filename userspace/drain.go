@@ -38,7 +38,7 @@ func (s *Server) shutGate(ctx context.Context) {
 	case <-ctx.Done():
 	case <-time.After(acceptGrace):
 	}
-	s.gate.Lock()
+	s.gate.Lock() // what is counted in flows and receivers was counted before
 	s.shut = true
 	s.gate.Unlock()
 	for _, f := range s.live.all() {
@@ -58,6 +58,18 @@ func (s *Server) enter() bool {
 	}
 	s.flows.Add(1)
 	return true
+}
+
+// startReceivers starts the UDP listeners' goroutines, unless the end has come.
+func (s *Server) startReceivers() {
+	s.gate.Lock()
+	defer s.gate.Unlock()
+	if s.shut {
+		return
+	}
+	for _, l := range s.udp {
+		s.receivers.Go(l.run)
+	}
 }
 
 // closeAll frees what is left when no connection and no session is.

@@ -73,9 +73,7 @@ func (s *Server) Run(ctx context.Context) error {
 			l.run(s)
 		})
 	}
-	for _, l := range s.udp {
-		s.receivers.Go(l.run)
-	}
+	s.startReceivers()
 	select {
 	case <-ctx.Done():
 		s.stop()
