@@ -64,6 +64,7 @@ type Agent struct {
 	prober     *probe.Scheduler
 	heart      heartbeat
 	carried    carried
+	refusals   refusals
 
 	trigger chan struct{} // 1 slot: triggers coalesce
 	current atomic.Pointer[plan.Plan]
@@ -82,7 +83,7 @@ func New(o Options) *Agent {
 		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
 		trigger: make(chan struct{}, 1),
 	}
-	a.sync.observe = o.ObserveSync
+	a.sync.observe, a.refusals.kick = o.ObserveSync, a.kick
 	return a
 }
 
@@ -144,7 +145,7 @@ func (a *Agent) work(ctx context.Context) error {
 	}
 	defer ended.Close()
 	damaged := make(chan error, 1)
-	g.Go(func() error { return ended.Run(ctx, a.accounting.Ended) })
+	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
 	g.Go(func() error { return a.userspace.Run(ctx) })
 	g.Go(func() error { return a.prober.Run(ctx) })
 	g.Go(func() error { return a.fast(ctx) })
@@ -153,6 +154,12 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.heart.run(ctx) })
 	g.Go(func() error { return a.rereadOnSignal(ctx) })
 	return g.Wait()
+}
+
+// flowEnded is told of every flow of the kernel's that ends.
+func (a *Agent) flowEnded(f conntrack.Flow) {
+	a.accounting.Ended(f)
+	a.refusals.ended(f)
 }
 
 // waitForSource waits until the manifests have been read once: an empty

@@ -74,7 +74,8 @@ func iptablesRules(h hostRules) (rules, error) {
 	}
 	o := iptables.DefaultOptions()
 	o.Marks, o.TCPPort, o.UDPPort = h.marks, h.tcp, h.udp
-	o.RandomFully, o.SocketMatch, o.SkipIPv6 = h.host.RandomFully, h.host.SocketMatch, !h.host.IPv6
+	o.RandomFully, o.SocketMatch, o.CatchRefusals = h.host.RandomFully, h.host.SocketMatch, h.host.CatchRefusals
+	o.SkipIPv6 = !h.host.IPv6
 	if err := o.Validate(); err != nil {
 		return rules{}, err
 	}

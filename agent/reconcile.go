@@ -105,6 +105,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	}
 	a.userspace.Commit(p)
 	a.current.Store(p)
+	a.adopted = nil // only the first plan asks: a service that comes later is new
 	a.programmer.program(p)
 	if err := a.forgetStaleFlows(old, p); err != nil {
 		return p, a.sync.failed(start, fmt.Errorf("delete stale conntrack entries: %w", err))
@@ -119,7 +120,9 @@ func (a *Agent) inputs(now time.Time, old *plan.Plan) plan.Inputs {
 	r := a.programmer.report()
 	return plan.Inputs{
 		Now: now, Snapshot: a.source.Latest(), Health: a.prober.View(), Caps: a.caps, Policy: a.policy,
-		Observed: plan.Observed{Carried: a.carried.counts(), Programmed: r.programmed, Adopted: a.adopted},
+		Observed: plan.Observed{
+			Carried: a.carried.counts(), Programmed: r.programmed, Refused: a.refusals.now(now), Adopted: a.adopted,
+		},
 		Failed:   r.failed, Pins: a.pins.get(), Previous: old,
 	}
 }

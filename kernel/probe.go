@@ -19,7 +19,9 @@ type Host struct {
 	Variant     Variant // of iptables, the one that holds the host's rules
 	RandomFully bool    // MASQUERADE --random-fully works
 	SocketMatch bool    // -m socket works
-	IPv6        bool    // ip6tables works
+	// CatchRefusals: -m connbytes works
+	CatchRefusals bool
+	IPv6          bool // ip6tables works
 
 	missing []error
 }

@@ -30,6 +30,8 @@ var features = []feature{
 	{"connection state match", "filter", "-m conntrack --ctstate NEW -j REJECT", "kernel options CONFIG_NETFILTER_XT_MATCH_CONNTRACK, CONFIG_IP_NF_TARGET_REJECT", true},
 	{"socket match", "mangle", "-p tcp -m socket --transparent -j MARK --set-xmark 0x1/0x1",
 		"kernel option CONFIG_NETFILTER_XT_MATCH_SOCKET; without it userspace can't keep clients' addresses", false},
+	{"packet counts", "mangle", "-p tcp -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply -j RETURN",
+		"kernel option CONFIG_NETFILTER_XT_MATCH_CONNBYTES; without it a connection that an endpoint refuses in the kernel is refused to the client", false},
 	{"destination rewriting", "nat", "-p tcp -j DNAT --to-destination @address", "kernel options CONFIG_NF_NAT, CONFIG_NETFILTER_XT_NAT", false},
 	{"statistic match", "nat", "-m statistic --mode nth --every 2 --packet 0 -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_STATISTIC", false},
 	{"set target", "nat", "-j SET --add-set @set src --exist --timeout 1", "kernel option CONFIG_NETFILTER_XT_SET", false},
@@ -37,8 +39,8 @@ var features = []feature{
 	{"masquerade --random-fully", "nat", "-j MASQUERADE --random-fully", "iptables 1.6.2 and Linux 3.13; without it source ports may collide under load", false},
 }
 
-// iptablesFeatures are those that the mode iptables needs; socket match and
-// --random-fully only make it better.
+// iptablesFeatures are those that the mode iptables needs; socket match,
+// packet counts and --random-fully only make it better.
 var iptablesFeatures = []string{
 	"CAP_NET_ADMIN", "ipset", "iptables", "nat table", "set match", "address type match", "mark match", "comment match",
 	"connection mark", "connection state match", "destination rewriting", "statistic match", "set target", "masquerade",
@@ -69,6 +71,8 @@ func (p *Prober) probeRules(ctx context.Context, h *Host, sets SetStore) {
 		switch f.name {
 		case "socket match":
 			h.SocketMatch = c.Supported
+		case "packet counts":
+			h.CatchRefusals = c.Supported
 		case "masquerade --random-fully":
 			h.RandomFully = c.Supported
 		}

@@ -20,7 +20,16 @@ type Sysctl struct {
 // Sysctls lists the settings. There are few on purpose: nothing here opens
 // loopback to neighbours (route_localnet) or weakens conntrack.
 func Sysctls() []Sysctl {
+	// The kernel looks for a socket before it routes a packet, and drops a packet
+	// to be forwarded for which it found one (ip_forward, ip6_forward). Userspace's
+	// sockets towards endpoints bear clients' addresses, up to a minute longer
+	// than their connection (TIME_WAIT): when a client happens to use the same
+	// port for a connection that the kernel forwards to the same endpoint, the
+	// endpoint's answers would vanish. The settings hold for IPv6 as well.
+	const early = "a forwarded connection isn't taken for one of kproxy's own with the client's address"
 	return []Sysctl{
+		{Name: "net.ipv4.tcp_early_demux", Value: "0", Reason: early},
+		{Name: "net.ipv4.udp_early_demux", Value: "0", Reason: early},
 		{Name: "net.ipv4.ip_forward", Value: "1", Reason: "connections of other hosts are forwarded to endpoints"},
 		{Name: "net.ipv6.conf.all.forwarding", Value: "1", Advise: true,
 			Reason: "IPv6 connections of other hosts are forwarded to endpoints; kproxy leaves it to you, because a host that gets its " +

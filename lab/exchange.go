@@ -37,7 +37,11 @@ func (n *Namespace) Ask(ctx context.Context, network string, target netip.AddrPo
 
 // AskFrom is Ask from a given local address; the zero Addr lets the kernel choose.
 func (n *Namespace) AskFrom(ctx context.Context, local netip.Addr, network string, target netip.AddrPort, payload string) (Answer, error) {
-	c, err := n.DialFrom(ctx, localAddr(local, network), network, target.String())
+	return n.askFrom(ctx, netip.AddrPortFrom(local, 0), network, target, payload)
+}
+
+func (n *Namespace) askFrom(ctx context.Context, local netip.AddrPort, network string, target netip.AddrPort, payload string) (Answer, error) {
+	c, err := n.DialFrom(ctx, localAddr(local, network, target.Addr()), network, target.String())
 	if err != nil {
 		return Answer{}, err
 	}
@@ -98,12 +102,15 @@ func abbreviate(s string) string {
 	return s
 }
 
-func localAddr(a netip.Addr, network string) net.Addr {
+func localAddr(a netip.AddrPort, network string, target netip.Addr) net.Addr {
 	switch {
-	case !a.IsValid():
+	case !a.Addr().IsValid() && a.Port() == 0:
 		return nil
-	case network == "udp":
-		return net.UDPAddrFromAddrPort(netip.AddrPortFrom(a, 0))
+	case !a.Addr().IsValid():
+		a = netip.AddrPortFrom(unspecified(target), a.Port())
 	}
-	return net.TCPAddrFromAddrPort(netip.AddrPortFrom(a, 0))
+	if network == "udp" {
+		return net.UDPAddrFromAddrPort(a)
+	}
+	return net.TCPAddrFromAddrPort(a)
 }

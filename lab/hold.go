@@ -47,7 +47,7 @@ func Hold(ctx context.Context, c HoldConfig) (*Held, error) {
 	dial, cancel := context.WithTimeout(ctx, c.Timeout)
 	defer cancel()
 	var err error
-	if h.conn, err = c.From.DialFrom(dial, localAddr(c.Local, c.Network), c.Network, c.Target.String()); err != nil {
+	if h.conn, err = c.From.DialFrom(dial, localAddr(netip.AddrPortFrom(c.Local, 0), c.Network, c.Target.Addr()), c.Network, c.Target.String()); err != nil {
 		return nil, fmt.Errorf("hold connection: %w", err)
 	}
 	if h.first, err = h.exchange(); err != nil {

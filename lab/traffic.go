@@ -11,10 +11,14 @@ import (
 
 // TrafficConfig describes a stream of new connections, each for one exchange.
 type TrafficConfig struct {
-	From        *Namespace
-	Local       netip.Addr // the kernel's choice if zero
-	Network     string     // "tcp" or "udp"
-	Target      netip.AddrPort
+	From    *Namespace
+	Local   netip.Addr // the kernel's choice if zero
+	Network string     // "tcp" or "udp"
+	Target  netip.AddrPort
+	// FirstPort is the local port of the first exchange; each one takes the next,
+	// so that none meets what the kernel remembers of another. 0 leaves the
+	// choice to the kernel.
+	FirstPort   uint16
 	Rate        float64          // new connections per second
 	Count       int              // ends after so many; required, it bounds memory
 	Timeout     time.Duration    // of one exchange, connect included; 0 means 2s
@@ -57,6 +61,9 @@ func (c *TrafficConfig) defaults() error {
 	}
 	if c.Network != "tcp" && c.Network != "udp" {
 		errs = append(errs, fmt.Errorf("network %q is neither tcp nor udp", c.Network))
+	}
+	if c.FirstPort != 0 && int(c.FirstPort)+c.Count > 1<<16 {
+		errs = append(errs, fmt.Errorf("%d connections from port %d on are more than there are ports", c.Count, c.FirstPort))
 	}
 	if c.Rate <= 0 || c.Count <= 0 || c.Concurrency < 0 || c.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("rate %g, count %d, concurrency %d and timeout %s must be positive", c.Rate, c.Count, c.Concurrency, c.Timeout))
@@ -108,8 +115,12 @@ func (t *Traffic) run(ctx context.Context) {
 func (t *Traffic) one(i int) {
 	ctx, cancel := context.WithTimeout(context.Background(), t.config.Timeout)
 	defer cancel()
+	local := netip.AddrPortFrom(t.config.Local, 0)
+	if t.config.FirstPort != 0 {
+		local = netip.AddrPortFrom(t.config.Local, t.config.FirstPort+uint16(i))
+	}
 	r := Result{Start: time.Now()}
-	r.Answer, r.Err = t.config.From.AskFrom(ctx, t.config.Local, t.config.Network, t.config.Target, t.config.Pick(i))
+	r.Answer, r.Err = t.config.From.askFrom(ctx, local, t.config.Network, t.config.Target, t.config.Pick(i))
 	r.Latency = time.Since(r.Start)
 	t.mu.Lock()
 	defer t.mu.Unlock()

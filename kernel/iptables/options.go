@@ -17,6 +17,10 @@ type Options struct {
 	// SocketMatch says that the host has xt_socket, which transparent upstream
 	// connections need.
 	SocketMatch bool
+	// CatchRefusals says that the host has xt_connbytes and counts packets
+	// (net.netfilter.nf_conntrack_acct), so that a connection which an endpoint
+	// refuses can go to another.
+	CatchRefusals bool
 	// SkipIPv6 renders nothing for IPv6, for hosts without ip6tables.
 	SkipIPv6 bool
 	// SlotLimit bounds the rules of a weighted service's chain. Weights that
@@ -27,7 +31,7 @@ type Options struct {
 // DefaultOptions returns options for a host that has everything. The
 // listener's ports are the caller's to fill in.
 func DefaultOptions() Options {
-	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, SlotLimit: 64}
+	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, CatchRefusals: true, SlotLimit: 64}
 }
 
 // Validate reports every problem.

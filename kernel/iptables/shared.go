@@ -136,14 +136,22 @@ func (s shared) refuse() string {
 	return "-m conntrack --ctstate NEW -j " + chainRefuse
 }
 
-// refusals meet connections whose destination nothing has rewritten.
+// refusals meet connections whose destination nothing has rewritten. TCP is
+// refused with a reset: ICMP is rate limited per client, and a client that a
+// router has just redirected would learn nothing for a second.
 func (s shared) refusals() []string {
-	reject := " -j REJECT --reject-with " + rejectWith[s.family]
+	reset := " -j REJECT --reject-with tcp-reset"
+	unreachable := " -j REJECT --reject-with " + rejectWith[s.family]
 	out := []string{
 		comment("endpoints exist, but the traffic policy allows none here") + " " + inSet(s.set(kernel.SetDrop), "dst,dst") + " -j DROP",
-		comment("no usable endpoint") + " " + inSet(s.set(kernel.SetReject), "dst,dst") + reject,
+		"-p tcp " + comment("no usable endpoint") + " " + inSet(s.set(kernel.SetReject), "dst,dst") + reset,
+		comment("no usable endpoint") + " " + inSet(s.set(kernel.SetReject), "dst,dst") + unreachable,
 	}
 	for _, p := range userProtocols {
+		reject := unreachable
+		if p == service.TCP {
+			reject = reset
+		}
 		local := "-p " + p.String() + " -m addrtype --dst-type LOCAL "
 		out = append(out,
 			local+inSet(kernel.NodePortSet(kernel.SetDrop, p), "dst")+" -j DROP",
@@ -187,24 +195,51 @@ func (s shared) ranges() string {
 }
 
 // manglePrerouting marks packets to sockets that bear a client's address, so
-// that the route of that mark delivers them here.
+// that the route of that mark delivers them here. The connection tells, not the
+// socket: a socket of an earlier connection, in TIME_WAIT, may have the same
+// addresses and ports as one that the kernel forwards now, and the kernel may
+// have given kproxy's own another port to keep the two apart. Only where the
+// connection has been forgotten (conntrack -F) is the socket asked.
 func (s shared) manglePrerouting() []string {
-	out := []string{s.ranges()}
+	t := s.Marks.Transparent
+	mark := setMark(t, s.Marks.Own())
+	out := []string{
+		s.ranges(),
+		fmt.Sprintf("-m connmark --mark %#x/%#x %s %s", t, t, comment("answers to kproxy"), mark),
+	}
 	if s.SocketMatch {
 		for _, p := range userProtocols {
-			out = append(out, "-p "+p.String()+" "+comment("answers to kproxy")+" -m socket --transparent "+setMark(s.Marks.Transparent, s.Marks.Own()))
+			out = append(out, "-p "+p.String()+" "+comment("answers to kproxy, forgotten by conntrack")+
+				" -m conntrack --ctstate INVALID,NEW,UNTRACKED -m socket --transparent "+mark)
 		}
 	}
-	return out
+	return append(out, s.catchRefusals()...)
 }
 
-// mangleOutput does the same for endpoints on the node itself: their answers
-// pass OUTPUT, where xt_socket can't match, so the connection is marked.
+// mangleOutput does the same for endpoints on the node itself.
 func (s shared) mangleOutput() []string {
 	own, t := s.Marks.Own(), s.Marks.Transparent
-	return []string{
+	out := []string{
 		s.ranges(),
 		fmt.Sprintf("%s %s -j CONNMARK --set-xmark %#x/%#x", hasMark(own, own), comment("connections of kproxy to endpoints"), t, t),
 		fmt.Sprintf("-m connmark --mark %#x/%#x -m conntrack --ctdir REPLY %s %s", t, t, comment("answers to kproxy"), setMark(t, own)),
 	}
+	return append(out, s.catchRefusals()...)
+}
+
+// catchRefusals drops an endpoint's reset that is its first packet, the answer
+// to a SYN: it refuses the connection. conntrack has forgotten the connection by
+// then (tcp_packet in nf_conntrack_proto_tcp.c kills it), so the client's next
+// SYN, a second later, is a new one and goes to another endpoint, or to
+// userspace, because the agent hears of it and recalls the service. Without a
+// live kproxy a refusal passes as it is: nobody would find another endpoint if
+// all refuse.
+func (s shared) catchRefusals() []string {
+	if !s.beneath || !s.CatchRefusals {
+		return nil
+	}
+	return []string{"-p tcp " + comment("refused: the client's next SYN finds another endpoint") +
+		" -m tcp --tcp-flags RST RST -m conntrack --ctstate DNAT --ctdir REPLY" +
+		" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply " +
+		inSet(s.set(kernel.SetAlive), "dst") + " " + inSet(s.set(kernel.SetEndpoint), "src,src,src") + " -j DROP"}
 }

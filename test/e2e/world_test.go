@@ -228,11 +228,18 @@ func (w *world) node(name string, args ...string) string {
 }
 
 // traffic keeps new connections to target coming, until the test or its Stop.
+//
+// UDP has no connections: to the kernel, a datagram from a port that was used
+// before belongs to the flow of then. So each exchange has a port of its own.
 func (w *world) traffic(network string, target netip.AddrPort, rate float64) *lab.Traffic {
 	w.Helper()
-	tr, err := lab.StartTraffic(w.ctx, lab.TrafficConfig{
+	c := lab.TrafficConfig{
 		From: w.net.Client, Network: network, Target: target, Rate: rate, Count: int(rate * 200), Timeout: 8 * time.Second,
-	})
+	}
+	if network == "udp" {
+		c.FirstPort = 20000
+	}
+	tr, err := lab.StartTraffic(w.ctx, c)
 	w.must(err)
 	w.Cleanup(func() { tr.Stop() })
 	return tr

@@ -1,0 +1,243 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// TestOffloadByItself: a service starts in userspace, is offloaded once it has
+// been steady and has carried a connection, and no connection notices.
+func TestOffloadByItself(t *testing.T) {
+	w := newWorld(t)
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start("--offload-after", "3s")
+	if s := w.service("web", "line"); s.DataPlane != plan.Userspace || s.State != plan.StateQualifying {
+		t.Fatalf("at first it is in %s, %s; want userspace, qualifying", s.DataPlane, s.State)
+	}
+	var held []*lab.Held
+	for _, target := range frontends(m) {
+		held = append(held, w.hold(target))
+	}
+	tr := w.traffic("tcp", frontends(m)[0], 50)
+	w.await("web", "line", plan.IPTables, plan.StateOffloaded)
+	if s := w.service("web", "http"); s.DataPlane != plan.Userspace {
+		t.Errorf("the port that carried nothing is in %s, want userspace", s.DataPlane)
+	}
+	for _, target := range frontends(m) {
+		held = append(held, w.hold(target))
+	}
+	time.Sleep(time.Second)
+	w.unbroken("after the offload", held...)
+	w.noneFailed("new connections across the offload", tr.Stop())
+	w.carriedBy(held[:2], plan.Userspace)
+	w.carriedBy(held[2:], plan.IPTables)
+}
+
+// carriedBy checks in which data plane connections are, by `kproxy connections`.
+func (w *world) carriedBy(held []*lab.Held, plane plan.DataPlane) {
+	w.Helper()
+	rows, err := w.client.Connections(w.ctx, "default/web:line")
+	w.must(err)
+	for _, h := range held {
+		i := slices.IndexFunc(rows, func(r plan.ConnectionStatus) bool { return r.Client == h.LocalAddr() })
+		switch {
+		case i < 0:
+			w.Errorf("the connection from %s isn't listed", h.LocalAddr())
+		case rows[i].DataPlane != plane:
+			w.Errorf("the connection from %s is in %s, want %s", h.LocalAddr(), rows[i].DataPlane, plane)
+		case rows[i].BytesIn == 0 || rows[i].BytesOut == 0:
+			w.Errorf("the connection from %s has carried %d bytes in and %d out, want some", h.LocalAddr(), rows[i].BytesIn, rows[i].BytesOut)
+		}
+	}
+}
+
+// TestTwentyCyclesAndAKill: new connections keep coming while the service moves
+// 20 times to the kernel and back, and while kproxy is killed: none fails once
+// the alive time-out is over, and connections that the kernel carries live on.
+func TestTwentyCyclesAndAKill(t *testing.T) {
+	w := newWorld(t)
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start("--alive-timeout", "3s")
+	tcp4, tcp6 := w.traffic("tcp", frontends(m)[0], 60), w.traffic("tcp", frontends(m)[1], 60)
+	udp := w.traffic("udp", frontends(m)[0], 30)
+	var kernel, userspace []*lab.Held
+	for cycle := range 20 {
+		w.pin("web", "line", service.PreferKernel)
+		w.pin("web", "datagram", service.PreferKernel)
+		if cycle%5 == 0 {
+			kernel = append(kernel, w.hold(frontends(m)[cycle/5%2]))
+		}
+		time.Sleep(150 * time.Millisecond)
+		w.pin("web", "line", service.PreferUserspace)
+		w.pin("web", "datagram", service.PreferUserspace)
+		if cycle%5 == 0 {
+			userspace = append(userspace, w.hold(frontends(m)[cycle/5%2]))
+		}
+		time.Sleep(150 * time.Millisecond)
+	}
+	w.unbroken("opened in the kernel, after 20 cycles", kernel...)
+	w.unbroken("opened in userspace, after 20 cycles", userspace...)
+	for _, tr := range []*lab.Traffic{tcp4, tcp6, udp} {
+		w.noneFailed("across 20 cycles", tr.Results())
+	}
+
+	w.must(w.proxy.Kill())
+	time.Sleep(3*time.Second + 300*time.Millisecond)
+	dead := time.Now()
+	time.Sleep(2 * time.Second)
+	w.unbroken("opened in the kernel, after kill -9", kernel...)
+	for _, tr := range []*lab.Traffic{tcp4, tcp6, udp} {
+		w.noneFailed("while kproxy is dead", tr.Results().Since(dead))
+	}
+
+	w.startAgain()
+	w.pin("web", "line", service.PreferKernel)
+	time.Sleep(500 * time.Millisecond)
+	for _, tr := range []*lab.Traffic{tcp4, tcp6, udp} {
+		w.noneFailed("until after the restart", tr.Stop().Since(dead))
+	}
+	w.unbroken("opened in the kernel, after the restart", kernel...)
+}
+
+// TestHangIsNoOutage: a kproxy that hangs stops its heartbeat, and new
+// connections take the kernel's rules.
+func TestHangIsNoOutage(t *testing.T) {
+	w := newWorld(t)
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start("--alive-timeout", "2s")
+	w.pin("web", "line", service.PreferUserspace)
+	w.node("kill", "-STOP", strconv.Itoa(w.proxy.PID()))
+	time.Sleep(2500 * time.Millisecond)
+	for _, target := range frontends(m) {
+		w.ask(w.net.Client, "tcp", target)
+	}
+	w.node("kill", "-CONT", strconv.Itoa(w.proxy.PID()))
+	w.eventually(10*time.Second, "the heartbeat to be back", func() error { return w.carries(frontends(m)[0], plan.Userspace) })
+}
+
+// TestRestartIsHitless: SIGTERM and a new start cost no connection, and what
+// was offloaded stays so.
+func TestRestartIsHitless(t *testing.T) {
+	w := newWorld(t)
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.must(lab.NewManifest("other", 11, w.net.Backends...).Write(w.manifests))
+	w.start("--drain-timeout", "2s")
+	w.ask(w.net.Client, "tcp", frontends(m)[0])
+	w.await("web", "line", plan.IPTables, plan.StateOffloaded)
+	inKernel := w.hold(frontends(m)[0])
+	other := lab.NewManifest("other", 11, w.net.Backends...)
+	tr, slow := w.traffic("tcp", frontends(m)[0], 60), w.traffic("tcp", frontends(other)[1], 60)
+	for range 3 {
+		time.Sleep(300 * time.Millisecond)
+		w.must(w.proxy.Stop(10 * time.Second))
+		time.Sleep(300 * time.Millisecond)
+		w.startAgain()
+		if s := w.service("web", "line"); s.DataPlane != plan.IPTables {
+			t.Errorf("after the restart it is in %s, %s: %s; want it still offloaded", s.DataPlane, s.State, s.Reason)
+		}
+	}
+	w.noneFailed("an offloaded service across 3 restarts", tr.Stop())
+	w.noneFailed("a service in userspace across 3 restarts", slow.Stop())
+	w.unbroken("across 3 restarts", inKernel)
+}
+
+// TestPinsSurviveARestart, as does the way back.
+func TestPinsSurviveARestart(t *testing.T) {
+	w := newWorld(t)
+	w.must(lab.NewManifest("web", 10, w.net.Backends...).Write(w.manifests))
+	w.start("--offload-min-connections", "1", "--offload-after", "0s")
+	w.pin("web", "line", service.PreferUserspace)
+	w.must(w.proxy.Stop(10 * time.Second))
+	w.startAgain()
+	w.await("web", "line", plan.Userspace, plan.StatePinned)
+	w.pin("web", "line", service.PreferAuto)
+	w.ask(w.net.Client, "tcp", frontends(lab.NewManifest("web", 10, w.net.Backends...))[0])
+	w.await("web", "line", plan.IPTables, plan.StateOffloaded)
+}
+
+// TestAffinityAcrossMoves: a client keeps its endpoint in every data plane and
+// across moves, by every address of the service.
+func TestAffinityAcrossMoves(t *testing.T) {
+	w := newWorld(t)
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m.Affinity = time.Hour
+	w.must(m.Write(w.manifests))
+	w.start()
+	for family, target := range frontends(m) {
+		for client := range w.net.Config.Clients {
+			local := w.net.Config.ClientAddresses(client)[family]
+			w.pin("web", "line", service.PreferUserspace)
+			first := ""
+			for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel, service.PreferUserspace, service.PreferKernel} {
+				w.pin("web", "line", plane)
+				for range 5 {
+					a, err := w.net.Client.AskFrom(w.ctx, local, "tcp", target, "hello")
+					w.must(err)
+					if first == "" {
+						first = a.Backend
+					}
+					if a.Backend != first {
+						t.Fatalf("client %s came to %s in %s, want it to stay with %s", local, a.Backend, plane, first)
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestWhatTheKernelCantDoStays: least connections has no rule, so it stays in
+// userspace and really balances by load.
+func TestWhatTheKernelCantDoStays(t *testing.T) {
+	w := newWorld(t)
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m.Algorithm = string(service.LeastConnections)
+	w.must(m.Write(w.manifests))
+	w.start("--offload-after", "0s")
+	counts := map[string]int{}
+	for range 9 {
+		counts[w.hold(frontends(m)[0]).First().Backend]++
+	}
+	if counts["b1"] != 3 || counts["b2"] != 3 || counts["b3"] != 3 {
+		t.Errorf("9 connections that are held went %v, want 3 each", counts)
+	}
+	time.Sleep(time.Second)
+	if s := w.service("web", "line"); s.DataPlane != plan.Userspace || s.State != plan.StateUserspace {
+		t.Errorf("it is in %s, %s (%s); want userspace", s.DataPlane, s.State, s.Reason)
+	}
+}
+
+var errOtherPlane = errors.New("another data plane carries it")
+
+// carries returns nil when a new connection to target is carried by plane.
+func (w *world) carries(target netip.AddrPort, plane plan.DataPlane) error {
+	ctx, cancel := context.WithTimeout(w.ctx, 2*time.Second)
+	defer cancel()
+	h, err := lab.Hold(ctx, lab.HoldConfig{From: w.net.Client, Network: "tcp", Target: target})
+	if err != nil {
+		return err
+	}
+	defer h.Close()
+	rows, err := w.client.Connections(ctx, "")
+	if err != nil {
+		return err
+	}
+	for _, r := range rows {
+		if r.Client == h.LocalAddr() && r.DataPlane == plane {
+			return nil
+		}
+	}
+	return errOtherPlane
+}
