@@ -18,33 +18,125 @@ import (
 )
 
 // limitedServer is a Server in a process that may have 1,024 file descriptors.
-// It prints its port, probes itself, and serves until its input ends.
+// It serves until its input ends.
 func limitedServer() int {
-	fail := func(err error) int {
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: 1024}); err != nil {
 		fmt.Println("error:", err)
 		return 1
 	}
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: 1024}); err != nil {
-		return fail(err)
-	}
+	return serveAsProcess(func() { io.Copy(io.Discard, os.Stdin) })
+}
+
+// starvingServer is a Server in a process that has no descriptors left from
+// one line of input to the next, whatever its budget says.
+func starvingServer() int {
+	return serveAsProcess(func() {
+		in := bufio.NewReader(os.Stdin)
+		in.ReadString('\n')
+		var files []*os.File
+		unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 64, Max: 64})
+		for {
+			f, err := os.Open(os.DevNull)
+			if err != nil {
+				break
+			}
+			files = append(files, f)
+		}
+		fmt.Println("starving")
+		in.ReadString('\n')
+		for _, f := range files {
+			f.Close()
+		}
+		in.ReadString('\n')
+	})
+}
+
+// serveAsProcess prints the port it serves at, serves until wait returns, and
+// prints what it counted.
+func serveAsProcess(wait func()) int {
 	ep, err := netip.ParseAddrPort(os.Getenv("KPUS_ENDPOINT"))
-	if err != nil {
-		return fail(err)
-	}
 	s := New(Config{TCPOrigin: func(c *net.TCPConn) (netip.AddrPort, error) { return vip, nil }})
-	if err := s.Listen(); err != nil {
-		return fail(err)
+	if err == nil {
+		err = s.Listen()
 	}
-	p := testPlan(testService{name: "s", eps: []netip.AddrPort{ep}})
-	s.Prepare(p)
-	s.Commit(p)
+	if err != nil {
+		fmt.Println("error:", err)
+		return 1
+	}
+	s.Commit(testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
 	go s.Run(context.Background())
 	tcp, _ := s.Ports()
 	fmt.Println(tcp)
-	io.Copy(io.Discard, os.Stdin)
+	wait()
 	c := s.Counters()[testServiceKey("s")]
 	fmt.Printf("total %d failed %d retried %d\n", c.Total, c.Failed, c.Retried)
 	return 0
+}
+
+// process is a test binary in one of its roles.
+type process struct {
+	cmd  *exec.Cmd
+	in   io.WriteCloser
+	out  *bufio.Reader
+	addr netip.AddrPort // where it serves
+}
+
+func startProcess(t *testing.T, role string, endpoint netip.AddrPort) *process {
+	t.Helper()
+	p := &process{cmd: exec.Command(os.Args[0])}
+	p.cmd.Env = append(os.Environ(), roleEnv+"="+role, "KPUS_ENDPOINT="+endpoint.String())
+	p.cmd.Stderr = os.Stderr
+	var err error
+	p.in, err = p.cmd.StdinPipe()
+	must(t, err)
+	out, err := p.cmd.StdoutPipe()
+	must(t, err)
+	p.out = bufio.NewReader(out)
+	must(t, p.cmd.Start())
+	t.Cleanup(func() { p.cmd.Process.Kill() })
+	p.addr, err = netip.ParseAddrPort("127.0.0.1:" + p.line(t))
+	must(t, err)
+	return p
+}
+
+func (p *process) line(t *testing.T) string {
+	t.Helper()
+	line, err := p.out.ReadString('\n')
+	must(t, err)
+	return strings.TrimSpace(line)
+}
+
+// end ends the process's input and returns the last line it prints.
+func (p *process) end(t *testing.T) string {
+	t.Helper()
+	p.in.Close()
+	line := p.line(t)
+	must(t, p.cmd.Wait())
+	return line
+}
+
+// Accept that fails for want of descriptors (EMFILE) is tried again until
+// there are some.
+func TestAcceptRecovers(t *testing.T) {
+	p := startProcess(t, "starving", tcpEndpoint(t, named("a")))
+	io.WriteString(p.in, "\n")
+	if got := p.line(t); got != "starving" {
+		t.Fatal(got)
+	}
+	c := dial(t, p.addr) // waits in the backlog
+	c.SetReadDeadline(time.Now().Add(100 * time.Millisecond))
+	if got, err := tryAsk(c, "x"); err == nil {
+		t.Fatalf("answer %q from a process that can't accept", got)
+	}
+	io.WriteString(p.in, "\n")
+	c.SetReadDeadline(time.Now().Add(patience))
+	if got, err := bufio.NewReader(c).ReadString('\n'); got != "a x\n" {
+		t.Errorf("answer %q, %v", got, err)
+	}
+	c.Close()
+	if got := p.end(t); got != "total 1 failed 0 retried 0" {
+		t.Errorf("server: %s", got)
+	}
 }
 
 // 5,000 clients at once of a process that may have 1,024 descriptors are all
@@ -58,25 +150,11 @@ func TestDescriptorLimit(t *testing.T) {
 		t.Skipf("needs %d file descriptors for the clients and the endpoint, may have %d (%v)", 3*clients, limit, err)
 	}
 	ep := tcpEndpoint(t, named("a"))
-	cmd := exec.Command(os.Args[0])
-	cmd.Env = append(os.Environ(), roleEnv+"=limited", "KPUS_ENDPOINT="+ep.String())
-	in, err := cmd.StdinPipe()
-	must(t, err)
-	pipe, err := cmd.StdoutPipe()
-	must(t, err)
-	cmd.Stderr = os.Stderr
-	must(t, cmd.Start())
-	defer cmd.Process.Kill()
-	out := bufio.NewReader(pipe)
-	line, err := out.ReadString('\n')
-	must(t, err)
-	to, err := netip.ParseAddrPort("127.0.0.1:" + strings.TrimSpace(line))
-	must(t, err)
-
+	p := startProcess(t, "limited", ep)
 	var wg sync.WaitGroup
 	errs := make(chan error, clients)
 	for range clients {
-		wg.Go(func() { errs <- oneClient(to) })
+		wg.Go(func() { errs <- oneClient(p.addr) })
 	}
 	wg.Wait()
 	close(errs)
@@ -85,12 +163,9 @@ func TestDescriptorLimit(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	in.Close()
-	rest, _ := io.ReadAll(out)
-	if got, want := strings.TrimSpace(string(rest)), fmt.Sprintf("total %d failed 0 retried 0", clients); got != want {
+	if got, want := p.end(t), fmt.Sprintf("total %d failed 0 retried 0", clients); got != want {
 		t.Errorf("server: %s, want %s", got, want)
 	}
-	must(t, cmd.Wait())
 }
 
 // oneClient stays for a moment, so that clients pile up.

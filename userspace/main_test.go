@@ -56,4 +56,4 @@ func loopbackUp() error {
 // as a process of its own.
 const roleEnv = "KPUS_ROLE"
 
-var roles = map[string]func() int{"limited": limitedServer}
+var roles = map[string]func() int{"limited": limitedServer, "starving": starvingServer}

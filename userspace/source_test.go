@@ -1,0 +1,95 @@
+package userspace
+
+import (
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+func TestSource(t *testing.T) {
+	s := New(Config{})
+	s.Commit(testPlan(testService{name: "s"}))
+	f, _ := s.table.lookup(6, vip, func(netip.Addr) bool { return false })
+	backend := netip.MustParseAddr("10.2.0.2")
+	tests := []struct {
+		name       string
+		client     string
+		node       bool
+		masquerade plan.Masquerade
+		want       string // empty: the kernel chooses
+	}{
+		{"kept", "192.0.2.1", false, plan.MasqueradeNever, "192.0.2.1 transparent"},
+		{"kept, IPv6", "2001:db8::1", false, plan.MasqueradeNever, "2001:db8::1 transparent"},
+		{"masqueraded", "192.0.2.1", false, plan.MasqueradeAlways, ""},
+		{"the node's", "192.0.2.1", true, plan.MasqueradeNever, "192.0.2.1"},
+		{"the node's, masqueraded", "192.0.2.1", true, plan.MasqueradeNodeLocal, ""},
+		{"loopback", "127.0.0.1", true, plan.MasqueradeNever, ""},
+		{"IPv6 loopback", "::1", true, plan.MasqueradeNever, ""},
+		{"link-local", "fe80::1", false, plan.MasqueradeNever, ""},
+		{"a service's, on this node", vip.Addr().String(), true, plan.MasqueradeNever, ""},
+		{"hairpin", backend.String(), false, plan.MasqueradeNever, ""},
+	}
+	for _, tt := range tests {
+		fr := *f.Frontend
+		fr.Masquerade = tt.masquerade
+		got := s.table.source(front{&fr, f.view}, plan.Client{Address: netip.MustParseAddr(tt.client), Node: tt.node}, backend)
+		text := ""
+		if got.addr.IsValid() {
+			text = got.addr.String()
+		}
+		if got.transparent {
+			text += " transparent"
+		}
+		if text != tt.want {
+			t.Errorf("%s: source is %q, want %q", tt.name, text, tt.want)
+		}
+	}
+}
+
+func TestLocals(t *testing.T) {
+	now := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+	l := locals{list: func() ([]netip.Addr, error) { return now, nil }}
+	for a, want := range map[string]bool{"192.0.2.1": true, "192.0.2.2": false, "127.8.8.8": true, "::1": true} {
+		if got := l.contains(netip.MustParseAddr(a)); got != want {
+			t.Errorf("contains(%s) = %t", a, got)
+		}
+	}
+	now = append(now, netip.MustParseAddr("192.0.2.2"))
+	eventually(t, "an address that was added is found", func() bool { return l.mustContain(netip.MustParseAddr("192.0.2.2")) })
+}
+
+// Control messages come from the kernel, but what reads bytes by hand is
+// fuzzed.
+func FuzzPacketDestination(f *testing.F) {
+	v4, v6 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")
+	f.Add(unix.PktInfo4(&unix.Inet4Pktinfo{Addr: v4.As4()}))
+	f.Add(unix.PktInfo6(&unix.Inet6Pktinfo{Addr: v6.As16()}))
+	f.Add(append(unix.UnixRights(1, 2, 3), unix.PktInfo4(&unix.Inet4Pktinfo{Addr: v4.As4()})...))
+	f.Fuzz(func(t *testing.T, oob []byte) {
+		got, ok := packetDestination(oob)
+		messages, err := unix.ParseSocketControlMessage(oob)
+		if err != nil {
+			return
+		}
+		for _, m := range messages {
+			switch {
+			case m.Header.Level == unix.SOL_IP && m.Header.Type == unix.IP_PKTINFO && len(m.Data) >= unix.SizeofInet4Pktinfo:
+				if want := netip.AddrFrom4([4]byte(m.Data[8:12])); !ok || got != want {
+					t.Errorf("found %s, %t, want %s", got, ok, want)
+				}
+				return
+			case m.Header.Level == unix.SOL_IPV6 && m.Header.Type == unix.IPV6_PKTINFO && len(m.Data) >= unix.SizeofInet6Pktinfo:
+				if want := netip.AddrFrom16([16]byte(m.Data[:16])); !ok || got != want {
+					t.Errorf("found %s, %t, want %s", got, ok, want)
+				}
+				return
+			}
+		}
+		if ok {
+			t.Errorf("found %s where there is none", got)
+		}
+	})
+}
