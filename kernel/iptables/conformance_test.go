@@ -6,7 +6,9 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
@@ -144,3 +146,69 @@ func restoreText(t testing.TB, program, text string) {
 		t.Fatalf("%s-restore: %v\n%s", program, err, out)
 	}
 }
+
+// TestCleanup: nothing of kproxy's is left, in either variant, and everything of
+// others is.
+func TestCleanup(t *testing.T) {
+	kerneltest.Namespace(t)
+	run(t, "ipset create FOREIGN hash:ip; ipset add FOREIGN 192.0.2.1; ip rule add fwmark 0x1 lookup 10249 pref 77; ip route add 192.0.2.0/24 dev lo table 10249")
+	dump := func() string {
+		out := run(t, "ip rule; ip -6 rule; ip route show table 10249; (ip -6 route show table 10249 2>/dev/null || true); ipset save")
+		for _, v := range variants {
+			for f := range service.Families {
+				text, err := exec.Command(v.Program[f] + "-save").Output()
+				if err != nil {
+					t.Fatal(err)
+				}
+				out += v.Program[f] + "\n" + foreignLines(text)
+			}
+		}
+		return out
+	}
+	for _, v := range variants {
+		restoreText(t, v.Program[0], foreignRules)
+		restoreText(t, v.Program[1], foreignRules6)
+	}
+	before := dump()
+	for _, v := range variants {
+		b, _ := newBackend(t, v)
+		if _, err := b.Apply(context.Background(), kernel.Diff(kernel.Ruleset{}, iptables.Render(everything(), options()))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := kernel.DefaultRouting().Ensure(); err != nil {
+		t.Fatal(err)
+	}
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sets.Close()
+	if err := kernel.RefreshAlive(sets, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	c := iptables.DefaultConfig()
+	c.Sets = sets
+	for range 2 { // again: there is nothing to do
+		if err := iptables.Cleanup(context.Background(), c, kernel.DefaultRouting()); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, dump()); diff != "" {
+			t.Errorf("after clean-up (-before +after):\n%s", diff)
+		}
+		for _, v := range variants {
+			for f := range service.Families {
+				if left := run(t, v.Program[f]+"-save 2>/dev/null | grep KPROXY || true"); left != "" {
+					t.Errorf("%s still has:\n%s", v.Program[f], left)
+				}
+			}
+		}
+	}
+}
+
+const foreignRules6 = `*filter
+:MINE - [0:0]
+-A INPUT -p udp -m comment --comment "somebody else" -j MINE
+-A MINE -j DROP
+COMMIT
+`

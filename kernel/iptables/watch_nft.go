@@ -6,8 +6,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"hash/fnv"
+	"hash/maphash"
 	"slices"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
@@ -19,28 +20,39 @@ import (
 
 // nftWatch watches the nft variant. The kernel counts commits to a network
 // namespace's tables: while the count stays, nothing changed. When it moves,
-// the handles of the rules in kproxy's chains are compared: the kernel gives
-// every rule a new one, so no rule can go, come or be replaced unnoticed.
+// the rules in kproxy's chains are read raw, without iptables, and compared by
+// their hashes.
 type nftWatch struct {
 	families []service.Family
 	socket   *nl.SocketHandle
+	seed     maphash.Seed
 
 	generation uint32
-	prints     map[string]print // per chain; nil until known
+	prints     map[string]fingerprint // per chain; nil until known
+	notBefore  time.Time              // when rules may be read again
 }
 
-// print stands for a chain's rules.
-type print struct {
+// fingerprint stands for a chain's rules.
+type fingerprint struct {
 	rules int
-	sum   uint64 // over their handles, in order
+	sum   uint64 // over their handles and expressions, in order
 }
+
+// Reading all rules takes a second where there are 10,000 services. Programs
+// that change their own rules all the time don't make kproxy do so all the
+// time: between two readings passes restFactor times what one takes, but not
+// so much that damage is found later than 5 s after it was done.
+const (
+	restFactor = 4
+	restMax    = 2 * time.Second
+)
 
 func newNFTWatch(families []service.Family) (*nftWatch, error) {
 	s, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_NETFILTER)
 	if err != nil {
 		return nil, err
 	}
-	return &nftWatch{families: families, socket: &nl.SocketHandle{Socket: s}}, nil
+	return &nftWatch{families: families, socket: &nl.SocketHandle{Socket: s}, seed: maphash.MakeSeed()}, nil
 }
 
 func (w *nftWatch) close() { w.socket.Socket.Close() }
@@ -52,9 +64,10 @@ func (w *nftWatch) check(_ context.Context, want *kernel.Ruleset) ([]string, err
 		return w.learn(want)
 	}
 	generation, err := w.readGeneration()
-	if err != nil || generation == w.generation {
+	if err != nil || generation == w.generation || time.Now().Before(w.notBefore) {
 		return nil, err
 	}
+	start := time.Now()
 	prints, err := w.readPrints()
 	if errors.Is(err, errInterrupted) {
 		return nil, nil // the next check sees what came of it
@@ -66,10 +79,11 @@ func (w *nftWatch) check(_ context.Context, want *kernel.Ruleset) ([]string, err
 		return damage, nil
 	}
 	w.generation = generation
+	w.notBefore = time.Now().Add(min(restFactor*time.Since(start), restMax))
 	return nil, nil
 }
 
-// learn takes the handles that there are as the norm, if the number of rules
+// learn takes the rules that there are as the norm, if the number of rules
 // in every chain is what it should be.
 func (w *nftWatch) learn(want *kernel.Ruleset) ([]string, error) {
 	generation, err := w.readGeneration()
@@ -115,7 +129,7 @@ func printKey(f service.Family, table, chain string) string {
 	return f.String() + " chain " + table + " " + chain
 }
 
-func comparePrints(have, want map[string]print) []string {
+func comparePrints(have, want map[string]fingerprint) []string {
 	var wrong []string
 	for key, p := range want {
 		if have[key] != p {
@@ -138,6 +152,7 @@ const (
 	nftaRuleChain       = 2
 	nftaRuleHandle      = 3
 	nftaRuleExpressions = 4
+	nftaExprName        = 1
 )
 
 func (w *nftWatch) readGeneration() (uint32, error) {
@@ -155,10 +170,10 @@ func (w *nftWatch) readGeneration() (uint32, error) {
 	return 0, errors.New("read generation: no answer")
 }
 
-// readPrints reads the handles of the rules in kproxy's chains, and of those in
+// readPrints reads the rules in kproxy's chains, and of those in
 // built-in chains that lead there.
-func (w *nftWatch) readPrints() (map[string]print, error) {
-	out := map[string]print{}
+func (w *nftWatch) readPrints() (map[string]fingerprint, error) {
+	out := map[string]fingerprint{}
 	for _, f := range w.families {
 		for _, table := range ownTables {
 			family := uint8(unix.AF_INET)
@@ -176,14 +191,14 @@ func (w *nftWatch) readPrints() (map[string]print, error) {
 				return nil, fmt.Errorf("read %s rules of table %s: %w", f, table, err)
 			}
 			for _, m := range msgs {
-				addPrint(out, f, m[min(len(m), nl.SizeofNfgenmsg):])
+				w.addPrint(out, f, m[min(len(m), nl.SizeofNfgenmsg):])
 			}
 		}
 	}
 	return out, nil
 }
 
-func addPrint(out map[string]print, f service.Family, rule []byte) {
+func (w *nftWatch) addPrint(out map[string]fingerprint, f service.Family, rule []byte) {
 	var table, chain string
 	var handle, expressions []byte
 	for typ, v := range kernel.Attributes(rule) {
@@ -203,10 +218,26 @@ func addPrint(out map[string]print, f service.Family, rule []byte) {
 	}
 	key := printKey(f, table, chain)
 	p := out[key]
-	h := fnv.New64a()
-	_ = binary.Write(h, binary.NativeEndian, p.sum)
+	var h maphash.Hash
+	h.SetSeed(w.seed)
+	_ = binary.Write(&h, binary.NativeEndian, p.sum)
 	h.Write(handle)
-	out[key] = print{p.rules + 1, h.Sum64()}
+	for _, e := range kernel.Attributes(expressions) {
+		if !isCounter(e) {
+			h.Write(e)
+		}
+	}
+	out[key] = fingerprint{p.rules + 1, h.Sum64()}
+}
+
+// isCounter tells the expression that changes with every packet.
+func isCounter(expression []byte) bool {
+	for typ, v := range kernel.Attributes(expression) {
+		if typ == nftaExprName {
+			return nl.BytesToString(v) == "counter"
+		}
+	}
+	return false
 }
 
 func (w *nftWatch) request(cmd int, family uint8, flags int, attrs []byte) ([][]byte, error) {

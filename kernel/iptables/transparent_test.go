@@ -1,0 +1,85 @@
+package iptables_test
+
+import (
+	"bufio"
+	"net"
+	"net/netip"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// dialAs connects from the node to an endpoint with a client's address, as
+// userspace does where a plan doesn't masquerade.
+func dialAs(client netip.Addr, proto service.Protocol, to netip.AddrPort) (net.Conn, error) {
+	level, option := unix.SOL_IP, unix.IP_TRANSPARENT
+	if client.Is6() {
+		level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
+	}
+	d := net.Dialer{Timeout: time.Second, Control: func(_, _ string, c syscall.RawConn) (err error) {
+		ctlErr := c.Control(func(fd uintptr) {
+			if err = unix.SetsockoptInt(int(fd), level, option, 1); err == nil {
+				err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(kernel.DefaultMarks().Own()))
+			}
+		})
+		if err == nil {
+			err = ctlErr
+		}
+		return err
+	}}
+	d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(client, 0))
+	if proto == service.UDP {
+		d.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(client, 0))
+	}
+	return d.Dial(proto.String(), to.String())
+}
+
+// TestEndpointsSeeTheClientThroughUserspace: a transparent socket of the node
+// gets its answers, from endpoints elsewhere and on the node itself, although
+// the address is another host's.
+func TestEndpointsSeeTheClientThroughUserspace(t *testing.T) {
+	onEachKernel(t, func(s *scene) {
+		s.Serve(0, "node", 8080)
+		// The endpoints' own address is a service as well, to show that
+		// kproxy's connections aren't caught by its own rules.
+		self := netip.AddrPortFrom(s.Address(s.family, 2), 8080)
+		trap := kerneltest.Service("trap", service.TCP, kerneltest.External(self.String()), s.endpoints(3))
+		kerneltest.InUserspace(trap)
+		s.program(kerneltest.Plan(plan.ModeIPTables, trap))
+		if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil {
+			s.t.Fatal(err)
+		}
+		if err := kernel.DefaultRouting().Ensure(); err != nil {
+			s.t.Fatal(err)
+		}
+		client := s.Address(s.family, 1)
+		for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+			for name, to := range map[string]netip.AddrPort{
+				"two":  self,
+				"node": netip.AddrPortFrom(s.NodeAddress(s.family, 1), 8080),
+			} {
+				c, err := dialAs(client, proto, to)
+				if err != nil {
+					s.t.Errorf("%s to %s: %v", proto, name, err)
+					continue
+				}
+				_ = c.SetDeadline(time.Now().Add(time.Second))
+				if proto == service.UDP {
+					_, _ = c.Write([]byte("?"))
+				}
+				line, err := bufio.NewReader(c).ReadString('\n')
+				c.Close()
+				if want := name + " " + client.String(); err != nil || strings.TrimSpace(line) != want {
+					s.t.Errorf("%s to %s: %q, %v; want %q", proto, name, line, err, want)
+				}
+			}
+		}
+	})
+}

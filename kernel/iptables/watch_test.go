@@ -1,0 +1,169 @@
+package iptables_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/iptables"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// watched is a node whose rules are in place and watched.
+type watched struct {
+	t       *testing.T
+	variant kernel.Variant
+	backend *iptables.Backend
+	sets    *kernel.IPSets
+	watch   *iptables.Watch
+	want    kernel.Ruleset
+}
+
+func newWatched(t *testing.T, v kernel.Variant) *watched {
+	kerneltest.Namespace(t)
+	w := &watched{t: t, variant: v, want: iptables.Render(everything(), options())}
+	w.backend, w.sets = newBackend(t, v)
+	var err error
+	if w.watch, err = iptables.NewWatch(w.backend, kernel.DefaultRouting()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(w.watch.Close)
+	w.repair()
+	return w
+}
+
+// repair does what the agent does when it is told of damage.
+func (w *watched) repair() {
+	w.t.Helper()
+	ctx := context.Background()
+	if err := kernel.DefaultRouting().Ensure(); err != nil {
+		w.t.Fatal(err)
+	}
+	have, err := w.backend.Observe(ctx)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	if a, err := w.backend.Apply(ctx, kernel.Diff(have, w.want)); err != nil || len(a.Failed) > 0 {
+		w.t.Fatalf("repair: %v, %v", err, a.Failed)
+	}
+	w.watch.Expect(w.want)
+}
+
+func (w *watched) check() []string {
+	w.t.Helper()
+	damage, err := w.watch.Check(context.Background())
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	return damage
+}
+
+func TestWatchNoticesAndRepairHelps(t *testing.T) {
+	damage := []struct {
+		name, command string // @ is the program
+		notices       string
+	}{
+		{"flush of nat", "@ -t nat -F", "nat"},
+		{"flush of everything", "@ -t nat -F; @ -t mangle -F; @ -t filter -F", "filter"},
+		{"one rule of an own chain", "@ -t nat -D KPROXY-PORTAL 3", "KPROXY-PORTAL"},
+		{"one rule of an IPv6 chain", "@6 -t nat -D KPROXY-SERVICES 1", "ipv6"},
+		{"a jump", "@ -t nat -D PREROUTING 1", "PREROUTING"},
+		{"a rule too many", "@ -t nat -A KPROXY-SERVICES -j RETURN", "KPROXY-SERVICES"},
+		{"another rule in its place", "@ -t nat -R KPROXY-SERVICES 1 -j RETURN -m comment --comment something", "KPROXY-SERVICES"},
+		{"a set's entries", "ipset flush KPROXY-ENDPOINT-4", "KPROXY-ENDPOINT-4"},
+		{"a set", "@ -t nat -F; @ -t nat -X; @ -t filter -F; @ -t filter -X; @ -t mangle -F; @ -t mangle -X; ipset destroy KPROXY-USER-4", "KPROXY-USER-4"},
+		{"a routing rule", "ip rule del pref 10249", "ipv4 rule"},
+		{"an IPv6 routing rule", "ip -6 rule del pref 10249", "ipv6 rule"},
+		{"a route", "ip route flush table 10249", "ipv4 route"},
+	}
+	for _, v := range variants {
+		for _, d := range damage {
+			t.Run(v.Name+"/"+d.name, func(t *testing.T) {
+				w := newWatched(t, v)
+				if found := w.check(); len(found) > 0 {
+					t.Fatalf("before any damage: %v", found)
+				}
+				run(t, strings.NewReplacer("@6", v.Program[1], "@", v.Program[0]).Replace(d.command))
+				if found := strings.Join(w.check(), "; "); !strings.Contains(found, d.notices) {
+					t.Errorf("Check = %q, want it to mention %s", found, d.notices)
+				}
+				w.repair()
+				if found := w.check(); len(found) > 0 {
+					t.Errorf("after the repair: %v", found)
+				}
+				have, err := w.backend.Observe(context.Background())
+				if ops := kernel.Diff(have, w.want); err != nil || !ops.Empty() {
+					t.Errorf("after the repair something differs: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestWatchLeavesOthersAlone: changes of other programs, and kproxy's own, are
+// no damage.
+func TestWatchLeavesOthersAlone(t *testing.T) {
+	for _, v := range variants {
+		t.Run(v.Name, func(t *testing.T) {
+			w := newWatched(t, v)
+			w.check()
+			run(t, strings.ReplaceAll("@ -t nat -N DOCKER; @ -t nat -I PREROUTING 1 -j DOCKER; @ -A FORWARD -j ACCEPT; ipset create FOREIGN hash:ip", "@", v.Program[0]))
+			if found := w.check(); len(found) > 0 {
+				t.Errorf("after foreign changes: %v", found)
+			}
+			run(t, v.Program[0]+" -t nat -D KPROXY-PORTAL 1")
+			noticed := false
+			for start := time.Now(); !noticed && time.Since(start) < 5*time.Second; time.Sleep(50 * time.Millisecond) {
+				noticed = len(w.check()) > 0
+			}
+			if !noticed {
+				t.Error("damage after foreign changes goes unnoticed")
+			}
+			w.want = iptables.Render(kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("one", service.TCP,
+				kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"))), options())
+			w.repair()
+			if found := w.check(); len(found) > 0 {
+				t.Errorf("after changes of its own: %v", found)
+			}
+		})
+	}
+}
+
+func BenchmarkWatch(b *testing.B) {
+	for _, v := range variants {
+		for _, touched := range []bool{false, true} {
+			name := v.Name + "/quiet"
+			if touched {
+				name = v.Name + "/after a foreign change"
+			}
+			b.Run(name+"/services=10000", func(b *testing.B) {
+				want := iptables.Render(kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(10000, endpointsEach)...), options())
+				backend := programmed(b, v, want)
+				w, err := iptables.NewWatch(backend, kernel.DefaultRouting())
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer w.Close()
+				w.Expect(want)
+				ctx := context.Background()
+				if _, err := w.Check(ctx); err != nil {
+					b.Fatal(err)
+				}
+				for b.Loop() {
+					if touched {
+						b.StopTimer()
+						run(b, v.Program[0]+" -A FORWARD -j ACCEPT")
+						b.StartTimer()
+					}
+					if _, err := w.Check(ctx); err != nil {
+						b.Fatal(err)
+					}
+				}
+			})
+		}
+	}
+}

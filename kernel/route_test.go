@@ -1,0 +1,93 @@
+package kernel_test
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+)
+
+func TestRoutingComesAndGoes(t *testing.T) {
+	kerneltest.Namespace(t)
+	show := func() string {
+		out, err := exec.Command("sh", "-c", "ip rule; ip route show table 10249; ip -6 rule; ip -6 route show table 10249 2>/dev/null; true").Output()
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(out)
+	}
+	if out, err := exec.Command("sh", "-ec", "ip rule add fwmark 0x8000/0xc000 lookup 10249 pref 5; ip route add 192.0.2.0/24 dev lo table 10249").CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
+	before := show()
+	r := kernel.DefaultRouting()
+	missing, err := r.Missing()
+	if err != nil || len(missing) != 4 {
+		t.Errorf("Missing at first = %v, %v; want a rule and a route for each family", missing, err)
+	}
+	var after string
+	for range 2 { // again: nothing to do
+		if err := r.Ensure(); err != nil {
+			t.Fatal(err)
+		}
+		if missing, err := r.Missing(); err != nil || len(missing) > 0 {
+			t.Errorf("Missing after Ensure = %v, %v", missing, err)
+		}
+		if after != "" && after != show() {
+			t.Errorf("the second Ensure changed %s to %s", after, show())
+		}
+		after = show()
+	}
+	for _, want := range []string{"10249:\tfrom all fwmark 0x8000/0xc000 lookup 10249", "local default dev lo"} {
+		if strings.Count(after, want) != 2 {
+			t.Errorf("%q isn't there for both families:\n%s", want, after)
+		}
+	}
+	for range 2 {
+		if err := r.Remove(); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(before, show()); diff != "" {
+			t.Errorf("after Remove (-before +after):\n%s", diff)
+		}
+	}
+}
+
+func TestSysctls(t *testing.T) {
+	kerneltest.Namespace(t)
+	for path, value := range map[string]string{"net/ipv4/ip_forward": "0", "net/ipv6/conf/all/forwarding": "0"} {
+		if err := os.WriteFile("/proc/sys/"+path, []byte(value), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	settings := append(kernel.Sysctls(), kernel.Sysctl{Name: "net.ipv4.no_such_setting", Value: "1"})
+	lines := func() string {
+		t.Helper()
+		reports, err := kernel.EnsureSysctls(settings)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var out strings.Builder
+		for _, r := range reports {
+			fmt.Fprintln(&out, r)
+		}
+		return out.String()
+	}
+	first := lines()
+	for _, want := range []string{"set net.ipv4.ip_forward to 1 (was 0): ", "net.ipv6.conf.all.forwarding is 0, 1 is needed: "} {
+		if !strings.Contains(first, want) {
+			t.Errorf("reports lack %q:\n%s", want, first)
+		}
+	}
+	if b, _ := os.ReadFile("/proc/sys/net/ipv6/conf/all/forwarding"); string(b) != "0\n" {
+		t.Errorf("IPv6 forwarding was changed to %s", b)
+	}
+	if again := lines(); strings.Contains(again, "set ") || !strings.Contains(again, "net.ipv6.conf.all.forwarding is 0") {
+		t.Errorf("the second time: %s; want only what is left to the user", again)
+	}
+}
