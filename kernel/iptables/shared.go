@@ -238,7 +238,7 @@ func (s shared) catchRefusals() []string {
 	if !s.beneath || !s.CatchRefusals {
 		return nil
 	}
-	return []string{"-p tcp " + comment("refused: the client's next SYN finds another endpoint") +
+	return []string{"-p tcp " + comment("refused: the next SYN of the client finds another endpoint") +
 		" -m tcp --tcp-flags RST RST -m conntrack --ctstate DNAT --ctdir REPLY" +
 		" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply " +
 		inSet(s.set(kernel.SetAlive), "dst") + " " + inSet(s.set(kernel.SetEndpoint), "src,src,src") + " -j DROP"}

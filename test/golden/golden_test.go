@@ -1,6 +1,10 @@
 // Package golden holds one txtar archive per scenario: the manifests that go
 // in, and the plan, the portal and every mode's kernel rules that come out.
 //
+// nothing.txtar is what stands without any service: the portal and the chains
+// that all services share. The other scenarios show only the lines that they
+// add to that.
+//
 // go test ./test/golden -update rewrites what comes out.
 package golden
 
@@ -55,8 +59,15 @@ func checkScenario(t *testing.T, file string) {
 		if err != nil {
 			t.Fatalf("mode %s: %v", mode, err)
 		}
+		shared := map[string]bool{}
+		if file != "nothing.txtar" {
+			shared = withoutServices(t, mode)
+		}
 		for _, s := range sections {
-			got.Files = append(got.Files, txtar.File{Name: string(mode) + "/" + s.Name, Data: []byte(s.Text)})
+			text := added(s.Text, shared)
+			if text != "" {
+				got.Files = append(got.Files, txtar.File{Name: string(mode) + "/" + s.Name, Data: []byte(text)})
+			}
 		}
 	}
 	want, err := os.ReadFile(file)
@@ -75,4 +86,30 @@ func checkScenario(t *testing.T, file string) {
 	if diff := cmp.Diff(string(want), string(text)); diff != "" {
 		t.Errorf("rendered output changed (-want +got); run with -update if that is meant:\n%s", diff)
 	}
+}
+
+// withoutServices returns the lines that are rendered for no services at all.
+func withoutServices(t *testing.T, mode plan.Mode) map[string]bool {
+	sections, err := agent.Render(agent.RenderOptions{Mode: mode, Manifests: []string{t.TempDir()}, Node: "node-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	lines := map[string]bool{}
+	for _, s := range sections {
+		for line := range strings.Lines(s.Text) {
+			lines[line] = true
+		}
+	}
+	return lines
+}
+
+// added returns the lines of text that aren't shared, nor a list of what is empty.
+func added(text string, shared map[string]bool) string {
+	var b strings.Builder
+	for line := range strings.Lines(text) {
+		if !shared[line] && !strings.HasPrefix(line, "# empty:") || len(shared) == 0 {
+			b.WriteString(line)
+		}
+	}
+	return b.String()
 }
