@@ -214,10 +214,5 @@ func (a *Agent) forgetListener() error {
 	if err != nil {
 		return fmt.Errorf("list UDP flows: %w", err)
 	}
-	for _, f := range conntrack.Stale(flows, nil, p, conntrack.StaleConfig{Local: a.userspace.Local}) {
-		if err := a.conntrack.Delete(f); err != nil {
-			return fmt.Errorf("delete UDP flow: %w", err)
-		}
-	}
-	return nil
+	return a.deleteFlows(conntrack.Stale(flows, nil, p, conntrack.StaleConfig{Local: a.userspace.Local}))
 }

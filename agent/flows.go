@@ -13,14 +13,23 @@ import (
 	"kproxy.dev/kproxy/userspace"
 )
 
-// forgetStaleFlows deletes the UDP entries that would keep clients away from
-// where p wants their datagrams to go. Most plans can't have made any.
+// forgetStaleFlows deletes the entries that would keep clients away from where
+// p wants their packets to go. Most plans can't have made any.
 func (a *Agent) forgetStaleFlows(old, p *plan.Plan) error {
 	a.accounting.SetPlan(p)
-	if !conntrack.MayBeStale(old, p) {
+	if conntrack.MayBeStale(old, p) {
+		if err := a.deleteStale(old, p); err != nil {
+			return err
+		}
+	}
+	if !conntrack.MayBeHalfOpen(old, p) {
 		return nil
 	}
-	return a.deleteStale(old, p)
+	flows, err := a.conntrack.List(service.TCP)
+	if err != nil {
+		return err
+	}
+	return a.deleteFlows(conntrack.HalfOpen(flows, p, a.userspace.Local))
 }
 
 func (a *Agent) deleteStale(old, p *plan.Plan) error {
@@ -34,7 +43,11 @@ func (a *Agent) deleteStale(old, p *plan.Plan) error {
 		Listeners: []uint16{udp}, Local: a.userspace.Local,
 		HasSession: func(f conntrack.Flow) bool { return sessions[session{f.OrigSrc, f.OrigDst}] },
 	})
-	for _, f := range stale {
+	return a.deleteFlows(stale)
+}
+
+func (a *Agent) deleteFlows(flows []conntrack.Flow) error {
+	for _, f := range flows {
 		a.log.Debug("deleting a stale conntrack entry", "flow", f)
 		if err := a.conntrack.Delete(f); err != nil {
 			return err

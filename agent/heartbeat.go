@@ -17,6 +17,7 @@ type heartbeat struct {
 	refresh func(timeout time.Duration) error
 	expire  func() error
 	log     *slog.Logger
+	start   <-chan struct{} // closed when the rules that lead to the forwarder are in the kernel
 
 	alive atomic.Bool
 }
@@ -24,6 +25,11 @@ type heartbeat struct {
 // run beats until ctx is done, then removes the entries at once, so that new
 // connections go to the kernel before this process stops accepting.
 func (h *heartbeat) run(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-h.start:
+	}
 	// Three beats in a lifetime: one may be lost or late without an effect.
 	tick := time.NewTicker(h.timeout / 3)
 	defer tick.Stop()

@@ -25,6 +25,7 @@ type programmer struct {
 
 	latest atomic.Pointer[plan.Plan]
 	wake   chan struct{} // 1 slot: triggers coalesce
+	first  chan struct{} // closed once a pass has succeeded
 
 	// Owned by run.
 	have  kernel.Ruleset
@@ -45,7 +46,7 @@ type programResult struct {
 }
 
 func newProgrammer(r rules, log *slog.Logger, changed func()) *programmer {
-	return &programmer{rules: r, log: log, changed: changed, wake: make(chan struct{}, 1)}
+	return &programmer{rules: r, log: log, changed: changed, wake: make(chan struct{}, 1), first: make(chan struct{})}
 }
 
 // adopt starts from what an earlier kproxy left in the kernel. Call it before run.
@@ -164,7 +165,9 @@ func (g *programmer) finish(start time.Time, programmed map[service.Key]uint64, 
 		r.programmed = old.programmed
 	}
 	if err == nil {
-		r.lastOK = time.Now()
+		if r.lastOK = time.Now(); old.lastOK.IsZero() {
+			close(g.first)
+		}
 	}
 	g.result = r
 	g.mu.Unlock()

@@ -103,21 +103,13 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 		return err
 	}
 	a.programmer = newProgrammer(r, a.log, a.kick)
-	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, probe: a.serving, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log}
+	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.first,
+		probe: a.userspace.Probe, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log}
 	return nil
 }
 
 func (a *Agent) marks() kernel.Marks {
 	return kernel.Marks{Masquerade: a.cfg.MasqueradeMark(), Transparent: a.cfg.TransparentMark()}
-}
-
-// serving proves that new connections may come: the rules that lead here are in
-// the kernel, and the forwarder answers.
-func (a *Agent) serving(ctx context.Context) error {
-	if a.programmer.report().lastOK.IsZero() {
-		return errNotProgrammed
-	}
-	return a.userspace.Probe(ctx)
 }
 
 // adopt finds out what an earlier kproxy left in the kernel, so that services

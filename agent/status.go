@@ -92,11 +92,8 @@ func (a *Agent) Connections(context.Context) ([]plan.ConnectionStatus, error) {
 	return a.connections()
 }
 
-// What is said while kproxy starts.
-var (
-	errStarting      = errors.New("kproxy is still starting")
-	errNotProgrammed = errors.New("the rules that lead to the forwarder aren't in the kernel yet")
-)
+// errStarting is what is said while Run sets up.
+var errStarting = errors.New("kproxy is still starting")
 
 // Subscribe returns the events from now on.
 func (a *Agent) Subscribe() (<-chan plan.Event, func()) { return a.events.subscribe() }
