@@ -123,7 +123,7 @@ func (a *Agent) inputs(now time.Time, old *plan.Plan) plan.Inputs {
 		Observed: plan.Observed{
 			Carried: a.carried.counts(), Programmed: r.programmed, Refused: a.refusals.now(now), Adopted: a.adopted,
 		},
-		Failed:   r.failed, Pins: a.pins.get(), Previous: old,
+		Failed: r.failed, Pins: a.pins.get(), Previous: old,
 	}
 }
 
