@@ -64,15 +64,25 @@ func parseElement(t SetType, s string) (element, error) {
 }
 
 func parseNetwork(s string, network bool) (netip.Addr, int, error) {
+	bits := 0
 	if network && strings.Contains(s, "/") {
 		p, err := netip.ParsePrefix(s)
-		if err == nil && p.IsSingleIP() {
-			return p.Addr(), 0, nil
+		if err != nil {
+			return netip.Addr{}, 0, err
 		}
-		return p.Addr(), p.Bits(), err
+		if p.Bits() == 0 {
+			return netip.Addr{}, 0, fmt.Errorf("%q: sets take no /0", s)
+		}
+		if !p.IsSingleIP() {
+			bits = p.Bits()
+		}
+		s = p.Addr().String()
 	}
 	a, err := netip.ParseAddr(s)
-	return a, 0, err
+	if err == nil && (a.Zone() != "" || a.Is4In6()) {
+		err = fmt.Errorf("%q isn't a plain address", s)
+	}
+	return a, bits, err
 }
 
 // parsePort reads "tcp:80", or "80" where a set has ports only.

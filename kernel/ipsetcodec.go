@@ -1,6 +1,7 @@
 package kernel
 
 import (
+	"bytes"
 	"encoding/binary"
 	"fmt"
 	"iter"
@@ -93,6 +94,12 @@ func Attributes(b []byte) iter.Seq2[uint16, []byte] {
 	}
 }
 
+// AttributeText is a string attribute: up to its NUL, if it has one.
+func AttributeText(b []byte) string {
+	s, _, _ := bytes.Cut(b, []byte{0})
+	return string(s)
+}
+
 // decode adds what one message of a LIST answer says to st. A big set comes in
 // several messages; only the first has the header.
 func (st *SetState) decode(msg []byte) error {
@@ -103,9 +110,9 @@ func (st *SetState) decode(msg []byte) error {
 	for typ, value := range Attributes(msg[nl.SizeofNfgenmsg:]) {
 		switch typ {
 		case nl.IPSET_ATTR_SETNAME:
-			st.Name = nl.BytesToString(value)
+			st.Name = AttributeText(value)
 		case nl.IPSET_ATTR_TYPENAME:
-			st.Type = SetType(nl.BytesToString(value))
+			st.Type = SetType(AttributeText(value))
 		case nl.IPSET_ATTR_FAMILY:
 			if len(value) > 0 && value[0] == unix.AF_INET6 {
 				st.Family = service.IPv6

@@ -86,7 +86,7 @@ func (b *portal) add(s *plan.Service, f *plan.Frontend) {
 	if inUserspace(s, f) {
 		put(SetUser, entry)
 	}
-	if allowed, limited := ranges(f); limited && f.Verdict != plan.Drop {
+	if allowed, limited := ranges(f); limited {
 		put(SetRanged, entry)
 		for _, r := range allowed {
 			put(SetAllow, entry+","+prefixEntry(r))
@@ -94,6 +94,9 @@ func (b *portal) add(s *plan.Service, f *plan.Frontend) {
 	}
 }
 
+// addNodePort adds to bitmaps, which have no family: where a node port is served
+// in userspace in one family and refused in the other, connections of the other
+// are redirected as well, and it is userspace that turns them away.
 func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
 	if f.Protocol == service.SCTP {
 		return // the kernel's rules serve it; userspace and bitmaps know TCP and UDP

@@ -204,9 +204,9 @@ func (w *nftWatch) addPrint(out map[string]fingerprint, f service.Family, rule [
 	for typ, v := range kernel.Attributes(rule) {
 		switch typ {
 		case nftaRuleTable:
-			table = nl.BytesToString(v)
+			table = kernel.AttributeText(v)
 		case nftaRuleChain:
-			chain = nl.BytesToString(v)
+			chain = kernel.AttributeText(v)
 		case nftaRuleHandle:
 			handle = v
 		case nftaRuleExpressions:
@@ -234,7 +234,7 @@ func (w *nftWatch) addPrint(out map[string]fingerprint, f service.Family, rule [
 func isCounter(expression []byte) bool {
 	for typ, v := range kernel.Attributes(expression) {
 		if typ == nftaExprName {
-			return nl.BytesToString(v) == "counter"
+			return kernel.AttributeText(v) == "counter"
 		}
 	}
 	return false

@@ -1,0 +1,116 @@
+package kernel_test
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+func TestPortal(t *testing.T) {
+	verdict := func(v plan.Verdict) func(*plan.Frontend) { return func(f *plan.Frontend) { f.Verdict = v } }
+	ranges := func(p ...string) func(*plan.Frontend) {
+		return func(f *plan.Frontend) {
+			for _, s := range p {
+				f.SourceRanges = append(f.SourceRanges, netip.MustParsePrefix(s))
+			}
+		}
+	}
+	shortCircuit := func(f *plan.Frontend) { f.Verdict, f.Local, f.ShortCircuit = plan.Drop, true, true }
+	bare := func(s *plan.Service) { s.Beneath = plan.None }
+	tests := []struct {
+		name    string
+		service *plan.Service
+		want    map[string][]string // sets that aren't empty
+	}{
+		{"in userspace", kerneltest.Service("s", service.TCP, kerneltest.InUserspace, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Cluster("[fd00::1]:80"),
+			kerneltest.External("192.0.2.1:80"), kerneltest.LoadBalancer("192.0.2.2:80"), kerneltest.NodePort(30080)),
+			map[string][]string{
+				"KPROXY-USER-4": {"10.96.0.1,tcp:80", "192.0.2.1,tcp:80", "192.0.2.2,tcp:80"}, "KPROXY-USER-6": {"fd00::1,tcp:80"},
+				"KPROXY-USER-NP-TCP": {"30080"}, "KPROXY-LOCAL-NP-TCP": {"30080"},
+			}},
+		{"in the kernel", kerneltest.Service("s", service.UDP, kerneltest.Cluster("10.96.0.1:53"), kerneltest.NodePort(30053)),
+			map[string][]string{"KPROXY-LOCAL-NP-UDP": {"30053"}}},
+		{"SCTP", kerneltest.Service("s", service.SCTP, kerneltest.Cluster("10.96.0.1:7"), kerneltest.NodePort(30007)), nil},
+		{"rejected", kerneltest.Service("s", service.UDP, kerneltest.InUserspace, kerneltest.Cluster("10.96.0.1:53", verdict(plan.Reject)), kerneltest.NodePort(30053, verdict(plan.Reject))),
+			map[string][]string{"KPROXY-REJECT-4": {"10.96.0.1,udp:53"}, "KPROXY-REJECT-NP-UDP": {"30053"}}},
+		{"dropped", kerneltest.Service("s", service.TCP, kerneltest.InUserspace, kerneltest.Cluster("[fd00::1]:80", verdict(plan.Drop)), kerneltest.NodePort(30080, verdict(plan.Drop))),
+			map[string][]string{"KPROXY-DROP-6": {"fd00::1,tcp:80"}, "KPROXY-DROP-NP-TCP": {"30080"}}},
+		{"dropped but for pods and this node", kerneltest.Service("s", service.TCP, kerneltest.InUserspace,
+			kerneltest.External("192.0.2.1:80", shortCircuit), kerneltest.NodePort(30080, shortCircuit), kerneltest.Endpoints("10.1.0.1:80")),
+			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,tcp:80"}, "KPROXY-DROP-NP-TCP": {"30080"}, "KPROXY-LOCAL-NP-TCP": {"30080"}}},
+		{"dropped but for pods and this node, and no rules beneath", kerneltest.Service("s", service.TCP, kerneltest.InUserspace, bare,
+			kerneltest.External("192.0.2.1:80", shortCircuit), kerneltest.Endpoints("10.1.0.1:80")),
+			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,tcp:80"}, "KPROXY-USER-4": {"192.0.2.1,tcp:80"}}},
+		{"source ranges", kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80", ranges("198.51.100.0/24", "203.0.113.1/32", "2001:db8::/32")),
+			kerneltest.LoadBalancer("[2001:db8::1]:80", ranges("198.51.100.0/24", "2001:db8:1::/48"))),
+			map[string][]string{
+				"KPROXY-RANGED-4": {"192.0.2.1,tcp:80"}, "KPROXY-ALLOW-4": {"192.0.2.1,tcp:80,198.51.100.0/24", "192.0.2.1,tcp:80,203.0.113.1"},
+				"KPROXY-RANGED-6": {"2001:db8::1,tcp:80"}, "KPROXY-ALLOW-6": {"2001:db8::1,tcp:80,2001:db8:1::/48"},
+			}},
+		{"a range of everything", kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80", ranges("198.51.100.0/24", "0.0.0.0/0"))), nil},
+		{"ranges of the other family only", kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80", ranges("2001:db8::/32"))),
+			map[string][]string{"KPROXY-RANGED-4": {"192.0.2.1,tcp:80"}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			sets := kernel.Portal(kerneltest.Plan(plan.ModeIPTables, tt.service))
+			var got map[string][]string
+			for i, s := range sets {
+				if s.Name != kernel.PortalSets()[i].Name || s.Type != kernel.PortalSets()[i].Type {
+					t.Errorf("set %d is %s, %s", i, s.Name, s.Type)
+				}
+				if len(s.Entries) > 0 {
+					if got == nil {
+						got = map[string][]string{}
+					}
+					got[s.Name] = s.Entries
+				}
+				for _, e := range s.Entries {
+					if err := kernel.CheckEntry(s, e); err != nil {
+						t.Errorf("%s: %v", s.Name, err)
+					}
+				}
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("Portal (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestAllowBeforeRanged: an address is never limited before its clients are
+// allowed, and its limit is gone before they are.
+func TestAllowBeforeRanged(t *testing.T) {
+	p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80",
+		func(f *plan.Frontend) { f.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")} })))
+	empty, full := kernel.Portal(kerneltest.Plan(plan.ModeIPTables)), kernel.Portal(p)
+	names := func(in []kernel.SetEntries) (out []string) {
+		for _, e := range in {
+			out = append(out, e.Set.Name)
+		}
+		return out
+	}
+	if diff := cmp.Diff([]string{"KPROXY-ALLOW-4", "KPROXY-RANGED-4"}, names(kernel.DiffSets(empty, full).Add)); diff != "" {
+		t.Errorf("order of additions:\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"KPROXY-RANGED-4", "KPROXY-ALLOW-4"}, names(kernel.DiffSets(full, empty).Del)); diff != "" {
+		t.Errorf("order of deletions:\n%s", diff)
+	}
+}
+
+func TestPodNetworks(t *testing.T) {
+	p := &plan.Plan{Policy: plan.Policy{PodCIDRs: []netip.Prefix{
+		netip.MustParsePrefix("10.244.1.7/16"), netip.MustParsePrefix("::/0"), netip.MustParsePrefix("10.244.0.0/16"),
+	}}}
+	if diff := cmp.Diff([]string{"10.244.0.0/16"}, kernel.PodNetworks(p, service.IPv4).Entries); diff != "" {
+		t.Errorf("IPv4:\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"8000::/1", "::/1"}, kernel.PodNetworks(p, service.IPv6).Entries); diff != "" {
+		t.Errorf("IPv6:\n%s", diff)
+	}
+}
