@@ -25,7 +25,7 @@ type programmer struct {
 
 	latest atomic.Pointer[plan.Plan]
 	wake   chan struct{} // 1 slot: triggers coalesce
-	first  chan struct{} // closed once a pass has succeeded
+	portal chan struct{} // closed once the rules that lead to userspace are in the kernel
 
 	// Owned by run.
 	have  kernel.Ruleset
@@ -46,7 +46,7 @@ type programResult struct {
 }
 
 func newProgrammer(r rules, log *slog.Logger, changed func()) *programmer {
-	return &programmer{rules: r, log: log, changed: changed, wake: make(chan struct{}, 1), first: make(chan struct{})}
+	return &programmer{rules: r, log: log, changed: changed, wake: make(chan struct{}, 1), portal: make(chan struct{})}
 }
 
 // adopt starts from what an earlier kproxy left in the kernel. Call it before run.
@@ -125,6 +125,9 @@ func (g *programmer) pass(ctx context.Context, p *plan.Plan) error {
 		}
 		g.have, g.known = have, true
 	}
+	if err := g.openPortal(ctx, p); err != nil {
+		return g.finish(start, nil, nil, err)
+	}
 	ops := kernel.Diff(g.have, want)
 	if ops.Empty() {
 		g.rules.watch.Expect(want)
@@ -156,6 +159,34 @@ func (g *programmer) pass(ctx context.Context, p *plan.Plan) error {
 	return g.finish(start, g.rules.programmed(have, want, p), failed, err)
 }
 
+// openPortal is the first step on a node that has none of kproxy's rules: it
+// programs what leads to userspace, which takes a moment, before the rules of
+// all services, which may take many seconds. Until those are in the kernel,
+// userspace serves everything.
+func (g *programmer) openPortal(ctx context.Context, p *plan.Plan) error {
+	if len(g.have.Chains[service.IPv4]) > 0 {
+		return nil
+	}
+	none := &plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Policy: p.Policy}
+	want := g.rules.render(none)
+	if _, err := g.rules.Apply(ctx, kernel.Diff(g.have, want)); err != nil {
+		g.known = false
+		return fmt.Errorf("open the portal: %w", err)
+	}
+	g.have = want
+	g.portalReady()
+	return nil
+}
+
+// portalReady lets the heartbeat begin.
+func (g *programmer) portalReady() {
+	select {
+	case <-g.portal:
+	default:
+		close(g.portal)
+	}
+}
+
 // finish publishes the outcome of a pass; nil programmed leaves the last.
 func (g *programmer) finish(start time.Time, programmed map[service.Key]uint64, failed map[service.Key]plan.Failure, err error) error {
 	g.mu.Lock()
@@ -165,9 +196,8 @@ func (g *programmer) finish(start time.Time, programmed map[service.Key]uint64, 
 		r.programmed = old.programmed
 	}
 	if err == nil {
-		if r.lastOK = time.Now(); old.lastOK.IsZero() {
-			close(g.first)
-		}
+		r.lastOK = time.Now()
+		g.portalReady()
 	}
 	g.result = r
 	g.mu.Unlock()

@@ -103,7 +103,7 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 		return err
 	}
 	a.programmer = newProgrammer(r, a.log, a.kick)
-	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.first,
+	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.portal,
 		probe: a.userspace.Probe, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log}
 	return nil
 }
