@@ -1,0 +1,214 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace"
+)
+
+var web = service.Key{Namespace: "shop", Name: "web", Port: "http", Protocol: service.TCP}
+
+// TestPinsSurvive: what was pinned is there after a restart, what was unpinned isn't.
+func TestPinsSurvive(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "state")
+	p, err := openPins(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	dns := service.Key{Namespace: "kube-system", Name: "dns", Protocol: service.UDP}
+	if err := errors.Join(p.set([]service.Key{web, dns}, service.PreferUserspace), p.set([]service.Key{dns}, service.PreferAuto)); err != nil {
+		t.Fatal(err)
+	}
+	again, err := openPins(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[service.Key]service.Preference{web: service.PreferUserspace}
+	if diff := cmp.Diff(want, again.get()); diff != "" {
+		t.Errorf("pins after a restart (-want +got):\n%s", diff)
+	}
+}
+
+// TestBrokenPinsAreAnError: ignoring them would move services that a user pinned.
+func TestBrokenPinsAreAnError(t *testing.T) {
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, pinsFile), []byte("{"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := openPins(dir); err == nil || !strings.Contains(err.Error(), "delete it to unpin") {
+		t.Errorf("error %v, want one with the remedy", err)
+	}
+}
+
+// TestPinsThatCantBeWrittenDontHold: a pin that would be lost isn't made.
+func TestPinsThatCantBeWrittenDontHold(t *testing.T) {
+	dir := t.TempDir()
+	p, err := openPins(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(dir); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.set([]service.Key{web}, service.PreferKernel); err == nil || len(p.get()) != 0 {
+		t.Errorf("error %v, pins %v; want an error and no pin", err, p.get())
+	}
+}
+
+// TestHeartbeat: entries are refreshed while the forwarder proves that it
+// serves, not before the portal is there, and removed at the end.
+func TestHeartbeat(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		start := make(chan struct{})
+		var refreshed, expired atomic.Int32
+		var broken atomic.Bool
+		h := heartbeat{
+			timeout: 3 * time.Second, start: start, log: slog.New(slog.DiscardHandler),
+			probe: func(context.Context) error {
+				if broken.Load() {
+					return errors.New("the accept loop is stuck")
+				}
+				return nil
+			},
+			refresh: func(time.Duration) error { refreshed.Add(1); return nil },
+			expire:  func() error { expired.Add(1); return nil },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- h.run(ctx) }()
+		after := func(d time.Duration) { time.Sleep(d); synctest.Wait() }
+
+		after(10 * time.Second)
+		if refreshed.Load() != 0 || h.alive.Load() {
+			t.Errorf("without a portal: %d beats, alive %v; want none", refreshed.Load(), h.alive.Load())
+		}
+		close(start)
+		after(time.Millisecond)
+		if refreshed.Load() != 1 || !h.alive.Load() {
+			t.Errorf("with the portal there: %d beats, alive %v; want one at once", refreshed.Load(), h.alive.Load())
+		}
+		after(3 * time.Second)
+		if refreshed.Load() != 4 {
+			t.Errorf("%d beats in one lifetime, want 3 more", refreshed.Load())
+		}
+		broken.Store(true)
+		after(10 * time.Second)
+		if refreshed.Load() != 4 || h.alive.Load() {
+			t.Errorf("while the forwarder is stuck: %d beats, alive %v; want none", refreshed.Load()-4, h.alive.Load())
+		}
+		broken.Store(false)
+		after(time.Second)
+		if refreshed.Load() != 5 || !h.alive.Load() {
+			t.Errorf("when it serves again: %d beats, alive %v; want one", refreshed.Load()-4, h.alive.Load())
+		}
+		cancel()
+		if err := <-done; err != nil || expired.Load() != 1 || h.alive.Load() {
+			t.Errorf("at the end: error %v, emptied %d times, alive %v; want the sets emptied", err, expired.Load(), h.alive.Load())
+		}
+	})
+}
+
+// TestRefusals: only an endpoint that answered a SYN with a reset counts, for a while.
+func TestRefusals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		kicks := 0
+		r := refusals{kick: func() { kicks++ }}
+		endpoint := netip.MustParseAddrPort("10.2.0.2:8080")
+		flow := conntrack.Flow{
+			Protocol: service.TCP, OrigPackets: 1, ReplyPackets: 1, ReplySrc: endpoint,
+			OrigDst: netip.MustParseAddrPort("10.96.0.10:80"),
+		}
+		for name, change := range map[string]func(*conntrack.Flow){
+			"a connection that carried something": func(f *conntrack.Flow) { f.OrigPackets = 5 },
+			"UDP":                                 func(f *conntrack.Flow) { f.Protocol = service.UDP },
+			"a connection that wasn't rewritten":  func(f *conntrack.Flow) { f.OrigDst = endpoint },
+		} {
+			f := flow
+			change(&f)
+			if r.ended(f); r.now(time.Now()) != nil {
+				t.Errorf("%s counts as refused", name)
+			}
+		}
+		r.ended(flow)
+		r.ended(flow)
+		if got := r.now(time.Now()); !got[endpoint] || kicks != 1 {
+			t.Errorf("after two refusals: %v, %d kicks; want the endpoint and one kick", got, kicks)
+		}
+		time.Sleep(refusalMemory + time.Second)
+		if got := r.now(time.Now()); len(got) != 0 {
+			t.Errorf("a while later: %v, want nothing", got)
+		}
+	})
+}
+
+// TestCarried: a first connection is enough by default; where more are asked
+// for, the forwarder's counters are looked at.
+func TestCarried(t *testing.T) {
+	kicks := 0
+	total := uint64(0)
+	c := carried{enough: 1, kick: func() { kicks++ }, counters: func() map[service.Key]userspace.Counters {
+		return map[service.Key]userspace.Counters{web: {Total: total}}
+	}}
+	if c.changed() {
+		t.Error("something changed before the first connection")
+	}
+	c.first(web)
+	if !c.changed() || kicks != 1 || c.counts()[web] != 1 {
+		t.Errorf("after the first connection: %d kicks, count %d; want one each", kicks, c.counts()[web])
+	}
+	c = carried{enough: 5, kick: func() {}, counters: c.counters}
+	for _, step := range []struct {
+		total   uint64
+		changed bool
+		count   uint64
+	}{{0, false, 0}, {3, true, 3}, {3, false, 3}, {9, true, 9}, {12, false, 9}} {
+		total = step.total
+		if changed := c.changed(); changed != step.changed || c.total[web] != step.count {
+			t.Errorf("with %d connections: changed %v, count %d; want %v, %d", step.total, changed, c.total[web], step.changed, step.count)
+		}
+	}
+}
+
+// TestEvents: subscribers get what is published from then on; one that doesn't
+// read holds up nobody.
+func TestEvents(t *testing.T) {
+	var e events
+	e.publish([]plan.Event{{Message: "too early"}})
+	ch, cancel := e.subscribe()
+	lazy, _ := e.subscribe()
+	for range eventBuffer + 10 {
+		e.publish([]plan.Event{{Message: "moved"}})
+		if got := <-ch; got.Message != "moved" {
+			t.Fatalf("event %q, want moved", got.Message)
+		}
+	}
+	cancel()
+	if _, open := <-ch; open {
+		t.Error("the channel is open after the end of the subscription")
+	}
+	cancel() // twice is no harm
+	e.close()
+	if n := len(lazy); n != eventBuffer {
+		t.Errorf("the lazy subscriber has %d events, want %d", n, eventBuffer)
+	}
+	if late, _ := e.subscribe(); late != nil {
+		if _, open := <-late; open {
+			t.Error("a subscription after the end is open")
+		}
+	}
+}

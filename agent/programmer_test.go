@@ -1,0 +1,224 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/iptables"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// modelHost is a programmer on a model of a host, with faults to switch on.
+type modelHost struct {
+	*programmer
+	host    *kerneltest.Host
+	backend *gate
+	changes int
+}
+
+// gate is a backend that fails on demand, as when another program holds the
+// xtables lock.
+type gate struct {
+	kernel.Backend
+	failing error // guarded by mu
+	applied int   // guarded by mu
+	mu      sync.Mutex
+}
+
+func (g *gate) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.failing != nil {
+		return kernel.Applied{}, g.failing
+	}
+	g.applied++
+	return g.Backend.Apply(ctx, ops)
+}
+
+func (g *gate) fail(err error) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.failing = err
+}
+
+// expectations is a watch that only remembers what it was told.
+type expectations struct{ told *kernel.Ruleset }
+
+func (e *expectations) Expect(r kernel.Ruleset)                 { e.told = &r }
+func (e *expectations) Check(context.Context) ([]string, error) { return nil, nil }
+func (e *expectations) Close()                                  {}
+
+func newModelHost(t *testing.T) *modelHost {
+	t.Helper()
+	host := kerneltest.NewHost()
+	c := iptables.DefaultConfig()
+	c.Runner, c.Sets, c.Variant = host, host.Sets(), kernel.VariantNFT()
+	c.Jumper = func(f service.Family) (iptables.Jumper, error) { return host.Jumper(f), nil }
+	b, err := iptables.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The fast loop makes the portal's sets before it hands over a plan.
+	for _, s := range kernel.PortalSets() {
+		if err := host.Sets().Create(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	o := iptables.DefaultOptions()
+	o.TCPPort, o.UDPPort = 10244, 10244
+	m := &modelHost{host: host, backend: &gate{Backend: b}}
+	r := rules{
+		Backend: m.backend, watch: &expectations{},
+		render: iptables.NewRenderer(o).Render, programmed: iptables.Programmed, adopted: iptables.Adopted,
+	}
+	m.programmer = newProgrammer(r, slog.New(slog.DiscardHandler), func() { m.changes++ })
+	return m
+}
+
+func twoServices() *plan.Plan {
+	return kerneltest.Plan(plan.ModeIPTables,
+		kerneltest.Service("a", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.2.0.1:8080")),
+		kerneltest.Service("b", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.2.0.2:8080")))
+}
+
+// TestProgrammerReportsWhatIsInTheKernel: after a pass every service counts as
+// programmed with the plan's hash, and a second pass does nothing.
+func TestProgrammerReportsWhatIsInTheKernel(t *testing.T) {
+	m := newModelHost(t)
+	p := twoServices()
+	if err := m.pass(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	r := m.report()
+	for _, s := range p.Services {
+		if h, ok := r.programmed[s.Port.Key]; !ok || h != s.KernelHash {
+			t.Errorf("service %s counts as programmed %v with hash %x, want %x", s.Port.Key, ok, h, s.KernelHash)
+		}
+	}
+	if m.backend.applied != 2 {
+		t.Errorf("a node without rules took %d applications, want 2: the portal first, then the services", m.backend.applied)
+	}
+	changes := m.changes
+	if err := m.pass(t.Context(), p); err != nil || m.backend.applied != 2 || m.changes != changes {
+		t.Errorf("a second pass: error %v, %d applications, %d reports; want nothing done", err, m.backend.applied-2, m.changes-changes)
+	}
+	select {
+	case <-m.portal:
+	default:
+		t.Error("the heartbeat hasn't been told that the portal is there")
+	}
+}
+
+// TestProgrammerKeepsLastGoodState: while a pass fails, what is in the kernel
+// still counts as programmed, changed services don't, and the next pass mends it.
+func TestProgrammerKeepsLastGoodState(t *testing.T) {
+	m := newModelHost(t)
+	old := twoServices()
+	if err := m.pass(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	now := kerneltest.Plan(plan.ModeIPTables, old.Services[0],
+		kerneltest.Service("b", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.2.0.3:8080")))
+	m.backend.fail(kernel.ErrLocked)
+	if err := m.pass(t.Context(), now); !errors.Is(err, kernel.ErrLocked) {
+		t.Fatalf("a pass while the lock is held: error %v, want %v", err, kernel.ErrLocked)
+	}
+	r := m.report()
+	a, b := now.Services[0], now.Services[1]
+	if r.programmed[a.Port.Key] != a.KernelHash {
+		t.Error("the service that didn't change doesn't count as programmed any more")
+	}
+	if r.programmed[b.Port.Key] == b.KernelHash {
+		t.Error("the service that changed counts as programmed although its rules could not be written")
+	}
+	if r.lastErr == nil || r.lastOK.IsZero() {
+		t.Errorf("the report says error %v, last success %v; want both", r.lastErr, r.lastOK)
+	}
+	m.backend.fail(nil)
+	if err := m.pass(t.Context(), now); err != nil {
+		t.Fatal(err)
+	}
+	if r := m.report(); r.programmed[b.Port.Key] != b.KernelHash || r.lastErr != nil {
+		t.Errorf("after the lock is free: programmed %x, error %v; want %x and none", r.programmed[b.Port.Key], r.lastErr, b.KernelHash)
+	}
+}
+
+// TestProgrammerRetries: a failed pass is tried again without a new plan, and
+// plans that come meanwhile replace each other.
+func TestProgrammerRetries(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newModelHost(t)
+		m.backend.fail(kernel.ErrLocked)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.run(ctx, nil) }()
+		m.program(kerneltest.Plan(plan.ModeIPTables))
+		m.program(twoServices())
+		time.Sleep(retryFirst / 2)
+		synctest.Wait()
+		m.backend.fail(nil)
+		time.Sleep(retryFirst)
+		synctest.Wait()
+		if r := m.report(); len(r.programmed) != 2 || r.lastErr != nil {
+			t.Errorf("after the retry %d services are programmed, error %v; want 2 and none", len(r.programmed), r.lastErr)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestProgrammerRepairs: told of damage, it reads back and programs again.
+func TestProgrammerRepairs(t *testing.T) {
+	m := newModelHost(t)
+	p := twoServices()
+	if err := m.pass(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.host.Run(t.Context(), []byte("*nat\n:KPROXY-DISPATCH - [0:0]\nCOMMIT\n"), "iptables-nft-restore", "--noflush"); err != nil {
+		t.Fatal(err)
+	}
+	m.known = false // as run does when it is told
+	if err := m.pass(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	have, err := m.rules.Observe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ops := kernel.Diff(have, m.rules.render(p)); !ops.Empty() {
+		t.Errorf("after the repair there is still a difference: %+v", ops)
+	}
+}
+
+// TestProgrammerAdopts: rules that an earlier kproxy left count as programmed
+// before the first pass.
+func TestProgrammerAdopts(t *testing.T) {
+	m := newModelHost(t)
+	p := twoServices()
+	if err := m.pass(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	have, err := m.rules.Observe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	next := newProgrammer(m.rules, m.log, func() {})
+	next.adopt(have, p)
+	if r := next.report(); len(r.programmed) != len(p.Services) {
+		t.Errorf("%d services count as programmed at once, want %d", len(r.programmed), len(p.Services))
+	}
+	applied := m.backend.applied
+	if err := next.pass(t.Context(), p); err != nil || m.backend.applied != applied {
+		t.Errorf("the first pass: error %v, %d applications; want nothing to do", err, m.backend.applied-applied)
+	}
+}
