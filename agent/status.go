@@ -57,7 +57,7 @@ func (a *Agent) sourceStatus() []plan.SourceStatus {
 func capabilities(c plan.Caps) []plan.CapStatus {
 	out := make([]plan.CapStatus, len(c.All))
 	for i, x := range c.All {
-		out[i] = plan.CapStatus{Name: x.Name, Supported: x.Supported, Reason: x.Reason}
+		out[i] = plan.CapStatus(x)
 	}
 	return out
 }

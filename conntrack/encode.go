@@ -13,7 +13,7 @@ import (
 // Message types of ctnetlink; the subsystem (NFNL_SUBSYS_CTNETLINK) is in the
 // upper byte.
 const (
-	messageNew    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 0
+	messageNew    = unix.NFNL_SUBSYS_CTNETLINK << 8
 	messageGet    = unix.NFNL_SUBSYS_CTNETLINK<<8 | 1
 	messageDelete = unix.NFNL_SUBSYS_CTNETLINK<<8 | 2
 )

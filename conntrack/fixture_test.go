@@ -8,8 +8,6 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
-
 // at is an address and port for tests that run for both families: the host
 // number makes 10.x.0.n or fd00:x::n.
 func at(f service.Family, net, host int, port uint16) netip.AddrPort {

@@ -23,7 +23,7 @@ func Default(object metav1.Object) {
 			p.Name = defaultPtr(p.Name, "")
 			p.Protocol = defaultPtr(p.Protocol, corev1.ProtocolTCP)
 		}
-	case *corev1.Endpoints:
+	case *Endpoints:
 		defaultNamespace(o)
 		for i := range o.Subsets {
 			for j := range o.Subsets[i].Ports {

@@ -88,7 +88,7 @@ func sliceFamily(s *discoveryv1.EndpointSlice) service.Family {
 }
 
 // addEndpoints adds e's endpoints of the service port k.
-func addEndpoints(b *service.Builder, k service.Key, e *corev1.Endpoints, want families) {
+func addEndpoints(b *service.Builder, k service.Key, e *Endpoints, want families) {
 	for i := range e.Subsets {
 		sub := &e.Subsets[i]
 		for _, p := range sub.Ports {

@@ -15,12 +15,16 @@ import (
 // kproxy leaves such Services alone, whatever the value.
 const ProxyNameLabel = "service.kubernetes.io/service-proxy-name"
 
+// Endpoints is the predecessor of EndpointSlice. Manifests written by hand still
+// use it, and so do controllers that predate Kubernetes 1.21.
+type Endpoints = corev1.Endpoints //lint:ignore SA1019 it is deprecated, but it is there
+
 // Objects is what a source has at one moment, in any order. Of two objects of
 // one kind, namespace and name the first is in force.
 type Objects struct {
 	Services       []*corev1.Service
 	EndpointSlices []*discoveryv1.EndpointSlice
-	Endpoints      []*corev1.Endpoints // used by Services without an EndpointSlice
+	Endpoints      []*Endpoints // used by Services without an EndpointSlice
 	Nodes          []*corev1.Node
 
 	// Where says where a Service was read, for service.Port.Source. Nil says
@@ -88,19 +92,19 @@ func Serves(svc *corev1.Service) bool {
 // backing is what names a Service's endpoints.
 type backing struct {
 	slices    []*discoveryv1.EndpointSlice // by name
-	endpoints *corev1.Endpoints            // nil if there is a slice
+	endpoints *Endpoints                   // nil if there is a slice
 }
 
 // index finds the backing of a Service.
 type index struct {
 	slices    map[types.NamespacedName][]*discoveryv1.EndpointSlice
-	endpoints map[types.NamespacedName]*corev1.Endpoints
+	endpoints map[types.NamespacedName]*Endpoints
 }
 
 func newIndex(o *Objects) index {
 	ix := index{
 		slices:    make(map[types.NamespacedName][]*discoveryv1.EndpointSlice, len(o.Services)),
-		endpoints: make(map[types.NamespacedName]*corev1.Endpoints, len(o.Endpoints)),
+		endpoints: make(map[types.NamespacedName]*Endpoints, len(o.Endpoints)),
 	}
 	for _, s := range o.EndpointSlices {
 		if _, headless := s.Labels[corev1.IsHeadlessService]; headless {

@@ -34,7 +34,7 @@ func read(t testing.TB, text string) metav1.Object {
 	case "EndpointSlice":
 		o = new(discoveryv1.EndpointSlice)
 	case "Endpoints":
-		o = new(corev1.Endpoints)
+		o = new(Endpoints)
 	case "Node":
 		o = new(corev1.Node)
 	default:
@@ -55,7 +55,7 @@ func objects(t testing.TB, text string) (o Objects) {
 			o.Services = append(o.Services, x)
 		case *discoveryv1.EndpointSlice:
 			o.EndpointSlices = append(o.EndpointSlices, x)
-		case *corev1.Endpoints:
+		case *Endpoints:
 			o.Endpoints = append(o.Endpoints, x)
 		case *corev1.Node:
 			o.Nodes = append(o.Nodes, x)

@@ -32,7 +32,7 @@ func Validate(object metav1.Object) []FieldError {
 		v.service(o)
 	case *discoveryv1.EndpointSlice:
 		v.endpointSlice(o)
-	case *corev1.Endpoints:
+	case *Endpoints:
 		v.endpoints(o)
 	case *corev1.Node:
 		v.node(o)

@@ -72,7 +72,7 @@ func (v *validator) sliceEndpoint(t discoveryv1.AddressType, e *discoveryv1.Endp
 	}
 }
 
-func (v *validator) endpoints(e *corev1.Endpoints) {
+func (v *validator) endpoints(e *Endpoints) {
 	for i := range e.Subsets {
 		s := &e.Subsets[i]
 		at := item("subsets", i)

@@ -7,6 +7,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"kproxy.dev/kproxy/source"
 )
 
 // newObject returns an empty object of a kind that kproxy reads.
@@ -15,7 +17,7 @@ type newObject func() metav1.Object
 // kinds are the kinds that kproxy reads.
 var kinds = map[metav1.TypeMeta]newObject{
 	{APIVersion: "v1", Kind: "Service"}:                        func() metav1.Object { return new(corev1.Service) },
-	{APIVersion: "v1", Kind: "Endpoints"}:                      func() metav1.Object { return new(corev1.Endpoints) },
+	{APIVersion: "v1", Kind: "Endpoints"}:                      func() metav1.Object { return new(source.Endpoints) },
 	{APIVersion: "v1", Kind: "Node"}:                           func() metav1.Object { return new(corev1.Node) },
 	{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"}: func() metav1.Object { return new(discoveryv1.EndpointSlice) },
 }

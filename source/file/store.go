@@ -196,7 +196,7 @@ func collect(objects *source.Objects, o object) {
 		objects.Services = append(objects.Services, o)
 	case *discoveryv1.EndpointSlice:
 		objects.EndpointSlices = append(objects.EndpointSlices, o)
-	case *corev1.Endpoints:
+	case *source.Endpoints:
 		objects.Endpoints = append(objects.Endpoints, o)
 	case *corev1.Node:
 		objects.Nodes = append(objects.Nodes, o)
