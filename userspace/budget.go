@@ -14,6 +14,9 @@ const (
 	fdsPerSession    = 1
 )
 
+// minFDs is the least number of file descriptors that leaves some to forward with.
+const minFDs = 128
+
 // limits is how a process's file descriptors are divided.
 type limits struct {
 	tcp   int // for connections

@@ -1,9 +1,13 @@
 package userspace
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
+	"slices"
+	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/service"
@@ -92,6 +96,27 @@ func (c Config) filled() Config {
 		c.OnFirst = func(service.Key) {}
 	}
 	return c
+}
+
+// Validate reports every field that makes no sense.
+func (c Config) Validate() error {
+	var errs []error
+	for name, d := range map[string]time.Duration{
+		"ConnectTimeout": c.ConnectTimeout, "ConnectTotal": c.ConnectTotal, "HalfCloseTimeout": c.HalfCloseTimeout,
+		"UDPIdleTimeout": c.UDPIdleTimeout, "KeepAlive": c.KeepAlive,
+	} {
+		if d < 0 {
+			errs = append(errs, fmt.Errorf("%s is negative: %s", name, d))
+		}
+	}
+	if c.MaxFDs != 0 && c.MaxFDs < minFDs {
+		errs = append(errs, fmt.Errorf("MaxFDs is %d, less than %d", c.MaxFDs, minFDs))
+	}
+	if c.MaxSessions < 0 {
+		errs = append(errs, fmt.Errorf("MaxSessions is negative: %d", c.MaxSessions))
+	}
+	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+	return errors.Join(errs...)
 }
 
 func or[T comparable](v *T, fallback T) {

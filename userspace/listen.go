@@ -26,12 +26,18 @@ const portTries = 16
 // Listen opens the shared listeners, and raises the limit on file descriptors.
 // A family this host doesn't have is left out.
 func (s *Server) Listen() error {
+	if err := s.cfg.Validate(); err != nil {
+		return fmt.Errorf("configure userspace: %w", err)
+	}
 	limit := s.cfg.MaxFDs
 	if limit == 0 {
 		var err error
 		if limit, err = raiseFDs(); err != nil {
 			return err
 		}
+	}
+	if limit < minFDs {
+		return fmt.Errorf("open listeners: this process may have %d file descriptors; it needs at least %d (ulimit -n)", limit, minFDs)
 	}
 	l := divide(limit)
 	if s.cfg.MaxSessions > 0 {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"testing"
 	"time"
@@ -401,4 +402,17 @@ func TestProbe(t *testing.T) {
 	eventually(t, "a stuck accept loop fails the probe", stuck)
 	s.tcpBudget.mu.Unlock()
 	eventually(t, "it serves again", func() bool { return s.Probe(ctx) == nil })
+}
+
+// A host whose addresses are all IPv4 passes the probe.
+func TestProbeWithoutIPv6(t *testing.T) {
+	const sysctl = "/proc/sys/net/ipv6/conf/all/disable_ipv6"
+	must(t, os.WriteFile(sysctl, []byte("1"), 0))
+	t.Cleanup(func() { must(t, os.WriteFile(sysctl, []byte("0"), 0)) })
+	s := start(t, Config{Origin: newOrigins(), TCPOrigin: kernelOrigin}, testPlan())
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	if err := s.Probe(ctx); err != nil {
+		t.Error(err)
+	}
 }
