@@ -21,6 +21,19 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 		return err
 	}
 	defer release()
+	if err := cleanUp(ctx, routeTable); errors.Is(err, kernel.ErrPermission) {
+		return &kernel.Missing{What: "permission", How: "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW", Err: kernel.ErrPermission}
+	} else if err != nil {
+		return err
+	}
+	if err := os.Remove(filepath.Join(stateDir, pinsFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("forget pins: %w", err)
+	}
+	return nil
+}
+
+// cleanUp removes what is in the kernel.
+func cleanUp(ctx context.Context, routeTable int) error {
 	sets, err := kernel.OpenIPSets()
 	if err != nil {
 		return &kernel.Missing{What: "ipset", How: "run kproxy as root, on a kernel with CONFIG_IP_SET", Err: err}
@@ -29,11 +42,7 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 	c.Sets = sets
 	routing := kernel.DefaultRouting()
 	routing.Table = routeTable
-	err = iptables.Cleanup(ctx, c, routing)
-	if rmErr := os.Remove(filepath.Join(stateDir, pinsFile)); rmErr != nil && !errors.Is(rmErr, os.ErrNotExist) {
-		err = errors.Join(err, fmt.Errorf("forget pins: %w", rmErr))
-	}
-	return err
+	return iptables.Cleanup(ctx, c, routing)
 }
 
 // DefaultRouteTable is the routing table unless --route-table says otherwise.

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	"kproxy.dev/kproxy/kernel"
@@ -56,11 +57,14 @@ var modes = map[plan.Mode]mode{
 	plan.ModeAuto:      {rules: iptablesRules},
 }
 
+// ErrNoMode is the end of an Agent whose mode isn't built in.
+var ErrNoMode = errors.New("isn't in this version yet")
+
 // modeOf returns the row of m.
 func modeOf(m plan.Mode) (mode, error) {
 	row, ok := modes[m]
 	if !ok {
-		return mode{}, fmt.Errorf("--mode %s isn't in this version yet; use userspace, iptables or auto", m)
+		return mode{}, fmt.Errorf("--mode %s %w; use userspace, iptables or auto", m, ErrNoMode)
 	}
 	return row, nil
 }

@@ -2,8 +2,11 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health/probe"
@@ -72,7 +75,9 @@ func (a *Agent) openUserspace() error {
 	a.userspace = userspace.New(c)
 	a.carried.enough, a.carried.counters, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Counters, a.kick
 	a.accounting = conntrack.NewAccounting(a.userspace.Local)
-	if err := a.userspace.Listen(); err != nil {
+	if err := a.userspace.Listen(); errors.Is(err, unix.EADDRINUSE) {
+		return fmt.Errorf("%w; stop what has it (ss -lntup shows which), or choose another with --listen-tcp-port and --listen-udp-port", err)
+	} else if err != nil {
 		return err
 	}
 	p := probe.DefaultConfig()

@@ -79,11 +79,19 @@ func cleanupCommand() *cli.Command {
 	}
 }
 
-// hostError gives errors about what this host lacks their exit status.
+// hostError gives errors about what this host, or this version, lacks their
+// exit status.
 func hostError(err error) error {
 	var missing *kernel.Missing
-	if errors.As(err, &missing) || errors.Is(err, os.ErrPermission) {
+	switch {
+	case errors.As(err, &missing):
 		return &exitError{exitHost, err}
+	case errors.Is(err, os.ErrPermission) && os.Geteuid() != 0:
+		return &exitError{exitHost, fmt.Errorf("%w; run kproxy as root", err)}
+	case errors.Is(err, os.ErrPermission):
+		return &exitError{exitHost, err}
+	case errors.Is(err, agent.ErrNoMode):
+		return &exitError{exitUsage, err}
 	}
 	return err
 }
