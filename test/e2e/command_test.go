@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -149,4 +150,10 @@ func (w *world) get(url string) (status int, body string) {
 	b, err := io.ReadAll(resp.Body)
 	w.must(err)
 	return resp.StatusCode, string(b)
+}
+
+// sortedLines joins lines in order.
+func sortedLines(lines []string) string {
+	slices.Sort(lines)
+	return strings.Join(lines, "\n") + "\n"
 }

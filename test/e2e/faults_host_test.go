@@ -1,0 +1,282 @@
+package e2e
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// runArgs are those of a `kproxy run` that has all it needs.
+func (w *world) runArgs(more ...string) []string {
+	return append([]string{"run", "--mode", "iptables", "--manifests", w.manifests, "--socket", w.socket(), "--state-dir", filepath.Join(w.dir, "state")}, more...)
+}
+
+// TestWrongUse: what can be mended on the command line ends with status 2,
+// says which flag, and every problem at once.
+func TestWrongUse(t *testing.T) {
+	dir := t.TempDir()
+	for _, c := range []struct {
+		args  []string
+		wants []string
+	}{
+		{[]string{"run", "--nosuch"}, []string{"nosuch", "kproxy run --help"}},
+		{[]string{"run", "--mode", "sideways", "--manifests", dir}, []string{"--mode", "sideways", "userspace", "iptables"}},
+		{[]string{"run"}, []string{"--manifests"}},
+		{[]string{"run", "--mode", "sideways", "--alive-timeout", "0s"}, []string{"--mode", "--manifests", "--alive-timeout"}},
+		{[]string{"run", "--manifests", dir, "--offload-after", "soon"}, []string{"offload-after", "soon"}},
+		{[]string{"run", "--manifests", dir, "web"}, []string{"web"}},
+		{[]string{"run", "--manifests", dir, "--kubeconfig", "/nosuch"}, []string{"--kubeconfig"}},
+		{[]string{"serve"}, []string{"serve", "kproxy --help"}},
+		{[]string{"lab", "sideways"}, []string{"sideways"}},
+	} {
+		finish(t, nil, command(t, c.args...)).wants(t, 2, c.wants...)
+	}
+}
+
+// TestNobodyRuns: commands that ask a running kproxy say that there is none,
+// and how to start it.
+func TestNobodyRuns(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "kproxy.sock")
+	for _, args := range [][]string{{"status"}, {"connections"}, {"pin", "default/web", "auto"}} {
+		args = append([]string{args[0], "--socket", socket}, args[1:]...)
+		finish(t, nil, command(t, args...)).wants(t, 1, "isn't running", socket, "kproxy run")
+	}
+	dead, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
+	if err == nil {
+		err = syscall.Bind(dead, &syscall.SockaddrUnix{Name: socket}) // and nobody listens
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	syscall.Close(dead)
+	finish(t, nil, command(t, "status", "--socket", socket)).wants(t, 1, "has died", socket)
+}
+
+// TestWhatTheHostLacks: without root or without iptables, kproxy ends with
+// status 3 and says how to get it.
+func TestWhatTheHostLacks(t *testing.T) {
+	w := newWorld(t)
+	w.must(lab.NewManifest("web", 10, w.net.Backends...).Write(w.manifests))
+	t.Run("root", func(t *testing.T) {
+		public := publicDir(t)
+		w.must(os.Chmod(public, 0o777))
+		m := lab.NewManifest("web", 10, w.net.Backends...)
+		write(t, filepath.Join(public, "web.yaml"), m.YAML())
+		// With and without a place for its socket: which is missed first differs.
+		for _, socket := range []string{filepath.Join(public, "kproxy.sock"), "/run/kproxy-e2e-nobody/kproxy.sock"} {
+			cmd := asNobody(t, command(t, "run", "--manifests", public, "--socket", socket, "--state-dir", public))
+			finish(t, w.net.Node, cmd).wants(t, 3, "root")
+		}
+		finish(t, w.net.Node, asNobody(t, command(t, "cleanup", "--state-dir", public))).wants(t, 3, "root")
+		finish(t, w.net.Node, asNobody(t, command(t, "lab", "demo"))).wants(t, 3, "root")
+	})
+	t.Run("iptables", func(t *testing.T) {
+		cmd := command(t, w.runArgs()...)
+		cmd.Env = []string{"PATH=/nonexistent"}
+		finish(t, w.net.Node, cmd).wants(t, 3, "iptables", "install", "package")
+	})
+	t.Run("a mode of later versions", func(t *testing.T) {
+		finish(t, w.net.Node, command(t, w.runArgs("--mode", "ipvs")...)).wants(t, 2, "--mode ipvs", "this version")
+	})
+	if rules := w.rules(); strings.Contains(rules, "KPROXY") {
+		t.Errorf("a kproxy that couldn't start has left something behind:\n%s", rules)
+	}
+}
+
+// TestPortInUse: a port that somebody else has ends kproxy with status 1, and
+// says which flag changes it.
+func TestPortInUse(t *testing.T) {
+	w := newWorld(t)
+	w.must(lab.NewManifest("web", 10, w.net.Backends...).Write(w.manifests))
+	for _, c := range []struct{ network, address, flag string }{
+		{"tcp", "127.0.0.1:10249", "--metrics-bind-address"},
+		{"tcp", "0.0.0.0:10256", "--healthz-bind-address"},
+		{"tcp", ":10244", "--listen-tcp-port"},
+		{"udp", ":10244", "--listen-udp-port"},
+	} {
+		t.Run(c.flag, func(t *testing.T) {
+			var taken interface{ Close() error }
+			var err error
+			if c.network == "tcp" {
+				taken, err = w.net.Node.Listen(w.ctx, c.network, c.address)
+			} else {
+				taken, err = w.net.Node.ListenPacket(w.ctx, c.network, c.address)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer taken.Close()
+			port := c.address[strings.LastIndex(c.address, ":"):]
+			finish(t, w.net.Node, command(t, w.runArgs()...)).wants(t, 1, "in use", c.flag, port)
+		})
+	}
+}
+
+// TestSecondKproxy: of two on one node, the second ends with status 1 and says
+// so, whether or not it has a socket and ports of its own; the first goes on.
+func TestSecondKproxy(t *testing.T) {
+	w := newWorld(t)
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start()
+	finish(t, w.net.Node, command(t, w.runArgs()...)).wants(t, 1, "another kproxy", w.socket())
+	own := w.runArgs("--socket", filepath.Join(w.dir, "second.sock"), "--metrics-bind-address", "127.0.0.1:11249",
+		"--healthz-bind-address", "127.0.0.1:11256", "--listen-tcp-port", "0", "--listen-udp-port", "0")
+	finish(t, w.net.Node, command(t, own...)).wants(t, 1, "another kproxy", "already running")
+	w.kproxy("cleanup").wants(t, 1, "already running")
+	if st, err := w.client.Status(w.ctx); err != nil || !st.Alive {
+		t.Errorf("the first kproxy: %v, alive %v; want it to serve on", err, st.Alive)
+	}
+	if err := w.carries(frontends(m)[0], plan.Userspace); err != nil {
+		t.Errorf("the first kproxy doesn't carry a new connection: %v", err)
+	}
+}
+
+// foreign is what others have on the node; kproxy must leave it alone.
+var foreign = []string{
+	"iptables -t nat -N OTHERS", "iptables -t nat -A OTHERS -p tcp --dport 81 -j ACCEPT",
+	"iptables -t nat -A PREROUTING -s 203.0.113.0/24 -j OTHERS", "iptables -t nat -A POSTROUTING -o nosuch -j MASQUERADE",
+	"iptables -A INPUT -p tcp --dport 2222 -m comment --comment others -j ACCEPT", "iptables -A FORWARD -s 203.0.113.7 -j DROP",
+	"ip6tables -t mangle -A PREROUTING -s 2001:db8::7 -j MARK --set-xmark 0x10/0x10", "ip6tables -N OTHERS", "ip6tables -A FORWARD -s 2001:db8::7 -j OTHERS",
+	"ipset create others hash:ip", "ipset add others 203.0.113.7", "iptables -A INPUT -m set --match-set others src -j DROP",
+	"ipset create KPROXYLIKE hash:ip", "ipset add KPROXYLIKE 203.0.113.8",
+	"ip rule add fwmark 0x10/0x10 lookup 77 priority 700", "ip -6 rule add fwmark 0x10/0x10 lookup 77 priority 700",
+	"ip route add 203.0.113.0/24 dev lo table 77", "ip route add 203.0.113.0/24 dev lo table 10249",
+}
+
+// TestCleanupLeavesWhatIsForeign: in both variants of iptables, cleanup after
+// kproxy has run leaves the node as it was before kproxy ever ran.
+func TestCleanupLeavesWhatIsForeign(t *testing.T) {
+	for _, variant := range []string{"nft", "legacy"} {
+		t.Run(variant, func(t *testing.T) {
+			w := newWorld(t)
+			for _, line := range foreign {
+				words := strings.Fields(line)
+				if strings.HasSuffix(words[0], "tables") {
+					words[0] += "-" + variant
+				}
+				w.node(words[0], words[1:]...)
+			}
+			before := w.everything()
+			w.runThroughAllOfIt(variant)
+			if now := w.everything(); !strings.Contains(now, "KPROXY-SVC-") || !strings.Contains(now, "KPROXY-USER-6") || !strings.Contains(now, "10249") {
+				t.Fatalf("kproxy left no rules, sets or routes when it stopped, so this test shows nothing:\n%s", now)
+			}
+			w.kproxy("cleanup", "--state-dir", filepath.Join(w.dir, "state")).wants(t, 0, "gone")
+			if after := w.everything(); after != before {
+				t.Errorf("the node isn't as it was before kproxy ran\nbefore:\n%s\nafter:\n%s", before, after)
+			}
+			w.kproxy("cleanup").wants(t, 0)
+			if after := w.everything(); after != before {
+				t.Errorf("a second cleanup changes the node to\n%s", after)
+			}
+		})
+	}
+}
+
+// runThroughAllOfIt runs kproxy on every kind of service, once in each mode.
+func (w *world) runThroughAllOfIt(variant string) {
+	w.Helper()
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m.Type = "LoadBalancer"
+	m.Ports[0].NodePort, m.Ports[1].NodePort, m.Ports[2].NodePort = 30080, 30080, 30081
+	m.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
+	m.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
+	m.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")}
+	m.Affinity = 3600e9
+	w.must(m.Write(w.manifests))
+	w.must(lab.NewManifest("empty", 20).Write(w.manifests))
+	w.start("--mode", "userspace")
+	w.ask(w.net.Client, "tcp", frontends(m)[0])
+	w.must(w.proxy.Stop(10e9))
+	w.proxy.Args = append(w.proxy.Args, "--mode", "iptables")
+	w.startAgain()
+	if c := w.capability("iptables"); !strings.Contains(c.Reason, variant) {
+		w.Fatalf("it works with %q, want the variant that holds the node's rules, %s", c.Reason, variant)
+	}
+	for _, port := range []string{"line", "datagram"} {
+		w.pin("web", port, service.PreferKernel)
+	}
+	for _, target := range frontends(m) {
+		w.ask(w.net.Client, "tcp", target)
+		w.ask(w.net.Client, "udp", target)
+	}
+	w.must(w.proxy.Stop(10e9))
+}
+
+// capability returns what kproxy says about this host.
+func (w *world) capability(name string) plan.CapStatus {
+	w.Helper()
+	st, err := w.client.Status(w.ctx)
+	w.must(err)
+	for _, c := range st.Capabilities {
+		if c.Name == name {
+			return c
+		}
+	}
+	w.Fatalf("there is no capability %s in the status", name)
+	return plan.CapStatus{}
+}
+
+// everything is what kproxy could have changed on the node.
+func (w *world) everything() string {
+	w.Helper()
+	return w.rules() + w.sets() + w.routes()
+}
+
+// changing are the parts of iptables-save's output that differ with time.
+var changing = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`)
+
+// empty is a table with built-in chains only that accept, which is what a table
+// that nobody ever used looks like once somebody has listed it.
+var empty = regexp.MustCompile(`(?m)^\*\w+\n(:[A-Z]+ ACCEPT\n)*COMMIT\n`)
+
+// rules are those of every variant and family, without counters.
+func (w *world) rules() string {
+	w.Helper()
+	var b strings.Builder
+	for _, program := range []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
+		out, err := w.net.Node.Command(w.ctx, program).Output()
+		w.must(err)
+		b.WriteString(program + ":\n" + empty.ReplaceAllString(changing.ReplaceAllString(string(out), ""), ""))
+	}
+	return b.String()
+}
+
+// sets are names and members, without those that come and go by themselves.
+func (w *world) sets() string {
+	w.Helper()
+	var keep []string
+	for _, line := range strings.Split(w.node("ipset", "save"), "\n") {
+		if strings.HasPrefix(line, "add KPROXY-ALIVE-") || strings.HasPrefix(line, "add ") && strings.Contains(line, " timeout ") {
+			continue
+		}
+		keep = append(keep, initval.ReplaceAllString(line, ""))
+	}
+	return "ipset:\n" + sortedLines(keep)
+}
+
+// initval is the seed of a hash; sizes grow and never shrink.
+var initval = regexp.MustCompile(` (initval 0x[0-9a-f]+|hashsize \d+|bucketsize \d+)`)
+
+// routes are the rules and the tables that kproxy or others here use.
+func (w *world) routes() string {
+	w.Helper()
+	out := "routes:\n"
+	for _, family := range []string{"-4", "-6"} {
+		out += w.node("ip", family, "rule", "list")
+		for _, table := range []string{"77", "10249"} {
+			b, _ := w.net.Node.Command(w.ctx, "ip", family, "route", "list", "table", table).Output() // fails where there is none
+			out += table + ": " + string(b) + "\n"
+		}
+	}
+	return out
+}
