@@ -127,7 +127,7 @@ func diffChains(have, want []Chain) (changed, gone []Chain) {
 			changed = append(changed, want[0])
 			want = want[1:]
 		default:
-			if !sameRules(have[0].Rules, want[0].Rules) {
+			if !SameRules(have[0].Rules, want[0].Rules) {
 				changed = append(changed, want[0])
 			}
 			have, want = have[1:], want[1:]
@@ -141,17 +141,17 @@ func CompareChains(a, b Chain) int {
 	return cmp.Or(strings.Compare(a.Table, b.Table), strings.Compare(a.Name, b.Name))
 }
 
-func sameRules(a, b []string) bool {
-	if len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] {
-		return true
-	}
-	return slices.Equal(a, b)
+// HasJump reports whether one of jumps is j.
+func HasJump(jumps []Jump, j Jump) bool {
+	return slices.ContainsFunc(jumps, func(o Jump) bool {
+		return o.Table == j.Table && o.From == j.From && o.Last == j.Last && SameRule(o.Rule, j.Rule)
+	})
 }
 
 func without(a, b []Jump) []Jump {
 	var out []Jump
 	for _, j := range a {
-		if !slices.Contains(b, j) {
+		if !HasJump(b, j) {
 			out = append(out, j)
 		}
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 
 	"github.com/hashicorp/go-multierror"
 	"github.com/vishvananda/netlink"
@@ -57,22 +58,27 @@ func (r Routing) Missing() ([]string, error) {
 }
 
 func (r Routing) hasRule(f service.Family) (bool, error) {
-	rules, err := netlink.RuleList(int(familyNumber[f]))
+	rules, err := r.rules(f)
 	if err != nil {
-		return false, fmt.Errorf("list %s routing rules: %w", f, err)
+		return false, err
 	}
-	for _, have := range rules {
-		if r.owns(have) {
-			return true, nil
-		}
-	}
-	return false, nil
+	return slices.ContainsFunc(rules, r.current), nil
 }
 
-// owns reports whether a rule is kproxy's: same mark, mask, table and priority.
-func (r Routing) owns(have netlink.Rule) bool {
-	return have.Mark == r.Marks.Transparent && have.Mask != nil && *have.Mask == r.Marks.Own() &&
-		have.Table == r.Table && have.Priority == r.Priority
+// rules are kproxy's rules: nobody else has its priority and its table.
+func (r Routing) rules(f service.Family) ([]netlink.Rule, error) {
+	all, err := netlink.RuleList(int(familyNumber[f]))
+	if err != nil {
+		return nil, fmt.Errorf("list %s routing rules: %w", f, err)
+	}
+	return slices.DeleteFunc(all, func(have netlink.Rule) bool {
+		return have.Table != r.Table || have.Priority != r.Priority
+	}), nil
+}
+
+// current reports whether a rule has the marks that are configured now.
+func (r Routing) current(have netlink.Rule) bool {
+	return have.Mark == r.Marks.Transparent && have.Mask != nil && *have.Mask == r.Marks.Own()
 }
 
 func (r Routing) hasRoute(f service.Family) (bool, error) {
@@ -103,15 +109,29 @@ func (r Routing) Ensure() error {
 		if err := netlink.RouteReplace(route); err != nil {
 			return fmt.Errorf("add %s route to table %d: %w", f, r.Table, err)
 		}
-		present, err := r.hasRule(f)
-		if err != nil {
+		if err := r.ensureRule(f); err != nil {
 			return err
 		}
-		if present {
-			continue
-		}
+	}
+	return nil
+}
+
+// ensureRule adds the rule, and deletes those of an earlier configuration.
+func (r Routing) ensureRule(f service.Family) error {
+	rules, err := r.rules(f)
+	if err != nil {
+		return err
+	}
+	if !slices.ContainsFunc(rules, r.current) {
 		if err := netlink.RuleAdd(r.rule(f)); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("add %s routing rule: %w", f, err)
+		}
+	}
+	for _, old := range rules {
+		if !r.current(old) {
+			if err := netlink.RuleDel(&old); err != nil {
+				return fmt.Errorf("delete old %s routing rule: %w", f, err)
+			}
 		}
 	}
 	return nil
@@ -129,16 +149,11 @@ func (r Routing) rule(f service.Family) *netlink.Rule {
 func (r Routing) Remove() error {
 	var errs *multierror.Error
 	for _, f := range r.families() {
-		for range 16 { // as often as somebody may have added it
-			present, err := r.hasRule(f)
-			if err == nil && present {
-				err = netlink.RuleDel(r.rule(f))
-			}
-			if err != nil {
+		rules, err := r.rules(f)
+		errs = multierror.Append(errs, err)
+		for _, rule := range rules {
+			if err := netlink.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {
 				errs = multierror.Append(errs, fmt.Errorf("delete %s routing rule: %w", f, err))
-			}
-			if err != nil || !present {
-				break
 			}
 		}
 		routes, err := r.routes(f)

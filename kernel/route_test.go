@@ -48,6 +48,17 @@ func TestRoutingComesAndGoes(t *testing.T) {
 			t.Errorf("%q isn't there for both families:\n%s", want, after)
 		}
 	}
+	other := r
+	other.Marks = kernel.Marks{Masquerade: 0x100, Transparent: 0x200}
+	if missing, err := other.Missing(); err != nil || len(missing) != 2 {
+		t.Errorf("Missing with other marks = %v, %v; want both rules", missing, err)
+	}
+	if err := other.Ensure(); err != nil {
+		t.Fatal(err)
+	}
+	if now := show(); strings.Count(now, "10249:") != 2 || strings.Count(now, "fwmark 0x200/0x300") != 2 {
+		t.Errorf("rules with other marks don't replace the old ones:\n%s", now)
+	}
 	for range 2 {
 		if err := r.Remove(); err != nil {
 			t.Fatal(err)

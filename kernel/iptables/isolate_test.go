@@ -148,3 +148,48 @@ func TestLockedTable(t *testing.T) {
 		t.Errorf("not everything was applied: %s", fmt.Sprint(ops)[:200])
 	}
 }
+
+// full is a set store that has no room for one service's sets.
+type full struct {
+	kernel.SetStore
+	service string
+}
+
+func (f full) Create(s kernel.Set) error {
+	if s.Owner.Name == f.service {
+		return errors.New("no room")
+	}
+	return f.SetStore.Create(s)
+}
+
+// TestServiceWithoutSetsFailsAlone: where a service's affinity sets can't be
+// made, its chains aren't, and everybody else's are.
+func TestServiceWithoutSetsFailsAlone(t *testing.T) {
+	h := kerneltest.NewHost()
+	c := iptables.DefaultConfig()
+	c.Runner, c.Sets = h, full{h.Sets(), "sticky-2"}
+	c.Jumper = func(f service.Family) (iptables.Jumper, error) { return h.Jumper(f), nil }
+	b, err := iptables.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var services []*plan.Service
+	for i := range 20 {
+		services = append(services, kerneltest.Service(fmt.Sprintf("sticky-%d", i), service.TCP, kerneltest.Cluster(fmt.Sprintf("10.96.0.%d:80", i+1)),
+			kerneltest.Endpoints("10.1.0.1:80", "10.1.0.2:80"), kerneltest.Affinity(time.Hour)))
+	}
+	p := kerneltest.Plan(plan.ModeIPTables, services...)
+	want := iptables.Render(p, options())
+	ctx := context.Background()
+	applied, err := b.Apply(ctx, kernel.Diff(kernel.Ruleset{}, want))
+	if err != nil || len(applied.Failed) != 1 || applied.Failed[services[2].Port.Key] == nil {
+		t.Fatalf("Apply: %v, failed %v; want sticky-2 only", err, applied.Failed)
+	}
+	have, err := b.Observe(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if n := len(iptables.Programmed(have, want, p)); n != 19 {
+		t.Errorf("%d services are programmed, want 19", n)
+	}
+}

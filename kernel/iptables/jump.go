@@ -45,7 +45,7 @@ func (b *Backend) applyJumps(ctx context.Context, f service.Family, add, del []k
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		err := classifyJump(b.jumps[f].Delete(j.Table, j.From, words(j.Rule)...))
+		err := classifyJump(b.jumps[f].Delete(j.Table, j.From, kernel.Words(j.Rule)...))
 		if err != nil && !errors.Is(err, kernel.ErrNotFound) {
 			errs = multierror.Append(errs, fmt.Errorf("delete jump from %s %s %s: %w", f, j.Table, j.From, err))
 		}
@@ -54,7 +54,7 @@ func (b *Backend) applyJumps(ctx context.Context, f service.Family, add, del []k
 }
 
 func addJump(to Jumper, j kernel.Jump) error {
-	spec := words(j.Rule)
+	spec := kernel.Words(j.Rule)
 	switch present, err := to.Exists(j.Table, j.From, spec...); {
 	case err != nil || present:
 		return err
@@ -73,33 +73,5 @@ func classifyJump(err error) error {
 	}
 	out := &kernel.ExecError{Program: "iptables", Status: e.ExitStatus(), Stderr: e.Error()}
 	kernel.Classify(out)
-	return out
-}
-
-// words splits a rule into arguments as iptables-restore does: at spaces, with
-// double quotes and backslashes.
-func words(rule string) []string {
-	var out []string
-	var word []byte
-	quoted, some := false, false
-	for i := 0; i < len(rule); i++ {
-		switch c := rule[i]; {
-		case c == '\\' && i+1 < len(rule):
-			i++
-			word, some = append(word, rule[i]), true
-		case c == '"':
-			quoted, some = !quoted, true
-		case c == ' ' && !quoted:
-			if some {
-				out = append(out, string(word))
-			}
-			word, some = nil, false
-		default:
-			word, some = append(word, c), true
-		}
-	}
-	if some {
-		out = append(out, string(word))
-	}
 	return out
 }

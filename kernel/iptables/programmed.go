@@ -23,7 +23,7 @@ func Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 
 	}
 	for f := range service.Families {
 		for _, j := range want.Jumps[f] {
-			if j.Table == "nat" && !slices.Contains(have.Jumps[f], j) {
+			if j.Table == "nat" && !kernel.HasJump(have.Jumps[f], j) {
 				return map[service.Key]uint64{}
 			}
 		}
@@ -65,7 +65,7 @@ type comparison struct {
 func (c *comparison) own() {
 	for name, w := range c.want {
 		h, ok := c.have[name]
-		if w.Owner != (service.Key{}) && (!ok || !slices.Equal(h.Rules, w.Rules)) {
+		if w.Owner != (service.Key{}) && (!ok || !kernel.SameRules(h.Rules, w.Rules)) {
 			delete(c.out, w.Owner)
 		}
 	}
@@ -100,13 +100,16 @@ func (c *comparison) walk(name string, reached bool) {
 	for _, r := range c.have[name].Rules {
 		have[r] = true
 	}
+	there := func(r string) bool {
+		return have[r] || slices.ContainsFunc(c.have[name].Rules, func(h string) bool { return kernel.SameRule(h, r) })
+	}
 	for _, r := range c.want[name].Rules {
 		next, ok := c.want[target(r)]
 		switch {
 		case !ok:
 		case next.Owner == (service.Key{}):
-			c.walk(next.Name, reached && have[r])
-		case !reached || !have[r]:
+			c.walk(next.Name, reached && there(r))
+		case !reached || !there(r):
 			delete(c.out, next.Owner)
 		}
 	}

@@ -25,8 +25,8 @@ func TestWords(t *testing.T) {
 		{"", nil},
 	}
 	for _, tt := range tests {
-		if diff := cmp.Diff(tt.want, words(tt.rule)); diff != "" {
-			t.Errorf("words(%q) (-want +got):\n%s", tt.rule, diff)
+		if diff := cmp.Diff(tt.want, kernel.Words(tt.rule)); diff != "" {
+			t.Errorf("kernel.Words(%q) (-want +got):\n%s", tt.rule, diff)
 		}
 	}
 }
@@ -51,7 +51,7 @@ func FuzzComment(f *testing.F) {
 		if strings.ContainsAny(s, "\n\x00") {
 			return
 		}
-		if got := words(comment(s)); len(got) != 4 || got[3] != s {
+		if got := kernel.Words(comment(s)); len(got) != 4 || got[3] != s {
 			t.Errorf("comment(%q) is read as %q", s, got)
 		}
 	})
@@ -84,7 +84,7 @@ func routes(chains map[string][]string, chain string, addr netip.Addr, proto ser
 	for _, r := range chains[chain] {
 		*steps++
 		match := true
-		w := words(r)
+		w := kernel.Words(r)
 		for i, word := range w[:len(w)-1] {
 			switch arg := w[i+1]; word {
 			case "-d":

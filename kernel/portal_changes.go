@@ -1,0 +1,35 @@
+package kernel
+
+import "kproxy.dev/kproxy/plan"
+
+// PortalChanges returns what leads from the membership of old to that of p. It
+// looks only at services that differ, which plans don't share: an offload among
+// ten thousand services costs what that one service costs. An entry that one
+// service gives up and another takes over is left in place.
+func PortalChanges(old, p *plan.Plan) SetOps {
+	before, now := newPortal(), newPortal()
+	plan.Changes(old, p, func(was, is *plan.Service) bool {
+		before.addService(was)
+		now.addService(is)
+		return true
+	})
+	return DiffSets(comparable(before.sets()), comparable(now.sets()))
+}
+
+// addService adds a service's entries; those of nil are none.
+func (b *portal) addService(s *plan.Service) {
+	if s == nil {
+		return
+	}
+	for i := range s.Frontends {
+		b.add(s, &s.Frontends[i])
+	}
+}
+
+// comparable returns sets whose entries DiffSets compares, all but the heartbeat's.
+func comparable(sets []Set) []Set {
+	for i := range sets {
+		sets[i].Dynamic = sets[i].Name == FamilySet(SetAlive, sets[i].Family)
+	}
+	return sets
+}

@@ -1,0 +1,99 @@
+package kernel
+
+import (
+	"slices"
+	"strings"
+)
+
+// SameRule reports whether two rules in iptables-save's form say the same. They
+// are printed alike by the versions that kproxy is tested with; another one may
+// quote differently, print matches in another order, or name the protocol's
+// match where nothing needs it. Telling such rules apart would rewrite them
+// for ever.
+func SameRule(a, b string) bool {
+	return a == b || slices.Equal(clauses(a), clauses(b))
+}
+
+// SameRules is SameRule for the rules of a chain.
+func SameRules(a, b []string) bool {
+	if len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] {
+		return true // the same slice, as a renderer that remembers gives it
+	}
+	return slices.EqualFunc(a, b, SameRule)
+}
+
+// clauses takes a rule apart into options with their arguments, each under the
+// match or target it belongs to, in order of text. All of them must hold, so
+// their order in the rule doesn't matter.
+func clauses(rule string) []string {
+	var out []string
+	var clause []string
+	owner, not := "", false
+	end := func() {
+		if len(clause) > 0 {
+			out = append(out, strings.Join(clause, "\x00"))
+		}
+		clause = nil
+	}
+	words := Words(rule)
+	for i := 0; i < len(words); i++ {
+		w := words[i]
+		switch {
+		case w == "!":
+			end()
+			not = true
+		case w == "-m" && i+1 < len(words):
+			end()
+			i++
+			owner = words[i]
+			if owner != "tcp" && owner != "udp" && owner != "sctp" {
+				out = append(out, "-m "+owner)
+			}
+		case strings.HasPrefix(w, "-") && len(w) > 1:
+			end()
+			clause = []string{owner, w}
+			if !strings.HasPrefix(w, "--") {
+				clause[0] = ""
+			}
+			if not {
+				clause, not = append(clause, "!"), false
+			}
+			if (w == "-j" || w == "-g") && i+1 < len(words) {
+				owner = words[i+1]
+			}
+		default:
+			clause = append(clause, w)
+		}
+	}
+	end()
+	slices.Sort(out)
+	return out
+}
+
+// Words splits a rule into arguments as iptables-restore does: at spaces, with
+// double quotes and backslashes.
+func Words(rule string) []string {
+	var out []string
+	var word []byte
+	quoted, some := false, false
+	for i := 0; i < len(rule); i++ {
+		switch c := rule[i]; {
+		case c == '\\' && i+1 < len(rule):
+			i++
+			word, some = append(word, rule[i]), true
+		case c == '"':
+			quoted, some = !quoted, true
+		case c == ' ' && !quoted:
+			if some {
+				out = append(out, string(word))
+			}
+			word, some = nil, false
+		default:
+			word, some = append(word, c), true
+		}
+	}
+	if some {
+		out = append(out, string(word))
+	}
+	return out
+}
