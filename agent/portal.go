@@ -13,34 +13,53 @@ import (
 // in the kernel. Only the fast loop uses it, except for the heartbeat's entries.
 type portal struct {
 	store kernel.SetStore
-	have  []kernel.Set
-	known bool // have is what the kernel holds
+	// applied is the plan that the kernel's sets follow; nil if that isn't
+	// known, as at start or after an error.
+	applied *plan.Plan
 }
 
 // follow makes the sets what p wants: entries are added before others are
 // deleted, so a service is never in no data plane at all.
 func (t *portal) follow(ctx context.Context, p *plan.Plan) error {
-	want := kernel.Portal(p)
-	if !t.known {
-		have, err := t.observe()
-		if err != nil {
-			return err
-		}
-		t.have, t.known = have, true
-	}
-	ops := kernel.DiffSets(t.have, comparable(want))
-	if ops.Empty() {
-		return nil
-	}
-	if _, err := kernel.ApplySets(ctx, t.store, ops); err != nil {
-		t.known = false
+	ops, err := t.changes(p)
+	if err != nil {
 		return err
 	}
-	t.have = comparable(want)
+	t.applied = nil
+	if _, err := kernel.ApplySets(ctx, t.store, ops); err != nil {
+		return err
+	}
+	t.applied = p
 	return nil
 }
 
-// observe reads the portal's sets back, without the heartbeat's entries.
+func (t *portal) changes(p *plan.Plan) (kernel.SetOps, error) {
+	if t.applied != nil {
+		return kernel.PortalChanges(t.applied, p), nil
+	}
+	have, err := t.observe()
+	return kernel.DiffSets(have, kernel.Portal(p)), err
+}
+
+// damaged says how the kernel's sets differ from what they should be; empty if
+// they don't. After damage the next follow mends it.
+func (t *portal) damaged() (string, error) {
+	if t.applied == nil {
+		return "", nil
+	}
+	have, err := t.observe()
+	if err != nil {
+		return "", err
+	}
+	ops := kernel.DiffSets(have, kernel.Portal(t.applied))
+	if ops.Empty() {
+		return "", nil
+	}
+	t.applied = nil
+	return fmt.Sprintf("%d sets gone, entries of %d sets gone, entries of %d sets foreign", len(ops.Create), len(ops.Add), len(ops.Del)), nil
+}
+
+// observe reads the portal's sets back.
 func (t *portal) observe() ([]kernel.Set, error) {
 	names := map[string]bool{}
 	for _, s := range kernel.PortalSets() {
@@ -56,24 +75,7 @@ func (t *portal) observe() ([]kernel.Set, error) {
 			sets = append(sets, s.Set)
 		}
 	}
-	return comparable(sets), nil
-}
-
-// damaged reports how the kernel's sets differ from what they should be.
-func (t *portal) damaged() (string, error) {
-	if !t.known {
-		return "", nil
-	}
-	have, err := t.observe()
-	if err != nil {
-		return "", err
-	}
-	ops := kernel.DiffSets(have, t.have)
-	if ops.Empty() {
-		return "", nil
-	}
-	t.have = have
-	return fmt.Sprintf("%d sets gone, entries of %d sets gone, entries of %d sets foreign", len(ops.Create), len(ops.Add), len(ops.Del)), nil
+	return sets, nil
 }
 
 // refresh is the heartbeat.
@@ -81,17 +83,3 @@ func (t *portal) refresh(timeout time.Duration) error { return kernel.RefreshAli
 
 // expire closes the portal at once.
 func (t *portal) expire() error { return kernel.RemoveAlive(t.store) }
-
-// comparable returns sets as DiffSets should compare them: entries matter,
-// except the heartbeat's.
-func comparable(sets []kernel.Set) []kernel.Set {
-	out := make([]kernel.Set, len(sets))
-	for i, s := range sets {
-		s.Dynamic = s.Name == kernel.FamilySet(kernel.SetAlive, s.Family)
-		if s.Dynamic {
-			s.Entries = nil
-		}
-		out[i] = s
-	}
-	return out
-}

@@ -8,9 +8,13 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// observeEvery is how often the fast loop looks at the portal's sets and at
-// what the data planes report.
-const observeEvery = time.Second
+// How often the fast loop looks at what doesn't announce itself: connections
+// carried, and damage to the portal's sets, which is to be mended within five
+// seconds.
+const (
+	countEvery  = time.Second
+	damageEvery = 3 * time.Second
+)
 
 // fast is the fast loop. It owns the current plan; everybody else reads it
 // through a.current.
@@ -20,10 +24,11 @@ const observeEvery = time.Second
 func (a *Agent) fast(ctx context.Context) error {
 	wake := time.NewTimer(0)
 	defer wake.Stop()
-	observe := time.NewTicker(observeEvery)
-	defer observe.Stop()
+	count, damage := time.NewTicker(countEvery), time.NewTicker(damageEvery)
+	defer count.Stop()
+	defer damage.Stop()
 	wait := retryFirst
-	for a.waitForTrigger(ctx, wake.C, observe.C) {
+	for a.waitForTrigger(ctx, wake.C, count.C, damage.C) {
 		p, err := a.pass(ctx)
 		switch {
 		case ctx.Err() != nil:
@@ -41,7 +46,7 @@ func (a *Agent) fast(ctx context.Context) error {
 }
 
 // waitForTrigger returns true when a new pass is due, false when ctx is done.
-func (a *Agent) waitForTrigger(ctx context.Context, wake, observe <-chan time.Time) bool {
+func (a *Agent) waitForTrigger(ctx context.Context, wake, count, damage <-chan time.Time) bool {
 	for {
 		select {
 		case <-ctx.Done():
@@ -54,16 +59,20 @@ func (a *Agent) waitForTrigger(ctx context.Context, wake, observe <-chan time.Ti
 			return true
 		case <-wake:
 			return true
-		case <-observe:
-			if a.somethingHappened() {
+		case <-count:
+			if a.carried.changed() {
+				return true
+			}
+		case <-damage:
+			if a.portalDamaged() {
 				return true
 			}
 		}
 	}
 }
 
-// somethingHappened looks at what doesn't announce itself.
-func (a *Agent) somethingHappened() bool {
+// portalDamaged looks whether somebody else changed the portal's sets.
+func (a *Agent) portalDamaged() bool {
 	found, err := a.portal.damaged()
 	if err != nil {
 		a.log.Warn("the portal's sets can't be read", "error", err)
@@ -71,7 +80,7 @@ func (a *Agent) somethingHappened() bool {
 	if found != "" {
 		a.log.Warn("the portal's sets were changed by somebody else; repairing", "found", found)
 	}
-	return found != "" || a.carried.changed()
+	return found != ""
 }
 
 // untilWake bounds the plan's own wake-up to something a timer takes.

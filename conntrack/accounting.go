@@ -106,7 +106,7 @@ func (a *Accounting) SetPlan(p *plan.Plan) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	// Out with the old before the new: an address may have changed hands.
-	changes(a.plan, p, func(was, is *plan.Service) bool {
+	plan.Changes(a.plan, p, func(was, is *plan.Service) bool {
 		if was != nil {
 			a.index.remove(was)
 			if is == nil {
@@ -115,7 +115,7 @@ func (a *Accounting) SetPlan(p *plan.Plan) {
 		}
 		return true
 	})
-	changes(a.plan, p, func(_, is *plan.Service) bool {
+	plan.Changes(a.plan, p, func(_, is *plan.Service) bool {
 		if is != nil {
 			a.index.add(is)
 			acc := a.services[is.Port.Key]

@@ -43,7 +43,7 @@ func MayBeHalfOpen(old, p *plan.Plan) bool {
 		return false
 	}
 	found := false
-	changes(old, p, func(was, is *plan.Service) bool {
+	plan.Changes(old, p, func(was, is *plan.Service) bool {
 		if was != nil && is != nil && is.Port.Protocol == service.TCP {
 			for i := range was.Endpoints {
 				e := &was.Endpoints[i]

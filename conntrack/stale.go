@@ -106,7 +106,7 @@ func MayBeStale(old, p *plan.Plan) bool {
 		return true
 	}
 	found := false
-	changes(old, p, func(was, is *plan.Service) bool {
+	plan.Changes(old, p, func(was, is *plan.Service) bool {
 		switch {
 		case was == nil:
 			found = is.Port.Protocol == service.UDP

@@ -13,7 +13,7 @@ func PortalChanges(old, p *plan.Plan) SetOps {
 		now.addService(is)
 		return true
 	})
-	return DiffSets(comparable(before.sets()), comparable(now.sets()))
+	return DiffSets(before.sets(), now.sets())
 }
 
 // addService adds a service's entries; those of nil are none.
@@ -24,12 +24,4 @@ func (b *portal) addService(s *plan.Service) {
 	for i := range s.Frontends {
 		b.add(s, &s.Frontends[i])
 	}
-}
-
-// comparable returns sets whose entries DiffSets compares, all but the heartbeat's.
-func comparable(sets []Set) []Set {
-	for i := range sets {
-		sets[i].Dynamic = sets[i].Name == FamilySet(SetAlive, sets[i].Family)
-	}
-	return sets
 }

@@ -1,0 +1,60 @@
+package kernel_test
+
+import (
+	"testing"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+)
+
+// TestPortalChangesLeadWhereTheWholeDoes: applied one after the other on a
+// random walk, the changes give the same membership as each plan by itself.
+func TestPortalChangesLeadWhereTheWholeDoes(t *testing.T) {
+	host := kerneltest.NewHost()
+	store := host.Sets()
+	walk := kerneltest.NewWalk(7, plan.ModeIPTables, plan.IPTables, 20)
+	var old *plan.Plan
+	for step := range 200 {
+		p := walk.Next()
+		ops := kernel.PortalChanges(old, p)
+		if old == nil {
+			ops = kernel.DiffSets(nil, kernel.Portal(p))
+		}
+		if _, err := kernel.ApplySets(t.Context(), store, ops); err != nil {
+			t.Fatalf("step %d: %v", step, err)
+		}
+		states, err := store.List(kernel.AllEntries)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var have []kernel.Set
+		for _, s := range states {
+			have = append(have, s.Set)
+		}
+		if left := kernel.DiffSets(have, kernel.Portal(p)); !left.Empty() {
+			t.Fatalf("step %d: the changes left a difference: %+v", step, left)
+		}
+		if again := kernel.PortalChanges(p, p); !again.Empty() {
+			t.Fatalf("step %d: going nowhere changes something: %+v", step, again)
+		}
+		old = p
+	}
+}
+
+// BenchmarkPortalChanges moves one service among ten thousand.
+func BenchmarkPortalChanges(b *testing.B) {
+	services := kerneltest.Many(10_000, 10)
+	old := kerneltest.Plan(plan.ModeIPTables, services...)
+	moved := *old
+	moved.Services = append([]*plan.Service(nil), old.Services...)
+	one := *moved.Services[5000]
+	one.DataPlane = plan.Userspace
+	moved.Services[5000] = &one
+	b.ReportAllocs()
+	for b.Loop() {
+		if ops := kernel.PortalChanges(old, &moved); ops.Empty() {
+			b.Fatal("nothing to do")
+		}
+	}
+}
