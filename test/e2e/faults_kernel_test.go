@@ -1,0 +1,299 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// damage is what somebody else does to what kproxy has in the kernel, in both
+// families at once. {chain} stands for the chain of the service that the kernel
+// carries.
+var damage = []struct {
+	name  string
+	lines []string
+}{
+	{"nat is flushed", []string{"iptables -t nat -F", "ip6tables -t nat -F"}},
+	{"the first chain is flushed", []string{"iptables -t nat -F KPROXY-SERVICES", "ip6tables -t nat -F KPROXY-SERVICES"}},
+	{"a rule of a service is deleted", []string{"iptables -t nat -D {chain} 2", "ip6tables -t nat -D {chain} 1"}},
+	{"a service's chain gets a foreign rule", []string{"iptables -t nat -I {chain} -j RETURN", "ip6tables -t nat -A {chain} -j ACCEPT"}},
+	{"the jumps are deleted", []string{"iptables -t nat -D PREROUTING 1", "ip6tables -t nat -D PREROUTING 1"}},
+	{"mangle and filter chains are flushed", []string{"iptables -t mangle -F", "ip6tables -t mangle -F KPROXY-PREROUTING", "ip6tables -t filter -F KPROXY-FORWARD"}},
+	{"the userspace set is flushed", []string{"ipset flush KPROXY-USER-4", "ipset flush KPROXY-USER-6"}},
+	{"entries are deleted from the userspace set", []string{"ipset del KPROXY-USER-4 10.96.0.11,tcp:80", "ipset del KPROXY-USER-6 fd00:96::b,tcp:80"}},
+	{"entries are added to the userspace set", []string{"ipset add KPROXY-USER-4 10.96.0.10,tcp:80", "ipset add KPROXY-USER-6 fd00:96::a,tcp:80"}},
+	{"the endpoints' set is flushed", []string{"ipset flush KPROXY-ENDPOINT-4", "ipset flush KPROXY-ENDPOINT-6"}},
+	{"the heartbeat's set is flushed", []string{"ipset flush KPROXY-ALIVE-4", "ipset flush KPROXY-ALIVE-6"}},
+	{"the routing rule is deleted", []string{"ip -4 rule del priority 10249", "ip -6 rule del priority 10249"}},
+	{"the routing table is flushed", []string{"ip -4 route flush table 10249", "ip -6 route flush table 10249"}},
+	{"connections are forgotten", []string{"conntrack -F"}},
+}
+
+// TestDamageIsRepaired: whatever a third party removes from the kernel, or adds
+// to what is kproxy's, is as it was within seconds, without a restart, and both
+// data planes serve both families.
+func TestDamageIsRepaired(t *testing.T) {
+	for _, variant := range []string{"nft", "legacy"} {
+		t.Run(variant, func(t *testing.T) {
+			w := newWorld(t)
+			w.holdsRules(variant)
+			inKernel, inUserspace := lab.NewManifest("web", 10, w.net.Backends...), lab.NewManifest("other", 11, w.net.Backends...)
+			inKernel.Affinity = time.Hour // has chains and sets of its own
+			w.must(inKernel.Write(w.manifests))
+			w.must(inUserspace.Write(w.manifests))
+			w.start()
+			w.pin("web", "line", service.PreferKernel)
+			w.pin("other", "line", service.PreferUserspace)
+			w.settled()
+			before := w.everything()
+			for _, d := range damage {
+				if variant == "legacy" && !strings.Contains(d.lines[0], "tables") {
+					continue // the same whatever the variant
+				}
+				t.Run(d.name, func(t *testing.T) {
+					for _, line := range d.lines {
+						w.inflict(variant, line)
+					}
+					w.repaired(t, before)
+					for i := range frontends(inKernel) {
+						w.eventuallyCarries(t, frontends(inKernel)[i], plan.IPTables)
+						w.eventuallyCarries(t, frontends(inUserspace)[i], plan.Userspace)
+					}
+				})
+			}
+		})
+	}
+}
+
+// holdsRules makes a variant of iptables the one that holds the node's rules,
+// so that kproxy's belong there.
+func (w *world) holdsRules(variant string) {
+	w.Helper()
+	for _, family := range []string{"iptables-", "ip6tables-"} {
+		w.node(family+variant, "-A", "INPUT", "-p", "tcp", "--dport", "2222", "-j", "ACCEPT")
+	}
+}
+
+// settled waits until kproxy has nothing more to do: its rules stay the same
+// for longer than it takes to change them.
+func (w *world) settled() {
+	w.Helper()
+	last, since := "", time.Now()
+	w.eventually(20*time.Second, "the rules to settle", func() error {
+		if now := w.everything(); now != last {
+			last, since = now, time.Now()
+		}
+		if quiet := time.Since(since); quiet < time.Second {
+			return fmt.Errorf("they changed %s ago", quiet)
+		}
+		return nil
+	})
+}
+
+// inflict runs a line of damage.
+func (w *world) inflict(variant, line string) {
+	w.Helper()
+	words := strings.Fields(line)
+	if strings.HasSuffix(words[0], "tables") {
+		words[0] += "-" + variant
+	}
+	if i := slices.Index(words, "{chain}"); i >= 0 {
+		words[i] = w.chainOf(words[0])
+	}
+	w.node(words[0], words[1:]...)
+}
+
+// chainOf is the chain of default/web:line in the rules of a program.
+func (w *world) chainOf(program string) string {
+	w.Helper()
+	rules := w.node(program+"-save", "-t", "nat")
+	m := regexp.MustCompile(`default/web:line.* -j (KPROXY-SVC-\S+)`).FindStringSubmatch(rules)
+	if m == nil {
+		w.Fatalf("default/web:line has no chain:\n%s", rules)
+	}
+	return m[1]
+}
+
+// repaired waits until everything is as it was. kproxy promises five seconds;
+// a slow machine gets eight.
+func (w *world) repaired(t *testing.T, before string) {
+	t.Helper()
+	start := time.Now()
+	for {
+		now := w.everything()
+		if now == before {
+			return
+		}
+		if time.Since(start) > 8*time.Second {
+			t.Fatalf("not repaired after %s:\n%s", time.Since(start), difference(before, now))
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+}
+
+// eventuallyCarries waits until new connections to target are carried by plane;
+// what is in the kernel may be right before the way to it is.
+func (w *world) eventuallyCarries(t *testing.T, target netip.AddrPort, plane plan.DataPlane) {
+	t.Helper()
+	deadline := time.Now().Add(8 * time.Second)
+	for {
+		err := w.carries(target, plane)
+		if err == nil {
+			return
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("a new connection to %s isn't carried by %s: %v", target, plane, err)
+		}
+		time.Sleep(20 * time.Millisecond)
+	}
+}
+
+// difference lists the lines that are in one text only.
+func difference(want, got string) string {
+	var b strings.Builder
+	for _, side := range []struct{ sign, in, out string }{{"-", want, got}, {"+", got, want}} {
+		other := map[string]bool{}
+		for _, line := range strings.Split(side.out, "\n") {
+			other[line] = true
+		}
+		for _, line := range strings.Split(side.in, "\n") {
+			if !other[line] {
+				b.WriteString(side.sign + line + "\n")
+			}
+		}
+	}
+	return b.String()
+}
+
+// TestLegacyVariant: where the node's rules are legacy ones, kproxy's are, and
+// every path works as with the nft variant.
+func TestLegacyVariant(t *testing.T) {
+	w := newWorld(t)
+	w.holdsRules("legacy")
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m.Type = "NodePort"
+	m.Ports[0].NodePort, m.Ports[1].NodePort = 30080, 30080
+	m.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
+	w.must(m.Write(w.manifests))
+	w.start()
+	if c := w.capability("iptables"); !strings.Contains(c.Reason, "legacy") {
+		t.Fatalf("kproxy works with %q, want legacy", c.Reason)
+	}
+	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+		w.pin("web", "line", plane)
+		w.pin("web", "datagram", plane)
+		for _, p := range w.paths(m) {
+			for _, network := range []string{"tcp", "udp"} {
+				t.Run(fmt.Sprintf("%s/%s/%s %s", plane, network, p.name, p.target.Addr()), func(t *testing.T) {
+					w.onPath(t, network, p)
+				})
+			}
+		}
+	}
+	if nft := w.node("iptables-nft-save"); strings.Contains(nft, "KPROXY") {
+		t.Errorf("kproxy has rules in the nft variant as well:\n%s", nft)
+	}
+}
+
+// TestHeldLock: another program holds the xtables lock for 10 seconds. A change
+// of endpoints takes effect meanwhile, because the service is served in
+// userspace until its rules can be written.
+func TestHeldLock(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "xtables.lock")
+	t.Setenv("XTABLES_LOCKFILE", path) // of this test's kproxy only
+	w := newWorld(t)
+	w.holdsRules("legacy") // the nft variant has no lock
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start()
+	w.pin("web", "line", service.PreferKernel)
+	tcp4, tcp6 := w.traffic("tcp", frontends(m)[0], 30), w.traffic("tcp", frontends(m)[1], 30)
+
+	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	w.must(err)
+	defer lock.Close()
+	w.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	held := time.Now()
+	w.must(m.Without("b3").Write(w.manifests))
+	w.await("web", "line", plan.Userspace, "")
+	changed := time.Now()
+	w.net.Backend("b3").Stop()
+	w.eventually(20*time.Second, "the status to say why", func() error {
+		if st, err := w.client.Status(w.ctx); err != nil || !strings.Contains(st.Sync.LastError, "lock") {
+			return fmt.Errorf("it says %q, %v", st.Sync.LastError, err)
+		}
+		return nil
+	})
+	time.Sleep(time.Until(held.Add(10 * time.Second)))
+	if s := w.service("web", "line"); s.DataPlane != plan.Userspace {
+		t.Errorf("while its rules can't be written, it is in %s: %s", s.DataPlane, s.Reason)
+	}
+	w.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
+
+	w.await("web", "line", plan.IPTables, plan.StatePinned)
+	w.awaitBackends(m, "b1", "b2")
+	for _, tr := range []*lab.Traffic{tcp4, tcp6} {
+		all := tr.Stop()
+		w.noneFailed("while the lock was held and after", all)
+		if n := all.Since(changed).ByBackend()["b3"]; n > 0 {
+			t.Errorf("%d new connections reached the removed endpoint after the change", n)
+		}
+	}
+	if st, err := w.client.Status(w.ctx); err != nil || st.Sync.LastError != "" {
+		t.Errorf("the status still says %q, %v", st.Sync.LastError, err)
+	}
+}
+
+// TestRestoreThatFailsHalfWay: the rules of one family are written and those of
+// the other refused, again and again. The change takes effect in both, and the
+// kernel carries the service again as soon as the rules can be written.
+func TestRestoreThatFailsHalfWay(t *testing.T) {
+	dir := t.TempDir()
+	broken := filepath.Join(dir, "broken")
+	// What iptables-restore says and returns when the kernel has no memory left.
+	script := "#!/bin/sh\n[ ! -e " + broken + " ] || { cat >/dev/null; echo 'ip6tables-restore: line 7 failed: Cannot allocate memory.' >&2; exit 4; }\nPATH=${PATH#*:} exec ip6tables-nft-restore \"$@\"\n"
+	w := newWorld(t)
+	w.must(os.WriteFile(filepath.Join(dir, "ip6tables-nft-restore"), []byte(script), 0o755))
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start()
+	w.pin("web", "line", service.PreferKernel)
+	tcp4, tcp6 := w.traffic("tcp", frontends(m)[0], 30), w.traffic("tcp", frontends(m)[1], 30)
+
+	write(t, broken, "")
+	w.must(m.Without("b3").Write(w.manifests))
+	w.await("web", "line", plan.Userspace, "")
+	changed := time.Now()
+	w.net.Backend("b3").Stop()
+	w.eventually(10*time.Second, "the status to say why", func() error {
+		if st, err := w.client.Status(w.ctx); err != nil || !strings.Contains(st.Sync.LastError, "Cannot allocate memory") {
+			return fmt.Errorf("it says %q, %v", st.Sync.LastError, err)
+		}
+		return nil
+	})
+	time.Sleep(time.Second)
+	if s := w.service("web", "line"); s.DataPlane != plan.Userspace {
+		t.Errorf("while its rules can't be written, it is in %s: %s", s.DataPlane, s.Reason)
+	}
+	w.must(os.Remove(broken))
+	w.await("web", "line", plan.IPTables, plan.StatePinned)
+	for _, tr := range []*lab.Traffic{tcp4, tcp6} {
+		all := tr.Stop()
+		w.noneFailed("while restore failed and after", all)
+		if n := all.Since(changed).ByBackend()["b3"]; n > 0 {
+			t.Errorf("%d new connections reached the removed endpoint after the change", n)
+		}
+	}
+}
