@@ -226,3 +226,27 @@ func BenchmarkStale(b *testing.B) {
 		}
 	}
 }
+
+// TestKeeps: which endpoints keep the UDP flows they have.
+func TestKeeps(t *testing.T) {
+	serving := service.Endpoint{Ready: true, Serving: true, Weight: 1}
+	drained := serving
+	drained.Weight = 0
+	for _, tt := range []struct {
+		name string
+		e    plan.Endpoint
+		want bool
+	}{
+		{"in use", plan.Endpoint{Endpoint: serving, Usable: true, Health: "up"}, true},
+		{"not probed", plan.Endpoint{Endpoint: serving, Usable: true, Health: "unknown"}, true},
+		{"drained by weight 0", plan.Endpoint{Endpoint: drained, Health: "up"}, true},
+		{"terminating and serving", plan.Endpoint{Endpoint: service.Endpoint{Serving: true, Terminating: true}, Health: "unknown"}, true},
+		{"down", plan.Endpoint{Endpoint: serving, Health: "down"}, false},
+		{"down like all others, and used nevertheless", plan.Endpoint{Endpoint: serving, Usable: true, Health: "down"}, true},
+		{"not serving", plan.Endpoint{Health: "up"}, false},
+	} {
+		if got := keeps(&tt.e); got != tt.want {
+			t.Errorf("an endpoint that is %s keeps its flows: %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}

@@ -19,13 +19,10 @@ func connectionsCommand() *cli.Command {
 		ArgsUsage: "[NAMESPACE/NAME[:PORT]]",
 		Flags:     []cli.Flag{socketFlag(), outputFlag("table", "json")},
 		Action: func(c *cli.Context) error {
-			want := c.Args().First()
-			if want != "" {
-				if _, _, _, err := parseServiceName(want); err != nil {
-					return err
-				}
+			if err := oneService(c); err != nil {
+				return err
 			}
-			rows, err := web.NewClient(c.String("socket")).Connections(c.Context, want)
+			rows, err := web.NewClient(c.String("socket")).Connections(c.Context, c.Args().First())
 			if err != nil {
 				return err
 			}

@@ -30,6 +30,9 @@ func statusCommand() *cli.Command {
 			if err != nil {
 				return err
 			}
+			if err := oneService(c); err != nil {
+				return err
+			}
 			client := web.NewClient(c.String("socket"))
 			for {
 				st, err := client.Status(c.Context)
@@ -51,6 +54,18 @@ func statusCommand() *cli.Command {
 			}
 		},
 	}
+}
+
+// oneService checks that a command got at most one service to look at.
+func oneService(c *cli.Context) error {
+	if c.NArg() > 1 {
+		return usageError("%s takes one service at most, got %q", c.Command.Name, c.Args().Slice())
+	}
+	if c.NArg() == 0 {
+		return nil
+	}
+	_, _, _, err := parseServiceName(c.Args().First())
+	return err
 }
 
 // sleep returns false when ctx ended first.
