@@ -22,7 +22,7 @@ type Config struct {
 	DetectLocalMode     string   `json:"detectLocalMode"`       // empty or ClusterCIDR
 	MasqueradeAll       bool     `json:"masqueradeAll"`         // every connection leaves with the node's address
 	MasqueradeBit       int      `json:"iptablesMasqueradeBit"` // of the packet mark, 0-31
-	TransparentBit      int      `json:"transparentBit"`        // of the packet mark, 0-31
+	TransparentBit      int      `json:"transparentBit"`        // of the packet mark, 1-31; the bit below is used too
 	RouteTable          int      `json:"routeTable"`            // for replies to transparent sockets
 
 	OffloadAfter          time.Duration `json:"offloadAfter"`          // steady this long before offload; 0 at once
@@ -67,7 +67,7 @@ func Default() Config {
 	return Config{
 		Mode:                  "auto",
 		MasqueradeBit:         14, // 0x4000, as kube-proxy
-		TransparentBit:        15,
+		TransparentBit:        12, // and 11: neither kube-proxy's masquerade bit nor its drop bit 15
 		RouteTable:            10249,
 		OffloadAfter:          10 * time.Second,
 		OffloadMinConnections: 1,

@@ -56,7 +56,9 @@ func TestValidate(t *testing.T) {
 		{"detector of kube-proxy", func(c *Config) { c.DetectLocalMode = "BridgeInterface" }, "--detect-local-mode: BridgeInterface isn't in this version"},
 		{"unknown detector", func(c *Config) { c.DetectLocalMode = "Guess" }, `--detect-local-mode: "Guess" is not`},
 		{"bits out of range", func(c *Config) { c.MasqueradeBit, c.TransparentBit = 32, -1 }, "--iptables-masquerade-bit: 32 is out\n--transparent-bit: -1 is out"},
-		{"one bit for both", func(c *Config) { c.TransparentBit = c.MasqueradeBit }, "--transparent-bit: bit 14 is --iptables-masquerade-bit too"},
+		{"one bit for both", func(c *Config) { c.TransparentBit = c.MasqueradeBit }, "--transparent-bit: bit 14 and the one below are used"},
+		{"bit below is the masquerade bit", func(c *Config) { c.TransparentBit = 15 }, "--transparent-bit: bit 15 and the one below are used, and bit 14 is --iptables-masquerade-bit"},
+		{"bit without one below", func(c *Config) { c.TransparentBit = 0 }, "--transparent-bit: 0 is out"},
 		{"main table", func(c *Config) { c.RouteTable = 254 }, "--route-table: 254 is one of the system's"},
 		{"offload at once", func(c *Config) { c.OffloadAfter, c.OffloadMinConnections = 0, 0 }, ""},
 		{"negative offload", func(c *Config) { c.OffloadAfter, c.OffloadMinConnections = -1, -1 }, "--offload-after: -1ns is\n--offload-min-connections: -1 is"},
@@ -124,8 +126,8 @@ func TestParsedForms(t *testing.T) {
 	if d := cmp.Diff([]netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, c.PodNetworks(), opt); d != "" {
 		t.Errorf("pod networks (-want +got):\n%s", d)
 	}
-	if c.MasqueradeMark() != 0x4000 || c.TransparentMark() != 0x8000 {
-		t.Errorf("marks: got %#x and %#x, want 0x4000 and 0x8000", c.MasqueradeMark(), c.TransparentMark())
+	if c.MasqueradeMark() != 0x4000 || c.TransparentMark() != 0x1000 {
+		t.Errorf("marks: got %#x and %#x, want 0x4000 and 0x1000", c.MasqueradeMark(), c.TransparentMark())
 	}
 }
 

@@ -43,7 +43,7 @@ func (c Config) PodNetworks() []netip.Prefix { return prefixes(c.ClusterCIDRs) }
 // MasqueradeMark returns the packet mark of --iptables-masquerade-bit.
 func (c Config) MasqueradeMark() uint32 { return 1 << uint(c.MasqueradeBit&31) }
 
-// TransparentMark returns the packet mark of --transparent-bit.
+// TransparentMark returns the packet mark of --transparent-bit, without the bit below.
 func (c Config) TransparentMark() uint32 { return 1 << uint(c.TransparentBit&31) }
 
 // LogLevel returns -v. kube-proxy's numbers are understood: from 4 on, klog's

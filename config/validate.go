@@ -138,9 +138,10 @@ func (p *problems) prefix(flag, s string) (netip.Prefix, bool) {
 func checkMarks(c Config) []error {
 	var p problems
 	p.within("iptables-masquerade-bit", c.MasqueradeBit, 0, 31)
-	p.within("transparent-bit", c.TransparentBit, 0, 31)
-	if c.MasqueradeBit == c.TransparentBit {
-		p.add("transparent-bit", "bit %d is --iptables-masquerade-bit too; choose another", c.TransparentBit)
+	p.within("transparent-bit", c.TransparentBit, 1, 31)
+	if c.MasqueradeBit == c.TransparentBit || c.MasqueradeBit == c.TransparentBit-1 {
+		p.add("transparent-bit", "bit %d and the one below are used, and bit %d is --iptables-masquerade-bit; choose another",
+			c.TransparentBit, c.MasqueradeBit)
 	}
 	p.within("route-table", c.RouteTable, 1, 1<<31-1)
 	if c.RouteTable >= 253 && c.RouteTable <= 255 {

@@ -2,29 +2,38 @@ package kernel
 
 import "fmt"
 
-// Marks are the two bits of the packet mark that kproxy uses. They are
-// configurable because other programs of the host mark packets as well.
+// Marks are the bits of the packet mark that kproxy uses. They are configurable
+// because other programs of the host mark packets as well.
 type Marks struct {
 	Masquerade  uint32 // the packet leaves with the node's address
-	Transparent uint32 // the packet is a reply to a socket that bears a client's address
+	Transparent uint32 // the packet is a reply to a socket that bears a client's address; the bit below is taken too
 }
 
-// DefaultMarks returns kube-proxy's masquerade bit and the one above it.
-func DefaultMarks() Marks { return Marks{Masquerade: 0x4000, Transparent: 0x8000} }
+// DefaultMarks returns kube-proxy's masquerade bit, and bits 12 and 11, which
+// neither it nor the usual network plugins use.
+func DefaultMarks() Marks { return Marks{Masquerade: 0x4000, Transparent: 0x1000} }
 
-// Own is the mark of packets that kproxy's own sockets send: both bits, which
-// no other packet has.
-func (m Marks) Own() uint32 { return m.Masquerade | m.Transparent }
+// Own is the mark of packets that kproxy's own sockets send: the transparent
+// bit and the one below, which no other packet has both of. The masquerade bit
+// isn't among them: kube-proxy's rules, and those of the network plugins that
+// share its bit, would masquerade kproxy's connections. Nor, by default, is
+// 0x8000, which kube-proxy's KUBE-MARK-DROP sets and kubelet's KUBE-FIREWALL
+// drops; hosts that were upgraded still have that rule.
+func (m Marks) Own() uint32 { return m.Transparent | m.Transparent>>1 }
 
-// Validate checks that the marks are one bit each, and different.
+// Validate checks that the marks are one bit each, that there is a bit below
+// the transparent one, and that neither of the two is the masquerade bit.
 func (m Marks) Validate() error {
 	for _, bit := range []uint32{m.Masquerade, m.Transparent} {
 		if bit == 0 || bit&(bit-1) != 0 {
 			return fmt.Errorf("check marks: %#x isn't a single bit", bit)
 		}
 	}
-	if m.Masquerade == m.Transparent {
-		return fmt.Errorf("check marks: masquerade and transparent are both %#x", m.Masquerade)
+	if m.Transparent == 1 {
+		return fmt.Errorf("check marks: transparent is bit 0, and the bit below is needed too")
+	}
+	if m.Masquerade&m.Own() != 0 {
+		return fmt.Errorf("check marks: masquerade %#x is one of kproxy's own two bits %#x", m.Masquerade, m.Own())
 	}
 	return nil
 }

@@ -21,7 +21,7 @@ func TestRoutingComesAndGoes(t *testing.T) {
 		}
 		return string(out)
 	}
-	if out, err := exec.Command("sh", "-ec", "ip rule add fwmark 0x8000/0xc000 lookup 10249 pref 5; ip route add 192.0.2.0/24 dev lo table 10249").CombinedOutput(); err != nil {
+	if out, err := exec.Command("sh", "-ec", "ip rule add fwmark 0x1000/0x1800 lookup 10249 pref 5; ip route add 192.0.2.0/24 dev lo table 10249").CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	before := show()
@@ -43,7 +43,7 @@ func TestRoutingComesAndGoes(t *testing.T) {
 		}
 		after = show()
 	}
-	for _, want := range []string{"10249:\tfrom all fwmark 0x8000/0xc000 lookup 10249", "local default dev lo"} {
+	for _, want := range []string{"10249:\tfrom all fwmark 0x1000/0x1800 lookup 10249", "local default dev lo"} {
 		if strings.Count(after, want) != 2 {
 			t.Errorf("%q isn't there for both families:\n%s", want, after)
 		}

@@ -22,8 +22,8 @@ type Config struct {
 	TCPPort, UDPPort uint16
 
 	// Mark is set on every socket the Server opens towards an endpoint or
-	// itself, so that the portal leaves them alone and masquerading doesn't
-	// touch them: the masquerade bit and the transparent bit together.
+	// itself, so that the portal leaves them alone: the transparent bit and the
+	// one below, and never the masquerade bit.
 	Mark uint32
 
 	// Origin tells where a UDP client's datagrams were headed. Without it, no
@@ -50,7 +50,7 @@ type Config struct {
 	Retries        int
 
 	// HalfCloseTimeout is how long one side may stay silent after the other
-	// has finished sending.
+	// has finished sending, before both are reset.
 	HalfCloseTimeout time.Duration
 	// UDPIdleTimeout ends a session that was silent in both directions.
 	UDPIdleTimeout time.Duration
@@ -68,7 +68,7 @@ type Config struct {
 // a service between data planes changes nothing there.
 func Default() Config {
 	return Config{
-		Logger: slog.New(slog.DiscardHandler), Mark: 0xC000,
+		Logger: slog.New(slog.DiscardHandler), Mark: 0x1800,
 		TCPOrigin: kernelOrigin, LocalAddresses: interfaceAddresses,
 		ConnectTimeout: time.Second, ConnectTotal: 5 * time.Second, Retries: 3,
 		HalfCloseTimeout: 2 * time.Minute, UDPIdleTimeout: time.Minute, KeepAlive: time.Minute,

@@ -175,10 +175,10 @@ func newPackets(t testing.TB) *packets {
 			run(t, append([]string{tables, "-w", "-t", table, "-A"}, rule...)...)
 			t.Cleanup(func() { run(t, append([]string{tables, "-w", "-t", table, "-D"}, rule...)...) })
 		}
-		run(t, "ip", ip, "rule", "add", "fwmark", "0x8000/0xc000", "lookup", "10249")
+		run(t, "ip", ip, "rule", "add", "fwmark", "0x1000/0x1800", "lookup", "10249")
 		run(t, "ip", ip, "route", "add", "local", "default", "dev", "lo", "table", "10249")
 		t.Cleanup(func() {
-			run(t, "ip", ip, "rule", "del", "fwmark", "0x8000/0xc000", "lookup", "10249")
+			run(t, "ip", ip, "rule", "del", "fwmark", "0x1000/0x1800", "lookup", "10249")
 			run(t, "ip", ip, "route", "flush", "table", "10249")
 		})
 	}
@@ -190,18 +190,18 @@ func rules(services string, tcp, udp uint16) [][]string {
 	var out [][]string
 	for _, chain := range []string{"PREROUTING", "OUTPUT"} {
 		out = append(out,
-			[]string{"nat", chain, "-m", "mark", "--mark", "0xc000/0xc000", "-j", "RETURN"},
+			[]string{"nat", chain, "-m", "mark", "--mark", "0x1800/0x1800", "-j", "RETURN"},
 			[]string{"nat", chain, "-d", services, "-p", "tcp", "-j", "REDIRECT", "--to-ports", strconv.Itoa(int(tcp))},
 			[]string{"nat", chain, "-d", services, "-p", "udp", "-j", "REDIRECT", "--to-ports", strconv.Itoa(int(udp))},
 			[]string{"nat", chain, "-p", "tcp", "--dport", "30080", "-m", "addrtype", "--dst-type", "LOCAL", "-j", "REDIRECT", "--to-ports", strconv.Itoa(int(tcp))},
 		)
 	}
 	for _, proto := range []string{"tcp", "udp"} {
-		out = append(out, []string{"mangle", "PREROUTING", "-p", proto, "-m", "socket", "--transparent", "-j", "MARK", "--set-xmark", "0x8000/0xc000"})
+		out = append(out, []string{"mangle", "PREROUTING", "-p", proto, "-m", "socket", "--transparent", "-j", "MARK", "--set-xmark", "0x1000/0x1800"})
 	}
 	return append(out,
-		[]string{"mangle", "OUTPUT", "-m", "mark", "--mark", "0xc000/0xc000", "-j", "CONNMARK", "--set-xmark", "0x8000/0x8000"},
-		[]string{"mangle", "OUTPUT", "-m", "connmark", "--mark", "0x8000/0x8000", "-m", "conntrack", "--ctdir", "REPLY", "-j", "MARK", "--set-xmark", "0x8000/0xc000"},
+		[]string{"mangle", "OUTPUT", "-m", "mark", "--mark", "0x1800/0x1800", "-j", "CONNMARK", "--set-xmark", "0x1000/0x1000"},
+		[]string{"mangle", "OUTPUT", "-m", "connmark", "--mark", "0x1000/0x1000", "-m", "conntrack", "--ctdir", "REPLY", "-j", "MARK", "--set-xmark", "0x1000/0x1800"},
 	)
 }
 

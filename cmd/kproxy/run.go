@@ -52,7 +52,7 @@ func runFlags(d config.Config) []cli.Flag {
 		&cli.StringFlag{Name: "detect-local-mode", Usage: "how pods are told from other clients: ClusterCIDR"},
 		&cli.BoolFlag{Name: "masquerade-all", Usage: "every connection reaches its endpoint with the node's address"},
 		&cli.IntFlag{Name: "iptables-masquerade-bit", Value: d.MasqueradeBit, Usage: "`BIT` of the packet mark for masquerade, 0-31"},
-		&cli.IntFlag{Name: "transparent-bit", Value: d.TransparentBit, Usage: "`BIT` of the packet mark for replies to transparent sockets, 0-31"},
+		&cli.IntFlag{Name: "transparent-bit", Value: d.TransparentBit, Usage: "`BIT` of the packet mark for replies to transparent sockets, 1-31; kproxy's own packets bear it and the bit below"},
 		&cli.IntFlag{Name: "route-table", Value: d.RouteTable, Usage: "routing `TABLE` for replies to transparent sockets"},
 		durationFlag("offload-after", d.OffloadAfter, "how long a service must be steady before offload; 0s at once"),
 		&cli.IntFlag{Name: "offload-min-connections", Value: d.OffloadMinConnections, Usage: "successful connections or sessions before offload"},

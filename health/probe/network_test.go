@@ -394,7 +394,7 @@ func TestSockets(t *testing.T) {
 			t.Skip("needs root: SO_MARK takes CAP_NET_ADMIN")
 		}
 		mark := 0
-		n := Network{Mark: 0xC000, Control: func(_, _ string, c syscall.RawConn) error {
+		n := Network{Mark: 0x1800, Control: func(_, _ string, c syscall.RawConn) error {
 			var err error
 			return errors.Join(c.Control(func(fd uintptr) {
 				mark, err = syscall.GetsockoptInt(int(fd), syscall.SOL_SOCKET, syscall.SO_MARK)
@@ -407,8 +407,8 @@ func TestSockets(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), short)
 			n.Probe(ctx, target)
 			cancel()
-			if mark != 0xC000 {
-				t.Errorf("%s: socket has mark %#x, want 0xc000", kind, mark)
+			if mark != 0x1800 {
+				t.Errorf("%s: socket has mark %#x, want 0x1800", kind, mark)
 			}
 		}
 	})

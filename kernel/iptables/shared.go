@@ -115,8 +115,8 @@ func (s shared) portal() []string {
 
 // postrouting masquerades what is marked, and hairpin connections: an endpoint
 // that reaches itself through a service would see its own address as the
-// client's and answer itself. kproxy's own connections carry the masquerade bit
-// as part of their mark, and have the right address already.
+// client's and answer itself. kproxy's own connections have the right address
+// already: they bear no masquerade bit, and nothing rewrites their destination.
 func (s shared) postrouting() []string {
 	m := s.Marks
 	masquerade := "-j MASQUERADE"
@@ -124,7 +124,6 @@ func (s shared) postrouting() []string {
 		masquerade += " --random-fully"
 	}
 	return []string{
-		hasMark(m.Own(), m.Own()) + " " + comment("connections of kproxy to endpoints") + " -j RETURN",
 		comment("hairpin: an endpoint that reaches itself") + " -m conntrack --ctstate DNAT " + inSet(s.set(kernel.SetEndpoint), "dst,dst,src") + " " + setMark(m.Masquerade, m.Masquerade),
 		fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m.Masquerade, m.Masquerade),
 		setMark(m.Masquerade, 0),
