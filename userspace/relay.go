@@ -22,7 +22,7 @@ type relay struct {
 	sides     [2]side
 	pumps     [2]pump
 	meters    *[2]meter
-	idle      time.Duration // close after this long without a byte; 0 never
+	idle      time.Duration // reset both sides after this long without a byte; 0 never
 	halfClose time.Duration // the same once one side has finished
 	answered  func()        // called when the endpoint's first bytes have reached the client
 	mayRetry  bool          // an endpoint that resets first thing may be replaced
@@ -171,22 +171,26 @@ func (r *relay) restrict(d time.Duration) {
 	r.timer.Reset(d)
 }
 
-// expire closes a relay that was silent for too long. The timer isn't touched
-// when bytes move; instead it finds out here that it has to go on.
+// expire ends a relay that was silent for too long, as kill does: an end of
+// data would make a truncated answer look complete. Where both directions have
+// finished, they have closed already. The timer isn't touched when bytes move;
+// instead it finds out here that it has to go on.
 func (r *relay) expire() {
 	r.mu.Lock()
-	defer r.mu.Unlock()
 	if r.closed {
+		r.mu.Unlock()
 		return
 	}
 	silent := sinceEpoch() - r.heard.Load()
 	if left := r.limit.Load() - silent; left > 0 {
 		r.timer.Reset(time.Duration(left))
+		r.mu.Unlock()
 		return
 	}
 	r.closed = true
-	r.sides[0].Close()
-	r.sides[1].Close()
+	r.mu.Unlock()
+	r.sides[0].abort(0)
+	r.sides[1].abort(0)
 }
 
 // kill ends the relay at once, with a reset to both sides: they must not take

@@ -6,11 +6,13 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"syscall"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
@@ -172,15 +174,42 @@ func TestHalfClose(t *testing.T) {
 	})
 }
 
-// A peer that is silent after the other has finished doesn't stay forever.
+// A peer that is silent after the other has finished doesn't stay forever, and
+// neither side takes what it got for all there was.
 func TestHalfCloseIsBounded(t *testing.T) {
-	silent := tcpEndpoint(t, func(c *net.TCPConn) { io.Copy(io.Discard, c) })
+	ends := make(chan string, 1)
+	silent := tcpEndpoint(t, func(c *net.TCPConn) {
+		io.WriteString(c, "half of")
+		io.Copy(io.Discard, c)
+		for {
+			if raw, err := c.SyscallConn(); err != nil || stateOf(raw) == tcpClose {
+				ends <- "reset"
+				return
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
 	s := start(t, Config{HalfCloseTimeout: 50 * time.Millisecond}, testPlan(testService{name: "s", eps: []netip.AddrPort{silent}}))
 	c := connect(t, s)
 	io.WriteString(c, "x")
 	c.CloseWrite()
-	readEnd(c)
+	if data, end := readEnd(c); data != "half of" || end != "reset" {
+		t.Errorf("client read %q, %s; want a reset", data, end)
+	}
+	if end := <-ends; end != "reset" {
+		t.Errorf("endpoint saw %s, want a reset", end)
+	}
 	eventually(t, "the connection has ended", func() bool { return len(s.Connections()) == 0 })
+}
+
+// stateOf returns a TCP socket's state.
+func stateOf(raw syscall.RawConn) (state uint8) {
+	raw.Control(func(fd uintptr) {
+		if info, err := unix.GetsockoptTCPInfo(int(fd), unix.SOL_TCP, unix.TCP_INFO); err == nil {
+			state = info.State
+		}
+	})
+	return state
 }
 
 func TestResetIsPassedOn(t *testing.T) {
@@ -253,8 +282,15 @@ func TestIdleTimeout(t *testing.T) {
 	ep := tcpEndpoint(t, echo)
 	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}, port: service.Port{IdleTimeout: time.Second}}))
 	t.Run("never sends", func(t *testing.T) {
-		if _, end := readEnd(connect(t, s)); end != "eof" {
-			t.Errorf("client read %s, want an end", end)
+		if _, end := readEnd(connect(t, s)); end != "reset" {
+			t.Errorf("client read %s, want a reset", end)
+		}
+	})
+	t.Run("stops in the middle", func(t *testing.T) {
+		c := connect(t, s)
+		io.WriteString(c, "half of")
+		if data, end := readEnd(c); data != "half of" || end != "reset" {
+			t.Errorf("client read %q, %s; want a reset", data, end)
 		}
 	})
 	t.Run("sends on", func(t *testing.T) {
