@@ -31,7 +31,7 @@ func Compute(in Inputs) *Plan {
 	c := newComputation(in)
 	n := c.snapshot.Len()
 	p := &Plan{
-		Generation: c.snapshot.Hash(), Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.plane,
+		Generation: c.snapshot.Hash(), Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.plane, Forwarding: in.Caps.Forwarding,
 		Node: c.node, Policy: in.Policy,
 		Services: make([]*Service, n), memory: make([]memory, n), facts: make([]facts, n),
 		contests: c.contests, kernel: c.kernel, health: in.Health,
@@ -76,7 +76,7 @@ func newComputation(in Inputs) *computation {
 	for _, p := range in.Policy.PodCIDRs {
 		c.detects[service.FamilyOf(p.Addr())] = true
 	}
-	c.sameWorld = c.previous != nil && c.previous.kernel == c.kernel &&
+	c.sameWorld = c.previous != nil && c.previous.kernel == c.kernel && c.previous.Forwarding == in.Caps.Forwarding &&
 		samePolicy(&c.previous.Policy, &in.Policy) && sameHost(&c.previous.Node, &c.node)
 	c.contests = c.contest()
 	return c

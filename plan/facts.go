@@ -69,6 +69,7 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 	}
 	s.Problems = c.problems(p, eps)
 	s.Degraded = degraded(s.Beneath, p)
+	c.heedForwarding(s, &f)
 	s.KernelHash = kernelHash(s, &c.in.Policy)
 	f.steady = steadyHash(s)
 	return s, f

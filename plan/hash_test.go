@@ -35,6 +35,7 @@ func TestKernelHash(t *testing.T) {
 		{"time", func(w *world) { w.in.Now = w.in.Now.Add(time.Hour) }, false},
 		{"offload", func(w *world) { w.in.Now = w.in.Now.Add(time.Hour); carry(5)(w); w.program() }, false},
 		{"pin", pinTo(service.PreferUserspace), false},
+		{"forwarding", forward(false, false), false},
 		{"a first success of a probe", func(w *world) { w.health("a", "10.0.0.1", health.Up, w.in.Now) }, false},
 		{"an endpoint that isn't ready", setTo(append([]string{"10.0.0.3 n1"}, eps...)...), false},
 		{"userspace settings", change(func(p *service.Port) { p.ConnectTimeout, p.Retries, p.Prefer = time.Second, 7, service.PreferKernel }), false},

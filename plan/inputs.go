@@ -53,11 +53,15 @@ type Capability struct {
 	Reason    string // why not, and how to get it; or the version found
 }
 
-// Caps are facts about this host, found out once at start and given as input.
+// Caps are facts about this host, given as input: found out once at start, but
+// for Forwarding, which changes when somebody sets it.
 type Caps struct {
 	IPTables Capability // nat table, sets, statistic match
 	IPVS     Capability
-	All      []Capability // every probe, for status
+	// Forwarding is per family whether the host passes on packets of others;
+	// the zero Capability counts as supported. Its Reason names the setting.
+	Forwarding [2]Capability
+	All        []Capability // every probe, for status
 }
 
 // Observed is what the data planes report back.

@@ -39,6 +39,7 @@ func checkPlan(t *testing.T, in *Inputs, p *Plan) {
 		checkStanding(t, p, s)
 		checkVerdicts(t, s)
 		checkHealth(t, in, s)
+		checkForwarding(t, in, s)
 	}
 }
 
@@ -139,6 +140,20 @@ func checkHealth(t *testing.T, in *Inputs, s *Service) {
 			if anyDown && anyUp {
 				t.Fatalf("%v: backends %v mix up and down (%v)", s.Port.Key, backends, down)
 			}
+		}
+	}
+}
+
+// checkForwarding: the kernel carries nothing in a family that the host
+// doesn't forward, but what nobody else can carry.
+func checkForwarding(t *testing.T, in *Inputs, s *Service) {
+	t.Helper()
+	if s.DataPlane == Userspace || s.Port.Protocol == service.SCTP {
+		return
+	}
+	for _, f := range s.Frontends {
+		if c := in.Caps.Forwarding[f.Family]; s.Serves(&f) && c.Name != "" && !c.Supported {
+			t.Fatalf("%v: %v in data plane %q although %s is off", s.Port.Key, f.Address, s.DataPlane, c.Name)
 		}
 	}
 }

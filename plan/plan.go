@@ -80,10 +80,12 @@ type Plan struct {
 	Mode       Mode
 	// Kernel is the kernel data plane that Mode leads to on this host: None in
 	// mode userspace.
-	Kernel   DataPlane
-	Node     service.Node
-	Policy   Policy
-	Services []*Service
+	Kernel DataPlane
+	// Forwarding is what the plan takes the host to forward, as in Caps.
+	Forwarding [2]Capability
+	Node       service.Node
+	Policy     Policy
+	Services   []*Service
 
 	// Wake is when time alone changes the plan; zero if it doesn't.
 	Wake time.Time

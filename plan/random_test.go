@@ -76,7 +76,7 @@ func (r *walker) mutate() {
 	name := pick(r.Rand, names...)
 	k := port(name).Key
 	_, exists := r.ports[k]
-	switch r.IntN(12) {
+	switch r.IntN(13) {
 	case 0:
 		delete(r.ports, k)
 	case 1, 2, 3:
@@ -107,6 +107,8 @@ func (r *walker) mutate() {
 		}
 	case 10:
 		clear(r.in.Failed)
+	case 11:
+		forward(r.IntN(4) != 0, r.IntN(3) != 0)(r.world)
 	default:
 		if r.in.Previous != nil {
 			r.program()
