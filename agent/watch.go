@@ -5,13 +5,17 @@ import (
 	"errors"
 	"strings"
 	"time"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
 )
 
 // watchEvery is how often kproxy looks whether somebody else changed its rules;
 // with the time a repair takes, damage lasts less than five seconds.
 const watchEvery = 2 * time.Second
 
-// watch tells the programmer of damage to the rules, and mends routes itself.
+// watch tells the programmer of damage to the rules, mends routes itself, and
+// asks for a new plan when the host begins or ceases to forward.
 func (a *Agent) watch(ctx context.Context, damaged chan<- error) error {
 	defer a.programmer.rules.watch.Close()
 	tick := time.NewTicker(watchEvery)
@@ -22,6 +26,7 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error) error {
 			return nil
 		case <-tick.C:
 		}
+		a.watchForwarding(kernel.Forwarding())
 		found, err := a.programmer.rules.watch.Check(ctx)
 		if err != nil {
 			if ctx.Err() == nil {
@@ -40,4 +45,32 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error) error {
 		default: // it knows already
 		}
 	}
+}
+
+// watchForwarding asks for a pass unless the plan in force takes the host to
+// forward what it does forward. It asks until a pass has succeeded.
+func (a *Agent) watchForwarding(now [2]plan.Capability) {
+	p := a.current.Load()
+	if p == nil {
+		return
+	}
+	changed := false
+	for i, c := range now {
+		was := p.Forwarding[i]
+		if c == was {
+			continue
+		}
+		changed = true
+		a.log.Warn("somebody changed what this node forwards", "what", c.Name, "works", c.Supported, "worked", was.Supported, "detail", c.Reason)
+	}
+	if changed {
+		a.kick()
+	}
+}
+
+// capsNow is what this host can do, forwarding as of this moment.
+func (a *Agent) capsNow() plan.Caps {
+	c := a.caps
+	c.Forwarding = kernel.Forwarding()
+	return c
 }
