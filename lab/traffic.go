@@ -4,7 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
@@ -188,8 +190,16 @@ func (r Results) ByBackend() map[string]int {
 
 // String says in one line how many there were, and the first failure.
 func (r Results) String() string {
+	s := fmt.Sprintf("%d exchanges", len(r))
+	counts := r.ByBackend()
+	for i, name := range slices.Sorted(maps.Keys(counts)) {
+		s += fmt.Sprintf("%s%s %d", []string{" (", ", "}[min(i, 1)], name, counts[name])
+	}
+	if len(counts) > 0 {
+		s += ")"
+	}
 	failed := r.Failed()
-	s := fmt.Sprintf("%d exchanges %v, %d failed", len(r), r.ByBackend(), len(failed))
+	s += fmt.Sprintf(", %d failed", len(failed))
 	if len(failed) > 0 {
 		s += fmt.Sprintf(", first at %s: %v", failed[0].Start.Format("15:04:05.000"), failed[0].Err)
 	}

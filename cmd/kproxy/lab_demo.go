@@ -25,7 +25,9 @@ type demo struct {
 	start   time.Time
 	traffic *lab.Traffic
 	held    []heldConn
-	bad     int // observations that weren't what they should be
+	killed  time.Time // kill -9
+	expired time.Time // the heartbeat's entries are gone
+	bad     int       // observations that weren't what they should be
 }
 
 // heldConn is a connection that must survive the whole story.
@@ -217,7 +219,7 @@ func (d *demo) backendDies(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.observe(true, "b2 is back and in use again")
+	d.observe(true, "b2 is back and may be used again")
 	d.checkTraffic(t)
 	return nil
 }
@@ -248,6 +250,7 @@ func (d *demo) pin(ctx context.Context, p service.Preference) error {
 // kill: the proxy is gone, the traffic goes on.
 func (d *demo) kill(ctx context.Context) error {
 	d.say("kill -9 kproxy: its heartbeat stops, and after 3s new connections take the kernel rules beneath")
+	d.killed = time.Now()
 	if err := d.proxy.Kill(); err != nil {
 		return err
 	}
@@ -255,9 +258,9 @@ func (d *demo) kill(ctx context.Context) error {
 		d.held[i].ends = strings.Contains(d.held[i].name, "userspace") // its sockets were kproxy's
 	}
 	sleep(ctx, 3*time.Second+200*time.Millisecond)
-	t := time.Now()
+	d.expired = time.Now()
 	sleep(ctx, 3*time.Second)
-	d.checkTraffic(t)
+	d.checkTraffic(d.expired)
 	d.checkHeld()
 	return nil
 }
@@ -278,7 +281,9 @@ func (d *demo) comeBack(ctx context.Context) error {
 	d.checkTraffic(t)
 	d.checkHeld()
 	all := d.traffic.Stop()
-	d.say("in all: %s", all)
+	outside := len(all.Since(d.expired).Failed()) + len(all.Failed()) - len(all.Since(d.killed).Failed())
+	d.say("in all %d connections; %d failed, all in the 3s in which a dead kproxy still attracted them", len(all), len(all.Failed()))
+	d.observe(outside == 0, "%d failed at any other time", outside)
 	for _, h := range d.held {
 		h.conn.Close()
 	}
