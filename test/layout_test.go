@@ -40,7 +40,7 @@ var layout = []row{
 	{folder: "kernel/ipvs", imports: "kernel plan lb service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
 	{folder: "kernel/kerneltest", imports: "kernel plan service health", third: netlink + " github.com/google/go-cmp"},
 	{folder: "userspace", imports: "service lb plan health", third: "github.com/pires/go-proxyproto golang.org/x/sys golang.org/x/sync golang.org/x/time"},
-	{folder: "conntrack", imports: "service plan", third: netlink},
+	{folder: "conntrack", imports: "service health plan", third: netlink},
 	{folder: "source", imports: "service", third: kubernetes},
 	{folder: "source/file", imports: "service source", third: kubernetes + " github.com/fsnotify/fsnotify golang.org/x/sync"},
 	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go"},
