@@ -175,9 +175,13 @@ func (s shared) forward() []string {
 
 // input lets redirected connections reach the listener and endpoints' answers
 // reach kproxy, where the host's policy is to drop. The listener's ports
-// themselves stay closed: only redirected connections have the state DNAT.
+// themselves stay closed: only redirected connections have the state DNAT, and
+// kproxy's own on the loopback, by which the heartbeat tries the listener: they
+// bear their mark on that side as well. The answers are replies of a connection
+// that is marked.
 func (s shared) input() []string {
-	out := []string{s.refuse()}
+	own := s.Marks.Own()
+	out := []string{s.refuse(), "-i lo " + hasMark(own, own) + " " + comment("connections of kproxy to this node") + " -j ACCEPT"}
 	for i, port := range []uint16{s.TCPPort, s.UDPPort} {
 		p := userProtocols[i]
 		out = append(out, fmt.Sprintf("-p %s %s -m %s --dport %d -m conntrack --ctstate DNAT -j ACCEPT", p, comment("redirected to kproxy"), p, port))
@@ -198,13 +202,14 @@ func (s shared) ranges() string {
 // socket: a socket of an earlier connection, in TIME_WAIT, may have the same
 // addresses and ports as one that the kernel forwards now, and the kernel may
 // have given kproxy's own another port to keep the two apart. Only where the
-// connection has been forgotten (conntrack -F) is the socket asked.
+// connection has been forgotten (conntrack -F) is the socket asked. What kproxy
+// sends comes by here as well where it goes over the loopback, and keeps its mark.
 func (s shared) manglePrerouting() []string {
 	t := s.Marks.Transparent
 	mark := setMark(t, s.Marks.Own())
 	out := []string{
 		s.ranges(),
-		fmt.Sprintf("-m connmark --mark %#x/%#x %s %s", t, t, comment("answers to kproxy"), mark),
+		fmt.Sprintf("-m connmark --mark %#x/%#x -m conntrack --ctdir REPLY %s %s", t, t, comment("answers to kproxy"), mark),
 	}
 	if s.SocketMatch {
 		for _, p := range userProtocols {
