@@ -1,6 +1,7 @@
 package health
 
 import (
+	"net/netip"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -29,11 +30,12 @@ func DefaultEjection() EjectionConfig {
 // not be copied.
 type Ejection struct {
 	until atomic.Int64 // when it ends, in Unix nanoseconds; 0 if there is none
-	bad   atomic.Bool  // failures or times isn't 0
+	bad   atomic.Bool  // failures or times isn't 0, or last is valid
 
-	mu       sync.Mutex // orders Failed and Succeeded
+	mu       sync.Mutex // orders Failed, FailedFor and Succeeded
 	failures int        // in a row
 	times    int        // ejected in a row
+	last     netip.Addr // client whose connect failed last, of those FailedFor was told; invalid if none
 }
 
 // Failed takes note of a failed connect, and reports whether it ejected the
@@ -42,6 +44,28 @@ type Ejection struct {
 func (e *Ejection) Failed(c EjectionConfig, now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	return e.failed(c, now)
+}
+
+// FailedFor is Failed for a connect that was made from the client's own
+// address, which may be why it failed: the answer finds no way back, or the
+// endpoint's firewall refuses that client. So it counts only if it follows the
+// failure of another client, with no success between the two. What one client
+// alone meets ejects nothing, however often it comes back.
+func (e *Ejection) FailedFor(client netip.Addr, c EjectionConfig, now time.Time) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.Ejected(now) {
+		return false
+	}
+	before := e.last
+	e.last = client
+	e.bad.Store(true)
+	return before.IsValid() && before != client && e.failed(c, now)
+}
+
+// failed counts a failure. The caller holds mu.
+func (e *Ejection) failed(c EjectionConfig, now time.Time) bool {
 	if e.Ejected(now) {
 		return false
 	}
@@ -54,18 +78,20 @@ func (e *Ejection) Failed(c EjectionConfig, now time.Time) bool {
 		d = c.First << shift
 	}
 	e.times++
+	e.last = netip.Addr{} // on trial, one client's failure isn't enough either
 	e.until.Store(now.Add(d).UnixNano())
 	return true
 }
 
-// Succeeded takes note of a connect that succeeded.
+// Succeeded takes note of a connect that succeeded, or of another proof that
+// the endpoint is back.
 func (e *Ejection) Succeeded() {
 	if !e.bad.Load() {
 		return
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.failures, e.times = 0, 0
+	e.failures, e.times, e.last = 0, 0, netip.Addr{}
 	e.until.Store(0)
 	e.bad.Store(false)
 }

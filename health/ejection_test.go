@@ -1,6 +1,7 @@
 package health
 
 import (
+	"net/netip"
 	"sync"
 	"testing"
 	"time"
@@ -64,6 +65,51 @@ func TestEjectionEndsWithSuccess(t *testing.T) {
 	e.Failed(c, epoch)
 	if !e.Failed(c, epoch) || e.Until().Sub(epoch) != c.First {
 		t.Errorf("after a success, three failures eject until %s", e.Until())
+	}
+}
+
+// Failures that may be the client's own count only after another client's.
+func TestEjectionNeedsTwoClients(t *testing.T) {
+	tests := map[string]struct {
+		steps string // a, b, c: that client's connect failed; n: one from the node's address; +: one succeeded; >: the ejection is over
+		want  string // whether each step ejected: y or .
+	}{
+		"one client, however often":          {"aaaaaaaaaa", ".........."},
+		"two clients":                        {"abab", "...y"},
+		"many clients":                       {"abca", "...y"},
+		"one other among many of one":        {"aaaabaaaaa", ".........."},
+		"a success between them":             {"aba+bab", "......."},
+		"the node's own address":             {"nnn", "..y"},
+		"the node's, and one client":         {"annn", "...y"},
+		"on trial, one client":               {"abab>aaa", "...y...."},
+		"on trial, two clients":              {"abab>aab", "...y...y"},
+		"on trial, the node's":               {"abab>n", "...y.y"},
+		"on trial, one client after another": {"nnn>ab", "..y..y"},
+	}
+	for name, tt := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := DefaultEjection()
+			var e Ejection
+			now := epoch
+			got := make([]byte, 0, len(tt.steps))
+			for _, step := range tt.steps {
+				ejected := false
+				switch step {
+				case '+':
+					e.Succeeded()
+				case '>':
+					now = e.Until()
+				case 'n':
+					ejected = e.Failed(c, now)
+				default:
+					ejected = e.FailedFor(netip.AddrFrom4([4]byte{192, 0, 2, byte(step)}), c, now)
+				}
+				got = append(got, map[bool]byte{false: '.', true: 'y'}[ejected])
+			}
+			if diff := cmp.Diff(tt.want, string(got)); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", tt.steps, diff)
+			}
+		})
 	}
 }
 
