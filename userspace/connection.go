@@ -93,7 +93,8 @@ func (x *tcpConn) forward(c *choice) {
 		if attempt > 0 {
 			state.retried.Add(1)
 		}
-		up, err := x.dial(e, port, end)
+		from := x.server.table.source(x.front, x.from, e.address.Addr())
+		up, err := x.dial(e, from, port, end)
 		if err == nil {
 			c.settled(e)
 			retry := x.run(e, up, attempt < retries)
@@ -105,7 +106,7 @@ func (x *tcpConn) forward(c *choice) {
 			e.load.Release()
 		}
 		if err == nil || blames(err) {
-			x.server.endpointFailed(state, e, err)
+			x.server.endpointFailed(state, e, from, err)
 		}
 		if !time.Now().Before(end) {
 			break
@@ -117,7 +118,7 @@ func (x *tcpConn) forward(c *choice) {
 
 // dial connects to e and, where the service asks for it, says first who the
 // client is.
-func (x *tcpConn) dial(e *endpoint, port *service.Port, end time.Time) (*net.TCPConn, error) {
+func (x *tcpConn) dial(e *endpoint, from source, port *service.Port, end time.Time) (*net.TCPConn, error) {
 	deadline := time.Now().Add(x.server.connectTimeout(port))
 	if end.Before(deadline) {
 		deadline = end
@@ -129,8 +130,7 @@ func (x *tcpConn) dial(e *endpoint, port *service.Port, end time.Time) (*net.TCP
 	x.mu.Lock()
 	x.cancel = cancel
 	x.mu.Unlock()
-	src := x.server.table.source(x.front, x.from, e.address.Addr())
-	up, err := x.server.dialers.tcp(ctx, src, e.address)
+	up, err := x.server.dialers.tcp(ctx, from, e.address)
 	if err != nil {
 		return nil, err
 	}

@@ -77,6 +77,9 @@ func (s *Server) takeUp(next *plan.Service) {
 		state = newServiceState(k)
 		s.plans.states[k] = state
 	}
+	if before != nil {
+		state.recover(before.plan, next)
+	}
 	v := newView(next, state, before)
 	s.plans.views[k] = v
 	s.table.set(v)

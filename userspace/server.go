@@ -96,12 +96,18 @@ func (s *Server) connected(state *serviceState, e *endpoint, first bool) {
 	}
 }
 
-// endpointFailed counts a failed attempt and ejects an endpoint that fails
-// again and again. A nil error means that it took the connection and then
-// reset it.
-func (s *Server) endpointFailed(state *serviceState, e *endpoint, err error) {
+// endpointFailed counts a failed attempt from an address, and ejects an
+// endpoint that fails again and again. A nil error means that it took the
+// connection and then reset it.
+func (s *Server) endpointFailed(state *serviceState, e *endpoint, from source, err error) {
 	e.failures.Add(1)
-	if e.ejection.Failed(health.DefaultEjection(), time.Now()) {
+	ejected, now := false, time.Now()
+	if from.transparent {
+		ejected = e.ejection.FailedFor(from.addr, health.DefaultEjection(), now)
+	} else {
+		ejected = e.ejection.Failed(health.DefaultEjection(), now)
+	}
+	if ejected {
 		s.cfg.Logger.Warn("endpoint ejected: connects to it fail", "service", state.key, "endpoint", e.address, "until", e.ejection.Until(), "error", err)
 	}
 }

@@ -112,7 +112,7 @@ func (x *session) receive(u *upstream, e *endpoint) (again bool) {
 		case errors.Is(err, net.ErrClosed):
 			return false
 		case broken != nil:
-			x.server.endpointFailed(x.route.front.view.state, e, broken)
+			x.server.endpointFailed(x.route.front.view.state, e, u.from, broken)
 			return true
 		case errors.Is(err, os.ErrDeadlineExceeded):
 			left := x.idle() - x.silent()
@@ -122,7 +122,7 @@ func (x *session) receive(u *upstream, e *endpoint) (again bool) {
 			x.extend(u, left)
 		case blames(err):
 			x.pause(err)
-			x.server.endpointFailed(x.route.front.view.state, e, err)
+			x.server.endpointFailed(x.route.front.view.state, e, u.from, err)
 			return true
 		default:
 			failures++

@@ -7,6 +7,7 @@ import (
 
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/lb"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -65,6 +66,28 @@ func (s *serviceState) configure(p *service.Port) {
 		s.affinity.Store(nil)
 	case a == nil || a.Timeout() != p.Affinity:
 		s.affinity.Store(lb.NewAffinity(lb.AffinityConfig{Timeout: p.Affinity}))
+	}
+}
+
+// recover puts endpoints that active checks call up again back in good
+// standing: that they were ejected says how they were before.
+func (s *serviceState) recover(before, next *plan.Service) {
+	var down map[netip.AddrPort]bool
+	for i := range before.Endpoints {
+		if e := &before.Endpoints[i]; e.Health == "down" {
+			if down == nil {
+				down = map[netip.AddrPort]bool{}
+			}
+			down[e.Address] = true
+		}
+	}
+	if down == nil {
+		return
+	}
+	for i := range next.Endpoints {
+		if e := &next.Endpoints[i]; e.Health == "up" && down[e.Address] {
+			s.endpoint(e.Address).ejection.Succeeded()
+		}
 	}
 }
 

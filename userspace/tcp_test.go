@@ -98,6 +98,34 @@ func TestEjection(t *testing.T) {
 	}
 }
 
+// An endpoint that active checks call up again isn't ejected any longer.
+func TestHealthEndsEjection(t *testing.T) {
+	bad, good := refusing(t), tcpEndpoint(t, named("good"))
+	d := testService{name: "s", eps: []netip.AddrPort{bad, good}}
+	withHealth := func(h string) *plan.Plan {
+		p := testPlan(d)
+		p.Services[0].Endpoints[0].Health = h
+		return p
+	}
+	s := start(t, Config{}, withHealth("up"))
+	for range 8 {
+		ask(t, connect(t, s), "x")
+	}
+	for _, tt := range []struct {
+		health  string
+		ejected bool
+	}{{"up", true}, {"unknown", true}, {"down", true}, {"up", false}} {
+		p := withHealth(tt.health)
+		s.Prepare(p)
+		s.Commit(p)
+		for _, e := range s.Counters()[testServiceKey("s")].Endpoints {
+			if e.Address == bad && e.Ejected.IsZero() == tt.ejected {
+				t.Errorf("after %q: endpoint %+v, want ejected: %t", tt.health, e, tt.ejected)
+			}
+		}
+	}
+}
+
 func TestRefused(t *testing.T) {
 	ep := tcpEndpoint(t, named("a"))
 	tests := []struct {

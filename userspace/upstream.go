@@ -19,7 +19,8 @@ var datagrams = sync.Pool{New: func() any { return new([datagramSize]byte) }}
 // sends are ordered by the session's lock.
 type upstream struct {
 	*net.UDPConn
-	raw syscall.RawConn
+	from source
+	raw  syscall.RawConn
 
 	buf     *[datagramSize]byte // held only while a datagram is in it
 	n       int
@@ -36,7 +37,7 @@ func (s *Server) openUpstream(from source, to netip.AddrPort) (*upstream, error)
 	if err != nil {
 		return nil, err
 	}
-	u := &upstream{UDPConn: c}
+	u := &upstream{UDPConn: c, from: from}
 	if u.raw, err = c.SyscallConn(); err == nil {
 		err = control(u.raw, func(fd int) error { return reportErrors(fd, service.FamilyOf(to.Addr())) })
 	}
