@@ -44,6 +44,7 @@ func AffinitySet(k service.Key, endpoint netip.AddrPort) string {
 // The shared sets; those with a family end in "-4" or "-6".
 const (
 	SetAlive    = Prefix + "ALIVE"    // everyone, while a live kproxy serves
+	SetLet      = Prefix + "LET"      // endpoints whose refusals clients are told of
 	SetUser     = Prefix + "USER"     // service addresses served in userspace
 	SetLocal    = Prefix + "LOCAL"    // every forwarding node port
 	SetReject   = Prefix + "REJECT"   // refused

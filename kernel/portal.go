@@ -18,7 +18,9 @@ import (
 //   - LOCAL the node ports that are redirected when they are reached by way of loopback,
 //   - REJECT and DROP what is refused and dropped,
 //   - RANGED the addresses that only the clients in ALLOW may use,
-//   - ALIVE the heartbeat; kproxy refreshes it and Portal leaves it empty.
+//   - ALIVE the heartbeat; kproxy refreshes it and Portal leaves it empty,
+//   - LET the endpoints whose refusals pass; Portal leaves it empty as well,
+//     see [LetRefusals].
 func Portal(p *plan.Plan) []Set {
 	b := newPortal()
 	for _, s := range p.Services {
@@ -44,10 +46,11 @@ func PortalSets() []Set {
 			Set{Name: FamilySet(SetAlive, f), Type: HashNet, Timeout: defaultAliveTimeout},
 			Set{Name: FamilySet(SetAllow, f), Type: HashIPPortNet},
 			Set{Name: FamilySet(SetDrop, f), Type: HashIPPort},
+			Set{Name: FamilySet(SetLet, f), Type: HashIPPort, Timeout: defaultLetTimeout},
 			Set{Name: FamilySet(SetRanged, f), Type: HashIPPort},
 			Set{Name: FamilySet(SetReject, f), Type: HashIPPort},
 			Set{Name: FamilySet(SetUser, f), Type: HashIPPort})
-		for i := len(out) - 6; i < len(out); i++ {
+		for i := len(out) - 7; i < len(out); i++ {
 			out[i].Family = f
 		}
 	}
@@ -132,7 +135,7 @@ func (b *portal) sets() []Set {
 	out := b.specs
 	for i := range out {
 		s := &out[i]
-		s.Dynamic = strings.HasPrefix(s.Name, SetAlive)
+		s.Dynamic = strings.HasPrefix(s.Name, SetAlive+"-") || strings.HasPrefix(s.Name, SetLet+"-")
 		e := b.entries[s.Name]
 		slices.Sort(e)
 		s.Entries = slices.Compact(e)

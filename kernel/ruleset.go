@@ -57,8 +57,9 @@ type Set struct {
 	Timeout uint32
 	// Entries in the form `ipset save` prints them, sorted: "10.96.0.10,tcp:80".
 	Entries []string
-	// Dynamic sets are filled by the kernel or by kproxy's heartbeat: Diff
-	// creates and destroys them but leaves their entries alone.
+	// Dynamic sets are filled by the kernel, or by kproxy apart from plans
+	// (heartbeat, refusals): Diff creates and destroys them but leaves their
+	// entries alone.
 	Dynamic bool
 	// Owner is the service port the set belongs to; the zero Key for shared
 	// sets, and for sets that were read back.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"time"
 
@@ -45,6 +46,9 @@ func AllEntries(string) bool { return true }
 
 // defaultAliveTimeout is `--alive-timeout` in seconds; entries bring their own.
 const defaultAliveTimeout = 3
+
+// defaultLetTimeout is in seconds; entries bring their own.
+const defaultLetTimeout = 60
 
 // destroyWait bounds the wait for references to a set to go. The nft variant
 // frees a deleted rule's set in a work queue after the commit
@@ -120,7 +124,7 @@ func ReadSets(store SetStore) ([]Set, error) {
 // RefreshAlive is the heartbeat: from now on and for timeout, rounded up to
 // seconds, the portal takes new connections.
 func RefreshAlive(store SetStore, timeout time.Duration) error {
-	seconds := max(1, uint32((timeout+time.Second-1)/time.Second))
+	seconds := wholeSeconds(timeout)
 	for _, f := range service.Families {
 		s := aliveSet(f)
 		if err := store.Add(s, seconds, s.Entries...); err != nil {
@@ -144,8 +148,30 @@ func RemoveAlive(store SetStore) error {
 
 // aliveSet holds every address in two halves, because hash:net takes no /0.
 func aliveSet(f service.Family) Set {
-	i := slices.IndexFunc(PortalSets(), func(s Set) bool { return s.Name == FamilySet(SetAlive, f) })
-	s := PortalSets()[i]
+	s := portalSet(SetAlive, f)
 	s.Entries = netEntries(everyAddress[f])
 	return s
 }
+
+// LetRefusals lets the resets by which a TCP endpoint refuses connections
+// through to the clients for d, rounded up to seconds. Otherwise the kernel
+// swallows them, in the hope that the client's next SYN is answered by another
+// endpoint or finds the service recalled. That hope is vain where the endpoint
+// refuses this one client only (nobody recalls a service for that) and where
+// the service can't be recalled: its clients would send SYNs until they time out.
+func LetRefusals(store SetStore, endpoint netip.AddrPort, d time.Duration) error {
+	s := portalSet(SetLet, service.FamilyOf(endpoint.Addr()))
+	if err := store.Add(s, wholeSeconds(d), addressEntry(service.TCP, endpoint)); err != nil {
+		return fmt.Errorf("let refusals of %s through: %w", endpoint, err)
+	}
+	return nil
+}
+
+// portalSet is one of [PortalSets].
+func portalSet(base string, f service.Family) Set {
+	sets := PortalSets()
+	return sets[slices.IndexFunc(sets, func(s Set) bool { return s.Name == FamilySet(base, f) })]
+}
+
+// wholeSeconds rounds up, to one at least: a lifetime of 0 is for ever.
+func wholeSeconds(d time.Duration) uint32 { return max(1, uint32((d+time.Second-1)/time.Second)) }

@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -262,6 +263,45 @@ func TestAffinityMoves(t *testing.T) {
 		byAddress := cmpopts.SortSlices(func(x, y kernel.Client) bool { return x.Address.Less(y.Address) })
 		if diff := cmp.Diff(want, got, about, byAddress, cmp.Comparer(func(x, y netip.Addr) bool { return x == y }), cmp.Comparer(func(x, y netip.AddrPort) bool { return x == y })); diff != "" {
 			t.Errorf("ReadAffinity (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestLetRefusals(t *testing.T) {
+	onEachStore(t, func(t *testing.T, s kernel.SetStore) {
+		four, six := netip.MustParseAddrPort("10.1.0.1:80"), netip.MustParseAddrPort("[fd01::1]:80")
+		if err := kernel.LetRefusals(s, four, time.Second); !errors.Is(err, kernel.ErrNotFound) {
+			t.Errorf("without sets: %v, want ErrNotFound", err)
+		}
+		if _, err := kernel.ApplySets(t.Context(), s, kernel.SetOps{Create: kernel.PortalSets()}); err != nil {
+			t.Fatal(err)
+		}
+		for _, e := range []netip.AddrPort{four, six} {
+			if err := kernel.LetRefusals(s, e, 99*time.Second+1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		states, err := s.List(kernel.AllEntries)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got := map[string][]string{}
+		var have []kernel.Set
+		for _, st := range states {
+			have = append(have, st.Set)
+			if strings.HasPrefix(st.Name, kernel.SetLet) {
+				got[st.Name] = st.Entries
+				if st.Remaining[0] < 60 || st.Remaining[0] > 100 {
+					t.Errorf("entry lives for %d s, want about 100", st.Remaining[0])
+				}
+			}
+		}
+		want := map[string][]string{"KPROXY-LET-4": {"10.1.0.1,tcp:80"}, "KPROXY-LET-6": {"fd01::1,tcp:80"}}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("sets (-want +got):\n%s", diff)
+		}
+		if ops := kernel.DiffSets(have, kernel.Portal(kerneltest.Plan(plan.ModeIPTables))); !ops.Empty() {
+			t.Errorf("a plan would change them: %+v", ops)
 		}
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -51,5 +52,36 @@ func TestHeartbeatPassesFirewall(t *testing.T) {
 				s.t.Errorf("%s of somebody else: %v, want %v", proto, err, kerneltest.ErrTimeout)
 			}
 		}
+	})
+}
+
+// TestWhoHearsOfRefusals: a live kproxy swallows an endpoint's refusal, unless
+// it said that those of this endpoint are to pass.
+func TestWhoHearsOfRefusals(t *testing.T) {
+	onEachKernel(t, func(s *scene) {
+		closed := netip.AddrPortFrom(s.Address(s.family, 2), 9)
+		s.program(kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("web", service.TCP,
+			kerneltest.Cluster(s.virtual(1)), kerneltest.Endpoints(closed.String()))))
+		check := func(when string, want error) {
+			s.t.Helper()
+			if _, _, err := s.Ask(1, service.TCP, netip.MustParseAddrPort(s.virtual(1))); !errors.Is(err, want) {
+				s.t.Errorf("%s: %v, want %v", when, err, want)
+			}
+		}
+		check("not alive", kerneltest.ErrRefused)
+		if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil {
+			s.t.Fatal(err)
+		}
+		check("alive", kerneltest.ErrTimeout)
+		for _, e := range []netip.AddrPort{netip.AddrPortFrom(closed.Addr(), 10), netip.AddrPortFrom(s.Address(s.family, 3), 9)} {
+			if err := kernel.LetRefusals(s.sets, e, time.Hour); err != nil {
+				s.t.Fatal(err)
+			}
+		}
+		check("others' are let through", kerneltest.ErrTimeout)
+		if err := kernel.LetRefusals(s.sets, closed, time.Hour); err != nil {
+			s.t.Fatal(err)
+		}
+		check("let through", kerneltest.ErrRefused)
 	})
 }

@@ -237,7 +237,8 @@ func (s shared) mangleOutput() []string {
 // SYN, a second later, is a new one and goes to another endpoint, or to
 // userspace, because the agent hears of it and recalls the service. Without a
 // live kproxy a refusal passes as it is: nobody would find another endpoint if
-// all refuse.
+// all refuse. So does that of an endpoint that kproxy says so of, see
+// [kernel.LetRefusals].
 func (s shared) catchRefusals() []string {
 	if !s.beneath || !s.CatchRefusals {
 		return nil
@@ -245,5 +246,6 @@ func (s shared) catchRefusals() []string {
 	return []string{"-p tcp " + comment("refused: the next SYN of the client finds another endpoint") +
 		" -m tcp --tcp-flags RST RST -m conntrack --ctstate DNAT --ctdir REPLY" +
 		" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply " +
-		inSet(s.set(kernel.SetAlive), "dst") + " " + inSet(s.set(kernel.SetEndpoint), "src,src,src") + " -j DROP"}
+		inSet(s.set(kernel.SetAlive), "dst") + " " + inSet(s.set(kernel.SetEndpoint), "src,src,src") + " " +
+		notInSet(s.set(kernel.SetLet), "src,src") + " -j DROP"}
 }
