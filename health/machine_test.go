@@ -2,6 +2,7 @@ package health
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"time"
 
@@ -15,14 +16,17 @@ var (
 	errRefused = errors.New("connection refused")
 )
 
-// observe feeds results ('+' or '-'), one a second, and returns the status
+// observe feeds results ('+', '-', or '.' for silence), one a second, and returns the status
 // after each: 'u' unknown, 'U' up, 'D' down.
 func observe(m *Machine, results string) string {
 	out := make([]byte, 0, len(results))
 	for i, r := range results {
 		var err error
-		if r == '-' {
+		switch r {
+		case '-':
 			err = errRefused
+		case '.':
+			err = fmt.Errorf("udp: %w", ErrSilent)
 		}
 		s := m.Observe(err, epoch.Add(time.Duration(i)*time.Second))
 		out = append(out, "uUD"[s.Status])
@@ -44,6 +48,18 @@ func TestMachineStatus(t *testing.T) {
 		"up after rise in a row":      {2, 3, "---+-+-++", "uuDDDDDDU"},
 		"at once":                     {1, 1, "+-+-", "UDUD"},
 		"zero is one":                 {0, 0, "-+", "DU"},
+
+		"silence makes unknown up":           {2, 3, "..", "uU"},
+		"silence keeps up":                   {2, 3, "++....-.-.-", "uUUUUUUUUUU"},
+		"silence between failures":           {2, 3, "---..-..-....-", "uuDDDDDDDDDDDD"},
+		"five silences bring back":           {2, 3, "---.....", "uuDDDDDU"},
+		"as many as twice rise":              {4, 1, "-........", "DDDDDDDDU"},
+		"an answer brings back":              {2, 3, "---++", "uuDDU"},
+		"silence, then an answer":            {2, 3, "---.+", "uuDDU"},
+		"an answer, then silence":            {2, 3, "---+.", "uuDDU"},
+		"an answer before the last failure":  {2, 3, "---+-..", "uuDDDDD"},
+		"a failure starts silence over":      {2, 3, "---....-....", "uuDDDDDDDDDD"},
+		"rise one, silence doesn't bring up": {1, 1, "-....+", "DDDDDU"},
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -73,6 +89,19 @@ func TestMachineState(t *testing.T) {
 	}
 	if len(down.Flaps) != 1 {
 		t.Errorf("a State that was returned before has changed: %v", down.Flaps)
+	}
+}
+
+// While silence hasn't brought it back, the state says what was wrong.
+func TestSilenceKeepsTheError(t *testing.T) {
+	m := NewMachine(service.HealthCheck{Rise: 2, Fall: 1})
+	observe(&m, "-....")
+	if got := m.State().LastError; got != "connection refused" {
+		t.Errorf("down and silent: last error %q", got)
+	}
+	observe(&m, ".")
+	if s := m.State(); s.Status != Up || s.LastError != "" {
+		t.Errorf("up after silence: %+v", s)
 	}
 }
 

@@ -41,7 +41,8 @@ type Target struct {
 type State struct {
 	Status Status
 	Since  time.Time // of Status
-	// LastError is the error of the last failed probe; empty if the last one succeeded.
+	// LastError is the error of the last failed probe; empty if the last one
+	// succeeded. Silence leaves it alone while the endpoint is down.
 	LastError string
 	// Flaps are the times of the last changes between up and down, oldest
 	// first, at most 16 of them.

@@ -14,6 +14,17 @@
 // endpoints that are up without answering are slow as well: where there are
 // thousands of them, a short time-out (a few round trips) keeps their cadence.
 //
+// UDP servers needn't answer, and most don't answer what they don't understand,
+// so silence is no failure: it keeps up what is up, and makes up what was
+// unknown. A host that is gone without a trace therefore looks up; only checks
+// that want an answer see that. Nor is silence proof of life. Linux sends at
+// most one ICMP error a second to a peer by default (net.ipv4.icmp_ratelimit),
+// for all its ports together, and errors get lost: Fall of them in a row are
+// seen if the interval is above a second and few ports of a host are probed.
+// So that a dead endpoint isn't called up between two errors, what is down
+// comes up only with a datagram in return, or after max(5, 2*Rise) silent
+// probes in a row, each from a socket and source port of its own.
+//
 // A probe that fails for want of something on this host (file descriptors,
 // memory, ports, a permission) is not held against the endpoint.
 package probe

@@ -9,6 +9,8 @@ import (
 	"os"
 	"syscall"
 	"time"
+
+	"kproxy.dev/kproxy/health"
 )
 
 // localError is a failure to probe that says nothing about the endpoint.
@@ -62,7 +64,7 @@ func describe(err error, timeout time.Duration) error {
 	var call *os.SyscallError
 	var timed interface{ Timeout() bool }
 	switch {
-	case errors.Is(err, context.Canceled), errors.As(err, &worded):
+	case errors.Is(err, context.Canceled), errors.Is(err, health.ErrSilent), errors.As(err, &worded):
 		return err
 	case errors.Is(err, context.DeadlineExceeded), errors.As(err, &timed) && timed.Timeout() && !errors.Is(err, syscall.ETIMEDOUT):
 		return &failure{fmt.Sprintf("no answer within %s", timeout), err}

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"time"
 
@@ -158,7 +159,7 @@ func (l *loop) observe(r result, now time.Time) {
 			l.cfg.Logger.Debug("endpoint not probed", "endpoint", e.target.Address, "error", r.err)
 		}
 	} else {
-		if r.err != nil {
+		if r.err != nil && !errors.Is(r.err, health.ErrSilent) {
 			l.failures.Add(1)
 		}
 		before := e.machine.State()

@@ -15,9 +15,9 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Prober makes one probe. It returns nil if the endpoint is up, and otherwise
-// what is wrong with it, in words that don't change from probe to probe. It
-// must return soon after ctx ends.
+// Prober makes one probe. It returns nil if the endpoint is up, health.ErrSilent
+// if it needn't answer and didn't, and otherwise what is wrong with it, in words
+// that don't change from probe to probe. It must return soon after ctx ends.
 type Prober interface {
 	Probe(ctx context.Context, t health.Target) error
 }

@@ -303,7 +303,7 @@ func TestUDP(t *testing.T) {
 		check(t, refusing(t, host), udp, "ICMP port unreachable")
 		addr, _ = serve(nil)
 		udp.Timeout = short
-		check(t, addr, udp, "")
+		check(t, addr, udp, health.ErrSilent.Error())
 	}
 }
 

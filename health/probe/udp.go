@@ -6,17 +6,17 @@ import (
 	"net/netip"
 	"os"
 	"syscall"
+
+	"kproxy.dev/kproxy/health"
 )
 
 // udp sends an empty datagram, which a server of any protocol can tell from a
 // request. The endpoint is down when ICMP says that the port, host or network
-// is unreachable. A datagram of any content in return, and silence until the
-// time-out, are up: most servers don't answer what they don't understand. So
-// a host that is gone without a trace looks up; only TCP-like checks see that.
+// is unreachable, and up when a datagram of any content comes in return.
+// Silence until the time-out is health.ErrSilent: see the package comment.
 //
-// Linux sends at most one ICMP error a second to a peer by default
-// (net.ipv4.icmp_ratelimit), and a lost one looks up, too: Fall in a row are
-// seen if the interval is above a second.
+// Each probe has a socket, and so a source port, of its own: what a firewall
+// or a server remembers of one flow doesn't decide about all probes.
 func (n Network) udp(ctx context.Context, addr netip.AddrPort) error {
 	c, err := n.dialer().DialUDP(ctx, "udp", netip.AddrPort{}, addr)
 	if err != nil {
@@ -34,7 +34,7 @@ func (n Network) udp(ctx context.Context, addr netip.AddrPort) error {
 	case errors.Is(ctx.Err(), context.Canceled):
 		return context.Canceled
 	case errors.Is(err, os.ErrDeadlineExceeded):
-		return nil
+		return health.ErrSilent
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return &failure{"ICMP port unreachable", err}
 	}
