@@ -5,6 +5,8 @@ import (
 	"net"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // acceptGrace is how long, once accepting stops, clients that the kernel has
@@ -30,6 +32,7 @@ func (l *tcpListener) run(s *Server) {
 		c, err := l.AcceptTCP()
 		if err == nil {
 			wait = acceptWaitMin
+			l.starved.Store(0)
 			s.flows.Go(func() {
 				defer s.tcpBudget.release(fdsPerConnection)
 				s.serveTCP(c)
@@ -40,6 +43,7 @@ func (l *tcpListener) run(s *Server) {
 		if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
 			return
 		}
+		l.starve(err)
 		s.cfg.Logger.Warn("accept failed; waiting", "error", err, "wait", wait)
 		time.Sleep(wait)
 		wait = min(2*wait, acceptWaitMax)
@@ -52,11 +56,19 @@ func (l *tcpListener) afford(b *budget) bool {
 	if b.tryAcquire(fdsPerConnection) {
 		return true
 	}
-	l.waiting.Store(true)
+	l.waiting.Store(sinceEpoch())
 	ok := b.acquire(fdsPerConnection)
 	l.waited.Store(sinceEpoch())
-	l.waiting.Store(false)
+	l.waiting.Store(0)
 	return ok
+}
+
+// starve notes the first of several errors that say that the process, or the
+// host, has no file descriptors left.
+func (l *tcpListener) starve(err error) {
+	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
+		l.starved.CompareAndSwap(0, sinceEpoch())
+	}
 }
 
 // stop makes run return soon.

@@ -11,10 +11,13 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/plan"
 )
 
 // limitedServer is a Server in a process that may have 1,024 file descriptors.
@@ -24,13 +27,13 @@ func limitedServer() int {
 		fmt.Println("error:", err)
 		return 1
 	}
-	return serveAsProcess(func() { io.Copy(io.Discard, os.Stdin) })
+	return serveAsProcess(func(*Server, *atomic.Bool) { io.Copy(io.Discard, os.Stdin) })
 }
 
 // starvingServer is a Server in a process that has no descriptors left from
 // one line of input to the next, whatever its budget says.
 func starvingServer() int {
-	return serveAsProcess(func() {
+	return serveAsProcess(func(s *Server, straight *atomic.Bool) {
 		in := bufio.NewReader(os.Stdin)
 		in.ReadString('\n')
 		var files []*os.File
@@ -44,18 +47,43 @@ func starvingServer() int {
 		}
 		fmt.Println("starving")
 		in.ReadString('\n')
+		fmt.Println("userspace:", probeIPv4(s))
+		s.beneath.Store(true)
+		s.tcp[0].starved.Store(sinceEpoch() - int64(2*exhaustionPatience))
+		fmt.Println("kernel:", probeIPv4(s))
 		for _, f := range files {
 			f.Close()
 		}
 		in.ReadString('\n')
+		straight.Store(true)
+		fmt.Println("recovered:", probeIPv4(s))
+		in.ReadString('\n')
 	})
+}
+
+// originOrStraight is for connections headed to vip or, while straight is set,
+// for those that weren't redirected, such as a probe's.
+func originOrStraight(straight *atomic.Bool) func(*net.TCPConn) (netip.AddrPort, error) {
+	return func(c *net.TCPConn) (netip.AddrPort, error) {
+		if straight.Load() {
+			return addrPort(c.LocalAddr()), nil
+		}
+		return vip, nil
+	}
+}
+
+func probeIPv4(s *Server) error {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	return s.probeTCP(ctx, s.tcp[0])
 }
 
 // serveAsProcess prints the port it serves at, serves until wait returns, and
 // prints what it counted.
-func serveAsProcess(wait func()) int {
+func serveAsProcess(wait func(s *Server, straight *atomic.Bool)) int {
 	ep, err := netip.ParseAddrPort(os.Getenv("KPUS_ENDPOINT"))
-	s := New(Config{TCPOrigin: func(c *net.TCPConn) (netip.AddrPort, error) { return vip, nil }})
+	var straight atomic.Bool
+	s := New(Config{TCPOrigin: originOrStraight(&straight)})
 	if err == nil {
 		err = s.Listen()
 	}
@@ -67,7 +95,7 @@ func serveAsProcess(wait func()) int {
 	go s.Run(context.Background())
 	tcp, _ := s.Ports()
 	fmt.Println(tcp)
-	wait()
+	wait(s, &straight)
 	c := s.Counters()[testServiceKey("s")]
 	fmt.Printf("total %d failed %d retried %d\n", c.Total, c.Failed, c.Retried)
 	return 0
@@ -116,7 +144,7 @@ func (p *process) end(t *testing.T) string {
 }
 
 // Accept that fails for want of descriptors (EMFILE) is tried again until
-// there are some.
+// there are some. Where the kernel can serve instead, the probe says so.
 func TestAcceptRecovers(t *testing.T) {
 	p := startProcess(t, "starving", tcpEndpoint(t, named("a")))
 	io.WriteString(p.in, "\n")
@@ -129,11 +157,20 @@ func TestAcceptRecovers(t *testing.T) {
 		t.Fatalf("answer %q from a process that can't accept", got)
 	}
 	io.WriteString(p.in, "\n")
+	for _, want := range []string{"userspace: <nil>", "kernel: out of file descriptors: 0 connections are open"} {
+		if got := p.line(t); got != want {
+			t.Errorf("probe in mode %s, want %s", got, want)
+		}
+	}
 	c.SetReadDeadline(time.Now().Add(patience))
 	if got, err := bufio.NewReader(c).ReadString('\n'); got != "a x\n" {
 		t.Errorf("answer %q, %v", got, err)
 	}
 	c.Close()
+	io.WriteString(p.in, "\n")
+	if got := p.line(t); got != "recovered: <nil>" {
+		t.Errorf("probe after that: %s", got)
+	}
 	if got := p.end(t); got != "total 1 failed 0 retried 0" {
 		t.Errorf("server: %s", got)
 	}
@@ -216,11 +253,14 @@ func TestBudget(t *testing.T) {
 	}
 }
 
-// At the budget the listener isn't expected to accept; the probe passes, and
-// waiting clients are served when others leave.
+// At the budget the listener isn't expected to accept; the probe passes, for
+// some time only if the kernel can serve instead, and waiting clients are
+// served when others leave.
 func TestProbeAtTheBudget(t *testing.T) {
 	ep := tcpEndpoint(t, named("a"))
-	s := start(t, Config{MaxFDs: 256}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
+	d := testService{name: "s", eps: []netip.AddrPort{ep}}
+	var straight atomic.Bool
+	s := start(t, Config{MaxFDs: 256, TCPOrigin: originOrStraight(&straight)}, testPlan(d))
 	n := divide(256).tcp/fdsPerConnection - 1 // the other family's loop holds one
 	var conns []*net.TCPConn
 	for range n {
@@ -231,14 +271,34 @@ func TestProbeAtTheBudget(t *testing.T) {
 	late := connect(t, s)
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
-	eventually(t, "the loop waits", func() bool { return s.tcp[0].waiting.Load() })
-	if err := s.probeTCP(ctx, s.tcp[0]); err != nil {
-		t.Errorf("Probe() = %v at the budget", err)
+	eventually(t, "the loop waits", func() bool { return s.tcp[0].waiting.Load() != 0 })
+	long := sinceEpoch() - int64(2*exhaustionPatience)
+	for _, tt := range []struct {
+		kernel plan.DataPlane
+		since  int64
+		want   string
+	}{
+		{plan.None, sinceEpoch(), "<nil>"},
+		{plan.None, long, "<nil>"},
+		{plan.IPVS, sinceEpoch(), "<nil>"},
+		{plan.IPVS, long, fmt.Sprintf("out of file descriptors: %d connections are open", n)},
+	} {
+		p := testPlan(d)
+		p.Kernel = tt.kernel
+		s.Commit(p)
+		s.tcp[0].waiting.Store(tt.since)
+		if err := s.probeTCP(ctx, s.tcp[0]); fmt.Sprint(err) != tt.want {
+			t.Errorf("kernel %s: probe = %v at the budget, want %s", tt.kernel, err, tt.want)
+		}
 	}
 	for _, c := range conns {
 		c.Close()
 	}
 	if got := ask(t, late, "x"); got != "a x" {
 		t.Errorf("the client that waited got %q", got)
+	}
+	straight.Store(true)
+	if err := probeIPv4(s); err != nil {
+		t.Errorf("probe = %v when there are descriptors again", err)
 	}
 }

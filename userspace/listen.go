@@ -122,10 +122,11 @@ type tcpListener struct {
 	*net.TCPListener
 	addr   netip.AddrPort
 	family service.Family
-	// waiting is set while the loop waits for file descriptors, when it isn't
-	// expected to accept; waited is when that was last.
-	waiting atomic.Bool
-	waited  atomic.Int64
+	// waiting is since when the loop waits for file descriptors of its budget,
+	// when it isn't expected to accept; waited is when that last ended. starved
+	// is since when there are none although the budget has some. All are in
+	// nanoseconds since epoch; 0 means that it isn't so.
+	waiting, waited, starved atomic.Int64
 }
 
 func (l *tcpListener) port() uint16 { return l.addr.Port() }

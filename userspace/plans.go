@@ -42,6 +42,7 @@ func (s *Server) prepare(p *plan.Plan) {
 	}
 	pods := p.Policy.PodCIDRs
 	s.table.pods.Store(&pods)
+	s.beneath.Store(p.Kernel != plan.None && p.Kernel != "")
 	old := s.plans.last.Services
 	for _, next := range p.Services {
 		if len(old) > 0 && old[0] == next {

@@ -28,7 +28,9 @@ type prober struct {
 // fails when one doesn't, within ctx.
 //
 // A TCP listener that waits for file descriptors isn't expected to accept: its
-// clients wait in the backlog, and are served as soon as others leave.
+// clients wait in the backlog, and are served as soon as others leave. But
+// where the kernel could take new connections instead, Probe fails when that
+// has taken too long, until there are descriptors again.
 func (s *Server) Probe(ctx context.Context) error {
 	s.prober.mu.Lock()
 	defer s.prober.mu.Unlock()
@@ -50,14 +52,45 @@ func (s *Server) Probe(ctx context.Context) error {
 
 func (s *Server) probeTCP(ctx context.Context, l *tcpListener) error {
 	start := sinceEpoch()
-	if l.waiting.Load() {
-		return nil
+	if l.waiting.Load() != 0 {
+		return s.exhaustion(l)
 	}
 	err := s.refusal(ctx, l)
-	if err == nil || absent(err) || l.waiting.Load() || l.waited.Load() >= start {
+	if err == nil {
+		l.starved.Store(0)
 		return nil
 	}
-	return err
+	if absent(err) {
+		return nil
+	}
+	l.starve(err)
+	if l.waiting.Load() == 0 && l.waited.Load() < start && l.starved.Load() == 0 {
+		return err
+	}
+	return s.exhaustion(l)
+}
+
+// exhaustionPatience is how long clients wait for file descriptors before the
+// kernel is to take the new ones.
+const exhaustionPatience = 2 * time.Second
+
+// exhaustion returns an error if l has waited for file descriptors for too
+// long, and the kernel has rules to serve new connections by.
+func (s *Server) exhaustion(l *tcpListener) error {
+	since := l.waiting.Load()
+	if since == 0 {
+		since = l.starved.Load()
+	}
+	if since == 0 || !s.beneath.Load() || time.Duration(sinceEpoch()-since) <= exhaustionPatience {
+		return nil
+	}
+	open := 0
+	for _, f := range s.live.all() {
+		if _, ok := f.(*tcpConn); ok {
+			open++
+		}
+	}
+	return fmt.Errorf("out of file descriptors: %d connections are open", open)
 }
 
 // refusal connects to l and expects to be refused.

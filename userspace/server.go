@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"kproxy.dev/kproxy/health"
@@ -23,8 +24,9 @@ type Server struct {
 	flows   sync.WaitGroup // goroutines that serve connections and sessions
 	table   *table
 
-	mu    sync.Mutex // guards plans, and orders changes of table
-	plans plans
+	mu      sync.Mutex // guards plans, and orders changes of table
+	plans   plans
+	beneath atomic.Bool // the last plan has kernel rules beneath the portal
 
 	// Set by Listen.
 	pipes     *pipes
