@@ -49,7 +49,8 @@ type Agent struct {
 	policy  plan.Policy
 	health  health.Defaults
 
-	// Set up by Run before anything else runs.
+	// Set up by Run before anything else runs; isSetUp says that it was.
+	isSetUp    atomic.Bool
 	caps       plan.Caps
 	adopted    map[service.Key]bool
 	pins       *pins
@@ -66,10 +67,11 @@ type Agent struct {
 	carried    carried
 	refusals   refusals
 
-	trigger chan struct{} // 1 slot: triggers coalesce
-	current atomic.Pointer[plan.Plan]
-	sync    syncState
-	events  events
+	trigger   chan struct{} // 1 slot: triggers coalesce
+	sweepOwed atomic.Bool   // the next pass looks at every conntrack entry
+	current   atomic.Pointer[plan.Plan]
+	sync      syncState
+	events    events
 }
 
 // New returns an Agent that does nothing before Run.
@@ -83,7 +85,7 @@ func New(o Options) *Agent {
 		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
 		trigger: make(chan struct{}, 1),
 	}
-	a.sync.observe, a.refusals.kick = o.ObserveSync, a.kick
+	a.sync.observe = o.ObserveSync
 	return a
 }
 
@@ -121,6 +123,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.setUp(ctx); err != nil {
 		return err
 	}
+	a.isSetUp.Store(true)
 	defer a.conntrack.Close()
 
 	err = a.work(ctx)
@@ -131,17 +134,21 @@ func (a *Agent) Run(ctx context.Context) error {
 
 // work runs every loop until ctx is done or one fails.
 func (a *Agent) work(ctx context.Context) error {
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error { return a.source.Run(ctx) })
-	if err := a.waitForSource(ctx); err != nil {
-		return errors.Join(err, g.Wait())
+	if a.waitForSource(ctx) != nil {
+		return g.Wait() // stopped before there was anything to serve
 	}
 	if err := a.adopt(ctx); err != nil {
-		return err
+		stop()
+		return errors.Join(err, g.Wait())
 	}
 	ended, err := conntrack.Subscribe()
 	if err != nil {
-		return err
+		stop()
+		return errors.Join(err, g.Wait())
 	}
 	defer ended.Close()
 	damaged := make(chan error, 1)
@@ -162,18 +169,39 @@ func (a *Agent) flowEnded(f conntrack.Flow) {
 	a.refusals.ended(f)
 }
 
-// waitForSource waits until the manifests have been read once: an empty
-// snapshot at start would recall everything.
+// waitForSource waits until every manifest path has been read once. A path that
+// isn't there yet, on a disk that is mounted late, must not look like one whose
+// services were deleted: until then the kernel keeps what it holds.
 func (a *Agent) waitForSource(ctx context.Context) error {
-	for a.source.Latest() == nil {
+	look := time.NewTicker(100 * time.Millisecond)
+	defer look.Stop()
+	for said := false; ; {
+		waiting := a.unreadPaths()
+		if a.source.Latest() != nil && len(waiting) == 0 {
+			return nil
+		}
+		if a.source.Latest() != nil && !said {
+			a.log.Warn("waiting for manifests that aren't there; what is programmed stays as it is", "paths", waiting)
+			said = true
+		}
 		select {
 		case <-ctx.Done():
-			return nil
+			return ctx.Err()
 		case <-a.source.Snapshots():
-		case <-time.After(10 * time.Millisecond):
+		case <-look.C:
 		}
 	}
-	return nil
+}
+
+// unreadPaths are the manifest paths that have never been read.
+func (a *Agent) unreadPaths() []string {
+	var out []string
+	for _, s := range a.source.Status() {
+		if !s.Synced {
+			out = append(out, s.Name)
+		}
+	}
+	return out
 }
 
 // rereadOnSignal reads the manifests again on SIGHUP.

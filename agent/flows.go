@@ -14,15 +14,26 @@ import (
 )
 
 // forgetStaleFlows deletes the entries that would keep clients away from where
-// p wants their packets to go. Most plans can't have made any.
+// p wants their packets to go. Most plans can't have made any; but rules that
+// were missing for a while, a portal that was closed, or a sweep that failed
+// may have left some.
 func (a *Agent) forgetStaleFlows(old, p *plan.Plan) error {
 	a.accounting.SetPlan(p)
-	if conntrack.MayBeStale(old, p) {
+	owed := a.sweepOwed.Swap(false)
+	err := a.sweep(old, p, owed)
+	if err != nil {
+		a.sweepOwed.Store(true)
+	}
+	return err
+}
+
+func (a *Agent) sweep(old, p *plan.Plan, all bool) error {
+	if all || conntrack.MayBeStale(old, p) {
 		if err := a.deleteStale(old, p); err != nil {
 			return err
 		}
 	}
-	if !conntrack.MayBeHalfOpen(old, p) {
+	if !all && !conntrack.MayBeHalfOpen(old, p) {
 		return nil
 	}
 	flows, err := a.conntrack.List(service.TCP)
@@ -30,6 +41,14 @@ func (a *Agent) forgetStaleFlows(old, p *plan.Plan) error {
 		return err
 	}
 	return a.deleteFlows(conntrack.HalfOpen(flows, p, a.userspace.Local))
+}
+
+// oweSweep asks for a pass that looks at every entry. It is called when flows
+// may have begun while the way to their endpoints wasn't there: UDP clients
+// would otherwise stay with what conntrack remembers for as long as they send.
+func (a *Agent) oweSweep() {
+	a.sweepOwed.Store(true)
+	a.kick()
 }
 
 func (a *Agent) deleteStale(old, p *plan.Plan) error {

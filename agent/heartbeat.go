@@ -19,7 +19,12 @@ type heartbeat struct {
 	log     *slog.Logger
 	start   <-chan struct{} // closed when the rules that lead to the forwarder are in the kernel
 
-	alive atomic.Bool
+	// revived is called when the portal opens, at start or again: flows that began
+	// meanwhile may have taken a way that isn't theirs.
+	revived func()
+
+	missed int // beats in a row
+	alive  atomic.Bool
 }
 
 // run beats until ctx is done, then removes the entries at once, so that new
@@ -51,14 +56,31 @@ func (h *heartbeat) beat(ctx context.Context) {
 	if err == nil {
 		err = h.refresh(h.timeout)
 	}
-	if ctx.Err() != nil {
-		return
-	}
-	if was := h.alive.Swap(err == nil); was != (err == nil) {
-		if err != nil {
-			h.log.Error("the forwarder doesn't serve; new connections go to the kernel rules beneath", "error", err)
-		} else {
-			h.log.Info("the forwarder serves")
-		}
+	if ctx.Err() == nil {
+		h.judge(err)
 	}
 }
+
+// judge tells what a beat means. One that is missed means nothing yet: the
+// entries of the one before still live. From the second on it is said, and
+// again every minute.
+func (h *heartbeat) judge(err error) {
+	if err == nil {
+		h.missed = 0
+		if !h.alive.Swap(true) {
+			h.log.Info("the forwarder serves")
+			h.revived()
+		}
+		return
+	}
+	h.missed++
+	if h.missed >= 2 {
+		h.alive.Store(false)
+	}
+	if h.missed == 2 || h.missed%missesPerReport == 0 {
+		h.log.Error("the forwarder doesn't serve; new connections go to the kernel rules beneath, where there are any", "beats missed", h.missed, "error", err)
+	}
+}
+
+// missesPerReport is some minute's worth of beats.
+const missesPerReport = 60

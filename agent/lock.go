@@ -3,50 +3,59 @@ package agent
 import (
 	"errors"
 	"fmt"
-	"net"
+	"os"
+	"path/filepath"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// lockName is an abstract socket address. Abstract sockets belong to a network
-// namespace, just like the rules kproxy programs, and the kernel drops them
-// when the process ends, however it ends (unix(7)).
-const lockName = "@kproxy.dev/node"
+// lockDir holds a lock file for each network namespace that kproxy ran in. Only
+// root may write there, so nobody else can keep kproxy from starting.
+const lockDir = "/run/kproxy"
 
-// lockNode makes sure that one kproxy programs this network namespace. The
-// returned function releases the lock.
+// lockNode makes sure that one kproxy programs this network namespace,
+// whatever its control socket. The kernel drops the lock when the process ends,
+// however it ends. The returned function releases it.
 func lockNode() (release func(), err error) {
-	l, err := net.Listen("unix", lockName)
-	if err == nil {
-		return func() { l.Close() }, nil
+	ns, err := os.Stat("/proc/self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("find own network namespace: %w", err)
 	}
-	if !errors.Is(err, unix.EADDRINUSE) {
+	inode := ns.Sys().(*syscall.Stat_t).Ino
+	path := filepath.Join(lockDir, fmt.Sprintf("node-%d.lock", inode))
+	if err := os.MkdirAll(lockDir, 0o755); err != nil {
 		return nil, fmt.Errorf("take the node's lock: %w", err)
 	}
-	who := ""
-	if pid := lockHolder(); pid != 0 {
-		who = fmt.Sprintf(" (process %d)", pid)
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, fmt.Errorf("take the node's lock: %w (run kproxy as root)", err)
 	}
-	return nil, fmt.Errorf("another kproxy%s is already running in this network namespace; stop it first, or run this one in a namespace of its own", who)
+	err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+	if err == nil {
+		err = errors.Join(f.Truncate(0), writePID(f))
+	}
+	switch {
+	case errors.Is(err, unix.EWOULDBLOCK):
+		defer f.Close()
+		return nil, fmt.Errorf("another kproxy%s is already running in this network namespace; stop it first, or run this one in a namespace of its own", holder(f))
+	case err != nil:
+		f.Close()
+		return nil, fmt.Errorf("take the node's lock: %w", err)
+	}
+	return func() { f.Close() }, nil
 }
 
-// lockHolder asks the kernel for the process that listens on the lock; 0 if it
-// can't be told.
-func lockHolder() int {
-	c, err := net.Dial("unix", lockName)
-	if err != nil {
-		return 0
+func writePID(f *os.File) error {
+	_, err := fmt.Fprintln(f, os.Getpid())
+	return err
+}
+
+// holder names the process that has the lock, as far as the file tells.
+func holder(f *os.File) string {
+	var pid int
+	if _, err := fmt.Fscan(f, &pid); err != nil {
+		return ""
 	}
-	defer c.Close()
-	raw, err := c.(*net.UnixConn).SyscallConn()
-	if err != nil {
-		return 0
-	}
-	pid := 0
-	raw.Control(func(fd uintptr) {
-		if cred, err := unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED); err == nil {
-			pid = int(cred.Pid)
-		}
-	})
-	return pid
+	return fmt.Sprintf(" (process %d)", pid)
 }

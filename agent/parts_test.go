@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -87,6 +88,7 @@ func TestHeartbeat(t *testing.T) {
 			},
 			refresh: func(time.Duration) error { refreshed.Add(1); return nil },
 			expire:  func() error { expired.Add(1); return nil },
+			revived: func() {},
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -123,16 +125,30 @@ func TestHeartbeat(t *testing.T) {
 	})
 }
 
-// TestRefusals: only an endpoint that answered a SYN with a reset counts, for a while.
+// TestRefusals: an endpoint that answered a SYN with a reset, and refuses the
+// node as well, counts for a while; its refusals are let through once the
+// recall is done. One that refuses a single client doesn't count.
 func TestRefusals(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		kicks := 0
-		r := refusals{kick: func() { kicks++ }}
+		var kicks, let atomic.Int32
+		var lets atomic.Int64
+		var healthy atomic.Bool
+		r := refusals{
+			kick: func() { kicks.Add(1) }, log: slog.New(slog.DiscardHandler),
+			confirm: func(netip.AddrPort) error {
+				if healthy.Load() {
+					return nil
+				}
+				return syscall.ECONNREFUSED
+			},
+			let: func(_ netip.AddrPort, d time.Duration) error { let.Add(1); lets.Store(int64(d)); return nil },
+		}
 		endpoint := netip.MustParseAddrPort("10.2.0.2:8080")
 		flow := conntrack.Flow{
 			Protocol: service.TCP, OrigPackets: 1, ReplyPackets: 1, ReplySrc: endpoint,
 			OrigDst: netip.MustParseAddrPort("10.96.0.10:80"),
 		}
+		happen := func(f conntrack.Flow) { r.ended(f); synctest.Wait() }
 		for name, change := range map[string]func(*conntrack.Flow){
 			"a connection that carried something": func(f *conntrack.Flow) { f.OrigPackets = 5 },
 			"UDP":                                 func(f *conntrack.Flow) { f.Protocol = service.UDP },
@@ -140,14 +156,24 @@ func TestRefusals(t *testing.T) {
 		} {
 			f := flow
 			change(&f)
-			if r.ended(f); r.now(time.Now()) != nil {
+			if happen(f); len(r.now(time.Now())) != 0 {
 				t.Errorf("%s counts as refused", name)
 			}
 		}
-		r.ended(flow)
-		r.ended(flow)
-		if got := r.now(time.Now()); !got[endpoint] || kicks != 1 {
-			t.Errorf("after two refusals: %v, %d kicks; want the endpoint and one kick", got, kicks)
+		healthy.Store(true)
+		if happen(flow); len(r.now(time.Now())) != 0 || kicks.Load() != 0 || time.Duration(lets.Load()) != selectiveMemory {
+			t.Errorf("refused to one client: %v, %d kicks, let through for %s; want only the last", r.now(time.Now()), kicks.Load(), time.Duration(lets.Load()))
+		}
+		healthy.Store(false)
+		happen(flow)
+		happen(flow)
+		if got := r.now(time.Now()); !got[endpoint] || kicks.Load() != 1 || let.Load() != 1 {
+			t.Errorf("after two refusals: %v, %d kicks, let through %d times; want the endpoint, one kick, and nothing let through yet", got, kicks.Load(), let.Load())
+		}
+		time.Sleep(recallTime)
+		synctest.Wait()
+		if let.Load() != 2 {
+			t.Error("after the recall its refusals aren't let through")
 		}
 		time.Sleep(refusalMemory + time.Second)
 		if got := r.now(time.Now()); len(got) != 0 {

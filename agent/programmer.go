@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -22,6 +24,7 @@ type programmer struct {
 	rules   rules
 	log     *slog.Logger
 	changed func() // tells the fast loop that Programmed or Failed changed
+	applied func() // tells it that rules were written: flows may have begun without them
 
 	latest atomic.Pointer[plan.Plan]
 	wake   chan struct{} // 1 slot: triggers coalesce
@@ -30,6 +33,8 @@ type programmer struct {
 	// Owned by run.
 	have  kernel.Ruleset
 	known bool // have is what the kernel holds
+	// failing is what the last pass wanted, if it failed.
+	failing *kernel.Ruleset
 
 	mu     sync.Mutex // guards result, which the fast loop reads
 	result programResult
@@ -45,8 +50,8 @@ type programResult struct {
 	took       time.Duration
 }
 
-func newProgrammer(r rules, log *slog.Logger, changed func()) *programmer {
-	return &programmer{rules: r, log: log, changed: changed, wake: make(chan struct{}, 1), portal: make(chan struct{})}
+func newProgrammer(r rules, log *slog.Logger, changed, applied func()) *programmer {
+	return &programmer{rules: r, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{})}
 }
 
 // adopt starts from what an earlier kproxy left in the kernel. Call it before run.
@@ -90,17 +95,19 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 	defer retry.Stop()
 	wait := retryFirst
 	for {
+		again := false // although the last pass failed for the same rules
 		select {
 		case <-ctx.Done():
 			return nil
 		case why := <-damaged:
 			g.log.Warn("kproxy's rules were changed by somebody else; repairing", "found", why)
-			g.known = false
+			g.known, again = false, true
 		case <-g.wake:
 		case <-retry.C:
+			again = true
 		}
 		p := g.latest.Load()
-		if p == nil {
+		if p == nil || !again && g.failedFor(p) {
 			continue
 		}
 		if err := g.pass(ctx, p); err != nil && ctx.Err() == nil {
@@ -114,10 +121,25 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 	}
 }
 
+// failedFor reports whether the last pass failed, and p wants nothing else than
+// its plan did: then it is the retry's turn, and no plan brings it forward.
+func (g *programmer) failedFor(p *plan.Plan) bool {
+	return g.failing != nil && kernel.Diff(*g.failing, g.rules.render(p)).Empty()
+}
+
 // pass brings the kernel to p.
 func (g *programmer) pass(ctx context.Context, p *plan.Plan) error {
-	start := time.Now()
 	want := g.rules.render(p)
+	err := g.bring(ctx, p, want)
+	if g.failing = nil; err != nil {
+		g.failing = &want
+	}
+	return err
+}
+
+// bring brings the kernel to want, which was rendered of p.
+func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Ruleset) error {
+	start := time.Now()
 	if !g.known {
 		have, err := g.rules.Observe(ctx)
 		if err != nil {
@@ -134,6 +156,7 @@ func (g *programmer) pass(ctx context.Context, p *plan.Plan) error {
 		return g.finish(start, g.rules.programmed(want, want, p), nil, nil)
 	}
 	applied, err := g.rules.Apply(ctx, ops)
+	defer g.applied()
 	if err == nil && len(applied.Failed) == 0 {
 		g.have = want
 		g.rules.watch.Expect(want)
@@ -150,7 +173,7 @@ func (g *programmer) pass(ctx context.Context, p *plan.Plan) error {
 	failed := map[service.Key]plan.Failure{}
 	for k, why := range applied.Failed {
 		if s := p.Find(k); s != nil {
-			failed[k] = plan.Failure{Since: start, Reason: why.Error(), Hash: s.KernelHash}
+			failed[k] = g.failure(k, plan.Failure{Since: start, Reason: why.Error(), Hash: s.KernelHash})
 		}
 	}
 	if err == nil {
@@ -159,23 +182,60 @@ func (g *programmer) pass(ctx context.Context, p *plan.Plan) error {
 	return g.finish(start, g.rules.programmed(have, want, p), failed, err)
 }
 
-// openPortal is the first step on a node that has none of kproxy's rules: it
-// programs what leads to userspace, which takes a moment, before the rules of
-// all services, which may take many seconds. Until those are in the kernel,
-// userspace serves everything.
+// openPortal is the first step: it programs what leads to userspace, which
+// takes a moment, before the rules of all services, which may take many seconds
+// or fail. Until those are in the kernel, userspace serves everything.
 func (g *programmer) openPortal(ctx context.Context, p *plan.Plan) error {
-	if len(g.have.Chains[service.IPv4]) > 0 {
+	select {
+	case <-g.portal:
 		return nil
+	default:
 	}
-	none := &plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Policy: p.Policy}
-	want := g.rules.render(none)
-	if _, err := g.rules.Apply(ctx, kernel.Diff(g.have, want)); err != nil {
-		g.known = false
-		return fmt.Errorf("open the portal: %w", err)
+	shared := g.rules.render(&plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Policy: p.Policy})
+	want := withShared(g.have, shared)
+	if ops := kernel.Diff(g.have, want); !ops.Empty() {
+		if _, err := g.rules.Apply(ctx, ops); err != nil {
+			g.known = false
+			return fmt.Errorf("open the portal: %w", err)
+		}
 	}
 	g.have = want
 	g.portalReady()
 	return nil
+}
+
+// withShared returns have with the sets, chains and jumps that all services
+// share. A chain that is empty in shared is one that services fill: if there is
+// one, an earlier kproxy filled it, and it stays.
+func withShared(have, shared kernel.Ruleset) kernel.Ruleset {
+	out := kernel.Ruleset{Sets: slices.Clone(have.Sets)}
+	for _, s := range shared.Sets {
+		if !slices.ContainsFunc(have.Sets, func(h kernel.Set) bool { return h.Name == s.Name }) {
+			out.Sets = append(out.Sets, s)
+		}
+	}
+	slices.SortFunc(out.Sets, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
+	for f := range service.Families {
+		chains := slices.Clone(have.Chains[f])
+		for _, c := range shared.Chains[f] {
+			i := slices.IndexFunc(chains, func(h kernel.Chain) bool { return h.Table == c.Table && h.Name == c.Name })
+			switch {
+			case i < 0:
+				chains = append(chains, c)
+			case len(c.Rules) > 0:
+				chains[i] = c
+			}
+		}
+		slices.SortFunc(chains, kernel.CompareChains)
+		out.Chains[f] = chains
+		out.Jumps[f] = slices.Clone(have.Jumps[f])
+		for _, j := range shared.Jumps[f] {
+			if !slices.Contains(out.Jumps[f], j) {
+				out.Jumps[f] = append(out.Jumps[f], j)
+			}
+		}
+	}
+	return out
 }
 
 // portalReady lets the heartbeat begin.
@@ -185,6 +245,15 @@ func (g *programmer) portalReady() {
 	default:
 		close(g.portal)
 	}
+}
+
+// failure returns f, since when it is known: a retry that fails in the same way
+// is no other failure.
+func (g *programmer) failure(k service.Key, f plan.Failure) plan.Failure {
+	if was, ok := g.report().failed[k]; ok && was.Hash == f.Hash && was.Reason == f.Reason {
+		return was
+	}
+	return f
 }
 
 // finish publishes the outcome of a pass; nil programmed leaves the last.

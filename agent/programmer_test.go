@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -28,8 +29,9 @@ type modelHost struct {
 // xtables lock.
 type gate struct {
 	kernel.Backend
-	failing error // guarded by mu
-	applied int   // guarded by mu
+	failing error       // guarded by mu
+	refuses service.Key // whose chains are refused; guarded by mu
+	applied int         // guarded by mu
 	mu      sync.Mutex
 }
 
@@ -40,7 +42,19 @@ func (g *gate) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, error
 		return kernel.Applied{}, g.failing
 	}
 	g.applied++
-	return g.Backend.Apply(ctx, ops)
+	refused := false
+	for f := range ops.Chains {
+		ops.Chains[f] = slices.DeleteFunc(slices.Clone(ops.Chains[f]), func(c kernel.Chain) bool {
+			owned := c.Owner == g.refuses && c.Owner != service.Key{}
+			refused = refused || owned
+			return owned || refused && c.Name == "KPROXY-DISPATCH"
+		})
+	}
+	applied, err := g.Backend.Apply(ctx, ops)
+	if refused {
+		applied.Failed = map[service.Key]error{g.refuses: errors.New("invalid argument")}
+	}
+	return applied, err
 }
 
 func (g *gate) fail(err error) {
@@ -79,7 +93,7 @@ func newModelHost(t *testing.T) *modelHost {
 		Backend: m.backend, watch: &expectations{},
 		render: iptables.NewRenderer(o).Render, programmed: iptables.Programmed, adopted: iptables.Adopted,
 	}
-	m.programmer = newProgrammer(r, slog.New(slog.DiscardHandler), func() { m.changes++ })
+	m.programmer = newProgrammer(r, slog.New(slog.DiscardHandler), func() { m.changes++ }, func() {})
 	return m
 }
 
@@ -165,7 +179,7 @@ func TestProgrammerRetries(t *testing.T) {
 		time.Sleep(retryFirst / 2)
 		synctest.Wait()
 		m.backend.fail(nil)
-		time.Sleep(retryFirst)
+		time.Sleep(4 * retryFirst)
 		synctest.Wait()
 		if r := m.report(); len(r.programmed) != 2 || r.lastErr != nil {
 			t.Errorf("after the retry %d services are programmed, error %v; want 2 and none", len(r.programmed), r.lastErr)
@@ -212,7 +226,7 @@ func TestProgrammerAdopts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := newProgrammer(m.rules, m.log, func() {})
+	next := newProgrammer(m.rules, m.log, func() {}, func() {})
 	next.adopt(have, p)
 	if r := next.report(); len(r.programmed) != len(p.Services) {
 		t.Errorf("%d services count as programmed at once, want %d", len(r.programmed), len(p.Services))
@@ -220,5 +234,79 @@ func TestProgrammerAdopts(t *testing.T) {
 	applied := m.backend.applied
 	if err := next.pass(t.Context(), p); err != nil || m.backend.applied != applied {
 		t.Errorf("the first pass: error %v, %d applications; want nothing to do", err, m.backend.applied-applied)
+	}
+}
+
+// TestOneRefusedServiceDoesNotSpin: while a service's chains are refused, plans
+// that change nothing for the kernel don't bring the retry forward, and the
+// failure stays one failure.
+func TestOneRefusedServiceDoesNotSpin(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newModelHost(t)
+		p := twoServices()
+		m.backend.refuses = p.Services[1].Port.Key
+		m.changed = func() { m.program(p) } // as the fast loop does
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.run(ctx, nil) }()
+		m.program(p)
+		synctest.Wait()
+		first := m.report().failed[m.backend.refuses]
+		if first.Reason == "" {
+			t.Fatal("the refused service isn't reported")
+		}
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		// 0.5, 1, 2, 4, 8, 16 and 30 seconds apart.
+		if n := m.report().passes; n > 8 {
+			t.Errorf("%d passes in a minute, want the back-off's few", n)
+		}
+		if again := m.report().failed[m.backend.refuses]; again != first {
+			t.Errorf("the failure is now %+v, was %+v; want the same", again, first)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestPortalOpensAfterARestart: on a node that has rules of an earlier kproxy,
+// the portal is put right first, and opens although a service is refused.
+func TestPortalOpensAfterARestart(t *testing.T) {
+	m := newModelHost(t)
+	old := twoServices()
+	if err := m.pass(t.Context(), old); err != nil {
+		t.Fatal(err)
+	}
+	next := newModelHost(t).programmer
+	next.rules = m.rules
+	now := kerneltest.Plan(plan.ModeIPTables, old.Services[0],
+		kerneltest.Service("b", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.2.0.3:8080")))
+	// Somebody has damaged the portal meanwhile, and b's new chain is refused.
+	if _, err := m.host.Run(t.Context(), []byte("*nat\n:KPROXY-PORTAL - [0:0]\nCOMMIT\n"), "iptables-nft-restore", "--noflush"); err != nil {
+		t.Fatal(err)
+	}
+	m.backend.refuses = now.Services[1].Port.Key
+	if err := next.pass(t.Context(), now); err == nil {
+		t.Fatal("the pass succeeded although a service was refused")
+	}
+	select {
+	case <-next.portal:
+	default:
+		t.Error("the portal isn't open")
+	}
+	have, err := m.rules.Observe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range m.rules.render(now).Chains[service.IPv4] {
+		if c.Name != "KPROXY-PORTAL" && c.Name != "KPROXY-SERVICES" {
+			continue
+		}
+		i := slices.IndexFunc(have.Chains[service.IPv4], func(h kernel.Chain) bool { return h.Table == c.Table && h.Name == c.Name })
+		if i < 0 || !slices.Equal(have.Chains[service.IPv4][i].Rules, c.Rules) {
+			t.Errorf("chain %s isn't as it should be", c.Name)
+		}
 	}
 }

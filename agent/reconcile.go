@@ -79,6 +79,7 @@ func (a *Agent) portalDamaged() bool {
 	}
 	if found != "" {
 		a.log.Warn("the portal's sets were changed by somebody else; repairing", "found", found)
+		a.sweepOwed.Store(true)
 	}
 	return found != ""
 }

@@ -1,48 +1,67 @@
 package agent
 
 import (
+	"context"
+	"log/slog"
+	"net"
 	"net/netip"
 	"sync"
+	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/service"
 )
 
 // refusals are the endpoints that refused a connection of the kernel data plane
-// a moment ago, as the ends of flows tell. Safe for concurrent use.
+// a moment ago, as the ends of flows tell. The kernel has swallowed the refusal,
+// so the client's next SYN, a second later, is a new connection. Safe for
+// concurrent use.
 type refusals struct {
 	kick func()
+	log  *slog.Logger
+	// confirm connects to an endpoint from the node's own address. One that
+	// refuses a single client must not recall a service for all of them.
+	confirm func(netip.AddrPort) error
+	// let makes the kernel let refusals of an endpoint through for a while: of one
+	// that refuses single clients, and where a service can't be recalled.
+	let func(netip.AddrPort, time.Duration) error
 
 	mu    sync.Mutex // events come while plans are made
 	until map[netip.AddrPort]time.Time
 }
 
-// A refusal is remembered for as long as the first back-off lasts: after that,
-// health checks have found out, or the next refusal counts again.
 const (
+	// refusalMemory is how long a refusal is remembered: as long as the first
+	// back-off lasts. After that, health checks have found out, or the next
+	// refusal counts again.
 	refusalMemory = 10 * time.Second
-	refusalsMost  = 10_000 // endpoints; far more than refuse at one time
+	// recallTime is ample for a recall. Until then every refusal is swallowed.
+	recallTime = 500 * time.Millisecond
+	// selectiveMemory is for endpoints that refuse single clients.
+	selectiveMemory = time.Minute
+	// refusalsMost is far more endpoints than refuse at one time.
+	refusalsMost = 10_000
 )
 
-// ended looks at a flow that has ended.
+// ended looks at a flow that has ended. It doesn't wait for anything.
 func (r *refusals) ended(f conntrack.Flow) {
 	if !refused(&f) {
 		return
 	}
 	r.mu.Lock()
+	defer r.mu.Unlock()
 	if r.until == nil {
 		r.until = map[netip.AddrPort]time.Time{}
 	}
 	now := time.Now()
-	_, known := r.until[f.ReplySrc]
-	if known || len(r.until) < refusalsMost {
-		r.until[f.ReplySrc] = now.Add(refusalMemory)
+	if until, known := r.until[f.ReplySrc]; known && now.Before(until) || len(r.until) >= refusalsMost {
+		return
 	}
-	r.mu.Unlock()
-	if !known {
-		r.kick()
-	}
+	r.until[f.ReplySrc] = time.Time{} // being looked at
+	go r.look(f.ReplySrc)
 }
 
 // refused reports whether f was a connection that its endpoint answered with a
@@ -51,20 +70,70 @@ func refused(f *conntrack.Flow) bool {
 	return f.Protocol == service.TCP && f.Rewritten() && f.OrigPackets == 1 && f.ReplyPackets == 1
 }
 
-// now returns the endpoints that refused lately; nil for none.
+// look finds out whether an endpoint refuses everybody.
+func (r *refusals) look(endpoint netip.AddrPort) {
+	if r.confirm(endpoint) == nil {
+		r.log.Info("an endpoint refused a connection of one client only", "endpoint", endpoint)
+		r.forget(endpoint)
+		r.letThrough(endpoint, selectiveMemory)
+		return
+	}
+	r.mu.Lock()
+	r.until[endpoint] = time.Now().Add(refusalMemory)
+	r.mu.Unlock()
+	r.kick()
+	time.AfterFunc(recallTime, func() { r.letThrough(endpoint, refusalMemory) })
+}
+
+func (r *refusals) letThrough(endpoint netip.AddrPort, d time.Duration) {
+	if err := r.let(endpoint, d); err != nil {
+		r.log.Warn("refusals of an endpoint can't be let through", "endpoint", endpoint, "error", err)
+	}
+}
+
+func (r *refusals) forget(endpoint netip.AddrPort) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.until, endpoint)
+}
+
+// now returns the endpoints that refuse everybody.
 func (r *refusals) now(t time.Time) map[netip.AddrPort]bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if len(r.until) == 0 {
-		return nil
-	}
-	out := map[netip.AddrPort]bool{}
+	var out map[netip.AddrPort]bool
 	for e, until := range r.until {
-		if t.After(until) {
+		switch {
+		case until.IsZero():
+		case t.After(until):
 			delete(r.until, e)
-		} else {
+		default:
+			if out == nil {
+				out = map[netip.AddrPort]bool{}
+			}
 			out[e] = true
 		}
 	}
 	return out
+}
+
+// confirmTimeout bounds the look at an endpoint; a client waits for a second.
+const confirmTimeout = 500 * time.Millisecond
+
+// connectOnce connects to an endpoint from the node's own address and hangs up.
+func connectOnce(endpoint netip.AddrPort, mark uint32) error {
+	ctx, cancel := context.WithTimeout(context.Background(), confirmTimeout)
+	defer cancel()
+	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
+		ctrlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)) })
+		if ctrlErr != nil {
+			return ctrlErr
+		}
+		return err
+	}}
+	c, err := d.DialContext(ctx, "tcp", endpoint.String())
+	if err != nil {
+		return err
+	}
+	return c.Close()
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -107,9 +108,12 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	if err := a.routing.Ensure(); err != nil {
 		return err
 	}
-	a.programmer = newProgrammer(r, a.log, a.kick)
+	a.refusals.kick, a.refusals.log = a.kick, a.log
+	a.refusals.confirm = func(e netip.AddrPort) error { return connectOnce(e, a.marks().Own()) }
+	a.refusals.let = func(e netip.AddrPort, d time.Duration) error { return kernel.LetRefusals(a.sets, e, d) }
+	a.programmer = newProgrammer(r, a.log, a.kick, a.oweSweep)
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.portal,
-		probe: a.userspace.Probe, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log}
+		probe: a.userspace.Probe, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log, revived: a.oweSweep}
 	return nil
 }
 

@@ -20,11 +20,14 @@ func (a *Agent) Status() plan.Status {
 		Version: a.version, Mode: a.policy.Mode, Node: a.node, UptimeSeconds: int64(now.Sub(a.started).Seconds()),
 		Sources: []plan.SourceStatus{}, Capabilities: []plan.CapStatus{}, Services: []plan.ServiceStatus{},
 	}
+	if a.isSetUp.Load() {
+		st.Sources = a.sourceStatus()
+	}
 	p := a.current.Load()
 	if p == nil {
 		return st // Run may still be setting up what is read below
 	}
-	st.Alive, st.Sources, st.Capabilities, st.Sync = a.heart.alive.Load(), a.sourceStatus(), capabilities(a.caps), a.syncStatus()
+	st.Alive, st.Capabilities, st.Sync = a.heart.alive.Load(), capabilities(a.caps), a.syncStatus()
 	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}

@@ -73,8 +73,14 @@ func TestEndpointThatResets(t *testing.T) {
 		for _, target := range frontends(m) {
 			r := w.burst(target, 30)
 			by, failed := r.ByBackend(), len(r.Failed())
-			if by["b1"] != 0 || by["b2"] < 10 || by["b3"] < 10 || plane == service.PreferKernel && failed != 10 {
-				t.Errorf("%s to %s: %s; want at least 10 each of b2 and b3", plane, target, r)
+			// In the kernel a client's acknowledgement that crosses the reset counts as
+			// a new connection and takes a turn of the round robin.
+			least := 10
+			if plane == service.PreferKernel {
+				least = 7
+			}
+			if by["b1"] != 0 || by["b2"] < least || by["b3"] < least || plane == service.PreferKernel && failed < least {
+				t.Errorf("%s to %s: %s; want at least %d each of b2 and b3", plane, target, r, least)
 			}
 			for _, f := range r.Failed() {
 				if !strings.Contains(f.Err.Error(), "reset") {

@@ -235,6 +235,7 @@ func (w *world) traffic(network string, target netip.AddrPort, rate float64) *la
 	w.Helper()
 	c := lab.TrafficConfig{
 		From: w.net.Client, Network: network, Target: target, Rate: rate, Count: int(rate * 200), Timeout: 8 * time.Second,
+		Concurrency: 1024, // time-outs of one moment must not thin out the next
 	}
 	if network == "udp" {
 		c.FirstPort = 20000

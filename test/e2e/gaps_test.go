@@ -1,0 +1,86 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// sender sends datagrams from one port all the time, like a resolver or a
+// statistics client: to the kernel, that is one flow as long as it lasts.
+func (w *world) sender(target netip.AddrPort) (answered func() error) {
+	w.Helper()
+	c, err := w.net.Client.Dial(w.ctx, "udp", target.String())
+	w.must(err)
+	ctx, cancel := context.WithCancel(w.ctx)
+	w.Cleanup(func() { cancel(); c.Close() })
+	go func() {
+		for ctx.Err() == nil {
+			_, _ = c.Write([]byte("hello"))
+			time.Sleep(50 * time.Millisecond)
+		}
+	}()
+	return func() error {
+		if err := c.SetReadDeadline(time.Now().Add(100 * time.Millisecond)); err != nil {
+			return err
+		}
+		_, err := c.Read(make([]byte, 100))
+		return err
+	}
+}
+
+// TestFlowsThatBeganWithoutRules: a UDP client that was sending before kproxy
+// started, or while somebody had flushed its rules, gets answers once they are
+// there, although its flow never ends.
+func TestFlowsThatBeganWithoutRules(t *testing.T) {
+	w := newWorld(t)
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	// Without any rule of conntrack's, nothing would be tracked before the start.
+	w.node("iptables", "-t", "nat", "-A", "PREROUTING", "-m", "comment", "--comment", "foreign")
+	early := w.sender(frontends(m)[0])
+	time.Sleep(300 * time.Millisecond)
+	w.start()
+	w.eventually(10*time.Second, "an answer to who sent before the start", early)
+	w.pin("web", "datagram", service.PreferKernel)
+
+	w.node("iptables", "-t", "nat", "-F")
+	meanwhile := w.sender(frontends(m)[0])
+	w.eventually(10*time.Second, "an answer to who began after the flush", meanwhile)
+}
+
+// TestManifestsThatAreLate: a path that isn't there at start, on a disk that is
+// mounted late, doesn't look like one whose services were deleted.
+func TestManifestsThatAreLate(t *testing.T) {
+	w := newWorld(t)
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start()
+	w.ask(w.net.Client, "tcp", frontends(m)[0])
+	w.await("web", "line", plan.IPTables, plan.StateOffloaded)
+	w.must(w.proxy.Stop(10 * time.Second))
+	away := filepath.Join(w.dir, "away")
+	w.must(os.Rename(w.manifests, away))
+	w.must(w.proxy.Start())
+	w.eventually(10*time.Second, "the status to name the path", func() error {
+		st, err := w.client.Status(w.ctx)
+		if err == nil && (len(st.Sources) != 1 || st.Sources[0].Synced || st.Sources[0].Error == "") {
+			err = errors.New("it says nothing")
+		}
+		return err
+	})
+	time.Sleep(time.Second)
+	for _, target := range frontends(m) {
+		w.ask(w.net.Client, "tcp", target)
+	}
+	w.must(os.Rename(away, w.manifests))
+	w.await("web", "line", plan.IPTables, plan.StateOffloaded)
+}
