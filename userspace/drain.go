@@ -80,6 +80,11 @@ func (s *Server) closeAll() {
 	for _, l := range s.udp {
 		l.Close()
 	}
+	s.prober.mu.Lock() // a Probe ends soon after stop
+	for _, l := range s.udp {
+		l.closeProber()
+	}
+	s.prober.mu.Unlock()
 	s.receivers.Wait()
 	if s.pipes != nil {
 		s.pipes.close()

@@ -18,7 +18,7 @@ import (
 
 // prober is the Server's own client, for Probe.
 type prober struct {
-	mu    sync.Mutex // one probe at a time
+	mu    sync.Mutex // one probe at a time; guards the listeners' prober too
 	count uint64
 }
 
@@ -121,19 +121,40 @@ func (s *Server) refusal(ctx context.Context, l *tcpListener) error {
 // may be lost.
 const probeResend = 100 * time.Millisecond
 
-// probeUDP sends a datagram to l from a socket whose address l knows.
+// probeUDP sends a datagram to l from a socket whose address l knows. While all
+// is well it's the same one each time: a new one would be a new flow for the
+// kernel to track.
 func (s *Server) probeUDP(ctx context.Context, l *udpListener) error {
-	c, err := s.dialers.udp(source{}, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
-	if absent(err) {
-		return nil
+	if l.prober == nil {
+		c, err := s.dialers.udp(source{}, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
+		if absent(err) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		from := addrPort(c.LocalAddr())
+		l.prober = c
+		l.probe.Store(&from)
 	}
+	err := s.exchange(ctx, l.prober)
 	if err != nil {
-		return err
+		l.closeProber()
 	}
-	defer c.Close()
-	from := addrPort(c.LocalAddr())
-	l.probe.Store(&from)
-	defer l.probe.Store(nil)
+	return err
+}
+
+// closeProber closes the socket of l's probes; the next one opens another.
+func (l *udpListener) closeProber() {
+	l.probe.Store(nil)
+	if l.prober != nil {
+		l.prober.Close()
+		l.prober = nil
+	}
+}
+
+// exchange sends a datagram until it comes back.
+func (s *Server) exchange(ctx context.Context, c *net.UDPConn) error {
 	s.prober.count++
 	want := binary.BigEndian.AppendUint64(nil, s.prober.count)
 	for {
@@ -146,6 +167,9 @@ func (s *Server) probeUDP(ctx context.Context, l *udpListener) error {
 		}
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if s.isStopped() {
+			return errors.New("not serving")
 		}
 	}
 }

@@ -34,7 +34,8 @@ type udpListener struct {
 	server *Server
 	addr   netip.AddrPort
 	family service.Family
-	probe  atomic.Pointer[netip.AddrPort] // its datagrams are answered: see Probe
+	prober *net.UDPConn                   // of Probe, nil before its first one
+	probe  atomic.Pointer[netip.AddrPort] // prober's; datagrams from there are answered
 
 	mu       sync.Mutex // guards sessions
 	sessions map[sessionKey]*session

@@ -383,10 +383,15 @@ func TestProbe(t *testing.T) {
 	s := start(t, Config{Origin: newOrigins(), TCPOrigin: kernelOrigin}, testPlan())
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
+	var prober *net.UDPConn
 	for range 3 {
 		if err := s.Probe(ctx); err != nil {
 			t.Fatal(err)
 		}
+		if s.udp[0].prober != prober && prober != nil {
+			t.Error("each probe is a new flow")
+		}
+		prober = s.udp[0].prober
 	}
 	stuck := func() bool {
 		short, stop := context.WithTimeout(ctx, 100*time.Millisecond)
