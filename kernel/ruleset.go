@@ -31,7 +31,9 @@ type Jump struct {
 	From  string // built-in chain
 	Rule  string // in the form iptables-save prints it, without "-A FROM "
 	// Last puts the rule at the end of the built-in chain instead of its
-	// beginning, so that the host's own rules come first.
+	// beginning, so that the host's own rules come first; but before a rule
+	// that rejects or drops everything, which is a policy in disguise. One that
+	// is read back behind such a rule isn't Last.
 	Last bool
 }
 

@@ -2,6 +2,7 @@ package iptables_test
 
 import (
 	"bufio"
+	"context"
 	"errors"
 	"fmt"
 	"net"
@@ -10,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
@@ -83,5 +85,45 @@ func TestWhoHearsOfRefusals(t *testing.T) {
 			s.t.Fatal(err)
 		}
 		check("let through", kerneltest.ErrRefused)
+	})
+}
+
+// TestForwardEndsWithReject: a host whose FORWARD chain ends with a rule that
+// rejects everything lets connections to endpoints through, whether that rule
+// was there first or came in front of kproxy's; and the host's other rules win.
+func TestForwardEndsWithReject(t *testing.T) {
+	onEachKernel(t, func(s *scene) {
+		firewall := s.variant.Program[s.family]
+		reject := s.addr("icmp-host-prohibited", "icmp6-adm-prohibited")
+		established := fmt.Sprintf("%s -I FORWARD 1 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT; ", firewall)
+		terminal := fmt.Sprintf("-m comment --comment end -j REJECT --reject-with %s; ", reject)
+		p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("web", service.TCP, kerneltest.Cluster(s.virtual(1)), s.endpoints(2)))
+		check := func(when string, want map[string]int) {
+			s.t.Helper()
+			s.expect(when, want, s.asks(2, 1, service.TCP, s.virtual(1)))
+			have, err := s.backend.Observe(context.Background())
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			if diff := cmp.Diff(kernel.Ops{}, kernel.Diff(have, s.have)); diff != "" {
+				s.t.Errorf("%s: not in place (-want +got):\n%s", when, diff)
+			}
+		}
+		run(s.t, established+firewall+" -A FORWARD "+terminal)
+		s.program(p)
+		check("rule was there first", map[string]int{"two": 2})
+
+		run(s.t, firewall+" -I FORWARD 1 "+terminal+established)
+		s.expect("behind it", 0, s.asks(1, 1, service.TCP, s.virtual(1))["two"])
+		have, err := s.backend.Observe(context.Background())
+		if err != nil {
+			s.t.Fatal(err)
+		}
+		s.have = have
+		s.program(p)
+		check("moved", map[string]int{"two": 2})
+
+		run(s.t, fmt.Sprintf("%s -I FORWARD 1 -s %s -j DROP", firewall, s.Address(s.family, 1)))
+		s.expect("a rule of the host", 0, s.asks(1, 1, service.TCP, s.virtual(1))["two"])
 	})
 }

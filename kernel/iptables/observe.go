@@ -43,7 +43,7 @@ var ownTables = []string{"filter", "mangle", "nat"}
 // ParseSave picks kproxy's chains, and the rules of built-in chains that lead to
 // one of them, out of what iptables-save printed.
 func ParseSave(text []byte) ([]kernel.Chain, []kernel.Jump, error) {
-	p := saveParser{index: map[string]int{}}
+	p := saveParser{index: map[string]int{}, closed: map[string]bool{}}
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	lines.Buffer(nil, 1<<20)
 	for lines.Scan() {
@@ -56,7 +56,8 @@ func ParseSave(text []byte) ([]kernel.Chain, []kernel.Jump, error) {
 type saveParser struct {
 	table  string // current one; empty for one that isn't kproxy's business
 	chains []kernel.Chain
-	index  map[string]int // of this table's own chains
+	index  map[string]int  // of this table's own chains
+	closed map[string]bool // this table's built-in chains, from a rule on that nothing gets past
 	jumps  []kernel.Jump
 }
 
@@ -64,6 +65,7 @@ func (p *saveParser) line(s string) {
 	switch {
 	case strings.HasPrefix(s, "*"):
 		clear(p.index)
+		clear(p.closed)
 		if p.table = s[1:]; !slices.Contains(ownTables, p.table) {
 			p.table = ""
 		}
@@ -79,7 +81,9 @@ func (p *saveParser) line(s string) {
 		if i, own := p.index[name]; own {
 			p.chains[i].Rules = append(p.chains[i].Rules, rule)
 		} else if t := target(rule); kernel.Own(t) {
-			p.jumps = append(p.jumps, kernel.Jump{Table: p.table, From: name, Rule: rule, Last: t == chainAccept})
+			p.jumps = append(p.jumps, kernel.Jump{Table: p.table, From: name, Rule: rule, Last: t == chainAccept && !p.closed[name]})
+		} else if refusesAll(rule) {
+			p.closed[name] = true
 		}
 	}
 }

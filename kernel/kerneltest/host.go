@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -137,14 +138,22 @@ func (h *Host) change(f service.Family, name string, t table, line string) error
 	}
 	switch word {
 	case "-A", "-I":
-		rule = strings.TrimPrefix(rule, "1 ")
+		at := 1
+		if number, rest, _ := strings.Cut(rule, " "); word == "-I" {
+			if n, err := strconv.Atoi(number); err == nil {
+				at, rule = n, rest
+			}
+		}
+		if at < 1 || at > len(t[chain])+1 {
+			return fmt.Errorf("%s: index of insertion too big", line)
+		}
 		if err := h.valid(f, name, t, rule); err != nil {
 			return fmt.Errorf("%s: %w", line, err)
 		}
 		if word == "-A" {
 			t[chain] = append(slices.Clone(t[chain]), rule)
 		} else {
-			t[chain] = append([]string{rule}, t[chain]...)
+			t[chain] = slices.Insert(slices.Clone(t[chain]), at-1, rule)
 		}
 	case "-D":
 		at := slices.Index(t[chain], rule)
@@ -237,9 +246,20 @@ func (j *Jumper) Exists(tbl, chain string, spec ...string) (bool, error) {
 	return slices.Contains(j.host.tables[j.family][tbl][chain], join(spec)), nil
 }
 
-// Insert adds a rule at the beginning.
-func (j *Jumper) Insert(tbl, chain string, _ int, spec ...string) error {
-	return j.run(tbl, "-I "+chain+" 1 "+join(spec))
+// List returns the chain's rules as iptables -S does.
+func (j *Jumper) List(tbl, chain string) ([]string, error) {
+	j.host.mu.Lock()
+	defer j.host.mu.Unlock()
+	out := []string{"-P " + chain + " ACCEPT"}
+	for _, r := range j.host.tables[j.family][tbl][chain] {
+		out = append(out, "-A "+chain+" "+r)
+	}
+	return out, nil
+}
+
+// Insert adds a rule before the one with number pos.
+func (j *Jumper) Insert(tbl, chain string, pos int, spec ...string) error {
+	return j.run(tbl, fmt.Sprintf("-I %s %d %s", chain, pos, join(spec)))
 }
 
 // Append adds a rule at the end.
