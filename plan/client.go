@@ -36,17 +36,27 @@ func (s *Service) Serves(f *Frontend) bool {
 
 // Masquerades reports whether the node's address replaces c's on the way to
 // the endpoint at backend.
-func (f *Frontend) Masquerades(c Client, backend netip.Addr, pods []netip.Prefix) bool {
-	if c.Address == backend {
-		return true // hairpin: the reply would never come back through this node
+func (f *Frontend) Masquerades(c Client, backend netip.Addr, p *Policy) bool {
+	if c.Address == backend || !c.Node && p.bypasses(c.Address, backend) {
+		return true // the reply would never come back through this node
 	}
 	switch f.Masquerade {
 	case MasqueradeAlways:
 		return true
 	case MasqueradeUnlessPod:
-		return !contains(pods, c.Address)
+		return !contains(p.PodCIDRs, c.Address)
 	case MasqueradeNodeLocal:
 		return c.Node
+	}
+	return false
+}
+
+// bypasses reports whether two hosts answer each other without passing this node.
+func (p *Policy) bypasses(a, b netip.Addr) bool {
+	for _, l := range p.Links {
+		if l.Contains(a) && l.Contains(b) {
+			return true
+		}
 	}
 	return false
 }

@@ -99,7 +99,7 @@ func (s *Service) standing(st standing, f *facts) *Service {
 
 func samePolicy(a, b *Policy) bool {
 	return a.Mode == b.Mode && a.PanicThreshold == b.PanicThreshold &&
-		a.MasqueradeAll == b.MasqueradeAll && slices.Equal(a.PodCIDRs, b.PodCIDRs)
+		a.MasqueradeAll == b.MasqueradeAll && slices.Equal(a.PodCIDRs, b.PodCIDRs) // Links are no service's own
 }
 
 func sameHost(a, b *service.Node) bool {

@@ -44,6 +44,10 @@ type Policy struct {
 	PanicThreshold        float64       // usable share of endpoints at or below which health is ignored; 0 means only when all are down
 	MasqueradeAll         bool
 	PodCIDRs              []netip.Prefix // local-traffic detector; empty means none configured
+	// Links are networks that the node is directly connected to and whose hosts
+	// answer each other without passing it. Where client and endpoint are in
+	// one, the connection is masqueraded, or the answers would never come back.
+	Links []netip.Prefix
 }
 
 // Capability is one thing this host can or can't do.

@@ -40,8 +40,7 @@ func (s *Server) prepare(p *plan.Plan) {
 	if p == s.plans.last {
 		return
 	}
-	pods := p.Policy.PodCIDRs
-	s.table.pods.Store(&pods)
+	s.table.policy.Store(&p.Policy)
 	s.beneath.Store(p.Kernel != plan.None && p.Kernel != "")
 	old := s.plans.last.Services
 	for _, next := range p.Services {

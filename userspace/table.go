@@ -14,7 +14,7 @@ import (
 type table struct {
 	fronts *index[portal, front]
 	addrs  *index[netip.Addr, int] // service addresses: how many fronts each has
-	pods   atomic.Pointer[[]netip.Prefix]
+	policy atomic.Pointer[plan.Policy]
 }
 
 // portal is a service address; for a node port its address is the zero Addr,
@@ -57,13 +57,16 @@ func (t *table) lookup(proto service.Protocol, orig netip.AddrPort, local func(n
 	return f, true
 }
 
-// podCIDRs returns what plans need to know of this cluster's pods.
-func (t *table) podCIDRs() []netip.Prefix {
-	if p := t.pods.Load(); p != nil {
-		return *p
+// rules returns the policy of the last plan.
+func (t *table) rules() *plan.Policy {
+	if p := t.policy.Load(); p != nil {
+		return p
 	}
-	return nil
+	return &plan.Policy{}
 }
+
+// podCIDRs returns what plans need to know of this cluster's pods.
+func (t *table) podCIDRs() []netip.Prefix { return t.rules().PodCIDRs }
 
 // set makes v answer at each of its frontends.
 func (t *table) set(v *view) {
@@ -107,7 +110,7 @@ func (t *table) count(k portal, by int) {
 // link-local, and a service's own address, which is what the node connects
 // from where service addresses are on an interface of it (mode ipvs).
 func (t *table) source(f front, c plan.Client, backend netip.Addr) source {
-	if f.Masquerades(c, backend, t.podCIDRs()) || c.Address.IsLoopback() || c.Address.IsLinkLocalUnicast() {
+	if f.Masquerades(c, backend, t.rules()) || c.Address.IsLoopback() || c.Address.IsLinkLocalUnicast() {
 		return source{}
 	}
 	if _, own := t.addrs.get(c.Address); own && c.Node {

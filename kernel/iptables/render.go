@@ -44,7 +44,7 @@ func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
 		if f == service.IPv6 && r.options.SkipIPv6 {
 			continue
 		}
-		s := shared{Options: r.options, family: f, beneath: beneath}
+		s := shared{Options: r.options, family: f, beneath: beneath, links: p.Policy.Links}
 		out.Jumps[f] = s.jumps()
 		out.Chains[f] = s.chains()
 		if beneath {

@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"net/netip"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
@@ -31,6 +32,7 @@ type shared struct {
 	Options
 	family  service.Family
 	beneath bool
+	links   []netip.Prefix // whose hosts answer each other without passing the node
 }
 
 func (s shared) set(base string) string { return kernel.FamilySet(base, s.family) }
@@ -123,12 +125,19 @@ func (s shared) postrouting() []string {
 	if s.RandomFully {
 		masquerade += " --random-fully"
 	}
-	return []string{
+	out := []string{
 		comment("hairpin: an endpoint that reaches itself") + " -m conntrack --ctstate DNAT " + inSet(s.set(kernel.SetEndpoint), "dst,dst,src") + " " + setMark(m.Masquerade, m.Masquerade),
+	}
+	for _, l := range s.links {
+		if service.FamilyOf(l.Addr()) == s.family {
+			out = append(out, fmt.Sprintf("-s %s -d %s %s -m conntrack --ctstate DNAT %s %s", l, l,
+				comment("the endpoint would answer without passing this node"), inSet(s.set(kernel.SetEndpoint), "dst,dst,dst"), setMark(m.Masquerade, m.Masquerade)))
+		}
+	}
+	return append(out,
 		fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m.Masquerade, m.Masquerade),
 		setMark(m.Masquerade, 0),
-		masquerade,
-	}
+		masquerade)
 }
 
 func (s shared) refuse() string {

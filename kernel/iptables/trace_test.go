@@ -359,7 +359,7 @@ func wanted(p *plan.Plan, s *plan.Service, f *plan.Frontend, c plan.Client) []fa
 	seen := map[fate]bool{}
 	for _, b := range s.Backends(f, c, p.Policy.PodCIDRs) {
 		if b.Weight > 0 {
-			seen[fate{b.Address.String(), f.Masquerades(c, b.Address.Addr(), p.Policy.PodCIDRs)}] = true
+			seen[fate{b.Address.String(), f.Masquerades(c, b.Address.Addr(), &p.Policy)}] = true
 		}
 	}
 	return slices.SortedFunc(maps.Keys(seen), func(a, b fate) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
