@@ -67,11 +67,11 @@ type Agent struct {
 	carried    carried
 	refusals   refusals
 
-	trigger   chan struct{} // 1 slot: triggers coalesce
-	sweepOwed atomic.Bool   // the next pass looks at every conntrack entry
-	current   atomic.Pointer[plan.Plan]
-	sync      syncState
-	events    events
+	trigger chan struct{} // 1 slot: triggers coalesce
+	sweeps  sweeps
+	current atomic.Pointer[plan.Plan]
+	sync    syncState
+	events  events
 }
 
 // New returns an Agent that does nothing before Run.

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"kproxy.dev/kproxy/conntrack"
@@ -15,21 +16,24 @@ import (
 
 // forgetStaleFlows deletes the entries that would keep clients away from where
 // p wants their packets to go. Most plans can't have made any; but rules that
-// were missing for a while, a portal that was closed, or a sweep that failed
-// may have left some.
+// were missing for a while or came late, a portal that was closed, or a sweep
+// that failed may have left some.
 func (a *Agent) forgetStaleFlows(old, p *plan.Plan) error {
 	a.accounting.SetPlan(p)
-	owed := a.sweepOwed.Swap(false)
-	err := a.sweep(old, p, owed)
+	owed, former := a.sweeps.take()
+	err := a.sweep(append(former, old), p, owed)
 	if err != nil {
-		a.sweepOwed.Store(true)
+		a.sweeps.owe(former...)
 	}
 	return err
 }
 
-func (a *Agent) sweep(old, p *plan.Plan, all bool) error {
+// sweep looks at the entries that going from the former plans to p may have
+// made stale; the last of them is p's predecessor.
+func (a *Agent) sweep(former []*plan.Plan, p *plan.Plan, all bool) error {
+	old := former[len(former)-1]
 	if all || conntrack.MayBeStale(old, p) {
-		if err := a.deleteStale(old, p); err != nil {
+		if err := a.deleteStale(former, p); err != nil {
 			return err
 		}
 	}
@@ -44,25 +48,59 @@ func (a *Agent) sweep(old, p *plan.Plan, all bool) error {
 }
 
 // oweSweep asks for a pass that looks at every entry. It is called when flows
-// may have begun while the way to their endpoints wasn't there: UDP clients
-// would otherwise stay with what conntrack remembers for as long as they send.
-func (a *Agent) oweSweep() {
-	a.sweepOwed.Store(true)
+// may have begun while the way to their endpoints wasn't there, or was still
+// that of an earlier plan: UDP clients would otherwise stay with what conntrack
+// remembers for as long as they send.
+func (a *Agent) oweSweep(former ...*plan.Plan) {
+	a.sweeps.owe(former...)
 	a.kick()
 }
 
-func (a *Agent) deleteStale(old, p *plan.Plan) error {
+// sweeps are the looks at every conntrack entry that are due. Safe for
+// concurrent use; the zero value is ready.
+type sweeps struct {
+	mu     sync.Mutex // the loops owe, the fast one takes
+	due    bool
+	former []*plan.Plan // whose rules were in the kernel until a moment ago
+}
+
+func (s *sweeps) owe(former ...*plan.Plan) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.due, s.former = true, append(s.former, former...)
+}
+
+func (s *sweeps) take() (due bool, former []*plan.Plan) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	due, former = s.due, s.former
+	s.due, s.former = false, nil
+	return due, former
+}
+
+func (a *Agent) deleteStale(former []*plan.Plan, p *plan.Plan) error {
 	flows, err := a.conntrack.List(service.UDP)
 	if err != nil {
 		return err
 	}
 	_, udp := a.userspace.Ports()
 	sessions := a.udpSessions()
-	stale := conntrack.Stale(flows, old, p, conntrack.StaleConfig{
+	c := conntrack.StaleConfig{
 		Listeners: []uint16{udp}, Local: a.userspace.Local,
 		HasSession: func(f conntrack.Flow) bool { return sessions[session{f.OrigSrc, f.OrigDst}] },
-	})
-	return a.deleteFlows(stale)
+	}
+	for _, old := range former {
+		stale := conntrack.Stale(flows, old, p, c)
+		if err := a.deleteFlows(stale); err != nil {
+			return err
+		}
+		deleted := make(map[conntrack.Flow]bool, len(stale))
+		for _, f := range stale {
+			deleted[f] = true
+		}
+		flows = slices.DeleteFunc(flows, func(f conntrack.Flow) bool { return deleted[f] })
+	}
+	return nil
 }
 
 func (a *Agent) deleteFlows(flows []conntrack.Flow) error {

@@ -24,7 +24,9 @@ type programmer struct {
 	rules   rules
 	log     *slog.Logger
 	changed func() // tells the fast loop that Programmed or Failed changed
-	applied func() // tells it that rules were written: flows may have begun without them
+	// applied tells it that rules were written: until then flows may have begun
+	// without them, or by those of an earlier plan, nil if that isn't known.
+	applied func(was *plan.Plan)
 
 	latest atomic.Pointer[plan.Plan]
 	wake   chan struct{} // 1 slot: triggers coalesce
@@ -33,6 +35,8 @@ type programmer struct {
 	// Owned by run.
 	have  kernel.Ruleset
 	known bool // have is what the kernel holds
+	// was is the last plan whose rules were written as a whole.
+	was *plan.Plan
 	// failing is what the last pass wanted, if it failed.
 	failing *kernel.Ruleset
 
@@ -50,7 +54,7 @@ type programResult struct {
 	took       time.Duration
 }
 
-func newProgrammer(r rules, log *slog.Logger, changed, applied func()) *programmer {
+func newProgrammer(r rules, log *slog.Logger, changed func(), applied func(was *plan.Plan)) *programmer {
 	return &programmer{rules: r, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{})}
 }
 
@@ -152,13 +156,14 @@ func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Rulese
 	}
 	ops := kernel.Diff(g.have, want)
 	if ops.Empty() {
+		g.was = p
 		g.rules.watch.Expect(want)
 		return g.finish(start, g.rules.programmed(want, want, p), nil, nil)
 	}
 	applied, err := g.rules.Apply(ctx, ops)
-	defer g.applied()
+	defer g.applied(g.was)
 	if err == nil && len(applied.Failed) == 0 {
-		g.have = want
+		g.have, g.was = want, p
 		g.rules.watch.Expect(want)
 		g.log.Debug("programmed the kernel", "chains", applied.Chains, "rules", applied.Rules, "entries", applied.Entries, "took", time.Since(start))
 		return g.finish(start, g.rules.programmed(want, want, p), nil, nil)

@@ -93,7 +93,7 @@ func newModelHost(t *testing.T) *modelHost {
 		Backend: m.backend, watch: &expectations{},
 		render: iptables.NewRenderer(o).Render, programmed: iptables.Programmed, adopted: iptables.Adopted,
 	}
-	m.programmer = newProgrammer(r, slog.New(slog.DiscardHandler), func() { m.changes++ }, func() {})
+	m.programmer = newProgrammer(r, slog.New(slog.DiscardHandler), func() { m.changes++ }, func(*plan.Plan) {})
 	return m
 }
 
@@ -214,6 +214,30 @@ func TestProgrammerRepairs(t *testing.T) {
 	}
 }
 
+// TestProgrammerTellsWhatItReplaced: whoever looks for flows that began by rules
+// of an earlier plan learns which plan that was, also when a pass failed between.
+func TestProgrammerTellsWhatItReplaced(t *testing.T) {
+	m := newModelHost(t)
+	var told []*plan.Plan
+	m.applied = func(was *plan.Plan) { told = append(told, was) }
+	full, empty := twoServices(), &plan.Plan{Mode: plan.ModeIPTables, Kernel: plan.IPTables}
+	pass := func(p *plan.Plan, wantErr bool) {
+		t.Helper()
+		if err := m.pass(t.Context(), p); (err != nil) != wantErr {
+			t.Fatalf("pass: %v, want an error: %v", err, wantErr)
+		}
+	}
+	pass(full, false)
+	m.backend.fail(errors.New("no memory"))
+	pass(empty, true)
+	m.backend.fail(nil)
+	pass(empty, false)
+	pass(full, false)
+	if want := []*plan.Plan{nil, full, full, empty}; !slices.Equal(told, want) {
+		t.Errorf("told of %v, want %v", told, want)
+	}
+}
+
 // TestProgrammerAdopts: rules that an earlier kproxy left count as programmed
 // before the first pass.
 func TestProgrammerAdopts(t *testing.T) {
@@ -226,7 +250,7 @@ func TestProgrammerAdopts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := newProgrammer(m.rules, m.log, func() {}, func() {})
+	next := newProgrammer(m.rules, m.log, func() {}, func(*plan.Plan) {})
 	next.adopt(have, p)
 	if r := next.report(); len(r.programmed) != len(p.Services) {
 		t.Errorf("%d services count as programmed at once, want %d", len(r.programmed), len(p.Services))

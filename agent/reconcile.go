@@ -79,7 +79,7 @@ func (a *Agent) portalDamaged() bool {
 	}
 	if found != "" {
 		a.log.Warn("the portal's sets were changed by somebody else; repairing", "found", found)
-		a.sweepOwed.Store(true)
+		a.sweeps.owe()
 	}
 	return found != ""
 }
@@ -129,7 +129,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 func (a *Agent) inputs(now time.Time, old *plan.Plan) plan.Inputs {
 	r := a.programmer.report()
 	return plan.Inputs{
-		Now: now, Snapshot: a.source.Latest(), Health: a.prober.View(), Caps: a.capsNow(), Policy: a.policy,
+		Now: now, Snapshot: a.source.Latest(), Health: a.prober.View(), Caps: a.capsNow(), Policy: a.policyNow(),
 		Observed: plan.Observed{
 			Carried: a.carried.counts(), Programmed: r.programmed, Refused: a.refusals.now(now), Adopted: a.adopted,
 		},
