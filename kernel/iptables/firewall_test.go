@@ -127,3 +127,45 @@ func TestForwardEndsWithReject(t *testing.T) {
 		s.expect("a rule of the host", 0, s.asks(1, 1, service.TCP, s.virtual(1))["two"])
 	})
 }
+
+// TestForwardAcceptsOnlyEndpoints: where FORWARD drops what it doesn't know,
+// connections that others' rules rewrote aren't let through, and those to an
+// endpoint are for as long as they last.
+func TestForwardAcceptsOnlyEndpoints(t *testing.T) {
+	onEachKernel(t, func(s *scene) {
+		firewall := s.variant.Program[s.family]
+		foreign := netip.MustParseAddrPort(s.virtual(9))
+		run(s.t, fmt.Sprintf("%[1]s -P FORWARD DROP; %[1]s -A FORWARD -m conntrack --ctstate NEW -j ACCEPT; "+
+			"%[1]s -t nat -A PREROUTING -d %[2]s -p tcp -j DNAT --to-destination %[3]s", firewall, foreign.Addr(),
+			netip.AddrPortFrom(s.Address(s.family, 3), 8080)))
+		udp := func(host int) *plan.Plan {
+			return kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("dns", service.UDP, kerneltest.Cluster(s.virtual(1)), s.endpoints(host)))
+		}
+		s.program(udp(2))
+		if _, _, err := s.Ask(1, service.TCP, foreign); !errors.Is(err, kerneltest.ErrTimeout) {
+			s.t.Errorf("rewritten by others: %v, want %v", err, kerneltest.ErrTimeout)
+		}
+		var c net.Conn
+		s.On(1, func() {
+			var err error
+			if c, err = net.Dial("udp", s.virtual(1)); err != nil {
+				s.t.Fatal(err)
+			}
+		})
+		defer c.Close()
+		ask := func(when string) {
+			s.t.Helper()
+			_ = c.SetDeadline(time.Now().Add(time.Second))
+			_, _ = c.Write([]byte("?"))
+			buf := make([]byte, 100)
+			n, err := c.Read(buf)
+			if got := string(buf[:n]); !strings.HasPrefix(got, "two ") {
+				s.t.Errorf("%s: %q, %v; want an answer of two", when, got, err)
+			}
+		}
+		ask("new")
+		ask("established")
+		s.program(udp(3))
+		ask("after the endpoint left the service")
+	})
+}

@@ -169,15 +169,22 @@ func (s shared) refusals() []string {
 }
 
 // forward accepts, as kube-proxy does, what is masqueraded and what is
-// established, where the host's policy is to drop; but only connections whose
-// destination was rewritten.
+// established, where the host's policy is to drop; but only connections to
+// endpoints: others' rewritten ones (Docker's published ports) are others' to
+// let through. Connections are marked when they begin, because an endpoint may
+// leave the set before its connections end. The bit is the lower one of the own
+// mark, which means nothing by itself on packets.
 func (s shared) forward() []string {
 	out := []string{s.refuse()}
 	if s.beneath {
-		m := s.Marks.Masquerade
+		m, accepted := s.Marks.Masquerade, s.Marks.Own()&^s.Marks.Transparent
 		out = append(out,
+			"-m conntrack --ctstate NEW -m conntrack --ctstate DNAT "+inSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+
+				fmt.Sprintf(" -j CONNMARK --set-xmark %#x/%#x", accepted, accepted),
 			"-m conntrack --ctstate DNAT "+hasMark(m, m)+" "+comment("to endpoints, masqueraded")+" -j ACCEPT",
-			"-m conntrack --ctstate RELATED,ESTABLISHED -m conntrack --ctstate DNAT "+comment("connections that were let through")+" -j ACCEPT")
+			"-m conntrack --ctstate ESTABLISHED -m conntrack --ctstate DNAT "+fmt.Sprintf("-m connmark --mark %#x/%#x ", accepted, accepted)+
+				comment("connections that were let through")+" -j ACCEPT",
+			"-m conntrack --ctstate RELATED -m conntrack --ctstate DNAT "+comment("and errors about them")+" -j ACCEPT")
 	}
 	return out
 }
