@@ -48,7 +48,16 @@ func (a *Agent) affinityToKernel(s *plan.Service) error {
 	for c := range table.All(time.Now()) {
 		clients = append(clients, kernel.Client{Address: c.Client, Endpoint: c.Endpoint, Remaining: c.Remaining})
 	}
-	return kernel.SeedAffinity(a.sets, s.Port.Key, clients)
+	return kernel.SeedAffinity(a.sets, s.Port.Key, addresses(s), clients)
+}
+
+// addresses are those of s's endpoints, usable or not.
+func addresses(s *plan.Service) []netip.AddrPort {
+	out := make([]netip.AddrPort, len(s.Endpoints))
+	for i := range s.Endpoints {
+		out[i] = s.Endpoints[i].Address
+	}
+	return out
 }
 
 func (a *Agent) affinityToUserspace(s *plan.Service) error {
@@ -56,11 +65,7 @@ func (a *Agent) affinityToUserspace(s *plan.Service) error {
 	if table == nil {
 		return nil
 	}
-	endpoints := make([]netip.AddrPort, len(s.Endpoints))
-	for i := range s.Endpoints {
-		endpoints[i] = s.Endpoints[i].Address
-	}
-	clients, err := kernel.ReadAffinity(a.sets, s.Port.Key, endpoints)
+	clients, err := kernel.ReadAffinity(a.sets, s.Port.Key, addresses(s))
 	if err != nil {
 		return err
 	}

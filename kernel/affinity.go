@@ -32,24 +32,55 @@ func EndpointAffinity(k service.Key, endpoint netip.AddrPort) Set {
 func isAffinitySet(name string) bool { return strings.HasPrefix(name, Prefix+"AFF-") }
 
 // SeedAffinity makes clients keep their endpoints when k moves to the kernel.
-// Clients of endpoints that have no set (they aren't used any more) are passed over.
-func SeedAffinity(store SetStore, k service.Key, clients []Client) error {
+// Clients of endpoints that have no set (they aren't used any more) are passed
+// over. Endpoints are all of k's: a client may be in another's set from an
+// earlier time in the kernel, and the rules take the first that has it.
+func SeedAffinity(store SetStore, k service.Key, endpoints []netip.AddrPort, clients []Client) error {
 	type batch struct {
 		endpoint netip.AddrPort
 		seconds  uint32
 	}
 	batches := map[batch][]string{}
+	kept := map[netip.AddrPort][]string{} // what each endpoint has, of any lifetime
 	for _, c := range clients {
 		b := batch{c.Endpoint, uint32((c.Remaining + time.Second - 1) / time.Second)}
 		if b.seconds > 0 {
 			batches[b] = append(batches[b], c.Address.String())
+			kept[c.Endpoint] = append(kept[c.Endpoint], c.Address.String())
 		}
 	}
 	for b, addresses := range batches {
 		s := EndpointAffinity(k, b.endpoint)
-		if err := store.Add(s, b.seconds, addresses...); err != nil && !errors.Is(err, ErrNotFound) {
+		err := store.Add(s, b.seconds, addresses...)
+		if err != nil && !errors.Is(err, ErrNotFound) {
 			return fmt.Errorf("seed affinity of %s: %w", k, err)
 		}
+		if err != nil {
+			delete(kept, b.endpoint) // these clients are wherever they are
+		}
+	}
+	for _, e := range endpoints {
+		if err := forgetElsewhere(store, k, e, kept); err != nil {
+			return fmt.Errorf("seed affinity of %s: %w", k, err)
+		}
+	}
+	return nil
+}
+
+// forgetElsewhere deletes from e's set the clients that other endpoints of its
+// family have been given.
+func forgetElsewhere(store SetStore, k service.Key, e netip.AddrPort, kept map[netip.AddrPort][]string) error {
+	var others []string
+	for o, addresses := range kept {
+		if o != e && o.Addr().Is4() == e.Addr().Is4() {
+			others = append(others, addresses...)
+		}
+	}
+	if len(others) == 0 {
+		return nil
+	}
+	if err := store.Delete(EndpointAffinity(k, e), others...); err != nil && !errors.Is(err, ErrNotFound) {
+		return err
 	}
 	return nil
 }

@@ -238,6 +238,7 @@ func TestAlive(t *testing.T) {
 func TestAffinityMoves(t *testing.T) {
 	key := service.Key{Namespace: "default", Name: "web", Protocol: service.TCP}
 	a, b, gone := netip.MustParseAddrPort("10.1.0.1:80"), netip.MustParseAddrPort("[fd01::1]:80"), netip.MustParseAddrPort("10.1.0.9:80")
+	c := netip.MustParseAddrPort("10.1.0.2:80")
 	clients := []kernel.Client{
 		{Address: netip.MustParseAddr("192.0.2.1"), Endpoint: a, Remaining: time.Hour},
 		{Address: netip.MustParseAddr("192.0.2.2"), Endpoint: a, Remaining: 2 * time.Hour},
@@ -247,15 +248,19 @@ func TestAffinityMoves(t *testing.T) {
 	}
 	want := []kernel.Client{clients[0], clients[1], clients[4]}
 	onEachStore(t, func(t *testing.T, s kernel.SetStore) {
-		for _, e := range []netip.AddrPort{a, b} {
+		for _, e := range []netip.AddrPort{a, b, c} {
 			if err := s.Create(kernel.EndpointAffinity(key, e)); err != nil {
 				t.Fatal(err)
 			}
 		}
-		if err := kernel.SeedAffinity(s, key, clients); err != nil {
-			t.Fatal(err)
+		// An earlier stay in the kernel left the first client with another endpoint.
+		old := []kernel.Client{{Address: clients[0].Address, Endpoint: c, Remaining: time.Hour}}
+		for _, seed := range [][]kernel.Client{old, clients} {
+			if err := kernel.SeedAffinity(s, key, []netip.AddrPort{c, a, b, gone}, seed); err != nil {
+				t.Fatal(err)
+			}
 		}
-		got, err := kernel.ReadAffinity(s, key, []netip.AddrPort{a, b, gone})
+		got, err := kernel.ReadAffinity(s, key, []netip.AddrPort{a, b, c, gone})
 		if err != nil {
 			t.Fatal(err)
 		}

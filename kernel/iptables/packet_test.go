@@ -156,7 +156,7 @@ func TestClientsStayWithTheirEndpoint(t *testing.T) {
 		// A client that userspace kept with "four" stays with it.
 		four := netip.AddrPortFrom(s.Address(s.family, 4), 8080)
 		node := s.NodeAddress(s.family, 4)
-		if err := kernel.SeedAffinity(s.sets, sticky.Port.Key, []kernel.Client{{Address: node, Endpoint: four, Remaining: time.Minute}}); err != nil {
+		if err := kernel.SeedAffinity(s.sets, sticky.Port.Key, []netip.AddrPort{four}, []kernel.Client{{Address: node, Endpoint: four, Remaining: time.Minute}}); err != nil {
 			s.t.Fatal(err)
 		}
 		s.On(0, func() {
