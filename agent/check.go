@@ -1,6 +1,10 @@
 package agent
 
 import (
+	"slices"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/source/file"
 )
 
@@ -22,10 +26,15 @@ func Check(paths []string, node string) (CheckReport, error) {
 	for _, p := range problems {
 		r.Problems = append(r.Problems, p.String())
 	}
-	for port, endpoints := range snapshot.All() {
-		r.Endpoints += len(endpoints)
-		for _, p := range port.Problems {
-			r.Problems = append(r.Problems, port.Source+": "+p)
+	for _, s := range plan.Compute(plan.Inputs{
+		Now: time.Now(), Snapshot: snapshot, Policy: renderPolicy(plan.ModeIPTables),
+		Caps: plan.Caps{IPTables: plan.Capability{Name: "iptables", Supported: true}},
+	}).Services {
+		r.Endpoints += len(s.Endpoints)
+		for _, p := range s.Problems {
+			if line := s.Port.Source + ": " + p; !slices.Contains(r.Problems, line) { // ports share annotations
+				r.Problems = append(r.Problems, line)
+			}
 		}
 	}
 	return r, nil

@@ -5,7 +5,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -20,27 +19,6 @@ var (
 	commit  = "unknown"
 )
 
-// Exit statuses of every command.
-const (
-	exitFailed = 1 // failed while running
-	exitUsage  = 2 // wrong usage, configuration or manifests
-	exitHost   = 3 // this host lacks something
-)
-
-// exitError carries the exit status of a command's error.
-type exitError struct {
-	status int
-	err    error
-}
-
-func (e *exitError) Error() string { return e.err.Error() }
-func (e *exitError) Unwrap() error { return e.err }
-
-// usageError marks what the user can mend on the command line or in a file.
-func usageError(format string, args ...any) error {
-	return &exitError{exitUsage, fmt.Errorf(format, args...)}
-}
-
 func main() {
 	ctx, stop := signalContext()
 	defer stop()
@@ -50,15 +28,6 @@ func main() {
 	}
 	fmt.Fprintln(os.Stderr, "kproxy:", err)
 	os.Exit(statusOf(err))
-}
-
-// statusOf returns the exit status for err.
-func statusOf(err error) int {
-	var e *exitError
-	if errors.As(err, &e) {
-		return e.status
-	}
-	return exitFailed
 }
 
 // signalContext ends with the first SIGTERM or SIGINT, so that a command can

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/kernel"
+)
+
+// Exit statuses of every command.
+const (
+	exitFailed = 1 // failed while running
+	exitUsage  = 2 // wrong usage, configuration or manifests
+	exitHost   = 3 // this host lacks something
+)
+
+// exitError carries the exit status of a command's error.
+type exitError struct {
+	status int
+	err    error
+}
+
+func (e *exitError) Error() string { return e.err.Error() }
+func (e *exitError) Unwrap() error { return e.err }
+
+// usageError marks what the user can mend on the command line or in a file.
+func usageError(format string, args ...any) error {
+	return &exitError{exitUsage, fmt.Errorf(format, args...)}
+}
+
+// statusOf returns the exit status for err.
+func statusOf(err error) int {
+	var e *exitError
+	if errors.As(err, &e) {
+		return e.status
+	}
+	return exitFailed
+}
+
+// hostError gives errors about what this host, or this version, lacks their
+// exit status.
+func hostError(err error) error {
+	var missing *kernel.Missing
+	switch {
+	case errors.As(err, &missing):
+		return &exitError{exitHost, err}
+	case errors.Is(err, os.ErrPermission) && os.Geteuid() != 0:
+		return &exitError{exitHost, fmt.Errorf("%w; run kproxy as root", err)}
+	case errors.Is(err, os.ErrPermission):
+		return &exitError{exitHost, err}
+	case errors.Is(err, agent.ErrNoMode):
+		return &exitError{exitUsage, err}
+	}
+	return err
+}
