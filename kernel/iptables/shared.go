@@ -202,8 +202,7 @@ func (s shared) input() []string {
 		p := userProtocols[i]
 		out = append(out, fmt.Sprintf("-p %s %s -m %s --dport %d -m conntrack --ctstate DNAT -j ACCEPT", p, comment("redirected to kproxy"), p, port))
 	}
-	t := s.Marks.Transparent
-	return append(out, fmt.Sprintf("%s -m connmark --mark %#x/%#x -m conntrack --ctdir REPLY -j ACCEPT", comment("answers of endpoints to kproxy"), t, t))
+	return append(out, hasMark(s.Marks.Transparent, s.Marks.Own())+" "+comment("answers of endpoints to kproxy")+" -j ACCEPT")
 }
 
 // ranges drops, before any rewriting, clients that an address isn't for
@@ -225,7 +224,7 @@ func (s shared) manglePrerouting() []string {
 	mark := setMark(t, s.Marks.Own())
 	out := []string{
 		s.ranges(),
-		fmt.Sprintf("-m connmark --mark %#x/%#x -m conntrack --ctdir REPLY %s %s", t, t, comment("answers to kproxy"), mark),
+		s.answers(),
 	}
 	if s.SocketMatch {
 		for _, p := range userProtocols {
@@ -236,13 +235,22 @@ func (s shared) manglePrerouting() []string {
 	return append(out, s.catchRefusals()...)
 }
 
+// answers marks what comes back on a connection of kproxy's. It goes by the
+// packet's own mark, not by conntrack's direction: where conntrack has forgotten
+// a connection and picks it up from an answer, the answer is the original
+// direction.
+func (s shared) answers() string {
+	t, own := s.Marks.Transparent, s.Marks.Own()
+	return fmt.Sprintf("-m mark ! --mark %#x/%#x -m connmark --mark %#x/%#x %s %s", own, own, t, t, comment("answers to kproxy"), setMark(t, own))
+}
+
 // mangleOutput does the same for endpoints on the node itself.
 func (s shared) mangleOutput() []string {
 	own, t := s.Marks.Own(), s.Marks.Transparent
 	out := []string{
 		s.ranges(),
 		fmt.Sprintf("%s %s -j CONNMARK --set-xmark %#x/%#x", hasMark(own, own), comment("connections of kproxy to endpoints"), t, t),
-		fmt.Sprintf("-m connmark --mark %#x/%#x -m conntrack --ctdir REPLY %s %s", t, t, comment("answers to kproxy"), setMark(t, own)),
+		s.answers(),
 	}
 	return append(out, s.catchRefusals()...)
 }
