@@ -187,6 +187,10 @@ func (r *runner) publish() {
 	}
 }
 
+// logMost is how many problems of one path are logged at a time; one mistake
+// that a program made is in every object. The status has them all.
+const logMost = 20
+
 // logNew logs what is wrong now and wasn't before.
 func (r *runner) logNew(before []Status) {
 	known := map[string]bool{}
@@ -196,10 +200,17 @@ func (r *runner) logNew(before []Status) {
 		}
 	}
 	for _, st := range r.Status() {
+		n := 0
 		for _, e := range st.Errors {
-			if !known[e] {
+			if known[e] {
+				continue
+			}
+			if n++; n <= logMost {
 				r.cfg.Logger.Warn("manifest", "problem", e)
 			}
+		}
+		if n > logMost {
+			r.cfg.Logger.Warn("manifest", "path", st.Name, "further problems", n-logMost)
 		}
 	}
 }
