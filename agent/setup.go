@@ -84,7 +84,7 @@ func (a *Agent) openUserspace() error {
 	p := probe.DefaultConfig()
 	p.Defaults, p.Mark, p.Logger = a.health, a.marks().Own(), a.log
 	a.prober = probe.New(p)
-	a.source = file.New(file.Config{Paths: a.cfg.Manifests, Node: a.node, Logger: a.log})
+	a.source = file.New(file.Config{Paths: a.cfg.Manifests, Node: a.node, NodeAddresses: a.cfg.NodeAddresses(), Logger: a.log})
 	return nil
 }
 

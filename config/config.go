@@ -16,7 +16,7 @@ type Config struct {
 	File       string   `json:"config"`     // path of a KubeProxyConfiguration (--config)
 
 	HostnameOverride    string   `json:"hostnameOverride"`      // this node's name; empty means the host name
-	NodeIPs             []string `json:"nodeIP"`                // this node's address, one per family; empty means detected
+	NodeIPs             []string `json:"nodeIP"`                // this node's address, one per family; empty means its Node object's
 	ClusterCIDRs        []string `json:"clusterCIDR"`           // the pods' networks, one per family
 	ExcludeClusterCIDRs []string `json:"excludeClusterCIDR"`    // networks of pods another proxy serves
 	DetectLocalMode     string   `json:"detectLocalMode"`       // empty or ClusterCIDR

@@ -198,4 +198,11 @@ status:
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
+	told := objects(t, nodes)
+	told.NodeAddresses = ips("192.168.7.7")
+	want := cases["node-1"]
+	want.Addresses = ips("192.168.7.7")
+	if diff := cmp.Diff(want, Build(told, "node-1").Node(), compareNetip); diff != "" {
+		t.Errorf("with addresses that were told (-want +got):\n%s", diff)
+	}
 }

@@ -1,6 +1,8 @@
 package source
 
 import (
+	"net/netip"
+
 	"slices"
 	"strings"
 
@@ -30,6 +32,9 @@ type Objects struct {
 	// Where says where a Service was read, for service.Port.Source. Nil says
 	// nothing.
 	Where func(*corev1.Service) string
+	// NodeAddresses are this node's, whatever its Node object says; empty for
+	// those of the object.
+	NodeAddresses []netip.Addr
 }
 
 // Build converts o for the node named node.
@@ -40,7 +45,11 @@ type Objects struct {
 // each of kube-proxy's per-family proxies does.
 func Build(o Objects, node string) *service.Snapshot {
 	var b service.Builder
-	b.SetNode(buildNode(o.Nodes, node))
+	n := buildNode(o.Nodes, node)
+	if len(o.NodeAddresses) > 0 {
+		n.Addresses = o.NodeAddresses
+	}
+	b.SetNode(n)
 	ix := newIndex(&o)
 	for _, svc := range o.Services {
 		if !Serves(svc) {

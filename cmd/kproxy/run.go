@@ -46,7 +46,7 @@ func runFlags(d config.Config) []cli.Flag {
 		&cli.StringFlag{Name: "master", Usage: "`URL` of the Kubernetes API"},
 		&cli.StringFlag{Name: "config", Usage: "`FILE` with a KubeProxyConfiguration"},
 		&cli.StringFlag{Name: "hostname-override", Usage: "`NAME` of this node (default: the host name)"},
-		&cli.StringSliceFlag{Name: "node-ip", Usage: "`ADDRESS` of this node, one per family (default: detected)"},
+		&cli.StringSliceFlag{Name: "node-ip", Usage: "`ADDRESS` of this node, one per family (default: those of its Node object)"},
 		&cli.StringSliceFlag{Name: "cluster-cidr", Usage: "`CIDR` of the pods, one per family; clients outside are masqueraded"},
 		&cli.StringSliceFlag{Name: "exclude-cluster-cidr", Usage: "`CIDR` of pods that another proxy serves; repeatable"},
 		&cli.StringFlag{Name: "detect-local-mode", Usage: "how pods are told from other clients: ClusterCIDR"},

@@ -3,6 +3,7 @@ package file
 import (
 	"context"
 	"log/slog"
+	"net/netip"
 	"sync/atomic"
 	"time"
 
@@ -26,6 +27,8 @@ type Config struct {
 	Paths  []string // files and directories, the first takes precedence
 	Node   string   // the node this kproxy runs on
 	Logger *slog.Logger
+	// NodeAddresses are this node's; empty for those of its Node object.
+	NodeAddresses []netip.Addr
 }
 
 // Status is what is known of one configured path.
@@ -175,7 +178,7 @@ func (r *runner) follow() bool {
 
 func (r *runner) publish() {
 	before, last := r.Status(), r.Latest()
-	snapshot, problems := r.store.build(r.cfg.Node)
+	snapshot, problems := r.store.build(r.cfg.Node, r.cfg.NodeAddresses...)
 	r.current.Store(&published{snapshot: snapshot, status: r.store.status(problems)})
 	r.logNew(before)
 	if last != nil && last.Hash() == snapshot.Hash() {

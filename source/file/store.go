@@ -3,6 +3,7 @@ package file
 import (
 	"crypto/sha256"
 	"fmt"
+	"net/netip"
 	"path/filepath"
 
 	corev1 "k8s.io/api/core/v1"
@@ -165,9 +166,9 @@ func (p place) String() string { return fmt.Sprintf("%s:%d", p.file, p.line) }
 
 // build converts what is in force. The problems are those of all files in the
 // order of precedence, by line, files that can't be read included.
-func (s *store) build(node string) (*service.Snapshot, []Problem) {
+func (s *store) build(node string, addresses ...netip.Addr) (*service.Snapshot, []Problem) {
 	var problems []Problem
-	var objects source.Objects
+	objects := source.Objects{NodeAddresses: addresses}
 	places := map[id]place{}
 	for _, name := range s.order {
 		f := s.files[name]
