@@ -45,8 +45,8 @@ var layout = []row{
 	{folder: "source/file", imports: "service source", third: kubernetes + " github.com/fsnotify/fsnotify golang.org/x/sync"},
 	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go"},
 	{folder: "config", imports: "service", third: "sigs.k8s.io/yaml"},
+	{folder: "agent", imports: "*", third: "github.com/hashicorp/go-multierror golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service", third: "github.com/prometheus/client_golang"},
-	{folder: "agent", imports: "*", third: "github.com/prometheus/client_golang github.com/hashicorp/go-multierror golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "lab", third: netlink},
 	{folder: "cmd/kproxy", imports: "*", third: "github.com/urfave/cli github.com/prometheus/client_golang golang.org/x/sync golang.org/x/sys golang.org/x/term"},
 }
