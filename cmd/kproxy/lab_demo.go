@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -32,8 +31,9 @@ type demo struct {
 
 // heldConn is a connection that must survive the whole story.
 type heldConn struct {
-	name string
-	conn *lab.Held
+	name  string
+	plane plan.DataPlane // that has to carry it
+	conn  *lab.Held
 	// ends is set when it is known to end with the process that carries it.
 	ends bool
 }
@@ -100,7 +100,7 @@ func (d *demo) userspace(ctx context.Context) error {
 	d.observe(svc.DataPlane == plan.Userspace, "data plane %s, state %s: %s", svc.DataPlane, svc.State, reasonTitle(&svc))
 	udp, err := d.net.Client.Ask(ctx, "udp", labService, "hello")
 	d.observe(err == nil, "UDP works too: %s answered a datagram (%v)", udp.Backend, errWord(err))
-	if err := d.hold(ctx, "opened in userspace"); err != nil {
+	if err := d.hold(ctx, "opened in userspace", plan.Userspace); err != nil {
 		return err
 	}
 	d.traffic, err = lab.StartTraffic(ctx, lab.TrafficConfig{From: d.net.Client, Network: "tcp", Target: labService, Rate: 50, Count: 50 * 120, Timeout: 5 * time.Second})
@@ -115,12 +115,12 @@ func errWord(err error) string {
 }
 
 // hold opens one more connection that has to last.
-func (d *demo) hold(ctx context.Context, name string) error {
+func (d *demo) hold(ctx context.Context, name string, plane plan.DataPlane) error {
 	h, err := lab.Hold(ctx, lab.HoldConfig{From: d.net.Client, Network: "tcp", Target: labService, Timeout: 5 * time.Second})
 	if err != nil {
 		return err
 	}
-	d.held = append(d.held, heldConn{name: name, conn: h})
+	d.held = append(d.held, heldConn{name: name, plane: plane, conn: h})
 	return nil
 }
 
@@ -172,7 +172,7 @@ func (d *demo) offload(ctx context.Context) error {
 		return err
 	}
 	d.observe(true, "data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
-	if err := d.hold(ctx, "opened in the kernel"); err != nil {
+	if err := d.hold(ctx, "opened in the kernel", svc.DataPlane); err != nil {
 		return err
 	}
 	sleep(ctx, time.Second)
@@ -186,7 +186,7 @@ func (d *demo) offload(ctx context.Context) error {
 			d.observe(false, "the connection %s is in `kproxy connections`", h.name)
 			continue
 		}
-		d.observe(true, "the connection %s is carried by %s to %s", h.name, rows[i].DataPlane, rows[i].Endpoint)
+		d.observe(rows[i].DataPlane == h.plane, "the connection %s is carried by %s to %s", h.name, rows[i].DataPlane, rows[i].Endpoint)
 	}
 	d.checkHeld()
 	d.checkTraffic(t)
@@ -255,7 +255,7 @@ func (d *demo) kill(ctx context.Context) error {
 		return err
 	}
 	for i := range d.held {
-		d.held[i].ends = strings.Contains(d.held[i].name, "userspace") // its sockets were kproxy's
+		d.held[i].ends = d.held[i].plane == plan.Userspace // its sockets were kproxy's
 	}
 	sleep(ctx, 3*time.Second+200*time.Millisecond)
 	d.expired = time.Now()
@@ -272,7 +272,9 @@ func (d *demo) comeBack(ctx context.Context) error {
 	if err := d.startProxy(ctx); err != nil {
 		return err
 	}
-	svc, err := d.await(ctx, 20*time.Second, "the offload after the restart", func(s plan.ServiceStatus) bool { return s.DataPlane == plan.DataPlane(d.mode) })
+	svc, err := d.await(ctx, 20*time.Second, "the offload after the restart", func(s plan.ServiceStatus) bool {
+		return s.DataPlane != plan.Userspace && s.State == plan.StateOffloaded
+	})
 	if err != nil {
 		return err
 	}
@@ -282,7 +284,7 @@ func (d *demo) comeBack(ctx context.Context) error {
 	d.checkHeld()
 	all := d.traffic.Stop()
 	outside := len(all.Since(d.expired).Failed()) + len(all.Failed()) - len(all.Since(d.killed).Failed())
-	d.say("in all %d connections; %d failed, all in the 3s in which a dead kproxy still attracted them", len(all), len(all.Failed()))
+	d.say("in all %d connections; %d failed in the 3s in which a dead kproxy still attracted them", len(all), len(all.Failed())-outside)
 	d.observe(outside == 0, "%d failed at any other time", outside)
 	for _, h := range d.held {
 		h.conn.Close()
