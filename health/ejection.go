@@ -110,16 +110,3 @@ func (e *Ejection) Until() time.Time {
 	}
 	return time.Time{}
 }
-
-// EjectionHolds reports whether the ejected ones of a service's usable
-// endpoints are to be skipped at now: whether any other is left. If none is,
-// they all serve. It is a rule about the moment of choosing, not of ejecting,
-// because the others may go later.
-func EjectionHolds(endpoints []*Ejection, now time.Time) bool {
-	for _, e := range endpoints {
-		if !e.Ejected(now) {
-			return true
-		}
-	}
-	return false
-}

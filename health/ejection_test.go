@@ -134,36 +134,6 @@ func TestEjectionInParallel(t *testing.T) {
 	}
 }
 
-func TestEjectionHoldsWhileOneIsLeft(t *testing.T) {
-	c := DefaultEjection()
-	eject := func(now time.Time) *Ejection {
-		e := new(Ejection)
-		for range c.Failures {
-			e.Failed(c, now)
-		}
-		return e
-	}
-	later := epoch.Add(3 * time.Second)
-	tests := map[string]struct {
-		endpoints []*Ejection
-		now       time.Time
-		want      bool
-	}{
-		"one is left":          {[]*Ejection{eject(epoch), new(Ejection)}, epoch, true},
-		"the only one":         {[]*Ejection{eject(epoch)}, epoch, false},
-		"all":                  {[]*Ejection{eject(epoch), eject(later)}, later, false},
-		"one is back on trial": {[]*Ejection{eject(epoch), eject(later)}, epoch.Add(5 * time.Second), true},
-		"none at all":          {nil, epoch, false},
-	}
-	for name, tt := range tests {
-		t.Run(name, func(t *testing.T) {
-			if got := EjectionHolds(tt.endpoints, tt.now); got != tt.want {
-				t.Errorf("holds: %t, want %t", got, tt.want)
-			}
-		})
-	}
-}
-
 func TestEjectionAllocatesNothing(t *testing.T) {
 	c := DefaultEjection()
 	var e Ejection
