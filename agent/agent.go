@@ -157,7 +157,7 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.prober.Run(ctx) })
 	g.Go(func() error { return a.fast(ctx) })
 	g.Go(func() error { return a.programmer.run(ctx, damaged) })
-	g.Go(func() error { return a.watch(ctx, damaged) })
+	g.Go(func() error { return a.watch(ctx, damaged, ended.Overflows) })
 	g.Go(func() error { return a.heart.run(ctx) })
 	g.Go(func() error { return a.rereadOnSignal(ctx) })
 	return g.Wait()

@@ -18,15 +18,20 @@ const watchEvery = 2 * time.Second
 
 // watch tells the programmer of damage to the rules, mends routes itself, and
 // asks for a new plan when the host begins or ceases to forward.
-func (a *Agent) watch(ctx context.Context, damaged chan<- error) error {
+func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func() uint64) error {
 	defer a.programmer.rules.watch.Close()
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
+	lost := uint64(0)
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-tick.C:
+		}
+		if n := overflows(); n != lost {
+			a.log.Warn("flows ended faster than they could be counted; the figures of the kernel's connections are too low", "overflows", n)
+			lost = n
 		}
 		a.watchForwarding(kernel.Forwarding())
 		a.watchLinks()
