@@ -73,14 +73,15 @@ func TestEndpointThatResets(t *testing.T) {
 		for _, target := range frontends(m) {
 			r := w.burst(target, 30)
 			by, failed := r.ByBackend(), len(r.Failed())
-			// In the kernel a client's acknowledgement that crosses the reset counts as
-			// a new connection and takes a turn of the round robin.
-			least := 10
+			fair := by["b1"] == 0 && by["b2"] >= 10 && by["b3"] >= 10
 			if plane == service.PreferKernel {
-				least = 7
+				// A client's acknowledgement that crosses the reset counts as a new
+				// connection there and takes a turn of the round robin, in the worst case
+				// always of the same endpoint: only the sum is certain.
+				fair = by["b1"] == 0 && failed > 0 && by["b2"]+by["b3"] >= 10
 			}
-			if by["b1"] != 0 || by["b2"] < least || by["b3"] < least || plane == service.PreferKernel && failed < least {
-				t.Errorf("%s to %s: %s; want at least %d each of b2 and b3", plane, target, r, least)
+			if !fair {
+				t.Errorf("%s to %s: %s; want b2 and b3 to answer in turn", plane, target, r)
 			}
 			for _, f := range r.Failed() {
 				if !strings.Contains(f.Err.Error(), "reset") {
