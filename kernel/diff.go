@@ -25,7 +25,8 @@ func (o SetOps) Empty() bool {
 
 // Empty reports whether there is nothing to do.
 func (o Ops) Empty() bool {
-	n := len(o.CreateSets) + len(o.AddEntries) + len(o.DelEntries) + len(o.DestroySets)
+	n := len(o.CreateSets) + len(o.AddEntries) + len(o.DelEntries) + len(o.DestroySets) +
+		len(o.Virtuals) + len(o.AddAddresses) + len(o.DelAddresses)
 	for f := range service.Families {
 		n += len(o.Chains[f]) + len(o.AddJumps[f]) + len(o.DelJumps[f]) + len(o.DelChains[f])
 	}
@@ -37,6 +38,8 @@ func (o Ops) Empty() bool {
 func Diff(have, want Ruleset) Ops {
 	sets := DiffSets(have.Sets, want.Sets)
 	ops := Ops{CreateSets: sets.Create, AddEntries: sets.Add, DelEntries: sets.Del, DestroySets: sets.Destroy}
+	ops.Virtuals = diffVirtuals(have.Virtuals, want.Virtuals)
+	ops.AddAddresses, ops.DelAddresses = lacking(want.Addresses, have.Addresses), lacking(have.Addresses, want.Addresses)
 	for f := range service.Families {
 		ops.Chains[f], ops.DelChains[f] = diffChains(have.Chains[f], want.Chains[f])
 		ops.AddJumps[f] = without(want.Jumps[f], have.Jumps[f])

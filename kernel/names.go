@@ -55,6 +55,16 @@ const (
 	SetEndpoint = Prefix + "ENDPOINT" // endpoints, for hairpin and forwarding rules
 )
 
+// The sets of virtual servers; all but those of node ports end in "-4" or "-6".
+const (
+	SetVirtual  = Prefix + "VIRTUAL"   // the virtual servers that are kproxy's
+	SetVIP      = Prefix + "VIP"       // the addresses on [DummyLink]
+	SetDrain    = Prefix + "DRAIN"     // real servers that drain, and how long yet
+	SetMasqAll  = Prefix + "MASQ-ALL"  // service addresses all of whose clients are masqueraded
+	SetMasqNet  = Prefix + "MASQ-NET"  // those whose clients outside the pod networks are
+	SetMasqNode = Prefix + "MASQ-NODE" // those whose clients on this node are
+)
+
 // FamilySet names the set of family f: "KPROXY-USER-4".
 func FamilySet(base string, f service.Family) string {
 	if f == service.IPv6 {

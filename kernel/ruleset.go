@@ -2,17 +2,25 @@ package kernel
 
 import (
 	"context"
+	"net/netip"
 
 	"kproxy.dev/kproxy/service"
 )
 
 // Ruleset is everything a mode wants in the kernel, or what Observe found of
-// it there. It holds whole objects only: chains and sets that are kproxy's, and
-// the jumps into them. Slices are sorted, so equal plans give equal Rulesets.
+// it there. It holds whole objects only: chains and sets that are kproxy's, the
+// jumps into them, and virtual servers. Slices are sorted, so equal plans give
+// equal Rulesets.
 type Ruleset struct {
 	Sets   []Set
 	Chains [2][]Chain // per service.Family, sorted by table, then name
 	Jumps  [2][]Jump  // per service.Family, from built-in chains
+	// Virtuals are IPVS's; see [CompareVirtuals] for their order. What drains is no
+	// part of them: it isn't wanted, and goes in its own time.
+	Virtuals []Virtual
+	// Addresses are on [DummyLink], sorted. One that only a draining virtual server
+	// answers on is no part of them either.
+	Addresses []netip.Addr
 }
 
 // Chain is one chain of kproxy's own with all its rules.
@@ -82,14 +90,19 @@ type Backend interface {
 // its fields, so nothing is reachable before what it needs and nothing is gone
 // while something refers to it.
 type Ops struct {
-	CreateSets  []Set
-	AddEntries  []SetEntries
-	Chains      [2][]Chain // new and changed chains, whole
-	AddJumps    [2][]Jump
-	DelJumps    [2][]Jump
-	DelEntries  []SetEntries
-	DelChains   [2][]Chain // names only
-	DestroySets []string
+	CreateSets []Set
+	AddEntries []SetEntries
+	Chains     [2][]Chain // new and changed chains, whole
+	AddJumps   [2][]Jump
+	// Virtuals come before Addresses: a service address is reachable when there is
+	// somebody to answer, and the masquerade rules above are there.
+	Virtuals     []VirtualChange
+	AddAddresses []netip.Addr
+	DelAddresses []netip.Addr
+	DelJumps     [2][]Jump
+	DelEntries   []SetEntries
+	DelChains    [2][]Chain // names only
+	DestroySets  []string
 }
 
 // SetEntries are entries to add to or delete from a set.
@@ -103,6 +116,9 @@ type Applied struct {
 	Chains  int // written or deleted
 	Rules   int // in written chains
 	Entries int // added or deleted
-	// Failed names service ports whose chains could not be written, with why.
+	// Virtuals counts virtual and real servers and addresses written or deleted.
+	Virtuals int
+	// Failed names service ports whose chains or virtual servers could not be
+	// written, with why.
 	Failed map[service.Key]error
 }

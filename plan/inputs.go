@@ -48,6 +48,11 @@ type Policy struct {
 	// answer each other without passing it. Where client and endpoint are in
 	// one, the connection is masqueraded, or the answers would never come back.
 	Links []netip.Prefix
+	// NodeAddresses are the node's own, on which node ports answer, sorted: those of
+	// every link that is up but loopback and kproxy's own, and no link-local ones.
+	// IPVS has a virtual server on each; a service address that is one of them
+	// isn't put on kproxy's link.
+	NodeAddresses []netip.Addr
 }
 
 // Capability is one thing this host can or can't do.
@@ -62,6 +67,9 @@ type Capability struct {
 type Caps struct {
 	IPTables Capability // nat table, sets, statistic match
 	IPVS     Capability
+	// Schedulers says, for schedulers of IPVS that were tried, why they can't be
+	// used; empty if they can. One that wasn't tried is taken to work.
+	Schedulers map[string]string
 	// Forwarding is per family whether the host passes on packets of others;
 	// the zero Capability counts as supported. Its Reason names the setting.
 	Forwarding [2]Capability

@@ -81,6 +81,9 @@ type Plan struct {
 	// Kernel is the kernel data plane that Mode leads to on this host: None in
 	// mode userspace.
 	Kernel DataPlane
+	// Fallback is the kernel data plane of services that Kernel can't express, in
+	// mode auto; None if there is no other.
+	Fallback DataPlane
 	// Forwarding is what the plan takes the host to forward, as in Caps.
 	Forwarding [2]Capability
 	Node       service.Node
@@ -98,6 +101,9 @@ type Plan struct {
 	kernel   kernelChoice
 	health   *health.View
 }
+
+// Uses reports whether rules of the kernel data plane d may lie beneath services.
+func (p *Plan) Uses(d DataPlane) bool { return d != None && (p.Kernel == d || p.Fallback == d) }
 
 // Service is the decision for one service port.
 type Service struct {

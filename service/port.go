@@ -86,6 +86,7 @@ type Port struct {
 	Affinity             time.Duration // ClientIP affinity time-out, sliding; 0 for none
 
 	Algorithm      Algorithm
+	Scheduler      string // a scheduler of IPVS instead of Algorithm's; empty for that
 	Prefer         Preference
 	Health         HealthCheck
 	ProxyProtocol  ProxyProtocol

@@ -1,0 +1,134 @@
+package kernel
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// DummyLink is the link that holds the service addresses which virtual servers
+// answer on, so that packets to them are delivered to this node (LOCAL_IN, where
+// IPVS picks them up). It is kproxy's, whoever made it.
+const DummyLink = "kproxy0"
+
+// Virtual is a virtual server of IPVS (struct ip_vs_service) with its real
+// servers.
+type Virtual struct {
+	Protocol  service.Protocol
+	Address   netip.AddrPort
+	Scheduler string // the kernel's name: "rr"
+	// SchedFlags are the scheduler's own flags (IP_VS_SVC_F_SCHED1 and so on).
+	SchedFlags uint32
+	// Persistence is how many seconds a client stays with its real server after
+	// its last connection; 0 for not at all.
+	Persistence uint32
+	Reals       []Real // in order of address
+	// Owner is the service port it belongs to; the zero Key where it was read back.
+	Owner service.Key
+}
+
+// Real is a real server: an endpoint of a virtual server (struct ip_vs_dest).
+type Real struct {
+	Address netip.AddrPort
+	Weight  uint32 // 0 takes no new connection
+}
+
+// VirtualChange is what happens to one virtual server. Set comes before Drain,
+// so there is always somebody to take a connection.
+type VirtualChange struct {
+	Virtual // without Reals
+	// Settings: the virtual server is to be made, or has other settings now.
+	Settings bool
+	Set      []Real // to be made, or with another weight now
+	// Drain are real servers that aren't wanted any more: they take no new
+	// connection and go when those that they have are gone, or when the drain
+	// time-out has passed.
+	Drain []Real
+	// Remove: the virtual server goes as well, when its last real server has gone.
+	Remove bool
+}
+
+// CompareVirtuals orders virtual servers by address, then protocol.
+func CompareVirtuals(a, b Virtual) int {
+	return cmp.Or(a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol))
+}
+
+// Virtual returns the virtual server at an address, if r has one.
+func (r *Ruleset) Virtual(p service.Protocol, a netip.AddrPort) (Virtual, bool) {
+	i, ok := slices.BinarySearchFunc(r.Virtuals, Virtual{Protocol: p, Address: a}, CompareVirtuals)
+	if !ok {
+		return Virtual{}, false
+	}
+	return r.Virtuals[i], true
+}
+
+// diffVirtuals returns what leads from have to want; both are in order.
+func diffVirtuals(have, want []Virtual) []VirtualChange {
+	var out []VirtualChange
+	for len(have)+len(want) > 0 {
+		order := 0
+		switch {
+		case len(have) == 0:
+			order = 1
+		case len(want) == 0:
+			order = -1
+		default:
+			order = CompareVirtuals(have[0], want[0])
+		}
+		var c VirtualChange
+		switch {
+		case order < 0:
+			c = VirtualChange{Virtual: have[0], Drain: have[0].Reals, Remove: true}
+			have = have[1:]
+		case order > 0:
+			c = VirtualChange{Virtual: want[0], Settings: true, Set: want[0].Reals}
+			want = want[1:]
+		default:
+			c = changeVirtual(have[0], want[0])
+			have, want = have[1:], want[1:]
+		}
+		c.Reals = nil
+		if c.Settings || c.Remove || len(c.Set)+len(c.Drain) > 0 {
+			out = append(out, c)
+		}
+	}
+	return out
+}
+
+func changeVirtual(have, want Virtual) VirtualChange {
+	c := VirtualChange{Virtual: want}
+	c.Settings = have.Scheduler != want.Scheduler || have.SchedFlags != want.SchedFlags || have.Persistence != want.Persistence
+	if len(have.Reals) > 0 && len(have.Reals) == len(want.Reals) && &have.Reals[0] == &want.Reals[0] {
+		return c // the same slice, as a renderer that remembers gives it
+	}
+	h, w := have.Reals, want.Reals
+	for len(h)+len(w) > 0 {
+		switch {
+		case len(w) == 0 || len(h) > 0 && h[0].Address.Compare(w[0].Address) < 0:
+			c.Drain = append(c.Drain, h[0])
+			h = h[1:]
+		case len(h) == 0 || w[0].Address.Compare(h[0].Address) < 0:
+			c.Set = append(c.Set, w[0])
+			w = w[1:]
+		default:
+			if h[0].Weight != w[0].Weight {
+				c.Set = append(c.Set, w[0])
+			}
+			h, w = h[1:], w[1:]
+		}
+	}
+	return c
+}
+
+// lacking returns the elements of a that b lacks; both are sorted.
+func lacking(a, b []netip.Addr) []netip.Addr {
+	var out []netip.Addr
+	for _, x := range a {
+		if _, ok := slices.BinarySearchFunc(b, x, netip.Addr.Compare); !ok {
+			out = append(out, x)
+		}
+	}
+	return out
+}
