@@ -1,0 +1,34 @@
+#!/bin/busybox sh
+# The first process of the guest. It lays a writable layer over the host's root
+# and goes on there with guest.sh. What it was told is on the kernel's command
+# line: vm.guest=PATH, or vm.probe when the question is only whether it boots.
+bb=/bin/busybox
+$bb mount -t proc proc /proc
+$bb mount -t devtmpfs dev /dev
+for word in $($bb cat /proc/cmdline); do
+	case $word in
+	vm.guest=*) guest=${word#*=} ;;
+	vm.probe)
+		echo "vm: it boots" >/dev/ttyS0
+		$bb reboot -f
+		;;
+	esac
+done
+
+while read -r module; do
+	$bb insmod "/modules/$module" || echo "vm: insert $module: failed"
+done </modules/order
+
+set -e # a failure from here on ends init, and so the guest, with a panic
+options=trans=virtio,version=9p2000.L,msize=512000
+# Loose: nobody changes the host's files under a guest that it should see.
+$bb mount -t 9p -o ro,cache=loose,$options host /host
+$bb mount -t tmpfs -o size=75% rw /rw
+$bb mkdir /rw/upper /rw/work
+$bb mount -t overlay -o lowerdir=/host,upperdir=/rw/upper,workdir=/rw/work overlay /new
+$bb mount -t tmpfs run /new/run
+$bb mkdir -p /new/run/vm
+$bb mount -t 9p -o cache=none,$options run /new/run/vm
+$bb mount --move /dev /new/dev
+$bb umount /proc
+exec $bb switch_root /new "$guest"

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Writes an initramfs to standard output: busybox, the modules that reach the
+# host's files, and init.sh.
+#
+# Usage: test/vm/initramfs.sh KERNEL-FOLDER
+set -euo pipefail
+here=$(cd "$(dirname "$0")" && pwd)
+kernel=$1
+version=$(ls "$kernel/lib/modules")
+
+root=$(mktemp -d "${TMPDIR:-/tmp}/kproxy-vm-initramfs.XXXXXX")
+trap 'rm -rf "$root"' EXIT
+mkdir -p "$root"/{bin,dev,proc,sys,host,rw,new,modules}
+cp "$(command -v busybox)" "$root/bin/busybox"
+cp "$here/init.sh" "$root/init"
+chmod 755 "$root/init"
+
+# modprobe names what each needs before it, as 'insmod PATH' or 'builtin NAME'.
+for module in virtio_pci 9pnet_virtio 9p overlay; do
+	modprobe --show-depends -d "$kernel" -S "$version" "$module"
+done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r path; do
+	cp "$path" "$root/modules/"
+	echo "${path##*/}" >>"$root/modules/order"
+done
+
+cd "$root"
+find . | busybox cpio -o -H newc 2>/dev/null
