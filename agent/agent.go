@@ -57,6 +57,7 @@ type Agent struct {
 	sets       kernel.SetStore
 	portal     portal
 	routing    kernel.Routing
+	networks   networks
 	programmer *programmer
 	userspace  *userspace.Server
 	conntrack  *conntrack.Client

@@ -141,7 +141,7 @@ func (a *Agent) connections() ([]plan.ConnectionStatus, error) {
 		rows = append(rows, userspaceRow(c, now))
 	}
 	for _, c := range a.accounting.Connections() {
-		rows = append(rows, kernelRow(c, a.kernelPlane(), now))
+		rows = append(rows, kernelRow(c, now))
 	}
 	slices.SortStableFunc(rows, compareRows)
 	return rows, nil
@@ -154,8 +154,12 @@ func userspaceRow(c userspace.Connection, now time.Time) plan.ConnectionStatus {
 	}
 }
 
-func kernelRow(c conntrack.Connection, plane plan.DataPlane, now time.Time) plan.ConnectionStatus {
+func kernelRow(c conntrack.Connection, now time.Time) plan.ConnectionStatus {
 	f := &c.Flow
+	plane := plan.IPVS
+	if f.DestinationNAT() {
+		plane = plan.IPTables
+	}
 	row := plan.ConnectionStatus{
 		Protocol: f.Protocol.String(), Client: f.OrigSrc, Service: c.Service.String(), Address: f.OrigDst, Endpoint: f.ReplySrc,
 		DataPlane: plane, BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes,

@@ -28,6 +28,9 @@ type rules struct {
 	programmed func(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64
 	adopted    func(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool
 	watch      watch
+	// drain removes what has drained and says how many real servers are left that
+	// drain; nil where nothing ever does.
+	drain func(context.Context) (left int, err error)
 }
 
 // watch notices when somebody else changes what kproxy has in the kernel.

@@ -39,6 +39,7 @@ type programmer struct {
 	was *plan.Plan
 	// failing is what the last pass wanted, if it failed.
 	failing *kernel.Ruleset
+	drains  draining
 
 	mu     sync.Mutex // guards result, which the fast loop reads
 	result programResult
@@ -55,7 +56,9 @@ type programResult struct {
 }
 
 func newProgrammer(r rules, log *slog.Logger, changed func(), applied func(was *plan.Plan)) *programmer {
-	return &programmer{rules: r, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{})}
+	g := &programmer{rules: r, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{})}
+	g.drains.active = r.drain != nil
+	return g
 }
 
 // adopt starts from what an earlier kproxy left in the kernel. Call it before run.
@@ -103,6 +106,9 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 		select {
 		case <-ctx.Done():
 			return nil
+		case <-g.drains.due():
+			g.drain(ctx)
+			continue
 		case why := <-damaged:
 			g.log.Warn("kproxy's rules were changed by somebody else; repairing", "found", why)
 			g.known, again = false, true
@@ -161,11 +167,12 @@ func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Rulese
 		return g.finish(start, g.rules.programmed(want, want, p), nil, nil)
 	}
 	applied, err := g.rules.Apply(ctx, ops)
+	g.drains.soon()
 	defer g.applied(g.was)
 	if err == nil && len(applied.Failed) == 0 {
 		g.have, g.was = want, p
 		g.rules.watch.Expect(want)
-		g.log.Debug("programmed the kernel", "chains", applied.Chains, "rules", applied.Rules, "entries", applied.Entries, "took", time.Since(start))
+		g.log.Debug("programmed the kernel", "chains", applied.Chains, "rules", applied.Rules, "entries", applied.Entries, "virtual servers", applied.Virtuals, "took", time.Since(start))
 		return g.finish(start, g.rules.programmed(want, want, p), nil, nil)
 	}
 	// What took effect is known only by looking.
@@ -196,7 +203,7 @@ func (g *programmer) openPortal(ctx context.Context, p *plan.Plan) error {
 		return nil
 	default:
 	}
-	shared := g.rules.render(&plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Policy: p.Policy})
+	shared := g.rules.render(&plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Fallback: p.Fallback, Policy: p.Policy})
 	want := withShared(g.have, shared)
 	if ops := kernel.Diff(g.have, want); !ops.Empty() {
 		if _, err := g.rules.Apply(ctx, ops); err != nil {
@@ -211,9 +218,10 @@ func (g *programmer) openPortal(ctx context.Context, p *plan.Plan) error {
 
 // withShared returns have with the sets, chains and jumps that all services
 // share. A chain that is empty in shared is one that services fill: if there is
-// one, an earlier kproxy filled it, and it stays.
+// one, an earlier kproxy filled it, and it stays. So do the virtual servers and
+// addresses, all of which are services'.
 func withShared(have, shared kernel.Ruleset) kernel.Ruleset {
-	out := kernel.Ruleset{Sets: slices.Clone(have.Sets)}
+	out := kernel.Ruleset{Sets: slices.Clone(have.Sets), Virtuals: have.Virtuals, Addresses: have.Addresses}
 	for _, s := range shared.Sets {
 		if !slices.ContainsFunc(have.Sets, func(h kernel.Set) bool { return h.Name == s.Name }) {
 			out.Sets = append(out.Sets, s)

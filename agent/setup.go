@@ -47,6 +47,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := kernel.RemoveAlive(sets); err != nil {
 		return fmt.Errorf("close the portal: %w", err)
 	}
+	a.networks.look(a.log)
 	if err := a.openConntrack(); err != nil {
 		return err
 	}

@@ -120,11 +120,3 @@ func (a *Agent) LastSync() (success, pendingSince time.Time) {
 	s, pending := a.sync.get()
 	return s.LastSuccess, pending
 }
-
-// kernelPlane is the kernel data plane in force.
-func (a *Agent) kernelPlane() plan.DataPlane {
-	if p := a.current.Load(); p != nil {
-		return p.Kernel
-	}
-	return plan.None
-}

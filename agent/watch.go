@@ -3,8 +3,6 @@ package agent
 import (
 	"context"
 	"errors"
-	"net/netip"
-	"slices"
 	"strings"
 	"time"
 
@@ -34,7 +32,9 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func(
 			lost = n
 		}
 		a.watchForwarding(kernel.Forwarding())
-		a.watchLinks()
+		if a.networks.look(a.log) {
+			a.kick()
+		}
 		found, err := a.programmer.rules.watch.Check(ctx)
 		if err != nil {
 			if ctx.Err() == nil {
@@ -74,35 +74,6 @@ func (a *Agent) watchForwarding(now [2]plan.Capability) {
 	if changed {
 		a.kick()
 	}
-}
-
-// watchLinks asks for a pass when the node's networks have changed.
-func (a *Agent) watchLinks() {
-	p := a.current.Load()
-	if now := a.linksNow(); p != nil && !slices.Equal(now, p.Policy.Links) {
-		a.log.Info("the networks of this node have changed", "now", now)
-		a.kick()
-	}
-}
-
-// linksNow are the networks whose hosts answer each other without passing this
-// node; the last ones that are known if they can't be listed.
-func (a *Agent) linksNow() []netip.Prefix {
-	links, err := kernel.Links()
-	if err != nil {
-		a.log.Warn("the networks of this node can't be listed", "error", err)
-		if p := a.current.Load(); p != nil {
-			return p.Policy.Links
-		}
-	}
-	return links
-}
-
-// policyNow is the policy as of this moment.
-func (a *Agent) policyNow() plan.Policy {
-	p := a.policy
-	p.Links = a.linksNow()
-	return p
 }
 
 // capsNow is what this host can do, forwarding as of this moment.

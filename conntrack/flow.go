@@ -31,8 +31,11 @@ type Flow struct {
 	Start    time.Time // zero unless nf_conntrack_timestamp is on
 }
 
-// statusSeenReply is IPS_SEEN_REPLY.
-const statusSeenReply = 1 << 1
+// Bits of a flow's status: IPS_SEEN_REPLY and IPS_DST_NAT.
+const (
+	statusSeenReply = 1 << 1
+	statusDstNAT    = 1 << 5
+)
 
 // States of TCP entries that carry nothing any more.
 const (
@@ -43,6 +46,12 @@ const (
 // Rewritten reports whether the destination was rewritten (DNAT, REDIRECT or
 // IPVS). It compares tuples, because events don't always carry the status.
 func (f *Flow) Rewritten() bool { return f.ReplySrc != f.OrigDst }
+
+// DestinationNAT reports whether it was a rule that rewrote the destination
+// (DNAT, REDIRECT). IPVS alters the reply tuple without a word in the status
+// (ip_vs_update_conntrack in ip_vs_nfct.c), so a rewritten flow without it is
+// IPVS's. Only lists tell it.
+func (f *Flow) DestinationNAT() bool { return f.Status&statusDstNAT != 0 }
 
 // Answered reports whether packets have come back.
 func (f *Flow) Answered() bool { return f.Status&statusSeenReply != 0 }

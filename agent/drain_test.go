@@ -1,0 +1,79 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+)
+
+// drainer is what the programmer sees of a backend that has left something to
+// drain: each element is what one look finds.
+type drainer struct {
+	left  []int
+	err   error
+	looks int
+}
+
+func (d *drainer) drain(context.Context) (int, error) {
+	d.looks++
+	left := 0
+	if len(d.left) > 0 {
+		left, d.left = d.left[0], d.left[1:]
+	}
+	return left, d.err
+}
+
+// TestProgrammerDrains: it looks at once at what an earlier kproxy left, then
+// every second for as long as something drains or can't be looked at, and again
+// after each change of rules.
+func TestProgrammerDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &drainer{left: []int{2, 1, 0}}
+		m := newModelHost(t)
+		m.rules.drain, m.drains.active = d.drain, true
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.run(ctx, nil) }()
+		after := func(what string, wait time.Duration, want int) {
+			t.Helper()
+			time.Sleep(wait)
+			synctest.Wait()
+			if d.looks != want {
+				t.Errorf("%s: %d looks at what drains, want %d", what, d.looks, want)
+			}
+		}
+		after("at the start", time.Millisecond, 1)
+		after("while something drains", 2*drainEvery, 3)
+		after("when nothing drains any more", time.Hour, 3)
+		m.program(twoServices())
+		after("after a change of rules", 2*drainEvery, 4)
+		d.err = errors.New("no buffer space")
+		m.program(&plan.Plan{Mode: plan.ModeIPTables, Kernel: plan.IPTables})
+		after("when it can't be looked at", 3*drainEvery, 7)
+		d.err = nil
+		after("when it can be again", time.Hour, 8)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestPortalOpensOverVirtualServers: the virtual servers of an earlier kproxy,
+// and their addresses, stay while the portal is opened.
+func TestPortalOpensOverVirtualServers(t *testing.T) {
+	have := kernel.Ruleset{
+		Virtuals:  []kernel.Virtual{{Scheduler: "rr"}},
+		Addresses: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+	}
+	ops := kernel.Diff(have, withShared(have, kernel.Ruleset{}))
+	if !ops.Empty() {
+		t.Errorf("opening the portal does %+v, want nothing", ops)
+	}
+}

@@ -1,0 +1,64 @@
+package agent
+
+import (
+	"log/slog"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+)
+
+// networks is what decisions depend on of the host's links and addresses. It is
+// looked up apart from plans: where every service has its address on kproxy's
+// own link, a list of addresses takes longer than a plan does. Safe for
+// concurrent use.
+type networks struct {
+	now atomic.Pointer[networkState]
+}
+
+// networkState is never modified.
+type networkState struct {
+	links     []netip.Prefix // whose hosts answer each other without passing this node
+	addresses []netip.Addr   // the node's own, sorted
+}
+
+// look finds out how things are and reports whether that is news. What can't be
+// listed is taken to be as it was.
+func (n *networks) look(log *slog.Logger) bool {
+	last := n.now.Load()
+	var was networkState
+	if last != nil {
+		was = *last
+	}
+	now := was
+	var err error
+	if now.links, err = kernel.Links(); err != nil {
+		log.Warn("the networks of this node can't be listed", "error", err)
+		now.links = was.links
+	}
+	if slices.Equal(was.links, now.links) && slices.Equal(was.addresses, now.addresses) {
+		return false
+	}
+	n.now.Store(&now)
+	if last != nil {
+		log.Info("the networks of this node have changed", "networks", now.links, "addresses", now.addresses)
+	}
+	return true
+}
+
+// get returns how things were when they were last looked at.
+func (n *networks) get() networkState {
+	if s := n.now.Load(); s != nil {
+		return *s
+	}
+	return networkState{}
+}
+
+// policyNow is the policy with the host's networks as they were last seen.
+func (a *Agent) policyNow() plan.Policy {
+	p, n := a.policy, a.networks.get()
+	p.Links, p.NodeAddresses = n.links, n.addresses
+	return p
+}
