@@ -1,0 +1,86 @@
+package ipvs
+
+import (
+	"errors"
+	"net/netip"
+
+	"kproxy.dev/kproxy/kernel"
+)
+
+// ErrExists says that what was to be added is there.
+var ErrExists = errors.New("exists")
+
+// Verb is what is done to a virtual or real server.
+type Verb int
+
+// The verbs, as the commands of the kernel's netlink family: add doesn't touch
+// what exists and edit makes nothing.
+const (
+	Add    Verb = iota // fails with [ErrExists]
+	Edit               // fails with [kernel.ErrNotFound]
+	Delete             // fails with [kernel.ErrNotFound]
+)
+
+func (v Verb) String() string { return [...]string{"add", "edit", "delete"}[v] }
+
+// Table is the kernel's table of virtual servers, everybody's. Implementations
+// are safe for concurrent use.
+type Table interface {
+	// List returns virtual servers in order ([kernel.CompareVirtuals]): all of
+	// them, or those of the ones given that exist. Those by firewall mark, and of
+	// protocols that kproxy doesn't know, are left out.
+	List(of ...kernel.Virtual) ([]Server, error)
+	// Glance is List of all, but SchedFlags and Persistence may be missing. It is
+	// the cheapest way to see whether everything is there.
+	Glance() ([]Server, error)
+	// Virtual adds, edits or deletes a virtual server. Its Reals don't matter: a
+	// new one has none, an edited one keeps them, and they go with a deleted one.
+	// A scheduler that the kernel doesn't have is an [ErrScheduler].
+	Virtual(do Verb, v kernel.Virtual) error
+	// Real adds, edits or deletes a real server of v.
+	Real(do Verb, v kernel.Virtual, r kernel.Real) error
+}
+
+// ErrScheduler says that the kernel doesn't have a scheduler.
+var ErrScheduler = errors.New("no such scheduler")
+
+// Server is a virtual server as the kernel has it.
+type Server struct {
+	kernel.Virtual // without Owner; Reals in order of address
+	// Connections are how many each of Reals has, active and inactive ones.
+	Connections []int
+}
+
+// Link is [kernel.DummyLink]. Implementations are safe for concurrent use.
+type Link interface {
+	// State reads the link. One of the same name that isn't a dummy link is an error.
+	State() (LinkState, error)
+	// Ensure makes the link unless it exists, and sets it up.
+	Ensure() error
+	// Add puts addresses on the link. That one is there already is no error. It
+	// goes on after errors, each of which is an [*AddressError].
+	Add(addresses ...netip.Addr) error
+	// Delete takes addresses off the link, in the same way. That one isn't there
+	// is no error.
+	Delete(addresses ...netip.Addr) error
+	// Remove removes the link. That there is none is no error.
+	Remove() error
+}
+
+// LinkState is what is known of the link.
+type LinkState struct {
+	Exists bool
+	Up     bool
+	// Addresses are sorted, without link-local ones, which the kernel adds itself.
+	Addresses []netip.Addr
+}
+
+// AddressError is an address that couldn't be added or deleted.
+type AddressError struct {
+	Address netip.Addr
+	Err     error
+}
+
+func (e *AddressError) Error() string { return "address " + e.Address.String() + ": " + e.Err.Error() }
+
+func (e *AddressError) Unwrap() error { return e.Err }
