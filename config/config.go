@@ -31,6 +31,7 @@ type Config struct {
 	DrainTimeout          time.Duration `json:"drainTimeout"`          // 0 doesn't drain
 
 	Health Health `json:"health"`
+	IPVS   IPVS   `json:"ipvs"`
 
 	MetricsBindAddress string `json:"metricsBindAddress"` // ip:port; empty serves none
 	HealthzBindAddress string `json:"healthzBindAddress"` // ip:port; empty serves none
@@ -54,6 +55,24 @@ type Health struct {
 	Rise     int           `json:"rise"` // successes in a row that make an endpoint up
 	Fall     int           `json:"fall"` // failures in a row that make it down
 }
+
+// IPVS is what only the data plane ipvs goes by (flags --ipvs-*).
+type IPVS struct {
+	// Scheduler is for Services that ask for none, nor for an algorithm; empty for
+	// that of the default algorithm.
+	Scheduler string `json:"scheduler"`
+	// StrictARP: the node answers ARP for addresses of the asked link only.
+	StrictARP bool `json:"strictARP"`
+	// TCPTimeout is after how long an idle connection is forgotten: whole seconds
+	// ("15m"); LikeConntrack for conntrack's own, so that an idle connection lives
+	// as long as in the other data planes; "0" to leave the kernel's setting.
+	TCPTimeout    string        `json:"tcpTimeout"`
+	TCPFinTimeout time.Duration `json:"tcpFinTimeout"` // after a FIN; 0 leaves the kernel's setting
+	UDPTimeout    time.Duration `json:"udpTimeout"`    // of idle UDP flows; 0 leaves the kernel's setting
+}
+
+// LikeConntrack as IPVS.TCPTimeout means nf_conntrack_tcp_timeout_established.
+const LikeConntrack = "conntrack"
 
 // Modes are the values of --mode, the default first.
 var Modes = []string{"auto", "userspace", "iptables", "ipvs"}
@@ -79,6 +98,7 @@ func Default() Config {
 			Rise:     2,
 			Fall:     3,
 		},
+		IPVS:               IPVS{TCPTimeout: LikeConntrack},
 		MetricsBindAddress: "127.0.0.1:10249",
 		HealthzBindAddress: "0.0.0.0:10256",
 		Socket:             "/run/kproxy/kproxy.sock",

@@ -26,4 +26,14 @@ func (h Health) MarshalJSON() ([]byte, error) {
 	}{plain(h), text(h.Interval), text(h.Timeout)})
 }
 
+// MarshalJSON writes durations as Config's does.
+func (i IPVS) MarshalJSON() ([]byte, error) {
+	type plain IPVS
+	return json.Marshal(struct {
+		plain
+		TCPFinTimeout string `json:"tcpFinTimeout"`
+		UDPTimeout    string `json:"udpTimeout"`
+	}{plain(i), text(i.TCPFinTimeout), text(i.UDPTimeout)})
+}
+
 func text(d time.Duration) string { return d.String() }

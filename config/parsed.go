@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strconv"
 	"strings"
+	"time"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -39,6 +40,16 @@ func (c Config) NodeAddresses() []netip.Addr {
 
 // PodNetworks returns --cluster-cidr.
 func (c Config) PodNetworks() []netip.Prefix { return prefixes(c.ClusterCIDRs) }
+
+// TCPTimeoutOf returns --ipvs-tcp-timeout, given conntrack's time-out for
+// established connections; 0 leaves the kernel's setting.
+func (i IPVS) TCPTimeoutOf(conntrack time.Duration) time.Duration {
+	if i.TCPTimeout == LikeConntrack {
+		return min(conntrack.Truncate(time.Second), maxIPVSTimeout)
+	}
+	d, _ := time.ParseDuration(i.TCPTimeout)
+	return d
+}
 
 // MasqueradeMark returns the packet mark of --iptables-masquerade-bit.
 func (c Config) MasqueradeMark() uint32 { return 1 << uint(c.MasqueradeBit&31) }

@@ -3,6 +3,7 @@ package config
 import (
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
 	"net/url"
 	"path/filepath"
@@ -17,7 +18,7 @@ import (
 // checks are run in the order of the flags in `kproxy run --help`.
 var checks = []func(Config) []error{
 	checkMode, checkSources, checkNode, checkNetworks, checkMarks,
-	checkOffload, checkHealth, checkAddresses, checkPaths, checkLog,
+	checkOffload, checkHealth, checkIPVS, checkAddresses, checkPaths, checkLog,
 }
 
 // Validate reports every problem, joined, each naming the flag and the remedy.
@@ -197,6 +198,37 @@ func checkHealth(c Config) []error {
 	p.within("health-rise", h.Rise, 1, 100)
 	p.within("health-fall", h.Fall, 1, 100)
 	return p
+}
+
+// maxIPVSTimeout is what ip_vs_set_timeout takes (net/netfilter/ipvs/ip_vs_ctl.c:
+// INT_MAX / HZ) on a kernel with the highest HZ, 1000.
+const maxIPVSTimeout = math.MaxInt32 / 1000 * time.Second
+
+func checkIPVS(c Config) []error {
+	var p problems
+	i := c.IPVS
+	if i.Scheduler != "" && !service.IsScheduler(i.Scheduler) {
+		p.add("ipvs-scheduler", "%q is not the name of a scheduler; use rr, wlc or sed, for example, or leave the flag out", i.Scheduler)
+	}
+	if i.TCPTimeout != LikeConntrack {
+		if d, err := time.ParseDuration(i.TCPTimeout); err != nil {
+			p.add("ipvs-tcp-timeout", "%q is no duration; use 15m, for example, %s for conntrack's own, or 0 to leave the kernel's setting", i.TCPTimeout, LikeConntrack)
+		} else {
+			p.ipvsTimeout("ipvs-tcp-timeout", d)
+		}
+	}
+	p.ipvsTimeout("ipvs-tcpfin-timeout", i.TCPFinTimeout)
+	p.ipvsTimeout("ipvs-udp-timeout", i.UDPTimeout)
+	return p
+}
+
+func (p *problems) ipvsTimeout(flag string, d time.Duration) {
+	switch {
+	case d < 0 || d > maxIPVSTimeout:
+		p.add(flag, "%s is out of range; use up to %s, or 0 to leave the kernel's setting", d, maxIPVSTimeout)
+	case d%time.Second != 0:
+		p.add(flag, "%s can't be used; IPVS counts whole seconds", d)
+	}
 }
 
 func checkAddresses(c Config) []error {

@@ -6,11 +6,17 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
+// isNode reports whether c is this node itself. A client with the service's own
+// address is, even where nobody knows the address as the node's (yet): once a
+// service address is on the node's link, its kernel takes it as the source of
+// connections there (the preferred source of a local route is its destination).
+func (f *Frontend) isNode(c Client) bool { return c.Node || c.Address == f.Address.Addr() }
+
 // Backends returns the endpoints a connection from c to f may go to. The
 // kernel renderers express the same rule as chains.
 func (s *Service) Backends(f *Frontend, c Client, pods []netip.Prefix) []Backend {
 	g := &s.Groups[f.Family]
-	if f.Local && !(f.ShortCircuit && (c.Node || contains(pods, c.Address))) {
+	if f.Local && !(f.ShortCircuit && (f.isNode(c) || contains(pods, c.Address))) {
 		return g.Local
 	}
 	return g.Cluster
@@ -34,10 +40,20 @@ func (s *Service) Serves(f *Frontend) bool {
 	return f.Verdict == Forward || f.ShortCircuit && takesConnections(s.Groups[f.Family].Cluster)
 }
 
+// ShortCircuits reports whether f has clients that the rules beneath would
+// serve otherwise than specified: pods and this node itself, which may use every
+// endpoint although f's traffic policy is Local. IPVS can't tell them from
+// others, so they are redirected to userspace as long as that is alive, wherever
+// everybody else's connections go.
+func (s *Service) ShortCircuits(f *Frontend) bool {
+	return s.Beneath == IPVS && s.Port.Protocol != service.SCTP &&
+		f.Local && f.ShortCircuit && takesConnections(s.Groups[f.Family].Cluster)
+}
+
 // Masquerades reports whether the node's address replaces c's on the way to
 // the endpoint at backend.
 func (f *Frontend) Masquerades(c Client, backend netip.Addr, p *Policy) bool {
-	if c.Address == backend || !c.Node && p.bypasses(c.Address, backend) {
+	if c.Address == backend || c.Address == f.Address.Addr() || !c.Node && p.bypasses(c.Address, backend) {
 		return true // the reply would never come back through this node
 	}
 	switch f.Masquerade {

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"maps"
 	"slices"
 	"time"
 
@@ -31,10 +32,10 @@ func Compute(in Inputs) *Plan {
 	c := newComputation(in)
 	n := c.snapshot.Len()
 	p := &Plan{
-		Generation: c.snapshot.Hash(), Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.plane, Forwarding: in.Caps.Forwarding,
+		Generation: c.snapshot.Hash(), Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.plane, Fallback: c.kernel.fallback, Forwarding: in.Caps.Forwarding,
 		Node: c.node, Policy: in.Policy,
 		Services: make([]*Service, n), memory: make([]memory, n), facts: make([]facts, n),
-		contests: c.contests, kernel: c.kernel, health: in.Health,
+		contests: c.contests, kernel: c.kernel, schedulers: in.Caps.Schedulers, health: in.Health,
 	}
 	at := 0 // in the previous plan, whose services are in key order too
 	for i := range n {
@@ -77,7 +78,7 @@ func newComputation(in Inputs) *computation {
 		c.detects[service.FamilyOf(p.Addr())] = true
 	}
 	c.sameWorld = c.previous != nil && c.previous.kernel == c.kernel && c.previous.Forwarding == in.Caps.Forwarding &&
-		samePolicy(&c.previous.Policy, &in.Policy) && sameHost(&c.previous.Node, &c.node)
+		c.samePolicy(&c.previous.Policy) && c.sameSchedulers() && sameHost(&c.previous.Node, &c.node)
 	c.contests = c.contest()
 	return c
 }
@@ -97,9 +98,17 @@ func (s *Service) standing(st standing, f *facts) *Service {
 	return &out
 }
 
-func samePolicy(a, b *Policy) bool {
-	return a.Mode == b.Mode && a.PanicThreshold == b.PanicThreshold &&
-		a.MasqueradeAll == b.MasqueradeAll && slices.Equal(a.PodCIDRs, b.PodCIDRs) // Links are no service's own
+// samePolicy reports whether old and today's policy say the same of services.
+// Links are no service's own.
+func (c *computation) samePolicy(old *Policy) bool {
+	p := &c.in.Policy
+	return old.Mode == p.Mode && old.PanicThreshold == p.PanicThreshold &&
+		old.MasqueradeAll == p.MasqueradeAll && slices.Equal(old.PodCIDRs, p.PodCIDRs) &&
+		(!c.kernel.uses(IPVS) || old.Scheduler == p.Scheduler && slices.Equal(old.NodeAddresses, p.NodeAddresses))
+}
+
+func (c *computation) sameSchedulers() bool {
+	return !c.kernel.uses(IPVS) || maps.Equal(c.previous.schedulers, c.in.Caps.Schedulers)
 }
 
 func sameHost(a, b *service.Node) bool {

@@ -1,10 +1,25 @@
 package plan
 
-import "kproxy.dev/kproxy/service"
+import (
+	"cmp"
+	"strings"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// shortfall is one way in which a kernel data plane falls short of a
+// specification.
+type shortfall struct {
+	why      string // completes "it isn't carried by the kernel because …"
+	degraded string // what becomes of its connections that only the kernel carries
+	// bridged: userspace carries the connections that the kernel would get wrong,
+	// and those only, so that the service needn't stay there as a whole.
+	bridged bool
+}
 
 // Inexpressible says why the data plane d can't carry service port p exactly
-// as specified; empty if it can.
-func Inexpressible(d DataPlane, p *service.Port) string {
+// as specified on this host; empty if it can.
+func Inexpressible(d DataPlane, p *service.Port, in *Inputs) string {
 	switch d {
 	case None:
 		return "nothing is carried"
@@ -14,80 +29,122 @@ func Inexpressible(d DataPlane, p *service.Port) string {
 		}
 		return ""
 	}
-	if p.ProxyProtocol != 0 {
-		return string(d) + " can't send PROXY protocol headers"
-	}
-	if !scheduler(d, p.Algorithm) {
-		return string(d) + " can't do " + algorithmText(p.Algorithm)
+	return keptBack(shortfalls(d, p, in))
+}
+
+// keptBack says why a service stays in userspace; empty if nothing keeps it there.
+func keptBack(lacking []shortfall) string {
+	for i := range lacking {
+		if !lacking[i].bridged {
+			return lacking[i].why
+		}
 	}
 	return ""
 }
 
-// scheduler reports whether the kernel data plane d has the algorithm a.
-// iptables has `statistic --mode nth` and `--mode random` and nothing that
-// knows of connections or hashes; IPVS has rr, wrr, lc, sh and mh, and no
-// random scheduler (net/netfilter/ipvs/Kconfig).
-func scheduler(d DataPlane, a service.Algorithm) bool {
-	switch a {
-	case service.RoundRobin, service.WeightedRoundRobin:
-		return true
-	case service.Random:
-		return d == IPTables
-	case service.LeastConnections, service.SourceHash, service.Maglev:
-		return d == IPVS
+// degraded says how rules fall short; empty if they don't.
+func degraded(lacking []shortfall) string {
+	switch len(lacking) {
+	case 0:
+		return ""
+	case 1:
+		return lacking[0].degraded
 	}
-	return false
+	all := make([]string, len(lacking))
+	for i := range lacking {
+		all[i] = lacking[i].degraded
+	}
+	return strings.Join(all, "; ")
 }
 
-// degraded says how the rules of kernel data plane d fall short of p's
-// specification; empty if they don't. Renderers choose at random, by weight,
-// for an algorithm that they can't express.
-func degraded(d DataPlane, p *service.Port) string {
-	if d == None || Inexpressible(d, p) == "" {
-		return ""
-	}
-	when := " while kproxy is down"
-	if p.Protocol == service.SCTP {
-		when = "" // the kernel's rules are all it has
-	}
-	var out string
-	if !scheduler(d, p.Algorithm) {
-		out = algorithmText(p.Algorithm) + " falls back to random choice" + when
+// shortfalls are those of kernel data plane d that follow from p's own
+// specification, nil if there are none.
+func shortfalls(d DataPlane, p *service.Port, in *Inputs) []shortfall {
+	var out []shortfall
+	switch d {
+	case IPTables:
+		if why, instead := unchosen(p); why != "" {
+			out = append(out, shortfall{why: "iptables " + why, degraded: wanted(p) + " falls back to " + instead + meanwhile(p)})
+		}
+	case IPVS:
+		name := schedulerOf(p, &in.Policy)
+		if why := unusable(name, p, in); why != "" {
+			what := wanted(p)
+			if name != "" && name != Scheduler(p) {
+				what = "scheduler " + name
+			}
+			out = append(out, shortfall{why: "ipvs " + why, degraded: what + " falls back to scheduler " + standIn + meanwhile(p)})
+		}
+	default:
+		return nil
 	}
 	if p.ProxyProtocol != 0 {
-		if out != "" {
-			out += "; "
-		}
-		out += "endpoints get no PROXY protocol header" + when
+		out = append(out, shortfall{
+			why:      string(d) + " can't send PROXY protocol headers",
+			degraded: "endpoints get no PROXY protocol header" + meanwhile(p),
+		})
 	}
 	return out
 }
 
-// kernelChoice is the kernel data plane of a mode on this host.
-type kernelChoice struct {
-	plane DataPlane
-	why   string // there is none; empty if there is one
+// unchosen says why iptables can't choose endpoints as p asks, and how it
+// chooses instead. It has `statistic --mode nth` and `--mode random` and nothing
+// that knows of connections or hashes.
+func unchosen(p *service.Port) (why, instead string) {
+	switch p.Algorithm {
+	case service.RoundRobin, service.WeightedRoundRobin, service.Random:
+		instead = algorithmText(p.Algorithm)
+	default:
+		why, instead = "can't do "+algorithmText(p.Algorithm), "random choice"
+	}
+	if p.Scheduler != "" {
+		why = "has no IPVS scheduler " + p.Scheduler
+	}
+	return why, instead
 }
 
-// chooseKernel returns the kernel data plane that mode m leads to. Mode auto
-// takes the best one that the host supports.
-func chooseKernel(m Mode, caps Caps) kernelChoice {
-	switch {
-	case m == ModeIPVS && caps.IPVS.Supported, m == ModeAuto && caps.IPVS.Supported:
-		return kernelChoice{plane: IPVS}
-	case m == ModeIPTables && caps.IPTables.Supported, m == ModeAuto && caps.IPTables.Supported:
-		return kernelChoice{plane: IPTables}
-	case m == ModeIPVS:
-		return kernelChoice{None, lacks("IPVS", caps.IPVS)}
-	case m == ModeIPTables || m == ModeAuto:
-		return kernelChoice{None, lacks("iptables", caps.IPTables)}
+// unusable says why IPVS can't use the scheduler named, which is p's; empty if it can.
+func unusable(name string, p *service.Port, in *Inputs) string {
+	if name == "" {
+		return "can't do " + algorithmText(p.Algorithm)
 	}
-	return kernelChoice{None, "mode userspace offloads nothing"}
+	if reason := in.Caps.Schedulers[name]; reason != "" {
+		return "has no scheduler " + name + " here: " + reason
+	}
+	return ""
 }
 
-func lacks(what string, c Capability) string {
-	if c.Reason == "" {
-		return "this host can't do " + what
+// shortCircuits is that of IPVS for a traffic policy Local: IPVS looks at the
+// virtual server and not at the client, so one that pods and this node use
+// differently than others can't be told apart. Userspace bridges it.
+func shortCircuits(p *service.Port, pods bool) shortfall {
+	who := "clients on this node"
+	if pods {
+		who = "pods and " + who
 	}
-	return "this host can't do " + what + ": " + c.Reason
+	return shortfall{
+		why:      "ipvs can't choose endpoints by client, as externalTrafficPolicy Local asks",
+		degraded: who + " reach only endpoints on this node through its external addresses" + meanwhile(p),
+		bridged:  true,
+	}
+}
+
+// meanwhile is when a shortfall shows.
+func meanwhile(p *service.Port) string {
+	if p.Protocol == service.SCTP {
+		return "" // the kernel's rules are all it has
+	}
+	return " while kproxy is down"
+}
+
+// wanted names how p wants endpoints chosen.
+func wanted(p *service.Port) string {
+	return cmp.Or(schedulerText(p.Scheduler), algorithmText(p.Algorithm))
+}
+
+func schedulerText(name string) string {
+	if name == "" {
+		return ""
+	}
+	return "scheduler " + name
 }

@@ -8,6 +8,7 @@ import (
 
 // TestExpressComplete: every algorithm has an answer in every data plane.
 func TestExpressComplete(t *testing.T) {
+	var in Inputs
 	want := map[DataPlane]map[service.Algorithm]string{
 		Userspace: {
 			service.RoundRobin: "", service.WeightedRoundRobin: "", service.LeastConnections: "",
@@ -31,11 +32,11 @@ func TestExpressComplete(t *testing.T) {
 		}
 		for _, a := range service.Algorithms {
 			p := port("a", func(p *service.Port) { p.Algorithm = a })
-			if got := Inexpressible(d, &p); got != answers[a] {
+			if got := Inexpressible(d, &p, &in); got != answers[a] {
 				t.Errorf("%s, %s: %q, want %q", d, a, got, answers[a])
 			}
-			if (degraded(d, &p) == "") != (answers[a] == "") {
-				t.Errorf("%s, %s: degraded %q", d, a, degraded(d, &p))
+			if got := degraded(shortfalls(d, &p, &in)); (got == "") != (answers[a] == "") {
+				t.Errorf("%s, %s: degraded %q", d, a, got)
 			}
 		}
 	}
@@ -45,6 +46,7 @@ func TestExpress(t *testing.T) {
 	proxyProtocol := func(p *service.Port) { p.ProxyProtocol = 1 }
 	leastConnections := func(p *service.Port) { p.Algorithm = service.LeastConnections }
 	sctp := func(p *service.Port) { p.Protocol = service.SCTP }
+	var in Inputs
 	tests := []struct {
 		name          string
 		plane         DataPlane
@@ -54,7 +56,7 @@ func TestExpress(t *testing.T) {
 		{"PROXY protocol in userspace", Userspace, port("a", proxyProtocol), "", ""},
 		{"PROXY protocol under iptables", IPTables, port("a", proxyProtocol), "iptables can't send PROXY protocol headers", "endpoints get no PROXY protocol header while kproxy is down"},
 		{"least connections", IPTables, port("a", leastConnections), "iptables can't do least connections", "least connections falls back to random choice while kproxy is down"},
-		{"both", IPTables, port("a", leastConnections, proxyProtocol), "iptables can't send PROXY protocol headers", "least connections falls back to random choice while kproxy is down; endpoints get no PROXY protocol header while kproxy is down"},
+		{"both", IPTables, port("a", leastConnections, proxyProtocol), "iptables can't do least connections", "least connections falls back to random choice while kproxy is down; endpoints get no PROXY protocol header while kproxy is down"},
 		{"SCTP in userspace", Userspace, port("a", sctp), "SCTP can't be served in userspace", ""},
 		{"SCTP under iptables", IPTables, port("a", sctp), "", ""},
 		{"SCTP with least connections", IPTables, port("a", sctp, leastConnections), "iptables can't do least connections", "least connections falls back to random choice"},
@@ -66,11 +68,8 @@ func TestExpress(t *testing.T) {
 			if tt.port.Algorithm == "" {
 				tt.port.Algorithm = service.RoundRobin
 			}
-			why := Inexpressible(tt.plane, &tt.port)
-			var lacks string
-			if tt.plane != Userspace {
-				lacks = degraded(tt.plane, &tt.port)
-			}
+			why := Inexpressible(tt.plane, &tt.port, &in)
+			lacks := degraded(shortfalls(tt.plane, &tt.port, &in))
 			if why != tt.why || lacks != tt.degraded {
 				t.Errorf("inexpressible %q, degraded %q, want %q, %q", why, lacks, tt.why, tt.degraded)
 			}

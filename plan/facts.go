@@ -19,6 +19,8 @@ type facts struct {
 	refusal       string // why no frontend serves anybody; empty if one does
 	inexpressible string // why the kernel can't carry it; empty if it can
 	panic         string // why endpoints that are down are served; empty if they aren't
+	choice        string // which kernel data plane mode auto fell back to, and why, in brackets; or empty
+	qualified     string // the reason of a service that is offloaded
 	steady        uint64 // what must not change for it to be steady
 	flaps         []flap
 }
@@ -55,10 +57,15 @@ func (c *computation) reusable(i int, p *service.Port, entry uint64) bool {
 // settle makes the Service of a service port, without its data plane and
 // state, and the facts that these are decided by.
 func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint64) (*Service, facts) {
-	s := &Service{Port: p, Frontends: c.frontends(p), Beneath: c.kernel.plane}
-	f := facts{entry: entry, inexpressible: Inexpressible(c.kernel.plane, p)}
+	s := &Service{Port: p, Frontends: c.frontends(p)}
+	f := facts{entry: entry, inexpressible: c.lay(s)}
+	f.qualified = reasonQualified
+	if s.Beneath != c.kernel.plane {
+		f.choice = " (" + string(s.Beneath) + ": " + s.BeneathReason + ")"
+		f.qualified += f.choice
+	}
 	s.Endpoints, f.flaps = c.rows(p, eps)
-	if p.Protocol == service.SCTP && c.kernel.plane == None {
+	if p.Protocol == service.SCTP && s.Beneath == None {
 		for i := range s.Frontends {
 			s.Frontends[i].Verdict = Reject
 		}
@@ -67,8 +74,7 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 		f.panic = c.fillGroups(s, eps)
 		f.refusal = refusal(s)
 	}
-	s.Problems = c.problems(p, eps)
-	s.Degraded = degraded(s.Beneath, p)
+	s.Problems = c.problems(s, eps)
 	c.heedForwarding(s, &f)
 	s.KernelHash = kernelHash(s, &c.in.Policy)
 	f.steady = steadyHash(s)
@@ -94,10 +100,10 @@ func (c *computation) fillGroups(s *Service, eps []service.Endpoint) string {
 		g := &s.Groups[fam]
 		var clusterPanic, localPanic string
 		if useCluster {
-			g.Cluster, clusterPanic = c.group(s.Port, s.Endpoints, sel.cluster)
+			g.Cluster, clusterPanic = c.group(s, sel.cluster)
 		}
 		if useLocal {
-			g.Local, localPanic = c.group(s.Port, s.Endpoints, sel.local)
+			g.Local, localPanic = c.group(s, sel.local)
 		}
 		said = cmp.Or(said, clusterPanic, localPanic)
 		somewhere := slices.ContainsFunc(sel.anywhere, func(i int) bool { return eps[i].Weight > 0 })

@@ -1,6 +1,10 @@
 package plan
 
-import "net/netip"
+import (
+	"net/netip"
+
+	"kproxy.dev/kproxy/service"
+)
 
 // digest is FNV-1a with 64 bits: the same for the same content in every
 // process, and without allocation.
@@ -93,7 +97,39 @@ func kernelHash(s *Service, p *Policy) uint64 {
 		d.group(s.Groups[i].Cluster)
 		d.group(s.Groups[i].Local)
 	}
+	if s.Beneath == IPVS {
+		d.virtual(s, p)
+	}
 	return max(uint64(d), 1)
+}
+
+// virtual covers what only the rules of IPVS depend on: the scheduler; every
+// listed endpoint, because those that aren't usable stay with weight 0 for the
+// sake of their connections; the addresses that node ports have virtual servers
+// on, and which service addresses are among them, and so not on kproxy's link.
+func (d *digest) virtual(s *Service, p *Policy) {
+	d.string(s.Scheduler)
+	d.uint(uint64(len(s.Endpoints)))
+	for i := range s.Endpoints {
+		d.addrPort(s.Endpoints[i].Address)
+		d.bool(s.Endpoints[i].Local)
+	}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		if !s.Serves(f) {
+			continue
+		}
+		if f.Kind != NodePort {
+			d.bool(p.ownAddress(f.Address.Addr()))
+			continue
+		}
+		for _, a := range p.NodeAddresses {
+			if service.FamilyOf(a) == f.Family {
+				d.addr(a)
+			}
+		}
+		d.byte(0) // the end of the list: no address begins with it
+	}
 }
 
 func (d *digest) group(g []Backend) {

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/health"
@@ -53,6 +54,15 @@ type Policy struct {
 	// IPVS has a virtual server on each; a service address that is one of them
 	// isn't put on kproxy's link.
 	NodeAddresses []netip.Addr
+	// Scheduler is the scheduler of IPVS for services that ask for none, nor for
+	// an algorithm; empty for that of the default algorithm.
+	Scheduler string
+}
+
+// ownAddress reports whether a is one of the node's own, service addresses aside.
+func (p *Policy) ownAddress(a netip.Addr) bool {
+	_, own := slices.BinarySearchFunc(p.NodeAddresses, a, netip.Addr.Compare)
+	return own
 }
 
 // Capability is one thing this host can or can't do.

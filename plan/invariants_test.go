@@ -36,7 +36,7 @@ func checkPlan(t *testing.T, in *Inputs, p *Plan) {
 			}
 			taken[at] = s.Port.Key
 		}
-		checkStanding(t, p, s)
+		checkStanding(t, in, p, s)
 		checkVerdicts(t, s)
 		checkHealth(t, in, s)
 		checkForwarding(t, in, s)
@@ -52,7 +52,7 @@ func plainEndpoints(in []Endpoint) []service.Endpoint {
 }
 
 // checkStanding: one state, with a data plane that goes with it, and a reason.
-func checkStanding(t *testing.T, p *Plan, s *Service) {
+func checkStanding(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	t.Helper()
 	if !slices.Contains(allStates, s.State) || s.Reason == "" {
 		t.Fatalf("%v: state %q, reason %q", s.Port.Key, s.State, s.Reason)
@@ -61,7 +61,7 @@ func checkStanding(t *testing.T, p *Plan, s *Service) {
 	if serves != (s.DataPlane != None) || serves != (s.State != StateRejecting) {
 		t.Fatalf("%v: serves %v in data plane %q, state %q", s.Port.Key, serves, s.DataPlane, s.State)
 	}
-	if s.Beneath != p.Kernel || (s.Beneath == None) != (s.KernelHash == 0) {
+	if s.Beneath != p.Kernel && s.Beneath != p.Fallback || (s.Beneath == None) != (s.KernelHash == 0) {
 		t.Fatalf("%v: beneath %q with hash %d", s.Port.Key, s.Beneath, s.KernelHash)
 	}
 	if s.DataPlane != Userspace && s.DataPlane != None && s.DataPlane != s.Beneath {
@@ -74,7 +74,7 @@ func checkStanding(t *testing.T, p *Plan, s *Service) {
 				t.Fatalf("%v: %s in data plane %q", s.Port.Key, s.State, s.DataPlane)
 			}
 		}
-		if why := Inexpressible(s.DataPlane, s.Port); why != "" && s.Port.Protocol != service.SCTP {
+		if why := Inexpressible(s.DataPlane, s.Port, in); why != "" && s.Port.Protocol != service.SCTP {
 			t.Fatalf("%v: in data plane %q although %s", s.Port.Key, s.DataPlane, why)
 		}
 	}

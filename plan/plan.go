@@ -99,7 +99,9 @@ type Plan struct {
 	facts    []facts
 	contests *contests
 	kernel   kernelChoice
-	health   *health.View
+	// schedulers are Caps.Schedulers.
+	schedulers map[string]string
+	health     *health.View
 }
 
 // Uses reports whether rules of the kernel data plane d may lie beneath services.
@@ -123,6 +125,11 @@ type Service struct {
 	// Beneath is the kernel data plane whose rules lie beneath the portal, for
 	// when the service is offloaded or kproxy is dead; None in mode userspace.
 	Beneath DataPlane
+	// BeneathReason says why it is that one, where mode auto had to choose; empty
+	// where the mode leaves no choice.
+	BeneathReason string
+	// Scheduler is that of its virtual servers; empty unless Beneath is IPVS.
+	Scheduler string
 	// Degraded says how Beneath falls short of the specification; empty if it doesn't.
 	Degraded string
 	// KernelHash identifies everything Beneath's rules depend on. Two plans

@@ -10,7 +10,8 @@ import (
 
 // problems says what is wrong with p's specification, or isn't what its
 // author may believe.
-func (c *computation) problems(p *service.Port, eps []service.Endpoint) []string {
+func (c *computation) problems(s *Service, eps []service.Endpoint) []string {
+	p := s.Port
 	out := slices.Clone(p.Problems)
 	out = append(out, c.contests.sentences(p)...)
 	has := families(p)
@@ -21,13 +22,36 @@ func (c *computation) problems(p *service.Port, eps []service.Endpoint) []string
 			}
 		}
 	}
+	out = append(out, c.ownAddresses(s)...)
 	for _, f := range service.Families {
 		if unrestricted(p, f) {
 			out = append(out, fmt.Sprintf("its source ranges don't restrict %s clients: none of them is %s", familyText(f), familyText(f)))
 		}
 	}
 	if p.Algorithm == service.RoundRobin && weighted(eps) {
-		out = append(out, "its weights have no effect: the algorithm is round-robin, not weighted-round-robin")
+		text := "its weights have no effect"
+		if !s.weightless() {
+			text += " in userspace"
+		}
+		out = append(out, text+": the algorithm is round-robin, not weighted-round-robin")
+	}
+	return out
+}
+
+// ownAddresses says which addresses of s are this node's already, where IPVS
+// answers on them. Other service addresses are on a link that is only kproxy's,
+// and nothing but services can be reached there.
+func (c *computation) ownAddresses(s *Service) []string {
+	if s.Beneath != IPVS {
+		return nil
+	}
+	var out []string
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		if f.Kind != NodePort && c.in.Policy.ownAddress(f.Address.Addr()) {
+			out = append(out, fmt.Sprintf("%s is this node's own address: the service answers there on port %d, the node's own ports stay reachable there, and the address is left where it is",
+				f.Address.Addr(), f.Address.Port()))
+		}
 	}
 	return out
 }

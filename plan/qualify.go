@@ -38,7 +38,7 @@ func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 		// make it wait when it is unpinned.
 		m.forgive()
 		return standing{plane: Userspace, state: StatePinned, reason: "pinned to userspace by " + by}
-	case c.kernel.plane == None:
+	case s.Beneath == None:
 		m.forgive()
 		return standing{plane: Userspace, state: StateUserspace, reason: c.kernel.why}
 	case f.inexpressible != "":
@@ -51,12 +51,12 @@ func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 			return c.standWaiting(m)
 		}
 		m.offload(c.in.Now)
-		return c.standOffloaded(s, StatePinned, "pinned to the kernel by "+by, failure)
+		return c.standOffloaded(s, StatePinned, "pinned to the kernel by "+by+f.choice, failure)
 	}
 	c.heedFlaps(s, f, m)
 	c.heedRefusals(s, m)
 	if m.offloaded {
-		return c.standOffloaded(s, StateOffloaded, reasonQualified, failure)
+		return c.standOffloaded(s, StateOffloaded, f.qualified, failure)
 	}
 	return c.standQualifying(s, f, m, failure)
 }
@@ -64,7 +64,7 @@ func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 // standKernelOnly is for SCTP, which userspace can't serve.
 func (c *computation) standKernelOnly(s *Service, f *facts, m *memory) standing {
 	m.offload(c.in.Now)
-	out := standing{plane: c.kernel.plane, state: StateOffloaded, reason: reasonKernelOnly}
+	out := standing{plane: s.Beneath, state: StateOffloaded, reason: reasonKernelOnly + f.choice}
 	failure, failed := c.in.Failed[s.Port.Key]
 	switch {
 	case failed && failure.Hash == s.KernelHash:
@@ -83,7 +83,7 @@ func (c *computation) standOffloaded(s *Service, st State, reason, failure strin
 	if !c.programmed(s) {
 		return standing{plane: Userspace, state: st, reason: cmp.Or(failure, reasonUpdating)}
 	}
-	return standing{plane: c.kernel.plane, state: st, reason: reason}
+	return standing{plane: s.Beneath, state: st, reason: reason}
 }
 
 // standWaiting is for a recalled service during its back-off.
@@ -115,7 +115,7 @@ func (c *computation) standQualifying(s *Service, f *facts, m *memory, failure s
 		out.reason = cmp.Or(failure, reasonWriting)
 	default:
 		m.offload(c.in.Now)
-		return c.standOffloaded(s, StateOffloaded, reasonQualified, failure)
+		return c.standOffloaded(s, StateOffloaded, f.qualified, failure)
 	}
 	return out
 }

@@ -53,7 +53,10 @@ type ServiceStatus struct {
 	DataPlane          DataPlane        `json:"dataplane"`
 	State              State            `json:"state"`
 	Reason             string           `json:"reason"`
-	QualifiesInSeconds float64          `json:"qualifiesInSeconds"` // 0 when it isn't known
+	QualifiesInSeconds float64          `json:"qualifiesInSeconds"`      // 0 when it isn't known
+	Beneath            DataPlane        `json:"beneath"`                 // the kernel data plane whose rules it has
+	BeneathReason      string           `json:"beneathReason,omitempty"` // why that one, in mode auto
+	Scheduler          string           `json:"scheduler,omitempty"`     // of IPVS, where that lies beneath
 	Degraded           string           `json:"degraded,omitempty"`
 	Problems           []string         `json:"problems,omitempty"`
 	Connections        Connections      `json:"connections"`

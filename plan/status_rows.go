@@ -26,7 +26,8 @@ func (s *Service) Row(now time.Time) ServiceStatus {
 		Addresses: []netip.AddrPort{},
 		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason,
 		QualifiesInSeconds: secondsUntil(s.QualifiesAt, now),
-		Degraded:           s.Degraded, Problems: s.Problems,
+		Beneath:            s.Beneath, BeneathReason: s.BeneathReason, Scheduler: s.Scheduler,
+		Degraded: s.Degraded, Problems: s.Problems,
 		Endpoints: make([]EndpointStatus, len(s.Endpoints)),
 	}
 	for i := range s.Frontends {

@@ -35,10 +35,11 @@ func (e *Endpoint) down() bool { return e.Health == downText }
 // threshold); then all are served as if they were up, and the sentence
 // returned says so. Endpoints of weight 0 stay in the group for the sake of
 // connections they have; they count neither as up nor as down.
-func (c *computation) group(p *service.Port, rows []Endpoint, chosen []int) ([]Backend, string) {
+func (c *computation) group(s *Service, chosen []int) ([]Backend, string) {
 	if len(chosen) == 0 {
 		return nil, ""
 	}
+	rows, weightless := s.Endpoints, s.weightless()
 	total, up := 0, 0
 	for _, i := range chosen {
 		if rows[i].Weight == 0 {
@@ -56,7 +57,10 @@ func (c *computation) group(p *service.Port, rows []Endpoint, chosen []int) ([]B
 		if e.down() && !panicking {
 			continue
 		}
-		w := weightOf(p.Algorithm, e.Weight)
+		w := uint32(e.Weight)
+		if weightless {
+			w = min(w, 1)
+		}
 		e.Usable = e.Usable || w > 0
 		out = append(out, Backend{Address: e.Address, Weight: w, Local: e.Local})
 	}
@@ -64,15 +68,6 @@ func (c *computation) group(p *service.Port, rows []Endpoint, chosen []int) ([]B
 		return out, panicText(up, total)
 	}
 	return out, ""
-}
-
-// weightOf returns the weight that counts: plain round robin knows only
-// whether an endpoint takes new connections.
-func weightOf(a service.Algorithm, w uint16) uint32 {
-	if a == service.RoundRobin {
-		return uint32(min(w, 1))
-	}
-	return uint32(w)
 }
 
 // takesConnections reports whether a new connection has somewhere to go.

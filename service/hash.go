@@ -109,6 +109,8 @@ func (h *hasher) port(p *Port) {
 	h.uint(uint64(p.HealthCheckNodePort))
 	h.uint(uint64(p.Affinity))
 	h.string(string(p.Algorithm))
+	h.bool(p.AlgorithmGiven)
+	h.string(p.Scheduler)
 	h.string(string(p.Prefer))
 	h.string(string(p.Health.Kind))
 	h.string(p.Health.Path)

@@ -2,6 +2,7 @@ package service
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -21,6 +22,18 @@ const (
 
 // Algorithms lists every algorithm, the default first.
 var Algorithms = []Algorithm{RoundRobin, WeightedRoundRobin, LeastConnections, Random, SourceHash, Maglev}
+
+// maxScheduler is IP_VS_SCHEDNAME_MAXLEN of include/uapi/linux/ip_vs.h without
+// its NUL.
+const maxScheduler = 15
+
+// IsScheduler reports whether name can be that of a scheduler of IPVS. Which
+// there are depends on the kernel's modules.
+func IsScheduler(name string) bool {
+	return name != "" && len(name) <= maxScheduler && !strings.ContainsFunc(name, func(r rune) bool {
+		return (r < 'a' || r > 'z') && (r < '0' || r > '9') && r != '_' && r != '-'
+	})
+}
 
 // Preference is a user's wish for a service's data plane
 // (annotation kproxy.dev/dataplane and command `kproxy pin`).
@@ -86,6 +99,7 @@ type Port struct {
 	Affinity             time.Duration // ClientIP affinity time-out, sliding; 0 for none
 
 	Algorithm      Algorithm
+	AlgorithmGiven bool   // somebody asked for Algorithm; else it is the default
 	Scheduler      string // a scheduler of IPVS instead of Algorithm's; empty for that
 	Prefer         Preference
 	Health         HealthCheck

@@ -20,6 +20,7 @@ const AnnotationPrefix = "kproxy.dev/"
 // The annotations, without their prefix.
 const (
 	annotationAlgorithm      = "algorithm"
+	annotationScheduler      = "ipvs-scheduler"
 	annotationDataPlane      = "dataplane"
 	annotationHealthCheck    = "health-check"
 	annotationHealthPath     = "health-path"
@@ -52,7 +53,15 @@ const (
 var setters = map[string]func(*service.Port, string) error{
 	annotationAlgorithm: func(p *service.Port, v string) (err error) {
 		p.Algorithm, err = oneOf(v, service.Algorithms...)
+		p.AlgorithmGiven = err == nil
 		return err
+	},
+	annotationScheduler: func(p *service.Port, v string) error {
+		if !service.IsScheduler(v) {
+			return fmt.Errorf("not the name of a scheduler of IPVS, such as wlc or sed")
+		}
+		p.Scheduler = v
+		return nil
 	},
 	annotationDataPlane: func(p *service.Port, v string) (err error) {
 		p.Prefer, err = oneOf(v, service.PreferAuto, service.PreferUserspace, service.PreferKernel)

@@ -27,19 +27,34 @@ func TestAnnotationValues(t *testing.T) {
 		problem string
 	}
 	good := func(f func(*service.Port)) result { return result{set(f), ""} }
+	algorithm := func(a service.Algorithm) func(*service.Port) {
+		return func(p *service.Port) { p.Algorithm, p.AlgorithmGiven = a, true }
+	}
+	scheduler := func(name string) func(*service.Port) {
+		return func(p *service.Port) { p.Scheduler = name }
+	}
 	bad := func(problem string) result { return result{nothing, problem} }
 	const probe = "is not a duration (such as 500ms or 2s) from 1ms to 1h0m0s"
+	const noScheduler = "is not the name of a scheduler of IPVS, such as wlc or sed"
 	const rise = "is not a whole number from 1 to 1000"
 	cases := map[string]map[string]result{
 		"algorithm": {
-			"round-robin":          good(func(p *service.Port) { p.Algorithm = service.RoundRobin }),
-			"weighted-round-robin": good(func(p *service.Port) { p.Algorithm = service.WeightedRoundRobin }),
-			"least-connections":    good(func(p *service.Port) { p.Algorithm = service.LeastConnections }),
-			"random":               good(func(p *service.Port) { p.Algorithm = service.Random }),
-			"source-hash":          good(func(p *service.Port) { p.Algorithm = service.SourceHash }),
-			"maglev":               good(func(p *service.Port) { p.Algorithm = service.Maglev }),
+			"round-robin":          good(algorithm(service.RoundRobin)),
+			"weighted-round-robin": good(algorithm(service.WeightedRoundRobin)),
+			"least-connections":    good(algorithm(service.LeastConnections)),
+			"random":               good(algorithm(service.Random)),
+			"source-hash":          good(algorithm(service.SourceHash)),
+			"maglev":               good(algorithm(service.Maglev)),
 			"Maglev":               bad(`kproxy.dev/algorithm: "Maglev" is not one of round-robin, weighted-round-robin, least-connections, random, source-hash, maglev`),
 			"":                     bad(`kproxy.dev/algorithm: "" is not one of round-robin, weighted-round-robin, least-connections, random, source-hash, maglev`),
+		},
+		"ipvs-scheduler": {
+			"wlc":              good(scheduler("wlc")),
+			"my_own-sched-15":  good(scheduler("my_own-sched-15")),
+			"my_own-sched--16": bad(`kproxy.dev/ipvs-scheduler: "my_own-sched--16" ` + noScheduler),
+			"WLC":              bad(`kproxy.dev/ipvs-scheduler: "WLC" ` + noScheduler),
+			"rr; reboot":       bad(`kproxy.dev/ipvs-scheduler: "rr; reboot" ` + noScheduler),
+			"":                 bad(`kproxy.dev/ipvs-scheduler: "" ` + noScheduler),
 		},
 		"dataplane": {
 			"auto":      good(func(p *service.Port) { p.Prefer = service.PreferAuto }),

@@ -149,6 +149,7 @@ status:
 		HealthCheckNodePort:  32000,
 		Affinity:             60e9,
 		Algorithm:            service.LeastConnections,
+		AlgorithmGiven:       true,
 		Prefer:               service.PreferUserspace,
 		Health: service.HealthCheck{Kind: service.CheckHTTP, Path: "/healthz", Port: 9090,
 			Interval: 5e9, Timeout: 5e8, Rise: 4, Fall: 5},
