@@ -98,6 +98,7 @@ func policyOf(c config.Config) plan.Policy {
 	p.OffloadMinConnections = uint64(c.OffloadMinConnections)
 	p.MasqueradeAll = c.MasqueradeAll
 	p.PodCIDRs = c.PodNetworks()
+	p.Scheduler = c.IPVS.Scheduler
 	return p
 }
 

@@ -4,6 +4,7 @@ import (
 	"log/slog"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -57,9 +58,9 @@ func runFlags(d config.Config) []cli.Flag {
 		durationFlag("offload-after", d.OffloadAfter, "how long a service must be steady before offload; 0s at once"),
 		&cli.IntFlag{Name: "offload-min-connections", Value: d.OffloadMinConnections, Usage: "successful connections or sessions before offload"},
 		durationFlag("alive-timeout", d.AliveTimeout, "how long after its last heartbeat a dead kproxy keeps attracting new connections; whole seconds"),
-		durationFlag("drain-timeout", d.DrainTimeout, "bound on draining userspace connections at exit"),
+		durationFlag("drain-timeout", d.DrainTimeout, "bound on draining userspace connections at exit, and real servers of IPVS that were removed"),
 	}
-	return append(append(flags, healthFlags(d.Health)...), serverFlags(d)...)
+	return slices.Concat(flags, healthFlags(d.Health), ipvsFlags(d.IPVS), serverFlags(d))
 }
 
 func healthFlags(d config.Health) []cli.Flag {
@@ -69,6 +70,16 @@ func healthFlags(d config.Health) []cli.Flag {
 		durationFlag("health-timeout", d.Timeout, "bound on one probe"),
 		&cli.IntFlag{Name: "health-rise", Value: d.Rise, Usage: "successes in a row that make an endpoint up"},
 		&cli.IntFlag{Name: "health-fall", Value: d.Fall, Usage: "failures in a row that make an endpoint down"},
+	}
+}
+
+func ipvsFlags(d config.IPVS) []cli.Flag {
+	return []cli.Flag{
+		&cli.StringFlag{Name: "ipvs-scheduler", Value: d.Scheduler, Usage: "`NAME` of the kernel's scheduler for services that ask for none, nor for an algorithm (default: rr)"},
+		&cli.BoolFlag{Name: "ipvs-strict-arp", Value: d.StrictARP, Usage: "answer ARP only for addresses of the link that is asked, as load balancers that announce addresses need it"},
+		&cli.StringFlag{Name: "ipvs-tcp-timeout", Value: d.TCPTimeout, Usage: "`TIME` after which IPVS forgets an idle TCP connection: 15m, " + config.LikeConntrack + " for as long as conntrack keeps it, 0 for the kernel's setting"},
+		durationFlag("ipvs-tcpfin-timeout", d.TCPFinTimeout, "the same after a FIN; 0 for the kernel's setting"),
+		durationFlag("ipvs-udp-timeout", d.UDPTimeout, "the same for UDP; 0 for the kernel's setting"),
 	}
 }
 
@@ -105,6 +116,10 @@ func configFrom(c *cli.Context) config.Config {
 	cfg.Health = config.Health{
 		Check: service.Check(c.String("health-check")), Interval: c.Duration("health-interval"),
 		Timeout: c.Duration("health-timeout"), Rise: c.Int("health-rise"), Fall: c.Int("health-fall"),
+	}
+	cfg.IPVS = config.IPVS{
+		Scheduler: c.String("ipvs-scheduler"), StrictARP: c.Bool("ipvs-strict-arp"),
+		TCPTimeout: c.String("ipvs-tcp-timeout"), TCPFinTimeout: c.Duration("ipvs-tcpfin-timeout"), UDPTimeout: c.Duration("ipvs-udp-timeout"),
 	}
 	cfg.MetricsBindAddress, cfg.HealthzBindAddress = c.String("metrics-bind-address"), c.String("healthz-bind-address")
 	cfg.Socket, cfg.StateDir = c.String("socket"), c.String("state-dir")
