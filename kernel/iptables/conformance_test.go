@@ -44,6 +44,10 @@ func openModel(t *testing.T, faults *kerneltest.Faults) kerneltest.System {
 	if _, err := h.Run(context.Background(), []byte(foreignRules), "iptables-restore"); err != nil {
 		t.Fatal(err)
 	}
+	return modelSystem(t, h, faults)
+}
+
+func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) kerneltest.System {
 	return kerneltest.System{
 		Backend: modelBackend(t, h, faults),
 		Foreign: func(t *testing.T) string {
@@ -51,15 +55,18 @@ func openModel(t *testing.T, faults *kerneltest.Faults) kerneltest.System {
 			if err != nil {
 				t.Fatal(err)
 			}
-			return foreignLines(text) + h.ForeignSets()
+			return foreignLines(text) + h.ForeignSets() + h.ForeignVirtuals() + h.ForeignLinks()
 		},
+		State:   func(*testing.T) string { return h.State() },
+		Restart: func(t *testing.T) kerneltest.System { return modelSystem(t, h, faults) },
+		Host:    h,
 	}
 }
 
 func modelBackend(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) *iptables.Backend {
 	c := iptables.DefaultConfig()
 	c.Runner, c.Sets = faults.Runner(h), faults.Sets(h.Sets())
-	c.Jumper = func(f service.Family) (iptables.Jumper, error) { return h.Jumper(f), nil }
+	c.Jumper = func(f service.Family) (iptables.Jumper, error) { return faults.Jumper(h.Jumper(f)), nil }
 	b, err := iptables.New(c)
 	if err != nil {
 		t.Fatal(err)
@@ -105,6 +112,10 @@ func openKernel(t *testing.T, v kernel.Variant, faults *kerneltest.Faults) kerne
 	kerneltest.Namespace(t)
 	run(t, "ipset create FOREIGN hash:ip; ipset add FOREIGN 192.0.2.1")
 	restoreText(t, v.Program[0], foreignRules)
+	return kernelSystem(t, v, faults)
+}
+
+func kernelSystem(t *testing.T, v kernel.Variant, faults *kerneltest.Faults) kerneltest.System {
 	sets, err := kernel.OpenIPSets()
 	if err != nil {
 		t.Fatal(err)
@@ -125,6 +136,7 @@ func openKernel(t *testing.T, v kernel.Variant, faults *kerneltest.Faults) kerne
 			}
 			return foreignLines(text) + run(t, "ipset save FOREIGN")
 		},
+		Restart: func(t *testing.T) kerneltest.System { return kernelSystem(t, v, faults) },
 	}
 }
 

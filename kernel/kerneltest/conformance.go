@@ -31,8 +31,23 @@ type Mode struct {
 // System is a backend and the host it works on.
 type System struct {
 	Backend kernel.Backend
-	// Foreign prints everything on the host that isn't kproxy's.
+	// Foreign prints everything on the host that isn't kproxy's. If the host
+	// knows virtual servers, [Taken] is one of those.
 	Foreign func(t *testing.T) string
+	// State prints what Observe leaves out: what drains, and the backend's own
+	// records. Nil where there is nothing of that kind.
+	State func(t *testing.T) string
+	// Drain goes on with what drains and returns how much is left; nil for a
+	// mode in which nothing drains.
+	Drain func(context.Context) (left int, err error)
+	// Restart returns the system with a backend that knows nothing yet.
+	Restart func(t *testing.T) System
+	// Intrude puts a foreign real server into a virtual server, and Expel
+	// removes all of those; nil for a mode without virtual servers.
+	Intrude func(t *testing.T, v kernel.Virtual)
+	Expel   func(t *testing.T)
+	// Host is the host if it is a model, which can do more than a kernel.
+	Host *Host
 }
 
 // Conformance is what every mode's backend must pass.
@@ -42,6 +57,9 @@ func Conformance(t *testing.T, m Mode) {
 	for seed := range m.Seeds {
 		t.Run(fmt.Sprintf("walk %d with faults converges", seed), func(t *testing.T) { m.walk(t, uint64(seed)) })
 	}
+	t.Run("a fault at any call is made up for", m.everyCall)
+	t.Run("drains", m.drains)
+	t.Run("foreign real servers stay", m.intruders)
 }
 
 func (m Mode) idempotent(t *testing.T) {
@@ -50,20 +68,28 @@ func (m Mode) idempotent(t *testing.T) {
 	for range 5 {
 		want := m.Render(w.Next())
 		m.bring(t, s, want)
-		have := observe(t, s)
-		if diff := gocmp.Diff(kernel.Ops{}, kernel.Diff(have, want)); diff != "" {
+		have, state := observe(t, s), s.state(t)
+		if diff := gocmp.Diff(kernel.Ops{}, kernel.Diff(have, without(want, s))); diff != "" {
 			t.Fatalf("second Diff (-want +got):\n%s", diff)
 		}
 		applied, err := s.Backend.Apply(context.Background(), kernel.Diff(have, want))
-		if err != nil || applied.Chains+applied.Rules+applied.Entries > 0 || len(applied.Failed) > 0 {
+		if err != nil || applied.Chains+applied.Rules+applied.Entries+applied.Virtuals > 0 {
 			t.Errorf("empty Apply = %+v, %v", applied, err)
+		}
+		if diff := gocmp.Diff(state, s.state(t)); diff != "" {
+			t.Errorf("after an empty Apply (-before +after):\n%s", diff)
+		}
+	}
+	if s.Host != nil {
+		if early := s.Host.Early(); len(early) > 0 {
+			t.Errorf("reachable before anybody answered: %v", early)
 		}
 	}
 }
 
 func (m Mode) cleanUp(t *testing.T) {
 	s := m.Open(t, &Faults{})
-	foreign := s.Foreign(t)
+	foreign, state := s.Foreign(t), s.state(t)
 	w := NewWalk(8, m.Mode, m.Plane, 12)
 	w.Next()
 	m.bring(t, s, m.Render(w.Next()))
@@ -71,64 +97,92 @@ func (m Mode) cleanUp(t *testing.T) {
 		t.Errorf("foreign state after Apply (-before +after):\n%s", diff)
 	}
 	m.bring(t, s, kernel.Ruleset{})
+	s.settle(t)
 	if diff := gocmp.Diff(kernel.Ruleset{}, observe(t, s)); diff != "" {
 		t.Errorf("left after clean-up:\n%s", diff)
+	}
+	if diff := gocmp.Diff(state, s.state(t)); diff != "" {
+		t.Errorf("state after clean-up (-before +after):\n%s", diff)
 	}
 	if diff := gocmp.Diff(foreign, s.Foreign(t)); diff != "" {
 		t.Errorf("foreign state after clean-up (-before +after):\n%s", diff)
 	}
 }
 
-// walk applies one plan after the other while calls fail, and goes on as the
-// agent does: it looks again after a failure. When calls stop failing, the
-// kernel must come to hold what it holds where the last plan was the first.
-func (m Mode) walk(t *testing.T, seed uint64) {
-	faults := NewFaults(seed, 0.1)
-	s := m.Open(t, faults)
-	foreign := s.Foreign(t)
-	ctx := context.Background()
-	w := NewWalk(seed, m.Mode, m.Plane, 12)
-	var have, want kernel.Ruleset
-	known := false
-	for range m.Steps {
-		want = m.Render(w.Next())
-		if !known {
-			var err error
-			if have, err = s.Backend.Observe(ctx); err != nil {
-				continue
-			}
-		}
-		applied, err := s.Backend.Apply(ctx, kernel.Diff(have, want))
-		have, known = want, err == nil && len(applied.Failed) == 0
-	}
-	if m.Steps > 10 && faults.Count() == 0 {
-		t.Error("no fault was injected")
-	}
-	faults.Stop()
-	m.bring(t, s, want)
-	got := observe(t, s)
-	if diff := gocmp.Diff(foreign, s.Foreign(t)); diff != "" {
-		t.Errorf("foreign state (-before +after):\n%s", diff)
-	}
-
-	// From here on the test is on another host.
-	fresh := m.Open(t, &Faults{})
-	m.bring(t, fresh, want)
-	if diff := gocmp.Diff(observe(t, fresh), got, cmpopts.IgnoreFields(kernel.Set{}, "Owner")); diff != "" {
-		t.Errorf("after %d faults (-from scratch +got):\n%s", faults.Count(), diff)
-	}
-}
-
-// bring applies want to what there is. Nothing may fail.
+// bring applies want to what there is. Nothing may fail but what a foreigner
+// has already.
 func (m Mode) bring(t *testing.T, s System, want kernel.Ruleset) {
 	t.Helper()
 	applied, err := s.Backend.Apply(context.Background(), kernel.Diff(observe(t, s), want))
 	if err != nil {
 		t.Fatalf("Apply: %v", err)
 	}
-	if len(applied.Failed) > 0 {
-		t.Fatalf("Apply failed for %v", applied.Failed)
+	taken, has := want.Virtual(Taken().Protocol, Taken().Address)
+	if _, failed := applied.Failed[taken.Owner]; has && !failed {
+		t.Errorf("Apply didn't fail for %s, whose address %s a foreigner has", taken.Owner, taken.Address)
 	}
+	for k, err := range applied.Failed {
+		if !has || k != taken.Owner {
+			t.Fatalf("Apply failed for %s: %v", k, err)
+		}
+	}
+}
+
+// without returns what there is to be of want: all but the virtual server that a
+// foreigner has.
+func without(want kernel.Ruleset, s System) kernel.Ruleset {
+	if s.Drain == nil {
+		return want
+	}
+	want.Virtuals = slices.DeleteFunc(slices.Clone(want.Virtuals), func(v kernel.Virtual) bool {
+		return kernel.CompareVirtuals(v, Taken()) == 0
+	})
+	return want
+}
+
+// same compares the system with one that was brought from nothing to want. Both
+// must have come to rest.
+func (m Mode) same(t *testing.T, s System, want kernel.Ruleset) {
+	t.Helper()
+	got, state := observe(t, s), s.state(t)
+	// From here on the test is on another host.
+	fresh := m.Open(t, &Faults{})
+	m.bring(t, fresh, want)
+	if diff := gocmp.Diff(observe(t, fresh), got, cmpopts.IgnoreFields(kernel.Set{}, "Owner")); diff != "" {
+		t.Errorf("observed (-from scratch +got):\n%s", diff)
+	}
+	if diff := gocmp.Diff(fresh.state(t), state); diff != "" {
+		t.Errorf("state (-from scratch +got):\n%s", diff)
+	}
+}
+
+// settle lets what drains come to its end.
+func (s System) settle(t *testing.T) {
+	t.Helper()
+	if s.Drain == nil {
+		return
+	}
+	if s.Host != nil {
+		s.Host.Disconnect(nil)
+	}
+	for range 3 {
+		left, err := s.Drain(context.Background())
+		if err != nil {
+			t.Fatalf("Drain: %v", err)
+		}
+		if left == 0 {
+			return
+		}
+	}
+	t.Errorf("without connections the drain doesn't end; state:\n%s", s.state(t))
+}
+
+func (s System) state(t *testing.T) string {
+	t.Helper()
+	if s.State == nil {
+		return ""
+	}
+	return s.State(t)
 }
 
 func observe(t *testing.T, s System) kernel.Ruleset {

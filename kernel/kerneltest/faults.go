@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"sync"
 
+	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
 )
 
@@ -15,24 +16,45 @@ var ErrInjected = errors.New("injected fault")
 // Faults decides which calls fail. The zero value lets none fail. It is safe
 // for concurrent use.
 type Faults struct {
-	mu   sync.Mutex
-	rng  *rand.Rand
-	rate float64
-	// Count is the number of faults so far.
-	count int
+	mu    sync.Mutex
+	rng   *rand.Rand
+	rate  float64
+	at    int // the call that fails, from 1; 0 for none
+	kind  FaultKind
+	calls int
+	count int // of faults
+	dead  bool
 }
 
-// NewFaults returns faults of calls at random, with the given rate, once they
-// are switched on.
+// FaultKind is what becomes of a call that fails.
+type FaultKind int
+
+// The kinds of faults.
+const (
+	Refused FaultKind = iota // it has no effect
+	Late                     // it takes effect all the same, as when a program is killed after it committed
+	Death                    // it has no effect, and nothing after it either: kproxy is killed
+	faultKinds
+)
+
+func (k FaultKind) String() string { return [...]string{"refused", "late", "death"}[k] }
+
+// NewFaults returns faults of calls at random, with the given rate. A few of
+// them are deaths.
 func NewFaults(seed uint64, rate float64) *Faults {
 	return &Faults{rng: rand.New(rand.NewPCG(seed, 0)), rate: rate}
+}
+
+// FaultAt returns one fault: the n-th call fails, from 1.
+func FaultAt(n int, kind FaultKind) *Faults {
+	return &Faults{rng: rand.New(rand.NewPCG(uint64(n), 0)), at: n, kind: kind}
 }
 
 // Stop lets no further call fail.
 func (f *Faults) Stop() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	f.rate = 0
+	f.rate, f.at, f.dead = 0, 0, false
 }
 
 // Count returns the number of faults so far.
@@ -42,36 +64,82 @@ func (f *Faults) Count() int {
 	return f.count
 }
 
-// verdict says whether a call fails, and whether it takes effect all the same,
-// as when a program is killed after it committed.
-func (f *Faults) verdict() (fails, late bool) {
+// Calls returns the number of calls so far, failed or not.
+func (f *Faults) Calls() int {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	if f.rng == nil || f.rng.Float64() >= f.rate {
-		return false, false
+	return f.calls
+}
+
+// Died reports whether kproxy has been killed. If so, another one starts: calls
+// have effects again.
+func (f *Faults) Died() bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	dead := f.dead
+	f.dead = false
+	return dead
+}
+
+// verdict says whether a call fails, and how.
+func (f *Faults) verdict() (fails bool, kind FaultKind) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.calls++
+	switch {
+	case f.dead:
+		return true, Death
+	case f.at > 0 && f.calls == f.at:
+		kind = f.kind
+	case f.rate > 0 && f.rng.Float64() < f.rate:
+		switch x := f.rng.Float64(); {
+		case x < 0.3:
+			kind = Late
+		case x < 0.4:
+			kind = Death
+		}
+	default:
+		return false, 0
 	}
 	f.count++
-	return true, f.rng.Float64() < 0.3
+	f.dead = kind == Death
+	return true, kind
 }
 
-// pretend is what the fault looks like to the caller.
-func (f *Faults) pretend() error {
+// one picks what a fault pretends to be.
+func (f *Faults) one(kinds ...error) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()
-	kinds := []error{kernel.ErrLocked, kernel.ErrSyntax, kernel.ErrPermission, kernel.ErrNotFound, nil}
-	return &kernel.ExecError{Program: "faulty", Status: 4, Stderr: ErrInjected.Error(), Kind: kinds[f.rng.IntN(len(kinds))]}
+	return kinds[f.rng.IntN(len(kinds))]
 }
 
-// do carries out call, or not.
-func (f *Faults) do(call func() error) error {
-	fails, late := f.verdict()
+// program carries out call, or not. A fault is one of a program, or one that
+// the boundary to the kernel has classified.
+func (f *Faults) program(call func() error) error {
+	return f.do(call, func() error {
+		kind := f.one(kernel.ErrLocked, kernel.ErrSyntax, kernel.ErrPermission, kernel.ErrNotFound, nil)
+		return &kernel.ExecError{Program: "faulty", Status: 4, Stderr: ErrInjected.Error(), Kind: kind}
+	})
+}
+
+// Netlink carries out call, or not. A fault is an error number of the kernel,
+// but none that says something about an object which isn't true: the kernel
+// doesn't lie.
+func (f *Faults) Netlink(call func() error) error {
+	return f.do(call, func() error {
+		return errors.Join(ErrInjected, f.one(unix.ENOBUFS, unix.ENOMEM, unix.EINTR, unix.EPERM, unix.ETIMEDOUT, unix.EAGAIN))
+	})
+}
+
+func (f *Faults) do(call, pretend func() error) error {
+	fails, kind := f.verdict()
 	if !fails {
 		return call()
 	}
-	if late {
+	if kind == Late {
 		_ = call()
 	}
-	return f.pretend()
+	return pretend()
 }
 
 // Runner puts faults in front of r.
@@ -83,7 +151,7 @@ type faultyRunner struct {
 }
 
 func (r faultyRunner) Run(ctx context.Context, stdin []byte, program string, args ...string) (out []byte, err error) {
-	err = r.faults.do(func() error {
+	err = r.faults.program(func() error {
 		out, err = r.next.Run(ctx, stdin, program, args...)
 		return err
 	})
@@ -99,23 +167,23 @@ type faultySets struct {
 }
 
 func (s faultySets) Create(set kernel.Set) error {
-	return s.faults.do(func() error { return s.next.Create(set) })
+	return s.faults.program(func() error { return s.next.Create(set) })
 }
 
 func (s faultySets) Destroy(name string) error {
-	return s.faults.do(func() error { return s.next.Destroy(name) })
+	return s.faults.program(func() error { return s.next.Destroy(name) })
 }
 
 func (s faultySets) Add(set kernel.Set, timeout uint32, entries ...string) error {
-	return s.faults.do(func() error { return s.next.Add(set, timeout, entries...) })
+	return s.faults.program(func() error { return s.next.Add(set, timeout, entries...) })
 }
 
 func (s faultySets) Delete(set kernel.Set, entries ...string) error {
-	return s.faults.do(func() error { return s.next.Delete(set, entries...) })
+	return s.faults.program(func() error { return s.next.Delete(set, entries...) })
 }
 
 func (s faultySets) List(entries func(string) bool) (out []kernel.SetState, err error) {
-	err = s.faults.do(func() error {
+	err = s.faults.program(func() error {
 		out, err = s.next.List(entries)
 		return err
 	})
@@ -123,4 +191,46 @@ func (s faultySets) List(entries func(string) bool) (out []kernel.SetState, err 
 		return nil, err
 	}
 	return out, nil
+}
+
+// Jumper puts faults in front of j.
+func (f *Faults) Jumper(j *Jumper) *FaultyJumper { return &FaultyJumper{f, j} }
+
+// FaultyJumper is a [Jumper] some of whose calls fail.
+type FaultyJumper struct {
+	faults *Faults
+	next   *Jumper
+}
+
+// Exists reports whether the chain has the rule.
+func (j *FaultyJumper) Exists(tbl, chain string, spec ...string) (ok bool, err error) {
+	err = j.faults.program(func() error {
+		ok, err = j.next.Exists(tbl, chain, spec...)
+		return err
+	})
+	return ok && err == nil, err
+}
+
+// List returns the chain's rules as iptables -S does.
+func (j *FaultyJumper) List(tbl, chain string) (rules []string, err error) {
+	err = j.faults.program(func() error {
+		rules, err = j.next.List(tbl, chain)
+		return err
+	})
+	return rules, err
+}
+
+// Insert adds a rule before the one with number pos.
+func (j *FaultyJumper) Insert(tbl, chain string, pos int, spec ...string) error {
+	return j.faults.program(func() error { return j.next.Insert(tbl, chain, pos, spec...) })
+}
+
+// Append adds a rule at the end.
+func (j *FaultyJumper) Append(tbl, chain string, spec ...string) error {
+	return j.faults.program(func() error { return j.next.Append(tbl, chain, spec...) })
+}
+
+// Delete removes a rule.
+func (j *FaultyJumper) Delete(tbl, chain string, spec ...string) error {
+	return j.faults.program(func() error { return j.next.Delete(tbl, chain, spec...) })
 }

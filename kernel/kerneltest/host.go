@@ -5,23 +5,32 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 )
 
-// Host is a model of a host: iptables of both families and ipsets, in memory.
-// It refuses what the kernel refuses: jumps to chains that don't exist, sets
-// that don't exist, deleting what is referred to, targets in the wrong table.
+// Host is a model of a host: iptables of both families, ipsets, virtual servers
+// and dummy links, in memory. It refuses what the kernel refuses: jumps to
+// chains that don't exist, sets that don't exist, deleting what is referred to,
+// targets in the wrong table, a real server without its virtual server.
 // It passes the same tests as the real thing and is safe for concurrent use.
 type Host struct {
-	mu     sync.Mutex
-	tables [2]map[string]table // by name
-	sets   map[string]*modelSet
+	mu         sync.Mutex
+	tables     [2]map[string]table // by name
+	sets       map[string]*modelSet
+	virtuals   map[server]*modelVirtual
+	links      map[string]*modelLink
+	schedulers []string      // that the kernel has
+	ahead      time.Duration // of the machine's clock
+	cut        int           // connections that have been cut off
+	early      []netip.Addr  // see [Host.Early]
 }
 
 // table holds the rules of each chain.
@@ -35,7 +44,10 @@ var builtin = map[string][]string{
 
 // NewHost returns a host without rules or sets.
 func NewHost() *Host {
-	h := &Host{sets: map[string]*modelSet{}}
+	h := &Host{
+		sets: map[string]*modelSet{}, virtuals: map[server]*modelVirtual{}, links: map[string]*modelLink{},
+		schedulers: defaultSchedulers,
+	}
 	for f := range service.Families {
 		h.tables[f] = map[string]table{}
 		for name, chains := range builtin {
@@ -47,6 +59,16 @@ func NewHost() *Host {
 	}
 	return h
 }
+
+// Advance lets time pass.
+func (h *Host) Advance(d time.Duration) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ahead += d
+}
+
+// now is the host's time.
+func (h *Host) now() time.Time { return time.Now().Add(h.ahead) }
 
 // Run implements [kernel.Runner] for iptables and its -save and -restore, under
 // the names of every variant.

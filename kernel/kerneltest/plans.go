@@ -14,23 +14,31 @@ import (
 
 // Plan returns a plan of services, in key order, with hashes filled in.
 func Plan(mode plan.Mode, services ...*plan.Service) *plan.Plan {
-	p := &plan.Plan{Mode: mode, Kernel: plan.IPTables, Services: slices.Clone(services)}
+	p := &plan.Plan{Mode: mode, Kernel: plan.IPTables, Fallback: plan.None, Services: slices.Clone(services)}
 	switch mode {
 	case plan.ModeUserspace:
 		p.Kernel = plan.None
 	case plan.ModeIPVS:
 		p.Kernel = plan.IPVS
+	case plan.ModeAuto:
+		p.Kernel, p.Fallback = plan.IPVS, plan.IPTables
 	}
-	for _, s := range p.Services {
-		s.KernelHash = hash(s)
-	}
+	rehash(p)
 	slices.SortFunc(p.Services, func(a, b *plan.Service) int { return a.Port.Key.Compare(b.Port.Key) })
 	return p
 }
 
-func hash(s *plan.Service) uint64 {
+// rehash fills in hashes, after a change of the policy.
+func rehash(p *plan.Plan) {
+	for _, s := range p.Services {
+		s.KernelHash = hash(s, &p.Policy)
+	}
+}
+
+func hash(s *plan.Service, p *plan.Policy) uint64 {
 	h := fnv.New64a()
-	fmt.Fprintf(h, "%v %v %v %v %v %v", s.Port.Key, s.Port.Algorithm, s.Port.Affinity, s.Frontends, s.Groups, s.Beneath)
+	fmt.Fprintf(h, "%v %v %v %v %v %v %v %v %v", s.Port.Key, s.Port.Algorithm, s.Port.Scheduler, s.Port.Affinity,
+		s.Frontends, s.Groups, s.Endpoints, s.Beneath, *p)
 	return h.Sum64()
 }
 
@@ -97,16 +105,50 @@ func Endpoints(addresses ...string) func(*plan.Service) {
 	}
 }
 
-// Endpoint adds one endpoint.
+// Endpoint adds one endpoint that is usable.
 func Endpoint(address string, weight uint32, local bool) func(*plan.Service) {
 	return func(s *plan.Service) {
 		b := plan.Backend{Address: netip.MustParseAddrPort(address), Weight: weight, Local: local}
+		list(s, b, true)
 		g := &s.Groups[service.FamilyOf(b.Address.Addr())]
 		g.Cluster = append(g.Cluster, b)
 		if local {
 			g.Local = append(g.Local, b)
 		}
 	}
+}
+
+// Unusable adds an endpoint that is listed, but takes no new connection now.
+func Unusable(address string, local bool) func(*plan.Service) {
+	return func(s *plan.Service) {
+		list(s, plan.Backend{Address: netip.MustParseAddrPort(address), Weight: 1, Local: local}, false)
+	}
+}
+
+func list(s *plan.Service, b plan.Backend, usable bool) {
+	e := plan.Endpoint{
+		Endpoint: service.Endpoint{Address: b.Address, Node: "elsewhere", Ready: usable, Serving: usable, Weight: uint16(b.Weight)},
+		Local:    b.Local, Usable: usable, Health: "unknown",
+	}
+	if b.Local {
+		e.Node = "here"
+	}
+	s.Endpoints = append(s.Endpoints, e)
+}
+
+// Beneath sets which kernel data plane's rules lie beneath the portal.
+func Beneath(d plan.DataPlane) func(*plan.Service) {
+	return func(s *plan.Service) {
+		s.Beneath = d
+		if s.DataPlane != plan.Userspace {
+			s.DataPlane = d
+		}
+	}
+}
+
+// Scheduler sets the scheduler of IPVS.
+func Scheduler(name string) func(*plan.Service) {
+	return func(s *plan.Service) { s.Port.Scheduler = name }
 }
 
 // Algorithm sets how endpoints are chosen.

@@ -103,7 +103,7 @@ func (s *Sets) Add(set kernel.Set, timeout uint32, entries ...string) error {
 		}
 		var until time.Time
 		if m.Timeout > 0 {
-			until = time.Now().Add(time.Duration(timeout) * time.Second)
+			until = s.host.now().Add(time.Duration(timeout) * time.Second)
 		}
 		m.entries[e] = until
 	}
@@ -140,13 +140,13 @@ func (s *Sets) List(entries func(string) bool) ([]kernel.SetState, error) {
 	s.host.mu.Lock()
 	defer s.host.mu.Unlock()
 	var out []kernel.SetState
-	now := time.Now()
+	now := s.host.now()
 	for _, name := range slices.Sorted(maps.Keys(s.host.sets)) {
 		m := s.host.sets[name]
 		if !kernel.Own(name) {
 			continue
 		}
-		maps.DeleteFunc(m.entries, func(_ string, until time.Time) bool { return !until.IsZero() && !until.After(now) })
+		s.host.expire(m)
 		st := kernel.SetState{Set: kernel.Set{Name: name, Type: m.Type, Family: m.Family, Timeout: m.Timeout}, Count: len(m.entries)}
 		if entries != nil && entries(name) {
 			for _, e := range slices.Sorted(maps.Keys(m.entries)) {

@@ -2,10 +2,13 @@ package kerneltest
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"time"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -18,10 +21,11 @@ type Walk struct {
 	beneath  plan.DataPlane
 	services map[int]*plan.Service
 	size     int
+	node     []netip.Addr // the node's addresses
 }
 
 // NewWalk returns a walk over plans of at most size services, whose kernel
-// rules are those of the data plane beneath.
+// rules are those of the data plane beneath; in mode auto, of either.
 func NewWalk(seed uint64, mode plan.Mode, beneath plan.DataPlane, size int) *Walk {
 	return &Walk{rng: rand.New(rand.NewPCG(seed, 1)), mode: mode, beneath: beneath, services: map[int]*plan.Service{}, size: size}
 }
@@ -42,9 +46,36 @@ func (w *Walk) Next() *plan.Plan {
 			all = append(all, s)
 		}
 	}
+	if w.node == nil || w.rng.IntN(6) == 0 {
+		w.node = w.addresses()
+	}
 	p := Plan(w.mode, all...)
 	p.Policy.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/64")}
+	p.Policy.NodeAddresses = w.node
+	rehash(p)
 	return p
+}
+
+// addresses are what the node may have: those of its own and some that are
+// service addresses as well. It always has one of each family.
+func (w *Walk) addresses() []netip.Addr {
+	out := []netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8:7::7")}
+	for _, a := range []string{"198.51.100.8", "192.0.2.2", "192.0.2.4", "2001:db8:7::8", "2001:db8::4", "2001:db8::5"} {
+		if w.rng.IntN(2) == 0 {
+			out = append(out, netip.MustParseAddr(a))
+		}
+	}
+	slices.SortFunc(out, netip.Addr.Compare)
+	return out
+}
+
+// Taken is a virtual server for a foreigner to have: at the address of a service
+// of every walk.
+func Taken() kernel.Virtual {
+	return kernel.Virtual{
+		Protocol: service.TCP, Address: netip.MustParseAddrPort("10.96.0.1:80"), Scheduler: "lblc",
+		Reals: []kernel.Real{{Address: netip.MustParseAddrPort("192.0.2.250:8080"), Weight: 7}},
+	}
 }
 
 // service makes the i-th service, different each time. Its addresses are
@@ -53,19 +84,20 @@ func (w *Walk) service(i int) *plan.Service {
 	one := func(n int) bool { return w.rng.IntN(n) == 0 }
 	protocols := []service.Protocol{service.TCP, service.TCP, service.UDP, service.SCTP}
 	s := Service(fmt.Sprintf("walk-%d", i), protocols[i%len(protocols)], Algorithm(service.Algorithms[w.rng.IntN(len(service.Algorithms))]))
-	s.Beneath = w.beneath
+	Beneath(w.beneath)(s)
+	if w.mode == plan.ModeAuto && one(3) {
+		Beneath(plan.IPTables)(s)
+	}
 	if one(2) {
 		InUserspace(s)
+	}
+	if one(5) {
+		Scheduler([]string{"sed", "lblc", "wlc"}[w.rng.IntN(3)])(s)
 	}
 	if one(3) {
 		Affinity(time.Duration(1+w.rng.IntN(3)) * time.Hour)(s)
 	}
-	for range w.rng.IntN(5) {
-		id := w.rng.IntN(200)
-		Endpoint(fmt.Sprintf("10.244.%d.%d:8080", i, id), uint32(w.rng.IntN(4)), one(3))(s)
-		Endpoint(fmt.Sprintf("[fd00:244::%x:%x]:8080", i, id), uint32(w.rng.IntN(4)), one(3))(s)
-	}
-	unique(s)
+	w.endpoints(s, i)
 	external := func(f *plan.Frontend) {
 		if one(2) {
 			f.Local, f.ShortCircuit, f.Masquerade = true, true, plan.MasqueradeNodeLocal
@@ -90,23 +122,24 @@ func (w *Walk) service(i int) *plan.Service {
 	return s
 }
 
-// unique drops endpoints that came twice.
-func unique(s *plan.Service) {
-	for f := range s.Groups {
-		seen := map[netip.AddrPort]bool{}
-		keep := func(in []plan.Backend) (out []plan.Backend) {
-			for _, b := range in {
-				if !seen[b.Address] {
-					seen[b.Address] = true
-					out = append(out, b)
-				}
-			}
-			return out
-		}
-		s.Groups[f].Cluster = keep(s.Groups[f].Cluster)
-		clear(seen)
-		s.Groups[f].Local = keep(s.Groups[f].Local)
+// endpoints gives the i-th service endpoints, out of few: those that a walk
+// takes away come back.
+func (w *Walk) endpoints(s *plan.Service, i int) {
+	one := func(n int) bool { return w.rng.IntN(n) == 0 }
+	taken := map[int]bool{}
+	for range w.rng.IntN(5) {
+		taken[w.rng.IntN(8)] = true
 	}
+	for _, id := range slices.Sorted(maps.Keys(taken)) {
+		for _, a := range []string{fmt.Sprintf("10.244.%d.%d:8080", i, id), fmt.Sprintf("[fd00:244::%x:%x]:8080", i, id)} {
+			if one(4) {
+				Unusable(a, id%3 == 0)(s)
+			} else {
+				Endpoint(a, uint32(w.rng.IntN(4)), id%3 == 0)(s)
+			}
+		}
+	}
+	slices.SortFunc(s.Endpoints, func(a, b plan.Endpoint) int { return a.Address.Compare(b.Address) })
 }
 
 // settle gives frontends the verdict that their endpoints call for.

@@ -1,0 +1,145 @@
+package kerneltest
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"kproxy.dev/kproxy/kernel"
+)
+
+// walk applies one plan after the other while calls fail, and goes on as the
+// agent does: it looks again after a failure, and starts anew where kproxy was
+// killed. Meanwhile clients come and go. When calls stop failing, the kernel
+// must come to hold what it holds where the last plan was the first.
+func (m Mode) walk(t *testing.T, seed uint64) {
+	faults := NewFaults(seed, 0.1)
+	j := newJourney(t, m, faults, seed)
+	w := NewWalk(seed, m.Mode, m.Plane, 12)
+	var want kernel.Ruleset
+	for range m.Steps {
+		want = m.Render(w.Next())
+		j.step(want)
+		j.intrude()
+	}
+	if m.Steps > 10 && faults.Count() == 0 {
+		t.Error("no fault was injected")
+	}
+	j.arrive(want)
+}
+
+// everyCall lets one call after the other fail on the way from one plan to
+// another.
+func (m Mode) everyCall(t *testing.T) {
+	if m.Open(t, &Faults{}).Host == nil {
+		return // a kernel would take minutes; a model tells as much
+	}
+	w := NewWalk(11, m.Mode, m.Plane, 6)
+	w.Next()
+	from := m.Render(w.Next())
+	to := m.Render(w.Next())
+	way := func(t *testing.T, faults *Faults) (before, after int) {
+		j := newJourney(t, m, faults, 11)
+		m.bring(t, j.system, from)
+		before = faults.Calls()
+		j.step(to)
+		after = faults.Calls()
+		j.arrive(to)
+		return before, after
+	}
+	before, after := way(t, &Faults{})
+	if after-before < 5 {
+		t.Fatalf("the way from one plan to the other takes %d calls", after-before)
+	}
+	for kind := range faultKinds {
+		for n := before + 1; n <= after; n++ {
+			t.Run(fmt.Sprintf("%s %d", kind, n-before), func(t *testing.T) {
+				faults := FaultAt(n, kind)
+				way(t, faults)
+				if faults.Count() != 1 {
+					t.Errorf("%d faults were injected", faults.Count())
+				}
+			})
+		}
+	}
+}
+
+// journey is a system on its way through plans.
+type journey struct {
+	t       *testing.T
+	mode    Mode
+	system  System
+	faults  *Faults
+	rng     *rand.Rand // of clients and intruders
+	foreign string
+	have    kernel.Ruleset
+	known   bool
+}
+
+func newJourney(t *testing.T, m Mode, faults *Faults, seed uint64) *journey {
+	s := m.Open(t, faults)
+	return &journey{t: t, mode: m, system: s, faults: faults, rng: rand.New(rand.NewPCG(seed, 2)), foreign: s.Foreign(t)}
+}
+
+// step does what the agent does for one plan.
+func (j *journey) step(want kernel.Ruleset) {
+	j.t.Helper()
+	ctx, s := context.Background(), j.system
+	var err error
+	if !j.known {
+		j.have, err = s.Backend.Observe(ctx)
+	}
+	if err == nil {
+		var applied kernel.Applied
+		applied, err = s.Backend.Apply(ctx, kernel.Diff(j.have, want))
+		j.have, j.known = want, err == nil && len(applied.Failed) == 0
+	}
+	if s.Drain != nil {
+		_, _ = s.Drain(ctx) // the agent tries again in a second
+	}
+	if j.faults.Died() {
+		j.system, j.known = s.Restart(j.t), false
+	}
+	if s.Host == nil {
+		return
+	}
+	j.check()
+	s.Host.Connect(j.rng)
+	s.Host.Disconnect(j.rng)
+}
+
+// check compares what must never change, not for a moment either.
+func (j *journey) check() {
+	j.t.Helper()
+	if diff := gocmp.Diff(j.foreign, j.system.Foreign(j.t)); diff != "" {
+		j.t.Fatalf("foreign state after %d faults (-before +after):\n%s", j.faults.Count(), diff)
+	}
+	if j.system.Host != nil && j.system.Host.Cut() > 0 {
+		j.t.Fatalf("%d connections were cut off after %d faults", j.system.Host.Cut(), j.faults.Count())
+	}
+}
+
+// intrude puts, now and then, a foreign real server into one of the virtual
+// servers.
+func (j *journey) intrude() {
+	if j.system.Intrude == nil || !j.known || len(j.have.Virtuals) == 0 || j.rng.IntN(4) > 0 {
+		return
+	}
+	j.system.Intrude(j.t, j.have.Virtuals[j.rng.IntN(len(j.have.Virtuals))])
+	j.foreign = j.system.Foreign(j.t)
+}
+
+// arrive brings the system to want, without faults, and compares.
+func (j *journey) arrive(want kernel.Ruleset) {
+	j.t.Helper()
+	j.faults.Stop()
+	j.mode.bring(j.t, j.system, want)
+	j.check()
+	if j.system.Expel != nil {
+		j.system.Expel(j.t)
+	}
+	j.system.settle(j.t)
+	j.mode.same(j.t, j.system, want)
+}

@@ -1,0 +1,141 @@
+package kerneltest
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
+)
+
+// Links are the dummy links of a [Host]. Their methods refuse what the kernel
+// refuses, with the same error numbers.
+type Links struct{ host *Host }
+
+// Links returns the host's dummy links.
+func (h *Host) Links() *Links { return &Links{h} }
+
+type modelLink struct {
+	up        bool
+	addresses map[netip.Addr]bool
+}
+
+// Add makes a link, which is down.
+func (l *Links) Add(name string) error {
+	l.host.mu.Lock()
+	defer l.host.mu.Unlock()
+	if l.host.links[name] != nil {
+		return unix.EEXIST
+	}
+	l.host.links[name] = &modelLink{addresses: map[netip.Addr]bool{}}
+	return nil
+}
+
+// Exists reports whether there is a link, and whether it is up.
+func (l *Links) Exists(name string) (exists, up bool) {
+	l.host.mu.Lock()
+	defer l.host.mu.Unlock()
+	m := l.host.links[name]
+	return m != nil, m != nil && m.up
+}
+
+// SetUp sets a link up.
+func (l *Links) SetUp(name string) error {
+	l.host.mu.Lock()
+	defer l.host.mu.Unlock()
+	if l.host.links[name] == nil {
+		return unix.ENODEV
+	}
+	l.host.links[name].up = true
+	return nil
+}
+
+// Delete removes a link with its addresses.
+func (l *Links) Delete(name string) error {
+	l.host.mu.Lock()
+	defer l.host.mu.Unlock()
+	if l.host.links[name] == nil {
+		return unix.ENODEV
+	}
+	delete(l.host.links, name)
+	return nil
+}
+
+// Addresses returns a link's addresses in order.
+func (l *Links) Addresses(name string) ([]netip.Addr, error) {
+	l.host.mu.Lock()
+	defer l.host.mu.Unlock()
+	if l.host.links[name] == nil {
+		return nil, unix.ENODEV
+	}
+	return slices.SortedFunc(maps.Keys(l.host.links[name].addresses), netip.Addr.Compare), nil
+}
+
+// AddAddress adds an address to a link.
+func (l *Links) AddAddress(name string, a netip.Addr) error {
+	l.host.mu.Lock()
+	defer l.host.mu.Unlock()
+	switch m := l.host.links[name]; {
+	case m == nil:
+		return unix.ENODEV
+	case m.addresses[a]:
+		return unix.EEXIST
+	default:
+		m.addresses[a] = true
+		l.host.reachable(name, a)
+	}
+	return nil
+}
+
+// DelAddress removes an address from a link.
+func (l *Links) DelAddress(name string, a netip.Addr) error {
+	l.host.mu.Lock()
+	defer l.host.mu.Unlock()
+	switch m := l.host.links[name]; {
+	case m == nil:
+		return unix.ENODEV
+	case !m.addresses[a]:
+		return unix.EADDRNOTAVAIL
+	default:
+		delete(m.addresses, a)
+	}
+	return nil
+}
+
+// reachable notes addresses that packets are delivered to although nobody
+// answers there yet.
+func (h *Host) reachable(link string, a netip.Addr) {
+	if link != kernel.DummyLink {
+		return
+	}
+	for k := range h.virtuals {
+		if k.address.Addr() == a {
+			return
+		}
+	}
+	h.early = append(h.early, a)
+}
+
+// Early returns the service addresses that were put on kproxy's link before a
+// virtual server answered there.
+func (h *Host) Early() []netip.Addr {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.early)
+}
+
+// ForeignLinks prints the dummy links that aren't kproxy's.
+func (h *Host) ForeignLinks() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := ""
+	for _, name := range slices.Sorted(maps.Keys(h.links)) {
+		if name != kernel.DummyLink {
+			m := h.links[name]
+			out += fmt.Sprintln("link", name, "up", m.up, slices.SortedFunc(maps.Keys(m.addresses), netip.Addr.Compare))
+		}
+	}
+	return out
+}

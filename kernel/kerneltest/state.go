@@ -1,0 +1,52 @@
+package kerneltest
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+
+	"kproxy.dev/kproxy/kernel"
+)
+
+// State prints kproxy's sets, virtual servers and addresses, what drains
+// included, but not the lifetimes of entries. Rules aren't part of it.
+func (h *Host) State() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	out := ""
+	for _, name := range slices.Sorted(maps.Keys(h.sets)) {
+		if kernel.Own(name) {
+			h.expire(h.sets[name])
+			out += fmt.Sprintln("set", name, slices.Sorted(maps.Keys(h.sets[name].entries)))
+		}
+	}
+	for _, k := range h.servers() {
+		m := h.virtuals[k]
+		if m.foreign {
+			continue
+		}
+		out += printVirtual("virtual server", m.Virtual)
+		for _, a := range m.order() {
+			if r := m.reals[a]; !r.foreign {
+				out += fmt.Sprintf("  %s weight %d\n", a, r.weight)
+			}
+		}
+	}
+	if l := h.links[kernel.DummyLink]; l != nil {
+		for _, a := range slices.SortedFunc(maps.Keys(l.addresses), netip.Addr.Compare) {
+			out += fmt.Sprintln("address", a)
+		}
+	}
+	return out
+}
+
+// expire drops entries whose time has come.
+func (h *Host) expire(m *modelSet) {
+	now := h.now()
+	for e, until := range m.entries {
+		if !until.IsZero() && !until.After(now) {
+			delete(m.entries, e)
+		}
+	}
+}
