@@ -2,9 +2,18 @@ package plan
 
 import (
 	"testing"
+	"time"
 
 	"kproxy.dev/kproxy/service"
 )
+
+func algorithm(a service.Algorithm) func(*service.Port) {
+	return func(p *service.Port) { p.Algorithm, p.AlgorithmGiven = a, true }
+}
+
+func scheduler(name string) func(*service.Port) {
+	return func(p *service.Port) { p.Scheduler = name }
+}
 
 // TestExpressComplete: every algorithm has an answer in every data plane.
 func TestExpressComplete(t *testing.T) {
@@ -44,9 +53,9 @@ func TestExpressComplete(t *testing.T) {
 
 func TestExpress(t *testing.T) {
 	proxyProtocol := func(p *service.Port) { p.ProxyProtocol = 1 }
-	leastConnections := func(p *service.Port) { p.Algorithm = service.LeastConnections }
+	leastConnections := algorithm(service.LeastConnections)
 	sctp := func(p *service.Port) { p.Protocol = service.SCTP }
-	var in Inputs
+	in := Inputs{Caps: Caps{Schedulers: map[string]string{"mh": "no module ip_vs_mh", "sh": ""}}}
 	tests := []struct {
 		name          string
 		plane         DataPlane
@@ -61,6 +70,17 @@ func TestExpress(t *testing.T) {
 		{"SCTP under iptables", IPTables, port("a", sctp), "", ""},
 		{"SCTP with least connections", IPTables, port("a", sctp, leastConnections), "iptables can't do least connections", "least connections falls back to random choice"},
 		{"affinity", IPTables, port("a", func(p *service.Port) { p.Affinity = 1 }), "", ""},
+		{"a scheduler under iptables", IPTables, port("a", scheduler("sed")), "iptables has no IPVS scheduler sed", "scheduler sed falls back to round robin while kproxy is down"},
+		{"a scheduler and maglev under iptables", IPTables, port("a", scheduler("sed"), algorithm(service.Maglev)), "iptables has no IPVS scheduler sed", "scheduler sed falls back to random choice while kproxy is down"},
+		{"PROXY protocol under IPVS", IPVS, port("a", proxyProtocol), "ipvs can't send PROXY protocol headers", "endpoints get no PROXY protocol header while kproxy is down"},
+		{"random", IPVS, port("a", algorithm(service.Random)), "ipvs can't do random", "random falls back to scheduler rr while kproxy is down"},
+		{"random with PROXY protocol", IPVS, port("a", algorithm(service.Random), proxyProtocol), "ipvs can't do random", "random falls back to scheduler rr while kproxy is down; endpoints get no PROXY protocol header while kproxy is down"},
+		{"random over SCTP", IPVS, port("a", sctp, algorithm(service.Random)), "ipvs can't do random", "random falls back to scheduler rr"},
+		{"random, but a scheduler", IPVS, port("a", algorithm(service.Random), scheduler("sed")), "", ""},
+		{"an algorithm whose module is missing", IPVS, port("a", algorithm(service.Maglev)), "ipvs has no scheduler mh here: no module ip_vs_mh", "maglev falls back to scheduler rr while kproxy is down"},
+		{"a scheduler that is missing", IPVS, port("a", scheduler("mh")), "ipvs has no scheduler mh here: no module ip_vs_mh", "scheduler mh falls back to scheduler rr while kproxy is down"},
+		{"a scheduler instead of the missing one", IPVS, port("a", algorithm(service.Maglev), scheduler("sh")), "", ""},
+		{"affinity under IPVS", IPVS, port("a", func(p *service.Port) { p.Affinity = time.Hour }), "", ""},
 		{"nothing beneath", None, port("a", leastConnections), "nothing is carried", ""},
 	}
 	for _, tt := range tests {
@@ -74,33 +94,6 @@ func TestExpress(t *testing.T) {
 				t.Errorf("inexpressible %q, degraded %q, want %q, %q", why, lacks, tt.why, tt.degraded)
 			}
 		})
-	}
-}
-
-func TestChooseKernel(t *testing.T) {
-	has := func(iptables, ipvs bool) Caps {
-		return Caps{IPTables: Capability{Supported: iptables, Reason: "no iptables"}, IPVS: Capability{Supported: ipvs}}
-	}
-	tests := []struct {
-		mode  Mode
-		caps  Caps
-		plane DataPlane
-		why   string
-	}{
-		{ModeUserspace, has(true, true), None, "mode userspace offloads nothing"},
-		{ModeIPTables, has(true, true), IPTables, ""},
-		{ModeIPTables, has(false, true), None, "this host can't do iptables: no iptables"},
-		{ModeIPVS, has(true, true), IPVS, ""},
-		{ModeIPVS, has(true, false), None, "this host can't do IPVS"},
-		{ModeAuto, has(true, true), IPVS, ""},
-		{ModeAuto, has(true, false), IPTables, ""},
-		{ModeAuto, has(false, false), None, "this host can't do iptables: no iptables"},
-	}
-	for _, tt := range tests {
-		got := chooseKernel(tt.mode, tt.caps)
-		if got.plane != tt.plane || got.why != tt.why {
-			t.Errorf("%s with %+v: %s (%s), want %s (%s)", tt.mode, tt.caps, got.plane, got.why, tt.plane, tt.why)
-		}
 	}
 }
 

@@ -103,8 +103,8 @@ func (c *computation) masquerade(f *Frontend) Masquerade {
 // sourceRanges returns the clients that p's load balancer addresses of one
 // family admit (SEMANTICS note g): the ranges of that family, none if one of
 // them holds every address. If they admit this node, they admit the load
-// balancer addresses too: a node to which such an address was routed uses it
-// as its source address when it connects there.
+// balancer addresses too: a node that has such an address (it was routed there,
+// or is on kproxy's link for IPVS) uses it as its source when it connects to it.
 func (c *computation) sourceRanges(p *service.Port, f service.Family) []netip.Prefix {
 	var out []netip.Prefix
 	for _, r := range p.SourceRanges {
@@ -116,7 +116,9 @@ func (c *computation) sourceRanges(p *service.Port, f service.Family) []netip.Pr
 		}
 		out = append(out, r)
 	}
-	if !slices.ContainsFunc(c.node.Addresses, func(a netip.Addr) bool { return contains(out, a) }) {
+	admitted := func(a netip.Addr) bool { return contains(out, a) }
+	if !slices.ContainsFunc(c.node.Addresses, admitted) &&
+		!(c.kernel.uses(IPVS) && slices.ContainsFunc(c.in.Policy.NodeAddresses, admitted)) {
 		return out
 	}
 	for _, a := range p.LoadBalancerIPs {

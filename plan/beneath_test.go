@@ -1,0 +1,302 @@
+package plan
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// bothCaps is a host that can do everything but the scheduler mh.
+var bothCaps = Caps{
+	IPTables: Capability{Name: "iptables", Supported: true}, IPVS: Capability{Name: "ipvs", Supported: true},
+	Schedulers: map[string]string{"rr": "", "mh": "no module ip_vs_mh"},
+}
+
+// in sets the mode of a host that can do everything.
+func in(m Mode) func(*world) {
+	return func(w *world) { w.in.Policy.Mode, w.in.Caps = m, bothCaps }
+}
+
+func TestChooseKernel(t *testing.T) {
+	has := func(iptables, ipvs bool) Caps {
+		return Caps{IPTables: Capability{Supported: iptables, Reason: "no iptables"}, IPVS: Capability{Supported: ipvs}}
+	}
+	tests := []struct {
+		mode Mode
+		caps Caps
+		want kernelChoice
+	}{
+		{ModeUserspace, has(true, true), kernelChoice{None, None, "mode userspace offloads nothing", ""}},
+		{ModeIPTables, has(true, true), kernelChoice{IPTables, None, "", ""}},
+		{ModeIPTables, has(false, true), kernelChoice{None, None, "this host can't do iptables: no iptables", ""}},
+		{ModeIPVS, has(true, true), kernelChoice{IPVS, None, "", ""}},
+		{ModeIPVS, has(true, false), kernelChoice{None, None, "this host can't do IPVS", ""}},
+		{ModeAuto, has(true, true), kernelChoice{IPVS, IPTables, "", ""}},
+		{ModeAuto, has(true, false), kernelChoice{IPTables, None, "", "this host can't do IPVS"}},
+		{ModeAuto, has(false, true), kernelChoice{IPVS, None, "", "this host can't do iptables: no iptables"}},
+		{ModeAuto, has(false, false), kernelChoice{None, None, "this host can't do iptables: no iptables", ""}},
+	}
+	for _, tt := range tests {
+		got := chooseKernel(tt.mode, tt.caps)
+		if got != tt.want {
+			t.Errorf("%s with %+v: %+v, want %+v", tt.mode, tt.caps, got, tt.want)
+		}
+		p := Compute(Inputs{Now: t0, Caps: tt.caps, Policy: Policy{Mode: tt.mode}})
+		if p.Kernel != tt.want.plane || p.Fallback != tt.want.fallback {
+			t.Errorf("%s with %+v: plan has %s and %s", tt.mode, tt.caps, p.Kernel, p.Fallback)
+		}
+		for _, d := range []DataPlane{IPTables, IPVS} {
+			if got, want := p.Uses(d), d == tt.want.plane || d == tt.want.fallback; got != want {
+				t.Errorf("%s with %+v: uses %s: %v", tt.mode, tt.caps, d, got)
+			}
+		}
+	}
+}
+
+const (
+	whileDown  = " while kproxy is down"
+	byClient   = "ipvs can't choose endpoints by client, as externalTrafficPolicy Local asks"
+	onlyHere   = "clients on this node reach only endpoints on this node through its external addresses"
+	noMaglev   = "ipvs has no scheduler mh here: no module ip_vs_mh"
+	noProxy    = "endpoints get no PROXY protocol header" + whileDown
+	allItAsks  = "ipvs does all that it asks for"
+	noHeaders  = " can't send PROXY protocol headers"
+	toFallback = "qualified (iptables: "
+)
+
+// beneath is what is to be decided about the kernel data plane of a service.
+type beneath struct {
+	plane, carries   DataPlane
+	scheduler        string
+	why              string // that kernel data plane, in mode auto
+	reason, degraded string
+}
+
+func beneathOf(s *Service) beneath {
+	return beneath{s.Beneath, s.DataPlane, s.Scheduler, s.BeneathReason, s.Reason, s.Degraded}
+}
+
+var compareBeneath = cmp.AllowUnexported(beneath{})
+
+func TestBeneath(t *testing.T) {
+	proxied := func(p *service.Port) { p.ProxyProtocol = 2 }
+	tests := []struct {
+		name string
+		port service.Port
+		ipvs beneath // in mode ipvs
+		auto beneath
+	}{
+		{"nothing special", port("a"),
+			beneath{IPVS, IPVS, "rr", "", "qualified", ""},
+			beneath{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
+		{"weighted", port("a", algorithm(service.WeightedRoundRobin)),
+			beneath{IPVS, IPVS, "wrr", "", "qualified", ""},
+			beneath{IPVS, IPVS, "wrr", allItAsks, "qualified", ""}},
+		{"least connections", port("a", algorithm(service.LeastConnections)),
+			beneath{IPVS, IPVS, "wlc", "", "qualified", ""},
+			beneath{IPVS, IPVS, "wlc", allItAsks, "qualified", ""}},
+		{"source hash", port("a", algorithm(service.SourceHash)),
+			beneath{IPVS, IPVS, "sh", "", "qualified", ""},
+			beneath{IPVS, IPVS, "sh", allItAsks, "qualified", ""}},
+		{"random", port("a", algorithm(service.Random)),
+			beneath{IPVS, Userspace, "rr", "", "ipvs can't do random", "random falls back to scheduler rr" + whileDown},
+			beneath{IPTables, IPTables, "", "ipvs can't do random", toFallback + "ipvs can't do random)", ""}},
+		{"maglev without its module", port("a", algorithm(service.Maglev)),
+			beneath{IPVS, Userspace, "rr", "", noMaglev, "maglev falls back to scheduler rr" + whileDown},
+			beneath{IPVS, Userspace, "rr", noMaglev + "; iptables can't do maglev", noMaglev, "maglev falls back to scheduler rr" + whileDown}},
+		{"a scheduler", port("a", scheduler("sed")),
+			beneath{IPVS, IPVS, "sed", "", "qualified", ""},
+			beneath{IPVS, IPVS, "sed", allItAsks, "qualified", ""}},
+		{"a scheduler that was tried in vain", port("a", scheduler("mh")),
+			beneath{IPVS, Userspace, "rr", "", noMaglev, "scheduler mh falls back to scheduler rr" + whileDown},
+			beneath{IPVS, Userspace, "rr", noMaglev + "; iptables has no IPVS scheduler mh", noMaglev, "scheduler mh falls back to scheduler rr" + whileDown}},
+		{"PROXY protocol", port("a", proxied),
+			beneath{IPVS, Userspace, "rr", "", "ipvs" + noHeaders, noProxy},
+			beneath{IPVS, Userspace, "rr", "ipvs" + noHeaders + "; iptables" + noHeaders, "ipvs" + noHeaders, noProxy}},
+		{"PROXY protocol and random", port("a", proxied, algorithm(service.Random)),
+			beneath{IPVS, Userspace, "rr", "", "ipvs can't do random", "random falls back to scheduler rr" + whileDown + "; " + noProxy},
+			beneath{IPTables, Userspace, "", "ipvs can't do random", "iptables" + noHeaders, noProxy}},
+		{"external policy Local", port("a", external, eTPLocal),
+			beneath{IPVS, IPVS, "rr", "", "qualified", onlyHere + whileDown},
+			beneath{IPTables, IPTables, "", byClient, toFallback + byClient + ")", ""}},
+		{"external policy Local without external addresses", port("a", eTPLocal),
+			beneath{IPVS, IPVS, "rr", "", "qualified", ""},
+			beneath{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
+		{"internal policy Local", port("a", func(p *service.Port) { p.InternalLocal = true }),
+			beneath{IPVS, IPVS, "rr", "", "qualified", ""},
+			beneath{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
+		{"external policy Local and least connections", port("a", external, eTPLocal, algorithm(service.LeastConnections)),
+			beneath{IPVS, IPVS, "wlc", "", "qualified", onlyHere + whileDown},
+			beneath{IPVS, IPVS, "wlc", "iptables can't do least connections", "qualified", onlyHere + whileDown}},
+		{"affinity", port("a", func(p *service.Port) { p.Affinity = time.Hour }),
+			beneath{IPVS, IPVS, "rr", "", "qualified", ""},
+			beneath{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
+		{"pinned to the kernel", port("a", algorithm(service.Random), func(p *service.Port) { p.Prefer = service.PreferKernel }),
+			beneath{IPVS, Userspace, "rr", "", "ipvs can't do random", "random falls back to scheduler rr" + whileDown},
+			beneath{IPTables, IPTables, "", "ipvs can't do random", "pinned to the kernel by its annotation (iptables: ipvs can't do random)", ""}},
+	}
+	for _, tt := range tests {
+		for mode, want := range map[Mode]beneath{ModeIPVS: tt.ipvs, ModeAuto: tt.auto} {
+			t.Run(tt.name+"/"+string(mode), func(t *testing.T) {
+				w := newWorld(t)
+				in(mode)(w)
+				w.in.Policy.OffloadAfter, w.in.Policy.OffloadMinConnections = 0, 0
+				w.set(tt.port, "10.0.0.1 n1 ready", "10.0.0.2 n2 ready")
+				w.one()
+				w.program()
+				s := w.one()
+				if diff := cmp.Diff(want, beneathOf(s), compareBeneath); diff != "" {
+					t.Errorf("(-want +got):\n%s", diff)
+				}
+				row := s.Row(t0)
+				if row.Beneath != s.Beneath || row.BeneathReason != s.BeneathReason || row.Scheduler != s.Scheduler {
+					t.Errorf("status says %s (%s), scheduler %q", row.Beneath, row.BeneathReason, row.Scheduler)
+				}
+			})
+		}
+	}
+}
+
+// TestBeneathSCTP: what IPVS can't do, nobody does.
+func TestBeneathSCTP(t *testing.T) {
+	sctp := func(p *service.Port) { p.Protocol = service.SCTP }
+	const onlyKernel = "SCTP is served by the kernel only"
+	tests := []struct {
+		name string
+		mode Mode
+		port service.Port
+		want beneath
+	}{
+		{"plain", ModeAuto, port("a", sctp), beneath{IPVS, IPVS, "rr", allItAsks, onlyKernel, ""}},
+		{"random", ModeIPVS, port("a", sctp, algorithm(service.Random)),
+			beneath{IPVS, IPVS, "rr", "", onlyKernel + "; ipvs can't do random", "random falls back to scheduler rr"}},
+		{"random in auto", ModeAuto, port("a", sctp, algorithm(service.Random)),
+			beneath{IPTables, IPTables, "", "ipvs can't do random", onlyKernel + " (iptables: ipvs can't do random)", ""}},
+		{"external policy Local", ModeIPVS, port("a", sctp, external, eTPLocal),
+			beneath{IPVS, IPVS, "rr", "", onlyKernel, onlyHere}},
+		{"external policy Local in auto", ModeAuto, port("a", sctp, external, eTPLocal),
+			beneath{IPTables, IPTables, "", byClient, onlyKernel + " (iptables: " + byClient + ")", ""}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			in(tt.mode)(w)
+			w.set(tt.port, "10.0.0.1 n1 ready", "10.0.0.2 n2 ready")
+			w.one()
+			w.program()
+			s := w.one()
+			if diff := cmp.Diff(tt.want, beneathOf(s), compareBeneath); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+			for i := range s.Frontends {
+				if f := &s.Frontends[i]; s.ShortCircuits(f) || f.ShortCircuit && s.Beneath == IPVS {
+					t.Errorf("%s is said to short-circuit clients, which nobody could do", f.Kind)
+				}
+			}
+		})
+	}
+}
+
+// TestShortCircuits: the clients that userspace has to serve beside IPVS.
+func TestShortCircuits(t *testing.T) {
+	tests := []struct {
+		name      string
+		mode      Mode
+		change    func(*service.Port)
+		endpoints []string
+		want      map[Kind]bool
+	}{
+		{"mode ipvs", ModeIPVS, eTPLocal, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: true}},
+		{"no endpoint on this node", ModeIPVS, eTPLocal, []string{"10.0.0.2 n2 ready"}, map[Kind]bool{ClusterIP: false, NodePort: true}},
+		{"no endpoint", ModeIPVS, eTPLocal, nil, map[Kind]bool{ClusterIP: false, NodePort: false}},
+		{"policy Cluster", ModeIPVS, func(*service.Port) {}, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: false}},
+		{"on iptables", ModeAuto, eTPLocal, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: false}},
+		{"nothing beneath", ModeUserspace, eTPLocal, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: false}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			in(tt.mode)(w)
+			w.set(port("a", external, tt.change), tt.endpoints...)
+			s := w.one()
+			got := map[Kind]bool{}
+			for i := range s.Frontends {
+				got[s.Frontends[i].Kind] = s.ShortCircuits(&s.Frontends[i])
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestDegradedNamesPods: pods are short-circuited only where they are known.
+func TestDegradedNamesPods(t *testing.T) {
+	w := newWorld(t)
+	in(ModeIPVS)(w)
+	w.in.Policy.PodCIDRs = prefixes("10.0.0.0/16")
+	w.set(port("a", external, eTPLocal), "10.0.0.1 n1 ready")
+	if got, want := w.one().Degraded, "pods and "+onlyHere+whileDown; got != want {
+		t.Errorf("degraded %q, want %q", got, want)
+	}
+}
+
+// TestPolicyScheduler: the scheduler of --ipvs-scheduler is for services that
+// ask for nothing.
+func TestPolicyScheduler(t *testing.T) {
+	tests := []struct {
+		name, policy string
+		port         service.Port
+		want         string
+		why          string
+	}{
+		{"none", "", port("a"), "rr", ""},
+		{"nothing asked for", "sed", port("a"), "sed", ""},
+		{"an algorithm asked for", "sed", port("a", algorithm(service.RoundRobin)), "rr", ""},
+		{"a scheduler asked for", "sed", port("a", scheduler("wlc")), "wlc", ""},
+		{"missing", "mh", port("a"), "rr", noMaglev},
+		{"missing, not asked for", "mh", port("a", algorithm(service.SourceHash)), "sh", ""},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			in(ModeIPVS)(w)
+			w.in.Policy.Scheduler = tt.policy
+			w.set(tt.port, "10.0.0.1 n1 ready")
+			s := w.one()
+			if s.Scheduler != tt.want {
+				t.Errorf("scheduler %q, want %q", s.Scheduler, tt.want)
+			}
+			if why := Inexpressible(IPVS, s.Port, &w.in); why != tt.why {
+				t.Errorf("inexpressible: %q, want %q", why, tt.why)
+			}
+			if tt.why != "" && s.Degraded != "scheduler "+tt.policy+" falls back to scheduler rr"+whileDown {
+				t.Errorf("degraded %q", s.Degraded)
+			}
+		})
+	}
+}
+
+// TestBeneathMoves: a change that only iptables can express takes an offloaded
+// service there by way of userspace, and back.
+func TestBeneathMoves(t *testing.T) {
+	w := newWorld(t)
+	w.set(port("a"), "10.0.0.1 n1 ready", "10.0.0.2 n2 ready")
+	in(ModeAuto)(w)
+	for _, m := range []moment{
+		{at: 0, do: do(pinTo(service.PreferAuto), carry(1)), plane: Userspace, state: StateQualifying, reason: steady10, qualifies: 10, wake: 10},
+		{at: 10, do: program, plane: IPVS, state: StateOffloaded, reason: reasonQualified},
+		{at: 20, do: change(algorithm(service.Random)), plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
+		{at: 21, do: program, plane: IPTables, state: StateOffloaded, reason: toFallback + "ipvs can't do random)"},
+		{at: 30, do: change(algorithm(service.SourceHash)), plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
+		{at: 31, do: program, plane: IPVS, state: StateOffloaded, reason: reasonQualified},
+		// Another host's capabilities, as after a module was loaded.
+		{at: 40, do: func(w *world) { w.in.Caps.Schedulers = map[string]string{"sh": "gone"} },
+			plane: Userspace, state: StateUserspace, reason: "ipvs has no scheduler sh here: gone"},
+	} {
+		w.play(m)
+	}
+}
