@@ -7,7 +7,6 @@ import (
 	"os"
 	"strings"
 
-	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -235,13 +234,10 @@ func (p *Prober) probeIPVS() plan.Capability {
 	c := plan.Capability{Name: "ipvs"}
 	has := p.HasIPVS
 	if has == nil {
-		has = func() error {
-			_, err := netlink.GenlFamilyGet("IPVS")
-			return err
-		}
+		has = LoadIPVS
 	}
 	if err := has(); err != nil {
-		c.Reason = fmt.Sprintf("no generic netlink family IPVS (%v): kernel option CONFIG_IP_VS, or load the module ip_vs", err)
+		c.Reason = fmt.Sprintf("%v: kernel option CONFIG_IP_VS, or the kernel's module ip_vs", err)
 		return c
 	}
 	c.Supported, c.Reason = true, "generic netlink family IPVS"

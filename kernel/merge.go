@@ -1,0 +1,107 @@
+package kernel
+
+import (
+	"cmp"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Merge returns what two renderers want of the kernel together. Objects of the
+// same name are the same thing: a set has the entries of both, and so has a
+// chain the rules, first a's and then those of b that a's doesn't have. What is
+// only in one of them is shared with the result, not copied.
+func Merge(a, b Ruleset) Ruleset {
+	out := Ruleset{
+		Sets:      mergeSorted(a.Sets, b.Sets, func(x, y Set) int { return strings.Compare(x.Name, y.Name) }, mergeSet),
+		Virtuals:  mergeSorted(a.Virtuals, b.Virtuals, CompareVirtuals, mergeVirtual),
+		Addresses: mergeSorted(a.Addresses, b.Addresses, netip.Addr.Compare, first[netip.Addr]),
+	}
+	for f := range service.Families {
+		out.Chains[f] = mergeSorted(a.Chains[f], b.Chains[f], CompareChains, mergeChain)
+		out.Jumps[f] = mergeJumps(a.Jumps[f], b.Jumps[f])
+	}
+	return out
+}
+
+// mergeSorted merges two sorted lists; both makes one of two equal elements.
+func mergeSorted[T any](a, b []T, compare func(T, T) int, both func(T, T) T) []T {
+	switch {
+	case len(a) == 0:
+		return b
+	case len(b) == 0:
+		return a
+	}
+	out := make([]T, 0, len(a)+len(b))
+	for len(a) > 0 && len(b) > 0 {
+		switch order := compare(a[0], b[0]); {
+		case order < 0:
+			out, a = append(out, a[0]), a[1:]
+		case order > 0:
+			out, b = append(out, b[0]), b[1:]
+		default:
+			out, a, b = append(out, both(a[0], b[0])), a[1:], b[1:]
+		}
+	}
+	return append(append(out, a...), b...)
+}
+
+func first[T any](x, _ T) T { return x }
+
+// owner is whose an object is that both want: nobody's in particular, unless
+// they agree.
+func owner(x, y service.Key) service.Key {
+	if x == y {
+		return x
+	}
+	return service.Key{}
+}
+
+func mergeSet(x, y Set) Set {
+	if len(x.Entries) == 0 || len(y.Entries) > 0 && &x.Entries[0] == &y.Entries[0] {
+		x.Entries = y.Entries
+	} else {
+		x.Entries = mergeSorted(x.Entries, y.Entries, strings.Compare, first[string])
+	}
+	x.Dynamic = x.Dynamic && y.Dynamic
+	x.Owner = owner(x.Owner, y.Owner)
+	return x
+}
+
+func mergeChain(x, y Chain) Chain {
+	x.Owner = owner(x.Owner, y.Owner)
+	if SameRules(x.Rules, y.Rules) {
+		return x
+	}
+	rules := slices.Clip(x.Rules)
+	for _, r := range y.Rules {
+		if !slices.ContainsFunc(x.Rules, func(have string) bool { return SameRule(have, r) }) {
+			rules = append(rules, r)
+		}
+	}
+	x.Rules = rules
+	return x
+}
+
+// mergeVirtual takes a's settings; no two services have one address.
+func mergeVirtual(x, y Virtual) Virtual {
+	x.Reals = mergeSorted(x.Reals, y.Reals, func(a, b Real) int { return a.Address.Compare(b.Address) }, first[Real])
+	return x
+}
+
+func mergeJumps(a, b []Jump) []Jump {
+	out := slices.Clone(a)
+	for _, j := range b {
+		if !HasJump(a, j) {
+			out = append(out, j)
+		}
+	}
+	slices.SortFunc(out, compareJumps)
+	return out
+}
+
+func compareJumps(a, b Jump) int {
+	return cmp.Or(strings.Compare(a.Table, b.Table), strings.Compare(a.From, b.From), strings.Compare(a.Rule, b.Rule))
+}
