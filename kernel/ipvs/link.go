@@ -1,0 +1,187 @@
+package ipvs
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"net/netip"
+	"slices"
+
+	"github.com/hashicorp/go-multierror"
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
+)
+
+// Dummy is the [Link] of the kernel. It belongs to the network namespace of the
+// thread that opened it.
+type Dummy struct {
+	handle *netlink.Handle // one socket for all requests
+}
+
+var _ Link = (*Dummy)(nil)
+
+// OpenLink opens a socket. It doesn't make the link.
+func OpenLink() (*Dummy, error) {
+	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("open link %s: %w", kernel.DummyLink, err)
+	}
+	return &Dummy{handle: h}, nil
+}
+
+// Close closes the socket.
+func (d *Dummy) Close() { d.handle.Close() }
+
+// find returns the link, nil if there is none.
+func (d *Dummy) find() (netlink.Link, error) {
+	l, err := d.handle.LinkByName(kernel.DummyLink)
+	var none netlink.LinkNotFoundError
+	switch {
+	case errors.As(err, &none):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("find link %s: %w", kernel.DummyLink, err)
+	case l.Type() != "dummy":
+		return nil, fmt.Errorf("link %s is somebody else's: it is of type %s, kproxy's is a dummy; rename or delete it", kernel.DummyLink, l.Type())
+	}
+	return l, nil
+}
+
+// dumps is how often a dump is tried that other changes interrupt.
+const dumps = 5
+
+// State implements [Link].
+func (d *Dummy) State() (LinkState, error) {
+	l, err := d.find()
+	if err != nil || l == nil {
+		return LinkState{}, err
+	}
+	s := LinkState{Exists: true, Up: l.Attrs().Flags&net.FlagUp != 0}
+	var addresses []netlink.Addr
+	for range dumps {
+		if addresses, err = d.handle.AddrList(l, netlink.FAMILY_ALL); !errors.Is(err, netlink.ErrDumpInterrupted) {
+			break
+		}
+	}
+	if err != nil {
+		return LinkState{}, fmt.Errorf("list addresses of %s: %w", kernel.DummyLink, err)
+	}
+	for _, x := range addresses {
+		if a, ok := netip.AddrFromSlice(x.IP); ok && !a.Unmap().IsLinkLocalUnicast() {
+			s.Addresses = append(s.Addresses, a.Unmap())
+		}
+	}
+	slices.SortFunc(s.Addresses, netip.Addr.Compare)
+	return s, nil
+}
+
+// Ensure implements [Link].
+func (d *Dummy) Ensure() error {
+	l, err := d.find()
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		made := &netlink.Dummy{LinkAttrs: netlink.NewLinkAttrs()}
+		made.Name = kernel.DummyLink
+		if err := d.handle.LinkAdd(made); err != nil && !errors.Is(err, unix.EEXIST) {
+			if errors.Is(err, unix.EOPNOTSUPP) {
+				err = fmt.Errorf("%w: kernel option CONFIG_DUMMY, or load the module dummy", err)
+			}
+			return fmt.Errorf("make link %s: %w", kernel.DummyLink, permission(err))
+		}
+		if l, err = d.find(); err != nil || l == nil {
+			return fmt.Errorf("make link %s: it is gone again (%w)", kernel.DummyLink, err)
+		}
+	}
+	if l.Attrs().Flags&net.FlagUp != 0 {
+		return nil
+	}
+	if err := d.handle.LinkSetUp(l); err != nil {
+		return fmt.Errorf("set link %s up: %w", kernel.DummyLink, permission(err))
+	}
+	return nil
+}
+
+// Add implements [Link].
+func (d *Dummy) Add(addresses ...netip.Addr) error {
+	return d.each(addresses, func(l netlink.Link, a *netlink.Addr) error {
+		if err := d.handle.AddrAdd(l, a); !errors.Is(err, unix.EEXIST) {
+			return err
+		}
+		return nil
+	})
+}
+
+// Delete implements [Link].
+func (d *Dummy) Delete(addresses ...netip.Addr) error {
+	return d.each(addresses, func(l netlink.Link, a *netlink.Addr) error {
+		if err := d.handle.AddrDel(l, a); !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return err
+		}
+		return nil
+	})
+}
+
+// each does something to each address.
+func (d *Dummy) each(addresses []netip.Addr, do func(netlink.Link, *netlink.Addr) error) error {
+	l, err := d.find()
+	if err != nil {
+		return err
+	}
+	if l == nil {
+		return fmt.Errorf("change addresses of link %s: %w", kernel.DummyLink, kernel.ErrNotFound)
+	}
+	var errs *multierror.Error
+	for _, a := range addresses {
+		if err := do(l, dummyAddress(a)); err != nil {
+			errs = multierror.Append(errs, &AddressError{a, permission(err)})
+		}
+	}
+	return errs.ErrorOrNil()
+}
+
+// dummyAddress is a service address as it is put on the link: one by itself,
+// and never the source of a connection that has nothing to do with it, where
+// the node has no better address on the link it leaves by. IPv4 does without
+// those of scope host there (inet_select_addr); IPv6 prefers any that isn't
+// deprecated (RFC 6724, rule 3).
+func dummyAddress(a netip.Addr) *netlink.Addr {
+	out := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
+	if a.Is4() {
+		out.Scope = unix.RT_SCOPE_HOST
+		return out
+	}
+	// Nobody else is on the link to have the address as well. The local table has
+	// its route, a second one in the main table is for nothing.
+	out.Flags = unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE
+	out.PreferedLft, out.ValidLft = 0, forever()
+	return out
+}
+
+// forever is the kernel's INFINITY_LIFE_TIME, as far as an int holds it.
+func forever() int {
+	f := uint64(math.MaxUint32)
+	return int(min(f, math.MaxInt))
+}
+
+// Remove implements [Link].
+func (d *Dummy) Remove() error {
+	l, err := d.find()
+	if err != nil || l == nil {
+		return err
+	}
+	if err := d.handle.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove link %s: %w", kernel.DummyLink, permission(err))
+	}
+	return nil
+}
+
+func permission(err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("%w: CAP_NET_ADMIN is needed", kernel.ErrPermission)
+	}
+	return err
+}
