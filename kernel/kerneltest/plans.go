@@ -1,6 +1,7 @@
 package kerneltest
 
 import (
+	"cmp"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
@@ -37,7 +38,7 @@ func rehash(p *plan.Plan) {
 
 func hash(s *plan.Service, p *plan.Policy) uint64 {
 	h := fnv.New64a()
-	fmt.Fprintf(h, "%v %v %v %v %v %v %v %v %v", s.Port.Key, s.Port.Algorithm, s.Port.Scheduler, s.Port.Affinity,
+	fmt.Fprintf(h, "%v %v %v %v %v %v %v %v %v", s.Port.Key, s.Port.Algorithm, s.Scheduler, s.Port.Affinity,
 		s.Frontends, s.Groups, s.Endpoints, s.Beneath, *p)
 	return h.Sum64()
 }
@@ -140,6 +141,9 @@ func list(s *plan.Service, b plan.Backend, usable bool) {
 func Beneath(d plan.DataPlane) func(*plan.Service) {
 	return func(s *plan.Service) {
 		s.Beneath = d
+		if s.Scheduler = ""; d == plan.IPVS {
+			s.Scheduler = cmp.Or(plan.Scheduler(s.Port), "rr")
+		}
 		if s.DataPlane != plan.Userspace {
 			s.DataPlane = d
 		}
@@ -148,7 +152,7 @@ func Beneath(d plan.DataPlane) func(*plan.Service) {
 
 // Scheduler sets the scheduler of IPVS.
 func Scheduler(name string) func(*plan.Service) {
-	return func(s *plan.Service) { s.Port.Scheduler = name }
+	return func(s *plan.Service) { s.Port.Scheduler, s.Scheduler = name, name }
 }
 
 // Algorithm sets how endpoints are chosen.

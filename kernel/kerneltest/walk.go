@@ -13,21 +13,29 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Walk is a random walk over plans: each differs from the one before in a few
-// services. The same seed gives the same walk.
+// Walk is a random walk over plans: each is computed of services that differ
+// from the ones before in a few, and sometimes under another policy. The same
+// seed gives the same walk.
 type Walk struct {
-	rng      *rand.Rand
-	mode     plan.Mode
-	beneath  plan.DataPlane
-	services map[int]*plan.Service
-	size     int
-	node     []netip.Addr // the node's addresses
+	rng    *rand.Rand
+	mode   plan.Mode
+	kernel plan.DataPlane
+	wishes map[int]wish
+	size   int
+	policy plan.Policy
 }
 
-// NewWalk returns a walk over plans of at most size services, whose kernel
-// rules are those of the data plane beneath; in mode auto, of either.
-func NewWalk(seed uint64, mode plan.Mode, beneath plan.DataPlane, size int) *Walk {
-	return &Walk{rng: rand.New(rand.NewPCG(seed, 1)), mode: mode, beneath: beneath, services: map[int]*plan.Service{}, size: size}
+// wish is a service port of a walk.
+type wish struct {
+	port      service.Port
+	endpoints []service.Endpoint
+	userspace bool // serves its new connections, if the kernel could too
+}
+
+// NewWalk returns a walk over plans of at most size services, on a host that has
+// the kernel data plane named; in mode auto, iptables as well.
+func NewWalk(seed uint64, mode plan.Mode, kernel plan.DataPlane, size int) *Walk {
+	return &Walk{rng: rand.New(rand.NewPCG(seed, 1)), mode: mode, kernel: kernel, wishes: map[int]wish{}, size: size}
 }
 
 // Next takes a step.
@@ -35,38 +43,62 @@ func (w *Walk) Next() *plan.Plan {
 	for range 1 + w.rng.IntN(w.size/2+1) {
 		i := w.rng.IntN(w.size)
 		if w.rng.IntN(4) == 0 {
-			delete(w.services, i)
+			delete(w.wishes, i)
 			continue
 		}
-		w.services[i] = w.service(i)
+		w.wishes[i] = w.wish(i)
 	}
-	var all []*plan.Service
-	for i := range w.size {
-		if s := w.services[i]; s != nil {
-			all = append(all, s)
+	if w.policy.Mode == "" || w.one(6) {
+		w.policy = w.newPolicy()
+	}
+	var b service.Builder
+	b.SetNode(service.Node{Name: here, Addresses: w.policy.NodeAddresses})
+	for _, wish := range w.wishes {
+		if err := b.AddPort(wish.port); err != nil {
+			panic(err) // two of one name: a bug of the walk
+		}
+		for _, e := range wish.endpoints {
+			b.AddEndpoint(wish.port.Key, e)
 		}
 	}
-	if w.node == nil || w.rng.IntN(6) == 0 {
-		w.node = w.addresses()
+	p := Compute(w.kernel, w.policy, b.Build())
+	for _, wish := range w.wishes {
+		if s := p.Find(wish.port.Key); s.DataPlane == plan.Userspace && !wish.userspace && s.Beneath != plan.None {
+			s.DataPlane = s.Beneath
+		}
 	}
-	p := Plan(w.mode, all...)
-	p.Policy.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/64")}
-	p.Policy.NodeAddresses = w.node
-	rehash(p)
 	return p
 }
 
-// addresses are what the node may have: those of its own and some that are
-// service addresses as well. It always has one of each family.
-func (w *Walk) addresses() []netip.Addr {
-	out := []netip.Addr{netip.MustParseAddr("198.51.100.7"), netip.MustParseAddr("2001:db8:7::7")}
-	for _, a := range []string{"198.51.100.8", "192.0.2.2", "192.0.2.4", "2001:db8:7::8", "2001:db8::4", "2001:db8::5"} {
-		if w.rng.IntN(2) == 0 {
-			out = append(out, netip.MustParseAddr(a))
+// Compute returns the plan of a snapshot on a host that has the kernel data plane
+// named; in mode auto, iptables as well. Nothing has been offloaded yet.
+func Compute(kernel plan.DataPlane, p plan.Policy, s *service.Snapshot) *plan.Plan {
+	var caps plan.Caps
+	caps.IPVS.Supported = kernel == plan.IPVS
+	caps.IPTables.Supported = kernel == plan.IPTables || p.Mode == plan.ModeAuto
+	return plan.Compute(plan.Inputs{Now: time.Unix(1e9, 0), Snapshot: s, Caps: caps, Policy: p})
+}
+
+// here is this node's name.
+const here = "here"
+
+func (w *Walk) one(n int) bool { return w.rng.IntN(n) == 0 }
+
+func (w *Walk) newPolicy() plan.Policy {
+	p := plan.DefaultPolicy()
+	p.Mode, p.MasqueradeAll = w.mode, w.one(8)
+	if !w.one(5) {
+		p.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/64")}
+	}
+	p.NodeAddresses = []netip.Addr{netip.MustParseAddr("198.51.100.77"), netip.MustParseAddr("2001:db8:7::7")}
+	// Some more, that are service addresses as well.
+	for _, a := range []string{"198.51.100.78", "192.0.2.2", "192.0.2.4", "2001:db8:7::8", "2001:db8::4", "2001:db8::5"} {
+		if w.one(2) {
+			p.NodeAddresses = append(p.NodeAddresses, netip.MustParseAddr(a))
 		}
 	}
-	slices.SortFunc(out, netip.Addr.Compare)
-	return out
+	slices.SortFunc(p.NodeAddresses, netip.Addr.Compare)
+	return p
 }
 
 // Taken is a virtual server for a foreigner to have: at the address of a service
@@ -78,68 +110,66 @@ func Taken() kernel.Virtual {
 	}
 }
 
-// service makes the i-th service, different each time. Its addresses are
-// nobody else's.
-func (w *Walk) service(i int) *plan.Service {
-	one := func(n int) bool { return w.rng.IntN(n) == 0 }
+// wish makes the i-th service, different each time. Its addresses are nobody
+// else's.
+func (w *Walk) wish(i int) wish {
 	protocols := []service.Protocol{service.TCP, service.TCP, service.UDP, service.SCTP}
-	s := Service(fmt.Sprintf("walk-%d", i), protocols[i%len(protocols)], Algorithm(service.Algorithms[w.rng.IntN(len(service.Algorithms))]))
-	Beneath(w.beneath)(s)
-	if w.mode == plan.ModeAuto && one(3) {
-		Beneath(plan.IPTables)(s)
+	p := service.Port{
+		Key:       service.Key{Namespace: "default", Name: fmt.Sprintf("walk-%d", i), Protocol: protocols[i%len(protocols)]},
+		Number:    80,
+		Algorithm: service.Algorithms[w.rng.IntN(len(service.Algorithms))], AlgorithmGiven: true,
+		InternalLocal: w.one(5), ExternalLocal: w.one(2),
 	}
-	if one(2) {
-		InUserspace(s)
+	if w.one(3) {
+		p.Affinity = time.Duration(1+w.rng.IntN(3)) * time.Hour
 	}
-	if one(5) {
-		Scheduler([]string{"sed", "lblc", "wlc"}[w.rng.IntN(3)])(s)
+	if w.kernel == plan.IPVS && w.one(5) {
+		p.Scheduler = []string{"sed", "lblc", "wlc"}[w.rng.IntN(3)]
 	}
-	if one(3) {
-		Affinity(time.Duration(1+w.rng.IntN(3)) * time.Hour)(s)
+	addresses := func(v4, v6 string) []netip.Addr {
+		return []netip.Addr{netip.MustParseAddr(fmt.Sprintf(v4, i)), netip.MustParseAddr(fmt.Sprintf(v6, i))}
 	}
-	w.endpoints(s, i)
-	external := func(f *plan.Frontend) {
-		if one(2) {
-			f.Local, f.ShortCircuit, f.Masquerade = true, true, plan.MasqueradeNodeLocal
+	p.ClusterIPs = addresses("10.96.0.%d", "fd00:96::%x")
+	if w.one(2) {
+		p.LoadBalancerIPs = addresses("192.0.2.%d", "2001:db8::%x")
+		if w.one(3) {
+			p.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/26"), netip.MustParsePrefix("2001:db8:1::/48")}
 		}
-		if one(3) {
-			f.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24"), netip.MustParsePrefix("2001:db8:1::/48")}
-		}
 	}
-	internal := func(f *plan.Frontend) {
-		f.Masquerade = []plan.Masquerade{plan.MasqueradeNever, plan.MasqueradeUnlessPod, plan.MasqueradeAlways}[w.rng.IntN(3)]
+	if w.one(3) {
+		p.ExternalIPs = addresses("198.18.0.%d", "2001:db8:113::%x")
 	}
-	Cluster(fmt.Sprintf("10.96.%d.%d:80", i/4, i), internal)(s)
-	Cluster(fmt.Sprintf("[fd00:96::%x]:80", i*7), internal)(s)
-	if one(2) {
-		LoadBalancer(fmt.Sprintf("192.0.2.%d:80", i), external)(s)
-		LoadBalancer(fmt.Sprintf("[2001:db8::%x]:80", i), external)(s)
+	if w.one(2) {
+		p.NodePort = uint16(30000 + i*5)
 	}
-	if one(2) {
-		NodePort(uint16(30000+i*5), func(f *plan.Frontend) { external(f); f.SourceRanges = nil })(s)
-	}
-	settle(s)
-	return s
+	p.ExternallyAccessible = p.NodePort != 0 || p.LoadBalancerIPs != nil || p.ExternalIPs != nil
+	return wish{port: p, endpoints: w.endpoints(i), userspace: w.one(2)}
 }
 
 // endpoints gives the i-th service endpoints, out of few: those that a walk
 // takes away come back.
-func (w *Walk) endpoints(s *plan.Service, i int) {
-	one := func(n int) bool { return w.rng.IntN(n) == 0 }
+func (w *Walk) endpoints(i int) []service.Endpoint {
 	taken := map[int]bool{}
 	for range w.rng.IntN(5) {
 		taken[w.rng.IntN(8)] = true
 	}
+	var out []service.Endpoint
 	for _, id := range slices.Sorted(maps.Keys(taken)) {
 		for _, a := range []string{fmt.Sprintf("10.244.%d.%d:8080", i, id), fmt.Sprintf("[fd00:244::%x:%x]:8080", i, id)} {
-			if one(4) {
-				Unusable(a, id%3 == 0)(s)
-			} else {
-				Endpoint(a, uint32(w.rng.IntN(4)), id%3 == 0)(s)
+			e := service.Endpoint{Address: netip.MustParseAddrPort(a), Node: "elsewhere", Ready: true, Serving: true, Weight: uint16(w.rng.IntN(4))}
+			if id%3 == 0 {
+				e.Node = here
 			}
+			switch w.rng.IntN(8) {
+			case 0:
+				e.Ready, e.Serving = false, false // not usable, but listed
+			case 1:
+				e.Ready, e.Terminating = false, true
+			}
+			out = append(out, e)
 		}
 	}
-	slices.SortFunc(s.Endpoints, func(a, b plan.Endpoint) int { return a.Address.Compare(b.Address) })
+	return out
 }
 
 // settle gives frontends the verdict that their endpoints call for.
