@@ -6,11 +6,14 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
+	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/web"
@@ -18,7 +21,10 @@ import (
 
 func labCommand() *cli.Command {
 	mode := func() cli.Flag {
-		return &cli.StringFlag{Name: "mode", Value: string(plan.ModeIPTables), Usage: "mode of the lab's kproxy: userspace or iptables"}
+		return &cli.StringFlag{Name: "mode", Value: config.Default().Mode, Usage: "mode of the lab's kproxy: " + strings.Join(config.Modes, ", ")}
+	}
+	slow := func() cli.Flag {
+		return &cli.IntFlag{Name: "slow", Value: 1, EnvVars: []string{"KPROXY_E2E_SLOW"}, Usage: "this machine is `N` times slower than usual, as an emulated one is: everything gets more time"}
 	}
 	return &cli.Command{
 		Name:  "lab",
@@ -27,7 +33,7 @@ func labCommand() *cli.Command {
 			{
 				Name: "up", Usage: "start the lab and watch it until Ctrl-C",
 				Flags: []cli.Flag{
-					mode(),
+					mode(), slow(),
 					&cli.IntFlag{Name: "backends", Value: 3, Usage: "`N` backends"},
 					&cli.Float64Flag{Name: "traffic", Value: 20, Usage: "`RATE` of new connections per second; 0 for none"},
 				},
@@ -35,7 +41,7 @@ func labCommand() *cli.Command {
 			},
 			{
 				Name: "demo", Usage: "show offload, a dying backend, recall, a killed proxy and its return, in under a minute",
-				Flags:  []cli.Flag{mode()},
+				Flags:  []cli.Flag{mode(), slow()},
 				Action: func(c *cli.Context) error { return hostError(labDemo(c)) },
 			},
 			{
@@ -66,6 +72,7 @@ var labService = netip.MustParseAddrPort("10.96.0.10:80")
 // labSession is a running lab: the network, the manifests, and kproxy itself
 // on the node.
 type labSession struct {
+	pace      pace
 	net       *lab.Network
 	manifest  lab.Manifest
 	manifests string // directory
@@ -73,9 +80,23 @@ type labSession struct {
 	client    *web.Client
 }
 
+// pace is how many times slower than usual this machine is.
+type pace int
+
+func paceOf(c *cli.Context) pace { return pace(max(c.Int("slow"), 1)) }
+
+// time stretches what a step may take.
+func (p pace) time(d time.Duration) time.Duration { return d * time.Duration(p) }
+
+// atMost stretches what is worth watching only if it doesn't take too long.
+func (p pace) atMost(d, most time.Duration) time.Duration { return min(p.time(d), most) }
+
+// aliveTimeout is the --alive-timeout of the lab's kproxy.
+func (p pace) aliveTimeout() time.Duration { return p.atMost(3*time.Second, 9*time.Second) }
+
 // startLab builds the network and starts this very program as `kproxy run` in
 // the node's namespace.
-func startLab(ctx context.Context, mode string, backends int, extra ...string) (*labSession, error) {
+func startLab(ctx context.Context, mode string, backends int, slow pace, extra ...string) (*labSession, error) {
 	if os.Geteuid() != 0 {
 		return nil, &exitError{exitHost, errors.New("the lab makes network namespaces and needs root: run it with sudo")}
 	}
@@ -85,7 +106,7 @@ func startLab(ctx context.Context, mode string, backends int, extra ...string) (
 	}
 	cfg := lab.DefaultConfig()
 	cfg.Backends, cfg.HostAccess = backends, true
-	s := &labSession{net: lab.New(cfg), manifests: filepath.Join(labDir, "manifests")}
+	s := &labSession{pace: slow, net: lab.New(cfg), manifests: filepath.Join(labDir, "manifests")}
 	if err := s.net.Up(ctx); err != nil {
 		return nil, err
 	}
@@ -102,7 +123,9 @@ func startLab(ctx context.Context, mode string, backends int, extra ...string) (
 		Args: append([]string{
 			"run", "--mode", mode, "--manifests", s.manifests, "--socket", socket,
 			"--state-dir", filepath.Join(labDir, "state"), "--hostname-override", "node",
-			"--health-interval", "500ms", "--health-timeout", "400ms", "--alive-timeout", "3s",
+			"--health-interval", slow.atMost(500*time.Millisecond, 2*time.Second).String(),
+			"--health-timeout", slow.atMost(400*time.Millisecond, 2*time.Second).String(),
+			"--alive-timeout", slow.aliveTimeout().String(),
 		}, extra...),
 	}
 	if host, ok := s.net.HostAddress(); ok {
@@ -127,7 +150,7 @@ func (s *labSession) startProxy(ctx context.Context) error {
 	if err := s.proxy.Start(); err != nil {
 		return err
 	}
-	ready, cancel := context.WithTimeout(ctx, 20*time.Second)
+	ready, cancel := context.WithTimeout(ctx, s.pace.time(20*time.Second))
 	defer cancel()
 	err := s.proxy.WaitReady(ready, func() error {
 		st, err := s.client.Status(ready)
@@ -136,10 +159,15 @@ func (s *labSession) startProxy(ctx context.Context) error {
 		}
 		return err
 	})
-	if err != nil {
-		return fmt.Errorf("start kproxy in the lab: %w\n%s", err, s.proxy.Log())
+	if err == nil {
+		return nil
 	}
-	return nil
+	err = fmt.Errorf("start kproxy in the lab: %w", err)
+	var exit *exec.ExitError
+	if !s.proxy.Running() && errors.As(s.proxy.Wait(ctx), &exit) {
+		return &exitError{exit.ExitCode(), err} // a mode that this host lacks, for example
+	}
+	return err
 }
 
 // stop takes all of it down, also when it is half up.

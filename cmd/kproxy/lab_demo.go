@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -21,6 +22,7 @@ type demo struct {
 	*labSession
 	out     io.Writer
 	mode    plan.Mode
+	kernel  plan.DataPlane // that the service is offloaded to
 	start   time.Time
 	traffic *lab.Traffic
 	held    []heldConn
@@ -40,11 +42,12 @@ type heldConn struct {
 
 // labDemo plays the demo; it fails when any observation isn't as it should be.
 func labDemo(c *cli.Context) (err error) {
-	ctx, cancel := context.WithTimeout(c.Context, 2*time.Minute)
+	slow := paceOf(c)
+	ctx, cancel := context.WithTimeout(c.Context, slow.time(2*time.Minute))
 	defer cancel()
 	d := &demo{out: c.App.Writer, mode: plan.Mode(c.String("mode")), start: time.Now()}
 	d.say("a client, a node and three backends, each in its own network namespace; kproxy runs on the node")
-	d.labSession, err = startLab(ctx, string(d.mode), 3, "--offload-after", "4s")
+	d.labSession, err = startLab(ctx, string(d.mode), 3, slow, "--offload-after", slow.offloadAfter().String())
 	if err != nil {
 		return err
 	}
@@ -65,6 +68,12 @@ func labDemo(c *cli.Context) (err error) {
 	return nil
 }
 
+// offloadAfter leaves time for the first connections.
+func (p pace) offloadAfter() time.Duration { return p.atMost(4*time.Second, 30*time.Second) }
+
+// clientTimeout is how long a client of the demo waits.
+func (p pace) clientTimeout() time.Duration { return p.time(5 * time.Second) }
+
 func (d *demo) say(format string, args ...any) {
 	fmt.Fprintf(d.out, "\n%5.1fs  %s\n", time.Since(d.start).Seconds(), fmt.Sprintf(format, args...))
 }
@@ -76,6 +85,13 @@ func (d *demo) observe(ok bool, format string, args ...any) {
 		mark, d.bad = "BAD", d.bad+1
 	}
 	fmt.Fprintf(d.out, "        %s %s\n", mark, fmt.Sprintf(format, args...))
+}
+
+// show prints what the kernel says.
+func (d *demo) show(text string) {
+	for line := range strings.Lines(text) {
+		fmt.Fprintf(d.out, "              %s\n", strings.TrimSuffix(line, "\n"))
+	}
 }
 
 // userspace: first connections, spread exactly, with the client's address.
@@ -103,7 +119,10 @@ func (d *demo) userspace(ctx context.Context) error {
 	if err := d.hold(ctx, "opened in userspace", plan.Userspace); err != nil {
 		return err
 	}
-	d.traffic, err = lab.StartTraffic(ctx, lab.TrafficConfig{From: d.net.Client, Network: "tcp", Target: labService, Rate: 50, Count: 50 * 120, Timeout: 5 * time.Second})
+	d.kernel = svc.Beneath
+	d.traffic, err = lab.StartTraffic(ctx, lab.TrafficConfig{
+		From: d.net.Client, Network: "tcp", Target: labService, Rate: 50 / float64(d.pace), Count: 50 * 120, Timeout: d.pace.clientTimeout(),
+	})
 	return err
 }
 
@@ -116,7 +135,7 @@ func errWord(err error) string {
 
 // hold opens one more connection that has to last.
 func (d *demo) hold(ctx context.Context, name string, plane plan.DataPlane) error {
-	h, err := lab.Hold(ctx, lab.HoldConfig{From: d.net.Client, Network: "tcp", Target: labService, Timeout: 5 * time.Second})
+	h, err := lab.Hold(ctx, lab.HoldConfig{From: d.net.Client, Network: "tcp", Target: labService, Timeout: d.pace.clientTimeout()})
 	if err != nil {
 		return err
 	}
@@ -146,9 +165,9 @@ func slowest(r lab.Results) time.Duration {
 	return slices.MaxFunc(r, func(a, b lab.Result) int { return int(a.Latency - b.Latency) }).Latency.Round(time.Millisecond)
 }
 
-// await polls the service's status until want holds.
+// await polls the service's status until want holds; within is stretched.
 func (d *demo) await(ctx context.Context, within time.Duration, what string, want func(plan.ServiceStatus) bool) (plan.ServiceStatus, error) {
-	ctx, cancel := context.WithTimeout(ctx, within)
+	ctx, cancel := context.WithTimeout(ctx, d.pace.time(within))
 	defer cancel()
 	for {
 		svc, err := d.service(ctx)
@@ -156,26 +175,47 @@ func (d *demo) await(ctx context.Context, within time.Duration, what string, wan
 			return svc, nil
 		}
 		if !sleep(ctx, 50*time.Millisecond) {
-			return svc, fmt.Errorf("waited %s for %s; data plane %s, state %s: %s (%v)", within, what, svc.DataPlane, svc.State, svc.Reason, errWord(err))
+			return svc, fmt.Errorf("waited up to %s for %s; data plane %s, state %s: %s (%v)", d.pace.time(within), what, svc.DataPlane, svc.State, svc.Reason, errWord(err))
 		}
 	}
 }
 
 // offload: the kernel takes over while connections stay open.
 func (d *demo) offload(ctx context.Context) error {
-	d.say("once it has been steady for 4s and carried a connection, the service is offloaded to %s", d.mode)
+	d.say("once it has been steady for %s and carried a connection, the service is offloaded to %s", d.pace.offloadAfter(), d.kernel)
 	t := time.Now()
+	if err := d.awaitOffload(ctx); err != nil {
+		return err
+	}
+	if err := d.hold(ctx, "opened in the kernel", d.kernel); err != nil {
+		return err
+	}
+	sleep(ctx, time.Second)
+	if err := d.checkPlanes(ctx); err != nil {
+		return err
+	}
+	if err := d.checkVirtualServer("IPVS has a virtual server, its scheduler chooses among 3 real servers", 3); err != nil {
+		return err
+	}
+	d.checkHeld()
+	d.checkTraffic(t)
+	return nil
+}
+
+// awaitOffload waits until new connections go by the kernel's rules.
+func (d *demo) awaitOffload(ctx context.Context) error {
 	svc, err := d.await(ctx, 20*time.Second, "the offload", func(s plan.ServiceStatus) bool {
 		return s.State == plan.StateOffloaded && s.DataPlane != plan.Userspace
 	})
 	if err != nil {
 		return err
 	}
-	d.observe(true, "data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
-	if err := d.hold(ctx, "opened in the kernel", svc.DataPlane); err != nil {
-		return err
-	}
-	sleep(ctx, time.Second)
+	d.observe(svc.DataPlane == d.kernel, "data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
+	return nil
+}
+
+// checkPlanes observes that every connection is where it was opened.
+func (d *demo) checkPlanes(ctx context.Context) error {
 	rows, err := d.client.Connections(ctx, "default/web:line")
 	if err != nil {
 		return err
@@ -188,8 +228,6 @@ func (d *demo) offload(ctx context.Context) error {
 		}
 		d.observe(rows[i].DataPlane == h.plane, "the connection %s is carried by %s to %s", h.name, rows[i].DataPlane, rows[i].Endpoint)
 	}
-	d.checkHeld()
-	d.checkTraffic(t)
 	return nil
 }
 
@@ -208,6 +246,9 @@ func (d *demo) backendDies(ctx context.Context) error {
 	}
 	sleep(ctx, 2*time.Second)
 	d.observe(true, "b2 is down and gets no more connections; data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
+	if err := d.checkVirtualServer("its real server stays for connections that it has, with weight 0", 2); err != nil {
+		return err
+	}
 	d.checkTraffic(t)
 	t = time.Now()
 	if err := d.net.Backend("b2").Fail(ctx, lab.Healthy); err != nil {
@@ -236,10 +277,30 @@ func (d *demo) recall(ctx context.Context) error {
 		return err
 	}
 	d.observe(true, "after %s: data plane %s, state %s: %s", time.Since(t).Round(time.Millisecond), svc.DataPlane, svc.State, svc.Reason)
+	if err := d.hold(ctx, "opened after the recall", plan.Userspace); err != nil {
+		return err
+	}
 	sleep(ctx, time.Second)
 	d.checkHeld()
 	d.checkTraffic(t)
-	return d.pin(ctx, service.PreferAuto)
+	d.say("kproxy pin default/web:line auto: and back to %s", d.kernel)
+	t = time.Now()
+	if err := d.pin(ctx, service.PreferAuto); err != nil {
+		return err
+	}
+	if err := d.awaitOffload(ctx); err != nil {
+		return err
+	}
+	if err := d.hold(ctx, "opened in the kernel again", d.kernel); err != nil {
+		return err
+	}
+	sleep(ctx, time.Second)
+	if err := d.checkPlanes(ctx); err != nil {
+		return err
+	}
+	d.checkHeld()
+	d.checkTraffic(t)
+	return nil
 }
 
 func (d *demo) pin(ctx context.Context, p service.Preference) error {
@@ -249,7 +310,8 @@ func (d *demo) pin(ctx context.Context, p service.Preference) error {
 
 // kill: the proxy is gone, the traffic goes on.
 func (d *demo) kill(ctx context.Context) error {
-	d.say("kill -9 kproxy: its heartbeat stops, and after 3s new connections take the kernel rules beneath")
+	alive := d.pace.aliveTimeout()
+	d.say("kill -9 kproxy: its heartbeat stops, and after %s new connections find what lies beneath, %s, and nothing else", alive, d.kernel)
 	d.killed = time.Now()
 	if err := d.proxy.Kill(); err != nil {
 		return err
@@ -257,10 +319,13 @@ func (d *demo) kill(ctx context.Context) error {
 	for i := range d.held {
 		d.held[i].ends = d.held[i].plane == plan.Userspace // its sockets were kproxy's
 	}
-	sleep(ctx, 3*time.Second+200*time.Millisecond)
+	sleep(ctx, alive+200*time.Millisecond)
 	d.expired = time.Now()
 	sleep(ctx, 3*time.Second)
 	d.checkTraffic(d.expired)
+	if err := d.checkVirtualServer("nobody looks after the virtual server now, and it works", 3); err != nil {
+		return err
+	}
 	d.checkHeld()
 	return nil
 }
@@ -272,19 +337,15 @@ func (d *demo) comeBack(ctx context.Context) error {
 	if err := d.startProxy(ctx); err != nil {
 		return err
 	}
-	svc, err := d.await(ctx, 20*time.Second, "the offload after the restart", func(s plan.ServiceStatus) bool {
-		return s.DataPlane != plan.Userspace && s.State == plan.StateOffloaded
-	})
-	if err != nil {
+	if err := d.awaitOffload(ctx); err != nil {
 		return err
 	}
-	d.observe(true, "data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
 	sleep(ctx, time.Second)
 	d.checkTraffic(t)
 	d.checkHeld()
 	all := d.traffic.Stop()
 	outside := len(all.Since(d.expired).Failed()) + len(all.Failed()) - len(all.Since(d.killed).Failed())
-	d.say("in all %d connections; %d failed in the 3s in which a dead kproxy still attracted them", len(all), len(all.Failed())-outside)
+	d.say("in all %d connections; %d failed in the %s in which a dead kproxy still attracted them", len(all), len(all.Failed())-outside, d.pace.aliveTimeout())
 	d.observe(outside == 0, "%d failed at any other time", outside)
 	for _, h := range d.held {
 		h.conn.Close()

@@ -6,16 +6,18 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"slices"
 	"time"
 
 	"github.com/urfave/cli/v2"
 
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
 )
 
 // labUp runs the lab until Ctrl-C, with a live view.
 func labUp(c *cli.Context) (err error) {
-	s, err := startLab(c.Context, c.String("mode"), c.Int("backends"))
+	s, err := startLab(c.Context, c.String("mode"), c.Int("backends"), paceOf(c))
 	if err != nil {
 		return err
 	}
@@ -63,13 +65,21 @@ Try in another terminal:
   kproxy pin --socket %[1]s/kproxy.sock default/web userspace   # or kernel, or auto
   kproxy connections --socket %[1]s/kproxy.sock
   ip netns exec %[2]s-client bash -c 'exec 3<>/dev/tcp/%[3]s; echo hello >&3; head -1 <&3'
-  ip netns exec %[2]s-node iptables-save
+  ip netns exec %[2]s-node %[4]s
   $EDITOR %[1]s/manifests/web.yaml                       # it is watched
   pkill -9 -f 'kproxy run.*%[1]s'                        # traffic goes on; the lab doesn't restart it
 Ctrl-C takes all of it down.
-`, labDir, lab.DefaultPrefix, fmt.Sprintf("%s/%d", labService.Addr(), labService.Port()))
+`, labDir, lab.DefaultPrefix, fmt.Sprintf("%s/%d", labService.Addr(), labService.Port()), rulesCommand(st))
 	_, err = w.Write(frame.Bytes())
 	return err
+}
+
+// rulesCommand shows what lies beneath in the kernel.
+func rulesCommand(st plan.Status) string {
+	if slices.ContainsFunc(st.Services, func(s plan.ServiceStatus) bool { return s.Beneath == plan.IPVS }) {
+		return "ipvsadm -Ln                  # or iptables-save, or ipset list"
+	}
+	return "iptables-save"
 }
 
 // recentTraffic keeps connections coming and remembers the last stretch of

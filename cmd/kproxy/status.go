@@ -213,7 +213,26 @@ func printEndpoints(t io.Writer, s *plan.ServiceStatus) {
 		}
 		fmt.Fprintf(t, "  %s\t%s\t\t%s\tweight %d\t%d\t%d\t%d\t%s\n", e.Address, e.Node, e.Health, e.Weight, e.ActiveConnections, e.TotalConnections, e.Failures, strings.TrimSpace(use+" "+note))
 	}
-	if s.Degraded != "" {
-		fmt.Fprintf(t, "  beneath: %s\n", s.Degraded)
+	if beneath := beneathTitle(s); beneath != "" {
+		fmt.Fprintf(t, "  beneath: %s\n", beneath)
 	}
+}
+
+// beneathTitle says which kernel data plane's rules lie beneath a service, why
+// those, and how they fall short; empty where there are none.
+func beneathTitle(s *plan.ServiceStatus) string {
+	if s.Beneath == plan.None || s.Beneath == "" {
+		return ""
+	}
+	title := string(s.Beneath)
+	if s.Scheduler != "" {
+		title += ", scheduler " + s.Scheduler
+	}
+	if s.BeneathReason != "" {
+		title += ": " + s.BeneathReason
+	}
+	if s.Degraded != "" {
+		title += "; " + s.Degraded
+	}
+	return title
 }
