@@ -38,6 +38,10 @@ func (n *networks) look(log *slog.Logger) bool {
 		log.Warn("the networks of this node can't be listed", "error", err)
 		now.links = was.links
 	}
+	if now.addresses, err = kernel.NodeAddresses(); err != nil {
+		log.Warn("the addresses of this node can't be listed", "error", err)
+		now.addresses = was.addresses
+	}
 	if slices.Equal(was.links, now.links) && slices.Equal(was.addresses, now.addresses) {
 		return false
 	}

@@ -19,29 +19,30 @@ import (
 // packets pass netfilter as well (net.bridge.bridge-nf-call-*tables, as on
 // Kubernetes nodes): there the node sees every answer.
 func Links() ([]netip.Prefix, error) {
-	links, err := netlink.LinkList()
+	links, err := interrupted(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
-	var out []netip.Prefix
+	connects := make(map[int][2]bool, len(links)) // per family
 	for _, l := range links {
 		a := l.Attrs()
-		if a.Flags&net.FlagUp == 0 || a.Flags&(net.FlagLoopback|net.FlagPointToPoint) != 0 {
-			continue
-		}
+		up := a.Flags&net.FlagUp != 0 && a.Flags&(net.FlagLoopback|net.FlagPointToPoint) == 0
 		for _, f := range service.Families {
-			if l.Type() == "bridge" && bridgeCallsNetfilter(f) {
-				continue
-			}
-			addresses, err := netlink.AddrList(l, int(familyNumber[f]))
-			if err != nil {
-				return nil, fmt.Errorf("list %s addresses of %s: %w", f, a.Name, err)
-			}
-			for _, x := range addresses {
-				if p, ok := shared(x); ok {
-					out = append(out, p)
-				}
-			}
+			c := connects[a.Index]
+			c[f] = up && (l.Type() != "bridge" || !bridgeCallsNetfilter(f))
+			connects[a.Index] = c
+		}
+	}
+	// One list for all links: there is no asking the kernel for those of one, and
+	// kproxy's own may have thousands.
+	addresses, err := interrupted(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return nil, fmt.Errorf("list addresses: %w", err)
+	}
+	var out []netip.Prefix
+	for _, x := range addresses {
+		if p, ok := shared(x); ok && connects[x.LinkIndex][service.FamilyOf(p.Addr())] {
+			out = append(out, p)
 		}
 	}
 	slices.SortFunc(out, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
