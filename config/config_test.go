@@ -70,6 +70,18 @@ func TestValidate(t *testing.T) {
 		{"overlapping probes", func(c *Config) { c.Health.Timeout = 3 * time.Second }, "--health-timeout: 3s is longer than --health-interval 2s"},
 		{"no rise and fall", func(c *Config) { c.Health.Rise, c.Health.Fall = 0, 101 }, "--health-rise: 0 is out\n--health-fall: 101 is out"},
 		{"probes too often", func(c *Config) { c.Health.Interval, c.Health.Timeout = time.Millisecond, 0 }, "--health-interval: 1ms is out\n--health-timeout: 0s is not"},
+		{"IPVS as kube-proxy has it", func(c *Config) {
+			c.IPVS = IPVS{Scheduler: "wlc", StrictARP: true, TCPTimeout: "0", TCPFinTimeout: 2 * time.Minute, UDPTimeout: 5 * time.Minute}
+		}, ""},
+		{"no scheduler", func(c *Config) { c.IPVS.Scheduler = "Least connections" }, `--ipvs-scheduler: "Least connections" is not the name`},
+		{"long scheduler", func(c *Config) { c.IPVS.Scheduler = "sixteen-letters-" }, `--ipvs-scheduler: "sixteen-letters-" is not the name`},
+		{"no duration", func(c *Config) { c.IPVS.TCPTimeout = "900" }, `--ipvs-tcp-timeout: "900" is no duration; use 15m, for example, conntrack for`},
+		{"no duration at all", func(c *Config) { c.IPVS.TCPTimeout = "" }, `--ipvs-tcp-timeout: "" is no duration`},
+		{"negative IPVS time-outs", func(c *Config) {
+			c.IPVS.TCPTimeout, c.IPVS.TCPFinTimeout, c.IPVS.UDPTimeout = "-1s", -1, -time.Hour
+		}, "--ipvs-tcp-timeout: -1s is out of range\n--ipvs-tcpfin-timeout: -1ns is out of range\n--ipvs-udp-timeout: -1h0m0s is out of range"},
+		{"longest IPVS time-out", func(c *Config) { c.IPVS.TCPTimeout, c.IPVS.UDPTimeout = "2147483s", maxIPVSTimeout+time.Second }, "--ipvs-udp-timeout: 596h31m24s is out of range; use up to 596h31m23s"},
+		{"parts of a second", func(c *Config) { c.IPVS.TCPTimeout, c.IPVS.TCPFinTimeout = "1500ms", time.Millisecond }, "--ipvs-tcp-timeout: 1.5s can't be used; IPVS counts whole seconds\n--ipvs-tcpfin-timeout: 1ms can't be used"},
 		{"no servers", func(c *Config) { c.MetricsBindAddress, c.HealthzBindAddress = "", "" }, ""},
 		{"port alone", func(c *Config) { c.MetricsBindAddress = ":10249" }, `--metrics-bind-address: ":10249" is not IP:PORT`},
 		{"one address for both", func(c *Config) { c.HealthzBindAddress = "0.0.0.0:10249" }, "--healthz-bind-address: 0.0.0.0:10249 is taken by --metrics-bind-address"},
@@ -115,6 +127,24 @@ func TestHealthCheckDependsOnSource(t *testing.T) {
 	}
 }
 
+func TestIPVSTCPTimeout(t *testing.T) {
+	for _, tt := range []struct {
+		flag      string
+		conntrack time.Duration
+		want      time.Duration
+	}{
+		{Default().IPVS.TCPTimeout, 5 * 24 * time.Hour, 5 * 24 * time.Hour},
+		{LikeConntrack, 365 * 24 * time.Hour, maxIPVSTimeout},
+		{LikeConntrack, 0, 0}, // it isn't known
+		{"15m", time.Hour, 15 * time.Minute},
+		{"0", time.Hour, 0},
+	} {
+		if got := (IPVS{TCPTimeout: tt.flag}).TCPTimeoutOf(tt.conntrack); got != tt.want {
+			t.Errorf("%q with conntrack's %s: %s, want %s", tt.flag, tt.conntrack, got, tt.want)
+		}
+	}
+}
+
 func TestParsedForms(t *testing.T) {
 	c := valid()
 	c.NodeIPs = []string{"10.0.0.1", "bad", "fd00::1"}
@@ -155,6 +185,9 @@ func TestJSONShowsEveryFieldReadably(t *testing.T) {
 	}
 	if got["offloadAfter"] != "10s" || got["drainTimeout"] != "30s" || got["aliveTimeout"] != "3s" {
 		t.Errorf("durations are not readable: %s", b)
+	}
+	if i := got["ipvs"].(map[string]any); i["tcpTimeout"] != "conntrack" || i["udpTimeout"] != "0s" || i["strictARP"] != false {
+		t.Errorf("ipvs is not readable: %v", i)
 	}
 	if h := got["health"].(map[string]any); h["interval"] != "2s" || h["timeout"] != "1s" || h["rise"] != 2.0 {
 		t.Errorf("health is not readable: %v", h)

@@ -122,7 +122,7 @@ func (w *world) set(p service.Port, eps ...string) {
 
 // health sets the state of the endpoint at address (port 8080) of "ns/name".
 func (w *world) health(name, address string, st health.Status, since time.Time, flaps ...time.Time) {
-	p := w.ports[service.Key{Namespace: "ns", Name: name, Protocol: service.TCP}]
+	p := w.ports[keyOf(name)]
 	v := health.NewView(testHealth, nil)
 	w.states[v.Target(&p, endpoint(address).Address)] = health.State{Status: st, Since: since, Flaps: flaps}
 }

@@ -254,6 +254,93 @@ func TestContestEnds(t *testing.T) {
 	}
 }
 
+// TestOwnAddressAsSource: where a service's address is on the node's link, the
+// node connects from it.
+func TestOwnAddressAsSource(t *testing.T) {
+	w := newWorld(t)
+	in(ModeIPVS)(w)
+	w.in.Policy.NodeAddresses = addrs("198.51.100.1")
+	w.set(port("a", eTPLocal, func(p *service.Port) {
+		p.LoadBalancerIPs, p.ExternallyAccessible = addrs("203.0.113.1"), true
+		p.SourceRanges = prefixes("198.51.100.0/24") // the node's
+	}), "10.0.0.2 n2 ready")
+	s := w.one()
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		own, other := Client{Address: f.Address.Addr()}, Client{Address: netip.MustParseAddr("198.51.100.9")}
+		if got := s.VerdictFor(f, own, nil); got != Forward {
+			t.Errorf("%s: %s for its own address, want forward", f.Kind, got)
+		}
+		backend := endpoint("10.0.0.2").Address.Addr()
+		if !f.Masquerades(own, backend, &w.in.Policy) || f.Masquerades(other, backend, &w.in.Policy) {
+			t.Errorf("%s: masquerades itself %v, another %v, want true, false", f.Kind,
+				f.Masquerades(own, backend, &w.in.Policy), f.Masquerades(other, backend, &w.in.Policy))
+		}
+	}
+}
+
+// TestOwnAddresses: a service address that is the node's own is a problem where
+// IPVS answers on it.
+func TestOwnAddresses(t *testing.T) {
+	const own = "203.0.113.1 is this node's own address: the service answers there on port 80, the node's own ports stay reachable there, and the address is left where it is"
+	tests := []struct {
+		name string
+		mode Mode
+		port func(*service.Port)
+		want []string
+	}{
+		{"mode ipvs", ModeIPVS, balancer, []string{own}},
+		{"auto", ModeAuto, balancer, []string{own}},
+		{"auto, but on iptables", ModeAuto, func(p *service.Port) { balancer(p); p.Algorithm = service.Random }, nil},
+		{"mode iptables", ModeIPTables, balancer, nil},
+		{"a node port only", ModeIPVS, external, nil},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			in(tt.mode)(w)
+			w.set(port("a", tt.port), "10.0.0.1 n1 ready")
+			if s := w.one(); s.Problems != nil {
+				t.Errorf("problems before: %q", s.Problems)
+			}
+			w.in.Policy.NodeAddresses = addrs("192.168.0.1", "203.0.113.1")
+			if diff := cmp.Diff(tt.want, w.one().Problems); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestWeightsOfScheduler: a scheduler that goes by weight gets them, whatever
+// the algorithm; userspace goes by the algorithm.
+func TestWeightsOfScheduler(t *testing.T) {
+	const plain = "its weights have no effect: the algorithm is round-robin, not weighted-round-robin"
+	const only = "its weights have no effect in userspace: the algorithm is round-robin, not weighted-round-robin"
+	for _, tt := range []struct {
+		mode   Mode
+		port   service.Port
+		weight uint32
+		want   []string
+	}{
+		{ModeIPVS, port("a"), 1, []string{plain}},
+		{ModeIPVS, port("a", scheduler("wrr")), 3, []string{only}},
+		{ModeIPVS, port("a", scheduler("rr")), 1, []string{plain}},
+		{ModeIPTables, port("a", scheduler("wrr")), 1, []string{plain}},
+		{ModeIPVS, port("a", algorithm(service.WeightedRoundRobin)), 3, nil},
+	} {
+		w := newWorld(t)
+		in(tt.mode)(w)
+		w.set(tt.port, "10.0.0.1 n1 ready weight:3", "10.0.0.2 n1 ready")
+		s := w.one()
+		if got := s.Groups[service.IPv4].Cluster[0].Weight; got != tt.weight {
+			t.Errorf("%s, %s %s: weight %d, want %d", tt.mode, s.Port.Algorithm, s.Port.Scheduler, got, tt.weight)
+		}
+		if diff := cmp.Diff(tt.want, s.Problems); diff != "" {
+			t.Errorf("%s, %s %s: problems (-want +got):\n%s", tt.mode, s.Port.Algorithm, s.Port.Scheduler, diff)
+		}
+	}
+}
+
 func TestVerdictFor(t *testing.T) {
 	w := newWorld(t)
 	pods := prefixes("10.0.0.0/24")

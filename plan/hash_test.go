@@ -8,6 +8,84 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
+// TestKernelHashOfIPVS: what IPVS depends on besides.
+func TestKernelHashOfIPVS(t *testing.T) {
+	balancer := func(p *service.Port) {
+		p.NodePort, p.ExternallyAccessible = 30080, true
+		p.LoadBalancerIPs = addrs("203.0.113.1")
+	}
+	local := addrs("192.168.0.1", "fd00:1::1")
+	nodeAddresses := func(to ...string) func(*world) {
+		return func(w *world) { w.in.Policy.NodeAddresses = addrs(to...) }
+	}
+	schedulers := func(to map[string]string) func(*world) {
+		return func(w *world) { w.in.Caps.Schedulers = to }
+	}
+	tests := []struct {
+		name   string
+		change func(*world)
+		// whether it changes the hash on IPVS, and on iptables
+		ipvs, iptables bool
+	}{
+		{"nothing", program0, false, false},
+		{"an endpoint that isn't ready", setTo("10.0.0.1 n1 ready", "10.0.0.2 n2 ready", "10.0.0.3 n1"), true, false},
+		{"one of weight 0", setTo("10.0.0.1 n1 ready", "10.0.0.2 n2 ready weight:0"), true, true},
+		{"weights of round robin", setTo("10.0.0.1 n1 ready", "10.0.0.2 n2 ready weight:2"), false, false},
+		{"a scheduler", change(scheduler("wlc")), true, false},
+		{"the scheduler it has", change(scheduler("rr")), false, false},
+		{"the policy's scheduler", func(w *world) { w.in.Policy.Scheduler = "sed" }, true, false},
+		{"a scheduler that nobody uses is missing", schedulers(map[string]string{"mh": "gone"}), false, false},
+		{"a node address of the family", nodeAddresses("10.9.9.9", "192.168.0.1", "fd00:1::1"), true, false},
+		{"a node address of the other family", nodeAddresses("192.168.0.1", "fd00:1::1", "fd00:1::2"), false, false},
+		{"a service address becomes the node's own", nodeAddresses("192.168.0.1", "203.0.113.1", "fd00:1::1"), true, false},
+	}
+	for _, tt := range tests {
+		for _, mode := range []Mode{ModeIPVS, ModeIPTables} {
+			t.Run(tt.name+"/"+string(mode), func(t *testing.T) {
+				w := newWorld(t)
+				in(mode)(w)
+				w.in.Policy.NodeAddresses = local
+				w.set(port("a", balancer), "10.0.0.1 n1 ready", "10.0.0.2 n2 ready")
+				before := w.one().KernelHash
+				tt.change(w)
+				want := tt.iptables
+				if mode == ModeIPVS {
+					want = tt.ipvs
+				}
+				if after := w.one().KernelHash; (after != before) != want {
+					t.Errorf("hash changed: %v, want %v", after != before, want)
+				}
+			})
+		}
+	}
+}
+
+// TestKernelHashWithoutNodePort: node addresses are no concern of a service
+// that has neither a node port nor one of them.
+func TestKernelHashWithoutNodePort(t *testing.T) {
+	w := newWorld(t)
+	in(ModeIPVS)(w)
+	w.set(port("a"), "10.0.0.1 n1 ready")
+	before := w.one().KernelHash
+	w.in.Policy.NodeAddresses = addrs("192.168.0.1")
+	if w.one().KernelHash != before {
+		t.Error("hash changed")
+	}
+}
+
+// TestKernelHashOfUnusable: an endpoint that isn't usable counts with its node,
+// because those of a Local group are kept on this node only.
+func TestKernelHashOfUnusable(t *testing.T) {
+	w := newWorld(t)
+	in(ModeIPVS)(w)
+	w.set(port("a"), "10.0.0.1 n1 ready", "10.0.0.2 n2")
+	before := w.one().KernelHash
+	setTo("10.0.0.1 n1 ready", "10.0.0.2 n1")(w)
+	if w.one().KernelHash == before {
+		t.Error("hash stays")
+	}
+}
+
 // TestKernelHash: the hash changes with everything that rules are made of, and
 // with nothing else.
 func TestKernelHash(t *testing.T) {

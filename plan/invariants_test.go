@@ -40,6 +40,7 @@ func checkPlan(t *testing.T, in *Inputs, p *Plan) {
 		checkVerdicts(t, s)
 		checkHealth(t, in, s)
 		checkForwarding(t, in, s)
+		checkBeneath(t, in, p, s)
 	}
 }
 
@@ -140,6 +141,35 @@ func checkHealth(t *testing.T, in *Inputs, s *Service) {
 			if anyDown && anyUp {
 				t.Fatalf("%v: backends %v mix up and down (%v)", s.Port.Key, backends, down)
 			}
+		}
+	}
+}
+
+// checkBeneath: the kernel data plane beneath is one of the plan's; mode auto
+// takes the other only with a reason, and never one that carries s less often.
+func checkBeneath(t *testing.T, in *Inputs, p *Plan, s *Service) {
+	t.Helper()
+	if s.Beneath != None && !p.Uses(s.Beneath) {
+		t.Fatalf("%v: beneath %s, the plan has %s and %s", s.Port.Key, s.Beneath, p.Kernel, p.Fallback)
+	}
+	if (s.Scheduler != "") != (s.Beneath == IPVS) {
+		t.Fatalf("%v: scheduler %q of %s", s.Port.Key, s.Scheduler, s.Beneath)
+	}
+	auto := in.Policy.Mode == ModeAuto && s.Beneath != None
+	if auto != (s.BeneathReason != "") {
+		t.Fatalf("%v: mode %s, beneath %s because %q", s.Port.Key, in.Policy.Mode, s.Beneath, s.BeneathReason)
+	}
+	if s.Beneath == IPVS && in.Caps.Schedulers[s.Scheduler] != "" && s.Scheduler != "rr" {
+		t.Fatalf("%v: scheduler %q, which this host lacks", s.Port.Key, s.Scheduler)
+	}
+	if p.Fallback != None && Inexpressible(s.Beneath, s.Port, in) != "" &&
+		(Inexpressible(p.Kernel, s.Port, in) == "" || Inexpressible(p.Fallback, s.Port, in) == "") {
+		t.Fatalf("%v: %s can't do it, and the other can", s.Port.Key, s.Beneath)
+	}
+	for i := range s.Frontends {
+		f := &s.Frontends[i]
+		if s.ShortCircuits(f) && (s.Beneath != IPVS || !s.Serves(f) || s.Degraded == "") {
+			t.Fatalf("%v: short-circuits clients on %s, degraded %q", s.Port.Key, s.Beneath, s.Degraded)
 		}
 	}
 }

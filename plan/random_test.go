@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -17,21 +18,30 @@ import (
 // TestRandomWalk walks through random worlds and checks, besides what holds
 // for every plan: equal inputs give equal plans; what is taken over from the
 // previous plan is what would be made anew; a plan never changes afterwards;
-// nothing changes by time alone before Wake, and something does at Wake.
+// services of equal KernelHash are made of the same; nothing changes by time
+// alone before Wake, and something does at Wake.
 func TestRandomWalk(t *testing.T) {
-	seen := map[State]int{}
-	for seed := range uint64(16) {
+	seen, planes := map[State]int{}, map[DataPlane]int{}
+	for seed := range uint64(24) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
-			r := walker{world: newWorld(t), Rand: rand.New(rand.NewPCG(seed, 1))}
-			r.in.Policy.Mode = pick(r.Rand, ModeUserspace, ModeIPTables, ModeIPTables, ModeIPTables, ModeAuto)
+			r := walker{world: newWorld(t), Rand: rand.New(rand.NewPCG(seed, 1)), rules: map[uint64]string{}}
+			r.in.Policy.Mode = pick(r.Rand, ModeUserspace, ModeIPTables, ModeIPTables, ModeIPVS, ModeIPVS, ModeAuto, ModeAuto, ModeAuto)
+			r.in.Caps = pick(r.Rand, allCaps, bothCaps, bothCaps, bothCaps)
+			r.in.Policy.Scheduler = pick(r.Rand, "", "", "sed")
 			r.in.Policy.PanicThreshold = pick(r.Rand, 0, 0, 0.5)
 			for range 80 {
 				r.step()
 				for _, s := range r.in.Previous.Services {
 					seen[s.State]++
+					planes[s.DataPlane]++
 				}
 			}
 		})
+	}
+	for _, d := range []DataPlane{Userspace, IPTables, IPVS, None} {
+		if planes[d] < 50 {
+			t.Errorf("the walk saw data plane %q %d times only", d, planes[d])
+		}
 	}
 	for _, s := range allStates {
 		if seen[s] < 5 {
@@ -43,11 +53,20 @@ func TestRandomWalk(t *testing.T) {
 type walker struct {
 	*world
 	*rand.Rand
+	rules map[uint64]string // what rules are made of, by KernelHash
 }
 
 func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
 
-var names = []string{"a", "b", "c", "d", "e"}
+var names = []string{"a", "b", "c", "d", "e", "sctp"}
+
+func keyOf(name string) service.Key {
+	k := port(name).Key
+	if name == "sctp" {
+		k.Protocol = service.SCTP
+	}
+	return k
+}
 
 func (r *walker) step() {
 	for range 1 + r.IntN(3) {
@@ -69,14 +88,48 @@ func (r *walker) step() {
 	}
 	r.in.Previous = p
 	r.checkWake(p)
+	for _, s := range p.Services {
+		made := madeOf(s, &r.in.Policy)
+		if was, known := r.rules[s.KernelHash]; known && was != made {
+			r.t.Fatalf("hash %d stands for\n%s\nand\n%s", s.KernelHash, was, made)
+		}
+		r.rules[s.KernelHash] = made
+	}
+}
+
+// madeOf is what the rules beneath s are made of, as the renderers read it;
+// weaker than what the hash covers.
+func madeOf(s *Service, p *Policy) string {
+	if s.Beneath == None {
+		return "nothing"
+	}
+	out := fmt.Sprintln(s.Port.Key, s.Beneath, s.Port.Affinity, p.MasqueradeAll, p.PodCIDRs, s.Groups)
+	for i := range s.Frontends {
+		if f := &s.Frontends[i]; s.Serves(f) {
+			out += fmt.Sprintln(*f)
+			if s.Beneath == IPVS {
+				out += fmt.Sprintln(p.ownAddress(f.Address.Addr()), s.ShortCircuits(f))
+			}
+			if s.Beneath == IPVS && f.Kind == NodePort {
+				out += fmt.Sprintln(slices.DeleteFunc(slices.Clone(p.NodeAddresses), func(a netip.Addr) bool { return service.FamilyOf(a) != f.Family }))
+			}
+		}
+	}
+	if s.Beneath != IPVS {
+		return out + fmt.Sprintln(s.Port.Algorithm)
+	}
+	for i := range s.Endpoints {
+		out += fmt.Sprintln(s.Endpoints[i].Address, s.Endpoints[i].Local)
+	}
+	return out + s.Scheduler
 }
 
 // mutate changes one thing in the world.
 func (r *walker) mutate() {
 	name := pick(r.Rand, names...)
-	k := port(name).Key
+	k := keyOf(name)
 	_, exists := r.ports[k]
-	switch r.IntN(13) {
+	switch r.IntN(15) {
 	case 0:
 		delete(r.ports, k)
 	case 1, 2, 3:
@@ -108,6 +161,10 @@ func (r *walker) mutate() {
 	case 10:
 		clear(r.in.Failed)
 	case 11:
+		r.in.Policy.NodeAddresses = pick(r.Rand, nil, addrs("192.168.0.1"), addrs("192.168.0.1", "203.0.113.1", "fd00:1::1"))
+	case 12:
+		r.in.Caps.Schedulers = pick(r.Rand, nil, map[string]string{"mh": "no module ip_vs_mh", "sed": "no module"}, map[string]string{"rr": "gone"})
+	case 13:
 		forward(r.IntN(4) != 0, r.IntN(3) != 0)(r.world)
 	default:
 		if r.in.Previous != nil {
@@ -119,6 +176,7 @@ func (r *walker) mutate() {
 
 func (r *walker) port(name string) service.Port {
 	p := port(name)
+	p.Key = keyOf(name)
 	p.Created = t0.Add(time.Duration(r.IntN(3)) * time.Hour)
 	p.ClusterIPs = addrs(fmt.Sprintf("10.96.0.%d", 1+r.IntN(6)))
 	if r.IntN(3) == 0 {
@@ -132,7 +190,8 @@ func (r *walker) port(name string) service.Port {
 		p.SourceRanges = pick(r.Rand, nil, prefixes("198.51.100.0/24"), prefixes("192.168.0.0/16", "fd00::/8"))
 	}
 	p.InternalLocal, p.ExternalLocal = r.IntN(3) == 0, r.IntN(2) == 0
-	p.Algorithm = pick(r.Rand, service.Algorithms...)
+	p.Algorithm, p.AlgorithmGiven = pick(r.Rand, service.Algorithms...), r.IntN(2) == 0
+	p.Scheduler = pick(r.Rand, "", "", "", "wlc", "mh")
 	p.ProxyProtocol = pick[service.ProxyProtocol](r.Rand, 0, 0, 0, 0, 2)
 	p.Prefer = pick(r.Rand, service.PreferAuto, service.PreferAuto, service.PreferUserspace, service.PreferKernel)
 	return p
