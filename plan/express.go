@@ -63,8 +63,8 @@ func shortfalls(d DataPlane, p *service.Port, in *Inputs) []shortfall {
 	var out []shortfall
 	switch d {
 	case IPTables:
-		if why, instead := unchosen(p); why != "" {
-			out = append(out, shortfall{why: "iptables " + why, degraded: wanted(p) + " falls back to " + instead + meanwhile(p)})
+		if why := unchosen(p); why != "" {
+			out = append(out, shortfall{why: "iptables " + why, degraded: wanted(p) + " falls back to " + chosenInstead(p) + meanwhile(p)})
 		}
 	case IPVS:
 		name := schedulerOf(p, &in.Policy)
@@ -87,20 +87,29 @@ func shortfalls(d DataPlane, p *service.Port, in *Inputs) []shortfall {
 	return out
 }
 
-// unchosen says why iptables can't choose endpoints as p asks, and how it
-// chooses instead. It has `statistic --mode nth` and `--mode random` and nothing
-// that knows of connections or hashes.
-func unchosen(p *service.Port) (why, instead string) {
-	switch p.Algorithm {
-	case service.RoundRobin, service.WeightedRoundRobin, service.Random:
-		instead = algorithmText(p.Algorithm)
-	default:
-		why, instead = "can't do "+algorithmText(p.Algorithm), "random choice"
+// unchosen says why iptables can't choose endpoints as p asks; empty if it can.
+func unchosen(p *service.Port) string {
+	switch {
+	case p.Scheduler != "":
+		return "has no IPVS scheduler " + p.Scheduler
+	case !statistic(p.Algorithm):
+		return "can't do " + algorithmText(p.Algorithm)
 	}
-	if p.Scheduler != "" {
-		why = "has no IPVS scheduler " + p.Scheduler
+	return ""
+}
+
+// chosenInstead is how the rules of iptables choose where they can't as p asks.
+func chosenInstead(p *service.Port) string {
+	if statistic(p.Algorithm) {
+		return algorithmText(p.Algorithm)
 	}
-	return why, instead
+	return "random choice"
+}
+
+// statistic reports whether iptables can do a: it has `statistic --mode nth` and
+// `--mode random` and nothing that knows of connections or hashes.
+func statistic(a service.Algorithm) bool {
+	return a == service.RoundRobin || a == service.WeightedRoundRobin || a == service.Random
 }
 
 // unusable says why IPVS can't use the scheduler named, which is p's; empty if it can.

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/service"
@@ -19,11 +20,14 @@ type facts struct {
 	refusal       string // why no frontend serves anybody; empty if one does
 	inexpressible string // why the kernel can't carry it; empty if it can
 	panic         string // why endpoints that are down are served; empty if they aren't
-	choice        string // which kernel data plane mode auto fell back to, and why, in brackets; or empty
-	qualified     string // the reason of a service that is offloaded
+	qualified     string // the reason of a service that is offloaded; see choice
 	steady        uint64 // what must not change for it to be steady
 	flaps         []flap
 }
+
+// choice is which kernel data plane mode auto fell back to, and why, in
+// brackets; empty if it didn't.
+func (f *facts) choice() string { return strings.TrimPrefix(f.qualified, reasonQualified) }
 
 // flap is a change of health of the endpoint in a row of Service.Endpoints.
 type flap struct {
@@ -61,8 +65,7 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 	f := facts{entry: entry, inexpressible: c.lay(s)}
 	f.qualified = reasonQualified
 	if s.Beneath != c.kernel.plane {
-		f.choice = " (" + string(s.Beneath) + ": " + s.BeneathReason + ")"
-		f.qualified += f.choice
+		f.qualified += " (" + string(s.Beneath) + ": " + s.BeneathReason + ")"
 	}
 	s.Endpoints, f.flaps = c.rows(p, eps)
 	if p.Protocol == service.SCTP && s.Beneath == None {

@@ -80,7 +80,7 @@ func kernelHash(s *Service, p *Policy) uint64 {
 	d.prefixes(p.PodCIDRs)
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		if !s.Serves(f) {
+		if !s.Serves(f) && s.Beneath != IPVS {
 			continue
 		}
 		d.string(string(f.Kind))
@@ -105,20 +105,19 @@ func kernelHash(s *Service, p *Policy) uint64 {
 
 // virtual covers what only the rules of IPVS depend on: the scheduler; every
 // listed endpoint, because those that aren't usable stay with weight 0 for the
-// sake of their connections; the addresses that node ports have virtual servers
+// sake of their connections, also where nobody is served any more; the addresses that node ports have virtual servers
 // on, and which service addresses are among them, and so not on kproxy's link.
 func (d *digest) virtual(s *Service, p *Policy) {
 	d.string(s.Scheduler)
 	d.uint(uint64(len(s.Endpoints)))
 	for i := range s.Endpoints {
-		d.addrPort(s.Endpoints[i].Address)
-		d.bool(s.Endpoints[i].Local)
+		e := &s.Endpoints[i]
+		d.addrPort(e.Address)
+		d.bool(e.Local)
+		d.bool(s.Port.Protocol == service.UDP && e.Keeps())
 	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		if !s.Serves(f) {
-			continue
-		}
 		if f.Kind != NodePort {
 			d.bool(p.ownAddress(f.Address.Addr()))
 			continue

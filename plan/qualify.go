@@ -51,7 +51,7 @@ func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 			return c.standWaiting(m)
 		}
 		m.offload(c.in.Now)
-		return c.standOffloaded(s, StatePinned, "pinned to the kernel by "+by+f.choice, failure)
+		return c.standOffloaded(s, StatePinned, "pinned to the kernel by "+by+f.choice(), failure)
 	}
 	c.heedFlaps(s, f, m)
 	c.heedRefusals(s, m)
@@ -64,7 +64,7 @@ func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 // standKernelOnly is for SCTP, which userspace can't serve.
 func (c *computation) standKernelOnly(s *Service, f *facts, m *memory) standing {
 	m.offload(c.in.Now)
-	out := standing{plane: s.Beneath, state: StateOffloaded, reason: reasonKernelOnly + f.choice}
+	out := standing{plane: s.Beneath, state: StateOffloaded, reason: reasonKernelOnly + f.choice()}
 	failure, failed := c.in.Failed[s.Port.Key]
 	switch {
 	case failed && failure.Hash == s.KernelHash:

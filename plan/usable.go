@@ -30,6 +30,13 @@ var downText = health.Down.String()
 // down reports whether e failed its health check. What isn't known is used.
 func (e *Endpoint) down() bool { return e.Health == downText }
 
+// Keeps reports whether e keeps the UDP flows it has: one that gets new ones
+// does, and one that drains (weight 0, or on its way out), but not one whose
+// health check found it down, unless all are and are used nevertheless.
+func (e *Endpoint) Keeps() bool {
+	return (e.Serving || e.Ready) && (e.Usable || !e.down())
+}
+
 // group makes the backends of the endpoints chosen. Those that are down are
 // left out, unless so few are up that they could not carry the load (the panic
 // threshold); then all are served as if they were up, and the sentence
