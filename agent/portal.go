@@ -37,7 +37,7 @@ func (t *portal) changes(p *plan.Plan) (kernel.SetOps, error) {
 	if t.applied != nil {
 		return kernel.PortalChanges(t.applied, p), nil
 	}
-	have, err := t.observe()
+	have, err := t.observe(p)
 	return kernel.DiffSets(have, kernel.Portal(p)), err
 }
 
@@ -47,7 +47,7 @@ func (t *portal) damaged() (string, error) {
 	if t.applied == nil {
 		return "", nil
 	}
-	have, err := t.observe()
+	have, err := t.observe(t.applied)
 	if err != nil {
 		return "", err
 	}
@@ -59,10 +59,10 @@ func (t *portal) damaged() (string, error) {
 	return fmt.Sprintf("%d sets gone, entries of %d sets gone, entries of %d sets foreign", len(ops.Create), len(ops.Add), len(ops.Del)), nil
 }
 
-// observe reads the portal's sets back.
-func (t *portal) observe() ([]kernel.Set, error) {
+// observe reads the sets of p's portal back.
+func (t *portal) observe(p *plan.Plan) ([]kernel.Set, error) {
 	names := map[string]bool{}
-	for _, s := range kernel.PortalSets() {
+	for _, s := range kernel.PortalSetsOf(p) {
 		names[s.Name] = true
 	}
 	states, err := t.store.List(func(name string) bool { return names[name] })

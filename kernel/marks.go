@@ -21,6 +21,10 @@ func DefaultMarks() Marks { return Marks{Masquerade: 0x4000, Transparent: 0x1000
 // drops; hosts that were upgraded still have that rule.
 func (m Marks) Own() uint32 { return m.Transparent | m.Transparent>>1 }
 
+// Accepted is the bit of connections that were let through to endpoints: the
+// lower one of the own mark. It is on connections only, never on packets.
+func (m Marks) Accepted() uint32 { return m.Own() &^ m.Transparent }
+
 // Validate checks that the marks are one bit each, that there is a bit below
 // the transparent one, and that neither of the two is the masquerade bit.
 func (m Marks) Validate() error {

@@ -53,6 +53,7 @@ const (
 	SetAllow    = Prefix + "ALLOW"    // which clients may use which of them
 	SetPods     = Prefix + "PODS"     // the pod networks
 	SetEndpoint = Prefix + "ENDPOINT" // endpoints, for hairpin and forwarding rules
+	SetShort    = Prefix + "SHORT"    // addresses that pods and this node use by way of userspace
 )
 
 // The sets of virtual servers; all but those of node ports end in "-4" or "-6".
@@ -63,6 +64,16 @@ const (
 	SetMasqAll  = Prefix + "MASQ-ALL"  // service addresses all of whose clients are masqueraded
 	SetMasqNet  = Prefix + "MASQ-NET"  // those whose clients outside the pod networks are
 	SetMasqNode = Prefix + "MASQ-NODE" // those whose clients on this node are
+	SetHealth   = Prefix + "HEALTH"    // ports at which load balancers ask for a service's health
+)
+
+// The chains of virtual servers, which rules of every mode lead to. Some are in
+// several tables.
+const (
+	ChainVirtual = Prefix + "VIRTUAL" // connections to virtual servers
+	ChainVIP     = Prefix + "VIP"     // what else comes for addresses on [DummyLink]
+	ChainRefused = Prefix + "REFUSED" // endpoints' refusals, which IPVS is to see
+	ChainSwallow = Prefix + "SWALLOW" // and clients are not
 )
 
 // FamilySet names the set of family f: "KPROXY-USER-4".
@@ -79,12 +90,12 @@ func NodePortSet(base string, p service.Protocol) string {
 	return base + "-NP-" + strings.ToUpper(p.String())
 }
 
-// addressEntry is an entry of a hash:ip,port set as `ipset save` prints it.
-func addressEntry(p service.Protocol, a netip.AddrPort) string {
+// AddressEntry is an entry of a hash:ip,port set as `ipset save` prints it.
+func AddressEntry(p service.Protocol, a netip.AddrPort) string {
 	return a.Addr().String() + "," + p.String() + ":" + strconv.Itoa(int(a.Port()))
 }
 
 // EndpointEntry is an endpoint's entry in SetEndpoint.
 func EndpointEntry(p service.Protocol, a netip.AddrPort) string {
-	return addressEntry(p, a) + "," + a.Addr().String()
+	return AddressEntry(p, a) + "," + a.Addr().String()
 }

@@ -18,11 +18,13 @@ import (
 //   - LOCAL the node ports that are redirected when they are reached by way of loopback,
 //   - REJECT and DROP what is refused and dropped,
 //   - RANGED the addresses that only the clients in ALLOW may use,
+//   - SHORT, where IPVS is in use, what is redirected to userspace for pods and this
+//     node, whatever is done with others' connections,
 //   - ALIVE the heartbeat; kproxy refreshes it and Portal leaves it empty,
 //   - LET the endpoints whose refusals pass; Portal leaves it empty as well,
 //     see [LetRefusals].
 func Portal(p *plan.Plan) []Set {
-	b := newPortal()
+	b := newPortal(p)
 	for _, s := range p.Services {
 		for i := range s.Frontends {
 			b.add(s, &s.Frontends[i])
@@ -66,8 +68,25 @@ func PortalSets() []Set {
 	return out
 }
 
-func newPortal() *portal {
-	return &portal{specs: PortalSets(), entries: map[string][]string{}}
+// PortalSetsOf returns those of p's portal: [PortalSets], and those that only
+// the rules of a data plane which p uses need.
+func PortalSetsOf(p *plan.Plan) []Set {
+	out := PortalSets()
+	if p == nil || !p.Uses(plan.IPVS) {
+		return out
+	}
+	for _, f := range service.Families {
+		out = append(out, Set{Name: FamilySet(SetShort, f), Type: HashIPPort, Family: f, Dynamic: true})
+	}
+	for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+		out = append(out, Set{Name: NodePortSet(SetShort, proto), Type: BitmapPort, Dynamic: true})
+	}
+	slices.SortFunc(out, func(a, b Set) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
+
+func newPortal(p *plan.Plan) *portal {
+	return &portal{specs: PortalSetsOf(p), entries: map[string][]string{}}
 }
 
 func (b *portal) add(s *plan.Service, f *plan.Frontend) {
@@ -75,7 +94,7 @@ func (b *portal) add(s *plan.Service, f *plan.Frontend) {
 		b.addNodePort(s, f)
 		return
 	}
-	entry := addressEntry(f.Protocol, f.Address)
+	entry := AddressEntry(f.Protocol, f.Address)
 	put := func(base string, entries ...string) {
 		name := FamilySet(base, f.Family)
 		b.entries[name] = append(b.entries[name], entries...)
@@ -88,6 +107,9 @@ func (b *portal) add(s *plan.Service, f *plan.Frontend) {
 	}
 	if inUserspace(s, f) {
 		put(SetUser, entry)
+	}
+	if s.ShortCircuits(f) {
+		put(SetShort, entry)
 	}
 	if allowed, limited := ranges(f); limited {
 		put(SetRanged, entry)
@@ -121,12 +143,15 @@ func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
 	if inUserspace(s, f) {
 		put(SetUser)
 	}
+	if s.ShortCircuits(f) {
+		put(SetShort)
+	}
 }
 
 // inUserspace reports whether f's new connections are redirected. Where the
 // verdict drops outsiders and only pods and this node are served, the kernel's
 // rules tell them apart better than a connection that is accepted and closed;
-// but there may be none.
+// but there may be none. (Where IPVS lies beneath, those are in SHORT.)
 func inUserspace(s *plan.Service, f *plan.Frontend) bool {
 	return s.DataPlane == plan.Userspace && s.Serves(f) && (f.Verdict == plan.Forward || s.Beneath == plan.None)
 }
@@ -206,7 +231,7 @@ func UserEntries(p *service.Port) []SetEntry {
 	var out []SetEntry
 	for _, addrs := range [][]netip.Addr{p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs} {
 		for _, a := range addrs {
-			out = append(out, SetEntry{FamilySet(SetUser, service.FamilyOf(a)), addressEntry(p.Protocol, netip.AddrPortFrom(a, p.Number))})
+			out = append(out, SetEntry{FamilySet(SetUser, service.FamilyOf(a)), AddressEntry(p.Protocol, netip.AddrPortFrom(a, p.Number))})
 		}
 	}
 	if p.NodePort != 0 {

@@ -1,13 +1,17 @@
 package kernel
 
-import "kproxy.dev/kproxy/plan"
+import (
+	"cmp"
+
+	"kproxy.dev/kproxy/plan"
+)
 
 // PortalChanges returns what leads from the membership of old to that of p. It
 // looks only at services that differ, which plans don't share: an offload among
 // ten thousand services costs what that one service costs. An entry that one
 // service gives up and another takes over is left in place.
 func PortalChanges(old, p *plan.Plan) SetOps {
-	before, now := newPortal(), newPortal()
+	before, now := newPortal(cmp.Or(old, p)), newPortal(p)
 	plan.Changes(old, p, func(was, is *plan.Service) bool {
 		before.addService(was)
 		now.addService(is)

@@ -161,7 +161,7 @@ func aliveSet(f service.Family) Set {
 // the service can't be recalled: its clients would send SYNs until they time out.
 func LetRefusals(store SetStore, endpoint netip.AddrPort, d time.Duration) error {
 	s := portalSet(SetLet, service.FamilyOf(endpoint.Addr()))
-	if err := store.Add(s, wholeSeconds(d), addressEntry(service.TCP, endpoint)); err != nil {
+	if err := store.Add(s, wholeSeconds(d), AddressEntry(service.TCP, endpoint)); err != nil {
 		return fmt.Errorf("let refusals of %s through: %w", endpoint, err)
 	}
 	return nil

@@ -159,8 +159,8 @@ func (b *builder) entry(t treatment, kind string) string {
 	if t.shortCircuit && len(b.groups[kindCluster]) > 0 {
 		cluster := b.group(kindCluster)
 		rules = append(rules,
-			comment("pods may use endpoints of every node")+" "+inSet(kernel.FamilySet(kernel.SetPods, b.family), "src")+" -g "+cluster,
-			comment("and so may this node")+" -m addrtype --src-type LOCAL -g "+cluster)
+			kernel.Comment("pods may use endpoints of every node")+" "+kernel.InSet(kernel.FamilySet(kernel.SetPods, b.family), "src")+" -g "+cluster,
+			kernel.Comment("and so may this node")+" -m addrtype --src-type LOCAL -g "+cluster)
 	}
 	if len(rules) == 0 {
 		return b.group(t.kind())
@@ -195,14 +195,14 @@ func (b *builder) add(name string, rules []string) {
 }
 
 func (b *builder) masquerade(m plan.Masquerade) []string {
-	mark := " " + setMark(b.Marks.Masquerade, b.Marks.Masquerade)
+	mark := " " + kernel.SetMark(b.Marks.Masquerade, b.Marks.Masquerade)
 	switch m {
 	case plan.MasqueradeAlways:
-		return []string{comment("masquerade every client") + mark}
+		return []string{kernel.Comment("masquerade every client") + mark}
 	case plan.MasqueradeUnlessPod:
-		return []string{comment("masquerade clients outside the pod network") + " " + notInSet(kernel.FamilySet(kernel.SetPods, b.family), "src") + mark}
+		return []string{kernel.Comment("masquerade clients outside the pod network") + " " + kernel.NotInSet(kernel.FamilySet(kernel.SetPods, b.family), "src") + mark}
 	case plan.MasqueradeNodeLocal:
-		return []string{comment("masquerade this node itself") + " -m addrtype --src-type LOCAL" + mark}
+		return []string{kernel.Comment("masquerade this node itself") + " -m addrtype --src-type LOCAL" + mark}
 	}
 	return nil
 }

@@ -51,8 +51,8 @@ func FuzzComment(f *testing.F) {
 		if strings.ContainsAny(s, "\n\x00") {
 			return
 		}
-		if got := kernel.Words(comment(s)); len(got) != 4 || got[3] != s {
-			t.Errorf("comment(%q) is read as %q", s, got)
+		if got := kernel.Words(kernel.Comment(s)); len(got) != 4 || got[3] != s {
+			t.Errorf("Comment(%q) is read as %q", s, got)
 		}
 	})
 }

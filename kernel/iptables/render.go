@@ -9,9 +9,11 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Render returns everything p wants in the kernel. It is pure: equal plans and
-// options give equal rulesets. Entries of the portal's sets aren't part of it;
-// those follow the plan on their own ([kernel.Portal]).
+// Render returns everything p wants in the kernel, but for what IPVS does: the
+// rules for all services alike, the portal's among them, and those of services
+// that iptables carries. It is pure: equal plans and options give equal
+// rulesets. Entries of the portal's sets aren't part of it; those follow the
+// plan on their own ([kernel.Portal]).
 func Render(p *plan.Plan, o Options) kernel.Ruleset { return NewRenderer(o).Render(p) }
 
 // Renderer renders like [Render] and remembers what it rendered for each service
@@ -34,8 +36,8 @@ func NewRenderer(o Options) *Renderer {
 
 // Render returns everything p wants in the kernel.
 func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
-	beneath := p.Kernel == plan.IPTables
-	out := kernel.Ruleset{Sets: kernel.PortalSets()}
+	beneath := p.Uses(plan.IPTables)
+	out := kernel.Ruleset{Sets: kernel.PortalSetsOf(p)}
 	var fragments []*fragment
 	if beneath {
 		fragments = r.fragments(p)
@@ -44,7 +46,7 @@ func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
 		if f == service.IPv6 && r.options.SkipIPv6 {
 			continue
 		}
-		s := shared{Options: r.options, family: f, beneath: beneath, links: p.Policy.Links}
+		s := shared{Options: r.options, family: f, iptables: beneath, ipvs: p.Uses(plan.IPVS), links: p.Policy.Links}
 		out.Jumps[f] = s.jumps()
 		out.Chains[f] = s.chains()
 		if beneath {

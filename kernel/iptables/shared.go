@@ -21,25 +21,60 @@ const (
 	chainOutput      = kernel.Prefix + "OUTPUT"
 	chainRefuse      = kernel.Prefix + "REFUSE"
 	chainAccept      = kernel.Prefix + "ACCEPT"
+	chainShort       = kernel.Prefix + "SHORT"
 )
 
 // userProtocols are what userspace serves, and node-port bitmaps exist for.
 var userProtocols = [2]service.Protocol{service.TCP, service.UDP}
 
-// shared renders what doesn't depend on services. Without the kernel's rules
-// beneath (mode userspace) only the portal is left.
+// shared renders what doesn't depend on services. Without a kernel data plane
+// beneath (mode userspace) only the portal is left. What packets of IPVS need
+// is in chains of kernel/ipvs; here are the rules that lead there.
 type shared struct {
 	Options
-	family  service.Family
-	beneath bool
-	links   []netip.Prefix // whose hosts answer each other without passing the node
+	family         service.Family
+	iptables, ipvs bool           // lie beneath services
+	links          []netip.Prefix // whose hosts answer each other without passing the node
+}
+
+// beneath reports whether the kernel carries anything.
+func (s shared) beneath() bool { return s.iptables || s.ipvs }
+
+// accepted is the mark of connections that were let through: the lower bit of the
+// own mark, which means nothing by itself on packets. Those of IPVS bear it from
+// the first packet on, because for conntrack they aren't rewritten (no DNAT).
+func (s shared) accepted() string {
+	bit := s.Marks.Accepted()
+	return fmt.Sprintf("-m connmark --mark %#x/%#x", bit, bit)
+}
+
+// rewritten matches connections whose destination the kernel rewrites: a match
+// for each data plane, together with a set of endpoints.
+func (s shared) rewritten() []string {
+	var out []string
+	if s.iptables {
+		out = append(out, "-m conntrack --ctstate DNAT")
+	}
+	if s.ipvs {
+		out = append(out, s.accepted())
+	}
+	return out
+}
+
+// toNode matches packets to the node's own addresses, where node ports are. Those
+// on kproxy's link are local as well, but services' only.
+func (s shared) toNode() string {
+	if s.ipvs {
+		return "-m addrtype --dst-type LOCAL " + kernel.NotInSet(s.set(kernel.SetVIP), "dst")
+	}
+	return "-m addrtype --dst-type LOCAL"
 }
 
 func (s shared) set(base string) string { return kernel.FamilySet(base, s.family) }
 
 func (s shared) jumps() []kernel.Jump {
 	jump := func(table, from, to, why string) kernel.Jump {
-		return kernel.Jump{Table: table, From: from, Rule: comment("kproxy: "+why) + " -j " + to, Last: to == chainAccept}
+		return kernel.Jump{Table: table, From: from, Rule: kernel.Comment("kproxy: "+why) + " -j " + to, Last: to == chainAccept}
 	}
 	out := []kernel.Jump{
 		jump("filter", "INPUT", chainInput, "services"),
@@ -50,10 +85,17 @@ func (s shared) jumps() []kernel.Jump {
 		jump("nat", "PREROUTING", chainServices, "services"),
 		jump("nat", "OUTPUT", chainServices, "services"),
 	}
-	if s.beneath {
+	if s.iptables {
+		out = append(out, jump("filter", "FORWARD", chainAccept, "to endpoints, unless a rule above drops it"))
+	}
+	if s.ipvs {
+		// IPVS takes packets on their way into the node and sends them on their way out.
 		out = append(out,
-			jump("filter", "FORWARD", chainAccept, "to endpoints, unless a rule above drops it"),
-			jump("nat", "POSTROUTING", chainPostrouting, "masquerade"))
+			jump("filter", "INPUT", chainAccept, "to services, unless a rule above drops it"),
+			jump("filter", "OUTPUT", chainAccept, "to endpoints, unless a rule above drops it"))
+	}
+	if s.beneath() {
+		out = append(out, jump("nat", "POSTROUTING", chainPostrouting, "masquerade"))
 	}
 	return out
 }
@@ -65,17 +107,20 @@ func (s shared) chains() []kernel.Chain {
 	out := []kernel.Chain{
 		chain("filter", chainForward, s.forward()...),
 		chain("filter", chainInput, s.input()...),
-		chain("filter", chainOutput, s.refuse(), comment("connections of kproxy to endpoints")+" "+hasMark(s.Marks.Own(), s.Marks.Own())+" -j ACCEPT"),
+		chain("filter", chainOutput, s.output()...),
 		chain("filter", chainRefuse, s.refusals()...),
 		chain("mangle", chainOutput, s.mangleOutput()...),
 		chain("mangle", chainPrerouting, s.manglePrerouting()...),
 		chain("nat", chainPortal, s.portal()...),
 		chain("nat", chainServices, s.services()...),
 	}
-	if s.beneath {
+	if s.beneath() {
 		out = append(out,
-			chain("filter", chainAccept, "-m conntrack --ctstate DNAT "+inSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+" -j ACCEPT"),
+			chain("filter", chainAccept, s.accept()...),
 			chain("nat", chainPostrouting, s.postrouting()...))
+	}
+	if s.ipvs {
+		out = append(out, chain("nat", chainShort, s.redirects(kernel.SetShort)...))
 	}
 	return out
 }
@@ -86,13 +131,16 @@ func (s shared) chains() []kernel.Chain {
 func (s shared) services() []string {
 	own := s.Marks.Own()
 	out := []string{
-		hasMark(own, own) + " " + comment("connections of kproxy to endpoints") + " -j RETURN",
-		inSet(s.set(kernel.SetAlive), "src") + " " + comment("a live kproxy serves these in userspace") + " -j " + chainPortal,
+		kernel.HasMark(own, own) + " " + kernel.Comment("connections of kproxy to endpoints") + " -j RETURN",
+		kernel.InSet(s.set(kernel.SetAlive), "src") + " " + kernel.Comment("a live kproxy serves these in userspace") + " -j " + chainPortal,
 	}
-	if s.beneath {
+	if s.ipvs {
+		out = append(out, kernel.Comment("IPVS takes those to its virtual servers")+" -j "+kernel.ChainVirtual)
+	}
+	if s.iptables {
 		out = append(out,
-			comment("all others by destination address")+" -j "+chainDispatch,
-			"! -d "+loopback[s.family]+" "+comment("then by node port")+" -m addrtype --dst-type LOCAL -j "+chainNodePorts)
+			kernel.Comment("all others by destination address")+" -j "+chainDispatch,
+			"! -d "+kernel.Loopback[s.family]+" "+kernel.Comment("then by node port")+" "+s.toNode()+" -j "+chainNodePorts)
 	}
 	return out
 }
@@ -101,18 +149,34 @@ func (s shared) services() []string {
 // always served in userspace: DNAT would need route_localnet, which opens the
 // node's own loopback services to its neighbours (CVE-2020-8558).
 func (s shared) portal() []string {
-	to := [2]string{fmt.Sprintf(" -j REDIRECT --to-ports %d", s.TCPPort), fmt.Sprintf(" -j REDIRECT --to-ports %d", s.UDPPort)}
 	var out []string
 	for i, p := range userProtocols {
-		out = append(out, "-d "+loopback[s.family]+" -p "+p.String()+" "+inSet(kernel.NodePortSet(kernel.SetLocal, p), "dst")+to[i])
+		out = append(out, "-d "+kernel.Loopback[s.family]+" -p "+p.String()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetLocal, p), "dst")+s.redirect(i))
 	}
-	for i, p := range userProtocols {
-		out = append(out, "-p "+p.String()+" "+inSet(s.set(kernel.SetUser), "dst,dst")+to[i])
-	}
-	for i, p := range userProtocols {
-		out = append(out, "-p "+p.String()+" -m addrtype --dst-type LOCAL "+inSet(kernel.NodePortSet(kernel.SetUser, p), "dst")+to[i])
+	out = append(out, s.redirects(kernel.SetUser)...)
+	if s.ipvs {
+		out = append(out,
+			kernel.Comment("pods may use endpoints of every node")+" "+kernel.InSet(s.set(kernel.SetPods), "src")+" -j "+chainShort,
+			kernel.Comment("and so may this node")+" -m addrtype --src-type LOCAL -j "+chainShort)
 	}
 	return out
+}
+
+// redirects are the rules for who is in one kind of the portal's sets.
+func (s shared) redirects(base string) []string {
+	var out []string
+	for i, p := range userProtocols {
+		out = append(out, "-p "+p.String()+" "+kernel.InSet(s.set(base), "dst,dst")+s.redirect(i))
+	}
+	for i, p := range userProtocols {
+		out = append(out, "-p "+p.String()+" "+s.toNode()+" "+kernel.InSet(kernel.NodePortSet(base, p), "dst")+s.redirect(i))
+	}
+	return out
+}
+
+// redirect is the target of the i-th of userProtocols.
+func (s shared) redirect(i int) string {
+	return fmt.Sprintf(" -j REDIRECT --to-ports %d", [2]uint16{s.TCPPort, s.UDPPort}[i])
 }
 
 // postrouting masquerades what is marked, and hairpin connections: an endpoint
@@ -125,18 +189,24 @@ func (s shared) postrouting() []string {
 	if s.RandomFully {
 		masquerade += " --random-fully"
 	}
-	out := []string{
-		comment("hairpin: an endpoint that reaches itself") + " -m conntrack --ctstate DNAT " + inSet(s.set(kernel.SetEndpoint), "dst,dst,src") + " " + setMark(m.Masquerade, m.Masquerade),
-	}
-	for _, l := range s.links {
-		if service.FamilyOf(l.Addr()) == s.family {
-			out = append(out, fmt.Sprintf("-s %s -d %s %s -m conntrack --ctstate DNAT %s %s", l, l,
-				comment("the endpoint would answer without passing this node"), inSet(s.set(kernel.SetEndpoint), "dst,dst,dst"), setMark(m.Masquerade, m.Masquerade)))
+	mark := kernel.SetMark(m.Masquerade, m.Masquerade)
+	endpoint := kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,dst")
+	var out []string
+	for _, rewritten := range s.rewritten() {
+		out = append(out, kernel.Comment("hairpin: an endpoint that reaches itself")+" "+rewritten+" "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,src")+" "+mark)
+		for _, l := range s.links {
+			if service.FamilyOf(l.Addr()) == s.family {
+				out = append(out, fmt.Sprintf("-s %s -d %s %s %s %s %s", l, l,
+					kernel.Comment("the endpoint would answer without passing this node"), rewritten, endpoint, mark))
+			}
 		}
+	}
+	if s.ipvs {
+		out = append(out, kernel.Comment("this node takes a service address on its link as its own")+" "+kernel.InSet(s.set(kernel.SetVIP), "src")+" "+endpoint+" "+mark)
 	}
 	return append(out,
 		fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m.Masquerade, m.Masquerade),
-		setMark(m.Masquerade, 0),
+		kernel.SetMark(m.Masquerade, 0),
 		masquerade)
 }
 
@@ -149,21 +219,21 @@ func (s shared) refuse() string {
 // router has just redirected would learn nothing for a second.
 func (s shared) refusals() []string {
 	reset := " -j REJECT --reject-with tcp-reset"
-	unreachable := " -j REJECT --reject-with " + rejectWith[s.family]
+	unreachable := " -j REJECT --reject-with " + kernel.RejectWith[s.family]
 	out := []string{
-		comment("endpoints exist, but the traffic policy allows none here") + " " + inSet(s.set(kernel.SetDrop), "dst,dst") + " -j DROP",
-		"-p tcp " + comment("no usable endpoint") + " " + inSet(s.set(kernel.SetReject), "dst,dst") + reset,
-		comment("no usable endpoint") + " " + inSet(s.set(kernel.SetReject), "dst,dst") + unreachable,
+		kernel.Comment("endpoints exist, but the traffic policy allows none here") + " " + kernel.InSet(s.set(kernel.SetDrop), "dst,dst") + " -j DROP",
+		"-p tcp " + kernel.Comment("no usable endpoint") + " " + kernel.InSet(s.set(kernel.SetReject), "dst,dst") + reset,
+		kernel.Comment("no usable endpoint") + " " + kernel.InSet(s.set(kernel.SetReject), "dst,dst") + unreachable,
 	}
 	for _, p := range userProtocols {
 		reject := unreachable
 		if p == service.TCP {
 			reject = reset
 		}
-		local := "-p " + p.String() + " -m addrtype --dst-type LOCAL "
+		local := "-p " + p.String() + " " + s.toNode() + " "
 		out = append(out,
-			local+inSet(kernel.NodePortSet(kernel.SetDrop, p), "dst")+" -j DROP",
-			local+inSet(kernel.NodePortSet(kernel.SetReject, p), "dst")+reject)
+			local+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p), "dst")+" -j DROP",
+			local+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p), "dst")+reject)
 	}
 	return out
 }
@@ -172,21 +242,48 @@ func (s shared) refusals() []string {
 // established, where the host's policy is to drop; but only connections to
 // endpoints: others' rewritten ones (Docker's published ports) are others' to
 // let through. Connections are marked when they begin, because an endpoint may
-// leave the set before its connections end. The bit is the lower one of the own
-// mark, which means nothing by itself on packets.
+// leave the set before its connections end.
 func (s shared) forward() []string {
 	out := []string{s.refuse()}
-	if s.beneath {
-		m, accepted := s.Marks.Masquerade, s.Marks.Own()&^s.Marks.Transparent
+	if s.iptables {
+		m, accepted := s.Marks.Masquerade, s.Marks.Accepted()
 		out = append(out,
-			"-m conntrack --ctstate NEW -m conntrack --ctstate DNAT "+inSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+
+			"-m conntrack --ctstate NEW -m conntrack --ctstate DNAT "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+
 				fmt.Sprintf(" -j CONNMARK --set-xmark %#x/%#x", accepted, accepted),
-			"-m conntrack --ctstate DNAT "+hasMark(m, m)+" "+comment("to endpoints, masqueraded")+" -j ACCEPT",
-			"-m conntrack --ctstate ESTABLISHED -m conntrack --ctstate DNAT "+fmt.Sprintf("-m connmark --mark %#x/%#x ", accepted, accepted)+
-				comment("connections that were let through")+" -j ACCEPT",
-			"-m conntrack --ctstate RELATED -m conntrack --ctstate DNAT "+comment("and errors about them")+" -j ACCEPT")
+			"-m conntrack --ctstate DNAT "+kernel.HasMark(m, m)+" "+kernel.Comment("to endpoints, masqueraded")+" -j ACCEPT",
+			"-m conntrack --ctstate ESTABLISHED -m conntrack --ctstate DNAT "+s.accepted()+" "+
+				kernel.Comment("connections that were let through")+" -j ACCEPT",
+			"-m conntrack --ctstate RELATED -m conntrack --ctstate DNAT "+kernel.Comment("and errors about them")+" -j ACCEPT")
+	}
+	return append(out, s.virtual()...)
+}
+
+// virtual leads to what the connections of IPVS need wherever they pass.
+func (s shared) virtual() []string {
+	if !s.ipvs {
+		return nil
+	}
+	return []string{s.accepted() + " -j " + kernel.ChainVirtual}
+}
+
+// accept is for the end of built-in chains. On its way into the node or out of it
+// a connection of IPVS is accepted only if it is somebody else's: what this
+// node's own programs may do is for the host to say, in every data plane.
+func (s shared) accept() []string {
+	var out []string
+	if s.iptables {
+		out = append(out, "-m conntrack --ctstate DNAT "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+" -j ACCEPT")
+	}
+	if s.ipvs {
+		out = append(out, s.accepted()+" -m addrtype ! --src-type LOCAL -j ACCEPT")
 	}
 	return out
+}
+
+// output lets through what kproxy and IPVS send, where the host's policy is to drop.
+func (s shared) output() []string {
+	own := s.Marks.Own()
+	return append([]string{s.refuse(), kernel.Comment("connections of kproxy to endpoints") + " " + kernel.HasMark(own, own) + " -j ACCEPT"}, s.virtual()...)
 }
 
 // input lets redirected connections reach the listener and endpoints' answers
@@ -197,19 +294,23 @@ func (s shared) forward() []string {
 // that is marked.
 func (s shared) input() []string {
 	own := s.Marks.Own()
-	out := []string{s.refuse(), "-i lo " + hasMark(own, own) + " " + comment("connections of kproxy to this node") + " -j ACCEPT"}
+	out := []string{s.refuse(), "-i lo " + kernel.HasMark(own, own) + " " + kernel.Comment("connections of kproxy to this node") + " -j ACCEPT"}
 	for i, port := range []uint16{s.TCPPort, s.UDPPort} {
 		p := userProtocols[i]
-		out = append(out, fmt.Sprintf("-p %s %s -m %s --dport %d -m conntrack --ctstate DNAT -j ACCEPT", p, comment("redirected to kproxy"), p, port))
+		out = append(out, fmt.Sprintf("-p %s %s -m %s --dport %d -m conntrack --ctstate DNAT -j ACCEPT", p, kernel.Comment("redirected to kproxy"), p, port))
 	}
-	return append(out, hasMark(s.Marks.Transparent, s.Marks.Own())+" "+comment("answers of endpoints to kproxy")+" -j ACCEPT")
+	out = append(out, kernel.HasMark(s.Marks.Transparent, s.Marks.Own())+" "+kernel.Comment("answers of endpoints to kproxy")+" -j ACCEPT")
+	if s.ipvs {
+		out = append(append(out, s.virtual()...), kernel.InSet(s.set(kernel.SetVIP), "dst")+" -j "+kernel.ChainVIP)
+	}
+	return out
 }
 
 // ranges drops, before any rewriting, clients that an address isn't for
 // (loadBalancerSourceRanges), in every data plane alike.
 func (s shared) ranges() string {
-	return comment("not in the source ranges") + " -m conntrack --ctstate NEW " +
-		inSet(s.set(kernel.SetRanged), "dst,dst") + " " + notInSet(s.set(kernel.SetAllow), "dst,dst,src") + " -j DROP"
+	return kernel.Comment("not in the source ranges") + " -m conntrack --ctstate NEW " +
+		kernel.InSet(s.set(kernel.SetRanged), "dst,dst") + " " + kernel.NotInSet(s.set(kernel.SetAllow), "dst,dst,src") + " -j DROP"
 }
 
 // manglePrerouting marks packets to sockets that bear a client's address, so
@@ -221,14 +322,14 @@ func (s shared) ranges() string {
 // sends comes by here as well where it goes over the loopback, and keeps its mark.
 func (s shared) manglePrerouting() []string {
 	t := s.Marks.Transparent
-	mark := setMark(t, s.Marks.Own())
+	mark := kernel.SetMark(t, s.Marks.Own())
 	out := []string{
 		s.ranges(),
 		s.answers(),
 	}
 	if s.SocketMatch {
 		for _, p := range userProtocols {
-			out = append(out, "-p "+p.String()+" "+comment("answers to kproxy, forgotten by conntrack")+
+			out = append(out, "-p "+p.String()+" "+kernel.Comment("answers to kproxy, forgotten by conntrack")+
 				" -m conntrack --ctstate INVALID,NEW,UNTRACKED -m socket --transparent "+mark)
 		}
 	}
@@ -241,7 +342,7 @@ func (s shared) manglePrerouting() []string {
 // direction.
 func (s shared) answers() string {
 	t, own := s.Marks.Transparent, s.Marks.Own()
-	return fmt.Sprintf("-m mark ! --mark %#x/%#x -m connmark --mark %#x/%#x %s %s", own, own, t, t, comment("answers to kproxy"), setMark(t, own))
+	return fmt.Sprintf("-m mark ! --mark %#x/%#x -m connmark --mark %#x/%#x %s %s", own, own, t, t, kernel.Comment("answers to kproxy"), kernel.SetMark(t, own))
 }
 
 // mangleOutput does the same for endpoints on the node itself.
@@ -249,7 +350,7 @@ func (s shared) mangleOutput() []string {
 	own, t := s.Marks.Own(), s.Marks.Transparent
 	out := []string{
 		s.ranges(),
-		fmt.Sprintf("%s %s -j CONNMARK --set-xmark %#x/%#x", hasMark(own, own), comment("connections of kproxy to endpoints"), t, t),
+		fmt.Sprintf("%s %s -j CONNMARK --set-xmark %#x/%#x", kernel.HasMark(own, own), kernel.Comment("connections of kproxy to endpoints"), t, t),
 		s.answers(),
 	}
 	return append(out, s.catchRefusals()...)
@@ -264,12 +365,19 @@ func (s shared) mangleOutput() []string {
 // all refuse. So does that of an endpoint that kproxy says so of, see
 // [kernel.LetRefusals].
 func (s shared) catchRefusals() []string {
-	if !s.beneath || !s.CatchRefusals {
+	if !s.CatchRefusals {
 		return nil
 	}
-	return []string{"-p tcp " + comment("refused: the next SYN of the client finds another endpoint") +
-		" -m tcp --tcp-flags RST RST -m conntrack --ctstate DNAT --ctdir REPLY" +
-		" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply " +
-		inSet(s.set(kernel.SetAlive), "dst") + " " + inSet(s.set(kernel.SetEndpoint), "src,src,src") + " " +
-		notInSet(s.set(kernel.SetLet), "src,src") + " -j DROP"}
+	var out []string
+	if s.iptables {
+		out = append(out, "-p tcp "+kernel.Comment("refused: the next SYN of the client finds another endpoint")+
+			" -m tcp --tcp-flags RST RST -m conntrack --ctstate DNAT --ctdir REPLY"+
+			" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply "+
+			kernel.InSet(s.set(kernel.SetAlive), "dst")+" "+kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src")+" "+
+			kernel.NotInSet(s.set(kernel.SetLet), "src,src")+" -j DROP")
+	}
+	if s.ipvs {
+		out = append(out, "-p tcp -m tcp --tcp-flags RST RST "+s.accepted()+" -j "+kernel.ChainRefused)
+	}
+	return out
 }

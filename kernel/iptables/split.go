@@ -19,7 +19,7 @@ func (b *builder) split(group []plan.Backend) []string {
 	var rules []string
 	if b.s.Port.Affinity > 0 {
 		for _, e := range group {
-			rules = append(rules, inSet(kernel.AffinitySet(b.s.Port.Key, e.Address), "src")+" -j "+b.endpointChain(e.Address))
+			rules = append(rules, kernel.InSet(kernel.AffinitySet(b.s.Port.Key, e.Address), "src")+" -j "+b.endpointChain(e.Address))
 		}
 	}
 	switch b.s.Port.Algorithm {
@@ -94,7 +94,7 @@ func (b *builder) sticky(endpoint netip.AddrPort) {
 	b.out.sets = append(b.out.sets, set)
 	seconds := max(1, int64((b.s.Port.Affinity+time.Second-1)/time.Second))
 	b.add(b.endpointChain(endpoint), []string{
-		fmt.Sprintf("%s -j SET --add-set %s src --exist --timeout %d", comment(b.s.Port.Key.String()), set.Name, seconds),
+		fmt.Sprintf("%s -j SET --add-set %s src --exist --timeout %d", kernel.Comment(b.s.Port.Key.String()), set.Name, seconds),
 		fmt.Sprintf("-p %s -j DNAT --to-destination %s", b.s.Port.Protocol, endpoint),
 	})
 }
