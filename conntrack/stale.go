@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"slices"
 
-	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -62,7 +61,7 @@ func Stale(flows []Flow, old, p *plan.Plan, c StaleConfig) []Flow {
 // misled reports whether f, sent to a frontend of the plan, goes elsewhere than
 // the plan says.
 func (c *StaleConfig) misled(f *Flow, at front) bool {
-	if e := endpoint(at.service, f.ReplySrc); e != nil && keeps(e) {
+	if e := endpoint(at.service, f.ReplySrc); e != nil && e.Keeps() {
 		// Also where the endpoint has the frontend's own address (a node port
 		// that equals the target port of a host-network endpoint).
 		return false
@@ -74,13 +73,6 @@ func (c *StaleConfig) misled(f *Flow, at front) bool {
 		return !servedInUserspace(f, at) && !c.hasSession(f) && (f.Answered() || at.frontend.Verdict != plan.Forward)
 	}
 	return true
-}
-
-// keeps reports whether an endpoint keeps the flows it has: one that gets new
-// ones does, and one that drains (weight 0, or on its way out), but not one whose
-// health check found it down, unless all are and are used nevertheless.
-func keeps(e *plan.Endpoint) bool {
-	return (e.Serving || e.Ready) && (e.Usable || e.Health != health.Down.String())
 }
 
 // servedInUserspace reports whether the next datagram of f is the forwarder's
@@ -133,6 +125,6 @@ func moved(a, b *plan.Service) bool {
 			return x.Kind == y.Kind && x.Family == y.Family && x.Address == y.Address && x.Verdict == y.Verdict
 		}) ||
 		!slices.EqualFunc(a.Endpoints, b.Endpoints, func(x, y plan.Endpoint) bool {
-			return x.Address == y.Address && keeps(&x) == keeps(&y)
+			return x.Address == y.Address && x.Keeps() == y.Keeps()
 		})
 }

@@ -245,7 +245,7 @@ func TestKeeps(t *testing.T) {
 		{"down like all others, and used nevertheless", plan.Endpoint{Endpoint: serving, Usable: true, Health: "down"}, true},
 		{"not serving", plan.Endpoint{Health: "up"}, false},
 	} {
-		if got := keeps(&tt.e); got != tt.want {
+		if got := tt.e.Keeps(); got != tt.want {
 			t.Errorf("an endpoint that is %s keeps its flows: %v, want %v", tt.name, got, tt.want)
 		}
 	}
