@@ -1,0 +1,126 @@
+package ipvs
+
+import (
+	"fmt"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
+)
+
+// static renders the rules, which are the same whatever services there are. IPVS
+// takes a packet behind the nat table's PREROUTING (at LOCAL_IN, after filter
+// INPUT) or OUTPUT, and sends it through OUTPUT and POSTROUTING. Conntrack tracks
+// it, but doesn't know it as rewritten (no DNAT status), so a mark of the
+// connection says that it is to a virtual server.
+type static struct {
+	Options
+	family service.Family
+}
+
+func (s static) set(base string) string { return kernel.FamilySet(base, s.family) }
+
+func (s static) jumps() []kernel.Jump {
+	if !s.CatchRefusals {
+		return nil
+	}
+	rule := "-p tcp " + kernel.Comment("kproxy: refusals of endpoints") + " -m tcp --tcp-flags RST RST -j " + kernel.ChainSwallow
+	return []kernel.Jump{
+		{Table: "mangle", From: "INPUT", Rule: rule},
+		{Table: "mangle", From: "POSTROUTING", Rule: rule},
+	}
+}
+
+func (s static) chains() []kernel.Chain {
+	chain := func(table, name string, rules ...string) kernel.Chain {
+		return kernel.Chain{Table: table, Name: name, Rules: rules}
+	}
+	out := []kernel.Chain{
+		chain("filter", kernel.ChainVIP, s.vip()...),
+		chain("filter", kernel.ChainVirtual, s.letThrough()...),
+		chain("nat", kernel.ChainVirtual, s.virtual()...),
+	}
+	if s.CatchRefusals {
+		out = append(out,
+			chain("mangle", kernel.ChainRefused, s.refused()),
+			chain("mangle", kernel.ChainSwallow, s.swallow()))
+	}
+	return out
+}
+
+// accepted matches connections to virtual servers.
+func (s static) accepted() string {
+	bit := s.Marks.Accepted()
+	return fmt.Sprintf("-m connmark --mark %#x/%#x", bit, bit)
+}
+
+// virtual is the way of new connections that userspace doesn't get. Everything
+// that a service asks for is an entry of a set. Node ports are found by their
+// number; a service's own port of that number is at one of its addresses.
+func (s static) virtual() []string {
+	bit := s.Marks.Accepted()
+	mark := " " + kernel.SetMark(s.Marks.Masquerade, s.Marks.Masquerade)
+	const node = " -m addrtype --src-type LOCAL"
+	every, self := kernel.Comment("masquerade every client"), kernel.Comment("masquerade this node itself")
+	out := []string{
+		kernel.NotInSet(s.set(kernel.SetVirtual), "dst,dst") + " -j RETURN",
+		kernel.Comment("connections to virtual servers") + fmt.Sprintf(" -j CONNMARK --set-xmark %#x/%#x", bit, bit),
+		every + " " + kernel.InSet(s.set(kernel.SetMasqAll), "dst,dst") + mark,
+		kernel.Comment("masquerade clients outside the pod network") + " " + kernel.InSet(s.set(kernel.SetMasqNet), "dst,dst") + " " +
+			kernel.NotInSet(s.set(kernel.SetPods), "src") + mark,
+		self + " " + kernel.InSet(s.set(kernel.SetMasqNode), "dst,dst") + node + mark,
+	}
+	atNode := " " + kernel.NotInSet(s.set(kernel.SetVIP), "dst") + " "
+	for _, p := range []service.Protocol{service.TCP, service.UDP} {
+		out = append(out,
+			"-p "+p.String()+" "+every+atNode+kernel.InSet(kernel.NodePortSet(kernel.SetMasqAll, p), "dst")+mark,
+			"-p "+p.String()+" "+self+atNode+kernel.InSet(kernel.NodePortSet(kernel.SetMasqNode, p), "dst")+node+mark)
+	}
+	return out
+}
+
+// letThrough accepts, where the host's policy is to drop, what the data plane
+// iptables would: what is established, and what is masqueraded. Whether the
+// node's own programs may begin a connection is for the host to say. What is left
+// is accepted at the end of the built-in chains, unless a rule of the host
+// drops it.
+func (s static) letThrough() []string {
+	m := s.Marks.Masquerade
+	return []string{
+		"-m conntrack --ctstate RELATED,ESTABLISHED " + kernel.Comment("connections that were let through") + " -j ACCEPT",
+		kernel.HasMark(m, m) + " " + kernel.Comment("to endpoints, masqueraded") + " -m addrtype ! --src-type LOCAL -j ACCEPT",
+	}
+}
+
+// vip refuses what comes for a service's address and isn't the service's: the
+// address is local, and without this the node's own ports would be reachable
+// there. Pings are answered; and load balancers may ask for the service's health.
+func (s static) vip() []string {
+	icmp := [2]string{service.IPv4: "icmp", service.IPv6: "ipv6-icmp"}
+	return []string{
+		"-m conntrack ! --ctstate NEW -j RETURN",
+		s.accepted() + " -j RETURN",
+		"-p " + icmp[s.family] + " -j RETURN",
+		"-p tcp " + kernel.Comment("a load balancer asks for health") + " " + kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP), "dst") + " -j RETURN",
+		"-p tcp " + kernel.Comment("no port of the service") + " -j REJECT --reject-with tcp-reset",
+		kernel.Comment("no port of the service") + " -j REJECT --reject-with " + kernel.RejectWith[s.family],
+	}
+}
+
+// refused marks an endpoint's reset that is its first packet: it refuses the
+// connection, as in kernel/iptables's rule for that. IPVS has to see it, so
+// that it sends the client's next SYN to another real server
+// (net.ipv4.vs.conn_reuse_mode), so it is dropped only after that; the bit that
+// otherwise stands for masquerading means nothing on a reply.
+func (s static) refused() string {
+	return "-p tcp " + kernel.Comment("refused: the next SYN of the client finds another endpoint") + " -m conntrack --ctdir REPLY" +
+		" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply " +
+		kernel.InSet(s.set(kernel.SetAlive), "dst") + " " + kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src") + " " +
+		kernel.NotInSet(s.set(kernel.SetLet), "src,src") + " " + kernel.SetMark(s.Marks.Masquerade, s.Marks.Masquerade)
+}
+
+// swallow drops it: on its way to a client, or before the node's own TCP has it.
+// IPVS doesn't see the latter, which comes first; such a client's next SYN
+// waits for the service's recall.
+func (s static) swallow() string {
+	return kernel.HasMark(s.Marks.Masquerade, s.Marks.Masquerade) + " " + s.accepted() + " -m conntrack --ctdir REPLY -j DROP"
+}
