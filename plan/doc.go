@@ -14,5 +14,10 @@
 // new ones needn't qualify again; a pin or a specification that the kernel
 // can't express wipes out the back-off.
 //
+// What lies beneath a service is decided per service: mode auto takes IPVS,
+// unless iptables falls short of the specification in less. Which endpoints
+// there are just now plays no part in it, so that a service doesn't change
+// sides with every one that comes or goes.
+//
 // A Plan is immutable once Compute has returned it and safe for concurrent use.
 package plan
