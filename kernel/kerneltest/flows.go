@@ -1,0 +1,379 @@
+package kerneltest
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Packets is a kernel mode in the kernel itself.
+type Packets struct {
+	Mode
+	// OnKernel returns a backend for the network namespace of the calling thread,
+	// and the sets of the portal. The namespace is ready for the mode.
+	OnKernel func(t *testing.T) (kernel.Backend, kernel.SetStore)
+	// Firewall are the programs that change the host's own rules, per family.
+	Firewall [2]string
+	// Listeners are the ports of the shared listener, TCP and UDP.
+	Listeners [2]uint16
+}
+
+// row is what clients get at one kind of address of one service: outsiders, the
+// node itself, the endpoint "two", a pod. "two:node three:pod" says that both
+// endpoints answer, and whose address each sees.
+type row struct {
+	offer  string
+	kind   plan.Kind
+	expect [4]string
+}
+
+var clients = [4]int{outside, node, two, pod}
+
+const (
+	refused = "refused"
+	silence = "no answer"
+	nobody  = "refused or no answer"
+	// kept is what a node's own datagram meets, whether it is refused or dropped:
+	// the kernel doesn't let it out (EPERM).
+	kept = "not let out"
+)
+
+// masked is what clients get whose address is replaced; plain, whose isn't. A
+// client that meets itself, and the node, always have the node's address.
+var (
+	masked = [4]string{"two:node three:node", "two:node three:node", "two:node three:node", "two:node three:node"}
+	plain  = [4]string{"two:outside three:outside", "two:node three:node", "two:node three:two", "two:pod three:pod"}
+	inside = [4]string{"two:node three:node", "two:node three:node", "two:node three:two", "two:pod three:pod"} // plain for pods only
+)
+
+func all(s string) [4]string { return [4]string{s, s, s, s} }
+
+// flowScene is a policy and what follows from it.
+type flowScene struct {
+	name     string
+	policy   func(n *Network, p *plan.Policy)
+	firewall bool // of the host's own, which drops what it doesn't know
+	rows     []row
+}
+
+func pods(n *Network, p *plan.Policy) {
+	for _, f := range service.Families {
+		for _, i := range []int{two, three, pod} {
+			p.PodCIDRs = append(p.PodCIDRs, netip.PrefixFrom(n.Address(f, i), f.Bits()))
+		}
+	}
+}
+
+// flowScenes is the table that every mode must pass: kube-proxy's rules.
+func flowScenes() []flowScene {
+	local := [4]string{"two:outside", "two:node three:node", "two:node three:two", "two:pod three:pod"}
+	elsewhere := [4]string{silence, "three:node", "three:two", "three:pod"}
+	return []flowScene{
+		{name: "pods are known", policy: pods, rows: []row{
+			{"both", plan.ClusterIP, inside},
+			{"both", plan.ExternalIP, masked},
+			{"both", plan.LoadBalancer, masked},
+			{"both", plan.NodePort, masked},
+			{"local", plan.ClusterIP, [4]string{"two:node", "two:node", "two:node", "two:pod"}},
+			{"local", plan.ExternalIP, local},
+			{"local", plan.LoadBalancer, local},
+			{"local", plan.NodePort, local},
+			{"elsewhere", plan.ClusterIP, all(silence)},
+			{"elsewhere", plan.ExternalIP, elsewhere},
+			{"elsewhere", plan.LoadBalancer, elsewhere},
+			{"elsewhere", plan.NodePort, elsewhere},
+			{"nothing", plan.ClusterIP, all(refused)},
+			{"nothing", plan.ExternalIP, all(refused)},
+			{"nothing", plan.LoadBalancer, all(refused)},
+			{"nothing", plan.NodePort, all(refused)},
+			{"ranged", plan.ClusterIP, [4]string{"two:node", "two:node", "two:node", "two:pod"}},
+			{"ranged", plan.LoadBalancer, [4]string{"two:node", silence, silence, silence}},
+			{"ranged", plan.NodePort, all("two:node")},
+			{"node's range", plan.LoadBalancer, [4]string{silence, "two:node", silence, silence}},
+			{"unready", plan.ClusterIP, [4]string{"two:node", "two:node", "two:node", "two:pod"}},
+		}},
+		{name: "pods aren't known", policy: func(*Network, *plan.Policy) {}, rows: []row{
+			{"both", plan.ClusterIP, plain},
+			{"both", plan.NodePort, masked},
+			{"local", plan.ClusterIP, [4]string{"two:outside", "two:node", "two:node", "two:pod"}},
+			{"local", plan.LoadBalancer, [4]string{"two:outside", "two:node three:node", "two:node", "two:pod"}},
+			{"elsewhere", plan.NodePort, [4]string{silence, "three:node", silence, silence}},
+		}},
+		{name: "all are masqueraded", policy: func(n *Network, p *plan.Policy) { pods(n, p); p.MasqueradeAll = true }, rows: []row{
+			{"both", plan.ClusterIP, masked},
+			{"local", plan.ExternalIP, local},
+		}},
+		// As if the hosts up to "three" were in one network.
+		{name: "endpoints would answer past the node", policy: func(_ *Network, p *plan.Policy) {
+			p.Links = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/14"), netip.MustParsePrefix("fd00::/30")}
+		}, rows: []row{
+			{"both", plan.ClusterIP, [4]string{"two:node three:node", "two:node three:node", "two:node three:node", "two:pod three:pod"}},
+			{"local", plan.NodePort, [4]string{"two:node", "two:node three:node", "two:node", "two:pod"}},
+		}},
+		{name: "the host drops what it doesn't know", policy: pods, firewall: true, rows: []row{
+			{"both", plan.ClusterIP, inside},
+			{"both", plan.LoadBalancer, masked},
+			{"both", plan.NodePort, masked},
+			{"local", plan.ExternalIP, local},
+		}},
+	}
+}
+
+// Flows sends packets of every kind of client to every kind of address, and
+// compares who answers and whom the endpoints see with one table, which is the
+// same for every mode.
+func Flows(t *testing.T, m Packets) {
+	for _, sc := range flowScenes() {
+		t.Run(sc.name, func(t *testing.T) {
+			s := newStage(t, m, sc)
+			for _, f := range service.Families {
+				for _, p := range []service.Protocol{service.TCP, service.UDP} {
+					t.Run(f.String()+" "+p.String(), func(t *testing.T) { s.compare(t, sc, f, p) })
+				}
+			}
+		})
+	}
+	t.Run("endpoints are chosen", func(t *testing.T) { m.choices(t) })
+	t.Run("the node's own ports stay its own", func(t *testing.T) { m.ports(t) })
+}
+
+// stage is a network whose node has been programmed.
+type stage struct {
+	*Network
+	packets Packets
+	plan    *plan.Plan
+	sets    kernel.SetStore
+	offers  map[string]offer
+}
+
+func newStage(t *testing.T, m Packets, sc flowScene) *stage {
+	t.Helper()
+	s := &stage{Network: NewNetwork(t, hosts), packets: m, offers: map[string]offer{}}
+	s.sysctl("ipv4/icmp_ratelimit", "0") // or some clients wouldn't hear that they are refused
+	s.sysctl("ipv6/icmp/ratelimit", "0")
+	for _, i := range []int{two, three} {
+		s.Serve(i, hostNames[i], 8080)
+	}
+	for _, l := range m.Listeners {
+		s.Serve(node, "userspace", l)
+	}
+	if sc.firewall {
+		s.dropAll(t)
+	}
+	for _, o := range offers(s.Network) {
+		s.offers[o.name] = o
+	}
+	policy := plan.DefaultPolicy()
+	sc.policy(s.Network, &policy)
+	s.plan = offloaded(t, m.Mode, policy, s.Network)
+	var backend kernel.Backend
+	backend, s.sets = m.OnKernel(t)
+	m.bring(t, System{Backend: backend}, m.Render(s.plan))
+	ctx := context.Background()
+	portal := kernel.DiffSets(kernel.PortalSetsOf(s.plan), kernel.Portal(s.plan))
+	if _, err := kernel.ApplySets(ctx, s.sets, portal); err != nil {
+		t.Fatal(err)
+	}
+	if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// dropAll makes the host one that lets nothing through by itself but the answers
+// to what it asked, and neighbour discovery.
+func (s *stage) dropAll(t *testing.T) {
+	for f, program := range s.packets.Firewall {
+		script := fmt.Sprintf("%[1]s -P INPUT DROP; %[1]s -P FORWARD DROP; %[1]s -A INPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT", program)
+		if service.Family(f) == service.IPv6 {
+			script += fmt.Sprintf("; %s -A INPUT -p icmpv6 -j ACCEPT", program)
+		}
+		if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", script, err, out)
+		}
+	}
+}
+
+// cell is one client at one address.
+type cell struct {
+	what   string
+	client int
+	to     netip.AddrPort
+	want   string
+}
+
+func (s *stage) compare(t *testing.T, sc flowScene, f service.Family, p service.Protocol) {
+	t.Helper()
+	var cells []cell
+	for _, r := range sc.rows {
+		o := s.offers[r.offer]
+		for i, client := range clients {
+			cells = append(cells, cell{
+				what: fmt.Sprintf("%s to the %s of %q", hostNames[client], r.kind, r.offer), client: client, to: o.at(r.kind, f, s.Network, client),
+				want: s.expect(o, r.kind, f, p, client, r.expect[i]),
+			})
+		}
+	}
+	got := s.askAll(f, p, cells)
+	for i, c := range cells {
+		if got[i] != c.want {
+			t.Errorf("%s (%s): %s, want %s", c.what, c.to, got[i], c.want)
+		}
+	}
+}
+
+// expect is what a cell's client gets in this mode. Where the kernel's rules
+// can't tell clients apart, a live kproxy serves those that a short circuit is
+// for.
+func (s *stage) expect(o offer, k plan.Kind, f service.Family, p service.Protocol, client int, want string) string {
+	svc := s.plan.Find(o.key(p))
+	if svc.Beneath != plan.IPVS {
+		return want
+	}
+	c := plan.Client{Address: s.Address(f, max(client, 1)), Node: client == node}
+	for i := range svc.Frontends {
+		fe := &svc.Frontends[i]
+		if fe.Kind != k || fe.Family != f || !fe.Local || !fe.ShortCircuit || !svc.Serves(fe) {
+			continue
+		}
+		if c.Node || slices.ContainsFunc(s.plan.Policy.PodCIDRs, func(n netip.Prefix) bool { return n.Contains(c.Address) }) {
+			return "userspace"
+		}
+	}
+	return want
+}
+
+// askAll asks for every cell: those that should get no answer all at once,
+// because that takes time, the others one after the other, so that endpoints
+// take turns.
+func (s *stage) askAll(f service.Family, p service.Protocol, cells []cell) []string {
+	out := make([]string, len(cells))
+	var wait sync.WaitGroup
+	for i, c := range cells {
+		if c.want == silence || c.want == nobody {
+			wait.Go(func() { out[i] = s.ask(f, p, c, 1) })
+		}
+	}
+	wait.Wait()
+	for i, c := range cells {
+		switch {
+		case c.want == refused:
+			out[i] = s.ask(f, p, c, 1) // the kernel sends so many of those at a time (net.ipv4.icmp_msgs_burst)
+		case out[i] == "":
+			out[i] = s.ask(f, p, c, 4)
+		}
+		turnedAway := c.want == refused || c.want == silence || c.want == nobody
+		if turnedAway && (out[i] == kept || c.want == nobody && (out[i] == refused || out[i] == silence)) {
+			out[i] = c.want
+		}
+	}
+	return out
+}
+
+// ask asks a few times and says who answered, and whom they saw.
+func (s *stage) ask(f service.Family, p service.Protocol, c cell, times int) string {
+	got := map[string]bool{}
+	for range times {
+		server, client, err := s.Apart(c.client, p, c.to)
+		switch {
+		case errors.Is(err, ErrRefused):
+			got[refused] = true
+		case errors.Is(err, ErrTimeout):
+			got[silence] = true
+		case errors.Is(err, unix.EPERM):
+			got[kept] = true
+		case err != nil:
+			got[err.Error()] = true
+		case server == "userspace":
+			got[server] = true
+		default:
+			got[server+":"+s.nameOf(f, client)] = true
+		}
+	}
+	names := slices.Sorted(maps.Keys(got))
+	if len(names) == 2 && strings.HasPrefix(names[0], "three:") {
+		slices.Reverse(names)
+	}
+	return strings.Join(names, " ")
+}
+
+// nameOf names the host that has an address; an address that nobody has is itself.
+func (s *stage) nameOf(f service.Family, address string) string {
+	for i := 1; i <= hosts; i++ {
+		switch address {
+		case s.Address(f, i).String():
+			return hostNames[i]
+		case s.NodeAddress(f, i).String():
+			return hostNames[node]
+		}
+	}
+	return address
+}
+
+// choices: how many connections each endpoint gets.
+func (m Packets) choices(t *testing.T) {
+	s := newStage(t, m, flowScene{policy: pods})
+	for _, f := range service.Families {
+		for _, p := range []service.Protocol{service.TCP, service.UDP} {
+			count := func(name string, k plan.Kind, n int) map[string]int {
+				out := map[string]int{}
+				for range n {
+					server, _, err := s.Apart(outside, p, s.offers[name].at(k, f, s.Network, outside))
+					if err != nil {
+						server = err.Error()
+					}
+					out[server]++
+				}
+				return out
+			}
+			for _, k := range []plan.Kind{plan.ClusterIP, plan.NodePort} {
+				if diff := gocmp.Diff(map[string]int{"two": 6, "three": 6}, count("both", k, 12)); diff != "" {
+					t.Errorf("round robin, %s %s %s (-want +got):\n%s", f, p, k, diff)
+				}
+				if diff := gocmp.Diff(map[string]int{"two": 9, "three": 3}, count("weighted", k, 12)); diff != "" {
+					t.Errorf("weights 3 and 1, %s %s %s (-want +got):\n%s", f, p, k, diff)
+				}
+				if got := count("sticky", k, 6); len(got) != 1 || got["two"]+got["three"] != 6 {
+					t.Errorf("one client's connections, %s %s %s: %v", f, p, k, got)
+				}
+			}
+		}
+	}
+}
+
+// ports: what listens on the node isn't reached through a service address.
+func (m Packets) ports(t *testing.T) {
+	s := newStage(t, m, flowScene{policy: pods})
+	s.Serve(node, "host", 9999)
+	for _, f := range service.Families {
+		for _, p := range []service.Protocol{service.TCP, service.UDP} {
+			var cells []cell
+			for _, client := range clients {
+				for _, k := range []plan.Kind{plan.ClusterIP, plan.ExternalIP, plan.LoadBalancer} {
+					to := netip.AddrPortFrom(s.offers["both"].at(k, f, s.Network, client).Addr(), 9999)
+					cells = append(cells, cell{client: client, to: to, want: nobody})
+				}
+				cells = append(cells, cell{client: client, to: netip.AddrPortFrom(s.NodeAddress(f, max(client, 1)), 9999), want: "host:" + hostNames[client]})
+			}
+			for i, got := range s.askAll(f, p, cells) {
+				if got != cells[i].want {
+					t.Errorf("%s to %s %s: %s, want %s", hostNames[cells[i].client], p, cells[i].to, got, cells[i].want)
+				}
+			}
+		}
+	}
+}
