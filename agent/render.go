@@ -2,12 +2,15 @@ package agent
 
 import (
 	"fmt"
+	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
+	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source/file"
@@ -22,7 +25,7 @@ type RenderOptions struct {
 
 // Section is one part of what would be programmed.
 type Section struct {
-	Name string // "plan", "sets", "iptables-ipv4", "iptables-ipv6"
+	Name string // "plan", "sets", "iptables-ipv4", "iptables-ipv6", "ipvs"
 	Text string
 }
 
@@ -40,17 +43,33 @@ func Render(o RenderOptions) ([]Section, error) {
 	if len(problems) > 0 {
 		return nil, fmt.Errorf("%s (kproxy check prints every problem)", problems[0])
 	}
+	policy := renderPolicy(o.Mode)
+	addresses, assumed := nodeAddresses(snapshot.Node())
+	policy.NodeAddresses = addresses
 	p := plan.Compute(plan.Inputs{
-		Now: time.Unix(0, 0).UTC(), Snapshot: snapshot,
-		Caps:   plan.Caps{IPTables: plan.Capability{Name: "iptables", Supported: true}},
-		Policy: renderPolicy(o.Mode),
+		Now: time.Unix(0, 0).UTC(), Snapshot: snapshot, Policy: policy,
+		Caps: plan.Caps{
+			IPTables: plan.Capability{Name: "iptables", Supported: true},
+			IPVS:     plan.Capability{Name: "ipvs", Supported: true},
+		},
 	})
-	opts, d := iptables.DefaultOptions(), config.Default()
-	opts.TCPPort, opts.UDPPort = uint16(d.ListenTCPPort), uint16(d.ListenUDPPort)
-	rules := iptables.Render(p, opts)
-	sections := []Section{{"plan", planText(p)}, {"sets", setsText(kernel.Portal(p), rules.Sets)}}
+	d := config.Default()
+	rules := iptables.DefaultOptions()
+	rules.TCPPort, rules.UDPPort = uint16(d.ListenTCPPort), uint16(d.ListenUDPPort)
+	want := kernel.Merge(iptables.Render(p, rules), ipvs.Render(p, ipvs.DefaultOptions()))
+	sections := []Section{{"plan", planText(p)}, {"sets", setsText(kernel.Portal(p), ipvs.Record(want), want.Sets)}}
 	for _, f := range service.Families {
-		sections = append(sections, Section{"iptables-" + f.String(), rulesText(rules.Chains[f], rules.Jumps[f])})
+		sections = append(sections, Section{"iptables-" + f.String(), rulesText(want.Chains[f], want.Jumps[f])})
+	}
+	if p.Uses(plan.IPVS) {
+		text := ipvs.Text(want)
+		if text == "" {
+			text = "# no virtual servers\n"
+		}
+		if assumed {
+			text = assumption(p) + text
+		}
+		sections = append(sections, Section{"ipvs", text})
 	}
 	return sections, nil
 }
@@ -59,6 +78,31 @@ func renderPolicy(m plan.Mode) plan.Policy {
 	p := plan.DefaultPolicy()
 	p.Mode = m
 	return p
+}
+
+// nodeAddresses are those on which n's node ports answer: its own, or where
+// nothing says which those are, a documentation address of each family (RFC
+// 5737, RFC 3849) that stands for them.
+func nodeAddresses(n service.Node) (addresses []netip.Addr, assumed bool) {
+	if len(n.Addresses) == 0 {
+		return []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")}, true
+	}
+	return slices.SortedFunc(slices.Values(n.Addresses), netip.Addr.Compare), false
+}
+
+// assumption says that node addresses are assumed, where p's virtual servers are
+// on them.
+func assumption(p *plan.Plan) string {
+	if !slices.ContainsFunc(p.Services, func(s *plan.Service) bool {
+		return s.Beneath == plan.IPVS && slices.ContainsFunc(s.Frontends, func(f plan.Frontend) bool { return f.Kind == plan.NodePort })
+	}) {
+		return ""
+	}
+	var names []string
+	for _, a := range p.Policy.NodeAddresses {
+		names = append(names, a.String())
+	}
+	return "# no Node object says which addresses this node has: " + strings.Join(names, " and ") + " stand for them\n"
 }
 
 // RenderText is Render for people: every section with a heading.
@@ -127,12 +171,13 @@ func groupText(b *strings.Builder, name string, group []plan.Backend) {
 	}
 }
 
-// setsText prints sets as `ipset save` does. Empty sets are listed in one line.
-func setsText(portal, beneath []kernel.Set) string {
+// setsText prints sets as `ipset save` does, each where it is first. Empty sets are
+// listed in one line.
+func setsText(sets ...[]kernel.Set) string {
 	var b strings.Builder
 	var empty []string
 	seen := map[string]bool{}
-	for _, s := range append(append([]kernel.Set{}, portal...), beneath...) {
+	for _, s := range slices.Concat(sets...) {
 		if seen[s.Name] {
 			continue
 		}

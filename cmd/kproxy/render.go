@@ -14,7 +14,7 @@ func renderCommand() *cli.Command {
 		Name:  "render",
 		Usage: "print what would be programmed; needs no root, deterministic",
 		Flags: []cli.Flag{
-			&cli.StringFlag{Name: "mode", Usage: "`MODE`: userspace or iptables", Value: string(plan.ModeIPTables)},
+			&cli.StringFlag{Name: "mode", Usage: "`MODE`: userspace, iptables, ipvs or auto", Value: string(plan.ModeIPTables)},
 			manifestsFlag(), nodeFlag(),
 		},
 		Action: func(c *cli.Context) error {

@@ -26,7 +26,7 @@ import (
 var update = flag.Bool("update", false, "rewrite the output sections of every scenario")
 
 // modes are rendered for every scenario, in this order.
-var modes = []plan.Mode{plan.ModeUserspace, plan.ModeIPTables}
+var modes = []plan.Mode{plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS}
 
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("*.txtar")
