@@ -13,6 +13,23 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
+// CutShort reports whether f, which has ended, may be in use by both ends all
+// the same: it was deleted, or a half-closed connection kept still for longer
+// than its state allows. What ends a flow in the ordinary way leaves a TCP entry
+// in a closed state, and a UDP entry without time left.
+//
+// Linux before 5.9 doesn't tell the state and the time of what has ended: there,
+// every TCP flow may have been cut short, and no UDP flow is known to be.
+func (f *Flow) CutShort() bool {
+	switch f.Protocol {
+	case service.TCP:
+		return f.TCPState == 0 || f.TCPState >= tcpEstablished && f.TCPState <= tcpLastAck
+	case service.UDP:
+		return f.Timeout > 0
+	}
+	return false
+}
+
 // Restore puts back the entry of a redirected flow that has been deleted while
 // both ends still use it, f being the entry as it was. An entry that is there
 // again already, or that a new connection of the client's has taken the place

@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"bufio"
+	"context"
 	"fmt"
 	"io"
 	"net"
@@ -172,4 +173,77 @@ func TestRestoreAnotherPort(t *testing.T) {
 			t.Errorf("looked up %s, %s, %v, want %s, %s", orig, client, err, dst, src)
 		}
 	}
+}
+
+// TestCutShort goes by what the kernel itself tells of the ends of flows.
+func TestCutShort(t *testing.T) {
+	c := inNamespace(t)
+	ended := endsOf(t)
+	r := redirect(t, c, service.IPv4)
+	src, dst := at(service.IPv4, clients, 3, 5000), at(service.IPv4, services, 11, 53)
+	server(t, dst)
+	ask(t, src, dst)
+	datagrams := to(mustList(t, c, service.UDP), dst)[src]
+	for _, f := range []Flow{r.flow, datagrams} {
+		r.must(c.Delete(f))
+		r.must(c.Restore(f))
+		if f := endOf(t, c, ended, f); !f.CutShort() {
+			t.Errorf("%s was deleted: state %d, time left %s, not taken for cut short", f, f.TCPState, f.Timeout)
+		}
+	}
+	// What is over has the kernel's own time-outs.
+	for _, name := range []string{"tcp_timeout_time_wait", "tcp_timeout_close", "udp_timeout", "udp_timeout_stream"} {
+		command(t, "sysctl", "-qw", "net.netfilter.nf_conntrack_"+name+"=1")
+	}
+	r.must(r.client.Close())
+	r.must(r.server.Close())
+	if f := endOf(t, c, ended, r.flow); f.CutShort() {
+		t.Errorf("%s was closed: state %d, time left %s, taken for cut short", f, f.TCPState, f.Timeout)
+	}
+	r = redirect(t, c, service.IPv6)
+	r.must(r.client.(*net.TCPConn).SetLinger(0))
+	r.must(r.client.Close())
+	if f := endOf(t, c, ended, r.flow); f.CutShort() {
+		t.Errorf("%s was reset: state %d, time left %s, taken for cut short", f, f.TCPState, f.Timeout)
+	}
+	src = at(service.IPv4, clients, 4, 5000)
+	ask(t, src, dst)
+	datagrams.OrigSrc = src
+	if f := endOf(t, c, ended, datagrams); f.CutShort() {
+		t.Errorf("%s was idle: time left %s, taken for cut short", f, f.Timeout)
+	}
+}
+
+// endOf waits for the end of a flow with the original tuple of f.
+func endOf(t testing.TB, c *Client, ended <-chan Flow, f Flow) Flow {
+	t.Helper()
+	for range 600 {
+		select {
+		case got := <-ended:
+			if got.OrigSrc == f.OrigSrc && got.OrigDst == f.OrigDst {
+				return got
+			}
+		case <-time.After(100 * time.Millisecond):
+			mustList(t, c, 0) // a list clears away what has timed out
+		}
+	}
+	t.Fatalf("%s hasn't ended", f)
+	return Flow{}
+}
+
+// endsOf tells of the flows that end from now on, as long as the test takes.
+func endsOf(t testing.TB) <-chan Flow {
+	t.Helper()
+	l, err := Subscribe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(context.Background())
+	flows, done := make(chan Flow, 100), make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = l.Run(ctx, func(f Flow) { flows <- f })
+	}()
+	t.Cleanup(func() { stop(); <-done; l.Close() })
+	return flows
 }
