@@ -44,6 +44,9 @@ type Table interface {
 // ErrScheduler says that the kernel doesn't have a scheduler.
 var ErrScheduler = errors.New("no such scheduler")
 
+// ErrForeignLink says that somebody else has a link of the name of kproxy's.
+var ErrForeignLink = errors.New("link " + kernel.DummyLink + " is somebody else's")
+
 // Server is a virtual server as the kernel has it.
 type Server struct {
 	kernel.Virtual // without Owner; Reals in order of address
@@ -53,7 +56,8 @@ type Server struct {
 
 // Link is [kernel.DummyLink]. Implementations are safe for concurrent use.
 type Link interface {
-	// State reads the link. One of the same name that isn't a dummy link is an error.
+	// State reads the link. One of the same name that isn't a dummy link is an
+	// [ErrForeignLink].
 	State() (LinkState, error)
 	// Ensure makes the link unless it exists, and sets it up.
 	Ensure() error

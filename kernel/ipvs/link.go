@@ -44,7 +44,7 @@ func (d *Dummy) find() (netlink.Link, error) {
 	case err != nil:
 		return nil, fmt.Errorf("find link %s: %w", kernel.DummyLink, err)
 	case l.Type() != "dummy":
-		return nil, fmt.Errorf("link %s is somebody else's: it is of type %s, kproxy's is a dummy; rename or delete it", kernel.DummyLink, l.Type())
+		return nil, fmt.Errorf("%w: it is of type %s, kproxy's is a dummy; rename or delete it", ErrForeignLink, l.Type())
 	}
 	return l, nil
 }
@@ -87,13 +87,13 @@ func (d *Dummy) Ensure() error {
 		made := &netlink.Dummy{LinkAttrs: netlink.NewLinkAttrs()}
 		made.Name = kernel.DummyLink
 		if err := d.handle.LinkAdd(made); err != nil && !errors.Is(err, unix.EEXIST) {
-			if errors.Is(err, unix.EOPNOTSUPP) {
-				err = fmt.Errorf("%w: kernel option CONFIG_DUMMY, or load the module dummy", err)
-			}
-			return fmt.Errorf("make link %s: %w", kernel.DummyLink, permission(err))
+			return fmt.Errorf("make link %s: %w", kernel.DummyLink, dummyError(err))
 		}
-		if l, err = d.find(); err != nil || l == nil {
-			return fmt.Errorf("make link %s: it is gone again (%w)", kernel.DummyLink, err)
+		if l, err = d.find(); err != nil {
+			return err
+		}
+		if l == nil {
+			return fmt.Errorf("make link %s: it is gone again", kernel.DummyLink)
 		}
 	}
 	if l.Attrs().Flags&net.FlagUp != 0 {
@@ -184,4 +184,40 @@ func permission(err error) error {
 		return fmt.Errorf("%w: CAP_NET_ADMIN is needed", kernel.ErrPermission)
 	}
 	return err
+}
+
+// probeName is the link by which dummy links are tried.
+const probeName = "kproxy-probe"
+
+// probeLink finds out whether there can be a link of kproxy's.
+func probeLink() error {
+	d, err := OpenLink()
+	if err != nil {
+		return err
+	}
+	defer d.Close()
+	if l, err := d.find(); err != nil || l != nil {
+		return err
+	}
+	made := &netlink.Dummy{LinkAttrs: netlink.NewLinkAttrs()}
+	made.Name = probeName
+	if err := d.handle.LinkAdd(made); err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("make a dummy link: %w", dummyError(err))
+	}
+	l, err := d.handle.LinkByName(probeName)
+	if err != nil {
+		return fmt.Errorf("make a dummy link: %w", err)
+	}
+	if err := d.handle.LinkDel(l); err != nil {
+		return fmt.Errorf("remove a dummy link: %w", err)
+	}
+	return nil
+}
+
+// dummyError says what a kernel lacks that can't make a dummy link.
+func dummyError(err error) error {
+	if errors.Is(err, unix.EOPNOTSUPP) {
+		return fmt.Errorf("%w: kernel option CONFIG_DUMMY, or the kernel's module dummy", err)
+	}
+	return permission(err)
 }

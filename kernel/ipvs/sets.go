@@ -10,11 +10,14 @@ import (
 // behind that nobody knows to be draining, and kproxy may be down for a while.
 const DrainSlack = 7 * 24 * 3600
 
+// recordBases name the sets of the record.
+var recordBases = [3]string{kernel.SetDrain, kernel.SetVIP, kernel.SetVirtual}
+
 // Sets are the record of what is kproxy's, per family and sorted. They are
 // Dynamic: the Backend keeps their entries in step with the objects.
 func Sets() []kernel.Set {
 	var out []kernel.Set
-	for _, base := range []string{kernel.SetDrain, kernel.SetVIP, kernel.SetVirtual} {
+	for _, base := range recordBases {
 		for _, f := range service.Families {
 			out = append(out, recordSet(base, f))
 		}

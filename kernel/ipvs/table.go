@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/moby/ipvs"
-	"github.com/sirupsen/logrus"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
@@ -36,7 +35,6 @@ func OpenTable() (*Netlink, error) {
 	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
 		return nil, fmt.Errorf("open table of virtual servers: %w: no generic netlink family IPVS (%v)", kernel.ErrNotFound, err)
 	}
-	logrus.SetOutput(io.Discard) // it warns where there is no modprobe, which isn't needed any more
 	h, err := ipvs.New("")
 	if err != nil {
 		return nil, fmt.Errorf("open table of virtual servers: %w", err)

@@ -1,0 +1,69 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/hashicorp/go-multierror"
+	"github.com/vishvananda/netlink"
+	"kproxy.dev/kproxy/kernel"
+)
+
+// Cleanup removes everything of IPVS that is kproxy's, without waiting for
+// connections, and nothing else; then everything else of kproxy's by rules,
+// which destroys the record. As long as virtual servers couldn't be removed,
+// the record stays, and so do the rules. Where the kernel has no IPVS, there is
+// only the link to remove.
+func Cleanup(ctx context.Context, sets kernel.SetStore, rules func(context.Context) error) error {
+	link, err := OpenLink()
+	if err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	defer link.Close()
+	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+		return errors.Join(removeOwn(link), rules(ctx))
+	}
+	table, err := OpenTable()
+	if err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	defer table.Close()
+	if err := CleanTable(table, link, sets); err != nil {
+		return err
+	}
+	return rules(ctx)
+}
+
+// removeOwn removes the link if it is kproxy's. Someone else's of the same name
+// is no reason not to clean up.
+func removeOwn(link Link) error {
+	if err := link.Remove(); err != nil && !errors.Is(err, ErrForeignLink) {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	return nil
+}
+
+// CleanTable removes kproxy's virtual servers and link, but not the record.
+func CleanTable(t Table, link Link, sets kernel.SetStore) error {
+	b := &Backend{config: Config{Table: t, Link: link, Sets: sets, Now: time.Now}}
+	if _, err := link.State(); errors.Is(err, ErrForeignLink) {
+		b.config.Link = noLink{}
+	}
+	if _, err := b.look(nil); err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	var errs *multierror.Error
+	for _, s := range b.servers {
+		if err := t.Virtual(Delete, s.Virtual); err != nil && !errors.Is(err, kernel.ErrNotFound) {
+			errs = multierror.Append(errs, fmt.Errorf("clean up: %w", err))
+		}
+	}
+	return multierror.Append(errs, removeScratch(t), removeOwn(link)).ErrorOrNil()
+}
+
+// noLink is the link of a host where somebody else has one of its name.
+type noLink struct{ Link }
+
+func (noLink) State() (LinkState, error) { return LinkState{}, nil }

@@ -1,0 +1,131 @@
+package ipvs
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Schedulers are those that the kernel has come with (net/netfilter/ipvs/Kconfig).
+var Schedulers = []string{"rr", "wrr", "lc", "wlc", "fo", "ovf", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "twos"}
+
+// The scratch virtual server that schedulers are tried with: on an address that
+// nobody has (RFC 5737), as upstream's, and with a persistence that tells it from
+// others', so that one which a killed kproxy left is known for what it is.
+const (
+	scratchPort        = 20000
+	scratchPorts       = 64 // to try, in case that they are taken
+	scratchPersistence = 10249
+)
+
+var scratchAddress = netip.MustParseAddr("198.51.100.0")
+
+func scratch(port int) kernel.Virtual {
+	return kernel.Virtual{
+		Protocol: service.TCP, Address: netip.AddrPortFrom(scratchAddress, uint16(port)),
+		Persistence: scratchPersistence,
+	}
+}
+
+// isScratch reports whether s is a scratch virtual server.
+func isScratch(s Server) bool {
+	return s.Protocol == service.TCP && s.Address.Addr() == scratchAddress && s.Address.Port() >= scratchPort &&
+		s.Persistence == scratchPersistence && len(s.Reals) == 0
+}
+
+// ProbeSchedulers tries schedulers and returns why they can't be used, empty for
+// those that can, as [plan.Caps] has it. The kernel loads their modules.
+func ProbeSchedulers(ctx context.Context, t Table, names []string) (map[string]string, error) {
+	if err := removeScratch(t); err != nil {
+		return nil, err
+	}
+	out := make(map[string]string, len(names))
+	port := scratchPort
+	for _, scheduler := range names {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		v, err := tryScheduler(t, &port, scheduler)
+		switch {
+		case errors.Is(err, ErrScheduler):
+			out[scheduler] = fmt.Sprintf("the kernel has no scheduler %s: kernel option CONFIG_IP_VS_*, or the kernel's module ip_vs_%s", scheduler, scheduler)
+			continue
+		case err != nil:
+			return nil, fmt.Errorf("try scheduler %s: %w", scheduler, err)
+		}
+		if err := t.Virtual(Delete, v); err != nil && !errors.Is(err, kernel.ErrNotFound) {
+			return nil, fmt.Errorf("try scheduler %s: %w", scheduler, err)
+		}
+		out[scheduler] = ""
+	}
+	return out, nil
+}
+
+// tryScheduler makes a scratch virtual server at the first port from *port on
+// that nobody has.
+func tryScheduler(t Table, port *int, scheduler string) (kernel.Virtual, error) {
+	for ; ; *port++ {
+		v := scratch(*port)
+		v.Scheduler = scheduler
+		err := t.Virtual(Add, v)
+		if !errors.Is(err, ErrExists) || *port >= scratchPort+scratchPorts {
+			return v, err
+		}
+	}
+}
+
+// removeScratch removes what a killed kproxy left.
+func removeScratch(t Table) error {
+	all, err := t.List()
+	if err != nil {
+		return err
+	}
+	for _, s := range all {
+		if !isScratch(s) {
+			continue
+		}
+		if err := t.Virtual(Delete, s.Virtual); err != nil && !errors.Is(err, kernel.ErrNotFound) {
+			return fmt.Errorf("remove a scratch virtual server: %w", err)
+		}
+	}
+	return nil
+}
+
+// Probe finds out whether IPVS can be used: that it is in the kernel, whose module
+// is loaded if need be, that its table can be changed, and that there are
+// dummy links. It works in the network namespace of the calling thread and
+// leaves nothing there. The error is only about ctx.
+func Probe(ctx context.Context) (plan.Capability, map[string]string, error) {
+	c := plan.Capability{Name: "ipvs"}
+	if err := kernel.LoadIPVS(); err != nil {
+		c.Reason = fmt.Sprintf("%v: kernel option CONFIG_IP_VS, or the kernel's module ip_vs", err)
+		return c, nil, ctx.Err()
+	}
+	table, err := OpenTable()
+	if err != nil {
+		c.Reason = err.Error()
+		return c, nil, ctx.Err()
+	}
+	defer table.Close()
+	schedulers, err := ProbeSchedulers(ctx, table, Schedulers)
+	if ctx.Err() != nil {
+		return c, nil, ctx.Err()
+	}
+	if err == nil {
+		err = probeLink()
+	}
+	if err == nil && schedulers["rr"] != "" {
+		err = errors.New(schedulers["rr"])
+	}
+	if err != nil {
+		c.Reason = err.Error()
+		return c, schedulers, nil
+	}
+	c.Supported, c.Reason = true, "virtual servers and dummy links work"
+	return c, schedulers, nil
+}

@@ -1,0 +1,210 @@
+package ipvs
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+
+	"kproxy.dev/kproxy/kernel"
+)
+
+// RuleWatch notices changes of what the rules' backend applies. The Watch of
+// package iptables is one.
+type RuleWatch interface {
+	Expect(kernel.Ruleset)
+	Check(context.Context) ([]string, error)
+	Close()
+}
+
+// Watch notices when somebody else changes what kproxy has in the kernel, so
+// that the agent reads back and repairs: virtual and real servers, the link and
+// its addresses, the record, and by another Watch the rules. A check reads one
+// text and two lists, whatever changed. It is safe for concurrent use.
+type Watch struct {
+	backend *Backend
+	rules   RuleWatch
+
+	mu       sync.Mutex // guards expected
+	expected *kernel.Ruleset
+}
+
+// NewWatch returns a Watch over what b applies, and over what rules watches. It
+// knows nothing to compare with before Expect.
+func NewWatch(b *Backend, rules RuleWatch) *Watch {
+	w := &Watch{backend: b, rules: rules}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	b.changing = w.forget
+	return w
+}
+
+// Close closes the watch of the rules.
+func (w *Watch) Close() {
+	w.backend.mu.Lock()
+	w.backend.changing = nil
+	w.backend.mu.Unlock()
+	w.rules.Close()
+}
+
+func (w *Watch) forget() { w.set(nil) }
+
+func (w *Watch) set(want *kernel.Ruleset) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.expected = want
+}
+
+// Expect tells what is in the kernel now: what an Apply that succeeded led to.
+// If it isn't there any more, the next Check says so.
+func (w *Watch) Expect(want kernel.Ruleset) {
+	w.rules.Expect(want)
+	w.set(&want)
+}
+
+// Check returns what differs from what is expected, a phrase each; nothing if
+// all is well, or while a change of kproxy's own is under way.
+func (w *Watch) Check(ctx context.Context) ([]string, error) {
+	out, err := w.rules.Check(ctx)
+	if err != nil {
+		return nil, err
+	}
+	b := w.backend
+	if !b.mu.TryLock() {
+		return out, nil
+	}
+	defer b.mu.Unlock()
+	w.mu.Lock()
+	want := w.expected
+	w.mu.Unlock()
+	if want == nil {
+		return out, nil
+	}
+	for _, check := range []func(*kernel.Ruleset) ([]string, error){b.checkServers, b.checkLink, b.checkRecord} {
+		found, err := check(want)
+		if err != nil {
+			return nil, fmt.Errorf("watch virtual servers: %w", err)
+		}
+		out = append(out, found...)
+	}
+	return out, nil
+}
+
+// checkServers looks for what is missing or has other settings. What there is
+// besides may be foreign, or drain.
+func (b *Backend) checkServers(want *kernel.Ruleset) ([]string, error) {
+	servers, err := b.config.Table.Glance()
+	if err != nil {
+		return nil, err
+	}
+	var gone, changed, reals []string
+	for i := range want.Virtuals {
+		w := &want.Virtuals[i]
+		for len(servers) > 0 && kernel.CompareVirtuals(servers[0].Virtual, *w) < 0 {
+			servers = servers[1:]
+		}
+		if len(servers) == 0 || kernel.CompareVirtuals(servers[0].Virtual, *w) != 0 {
+			gone = append(gone, name(w))
+			continue
+		}
+		have := &servers[0].Virtual
+		if have.Scheduler != w.Scheduler || (have.Persistence > 0) != (w.Persistence > 0) {
+			changed = append(changed, name(w))
+		}
+		if !sameReals(have.Reals, w.Reals) {
+			reals = append(reals, name(w))
+		}
+	}
+	return slices.Concat(some("virtual server %s is gone", gone), some("virtual server %s was changed", changed),
+		some("real servers of %s were changed", reals)), nil
+}
+
+func name(v *kernel.Virtual) string { return v.Protocol.String() + " " + v.Address.String() }
+
+// sameReals reports whether have has all of want with their weights; both are in
+// order.
+func sameReals(have, want []kernel.Real) bool {
+	for _, w := range want {
+		for len(have) > 0 && have[0].Address.Compare(w.Address) < 0 {
+			have = have[1:]
+		}
+		if len(have) == 0 || have[0] != w {
+			return false
+		}
+	}
+	return true
+}
+
+// checkLink looks for addresses that are missing, and for some that nobody put there.
+func (b *Backend) checkLink(want *kernel.Ruleset) ([]string, error) {
+	link, err := b.config.Link.State()
+	if err != nil {
+		return nil, err
+	}
+	if len(want.Addresses) > 0 && !link.Exists {
+		return []string{"link " + kernel.DummyLink + " is gone"}, nil
+	}
+	if len(want.Addresses) > 0 && !link.Up {
+		return []string{"link " + kernel.DummyLink + " is down"}, nil
+	}
+	var gone, strange []string
+	for _, a := range want.Addresses {
+		if _, ok := slices.BinarySearchFunc(link.Addresses, a, netip.Addr.Compare); !ok {
+			gone = append(gone, a.String())
+		}
+	}
+	for _, a := range link.Addresses {
+		if _, ours := b.addresses[a]; !ours {
+			strange = append(strange, a.String())
+		}
+	}
+	return slices.Concat(some("address %s of "+kernel.DummyLink+" is gone", gone),
+		some("address %s of "+kernel.DummyLink+" isn't of a service", strange)), nil
+}
+
+// checkRecord compares how many entries there are. Those of real servers that
+// drain expire in time, so there may be more of them than needed.
+func (b *Backend) checkRecord(want *kernel.Ruleset) ([]string, error) {
+	states, err := b.config.Sets.List(nil)
+	if err != nil {
+		return nil, err
+	}
+	count := map[string]int{}
+	for _, s := range states {
+		count[s.Name] = s.Count
+	}
+	expected := map[string]int{}
+	for k, list := range b.everything().of {
+		slices.Sort(list)
+		expected[kernel.FamilySet(k.base, k.family)] += len(slices.Compact(list))
+	}
+	var out []string
+	for _, s := range want.Sets {
+		have, exists := count[s.Name]
+		if !isRecord(s) || !exists { // of that the watch of the rules tells
+			continue
+		}
+		n := expected[s.Name]
+		if have == n || have > n && strings.HasPrefix(s.Name, kernel.SetDrain) {
+			continue
+		}
+		out = append(out, fmt.Sprintf("set %s has %d entries, not %d", s.Name, have, n))
+	}
+	return out, nil
+}
+
+// someNames is how many names a message lists before it only counts.
+const someNames = 3
+
+func some(format string, names []string) []string {
+	if len(names) == 0 {
+		return nil
+	}
+	text := strings.Join(names[:min(len(names), someNames)], ", ")
+	if more := len(names) - someNames; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return []string{fmt.Sprintf(format, text)}
+}
