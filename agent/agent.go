@@ -67,6 +67,7 @@ type Agent struct {
 	heart      heartbeat
 	carried    carried
 	refusals   refusals
+	restorer   *restorer
 
 	trigger chan struct{} // 1 slot: triggers coalesce
 	sweeps  sweeps
@@ -125,6 +126,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if err := a.setUp(ctx); err != nil {
 		return err
 	}
+	a.restorer = newRestorer(a.log, a.conntrack, a.userspace)
 	a.isSetUp.Store(true)
 	defer a.conntrack.Close()
 
@@ -155,6 +157,7 @@ func (a *Agent) work(ctx context.Context) error {
 	defer ended.Close()
 	damaged := make(chan error, 1)
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
+	g.Go(func() error { return a.restorer.run(ctx) })
 	g.Go(func() error { return a.userspace.Run(ctx) })
 	g.Go(func() error { return a.prober.Run(ctx) })
 	g.Go(func() error { return a.fast(ctx) })
@@ -169,6 +172,7 @@ func (a *Agent) work(ctx context.Context) error {
 func (a *Agent) flowEnded(f conntrack.Flow) {
 	a.accounting.Ended(f)
 	a.refusals.ended(f)
+	a.restorer.ended(f)
 }
 
 // waitForSource waits until every manifest path has been read once. A path that

@@ -1,0 +1,91 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace"
+)
+
+// TestRestorer: entries are put back of what userspace carries, and of nothing
+// else; an error with one is no reason to leave the others.
+func TestRestorer(t *testing.T) {
+	at := netip.MustParseAddrPort
+	established := conntrack.Flow{
+		Protocol: service.TCP, TCPState: 3,
+		OrigSrc: at("10.1.0.2:5000"), OrigDst: at("10.96.0.10:80"), ReplySrc: at("10.3.0.1:40000"), ReplyDst: at("10.1.0.2:5000"),
+	}
+	with := func(f conntrack.Flow, change func(*conntrack.Flow)) conntrack.Flow {
+		change(&f)
+		return f
+	}
+	port := func(f *conntrack.Flow, p uint16) {
+		f.OrigSrc = netip.AddrPortFrom(f.OrigSrc.Addr(), p)
+		f.ReplyDst = f.OrigSrc
+	}
+	halfClosed := with(established, func(f *conntrack.Flow) { port(f, 5001); f.TCPState = 5 })
+	otherPort := with(established, func(f *conntrack.Flow) { port(f, 5002); f.OrigSrc = at("10.1.0.2:5003") })
+	failing := with(established, func(f *conntrack.Flow) { port(f, 5004) })
+	datagrams := conntrack.Flow{
+		Protocol: service.UDP, Timeout: time.Second,
+		OrigSrc: at("10.1.0.2:5005"), OrigDst: at("10.96.0.10:53"), ReplySrc: at("10.3.0.1:40001"), ReplyDst: at("10.1.0.2:5006"),
+	}
+	carried := []userspace.Connection{}
+	for _, f := range []conntrack.Flow{established, halfClosed, otherPort, failing} {
+		carried = append(carried, userspace.Connection{Protocol: service.TCP, Client: f.ReplyDst, Address: f.OrigDst})
+	}
+	carried = append(carried, userspace.Connection{Protocol: service.UDP, Client: datagrams.OrigSrc, Address: datagrams.OrigDst})
+	synctest.Test(t, func(t *testing.T) {
+		var restored []conntrack.Flow
+		r := restorer{
+			log: slog.New(slog.DiscardHandler), wake: make(chan struct{}, 1),
+			ports:       func() (tcp, udp uint16) { return 40000, 40001 },
+			connections: func() []userspace.Connection { return carried },
+			restore: func(f conntrack.Flow) error {
+				if f == failing {
+					return errors.New("no")
+				}
+				restored = append(restored, f)
+				return nil
+			},
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- r.run(ctx) }()
+		for _, f := range []conntrack.Flow{
+			failing, established,
+			with(established, func(f *conntrack.Flow) { f.TCPState = 7 }), // closed in good order
+			with(established, func(f *conntrack.Flow) { port(f, 6000) }),  // not carried
+			with(established, func(f *conntrack.Flow) { f.ReplySrc = at("10.2.0.2:80") }),
+			with(established, func(f *conntrack.Flow) { f.Zone = 1 }),
+			with(established, func(f *conntrack.Flow) { f.OrigDst = f.ReplySrc }),
+			with(datagrams, func(f *conntrack.Flow) { f.Timeout = 0 }), // idle
+		} {
+			r.ended(f)
+		}
+		synctest.Wait()
+		if diff := cmp.Diff([]conntrack.Flow{established}, restored, cmp.Comparer(func(a, b conntrack.Flow) bool { return a == b })); diff != "" {
+			t.Errorf("restored (-want +got):\n%s", diff)
+		}
+		for _, f := range []conntrack.Flow{halfClosed, otherPort, datagrams} {
+			r.ended(f)
+			time.Sleep(time.Second)
+		}
+		if diff := cmp.Diff([]conntrack.Flow{established, halfClosed, otherPort, datagrams}, restored, cmp.Comparer(func(a, b conntrack.Flow) bool { return a == b })); diff != "" {
+			t.Errorf("restored (-want +got):\n%s", diff)
+		}
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
