@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"kproxy.dev/kproxy/plan"
@@ -48,17 +49,36 @@ var iptablesFeatures = []string{
 
 var probeAddress = [2]string{service.IPv4: "192.0.2.1:1", service.IPv6: "[2001:db8::1]:1"}
 
-// probeRules tries every feature in a scratch chain. IPv6 is there if
+// probeRules tries every feature in a scratch chain: all of a table at once,
+// and one by one where that fails, to find out which it is. IPv6 is there if
 // everything that works for IPv4 works for IPv6.
 func (p *Prober) probeRules(ctx context.Context, h *Host, sets SetStore) {
+	works := map[string][2]bool{} // tables that have all that is needed, by family
+	for _, f := range features {
+		if _, tried := works[f.table]; tried {
+			continue
+		}
+		same := slices.DeleteFunc(slices.Clone(features), func(o feature) bool { return o.table != f.table })
+		var ok [2]bool
+		for _, family := range service.Families {
+			ok[family] = p.try(ctx, h.Variant, sets, family, same...) == nil
+		}
+		works[f.table] = ok
+	}
+	try := func(f feature, family service.Family) error {
+		if works[f.table][family] {
+			return nil
+		}
+		return p.try(ctx, h.Variant, sets, family, f)
+	}
 	v6 := plan.Capability{Name: "ip6tables", Supported: true, Reason: "every rule that IPv4 has"}
 	for _, f := range features {
-		err := p.try(ctx, h.Variant, sets, f, service.IPv4)
+		err := try(f, service.IPv4)
 		c := plan.Capability{Name: f.name, Supported: err == nil}
 		switch {
 		case err == nil:
 			c.Reason = "tried in table " + f.table
-			if err6 := p.try(ctx, h.Variant, sets, f, service.IPv6); err6 != nil && v6.Supported {
+			if err6 := try(f, service.IPv6); err6 != nil && v6.Supported {
 				v6 = plan.Capability{Name: v6.Name, Reason: fmt.Sprintf("%s: %v: install ip6tables, or kernel option CONFIG_IP6_NF_NAT", f.name, err6)}
 			}
 		case f.must:
@@ -82,22 +102,27 @@ func (p *Prober) probeRules(ctx context.Context, h *Host, sets SetStore) {
 	h.Caps.All = append(h.Caps.All, v6)
 }
 
-// try makes a chain with one rule and removes both. iptables-restore does all
-// of a table or nothing, so nothing is left of a rule that is refused.
-func (p *Prober) try(ctx context.Context, v Variant, sets SetStore, f feature, family service.Family) error {
+// try makes a chain with a rule for each feature, all of one table, and removes it
+// again. iptables-restore does all of a table or nothing, so nothing is left when
+// a rule is refused.
+func (p *Prober) try(ctx context.Context, v Variant, sets SetStore, family service.Family, fs ...feature) error {
 	set := Set{Name: FamilySet(probeSet, family), Type: HashIP, Family: family, Timeout: 1}
-	rule := strings.NewReplacer("@set", set.Name, "@address", probeAddress[family]).Replace(f.rule)
-	if strings.Contains(rule, set.Name) {
+	var rules []string
+	for _, f := range fs {
+		rules = append(rules, "-A "+probeChain+" "+strings.NewReplacer("@set", set.Name, "@address", probeAddress[family]).Replace(f.rule))
+	}
+	text := strings.Join(rules, "\n")
+	if strings.Contains(text, set.Name) {
 		if err := sets.Create(set); err != nil {
 			return err
 		}
 		defer func() { _ = DestroySets(context.WithoutCancel(ctx), sets, []string{set.Name}) }()
 	}
 	restore := func(text string) error {
-		_, err := p.Runner.Run(ctx, []byte("*"+f.table+"\n:"+probeChain+" - [0:0]\n"+text+"\nCOMMIT\n"), v.Program[family]+"-restore", "--noflush", "-w", "5")
+		_, err := p.Runner.Run(ctx, []byte("*"+fs[0].table+"\n:"+probeChain+" - [0:0]\n"+text+"\nCOMMIT\n"), v.Program[family]+"-restore", "--noflush", "-w", "5")
 		return err
 	}
-	if err := restore("-A " + probeChain + " " + rule); err != nil {
+	if err := restore(text); err != nil {
 		return err
 	}
 	return restore("-X " + probeChain)
