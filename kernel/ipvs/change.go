@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -80,16 +81,17 @@ func (b *Backend) claim(changes []kernel.VirtualChange, a *kernel.Applied) ([]ke
 		}
 	}
 	entries := b.newEntries()
+	lost := maps.Clone(a.Failed) // before it came to virtual servers
 	var out []kernel.VirtualChange
 	for _, c := range changes {
 		s := b.servers[keyOf(c.Virtual)]
 		if s != nil && c.Owner == (service.Key{}) {
 			c.Owner = s.Owner // of a virtual server that was read back
 		}
-		if _, failed := a.Failed[c.Owner]; failed && c.Owner != (service.Key{}) {
-			continue
-		}
+		_, failed := lost[c.Owner]
 		switch {
+		case failed:
+			continue
 		case foreign[keyOf(c.Virtual)]:
 			a.Failed[c.Owner] = errForeign(c.Virtual)
 			continue

@@ -9,6 +9,7 @@ import (
 
 	"github.com/hashicorp/go-multierror"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
 )
 
 // SetDrainTimeout changes how long real servers drain that begin to from now on.
@@ -40,7 +41,7 @@ func (b *Backend) Drain(ctx context.Context) (left int, err error) {
 		}
 	}
 	slices.SortFunc(of, func(a, b *server) int { return kernel.CompareVirtuals(a.Virtual, b.Virtual) })
-	errs := errorsOf{applied: &kernel.Applied{}}
+	errs := errorsOf{applied: &kernel.Applied{Failed: map[service.Key]error{}}}
 	if len(of) > 0 {
 		err = b.finish(of, &errs)
 	}

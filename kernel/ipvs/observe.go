@@ -167,7 +167,6 @@ func (v *view) read(found Server) (*server, []kernel.Real) {
 	s.Owner = was.Owner
 	drains := v.record[kernel.FamilySet(kernel.SetDrain, service.FamilyOf(s.Address.Addr()))]
 	var used []kernel.Real
-	foreign := false
 	for _, r := range found.Reals {
 		deadline, draining := was.draining[r.Address]
 		if !draining && !was.reals[r.Address] && r.Weight == 0 {
@@ -181,10 +180,8 @@ func (v *view) read(found Server) (*server, []kernel.Real) {
 		case was.reals[r.Address], v.endpoints[kernel.EndpointEntry(s.Protocol, r.Address)]:
 			s.reals[r.Address] = true
 			used = append(used, r)
-		default:
-			foreign = true
 		}
 	}
-	s.removed = len(used) == 0 && (foreign || len(s.draining) > 0)
+	s.removed = len(used) == 0
 	return s, used
 }

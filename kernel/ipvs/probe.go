@@ -5,14 +5,12 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
-
-// Schedulers are those that the kernel has come with (net/netfilter/ipvs/Kconfig).
-var Schedulers = []string{"rr", "wrr", "lc", "wlc", "fo", "ovf", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "twos"}
 
 // The scratch virtual server that schedulers are tried with: on an address that
 // nobody has (RFC 5737), as upstream's, and with a persistence that tells it from
@@ -97,10 +95,11 @@ func removeScratch(t Table) error {
 }
 
 // Probe finds out whether IPVS can be used: that it is in the kernel, whose module
-// is loaded if need be, that its table can be changed, and that there are
-// dummy links. It works in the network namespace of the calling thread and
-// leaves nothing there. The error is only about ctx.
-func Probe(ctx context.Context) (plan.Capability, map[string]string, error) {
+// is loaded if need be, that its table can be changed, that conntrack sees its
+// flows, and that there are dummy links; and which of the schedulers named can
+// be. It works in the network namespace of the calling thread and leaves nothing
+// there. The error is only about ctx.
+func Probe(ctx context.Context, names []string) (plan.Capability, map[string]string, error) {
 	c := plan.Capability{Name: "ipvs"}
 	if err := kernel.LoadIPVS(); err != nil {
 		c.Reason = fmt.Sprintf("%v: kernel option CONFIG_IP_VS, or the kernel's module ip_vs", err)
@@ -112,9 +111,12 @@ func Probe(ctx context.Context) (plan.Capability, map[string]string, error) {
 		return c, nil, ctx.Err()
 	}
 	defer table.Close()
-	schedulers, err := ProbeSchedulers(ctx, table, Schedulers)
+	schedulers, err := ProbeSchedulers(ctx, table, names)
 	if ctx.Err() != nil {
 		return c, nil, ctx.Err()
+	}
+	if err == nil {
+		err = probeConntrack()
 	}
 	if err == nil {
 		err = probeLink()
@@ -128,4 +130,13 @@ func Probe(ctx context.Context) (plan.Capability, map[string]string, error) {
 	}
 	c.Supported, c.Reason = true, "virtual servers and dummy links work"
 	return c, schedulers, nil
+}
+
+// probeConntrack looks for the setting that makes IPVS tell conntrack of its
+// flows: without it none could be masqueraded or marked.
+func probeConntrack() error {
+	if _, err := os.Stat("/proc/sys/net/ipv4/vs/conntrack"); err != nil {
+		return fmt.Errorf("%w: kernel option CONFIG_IP_VS_NFCT", err)
+	}
+	return nil
 }
