@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -31,8 +32,7 @@ type Mode struct {
 // System is a backend and the host it works on.
 type System struct {
 	Backend kernel.Backend
-	// Foreign prints everything on the host that isn't kproxy's. If the host
-	// knows virtual servers, [Taken] is one of those.
+	// Foreign prints everything on the host that isn't kproxy's.
 	Foreign func(t *testing.T) string
 	// State prints what Observe leaves out: what drains, and the backend's own
 	// records. Nil where there is nothing of that kind.
@@ -46,8 +46,29 @@ type System struct {
 	// removes all of those; nil for a mode without virtual servers.
 	Intrude func(t *testing.T, v kernel.Virtual)
 	Expel   func(t *testing.T)
+	// Squat makes [Taken], a foreign virtual server, or removes it; nil as well.
+	Squat func(t *testing.T, there bool)
 	// Host is the host if it is a model, which can do more than a kernel.
 	Host *Host
+
+	squatted bool // Taken is there
+}
+
+// restarted is the system with a backend that knows nothing yet.
+func (s System) restarted(t *testing.T) System {
+	t.Helper()
+	next := s.Restart(t)
+	next.squatted = s.squatted
+	return next
+}
+
+// squat makes Taken, or removes it.
+func (s *System) squat(t *testing.T, there bool) {
+	t.Helper()
+	if s.Squat != nil && s.squatted != there {
+		s.Squat(t, there)
+		s.squatted = there
+	}
 }
 
 // Conformance is what every mode's backend must pass.
@@ -60,6 +81,7 @@ func Conformance(t *testing.T, m Mode) {
 	t.Run("a fault at any call is made up for", m.everyCall)
 	t.Run("drains", m.drains)
 	t.Run("foreign real servers stay", m.intruders)
+	t.Run("a foreign virtual server stays", m.squatter)
 }
 
 func (m Mode) idempotent(t *testing.T) {
@@ -69,7 +91,7 @@ func (m Mode) idempotent(t *testing.T) {
 		want := m.Render(w.Next())
 		m.bring(t, s, want)
 		have, state := observe(t, s), s.state(t)
-		if diff := gocmp.Diff(kernel.Ops{}, kernel.Diff(have, without(want, s))); diff != "" {
+		if diff := gocmp.Diff(kernel.Ops{}, kernel.Diff(have, want), byValue); diff != "" {
 			t.Fatalf("second Diff (-want +got):\n%s", diff)
 		}
 		applied, err := s.Backend.Apply(context.Background(), kernel.Diff(have, want))
@@ -98,7 +120,7 @@ func (m Mode) cleanUp(t *testing.T) {
 	}
 	m.bring(t, s, kernel.Ruleset{})
 	s.settle(t)
-	if diff := gocmp.Diff(kernel.Ruleset{}, observe(t, s)); diff != "" {
+	if diff := gocmp.Diff(kernel.Ruleset{}, observe(t, s), byValue); diff != "" {
 		t.Errorf("left after clean-up:\n%s", diff)
 	}
 	if diff := gocmp.Diff(state, s.state(t)); diff != "" {
@@ -109,36 +131,28 @@ func (m Mode) cleanUp(t *testing.T) {
 	}
 }
 
-// bring applies want to what there is. Nothing may fail but what a foreigner
-// has already.
+// bring applies want to what there is. Nothing may fail but the service whose
+// address a foreigner has.
 func (m Mode) bring(t *testing.T, s System, want kernel.Ruleset) {
 	t.Helper()
 	applied, err := s.Backend.Apply(context.Background(), kernel.Diff(observe(t, s), want))
 	if err != nil {
 		t.Fatalf("Apply: %v", err)
 	}
-	taken, has := want.Virtual(Taken().Protocol, Taken().Address)
-	if _, failed := applied.Failed[taken.Owner]; has && !failed {
+	taken, contested := want.Virtual(Taken().Protocol, Taken().Address)
+	contested = contested && s.squatted
+	if _, failed := applied.Failed[taken.Owner]; contested && !failed {
 		t.Errorf("Apply didn't fail for %s, whose address %s a foreigner has", taken.Owner, taken.Address)
 	}
 	for k, err := range applied.Failed {
-		if !has || k != taken.Owner {
+		if !contested || k != taken.Owner {
 			t.Fatalf("Apply failed for %s: %v", k, err)
 		}
 	}
 }
 
-// without returns what there is to be of want: all but the virtual server that a
-// foreigner has.
-func without(want kernel.Ruleset, s System) kernel.Ruleset {
-	if s.Drain == nil {
-		return want
-	}
-	want.Virtuals = slices.DeleteFunc(slices.Clone(want.Virtuals), func(v kernel.Virtual) bool {
-		return kernel.CompareVirtuals(v, Taken()) == 0
-	})
-	return want
-}
+// byValue are types that compare by themselves.
+var byValue = cmpopts.EquateComparable(netip.Addr{}, netip.AddrPort{})
 
 // same compares the system with one that was brought from nothing to want. Both
 // must have come to rest.
@@ -148,7 +162,7 @@ func (m Mode) same(t *testing.T, s System, want kernel.Ruleset) {
 	// From here on the test is on another host.
 	fresh := m.Open(t, &Faults{})
 	m.bring(t, fresh, want)
-	if diff := gocmp.Diff(observe(t, fresh), got, cmpopts.IgnoreFields(kernel.Set{}, "Owner")); diff != "" {
+	if diff := gocmp.Diff(observe(t, fresh), got, byValue, cmpopts.IgnoreFields(kernel.Set{}, "Owner")); diff != "" {
 		t.Errorf("observed (-from scratch +got):\n%s", diff)
 	}
 	if diff := gocmp.Diff(fresh.state(t), state); diff != "" {

@@ -17,6 +17,10 @@ import (
 func (m Mode) walk(t *testing.T, seed uint64) {
 	faults := NewFaults(seed, 0.1)
 	j := newJourney(t, m, faults, seed)
+	if seed%4 == 0 {
+		j.system.squat(t, true)
+		j.foreign = j.system.Foreign(t)
+	}
 	w := NewWalk(seed, m.Mode, m.Plane, 12)
 	var want kernel.Ruleset
 	for range m.Steps {
@@ -100,7 +104,7 @@ func (j *journey) step(want kernel.Ruleset) {
 		_, _ = s.Drain(ctx) // the agent tries again in a second
 	}
 	if j.faults.Died() {
-		j.system, j.known = s.Restart(j.t), false
+		j.system, j.known = s.restarted(j.t), false
 	}
 	if s.Host == nil {
 		return
@@ -137,6 +141,10 @@ func (j *journey) arrive(want kernel.Ruleset) {
 	j.faults.Stop()
 	j.mode.bring(j.t, j.system, want)
 	j.check()
+	if j.system.squatted {
+		j.system.squat(j.t, false)
+		j.mode.bring(j.t, j.system, want)
+	}
 	if j.system.Expel != nil {
 		j.system.Expel(j.t)
 	}

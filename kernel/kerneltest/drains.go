@@ -80,7 +80,7 @@ func (m Mode) drain(t *testing.T, from, to kernel.Ruleset, listed bool) {
 		m.same(t, s, to)
 	})
 	t.Run("in a later run", func(t *testing.T) {
-		s := drained(t).Restart(t)
+		s := drained(t).restarted(t)
 		m.goOn(t, s)
 		m.uncut(t, s)
 		s.settle(t)
@@ -161,9 +161,42 @@ func (m Mode) intruders(t *testing.T) {
 		if diff := gocmp.Diff(foreign, s.Foreign(t)); diff != "" {
 			t.Fatalf("foreign state after %s (-before +after):\n%s", step.what, diff)
 		}
-		s = s.Restart(t)
+		s = s.restarted(t)
 	}
 	s.Expel(t)
 	s.settle(t)
+	m.bring(t, s, kernel.Ruleset{})
 	m.same(t, s, kernel.Ruleset{})
+}
+
+// squatter has a foreign virtual server at an address that a service wants: only
+// that service fails, until the foreigner has gone.
+func (m Mode) squatter(t *testing.T) {
+	s := m.Open(t, &Faults{})
+	if s.Squat == nil {
+		return
+	}
+	s.squat(t, true)
+	foreign := s.Foreign(t)
+	web := Service("web", service.TCP, Beneath(m.Plane), Cluster("10.96.0.1:80"), NodePort(30080), Endpoints("10.244.7.1:8080"))
+	other := Service("other", service.TCP, Beneath(m.Plane), Cluster("10.96.0.1:81"), Cluster("10.96.0.2:80"), Endpoints("10.244.7.1:8080"))
+	for range 2 {
+		m.bring(t, s, m.plan(web, other))
+		if diff := gocmp.Diff(foreign, s.Foreign(t)); diff != "" {
+			t.Fatalf("foreign state (-before +after):\n%s", diff)
+		}
+		have := observe(t, s)
+		for _, a := range []string{"10.96.0.1:81", "10.96.0.2:80"} {
+			if v, ok := have.Virtual(service.TCP, netip.MustParseAddrPort(a)); !ok || len(v.Reals) == 0 {
+				t.Errorf("the other service lacks its virtual server at %s: %v", a, v)
+			}
+		}
+		s = s.restarted(t)
+	}
+	m.bring(t, s, m.plan(other))
+	m.bring(t, s, m.plan(web, other))
+	s.squat(t, false)
+	m.bring(t, s, m.plan(web, other))
+	s.settle(t)
+	m.same(t, s, m.plan(web, other))
 }

@@ -67,7 +67,13 @@ func (h *Host) Advance(d time.Duration) {
 	h.ahead += d
 }
 
-// now is the host's time.
+// Now is the host's time.
+func (h *Host) Now() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.now()
+}
+
 func (h *Host) now() time.Time { return time.Now().Add(h.ahead) }
 
 // Run implements [kernel.Runner] for iptables and its -save and -restore, under

@@ -253,6 +253,16 @@ func (h *Host) AddForeignVirtual(v kernel.Virtual) error {
 	return nil
 }
 
+// RemoveForeignVirtual removes what [Host.AddForeignVirtual] added.
+func (h *Host) RemoveForeignVirtual(v kernel.Virtual) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	k := server{v.Protocol, v.Address}
+	if m := h.virtuals[k]; m != nil && m.foreign {
+		delete(h.virtuals, k)
+	}
+}
+
 // AddForeignReal puts a real server that isn't kproxy's into a virtual server.
 func (h *Host) AddForeignReal(v kernel.Virtual, r kernel.Real) error {
 	h.mu.Lock()

@@ -1,0 +1,259 @@
+package ipvs_test
+
+import (
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/iptables"
+	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+func rulesOptions() iptables.Options {
+	o := iptables.DefaultOptions()
+	o.TCPPort, o.UDPPort = 4001, 4002
+	return o
+}
+
+// render is everything that the agent programs for a plan.
+func render(p *plan.Plan) kernel.Ruleset {
+	return kernel.Merge(iptables.Render(p, rulesOptions()), ipvs.Render(p, ipvs.DefaultOptions()))
+}
+
+// conformingModes are those with virtual servers: IPVS alone, and with iptables
+// beneath some services.
+var conformingModes = []plan.Mode{plan.ModeIPVS, plan.ModeAuto}
+
+func TestConformanceOfModel(t *testing.T) {
+	for _, mode := range conformingModes {
+		t.Run(string(mode), func(t *testing.T) {
+			kerneltest.Conformance(t, kerneltest.Mode{Mode: mode, Plane: plan.IPVS, Seeds: 60, Steps: 25, Render: render, Open: openModel})
+		})
+	}
+}
+
+func openModel(t *testing.T, faults *kerneltest.Faults) kerneltest.System {
+	h := kerneltest.NewHost()
+	h.AddForeignSet(kernel.Set{Name: "FOREIGN", Type: kernel.HashIP, Entries: []string{"192.0.2.1"}})
+	for _, v := range foreignVirtuals() {
+		if err := h.AddForeignVirtual(v); err != nil {
+			t.Fatal(err)
+		}
+	}
+	links := h.Links()
+	for _, err := range []error{links.Add("foreign0"), links.SetUp("foreign0"), links.AddAddress("foreign0", netip.MustParseAddr("10.96.0.1")),
+		links.AddAddress("foreign0", netip.MustParseAddr("fd00:99::1"))} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	return modelSystem(t, h, faults)
+}
+
+// foreignVirtuals are somebody else's.
+func foreignVirtuals() []kernel.Virtual {
+	return []kernel.Virtual{{
+		Protocol: service.UDP, Address: netip.MustParseAddrPort("[fd00:99::1]:53"), Scheduler: "wlc", Persistence: 300,
+		Reals: []kernel.Real{{Address: netip.MustParseAddrPort("[fd00:99::2]:53"), Weight: 1}, {Address: netip.MustParseAddrPort("[fd00:99::3]:53")}},
+	}}
+}
+
+func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) kerneltest.System {
+	rules := iptables.DefaultConfig()
+	rules.Runner, rules.Sets = faults.Runner(h), faults.Sets(h.Sets())
+	rules.Jumper = func(f service.Family) (iptables.Jumper, error) { return faults.Jumper(h.Jumper(f)), nil }
+	c := ipvs.Config{
+		Sets: rules.Sets, Table: modelTable{h.IPVS(), faults}, Link: modelLink{h.Links(), faults},
+		DrainTimeout: time.Hour, Now: h.Now,
+	}
+	b := newBackend(t, rules, c)
+	return kerneltest.System{
+		Backend: b,
+		Foreign: func(t *testing.T) string { return h.ForeignSets() + h.ForeignVirtuals() + h.ForeignLinks() },
+		State:   func(*testing.T) string { return h.State() },
+		Drain:   b.Drain,
+		Restart: func(t *testing.T) kerneltest.System { return modelSystem(t, h, faults) },
+		Intrude: func(t *testing.T, v kernel.Virtual) {
+			_ = h.AddForeignReal(v, intruder(v)) // there may be one already
+		},
+		Expel: func(*testing.T) { h.RemoveForeignReals() },
+		Squat: func(t *testing.T, there bool) {
+			if !there {
+				h.RemoveForeignVirtual(kerneltest.Taken())
+			} else if err := h.AddForeignVirtual(kerneltest.Taken()); err != nil {
+				t.Fatal(err)
+			}
+		},
+		Host: h,
+	}
+}
+
+func newBackend(t *testing.T, rules iptables.Config, c ipvs.Config) *ipvs.Backend {
+	t.Helper()
+	below, err := iptables.New(rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Rules = below
+	b, err := ipvs.New(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return b
+}
+
+// openTable is the table of the namespace of the calling thread.
+func openTable(t *testing.T) *ipvs.Netlink {
+	t.Helper()
+	if err := kernel.LoadIPVS(); err != nil {
+		t.Skipf("needs IPVS in the kernel: %v", err)
+	}
+	table, err := ipvs.OpenTable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(table.Close)
+	return table
+}
+
+func TestConformanceOfKernel(t *testing.T) {
+	for _, mode := range conformingModes {
+		t.Run(string(mode), func(t *testing.T) {
+			kerneltest.Conformance(t, kerneltest.Mode{Mode: mode, Plane: plan.IPVS, Seeds: 2, Steps: 12, Render: render, Open: openKernel})
+		})
+	}
+}
+
+func openKernel(t *testing.T, faults *kerneltest.Faults) kerneltest.System {
+	kerneltest.Namespace(t)
+	table := openTable(t)
+	run(t, "ipset create FOREIGN hash:ip; ipset add FOREIGN 192.0.2.1; ip link add foreign0 type dummy; ip link set foreign0 up; "+
+		"ip addr add 10.96.0.1/32 dev foreign0; ip addr add fd00:99::1/128 dev foreign0 nodad")
+	for _, v := range foreignVirtuals() {
+		add(t, table, v)
+	}
+	return kernelSystem(t, table, faults)
+}
+
+func add(t *testing.T, table ipvs.Table, v kernel.Virtual) {
+	t.Helper()
+	if err := table.Virtual(ipvs.Add, v); err != nil {
+		t.Fatal(err)
+	}
+	for _, r := range v.Reals {
+		if err := table.Real(ipvs.Add, v, r); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func kernelSystem(t *testing.T, table *ipvs.Netlink, faults *kerneltest.Faults) kerneltest.System {
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(sets.Close)
+	link, err := ipvs.OpenLink()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(link.Close)
+	rules := iptables.DefaultConfig()
+	rules.Runner, rules.Sets = faults.Runner(kernel.Exec{}), faults.Sets(sets)
+	b := newBackend(t, rules, ipvs.Config{
+		Sets: rules.Sets, Table: faultyTable{table, faults}, Link: faultyLink{link, faults}, DrainTimeout: time.Hour,
+	})
+	return kerneltest.System{
+		Backend: b,
+		Foreign: func(t *testing.T) string {
+			return foreignServers(t, table) + run(t, "ipset save FOREIGN; ip -o addr show dev foreign0 | sed 's/valid_lft.*//'")
+		},
+		State:   func(t *testing.T) string { return ownState(t, table, sets, link) },
+		Drain:   b.Drain,
+		Restart: func(t *testing.T) kerneltest.System { return kernelSystem(t, table, faults) },
+		Intrude: func(t *testing.T, v kernel.Virtual) { _ = table.Real(ipvs.Add, v, intruder(v)) },
+		Expel: func(t *testing.T) {
+			for _, s := range list(t, table) {
+				_ = table.Real(ipvs.Delete, s.Virtual, intruder(s.Virtual))
+			}
+		},
+		Squat: func(t *testing.T, there bool) {
+			if there {
+				add(t, table, kerneltest.Taken())
+			} else if err := table.Virtual(ipvs.Delete, kerneltest.Taken()); err != nil {
+				t.Fatal(err)
+			}
+		},
+	}
+}
+
+func list(t *testing.T, table ipvs.Table) []ipvs.Server {
+	t.Helper()
+	servers, err := table.List()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return servers
+}
+
+// isForeign: the one that a walk may want as well has its own real servers.
+func isForeign(s ipvs.Server) bool {
+	return slices.ContainsFunc(append(foreignVirtuals(), kerneltest.Taken()), func(f kernel.Virtual) bool {
+		return kernel.CompareVirtuals(f, s.Virtual) == 0 && slices.Equal(f.Reals, s.Reals)
+	})
+}
+
+func foreignServers(t *testing.T, table ipvs.Table) string {
+	var out strings.Builder
+	for _, s := range list(t, table) {
+		if isForeign(s) {
+			fmt.Fprintln(&out, s.Virtual)
+		} else if slices.ContainsFunc(s.Reals, func(r kernel.Real) bool { return r == intruder(s.Virtual) }) {
+			fmt.Fprintln(&out, "foreign real server in", s.Protocol, s.Address)
+		}
+	}
+	return out.String()
+}
+
+// ownState is what [kerneltest.Host.State] is for the model.
+func ownState(t *testing.T, table ipvs.Table, sets kernel.SetStore, link ipvs.Link) string {
+	t.Helper()
+	var out strings.Builder
+	states, err := sets.List(kernel.AllEntries)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, s := range states {
+		fmt.Fprintln(&out, "set", s.Name, s.Entries)
+	}
+	for _, s := range list(t, table) {
+		if !isForeign(s) {
+			s.Reals = slices.DeleteFunc(s.Reals, func(r kernel.Real) bool { return r.Address == intruder(s.Virtual).Address })
+			fmt.Fprintln(&out, s.Virtual)
+		}
+	}
+	l, err := link.State()
+	if err != nil {
+		t.Fatal(err)
+	}
+	fmt.Fprintln(&out, l.Addresses)
+	return out.String()
+}
+
+// run runs a shell command that must succeed.
+func run(t testing.TB, command string) string {
+	t.Helper()
+	out, err := exec.Command("sh", "-ec", command).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+	return string(out)
+}
