@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 )
 
@@ -167,7 +168,12 @@ func (s *server) keep(l interface{ Close() error }) bool {
 	return true
 }
 
+// closeListeners keeps programs from being started meanwhile: until it executes,
+// a new child has copies of this process's sockets, and a copied listener goes on
+// listening.
 func (s *server) closeListeners() {
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, l := range s.listeners {
