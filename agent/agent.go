@@ -58,6 +58,7 @@ type Agent struct {
 	portal     portal
 	routing    kernel.Routing
 	networks   networks
+	schedulers schedulers
 	programmer *programmer
 	userspace  *userspace.Server
 	conntrack  *conntrack.Client

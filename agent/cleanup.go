@@ -10,6 +10,7 @@ import (
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
+	"kproxy.dev/kproxy/kernel/ipvs"
 )
 
 // Cleanup removes everything kproxy ever programmed on this host, in every
@@ -42,7 +43,7 @@ func cleanUp(ctx context.Context, routeTable int) error {
 	c.Sets = sets
 	routing := kernel.DefaultRouting()
 	routing.Table = routeTable
-	return iptables.Cleanup(ctx, c, routing)
+	return ipvs.Cleanup(ctx, sets, func(ctx context.Context) error { return iptables.Cleanup(ctx, c, routing) })
 }
 
 // DefaultRouteTable is the routing table unless --route-table says otherwise.

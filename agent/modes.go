@@ -11,14 +11,14 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// mode is one row of the table of modes: what a mode needs of the host, and how
-// its rules are made and told apart.
+// mode is one row of the table of modes: what a mode can't do without, and how
+// to come by it. What it does is [plan.Compute]'s business: the rules that this
+// host can have are the same in every mode, so that one mode removes what
+// another one left.
 type mode struct {
-	// needs is the capability without which the mode can't work; nil for none
-	// beyond the portal's.
-	needs func(plan.Caps) plan.Capability
-	// rules makes the mode's renderer and backend.
-	rules func(hostRules) (rules, error)
+	needs func(plan.Caps) plan.Capability // nil for nothing beyond the portal's
+	how   string
+	ipvs  bool // it may use IPVS: the module is loaded
 }
 
 // rules is what the programmer works with in one mode.
@@ -50,26 +50,56 @@ type hostRules struct {
 	tcp     uint16 // ports of the shared listeners
 	udp     uint16
 	routing kernel.Routing
+	ipvs    *virtualServers // nil without
 }
 
 // modes is the table. The portal that leads to userspace is made of iptables
 // rules and ipsets in every mode.
 var modes = map[plan.Mode]mode{
-	plan.ModeUserspace: {rules: iptablesRules},
-	plan.ModeIPTables:  {needs: func(c plan.Caps) plan.Capability { return c.IPTables }, rules: iptablesRules},
-	plan.ModeAuto:      {rules: iptablesRules},
+	plan.ModeUserspace: {},
+	plan.ModeIPTables: {
+		needs: func(c plan.Caps) plan.Capability { return c.IPTables },
+		how:   "get what it says, or choose --mode userspace",
+	},
+	plan.ModeIPVS: {
+		needs: func(c plan.Caps) plan.Capability { return c.IPVS },
+		how:   "get what it says, or choose --mode iptables, or auto, which does without",
+		ipvs:  true,
+	},
+	plan.ModeAuto: {ipvs: true},
 }
 
-// ErrNoMode is the end of an Agent whose mode isn't built in.
-var ErrNoMode = errors.New("isn't in this version yet")
+// ErrNoMode is the end of an Agent whose mode isn't one.
+var ErrNoMode = errors.New("is no mode")
 
 // modeOf returns the row of m.
 func modeOf(m plan.Mode) (mode, error) {
 	row, ok := modes[m]
 	if !ok {
-		return mode{}, fmt.Errorf("--mode %s %w; use userspace, iptables or auto", m, ErrNoMode)
+		return mode{}, fmt.Errorf("--mode %s %w; use auto, userspace, iptables or ipvs", m, ErrNoMode)
 	}
 	return row, nil
+}
+
+// missing says what mode m lacks on a host with caps; nil if nothing.
+func (m mode) missing(caps plan.Caps) error {
+	if m.needs == nil {
+		return nil
+	}
+	c := m.needs(caps)
+	if c.Supported {
+		return nil
+	}
+	return &kernel.Missing{What: c.Name, How: m.how, Err: errors.New(c.Reason)}
+}
+
+// rulesFor makes the rules of every data plane that the host has.
+func rulesFor(h hostRules) (rules, error) {
+	r, err := iptablesRules(h)
+	if err != nil || h.ipvs == nil {
+		return r, err
+	}
+	return withIPVS(r, h)
 }
 
 func iptablesRules(h hostRules) (rules, error) {

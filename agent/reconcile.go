@@ -129,7 +129,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 func (a *Agent) inputs(now time.Time, old *plan.Plan) plan.Inputs {
 	r := a.programmer.report()
 	return plan.Inputs{
-		Now: now, Snapshot: a.source.Latest(), Health: a.prober.View(), Caps: a.capsNow(), Policy: a.policyNow(),
+		Now: now, Snapshot: a.source.Latest(), Health: a.prober.View(), Caps: a.capsNow(now), Policy: a.policyNow(),
 		Observed: plan.Observed{
 			Carried: a.carried.counts(), Programmed: r.programmed, Refused: a.refusals.now(now), Adopted: a.adopted,
 		},

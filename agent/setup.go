@@ -30,7 +30,9 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err != nil {
 		return &kernel.Missing{What: "ipset", How: "run kproxy as root, on a kernel with CONFIG_IP_SET", Err: err}
 	}
-	host, err := kernel.NewProber(sets).Probe(ctx)
+	prober := kernel.NewProber(sets)
+	prober.HasIPVS = func() error { return errNotLooked } // see probeIPVS
+	host, err := prober.Probe(ctx)
 	if err != nil {
 		return err
 	}
@@ -38,11 +40,11 @@ func (a *Agent) setUp(ctx context.Context) error {
 		return err
 	}
 	a.caps = host.Caps
-	a.caps.IPVS = plan.Capability{Name: "ipvs", Reason: "not in this version of kproxy"}
-	if row.needs != nil {
-		if c := row.needs(a.caps); !c.Supported {
-			return &kernel.Missing{What: c.Name, How: "choose another --mode, or get what it says", Err: fmt.Errorf("%s", c.Reason)}
-		}
+	if err := a.probeIPVS(ctx, row); err != nil {
+		return err
+	}
+	if err := row.missing(a.caps); err != nil {
+		return err
 	}
 	if err := kernel.RemoveAlive(sets); err != nil {
 		return fmt.Errorf("close the portal: %w", err)
@@ -95,7 +97,11 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	a.sets, a.portal = sets, portal{store: sets}
 	a.routing = kernel.DefaultRouting()
 	a.routing.Marks, a.routing.Table, a.routing.SkipIPv6 = a.marks(), a.cfg.RouteTable, !host.IPv6
-	r, err := row.rules(hostRules{host: host, sets: sets, marks: a.marks(), tcp: tcp, udp: udp, routing: a.routing})
+	virtuals, err := a.openIPVS(row, sets)
+	if err != nil {
+		return err
+	}
+	r, err := rulesFor(hostRules{host: host, sets: sets, marks: a.marks(), tcp: tcp, udp: udp, routing: a.routing, ipvs: virtuals})
 	if err != nil {
 		return err
 	}
@@ -105,6 +111,12 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	}
 	for _, s := range reports {
 		a.log.Warn("sysctl", "report", s.String())
+	}
+	if row.ipvs && virtuals != nil {
+		if err := virtuals.prepare(a.cfg.IPVS, a.log); err != nil {
+			return err
+		}
+		a.schedulers.try, a.schedulers.log = virtuals.tryScheduler, a.log
 	}
 	if err := a.routing.Ensure(); err != nil {
 		return err

@@ -76,9 +76,11 @@ func (a *Agent) watchForwarding(now [2]plan.Capability) {
 	}
 }
 
-// capsNow is what this host can do, forwarding as of this moment.
-func (a *Agent) capsNow() plan.Caps {
+// capsNow is what this host can do: forwarding as of this moment, and the
+// schedulers that somebody asks for now.
+func (a *Agent) capsNow(now time.Time) plan.Caps {
 	c := a.caps
 	c.Forwarding = kernel.Forwarding()
+	c.Schedulers = a.schedulers.of(a.source.Latest(), now)
 	return c
 }

@@ -53,7 +53,7 @@ func (r SysctlReport) String() string {
 }
 
 // EnsureSysctls sets what isn't as it should be, in the network namespace of
-// the calling thread, and reports it. Settings that this kernel doesn't have
+// the calling thread, reads it back, and reports it. Settings that this kernel doesn't have
 // are passed over.
 func EnsureSysctls(settings []Sysctl) ([]SysctlReport, error) {
 	var out []SysctlReport
@@ -73,6 +73,12 @@ func EnsureSysctls(settings []Sysctl) ([]SysctlReport, error) {
 		if !s.Advise {
 			if err := os.WriteFile(path, []byte(s.Value), 0o644); err != nil {
 				return out, fmt.Errorf("set sysctl %s to %s: %w", s.Name, s.Value, err)
+			}
+			if b, err = os.ReadFile(path); err != nil {
+				return out, fmt.Errorf("read sysctl %s: %w", s.Name, err)
+			}
+			if now := strings.TrimSpace(string(b)); now != s.Value {
+				return out, fmt.Errorf("set sysctl %s to %s: it is %s afterwards", s.Name, s.Value, now)
 			}
 			r.Changed = true
 		}

@@ -1,0 +1,185 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/config"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// errNotLooked is the Prober's answer for IPVS, which probeIPVS looks for itself.
+var errNotLooked = errors.New("not looked for")
+
+// probeIPVS finds out what this host can do with IPVS. The module is loaded only
+// for a mode that may use it.
+func (a *Agent) probeIPVS(ctx context.Context, row mode) error {
+	c := plan.Capability{Name: "ipvs", Reason: fmt.Sprintf("not looked for in mode %s", a.policy.Mode)}
+	if row.ipvs {
+		var err error
+		a.schedulers.always = schedulersWanted(a.policy.Scheduler)
+		if c, a.schedulers.known, err = ipvs.Probe(ctx, a.schedulers.always); err != nil {
+			return err
+		}
+	}
+	a.caps.IPVS = c
+	for i := range a.caps.All {
+		if a.caps.All[i].Name == c.Name {
+			a.caps.All[i] = c
+		}
+	}
+	return nil
+}
+
+// schedulersWanted are those of the algorithms, and the one given besides.
+func schedulersWanted(given string) []string {
+	out := []string{}
+	if given != "" {
+		out = append(out, given)
+	}
+	for _, algorithm := range service.Algorithms {
+		if name := plan.Scheduler(&service.Port{Algorithm: algorithm}); name != "" && name != given {
+			out = append(out, name)
+		}
+	}
+	return out
+}
+
+// virtualServers is the kernel's IPVS.
+type virtualServers struct {
+	table        *ipvs.Netlink
+	link         *ipvs.Dummy
+	drainTimeout time.Duration
+}
+
+// openIPVS opens IPVS for a mode that uses it, and for one that finds virtual
+// servers of an earlier kproxy, which are to go. It returns nil where there is
+// neither.
+func (a *Agent) openIPVS(row mode, sets kernel.SetStore) (*virtualServers, error) {
+	if !row.ipvs || !a.caps.IPVS.Supported {
+		left, err := leftVirtualServers(sets)
+		if err != nil || !left {
+			return nil, err
+		}
+	}
+	v := &virtualServers{drainTimeout: min(a.cfg.DrainTimeout, ipvs.MaxDrainTimeout)}
+	var err error
+	if v.table, err = ipvs.OpenTable(); err != nil {
+		return nil, err
+	}
+	if v.link, err = ipvs.OpenLink(); err != nil {
+		return nil, err
+	}
+	return v, nil
+}
+
+// leftVirtualServers reports whether there is a record of virtual servers of
+// kproxy's, and IPVS is still in the kernel.
+func leftVirtualServers(sets kernel.SetStore) (bool, error) {
+	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); err != nil {
+		return false, nil
+	}
+	record := ipvs.Sets()
+	isRecord := func(name string) bool {
+		return slices.ContainsFunc(record, func(s kernel.Set) bool { return s.Name == name })
+	}
+	states, err := sets.List(isRecord)
+	if err != nil {
+		return false, fmt.Errorf("look for virtual servers of an earlier kproxy: %w", err)
+	}
+	return slices.ContainsFunc(states, func(s kernel.SetState) bool { return isRecord(s.Name) }), nil
+}
+
+// prepare makes the kernel's settings what IPVS needs.
+func (v *virtualServers) prepare(c config.IPVS, log *slog.Logger) error {
+	release, err := ipvs.Release()
+	if err != nil {
+		return err
+	}
+	reports, err := kernel.EnsureSysctls(ipvs.Sysctls(release, c.StrictARP))
+	for _, s := range reports {
+		log.Warn("sysctl", "report", s.String())
+	}
+	if err != nil {
+		return err
+	}
+	established, err := establishedTimeout()
+	if err != nil {
+		return err
+	}
+	now, err := v.table.SetTimeouts(ipvs.Timeouts{TCP: c.TCPTimeoutOf(established), TCPFin: c.TCPFinTimeout, UDP: c.UDPTimeout})
+	if err != nil {
+		return err
+	}
+	log.Info("time-outs of IPVS", "tcp", now.TCP, "tcp after fin", now.TCPFin, "udp", now.UDP)
+	return nil
+}
+
+// establishedTimeout is how long conntrack keeps an idle TCP connection.
+func establishedTimeout() (time.Duration, error) {
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established")
+	if err != nil {
+		return 0, fmt.Errorf("read conntrack's time-out: %w", err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 0, fmt.Errorf("read conntrack's time-out: %w", err)
+	}
+	return time.Duration(n) * time.Second, nil
+}
+
+// tryScheduler says why a scheduler can't be used.
+func (v *virtualServers) tryScheduler(name string) error {
+	found, err := ipvs.ProbeSchedulers(context.Background(), v.table, []string{name})
+	if err != nil {
+		return err
+	}
+	if why := found[name]; why != "" {
+		return errors.New(why)
+	}
+	return nil
+}
+
+// withIPVS adds what IPVS carries to the rules of iptables, which are the way to
+// it in part.
+func withIPVS(r rules, h hostRules) (rules, error) {
+	b, err := ipvs.New(ipvs.Config{
+		Rules: r.Backend, Sets: h.sets, Table: h.ipvs.table, Link: h.ipvs.link, DrainTimeout: h.ipvs.drainTimeout,
+	})
+	if err != nil {
+		return rules{}, err
+	}
+	o := ipvs.DefaultOptions()
+	o.Marks, o.CatchRefusals, o.SkipIPv6 = h.marks, h.host.CatchRefusals, !h.host.IPv6
+	if err := o.Validate(); err != nil {
+		return rules{}, err
+	}
+	renderer := ipvs.NewRenderer(o)
+	return rules{
+		Backend: b, drain: b.Drain, watch: ipvs.NewWatch(b, r.watch),
+		render: func(p *plan.Plan) kernel.Ruleset { return kernel.Merge(r.render(p), renderer.Render(p)) },
+		programmed: func(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 {
+			return both(r.programmed(have, want, p), ipvs.Programmed(have, want, p))
+		},
+		adopted: func(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
+			return both(r.adopted(have, s), ipvs.Adopted(have, s))
+		},
+	}, nil
+}
+
+// both returns a with what is in b.
+func both[V any](a, b map[service.Key]V) map[service.Key]V {
+	maps.Copy(a, b)
+	return a
+}
