@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -47,7 +48,7 @@ func labDemo(c *cli.Context) (err error) {
 	defer cancel()
 	d := &demo{out: c.App.Writer, mode: plan.Mode(c.String("mode")), start: time.Now()}
 	d.say("a client, a node and three backends, each in its own network namespace; kproxy runs on the node")
-	d.labSession, err = startLab(ctx, string(d.mode), 3, slow, "--offload-after", slow.offloadAfter().String())
+	d.labSession, err = startLab(ctx, string(d.mode), 3, slow, "--offload-after", offloadAfter.String(), "--offload-min-connections", strconv.Itoa(firstConnections+1))
 	if err != nil {
 		return err
 	}
@@ -68,8 +69,12 @@ func labDemo(c *cli.Context) (err error) {
 	return nil
 }
 
-// offloadAfter leaves time for the first connections.
-func (p pace) offloadAfter() time.Duration { return p.atMost(4*time.Second, 30*time.Second) }
+const (
+	offloadAfter = 4 * time.Second
+	// firstConnections are counted; one more, which is held, and the service
+	// qualifies.
+	firstConnections = 30
+)
 
 // clientTimeout is how long a client of the demo waits.
 func (p pace) clientTimeout() time.Duration { return p.time(5 * time.Second) }
@@ -98,7 +103,7 @@ func (d *demo) show(text string) {
 func (d *demo) userspace(ctx context.Context) error {
 	d.say("every service starts in userspace: kproxy accepts each connection and forwards it")
 	counts, peers := map[string]int{}, map[string]int{}
-	for range 30 {
+	for range firstConnections {
 		a, err := d.net.Client.Ask(ctx, "tcp", labService, "hello")
 		if err != nil {
 			return fmt.Errorf("connect to %s: %w", labService, err)
@@ -110,9 +115,9 @@ func (d *demo) userspace(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	d.observe(counts["b1"] == 10 && counts["b2"] == 10 && counts["b3"] == 10, "30 connections over 3 backends, round robin: b1 %d, b2 %d, b3 %d", counts["b1"], counts["b2"], counts["b3"])
+	d.observe(counts["b1"] == 10 && counts["b2"] == 10 && counts["b3"] == 10, "%d connections over 3 backends, round robin: b1 %d, b2 %d, b3 %d", firstConnections, counts["b1"], counts["b2"], counts["b3"])
 	client := d.net.Config.ClientAddresses(0)[0].String()
-	d.observe(peers[client] == 30, "the backends saw the client's own address %s in %d of them", client, peers[client])
+	d.observe(peers[client] == firstConnections, "the backends saw the client's own address %s in %d of them", client, peers[client])
 	d.observe(svc.DataPlane == plan.Userspace, "data plane %s, state %s: %s", svc.DataPlane, svc.State, reasonTitle(&svc))
 	udp, err := d.net.Client.Ask(ctx, "udp", labService, "hello")
 	d.observe(err == nil, "UDP works too: %s answered a datagram (%v)", udp.Backend, errWord(err))
@@ -182,7 +187,7 @@ func (d *demo) await(ctx context.Context, within time.Duration, what string, wan
 
 // offload: the kernel takes over while connections stay open.
 func (d *demo) offload(ctx context.Context) error {
-	d.say("once it has been steady for %s and carried a connection, the service is offloaded to %s", d.pace.offloadAfter(), d.kernel)
+	d.say("once it has been steady for %s and carried %d connections, the service is offloaded to %s", offloadAfter, firstConnections+1, d.kernel)
 	t := time.Now()
 	if err := d.awaitOffload(ctx); err != nil {
 		return err
