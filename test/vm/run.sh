@@ -37,6 +37,20 @@ accel=${KPROXY_VM_ACCEL:-$("$here/accel.sh" "$kernel" "$run/initramfs")}
 slow=1
 [[ $accel == kvm ]] || slow=10
 
+# As many guests at a time as there are processors: each keeps up to two busy, and
+# more would only make each other slow, too slow for what they test.
+slots=${XDG_RUNTIME_DIR:-/run/lock}
+until [[ -n ${slot:-} ]]; do
+	for ((i = 0; i < $(nproc); i++)); do
+		exec {slot}>"$slots/kproxy-vm.$i.lock"
+		flock -n "$slot" && break 2
+		exec {slot}>&-
+	done
+	slot=
+	sleep 0.5
+done
+SECONDS=0
+
 # The guest runs this file.
 {
 	for name in PATH HOME CI "${!KPROXY_@}" "${!GO@}"; do
