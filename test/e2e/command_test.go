@@ -46,7 +46,7 @@ func finish(t *testing.T, ns *lab.Namespace, cmd *exec.Cmd) ended {
 
 // command is the binary under test with arguments.
 func command(t *testing.T, args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), within(20*time.Second))
 	t.Cleanup(cancel)
 	return exec.CommandContext(ctx, binary, args...)
 }
@@ -138,7 +138,7 @@ func copyFile(t *testing.T, to, from string, mode os.FileMode) {
 // get asks a web server in the node's network namespace.
 func (w *world) get(url string) (status int, body string) {
 	w.Helper()
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
+	client := http.Client{Timeout: within(10 * time.Second), Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
 			return w.net.Node.Dial(ctx, network, address)

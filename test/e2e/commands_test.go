@@ -35,7 +35,7 @@ func TestCommandsThatLook(t *testing.T) {
 
 func (w *world) statusForms(t *testing.T) {
 	table := w.kproxy("status")
-	table.wants(t, 0, "mode iptables, alive", "SERVICE", "DATA PLANE", "default/web:line", "default/other:http", "10.96.0.10:80/tcp +1", "pinned to the kernel")
+	table.wants(t, 0, "mode "+string(mode)+", alive", "SERVICE", "DATA PLANE", "default/web:line", "default/other:http", "10.96.0.10:80/tcp +1", "pinned to the kernel")
 	if strings.Contains(table.stdout, "10.2.0.2:9000") {
 		t.Errorf("the table lists endpoints, which only wide should:\n%s", table.stdout)
 	}
@@ -54,7 +54,7 @@ func (w *world) statusForms(t *testing.T) {
 	if err := json.Unmarshal([]byte(w.ok(w.kproxy("status", "-o", "json"))), &st); err != nil {
 		t.Fatal(err)
 	}
-	if !st.Alive || st.Node != "node" || st.Mode != plan.ModeIPTables || len(st.Services) != 6 || st.Sync.LastSuccess.IsZero() {
+	if !st.Alive || st.Node != "node" || st.Mode != mode || len(st.Services) != 6 || st.Sync.LastSuccess.IsZero() {
 		t.Errorf("as JSON: alive %v, node %q, mode %q, %d services, last success %s", st.Alive, st.Node, st.Mode, len(st.Services), st.Sync.LastSuccess)
 	}
 	if len(st.Sources) != 1 || !st.Sources[0].Synced || st.Sources[0].Error != "" || len(st.Capabilities) == 0 {
@@ -64,7 +64,7 @@ func (w *world) statusForms(t *testing.T) {
 
 func (w *world) connectionForms(t *testing.T, inUserspace, inKernel *lab.Held) {
 	table := w.ok(w.kproxy("connections", "default/web:line"))
-	for held, plane := range map[*lab.Held]plan.DataPlane{inUserspace: plan.Userspace, inKernel: plan.IPTables} {
+	for held, plane := range map[*lab.Held]plan.DataPlane{inUserspace: plan.Userspace, inKernel: w.plane} {
 		row := regexp.MustCompile(`(?m)^tcp .*` + regexp.QuoteMeta(held.LocalAddr().String()) + ` .*default/web:line .*` + string(plane))
 		if !row.MatchString(table) {
 			t.Errorf("no row for the connection from %s in %s:\n%s", held.LocalAddr(), plane, table)
@@ -94,11 +94,11 @@ func (w *world) pinForms(t *testing.T) {
 	w.kproxy("pin", "default/web:line", "userspace").wants(t, 0, "default/web:line", "userspace")
 	w.await("web", "line", plan.Userspace, plan.StatePinned)
 	w.kproxy("pin", "default/web:line", "kernel").wants(t, 0, "kernel")
-	w.await("web", "line", plan.IPTables, plan.StatePinned)
+	w.await("web", "line", w.plane, plan.StatePinned)
 	w.kproxy("pin", "default/web", "userspace").wants(t, 0, "default/web:datagram", "default/web:http")
 	w.await("web", "http", plan.Userspace, plan.StatePinned)
 	w.kproxy("pin", "default/web", "auto").wants(t, 0, "auto")
-	w.await("web", "line", plan.IPTables, plan.StateOffloaded) // it has carried connections
+	w.await("web", "line", w.plane, plan.StateOffloaded) // it has carried connections
 	w.kproxy("pin", "default/web:nosuch", "userspace").wants(t, 1, "nosuch")
 	w.kproxy("pin", "default/nosuch", "userspace").wants(t, 1, "default/nosuch")
 	w.kproxy("pin", "default/web", "sideways").wants(t, 2, "sideways", "userspace, kernel, auto")
@@ -119,7 +119,7 @@ func (w *world) metricsAddress(t *testing.T, inUserspace, inKernel *lab.Held) {
 	}
 	code, body = w.get(at + "/metrics")
 	for _, want := range []string{
-		`kproxy_alive 1`, `kproxy_services{dataplane="iptables"} `, `kproxy_source_errors{source="` + w.manifests + `"} 0`,
+		`kproxy_alive 1`, `kproxy_services{dataplane="` + string(w.plane) + `"} `, `kproxy_source_errors{source="` + w.manifests + `"} 0`,
 		`kproxy_service_connections_active{namespace="default",port="line",protocol="TCP",service="web"} 2`,
 		"kubeproxy_sync_proxy_rules_duration_seconds_count", `kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv6"}`, "go_goroutines",
 	} {
@@ -127,7 +127,7 @@ func (w *world) metricsAddress(t *testing.T, inUserspace, inKernel *lab.Held) {
 			t.Errorf("/metrics: %d, without %s", code, want)
 		}
 	}
-	for path, want := range map[string]string{"/proxyMode": "iptables", "/configz": w.manifests, "/healthz": "ok", "/": "kproxy"} {
+	for path, want := range map[string]string{"/proxyMode": string(mode), "/configz": w.manifests, "/healthz": "ok", "/": "kproxy"} {
 		if code, body := w.get(at + path); code != http.StatusOK || !strings.Contains(body, want) {
 			t.Errorf("%s: %d, without %q:\n%s", path, code, want, body)
 		}
@@ -178,9 +178,15 @@ func TestCommandsThatNeedNoRoot(t *testing.T) {
 	run("check", "--manifests", dir).wants(t, 2, filepath.Join(dir, "broken.yaml")+":7: ", "prots")
 }
 
+// write writes a file by rename: half a file is another manifest.
 func write(t *testing.T, path, text string) {
 	t.Helper()
-	if err := os.WriteFile(path, []byte(text), 0o644); err != nil {
+	part := filepath.Join(filepath.Dir(path), "."+filepath.Base(path)+".part")
+	err := os.WriteFile(part, []byte(text), 0o644)
+	if err == nil {
+		err = os.Rename(part, path)
+	}
+	if err != nil {
 		t.Fatal(err)
 	}
 }

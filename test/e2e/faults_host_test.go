@@ -8,6 +8,7 @@ import (
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
@@ -16,7 +17,7 @@ import (
 
 // runArgs are those of a `kproxy run` that has all it needs.
 func (w *world) runArgs(more ...string) []string {
-	return append([]string{"run", "--mode", "iptables", "--manifests", w.manifests, "--socket", w.socket(), "--state-dir", filepath.Join(w.dir, "state")}, more...)
+	return append([]string{"run", "--mode", string(mode), "--manifests", w.manifests, "--socket", w.socket(), "--state-dir", filepath.Join(w.dir, "state")}, more...)
 }
 
 // TestWrongUse: what can be mended on the command line ends with status 2,
@@ -83,9 +84,11 @@ func TestWhatTheHostLacks(t *testing.T) {
 		cmd.Env = []string{"PATH=/nonexistent"}
 		finish(t, w.net.Node, cmd).wants(t, 3, "iptables", "install", "package")
 	})
-	t.Run("a mode of later versions", func(t *testing.T) {
-		finish(t, w.net.Node, command(t, w.runArgs("--mode", "ipvs")...)).wants(t, 2, "--mode ipvs", "this version")
-	})
+	if !hasIPVS {
+		t.Run("IPVS", func(t *testing.T) {
+			finish(t, w.net.Node, command(t, w.runArgs("--mode", "ipvs")...)).wants(t, 3, "IPVS", "CONFIG_IP_VS")
+		})
+	}
 	if rules := w.rules(); strings.Contains(rules, "KPROXY") {
 		t.Errorf("a kproxy that couldn't start has left something behind:\n%s", rules)
 	}
@@ -152,22 +155,32 @@ var foreign = []string{
 	"ip route add 203.0.113.0/24 dev lo table 77", "ip route add 203.0.113.0/24 dev lo table 10249",
 }
 
+// foreignIPVS is what others have of IPVS, one of it beside an address of kproxy's.
+var foreignIPVS = []string{
+	"ipvsadm -A -t 203.0.113.9:80 -s wrr -p 60", "ipvsadm -a -t 203.0.113.9:80 -r 203.0.113.10:80 -m -w 3",
+	"ipvsadm -A -t 10.96.0.10:81 -s rr", "ipvsadm -a -t 10.96.0.10:81 -r 10.2.0.2:9000 -m",
+	"ipvsadm -A -f 77 -s lc", "ipvsadm -a -f 77 -r 203.0.113.10 -g",
+	"ip link add others0 type dummy", "ip addr add 203.0.113.9/32 dev others0",
+}
+
 // TestCleanupLeavesWhatIsForeign: in both variants of iptables, cleanup after
 // kproxy has run leaves the node as it was before kproxy ever ran.
 func TestCleanupLeavesWhatIsForeign(t *testing.T) {
+	t.Parallel()
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			w := newWorld(t)
 			for _, line := range foreign {
-				words := strings.Fields(line)
-				if strings.HasSuffix(words[0], "tables") {
-					words[0] += "-" + variant
+				w.inflict(variant, line)
+			}
+			if w.plane == plan.IPVS {
+				for _, line := range foreignIPVS {
+					w.inflict(variant, line)
 				}
-				w.node(words[0], words[1:]...)
 			}
 			before := w.everything()
 			w.runThroughAllOfIt(variant)
-			if now := w.everything(); !strings.Contains(now, "KPROXY-SVC-") || !strings.Contains(now, "KPROXY-USER-6") || !strings.Contains(now, "10249") {
+			if now := w.everything(); !strings.Contains(now, map[plan.DataPlane]string{plan.IPTables: "KPROXY-SVC-", plan.IPVS: "10.96.0.10:80"}[w.plane]) || !strings.Contains(now, "KPROXY-USER-6") || !strings.Contains(now, "10249") {
 				t.Fatalf("kproxy left no rules, sets or routes when it stopped, so this test shows nothing:\n%s", now)
 			}
 			w.kproxy("cleanup", "--state-dir", filepath.Join(w.dir, "state")).wants(t, 0, "gone")
@@ -191,13 +204,13 @@ func (w *world) runThroughAllOfIt(variant string) {
 	m.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
 	m.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
 	m.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")}
-	m.Affinity = 3600e9
+	m.Affinity = time.Hour
 	w.must(m.Write(w.manifests))
 	w.must(lab.NewManifest("empty", 20).Write(w.manifests))
 	w.start("--mode", "userspace")
 	w.ask(w.net.Client, "tcp", frontends(m)[0])
-	w.must(w.proxy.Stop(10e9))
-	w.proxy.Args = append(w.proxy.Args, "--mode", "iptables")
+	w.stop()
+	w.proxy.Args = append(w.proxy.Args, "--mode", string(mode))
 	w.startAgain()
 	if c := w.capability("iptables"); !strings.Contains(c.Reason, variant) {
 		w.Fatalf("it works with %q, want the variant that holds the node's rules, %s", c.Reason, variant)
@@ -209,7 +222,7 @@ func (w *world) runThroughAllOfIt(variant string) {
 		w.ask(w.net.Client, "tcp", target)
 		w.ask(w.net.Client, "udp", target)
 	}
-	w.must(w.proxy.Stop(10e9))
+	w.stop()
 }
 
 // capability returns what kproxy says about this host.
@@ -229,7 +242,7 @@ func (w *world) capability(name string) plan.CapStatus {
 // everything is what kproxy could have changed on the node.
 func (w *world) everything() string {
 	w.Helper()
-	return w.rules() + w.sets() + w.routes()
+	return w.rules() + w.sets() + w.routes() + w.virtuals()
 }
 
 // changing are the parts of iptables-save's output that differ with time.

@@ -17,17 +17,18 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// damage is what somebody else does to what kproxy has in the kernel, in both
+// harm is what somebody else does to what kproxy has in the kernel, in both
 // families at once. {chain} stands for the chain of the service that the kernel
 // carries.
-var damage = []struct {
+type harm struct {
 	name  string
 	lines []string
-}{
+}
+
+// damage is done in every mode.
+var damage = []harm{
 	{"nat is flushed", []string{"iptables -t nat -F", "ip6tables -t nat -F"}},
 	{"the first chain is flushed", []string{"iptables -t nat -F KPROXY-SERVICES", "ip6tables -t nat -F KPROXY-SERVICES"}},
-	{"a rule of a service is deleted", []string{"iptables -t nat -D {chain} 2", "ip6tables -t nat -D {chain} 1"}},
-	{"a service's chain gets a foreign rule", []string{"iptables -t nat -I {chain} -j RETURN", "ip6tables -t nat -A {chain} -j ACCEPT"}},
 	{"the jumps are deleted", []string{"iptables -t nat -D PREROUTING 1", "ip6tables -t nat -D PREROUTING 1"}},
 	{"mangle and filter chains are flushed", []string{"iptables -t mangle -F", "ip6tables -t mangle -F KPROXY-PREROUTING", "ip6tables -t filter -F KPROXY-FORWARD"}},
 	{"the userspace set is flushed", []string{"ipset flush KPROXY-USER-4", "ipset flush KPROXY-USER-6"}},
@@ -40,10 +41,33 @@ var damage = []struct {
 	{"connections are forgotten", []string{"conntrack -F"}},
 }
 
+// damageOf is done where services are offloaded to a data plane.
+var damageOf = map[plan.DataPlane][]harm{
+	plan.IPTables: {
+		{"a rule of a service is deleted", []string{"iptables -t nat -D {chain} 2", "ip6tables -t nat -D {chain} 1"}},
+		{"a service's chain gets a foreign rule", []string{"iptables -t nat -I {chain} -j RETURN", "ip6tables -t nat -A {chain} -j ACCEPT"}},
+	},
+	plan.IPVS: {
+		{"the chains that lead to IPVS are flushed", []string{"iptables -t nat -F KPROXY-VIRTUAL", "ip6tables -t nat -F KPROXY-VIRTUAL"}},
+		{"the dummy link is deleted", []string{"ip link del kproxy0"}},
+		{"the dummy link is set down", []string{"ip link set kproxy0 down"}},
+		{"addresses are deleted from the dummy link", []string{"ip -4 addr del 10.96.0.10/32 dev kproxy0", "ip -6 addr del fd00:96::a/128 dev kproxy0"}},
+		{"virtual servers are deleted", []string{"ipvsadm -D -t 10.96.0.10:80", "ipvsadm -D -t [fd00:96::a]:80"}},
+		{"all virtual servers are deleted", []string{"ipvsadm -C"}},
+		{"real servers are deleted", []string{"ipvsadm -d -t 10.96.0.10:80 -r 10.2.0.2:9000", "ipvsadm -d -t [fd00:96::a]:80 -r [fd00:2::2]:9000"}},
+		{"weights are changed", []string{"ipvsadm -e -t 10.96.0.10:80 -r 10.2.0.2:9000 -m -w 7", "ipvsadm -e -t [fd00:96::a]:80 -r [fd00:2::2]:9000 -m -w 0"}},
+		{"schedulers are changed", []string{"ipvsadm -E -t 10.96.0.10:80 -s lc -p 60", "ipvsadm -E -t [fd00:96::a]:80 -s lc"}},
+		{"the set of virtual servers is flushed", []string{"ipset flush KPROXY-VIRTUAL-4", "ipset flush KPROXY-VIRTUAL-6"}},
+		{"the set of addresses is flushed", []string{"ipset flush KPROXY-VIP-4", "ipset flush KPROXY-VIP-6"}},
+		{"the set of drains is destroyed", []string{"ipset destroy KPROXY-DRAIN-4", "ipset destroy KPROXY-DRAIN-6"}},
+	},
+}
+
 // TestDamageIsRepaired: whatever a third party removes from the kernel, or adds
 // to what is kproxy's, is as it was within seconds, without a restart, and both
 // data planes serve both families.
 func TestDamageIsRepaired(t *testing.T) {
+	t.Parallel()
 	for _, variant := range []string{"nft", "legacy"} {
 		t.Run(variant, func(t *testing.T) {
 			w := newWorld(t)
@@ -57,7 +81,7 @@ func TestDamageIsRepaired(t *testing.T) {
 			w.pin("other", "line", service.PreferUserspace)
 			w.settled()
 			before := w.everything()
-			for _, d := range damage {
+			for _, d := range slices.Concat(damage, damageOf[w.plane]) {
 				if variant == "legacy" && !strings.Contains(d.lines[0], "tables") {
 					continue // the same whatever the variant
 				}
@@ -67,7 +91,7 @@ func TestDamageIsRepaired(t *testing.T) {
 					}
 					w.repaired(t, before)
 					for i := range frontends(inKernel) {
-						w.eventuallyCarries(t, frontends(inKernel)[i], plan.IPTables)
+						w.eventuallyCarries(t, frontends(inKernel)[i], w.plane)
 						w.eventuallyCarries(t, frontends(inUserspace)[i], plan.Userspace)
 					}
 				})
@@ -94,7 +118,7 @@ func (w *world) settled() {
 		if now := w.everything(); now != last {
 			last, since = now, time.Now()
 		}
-		if quiet := time.Since(since); quiet < time.Second {
+		if quiet := time.Since(since); quiet < lasting(time.Second) {
 			return fmt.Errorf("they changed %s ago", quiet)
 		}
 		return nil
@@ -135,10 +159,10 @@ func (w *world) repaired(t *testing.T, before string) {
 		if now == before {
 			return
 		}
-		if time.Since(start) > 8*time.Second {
+		if time.Since(start) > within(8*time.Second) {
 			t.Fatalf("not repaired after %s:\n%s", time.Since(start), difference(before, now))
 		}
-		time.Sleep(50 * time.Millisecond)
+		sleep(50 * time.Millisecond)
 	}
 }
 
@@ -146,7 +170,7 @@ func (w *world) repaired(t *testing.T, before string) {
 // what is in the kernel may be right before the way to it is.
 func (w *world) eventuallyCarries(t *testing.T, target netip.AddrPort, plane plan.DataPlane) {
 	t.Helper()
-	deadline := time.Now().Add(8 * time.Second)
+	deadline := time.Now().Add(within(8 * time.Second))
 	for {
 		err := w.carries(target, plane)
 		if err == nil {
@@ -155,7 +179,7 @@ func (w *world) eventuallyCarries(t *testing.T, target netip.AddrPort, plane pla
 		if time.Now().After(deadline) {
 			t.Fatalf("a new connection to %s isn't carried by %s: %v", target, plane, err)
 		}
-		time.Sleep(20 * time.Millisecond)
+		sleep(20 * time.Millisecond)
 	}
 }
 
@@ -206,13 +230,13 @@ func TestLegacyVariant(t *testing.T) {
 	}
 }
 
-// TestHeldLock: another program holds the xtables lock for 10 seconds. A change
+// TestIPTablesHeldLock: another program holds the xtables lock for 10 seconds. A change
 // of endpoints takes effect meanwhile, because the service is served in
 // userspace until its rules can be written.
-func TestHeldLock(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "xtables.lock")
-	t.Setenv("XTABLES_LOCKFILE", path) // of this test's kproxy only
+func TestIPTablesHeldLock(t *testing.T) {
 	w := newWorld(t)
+	path := filepath.Join(w.dir, "xtables.lock")
+	w.env = []string{"XTABLES_LOCKFILE=" + path}
 	w.holdsRules("legacy") // the nft variant has no lock
 	m := lab.NewManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
@@ -255,17 +279,17 @@ func TestHeldLock(t *testing.T) {
 	}
 }
 
-// TestRestoreThatFailsHalfWay: the rules of one family are written and those of
+// TestIPTablesRestoreThatFailsHalfWay: the rules of one family are written and those of
 // the other refused, again and again. The change takes effect in both, and the
 // kernel carries the service again as soon as the rules can be written.
-func TestRestoreThatFailsHalfWay(t *testing.T) {
+func TestIPTablesRestoreThatFailsHalfWay(t *testing.T) {
 	dir := t.TempDir()
 	broken := filepath.Join(dir, "broken")
 	// What iptables-restore says and returns when the kernel has no memory left.
 	script := "#!/bin/sh\n[ ! -e " + broken + " ] || { cat >/dev/null; echo 'ip6tables-restore: line 7 failed: Cannot allocate memory.' >&2; exit 4; }\nPATH=${PATH#*:} exec ip6tables-nft-restore \"$@\"\n"
 	w := newWorld(t)
 	w.must(os.WriteFile(filepath.Join(dir, "ip6tables-nft-restore"), []byte(script), 0o755))
-	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	w.env = []string{"PATH=" + dir + ":" + os.Getenv("PATH")}
 	m := lab.NewManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
@@ -283,7 +307,7 @@ func TestRestoreThatFailsHalfWay(t *testing.T) {
 		}
 		return nil
 	})
-	time.Sleep(time.Second)
+	sleep(time.Second)
 	if s := w.service("web", "line"); s.DataPlane != plan.Userspace {
 		t.Errorf("while its rules can't be written, it is in %s: %s", s.DataPlane, s.Reason)
 	}

@@ -60,13 +60,13 @@ func TestNodeThatDoesNotForward(t *testing.T) {
 	w.sysctl(forward6, "0")
 	w.start()
 	w.everywhere(m)
-	time.Sleep(2 * time.Second) // longer than it has to be steady
+	sleep(2 * time.Second) // longer than it has to be steady
 	w.keptBack(forward6)
 	w.everywhere(m)
 
 	w.sysctl(forward6, "1")
 	for _, port := range []string{"line", "datagram"} {
-		w.await("web", port, plan.IPTables, plan.StateOffloaded)
+		w.await("web", port, w.plane, plan.StateOffloaded)
 	}
 	w.everywhere(m)
 
@@ -76,7 +76,7 @@ func TestNodeThatDoesNotForward(t *testing.T) {
 		w.everywhere(m)
 		w.sysctl(setting, "1")
 		for _, port := range []string{"line", "datagram"} {
-			w.await("web", port, plan.IPTables, plan.StateOffloaded)
+			w.await("web", port, w.plane, plan.StateOffloaded)
 		}
 	}
 }

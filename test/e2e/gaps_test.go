@@ -25,7 +25,7 @@ func (w *world) sender(target netip.AddrPort) (answered func() error) {
 	go func() {
 		for ctx.Err() == nil {
 			_, _ = c.Write([]byte("hello"))
-			time.Sleep(50 * time.Millisecond)
+			sleep(50 * time.Millisecond)
 		}
 	}()
 	return func() error {
@@ -47,7 +47,7 @@ func TestFlowsThatBeganWithoutRules(t *testing.T) {
 	// Without any rule of conntrack's, nothing would be tracked before the start.
 	w.node("iptables", "-t", "nat", "-A", "PREROUTING", "-m", "comment", "--comment", "foreign")
 	early := w.sender(frontends(m)[0])
-	time.Sleep(300 * time.Millisecond)
+	sleep(300 * time.Millisecond)
 	w.start()
 	w.eventually(10*time.Second, "an answer to who sent before the start", early)
 	w.pin("web", "datagram", service.PreferKernel)
@@ -65,8 +65,8 @@ func TestManifestsThatAreLate(t *testing.T) {
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.ask(w.net.Client, "tcp", frontends(m)[0])
-	w.await("web", "line", plan.IPTables, plan.StateOffloaded)
-	w.must(w.proxy.Stop(10 * time.Second))
+	w.await("web", "line", w.plane, plan.StateOffloaded)
+	w.stop()
 	away := filepath.Join(w.dir, "away")
 	w.must(os.Rename(w.manifests, away))
 	w.must(w.proxy.Start())
@@ -77,10 +77,10 @@ func TestManifestsThatAreLate(t *testing.T) {
 		}
 		return err
 	})
-	time.Sleep(time.Second)
+	sleep(time.Second)
 	for _, target := range frontends(m) {
 		w.ask(w.net.Client, "tcp", target)
 	}
 	w.must(os.Rename(away, w.manifests))
-	w.await("web", "line", plan.IPTables, plan.StateOffloaded)
+	w.await("web", "line", w.plane, plan.StateOffloaded)
 }

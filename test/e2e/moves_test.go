@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -20,7 +21,7 @@ func TestOffloadByItself(t *testing.T) {
 	w := newWorld(t)
 	m := lab.NewManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.start("--offload-after", "3s")
+	w.start("--offload-after", within(3*time.Second).String())
 	if s := w.service("web", "line"); s.DataPlane != plan.Userspace || s.State != plan.StateQualifying {
 		t.Fatalf("at first it is in %s, %s; want userspace, qualifying", s.DataPlane, s.State)
 	}
@@ -29,18 +30,18 @@ func TestOffloadByItself(t *testing.T) {
 		held = append(held, w.hold(target))
 	}
 	tr := w.traffic("tcp", frontends(m)[0], 50)
-	w.await("web", "line", plan.IPTables, plan.StateOffloaded)
+	w.await("web", "line", w.plane, plan.StateOffloaded)
 	if s := w.service("web", "http"); s.DataPlane != plan.Userspace {
 		t.Errorf("the port that carried nothing is in %s, want userspace", s.DataPlane)
 	}
 	for _, target := range frontends(m) {
 		held = append(held, w.hold(target))
 	}
-	time.Sleep(time.Second)
+	sleep(time.Second)
 	w.unbroken("after the offload", held...)
 	w.noneFailed("new connections across the offload", tr.Stop())
 	w.carriedBy(held[:2], plan.Userspace)
-	w.carriedBy(held[2:], plan.IPTables)
+	w.carriedBy(held[2:], w.plane)
 }
 
 // carriedBy checks in which data plane connections are, by `kproxy connections`.
@@ -68,7 +69,7 @@ func TestTwentyCyclesAndAKill(t *testing.T) {
 	w := newWorld(t)
 	m := lab.NewManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.start("--alive-timeout", "3s")
+	w.start()
 	tcp4, tcp6 := w.traffic("tcp", frontends(m)[0], 60), w.traffic("tcp", frontends(m)[1], 60)
 	udp := w.traffic("udp", frontends(m)[0], 30)
 	var kernel, userspace []*lab.Held
@@ -78,13 +79,13 @@ func TestTwentyCyclesAndAKill(t *testing.T) {
 		if cycle%5 == 0 {
 			kernel = append(kernel, w.hold(frontends(m)[cycle/5%2]))
 		}
-		time.Sleep(150 * time.Millisecond)
+		sleep(150 * time.Millisecond)
 		w.pin("web", "line", service.PreferUserspace)
 		w.pin("web", "datagram", service.PreferUserspace)
 		if cycle%5 == 0 {
 			userspace = append(userspace, w.hold(frontends(m)[cycle/5%2]))
 		}
-		time.Sleep(150 * time.Millisecond)
+		sleep(150 * time.Millisecond)
 	}
 	w.unbroken("opened in the kernel, after 20 cycles", kernel...)
 	w.unbroken("opened in userspace, after 20 cycles", userspace...)
@@ -93,9 +94,9 @@ func TestTwentyCyclesAndAKill(t *testing.T) {
 	}
 
 	w.must(w.proxy.Kill())
-	time.Sleep(3*time.Second + 300*time.Millisecond)
+	sleep(3*time.Second + 300*time.Millisecond) // longer than --alive-timeout
 	dead := time.Now()
-	time.Sleep(2 * time.Second)
+	sleep(2 * time.Second)
 	w.unbroken("opened in the kernel, after kill -9", kernel...)
 	for _, tr := range []*lab.Traffic{tcp4, tcp6, udp} {
 		w.noneFailed("while kproxy is dead", tr.Results().Since(dead))
@@ -103,7 +104,7 @@ func TestTwentyCyclesAndAKill(t *testing.T) {
 
 	w.startAgain()
 	w.pin("web", "line", service.PreferKernel)
-	time.Sleep(500 * time.Millisecond)
+	sleep(500 * time.Millisecond)
 	for _, tr := range []*lab.Traffic{tcp4, tcp6, udp} {
 		w.noneFailed("until after the restart", tr.Stop().Since(dead))
 	}
@@ -116,10 +117,10 @@ func TestHangIsNoOutage(t *testing.T) {
 	w := newWorld(t)
 	m := lab.NewManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.start("--alive-timeout", "2s")
+	w.start("--alive-timeout", lasting(2*time.Second).String())
 	w.pin("web", "line", service.PreferUserspace)
 	w.node("kill", "-STOP", strconv.Itoa(w.proxy.PID()))
-	time.Sleep(2500 * time.Millisecond)
+	sleep(2500 * time.Millisecond)
 	for _, target := range frontends(m) {
 		w.ask(w.net.Client, "tcp", target)
 	}
@@ -134,18 +135,18 @@ func TestRestartIsHitless(t *testing.T) {
 	m := lab.NewManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.must(lab.NewManifest("other", 11, w.net.Backends...).Write(w.manifests))
-	w.start("--drain-timeout", "2s")
+	w.start("--drain-timeout", lasting(2*time.Second).String())
 	w.ask(w.net.Client, "tcp", frontends(m)[0])
-	w.await("web", "line", plan.IPTables, plan.StateOffloaded)
+	w.await("web", "line", w.plane, plan.StateOffloaded)
 	inKernel := w.hold(frontends(m)[0])
 	other := lab.NewManifest("other", 11, w.net.Backends...)
 	tr, slow := w.traffic("tcp", frontends(m)[0], 60), w.traffic("tcp", frontends(other)[1], 60)
 	for range 3 {
-		time.Sleep(300 * time.Millisecond)
-		w.must(w.proxy.Stop(10 * time.Second))
-		time.Sleep(300 * time.Millisecond)
+		sleep(300 * time.Millisecond)
+		w.stop()
+		sleep(300 * time.Millisecond)
 		w.startAgain()
-		if s := w.service("web", "line"); s.DataPlane != plan.IPTables {
+		if s := w.service("web", "line"); s.DataPlane != w.plane {
 			t.Errorf("after the restart it is in %s, %s: %s; want it still offloaded", s.DataPlane, s.State, s.Reason)
 		}
 	}
@@ -160,12 +161,12 @@ func TestPinsSurviveARestart(t *testing.T) {
 	w.must(lab.NewManifest("web", 10, w.net.Backends...).Write(w.manifests))
 	w.start("--offload-min-connections", "1", "--offload-after", "0s")
 	w.pin("web", "line", service.PreferUserspace)
-	w.must(w.proxy.Stop(10 * time.Second))
+	w.stop()
 	w.startAgain()
 	w.await("web", "line", plan.Userspace, plan.StatePinned)
 	w.pin("web", "line", service.PreferAuto)
 	w.ask(w.net.Client, "tcp", frontends(lab.NewManifest("web", 10, w.net.Backends...))[0])
-	w.await("web", "line", plan.IPTables, plan.StateOffloaded)
+	w.await("web", "line", w.plane, plan.StateOffloaded)
 }
 
 // TestAffinityAcrossMoves: a client keeps its endpoint in every data plane and
@@ -198,14 +199,33 @@ func TestAffinityAcrossMoves(t *testing.T) {
 	}
 }
 
-// TestWhatTheKernelCantDoStays: least connections has no rule, so it stays in
-// userspace and really balances by load.
+// TestWhatTheKernelCantDoStays: iptables has no rule for least connections, and
+// IPVS no scheduler for random, so such a service stays in userspace, and says why.
 func TestWhatTheKernelCantDoStays(t *testing.T) {
 	w := newWorld(t)
 	m := lab.NewManifest("web", 10, w.net.Backends...)
 	m.Algorithm = string(service.LeastConnections)
+	if w.plane == plan.IPVS {
+		m.Algorithm = string(service.Random)
+	}
 	w.must(m.Write(w.manifests))
-	w.start("--offload-after", "0s")
+	w.start("--offload-after", "0s", "--mode", string(w.plane)) // auto would find another data plane for it
+	for _, target := range frontends(m) {
+		w.ask(w.net.Client, "tcp", target)
+	}
+	sleep(time.Second)
+	if s := w.service("web", "line"); s.DataPlane != plan.Userspace || s.State != plan.StateUserspace || !strings.Contains(s.Reason, strings.ReplaceAll(m.Algorithm, "-", " ")) {
+		t.Errorf("it is in %s, %s (%s); want userspace because of %s", s.DataPlane, s.State, s.Reason, m.Algorithm)
+	}
+}
+
+// TestLeastConnectionsInUserspace really balances by load.
+func TestLeastConnectionsInUserspace(t *testing.T) {
+	w := newWorld(t)
+	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m.Algorithm, m.DataPlane = string(service.LeastConnections), string(service.PreferUserspace)
+	w.must(m.Write(w.manifests))
+	w.start()
 	counts := map[string]int{}
 	for range 9 {
 		counts[w.hold(frontends(m)[0]).First().Backend]++
@@ -213,19 +233,15 @@ func TestWhatTheKernelCantDoStays(t *testing.T) {
 	if counts["b1"] != 3 || counts["b2"] != 3 || counts["b3"] != 3 {
 		t.Errorf("9 connections that are held went %v, want 3 each", counts)
 	}
-	time.Sleep(time.Second)
-	if s := w.service("web", "line"); s.DataPlane != plan.Userspace || s.State != plan.StateUserspace {
-		t.Errorf("it is in %s, %s (%s); want userspace", s.DataPlane, s.State, s.Reason)
-	}
 }
 
 var errOtherPlane = errors.New("another data plane carries it")
 
 // carries returns nil when a new connection to target is carried by plane.
 func (w *world) carries(target netip.AddrPort, plane plan.DataPlane) error {
-	ctx, cancel := context.WithTimeout(w.ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(w.ctx, within(2*time.Second))
 	defer cancel()
-	h, err := lab.Hold(ctx, lab.HoldConfig{From: w.net.Client, Network: "tcp", Target: target})
+	h, err := lab.Hold(ctx, lab.HoldConfig{From: w.net.Client, Network: "tcp", Target: target, Timeout: within(2 * time.Second)})
 	if err != nil {
 		return err
 	}

@@ -63,7 +63,7 @@ func TestStreamsAreWhole(t *testing.T) {
 		for _, target := range frontends(m) {
 			c, err := w.net.Client.Dial(w.ctx, "tcp", target.String())
 			w.must(err)
-			w.must(c.SetDeadline(time.Now().Add(30 * time.Second)))
+			w.must(c.SetDeadline(time.Now().Add(within(30 * time.Second))))
 			go func() {
 				_, _ = c.Write(sent) // if it fails, what comes back is short
 				_ = c.(*net.TCPConn).CloseWrite()
@@ -104,7 +104,7 @@ func TestResetsOfClients(t *testing.T) {
 				if err == nil || !strings.Contains(err.Error(), "reset") {
 					t.Errorf("%s to %s: the endpoint saw %v, want a reset", plane, target, err)
 				}
-			case <-time.After(10 * time.Second):
+			case <-time.After(within(10 * time.Second)):
 				t.Errorf("%s to %s: the endpoint saw no end", plane, target)
 			}
 		}
@@ -140,7 +140,7 @@ func TestProxyProtocol(t *testing.T) {
 			if !strings.HasPrefix(line, want) || !strings.HasSuffix(line, " 80\r\n") {
 				t.Errorf("%s: the endpoint read %q, want %q", target, line, want)
 			}
-		case <-time.After(10 * time.Second):
+		case <-time.After(within(10 * time.Second)):
 			t.Errorf("%s: the endpoint read nothing", target)
 		}
 		c.Close()

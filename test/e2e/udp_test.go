@@ -38,15 +38,15 @@ func (w *world) talk(target netip.AddrPort) *talker {
 }
 
 // ask sends a datagram and returns who answered it, or the error: refused, or
-// silence for so long.
-func (k *talker) ask(within time.Duration) (lab.Answer, error) {
+// silence for so long on a machine of usual speed.
+func (k *talker) ask(limit time.Duration) (lab.Answer, error) {
 	k.count++
 	payload := fmt.Sprintf("%s-%d", k.conn.LocalAddr(), k.count)
 	if _, err := k.conn.Write([]byte(payload)); err != nil {
 		return lab.Answer{}, err
 	}
 	buf := make([]byte, 1<<16)
-	end := time.Now().Add(within)
+	end := time.Now().Add(within(limit))
 	for {
 		k.must(k.conn.SetReadDeadline(end))
 		n, err := k.conn.Read(buf)
@@ -65,7 +65,7 @@ func (k *talker) ask(within time.Duration) (lab.Answer, error) {
 func (k *talker) becomes(what string, want func(lab.Answer, error) bool) {
 	k.Helper()
 	k.eventually(10*time.Second, fmt.Sprintf("%s to %s", what, k.target), func() error {
-		a, err := k.ask(400 * time.Millisecond)
+		a, err := k.ask(250 * time.Millisecond)
 		if want(a, err) {
 			return nil
 		}
@@ -88,6 +88,7 @@ func by(backends ...string) func(lab.Answer, error) bool {
 // another endpoint when its own is removed, is refused when there is none left
 // or the service is gone, and is answered again when there is one.
 func TestUDPFlowsFollowChanges(t *testing.T) {
+	t.Parallel()
 	for _, plane := range udpPlanes {
 		t.Run(string(plane), func(t *testing.T) {
 			w := newWorld(t)
@@ -192,7 +193,7 @@ func TestLargestDatagrams(t *testing.T) {
 				w.must(err)
 				_, err = c.Write([]byte(payload))
 				w.must(err)
-				w.must(c.SetReadDeadline(time.Now().Add(5 * time.Second)))
+				w.must(c.SetReadDeadline(time.Now().Add(within(5 * time.Second))))
 				buf := make([]byte, 1<<16)
 				n, err := c.Read(buf)
 				c.Close()
@@ -230,7 +231,7 @@ func TestOneSocketTwoServices(t *testing.T) {
 					w.must(err)
 				}
 				for range 2 {
-					w.must(c.SetReadDeadline(time.Now().Add(5 * time.Second)))
+					w.must(c.SetReadDeadline(time.Now().Add(within(5 * time.Second))))
 					buf := make([]byte, 2000)
 					n, from, err := c.ReadFrom(buf)
 					if err != nil {
@@ -253,7 +254,7 @@ func TestOneSocketTwoServices(t *testing.T) {
 // takes nothing along: its client is served again when it speaks again.
 func TestIdleSessionsEnd(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...).Annotate("kproxy.dev/idle-timeout", "2s")
+	m := lab.NewManifest("web", 10, w.net.Backends...).Annotate("kproxy.dev/idle-timeout", lasting(2*time.Second).String())
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.pin("web", "datagram", service.PreferUserspace)

@@ -5,6 +5,7 @@ package e2e
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -27,6 +28,15 @@ var binary = os.Getenv("KPROXY_BIN")
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
+	flag.Parse()
+	if kernelPlane == "" {
+		fmt.Fprintf(os.Stderr, "KPROXY_E2E_MODE: %q is none of iptables, ipvs and auto\n", mode)
+		return 2
+	}
+	if err := selectTests(); err != nil {
+		fmt.Fprintln(os.Stderr, "select tests:", err)
+		return 1
+	}
 	if binary != "" {
 		return m.Run()
 	}
@@ -56,22 +66,32 @@ type world struct {
 	net       *lab.Network
 	dir       string
 	manifests string
+	plane     plan.DataPlane // where the service of this test goes when it is offloaded
+	env       []string       // of kproxy, besides this process's
 	proxy     *lab.Process
 	client    *web.Client
 }
 
-// newWorld builds a lab with three backends; kproxy doesn't run yet.
+// newWorld builds a lab with three backends; kproxy doesn't run yet. Worlds
+// share nothing, so their tests run in parallel.
 func newWorld(t *testing.T) *world {
+	t.Helper()
+	t.Parallel()
+	return newLoneWorld(t)
+}
+
+// newLoneWorld is newWorld for a test that takes the whole machine.
+func newLoneWorld(t *testing.T) *world {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make network namespaces")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), 4*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), within(4*time.Minute))
 	t.Cleanup(cancel)
 	cfg := lab.DefaultConfig()
 	cfg.Prefix = fmt.Sprintf("kpe-%d-%d", os.Getpid(), worlds.Add(1))
 	cfg.Clients = 3
-	w := &world{T: t, ctx: ctx, net: lab.New(cfg), dir: t.TempDir()}
+	w := &world{T: t, ctx: ctx, net: lab.New(cfg), dir: t.TempDir(), plane: kernelPlane}
 	w.manifests = filepath.Join(w.dir, "manifests")
 	w.must(os.Mkdir(w.manifests, 0o755))
 	w.must(w.net.Up(ctx))
@@ -90,18 +110,20 @@ func (w *world) must(err error) {
 	}
 }
 
-// start runs kproxy on the node in mode iptables, with a short offload-after,
-// and waits until it is alive. Further arguments win over the usual ones.
+// start runs kproxy on the node in the mode under test, with a short
+// offload-after, and waits until it is alive. Further arguments win over the
+// usual ones.
 func (w *world) start(args ...string) {
 	w.Helper()
 	socket := filepath.Join(w.dir, "kproxy.sock")
 	w.client = web.NewClient(socket)
 	w.proxy = &lab.Process{
-		Namespace: w.net.Node, Path: binary,
+		Namespace: w.net.Node, Path: binary, Env: w.env,
 		Args: append([]string{
-			"run", "--mode", "iptables", "--manifests", w.manifests, "--socket", socket,
+			"run", "--mode", string(mode), "--manifests", w.manifests, "--socket", socket,
 			"--state-dir", filepath.Join(w.dir, "state"), "--hostname-override", "node", "--v", "debug",
-			"--offload-after", "1s", "--health-interval", "300ms", "--health-timeout", "250ms", "--drain-timeout", "5s",
+			"--offload-after", "1s", "--alive-timeout", lasting(3 * time.Second).String(), "--drain-timeout", lasting(5 * time.Second).String(),
+			"--health-interval", lasting(300 * time.Millisecond).String(), "--health-timeout", lasting(250 * time.Millisecond).String(),
 		}, args...),
 	}
 	w.Cleanup(func() {
@@ -113,6 +135,12 @@ func (w *world) start(args ...string) {
 		}
 	})
 	w.startAgain()
+}
+
+// stop ends kproxy as an operator does.
+func (w *world) stop() {
+	w.Helper()
+	w.must(w.proxy.Stop(within(10 * time.Second)))
 }
 
 // startAgain starts the same kproxy once more.
@@ -128,19 +156,19 @@ func (w *world) startAgain() {
 	})
 }
 
-// eventually polls until f returns nil.
-func (w *world) eventually(within time.Duration, what string, f func() error) {
+// eventually polls until f returns nil. limit is for a machine of usual speed.
+func (w *world) eventually(limit time.Duration, what string, f func() error) {
 	w.Helper()
-	deadline := time.Now().Add(within)
+	start := time.Now()
 	for {
 		err := f()
 		if err == nil {
 			return
 		}
-		if time.Now().After(deadline) {
-			w.Fatalf("waited %s for %s: %v", within, what, err)
+		if waited := time.Since(start); waited > within(limit) {
+			w.Fatalf("waited %s for %s: %v", waited, what, err)
 		}
-		time.Sleep(20 * time.Millisecond)
+		sleep(20 * time.Millisecond)
 	}
 }
 
@@ -188,7 +216,7 @@ func (w *world) pin(name, port string, p service.Preference) {
 	case service.PreferUserspace:
 		w.await(name, port, plan.Userspace, plan.StatePinned)
 	case service.PreferKernel:
-		w.await(name, port, plan.IPTables, plan.StatePinned)
+		w.await(name, port, w.plane, plan.StatePinned)
 	}
 }
 
@@ -206,7 +234,7 @@ func (w *world) ask(from *lab.Namespace, network string, target netip.AddrPort) 
 // timed out.
 func (w *world) refuses(from *lab.Namespace, network string, target netip.AddrPort) {
 	w.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, 3*time.Second)
+	ctx, cancel := context.WithTimeout(w.ctx, within(3*time.Second))
 	defer cancel()
 	a, err := from.Ask(ctx, network, target, "hello")
 	if err == nil {
@@ -234,11 +262,12 @@ func (w *world) node(name string, args ...string) string {
 func (w *world) traffic(network string, target netip.AddrPort, rate float64) *lab.Traffic {
 	w.Helper()
 	c := lab.TrafficConfig{
-		From: w.net.Client, Network: network, Target: target, Rate: rate, Count: int(rate * 200), Timeout: 8 * time.Second,
+		From: w.net.Client, Network: network, Target: target, Rate: thinned(rate), Count: int(rate * 400), Timeout: within(8 * time.Second),
 		Concurrency: 1024, // time-outs of one moment must not thin out the next
 	}
 	if network == "udp" {
-		c.FirstPort = 20000
+		c.FirstPort = 20000 // the kernel chooses from 32768 on
+		c.Count = min(c.Count, 12000)
 	}
 	tr, err := lab.StartTraffic(w.ctx, c)
 	w.must(err)
@@ -260,7 +289,7 @@ func (w *world) noneFailed(what string, r lab.Results) {
 // hold opens a connection that must last until the test's end.
 func (w *world) hold(target netip.AddrPort) *lab.Held {
 	w.Helper()
-	h, err := lab.Hold(w.ctx, lab.HoldConfig{From: w.net.Client, Network: "tcp", Target: target, Timeout: 5 * time.Second})
+	h, err := lab.Hold(w.ctx, lab.HoldConfig{From: w.net.Client, Network: "tcp", Target: target, Timeout: within(5 * time.Second)})
 	w.must(err)
 	w.Cleanup(func() { h.Close() })
 	return h

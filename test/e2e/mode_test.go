@@ -1,0 +1,43 @@
+package e2e
+
+import (
+	"cmp"
+	"flag"
+	"os"
+	"os/exec"
+	"strings"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// mode is the mode that kproxy is tested in: $KPROXY_E2E_MODE, or iptables.
+var mode = plan.Mode(cmp.Or(os.Getenv("KPROXY_E2E_MODE"), string(plan.ModeIPTables)))
+
+// hasIPVS: this host's kernel has IPVS.
+var hasIPVS = findIPVS()
+
+// kernelPlane is the data plane that mode offloads to on this host.
+var kernelPlane = map[plan.Mode]plan.DataPlane{
+	plan.ModeIPTables: plan.IPTables,
+	plan.ModeIPVS:     plan.IPVS,
+	plan.ModeAuto:     map[bool]plan.DataPlane{false: plan.IPTables, true: plan.IPVS}[hasIPVS],
+}[mode]
+
+// findIPVS doesn't ask kproxy, whose answer is tested too.
+func findIPVS() bool {
+	_ = exec.Command("modprobe", "ip_vs").Run() // fails where it is built in as well
+	_, err := os.Stat("/proc/net/ip_vs")
+	return err == nil
+}
+
+// selectTests leaves out the tests whose names begin with another data plane than
+// the one that mode offloads to: they aren't run, rather than skipped.
+func selectTests() error {
+	prefixes := map[plan.DataPlane]string{plan.IPTables: "TestIPTables", plan.IPVS: "TestIPVS"}
+	delete(prefixes, kernelPlane)
+	skip := flag.Lookup("test.skip").Value.String()
+	for _, p := range prefixes {
+		skip = strings.TrimPrefix(skip+"|^"+p, "|")
+	}
+	return flag.Set("test.skip", skip)
+}

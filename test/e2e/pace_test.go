@@ -1,0 +1,35 @@
+package e2e
+
+import (
+	"math"
+	"os"
+	"strconv"
+	"time"
+)
+
+// slow is how many times slower than a usual machine this one is: an emulated
+// one says so in $KPROXY_E2E_SLOW.
+var slow = max(1, number(os.Getenv("KPROXY_E2E_SLOW")))
+
+// pace is what a slow machine stretches by whatever takes its time on every
+// machine. It is less than slow, as most of such a time is spent waiting.
+var pace = math.Round(math.Sqrt(slow))
+
+func number(s string) float64 {
+	n, _ := strconv.ParseFloat(s, 64) // else as if it were unset
+	return n
+}
+
+// within stretches how long something may take at most. Nobody waits that long
+// unless the test fails.
+func within(d time.Duration) time.Duration { return time.Duration(slow * float64(d)) }
+
+// lasting stretches what really takes so long: kproxy's own intervals, and how
+// long a test gives something the chance to go wrong.
+func lasting(d time.Duration) time.Duration { return time.Duration(pace * float64(d)) }
+
+// sleep waits for lasting(d).
+func sleep(d time.Duration) { time.Sleep(lasting(d)) }
+
+// thinned lowers how much comes at a time, or in all.
+func thinned[N int | float64](n N) N { return N(float64(n) / pace) }
