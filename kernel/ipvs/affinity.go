@@ -1,0 +1,297 @@
+package ipvs
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"encoding/binary"
+	"encoding/hex"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"os"
+	"slices"
+	"strconv"
+	"time"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Virtuals returns the virtual servers that [Render] makes for one service.
+func Virtuals(s *plan.Service, p *plan.Policy, o Options) []kernel.Virtual {
+	f := renderService(s, p, o)
+	return append(f.virtuals, f.nodePorts...)
+}
+
+// ReadAffinity returns the clients that IPVS keeps with real servers of the
+// given virtual servers, by their Owner. A client may be there more than once:
+// every virtual server has clients of its own.
+func ReadAffinity(virtuals []kernel.Virtual) (map[service.Key][]kernel.Client, error) {
+	templates, err := readTemplates()
+	if err != nil {
+		return nil, fmt.Errorf("read affinity of virtual servers: %w", err)
+	}
+	of := make(map[key]*kernel.Virtual, len(virtuals))
+	for i := range virtuals {
+		of[keyOf(virtuals[i])] = &virtuals[i]
+	}
+	out := map[service.Key][]kernel.Client{}
+	for t, b := range templates {
+		if v := of[t.key]; v != nil {
+			out[v.Owner] = append(out[v.Owner], kernel.Client{Address: t.client, Endpoint: b.real, Remaining: b.remaining})
+		}
+	}
+	return out, nil
+}
+
+// template is what IPVS keeps a client with a real server by: a connection
+// without a client's port (struct ip_vs_conn with IP_VS_CONN_F_TEMPLATE).
+type template struct {
+	key
+	client netip.Addr
+}
+
+// binding is where a template leads.
+type binding struct {
+	real      netip.AddrPort
+	remaining time.Duration
+}
+
+// connectionsPath is IPVS's connections in the calling thread's network
+// namespace, templates among them. The time to read it grows with the square of
+// their number: the kernel gives a page at a time, and looks for the place where
+// it was from the beginning (ip_vs_conn_array in ip_vs_conn.c).
+const connectionsPath = "/proc/thread-self/net/ip_vs_conn"
+
+func readTemplates() (map[template]binding, error) {
+	f, err := os.Open(connectionsPath)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	return parseTemplates(f)
+}
+
+// parseTemplates reads what ip_vs_conn_seq_show prints (ip_vs_conn.c):
+//
+//	Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData
+//	TCP 0A010002 0000 0A60000A 0050 0A020004 1F90 ASSURED        3592
+//
+// The kernel keeps templates that it has given up, with 65535 for their ports.
+// FTP's have no ports at all, and aren't those of any virtual server here.
+func parseTemplates(r io.Reader) (map[template]binding, error) {
+	out := map[template]binding{}
+	lines := bufio.NewScanner(r)
+	for n := 1; lines.Scan(); n++ {
+		// Most lines are ordinary connections, and there may be a million of them.
+		_, rest, _ := bytes.Cut(lines.Bytes(), []byte(" "))
+		_, rest, _ = bytes.Cut(rest, []byte(" "))
+		if !bytes.HasPrefix(rest, []byte("0000 ")) {
+			continue
+		}
+		t, b, err := parseTemplate(bytes.Fields(lines.Bytes()))
+		if err != nil {
+			return nil, fmt.Errorf("parse line %d of %s: %w", n, connectionsPath, err)
+		}
+		if t.protocol != 0 && t.address.Port() != 0xffff {
+			out[t] = b
+		}
+	}
+	return out, lines.Err()
+}
+
+func parseTemplate(fields [][]byte) (t template, b binding, err error) {
+	if len(fields) < 9 {
+		return t, b, fmt.Errorf("connection of %d fields", len(fields))
+	}
+	t.protocol = protocols[string(fields[0])]
+	if t.client, err = parseConnectionAddress(string(fields[1])); err != nil {
+		return t, b, err
+	}
+	for i, to := range []*netip.AddrPort{3: &t.address, 5: &b.real} {
+		if to == nil {
+			continue
+		}
+		a, err := parseConnectionAddress(string(fields[i]))
+		if err != nil {
+			return t, b, err
+		}
+		port, err := strconv.ParseUint(string(fields[i+1]), 16, 16)
+		if err != nil {
+			return t, b, err
+		}
+		*to = netip.AddrPortFrom(a, uint16(port))
+	}
+	seconds, err := strconv.ParseUint(string(fields[8]), 10, 32)
+	b.remaining = time.Duration(seconds) * time.Second
+	return t, b, err
+}
+
+// parseConnectionAddress reads "0A010002" and
+// "fd00:0001:0000:0000:0000:0000:0000:0002".
+func parseConnectionAddress(s string) (netip.Addr, error) {
+	var v4 [4]byte
+	if len(s) != hex.EncodedLen(len(v4)) {
+		return netip.ParseAddr(s)
+	}
+	n, err := strconv.ParseUint(s, 16, 32)
+	binary.BigEndian.PutUint32(v4[:], uint32(n))
+	return netip.AddrFrom4(v4), err
+}
+
+// seed is a template that is wanted.
+type seed struct {
+	template
+	real    netip.AddrPort
+	timeout uint32 // seconds after its last connection
+}
+
+// ftp is the port whose templates IPVS makes without ports (ip_vs_sched_persist),
+// for which it finds no virtual server when it is told of one.
+const ftp = 21
+
+// seeds are the templates by which virtual servers keep their owners' clients.
+// Clients of endpoints that are no real server there, or take no connections,
+// are passed over: IPVS would give such a template up.
+func seeds(virtuals []kernel.Virtual, clients map[service.Key][]kernel.Client) []seed {
+	var out []seed
+	for _, v := range virtuals {
+		if v.Persistence == 0 || v.Protocol == service.TCP && v.Address.Port() == ftp {
+			continue
+		}
+		takes := make(map[netip.AddrPort]bool, len(v.Reals))
+		for _, r := range v.Reals {
+			takes[r.Address] = r.Weight > 0
+		}
+		for _, c := range clients[v.Owner] {
+			if takes[c.Endpoint] && c.Address.Is4() == v.Address.Addr().Is4() && c.Remaining > 0 {
+				out = append(out, seed{template{keyOf(v), c.Address}, c.Endpoint, v.Persistence})
+			}
+		}
+	}
+	return out
+}
+
+// ErrOtherReal says that IPVS keeps clients with real servers that they had from
+// it earlier, because they have had connections there until a moment ago.
+var ErrOtherReal = errors.New("had connections to another endpoint through IPVS until a moment ago, and come there again")
+
+// SeedAffinity makes virtual servers keep their owners' clients, when services
+// move to IPVS. A client's time begins anew: to the kernel, what is left of it
+// now would be what it has from now on, after each connection.
+//
+// The kernel takes templates only as a backup of another load balancer does, so
+// for as long as this takes there is a synchronisation daemon, which listens on
+// the loopback link. Where somebody else runs one, this fails with
+// [ErrSyncDaemon], and changes nothing. The rules see to it that the daemon
+// hears nobody but who marks packets with mark, kproxy's own.
+func SeedAffinity(ctx context.Context, mark uint32, virtuals []kernel.Virtual, clients map[service.Key][]kernel.Client) error {
+	wanted := seeds(virtuals, clients)
+	if len(wanted) == 0 {
+		return nil
+	}
+	if err := sow(ctx, mark, wanted); err != nil {
+		return fmt.Errorf("seed affinity of virtual servers: %w", err)
+	}
+	return nil
+}
+
+// sow brings wanted into the kernel. It sends first and looks then, because a
+// look takes long where there are many connections: what matters is there soon.
+func sow(ctx context.Context, mark uint32, wanted []seed) (err error) {
+	d, err := startSync(mark)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, d.stop()) }()
+	elsewhere, err := d.sow(ctx, wanted)
+	if err != nil || len(elsewhere) == 0 {
+		return err
+	}
+	return d.replace(ctx, elsewhere)
+}
+
+// compareSeeds tells which of wanted the kernel doesn't have, and which it has
+// with another real server.
+func compareSeeds(wanted []seed) (missing, elsewhere []seed, err error) {
+	have, err := readTemplates()
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, s := range wanted {
+		if b, ok := have[s.template]; !ok {
+			missing = append(missing, s)
+		} else if b.real != s.real {
+			elsewhere = append(elsewhere, s)
+		}
+	}
+	return missing, elsewhere, nil
+}
+
+// sowTries is how often seeds are sent: datagrams may be lost, even here.
+const sowTries = 5
+
+// sow sends seeds until the kernel has a template for each, and returns those
+// that it has with another real server.
+func (d *syncDaemon) sow(ctx context.Context, wanted []seed) (elsewhere []seed, err error) {
+	for range sowTries {
+		if err := d.send(ctx, wanted); err != nil {
+			return nil, err
+		}
+		missing, other, err := compareSeeds(wanted)
+		if err != nil {
+			return nil, err
+		}
+		elsewhere = append(elsewhere, other...)
+		if wanted = missing; len(wanted) == 0 {
+			return elsewhere, nil
+		}
+	}
+	return nil, fmt.Errorf("%d of the kernel's templates don't appear", len(wanted))
+}
+
+// endPatience is ample for a template that ends after a second.
+const endPatience, endLook = 2 * time.Second, 500 * time.Millisecond
+
+// replace makes templates in the stead of others, which can't be changed, but
+// be made to end soon: after the connections that they have brought about, of
+// which IPVS remembers each for two minutes after its end. Those that don't end
+// get their time back.
+func (d *syncDaemon) replace(ctx context.Context, elsewhere []seed) error {
+	ending := slices.Clone(elsewhere)
+	for i := range ending {
+		ending[i].timeout = 1
+	}
+	if err := d.send(ctx, ending); err != nil {
+		return err
+	}
+	for waited := time.Duration(0); waited < endPatience; waited += endLook {
+		if err := pause(ctx, endLook); err != nil {
+			return err
+		}
+		_, still, err := compareSeeds(elsewhere)
+		if err != nil {
+			return err
+		}
+		if len(still) == 0 {
+			break
+		}
+	}
+	still, err := d.sow(ctx, elsewhere)
+	if err == nil && len(still) > 0 {
+		err = fmt.Errorf("%d clients %w", len(still), ErrOtherReal)
+	}
+	return err
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}

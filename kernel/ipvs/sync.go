@@ -1,0 +1,329 @@
+package ipvs
+
+import (
+	"bytes"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// ErrSyncDaemon says that somebody else has the kernel's synchronisation daemon
+// at work, of which there is one per network namespace.
+var ErrSyncDaemon = errors.New("the connections of this node's IPVS are being synchronised with other load balancers' (ipvsadm --daemon)")
+
+// SyncGroup is where kproxy's synchronisation daemon listens: a multicast group
+// that doesn't leave the node (RFC 2365), on the loopback link. It tells the
+// daemon from others'.
+var SyncGroup = netip.MustParseAddrPort("239.255.75.80:8848")
+
+// syncLink is the name of the loopback link, which is the same in every network
+// namespace.
+const syncLink = "lo"
+
+// syncDaemon is the receiving end of IPVS's synchronisation, in the role of the
+// backup, and a socket that plays the master.
+type syncDaemon struct {
+	id     uint8 // whose messages it takes
+	socket int
+}
+
+// startSync starts the daemon in the network namespace of the calling thread. One
+// of kproxy's that an earlier process left is replaced.
+func startSync(mark uint32) (*syncDaemon, error) {
+	// A backup that only listens would direct no traffic at all (ip_vs_in).
+	if b, err := os.ReadFile("/proc/sys/net/ipv4/vs/backup_only"); err == nil && strings.TrimSpace(string(b)) != "0" {
+		return nil, fmt.Errorf("%w: net.ipv4.vs.backup_only is set", ErrSyncDaemon)
+	}
+	if err := stopLeftSync(); err != nil {
+		return nil, err
+	}
+	d := &syncDaemon{id: uint8(1 + rand.IntN(255))} // 0 would be everybody
+	if err := daemonRequest(cmdNewDaemon, d.id); err != nil {
+		return nil, fmt.Errorf("start synchronisation daemon: %w", err)
+	}
+	var err error
+	if d.socket, err = syncSocket(mark); err != nil {
+		return nil, errors.Join(fmt.Errorf("open synchronisation socket: %w", err), d.stopDaemon())
+	}
+	return d, nil
+}
+
+// stopLeftSync stops the daemon if it is kproxy's, and fails if it is another's.
+func stopLeftSync() error {
+	daemons, err := syncDaemons()
+	if err != nil {
+		return err
+	}
+	for _, x := range daemons {
+		if !x.own {
+			return ErrSyncDaemon
+		}
+		if err := daemonRequest(cmdDelDaemon, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+			return fmt.Errorf("stop synchronisation daemon: %w", err)
+		}
+	}
+	return nil
+}
+
+// StopSync stops the daemon that a process left which ended while it seeded
+// affinity. Others' go on. Without IPVS in the kernel it does nothing.
+func StopSync() error {
+	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+		return nil
+	}
+	if err := stopLeftSync(); err != nil && !errors.Is(err, ErrSyncDaemon) {
+		return err
+	}
+	return nil
+}
+
+// stop ends the daemon, after what it has received.
+func (d *syncDaemon) stop() error {
+	return errors.Join(os.NewSyscallError("close", unix.Close(d.socket)), d.stopDaemon())
+}
+
+func (d *syncDaemon) stopDaemon() error {
+	if err := daemonRequest(cmdDelDaemon, d.id); err != nil {
+		return fmt.Errorf("stop synchronisation daemon: %w", err)
+	}
+	return nil
+}
+
+// syncSocket sends to SyncGroup on the loopback link.
+func syncSocket(mark uint32) (int, error) {
+	lo, err := net.InterfaceByName(syncLink)
+	if err != nil {
+		return 0, err
+	}
+	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return 0, os.NewSyscallError("socket", err)
+	}
+	for _, set := range []func() error{
+		func() error { return unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_MARK, int(mark)) },
+		func() error {
+			return unix.SetsockoptIPMreqn(s, unix.IPPROTO_IP, unix.IP_MULTICAST_IF, &unix.IPMreqn{Ifindex: int32(lo.Index)})
+		},
+		func() error { return unix.SetsockoptInt(s, unix.IPPROTO_IP, unix.IP_MULTICAST_TTL, 0) },
+	} {
+		if err := set(); err != nil {
+			unix.Close(s)
+			return 0, os.NewSyscallError("setsockopt", err)
+		}
+	}
+	return s, nil
+}
+
+// syncBurst is how many messages the daemon's socket takes at a time, of the
+// size that it has by default (net.core.rmem_default) and with room to spare.
+const syncBurst = 4
+
+// send sends seeds and waits until the daemon has taken them.
+func (d *syncDaemon) send(ctx context.Context, s []seed) error {
+	to := &unix.SockaddrInet4{Addr: SyncGroup.Addr().As4(), Port: int(SyncGroup.Port())}
+	for n := 1; len(s) > 0; n++ {
+		part := s[:min(len(s), syncMost)]
+		s = s[len(part):]
+		if err := unix.Sendto(d.socket, syncMessage(d.id, part), 0, to); err != nil {
+			return os.NewSyscallError("sendto", err)
+		}
+		if n%syncBurst != 0 && len(s) > 0 {
+			continue
+		}
+		if err := d.drained(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const (
+	// sockets are those for UDP in the calling thread's network namespace.
+	sockets = "/proc/thread-self/net/udp"
+	// drainPatience is far longer than the daemon needs.
+	drainPatience = 5 * time.Second
+)
+
+// drained waits until nothing waits for the daemon.
+func (d *syncDaemon) drained(ctx context.Context) error {
+	group := SyncGroup.Addr().As4()
+	address := []byte(fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(group[:]), SyncGroup.Port()))
+	for waited := time.Duration(0); waited < drainPatience; waited += time.Millisecond {
+		b, err := os.ReadFile(sockets)
+		if err != nil {
+			return err
+		}
+		// "sl local_address rem_address st tx_queue:rx_queue …" (udp4_format_sock)
+		if i := bytes.Index(b, address); i < 0 {
+			return errors.New("the synchronisation daemon has ended")
+		} else if f := bytes.Fields(b[i:]); len(f) < 4 || bytes.HasSuffix(f[3], []byte(":00000000")) {
+			return nil
+		}
+		if err := pause(ctx, time.Millisecond); err != nil {
+			return err
+		}
+	}
+	return errors.New("the synchronisation daemon doesn't take what it is sent")
+}
+
+// syncMost is the most connections that a message can count.
+const syncMost = 255
+
+// Layout of messages of version 1 (ip_vs_sync.c: struct ip_vs_sync_mesg,
+// ip_vs_sync_v4 and ip_vs_sync_v6), all in network order.
+const (
+	syncVersion       = 1
+	syncHeaderLength  = 8
+	syncV4Length      = 36
+	syncV6Length      = 72
+	syncIPv6          = 1      // STYPE_F_INET6
+	syncTemplate      = 0x1000 // IP_VS_CONN_F_TEMPLATE; forwarding by NAT is 0
+	syncTemplateState = 1      // IP_VS_CTPL_S_ASSURED: it isn't dropped first
+)
+
+// syncMessage encodes seeds, at most syncMost.
+func syncMessage(id uint8, s []seed) []byte {
+	b := make([]byte, syncHeaderLength, syncHeaderLength+len(s)*syncV6Length)
+	for _, s := range s {
+		b = appendSeed(b, s)
+	}
+	b[1] = id
+	binary.BigEndian.PutUint16(b[2:], uint16(len(b)))
+	b[4], b[5] = uint8(len(s)), syncVersion
+	return b
+}
+
+func appendSeed(b []byte, s seed) []byte {
+	typ, length := byte(0), uint16(syncV4Length)
+	if s.client.Is6() {
+		typ, length = syncIPv6, syncV6Length
+	}
+	b = append(b, typ, byte(protocolNumbers[s.protocol]))
+	b = binary.BigEndian.AppendUint16(b, length) // the entry's version, 0, is in its upper bits
+	b = binary.BigEndian.AppendUint32(b, syncTemplate)
+	for _, v := range []uint16{syncTemplateState, 0, s.address.Port(), s.real.Port()} {
+		b = binary.BigEndian.AppendUint16(b, v)
+	}
+	b = binary.BigEndian.AppendUint32(b, 0) // no firewall mark
+	b = binary.BigEndian.AppendUint32(b, s.timeout)
+	for _, a := range []netip.Addr{s.client, s.address.Addr(), s.real.Addr()} {
+		b = append(b, a.AsSlice()...)
+	}
+	return b
+}
+
+// Generic netlink's commands and attributes of daemons (linux/ip_vs.h).
+const (
+	cmdNewDaemon = 9
+	cmdDelDaemon = 10
+	cmdGetDaemon = 11
+
+	attrDaemon = 3 // of a command
+
+	daemonState     = 1
+	daemonLink      = 2
+	daemonSyncID    = 3
+	daemonMaxLength = 4
+	daemonGroup     = 5
+	daemonPort      = 7
+
+	stateBackup = 2
+)
+
+// daemonRequest starts or stops the backup.
+func daemonRequest(command uint8, id uint8) error {
+	r, err := ipvsRequest(command, unix.NLM_F_ACK)
+	if err != nil {
+		return err
+	}
+	d := nl.NewRtAttr(attrDaemon|unix.NLA_F_NESTED, nil)
+	d.AddRtAttr(daemonState, nl.Uint32Attr(stateBackup))
+	if command == cmdNewDaemon {
+		group := SyncGroup.Addr().As4()
+		d.AddRtAttr(daemonLink, nl.ZeroTerminated(syncLink))
+		d.AddRtAttr(daemonSyncID, nl.Uint32Attr(uint32(id)))
+		d.AddRtAttr(daemonMaxLength, nl.Uint16Attr(syncHeaderLength+syncMost*syncV6Length))
+		d.AddRtAttr(daemonGroup, group[:])
+		d.AddRtAttr(daemonPort, nl.Uint16Attr(SyncGroup.Port()))
+	}
+	r.AddData(d)
+	_, err = r.Execute(unix.NETLINK_GENERIC, 0)
+	if errors.Is(err, unix.EEXIST) {
+		return ErrSyncDaemon
+	}
+	return err
+}
+
+// runningDaemon is a daemon that the kernel runs.
+type runningDaemon struct{ own bool }
+
+// syncDaemons lists them: a master, a backup, both or none.
+func syncDaemons() ([]runningDaemon, error) {
+	r, err := ipvsRequest(cmdGetDaemon, unix.NLM_F_DUMP)
+	if err != nil {
+		return nil, err
+	}
+	answers, err := r.Execute(unix.NETLINK_GENERIC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("list synchronisation daemons: %w", err)
+	}
+	var out []runningDaemon
+	for _, a := range answers {
+		x, err := parseDaemon(a)
+		if err != nil {
+			return nil, fmt.Errorf("list synchronisation daemons: %w", err)
+		}
+		out = append(out, x)
+	}
+	return out, nil
+}
+
+func parseDaemon(answer []byte) (runningDaemon, error) {
+	outer, err := nl.ParseRouteAttr(answer[min(len(answer), nl.SizeofGenlmsg):])
+	if err != nil {
+		return runningDaemon{}, err
+	}
+	var backup, here, group bool
+	for _, o := range outer {
+		if o.Attr.Type&^unix.NLA_F_NESTED != attrDaemon {
+			continue
+		}
+		inner, err := nl.ParseRouteAttr(o.Value)
+		if err != nil {
+			return runningDaemon{}, err
+		}
+		for _, i := range inner {
+			switch i.Attr.Type {
+			case daemonState:
+				backup = len(i.Value) == 4 && nl.NativeEndian().Uint32(i.Value) == stateBackup
+			case daemonLink:
+				here = unix.ByteSliceToString(i.Value) == syncLink
+			case daemonGroup:
+				a, ok := netip.AddrFromSlice(i.Value)
+				group = ok && a == SyncGroup.Addr()
+			}
+		}
+	}
+	return runningDaemon{own: backup && here && group}, nil
+}
+
+func ipvsRequest(command uint8, flags int) (*nl.NetlinkRequest, error) {
+	family, err := netlink.GenlFamilyGet("IPVS")
+	if err != nil {
+		return nil, fmt.Errorf("find IPVS: %w", err)
+	}
+	r := nl.NewNetlinkRequest(int(family.ID), flags)
+	r.AddData(&nl.Genlmsg{Command: command, Version: 1})
+	return r, nil
+}
