@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
@@ -45,7 +46,8 @@ func removeOwn(link Link) error {
 	return nil
 }
 
-// CleanTable removes kproxy's virtual servers and link, but not the record.
+// CleanTable removes kproxy's virtual servers and link, but not the record. A
+// virtual server in which somebody else has a real server stays for that.
 func CleanTable(t Table, link Link, sets kernel.SetStore) error {
 	b := &Backend{config: Config{Table: t, Link: link, Sets: sets, Now: time.Now}}
 	if _, err := link.State(); errors.Is(err, ErrForeignLink) {
@@ -54,13 +56,40 @@ func CleanTable(t Table, link Link, sets kernel.SetStore) error {
 	if _, err := b.look(nil); err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
+	all, err := t.List()
+	if err != nil {
+		return fmt.Errorf("clean up: %w", err)
+	}
 	var errs *multierror.Error
-	for _, s := range b.servers {
-		if err := t.Virtual(Delete, s.Virtual); err != nil && !errors.Is(err, kernel.ErrNotFound) {
-			errs = multierror.Append(errs, fmt.Errorf("clean up: %w", err))
+	for _, found := range all {
+		if s := b.servers[keyOf(found.Virtual)]; s != nil {
+			errs = multierror.Append(errs, cleanServer(t, s, found))
 		}
 	}
 	return multierror.Append(errs, removeScratch(t), removeOwn(link)).ErrorOrNil()
+}
+
+// cleanServer removes a virtual server of kproxy's, or its own real servers only.
+func cleanServer(t Table, s *server, found Server) error {
+	var own []kernel.Real
+	for _, r := range found.Reals {
+		if _, draining := s.draining[r.Address]; draining || s.reals[r.Address] {
+			own = append(own, r)
+		}
+	}
+	var errs *multierror.Error
+	if len(own) == len(found.Reals) {
+		errs = multierror.Append(errs, t.Virtual(Delete, s.Virtual))
+	} else {
+		for _, r := range own {
+			errs = multierror.Append(errs, t.Real(Delete, s.Virtual, r))
+		}
+	}
+	if errs.ErrorOrNil() == nil {
+		return nil
+	}
+	errs.Errors = slices.DeleteFunc(errs.Errors, func(err error) bool { return errors.Is(err, kernel.ErrNotFound) })
+	return errs.ErrorOrNil()
 }
 
 // noLink is the link of a host where somebody else has one of its name.
