@@ -349,9 +349,19 @@ func (d *demo) comeBack(ctx context.Context) error {
 	d.checkTraffic(t)
 	d.checkHeld()
 	all := d.traffic.Stop()
-	outside := len(all.Since(d.expired).Failed()) + len(all.Failed()) - len(all.Since(d.killed).Failed())
-	d.say("in all %d connections; %d failed in the %s in which a dead kproxy still attracted them", len(all), len(all.Failed())-outside, d.pace.aliveTimeout())
-	d.observe(outside == 0, "%d failed at any other time", outside)
+	var outside, within lab.Results
+	for _, r := range all.Failed() {
+		if r.Start.Before(d.killed) || !r.Start.Before(d.expired) {
+			outside = append(outside, r)
+		} else {
+			within = append(within, r)
+		}
+	}
+	d.say("in all %d connections; %d failed in the %s in which a dead kproxy still attracted them", len(all), len(within), d.pace.aliveTimeout())
+	d.observe(len(outside) == 0, "%d failed at any other time", len(outside))
+	for _, r := range outside {
+		d.show(fmt.Sprintf("begun %.1fs after the start, for %s: %v", r.Start.Sub(d.start).Seconds(), r.Latency.Round(time.Millisecond), r.Err))
+	}
 	for _, h := range d.held {
 		h.conn.Close()
 	}
