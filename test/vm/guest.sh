@@ -23,6 +23,10 @@ hostname kproxy-vm
 ip link set lo up
 ulimit -Hn 524288 # what systemd gives; the kernel's own 4096 is for nobody
 
+if [[ -s /run/vm/write ]]; then
+	mount -t 9p -o cache=none,trans=virtio,version=9p2000.L,msize=512000 write "$(</run/vm/write)"
+fi
+
 # Pipes, as a command that opens /dev/stderr again would otherwise truncate the file.
 exec 3> >(exec cat >>/run/vm/stdout)
 out=$!

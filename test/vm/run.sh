@@ -13,111 +13,141 @@
 # KPROXY_VM_SILENCE  seconds without a sign of life that mean a hang (90)
 # KPROXY_VM_MEMORY   of the guest, as qemu wants it (4G)
 # KPROXY_VM_ACCEL    kvm or tcg (kvm where it works)
+# KPROXY_VM_WRITE    a folder in which the guest's changes stay (none)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+qemu= # its process, while it runs
+why=  # what is wrong with the guest
 
-(($#)) || { echo "usage: test/vm/run.sh COMMAND [ARGUMENT...]" >&2; exit 2; }
-for program in qemu-system-x86_64 busybox modprobe depmod setpriv; do
-	command -v $program >/dev/null || { echo "vm: $program is missing; test/setup.sh vm installs it" >&2; exit 3; }
-done
+prepare() {
+	local program
+	for program in qemu-system-x86_64 busybox modprobe depmod setpriv; do
+		command -v $program >/dev/null || { echo "vm: $program is missing; test/setup.sh vm installs it" >&2; exit 3; }
+	done
+	kernel=$("$here/kernel.sh")
+	run=$(mktemp -d "${TMPDIR:-/tmp}/kproxy-vm.XXXXXX")
+	trap finish EXIT
+	trap 'exit 130' INT TERM HUP
+	"$here/initramfs.sh" "$kernel" >"$run/initramfs"
+	accel=${KPROXY_VM_ACCEL:-$("$here/accel.sh" "$kernel" "$run/initramfs")}
+	echo "$kernel"/lib/modules/* >"$run/modules"
+	touch "$run"/{stdout,stderr,console,heartbeat}
+}
 
-kernel=$("$here/kernel.sh")
-run=$(mktemp -d "${TMPDIR:-/tmp}/kproxy-vm.XXXXXX")
-qemu=
 finish() {
 	[[ -z $qemu ]] || kill -KILL "$qemu" 2>/dev/null || true
 	rm -rf "$run"
 }
-trap finish EXIT
-trap 'exit 130' INT TERM HUP
 
-"$here/initramfs.sh" "$kernel" >"$run/initramfs"
-accel=${KPROXY_VM_ACCEL:-$("$here/accel.sh" "$kernel" "$run/initramfs")}
-slow=1
-[[ $accel == kvm ]] || slow=10
-
-# As many guests at a time as there are processors: each keeps up to two busy, and
-# more would only make each other slow, too slow for what they test.
-slots=${XDG_RUNTIME_DIR:-/run/lock}
-until [[ -n ${slot:-} ]]; do
-	for ((i = 0; i < $(nproc); i++)); do
-		exec {slot}>"$slots/kproxy-vm.$i.lock"
-		flock -n "$slot" && break 2
-		exec {slot}>&-
+# take_turn waits until fewer guests run than there are processors: more would
+# only make each other slow, too slow for what they test.
+take_turn() {
+	local i slot
+	while :; do
+		for ((i = 0; i < $(nproc); i++)); do
+			exec {slot}>"${kernel%/*}/turn-$i"
+			! flock -n "$slot" || return 0
+			exec {slot}>&-
+		done
+		sleep 0.5
 	done
-	slot=
-	sleep 0.5
-done
-SECONDS=0
+}
 
-# The guest runs this file.
-{
+# script prints what the guest runs.
+script() {
+	local name slow=1
+	[[ $accel == kvm ]] || slow=10
 	for name in PATH HOME CI "${!KPROXY_@}" "${!GO@}"; do
 		[[ -z ${!name+set} ]] || printf 'export %s=%q\n' "$name" "${!name}"
 	done
-	echo "export KPROXY_E2E_SLOW=$slow TMPDIR=/run/tmp"
+	echo "export KPROXY_E2E_SLOW=${KPROXY_E2E_SLOW:-$slow} TMPDIR=/run/tmp"
 	printf 'cd %q || exit 125\n' "$PWD"
 	printf '%q ' "$@"
-} >"$run/command"
-echo "$kernel"/lib/modules/* >"$run/modules"
-touch "$run"/{stdout,stderr,console,heartbeat}
+}
 
-# The kernel's own watchdogs are off, and its check of the timer: a guest that
-# waits for the host's processors isn't hung.
-append="console=ttyS0 quiet oops=panic panic=-1 mitigations=off tsc=reliable nowatchdog no_timer_check \
-rcupdate.rcu_cpu_stall_suppress=1 vm.guest=$here/guest.sh"
-machine=(-machine q35 -m "${KPROXY_VM_MEMORY:-4G}" -display none -monitor none -no-reboot -nic none)
-case $accel in
-kvm) machine+=(-accel kvm -cpu host -smp 2) ;;
-*)
-	# qemu keeps translated code by virtual address, so with randomized addresses it
-	# translates ld.so and libc anew for every process: ten times slower. And two
-	# processors cost three times the work of one, in telling each other's caches.
-	append+=" norandmaps"
-	machine+=(-accel tcg -cpu Nehalem -smp 1)
-	;;
-esac
-share=local,security_model=none
-# It must not outlive this script, however that ends.
-setpriv --pdeathsig KILL qemu-system-x86_64 "${machine[@]}" \
-	-kernel "$kernel/vmlinuz" -initrd "$run/initramfs" -append "$append" \
-	-serial "file:$run/console" \
-	-fsdev $share,id=host,path=/,multidevs=remap,readonly=on -device virtio-9p-pci,fsdev=host,mount_tag=host \
-	-fsdev $share,id=run,path="$run" -device virtio-9p-pci,fsdev=run,mount_tag=run \
-	</dev/null >"$run/qemu" 2>&1 &
-qemu=$!
-tail --pid=$qemu -s 0.1 -n +1 -f "$run/stdout" &
-tails=($!)
-tail --pid=$qemu -s 0.1 -n +1 -f "$run/stderr" >&2 &
-tails+=($!)
-
-timeout=${KPROXY_VM_TIMEOUT:-1200} silence=${KPROXY_VM_SILENCE:-90}
-why=
-while kill -0 $qemu 2>/dev/null; do
-	sleep 0.2
-	if ((SECONDS > timeout)); then
-		why="not done after $timeout s"
-	elif (($(date +%s) - $(stat -c %Y "$run/heartbeat") > silence)); then
-		why="no sign of life for $silence s"
+# boot starts the guest, and what passes its output on.
+boot() {
+	# The kernel's own watchdogs are off, and its check of the timer: a guest that
+	# waits for the host's processors isn't hung.
+	local append="console=ttyS0 quiet oops=panic panic=-1 mitigations=off tsc=reliable nowatchdog no_timer_check"
+	append+=" rcupdate.rcu_cpu_stall_suppress=1 vm.guest=$here/guest.sh"
+	local machine=(-machine q35 -m "${KPROXY_VM_MEMORY:-4G}" -display none -monitor none -no-reboot -nic none)
+	if [[ $accel == kvm ]]; then
+		machine+=(-accel kvm -cpu host -smp 2)
+	else
+		# qemu keeps translated code by virtual address, so with randomized addresses it
+		# translates ld.so and libc anew for every process: ten times slower. And two
+		# processors cost three times the work of one, in telling each other's caches.
+		append+=" norandmaps"
+		machine+=(-accel tcg -cpu Nehalem -smp 1)
 	fi
-	[[ -z $why ]] || { kill -KILL $qemu; break; }
-done
-wait $qemu || true
-qemu=
-wait "${tails[@]}"
+	share host / multidevs=remap,readonly=on
+	share run "$run" multidevs=forbid
+	if [[ -n ${KPROXY_VM_WRITE:-} ]]; then
+		realpath "$KPROXY_VM_WRITE" >"$run/write"
+		share write "$(<"$run/write")" multidevs=forbid
+	fi
 
-if grep -qE 'Kernel panic|Oops|BUG: |general protection fault' "$run/console"; then
-	why="the kernel failed${why:+, and $why}"
-elif [[ -z $why && ! -s $run/status ]]; then
-	why="it ended without a status"
-fi
-if [[ -n $why ]]; then
+	# It must not outlive this script, however that ends.
+	setpriv --pdeathsig KILL qemu-system-x86_64 "${machine[@]}" -serial "file:$run/console" \
+		-kernel "$kernel/vmlinuz" -initrd "$run/initramfs" -append "$append" </dev/null >"$run/qemu" 2>&1 &
+	qemu=$!
+	tail --pid=$qemu -s 0.1 -n +1 -f "$run/stdout" &
+	tails=($!)
+	tail --pid=$qemu -s 0.1 -n +1 -f "$run/stderr" >&2 &
+	tails+=($!)
+}
+
+# share TAG FOLDER OPTIONS makes a folder of the host one that the guest can mount.
+share() {
+	machine+=(-fsdev "local,id=$1,path=$2,security_model=none,$3" -device "virtio-9p-pci,fsdev=$1,mount_tag=$1")
+}
+
+# watch waits for the guest's end, or makes one.
+watch() {
+	local timeout=${KPROXY_VM_TIMEOUT:-1200} silence=${KPROXY_VM_SILENCE:-90} life
+	SECONDS=0
+	while kill -0 "$qemu" 2>/dev/null; do
+		sleep 0.2
+		life=$(stat -c %Y "$run/heartbeat")
+		if ((SECONDS > timeout)); then
+			why="not done after $timeout s"
+		elif ((EPOCHSECONDS - life > silence)); then
+			why="no sign of life for $silence s"
+		fi
+		[[ -z $why ]] || kill -KILL "$qemu" || true
+	done 2>/dev/null # bash says that it was killed
+	wait "$qemu" || true
+	qemu=
+	wait "${tails[@]}"
+}
+
+# judge ends this script with the command's status, or says what went wrong.
+judge() {
+	if grep -qE 'Kernel panic|Oops|BUG: |general protection fault' "$run/console"; then
+		why="the kernel failed${why:+, and $why}"
+	elif [[ -z $why && ! -s $run/status ]]; then
+		why="it ended without a status"
+	fi
+	[[ -n $why ]] || exit "$(<"$run/status")"
 	{
 		echo "vm: $why; the end of its console:"
 		tail -n 60 "$run/console" | tr -d '\r'
 		cat "$run/qemu"
 	} >&2
 	exit 125
-fi
-exit "$(<"$run/status")"
+}
+
+main() {
+	(($#)) || { echo "usage: test/vm/run.sh COMMAND [ARGUMENT...]" >&2; exit 2; }
+	prepare
+	script "$@" >"$run/command"
+	take_turn
+	boot
+	watch
+	judge
+}
+
+main "$@"
+exit # whatever this file says by now: bash reads it as it goes
