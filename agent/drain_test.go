@@ -3,12 +3,10 @@ package agent
 import (
 	"context"
 	"errors"
-	"net/netip"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -63,17 +61,4 @@ func TestProgrammerDrains(t *testing.T) {
 			t.Error(err)
 		}
 	})
-}
-
-// TestPortalOpensOverVirtualServers: the virtual servers of an earlier kproxy,
-// and their addresses, stay while the portal is opened.
-func TestPortalOpensOverVirtualServers(t *testing.T) {
-	have := kernel.Ruleset{
-		Virtuals:  []kernel.Virtual{{Scheduler: "rr"}},
-		Addresses: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
-	}
-	ops := kernel.Diff(have, withShared(have, kernel.Ruleset{}))
-	if !ops.Empty() {
-		t.Errorf("opening the portal does %+v, want nothing", ops)
-	}
 }

@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -214,41 +212,6 @@ func (g *programmer) openPortal(ctx context.Context, p *plan.Plan) error {
 	g.have = want
 	g.portalReady()
 	return nil
-}
-
-// withShared returns have with the sets, chains and jumps that all services
-// share. A chain that is empty in shared is one that services fill: if there is
-// one, an earlier kproxy filled it, and it stays. So do the virtual servers and
-// addresses, all of which are services'.
-func withShared(have, shared kernel.Ruleset) kernel.Ruleset {
-	out := kernel.Ruleset{Sets: slices.Clone(have.Sets), Virtuals: have.Virtuals, Addresses: have.Addresses}
-	for _, s := range shared.Sets {
-		if !slices.ContainsFunc(have.Sets, func(h kernel.Set) bool { return h.Name == s.Name }) {
-			out.Sets = append(out.Sets, s)
-		}
-	}
-	slices.SortFunc(out.Sets, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
-	for f := range service.Families {
-		chains := slices.Clone(have.Chains[f])
-		for _, c := range shared.Chains[f] {
-			i := slices.IndexFunc(chains, func(h kernel.Chain) bool { return h.Table == c.Table && h.Name == c.Name })
-			switch {
-			case i < 0:
-				chains = append(chains, c)
-			case len(c.Rules) > 0:
-				chains[i] = c
-			}
-		}
-		slices.SortFunc(chains, kernel.CompareChains)
-		out.Chains[f] = chains
-		out.Jumps[f] = slices.Clone(have.Jumps[f])
-		for _, j := range shared.Jumps[f] {
-			if !slices.Contains(out.Jumps[f], j) {
-				out.Jumps[f] = append(out.Jumps[f], j)
-			}
-		}
-	}
-	return out
 }
 
 // portalReady lets the heartbeat begin.
