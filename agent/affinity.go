@@ -18,6 +18,7 @@ func (a *Agent) moveAffinity(old, p *plan.Plan) {
 	if old == nil {
 		return
 	}
+	var ipvs affinityJob
 	for _, s := range p.Services {
 		if s.Port.Affinity == 0 {
 			continue
@@ -28,6 +29,7 @@ func (a *Agent) moveAffinity(old, p *plan.Plan) {
 		}
 		var err error
 		switch {
+		case ipvs.add(old, p, was, s):
 		case was.DataPlane == plan.Userspace && s.DataPlane == plan.IPTables:
 			err = a.affinityToKernel(s)
 		case was.DataPlane == plan.IPTables && s.DataPlane == plan.Userspace:
@@ -37,6 +39,7 @@ func (a *Agent) moveAffinity(old, p *plan.Plan) {
 			a.log.Warn("clients may change endpoints", "service", s.Port.Key, "error", err)
 		}
 	}
+	a.clients.move(ipvs)
 }
 
 func (a *Agent) affinityToKernel(s *plan.Service) error {

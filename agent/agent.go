@@ -69,6 +69,7 @@ type Agent struct {
 	carried    carried
 	refusals   refusals
 	restorer   *restorer
+	clients    *ipvsAffinity
 
 	trigger chan struct{} // 1 slot: triggers coalesce
 	sweeps  sweeps
@@ -128,6 +129,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	a.restorer = newRestorer(a.log, a.conntrack, a.userspace)
+	a.clients = newIPVSAffinity(a.log, a.marks(), a.userspace.Affinity)
 	a.isSetUp.Store(true)
 	defer a.conntrack.Close()
 
@@ -159,6 +161,7 @@ func (a *Agent) work(ctx context.Context) error {
 	damaged := make(chan error, 1)
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
 	g.Go(func() error { return a.restorer.run(ctx) })
+	g.Go(func() error { return a.clients.run(ctx) })
 	g.Go(func() error { return a.userspace.Run(ctx) })
 	g.Go(func() error { return a.prober.Run(ctx) })
 	g.Go(func() error { return a.fast(ctx) })
