@@ -63,7 +63,7 @@ var modes = map[plan.Mode]mode{
 	},
 	plan.ModeIPVS: {
 		needs: func(c plan.Caps) plan.Capability { return c.IPVS },
-		how:   "get what it says, or choose --mode iptables, or auto, which does without",
+		how:   "get it, or choose --mode iptables, or auto, which does without",
 		ipvs:  true,
 	},
 	plan.ModeAuto: {ipvs: true},

@@ -2,7 +2,9 @@ package kernel
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -23,10 +25,14 @@ func LoadIPVS() error {
 	ctx, cancel := context.WithTimeout(context.Background(), moduleWait)
 	defer cancel()
 	if _, loadErr := (Exec{}).Run(ctx, nil, "modprobe", "ip_vs"); loadErr != nil {
-		return fmt.Errorf("no generic netlink family IPVS (%w), and %v", err, loadErr)
+		why := loadErr.Error()
+		if e := (*ExecError)(nil); errors.As(loadErr, &e) && e.Stderr != "" {
+			why = strings.TrimPrefix(e.Stderr, "modprobe: FATAL: ")
+		}
+		return fmt.Errorf("the kernel has none, and modprobe fails (%s)", strings.TrimSuffix(why, "."))
 	}
 	if _, err = netlink.GenlFamilyGet("IPVS"); err != nil {
-		return fmt.Errorf("no generic netlink family IPVS (%w)", err)
+		return fmt.Errorf("module ip_vs is loaded, but not for this namespace (%w)", err)
 	}
 	return nil
 }

@@ -237,7 +237,7 @@ func (p *Prober) probeIPVS() plan.Capability {
 		has = LoadIPVS
 	}
 	if err := has(); err != nil {
-		c.Reason = fmt.Sprintf("%v: kernel option CONFIG_IP_VS, or the kernel's module ip_vs", err)
+		c.Reason = fmt.Sprintf("%v; it takes the kernel option CONFIG_IP_VS, or the kernel's module ip_vs", err)
 		return c
 	}
 	c.Supported, c.Reason = true, "generic netlink family IPVS"
