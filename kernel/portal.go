@@ -37,6 +37,8 @@ func Portal(p *plan.Plan) []Set {
 type portal struct {
 	specs   []Set
 	entries map[string][]string
+	// nodeAddresses are those at which node ports answer.
+	nodeAddresses []netip.Addr
 }
 
 // PortalSets returns the portal's sets without entries, in order of name. All
@@ -86,7 +88,11 @@ func PortalSetsOf(p *plan.Plan) []Set {
 }
 
 func newPortal(p *plan.Plan) *portal {
-	return &portal{specs: PortalSetsOf(p), entries: map[string][]string{}}
+	b := &portal{specs: PortalSetsOf(p), entries: map[string][]string{}}
+	if p != nil {
+		b.nodeAddresses = p.Policy.NodeAddresses
+	}
+	return b
 }
 
 func (b *portal) add(s *plan.Service, f *plan.Frontend) {
@@ -123,28 +129,46 @@ func (b *portal) add(s *plan.Service, f *plan.Frontend) {
 // in userspace in one family and refused in the other, connections of the other
 // are redirected as well, and it is userspace that turns them away.
 func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
+	switch f.Verdict {
+	case plan.Reject:
+		b.refuseNodePort(s, f, SetReject)
+	case plan.Drop:
+		b.refuseNodePort(s, f, SetDrop)
+	}
 	if f.Protocol == service.SCTP {
 		return // the kernel's rules serve it; userspace and bitmaps know TCP and UDP
 	}
-	entry := strconv.Itoa(int(f.Address.Port()))
-	put := func(base string) {
-		name := NodePortSet(base, f.Protocol)
-		b.entries[name] = append(b.entries[name], entry)
-	}
-	switch f.Verdict {
-	case plan.Reject:
-		put(SetReject)
-	case plan.Drop:
-		put(SetDrop)
-	}
 	if s.Serves(f) {
-		put(SetLocal) // the node itself, which short circuits are for
+		b.putNodePort(SetLocal, f) // the node itself, which short circuits are for
 	}
 	if inUserspace(s, f) {
-		put(SetUser)
+		b.putNodePort(SetUser, f)
 	}
 	if s.ShortCircuits(f) {
-		put(SetShort)
+		b.putNodePort(SetShort, f)
+	}
+}
+
+func (b *portal) putNodePort(base string, f *plan.Frontend) {
+	name := NodePortSet(base, f.Protocol)
+	b.entries[name] = append(b.entries[name], strconv.Itoa(int(f.Address.Port())))
+}
+
+// refuseNodePort refuses f in its family only, where the other one may be served.
+// Rules of iptables take a connection before it comes to be refused; IPVS takes
+// it afterwards, so for that the node's addresses tell which family is meant.
+func (b *portal) refuseNodePort(s *plan.Service, f *plan.Frontend, base string) {
+	if s.Beneath != plan.IPVS {
+		if f.Protocol != service.SCTP {
+			b.putNodePort(base, f)
+		}
+		return
+	}
+	name := FamilySet(base, f.Family)
+	for _, a := range b.nodeAddresses {
+		if service.FamilyOf(a) == f.Family {
+			b.entries[name] = append(b.entries[name], AddressEntry(f.Protocol, netip.AddrPortFrom(a, f.Address.Port())))
+		}
 	}
 }
 

@@ -57,7 +57,7 @@ func wholeBackend(t *testing.T) (kernel.Backend, kernel.SetStore) {
 	t.Cleanup(sets.Close)
 	c := iptables.DefaultConfig()
 	c.Sets = sets
-	return newBackend(t, c, ipvs.Config{Sets: sets, Table: table, Link: link, DrainTimeout: drainTimeout}), sets
+	return newBackend(t, c, ipvs.Config{Sets: sets, Table: table, Link: link, DrainTimeout: time.Minute}), sets
 }
 
 // scene is a network whose node has rules: host 1 is the client, hosts 2 and 3

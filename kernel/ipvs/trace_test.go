@@ -1,0 +1,16 @@
+package ipvs_test
+
+import (
+	"testing"
+
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+)
+
+func TestRulesDoWhatThePlanSays(t *testing.T) {
+	for _, mode := range conformingModes {
+		t.Run(string(mode), func(t *testing.T) {
+			kerneltest.Obedience(t, kerneltest.Mode{Mode: mode, Plane: plan.IPVS, Seeds: 60, Render: render})
+		})
+	}
+}

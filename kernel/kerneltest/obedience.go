@@ -1,0 +1,128 @@
+package kerneltest
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Obedience follows connections of every kind of client to every frontend of
+// random plans through what is rendered of them, and compares what becomes of
+// them with what the plan says itself.
+func Obedience(t *testing.T, m Mode) {
+	for seed := range uint64(m.Seeds) {
+		w := NewWalk(seed, m.Mode, m.Plane, 12)
+		w.Next()
+		p := w.Next()
+		rules, portal := m.Render(p), kernel.Portal(p)
+		for _, f := range service.Families {
+			tr := newTracer(t, rules, portal, f)
+			for _, s := range p.Services {
+				for i := range s.Frontends {
+					if s.Frontends[i].Family == f {
+						compareFrontend(t, tr, p, s, &s.Frontends[i])
+					}
+				}
+			}
+		}
+	}
+}
+
+func compareFrontend(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f *plan.Frontend) {
+	t.Helper()
+	pick := func(v4, v6 string) netip.Addr {
+		if f.Family == service.IPv6 {
+			v4 = v6
+		}
+		return netip.MustParseAddr(v4)
+	}
+	node := p.Policy.NodeAddresses[slices.IndexFunc(p.Policy.NodeAddresses, func(a netip.Addr) bool { return service.FamilyOf(a) == f.Family })]
+	clients := map[string]plan.Client{
+		"outsider": {Address: pick("203.0.113.9", "2001:db8:9::9")},
+		"in range": {Address: pick("198.51.100.7", "2001:db8:1::7")},
+		"pod":      {Address: pick("10.244.200.200", "fd00:244::ffff:1")},
+		"node":     {Address: node, Node: true},
+	}
+	if g := s.Groups[f.Family].Cluster; len(g) > 0 {
+		clients["endpoint"] = plan.Client{Address: g[0].Address.Addr()}
+	}
+	if _, onLink := slices.BinarySearchFunc(tr.rules.Addresses, f.Address.Addr(), netip.Addr.Compare); onLink {
+		clients["node, from the service's address"] = plan.Client{Address: f.Address.Addr(), Node: true}
+	}
+	for who, c := range clients {
+		pkt := packet{src: c.Address, srcLocal: c.Node, dst: f.Address.Addr(), proto: f.Protocol, port: f.Address.Port()}
+		if f.Kind == plan.NodePort {
+			pkt.dst = node
+		}
+		pkt.dstLocal = slices.Contains(p.Policy.NodeAddresses, pkt.dst)
+		want := wanted(p, s, f, c)
+		if turnedAway(f, c, want) && tr.schedule(pkt) != nil {
+			want = []Fate{{To: "REJECT"}}
+		}
+		if diff := gocmp.Diff(want, tr.connect(pkt)); diff != "" {
+			t.Errorf("%s to %s %s %v of %s, %s beneath %s, %+v (-plan +rules):\n%s", who, f.Kind, f.Protocol, f.Address, s.Port.Key, s.Beneath, s.DataPlane, f, diff)
+		}
+	}
+}
+
+// turnedAway reports whether IPVS is the one to turn c away, if it keeps
+// connections at f: it comes before filter OUTPUT, and where nobody else does.
+func turnedAway(f *plan.Frontend, c plan.Client, fates []Fate) bool {
+	if len(fates) != 1 || !f.Allows(c) {
+		return false
+	}
+	return fates[0].To == "none" || c.Node && fates[0].To == "DROP"
+}
+
+// wanted is what the plan says about a connection.
+func wanted(p *plan.Plan, s *plan.Service, f *plan.Frontend, c plan.Client) []Fate {
+	verdict := s.VerdictFor(f, c, p.Policy.PodCIDRs)
+	if f.Kind == plan.NodePort && f.Protocol != service.SCTP {
+		// Node ports' sets have no family: what one family does, both do.
+		for i := range s.Frontends {
+			o := &s.Frontends[i]
+			switch {
+			case o.Kind != plan.NodePort:
+			case s.DataPlane == plan.Userspace && o.Verdict == plan.Forward, s.ShortCircuits(o) && shortCircuited(p, c):
+				return []Fate{{To: "userspace"}}
+			case o.Verdict == plan.Drop && verdict == plan.Reject && s.Beneath != plan.IPVS:
+				verdict = plan.Drop
+			}
+		}
+	}
+	switch {
+	case f.Kind == plan.NodePort && f.Protocol == service.SCTP && verdict != plan.Forward && s.Beneath != plan.IPVS:
+		return none // no bitmap for SCTP; nobody listens
+	case verdict == plan.Drop:
+		return []Fate{{To: "DROP"}}
+	case verdict == plan.Reject:
+		return []Fate{{To: "REJECT"}}
+	case s.DataPlane == plan.Userspace && f.Verdict == plan.Forward && f.Protocol != service.SCTP, s.ShortCircuits(f) && shortCircuited(p, c):
+		return []Fate{{To: "userspace"}}
+	}
+	seen := map[Fate]bool{}
+	for _, b := range s.Backends(f, c, p.Policy.PodCIDRs) {
+		if b.Weight > 0 {
+			seen[Fate{b.Address.String(), f.Masquerades(c, b.Address.Addr(), &p.Policy)}] = true
+		}
+	}
+	return sortedFates(seen)
+}
+
+// shortCircuited reports whether c is one of those that may use endpoints of every
+// node.
+func shortCircuited(p *plan.Plan, c plan.Client) bool {
+	return c.Node || slices.ContainsFunc(p.Policy.PodCIDRs, func(n netip.Prefix) bool { return n.Contains(c.Address) })
+}
+
+func sortedFates(set map[Fate]bool) []Fate {
+	return slices.SortedFunc(maps.Keys(set), func(a, b Fate) int { return strings.Compare(fmt.Sprint(a), fmt.Sprint(b)) })
+}
