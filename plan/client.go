@@ -16,7 +16,8 @@ func (f *Frontend) isNode(c Client) bool { return c.Node || c.Address == f.Addre
 // kernel renderers express the same rule as chains.
 func (s *Service) Backends(f *Frontend, c Client, pods []netip.Prefix) []Backend {
 	g := &s.Groups[f.Family]
-	if f.Local && !(f.ShortCircuit && (f.isNode(c) || contains(pods, c.Address))) {
+	short := f.ShortCircuit && takesConnections(g.Cluster) && (f.isNode(c) || contains(pods, c.Address))
+	if f.Local && !short {
 		return g.Local
 	}
 	return g.Cluster
