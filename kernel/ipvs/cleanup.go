@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
-	"github.com/vishvananda/netlink"
 	"kproxy.dev/kproxy/kernel"
 )
 
@@ -23,7 +23,7 @@ func Cleanup(ctx context.Context, sets kernel.SetStore, rules func(context.Conte
 		return fmt.Errorf("clean up: %w", err)
 	}
 	defer link.Close()
-	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+	if _, err := os.Stat(procPath); err != nil { // asking for the netlink family would load the module
 		return errors.Join(removeOwn(link), rules(ctx))
 	}
 	table, err := OpenTable()
