@@ -132,9 +132,10 @@ func (n *Network) Serve(i int, name string, port uint16) {
 			go serveTCP(l, name)
 		}
 		for _, network := range []string{"udp4", "udp6"} {
-			c, err := net.ListenPacket(network, fmt.Sprintf(":%d", port))
+			c, err := net.ListenUDP(network, &net.UDPAddr{Port: int(port)})
 			n.must(err)
 			n.t.Cleanup(func() { c.Close() })
+			n.must(tellAddresses(c, network))
 			go serveUDP(c, name)
 		}
 	})
@@ -151,15 +152,42 @@ func serveTCP(l net.Listener, name string) {
 	}
 }
 
-func serveUDP(c net.PacketConn, name string) {
-	buf := make([]byte, 16)
+// serveUDP answers from the address that it was asked at: the one that a redirect
+// chose, where there was one, or else conntrack wouldn't know the answer for one.
+func serveUDP(c *net.UDPConn, name string) {
+	buf, oob := make([]byte, 16), make([]byte, 64)
 	for {
-		_, from, err := c.ReadFrom(buf)
+		_, n, _, from, err := c.ReadMsgUDPAddrPort(buf, oob)
 		if err != nil {
 			return
 		}
-		_, _ = c.WriteTo([]byte(name+" "+hostOf(from)+"\n"), from)
+		// in_pktinfo begins with the interface, in6_pktinfo ends with it; any will do.
+		at := unix.CmsgLen(0)
+		if !from.Addr().Is4() {
+			at += net.IPv6len
+		}
+		if n >= at+4 {
+			clear(oob[at : at+4])
+		}
+		_, _, _ = c.WriteMsgUDPAddrPort([]byte(name+" "+from.Addr().String()+"\n"), oob[:n], from)
 	}
+}
+
+// tellAddresses asks for the address that each datagram was sent to.
+func tellAddresses(c *net.UDPConn, network string) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) {
+		if network == "udp4" {
+			set = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_PKTINFO, 1)
+		} else {
+			set = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1)
+		}
+	})
+	return errors.Join(err, set)
 }
 
 func hostOf(a net.Addr) string {
