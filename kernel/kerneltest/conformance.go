@@ -82,6 +82,7 @@ func Conformance(t *testing.T, m Mode) {
 	t.Run("drains", m.drains)
 	t.Run("foreign real servers stay", m.intruders)
 	t.Run("a foreign virtual server stays", m.squatter)
+	t.Run("what others undo is done again", m.vandalism)
 }
 
 func (m Mode) idempotent(t *testing.T) {
@@ -104,7 +105,7 @@ func (m Mode) idempotent(t *testing.T) {
 	}
 	if s.Host != nil {
 		if early := s.Host.Early(); len(early) > 0 {
-			t.Errorf("reachable before anybody answered: %v", early)
+			t.Errorf("reachable before all was there that they need: %v", early)
 		}
 	}
 }

@@ -40,6 +40,14 @@ func (m Mode) drains(t *testing.T) {
 		{"a service goes", []*plan.Service{other}},
 		{"everything goes", nil},
 	}
+	t.Run("somebody always answers", func(t *testing.T) {
+		s := m.Open(t, &Faults{})
+		m.bring(t, s, m.plan(web(one...), other))
+		m.bring(t, s, m.plan(web("10.244.7.2:8080", "[fd00:244:7::2]:8080"), other))
+		if vacant := s.Host.Vacant(); len(vacant) > 0 {
+			t.Errorf("for a moment nobody answered at %v", vacant)
+		}
+	})
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
 			m.drain(t, m.plan(web(both...), other), m.plan(way.to...), way.name == "an endpoint isn't usable")

@@ -31,6 +31,7 @@ type Host struct {
 	ahead      time.Duration // of the machine's clock
 	cut        int           // connections that have been cut off
 	early      []netip.Addr  // see [Host.Early]
+	vacant     []string      // see [Host.Vacant]
 }
 
 // table holds the rules of each chain.

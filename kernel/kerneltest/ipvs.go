@@ -135,6 +135,7 @@ func (s *IPVS) SetDest(v kernel.Virtual, r kernel.Real) error {
 	case m.reals[r.Address] == nil:
 		return unix.ENOENT
 	}
+	defer s.host.vacated(m, m.serving())
 	m.reals[r.Address].weight = r.Weight
 	return nil
 }
@@ -150,9 +151,35 @@ func (s *IPVS) DelDest(v kernel.Virtual, a netip.AddrPort) error {
 	case m.reals[a] == nil:
 		return unix.ENOENT
 	}
+	defer s.host.vacated(m, m.serving())
 	s.host.cutOff(m, m.reals[a])
 	delete(m.reals, a)
 	return nil
+}
+
+// serving reports whether a real server takes connections.
+func (m *modelVirtual) serving() bool {
+	for _, r := range m.reals {
+		if r.weight > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+// vacated notes a virtual server that nobody takes connections for any more.
+func (h *Host) vacated(m *modelVirtual, before bool) {
+	if before && !m.serving() {
+		h.vacant = append(h.vacant, m.Protocol.String()+" "+m.Address.String())
+	}
+}
+
+// Vacant returns the virtual servers that have, at some moment, lost the last
+// real server that took connections.
+func (h *Host) Vacant() []string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return slices.Clone(h.vacant)
 }
 
 // List returns the virtual servers with their real servers.

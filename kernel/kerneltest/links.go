@@ -5,9 +5,11 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
 )
 
 // Links are the dummy links of a [Host]. Their methods refuse what the kernel
@@ -104,22 +106,32 @@ func (l *Links) DelAddress(name string, a netip.Addr) error {
 	return nil
 }
 
-// reachable notes addresses that packets are delivered to although nobody
-// answers there yet.
+// reachable notes addresses that packets are delivered to before everything is
+// there that they need: somebody who answers, the record of that, and the rules
+// that masquerade.
 func (h *Host) reachable(link string, a netip.Addr) {
 	if link != kernel.DummyLink {
 		return
 	}
+	answers := false
 	for k := range h.virtuals {
-		if k.address.Addr() == a {
-			return
-		}
+		answers = answers || k.address.Addr() == a && h.recorded(k)
 	}
-	h.early = append(h.early, a)
+	nat := h.tables[service.FamilyOf(a)]["nat"]
+	ruled := len(nat[kernel.ChainVirtual]) > 0
+	for _, hook := range builtin["nat"] {
+		ruled = ruled && (hook == "INPUT" || slices.ContainsFunc(nat[hook], mentionsOwn))
+	}
+	if !answers || !ruled {
+		h.early = append(h.early, a)
+	}
 }
 
-// Early returns the service addresses that were put on kproxy's link before a
-// virtual server answered there.
+// mentionsOwn reports whether a rule is about one of kproxy's chains.
+func mentionsOwn(rule string) bool { return strings.Contains(rule, kernel.Prefix) }
+
+// Early returns the service addresses that were put on kproxy's link before
+// everything was there that their packets need.
 func (h *Host) Early() []netip.Addr {
 	h.mu.Lock()
 	defer h.mu.Unlock()

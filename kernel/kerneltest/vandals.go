@@ -1,0 +1,131 @@
+package kerneltest
+
+import (
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"testing"
+
+	gocmp "github.com/google/go-cmp/cmp"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// vandals are what others do to kproxy's objects behind its back.
+var vandals = []struct {
+	name string
+	do   func(h *Host)
+	// forgotten: only a backend that knows what there was can put it right.
+	forgotten bool
+}{
+	{"delete the virtual servers", func(h *Host) {
+		maps.DeleteFunc(h.virtuals, func(_ server, m *modelVirtual) bool { return !m.foreign })
+	}, false},
+	{"delete a virtual server", func(h *Host) { delete(h.virtuals, h.own()[0]) }, false},
+	{"delete real servers", func(h *Host) {
+		for _, k := range h.own() {
+			clear(h.virtuals[k].reals)
+		}
+	}, false},
+	{"change weights", func(h *Host) {
+		for _, k := range h.own() {
+			for _, r := range h.virtuals[k].reals {
+				r.weight += 5
+			}
+		}
+	}, true}, // what drains has weight 0
+	{"change settings", func(h *Host) {
+		for _, k := range h.own() {
+			h.virtuals[k].Scheduler, h.virtuals[k].Persistence = "lblc", 77
+		}
+	}, false},
+	{"delete the link", func(h *Host) { delete(h.links, kernel.DummyLink) }, false},
+	{"set the link down", func(h *Host) { h.links[kernel.DummyLink].up = false }, false},
+	{"delete addresses", func(h *Host) { clear(h.links[kernel.DummyLink].addresses) }, false},
+	{"empty the record of virtual servers", emptySets(kernel.SetVirtual), true},
+	{"empty the record of addresses", emptySets(kernel.SetVIP), false},
+	{"empty the record of drains", emptySets(kernel.SetDrain), true},
+	{"empty the record of endpoints", emptySets(kernel.SetEndpoint), false},
+	{"empty the sets of masquerading", emptySets(kernel.SetMasqAll, kernel.SetMasqNet, kernel.SetMasqNode), false},
+	{"flush the rules", func(h *Host) {
+		for f := range service.Families {
+			for name, t := range h.tables[f] {
+				for c := range t {
+					t[c] = slices.DeleteFunc(slices.Clone(t[c]), func(r string) bool { return kernel.Own(c) || mentionsOwn(r) })
+				}
+				h.tables[f][name] = t
+			}
+		}
+	}, false},
+}
+
+// emptySets flushes sets of both families.
+func emptySets(bases ...string) func(*Host) {
+	return func(h *Host) {
+		for _, base := range bases {
+			for _, f := range service.Families {
+				if s := h.sets[kernel.FamilySet(base, f)]; s != nil {
+					clear(s.entries)
+				}
+			}
+		}
+	}
+}
+
+// own are kproxy's virtual servers.
+func (h *Host) own() []server {
+	return slices.DeleteFunc(h.servers(), func(k server) bool { return h.virtuals[k].foreign })
+}
+
+// vandalism lets others have their way with kproxy's objects. The backend looks
+// again, as the agent has it do, and puts all of it right.
+func (m Mode) vandalism(t *testing.T) {
+	if s := m.Open(t, &Faults{}); s.Host == nil || s.Drain == nil {
+		return
+	}
+	web := func(endpoints ...string) *plan.Service {
+		return Service("web", service.TCP, Beneath(m.Plane), Cluster("10.96.7.1:80"), Cluster("[fd00:96:7::1]:80"),
+			External("192.0.2.77:80"), NodePort(30080), Endpoints(endpoints...))
+	}
+	before := m.plan(web("10.244.7.1:8080", "10.244.7.2:8080", "[fd00:244:7::1]:8080", "[fd00:244:7::2]:8080"))
+	after := m.plan(web("10.244.7.1:8080", "[fd00:244:7::1]:8080"))
+	for _, v := range vandals {
+		for _, restart := range []bool{false, true} {
+			name := v.name
+			if restart {
+				name += ", and kproxy starts again"
+			}
+			if restart && v.forgotten {
+				continue
+			}
+			t.Run(name, func(t *testing.T) {
+				s := m.Open(t, &Faults{})
+				foreign := s.Foreign(t)
+				m.bring(t, s, before)
+				for range 5 {
+					s.Host.Connect(rand.New(rand.NewPCG(3, 3)))
+				}
+				m.bring(t, s, after) // something drains
+				s.Host.vandalize(v.do)
+				if restart {
+					s = s.restarted(t)
+				}
+				m.bring(t, s, after)
+				m.goOn(t, s)
+				if diff := gocmp.Diff(foreign, s.Foreign(t)); diff != "" {
+					t.Errorf("foreign state (-before +after):\n%s", diff)
+				}
+				m.uncut(t, s)
+				s.settle(t)
+				m.same(t, s, after)
+			})
+		}
+	}
+}
+
+func (h *Host) vandalize(do func(*Host)) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	do(h)
+}
