@@ -129,6 +129,9 @@ func planText(p *plan.Plan) string {
 		for _, problem := range s.Problems {
 			fmt.Fprintf(&b, "  problem: %s\n", problem)
 		}
+		if s.Beneath != p.Kernel {
+			fmt.Fprintf(&b, "  beneath: %s, because %s\n", s.Beneath, s.BeneathReason)
+		}
 		if s.Degraded != "" {
 			fmt.Fprintf(&b, "  beneath: %s\n", s.Degraded)
 		}

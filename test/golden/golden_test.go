@@ -3,7 +3,7 @@
 //
 // nothing.txtar is what stands without any service: the portal and the chains
 // that all services share. The other scenarios show only the lines that they
-// add to that.
+// add to that. Mode auto has a section only where it isn't that of mode ipvs.
 //
 // go test ./test/golden -update rewrites what comes out.
 package golden
@@ -13,6 +13,7 @@ import (
 	"flag"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -26,7 +27,7 @@ import (
 var update = flag.Bool("update", false, "rewrite the output sections of every scenario")
 
 // modes are rendered for every scenario, in this order.
-var modes = []plan.Mode{plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS}
+var modes = []plan.Mode{plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS, plan.ModeAuto}
 
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("*.txtar")
@@ -55,19 +56,13 @@ func checkScenario(t *testing.T, file string) {
 		}
 	}
 	for _, mode := range modes {
-		sections, err := agent.Render(agent.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1"})
-		if err != nil {
-			t.Fatalf("mode %s: %v", mode, err)
-		}
-		shared := map[string]bool{}
-		if file != "nothing.txtar" {
-			shared = withoutServices(t, mode)
-		}
-		for _, s := range sections {
-			text := added(s.Text, shared)
-			if text != "" {
-				got.Files = append(got.Files, txtar.File{Name: string(mode) + "/" + s.Name, Data: []byte(text)})
+		for _, s := range outputs(t, mode, manifests, file == "nothing.txtar") {
+			if mode == plan.ModeAuto && slices.ContainsFunc(got.Files, func(f txtar.File) bool {
+				return f.Name == string(plan.ModeIPVS)+"/"+s.Name && string(f.Data) == s.Text
+			}) {
+				continue
 			}
+			got.Files = append(got.Files, txtar.File{Name: string(mode) + "/" + s.Name, Data: []byte(s.Text)})
 		}
 	}
 	want, err := os.ReadFile(file)
@@ -88,19 +83,32 @@ func checkScenario(t *testing.T, file string) {
 	}
 }
 
-// withoutServices returns the lines that are rendered for no services at all.
-func withoutServices(t *testing.T, mode plan.Mode) map[string]bool {
-	sections, err := agent.Render(agent.RenderOptions{Mode: mode, Manifests: []string{t.TempDir()}, Node: "node-1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	lines := map[string]bool{}
-	for _, s := range sections {
-		for line := range strings.Lines(s.Text) {
-			lines[line] = true
+// outputs returns what is rendered in a mode, and what isn't shared by every
+// scenario: whole says that this is the one to show all.
+func outputs(t *testing.T, mode plan.Mode, manifests string, whole bool) []agent.Section {
+	var out []agent.Section
+	shared := map[string]bool{}
+	if !whole {
+		for _, s := range rendered(t, mode, t.TempDir()) {
+			for line := range strings.Lines(s.Text) {
+				shared[line] = s.Name != "ipvs"
+			}
 		}
 	}
-	return lines
+	for _, s := range rendered(t, mode, manifests) {
+		if s.Text = added(s.Text, shared); s.Text != "" {
+			out = append(out, s)
+		}
+	}
+	return out
+}
+
+func rendered(t *testing.T, mode plan.Mode, manifests string) []agent.Section {
+	sections, err := agent.Render(agent.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1"})
+	if err != nil {
+		t.Fatalf("mode %s: %v", mode, err)
+	}
+	return sections
 }
 
 // added returns the lines of text that aren't shared, nor a list of what is empty.
