@@ -30,8 +30,9 @@ type Table interface {
 	// them, or those of the ones given that exist. Those by firewall mark, and of
 	// protocols that kproxy doesn't know, are left out.
 	List(of ...kernel.Virtual) ([]Server, error)
-	// Glance is List of all, but SchedFlags and Persistence may be missing. It is
-	// the cheapest way to see whether everything is there.
+	// Glance is List of all, but SchedFlags and Persistence may be missing, and so
+	// may virtual servers. It is the cheapest way to see that everything is there;
+	// what it doesn't show, List does.
 	Glance() ([]Server, error)
 	// Virtual adds, edits or deletes a virtual server. Its Reals don't matter: a
 	// new one has none, an edited one keeps them, and they go with a deleted one.

@@ -1,11 +1,14 @@
 package ipvs
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -22,6 +25,7 @@ type Netlink struct {
 	mu     sync.Mutex // one request and its answer at a time: moby's Handle mixes them up
 	handle *ipvs.Handle
 	proc   *os.File
+	text   bytes.Buffer // of proc, kept for its memory
 }
 
 var _ Table = (*Netlink)(nil)
@@ -70,8 +74,8 @@ func (t *Netlink) List(of ...kernel.Virtual) ([]Server, error) {
 	if len(of) > 0 && len(of) <= fewServers {
 		return t.listSome(of)
 	}
-	// The settings come from netlink, the real servers from /proc. What is made or
-	// deleted in between is left out.
+	// The settings come from netlink, the real servers from /proc if it has them.
+	// What is deleted in between is left out.
 	services, err := t.handle.GetServices()
 	if err != nil {
 		return nil, fmt.Errorf("list virtual servers: %w", classify(err))
@@ -100,8 +104,18 @@ func (t *Netlink) List(of ...kernel.Virtual) ([]Server, error) {
 		if v, ok := settings[keyOf(s.Virtual)]; ok {
 			v.Reals = s.Reals
 			out = append(out, Server{Virtual: v, Connections: s.Connections})
+			delete(settings, keyOf(s.Virtual))
 		}
 	}
+	if len(settings) == 0 {
+		return out, nil
+	}
+	passedOver, err := t.listSome(slices.Collect(maps.Values(settings))) // see glance
+	if err != nil {
+		return nil, err
+	}
+	out = append(out, passedOver...)
+	sortServers(out)
 	return out, nil
 }
 
@@ -143,16 +157,20 @@ func (t *Netlink) Glance() ([]Server, error) {
 	return t.glance()
 }
 
-// glance reads /proc/net/ip_vs.
+// glance reads /proc/net/ip_vs, which comes a page at a time. Where other network
+// namespaces have virtual servers too, the kernel passes over some of this one's
+// between two pages: it counts everybody's to know where it is, and this
+// namespace's only to get there again (ip_vs_info_seq_next and ip_vs_info_array
+// in net/netfilter/ipvs/ip_vs_ctl.c).
 func (t *Netlink) glance() ([]Server, error) {
 	if _, err := t.proc.Seek(0, io.SeekStart); err != nil {
 		return nil, fmt.Errorf("read %s: %w", procPath, err)
 	}
-	text, err := io.ReadAll(t.proc)
-	if err != nil {
+	t.text.Reset()
+	if _, err := t.text.ReadFrom(t.proc); err != nil {
 		return nil, fmt.Errorf("read %s: %w", procPath, err)
 	}
-	return ParseProc(text)
+	return ParseProc(t.text.Bytes())
 }
 
 // Virtual implements [Table].

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
 )
 
 // RuleWatch notices changes of what the rules' backend applies. The Watch of
@@ -99,6 +100,9 @@ func (b *Backend) checkServers(want *kernel.Ruleset) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	if servers, err = b.lookCloser(servers, want.Virtuals); err != nil {
+		return nil, err
+	}
 	var gone, changed, reals []string
 	for i := range want.Virtuals {
 		w := &want.Virtuals[i]
@@ -119,6 +123,31 @@ func (b *Backend) checkServers(want *kernel.Ruleset) ([]string, error) {
 	}
 	return slices.Concat(some("virtual server %s is gone", gone), some("virtual server %s was changed", changed),
 		some("real servers of %s were changed", reals)), nil
+}
+
+// lookCloser adds to servers, which came of a glance, those of want that it has
+// passed over. Both are in order.
+func (b *Backend) lookCloser(servers []Server, want []kernel.Virtual) ([]Server, error) {
+	var missing []kernel.Virtual
+	at := 0
+	for _, w := range want {
+		for at < len(servers) && kernel.CompareVirtuals(servers[at].Virtual, w) < 0 {
+			at++
+		}
+		if at == len(servers) || kernel.CompareVirtuals(servers[at].Virtual, w) != 0 {
+			missing = append(missing, w)
+		}
+	}
+	if len(missing) == 0 {
+		return servers, nil
+	}
+	found, err := b.config.Table.List(missing...)
+	if err != nil || len(found) == 0 {
+		return servers, err
+	}
+	servers = slices.Concat(servers, found)
+	slices.SortFunc(servers, func(a, b Server) int { return kernel.CompareVirtuals(a.Virtual, b.Virtual) })
+	return servers, nil
 }
 
 func name(v *kernel.Virtual) string { return v.Protocol.String() + " " + v.Address.String() }
@@ -175,11 +204,7 @@ func (b *Backend) checkRecord(want *kernel.Ruleset) ([]string, error) {
 	for _, s := range states {
 		count[s.Name] = s.Count
 	}
-	expected := map[string]int{}
-	for k, list := range b.everything().of {
-		slices.Sort(list)
-		expected[kernel.FamilySet(k.base, k.family)] += len(slices.Compact(list))
-	}
+	expected := b.recorded()
 	var out []string
 	for _, s := range want.Sets {
 		have, exists := count[s.Name]
@@ -193,6 +218,26 @@ func (b *Backend) checkRecord(want *kernel.Ruleset) ([]string, error) {
 		out = append(out, fmt.Sprintf("set %s has %d entries, not %d", s.Name, have, n))
 	}
 	return out, nil
+}
+
+// recorded counts the entries that each set of the record should have.
+func (b *Backend) recorded() map[string]int {
+	out := map[string]int{}
+	draining := map[string]bool{}
+	for _, s := range b.servers {
+		f := service.FamilyOf(s.Address.Addr())
+		out[kernel.FamilySet(kernel.SetVirtual, f)]++
+		for a := range s.draining {
+			if e := drainEntry(s, a); !draining[e] {
+				draining[e] = true
+				out[kernel.FamilySet(kernel.SetDrain, f)]++
+			}
+		}
+	}
+	for a := range b.addresses {
+		out[kernel.FamilySet(kernel.SetVIP, service.FamilyOf(a))]++
+	}
+	return out
 }
 
 // someNames is how many names a message lists before it only counts.
