@@ -128,8 +128,6 @@ func (s *scene) web(options ...func(*plan.Service)) *plan.Service {
 	return kerneltest.Service("web", service.TCP, append(options, onIPVS)...)
 }
 
-func onIPVS(s *plan.Service) { s.DataPlane, s.Beneath, s.Scheduler = plan.IPVS, plan.IPVS, "rr" }
-
 func (s *scene) endpoint(host int, port uint16, local bool) func(*plan.Service) {
 	return kerneltest.Endpoint(netip.AddrPortFrom(s.Address(s.family, host), port).String(), 1, local)
 }

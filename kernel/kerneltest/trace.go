@@ -300,7 +300,13 @@ func (tr *tracer) match(rule string, p packet) (match, chance bool, target, arg 
 			holds = next() == "ORIGINAL"
 		case "--mode":
 			chance = true
-		case "--transparent", "--connbytes", "--tcp-flags": // none of a SYN
+		case "--tcp-flags": // it is a SYN
+			next()
+			holds = next() == "SYN"
+		case "--sport": // not one that kproxy listens on
+			next()
+			holds = false
+		case "--transparent", "--connbytes":
 			holds = false
 		case "-m":
 			of = next()
