@@ -11,9 +11,16 @@ import (
 // TestPortalChangesLeadWhereTheWholeDoes: applied one after the other on a
 // random walk, the changes give the same membership as each plan by itself.
 func TestPortalChangesLeadWhereTheWholeDoes(t *testing.T) {
+	planes := map[plan.Mode]plan.DataPlane{plan.ModeIPTables: plan.IPTables, plan.ModeIPVS: plan.IPVS, plan.ModeAuto: plan.IPVS}
+	for mode, plane := range planes {
+		t.Run(string(mode), func(t *testing.T) { leadWhereTheWholeDoes(t, kerneltest.NewWalk(7, mode, plane, 20)) })
+	}
+}
+
+func leadWhereTheWholeDoes(t *testing.T, walk *kerneltest.Walk) {
+	t.Helper()
 	host := kerneltest.NewHost()
 	store := host.Sets()
-	walk := kerneltest.NewWalk(7, plan.ModeIPTables, plan.IPTables, 20)
 	var old *plan.Plan
 	for step := range 200 {
 		p := walk.Next()

@@ -83,6 +83,58 @@ func TestPortal(t *testing.T) {
 	}
 }
 
+// TestPortalOfIPVS: who is redirected although everybody else isn't, and how node
+// ports are refused before IPVS sees them.
+func TestPortalOfIPVS(t *testing.T) {
+	local := func(v plan.Verdict) func(*plan.Frontend) {
+		return func(f *plan.Frontend) { f.Verdict, f.Local, f.ShortCircuit = v, true, true }
+	}
+	rejectIPv6 := func(f *plan.Frontend) {
+		if f.Family == service.IPv6 {
+			f.Verdict = plan.Reject
+		}
+	}
+	tests := []struct {
+		name    string
+		service *plan.Service
+		want    map[string][]string // sets that aren't empty
+	}{
+		{"short circuit", kerneltest.Service("s", service.TCP, kerneltest.Beneath(plan.IPVS), kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.NodePort(30080, local(plan.Forward)),
+			kerneltest.Endpoint("10.1.0.1:80", 1, true), kerneltest.Endpoint("[fd01::1]:80", 1, true)),
+			map[string][]string{"KPROXY-SHORT-4": {"192.0.2.1,tcp:80"}, "KPROXY-SHORT-NP-TCP": {"30080"}, "KPROXY-LOCAL-NP-TCP": {"30080"}}},
+		{"short circuit, nobody else", kerneltest.Service("s", service.UDP, kerneltest.Beneath(plan.IPVS), kerneltest.InUserspace, kerneltest.External("192.0.2.1:80", local(plan.Drop)), kerneltest.Endpoints("10.1.0.1:80")),
+			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,udp:80"}, "KPROXY-SHORT-4": {"192.0.2.1,udp:80"}}},
+		{"iptables tells clients apart itself", kerneltest.Service("s", service.TCP, kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.Endpoint("10.1.0.1:80", 1, true)), nil},
+		{"nobody in userspace serves SCTP", kerneltest.Service("s", service.SCTP, kerneltest.Beneath(plan.IPVS), kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.Endpoint("10.1.0.1:80", 1, true)), nil},
+		{"a node port without endpoints of one family", kerneltest.Service("s", service.TCP, kerneltest.Beneath(plan.IPVS), kerneltest.NodePort(30080, rejectIPv6), kerneltest.Endpoints("10.1.0.1:80")),
+			map[string][]string{"KPROXY-REJECT-6": {"2001:db8::1,tcp:30080"}, "KPROXY-LOCAL-NP-TCP": {"30080"}}},
+		{"a node port of SCTP without endpoints", kerneltest.Service("s", service.SCTP, kerneltest.Beneath(plan.IPVS), kerneltest.NodePort(30007, rejectIPv6)),
+			map[string][]string{"KPROXY-REJECT-6": {"2001:db8::1,sctp:30007"}}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			p := kerneltest.Plan(plan.ModeAuto, tt.service)
+			p.Policy.NodeAddresses = []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("2001:db8::1")}
+			var got map[string][]string
+			for i, s := range kernel.Portal(p) {
+				if s.Name != kernel.PortalSetsOf(p)[i].Name {
+					t.Errorf("set %d is %s", i, s.Name)
+				}
+				if len(s.Entries) == 0 {
+					continue
+				}
+				if got == nil {
+					got = map[string][]string{}
+				}
+				got[s.Name] = s.Entries
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("Portal (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 // TestAllowBeforeRanged: an address is never limited before its clients are
 // allowed, and its limit is gone before they are.
 func TestAllowBeforeRanged(t *testing.T) {

@@ -86,8 +86,8 @@ func strikeVirtuals(out map[service.Key]uint64, have, want kernel.Ruleset) {
 	}
 }
 
-// sameVirtual reports whether h serves as w does. Real servers of h that w
-// doesn't have were to be drained.
+// sameVirtual reports whether h serves as w does. A real server too many would
+// get connections that aren't for it; those that drain aren't part of h.
 func sameVirtual(h, w *kernel.Virtual) bool {
 	return h.Scheduler == w.Scheduler && h.SchedFlags == w.SchedFlags && h.Persistence == w.Persistence && slices.Equal(h.Reals, w.Reals)
 }
