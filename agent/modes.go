@@ -11,14 +11,14 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// mode is one row of the table of modes: what a mode can't do without, and how
-// to come by it. What it does is [plan.Compute]'s business: the rules that this
-// host can have are the same in every mode, so that one mode removes what
-// another one left.
+// mode is one row of the table of modes: what a mode can't do without. What it
+// does is [plan.Compute]'s business: the rules that this host can have are the
+// same in every mode, so that one mode removes what another one left.
 type mode struct {
 	needs func(plan.Caps) plan.Capability // nil for nothing beyond the portal's
-	how   string
-	ipvs  bool // it may use IPVS: the module is loaded
+	what  string                          // it is that it needs
+	how   string                          // to come by it
+	ipvs  bool                            // it may use IPVS, whose module is loaded then
 }
 
 // rules is what the programmer works with in one mode.
@@ -59,10 +59,12 @@ var modes = map[plan.Mode]mode{
 	plan.ModeUserspace: {},
 	plan.ModeIPTables: {
 		needs: func(c plan.Caps) plan.Capability { return c.IPTables },
+		what:  "iptables",
 		how:   "get what it says, or choose --mode userspace",
 	},
 	plan.ModeIPVS: {
 		needs: func(c plan.Caps) plan.Capability { return c.IPVS },
+		what:  "IPVS",
 		how:   "get it, or choose --mode iptables, or auto, which does without",
 		ipvs:  true,
 	},
@@ -90,7 +92,7 @@ func (m mode) missing(caps plan.Caps) error {
 	if c.Supported {
 		return nil
 	}
-	return &kernel.Missing{What: c.Name, How: m.how, Err: errors.New(c.Reason)}
+	return &kernel.Missing{What: m.what, How: m.how, Err: errors.New(c.Reason)}
 }
 
 // rulesFor makes the rules of every data plane that the host has.
