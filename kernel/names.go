@@ -44,6 +44,7 @@ func AffinitySet(k service.Key, endpoint netip.AddrPort) string {
 // The shared sets; those with a family end in "-4" or "-6".
 const (
 	SetAlive    = Prefix + "ALIVE"    // everyone, while a live kproxy serves
+	SetHeld     = Prefix + "HELD"     // connections that userspace carries, of services that the kernel has
 	SetLet      = Prefix + "LET"      // endpoints whose refusals clients are told of
 	SetUser     = Prefix + "USER"     // service addresses served in userspace
 	SetLocal    = Prefix + "LOCAL"    // every forwarding node port
@@ -75,6 +76,11 @@ const (
 	ChainRefused = Prefix + "REFUSED" // endpoints' refusals, which IPVS is to see
 	ChainSwallow = Prefix + "SWALLOW" // and clients are not
 )
+
+// SyncGroup is where kproxy's synchronisation daemon of IPVS listens, which
+// takes clients along to virtual servers: a multicast group that doesn't leave
+// the node (RFC 2365), on the loopback link. It tells the daemon from others'.
+var SyncGroup = netip.MustParseAddrPort("239.255.75.80:8848")
 
 // FamilySet names the set of family f: "KPROXY-USER-4".
 func FamilySet(base string, f service.Family) string {

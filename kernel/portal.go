@@ -22,7 +22,8 @@ import (
 //     node, whatever is done with others' connections,
 //   - ALIVE the heartbeat; kproxy refreshes it and Portal leaves it empty,
 //   - LET the endpoints whose refusals pass; Portal leaves it empty as well,
-//     see [LetRefusals].
+//     see [LetRefusals],
+//   - HELD connections; Portal leaves it empty as well, see [HoldConnections].
 func Portal(p *plan.Plan) []Set {
 	b := newPortal(p)
 	for _, s := range p.Services {
@@ -50,11 +51,12 @@ func PortalSets() []Set {
 			Set{Name: FamilySet(SetAlive, f), Type: HashNet, Timeout: defaultAliveTimeout},
 			Set{Name: FamilySet(SetAllow, f), Type: HashIPPortNet},
 			Set{Name: FamilySet(SetDrop, f), Type: HashIPPort},
+			Set{Name: FamilySet(SetHeld, f), Type: HashIPPortIP, Timeout: defaultHeldTimeout},
 			Set{Name: FamilySet(SetLet, f), Type: HashIPPort, Timeout: defaultLetTimeout},
 			Set{Name: FamilySet(SetRanged, f), Type: HashIPPort},
 			Set{Name: FamilySet(SetReject, f), Type: HashIPPort},
 			Set{Name: FamilySet(SetUser, f), Type: HashIPPort})
-		for i := len(out) - 7; i < len(out); i++ {
+		for i := len(out) - 8; i < len(out); i++ {
 			out[i].Family = f
 		}
 	}
@@ -184,7 +186,7 @@ func (b *portal) sets() []Set {
 	out := b.specs
 	for i := range out {
 		s := &out[i]
-		s.Dynamic = strings.HasPrefix(s.Name, SetAlive+"-") || strings.HasPrefix(s.Name, SetLet+"-")
+		s.Dynamic = slices.ContainsFunc([]string{SetAlive, SetHeld, SetLet}, func(base string) bool { return s.Name == FamilySet(base, s.Family) })
 		e := b.entries[s.Name]
 		slices.Sort(e)
 		s.Entries = slices.Compact(e)

@@ -127,11 +127,13 @@ func (s shared) chains() []kernel.Chain {
 
 // services is the way of every new connection. The own mark comes first, or
 // kproxy's connection to an endpoint that is a service address of its own would
-// come back to it.
+// come back to it. Then those that aren't new, but forgotten by conntrack: they
+// go on where they were.
 func (s shared) services() []string {
 	own := s.Marks.Own()
 	out := []string{
 		kernel.HasMark(own, own) + " " + kernel.Comment("connections of kproxy to endpoints") + " -j RETURN",
+		"-p tcp " + notSYN + " " + kernel.Comment("forgotten by conntrack") + " " + kernel.InSet(s.set(kernel.SetHeld), "src,src,dst") + s.redirect(0),
 		kernel.InSet(s.set(kernel.SetAlive), "src") + " " + kernel.Comment("a live kproxy serves these in userspace") + " -j " + chainPortal,
 	}
 	if s.ipvs {
@@ -280,10 +282,20 @@ func (s shared) accept() []string {
 	return out
 }
 
-// output lets through what kproxy and IPVS send, where the host's policy is to drop.
+// notSYN matches what doesn't begin a TCP connection.
+const notSYN = "-m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
+
+// output lets through what kproxy and IPVS send, where the host's policy is to
+// drop. An answer of the listener's that conntrack knows no connection for must
+// not pass: it would bear the listener's address, and the client would reset the
+// connection, while kproxy has the connection tracked again in a moment.
 func (s shared) output() []string {
 	own := s.Marks.Own()
-	return append([]string{s.refuse(), kernel.Comment("connections of kproxy to endpoints") + " " + kernel.HasMark(own, own) + " -j ACCEPT"}, s.virtual()...)
+	forgotten := kernel.Comment("answers that conntrack has forgotten whom to") + " -m conntrack --ctstate INVALID,NEW -j DROP"
+	return append([]string{
+		fmt.Sprintf("-p tcp %s --sport %d %s", notSYN, s.TCPPort, forgotten),
+		fmt.Sprintf("-p udp -m udp --sport %d %s", s.UDPPort, forgotten),
+		s.refuse(), kernel.Comment("connections of kproxy to endpoints") + " " + kernel.HasMark(own, own) + " -j ACCEPT"}, s.virtual()...)
 }
 
 // input lets redirected connections reach the listener and endpoints' answers
@@ -295,6 +307,10 @@ func (s shared) output() []string {
 func (s shared) input() []string {
 	own := s.Marks.Own()
 	out := []string{s.refuse(), "-i lo " + kernel.HasMark(own, own) + " " + kernel.Comment("connections of kproxy to this node") + " -j ACCEPT"}
+	if s.ipvs && s.family == service.IPv4 {
+		// Whoever could reach the daemon could lead connections anywhere.
+		out = append(out, fmt.Sprintf("-d %s/32 -p udp %s -j DROP", kernel.SyncGroup.Addr(), kernel.Comment("only kproxy tells IPVS of clients")))
+	}
 	for i, port := range []uint16{s.TCPPort, s.UDPPort} {
 		p := userProtocols[i]
 		out = append(out, fmt.Sprintf("-p %s %s -m %s --dport %d -m conntrack --ctstate DNAT -j ACCEPT", p, kernel.Comment("redirected to kproxy"), p, port))

@@ -16,16 +16,12 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
 )
 
 // ErrSyncDaemon says that somebody else has the kernel's synchronisation daemon
 // at work, of which there is one per network namespace.
 var ErrSyncDaemon = errors.New("the connections of this node's IPVS are being synchronised with other load balancers' (ipvsadm --daemon)")
-
-// SyncGroup is where kproxy's synchronisation daemon listens: a multicast group
-// that doesn't leave the node (RFC 2365), on the loopback link. It tells the
-// daemon from others'.
-var SyncGroup = netip.MustParseAddrPort("239.255.75.80:8848")
 
 // syncLink is the name of the loopback link, which is the same in every network
 // namespace.
@@ -100,7 +96,7 @@ func (d *syncDaemon) stopDaemon() error {
 	return nil
 }
 
-// syncSocket sends to SyncGroup on the loopback link.
+// syncSocket sends to [kernel.SyncGroup] on the loopback link.
 func syncSocket(mark uint32) (int, error) {
 	lo, err := net.InterfaceByName(syncLink)
 	if err != nil {
@@ -131,7 +127,7 @@ const syncBurst = 4
 
 // send sends seeds and waits until the daemon has taken them.
 func (d *syncDaemon) send(ctx context.Context, s []seed) error {
-	to := &unix.SockaddrInet4{Addr: SyncGroup.Addr().As4(), Port: int(SyncGroup.Port())}
+	to := &unix.SockaddrInet4{Addr: kernel.SyncGroup.Addr().As4(), Port: int(kernel.SyncGroup.Port())}
 	for n := 1; len(s) > 0; n++ {
 		part := s[:min(len(s), syncMost)]
 		s = s[len(part):]
@@ -157,8 +153,8 @@ const (
 
 // drained waits until nothing waits for the daemon.
 func (d *syncDaemon) drained(ctx context.Context) error {
-	group := SyncGroup.Addr().As4()
-	address := []byte(fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(group[:]), SyncGroup.Port()))
+	group := kernel.SyncGroup.Addr().As4()
+	address := []byte(fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(group[:]), kernel.SyncGroup.Port()))
 	for waited := time.Duration(0); waited < drainPatience; waited += time.Millisecond {
 		b, err := os.ReadFile(sockets)
 		if err != nil {
@@ -250,12 +246,12 @@ func daemonRequest(command uint8, id uint8) error {
 	d := nl.NewRtAttr(attrDaemon|unix.NLA_F_NESTED, nil)
 	d.AddRtAttr(daemonState, nl.Uint32Attr(stateBackup))
 	if command == cmdNewDaemon {
-		group := SyncGroup.Addr().As4()
+		group := kernel.SyncGroup.Addr().As4()
 		d.AddRtAttr(daemonLink, nl.ZeroTerminated(syncLink))
 		d.AddRtAttr(daemonSyncID, nl.Uint32Attr(uint32(id)))
 		d.AddRtAttr(daemonMaxLength, nl.Uint16Attr(syncHeaderLength+syncMost*syncV6Length))
 		d.AddRtAttr(daemonGroup, group[:])
-		d.AddRtAttr(daemonPort, nl.Uint16Attr(SyncGroup.Port()))
+		d.AddRtAttr(daemonPort, nl.Uint16Attr(kernel.SyncGroup.Port()))
 	}
 	r.AddData(d)
 	_, err = r.Execute(unix.NETLINK_GENERIC, 0)
@@ -311,7 +307,7 @@ func parseDaemon(answer []byte) (runningDaemon, error) {
 				here = unix.ByteSliceToString(i.Value) == syncLink
 			case daemonGroup:
 				a, ok := netip.AddrFromSlice(i.Value)
-				group = ok && a == SyncGroup.Addr()
+				group = ok && a == kernel.SyncGroup.Addr()
 			}
 		}
 	}
