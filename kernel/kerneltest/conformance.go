@@ -150,6 +150,21 @@ func (m Mode) bring(t *testing.T, s System, want kernel.Ruleset) {
 			t.Fatalf("Apply failed for %s: %v", k, err)
 		}
 	}
+	s.recorded(t)
+}
+
+// recorded: the records are right by themselves, not only when Observe has
+// mended them.
+func (s System) recorded(t *testing.T) {
+	t.Helper()
+	if s.Host == nil {
+		return
+	}
+	before := s.state(t)
+	observe(t, s)
+	if diff := gocmp.Diff(before, s.state(t)); diff != "" {
+		t.Errorf("Observe changed (-before +after):\n%s", diff)
+	}
 }
 
 // byValue are types that compare by themselves.
@@ -186,6 +201,7 @@ func (s System) settle(t *testing.T) {
 			t.Fatalf("Drain: %v", err)
 		}
 		if left == 0 {
+			s.recorded(t)
 			return
 		}
 	}

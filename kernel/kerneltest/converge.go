@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
@@ -24,9 +25,15 @@ func (m Mode) walk(t *testing.T, seed uint64) {
 	w := NewWalk(seed, m.Mode, m.Plane, 12)
 	var want kernel.Ruleset
 	for range m.Steps {
-		want = m.Render(w.Next())
+		p := w.Next()
+		if want = m.Render(p); j.system.Host != nil {
+			j.system.Host.SetNodeAddresses(p.Policy.NodeAddresses)
+		}
 		j.step(want)
 		j.intrude()
+		if s := j.system; s.Restart != nil && j.rng.IntN(8) == 0 {
+			j.system, j.known = s.restarted(t), false
+		}
 	}
 	if m.Steps > 10 && faults.Count() == 0 {
 		t.Error("no fault was injected")
@@ -120,8 +127,10 @@ func (j *journey) check() {
 	if diff := gocmp.Diff(j.foreign, j.system.Foreign(j.t)); diff != "" {
 		j.t.Fatalf("foreign state after %d faults (-before +after):\n%s", j.faults.Count(), diff)
 	}
-	if j.system.Host != nil && j.system.Host.Cut() > 0 {
-		j.t.Fatalf("%d connections were cut off after %d faults", j.system.Host.Cut(), j.faults.Count())
+	if j.system.Host != nil {
+		if cut := j.system.Host.Cut(); len(cut) > 0 {
+			j.t.Fatalf("connections were cut off after %d faults: %s", j.faults.Count(), strings.Join(cut, "; "))
+		}
 	}
 }
 

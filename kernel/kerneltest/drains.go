@@ -4,6 +4,7 @@ import (
 	"context"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -24,6 +25,9 @@ func (m Mode) drains(t *testing.T) {
 		return Service("web", service.TCP, Beneath(m.Plane), Cluster("10.96.7.1:80"), Cluster("[fd00:96:7::1]:80"),
 			NodePort(30080), Endpoints(endpoints...))
 	}
+	dns := func(endpoints ...string) *plan.Service {
+		return Service("dns", service.UDP, Beneath(m.Plane), Cluster("10.96.7.1:53"), Cluster("[fd00:96:7::1]:53"), Endpoints(endpoints...))
+	}
 	other := Service("other", service.TCP, Beneath(m.Plane), Cluster("10.96.7.1:81"), Endpoints("10.244.7.1:8080"))
 	both := []string{"10.244.7.1:8080", "10.244.7.2:8080", "[fd00:244:7::1]:8080", "[fd00:244:7::2]:8080"}
 	one := []string{"10.244.7.1:8080", "[fd00:244:7::1]:8080"}
@@ -34,8 +38,8 @@ func (m Mode) drains(t *testing.T) {
 		name string
 		to   []*plan.Service
 	}{
-		{"an endpoint goes", []*plan.Service{web(one...), other}},
-		{"all endpoints go", []*plan.Service{web(), other}},
+		{"an endpoint goes", []*plan.Service{web(one...), dns(one...), other}},
+		{"all endpoints go", []*plan.Service{web(), dns(), other}},
 		{"an endpoint isn't usable", []*plan.Service{unusable, other}},
 		{"a service goes", []*plan.Service{other}},
 		{"everything goes", nil},
@@ -50,7 +54,7 @@ func (m Mode) drains(t *testing.T) {
 	})
 	for _, way := range ways {
 		t.Run(way.name, func(t *testing.T) {
-			m.drain(t, m.plan(web(both...), other), m.plan(way.to...), way.name == "an endpoint isn't usable")
+			m.drain(t, m.plan(web(both...), dns(both...), other), m.plan(way.to...), way.name == "an endpoint isn't usable")
 		})
 	}
 }
@@ -76,6 +80,12 @@ func (m Mode) drain(t *testing.T, from, to kernel.Ruleset, listed bool) {
 			s.Host.Connect(rand.New(rand.NewPCG(3, 3)))
 		}
 		m.bring(t, s, to)
+		for _, v := range s.Host.IPVS().List() {
+			wanted, _ := to.Virtual(v.Protocol, v.Address)
+			if _, own := from.Virtual(v.Protocol, v.Address); own && v.Protocol == service.UDP && !slices.Equal(v.Reals, wanted.Reals) {
+				t.Errorf("flows of UDP at %s aren't free to go elsewhere: real servers %v, want %v", v.Address, v.Reals, wanted.Reals)
+			}
+		}
 		if left := m.goOn(t, s); (left == 0) != listed {
 			t.Errorf("%d real servers are left to drain", left)
 		}
@@ -110,8 +120,8 @@ func (m Mode) drain(t *testing.T, from, to kernel.Ruleset, listed bool) {
 		if left := m.goOn(t, s); left != 0 {
 			t.Errorf("a day later %d real servers are left to drain", left)
 		}
-		if cut := s.Host.Cut(); (cut == 0) != listed {
-			t.Errorf("%d connections were cut off", cut)
+		if cut := s.Host.Cut(); (len(cut) == 0) != listed {
+			t.Errorf("connections that were cut off: %v", cut)
 		}
 		m.same(t, s, to)
 	})
@@ -128,8 +138,8 @@ func (m Mode) goOn(t *testing.T, s System) int {
 
 func (m Mode) uncut(t *testing.T, s System) {
 	t.Helper()
-	if n := s.Host.Cut(); n > 0 {
-		t.Errorf("%d connections were cut off", n)
+	if cut := s.Host.Cut(); len(cut) > 0 {
+		t.Errorf("connections were cut off: %v", cut)
 	}
 }
 

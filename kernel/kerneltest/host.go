@@ -27,9 +27,10 @@ type Host struct {
 	sets       map[string]*modelSet
 	virtuals   map[server]*modelVirtual
 	links      map[string]*modelLink
+	node       []netip.Addr  // addresses on other links
 	schedulers []string      // that the kernel has
 	ahead      time.Duration // of the machine's clock
-	cut        int           // connections that have been cut off
+	cut        []string      // see [Host.Cut]
 	early      []netip.Addr  // see [Host.Early]
 	vacant     []string      // see [Host.Vacant]
 }

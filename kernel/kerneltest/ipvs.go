@@ -96,8 +96,8 @@ func (s *IPVS) DelService(v kernel.Virtual) error {
 	if m == nil {
 		return unix.ESRCH
 	}
-	for _, r := range m.reals {
-		s.host.cutOff(m, r)
+	for _, a := range m.order() {
+		s.host.cutOff(m, a, "whose virtual server was deleted")
 	}
 	delete(s.host.virtuals, k)
 	return nil
@@ -152,7 +152,7 @@ func (s *IPVS) DelDest(v kernel.Virtual, a netip.AddrPort) error {
 		return unix.ENOENT
 	}
 	defer s.host.vacated(m, m.serving())
-	s.host.cutOff(m, m.reals[a])
+	s.host.cutOff(m, a, "which was deleted")
 	delete(m.reals, a)
 	return nil
 }
@@ -213,11 +213,11 @@ func (m *modelVirtual) order() []netip.AddrPort {
 	return slices.SortedFunc(maps.Keys(m.reals), netip.AddrPort.Compare)
 }
 
-// cutOff counts the connections that end with a real server. UDP has none that
+// cutOff notes the connections that end with a real server. UDP has none that
 // could break: the next datagram goes elsewhere.
-func (h *Host) cutOff(m *modelVirtual, r *modelReal) {
-	if m.Protocol != service.UDP {
-		h.cut += r.connections
+func (h *Host) cutOff(m *modelVirtual, a netip.AddrPort, why string) {
+	if n := m.reals[a].connections; n > 0 && m.Protocol != service.UDP {
+		h.cut = append(h.cut, fmt.Sprintf("%d of %s %s to %s, %s", n, m.Protocol, m.Address, a, why))
 	}
 }
 
@@ -252,11 +252,11 @@ func (h *Host) Disconnect(rng *rand.Rand) {
 	}
 }
 
-// Cut returns how many connections have been cut off, TCP and SCTP.
-func (h *Host) Cut() int {
+// Cut returns which connections have been cut off, of TCP and SCTP.
+func (h *Host) Cut() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.cut
+	return slices.Clone(h.cut)
 }
 
 func (h *Host) servers() []server {

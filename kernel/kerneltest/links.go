@@ -103,6 +103,13 @@ func (l *Links) DelAddress(name string, a netip.Addr) error {
 	default:
 		delete(m.addresses, a)
 	}
+	for k, v := range l.host.virtuals {
+		if name == kernel.DummyLink && k.address.Addr() == a && !slices.Contains(l.host.node, a) {
+			for _, real := range v.order() {
+				l.host.cutOff(v, real, "whose address was taken off the link")
+			}
+		}
+	}
 	return nil
 }
 
@@ -136,6 +143,13 @@ func (h *Host) Early() []netip.Addr {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.early)
+}
+
+// SetNodeAddresses says which addresses the node has on other links.
+func (h *Host) SetNodeAddresses(addresses []netip.Addr) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.node = slices.Clone(addresses)
 }
 
 // ForeignLinks prints the dummy links that aren't kproxy's.
