@@ -58,9 +58,16 @@ func schedulersWanted(given string) []string {
 
 // virtualServers is the kernel's IPVS.
 type virtualServers struct {
-	table        *ipvs.Netlink
-	link         *ipvs.Dummy
-	drainTimeout time.Duration
+	table *ipvs.Netlink
+	link  *ipvs.Dummy
+}
+
+// config is what rules are made with; none for nil.
+func (v *virtualServers) config(drainTimeout time.Duration) ipvs.Config {
+	if v == nil {
+		return ipvs.Config{}
+	}
+	return ipvs.Config{Table: v.table, Link: v.link, DrainTimeout: min(drainTimeout, ipvs.MaxDrainTimeout)}
 }
 
 // openIPVS opens IPVS for a mode that uses it, and for one that finds virtual
@@ -73,7 +80,7 @@ func (a *Agent) openIPVS(row mode, sets kernel.SetStore) (*virtualServers, error
 			return nil, err
 		}
 	}
-	v := &virtualServers{drainTimeout: min(a.cfg.DrainTimeout, ipvs.MaxDrainTimeout)}
+	v := &virtualServers{}
 	var err error
 	if v.table, err = ipvs.OpenTable(); err != nil {
 		return nil, err
@@ -154,9 +161,9 @@ func (v *virtualServers) tryScheduler(name string) error {
 // withIPVS adds what IPVS carries to the rules of iptables, which are the way to
 // it in part.
 func withIPVS(r rules, h hostRules) (rules, error) {
-	b, err := ipvs.New(ipvs.Config{
-		Rules: r.Backend, Sets: h.sets, Table: h.ipvs.table, Link: h.ipvs.link, DrainTimeout: h.ipvs.drainTimeout,
-	})
+	c := h.ipvs
+	c.Rules, c.Sets = r.Backend, h.sets
+	b, err := ipvs.New(c)
 	if err != nil {
 		return rules{}, err
 	}

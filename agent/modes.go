@@ -7,6 +7,7 @@ import (
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
+	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -50,7 +51,7 @@ type hostRules struct {
 	tcp     uint16 // ports of the shared listeners
 	udp     uint16
 	routing kernel.Routing
-	ipvs    *virtualServers // nil without
+	ipvs    ipvs.Config // without Table where there is none
 }
 
 // modes is the table. The portal that leads to userspace is made of iptables
@@ -98,7 +99,7 @@ func (m mode) missing(caps plan.Caps) error {
 // rulesFor makes the rules of every data plane that the host has.
 func rulesFor(h hostRules) (rules, error) {
 	r, err := iptablesRules(h)
-	if err != nil || h.ipvs == nil {
+	if err != nil || h.ipvs.Table == nil {
 		return r, err
 	}
 	return withIPVS(r, h)

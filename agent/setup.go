@@ -101,7 +101,9 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	if err != nil {
 		return err
 	}
-	r, err := rulesFor(hostRules{host: host, sets: sets, marks: a.marks(), tcp: tcp, udp: udp, routing: a.routing, ipvs: virtuals})
+	r, err := rulesFor(hostRules{
+		host: host, sets: sets, marks: a.marks(), tcp: tcp, udp: udp, routing: a.routing, ipvs: virtuals.config(a.cfg.DrainTimeout),
+	})
 	if err != nil {
 		return err
 	}

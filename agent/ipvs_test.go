@@ -1,0 +1,220 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net/netip"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// modelTable is the [ipvs.Table] of a model host.
+type modelTable struct{ *kerneltest.IPVS }
+
+func (m modelTable) List(of ...kernel.Virtual) ([]ipvs.Server, error) {
+	var out []ipvs.Server
+	for _, v := range m.IPVS.List() {
+		s := ipvs.Server{Virtual: v}
+		for _, r := range v.Reals {
+			s.Connections = append(s.Connections, m.Connections(v, r.Address))
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+func (m modelTable) Glance() ([]ipvs.Server, error) { return m.List() }
+
+func (m modelTable) Virtual(do ipvs.Verb, v kernel.Virtual) error {
+	return meaning([...]func(kernel.Virtual) error{ipvs.Add: m.NewService, ipvs.Edit: m.SetService, ipvs.Delete: m.DelService}[do](v))
+}
+
+func (m modelTable) Real(do ipvs.Verb, v kernel.Virtual, r kernel.Real) error {
+	switch do {
+	case ipvs.Add:
+		return meaning(m.NewDest(v, r))
+	case ipvs.Edit:
+		return meaning(m.SetDest(v, r))
+	}
+	return meaning(m.DelDest(v, r.Address))
+}
+
+func meaning(err error) error {
+	switch {
+	case errors.Is(err, unix.EEXIST):
+		return ipvs.ErrExists
+	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT):
+		return kernel.ErrNotFound
+	}
+	return err
+}
+
+// modelLink is the [ipvs.Link] of a model host.
+type modelLink struct{ *kerneltest.Links }
+
+func (m modelLink) State() (out ipvs.LinkState, err error) {
+	if out.Exists, out.Up = m.Exists(kernel.DummyLink); out.Exists {
+		out.Addresses, err = m.Addresses(kernel.DummyLink)
+	}
+	return out, err
+}
+
+func (m modelLink) Ensure() error {
+	if err := m.Links.Add(kernel.DummyLink); err != nil && !errors.Is(err, unix.EEXIST) {
+		return err
+	}
+	return m.SetUp(kernel.DummyLink)
+}
+
+func (m modelLink) Add(addresses ...netip.Addr) error { return m.each(addresses, m.AddAddress) }
+
+func (m modelLink) Delete(addresses ...netip.Addr) error { return m.each(addresses, m.DelAddress) }
+
+func (m modelLink) each(addresses []netip.Addr, do func(string, netip.Addr) error) error {
+	for _, a := range addresses {
+		if err := do(kernel.DummyLink, a); err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EADDRNOTAVAIL) {
+			return err
+		}
+	}
+	return nil
+}
+
+func (m modelLink) Remove() error { return m.Links.Delete(kernel.DummyLink) }
+
+// withModelIPVS gives a model host's programmer IPVS as well.
+func withModelIPVS(t *testing.T, m *modelHost) {
+	t.Helper()
+	r, err := withIPVS(m.rules, hostRules{
+		host: &kernel.Host{IPv6: true, CatchRefusals: true}, sets: m.host.Sets(), marks: kernel.DefaultMarks(),
+		ipvs: ipvs.Config{Table: modelTable{m.host.IPVS()}, Link: modelLink{m.host.Links()}, DrainTimeout: time.Minute, Now: m.host.Now},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.programmer = newProgrammer(r, m.log, func() { m.changes++ }, func(*plan.Plan) {})
+}
+
+// bothPlanes is a plan of mode auto with a service in each data plane.
+func bothPlanes(t *testing.T, host *kerneltest.Host, endpoints ...string) *plan.Plan {
+	t.Helper()
+	p := kerneltest.Plan(plan.ModeAuto,
+		kerneltest.Service("a", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints(endpoints...), kerneltest.Beneath(plan.IPVS)),
+		kerneltest.Service("b", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.2.0.2:8080")))
+	// The fast loop makes the portal's sets before it hands over a plan.
+	for _, s := range kernel.PortalSetsOf(p) {
+		if err := host.Sets().Create(s); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return p
+}
+
+// TestProgrammerOfBothDataPlanes: services of IPVS and of iptables are programmed
+// side by side, what is damaged is found and repaired, and the next kproxy takes
+// both over without a change.
+func TestProgrammerOfBothDataPlanes(t *testing.T) {
+	m := newModelHost(t)
+	withModelIPVS(t, m)
+	p := bothPlanes(t, m.host, "10.2.0.1:8080")
+	if err := m.pass(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	want := map[service.Key]uint64{}
+	for _, s := range p.Services {
+		want[s.Port.Key] = s.KernelHash
+	}
+	if diff := cmp.Diff(want, m.report().programmed); diff != "" {
+		t.Errorf("programmed (-want +got):\n%s", diff)
+	}
+	check := func(wantDamage bool) {
+		t.Helper()
+		if found, err := m.rules.watch.Check(t.Context()); err != nil || (len(found) > 0) != wantDamage {
+			t.Errorf("the watch found %q, error %v; want damage: %v", found, err, wantDamage)
+		}
+	}
+	check(false)
+	if err := m.host.IPVS().DelService(m.host.IPVS().List()[0]); err != nil {
+		t.Fatal(err)
+	}
+	check(true)
+	m.known = false // as run does when it is told
+	if err := m.pass(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	check(false)
+
+	next := newModelHost(t)
+	next.host, next.rules = m.host, m.rules
+	have, err := m.rules.Observe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	next.adopt(have, p)
+	if diff := cmp.Diff(want, next.report().programmed); diff != "" {
+		t.Errorf("after a restart (-want +got):\n%s", diff)
+	}
+	applied := m.backend.applied
+	if err := next.pass(t.Context(), p); err != nil || m.backend.applied != applied {
+		t.Errorf("the first pass after a restart: error %v, %d applications; want nothing to do", err, m.backend.applied-applied)
+	}
+}
+
+// TestProgrammerDrainsRealServers: one that isn't wanted any more stays until its
+// connections have gone, and no longer.
+func TestProgrammerDrainsRealServers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newModelHost(t)
+		withModelIPVS(t, m)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- m.run(ctx, nil) }()
+		reals := func(what string, want int) {
+			t.Helper()
+			time.Sleep(2 * drainEvery)
+			synctest.Wait()
+			if v := m.host.IPVS().List(); len(v) != 1 || len(v[0].Reals) != want {
+				t.Errorf("%s the virtual servers are %+v, want one with %d real servers", what, v, want)
+			}
+		}
+		m.program(bothPlanes(t, m.host, "10.2.0.1:8080", "10.2.0.3:8080"))
+		reals("with two endpoints", 2)
+		for v := m.host.IPVS().List()[0]; m.host.IPVS().Connections(v, v.Reals[1].Address) == 0; {
+			m.host.Connect(rand.New(rand.NewPCG(1, 2)))
+		}
+		m.program(bothPlanes(t, m.host, "10.2.0.1:8080"))
+		reals("while one that is gone has connections", 2)
+		m.host.Disconnect(nil)
+		reals("when it has none any more", 1)
+		if cut := m.host.Cut(); len(cut) > 0 {
+			t.Errorf("connections were cut off: %v", cut)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestSchedulersWanted: every algorithm that IPVS has, and the flag's first.
+func TestSchedulersWanted(t *testing.T) {
+	for given, want := range map[string][]string{
+		"":    {"rr", "wrr", "wlc", "sh", "mh"},
+		"sed": {"sed", "rr", "wrr", "wlc", "sh", "mh"},
+		"wlc": {"wlc", "rr", "wrr", "sh", "mh"},
+	} {
+		if diff := cmp.Diff(want, schedulersWanted(given)); diff != "" {
+			t.Errorf("with --ipvs-scheduler %q (-want +got):\n%s", given, diff)
+		}
+	}
+}
