@@ -69,7 +69,7 @@ type Agent struct {
 	carried    carried
 	refusals   refusals
 	restorer   *restorer
-	holder     *holder
+	keeper     *keeper
 	clients    *ipvsAffinity
 
 	trigger chan struct{} // 1 slot: triggers coalesce
@@ -130,7 +130,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	a.restorer = newRestorer(a.log, a.conntrack, a.userspace)
-	a.holder = newHolder(a.log, a.sets, a.userspace, a.current.Load)
+	a.keeper = newKeeper(a.log, a.sets, a.userspace, a.current.Load)
 	a.clients = newIPVSAffinity(a.log, a.marks(), a.userspace.Affinity)
 	a.isSetUp.Store(true)
 	defer a.conntrack.Close()
@@ -163,7 +163,7 @@ func (a *Agent) work(ctx context.Context) error {
 	damaged := make(chan error, 1)
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
 	g.Go(func() error { return a.restorer.run(ctx) })
-	g.Go(func() error { return a.holder.run(ctx) })
+	g.Go(func() error { return a.keeper.run(ctx) })
 	g.Go(func() error { return a.clients.run(ctx) })
 	g.Go(func() error { return a.userspace.Run(ctx) })
 	g.Go(func() error { return a.prober.Run(ctx) })
@@ -235,7 +235,7 @@ func (a *Agent) rereadOnSignal(ctx context.Context) error {
 func (a *Agent) drain() error {
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.DrainTimeout)
 	defer cancel()
-	a.holder.keep(nil, a.cfg.DrainTimeout)
+	a.keeper.keep(nil, a.cfg.DrainTimeout)
 	if n := len(a.userspace.Connections()); n > 0 {
 		a.log.Info("draining", "connections", n, "within", a.cfg.DrainTimeout)
 	}

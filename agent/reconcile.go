@@ -110,7 +110,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.prober.Update(plan.Targets(a.source.Latest(), a.health))
 	a.userspace.Prepare(p)
 	a.moveAffinity(old, p)
-	a.holder.follow(old, p)
+	a.keeper.follow(old, p)
 	if err := a.portal.follow(ctx, p); err != nil {
 		return p, a.sync.failed(start, fmt.Errorf("update the portal: %w", err))
 	}
