@@ -286,7 +286,7 @@ func TestAllDown(t *testing.T) {
 
 // clients is how many come at once to a kproxy that may open so many files; two
 // of those belong to each client that is served.
-var clients, descriptors = int(5000 / slow), thinned(1024)
+var clients, descriptors = int(5000 / slow), int(1024 / pace)
 
 // TestFewDescriptors: thousands of clients come to a kproxy that may open 1,024 files.
 // Who isn't served yet waits, or is served by the rules beneath where there are

@@ -84,7 +84,9 @@ func TestIPVSScheduler(t *testing.T) {
 	if out := w.node("ipvsadm", "-Ln", "-t", "10.96.0.10:80"); !strings.Contains(out, " sed") {
 		t.Errorf("its virtual server doesn't have the scheduler of the annotation:\n%s", out)
 	}
-	w.awaitBackends(sed, "b1", "b2", "b3")
+	for _, target := range frontends(sed) {
+		w.ask(w.net.Client, "tcp", target)
+	}
 	w.awaitBackends(nosuch, "b1", "b2", "b3")
 	sleep(time.Second)
 	s := w.service("nosuch", "line")

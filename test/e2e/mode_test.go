@@ -5,6 +5,7 @@ import (
 	"flag"
 	"os"
 	"os/exec"
+	"strconv"
 	"strings"
 
 	"kproxy.dev/kproxy/plan"
@@ -40,4 +41,17 @@ func selectTests() error {
 		skip = strings.TrimPrefix(skip+"|^"+p, "|")
 	}
 	return flag.Set("test.skip", skip)
+}
+
+// worldsAtATime is how many tests run in parallel unless -parallel says
+// otherwise: they mostly wait, so it is more than there are processors.
+const worldsAtATime = 3
+
+func setParallel() error {
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if given {
+		return nil
+	}
+	return flag.Set("test.parallel", strconv.Itoa(worldsAtATime))
 }

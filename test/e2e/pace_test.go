@@ -31,5 +31,6 @@ func lasting(d time.Duration) time.Duration { return time.Duration(pace * float6
 // sleep waits for lasting(d).
 func sleep(d time.Duration) { time.Sleep(lasting(d)) }
 
-// thinned lowers how much comes at a time, or in all.
-func thinned[N int | float64](n N) N { return N(float64(n) / pace) }
+// thinned lowers how much comes at a time, so that a slow machine has time left
+// for all that goes on besides.
+func thinned(rate float64) float64 { return rate / max(1, slow/2) }

@@ -33,8 +33,8 @@ func run(m *testing.M) int {
 		fmt.Fprintf(os.Stderr, "KPROXY_E2E_MODE: %q is none of iptables, ipvs and auto\n", mode)
 		return 2
 	}
-	if err := selectTests(); err != nil {
-		fmt.Fprintln(os.Stderr, "select tests:", err)
+	if err := errors.Join(selectTests(), setParallel()); err != nil {
+		fmt.Fprintln(os.Stderr, "set flags of tests:", err)
 		return 1
 	}
 	if binary != "" {
@@ -123,7 +123,7 @@ func (w *world) start(args ...string) {
 			"run", "--mode", string(mode), "--manifests", w.manifests, "--socket", socket,
 			"--state-dir", filepath.Join(w.dir, "state"), "--hostname-override", "node", "--v", "debug",
 			"--offload-after", "1s", "--alive-timeout", lasting(3 * time.Second).String(), "--drain-timeout", lasting(5 * time.Second).String(),
-			"--health-interval", lasting(300 * time.Millisecond).String(), "--health-timeout", lasting(250 * time.Millisecond).String(),
+			"--health-interval", within(300 * time.Millisecond).String(), "--health-timeout", within(250 * time.Millisecond).String(),
 		}, args...),
 	}
 	w.Cleanup(func() {
@@ -168,7 +168,7 @@ func (w *world) eventually(limit time.Duration, what string, f func() error) {
 		if waited := time.Since(start); waited > within(limit) {
 			w.Fatalf("waited %s for %s: %v", waited, what, err)
 		}
-		sleep(20 * time.Millisecond)
+		time.Sleep(within(20 * time.Millisecond))
 	}
 }
 
