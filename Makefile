@@ -6,7 +6,7 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
-.PHONY: help build demo test bench golden-update clean
+.PHONY: help build demo demo-ipvs vm test bench golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -20,6 +20,16 @@ demo: ## set all up, build, and show kproxy at work on real packets (as root, ab
 	@test/setup.sh run
 	@$(MAKE) --no-print-directory build
 	bin/kproxy lab demo
+
+demo-ipvs: ## the same through IPVS, in a VM with Debian's kernel, on any x86-64 Linux with qemu
+	@test/setup.sh vm
+	@$(MAKE) --no-print-directory build
+	test/vm/run.sh bin/kproxy lab demo --mode ipvs
+
+vm: ## run a command as root in the VM: make vm CMD='ipvsadm -Ln'
+	@[ -n "$$CMD" ] || { echo "say what to run: make vm CMD='ipvsadm -Ln'" >&2; exit 2; }
+	@test/setup.sh vm
+	@test/vm/run.sh bash -c "$$CMD"
 
 test: ## set all up and run every check and test (as root: also those with real packets)
 	@test/setup.sh test

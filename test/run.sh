@@ -38,6 +38,24 @@ formatted() {
 # Tests never rewrite goldens, so in CI they are as they were committed.
 goldens_clean() { [[ -z $ci ]] || git diff --exit-code --stat -- test/golden; }
 
+# in_vm runs tests on Debian's kernel, which has IPVS; see test/vm/suite.sh. A
+# guest has one processor, so two guests run side by side.
+in_vm() {
+	local folder
+	if [[ $(uname -m) != x86_64 || $EUID != 0 ]]; then
+		printf '{"Action":"skip","Package":"vm","Test":"everything: it needs an x86-64 machine and root"}\n'
+		return
+	fi
+	for folder in kernel kernel/ipvs test/golden test/e2e; do
+		CGO_ENABLED=0 go test -c -o "bin/vm/${folder//\//-}.test" "./$folder" ||
+			printf '{"Action":"fail","Package":"go test -c ./%s"}\n' "$folder"
+	done
+	go build -o bin/vm/test2json cmd/test2json
+	test/vm/suite.sh test/e2e KPROXY_E2E_MODE=ipvs &
+	test/vm/suite.sh kernel -- kernel/ipvs -- test/golden -test.run=Kernel -- test/e2e KPROXY_E2E_MODE=iptables &
+	wait
+}
+
 everything() {
 	local unit
 	check gofmt formatted
@@ -47,6 +65,7 @@ everything() {
 	tests unit -race $unit
 	check goldens goldens_clean
 	[[ ! -d test/e2e ]] || tests end-to-end -count=1 ./test/e2e/...
+	in_vm
 	# Benchmarks run once, so that they keep working; `make bench` measures.
 	tests benchmarks -run '^$' -bench . -benchtime 1x -p 1 $unit
 }

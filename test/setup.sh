@@ -3,7 +3,7 @@
 # needs. Fast when all is there; otherwise it installs Debian's packages, for
 # which it has to be root. Go is not installed: it says how to get it.
 #
-# Usage: test/setup.sh build|run|test
+# Usage: test/setup.sh build|run|vm|test
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
@@ -12,13 +12,18 @@ PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
 build=()
 run=(iptables=iptables ipset=ipset ip=iproute2)
 test=(nft=nftables conntrack=conntrack socat=socat ps=procps git=git gcc=gcc /usr/include/stdlib.h=libc6-dev)
+# The VM runs this machine's programs, so it takes a machine of its own kind.
+vm=()
+[[ $(uname -m) != x86_64 ]] ||
+	vm=(qemu-system-x86_64=qemu-system-x86 busybox=busybox-static modprobe=kmod setpriv=util-linux ipvsadm=ipvsadm)
 
 case "${1:-}" in
 build) needs=("${build[@]}") ;;
 run) needs=("${run[@]}") ;;
-test) needs=("${run[@]}" "${test[@]}") ;;
+vm) needs=("${run[@]}" "${vm[@]}") ;;
+test) needs=("${run[@]}" "${test[@]}" "${vm[@]}") ;;
 *)
-	echo "usage: test/setup.sh build|run|test" >&2
+	echo "usage: test/setup.sh build|run|vm|test" >&2
 	exit 2
 	;;
 esac
