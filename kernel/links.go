@@ -1,7 +1,7 @@
 package kernel
 
 import (
-	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -19,30 +19,26 @@ import (
 // packets pass netfilter as well (net.bridge.bridge-nf-call-*tables, as on
 // Kubernetes nodes): there the node sees every answer.
 func Links() ([]netip.Prefix, error) {
-	links, err := interrupted(netlink.LinkList)
+	links, err := linksThat(func(l *netlink.LinkAttrs) bool {
+		return l.Flags&net.FlagUp != 0 && l.Flags&(net.FlagLoopback|net.FlagPointToPoint) == 0 && l.Name != DummyLink
+	})
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return nil, err
 	}
-	connects := make(map[int][2]bool, len(links)) // per family
+	bridge := make(map[int]bool, len(links)) // by index
 	for _, l := range links {
-		a := l.Attrs()
-		up := a.Flags&net.FlagUp != 0 && a.Flags&(net.FlagLoopback|net.FlagPointToPoint) == 0
-		for _, f := range service.Families {
-			c := connects[a.Index]
-			c[f] = up && (l.Type() != "bridge" || !bridgeCallsNetfilter(f))
-			connects[a.Index] = c
-		}
+		bridge[l.Attrs().Index] = l.Type() == "bridge"
 	}
-	// One list for all links: there is no asking the kernel for those of one, and
-	// kproxy's own may have thousands.
-	addresses, err := interrupted(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	addresses, err := addressesOf(slices.Collect(maps.Keys(bridge)))
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return nil, err
 	}
 	var out []netip.Prefix
-	for _, x := range addresses {
-		if p, ok := shared(x); ok && connects[x.LinkIndex][service.FamilyOf(p.Addr())] {
-			out = append(out, p)
+	for link, of := range addresses {
+		for _, x := range of {
+			if p, ok := shared(x); ok && !(bridge[link] && bridgeCallsNetfilter(service.FamilyOf(p.Addr()))) {
+				out = append(out, p)
+			}
 		}
 	}
 	slices.SortFunc(out, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
@@ -50,17 +46,12 @@ func Links() ([]netip.Prefix, error) {
 }
 
 // shared returns the network of an address if others may be in it.
-func shared(a netlink.Addr) (netip.Prefix, bool) {
-	if a.IPNet == nil || a.Peer != nil && !a.Peer.IP.Equal(a.IP) {
+func shared(a linkAddress) (netip.Prefix, bool) {
+	if a.network.Addr() != a.address {
 		return netip.Prefix{}, false // a point-to-point address
 	}
-	ip, ok := netip.AddrFromSlice(a.IP)
-	ones, _ := a.Mask.Size()
-	p, err := ip.Unmap().Prefix(ones)
-	if !ok || err != nil || p.IsSingleIP() || p.Addr().IsLinkLocalUnicast() {
-		return netip.Prefix{}, false
-	}
-	return p, true
+	p := a.network.Masked()
+	return p, p.IsValid() && !p.IsSingleIP() && !p.Addr().IsLinkLocalUnicast()
 }
 
 // bridgeCallsNetfilter reports whether packets between two ports of a bridge
