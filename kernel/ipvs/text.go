@@ -10,9 +10,9 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Text prints virtual servers as `ipvsadm -Ln` does, in its order and without its
-// headings and counts of connections; then the addresses on kproxy's link, as
-// `ip -o address` names them.
+// Text prints virtual servers as `ipvsadm -Ln` does, without its headings and
+// counts of connections, by family, protocol and address; then the addresses on
+// kproxy's link, as `ip -o address` names them.
 func Text(r kernel.Ruleset) string {
 	var b strings.Builder
 	for _, v := range slices.SortedFunc(slices.Values(r.Virtuals), listOrder) {
@@ -60,8 +60,7 @@ func Record(r kernel.Ruleset) []kernel.Set {
 	return out
 }
 
-// listOrder is ipvsadm's: by family, protocol, address, port (ipvs_cmp_services of
-// its libipvs).
+// listOrder is what ipvsadm's is meant to be.
 func listOrder(a, b kernel.Virtual) int {
 	return cmp.Or(
 		cmp.Compare(service.FamilyOf(a.Address.Addr()), service.FamilyOf(b.Address.Addr())),

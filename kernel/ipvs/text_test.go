@@ -70,7 +70,7 @@ func TestTextIsIpvsadms(t *testing.T) {
 	if failed := h.bring(want); len(failed) > 0 {
 		t.Fatal(failed)
 	}
-	if diff := cmp.Diff(ipvs.Text(want), kerneltest.Ipvsadm(t)); diff != "" {
+	if diff := cmp.Diff(kerneltest.SortServers(ipvs.Text(want)), kerneltest.Ipvsadm(t)); diff != "" {
 		t.Errorf("Text and ipvsadm -Ln (-Text +ipvsadm):\n%s", diff)
 	}
 }

@@ -2,12 +2,15 @@ package kerneltest
 
 import (
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 )
 
 // Ipvsadm is what `ipvsadm -Ln` prints, without its headings and its counts of
-// connections, and with one space where it has some to make columns.
+// connections, with one space where it has some to make columns, and sorted by
+// [SortServers]: its own order isn't one (ipvs_cmp_services of its libipvs takes
+// the difference of two addresses for a signed number).
 func Ipvsadm(t testing.TB) string {
 	t.Helper()
 	out, err := exec.Command("ipvsadm", "-Ln").CombinedOutput()
@@ -26,5 +29,19 @@ func Ipvsadm(t testing.TB) string {
 		}
 		b.WriteString(strings.Join(words, " ") + "\n")
 	}
-	return b.String()
+	return SortServers(b.String())
+}
+
+// SortServers brings virtual servers, each with its real servers, in order of text.
+func SortServers(text string) string {
+	var servers []string
+	for line := range strings.Lines(text) {
+		if strings.HasPrefix(line, " ") && len(servers) > 0 {
+			servers[len(servers)-1] += line
+		} else {
+			servers = append(servers, line)
+		}
+	}
+	slices.Sort(servers)
+	return strings.Join(servers, "")
 }
