@@ -73,6 +73,18 @@ skipped tests count as failures here (KPROXY_CI): run as root, with all of test/
 `,
 		},
 		{
+			name: "what is skipped here passes in the VM, and nothing is skipped there", failSkipped: true,
+			in: `{"Action":"skip","Package":"p","Test":"TestA"}
+{"Action":"skip","Package":"p","Test":"TestB"}
+{"Action":"pass","Package":"p (vm)","Test":"TestA"}
+{"Action":"skip","Package":"p (vm)","Test":"TestB"}`,
+			want: `SKIP  p TestB: 
+SKIP  p (vm) TestB: 
+skipped tests count as failures here (KPROXY_CI): run as root, with all of test/setup.sh installed
+1 passed, 0 failed, 2 skipped
+`,
+		},
+		{
 			name: "a test whose subtest fails isn't counted again",
 			in: `{"Action":"fail","Package":"p","Test":"TestA/one"}
 {"Action":"pass","Package":"p","Test":"TestA/two"}
