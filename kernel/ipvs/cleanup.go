@@ -34,6 +34,9 @@ func Cleanup(ctx context.Context, sets kernel.SetStore, rules func(context.Conte
 	if err := CleanTable(table, link, sets); err != nil {
 		return err
 	}
+	if err := StopSync(); err != nil { // before the rules go that nobody else reaches it through
+		return fmt.Errorf("clean up: %w", err)
+	}
 	return rules(ctx)
 }
 

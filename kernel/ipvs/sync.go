@@ -75,7 +75,7 @@ func stopLeftSync() error {
 // StopSync stops the daemon that a process left which ended while it seeded
 // affinity. Others' go on. Without IPVS in the kernel it does nothing.
 func StopSync() error {
-	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+	if _, err := os.Stat(procPath); err != nil { // asking for the netlink family would load the module
 		return nil
 	}
 	if err := stopLeftSync(); err != nil && !errors.Is(err, ErrSyncDaemon) {
