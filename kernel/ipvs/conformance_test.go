@@ -127,7 +127,8 @@ func openTable(t *testing.T) *ipvs.Netlink {
 func TestConformanceOfKernel(t *testing.T) {
 	for _, mode := range conformingModes {
 		t.Run(string(mode), func(t *testing.T) {
-			kerneltest.Conformance(t, kerneltest.Mode{Mode: mode, Plane: plan.IPVS, Seeds: 2, Steps: 12, Render: render, Open: openKernel})
+			openTable(t)
+			kerneltest.Conformance(t, kerneltest.Mode{Mode: mode, Plane: plan.IPVS, Seeds: 2, Steps: 11, Render: render, Open: openKernel})
 		})
 	}
 }

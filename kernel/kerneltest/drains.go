@@ -170,9 +170,9 @@ func (m Mode) intruders(t *testing.T) {
 	}{
 		{"the same plan", web("10.244.7.1:8080")},
 		{"another endpoint", web("10.244.7.2:8080")},
-		{"no service", kernel.Ruleset{}},
+		{"no service", m.plan()},
 		{"the service again", web("10.244.7.3:8080")},
-		{"no service", kernel.Ruleset{}},
+		{"nothing at all", kernel.Ruleset{}},
 	} {
 		m.bring(t, s, step.want)
 		m.goOn(t, s)
