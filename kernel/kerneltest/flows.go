@@ -32,107 +32,6 @@ type Packets struct {
 	Listeners [2]uint16
 }
 
-// row is what clients get at one kind of address of one service: outsiders, the
-// node itself, the endpoint "two", a pod. "two:node three:pod" says that both
-// endpoints answer, and whose address each sees.
-type row struct {
-	offer  string
-	kind   plan.Kind
-	expect [4]string
-}
-
-var clients = [4]int{outside, node, two, pod}
-
-const (
-	refused = "refused"
-	silence = "no answer"
-	nobody  = "refused or no answer"
-	// kept is what a node's own datagram meets, whether it is refused or dropped:
-	// the kernel doesn't let it out (EPERM).
-	kept = "not let out"
-)
-
-// masked is what clients get whose address is replaced; plain, whose isn't. A
-// client that meets itself, and the node, always have the node's address.
-var (
-	masked = [4]string{"two:node three:node", "two:node three:node", "two:node three:node", "two:node three:node"}
-	plain  = [4]string{"two:outside three:outside", "two:node three:node", "two:node three:two", "two:pod three:pod"}
-	inside = [4]string{"two:node three:node", "two:node three:node", "two:node three:two", "two:pod three:pod"} // plain for pods only
-)
-
-func all(s string) [4]string { return [4]string{s, s, s, s} }
-
-// flowScene is a policy and what follows from it.
-type flowScene struct {
-	name     string
-	policy   func(n *Network, p *plan.Policy)
-	firewall bool // of the host's own, which drops what it doesn't know
-	rows     []row
-}
-
-func pods(n *Network, p *plan.Policy) {
-	for _, f := range service.Families {
-		for _, i := range []int{two, three, pod} {
-			p.PodCIDRs = append(p.PodCIDRs, netip.PrefixFrom(n.Address(f, i), f.Bits()))
-		}
-	}
-}
-
-// flowScenes is the table that every mode must pass: kube-proxy's rules.
-func flowScenes() []flowScene {
-	local := [4]string{"two:outside", "two:node three:node", "two:node three:two", "two:pod three:pod"}
-	elsewhere := [4]string{silence, "three:node", "three:two", "three:pod"}
-	return []flowScene{
-		{name: "pods are known", policy: pods, rows: []row{
-			{"both", plan.ClusterIP, inside},
-			{"both", plan.ExternalIP, masked},
-			{"both", plan.LoadBalancer, masked},
-			{"both", plan.NodePort, masked},
-			{"local", plan.ClusterIP, [4]string{"two:node", "two:node", "two:node", "two:pod"}},
-			{"local", plan.ExternalIP, local},
-			{"local", plan.LoadBalancer, local},
-			{"local", plan.NodePort, local},
-			{"elsewhere", plan.ClusterIP, all(silence)},
-			{"elsewhere", plan.ExternalIP, elsewhere},
-			{"elsewhere", plan.LoadBalancer, elsewhere},
-			{"elsewhere", plan.NodePort, elsewhere},
-			{"nothing", plan.ClusterIP, all(refused)},
-			{"nothing", plan.ExternalIP, all(refused)},
-			{"nothing", plan.LoadBalancer, all(refused)},
-			{"nothing", plan.NodePort, all(refused)},
-			{"ranged", plan.ClusterIP, [4]string{"two:node", "two:node", "two:node", "two:pod"}},
-			{"ranged", plan.LoadBalancer, [4]string{"two:node", silence, silence, silence}},
-			{"ranged", plan.NodePort, all("two:node")},
-			{"node's range", plan.LoadBalancer, [4]string{silence, "two:node", silence, silence}},
-			{"unready", plan.ClusterIP, [4]string{"two:node", "two:node", "two:node", "two:pod"}},
-		}},
-		{name: "pods aren't known", policy: func(*Network, *plan.Policy) {}, rows: []row{
-			{"both", plan.ClusterIP, plain},
-			{"both", plan.NodePort, masked},
-			{"local", plan.ClusterIP, [4]string{"two:outside", "two:node", "two:node", "two:pod"}},
-			{"local", plan.LoadBalancer, [4]string{"two:outside", "two:node three:node", "two:node", "two:pod"}},
-			{"elsewhere", plan.NodePort, [4]string{silence, "three:node", silence, silence}},
-		}},
-		{name: "all are masqueraded", policy: func(n *Network, p *plan.Policy) { pods(n, p); p.MasqueradeAll = true }, rows: []row{
-			{"both", plan.ClusterIP, masked},
-			{"local", plan.ExternalIP, local},
-		}},
-		// As if the hosts up to "three" were in one network.
-		{name: "endpoints would answer past the node", policy: func(_ *Network, p *plan.Policy) {
-			p.Links = []netip.Prefix{netip.MustParsePrefix("10.0.0.0/14"), netip.MustParsePrefix("fd00::/30")}
-		}, rows: []row{
-			{"both", plan.ClusterIP, [4]string{"two:node three:node", "two:node three:node", "two:node three:node", "two:pod three:pod"}},
-			{"local", plan.NodePort, [4]string{"two:node", "two:node three:node", "two:node", "two:pod"}},
-		}},
-		{name: "the host drops what it doesn't know", policy: pods, firewall: true, rows: []row{
-			{"both", plan.ClusterIP, inside},
-			{"both", plan.LoadBalancer, masked},
-			{"both", plan.NodePort, masked},
-			{"local", plan.ExternalIP, local},
-		}},
-	}
-}
-
 // Flows sends packets of every kind of client to every kind of address, and
 // compares who answers and whom the endpoints see with one table, which is the
 // same for every mode.
@@ -141,7 +40,7 @@ func Flows(t *testing.T, m Packets) {
 		t.Run(sc.name, func(t *testing.T) {
 			s := newStage(t, m, sc)
 			for _, f := range service.Families {
-				for _, p := range []service.Protocol{service.TCP, service.UDP} {
+				for _, p := range sc.protocols(t, m) {
 					t.Run(f.String()+" "+p.String(), func(t *testing.T) { s.compare(t, sc, f, p) })
 				}
 			}
@@ -149,6 +48,22 @@ func Flows(t *testing.T, m Packets) {
 	}
 	t.Run("endpoints are chosen", func(t *testing.T) { m.choices(t) })
 	t.Run("the node's own ports stay its own", func(t *testing.T) { m.ports(t) })
+}
+
+// protocols are those of a scene. Kernels that have IPVS have SCTP; where iptables
+// is tested, it may be missing.
+func (sc flowScene) protocols(t *testing.T, m Packets) []service.Protocol {
+	t.Helper()
+	out := []service.Protocol{service.TCP, service.UDP}
+	if !sc.sctp {
+		return out
+	}
+	if err := hasSCTP(); err == nil {
+		out = append(out, service.SCTP)
+	} else if m.Plane == plan.IPVS {
+		t.Errorf("SCTP goes untested: %v", err)
+	}
+	return out
 }
 
 // stage is a network whose node has been programmed.
@@ -167,6 +82,13 @@ func newStage(t *testing.T, m Packets, sc flowScene) *stage {
 	s.sysctl("ipv6/icmp/ratelimit", "0")
 	for _, i := range []int{two, three} {
 		s.Serve(i, hostNames[i], 8080)
+		if sc.sctp && hasSCTP() == nil {
+			s.On(i, func() {
+				for _, f := range service.Families {
+					s.serveSCTP(hostNames[i], netip.AddrPortFrom(s.Address(f, i), 8080))
+				}
+			})
+		}
 	}
 	for _, l := range m.Listeners {
 		s.Serve(node, "userspace", l)
@@ -187,6 +109,9 @@ func newStage(t *testing.T, m Packets, sc flowScene) *stage {
 	portal := kernel.DiffSets(kernel.PortalSetsOf(s.plan), kernel.Portal(s.plan))
 	if _, err := kernel.ApplySets(ctx, s.sets, portal); err != nil {
 		t.Fatal(err)
+	}
+	if sc.dead {
+		return s
 	}
 	if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil {
 		t.Fatal(err)
@@ -224,7 +149,7 @@ func (s *stage) compare(t *testing.T, sc flowScene, f service.Family, p service.
 		for i, client := range clients {
 			cells = append(cells, cell{
 				what: fmt.Sprintf("%s to the %s of %q", hostNames[client], r.kind, r.offer), client: client, to: o.at(r.kind, f, s.Network, client),
-				want: s.expect(o, r.kind, f, p, client, r.expect[i]),
+				want: s.expect(sc, r, f, p, i),
 			})
 		}
 	}
@@ -236,25 +161,29 @@ func (s *stage) compare(t *testing.T, sc flowScene, f service.Family, p service.
 	}
 }
 
-// expect is what a cell's client gets in this mode. Where the kernel's rules
-// can't tell clients apart, a live kproxy serves those that a short circuit is
-// for.
-func (s *stage) expect(o offer, k plan.Kind, f service.Family, p service.Protocol, client int, want string) string {
+// expect is what the i-th client gets in this mode.
+func (s *stage) expect(sc flowScene, r row, f service.Family, p service.Protocol, i int) string {
+	o, want := s.offers[r.offer], r.expect[i]
 	svc := s.plan.Find(o.key(p))
-	if svc.Beneath != plan.IPVS {
-		return want
+	if svc.Beneath == plan.IPVS && svc.Port.ExternalLocal && r.kind != plan.ClusterIP {
+		// IPVS can't tell clients apart. A live kproxy serves those that a short
+		// circuit is for, but not over SCTP.
+		switch {
+		case sc.dead || p == service.SCTP:
+			want = alone[r.offer][i]
+		case s.short(f, clients[i]):
+			want = "userspace"
+		}
 	}
-	c := plan.Client{Address: s.Address(f, max(client, 1)), Node: client == node}
-	for i := range svc.Frontends {
-		fe := &svc.Frontends[i]
-		if fe.Kind != k || fe.Family != f || !fe.Local || !fe.ShortCircuit || !svc.Serves(fe) {
-			continue
-		}
-		if c.Node || slices.ContainsFunc(s.plan.Policy.PodCIDRs, func(n netip.Prefix) bool { return n.Contains(c.Address) }) {
-			return "userspace"
-		}
+	if p == service.SCTP && (want == refused || want == silence) {
+		return nobody // SCTP doesn't heed ICMP, and sets of node ports don't know it
 	}
 	return want
+}
+
+// short reports whether a short circuit is for a client.
+func (s *stage) short(f service.Family, client int) bool {
+	return client == node || slices.ContainsFunc(s.plan.Policy.PodCIDRs, func(n netip.Prefix) bool { return n.Contains(s.Address(f, client)) })
 }
 
 // askAll asks for every cell: those that should get no answer all at once,

@@ -242,6 +242,9 @@ func (n *Network) Apart(i int, proto service.Protocol, to netip.AddrPort) (serve
 }
 
 func ask(proto service.Protocol, to netip.AddrPort) (server, client string, err error) {
+	if proto == service.SCTP {
+		return askSCTP(to)
+	}
 	c, err := net.DialTimeout(proto.String(), to.String(), askTimeout)
 	if err == nil {
 		server, client, err = exchange(c)

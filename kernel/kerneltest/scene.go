@@ -23,7 +23,7 @@ const (
 
 var hostNames = [...]string{"node", "outside", "two", "three", "pod"}
 
-// offer is a service of a scene, served over TCP and UDP at the same addresses.
+// offer is a service of a scene, served over every protocol at the same addresses.
 type offer struct {
 	name      string
 	number    int // makes its addresses and its node port
@@ -37,7 +37,7 @@ const port = 80
 
 // offers are the services of every scene.
 func offers(n *Network) []offer {
-	local := func(p *service.Port) { p.InternalLocal, p.ExternalLocal = true, true }
+	onlyLocal := func(p *service.Port) { p.InternalLocal, p.ExternalLocal = true, true }
 	ranges := func(addresses ...netip.Addr) func(*service.Port) {
 		return func(p *service.Port) {
 			for _, a := range addresses {
@@ -51,8 +51,8 @@ func offers(n *Network) []offer {
 	}
 	return []offer{
 		{name: "both", number: 1, endpoints: []int{two, three}},
-		{name: "local", number: 2, endpoints: []int{two, three}, change: local},
-		{name: "elsewhere", number: 3, endpoints: []int{three}, change: local},
+		{name: "local", number: 2, endpoints: []int{two, three}, change: onlyLocal},
+		{name: "elsewhere", number: 3, endpoints: []int{three}, change: onlyLocal},
 		{name: "nothing", number: 4},
 		{name: "ranged", number: 5, endpoints: []int{two}, change: ranges(outsiders...)},
 		{name: "node's range", number: 6, endpoints: []int{two}, change: ranges(n.nodeAddresses()...)},
@@ -98,7 +98,7 @@ func (o offer) port(p service.Protocol, n *Network) service.Port {
 // addTo adds the service to a snapshot.
 func (o offer) addTo(t *testing.T, b *service.Builder, n *Network) {
 	t.Helper()
-	for _, p := range []service.Protocol{service.TCP, service.UDP} {
+	for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
 		if err := b.AddPort(o.port(p, n)); err != nil {
 			t.Fatal(err)
 		}
