@@ -180,6 +180,7 @@ func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Rulese
 		return g.finish(start, map[service.Key]uint64{}, nil, errors.Join(err, observeErr))
 	}
 	g.have, g.known = have, true
+	g.rules.watch.Expect(asWanted(have, want)) // what else is damaged doesn't wait for the retry
 	failed := map[service.Key]plan.Failure{}
 	for k, why := range applied.Failed {
 		if s := p.Find(k); s != nil {

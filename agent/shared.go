@@ -68,3 +68,16 @@ func waysOut(c kernel.Chain, have, shared []kernel.Chain) []string {
 func sameChain(c kernel.Chain) func(kernel.Chain) bool {
 	return func(o kernel.Chain) bool { return o.Table == c.Table && o.Name == c.Name }
 }
+
+// asWanted returns what was read back, with the entries of sets left out of
+// account that want leaves out as well.
+func asWanted(have, want kernel.Ruleset) kernel.Ruleset {
+	out := have
+	out.Sets = slices.Clone(have.Sets)
+	for i := range out.Sets {
+		s := &out.Sets[i]
+		at, found := slices.BinarySearchFunc(want.Sets, s.Name, func(w kernel.Set, name string) int { return strings.Compare(w.Name, name) })
+		s.Dynamic = !found || want.Sets[at].Dynamic
+	}
+	return out
+}

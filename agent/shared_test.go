@@ -52,3 +52,34 @@ func TestPortalOpensOverAnotherMode(t *testing.T) {
 		t.Errorf("the portal over the rules of another mode (-want +got):\n%s", diff)
 	}
 }
+
+// TestDamageIsFoundWhileAServiceFails: although one service can't be programmed,
+// the watch knows what the kernel holds of the others.
+func TestDamageIsFoundWhileAServiceFails(t *testing.T) {
+	m := newModelHost(t)
+	p := twoServices()
+	m.backend.refuses = p.Services[1].Port.Key
+	if err := m.pass(t.Context(), p); err == nil {
+		t.Fatal("the pass succeeded although a service was refused")
+	}
+	told := m.rules.watch.(*expectations).told
+	if told == nil {
+		t.Fatal("the watch wasn't told what there is")
+	}
+	have, err := m.rules.Observe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ops := kernel.Diff(have, *told); !ops.Empty() || len(told.Chains[service.IPv4]) == 0 {
+		t.Errorf("the watch was told of %+v, and the kernel has more or less than that: %+v", told, ops)
+	}
+	dynamic := map[string]bool{}
+	for _, s := range told.Sets {
+		dynamic[s.Name] = s.Dynamic
+	}
+	for name, want := range map[string]bool{"KPROXY-ALIVE-4": true, "KPROXY-USER-4": true, "KPROXY-ENDPOINT-4": false} {
+		if got, found := dynamic[name]; got != want || !found {
+			t.Errorf("the watch was told of set %s: %v, with entries that come and go: %v; want %v", name, found, got, want)
+		}
+	}
+}
