@@ -17,10 +17,11 @@ import (
 type dialers struct {
 	plain       net.Dialer // from an address the kernel chooses, or one of this node's
 	transparent net.Dialer // from an address that isn't this node's
+	ports       ports      // of those
 }
 
 func newDialers(mark uint32, keepAlive net.KeepAliveConfig) *dialers {
-	d := &dialers{}
+	d := &dialers{ports: belowClients()}
 	d.plain = net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, _ string, c syscall.RawConn) error {
 		return control(c, func(fd int) error { return setUpstream(fd, mark) })
 	}}
@@ -28,6 +29,13 @@ func newDialers(mark uint32, keepAlive net.KeepAliveConfig) *dialers {
 		return control(c, func(fd int) error {
 			if err := setUpstream(fd, mark); err != nil {
 				return err
+			}
+			if strings.HasPrefix(network, "tcp") {
+				// A port is one connection's for a destination, not for all of them. UDP
+				// sockets don't mind to share even that, so there it stays one's own.
+				if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+					return err
+				}
 			}
 			if strings.HasSuffix(network, "6") {
 				return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
@@ -62,27 +70,33 @@ type source struct {
 	transparent bool       // addr isn't this node's own
 }
 
-func (d *dialers) choose(s source) (*net.Dialer, netip.AddrPort) {
-	var local netip.AddrPort
-	if s.addr.IsValid() {
-		local = netip.AddrPortFrom(s.addr, 0)
+// dial calls f with the dialer and the local address for s.
+func (d *dialers) dial(s source, f func(*net.Dialer, netip.AddrPort) error) error {
+	switch {
+	case s.transparent:
+		return d.ports.from(s.addr, func(local netip.AddrPort) error { return f(&d.transparent, local) })
+	case s.addr.IsValid():
+		return f(&d.plain, netip.AddrPortFrom(s.addr, 0))
 	}
-	if s.transparent {
-		return &d.transparent, local
-	}
-	return &d.plain, local
+	return f(&d.plain, netip.AddrPort{})
 }
 
 // tcp connects to an endpoint.
-func (d *dialers) tcp(ctx context.Context, s source, to netip.AddrPort) (*net.TCPConn, error) {
-	dialer, local := d.choose(s)
-	return dialer.DialTCP(ctx, "tcp"+familyDigit(to.Addr()), local, to)
+func (d *dialers) tcp(ctx context.Context, s source, to netip.AddrPort) (c *net.TCPConn, err error) {
+	err = d.dial(s, func(dialer *net.Dialer, local netip.AddrPort) (err error) {
+		c, err = dialer.DialTCP(ctx, "tcp"+familyDigit(to.Addr()), local, to)
+		return err
+	})
+	return c, err
 }
 
 // udp makes a connected socket.
-func (d *dialers) udp(s source, to netip.AddrPort) (*net.UDPConn, error) {
-	dialer, local := d.choose(s)
-	return dialer.DialUDP(context.Background(), "udp"+familyDigit(to.Addr()), local, to)
+func (d *dialers) udp(s source, to netip.AddrPort) (c *net.UDPConn, err error) {
+	err = d.dial(s, func(dialer *net.Dialer, local netip.AddrPort) (err error) {
+		c, err = dialer.DialUDP(context.Background(), "udp"+familyDigit(to.Addr()), local, to)
+		return err
+	})
+	return c, err
 }
 
 func familyDigit(a netip.Addr) string {
