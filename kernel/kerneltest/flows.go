@@ -80,6 +80,7 @@ func newStage(t *testing.T, m Packets, sc flowScene) *stage {
 	s := &stage{Network: NewNetwork(t, hosts), packets: m, offers: map[string]offer{}}
 	s.sysctl("ipv4/icmp_ratelimit", "0") // or some clients wouldn't hear that they are refused
 	s.sysctl("ipv6/icmp/ratelimit", "0")
+	s.watchGateway()
 	for _, i := range []int{two, three} {
 		s.Serve(i, hostNames[i], 8080)
 		if sc.sctp && hasSCTP() == nil {
@@ -206,7 +207,7 @@ func (s *stage) askAll(f service.Family, p service.Protocol, cells []cell) []str
 			out[i] = s.ask(f, p, c, 4)
 		}
 		turnedAway := c.want == refused || c.want == silence || c.want == nobody
-		if turnedAway && (out[i] == kept || c.want == nobody && (out[i] == refused || out[i] == silence)) {
+		if turnedAway && (out[i] == kept || c.want == nobody && slices.Contains([]string{refused, silence, lost}, out[i])) {
 			out[i] = c.want
 		}
 	}
@@ -225,6 +226,8 @@ func (s *stage) ask(f service.Family, p service.Protocol, c cell, times int) str
 			got[silence] = true
 		case errors.Is(err, unix.EPERM):
 			got[kept] = true
+		case errors.Is(err, unix.EHOSTUNREACH), errors.Is(err, unix.ENETUNREACH):
+			got[lost] = true
 		case err != nil:
 			got[err.Error()] = true
 		case server == "userspace":

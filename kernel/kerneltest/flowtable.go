@@ -22,6 +22,7 @@ const (
 	refused = "refused"
 	silence = "no answer"
 	nobody  = "refused or no answer"
+	lost    = "sent on to the gateway" // as if it were no service's address
 	// kept is what a node's own datagram meets, whether it is refused or dropped:
 	// the kernel doesn't let it out (EPERM).
 	kept = "not let out"

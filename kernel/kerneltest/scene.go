@@ -2,26 +2,51 @@ package kerneltest
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
-// The hosts of a scene; 0 is the node itself. All but the outsider are pods.
+// The hosts of a scene; 0 is the node itself. The gateway is the node's way to
+// everywhere else, and tells of what comes by there that shouldn't.
 const (
 	node = iota
 	outside
 	two   // an endpoint on this node
 	three // an endpoint on another node
 	pod
-	hosts = pod
+	gateway
+	hosts = gateway
 )
 
-var hostNames = [...]string{"node", "outside", "two", "three", "pod"}
+var hostNames = [...]string{"node", "outside", "two", "three", "pod", "gateway"}
+
+// serviceNetworks hold the addresses of all offers.
+var serviceNetworks = []string{"10.96.0.0/24", "198.18.0.0/24", "192.0.2.0/24", "fd00:96::/64", "fd00:18::/64", "2001:db8::/64"}
+
+// watchGateway makes the gateway answer for service addresses that nobody is to
+// be reached at.
+func (n *Network) watchGateway() {
+	n.t.Helper()
+	n.On(gateway, func() {
+		n.sysctl("ipv4/ip_forward", "1")
+		n.sysctl("ipv6/conf/all/forwarding", "1")
+		n.sysctl("ipv4/icmp_ratelimit", "0")
+		n.sysctl("ipv6/icmp/ratelimit", "0")
+		for _, s := range serviceNetworks {
+			_, to, err := net.ParseCIDR(s)
+			n.must(err)
+			n.must(netlink.RouteAdd(&netlink.Route{Dst: to, Type: unix.RTN_UNREACHABLE}))
+		}
+	})
+}
 
 // offer is a service of a scene, served over every protocol at the same addresses.
 type offer struct {
