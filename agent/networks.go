@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
 	"slices"
@@ -25,31 +26,34 @@ type networkState struct {
 }
 
 // look finds out how things are and reports whether that is news. What can't be
-// listed is taken to be as it was.
-func (n *networks) look(log *slog.Logger) bool {
+// listed is taken to be as it was; at start there is nothing to go by, and the
+// error matters.
+func (n *networks) look(log *slog.Logger) (news bool, err error) {
 	last := n.now.Load()
 	var was networkState
 	if last != nil {
 		was = *last
 	}
 	now := was
-	var err error
-	if now.links, err = kernel.Links(); err != nil {
-		log.Warn("the networks of this node can't be listed", "error", err)
-		now.links = was.links
+	links, linksErr := kernel.Links()
+	if linksErr == nil {
+		now.links = links
 	}
-	if now.addresses, err = kernel.NodeAddresses(); err != nil {
-		log.Warn("the addresses of this node can't be listed", "error", err)
-		now.addresses = was.addresses
+	addresses, addressesErr := kernel.NodeAddresses()
+	if addressesErr == nil {
+		now.addresses = addresses
+	}
+	if err = errors.Join(linksErr, addressesErr); err != nil {
+		log.Warn("this node's networks and addresses can't be listed", "error", err)
 	}
 	if slices.Equal(was.links, now.links) && slices.Equal(was.addresses, now.addresses) {
-		return false
+		return false, err
 	}
 	n.now.Store(&now)
 	if last != nil {
 		log.Info("the networks of this node have changed", "networks", now.links, "addresses", now.addresses)
 	}
-	return true
+	return true, err
 }
 
 // get returns how things were when they were last looked at.

@@ -49,7 +49,9 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := kernel.RemoveAlive(sets); err != nil {
 		return fmt.Errorf("close the portal: %w", err)
 	}
-	a.networks.look(a.log)
+	if _, err := a.networks.look(a.log); err != nil {
+		return fmt.Errorf("look up this node's addresses: %w", err)
+	}
 	if err := a.openConntrack(); err != nil {
 		return err
 	}

@@ -32,7 +32,7 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func(
 			lost = n
 		}
 		a.watchForwarding(kernel.Forwarding())
-		if a.networks.look(a.log) {
+		if news, _ := a.networks.look(a.log); news { // what fails was logged
 			a.kick()
 		}
 		found, err := a.programmer.rules.watch.Check(ctx)

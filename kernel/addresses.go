@@ -11,12 +11,13 @@ import (
 )
 
 // NodeAddresses returns the addresses of the network namespace of the calling
-// thread, on which node ports answer, sorted: those of every link that is up,
-// but not loopback's nor kproxy's own, and none that have a meaning only on
-// their link or that nobody can connect to.
+// thread, on which node ports answer, sorted: those of every link that is up but
+// kproxy's own. A node's address may be on the loopback link (BGP to the host,
+// anycast); left out are those that never leave the node, those that have a
+// meaning only on their link, and those that nobody can connect to.
 func NodeAddresses() ([]netip.Addr, error) {
 	links, err := linksThat(func(l *netlink.LinkAttrs) bool {
-		return l.Flags&net.FlagUp != 0 && l.Flags&net.FlagLoopback == 0 && l.Name != DummyLink
+		return l.Flags&net.FlagUp != 0 && l.Name != DummyLink
 	})
 	if err != nil {
 		return nil, err
@@ -32,7 +33,7 @@ func NodeAddresses() ([]netip.Addr, error) {
 	var out []netip.Addr
 	for _, of := range addresses {
 		for _, x := range of {
-			if a := x.address; !a.IsLinkLocalUnicast() && !a.IsLoopback() && !a.IsMulticast() && !a.IsUnspecified() {
+			if a := x.address; !(a.Is6() && a.IsLinkLocalUnicast()) && !a.IsLoopback() && !a.IsMulticast() && !a.IsUnspecified() {
 				out = append(out, a)
 			}
 		}

@@ -47,15 +47,15 @@ func TestNodeAddresses(t *testing.T) {
 		must(err)
 		must(netlink.AddrAdd(l, a))
 	}
-	check("links that are down")
+	check("links that are down, but loopback", "192.0.2.99")
 	for _, name := range []string{"one", kernel.DummyLink, "peer"} {
 		l, err := netlink.LinkByName(name)
 		must(err)
 		must(netlink.LinkSetUp(l))
 	}
-	check("one link up", "192.0.2.7", "192.0.2.8", "fd00::7")
+	check("one link up", "192.0.2.7", "192.0.2.8", "192.0.2.99", "fd00::7")
 	two, err := netlink.LinkByName("two")
 	must(err)
 	must(netlink.LinkSetUp(two))
-	check("both up", "10.0.0.1", "192.0.2.7", "192.0.2.8", "fd00::7")
+	check("both up", "10.0.0.1", "192.0.2.7", "192.0.2.8", "192.0.2.99", "fd00::7")
 }

@@ -155,7 +155,9 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 func (b *Backend) split(ops kernel.Ops) (before, after kernel.Ops) {
 	before = kernel.Ops{CreateSets: ops.CreateSets, AddEntries: ops.AddEntries, Chains: ops.Chains, AddJumps: ops.AddJumps}
 	after = kernel.Ops{DelJumps: ops.DelJumps, DelEntries: slices.Clone(ops.DelEntries), DelChains: ops.DelChains}
-	b.doomed = nil
+	for _, s := range ops.CreateSets {
+		b.doomed = slices.DeleteFunc(b.doomed, func(name string) bool { return name == s.Name })
+	}
 	for _, name := range ops.DestroySets {
 		if isRecordName(name) {
 			b.doomed = append(b.doomed, name)
