@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -12,7 +11,7 @@ import (
 // host has, and says why it isn't a better one.
 func TestAutoTakesWhatThereIs(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.plane = plan.IPTables
 	if hasIPVS {

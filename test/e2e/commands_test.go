@@ -17,9 +17,9 @@ import (
 // TestCommandsThatLook: what a person sees of a running kproxy, in every form.
 func TestCommandsThatLook(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.must(lab.NewManifest("other", 11, w.net.Backends[0]).Write(w.manifests))
+	w.must(newManifest("other", 11, w.net.Backends[0]).Write(w.manifests))
 	w.start()
 	w.pin("web", "line", service.PreferUserspace)
 	inUserspace := w.hold(frontends(m)[0])
@@ -150,7 +150,7 @@ func (w *world) healthzAddress(t *testing.T) {
 func TestCommandsThatNeedNoRoot(t *testing.T) {
 	dir := publicDir(t)
 	l := lab.New(lab.DefaultConfig()) // for its addresses only: it isn't up
-	m := lab.NewManifest("web", 10, l.Backends...)
+	m := newManifest("web", 10, l.Backends...)
 	write(t, filepath.Join(dir, "web.yaml"), m.YAML())
 	run := func(args ...string) ended {
 		cmd := asNobody(t, command(t, args...))

@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -65,11 +64,11 @@ func TestNobodyRuns(t *testing.T) {
 // status 3 and says how to get it.
 func TestWhatTheHostLacks(t *testing.T) {
 	w := newWorld(t)
-	w.must(lab.NewManifest("web", 10, w.net.Backends...).Write(w.manifests))
+	w.must(newManifest("web", 10, w.net.Backends...).Write(w.manifests))
 	t.Run("root", func(t *testing.T) {
 		public := publicDir(t)
 		w.must(os.Chmod(public, 0o777))
-		m := lab.NewManifest("web", 10, w.net.Backends...)
+		m := newManifest("web", 10, w.net.Backends...)
 		write(t, filepath.Join(public, "web.yaml"), m.YAML())
 		// With and without a place for its socket: which is missed first differs.
 		for _, socket := range []string{filepath.Join(public, "kproxy.sock"), "/run/kproxy-e2e-nobody/kproxy.sock"} {
@@ -98,7 +97,7 @@ func TestWhatTheHostLacks(t *testing.T) {
 // says which flag changes it.
 func TestPortInUse(t *testing.T) {
 	w := newWorld(t)
-	w.must(lab.NewManifest("web", 10, w.net.Backends...).Write(w.manifests))
+	w.must(newManifest("web", 10, w.net.Backends...).Write(w.manifests))
 	for _, c := range []struct{ network, address, flag string }{
 		{"tcp", "127.0.0.1:10249", "--metrics-bind-address"},
 		{"tcp", "0.0.0.0:10256", "--healthz-bind-address"},
@@ -127,7 +126,7 @@ func TestPortInUse(t *testing.T) {
 // so, whether or not it has a socket and ports of its own; the first goes on.
 func TestSecondKproxy(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	finish(t, w.net.Node, command(t, w.runArgs()...)).wants(t, 1, "another kproxy", w.socket())
@@ -198,7 +197,7 @@ func TestCleanupLeavesWhatIsForeign(t *testing.T) {
 // runThroughAllOfIt runs kproxy on every kind of service, once in each mode.
 func (w *world) runThroughAllOfIt(variant string) {
 	w.Helper()
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Type = "LoadBalancer"
 	m.Ports[0].NodePort, m.Ports[1].NodePort, m.Ports[2].NodePort = 30080, 30080, 30081
 	m.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
@@ -206,7 +205,7 @@ func (w *world) runThroughAllOfIt(variant string) {
 	m.SourceRanges = []netip.Prefix{netip.MustParsePrefix("10.1.0.0/24"), netip.MustParsePrefix("fd00:1::/64")}
 	m.Affinity = time.Hour
 	w.must(m.Write(w.manifests))
-	w.must(lab.NewManifest("empty", 20).Write(w.manifests))
+	w.must(newManifest("empty", 20).Write(w.manifests))
 	w.start("--mode", "userspace")
 	w.ask(w.net.Client, "tcp", frontends(m)[0])
 	w.stop()

@@ -72,7 +72,7 @@ func TestDamageIsRepaired(t *testing.T) {
 		t.Run(variant, func(t *testing.T) {
 			w := newWorld(t)
 			w.holdsRules(variant)
-			inKernel, inUserspace := lab.NewManifest("web", 10, w.net.Backends...), lab.NewManifest("other", 11, w.net.Backends...)
+			inKernel, inUserspace := newManifest("web", 10, w.net.Backends...), newManifest("other", 11, w.net.Backends...)
 			inKernel.Affinity = time.Hour // has chains and sets of its own
 			w.must(inKernel.Write(w.manifests))
 			w.must(inUserspace.Write(w.manifests))
@@ -205,7 +205,7 @@ func difference(want, got string) string {
 func TestLegacyVariant(t *testing.T) {
 	w := newWorld(t)
 	w.holdsRules("legacy")
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Type = "NodePort"
 	m.Ports[0].NodePort, m.Ports[1].NodePort = 30080, 30080
 	m.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
@@ -238,7 +238,7 @@ func TestIPTablesHeldLock(t *testing.T) {
 	path := filepath.Join(w.dir, "xtables.lock")
 	w.env = []string{"XTABLES_LOCKFILE=" + path}
 	w.holdsRules("legacy") // the nft variant has no lock
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.pin("web", "line", service.PreferKernel)
@@ -290,7 +290,7 @@ func TestIPTablesRestoreThatFailsHalfWay(t *testing.T) {
 	w := newWorld(t)
 	w.must(os.WriteFile(filepath.Join(dir, "ip6tables-nft-restore"), []byte(script), 0o755))
 	w.env = []string{"PATH=" + dir + ":" + os.Getenv("PATH")}
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.pin("web", "line", service.PreferKernel)

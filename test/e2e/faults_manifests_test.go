@@ -77,7 +77,7 @@ func (w *world) awaitBackends(m lab.Manifest, want ...string) {
 // when it is valid again, it counts.
 func TestMalformedManifest(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.pin("web", "line", service.PreferKernel)
@@ -103,7 +103,7 @@ func TestMalformedManifest(t *testing.T) {
 			}
 			w.awaitBackends(m, "b1", "b2", "b3")
 			// Other files are read on.
-			other := lab.NewManifest("other", 11, w.net.Backends[0])
+			other := newManifest("other", 11, w.net.Backends[0])
 			w.must(other.Write(w.manifests))
 			w.await("other", "line", plan.Userspace, "")
 			w.awaitBackends(other, "b1")
@@ -126,9 +126,9 @@ func lineOf(text, s string) int {
 // TestBrokenFromTheStart: kproxy starts with what is valid, and says what isn't.
 func TestBrokenFromTheStart(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	broken := lab.NewManifest("broken", 11)
+	broken := newManifest("broken", 11)
 	write(t, broken.Path(w.manifests), "kind: [\n")
 	w.start()
 	w.awaitSourceError(broken.Path(w.manifests) + ":1: ")
@@ -139,8 +139,8 @@ func TestBrokenFromTheStart(t *testing.T) {
 // and the status says where the other is; when the first goes, the other counts.
 func TestDuplicateDefinition(t *testing.T) {
 	w := newWorld(t)
-	first := lab.NewManifest("web", 10, w.net.Backends[0])
-	second := lab.NewManifest("web", 10, w.net.Backends[1])
+	first := newManifest("web", 10, w.net.Backends[0])
+	second := newManifest("web", 10, w.net.Backends[1])
 	w.must(first.Write(w.manifests))
 	w.start()
 	w.awaitBackends(first, "b1")
@@ -161,8 +161,8 @@ func TestTwoServicesOnOneAddress(t *testing.T) {
 	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
 		t.Run(string(plane), func(t *testing.T) {
 			w := newWorld(t)
-			young := lab.NewManifest("young", 10, w.net.Backends[0])
-			old := lab.NewManifest("old", 10, w.net.Backends[1])
+			young := newManifest("young", 10, w.net.Backends[0])
+			old := newManifest("old", 10, w.net.Backends[1])
 			young.Created = time.Date(2026, 2, 1, 0, 0, 0, 0, time.UTC)
 			old.Created = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 			young.DataPlane, old.DataPlane = string(plane), string(plane)
@@ -191,7 +191,7 @@ func TestTwoServicesOnOneAddress(t *testing.T) {
 // and check say so.
 func TestWrongAnnotation(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Algorithm, m.DataPlane = "fastest", "hardware"
 	m = m.Annotate("kproxy.dev/retries", "many")
 	w.must(m.Write(w.manifests))
@@ -223,7 +223,7 @@ func TestWrongAnnotation(t *testing.T) {
 // and one that is created again brings them back, however often.
 func TestDirectoryComesBack(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.awaitBackends(m, "b1", "b2", "b3")
@@ -232,7 +232,7 @@ func TestDirectoryComesBack(t *testing.T) {
 		w.awaitSourceError(w.manifests)
 		w.gone("web")
 		w.must(os.Mkdir(w.manifests, 0o755))
-		now := lab.NewManifest("web", 10, w.net.Backend(left[0]), w.net.Backend(left[1]))
+		now := newManifest("web", 10, w.net.Backend(left[0]), w.net.Backend(left[1]))
 		w.must(now.Write(w.manifests))
 		w.awaitSourceError()
 		w.awaitBackends(now, left...)
@@ -261,9 +261,9 @@ var traces = []string{"default/web", "10.96.0.10/", "10.96.0.10,", "10.96.0.10:"
 // exist live on, in both data planes.
 func TestDeletedService(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.must(lab.NewManifest("other", 11, w.net.Backends...).Write(w.manifests))
+	w.must(newManifest("other", 11, w.net.Backends...).Write(w.manifests))
 	w.start("--drain-timeout", within(time.Minute).String())
 	var held []*lab.Held
 	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
@@ -299,7 +299,7 @@ func TestDeletedService(t *testing.T) {
 		return nil
 	})
 	w.unbroken("after their service was deleted", held...)
-	w.awaitBackends(lab.NewManifest("other", 11, w.net.Backends...), "b1", "b2", "b3")
+	w.awaitBackends(newManifest("other", 11, w.net.Backends...), "b1", "b2", "b3")
 }
 
 // unserved checks that nobody answers at an address that belongs to nothing:

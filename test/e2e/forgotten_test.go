@@ -30,7 +30,7 @@ func (w *world) busy(target netip.AddrPort) *lab.Held {
 // they are used.
 func TestForgottenConnectionsGoOn(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.pin("web", "line", service.PreferUserspace)
@@ -56,7 +56,7 @@ func TestForgottenConnectionsGoOn(t *testing.T) {
 // connection of the client's, from the same port, which userspace carries.
 func TestIPVSForgetsOnlyItsOwn(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.pin("web", "line", service.PreferKernel)

@@ -55,7 +55,7 @@ func (w *world) keptBack(setting string) {
 // it is offloaded as soon as the node forwards, and recalled when that ends.
 func TestNodeThatDoesNotForward(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.sysctl(forward6, "0")
 	w.start()

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -42,7 +41,7 @@ func (w *world) sender(target netip.AddrPort) (answered func() error) {
 // there, although its flow never ends.
 func TestFlowsThatBeganWithoutRules(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	// Without any rule of conntrack's, nothing would be tracked before the start.
 	w.node("iptables", "-t", "nat", "-A", "PREROUTING", "-m", "comment", "--comment", "foreign")
@@ -61,7 +60,7 @@ func TestFlowsThatBeganWithoutRules(t *testing.T) {
 // mounted late, doesn't look like one whose services were deleted.
 func TestManifestsThatAreLate(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.ask(w.net.Client, "tcp", frontends(m)[0])

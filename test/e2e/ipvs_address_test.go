@@ -53,7 +53,7 @@ func (w *world) askHost(from *lab.Namespace, a netip.Addr) {
 // address of a service, in any data plane; at the node's own addresses they can.
 func TestHostPortsStayPrivate(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.serveHost()
 	w.start()
@@ -89,7 +89,7 @@ func (w *world) ownAddresses() []netip.Addr {
 func TestServiceAtHostAddress(t *testing.T) {
 	w := newWorld(t)
 	own := w.ownAddresses()
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.ExternalIPs = own
 	w.must(m.Write(w.manifests))
 	w.serveHost()
@@ -122,7 +122,7 @@ func TestServiceAtHostAddress(t *testing.T) {
 // TestNodePortAtEveryAddress of the node, also at one that it gets later.
 func TestNodePortAtEveryAddress(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Type = "NodePort"
 	m.Ports[0].NodePort, m.Ports[1].NodePort = 30080, 30080
 	w.must(m.Write(w.manifests))
@@ -155,7 +155,7 @@ func TestExternalLocalElsewhere(t *testing.T) {
 	if mode == plan.ModeAuto {
 		w.plane = plan.IPTables // IPVS can't tell apart whom the policy is for
 	}
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Type, m.ExternalLocal = "LoadBalancer", true
 	m.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
 	m.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
@@ -186,7 +186,7 @@ func TestExternalLocalElsewhere(t *testing.T) {
 // in one go, and leave it again.
 func TestIPVSManyAddresses(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	const many = 5000

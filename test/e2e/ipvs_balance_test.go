@@ -14,7 +14,7 @@ import (
 // and after each move live on across all of them.
 func TestIPVSHeldAcrossMoves(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	var held []*lab.Held
@@ -39,7 +39,7 @@ func TestIPVSHeldAcrossMoves(t *testing.T) {
 // least connections sends few there, round robin a third.
 func TestIPVSLeastConnections(t *testing.T) {
 	w := newWorld(t)
-	least, robin := lab.NewManifest("least", 10, w.net.Backends...), lab.NewManifest("robin", 11, w.net.Backends...)
+	least, robin := newManifest("least", 10, w.net.Backends...), newManifest("robin", 11, w.net.Backends...)
 	least.Algorithm = string(service.LeastConnections)
 	w.must(least.Write(w.manifests))
 	w.must(robin.Write(w.manifests))
@@ -55,7 +55,7 @@ func TestIPVSLeastConnections(t *testing.T) {
 		for i, m := range []lab.Manifest{least, robin} {
 			var err error
 			running[i], err = lab.StartTraffic(w.ctx, lab.TrafficConfig{
-				From: w.net.Client, Network: "tcp", Target: frontends(m)[f], Rate: thinned(30.0), Count: 90, Timeout: within(20 * time.Second),
+				From: w.net.Client, Network: "tcp", Target: frontends(m)[f], Rate: 30 / pace, Count: 90, Timeout: within(20 * time.Second),
 			})
 			w.must(err)
 		}
@@ -75,8 +75,8 @@ func TestIPVSLeastConnections(t *testing.T) {
 // that the kernel lacks a service stays in userspace and says so.
 func TestIPVSScheduler(t *testing.T) {
 	w := newWorld(t)
-	sed := lab.NewManifest("sed", 10, w.net.Backends...).Annotate("kproxy.dev/ipvs-scheduler", "sed")
-	nosuch := lab.NewManifest("nosuch", 11, w.net.Backends...).Annotate("kproxy.dev/ipvs-scheduler", "nosuch")
+	sed := newManifest("sed", 10, w.net.Backends...).Annotate("kproxy.dev/ipvs-scheduler", "sed")
+	nosuch := newManifest("nosuch", 11, w.net.Backends...).Annotate("kproxy.dev/ipvs-scheduler", "nosuch")
 	w.must(sed.Write(w.manifests))
 	w.must(nosuch.Write(w.manifests))
 	w.start("--offload-after", "0s", "--mode", "ipvs")
@@ -111,7 +111,7 @@ func TestIPVSBesideIPTables(t *testing.T) {
 		{service.Random, plan.IPTables, "random"},
 	} {
 		name := string(c.algorithm)
-		m := lab.NewManifest(name, 10+i, w.net.Backends...)
+		m := newManifest(name, 10+i, w.net.Backends...)
 		m.Algorithm = name
 		w.must(m.Write(w.manifests))
 		planes[name], manifests[name] = c.plane, m

@@ -23,7 +23,7 @@ type draining struct {
 
 func newDraining(t *testing.T, drain time.Duration) *draining {
 	w := newWorld(t)
-	d := &draining{world: w, m: lab.NewManifest("web", 10, w.net.Backends...)}
+	d := &draining{world: w, m: newManifest("web", 10, w.net.Backends...)}
 	w.must(d.m.Write(w.manifests))
 	w.start("--drain-timeout", drain.String())
 	w.pin("web", "line", service.PreferKernel)

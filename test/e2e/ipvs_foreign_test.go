@@ -10,7 +10,6 @@ import (
 	"testing"
 	"time"
 
-	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -38,7 +37,7 @@ func TestIPVSForeignStays(t *testing.T) {
 			t.Errorf("%s, others' set says\n%s", when, out)
 		}
 	}
-	m, taken := lab.NewManifest("web", 10, w.net.Backends...), lab.NewManifest("taken", 11, w.net.Backends...)
+	m, taken := newManifest("web", 10, w.net.Backends...), newManifest("taken", 11, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.must(taken.Write(w.manifests))
 	w.start("--offload-after", "0s")
@@ -64,16 +63,18 @@ func TestIPVSForeignStays(t *testing.T) {
 	}
 	w.node("ipvsadm", "-d", "-t", own, "-r", stranger)
 
+	w.node("ipvsadm", "-D", "-t", "10.96.0.11:80")
+	foreign = slices.DeleteFunc(foreign, func(line string) bool { return strings.Contains(line, "10.96.0.11:80") })
+	w.pin("taken", "line", service.PreferKernel)
+	w.awaitBackends(taken, "b1", "b2", "b3")
+	w.settled()
+
 	// What is kproxy's is repaired, and the rest stays.
 	before := w.everything()
 	w.node("ip", "link", "del", "kproxy0")
 	w.node("ipvsadm", "-D", "-t", own)
 	w.repaired(t, before)
 	untouched("after a repair")
-	w.node("ipvsadm", "-D", "-t", "10.96.0.11:80")
-	foreign = slices.DeleteFunc(foreign, func(line string) bool { return strings.Contains(line, "10.96.0.11:80") })
-	w.pin("taken", "line", service.PreferKernel)
-	w.awaitBackends(taken, "b1", "b2", "b3")
 
 	w.stop()
 	w.kproxy("cleanup", "--state-dir", filepath.Join(w.dir, "state")).wants(t, 0, "gone")
@@ -91,7 +92,7 @@ func TestIPVSChangesNeedNoRules(t *testing.T) {
 	path := filepath.Join(w.dir, "xtables.lock")
 	w.env = []string{"XTABLES_LOCKFILE=" + path}
 	w.holdsRules("legacy") // the nft variant has no lock
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.pin("web", "line", service.PreferKernel)

@@ -15,7 +15,7 @@ import (
 // the rules of a mode that isn't in use any more go.
 func TestIPVSModeChanges(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	var held []*lab.Held
 	start := func(mode plan.Mode, plane plan.DataPlane) {

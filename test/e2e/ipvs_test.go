@@ -24,7 +24,8 @@ func (w *world) virtuals() string {
 	}
 	var addresses []string
 	for _, line := range strings.Split(w.node("ip", "-o", "addr", "show", "type", "dummy"), "\n") {
-		if fields := strings.Fields(line); len(fields) > 3 {
+		// A link has another address of its own each time it is made.
+		if fields := strings.Fields(line); len(fields) > 3 && !strings.HasPrefix(fields[3], "fe80:") {
 			addresses = append(addresses, strings.Join(fields[1:4], " "))
 		}
 	}

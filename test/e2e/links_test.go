@@ -34,7 +34,7 @@ func TestClientBesideTheEndpoint(t *testing.T) {
 			}()
 		}
 	}()
-	m := lab.NewManifest("web", 10, echo)
+	m := newManifest("web", 10, echo)
 	m.Ports = []lab.ManifestPort{{Name: "line", Protocol: "TCP", Port: 80, Target: 9100}}
 	m.Endpoints[0].Addresses = beside
 	w.must(m.Write(w.manifests))

@@ -19,7 +19,7 @@ import (
 // been steady and has carried a connection, and no connection notices.
 func TestOffloadByItself(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start("--offload-after", within(3*time.Second).String())
 	if s := w.service("web", "line"); s.DataPlane != plan.Userspace || s.State != plan.StateQualifying {
@@ -67,7 +67,7 @@ func (w *world) carriedBy(held []*lab.Held, plane plan.DataPlane) {
 // the alive time-out is over, and connections that the kernel carries live on.
 func TestTwentyCyclesAndAKill(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	tcp4, tcp6 := w.traffic("tcp", frontends(m)[0], 60), w.traffic("tcp", frontends(m)[1], 60)
@@ -115,7 +115,7 @@ func TestTwentyCyclesAndAKill(t *testing.T) {
 // connections take the kernel's rules.
 func TestHangIsNoOutage(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start("--alive-timeout", lasting(2*time.Second).String())
 	w.pin("web", "line", service.PreferUserspace)
@@ -132,14 +132,14 @@ func TestHangIsNoOutage(t *testing.T) {
 // was offloaded stays so.
 func TestRestartIsHitless(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.must(lab.NewManifest("other", 11, w.net.Backends...).Write(w.manifests))
+	w.must(newManifest("other", 11, w.net.Backends...).Write(w.manifests))
 	w.start("--drain-timeout", lasting(2*time.Second).String())
 	w.ask(w.net.Client, "tcp", frontends(m)[0])
 	w.await("web", "line", w.plane, plan.StateOffloaded)
 	inKernel := w.hold(frontends(m)[0])
-	other := lab.NewManifest("other", 11, w.net.Backends...)
+	other := newManifest("other", 11, w.net.Backends...)
 	tr, slow := w.traffic("tcp", frontends(m)[0], 60), w.traffic("tcp", frontends(other)[1], 60)
 	for range 3 {
 		sleep(300 * time.Millisecond)
@@ -158,14 +158,14 @@ func TestRestartIsHitless(t *testing.T) {
 // TestPinsSurviveARestart, as does the way back.
 func TestPinsSurviveARestart(t *testing.T) {
 	w := newWorld(t)
-	w.must(lab.NewManifest("web", 10, w.net.Backends...).Write(w.manifests))
+	w.must(newManifest("web", 10, w.net.Backends...).Write(w.manifests))
 	w.start("--offload-min-connections", "1", "--offload-after", "0s")
 	w.pin("web", "line", service.PreferUserspace)
 	w.stop()
 	w.startAgain()
 	w.await("web", "line", plan.Userspace, plan.StatePinned)
 	w.pin("web", "line", service.PreferAuto)
-	w.ask(w.net.Client, "tcp", frontends(lab.NewManifest("web", 10, w.net.Backends...))[0])
+	w.ask(w.net.Client, "tcp", frontends(newManifest("web", 10, w.net.Backends...))[0])
 	w.await("web", "line", w.plane, plan.StateOffloaded)
 }
 
@@ -173,7 +173,7 @@ func TestPinsSurviveARestart(t *testing.T) {
 // across moves, by every address of the service.
 func TestAffinityAcrossMoves(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Affinity = time.Hour
 	w.must(m.Write(w.manifests))
 	w.start()
@@ -203,7 +203,7 @@ func TestAffinityAcrossMoves(t *testing.T) {
 // IPVS no scheduler for random, so such a service stays in userspace, and says why.
 func TestWhatTheKernelCantDoStays(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Algorithm = string(service.LeastConnections)
 	if w.plane == plan.IPVS {
 		m.Algorithm = string(service.Random)
@@ -222,7 +222,7 @@ func TestWhatTheKernelCantDoStays(t *testing.T) {
 // TestLeastConnectionsInUserspace really balances by load.
 func TestLeastConnectionsInUserspace(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Algorithm, m.DataPlane = string(service.LeastConnections), string(service.PreferUserspace)
 	w.must(m.Write(w.manifests))
 	w.start()

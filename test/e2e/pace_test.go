@@ -33,4 +33,4 @@ func sleep(d time.Duration) { time.Sleep(lasting(d)) }
 
 // thinned lowers how much comes at a time, so that a slow machine has time left
 // for all that goes on besides.
-func thinned(rate float64) float64 { return rate / max(1, slow/2) }
+func thinned(rate float64) float64 { return rate / slow }

@@ -46,7 +46,7 @@ func (w *world) paths(m lab.Manifest) []path {
 // the endpoint sees the same client address in both data planes.
 func TestEveryPathInEveryDataPlane(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Type = "NodePort"
 	m.Ports[0].NodePort, m.Ports[1].NodePort = 30080, 30080
 	m.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
@@ -115,7 +115,7 @@ func (w *world) addressOf(ns *lab.Namespace, a netip.Addr) bool {
 // userspace and in the kernel.
 func TestRoundRobinIsExact(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
@@ -136,13 +136,13 @@ func TestRoundRobinIsExact(t *testing.T) {
 // port, refuse at once.
 func TestUnservedIsRefused(t *testing.T) {
 	w := newWorld(t)
-	empty := lab.NewManifest("empty", 20)
+	empty := newManifest("empty", 20)
 	empty.IPv6 = true
 	empty.ClusterIPs = append(empty.ClusterIPs, netip.MustParseAddr("fd00:96::20"))
 	empty.Type = "NodePort"
 	empty.Ports[0].NodePort = 30020
 	w.must(empty.Write(w.manifests))
-	w.must(lab.NewManifest("web", 10, w.net.Backends...).Write(w.manifests))
+	w.must(newManifest("web", 10, w.net.Backends...).Write(w.manifests))
 	w.start()
 	if s := w.service("empty", "line"); s.DataPlane != plan.None || s.State != plan.StateRejecting {
 		t.Errorf("a service without endpoints is in %s, %s; want none, rejecting", s.DataPlane, s.State)

@@ -17,7 +17,7 @@ import (
 // only, in both data planes; other addresses of the service are for all.
 func TestSourceRanges(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Type = "LoadBalancer"
 	m.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
 	inside, outside := w.net.Config.ClientAddresses(0), w.net.Config.ClientAddresses(1)
@@ -63,7 +63,7 @@ func TestLocalPolicies(t *testing.T) {
 		w.plane = plan.IPTables // IPVS can't tell apart whom the policy is for
 	}
 	external := netip.MustParseAddr("192.0.2.10")
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Type, m.ExternalLocal, m.InternalLocal = "NodePort", true, true
 	m.ExternalIPs = []netip.Addr{external, netip.MustParseAddr("2001:db8::10")}
 	m.Ports[0].NodePort = 30080
@@ -103,7 +103,7 @@ func TestLocalPolicies(t *testing.T) {
 // planes; an endpoint of weight 0 gets none.
 func TestWeights(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	m.Algorithm = string(service.WeightedRoundRobin)
 	for b, weight := range map[string]int{"b1": 3, "b2": 1, "b3": 0} {
 		m = m.Edit(b, func(e *lab.ManifestEndpoint) { e.Weight = weight })
@@ -128,7 +128,7 @@ func TestWeights(t *testing.T) {
 // endpoint, in every data plane alike.
 func TestFigures(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start("--health-check", "off")
 	for i, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {

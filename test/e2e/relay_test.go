@@ -38,7 +38,7 @@ func (w *world) serveOn(b *lab.Backend, name string, number int, serve func(*net
 			}()
 		}
 	}()
-	m := lab.NewManifest(name, number, b)
+	m := newManifest(name, number, b)
 	m.Ports = []lab.ManifestPort{{Name: "own", Port: 80, Target: ownPort}}
 	return m
 }

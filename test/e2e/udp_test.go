@@ -92,7 +92,7 @@ func TestUDPFlowsFollowChanges(t *testing.T) {
 	for _, plane := range udpPlanes {
 		t.Run(string(plane), func(t *testing.T) {
 			w := newWorld(t)
-			m := lab.NewManifest("web", 10, w.net.Backends...)
+			m := newManifest("web", 10, w.net.Backends...)
 			m.DataPlane = string(plane)
 			w.must(m.Write(w.manifests))
 			w.start("--health-check", "off")
@@ -143,7 +143,7 @@ func (w *world) followsChanges(t *testing.T, m lab.Manifest, target netip.AddrPo
 // nobody having said so, sends the flow elsewhere in userspace.
 func TestUDPEndpointThatRefuses(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start("--health-check", "off")
 	w.pin("web", "datagram", service.PreferUserspace)
@@ -163,7 +163,7 @@ func TestUDPEndpointThatRefuses(t *testing.T) {
 // after each move of its service.
 func TestUDPMovesBetweenDataPlanes(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	for _, target := range frontends(m) {
@@ -181,7 +181,7 @@ func TestUDPMovesBetweenDataPlanes(t *testing.T) {
 // through in both data planes and families; and so do empty ones.
 func TestLargestDatagrams(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...)
+	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	large := strings.Repeat("0123456789", lab.MaxDatagram/10+1)[:lab.MaxDatagram]
@@ -215,7 +215,7 @@ func TestLargestDatagrams(t *testing.T) {
 // once, as resolvers do; each answer comes from the address it was asked at.
 func TestOneSocketTwoServices(t *testing.T) {
 	w := newWorld(t)
-	a, b := lab.NewManifest("a", 10, w.net.Backends[0]), lab.NewManifest("b", 11, w.net.Backends[1])
+	a, b := newManifest("a", 10, w.net.Backends[0]), newManifest("b", 11, w.net.Backends[1])
 	w.must(a.Write(w.manifests))
 	w.must(b.Write(w.manifests))
 	w.start()
@@ -254,7 +254,7 @@ func TestOneSocketTwoServices(t *testing.T) {
 // takes nothing along: its client is served again when it speaks again.
 func TestIdleSessionsEnd(t *testing.T) {
 	w := newWorld(t)
-	m := lab.NewManifest("web", 10, w.net.Backends...).Annotate("kproxy.dev/idle-timeout", lasting(2*time.Second).String())
+	m := newManifest("web", 10, w.net.Backends...).Annotate("kproxy.dev/idle-timeout", lasting(2*time.Second).String())
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.pin("web", "datagram", service.PreferUserspace)
