@@ -29,6 +29,15 @@ tests() {
 		printf '{"Action":"fail","Package":"go test (%s)"}\n' "$name"
 }
 
+# in_vm runs on another kernel, Debian's, what needs IPVS and what shall pass on both.
+in_vm() {
+	if [[ $(uname -m) == x86_64 ]]; then
+		test/vm/tests.sh || printf '{"Action":"fail","Package":"test/vm/tests.sh"}\n'
+	else
+		printf '{"Action":"%s","Package":"vm","Test":"all","Output":"the VM needs an x86-64 machine\\n"}\n' output skip
+	fi
+}
+
 formatted() {
 	local wrong
 	wrong=$(gofmt -l $(git ls-files --cached --others --exclude-standard '*.go'))
@@ -37,24 +46,6 @@ formatted() {
 
 # Tests never rewrite goldens, so in CI they are as they were committed.
 goldens_clean() { [[ -z $ci ]] || git diff --exit-code --stat -- test/golden; }
-
-# in_vm runs tests on Debian's kernel, which has IPVS; see test/vm/suite.sh. A
-# guest has one processor, so two guests run side by side.
-in_vm() {
-	local folder
-	if [[ $(uname -m) != x86_64 || $EUID != 0 ]]; then
-		printf '{"Action":"skip","Package":"vm","Test":"everything: it needs an x86-64 machine and root"}\n'
-		return
-	fi
-	for folder in kernel kernel/ipvs test/golden test/e2e; do
-		CGO_ENABLED=0 go test -c -o "bin/vm/${folder//\//-}.test" "./$folder" ||
-			printf '{"Action":"fail","Package":"go test -c ./%s"}\n' "$folder"
-	done
-	go build -o bin/vm/test2json cmd/test2json
-	test/vm/suite.sh test/e2e KPROXY_E2E_MODE=ipvs &
-	test/vm/suite.sh kernel -- kernel/ipvs -- test/golden -test.run=Kernel -- test/e2e KPROXY_E2E_MODE=iptables &
-	wait
-}
 
 everything() {
 	local unit

@@ -1,0 +1,108 @@
+// Package vm tests run.sh, which runs a command in a virtual machine: what
+// comes out of one that works, and that one that fails is never taken for that.
+package vm
+
+import (
+	"bytes"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// result is what the caller of run.sh sees.
+type result struct {
+	Status      int
+	Out, Errors string
+}
+
+// run runs a shell script in the VM.
+func run(t *testing.T, script string, env ...string) result {
+	t.Helper()
+	if runtime.GOARCH != "amd64" {
+		t.Skip("needs an x86-64 machine")
+	}
+	if _, err := exec.LookPath("qemu-system-x86_64"); err != nil {
+		t.Skip("needs qemu-system-x86_64")
+	}
+	t.Parallel()
+	var out, errs bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), "./run.sh", "bash", "-c", script)
+	cmd.Env = append(os.Environ(), env...)
+	cmd.Stdout, cmd.Stderr = &out, &errs
+	err := cmd.Run()
+	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return result{cmd.ProcessState.ExitCode(), out.String(), errs.String()}
+}
+
+func TestOutputAndStatus(t *testing.T) {
+	const script = `echo out; echo error >/dev/stderr; uname -n; sleep 1000 & exit 3`
+	got := run(t, script)
+	if diff := cmp.Diff(result{3, "out\nkproxy-vm\n", "error\n"}, got); diff != "" {
+		t.Errorf("a command's status and output (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheHostIsSeenButNotChanged(t *testing.T) {
+	kept, lost := t.TempDir(), t.TempDir()
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	const script = `echo "$KPROXY_WORD"; pwd; test -x run.sh && echo kept >"$KPROXY_KEPT/file" && echo lost >"$KPROXY_LOST/file"`
+	got := run(t, script, "KPROXY_WORD=two  'words'", "KPROXY_KEPT="+kept, "KPROXY_LOST="+lost, "KPROXY_VM_WRITE="+kept)
+	if diff := cmp.Diff(result{0, "two  'words'\n" + here + "\n", ""}, got); diff != "" {
+		t.Errorf("environment and folder (-want +got):\n%s", diff)
+	}
+	if text, err := os.ReadFile(filepath.Join(kept, "file")); string(text) != "kept\n" {
+		t.Errorf("the folder that may be written has %q, %v", text, err)
+	}
+	if _, err := os.Stat(filepath.Join(lost, "file")); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("another folder was written: %v", err)
+	}
+}
+
+func TestWhatTheKernelHas(t *testing.T) {
+	const script = `set -e
+ip link add kd0 type dummy
+ipvsadm -A -t 10.0.0.1:80 -s mh
+ipset create s hash:ip,port
+iptables -A INPUT -m set --match-set s dst,dst -j ACCEPT
+iptables-legacy -A INPUT -m conntrack --ctstate NEW -j ACCEPT
+conntrack -L
+ip netns add a; ip -n a link add kv0 type veth peer name kv1`
+	if got := run(t, script); got.Status != 0 {
+		t.Errorf("status %d: %s", got.Status, got.Errors)
+	}
+}
+
+func TestFailures(t *testing.T) {
+	tests := []struct {
+		name, script, env, want string
+	}{
+		{"oops", "echo c >/proc/sysrq-trigger; sleep 1000", "", "the kernel failed"},
+		{"end without a status", "echo b >/proc/sysrq-trigger; sleep 1000", "", "it ended without a status"},
+		{"too long", "sleep 1000", "KPROXY_VM_TIMEOUT=20", "not done after 20 s"},
+		{
+			"silence", // all processors busy with what nothing interrupts
+			`echo -1 >/proc/sys/kernel/sched_rt_runtime_us
+			for i in $(seq $(nproc)); do chrt -f 99 sh -c 'while :; do :; done' & done; wait`,
+			"KPROXY_VM_SILENCE=20", "no sign of life for 20 s",
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			got := run(t, tt.script, tt.env)
+			if got.Status != 125 || !strings.Contains(got.Errors, "vm: "+tt.want) {
+				t.Errorf("status %d: %s\nwant status 125, and %q", got.Status, got.Errors, tt.want)
+			}
+		})
+	}
+}
