@@ -49,8 +49,8 @@ script() {
 			vars+=("$1")
 			shift
 		done
-		printf '(cd %q && env %s %q -t -p %q %q -test.v=test2json -test.timeout=30m %s)\n' \
-			"$PWD/$package" "${vars[*]}" "$bin/test2json" "$module/$package $name" "$(binary "$package")" "$*"
+		printf '(cd %q && env %s %q %q %q %q %s)\n' \
+			"$PWD/$package" "${vars[*]}" "$PWD/test/vm/suite.sh" "$bin/test2json" "$(binary "$package")" "$module/$package $name" "$*"
 	done
 	echo true
 }
@@ -59,7 +59,7 @@ script() {
 guest() {
 	local name=$1
 	shift
-	KPROXY_VM_TIMEOUT=2400 test/vm/run.sh bash -c "$(script "$@")" >"$bin/$name.json" ||
+	KPROXY_VM_TIMEOUT=3600 test/vm/run.sh bash -c "$(script "$@")" >"$bin/$name.json" ||
 		printf '{"Action":"fail","Package":"vm (%s)"}\n' "$name" >>"$bin/$name.json"
 }
 
