@@ -162,7 +162,7 @@ func (w *world) repaired(t *testing.T, before string) {
 		if time.Since(start) > within(8*time.Second) {
 			t.Fatalf("not repaired after %s:\n%s", time.Since(start), difference(before, now))
 		}
-		sleep(50 * time.Millisecond)
+		sleep(200 * time.Millisecond)
 	}
 }
 

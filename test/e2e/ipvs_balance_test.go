@@ -23,13 +23,13 @@ func TestIPVSHeldAcrossMoves(t *testing.T) {
 		for _, target := range frontends(m) {
 			held = append(held, w.hold(target))
 		}
-		sleep(300 * time.Millisecond)
+		sleep(500 * time.Millisecond) // some exchanges
 	}
 	w.unbroken("across three moves", held...)
 	w.carriedBy([]*lab.Held{held[0], held[1], held[4], held[5]}, plan.Userspace)
 	w.carriedBy([]*lab.Held{held[2], held[3], held[6], held[7]}, plan.IPVS)
 	for i, h := range held {
-		if h.Exchanges() < 3 {
+		if h.Exchanges() < 2 {
 			t.Errorf("connection %d made %d exchanges only", i+1, h.Exchanges())
 		}
 	}

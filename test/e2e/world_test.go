@@ -160,7 +160,7 @@ func (w *world) startAgain() {
 func (w *world) eventually(limit time.Duration, what string, f func() error) {
 	w.Helper()
 	start := time.Now()
-	for {
+	for poll := 20 * time.Millisecond; ; poll = min(2*poll, within(20*time.Millisecond)) {
 		err := f()
 		if err == nil {
 			return
@@ -168,7 +168,7 @@ func (w *world) eventually(limit time.Duration, what string, f func() error) {
 		if waited := time.Since(start); waited > within(limit) {
 			w.Fatalf("waited %s for %s: %v", waited, what, err)
 		}
-		time.Sleep(within(20 * time.Millisecond))
+		time.Sleep(poll)
 	}
 }
 
@@ -297,7 +297,9 @@ func (w *world) noneFailed(what string, r lab.Results) {
 // hold opens a connection that must last until the test's end.
 func (w *world) hold(target netip.AddrPort) *lab.Held {
 	w.Helper()
-	h, err := lab.Hold(w.ctx, lab.HoldConfig{From: w.net.Client, Network: "tcp", Target: target, Timeout: within(5 * time.Second)})
+	h, err := lab.Hold(w.ctx, lab.HoldConfig{
+		From: w.net.Client, Network: "tcp", Target: target, Every: within(50 * time.Millisecond), Timeout: within(5 * time.Second),
+	})
 	w.must(err)
 	w.Cleanup(func() { h.Close() })
 	return h
