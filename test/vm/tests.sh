@@ -14,7 +14,7 @@ bin=$PWD/bin/vm
 # tells this run of it, and its environment and arguments.
 ipvs=(
 	"kernel/ipvs   (vm)"
-	"kernel/ipvs   (vm,bench)    -test.run=^$ -test.bench=. -test.benchtime=1x"
+	"kernel/ipvs   (vm,bench)    -test.run=^\$ -test.bench=. -test.benchtime=1x"
 	"kernel        (vm)"
 	"test/golden   (vm)"
 	"test/e2e      (vm,ipvs)     KPROXY_E2E_MODE=ipvs"
@@ -39,18 +39,17 @@ build() {
 
 # script prints what a guest does for its rows. The events say what failed.
 script() {
-	local row package name rest
+	local row package name rest vars
 	for row; do
 		read -r package name rest <<<"$row"
-		# shellcheck disable=SC2086
-		set -- $rest
-		local vars=()
-		while [[ ${1:-} == *=* ]]; do
-			vars+=("$1")
-			shift
+		vars=
+		while [[ $rest =~ ^([A-Z][A-Z0-9_]*=[^ ]*)\ *(.*) ]]; do
+			vars+="${BASH_REMATCH[1]} "
+			rest=${BASH_REMATCH[2]}
 		done
-		printf '(cd %q && env %s %q %q %q %q %s)\n' \
-			"$PWD/$package" "${vars[*]}" "$PWD/test/vm/suite.sh" "$bin/test2json" "$(binary "$package")" "$module/$package $name" "$*"
+		read -ra rest <<<"$rest"
+		printf '(cd %q && %s%q %q %q %q %s)\n' "$PWD/$package" "$vars" \
+			"$PWD/test/vm/suite.sh" "$bin/test2json" "$(binary "$package")" "$module/$package $name" "${rest[*]@Q}"
 	done
 	echo true
 }
