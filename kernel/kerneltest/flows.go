@@ -273,12 +273,22 @@ func (m Packets) choices(t *testing.T) {
 				return out
 			}
 			for _, k := range []plan.Kind{plan.ClusterIP, plan.NodePort} {
-				if diff := gocmp.Diff(map[string]int{"two": 6, "three": 6}, count("both", k, 12)); diff != "" {
-					t.Errorf("round robin, %s %s %s (-want +got):\n%s", f, p, k, diff)
+				exactly := func(what, name string, want map[string]int) {
+					// A packet that is sent once more (ARP, a busy machine) may take a turn of
+					// its own; a split that is wrong is so each time.
+					for try := 1; ; try++ {
+						diff := gocmp.Diff(want, count(name, k, 12))
+						if diff == "" {
+							return
+						}
+						if try == 3 {
+							t.Errorf("%s, %s %s %s, %d times (-want +got):\n%s", what, f, p, k, try, diff)
+							return
+						}
+					}
 				}
-				if diff := gocmp.Diff(map[string]int{"two": 9, "three": 3}, count("weighted", k, 12)); diff != "" {
-					t.Errorf("weights 3 and 1, %s %s %s (-want +got):\n%s", f, p, k, diff)
-				}
+				exactly("round robin", "both", map[string]int{"two": 6, "three": 6})
+				exactly("weights 3 and 1", "weighted", map[string]int{"two": 9, "three": 3})
 				if got := count("sticky", k, 6); len(got) != 1 || got["two"]+got["three"] != 6 {
 					t.Errorf("one client's connections, %s %s %s: %v", f, p, k, got)
 				}
