@@ -105,7 +105,6 @@ func flowScenes() []flowScene {
 			{"both", plan.NodePort, masked},
 			{"local", plan.ClusterIP, [4]string{"two:outside", "two:node", "two:node", "two:pod"}},
 			{"local", plan.LoadBalancer, [4]string{"two:outside", "two:node three:node", "two:node", "two:pod"}},
-			{"elsewhere", plan.NodePort, [4]string{silence, "three:node", silence, silence}},
 		}},
 		{name: "all are masqueraded", policy: func(n *Network, p *plan.Policy) { pods(n, p); p.MasqueradeAll = true }, rows: []row{
 			{"both", plan.ClusterIP, masked},
