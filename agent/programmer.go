@@ -119,7 +119,7 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 			continue
 		}
 		if err := g.pass(ctx, p); err != nil && ctx.Err() == nil {
-			g.log.Error("programming the kernel failed; services are served in userspace meanwhile", "error", err, "retry", wait)
+			g.log.Error("programming the kernel failed; services whose rules aren't there are served in userspace meanwhile", "error", err, "retry", wait)
 			retry.Reset(wait)
 			wait = min(2*wait, retryMax)
 			continue

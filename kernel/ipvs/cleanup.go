@@ -40,10 +40,14 @@ func Cleanup(ctx context.Context, sets kernel.SetStore, rules func(context.Conte
 	return rules(ctx)
 }
 
-// removeOwn removes the link if it is kproxy's. Someone else's of the same name
-// is no reason not to clean up.
+// removeOwn removes the link if it is kproxy's, and the one that a start which
+// was killed may have left. Someone else's of the same name is no reason not to
+// clean up.
 func removeOwn(link Link) error {
 	if err := link.Remove(); err != nil && !errors.Is(err, ErrForeignLink) {
+		return fmt.Errorf("clean up: %w", err)
+	}
+	if err := removeProbe(); err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
 	return nil

@@ -5,19 +5,11 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
-	"time"
 
 	"github.com/hashicorp/go-multierror"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 )
-
-// SetDrainTimeout changes how long real servers drain that begin to from now on.
-func (b *Backend) SetDrainTimeout(d time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.config.DrainTimeout = min(max(d, 0), MaxDrainTimeout)
-}
 
 // Drain removes the real servers that have drained, whose connections are gone
 // or whose time is up, and what goes with them. It returns how many still drain;

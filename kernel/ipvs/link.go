@@ -204,12 +204,20 @@ func probeLink() error {
 	if err := d.handle.LinkAdd(made); err != nil && !errors.Is(err, unix.EEXIST) {
 		return fmt.Errorf("make a dummy link: %w", dummyError(err))
 	}
-	l, err := d.handle.LinkByName(probeName)
-	if err != nil {
-		return fmt.Errorf("make a dummy link: %w", err)
+	return removeProbe()
+}
+
+// removeProbe removes the link that was tried. That there is none is no error.
+func removeProbe() error {
+	l, err := netlink.LinkByName(probeName)
+	if errors.As(err, new(netlink.LinkNotFoundError)) {
+		return nil
 	}
-	if err := d.handle.LinkDel(l); err != nil {
-		return fmt.Errorf("remove a dummy link: %w", err)
+	if err != nil {
+		return fmt.Errorf("find the dummy link that was tried: %w", err)
+	}
+	if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove the dummy link that was tried: %w", err)
 	}
 	return nil
 }
