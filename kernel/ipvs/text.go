@@ -17,11 +17,11 @@ func Text(r kernel.Ruleset) string {
 	var b strings.Builder
 	for _, v := range slices.SortedFunc(slices.Values(r.Virtuals), listOrder) {
 		fmt.Fprintf(&b, "%s %s %s", strings.ToUpper(v.Protocol.String()), v.Address, v.Scheduler)
-		if v.Persistence > 0 {
-			fmt.Fprintf(&b, " persistent %d", v.Persistence)
-		}
 		if names := flagNames(v); names != "" {
 			fmt.Fprintf(&b, " (%s)", names)
+		}
+		if v.Persistence > 0 {
+			fmt.Fprintf(&b, " persistent %d", v.Persistence)
 		}
 		b.WriteByte('\n')
 		for _, e := range v.Reals {

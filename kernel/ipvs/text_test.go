@@ -43,7 +43,7 @@ SCTP 10.96.0.1:7 rr
   -> 10.1.0.1:7 Masq 1
 TCP [fd00:96::1]:80 rr
   -> [fd01::1]:80 Masq 1
-TCP [fd00:96::2]:443 mh persistent 10800 (mh-fallback,mh-port)
+TCP [fd00:96::2]:443 mh (mh-fallback,mh-port) persistent 10800
   -> [fd01::1]:8443 Masq 1
   -> [fd01::2]:8443 Masq 1
 `
