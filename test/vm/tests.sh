@@ -13,13 +13,13 @@ bin=$PWD/bin/vm
 # Each list is one guest, and guests run side by side. A row is a package, what
 # tells this run of it, and its environment and arguments.
 ipvs=(
+	"test/e2e      (vm,ipvs)     KPROXY_E2E_MODE=ipvs"
+	"test/golden   (vm)"
+)
+iptables=(
 	"kernel/ipvs   (vm)"
 	"kernel/ipvs   (vm,bench)    -test.run=^\$ -test.bench=. -test.benchtime=1x"
 	"kernel        (vm)"
-	"test/golden   (vm)"
-	"test/e2e      (vm,ipvs)     KPROXY_E2E_MODE=ipvs"
-)
-iptables=(
 	"test/e2e      (vm,iptables) KPROXY_E2E_MODE=iptables"
 )
 
