@@ -3,16 +3,16 @@
 # says little: on rented machines it can exist and hang. So it is tried, once
 # per boot of this machine.
 #
-# Usage: test/vm/accel.sh KERNEL-FOLDER INITRAMFS
+# Usage: test/vm/accel.sh CACHE KERNEL-FOLDER INITRAMFS
 set -euo pipefail
-kernel=$1 initramfs=$2
-verdict=${kernel%/*}/accel-$(</proc/sys/kernel/random/boot_id)
+cache=$1 kernel=$2 initramfs=$3
+verdict=$cache/accel-$(</proc/sys/kernel/random/boot_id)
 
 if [[ ! -w /dev/kvm ]]; then
 	echo tcg
 	exit
 fi
-exec 9>"${kernel%/*}/accel-lock"
+exec 9>"$cache/accel-lock"
 flock 9
 if [[ ! -s $verdict ]]; then
 	console=$(mktemp "${TMPDIR:-/tmp}/kproxy-vm-accel.XXXXXX")
@@ -27,7 +27,7 @@ if [[ ! -s $verdict ]]; then
 	kill -KILL $! 2>/dev/null || true
 	result=tcg
 	! grep -q 'vm: it boots' "$console" || result=kvm
-	rm -f "${kernel%/*}"/accel-*-* # of earlier boots
+	rm -f "$cache"/accel-*-* # of earlier boots
 	echo $result >"$verdict"
 fi
 cat "$verdict"

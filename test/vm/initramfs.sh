@@ -12,6 +12,10 @@ root=$(mktemp -d "${TMPDIR:-/tmp}/kproxy-vm-initramfs.XXXXXX")
 trap 'rm -rf "$root"' EXIT
 mkdir -p "$root"/{bin,dev,proc,sys,host,rw,new,modules}
 cp "$(command -v busybox)" "$root/bin/busybox"
+if ldd "$root/bin/busybox" >/dev/null 2>&1; then
+	echo "vm: busybox needs libraries; the VM starts with a static one, Debian's busybox-static" >&2
+	exit 3
+fi
 cp "$here/init.sh" "$root/init"
 chmod 755 "$root/init"
 
@@ -19,8 +23,15 @@ chmod 755 "$root/init"
 for module in virtio_pci 9pnet_virtio 9p overlay; do
 	modprobe --show-depends -d "$kernel" -S "$version" "$module"
 done | awk '$1 == "insmod" && !seen[$2]++ { print $2 }' | while read -r path; do
-	cp "$path" "$root/modules/"
-	echo "${path##*/}" >>"$root/modules/order"
+	name=${path##*/}
+	name=${name%.ko*}.ko
+	case $path in # as other distributions pack them
+	*.xz) xz -dc "$path" ;;
+	*.zst) zstd -dc "$path" ;;
+	*.gz) gzip -dc "$path" ;;
+	*) cat "$path" ;;
+	esac >"$root/modules/$name"
+	echo "$name" >>"$root/modules/order"
 done
 
 cd "$root"

@@ -3,45 +3,52 @@
 # folder that holds it: vmlinuz, and lib/modules/VERSION. Nothing is installed.
 # Several at once wait for the first.
 #
-# Usage: test/vm/kernel.sh
+# Usage: test/vm/kernel.sh CACHE
 set -euo pipefail
 
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm
+cache=$1
 
 # package prints the name of the package that linux-image-amd64 stands for now.
 package() { apt-cache depends linux-image-amd64 2>/dev/null | awk '$1 == "Depends:" { print $2; exit }'; }
 
-update() {
-	echo "vm: fetching the package lists" >&2
-	apt-get update -q >&2
-}
-
-# fetch PACKAGE FOLDER unpacks the package into FOLDER.
-fetch() {
-	# apt downloads as the user _apt, who can't enter the cache of root.
-	tmp=$(mktemp -d "${TMPDIR:-/tmp}/kproxy-vm-fetch.XXXXXX")
-	trap 'rm -rf "$tmp"' EXIT
-	((EUID != 0)) || chown _apt "$tmp"
+download() {
 	echo "vm: fetching $1" >&2
-	# The lists may be older than the archive, which keeps only the newest.
-	(cd "$tmp" && { apt-get download -q "$1" || { update && apt-get download -q "$1"; }; }) >&2
-	rm -rf "$2.part"
-	mkdir -p "$2.part"
-	dpkg -x "$tmp"/*.deb "$2.part"
-	mv "$2.part"/boot/vmlinuz-* "$2.part/vmlinuz"
-	depmod -b "$2.part" "$(ls "$2.part/lib/modules")"
-	mv "$2.part" "$2"
+	(cd "$tmp" && apt-get download -q "$1") >&2
 }
 
-mkdir -p "$cache"
+# unpack FOLDER makes the folder whole or not at all.
+unpack() {
+	rm -rf "$1.part"
+	mkdir "$1.part"
+	dpkg -x "$tmp"/*.deb "$1.part"
+	mv "$1.part"/boot/vmlinuz-* "$1.part/vmlinuz"
+	depmod -b "$1.part" "$(ls "$1.part/lib/modules")"
+	mv "$1.part" "$1"
+}
+
+for program in apt-get dpkg; do
+	command -v $program >/dev/null || {
+		echo "vm: no $program to fetch Debian's kernel with; set KPROXY_VM_KERNEL to a folder with another's vmlinuz and lib/modules" >&2
+		exit 3
+	}
+done
 exec 9>"$cache/lock"
 flock 9
 
 name=$(package)
-if [[ -z $name ]]; then
-	update
-	name=$(package)
+if [[ -z $name || ! -d $cache/$name ]]; then
+	# apt downloads as the user _apt, who can't enter the cache of root.
+	tmp=$(mktemp -d "${TMPDIR:-/tmp}/kproxy-vm-kernel.XXXXXX")
+	trap 'rm -rf "$tmp"' EXIT
+	((EUID != 0)) || chown _apt "$tmp"
+	# No lists, or older ones than the archive, which keeps only the newest packages.
+	if [[ -z $name ]] || ! download "$name"; then
+		echo "vm: fetching the package lists" >&2
+		apt-get update -q >&2
+		name=$(package)
+		[[ -n $name ]] || { echo "vm: apt knows no linux-image-amd64; the VM boots Debian's kernel" >&2; exit 3; }
+		download "$name"
+	fi
+	unpack "$cache/$name"
 fi
-[[ -n $name ]] || { echo "vm: apt knows no linux-image-amd64; kproxy's VM boots Debian's kernel" >&2; exit 3; }
-[[ -d $cache/$name ]] || fetch "$name" "$cache/$name"
 echo "$cache/$name"

@@ -13,10 +13,12 @@
 # KPROXY_VM_SILENCE  seconds without a sign of life that mean a hang (90)
 # KPROXY_VM_MEMORY   of the guest, as qemu wants it (4G)
 # KPROXY_VM_ACCEL    kvm or tcg (kvm where it works)
+# KPROXY_VM_KERNEL   a folder with another kernel's vmlinuz and lib/modules (Debian's, fetched)
 # KPROXY_VM_WRITE    a folder in which the guest's changes stay (none)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm
 qemu= # its process, while it runs
 why=  # what is wrong with the guest
 
@@ -25,12 +27,13 @@ prepare() {
 	for program in qemu-system-x86_64 busybox modprobe depmod setpriv; do
 		command -v $program >/dev/null || { echo "vm: $program is missing; test/setup.sh vm installs it" >&2; exit 3; }
 	done
-	kernel=$("$here/kernel.sh")
+	mkdir -p "$cache"
+	kernel=${KPROXY_VM_KERNEL:-$("$here/kernel.sh" "$cache")}
 	run=$(mktemp -d "${TMPDIR:-/tmp}/kproxy-vm.XXXXXX")
 	trap finish EXIT
 	trap 'exit 130' INT TERM HUP
 	"$here/initramfs.sh" "$kernel" >"$run/initramfs"
-	accel=${KPROXY_VM_ACCEL:-$("$here/accel.sh" "$kernel" "$run/initramfs")}
+	accel=${KPROXY_VM_ACCEL:-$("$here/accel.sh" "$cache" "$kernel" "$run/initramfs")}
 	echo "$kernel"/lib/modules/* >"$run/modules"
 	touch "$run"/{stdout,stderr,console}
 }
@@ -43,12 +46,13 @@ finish() {
 # take_turn waits until fewer guests run than there are processors: more would
 # only make each other slow, too slow for what they test. First come, first served.
 take_turn() {
-	local i queue slot folder=${kernel%/*}
-	exec {queue}>"$folder/queue"
-	flock "$queue"
+	local i queue slot
+	exec {queue}>"$cache/queue"
+	flock "$queue" &
+	wait $! # which signals interrupt
 	while :; do
 		for ((i = 0; i < $(nproc); i++)); do
-			exec {slot}>"$folder/turn-$i"
+			exec {slot}>"$cache/turn-$i"
 			if flock -n "$slot"; then
 				exec {queue}>&-
 				return
