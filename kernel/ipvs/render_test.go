@@ -105,7 +105,7 @@ TCP 10.96.0.1:80 wrr persistent 5401
 kproxy0 inet 10.96.0.1/32
 `, map[string][]string{}},
 		{"hashes fall back", kerneltest.Service("s", service.TCP, kerneltest.Algorithm(service.Maglev), kerneltest.Affinity(time.Minute), kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"), onIPVS), `
-TCP 10.96.0.1:80 mh persistent 60 (mh-fallback)
+TCP 10.96.0.1:80 mh (mh-fallback) persistent 60
   -> 10.1.0.1:80 Masq 1
 kproxy0 inet 10.96.0.1/32
 `, map[string][]string{}},
