@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -13,18 +14,33 @@ import (
 // drainer is what the programmer sees of a backend that has left something to
 // drain: each element is what one look finds.
 type drainer struct {
+	mu    sync.Mutex
 	left  []int
 	err   error
 	looks int
 }
 
 func (d *drainer) drain(context.Context) (int, error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
 	d.looks++
 	left := 0
 	if len(d.left) > 0 {
 		left, d.left = d.left[0], d.left[1:]
 	}
 	return left, d.err
+}
+
+func (d *drainer) fails(err error) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.err = err
+}
+
+func (d *drainer) looked() int {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	return d.looks
 }
 
 // TestProgrammerDrains: it looks at once at what an earlier kproxy left, then
@@ -42,8 +58,8 @@ func TestProgrammerDrains(t *testing.T) {
 			t.Helper()
 			time.Sleep(wait)
 			synctest.Wait()
-			if d.looks != want {
-				t.Errorf("%s: %d looks at what drains, want %d", what, d.looks, want)
+			if looks := d.looked(); looks != want {
+				t.Errorf("%s: %d looks at what drains, want %d", what, looks, want)
 			}
 		}
 		after("at the start", time.Millisecond, 1)
@@ -51,10 +67,10 @@ func TestProgrammerDrains(t *testing.T) {
 		after("when nothing drains any more", time.Hour, 3)
 		m.program(twoServices())
 		after("after a change of rules", 2*drainEvery, 4)
-		d.err = errors.New("no buffer space")
+		d.fails(errors.New("no buffer space"))
 		m.program(&plan.Plan{Mode: plan.ModeIPTables, Kernel: plan.IPTables})
 		after("when it can't be looked at", 3*drainEvery, 7)
-		d.err = nil
+		d.fails(nil)
 		after("when it can be again", time.Hour, 8)
 		cancel()
 		if err := <-done; err != nil {

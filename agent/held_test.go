@@ -4,6 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -34,13 +35,25 @@ func TestKeeper(t *testing.T) {
 	}
 	carried := []userspace.Connection{connection(web, "10.1.0.2:5000"), connection(other, "10.1.0.2:5001"), connection(dns, "10.1.0.2:5002")}
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // of the three
 		var held []string
 		current := inPlane(plan.Userspace)
+		carried := carried
 		h := &keeper{
 			log: slog.New(slog.DiscardHandler), moved: make(chan struct{}, 1),
-			connections: func() []userspace.Connection { return carried },
-			plan:        func() *plan.Plan { return current },
+			connections: func() []userspace.Connection {
+				mu.Lock()
+				defer mu.Unlock()
+				return carried
+			},
+			plan: func() *plan.Plan {
+				mu.Lock()
+				defer mu.Unlock()
+				return current
+			},
 			hold: func(d time.Duration, of []kernel.Held) error {
+				mu.Lock()
+				defer mu.Unlock()
 				for _, x := range of {
 					held = append(held, x.Client.String())
 				}
@@ -50,6 +63,8 @@ func TestKeeper(t *testing.T) {
 		expect := func(when string, want ...string) {
 			t.Helper()
 			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
 			if diff := cmp.Diff(want, held); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", when, diff)
 			}
@@ -58,14 +73,16 @@ func TestKeeper(t *testing.T) {
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
 		go func() { done <- h.run(ctx) }()
-		h.follow(nil, current)
+		first, next := current, inPlane(plan.IPVS)
+		h.follow(nil, first)
 		time.Sleep(2 * heldEvery)
 		expect("all is in userspace")
 
-		next := inPlane(plan.IPVS)
-		h.follow(current, next)
+		h.follow(first, next)
 		expect("it leaves", "10.1.0.2:5000")
+		mu.Lock()
 		current, carried = next, append(carried, connection(web, "10.1.0.2:5003"), connection(gone, "10.1.0.2:5004"))
+		mu.Unlock()
 		time.Sleep(heldAgain)
 		expect("soon after", "10.1.0.2:5000", "10.1.0.2:5003", "10.1.0.2:5004")
 		time.Sleep(heldFor)

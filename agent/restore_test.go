@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -45,6 +46,7 @@ func TestRestorer(t *testing.T) {
 	}
 	carried = append(carried, userspace.Connection{Protocol: service.UDP, Client: datagrams.OrigSrc, Address: datagrams.OrigDst})
 	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex
 		var restored []conntrack.Flow
 		r := restorer{
 			log: slog.New(slog.DiscardHandler), wake: make(chan struct{}, 1),
@@ -54,9 +56,20 @@ func TestRestorer(t *testing.T) {
 				if f == failing {
 					return errors.New("no")
 				}
+				mu.Lock()
+				defer mu.Unlock()
 				restored = append(restored, f)
 				return nil
 			},
+		}
+		expect := func(want ...conntrack.Flow) {
+			t.Helper()
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if diff := cmp.Diff(want, restored, cmp.Comparer(func(a, b conntrack.Flow) bool { return a == b })); diff != "" {
+				t.Errorf("restored (-want +got):\n%s", diff)
+			}
 		}
 		ctx, stop := context.WithCancel(t.Context())
 		done := make(chan error)
@@ -72,17 +85,12 @@ func TestRestorer(t *testing.T) {
 		} {
 			r.ended(f)
 		}
-		synctest.Wait()
-		if diff := cmp.Diff([]conntrack.Flow{established}, restored, cmp.Comparer(func(a, b conntrack.Flow) bool { return a == b })); diff != "" {
-			t.Errorf("restored (-want +got):\n%s", diff)
-		}
+		expect(established)
 		for _, f := range []conntrack.Flow{halfClosed, otherPort, datagrams} {
 			r.ended(f)
 			time.Sleep(time.Second)
 		}
-		if diff := cmp.Diff([]conntrack.Flow{established, halfClosed, otherPort, datagrams}, restored, cmp.Comparer(func(a, b conntrack.Flow) bool { return a == b })); diff != "" {
-			t.Errorf("restored (-want +got):\n%s", diff)
-		}
+		expect(established, halfClosed, otherPort, datagrams)
 		stop()
 		if err := <-done; err != nil {
 			t.Error(err)
