@@ -19,7 +19,6 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
-	"kproxy.dev/kproxy/source/file"
 	"kproxy.dev/kproxy/userspace"
 )
 
@@ -63,7 +62,7 @@ type Agent struct {
 	userspace  *userspace.Server
 	conntrack  *conntrack.Client
 	accounting *conntrack.Accounting
-	source     *file.Source
+	source     objects
 	prober     *probe.Scheduler
 	heart      heartbeat
 	carried    carried
@@ -77,6 +76,7 @@ type Agent struct {
 	current atomic.Pointer[plan.Plan]
 	sync    syncState
 	events  events
+	record  recorder // nil where nobody keeps events
 }
 
 // New returns an Agent that does nothing before Run.

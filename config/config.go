@@ -15,20 +15,32 @@ type Config struct {
 	Master     string   `json:"master"`     // URL of the Kubernetes API
 	File       string   `json:"config"`     // path of a KubeProxyConfiguration (--config)
 
-	HostnameOverride    string   `json:"hostnameOverride"`      // this node's name; empty means the host name
-	NodeIPs             []string `json:"nodeIP"`                // this node's address, one per family; empty means its Node object's
-	ClusterCIDRs        []string `json:"clusterCIDR"`           // the pods' networks, one per family
-	ExcludeClusterCIDRs []string `json:"excludeClusterCIDR"`    // networks of pods another proxy serves
-	DetectLocalMode     string   `json:"detectLocalMode"`       // empty or ClusterCIDR
-	MasqueradeAll       bool     `json:"masqueradeAll"`         // every connection leaves with the node's address
-	MasqueradeBit       int      `json:"iptablesMasqueradeBit"` // of the packet mark, 0-31
-	TransparentBit      int      `json:"transparentBit"`        // of the packet mark, 1-31; the bit below is used too
-	RouteTable          int      `json:"routeTable"`            // for replies to transparent sockets
+	HostnameOverride    string   `json:"hostnameOverride"`   // this node's name; empty means the host name
+	NodeIPs             []string `json:"nodeIP"`             // this node's address, one per family; empty means its Node object's
+	ClusterCIDRs        []string `json:"clusterCIDR"`        // the pods' networks, one per family
+	ExcludeClusterCIDRs []string `json:"excludeClusterCIDR"` // networks of pods another proxy serves
+	DetectLocalMode     string   `json:"detectLocalMode"`    // one of DetectLocalModes; empty means ClusterCIDR
+	// PodBridge is the interface of this node that pods are bridged to
+	// (BridgeInterface), PodInterfacePrefix what the names of the pods' own begin
+	// with (InterfaceNamePrefix).
+	PodBridge          string `json:"podBridgeInterface"`
+	PodInterfacePrefix string `json:"podInterfaceNamePrefix"`
+	// NodePortAddresses are networks: node ports answer on those of the node's
+	// addresses that are in one; empty means on all. PrimaryAddresses alone means
+	// the addresses of the Node object.
+	NodePortAddresses  []string `json:"nodePortAddresses"`
+	LocalhostNodePorts bool     `json:"localhostNodePorts"`    // node ports answer on 127.0.0.1 too
+	MasqueradeAll      bool     `json:"masqueradeAll"`         // every connection leaves with the node's address
+	MasqueradeBit      int      `json:"iptablesMasqueradeBit"` // of the packet mark, 0-31
+	TransparentBit     int      `json:"transparentBit"`        // of the packet mark, 1-31; the bit below is used too
+	RouteTable         int      `json:"routeTable"`            // for replies to transparent sockets
 
 	OffloadAfter          time.Duration `json:"offloadAfter"`          // steady this long before offload; 0 at once
 	OffloadMinConnections int           `json:"offloadMinConnections"` // carried this many before offload
 	AliveTimeout          time.Duration `json:"aliveTimeout"`          // whole seconds, as ipset counts them
 	DrainTimeout          time.Duration `json:"drainTimeout"`          // 0 doesn't drain
+
+	Conntrack Conntrack `json:"conntrack"`
 
 	Health Health `json:"health"`
 	IPVS   IPVS   `json:"ipvs"`
@@ -71,11 +83,32 @@ type IPVS struct {
 	UDPTimeout    time.Duration `json:"udpTimeout"`    // of idle UDP flows; 0 leaves the kernel's setting
 }
 
+// Conntrack is what kproxy sets of the kernel's connection tracking (flags
+// --conntrack-*, net.netfilter.nf_conntrack_*). 0 leaves the kernel's setting.
+type Conntrack struct {
+	MaxPerCore     int           `json:"maxPerCore"` // entries, times the number of CPUs
+	Min            int           `json:"min"`        // of entries, where MaxPerCore isn't 0
+	TCPEstablished time.Duration `json:"tcpEstablishedTimeout"`
+	TCPCloseWait   time.Duration `json:"tcpCloseWaitTimeout"`
+	UDP            time.Duration `json:"udpTimeout"`       // before an answer
+	UDPStream      time.Duration `json:"udpStreamTimeout"` // after it
+	// TCPBeLiberal doesn't call packets outside the window invalid, and so doesn't
+	// drop them: for networks in which answers take another way.
+	TCPBeLiberal bool `json:"tcpBeLiberal"`
+}
+
 // LikeConntrack as IPVS.TCPTimeout means nf_conntrack_tcp_timeout_established.
 const LikeConntrack = "conntrack"
 
 // Modes are the values of --mode, the default first.
 var Modes = []string{"auto", "userspace", "iptables", "ipvs"}
+
+// DetectLocalModes are the values of --detect-local-mode, the default first.
+var DetectLocalModes = []string{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"}
+
+// PrimaryAddresses as the only one of Config.NodePortAddresses stands for the
+// node's primary addresses.
+const PrimaryAddresses = "primary"
 
 // LogFormats are the values of --log-format, the default first.
 var LogFormats = []string{"text", "json"}

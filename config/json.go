@@ -27,6 +27,18 @@ func (h Health) MarshalJSON() ([]byte, error) {
 }
 
 // MarshalJSON writes durations as Config's does.
+func (c Conntrack) MarshalJSON() ([]byte, error) {
+	type plain Conntrack
+	return json.Marshal(struct {
+		plain
+		TCPEstablished string `json:"tcpEstablishedTimeout"`
+		TCPCloseWait   string `json:"tcpCloseWaitTimeout"`
+		UDP            string `json:"udpTimeout"`
+		UDPStream      string `json:"udpStreamTimeout"`
+	}{plain(c), text(c.TCPEstablished), text(c.TCPCloseWait), text(c.UDP), text(c.UDPStream)})
+}
+
+// MarshalJSON writes durations as Config's does.
 func (i IPVS) MarshalJSON() ([]byte, error) {
 	type plain IPVS
 	return json.Marshal(struct {

@@ -45,6 +45,12 @@ type Policy struct {
 	PanicThreshold        float64       // usable share of endpoints at or below which health is ignored; 0 means only when all are down
 	MasqueradeAll         bool
 	PodCIDRs              []netip.Prefix // local-traffic detector; empty means none configured
+	// PodBridge and PodInterfacePrefix are the detectors that go by the interface
+	// a packet comes in on: that of this name, those whose names begin so. Empty
+	// where none is configured; at most one of the three detectors is.
+	PodBridge, PodInterfacePrefix string
+	// ExcludeCIDRs are networks of endpoints that another proxy serves.
+	ExcludeCIDRs []netip.Prefix
 	// Links are networks that the node is directly connected to and whose hosts
 	// answer each other without passing it. Where client and endpoint are in
 	// one, the connection is masqueraded, or the answers would never come back.

@@ -10,6 +10,7 @@ import (
 	"github.com/fsnotify/fsnotify"
 
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/source"
 )
 
 // The times of a Source.
@@ -31,13 +32,6 @@ type Config struct {
 	NodeAddresses []netip.Addr
 }
 
-// Status is what is known of one configured path.
-type Status struct {
-	Name   string   // the path
-	Synced bool     // it has been read at least once
-	Errors []string // "file:line: what"
-}
-
 // Source watches manifests. All methods are safe for concurrent use; Run is to
 // be called once.
 type Source struct {
@@ -49,7 +43,7 @@ type Source struct {
 
 type published struct {
 	snapshot *service.Snapshot
-	status   []Status
+	status   []source.Status
 }
 
 // New returns a Source that reads nothing before Run. A nil Logger discards.
@@ -73,11 +67,11 @@ func (s *Source) Latest() *service.Snapshot {
 }
 
 // Status returns the state of each path, in the order of Config.Paths.
-func (s *Source) Status() []Status {
+func (s *Source) Status() []source.Status {
 	if p := s.current.Load(); p != nil {
 		return p.status
 	}
-	out := make([]Status, len(s.cfg.Paths))
+	out := make([]source.Status, len(s.cfg.Paths))
 	for i, path := range s.cfg.Paths {
 		out[i].Name = path
 	}
@@ -195,7 +189,7 @@ func (r *runner) publish() {
 const logMost = 20
 
 // logNew logs what is wrong now and wasn't before.
-func (r *runner) logNew(before []Status) {
+func (r *runner) logNew(before []source.Status) {
 	known := map[string]bool{}
 	for _, st := range before {
 		for _, e := range st.Errors {

@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/source"
 )
 
 // patience bounds how long a test waits for what must happen. It is far more
@@ -333,7 +335,7 @@ func TestBeforeRun(t *testing.T) {
 	if s.Latest() != nil {
 		t.Error("a Snapshot of nothing read")
 	}
-	if diff := cmp.Diff([]Status{{Name: "/a"}, {Name: "/b"}}, s.Status()); diff != "" {
+	if diff := cmp.Diff([]source.Status{{Name: "/a"}, {Name: "/b"}}, s.Status()); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	select {

@@ -205,11 +205,11 @@ func collect(objects *source.Objects, o object) {
 }
 
 // status sorts problems by the configured path they belong to.
-func (s *store) status(problems []Problem) []Status {
-	var out []Status
+func (s *store) status(problems []Problem) []source.Status {
+	var out []source.Status
 	for _, path := range s.paths {
 		st := s.state[path]
-		one := Status{Name: path, Synced: st.seen}
+		one := source.Status{Name: path, Synced: st.seen}
 		if st.err != nil {
 			one.Errors = append(one.Errors, Problem{File: path, Message: reason(st.err)}.String())
 		}
