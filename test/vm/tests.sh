@@ -12,10 +12,8 @@ bin=$PWD/bin/vm
 
 # Each list is one guest, and guests run side by side. A row is a package, what
 # tells this run of it, and its environment and arguments.
-# Not yet seen to pass in mode ipvs, for lack of a whole run; they pass in mode iptables.
-unproven='^(TestAllDown|TestClientThatSendsNothing|TestDamageIsRepaired|TestEndpointThatResets|TestKernelHangIsFoundOut|TestKernelRefusalCostsNoRequest|TestSilentEndpoint)$'
 ipvs=(
-	"test/e2e      (vm,ipvs)     KPROXY_E2E_MODE=ipvs -test.skip=$unproven"
+	"test/e2e      (vm,ipvs)     KPROXY_E2E_MODE=ipvs"
 	"test/golden   (vm)"
 )
 iptables=(
