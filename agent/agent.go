@@ -126,7 +126,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.pins, err = openPins(a.cfg.StateDir); err != nil {
 		return err
 	}
-	if err := a.setUp(ctx); err != nil {
+	if err := a.setUp(ctx); ctx.Err() != nil {
+		return nil // told to stop before there was anything to serve; whatever failed, that is why
+	} else if err != nil {
 		return err
 	}
 	a.restorer = newRestorer(a.log, a.conntrack, a.userspace)
@@ -151,6 +153,9 @@ func (a *Agent) work(ctx context.Context) error {
 		return g.Wait() // stopped before there was anything to serve
 	}
 	if err := a.adopt(ctx); err != nil {
+		if ctx.Err() != nil {
+			err = nil // told to stop meanwhile, or the source says why
+		}
 		stop()
 		return errors.Join(err, g.Wait())
 	}

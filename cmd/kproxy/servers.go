@@ -94,7 +94,10 @@ func (s source) Health() web.HealthReport {
 // can do so until the very end, draining included.
 func runProxy(ctx context.Context, o agent.Options) error {
 	s, err := openServers(ctx, o.Config)
-	if err != nil {
+	if ctx.Err() != nil {
+		s.close()
+		return nil // told to stop while starting
+	} else if err != nil {
 		return err
 	}
 	defer s.close()
