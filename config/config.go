@@ -12,8 +12,10 @@ type Config struct {
 	Mode       string   `json:"mode"`       // one of Modes: the furthest data plane
 	Manifests  []string `json:"manifests"`  // files and directories, watched
 	Kubeconfig string   `json:"kubeconfig"` // path; the Kubernetes API as a source
-	Master     string   `json:"master"`     // URL of the Kubernetes API
+	Master     string   `json:"master"`     // URL of the Kubernetes API; wins over Kubeconfig's
+	InCluster  bool     `json:"inCluster"`  // the Kubernetes API as pods of the cluster reach it; no flag
 	File       string   `json:"config"`     // path of a KubeProxyConfiguration (--config)
+	Client     Client   `json:"clientConnection"`
 
 	HostnameOverride    string   `json:"hostnameOverride"`   // this node's name; empty means the host name
 	NodeIPs             []string `json:"nodeIP"`             // this node's address, one per family; empty means its Node object's
@@ -25,9 +27,9 @@ type Config struct {
 	// with (InterfaceNamePrefix).
 	PodBridge          string `json:"podBridgeInterface"`
 	PodInterfacePrefix string `json:"podInterfaceNamePrefix"`
-	// NodePortAddresses are networks: node ports answer on those of the node's
-	// addresses that are in one; empty means on all. PrimaryAddresses alone means
-	// the addresses of the Node object.
+	// NodePortAddresses are networks, or words that stand for some (AllAddresses,
+	// LocalhostAddresses, PrimaryAddresses): node ports answer on those of the
+	// node's addresses that are in one; empty means on all.
 	NodePortAddresses  []string `json:"nodePortAddresses"`
 	LocalhostNodePorts bool     `json:"localhostNodePorts"`    // node ports answer on 127.0.0.1 too
 	MasqueradeAll      bool     `json:"masqueradeAll"`         // every connection leaves with the node's address
@@ -52,8 +54,20 @@ type Config struct {
 	ListenTCPPort      int    `json:"listenTCPPort"`      // of the shared listener; 0 lets the kernel choose
 	ListenUDPPort      int    `json:"listenUDPPort"`      // of the shared listener; 0 lets the kernel choose
 
+	Profiling bool `json:"enableProfiling"` // /debug/pprof on MetricsBindAddress
+	// OOMScoreAdj is this process's oom_score_adj, -1000 to 1000 (proc(5)); nil
+	// leaves it as it is.
+	OOMScoreAdj *int `json:"oomScoreAdj"`
+
 	LogFormat string `json:"logFormat"` // one of LogFormats
 	Verbosity string `json:"v"`         // a log level's name, or kube-proxy's number
+}
+
+// Client is how kproxy talks to the Kubernetes API (flags --kube-api-*).
+type Client struct {
+	QPS         float64 `json:"qps"`         // requests a second; negative doesn't limit them
+	Burst       int     `json:"burst"`       // so many more at a time
+	ContentType string  `json:"contentType"` // that objects are asked for in
 }
 
 // Health is the active check of endpoints whose Service doesn't say otherwise
@@ -106,41 +120,13 @@ var Modes = []string{"auto", "userspace", "iptables", "ipvs"}
 // DetectLocalModes are the values of --detect-local-mode, the default first.
 var DetectLocalModes = []string{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"}
 
-// PrimaryAddresses as the only one of Config.NodePortAddresses stands for the
-// node's primary addresses.
-const PrimaryAddresses = "primary"
+// Words among Config.NodePortAddresses that stand for networks, as in
+// KubeProxyConfiguration.
+const (
+	PrimaryAddresses   = "primary"   // the addresses of the Node object, one per family
+	LocalhostAddresses = "localhost" // 127.0.0.0/8 and ::1
+	AllAddresses       = "all"
+)
 
 // LogFormats are the values of --log-format, the default first.
 var LogFormats = []string{"text", "json"}
-
-// Default returns the defaults of the flags. It has no source of services, so
-// it isn't valid before Manifests is set.
-func Default() Config {
-	return Config{
-		Mode:                  "auto",
-		MasqueradeBit:         14, // 0x4000, as kube-proxy
-		TransparentBit:        12, // and 11: neither kube-proxy's masquerade bit nor its drop bit 15
-		RouteTable:            10249,
-		OffloadAfter:          10 * time.Second,
-		OffloadMinConnections: 1,
-		AliveTimeout:          3 * time.Second,
-		DrainTimeout:          30 * time.Second,
-		Health: Health{
-			Interval: 2 * time.Second,
-			Timeout:  time.Second,
-			Rise:     2,
-			Fall:     3,
-		},
-		IPVS:               IPVS{TCPTimeout: LikeConntrack},
-		MetricsBindAddress: "127.0.0.1:10249",
-		HealthzBindAddress: "0.0.0.0:10256",
-		Socket:             "/run/kproxy/kproxy.sock",
-		StateDir:           "/var/lib/kproxy",
-		// Fixed, so that flows which a kproxy carried that has died find the next
-		// one; outside of Kubernetes' node ports and the kernel's ephemeral ports.
-		ListenTCPPort: 10244,
-		ListenUDPPort: 10244,
-		LogFormat:     "text",
-		Verbosity:     "info",
-	}
-}

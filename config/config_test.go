@@ -2,6 +2,7 @@ package config
 
 import (
 	"encoding/json"
+	"fmt"
 	"log/slog"
 	"net/netip"
 	"strings"
@@ -39,9 +40,12 @@ func TestValidate(t *testing.T) {
 	}{
 		{"every mode", func(c *Config) { c.Mode = "ipvs" }, ""},
 		{"unknown mode", func(c *Config) { c.Mode = "nft" }, `--mode: "nft" is not a mode; use one of auto,`},
-		{"Kubernetes", func(c *Config) { c.Manifests, c.Kubeconfig = nil, "/k" }, "--kubeconfig: this version doesn't read"},
-		{"master", func(c *Config) { c.Master = "nonsense" }, "--master: \"nonsense\" is not a URL\n--master: this version"},
-		{"config file", func(c *Config) { c.File = "/c" }, "--config: this version doesn't read KubeProxyConfiguration"},
+		{"Kubernetes", func(c *Config) { c.Manifests, c.Kubeconfig = nil, "/k" }, ""},
+		{"in a pod", func(c *Config) { c.Manifests, c.InCluster = nil, true }, ""},
+		{"two sources", func(c *Config) { c.Kubeconfig = "/k" }, "--manifests: services come from files or from the Kubernetes API"},
+		{"master", func(c *Config) { c.Manifests, c.Master = nil, "nonsense" }, "--master: \"nonsense\" is not a URL"},
+		{"config file", func(c *Config) { c.File = "/c" }, ""},
+		{"client", func(c *Config) { c.Client = Client{QPS: -1, Burst: -1} }, "--kube-api-burst: -1 is negative"},
 		{"empty manifest path", func(c *Config) { c.Manifests = []string{""} }, "--manifests: the path is empty"},
 		{"node name", func(c *Config) { c.HostnameOverride = "node-1.example" }, ""},
 		{"upper-case node name", func(c *Config) { c.HostnameOverride = "Node1" }, `--hostname-override: "Node1" is not a node name`},
@@ -50,10 +54,19 @@ func TestValidate(t *testing.T) {
 		{"no address", func(c *Config) { c.NodeIPs = []string{"eth0", "0.0.0.0"} }, "--node-ip: \"eth0\" is not an IP\n--node-ip: 0.0.0.0 is no node's"},
 		{"dual-stack pods", func(c *Config) { c.ClusterCIDRs = []string{"10.244.0.0/16", "fd00::/48"} }, ""},
 		{"no network", func(c *Config) { c.ClusterCIDRs = []string{"10.244.0.0"} }, `--cluster-cidr: "10.244.0.0" is not a network`},
-		{"pods excluded", func(c *Config) {
-			c.ExcludeClusterCIDRs = []string{"10.245.0.0/16"}
-		}, "--exclude-cluster-cidr: this version doesn't leave services to another proxy yet"},
-		{"detector of kube-proxy", func(c *Config) { c.DetectLocalMode = "BridgeInterface" }, "--detect-local-mode: BridgeInterface isn't in this version"},
+		{"pods excluded", func(c *Config) { c.ExcludeClusterCIDRs = []string{"10.245.0.0/16", "10.246.0.0/16"} }, ""},
+		{"excluded nonsense", func(c *Config) { c.ExcludeClusterCIDRs = []string{"10.245"} }, `--exclude-cluster-cidr: "10.245" is not a network`},
+		{"node port addresses", func(c *Config) {
+			c.NodePortAddresses = []string{"192.0.2.0/24", "primary", "localhost", "all"}
+		}, ""},
+		{"node port address", func(c *Config) { c.NodePortAddresses = []string{"192.0.2.1"} }, `--nodeport-addresses: "192.0.2.1" is not a network`},
+		{"node's pods", func(c *Config) { c.DetectLocalMode = "NodeCIDR" }, ""},
+		{"bridge", func(c *Config) { c.DetectLocalMode, c.PodBridge = "BridgeInterface", "cni0" }, ""},
+		{"bridge without a name", func(c *Config) { c.DetectLocalMode = "BridgeInterface" }, "--pod-bridge-interface: --detect-local-mode BridgeInterface needs"},
+		{"prefix without a name", func(c *Config) { c.DetectLocalMode = "InterfaceNamePrefix" }, "--pod-interface-name-prefix: --detect-local-mode InterfaceNamePrefix needs"},
+		{"no name of a link", func(c *Config) {
+			c.PodBridge, c.PodInterfacePrefix = "a name with blanks", "sixteen-letters-"
+		}, "--pod-bridge-interface: \"a name with blanks\" is no\n--pod-interface-name-prefix: \"sixteen-letters-\" is no"},
 		{"unknown detector", func(c *Config) { c.DetectLocalMode = "Guess" }, `--detect-local-mode: "Guess" is not`},
 		{"bits out of range", func(c *Config) { c.MasqueradeBit, c.TransparentBit = 32, -1 }, "--iptables-masquerade-bit: 32 is out\n--transparent-bit: -1 is out"},
 		{"one bit for both", func(c *Config) { c.TransparentBit = c.MasqueradeBit }, "--transparent-bit: bit 14 and the one below are used"},
@@ -82,6 +95,11 @@ func TestValidate(t *testing.T) {
 		}, "--ipvs-tcp-timeout: -1s is out of range\n--ipvs-tcpfin-timeout: -1ns is out of range\n--ipvs-udp-timeout: -1h0m0s is out of range"},
 		{"longest IPVS time-out", func(c *Config) { c.IPVS.TCPTimeout, c.IPVS.UDPTimeout = "2147483s", maxIPVSTimeout+time.Second }, "--ipvs-udp-timeout: 596h31m24s is out of range; use up to 596h31m23s"},
 		{"parts of a second", func(c *Config) { c.IPVS.TCPTimeout, c.IPVS.TCPFinTimeout = "1500ms", time.Millisecond }, "--ipvs-tcp-timeout: 1.5s can't be used; IPVS counts whole seconds\n--ipvs-tcpfin-timeout: 1ms can't be used"},
+		{"conntrack as kube-proxy has it", func(c *Config) { c.Conntrack = AsKubeProxy().Conntrack }, ""},
+		{"conntrack", func(c *Config) {
+			c.Conntrack = Conntrack{MaxPerCore: -1, Min: -1, TCPEstablished: -1, UDP: time.Millisecond}
+		}, "--conntrack-max-per-core: -1 is out\n--conntrack-min: -1 is out\n--conntrack-tcp-timeout-established: -1ns is out\n--conntrack-udp-timeout: 1ms can't be used"},
+		{"unkillable", func(c *Config) { oom := -1001; c.OOMScoreAdj = &oom }, "--oom-score-adj: -1001 is out"},
 		{"no servers", func(c *Config) { c.MetricsBindAddress, c.HealthzBindAddress = "", "" }, ""},
 		{"port alone", func(c *Config) { c.MetricsBindAddress = ":10249" }, `--metrics-bind-address: ":10249" is not IP:PORT`},
 		{"one address for both", func(c *Config) { c.HealthzBindAddress = "0.0.0.0:10249" }, "--healthz-bind-address: 0.0.0.0:10249 is taken by --metrics-bind-address"},
@@ -117,7 +135,7 @@ func TestHealthCheckDependsOnSource(t *testing.T) {
 	if got := c.HealthCheck(); got != service.CheckTCP {
 		t.Errorf("manifests: got %q, want tcp", got)
 	}
-	c.Master = "https://10.0.0.1"
+	c.Manifests, c.InCluster = nil, true
 	if got := c.HealthCheck(); got != service.CheckOff {
 		t.Errorf("Kubernetes: got %q, want off", got)
 	}
@@ -156,8 +174,31 @@ func TestParsedForms(t *testing.T) {
 	if d := cmp.Diff([]netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, c.PodNetworks(), opt); d != "" {
 		t.Errorf("pod networks (-want +got):\n%s", d)
 	}
+	c.ExcludeClusterCIDRs = []string{"10.245.0.0/16", "10.246.0.0/16"}
+	if got := c.ExcludedNetworks(); len(got) != 2 || got[1] != netip.MustParsePrefix("10.246.0.0/16") {
+		t.Errorf("excluded networks: %v", got)
+	}
 	if c.MasqueradeMark() != 0x4000 || c.TransparentMark() != 0x1000 {
 		t.Errorf("marks: got %#x and %#x, want 0x4000 and 0x1000", c.MasqueradeMark(), c.TransparentMark())
+	}
+}
+
+func TestNodePortNetworks(t *testing.T) {
+	for _, tt := range []struct {
+		flag     []string
+		networks string
+		primary  bool
+	}{
+		{nil, "[]", false},
+		{[]string{"192.0.2.9/24", "2001:db8::/64"}, "[192.0.2.0/24 2001:db8::/64]", false},
+		{[]string{"primary"}, "[]", true},
+		{[]string{"localhost", "primary", "192.0.2.0/24"}, "[127.0.0.0/8 ::1/128 192.0.2.0/24]", true},
+		{[]string{"all"}, "[0.0.0.0/0 ::/0]", false},
+	} {
+		networks, primary := Config{NodePortAddresses: tt.flag}.NodePortNetworks()
+		if got := fmt.Sprint(networks); got != tt.networks || primary != tt.primary {
+			t.Errorf("%q: got %s, primary %t, want %s, primary %t", tt.flag, got, primary, tt.networks, tt.primary)
+		}
 	}
 }
 

@@ -14,7 +14,7 @@ import (
 // Validate has found nothing: text that doesn't parse is left out.
 
 // Kubernetes reports whether services come from the Kubernetes API.
-func (c Config) Kubernetes() bool { return c.Kubeconfig != "" || c.Master != "" }
+func (c Config) Kubernetes() bool { return c.Kubeconfig != "" || c.Master != "" || c.InCluster }
 
 // HealthCheck returns the default active check, which depends on the source.
 func (c Config) HealthCheck() service.Check {
@@ -40,6 +40,29 @@ func (c Config) NodeAddresses() []netip.Addr {
 
 // PodNetworks returns --cluster-cidr.
 func (c Config) PodNetworks() []netip.Prefix { return prefixes(c.ClusterCIDRs) }
+
+// ExcludedNetworks returns --exclude-cluster-cidr.
+func (c Config) ExcludedNetworks() []netip.Prefix { return prefixes(c.ExcludeClusterCIDRs) }
+
+// NodePortNetworks returns --nodeport-addresses with AllAddresses and
+// LocalhostAddresses spelt out; primary says that the node's primary addresses
+// are among them. Neither means that node ports answer on every address.
+func (c Config) NodePortNetworks() (networks []netip.Prefix, primary bool) {
+	for _, s := range c.NodePortAddresses {
+		if s == PrimaryAddresses {
+			primary = true
+			continue
+		}
+		networks = append(networks, nodePortWords[s]...)
+		networks = append(networks, prefixes([]string{s})...)
+	}
+	return networks, primary
+}
+
+var nodePortWords = map[string][]netip.Prefix{
+	AllAddresses:       prefixes([]string{"0.0.0.0/0", "::/0"}),
+	LocalhostAddresses: prefixes([]string{"127.0.0.0/8", "::1/128"}),
+}
 
 // TCPTimeoutOf returns --ipvs-tcp-timeout, given conntrack's time-out for
 // established connections; 0 leaves the kernel's setting.

@@ -18,7 +18,7 @@ import (
 // checks are run in the order of the flags in `kproxy run --help`.
 var checks = []func(Config) []error{
 	checkMode, checkSources, checkNode, checkNetworks, checkMarks,
-	checkOffload, checkHealth, checkIPVS, checkAddresses, checkPaths, checkLog,
+	checkOffload, checkHealth, checkConntrack, checkIPVS, checkAddresses, checkPaths, checkProcess, checkLog,
 }
 
 // Validate reports every problem, joined, each naming the flag and the remedy.
@@ -47,29 +47,26 @@ func checkMode(c Config) []error {
 	return p
 }
 
-// checkSources refuses what this version lacks: an option that is accepted and
-// then ignored would leave a node without its services.
 func checkSources(c Config) []error {
 	var p problems
-	if c.Kubeconfig != "" {
-		p.add("kubeconfig", "this version doesn't read the Kubernetes API yet; give the services as files with --manifests PATH")
-	}
 	if c.Master != "" {
 		if u, err := url.Parse(c.Master); err != nil || u.Host == "" {
 			p.add("master", "%q is not a URL such as https://10.0.0.1:6443", c.Master)
 		}
-		p.add("master", "this version doesn't read the Kubernetes API yet; give the services as files with --manifests PATH")
 	}
-	if c.File != "" {
-		p.add("config", "this version doesn't read KubeProxyConfiguration files yet; use the flags instead")
-	}
-	if len(c.Manifests) == 0 && !c.Kubernetes() {
-		p.add("manifests", "there is nothing to serve; name a file or directory with Services and EndpointSlices")
+	switch {
+	case len(c.Manifests) > 0 && c.Kubernetes():
+		p.add("manifests", "services come from files or from the Kubernetes API (--kubeconfig, --master, clientConnection.kubeconfig), not from both; remove one")
+	case len(c.Manifests) == 0 && !c.Kubernetes():
+		p.add("manifests", "there is nothing to serve; name a file or directory with Services and EndpointSlices, or the Kubernetes API with --kubeconfig FILE")
 	}
 	for _, m := range c.Manifests {
 		if m == "" {
 			p.add("manifests", "the path is empty; name a file or directory")
 		}
+	}
+	if c.Client.Burst < 0 {
+		p.add("kube-api-burst", "%d is negative; use 10, for example", c.Client.Burst)
 	}
 	return p
 }
@@ -114,17 +111,46 @@ func checkNetworks(c Config) []error {
 			p.once("cluster-cidr", &seen, service.FamilyOf(n.Addr()), s)
 		}
 	}
-	if len(c.ExcludeClusterCIDRs) > 0 {
-		p.add("exclude-cluster-cidr", "this version doesn't leave services to another proxy yet; remove the flag")
+	for _, s := range c.ExcludeClusterCIDRs {
+		p.prefix("exclude-cluster-cidr", s)
 	}
+	for _, s := range c.NodePortAddresses {
+		if _, word := nodePortWords[s]; word || s == PrimaryAddresses {
+			continue
+		}
+		if n, err := netip.ParsePrefix(s); err != nil || n.Addr().Is4In6() {
+			p.add("nodeport-addresses", "%q is not a network such as 192.0.2.0/24; use one, or primary, localhost or all", s)
+		}
+	}
+	return append(p, checkDetector(c)...)
+}
+
+func checkDetector(c Config) []error {
+	var p problems
+	p.linkName("pod-bridge-interface", c.PodBridge)
+	p.linkName("pod-interface-name-prefix", c.PodInterfacePrefix)
 	switch c.DetectLocalMode {
-	case "", "ClusterCIDR":
-	case "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix":
-		p.add("detect-local-mode", "%s isn't in this version yet; use ClusterCIDR with --cluster-cidr", c.DetectLocalMode)
+	case "", "ClusterCIDR", "NodeCIDR":
+	case "BridgeInterface":
+		if c.PodBridge == "" {
+			p.add("pod-bridge-interface", "--detect-local-mode BridgeInterface needs the name of the bridge that pods are at; give it, cni0 for example")
+		}
+	case "InterfaceNamePrefix":
+		if c.PodInterfacePrefix == "" {
+			p.add("pod-interface-name-prefix", "--detect-local-mode InterfaceNamePrefix needs what the names of pods' interfaces begin with; give it, veth for example")
+		}
 	default:
-		p.add("detect-local-mode", "%q is not a mode; use ClusterCIDR", c.DetectLocalMode)
+		p.add("detect-local-mode", "%q is not a mode; use one of %s", c.DetectLocalMode, strings.Join(DetectLocalModes, ", "))
 	}
 	return p
+}
+
+// linkName checks what an interface may be called (dev_valid_name in
+// net/core/dev.c; IFNAMSIZ is 16 with the terminating NUL).
+func (p *problems) linkName(flag, s string) {
+	if len(s) > 15 || s == "." || s == ".." || strings.ContainsAny(s, "/: \t\n\v\f\r") {
+		p.add(flag, "%q is no name of an interface; it has at most 15 bytes, none of them a blank, / or :", s)
+	}
 }
 
 func (p *problems) prefix(flag, s string) (netip.Prefix, bool) {
@@ -197,6 +223,30 @@ func checkHealth(c Config) []error {
 	}
 	p.within("health-rise", h.Rise, 1, 100)
 	p.within("health-fall", h.Fall, 1, 100)
+	return p
+}
+
+func checkConntrack(c Config) []error {
+	var p problems
+	t := c.Conntrack
+	p.within("conntrack-max-per-core", t.MaxPerCore, 0, math.MaxInt32)
+	p.within("conntrack-min", t.Min, 0, math.MaxInt32)
+	for _, f := range []struct {
+		flag string
+		d    time.Duration
+	}{
+		{"conntrack-tcp-timeout-established", t.TCPEstablished},
+		{"conntrack-tcp-timeout-close-wait", t.TCPCloseWait},
+		{"conntrack-udp-timeout", t.UDP},
+		{"conntrack-udp-timeout-stream", t.UDPStream},
+	} {
+		switch {
+		case f.d < 0 || f.d > math.MaxInt32*time.Second:
+			p.add(f.flag, "%s is out of range; use 0 to leave the kernel's setting, or up to 2147483647s", f.d)
+		case f.d%time.Second != 0:
+			p.add(f.flag, "%s can't be used; conntrack counts whole seconds", f.d)
+		}
+	}
 	return p
 }
 
@@ -286,6 +336,14 @@ func checkPaths(c Config) []error {
 	}
 	if !filepath.IsAbs(c.StateDir) {
 		p.add("state-dir", "%q is not an absolute path; use /var/lib/kproxy, for example", c.StateDir)
+	}
+	return p
+}
+
+func checkProcess(c Config) []error {
+	var p problems
+	if c.OOMScoreAdj != nil {
+		p.within("oom-score-adj", *c.OOMScoreAdj, -1000, 1000)
 	}
 	return p
 }
