@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"os"
 	"slices"
@@ -12,7 +11,6 @@ import (
 	"strings"
 	"time"
 
-	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/plan"
@@ -108,29 +106,30 @@ func leftVirtualServers(sets kernel.SetStore) (bool, error) {
 	return slices.ContainsFunc(states, func(s kernel.SetState) bool { return isRecord(s.Name) }), nil
 }
 
-// prepare makes the kernel's settings what IPVS needs.
-func (v *virtualServers) prepare(c config.IPVS, log *slog.Logger) error {
-	release, err := ipvs.Release()
-	if err != nil {
-		return err
-	}
-	reports, err := kernel.EnsureSysctls(ipvs.Sysctls(release, c.StrictARP))
-	for _, s := range reports {
-		log.Warn("sysctl", "report", s.String())
-	}
-	if err != nil {
+// prepareIPVS makes the kernel's settings what IPVS needs.
+func (a *Agent) prepareIPVS(v *virtualServers) error {
+	if err := a.ensureIPVSSysctls(); err != nil {
 		return err
 	}
 	established, err := establishedTimeout()
 	if err != nil {
 		return err
 	}
+	c := a.cfg.IPVS
 	now, err := v.table.SetTimeouts(ipvs.Timeouts{TCP: c.TCPTimeoutOf(established), TCPFin: c.TCPFinTimeout, UDP: c.UDPTimeout})
 	if err != nil {
 		return err
 	}
-	log.Info("time-outs of IPVS", "tcp", now.TCP, "tcp after fin", now.TCPFin, "udp", now.UDP)
+	a.log.Info("time-outs of IPVS", "tcp", now.TCP, "tcp after fin", now.TCPFin, "udp", now.UDP)
 	return nil
+}
+
+func (a *Agent) ensureIPVSSysctls() error {
+	release, err := ipvs.Release()
+	if err != nil {
+		return err
+	}
+	return a.ensureSysctls(ipvs.Sysctls(release, a.cfg.IPVS.StrictARP))
 }
 
 // establishedTimeout is how long conntrack keeps an idle TCP connection.

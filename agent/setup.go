@@ -66,10 +66,39 @@ func (a *Agent) openConntrack() (err error) {
 	if a.conntrack, err = conntrack.Dial(); err != nil {
 		return &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
 	}
-	if err := conntrack.EnableAccounting(); err != nil {
+	return a.enableAccounting()
+}
+
+// enableAccounting makes the kernel count. Where that isn't this process's to
+// change, connections are served all the same.
+func (a *Agent) enableAccounting() error {
+	err := conntrack.EnableAccounting()
+	if !kernel.Unwritable(err) {
 		return err
 	}
+	a.lack("conntrack accounting", fmt.Sprintf("%v; connections in the kernel's data planes aren't counted: %s",
+		err, kernel.SysctlRemedy("net.netfilter.nf_conntrack_acct", "1")))
 	return nil
+}
+
+// ensureSysctls makes the kernel's settings what kproxy depends on, and says
+// which weren't so.
+func (a *Agent) ensureSysctls(settings []kernel.Sysctl) error {
+	reports, err := kernel.EnsureSysctls(settings)
+	for _, r := range reports {
+		if r.Err != nil {
+			a.lack("sysctl "+r.Name, r.String())
+		} else {
+			a.log.Warn("sysctl", "report", r.String())
+		}
+	}
+	return err
+}
+
+// lack says in log and status what this process may not change.
+func (a *Agent) lack(name, reason string) {
+	a.log.Warn("not permitted", "what", name, "report", reason)
+	a.caps.All = append(a.caps.All, plan.Capability{Name: name, Reason: reason})
 }
 
 // openUserspace opens the shared listeners, the prober and the source.
@@ -109,15 +138,11 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	if err != nil {
 		return err
 	}
-	reports, err := kernel.EnsureSysctls(kernel.Sysctls())
-	if err != nil {
+	if err := a.ensureSysctls(kernel.Sysctls()); err != nil {
 		return err
 	}
-	for _, s := range reports {
-		a.log.Warn("sysctl", "report", s.String())
-	}
 	if row.ipvs && virtuals != nil {
-		if err := virtuals.prepare(a.cfg.IPVS, a.log); err != nil {
+		if err := a.prepareIPVS(virtuals); err != nil {
 			return err
 		}
 		a.schedulers.try, a.schedulers.log = virtuals.tryScheduler, a.log

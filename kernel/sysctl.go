@@ -1,10 +1,13 @@
 package kernel
 
 import (
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // Sysctl is a kernel setting that kproxy depends on.
@@ -42,19 +45,36 @@ type SysctlReport struct {
 	Sysctl
 	Was     string
 	Changed bool
+	Err     error // why it could not be changed, where that isn't for this process to change
 }
 
 // String says in one line what was done, or should be.
 func (r SysctlReport) String() string {
-	if r.Changed {
+	switch {
+	case r.Changed:
 		return fmt.Sprintf("set %s to %s (was %s): %s", r.Name, r.Value, r.Was, r.Reason)
+	case r.Err != nil:
+		return fmt.Sprintf("%s is %s, %s is needed: %s; it can't be set here (%v): %s", r.Name, r.Was, r.Value, r.Reason, r.Err, SysctlRemedy(r.Name, r.Value))
 	}
 	return fmt.Sprintf("%s is %s, %s is needed: %s", r.Name, r.Was, r.Value, r.Reason)
 }
 
+// Unwritable reports whether err says that this process may not change the
+// kernel's settings: /proc/sys is mounted read-only in containers that aren't
+// privileged, or a security module guards it.
+func Unwritable(err error) bool {
+	return errors.Is(err, unix.EROFS) || errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM)
+}
+
+// SysctlRemedy says how to set what is Unwritable.
+func SysctlRemedy(name, value string) string {
+	return fmt.Sprintf("let a privileged container run kproxy run --init-only before, as deploy/ does, or set it on the node: sysctl -w %s=%s", name, value)
+}
+
 // EnsureSysctls sets what isn't as it should be, in the network namespace of
 // the calling thread, reads it back, and reports it. Settings that this kernel doesn't have
-// are passed over.
+// are passed over. Those that this process may not change are reported too: nobody is
+// better off with a proxy that doesn't start.
 func EnsureSysctls(settings []Sysctl) ([]SysctlReport, error) {
 	var out []SysctlReport
 	for _, s := range settings {
@@ -71,7 +91,12 @@ func EnsureSysctls(settings []Sysctl) ([]SysctlReport, error) {
 			continue
 		}
 		if !s.Advise {
-			if err := os.WriteFile(path, []byte(s.Value), 0o644); err != nil {
+			err := os.WriteFile(path, []byte(s.Value), 0o644)
+			if Unwritable(err) {
+				r.Err = err
+				out = append(out, r)
+				continue
+			} else if err != nil {
 				return out, fmt.Errorf("set sysctl %s to %s: %w", s.Name, s.Value, err)
 			}
 			if b, err = os.ReadFile(path); err != nil {

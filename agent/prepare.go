@@ -1,0 +1,58 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/kernel"
+)
+
+// Prepare does what takes more than CAP_NET_ADMIN and CAP_NET_RAW, and nothing
+// else: it has the kernel load IPVS where the mode may use it, and changes
+// settings below /proc/sys. A kproxy in a container that isn't privileged, where
+// these are read-only, finds them as it needs them afterwards. Nothing is
+// programmed, and a kproxy that runs on this node isn't disturbed.
+func (a *Agent) Prepare(ctx context.Context) error {
+	row, err := modeOf(a.policy.Mode)
+	if err != nil {
+		return err
+	}
+	// Its settings are there once the kernel has loaded it, which this makes it do.
+	table, err := conntrack.Dial()
+	if err != nil {
+		return &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
+	}
+	defer table.Close()
+	if err := errors.Join(a.enableAccounting(), a.ensureSysctls(kernel.Sysctls())); err != nil {
+		return err
+	}
+	if err := a.probeIPVS(ctx, row); err != nil {
+		return err
+	}
+	if err := row.missing(a.caps); err != nil && row.ipvs {
+		return err
+	}
+	if row.ipvs && a.caps.IPVS.Supported {
+		if err := a.ensureIPVSSysctls(); err != nil {
+			return err
+		}
+	}
+	return a.unprepared()
+}
+
+// unprepared is what could not be changed after all.
+func (a *Agent) unprepared() error {
+	var errs []error
+	for _, c := range a.caps.All {
+		if !c.Supported {
+			errs = append(errs, fmt.Errorf("%s: %s", c.Name, c.Reason))
+		}
+	}
+	if len(errs) == 0 {
+		a.log.Info("this node is prepared", "ipvs", a.caps.IPVS.Supported)
+		return nil
+	}
+	return &kernel.Missing{What: "permission to change kernel settings", How: "run this as root, in a privileged container if in one", Err: errors.Join(errs...)}
+}
