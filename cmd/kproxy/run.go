@@ -30,6 +30,9 @@ func runCommand() *cli.Command {
 			if err := cfg.Validate(); err != nil {
 				return &exitError{exitUsage, err}
 			}
+			if c.Bool("init-only") {
+				return hostError(agent.New(agent.Options{Config: cfg, Version: version, Log: newLogger(cfg)}).Prepare(c.Context))
+			}
 			reread := make(chan os.Signal, 1)
 			signal.Notify(reread, syscall.SIGHUP)
 			return hostError(runProxy(c.Context, agent.Options{
@@ -41,7 +44,8 @@ func runCommand() *cli.Command {
 
 func runFlags() []cli.Flag {
 	config := &cli.StringFlag{Name: "config", Usage: "`FILE` with a KubeProxyConfiguration; flags win over it"}
-	return slices.Concat([]cli.Flag{config}, flagsOf(settings()))
+	initOnly := &cli.BoolFlag{Name: "init-only", Usage: "only do what needs a privileged container (kernel settings, modules) and end; then CAP_NET_ADMIN and CAP_NET_RAW are enough to run"}
+	return slices.Concat([]cli.Flag{config, initOnly}, flagsOf(settings()))
 }
 
 // configOf is what the command line says.
