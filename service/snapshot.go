@@ -124,13 +124,18 @@ func (b *Builder) Build() *Snapshot {
 		s.entries = append(s.entries, entry{port: p, endpoints: eps, hash: hashEntry(p, eps)})
 	}
 	slices.SortFunc(s.entries, func(a, b entry) int { return a.port.Key.Compare(b.port.Key) })
+	s.rehash()
+	return s
+}
+
+// rehash sets the hash of the whole from those of the entries.
+func (s *Snapshot) rehash() {
 	h := newHasher()
 	h.node(&s.node)
 	for i := range s.entries {
 		h.uint(s.entries[i].hash)
 	}
 	s.hash = h.sum()
-	return s
 }
 
 // dedupe sorts by address and keeps, of equal addresses, the best.

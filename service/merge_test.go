@@ -1,0 +1,68 @@
+package service
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+)
+
+// TestWith changes Services at random and compares with a Snapshot built from
+// scratch.
+func TestWith(t *testing.T) {
+	rng := rand.New(rand.NewPCG(3, 4))
+	type state struct {
+		ports  []string // names of the ports
+		number uint16
+	}
+	now := map[string]state{}
+	build := func(names map[string]bool, node string) *Snapshot {
+		var b Builder
+		b.SetNode(Node{Name: node})
+		for name, st := range now {
+			if names != nil && !names[name] {
+				continue
+			}
+			for _, port := range st.ports {
+				k := key(name)
+				k.Port = port
+				mustAdd(t, &b, Port{Key: k, Number: st.number})
+				b.AddEndpoint(k, endpoint(fmt.Sprintf("10.2.0.1:%d", st.number)))
+			}
+		}
+		return b.Build()
+	}
+	got := build(nil, "n-0")
+	for step := range 500 {
+		changed := map[string]bool{}
+		for range rng.IntN(4) {
+			name := fmt.Sprintf("svc-%d", rng.IntN(12))
+			changed[name] = true
+			if rng.IntN(3) == 0 {
+				delete(now, name)
+				continue
+			}
+			now[name] = state{ports: []string{"a", "b", "c"}[:1+rng.IntN(3)], number: uint16(1 + rng.IntN(100))}
+		}
+		node := fmt.Sprintf("n-%d", step/100)
+		got = got.With(build(changed, node), func(namespace, name string) bool { return namespace == "default" && changed[name] })
+		want := build(nil, node)
+		if got.Hash() != want.Hash() || got.Len() != want.Len() {
+			t.Fatalf("step %d: %d ports, hash %x; built from scratch: %d, %x", step, got.Len(), got.Hash(), want.Len(), want.Hash())
+		}
+	}
+}
+
+// What the other Snapshot has of Services that didn't change is not taken over.
+func TestWithTakesOnlyWhatChanged(t *testing.T) {
+	one := func(name string, number uint16) *Snapshot {
+		var b Builder
+		mustAdd(t, &b, Port{Key: key(name), Number: number})
+		return b.Build()
+	}
+	none := func(string, string) bool { return false }
+	for _, name := range []string{"a", "web", "z"} {
+		if got, want := one("web", 80).With(one(name, 81), none), one("web", 80); got.Hash() != want.Hash() {
+			t.Errorf("%s was taken over: %d ports", name, got.Len())
+		}
+	}
+}
