@@ -101,7 +101,16 @@ func policyOf(c config.Config) plan.Policy {
 	p.OffloadAfter = c.OffloadAfter
 	p.OffloadMinConnections = uint64(c.OffloadMinConnections)
 	p.MasqueradeAll = c.MasqueradeAll
-	p.PodCIDRs = c.PodNetworks()
+	switch c.DetectLocalMode {
+	case "NodeCIDR":
+		p.NodePodCIDRs = true
+	case "BridgeInterface":
+		p.PodBridge = c.PodBridge
+	case "InterfaceNamePrefix":
+		p.PodInterfacePrefix = c.PodInterfacePrefix
+	default: // ClusterCIDR
+		p.PodCIDRs = c.PodNetworks()
+	}
 	p.Scheduler = c.IPVS.Scheduler
 	return p
 }

@@ -70,3 +70,15 @@ func (a *Agent) policyNow() plan.Policy {
 	p.Links, p.NodeAddresses = n.links, n.addresses
 	return p
 }
+
+// tellDetector logs how pods are told from other clients, when that changes.
+func (a *Agent) tellDetector(old, p *plan.Plan) {
+	if old != nil && old.Policy.SameDetector(&p.Policy) {
+		return
+	}
+	if d := p.Policy.Detector(); d.Supported {
+		a.log.Info(d.Name, "pods", d.Reason)
+	} else {
+		a.log.Warn("no "+d.Name, "reason", d.Reason)
+	}
+}

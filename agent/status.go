@@ -27,7 +27,7 @@ func (a *Agent) Status() plan.Status {
 	if p == nil {
 		return st // Run may still be setting up what is read below
 	}
-	st.Alive, st.Capabilities, st.Sync = a.heart.alive.Load(), capabilities(a.caps), a.syncStatus()
+	st.Alive, st.Capabilities, st.Sync = a.heart.alive.Load(), append(capabilities(a.caps), plan.CapStatus(p.Policy.Detector())), a.syncStatus()
 	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}

@@ -218,19 +218,6 @@ func prefixEntry(p netip.Prefix) string {
 	return p.String()
 }
 
-// PodNetworks is the set of the pod networks of family f in p's policy.
-func PodNetworks(p *plan.Plan, f service.Family) Set {
-	s := Set{Name: FamilySet(SetPods, f), Type: HashNet, Family: f}
-	for _, c := range p.Policy.PodCIDRs {
-		if service.FamilyOf(c.Addr()) == f {
-			s.Entries = append(s.Entries, netEntries(c.Masked())...)
-		}
-	}
-	slices.Sort(s.Entries)
-	s.Entries = slices.Compact(s.Entries)
-	return s
-}
-
 // everyAddress is the whole of a family.
 var everyAddress = [2]netip.Prefix{
 	service.IPv4: netip.PrefixFrom(netip.IPv4Unspecified(), 0),

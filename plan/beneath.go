@@ -87,7 +87,7 @@ func (c *computation) lay(s *Service) string {
 func (c *computation) lacking(d DataPlane, p *service.Port, short bool) []shortfall {
 	out := shortfalls(d, p, &c.in)
 	if short && d == IPVS {
-		out = append(out, shortCircuits(p, len(c.in.Policy.PodCIDRs) > 0))
+		out = append(out, shortCircuits(p, c.detects[service.IPv4] || c.detects[service.IPv6]))
 	}
 	return out
 }

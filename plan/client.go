@@ -14,9 +14,9 @@ func (f *Frontend) isNode(c Client) bool { return c.Node || c.Address == f.Addre
 
 // Backends returns the endpoints a connection from c to f may go to. The
 // kernel renderers express the same rule as chains.
-func (s *Service) Backends(f *Frontend, c Client, pods []netip.Prefix) []Backend {
+func (s *Service) Backends(f *Frontend, c Client, p *Policy) []Backend {
 	g := &s.Groups[f.Family]
-	short := f.ShortCircuit && takesConnections(g.Cluster) && (f.isNode(c) || contains(pods, c.Address))
+	short := f.ShortCircuit && takesConnections(g.Cluster) && (f.isNode(c) || p.IsPod(c))
 	if f.Local && !short {
 		return g.Local
 	}
@@ -25,11 +25,11 @@ func (s *Service) Backends(f *Frontend, c Client, pods []netip.Prefix) []Backend
 
 // VerdictFor returns what happens to a new connection from c to f, source
 // ranges included: clients outside them are dropped, as kube-proxy does.
-func (s *Service) VerdictFor(f *Frontend, c Client, pods []netip.Prefix) Verdict {
+func (s *Service) VerdictFor(f *Frontend, c Client, p *Policy) Verdict {
 	switch {
 	case !f.Allows(c):
 		return Drop
-	case takesConnections(s.Backends(f, c, pods)):
+	case takesConnections(s.Backends(f, c, p)):
 		return Forward
 	}
 	return f.Verdict
@@ -61,7 +61,7 @@ func (f *Frontend) Masquerades(c Client, backend netip.Addr, p *Policy) bool {
 	case MasqueradeAlways:
 		return true
 	case MasqueradeUnlessPod:
-		return !contains(p.PodCIDRs, c.Address)
+		return !p.IsPod(c)
 	case MasqueradeNodeLocal:
 		return c.Node
 	}

@@ -18,7 +18,7 @@ type computation struct {
 	kernel   kernelChoice
 	reasons  policyReasons
 	contests *contests
-	detects  [2]bool // pod CIDRs are known, per family
+	detects  [2]bool // pods are told from other clients, per family
 	// sameWorld: everything that services have in common is as it was for the
 	// previous plan, so that a service that didn't change needn't be settled again.
 	sameWorld bool
@@ -33,7 +33,7 @@ func Compute(in Inputs) *Plan {
 	n := c.snapshot.Len()
 	p := &Plan{
 		Generation: c.snapshot.Hash(), Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.plane, Fallback: c.kernel.fallback, Forwarding: in.Caps.Forwarding,
-		Node: c.node, Policy: in.Policy,
+		Node: c.node, Policy: c.in.Policy,
 		Services: make([]*Service, n), memory: make([]memory, n), facts: make([]facts, n),
 		contests: c.contests, kernel: c.kernel, schedulers: in.Caps.Schedulers, health: in.Health,
 	}
@@ -72,10 +72,11 @@ func newComputation(in Inputs) *computation {
 		c.snapshot = &service.Snapshot{}
 	}
 	c.node = c.snapshot.Node()
+	c.in.Policy = in.Policy.of(&c.node)
 	c.kernel = chooseKernel(in.Policy.Mode, in.Caps)
 	c.reasons = reasonsOf(&in.Policy)
-	for _, p := range in.Policy.PodCIDRs {
-		c.detects[service.FamilyOf(p.Addr())] = true
+	for _, f := range service.Families {
+		c.detects[f] = c.in.Policy.Detects(f)
 	}
 	c.sameWorld = c.previous != nil && c.previous.kernel == c.kernel && c.previous.Forwarding == in.Caps.Forwarding &&
 		c.samePolicy(&c.previous.Policy) && c.sameSchedulers() && sameHost(&c.previous.Node, &c.node)
@@ -103,7 +104,7 @@ func (s *Service) standing(st standing, f *facts) *Service {
 func (c *computation) samePolicy(old *Policy) bool {
 	p := &c.in.Policy
 	return old.Mode == p.Mode && old.PanicThreshold == p.PanicThreshold &&
-		old.MasqueradeAll == p.MasqueradeAll && slices.Equal(old.PodCIDRs, p.PodCIDRs) &&
+		old.MasqueradeAll == p.MasqueradeAll && old.SameDetector(p) &&
 		(!c.kernel.uses(IPVS) || old.Scheduler == p.Scheduler && slices.Equal(old.NodeAddresses, p.NodeAddresses))
 }
 

@@ -99,12 +99,13 @@ type world struct {
 	ports  map[service.Key]service.Port
 	eps    map[service.Key][]service.Endpoint
 	states map[health.Target]health.State
+	node   service.Node
 }
 
 func newWorld(t *testing.T) *world {
 	w := &world{
 		t: t, ports: map[service.Key]service.Port{}, eps: map[service.Key][]service.Endpoint{},
-		states: map[health.Target]health.State{},
+		states: map[health.Target]health.State{}, node: testNode,
 	}
 	w.in = Inputs{
 		Now: t0, Caps: allCaps, Policy: DefaultPolicy(),
@@ -129,7 +130,7 @@ func (w *world) health(name, address string, st health.Status, since time.Time, 
 
 func (w *world) snapshot() *service.Snapshot {
 	var b service.Builder
-	b.SetNode(testNode)
+	b.SetNode(w.node)
 	for k, p := range w.ports {
 		if err := b.AddPort(p); err != nil {
 			w.t.Fatal(err)

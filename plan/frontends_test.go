@@ -268,7 +268,7 @@ func TestOwnAddressAsSource(t *testing.T) {
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		own, other := Client{Address: f.Address.Addr()}, Client{Address: netip.MustParseAddr("198.51.100.9")}
-		if got := s.VerdictFor(f, own, nil); got != Forward {
+		if got := s.VerdictFor(f, own, &Policy{}); got != Forward {
 			t.Errorf("%s: %s for its own address, want forward", f.Kind, got)
 		}
 		backend := endpoint("10.0.0.2").Address.Addr()
@@ -363,7 +363,7 @@ func TestVerdictFor(t *testing.T) {
 		{Client{Address: netip.MustParseAddr("10.0.0.7")}, Forward},                // a pod
 		{Client{Address: netip.MustParseAddr("192.168.0.1"), Node: true}, Forward}, // this node
 	} {
-		if got := s.VerdictFor(f, tt.client, pods); got != tt.want {
+		if got := s.VerdictFor(f, tt.client, &w.in.Policy); got != tt.want {
 			t.Errorf("%v: %s, want %s", tt.client.Address, got, tt.want)
 		}
 	}

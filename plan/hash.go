@@ -78,6 +78,8 @@ func kernelHash(s *Service, p *Policy) uint64 {
 	d.uint(uint64(s.Port.Affinity))
 	d.bool(p.MasqueradeAll)
 	d.prefixes(p.PodCIDRs)
+	d.string(p.PodBridge)
+	d.string(p.PodInterfacePrefix)
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		if !s.Serves(f) && s.Beneath != IPVS {

@@ -49,6 +49,9 @@ type Policy struct {
 	// a packet comes in on: that of this name, those whose names begin so. Empty
 	// where none is configured; at most one of the three detectors is.
 	PodBridge, PodInterfacePrefix string
+	// NodePodCIDRs is the detector that goes by the pod networks of the Node
+	// object: Compute puts those into PodCIDRs.
+	NodePodCIDRs bool
 	// ExcludeCIDRs are networks of endpoints that another proxy serves.
 	ExcludeCIDRs []netip.Prefix
 	// Links are networks that the node is directly connected to and whose hosts

@@ -69,7 +69,7 @@ type Masquerade string
 const (
 	MasqueradeNever     Masquerade = "never"
 	MasqueradeAlways    Masquerade = "always"
-	MasqueradeUnlessPod Masquerade = "unless-pod"   // clients outside Policy.PodCIDRs
+	MasqueradeUnlessPod Masquerade = "unless-pod"   // clients that aren't pods, see [Policy.IsPod]
 	MasqueradeNodeLocal Masquerade = "node-clients" // clients that are this node itself
 )
 
@@ -183,4 +183,7 @@ type Endpoint struct {
 type Client struct {
 	Address netip.Addr
 	Node    bool // it is one of this node's own addresses
+	// Interface is what its packets come in on; empty where nobody asked, because
+	// no detector goes by it, and for this node's own.
+	Interface string
 }

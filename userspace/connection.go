@@ -65,18 +65,23 @@ func (s *Server) admitTCP(c side) (*tcpConn, *group) {
 	if !ok {
 		return nil, nil
 	}
-	from, ok := s.admit(f, client.Addr())
+	from, ok := s.admit(f, client.Addr(), func() string { return incomingTCP(c.TCPConn, f.Family) })
 	if !ok {
 		return nil, nil
 	}
 	x := &tcpConn{server: s, front: f, client: client, orig: orig, from: from, started: time.Now(), conn: c}
-	return x, f.group(from, s.table.podCIDRs())
+	return x, f.group(from, s.table.rules())
 }
 
-// admit reports whether a client may use f.
-func (s *Server) admit(f front, client netip.Addr) (plan.Client, bool) {
+// admit reports whether a client may use f. It asks for the interface that the
+// client's packets come in on where that matters.
+func (s *Server) admit(f front, client netip.Addr, in func() string) (plan.Client, bool) {
 	c := plan.Client{Address: client.WithZone(""), Node: s.locals.contains(client.WithZone(""))}
-	return c, f.view.plan.VerdictFor(f.Frontend, c, s.table.podCIDRs()) == plan.Forward
+	rules := s.table.rules()
+	if !c.Node && rules.DetectsInterface() {
+		c.Interface = in()
+	}
+	return c, f.view.plan.VerdictFor(f.Frontend, c, rules) == plan.Forward
 }
 
 // forward finds an endpoint and relays until the connection has ended.

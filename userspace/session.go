@@ -38,6 +38,7 @@ type session struct {
 	listener *udpListener
 	server   *Server
 	key      sessionKey
+	in       int // index of the interface that its first datagram came in on
 	reply    replier
 	started  time.Time
 	heard    atomic.Int64 // when a datagram last came, from either side
@@ -197,7 +198,7 @@ func (x *session) revalidate() {
 		return
 	}
 	for _, b := range queue {
-		x.listener.deliver(x.key, b)
+		x.listener.deliver(x.key, x.in, b)
 	}
 }
 
@@ -218,8 +219,16 @@ func (x *session) admit() (route, bool) {
 	if r.front, ok = x.server.table.lookup(service.UDP, orig, x.server.locals.mustContain); !ok {
 		return route{}, false
 	}
-	r.from, ok = x.server.admit(r.front, client.Addr())
+	r.from, ok = x.server.admit(r.front, client.Addr(), x.incoming)
 	return r, ok
+}
+
+// incoming returns the name of the interface that the session's client is on.
+func (x *session) incoming() (name string) {
+	if raw, err := x.listener.SyscallConn(); err == nil {
+		_ = control(raw, func(fd int) error { name = interfaceName(fd, x.in); return nil })
+	}
+	return name
 }
 
 // finish ends the session; its goroutine does the rest. The caller holds mu.

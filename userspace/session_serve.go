@@ -67,7 +67,7 @@ func (x *session) connect(failed *endpoint) (*endpoint, *upstream) {
 		x.route = r
 		x.mu.Unlock()
 	}
-	group := r.front.group(r.from, x.server.table.podCIDRs())
+	group := r.front.group(r.from, x.server.table.rules())
 	c := newChoice(group, r.front.view.state.affinity.Load(), r.from.Address)
 	if failed != nil && len(group.endpoints) > 1 {
 		c.exclude(failed)

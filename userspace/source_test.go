@@ -69,7 +69,7 @@ func FuzzPacketDestination(f *testing.F) {
 	f.Add(unix.PktInfo6(&unix.Inet6Pktinfo{Addr: v6.As16()}))
 	f.Add(append(unix.UnixRights(1, 2, 3), unix.PktInfo4(&unix.Inet4Pktinfo{Addr: v4.As4()})...))
 	f.Fuzz(func(t *testing.T, oob []byte) {
-		got, ok := packetDestination(oob)
+		got, _, ok := packetDestination(oob)
 		messages, err := unix.ParseSocketControlMessage(oob)
 		if err != nil {
 			return

@@ -65,9 +65,6 @@ func (t *table) rules() *plan.Policy {
 	return &plan.Policy{}
 }
 
-// podCIDRs returns what plans need to know of this cluster's pods.
-func (t *table) podCIDRs() []netip.Prefix { return t.rules().PodCIDRs }
-
 // set makes v answer at each of its frontends.
 func (t *table) set(v *view) {
 	for i := range v.plan.Frontends {

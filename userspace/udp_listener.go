@@ -2,7 +2,6 @@ package userspace
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net"
@@ -88,7 +87,7 @@ func (l *udpListener) run() {
 			continue
 		}
 		wait = acceptWaitMin
-		local, ok := packetDestination(oob[:oobn])
+		local, in, ok := packetDestination(oob[:oobn])
 		if !ok {
 			continue
 		}
@@ -96,7 +95,7 @@ func (l *udpListener) run() {
 			l.answer(sessionKey{netip.AddrPortFrom(local, l.addr.Port()), from}, b[:n])
 			continue
 		}
-		l.deliver(sessionKey{netip.AddrPortFrom(local, l.addr.Port()), from}, b[:n])
+		l.deliver(sessionKey{netip.AddrPortFrom(local, l.addr.Port()), from}, in, b[:n])
 	}
 }
 
@@ -106,21 +105,21 @@ func (l *udpListener) answer(k sessionKey, b []byte) {
 	r.send(b)
 }
 
-// deliver hands a datagram to its session, and opens one if there is none. It
-// doesn't keep b.
-func (l *udpListener) deliver(k sessionKey, b []byte) {
+// deliver hands a datagram, which came in on the interface of index in, to its
+// session, and opens one if there is none. It doesn't keep b.
+func (l *udpListener) deliver(k sessionKey, in int, b []byte) {
 	l.mu.Lock()
 	x := l.sessions[k]
 	l.mu.Unlock()
 	if x == nil || !x.deliver(b) {
-		l.open(k, b)
+		l.open(k, in, b)
 	}
 }
 
 // open makes a session that begins with datagram b. At the bound, one that has
 // been silent makes room; if there is none either, the datagram is lost, as
 // datagrams may be.
-func (l *udpListener) open(k sessionKey, b []byte) {
+func (l *udpListener) open(k sessionKey, in int, b []byte) {
 	s := l.server
 	if !s.udpBudget.tryAcquire(fdsPerSession) && !s.evict() {
 		return
@@ -130,6 +129,7 @@ func (l *udpListener) open(k sessionKey, b []byte) {
 		return
 	}
 	x := newSession(l, k)
+	x.in = in
 	x.enqueue(b) // nobody else knows x yet
 	l.mu.Lock()
 	l.sessions[k] = x
@@ -189,22 +189,13 @@ func (l *udpListener) forget(x *session) {
 }
 
 // packetDestination finds where a datagram arrived in its control messages.
-// They are read by hand because the parsers of net and x/sys allocate.
-func packetDestination(oob []byte) (netip.Addr, bool) {
-	for len(oob) >= unix.SizeofCmsghdr {
-		size := int(binary.NativeEndian.Uint64(oob))
-		level, kind := int32(binary.NativeEndian.Uint32(oob[8:])), int32(binary.NativeEndian.Uint32(oob[12:]))
-		if size < unix.SizeofCmsghdr || size > len(oob) {
-			break
-		}
-		data := oob[unix.SizeofCmsghdr:size]
-		switch {
-		case level == unix.SOL_IP && kind == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
-			return netip.AddrFrom4([4]byte(data[8:12])), true // ipi_addr: the header's destination
-		case level == unix.SOL_IPV6 && kind == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
-			return netip.AddrFrom16([16]byte(data[:16])), true
-		}
-		oob = oob[min(len(oob), unix.CmsgSpace(size-unix.SizeofCmsghdr)):]
+func packetDestination(oob []byte) (at netip.Addr, on int, ok bool) {
+	info, ok := findPacketInfo(oob)
+	switch {
+	case !ok:
+		return netip.Addr{}, 0, false
+	case len(info) == unix.SizeofInet4Pktinfo:
+		return netip.AddrFrom4([4]byte(info[8:12])), info.interfaceIndex(), true // ipi_addr: the header's destination
 	}
-	return netip.Addr{}, false
+	return netip.AddrFrom16([16]byte(info[:16])), info.interfaceIndex(), true
 }

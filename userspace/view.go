@@ -66,9 +66,9 @@ func newGroup(v *view, backends []plan.Backend, old *group) *group {
 
 // group returns the endpoints that c's connections to f may go to. The plan
 // decides which; this only finds the picker made for them.
-func (f front) group(c plan.Client, pods []netip.Prefix) *group {
+func (f front) group(c plan.Client, p *plan.Policy) *group {
 	g := &f.view.groups[f.Family]
-	if sameSlice(f.view.plan.Backends(f.Frontend, c, pods), f.view.plan.Groups[f.Family].Cluster) {
+	if sameSlice(f.view.plan.Backends(f.Frontend, c, p), f.view.plan.Groups[f.Family].Cluster) {
 		return g.cluster
 	}
 	return g.local

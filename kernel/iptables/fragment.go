@@ -47,6 +47,7 @@ type treatment struct {
 // builder renders one service port in one family.
 type builder struct {
 	Options
+	policy   *plan.Policy
 	s        *plan.Service
 	family   service.Family
 	out      *fragment
@@ -55,13 +56,13 @@ type builder struct {
 	rendered map[string]bool
 }
 
-func renderService(s *plan.Service, o Options) *fragment {
+func renderService(s *plan.Service, p *plan.Policy, o Options) *fragment {
 	out := &fragment{}
 	for _, f := range service.Families {
 		if f == service.IPv6 && o.SkipIPv6 {
 			continue
 		}
-		b := &builder{Options: o, s: s, family: f, out: out, rendered: map[string]bool{}}
+		b := &builder{Options: o, policy: p, s: s, family: f, out: out, rendered: map[string]bool{}}
 		b.groups = map[string][]plan.Backend{
 			kindCluster: weighty(s.Groups[f].Cluster),
 			kindLocal:   weighty(s.Groups[f].Local),
@@ -159,7 +160,7 @@ func (b *builder) entry(t treatment, kind string) string {
 	if t.shortCircuit && len(b.groups[kindCluster]) > 0 {
 		cluster := b.group(kindCluster)
 		rules = append(rules,
-			kernel.Comment("pods may use endpoints of every node")+" "+kernel.InSet(kernel.FamilySet(kernel.SetPods, b.family), "src")+" -g "+cluster,
+			kernel.PodRule(b.policy, b.family, "pods may use endpoints of every node", "-g "+cluster),
 			kernel.Comment("and so may this node")+" -m addrtype --src-type LOCAL -g "+cluster)
 	}
 	if len(rules) == 0 {
@@ -195,14 +196,14 @@ func (b *builder) add(name string, rules []string) {
 }
 
 func (b *builder) masquerade(m plan.Masquerade) []string {
-	mark := " " + kernel.SetMark(b.Marks.Masquerade, b.Marks.Masquerade)
+	mark := kernel.SetMark(b.Marks.Masquerade, b.Marks.Masquerade)
 	switch m {
 	case plan.MasqueradeAlways:
-		return []string{kernel.Comment("masquerade every client") + mark}
+		return []string{kernel.Comment("masquerade every client") + " " + mark}
 	case plan.MasqueradeUnlessPod:
-		return []string{kernel.Comment("masquerade clients outside the pod network") + " " + kernel.NotInSet(kernel.FamilySet(kernel.SetPods, b.family), "src") + mark}
+		return []string{kernel.OtherRule(b.policy, b.family, "masquerade clients outside the pod network", "", mark)}
 	case plan.MasqueradeNodeLocal:
-		return []string{kernel.Comment("masquerade this node itself") + " -m addrtype --src-type LOCAL" + mark}
+		return []string{kernel.Comment("masquerade this node itself") + " -m addrtype --src-type LOCAL " + mark}
 	}
 	return nil
 }

@@ -46,7 +46,7 @@ func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
 		if f == service.IPv6 && r.options.SkipIPv6 {
 			continue
 		}
-		s := shared{Options: r.options, family: f, iptables: beneath, ipvs: p.Uses(plan.IPVS), links: p.Policy.Links}
+		s := shared{Options: r.options, family: f, iptables: beneath, ipvs: p.Uses(plan.IPVS), policy: &p.Policy}
 		out.Jumps[f] = s.jumps()
 		out.Chains[f] = s.chains()
 		if beneath {
@@ -73,7 +73,7 @@ func (r *Renderer) fragments(p *plan.Plan) []*fragment {
 		}
 		k, ok := r.known[s.Port.Key]
 		if !ok || k.hash != s.KernelHash || k.hash == 0 {
-			k = known{s.KernelHash, renderService(s, r.options)}
+			k = known{s.KernelHash, renderService(s, &p.Policy, r.options)}
 		}
 		next[s.Port.Key] = k
 		out = append(out, k.fragment)

@@ -2,9 +2,9 @@ package iptables
 
 import (
 	"fmt"
-	"net/netip"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -33,8 +33,8 @@ var userProtocols = [2]service.Protocol{service.TCP, service.UDP}
 type shared struct {
 	Options
 	family         service.Family
-	iptables, ipvs bool           // lie beneath services
-	links          []netip.Prefix // whose hosts answer each other without passing the node
+	iptables, ipvs bool // lie beneath services
+	policy         *plan.Policy
 }
 
 // beneath reports whether the kernel carries anything.
@@ -158,7 +158,7 @@ func (s shared) portal() []string {
 	out = append(out, s.redirects(kernel.SetUser)...)
 	if s.ipvs {
 		out = append(out,
-			kernel.Comment("pods may use endpoints of every node")+" "+kernel.InSet(s.set(kernel.SetPods), "src")+" -j "+chainShort,
+			kernel.PodRule(s.policy, s.family, "pods may use endpoints of every node", "-j "+chainShort),
 			kernel.Comment("and so may this node")+" -m addrtype --src-type LOCAL -j "+chainShort)
 	}
 	return out
@@ -196,7 +196,7 @@ func (s shared) postrouting() []string {
 	var out []string
 	for _, rewritten := range s.rewritten() {
 		out = append(out, kernel.Comment("hairpin: an endpoint that reaches itself")+" "+rewritten+" "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,src")+" "+mark)
-		for _, l := range s.links {
+		for _, l := range s.policy.Links {
 			if service.FamilyOf(l.Addr()) == s.family {
 				out = append(out, fmt.Sprintf("-s %s -d %s %s %s %s %s", l, l,
 					kernel.Comment("the endpoint would answer without passing this node"), rewritten, endpoint, mark))

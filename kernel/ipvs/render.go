@@ -53,7 +53,7 @@ func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
 		if f == service.IPv6 && r.options.SkipIPv6 {
 			continue
 		}
-		s := static{r.options, f}
+		s := static{r.options, f, &p.Policy}
 		out.Jumps[f], out.Chains[f] = s.jumps(), s.chains()
 		slices.SortFunc(out.Chains[f], kernel.CompareChains)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -15,6 +16,7 @@ import (
 type static struct {
 	Options
 	family service.Family
+	policy *plan.Policy
 }
 
 func (s static) set(base string) string { return kernel.FamilySet(base, s.family) }
@@ -65,8 +67,7 @@ func (s static) virtual() []string {
 		kernel.NotInSet(s.set(kernel.SetVirtual), "dst,dst") + " -j RETURN",
 		kernel.Comment("connections to virtual servers") + fmt.Sprintf(" -j CONNMARK --set-xmark %#x/%#x", bit, bit),
 		every + " " + kernel.InSet(s.set(kernel.SetMasqAll), "dst,dst") + mark,
-		kernel.Comment("masquerade clients outside the pod network") + " " + kernel.InSet(s.set(kernel.SetMasqNet), "dst,dst") + " " +
-			kernel.NotInSet(s.set(kernel.SetPods), "src") + mark,
+		kernel.OtherRule(s.policy, s.family, "masquerade clients outside the pod network", kernel.InSet(s.set(kernel.SetMasqNet), "dst,dst"), mark[1:]),
 		self + " " + kernel.InSet(s.set(kernel.SetMasqNode), "dst,dst") + node + mark,
 	}
 	atNode := " " + kernel.NotInSet(s.set(kernel.SetVIP), "dst") + " "

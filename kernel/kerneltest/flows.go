@@ -184,7 +184,7 @@ func (s *stage) expect(sc flowScene, r row, f service.Family, p service.Protocol
 
 // short reports whether a short circuit is for a client.
 func (s *stage) short(f service.Family, client int) bool {
-	return client == node || slices.ContainsFunc(s.plan.Policy.PodCIDRs, func(n netip.Prefix) bool { return n.Contains(s.Address(f, client)) })
+	return client == node || s.plan.Policy.IsPod(s.client(f, client))
 }
 
 // askAll asks for every cell: those that should get no answer all at once,

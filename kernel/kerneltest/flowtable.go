@@ -71,6 +71,30 @@ func pods(n *Network, p *plan.Policy) {
 	}
 }
 
+// client is what plans know of host i as a client.
+func (n *Network) client(f service.Family, i int) plan.Client {
+	if i == node {
+		return plan.Client{Address: n.NodeAddress(f, outside), Node: true}
+	}
+	return plan.Client{Address: n.Address(f, i), Interface: linkName(i)}
+}
+
+// podLink and podLinks tell pods by their interface: only the one that is called so.
+func podLink(_ *Network, p *plan.Policy)  { p.PodBridge = linkName(pod) }
+func podLinks(_ *Network, p *plan.Policy) { p.PodInterfacePrefix = linkName(pod) }
+
+// rowsOfLinks are some of rowsOfAll where only "pod" is known to be one.
+var rowsOfLinks = []row{
+	{"both", plan.ClusterIP, [4]string{"two:node three:node", "two:node three:node", "two:node three:node", "two:pod three:pod"}},
+	{"both", plan.NodePort, masked},
+	{"local", plan.ClusterIP, [4]string{"two:node", "two:node", "two:node", "two:pod"}},
+	{"local", plan.ExternalIP, [4]string{"two:outside", "two:node three:node", "two:node", "two:pod three:pod"}},
+	{"local", plan.NodePort, [4]string{"two:outside", "two:node three:node", "two:node", "two:pod three:pod"}},
+	{"elsewhere", plan.ClusterIP, all(silence)},
+	{"elsewhere", plan.LoadBalancer, [4]string{silence, "three:node", silence, "three:pod"}},
+	{"elsewhere", plan.NodePort, [4]string{silence, "three:node", silence, "three:pod"}},
+}
+
 // rowsOfAll has every offer at every kind of address where it matters.
 var rowsOfAll = []row{
 	{"both", plan.ClusterIP, inside},
@@ -106,6 +130,8 @@ func flowScenes() []flowScene {
 			{"local", plan.ClusterIP, [4]string{"two:outside", "two:node", "two:node", "two:pod"}},
 			{"local", plan.LoadBalancer, [4]string{"two:outside", "two:node three:node", "two:node", "two:pod"}},
 		}},
+		{name: "pods come in on a bridge", policy: podLink, rows: rowsOfLinks},
+		{name: "pods come in on links of a name", policy: podLinks, sctp: true, rows: rowsOfLinks},
 		{name: "all are masqueraded", policy: func(n *Network, p *plan.Policy) { pods(n, p); p.MasqueradeAll = true }, rows: []row{
 			{"both", plan.ClusterIP, masked},
 			{"local", plan.ExternalIP, local},

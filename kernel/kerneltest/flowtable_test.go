@@ -43,18 +43,18 @@ func TestTableIsWhatPlansSay(t *testing.T) {
 
 // said is what a plan says of a client's connections.
 func said(n *Network, p *plan.Plan, s *plan.Service, f *plan.Frontend, client int) string {
-	c := plan.Client{Address: n.Address(f.Family, client), Node: client == node}
+	c := n.client(f.Family, client)
 	if c.Node {
 		c.Address = n.NodeAddress(f.Family, outside)
 	}
-	switch s.VerdictFor(f, c, p.Policy.PodCIDRs) {
+	switch s.VerdictFor(f, c, &p.Policy) {
 	case plan.Drop:
 		return silence
 	case plan.Reject:
 		return refused
 	}
 	var out []string
-	for _, b := range s.Backends(f, c, p.Policy.PodCIDRs) {
+	for _, b := range s.Backends(f, c, &p.Policy) {
 		for _, host := range []int{two, three} {
 			if b.Address.Addr() != n.Address(f.Family, host) {
 				continue

@@ -66,7 +66,7 @@ func (n *Network) addHost(i int) {
 	n.must(netns.Set(n.node))
 	n.t.Cleanup(func() { host.Close() })
 	n.hosts = append(n.hosts, host)
-	name := fmt.Sprintf("host%d", i)
+	name := linkName(i)
 	n.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "node"}))
 	peer, err := netlink.LinkByName("node")
 	n.must(err)
@@ -97,6 +97,9 @@ func (n *Network) address(link string, i, last int) {
 	}
 	n.must(netlink.LinkSetUp(l))
 }
+
+// linkName is what the node calls its link to host i.
+func linkName(i int) string { return fmt.Sprintf("host%d", i) }
 
 // Address is host i's address.
 func (n *Network) Address(f service.Family, i int) netip.Addr {

@@ -1,6 +1,7 @@
 package kerneltest
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -48,7 +49,7 @@ func compareFrontend(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f 
 	clients := map[string]plan.Client{
 		"outsider": {Address: pick("203.0.113.9", "2001:db8:9::9")},
 		"in range": {Address: pick("198.51.100.7", "2001:db8:1::7")},
-		"pod":      {Address: pick("10.244.200.200", "fd00:244::ffff:1")},
+		"pod":      {Address: pick("10.244.200.200", "fd00:244::ffff:1"), Interface: cmp.Or(p.Policy.PodBridge, p.Policy.PodInterfacePrefix+"1")},
 		"node":     {Address: node, Node: true},
 	}
 	if g := s.Groups[f.Family].Cluster; len(g) > 0 {
@@ -58,7 +59,7 @@ func compareFrontend(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f 
 		clients["node, from the service's address"] = plan.Client{Address: f.Address.Addr(), Node: true}
 	}
 	for who, c := range clients {
-		pkt := packet{src: c.Address, srcLocal: c.Node, dst: f.Address.Addr(), proto: f.Protocol, port: f.Address.Port()}
+		pkt := packet{in: c.Interface, src: c.Address, srcLocal: c.Node, dst: f.Address.Addr(), proto: f.Protocol, port: f.Address.Port()}
 		if f.Kind == plan.NodePort {
 			pkt.dst = node
 		}
@@ -84,7 +85,7 @@ func turnedAway(f *plan.Frontend, c plan.Client, fates []Fate) bool {
 
 // wanted is what the plan says about a connection.
 func wanted(p *plan.Plan, s *plan.Service, f *plan.Frontend, c plan.Client) []Fate {
-	verdict := s.VerdictFor(f, c, p.Policy.PodCIDRs)
+	verdict := s.VerdictFor(f, c, &p.Policy)
 	if f.Kind == plan.NodePort && f.Protocol != service.SCTP {
 		// Node ports' sets have no family: what one family does, both do.
 		for i := range s.Frontends {
@@ -109,7 +110,7 @@ func wanted(p *plan.Plan, s *plan.Service, f *plan.Frontend, c plan.Client) []Fa
 		return []Fate{{To: "userspace"}}
 	}
 	seen := map[Fate]bool{}
-	for _, b := range s.Backends(f, c, p.Policy.PodCIDRs) {
+	for _, b := range s.Backends(f, c, &p.Policy) {
 		if b.Weight > 0 {
 			seen[Fate{b.Address.String(), f.Masquerades(c, b.Address.Addr(), &p.Policy)}] = true
 		}
@@ -120,7 +121,7 @@ func wanted(p *plan.Plan, s *plan.Service, f *plan.Frontend, c plan.Client) []Fa
 // shortCircuited reports whether c is one of those that may use endpoints of every
 // node.
 func shortCircuited(p *plan.Plan, c plan.Client) bool {
-	return c.Node || slices.ContainsFunc(p.Policy.PodCIDRs, func(n netip.Prefix) bool { return n.Contains(c.Address) })
+	return c.Node || p.Policy.IsPod(c)
 }
 
 func sortedFates(set map[Fate]bool) []Fate {

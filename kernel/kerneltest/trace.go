@@ -24,6 +24,7 @@ type tracer struct {
 
 // packet is what rules look at.
 type packet struct {
+	in                 string // the interface it comes in on, if not loopback
 	src, dst           netip.Addr
 	srcLocal, dstLocal bool
 	proto              service.Protocol
@@ -266,7 +267,12 @@ func (tr *tracer) match(rule string, p packet) (match, chance bool, target, arg 
 		case "-s":
 			holds = netip.MustParsePrefix(next()).Contains(p.src)
 		case "-i":
-			holds = next() == "lo" && p.srcLocal
+			name, anyOf := strings.CutSuffix(next(), "+")
+			in := p.in
+			if p.srcLocal {
+				in = "lo"
+			}
+			holds = in == name || anyOf && strings.HasPrefix(in, name)
 		case "-p":
 			holds = next() == p.proto.String()
 		case "--dport":

@@ -87,7 +87,13 @@ func (w *Walk) one(n int) bool { return w.rng.IntN(n) == 0 }
 func (w *Walk) newPolicy() plan.Policy {
 	p := plan.DefaultPolicy()
 	p.Mode, p.MasqueradeAll = w.mode, w.one(8)
-	if !w.one(5) {
+	switch w.rng.IntN(6) {
+	case 0:
+		p.PodBridge = "cni0"
+	case 1:
+		p.PodInterfacePrefix = "veth"
+	case 2: // nothing tells pods
+	default:
 		p.PodCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/64")}
 	}
 	p.NodeAddresses = []netip.Addr{netip.MustParseAddr("198.51.100.77"), netip.MustParseAddr("2001:db8:7::7")}

@@ -1,0 +1,53 @@
+package kernel
+
+import (
+	"slices"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// PodRule is a rule for packets that pods send, as p tells them: text is what it
+// is for, and target what becomes of them. By the interface that a packet comes
+// in on, which packets of this node's own have none of (in OUTPUT), or by its
+// source address.
+func PodRule(p *plan.Policy, f service.Family, text, target string) string {
+	if in := podInterface(p); in != "" {
+		return "-i " + in + " " + Comment(text) + " " + target
+	}
+	return Comment(text) + " " + InSet(FamilySet(SetPods, f), "src") + " " + target
+}
+
+// OtherRule is a rule for all other packets, this node's own included; match is
+// what else must hold of them, and may be empty.
+func OtherRule(p *plan.Policy, f service.Family, text, match, target string) string {
+	if match != "" {
+		match += " "
+	}
+	if in := podInterface(p); in != "" {
+		return "! -i " + in + " " + Comment(text) + " " + match + target
+	}
+	return Comment(text) + " " + match + NotInSet(FamilySet(SetPods, f), "src") + " " + target
+}
+
+// podInterface is what iptables' option -i takes: a name, or what names begin
+// with and a plus sign (iptables(8)). It is empty where no detector goes by it.
+func podInterface(p *plan.Policy) string {
+	if p.PodBridge == "" && p.PodInterfacePrefix != "" {
+		return p.PodInterfacePrefix + "+"
+	}
+	return p.PodBridge
+}
+
+// PodNetworks is the set of the pod networks of family f in p's policy.
+func PodNetworks(p *plan.Plan, f service.Family) Set {
+	s := Set{Name: FamilySet(SetPods, f), Type: HashNet, Family: f}
+	for _, c := range p.Policy.PodCIDRs {
+		if service.FamilyOf(c.Addr()) == f {
+			s.Entries = append(s.Entries, netEntries(c.Masked())...)
+		}
+	}
+	slices.Sort(s.Entries)
+	s.Entries = slices.Compact(s.Entries)
+	return s
+}

@@ -1,0 +1,88 @@
+package plan
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// The detector of local traffic tells pods from other clients: by their address
+// (PodCIDRs), or by the interface that their packets come in on (PodBridge,
+// PodInterfacePrefix). Pods reach cluster addresses with their own address, and
+// every endpoint of a service whose traffic policy is Local. Without a detector
+// nobody is known to be a pod.
+
+// Detects reports whether anything tells pods of family f from other clients.
+func (p *Policy) Detects(f service.Family) bool {
+	if p.DetectsInterface() {
+		return true
+	}
+	for _, c := range p.PodCIDRs {
+		if service.FamilyOf(c.Addr()) == f {
+			return true
+		}
+	}
+	return false
+}
+
+// DetectsInterface reports whether pods are told by the interface that their
+// packets come in on, so that whoever asks about a client must say which.
+func (p *Policy) DetectsInterface() bool { return p.PodBridge != "" || p.PodInterfacePrefix != "" }
+
+// IsPod reports whether c is known to be a pod. What this node sends itself comes
+// in on no interface.
+func (p *Policy) IsPod(c Client) bool {
+	if contains(p.PodCIDRs, c.Address) {
+		return true
+	}
+	if c.Node || c.Interface == "" {
+		return false
+	}
+	return c.Interface == p.PodBridge || p.PodInterfacePrefix != "" && strings.HasPrefix(c.Interface, p.PodInterfacePrefix)
+}
+
+// SameDetector reports whether both tell the same clients to be pods.
+func (p *Policy) SameDetector(o *Policy) bool {
+	return p.PodBridge == o.PodBridge && p.PodInterfacePrefix == o.PodInterfacePrefix && slices.Equal(p.PodCIDRs, o.PodCIDRs)
+}
+
+// Detector says how pods are told from other clients, for status output.
+func (p *Policy) Detector() Capability {
+	c := Capability{Name: "local traffic detector", Supported: true}
+	switch {
+	case p.PodBridge != "":
+		c.Reason = "pods' packets come in on interface " + p.PodBridge
+	case p.PodInterfacePrefix != "":
+		c.Reason = "pods' packets come in on interfaces whose names begin with " + p.PodInterfacePrefix
+	case len(p.PodCIDRs) > 0:
+		c.Reason = "pods have addresses in " + joinedText(p.PodCIDRs)
+	default:
+		c.Supported = false
+		c.Reason = "nothing tells pods from other clients, so nobody is masqueraded towards cluster addresses, and a traffic policy Local holds for pods too: "
+		if p.NodePodCIDRs {
+			c.Reason += "the Node object has no podCIDRs"
+		} else {
+			c.Reason += "set --cluster-cidr, or another --detect-local-mode"
+		}
+	}
+	return c
+}
+
+// joinedText lists networks: "a", "a and b".
+func joinedText(ps []netip.Prefix) string {
+	out := make([]string, len(ps))
+	for i, p := range ps {
+		out[i] = p.String()
+	}
+	return strings.Join(out, " and ")
+}
+
+// of returns p with what it takes from the Node object filled in.
+func (p Policy) of(n *service.Node) Policy {
+	if p.NodePodCIDRs {
+		p.PodCIDRs = n.PodCIDRs
+	}
+	return p
+}

@@ -1,0 +1,112 @@
+package userspace
+
+import (
+	"encoding/binary"
+	"syscall"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// The interface that a client's packets come in on, which the kernel's rules
+// match with -i: a socket of TCP remembers where the packet came in that
+// established its connection (tcp_v4_syn_recv_sock and tcp_v6_syn_recv_sock), and
+// each datagram says it. So pods are told alike in every data plane, however the
+// route back to them goes.
+
+// incomingTCP returns the name of the interface that an accepted connection came
+// in on; empty if it is gone.
+func incomingTCP(c syscall.Conn, f service.Family) string {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return ""
+	}
+	var name string
+	err = control(raw, func(fd int) error {
+		i, err := incomingIndex(fd, f)
+		if err == nil {
+			name = interfaceName(fd, i)
+		}
+		return err
+	})
+	if err != nil {
+		return ""
+	}
+	return name
+}
+
+// incomingIndex asks an accepted socket, which says it in the form of a control
+// message. It has to be told to, and not for good: that costs a copy of every
+// packet (tcp_v6_do_rcv).
+func incomingIndex(fd int, f service.Family) (int, error) {
+	level, tell, ask := unix.SOL_IP, unix.IP_PKTINFO, unix.IP_PKTOPTIONS
+	if f == service.IPv6 {
+		level, tell, ask = unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, unix.IPV6_2292PKTOPTIONS
+	}
+	if err := unix.SetsockoptInt(fd, level, tell, 1); err != nil {
+		return 0, err
+	}
+	var b [128]byte
+	n := uint32(len(b))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(ask),
+		uintptr(unsafe.Pointer(&b)), uintptr(unsafe.Pointer(&n)), 0)
+	if err := unix.SetsockoptInt(fd, level, tell, 0); err != nil {
+		return 0, err
+	}
+	if errno != 0 {
+		return 0, errno
+	}
+	info, ok := findPacketInfo(b[:n])
+	if !ok {
+		return 0, unix.ENODATA
+	}
+	return info.interfaceIndex(), nil
+}
+
+// interfaceName returns the name of an interface; empty if there is none. Any
+// socket will do to ask.
+func interfaceName(fd, index int) string {
+	req, err := unix.NewIfreq("")
+	if err != nil {
+		return ""
+	}
+	req.SetUint32(uint32(index))
+	if err := unix.IoctlIfreq(fd, unix.SIOCGIFNAME, req); err != nil {
+		return ""
+	}
+	return req.Name()
+}
+
+// packetInfo is struct in_pktinfo or struct in6_pktinfo, in memory's order.
+type packetInfo []byte
+
+func (p packetInfo) interfaceIndex() int {
+	at := 0
+	if len(p) == unix.SizeofInet6Pktinfo {
+		at = 16 // ipi6_addr comes first
+	}
+	return int(binary.NativeEndian.Uint32(p[at:]))
+}
+
+// findPacketInfo finds where a packet arrived in control messages. They are read
+// by hand because the parsers of net and x/sys allocate.
+func findPacketInfo(oob []byte) (packetInfo, bool) {
+	for len(oob) >= unix.SizeofCmsghdr {
+		size := int(binary.NativeEndian.Uint64(oob))
+		level, kind := int32(binary.NativeEndian.Uint32(oob[8:])), int32(binary.NativeEndian.Uint32(oob[12:]))
+		if size < unix.SizeofCmsghdr || size > len(oob) {
+			break
+		}
+		data := oob[unix.SizeofCmsghdr:size]
+		switch {
+		case level == unix.SOL_IP && kind == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
+			return data[:unix.SizeofInet4Pktinfo], true
+		case level == unix.SOL_IPV6 && kind == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
+			return data[:unix.SizeofInet6Pktinfo], true
+		}
+		oob = oob[min(len(oob), unix.CmsgSpace(size-unix.SizeofCmsghdr)):]
+	}
+	return nil, false
+}
