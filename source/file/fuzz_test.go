@@ -2,13 +2,13 @@ package file
 
 import (
 	"reflect"
+	"strings"
 	"testing"
-
-	kjson "sigs.k8s.io/json"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"kproxy.dev/kproxy/source"
+	"kproxy.dev/kproxy/strict"
 )
 
 const fuzzSlice = `{"apiVersion":"discovery.k8s.io/v1","kind":"EndpointSlice","metadata":{"name":"web-1","labels":{"kubernetes.io/service-name":"web"},
@@ -29,7 +29,12 @@ func FuzzParse(f *testing.F) {
 			name = "a.json"
 		}
 		m, problems := parse(name, []byte(text))
-		most := lineCount([]byte(text)) + 1 // an empty value may end past the last line
+		most := 2 // an empty value may end past the last line
+		for _, r := range text {
+			if strings.ContainsRune("\n\r\u0085\u2028\u2029", r) {
+				most++
+			}
+		}
 		for _, p := range append(append(problems, m.advice...), m.skipped...) {
 			if p.Line < 1 || p.Line > most || p.Message == "" {
 				t.Errorf("%q is on line %d of %d: %q", p.Message, p.Line, most, text)
@@ -78,18 +83,28 @@ func FuzzChecker(f *testing.F) {
 		f.Add(s)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		docs, err := jsonDocuments([]byte(text))
-		if err != nil || len(docs) != 1 || docs[0].kind != kindMapping {
+		docs, err := strict.Documents("a.json", []byte(text))
+		if err != nil || len(docs) != 1 || docs[0].Kind() != strict.Mapping {
 			return
 		}
 		for _, create := range kinds {
 			into := create()
-			var c checker
-			c.check(docs[0], reflect.TypeOf(into), "")
-			strict, err := kjson.UnmarshalStrict(docs[0].json(nil), into)
-			if ours, theirs := len(c.errors) > 0, err != nil || len(strict) > 0; ours != theirs {
-				t.Errorf("%T from %s: the checker says %v, the decoder %v and %v", into, text, c.errors, strict, err)
+			found, err := strict.Check(docs[0], reflect.TypeOf(into)), docs[0].Decode(into)
+			if (len(found) > 0) != (err != nil) {
+				t.Errorf("%T from %s: the checker says %v, the decoder %v", into, text, found, err)
 			}
 		}
 	})
+}
+
+// The checker knows every Go type that occurs in an object that is read.
+func TestCheckerKnowsAllTypes(t *testing.T) {
+	for k, create := range kinds {
+		if unknown := strict.Unknown(reflect.TypeOf(create()), k.Kind); len(unknown) > 0 {
+			t.Errorf("the checker doesn't know the types of %v", unknown)
+		}
+	}
+	if unknown := strict.Unknown(reflect.TypeFor[listHead](), "List"); len(unknown) > 0 {
+		t.Errorf("the checker doesn't know the types of %v", unknown)
+	}
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/strict"
 )
 
 // write puts files below dir, creating directories.
@@ -164,7 +165,7 @@ func TestLoadPathsThatCannotBeRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := errors.Join(big.Truncate(maxFileSize+1), big.Close()); err != nil {
+	if err := errors.Join(big.Truncate(strict.MaxFileSize+1), big.Close()); err != nil {
 		t.Fatal(err)
 	}
 	s, problems, err := Load([]string{"missing.yaml", "a.yaml/sub", "."}, "n1")
@@ -175,7 +176,7 @@ func TestLoadPathsThatCannotBeRead(t *testing.T) {
 		t.Error("the error doesn't say that the path doesn't exist")
 	}
 	want := []string{
-		"big.yaml: larger than the 16 MiB that a manifest may have: split it into several files",
+		"big.yaml: larger than the 16 MiB that a file may have: split it into several files",
 		"broken.yaml:1: mapping values are not allowed in this context",
 		"link.yaml: no such file or directory",
 		"pipe.yaml: not a regular file but a pipe",

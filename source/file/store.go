@@ -11,6 +11,7 @@ import (
 
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source"
+	"kproxy.dev/kproxy/strict"
 )
 
 // store holds what the files say. It is owned by one goroutine.
@@ -115,7 +116,7 @@ func (s *store) look(f found, all bool) bool {
 			return false
 		}
 	}
-	data, err := read(f.name)
+	data, err := strict.Read(f.name)
 	if err != nil {
 		return s.unreadable(f.name, m, err) || isNew
 	}

@@ -1,4 +1,4 @@
-package file
+package strict
 
 import (
 	"bytes"
@@ -15,10 +15,10 @@ import (
 
 // yamlDocuments parses data. After a syntax error no later document can be
 // told apart, so there is at most one, besides the documents before it.
-func yamlDocuments(data []byte) ([]*node, error) {
+func yamlDocuments(data []byte) ([]*Node, error) {
 	dec := yaml.NewDecoder(bytes.NewReader(data))
 	c := yamlConverter{left: maxNodes}
-	var docs []*node
+	var docs []*Node
 	for {
 		var y yaml.Node
 		err := dec.Decode(&y)
@@ -43,7 +43,7 @@ type yamlConverter struct {
 	open []*yaml.Node // anchors being converted, to find one that contains itself
 }
 
-func (c *yamlConverter) convert(y *yaml.Node, depth int) (*node, error) {
+func (c *yamlConverter) convert(y *yaml.Node, depth int) (*Node, error) {
 	if c.left--; c.left < 0 {
 		return nil, errorAt(y.Line, "more than %d values, counting every use of an alias", maxNodes)
 	}
@@ -53,7 +53,7 @@ func (c *yamlConverter) convert(y *yaml.Node, depth int) (*node, error) {
 	switch y.Kind {
 	case yaml.DocumentNode:
 		if len(y.Content) == 0 {
-			return &node{line: y.Line}, nil
+			return &Node{line: y.Line}, nil
 		}
 		return c.convert(y.Content[0], depth)
 	case yaml.AliasNode:
@@ -67,7 +67,7 @@ func (c *yamlConverter) convert(y *yaml.Node, depth int) (*node, error) {
 	case yaml.ScalarNode:
 		return scalar(y)
 	case yaml.SequenceNode:
-		n := &node{kind: kindSequence, line: y.Line, items: make([]*node, 0, len(y.Content))}
+		n := &Node{kind: Sequence, line: y.Line, items: make([]*Node, 0, len(y.Content))}
 		for _, item := range y.Content {
 			v, err := c.convert(item, depth+1)
 			if err != nil {
@@ -79,12 +79,12 @@ func (c *yamlConverter) convert(y *yaml.Node, depth int) (*node, error) {
 	case yaml.MappingNode:
 		return c.mapping(y, depth)
 	}
-	return &node{line: y.Line}, nil
+	return &Node{line: y.Line}, nil
 }
 
-func (c *yamlConverter) mapping(y *yaml.Node, depth int) (*node, error) {
-	n := &node{kind: kindMapping, line: y.Line, fields: make([]field, 0, len(y.Content)/2)}
-	var merged []*node
+func (c *yamlConverter) mapping(y *yaml.Node, depth int) (*Node, error) {
+	n := &Node{kind: Mapping, line: y.Line, fields: make([]field, 0, len(y.Content)/2)}
+	var merged []*Node
 	for i := 0; i+1 < len(y.Content); i += 2 {
 		k := y.Content[i]
 		v, err := c.convert(y.Content[i+1], depth+1)
@@ -112,19 +112,19 @@ func (c *yamlConverter) mapping(y *yaml.Node, depth int) (*node, error) {
 }
 
 // merge adds the fields of m that n doesn't have, as "<<" asks for.
-func (n *node) merge(m *node) error {
+func (n *Node) merge(m *Node) error {
 	switch m.kind {
-	case kindMapping:
+	case Mapping:
 		for _, f := range m.fields {
 			if n.find(f.key) == nil {
 				n.fields = append(n.fields, f)
 			}
 		}
 		return nil
-	case kindSequence:
+	case Sequence:
 		for _, item := range m.items {
-			if item.kind != kindMapping {
-				return errorAt(item.line, "<< merges objects, found %s", item.describe())
+			if item.kind != Mapping {
+				return errorAt(item.line, "<< merges objects, found %s", item.Describe())
 			}
 			if err := n.merge(item); err != nil {
 				return err
@@ -132,24 +132,24 @@ func (n *node) merge(m *node) error {
 		}
 		return nil
 	}
-	return errorAt(m.line, "<< merges objects, found %s", m.describe())
+	return errorAt(m.line, "<< merges objects, found %s", m.Describe())
 }
 
-func scalar(y *yaml.Node) (*node, error) {
-	n := &node{line: y.Line, value: y.Value}
+func scalar(y *yaml.Node) (*Node, error) {
+	n := &Node{line: y.Line, value: y.Value}
 	switch tag := y.ShortTag(); tag {
 	case "!!null":
 		n.value = ""
 	case "!!str", "!!timestamp": // Kubernetes has no date type; its times are strings
-		n.kind = kindString
+		n.kind = String
 	case "!!bool":
 		var b bool
 		if err := y.Decode(&b); err != nil {
-			return nil, errorAt(y.Line, "%q is not a boolean", shorten(y.Value))
+			return nil, errorAt(y.Line, "%q is not a boolean", Shorten(y.Value))
 		}
-		n.kind, n.value = kindBool, strconv.FormatBool(b)
+		n.kind, n.value = Bool, strconv.FormatBool(b)
 	case "!!int":
-		n.kind = kindInt
+		n.kind = Int
 		var i int64
 		var u uint64
 		if err := y.Decode(&i); err == nil {
@@ -157,19 +157,19 @@ func scalar(y *yaml.Node) (*node, error) {
 		} else if err := y.Decode(&u); err == nil {
 			n.value = strconv.FormatUint(u, 10)
 		} else {
-			return nil, errorAt(y.Line, "%q is not a whole number of 64 bits", shorten(y.Value))
+			return nil, errorAt(y.Line, "%q is not a whole number of 64 bits", Shorten(y.Value))
 		}
 	case "!!float":
 		var f float64
 		if err := y.Decode(&f); err != nil || math.IsInf(f, 0) || math.IsNaN(f) {
-			return nil, errorAt(y.Line, "%q is not a number that JSON could hold", shorten(y.Value))
+			return nil, errorAt(y.Line, "%q is not a number that JSON could hold", Shorten(y.Value))
 		}
-		n.kind, n.value = kindFloat, strconv.FormatFloat(f, 'g', -1, 64)
+		n.kind, n.value = Float, strconv.FormatFloat(f, 'g', -1, 64)
 		if !strings.ContainsAny(n.value, ".e") {
 			n.value += ".0" // or a message would call it a whole number
 		}
 	default:
-		return nil, errorAt(y.Line, "tag %s has no meaning in a manifest", tag)
+		return nil, errorAt(y.Line, "tag %s has no meaning here", tag)
 	}
 	return n, nil
 }

@@ -1,8 +1,7 @@
-package file
+package strict
 
 import (
 	"encoding/json"
-	"reflect"
 	"strings"
 	"testing"
 )
@@ -44,7 +43,7 @@ spec:
 		"spec.none.at.all[3]":    6,
 		"none":                   2,
 	} {
-		if got := docs[0].locate(path); got != want {
+		if got := docs[0].Locate(path); got != want {
 			t.Errorf("%q is on line %d, want %d", path, got, want)
 		}
 	}
@@ -60,47 +59,6 @@ func TestAppendString(t *testing.T) {
 	}
 }
 
-// The checker knows every Go type that occurs in an object that is read.
-func TestCheckerKnowsAllTypes(t *testing.T) {
-	seen := map[reflect.Type]bool{}
-	var visit func(reflect.Type, string)
-	visit = func(typ reflect.Type, path string) {
-		for typ.Kind() == reflect.Pointer {
-			typ = typ.Elem()
-		}
-		if seen[typ] || reflect.PointerTo(typ).Implements(unmarshaler) {
-			return
-		}
-		seen[typ] = true
-		switch typ.Kind() {
-		case reflect.Struct:
-			for name, f := range fieldsOf(typ) {
-				visit(f, path+"."+name)
-			}
-		case reflect.Slice:
-			if typ.Elem().Kind() == reflect.Uint8 {
-				t.Errorf("%s is a []byte, a string in JSON, which the checker takes for a list", path)
-			}
-			visit(typ.Elem(), path+"[]")
-		case reflect.Map:
-			if typ.Key().Kind() != reflect.String {
-				t.Errorf("%s has keys of type %s", path, typ.Key())
-			}
-			visit(typ.Elem(), path+"{}")
-		case reflect.String, reflect.Bool, reflect.Int32, reflect.Int64:
-		default:
-			t.Errorf("%s is a %s, which the checker doesn't know", path, typ)
-		}
-	}
-	for k, create := range kinds {
-		visit(reflect.TypeOf(create()), k.Kind)
-	}
-	visit(reflect.TypeFor[listHead](), "List")
-	if len(seen) < 50 {
-		t.Errorf("only %d types visited", len(seen))
-	}
-}
-
 // A few aliases that stand for billions of values are refused, not expanded.
 func TestAliasBomb(t *testing.T) {
 	var b strings.Builder
@@ -112,8 +70,20 @@ func TestAliasBomb(t *testing.T) {
 		}
 		b.WriteString("a" + string(rune('a'+i-1)) + ": &a" + string(rune('a'+i-1)) + " [" + strings.Repeat(prev+", ", 9) + prev + "]\n")
 	}
-	_, problems := parse("a.yaml", []byte(b.String()))
-	if len(problems) != 1 || !strings.Contains(problems[0].Message, "more than 4194304 values, counting every use of an alias") {
-		t.Errorf("problems %v", lines(problems))
+	_, err := Documents("a.yaml", []byte(b.String()))
+	if err == nil || !strings.Contains(err.Error(), "more than 4194304 values, counting every use of an alias") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// Merged fields have the values that the YAML specification gives them: own
+// ones first, then those of earlier maps.
+func TestMergeOrder(t *testing.T) {
+	docs, err := Documents("a.yaml", []byte("x: &x {a: 1, b: 1, c: 1}\ny: &y {b: 2, c: 2, d: 2}\nz:\n  <<: [*x, *y]\n  c: 3\n"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := string(docs[0].Get("z").json(nil)), `{"c":3,"a":1,"b":1,"d":2}`; got != want {
+		t.Errorf("merged to %s, want %s", got, want)
 	}
 }

@@ -1,4 +1,4 @@
-package file
+package strict
 
 import (
 	"fmt"
@@ -6,54 +6,71 @@ import (
 	"strings"
 )
 
-// node is a value of a document, YAML or JSON, that knows its line. Aliases
+// Node is a value of a document, YAML or JSON, that knows its line. Aliases
 // and merge keys are resolved.
-type node struct {
-	kind   kind
+type Node struct {
+	kind   Kind
 	line   int
 	value  string  // of a scalar, in JSON's spelling (a string without its quotes)
 	fields []field // of a mapping, in the order of the document; keys may repeat
-	items  []*node // of a sequence
+	items  []*Node // of a sequence
 }
 
 type field struct {
 	key   string
 	line  int
-	value *node
+	value *Node
 }
 
-type kind uint8
+// Kind is what sort of value a Node is.
+type Kind uint8
 
+// The kinds of values.
 const (
-	kindNull kind = iota
-	kindBool
-	kindInt
-	kindFloat
-	kindString
-	kindMapping
-	kindSequence
+	Null Kind = iota
+	Bool
+	Int
+	Float
+	String
+	Mapping
+	Sequence
 )
 
-// describe names a value in an error message.
-func (n *node) describe() string {
+// Kind returns what sort of value n is.
+func (n *Node) Kind() Kind { return n.kind }
+
+// Line returns the line that n begins on, from 1.
+func (n *Node) Line() int { return n.line }
+
+// Items returns the values of a sequence.
+func (n *Node) Items() []*Node { return n.items }
+
+// Has reports whether a path such as Locate takes names a value that is there.
+func (n *Node) Has(path string) bool {
+	_, found := n.walk(path)
+	return found
+}
+
+// Describe names a value in an error message.
+func (n *Node) Describe() string {
 	switch n.kind {
-	case kindNull:
+	case Null:
 		return "null"
-	case kindBool:
+	case Bool:
 		return "the boolean " + n.value
-	case kindInt, kindFloat:
+	case Int, Float:
 		return "the number " + n.value
-	case kindString:
-		return "the string " + strconv.Quote(shorten(n.value))
-	case kindMapping:
+	case String:
+		return "the string " + strconv.Quote(Shorten(n.value))
+	case Mapping:
 		return "an object"
 	default:
 		return "a list"
 	}
 }
 
-// shorten keeps a value readable in a line of log.
-func shorten(s string) string {
+// Shorten keeps a value readable in a line of log.
+func Shorten(s string) string {
 	const most = 60
 	if len(s) <= most {
 		return s
@@ -61,15 +78,15 @@ func shorten(s string) string {
 	return strings.ToValidUTF8(s[:most], "") + "…"
 }
 
-// get returns the value of the first field named key, or nil.
-func (n *node) get(key string) *node {
+// Get returns the value of the first field named key, or nil.
+func (n *Node) Get(key string) *Node {
 	if f := n.find(key); f != nil {
 		return f.value
 	}
 	return nil
 }
 
-func (n *node) find(key string) *field {
+func (n *Node) find(key string) *field {
 	if n == nil {
 		return nil
 	}
@@ -81,26 +98,32 @@ func (n *node) find(key string) *field {
 	return nil
 }
 
-// text returns a string's value, "" for anything else.
-func (n *node) text() string {
-	if n == nil || n.kind != kindString {
+// Text returns a string's value, "" for anything else.
+func (n *Node) Text() string {
+	if n == nil || n.kind != String {
 		return ""
 	}
 	return n.value
 }
 
-// locate returns the line of the field that a path such as
+// Locate returns the line of the field that a path such as
 // "spec.ports[0].name" or "metadata.labels[a.b/c]" names, or of the nearest
 // one around it.
-func (n *node) locate(path string) int {
-	line := n.line
+func (n *Node) Locate(path string) int {
+	line, _ := n.walk(path)
+	return line
+}
+
+// walk goes along path as far as it leads.
+func (n *Node) walk(path string) (line int, found bool) {
+	line = n.line
 	for path != "" {
 		var step string
 		step, path = nextStep(path)
-		if n.kind == kindSequence {
+		if n.kind == Sequence {
 			i, err := strconv.Atoi(step)
 			if err != nil || i < 0 || i >= len(n.items) {
-				return line
+				return line, false
 			}
 			n = n.items[i]
 			line = n.line
@@ -108,11 +131,11 @@ func (n *node) locate(path string) int {
 		}
 		f := n.find(step)
 		if f == nil {
-			return line
+			return line, false
 		}
 		n, line = f.value, f.line
 	}
-	return line
+	return line, true
 }
 
 // nextStep splits the first step off a path.
@@ -129,15 +152,15 @@ func nextStep(path string) (step, rest string) {
 }
 
 // json appends n as JSON. It writes of equal keys both.
-func (n *node) json(b []byte) []byte {
+func (n *Node) json(b []byte) []byte {
 	switch n.kind {
-	case kindNull:
+	case Null:
 		return append(b, "null"...)
-	case kindBool, kindInt, kindFloat:
+	case Bool, Int, Float:
 		return append(b, n.value...)
-	case kindString:
+	case String:
 		return appendString(b, n.value)
-	case kindSequence:
+	case Sequence:
 		b = append(b, '[')
 		for i, item := range n.items {
 			if i > 0 {
@@ -175,21 +198,9 @@ func appendString(b []byte, s string) []byte {
 	return append(b, '"')
 }
 
-// limits bound what one file may make kproxy hold.
+// Limits of what one file may make its reader hold.
 const (
-	maxFileSize = 16 << 20
+	MaxFileSize = 16 << 20
 	maxDepth    = 200
 	maxNodes    = 4 << 20 // after aliases are resolved
 )
-
-// lineError is an error at a line.
-type lineError struct {
-	line int
-	what string
-}
-
-func (e *lineError) Error() string { return fmt.Sprintf("line %d: %s", e.line, e.what) }
-
-func errorAt(line int, format string, args ...any) *lineError {
-	return &lineError{line: line, what: fmt.Sprintf(format, args...)}
-}

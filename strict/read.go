@@ -1,4 +1,4 @@
-package file
+package strict
 
 import (
 	"fmt"
@@ -8,9 +8,9 @@ import (
 	"syscall"
 )
 
-// read returns the content of a manifest of at most maxFileSize bytes. It
+// Read returns the content of a file of at most MaxFileSize bytes. It
 // reads regular files only: opening a pipe or a device may wait for ever.
-func read(name string) ([]byte, error) {
+func Read(name string) ([]byte, error) {
 	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
 	if err != nil {
 		return nil, err
@@ -23,12 +23,12 @@ func read(name string) ([]byte, error) {
 	if !info.Mode().IsRegular() {
 		return nil, fmt.Errorf("not a regular file but a %s", typeName(info.Mode()))
 	}
-	data, err := io.ReadAll(io.LimitReader(f, maxFileSize+1))
+	data, err := io.ReadAll(io.LimitReader(f, MaxFileSize+1))
 	if err != nil {
 		return nil, err
 	}
-	if len(data) > maxFileSize {
-		return nil, fmt.Errorf("larger than the %d MiB that a manifest may have: split it into several files", maxFileSize>>20)
+	if len(data) > MaxFileSize {
+		return nil, fmt.Errorf("larger than the %d MiB that a file may have: split it into several files", MaxFileSize>>20)
 	}
 	return data, nil
 }

@@ -1,4 +1,4 @@
-package file
+package strict
 
 import (
 	"bytes"
@@ -11,10 +11,10 @@ import (
 // jsonDocuments parses data, any number of JSON values one after the other.
 // JSON is nearly, but not quite, a subset of what the YAML parser takes: that
 // one refuses escaped surrogate pairs, for example.
-func jsonDocuments(data []byte) ([]*node, error) {
+func jsonDocuments(data []byte) ([]*Node, error) {
 	p := jsonParser{dec: json.NewDecoder(bytes.NewReader(data)), data: data, line: 1, left: maxNodes}
 	p.dec.UseNumber()
-	var docs []*node
+	var docs []*Node
 	for {
 		tok, err := p.token()
 		if errors.Is(err, io.EOF) {
@@ -55,36 +55,36 @@ func (p *jsonParser) countTo(offset int) {
 	}
 }
 
-func (p *jsonParser) value(tok json.Token, depth int) (*node, error) {
+func (p *jsonParser) value(tok json.Token, depth int) (*Node, error) {
 	if p.left--; p.left < 0 {
 		return nil, errorAt(p.line, "more than %d values", maxNodes)
 	}
 	if depth > maxDepth {
 		return nil, errorAt(p.line, "nested more than %d levels deep", maxDepth)
 	}
-	n := &node{line: p.line}
+	n := &Node{line: p.line}
 	switch t := tok.(type) {
 	case bool:
-		n.kind, n.value = kindBool, map[bool]string{false: "false", true: "true"}[t]
+		n.kind, n.value = Bool, map[bool]string{false: "false", true: "true"}[t]
 	case json.Number:
-		n.kind, n.value = kindInt, t.String()
+		n.kind, n.value = Int, t.String()
 		if strings.ContainsAny(n.value, ".eE") {
-			n.kind = kindFloat
+			n.kind = Float
 		}
 	case string:
-		n.kind, n.value = kindString, t
+		n.kind, n.value = String, t
 	case json.Delim:
 		if t == '[' {
-			n.kind = kindSequence
+			n.kind = Sequence
 			return n, p.list(n, depth)
 		}
-		n.kind = kindMapping
+		n.kind = Mapping
 		return n, p.object(n, depth)
 	}
 	return n, nil
 }
 
-func (p *jsonParser) list(n *node, depth int) error {
+func (p *jsonParser) list(n *Node, depth int) error {
 	for {
 		tok, err := p.inside()
 		if err != nil || tok == json.Delim(']') {
@@ -98,7 +98,7 @@ func (p *jsonParser) list(n *node, depth int) error {
 	}
 }
 
-func (p *jsonParser) object(n *node, depth int) error {
+func (p *jsonParser) object(n *Node, depth int) error {
 	for {
 		tok, err := p.inside()
 		if err != nil || tok == json.Delim('}') {
@@ -127,7 +127,7 @@ func (p *jsonParser) inside() (json.Token, error) {
 
 // fail gives err its line.
 func (p *jsonParser) fail(err error) error {
-	var at *lineError
+	var at *Error
 	if errors.As(err, &at) {
 		return at
 	}

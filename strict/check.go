@@ -1,0 +1,245 @@
+package strict
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Check compares a tree with a Go type, as strictly as the API server does with
+// fieldValidation=Strict: no unknown field, no key twice, no value of another
+// type. The decoders that exist stop at the first wrong type and know no lines;
+// this finds every problem with its line.
+func Check(n *Node, t reflect.Type) []*Error {
+	var c checker
+	c.check(n, t, "")
+	return c.errors
+}
+
+type checker struct{ errors []*Error }
+
+func (c *checker) fail(line int, path, format string, args ...any) {
+	c.errors = append(c.errors, &Error{Line: line, Path: path, What: fmt.Sprintf(format, args...)})
+}
+
+var unmarshaler = reflect.TypeFor[json.Unmarshaler]()
+
+// check reports where n doesn't fit t. Null fits everything, as in JSON, but for
+// types that decode themselves and think otherwise.
+func (c *checker) check(n *Node, t reflect.Type, path string) {
+	optional := t.Kind() == reflect.Pointer
+	for t.Kind() == reflect.Pointer {
+		t = t.Elem()
+	}
+	switch {
+	case n.kind == Null && optional:
+	case reflect.PointerTo(t).Implements(unmarshaler):
+		c.checkLeaf(n, t, path)
+	case n.kind == Null:
+	case t.Kind() == reflect.Struct:
+		c.checkStruct(n, t, path)
+	case t.Kind() == reflect.Map:
+		c.checkMap(n, t, path)
+	case t.Kind() == reflect.Slice:
+		if n.kind != Sequence {
+			c.fail(n.line, path, "expected a list, found %s", n.Describe())
+			return
+		}
+		for i, item := range n.items {
+			c.check(item, t.Elem(), fmt.Sprintf("%s[%d]", path, i))
+		}
+	default:
+		c.checkScalar(n, t, path)
+	}
+}
+
+// checkLeaf leaves types that decode themselves (times, quantities) to it.
+func (c *checker) checkLeaf(n *Node, t reflect.Type, path string) {
+	if t == reflect.TypeFor[metav1.Duration]() {
+		if _, err := time.ParseDuration(n.value); n.kind != String || err != nil {
+			c.fail(n.line, path, "expected a duration such as 30s or 1h30m, found %s", n.Describe())
+		}
+		return
+	}
+	if err := json.Unmarshal(n.json(nil), reflect.New(t).Interface()); err != nil {
+		c.fail(n.line, path, "%s doesn't fit: %v", n.Describe(), err)
+	}
+}
+
+func (c *checker) checkStruct(n *Node, t reflect.Type, path string) {
+	if n.kind != Mapping {
+		c.fail(n.line, path, "expected an object, found %s", n.Describe())
+		return
+	}
+	known := fieldsOf(t)
+	c.checkKeys(n, path, func(key string) string { return join(path, key) })
+	for _, f := range n.fields {
+		ft, ok := known[f.key]
+		if !ok {
+			c.fail(f.line, join(path, f.key), "unknown field%s", suggest(f.key, known))
+			continue
+		}
+		c.check(f.value, ft, join(path, f.key))
+	}
+}
+
+func (c *checker) checkMap(n *Node, t reflect.Type, path string) {
+	if n.kind != Mapping {
+		c.fail(n.line, path, "expected an object, found %s", n.Describe())
+		return
+	}
+	at := func(key string) string { return path + "[" + key + "]" }
+	c.checkKeys(n, path, at)
+	for _, f := range n.fields {
+		c.check(f.value, t.Elem(), at(f.key))
+	}
+}
+
+// checkKeys reports keys that are given twice.
+func (c *checker) checkKeys(n *Node, path string, at func(string) string) {
+	if len(n.fields) < 2 {
+		return
+	}
+	first := make(map[string]int, len(n.fields))
+	for _, f := range n.fields {
+		if line, dup := first[f.key]; dup {
+			c.fail(f.line, at(f.key), "given twice, first on line %d", line)
+			continue
+		}
+		first[f.key] = f.line
+	}
+}
+
+func (c *checker) checkScalar(n *Node, t reflect.Type, path string) {
+	switch t.Kind() {
+	case reflect.String:
+		switch n.kind {
+		case String:
+		case Bool, Int, Float:
+			c.fail(n.line, path, "expected a string, found %s: put it in quotes", n.Describe())
+		default:
+			c.fail(n.line, path, "expected a string, found %s", n.Describe())
+		}
+	case reflect.Bool:
+		if n.kind != Bool {
+			c.fail(n.line, path, "expected true or false, found %s", n.Describe())
+		}
+	case reflect.Int32, reflect.Int64, reflect.Uint32, reflect.Float32:
+		c.checkNumber(n, t, path)
+	default:
+		c.fail(n.line, path, "fields of Go type %s are not understood", t)
+	}
+}
+
+func (c *checker) checkNumber(n *Node, t reflect.Type, path string) {
+	var err error
+	switch {
+	case t.Kind() == reflect.Float32:
+		if n.kind != Int && n.kind != Float {
+			c.fail(n.line, path, "expected a number, found %s", n.Describe())
+			return
+		}
+		_, err = strconv.ParseFloat(n.value, t.Bits())
+	case n.kind != Int:
+		c.fail(n.line, path, "expected a whole number, found %s", n.Describe())
+		return
+	case t.Kind() == reflect.Uint32:
+		_, err = strconv.ParseUint(n.value, 10, t.Bits())
+	default:
+		_, err = strconv.ParseInt(n.value, 10, t.Bits())
+	}
+	if err != nil {
+		c.fail(n.line, path, "%s is beyond the range of the field", n.value)
+	}
+}
+
+func join(path, key string) string {
+	if path == "" {
+		return key
+	}
+	return path + "." + key
+}
+
+// fieldCache holds a map[string]reflect.Type for each struct type met. It is a
+// pure function of the type, kept because every object asks for it.
+var fieldCache sync.Map
+
+// fieldsOf returns the fields of a struct type by their name in JSON.
+func fieldsOf(t reflect.Type) map[string]reflect.Type {
+	if cached, ok := fieldCache.Load(t); ok {
+		return cached.(map[string]reflect.Type)
+	}
+	fields := map[string]reflect.Type{}
+	for f := range t.Fields() {
+		name, _, _ := strings.Cut(f.Tag.Get("json"), ",")
+		switch {
+		case name == "-" || !f.IsExported():
+		case f.Anonymous && name == "":
+			for k, v := range fieldsOf(f.Type) {
+				fields[k] = v
+			}
+		case name == "":
+			fields[f.Name] = f.Type
+		default:
+			fields[name] = f.Type
+		}
+	}
+	fieldCache.Store(t, fields)
+	return fields
+}
+
+// suggest proposes a field that differs in case only, the commonest slip.
+func suggest(key string, known map[string]reflect.Type) string {
+	for name := range known {
+		if strings.EqualFold(name, key) {
+			return fmt.Sprintf(", did you mean %s?", name)
+		}
+	}
+	return ""
+}
+
+// Unknown returns the paths inside of t, which it calls path, at which there are
+// types that Check doesn't understand. It is for tests of whoever calls Check.
+func Unknown(t reflect.Type, path string) []string {
+	var out []string
+	seen := map[reflect.Type]bool{}
+	var visit func(reflect.Type, string)
+	visit = func(t reflect.Type, path string) {
+		for t.Kind() == reflect.Pointer {
+			t = t.Elem()
+		}
+		if seen[t] || reflect.PointerTo(t).Implements(unmarshaler) {
+			return
+		}
+		seen[t] = true
+		switch t.Kind() {
+		case reflect.Struct:
+			for name, f := range fieldsOf(t) {
+				visit(f, join(path, name))
+			}
+		case reflect.Slice:
+			if t.Elem().Kind() == reflect.Uint8 { // a string in JSON, taken for a list here
+				out = append(out, path)
+			}
+			visit(t.Elem(), path+"[]")
+		case reflect.Map:
+			if t.Key().Kind() != reflect.String {
+				out = append(out, path)
+			}
+			visit(t.Elem(), path+"{}")
+		case reflect.String, reflect.Bool, reflect.Int32, reflect.Int64, reflect.Uint32, reflect.Float32, reflect.Uint8:
+		default:
+			out = append(out, path)
+		}
+	}
+	visit(t, path)
+	slices.Sort(out)
+	return out
+}

@@ -1,0 +1,81 @@
+package strict
+
+import (
+	"reflect"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+type sample struct {
+	Name   string           `json:"name"`
+	Long   int64            `json:"long"`
+	Small  *int32           `json:"small"`
+	Bits   uint32           `json:"bits"`
+	Rate   float32          `json:"rate"`
+	On     bool             `json:"on"`
+	Wait   metav1.Duration  `json:"wait"`
+	Later  *metav1.Duration `json:"later"`
+	List   []sample         `json:"list"`
+	Labels map[string]bool  `json:"labels"`
+}
+
+func TestCheck(t *testing.T) {
+	for _, tt := range []struct {
+		name, text string
+		want       []string
+	}{
+		{"everything fits", "name: a\nlong: -9223372036854775808\nsmall: null\nbits: 4294967295\nrate: 2\non: true\nwait: 1m30s\nlater: null\nlist: [{rate: 0.5}]\nlabels: {a: true}\n", nil},
+		{"unknown", "list:\n- {}\n- what: 1\n", []string{"line 3: list[1].what: unknown field"}},
+		{"case", "Name: a\n", []string{"line 1: Name: unknown field, did you mean name?"}},
+		{"twice", "name: a\nlabels:\n  a: true\n  a: false\nname: b\n", []string{
+			"line 5: name: given twice, first on line 1", "line 4: labels[a]: given twice, first on line 3"}},
+		{"types", "name: 1\nlong: 1.5\nsmall: 2147483648\nbits: -1\nrate: fast\non: yes\nlist: 3\nlabels: []\n", []string{
+			"line 1: name: expected a string, found the number 1: put it in quotes",
+			"line 2: long: expected a whole number, found the number 1.5",
+			"line 3: small: 2147483648 is beyond the range of the field",
+			"line 4: bits: -1 is beyond the range of the field",
+			`line 5: rate: expected a number, found the string "fast"`,
+			`line 6: on: expected true or false, found the string "yes"`,
+			"line 7: list: expected a list, found the number 3",
+			"line 8: labels: expected an object, found a list"}},
+		{"beyond a float", "rate: 1e39\n", []string{"line 1: rate: 1e+39 is beyond the range of the field"}},
+		{"durations", "wait: 30\nlater: soon\n", []string{
+			"line 1: wait: expected a duration such as 30s or 1h30m, found the number 30",
+			`line 2: later: expected a duration such as 30s or 1h30m, found the string "soon"`}},
+		{"a duration of null is none to its decoder", "wait: null\n", []string{"line 1: wait: expected a duration such as 30s or 1h30m, found null"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			docs, err := Documents("a.yaml", []byte(tt.text))
+			if err != nil {
+				t.Fatal(err)
+			}
+			var got []string
+			for _, e := range Check(docs[0], reflect.TypeFor[sample]()) {
+				got = append(got, e.Error())
+			}
+			if d := cmp.Diff(tt.want, got, cmpopts.EquateEmpty()); d != "" {
+				t.Errorf("mistakes (-want +got):\n%s", d)
+			}
+			if err := docs[0].Decode(new(sample)); (err != nil) != (len(tt.want) > 0) {
+				t.Errorf("the decoder says %v", err)
+			}
+		})
+	}
+}
+
+func TestUnknown(t *testing.T) {
+	type odd struct {
+		Good sample         `json:"good"`
+		C    complex128     `json:"c"`
+		Raw  []byte         `json:"raw"`
+		Keys map[int]string `json:"keys"`
+	}
+	got := Unknown(reflect.TypeFor[odd](), "odd")
+	if want := []string{"odd.c", "odd.keys", "odd.raw"}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
