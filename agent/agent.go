@@ -34,6 +34,10 @@ type Options struct {
 
 	// ObserveSync is told how long each successful pass took; may be nil.
 	ObserveSync func(time.Duration)
+
+	// HealthPort answers load balancers at Services' health-check node ports; nil
+	// leaves these closed.
+	HealthPort ServeHealthPort
 }
 
 // Agent runs kproxy on this node. Its exported methods are safe for concurrent
@@ -70,6 +74,8 @@ type Agent struct {
 	restorer   *restorer
 	keeper     *keeper
 	clients    *ipvsAffinity
+	healthPort ServeHealthPort
+	healths    *healthPorts
 
 	trigger chan struct{} // 1 slot: triggers coalesce
 	sweeps  sweeps
@@ -88,7 +94,7 @@ func New(o Options) *Agent {
 	a := &Agent{
 		cfg: o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
 		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
-		trigger: make(chan struct{}, 1),
+		trigger: make(chan struct{}, 1), healthPort: o.HealthPort,
 	}
 	a.sync.observe = o.ObserveSync
 	return a
@@ -143,6 +149,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.restorer = newRestorer(a.log, a.conntrack, a.userspace)
 	a.keeper = newKeeper(a.log, a.sets, a.userspace, a.current.Load)
 	a.clients = newIPVSAffinity(a.log, a.marks(), a.userspace.Affinity)
+	a.healths = newHealthPorts(a.healthPort, a.log, a.healthPortFailed)
 	a.isSetUp.Store(true)
 	defer a.conntrack.Close()
 
@@ -182,6 +189,7 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.userspace.Run(ctx) })
 	g.Go(func() error { return a.prober.Run(ctx) })
 	g.Go(func() error { return a.fast(ctx) })
+	g.Go(func() error { return a.healths.run(ctx) })
 	g.Go(func() error { return a.programmer.run(ctx, damaged) })
 	g.Go(func() error { return a.watch(ctx, damaged, ended.Overflows) })
 	g.Go(func() error { return a.heart.run(ctx) })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"net/netip"
+	"slices"
 	"strings"
 	"time"
 
@@ -35,6 +36,9 @@ func (a *Agent) Status() plan.Status {
 	us, kernel := a.userspace.Counters(), a.accounting.Figures()
 	for i, s := range p.Services {
 		addCounters(&st.Services[i], us[s.Port.Key], kernel[s.Port.Key])
+		if more := a.healths.problemsOf(s.Port.Namespace, s.Port.Name); len(more) > 0 {
+			st.Services[i].Problems = slices.Concat(st.Services[i].Problems, more)
+		}
 	}
 	return st
 }

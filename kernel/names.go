@@ -55,6 +55,7 @@ const (
 	SetPods     = Prefix + "PODS"     // the pod networks
 	SetEndpoint = Prefix + "ENDPOINT" // endpoints, for hairpin and forwarding rules
 	SetShort    = Prefix + "SHORT"    // addresses that pods and this node use by way of userspace
+	SetHealth   = Prefix + "HEALTH"   // ports at which load balancers ask for a Service's health
 )
 
 // The sets of virtual servers; all but those of node ports end in "-4" or "-6".
@@ -65,7 +66,6 @@ const (
 	SetMasqAll  = Prefix + "MASQ-ALL"  // service addresses all of whose clients are masqueraded
 	SetMasqNet  = Prefix + "MASQ-NET"  // those whose clients outside the pod networks are
 	SetMasqNode = Prefix + "MASQ-NODE" // those whose clients on this node are
-	SetHealth   = Prefix + "HEALTH"    // ports at which load balancers ask for a service's health
 )
 
 // The chains of virtual servers, which rules of every mode lead to. Some are in

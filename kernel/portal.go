@@ -17,6 +17,7 @@ import (
 //   - USER holds what is redirected to userspace,
 //   - LOCAL the node ports that are redirected when they are reached by way of loopback,
 //   - REJECT and DROP what is refused and dropped,
+//   - HEALTH the ports at which load balancers ask for a Service's health,
 //   - RANGED the addresses that only the clients in ALLOW may use,
 //   - SHORT, where IPVS is in use, what is redirected to userspace for pods and this
 //     node, whatever is done with others' connections,
@@ -31,6 +32,7 @@ func Portal(p *plan.Plan) []Set {
 			b.add(s, &s.Frontends[i])
 		}
 	}
+	b.addHealthPorts(p)
 	return b.sets()
 }
 
@@ -65,6 +67,7 @@ func PortalSets() []Set {
 			out = append(out, Set{Name: NodePortSet(base, proto), Type: BitmapPort})
 		}
 	}
+	out = append(out, Set{Name: NodePortSet(SetHealth, service.TCP), Type: BitmapPort})
 	for i := range out {
 		out[i].Dynamic = true
 	}
@@ -154,6 +157,17 @@ func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
 func (b *portal) putNodePort(base string, f *plan.Frontend) {
 	name := NodePortSet(base, f.Protocol)
 	b.entries[name] = append(b.entries[name], strconv.Itoa(int(f.Address.Port())))
+}
+
+// addHealthPorts adds the ports at which load balancers ask this node whether it
+// has endpoints, some of them by the load balancer's own address.
+func (b *portal) addHealthPorts(p *plan.Plan) {
+	name := NodePortSet(SetHealth, service.TCP)
+	for _, h := range plan.HealthPorts(p) {
+		if h.Problem == "" {
+			b.entries[name] = append(b.entries[name], strconv.Itoa(int(h.Port)))
+		}
+	}
 }
 
 // refuseNodePort refuses f in its family only, where the other one may be served.

@@ -12,11 +12,17 @@ import (
 // service gives up and another takes over is left in place.
 func PortalChanges(old, p *plan.Plan) SetOps {
 	before, now := newPortal(cmp.Or(old, p)), newPortal(p)
+	health := false
 	plan.Changes(old, p, func(was, is *plan.Service) bool {
 		before.addService(was)
 		now.addService(is)
+		health = health || asksForHealth(was) || asksForHealth(is)
 		return true
 	})
+	if health { // the ports of a Service share one, so the others count as well
+		before.addHealthPorts(cmp.Or(old, p))
+		now.addHealthPorts(p)
+	}
 	return DiffSets(before.sets(), now.sets())
 }
 
@@ -28,4 +34,10 @@ func (b *portal) addService(s *plan.Service) {
 	for i := range s.Frontends {
 		b.add(s, &s.Frontends[i])
 	}
+}
+
+// asksForHealth reports whether s may have a health-check node port, or a node
+// port that takes it away from another Service.
+func asksForHealth(s *plan.Service) bool {
+	return s != nil && (s.Port.HealthCheckNodePort != 0 || s.Port.NodePort != 0)
 }

@@ -52,6 +52,8 @@ func TestPortal(t *testing.T) {
 				"KPROXY-RANGED-4": {"192.0.2.1,tcp:80"}, "KPROXY-ALLOW-4": {"192.0.2.1,tcp:80,198.51.100.0/24", "192.0.2.1,tcp:80,203.0.113.1"},
 				"KPROXY-RANGED-6": {"2001:db8::1,tcp:80"}, "KPROXY-ALLOW-6": {"2001:db8::1,tcp:80,2001:db8:1::/48"},
 			}},
+		{"asked for health", kerneltest.Service("s", service.UDP, kerneltest.Cluster("10.96.0.1:53"), func(s *plan.Service) { s.Port.HealthCheckNodePort = 32000 }),
+			map[string][]string{"KPROXY-HEALTH-NP-TCP": {"32000"}}},
 		{"a range of everything", kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80", ranges("198.51.100.0/24", "0.0.0.0/0"))), nil},
 		{"ranges of the other family only", kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80", ranges("2001:db8::/32"))),
 			map[string][]string{"KPROXY-RANGED-4": {"192.0.2.1,tcp:80"}}},

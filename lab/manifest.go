@@ -35,6 +35,8 @@ type Manifest struct {
 
 	InternalLocal bool // internalTrafficPolicy: Local
 	ExternalLocal bool // externalTrafficPolicy: Local
+	// HealthCheckNodePort is where load balancers ask; 0 for none.
+	HealthCheckNodePort uint16
 
 	Endpoints []ManifestEndpoint
 }
@@ -262,6 +264,9 @@ spec:
 {{- end}}
 {{- if .ExternalLocal}}
   externalTrafficPolicy: Local
+{{- end}}
+{{- if .HealthCheckNodePort}}
+  healthCheckNodePort: {{.HealthCheckNodePort}}
 {{- end}}
 {{- if .Affinity}}
   sessionAffinity: ClientIP

@@ -15,6 +15,7 @@ import (
 
 	"kproxy.dev/kproxy/agent"
 	"kproxy.dev/kproxy/config"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -105,7 +106,11 @@ func runProxy(ctx context.Context, o agent.Options) error {
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	var metrics *web.Metrics
 	o.ObserveSync = func(d time.Duration) { metrics.ObserveSync(d) }
-	a := agent.New(o)
+	var a *agent.Agent
+	o.HealthPort = func(ctx context.Context, l net.Listener, now func() plan.HealthPort) error {
+		return web.Serve(ctx, l, web.HealthPort(source{a}, now), o.Log)
+	}
+	a = agent.New(o)
 	metrics = web.NewMetrics(reg, source{a})
 
 	looking, stop := context.WithCancel(context.WithoutCancel(ctx))

@@ -311,6 +311,7 @@ func (s shared) input() []string {
 		// Whoever could reach the daemon could lead connections anywhere.
 		out = append(out, fmt.Sprintf("-d %s/32 -p udp %s -j DROP", kernel.SyncGroup.Addr(), kernel.Comment("only kproxy tells IPVS of clients")))
 	}
+	out = append(out, "-p tcp "+kernel.Comment("load balancers ask for health")+" "+kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP), "dst")+" -j ACCEPT")
 	for i, port := range []uint16{s.TCPPort, s.UDPPort} {
 		p := userProtocols[i]
 		out = append(out, fmt.Sprintf("-p %s %s -m %s --dport %d -m conntrack --ctstate DNAT -j ACCEPT", p, kernel.Comment("redirected to kproxy"), p, port))

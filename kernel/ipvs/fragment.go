@@ -13,14 +13,12 @@ import (
 )
 
 // fragment is what one service port contributes. It depends on nothing but the
-// service's KernelHash, its healthPort and the Options, so it can be remembered.
+// service's KernelHash and the Options, so it can be remembered.
 type fragment struct {
 	virtuals  []kernel.Virtual // at the service's addresses
 	nodePorts []kernel.Virtual // at the node's own
 	addresses []netip.Addr     // for kproxy's link
 	entries   []kernel.SetEntry
-	// healthPort is the port at which load balancers ask for the service's health.
-	healthPort uint16
 }
 
 // schedulerFlags are the flags that kproxy gives schedulers: where a hash leads to
@@ -34,10 +32,7 @@ const flagSched1 = 0x8
 
 // renderService renders one service port in both families.
 func renderService(s *plan.Service, p *plan.Policy, o Options) *fragment {
-	b := &builder{s: s, policy: p, out: &fragment{healthPort: s.Port.HealthCheckNodePort}}
-	if b.out.healthPort != 0 {
-		b.out.entries = append(b.out.entries, healthEntry(b.out.healthPort))
-	}
+	b := &builder{s: s, policy: p, out: &fragment{}}
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.Family != service.IPv6 || !o.SkipIPv6 {
 			b.frontend(f)

@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"slices"
-	"strconv"
 	"strings"
 
 	"kproxy.dev/kproxy/kernel"
@@ -77,7 +76,7 @@ func (r *Renderer) follow(p *plan.Plan) {
 			return true
 		}
 		old, ok := r.known[is.Port.Key]
-		if ok && old.hash == is.KernelHash && old.fragment.healthPort == is.Port.HealthCheckNodePort {
+		if ok && old.hash == is.KernelHash {
 			return true
 		}
 		if ok {
@@ -111,7 +110,6 @@ func (r *Renderer) sets(p *plan.Plan) []kernel.Set {
 			out = append(out, kernel.Set{Name: kernel.NodePortSet(base, proto), Type: kernel.BitmapPort})
 		}
 	}
-	out = append(out, kernel.Set{Name: healthSet, Type: kernel.BitmapPort})
 	for i := range out {
 		if t := r.total.entries[out[i].Name]; t != nil {
 			out[i].Entries = t.sorted
@@ -119,12 +117,4 @@ func (r *Renderer) sets(p *plan.Plan) []kernel.Set {
 	}
 	slices.SortFunc(out, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
 	return out
-}
-
-// healthSet holds the ports at which load balancers ask this node whether it has
-// endpoints, some of them by the load balancer's own address.
-var healthSet = kernel.NodePortSet(kernel.SetHealth, service.TCP)
-
-func healthEntry(port uint16) kernel.SetEntry {
-	return kernel.SetEntry{Set: healthSet, Entry: strconv.Itoa(int(port))}
 }

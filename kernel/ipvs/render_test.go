@@ -132,7 +132,6 @@ TCP 10.96.0.1:80 rr
 kproxy0 inet 10.96.0.1/32
 `, map[string][]string{}},
 		{"nothing without endpoints", kerneltest.Service("s", service.TCP, kerneltest.Cluster("10.96.0.1:80", func(f *plan.Frontend) { f.Verdict = plan.Reject }), onIPVS), "\n", map[string][]string{}},
-		{"port for health checks", kerneltest.Service("s", service.TCP, func(s *plan.Service) { s.Port.HealthCheckNodePort = 30200 }, onIPVS), "\n", map[string][]string{"KPROXY-HEALTH-NP-TCP": {"30200"}}},
 		{"nothing of iptables'", kerneltest.Service("s", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80")), "\n", map[string][]string{}},
 	}
 	for _, tt := range tests {

@@ -148,6 +148,9 @@ func (w *Walk) wish(i int) wish {
 	if w.one(2) {
 		p.NodePort = uint16(30000 + i*5)
 	}
+	if p.ExternalLocal && p.LoadBalancerIPs != nil {
+		p.HealthCheckNodePort = uint16(32000 + i%3) // which not everybody can have
+	}
 	p.ExternallyAccessible = p.NodePort != 0 || p.LoadBalancerIPs != nil || p.ExternalIPs != nil
 	return wish{port: p, endpoints: w.endpoints(i), userspace: w.one(2)}
 }

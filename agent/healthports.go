@@ -1,0 +1,224 @@
+package agent
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// ServeHealthPort answers on l, until ctx is done, what load balancers ask at a
+// health-check node port; now says what is true at the moment.
+type ServeHealthPort func(ctx context.Context, l net.Listener, now func() plan.HealthPort) error
+
+// healthPorts keeps the servers at health-check node ports what the plan wants.
+// A port that can't be listened on is tried again with every plan, and every
+// healthPortRetry. One goroutine (run) opens and closes; the rest is safe for
+// concurrent use.
+type healthPorts struct {
+	serve ServeHealthPort // nil: there are none
+	log   *slog.Logger
+	event func(h plan.HealthPort, why string) // keeps the event that h can't be served
+
+	wake   chan struct{} // 1 slot
+	wanted atomic.Pointer[wantedHealthPorts]
+	failed chan netip.AddrPort // a server that ended by itself
+
+	open map[netip.AddrPort]*healthServer // run's own
+
+	mu       sync.Mutex // status reads while run writes
+	problems map[[2]string][]string
+}
+
+// wantedHealthPorts is never modified.
+type wantedHealthPorts struct {
+	ports []plan.HealthPort
+	// addresses are those of the node to listen on; nil means all there are.
+	addresses []netip.Addr
+}
+
+// healthServer answers at one address.
+type healthServer struct {
+	now    atomic.Pointer[plan.HealthPort]
+	listen net.Listener
+	stop   context.CancelFunc
+	ended  chan struct{}
+}
+
+const healthPortRetry = 5 * time.Second
+
+func newHealthPorts(serve ServeHealthPort, log *slog.Logger, event func(plan.HealthPort, string)) *healthPorts {
+	return &healthPorts{
+		serve: serve, log: log, event: event, wake: make(chan struct{}, 1), failed: make(chan netip.AddrPort),
+		open: map[netip.AddrPort]*healthServer{}, problems: map[[2]string][]string{},
+	}
+}
+
+// follow has the servers follow p. addresses are those to listen on, nil for all.
+func (h *healthPorts) follow(p *plan.Plan, addresses []netip.Addr) {
+	if h == nil || h.serve == nil {
+		return
+	}
+	w := &wantedHealthPorts{plan.HealthPorts(p), addresses}
+	was := h.wanted.Swap(w)
+	if len(w.ports) == 0 && (was == nil || len(was.ports) == 0) {
+		return
+	}
+	select {
+	case h.wake <- struct{}{}:
+	default:
+	}
+}
+
+// problemsOf says what is wrong with the health-check node port of a Service.
+func (h *healthPorts) problemsOf(namespace, name string) []string {
+	if h == nil {
+		return nil
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.problems[[2]string{namespace, name}]
+}
+
+func (h *healthPorts) run(ctx context.Context) error {
+	retry := time.NewTimer(time.Hour)
+	defer retry.Stop()
+	defer func() {
+		for at := range h.open {
+			h.close(at)
+		}
+	}()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-h.wake:
+		case <-retry.C:
+		case at := <-h.failed:
+			h.close(at)
+		}
+		if h.bring(ctx) {
+			retry.Stop()
+		} else {
+			retry.Reset(healthPortRetry)
+		}
+	}
+}
+
+// bring opens and closes servers, and reports whether everything is served.
+func (h *healthPorts) bring(ctx context.Context) bool {
+	w := h.wanted.Load()
+	if w == nil {
+		return true
+	}
+	want := map[netip.AddrPort]*plan.HealthPort{}
+	for i := range w.ports {
+		if p := &w.ports[i]; p.Problem == "" {
+			for _, a := range listenAddresses(w.addresses, p.Family) {
+				want[netip.AddrPortFrom(a, p.Port)] = p
+			}
+		}
+	}
+	for at := range h.open {
+		if want[at] == nil {
+			h.close(at)
+		}
+	}
+	errs := map[*plan.HealthPort][]error{}
+	for at, p := range want {
+		if s := h.open[at]; s != nil {
+			s.now.Store(p)
+		} else if err := h.start(ctx, at, p); err != nil {
+			errs[p] = append(errs[p], err)
+		}
+	}
+	return h.report(w.ports, errs) && len(errs) == 0
+}
+
+// listenAddresses are those of family f, or the wildcard address where all are meant.
+func listenAddresses(addresses []netip.Addr, f service.Family) []netip.Addr {
+	if addresses == nil {
+		return []netip.Addr{[2]netip.Addr{service.IPv4: netip.IPv4Unspecified(), service.IPv6: netip.IPv6Unspecified()}[f]}
+	}
+	return slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool { return service.FamilyOf(a) != f })
+}
+
+func (h *healthPorts) start(ctx context.Context, at netip.AddrPort, p *plan.HealthPort) error {
+	network := [2]string{service.IPv4: "tcp4", service.IPv6: "tcp6"}[p.Family]
+	var lc net.ListenConfig
+	l, err := lc.Listen(ctx, network, at.String())
+	switch {
+	case errors.Is(err, unix.EADDRINUSE):
+		return fmt.Errorf("%s is taken by another program of this node (ss -ltnp shows which)", at)
+	case err != nil:
+		return err
+	}
+	serving, stop := context.WithCancel(ctx)
+	s := &healthServer{listen: l, stop: stop, ended: make(chan struct{})}
+	s.now.Store(p)
+	h.open[at] = s
+	go func() {
+		err := h.serve(serving, l, func() plan.HealthPort { return *s.now.Load() })
+		close(s.ended)
+		if serving.Err() == nil {
+			h.log.Warn("a health check node port is served no longer", "address", at, "error", err)
+			select {
+			case h.failed <- at:
+			case <-serving.Done():
+			}
+		}
+	}()
+	h.log.Info("answering load balancers", "service", p.Namespace+"/"+p.Name, "address", at)
+	return nil
+}
+
+// close ends a server; its address is free afterwards.
+func (h *healthPorts) close(at netip.AddrPort) {
+	s := h.open[at]
+	if s == nil {
+		return
+	}
+	delete(h.open, at)
+	s.stop()
+	_ = s.listen.Close() // the server may have closed it already
+	<-s.ended
+}
+
+// report keeps what is wrong for the status, and says what is news to the log
+// and in events. It reports whether nothing is.
+func (h *healthPorts) report(ports []plan.HealthPort, errs map[*plan.HealthPort][]error) bool {
+	problems := map[[2]string][]string{}
+	for i := range ports {
+		p := &ports[i]
+		why := p.Problem
+		if e := errs[p]; why == "" && len(e) > 0 {
+			slices.SortFunc(e, func(a, b error) int { return cmp.Compare(a.Error(), b.Error()) })
+			why = fmt.Sprintf("its health check node port %d can't be listened on: %v", p.Port, errors.Join(e...))
+		}
+		key := [2]string{p.Namespace, p.Name}
+		if why == "" || slices.Contains(problems[key], why) {
+			continue
+		}
+		problems[key] = append(problems[key], why)
+		if !slices.Contains(h.problemsOf(p.Namespace, p.Name), why) {
+			h.log.Error("a health check node port isn't served", "service", p.Namespace+"/"+p.Name, "problem", why)
+			h.event(*p, why)
+		}
+	}
+	h.mu.Lock()
+	h.problems = problems
+	h.mu.Unlock()
+	return len(problems) == 0
+}

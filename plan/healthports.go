@@ -1,0 +1,138 @@
+package plan
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// HealthPort is a Service's health-check node port in one family: there load
+// balancers ask each node whether it has endpoints for them.
+type HealthPort struct {
+	Family          service.Family
+	Port            uint16
+	Namespace, Name string // of the Service
+	// Endpoints is the number of addresses on this node with a ready endpoint of
+	// any of the Service's ports. One that terminates doesn't count.
+	Endpoints int
+	// Problem says why nobody answers there; empty if nothing is wrong.
+	Problem string
+}
+
+// HealthPorts returns what p wants to be answered at health-check node ports,
+// in order of family, port and Service. As in kube-proxy each family has a
+// server and a count of its own. A Service that is left to another proxy has none.
+func HealthPorts(p *Plan) []HealthPort {
+	var out []HealthPort
+	var last *service.Port
+	var places [2]healthPlace
+	flush := func() {
+		for f := range places {
+			if last != nil && places[f].served {
+				out = append(out, HealthPort{
+					Family: service.Family(f), Port: last.HealthCheckNodePort, Namespace: last.Namespace, Name: last.Name,
+					Endpoints: len(places[f].addresses),
+				})
+			}
+			places[f] = healthPlace{}
+		}
+	}
+	for _, s := range p.Services { // in key order: the ports of a Service follow each other
+		if s.Port.HealthCheckNodePort == 0 {
+			continue
+		}
+		if last == nil || last.Namespace != s.Port.Namespace || last.Name != s.Port.Name {
+			flush()
+		}
+		last = s.Port
+		for f, has := range families(s.Port) {
+			if has {
+				places[f].add(&p.Policy, s, service.Family(f))
+			}
+		}
+	}
+	flush()
+	if len(out) > 0 {
+		settleHealthPorts(p, out)
+	}
+	return out
+}
+
+// healthPlace gathers what one Service's ports have in one family.
+type healthPlace struct {
+	served    bool
+	addresses map[netip.Addr]bool
+}
+
+func (h *healthPlace) add(policy *Policy, s *Service, f service.Family) {
+	all, own := 0, 0
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
+		a := e.Address.Addr()
+		if service.FamilyOf(a) != f {
+			continue
+		}
+		all++
+		if slices.ContainsFunc(policy.ExcludeCIDRs, func(c netip.Prefix) bool { return c.Contains(a) }) {
+			continue
+		}
+		own++
+		if e.Local && e.Ready && !e.Terminating {
+			if h.addresses == nil {
+				h.addresses = map[netip.Addr]bool{}
+			}
+			h.addresses[a] = true
+		}
+	}
+	h.served = h.served || all == 0 || own > 0
+}
+
+// settleHealthPorts sorts ports and says of those that can't be answered why:
+// another Service has the port, as its own health-check node port or as a node
+// port, whose connections go to endpoints before a server here would see them.
+func settleHealthPorts(p *Plan, ports []HealthPort) {
+	slices.SortFunc(ports, func(a, b HealthPort) int {
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	nodePorts, created := map[uint16]service.Key{}, map[[2]string]*service.Port{}
+	for _, s := range p.Services {
+		if s.Port.NodePort != 0 && s.Port.Protocol == service.TCP {
+			nodePorts[s.Port.NodePort] = s.Port.Key
+		}
+		if s.Port.HealthCheckNodePort != 0 {
+			created[[2]string{s.Port.Namespace, s.Port.Name}] = s.Port
+		}
+	}
+	of := func(h *HealthPort) *service.Port { return created[[2]string{h.Namespace, h.Name}] }
+	type at struct {
+		f    service.Family
+		port uint16
+	}
+	winners := map[at]*HealthPort{}
+	for i := range ports {
+		h := &ports[i]
+		if w := winners[at{h.Family, h.Port}]; w == nil || of(h).Created.Before(of(w).Created) {
+			winners[at{h.Family, h.Port}] = h
+		}
+	}
+	const remedy = ": load balancers can't learn whether this node has endpoints; give one of the two another port"
+	for i := range ports {
+		h := &ports[i]
+		w := winners[at{h.Family, h.Port}]
+		if k, taken := nodePorts[h.Port]; taken {
+			h.Problem = fmt.Sprintf("its health check node port %d is the node port of %s%s", h.Port, k, remedy)
+		} else if w != h {
+			h.Problem = fmt.Sprintf("its health check node port %d belongs to %s/%s, which %s%s", h.Port, w.Namespace, w.Name, older(of(w), of(h)), remedy)
+		}
+	}
+}
+
+func older(winner, loser *service.Port) string {
+	if winner.Created.Before(loser.Created) {
+		return "is older"
+	}
+	return "comes first by name"
+}
