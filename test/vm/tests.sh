@@ -10,17 +10,21 @@ PATH=$PATH:/usr/local/go/bin
 module=$(go list -m)
 bin=$PWD/bin/vm
 
-# Each list is one guest, and guests run side by side. A row is a package, what
-# tells this run of it, and its environment and arguments.
-ipvs=(
-	"test/e2e      (vm,ipvs)     KPROXY_E2E_MODE=ipvs"
-	"test/golden   (vm)"
-)
-iptables=(
+# A row is a package, what tells this run of it, and its environment and
+# arguments. Each has a guest of its own, and guests start in this order, as many
+# at a time as there are processors: the longest first. The arguments #1/3, #2/3
+# and #3/3 share out the tests.
+rows=(
+	"test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs #1/3"
+	"test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs #2/3"
+	"test/e2e      (vm,ipvs,3)     KPROXY_E2E_MODE=ipvs #3/3"
+	"test/e2e      (vm,iptables,1) KPROXY_E2E_MODE=iptables #1/3"
+	"test/e2e      (vm,iptables,2) KPROXY_E2E_MODE=iptables #2/3"
+	"test/e2e      (vm,iptables,3) KPROXY_E2E_MODE=iptables #3/3"
 	"kernel/ipvs   (vm)"
-	"kernel/ipvs   (vm,bench)    -test.run=^\$ -test.bench=. -test.benchtime=1x"
+	"test/golden   (vm)"
 	"kernel        (vm)"
-	"test/e2e      (vm,iptables) KPROXY_E2E_MODE=iptables"
+	"kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
 )
 
 binary() { echo "$bin/${1//\//-}.test"; }
@@ -29,43 +33,48 @@ binary() { echo "$bin/${1//\//-}.test"; }
 build() {
 	local row package
 	export CGO_ENABLED=0
+	rm -rf "$bin"
 	mkdir -p "$bin"
 	go build -buildvcs=false -o "$bin/test2json" cmd/test2json
-	for row in "${ipvs[@]}" "${iptables[@]}"; do
+	for row in "${rows[@]}"; do
 		package=${row%% *}
-		[[ $(binary "$package") -nt $started ]] || go test -buildvcs=false -c -o "$(binary "$package")" "./$package"
+		[[ -e $(binary "$package") ]] || go test -buildvcs=false -c -o "$(binary "$package")" "./$package"
 	done
 }
 
-# script prints what a guest does for its rows. The events say what failed.
-script() {
-	local row package name rest vars
-	for row; do
-		read -r package name rest <<<"$row"
-		vars=
-		while [[ $rest =~ ^([A-Z][A-Z0-9_]*=[^ ]*)\ *(.*) ]]; do
-			vars+="${BASH_REMATCH[1]} "
-			rest=${BASH_REMATCH[2]}
-		done
-		read -ra rest <<<"$rest"
-		printf '(cd %q && %s%q %q %q %q %s)\n' "$PWD/$package" "$vars" \
-			"$PWD/test/vm/suite.sh" "$bin/test2json" "$(binary "$package")" "$module/$package $name" "${rest[*]@Q}"
-	done
-	echo true
+# share PACKAGE I/N prints the argument that runs every Nth test from the Ith on.
+share() {
+	local names
+	names=$("$(binary "$1")" -test.list '^Test' | grep '^Test' | awk -v i="${2%/*}" -v n="${2#*/}" 'NR % n == i % n' | paste -sd'|')
+	echo "-test.run=^($names)\$"
 }
 
-# guest NAME ROW... writes events into the guest's own file, as lines of two writers would mix.
+# guest_command ROW prints what its guest does. The events say what failed.
+guest_command() {
+	local package name rest vars=
+	read -r package name rest <<<"$1"
+	while [[ $rest =~ ^([A-Z][A-Z0-9_]*=[^ ]*)\ *(.*) ]]; do
+		vars+="${BASH_REMATCH[1]} "
+		rest=${BASH_REMATCH[2]}
+	done
+	[[ $rest != '#'* ]] || rest=$(share "$package" "${rest#\#}")
+	read -ra rest <<<"$rest"
+	printf 'cd %q && %s%q %q %q %q %s; true\n' "$PWD/$package" "$vars" \
+		"$PWD/test/vm/suite.sh" "$bin/test2json" "$(binary "$package")" "$module/$package $name" "${rest[*]@Q}"
+}
+
+# guest NUMBER ROW writes events into the guest's own file, as lines of two writers would mix.
 guest() {
-	local name=$1
-	shift
-	KPROXY_VM_TIMEOUT=3600 test/vm/run.sh bash -c "$(script "$@")" >"$bin/$name.json" ||
-		printf '{"Action":"fail","Package":"vm (%s)"}\n' "$name" >>"$bin/$name.json"
+	KPROXY_VM_TIMEOUT=3600 test/vm/run.sh bash -c "$(guest_command "$2")" >"$bin/$1.json" ||
+		printf '{"Action":"fail","Package":"vm (%s)"}\n' "$2" >>"$bin/$1.json"
 }
 
-started=$(mktemp)
-trap 'rm -f "$started"' EXIT
 build
-guest ipvs "${ipvs[@]}" &
-guest iptables "${iptables[@]}" &
+for i in "${!rows[@]}"; do
+	guest "$i" "${rows[i]}" &
+	sleep 1 # they queue in the order in which they come
+done
 wait
-cat "$bin/ipvs.json" "$bin/iptables.json"
+for i in "${!rows[@]}"; do
+	cat "$bin/$i.json"
+done
