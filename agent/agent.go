@@ -83,6 +83,8 @@ type Agent struct {
 	sync    syncState
 	events  events
 	record  recorder // nil where nobody keeps events
+
+	eligible func() bool // whether this node may be sent connections; nil says yes
 }
 
 // New returns an Agent that does nothing before Run.
@@ -117,6 +119,8 @@ func policyOf(c config.Config) plan.Policy {
 	default: // ClusterCIDR
 		p.PodCIDRs = c.PodNetworks()
 	}
+	p.NodePortNetworks, p.PrimaryNodePorts = c.NodePortNetworks()
+	p.NoLocalhostNodePorts = !c.LocalhostNodePorts
 	p.Scheduler = c.IPVS.Scheduler
 	return p
 }
@@ -133,6 +137,9 @@ func healthOf(c config.Config) health.Defaults {
 // goes on, and the next kproxy adopts them. An error of type *kernel.Missing
 // says what this host lacks.
 func (a *Agent) Run(ctx context.Context) error {
+	if err := a.openSource(); err != nil {
+		return err
+	}
 	release, err := lockNode()
 	if err != nil {
 		return err
@@ -202,54 +209,6 @@ func (a *Agent) flowEnded(f conntrack.Flow) {
 	a.accounting.Ended(f)
 	a.refusals.ended(f)
 	a.restorer.ended(f)
-}
-
-// waitForSource waits until every manifest path has been read once. A path that
-// isn't there yet, on a disk that is mounted late, must not look like one whose
-// services were deleted: until then the kernel keeps what it holds.
-func (a *Agent) waitForSource(ctx context.Context) error {
-	look := time.NewTicker(100 * time.Millisecond)
-	defer look.Stop()
-	for said := false; ; {
-		waiting := a.unreadPaths()
-		if a.source.Latest() != nil && len(waiting) == 0 {
-			return nil
-		}
-		if a.source.Latest() != nil && !said {
-			a.log.Warn("waiting for manifests that aren't there; what is programmed stays as it is", "paths", waiting)
-			said = true
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-a.source.Snapshots():
-		case <-look.C:
-		}
-	}
-}
-
-// unreadPaths are the manifest paths that have never been read.
-func (a *Agent) unreadPaths() []string {
-	var out []string
-	for _, s := range a.source.Status() {
-		if !s.Synced {
-			out = append(out, s.Name)
-		}
-	}
-	return out
-}
-
-// rereadOnSignal reads the manifests again on SIGHUP.
-func (a *Agent) rereadOnSignal(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-a.reread:
-			a.log.Info("reading the manifests again")
-			a.source.Reread()
-		}
-	}
 }
 
 // drain ends what userspace carries, in good order and within --drain-timeout.

@@ -125,6 +125,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	}
 	a.sync.done(start)
 	a.announce(plan.Events(old, p))
+	a.recordMoves(old, p)
 	return p, nil
 }
 

@@ -13,7 +13,6 @@ import (
 	"kproxy.dev/kproxy/health/probe"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/source/file"
 	"kproxy.dev/kproxy/userspace"
 )
 
@@ -101,7 +100,7 @@ func (a *Agent) lack(name, reason string) {
 	a.caps.All = append(a.caps.All, plan.Capability{Name: name, Reason: reason})
 }
 
-// openUserspace opens the shared listeners, the prober and the source.
+// openUserspace opens the shared listeners and the prober.
 func (a *Agent) openUserspace() error {
 	c := userspace.Default()
 	c.Logger, c.Origin, c.Mark = a.log, a.conntrack, a.marks().Own()
@@ -118,7 +117,6 @@ func (a *Agent) openUserspace() error {
 	p := probe.DefaultConfig()
 	p.Defaults, p.Mark, p.Logger = a.health, a.marks().Own(), a.log
 	a.prober = probe.New(p)
-	a.source = file.New(file.Config{Paths: a.cfg.Manifests, Node: a.node, NodeAddresses: a.cfg.NodeAddresses(), Logger: a.log})
 	return nil
 }
 

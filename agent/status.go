@@ -56,7 +56,7 @@ func (a *Agent) syncStatus() plan.SyncStatus {
 func (a *Agent) sourceStatus() []plan.SourceStatus {
 	out := []plan.SourceStatus{}
 	for _, s := range a.source.Status() {
-		out = append(out, plan.SourceStatus{Name: s.Name, Synced: s.Synced, Error: strings.Join(s.Errors, "\n")})
+		out = append(out, plan.SourceStatus{Name: s.Name, Synced: s.Synced, Error: strings.Join(s.Errors, "\n"), ServiceNetworks: s.ServiceNetworks})
 	}
 	return out
 }

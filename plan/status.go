@@ -32,6 +32,8 @@ type SourceStatus struct {
 	Name   string `json:"name"`
 	Synced bool   `json:"synced"`
 	Error  string `json:"error"` // empty, or every problem, a line each
+	// ServiceNetworks are those cluster IPs are from, where the source says so.
+	ServiceNetworks []netip.Prefix `json:"serviceNetworks,omitempty"`
 }
 
 // CapStatus is one capability of this host.

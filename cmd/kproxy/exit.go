@@ -7,6 +7,7 @@ import (
 
 	"kproxy.dev/kproxy/agent"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/source/kube"
 )
 
 // Exit statuses of every command.
@@ -43,6 +44,7 @@ func statusOf(err error) int {
 // exit status.
 func hostError(err error) error {
 	var missing *kernel.Missing
+	var config *kube.ConfigError
 	switch {
 	case errors.As(err, &missing):
 		return &exitError{exitHost, err}
@@ -50,7 +52,7 @@ func hostError(err error) error {
 		return &exitError{exitHost, fmt.Errorf("%w; run kproxy as root", err)}
 	case errors.Is(err, os.ErrPermission):
 		return &exitError{exitHost, err}
-	case errors.Is(err, agent.ErrNoMode):
+	case errors.Is(err, agent.ErrNoMode), errors.As(err, &config):
 		return &exitError{exitUsage, err}
 	}
 	return err

@@ -88,7 +88,7 @@ type source struct{ *agent.Agent }
 // Health returns what the health endpoints judge by.
 func (s source) Health() web.HealthReport {
 	updated, pending := s.LastSync()
-	return web.HealthReport{LastUpdated: updated, PendingSince: pending, NodeEligible: true}
+	return web.HealthReport{LastUpdated: updated, PendingSince: pending, NodeEligible: s.NodeEligible()}
 }
 
 // runProxy runs the agent with its servers around it: whoever looks at kproxy

@@ -1,0 +1,135 @@
+package kube
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"strings"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+)
+
+// Config says which API is followed, and how.
+type Config struct {
+	// Kubeconfig is a file, Master the URL of the API server, which wins over the
+	// file's. With neither, and for the credentials of a Master alone, the service
+	// account of the pod this runs in is used.
+	Kubeconfig string
+	Master     string
+	Node       string // the node this kproxy runs on
+	// NodeAddresses are this node's; empty for those of its Node object.
+	NodeAddresses []netip.Addr
+
+	QPS         float32 // requests a second; negative doesn't limit them
+	Burst       int     // so many more at a time
+	ContentType string  // that objects are asked for in
+	UserAgent   string
+	Logger      *slog.Logger // nil discards
+}
+
+// DefaultConfig returns kube-proxy's defaults.
+func DefaultConfig() Config {
+	return Config{QPS: 5, Burst: 10, ContentType: protobuf, UserAgent: "kproxy"}
+}
+
+const (
+	protobuf = "application/vnd.kubernetes.protobuf"
+	asJSON   = "application/json"
+)
+
+// ConfigError is a configuration that says nothing usable of the API. Its text
+// names the file and the flag.
+type ConfigError struct{ Err error }
+
+func (e *ConfigError) Error() string { return e.Err.Error() }
+func (e *ConfigError) Unwrap() error { return e.Err }
+
+func configError(format string, args ...any) error {
+	return &ConfigError{fmt.Errorf(format, args...)}
+}
+
+// rest returns the configuration of client-go.
+func (c Config) rest() (*rest.Config, error) {
+	out, err := c.access()
+	if err != nil {
+		return nil, err
+	}
+	out.QPS, out.Burst, out.UserAgent = c.QPS, c.Burst, c.UserAgent
+	out.ContentType = c.ContentType
+	if out.ContentType == "" {
+		out.ContentType = protobuf
+	}
+	if out.ContentType != asJSON {
+		// Whatever stands between, a server may answer errors in JSON only.
+		out.AcceptContentTypes = out.ContentType + "," + asJSON
+	}
+	out.WarningHandler = rest.NoWarnings{} // for authors of objects; kproxy only reads
+	return out, nil
+}
+
+// access finds out where the API is and who kproxy is there.
+func (c Config) access() (*rest.Config, error) {
+	switch {
+	case c.Kubeconfig != "":
+		return c.fromFile()
+	case c.Master != "" && !inCluster():
+		return &rest.Config{Host: c.Master}, nil
+	}
+	out, err := rest.InClusterConfig()
+	if err != nil {
+		return nil, configError("use the service account of this pod: %w; name another way to the Kubernetes API with --kubeconfig FILE", err)
+	}
+	if c.Master != "" {
+		out.Host = c.Master
+	}
+	return out, nil
+}
+
+// inCluster reports whether this is a pod with a service account.
+func inCluster() bool {
+	if os.Getenv("KUBERNETES_SERVICE_HOST") == "" || os.Getenv("KUBERNETES_SERVICE_PORT") == "" {
+		return false
+	}
+	_, err := rest.InClusterConfig()
+	return err == nil
+}
+
+func (c Config) fromFile() (*rest.Config, error) {
+	rules := &clientcmd.ClientConfigLoadingRules{ExplicitPath: c.Kubeconfig}
+	file, err := rules.Load()
+	switch {
+	case errors.Is(err, os.ErrNotExist):
+		return nil, configError("--kubeconfig: there is no file %s", c.Kubeconfig)
+	case errors.Is(err, os.ErrPermission):
+		return nil, configError("--kubeconfig: %s may not be read by this user", c.Kubeconfig)
+	case err != nil:
+		return nil, configError("--kubeconfig: read %s: %w", c.Kubeconfig, cause(err))
+	}
+	overrides := &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: c.Master}}
+	out, err := clientcmd.NewNonInteractiveClientConfig(*file, file.CurrentContext, overrides, rules).ClientConfig()
+	switch {
+	case clientcmd.IsEmptyConfig(err) || len(file.Clusters) == 0 && c.Master == "":
+		return nil, configError("--kubeconfig: %s names no cluster; it needs clusters, users, contexts and current-context", c.Kubeconfig)
+	case err != nil:
+		return nil, configError("--kubeconfig: %s: %s", c.Kubeconfig, oneLine(err))
+	}
+	return out, nil
+}
+
+// cause leaves out client-go's "error loading config file …", which says again
+// what was said.
+func cause(err error) error {
+	if next := errors.Unwrap(err); next != nil {
+		return next
+	}
+	return err
+}
+
+// oneLine returns err's text on one line.
+func oneLine(err error) string {
+	return strings.Join(strings.Fields(err.Error()), " ")
+}

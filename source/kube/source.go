@@ -1,0 +1,185 @@
+package kube
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/source"
+)
+
+// settleTime is the least time between two Snapshots. The first change after a
+// quiet time is converted at once, what comes in a burst together: whoever is
+// told of a Snapshot looks at every service.
+const settleTime = 100 * time.Millisecond
+
+// Source follows the Kubernetes API. All methods are safe for concurrent use;
+// Run is to be called once.
+type Source struct {
+	cfg    Config
+	log    *slog.Logger
+	client *client
+	state  *state
+	events *recorder
+
+	services, slices, nodes, cidrs *health
+
+	changed chan struct{}
+	reread  chan struct{}
+	contact chan struct{} // 1 slot: the API server answers again
+	current atomic.Pointer[service.Snapshot]
+}
+
+// Open reads the configuration. It talks to nobody before Run.
+func Open(cfg Config) (*Source, error) {
+	if cfg.Logger == nil {
+		cfg.Logger = slog.New(slog.DiscardHandler)
+	}
+	c, err := newClient(cfg)
+	if err != nil {
+		return nil, err
+	}
+	s := &Source{
+		cfg: cfg, log: cfg.Logger, client: c, state: newState(cfg),
+		changed: make(chan struct{}, 1), reread: make(chan struct{}, 1), contact: make(chan struct{}, 1),
+	}
+	s.events = newRecorder(c.events, cfg.Node, s.state.uid, cfg.Logger)
+	s.services, s.slices, s.nodes = s.newHealth("Services"), s.newHealth("EndpointSlices"), s.newHealth("Node")
+	s.cidrs = s.newHealth("ServiceCIDRs")
+	s.cidrs.optional, s.cidrs.recovered = true, func() {}
+	return s, nil
+}
+
+func (s *Source) newHealth(kind string) *health {
+	return &health{kind: kind, log: s.log, recovered: func() { wake(s.contact) }}
+}
+
+// Snapshots receives a value after every change of Latest. Changes that come
+// before the last one was received are one.
+func (s *Source) Snapshots() <-chan struct{} { return s.changed }
+
+// Latest returns what the API says, nil before it has been heard once.
+func (s *Source) Latest() *service.Snapshot { return s.current.Load() }
+
+// Reread has every Service converted anew. The watches need no reminding.
+func (s *Source) Reread() { wake(s.reread) }
+
+// Status says whether the API has been heard, and what is wrong with it now.
+func (s *Source) Status() []source.Status {
+	st := source.Status{Name: s.client.host, Synced: s.Latest() != nil, ServiceNetworks: s.state.serviceNetworks()}
+	for _, h := range []*health{s.services, s.slices, s.nodes, s.cidrs} {
+		if p := h.problem(); p != "" {
+			st.Errors = append(st.Errors, p)
+		}
+	}
+	if n, known := s.state.ownNode(); known && n == nil {
+		st.Errors = append(st.Errors, fmt.Sprintf("Node: there is none named %s; --hostname-override says which one this is", s.cfg.Node))
+	}
+	return []source.Status{st}
+}
+
+// NodeEligible reports whether load balancers may send this node new
+// connections.
+func (s *Source) NodeEligible() bool { return eligible(s.state.ownNode()) }
+
+// Event writes an event about a Service. See recorder.event.
+func (s *Source) Event(namespace, service string, warning bool, reason, action, note string) {
+	s.events.event(name{Namespace: namespace, Name: service}, warning, reason, action, note)
+}
+
+// Run follows the API until ctx is done. Nothing that happens to the API ends
+// it; it returns nil.
+func (s *Source) Run(ctx context.Context) error {
+	ctx = withLogger(ctx, s.log)
+	defer s.events.open(ctx)()
+	var g sync.WaitGroup
+	g.Go(func() { s.followServices(ctx) })
+	g.Go(func() { s.followSlices(ctx) })
+	g.Go(func() { s.followNode(ctx) })
+	g.Go(func() { s.followServiceCIDRs(ctx) })
+	s.convert(ctx)
+	g.Wait()
+	return nil
+}
+
+// The selectors below are kube-proxy's: what it doesn't serve, it doesn't ask for.
+
+func (s *Source) followServices(ctx context.Context) {
+	follower[*corev1.ServiceList, *corev1.Service]{
+		api: s.client.core.Services(metav1.NamespaceAll),
+		selectors: metav1.ListOptions{
+			LabelSelector: "!" + source.ProxyNameLabel,
+			FieldSelector: fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
+		},
+		health: s.services, table: s.state.services, example: &corev1.Service{},
+	}.run(ctx)
+}
+
+func (s *Source) followSlices(ctx context.Context) {
+	follower[*discoveryv1.EndpointSliceList, *discoveryv1.EndpointSlice]{
+		api:       s.client.discovery.EndpointSlices(metav1.NamespaceAll),
+		selectors: metav1.ListOptions{LabelSelector: "!" + corev1.IsHeadlessService},
+		health:    s.slices, table: s.state.slices, example: &discoveryv1.EndpointSlice{},
+	}.run(ctx)
+}
+
+func (s *Source) followNode(ctx context.Context) {
+	follower[*corev1.NodeList, *corev1.Node]{
+		api:       s.client.core.Nodes(),
+		selectors: metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, s.cfg.Node).String()},
+		health:    s.nodes, table: s.state.nodes, example: &corev1.Node{},
+	}.run(ctx)
+}
+
+// convert makes Snapshots of changes until ctx is done.
+func (s *Source) convert(ctx context.Context) {
+	for {
+		last := s.current.Load()
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.state.kick:
+		case <-s.reread:
+			last = nil
+		}
+		if !s.state.synced() {
+			continue
+		}
+		s.publish(last)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(settleTime):
+		}
+	}
+}
+
+// publish makes the Snapshot after last current, if it says anything new.
+func (s *Source) publish(last *service.Snapshot) {
+	next, before := s.state.next(last), s.current.Load()
+	if before != nil && before.Hash() == next.Hash() {
+		return
+	}
+	s.current.Store(next)
+	if before == nil {
+		s.log.Info("heard the Kubernetes API", "server", s.client.host, "service ports", next.Len())
+		s.events.starting()
+	}
+	wake(s.changed)
+}
+
+func wake(c chan<- struct{}) {
+	select {
+	case c <- struct{}{}:
+	default:
+	}
+}

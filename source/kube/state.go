@@ -1,0 +1,169 @@
+package kube
+
+import (
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/source"
+)
+
+// sourceName is what service.Port.Source says.
+const sourceName = "Kubernetes API"
+
+// state is what the API has said so far, and which Services are to be converted
+// anew. Safe for concurrent use.
+type state struct {
+	node      string
+	addresses []netip.Addr
+	kick      chan struct{} // 1 slot: there is something to convert
+
+	mu       sync.Mutex // the tables' too: a Service and its slices are read together
+	services *table[*corev1.Service]
+	slices   *table[*discoveryv1.EndpointSlice]
+	nodes    *table[*corev1.Node]
+	cidrs    *table[*networkingv1.ServiceCIDR]
+	of       map[name][]*discoveryv1.EndpointSlice // the slices of each Service
+	dirty    map[name]bool                         // Services that changed, or their slices
+}
+
+func newState(cfg Config) *state {
+	s := &state{
+		node: cfg.Node, addresses: cfg.NodeAddresses, kick: make(chan struct{}, 1),
+		of: map[name][]*discoveryv1.EndpointSlice{}, dirty: map[name]bool{},
+	}
+	var t sliceTrimmer
+	s.services = newTable(&s.mu, trimService, s.serviceChanged)
+	s.slices = newTable(&s.mu, t.trim, s.sliceChanged)
+	s.nodes = newTable(&s.mu, trimNode, s.nodeChanged)
+	s.cidrs = newTable(&s.mu, trimServiceCIDR, func(_, _ *networkingv1.ServiceCIDR, _, _ bool) {})
+	return s
+}
+
+// wake says that there is something to convert.
+func (s *state) wake() { wake(s.kick) }
+
+func (s *state) serviceChanged(was, is *corev1.Service, had, has bool) {
+	if had {
+		s.dirty[nameOf(was)] = true
+	}
+	if has {
+		s.dirty[nameOf(is)] = true
+	}
+	s.wake()
+}
+
+func (s *state) sliceChanged(was, is *discoveryv1.EndpointSlice, had, has bool) {
+	if had {
+		k := serviceOf(was)
+		s.of[k] = slices.DeleteFunc(s.of[k], func(o *discoveryv1.EndpointSlice) bool { return o.Name == was.Name })
+		if len(s.of[k]) == 0 {
+			delete(s.of, k)
+		}
+		s.dirty[k] = true
+	}
+	if has {
+		k := serviceOf(is)
+		s.of[k] = append(s.of[k], is)
+		s.dirty[k] = true
+	}
+	s.wake()
+}
+
+func (s *state) nodeChanged(_, _ *corev1.Node, _, _ bool) {
+	s.wake()
+}
+
+func serviceOf(s *discoveryv1.EndpointSlice) name {
+	return name{Namespace: s.Namespace, Name: s.Labels[discoveryv1.LabelServiceName]}
+}
+
+// synced reports whether the API has said once what there is of everything
+// that a Snapshot needs. ServiceCIDRs it doesn't: not every API has them.
+func (s *state) synced() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.services.synced && s.slices.synced && s.nodes.synced
+}
+
+// next returns the Snapshot after last, nil for one from scratch.
+func (s *state) next(last *service.Snapshot) *service.Snapshot {
+	o, dirty := s.take(last == nil)
+	part := source.Build(o, s.node)
+	if last == nil {
+		return part
+	}
+	return last.With(part, func(namespace, n string) bool { return dirty[name{Namespace: namespace, Name: n}] })
+}
+
+// take returns what to convert, everything or what changed since the last
+// call, and the names of the Services concerned.
+func (s *state) take(everything bool) (source.Objects, map[name]bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	dirty := s.dirty
+	s.dirty = map[name]bool{}
+	o := source.Objects{
+		Nodes:         slices.Collect(maps.Values(s.nodes.objects)),
+		NodeAddresses: s.addresses,
+		Where:         func(*corev1.Service) string { return sourceName },
+	}
+	add := func(k name, svc *corev1.Service) {
+		o.Services = append(o.Services, svc)
+		o.EndpointSlices = append(o.EndpointSlices, s.of[k]...)
+	}
+	if everything {
+		for k, svc := range s.services.objects {
+			add(k, svc)
+		}
+		return o, dirty
+	}
+	for k := range dirty {
+		if svc, ok := s.services.objects[k]; ok {
+			add(k, svc)
+		}
+	}
+	return o, dirty
+}
+
+// uid returns the UID of a Service, empty for one that isn't known.
+func (s *state) uid(k name) types.UID {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if svc, ok := s.services.objects[k]; ok {
+		return svc.UID
+	}
+	return ""
+}
+
+// ownNode returns this node's Node; known is false before the API has said
+// whether there is one.
+func (s *state) ownNode() (n *corev1.Node, known bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.nodes.objects[name{Name: s.node}], s.nodes.synced
+}
+
+// serviceNetworks returns the networks that cluster IPs are from, sorted; none
+// where the API doesn't say.
+func (s *state) serviceNetworks() []netip.Prefix {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []netip.Prefix
+	for _, c := range s.cidrs.objects {
+		for _, text := range c.Spec.CIDRs {
+			if p, err := source.ParsePrefix(text); err == nil {
+				out = append(out, p)
+			}
+		}
+	}
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return slices.Compact(out)
+}

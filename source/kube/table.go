@@ -1,0 +1,121 @@
+package kube
+
+import (
+	"fmt"
+	"sync"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+type name = types.NamespacedName
+
+// table holds the objects of one kind. A cache.Reflector writes into it, and so
+// there is one copy of each object, and no queue between the watch and it, as a
+// cache.SharedInformer has for many readers.
+type table[T metav1.Object] struct {
+	mu      *sync.Mutex // guards everything below; tables that are read together share it
+	trim    func(T) T
+	changed func(was, is T, had, has bool) // called with mu held
+
+	objects map[name]T
+	synced  bool // the API has said once what there is
+}
+
+func newTable[T metav1.Object](mu *sync.Mutex, trim func(T) T, changed func(was, is T, had, has bool)) *table[T] {
+	return &table[T]{mu: mu, trim: trim, changed: changed, objects: map[name]T{}}
+}
+
+// Add takes an object that a watch says is new.
+func (t *table[T]) Add(obj any) error { return t.Update(obj) }
+
+// Update takes an object that a watch says has changed.
+func (t *table[T]) Update(obj any) error {
+	o, ok := obj.(T)
+	if !ok {
+		return fmt.Errorf("take an object of the API: it is a %T", obj)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.put(t.trim(o))
+	return nil
+}
+
+// put stores o and tells of it unless it is the one that was there.
+func (t *table[T]) put(o T) {
+	k := nameOf(o)
+	was, had := t.objects[k]
+	t.objects[k] = o
+	if !had || was.GetResourceVersion() != o.GetResourceVersion() || o.GetResourceVersion() == "" {
+		t.changed(was, o, had, true)
+	}
+}
+
+// Delete forgets an object.
+func (t *table[T]) Delete(obj any) error {
+	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+		obj = gone.Obj
+	}
+	o, ok := obj.(T)
+	if !ok {
+		return fmt.Errorf("forget an object of the API: it is a %T", obj)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.remove(nameOf(o))
+	return nil
+}
+
+func (t *table[T]) remove(k name) {
+	if was, had := t.objects[k]; had {
+		delete(t.objects, k)
+		var none T
+		t.changed(was, none, true, false)
+	}
+}
+
+// Replace takes everything there is, after a watch couldn't be resumed. What
+// is the same as before is no change.
+func (t *table[T]) Replace(list []any, _ string) error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	there := make(map[name]bool, len(list))
+	for _, obj := range list {
+		o, ok := obj.(T)
+		if !ok {
+			return fmt.Errorf("take a list of the API's objects: one is a %T", obj)
+		}
+		there[nameOf(o)] = true
+		t.put(t.trim(o))
+	}
+	for k := range t.objects {
+		if !there[k] {
+			t.remove(k)
+		}
+	}
+	if !t.synced {
+		t.synced = true
+		var none T
+		t.changed(none, none, false, false)
+	}
+	return nil
+}
+
+// Resync does nothing: nothing is ever stale here.
+func (t *table[T]) Resync() error { return nil }
+
+// Transformer has a Reflector trim objects while it collects a list of them.
+func (t *table[T]) Transformer() cache.TransformFunc {
+	return func(obj any) (any, error) {
+		o, ok := obj.(T)
+		if !ok {
+			return obj, nil
+		}
+		t.mu.Lock() // trim may keep what objects have in common
+		defer t.mu.Unlock()
+		return t.trim(o), nil
+	}
+}
+
+func nameOf(o metav1.Object) name { return name{Namespace: o.GetNamespace(), Name: o.GetName()} }
