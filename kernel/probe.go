@@ -57,7 +57,11 @@ const (
 // result.
 func (p *Prober) Probe(ctx context.Context) (*Host, error) {
 	h := &Host{}
-	h.need(p.probeAdmin(), "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW")
+	const how = "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW"
+	h.need(p.probeCapability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN), how)
+	// iptables asks the kernel for its sets (-m set), and its legacy variant for
+	// everything, through a raw socket.
+	h.need(p.probeCapability("CAP_NET_RAW", unix.CAP_NET_RAW), how)
 	sets, c := p.probeSets()
 	h.need(c, "kernel options CONFIG_IP_SET, CONFIG_IP_SET_HASH_IPPORT, _HASH_IPPORTIP, _HASH_IPPORTNET, _HASH_NET, _HASH_IP, _BITMAP_PORT")
 	h.Variant, c = p.FindVariant(ctx)
@@ -103,8 +107,8 @@ func (h *Host) summary(name string, parts []string) plan.Capability {
 	return plan.Capability{Name: name, Supported: true, Reason: "every rule works, variant " + h.Variant.Name}
 }
 
-func (p *Prober) probeAdmin() plan.Capability {
-	c := plan.Capability{Name: "CAP_NET_ADMIN"}
+func (p *Prober) probeCapability(name string, bit int) plan.Capability {
+	c := plan.Capability{Name: name}
 	caps := p.Capabilities
 	if caps == nil {
 		caps = effectiveCapabilities
@@ -113,7 +117,7 @@ func (p *Prober) probeAdmin() plan.Capability {
 	switch {
 	case err != nil:
 		c.Reason = err.Error()
-	case have&(1<<unix.CAP_NET_ADMIN) == 0:
+	case have&(1<<bit) == 0:
 		c.Reason = "this process doesn't have it"
 	default:
 		c.Supported, c.Reason = true, fmt.Sprintf("user %d has it", os.Geteuid())

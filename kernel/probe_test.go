@@ -62,7 +62,7 @@ func (l lacking) Run(ctx context.Context, stdin []byte, program string, args ...
 }
 
 func TestProbeSaysWhatIsMissing(t *testing.T) {
-	admin := func() (uint64, error) { return 1 << 12, nil }
+	admin := func() (uint64, error) { return 1<<12 | 1<<13, nil } // CAP_NET_ADMIN, CAP_NET_RAW
 	tests := []struct {
 		name         string
 		refuses      string
@@ -75,6 +75,7 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 	}{
 		{name: "nothing", iptables: true, check: func(h *kernel.Host) bool { return h.IPv6 && h.RandomFully && h.SocketMatch }},
 		{name: "privilege", capabilities: func() (uint64, error) { return 0, nil }, missing: "CAP_NET_ADMIN"},
+		{name: "raw sockets", capabilities: func() (uint64, error) { return 1 << 12, nil }, missing: "CAP_NET_RAW"},
 		{name: "iptables", without: "tables", missing: "install the Debian package iptables"},
 		{name: "ipset", noSets: true, missing: "CONFIG_IP_SET"},
 		{name: "set match", refuses: "--match-set", missing: "CONFIG_NETFILTER_XT_SET"},

@@ -43,7 +43,7 @@ var features = []feature{
 // iptablesFeatures are those that the mode iptables needs; socket match,
 // packet counts and --random-fully only make it better.
 var iptablesFeatures = []string{
-	"CAP_NET_ADMIN", "ipset", "iptables", "nat table", "set match", "address type match", "mark match", "comment match",
+	"CAP_NET_ADMIN", "CAP_NET_RAW", "ipset", "iptables", "nat table", "set match", "address type match", "mark match", "comment match",
 	"connection mark", "connection state match", "destination rewriting", "statistic match", "set target", "masquerade",
 }
 
