@@ -21,7 +21,8 @@ var checks = []func(Config) []error{
 	checkOffload, checkHealth, checkConntrack, checkIPVS, checkAddresses, checkPaths, checkProcess, checkLog,
 }
 
-// Validate reports every problem, joined, each naming the flag and the remedy.
+// Validate reports every problem, joined, each a [Problem] that names the flag and
+// the remedy.
 // It doesn't look at the host: whether files exist and ports are free shows
 // when they are opened.
 func (c Config) Validate() error {
@@ -32,11 +33,25 @@ func (c Config) Validate() error {
 	return errors.Join(all...)
 }
 
+// Problem is one of those that Validate reports.
+type Problem struct {
+	Flag string // without its dashes
+	What string // is wrong with its value, and the remedy
+}
+
+// Error returns "--flag: what".
+func (p *Problem) Error() string {
+	if len(p.Flag) == 1 {
+		return "-" + p.Flag + ": " + p.What
+	}
+	return "--" + p.Flag + ": " + p.What
+}
+
 // problems collects one check's findings.
 type problems []error
 
 func (p *problems) add(flag, format string, args ...any) {
-	*p = append(*p, fmt.Errorf("--%s: %s", flag, fmt.Sprintf(format, args...)))
+	*p = append(*p, &Problem{Flag: flag, What: fmt.Sprintf(format, args...)})
 }
 
 func checkMode(c Config) []error {
@@ -354,7 +369,7 @@ func checkLog(c Config) []error {
 		p.add("log-format", "%q is not a format; use one of %s", c.LogFormat, strings.Join(LogFormats, ", "))
 	}
 	if _, err := parseLevel(c.Verbosity); err != nil {
-		p = append(p, fmt.Errorf("-v: %q is not a log level; use debug, info, warn, error, or kube-proxy's number", c.Verbosity))
+		p.add("v", "%q is not a log level; use debug, info, warn, error, or kube-proxy's number", c.Verbosity)
 	}
 	return p
 }

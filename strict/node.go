@@ -2,6 +2,7 @@ package strict
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -45,10 +46,28 @@ func (n *Node) Line() int { return n.line }
 // Items returns the values of a sequence.
 func (n *Node) Items() []*Node { return n.items }
 
-// Has reports whether a path such as Locate takes names a value that is there.
-func (n *Node) Has(path string) bool {
+// At returns the value that a path such as Locate takes names, or nil.
+func (n *Node) At(path string) *Node {
 	_, found := n.walk(path)
 	return found
+}
+
+// String returns n as JSON.
+func (n *Node) String() string { return string(n.json(nil)) }
+
+// Remove takes out the field that a path such as Locate takes names, every time
+// it is there.
+func (n *Node) Remove(path string) {
+	parent, last := n, path
+	if i := strings.LastIndex(path, "."); i >= 0 {
+		last = path[i+1:]
+		for step := range strings.SplitSeq(path[:i], ".") {
+			parent = parent.Get(step)
+		}
+	}
+	if parent != nil {
+		parent.fields = slices.DeleteFunc(parent.fields, func(f field) bool { return f.key == last })
+	}
 }
 
 // Describe names a value in an error message.
@@ -114,8 +133,9 @@ func (n *Node) Locate(path string) int {
 	return line
 }
 
-// walk goes along path as far as it leads.
-func (n *Node) walk(path string) (line int, found bool) {
+// walk goes along path, and returns the line it comes to and, if that is the
+// path's end, the value there.
+func (n *Node) walk(path string) (line int, end *Node) {
 	line = n.line
 	for path != "" {
 		var step string
@@ -123,7 +143,7 @@ func (n *Node) walk(path string) (line int, found bool) {
 		if n.kind == Sequence {
 			i, err := strconv.Atoi(step)
 			if err != nil || i < 0 || i >= len(n.items) {
-				return line, false
+				return line, nil
 			}
 			n = n.items[i]
 			line = n.line
@@ -131,11 +151,11 @@ func (n *Node) walk(path string) (line int, found bool) {
 		}
 		f := n.find(step)
 		if f == nil {
-			return line, false
+			return line, nil
 		}
 		n, line = f.value, f.line
 	}
-	return line, true
+	return line, n
 }
 
 // nextStep splits the first step off a path.

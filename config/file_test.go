@@ -1,0 +1,240 @@
+package config
+
+import (
+	"errors"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	"sigs.k8s.io/yaml"
+)
+
+const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
+
+func none(string) bool { return false }
+
+func TestParseFindsMistakes(t *testing.T) {
+	for _, tt := range []struct {
+		name, text string
+		want       string // lines
+	}{
+		{"nothing wrong", head + "---\n", ""},
+		{"JSON", `{"apiVersion":"kubeproxy.config.k8s.io/v1alpha1","kind":"KubeProxyConfiguration","mode":"ipvs"}`, ""},
+		{"empty", "# nothing\n", "f.conf: the file is empty; give it apiVersion: kubeproxy.config.k8s.io/v1alpha1 and kind: KubeProxyConfiguration, at least"},
+		{"no object", "- a\n", "f.conf:1: expected a KubeProxyConfiguration, found a list"},
+		{"no YAML", head + "mode: [\n", "f.conf:3: did not find expected node content"},
+		{"no text", head + "mode: \xff\n", "f.conf:3: the file is not text in UTF-8"},
+		{"a ConfigMap", "apiVersion: v1\nkind: ConfigMap\ndata: {}\n", "f.conf:2: this is a ConfigMap; give the file that is in it, under config.conf in kubeadm's"},
+		{"other kind", "apiVersion: v1\nkind: Service\n", `f.conf:2: kind: "Service" is not KubeProxyConfiguration; correct it`},
+		{"no kind", "\nmode: ipvs\n", `f.conf:2: kind: "" is not KubeProxyConfiguration; correct it`},
+		{"other version", "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1\n", `f.conf:2: apiVersion: "kubeproxy.config.k8s.io/v1" is not kubeproxy.config.k8s.io/v1alpha1, the only version there is; correct it`},
+		{"two documents", head + "---\n" + head, "f.conf:4: a second document; keep the KubeProxyConfiguration in a file of its own"},
+		{"unknown field", head + "ipvs:\n  schedular: rr\n", "f.conf:4: ipvs.schedular: unknown field; kube-proxy has none of this name: correct or remove it"},
+		{"other case", head + "clusterCidr: 10.0.0.0/8\n", "f.conf:3: clusterCidr: unknown field, did you mean clusterCIDR?; kube-proxy has none of this name: correct or remove it"},
+		{"given twice", head + "mode: ipvs\nmode: iptables\n", "f.conf:4: mode: given twice, first on line 3"},
+		{"wrong types, all at once", head + "mode: 1\niptables:\n  syncPeriod: 30\n  masqueradeBit: x\nnodePortAddresses: all\n",
+			"f.conf:3: mode: expected a string, found the number 1: put it in quotes\n" +
+				"f.conf:5: iptables.syncPeriod: expected a duration such as 30s or 1h30m, found the number 30\n" +
+				"f.conf:6: iptables.masqueradeBit: expected a whole number, found the string \"x\"\n" +
+				"f.conf:7: nodePortAddresses: expected a list, found the string \"all\""},
+		{"no address", head + "bindAddress: eth0\n", `f.conf:3: bindAddress: "eth0" is not an IP address; use this node's, or 0.0.0.0 to leave it to the Node object`},
+		{"former fields", head + "udpIdleTimeout: 250ms\nresourceContainer: /kube-proxy\nconntrack:\n  max: 1\n", ""},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			_, err := Parse("f.conf", []byte(tt.text))
+			got := ""
+			if err != nil {
+				got = err.Error()
+			}
+			if strings.TrimSpace(got) != tt.want {
+				t.Errorf("got:\n%s\nwant:\n%s", got, tt.want)
+			}
+		})
+	}
+}
+
+func TestReadNamesWhatCannotBeRead(t *testing.T) {
+	_, err := Read("/no/such/file")
+	if err == nil || err.Error() != "--config: read /no/such/file: no such file or directory" || !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// What Validate finds is in the file where the file has it.
+func TestLocate(t *testing.T) {
+	f, err := Parse("f.conf", []byte(head+`mode: kernelspace
+iptables:
+  masqueradeBit: 40
+nftables:
+  masqueradeBit: 41
+clusterCIDR: 10.0.0.0/8,10.1.0.0/16
+nodePortAddresses: [primary, 10.0.0.1]
+detectLocalMode: BridgeInterface
+logging: {format: klog}
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := AsKubeProxy()
+	f.Apply(&c)
+	c.InCluster, c.AliveTimeout = true, 0
+	got := f.Locate(c.Validate(), func(flag string) bool { return flag == "cluster-cidr" })
+	want := `f.conf:3: mode: "kernelspace" is not a mode; use one of auto, userspace, iptables, ipvs
+--cluster-cidr: 10.0.0.0/8 and 10.1.0.0/16 are both ipv4; give at most one per family
+f.conf:9: nodePortAddresses: "10.0.0.1" is not a network such as 192.0.2.0/24; use one, or primary, localhost or all
+--pod-bridge-interface: --detect-local-mode BridgeInterface needs the name of the bridge that pods are at; give it, cni0 for example
+f.conf:5: iptables.masqueradeBit: 40 is out of range; use 0 to 31
+--alive-timeout: 0s can't be used; give whole seconds from 1s to 1h
+f.conf:11: logging.format: "klog" is not a format; use one of text, json`
+	if d := cmp.Diff(strings.Split(want, "\n"), strings.Split(got.Error(), "\n")); d != "" {
+		t.Errorf("problems (-want +got):\n%s", d)
+	}
+	if f.Locate(nil, none) != nil {
+		t.Error("no problem became one")
+	}
+}
+
+// kubeadm's file asks for kube-proxy's defaults, and gets them.
+func TestKubeadm(t *testing.T) {
+	f, err := Read("testdata/kubeadm.conf")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := AsKubeProxy()
+	f.Apply(&c)
+	want := AsKubeProxy()
+	want.File, want.Kubeconfig = "testdata/kubeadm.conf", "/var/lib/kube-proxy/kubeconfig.conf"
+	want.DetectLocalMode = "ClusterCIDR"
+	want.ClusterCIDRs = []string{"10.244.0.0/16", "fd00:10:244::/56"}
+	if d := cmp.Diff(want, c, cmpopts.EquateEmpty()); d != "" {
+		t.Errorf("configuration (-want +got):\n%s", d)
+	}
+	if err := c.Validate(); err != nil {
+		t.Errorf("it isn't valid: %v", err)
+	}
+	var asks []string
+	for _, o := range f.Outcomes(c, none) {
+		if o.Asks() {
+			asks = append(asks, o.String())
+		}
+	}
+	if d := cmp.Diff([]string{
+		`bindAddress: "0.0.0.0": --node-ip=`,
+		`clientConnection.kubeconfig: "/var/lib/kube-proxy/kubeconfig.conf": --kubeconfig=/var/lib/kube-proxy/kubeconfig.conf`,
+		`clusterCIDR: "10.244.0.0/16,fd00:10:244::/56": --cluster-cidr=10.244.0.0/16,fd00:10:244::/56`,
+	}, asks); d != "" {
+		t.Errorf("fields that ask for something (-want +got):\n%s", d)
+	}
+}
+
+func TestDefaultsDependOnOtherFields(t *testing.T) {
+	for _, tt := range []struct{ name, text, part, want string }{
+		{"metrics of an IPv6 node", "bindAddress: '::'\n", "metricsBindAddress", "[::1]:10249"},
+		{"health of an IPv6 node", "bindAddress: 'fd00::1'\n", "healthzBindAddress", "[::]:10256"},
+		{"no mode", "", "mode", "auto"},
+		{"nftables", "mode: nftables\n", "mode", "auto"},
+		{"kproxy's own mode", "mode: userspace\n", "mode", "userspace"},
+		{"nftables serves node ports on primary addresses", "mode: nftables\n", "nodePortAddresses", "primary"},
+		{"nftables as asked", "mode: nftables\nnodePortAddresses: [all]\n", "nodePortAddresses", "all"},
+		{"nftables doesn't serve on loopback", "mode: nftables\n", "localhostNodePorts", "false"},
+		{"nor does ipvs", "mode: ipvs\n", "localhostNodePorts", "false"},
+		{"unless asked", "mode: ipvs\niptables: {localhostNodePorts: true}\n", "localhostNodePorts", "true"},
+		{"nftables has a bit of its own", "mode: nftables\niptables: {masqueradeBit: 3}\n", "iptablesMasqueradeBit", "14"},
+		{"ipvs leaves its time-out", "mode: ipvs\n", "ipvs.tcpTimeout", "0"},
+		{"who comes from iptables keeps idle connections", "mode: iptables\n", "ipvs.tcpTimeout", "conntrack"},
+		{"verbosity none", "logging: {verbosity: 0}\n", "v", "info"},
+	} {
+		if got := apply(t, head+tt.text).parts()[tt.part]; got != tt.want {
+			t.Errorf("%s: %s is %q, want %q", tt.name, tt.part, got, tt.want)
+		}
+	}
+}
+
+func TestOutcomes(t *testing.T) {
+	f, err := Parse("f.conf", []byte(head+`udpIdleTimeout: 1s
+mode: nftables
+clientConnection: {kubeconfig: /k, qps: 7}
+iptables:
+  masqueradeBit: 3
+  syncPeriod: 30s
+  minSyncPeriod: 0s
+nftables:
+  masqueradeBit: 4
+`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := AsKubeProxy()
+	f.Apply(&c)
+	c.Client.QPS = 8
+	var got []string
+	for _, o := range f.Outcomes(c, func(flag string) bool { return flag == "manifests" || flag == "kube-api-qps" }) {
+		got = append(got, o.String())
+	}
+	if d := cmp.Diff([]string{
+		`udpIdleTimeout: "1s": ignored: ` + former[0].Ignored,
+		`mode: "nftables": --mode=auto`,
+		`clientConnection.kubeconfig: "/k": ignored: --manifests is given`,
+		`clientConnection.qps: 7: ignored: --kube-api-qps is given`,
+		`iptables.masqueradeBit: 3: ignored: mode is "nftables"`,
+		`iptables.syncPeriod: "30s": ignored: ` + whenChanged,
+		`iptables.minSyncPeriod: "0s": asks for nothing`,
+		`nftables.masqueradeBit: 4: --iptables-masquerade-bit=4`,
+	}, got); d != "" {
+		t.Errorf("outcomes (-want +got):\n%s", d)
+	}
+}
+
+func TestChanges(t *testing.T) {
+	a, b := AsKubeProxy(), AsKubeProxy()
+	b.Mode, b.Verbosity, b.IPVS.UDPTimeout, b.ClusterCIDRs = "ipvs", "debug", time.Minute, []string{"10.0.0.0/8"}
+	var got []string
+	for _, c := range a.Changes(b) {
+		line := c.String()
+		if c.Live {
+			line += " (live)"
+		}
+		got = append(got, line)
+	}
+	if d := cmp.Diff([]string{
+		`clusterCIDR from "" to "10.0.0.0/8"`,
+		`ipvs.udpTimeout from "0s" to "1m0s"`,
+		`mode from "auto" to "ipvs"`,
+		`v from "info" to "debug" (live)`,
+	}, got); d != "" {
+		t.Errorf("changes (-want +got):\n%s", d)
+	}
+	if got := a.Changes(a); len(got) > 0 {
+		t.Errorf("nothing changed, but %v", got)
+	}
+	for _, part := range live {
+		if _, ok := a.parts()[part]; !ok {
+			t.Errorf("%s is taken over live, but no part of Config", part)
+		}
+	}
+}
+
+// What /configz shows and --write-config-to writes is a file that kproxy reads
+// as what it came from.
+func TestKubeProxyRoundTrip(t *testing.T) {
+	for name, text := range map[string]string{
+		"defaults": "",
+		"much":     "mode: ipvs\nipvs: {scheduler: wlc, tcpTimeout: 20m}\nclusterCIDR: 10.0.0.0/8,fd00::/48\nlogging: {verbosity: 4, format: json}\nbindAddress: fd00::1\nnodePortAddresses: [primary]\nclientConnection: {kubeconfig: /k, qps: 0.1}\noomScoreAdj: 0\n",
+		"nftables": "mode: nftables\nnftables: {masqueradeBit: 4, masqueradeAll: true}\n",
+	} {
+		t.Run(name, func(t *testing.T) {
+			want := apply(t, head+text)
+			b, err := yaml.Marshal(want.KubeProxy())
+			if err != nil {
+				t.Fatal(err)
+			}
+			got := apply(t, string(b))
+			if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); d != "" {
+				t.Errorf("configuration (-want +got):\n%s\nfile:\n%s", d, b)
+			}
+		})
+	}
+}

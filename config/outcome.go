@@ -1,0 +1,137 @@
+package config
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// Outcome is what came of one field that a file has.
+type Outcome struct {
+	Field
+	Line  int
+	Value string // in the file, as JSON
+	// Effect is the part of the Config that came of it, as text. It needn't be
+	// Value: kproxy may understand it otherwise, or have it from elsewhere.
+	Effect string
+	// Instead says where the Effect is from; empty if from this field.
+	Instead string
+}
+
+// Asks reports whether the field asks for anything. Files that programs write
+// have every field, with an empty value for most.
+func (o Outcome) Asks() bool {
+	return !slices.Contains([]string{"null", `""`, "0", `"0"`, `"0s"`, "false", "[]", "{}"}, o.Value)
+}
+
+// String returns "mode: "ipvs": --mode=ipvs", or why there is no effect.
+func (o Outcome) String() string {
+	what := o.Path + ": " + o.Value + ": "
+	switch {
+	case o.Ignored != "" && !o.Asks():
+		return what + "asks for nothing"
+	case o.Ignored != "":
+		return what + "ignored: " + o.Ignored
+	case o.Instead != "":
+		return what + "ignored: " + o.Instead
+	}
+	return what + "--" + o.Flag + "=" + o.Effect
+}
+
+// Outcomes says of every field that the file has, in the order of its lines,
+// what came of it in c. isGiven says which flags are on the command line.
+func (f *File) Outcomes(c Config, isGiven func(flag string) bool) []Outcome {
+	out := slices.Clone(f.former)
+	parts := c.parts()
+	for _, field := range fields {
+		v := f.node.At(field.Path)
+		if v == nil {
+			continue
+		}
+		o := Outcome{Field: field, Line: f.node.Locate(field.Path), Value: v.String()}
+		if field.Ignored == "" {
+			o.Effect = parts[field.Sets]
+		}
+		switch {
+		case field.Ignored != "":
+		case !f.isIn(field):
+			o.Instead = "mode is " + fmt.Sprintf("%q", f.kubeProxy.Mode)
+		case field.Flag == "kubeconfig" && isGiven("manifests"):
+			o.Instead = "--manifests is given"
+		case isGiven(field.Flag):
+			o.Instead = "--" + field.Flag + " is given"
+		}
+		out = append(out, o)
+	}
+	slices.SortStableFunc(out, func(a, b Outcome) int { return cmp.Compare(a.Line, b.Line) })
+	return out
+}
+
+// parts takes c apart: the names in JSON of every field, "ipvs.strictARP", to
+// their values as a flag would take them.
+func (c Config) parts() map[string]string {
+	out := map[string]string{}
+	var visit func(prefix string, v any)
+	visit = func(prefix string, v any) {
+		if m, ok := v.(map[string]any); ok {
+			for name, v := range m {
+				visit(strings.TrimPrefix(prefix+"."+name, "."), v)
+			}
+			return
+		}
+		out[prefix] = asFlag(v)
+	}
+	var v any
+	b, err := json.Marshal(c)
+	if err == nil {
+		err = json.Unmarshal(b, &v)
+	}
+	if err != nil {
+		return nil // a Config has nothing that JSON can't hold
+	}
+	visit("", v)
+	return out
+}
+
+func asFlag(v any) string {
+	switch v := v.(type) {
+	case nil:
+		return ""
+	case []any:
+		var words []string
+		for _, w := range v {
+			words = append(words, fmt.Sprint(w))
+		}
+		return strings.Join(words, ",")
+	}
+	return fmt.Sprint(v)
+}
+
+// Change is a part of a Config that differs between two.
+type Change struct {
+	Part     string // its names in JSON
+	From, To string
+	Live     bool // a running kproxy takes it over without a restart
+}
+
+// String returns "mode from iptables to ipvs".
+func (c Change) String() string { return fmt.Sprintf("%s from %q to %q", c.Part, c.From, c.To) }
+
+// live are the parts that a running kproxy takes over: none of them concerns
+// what is programmed or which connections go where.
+var live = []string{"v", "enableProfiling", "oomScoreAdj"}
+
+// Changes returns what differs from c to next, by name.
+func (c Config) Changes(next Config) []Change {
+	before, after := c.parts(), next.parts()
+	var out []Change
+	for part, to := range after {
+		if from := before[part]; from != to {
+			out = append(out, Change{part, from, to, slices.Contains(live, part)})
+		}
+	}
+	slices.SortFunc(out, func(a, b Change) int { return cmp.Compare(a.Part, b.Part) })
+	return out
+}
