@@ -29,9 +29,12 @@ type index struct {
 }
 
 // newIndex indexes the frontends of one protocol. local reports whether an
-// address is one of this node's: only there are node ports.
+// address is one of this node's: only there are node ports, if p lets them be.
 func newIndex(p *plan.Plan, protocol service.Protocol, local func(netip.Addr) bool) *index {
 	x := &index{fronts: map[place]front{}, local: local}
+	if p != nil {
+		x.local = func(a netip.Addr) bool { return local(a) && p.Policy.AnswersNodePorts(a) }
+	}
 	for _, s := range servicesOf(p) {
 		if s.Port.Protocol == protocol {
 			x.add(s)

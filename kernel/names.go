@@ -53,6 +53,7 @@ const (
 	SetRanged   = Prefix + "RANGED"   // addresses that only some clients may use
 	SetAllow    = Prefix + "ALLOW"    // which clients may use which of them
 	SetPods     = Prefix + "PODS"     // the pod networks
+	SetNodes    = Prefix + "NODES"    // networks of the node's addresses that node ports answer on
 	SetEndpoint = Prefix + "ENDPOINT" // endpoints, for hairpin and forwarding rules
 	SetShort    = Prefix + "SHORT"    // addresses that pods and this node use by way of userspace
 	SetHealth   = Prefix + "HEALTH"   // ports at which load balancers ask for a Service's health

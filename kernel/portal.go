@@ -41,7 +41,7 @@ type portal struct {
 	specs   []Set
 	entries map[string][]string
 	// nodeAddresses are those at which node ports answer.
-	nodeAddresses []netip.Addr
+	nodeAddresses [2][]netip.Addr
 }
 
 // PortalSets returns the portal's sets without entries, in order of name. All
@@ -95,7 +95,9 @@ func PortalSetsOf(p *plan.Plan) []Set {
 func newPortal(p *plan.Plan) *portal {
 	b := &portal{specs: PortalSetsOf(p), entries: map[string][]string{}}
 	if p != nil {
-		b.nodeAddresses = p.Policy.NodeAddresses
+		for _, f := range service.Families {
+			b.nodeAddresses[f] = p.Policy.NodePortAddresses(f)
+		}
 	}
 	return b
 }
@@ -181,10 +183,8 @@ func (b *portal) refuseNodePort(s *plan.Service, f *plan.Frontend, base string) 
 		return
 	}
 	name := FamilySet(base, f.Family)
-	for _, a := range b.nodeAddresses {
-		if service.FamilyOf(a) == f.Family {
-			b.entries[name] = append(b.entries[name], AddressEntry(f.Protocol, netip.AddrPortFrom(a, f.Address.Port())))
-		}
+	for _, a := range b.nodeAddresses[f.Family] {
+		b.entries[name] = append(b.entries[name], AddressEntry(f.Protocol, netip.AddrPortFrom(a, f.Address.Port())))
 	}
 }
 

@@ -104,8 +104,8 @@ func (s *Service) standing(st standing, f *facts) *Service {
 func (c *computation) samePolicy(old *Policy) bool {
 	p := &c.in.Policy
 	return old.Mode == p.Mode && old.PanicThreshold == p.PanicThreshold &&
-		old.MasqueradeAll == p.MasqueradeAll && old.SameDetector(p) &&
-		(!c.kernel.uses(IPVS) || old.Scheduler == p.Scheduler && slices.Equal(old.NodeAddresses, p.NodeAddresses))
+		old.MasqueradeAll == p.MasqueradeAll && old.SameDetector(p) && old.sameNodePorts(p) &&
+		(!c.kernel.uses(IPVS) || old.Scheduler == p.Scheduler)
 }
 
 func (c *computation) sameSchedulers() bool {

@@ -84,5 +84,11 @@ func (p Policy) of(n *service.Node) Policy {
 	if p.NodePodCIDRs {
 		p.PodCIDRs = n.PodCIDRs
 	}
+	if p.PrimaryNodePorts {
+		p.NodePortNetworks = slices.Clone(p.NodePortNetworks)
+		for _, a := range n.Addresses {
+			p.NodePortNetworks = append(p.NodePortNetworks, netip.PrefixFrom(a, a.BitLen()))
+		}
+	}
 	return p
 }

@@ -124,10 +124,8 @@ func (d *digest) virtual(s *Service, p *Policy) {
 			d.bool(p.ownAddress(f.Address.Addr()))
 			continue
 		}
-		for _, a := range p.NodeAddresses {
-			if service.FamilyOf(a) == f.Family {
-				d.addr(a)
-			}
+		for _, a := range p.NodePortAddresses(f.Family) {
+			d.addr(a)
 		}
 		d.byte(0) // the end of the list: no address begins with it
 	}

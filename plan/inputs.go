@@ -52,16 +52,23 @@ type Policy struct {
 	// NodePodCIDRs is the detector that goes by the pod networks of the Node
 	// object: Compute puts those into PodCIDRs.
 	NodePodCIDRs bool
+	// NodePortNetworks limits the node's addresses that node ports answer on; see
+	// [Policy.NodePortsWithin]. With PrimaryNodePorts, Compute adds the addresses
+	// of the Node object, and a family without any answers nowhere.
+	NodePortNetworks []netip.Prefix
+	PrimaryNodePorts bool
+	// NoLocalhostNodePorts: node ports don't answer on loopback addresses.
+	NoLocalhostNodePorts bool
 	// ExcludeCIDRs are networks of endpoints that another proxy serves.
 	ExcludeCIDRs []netip.Prefix
 	// Links are networks that the node is directly connected to and whose hosts
 	// answer each other without passing it. Where client and endpoint are in
 	// one, the connection is masqueraded, or the answers would never come back.
 	Links []netip.Prefix
-	// NodeAddresses are the node's own, on which node ports answer, sorted: those of
-	// every link that is up but loopback and kproxy's own, and no link-local ones.
-	// IPVS has a virtual server on each; a service address that is one of them
-	// isn't put on kproxy's link.
+	// NodeAddresses are the node's own, sorted: those of every link that is up but
+	// loopback and kproxy's own, and no link-local ones. IPVS has a virtual server
+	// for each node port on each of [Policy.NodePortAddresses]; a service address
+	// that is one of the node's isn't put on kproxy's link.
 	NodeAddresses []netip.Addr
 	// Scheduler is the scheduler of IPVS for services that ask for none, nor for
 	// an algorithm; empty for that of the default algorithm.

@@ -43,15 +43,15 @@ func portalOf(f *plan.Frontend) portal {
 }
 
 // lookup finds the frontend a connection to orig was headed to. Node ports are
-// looked up last, as in the kernel; local reports whether an address is this
-// node's own.
+// looked up last, as in the kernel, and only on addresses that they answer on;
+// local reports whether an address is this node's own.
 func (t *table) lookup(proto service.Protocol, orig netip.AddrPort, local func(netip.Addr) bool) (front, bool) {
 	family := service.FamilyOf(orig.Addr())
 	if f, ok := t.fronts.get(portal{orig, proto, family}); ok {
 		return f, true
 	}
 	f, ok := t.fronts.get(portal{netip.AddrPortFrom(netip.Addr{}, orig.Port()), proto, family})
-	if !ok || !local(orig.Addr()) {
+	if !ok || !local(orig.Addr()) || !t.rules().AnswersNodePorts(orig.Addr()) {
 		return front{}, false
 	}
 	return f, true

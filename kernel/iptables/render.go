@@ -47,6 +47,10 @@ func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
 			continue
 		}
 		s := shared{Options: r.options, family: f, iptables: beneath, ipvs: p.Uses(plan.IPVS), policy: &p.Policy}
+		if nodes, limited := kernel.NodePortNetworks(&p.Policy, f); limited {
+			s.limited = true
+			out.Sets = append(out.Sets, nodes)
+		}
 		out.Jumps[f] = s.jumps()
 		out.Chains[f] = s.chains()
 		if beneath {

@@ -35,6 +35,7 @@ type shared struct {
 	family         service.Family
 	iptables, ipvs bool // lie beneath services
 	policy         *plan.Policy
+	limited        bool // node ports answer only on the node's addresses in SetNodes
 }
 
 // beneath reports whether the kernel carries anything.
@@ -61,13 +62,34 @@ func (s shared) rewritten() []string {
 	return out
 }
 
-// toNode matches packets to the node's own addresses, where node ports are. Those
-// on kproxy's link are local as well, but services' only.
-func (s shared) toNode() string {
-	if s.ipvs {
-		return "-m addrtype --dst-type LOCAL " + kernel.NotInSet(s.set(kernel.SetVIP), "dst")
+// toNode is a rule for packets to those of the node's own addresses that node
+// ports answer on. The addresses on kproxy's link are local as well, but
+// services' only. The rule is in the order of iptables-save: what is in match
+// comes after the protocol and the comment, both of which may be empty.
+func (s shared) toNode(protocol, comment, match string) string {
+	out := ""
+	if s.policy.NoLocalhostNodePorts || protocol == "" {
+		out = "! -d " + kernel.Loopback[s.family] + " "
 	}
-	return "-m addrtype --dst-type LOCAL"
+	if protocol != "" {
+		out += "-p " + protocol + " "
+	}
+	if comment != "" {
+		out += kernel.Comment(comment) + " "
+	}
+	out += "-m addrtype --dst-type LOCAL"
+	if s.ipvs {
+		out += " " + kernel.NotInSet(s.set(kernel.SetVIP), "dst")
+	}
+	return out + s.answering() + match
+}
+
+// answering matches addresses that node ports answer on, of those of this node.
+func (s shared) answering() string {
+	if !s.limited {
+		return ""
+	}
+	return " " + kernel.InSet(s.set(kernel.SetNodes), "dst")
 }
 
 func (s shared) set(base string) string { return kernel.FamilySet(base, s.family) }
@@ -142,7 +164,7 @@ func (s shared) services() []string {
 	if s.iptables {
 		out = append(out,
 			kernel.Comment("all others by destination address")+" -j "+chainDispatch,
-			"! -d "+kernel.Loopback[s.family]+" "+kernel.Comment("then by node port")+" "+s.toNode()+" -j "+chainNodePorts)
+			s.toNode("", "then by node port", " -j "+chainNodePorts))
 	}
 	return out
 }
@@ -153,7 +175,10 @@ func (s shared) services() []string {
 func (s shared) portal() []string {
 	var out []string
 	for i, p := range userProtocols {
-		out = append(out, "-d "+kernel.Loopback[s.family]+" -p "+p.String()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetLocal, p), "dst")+s.redirect(i))
+		if s.policy.NoLocalhostNodePorts {
+			break
+		}
+		out = append(out, "-d "+kernel.Loopback[s.family]+" -p "+p.String()+s.answering()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetLocal, p), "dst")+s.redirect(i))
 	}
 	out = append(out, s.redirects(kernel.SetUser)...)
 	if s.ipvs {
@@ -171,7 +196,7 @@ func (s shared) redirects(base string) []string {
 		out = append(out, "-p "+p.String()+" "+kernel.InSet(s.set(base), "dst,dst")+s.redirect(i))
 	}
 	for i, p := range userProtocols {
-		out = append(out, "-p "+p.String()+" "+s.toNode()+" "+kernel.InSet(kernel.NodePortSet(base, p), "dst")+s.redirect(i))
+		out = append(out, s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(base, p), "dst")+s.redirect(i)))
 	}
 	return out
 }
@@ -232,10 +257,9 @@ func (s shared) refusals() []string {
 		if p == service.TCP {
 			reject = reset
 		}
-		local := "-p " + p.String() + " " + s.toNode() + " "
 		out = append(out,
-			local+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p), "dst")+" -j DROP",
-			local+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p), "dst")+reject)
+			s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p), "dst")+" -j DROP"),
+			s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p), "dst")+reject))
 	}
 	return out
 }

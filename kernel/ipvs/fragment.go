@@ -93,10 +93,8 @@ func (b *builder) frontend(f *plan.Frontend) {
 // nodePlaces are the node's addresses at which node port f answers.
 func (b *builder) nodePlaces(f *plan.Frontend) []netip.AddrPort {
 	var out []netip.AddrPort
-	for _, a := range b.policy.NodeAddresses {
-		if service.FamilyOf(a) == f.Family {
-			out = append(out, netip.AddrPortFrom(a, f.Address.Port()))
-		}
+	for _, a := range b.policy.NodePortAddresses(f.Family) {
+		out = append(out, netip.AddrPortFrom(a, f.Address.Port()))
 	}
 	return out
 }

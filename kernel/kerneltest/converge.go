@@ -49,11 +49,12 @@ func (m Mode) everyCall(t *testing.T) {
 	}
 	w := NewWalk(11, m.Mode, m.Plane, 6)
 	w.Next()
-	from := m.Render(w.Next())
-	to := m.Render(w.Next())
+	first, second := w.Next(), w.Next()
+	from, to := m.Render(first), m.Render(second)
 	way := func(t *testing.T, faults *Faults) (before, after int) {
 		j := newJourney(t, m, faults, 11)
 		m.bring(t, j.system, from)
+		j.system.Host.SetNodeAddresses(second.Policy.NodeAddresses)
 		before = faults.Calls()
 		j.step(to)
 		after = faults.Calls()

@@ -132,6 +132,19 @@ func flowScenes() []flowScene {
 		}},
 		{name: "pods come in on a bridge", policy: podLink, rows: rowsOfLinks},
 		{name: "pods come in on links of a name", policy: podLinks, sctp: true, rows: rowsOfLinks},
+		{name: "node ports answer on one address", policy: func(n *Network, p *plan.Policy) {
+			pods(n, p)
+			for _, f := range service.Families {
+				a := n.NodeAddress(f, outside) // of the link to "outside"; the others use that of theirs
+				p.NodePortNetworks = append(p.NodePortNetworks, netip.PrefixFrom(a, a.BitLen()-1))
+			}
+		}, rows: []row{
+			{"both", plan.ClusterIP, inside},
+			{"both", plan.NodePort, [4]string{"two:node three:node", "two:node three:node", refused, refused}},
+			{"local", plan.NodePort, [4]string{"two:outside", "two:node three:node", refused, refused}},
+			{"elsewhere", plan.NodePort, [4]string{silence, "three:node", refused, refused}},
+			{"nothing", plan.NodePort, all(refused)},
+		}},
 		{name: "all are masqueraded", policy: func(n *Network, p *plan.Policy) { pods(n, p); p.MasqueradeAll = true }, rows: []row{
 			{"both", plan.ClusterIP, masked},
 			{"local", plan.ExternalIP, local},

@@ -47,6 +47,9 @@ func said(n *Network, p *plan.Plan, s *plan.Service, f *plan.Frontend, client in
 	if c.Node {
 		c.Address = n.NodeAddress(f.Family, outside)
 	}
+	if f.Kind == plan.NodePort && !p.Policy.AnswersNodePorts(n.NodeAddress(f.Family, max(client, 1))) {
+		return refused
+	}
 	switch s.VerdictFor(f, c, &p.Policy) {
 	case plan.Drop:
 		return silence

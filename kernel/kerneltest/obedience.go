@@ -45,7 +45,7 @@ func compareFrontend(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f 
 		}
 		return netip.MustParseAddr(v4)
 	}
-	node := p.Policy.NodeAddresses[slices.IndexFunc(p.Policy.NodeAddresses, func(a netip.Addr) bool { return service.FamilyOf(a) == f.Family })]
+	node := nodeAddress(p, f.Family)
 	clients := map[string]plan.Client{
 		"outsider": {Address: pick("203.0.113.9", "2001:db8:9::9")},
 		"in range": {Address: pick("198.51.100.7", "2001:db8:1::7")},
@@ -74,6 +74,11 @@ func compareFrontend(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f 
 	}
 }
 
+// nodeAddress is one of the node's.
+func nodeAddress(p *plan.Plan, f service.Family) netip.Addr {
+	return p.Policy.NodeAddresses[slices.IndexFunc(p.Policy.NodeAddresses, func(a netip.Addr) bool { return service.FamilyOf(a) == f })]
+}
+
 // turnedAway reports whether IPVS is the one to turn c away, if it keeps
 // connections at f: it comes before filter OUTPUT, and where nobody else does.
 func turnedAway(f *plan.Frontend, c plan.Client, fates []Fate) bool {
@@ -86,6 +91,9 @@ func turnedAway(f *plan.Frontend, c plan.Client, fates []Fate) bool {
 // wanted is what the plan says about a connection.
 func wanted(p *plan.Plan, s *plan.Service, f *plan.Frontend, c plan.Client) []Fate {
 	verdict := s.VerdictFor(f, c, &p.Policy)
+	if f.Kind == plan.NodePort && !slices.Contains(p.Policy.NodePortAddresses(f.Family), nodeAddress(p, f.Family)) {
+		return none
+	}
 	if f.Kind == plan.NodePort && f.Protocol != service.SCTP {
 		// Node ports' sets have no family: what one family does, both do.
 		for i := range s.Frontends {

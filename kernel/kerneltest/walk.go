@@ -104,6 +104,11 @@ func (w *Walk) newPolicy() plan.Policy {
 		}
 	}
 	slices.SortFunc(p.NodeAddresses, netip.Addr.Compare)
+	if w.one(4) {
+		p.NodePortNetworks = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")}
+		p.PrimaryNodePorts = w.one(2)
+	}
+	p.NoLocalhostNodePorts = w.one(8)
 	return p
 }
 
