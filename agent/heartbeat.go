@@ -25,6 +25,7 @@ type heartbeat struct {
 
 	missed int // beats in a row
 	alive  atomic.Bool
+	served atomic.Bool // alive, once
 }
 
 // run beats until ctx is done, then removes the entries at once, so that new
@@ -67,6 +68,7 @@ func (h *heartbeat) beat(ctx context.Context) {
 func (h *heartbeat) judge(err error) {
 	if err == nil {
 		h.missed = 0
+		h.served.Store(true)
 		if !h.alive.Swap(true) {
 			h.log.Info("the forwarder serves")
 			h.revived()

@@ -119,8 +119,13 @@ func (a *Agent) Pin(k service.Key, pref service.Preference) error {
 }
 
 // LastSync returns when the last pass succeeded, zero if none has, and since
-// when a change waits for one, zero if none waits.
+// when a change waits for one, zero if none waits. A pass counts from when
+// services can be reached: the rules that lead to userspace are in the kernel, the
+// forwarder serves, and the rules of services have been tried.
 func (a *Agent) LastSync() (success, pendingSince time.Time) {
 	s, pending := a.sync.get()
+	if !a.isSetUp.Load() || !a.heart.served.Load() || a.programmer.report().passes == 0 {
+		return time.Time{}, pending
+	}
 	return s.LastSuccess, pending
 }
