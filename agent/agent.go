@@ -121,6 +121,7 @@ func policyOf(c config.Config) plan.Policy {
 	}
 	p.NodePortNetworks, p.PrimaryNodePorts = c.NodePortNetworks()
 	p.NoLocalhostNodePorts = !c.LocalhostNodePorts
+	p.ExcludeCIDRs = c.ExcludedNetworks()
 	p.Scheduler = c.IPVS.Scheduler
 	return p
 }

@@ -107,7 +107,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	start := time.Now()
 	old := a.current.Load()
 	p := plan.Compute(a.inputs(start, old))
-	a.prober.Update(plan.Targets(a.source.Latest(), a.health))
+	a.prober.Update(plan.Targets(a.source.Latest(), a.health, p.Policy.ExcludeCIDRs...))
 	a.userspace.Prepare(p)
 	a.moveAffinity(old, p)
 	a.keeper.follow(old, p)

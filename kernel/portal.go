@@ -40,8 +40,8 @@ func Portal(p *plan.Plan) []Set {
 type portal struct {
 	specs   []Set
 	entries map[string][]string
-	// nodeAddresses are those at which node ports answer.
-	nodeAddresses [2][]netip.Addr
+	// nodeAddresses are those at which node ports answer, loopback aside.
+	nodeAddresses, loopback [2][]netip.Addr
 }
 
 // PortalSets returns the portal's sets without entries, in order of name. All
@@ -97,6 +97,9 @@ func newPortal(p *plan.Plan) *portal {
 	if p != nil {
 		for _, f := range service.Families {
 			b.nodeAddresses[f] = p.Policy.NodePortAddresses(f)
+			if a := localhost[f]; p.Policy.AnswersNodePorts(a) {
+				b.loopback[f] = []netip.Addr{a}
+			}
 		}
 	}
 	return b
@@ -134,7 +137,8 @@ func (b *portal) add(s *plan.Service, f *plan.Frontend) {
 
 // addNodePort adds to bitmaps, which have no family: where a node port is served
 // in userspace in one family and refused in the other, connections of the other
-// are redirected as well, and it is userspace that turns them away.
+// are redirected as well, and it is userspace that turns them away. Where those
+// of the other are another proxy's, the node's addresses tell which is meant.
 func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
 	switch f.Verdict {
 	case plan.Reject:
@@ -145,20 +149,38 @@ func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
 	if f.Protocol == service.SCTP {
 		return // the kernel's rules serve it; userspace and bitmaps know TCP and UDP
 	}
+	put := b.putNodePort
+	if s.Excluded != [2]bool{} {
+		put = b.putNodePlaces
+	}
 	if s.Serves(f) {
-		b.putNodePort(SetLocal, f) // the node itself, which short circuits are for
+		put(SetLocal, f) // the node itself, which short circuits are for
 	}
 	if inUserspace(s, f) {
-		b.putNodePort(SetUser, f)
+		put(SetUser, f)
 	}
 	if s.ShortCircuits(f) {
-		b.putNodePort(SetShort, f)
+		put(SetShort, f)
 	}
 }
 
 func (b *portal) putNodePort(base string, f *plan.Frontend) {
 	name := NodePortSet(base, f.Protocol)
 	b.entries[name] = append(b.entries[name], strconv.Itoa(int(f.Address.Port())))
+}
+
+// putNodePlaces puts a node port into the set of addresses of its family, as if
+// each of the node's were a service's. For loopback, whose set knows ports
+// only, the address that stands for it is served in userspace.
+func (b *portal) putNodePlaces(base string, f *plan.Frontend) {
+	places := b.nodeAddresses[f.Family]
+	if base == SetLocal {
+		base, places = SetUser, b.loopback[f.Family]
+	}
+	name := FamilySet(base, f.Family)
+	for _, a := range places {
+		b.entries[name] = append(b.entries[name], AddressEntry(f.Protocol, netip.AddrPortFrom(a, f.Address.Port())))
+	}
 }
 
 // addHealthPorts adds the ports at which load balancers ask this node whether it
@@ -176,15 +198,11 @@ func (b *portal) addHealthPorts(p *plan.Plan) {
 // Rules of iptables take a connection before it comes to be refused; IPVS takes
 // it afterwards, so for that the node's addresses tell which family is meant.
 func (b *portal) refuseNodePort(s *plan.Service, f *plan.Frontend, base string) {
-	if s.Beneath != plan.IPVS {
-		if f.Protocol != service.SCTP {
-			b.putNodePort(base, f)
-		}
-		return
-	}
-	name := FamilySet(base, f.Family)
-	for _, a := range b.nodeAddresses[f.Family] {
-		b.entries[name] = append(b.entries[name], AddressEntry(f.Protocol, netip.AddrPortFrom(a, f.Address.Port())))
+	switch {
+	case s.Beneath == plan.IPVS, s.Excluded != [2]bool{} && f.Protocol != service.SCTP:
+		b.putNodePlaces(base, f)
+	case f.Protocol != service.SCTP:
+		b.putNodePort(base, f)
 	}
 }
 

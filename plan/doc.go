@@ -14,6 +14,9 @@
 // new ones needn't qualify again; a pin or a specification that the kernel
 // can't express wipes out the back-off.
 //
+// Services whose endpoints are in an excluded network are another proxy's: see
+// Policy.ExcludeCIDRs.
+//
 // What lies beneath a service is decided per service: mode auto takes IPVS,
 // unless iptables falls short of the specification in less. Which endpoints
 // there are just now plays no part in it, so that a service doesn't change

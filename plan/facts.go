@@ -17,6 +17,7 @@ import (
 type facts struct {
 	entry uint64 // hash of the snapshot's entry
 
+	left          string // why another proxy serves it; empty if none does
 	refusal       string // why no frontend serves anybody; empty if one does
 	inexpressible string // why the kernel can't carry it; empty if it can
 	panic         string // why endpoints that are down are served; empty if they aren't
@@ -61,13 +62,20 @@ func (c *computation) reusable(i int, p *service.Port, entry uint64) bool {
 // settle makes the Service of a service port, without its data plane and
 // state, and the facts that these are decided by.
 func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint64) (*Service, facts) {
-	s := &Service{Port: p, Frontends: c.frontends(p)}
+	s := &Service{Port: p, Excluded: c.exclude(p, eps)}
+	s.Frontends = c.frontends(p, s.Excluded)
 	f := facts{entry: entry, inexpressible: c.lay(s)}
 	f.qualified = reasonQualified
 	if s.Beneath != c.kernel.plane {
 		f.qualified += " (" + string(s.Beneath) + ": " + s.BeneathReason + ")"
 	}
 	s.Endpoints, f.flaps = c.rows(p, eps)
+	if len(s.Frontends) == 0 && s.Excluded != [2]bool{} {
+		f.left, f.inexpressible = c.leave(s), ""
+		s.BeneathReason, s.Degraded, s.Scheduler, s.Problems = "", "", "", slices.Clone(p.Problems)
+		f.steady = steadyHash(s)
+		return s, f
+	}
 	if p.Protocol == service.SCTP && s.Beneath == None {
 		for i := range s.Frontends {
 			s.Frontends[i].Verdict = Reject
@@ -88,6 +96,7 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 // returns what there is to say about panic.
 func (c *computation) fillGroups(s *Service, eps []service.Endpoint) string {
 	var said string
+	ours := c.ours(eps)
 	for _, fam := range service.Families {
 		var useCluster, useLocal bool
 		for i := range s.Frontends {
@@ -99,7 +108,7 @@ func (c *computation) fillGroups(s *Service, eps []service.Endpoint) string {
 		if !useCluster && !useLocal {
 			continue
 		}
-		sel := selectEndpoints(eps, fam, c.node)
+		sel := selectEndpoints(ours, fam, c.node)
 		g := &s.Groups[fam]
 		var clusterPanic, localPanic string
 		if useCluster {

@@ -62,12 +62,12 @@ func eachPlace(p *service.Port, f func(Kind, place)) {
 }
 
 // frontends returns p's frontends without their verdicts. Places that other
-// service ports have are left out.
-func (c *computation) frontends(p *service.Port) []Frontend {
+// service ports have are left out, and those in excluded families.
+func (c *computation) frontends(p *service.Port, excluded [2]bool) []Frontend {
 	lost := c.contests.lost[p.Key]
 	out := make([]Frontend, 0, len(p.ClusterIPs)+len(p.ExternalIPs)+len(p.LoadBalancerIPs)+2)
 	eachPlace(p, func(k Kind, at place) {
-		if _, gone := lost[at]; gone {
+		if _, gone := lost[at]; gone || excluded[at.family] {
 			return
 		}
 		f := Frontend{Kind: k, Family: at.family, Protocol: at.protocol, Address: at.address}

@@ -116,6 +116,7 @@ func (d *digest) virtual(s *Service, p *Policy) {
 		e := &s.Endpoints[i]
 		d.addrPort(e.Address)
 		d.bool(e.Local)
+		d.bool(e.Excluded)
 		d.bool(s.Port.Protocol == service.UDP && e.Keeps())
 	}
 	for i := range s.Frontends {

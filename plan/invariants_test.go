@@ -9,7 +9,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-var allStates = []State{StateUserspace, StateQualifying, StateOffloaded, StateRecalled, StatePinned, StateRejecting}
+var allStates = []State{StateUserspace, StateQualifying, StateOffloaded, StateRecalled, StatePinned, StateRejecting, StateExcluded}
 
 // checkPlan fails the test unless p has what every plan of in must have.
 func checkPlan(t *testing.T, in *Inputs, p *Plan) {
@@ -20,6 +20,7 @@ func checkPlan(t *testing.T, in *Inputs, p *Plan) {
 	if !p.Wake.IsZero() && !p.Wake.After(in.Now) {
 		t.Fatalf("wake %v isn't after now %v", p.Wake, in.Now)
 	}
+	checkExcluded(t, in, p)
 	taken := map[place]service.Key{}
 	for i, s := range p.Services {
 		port, eps, _ := in.Snapshot.At(i)
@@ -39,8 +40,39 @@ func checkPlan(t *testing.T, in *Inputs, p *Plan) {
 		checkStanding(t, in, p, s)
 		checkVerdicts(t, s)
 		checkHealth(t, in, s)
-		checkForwarding(t, in, s)
-		checkBeneath(t, in, p, s)
+		if s.State != StateExcluded {
+			checkForwarding(t, in, s)
+			checkBeneath(t, in, p, s)
+		}
+	}
+}
+
+// checkExcluded: a service port has no frontend in a family in which all its
+// endpoints are another proxy's, and none of those is in a group.
+func checkExcluded(t *testing.T, in *Inputs, p *Plan) {
+	t.Helper()
+	for _, s := range p.Services {
+		var ours, theirs [2]bool
+		for _, e := range s.Endpoints {
+			a := e.Address.Addr()
+			f := service.FamilyOf(a)
+			if e.Excluded != contains(in.Policy.ExcludeCIDRs, a) {
+				t.Fatalf("%v: %v excluded: %v", s.Port.Key, a, e.Excluded)
+			}
+			ours[f], theirs[f] = ours[f] || !e.Excluded, theirs[f] || e.Excluded
+		}
+		for _, f := range s.Frontends {
+			if theirs[f.Family] && !ours[f.Family] {
+				t.Fatalf("%v: %s answers, and all its endpoints are another proxy's", s.Port.Key, f.Address)
+			}
+		}
+		for _, g := range s.Groups {
+			for _, b := range slices.Concat(g.Cluster, g.Local) {
+				if contains(in.Policy.ExcludeCIDRs, b.Address.Addr()) {
+					t.Fatalf("%v uses %v, which is another proxy's", s.Port.Key, b.Address)
+				}
+			}
+		}
 	}
 }
 
@@ -59,6 +91,12 @@ func checkStanding(t *testing.T, in *Inputs, p *Plan, s *Service) {
 		t.Fatalf("%v: state %q, reason %q", s.Port.Key, s.State, s.Reason)
 	}
 	serves := slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return s.Serves(&f) })
+	if s.State == StateExcluded {
+		if len(s.Frontends) > 0 || s.Beneath != None || s.KernelHash != 0 || s.DataPlane != None {
+			t.Fatalf("%v is left to another proxy: %+v", s.Port.Key, s)
+		}
+		return
+	}
 	if serves != (s.DataPlane != None) || serves != (s.State != StateRejecting) {
 		t.Fatalf("%v: serves %v in data plane %q, state %q", s.Port.Key, serves, s.DataPlane, s.State)
 	}

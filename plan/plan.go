@@ -11,7 +11,8 @@ import (
 // DataPlane is what carries a service's new connections.
 type DataPlane string
 
-// The data planes. None means that new connections are refused or dropped.
+// The data planes. None means that new connections are refused or dropped, or
+// another proxy's.
 const (
 	Userspace DataPlane = "userspace"
 	IPTables  DataPlane = "iptables"
@@ -37,6 +38,8 @@ const (
 	StatePinned State = "pinned"
 	// StateRejecting: no usable endpoint, new connections are refused or dropped.
 	StateRejecting State = "rejecting"
+	// StateExcluded: left to another proxy, nothing of kproxy's touches it.
+	StateExcluded State = "excluded"
 )
 
 // Verdict is what happens to a new connection to a frontend.
@@ -115,6 +118,9 @@ type Service struct {
 	// has empty groups.
 	Groups    [2]Groups
 	Endpoints []Endpoint // all of them, usable or not, in address order
+	// Excluded are the families in which another proxy serves it; there are no
+	// frontends in those.
+	Excluded [2]bool
 
 	DataPlane   DataPlane
 	State       State
@@ -173,10 +179,12 @@ type Frontend struct {
 type Endpoint struct {
 	service.Endpoint
 	Local  bool
-	Usable bool   // gets new connections from some frontend
-	Health string // "up", "down" or "unknown"
-	Since  time.Time
-	Error  string // of its last failed probe
+	Usable bool // gets new connections from some frontend
+	// Excluded: another proxy serves it, in a network of Policy.ExcludeCIDRs.
+	Excluded bool
+	Health   string // "up", "down" or "unknown"
+	Since    time.Time
+	Error    string // of its last failed probe
 }
 
 // Client describes where a connection comes from, as far as decisions need it.

@@ -22,6 +22,7 @@ func (c *computation) problems(s *Service, eps []service.Endpoint) []string {
 			}
 		}
 	}
+	out = append(out, c.leftToOthers(s)...)
 	out = append(out, c.nowhere(s)...)
 	out = append(out, c.ownAddresses(s)...)
 	for _, f := range service.Families {

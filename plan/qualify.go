@@ -23,6 +23,9 @@ type standing struct {
 // order of the questions is the order of precedence.
 func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 	m.observe(f.steady, c.in.Now)
+	if f.left != "" {
+		return standing{plane: None, state: StateExcluded, reason: f.left}
+	}
 	if f.refusal != "" {
 		// It stays offloaded in memory: endpoints that come back are a change like
 		// any other.

@@ -129,7 +129,7 @@ func (r *walker) mutate() {
 	name := pick(r.Rand, names...)
 	k := keyOf(name)
 	_, exists := r.ports[k]
-	switch r.IntN(15) {
+	switch r.IntN(16) {
 	case 0:
 		delete(r.ports, k)
 	case 1, 2, 3:
@@ -162,6 +162,8 @@ func (r *walker) mutate() {
 		clear(r.in.Failed)
 	case 11:
 		r.in.Policy.NodeAddresses = pick(r.Rand, nil, addrs("192.168.0.1"), addrs("192.168.0.1", "203.0.113.1", "fd00:1::1"))
+	case 14:
+		r.in.Policy.ExcludeCIDRs = pick(r.Rand, nil, prefixes("10.0.0.0/30"), prefixes("10.0.0.0/29"), prefixes("fd00::/64", "10.0.0.4/30"))
 	case 12:
 		r.in.Caps.Schedulers = pick(r.Rand, nil, map[string]string{"mh": "no module ip_vs_mh", "sed": "no module"}, map[string]string{"rr": "gone"})
 	case 13:

@@ -49,15 +49,21 @@ func refusal(s *Service) string {
 		}
 		dropped = dropped || s.Frontends[i].Verdict == Drop
 	}
-	ready, weights := 0, 0
+	n, ready, weights := 0, 0, 0
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
+		if e.Excluded {
+			continue
+		}
+		n++
 		if e.Ready || e.Serving && e.Terminating {
 			ready++
 			weights += int(e.Weight)
 		}
 	}
-	switch n := len(s.Endpoints); {
+	switch {
+	case n == 0 && len(s.Endpoints) > 0:
+		return "it has no endpoints that aren't another proxy's"
 	case n == 0:
 		return "it has no endpoints"
 	case ready == 0 && n == 1:

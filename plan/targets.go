@@ -2,6 +2,7 @@ package plan
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 
 	"kproxy.dev/kproxy/health"
@@ -11,8 +12,9 @@ import (
 // Targets returns the probes that the endpoints of s need, sorted, each once
 // however many service ports share it: those of every endpoint that some
 // traffic policy could choose, here or, when nodes come and go, later. An
-// endpoint that isn't ready is not probed before it is.
-func Targets(s *service.Snapshot, d health.Defaults) []health.Target {
+// endpoint that isn't ready is not probed before it is, and one in an excluded
+// network never.
+func Targets(s *service.Snapshot, d health.Defaults, exclude ...netip.Prefix) []health.Target {
 	if s == nil {
 		return nil
 	}
@@ -24,7 +26,7 @@ func Targets(s *service.Snapshot, d health.Defaults) []health.Target {
 			continue
 		}
 		for i := range eps {
-			if !eps[i].Ready && !(eps[i].Serving && eps[i].Terminating) {
+			if !eps[i].Ready && !(eps[i].Serving && eps[i].Terminating) || contains(exclude, eps[i].Address.Addr()) {
 				continue
 			}
 			if t := view.Target(p, eps[i].Address); !seen[t] {

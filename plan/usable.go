@@ -15,7 +15,7 @@ func (c *computation) rows(p *service.Port, eps []service.Endpoint) ([]Endpoint,
 	for i := range eps {
 		st := c.in.Health.Of(p, eps[i].Address)
 		rows[i] = Endpoint{
-			Endpoint: eps[i], Local: isLocal(&eps[i], c.node),
+			Endpoint: eps[i], Local: isLocal(&eps[i], c.node), Excluded: c.in.Policy.excluded(eps[i].Address.Addr()),
 			Health: st.Status.String(), Since: st.Since, Error: st.LastError,
 		}
 		for _, t := range st.Flaps {
@@ -32,9 +32,10 @@ func (e *Endpoint) down() bool { return e.Health == downText }
 
 // Keeps reports whether e keeps the UDP flows it has: one that gets new ones
 // does, and one that drains (weight 0, or on its way out), but not one whose
-// health check found it down, unless all are and are used nevertheless.
+// health check found it down, unless all are and are used nevertheless, nor one
+// that has become another proxy's.
 func (e *Endpoint) Keeps() bool {
-	return (e.Serving || e.Ready) && (e.Usable || !e.down())
+	return !e.Excluded && (e.Serving || e.Ready) && (e.Usable || !e.down())
 }
 
 // group makes the backends of the endpoints chosen. Those that are down are

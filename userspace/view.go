@@ -98,7 +98,7 @@ func (v *view) addresses() map[netip.AddrPort]bool {
 func (v *view) keeps(a netip.AddrPort) bool {
 	for i := range v.plan.Endpoints {
 		if e := &v.plan.Endpoints[i]; e.Address == a {
-			return e.Usable || (e.Ready || e.Serving) && e.Health != "down"
+			return e.Keeps()
 		}
 	}
 	return false

@@ -123,7 +123,7 @@ func countServices(s plan.Status, gauge func(*prometheus.Desc, float64, ...strin
 	}
 	for _, st := range []plan.State{
 		plan.StateUserspace, plan.StateQualifying, plan.StateOffloaded,
-		plan.StateRecalled, plan.StatePinned, plan.StateRejecting,
+		plan.StateRecalled, plan.StatePinned, plan.StateRejecting, plan.StateExcluded,
 	} {
 		gauge(statesDesc, float64(states[st]), string(st))
 	}

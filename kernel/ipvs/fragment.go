@@ -156,7 +156,7 @@ func (b *builder) reals(f service.Family, local bool) []kernel.Real {
 // keeps reports whether an endpoint keeps the connections it has. A flow of UDP
 // has no end that its client would notice: it leaves an endpoint that is down.
 func (b *builder) keeps(e *plan.Endpoint) bool {
-	return b.s.Port.Protocol != service.UDP || e.Keeps()
+	return !e.Excluded && (b.s.Port.Protocol != service.UDP || e.Keeps())
 }
 
 // seconds rounds up: the kernel's persistence is in seconds.
