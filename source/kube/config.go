@@ -109,15 +109,34 @@ func (c Config) fromFile() (*rest.Config, error) {
 	case err != nil:
 		return nil, configError("--kubeconfig: read %s: %w", c.Kubeconfig, cause(err))
 	}
+	if lacks := whatLacks(file, c.Master); lacks != "" {
+		return nil, configError("--kubeconfig: %s %s", c.Kubeconfig, lacks)
+	}
 	overrides := &clientcmd.ConfigOverrides{ClusterInfo: clientcmdapi.Cluster{Server: c.Master}}
 	out, err := clientcmd.NewNonInteractiveClientConfig(*file, file.CurrentContext, overrides, rules).ClientConfig()
-	switch {
-	case clientcmd.IsEmptyConfig(err) || len(file.Clusters) == 0 && c.Master == "":
-		return nil, configError("--kubeconfig: %s names no cluster; it needs clusters, users, contexts and current-context", c.Kubeconfig)
-	case err != nil:
+	if err != nil {
 		return nil, configError("--kubeconfig: %s: %s", c.Kubeconfig, oneLine(err))
 	}
 	return out, nil
+}
+
+// whatLacks says what is missing between current-context and a cluster, which
+// client-go sums up as "no configuration has been provided".
+func whatLacks(file *clientcmdapi.Config, master string) string {
+	current := file.Contexts[file.CurrentContext]
+	switch {
+	case master != "" && len(file.Contexts) == 0:
+		return "" // the server is known, and nobody has to be
+	case len(file.Clusters) == 0:
+		return "names no cluster; a kubeconfig has clusters, users, contexts and a current-context"
+	case file.CurrentContext == "":
+		return "has no current-context, which says which of its clusters is meant"
+	case current == nil:
+		return fmt.Sprintf("has no context %q, which its current-context names", file.CurrentContext)
+	case file.Clusters[current.Cluster] == nil:
+		return fmt.Sprintf("has no cluster %q, which its context %q names", current.Cluster, file.CurrentContext)
+	}
+	return ""
 }
 
 // cause leaves out client-go's "error loading config file …", which says again
