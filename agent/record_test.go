@@ -1,0 +1,71 @@
+package agent
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// recorded is a recorder that remembers.
+type recorded [][]string
+
+func (r *recorded) Event(namespace, name string, warning bool, reason, action, note string) {
+	kind := "normal"
+	if warning {
+		kind = "warning"
+	}
+	*r = append(*r, []string{namespace + "/" + name, kind, reason, action, note})
+}
+
+func TestRecordMoves(t *testing.T) {
+	port := func(name, port string, d plan.DataPlane, reason string) *plan.Service {
+		k := service.Key{Namespace: "default", Name: name, Port: port, Protocol: service.TCP}
+		return &plan.Service{Port: &service.Port{Key: k}, DataPlane: d, Reason: reason}
+	}
+	same := port("same", "", plan.Userspace, "qualifying")
+	old := &plan.Plan{Services: []*plan.Service{
+		port("a", "http", plan.Userspace, ""), port("a", "metrics", plan.Userspace, ""), port("b", "", plan.IPTables, ""),
+		port("c", "", plan.Userspace, ""), port("d", "", plan.None, ""), port("gone", "", plan.IPTables, ""), same,
+	}}
+	p := &plan.Plan{Services: []*plan.Service{
+		port("a", "http", plan.IPTables, "steady"), port("a", "metrics", plan.IPTables, "steady too"), port("b", "", plan.Userspace, "its endpoints flap"),
+		port("c", "", plan.None, "no usable endpoint"), port("d", "", plan.Userspace, "qualifying"), port("new", "", plan.Userspace, "new"), same,
+	}}
+	var got recorded
+	a := &Agent{record: &got}
+	a.recordMoves(nil, old) // a start is no move
+	a.recordMoves(old, old)
+	a.recordMoves(old, p)
+	want := recorded{
+		{"default/a", "normal", "DataPlaneChanged", "Offload", "http: userspace to iptables: steady; metrics: userspace to iptables: steady too"},
+		{"default/b", "normal", "DataPlaneChanged", "Recall", "iptables to userspace: its endpoints flap"},
+		{"default/c", "normal", "DataPlaneChanged", "Reject", "userspace to none: no usable endpoint"},
+		{"default/d", "normal", "DataPlaneChanged", "Serve", "none to userspace: qualifying"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	(&Agent{}).recordMoves(old, p) // where nobody keeps events
+}
+
+func TestNodeEligible(t *testing.T) {
+	says := false
+	for name, c := range map[string]struct {
+		eligible func() bool
+		running  bool
+		want     bool
+	}{
+		"manifests":                 {nil, true, true},
+		"the API says no":           {func() bool { return says }, true, false},
+		"the source isn't open yet": {func() bool { return says }, false, true},
+	} {
+		a := &Agent{eligible: c.eligible}
+		a.isSetUp.Store(c.running)
+		if got := a.NodeEligible(); got != c.want {
+			t.Errorf("%s: %v, want %v", name, got, c.want)
+		}
+	}
+}
