@@ -19,8 +19,8 @@ import (
 //   - REJECT and DROP what is refused and dropped,
 //   - HEALTH the ports at which load balancers ask for a Service's health,
 //   - RANGED the addresses that only the clients in ALLOW may use,
-//   - SHORT, where IPVS is in use, what is redirected to userspace for pods and this
-//     node, whatever is done with others' connections,
+//   - SHORT, unless iptables is all that lies beneath, what is redirected to userspace
+//     for pods and this node, whatever is done with others' connections,
 //   - ALIVE the heartbeat; kproxy refreshes it and Portal leaves it empty,
 //   - LET the endpoints whose refusals pass; Portal leaves it empty as well,
 //     see [LetRefusals],
@@ -79,7 +79,7 @@ func PortalSets() []Set {
 // the rules of a data plane which p uses need.
 func PortalSetsOf(p *plan.Plan) []Set {
 	out := PortalSets()
-	if p == nil || !p.Uses(plan.IPVS) {
+	if p == nil || !Shorts(p) {
 		return out
 	}
 	for _, f := range service.Families {
@@ -91,6 +91,10 @@ func PortalSetsOf(p *plan.Plan) []Set {
 	slices.SortFunc(out, func(a, b Set) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
+
+// Shorts reports whether the portal tells pods and this node from other clients,
+// because what lies beneath can't: IPVS, or nothing.
+func Shorts(p *plan.Plan) bool { return p.Uses(plan.IPVS) || !p.Uses(plan.IPTables) }
 
 func newPortal(p *plan.Plan) *portal {
 	b := &portal{specs: PortalSetsOf(p), entries: map[string][]string{}}
@@ -207,11 +211,10 @@ func (b *portal) refuseNodePort(s *plan.Service, f *plan.Frontend, base string) 
 }
 
 // inUserspace reports whether f's new connections are redirected. Where the
-// verdict drops outsiders and only pods and this node are served, the kernel's
-// rules tell them apart better than a connection that is accepted and closed;
-// but there may be none. (Where IPVS lies beneath, those are in SHORT.)
+// verdict drops outsiders and only pods and this node are served, these are told
+// apart before they are redirected: by the kernel's rules, or by SHORT.
 func inUserspace(s *plan.Service, f *plan.Frontend) bool {
-	return s.DataPlane == plan.Userspace && s.Serves(f) && (f.Verdict == plan.Forward || s.Beneath == plan.None)
+	return s.DataPlane == plan.Userspace && f.Verdict == plan.Forward
 }
 
 func (b *portal) sets() []Set {

@@ -21,7 +21,6 @@ func TestPortal(t *testing.T) {
 		}
 	}
 	shortCircuit := func(f *plan.Frontend) { f.Verdict, f.Local, f.ShortCircuit = plan.Drop, true, true }
-	bare := func(s *plan.Service) { s.Beneath = plan.None }
 	tests := []struct {
 		name    string
 		service *plan.Service
@@ -43,9 +42,6 @@ func TestPortal(t *testing.T) {
 		{"dropped but for pods and this node", kerneltest.Service("s", service.TCP, kerneltest.InUserspace,
 			kerneltest.External("192.0.2.1:80", shortCircuit), kerneltest.NodePort(30080, shortCircuit), kerneltest.Endpoints("10.1.0.1:80")),
 			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,tcp:80"}, "KPROXY-DROP-NP-TCP": {"30080"}, "KPROXY-LOCAL-NP-TCP": {"30080"}}},
-		{"dropped but for pods and this node, and no rules beneath", kerneltest.Service("s", service.TCP, kerneltest.InUserspace, bare,
-			kerneltest.External("192.0.2.1:80", shortCircuit), kerneltest.Endpoints("10.1.0.1:80")),
-			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,tcp:80"}, "KPROXY-USER-4": {"192.0.2.1,tcp:80"}}},
 		{"source ranges", kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80", ranges("198.51.100.0/24", "203.0.113.1/32", "2001:db8::/32")),
 			kerneltest.LoadBalancer("[2001:db8::1]:80", ranges("198.51.100.0/24", "2001:db8:1::/48"))),
 			map[string][]string{
@@ -85,8 +81,8 @@ func TestPortal(t *testing.T) {
 	}
 }
 
-// TestPortalOfIPVS: who is redirected although everybody else isn't, and how node
-// ports are refused before IPVS sees them.
+// TestPortalOfIPVS: who is redirected although everybody else isn't, as without
+// anything beneath, and how node ports are refused before IPVS sees them.
 func TestPortalOfIPVS(t *testing.T) {
 	local := func(v plan.Verdict) func(*plan.Frontend) {
 		return func(f *plan.Frontend) { f.Verdict, f.Local, f.ShortCircuit = v, true, true }
@@ -106,6 +102,8 @@ func TestPortalOfIPVS(t *testing.T) {
 			map[string][]string{"KPROXY-SHORT-4": {"192.0.2.1,tcp:80"}, "KPROXY-SHORT-NP-TCP": {"30080"}, "KPROXY-LOCAL-NP-TCP": {"30080"}}},
 		{"short circuit, nobody else", kerneltest.Service("s", service.UDP, kerneltest.Beneath(plan.IPVS), kerneltest.InUserspace, kerneltest.External("192.0.2.1:80", local(plan.Drop)), kerneltest.Endpoints("10.1.0.1:80")),
 			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,udp:80"}, "KPROXY-SHORT-4": {"192.0.2.1,udp:80"}}},
+		{"short circuit, nobody else, and nothing beneath", kerneltest.Service("s", service.TCP, kerneltest.Beneath(plan.None), kerneltest.InUserspace, kerneltest.External("192.0.2.1:80", local(plan.Drop)), kerneltest.Endpoints("10.1.0.1:80")),
+			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,tcp:80"}, "KPROXY-SHORT-4": {"192.0.2.1,tcp:80"}}},
 		{"iptables tells clients apart itself", kerneltest.Service("s", service.TCP, kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.Endpoint("10.1.0.1:80", 1, true)), nil},
 		{"nobody in userspace serves SCTP", kerneltest.Service("s", service.SCTP, kerneltest.Beneath(plan.IPVS), kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.Endpoint("10.1.0.1:80", 1, true)), nil},
 		{"a node port without endpoints of one family", kerneltest.Service("s", service.TCP, kerneltest.Beneath(plan.IPVS), kerneltest.NodePort(30080, rejectIPv6), kerneltest.Endpoints("10.1.0.1:80")),

@@ -200,7 +200,8 @@ func TestBeneathSCTP(t *testing.T) {
 	}
 }
 
-// TestShortCircuits: the clients that userspace has to serve beside IPVS.
+// TestShortCircuits: the clients that userspace has to serve beside IPVS, or where
+// nothing else tells them from others.
 func TestShortCircuits(t *testing.T) {
 	tests := []struct {
 		name      string
@@ -214,7 +215,7 @@ func TestShortCircuits(t *testing.T) {
 		{"no endpoint", ModeIPVS, eTPLocal, nil, map[Kind]bool{ClusterIP: false, NodePort: false}},
 		{"policy Cluster", ModeIPVS, func(*service.Port) {}, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: false}},
 		{"on iptables", ModeAuto, eTPLocal, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: false}},
-		{"nothing beneath", ModeUserspace, eTPLocal, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: false}},
+		{"nothing beneath", ModeUserspace, eTPLocal, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: true}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

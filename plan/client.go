@@ -41,13 +41,14 @@ func (s *Service) Serves(f *Frontend) bool {
 	return f.Verdict == Forward || f.ShortCircuit && takesConnections(s.Groups[f.Family].Cluster)
 }
 
-// ShortCircuits reports whether f has clients that the rules beneath would
+// ShortCircuits reports whether f has clients that whatever lies beneath would
 // serve otherwise than specified: pods and this node itself, which may use every
 // endpoint although f's traffic policy is Local. IPVS can't tell them from
-// others, so they are redirected to userspace as long as that is alive, wherever
-// everybody else's connections go.
+// others, and without a kernel data plane nothing is there that could; so they are
+// redirected to userspace as long as that is alive, whatever becomes of everybody
+// else's connections.
 func (s *Service) ShortCircuits(f *Frontend) bool {
-	return s.Beneath == IPVS && s.Port.Protocol != service.SCTP &&
+	return s.Beneath != IPTables && s.Port.Protocol != service.SCTP &&
 		f.Local && f.ShortCircuit && takesConnections(s.Groups[f.Family].Cluster)
 }
 

@@ -206,7 +206,7 @@ func checkBeneath(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		if s.ShortCircuits(f) && (s.Beneath != IPVS || !s.Serves(f) || s.Degraded == "") {
+		if s.ShortCircuits(f) && (s.Beneath == IPTables || !s.Serves(f) || s.Beneath == IPVS && s.Degraded == "") {
 			t.Fatalf("%v: short-circuits clients on %s, degraded %q", s.Port.Key, s.Beneath, s.Degraded)
 		}
 	}

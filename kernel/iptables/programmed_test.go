@@ -146,7 +146,8 @@ func TestRendererRemembers(t *testing.T) {
 func TestUserspaceModeHasNothingBeneath(t *testing.T) {
 	s := kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.Affinity(time.Hour), kerneltest.InUserspace)
 	s.Beneath = plan.None
-	r := iptables.Render(kerneltest.Plan(plan.ModeUserspace, s), options())
+	p := kerneltest.Plan(plan.ModeUserspace, s)
+	r := iptables.Render(p, options())
 	for f := range service.Families {
 		for _, c := range r.Chains[f] {
 			for _, rule := range c.Rules {
@@ -156,7 +157,9 @@ func TestUserspaceModeHasNothingBeneath(t *testing.T) {
 			}
 		}
 	}
-	if diff := cmp.Diff(kernel.PortalSets(), r.Sets); diff != "" {
+	want := append(kernel.PortalSetsOf(p), kernel.PodNetworks(p, service.IPv4), kernel.PodNetworks(p, service.IPv6))
+	slices.SortFunc(want, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
+	if diff := cmp.Diff(want, r.Sets); diff != "" {
 		t.Errorf("sets (-want +got):\n%s", diff)
 	}
 }

@@ -46,7 +46,7 @@ func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
 		if f == service.IPv6 && r.options.SkipIPv6 {
 			continue
 		}
-		s := shared{Options: r.options, family: f, iptables: beneath, ipvs: p.Uses(plan.IPVS), policy: &p.Policy}
+		s := shared{Options: r.options, family: f, iptables: beneath, ipvs: p.Uses(plan.IPVS), short: kernel.Shorts(p), policy: &p.Policy}
 		if nodes, limited := kernel.NodePortNetworks(&p.Policy, f); limited {
 			s.limited = true
 			out.Sets = append(out.Sets, nodes)
@@ -56,6 +56,8 @@ func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
 		if beneath {
 			out.Chains[f] = append(out.Chains[f], collect(f, fragments)...)
 			out.Sets = append(out.Sets, kernel.PodNetworks(p, f), endpointSet(f, fragments))
+		} else if !s.ipvs { // which has the set as well
+			out.Sets = append(out.Sets, kernel.PodNetworks(p, f))
 		}
 		slices.SortFunc(out.Chains[f], kernel.CompareChains)
 	}

@@ -34,6 +34,7 @@ type shared struct {
 	Options
 	family         service.Family
 	iptables, ipvs bool // lie beneath services
+	short          bool // the portal tells pods and this node from others
 	policy         *plan.Policy
 	limited        bool // node ports answer only on the node's addresses in SetNodes
 }
@@ -141,7 +142,7 @@ func (s shared) chains() []kernel.Chain {
 			chain("filter", chainAccept, s.accept()...),
 			chain("nat", chainPostrouting, s.postrouting()...))
 	}
-	if s.ipvs {
+	if s.short {
 		out = append(out, chain("nat", chainShort, s.redirects(kernel.SetShort)...))
 	}
 	return out
@@ -181,7 +182,7 @@ func (s shared) portal() []string {
 		out = append(out, "-d "+kernel.Loopback[s.family]+" -p "+p.String()+s.answering()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetLocal, p), "dst")+s.redirect(i))
 	}
 	out = append(out, s.redirects(kernel.SetUser)...)
-	if s.ipvs {
+	if s.short {
 		out = append(out,
 			kernel.PodRule(s.policy, s.family, "pods may use endpoints of every node", "-j "+chainShort),
 			kernel.Comment("and so may this node")+" -m addrtype --src-type LOCAL -j "+chainShort)
