@@ -83,6 +83,12 @@ func newWorld(t *testing.T) *world {
 // newLoneWorld is newWorld for a test that takes the whole machine.
 func newLoneWorld(t *testing.T) *world {
 	t.Helper()
+	return buildWorld(t, func(*lab.Config) {})
+}
+
+// buildWorld is newLoneWorld with a lab that change describes further.
+func buildWorld(t *testing.T, change func(*lab.Config)) *world {
+	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make network namespaces")
 	}
@@ -91,6 +97,7 @@ func newLoneWorld(t *testing.T) *world {
 	cfg := lab.DefaultConfig()
 	cfg.Prefix = fmt.Sprintf("kpe-%d-%d", os.Getpid(), worlds.Add(1))
 	cfg.Clients = 3
+	change(&cfg)
 	w := &world{T: t, ctx: ctx, net: lab.New(cfg), dir: t.TempDir(), plane: kernelPlane}
 	w.manifests = filepath.Join(w.dir, "manifests")
 	w.must(os.Mkdir(w.manifests, 0o755))

@@ -1,0 +1,158 @@
+package e2e
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/flows"
+)
+
+// TestFlows tries every flow of the flow matrix (test/flows/matrix.txtar) with real
+// packets: who reaches which endpoints, who is refused or dropped, and as whom an
+// endpoint sees the client; TCP and UDP, IPv4 and IPv6; first while all services are
+// in userspace, then when all are offloaded.
+func TestFlows(t *testing.T) {
+	t.Parallel()
+	matrix, err := flows.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range flowModes() {
+		for _, c := range matrix.Configurations {
+			t.Run(string(mode)+"/"+c.Name, func(t *testing.T) {
+				t.Parallel()
+				w := newFlowWorld(t, matrix, c)
+				w.start(append([]string{"--mode", string(mode), "--offload-after", "1h", "--health-check", "off"}, c.Args(w.network.Pods)...)...)
+				w.settled(plan.Userspace)
+				w.tryAll("in userspace")
+				if mode == plan.ModeUserspace || t.Failed() {
+					return
+				}
+				w.stop()
+				w.proxy.Args = append(w.proxy.Args, "--offload-after", "0s", "--offload-min-connections", "0")
+				w.startAgain()
+				w.settled(plan.IPTables, plan.IPVS)
+				w.tryAll("offloaded")
+			})
+		}
+	}
+}
+
+// flowModes are the mode under test and, along with iptables, mode userspace: what
+// that does depends on no data plane of the kernel's, so once is enough.
+func flowModes() []plan.Mode {
+	if mode == plan.ModeIPTables {
+		return []plan.Mode{plan.ModeUserspace, mode}
+	}
+	return []plan.Mode{mode}
+}
+
+// flowWorld is a world with the services of one configuration of the matrix.
+type flowWorld struct {
+	*world
+	network *flows.Network
+	flows   []flows.Flow
+	// names are the endpoints by the backends' names.
+	names map[string]string
+}
+
+func newFlowWorld(t *testing.T, matrix *flows.Matrix, c flows.Configuration) *flowWorld {
+	t.Helper()
+	// One backend for each endpoint, and one that is nothing but a pod.
+	w := &flowWorld{world: buildWorld(t, func(l *lab.Config) { l.Backends = len(flows.EndpointNames) + 1 }), names: map[string]string{}}
+	w.network = &flows.Network{
+		Endpoints: map[string][]netip.Addr{}, TargetPort: lab.LinePort,
+		Node: w.net.Config.NodeAddresses(), Outside: w.net.Config.ClientAddresses(0), Pods: []netip.Prefix{lab.PodCIDR4, lab.PodCIDR6},
+	}
+	for i, name := range flows.EndpointNames {
+		w.network.Endpoints[name] = w.net.Backends[i].Addresses
+		w.names[w.net.Backends[i].Name] = name
+	}
+	// Of many refusals at a time, each is to be told, so that one that isn't was dropped.
+	w.node("sysctl", "-qw", "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0")
+	var err error
+	w.flows, err = matrix.Flows(c)
+	w.must(err)
+	manifests, err := matrix.Manifests(c, w.network)
+	w.must(err)
+	w.must(os.WriteFile(filepath.Join(w.manifests, "flows.yaml"), manifests, 0o644))
+	return w
+}
+
+// settled waits until each service that serves somebody is in one of the data planes,
+// and the others in none or in one of them.
+func (w *flowWorld) settled(planes ...plan.DataPlane) {
+	w.Helper()
+	serves := map[string]bool{}
+	for _, f := range w.flows {
+		serves[f.Service.Name] = serves[f.Service.Name] || f.Want.Verdict == flows.Serve
+	}
+	w.eventually(30*time.Second, fmt.Sprintf("all services in %v", planes), func() error {
+		st, err := w.client.Status(w.ctx)
+		if err != nil {
+			return err
+		}
+		if len(st.Services) != 2*len(serves) {
+			return fmt.Errorf("%d service ports, want %d", len(st.Services), 2*len(serves))
+		}
+		for _, s := range st.Services {
+			if !slices.Contains(planes, s.DataPlane) && (serves[s.Name] || s.DataPlane != plan.None) {
+				return fmt.Errorf("%s:%s is in %s, %s: %s", s.Name, s.Port, s.DataPlane, s.State, s.Reason)
+			}
+		}
+		return nil
+	})
+}
+
+// attempt is a flow as one client tries it.
+type attempt struct {
+	*flows.Flow
+	network string
+	client  *lab.Namespace
+	name    string // of the endpoint that the client is itself; empty if it is none
+	target  netip.AddrPort
+}
+
+// attempts are all there are to make: pods that are endpoints try what pods try.
+func (w *flowWorld) attempts() (out []attempt) {
+	pods := w.net.Backends
+	for i := range w.flows {
+		f := &w.flows[i]
+		for _, network := range []string{"tcp", "udp"} {
+			a := attempt{Flow: f, network: network}
+			if f.Kind == flows.NodePort {
+				a.target = netip.AddrPortFrom(w.network.Node[f.Family], f.Service.NodePort())
+			} else {
+				a.target = netip.AddrPortFrom(f.Service.Address(f.Kind, f.Family), flows.ClusterPort)
+			}
+			switch f.From {
+			case flows.Pod:
+				a.client = pods[len(pods)-1].Namespace
+				if f.Service.Endpoints.Name == "everywhere" && f.Want.Verdict == flows.Serve {
+					itself := a
+					itself.client, itself.name = pods[0].Namespace, w.names[pods[0].Name]
+					out = append(out, itself)
+				}
+			case flows.Node:
+				a.client = w.net.Node
+			case flows.Localhost:
+				a.client = w.net.Node
+				a.target = netip.AddrPortFrom(localhost[f.Family], a.target.Port())
+			case flows.Outside:
+				a.client = w.net.Client
+			}
+			out = append(out, a)
+		}
+	}
+	return out
+}
+
+var localhost = [2]netip.Addr{service.IPv4: netip.MustParseAddr("127.0.0.1"), service.IPv6: netip.IPv6Loopback()}

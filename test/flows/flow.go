@@ -1,0 +1,108 @@
+package flows
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Flow is a connection that is tried, and what must become of it.
+type Flow struct {
+	Service *Service
+	Kind    Kind
+	From    From
+	Family  service.Family
+	Want    Outcome
+	Source  Source // that endpoints see, if Want serves
+	Row     *Row
+}
+
+// String names the flow as a test does.
+func (f *Flow) String() string {
+	return fmt.Sprintf("%s to %s of %s by %s (row %d)", f.From, f.Kind, f.Service.Name, f.Family, f.Row.Line)
+}
+
+// Flows returns what is tried in configuration c. It is an error if rows leave out
+// anything or speak of it twice.
+func (m *Matrix) Flows(c Configuration) ([]Flow, error) {
+	var out []Flow
+	for i := range m.Services {
+		s := &m.Services[i]
+		if !s.In(c) {
+			continue
+		}
+		for _, kind := range Kinds {
+			r, err := m.find(c, s, kind)
+			if err != nil {
+				return nil, err
+			}
+			for _, from := range Froms {
+				cell := r.Cells[from]
+				if !cell.Exists || from == Localhost && kind != NodePort {
+					continue
+				}
+				for _, family := range service.Families {
+					out = append(out, Flow{Service: s, Kind: kind, From: from, Family: family, Want: cell.outcome(s), Source: cell.Source, Row: r})
+				}
+			}
+		}
+	}
+	return out, nil
+}
+
+// outcome is what the cell means for the endpoints of s.
+func (c Cell) outcome(s *Service) Outcome {
+	switch {
+	case c.Drop:
+		return Outcome{Verdict: Drop}
+	case c.Policy == Local:
+		return s.Endpoints.Local
+	}
+	return s.Endpoints.Cluster
+}
+
+// find returns the one row for an address of s.
+func (m *Matrix) find(c Configuration, s *Service, kind Kind) (*Row, error) {
+	names, policy := []string{string(kind), external}, s.External
+	switch {
+	case kind == ClusterIP:
+		names, policy = names[:1], s.Internal
+	case kind == LoadBalancer && s.Admits != "everyone":
+		names = []string{admits + s.Admits}
+	}
+	var found *Row
+	for i := range m.Rows {
+		r := &m.Rows[i]
+		if !slices.Contains(names, r.To) || r.Policy != policy || !applies(r.configurations, c) {
+			continue
+		}
+		if found != nil {
+			return nil, fmt.Errorf("flows, lines %d and %d: both speak of %s of %s in configuration %s", found.Line, r.Line, kind, s.Name, c.Name)
+		}
+		found = r
+	}
+	if found == nil {
+		return nil, fmt.Errorf("flows: no row speaks of %s of %s in configuration %s", kind, s.Name, c.Name)
+	}
+	return found, nil
+}
+
+// Address is where a service answers, but for node ports, which are on the node.
+func (s *Service) Address(kind Kind, family service.Family) netip.Addr {
+	networks := map[Kind][2]string{
+		ClusterIP: {"10.96.1.0", "fd00:96::1:0"}, ExternalIP: {"192.0.2.0", "2001:db8:1::"}, LoadBalancer: {"198.51.100.0", "2001:db8:2::"},
+	}
+	a := netip.MustParseAddr(networks[kind][family])
+	for range s.Number {
+		a = a.Next()
+	}
+	return a
+}
+
+// ClusterPort is the port of all addresses but the node's, TCP and UDP.
+const ClusterPort uint16 = 80
+
+// NodePort is the port of the node's addresses, TCP and UDP.
+func (s *Service) NodePort() uint16 { return 31000 + uint16(s.Number) }

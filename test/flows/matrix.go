@@ -1,0 +1,182 @@
+package flows
+
+import (
+	_ "embed"
+	"net/netip"
+	"slices"
+)
+
+//go:embed matrix.txtar
+var text []byte
+
+// Matrix is matrix.txtar.
+type Matrix struct {
+	Configurations []Configuration
+	EndpointSets   []EndpointSet
+	Services       []Service
+	Rows           []Row
+}
+
+// Load returns the matrix of this package.
+func Load() (*Matrix, error) { return Parse(text) }
+
+// Configuration is one way to run kproxy.
+type Configuration struct {
+	Name          string
+	Detector      Detector
+	MasqueradeAll bool
+}
+
+// Detector is how kproxy tells pods from other clients.
+type Detector string
+
+// The detectors.
+const (
+	NoDetector  Detector = "none"
+	ClusterCIDR Detector = "cluster-cidr"
+)
+
+var detectors = []Detector{NoDetector, ClusterCIDR}
+
+// Args are the flags of kproxy, in a cluster whose pods are in the networks given.
+func (c Configuration) Args(pods []netip.Prefix) []string {
+	var out []string
+	if c.Detector == ClusterCIDR {
+		for _, p := range pods {
+			out = append(out, "--cluster-cidr", p.String())
+		}
+	}
+	if c.MasqueradeAll {
+		out = append(out, "--masquerade-all")
+	}
+	return out
+}
+
+// EndpointNames are the endpoints that a set has conditions for, in their order.
+var EndpointNames = []string{"here", "here2", "there"}
+
+// Nodes are the nodes that those are on.
+var Nodes = map[string]string{"here": ThisNode, "here2": ThisNode, "there": "another"}
+
+// ThisNode is the node that kproxy runs on, in ThisZone.
+const (
+	ThisNode = "node"
+	ThisZone = "zone-a"
+)
+
+// EndpointSet is what the endpoints of a service are like.
+type EndpointSet struct {
+	Name       string
+	Conditions map[string]Condition // by endpoint; those that don't exist have none
+	Cluster    Outcome              // of connections that policy Cluster is for
+	Local      Outcome
+}
+
+// Condition is that of one endpoint: its three conditions as a Kubernetes object has
+// them, and its hints.
+type Condition struct {
+	Ready, Serving, Terminating bool
+	Zone, Node                  string // hints; empty without
+}
+
+// Verdict is what becomes of a connection.
+type Verdict string
+
+// The verdicts.
+const (
+	Serve  Verdict = "serve"
+	Refuse Verdict = "refuse" // told at once
+	Drop   Verdict = "drop"   // never told
+)
+
+// Outcome is what becomes of a connection and, if it is served, by which endpoints
+// it may be.
+type Outcome struct {
+	Verdict   Verdict
+	Endpoints []string
+}
+
+// Service is a service that is tried.
+type Service struct {
+	Number         int // from 1; makes its addresses
+	Name           string
+	Internal       Policy
+	External       Policy
+	Endpoints      *EndpointSet
+	Admits         string // "everyone", or whom the load balancer's address admits
+	configurations []string
+}
+
+// Policy is a traffic policy.
+type Policy string
+
+// The policies, as Kubernetes spells them.
+const (
+	Cluster Policy = "Cluster"
+	Local   Policy = "Local"
+)
+
+// Kind is a kind of address of a service.
+type Kind string
+
+// The kinds, and what rows call all those that aren't ClusterIP.
+const (
+	ClusterIP    Kind = "cluster-ip"
+	NodePort     Kind = "node-port"
+	ExternalIP   Kind = "external-ip"
+	LoadBalancer Kind = "load-balancer"
+
+	external = "external"
+	admits   = "admits-"
+)
+
+// Kinds are all kinds.
+var Kinds = []Kind{ClusterIP, NodePort, ExternalIP, LoadBalancer}
+
+// From is where a connection comes from.
+type From string
+
+// The origins, in the order of a row's cells.
+const (
+	Pod       From = "pod"
+	Node      From = "node"
+	Localhost From = "localhost"
+	Outside   From = "outside"
+)
+
+// Froms are all origins.
+var Froms = []From{Pod, Node, Localhost, Outside}
+
+// Row says what becomes of connections to a kind of address.
+type Row struct {
+	Line           int
+	To             string // a Kind, or external, or admits-…
+	Policy         Policy
+	configurations []string
+	Cells          map[From]Cell
+}
+
+// Cell is what becomes of connections from one origin.
+type Cell struct {
+	Exists bool   // there is such a connection
+	Drop   bool   // whatever the endpoints
+	Policy Policy // whose endpoints it may use
+	Source Source
+}
+
+// Source is which source address an endpoint sees.
+type Source string
+
+// The sources.
+const (
+	AsClient Source = "client"
+	AsNode   Source = "node"
+)
+
+// applies reports whether a list of configurations names c.
+func applies(configurations []string, c Configuration) bool {
+	return slices.Contains(configurations, "*") || slices.Contains(configurations, c.Name)
+}
+
+// In reports whether the service is tried in c.
+func (s *Service) In(c Configuration) bool { return applies(s.configurations, c) }

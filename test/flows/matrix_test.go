@@ -1,0 +1,113 @@
+package flows
+
+import (
+	"slices"
+	"strings"
+	"testing"
+)
+
+func load(t *testing.T) *Matrix {
+	t.Helper()
+	m, err := Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+// TestMatrixIsComplete: there is one row for whatever is tried, everything in the
+// tables is tried, and nothing of what the matrix is made of is left out.
+func TestMatrixIsComplete(t *testing.T) {
+	m := load(t)
+	rows, sets := map[*Row]bool{}, map[*EndpointSet]bool{}
+	type combination struct {
+		from     From
+		kind     Kind
+		policy   Policy
+		set      string
+		detector bool
+		all      bool
+	}
+	seen := map[combination]bool{}
+	for _, c := range m.Configurations {
+		flows, err := m.Flows(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range flows {
+			f := &flows[i]
+			rows[f.Row], sets[f.Service.Endpoints] = true, true
+			seen[combination{f.From, f.Kind, f.Row.Policy, f.Service.Endpoints.Name, c.Detector != NoDetector, c.MasqueradeAll}] = true
+		}
+	}
+	for i := range m.Rows {
+		if !rows[&m.Rows[i]] {
+			t.Errorf("the row in line %d of flows is never tried", m.Rows[i].Line)
+		}
+	}
+	for i := range m.EndpointSets {
+		if !sets[&m.EndpointSets[i]] {
+			t.Errorf("endpoints %s are never tried", m.EndpointSets[i].Name)
+		}
+	}
+	for _, kind := range Kinds {
+		for _, from := range Froms {
+			for _, policy := range []Policy{Cluster, Local} {
+				for _, set := range []string{"everywhere", "elsewhere", "none"} {
+					for _, b := range []combination{{}, {detector: true}, {all: true}, {detector: true, all: true}} {
+						c := combination{from, kind, policy, set, b.detector, b.all}
+						if !seen[c] && (from != Localhost || kind == NodePort) {
+							t.Errorf("nothing is tried for %+v", c)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestNamesAreUnique, and every service can have an address.
+func TestNamesAreUnique(t *testing.T) {
+	m := load(t)
+	var names []string
+	for _, s := range m.Services {
+		names = append(names, "service "+s.Name)
+	}
+	for _, s := range m.EndpointSets {
+		names = append(names, "endpoints "+s.Name)
+	}
+	for _, c := range m.Configurations {
+		names = append(names, "configuration "+c.Name)
+	}
+	slices.Sort(names)
+	for i := 1; i < len(names); i++ {
+		if names[i] == names[i-1] {
+			t.Errorf("there are two: %s", names[i])
+		}
+	}
+	if n := len(m.Services); n > 254 {
+		t.Errorf("%d services are more than there are addresses", n)
+	}
+}
+
+// TestParseSaysWhatIsWrong, and where.
+func TestParseSaysWhatIsWrong(t *testing.T) {
+	for _, c := range []struct{ name, in, want string }{
+		{"section", "-- wishes --\n", `section "wishes" isn't known`},
+		{"columns", "-- configurations --\na none\n", "configurations, line 1: 2 columns, want 3"},
+		{"detector", "-- configurations --\n\na magic no\n", `configurations, line 2: detector "magic" isn't known`},
+		{"condition", "-- endpoints --\na sleepy - - | refuse | refuse\n", `endpoints, line 1: condition "sleepy" isn't known`},
+		{"no such endpoint", "-- endpoints --\na ready - - | there | here\n", "there serves, but doesn't exist"},
+		{"no such set", "-- services --\na Cluster Local b everyone *\n", `endpoints "b" aren't in their table`},
+		{"policy", "-- services --\na Cluster Nowhere b everyone *\n", `policy "Nowhere" is neither`},
+		{"cell", "-- flows --\ncluster-ip Local * - - - local/both\n", `cell "local/both" is neither`},
+		{"configuration", "-- flows --\ncluster-ip Local wild - - - -\n", `configuration "wild" isn't in its table`},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			_, err := Parse([]byte(c.in))
+			if err == nil || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("got error %v, want one with %q", err, c.want)
+			}
+		})
+	}
+}

@@ -1,0 +1,142 @@
+package flows
+
+import (
+	"bytes"
+	"fmt"
+	"net/netip"
+
+	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"sigs.k8s.io/yaml"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Network is what the objects take from the network they are tried in. Lists of
+// addresses have one per family, IPv4 first.
+type Network struct {
+	Endpoints  map[string][]netip.Addr // by EndpointNames
+	TargetPort uint16                  // of the endpoints, TCP and UDP
+	Node       []netip.Addr            // this node's own
+	Outside    []netip.Addr            // the client's on another host
+	Pods       []netip.Prefix
+}
+
+// admitted are the source ranges of a service.
+func (n *Network) admitted(who string) (out []string) {
+	hosts := map[string][]netip.Addr{"outside": n.Outside, "node": n.Node}[who]
+	for _, a := range hosts {
+		out = append(out, netip.PrefixFrom(a, a.BitLen()).String())
+	}
+	if who == "pods" {
+		for _, p := range n.Pods {
+			out = append(out, p.String())
+		}
+	}
+	return out
+}
+
+// Manifests returns this node and the services tried in c, as YAML.
+func (m *Matrix) Manifests(c Configuration, n *Network) ([]byte, error) {
+	objects := []any{&corev1.Node{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Node"},
+		ObjectMeta: metav1.ObjectMeta{Name: ThisNode, Labels: map[string]string{corev1.LabelTopologyZone: ThisZone}},
+		Status:     corev1.NodeStatus{Addresses: nodeAddresses(n)},
+	}}
+	for i := range m.Services {
+		s := &m.Services[i]
+		if !s.In(c) {
+			continue
+		}
+		objects = append(objects, s.object(n))
+		for _, family := range service.Families {
+			objects = append(objects, s.slice(n, family))
+		}
+	}
+	var out bytes.Buffer
+	for _, o := range objects {
+		data, err := yaml.Marshal(o)
+		if err != nil {
+			return nil, fmt.Errorf("write manifests of flows: %w", err)
+		}
+		out.WriteString("---\n")
+		out.Write(data)
+	}
+	return out.Bytes(), nil
+}
+
+func nodeAddresses(n *Network) (out []corev1.NodeAddress) {
+	for _, a := range n.Node {
+		out = append(out, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: a.String()})
+	}
+	return out
+}
+
+// object is the Service.
+func (s *Service) object(n *Network) *corev1.Service {
+	internal, dual := corev1.ServiceInternalTrafficPolicy(s.Internal), corev1.IPFamilyPolicyRequireDualStack
+	out := &corev1.Service{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
+		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Namespace: "default"},
+		Spec: corev1.ServiceSpec{
+			Type: corev1.ServiceTypeLoadBalancer, IPFamilyPolicy: &dual, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
+			ClusterIP: s.Address(ClusterIP, service.IPv4).String(), LoadBalancerSourceRanges: n.admitted(s.Admits),
+			InternalTrafficPolicy: &internal, ExternalTrafficPolicy: corev1.ServiceExternalTrafficPolicy(s.External),
+		},
+	}
+	for _, family := range service.Families {
+		out.Spec.ClusterIPs = append(out.Spec.ClusterIPs, s.Address(ClusterIP, family).String())
+		out.Spec.ExternalIPs = append(out.Spec.ExternalIPs, s.Address(ExternalIP, family).String())
+		out.Status.LoadBalancer.Ingress = append(out.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: s.Address(LoadBalancer, family).String()})
+	}
+	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+		out.Spec.Ports = append(out.Spec.Ports, corev1.ServicePort{
+			Name: portName(protocol), Protocol: protocol, Port: int32(ClusterPort),
+			TargetPort: intstr.FromInt32(int32(n.TargetPort)), NodePort: int32(s.NodePort()),
+		})
+	}
+	return out
+}
+
+func portName(p corev1.Protocol) string {
+	return map[corev1.Protocol]string{corev1.ProtocolTCP: "line", corev1.ProtocolUDP: "datagram"}[p]
+}
+
+// slice is the EndpointSlice of one family.
+func (s *Service) slice(n *Network, family service.Family) *discoveryv1.EndpointSlice {
+	out := &discoveryv1.EndpointSlice{
+		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("%s-%s", s.Name, [2]string{"4", "6"}[family]), Namespace: "default",
+			Labels: map[string]string{discoveryv1.LabelServiceName: s.Name},
+		},
+		AddressType: [2]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}[family],
+		Endpoints:   []discoveryv1.Endpoint{},
+	}
+	for _, name := range EndpointNames {
+		if c, ok := s.Endpoints.Conditions[name]; ok {
+			out.Endpoints = append(out.Endpoints, c.object(Nodes[name], n.Endpoints[name][family]))
+		}
+	}
+	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+		name, port := portName(protocol), int32(n.TargetPort)
+		out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &port})
+	}
+	return out
+}
+
+func (c Condition) object(node string, address netip.Addr) discoveryv1.Endpoint {
+	e := discoveryv1.Endpoint{
+		Addresses: []string{address.String()}, NodeName: &node,
+		Conditions: discoveryv1.EndpointConditions{Ready: &c.Ready, Serving: &c.Serving, Terminating: &c.Terminating},
+	}
+	if c.Zone != "" {
+		e.Hints = &discoveryv1.EndpointHints{ForZones: []discoveryv1.ForZone{{Name: c.Zone}}}
+	}
+	if c.Node != "" {
+		e.Hints = &discoveryv1.EndpointHints{ForNodes: []discoveryv1.ForNode{{Name: c.Node}}}
+	}
+	return e
+}

@@ -1,0 +1,139 @@
+package flows
+
+import (
+	"net/netip"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/source/file"
+)
+
+// network is one that nobody has to build.
+var network = &Network{
+	Endpoints: map[string][]netip.Addr{
+		"here": addresses("10.2.0.2", "fd00:2::2"), "here2": addresses("10.2.0.3", "fd00:2::3"), "there": addresses("10.2.0.4", "fd00:2::4"),
+	},
+	TargetPort: 9000,
+	Node:       addresses("10.1.0.1", "fd00:1::1"),
+	Outside:    addresses("10.1.0.2", "fd00:1::2"),
+	Pods:       []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24"), netip.MustParsePrefix("fd00:2::/64")},
+}
+
+// clients are the addresses of clients that are no endpoints.
+var clients = map[From][]netip.Addr{
+	Pod: addresses("10.2.0.9", "fd00:2::9"), Node: network.Node, Localhost: addresses("127.0.0.1", "::1"), Outside: network.Outside,
+}
+
+func addresses(in ...string) (out []netip.Addr) {
+	for _, s := range in {
+		out = append(out, netip.MustParseAddr(s))
+	}
+	return out
+}
+
+var kinds = map[Kind]plan.Kind{
+	ClusterIP: plan.ClusterIP, NodePort: plan.NodePort, ExternalIP: plan.ExternalIP, LoadBalancer: plan.LoadBalancer,
+}
+
+// TestPlan checks every flow of the matrix against what [plan.Compute] decides,
+// in every mode.
+func TestPlan(t *testing.T) {
+	m := load(t)
+	for _, c := range m.Configurations {
+		flows, err := m.Flows(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		snapshot := snapshotOf(t, m, c)
+		for _, mode := range []plan.Mode{plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS, plan.ModeAuto} {
+			t.Run(c.Name+"/"+string(mode), func(t *testing.T) {
+				in := plan.Inputs{Snapshot: snapshot, Policy: policyOf(c, mode)}
+				in.Caps.IPTables.Supported, in.Caps.IPVS.Supported = true, true
+				p := plan.Compute(in)
+				for i := range flows {
+					for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
+						checkFlow(t, p, &flows[i], protocol)
+					}
+				}
+			})
+		}
+	}
+}
+
+// snapshotOf reads the manifests as kproxy does.
+func snapshotOf(t *testing.T, m *Matrix, c Configuration) *service.Snapshot {
+	t.Helper()
+	manifests, err := m.Manifests(c, network)
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := filepath.Join(t.TempDir(), "flows.yaml")
+	if err := os.WriteFile(path, manifests, 0o644); err != nil {
+		t.Fatal(err)
+	}
+	snapshot, problems, err := file.Load([]string{path}, ThisNode)
+	if err != nil || len(problems) > 0 {
+		t.Fatalf("manifests: %v %v", err, problems)
+	}
+	return snapshot
+}
+
+func policyOf(c Configuration, mode plan.Mode) plan.Policy {
+	p := plan.DefaultPolicy()
+	p.Mode, p.MasqueradeAll, p.NodeAddresses = mode, c.MasqueradeAll, slices.Clone(network.Node)
+	if c.Detector == ClusterCIDR {
+		p.PodCIDRs = network.Pods
+	}
+	return p
+}
+
+func checkFlow(t *testing.T, p *plan.Plan, flow *Flow, protocol service.Protocol) {
+	t.Helper()
+	name := map[service.Protocol]string{service.TCP: "line", service.UDP: "datagram"}[protocol]
+	s := p.Find(service.Key{Namespace: "default", Name: flow.Service.Name, Port: name, Protocol: protocol})
+	if s == nil {
+		t.Fatalf("service %s isn't in the plan", flow.Service.Name)
+	}
+	at := slices.IndexFunc(s.Frontends, func(f plan.Frontend) bool { return f.Kind == kinds[flow.Kind] && f.Family == flow.Family })
+	if at < 0 {
+		t.Fatalf("%s, %s: no such frontend", protocol, flow)
+	}
+	f := &s.Frontends[at]
+	client := plan.Client{Address: clients[flow.From][flow.Family], Node: flow.From == Node || flow.From == Localhost}
+	if diff := cmp.Diff(flow.Want, outcomeOf(s, f, client, &p.Policy)); diff != "" {
+		t.Errorf("%s, %s (-want +got):\n%s", protocol, flow, diff)
+	}
+	if flow.Want.Verdict != Serve || client.Node {
+		return // what the node sends has its address anyway
+	}
+	for _, b := range s.Backends(f, client, &p.Policy) {
+		if got := f.Masquerades(client, b.Address.Addr(), &p.Policy); got != (flow.Source == AsNode) {
+			t.Errorf("%s, %s: %s is reached masqueraded: %v, want the source to be the %s's", protocol, flow, b.Address, got, flow.Source)
+		}
+	}
+}
+
+// outcomeOf is what the plan decides for a client.
+func outcomeOf(s *plan.Service, f *plan.Frontend, c plan.Client, p *plan.Policy) Outcome {
+	switch s.VerdictFor(f, c, p) {
+	case plan.Reject:
+		return Outcome{Verdict: Refuse}
+	case plan.Drop:
+		return Outcome{Verdict: Drop}
+	}
+	out := Outcome{Verdict: Serve}
+	for _, b := range s.Backends(f, c, p) {
+		for _, name := range EndpointNames {
+			if network.Endpoints[name][f.Family] == b.Address.Addr() {
+				out.Endpoints = append(out.Endpoints, name)
+			}
+		}
+	}
+	return out
+}
