@@ -9,7 +9,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"sigs.k8s.io/yaml"
 )
 
 const head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n"
@@ -122,7 +121,7 @@ func TestKubeadm(t *testing.T) {
 		}
 	}
 	if d := cmp.Diff([]string{
-		`bindAddress: "0.0.0.0": --node-ip=`,
+		`bindAddress: "0.0.0.0": leaves --node-ip empty`,
 		`clientConnection.kubeconfig: "/var/lib/kube-proxy/kubeconfig.conf": --kubeconfig=/var/lib/kube-proxy/kubeconfig.conf`,
 		`clusterCIDR: "10.244.0.0/16,fd00:10:244::/56": --cluster-cidr=10.244.0.0/16,fd00:10:244::/56`,
 	}, asks); d != "" {
@@ -227,7 +226,7 @@ func TestKubeProxyRoundTrip(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			want := apply(t, head+text)
-			b, err := yaml.Marshal(want.KubeProxy())
+			b, err := want.KubeProxyYAML()
 			if err != nil {
 				t.Fatal(err)
 			}

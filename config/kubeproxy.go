@@ -10,6 +10,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
 )
 
 const modeNFTables = "nftables"
@@ -137,6 +138,9 @@ func (c Config) KubeProxy() v1alpha1.KubeProxyConfiguration {
 	c.fillKernel(&k)
 	return k
 }
+
+// KubeProxyYAML returns the same as a file's content.
+func (c Config) KubeProxyYAML() ([]byte, error) { return yaml.Marshal(c.KubeProxy()) }
 
 // fillKernel fills the sections about what is programmed.
 func (c Config) fillKernel(k *v1alpha1.KubeProxyConfiguration) {

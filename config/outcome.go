@@ -14,9 +14,9 @@ type Outcome struct {
 	Line  int
 	Value string // in the file, as JSON
 	// Effect is the part of the Config that came of it, as text. It needn't be
-	// Value: kproxy may understand it otherwise, or have it from elsewhere.
+	// Value: an empty one stands for the default.
 	Effect string
-	// Instead says where the Effect is from; empty if from this field.
+	// Instead says why a field that isn't ignored has no effect here.
 	Instead string
 }
 
@@ -30,12 +30,14 @@ func (o Outcome) Asks() bool {
 func (o Outcome) String() string {
 	what := o.Path + ": " + o.Value + ": "
 	switch {
-	case o.Ignored != "" && !o.Asks():
+	case !o.Asks() && o.Effect == "":
 		return what + "asks for nothing"
 	case o.Ignored != "":
 		return what + "ignored: " + o.Ignored
 	case o.Instead != "":
 		return what + "ignored: " + o.Instead
+	case o.Effect == "":
+		return what + "leaves --" + o.Flag + " empty"
 	}
 	return what + "--" + o.Flag + "=" + o.Effect
 }
@@ -51,17 +53,16 @@ func (f *File) Outcomes(c Config, isGiven func(flag string) bool) []Outcome {
 			continue
 		}
 		o := Outcome{Field: field, Line: f.node.Locate(field.Path), Value: v.String()}
-		if field.Ignored == "" {
-			o.Effect = parts[field.Sets]
-		}
 		switch {
 		case field.Ignored != "":
 		case !f.isIn(field):
-			o.Instead = "mode is " + fmt.Sprintf("%q", f.kubeProxy.Mode)
+			o.Instead = fmt.Sprintf("mode is %q", f.kubeProxy.Mode)
 		case field.Flag == "kubeconfig" && isGiven("manifests"):
 			o.Instead = "--manifests is given"
 		case isGiven(field.Flag):
 			o.Instead = "--" + field.Flag + " is given"
+		default:
+			o.Effect = parts[field.Sets]
 		}
 		out = append(out, o)
 	}

@@ -17,8 +17,11 @@ type APIConfig struct {
 	Source Source
 	// Gatherer is what /metrics shows.
 	Gatherer prometheus.Gatherer
-	// Configz is what /configz shows; it is encoded as JSON.
-	Configz any
+	// Configz is what /configz shows: configurations by name. It is encoded as JSON.
+	Configz map[string]any
+	// Profiling reports whether Go's profiles are served now, at /debug/pprof; nil
+	// for never.
+	Profiling func() bool
 }
 
 // API is the handler for --metrics-bind-address. All of it only reads.
@@ -39,8 +42,9 @@ func API(c APIConfig) http.Handler {
 		plainText(w, http.StatusOK, string(src.Status().Mode))
 	})
 	mux.HandleFunc("/configz", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, map[string]any{"kproxy.dev": c.Configz})
+		writeJSON(w, http.StatusOK, c.Configz)
 	})
+	mux.Handle("/debug/pprof/", profiles(c.Profiling))
 	// As kube-proxy's on this address: that it answers is the answer.
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { plainText(w, http.StatusOK, "ok") })
 	return withSecurityHeaders(ownHost(readOnly(mux)))

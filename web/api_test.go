@@ -18,7 +18,7 @@ import (
 func api(src Source) http.Handler {
 	reg := prometheus.NewRegistry()
 	NewMetrics(reg, src)
-	return API(APIConfig{Source: src, Gatherer: reg, Configz: map[string]string{"mode": "iptables"}})
+	return API(APIConfig{Source: src, Gatherer: reg, Configz: map[string]any{"kproxy.dev": map[string]string{"mode": "iptables"}}})
 }
 
 // get asks h and returns the answer.
@@ -43,7 +43,8 @@ func TestAPI(t *testing.T) {
 		{"/proxyMode", "text/plain; charset=utf-8", "iptables", 200},
 		{"/configz", "application/json", `{"kproxy.dev":{"mode":"iptables"}}`, 200},
 		{"/healthz", "text/plain; charset=utf-8", "ok", 200},
-		{"/debug/pprof/", "text/plain; charset=utf-8", "404", 404},
+		{"/debug/pprof/", "application/json", "profiles are off; turn them on with --profiling", 404},
+		{"/debug/other", "text/plain; charset=utf-8", "404", 404},
 	}
 	for _, tt := range tests {
 		t.Run(tt.path, func(t *testing.T) {
@@ -150,6 +151,28 @@ func TestForeignHostOnLoopback(t *testing.T) {
 		}
 		if w.Code == 403 && !strings.Contains(w.Body.String(), "DNS rebinding") {
 			t.Errorf("host %q: the refusal doesn't say why: %s", tt.host, w.Body)
+		}
+	}
+}
+
+func TestProfilesWhileTheyAreOn(t *testing.T) {
+	on := false
+	h := API(APIConfig{Source: shop(), Gatherer: prometheus.NewRegistry(), Profiling: func() bool { return on }})
+	for _, tt := range []struct {
+		on   bool
+		path string
+		code int
+		has  string
+	}{
+		{false, "/debug/pprof/goroutine?debug=1", 404, "profiles are off"},
+		{true, "/debug/pprof/", 200, "goroutine"},
+		{true, "/debug/pprof/goroutine?debug=1", 200, "goroutine profile:"},
+		{true, "/debug/pprof/none", 404, "Unknown profile"},
+		{false, "/debug/pprof/", 404, "profiles are off"},
+	} {
+		on = tt.on
+		if w := get(h, tt.path); w.Code != tt.code || !strings.Contains(w.Body.String(), tt.has) {
+			t.Errorf("on %t, %s: got %d, want %d and %q in:\n%.200s", tt.on, tt.path, w.Code, tt.code, tt.has, w.Body)
 		}
 	}
 }

@@ -2,34 +2,155 @@ package main
 
 import (
 	"fmt"
+	"io"
+	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/config"
 )
 
 func checkCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "check",
-		Usage: "validate manifests and print every problem as `file:line: what`; needs no root",
-		Flags: []cli.Flag{manifestsFlag(), nodeFlag()},
+		Usage: "validate manifests and the configuration and print every problem as `file:line: what`; needs no root",
+		Description: "With --config, and any flag of kproxy run, it says of every field of the file and of every flag\n" +
+			"what comes of it.",
+		Flags: checkFlags(),
 		Action: func(c *cli.Context) error {
-			paths := c.StringSlice("manifests")
-			if len(paths) == 0 {
-				return usageError("nothing to check: pass --manifests PATH")
+			configured := slices.ContainsFunc(runFlags(), func(f cli.Flag) bool {
+				return f.Names()[0] != "manifests" && slices.ContainsFunc(f.Names(), c.IsSet)
+			})
+			if !configured && !c.IsSet("manifests") {
+				return usageError("nothing to check: pass --config FILE or --manifests PATH")
 			}
-			report, err := agent.Check(paths, c.String("node"))
-			if err != nil {
-				return &exitError{exitUsage, err}
+			problems := 0
+			if configured {
+				problems += checkConfig(c, c.App.Writer)
 			}
-			for _, p := range report.Problems {
-				fmt.Fprintln(c.App.Writer, p)
+			if c.IsSet("manifests") {
+				n, err := checkManifests(c, c.App.Writer)
+				if err != nil {
+					return &exitError{exitUsage, err}
+				}
+				problems += n
 			}
-			if n := len(report.Problems); n > 0 {
-				return usageError("%d problems in %d service ports", n, report.Services)
+			switch problems {
+			case 0:
+				return nil
+			case 1:
+				return usageError("one problem")
 			}
-			_, err = fmt.Fprintf(c.App.Writer, "%d service ports, %d endpoints: no problem\n", report.Services, report.Endpoints)
-			return err
+			return usageError("%d problems", problems)
 		},
 	}
+}
+
+// checkFlags are those of `kproxy run`, so that its command line can be checked
+// as it is.
+func checkFlags() []cli.Flag { return append(runFlags(), nodeFlag()) }
+
+// checkConfig prints what comes of the configuration and returns how many
+// problems there are.
+func checkConfig(c *cli.Context, w io.Writer) int {
+	cfg, err := configure(c)
+	if err == nil {
+		// The services needn't be there to say whether the rest is right.
+		if len(cfg.Manifests) == 0 && !cfg.Kubernetes() {
+			cfg.InCluster = true
+		}
+		err = cfg.validate()
+	}
+	if err == nil {
+		err = refused(c)
+	}
+	if err != nil {
+		fmt.Fprintln(w, err)
+		return len(strings.Split(err.Error(), "\n"))
+	}
+	for _, o := range cfg.outcomes() {
+		fmt.Fprintf(w, "%s:%d: %s\n", cfg.File, o.Line, o)
+	}
+	for _, f := range ignored(c) {
+		fmt.Fprintln(w, f.line(c))
+	}
+	summarize(cfg.Config, w)
+	return 0
+}
+
+// summarize prints what it comes down to.
+func summarize(cfg config.Config, w io.Writer) {
+	lines := [][2]string{
+		{"mode", cfg.Mode},
+		{"services from", sourceOf(cfg)},
+		{"pods", podsOf(cfg)},
+		{"node ports on", nodePortsOf(cfg)},
+		{"API and metrics at", orNone(cfg.MetricsBindAddress)},
+		{"health at", orNone(cfg.HealthzBindAddress)},
+	}
+	for _, l := range lines {
+		fmt.Fprintf(w, "%-20s%s\n", l[0]+":", l[1])
+	}
+}
+
+func sourceOf(cfg config.Config) string {
+	switch {
+	case len(cfg.Manifests) > 0:
+		return "manifests: " + strings.Join(cfg.Manifests, ", ")
+	case cfg.Master != "":
+		return "the Kubernetes API at " + cfg.Master
+	case cfg.Kubeconfig != "":
+		return "the Kubernetes API, as " + cfg.Kubeconfig + " says"
+	}
+	return "the Kubernetes API of the cluster that this pod runs in"
+}
+
+func podsOf(cfg config.Config) string {
+	switch cfg.DetectLocalMode {
+	case "NodeCIDR":
+		return "told by the pod networks of this node"
+	case "BridgeInterface":
+		return "told by the interface " + cfg.PodBridge
+	case "InterfaceNamePrefix":
+		return "told by interfaces named " + cfg.PodInterfacePrefix + "…"
+	}
+	if len(cfg.ClusterCIDRs) == 0 {
+		return "not told from other clients (no cluster CIDR)"
+	}
+	return "told by the networks " + strings.Join(cfg.ClusterCIDRs, ", ")
+}
+
+func nodePortsOf(cfg config.Config) string {
+	where := "every address of the node"
+	if len(cfg.NodePortAddresses) > 0 {
+		where = strings.Join(cfg.NodePortAddresses, ", ")
+	}
+	if cfg.LocalhostNodePorts {
+		return where
+	}
+	return where + ", but not on loopback"
+}
+
+func orNone(s string) string {
+	if s == "" {
+		return "none"
+	}
+	return s
+}
+
+// checkManifests prints what is wrong with manifests and returns how much.
+func checkManifests(c *cli.Context, w io.Writer) (int, error) {
+	report, err := agent.Check(c.StringSlice("manifests"), c.String("node"))
+	if err != nil {
+		return 0, err
+	}
+	for _, p := range report.Problems {
+		fmt.Fprintln(w, p)
+	}
+	if len(report.Problems) == 0 {
+		fmt.Fprintf(w, "%d service ports, %d endpoints: no problem\n", report.Services, report.Endpoints)
+	}
+	return len(report.Problems), nil
 }

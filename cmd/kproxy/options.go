@@ -46,6 +46,7 @@ func nodeSettings() []setting {
 				cfg.HostnameOverride = strings.ToLower(strings.TrimSpace(c.String("hostname-override")))
 			},
 		},
+		bindAddressSetting(),
 		texts("node-ip", "`ADDRESS` of this node, one per family (default: those of its Node object)", func(c *config.Config) *[]string { return &c.NodeIPs }),
 		texts("cluster-cidr", "`CIDR` of the pods, one per family; clients outside are masqueraded", func(c *config.Config) *[]string { return &c.ClusterCIDRs }),
 		texts("exclude-cluster-cidr", "`CIDR` of pods that another proxy serves; repeatable", func(c *config.Config) *[]string { return &c.ExcludeClusterCIDRs }),

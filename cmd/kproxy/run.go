@@ -1,6 +1,7 @@
 package main
 
 import (
+	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
@@ -23,52 +24,89 @@ func runCommand() *cli.Command {
 			if c.Args().Present() {
 				return usageError("run takes no argument, got %q", c.Args().First())
 			}
-			if c.IsSet("config") {
-				return usageError("--config: this version doesn't read KubeProxyConfiguration files yet; use the flags instead")
+			if err := refused(c); err != nil {
+				return err
 			}
-			cfg := configOf(c)
-			if err := cfg.Validate(); err != nil {
+			cfg, err := configureValid(c)
+			if err != nil {
 				return &exitError{exitUsage, err}
 			}
-			if c.Bool("init-only") {
-				return hostError(agent.New(agent.Options{Config: cfg, Version: version, Log: newLogger(cfg)}).Prepare(c.Context))
+			level := new(slog.LevelVar)
+			level.Set(cfg.LogLevel())
+			log := newLogger(cfg.Config, level)
+			switch {
+			case c.IsSet("write-config-to"):
+				return writeConfig(cfg.Config, c.String("write-config-to"))
+			case c.Bool("init-only"):
+				return hostError(agent.New(agent.Options{Config: cfg.Config, Version: version, Log: log}).Prepare(c.Context))
 			}
+			for _, line := range notices(c, cfg) {
+				log.Info("configuration", "note", line)
+			}
+			adjustOOMScore(cfg.Config, log)
+			s := &settled{configure: func() (configured, error) { return configureValid(c) }, log: log, level: level}
+			s.now.Store(&cfg)
 			reread := make(chan os.Signal, 1)
 			signal.Notify(reread, syscall.SIGHUP)
 			return hostError(runProxy(c.Context, agent.Options{
-				Config: cfg, Version: version, Log: newLogger(cfg), Reread: reread,
-			}))
+				Config: cfg.Config, Version: version, Log: log, Reread: reread,
+			}, s))
 		},
 	}
+}
+
+// configureValid is configure and validate.
+func configureValid(c *cli.Context) (configured, error) {
+	cfg, err := configure(c)
+	if err == nil {
+		err = cfg.validate()
+	}
+	return cfg, err
+}
+
+// notices are lines about what was asked for and has no effect, and where.
+func notices(c *cli.Context, cfg configured) []string {
+	var out []string
+	for _, o := range cfg.outcomes() {
+		if o.Asks() && (o.Ignored != "" || o.Instead != "") {
+			out = append(out, fmt.Sprintf("%s:%d: %s", cfg.File, o.Line, o))
+		}
+	}
+	for _, f := range ignored(c) {
+		out = append(out, f.line(c))
+	}
+	return out
+}
+
+// writeConfig writes cfg as a KubeProxyConfiguration.
+func writeConfig(cfg config.Config, name string) error {
+	text, err := cfg.KubeProxyYAML()
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(name, text, 0o644); err != nil {
+		return fmt.Errorf("--write-config-to: %w", err)
+	}
+	return nil
 }
 
 func runFlags() []cli.Flag {
 	config := &cli.StringFlag{Name: "config", Usage: "`FILE` with a KubeProxyConfiguration; flags win over it"}
 	initOnly := &cli.BoolFlag{Name: "init-only", Usage: "only do what needs a privileged container (kernel settings, modules) and end; then CAP_NET_ADMIN and CAP_NET_RAW are enough to run"}
-	return slices.Concat([]cli.Flag{config, initOnly}, flagsOf(settings()))
-}
-
-// configOf is what the command line says.
-func configOf(c *cli.Context) config.Config {
-	cfg := config.Default()
-	if onNode := c.IsSet("kubeconfig") || c.IsSet("master") || inCluster(c); onNode || c.IsSet("config") {
-		cfg = config.AsKubeProxy()
+	flags := slices.Concat([]cli.Flag{config,
+		&cli.StringFlag{Name: "write-config-to", Usage: "write all this says to `FILE`, as a KubeProxyConfiguration, and end"},
+		initOnly,
+		&cli.BoolFlag{Name: "cleanup", Usage: "kube-proxy's; a command of its own here: kproxy cleanup"},
+	}, flagsOf(settings()))
+	for _, f := range ignoredFlags() {
+		flags = append(flags, f.flag)
 	}
-	cfg.File, cfg.InCluster = c.String("config"), inCluster(c)
-	given(c, settings(), &cfg)
-	return cfg
-}
-
-// inCluster reports whether services come from the Kubernetes API because this
-// is a pod and nothing else was said.
-func inCluster(c *cli.Context) bool {
-	return !c.IsSet("manifests") && !c.IsSet("kubeconfig") && !c.IsSet("master") &&
-		os.Getenv("KUBERNETES_SERVICE_HOST") != "" && os.Getenv("KUBERNETES_SERVICE_PORT") != ""
+	return flags
 }
 
 // newLogger logs to stderr.
-func newLogger(cfg config.Config) *slog.Logger {
-	opts := &slog.HandlerOptions{Level: cfg.LogLevel()}
+func newLogger(cfg config.Config, level slog.Leveler) *slog.Logger {
+	opts := &slog.HandlerOptions{Level: level}
 	if cfg.LogFormat == "json" {
 		return slog.New(slog.NewJSONHandler(os.Stderr, opts))
 	}

@@ -6,6 +6,9 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
+	"os"
+	"os/signal"
+	"syscall"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -68,11 +71,14 @@ func (s *servers) close() {
 }
 
 // run answers on every listener until ctx is done.
-func (s *servers) run(ctx context.Context, src web.Source, reg *prometheus.Registry, cfg config.Config, log *slog.Logger) error {
+func (s *servers) run(ctx context.Context, src web.Source, reg *prometheus.Registry, cfg *settled, log *slog.Logger) error {
 	var g errgroup.Group
 	g.Go(func() error { return web.Serve(ctx, s.control, web.Control(src), log) })
 	if s.api != nil {
-		api := web.API(web.APIConfig{Source: src, Gatherer: reg, Configz: cfg})
+		api := web.API(web.APIConfig{
+			Source: src, Gatherer: reg, Profiling: cfg.profiling,
+			Configz: map[string]any{"kproxy.dev": configz{cfg, false}, "kubeproxy.config.k8s.io": configz{cfg, true}},
+		})
 		g.Go(func() error { return web.Serve(ctx, s.api, api, log) })
 	}
 	if s.health != nil {
@@ -83,7 +89,17 @@ func (s *servers) run(ctx context.Context, src web.Source, reg *prometheus.Regis
 }
 
 // source is the agent as the web package sees it.
-type source struct{ *agent.Agent }
+type source struct {
+	*agent.Agent
+	cfg *settled
+}
+
+// Status returns the agent's, and the state of the configuration file.
+func (s source) Status() plan.Status {
+	st := s.Agent.Status()
+	st.Sources = append(st.Sources, s.cfg.source()...)
+	return st
+}
 
 // Health returns what the health endpoints judge by.
 func (s source) Health() web.HealthReport {
@@ -93,7 +109,7 @@ func (s source) Health() web.HealthReport {
 
 // runProxy runs the agent with its servers around it: whoever looks at kproxy
 // can do so until the very end, draining included.
-func runProxy(ctx context.Context, o agent.Options) error {
+func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	s, err := openServers(ctx, o.Config)
 	if ctx.Err() != nil {
 		s.close()
@@ -108,16 +124,30 @@ func runProxy(ctx context.Context, o agent.Options) error {
 	o.ObserveSync = func(d time.Duration) { metrics.ObserveSync(d) }
 	var a *agent.Agent
 	o.HealthPort = func(ctx context.Context, l net.Listener, now func() plan.HealthPort) error {
-		return web.Serve(ctx, l, web.HealthPort(source{a}, now), o.Log)
+		return web.Serve(ctx, l, web.HealthPort(source{a, cfg}, now), o.Log)
 	}
 	a = agent.New(o)
-	metrics = web.NewMetrics(reg, source{a})
+	metrics = web.NewMetrics(reg, source{a, cfg})
 
 	looking, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	served := make(chan error, 1)
-	go func() { served <- s.run(looking, source{a}, reg, o.Config, o.Log) }()
+	go func() { served <- s.run(looking, source{a, cfg}, reg, cfg, o.Log) }()
+	ctx, change := context.WithCancelCause(ctx)
+	reread := make(chan os.Signal, 1)
+	signal.Notify(reread, syscall.SIGHUP)
+	followed := make(chan struct{})
+	go func() {
+		defer close(followed)
+		cfg.follow(ctx, reread, change)
+	}()
 	err = a.Run(ctx)
+	change(nil)
+	<-followed
 	stop()
+	var changed *errChanged
+	if errors.As(context.Cause(ctx), &changed) {
+		err = errors.Join(err, changed)
+	}
 	return errors.Join(err, <-served)
 }

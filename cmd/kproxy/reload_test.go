@@ -1,0 +1,119 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"log/slog"
+	"os"
+	"strings"
+	"testing"
+
+	"github.com/urfave/cli/v2"
+)
+
+// A running kproxy takes over what it can, keeps what was good, and asks for a
+// restart for all else.
+func TestLook(t *testing.T) {
+	outsideOfPods(t)
+	const good = fileHead + "clientConnection: {kubeconfig: /k}\n"
+	name := writeFile(t, "config.conf", good)
+	err := withFlags(t, []string{"--config", name}, func(c *cli.Context) {
+		cfg, err := configureValid(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var log bytes.Buffer
+		s := &settled{
+			configure: func() (configured, error) { return configureValid(c) },
+			log:       slog.New(slog.NewTextHandler(&log, nil)), level: new(slog.LevelVar),
+		}
+		s.now.Store(&cfg)
+		for _, step := range []struct {
+			name, text string
+			logged     string // a part of what is logged; empty for nothing
+			problem    string
+			restart    string
+			level      slog.Level
+			profiling  bool
+		}{
+			{"as it was", good, "", "", "", slog.LevelInfo, false},
+			{"a comment", good + "# so\n", "in nothing that has an effect", "", "", slog.LevelInfo, false},
+			{"an ignored field", good + "portRange: 1-2\n", "in nothing that has an effect", "", "", slog.LevelInfo, false},
+			{"log level and profiles", good + "logging: {verbosity: 4}\nenableProfiling: true\n", `v from \"info\" to \"4\"`, "", "", slog.LevelDebug, true},
+			{"nonsense", good + "mode: [\n", "the last good one stays in force", "config.conf:4: did not find expected", "", slog.LevelDebug, true},
+			{"the same nonsense", good + "mode: [\n", "", "config.conf:4: did not find expected", "", slog.LevelDebug, true},
+			{"not valid", good + "mode: nft\n", "the last good one stays in force", `config.conf:4: mode: "nft" is not a mode`, "", slog.LevelDebug, true},
+			{"good again", good, "is good again", "", "", slog.LevelInfo, false},
+			{"another mode", good + "mode: ipvs\nlogging: {verbosity: 4}\n", "", "", `mode from "auto" to "ipvs"`, slog.LevelInfo, false},
+		} {
+			log.Reset()
+			if err := os.WriteFile(name, []byte(step.text), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			err := s.look()
+			var changed *errChanged
+			if step.restart == "" && err != nil || step.restart != "" && (!errors.As(err, &changed) || !strings.Contains(err.Error(), step.restart)) {
+				t.Errorf("%s: it says %v, want a restart for %q", step.name, err, step.restart)
+			}
+			if got := log.String(); (got == "") != (step.logged == "") || !strings.Contains(got, step.logged) {
+				t.Errorf("%s: logged %q, want %q", step.name, got, step.logged)
+			}
+			if row := s.source()[0]; row.Name != name || row.Synced != (step.problem == "") || !strings.Contains(row.Error, step.problem) || (row.Error == "") != row.Synced {
+				t.Errorf("%s: status says %+v, want %q", step.name, row, step.problem)
+			}
+			if s.level.Level() != step.level || s.profiling() != step.profiling {
+				t.Errorf("%s: level %s, profiles %t, want %s, %t", step.name, s.level.Level(), s.profiling(), step.level, step.profiling)
+			}
+		}
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+// A file that vanishes is no reason to stop.
+func TestLookWithoutTheFile(t *testing.T) {
+	name := writeFile(t, "config.conf", fileHead+"clientConnection: {kubeconfig: /k}\n")
+	err := withFlags(t, []string{"--config", name}, func(c *cli.Context) {
+		cfg, err := configureValid(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &settled{configure: func() (configured, error) { return configureValid(c) }, log: slog.New(slog.DiscardHandler)}
+		s.now.Store(&cfg)
+		if err := os.Remove(name); err != nil {
+			t.Fatal(err)
+		}
+		if err := s.look(); err != nil || !strings.HasSuffix(s.source()[0].Error, "no such file or directory") {
+			t.Errorf("it says %v, status %+v", err, s.source())
+		}
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
+
+func TestConfigzShowsBothForms(t *testing.T) {
+	outsideOfPods(t)
+	err := withFlags(t, []string{"--manifests", "/m", "--mode", "ipvs", "--ipvs-tcp-timeout", "20m"}, func(c *cli.Context) {
+		cfg, err := configureValid(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &settled{}
+		s.now.Store(&cfg)
+		if s.source() != nil {
+			t.Error("there is no file, but a row about it")
+		}
+		for form, want := range map[bool]string{true: `"tcpTimeout":"20m0s"`, false: `"manifests":["/m"]`} {
+			b, err := json.Marshal(configz{s, form})
+			if err != nil || !strings.Contains(string(b), want) || !strings.Contains(string(b), `"mode":"ipvs"`) {
+				t.Errorf("kube-proxy's form %t: lacks %s: %s, %v", form, want, b, err)
+			}
+		}
+	})
+	if err != nil {
+		t.Error(err)
+	}
+}
