@@ -17,7 +17,7 @@ import (
 func many(b *testing.B, n int) *state {
 	b.Helper()
 	s := newState(Config{Node: node})
-	managed := []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: &metav1.FieldsV1{Raw: make([]byte, 600)}}}
+	managed := []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(string(make([]byte, 600)))}}
 	for i := range n {
 		svc := fullService()
 		svc.ObjectMeta = meta(fmt.Sprintf("service-%d", i), map[string]string{"app": "web"}, nil)
