@@ -27,6 +27,9 @@ func Obedience(t *testing.T, m Mode) {
 		for _, f := range service.Families {
 			tr := newTracer(t, rules, portal, f)
 			for _, s := range p.Services {
+				if s.Excluded[f] {
+					compareExcluded(t, tr, p, s, f)
+				}
 				for i := range s.Frontends {
 					if s.Frontends[i].Family == f {
 						compareFrontend(t, tr, p, s, &s.Frontends[i])
@@ -74,6 +77,45 @@ func compareFrontend(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f 
 	}
 }
 
+// compareExcluded: nothing of kproxy's touches connections to the addresses of a
+// service that another proxy serves, unless they are another service's as well.
+func compareExcluded(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f service.Family) {
+	t.Helper()
+	var places []netip.AddrPort
+	for _, addresses := range [][]netip.Addr{s.Port.ClusterIPs, s.Port.ExternalIPs, s.Port.LoadBalancerIPs} {
+		for _, a := range addresses {
+			places = append(places, netip.AddrPortFrom(a, s.Port.Number))
+		}
+	}
+	if s.Port.NodePort != 0 {
+		places = append(places, netip.AddrPortFrom(nodeAddress(p, f), s.Port.NodePort))
+	}
+	source := netip.MustParseAddr([2]string{"203.0.113.9", "2001:db8:9::9"}[f])
+	for _, at := range places {
+		if service.FamilyOf(at.Addr()) != f || tr.others(p, s, at) {
+			continue
+		}
+		for _, local := range []bool{false, true} {
+			pkt := packet{src: source, srcLocal: local, dst: at.Addr(), proto: s.Port.Protocol, port: at.Port()}
+			pkt.dstLocal = slices.Contains(p.Policy.NodeAddresses, pkt.dst)
+			if diff := gocmp.Diff(none, tr.connect(pkt)); diff != "" {
+				t.Errorf("%v of %s, which is another proxy's (-want +rules):\n%s", at, s.Port.Key, diff)
+			}
+		}
+	}
+}
+
+// others reports whether another service answers at a place, or has the address
+// on kproxy's link, where nothing else is to be reached.
+func (tr *tracer) others(p *plan.Plan, s *plan.Service, at netip.AddrPort) bool {
+	_, onLink := slices.BinarySearchFunc(tr.rules.Addresses, at.Addr(), netip.Addr.Compare)
+	return onLink || slices.ContainsFunc(p.Services, func(o *plan.Service) bool {
+		return o != s && slices.ContainsFunc(o.Frontends, func(f plan.Frontend) bool {
+			return f.Protocol == s.Port.Protocol && (f.Address == at || f.Kind == plan.NodePort && f.Address.Port() == at.Port() && slices.Contains(p.Policy.NodeAddresses, at.Addr()))
+		})
+	})
+}
+
 // nodeAddress is one of the node's.
 func nodeAddress(p *plan.Plan, f service.Family) netip.Addr {
 	return p.Policy.NodeAddresses[slices.IndexFunc(p.Policy.NodeAddresses, func(a netip.Addr) bool { return service.FamilyOf(a) == f })]
@@ -100,6 +142,7 @@ func wanted(p *plan.Plan, s *plan.Service, f *plan.Frontend, c plan.Client) []Fa
 			o := &s.Frontends[i]
 			switch {
 			case o.Kind != plan.NodePort:
+			case s.Excluded != [2]bool{} && o != f: // its addresses tell which family is meant
 			case s.DataPlane == plan.Userspace && o.Verdict == plan.Forward, s.ShortCircuits(o) && shortCircuited(p, c):
 				return []Fate{{To: "userspace"}}
 			case o.Verdict == plan.Drop && verdict == plan.Reject && s.Beneath != plan.IPVS:

@@ -109,6 +109,9 @@ func (w *Walk) newPolicy() plan.Policy {
 		p.PrimaryNodePorts = w.one(2)
 	}
 	p.NoLocalhostNodePorts = w.one(8)
+	if w.one(4) {
+		p.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22"), netip.MustParsePrefix("fd00:244::/118")}
+	}
 	return p
 }
 
