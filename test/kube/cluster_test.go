@@ -169,4 +169,3 @@ func (c *cluster) kubectl(ctx context.Context, args ...string) (string, error) {
 func (c *cluster) stop() error {
 	return errors.Join(c.controllers.Kill(), c.api.Kill(), c.etcd.Kill())
 }
-
