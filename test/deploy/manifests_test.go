@@ -1,0 +1,199 @@
+package deploy
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	apps "k8s.io/api/apps/v1"
+	core "k8s.io/api/core/v1"
+	rbac "k8s.io/api/rbac/v1"
+	"k8s.io/kube-proxy/config/v1alpha1"
+	"sigs.k8s.io/yaml"
+
+	"kproxy.dev/kproxy/config"
+)
+
+// TestRules: kproxy may do what the ClusterRole system:node-proxier of
+// Kubernetes lets kube-proxy do, no more (nodeProxierRules in
+// plugin/pkg/auth/authorizer/rbac/bootstrappolicy/policy.go).
+func TestRules(t *testing.T) {
+	m := load(t)
+	want := map[string][]string{
+		"/endpoints": {"list", "watch"}, "/services": {"list", "watch"}, "/nodes": {"get", "list", "watch"},
+		"discovery.k8s.io/endpointslices": {"list", "watch"}, "networking.k8s.io/servicecidrs": {"list", "watch"},
+		"/events": {"create", "patch", "update"}, "events.k8s.io/events": {"create", "patch", "update"},
+	}
+	have := map[string][]string{}
+	for _, r := range m.clusterRole.Rules {
+		for _, g := range r.APIGroups {
+			for _, resource := range r.Resources {
+				have[g+"/"+resource] = append(have[g+"/"+resource], r.Verbs...)
+			}
+		}
+	}
+	if diff := cmp.Diff(want, have); diff != "" {
+		t.Errorf("rules (-want +got):\n%s", diff)
+	}
+	if want := (rbac.RoleRef{APIGroup: rbac.GroupName, Kind: "ClusterRole", Name: m.clusterRole.Name}); m.binding.RoleRef != want {
+		t.Errorf("the binding is to %v, want %v", m.binding.RoleRef, want)
+	}
+	subject := rbac.Subject{Kind: "ServiceAccount", Name: m.account.Name, Namespace: m.account.Namespace}
+	if diff := cmp.Diff([]rbac.Subject{subject}, m.binding.Subjects); diff != "" {
+		t.Errorf("subjects (-want +got):\n%s", diff)
+	}
+	if got := m.daemonSet.Spec.Template.Spec.ServiceAccountName; got != m.account.Name {
+		t.Errorf("the pods have service account %q, want %q", got, m.account.Name)
+	}
+}
+
+// TestPrivileges: the container that stays has two capabilities and nothing to
+// write to but what it shares with the node.
+func TestPrivileges(t *testing.T) {
+	m := load(t)
+	spec := m.daemonSet.Spec.Template.Spec
+	c, err := m.container("kproxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := c.SecurityContext
+	if *s.Privileged || *s.AllowPrivilegeEscalation || !*s.ReadOnlyRootFilesystem {
+		t.Errorf("security context %+v, want one without privileges, on a read-only root", s)
+	}
+	want := &core.Capabilities{Drop: []core.Capability{"ALL"}, Add: []core.Capability{"NET_ADMIN", "NET_RAW"}}
+	if diff := cmp.Diff(want, s.Capabilities); diff != "" {
+		t.Errorf("capabilities (-want +got):\n%s", diff)
+	}
+	if spec.SecurityContext.SeccompProfile.Type != core.SeccompProfileTypeRuntimeDefault {
+		t.Errorf("seccomp profile %v, want the runtime's", spec.SecurityContext.SeccompProfile)
+	}
+	if spec.HostPID || spec.HostIPC || !spec.HostNetwork {
+		t.Errorf("hostPID %t, hostIPC %t, hostNetwork %t, want only the network", spec.HostPID, spec.HostIPC, spec.HostNetwork)
+	}
+	for _, v := range spec.Volumes {
+		if v.HostPath != nil && *v.HostPath.Type == core.HostPathUnset {
+			t.Errorf("volume %s may not be there: say with type what it is", v.Name)
+		}
+	}
+	for _, mount := range c.VolumeMounts {
+		if _, err := m.volume(mount.Name); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestUpdate: connections have the time to drain, and two pods never need the
+// same ports of a node.
+func TestUpdate(t *testing.T) {
+	m := load(t)
+	grace := time.Duration(*m.daemonSet.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second
+	if d := config.Default().DrainTimeout; grace < d+10*time.Second {
+		t.Errorf("%s until the pod is killed, but draining alone may take %s", grace, d)
+	}
+	u := m.daemonSet.Spec.UpdateStrategy
+	if u.Type != apps.RollingUpdateDaemonSetStrategyType || u.RollingUpdate.MaxSurge.IntValue() != 0 {
+		t.Errorf("update strategy %+v, want a rolling update without surge", u)
+	}
+}
+
+// TestProbes: they ask what kproxy serves, where it serves it.
+func TestProbes(t *testing.T) {
+	m := load(t)
+	c, err := m.container("kproxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := strings.Cut(configuration(t, m).HealthzBindAddress, ":")
+	for name, p := range map[string]*core.Probe{"/livez startup": c.StartupProbe, "/livez": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
+		path, _, _ := strings.Cut(name, " ")
+		if p.HTTPGet.Path != path || p.HTTPGet.Port.String() != port {
+			t.Errorf("probe %s asks port %s for %s, want %s", name, p.HTTPGet.Port.String(), p.HTTPGet.Path, port)
+		}
+	}
+}
+
+// configuration decodes config.conf of the ConfigMap, strictly.
+func configuration(t *testing.T, m *manifests) v1alpha1.KubeProxyConfiguration {
+	t.Helper()
+	var out v1alpha1.KubeProxyConfiguration
+	if err := yaml.UnmarshalStrict([]byte(m.configMap.Data["config.conf"]), &out); err != nil {
+		t.Fatalf("config.conf: %v", err)
+	}
+	return out
+}
+
+func TestConfiguration(t *testing.T) {
+	m := load(t)
+	c, d := configuration(t, m), config.Default()
+	if c.Kind != "KubeProxyConfiguration" || c.APIVersion != v1alpha1.SchemeGroupVersion.String() {
+		t.Errorf("config.conf is a %s of %s", c.Kind, c.APIVersion)
+	}
+	if c.HealthzBindAddress != d.HealthzBindAddress || c.MetricsBindAddress != d.MetricsBindAddress {
+		t.Errorf("addresses %s and %s aren't the usual ones", c.HealthzBindAddress, c.MetricsBindAddress)
+	}
+	if v, err := m.volume("config"); err != nil || v.ConfigMap.Name != m.configMap.Name {
+		t.Errorf("the pods don't mount the ConfigMap %s: %v", m.configMap.Name, err)
+	}
+}
+
+// TestKustomizations: what they refer to is there, patches are about something,
+// and what a strategic merge patch says is valid.
+func TestKustomizations(t *testing.T) {
+	m := load(t)
+	names := map[string]string{"DaemonSet": m.daemonSet.Name, "ConfigMap": m.configMap.Name}
+	files, err := filepath.Glob(folder + "/*/*/kustomization.yaml")
+	if err != nil || len(files) == 0 {
+		t.Fatalf("no components and overlays: %v", err)
+	}
+	for _, f := range append(files, folder+"/kustomization.yaml", folder+"/base/kustomization.yaml") {
+		dir := filepath.Dir(f)
+		k := kustomize(t, dir)
+		for _, r := range slices.Concat(k.Resources, k.Components) {
+			if _, err := os.Stat(filepath.Join(dir, r)); err != nil {
+				t.Errorf("%s: %v", f, err)
+			}
+		}
+		for _, p := range k.Patches {
+			if names[p.Target.Kind] != p.Target.Name {
+				t.Errorf("%s: patches %s %s, which isn't in deploy/base", f, p.Target.Kind, p.Target.Name)
+			}
+			if p.Target.Kind == "DaemonSet" && !strings.HasPrefix(p.Patch, "- op:") {
+				var d apps.DaemonSet
+				if err := yaml.UnmarshalStrict([]byte(p.Patch), &d); err != nil {
+					t.Errorf("%s: %v", f, err)
+				}
+			}
+		}
+	}
+}
+
+// TestDockerfile: it builds with the Go that go.mod asks for, and the image has
+// kproxy where the DaemonSet starts it.
+func TestDockerfile(t *testing.T) {
+	gomod, err := os.ReadFile(root + "/go.mod")
+	if err != nil {
+		t.Fatal(err)
+	}
+	version := regexp.MustCompile(`(?m)^go (\S+)$`).FindSubmatch(gomod)
+	lines := dockerfile(t)
+	if want := "FROM golang:" + string(version[1]) + "-"; !slices.ContainsFunc(lines, func(l string) bool { return strings.HasPrefix(l, want) }) {
+		t.Errorf("the Dockerfile doesn't build with the Go of go.mod: no %q", want)
+	}
+	last := lines[slices.Index(lines, "FROM scratch"):]
+	for _, want := range []string{"COPY --from=root /rootfs /", "COPY --from=build /kproxy " + program} {
+		if !slices.Contains(last, want) {
+			t.Errorf("the final stage lacks %q:\n%s", want, strings.Join(last, "\n"))
+		}
+	}
+	m := load(t)
+	for _, name := range []string{"init", "kproxy"} {
+		if c, err := m.container(name); err != nil || c.Command[0] != program {
+			t.Errorf("container %s doesn't start %s: %v", name, program, err)
+		}
+	}
+}
