@@ -28,7 +28,7 @@ func (s *Source) followServiceCIDRs(ctx context.Context) {
 		}
 		if there {
 			follower[*networkingv1.ServiceCIDRList, *networkingv1.ServiceCIDR]{
-				api: s.client.networking.ServiceCIDRs(), health: s.cidrs, table: s.state.cidrs, example: &networkingv1.ServiceCIDR{},
+				api: s.client.networking.ServiceCIDRs(), health: s.cidrs, table: s.state.cidrs, example: &networkingv1.ServiceCIDR{}, retries: &s.retries,
 			}.run(ctx)
 			return
 		}

@@ -36,6 +36,7 @@ type Source struct {
 	changed chan struct{}
 	reread  chan struct{}
 	contact chan struct{} // 1 slot: the API server answers again
+	retries retries
 	current atomic.Pointer[service.Snapshot]
 }
 
@@ -55,12 +56,18 @@ func Open(cfg Config) (*Source, error) {
 	s.events = newRecorder(c.events, cfg.Node, s.state.uid, cfg.Logger)
 	s.services, s.slices, s.nodes = s.newHealth("Services"), s.newHealth("EndpointSlices"), s.newHealth("Node")
 	s.cidrs = s.newHealth("ServiceCIDRs")
-	s.cidrs.optional, s.cidrs.recovered = true, func() {}
+	s.cidrs.optional = true
 	return s, nil
 }
 
 func (s *Source) newHealth(kind string) *health {
-	return &health{kind: kind, log: s.log, recovered: func() { wake(s.contact) }}
+	return &health{kind: kind, log: s.log, recovered: s.answers}
+}
+
+// answers is called when a watch works that didn't before.
+func (s *Source) answers() {
+	wake(s.contact)
+	s.retries.hurry()
 }
 
 // Snapshots receives a value after every change of Latest. Changes that come
@@ -120,7 +127,7 @@ func (s *Source) followServices(ctx context.Context) {
 			LabelSelector: "!" + source.ProxyNameLabel,
 			FieldSelector: fields.OneTermNotEqualSelector("spec.clusterIP", corev1.ClusterIPNone).String(),
 		},
-		health: s.services, table: s.state.services, example: &corev1.Service{},
+		health: s.services, table: s.state.services, example: &corev1.Service{}, retries: &s.retries,
 	}.run(ctx)
 }
 
@@ -128,7 +135,7 @@ func (s *Source) followSlices(ctx context.Context) {
 	follower[*discoveryv1.EndpointSliceList, *discoveryv1.EndpointSlice]{
 		api:       s.client.discovery.EndpointSlices(metav1.NamespaceAll),
 		selectors: metav1.ListOptions{LabelSelector: "!" + corev1.IsHeadlessService},
-		health:    s.slices, table: s.state.slices, example: &discoveryv1.EndpointSlice{},
+		health:    s.slices, table: s.state.slices, example: &discoveryv1.EndpointSlice{}, retries: &s.retries,
 	}.run(ctx)
 }
 
@@ -136,7 +143,7 @@ func (s *Source) followNode(ctx context.Context) {
 	follower[*corev1.NodeList, *corev1.Node]{
 		api:       s.client.core.Nodes(),
 		selectors: metav1.ListOptions{FieldSelector: fields.OneTermEqualSelector(metav1.ObjectNameField, s.cfg.Node).String()},
-		health:    s.nodes, table: s.state.nodes, example: &corev1.Node{},
+		health:    s.nodes, table: s.state.nodes, example: &corev1.Node{}, retries: &s.retries,
 	}.run(ctx)
 }
 

@@ -3,7 +3,6 @@ package kube
 import (
 	"context"
 	"errors"
-	"math"
 	"net/url"
 	"strings"
 	"time"
@@ -11,26 +10,10 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/utils/clock"
+	"k8s.io/klog/v2"
 )
-
-// Retries of a watch: client-go's, but for the longest pause, which there is
-// 30 to 60 seconds. So long a node must not miss endpoints that changed while
-// the API server restarted.
-const (
-	retryFirst = 800 * time.Millisecond
-	retryMax   = 10 * time.Second // up to twice that, with jitter
-)
-
-func backoff() *wait.Backoff {
-	return &wait.Backoff{
-		Duration: retryFirst, Cap: retryMax, Factor: 2, Jitter: 1,
-		Steps: int(math.Ceil(float64(retryMax) / float64(retryFirst))),
-	}
-}
 
 // lister is the part of a typed client that a watch needs; L is the list.
 type lister[L runtime.Object] interface {
@@ -70,36 +53,29 @@ type follower[L runtime.Object, T metav1.Object] struct {
 	health    *health
 	table     *table[T]
 	example   T // of what is in the table
+	retries   *retries
 }
 
-// run follows until ctx is done.
+// run follows until ctx is done. A Reflector's own loop would wait up to a
+// minute before it lists what it missed while an API server was restarted: its
+// pauses don't end when the server is back, and they go on growing when a
+// watch that has lasted for days can't be resumed.
 func (f follower[L, T]) run(ctx context.Context) {
 	r := cache.NewReflectorWithOptions(listWatch(f.api, f.selectors, f.health), f.example, f.table, cache.ReflectorOptions{
-		Name: "kproxy/" + f.health.kind, TypeDescription: f.health.kind, Backoff: backoff(), Clock: stoppable{done: ctx.Done()},
+		Name: "kproxy/" + f.health.kind, TypeDescription: f.health.kind,
+		Backoff: backoff(), Clock: impatient{retries: f.retries, done: ctx.Done()},
 	})
-	r.RunWithContext(ctx)
-}
-
-// stoppable is a clock whose pauses end when done is closed. A Reflector that
-// backs off from a server that refuses connections heeds nothing else.
-type stoppable struct {
-	clock.RealClock
-	done <-chan struct{}
-}
-
-func (s stoppable) After(d time.Duration) <-chan time.Time {
-	out := make(chan time.Time, 1)
-	go func() {
-		t := time.NewTimer(d)
-		defer t.Stop()
-		select {
-		case now := <-t.C:
-			out <- now
-		case <-s.done:
-			out <- time.Now()
+	wait := backoff()
+	for ctx.Err() == nil {
+		start := time.Now()
+		if err := r.ListAndWatchWithContext(ctx); err != nil {
+			klog.FromContext(ctx).Info("list failed", "kind", f.health.kind, "error", err)
 		}
-	}()
-	return out
+		if time.Since(start) > steady {
+			wait = backoff()
+		}
+		<-f.retries.pause(wait.Step(), ctx.Done())
+	}
 }
 
 // plain returns err on one line, without the URL of the request: the place is
