@@ -4,8 +4,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // healthPortFailed keeps the event that load balancers get no answer, where its
@@ -17,25 +17,17 @@ func (a *Agent) healthPortFailed(h plan.HealthPort, why string) {
 }
 
 // healthAddresses are those of this node at which health-check node ports answer,
-// the same as node ports do; nil for all there are.
-func (a *Agent) healthAddresses(p *plan.Plan) []netip.Addr {
-	in := a.cfg.NodePortAddresses
-	switch {
-	case len(in) == 0:
-		return nil
-	case len(in) == 1 && in[0] == config.PrimaryAddresses:
-		return append([]netip.Addr{}, p.Node.Addresses...)
-	}
-	var networks []netip.Prefix
-	for _, s := range in {
-		if n, err := netip.ParsePrefix(s); err == nil {
-			networks = append(networks, n)
-		}
-	}
-	out := []netip.Addr{}
-	for _, at := range p.Policy.NodeAddresses {
-		if slices.ContainsFunc(networks, func(n netip.Prefix) bool { return n.Contains(at) }) {
-			out = append(out, at)
+// the same as node ports do; nil in a family for all there are.
+func healthAddresses(p *plan.Policy) (out [2][]netip.Addr) {
+	for _, f := range service.Families {
+		if within, limited := p.NodePortsWithin(f); limited {
+			out[f] = append([]netip.Addr{}, p.NodePortAddresses(f)...)
+			// Loopback isn't among the node's addresses, which are those others know.
+			for _, lo := range []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.IPv6Loopback()} {
+				if slices.ContainsFunc(within, func(n netip.Prefix) bool { return n.Contains(lo) }) {
+					out[f] = append(out[f], lo)
+				}
+			}
 		}
 	}
 	return out

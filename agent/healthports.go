@@ -45,8 +45,8 @@ type healthPorts struct {
 // wantedHealthPorts is never modified.
 type wantedHealthPorts struct {
 	ports []plan.HealthPort
-	// addresses are those of the node to listen on; nil means all there are.
-	addresses []netip.Addr
+	// addresses are those of the node to listen on, by family; nil means all there are.
+	addresses [2][]netip.Addr
 }
 
 // healthServer answers at one address.
@@ -66,8 +66,9 @@ func newHealthPorts(serve ServeHealthPort, log *slog.Logger, event func(plan.Hea
 	}
 }
 
-// follow has the servers follow p. addresses are those to listen on, nil for all.
-func (h *healthPorts) follow(p *plan.Plan, addresses []netip.Addr) {
+// follow has the servers follow p. addresses are those to listen on, by
+// family, nil for all.
+func (h *healthPorts) follow(p *plan.Plan, addresses [2][]netip.Addr) {
 	if h == nil || h.serve == nil {
 		return
 	}
@@ -148,11 +149,11 @@ func (h *healthPorts) bring(ctx context.Context) bool {
 }
 
 // listenAddresses are those of family f, or the wildcard address where all are meant.
-func listenAddresses(addresses []netip.Addr, f service.Family) []netip.Addr {
-	if addresses == nil {
+func listenAddresses(addresses [2][]netip.Addr, f service.Family) []netip.Addr {
+	if addresses[f] == nil {
 		return []netip.Addr{[2]netip.Addr{service.IPv4: netip.IPv4Unspecified(), service.IPv6: netip.IPv6Unspecified()}[f]}
 	}
-	return slices.DeleteFunc(slices.Clone(addresses), func(a netip.Addr) bool { return service.FamilyOf(a) != f })
+	return addresses[f]
 }
 
 func (h *healthPorts) start(ctx context.Context, at netip.AddrPort, p *plan.HealthPort) error {

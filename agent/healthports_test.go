@@ -20,14 +20,14 @@ import (
 type healthWorld struct {
 	*testing.T
 	h         *healthPorts
-	addresses []netip.Addr
+	addresses [2][]netip.Addr
 
 	mu     sync.Mutex
 	events []string
 }
 
 func newHealthWorld(t *testing.T) *healthWorld {
-	w := &healthWorld{T: t, addresses: []netip.Addr{netip.MustParseAddr("127.0.0.1"), netip.MustParseAddr("::1")}}
+	w := &healthWorld{T: t, addresses: [2][]netip.Addr{{netip.MustParseAddr("127.0.0.1")}, {netip.MustParseAddr("::1")}}}
 	w.h = newHealthPorts(serveCount, slog.New(slog.DiscardHandler), func(h plan.HealthPort, why string) {
 		w.mu.Lock()
 		defer w.mu.Unlock()
@@ -121,12 +121,12 @@ func TestHealthPortsFollowThePlan(t *testing.T) {
 	w.want(map[string]uint16{"a": p[1], "b": p[0]})
 	w.answers("127.0.0.1", p[0], "b 1")
 	w.answers("127.0.0.1", p[1], "a 1")
-	w.addresses = w.addresses[:1]
+	w.addresses[1] = []netip.Addr{}
 	w.want(map[string]uint16{"b": p[0]})
 	w.answers("::1", p[0], "")
 	w.answers("127.0.0.1", p[1], "")
 	w.answers("127.0.0.1", p[0], "b 1")
-	w.addresses = nil // all
+	w.addresses = [2][]netip.Addr{} // all
 	w.want(map[string]uint16{"b": p[0]})
 	w.answers("::1", p[0], "b 0")
 	w.answers("127.0.0.2", p[0], "b 1")
@@ -143,7 +143,7 @@ func TestHealthPortsFollowThePlan(t *testing.T) {
 // port is free, and then it is served.
 func TestTakenHealthPort(t *testing.T) {
 	w := newHealthWorld(t)
-	w.addresses = w.addresses[:1]
+	w.addresses[1] = []netip.Addr{}
 	taken, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)

@@ -51,6 +51,7 @@ type hostRules struct {
 	tcp     uint16 // ports of the shared listeners
 	udp     uint16
 	routing kernel.Routing
+	liberal bool        // conntrack is
 	ipvs    ipvs.Config // without Table where there is none
 }
 
@@ -115,7 +116,7 @@ func iptablesRules(h hostRules) (rules, error) {
 	o := iptables.DefaultOptions()
 	o.Marks, o.TCPPort, o.UDPPort = h.marks, h.tcp, h.udp
 	o.RandomFully, o.SocketMatch, o.CatchRefusals = h.host.RandomFully, h.host.SocketMatch, h.host.CatchRefusals
-	o.SkipIPv6 = !h.host.IPv6
+	o.SkipIPv6, o.DropInvalid = !h.host.IPv6, !h.liberal
 	if err := o.Validate(); err != nil {
 		return rules{}, err
 	}

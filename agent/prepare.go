@@ -28,6 +28,9 @@ func (a *Agent) Prepare(ctx context.Context) error {
 	if err := errors.Join(a.enableAccounting(), a.ensureSysctls(kernel.Sysctls())); err != nil {
 		return err
 	}
+	if _, err := a.ensureConntrack(); err != nil { // what isn't possible here isn't necessary either
+		return err
+	}
 	if err := a.probeIPVS(ctx, row); err != nil {
 		return err
 	}

@@ -117,7 +117,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.userspace.Commit(p)
 	a.current.Store(p)
 	a.tellDetector(old, p)
-	a.healths.follow(p, a.healthAddresses(p))
+	a.healths.follow(p, healthAddresses(&p.Policy))
 	a.adopted = nil // only the first plan asks: a service that comes later is new
 	a.programmer.program(p)
 	if err := a.forgetStaleFlows(old, p); err != nil {

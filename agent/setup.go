@@ -130,13 +130,17 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	if err != nil {
 		return err
 	}
-	r, err := rulesFor(hostRules{
-		host: host, sets: sets, marks: a.marks(), tcp: tcp, udp: udp, routing: a.routing, ipvs: virtuals.config(a.cfg.DrainTimeout),
-	})
-	if err != nil {
+	if err := a.ensureSysctls(kernel.Sysctls()); err != nil {
 		return err
 	}
-	if err := a.ensureSysctls(kernel.Sysctls()); err != nil {
+	if err := a.setUpConntrack(); err != nil {
+		return err
+	}
+	r, err := rulesFor(hostRules{
+		host: host, sets: sets, marks: a.marks(), tcp: tcp, udp: udp, routing: a.routing, ipvs: virtuals.config(a.cfg.DrainTimeout),
+		liberal: kernel.LiberalConntrack(),
+	})
+	if err != nil {
 		return err
 	}
 	if row.ipvs && virtuals != nil {

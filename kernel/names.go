@@ -56,6 +56,7 @@ const (
 	SetNodes    = Prefix + "NODES"    // networks of the node's addresses that node ports answer on
 	SetEndpoint = Prefix + "ENDPOINT" // endpoints, for hairpin and forwarding rules
 	SetShort    = Prefix + "SHORT"    // addresses that pods and this node use by way of userspace
+	SetLeaving  = Prefix + "LEAVING"  // endpoints that get no new connections
 	SetHealth   = Prefix + "HEALTH"   // ports at which load balancers ask for a Service's health
 )
 
@@ -68,6 +69,10 @@ const (
 	SetMasqNet  = Prefix + "MASQ-NET"  // those whose clients outside the pod networks are
 	SetMasqNode = Prefix + "MASQ-NODE" // those whose clients on this node are
 )
+
+// ChainInvalid is where packets end that conntrack can't place; it is in the
+// table filter.
+const ChainInvalid = Prefix + "INVALID"
 
 // The chains of virtual servers, which rules of every mode lead to. Some are in
 // several tables.

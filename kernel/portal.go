@@ -22,6 +22,8 @@ import (
 //   - SHORT, unless iptables is all that lies beneath, what is redirected to userspace
 //     for pods and this node, whatever is done with others' connections,
 //   - ALIVE the heartbeat; kproxy refreshes it and Portal leaves it empty,
+//   - LEAVING, where the kernel carries connections, the endpoints that may have
+//     some but get no new ones,
 //   - LET the endpoints whose refusals pass; Portal leaves it empty as well,
 //     see [LetRefusals],
 //   - HELD connections; Portal leaves it empty as well, see [HoldConnections].
@@ -33,6 +35,7 @@ func Portal(p *plan.Plan) []Set {
 		}
 	}
 	b.addHealthPorts(p)
+	b.addLeaving(p)
 	return b.sets()
 }
 
@@ -79,14 +82,21 @@ func PortalSets() []Set {
 // the rules of a data plane which p uses need.
 func PortalSetsOf(p *plan.Plan) []Set {
 	out := PortalSets()
-	if p == nil || !Shorts(p) {
+	if p == nil {
 		return out
 	}
 	for _, f := range service.Families {
-		out = append(out, Set{Name: FamilySet(SetShort, f), Type: HashIPPort, Family: f, Dynamic: true})
+		if Shorts(p) {
+			out = append(out, Set{Name: FamilySet(SetShort, f), Type: HashIPPort, Family: f, Dynamic: true})
+		}
+		if p.Uses(plan.IPVS) || p.Uses(plan.IPTables) {
+			out = append(out, Set{Name: FamilySet(SetLeaving, f), Type: HashIPPort, Family: f, Dynamic: true})
+		}
 	}
-	for _, proto := range []service.Protocol{service.TCP, service.UDP} {
-		out = append(out, Set{Name: NodePortSet(SetShort, proto), Type: BitmapPort, Dynamic: true})
+	if Shorts(p) {
+		for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+			out = append(out, Set{Name: NodePortSet(SetShort, proto), Type: BitmapPort, Dynamic: true})
+		}
 	}
 	slices.SortFunc(out, func(a, b Set) int { return strings.Compare(a.Name, b.Name) })
 	return out

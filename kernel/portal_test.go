@@ -48,6 +48,9 @@ func TestPortal(t *testing.T) {
 				"KPROXY-RANGED-4": {"192.0.2.1,tcp:80"}, "KPROXY-ALLOW-4": {"192.0.2.1,tcp:80,198.51.100.0/24", "192.0.2.1,tcp:80,203.0.113.1"},
 				"KPROXY-RANGED-6": {"2001:db8::1,tcp:80"}, "KPROXY-ALLOW-6": {"2001:db8::1,tcp:80,2001:db8:1::/48"},
 			}},
+		{"endpoints that get no new connection", kerneltest.Service("s", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"),
+			kerneltest.Unusable("10.1.0.2:80", true), kerneltest.Unusable("[fd01::2]:80", false)),
+			map[string][]string{"KPROXY-LEAVING-4": {"10.1.0.2,tcp:80"}, "KPROXY-LEAVING-6": {"fd01::2,tcp:80"}}},
 		{"asked for health", kerneltest.Service("s", service.UDP, kerneltest.Cluster("10.96.0.1:53"), func(s *plan.Service) { s.Port.HealthCheckNodePort = 32000 }),
 			map[string][]string{"KPROXY-HEALTH-NP-TCP": {"32000"}}},
 		{"a range of everything", kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80", ranges("198.51.100.0/24", "0.0.0.0/0"))), nil},
@@ -56,10 +59,11 @@ func TestPortal(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			sets := kernel.Portal(kerneltest.Plan(plan.ModeIPTables, tt.service))
+			p := kerneltest.Plan(plan.ModeIPTables, tt.service)
+			sets, specs := kernel.Portal(p), kernel.PortalSetsOf(p)
 			var got map[string][]string
 			for i, s := range sets {
-				if s.Name != kernel.PortalSets()[i].Name || s.Type != kernel.PortalSets()[i].Type {
+				if s.Name != specs[i].Name || s.Type != specs[i].Type {
 					t.Errorf("set %d is %s, %s", i, s.Name, s.Type)
 				}
 				if len(s.Entries) > 0 {

@@ -278,7 +278,7 @@ func TestLetRefusals(t *testing.T) {
 		if err := kernel.LetRefusals(s, four, time.Second); !errors.Is(err, kernel.ErrNotFound) {
 			t.Errorf("without sets: %v, want ErrNotFound", err)
 		}
-		if _, err := kernel.ApplySets(t.Context(), s, kernel.SetOps{Create: kernel.PortalSets()}); err != nil {
+		if _, err := kernel.ApplySets(t.Context(), s, kernel.SetOps{Create: kernel.PortalSetsOf(kerneltest.Plan(plan.ModeIPTables))}); err != nil {
 			t.Fatal(err)
 		}
 		for _, e := range []netip.AddrPort{four, six} {

@@ -68,7 +68,11 @@ func Unwritable(err error) bool {
 
 // SysctlRemedy says how to set what is Unwritable.
 func SysctlRemedy(name, value string) string {
-	return fmt.Sprintf("let a privileged container run kproxy run --init-only before, as deploy/ does, or set it on the node: sysctl -w %s=%s", name, value)
+	set := fmt.Sprintf("sysctl -w %s=%s", name, value)
+	if strings.HasPrefix(name, "/") {
+		set = fmt.Sprintf("echo %s > %s", value, name)
+	}
+	return "let a privileged container run kproxy run --init-only before, as deploy/ does, or set it on the node: " + set
 }
 
 // EnsureSysctls sets what isn't as it should be, in the network namespace of

@@ -21,6 +21,10 @@ type Options struct {
 	// (net.netfilter.nf_conntrack_acct), so that a connection which an endpoint
 	// refuses can go to another.
 	CatchRefusals bool
+	// DropInvalid drops packets of endpoints that conntrack takes for invalid. It
+	// must not where the host has conntrack be liberal
+	// (net.netfilter.nf_conntrack_tcp_be_liberal).
+	DropInvalid bool
 	// SkipIPv6 renders nothing for IPv6, for hosts without ip6tables.
 	SkipIPv6 bool
 	// SlotLimit bounds the rules of a weighted service's chain. Weights that
@@ -31,7 +35,7 @@ type Options struct {
 // DefaultOptions returns options for a host that has everything. The
 // listener's ports are the caller's to fill in.
 func DefaultOptions() Options {
-	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, CatchRefusals: true, SlotLimit: 64}
+	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, CatchRefusals: true, DropInvalid: true, SlotLimit: 64}
 }
 
 // Validate reports every problem.

@@ -140,6 +140,7 @@ func (s shared) chains() []kernel.Chain {
 	if s.beneath() {
 		out = append(out,
 			chain("filter", chainAccept, s.accept()...),
+			chain("filter", chainInvalid, s.drop()...),
 			chain("nat", chainPostrouting, s.postrouting()...))
 	}
 	if s.short {
@@ -271,7 +272,7 @@ func (s shared) refusals() []string {
 // let through. Connections are marked when they begin, because an endpoint may
 // leave the set before its connections end.
 func (s shared) forward() []string {
-	out := []string{s.refuse()}
+	out := append([]string{s.refuse()}, s.invalidForward()...)
 	if s.iptables {
 		m, accepted := s.Marks.Masquerade, s.Marks.Accepted()
 		out = append(out,
@@ -345,7 +346,7 @@ func (s shared) input() []string {
 	if s.ipvs {
 		out = append(append(out, s.virtual()...), kernel.InSet(s.set(kernel.SetVIP), "dst")+" -j "+kernel.ChainVIP)
 	}
-	return out
+	return append(out, s.invalidInput()...)
 }
 
 // ranges drops, before any rewriting, clients that an address isn't for

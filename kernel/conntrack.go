@@ -1,0 +1,152 @@
+package kernel
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Conntrack is what users set of the kernel's connection tracking. What is 0 or
+// false stays as it is.
+type Conntrack struct {
+	MaxPerCore                                   int // entries, times the number of CPUs
+	Min                                          int // of entries, where MaxPerCore isn't 0
+	TCPEstablished, TCPCloseWait, UDP, UDPStream time.Duration
+	TCPBeLiberal                                 bool
+}
+
+// maxConntrack is the most entries that a number of CPUs leads to, as in
+// kube-proxy: machines of many CPUs would spend gigabytes on a table that they
+// don't need.
+const maxConntrack = 1 << 20
+
+// Max is the number of entries to allow on a machine of this many CPUs; 0 leaves
+// the kernel's. Min isn't capped: whoever asks for more gets it.
+func (c Conntrack) Max(cpus int) int {
+	if c.MaxPerCore <= 0 {
+		return 0
+	}
+	n := c.MaxPerCore * max(cpus, 1)
+	if n > maxConntrack {
+		return maxConntrack
+	}
+	return max(n, c.Min)
+}
+
+// Sysctls lists the settings (Documentation/networking/nf_conntrack-sysctl.rst).
+func (c Conntrack) Sysctls(cpus int) []Sysctl {
+	const prefix = "net.netfilter.nf_conntrack_"
+	var out []Sysctl
+	if n := c.Max(cpus); n > 0 {
+		out = append(out, Sysctl{Name: prefix + "max", Value: strconv.Itoa(n),
+			Reason: fmt.Sprintf("connections that are tracked, for %d CPUs; the host's own network namespace sets it for all", cpus)})
+	}
+	for _, t := range []struct {
+		name, reason string
+		d            time.Duration
+	}{
+		{"tcp_timeout_established", "after which an idle TCP connection is forgotten", c.TCPEstablished},
+		{"tcp_timeout_close_wait", "after which a TCP connection is forgotten that one end has closed", c.TCPCloseWait},
+		{"udp_timeout", "after which a UDP flow is forgotten that wasn't answered", c.UDP},
+		{"udp_timeout_stream", "after which an idle UDP flow is forgotten", c.UDPStream},
+	} {
+		if t.d > 0 {
+			out = append(out, Sysctl{Name: prefix + t.name, Value: strconv.Itoa(int(t.d / time.Second)), Reason: "seconds, as configured, " + t.reason})
+		}
+	}
+	if c.TCPBeLiberal {
+		out = append(out, Sysctl{Name: prefix + "tcp_be_liberal", Value: "1", Reason: "as configured: packets outside of the TCP window aren't taken for invalid"})
+	}
+	return out
+}
+
+// ConntrackBuckets is where the size of conntrack's hash table is.
+const ConntrackBuckets = "/sys/module/nf_conntrack/parameters/hashsize"
+
+// RaiseBuckets makes the hash table in the file path (ConntrackBuckets) big enough
+// for max entries, four to a bucket, which is what the kernel's own default comes
+// to. It never makes it smaller. The report is nil where nothing was to do; a
+// table that this process may not change is reported, and is slow, but works.
+func RaiseBuckets(path string, max int) (*SysctlReport, error) {
+	b, err := os.ReadFile(path)
+	if errors.Is(err, os.ErrNotExist) || max <= 0 {
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("read the size of conntrack's hash table: %w", err)
+	}
+	r := &SysctlReport{Was: strings.TrimSpace(string(b)), Sysctl: Sysctl{
+		Name: path, Value: strconv.Itoa(max / 4), Reason: fmt.Sprintf("%d connections are found quickly", max),
+	}}
+	have, err := strconv.Atoi(r.Was)
+	if err != nil {
+		return nil, fmt.Errorf("read the size of conntrack's hash table: %w", err)
+	}
+	if have >= max/4 {
+		return nil, nil
+	}
+	// The kernel refuses it outside of the host's own network namespace
+	// (nf_conntrack_set_hashsize: EOPNOTSUPP).
+	err = os.WriteFile(path, []byte(r.Value), 0o644)
+	if Unwritable(err) || errors.Is(err, unix.EOPNOTSUPP) {
+		r.Err = err
+		return r, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("set the size of conntrack's hash table to %s: %w", r.Value, err)
+	}
+	if b, err = os.ReadFile(path); err != nil {
+		return nil, fmt.Errorf("read the size of conntrack's hash table: %w", err)
+	}
+	// The kernel rounds up to what fills whole pages.
+	if have, err = strconv.Atoi(strings.TrimSpace(string(b))); err != nil || have < max/4 {
+		return nil, fmt.Errorf("set the size of conntrack's hash table to %s: it is %s afterwards", r.Value, strings.TrimSpace(string(b)))
+	}
+	r.Changed = true
+	return r, nil
+}
+
+// EnsureConntrack carries out c in the network namespace of the calling thread
+// and reports what wasn't so.
+func EnsureConntrack(c Conntrack, cpus int) ([]SysctlReport, error) {
+	reports, err := EnsureSysctls(c.Sysctls(cpus))
+	r, bucketsErr := RaiseBuckets(ConntrackBuckets, c.Max(cpus))
+	if r != nil {
+		reports = append(reports, *r)
+	}
+	return reports, errors.Join(err, bucketsErr)
+}
+
+// LiberalConntrack reports whether packets outside of the TCP window count as
+// valid, in the network namespace of the calling thread.
+func LiberalConntrack() bool {
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
+	return err == nil && strings.TrimSpace(string(b)) != "0"
+}
+
+// OnlineCPUs reads the number of CPUs from the list in the file path, normally
+// /sys/devices/system/cpu/online ("0-3,8"). The kernel's, not this process's: a
+// container that may use one CPU proxies for the whole machine.
+func OnlineCPUs(path string) (int, error) {
+	b, err := os.ReadFile(path)
+	if err != nil {
+		return 0, fmt.Errorf("count CPUs: %w", err)
+	}
+	n := 0
+	for part := range strings.SplitSeq(strings.TrimSpace(string(b)), ",") {
+		first, last, isRange := strings.Cut(part, "-")
+		from, err := strconv.Atoi(first)
+		to := from
+		if err == nil && isRange {
+			to, err = strconv.Atoi(last)
+		}
+		if err != nil || to < from {
+			return 0, fmt.Errorf("count CPUs: %q in %s is no list of CPUs", strings.TrimSpace(string(b)), path)
+		}
+		n += to - from + 1
+	}
+	return n, nil
+}

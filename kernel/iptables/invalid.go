@@ -1,0 +1,88 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kproxy.dev/kproxy/kernel"
+)
+
+// chainInvalid is where packets of endpoints end that conntrack can't place. Its
+// name is in [kernel.ChainInvalid], for who counts them.
+const chainInvalid = kernel.ChainInvalid
+
+// A packet of an endpoint that conntrack takes for invalid, because it is
+// outside of the TCP window for example, bears the endpoint's address where the
+// client knows the service's: nothing translates it back. The client has no such
+// connection and answers with a reset, which breaks the one that it has
+// (kubernetes/kubernetes#74839). So it is dropped, where it is about to be
+// forwarded to a client, and where it is for a client on the node itself or for
+// one that was masqueraded (#117924). The endpoint sends it again.
+//
+// Only packets of endpoints are dropped: others' connections, of which a node
+// may see one direction only (#94861), aren't touched. Where conntrack is liberal
+// (net.netfilter.nf_conntrack_tcp_be_liberal), nothing is. Nor need it be in
+// userspace, whose connections to endpoints have sockets.
+func (s shared) invalid() []string {
+	const invalid = "-m conntrack --ctstate INVALID "
+	to := " -j " + chainInvalid
+	why := kernel.Comment("of an endpoint, to nobody knows whom") + " "
+	return []string{
+		why + invalid + kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src") + to,
+		why + invalid + kernel.InSet(s.set(kernel.SetLeaving), "src,src") + to,
+	}
+}
+
+// invalidForward is for clients elsewhere. IPVS knows its connections by itself,
+// and translates what conntrack doesn't; its masqueraded ones end in INPUT.
+func (s shared) invalidForward() []string {
+	if !s.DropInvalid || !s.iptables {
+		return nil
+	}
+	return s.invalid()
+}
+
+// invalidInput is for clients on this node and masqueraded ones. A packet for
+// which there is a socket is of a connection that nothing translates.
+func (s shared) invalidInput() []string {
+	if !s.DropInvalid || !s.beneath() {
+		return nil
+	}
+	var out []string
+	if s.SocketMatch {
+		out = append(out, "-p tcp "+kernel.Comment("TCP knows better")+" -m conntrack --ctstate INVALID -m socket -j RETURN")
+	}
+	return append(out, s.invalid()...)
+}
+
+// drop is the end of them, in a chain of its own: its counter tells how many.
+func (s shared) drop() []string { return []string{"-j DROP"} }
+
+// InvalidDropped returns how many packets the rule has dropped since it was
+// written; none where there is no such rule. It is safe for concurrent use.
+func (b *Backend) InvalidDropped(ctx context.Context) (uint64, error) {
+	var sum uint64
+	for _, f := range b.families() {
+		text, err := b.config.Runner.Run(ctx, nil, b.config.Variant.Program[f], "-w", b.lockWait(), "-t", "filter", "-v", "-S", chainInvalid)
+		if errors.Is(err, kernel.ErrNotFound) || errors.Is(err, kernel.ErrSyntax) { // the legacy variant's word for no such chain
+			continue
+		} else if err != nil {
+			return 0, fmt.Errorf("read counter of %s: %w", chainInvalid, err)
+		}
+		for line := range strings.Lines(string(text)) {
+			words := strings.Fields(line) // -A KPROXY-INVALID -c 12 720 -j DROP
+			if at := slices.Index(words, "-c"); at >= 0 && at+1 < len(words) && words[0] == "-A" {
+				n, err := strconv.ParseUint(words[at+1], 10, 64)
+				if err != nil {
+					return 0, fmt.Errorf("read counter of %s: %w", chainInvalid, err)
+				}
+				sum += n
+			}
+		}
+	}
+	return sum, nil
+}

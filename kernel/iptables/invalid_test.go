@@ -1,0 +1,58 @@
+package iptables_test
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"testing"
+
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// TestInvalidDropped: what conntrack can't place is dropped and counted where
+// it comes from an endpoint, usable or on its way out, and passes where it comes
+// from somebody else.
+func TestInvalidDropped(t *testing.T) {
+	onEachKernel(t, func(s *scene) {
+		count := func() uint64 {
+			s.t.Helper()
+			n, err := s.backend.InvalidDropped(s.t.Context())
+			if err != nil {
+				s.t.Fatal(err)
+			}
+			return n
+		}
+		s.expect("dropped without rules", uint64(0), count())
+		at := func(host int) string { return netip.AddrPortFrom(s.Address(s.family, host), 8080).String() }
+		s.program(kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("web", service.TCP,
+			kerneltest.Cluster(s.virtual(1)), kerneltest.Endpoints(at(2)), kerneltest.Unusable(at(3), false))))
+		want := uint64(0)
+		for host := 2; host <= 4; host++ {
+			s.acknowledge(host)
+			if host < 4 {
+				want++
+			}
+			s.expect(fmt.Sprintf("dropped after one of host %d", host), want, count())
+		}
+	})
+}
+
+// acknowledge sends, from port 8080 of a host to the client, the second packet of
+// a handshake whose first the node hasn't seen.
+func (s *scene) acknowledge(host int) {
+	s.t.Helper()
+	s.On(host, func() {
+		c, err := net.DialIP(s.addr("ip4:tcp", "ip6:tcp"), &net.IPAddr{IP: s.Address(s.family, host).AsSlice()}, &net.IPAddr{IP: s.Address(s.family, 1).AsSlice()})
+		if err != nil {
+			s.t.Error(err)
+			return
+		}
+		defer c.Close()
+		// From port 8080 to 9, sequence numbers of no connection, SYN and ACK.
+		if _, err = c.Write([]byte{0x1f, 0x90, 0, 9, 1, 2, 3, 4, 5, 6, 7, 8, 5 << 4, 0x12, 2, 0, 0, 0, 0, 0}); err != nil {
+			s.t.Error(err)
+		}
+	})
+}
