@@ -4,9 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
 )
 
 // Prepare does what takes more than CAP_NET_ADMIN and CAP_NET_RAW, and nothing
@@ -19,12 +23,9 @@ func (a *Agent) Prepare(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// Its settings are there once the kernel has loaded it, which this makes it do.
-	table, err := conntrack.Dial()
-	if err != nil {
+	if err := loadConntrack(); err != nil {
 		return &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
 	}
-	defer table.Close()
 	if err := errors.Join(a.enableAccounting(), a.ensureSysctls(kernel.Sysctls())); err != nil {
 		return err
 	}
@@ -43,6 +44,21 @@ func (a *Agent) Prepare(ctx context.Context) error {
 		}
 	}
 	return a.unprepared()
+}
+
+// loadConntrack has the kernel load connection tracking, without which its
+// settings aren't there. The question does so, whatever the answer (nfnetlink_rcv_msg).
+func loadConntrack() error {
+	table, err := conntrack.Dial()
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	nowhere := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+	if _, err := table.GetByReply(service.TCP, nowhere, nowhere); err != nil && !errors.Is(err, unix.ENOENT) {
+		return err
+	}
+	return nil
 }
 
 // unprepared is what could not be changed after all.
