@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"golang.org/x/sys/unix"
-
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
@@ -55,7 +53,7 @@ func loadConntrack() error {
 	}
 	defer table.Close()
 	nowhere := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
-	if _, err := table.GetByReply(service.TCP, nowhere, nowhere); err != nil && !errors.Is(err, unix.ENOENT) {
+	if _, err := table.GetByReply(service.TCP, nowhere, nowhere); err != nil && !errors.Is(err, conntrack.ErrNotFound) {
 		return err
 	}
 	return nil
