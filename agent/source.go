@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/source/file"
@@ -42,12 +41,12 @@ func (a *Agent) waitForSource(ctx context.Context) error {
 	look := time.NewTicker(100 * time.Millisecond)
 	defer look.Stop()
 	for said := false; ; {
-		waiting, problems := a.unread()
+		waiting, failing := a.unread()
 		if a.source.Latest() != nil && len(waiting) == 0 {
 			return nil
 		}
-		if !said && (a.source.Latest() != nil || len(problems) > 0) {
-			a.log.Warn("waiting for services; what is programmed stays as it is", "from", waiting, "problems", problems)
+		if !said && (a.source.Latest() != nil || failing) {
+			a.log.Warn("waiting for services; what is programmed stays as it is", "from", waiting)
 			said = true
 		}
 		select {
@@ -59,14 +58,15 @@ func (a *Agent) waitForSource(ctx context.Context) error {
 	}
 }
 
-// unread are the places that have never been read, and what is wrong with them.
-func (a *Agent) unread() (places, problems []string) {
+// unread are the places that have never been read, and whether that is because
+// they can't be.
+func (a *Agent) unread() (places []string, failing bool) {
 	for _, s := range a.source.Status() {
 		if !s.Synced {
-			places, problems = append(places, s.Name), slices.Concat(problems, s.Errors)
+			places, failing = append(places, s.Name), failing || len(s.Errors) > 0
 		}
 	}
-	return places, problems
+	return places, failing
 }
 
 // rereadOnSignal has the source read again on SIGHUP.

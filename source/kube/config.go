@@ -107,7 +107,7 @@ func (c Config) fromFile() (*rest.Config, error) {
 	case errors.Is(err, os.ErrPermission):
 		return nil, configError("--kubeconfig: %s may not be read by this user", c.Kubeconfig)
 	case err != nil:
-		return nil, configError("--kubeconfig: read %s: %w", c.Kubeconfig, cause(err))
+		return nil, configError("--kubeconfig: read %s: %s", c.Kubeconfig, cause(err, c.Kubeconfig))
 	}
 	if lacks := whatLacks(file, c.Master); lacks != "" {
 		return nil, configError("--kubeconfig: %s %s", c.Kubeconfig, lacks)
@@ -139,13 +139,9 @@ func whatLacks(file *clientcmdapi.Config, master string) string {
 	return ""
 }
 
-// cause leaves out client-go's "error loading config file …", which says again
-// what was said.
-func cause(err error) error {
-	if next := errors.Unwrap(err); next != nil {
-		return next
-	}
-	return err
+// cause leaves out client-go's introduction, which says again which file.
+func cause(err error, file string) string {
+	return strings.TrimPrefix(oneLine(err), fmt.Sprintf("error loading config file %q: ", file))
 }
 
 // oneLine returns err's text on one line.

@@ -43,7 +43,7 @@ func TestOpen(t *testing.T) {
 		{"no file", Config{Kubeconfig: dir + "/none"}, "", "--kubeconfig: there is no file DIR/none"},
 		{"a directory", Config{Kubeconfig: dir}, "", "--kubeconfig: read DIR: "},
 		{"empty", Config{Kubeconfig: write("empty", "")}, "", "--kubeconfig: DIR/empty names no cluster; a kubeconfig has"},
-		{"no YAML", Config{Kubeconfig: write("bad", "a: b: c\n")}, "", "--kubeconfig: read DIR/bad: "},
+		{"no YAML", Config{Kubeconfig: write("bad", "a: b: c\n")}, "", "--kubeconfig: read DIR/bad: yaml: "},
 		{"no kubeconfig", Config{Kubeconfig: write("service", "apiVersion: v1\nkind: Service\n")}, "", "--kubeconfig: read DIR/service: "},
 		{"no context", Config{Kubeconfig: write("context", without("current-context: here\n"))}, "", "--kubeconfig: DIR/context has no current-context, which"},
 		{"unknown cluster", Config{Kubeconfig: write("cluster", strings.Replace(kubeconfig, "cluster: cluster,", "cluster: nowhere,", 1))}, "",
