@@ -6,10 +6,13 @@ import (
 	"errors"
 	"log/slog"
 	"os"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/urfave/cli/v2"
+
+	"kproxy.dev/kproxy/config"
 )
 
 // A running kproxy takes over what it can, keeps what was good, and asks for a
@@ -115,5 +118,35 @@ func TestConfigzShowsBothForms(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// Anybody may raise the score, and setting what is set already costs nothing.
+func TestAdjustOOMScore(t *testing.T) {
+	const name = "/proc/self/oom_score_adj"
+	read := func() int {
+		t.Helper()
+		text, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := strconv.Atoi(strings.TrimSpace(string(text)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return n
+	}
+	log := slog.New(slog.DiscardHandler)
+	was := read()
+	adjustOOMScore(config.Default(), log)
+	if got := read(); got != was {
+		t.Errorf("nothing is asked for: from %d to %d", was, got)
+	}
+	higher := min(was+1, 1000)
+	for range 2 {
+		adjustOOMScore(config.Config{OOMScoreAdj: &higher}, log)
+		if got := read(); got != higher {
+			t.Errorf("%d is asked for: got %d", higher, got)
+		}
 	}
 }
