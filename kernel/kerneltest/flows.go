@@ -47,6 +47,7 @@ func Flows(t *testing.T, m Packets) {
 		})
 	}
 	t.Run("endpoints are chosen", func(t *testing.T) { m.choices(t) })
+	t.Run("another proxy's services", func(t *testing.T) { m.excluded(t) })
 	t.Run("the node's own ports stay its own", func(t *testing.T) { m.ports(t) })
 }
 
@@ -71,6 +72,7 @@ type stage struct {
 	*Network
 	packets Packets
 	plan    *plan.Plan
+	backend kernel.Backend
 	sets    kernel.SetStore
 	offers  map[string]offer
 }
@@ -103,9 +105,8 @@ func newStage(t *testing.T, m Packets, sc flowScene) *stage {
 	policy := plan.DefaultPolicy()
 	sc.policy(s.Network, &policy)
 	s.plan = offloaded(t, m.Mode, policy, s.Network)
-	var backend kernel.Backend
-	backend, s.sets = m.OnKernel(t)
-	m.bring(t, System{Backend: backend}, m.Render(s.plan))
+	s.backend, s.sets = m.OnKernel(t)
+	m.bring(t, System{Backend: s.backend}, m.Render(s.plan))
 	ctx := context.Background()
 	portal := kernel.DiffSets(kernel.PortalSetsOf(s.plan), kernel.Portal(s.plan))
 	if _, err := kernel.ApplySets(ctx, s.sets, portal); err != nil {
