@@ -166,6 +166,10 @@ func touch(path string) error {
 	return errors.Join(err, f.Close())
 }
 
+// shared is what only the machine's own network namespace has and sets: the size
+// of conntrack's table, which is left alone here.
+const shared = "conntrack: {maxPerCore: 0}\n"
+
 // configMap writes the ConfigMap's data as the kubelet does: files are links
 // into a directory that changes with a rename.
 func (n *node) configMap() string {
@@ -175,7 +179,7 @@ func (n *node) configMap() string {
 	n.must(makeDirectory(dir + "/..1"))
 	n.must(os.Symlink("..1", dir+"/..data"))
 	for name, text := range n.deploy.configMap.Data {
-		n.must(os.WriteFile(filepath.Join(dir, "..1", name), []byte(text), 0o644))
+		n.must(os.WriteFile(filepath.Join(dir, "..1", name), []byte(text+shared), 0o644))
 		n.must(os.Symlink("..data/"+name, filepath.Join(dir, name)))
 	}
 	return dir
