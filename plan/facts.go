@@ -86,6 +86,7 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 		f.refusal = refusal(s)
 	}
 	s.Problems = c.problems(s, eps)
+	c.heedItself(s, &f)
 	c.heedForwarding(s, &f)
 	s.KernelHash = kernelHash(s, &c.in.Policy)
 	f.steady = steadyHash(s)

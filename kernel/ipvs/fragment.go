@@ -71,6 +71,9 @@ func (b *builder) frontend(f *plan.Frontend) {
 		places = b.nodePlaces(f)
 	}
 	for _, a := range places {
+		if slices.ContainsFunc(reals, func(r kernel.Real) bool { return r.Address == a }) {
+			continue // what is on its way to that endpoint isn't to come back to it
+		}
 		v := kernel.Virtual{
 			Protocol: f.Protocol, Address: a, Scheduler: b.s.Scheduler, SchedFlags: schedulerFlags[b.s.Scheduler],
 			Persistence: seconds(b.s.Port.Affinity), Reals: reals, Owner: b.s.Port.Key,

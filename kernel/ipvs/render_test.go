@@ -79,6 +79,11 @@ SCTP 192.168.0.10:30007 rr
 SCTP 192.168.7.10:30007 rr
   -> 10.1.0.1:7 Masq 1
 `, map[string][]string{"KPROXY-MASQ-ALL-4": {"192.168.0.10,sctp:30007", "192.168.7.10,sctp:30007"}}},
+		{"no virtual server where an endpoint is", kerneltest.Service("s", service.TCP, kerneltest.NodePort(30080), kerneltest.Endpoints("192.168.0.10:30080", "10.1.0.1:80"), onIPVS), `
+TCP 192.168.7.10:30080 rr
+  -> 10.1.0.1:80 Masq 1
+  -> 192.168.0.10:30080 Masq 1
+`, map[string][]string{"KPROXY-MASQ-ALL-NP-TCP": {"30080"}}},
 		{"the node's own address, which stays on its link", kerneltest.Service("s", service.TCP, kerneltest.External("192.168.7.10:80"), kerneltest.Endpoints("10.1.0.1:80"), onIPVS), `
 TCP 192.168.7.10:80 rr
   -> 10.1.0.1:80 Masq 1
