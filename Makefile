@@ -6,7 +6,10 @@ VERSION := $(shell git describe --tags --always --dirty 2>/dev/null || echo dev)
 COMMIT  := $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
 LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 
-.PHONY: help build demo demo-ipvs vm test bench golden-update clean
+DOCKER ?= docker
+IMAGE  ?= kproxy:latest
+
+.PHONY: help build demo demo-ipvs vm test bench image golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +42,9 @@ test: ## set all up and run every check and test (as root: also those with real 
 bench: ## benchmarks, ten times each, for benchstat
 	@test/setup.sh build
 	go test -buildvcs=false -run '^$$' -bench . -benchmem -count 10 -p 1 -timeout 60m ./...
+
+image: ## the image for deploy/, with docker or a program like it: make image IMAGE=registry/kproxy:v1
+	$(DOCKER) build -f deploy/Dockerfile --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t $(IMAGE) .
 
 golden-update: ## rewrite the goldens; read the difference before you commit it
 	@test/setup.sh build
