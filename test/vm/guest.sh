@@ -4,6 +4,7 @@
 # the host, see run.sh; everything else that is written here is lost.
 mount -t proc proc /proc
 mount -t sysfs sys /sys
+mount -t cgroup2 cgroup /sys/fs/cgroup # for containers
 mkdir -p /dev/pts /dev/shm /run/lock /run/netns /run/tmp
 mount -t devpts devpts /dev/pts
 mount -t tmpfs shm /dev/shm

@@ -23,6 +23,7 @@ rows=(
 	"test/e2e      (vm,iptables,3) KPROXY_E2E_MODE=iptables #3/3"
 	"kernel/ipvs   (vm)"
 	"test/golden   (vm)"
+	"test/deploy   (vm)"
 	"kernel        (vm)"
 	"kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
 )
