@@ -23,7 +23,7 @@ rows=(
 	"test/e2e      (vm,iptables,3) KPROXY_E2E_MODE=iptables #3/3"
 	"kernel/ipvs   (vm)"
 	"test/golden   (vm)"
-	"test/deploy   (vm)"
+	"test/deploy   (vm)             -test.run=^TestServe\$"
 	"kernel        (vm)"
 	"kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
 )
