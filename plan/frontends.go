@@ -105,6 +105,8 @@ func (c *computation) masquerade(f *Frontend) Masquerade {
 // them holds every address. If they admit this node, they admit the load
 // balancer addresses too: a node that has such an address (it was routed there,
 // or is on kproxy's link for IPVS) uses it as its source when it connects to it.
+// This node is what its Node object says; its other addresses, such as the one
+// that pods see it by, count where there is none.
 func (c *computation) sourceRanges(p *service.Port, f service.Family) []netip.Prefix {
 	var out []netip.Prefix
 	for _, r := range p.SourceRanges {
@@ -116,9 +118,11 @@ func (c *computation) sourceRanges(p *service.Port, f service.Family) []netip.Pr
 		}
 		out = append(out, r)
 	}
-	admitted := func(a netip.Addr) bool { return contains(out, a) }
-	if !slices.ContainsFunc(c.node.Addresses, admitted) &&
-		!(c.kernel.uses(IPVS) && slices.ContainsFunc(c.in.Policy.NodeAddresses, admitted)) {
+	own := c.node.Addresses
+	if len(own) == 0 && c.kernel.uses(IPVS) {
+		own = c.in.Policy.NodeAddresses
+	}
+	if !slices.ContainsFunc(own, func(a netip.Addr) bool { return contains(out, a) }) {
 		return out
 	}
 	for _, a := range p.LoadBalancerIPs {

@@ -262,12 +262,12 @@ func TestOwnAddressAsSource(t *testing.T) {
 	w.in.Policy.NodeAddresses = addrs("198.51.100.1")
 	w.set(port("a", eTPLocal, func(p *service.Port) {
 		p.LoadBalancerIPs, p.ExternallyAccessible = addrs("203.0.113.1"), true
-		p.SourceRanges = prefixes("198.51.100.0/24") // the node's
+		p.SourceRanges = prefixes("192.168.0.0/24") // the node's
 	}), "10.0.0.2 n2 ready")
 	s := w.one()
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		own, other := Client{Address: f.Address.Addr()}, Client{Address: netip.MustParseAddr("198.51.100.9")}
+		own, other := Client{Address: f.Address.Addr()}, Client{Address: netip.MustParseAddr("192.168.0.9")}
 		if got := s.VerdictFor(f, own, &Policy{}); got != Forward {
 			t.Errorf("%s: %s for its own address, want forward", f.Kind, got)
 		}

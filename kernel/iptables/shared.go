@@ -396,7 +396,20 @@ func (s shared) mangleOutput() []string {
 		fmt.Sprintf("%s %s -j CONNMARK --set-xmark %#x/%#x", kernel.HasMark(own, own), kernel.Comment("connections of kproxy to endpoints"), t, t),
 		s.answers(),
 	}
+	if s.ipvs {
+		out = append(out, s.dropOwn())
+	}
 	return append(out, s.catchRefusals()...)
+}
+
+// dropOwn drops what this node sends to a service that is to be silent. IPVS takes
+// such packets before the filter table sees them (ip_vs_local_request at LOCAL_OUT,
+// before NF_IP_PRI_FILTER), and refuses them where a virtual server is left to
+// endpoints that drain. Those in SHORT are userspace's.
+func (s shared) dropOwn() string {
+	return kernel.Comment("the traffic policy allows no endpoint here") + " -m conntrack --ctstate NEW " +
+		kernel.InSet(s.set(kernel.SetVIP), "dst") + " " + kernel.InSet(s.set(kernel.SetDrop), "dst,dst") + " " +
+		kernel.NotInSet(s.set(kernel.SetShort), "dst,dst") + " -j DROP"
 }
 
 // catchRefusals drops an endpoint's reset that is its first packet, the answer
