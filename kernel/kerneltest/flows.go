@@ -173,7 +173,7 @@ func (s *stage) expect(sc flowScene, r row, f service.Family, p service.Protocol
 		switch {
 		case sc.dead || p == service.SCTP:
 			want = alone[r.offer][i]
-		case s.short(f, clients[i]):
+		case want != refused && s.short(f, clients[i]): // unless no node port answers there
 			want = "userspace"
 		}
 	}
