@@ -70,7 +70,7 @@ const serviceNetworks = "10.96.0.0/12,fd00:96::/112"
 func (c *cluster) file(name string) string { return filepath.Join(c.dir, name) }
 
 func (c *cluster) program(name string, args ...string) *lab.Process {
-	return &lab.Process{Namespace: c.namespace, Path: filepath.Join(c.programs, name), Args: args}
+	return &lab.Process{Namespace: c.namespace, Path: filepath.Join(c.programs, name), Args: args, Output: keep(name)}
 }
 
 // server is the API server's URL.

@@ -3,6 +3,7 @@ module kproxy.dev/kproxy/test/kube
 go 1.26.8
 
 require (
+	github.com/google/go-cmp v0.7.0
 	k8s.io/api v0.37.2
 	k8s.io/apimachinery v0.37.2
 	kproxy.dev/kproxy v0.0.0

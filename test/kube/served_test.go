@@ -280,18 +280,7 @@ func testAPIItself(w *world) {
 func testEvents(w *world) {
 	w.create(newService("eventful", nil), newSlices("eventful", w.net.Backends[0])...)
 	if w.mode != plan.ModeUserspace { // where nothing else is
-		w.eventually("the service in the kernel", func() error {
-			st, err := w.status.Status(w.ctx)
-			if err != nil {
-				return err
-			}
-			for _, s := range st.Services {
-				if s.Name == "eventful" && s.DataPlane == plan.IPTables {
-					return nil
-				}
-			}
-			return fmt.Errorf("it isn't there")
-		})
+		w.eventually("the service in the kernel", func() error { return w.offloaded("eventful") })
 		w.eventually("an event", func() error {
 			events, err := w.client.EventsV1().Events(namespace).List(w.ctx, metav1.ListOptions{
 				FieldSelector: "regarding.kind=Service,regarding.name=eventful,reason=DataPlaneChanged",
