@@ -129,6 +129,7 @@ func TestServe(t *testing.T) {
 			if diff := cmp.Diff(n.privileged(), capabilities); diff != "" {
 				t.Errorf("what kproxy can do (-as a privileged container +as deployed):\n%s", diff)
 			}
+			n.cleanUp(variant)
 		})
 	}
 }
@@ -176,6 +177,25 @@ func (n *node) privileged() map[string]plan.CapStatus {
 	out := n.capabilities()
 	n.must(p.Stop(within(time.Minute)))
 	return out
+}
+
+// cleanUp runs kproxy cleanup with the privileges of the DaemonSet, as who goes
+// back to kube-proxy does, and checks that nothing of kproxy's is left.
+func (n *node) cleanUp(variant string) {
+	n.Helper()
+	ctx, cancel := context.WithTimeout(n.ctx, within(time.Minute))
+	defer cancel()
+	p := n.start("kproxy", func(b *bundle) { b.Process.Args = []string{program, "cleanup"} })
+	if err := p.Wait(ctx); err != nil {
+		n.Fatalf("kproxy cleanup: %v\n%s", err, p.Log())
+	}
+	for _, show := range []string{"iptables-" + variant + "-save", "ip6tables-" + variant + "-save", "ipset list -name", "ip link", "ip rule"} {
+		words := strings.Fields(show)
+		out, err := n.net.Node.Command(n.ctx, words[0], words[1:]...).CombinedOutput()
+		if text := strings.ToLower(string(out)); err != nil || strings.Contains(text, "kproxy") || strings.Contains(text, "lookup 10249") {
+			n.Errorf("after kproxy cleanup, %s: %v\n%s", show, err, out)
+		}
+	}
 }
 
 // TestEachCapabilityIsNeeded: without one of them kproxy doesn't run, and says

@@ -162,13 +162,36 @@ func TestKustomizations(t *testing.T) {
 			if names[p.Target.Kind] != p.Target.Name {
 				t.Errorf("%s: patches %s %s, which isn't in deploy/base", f, p.Target.Kind, p.Target.Name)
 			}
-			if p.Target.Kind == "DaemonSet" && !strings.HasPrefix(p.Patch, "- op:") {
+			if strings.HasPrefix(p.Patch, "- op:") {
+				checkModePatch(t, f, p.Patch)
+			} else if p.Target.Kind == "DaemonSet" {
 				var d apps.DaemonSet
 				if err := yaml.UnmarshalStrict([]byte(p.Patch), &d); err != nil {
 					t.Errorf("%s: %v", f, err)
 				}
 			}
 		}
+	}
+}
+
+// checkModePatch: a JSON patch (RFC 6902) gives both containers the same mode, one
+// that kproxy has.
+func checkModePatch(t *testing.T, file, patch string) {
+	t.Helper()
+	var ops []struct{ Op, Path, Value string }
+	if err := yaml.UnmarshalStrict([]byte(patch), &ops); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	paths := map[string]string{}
+	for _, o := range ops {
+		mode, ok := strings.CutPrefix(o.Value, "--proxy-mode=")
+		if o.Op != "add" || !ok || !slices.Contains(config.Modes, mode) || !strings.HasSuffix(filepath.Dir(file), mode) {
+			t.Errorf("%s: %+v doesn't set the mode it is named for", file, o)
+		}
+		paths[o.Path] = mode
+	}
+	if len(paths) != 2 || paths["/spec/template/spec/initContainers/0/args/-"] != paths["/spec/template/spec/containers/0/args/-"] {
+		t.Errorf("%s: patches %v, want both containers in the same mode", file, paths)
 	}
 }
 
