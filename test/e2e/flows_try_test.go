@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"slices"
 	"sync"
@@ -31,7 +32,8 @@ func (w *flowWorld) tryAll(state string) {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
-			if err := w.try(a); err != nil {
+			// One thread in the namespace for all of it: they are dear.
+			if err := a.client.Do(func() error { return w.try(a) }); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
 				failures = append(failures, fmt.Sprintf("%s, %s, %s: %v", state, a.network, a, err))
@@ -130,13 +132,13 @@ func (w *flowWorld) askPatiently(a attempt) (answer lab.Answer, err error) {
 	return answer, err
 }
 
-// ask makes one exchange. A host's own datagram that a filter takes is reported to
-// its sender at once (EPERM), dropped or refused alike: what it is, the next reading tells.
+// ask makes one exchange. It runs in the client's namespace. A host's own datagram
+// that a filter takes is reported to its sender at once (EPERM), dropped or refused
+// alike: what it is, the next reading tells.
 func (a attempt) ask(ctx context.Context) (lab.Answer, error) {
-	if a.network == "tcp" {
-		return a.client.Ask(ctx, a.network, a.target, "hello")
-	}
-	c, err := a.client.Dial(ctx, a.network, a.target.String())
+	d := net.Dialer{KeepAlive: -1}
+	d.SetMultipathTCP(false)
+	c, err := d.DialContext(ctx, a.network, a.target.String())
 	if err != nil {
 		return lab.Answer{}, err
 	}
@@ -145,7 +147,7 @@ func (a attempt) ask(ctx context.Context) (lab.Answer, error) {
 	if err := c.SetDeadline(deadline); err != nil {
 		return lab.Answer{}, err
 	}
-	if _, err := c.Write([]byte("hello")); err != nil && !errors.Is(err, syscall.EPERM) {
+	if _, err := c.Write([]byte("hello\n")); err != nil && !errors.Is(err, syscall.EPERM) {
 		return lab.Answer{}, err
 	}
 	buf := make([]byte, 100)

@@ -22,6 +22,8 @@ type Network struct {
 	Node       []netip.Addr            // this node's own
 	Outside    []netip.Addr            // the client's on another host
 	Pods       []netip.Prefix
+	// Annotations are those of all Services.
+	Annotations map[string]string
 }
 
 // admitted are the source ranges of a service.
@@ -79,7 +81,7 @@ func (s *Service) object(n *Network) *corev1.Service {
 	internal, dual := corev1.ServiceInternalTrafficPolicy(s.Internal), corev1.IPFamilyPolicyRequireDualStack
 	out := &corev1.Service{
 		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Service"},
-		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Namespace: "default"},
+		ObjectMeta: metav1.ObjectMeta{Name: s.Name, Namespace: "default", Annotations: n.Annotations},
 		Spec: corev1.ServiceSpec{
 			Type: corev1.ServiceTypeLoadBalancer, IPFamilyPolicy: &dual, IPFamilies: []corev1.IPFamily{corev1.IPv4Protocol, corev1.IPv6Protocol},
 			ClusterIP: s.Address(ClusterIP, service.IPv4).String(), LoadBalancerSourceRanges: n.admitted(s.Admits),
