@@ -46,6 +46,7 @@ mkdir -p "$root/proc" "$root/sys" "$root/dev" "$root/run/kproxy" "$root/tmp" "$r
 : >"$root/run/xtables.lock"
 echo 'root:x:0:0:root:/:/usr/sbin/nologin' >"$root/etc/passwd"
 echo 'root:x:0:' >"$root/etc/group"
+echo 'hosts: files dns' >"$root/etc/nsswitch.conf" # an API server may be named in the node's /etc/hosts only
 
 # Whatever is missing shows here, and not on a node.
 for program in iptables ip6tables iptables-nft ip6tables-nft iptables-legacy ip6tables-legacy iptables-nft-save \
