@@ -100,7 +100,7 @@ func testTypes(w *world) {
 		{IP: "203.0.113.8", IPMode: new(corev1.LoadBalancerIPModeVIP)},
 		{IP: "2001:db8::8", IPMode: new(corev1.LoadBalancerIPModeVIP)},
 	}
-	s, err := w.client.CoreV1().Services(namespace).UpdateStatus(w.ctx, s, metav1.UpdateOptions{})
+	_, err := w.client.CoreV1().Services(namespace).UpdateStatus(w.ctx, s, metav1.UpdateOptions{})
 	w.must(err)
 	for _, a := range []string{"203.0.113.7", "2001:db8::7", "203.0.113.8", "2001:db8::8"} {
 		w.answers(addrPort(a), "b1")
