@@ -76,6 +76,7 @@ type Agent struct {
 	clients    *ipvsAffinity
 	healthPort ServeHealthPort
 	healths    *healthPorts
+	left       atomic.Pointer[[]plan.CapStatus] // of kube-proxy's; nil until looked for
 
 	trigger chan struct{} // 1 slot: triggers coalesce
 	sweeps  sweeps
@@ -198,6 +199,7 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.prober.Run(ctx) })
 	g.Go(func() error { return a.fast(ctx) })
 	g.Go(func() error { return a.healths.run(ctx) })
+	g.Go(func() error { a.reportLeftovers(ctx); return nil }) // beside the rest: on a big node it takes seconds
 	g.Go(func() error { return a.programmer.run(ctx, damaged) })
 	g.Go(func() error { return a.watch(ctx, damaged, ended.Overflows) })
 	g.Go(func() error { return a.heart.run(ctx) })

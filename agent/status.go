@@ -29,6 +29,9 @@ func (a *Agent) Status() plan.Status {
 		return st // Run may still be setting up what is read below
 	}
 	st.Alive, st.Capabilities, st.Sync = a.heart.alive.Load(), append(capabilities(a.caps), plan.CapStatus(p.Policy.Detector())), a.syncStatus()
+	if left := a.left.Load(); left != nil {
+		st.Capabilities = slices.Concat(st.Capabilities, *left)
+	}
 	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}

@@ -38,6 +38,7 @@ var layout = []row{
 	{folder: "kernel", imports: "service plan", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
 	{folder: "kernel/iptables", imports: "kernel plan lb service", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
 	{folder: "kernel/ipvs", imports: "kernel plan lb service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
+	{folder: "kernel/leftovers", imports: "kernel service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
 	{folder: "kernel/kerneltest", imports: "kernel plan service health", third: netlink + " github.com/google/go-cmp"},
 	{folder: "userspace", imports: "service lb plan health", third: "github.com/pires/go-proxyproto golang.org/x/sys golang.org/x/sync golang.org/x/time"},
 	{folder: "conntrack", imports: "service health plan", third: netlink},

@@ -11,12 +11,16 @@ import (
 func cleanupCommand() *cli.Command {
 	return &cli.Command{
 		Name:  "cleanup",
-		Usage: "remove everything kproxy ever programmed, in every mode, and nothing else",
+		Usage: "remove everything kproxy ever programmed, in every mode, and nothing else; or what kube-proxy left behind",
 		Flags: []cli.Flag{
+			&cli.BoolFlag{Name: "kube-proxy", Usage: "remove what kube-proxy left behind instead: chains, nftables tables, virtual servers, ipsets; beside a running kproxy too"},
 			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` with the pins to forget", Value: agent.DefaultStateDir},
 			&cli.IntFlag{Name: "route-table", Usage: "routing `TABLE` that kproxy run was given", Value: agent.DefaultRouteTable},
 		},
 		Action: func(c *cli.Context) error {
+			if c.Bool("kube-proxy") {
+				return cleanLeftovers(c)
+			}
 			if err := agent.Cleanup(c.Context, c.String("state-dir"), c.Int("route-table")); err != nil {
 				return hostError(err)
 			}
@@ -24,4 +28,19 @@ func cleanupCommand() *cli.Command {
 			return err
 		},
 	}
+}
+
+// cleanLeftovers is `kproxy cleanup --kube-proxy`.
+func cleanLeftovers(c *cli.Context) error {
+	removed, kept, err := agent.CleanLeftovers(c.Context)
+	if err != nil {
+		return hostError(err)
+	}
+	for _, k := range kept {
+		if _, err := fmt.Fprintln(c.App.Writer, k); err != nil {
+			return err
+		}
+	}
+	_, err = fmt.Fprintln(c.App.Writer, "removed of kube-proxy:", removed)
+	return err
 }

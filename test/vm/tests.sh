@@ -25,6 +25,7 @@ rows=(
 	"test/golden   (vm)"
 	"test/deploy   (vm)             -test.run=^TestServe\$"
 	"kernel        (vm)"
+	"kernel/leftovers (vm)"
 	"kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
 )
 

@@ -1,0 +1,14 @@
+// Package leftovers finds what kube-proxy has left in the kernel of a node where
+// kproxy takes its place, and removes it when asked: its chains and the jumps to
+// them, in both variants of iptables; its nftables tables; its virtual servers,
+// its dummy link, and its ipsets.
+//
+// kube-proxy leaves all of that when it ends, so that traffic goes on. kproxy
+// works besides, but rules of services that no longer exist stay for ever, and
+// those that do are served by whoever comes first.
+//
+// What kubelet or others own stays, also where its name begins in the same way,
+// and so does a chain of kube-proxy's that somebody else's rules lead to.
+//
+// Nothing here is safe for concurrent use.
+package leftovers
