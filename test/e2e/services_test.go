@@ -1,0 +1,281 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/service"
+)
+
+// answered waits until new connections to target are answered.
+func (w *world) answered(network string, target netip.AddrPort) {
+	w.Helper()
+	local := w.net.Config.ClientAddresses(0)[service.FamilyOf(target.Addr())]
+	w.eventually(10*time.Second, fmt.Sprintf("%s %s to answer", network, target), func() error {
+		return w.askFrom(local, network, target, within(2*time.Second))
+	})
+}
+
+// unanswered waits until they no longer are, by refusal or by silence.
+func (w *world) unanswered(network string, target netip.AddrPort) {
+	w.Helper()
+	local := w.net.Config.ClientAddresses(0)[service.FamilyOf(target.Addr())]
+	w.eventually(10*time.Second, fmt.Sprintf("%s %s not to answer", network, target), func() error {
+		if w.askFrom(local, network, target, lasting(500*time.Millisecond)) == nil {
+			return errAnswered
+		}
+		return nil
+	})
+}
+
+// TestProtocolsAndPortsAreDistinct: two services share an address and a port, one by
+// TCP and one by UDP; neither answers for the other, nor at a port it doesn't have.
+func TestProtocolsAndPortsAreDistinct(t *testing.T) {
+	w := newWorld(t)
+	shared := []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
+	stream, datagram := newManifest("stream", 10, w.net.Backends[0]), newManifest("datagram", 11, w.net.Backends[1])
+	stream.Ports, datagram.Ports = stream.Ports[:1], datagram.Ports[1:2]
+	stream.ExternalIPs, datagram.ExternalIPs = shared, shared
+	w.must(stream.Write(w.manifests))
+	w.must(datagram.Write(w.manifests))
+	w.start()
+	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+		w.pin("stream", "line", plane)
+		w.pin("datagram", "datagram", plane)
+		for family, address := range shared {
+			target := netip.AddrPortFrom(address, 80)
+			for range 3 {
+				if a := w.ask(w.net.Client, "tcp", target); a.Backend != "b1" {
+					t.Errorf("%s, tcp to %s: answered by %s, want b1", plane, target, a.Backend)
+				}
+				if a := w.ask(w.net.Client, "udp", target); a.Backend != "b2" {
+					t.Errorf("%s, udp to %s: answered by %s, want b2", plane, target, a.Backend)
+				}
+			}
+			w.unanswered("udp", frontends(stream)[family])
+			w.unanswered("tcp", frontends(datagram)[family])
+			w.unanswered("tcp", netip.AddrPortFrom(address, 81))
+			w.unanswered("tcp", netip.AddrPortFrom(stream.ClusterIPs[family], 9000))
+		}
+	}
+}
+
+// TestServiceIsEdited takes a service through whatever can be changed in it: what it
+// has answers, and what it no longer has doesn't, in every data plane.
+func TestServiceIsEdited(t *testing.T) {
+	t.Parallel()
+	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+		t.Run(string(plane), func(t *testing.T) {
+			w := newWorld(t)
+			m := newManifest("web", 10, w.net.Backends...)
+			m.Ports, m.DataPlane = m.Ports[:1], string(plane)
+			w.must(m.Write(w.manifests))
+			w.start()
+			w.editPorts(m)
+			w.editType(m)
+			w.editAffinity(m)
+			// Deleted, and made anew at another address.
+			w.must(os.Remove(m.Path(w.manifests)))
+			w.unanswered("tcp", frontends(m)[0])
+			again := newManifest("web", 12, w.net.Backends...)
+			w.must(again.Write(w.manifests))
+			for family := range m.ClusterIPs {
+				w.answered("tcp", frontends(again)[family])
+				w.unanswered("tcp", frontends(m)[family])
+			}
+		})
+	}
+}
+
+// editPorts adds, changes and removes ports and node ports, and leaves m as it was.
+func (w *world) editPorts(m lab.Manifest) {
+	w.Helper()
+	for family, node := range w.net.Config.NodeAddresses() {
+		at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(node, port) }
+		cluster := frontends(m)[family]
+		w.answered("tcp", cluster)
+		more := m
+		more.Type = "NodePort"
+		more.Ports = []lab.ManifestPort{m.Ports[0], {Name: "more", Port: 81, Target: lab.LinePort, NodePort: 30081}}
+		more.Ports[0].NodePort = 30080
+		w.must(more.Write(w.manifests))
+		w.answered("tcp", at(30080))
+		w.answered("tcp", at(30081))
+		w.answered("tcp", netip.AddrPortFrom(cluster.Addr(), 81))
+		changed := m
+		changed.Type, changed.Ports = "NodePort", []lab.ManifestPort{m.Ports[0]}
+		changed.Ports[0].NodePort = 30082
+		w.must(changed.Write(w.manifests))
+		w.answered("tcp", at(30082))
+		w.unanswered("tcp", at(30080))
+		w.unanswered("tcp", at(30081))
+		w.unanswered("tcp", netip.AddrPortFrom(cluster.Addr(), 81))
+		w.must(m.Write(w.manifests))
+		w.unanswered("tcp", at(30082))
+		w.answered("tcp", cluster)
+	}
+}
+
+// editType makes m into what kproxy doesn't serve, and back.
+func (w *world) editType(m lab.Manifest) {
+	w.Helper()
+	headless := m
+	headless.Headless = true
+	for what, yaml := range map[string]string{
+		"a headless service":          headless.YAML(),
+		"a name of something outside": "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\nspec:\n  type: ExternalName\n  externalName: example.com\n",
+		"another proxy's service":     strings.Replace(m.YAML(), "metadata:\n  name: web\n", "metadata:\n  name: web\n  labels:\n    service.kubernetes.io/service-proxy-name: other\n", 1),
+	} {
+		w.Logf("the service becomes %s", what)
+		write(w.T, m.Path(w.manifests), yaml)
+		for _, target := range frontends(m) {
+			w.unanswered("tcp", target)
+		}
+		w.must(m.Write(w.manifests))
+		for _, target := range frontends(m) {
+			w.answered("tcp", target)
+		}
+	}
+}
+
+// editAffinity switches session affinity on and off.
+func (w *world) editAffinity(m lab.Manifest) {
+	w.Helper()
+	sticky := m
+	sticky.Affinity = time.Hour
+	for _, c := range []struct {
+		manifest lab.Manifest
+		backends int
+	}{{sticky, 1}, {m, 3}} {
+		w.must(c.manifest.Write(w.manifests))
+		for _, target := range frontends(m) {
+			w.eventually(10*time.Second, fmt.Sprintf("%d backends to answer one client at %s", c.backends, target), func() error {
+				seen := map[string]bool{}
+				for range 9 {
+					a, err := w.net.Client.Ask(w.ctx, "tcp", target, "hello")
+					if err != nil {
+						return err
+					}
+					seen[a.Backend] = true
+				}
+				if len(seen) != c.backends {
+					return fmt.Errorf("%v did", seen)
+				}
+				return nil
+			})
+		}
+	}
+}
+
+// TestIPTablesAffinityEnds: a client keeps its endpoint as long as it comes again in
+// time, and may get another after that. (IPVS keeps it longer: as long as it
+// remembers a connection, which is a matter of minutes.)
+func TestIPTablesAffinityEnds(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	timeout := lasting(2 * time.Second)
+	m.Affinity = timeout
+	w.must(m.Write(w.manifests))
+	w.start()
+	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+		w.pin("web", "line", plane)
+		for _, target := range frontends(m) {
+			first := w.ask(w.net.Client, "tcp", target).Backend
+			for range 5 { // longer than the time-out altogether
+				time.Sleep(timeout / 4)
+				if a := w.ask(w.net.Client, "tcp", target); a.Backend != first {
+					t.Errorf("%s to %s: answered by %s in time, want still %s", plane, target, a.Backend, first)
+				}
+			}
+			err := errors.New("never asked")
+			for i := 0; i < 10 && err != nil; i++ {
+				time.Sleep(timeout + time.Second)
+				if a := w.ask(w.net.Client, "tcp", target); a.Backend != first {
+					err = nil
+				} else {
+					err = fmt.Errorf("answered by %s again, %d times", first, i+1)
+				}
+			}
+			if err != nil {
+				t.Errorf("%s to %s, after the time-out: %v", plane, target, err)
+			}
+		}
+	}
+}
+
+// TestTargetPortsDiffer: a named target port is another number on another endpoint.
+// And one of the endpoints is a process of this node itself (hostNetwork).
+func TestTargetPortsDiffer(t *testing.T) {
+	w := newWorld(t)
+	node := w.net.Config.NodeAddresses()
+	w.serveLines(w.net.Node, 9001, "node")
+	m := newManifest("web", 10, w.net.Backends[0])
+	m.Ports = m.Ports[:1]
+	yaml := m.YAML()
+	for family, a := range node {
+		yaml += fmt.Sprintf(`---
+apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata:
+  name: web-node-%d
+  namespace: default
+  labels:
+    kubernetes.io/service-name: web
+addressType: %s
+endpoints:
+- addresses: ["%s"]
+  nodeName: node
+ports:
+- name: line
+  port: 9001
+`, family, []string{"IPv4", "IPv6"}[family], a)
+	}
+	write(t, m.Path(w.manifests), yaml)
+	w.start()
+	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+		w.pin("web", "line", plane)
+		for _, target := range frontends(m) {
+			for _, from := range []*lab.Namespace{w.net.Client, w.net.Node, w.net.Backends[1].Namespace} {
+				seen := map[string]bool{}
+				for range 8 {
+					seen[w.ask(from, "tcp", target).Backend] = true
+				}
+				if len(seen) != 2 || !seen["b1"] || !seen["node"] {
+					t.Errorf("%s, from %s to %s: answered by %v, want b1 and node", plane, from.Name, target, seen)
+				}
+			}
+		}
+	}
+}
+
+// serveLines serves the line protocol of lab's backends in a namespace.
+func (w *world) serveLines(ns *lab.Namespace, port uint16, name string) {
+	w.Helper()
+	l, err := ns.Listen(w.ctx, "tcp", fmt.Sprintf(":%d", port))
+	w.must(err)
+	ctx, cancel := context.WithCancel(w.ctx)
+	w.Cleanup(func() { cancel(); l.Close() })
+	go func() {
+		for ctx.Err() == nil {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer c.Close()
+				buf := make([]byte, 1000)
+				for n, err := c.Read(buf); err == nil; n, err = c.Read(buf) {
+					peer, _ := netip.ParseAddrPort(c.RemoteAddr().String())
+					fmt.Fprintf(c, "%s %s %s", name, peer.Addr().Unmap(), buf[:n])
+				}
+			}()
+		}
+	}()
+}
