@@ -100,7 +100,15 @@ func (w *world) leavesAndComesBack(m lab.Manifest, f service.Family) {
 // proxy's rule has a hand in it, once kproxy's are gone.
 func (w *world) untouched(when string, targets []netip.AddrPort) {
 	w.Helper()
-	w.servedBy(when, targets, "b3")
+	for _, target := range targets {
+		w.eventually(20*time.Second, fmt.Sprintf("%s: b3 to answer at %s", when, target), func() error {
+			a, err := w.net.Client.Ask(w.ctx, "tcp", target, "hello")
+			if err == nil && (a.Backend != "b3" || !w.addressOf(w.net.Client, a.Peer)) {
+				err = fmt.Errorf("%s answered and saw the client as %s", a.Backend, a.Peer)
+			}
+			return err
+		})
+	}
 	for _, target := range targets {
 		for _, network := range []string{"tcp", "udp"} {
 			a := w.ask(w.net.Client, network, target)
