@@ -32,7 +32,7 @@ type move struct {
 func moves(old, p *plan.Plan) []move {
 	var out []move
 	plan.Changes(old, p, func(was, is *plan.Service) bool {
-		if was == nil || is == nil || was.DataPlane == is.DataPlane {
+		if was == nil || is == nil || was.DataPlane == is.DataPlane || catchesUp(was, is) {
 			return true
 		}
 		k := is.Port.Key
@@ -48,6 +48,14 @@ func moves(old, p *plan.Plan) []move {
 		return true
 	})
 	return out
+}
+
+// catchesUp reports whether userspace only bridges the moment that the kernel's
+// rules take to follow a change, or has just done so: every change of endpoints
+// may take that way, and the service is one of the kernel's before and after.
+func catchesUp(was, is *plan.Service) bool {
+	return was.State == plan.StateOffloaded && is.State == plan.StateOffloaded &&
+		(was.DataPlane == plan.Userspace || is.DataPlane == plan.Userspace)
 }
 
 // actionOf names what kproxy does when it moves a service port.

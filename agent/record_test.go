@@ -25,14 +25,21 @@ func TestRecordMoves(t *testing.T) {
 		k := service.Key{Namespace: "default", Name: name, Port: port, Protocol: service.TCP}
 		return &plan.Service{Port: &service.Port{Key: k}, DataPlane: d, Reason: reason}
 	}
+	offloaded := func(name string, d plan.DataPlane) *plan.Service {
+		s := port(name, "", d, "kernel rules are being updated")
+		s.State = plan.StateOffloaded
+		return s
+	}
 	same := port("same", "", plan.Userspace, "qualifying")
 	old := &plan.Plan{Services: []*plan.Service{
 		port("a", "http", plan.Userspace, ""), port("a", "metrics", plan.Userspace, ""), port("b", "", plan.IPTables, ""),
-		port("c", "", plan.Userspace, ""), port("d", "", plan.None, ""), port("gone", "", plan.IPTables, ""), same,
+		port("c", "", plan.Userspace, ""), port("d", "", plan.None, ""),
+		offloaded("e", plan.IPTables), offloaded("f", plan.Userspace), offloaded("g", plan.IPTables), port("gone", "", plan.IPTables, ""), same,
 	}}
 	p := &plan.Plan{Services: []*plan.Service{
 		port("a", "http", plan.IPTables, "steady"), port("a", "metrics", plan.IPTables, "steady too"), port("b", "", plan.Userspace, "its endpoints flap"),
-		port("c", "", plan.None, "no usable endpoint"), port("d", "", plan.Userspace, "qualifying"), port("new", "", plan.Userspace, "new"), same,
+		port("c", "", plan.None, "no usable endpoint"), port("d", "", plan.Userspace, "qualifying"),
+		offloaded("e", plan.Userspace), offloaded("f", plan.IPTables), offloaded("g", plan.IPVS), port("new", "", plan.Userspace, "new"), same,
 	}}
 	var got recorded
 	a := &Agent{record: &got}
@@ -44,6 +51,7 @@ func TestRecordMoves(t *testing.T) {
 		{"default/b", "normal", "DataPlaneChanged", "Recall", "iptables to userspace: its endpoints flap"},
 		{"default/c", "normal", "DataPlaneChanged", "Reject", "userspace to none: no usable endpoint"},
 		{"default/d", "normal", "DataPlaneChanged", "Serve", "none to userspace: qualifying"},
+		{"default/g", "normal", "DataPlaneChanged", "Offload", "iptables to ipvs: kernel rules are being updated"},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
