@@ -27,7 +27,7 @@ func Check(paths []string, node string) (CheckReport, error) {
 		r.Problems = append(r.Problems, p.String())
 	}
 	for _, s := range plan.Compute(plan.Inputs{
-		Now: time.Now(), Snapshot: snapshot, Policy: renderPolicy(plan.ModeIPTables),
+		Now: time.Now(), Snapshot: snapshot, Policy: renderPolicy(RenderOptions{Mode: plan.ModeIPTables}),
 		Caps: plan.Caps{IPTables: plan.Capability{Name: "iptables", Supported: true}},
 	}).Services {
 		r.Endpoints += len(s.Endpoints)

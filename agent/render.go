@@ -21,6 +21,8 @@ type RenderOptions struct {
 	Mode      plan.Mode
 	Manifests []string
 	Node      string
+	// Config is what `kproxy run` would be told besides; nil for its defaults.
+	Config *config.Config
 }
 
 // Section is one part of what would be programmed.
@@ -43,7 +45,7 @@ func Render(o RenderOptions) ([]Section, error) {
 	if len(problems) > 0 {
 		return nil, fmt.Errorf("%s (kproxy check prints every problem)", problems[0])
 	}
-	policy := renderPolicy(o.Mode)
+	policy := renderPolicy(o)
 	addresses, assumed := nodeAddresses(snapshot.Node())
 	policy.NodeAddresses = addresses
 	p := plan.Compute(plan.Inputs{
@@ -74,9 +76,13 @@ func Render(o RenderOptions) ([]Section, error) {
 	return sections, nil
 }
 
-func renderPolicy(m plan.Mode) plan.Policy {
-	p := plan.DefaultPolicy()
-	p.Mode = m
+func renderPolicy(o RenderOptions) plan.Policy {
+	c := config.Default()
+	if o.Config != nil {
+		c = *o.Config
+	}
+	p := policyOf(c)
+	p.Mode = o.Mode
 	return p
 }
 
@@ -129,7 +135,7 @@ func planText(p *plan.Plan) string {
 		for _, problem := range s.Problems {
 			fmt.Fprintf(&b, "  problem: %s\n", problem)
 		}
-		if s.Beneath != p.Kernel {
+		if s.Beneath != p.Kernel && s.State != plan.StateExcluded {
 			fmt.Fprintf(&b, "  beneath: %s, because %s\n", s.Beneath, s.BeneathReason)
 		}
 		if s.Degraded != "" {

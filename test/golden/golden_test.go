@@ -5,6 +5,8 @@
 // that all services share. The other scenarios show only the lines that they
 // add to that. Mode auto has a section only where it isn't that of mode ipvs.
 //
+// A section "flags" holds flags of `kproxy run` that a scenario is about.
+//
 // go test ./test/golden -update rewrites what comes out.
 package golden
 
@@ -21,6 +23,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -47,6 +50,9 @@ func checkScenario(t *testing.T, file string) {
 	manifests := t.TempDir()
 	got := &txtar.Archive{Comment: archive.Comment}
 	for _, f := range archive.Files {
+		if f.Name == flagsSection {
+			got.Files = append(got.Files, f)
+		}
 		if !strings.HasPrefix(f.Name, "manifests/") {
 			continue
 		}
@@ -56,7 +62,7 @@ func checkScenario(t *testing.T, file string) {
 		}
 	}
 	for _, mode := range modes {
-		for _, s := range outputs(t, mode, manifests, file == "nothing.txtar") {
+		for _, s := range outputs(t, mode, manifests, configOf(t, archive), file == "nothing.txtar") {
 			if mode == plan.ModeAuto && slices.ContainsFunc(got.Files, func(f txtar.File) bool {
 				return f.Name == string(plan.ModeIPVS)+"/"+s.Name && string(f.Data) == s.Text
 			}) {
@@ -85,17 +91,17 @@ func checkScenario(t *testing.T, file string) {
 
 // outputs returns what is rendered in a mode, and what isn't shared by every
 // scenario: whole says that this is the one to show all.
-func outputs(t *testing.T, mode plan.Mode, manifests string, whole bool) []agent.Section {
+func outputs(t *testing.T, mode plan.Mode, manifests string, cfg config.Config, whole bool) []agent.Section {
 	var out []agent.Section
 	shared := map[string]bool{}
 	if !whole {
-		for _, s := range rendered(t, mode, t.TempDir()) {
+		for _, s := range rendered(t, mode, t.TempDir(), config.Default()) {
 			for line := range strings.Lines(s.Text) {
 				shared[line] = s.Name != "ipvs"
 			}
 		}
 	}
-	for _, s := range rendered(t, mode, manifests) {
+	for _, s := range rendered(t, mode, manifests, cfg) {
 		if s.Text = added(s.Text, shared); s.Text != "" {
 			out = append(out, s)
 		}
@@ -103,8 +109,8 @@ func outputs(t *testing.T, mode plan.Mode, manifests string, whole bool) []agent
 	return out
 }
 
-func rendered(t *testing.T, mode plan.Mode, manifests string) []agent.Section {
-	sections, err := agent.Render(agent.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1"})
+func rendered(t *testing.T, mode plan.Mode, manifests string, cfg config.Config) []agent.Section {
+	sections, err := agent.Render(agent.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1", Config: &cfg})
 	if err != nil {
 		t.Fatalf("mode %s: %v", mode, err)
 	}

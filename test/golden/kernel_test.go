@@ -88,8 +88,8 @@ func checkKernel(t *testing.T, binary string, mode plan.Mode, name string) {
 	kerneltest.Namespace(t)
 	addNode(t, manifests)
 	socket := filepath.Join(dir, "kproxy.sock")
-	log := start(t, binary, dir, "run", "--mode", string(mode), "--manifests", manifests, "--hostname-override", "node-1",
-		"--health-check", "off", "--socket", socket, "--state-dir", filepath.Join(dir, "state"))
+	log := start(t, binary, dir, append([]string{"run", "--mode", string(mode), "--manifests", manifests, "--hostname-override", "node-1",
+		"--health-check", "off", "--socket", socket, "--state-dir", filepath.Join(dir, "state")}, flagsOf(archive)...)...)
 	client := web.NewClient(socket)
 	deadline := time.Now().Add(settleTime)
 	for {
