@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -41,20 +42,25 @@ func TestAPIServerAway(t *testing.T) {
 	w.eventually("the source to be in order", func() error { return w.source(true, "") })
 	w.point("other", b[1])
 	w.everywhere(other, "b2")
-	w.eventually("the service in the kernel", func() error { return w.offloaded("steady") })
+	w.awaitSettled()
 
+	before, err := w.status.Status(w.ctx)
+	w.must(err)
+	log := w.proxy.Log()
 	w.must(w.api.Kill())
 	w.eventually("the status to say that the API is gone", func() error { return w.source(true, "refused") })
 	w.everywhere(other, "b2")
-	before, err := w.status.Status(w.ctx)
-	w.must(err)
 	w.must(w.api.Start())
 	w.must(w.awaitAPI(w.ctx))
 	w.eventually("the source to be in order again", func() error { return w.source(true, "") })
 	after, err := w.status.Status(w.ctx)
 	w.must(err)
-	if before.Sync.Generation != after.Sync.Generation {
-		t.Errorf("%d passes while nothing has changed, want none", after.Sync.Generation-before.Sync.Generation)
+	if diff := cmp.Diff(shown(before), shown(after)); diff != "" {
+		t.Errorf("the status before (-) and after (+) the API server was away:\n%s", diff)
+	}
+	changes := "kind=dataplane"
+	if was, is := strings.Count(log, changes), strings.Count(w.proxy.Log(), changes); was != is {
+		t.Errorf("%d changes of data planes while the API server was away and came back, want none", is-was)
 	}
 	w.point("other", b[2])
 	w.everywhere(other, "b3")

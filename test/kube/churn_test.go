@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -32,7 +33,11 @@ const (
 // comes back, and kproxy is restarted, killed, and comes back. No request fails,
 // and in the end the node is programmed as by a kproxy that starts afresh.
 func TestChurn(t *testing.T) {
-	w := newWorld(t, plan.ModeIPTables)
+	mode := plan.ModeIPTables
+	if chosen := modes(); !slices.Contains(chosen, mode) {
+		mode = chosen[0]
+	}
+	w := newWorld(t, mode)
 	untouched := w.create(newService("untouched", nil), newSlices("untouched", w.net.Backends[:3]...)...)
 	w.change("untouched", func(s *corev1.Service) { s.Spec.Type = corev1.ServiceTypeNodePort })
 	w.run()
@@ -173,7 +178,7 @@ func (c *churner) make() error {
 	}
 	w := c.w
 	err := c.try(func() error {
-		_, err := w.client.CoreV1().Services(namespace).Create(w.ctx, s, metav1.CreateOptions{})
+		_, err := w.client.core.Services(namespace).Create(w.ctx, s, metav1.CreateOptions{})
 		return err
 	})
 	if err != nil {
@@ -182,7 +187,7 @@ func (c *churner) make() error {
 	c.services = append(c.services, name)
 	for _, slice := range newSlices(name, c.backends()...)[:families(s)] {
 		err = errors.Join(err, c.try(func() error {
-			_, err := w.client.DiscoveryV1().EndpointSlices(namespace).Create(w.ctx, slice, metav1.CreateOptions{})
+			_, err := w.client.discovery.EndpointSlices(namespace).Create(w.ctx, slice, metav1.CreateOptions{})
 			return err
 		}))
 	}
@@ -211,7 +216,7 @@ func (c *churner) step() error {
 	w, ctx := c.w, c.w.ctx
 	i := c.rand.IntN(len(c.services))
 	name := c.services[i]
-	services, slices := w.client.CoreV1().Services(namespace), w.client.DiscoveryV1().EndpointSlices(namespace)
+	services, endpoints := w.client.core.Services(namespace), w.client.discovery.EndpointSlices(namespace)
 	switch c.rand.IntN(6) {
 	case 0:
 		c.services = append(c.services[:i], c.services[i+1:]...)
@@ -221,7 +226,7 @@ func (c *churner) step() error {
 	case 2, 3, 4: // endpoints, as they change most
 		next := newSlices(name, c.backends()...)[0]
 		return c.try(func() error {
-			_, err := slices.Update(ctx, next, metav1.UpdateOptions{})
+			_, err := endpoints.Update(ctx, next, metav1.UpdateOptions{})
 			return err
 		})
 	default:
@@ -304,13 +309,13 @@ func (w *world) offloaded(service string) error {
 func (c *churn) sample(n int) {
 	w := c.w
 	w.Helper()
-	slices := w.client.DiscoveryV1().EndpointSlices(namespace)
+	endpoints := w.client.discovery.EndpointSlices(namespace)
 	for i := range n {
 		owner := c.churners[i%churners]
 		name := owner.services[owner.rand.IntN(len(owner.services))]
-		s, err := w.client.CoreV1().Services(namespace).Get(w.ctx, name, metav1.GetOptions{})
+		s, err := w.client.core.Services(namespace).Get(w.ctx, name, metav1.GetOptions{})
 		w.must(err)
-		list, err := slices.List(w.ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + name})
+		list, err := endpoints.List(w.ctx, metav1.ListOptions{LabelSelector: discoveryv1.LabelServiceName + "=" + name})
 		w.must(err)
 		w.exact(s, list.Items)
 	}

@@ -13,7 +13,10 @@ import (
 	"path/filepath"
 	"time"
 
-	"k8s.io/client-go/kubernetes"
+	appsv1 "k8s.io/client-go/kubernetes/typed/apps/v1"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	eventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
@@ -33,7 +36,29 @@ type cluster struct {
 	dir       string
 
 	etcd, api, controllers *lab.Process
-	client                 kubernetes.Interface
+	client                 clients
+}
+
+// clients are the administrator's, for what the tests need of the API: all of
+// client-go takes long to compile.
+type clients struct {
+	core      corev1.CoreV1Interface
+	discovery discoveryv1.DiscoveryV1Interface
+	apps      appsv1.AppsV1Interface
+	events    eventsv1.EventsV1Interface
+}
+
+func newClients(cfg *rest.Config) (c clients, err error) {
+	h, err := rest.HTTPClientFor(cfg)
+	if err != nil {
+		return c, err
+	}
+	var errs [4]error
+	c.core, errs[0] = corev1.NewForConfigAndClient(cfg, h)
+	c.discovery, errs[1] = discoveryv1.NewForConfigAndClient(cfg, h)
+	c.apps, errs[2] = appsv1.NewForConfigAndClient(cfg, h)
+	c.events, errs[3] = eventsv1.NewForConfigAndClient(cfg, h)
+	return c, errors.Join(errs[:]...)
 }
 
 // controllers are those of kube-controller-manager that the tests are about, and
@@ -125,10 +150,11 @@ func (c *cluster) start(ctx context.Context) error {
 		Host: c.server(), BearerToken: adminToken, QPS: -1,
 		TLSClientConfig: rest.TLSClientConfig{CAFile: c.authority()},
 		Dial:            c.namespace.Dial, Timeout: time.Minute,
-		ContentConfig: rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"},
+		WarningHandler: rest.NoWarnings{}, // that external IPs are deprecated
+		ContentConfig:  rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"},
 	}
 	var err error
-	c.client, err = kubernetes.NewForConfig(cfg)
+	c.client, err = newClients(cfg)
 	return err
 }
 

@@ -62,10 +62,10 @@ func newSlices(service string, backends ...*lab.Backend) []*discoveryv1.Endpoint
 // the addresses that it was given.
 func (w *world) create(s *corev1.Service, slices ...*discoveryv1.EndpointSlice) *corev1.Service {
 	w.Helper()
-	made, err := w.client.CoreV1().Services(namespace).Create(w.ctx, s, metav1.CreateOptions{})
+	made, err := w.client.core.Services(namespace).Create(w.ctx, s, metav1.CreateOptions{})
 	w.must(err)
 	for _, slice := range slices {
-		_, err := w.client.DiscoveryV1().EndpointSlices(namespace).Create(w.ctx, slice, metav1.CreateOptions{})
+		_, err := w.client.discovery.EndpointSlices(namespace).Create(w.ctx, slice, metav1.CreateOptions{})
 		w.must(err)
 	}
 	return made
@@ -74,7 +74,7 @@ func (w *world) create(s *corev1.Service, slices ...*discoveryv1.EndpointSlice) 
 // change updates a Service as f says.
 func (w *world) change(name string, f func(*corev1.Service)) *corev1.Service {
 	w.Helper()
-	services := w.client.CoreV1().Services(namespace)
+	services := w.client.core.Services(namespace)
 	var s *corev1.Service
 	w.must(retry.RetryOnConflict(retry.DefaultRetry, func() (err error) {
 		if s, err = services.Get(w.ctx, name, metav1.GetOptions{}); err != nil {
@@ -89,14 +89,14 @@ func (w *world) change(name string, f func(*corev1.Service)) *corev1.Service {
 
 func (w *world) deleteService(name string) {
 	w.Helper()
-	w.must(w.client.CoreV1().Services(namespace).Delete(w.ctx, name, metav1.DeleteOptions{}))
+	w.must(w.client.core.Services(namespace).Delete(w.ctx, name, metav1.DeleteOptions{}))
 }
 
 // point makes backends the endpoints of a Service, by updates of its slices.
 func (w *world) point(service string, backends ...*lab.Backend) {
 	w.Helper()
 	for _, slice := range newSlices(service, backends...) {
-		_, err := w.client.DiscoveryV1().EndpointSlices(namespace).Update(w.ctx, slice, metav1.UpdateOptions{})
+		_, err := w.client.discovery.EndpointSlices(namespace).Update(w.ctx, slice, metav1.UpdateOptions{})
 		w.must(err)
 	}
 }
@@ -136,9 +136,9 @@ func newPod(name string, labels map[string]string, ports map[string]uint16) *cor
 // whether it is ready.
 func (w *world) setStatus(pod string, b *lab.Backend, ready corev1.ConditionStatus) {
 	w.Helper()
-	p, err := w.client.CoreV1().Pods(namespace).Get(w.ctx, pod, metav1.GetOptions{})
+	p, err := w.client.core.Pods(namespace).Get(w.ctx, pod, metav1.GetOptions{})
 	w.must(err)
-	_, err = w.client.CoreV1().Pods(namespace).UpdateStatus(w.ctx, withStatus(p, b, ready), metav1.UpdateOptions{})
+	_, err = w.client.core.Pods(namespace).UpdateStatus(w.ctx, withStatus(p, b, ready), metav1.UpdateOptions{})
 	w.must(err)
 }
 
@@ -158,7 +158,7 @@ func (w *world) createPod(p *corev1.Pod, b *lab.Backend, ready corev1.ConditionS
 	w.Helper()
 	// The controller makes a namespace's service account, without which there are no Pods.
 	w.eventually("pod "+p.Name, func() error {
-		_, err := w.client.CoreV1().Pods(namespace).Create(w.ctx, p, metav1.CreateOptions{})
+		_, err := w.client.core.Pods(namespace).Create(w.ctx, p, metav1.CreateOptions{})
 		return err
 	})
 	w.setStatus(p.Name, b, ready)
@@ -167,7 +167,7 @@ func (w *world) createPod(p *corev1.Pod, b *lab.Backend, ready corev1.ConditionS
 // deletePod deletes a Pod for good, as a kubelet does when its containers have ended.
 func (w *world) deletePod(name string) {
 	w.Helper()
-	w.must(w.client.CoreV1().Pods(namespace).Delete(w.ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
+	w.must(w.client.core.Pods(namespace).Delete(w.ctx, name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)}))
 }
 
 func ignoreNotFound(err error) error {

@@ -38,20 +38,28 @@ func (w *world) programmed() string {
 	}
 	var sets []string
 	for line := range strings.Lines(w.node("ipset", "save")) {
-		if !clients.MatchString(line) {
+		if !memories.MatchString(line) {
 			sets = append(sets, ages.ReplaceAllString(strings.TrimSpace(line), ""))
 		}
 	}
 	slices.Sort(sets)
+	if w.mode == plan.ModeIPVS {
+		out = append(out, sortedLines(w.node("ipvsadm", "-S", "-n"))...)
+		out = append(out, sortedLines(w.node("ip", "-o", "-br", "address", "show", "dev", "kproxy0"))...)
+	}
 	return strings.Join(append(out, sets...), "\n")
+}
+
+func sortedLines(text string) []string {
+	return slices.Sorted(strings.Lines(text))
 }
 
 var (
 	counters = regexp.MustCompile(` ?\[\d+:\d+\]`)
 	// Which endpoint a client has, and which of its connections userspace carries,
 	// is what has happened and not what is programmed.
-	clients = regexp.MustCompile(`^add KPROXY-(AFF|HELD)-`)
-	ages    = regexp.MustCompile(` (hashsize|initval|timeout|bucketsize) \w+`)
+	memories = regexp.MustCompile(`^add KPROXY-(AFF|HELD)-`)
+	ages     = regexp.MustCompile(` (hashsize|initval|timeout|bucketsize) \w+`)
 )
 
 // chain is the first four words of a line: save, table, command, chain.
@@ -63,13 +71,13 @@ func chain(line string) string {
 // wanted says what the status must show for what the API holds now, a line per
 // service port: its cluster IPs, its node port and the endpoints that are used.
 func (w *world) wanted() ([]string, error) {
-	services, err := w.client.CoreV1().Services("").List(w.ctx, metav1.ListOptions{
+	services, err := w.client.core.Services("").List(w.ctx, metav1.ListOptions{
 		LabelSelector: "!service.kubernetes.io/service-proxy-name",
 	})
 	if err != nil {
 		return nil, err
 	}
-	endpoints, err := w.client.DiscoveryV1().EndpointSlices("").List(w.ctx, metav1.ListOptions{})
+	endpoints, err := w.client.discovery.EndpointSlices("").List(w.ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}

@@ -43,7 +43,7 @@ func (k *kubelet) run(ctx context.Context) error {
 }
 
 func (k *kubelet) pass(ctx context.Context) error {
-	list, err := k.w.client.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: k.selector})
+	list, err := k.w.client.core.Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: k.selector})
 	if err != nil {
 		return fmt.Errorf("list pods: %w", err)
 	}
@@ -65,7 +65,7 @@ func (k *kubelet) begin(ctx context.Context, p *corev1.Pod) error {
 	if len(k.free) == 0 {
 		return nil
 	}
-	api := k.w.client.CoreV1().Pods(namespace)
+	api := k.w.client.core.Pods(namespace)
 	if p.Spec.NodeName == "" {
 		err := api.Bind(ctx, &corev1.Binding{
 			ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Target: corev1.ObjectReference{Kind: "Node", Name: "node"},
@@ -100,7 +100,7 @@ func (k *kubelet) end(ctx context.Context, p *corev1.Pod) error {
 		k.free = append(k.free, b)
 		delete(k.running, p.UID)
 	}
-	err := k.w.client.CoreV1().Pods(namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
+	err := k.w.client.core.Pods(namespace).Delete(ctx, p.Name, metav1.DeleteOptions{GracePeriodSeconds: new(int64)})
 	return ignoreNotFound(err)
 }
 
@@ -126,7 +126,7 @@ func testRollingUpdate(w *world) {
 	}()
 
 	s := w.create(newService("rolling", labels))
-	deployments := w.client.AppsV1().Deployments(namespace)
+	deployments := w.client.apps.Deployments(namespace)
 	_, err := deployments.Create(w.ctx, newDeployment("rolling", labels), metav1.CreateOptions{})
 	w.must(err)
 	w.awaitRollout("rolling")
@@ -179,7 +179,7 @@ func newDeployment(name string, labels map[string]string) *appsv1.Deployment {
 func (w *world) awaitRollout(name string) {
 	w.Helper()
 	w.eventually("the rollout of "+name, func() error {
-		d, err := w.client.AppsV1().Deployments(namespace).Get(w.ctx, name, metav1.GetOptions{})
+		d, err := w.client.apps.Deployments(namespace).Get(w.ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -187,7 +187,7 @@ func (w *world) awaitRollout(name string) {
 		if st.ObservedGeneration < d.Generation || st.UpdatedReplicas != 3 || st.AvailableReplicas != 3 || st.Replicas != 3 {
 			return fmt.Errorf("%d updated, %d available of %d", st.UpdatedReplicas, st.AvailableReplicas, st.Replicas)
 		}
-		list, err := w.client.CoreV1().Pods(namespace).List(w.ctx, metav1.ListOptions{LabelSelector: "app=" + name})
+		list, err := w.client.core.Pods(namespace).List(w.ctx, metav1.ListOptions{LabelSelector: "app=" + name})
 		if err == nil && len(list.Items) != 3 {
 			err = fmt.Errorf("%d pods", len(list.Items))
 		}

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"os"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -18,7 +20,7 @@ import (
 // TestServed makes, changes and deletes objects through the API and looks with
 // packets for what comes of it.
 func TestServed(t *testing.T) {
-	for _, mode := range []plan.Mode{plan.ModeIPTables, plan.ModeUserspace} {
+	for _, mode := range modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			w := newWorld(t, mode)
 			w.run()
@@ -41,6 +43,20 @@ func TestServed(t *testing.T) {
 			}
 		})
 	}
+}
+
+// modes are those to test in: $KPROXY_KUBE_MODES, separated by commas. IPVS is
+// for kernels that have it, such as that of make vm.
+func modes() []plan.Mode {
+	list := os.Getenv("KPROXY_KUBE_MODES")
+	if list == "" {
+		return []plan.Mode{plan.ModeIPTables, plan.ModeUserspace}
+	}
+	var out []plan.Mode
+	for mode := range strings.SplitSeq(list, ",") {
+		out = append(out, plan.Mode(mode))
+	}
+	return out
 }
 
 // of is the same world in a subtest.
@@ -100,7 +116,7 @@ func testTypes(w *world) {
 		{IP: "203.0.113.8", IPMode: new(corev1.LoadBalancerIPModeVIP)},
 		{IP: "2001:db8::8", IPMode: new(corev1.LoadBalancerIPModeVIP)},
 	}
-	_, err := w.client.CoreV1().Services(namespace).UpdateStatus(w.ctx, s, metav1.UpdateOptions{})
+	_, err := w.client.core.Services(namespace).UpdateStatus(w.ctx, s, metav1.UpdateOptions{})
 	w.must(err)
 	for _, a := range []string{"203.0.113.7", "2001:db8::7", "203.0.113.8", "2001:db8::8"} {
 		w.answers(addrPort(a), "b1")
@@ -148,9 +164,9 @@ func testHeadless(w *world) {
 	again.Spec.ClusterIP, again.Spec.ClusterIPs = s.Spec.ClusterIP, s.Spec.ClusterIPs
 	w.create(again)
 	for _, slice := range newSlices("headless", w.net.Backends[1]) { // those of before may be garbage already
-		err := w.client.DiscoveryV1().EndpointSlices(namespace).Delete(w.ctx, slice.Name, metav1.DeleteOptions{})
+		err := w.client.discovery.EndpointSlices(namespace).Delete(w.ctx, slice.Name, metav1.DeleteOptions{})
 		w.must(ignoreNotFound(err))
-		_, err = w.client.DiscoveryV1().EndpointSlices(namespace).Create(w.ctx, slice, metav1.CreateOptions{})
+		_, err = w.client.discovery.EndpointSlices(namespace).Create(w.ctx, slice, metav1.CreateOptions{})
 		w.must(err)
 	}
 	w.everywhere(s, "b2")
@@ -200,7 +216,7 @@ func testReadiness(w *world) {
 	w.setStatus("life-0", w.net.Backends[0], corev1.ConditionTrue)
 	w.everywhere(s, "b1")
 
-	w.must(w.client.CoreV1().Pods(namespace).Delete(w.ctx, "life-0", metav1.DeleteOptions{}))
+	w.must(w.client.core.Pods(namespace).Delete(w.ctx, "life-0", metav1.DeleteOptions{}))
 	w.eventually("the endpoint to terminate", func() error { return w.endpoint("life", "10.2.0.2:9000", "terminating", "usable") })
 	w.everywhere(s, "b1")
 	w.createPod(newPod("life-1", labels, nil), w.net.Backends[1], corev1.ConditionTrue)
@@ -248,7 +264,7 @@ func (w *world) endpoint(service, address string, conditions ...string) error {
 
 // Pods reach the API server by a Service like any other.
 func testAPIItself(w *world) {
-	s, err := w.client.CoreV1().Services(metav1.NamespaceDefault).Get(w.ctx, "kubernetes", metav1.GetOptions{})
+	s, err := w.client.core.Services(metav1.NamespaceDefault).Get(w.ctx, "kubernetes", metav1.GetOptions{})
 	w.must(err)
 	client := http.Client{Transport: &http.Transport{
 		DisableKeepAlives: true,
@@ -282,7 +298,7 @@ func testEvents(w *world) {
 	if w.mode != plan.ModeUserspace { // where nothing else is
 		w.eventually("the service in the kernel", func() error { return w.offloaded("eventful") })
 		w.eventually("an event", func() error {
-			events, err := w.client.EventsV1().Events(namespace).List(w.ctx, metav1.ListOptions{
+			events, err := w.client.events.Events(namespace).List(w.ctx, metav1.ListOptions{
 				FieldSelector: "regarding.kind=Service,regarding.name=eventful,reason=DataPlaneChanged",
 			})
 			if err == nil && len(events.Items) == 0 {

@@ -184,9 +184,9 @@ func end(s string) string { return s[max(0, len(s)-8_000):] }
 func (w *world) prepare() {
 	w.Helper()
 	w.eventually("the namespaces of a new cluster", func() error {
-		_, err := w.client.CoreV1().Namespaces().Get(w.ctx, "kube-system", metav1.GetOptions{})
+		_, err := w.client.core.Namespaces().Get(w.ctx, "kube-system", metav1.GetOptions{})
 		if err == nil {
-			_, err = w.client.CoreV1().ServiceAccounts("default").Get(w.ctx, "default", metav1.GetOptions{})
+			_, err = w.client.core.ServiceAccounts("default").Get(w.ctx, "default", metav1.GetOptions{})
 		}
 		return err
 	})
@@ -194,7 +194,7 @@ func (w *world) prepare() {
 	if out, err := w.kubectl(w.ctx, "apply", "-k", "../../deploy"); err != nil {
 		w.Fatalf("kubectl apply -k deploy: %v\n%s", err, out)
 	}
-	token, err := w.client.CoreV1().ServiceAccounts("kube-system").CreateToken(w.ctx, "kproxy", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	token, err := w.client.core.ServiceAccounts("kube-system").CreateToken(w.ctx, "kproxy", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	w.must(err)
 	w.must(w.kubeconfig("kproxy.kubeconfig", token.Status.Token))
 }
@@ -202,7 +202,7 @@ func (w *world) prepare() {
 // makeNode registers the node as its kubelet would.
 func (w *world) makeNode() {
 	w.Helper()
-	nodes := w.client.CoreV1().Nodes()
+	nodes := w.client.core.Nodes()
 	node, err := nodes.Create(w.ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: "node", Labels: map[string]string{corev1.LabelHostname: "node", corev1.LabelTopologyZone: "here"}},
 		Spec:       corev1.NodeSpec{PodCIDR: lab.PodCIDR4.String(), PodCIDRs: []string{lab.PodCIDR4.String(), lab.PodCIDR6.String()}},
