@@ -35,7 +35,7 @@ type api struct {
 	changes  []change                          // all there ever were
 	more     chan struct{}                     // closed when there is a change
 	refuse   map[string]int                    // by resource: the status of every answer
-	oldest   int                               // watches from before are answered 410
+	oldest   int                               // watches from before are ended with 410
 	asked    map[string][]string               // by resource: the selectors asked for
 	opened   map[string]int                    // by resource: how many watches were opened
 	events   []eventsv1.Event
@@ -135,7 +135,8 @@ func (a *api) answer(resource string, status int) {
 	a.refuse[resource] = status
 }
 
-// forget has every watch from before now answered 410, as after a compaction.
+// forget has every watch from before now end at once with an event that says
+// 410, as the watch cache of a server that was restarted has it.
 func (a *api) forget() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -180,18 +181,23 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// fail writes a Status. Reasons are those of apimachinery's errors package.
 func fail(w http.ResponseWriter, status int) {
+	w.WriteHeader(status)
+	encode(w, statusOf(status))
+}
+
+// statusOf is what the API says of a failure. Reasons are those of
+// apimachinery's errors package.
+func statusOf(status int) metav1.Status {
 	reason := map[int]metav1.StatusReason{
 		http.StatusNotFound: metav1.StatusReasonNotFound, http.StatusForbidden: metav1.StatusReasonForbidden,
 		http.StatusGone: metav1.StatusReasonExpired, http.StatusUnprocessableEntity: metav1.StatusReasonInvalid,
-		http.StatusInternalServerError: metav1.StatusReasonInternalError,
+		http.StatusInternalServerError: metav1.StatusReasonInternalError, http.StatusTooManyRequests: metav1.StatusReasonTooManyRequests,
 	}[status]
-	w.WriteHeader(status)
-	encode(w, metav1.Status{
+	return metav1.Status{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusFailure,
 		Code: int32(status), Reason: reason, Message: "the test says " + fmt.Sprint(status),
-	})
+	}
 }
 
 func encode(w http.ResponseWriter, v any) { _ = json.NewEncoder(w).Encode(v) }
@@ -258,12 +264,10 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	a.note(r, resource)
 	a.opened[resource]++
 	refuse := 0
-	switch {
-	case stream && a.noStream:
+	if stream && a.noStream {
 		refuse = http.StatusUnprocessableEntity
-	case !stream && from < a.oldest:
-		refuse = http.StatusGone
 	}
+	expired := !stream && from < a.oldest
 	var first []any
 	if stream {
 		for _, o := range a.objects[resource] {
@@ -275,6 +279,10 @@ func (a *api) watch(w http.ResponseWriter, r *http.Request, resource string) {
 	a.mu.Unlock()
 	if refuse != 0 {
 		fail(w, refuse)
+		return
+	}
+	if expired {
+		encode(w, map[string]any{"type": "ERROR", "object": statusOf(http.StatusGone)})
 		return
 	}
 	for _, e := range first {
