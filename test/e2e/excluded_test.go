@@ -37,21 +37,22 @@ func TestAnotherProxy(t *testing.T) {
 			for _, a := range theirs.Addresses {
 				args = append(args, "--exclude-cluster-cidr", netip.PrefixFrom(a, a.BitLen()).String())
 			}
-			w.anotherProxy(m, theirs)
+			w.anotherProxy("-A", m, theirs)
 			w.must(m.Without("b1", "b2").Write(w.manifests))
 			w.start(args...)
 			for f := range w.net.Config.NodeAddresses() {
-				w.leavesAndComesBack(m, service.Family(f))
+				w.leavesAndComesBack(m, theirs, service.Family(f))
 			}
 			w.must(m.Write(w.manifests)) // some of them are another proxy's
+			w.anotherProxy("-D", m, theirs)
 			w.servedBy("some endpoints are kproxy's", frontends(m), "b1", "b2")
 		})
 	}
 }
 
 // anotherProxy leads everything that m asks for to one backend, by rules of the
-// host's.
-func (w *world) anotherProxy(m lab.Manifest, to *lab.Backend) {
+// host's, which come (-A) and go (-D).
+func (w *world) anotherProxy(verb string, m lab.Manifest, to *lab.Backend) {
 	w.Helper()
 	for f, program := range []string{"iptables", "ip6tables"} {
 		target := to.Address(service.Family(f) == service.IPv6, lab.LinePort)
@@ -62,7 +63,7 @@ func (w *world) anotherProxy(m lab.Manifest, to *lab.Backend) {
 					fmt.Sprintf("-d %s -p %s --dport 80", m.LoadBalancerIPs[f], network),
 					fmt.Sprintf("-p %s --dport 30080 -m addrtype --dst-type LOCAL", network),
 				} {
-					w.node("sh", "-ec", fmt.Sprintf("%s -w -t nat -A %s %s -j DNAT --to-destination %s", program, chain, at, target))
+					w.node("sh", "-ec", fmt.Sprintf("%s -w -t nat %s %s %s -j DNAT --to-destination %s", program, verb, chain, at, target))
 				}
 			}
 		}
@@ -70,7 +71,7 @@ func (w *world) anotherProxy(m lab.Manifest, to *lab.Backend) {
 }
 
 // leavesAndComesBack ends where it begins: with b3 alone, which is another proxy's.
-func (w *world) leavesAndComesBack(m lab.Manifest, f service.Family) {
+func (w *world) leavesAndComesBack(m lab.Manifest, theirs *lab.Backend, f service.Family) {
 	w.Helper()
 	targets := []netip.AddrPort{
 		netip.AddrPortFrom(m.ClusterIPs[f], 80), netip.AddrPortFrom(m.LoadBalancerIPs[f], 80), netip.AddrPortFrom(w.net.Config.NodeAddresses()[f], 30080),
@@ -82,11 +83,13 @@ func (w *world) leavesAndComesBack(m lab.Manifest, f service.Family) {
 	flow.becomes("another proxy's, an answer", by("b3"))
 
 	w.must(m.Without("b2", "b3").Write(w.manifests))
+	w.anotherProxy("-D", m, theirs)
 	w.servedBy("kproxy's", targets, "b1")
 	flow.becomes("kproxy's, an answer", by("b1"))
 	held = append(held, w.hold(targets[0]), w.hold(targets[1]))
 
 	w.must(m.Without("b1", "b2").Write(w.manifests))
+	w.anotherProxy("-A", m, theirs)
 	w.await("web", "line", plan.None, plan.StateExcluded)
 	w.untouched("another proxy's again", targets)
 	flow.becomes("another proxy's again, an answer", by("b3"))
