@@ -1,11 +1,13 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -29,7 +31,7 @@ func TestFlows(t *testing.T) {
 		for _, c := range matrix.Configurations {
 			t.Run(string(mode)+"/"+c.Name, func(t *testing.T) {
 				t.Parallel()
-				w := newFlowWorld(t, matrix, c)
+				w := newFlowWorld(t, mode, matrix, c)
 				w.start(append([]string{"--mode", string(mode), "--offload-after", "1h", "--health-check", "off"}, c.Args(w.network.Pods)...)...)
 				w.settled(plan.Userspace)
 				w.tryAll("in userspace")
@@ -58,16 +60,19 @@ func flowModes() []plan.Mode {
 // flowWorld is a world with the services of one configuration of the matrix.
 type flowWorld struct {
 	*world
+	mode    plan.Mode
 	network *flows.Network
 	flows   []flows.Flow
 	// names are the endpoints by the backends' names.
 	names map[string]string
 }
 
-func newFlowWorld(t *testing.T, matrix *flows.Matrix, c flows.Configuration) *flowWorld {
+func newFlowWorld(t *testing.T, mode plan.Mode, matrix *flows.Matrix, c flows.Configuration) *flowWorld {
 	t.Helper()
 	// One backend for each endpoint, and one that is nothing but a pod.
-	w := &flowWorld{world: buildWorld(t, func(l *lab.Config) { l.Backends = len(flows.EndpointNames) + 1 }), names: map[string]string{}}
+	w := &flowWorld{
+		world: buildWorld(t, func(l *lab.Config) { l.Backends = len(flows.EndpointNames) + 1 }), mode: mode, names: map[string]string{},
+	}
 	w.network = &flows.Network{
 		Endpoints: map[string][]netip.Addr{}, TargetPort: lab.LinePort,
 		Node: w.net.Config.NodeAddresses(), Outside: w.net.Config.ClientAddresses(0), Pods: []netip.Prefix{lab.PodCIDR4, lab.PodCIDR6},
@@ -99,6 +104,10 @@ func (w *flowWorld) settled(planes ...plan.DataPlane) {
 		serves[f.Service.Name] = serves[f.Service.Name] || f.Want.Verdict == flows.Serve
 	}
 	w.eventually(30*time.Second, fmt.Sprintf("all services in %v", planes), func() error {
+		// At first, services are in userspace before the rules that refuse and drop are there.
+		if w.mode != plan.ModeUserspace && !strings.Contains(w.proxy.Log(), "programmed the kernel") {
+			return errors.New("the kernel hasn't been programmed yet")
+		}
 		st, err := w.client.Status(w.ctx)
 		if err != nil {
 			return err

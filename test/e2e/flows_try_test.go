@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os"
 	"slices"
@@ -93,6 +94,9 @@ func (w *flowWorld) tryServed(a attempt) error {
 	for i := 0; len(seen) < len(a.Want.Endpoints) || i <= len(a.Want.Endpoints); i++ {
 		if i == enough {
 			return fmt.Errorf("%d connections reached only %v, want all of %v", i, seen, a.Want.Endpoints)
+		}
+		if i > 5 { // others who take turns with this one are to lose the step
+			time.Sleep(rand.N(within(5 * time.Millisecond)))
 		}
 		answer, err := w.askPatiently(a)
 		if err != nil {

@@ -11,42 +11,25 @@ import (
 	"os"
 	"sync"
 	"time"
-
-	"kproxy.dev/kproxy/lab"
 )
 
 // load starts what goes on while services are rolled out. Each function that it
 // returns ends one kind of it and checks that no request failed.
 func (r *rollout) load() (stops []func()) {
 	r.Helper()
-	for i, m := range r.services {
+	for _, m := range r.services {
 		for family := range m.ClusterIPs {
 			what := fmt.Sprintf("%s by IPv%d", m.Name, 4+2*family)
 			stream := r.traffic("tcp", r.target(m, family, 0), 30)
-			datagrams := r.datagrams(r.target(m, family, 1), 2*i+family)
 			stops = append(stops,
 				func() { r.noneFailed("new connections to "+what, stream.Stop()) },
-				func() { r.noneFailed("UDP clients of "+what, datagrams.Stop()) },
 				r.requests("connections that last, to "+what, r.lasting(r.target(m, family, 0))),
-				r.requests("one UDP client of "+what, r.resolver(r.target(m, family, 1))),
+				r.requests("one UDP client of "+what, r.resolver(r.target(m, family, 1), false)),
+				r.requests("UDP clients of "+what, r.resolver(r.target(m, family, 1), true)),
 				r.requests("HTTP client of "+what, r.browser(r.target(m, family, 2))))
 		}
 	}
 	return stops
-}
-
-// datagrams are those of clients that come and go: number i of several at a time,
-// which must not share ports.
-func (r *rollout) datagrams(target netip.AddrPort, i int) *lab.Traffic {
-	r.Helper()
-	const each = 1500
-	tr, err := lab.StartTraffic(r.ctx, lab.TrafficConfig{
-		From: r.net.Client, Network: "udp", Target: target, Rate: thinned(15), Count: each, Timeout: within(5 * time.Second),
-		FirstPort: uint16(20000 + each*i), Concurrency: 256,
-	})
-	r.must(err)
-	r.Cleanup(func() { tr.Stop() })
-	return tr
 }
 
 // requests makes one after another until the function that it returns is called,
@@ -101,19 +84,23 @@ func (r *rollout) lasting(target netip.AddrPort) func(context.Context) error {
 	}
 }
 
-// resolver asks from one port all the time: to the kernel, one flow for good. An
-// answer that is on its way while its flow is taken from an endpoint that has stopped
-// serving is lost, as nothing tells any more whom it is for; so it asks again, once,
-// as resolvers do.
-func (r *rollout) resolver(target netip.AddrPort) func(context.Context) error {
+// resolver asks from one port all the time, to the kernel one flow for good, or from
+// another each time. An answer that is on its way while its flow is taken from an
+// endpoint that has stopped serving is lost, as nothing tells any more whom it is for;
+// so it asks again, once, as resolvers do.
+func (r *rollout) resolver(target netip.AddrPort, anew bool) func(context.Context) error {
 	var conn net.Conn
 	return func(ctx context.Context) (err error) {
-		if conn == nil {
+		if conn == nil || anew {
 			if conn, err = r.net.Client.Dial(ctx, "udp", target.String()); err != nil {
 				conn = nil
 				return err
 			}
-			r.Cleanup(func() { conn.Close() })
+			if anew {
+				defer conn.Close()
+			} else {
+				r.Cleanup(func() { conn.Close() })
+			}
 		}
 		soon, cancel := context.WithTimeout(ctx, within(time.Second))
 		defer cancel()
