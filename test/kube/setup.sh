@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the control plane of the tests (controlplane/) unless that was done before,
-# and prints the folder that holds it: etcd, kube-apiserver, kube-controller-manager
+# and prints the folder that holds it: etcd, kube-apiserver, kube-controller-manager, kube-proxy
 # and kubectl, by these names. Put it first in PATH to use them by hand.
 #
 # It is kept in $XDG_CACHE_HOME/kproxy-kube (~/.cache/kproxy-kube), by what it was built
@@ -8,7 +8,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/controlplane"
 PATH=$PATH:/usr/local/go/bin
-programs="etcd kube-apiserver kube-controller-manager kubectl"
+programs="etcd kube-apiserver kube-controller-manager kube-proxy kubectl"
 
 # What compiles fast: no inlining, no debugging information. The tests wait for
 # packets and not for this, and half of its CPU time is the compiler's.

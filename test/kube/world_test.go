@@ -98,7 +98,7 @@ func newWorld(t *testing.T, mode plan.Mode) *world {
 		t.Skip("needs root to make network namespaces")
 	}
 	t.Parallel() // worlds share nothing
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute)
+	ctx, cancel := context.WithTimeout(context.Background(), 10*patience)
 	t.Cleanup(cancel)
 	cfg := lab.DefaultConfig()
 	cfg.Prefix = fmt.Sprintf("kpk-%d-%d", os.Getpid(), worlds.Add(1))
@@ -142,8 +142,7 @@ func cpuTime(p *lab.Process) time.Duration {
 	}
 	var ticks time.Duration
 	for _, f := range fields[11:13] { // utime and stime, of 100 a second
-		n, _ := strconv.Atoi(f)
-		ticks += time.Duration(n)
+		ticks += time.Duration(number(f))
 	}
 	return ticks * time.Second / 100
 }
@@ -273,8 +272,13 @@ func (w *world) awaitAlive() {
 }
 
 // patience is how long anything may take that is waited for. It is no
-// expectation: a loaded machine is slow.
-const patience = time.Minute
+// expectation: a loaded machine is slow, and an emulated one says how slow.
+var patience = time.Minute * time.Duration(max(1, number(os.Getenv("KPROXY_E2E_SLOW"))))
+
+func number(s string) int {
+	n, _ := strconv.Atoi(s)
+	return n
+}
 
 // eventually polls until f returns nil.
 func (w *world) eventually(what string, f func() error) {

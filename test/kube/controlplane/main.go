@@ -1,5 +1,6 @@
 // Command controlplane is a Kubernetes control plane in one file: the real etcd,
-// kube-apiserver, kube-controller-manager and kubectl, from their Go modules.
+// kube-apiserver, kube-controller-manager and kubectl, from their Go modules, and
+// kube-proxy to compare with.
 // Its first argument, or the name that it is called by, says which it is.
 //
 // They are one program because they share most of their packages: linked apart,
@@ -20,6 +21,7 @@ import (
 	kubectl "k8s.io/kubectl/pkg/cmd"
 	apiserver "k8s.io/kubernetes/cmd/kube-apiserver/app"
 	controllermanager "k8s.io/kubernetes/cmd/kube-controller-manager/app"
+	kubeproxy "k8s.io/kubernetes/cmd/kube-proxy/app"
 )
 
 func main() {
@@ -34,7 +36,7 @@ func main() {
 	}
 	command, ok := commands[name]
 	if !ok {
-		fmt.Fprintln(os.Stderr, "usage: controlplane etcd|kube-apiserver|kube-controller-manager|kubectl [ARGUMENT…]")
+		fmt.Fprintln(os.Stderr, "usage: controlplane etcd|kube-apiserver|kube-controller-manager|kube-proxy|kubectl [ARGUMENT…]")
 		os.Exit(2)
 	}
 	os.Args = args // flags and usage come from there
@@ -46,5 +48,6 @@ var commands = map[string]func() *cobra.Command{
 	"etcd":                    nil,
 	"kube-apiserver":          apiserver.NewAPIServerCommand,
 	"kube-controller-manager": controllermanager.NewControllerManagerCommand,
+	"kube-proxy":              kubeproxy.NewProxyCommand,
 	"kubectl":                 kubectl.NewDefaultKubectlCommand,
 }
