@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"time"
 
 	"kproxy.dev/kproxy/plan"
@@ -124,7 +125,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 		return p, a.sync.failed(start, fmt.Errorf("delete stale conntrack entries: %w", err))
 	}
 	a.sync.done(start)
-	a.announce(plan.Events(old, p))
+	a.announce(plan.Events(old, p), old == nil)
 	a.recordMoves(old, p)
 	return p, nil
 }
@@ -141,10 +142,20 @@ func (a *Agent) inputs(now time.Time, old *plan.Plan) plan.Inputs {
 	}
 }
 
-// announce tells the log and the subscribers what changed.
-func (a *Agent) announce(events []plan.Event) {
+// maxAnnounced is how many services a start is logged of, one by one; with more,
+// they are counted.
+const maxAnnounced = 100
+
+// announce tells the log and the subscribers what changed, or what there is at
+// the start.
+func (a *Agent) announce(events []plan.Event, first bool) {
+	level := slog.LevelInfo
+	if first && len(events) > maxAnnounced {
+		a.log.Info("started with many services; kproxy status lists them", "service ports", len(events))
+		level = slog.LevelDebug
+	}
 	for _, e := range events {
-		a.log.Info(e.Message, "kind", e.Kind, "service", e.Service)
+		a.log.Log(context.Background(), level, e.Message, "kind", e.Kind, "service", e.Service)
 	}
 	a.events.publish(events)
 }
