@@ -50,6 +50,7 @@ echo 'hosts: files dns' >"$root/etc/nsswitch.conf" # an API server may be named 
 
 # Whatever is missing shows here, and not on a node.
 for program in iptables ip6tables iptables-nft ip6tables-nft iptables-legacy ip6tables-legacy iptables-nft-save \
-	iptables-nft-restore iptables-legacy-save iptables-legacy-restore ipset; do
+	iptables-nft-restore iptables-legacy-save iptables-legacy-restore; do
 	chroot "$root" "/usr/sbin/$program" --version
 done
+chroot "$root" /usr/sbin/ipset help >/dev/null # its version it asks the kernel for, which takes CAP_NET_ADMIN

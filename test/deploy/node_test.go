@@ -123,11 +123,16 @@ func packages() (string, error) {
 		return "", err
 	}
 	defer os.RemoveAll(fresh)
-	if err := errors.Join(os.Chmod(fresh, 0o755), run("sh", folder+"/rootfs.sh", fresh)); err != nil {
+	if err := errors.Join(os.Chmod(fresh, 0o755), asBuilt(folder+"/rootfs.sh", fresh)); err != nil {
 		return "", err
 	}
 	// Under another name first: whoever finds it finds all of it.
 	return kept, os.Rename(fresh, kept)
+}
+
+// asBuilt runs a script with the privileges that it has where images are built.
+func asBuilt(words ...string) error {
+	return run("setpriv", append([]string{"--bounding-set", "-net_admin,-net_raw,-sys_admin", "sh"}, words...)...)
 }
 
 func run(name string, args ...string) error {
