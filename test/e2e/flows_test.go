@@ -32,7 +32,7 @@ func TestFlows(t *testing.T) {
 			t.Run(string(mode)+"/"+c.Name, func(t *testing.T) {
 				t.Parallel()
 				w := newFlowWorld(t, mode, matrix, c)
-				w.start(append([]string{"--mode", string(mode), "--offload-after", "1h", "--health-check", "off"}, c.Args(w.network.Pods)...)...)
+				w.start(append([]string{"--mode", string(mode), "--offload-after", "1h", "--health-check", "off"}, c.Args(w.network.Pods, w.pod().Name)...)...)
 				w.settled(plan.Userspace)
 				w.tryAll("in userspace")
 				if mode == plan.ModeUserspace || t.Failed() {
@@ -61,6 +61,7 @@ func flowModes() []plan.Mode {
 type flowWorld struct {
 	*world
 	mode    plan.Mode
+	bridge  bool // only one pod is told from other clients
 	network *flows.Network
 	flows   []flows.Flow
 	// names are the endpoints by the backends' names.
@@ -71,7 +72,7 @@ func newFlowWorld(t *testing.T, mode plan.Mode, matrix *flows.Matrix, c flows.Co
 	t.Helper()
 	// One backend for each endpoint, and one that is nothing but a pod.
 	w := &flowWorld{
-		world: buildWorld(t, func(l *lab.Config) { l.Backends = len(flows.EndpointNames) + 1 }), mode: mode, names: map[string]string{},
+		world: buildWorld(t, func(l *lab.Config) { l.Backends = len(flows.EndpointNames) + 1 }), mode: mode, bridge: c.Detector == flows.Bridge, names: map[string]string{},
 	}
 	w.network = &flows.Network{
 		Endpoints: map[string][]netip.Addr{}, TargetPort: lab.LinePort,
@@ -133,10 +134,12 @@ type attempt struct {
 	target  netip.AddrPort
 }
 
+// pod is the backend that is nothing but a pod. The link to it on the node has its name.
+func (w *flowWorld) pod() *lab.Backend { return w.net.Backends[len(w.net.Backends)-1] }
+
 // attempts are all there are to make: pods that are endpoints try what pods try. A
 // machine that is slow tries each flow by TCP or by UDP, in turns.
 func (w *flowWorld) attempts() (out []attempt) {
-	pods := w.net.Backends
 	for i := range w.flows {
 		f := &w.flows[i]
 		for n, network := range []string{"tcp", "udp"} {
@@ -151,10 +154,10 @@ func (w *flowWorld) attempts() (out []attempt) {
 			}
 			switch f.From {
 			case flows.Pod:
-				a.client = pods[len(pods)-1].Namespace
-				if f.Service.Endpoints.Name == "everywhere" && f.Want.Verdict == flows.Serve {
+				a.client = w.pod().Namespace
+				if !w.bridge && f.Service.Endpoints.Name == "everywhere" && f.Want.Verdict == flows.Serve {
 					itself := a
-					itself.client, itself.name = pods[0].Namespace, w.names[pods[0].Name]
+					itself.client, itself.name = w.net.Backends[0].Namespace, w.names[w.net.Backends[0].Name]
 					out = append(out, itself)
 				}
 			case flows.Node:

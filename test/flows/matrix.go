@@ -32,19 +32,27 @@ type Detector string
 
 // The detectors.
 const (
-	NoDetector  Detector = "none"
-	ClusterCIDR Detector = "cluster-cidr"
+	NoDetector      Detector = "none"
+	ClusterCIDR     Detector = "cluster-cidr"
+	InterfacePrefix Detector = "interface-prefix"
+	Bridge          Detector = "bridge" // an interface by its whole name
 )
 
-var detectors = []Detector{NoDetector, ClusterCIDR}
+var detectors = []Detector{NoDetector, ClusterCIDR, InterfacePrefix, Bridge}
 
-// Args are the flags of kproxy, in a cluster whose pods are in the networks given.
-func (c Configuration) Args(pods []netip.Prefix) []string {
+// Args are the flags of kproxy, where pods are in the networks given, and the one
+// that tries flows is behind an interface of the node.
+func (c Configuration) Args(pods []netip.Prefix, behind string) []string {
 	var out []string
-	if c.Detector == ClusterCIDR {
+	switch c.Detector {
+	case ClusterCIDR:
 		for _, p := range pods {
 			out = append(out, "--cluster-cidr", p.String())
 		}
+	case InterfacePrefix:
+		out = append(out, "--detect-local-mode", "InterfaceNamePrefix", "--pod-interface-name-prefix", behind[:1])
+	case Bridge:
+		out = append(out, "--detect-local-mode", "BridgeInterface", "--pod-bridge-interface", behind)
 	}
 	if c.MasqueradeAll {
 		out = append(out, "--masquerade-all")

@@ -37,6 +37,9 @@ func addresses(in ...string) (out []netip.Addr) {
 	return out
 }
 
+// podInterface is what the pod's packets come in on.
+const podInterface = "b4"
+
 var kinds = map[Kind]plan.Kind{
 	ClusterIP: plan.ClusterIP, NodePort: plan.NodePort, ExternalIP: plan.ExternalIP, LoadBalancer: plan.LoadBalancer,
 }
@@ -87,8 +90,13 @@ func snapshotOf(t *testing.T, m *Matrix, c Configuration) *service.Snapshot {
 func policyOf(c Configuration, mode plan.Mode) plan.Policy {
 	p := plan.DefaultPolicy()
 	p.Mode, p.MasqueradeAll, p.NodeAddresses = mode, c.MasqueradeAll, slices.Clone(network.Node)
-	if c.Detector == ClusterCIDR {
+	switch c.Detector {
+	case ClusterCIDR:
 		p.PodCIDRs = network.Pods
+	case InterfacePrefix:
+		p.PodInterfacePrefix = podInterface[:1]
+	case Bridge:
+		p.PodBridge = podInterface
 	}
 	return p
 }
@@ -106,6 +114,9 @@ func checkFlow(t *testing.T, p *plan.Plan, flow *Flow, protocol service.Protocol
 	}
 	f := &s.Frontends[at]
 	client := plan.Client{Address: clients[flow.From][flow.Family], Node: flow.From == Node || flow.From == Localhost}
+	if flow.From == Pod {
+		client.Interface = podInterface
+	}
 	if diff := cmp.Diff(flow.Want, outcomeOf(s, f, client, &p.Policy)); diff != "" {
 		t.Errorf("%s, %s (-want +got):\n%s", protocol, flow, diff)
 	}
