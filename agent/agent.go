@@ -32,8 +32,7 @@ type Options struct {
 	Log     *slog.Logger
 	Reread  <-chan os.Signal // asks to read manifests again (SIGHUP); may be nil
 
-	// ObserveSync is told how long each successful pass took; may be nil.
-	ObserveSync func(time.Duration)
+	Observer Observer // of how long things take; may be nil
 
 	// HealthPort answers load balancers at Services' health-check node ports; nil
 	// leaves these closed.
@@ -82,6 +81,7 @@ type Agent struct {
 	sweeps  sweeps
 	current atomic.Pointer[plan.Plan]
 	sync    syncState
+	figures figures
 	events  events
 	record  recorder // nil where nobody keeps events
 
@@ -99,7 +99,7 @@ func New(o Options) *Agent {
 		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
 		trigger: make(chan struct{}, 1), healthPort: o.HealthPort,
 	}
-	a.sync.observe = o.ObserveSync
+	a.figures.observer = o.Observer
 	return a
 }
 

@@ -31,8 +31,10 @@ func (a *Agent) forgetStaleFlows(old, p *plan.Plan) error {
 // sweep looks at the entries that going from the former plans to p may have
 // made stale; the last of them is p's predecessor.
 func (a *Agent) sweep(former []*plan.Plan, p *plan.Plan, all bool) error {
+	start := time.Now()
 	old := former[len(former)-1]
 	if all || conntrack.MayBeStale(old, p) {
+		defer func() { a.figures.swept(time.Since(start)) }()
 		if err := a.deleteStale(former, p); err != nil {
 			return err
 		}
@@ -109,6 +111,7 @@ func (a *Agent) deleteFlows(flows []conntrack.Flow) error {
 		if err := a.conntrack.Delete(f); err != nil {
 			return err
 		}
+		a.figures.forgot(&f)
 	}
 	return nil
 }

@@ -173,7 +173,7 @@ func withIPVS(r rules, h hostRules) (rules, error) {
 	}
 	renderer := ipvs.NewRenderer(o)
 	return rules{
-		Backend: b, drain: b.Drain, watch: ipvs.NewWatch(b, r.watch),
+		Backend: b, drain: b.Drain, invalid: r.invalid, watch: ipvs.NewWatch(b, r.watch),
 		render: func(p *plan.Plan) kernel.Ruleset { return kernel.Merge(r.render(p), renderer.Render(p)) },
 		programmed: func(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 {
 			return both(r.programmed(have, want, p), ipvs.Programmed(have, want, p))

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
@@ -29,6 +30,8 @@ type rules struct {
 	programmed func(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64
 	adopted    func(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool
 	watch      watch
+	// invalid counts the packets that were dropped because conntrack can't place them.
+	invalid func(context.Context) (uint64, error)
 	// drain removes what has drained and says how many real servers are left that
 	// drain; nil where nothing ever does.
 	drain func(context.Context) (left int, err error)
@@ -51,8 +54,10 @@ type hostRules struct {
 	tcp     uint16 // ports of the shared listeners
 	udp     uint16
 	routing kernel.Routing
-	liberal bool        // conntrack is
-	ipvs    ipvs.Config // without Table where there is none
+	liberal bool // conntrack is
+	// failures counts those of iptables-restore.
+	failures *[2]atomic.Uint64
+	ipvs     ipvs.Config // without Table where there is none
 }
 
 // modes is the table. The portal that leads to userspace is made of iptables
@@ -108,6 +113,7 @@ func rulesFor(h hostRules) (rules, error) {
 
 func iptablesRules(h hostRules) (rules, error) {
 	c := iptables.DefaultConfig()
+	c.Runner = countingRunner{c.Runner, h.failures}
 	c.Sets, c.Variant, c.SkipIPv6 = h.sets, h.host.Variant, !h.host.IPv6
 	b, err := iptables.New(c)
 	if err != nil {
@@ -124,5 +130,5 @@ func iptablesRules(h hostRules) (rules, error) {
 	if err != nil {
 		return rules{}, err
 	}
-	return rules{Backend: b, watch: w, render: iptables.NewRenderer(o).Render, programmed: iptables.Programmed, adopted: iptables.Adopted}, nil
+	return rules{Backend: b, invalid: b.InvalidDropped, watch: w, render: iptables.NewRenderer(o).Render, programmed: iptables.Programmed, adopted: iptables.Adopted}, nil
 }

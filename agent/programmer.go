@@ -25,6 +25,7 @@ type programmer struct {
 	// applied tells it that rules were written: until then flows may have begun
 	// without them, or by those of an earlier plan, nil if that isn't known.
 	applied func(was *plan.Plan)
+	figures *figures
 
 	latest atomic.Pointer[plan.Plan]
 	wake   chan struct{} // 1 slot: triggers coalesce
@@ -54,7 +55,7 @@ type programResult struct {
 }
 
 func newProgrammer(r rules, log *slog.Logger, changed func(), applied func(was *plan.Plan)) *programmer {
-	g := &programmer{rules: r, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{})}
+	g := &programmer{figures: &figures{}, rules: r, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{})}
 	g.drains.active = r.drain != nil
 	return g
 }
@@ -148,6 +149,7 @@ func (g *programmer) pass(ctx context.Context, p *plan.Plan) error {
 // bring brings the kernel to want, which was rendered of p.
 func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Ruleset) error {
 	start := time.Now()
+	full := !g.known
 	if !g.known {
 		have, err := g.rules.Observe(ctx)
 		if err != nil {
@@ -170,6 +172,7 @@ func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Rulese
 	if err == nil && len(applied.Failed) == 0 {
 		g.have, g.was = want, p
 		g.rules.watch.Expect(want)
+		g.figures.programmed(want, ops, full, time.Since(start))
 		g.log.Debug("programmed the kernel", "chains", applied.Chains, "rules", applied.Rules, "entries", applied.Entries, "virtual servers", applied.Virtuals, "took", time.Since(start))
 		return g.finish(start, g.rules.programmed(want, want, p), nil, nil)
 	}

@@ -106,7 +106,9 @@ func (a *Agent) kick() {
 // the portal stopped; a service leaves the kernel rules before they change.
 func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	start := time.Now()
-	old := a.current.Load()
+	a.sync.begun(start)
+	old, snapshot := a.current.Load(), a.source.Latest()
+	a.figures.begun(snapshot)
 	p := plan.Compute(a.inputs(start, old))
 	a.prober.Update(plan.Targets(a.source.Latest(), a.health, p.Policy.ExcludeCIDRs...))
 	a.userspace.Prepare(p)
@@ -124,7 +126,9 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	if err := a.forgetStaleFlows(old, p); err != nil {
 		return p, a.sync.failed(start, fmt.Errorf("delete stale conntrack entries: %w", err))
 	}
-	a.sync.done(start)
+	took := time.Since(start)
+	a.sync.done(took)
+	a.figures.done(snapshot, took)
 	a.announce(plan.Events(old, p), old == nil)
 	a.recordMoves(old, p)
 	return p, nil

@@ -138,7 +138,7 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	}
 	r, err := rulesFor(hostRules{
 		host: host, sets: sets, marks: a.marks(), tcp: tcp, udp: udp, routing: a.routing, ipvs: virtuals.config(a.cfg.DrainTimeout),
-		liberal: kernel.LiberalConntrack(),
+		liberal: kernel.LiberalConntrack(), failures: &a.figures.restores,
 	})
 	if err != nil {
 		return err
@@ -156,6 +156,7 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	a.refusals.confirm = func(e netip.AddrPort) error { return connectOnce(e, a.marks().Own()) }
 	a.refusals.let = func(e netip.AddrPort, d time.Duration) error { return kernel.LetRefusals(a.sets, e, d) }
 	a.programmer = newProgrammer(r, a.log, a.kick, func(was *plan.Plan) { a.oweSweep(was) })
+	a.programmer.figures = &a.figures
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.portal,
 		probe: a.userspace.Probe, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log, revived: func() { a.oweSweep() }}
 	return nil

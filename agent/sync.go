@@ -9,11 +9,27 @@ import (
 
 // syncState is what is known of the fast loop's passes. Safe for concurrent use.
 type syncState struct {
-	observe func(time.Duration) // takes the duration of each successful pass
-
 	mu      sync.Mutex
 	status  plan.SyncStatus
+	queued  time.Time // when a pass was last due
 	pending time.Time // since when a change waits for a successful pass
+}
+
+// begun records that a pass was due at start. As long as none succeeds, what it
+// is about waits: also while this one hangs.
+func (s *syncState) begun(start time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.queued = start
+	if s.pending.IsZero() {
+		s.pending = start
+	}
+}
+
+func (s *syncState) lastQueued() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.queued
 }
 
 // failed records a failed pass and returns its error.
@@ -28,17 +44,13 @@ func (s *syncState) failed(start time.Time, err error) error {
 }
 
 // done records a pass that took effect.
-func (s *syncState) done(start time.Time) {
-	took := time.Since(start)
+func (s *syncState) done(took time.Duration) {
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.status = plan.SyncStatus{
 		Generation: s.status.Generation + 1, LastSuccess: time.Now(), DurationSeconds: took.Seconds(),
 	}
 	s.pending = time.Time{}
-	s.mu.Unlock()
-	if s.observe != nil {
-		s.observe(took)
-	}
 }
 
 func (s *syncState) get() (status plan.SyncStatus, pending time.Time) {

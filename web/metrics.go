@@ -4,7 +4,6 @@ import (
 	"runtime"
 	"strings"
 	"sync"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
@@ -14,8 +13,7 @@ import (
 // Metrics turns the status into metrics at every scrape, so there is one truth
 // and nothing to keep in step. It is safe for concurrent use.
 type Metrics struct {
-	src    Source
-	passes prometheus.Histogram
+	src Source
 
 	mu       sync.Mutex // scrapes may overlap; the series must not
 	services serviceSeries
@@ -23,22 +21,10 @@ type Metrics struct {
 
 // NewMetrics returns the metrics of src, registered with reg.
 func NewMetrics(reg prometheus.Registerer, src Source) *Metrics {
-	m := &Metrics{
-		src: src,
-		passes: prometheus.NewHistogram(prometheus.HistogramOpts{
-			Name: "kubeproxy_sync_proxy_rules_duration_seconds",
-			Help: "SyncProxyRules latency in seconds. One pass programs both address families.",
-			// kube-proxy's buckets.
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15),
-		}),
-	}
-	reg.MustRegister(m, m.passes)
+	m := &Metrics{src: src}
+	reg.MustRegister(m)
 	return m
 }
-
-// ObserveSync records how long one pass of the reconcile loop took. Status
-// holds the last pass only, so whoever runs the passes calls it.
-func (m *Metrics) ObserveSync(d time.Duration) { m.passes.Observe(d.Seconds()) }
 
 var (
 	buildInfo = desc("kproxy_build_info", "Always 1; the labels say what is running.", "version", "goversion")
@@ -48,8 +34,6 @@ var (
 	syncPasses   = desc("kproxy_syncs_total", "Passes of the reconcile loop that took effect.")
 	syncDuration = desc("kproxy_sync_duration_seconds", "Duration of the last pass of the reconcile loop.")
 	syncFailing  = desc("kproxy_sync_failing", "1 while the last pass of the reconcile loop failed.")
-	syncLast     = desc("kubeproxy_sync_proxy_rules_last_timestamp_seconds",
-		"The last time proxy rules were successfully synced.", "ip_family")
 
 	sourceErrors = desc("kproxy_source_errors", "Problems in what a source holds now.", "source")
 	sourceSynced = desc("kproxy_source_synced", "1 once a source has been read.", "source")
@@ -67,7 +51,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		buildInfo, upSeconds, aliveDesc, syncPasses, syncDuration, syncFailing, syncLast,
+		buildInfo, upSeconds, aliveDesc, syncPasses, syncDuration, syncFailing,
 		sourceErrors, sourceSynced, capability, servicesDesc, statesDesc, endpointsDesc,
 	} {
 		ch <- d
@@ -87,11 +71,6 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	ch <- prometheus.MustNewConstMetric(syncPasses, prometheus.CounterValue, float64(s.Sync.Generation))
 	gauge(syncDuration, s.Sync.DurationSeconds)
 	gauge(syncFailing, number(s.Sync.LastError != ""))
-	if !s.Sync.LastSuccess.IsZero() {
-		for _, family := range []string{"IPv4", "IPv6"} {
-			gauge(syncLast, float64(s.Sync.LastSuccess.UnixNano())/1e9, family)
-		}
-	}
 	for _, src := range s.Sources {
 		gauge(sourceErrors, float64(lines(src.Error)), src.Name)
 		gauge(sourceSynced, number(src.Synced), src.Name)

@@ -9,7 +9,6 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
-	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -120,14 +119,13 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	defer s.close()
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	var metrics *web.Metrics
-	o.ObserveSync = func(d time.Duration) { metrics.ObserveSync(d) }
 	var a *agent.Agent
+	o.Observer = web.NewKubeProxyMetrics(reg, func() plan.Figures { return a.Figures() })
 	o.HealthPort = func(ctx context.Context, l net.Listener, now func() plan.HealthPort) error {
 		return web.Serve(ctx, l, web.HealthPort(source{a, cfg}, now), o.Log)
 	}
 	a = agent.New(o)
-	metrics = web.NewMetrics(reg, source{a, cfg})
+	web.NewMetrics(reg, source{a, cfg})
 
 	looking, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()

@@ -65,6 +65,7 @@ func TestInvalidPackets(t *testing.T) {
 		}
 		unharmed(string(plane))
 	}
+	w.metric("kubeproxy_iptables_ct_state_invalid_dropped_packets_total", func(v float64) bool { return v > 0 })
 	m = m.Edit("b2", func(e *lab.ManifestEndpoint) { e.NotReady, e.Terminating = true, true })
 	w.must(m.Write(w.manifests))
 	w.eventually(10*time.Second, "b2 to get no new connection", func() error {

@@ -1,0 +1,163 @@
+package agent
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Observer is told how long things took. Its methods are called by several
+// goroutines.
+type Observer interface {
+	// Synced: a pass took effect.
+	Synced(time.Duration)
+	// Programmed: the rules were changed; full, after what was there had been read.
+	Programmed(full bool, took time.Duration)
+	// Swept: the conntrack entries were looked through.
+	Swept(time.Duration)
+}
+
+// figures are counted as things happen. Safe for concurrent use.
+type figures struct {
+	observer Observer // may be nil
+
+	restores [2]atomic.Uint64 // iptables-restore failed
+	deleted  [2]atomic.Uint64 // conntrack entries
+
+	mu        sync.Mutex // the loops write, scrapes read
+	counted   *service.Snapshot
+	applied   *service.Snapshot // of the last pass that succeeded
+	services  uint64
+	endpoints uint64
+	rules     [2]map[string]int
+	written   [2]map[string]int
+
+	invalidMu sync.Mutex // one process at a time counts packets
+	invalid   uint64
+	invalidAt time.Time
+}
+
+// begun counts what is new in s.
+func (f *figures) begun(s *service.Snapshot) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	services, endpoints := plan.CountChanges(f.counted, s)
+	f.counted = s
+	f.services += uint64(services)
+	f.endpoints += uint64(endpoints)
+}
+
+// done: what is in s has taken effect.
+func (f *figures) done(s *service.Snapshot, took time.Duration) {
+	f.mu.Lock()
+	f.applied = s
+	f.mu.Unlock()
+	if f.observer != nil {
+		f.observer.Synced(took)
+	}
+}
+
+// programmed counts the rules that are there, and those that were written.
+func (f *figures) programmed(have kernel.Ruleset, ops kernel.Ops, full bool, took time.Duration) {
+	f.mu.Lock()
+	for _, fam := range service.Families {
+		f.rules[fam] = countRules(have.Chains[fam], have.Jumps[fam])
+		f.written[fam] = countRules(ops.Chains[fam], ops.AddJumps[fam])
+	}
+	f.mu.Unlock()
+	if f.observer != nil {
+		f.observer.Programmed(full, took)
+	}
+}
+
+func countRules(chains []kernel.Chain, jumps []kernel.Jump) map[string]int {
+	out := map[string]int{"filter": 0, "mangle": 0, "nat": 0}
+	for i := range chains {
+		out[chains[i].Table] += len(chains[i].Rules)
+	}
+	for i := range jumps {
+		out[jumps[i].Table]++
+	}
+	return out
+}
+
+func (f *figures) swept(took time.Duration) {
+	if f.observer != nil {
+		f.observer.Swept(took)
+	}
+}
+
+func (f *figures) forgot(flow *conntrack.Flow) {
+	f.deleted[service.FamilyOf(flow.OrigSrc.Addr())].Add(1)
+}
+
+// invalidAge is how old the count of invalid packets may be, which takes
+// processes to find out.
+const invalidAge = 5 * time.Second
+
+// Figures returns what is counted, as of now.
+func (a *Agent) Figures() plan.Figures {
+	f := &a.figures
+	p := a.current.Load()
+	if p == nil {
+		return plan.Figures{} // Run may still be setting up
+	}
+	var out plan.Figures
+	latest := a.source.Latest()
+	f.mu.Lock()
+	out.ServiceChanges, out.EndpointChanges, out.Rules, out.Written = f.services, f.endpoints, f.rules, f.written
+	applied := f.applied
+	f.mu.Unlock()
+	out.ServicesPending, out.EndpointsPending = plan.CountChanges(applied, latest)
+	out.NoLocalInternal, out.NoLocalExternal = p.NoLocal()
+	for _, fam := range service.Families {
+		out.RestoreFailures[fam], out.ConntrackDeletions[fam] = f.restores[fam].Load(), f.deleted[fam].Load()
+	}
+	st, _ := a.sync.get()
+	out.Queued, out.Synced = a.sync.lastQueued(), st.LastSuccess
+	out.InvalidDropped = a.countInvalid()
+	return out
+}
+
+func (a *Agent) countInvalid() uint64 {
+	f := &a.figures
+	f.invalidMu.Lock()
+	defer f.invalidMu.Unlock()
+	if time.Since(f.invalidAt) < invalidAge || a.programmer.rules.invalid == nil {
+		return f.invalid
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), invalidAge)
+	defer cancel()
+	n, err := a.programmer.rules.invalid(ctx)
+	if err != nil {
+		a.log.Warn("invalid packets can't be counted", "error", err)
+		return f.invalid
+	}
+	f.invalid, f.invalidAt = n, time.Now()
+	return n
+}
+
+// countingRunner counts the failures of iptables-restore.
+type countingRunner struct {
+	kernel.Runner
+	failures *[2]atomic.Uint64
+}
+
+func (r countingRunner) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
+	out, err := r.Runner.Run(ctx, stdin, program, args...)
+	if err != nil && ctx.Err() == nil && strings.HasSuffix(program, "-restore") {
+		f := service.IPv4
+		if strings.HasPrefix(program, "ip6") {
+			f = service.IPv6
+		}
+		r.failures[f].Add(1)
+	}
+	return out, err
+}

@@ -1,0 +1,103 @@
+package plan
+
+import (
+	"reflect"
+	"slices"
+	"time"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Figures are what kube-proxy's metrics tell beside the Status. Arrays are per
+// family.
+type Figures struct {
+	Queued             time.Time // when a pass was last due; zero before the first
+	Synced             time.Time // when one last took effect; zero before
+	ServiceChanges     uint64    // of Services since start
+	EndpointChanges    uint64    // of Services' endpoints since start
+	ServicesPending    int       // of the changes, those that wait for a pass that succeeds
+	EndpointsPending   int
+	NoLocalInternal    [2]int            // service ports whose internal traffic policy finds no endpoint here
+	NoLocalExternal    [2]int            // and their external one
+	Rules              [2]map[string]int // iptables rules by table
+	Written            [2]map[string]int // of these, those of the last change
+	RestoreFailures    [2]uint64         // of iptables-restore
+	InvalidDropped     uint64            // packets that conntrack can't place
+	ConntrackDeletions [2]uint64         // stale entries
+}
+
+// CountChanges returns how many Services of two snapshots differ, and how many
+// have endpoints that do.
+func CountChanges(old, now *service.Snapshot) (services, endpoints int) {
+	if old == nil {
+		old = &service.Snapshot{}
+	}
+	if now == nil || old == now {
+		return 0, 0
+	}
+	type name struct{ namespace, name string }
+	changed, moved := map[name]bool{}, map[name]bool{}
+	for i, j := 0, 0; i < old.Len() || j < now.Len(); {
+		var was, is *service.Port
+		var wasEndpoints, isEndpoints []service.Endpoint
+		var wasHash, isHash uint64
+		if i < old.Len() {
+			was, wasEndpoints, wasHash = old.At(i)
+		}
+		if j < now.Len() {
+			is, isEndpoints, isHash = now.At(j)
+		}
+		switch {
+		case is == nil || was != nil && was.Compare(is.Key) < 0:
+			i++
+			changed[name{was.Namespace, was.Name}] = true
+			moved[name{was.Namespace, was.Name}] = moved[name{was.Namespace, was.Name}] || len(wasEndpoints) > 0
+		case was == nil || was.Compare(is.Key) > 0:
+			j++
+			changed[name{is.Namespace, is.Name}] = true
+			moved[name{is.Namespace, is.Name}] = moved[name{is.Namespace, is.Name}] || len(isEndpoints) > 0
+		default:
+			i, j = i+1, j+1
+			if wasHash == isHash {
+				continue
+			}
+			k := name{is.Namespace, is.Name}
+			changed[k] = changed[k] || !reflect.DeepEqual(was, is)
+			moved[k] = moved[k] || !slices.EqualFunc(wasEndpoints, isEndpoints, func(a, b service.Endpoint) bool { return reflect.DeepEqual(a, b) })
+		}
+	}
+	return count(changed), count(moved)
+}
+
+func count[K comparable](m map[K]bool) (n int) {
+	for _, yes := range m {
+		if yes {
+			n++
+		}
+	}
+	return n
+}
+
+// NoLocal counts the service ports that have endpoints, but none where their
+// traffic policies allow: connections to their cluster addresses, or from outside
+// to their other ones, are dropped.
+func (p *Plan) NoLocal() (internal, external [2]int) {
+	for _, s := range p.services() {
+		var in, out [2]bool
+		for i := range s.Frontends {
+			if f := &s.Frontends[i]; f.Verdict == Drop {
+				in[f.Family] = in[f.Family] || f.Kind == ClusterIP
+				out[f.Family] = out[f.Family] || f.Kind != ClusterIP
+			}
+		}
+		for _, f := range service.Families {
+			if in[f] {
+				internal[f]++
+			}
+			if out[f] {
+				external[f]++
+			}
+		}
+	}
+	return internal, external
+}

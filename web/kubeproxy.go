@@ -1,0 +1,129 @@
+package web
+
+import (
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// KubeProxyMetrics are kube-proxy's metrics, under its names, where kproxy has
+// what they mean. docs/metrics.md says of each what that is, and which there
+// aren't. It is safe for concurrent use.
+//
+// kube-proxy has a proxier per address family; one pass of kproxy's is for both,
+// so what is labelled with a family and measures a pass is the same for both.
+type KubeProxyMetrics struct {
+	figures func() plan.Figures
+
+	passes, full, partial, sweeps *prometheus.HistogramVec
+}
+
+// ipFamilies are kube-proxy's labels, in the order of service.Families.
+var ipFamilies = [2]string{"IPv4", "IPv6"}
+
+// NewKubeProxyMetrics returns the metrics of figures, registered with reg.
+func NewKubeProxyMetrics(reg prometheus.Registerer, figures func() plan.Figures) *KubeProxyMetrics {
+	histogram := func(name, help string) *prometheus.HistogramVec {
+		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name: "kubeproxy_" + name, Help: help,
+			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15), // kube-proxy's
+		}, []string{"ip_family"})
+		for _, f := range ipFamilies {
+			v.WithLabelValues(f)
+		}
+		reg.MustRegister(v)
+		return v
+	}
+	m := &KubeProxyMetrics{
+		figures: figures,
+		passes:  histogram("sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds. One pass is for both address families."),
+		full:    histogram("sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs: rules were changed after all had been read back."),
+		partial: histogram("sync_partial_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for partial resyncs: what differs was changed."),
+		sweeps:  histogram("conntrack_reconciler_sync_duration_seconds", "ReconcileConntrackFlowsLatency latency in seconds. One look is at both address families."),
+	}
+	reg.MustRegister(m)
+	return m
+}
+
+// Synced records how long a pass took that took effect.
+func (m *KubeProxyMetrics) Synced(d time.Duration) { observe(m.passes, d) }
+
+// Programmed records how long a change of the kernel's rules took.
+func (m *KubeProxyMetrics) Programmed(full bool, d time.Duration) {
+	if full {
+		observe(m.full, d)
+	} else {
+		observe(m.partial, d)
+	}
+}
+
+// Swept records how long a look at the conntrack entries took.
+func (m *KubeProxyMetrics) Swept(d time.Duration) { observe(m.sweeps, d) }
+
+func observe(v *prometheus.HistogramVec, d time.Duration) {
+	for _, f := range ipFamilies {
+		v.WithLabelValues(f).Observe(d.Seconds())
+	}
+}
+
+var (
+	kpQueued = desc("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "The last time a sync of proxy rules was queued.", "ip_family")
+	kpLast   = desc("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "The last time proxy rules were successfully synced.", "ip_family")
+
+	kpEndpoints        = desc("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Cumulative proxy rules Endpoint changes.")
+	kpEndpointsPending = desc("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Pending proxy rules Endpoint changes.")
+	kpServices         = desc("kubeproxy_sync_proxy_rules_service_changes_total", "Cumulative proxy rules Service changes.")
+	kpServicesPending  = desc("kubeproxy_sync_proxy_rules_service_changes_pending", "Pending proxy rules Service changes.")
+
+	kpNoLocal  = desc("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Number of services with a Local traffic policy and no endpoints.", "traffic_policy", "ip_family")
+	kpRules    = desc("kubeproxy_sync_proxy_rules_iptables_total", "Total number of iptables rules owned by kproxy.", "table", "ip_family")
+	kpWritten  = desc("kubeproxy_sync_proxy_rules_iptables_last", "Number of iptables rules written by kproxy in last sync.", "table", "ip_family")
+	kpRestores = desc("kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Cumulative proxy iptables restore failures.", "ip_family")
+	kpInvalid  = desc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "Packets dropped by iptables to work around conntrack problems.")
+	kpDeleted  = desc("kubeproxy_conntrack_reconciler_deleted_entries_total", "Cumulative conntrack flows deleted by conntrack reconciler.", "ip_family")
+)
+
+// Describe implements prometheus.Collector.
+func (m *KubeProxyMetrics) Describe(ch chan<- *prometheus.Desc) {
+	for _, d := range []*prometheus.Desc{
+		kpQueued, kpLast, kpEndpoints, kpEndpointsPending, kpServices, kpServicesPending,
+		kpNoLocal, kpRules, kpWritten, kpRestores, kpInvalid, kpDeleted,
+	} {
+		ch <- d
+	}
+}
+
+// Collect implements prometheus.Collector.
+func (m *KubeProxyMetrics) Collect(ch chan<- prometheus.Metric) {
+	send := func(t prometheus.ValueType, d *prometheus.Desc, v float64, labels ...string) {
+		ch <- prometheus.MustNewConstMetric(d, t, v, labels...)
+	}
+	f := m.figures()
+	send(prometheus.CounterValue, kpEndpoints, float64(f.EndpointChanges))
+	send(prometheus.GaugeValue, kpEndpointsPending, float64(f.EndpointsPending))
+	send(prometheus.CounterValue, kpServices, float64(f.ServiceChanges))
+	send(prometheus.GaugeValue, kpServicesPending, float64(f.ServicesPending))
+	send(prometheus.CounterValue, kpInvalid, float64(f.InvalidDropped))
+	for i, family := range ipFamilies {
+		if !f.Queued.IsZero() {
+			send(prometheus.GaugeValue, kpQueued, seconds(f.Queued), family)
+		}
+		if !f.Synced.IsZero() {
+			send(prometheus.GaugeValue, kpLast, seconds(f.Synced), family)
+		}
+		send(prometheus.GaugeValue, kpNoLocal, float64(f.NoLocalInternal[i]), "internal", family)
+		send(prometheus.GaugeValue, kpNoLocal, float64(f.NoLocalExternal[i]), "external", family)
+		for table, n := range f.Rules[i] {
+			send(prometheus.GaugeValue, kpRules, float64(n), table, family)
+		}
+		for table, n := range f.Written[i] {
+			send(prometheus.GaugeValue, kpWritten, float64(n), table, family)
+		}
+		send(prometheus.CounterValue, kpRestores, float64(f.RestoreFailures[i]), family)
+		send(prometheus.CounterValue, kpDeleted, float64(f.ConntrackDeletions[i]), family)
+	}
+}
+
+func seconds(t time.Time) float64 { return float64(t.UnixNano()) / 1e9 }
