@@ -32,7 +32,11 @@ func TestFlows(t *testing.T) {
 			t.Run(string(mode)+"/"+c.Name, func(t *testing.T) {
 				t.Parallel()
 				w := newFlowWorld(t, mode, matrix, c)
-				w.start(append([]string{"--mode", string(mode), "--offload-after", "1h", "--health-check", "off"}, c.Args(w.network.Pods, w.pod().Name)...)...)
+				w.start(append([]string{
+					"--mode", string(mode), "--offload-after", "1h", "--health-check", "off",
+					// A heartbeat that is late would show: only userspace serves localhost.
+					"--alive-timeout", within(3 * time.Second).String(),
+				}, c.Args(w.network.Pods, w.pod().Name)...)...)
 				w.settled(plan.Userspace)
 				w.tryAll("in userspace")
 				if mode == plan.ModeUserspace || t.Failed() {
