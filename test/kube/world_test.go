@@ -343,7 +343,7 @@ func (w *world) silent(target netip.AddrPort) {
 func (w *world) traffic(target netip.AddrPort, rate float64) *lab.Traffic {
 	w.Helper()
 	tr, err := lab.StartTraffic(w.ctx, lab.TrafficConfig{
-		From: w.net.Client, Network: "tcp", Target: target, Rate: rate, Count: int(rate * 240), Timeout: patience, Concurrency: 1024,
+		From: w.net.Client, Network: "tcp", Target: target, Rate: rate, Count: int(rate * 600), Timeout: patience, Concurrency: 1024,
 	})
 	w.must(err)
 	w.Cleanup(func() { tr.Stop() })
