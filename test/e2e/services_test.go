@@ -45,7 +45,7 @@ func TestProtocolsAndPortsAreDistinct(t *testing.T) {
 	stream.ExternalIPs, datagram.ExternalIPs = shared, shared
 	w.must(stream.Write(w.manifests))
 	w.must(datagram.Write(w.manifests))
-	w.start()
+	w.start("--health-check", "off")
 	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
 		w.pin("stream", "line", plane)
 		w.pin("datagram", "datagram", plane)
@@ -77,7 +77,7 @@ func TestServiceIsEdited(t *testing.T) {
 			m := newManifest("web", 10, w.net.Backends...)
 			m.Ports, m.DataPlane = m.Ports[:1], string(plane)
 			w.must(m.Write(w.manifests))
-			w.start()
+			w.start("--health-check", "off")
 			w.editPorts(m)
 			w.editType(m)
 			w.editAffinity(m)
@@ -238,7 +238,7 @@ ports:
 `, family, []string{"IPv4", "IPv6"}[family], a)
 	}
 	write(t, m.Path(w.manifests), yaml)
-	w.start()
+	w.start("--health-check", "off")
 	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
 		w.pin("web", "line", plane)
 		for _, target := range frontends(m) {
