@@ -18,11 +18,13 @@ func withLogger(ctx context.Context, log *slog.Logger) context.Context {
 	return klog.NewContext(ctx, logr.FromSlogHandler(quiet{log.Handler()}))
 }
 
-// quiet is a handler for which everything is for debugging.
+// quiet is a handler for which everything is for debugging, and what is even
+// finer for nobody: from klog's level 6 on client-go writes every request, and from
+// 8 on what is in it, secrets too. Level n of klog is slog's -n (logr).
 type quiet struct{ slog.Handler }
 
-func (q quiet) Enabled(ctx context.Context, _ slog.Level) bool {
-	return q.Handler.Enabled(ctx, slog.LevelDebug)
+func (q quiet) Enabled(ctx context.Context, l slog.Level) bool {
+	return l >= slog.LevelDebug && q.Handler.Enabled(ctx, slog.LevelDebug)
 }
 
 func (q quiet) Handle(ctx context.Context, r slog.Record) error {
