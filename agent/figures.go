@@ -20,6 +20,8 @@ type Observer interface {
 	Synced(time.Duration)
 	// Programmed: the rules were changed; full, after what was there had been read.
 	Programmed(full bool, took time.Duration)
+	// Reached: a change in the cluster has taken effect in family f.
+	Reached(f service.Family, took time.Duration)
 	// Swept: the conntrack entries were looked through.
 	Swept(time.Duration)
 }
@@ -36,6 +38,7 @@ type figures struct {
 	applied   *service.Snapshot // of the last pass that succeeded
 	services  uint64
 	endpoints uint64
+	triggers  [2][]time.Time // of changes in the cluster that no pass has carried out
 	rules     [2]map[string]int
 	written   [2]map[string]int
 
@@ -44,10 +47,13 @@ type figures struct {
 	invalidAt time.Time
 }
 
-// begun counts what is new in s.
-func (f *figures) begun(s *service.Snapshot) {
+// begun counts what is new in s, which triggers led to.
+func (f *figures) begun(s *service.Snapshot, triggers [2][]time.Time) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	for fam := range triggers {
+		f.triggers[fam] = append(f.triggers[fam], triggers[fam]...)
+	}
 	services, endpoints := plan.CountChanges(f.counted, s)
 	f.counted = s
 	f.services += uint64(services)
@@ -58,9 +64,17 @@ func (f *figures) begun(s *service.Snapshot) {
 func (f *figures) done(s *service.Snapshot, took time.Duration) {
 	f.mu.Lock()
 	f.applied = s
+	triggers := f.triggers
+	f.triggers = [2][]time.Time{}
 	f.mu.Unlock()
-	if f.observer != nil {
-		f.observer.Synced(took)
+	if f.observer == nil {
+		return
+	}
+	f.observer.Synced(took)
+	for _, fam := range service.Families {
+		for _, at := range triggers[fam] {
+			f.observer.Reached(fam, time.Since(at))
+		}
 	}
 }
 

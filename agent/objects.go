@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"time"
 
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source"
@@ -21,6 +22,13 @@ type objects interface {
 	Status() []source.Status
 	// Reread has the source read again, whether or not it seems changed.
 	Reread()
+}
+
+// triggered is a source that knows what its changes come from.
+type triggered interface {
+	// Triggers returns, once and by family, when something happened in the cluster
+	// that is in Latest.
+	Triggers() [2][]time.Time
 }
 
 // recorder keeps events about Services where their users look for them: in the

@@ -107,8 +107,9 @@ func (a *Agent) kick() {
 func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	start := time.Now()
 	a.sync.begun(start)
+	triggers := a.triggers() // before Latest, which has at least what they led to
 	old, snapshot := a.current.Load(), a.source.Latest()
-	a.figures.begun(snapshot)
+	a.figures.begun(snapshot, triggers)
 	p := plan.Compute(a.inputs(start, old))
 	a.prober.Update(plan.Targets(a.source.Latest(), a.health, p.Policy.ExcludeCIDRs...))
 	a.userspace.Prepare(p)
@@ -132,6 +133,15 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.announce(plan.Events(old, p), old == nil)
 	a.recordMoves(old, p)
 	return p, nil
+}
+
+// triggers are those of the changes since the last call; none where the source
+// doesn't know.
+func (a *Agent) triggers() (none [2][]time.Time) {
+	if s, ok := a.source.(triggered); ok {
+		return s.Triggers()
+	}
+	return none
 }
 
 // inputs gathers what Compute wants to know.

@@ -1,11 +1,13 @@
 package web
 
 import (
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // KubeProxyMetrics are kube-proxy's metrics, under its names, where kproxy has
@@ -17,7 +19,7 @@ import (
 type KubeProxyMetrics struct {
 	figures func() plan.Figures
 
-	passes, full, partial, sweeps *prometheus.HistogramVec
+	passes, full, partial, sweeps, reached *prometheus.HistogramVec
 }
 
 // ipFamilies are kube-proxy's labels, in the order of service.Families.
@@ -25,10 +27,9 @@ var ipFamilies = [2]string{"IPv4", "IPv6"}
 
 // NewKubeProxyMetrics returns the metrics of figures, registered with reg.
 func NewKubeProxyMetrics(reg prometheus.Registerer, figures func() plan.Figures) *KubeProxyMetrics {
-	histogram := func(name, help string) *prometheus.HistogramVec {
+	of := func(buckets []float64, name, help string) *prometheus.HistogramVec {
 		v := prometheus.NewHistogramVec(prometheus.HistogramOpts{
-			Name: "kubeproxy_" + name, Help: help,
-			Buckets: prometheus.ExponentialBuckets(0.001, 2, 15), // kube-proxy's
+			Name: "kubeproxy_" + name, Help: help, Buckets: buckets,
 		}, []string{"ip_family"})
 		for _, f := range ipFamilies {
 			v.WithLabelValues(f)
@@ -36,11 +37,15 @@ func NewKubeProxyMetrics(reg prometheus.Registerer, figures func() plan.Figures)
 		reg.MustRegister(v)
 		return v
 	}
+	histogram := func(name, help string) *prometheus.HistogramVec {
+		return of(prometheus.ExponentialBuckets(0.001, 2, 15), name, help) // kube-proxy's
+	}
 	m := &KubeProxyMetrics{
 		figures: figures,
 		passes:  histogram("sync_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds. One pass is for both address families."),
 		full:    histogram("sync_full_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for full resyncs: rules were changed after all had been read back."),
 		partial: histogram("sync_partial_proxy_rules_duration_seconds", "SyncProxyRules latency in seconds for partial resyncs: what differs was changed."),
+		reached: of(programmingBuckets(), "network_programming_duration_seconds", "In Cluster Network Programming Latency in seconds: from a change of a pod until it took effect here."),
 		sweeps:  histogram("conntrack_reconciler_sync_duration_seconds", "ReconcileConntrackFlowsLatency latency in seconds. One look is at both address families."),
 	}
 	reg.MustRegister(m)
@@ -57,6 +62,19 @@ func (m *KubeProxyMetrics) Programmed(full bool, d time.Duration) {
 	} else {
 		observe(m.partial, d)
 	}
+}
+
+// programmingBuckets are kube-proxy's: from a quarter of a second to five
+// minutes, finest where a cluster in good order is.
+func programmingBuckets() []float64 {
+	return slices.Concat(
+		prometheus.LinearBuckets(0.25, 0.25, 2), prometheus.LinearBuckets(1, 1, 59),
+		prometheus.LinearBuckets(60, 5, 12), prometheus.LinearBuckets(120, 30, 7))
+}
+
+// Reached records how long a change in the cluster took to take effect here.
+func (m *KubeProxyMetrics) Reached(f service.Family, d time.Duration) {
+	m.reached.WithLabelValues(ipFamilies[f]).Observe(d.Seconds())
 }
 
 // Swept records how long a look at the conntrack entries took.

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 func kubeProxyFigures() plan.Figures {
@@ -31,6 +32,7 @@ func TestKubeProxyMetrics(t *testing.T) {
 	m.Programmed(true, time.Second)
 	m.Programmed(false, time.Second)
 	m.Swept(time.Second)
+	m.Reached(service.IPv6, time.Second)
 	want := `
 # HELP kubeproxy_conntrack_reconciler_deleted_entries_total Cumulative conntrack flows deleted by conntrack reconciler.
 # TYPE kubeproxy_conntrack_reconciler_deleted_entries_total counter
@@ -58,7 +60,7 @@ kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv6",traffic_pol
 		"kubeproxy_sync_proxy_rules_iptables_last", "kubeproxy_sync_proxy_rules_last_timestamp_seconds", "kubeproxy_sync_proxy_rules_no_local_endpoints_total"); err != nil {
 		t.Error(err)
 	}
-	for _, name := range []string{"sync_proxy_rules", "sync_full_proxy_rules", "sync_partial_proxy_rules", "conntrack_reconciler_sync"} {
+	for _, name := range []string{"sync_proxy_rules", "sync_full_proxy_rules", "sync_partial_proxy_rules", "conntrack_reconciler_sync", "network_programming"} {
 		if n, err := testutil.GatherAndCount(reg, "kubeproxy_"+name+"_duration_seconds"); err != nil || n != 2 {
 			t.Errorf("%s: %d series, %v; want one for each family", name, n, err)
 		}

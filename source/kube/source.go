@@ -77,6 +77,10 @@ func (s *Source) Snapshots() <-chan struct{} { return s.changed }
 // Latest returns what the API says, nil before it has been heard once.
 func (s *Source) Latest() *service.Snapshot { return s.current.Load() }
 
+// Triggers returns, once and by family, when pods changed whose changes are in
+// Latest, as far as the controller of EndpointSlices says.
+func (s *Source) Triggers() [2][]time.Time { return s.state.triggers.drain() }
+
 // Reread has every Service converted anew. The watches need no reminding.
 func (s *Source) Reread() { wake(s.reread) }
 
@@ -172,11 +176,13 @@ func (s *Source) convert(ctx context.Context) {
 
 // publish makes the Snapshot after last current, if it says anything new.
 func (s *Source) publish(last *service.Snapshot) {
+	triggers := s.state.triggers.take() // before next: it has at least what these led to
 	next, before := s.state.next(last), s.current.Load()
 	if before != nil && before.Hash() == next.Hash() {
 		return
 	}
 	s.current.Store(next)
+	s.state.triggers.converted(triggers)
 	if before == nil {
 		s.log.Info("heard the Kubernetes API", "server", s.client.host, "service ports", next.Len())
 		s.events.starting()

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -24,6 +25,7 @@ type state struct {
 	node      string
 	addresses []netip.Addr
 	kick      chan struct{} // 1 slot: there is something to convert
+	triggers  triggers
 
 	mu       sync.Mutex // the tables' too: a Service and its slices are read together
 	services *table[*corev1.Service]
@@ -36,7 +38,7 @@ type state struct {
 
 func newState(cfg Config) *state {
 	s := &state{
-		node: cfg.Node, addresses: cfg.NodeAddresses, kick: make(chan struct{}, 1),
+		node: cfg.Node, addresses: cfg.NodeAddresses, kick: make(chan struct{}, 1), triggers: triggers{since: time.Now()},
 		of: map[name][]*discoveryv1.EndpointSlice{}, dirty: map[name]bool{},
 	}
 	var t sliceTrimmer
@@ -71,6 +73,7 @@ func (s *state) sliceChanged(was, is *discoveryv1.EndpointSlice, had, has bool) 
 	}
 	if has {
 		k := serviceOf(is)
+		s.triggers.changed(was, is)
 		s.of[k] = append(s.of[k], is)
 		s.dirty[k] = true
 	}

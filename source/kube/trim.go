@@ -77,6 +77,12 @@ func (t *sliceTrimmer) trim(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointS
 		Ports:       make([]discoveryv1.EndpointPort, len(s.Ports)),
 		Endpoints:   make([]discoveryv1.Endpoint, len(s.Endpoints)),
 	}
+	if at, ok := s.Annotations[corev1.EndpointsLastChangeTriggerTime]; ok {
+		if out.Annotations == nil {
+			out.Annotations = make(map[string]string, 1)
+		}
+		out.Annotations[corev1.EndpointsLastChangeTriggerTime] = at
+	}
 	for i, p := range s.Ports {
 		out.Ports[i] = discoveryv1.EndpointPort{Name: t.once(p.Name), Protocol: p.Protocol, Port: p.Port}
 	}

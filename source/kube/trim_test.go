@@ -144,7 +144,7 @@ func TestTrim(t *testing.T) {
 	wantSlice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: "default", Name: "web-1", UID: "uid", ResourceVersion: "7",
-			Labels: map[string]string{discoveryv1.LabelServiceName: "web"}, Annotations: map[string]string{"kproxy.dev/weights": "10.2.0.1=3"},
+			Labels: map[string]string{discoveryv1.LabelServiceName: "web"}, Annotations: map[string]string{"kproxy.dev/weights": "10.2.0.1=3", "endpoints.kubernetes.io/last-change-trigger-time": "now"},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To(int32(8080)), Protocol: ptr.To(corev1.ProtocolTCP)}},
