@@ -38,6 +38,7 @@ func TestServed(t *testing.T) {
 				{"API itself", testAPIItself},
 				{"events", testEvents},
 				{"rolling update", testRollingUpdate},
+				{"programming time", testProgrammingTime},
 			} {
 				t.Run(c.name, func(t *testing.T) { c.test(w.of(t)) })
 			}
