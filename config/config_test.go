@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"log/slog"
+	"math"
 	"net/netip"
 	"strings"
 	"testing"
@@ -45,7 +46,12 @@ func TestValidate(t *testing.T) {
 		{"two sources", func(c *Config) { c.Kubeconfig = "/k" }, "--manifests: services come from files or from the Kubernetes API"},
 		{"master", func(c *Config) { c.Manifests, c.Master = nil, "nonsense" }, "--master: \"nonsense\" is not a URL"},
 		{"config file", func(c *Config) { c.File = "/c" }, ""},
-		{"client", func(c *Config) { c.Client = Client{QPS: -1, Burst: -1} }, "--kube-api-burst: -1 is negative"},
+		{"client", func(c *Config) { c.Client = Client{QPS: -1, Burst: -1} }, "--kube-api-burst: -1 is out"},
+		{"no limit of requests", func(c *Config) { c.Client.QPS = -1 }, ""},
+		{"no number of requests", func(c *Config) { c.Client.QPS = math.NaN() }, "--kube-api-qps: NaN is no number of requests a second; use 5,"},
+		{"endless requests", func(c *Config) { c.Client.QPS = math.Inf(-1) }, "--kube-api-qps: -Inf is no number"},
+		{"more requests than client-go counts", func(c *Config) { c.Client = Client{QPS: 1e300, Burst: math.MaxInt32 + 1} }, "--kube-api-qps: 1e+300 is no number\n--kube-api-burst: 2147483648 is out"},
+		{"less than client-go counts", func(c *Config) { c.Client.QPS = 1e-300 }, "--kube-api-qps: 1e-300 is no number"},
 		{"empty manifest path", func(c *Config) { c.Manifests = []string{""} }, "--manifests: the path is empty"},
 		{"node name", func(c *Config) { c.HostnameOverride = "node-1.example" }, ""},
 		{"upper-case node name", func(c *Config) { c.HostnameOverride = "Node1" }, `--hostname-override: "Node1" is not a node name`},

@@ -1,7 +1,10 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
+	"math"
 	"os"
 	"strings"
 	"testing"
@@ -213,6 +216,49 @@ func TestChanges(t *testing.T) {
 		if _, ok := a.parts()[part]; !ok {
 			t.Errorf("%s is taken over live, but no part of Config", part)
 		}
+	}
+}
+
+// A number that JSON doesn't hold hides no change.
+func TestChangesBesidesWhatJSONCannotHold(t *testing.T) {
+	a := AsKubeProxy()
+	a.Client.QPS, a.Client.Burst = math.NaN(), 3_000_000
+	b := a
+	b.Client.Burst++
+	b.Mode = "ipvs"
+	if got := fmt.Sprint(a.Changes(b)); got != `[clientConnection.burst from "3000000" to "3000001" mode from "auto" to "ipvs"]` {
+		t.Errorf("changes: %s", got)
+	}
+}
+
+// The parts have the names and, but for lists, the values of /configz.
+func TestPartsAreThoseOfJSON(t *testing.T) {
+	c := AsKubeProxy()
+	text, err := json.Marshal(c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var object map[string]any
+	if err := json.Unmarshal(text, &object); err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]string{}
+	var visit func(prefix string, v any)
+	visit = func(prefix string, v any) {
+		switch v := v.(type) {
+		case map[string]any:
+			for name, v := range v {
+				visit(strings.TrimPrefix(prefix+"."+name, "."), v)
+			}
+		case nil:
+			want[prefix] = ""
+		default:
+			want[prefix] = fmt.Sprint(v)
+		}
+	}
+	visit("", object)
+	if d := cmp.Diff(want, c.parts()); d != "" {
+		t.Errorf("parts (-JSON +parts):\n%s", d)
 	}
 }
 

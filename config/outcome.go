@@ -2,8 +2,8 @@ package config
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
+	"reflect"
 	"slices"
 	"strings"
 )
@@ -71,43 +71,36 @@ func (f *File) Outcomes(c Config, isGiven func(flag string) bool) []Outcome {
 }
 
 // parts takes c apart: the names in JSON of every field, "ipvs.strictARP", to
-// their values as a flag would take them.
+// their values as a flag would take them. It reads the fields themselves and
+// not c as JSON, which can't hold every number: nothing here can fail.
 func (c Config) parts() map[string]string {
 	out := map[string]string{}
-	var visit func(prefix string, v any)
-	visit = func(prefix string, v any) {
-		if m, ok := v.(map[string]any); ok {
-			for name, v := range m {
-				visit(strings.TrimPrefix(prefix+"."+name, "."), v)
-			}
-			return
-		}
-		out[prefix] = asFlag(v)
-	}
-	var v any
-	b, err := json.Marshal(c)
-	if err == nil {
-		err = json.Unmarshal(b, &v)
-	}
-	if err != nil {
-		return nil // a Config has nothing that JSON can't hold
-	}
-	visit("", v)
+	takeApart(out, "", reflect.ValueOf(c))
 	return out
 }
 
-func asFlag(v any) string {
-	switch v := v.(type) {
-	case nil:
-		return ""
-	case []any:
-		var words []string
-		for _, w := range v {
-			words = append(words, fmt.Sprint(w))
+func takeApart(out map[string]string, prefix string, v reflect.Value) {
+	for f, v := range v.Fields() {
+		name := prefix + f.Tag.Get("json")
+		if v.Kind() == reflect.Struct {
+			takeApart(out, name+".", v)
+			continue
 		}
+		out[name] = asFlag(v)
+	}
+}
+
+func asFlag(v reflect.Value) string {
+	if v.Kind() == reflect.Pointer {
+		if v.IsNil() {
+			return ""
+		}
+		v = v.Elem()
+	}
+	if words, ok := v.Interface().([]string); ok {
 		return strings.Join(words, ",")
 	}
-	return fmt.Sprint(v)
+	return fmt.Sprint(v.Interface())
 }
 
 // Change is a part of a Config that differs between two.

@@ -80,9 +80,18 @@ func checkSources(c Config) []error {
 			p.add("manifests", "the path is empty; name a file or directory")
 		}
 	}
-	if c.Client.Burst < 0 {
-		p.add("kube-api-burst", "%d is negative; use 10, for example", c.Client.Burst)
+	return append(p, checkClient(c.Client)...)
+}
+
+// checkClient finds numbers that client-go's types don't hold. Negative requests
+// a second are no limit there.
+func checkClient(c Client) []error {
+	var p problems
+	qps := float32(c.QPS)
+	if math.IsNaN(c.QPS) || math.IsInf(float64(qps), 0) || qps == 0 && c.QPS != 0 {
+		p.add("kube-api-qps", "%v is no number of requests a second; use 5, for example, or -1 for no limit", c.QPS)
 	}
+	p.within("kube-api-burst", c.Burst, 0, math.MaxInt32)
 	return p
 }
 
