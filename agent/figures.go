@@ -150,11 +150,12 @@ func (a *Agent) countInvalid() uint64 {
 	ctx, cancel := context.WithTimeout(context.Background(), invalidAge)
 	defer cancel()
 	n, err := a.programmer.rules.invalid(ctx)
+	f.invalidAt = time.Now()
 	if err != nil {
 		a.log.Warn("invalid packets can't be counted", "error", err)
 		return f.invalid
 	}
-	f.invalid, f.invalidAt = n, time.Now()
+	f.invalid = n
 	return n
 }
 

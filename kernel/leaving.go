@@ -16,7 +16,7 @@ func (b *portal) addLeaving(p *plan.Plan) {
 			continue
 		}
 		for i := range s.Endpoints {
-			if e := &s.Endpoints[i]; leaving(e) {
+			if e := &s.Endpoints[i]; e.Leaves() {
 				name := FamilySet(SetLeaving, service.FamilyOf(e.Address.Addr()))
 				b.entries[name] = append(b.entries[name], AddressEntry(s.Port.Protocol, e.Address))
 			}
@@ -27,9 +27,5 @@ func (b *portal) addLeaving(p *plan.Plan) {
 // hasLeaving reports whether addLeaving adds an endpoint of s, which other
 // services may have as well.
 func hasLeaving(s *plan.Service) bool {
-	return s != nil && s.Beneath != plan.None && slices.ContainsFunc(s.Endpoints, func(e plan.Endpoint) bool { return leaving(&e) })
+	return s != nil && s.Beneath != plan.None && slices.ContainsFunc(s.Endpoints, func(e plan.Endpoint) bool { return e.Leaves() })
 }
-
-// leaving reports whether e gets no new connection. Another proxy's endpoints get
-// none of kproxy's, and what they send is that proxy's business.
-func leaving(e *plan.Endpoint) bool { return !e.Usable && !e.Excluded }

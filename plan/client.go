@@ -55,8 +55,11 @@ func (s *Service) ShortCircuits(f *Frontend) bool {
 // Masquerades reports whether the node's address replaces c's on the way to
 // the endpoint at backend.
 func (f *Frontend) Masquerades(c Client, backend netip.Addr, p *Policy) bool {
-	if c.Address == backend || c.Address == f.Address.Addr() || !c.Node && p.bypasses(c.Address, backend) {
+	if c.Address == backend || c.Address == f.Address.Addr() {
 		return true // the reply would never come back through this node
+	}
+	if !c.Node && !p.ownAddress(backend) && p.bypasses(c.Address, backend) {
+		return true // nor would it here; this node's own answers can't pass it
 	}
 	switch f.Masquerade {
 	case MasqueradeAlways:

@@ -279,6 +279,27 @@ func TestOwnAddressAsSource(t *testing.T) {
 	}
 }
 
+// TestHostsOfOneNetwork: they answer each other without passing this node, which
+// therefore masquerades; but this node's own endpoints can't.
+func TestHostsOfOneNetwork(t *testing.T) {
+	p := Policy{Links: prefixes("192.168.0.0/24"), NodeAddresses: addrs("192.168.0.1")}
+	f := Frontend{Kind: NodePort, Masquerade: MasqueradeNodeLocal}
+	for _, tt := range []struct {
+		client, backend string
+		want            bool
+	}{
+		{"192.168.0.9", "192.168.0.2", true},
+		{"192.168.0.9", "192.168.0.1", false},
+		{"192.168.0.9", "10.0.0.2", false},
+		{"192.168.0.9", "192.168.0.9", true},
+	} {
+		c := Client{Address: netip.MustParseAddr(tt.client)}
+		if got := f.Masquerades(c, netip.MustParseAddr(tt.backend), &p); got != tt.want {
+			t.Errorf("%s to %s: masqueraded %v, want %v", tt.client, tt.backend, got, tt.want)
+		}
+	}
+}
+
 // TestOwnAddresses: a service address that is the node's own is a problem where
 // IPVS answers on it.
 func TestOwnAddresses(t *testing.T) {

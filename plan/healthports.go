@@ -87,7 +87,9 @@ func (h *healthPlace) add(policy *Policy, s *Service, f service.Family) {
 			h.addresses[a] = true
 		}
 	}
-	h.served = h.served || all == 0 || own > 0
+	// Without any endpoint, nobody can tell whose the Service is. Where there is another
+	// proxy, the port is left to it: a load balancer takes a refusal as it takes a 503.
+	h.served = h.served || own > 0 || all == 0 && len(policy.ExcludeCIDRs) == 0
 }
 
 // settleHealthPorts sorts ports and says of those that can't be answered why:

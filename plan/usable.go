@@ -38,6 +38,15 @@ func (e *Endpoint) Keeps() bool {
 	return !e.Excluded && (e.Serving || e.Ready) && (e.Usable || !e.down())
 }
 
+// Leaves reports whether e gets no new connection, and may have got some before:
+// it terminates, drains, or isn't ready or up any more. In good health and passed over
+// all the same are those for other zones and nodes, the most of a big cluster's.
+// Another proxy's endpoints get none of kproxy's.
+func (e *Endpoint) Leaves() bool {
+	takes := e.Ready && !e.Terminating && e.Weight > 0 && !e.down()
+	return !e.Usable && !e.Excluded && !takes
+}
+
 // group makes the backends of the endpoints chosen. Those that are down are
 // left out, unless so few are up that they could not carry the load (the panic
 // threshold); then all are served as if they were up, and the sentence

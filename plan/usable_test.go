@@ -96,3 +96,26 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 }
+
+// TestLeaves: whoever may still have connections, but gets no new ones.
+func TestLeaves(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*Endpoint)
+		want   bool
+	}{
+		{"for another zone", func(*Endpoint) {}, false},
+		{"in use", func(e *Endpoint) { e.Usable = true }, false},
+		{"not ready", func(e *Endpoint) { e.Ready = false }, true},
+		{"terminating", func(e *Endpoint) { e.Terminating = true }, true},
+		{"down", func(e *Endpoint) { e.Health = downText }, true},
+		{"drained by its weight", func(e *Endpoint) { e.Weight = 0 }, true},
+		{"of another proxy", func(e *Endpoint) { e.Ready, e.Excluded = false, true }, false},
+	} {
+		e := Endpoint{Endpoint: service.Endpoint{Ready: true, Serving: true, Weight: 1}, Health: "up"}
+		tt.change(&e)
+		if got := e.Leaves(); got != tt.want {
+			t.Errorf("%s: leaves %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}

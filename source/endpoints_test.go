@@ -186,9 +186,14 @@ status:
   - {type: InternalIP, address: "fd00:ffff::1"}
   - {type: ExternalIP, address: 203.0.113.1}
   - {type: InternalIP, address: x}
+---
+kind: Node
+metadata: {name: outside}
+status: {addresses: [{type: ExternalIP, address: 203.0.113.1}, {type: ExternalIP, address: "2001:db8::1"}, {type: InternalIP, address: "fd00:ffff::2"}]}
 `
 	cases := map[string]service.Node{
-		"node-1": {Name: "node-1", Zone: "a", Addresses: ips("192.168.0.10", "fd00:ffff::1"), PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64")},
+		"node-1":  {Name: "node-1", Zone: "a", Addresses: ips("192.168.0.10", "fd00:ffff::1"), PodCIDRs: prefixes("10.1.0.0/24", "fd00:1::/64")},
+		"outside": {Name: "outside", Addresses: ips("203.0.113.1", "fd00:ffff::2")},
 		// only the older, single field
 		"other":   {Name: "other", Zone: "b", PodCIDRs: prefixes("10.9.0.0/24")},
 		"unknown": {Name: "unknown"},

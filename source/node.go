@@ -17,13 +17,30 @@ func buildNode(nodes []*corev1.Node, name string) service.Node {
 			continue
 		}
 		out.Zone = n.Labels[corev1.LabelTopologyZone]
-		for _, a := range n.Status.Addresses {
-			if a.Type == corev1.NodeInternalIP {
-				out.Addresses = append(out.Addresses, addrs([]string{a.Address}, families{true, true})...)
-			}
-		}
+		out.Addresses = nodeAddresses(n)
 		out.PodCIDRs = podCIDRs(n)
 		break
+	}
+	return out
+}
+
+// nodeAddresses are n's internal addresses, in a family without one its external.
+func nodeAddresses(n *corev1.Node) []netip.Addr {
+	var out []netip.Addr
+	want := families{true, true}
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		var list []string
+		for _, a := range n.Status.Addresses {
+			if a.Type == kind {
+				list = append(list, a.Address)
+			}
+		}
+		found := addrs(list, want)
+		has := familiesOf(found)
+		for f := range want {
+			want[f] = want[f] && !has[f]
+		}
+		out = append(out, found...)
 	}
 	return out
 }

@@ -82,7 +82,7 @@ func BenchmarkHeap(b *testing.B) {
 		before := heap()
 		s := many(b, 10_000)
 		objects := heap()
-		snapshot := s.next(nil)
+		snapshot, _ := s.next(nil)
 		b.ReportMetric(objects-before, "objects-MB")
 		b.ReportMetric(heap()-objects, "snapshot-MB")
 		runtime.KeepAlive(snapshot)
@@ -94,7 +94,7 @@ func BenchmarkHeap(b *testing.B) {
 func BenchmarkScratch(b *testing.B) {
 	s := many(b, 10_000)
 	for b.Loop() {
-		if got := s.next(nil); got.Len() != 10_000 {
+		if got, _ := s.next(nil); got.Len() != 10_000 {
 			b.Fatalf("%d service ports", got.Len())
 		}
 	}
@@ -103,10 +103,10 @@ func BenchmarkScratch(b *testing.B) {
 // BenchmarkChange takes a change of one endpoint among 100,000.
 func BenchmarkChange(b *testing.B) {
 	s := many(b, 10_000)
-	last := s.next(nil)
+	last, _ := s.next(nil)
 	for i := 1; b.Loop(); i++ {
 		check(b, s.slices.Update(tenEndpoints(i%10_000, i)))
-		next := s.next(last)
+		next, _ := s.next(last)
 		if next.Len() != last.Len() {
 			b.Fatalf("%d service ports", next.Len())
 		}

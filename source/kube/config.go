@@ -135,6 +135,8 @@ func whatLacks(file *clientcmdapi.Config, master string) string {
 		return fmt.Sprintf("has no context %q, which its current-context names", file.CurrentContext)
 	case file.Clusters[current.Cluster] == nil:
 		return fmt.Sprintf("has no cluster %q, which its context %q names", current.Cluster, file.CurrentContext)
+	case current.AuthInfo != "" && file.AuthInfos[current.AuthInfo] == nil: // client-go would go as anonymous
+		return fmt.Sprintf("has no user %q, which its context %q names", current.AuthInfo, file.CurrentContext)
 	}
 	return ""
 }

@@ -48,6 +48,8 @@ func TestOpen(t *testing.T) {
 		{"no context", Config{Kubeconfig: write("context", without("current-context: here\n"))}, "", "--kubeconfig: DIR/context has no current-context, which"},
 		{"unknown cluster", Config{Kubeconfig: write("cluster", strings.Replace(kubeconfig, "cluster: cluster,", "cluster: nowhere,", 1))}, "",
 			`--kubeconfig: DIR/cluster has no cluster "nowhere", which its context "here" names`},
+		{"unknown user", Config{Kubeconfig: write("user", strings.Replace(kubeconfig, "user: user}", "user: nobody}", 1))}, "",
+			`--kubeconfig: DIR/user has no user "nobody", which its context "here" names`},
 		{"unknown context", Config{Kubeconfig: write("there", strings.Replace(kubeconfig, "context: here", "context: there", 1))}, "",
 			`--kubeconfig: DIR/there has no context "there", which its current-context names`},
 		{"no certificate", Config{Kubeconfig: write("ca", strings.Replace(kubeconfig, "insecure-skip-tls-verify: true", "certificate-authority: nowhere.pem", 1))}, "",

@@ -3,6 +3,7 @@ package kube
 import (
 	"context"
 	"log/slog"
+	"strings"
 	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
@@ -80,7 +81,7 @@ func (r *recorder) write(regarding *corev1.ObjectReference, warning bool, reason
 		kind = corev1.EventTypeWarning
 	}
 	if len(note) > maxNote {
-		note = note[:maxNote-3] + "..."
+		note = strings.ToValidUTF8(note[:maxNote-3], "") + "..." // not in the middle of a rune
 	}
 	if regarding == nil {
 		(*to).Eventf(node, nil, kind, reason, action, "%s", note)

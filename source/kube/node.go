@@ -27,3 +27,19 @@ func eligible(n *corev1.Node, known bool) bool {
 	}
 	return true
 }
+
+// withFacts returns n, and where it lacks addresses or pod networks those of was,
+// which may be nil.
+func withFacts(n, was *corev1.Node) *corev1.Node {
+	if was == nil {
+		return n
+	}
+	out := *n
+	if len(out.Status.Addresses) == 0 {
+		out.Status.Addresses = was.Status.Addresses
+	}
+	if out.Spec.PodCIDR == "" && len(out.Spec.PodCIDRs) == 0 {
+		out.Spec.PodCIDR, out.Spec.PodCIDRs = was.Spec.PodCIDR, was.Spec.PodCIDRs
+	}
+	return &out
+}

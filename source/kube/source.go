@@ -176,8 +176,8 @@ func (s *Source) convert(ctx context.Context) {
 
 // publish makes the Snapshot after last current, if it says anything new.
 func (s *Source) publish(last *service.Snapshot) {
-	triggers := s.state.triggers.take() // before next: it has at least what these led to
-	next, before := s.state.next(last), s.current.Load()
+	next, triggers := s.state.next(last)
+	before := s.current.Load()
 	if before != nil && before.Hash() == next.Hash() {
 		return
 	}

@@ -1,7 +1,6 @@
 package kube
 
 import (
-	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -34,6 +33,7 @@ type state struct {
 	cidrs    *table[*networkingv1.ServiceCIDR]
 	of       map[name][]*discoveryv1.EndpointSlice // the slices of each Service
 	dirty    map[name]bool                         // Services that changed, or their slices
+	own      *corev1.Node                          // as it was when it was whole; nil before
 }
 
 func newState(cfg Config) *state {
@@ -80,8 +80,21 @@ func (s *state) sliceChanged(was, is *discoveryv1.EndpointSlice, had, has bool) 
 	s.wake()
 }
 
-func (s *state) nodeChanged(_, _ *corev1.Node, _, _ bool) {
+func (s *state) nodeChanged(_, is *corev1.Node, _, has bool) {
+	if has && is.Name == s.node {
+		s.own = withFacts(is, s.own)
+	}
 	s.wake()
+}
+
+// lastNode is this node with what was last known of it: a Node that is deleted
+// and made anew by its kubelet has neither addresses nor networks for a moment, and
+// the node itself hasn't lost them.
+func (s *state) lastNode() []*corev1.Node {
+	if s.own == nil {
+		return nil
+	}
+	return []*corev1.Node{s.own}
 }
 
 func serviceOf(s *discoveryv1.EndpointSlice) name {
@@ -96,25 +109,26 @@ func (s *state) synced() bool {
 	return s.services.synced && s.slices.synced && s.nodes.synced
 }
 
-// next returns the Snapshot after last, nil for one from scratch.
-func (s *state) next(last *service.Snapshot) *service.Snapshot {
-	o, dirty := s.take(last == nil)
+// next returns the Snapshot after last, nil for one from scratch, and what
+// triggered the changes in it.
+func (s *state) next(last *service.Snapshot) (*service.Snapshot, [2][]time.Time) {
+	o, dirty, triggered := s.take(last == nil)
 	part := source.Build(o, s.node)
 	if last == nil {
-		return part
+		return part, triggered
 	}
-	return last.With(part, func(namespace, n string) bool { return dirty[name{Namespace: namespace, Name: n}] })
+	return last.With(part, func(namespace, n string) bool { return dirty[name{Namespace: namespace, Name: n}] }), triggered
 }
 
 // take returns what to convert, everything or what changed since the last
-// call, and the names of the Services concerned.
-func (s *state) take(everything bool) (source.Objects, map[name]bool) {
+// call, the names of the Services concerned, and what triggered the changes.
+func (s *state) take(everything bool) (source.Objects, map[name]bool, [2][]time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	dirty := s.dirty
+	dirty, triggered := s.dirty, s.triggers.take()
 	s.dirty = map[name]bool{}
 	o := source.Objects{
-		Nodes:         slices.Collect(maps.Values(s.nodes.objects)),
+		Nodes:         s.lastNode(),
 		NodeAddresses: s.addresses,
 		Where:         func(*corev1.Service) string { return sourceName },
 	}
@@ -126,14 +140,14 @@ func (s *state) take(everything bool) (source.Objects, map[name]bool) {
 		for k, svc := range s.services.objects {
 			add(k, svc)
 		}
-		return o, dirty
+		return o, dirty, triggered
 	}
 	for k := range dirty {
 		if svc, ok := s.services.objects[k]; ok {
 			add(k, svc)
 		}
 	}
-	return o, dirty
+	return o, dirty, triggered
 }
 
 // uid returns the UID of a Service, empty for one that isn't known.
