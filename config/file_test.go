@@ -261,25 +261,3 @@ func TestPartsAreThoseOfJSON(t *testing.T) {
 		t.Errorf("parts (-JSON +parts):\n%s", d)
 	}
 }
-
-// What /configz shows and --write-config-to writes is a file that kproxy reads
-// as what it came from.
-func TestKubeProxyRoundTrip(t *testing.T) {
-	for name, text := range map[string]string{
-		"defaults": "",
-		"much":     "mode: ipvs\nipvs: {scheduler: wlc, tcpTimeout: 20m}\nclusterCIDR: 10.0.0.0/8,fd00::/48\nlogging: {verbosity: 4, format: json}\nbindAddress: fd00::1\nnodePortAddresses: [primary]\nclientConnection: {kubeconfig: /k, qps: 0.1}\noomScoreAdj: 0\n",
-		"nftables": "mode: nftables\nnftables: {masqueradeBit: 4, masqueradeAll: true}\n",
-	} {
-		t.Run(name, func(t *testing.T) {
-			want := apply(t, head+text)
-			b, err := want.KubeProxyYAML()
-			if err != nil {
-				t.Fatal(err)
-			}
-			got := apply(t, string(b))
-			if d := cmp.Diff(want, got, cmpopts.EquateEmpty()); d != "" {
-				t.Errorf("configuration (-want +got):\n%s\nfile:\n%s", d, b)
-			}
-		})
-	}
-}

@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 )
@@ -109,7 +111,7 @@ func ipvsTCPTimeout(k *v1alpha1.KubeProxyConfiguration) string {
 
 // KubeProxy returns c as a KubeProxyConfiguration in which everything is spelt
 // out: for /configz, and to write a file to begin with. What kproxy ignores has
-// kube-proxy's default.
+// kube-proxy's default; NotInFile says what of c it doesn't hold.
 func (c Config) KubeProxy() v1alpha1.KubeProxyConfiguration {
 	var k v1alpha1.KubeProxyConfiguration
 	k.APIVersion, k.Kind = apiVersion, kind
@@ -118,9 +120,7 @@ func (c Config) KubeProxy() v1alpha1.KubeProxyConfiguration {
 	k.ClientConnection.QPS, k.ClientConnection.Burst = float32(c.Client.QPS), int32(c.Client.Burst)
 	k.Logging.Format, k.Logging.FlushFrequency.Duration = c.LogFormat, metav1.Duration{Duration: 5 * time.Second}
 	k.Logging.FlushFrequency.SerializeAsString = true
-	if c.LogLevel() < 0 {
-		k.Logging.Verbosity = 4
-	}
+	k.Logging.Verbosity = c.verbosity()
 	k.HostnameOverride, k.BindAddress = c.HostnameOverride, "0.0.0.0"
 	if len(c.NodeIPs) > 0 {
 		k.BindAddress = c.NodeIPs[0]
@@ -152,7 +152,7 @@ func (c Config) fillKernel(k *v1alpha1.KubeProxyConfiguration) {
 	k.NFTables = v1alpha1.KubeProxyNFTablesConfiguration{MasqueradeBit: &bit, MasqueradeAll: c.MasqueradeAll, SyncPeriod: period, MinSyncPeriod: second}
 	k.IPVS = v1alpha1.KubeProxyIPVSConfiguration{
 		SyncPeriod: period, Scheduler: c.IPVS.Scheduler, StrictARP: c.IPVS.StrictARP,
-		TCPTimeout:    metav1.Duration{Duration: c.IPVS.TCPTimeoutOf(0)},
+		TCPTimeout:    metav1.Duration{Duration: c.IPVS.TCPTimeoutOf(c.Conntrack.TCPEstablished)},
 		TCPFinTimeout: metav1.Duration{Duration: c.IPVS.TCPFinTimeout}, UDPTimeout: metav1.Duration{Duration: c.IPVS.UDPTimeout},
 	}
 	t := c.Conntrack
@@ -164,6 +164,17 @@ func (c Config) fillKernel(k *v1alpha1.KubeProxyConfiguration) {
 		UDPTimeout:            metav1.Duration{Duration: t.UDP},
 		UDPStreamTimeout:      metav1.Duration{Duration: t.UDPStream},
 	}
+}
+
+// verbosity is kube-proxy's number for -v; there is none for less than usual.
+func (c Config) verbosity() logsapi.VerbosityLevel {
+	if n, err := strconv.ParseUint(c.Verbosity, 10, 32); err == nil {
+		return logsapi.VerbosityLevel(n)
+	}
+	if c.LogLevel() == slog.LevelDebug {
+		return 4
+	}
+	return 0
 }
 
 func deref[T any](p *T, or T) T {

@@ -36,7 +36,7 @@ func runCommand() *cli.Command {
 			log := newLogger(cfg.Config, level)
 			switch {
 			case c.IsSet("write-config-to"):
-				return writeConfig(cfg.Config, c.String("write-config-to"))
+				return writeConfig(c, cfg)
 			case c.Bool("init-only"):
 				return hostError(agent.New(agent.Options{Config: cfg.Config, Version: version, Log: log}).Prepare(c.Context))
 			}
@@ -78,14 +78,25 @@ func notices(c *cli.Context, cfg configured) []string {
 	return out
 }
 
-// writeConfig writes cfg as a KubeProxyConfiguration.
-func writeConfig(cfg config.Config, name string) error {
+// writeConfig writes cfg as a KubeProxyConfiguration, and to stderr what such a
+// file can't say or kproxy ignores.
+func writeConfig(c *cli.Context, cfg configured) error {
 	text, err := cfg.KubeProxyYAML()
 	if err != nil {
 		return err
 	}
-	if err := os.WriteFile(name, text, 0o644); err != nil {
+	lost, err := cfg.NotInFile()
+	if err != nil {
 		return fmt.Errorf("--write-config-to: %w", err)
+	}
+	if err := os.WriteFile(c.String("write-config-to"), text, 0o644); err != nil {
+		return fmt.Errorf("--write-config-to: %w", err)
+	}
+	for _, l := range lost {
+		fmt.Fprintln(c.App.ErrWriter, l)
+	}
+	for _, line := range notices(c, cfg) {
+		fmt.Fprintln(c.App.ErrWriter, line)
 	}
 	return nil
 }
@@ -94,7 +105,7 @@ func runFlags() []cli.Flag {
 	config := &cli.StringFlag{Name: "config", Usage: "`FILE` with a KubeProxyConfiguration; flags win over it"}
 	initOnly := &cli.BoolFlag{Name: "init-only", Usage: "only do what needs a privileged container (kernel settings, modules) and end; then CAP_NET_ADMIN and CAP_NET_RAW are enough to run"}
 	flags := slices.Concat([]cli.Flag{config,
-		&cli.StringFlag{Name: "write-config-to", Usage: "write all this says to `FILE`, as a KubeProxyConfiguration, and end"},
+		&cli.StringFlag{Name: "write-config-to", Usage: "write all this says to `FILE`, as a KubeProxyConfiguration, name on stderr what that can't say, and end"},
 		initOnly,
 		&cli.BoolFlag{Name: "cleanup", Usage: "kube-proxy's; a command of its own here: kproxy cleanup"},
 	}, flagsOf(settings()))
