@@ -16,7 +16,7 @@ type table struct {
 	program string // "iptables-nft"
 	name    string // "nat"
 	chains  []string
-	jumps   []string // rules of built-in chains that lead to them, as iptables-save prints them
+	jumps   []string // kube-proxy's rules in built-in chains, as iptables-save prints them
 }
 
 // programs are those whose rules a kube-proxy may have written. Where a host
@@ -62,7 +62,7 @@ func parse(program string, text []byte) (found []table, kept []string) {
 	finish := func() {
 		if t != nil {
 			out, stay := t.own(program)
-			if kept = append(kept, stay...); len(out.chains) > 0 {
+			if kept = append(kept, stay...); len(out.chains)+len(out.jumps) > 0 {
 				found = append(found, out)
 			}
 		}
@@ -96,7 +96,7 @@ type parsed struct {
 
 // own returns what is to be removed, and why some of it isn't: a chain that
 // somebody else's rules lead to, as the plugin portmap's may to KUBE-MARK-MASQ,
-// stays with all that it leads to.
+// stays with all that it leads to. kube-proxy's own jumps go in any case.
 func (t *parsed) own(program string) (out table, kept []string) {
 	out = table{program: program, name: t.name}
 	leads := map[string][]string{}
@@ -110,6 +110,11 @@ func (t *parsed) own(program string) (out table, kept []string) {
 		case !t.builtin[from]:
 			held = append(held, to)
 			kept = append(kept, fmt.Sprintf("%s, table %s: %s stays, because the rules of %s lead there", program, t.name, to, from))
+		case ownJump(t.name, r):
+			out.jumps = append(out.jumps, r)
+		default:
+			held = append(held, to)
+			kept = append(kept, fmt.Sprintf("%s, table %s: %s stays, because a rule that isn't kube-proxy's leads there: -A %s", program, t.name, to, r))
 		}
 	}
 	stays := map[string]bool{}
@@ -123,11 +128,6 @@ func (t *parsed) own(program string) (out table, kept []string) {
 	for _, c := range t.chains {
 		if ownChain(t.name, c) && !stays[c] {
 			out.chains = append(out.chains, c)
-		}
-	}
-	for _, r := range t.rules {
-		if from, to := ends(r); t.builtin[from] && slices.Contains(out.chains, to) {
-			out.jumps = append(out.jumps, r)
 		}
 	}
 	slices.Sort(kept)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -82,6 +83,7 @@ func TestLeftovers(t *testing.T) {
 		{"iptables, legacy", func(h host) { h.restore(legacy, iptablesMode) }, "19 chains of iptables-legacy, 19 chains of ip6tables-legacy"},
 		{"ipvs", func(h host) { sets(h); h.run(ipvsMode, nft.Program[0]+"-restore", "--noflush") }, "11 chains of iptables-nft, 5 ipsets"},
 		{"ipvs, legacy", func(h host) { sets(h); h.run(ipvsMode, legacy.Program[0]+"-restore", "--noflush") }, "11 chains of iptables-legacy, 5 ipsets"},
+		{"former versions", func(h host) { h.restore(legacy, formerVersions) }, "8 chains of iptables-legacy, 8 chains of ip6tables-legacy"},
 		{"nftables", func(h host) { h.run(nftablesMode, "nft", "-f", "-") }, "the nftables table ip kube-proxy, the nftables table ip6 kube-proxy"},
 		{"one mode after the other", func(h host) {
 			h.restore(legacy, iptablesMode)
@@ -121,25 +123,95 @@ func TestLeftovers(t *testing.T) {
 }
 
 // TestOthersUse: a chain of kube-proxy's that somebody else's rules lead to stays,
-// with what it leads to, and is named.
+// with what it leads to, and is named; so do these rules, also in a built-in
+// chain. kube-proxy's own jumps go.
 func TestOthersUse(t *testing.T) {
-	kerneltest.Namespace(t)
-	h := host{t}
-	h.run(iptablesMode, "iptables-nft-restore", "--noflush")
-	h.run("*nat\n:CNI-HOSTPORT-SETMARK - [0:0]\n-A CNI-HOSTPORT-SETMARK -m comment --comment \"CNI portfwd masquerade mark\" -j KUBE-MARK-MASQ\nCOMMIT\n", "iptables-nft-restore", "--noflush")
-	found, err := leftovers.Look(t.Context(), kernel.Exec{})
-	if err != nil {
-		t.Fatal(err)
+	const cni = `-A CNI-HOSTPORT-SETMARK -m comment --comment "CNI portfwd masquerade mark" -j KUBE-MARK-MASQ`
+	foreign := func(table, chain, rule string) string {
+		return "iptables-nft, table " + table + ": " + chain + " stays, because a rule that isn't kube-proxy's leads there: " + rule
 	}
-	want := []string{"iptables-nft, table nat: KUBE-MARK-MASQ stays, because the rules of CNI-HOSTPORT-SETMARK lead there"}
-	if diff := cmp.Diff(want, found.Kept); diff != "" {
-		t.Errorf("kept (-want +got):\n%s", diff)
+	tests := []struct {
+		name, table, rule string
+		kept              string
+		stay              []string // chains
+	}{
+		{"a plugin's chain", "nat", cni, "iptables-nft, table nat: KUBE-MARK-MASQ stays, because the rules of CNI-HOSTPORT-SETMARK lead there", []string{"KUBE-MARK-MASQ"}},
+		{
+			"a site's mark", "nat", `-A PREROUTING -s 192.0.2.0/24 -p tcp -m tcp --dport 8080 -m comment --comment "site: masquerade" -j KUBE-MARK-MASQ`,
+			"", []string{"KUBE-MARK-MASQ"},
+		},
+		{"a site's mark without a comment", "nat", `-A PREROUTING -s 192.0.2.0/24 -p tcp -m tcp --dport 8081 -j KUBE-MARK-MASQ`, "", []string{"KUBE-MARK-MASQ"}},
+		{"all marked", "nat", `-A OUTPUT -j KUBE-MARK-MASQ`, "", []string{"KUBE-MARK-MASQ"}},
+		{"by interface", "filter", `-A FORWARD -i wg0 -j KUBE-FORWARD`, "", []string{"KUBE-FORWARD"}},
+		{"kube-proxy's comment and a match", "filter", `-A FORWARD -i wg0 -m comment --comment "kubernetes forwarding rules" -j KUBE-FORWARD`, "", []string{"KUBE-FORWARD"}},
+		{"kube-proxy's comment and another state", "filter", `-A FORWARD -m conntrack --ctstate INVALID -m comment --comment "kubernetes service portals" -j KUBE-SERVICES`, "", []string{"KUBE-SERVICES"}},
+		{"kube-proxy's jump elsewhere", "nat", `-A POSTROUTING -m comment --comment "kubernetes service portals" -j KUBE-POSTROUTING`, "", []string{"KUBE-POSTROUTING"}},
+		{"a goto", "filter", `-A FORWARD -m comment --comment "kubernetes forwarding rules" -g KUBE-FORWARD`, "", []string{"KUBE-FORWARD"}},
+		{"without a comment", "filter", `-A INPUT -j KUBE-NODEPORTS`, "", []string{"KUBE-NODEPORTS"}},
+		{"a service", "nat", `-A PREROUTING -d 192.0.2.99/32 -p tcp -j KUBE-SVC-AAAAAAAAAAAAAAA2`, "", []string{
+			"KUBE-MARK-MASQ", "KUBE-SEP-AAAAAAAAAAAAAA22", "KUBE-SEP-AAAAAAAAAAAAAA33", "KUBE-SVC-AAAAAAAAAAAAAAA2",
+		}},
 	}
-	if err := leftovers.Remove(t.Context(), kernel.Exec{}, found); err != nil {
-		t.Fatal(err)
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			kerneltest.Namespace(t)
+			h := host{t}
+			h.run(iptablesMode, "iptables-nft-restore", "--noflush")
+			text := tt.rule + "\nCOMMIT\n"
+			if tt.rule == cni {
+				text = ":CNI-HOSTPORT-SETMARK - [0:0]\n" + text
+			}
+			h.run("*"+tt.table+"\n"+text, "iptables-nft-restore", "--noflush")
+			_, want := h.rules(tt.table, tt.stay)
+			want = slices.DeleteFunc(want, func(r string) bool { // its own jumps
+				return r != tt.rule && !strings.HasPrefix(r, "-A KUBE-")
+			})
+			found, err := leftovers.Look(t.Context(), kernel.Exec{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			words := strings.Fields(tt.rule)
+			if tt.kept == "" {
+				tt.kept = foreign(tt.table, words[len(words)-1], tt.rule)
+			}
+			if diff := cmp.Diff([]string{tt.kept}, found.Kept); diff != "" {
+				t.Errorf("kept (-want +got):\n%s", diff)
+			}
+			if err := leftovers.Remove(t.Context(), kernel.Exec{}, found); err != nil {
+				t.Fatal(err)
+			}
+			chains, rules := h.rules(tt.table, tt.stay)
+			if diff := cmp.Diff(want, rules); diff != "" || !slices.Contains(rules, tt.rule) {
+				t.Errorf("rules left (-want +got):\n%s", diff)
+			}
+			for i, c := range tt.stay {
+				tt.stay[i] = tt.table + " " + c
+			}
+			if diff := cmp.Diff(tt.stay, chains); diff != "" {
+				t.Errorf("chains left (-want +got):\n%s", diff)
+			}
+			if again, err := leftovers.Look(t.Context(), kernel.Exec{}); err != nil || !again.Empty() || len(again.Kept) != 1 {
+				t.Errorf("found again: %s, kept %v, %v", again, again.Kept, err)
+			}
+		})
 	}
-	nat := h.run("", "iptables-nft-save", "-t", "nat")
-	if !strings.Contains(nat, "-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000") || strings.Contains(nat, "KUBE-S") || strings.Contains(nat, "KUBE-POSTROUTING") {
-		t.Errorf("left of the table nat:\n%s", nat)
+}
+
+// rules lists what iptables-nft-save prints of a table: kube-proxy's chains, and
+// all rules in built-in chains and in those named.
+func (h host) rules(table string, chains []string) (own, rules []string) {
+	h.Helper()
+	in := ""
+	for line := range strings.Lines(h.run("", "iptables-nft-save")) {
+		words := strings.Fields(line)
+		switch {
+		case line[0] == '*':
+			in = words[0][1:]
+		case line[0] == ':' && strings.HasPrefix(line, ":KUBE-"):
+			own = append(own, in+" "+words[0][1:])
+		case words[0] == "-A" && in == table && (!strings.HasPrefix(words[1], "KUBE-") || slices.Contains(chains, words[1])):
+			rules = append(rules, strings.TrimSpace(line))
+		}
 	}
+	return own, rules
 }
