@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 
 	"github.com/hashicorp/go-multierror"
@@ -20,7 +21,8 @@ type Found struct {
 	servers  []server // of IPVS
 	sets     []string
 
-	// Kept are chains that stay because others' rules lead there, a sentence each.
+	// Kept are chains that stay because others' rules lead there, and virtual
+	// servers that may be others', a sentence each.
 	Kept []string
 }
 
@@ -36,7 +38,9 @@ func Look(ctx context.Context, run kernel.Runner) (f Found, err error) {
 	if f.sets, err = lookSets(ctx, run); err != nil {
 		return f, err
 	}
-	f.link, f.servers, err = lookIPVS(ctx, run, f.sets)
+	var doubtful []string
+	f.link, f.servers, doubtful, err = lookIPVS(ctx, run, f.sets)
+	f.Kept = append(f.Kept, doubtful...)
 	return f, err
 }
 
@@ -55,15 +59,20 @@ func (f Found) String() string {
 			out = append(out, fmt.Sprintf("%d %s", n, many))
 		}
 	}
-	byVariant, order := map[string]int{}, []string{}
+	chains, jumps, order := map[string]int{}, map[string]int{}, []string{}
 	for _, t := range f.tables {
-		if byVariant[t.program] == 0 {
+		if !slices.Contains(order, t.program) {
 			order = append(order, t.program)
 		}
-		byVariant[t.program] += len(t.chains)
+		chains[t.program] += len(t.chains)
+		jumps[t.program] += len(t.jumps)
 	}
 	for _, p := range order {
-		count(byVariant[p], "chain of "+p, "chains of "+p)
+		if chains[p] > 0 {
+			count(chains[p], "chain of "+p, "chains of "+p)
+		} else { // to chains that stay
+			count(jumps[p], "rule of "+p, "rules of "+p)
+		}
 	}
 	for _, n := range f.nftables {
 		out = append(out, "the nftables table "+n.String())
@@ -85,8 +94,9 @@ func Remove(ctx context.Context, run kernel.Runner, f Found) error {
 	for _, t := range f.tables {
 		errs = multierror.Append(errs, removeChains(ctx, run, t))
 	}
-	errs = multierror.Append(errs, removeNFT(f.nftables), removeIPVS(f.link, f.servers))
-	if ctx.Err() == nil {
+	ipvs := removeIPVS(f.link, f.servers)
+	errs = multierror.Append(errs, removeNFT(f.nftables), ipvs)
+	if ctx.Err() == nil && ipvs == nil { // by the sets the next attempt knows the virtual servers
 		errs = multierror.Append(errs, removeSets(ctx, run, f.sets)) // which rules referred to
 	}
 	return errs.ErrorOrNil()

@@ -11,6 +11,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
 )
 
 // server is a virtual server.
@@ -19,59 +20,47 @@ type server struct {
 	at    netip.AddrPort
 }
 
-// lookIPVS finds the link, and kube-proxy's virtual servers: at the addresses of
-// the link, and those that its sets name, which are at the node's own addresses.
-// Others stay, kproxy's among them.
-func lookIPVS(ctx context.Context, run kernel.Runner, sets []string) (link bool, servers []server, err error) {
-	at := map[netip.Addr]bool{}
-	l, err := netlink.LinkByName(ipvsLink)
-	switch {
-	case errors.As(err, &netlink.LinkNotFoundError{}):
-	case err != nil:
-		return false, nil, fmt.Errorf("look for link %s: %w", ipvsLink, err)
-	default:
-		link = true
-		addrs, err := netlink.AddrList(l, netlink.FAMILY_ALL)
-		if err != nil {
-			return link, nil, fmt.Errorf("list addresses of %s: %w", ipvsLink, err)
-		}
-		for _, a := range addrs {
-			if ip, ok := netip.AddrFromSlice(a.IP); ok {
-				at[ip.Unmap()] = true
-			}
-		}
-	}
-	if !link && len(sets) == 0 {
-		return false, nil, nil
+// lookIPVS finds the link, kube-proxy's virtual servers, and why others that may
+// look like them stay.
+func lookIPVS(ctx context.Context, run kernel.Runner, sets []string) (link bool, servers []server, kept []string, err error) {
+	kubeProxys, kproxys, err := dummies()
+	link = kubeProxys != 0
+	if err != nil || !link && len(sets) == 0 {
+		return link, nil, nil, err
 	}
 	if _, err := os.Stat("/proc/net/ip_vs"); err != nil { // asking by netlink would load the module
-		return link, nil, nil
+		return link, nil, nil, nil
 	}
 	h, err := ipvs.New("")
 	if err != nil {
-		return link, nil, fmt.Errorf("open table of virtual servers: %w", err)
+		return link, nil, nil, fmt.Errorf("open table of virtual servers: %w", err)
 	}
 	defer h.Close()
 	all, err := h.GetServices()
 	if err != nil {
-		return link, nil, fmt.Errorf("list virtual servers: %w", err)
+		return link, nil, nil, fmt.Errorf("list virtual servers: %w", err)
 	}
-	named, mine, err := namedBy(ctx, run, sets)
-	if err != nil {
-		return link, nil, err
+	v := view{sets: tellingSets(sets)}
+	if err := v.look(kubeProxys, kproxys); err != nil {
+		return link, nil, nil, err
 	}
-	for _, v := range all {
-		ip, ok := netip.AddrFromSlice(v.Address)
-		if !ok || v.FWMark != 0 {
+	if v.named, v.kproxys, err = namedBy(ctx, run, sets); err != nil {
+		return link, nil, nil, err
+	}
+	for _, x := range all {
+		ip, ok := netip.AddrFromSlice(x.Address)
+		if !ok || x.FWMark != 0 {
 			continue
 		}
-		s := server{v.Protocol, netip.AddrPortFrom(ip.Unmap(), v.Port)}
-		anywhere := server{v.Protocol, netip.AddrPortFrom(netip.Addr{}, v.Port)}
-		if !mine[s] && (at[ip.Unmap()] || named[s] || named[anywhere]) {
+		s := server{x.Protocol, netip.AddrPortFrom(ip.Unmap(), x.Port)}
+		switch own, doubtful := v.judge(s); {
+		case own:
 			servers = append(servers, s)
+		case doubtful:
+			kept = append(kept, fmt.Sprintf("the virtual server %s/%s stays, because none of kube-proxy's ipsets names it, though its address is on %s", s.at, service.Protocol(s.proto), ipvsLink))
 		}
 	}
-	return link, servers, nil
+	return link, servers, kept, nil
 }
 
 func removeIPVS(link bool, servers []server) error {

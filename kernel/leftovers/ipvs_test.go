@@ -14,9 +14,9 @@ import (
 	"kproxy.dev/kproxy/kernel/leftovers"
 )
 
-// TestLeftoverServers: the virtual servers at kube-ipvs0's addresses and at node
-// ports that its sets name go, with the link; others' stay, and so do kproxy's,
-// even at the same address.
+// TestLeftoverServers: the virtual servers that its sets name go, at kube-ipvs0's
+// addresses and at node ports, with the link; others' stay, and so do kproxy's,
+// even at the same address or with the same port.
 func TestLeftoverServers(t *testing.T) {
 	kerneltest.Namespace(t)
 	h := host{t}
@@ -63,23 +63,28 @@ func TestLeftoverServers(t *testing.T) {
 	}
 	const tcp, udp = 6, 17
 	add("10.96.0.10", tcp, 53)
-	add("10.96.0.10", udp, 53)
+	add("10.96.0.10", udp, 53) // no set names it
 	add("10.96.0.20", tcp, 80)
 	add("10.96.0.20", tcp, 443) // kproxy's
 	add("fd00:96::10", tcp, 53)
 	add("198.51.100.1", tcp, 30080) // a node port
-	add("198.51.100.2", tcp, 80)    // somebody else's
+	add("198.51.100.2", tcp, 80)    // somebody else's, as the next
+	add("198.51.100.2", tcp, 30080)
 	found, err := leftovers.Look(t.Context(), kernel.Exec{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := found.String(), "11 chains of iptables-nft, the link kube-ipvs0, 5 virtual servers, 5 ipsets"; got != want {
+	if got, want := found.String(), "11 chains of iptables-nft, the link kube-ipvs0, 4 virtual servers, 5 ipsets"; got != want {
 		t.Errorf("found %s, want %s", got, want)
+	}
+	kept := []string{"the virtual server 10.96.0.10:53/udp stays, because none of kube-proxy's ipsets names it, though its address is on kube-ipvs0"}
+	if diff := cmp.Diff(kept, found.Kept); diff != "" {
+		t.Errorf("kept (-want +got):\n%s", diff)
 	}
 	if err := leftovers.Remove(t.Context(), kernel.Exec{}, found); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]string{"10.96.0.20", "198.51.100.2"}, servers()); diff != "" {
+	if diff := cmp.Diff([]string{"10.96.0.10", "10.96.0.20", "198.51.100.2", "198.51.100.2"}, servers()); diff != "" {
 		t.Errorf("virtual servers left (-want +got):\n%s", diff)
 	}
 	if _, err := netlink.LinkByName("kube-ipvs0"); err == nil {

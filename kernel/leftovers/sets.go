@@ -30,8 +30,8 @@ func lookSets(ctx context.Context, run kernel.Runner) (out []string, err error) 
 	return out, nil
 }
 
-// namedBy are the addresses and node ports in kube-proxy's sets, the zero address
-// standing for the node's own; and what kproxy's own sets name.
+// namedBy are the addresses and node ports in kube-proxy's sets, the unspecified
+// address standing for the node's own; and what kproxy's own sets name.
 func namedBy(ctx context.Context, run kernel.Runner, sets []string) (theirs, kproxys map[server]bool, err error) {
 	theirs, kproxys = map[server]bool{}, map[server]bool{}
 	for _, name := range sets {
@@ -63,7 +63,10 @@ func readSet(ctx context.Context, run kernel.Runner, name string, into map[serve
 			continue
 		}
 		address, port, ok := strings.Cut(words[2], ",")
-		var at netip.Addr
+		at := anywhere(service.IPv4)
+		if strings.HasPrefix(name, "KUBE-6-") {
+			at = anywhere(service.IPv6)
+		}
 		proto := name[strings.LastIndex(name, "-")+1:]
 		if ok {
 			at, err = netip.ParseAddr(address)

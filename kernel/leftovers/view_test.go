@@ -1,0 +1,88 @@
+package leftovers
+
+import (
+	"context"
+	"net/netip"
+	"testing"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
+)
+
+// saved is the program ipset of a host, by name of set.
+type saved map[string]string
+
+func (s saved) Run(_ context.Context, _ []byte, _ string, args ...string) ([]byte, error) {
+	text, ok := s[args[len(args)-1]]
+	if !ok {
+		return nil, kernel.ErrNotFound
+	}
+	return []byte(text), nil
+}
+
+// TestJudge: a virtual server is kube-proxy's if its sets name it, by a node port
+// only at one of the node's own addresses of the same family.
+func TestJudge(t *testing.T) {
+	host := saved{
+		"KUBE-CLUSTER-IP":             "create KUBE-CLUSTER-IP hash:ip,port family inet\nadd KUBE-CLUSTER-IP 10.96.0.10,tcp:53\nadd KUBE-CLUSTER-IP 10.96.0.20,tcp:443\n",
+		"KUBE-EXTERNAL-IP":            "add KUBE-EXTERNAL-IP 192.0.2.1,tcp:80\n",
+		"KUBE-NODE-PORT-TCP":          "add KUBE-NODE-PORT-TCP 30080\n",
+		"KUBE-6-NODE-PORT-UDP":        "add KUBE-6-NODE-PORT-UDP 30053\n",
+		"KUBE-NODE-PORT-SCTP-HASH":    "add KUBE-NODE-PORT-SCTP-HASH 192.0.2.1,sctp:30090\n",
+		"KUBE-HEALTH-CHECK-NODE-PORT": "add KUBE-HEALTH-CHECK-NODE-PORT 32000\n",
+		"KPROXY-VIRTUAL-4":            "add KPROXY-VIRTUAL-4 10.96.0.20,tcp:443\n",
+	}
+	var sets []string
+	for name := range host {
+		if baseOf(name) != "" {
+			sets = append(sets, name)
+		}
+	}
+	v := view{
+		link: set("10.96.0.10", "10.96.0.20", "fd00:96::10"),
+		node: set("192.0.2.1", "127.0.0.1", "2001:db8::1"),
+		sets: tellingSets(sets),
+	}
+	var err error
+	if v.named, v.kproxys, err = namedBy(t.Context(), host, sets); err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		at            string
+		proto         service.Protocol
+		own, doubtful bool
+	}{
+		{"10.96.0.10:53", service.TCP, true, false},
+		{"10.96.0.10:53", service.UDP, false, true}, // another protocol
+		{"10.96.0.10:54", service.TCP, false, true},
+		{"10.96.0.10:30080", service.TCP, false, true}, // no node port: on kube-ipvs0
+		{"10.96.0.20:443", service.TCP, false, false},  // kproxy's
+		{"[fd00:96::10]:53", service.TCP, true, false}, // no set of that family tells
+		{"192.0.2.1:80", service.TCP, true, false},     // an external IP on the node
+		{"192.0.2.1:30080", service.TCP, true, false},
+		{"127.0.0.1:30080", service.TCP, true, false},
+		{"192.0.2.1:30080", service.UDP, false, false},
+		{"192.0.2.1:30081", service.TCP, false, false},
+		{"192.0.2.1:30090", service.SCTP, true, false},
+		{"127.0.0.1:30090", service.SCTP, false, false},
+		{"192.0.2.1:32000", service.TCP, false, false},
+		{"198.51.100.1:30080", service.TCP, false, false}, // somebody else's: not the node's address
+		{"[2001:db8::1]:30053", service.UDP, true, false},
+		{"[2001:db8::1]:30080", service.TCP, false, false}, // a node port of the other family
+		{"192.0.2.1:30053", service.UDP, false, false},
+	}
+	for _, tt := range tests {
+		own, doubtful := v.judge(server{uint16(tt.proto), netip.MustParseAddrPort(tt.at)})
+		if own != tt.own || doubtful != tt.doubtful {
+			t.Errorf("%s/%s: kube-proxy's %v, doubtful %v; want %v, %v", tt.at, tt.proto, own, doubtful, tt.own, tt.doubtful)
+		}
+	}
+}
+
+func set(addresses ...string) map[netip.Addr]bool {
+	out := map[netip.Addr]bool{}
+	for _, a := range addresses {
+		out[netip.MustParseAddr(a)] = true
+	}
+	return out
+}
