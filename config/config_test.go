@@ -44,7 +44,13 @@ func TestValidate(t *testing.T) {
 		{"Kubernetes", func(c *Config) { c.Manifests, c.Kubeconfig = nil, "/k" }, ""},
 		{"in a pod", func(c *Config) { c.Manifests, c.InCluster = nil, true }, ""},
 		{"two sources", func(c *Config) { c.Kubeconfig = "/k" }, "--manifests: services come from files or from the Kubernetes API"},
-		{"master", func(c *Config) { c.Manifests, c.Master = nil, "nonsense" }, "--master: \"nonsense\" is not a URL"},
+		{"master", func(c *Config) { c.Manifests, c.Master = nil, "https:///api" }, "--master: \"https:///api\" is not a URL such as https://10.0.0.1:6443, nor HOST:PORT"},
+		{"master with a path alone", func(c *Config) { c.Manifests, c.Master = nil, "10.0.0.1:6443/api" }, "--master: \"10.0.0.1:6443/api\" is not a URL"},
+		{"master without a scheme", func(c *Config) { c.Manifests, c.Master = nil, "10.0.0.1:6443" }, ""},
+		{"master's name without a scheme", func(c *Config) { c.Manifests, c.Master = nil, "localhost:8080" }, ""},
+		{"leading zeros", func(c *Config) {
+			c.NodeIPs, c.ClusterCIDRs, c.NodePortAddresses = []string{"010.0.0.1"}, []string{"010.0.0.0/8"}, []string{"192.000.002.0/24"}
+		}, ""},
 		{"config file", func(c *Config) { c.File = "/c" }, ""},
 		{"client", func(c *Config) { c.Client = Client{QPS: -1, Burst: -1} }, "--kube-api-burst: -1 is out"},
 		{"no limit of requests", func(c *Config) { c.Client.QPS = -1 }, ""},
@@ -171,7 +177,7 @@ func TestIPVSTCPTimeout(t *testing.T) {
 
 func TestParsedForms(t *testing.T) {
 	c := valid()
-	c.NodeIPs = []string{"10.0.0.1", "bad", "fd00::1"}
+	c.NodeIPs = []string{"010.0.0.1", "bad", "fd00::1"}
 	c.ClusterCIDRs = []string{"10.244.3.0/16", "bad"}
 	opt := cmpopts.EquateComparable(netip.Addr{}, netip.Prefix{})
 	if d := cmp.Diff([]netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::1")}, c.NodeAddresses(), opt); d != "" {
@@ -198,6 +204,7 @@ func TestNodePortNetworks(t *testing.T) {
 		{nil, "[]", false},
 		{[]string{"192.0.2.9/24", "2001:db8::/64"}, "[192.0.2.0/24 2001:db8::/64]", false},
 		{[]string{"primary"}, "[]", true},
+		{[]string{"010.0.0.0/8"}, "[10.0.0.0/8]", false},
 		{[]string{"localhost", "primary", "192.0.2.0/24"}, "[127.0.0.0/8 ::1/128 192.0.2.0/24]", true},
 		{[]string{"all"}, "[0.0.0.0/0 ::/0]", false},
 	} {

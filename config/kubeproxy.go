@@ -3,7 +3,6 @@ package config
 import (
 	"cmp"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,7 +43,7 @@ func (f *File) Apply(c *Config) {
 func applyNode(k *v1alpha1.KubeProxyConfiguration, c *Config) {
 	c.HostnameOverride = strings.ToLower(strings.TrimSpace(k.HostnameOverride))
 	c.NodeIPs = nil
-	if a, err := netip.ParseAddr(k.BindAddress); k.BindAddress != "" && (err != nil || !a.IsUnspecified()) {
+	if a, err := ParseAddr(k.BindAddress); k.BindAddress != "" && (err != nil || !a.IsUnspecified()) {
 		c.NodeIPs = []string{k.BindAddress}
 	}
 	c.ClusterCIDRs = nil
@@ -59,7 +58,7 @@ func applyNode(k *v1alpha1.KubeProxyConfiguration, c *Config) {
 
 func applyServers(k *v1alpha1.KubeProxyConfiguration, c *Config) {
 	all, loopback := "0.0.0.0", "127.0.0.1"
-	if a, err := netip.ParseAddr(k.BindAddress); err == nil && a.Is6() {
+	if a, err := ParseAddr(k.BindAddress); err == nil && a.Is6() {
 		all, loopback = "::", "::1"
 	}
 	c.HealthzBindAddress = WithPort(cmp.Or(k.HealthzBindAddress, all), HealthzPort)

@@ -31,7 +31,7 @@ func (c Config) HealthCheck() service.Check {
 func (c Config) NodeAddresses() []netip.Addr {
 	var out []netip.Addr
 	for _, s := range c.NodeIPs {
-		if a, err := netip.ParseAddr(s); err == nil {
+		if a, err := ParseAddr(s); err == nil {
 			out = append(out, a.Unmap())
 		}
 	}
@@ -110,7 +110,7 @@ func parseLevel(s string) (slog.Level, error) {
 func prefixes(in []string) []netip.Prefix {
 	var out []netip.Prefix
 	for _, s := range in {
-		if p, err := netip.ParsePrefix(s); err == nil {
+		if p, err := parsePrefix(s); err == nil {
 			out = append(out, p.Masked())
 		}
 	}

@@ -64,10 +64,8 @@ func checkMode(c Config) []error {
 
 func checkSources(c Config) []error {
 	var p problems
-	if c.Master != "" {
-		if u, err := url.Parse(c.Master); err != nil || u.Host == "" {
-			p.add("master", "%q is not a URL such as https://10.0.0.1:6443", c.Master)
-		}
+	if c.Master != "" && !isServer(c.Master) {
+		p.add("master", "%q is not a URL such as https://10.0.0.1:6443, nor HOST:PORT", c.Master)
 	}
 	switch {
 	case len(c.Manifests) > 0 && c.Kubernetes():
@@ -81,6 +79,16 @@ func checkSources(c Config) []error {
 		}
 	}
 	return append(p, checkClient(c.Client)...)
+}
+
+// isServer reports whether client-go (rest.DefaultServerURL) takes s for a
+// server: a URL, or a host with or without a port, which it puts the scheme before.
+func isServer(s string) bool {
+	if u, err := url.Parse(s); err == nil && u.Scheme != "" && u.Host != "" {
+		return true
+	}
+	u, err := url.Parse("http://" + s)
+	return err == nil && u.Host != "" && (u.Path == "" || u.Path == "/")
 }
 
 // checkClient finds numbers that client-go's types don't hold. Negative requests
@@ -105,7 +113,7 @@ func checkNode(c Config) []error {
 	}
 	var seen [2]string
 	for _, s := range c.NodeIPs {
-		a, err := netip.ParseAddr(s)
+		a, err := ParseAddr(s)
 		if err != nil || a.Zone() != "" {
 			p.add("node-ip", "%q is not an IP address such as 192.0.2.10 or 2001:db8::10", s)
 			continue
@@ -142,7 +150,7 @@ func checkNetworks(c Config) []error {
 		if _, word := nodePortWords[s]; word || s == PrimaryAddresses {
 			continue
 		}
-		if n, err := netip.ParsePrefix(s); err != nil || n.Addr().Is4In6() {
+		if n, err := parsePrefix(s); err != nil || n.Addr().Is4In6() {
 			p.add("nodeport-addresses", "%q is not a network such as 192.0.2.0/24; use one, or primary, localhost or all", s)
 		}
 	}
@@ -178,7 +186,7 @@ func (p *problems) linkName(flag, s string) {
 }
 
 func (p *problems) prefix(flag, s string) (netip.Prefix, bool) {
-	n, err := netip.ParsePrefix(s)
+	n, err := parsePrefix(s)
 	if err != nil || n.Addr().Is4In6() {
 		p.add(flag, "%q is not a network such as 10.244.0.0/16 or fd00:244::/56", s)
 		return netip.Prefix{}, false

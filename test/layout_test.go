@@ -46,7 +46,8 @@ var layout = []row{
 	{folder: "source", imports: "service", third: kubernetes},
 	{folder: "source/file", imports: "service source strict", third: kubernetes + " github.com/fsnotify/fsnotify golang.org/x/sync"},
 	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go k8s.io/utils k8s.io/klog github.com/go-logr/logr"},
-	{folder: "config", imports: "service strict", third: "sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery github.com/fsnotify/fsnotify"},
+	// k8s.io/utils/net: kube-proxy's reading of addresses with leading zeros.
+	{folder: "config", imports: "service strict", third: "k8s.io/utils/net sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery github.com/fsnotify/fsnotify"},
 	{folder: "agent", imports: "*", third: "github.com/hashicorp/go-multierror golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service", third: "github.com/prometheus/client_golang"},
 	{folder: "lab", third: netlink},

@@ -1,7 +1,7 @@
 package main
 
 import (
-	"net/netip"
+	"cmp"
 	"os"
 
 	"github.com/urfave/cli/v2"
@@ -81,9 +81,9 @@ func isPod() bool {
 // nothing, but chooses the family of the defaults of those that do.
 func bindAddressSetting() setting {
 	return setting{
-		&cli.StringFlag{Name: "bind-address", Usage: "kube-proxy's name for --node-ip; 0.0.0.0 and :: leave the address to the Node object"},
+		&cli.StringFlag{Name: "bind-address", Usage: "kube-proxy's name for --node-ip; 0.0.0.0, :: and an empty one leave the address to the Node object"},
 		func(c *cli.Context, cfg *config.Config) {
-			a, err := netip.ParseAddr(c.String("bind-address"))
+			a, err := config.ParseAddr(cmp.Or(c.String("bind-address"), "0.0.0.0"))
 			if err == nil && a.Is6() && !c.IsSet("config") {
 				cfg.MetricsBindAddress = config.WithPort("::1", config.MetricsPort)
 				cfg.HealthzBindAddress = config.WithPort("::", config.HealthzPort)
@@ -100,8 +100,8 @@ func refused(c *cli.Context) error {
 	if c.Bool("cleanup") {
 		return usageError("--cleanup: use `kproxy cleanup`, and `kproxy cleanup --kube-proxy` for what kube-proxy has left")
 	}
-	if b := c.String("bind-address"); c.IsSet("bind-address") {
-		if _, err := netip.ParseAddr(b); err != nil {
+	if b := c.String("bind-address"); b != "" {
+		if _, err := config.ParseAddr(b); err != nil {
 			return usageError("--bind-address: %q is not an IP address; use this node's, or 0.0.0.0 to leave it to the Node object", b)
 		}
 	}

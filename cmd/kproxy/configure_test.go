@@ -78,6 +78,8 @@ func TestConfigure(t *testing.T) {
 		{"--manifests /m --proxy-mode nftables", manifests},
 		{"--manifests /m --proxy-mode ipvs --mode iptables", with(manifests, func(c *config.Config) { c.Mode = "iptables" })},
 		{"--manifests /m --bind-address 0.0.0.0", manifests},
+		{"--manifests /m --bind-address= --nodeport-addresses= --cluster-cidr= --node-ip=", manifests},
+		{"--config " + file + " --bind-address= --cluster-cidr=", with(fromFile, func(c *config.Config) { c.ClusterCIDRs = nil })},
 		{"--manifests /m --bind-address fd00::1", with(manifests, func(c *config.Config) {
 			c.NodeIPs, c.MetricsBindAddress, c.HealthzBindAddress = []string{"fd00::1"}, "[::1]:10249", "[::]:10256"
 		})},
@@ -146,7 +148,7 @@ const kubeProxyFlags = `--bind-address=0.0.0.0 --bind-address-hard-fail --cluste
 --log-text-info-buffer-size=0 --log-text-split-stream --logging-format=text --masquerade-all --master=https://10.0.0.1
 --metrics-bind-address=127.0.0.1 --metrics-port=10249 --nodeport-addresses=primary --oom-score-adj=0 --pod-bridge-interface=cni0
 --pod-interface-name-prefix=veth --profiling --proxy-mode=iptables --proxy-port-range=0-0 --show-hidden-metrics-for-version=1.36
---v=2 --vmodule=a=1 --write-config-to=/f --init-only --cleanup`
+--v=2 --vmodule=a=1 --write-config-to=/f --init-only --version --cleanup`
 
 // kube-proxy's command line is taken as it is: every flag has an effect, or is
 // reported as ignored, or refused for what to do instead.
@@ -183,7 +185,7 @@ func TestKubeProxyFlags(t *testing.T) {
 
 func TestRefused(t *testing.T) {
 	for args, want := range map[string]string{
-		"--cleanup": "--cleanup: use `kproxy cleanup`", "--bind-address eth0": `--bind-address: "eth0" is not an IP`, "--mode ipvs": "",
+		"--cleanup": "--cleanup: use `kproxy cleanup`", "--bind-address eth0": `--bind-address: "eth0" is not an IP`, "--mode ipvs": "", "--bind-address=": "", "--bind-address=010.0.0.1": "",
 	} {
 		err := withFlags(t, strings.Fields(args), func(c *cli.Context) {
 			if err := refused(c); (err == nil) != (want == "") || err != nil && (!strings.HasPrefix(err.Error(), want) || statusOf(err) != exitUsage) {
@@ -192,6 +194,24 @@ func TestRefused(t *testing.T) {
 		})
 		if err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// What kube-proxy takes is valid here too.
+func TestKubeProxySpellings(t *testing.T) {
+	outsideOfPods(t)
+	for _, args := range []string{
+		"--kubeconfig /k --nodeport-addresses= --bind-address=", "--kubeconfig /k --nodeport-addresses=010.0.0.0/8 --bind-address=010.0.0.1",
+		"--master=10.0.0.1:6443", "--master localhost:8080", "--kubeconfig /k --kube-api-qps=-1",
+	} {
+		err := withFlags(t, strings.Fields(args), func(c *cli.Context) {
+			if _, err := configureValid(c); err != nil || refused(c) != nil {
+				t.Errorf("%s: %v, %v", args, err, refused(c))
+			}
+		})
+		if err != nil {
+			t.Errorf("%s: %v", args, err)
 		}
 	}
 }

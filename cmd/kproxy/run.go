@@ -21,6 +21,9 @@ func runCommand() *cli.Command {
 		Usage: "run the proxy on this node, in the foreground; logs go to stderr",
 		Flags: runFlags(),
 		Action: func(c *cli.Context) error {
+			if c.Bool("version") {
+				return printVersion(c)
+			}
 			if c.Args().Present() {
 				return usageError("run takes no argument, got %q", c.Args().First())
 			}
@@ -107,6 +110,7 @@ func runFlags() []cli.Flag {
 	flags := slices.Concat([]cli.Flag{config,
 		&cli.StringFlag{Name: "write-config-to", Usage: "write all this says to `FILE`, as a KubeProxyConfiguration, name on stderr what that can't say, and end"},
 		initOnly,
+		&cli.BoolFlag{Name: "version", Usage: "print what kproxy version does, and end"},
 		&cli.BoolFlag{Name: "cleanup", Usage: "kube-proxy's; a command of its own here: kproxy cleanup"},
 	}, flagsOf(settings()))
 	for _, f := range ignoredFlags() {

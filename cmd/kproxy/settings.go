@@ -51,11 +51,16 @@ func text(name string, usage string, at func(*config.Config) *string) setting {
 	}
 }
 
-// texts may be given several times, or once with commas.
+// texts may be given several times, or once with commas. A single empty value is
+// none, as in kube-proxy: templates leave one.
 func texts(name string, usage string, at func(*config.Config) *[]string) setting {
 	return setting{
 		&cli.StringSliceFlag{Name: name, Usage: usage},
-		func(c *cli.Context, cfg *config.Config) { *at(cfg) = c.StringSlice(name) },
+		func(c *cli.Context, cfg *config.Config) {
+			if *at(cfg) = c.StringSlice(name); slices.Equal(*at(cfg), []string{""}) {
+				*at(cfg) = nil
+			}
+		},
 	}
 }
 

@@ -9,11 +9,13 @@ import (
 
 func versionCommand() *cli.Command {
 	return &cli.Command{
-		Name:  "version",
-		Usage: "print version, commit and Go version",
-		Action: func(c *cli.Context) error {
-			_, err := fmt.Fprintf(c.App.Writer, "kproxy %s, commit %s, %s\n", version, commit, runtime.Version())
-			return err
-		},
+		Name:   "version",
+		Usage:  "print version, commit and Go version",
+		Action: printVersion,
 	}
+}
+
+func printVersion(c *cli.Context) error {
+	_, err := fmt.Fprintf(c.App.Writer, "kproxy %s, commit %s, %s\n", version, commit, runtime.Version())
+	return err
 }
