@@ -3,9 +3,14 @@ package leftovers
 import (
 	"context"
 	"net/netip"
+	"os/exec"
+	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
+
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -76,6 +81,53 @@ func TestJudge(t *testing.T) {
 		if own != tt.own || doubtful != tt.doubtful {
 			t.Errorf("%s/%s: kube-proxy's %v, doubtful %v; want %v, %v", tt.at, tt.proto, own, doubtful, tt.own, tt.doubtful)
 		}
+	}
+}
+
+// TestView: the addresses of kube-ipvs0 are told from the node's own, which are
+// those of all other links but kproxy's, also of those that are down.
+func TestView(t *testing.T) {
+	kerneltest.Namespace(t)
+	run := func(command string) {
+		t.Helper()
+		words := strings.Fields(command)
+		if out, err := exec.Command(words[0], words[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%s: %v\n%s", command, err, out)
+		}
+	}
+	for _, c := range []string{
+		"ip link set lo up",
+		"ip link add kube-ipvs0 type veth peer name " + kernel.DummyLink,
+		"ip link add up0 type veth peer name down0",
+		"ip link set up0 up",
+		"ip address add 10.96.0.10/32 dev kube-ipvs0",
+		"ip address add fd00:96::10/128 dev kube-ipvs0 nodad",
+		"ip address add 10.96.0.20/32 dev " + kernel.DummyLink,
+		"ip address add 192.0.2.1/24 dev up0",
+		"ip address add 198.51.100.1/24 dev down0",
+	} {
+		run(c)
+	}
+	kubeProxys, kproxys, err := dummies()
+	if err != nil || kubeProxys == 0 || kproxys == 0 {
+		t.Fatalf("links %d and %d, %v", kubeProxys, kproxys, err)
+	}
+	var v view
+	if err := v.look(kubeProxys, kproxys); err != nil {
+		t.Fatal(err)
+	}
+	byAddress := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
+	if diff := cmp.Diff(set("10.96.0.10", "fd00:96::10"), v.link, byAddress); diff != "" {
+		t.Errorf("of kube-ipvs0 (-want +got):\n%s", diff)
+	}
+	for a := range v.node { // made by the kernel
+		if a.IsLinkLocalUnicast() {
+			delete(v.node, a)
+		}
+	}
+	delete(v.node, netip.IPv6Loopback()) // none where IPv6 is off on loopback
+	if diff := cmp.Diff(set("127.0.0.1", "192.0.2.1", "198.51.100.1"), v.node, byAddress); diff != "" {
+		t.Errorf("the node's (-want +got):\n%s", diff)
 	}
 }
 
