@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"net/netip"
 	"reflect"
 	"strings"
 
@@ -38,7 +37,8 @@ func Read(name string) (*File, error) {
 	return Parse(name, data)
 }
 
-// Parse reads the content of the file named name. It is strict where kube-proxy
+// Parse reads the content of the file named name. What its values mean is judged
+// by Config.Validate once they are applied, all at once. It is strict where kube-proxy
 // only warns, about fields it doesn't know or that are given twice: a slip in
 // nodePortAddresses or clusterCIDR would otherwise open or masquerade what its
 // author meant to keep shut, and nobody reads a warning of a proxy that runs.
@@ -70,7 +70,7 @@ func Parse(name string, data []byte) (*File, error) {
 	if err := f.node.Decode(&f.kubeProxy); err != nil {
 		return nil, fmt.Errorf("%s: %w", name, err)
 	}
-	return f, f.checkValues()
+	return f, nil
 }
 
 // mistake puts the file's name before a line's number.
@@ -120,17 +120,6 @@ func (f *File) checkKind() error {
 		return f.at(f.node.Locate("kind"), fmt.Sprintf("kind: %q is not %s; correct it", gotKind, kind))
 	}
 	return f.at(f.node.Locate("apiVersion"), fmt.Sprintf("apiVersion: %q is not %s, the only version there is; correct it", gotVersion, apiVersion))
-}
-
-// checkValues finds what no flag has a counterpart of. All else is found by
-// Config.Validate.
-func (f *File) checkValues() error {
-	if b := f.kubeProxy.BindAddress; b != "" {
-		if _, err := netip.ParseAddr(b); err != nil {
-			return f.at(f.node.Locate("bindAddress"), fmt.Sprintf("bindAddress: %q is not an IP address; use this node's, or 0.0.0.0 to leave it to the Node object", b))
-		}
-	}
-	return nil
 }
 
 // Locate says of problems that Validate found in a Config where the file has

@@ -42,7 +42,6 @@ func TestParseFindsMistakes(t *testing.T) {
 				"f.conf:5: iptables.syncPeriod: expected a duration such as 30s or 1h30m, found the number 30\n" +
 				"f.conf:6: iptables.masqueradeBit: expected a whole number, found the string \"x\"\n" +
 				"f.conf:7: nodePortAddresses: expected a list, found the string \"all\""},
-		{"no address", head + "bindAddress: eth0\n", `f.conf:3: bindAddress: "eth0" is not an IP address; use this node's, or 0.0.0.0 to leave it to the Node object`},
 		{"former fields", head + "udpIdleTimeout: 250ms\nresourceContainer: /kube-proxy\nconntrack:\n  max: 1\n", ""},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
@@ -87,7 +86,7 @@ logging: {format: klog}
 	want := `f.conf:3: mode: "kernelspace" is not a mode; use one of auto, userspace, iptables, ipvs
 --cluster-cidr: 10.0.0.0/8 and 10.1.0.0/16 are both ipv4; give at most one per family
 f.conf:9: nodePortAddresses: "10.0.0.1" is not a network such as 192.0.2.0/24; use one, or primary, localhost or all
---pod-bridge-interface: --detect-local-mode BridgeInterface needs the name of the bridge that pods are at; give it, cni0 for example
+f.conf:10: detectLocalMode: BridgeInterface needs the name of the bridge that pods are at; give it, cni0 for example, with --pod-bridge-interface or detectLocal.bridgeInterface
 f.conf:5: iptables.masqueradeBit: 40 is out of range; use 0 to 31
 --alive-timeout: 0s can't be used; give whole seconds from 1s to 1h
 f.conf:11: logging.format: "klog" is not a format; use one of text, json`
@@ -96,6 +95,44 @@ f.conf:11: logging.format: "klog" is not a format; use one of text, json`
 	}
 	if f.Locate(nil, none) != nil {
 		t.Error("no problem became one")
+	}
+}
+
+// A problem that a file causes is in the file, with a remedy that a file has.
+func TestLocateWhatAFileCauses(t *testing.T) {
+	for _, tt := range []struct{ text, want string }{
+		{"iptables: {masqueradeBit: 12}\n", "f.conf:3: iptables.masqueradeBit: bit 12 is taken: 11 and 12 are those of --transparent-bit 12; choose another, such as 14"},
+		{"mode: nftables\nnftables: {masqueradeBit: 11}\n", "f.conf:4: nftables.masqueradeBit: bit 11 is taken: 11 and 12 are those of --transparent-bit 12; choose another, such as 14"},
+		{"metricsBindAddress: 0.0.0.0:10244\n", "f.conf:3: metricsBindAddress: 10244 is the port of --listen-tcp-port, kproxy's shared listener; choose another"},
+		{"metricsBindAddress: 0.0.0.0:10256\n", "f.conf:3: metricsBindAddress: 0.0.0.0:10256 is taken by --healthz-bind-address 0.0.0.0:10256; choose another port"},
+		{"healthzBindAddress: 0.0.0.0:10249\n", "f.conf:3: healthzBindAddress: 0.0.0.0:10249 is taken by --metrics-bind-address 127.0.0.1:10249; choose another port"},
+		{"metricsBindAddress: 'localhost:10249'\n", `f.conf:3: metricsBindAddress: "localhost:10249" is not IP:PORT such as 127.0.0.1:10249 or [::1]:10249`},
+		{"bindAddress: 224.0.0.1\n", "f.conf:3: bindAddress: 224.0.0.1 is no node's address; give one that other nodes reach this node at"},
+		{"ipvs: {scheduler: Fair}\n", `f.conf:3: ipvs.scheduler: "Fair" is not the name of a scheduler; use rr, wlc or sed, for example`},
+		{"clientConnection: {qps: 1e-46}\n", ""}, // the nearest float32 is 0, for kube-proxy too
+		{"mode: kernelspace\nbindAddress: foo\n", "f.conf:3: mode: \"kernelspace\" is not a mode; use one of auto, userspace, iptables, ipvs\n" +
+			"f.conf:4: bindAddress: \"foo\" is not an IP address such as 192.0.2.10 or 2001:db8::10"},
+	} {
+		f, err := Parse("f.conf", []byte(head+tt.text))
+		if err != nil {
+			t.Errorf("%q: %v", tt.text, err)
+			continue
+		}
+		c := AsKubeProxy()
+		f.Apply(&c)
+		c.InCluster = true
+		got := ""
+		if err := f.Locate(c.Validate(), none); err != nil {
+			got = err.Error()
+		}
+		if d := cmp.Diff(tt.want, got); d != "" {
+			t.Errorf("%q: problems (-want +got):\n%s", tt.text, d)
+		}
+	}
+	for _, huge := range []string{"1e300", ".nan", ".inf"} {
+		if _, err := Parse("f.conf", []byte(head+"clientConnection: {qps: "+huge+"}\n")); err == nil || !strings.HasPrefix(err.Error(), "f.conf:") {
+			t.Errorf("qps %s: got %v, want a mistake with its place", huge, err)
+		}
 	}
 }
 

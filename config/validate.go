@@ -37,14 +37,18 @@ func (c Config) Validate() error {
 type Problem struct {
 	Flag string // without its dashes
 	What string // is wrong with its value, and the remedy
+	// Or is a further remedy, of the flag alone: the field of a file that sets the
+	// same hasn't it.
+	Or string
 }
 
 // Error returns "--flag: what".
 func (p *Problem) Error() string {
+	dashes := "--"
 	if len(p.Flag) == 1 {
-		return "-" + p.Flag + ": " + p.What
+		dashes = "-"
 	}
-	return "--" + p.Flag + ": " + p.What
+	return dashes + p.Flag + ": " + p.What + p.Or
 }
 
 // problems collects one check's findings.
@@ -52,6 +56,14 @@ type problems []error
 
 func (p *problems) add(flag, format string, args ...any) {
 	*p = append(*p, &Problem{Flag: flag, What: fmt.Sprintf(format, args...)})
+}
+
+// or gives the last problem a remedy that only its flag has.
+func (p problems) or(remedy string) {
+	var last *Problem
+	if errors.As(p[len(p)-1], &last) {
+		last.Or = remedy
+	}
 }
 
 func checkMode(c Config) []error {
@@ -119,7 +131,8 @@ func checkNode(c Config) []error {
 			continue
 		}
 		if a.IsUnspecified() || a.IsMulticast() {
-			p.add("node-ip", "%s is no node's address; give one that other nodes reach this node at, or leave the flag out", s)
+			p.add("node-ip", "%s is no node's address; give one that other nodes reach this node at", s)
+			p.or(", or leave the flag out")
 		}
 		p.once("node-ip", &seen, service.FamilyOf(a), s)
 	}
@@ -165,11 +178,11 @@ func checkDetector(c Config) []error {
 	case "", "ClusterCIDR", "NodeCIDR":
 	case "BridgeInterface":
 		if c.PodBridge == "" {
-			p.add("pod-bridge-interface", "--detect-local-mode BridgeInterface needs the name of the bridge that pods are at; give it, cni0 for example")
+			p.add("detect-local-mode", "BridgeInterface needs the name of the bridge that pods are at; give it, cni0 for example, with --pod-bridge-interface or detectLocal.bridgeInterface")
 		}
 	case "InterfaceNamePrefix":
 		if c.PodInterfacePrefix == "" {
-			p.add("pod-interface-name-prefix", "--detect-local-mode InterfaceNamePrefix needs what the names of pods' interfaces begin with; give it, veth for example")
+			p.add("detect-local-mode", "InterfaceNamePrefix needs what the names of pods' interfaces begin with; give it, veth for example, with --pod-interface-name-prefix or detectLocal.interfaceNamePrefix")
 		}
 	default:
 		p.add("detect-local-mode", "%q is not a mode; use one of %s", c.DetectLocalMode, strings.Join(DetectLocalModes, ", "))
@@ -198,7 +211,12 @@ func checkMarks(c Config) []error {
 	var p problems
 	p.within("iptables-masquerade-bit", c.MasqueradeBit, 0, 31)
 	p.within("transparent-bit", c.TransparentBit, 1, 31)
-	if c.MasqueradeBit == c.TransparentBit || c.MasqueradeBit == c.TransparentBit-1 {
+	switch {
+	case c.MasqueradeBit != c.TransparentBit && c.MasqueradeBit != c.TransparentBit-1:
+	case c.TransparentBit == Default().TransparentBit: // it is the other that was chosen
+		p.add("iptables-masquerade-bit", "bit %d is taken: %d and %d are those of --transparent-bit %d; choose another, such as 14",
+			c.MasqueradeBit, c.TransparentBit-1, c.TransparentBit, c.TransparentBit)
+	default:
 		p.add("transparent-bit", "bit %d and the one below are used, and bit %d is --iptables-masquerade-bit; choose another",
 			c.TransparentBit, c.MasqueradeBit)
 	}
@@ -290,7 +308,8 @@ func checkIPVS(c Config) []error {
 	var p problems
 	i := c.IPVS
 	if i.Scheduler != "" && !service.IsScheduler(i.Scheduler) {
-		p.add("ipvs-scheduler", "%q is not the name of a scheduler; use rr, wlc or sed, for example, or leave the flag out", i.Scheduler)
+		p.add("ipvs-scheduler", "%q is not the name of a scheduler; use rr, wlc or sed, for example", i.Scheduler)
+		p.or(", or leave the flag out")
 	}
 	if i.TCPTimeout != LikeConntrack {
 		if d, err := time.ParseDuration(i.TCPTimeout); err != nil {
@@ -318,7 +337,11 @@ func checkAddresses(c Config) []error {
 	metrics := p.bind("metrics-bind-address", c.MetricsBindAddress)
 	healthz := p.bind("healthz-bind-address", c.HealthzBindAddress)
 	if metrics.IsValid() && healthz.IsValid() && metrics.Port() == healthz.Port() && overlap(metrics.Addr(), healthz.Addr()) {
-		p.add("healthz-bind-address", "%s is taken by --metrics-bind-address %s; choose another port", healthz, metrics)
+		flag, at, other, taken := "healthz-bind-address", healthz, "metrics-bind-address", metrics
+		if healthz.Port() == HealthzPort { // where it belongs
+			flag, at, other, taken = other, taken, flag, at
+		}
+		p.add(flag, "%s is taken by --%s %s; choose another port", at, other, taken)
 	}
 	p.within("listen-tcp-port", c.ListenTCPPort, 0, 65535)
 	p.within("listen-udp-port", c.ListenUDPPort, 0, 65535)
@@ -326,7 +349,11 @@ func checkAddresses(c Config) []error {
 		flag string
 		at   netip.AddrPort
 	}{{"metrics-bind-address", metrics}, {"healthz-bind-address", healthz}} {
-		if b.at.IsValid() && c.ListenTCPPort == int(b.at.Port()) {
+		switch {
+		case !b.at.IsValid() || c.ListenTCPPort != int(b.at.Port()):
+		case c.ListenTCPPort == Default().ListenTCPPort: // it is the other that was chosen
+			p.add(b.flag, "%d is the port of --listen-tcp-port, kproxy's shared listener; choose another", c.ListenTCPPort)
+		default:
 			p.add("listen-tcp-port", "%d is the port of --%s; choose another, or 0 to let the kernel choose", c.ListenTCPPort, b.flag)
 		}
 	}
@@ -340,7 +367,8 @@ func (p *problems) bind(flag, s string) netip.AddrPort {
 	}
 	a, err := netip.ParseAddrPort(s)
 	if err != nil || a.Port() == 0 {
-		p.add(flag, "%q is not IP:PORT such as 127.0.0.1:10249 or [::1]:10249; leave it empty to serve nothing there", s)
+		p.add(flag, "%q is not IP:PORT such as 127.0.0.1:10249 or [::1]:10249", s)
+		p.or("; leave it empty to serve nothing there")
 		return netip.AddrPort{}
 	}
 	return a
