@@ -23,6 +23,11 @@ const (
 // are for nothing. The directory is watched, not the file, which is replaced and not
 // written to: by editors, and in a ConfigMap's volume by way of its link ..data.
 func Watch(ctx context.Context, name string, log *slog.Logger, poke <-chan os.Signal, changed func()) {
+	watch(ctx, name, look, log, poke, changed)
+}
+
+// watch is Watch with how often to look.
+func watch(ctx context.Context, name string, every time.Duration, log *slog.Logger, poke <-chan os.Signal, changed func()) {
 	var events chan fsnotify.Event
 	var lost chan error
 	w, err := fsnotify.NewWatcher()
@@ -32,9 +37,9 @@ func Watch(ctx context.Context, name string, log *slog.Logger, poke <-chan os.Si
 		events, lost = w.Events, w.Errors
 	}
 	if err != nil {
-		log.Info("the configuration file can't be watched; it is looked at from time to time instead", "file", name, "every", look, "error", err)
+		log.Info("the configuration file can't be watched; it is looked at from time to time instead", "file", name, "every", every, "error", err)
 	}
-	tick := time.NewTicker(look)
+	tick := time.NewTicker(every)
 	defer tick.Stop()
 	written := time.NewTimer(0) // it may have changed since it was read
 	defer written.Stop()

@@ -6,10 +6,12 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
 )
 
 // A ConfigMap's volume is changed by pointing the link ..data elsewhere; the
-// file itself, a link through it, stays as it is.
+// file itself, a link through it, stays as it is. The change is noticed by its
+// event: looking from time to time comes too late here.
 func TestWatchNoticesAConfigMapChange(t *testing.T) {
 	dir := t.TempDir()
 	must := func(err error) {
@@ -26,11 +28,13 @@ func TestWatchNoticesAConfigMapChange(t *testing.T) {
 	name := filepath.Join(dir, "config.conf")
 	must(os.Symlink("..data/config.conf", name))
 
-	ctx, stop := context.WithCancel(t.Context())
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer stop()
 	seen, done := make(chan string), make(chan struct{})
 	go func() {
 		defer close(done)
-		Watch(ctx, name, slog.New(slog.DiscardHandler), nil, func() {
+		defer close(seen)
+		watch(ctx, name, time.Hour, slog.New(slog.DiscardHandler), nil, func() {
 			data, err := os.ReadFile(name)
 			if err != nil {
 				t.Error(err)
@@ -46,17 +50,47 @@ func TestWatchNoticesAConfigMapChange(t *testing.T) {
 	}
 	must(os.Symlink("..2", filepath.Join(dir, "..data_tmp")))
 	must(os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
-	for got := range seen { // or the test's own time-out
-		if got == "..2" {
+	var last string
+	for last = range seen {
+		if last == "..2" {
 			break
 		}
+	}
+	if last != "..2" {
+		t.Errorf("the change isn't noticed: at last it read %q", last)
 	}
 	stop()
 	<-done
 }
 
-// A directory that isn't there can't be watched, but looked for.
+// A directory that isn't there can't be watched, but looked for, again and again.
 func TestWatchWithoutADirectory(t *testing.T) {
-	ctx, stop := context.WithCancel(t.Context())
-	Watch(ctx, "/no/such/directory/config.conf", slog.New(slog.DiscardHandler), nil, stop)
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer stop()
+	calls := 0
+	watch(ctx, "/no/such/directory/config.conf", time.Millisecond, slog.New(slog.DiscardHandler), nil, func() {
+		if calls++; calls == 3 {
+			stop()
+		}
+	})
+	if calls != 3 {
+		t.Errorf("it looked %d times, want again and again", calls)
+	}
+}
+
+// Who asks for it has the file looked at now.
+func TestWatchWhenPoked(t *testing.T) {
+	ctx, stop := context.WithTimeout(t.Context(), 20*time.Second)
+	defer stop()
+	poke, calls := make(chan os.Signal, 1), 0
+	watch(ctx, "/no/such/directory/config.conf", time.Hour, slog.New(slog.DiscardHandler), poke, func() {
+		if calls++; calls == 1 {
+			poke <- os.Interrupt
+		} else {
+			stop()
+		}
+	})
+	if calls != 2 {
+		t.Errorf("it looked %d times, want at first and when asked", calls)
+	}
 }
