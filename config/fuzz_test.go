@@ -7,7 +7,7 @@ import (
 )
 
 // Whatever a file holds, it is a mistake with its place, or a configuration that
-// can be judged, explained, and written as a file that is read again.
+// can be judged, explained, and written as a file that is read again as the same.
 func FuzzParse(f *testing.F) {
 	kubeadm, err := os.ReadFile("testdata/kubeadm.conf")
 	if err != nil {
@@ -44,6 +44,9 @@ func FuzzParse(f *testing.F) {
 		}
 		if _, err := Parse("g.conf", out); err != nil {
 			t.Errorf("what was written can't be read: %v\nfrom %q", err, text)
+		}
+		if lost, err := c.NotInFile(); err != nil || len(lost) > 0 {
+			t.Errorf("what a file said is lost in one that is written: %v, %v\nfrom %q", lost, err, text)
 		}
 	})
 }

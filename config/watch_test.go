@@ -50,7 +50,7 @@ func TestWatchNoticesAConfigMapChange(t *testing.T) {
 	}
 	must(os.Symlink("..2", filepath.Join(dir, "..data_tmp")))
 	must(os.Rename(filepath.Join(dir, "..data_tmp"), filepath.Join(dir, "..data")))
-	var last string
+	last := ""
 	for last = range seen {
 		if last == "..2" {
 			break
