@@ -26,7 +26,7 @@ rows=(
 	"kernel/ipvs   (vm)"
 	"test/golden   (vm)"
 	"test/deploy   (vm)             -test.run=^TestServe\$"
-	"kernel        (vm)            -test.skip=^TestBucketsOfTheHost\$"
+	"kernel        (vm)            -test.skip=^(TestBucketsOfTheHost|TestEnsureConntrack)\$"
 	"kernel/leftovers (vm)"
 	"kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
 )
