@@ -14,8 +14,7 @@ bin=$PWD/bin/vm
 # arguments. Each has a guest of its own, and guests start in this order, as many
 # at a time as there are processors: the longest first. The arguments #1/3, #2/3
 # and #3/3 share out the tests. The two longest of mode iptables run on the host's
-# kernel only; here they run in mode ipvs. On the host only runs what needs conntrack's module
-# before anything has loaded it.
+# kernel only; here they run in mode ipvs.
 rows=(
 	"test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs #1/3"
 	"test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs #2/3"
@@ -26,7 +25,7 @@ rows=(
 	"kernel/ipvs   (vm)"
 	"test/golden   (vm)"
 	"test/deploy   (vm)             -test.run=^TestServe\$"
-	"kernel        (vm)            -test.skip=^(TestBucketsOfTheHost|TestEnsureConntrack)\$"
+	"kernel        (vm)"
 	"kernel/leftovers (vm)"
 	"kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
 )
