@@ -48,8 +48,10 @@ var layout = []row{
 	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go k8s.io/utils k8s.io/klog github.com/go-logr/logr"},
 	// k8s.io/utils/net: kube-proxy's reading of addresses with leading zeros.
 	{folder: "config", imports: "service strict", third: "k8s.io/utils/net sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery github.com/fsnotify/fsnotify"},
+	{folder: "trace/netfilter", imports: "kernel service", third: netlink + " github.com/coreos/go-iptables"},
+	{folder: "trace", imports: "service lb health health/probe plan kernel kernel/iptables kernel/ipvs conntrack userspace trace/netfilter", third: netlink + " github.com/moby/ipvs golang.org/x/sync"},
 	{folder: "agent", imports: "*", third: "github.com/hashicorp/go-multierror golang.org/x/sync golang.org/x/sys golang.org/x/time"},
-	{folder: "web", imports: "plan service", third: "github.com/prometheus/client_golang"},
+	{folder: "web", imports: "plan service trace", third: "github.com/prometheus/client_golang"},
 	{folder: "lab", third: netlink},
 	{folder: "cmd/kproxy", imports: "*", third: "github.com/urfave/cli github.com/prometheus/client_golang golang.org/x/sync golang.org/x/sys golang.org/x/term"},
 }
