@@ -166,6 +166,18 @@ func (r Results) Failed() Results {
 	return out
 }
 
+// Err says what is wrong with a stretch in which all should have gone well, so
+// it isn't nil where there was nothing that could.
+func (r Results) Err() error {
+	switch {
+	case len(r) == 0:
+		return errors.New("no exchange was made")
+	case len(r.Failed()) > 0:
+		return errors.New(r.String())
+	}
+	return nil
+}
+
 // Since returns those that started at t or later.
 func (r Results) Since(t time.Time) Results {
 	var out Results

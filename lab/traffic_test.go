@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"testing"
 	"time"
@@ -102,5 +103,25 @@ func TestHeldReportsBreak(t *testing.T) {
 	}
 	if broken.Close() == nil {
 		t.Error("connection to a stopped backend: got no error")
+	}
+}
+
+func TestResultsErr(t *testing.T) {
+	good, bad := Result{Answer: Answer{Backend: "b1"}}, Result{Err: errors.New("refused")}
+	for _, tt := range []struct {
+		r    Results
+		want string
+	}{
+		{nil, "no exchange was made"},
+		{Results{good}, ""},
+		{Results{good, bad}, "2 exchanges (b1 1), 1 failed, first at 00:00:00.000: refused"},
+	} {
+		got := ""
+		if err := tt.r.Err(); err != nil {
+			got = err.Error()
+		}
+		if got != tt.want {
+			t.Errorf("%v: got %q, want %q", tt.r, got, tt.want)
+		}
 	}
 }

@@ -6,13 +6,23 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"kproxy.dev/kproxy/config"
 )
 
-var update = flag.Bool("update", false, "write the table of ignored flags into docs/configuration.md")
+var update = flag.Bool("update", false, "write the tables of flags and fields into docs/configuration.md")
 
-// The table in the documentation is the one that the program goes by.
+// The tables in the documentation are those that the program goes by.
 func TestDocumentation(t *testing.T) {
-	const name, begin, end = "../../docs/configuration.md", "<!-- flags -->\n", "<!-- /flags -->"
+	for section, want := range map[string]string{"flags": flagTable(), "fields": fieldTable()} {
+		t.Run(section, func(t *testing.T) { documented(t, section, want) })
+	}
+}
+
+func documented(t *testing.T, section, want string) {
+	t.Helper()
+	const name = "../../docs/configuration.md"
+	begin, end := "<!-- "+section+" -->\n", "<!-- /"+section+" -->"
 	text, err := os.ReadFile(name)
 	if err != nil {
 		t.Fatal(err)
@@ -22,18 +32,40 @@ func TestDocumentation(t *testing.T) {
 	if !ok || !ok2 {
 		t.Fatalf("%s has no %s and %s", name, begin, end)
 	}
-	want := "\n| flag | why |\n|---|---|\n"
-	for _, f := range ignoredFlags() {
-		want += fmt.Sprintf("| `--%s` | %s |\n", f.name(), f.why())
-	}
-	want += "\n"
 	if is == want {
 		return
 	}
 	if !*update {
-		t.Fatalf("the flags in %s are not those of the program; run go test ./cmd/kproxy -update", name)
+		t.Fatalf("the %s in %s are not those of the program; run go test ./cmd/kproxy -update", section, name)
 	}
 	if err := os.WriteFile(name, []byte(before+begin+want+end+after), 0o644); err != nil {
 		t.Fatal(err)
 	}
+}
+
+func flagTable() string {
+	var b strings.Builder
+	b.WriteString("\n| flag | why |\n|---|---|\n")
+	for _, f := range ignoredFlags() {
+		fmt.Fprintf(&b, "| `--%s` | %s |\n", f.name(), f.why())
+	}
+	return b.String() + "\n"
+}
+
+func fieldTable() string {
+	var b strings.Builder
+	b.WriteString("\n| field | flag | |\n|---|---|---|\n")
+	for _, f := range config.Fields() {
+		flag, note := "`--"+f.Flag+"`", f.Note
+		switch mode, but := strings.CutPrefix(f.Only, "!"); {
+		case f.Ignored != "":
+			flag, note = "ignored", f.Ignored
+		case but:
+			note = "unless mode is " + mode
+		case f.Only != "":
+			note = "where mode is " + mode
+		}
+		fmt.Fprintf(&b, "| `%s` | %s | %s |\n", f.Path, flag, note)
+	}
+	return b.String() + "\n"
 }

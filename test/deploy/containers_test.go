@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"os/exec"
 	"strings"
@@ -20,10 +19,7 @@ import (
 
 // probe asks what the kubelet asks, on the node's own address.
 func (n *node) probe(ctx context.Context, p *core.Probe) error {
-	client := http.Client{Transport: &http.Transport{DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-		return n.net.Node.Dial(ctx, network, address)
-	}}}
-	defer client.CloseIdleConnections()
+	client := n.net.Node.HTTPClient(0) // ctx bounds it
 	url := fmt.Sprintf("http://%s:%s%s", n.net.Config.NodeAddresses()[0], p.HTTPGet.Port.String(), p.HTTPGet.Path)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 	"io"
-	"net"
-	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -138,13 +136,7 @@ func copyFile(t *testing.T, to, from string, mode os.FileMode) {
 // get asks a web server in the node's network namespace.
 func (w *world) get(url string) (status int, body string) {
 	w.Helper()
-	client := http.Client{Timeout: within(10 * time.Second), Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return w.net.Node.Dial(ctx, network, address)
-		},
-	}}
-	resp, err := client.Get(url)
+	resp, err := w.net.Node.HTTPClient(within(10 * time.Second)).Get(url)
 	w.must(err)
 	defer resp.Body.Close()
 	b, err := io.ReadAll(resp.Body)

@@ -1,13 +1,10 @@
 package e2e
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
@@ -31,13 +28,7 @@ type healthAnswer struct {
 
 // askHealth asks as a load balancer does, from another host.
 func (w *world) askHealth(from *lab.Namespace, at netip.AddrPort) (a healthAnswer, err error) {
-	c := http.Client{Timeout: within(2 * time.Second), Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return from.Dial(ctx, network, address)
-		},
-	}}
-	resp, err := c.Get("http://" + at.String() + "/healthz")
+	resp, err := from.HTTPClient(within(2 * time.Second)).Get("http://" + at.String() + "/healthz")
 	if err != nil {
 		return a, err
 	}

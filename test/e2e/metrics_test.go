@@ -2,10 +2,7 @@ package e2e
 
 import (
 	"bufio"
-	"context"
 	"fmt"
-	"net"
-	"net/http"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,13 +13,7 @@ import (
 
 // metrics are the samples of /metrics, as they are printed.
 func (w *world) metrics() (map[string]float64, error) {
-	c := http.Client{Timeout: within(5 * time.Second), Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return w.net.Node.Dial(ctx, network, address)
-		},
-	}}
-	resp, err := c.Get("http://127.0.0.1:10249/metrics")
+	resp, err := w.net.Node.HTTPClient(within(5 * time.Second)).Get("http://127.0.0.1:10249/metrics")
 	if err != nil {
 		return nil, err
 	}

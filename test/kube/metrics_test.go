@@ -1,11 +1,8 @@
 package kube
 
 import (
-	"context"
 	"fmt"
 	"io"
-	"net"
-	"net/http"
 	"regexp"
 	"strconv"
 	"time"
@@ -17,12 +14,7 @@ var reached = regexp.MustCompile(`(?m)^kubeproxy_network_programming_duration_se
 // for the tests before, were timed from what happened to the pod.
 func testProgrammingTime(w *world) {
 	w.Helper()
-	client := http.Client{Timeout: 10 * time.Second, Transport: &http.Transport{
-		DisableKeepAlives: true,
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return w.net.Node.Dial(ctx, network, address)
-		},
-	}}
+	client := w.net.Node.HTTPClient(10 * time.Second)
 	w.eventually("the time that changes took", func() error {
 		resp, err := client.Get("http://127.0.0.1:10249/metrics")
 		if err != nil {

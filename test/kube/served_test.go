@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"net"
 	"net/http"
 	"os"
 	"strings"
@@ -267,13 +266,8 @@ func (w *world) endpoint(service, address string, conditions ...string) error {
 func testAPIItself(w *world) {
 	s, err := w.client.core.Services(metav1.NamespaceDefault).Get(w.ctx, "kubernetes", metav1.GetOptions{})
 	w.must(err)
-	client := http.Client{Transport: &http.Transport{
-		DisableKeepAlives: true,
-		TLSClientConfig:   &tls.Config{InsecureSkipVerify: true}, // it makes its own certificate
-		DialContext: func(ctx context.Context, network, address string) (net.Conn, error) {
-			return w.net.Client.Dial(ctx, network, address)
-		},
-	}}
+	client := w.net.Client.HTTPClient(0)                                                       // ctx bounds it
+	client.Transport.(*http.Transport).TLSClientConfig = &tls.Config{InsecureSkipVerify: true} // the server makes its own certificate
 	w.eventually("the API server's answer at its cluster IP", func() error {
 		ctx, cancel := context.WithTimeout(w.ctx, patience/10)
 		defer cancel()
