@@ -91,11 +91,11 @@ func (s *Service) standing(st standing, f *facts) *Service {
 	if f.panic != "" && reason != f.panic && st.state != StateRejecting {
 		reason += "; " + f.panic
 	}
-	if s.DataPlane == st.plane && s.State == st.state && s.Reason == reason && s.QualifiesAt.Equal(st.qualifiesAt) {
+	if s.DataPlane == st.plane && s.State == st.state && s.Reason == reason && s.Cause == st.cause && s.QualifiesAt.Equal(st.qualifiesAt) {
 		return s
 	}
 	out := *s
-	out.DataPlane, out.State, out.Reason, out.QualifiesAt = st.plane, st.state, reason, st.qualifiesAt
+	out.DataPlane, out.State, out.Reason, out.Cause, out.QualifiesAt = st.plane, st.state, reason, st.cause, st.qualifiesAt
 	return &out
 }
 

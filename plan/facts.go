@@ -19,11 +19,17 @@ type facts struct {
 
 	left          string // why another proxy serves it; empty if none does
 	refusal       string // why no frontend serves anybody; empty if one does
+	refused       Cause  // the same in a word
 	inexpressible string // why the kernel can't carry it; empty if it can
 	panic         string // why endpoints that are down are served; empty if they aren't
 	qualified     string // the reason of a service that is offloaded; see choice
 	steady        uint64 // what must not change for it to be steady
 	flaps         []flap
+}
+
+// offloaded is where a service stands that the kernel carries.
+func (f *facts) offloaded() standing {
+	return standing{state: StateOffloaded, reason: f.qualified, cause: CauseQualified}
 }
 
 // choice is which kernel data plane mode auto fell back to, and why, in
@@ -80,10 +86,10 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 		for i := range s.Frontends {
 			s.Frontends[i].Verdict = Reject
 		}
-		f.refusal = "SCTP can't be served in userspace; " + c.kernel.why
+		f.refused, f.refusal = CauseUnservable, "SCTP can't be served in userspace; "+c.kernel.why
 	} else {
 		f.panic = c.fillGroups(s, eps)
-		f.refusal = refusal(s)
+		f.refused, f.refusal = refusal(s)
 	}
 	s.Problems = c.problems(s, eps)
 	c.heedItself(s, &f)

@@ -24,7 +24,38 @@ type Figures struct {
 	RestoreFailures    [2]uint64         // of iptables-restore
 	InvalidDropped     uint64            // packets that conntrack can't place
 	ConntrackDeletions [2]uint64         // stale entries
+
+	Sets           map[string]int // entries of each ipset; those of session affinity are one, "KPROXY-AFF"
+	VirtualServers [2]int         // of IPVS
+	RealServers    [2]int
+	Draining       int    // real servers that only carry what they have
+	Writes         Writes // since start
+
+	PassFailures uint64 // of the loop that decides and updates the portal
+	RuleFailures uint64 // of the loop that programs rules
+	RuleRepairs  uint64 // after somebody else changed kproxy's rules
+	SetRepairs   uint64 // or the portal's sets
+
+	Offloads map[Cause]uint64 // of service ports into the kernel, see [MoveOf]
+	Recalls  map[Cause]uint64
+	CatchUps uint64 // times userspace bridged a change of the kernel's rules
+
+	Conntrack          Usage    // of this network namespace
+	ConntrackOverflows uint64   // times that ends of flows came too fast to be counted
+	Descriptors        [2]Usage // for forwarding in userspace: TCP, UDP
+	DescriptorWaits    [2]int   // who waits for some
 }
+
+// Writes count what was written into the kernel or deleted from it.
+type Writes struct {
+	Chains, Rules uint64 // rules in chains that were written
+	Entries       uint64 // of sets
+	Virtuals      uint64 // virtual and real servers and their addresses
+}
+
+// Usage is how much there is of something that is limited. Max is 0 where that
+// isn't known.
+type Usage struct{ Count, Max int }
 
 // CountChanges returns how many Services of two snapshots differ, and how many
 // have endpoints that do.

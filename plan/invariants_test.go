@@ -87,8 +87,8 @@ func plainEndpoints(in []Endpoint) []service.Endpoint {
 // checkStanding: one state, with a data plane that goes with it, and a reason.
 func checkStanding(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	t.Helper()
-	if !slices.Contains(allStates, s.State) || s.Reason == "" {
-		t.Fatalf("%v: state %q, reason %q", s.Port.Key, s.State, s.Reason)
+	if !slices.Contains(allStates, s.State) || s.Reason == "" || !slices.Contains(Causes, s.Cause) {
+		t.Fatalf("%v: state %q, reason %q, cause %q", s.Port.Key, s.State, s.Reason, s.Cause)
 	}
 	serves := slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return s.Serves(&f) })
 	if s.State == StateExcluded {

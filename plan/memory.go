@@ -25,6 +25,7 @@ type memory struct {
 	// waits for; 0 where it waits for another reason.
 	waitUntil  time.Time
 	waitReason string
+	waitCause  Cause
 	waitHash   uint64
 	failedAt   time.Time // Failure.Since of the failure that was last acted on
 	backoff    time.Duration
@@ -58,7 +59,7 @@ func (m *memory) recall(at time.Time, longest time.Duration) {
 
 // stopWaiting ends a wait; the back-off is remembered.
 func (m *memory) stopWaiting() {
-	m.waitUntil, m.waitReason, m.waitHash = time.Time{}, "", 0
+	m.waitUntil, m.waitReason, m.waitCause, m.waitHash = time.Time{}, "", "", 0
 }
 
 // forgive makes the service as one that was never offloaded nor recalled.

@@ -125,6 +125,7 @@ type Service struct {
 	DataPlane   DataPlane
 	State       State
 	Reason      string    // one line: why it is where it is
+	Cause       Cause     // the same in a word
 	QualifiesAt time.Time // when it is offloaded if nothing changes; zero if unknown
 	Problems    []string  // what is wrong with its specification, a line each
 

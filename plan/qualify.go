@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"cmp"
 	"time"
 
 	"kproxy.dev/kproxy/service"
@@ -15,6 +14,7 @@ type standing struct {
 	plane       DataPlane
 	state       State
 	reason      string
+	cause       Cause
 	qualifiesAt time.Time
 	wake        time.Time // when time alone changes the above
 }
@@ -24,12 +24,12 @@ type standing struct {
 func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 	m.observe(f.steady, c.in.Now)
 	if f.left != "" {
-		return standing{plane: None, state: StateExcluded, reason: f.left}
+		return standing{plane: None, state: StateExcluded, reason: f.left, cause: CauseExcluded}
 	}
 	if f.refusal != "" {
 		// It stays offloaded in memory: endpoints that come back are a change like
 		// any other.
-		return standing{plane: None, state: StateRejecting, reason: f.refusal}
+		return standing{plane: None, state: StateRejecting, reason: f.refusal, cause: f.refused}
 	}
 	if s.Port.Protocol == service.SCTP {
 		return c.standKernelOnly(s, f, m)
@@ -40,13 +40,13 @@ func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 		// The pin is a person's decision: what the service did before doesn't
 		// make it wait when it is unpinned.
 		m.forgive()
-		return standing{plane: Userspace, state: StatePinned, reason: "pinned to userspace by " + by}
+		return standing{plane: Userspace, state: StatePinned, reason: "pinned to userspace by " + by, cause: CausePinned}
 	case s.Beneath == None:
 		m.forgive()
-		return standing{plane: Userspace, state: StateUserspace, reason: c.kernel.why}
+		return standing{plane: Userspace, state: StateUserspace, reason: c.kernel.why, cause: CauseNoKernel}
 	case f.inexpressible != "":
 		m.forgive()
-		return standing{plane: Userspace, state: StateUserspace, reason: f.inexpressible}
+		return standing{plane: Userspace, state: StateUserspace, reason: f.inexpressible, cause: CauseInexpressible}
 	}
 	failure := c.heedFailure(s, m)
 	if pin == service.PreferKernel {
@@ -54,12 +54,12 @@ func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 			return c.standWaiting(m)
 		}
 		m.offload(c.in.Now)
-		return c.standOffloaded(s, StatePinned, "pinned to the kernel by "+by+f.choice(), failure)
+		return c.standOffloaded(s, standing{state: StatePinned, reason: "pinned to the kernel by " + by + f.choice(), cause: CausePinned}, failure)
 	}
 	c.heedFlaps(s, f, m)
 	c.heedRefusals(s, m)
 	if m.offloaded {
-		return c.standOffloaded(s, StateOffloaded, f.qualified, failure)
+		return c.standOffloaded(s, f.offloaded(), failure)
 	}
 	return c.standQualifying(s, f, m, failure)
 }
@@ -67,13 +67,13 @@ func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 // standKernelOnly is for SCTP, which userspace can't serve.
 func (c *computation) standKernelOnly(s *Service, f *facts, m *memory) standing {
 	m.offload(c.in.Now)
-	out := standing{plane: s.Beneath, state: StateOffloaded, reason: reasonKernelOnly + f.choice()}
+	out := standing{plane: s.Beneath, state: StateOffloaded, reason: reasonKernelOnly + f.choice(), cause: CauseKernelOnly}
 	failure, failed := c.in.Failed[s.Port.Key]
 	switch {
 	case failed && failure.Hash == s.KernelHash:
-		out.reason = failureText(failure.Reason)
+		out.reason, out.cause = failureText(failure.Reason), CauseRulesFailed
 	case !c.programmed(s):
-		out.reason = reasonUpdating
+		out.reason, out.cause = reasonUpdating, CauseUpdating
 	case f.inexpressible != "":
 		out.reason += "; " + f.inexpressible
 	}
@@ -82,16 +82,28 @@ func (c *computation) standKernelOnly(s *Service, f *facts, m *memory) standing 
 
 // standOffloaded is for a service that has left userspace. While the kernel's
 // rules aren't those of this plan, userspace serves it for them.
-func (c *computation) standOffloaded(s *Service, st State, reason, failure string) standing {
-	if !c.programmed(s) {
-		return standing{plane: Userspace, state: st, reason: cmp.Or(failure, reasonUpdating)}
+func (c *computation) standOffloaded(s *Service, out standing, failure string) standing {
+	if c.programmed(s) {
+		out.plane = s.Beneath
+		return out
 	}
-	return standing{plane: s.Beneath, state: st, reason: reason}
+	out.plane = Userspace
+	out.reason, out.cause = orFailure(failure, reasonUpdating, CauseUpdating)
+	return out
+}
+
+// orFailure is why rules aren't there: they could not be programmed, or, without
+// a failure, for the reason given.
+func orFailure(failure, reason string, cause Cause) (string, Cause) {
+	if failure != "" {
+		return failure, CauseRulesFailed
+	}
+	return reason, cause
 }
 
 // standWaiting is for a recalled service during its back-off.
 func (c *computation) standWaiting(m *memory) standing {
-	return standing{plane: Userspace, state: StateRecalled, reason: m.waitReason, wake: m.waitUntil}
+	return standing{plane: Userspace, state: StateRecalled, reason: m.waitReason, cause: m.waitCause, wake: m.waitUntil}
 }
 
 // standQualifying is for a service that only has to fulfil the conditions.
@@ -109,16 +121,16 @@ func (c *computation) standQualifying(s *Service, f *facts, m *memory, failure s
 	out := standing{plane: Userspace, state: StateQualifying}
 	switch {
 	case f.panic != "":
-		out.reason = f.panic
+		out.reason, out.cause = f.panic, CausePanic
 	case !ready:
-		out.reason = c.reasons.carry
+		out.reason, out.cause = c.reasons.carry, CauseFew
 	case c.in.Now.Before(steadyAt):
-		out.reason, out.qualifiesAt, out.wake = c.reasons.steady, steadyAt, steadyAt
+		out.reason, out.cause, out.qualifiesAt, out.wake = c.reasons.steady, CauseUnsteady, steadyAt, steadyAt
 	case !c.programmed(s):
-		out.reason = cmp.Or(failure, reasonWriting)
+		out.reason, out.cause = orFailure(failure, reasonWriting, CauseWriting)
 	default:
 		m.offload(c.in.Now)
-		return c.standOffloaded(s, StateOffloaded, f.qualified, failure)
+		return c.standOffloaded(s, f.offloaded(), failure)
 	}
 	return out
 }
@@ -139,7 +151,7 @@ func (c *computation) heedFailure(s *Service, m *memory) string {
 		return text
 	}
 	m.recall(failure.Since, c.in.Policy.BackoffMax)
-	m.failedAt, m.waitHash, m.waitReason = failure.Since, s.KernelHash, text
+	m.failedAt, m.waitHash, m.waitReason, m.waitCause = failure.Since, s.KernelHash, text, CauseRulesFailed
 	return text
 }
 
@@ -174,7 +186,7 @@ func (c *computation) heedFlaps(s *Service, f *facts, m *memory) {
 	}
 	m.recall(c.in.Now, c.in.Policy.BackoffMax)
 	m.waitHash = 0
-	m.waitReason = flapText(endpoints[fam], changes[fam], m.backoff)
+	m.waitCause, m.waitReason = CauseFlapping, flapText(endpoints[fam], changes[fam], m.backoff)
 }
 
 // heedRefusals recalls an offloaded service when the kernel has seen one of its
@@ -192,7 +204,7 @@ func (c *computation) heedRefusals(s *Service, m *memory) {
 				}
 				m.recall(c.in.Now, c.in.Policy.BackoffMax)
 				m.waitHash = 0
-				m.waitReason = refusedText(group[i].Address, m.backoff)
+				m.waitCause, m.waitReason = CauseRefused, refusedText(group[i].Address, m.backoff)
 				return
 			}
 		}

@@ -38,14 +38,14 @@ func reasonsOf(p *Policy) policyReasons {
 }
 
 // refusal says why s serves nobody; empty if it serves somebody.
-func refusal(s *Service) string {
+func refusal(s *Service) (Cause, string) {
 	if len(s.Frontends) == 0 {
-		return withoutFrontends(s.Port)
+		return CauseNoAddress, withoutFrontends(s.Port)
 	}
 	dropped := false
 	for i := range s.Frontends {
 		if s.Serves(&s.Frontends[i]) {
-			return ""
+			return "", ""
 		}
 		dropped = dropped || s.Frontends[i].Verdict == Drop
 	}
@@ -63,19 +63,19 @@ func refusal(s *Service) string {
 	}
 	switch {
 	case n == 0 && len(s.Endpoints) > 0:
-		return "it has no endpoints that aren't another proxy's"
+		return CauseNoEndpoint, "it has no endpoints that aren't another proxy's"
 	case n == 0:
-		return "it has no endpoints"
+		return CauseNoEndpoint, "it has no endpoints"
 	case ready == 0 && n == 1:
-		return "its only endpoint isn't ready"
+		return CauseNotReady, "its only endpoint isn't ready"
 	case ready == 0:
-		return fmt.Sprintf("none of its %d endpoints is ready", n)
+		return CauseNotReady, fmt.Sprintf("none of its %d endpoints is ready", n)
 	case weights == 0:
-		return "all its endpoints have weight 0"
+		return CauseNoWeight, "all its endpoints have weight 0"
 	case dropped:
-		return "its traffic policy is Local and no endpoint on this node takes connections"
+		return CauseNotLocal, "its traffic policy is Local and no endpoint on this node takes connections"
 	}
-	return "it has no endpoint of its addresses' family"
+	return CauseNoFamily, "it has no endpoint of its addresses' family"
 }
 
 // withoutFrontends says why p has none.

@@ -55,6 +55,7 @@ type ServiceStatus struct {
 	DataPlane          DataPlane        `json:"dataplane"`
 	State              State            `json:"state"`
 	Reason             string           `json:"reason"`
+	Cause              Cause            `json:"cause"`                   // the reason in a word, one of Causes
 	QualifiesInSeconds float64          `json:"qualifiesInSeconds"`      // 0 when it isn't known
 	Beneath            DataPlane        `json:"beneath"`                 // the kernel data plane whose rules it has
 	BeneathReason      string           `json:"beneathReason,omitempty"` // why that one, in mode auto
@@ -62,6 +63,8 @@ type ServiceStatus struct {
 	Degraded           string           `json:"degraded,omitempty"`
 	Problems           []string         `json:"problems,omitempty"`
 	Connections        Connections      `json:"connections"`
+	Offloads           uint64           `json:"offloads"` // into the kernel, since kproxy's start
+	Recalls            uint64           `json:"recalls"`  // back to userspace
 	Endpoints          []EndpointStatus `json:"endpoints"`
 }
 
@@ -92,6 +95,8 @@ type EndpointStatus struct {
 	ActiveConnections int64          `json:"activeConnections"`
 	TotalConnections  uint64         `json:"totalConnections"`
 	Failures          uint64         `json:"failures"`
+	BytesIn           uint64         `json:"bytesIn"`
+	BytesOut          uint64         `json:"bytesOut"`
 }
 
 // ConnectionStatus is one row of `kproxy connections`.

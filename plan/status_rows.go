@@ -24,7 +24,7 @@ func (s *Service) Row(now time.Time) ServiceStatus {
 		Namespace: s.Port.Namespace, Name: s.Port.Name, Port: s.Port.Port,
 		Protocol: string(proto), Algorithm: string(s.Port.Algorithm),
 		Addresses: []netip.AddrPort{},
-		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason,
+		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason, Cause: s.Cause,
 		QualifiesInSeconds: secondsUntil(s.QualifiesAt, now),
 		Beneath:            s.Beneath, BeneathReason: s.BeneathReason, Scheduler: s.Scheduler,
 		Degraded: s.Degraded, Problems: s.Problems,

@@ -1,0 +1,37 @@
+package plan
+
+// Move is what happens to a service port between two plans.
+type Move string
+
+// The moves between userspace and the kernel. A service that is refused, or is
+// served again, is not moved.
+const (
+	NoMove  Move = ""
+	Offload Move = "offload"
+	Recall  Move = "recall"
+	// CatchUp: userspace takes over for the moment that the kernel's rules need to
+	// follow a change, or stops doing so.
+	CatchUp Move = "catch-up"
+)
+
+// MoveOf tells how is stands to was, the same service port in the plan before.
+func MoveOf(was, is *Service) Move {
+	if was == nil || is == nil || was.DataPlane == is.DataPlane {
+		return NoMove
+	}
+	switch {
+	case was.inKernel() && is.DataPlane == Userspace:
+		if is.Cause == CauseUpdating {
+			return CatchUp
+		}
+		return Recall
+	case was.DataPlane == Userspace && is.inKernel():
+		if was.State == StateOffloaded {
+			return CatchUp
+		}
+		return Offload
+	}
+	return NoMove
+}
+
+func (s *Service) inKernel() bool { return s.DataPlane == IPTables || s.DataPlane == IPVS }
