@@ -42,9 +42,6 @@ func NotInSet(set, directions string) string {
 // Loopback is the network that never leaves a host.
 var Loopback = [2]string{service.IPv4: "127.0.0.0/8", service.IPv6: "::1/128"}
 
-// localhost is the address of it that clients use.
-var localhost = [2]netip.Addr{service.IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), service.IPv6: netip.IPv6Loopback()}
-
 // RejectWith is what REJECT answers with unless TCP's reset is asked for.
 var RejectWith = [2]string{service.IPv4: "icmp-port-unreachable", service.IPv6: "icmp6-port-unreachable"}
 

@@ -60,7 +60,7 @@ const (
 	SetHealth   = Prefix + "HEALTH"   // ports at which load balancers ask for a Service's health
 )
 
-// The sets of virtual servers; all but those of node ports end in "-4" or "-6".
+// The sets of virtual servers; each ends in "-4" or "-6".
 const (
 	SetVirtual  = Prefix + "VIRTUAL"   // the virtual servers that are kproxy's
 	SetVIP      = Prefix + "VIP"       // the addresses on [DummyLink]
@@ -96,10 +96,10 @@ func FamilySet(base string, f service.Family) string {
 	return base + "-4"
 }
 
-// NodePortSet names the set of node ports of protocol p: "KPROXY-USER-NP-TCP".
-// A bitmap of ports has no family.
-func NodePortSet(base string, p service.Protocol) string {
-	return base + "-NP-" + strings.ToUpper(p.String())
+// NodePortSet names the set of node ports of protocol p in family f:
+// "KPROXY-USER-NP-TCP-4". To the kernel a bitmap of ports has no family.
+func NodePortSet(base string, p service.Protocol, f service.Family) string {
+	return FamilySet(base+"-NP-"+strings.ToUpper(p.String()), f)
 }
 
 // AddressEntry is an entry of a hash:ip,port set as `ipset save` prints it.

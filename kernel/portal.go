@@ -44,7 +44,7 @@ type portal struct {
 	specs   []Set
 	entries map[string][]string
 	// nodeAddresses are those at which node ports answer, loopback aside.
-	nodeAddresses, loopback [2][]netip.Addr
+	nodeAddresses [2][]netip.Addr
 }
 
 // PortalSets returns the portal's sets without entries, in order of name. All
@@ -65,12 +65,14 @@ func PortalSets() []Set {
 			out[i].Family = f
 		}
 	}
-	for _, base := range []string{SetDrop, SetLocal, SetReject, SetUser} {
-		for _, proto := range []service.Protocol{service.TCP, service.UDP} {
-			out = append(out, Set{Name: NodePortSet(base, proto), Type: BitmapPort})
+	for _, f := range service.Families {
+		for _, base := range []string{SetDrop, SetLocal, SetReject, SetUser} {
+			for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+				out = append(out, Set{Name: NodePortSet(base, proto, f), Type: BitmapPort})
+			}
 		}
+		out = append(out, Set{Name: NodePortSet(SetHealth, service.TCP, f), Type: BitmapPort})
 	}
-	out = append(out, Set{Name: NodePortSet(SetHealth, service.TCP), Type: BitmapPort})
 	for i := range out {
 		out[i].Dynamic = true
 	}
@@ -87,15 +89,13 @@ func PortalSetsOf(p *plan.Plan) []Set {
 	}
 	for _, f := range service.Families {
 		if Shorts(p) {
-			out = append(out, Set{Name: FamilySet(SetShort, f), Type: HashIPPort, Family: f, Dynamic: true})
+			out = append(out,
+				Set{Name: FamilySet(SetShort, f), Type: HashIPPort, Family: f, Dynamic: true},
+				Set{Name: NodePortSet(SetShort, service.TCP, f), Type: BitmapPort, Dynamic: true},
+				Set{Name: NodePortSet(SetShort, service.UDP, f), Type: BitmapPort, Dynamic: true})
 		}
 		if p.Uses(plan.IPVS) || p.Uses(plan.IPTables) {
 			out = append(out, Set{Name: FamilySet(SetLeaving, f), Type: HashIPPort, Family: f, Dynamic: true})
-		}
-	}
-	if Shorts(p) {
-		for _, proto := range []service.Protocol{service.TCP, service.UDP} {
-			out = append(out, Set{Name: NodePortSet(SetShort, proto), Type: BitmapPort, Dynamic: true})
 		}
 	}
 	slices.SortFunc(out, func(a, b Set) int { return strings.Compare(a.Name, b.Name) })
@@ -111,9 +111,6 @@ func newPortal(p *plan.Plan) *portal {
 	if p != nil {
 		for _, f := range service.Families {
 			b.nodeAddresses[f] = p.Policy.NodePortAddresses(f)
-			if a := localhost[f]; p.Policy.AnswersNodePorts(a) {
-				b.loopback[f] = []netip.Addr{a}
-			}
 		}
 	}
 	return b
@@ -149,23 +146,22 @@ func (b *portal) add(s *plan.Service, f *plan.Frontend) {
 	}
 }
 
-// addNodePort adds to bitmaps, which have no family: where a node port is served
-// in userspace in one family and refused in the other, connections of the other
-// are redirected as well, and it is userspace that turns them away. Where those
-// of the other are another proxy's, the node's addresses tell which is meant.
+// addNodePort adds to the bitmaps of f's family. These know TCP and UDP only, as
+// userspace does (ip_set_get_ip_port, net/netfilter/ipset/ip_set_getport.c): a node
+// port of SCTP is refused at each of the node's addresses, as a service's own is.
 func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
+	put := b.putNodePort
+	if f.Protocol == service.SCTP {
+		put = b.putNodePlaces
+	}
 	switch f.Verdict {
 	case plan.Reject:
-		b.refuseNodePort(s, f, SetReject)
+		put(SetReject, f)
 	case plan.Drop:
-		b.refuseNodePort(s, f, SetDrop)
+		put(SetDrop, f)
 	}
 	if f.Protocol == service.SCTP {
-		return // the kernel's rules serve it; userspace and bitmaps know TCP and UDP
-	}
-	put := b.putNodePort
-	if s.Excluded != [2]bool{} {
-		put = b.putNodePlaces
+		return // the kernel's rules serve it
 	}
 	if s.Serves(f) {
 		put(SetLocal, f) // the node itself, which short circuits are for
@@ -179,20 +175,15 @@ func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
 }
 
 func (b *portal) putNodePort(base string, f *plan.Frontend) {
-	name := NodePortSet(base, f.Protocol)
+	name := NodePortSet(base, f.Protocol, f.Family)
 	b.entries[name] = append(b.entries[name], strconv.Itoa(int(f.Address.Port())))
 }
 
-// putNodePlaces puts a node port into the set of addresses of its family, as if
-// each of the node's were a service's. For loopback, whose set knows ports
-// only, the address that stands for it is served in userspace.
+// putNodePlaces puts a node port into the set of addresses, as if each of the
+// node's were a service's.
 func (b *portal) putNodePlaces(base string, f *plan.Frontend) {
-	places := b.nodeAddresses[f.Family]
-	if base == SetLocal {
-		base, places = SetUser, b.loopback[f.Family]
-	}
 	name := FamilySet(base, f.Family)
-	for _, a := range places {
+	for _, a := range b.nodeAddresses[f.Family] {
 		b.entries[name] = append(b.entries[name], AddressEntry(f.Protocol, netip.AddrPortFrom(a, f.Address.Port())))
 	}
 }
@@ -200,23 +191,14 @@ func (b *portal) putNodePlaces(base string, f *plan.Frontend) {
 // addHealthPorts adds the ports at which load balancers ask this node whether it
 // has endpoints, some of them by the load balancer's own address.
 func (b *portal) addHealthPorts(p *plan.Plan) {
-	name := NodePortSet(SetHealth, service.TCP)
 	for _, h := range plan.HealthPorts(p) {
-		if h.Problem == "" {
+		if h.Problem != "" {
+			continue
+		}
+		for _, f := range service.Families {
+			name := NodePortSet(SetHealth, service.TCP, f)
 			b.entries[name] = append(b.entries[name], strconv.Itoa(int(h.Port)))
 		}
-	}
-}
-
-// refuseNodePort refuses f in its family only, where the other one may be served.
-// Rules of iptables take a connection before it comes to be refused; IPVS takes
-// it afterwards, so for that the node's addresses tell which family is meant.
-func (b *portal) refuseNodePort(s *plan.Service, f *plan.Frontend, base string) {
-	switch {
-	case s.Beneath == plan.IPVS, s.Excluded != [2]bool{} && f.Protocol != service.SCTP:
-		b.putNodePlaces(base, f)
-	case f.Protocol != service.SCTP:
-		b.putNodePort(base, f)
 	}
 }
 
@@ -293,7 +275,9 @@ func UserEntries(p *service.Port) []SetEntry {
 		}
 	}
 	if p.NodePort != 0 {
-		out = append(out, SetEntry{NodePortSet(SetUser, p.Protocol), strconv.Itoa(int(p.NodePort))})
+		for _, f := range service.Families {
+			out = append(out, SetEntry{NodePortSet(SetUser, p.Protocol, f), strconv.Itoa(int(p.NodePort))})
+		}
 	}
 	return out
 }

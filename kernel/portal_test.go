@@ -2,6 +2,7 @@ package kernel_test
 
 import (
 	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -20,6 +21,9 @@ func TestPortal(t *testing.T) {
 			}
 		}
 	}
+	oneFamily := func(s *plan.Service) {
+		s.Frontends = slices.DeleteFunc(s.Frontends, func(f plan.Frontend) bool { return f.Family == service.IPv6 })
+	}
 	shortCircuit := func(f *plan.Frontend) { f.Verdict, f.Local, f.ShortCircuit = plan.Drop, true, true }
 	tests := []struct {
 		name    string
@@ -30,18 +34,20 @@ func TestPortal(t *testing.T) {
 			kerneltest.External("192.0.2.1:80"), kerneltest.LoadBalancer("192.0.2.2:80"), kerneltest.NodePort(30080)),
 			map[string][]string{
 				"KPROXY-USER-4": {"10.96.0.1,tcp:80", "192.0.2.1,tcp:80", "192.0.2.2,tcp:80"}, "KPROXY-USER-6": {"fd00::1,tcp:80"},
-				"KPROXY-USER-NP-TCP": {"30080"}, "KPROXY-LOCAL-NP-TCP": {"30080"},
+				"KPROXY-USER-NP-TCP-4": {"30080"}, "KPROXY-USER-NP-TCP-6": {"30080"}, "KPROXY-LOCAL-NP-TCP-4": {"30080"}, "KPROXY-LOCAL-NP-TCP-6": {"30080"},
 			}},
 		{"in the kernel", kerneltest.Service("s", service.UDP, kerneltest.Cluster("10.96.0.1:53"), kerneltest.NodePort(30053)),
-			map[string][]string{"KPROXY-LOCAL-NP-UDP": {"30053"}}},
+			map[string][]string{"KPROXY-LOCAL-NP-UDP-4": {"30053"}, "KPROXY-LOCAL-NP-UDP-6": {"30053"}}},
+		{"of one family, whose node port the other one doesn't take", kerneltest.Service("s", service.TCP, kerneltest.InUserspace, kerneltest.NodePort(30080), oneFamily),
+			map[string][]string{"KPROXY-USER-NP-TCP-4": {"30080"}, "KPROXY-LOCAL-NP-TCP-4": {"30080"}}},
 		{"SCTP", kerneltest.Service("s", service.SCTP, kerneltest.Cluster("10.96.0.1:7"), kerneltest.NodePort(30007)), nil},
 		{"rejected", kerneltest.Service("s", service.UDP, kerneltest.InUserspace, kerneltest.Cluster("10.96.0.1:53", verdict(plan.Reject)), kerneltest.NodePort(30053, verdict(plan.Reject))),
-			map[string][]string{"KPROXY-REJECT-4": {"10.96.0.1,udp:53"}, "KPROXY-REJECT-NP-UDP": {"30053"}}},
+			map[string][]string{"KPROXY-REJECT-4": {"10.96.0.1,udp:53"}, "KPROXY-REJECT-NP-UDP-4": {"30053"}, "KPROXY-REJECT-NP-UDP-6": {"30053"}}},
 		{"dropped", kerneltest.Service("s", service.TCP, kerneltest.InUserspace, kerneltest.Cluster("[fd00::1]:80", verdict(plan.Drop)), kerneltest.NodePort(30080, verdict(plan.Drop))),
-			map[string][]string{"KPROXY-DROP-6": {"fd00::1,tcp:80"}, "KPROXY-DROP-NP-TCP": {"30080"}}},
+			map[string][]string{"KPROXY-DROP-6": {"fd00::1,tcp:80"}, "KPROXY-DROP-NP-TCP-4": {"30080"}, "KPROXY-DROP-NP-TCP-6": {"30080"}}},
 		{"dropped but for pods and this node", kerneltest.Service("s", service.TCP, kerneltest.InUserspace,
 			kerneltest.External("192.0.2.1:80", shortCircuit), kerneltest.NodePort(30080, shortCircuit), kerneltest.Endpoints("10.1.0.1:80")),
-			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,tcp:80"}, "KPROXY-DROP-NP-TCP": {"30080"}, "KPROXY-LOCAL-NP-TCP": {"30080"}}},
+			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,tcp:80"}, "KPROXY-DROP-NP-TCP-4": {"30080"}, "KPROXY-DROP-NP-TCP-6": {"30080"}, "KPROXY-LOCAL-NP-TCP-4": {"30080"}}},
 		{"source ranges", kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80", ranges("198.51.100.0/24", "203.0.113.1/32", "2001:db8::/32")),
 			kerneltest.LoadBalancer("[2001:db8::1]:80", ranges("198.51.100.0/24", "2001:db8:1::/48"))),
 			map[string][]string{
@@ -52,7 +58,7 @@ func TestPortal(t *testing.T) {
 			kerneltest.Unusable("10.1.0.2:80", true), kerneltest.Unusable("[fd01::2]:80", false)),
 			map[string][]string{"KPROXY-LEAVING-4": {"10.1.0.2,tcp:80"}, "KPROXY-LEAVING-6": {"fd01::2,tcp:80"}}},
 		{"asked for health", kerneltest.Service("s", service.UDP, kerneltest.Cluster("10.96.0.1:53"), func(s *plan.Service) { s.Port.HealthCheckNodePort = 32000 }),
-			map[string][]string{"KPROXY-HEALTH-NP-TCP": {"32000"}}},
+			map[string][]string{"KPROXY-HEALTH-NP-TCP-4": {"32000"}, "KPROXY-HEALTH-NP-TCP-6": {"32000"}}},
 		{"a range of everything", kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80", ranges("198.51.100.0/24", "0.0.0.0/0"))), nil},
 		{"ranges of the other family only", kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80", ranges("2001:db8::/32"))),
 			map[string][]string{"KPROXY-RANGED-4": {"192.0.2.1,tcp:80"}}},
@@ -103,7 +109,7 @@ func TestPortalOfIPVS(t *testing.T) {
 	}{
 		{"short circuit", kerneltest.Service("s", service.TCP, kerneltest.Beneath(plan.IPVS), kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.NodePort(30080, local(plan.Forward)),
 			kerneltest.Endpoint("10.1.0.1:80", 1, true), kerneltest.Endpoint("[fd01::1]:80", 1, true)),
-			map[string][]string{"KPROXY-SHORT-4": {"192.0.2.1,tcp:80"}, "KPROXY-SHORT-NP-TCP": {"30080"}, "KPROXY-LOCAL-NP-TCP": {"30080"}}},
+			map[string][]string{"KPROXY-SHORT-4": {"192.0.2.1,tcp:80"}, "KPROXY-SHORT-NP-TCP-4": {"30080"}, "KPROXY-SHORT-NP-TCP-6": {"30080"}, "KPROXY-LOCAL-NP-TCP-4": {"30080"}, "KPROXY-LOCAL-NP-TCP-6": {"30080"}}},
 		{"short circuit, nobody else", kerneltest.Service("s", service.UDP, kerneltest.Beneath(plan.IPVS), kerneltest.InUserspace, kerneltest.External("192.0.2.1:80", local(plan.Drop)), kerneltest.Endpoints("10.1.0.1:80")),
 			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,udp:80"}, "KPROXY-SHORT-4": {"192.0.2.1,udp:80"}}},
 		{"short circuit, nobody else, and nothing beneath", kerneltest.Service("s", service.TCP, kerneltest.Beneath(plan.None), kerneltest.InUserspace, kerneltest.External("192.0.2.1:80", local(plan.Drop)), kerneltest.Endpoints("10.1.0.1:80")),
@@ -111,7 +117,7 @@ func TestPortalOfIPVS(t *testing.T) {
 		{"iptables tells clients apart itself", kerneltest.Service("s", service.TCP, kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.Endpoint("10.1.0.1:80", 1, true)), nil},
 		{"nobody in userspace serves SCTP", kerneltest.Service("s", service.SCTP, kerneltest.Beneath(plan.IPVS), kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.Endpoint("10.1.0.1:80", 1, true)), nil},
 		{"a node port without endpoints of one family", kerneltest.Service("s", service.TCP, kerneltest.Beneath(plan.IPVS), kerneltest.NodePort(30080, rejectIPv6), kerneltest.Endpoints("10.1.0.1:80")),
-			map[string][]string{"KPROXY-REJECT-6": {"2001:db8::1,tcp:30080"}, "KPROXY-LOCAL-NP-TCP": {"30080"}}},
+			map[string][]string{"KPROXY-REJECT-NP-TCP-6": {"30080"}, "KPROXY-LOCAL-NP-TCP-4": {"30080"}}},
 		{"a node port of SCTP without endpoints", kerneltest.Service("s", service.SCTP, kerneltest.Beneath(plan.IPVS), kerneltest.NodePort(30007, rejectIPv6)),
 			map[string][]string{"KPROXY-REJECT-6": {"2001:db8::1,sctp:30007"}}},
 	}

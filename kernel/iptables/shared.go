@@ -180,7 +180,7 @@ func (s shared) portal() []string {
 		if s.policy.NoLocalhostNodePorts {
 			break
 		}
-		out = append(out, "-d "+kernel.Loopback[s.family]+" -p "+p.String()+s.answering()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetLocal, p), "dst")+s.redirect(i))
+		out = append(out, "-d "+kernel.Loopback[s.family]+" -p "+p.String()+s.answering()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetLocal, p, s.family), "dst")+s.redirect(i))
 	}
 	out = append(out, s.redirects(kernel.SetUser)...)
 	if s.short {
@@ -198,7 +198,7 @@ func (s shared) redirects(base string) []string {
 		out = append(out, "-p "+p.String()+" "+kernel.InSet(s.set(base), "dst,dst")+s.redirect(i))
 	}
 	for i, p := range userProtocols {
-		out = append(out, s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(base, p), "dst")+s.redirect(i)))
+		out = append(out, s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(base, p, s.family), "dst")+s.redirect(i)))
 	}
 	return out
 }
@@ -260,8 +260,8 @@ func (s shared) refusals() []string {
 			reject = reset
 		}
 		out = append(out,
-			s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p), "dst")+" -j DROP"),
-			s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p), "dst")+reject))
+			s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p, s.family), "dst")+" -j DROP"),
+			s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p, s.family), "dst")+reject))
 	}
 	return out
 }
@@ -337,7 +337,7 @@ func (s shared) input() []string {
 		// Whoever could reach the daemon could lead connections anywhere.
 		out = append(out, fmt.Sprintf("-d %s/32 -p udp %s -j DROP", kernel.SyncGroup.Addr(), kernel.Comment("only kproxy tells IPVS of clients")))
 	}
-	out = append(out, "-p tcp "+kernel.Comment("load balancers ask for health")+" "+kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP), "dst")+" -j ACCEPT")
+	out = append(out, "-p tcp "+kernel.Comment("load balancers ask for health")+" "+kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.family), "dst")+" -j ACCEPT")
 	for i, port := range []uint16{s.TCPPort, s.UDPPort} {
 		p := userProtocols[i]
 		out = append(out, fmt.Sprintf("-p %s %s -m %s --dport %d -m conntrack --ctstate DNAT -j ACCEPT", p, kernel.Comment("redirected to kproxy"), p, port))

@@ -102,15 +102,15 @@ func (b *builder) nodePlaces(f *plan.Frontend) []netip.AddrPort {
 	return out
 }
 
-// masquerade puts f where its rule says. Node ports are in bitmaps, which have no
-// family and know no SCTP; those of SCTP are with the addresses.
+// masquerade puts f where its rule says. Node ports are in bitmaps, which
+// know no SCTP; those of SCTP are with the addresses.
 func (b *builder) masquerade(f *plan.Frontend, places []netip.AddrPort) {
 	base, ok := masquerades[f.Masquerade]
 	if !ok {
 		return
 	}
 	if f.Kind == plan.NodePort && f.Protocol != service.SCTP && slices.Contains(bitmaps, base) {
-		b.put(kernel.NodePortSet(base, f.Protocol), strconv.Itoa(int(f.Address.Port())))
+		b.put(kernel.NodePortSet(base, f.Protocol, f.Family), strconv.Itoa(int(f.Address.Port())))
 		return
 	}
 	for _, a := range places {

@@ -59,7 +59,7 @@ func TestProgrammed(t *testing.T) {
 		{"another persistence", func(r *kernel.Ruleset) { virtual(r, "10.96.0.2:80").Persistence = 1 }, []string{"other"}},
 		{"an address isn't on the link", func(r *kernel.Ruleset) { r.Addresses = r.Addresses[1:] }, []string{"web"}},
 		{"nobody would be masqueraded", func(r *kernel.Ruleset) { without(r, "KPROXY-MASQ-ALL-4", "192.0.2.1,tcp:80") }, []string{"web"}},
-		{"nor at the node port", func(r *kernel.Ruleset) { without(r, "KPROXY-MASQ-ALL-NP-TCP", "30080") }, []string{"web"}},
+		{"nor at the node port", func(r *kernel.Ruleset) { without(r, "KPROXY-MASQ-ALL-NP-TCP-4", "30080") }, []string{"web"}},
 		{"an endpoint isn't recorded", func(r *kernel.Ruleset) { without(r, "KPROXY-ENDPOINT-4", "10.1.0.3,tcp:80,10.1.0.3") }, []string{"other"}},
 		{"the way there is gone", func(r *kernel.Ruleset) { chain(r, "nat", "KPROXY-SERVICES").Rules = nil }, all},
 		{"connections aren't marked", func(r *kernel.Ruleset) { chain(r, "nat", "KPROXY-VIRTUAL").Rules = nil }, all},

@@ -91,8 +91,8 @@ func (r *Renderer) follow(p *plan.Plan) {
 	r.total.change(gone, come)
 }
 
-// bitmaps are the sets that have one for node ports per protocol, besides one
-// of addresses per family.
+// bitmaps are the sets that have one for node ports per protocol and
+// family, besides one of addresses.
 var bitmaps = []string{kernel.SetMasqAll, kernel.SetMasqNode}
 
 // sets returns every set in order of name, with its entries.
@@ -104,10 +104,10 @@ func (r *Renderer) sets(p *plan.Plan) []kernel.Set {
 		for _, base := range []string{kernel.SetMasqAll, kernel.SetMasqNet, kernel.SetMasqNode} {
 			out = append(out, kernel.Set{Name: kernel.FamilySet(base, f), Type: kernel.HashIPPort, Family: f})
 		}
-	}
-	for _, base := range bitmaps {
-		for _, proto := range []service.Protocol{service.TCP, service.UDP} {
-			out = append(out, kernel.Set{Name: kernel.NodePortSet(base, proto), Type: kernel.BitmapPort})
+		for _, base := range bitmaps {
+			for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+				out = append(out, kernel.Set{Name: kernel.NodePortSet(base, proto, f), Type: kernel.BitmapPort})
+			}
 		}
 	}
 	for i := range out {

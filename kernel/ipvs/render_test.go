@@ -72,7 +72,7 @@ UDP 192.168.7.10:30053 rr
   -> 10.1.0.1:53 Masq 1
 UDP [fd00:ffff::10]:30053 rr
   -> [fd01::1]:53 Masq 1
-`, map[string][]string{"KPROXY-MASQ-ALL-NP-UDP": {"30053"}}},
+`, map[string][]string{"KPROXY-MASQ-ALL-NP-UDP-4": {"30053"}, "KPROXY-MASQ-ALL-NP-UDP-6": {"30053"}}},
 		{"node port of SCTP, which bitmaps don't know", kerneltest.Service("s", service.SCTP, kerneltest.NodePort(30007), kerneltest.Endpoints("10.1.0.1:7"), onIPVS), `
 SCTP 192.168.0.10:30007 rr
   -> 10.1.0.1:7 Masq 1
@@ -83,7 +83,7 @@ SCTP 192.168.7.10:30007 rr
 TCP 192.168.7.10:30080 rr
   -> 10.1.0.1:80 Masq 1
   -> 192.168.0.10:30080 Masq 1
-`, map[string][]string{"KPROXY-MASQ-ALL-NP-TCP": {"30080"}}},
+`, map[string][]string{"KPROXY-MASQ-ALL-NP-TCP-4": {"30080"}}},
 		{"the node's own address, which stays on its link", kerneltest.Service("s", service.TCP, kerneltest.External("192.168.7.10:80"), kerneltest.Endpoints("10.1.0.1:80"), onIPVS), `
 TCP 192.168.7.10:80 rr
   -> 10.1.0.1:80 Masq 1
@@ -101,7 +101,7 @@ TCP 192.168.7.10:30080 rr
   -> 10.1.0.1:80 Masq 1
 kproxy0 inet 10.96.0.1/32
 kproxy0 inet 192.0.2.1/32
-`, map[string][]string{"KPROXY-MASQ-NET-4": {"10.96.0.1,tcp:80"}, "KPROXY-MASQ-NODE-4": {"192.0.2.1,tcp:80"}, "KPROXY-MASQ-NODE-NP-TCP": {"30080"}}},
+`, map[string][]string{"KPROXY-MASQ-NET-4": {"10.96.0.1,tcp:80"}, "KPROXY-MASQ-NODE-4": {"192.0.2.1,tcp:80"}, "KPROXY-MASQ-NODE-NP-TCP-4": {"30080"}}},
 		{"weights and affinity", kerneltest.Service("s", service.TCP, kerneltest.Algorithm(service.WeightedRoundRobin), kerneltest.Affinity(90*time.Minute+time.Millisecond), kerneltest.Cluster("10.96.0.1:80"),
 			kerneltest.Endpoint("10.1.0.1:80", 3, false), kerneltest.Endpoint("10.1.0.2:80", 0, false), onIPVS), `
 TCP 10.96.0.1:80 wrr persistent 5401

@@ -73,8 +73,8 @@ func (s static) virtual() []string {
 	atNode := " " + kernel.NotInSet(s.set(kernel.SetVIP), "dst") + " "
 	for _, p := range []service.Protocol{service.TCP, service.UDP} {
 		out = append(out,
-			"-p "+p.String()+" "+every+atNode+kernel.InSet(kernel.NodePortSet(kernel.SetMasqAll, p), "dst")+mark,
-			"-p "+p.String()+" "+self+atNode+kernel.InSet(kernel.NodePortSet(kernel.SetMasqNode, p), "dst")+node+mark)
+			"-p "+p.String()+" "+every+atNode+kernel.InSet(kernel.NodePortSet(kernel.SetMasqAll, p, s.family), "dst")+mark,
+			"-p "+p.String()+" "+self+atNode+kernel.InSet(kernel.NodePortSet(kernel.SetMasqNode, p, s.family), "dst")+node+mark)
 	}
 	return out
 }
@@ -101,7 +101,7 @@ func (s static) vip() []string {
 		"-m conntrack ! --ctstate NEW -j RETURN",
 		s.accepted() + " -j RETURN",
 		"-p " + icmp[s.family] + " -j RETURN",
-		"-p tcp " + kernel.Comment("a load balancer asks for health") + " " + kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP), "dst") + " -j RETURN",
+		"-p tcp " + kernel.Comment("a load balancer asks for health") + " " + kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.family), "dst") + " -j RETURN",
 		"-p tcp " + kernel.Comment("no port of the service") + " -j REJECT --reject-with tcp-reset",
 		kernel.Comment("no port of the service") + " -j REJECT --reject-with " + kernel.RejectWith[s.family],
 	}

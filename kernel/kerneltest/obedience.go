@@ -138,23 +138,7 @@ func wanted(p *plan.Plan, s *plan.Service, f *plan.Frontend, c plan.Client) []Fa
 	if f.Kind == plan.NodePort && !slices.Contains(p.Policy.NodePortAddresses(f.Family), nodeAddress(p, f.Family)) {
 		return none
 	}
-	if f.Kind == plan.NodePort && f.Protocol != service.SCTP {
-		// Node ports' sets have no family: what one family does, both do.
-		for i := range s.Frontends {
-			o := &s.Frontends[i]
-			switch {
-			case o.Kind != plan.NodePort:
-			case s.Excluded != [2]bool{} && o != f: // its addresses tell which family is meant
-			case s.DataPlane == plan.Userspace && o.Verdict == plan.Forward, s.ShortCircuits(o) && shortCircuited(p, c):
-				return []Fate{{To: "userspace"}}
-			case o.Verdict == plan.Drop && verdict == plan.Reject && s.Beneath != plan.IPVS:
-				verdict = plan.Drop
-			}
-		}
-	}
 	switch {
-	case f.Kind == plan.NodePort && f.Protocol == service.SCTP && verdict != plan.Forward && s.Beneath != plan.IPVS:
-		return none // no bitmap for SCTP; nobody listens
 	case verdict == plan.Drop:
 		return []Fate{{To: "DROP"}}
 	case verdict == plan.Reject:
