@@ -1,0 +1,130 @@
+package trace
+
+import (
+	"fmt"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/service"
+)
+
+// sysctl reads a setting of the network namespace of the calling thread; parts
+// are not to be joined with dots, which names of interfaces may contain.
+func sysctl(parts ...string) (int, bool) {
+	b, err := os.ReadFile("/proc/sys/" + strings.Join(parts, "/"))
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	return n, err == nil
+}
+
+// settingName is how sysctl(8) spells a setting; a dot in a name is a slash
+// there.
+func settingName(parts ...string) string {
+	out := make([]string, len(parts))
+	for i, p := range parts {
+		out[i] = strings.ReplaceAll(p, ".", "/")
+	}
+	return strings.Join(out, ".")
+}
+
+// forwardingOff returns the setting that keeps packets which came in on an
+// interface from being forwarded; empty if none does. IPv4 goes by the
+// interface's own setting (IN_DEV_FORWARD in net/ipv4/route.c), IPv6 by that for
+// all (ip6_forward in net/ipv6/ip6_output.c), since Linux 6.17 also by
+// force_forwarding of the interface.
+func forwardingOff(f service.Family, in string) string {
+	if f == service.IPv6 {
+		if n, ok := sysctl("net", "ipv6", "conf", "all", "forwarding"); ok && n == 0 {
+			if n, ok := sysctl("net", "ipv6", "conf", in, "force_forwarding"); !ok || n == 0 {
+				return "net.ipv6.conf.all.forwarding"
+			}
+		}
+		return ""
+	}
+	if n, ok := sysctl("net", "ipv4", "ip_forward"); ok && n == 0 {
+		if n, ok := sysctl("net", "ipv4", "conf", in, "forwarding"); !ok || n == 0 {
+			return "net.ipv4.ip_forward"
+		}
+	}
+	if n, ok := sysctl("net", "ipv4", "conf", in, "forwarding"); ok && n == 0 {
+		return settingName("net", "ipv4", "conf", in, "forwarding")
+	}
+	return ""
+}
+
+// reversePath is what the reverse path filter says to a source address
+// (fib_validate_source in net/ipv4/fib_frontend.c). IPv6 has none but as a rule
+// of iptables.
+type reversePath struct {
+	mode    int    // 0 off, 1 strict, 2 loose: the greater of all's and the interface's
+	setting string // that decides
+	back    route  // to the source
+	refused bool
+}
+
+// checkReversePath looks whether a source address may come in on an interface.
+func checkReversePath(from netip.Addr, in string, mark uint32) reversePath {
+	if service.FamilyOf(from) == service.IPv6 {
+		return reversePath{}
+	}
+	var r reversePath
+	for _, conf := range []string{in, "all"} {
+		if n, ok := sysctl("net", "ipv4", "conf", conf, "rp_filter"); ok && n > r.mode {
+			r.mode, r.setting = n, settingName("net", "ipv4", "conf", conf, "rp_filter")
+		}
+	}
+	if r.mode == 0 {
+		return r
+	}
+	if n, _ := sysctl("net", "ipv4", "conf", in, "src_valid_mark"); n == 0 {
+		if n, _ := sysctl("net", "ipv4", "conf", "all", "src_valid_mark"); n == 0 {
+			mark = 0
+		}
+	}
+	r.back = askRoute(query{to: from, mark: mark})
+	r.refused = r.back.err != nil || r.back.kind != unix.RTN_UNICAST || r.mode == 1 && r.back.link != in
+	return r
+}
+
+func (r *reversePath) String() string {
+	name := map[int]string{0: "off", 1: "strict", 2: "loose"}[r.mode]
+	return fmt.Sprintf("%s = %d (%s)", r.setting, r.mode, name)
+}
+
+// martian says why an address can't be the source of a packet from another host
+// (ip_route_input_slow in net/ipv4/route.c); empty if it can.
+func martian(from netip.Addr) string {
+	switch {
+	case from.IsLoopback():
+		return "loopback addresses mean nothing to other hosts"
+	case from.IsMulticast():
+		return "a multicast address is nobody's"
+	case from == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return "the broadcast address is nobody's"
+	case from.IsUnspecified():
+		return "it is no address"
+	}
+	return ""
+}
+
+// tableUse is how full the table of connections is.
+type tableUse struct{ count, max int }
+
+func conntrackUse() (u tableUse, ok bool) {
+	count, ok1 := sysctl("net", "netfilter", "nf_conntrack_count")
+	most, ok2 := sysctl("net", "netfilter", "nf_conntrack_max")
+	return tableUse{count, most}, ok1 && ok2 && most > 0
+}
+
+// full: the kernel drops the first packet of a connection then, unless it can
+// drop an entry that wasn't answered instead (__nf_conntrack_alloc in
+// net/netfilter/nf_conntrack_core.c).
+func (u tableUse) full() bool { return u.count >= u.max }
+
+// near: it may be full in a moment.
+func (u tableUse) near() bool { return !u.full() && u.count*10 >= u.max*9 }
