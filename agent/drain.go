@@ -59,6 +59,7 @@ func (g *programmer) drain(ctx context.Context) {
 		g.log.Info("every real server has drained")
 	}
 	d.left = left
+	g.figures.draining.Store(int64(left))
 	if left > 0 || err != nil {
 		d.soon()
 	}

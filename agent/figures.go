@@ -41,6 +41,15 @@ type figures struct {
 	triggers  [2][]time.Time // of changes in the cluster that no pass has carried out
 	rules     [2]map[string]int
 	written   [2]map[string]int
+	virtuals  [2]int // virtual servers
+	reals     [2]int
+	writes    plan.Writes
+
+	passFailures, ruleFailures, ruleRepairs, setRepairs, overflows atomic.Uint64
+	draining                                                       atomic.Int64
+
+	moves moveCounts
+	sets  setCounts
 
 	invalidMu sync.Mutex // one process at a time counts packets
 	invalid   uint64
@@ -80,9 +89,9 @@ func (f *figures) done(s *service.Snapshot, took time.Duration) {
 
 // programmed counts the rules that are there, and those that were written.
 func (f *figures) programmed(have kernel.Ruleset, ops kernel.Ops, full bool, took time.Duration) {
+	f.holds(have)
 	f.mu.Lock()
 	for _, fam := range service.Families {
-		f.rules[fam] = countRules(have.Chains[fam], have.Jumps[fam])
 		f.written[fam] = countRules(ops.Chains[fam], ops.AddJumps[fam])
 	}
 	f.mu.Unlock()
@@ -90,6 +99,34 @@ func (f *figures) programmed(have kernel.Ruleset, ops kernel.Ops, full bool, too
 		f.observer.Programmed(full, took)
 	}
 }
+
+// holds counts what the kernel has.
+func (f *figures) holds(have kernel.Ruleset) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.virtuals, f.reals = [2]int{}, [2]int{}
+	for _, fam := range service.Families {
+		f.rules[fam] = countRules(have.Chains[fam], have.Jumps[fam])
+	}
+	for i := range have.Virtuals {
+		fam := service.FamilyOf(have.Virtuals[i].Address.Addr())
+		f.virtuals[fam]++
+		f.reals[fam] += len(have.Virtuals[i].Reals)
+	}
+}
+
+// wrote adds up what was changed, as a whole or in part.
+func (f *figures) wrote(a kernel.Applied) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.writes.Chains += uint64(a.Chains)
+	f.writes.Rules += uint64(a.Rules)
+	f.writes.Entries += uint64(a.Entries)
+	f.writes.Virtuals += uint64(a.Virtuals)
+}
+
+// wroteEntries adds up what the portal's loop changed.
+func (f *figures) wroteEntries(n int) { f.wrote(kernel.Applied{Entries: n}) }
 
 func countRules(chains []kernel.Chain, jumps []kernel.Jump) map[string]int {
 	out := map[string]int{"filter": 0, "mangle": 0, "nat": 0}
@@ -127,6 +164,7 @@ func (a *Agent) Figures() plan.Figures {
 	latest := a.source.Latest()
 	f.mu.Lock()
 	out.ServiceChanges, out.EndpointChanges, out.Rules, out.Written = f.services, f.endpoints, f.rules, f.written
+	out.VirtualServers, out.RealServers, out.Writes = f.virtuals, f.reals, f.writes
 	applied := f.applied
 	f.mu.Unlock()
 	out.ServicesPending, out.EndpointsPending = plan.CountChanges(applied, latest)
@@ -137,6 +175,21 @@ func (a *Agent) Figures() plan.Figures {
 	st, _ := a.sync.get()
 	out.Queued, out.Synced = a.sync.lastQueued(), st.LastSuccess
 	out.InvalidDropped = a.countInvalid()
+	out.PassFailures, out.RuleFailures = f.passFailures.Load(), f.ruleFailures.Load()
+	out.RuleRepairs, out.SetRepairs = f.ruleRepairs.Load(), f.setRepairs.Load()
+	out.ConntrackOverflows, out.Draining = f.overflows.Load(), int(f.draining.Load())
+	out.Offloads, out.Recalls, out.CatchUps = f.moves.byCause()
+	var err error
+	if out.Sets, err = f.sets.count(a.sets.List); err != nil {
+		a.log.Warn("kproxy's sets can't be counted", "error", err)
+	}
+	if count, limit, err := conntrack.Use(); err == nil {
+		out.Conntrack = plan.Usage{Count: count, Max: limit}
+	}
+	for i, proto := range []service.Protocol{service.TCP, service.UDP} {
+		b := a.userspace.Budget(proto)
+		out.Descriptors[i], out.DescriptorWaits[i] = plan.Usage{Count: b.Used, Max: b.Limit}, b.Waiting
+	}
 	return out
 }
 

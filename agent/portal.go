@@ -16,6 +16,8 @@ type portal struct {
 	// applied is the plan that the kernel's sets follow; nil if that isn't
 	// known, as at start or after an error.
 	applied *plan.Plan
+	// wrote is told how many entries were added and deleted; may be nil.
+	wrote func(entries int)
 }
 
 // follow makes the sets what p wants: entries are added before others are
@@ -26,7 +28,11 @@ func (t *portal) follow(ctx context.Context, p *plan.Plan) error {
 		return err
 	}
 	t.applied = nil
-	if _, err := kernel.ApplySets(ctx, t.store, ops); err != nil {
+	entries, err := kernel.ApplySets(ctx, t.store, ops)
+	if t.wrote != nil {
+		t.wrote(entries)
+	}
+	if err != nil {
 		return err
 	}
 	t.applied = p

@@ -110,6 +110,7 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 			continue
 		case why := <-damaged:
 			g.log.Warn("kproxy's rules were changed by somebody else; repairing", "found", why)
+			g.figures.ruleRepairs.Add(1)
 			g.known, again = false, true
 		case <-g.wake:
 		case <-retry.C:
@@ -164,9 +165,11 @@ func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Rulese
 	if ops.Empty() {
 		g.was = p
 		g.rules.watch.Expect(want)
+		g.figures.holds(want)
 		return g.finish(start, g.rules.programmed(want, want, p), nil, nil)
 	}
 	applied, err := g.rules.Apply(ctx, ops)
+	g.figures.wrote(applied)
 	g.drains.soon()
 	defer g.applied(g.was)
 	if err == nil && len(applied.Failed) == 0 {
@@ -183,6 +186,7 @@ func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Rulese
 		return g.finish(start, map[service.Key]uint64{}, nil, errors.Join(err, observeErr))
 	}
 	g.have, g.known = have, true
+	g.figures.holds(have)
 	g.rules.watch.Expect(asWanted(have, want)) // what else is damaged doesn't wait for the retry
 	failed := map[service.Key]plan.Failure{}
 	for k, why := range applied.Failed {
@@ -208,7 +212,9 @@ func (g *programmer) openPortal(ctx context.Context, p *plan.Plan) error {
 	shared := g.rules.render(&plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Fallback: p.Fallback, Policy: p.Policy})
 	want := withShared(g.have, shared)
 	if ops := kernel.Diff(g.have, want); !ops.Empty() {
-		if _, err := g.rules.Apply(ctx, ops); err != nil {
+		applied, err := g.rules.Apply(ctx, ops)
+		g.figures.wrote(applied)
+		if err != nil {
 			g.known = false
 			return fmt.Errorf("open the portal: %w", err)
 		}
@@ -238,6 +244,9 @@ func (g *programmer) failure(k service.Key, f plan.Failure) plan.Failure {
 
 // finish publishes the outcome of a pass; nil programmed leaves the last.
 func (g *programmer) finish(start time.Time, programmed map[service.Key]uint64, failed map[service.Key]plan.Failure, err error) error {
+	if err != nil {
+		g.figures.ruleFailures.Add(1)
+	}
 	g.mu.Lock()
 	old := g.result
 	r := programResult{programmed: programmed, failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start)}

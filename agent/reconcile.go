@@ -35,6 +35,7 @@ func (a *Agent) fast(ctx context.Context) error {
 		case ctx.Err() != nil:
 			return nil
 		case err != nil:
+			a.figures.passFailures.Add(1)
 			a.log.Error("a pass failed; the last good state stays in force", "error", err, "retry", wait)
 			wake.Reset(wait)
 			wait = min(2*wait, retryMax)
@@ -80,6 +81,7 @@ func (a *Agent) portalDamaged() bool {
 	}
 	if found != "" {
 		a.log.Warn("the portal's sets were changed by somebody else; repairing", "found", found)
+		a.figures.setRepairs.Add(1)
 		a.sweeps.owe()
 	}
 	return found != ""
@@ -132,6 +134,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.figures.done(snapshot, took)
 	a.announce(plan.Events(old, p), old == nil)
 	a.recordMoves(old, p)
+	a.figures.moves.count(old, p)
 	return p, nil
 }
 

@@ -123,7 +123,7 @@ func (a *Agent) openUserspace() error {
 // openKernel makes what programs the kernel.
 func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) error {
 	tcp, udp := a.userspace.Ports()
-	a.sets, a.portal = sets, portal{store: sets}
+	a.sets, a.portal = sets, portal{store: sets, wrote: a.figures.wroteEntries}
 	a.routing = kernel.DefaultRouting()
 	a.routing.Marks, a.routing.Table, a.routing.SkipIPv6 = a.marks(), a.cfg.RouteTable, !host.IPv6
 	virtuals, err := a.openIPVS(row, sets)

@@ -36,9 +36,10 @@ func (a *Agent) Status() plan.Status {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}
 	st.Services = p.Rows(now)
-	us, kernel := a.userspace.Counters(), a.accounting.Figures()
+	us, kernel, moved := a.userspace.Counters(), a.accounting.Figures(), a.figures.moves.byService()
 	for i, s := range p.Services {
 		addCounters(&st.Services[i], us[s.Port.Key], kernel[s.Port.Key])
+		st.Services[i].Offloads, st.Services[i].Recalls = moved[s.Port.Key].offloads, moved[s.Port.Key].recalls
 		if more := a.healths.problemsOf(s.Port.Namespace, s.Port.Name); len(more) > 0 {
 			st.Services[i].Problems = slices.Concat(st.Services[i].Problems, more)
 		}
@@ -86,10 +87,13 @@ func addCounters(row *plan.ServiceStatus, us userspace.Counters, k conntrack.Ser
 		e := &row.Endpoints[i]
 		f := k.Endpoints[e.Address]
 		e.ActiveConnections, e.TotalConnections = f.Active, f.Total
+		e.BytesIn, e.BytesOut = f.BytesIn, f.BytesOut
 		if u := at[e.Address]; u != nil {
 			e.ActiveConnections += u.Active
 			e.TotalConnections += u.Total
 			e.Failures = u.Failures
+			e.BytesIn += u.BytesIn
+			e.BytesOut += u.BytesOut
 		}
 	}
 }

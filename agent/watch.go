@@ -30,6 +30,7 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func(
 		if n := overflows(); n != lost {
 			a.log.Warn("flows ended faster than they could be counted; the figures of the kernel's connections are too low", "overflows", n)
 			lost = n
+			a.figures.overflows.Store(n)
 		}
 		a.watchForwarding(kernel.Forwarding())
 		if news, _ := a.networks.look(a.log); news { // what fails was logged

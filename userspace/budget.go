@@ -53,6 +53,7 @@ func raiseFDs() (int, error) {
 
 // budget counts file descriptors. Whoever can't have any waits or goes without.
 type budget struct {
+	size    int
 	mu      sync.Mutex
 	freed   sync.Cond
 	free    int
@@ -61,7 +62,7 @@ type budget struct {
 }
 
 func newBudget(n int) *budget {
-	b := &budget{free: n}
+	b := &budget{size: n, free: n}
 	b.freed.L = &b.mu
 	return b
 }

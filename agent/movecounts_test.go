@@ -1,0 +1,92 @@
+package agent
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// TestMoveCounts: moves are counted by cause and by service, what only bridges a
+// change of rules is neither offload nor recall, and a service that is gone takes
+// its own counts along, not the sums.
+func TestMoveCounts(t *testing.T) {
+	port := &service.Port{Key: web}
+	at := func(d plan.DataPlane, s plan.State, c plan.Cause) *plan.Plan {
+		return &plan.Plan{Services: []*plan.Service{{Port: port, DataPlane: d, State: s, Cause: c}}}
+	}
+	var m moveCounts
+	var old *plan.Plan
+	for _, p := range []*plan.Plan{
+		at(plan.Userspace, plan.StateQualifying, plan.CauseUnsteady),
+		at(plan.IPTables, plan.StateOffloaded, plan.CauseQualified),
+		at(plan.Userspace, plan.StateOffloaded, plan.CauseUpdating),
+		at(plan.IPTables, plan.StateOffloaded, plan.CauseQualified),
+		at(plan.Userspace, plan.StateRecalled, plan.CauseFlapping),
+		at(plan.IPVS, plan.StatePinned, plan.CausePinned),
+		at(plan.Userspace, plan.StatePinned, plan.CauseUpdating), // the state hides that it was offloaded
+		at(plan.IPVS, plan.StatePinned, plan.CausePinned),
+		at(plan.None, plan.StateRejecting, plan.CauseNoEndpoint),
+		at(plan.IPVS, plan.StatePinned, plan.CausePinned),
+	} {
+		m.count(old, p)
+		old = p
+	}
+	check := func(what string, services map[service.Key]serviceMoves) {
+		t.Helper()
+		offloads, recalls, catchUps := m.byCause()
+		if diff := cmp.Diff(map[plan.Cause]uint64{plan.CauseQualified: 1, plan.CausePinned: 1}, offloads); diff != "" {
+			t.Errorf("%s: offloads (-want +got):\n%s", what, diff)
+		}
+		if diff := cmp.Diff(map[plan.Cause]uint64{plan.CauseFlapping: 1}, recalls); diff != "" {
+			t.Errorf("%s: recalls (-want +got):\n%s", what, diff)
+		}
+		if catchUps != 2 {
+			t.Errorf("%s: %d catch-ups, want 2", what, catchUps)
+		}
+		if diff := cmp.Diff(services, m.byService(), cmp.AllowUnexported(serviceMoves{})); diff != "" {
+			t.Errorf("%s: services (-want +got):\n%s", what, diff)
+		}
+	}
+	check("at the end", map[service.Key]serviceMoves{web: {offloads: 2, recalls: 1}})
+	m.count(old, &plan.Plan{})
+	check("service gone", map[service.Key]serviceMoves{})
+}
+
+func TestSetCounts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var c setCounts
+		lists := 0
+		fail := errors.New("no socket")
+		var err error
+		list := func(entries func(string) bool) ([]kernel.SetState, error) {
+			if lists++; entries != nil {
+				t.Error("entries were asked for")
+			}
+			return []kernel.SetState{
+				{Set: kernel.Set{Name: "KPROXY-AFF-A"}, Count: 2}, {Set: kernel.Set{Name: "KPROXY-AFF-B"}, Count: 3},
+				{Set: kernel.Set{Name: "KPROXY-USER-4"}, Count: 7},
+			}, err
+		}
+		want := map[string]int{"KPROXY-AFF": 5, "KPROXY-USER-4": 7}
+		for range 2 {
+			if got, err := c.count(list); err != nil || !cmp.Equal(got, want) {
+				t.Errorf("got %v, %v; want %v", got, err, want)
+			}
+		}
+		time.Sleep(2 * setCountsAge)
+		err = fail
+		if got, err := c.count(list); !errors.Is(err, fail) || !cmp.Equal(got, want) {
+			t.Errorf("after an error: got %v, %v; want what was counted last", got, err)
+		}
+		if lists != 2 {
+			t.Errorf("sets were listed %d times, want 2", lists)
+		}
+	})
+}
