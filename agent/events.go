@@ -14,11 +14,17 @@ type events struct {
 	closed bool
 }
 
-// eventBuffer is how far a subscriber may fall behind.
-const eventBuffer = 256
+// eventBuffer is how far a subscriber may fall behind, deepEventBuffer one that
+// keeps events for others: at an Event's 72 bytes, a bit more than a megabyte.
+const (
+	eventBuffer     = 256
+	deepEventBuffer = 16384
+)
 
-func (e *events) subscribe() (<-chan plan.Event, func()) {
-	ch := make(chan plan.Event, eventBuffer)
+func (e *events) subscribe() (<-chan plan.Event, func()) { return e.subscribeWith(eventBuffer) }
+
+func (e *events) subscribeWith(buffer int) (<-chan plan.Event, func()) {
+	ch := make(chan plan.Event, buffer)
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.closed {

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -13,7 +14,11 @@ type syncState struct {
 	status  plan.SyncStatus
 	queued  time.Time // when a pass was last due
 	pending time.Time // since when a change waits for a successful pass
+	last    []plan.SyncTime
 }
+
+// maxSyncTimes is how many passes' times are remembered.
+const maxSyncTimes = 60
 
 // begun records that a pass was due at start. As long as none succeeds, what it
 // is about waits: also while this one hangs.
@@ -51,6 +56,17 @@ func (s *syncState) done(took time.Duration) {
 		Generation: s.status.Generation + 1, LastSuccess: time.Now(), DurationSeconds: took.Seconds(),
 	}
 	s.pending = time.Time{}
+	if len(s.last) == maxSyncTimes {
+		s.last = append(s.last[:0], s.last[1:]...)
+	}
+	s.last = append(s.last, plan.SyncTime{Time: s.status.LastSuccess, DurationSeconds: s.status.DurationSeconds})
+}
+
+// recent returns when the last passes ended and how long they took, oldest first.
+func (s *syncState) recent() []plan.SyncTime {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.last)
 }
 
 func (s *syncState) get() (status plan.SyncStatus, pending time.Time) {

@@ -1,8 +1,6 @@
 package web
 
 import (
-	_ "embed"
-	"html/template"
 	"io"
 	"net/http"
 
@@ -17,6 +15,8 @@ type APIConfig struct {
 	Source Source
 	// Gatherer is what /metrics shows.
 	Gatherer prometheus.Gatherer
+	// Recorder keeps what the dashboard shows; nil serves no dashboard.
+	Recorder *Recorder
 	// Configz is what /configz shows: configurations by name. It is encoded as JSON.
 	Configz map[string]any
 	// Profiling reports whether Go's profiles are served now, at /debug/pprof; nil
@@ -29,7 +29,11 @@ func API(c APIConfig) http.Handler {
 	src := c.Source
 	events := newEventStream(src)
 	mux := http.NewServeMux()
-	mux.HandleFunc("/{$}", func(w http.ResponseWriter, _ *http.Request) { index(w, src.Status()) })
+	mux.HandleFunc("/{$}", ui)
+	mux.HandleFunc("/ui/", ui)
+	if c.Recorder != nil {
+		dashboard(mux, c.Recorder)
+	}
 	mux.HandleFunc("/api/v1/status", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, src.Status())
 	})
@@ -84,14 +88,4 @@ func plainText(w http.ResponseWriter, code int, s string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(code)
 	_, _ = io.WriteString(w, s)
-}
-
-//go:embed index.html
-var indexHTML string
-
-var indexTemplate = template.Must(template.New("index").Parse(indexHTML))
-
-func index(w http.ResponseWriter, s plan.Status) {
-	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_ = indexTemplate.Execute(w, s) // fails only when the client has gone
 }

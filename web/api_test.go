@@ -18,7 +18,9 @@ import (
 func api(src Source) http.Handler {
 	reg := prometheus.NewRegistry()
 	NewMetrics(reg, src)
-	return API(APIConfig{Source: src, Gatherer: reg, Configz: map[string]any{"kproxy.dev": map[string]string{"mode": "iptables"}}})
+	rec := NewRecorder(DefaultRecorderConfig(src))
+	rec.look(start, true)
+	return API(APIConfig{Source: src, Recorder: rec, Gatherer: reg, Configz: map[string]any{"kproxy.dev": map[string]string{"mode": "iptables"}}})
 }
 
 // get asks h and returns the answer.
@@ -34,9 +36,19 @@ func TestAPI(t *testing.T) {
 		path, contentType, contains string
 		code                        int
 	}{
-		{"/", "text/html; charset=utf-8", "<h1>kproxy on n1</h1>", 200},
-		{"/", "text/html; charset=utf-8", "carried &lt;1&gt; connection", 200},
-		{"/", "text/html; charset=utf-8", "a.yaml:3: what\nb.yaml:9: what", 200},
+		{"/", "text/html; charset=utf-8", `<html lang="en"`, 200},
+		{"/ui/index.html", "text/html; charset=utf-8", `<html lang="en"`, 200},
+		{"/ui/none.js", "text/plain; charset=utf-8", "404", 404},
+		{"/api/v1/history?service=shop/cart", "application/json", `"shop/cart":{"active":[1],"connections":[0]`, 200},
+		{"/api/v1/history?service=shop/none", "application/json", `"services":{}`, 200},
+		{"/api/v1/timeline", "application/json", `{"events":[]}`, 200},
+		{"/api/v1/timeline?limit=0", "application/json", "a number from 1 to 2000", 400},
+		{"/api/v1/timeline?limit=x", "application/json", "a number from 1 to 2000", 400},
+		{"/api/v1/service?key=shop/web:http", "application/json", `"row":{"key":"shop/web:http","namespace":"shop"`, 200},
+		{"/api/v1/service?key=shop/cart", "application/json", `"health":[{"address":"10.2.0.2:8080","changes":[{"time":`, 200},
+		{"/api/v1/service?key=shop/web", "application/json", "there is no service port", 404},
+		{"/api/v1/service", "application/json", "there is no service port", 404},
+		{"/api/v1/node", "application/json", `"node":"n1"`, 200},
 		{"/api/v1/status", "application/json", `"node":"n1"`, 200},
 		{"/api/v1/connections", "application/json", `"service":"shop/webmail"`, 200},
 		{"/metrics", "text/plain; version=0.0.4; charset=utf-8; escaping=underscores", "kproxy_alive 1\n", 200},
@@ -56,6 +68,9 @@ func TestAPI(t *testing.T) {
 				t.Errorf("the body lacks %q:\n%s", tt.contains, w.Body)
 			}
 			for k, v := range securityHeaders {
+				if k == "Cache-Control" && strings.HasPrefix(tt.contentType, "text/html") {
+					v = "no-cache" // nothing in them is of this node
+				}
 				if got := w.Header().Get(k); got != v {
 					t.Errorf("header %s: got %q, want %q", k, got, v)
 				}
@@ -77,7 +92,7 @@ func TestStatusIsTheContractsJSON(t *testing.T) {
 
 func TestAPIOnlyReads(t *testing.T) {
 	h := api(shop())
-	for _, path := range []string{"/", "/api/v1/status", "/api/v1/events", "/metrics", "/pin"} {
+	for _, path := range []string{"/", "/api/v1/status", "/api/v1/events", "/metrics", "/pin", "/api/v1/live", "/api/v1/history", "/api/v1/timeline", "/api/v1/service", "/api/v1/node", "/ui/index.html"} {
 		for _, method := range []string{"POST", "PUT", "PATCH", "DELETE", "OPTIONS", "CONNECT", "TRACE"} {
 			w := httptest.NewRecorder()
 			h.ServeHTTP(w, httptest.NewRequest(method, path, nil))

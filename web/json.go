@@ -2,6 +2,7 @@ package web
 
 import (
 	"bytes"
+	"compress/gzip"
 	"encoding/json"
 	"net/http"
 )
@@ -28,4 +29,21 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	w.Header().Set("X-Content-Type-Options", "nosniff")
 	w.WriteHeader(code)
 	_, _ = w.Write(b.Bytes())
+}
+
+// worthZipping is how long an answer has to be before compressing it saves a packet.
+const worthZipping = 1400
+
+// writeCompressed is writeJSON for answers that may be long, compressed where
+// the client takes it.
+func writeCompressed(w http.ResponseWriter, r *http.Request, v any) {
+	b, err := json.Marshal(v)
+	if err != nil || len(b) < worthZipping || !acceptsGzip(r) {
+		writeJSON(w, http.StatusOK, v)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Encoding", "gzip")
+	w.Header().Set("Vary", "Accept-Encoding")
+	_, _ = w.Write(zip(b, gzip.BestSpeed))
 }

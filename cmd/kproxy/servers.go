@@ -70,12 +70,14 @@ func (s *servers) close() {
 }
 
 // run answers on every listener until ctx is done.
-func (s *servers) run(ctx context.Context, src web.Source, reg *prometheus.Registry, cfg *settled, log *slog.Logger) error {
+func (s *servers) run(ctx context.Context, src source, reg *prometheus.Registry, cfg *settled, log *slog.Logger) error {
 	var g errgroup.Group
 	g.Go(func() error { return web.Serve(ctx, s.control, web.Control(src), log) })
 	if s.api != nil {
+		rec := recorder(src)
+		g.Go(func() error { return rec.Run(ctx) })
 		api := web.API(web.APIConfig{
-			Source: src, Gatherer: reg, Profiling: cfg.profiling,
+			Source: src, Recorder: rec, Gatherer: reg, Profiling: cfg.profiling,
 			Configz: map[string]any{"kproxy.dev": configz{cfg, false}, "kubeproxy.config.k8s.io": configz{cfg, true}},
 		})
 		g.Go(func() error { return web.Serve(ctx, s.api, api, log) })
@@ -85,6 +87,13 @@ func (s *servers) run(ctx context.Context, src web.Source, reg *prometheus.Regis
 		g.Go(func() error { return web.Serve(ctx, s.health, health, log) })
 	}
 	return g.Wait()
+}
+
+// recorder keeps what the dashboard shows of src.
+func recorder(src source) *web.Recorder {
+	c := web.DefaultRecorderConfig(src)
+	c.Subscribe, c.Node = src.SubscribeDeep, src.NodeFigures
+	return web.NewRecorder(c)
 }
 
 // source is the agent as the web package sees it.

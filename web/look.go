@@ -1,0 +1,140 @@
+package web
+
+import (
+	"net/netip"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// look reads the status and tells the streams what has changed. Only looks that
+// keep go into the history: they are one interval apart, the others come when
+// something has just happened.
+func (r *Recorder) look(now time.Time, keep bool) {
+	st := r.cfg.Source.Status()
+	r.mu.Lock()
+	r.looks++
+	took := time.Duration(0)
+	if !r.kept.IsZero() {
+		took = now.Sub(r.kept)
+	}
+	d := delta{Time: now.UTC(), Alive: st.Alive, Changed: []*Row{}}
+	services := make([]*record, len(st.Services))
+	for i := range st.Services {
+		s := &st.Services[i]
+		rec := r.recordOf(i, s)
+		services[i] = rec
+		rec.at, rec.seen = i, r.looks
+		was := rec.row
+		rec.row = newRow(was, s, r.keepCounts(rec, s, keep, took), now)
+		if rec.row != was {
+			d.Changed = append(d.Changed, rec.row)
+		}
+		rec.followHealth(s.Endpoints, now)
+	}
+	d.Removed = r.forget(len(services))
+	d.news = len(d.Changed) > 0 || len(d.Removed) > 0 || st.Alive != r.status.Alive
+	r.status, r.services = st, services
+	if keep {
+		r.kept = now
+		r.samples++
+	}
+	r.mu.Unlock()
+	r.hub.publish(&d)
+	if keep {
+		r.hub.publishNode(r.Node)
+	}
+}
+
+// recordOf returns the record of the service at a place in the status. Mostly
+// it is where it was the last time.
+func (r *Recorder) recordOf(at int, s *plan.ServiceStatus) *record {
+	if at < len(r.services) {
+		if was := r.services[at]; was.row.Namespace == s.Namespace && was.row.Name == s.Name && was.row.Port == s.Port {
+			return was
+		}
+	}
+	key := rowKey(s)
+	if rec := r.byKey[key]; rec != nil {
+		return rec
+	}
+	return r.newRecord(key)
+}
+
+func (r *Recorder) newRecord(key string) *record {
+	rec := &record{key: strings.Clone(key), at: -1, seen: r.looks, events: eventRing{limit: r.cfg.ServiceEvents}}
+	r.byKey[rec.key] = rec
+	return rec
+}
+
+// keepCounts writes the history and returns the rates to show. The first
+// reading of a service is where its rates begin.
+func (r *Recorder) keepCounts(rec *record, s *plan.ServiceStatus, keep bool, took time.Duration) Rates {
+	if rec.row == nil {
+		rec.counted = s.Connections
+	}
+	if !keep {
+		if rec.row == nil {
+			return Rates{}
+		}
+		return rec.row.Rates
+	}
+	now := rates(rec.counted, s.Connections, took)
+	rec.counted = s.Connections
+	at, size := r.samples%r.cfg.Samples, r.cfg.Samples
+	for i, v := range [seriesCount]float64{
+		seriesActive: float64(s.Connections.Active), seriesConnections: now.Connections,
+		seriesBytesIn: now.BytesIn, seriesBytesOut: now.BytesOut,
+		seriesFailed: now.Failed, seriesRetried: now.Retried,
+	} {
+		rec.rings[i].put(at, size, v)
+	}
+	return now
+}
+
+// followHealth keeps what has changed of the endpoints' health, and forgets
+// those that have gone.
+func (rec *record) followHealth(endpoints []plan.EndpointStatus, now time.Time) {
+	if rec.health == nil {
+		rec.health = make(map[netip.AddrPort]healthLog, len(endpoints))
+	}
+	for i := range endpoints {
+		e := &endpoints[i]
+		if log := rec.health[e.Address]; log.lacks(e) {
+			rec.health[e.Address] = log.add(e, now)
+		}
+	}
+	if len(rec.health) == len(endpoints) {
+		return
+	}
+	has := make(map[netip.AddrPort]bool, len(endpoints))
+	for i := range endpoints {
+		has[endpoints[i].Address] = true
+	}
+	for a := range rec.health {
+		if !has[a] {
+			delete(rec.health, a)
+		}
+	}
+}
+
+// forget drops the records of the services that this look didn't find, and
+// returns their keys. A record that an event made waits for the next look: the
+// service may have come after this one began.
+func (r *Recorder) forget(found int) []string {
+	removed := []string{}
+	if len(r.byKey) == found {
+		return removed
+	}
+	for key, rec := range r.byKey {
+		if rec.seen == r.looks || rec.row == nil && rec.seen == r.looks-1 {
+			continue
+		}
+		delete(r.byKey, key)
+		if rec.row != nil {
+			removed = append(removed, key)
+		}
+	}
+	return removed
+}

@@ -1,0 +1,196 @@
+package web
+
+import (
+	"runtime"
+	"runtime/metrics"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// overview returns everything, as of the last look.
+func (r *Recorder) overview() overview {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	o := overview{
+		Time: time.Now().UTC(), Alive: r.status.Alive, Sync: r.status.Sync,
+		Sources: r.status.Sources, Services: make([]*Row, len(r.services)),
+	}
+	if o.Sources == nil {
+		o.Sources = []plan.SourceStatus{}
+	}
+	for i, rec := range r.services {
+		o.Services[i] = rec.row
+	}
+	return o
+}
+
+func (r *Recorder) hello() hello {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return hello{
+		Node: r.status.Node, Mode: r.status.Mode, Version: r.status.Version,
+		Time: time.Now().UTC(), IntervalSeconds: r.cfg.Interval.Seconds(),
+	}
+}
+
+// History is the JSON of /api/v1/history.
+type History struct {
+	IntervalSeconds float64           `json:"intervalSeconds"`
+	End             time.Time         `json:"end"` // of the last sample
+	Services        map[string]Series `json:"services"`
+}
+
+// History returns the samples there are of some service ports. What there is no
+// service port of is left out.
+func (r *Recorder) History(keys []string) History {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	h := History{IntervalSeconds: r.cfg.Interval.Seconds(), End: r.kept.UTC(), Services: map[string]Series{}}
+	size := r.cfg.Samples
+	next, n := r.samples%size, min(r.samples, size)
+	for _, key := range keys {
+		rec := r.byKey[key]
+		if rec == nil || rec.row == nil {
+			continue
+		}
+		of := func(series int) []float64 { return rec.rings[series].last(next, size, n) }
+		h.Services[key] = Series{
+			Active: of(seriesActive), Connections: of(seriesConnections), BytesIn: of(seriesBytesIn),
+			BytesOut: of(seriesBytesOut), Failed: of(seriesFailed), Retried: of(seriesRetried),
+		}
+	}
+	return h
+}
+
+// Timeline returns up to n events, newest first: those of a service port
+// (namespace/name:port), of all ports of a service (namespace/name), or of
+// everything if key is empty.
+func (r *Recorder) Timeline(key string, n int) []plan.Event {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if key == "" {
+		return r.timeline.newest(n)
+	}
+	if rec := r.byKey[key]; rec != nil {
+		return rec.events.newest(n)
+	}
+	out := []plan.Event{}
+	for _, e := range r.timeline.newest(len(r.timeline.events)) {
+		if len(out) < n && (e.Service == key || isPortOf(e.Service, key)) {
+			out = append(out, e)
+		}
+	}
+	return out
+}
+
+// ServicePage is the JSON of /api/v1/service.
+type ServicePage struct {
+	Service plan.ServiceStatus `json:"service"`
+	Row     *Row               `json:"row"`
+	Health  []EndpointHealth   `json:"health"` // in the order of the service's endpoints
+}
+
+// Service returns what is known of a service port, as of the last look.
+// namespace/name will do for a service of one port.
+func (r *Recorder) Service(key string) (ServicePage, bool) {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	rec := r.byKey[key]
+	if rec == nil || rec.row == nil {
+		if rec = r.onlyPortOf(key); rec == nil {
+			return ServicePage{}, false
+		}
+	}
+	page := ServicePage{Service: r.status.Services[rec.at], Row: rec.row, Health: []EndpointHealth{}}
+	for i := range page.Service.Endpoints {
+		a := page.Service.Endpoints[i].Address
+		page.Health = append(page.Health, EndpointHealth{Address: a.String(), Changes: append([]HealthChange{}, rec.health[a]...)})
+	}
+	return page, true
+}
+
+func (r *Recorder) onlyPortOf(name string) *record {
+	namespace, name, ok := strings.Cut(name, "/")
+	if !ok {
+		return nil
+	}
+	var found *record
+	for _, rec := range r.services {
+		if rec.row.Namespace == namespace && rec.row.Name == name {
+			if found != nil {
+				return nil
+			}
+			found = rec
+		}
+	}
+	return found
+}
+
+// NodeFigures is the JSON of /api/v1/node.
+type NodeFigures struct {
+	Version        string                    `json:"version"`
+	GoVersion      string                    `json:"goVersion"`
+	Kernel         string                    `json:"kernel"`
+	UptimeSeconds  int64                     `json:"uptimeSeconds"`
+	Mode           plan.Mode                 `json:"mode"`
+	Node           string                    `json:"node"`
+	Alive          bool                      `json:"alive"`
+	Capabilities   []plan.CapStatus          `json:"capabilities"`
+	Sources        []plan.SourceStatus       `json:"sources"`
+	Sync           NodeSync                  `json:"sync"`
+	Conntrack      plan.ConntrackUse         `json:"conntrack"`
+	Rules          map[string]map[string]int `json:"rules"`
+	Sets           int                       `json:"sets"`
+	VirtualServers int                       `json:"virtualServers"`
+	MemoryBytes    uint64                    `json:"memoryBytes"`
+	Goroutines     int                       `json:"goroutines"`
+}
+
+// NodeSync is the last pass of the reconcile loop, and how long some before took.
+type NodeSync struct {
+	plan.SyncStatus
+	Recent []plan.SyncTime `json:"recent"` // oldest first
+}
+
+// Node returns how the node is: its status as of the last look, the rest as of
+// now.
+func (r *Recorder) Node() NodeFigures {
+	r.mu.RLock()
+	s := r.status
+	r.mu.RUnlock()
+	n := NodeFigures{
+		Version: s.Version, GoVersion: runtime.Version(), UptimeSeconds: s.UptimeSeconds, Mode: s.Mode, Node: s.Node,
+		Alive: s.Alive, Capabilities: s.Capabilities, Sources: s.Sources, Sync: NodeSync{SyncStatus: s.Sync},
+		MemoryBytes: memoryInUse(), Goroutines: runtime.NumGoroutine(),
+	}
+	if r.cfg.Node != nil {
+		f := r.cfg.Node()
+		n.Kernel, n.Conntrack, n.Rules, n.Sync.Recent = f.Kernel, f.Conntrack, f.Rules, f.Syncs
+	}
+	if n.Capabilities == nil {
+		n.Capabilities = []plan.CapStatus{}
+	}
+	if n.Sources == nil {
+		n.Sources = []plan.SourceStatus{}
+	}
+	if n.Rules == nil {
+		n.Rules = map[string]map[string]int{}
+	}
+	if n.Sync.Recent == nil {
+		n.Sync.Recent = []plan.SyncTime{}
+	}
+	return n
+}
+
+// memoryInUse is what the Go runtime holds of the system's memory, without what
+// it has given back. Unlike runtime.ReadMemStats it doesn't stop the world.
+func memoryInUse() uint64 {
+	s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}
+	metrics.Read(s)
+	if s[0].Value.Kind() != metrics.KindUint64 || s[1].Value.Kind() != metrics.KindUint64 {
+		return 0
+	}
+	return s[0].Value.Uint64() - s[1].Value.Uint64()
+}

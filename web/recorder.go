@@ -1,0 +1,141 @@
+package web
+
+import (
+	"context"
+	"net/netip"
+	"sync"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// RecorderConfig says what a Recorder looks at and how much it keeps.
+type RecorderConfig struct {
+	Source Source
+	// Subscribe is where events come from; nil means Source.Subscribe.
+	Subscribe func() (<-chan plan.Event, func())
+	// Node tells what the status doesn't; nil leaves it out.
+	Node func() plan.NodeFigures
+	// Interval is the time between two samples.
+	Interval time.Duration
+	// Samples is how many the history holds.
+	Samples int
+	// Events is how many the timeline holds, ServiceEvents how many of these it
+	// holds of a service port, however many others have.
+	Events, ServiceEvents int
+}
+
+// DefaultRecorderConfig looks at src every two seconds and keeps five minutes.
+func DefaultRecorderConfig(src Source) RecorderConfig {
+	return RecorderConfig{Source: src, Interval: 2 * time.Second, Samples: 150, Events: 2000, ServiceEvents: 24}
+}
+
+// soonest is how quickly a sample may follow another when something happens.
+const soonest = 500 * time.Millisecond
+
+// Recorder looks at the status at an interval and keeps what the dashboard
+// shows: the present state, a few minutes of rates, and what happened. It tells
+// every live stream what has changed, which is found out and encoded once for
+// all of them. Its methods are safe for concurrent use.
+type Recorder struct {
+	cfg RecorderConfig
+	hub hub
+
+	mu       sync.RWMutex // Run writes, requests read
+	status   plan.Status
+	services []*record // in the order of status.Services
+	byKey    map[string]*record
+	timeline eventRing
+	looks    int       // how often the status was read
+	kept     time.Time // when the history last got a sample
+	samples  int       // how many it ever got
+}
+
+// record is what is kept of one service port.
+type record struct {
+	key     string
+	row     *Row
+	at      int              // in status.Services
+	seen    int              // the look that last found it
+	counted plan.Connections // when the history last got a sample
+	rings   [seriesCount]ring
+	events  eventRing
+	health  map[netip.AddrPort]healthLog
+}
+
+// NewRecorder returns a Recorder that knows nothing before Run.
+func NewRecorder(c RecorderConfig) *Recorder {
+	if c.Subscribe == nil {
+		c.Subscribe = c.Source.Subscribe
+	}
+	return &Recorder{cfg: c, byKey: map[string]*record{}, timeline: eventRing{limit: c.Events}}
+}
+
+// Run records until ctx is done.
+func (r *Recorder) Run(ctx context.Context) error {
+	events, cancel := r.cfg.Subscribe()
+	defer cancel()
+	tick := time.NewTicker(r.cfg.Interval)
+	defer tick.Stop()
+	soon := time.NewTimer(0)
+	defer soon.Stop()
+	var last time.Time
+	var due bool // soon is set
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case e, open := <-events:
+			if !open {
+				events = nil // the source has stopped; what it left is still shown
+				continue
+			}
+			r.happened(drainEvents(events, e))
+			if !due { // show what came of it without waiting for the interval's end
+				due = true
+				soon.Reset(max(soonest-time.Since(last), 0))
+			}
+		case <-soon.C:
+			due = false
+			r.look(time.Now(), false)
+			last = time.Now()
+		case <-tick.C:
+			r.look(time.Now(), true)
+			last = time.Now()
+		}
+	}
+}
+
+// drainEvents returns first and whatever else waits.
+func drainEvents(events <-chan plan.Event, first plan.Event) []plan.Event {
+	out := []plan.Event{first}
+	for {
+		select {
+		case e, open := <-events:
+			if !open {
+				return out // the next receive tells
+			}
+			out = append(out, e)
+		default:
+			return out
+		}
+	}
+}
+
+// happened keeps events and passes them on.
+func (r *Recorder) happened(events []plan.Event) {
+	r.mu.Lock()
+	for _, e := range events {
+		r.timeline.add(e)
+		if e.Service == "" {
+			continue
+		}
+		rec := r.byKey[e.Service]
+		if rec == nil { // it comes with the next sample, or it has gone
+			rec = r.newRecord(e.Service)
+		}
+		rec.events.add(e)
+	}
+	r.mu.Unlock()
+	r.hub.publishEvents(events)
+}

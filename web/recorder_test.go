@@ -1,0 +1,378 @@
+package web
+
+import (
+	"bufio"
+	"compress/gzip"
+	"context"
+	"encoding/json"
+	"fmt"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// change changes the status that the source reports. Status are values, so
+// nobody who read the last one sees it.
+func (f *fakeSource) change(edit func(*plan.Status)) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	s := f.status
+	s.Services = append([]plan.ServiceStatus{}, s.Services...)
+	for i := range s.Services {
+		s.Services[i].Endpoints = append([]plan.EndpointStatus{}, s.Services[i].Endpoints...)
+	}
+	edit(&s)
+	f.status = s
+}
+
+// sseEvent is one event of a stream.
+type sseEvent struct{ kind, data string }
+
+// stream collects what a live stream says. It is safe for concurrent use.
+type stream struct {
+	mu     sync.Mutex
+	events []sseEvent
+	err    error
+}
+
+func (s *stream) read(r io.Reader) {
+	lines := bufio.NewScanner(r)
+	lines.Buffer(nil, 16<<20)
+	var e sseEvent
+	for lines.Scan() {
+		name, value, _ := strings.Cut(lines.Text(), ": ")
+		switch name {
+		case "event":
+			e.kind = value
+		case "data":
+			e.data = value
+			s.mu.Lock()
+			s.events = append(s.events, e)
+			s.mu.Unlock()
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.err = lines.Err()
+}
+
+// take returns what came since the last call, node figures left out.
+func (s *stream) take() []sseEvent {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var out []sseEvent
+	for _, e := range s.events {
+		if e.kind != "node" {
+			out = append(out, e)
+		}
+	}
+	s.events = nil
+	return out
+}
+
+func kinds(events []sseEvent) []string {
+	out := []string{}
+	for _, e := range events {
+		out = append(out, e.kind)
+	}
+	return out
+}
+
+// watch runs a recorder and a server on a fake clock, opens a live stream, and
+// hands both to the test.
+func watch(t *testing.T, src *fakeSource, encoding string, test func(*Recorder, *stream)) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		rec := NewRecorder(DefaultRecorderConfig(src))
+		var done sync.WaitGroup
+		done.Go(func() { _ = rec.Run(ctx) })
+		time.Sleep(time.Millisecond) // the first look has been
+		ln := listenPipe(t.Context())
+		done.Go(func() {
+			if err := Serve(ctx, ln, API(APIConfig{Source: src, Recorder: rec}), slog.New(slog.DiscardHandler)); err != nil {
+				t.Errorf("serve: %v", err)
+			}
+		})
+		client := &http.Client{Transport: &http.Transport{DialContext: ln.dial, DisableCompression: true}}
+		req, err := http.NewRequest(http.MethodGet, "http://kproxy/api/v1/live", nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		req.Header.Set("Accept-Encoding", encoding)
+		resp, err := client.Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := &stream{}
+		done.Go(func() {
+			var body io.Reader = resp.Body
+			if resp.Header.Get("Content-Encoding") == "gzip" {
+				z, err := gzip.NewReader(body)
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				body = z
+			}
+			s.read(body)
+		})
+		synctest.Wait()
+		test(rec, s)
+		cancel()
+		done.Wait()
+		if s.err != nil {
+			t.Errorf("the stream didn't end in good order: %v", s.err)
+		}
+		_ = resp.Body.Close()
+	})
+}
+
+func TestLiveStreamTellsWhatChanges(t *testing.T) {
+	for _, encoding := range []string{"identity", "gzip"} {
+		t.Run(encoding, func(t *testing.T) {
+			src := shop()
+			watch(t, src, encoding, func(_ *Recorder, s *stream) {
+				first := s.take()
+				if d := cmp.Diff([]string{"hello", "overview"}, kinds(first)); d != "" {
+					t.Fatalf("at the start (-want +got):\n%s", d)
+				}
+				var o overview
+				if err := json.Unmarshal([]byte(first[1].data), &o); err != nil {
+					t.Fatal(err)
+				}
+				if len(o.Services) != 3 || !o.Alive || o.Services[1].Key != "shop/web:http" || o.Services[1].Endpoints != (EndpointCount{Total: 2, Up: 1, Down: 1, Usable: 1}) {
+					t.Errorf("overview: got %s", first[1].data)
+				}
+
+				time.Sleep(10 * time.Second)
+				synctest.Wait()
+				if got := s.take(); len(got) != 0 {
+					t.Errorf("nothing changed, but the stream said %v", got)
+				}
+
+				src.change(func(st *plan.Status) {
+					st.Services = append(st.Services[:1], st.Services[2:]...) // web:http goes
+					st.Services[1].DataPlane, st.Services[1].State = plan.IPTables, plan.StateOffloaded
+					st.Services[1].Connections.Total += 10
+				})
+				src.send(plan.Event{Time: start, Kind: "dataplane", Service: "shop/web:http3", Message: "userspace to iptables: healthy"})
+				time.Sleep(time.Second) // less than an interval: the event hastens the look
+				synctest.Wait()
+				got := s.take()
+				if d := cmp.Diff([]string{"timeline", "rows"}, kinds(got)); d != "" {
+					t.Fatalf("after a change (-want +got):\n%s", d)
+				}
+				var d delta
+				if err := json.Unmarshal([]byte(got[1].data), &d); err != nil {
+					t.Fatal(err)
+				}
+				if len(d.Changed) != 1 || d.Changed[0].Key != "shop/web:http3" || d.Changed[0].DataPlane != plan.IPTables || !cmp.Equal(d.Removed, []string{"shop/web:http"}) {
+					t.Errorf("rows: got %s", got[1].data)
+				}
+
+				time.Sleep(2 * time.Second)
+				synctest.Wait()
+				got = s.take() // the rate of those ten connections
+				if d := cmp.Diff([]string{"rows"}, kinds(got)); d != "" || !strings.Contains(got[0].data, `"rates":{"connections":5,`) {
+					t.Errorf("rates after the interval: got %v", got)
+				}
+				time.Sleep(2 * time.Second)
+				synctest.Wait()
+				if got := s.take(); len(got) != 1 || !strings.Contains(got[0].data, `"rates":{"connections":0,`) {
+					t.Errorf("rates go back to nothing: got %v", got)
+				}
+			})
+		})
+	}
+}
+
+func TestAStreamThatFallsBehindBeginsAnew(t *testing.T) {
+	rec := NewRecorder(DefaultRecorderConfig(shop()))
+	rec.look(start, true)
+	_, slow := rec.hub.subscribe(rec.overview)
+	_, quick := rec.hub.subscribe(rec.overview)
+	for i := range hubBuffer + 1 {
+		rec.happened([]plan.Event{{Time: start, Kind: "sync", Message: fmt.Sprint(i)}})
+		<-quick
+	}
+	n := 0
+	for range slow { // ends only when it was closed
+		n++
+	}
+	if n != hubBuffer {
+		t.Errorf("the slow one got %d messages, want %d", n, hubBuffer)
+	}
+	if len(rec.hub.subs) != 1 {
+		t.Errorf("%d streams are subscribed, want the quick one", len(rec.hub.subs))
+	}
+}
+
+func TestHistory(t *testing.T) {
+	src := shop()
+	c := DefaultRecorderConfig(src)
+	c.Samples = 4
+	rec := NewRecorder(c)
+	for i := range 6 {
+		rec.look(start.Add(time.Duration(i)*2*time.Second), true)
+		src.change(func(st *plan.Status) {
+			st.Services[0].Connections.Total += uint64(2 * i)
+			st.Services[0].Connections.Active = int64(i)
+		})
+	}
+	h := rec.History([]string{"shop/cart", "shop/none"})
+	want := History{IntervalSeconds: 2, End: start.Add(10 * time.Second), Services: map[string]Series{"shop/cart": {
+		Active: []float64{1, 2, 3, 4}, Connections: []float64{1, 2, 3, 4},
+		BytesIn: []float64{0, 0, 0, 0}, BytesOut: []float64{0, 0, 0, 0}, Failed: []float64{0, 0, 0, 0}, Retried: []float64{0, 0, 0, 0},
+	}}}
+	if d := cmp.Diff(want, h); d != "" {
+		t.Errorf("history (-want +got):\n%s", d)
+	}
+	if rec.byKey["shop/cart"].rings[seriesFailed].samples != nil {
+		t.Error("a figure that is always zero takes memory")
+	}
+	// A counter that starts anew is no burst, and a service that is back begins anew.
+	src.change(func(st *plan.Status) { st.Services[0].Connections.Total = 1 })
+	rec.look(start.Add(12*time.Second), true)
+	if got := rec.History([]string{"shop/cart"}).Services["shop/cart"].Connections[3]; got != 0 {
+		t.Errorf("rate after the counter went back: got %v, want 0", got)
+	}
+}
+
+func TestRingForgetsWhatIsZero(t *testing.T) {
+	var r ring
+	for i := range 3 {
+		r.put(i%3, 3, 0)
+	}
+	if r.samples != nil {
+		t.Error("zeros take memory")
+	}
+	r.put(0, 3, 5)
+	if d := cmp.Diff([]float64{0, 0, 5}, r.last(1, 3, 3)); d != "" {
+		t.Errorf("last (-want +got):\n%s", d)
+	}
+	for i := 1; i <= 3; i++ {
+		r.put(i%3, 3, 0)
+	}
+	if r.samples != nil {
+		t.Error("a ring that is all zeros again keeps its memory")
+	}
+}
+
+func TestTimelineIsBoundedByService(t *testing.T) {
+	c := DefaultRecorderConfig(shop())
+	c.Events, c.ServiceEvents = 5, 2
+	rec := NewRecorder(c)
+	rec.look(start, true)
+	for i := range 7 {
+		rec.happened([]plan.Event{{Kind: "health", Service: "shop/web:http", Message: fmt.Sprint(i)}})
+	}
+	rec.happened([]plan.Event{{Kind: "health", Service: "shop/gone", Message: "removed"}})
+	rec.look(start.Add(time.Second), false)
+	rec.look(start.Add(2*time.Second), false)
+	for _, tt := range []struct {
+		key  string
+		n    int
+		want []string
+	}{
+		{"", 10, []string{"removed", "6", "5", "4", "3"}},
+		{"", 2, []string{"removed", "6"}},
+		{"shop/web:http", 10, []string{"6", "5"}},
+		{"shop/web", 10, []string{"6", "5", "4", "3"}}, // all its ports, of those there are over all
+		{"shop/gone", 10, []string{"removed"}},         // its record has gone with it
+		{"shop/none", 10, []string{}},
+	} {
+		got := []string{}
+		for _, e := range rec.Timeline(tt.key, tt.n) {
+			got = append(got, e.Message)
+		}
+		if d := cmp.Diff(tt.want, got); d != "" {
+			t.Errorf("%q, %d (-want +got):\n%s", tt.key, tt.n, d)
+		}
+	}
+	if len(rec.byKey) != 3 {
+		t.Errorf("%d records are kept, want those of the 3 services there are", len(rec.byKey))
+	}
+}
+
+func TestHealthHistory(t *testing.T) {
+	src := shop()
+	rec := NewRecorder(DefaultRecorderConfig(src))
+	rec.look(start, true)
+	set := func(i int, health, problem string) {
+		src.change(func(st *plan.Status) {
+			e := &st.Services[0].Endpoints[0]
+			e.Health, e.LastError, e.Since = health, problem, start.Add(time.Duration(i)*time.Minute)
+		})
+		rec.look(start.Add(time.Duration(i)*time.Minute), true)
+	}
+	set(1, "down", "connection refused")
+	set(2, "up", "connection refused") // the error stays in the status
+	page, ok := rec.Service("shop/cart")
+	if !ok {
+		t.Fatal("no such service")
+	}
+	want := []HealthChange{
+		{Time: start, Health: "up"},
+		{Time: start.Add(time.Minute), Health: "down", Error: "connection refused"},
+		{Time: start.Add(2 * time.Minute), Health: "up"},
+	}
+	if d := cmp.Diff(want, page.Health[0].Changes); d != "" {
+		t.Errorf("changes (-want +got):\n%s", d)
+	}
+	for i := range 3 * maxHealthChanges {
+		set(i+3, []string{"down", "up"}[i%2], "")
+	}
+	if page, _ = rec.Service("shop/cart"); len(page.Health[0].Changes) != maxHealthChanges {
+		t.Errorf("%d changes are kept, want %d", len(page.Health[0].Changes), maxHealthChanges)
+	}
+	if len(want) != 3 || want[0].Health != "up" {
+		t.Error("what was handed out has changed")
+	}
+	src.change(func(st *plan.Status) {
+		st.Services[0].Endpoints = []plan.EndpointStatus{{Address: netip.MustParseAddrPort("10.2.0.9:80"), Health: "unknown"}}
+	})
+	rec.look(start.Add(time.Hour), true)
+	if n := len(rec.byKey["shop/cart"].health); n != 1 {
+		t.Errorf("the health of %d endpoints is kept, want 1", n)
+	}
+}
+
+func TestCountdownDoesntJitter(t *testing.T) {
+	s := plan.ServiceStatus{Name: "web", QualifiesInSeconds: 10}
+	first := newRow(nil, &s, Rates{}, start)
+	s.QualifiesInSeconds = 8.1
+	if second := newRow(first, &s, Rates{}, start.Add(2*time.Second)); second != first {
+		t.Errorf("the same countdown made another row: %v, %v", first.QualifiesAt, second.QualifiesAt)
+	}
+	s.QualifiesInSeconds = 20
+	if third := newRow(first, &s, Rates{}, start.Add(2*time.Second)); !third.QualifiesAt.Equal(start.Add(22 * time.Second)) {
+		t.Errorf("qualifies at: got %v, want in 20 s", third.QualifiesAt)
+	}
+}
+
+func TestHistoryIsBounded(t *testing.T) {
+	path := "/api/v1/history?service=" + strings.Repeat("a/b&service=", maxHistoryKeys)
+	if w := get(api(shop()), path); w.Code != http.StatusBadRequest || !strings.Contains(w.Body.String(), "201 services") {
+		t.Errorf("got %d %s, want 400 with the reason", w.Code, w.Body)
+	}
+}
+
+func TestLiveStreamsAreBounded(t *testing.T) {
+	s := newLiveStream(NewRecorder(DefaultRecorderConfig(shop())))
+	for range maxStreams {
+		s.slots <- struct{}{}
+	}
+	if w := get(s, "/api/v1/live"); w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "64 live streams are open") {
+		t.Errorf("got %d %s, want 503 with the reason", w.Code, w.Body)
+	}
+}
