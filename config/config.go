@@ -54,6 +54,11 @@ type Config struct {
 	ListenTCPPort      int    `json:"listenTCPPort"`      // of the shared listener; 0 lets the kernel choose
 	ListenUDPPort      int    `json:"listenUDPPort"`      // of the shared listener; 0 lets the kernel choose
 
+	// So many service ports, and endpoints of theirs, have series of their own in
+	// /metrics; the others share one.
+	MetricsServices  int `json:"metricsServiceLimit"`
+	MetricsEndpoints int `json:"metricsEndpointLimit"`
+
 	Profiling bool `json:"enableProfiling"` // /debug/pprof on MetricsBindAddress
 	// OOMScoreAdj is this process's oom_score_adj, -1000 to 1000 (proc(5)); nil
 	// leaves it as it is.

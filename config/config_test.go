@@ -121,6 +121,8 @@ func TestValidate(t *testing.T) {
 		{"listener on a server's port", func(c *Config) { c.ListenTCPPort = 10256 }, "--listen-tcp-port: 10256 is the port of --healthz-bind-address"},
 		{"server on the listener's port", func(c *Config) { c.HealthzBindAddress = "0.0.0.0:10244" }, "--healthz-bind-address: 10244 is the port of --listen-tcp-port"},
 		{"metrics on the port for health", func(c *Config) { c.MetricsBindAddress = "127.0.0.1:10256" }, "--metrics-bind-address: 127.0.0.1:10256 is taken by --healthz-bind-address 0.0.0.0:10256; choose another port"},
+		{"no number of series", func(c *Config) { c.MetricsServices = -1 }, "--metrics-service-limit: -1 is out"},
+		{"too many series", func(c *Config) { c.MetricsEndpoints = 2e6 }, "--metrics-endpoint-limit: 2000000 is out"},
 		{"port out of range", func(c *Config) { c.ListenUDPPort = 70000 }, "--listen-udp-port: 70000 is out"},
 		{"relative paths", func(c *Config) { c.Socket, c.StateDir = "s", "" }, "--socket: \"s\" is not\n--state-dir: \"\" is not"},
 		{"long socket", func(c *Config) { c.Socket = "/" + strings.Repeat("x", 107) }, "--socket: the path has 108 bytes"},

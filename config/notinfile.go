@@ -29,6 +29,8 @@ var flagOnly = map[string]string{
 	"stateDir":              "state-dir",
 	"listenTCPPort":         "listen-tcp-port",
 	"listenUDPPort":         "listen-udp-port",
+	"metricsServiceLimit":   "metrics-service-limit",
+	"metricsEndpointLimit":  "metrics-endpoint-limit",
 }
 
 // FlagOf returns the flag of `kproxy run` that sets a part of a Config.

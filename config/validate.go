@@ -345,6 +345,8 @@ func checkAddresses(c Config) []error {
 	}
 	p.within("listen-tcp-port", c.ListenTCPPort, 0, 65535)
 	p.within("listen-udp-port", c.ListenUDPPort, 0, 65535)
+	p.within("metrics-service-limit", c.MetricsServices, 0, maxMetricsLimit)
+	p.within("metrics-endpoint-limit", c.MetricsEndpoints, 0, maxMetricsLimit)
 	for _, b := range []struct {
 		flag string
 		at   netip.AddrPort
@@ -359,6 +361,9 @@ func checkAddresses(c Config) []error {
 	}
 	return p
 }
+
+// maxMetricsLimit is far beyond what a Prometheus can hold of every node.
+const maxMetricsLimit = 1_000_000
 
 // bind parses an address to listen on; an empty one serves nothing.
 func (p *problems) bind(flag, s string) netip.AddrPort {

@@ -16,6 +16,8 @@ func serverSettings() []setting {
 		portSetting("metrics", config.MetricsPort, func(c *config.Config) *string { return &c.MetricsBindAddress }),
 		bindSetting("healthz", "`IP:PORT` of /healthz, /livez, /readyz; empty for none", config.HealthzPort, func(c *config.Config) *string { return &c.HealthzBindAddress }),
 		portSetting("healthz", config.HealthzPort, func(c *config.Config) *string { return &c.HealthzBindAddress }),
+		number("metrics-service-limit", "so many service ports have series of their own in /metrics, the others share one", func(c *config.Config) *int { return &c.MetricsServices }),
+		number("metrics-endpoint-limit", "the same for endpoints of those", func(c *config.Config) *int { return &c.MetricsEndpoints }),
 		onOff("profiling", "serve Go's profiles at /debug/pprof on --metrics-bind-address", func(c *config.Config) *bool { return &c.Profiling }),
 		text("socket", "control socket, a `PATH`", func(c *config.Config) *string { return &c.Socket }),
 		text("state-dir", "`DIR` for what survives a restart: pins", func(c *config.Config) *string { return &c.StateDir }),
