@@ -53,6 +53,8 @@ var layout = []row{
 	{folder: "agent", imports: "*", third: "github.com/hashicorp/go-multierror golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service trace", third: "github.com/prometheus/client_golang"},
 	{folder: "lab", third: netlink},
+	{folder: "view", imports: "plan", third: "golang.org/x/text", pure: true},
+	{folder: "view/terminal", imports: "view", third: "golang.org/x/sys golang.org/x/term"},
 	{folder: "cmd/kproxy", imports: "*", third: "github.com/urfave/cli github.com/prometheus/client_golang golang.org/x/sync golang.org/x/sys golang.org/x/term"},
 }
 

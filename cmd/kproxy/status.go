@@ -3,8 +3,10 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
+	"os"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -12,6 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/view"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -19,41 +22,54 @@ func statusCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "status",
 		Usage:     "show what every service does now, and why",
-		ArgsUsage: "[NAMESPACE/NAME]",
+		ArgsUsage: "[NAMESPACE/NAME[:PORT]]",
 		Flags: []cli.Flag{
 			socketFlag(),
 			outputFlag("table", "wide", "json"),
-			&cli.BoolFlag{Name: "watch", Usage: "print again every second until interrupted"},
+			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow it: on a terminal as a screen with keys (? says which), else printed every second"},
 		},
-		Action: func(c *cli.Context) error {
-			show, err := statusPrinter(c.String("output"))
-			if err != nil {
-				return err
-			}
-			if err := oneService(c); err != nil {
-				return err
-			}
-			client := web.NewClient(c.String("socket"))
-			for {
-				st, err := client.Status(c.Context)
-				if err != nil {
-					return err
-				}
-				if st.Services, err = selectServices(st.Services, c.Args().First()); err != nil {
-					return err
-				}
-				if c.Bool("watch") && c.String("output") != "json" {
-					fmt.Fprint(c.App.Writer, "\x1b[H\x1b[2J") // home, clear (ECMA-48)
-				}
-				if err := show(c.App.Writer, st); err != nil || !c.Bool("watch") {
-					return err
-				}
-				if !sleep(c.Context, time.Second) {
-					return nil
-				}
-			}
-		},
+		Action: showStatus,
 	}
+}
+
+func showStatus(c *cli.Context) error {
+	show, err := statusPrinter(c.String("output"))
+	if err != nil {
+		return err
+	}
+	if err := oneService(c); err != nil {
+		return err
+	}
+	client := web.NewClient(c.String("socket"))
+	status := func(ctx context.Context) (st plan.Status, err error) {
+		if st, err = client.Status(ctx); err == nil {
+			st.Services, err = selectServices(st.Services, c.Args().First())
+		}
+		return st, err
+	}
+	switch {
+	case !c.Bool("watch"):
+		st, err := status(c.Context)
+		if err != nil {
+			return err
+		}
+		return show(c.App.Writer, st)
+	case c.String("output") == "json" || !canDraw(c.App.Writer):
+		return watchPlainly(c.Context, c.App.Writer, status, show)
+	}
+	// Waiting for a kproxy that isn't there yet makes sense; for one that may not
+	// be asked, or for a service that it doesn't have, it doesn't.
+	st, err := status(c.Context)
+	s := screen{client: client, status: status, model: view.New(view.Config{
+		Theme: view.ThemeOf(os.Getenv), Endpoints: c.String("output") == "wide",
+	})}
+	switch {
+	case err == nil:
+		s.warm = &st
+	case !errors.Is(err, web.ErrNotRunning):
+		return err
+	}
+	return s.run(c.Context, os.Stdout)
 }
 
 // oneService checks that a command got at most one service to look at.
@@ -142,7 +158,7 @@ func printStatus(w io.Writer, st plan.Status, wide bool) error {
 	fmt.Fprintln(t, "SERVICE\tADDRESS\tDATA PLANE\tSTATE\tENDPOINTS\tACTIVE\tTOTAL\tFAILED\tREASON")
 	for i := range st.Services {
 		s := &st.Services[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", serviceTitle(s), addressTitle(s), s.DataPlane, s.State,
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", view.Title(s), addressTitle(s), s.DataPlane, s.State,
 			endpointsTitle(s), s.Connections.Active, s.Connections.Total, s.Connections.Failed, reasonTitle(s))
 		if wide {
 			printEndpoints(t, s)
@@ -156,14 +172,6 @@ func aliveWord(alive bool) string {
 		return "alive"
 	}
 	return "NOT SERVING (new connections go to the kernel rules beneath)"
-}
-
-func serviceTitle(s *plan.ServiceStatus) string {
-	title := s.Namespace + "/" + s.Name
-	if s.Port != "" {
-		title += ":" + s.Port
-	}
-	return title
 }
 
 func addressTitle(s *plan.ServiceStatus) string {

@@ -1,0 +1,104 @@
+package view
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// header is who and how it is: the program, its last sync, what it carries.
+func (m *Model) header(now time.Time, width int) []line {
+	g := m.theme.glyphs()
+	if m.received.IsZero() {
+		if m.gone == "" {
+			return []line{styled(bold, "kproxy").with(plain, " is asked for its status")}
+		}
+		return paragraph(bad, g.dead+" kproxy doesn't answer: ", m.gone, width)
+	}
+	st := &m.status
+	who := styled(bold, "kproxy "+st.Version).with(plain, " on "+st.Node)
+	alive := styled(good, g.alive+" alive")
+	if !st.Alive {
+		alive = styled(bad, g.dead+" NOT SERVING")
+	}
+	if m.gone != "" {
+		alive = styled(bad, g.dead+" GONE")
+	}
+	out := []line{flow([]line{
+		who, alive, text("mode " + string(st.Mode)), text("up " + Age(time.Duration(st.UptimeSeconds)*time.Second)),
+		styled(dim, now.Format("15:04:05")),
+	}, width)}
+	if m.gone != "" {
+		out = append(out, paragraph(bad, fmt.Sprintf("For %s it hasn't answered; this is what it last said. ", Age(now.Sub(m.since))), m.gone, width)...)
+	} else if !st.Alive {
+		out = append(out, text("new connections go to what the kernel's rules beneath say"))
+	}
+	out = append(out, m.syncLine(now, width))
+	for _, s := range st.Sources {
+		if s.Error != "" {
+			first, _, _ := strings.Cut(s.Error, "\n")
+			out = append(out, styled(bad, "source "+s.Name+": ").with(plain, first))
+		}
+	}
+	return append(fit(out, min(len(out), 6)), m.totals(width))
+}
+
+// paragraph is a marked start and the rest of a message, in up to three lines.
+func paragraph(st style, start, rest string, width int) []line {
+	var out []line
+	for i, part := range wrap(start+rest, width, 3) {
+		if i == 0 && len(part) > len(start) {
+			out = append(out, styled(st, start).with(plain, strings.TrimPrefix(part, clean(start))))
+		} else {
+			out = append(out, text(part))
+		}
+	}
+	return out
+}
+
+func (m *Model) syncLine(now time.Time, width int) line {
+	s := &m.status.Sync
+	if s.LastError != "" {
+		return styled(bad, "last sync failed: ").with(plain, s.LastError)
+	}
+	if s.LastSuccess.IsZero() {
+		return styled(warn, "no sync yet")
+	}
+	return flow([]line{
+		text(fmt.Sprintf("sync %d", s.Generation)), text(Age(now.Sub(s.LastSuccess)) + " ago"),
+		text("took " + Age(time.Duration(s.DurationSeconds*float64(time.Second)))),
+	}, width)
+}
+
+// totals sums up all services, also those that a filter hides.
+func (m *Model) totals(width int) line {
+	planes := map[plan.DataPlane]int{}
+	var sum rates
+	var all plan.Connections
+	for _, s := range m.services {
+		planes[s.status.DataPlane]++
+		sum.connections += s.rates.connections
+		sum.in += s.rates.in
+		sum.out += s.rates.out
+		all.Active += s.status.Connections.Active
+		all.Failed += s.status.Connections.Failed
+		all.Retried += s.status.Connections.Retried
+	}
+	var items []line
+	for _, p := range []plan.DataPlane{plan.Userspace, plan.IPTables, plan.IPVS, plan.None} {
+		if n := planes[p]; n > 0 {
+			items = append(items, styled(accent, string(p)).with(plain, fmt.Sprintf(" %d", n)))
+		}
+	}
+	errors := plain
+	if all.Failed > 0 {
+		errors = warn
+	}
+	items = append(items,
+		text(Rate(sum.connections)+" conn/s"), text(Count(float64(all.Active))+" active"),
+		styled(errors, Count(float64(all.Failed))+" failed"), text(Count(float64(all.Retried))+" retried"),
+		text("in "+Bytes(sum.in)+"B/s"), text("out "+Bytes(sum.out)+"B/s"))
+	return flow(items, width)
+}

@@ -1,0 +1,148 @@
+package view
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// names lists the services on the screen, in order.
+func (m *Model) names() []string {
+	var out []string
+	for _, s := range m.shown {
+		out = append(out, s.status.Name)
+	}
+	return out
+}
+
+func press(m *Model, keys ...Key) (quit bool) {
+	for _, k := range keys {
+		quit = m.Key(k, noon.Add(4*time.Second)) || quit
+	}
+	return quit
+}
+
+func TestOrders(t *testing.T) {
+	m := watched(Config{}, 4)
+	for _, want := range [][]string{
+		{"dns-with-a-long-name", "orphan", "shop", "idle", "web"}, // wrong, wrong, counting down, at rest
+		{"idle", "shop", "web", "dns-with-a-long-name", "orphan"},
+		{"web", "shop", "idle", "dns-with-a-long-name", "orphan"},
+		{"dns-with-a-long-name", "web", "idle", "shop", "orphan"},
+		{"dns-with-a-long-name", "orphan", "shop", "idle", "web"},
+	} {
+		if diff := cmp.Diff(want, m.names()); diff != "" {
+			t.Errorf("sorted by %s (-want +got):\n%s", orderNames[m.keys.order], diff)
+		}
+		press(m, "s")
+	}
+}
+
+func TestFilter(t *testing.T) {
+	for filter, want := range map[string][]string{
+		"":               {"dns-with-a-long-name", "orphan", "shop", "idle", "web"},
+		"WEB":            {"web"},
+		"10.96.0.6":      {"shop"},
+		"iptables":       {"dns-with-a-long-name"},
+		"default tcp":    {"shop", "idle", "web"},
+		"default reject": nil,
+	} {
+		m := watched(Config{}, 4)
+		press(m, "/")
+		for _, r := range filter {
+			press(m, Key(r))
+		}
+		press(m, KeyEnter)
+		if diff := cmp.Diff(want, m.names()); diff != "" {
+			t.Errorf("filter %q (-want +got):\n%s", filter, diff)
+		}
+		if press(m, KeyEscape); len(m.names()) != 5 {
+			t.Errorf("filter %q: Escape doesn't clear it", filter)
+		}
+	}
+}
+
+// TestTyping: while the filter is typed, keys are letters.
+func TestTyping(t *testing.T) {
+	m := watched(Config{}, 2)
+	if press(m, "/", "q", "s", "é", KeyBackspace, KeyBackspace) || m.keys.filter != "q" {
+		t.Errorf("the filter is %q, want q", m.keys.filter)
+	}
+	if press(m, KeyErase); m.keys.filter != "" {
+		t.Errorf("Ctrl-U leaves %q", m.keys.filter)
+	}
+	if !press(m, KeyInterrupt) {
+		t.Error("Ctrl-C doesn't quit while the filter is typed")
+	}
+}
+
+func TestQuit(t *testing.T) {
+	m := watched(Config{}, 2)
+	if press(m, "?", "q") {
+		t.Error("q leaves the program, not the help")
+	}
+	if !press(m, "q") {
+		t.Error("q doesn't quit")
+	}
+}
+
+func TestScrolling(t *testing.T) {
+	m := watched(Config{}, 2)
+	for _, step := range []struct {
+		key  Key
+		want int
+	}{{KeyDown, 1}, {KeyUp, 0}, {KeyUp, 0}, {KeyEnd, 4}, {KeyDown, 4}, {KeyHome, 0}, {KeyPageDown, 2}, {KeyPageUp, 0}} {
+		m.Render(noon, 40, 14) // settles the page
+		press(m, step.key)
+		if m.keys.top != step.want {
+			t.Errorf("%s: scrolled by %d, want %d", step.key, m.keys.top, step.want)
+		}
+	}
+}
+
+// TestPause: a paused screen stays as it is, and then catches up.
+func TestPause(t *testing.T) {
+	m := watched(Config{Theme: Theme{Unicode: true}}, 3)
+	press(m, "p")
+	before := m.Render(noon.Add(5*time.Second), 100, 30)
+	m.Update(statusAfter(60), noon.Add(60*time.Second))
+	m.Event(plan.Event{Time: noon, Kind: "sync", Message: "while it was paused"})
+	if diff := cmp.Diff(before, m.Render(noon.Add(60*time.Second), 100, 30)); diff != "" {
+		t.Errorf("the paused screen has changed:\n%s", diff)
+	}
+	press(m, "p")
+	after := strings.Join(m.Render(noon.Add(60*time.Second), 100, 30), "\n")
+	if !strings.Contains(after, "while it was paused") || !strings.Contains(after, "up 4m3s") {
+		t.Errorf("after the pause:\n%s", after)
+	}
+}
+
+// TestRates: per second, whatever the time between statuses, and from 0 after a restart.
+func TestRates(t *testing.T) {
+	m := New(Config{})
+	m.Update(statusAfter(0), noon)
+	m.Update(statusAfter(10), noon.Add(5*time.Second)) // 12340 connections in 5 s
+	web := m.services["default/web:line/TCP"]
+	if web.rates.connections != 2468 {
+		t.Errorf("%v connections per second, want 2468", web.rates.connections)
+	}
+	restarted := statusAfter(0)
+	restarted.Services[2].Connections = plan.Connections{Total: 30}
+	m.Update(restarted, noon.Add(8*time.Second))
+	if web.rates.connections != 10 {
+		t.Errorf("after a restart %v connections per second, want 10", web.rates.connections)
+	}
+}
+
+func TestCountdown(t *testing.T) {
+	m := watched(Config{}, 1)
+	for after, want := range map[time.Duration]string{0: "qualifying 7s", 2500 * time.Millisecond: "qualifying 5s", time.Minute: "qualifying 0s"} {
+		if got := m.services["default/shop:http/TCP"].state(noon.Add(after)); got != want {
+			t.Errorf("after %s: %q, want %q", after, got, want)
+		}
+	}
+}

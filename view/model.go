@@ -1,0 +1,137 @@
+package view
+
+import (
+	"slices"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// maxEvents bounds what a Model remembers of what happened.
+const maxEvents = 200
+
+// Model is what the screen shows, and how. Start from [New].
+type Model struct {
+	theme Theme
+
+	status   plan.Status
+	received time.Time // when status came; zero before the first
+	gone     string    // why kproxy doesn't answer; empty while it does
+	since    time.Time // when it stopped answering
+	services map[string]*service
+	shown    []*service // those that pass the filter, in order
+	events   []plan.Event
+
+	keys      keys
+	note      string // a line of the caller's, such as of its traffic
+	guide     []Step
+	guideAt   int
+	endpoints bool // a line for each, below its service
+	held      held // what came while the screen is paused
+}
+
+// held is what a paused screen doesn't show yet.
+type held struct {
+	since  time.Time // when the screen was paused
+	status *plan.Status
+	at     time.Time
+	events []plan.Event
+}
+
+// Step is one thing to try, shown at the bottom; keys go back and forth.
+type Step struct {
+	Title    string
+	Commands []string
+	Look     string // what to look for
+}
+
+// Config is what a Model starts with.
+type Config struct {
+	Theme     Theme
+	Endpoints bool   // show a line for each endpoint
+	Guide     []Step // things to try
+}
+
+// New returns a Model that has seen nothing yet.
+func New(c Config) *Model {
+	return &Model{theme: c.Theme, guide: c.Guide, endpoints: c.Endpoints, services: map[string]*service{}}
+}
+
+// Update takes in a status of now.
+func (m *Model) Update(st plan.Status, now time.Time) {
+	if m.keys.paused {
+		m.held.status, m.held.at = &st, now
+		return
+	}
+	m.gone = ""
+	m.status, m.received = st, now
+	seen := make(map[string]bool, len(st.Services))
+	for i := range st.Services {
+		s := &st.Services[i]
+		key := keyOf(s)
+		seen[key] = true
+		if m.services[key] == nil {
+			m.services[key] = &service{name: Title(s), search: searchText(s)}
+		}
+		m.services[key].update(s, now)
+	}
+	for key := range m.services {
+		if !seen[key] {
+			delete(m.services, key)
+		}
+	}
+	m.arrange(now)
+}
+
+// Fail notes that kproxy didn't answer; what was known stays on the screen.
+func (m *Model) Fail(err error, now time.Time) {
+	if m.gone == "" {
+		m.since = now
+	}
+	m.gone = err.Error()
+}
+
+// Event takes in something that happened.
+func (m *Model) Event(e plan.Event) {
+	if m.keys.paused {
+		m.held.events = last(append(m.held.events, e), maxEvents)
+		return
+	}
+	m.events = last(append(m.events, e), maxEvents)
+}
+
+// SetNote sets the line above the events; empty for none.
+func (m *Model) SetNote(s string) { m.note = s }
+
+// pause freezes the screen, or shows what came meanwhile.
+func (m *Model) pause(now time.Time) {
+	if !m.keys.paused {
+		m.keys.paused, m.held = true, held{since: now}
+		return
+	}
+	h := m.held
+	m.keys.paused, m.held = false, held{}
+	if h.status != nil {
+		m.Update(*h.status, h.at)
+	}
+	m.events = last(append(m.events, h.events...), maxEvents)
+}
+
+// arrange filters and sorts what is shown.
+func (m *Model) arrange(now time.Time) {
+	m.shown = m.shown[:0]
+	for _, s := range m.services {
+		if m.keys.matches(s) {
+			s.rank = s.attention(now)
+			m.shown = append(m.shown, s)
+		}
+	}
+	slices.SortFunc(m.shown, m.keys.order.compare)
+}
+
+func last[T any](list []T, n int) []T {
+	if over := len(list) - n; over > 0 {
+		return slices.Clone(list[over:])
+	}
+	return list
+}

@@ -1,0 +1,159 @@
+package view
+
+import (
+	"fmt"
+	"time"
+)
+
+// Render gives the lines of a screen, at most height of them and none wider
+// than width. It also settles how far the services are scrolled.
+func (m *Model) Render(now time.Time, width, height int) []string {
+	if width <= 0 || height <= 0 {
+		return nil
+	}
+	if m.keys.paused {
+		now = m.held.since
+	}
+	lines := m.compose(now, width, height)
+	if len(lines) > height {
+		lines = lines[:height]
+	}
+	out := make([]string, len(lines))
+	g := m.theme.glyphs()
+	for i, l := range lines {
+		out[i] = l.clip(width, g.ellipsis).encode(m.theme.Colour)
+	}
+	return out
+}
+
+// compose puts header, services, and what is below them one under another. The
+// services get what the others leave.
+func (m *Model) compose(now time.Time, width, height int) []line {
+	lines := m.header(now, width)
+	if m.keys.help {
+		return append(fit(append(lines, helpText(len(m.guide) > 0, width)...), height-1), m.footer(len(m.shown), width))
+	}
+	if height < 8 && len(lines) > 1 {
+		lines = lines[:1] // the most that a tiny screen can spare
+	}
+	below := m.below(width, height-len(lines)-1)
+	room := height - len(lines) - len(below) - 1
+	table, shown := m.table(now, width, max(room, 0))
+	lines = fit(append(lines, table...), len(lines)+max(room, 0))
+	lines = append(lines, below...)
+	return append(fit(lines, height-1), m.footer(shown, width))
+}
+
+// fit makes lines exactly n, so that what follows is at the bottom.
+func fit(lines []line, n int) []line {
+	n = max(n, 0)
+	for len(lines) < n {
+		lines = append(lines, nil)
+	}
+	return lines[:n]
+}
+
+// below is what stands under the services: the caller's note, something to try,
+// what happened. It leaves them at least half of the room.
+func (m *Model) below(width, room int) []line {
+	var out []line
+	if m.note != "" && room >= 6 {
+		out = append(out, text(m.note))
+	}
+	if guide := m.guideLines(width); len(guide) > 0 && len(out)+len(guide) <= room*2/3 {
+		out = append(out, guide...)
+	}
+	most := min(6, room/4, room/2-len(out)/2)
+	if len(m.events) == 0 || most < 1 || len(m.events) > 0 && room-len(out)-most < 4 {
+		return out
+	}
+	out = append(out, rule("recent events", width))
+	for _, e := range last(m.events, most) {
+		out = append(out, eventLine(e.Time, e.Service, e.Message))
+	}
+	return out
+}
+
+func eventLine(at time.Time, service, message string) line {
+	l := styled(dim, at.Format("15:04:05")+" ")
+	if service != "" {
+		l = l.with(accent, service+" ")
+	}
+	return l.with(plain, message)
+}
+
+// rule is a title that stands apart.
+func rule(title string, width int) line {
+	l := styled(bold, title+" ")
+	for l.width() < min(width, 200) {
+		l = l.with(dim, "-")
+	}
+	return l
+}
+
+func (m *Model) guideLines(width int) []line {
+	if len(m.guide) == 0 {
+		return nil
+	}
+	step := m.guide[m.guideAt]
+	out := []line{rule(fmt.Sprintf("try in another terminal: %d of %d (n next, b back)", m.guideAt+1, len(m.guide)), width)}
+	out = append(out, styled(bold, step.Title))
+	for _, c := range step.Commands {
+		for _, part := range wrap(c, width-4, 4) {
+			out = append(out, styled(accent, "  "+part))
+		}
+	}
+	for _, part := range wrap("Look for: "+step.Look, width, 4) {
+		out = append(out, text(part))
+	}
+	return out
+}
+
+// footer says which keys there are, or is where the filter is typed.
+func (m *Model) footer(shown, width int) line {
+	if m.keys.typing {
+		return styled(inverse, "filter: "+m.keys.filter+"_").with(plain, "  Enter keeps it, Esc clears it")
+	}
+	position := fmt.Sprintf("%d services", len(m.shown))
+	if shown < len(m.shown) {
+		position = fmt.Sprintf("%d-%d of %d", m.keys.top+1, m.keys.top+shown, len(m.shown))
+	}
+	items := []line{styled(inverse, " q quit "), text(position)}
+	if m.keys.paused {
+		items = append(items, styled(warn, "PAUSED (p goes on)"))
+	}
+	if m.keys.filter != "" {
+		items = append(items, styled(warn, "filter: "+m.keys.filter))
+	}
+	items = append(items, text("? help"), text("/ filter"), text("s sort: "+orderNames[m.keys.order]), text("p pause"), text("e endpoints"))
+	return flow(items, width)
+}
+
+func helpText(guide bool, width int) []line {
+	rows := [][2]string{
+		{"q, Ctrl-C", "quit"},
+		{"arrows, PageUp/Down", "scroll; Home and End too"},
+		{"/", "filter by words of a name, an address, a data plane or a state; Esc clears it"},
+		{"s", "sort: what needs attention first, by name, by connections per second, by failures"},
+		{"p", "pause, and go on"},
+		{"e", "show or hide a line for each endpoint"},
+		{"?", "this help"},
+	}
+	if guide {
+		rows = append(rows, [2]string{"n, b", "next and previous thing to try"})
+	}
+	rows = append(rows,
+		[2]string{"! and ~", "something is wrong with a service; it changes, or just did"},
+		[2]string{"", "endpoints: a shape each (see e for their words), then how many of them may be used"})
+	const column = 21
+	out := []line{nil}
+	for _, r := range rows {
+		for i, part := range wrap(r[1], max(width-column, 10), 4) {
+			if i > 0 {
+				r[0] = ""
+			}
+			out = append(out, append(styled(accent, r[0]).pad(column, false, ""), text(part)...))
+		}
+	}
+	return out
+}

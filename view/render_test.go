@@ -1,0 +1,235 @@
+package view
+
+import (
+	"errors"
+	"flag"
+	"fmt"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+var update = flag.Bool("update", false, "rewrite the screens in testdata")
+
+// noon is when the scenes play.
+var noon = time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
+
+func endpoint(n int, health string, usable bool) plan.EndpointStatus {
+	return plan.EndpointStatus{
+		Address: netip.MustParseAddrPort(fmt.Sprintf("10.2.0.%d:9000", n)), Node: "node", Health: health, Usable: usable,
+		Ready: true, Serving: true, Weight: 1, Since: noon.Add(-90 * time.Second), TotalConnections: 40, ActiveConnections: 2,
+	}
+}
+
+func address1(n int) []netip.AddrPort {
+	return []netip.AddrPort{netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", n))}
+}
+
+// statusAfter is a node with one service of each kind, n seconds after noon.
+func statusAfter(n int) plan.Status {
+	down := endpoint(3, "down", false)
+	down.LastError = "connect: connection refused"
+	down.Failures = 2
+	seconds := uint64(n)
+	return plan.Status{
+		Version: "v0.5.0", Mode: plan.ModeAuto, Node: "node-a", UptimeSeconds: 183 + int64(n), Alive: true,
+		Sync: plan.SyncStatus{Generation: 12, LastSuccess: noon.Add(-2 * time.Second), DurationSeconds: 0.0034},
+		Services: []plan.ServiceStatus{
+			{
+				Namespace: "default", Name: "idle", Protocol: "TCP", Addresses: address1(5), DataPlane: plan.Userspace,
+				State: plan.StateQualifying, Reason: "waiting for its first connection", Endpoints: []plan.EndpointStatus{endpoint(9, "up", true)},
+			},
+			{
+				Namespace: "default", Name: "shop", Port: "http", Protocol: "TCP", Addresses: address1(6), DataPlane: plan.Userspace,
+				State: plan.StateQualifying, Reason: "steady for 3s of 10s", QualifiesInSeconds: 7 - float64(n),
+				Connections: plan.Connections{Active: 3, Total: 100 + 20*seconds, BytesIn: 1000 + 4096*seconds, BytesOut: 90 + 1<<20*seconds},
+				Endpoints:   []plan.EndpointStatus{endpoint(2, "up", true), endpoint(4, "unknown", true)},
+			},
+			{
+				Namespace: "default", Name: "web", Port: "line", Protocol: "TCP", Addresses: address1(10), DataPlane: plan.IPVS,
+				State: plan.StateOffloaded, Reason: "steady for 10s, 31 connections",
+				Connections: plan.Connections{Active: 12, Total: 5000 + 1234*seconds, BytesIn: 1 << 21 * seconds, BytesOut: 3 << 21 * seconds, Retried: 2},
+				Endpoints: []plan.EndpointStatus{
+					endpoint(2, "up", true), endpoint(5, "up", true), endpoint(6, "up", true), endpoint(7, "up", true), endpoint(8, "up", false),
+				},
+			},
+			{
+				Namespace: "kube-system", Name: "dns-with-a-long-name", Port: "dns-tcp", Protocol: "TCP", Addresses: address1(11), DataPlane: plan.IPTables,
+				State: plan.StateOffloaded, Reason: "steady for 10s, 4 connections",
+				Connections: plan.Connections{Active: 1, Total: 400, Failed: 1 + seconds},
+				Endpoints:   []plan.EndpointStatus{endpoint(2, "up", true), down},
+			},
+			{
+				Namespace: "shop", Name: "orphan", Protocol: "UDP", NodePort: 30053, DataPlane: plan.None,
+				State: plan.StateRejecting, Reason: "no endpoint is usable", Endpoints: []plan.EndpointStatus{},
+			},
+		},
+	}
+}
+
+// watched is a model that has seen n seconds of the node's life.
+func watched(c Config, n int) *Model {
+	m := New(c)
+	for i := range n {
+		m.Update(statusAfter(i), noon.Add(time.Duration(i)*time.Second))
+	}
+	m.Event(plan.Event{Time: noon.Add(-5 * time.Second), Kind: "dataplane", Service: "default/web:line", Message: "userspace to ipvs: steady for 10s, 31 connections"})
+	m.Event(plan.Event{Time: noon, Kind: "health", Service: "kube-system/dns-with-a-long-name:dns-tcp", Message: "10.2.0.3:9000 is down: connect: connection refused"})
+	return m
+}
+
+var guide = []Step{
+	{"First", []string{"kproxy connections"}, "a line"},
+	{
+		"Take it back, to see each connection", []string{"kproxy pin --socket /run/kproxy-lab/kproxy.sock default/web userspace", "kproxy connections"},
+		"data plane userspace, state pinned; connections that the kernel carries go on where they are, and new ones are listed with their age.",
+	},
+}
+
+// scenes are screens worth looking at.
+var scenes = map[string]func(Theme) *Model{
+	"services":  func(t Theme) *Model { return watched(Config{Theme: t}, 4) },
+	"endpoints": func(t Theme) *Model { return watched(Config{Theme: t, Endpoints: true}, 4) },
+	"guide": func(t Theme) *Model {
+		m := watched(Config{Theme: t, Guide: guide}, 4)
+		m.SetNote("traffic: 20 exchanges in the last second, none failed")
+		m.Key("n", noon)
+		return m
+	},
+	"gone": func(t Theme) *Model {
+		m := watched(Config{Theme: t}, 4)
+		m.Fail(errors.New("kproxy isn't running here: nobody listens on the control socket /run/kproxy/kproxy.sock"), noon)
+		return m
+	},
+	"trouble": func(t Theme) *Model {
+		m := New(Config{Theme: t})
+		st := statusAfter(0)
+		st.Alive = false
+		st.Sync.LastError = "iptables: run iptables-restore: exit status 4"
+		st.Sources = []plan.SourceStatus{{Name: "/etc/kproxy/services", Error: "web.yaml:7: unknown field \"prots\"\nweb.yaml:9: and another"}}
+		m.Update(st, noon)
+		return m
+	},
+	"never": func(t Theme) *Model {
+		m := New(Config{Theme: t})
+		m.Fail(errors.New("kproxy isn't running here: no control socket at /run/kproxy/kproxy.sock"), noon)
+		return m
+	},
+	"help": func(t Theme) *Model {
+		m := watched(Config{Theme: t, Guide: guide}, 2)
+		m.Key("?", noon)
+		return m
+	},
+	"filter": func(t Theme) *Model {
+		m := watched(Config{Theme: t}, 4)
+		for _, k := range []Key{"/", "w", "e", "b"} {
+			m.Key(k, noon)
+		}
+		return m
+	},
+}
+
+func TestScenes(t *testing.T) {
+	sizes := map[int]int{40: 24, 80: 24, 200: 40, 240: 40}
+	for name, scene := range scenes {
+		for width, height := range sizes {
+			t.Run(fmt.Sprintf("%s-%d", name, width), func(t *testing.T) {
+				m := scene(Theme{Unicode: true})
+				got := strings.Join(m.Render(noon.Add(3*time.Second), width, height), "\n") + "\n"
+				compare(t, fmt.Sprintf("%s-%d.txt", name, width), got)
+			})
+		}
+	}
+}
+
+// The same screens without characters beyond ASCII, and with colours.
+func TestThemes(t *testing.T) {
+	for name, theme := range map[string]Theme{"ascii": {}, "colour": {Colour: true, Unicode: true}} {
+		m := scenes["endpoints"](theme)
+		got := strings.Join(m.Render(noon.Add(3*time.Second), 100, 30), "\n") + "\n"
+		compare(t, name+"-100.txt", strings.ReplaceAll(got, "\x1b", "ESC"))
+		if strings.ContainsFunc(got, func(r rune) bool { return r > 0x7e }) == !theme.Unicode {
+			t.Errorf("%s: characters beyond ASCII, or none", name)
+		}
+	}
+}
+
+func compare(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-want +got; -update rewrites it):\n%s", path, diff)
+	}
+}
+
+var sequence = regexp.MustCompile("\x1b\\[[0-9;]*m")
+
+// TestFits: whatever the size, no line is wider and there are not more of them.
+func TestFits(t *testing.T) {
+	for name, scene := range scenes {
+		for _, theme := range []Theme{{}, {Colour: true, Unicode: true}} {
+			for _, width := range []int{0, 1, 2, 7, 15, 20, 27, 39, 40, 59, 60, 69, 79, 80, 99, 100, 119, 131, 150, 199, 200, 219, 220, 240} {
+				for _, height := range []int{0, 1, 2, 3, 5, 8, 12, 24, 60} {
+					lines := scene(theme).Render(noon, width, height)
+					if len(lines) > height {
+						t.Fatalf("%s at %dx%d: %d lines", name, width, height, len(lines))
+					}
+					for _, l := range lines {
+						if shown := sequence.ReplaceAllString(l, ""); columns(shown) > width {
+							t.Fatalf("%s at %dx%d: %d columns: %q", name, width, height, columns(shown), shown)
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+// TestShapesWithoutColour: what colours tell, shapes and words tell too.
+func TestShapesWithoutColour(t *testing.T) {
+	for _, theme := range []Theme{{}, {Unicode: true}} {
+		g := theme.glyphs()
+		shapes := map[string]bool{}
+		for _, s := range []string{g.up, g.down, g.unknown, g.unused} {
+			shapes[s] = true
+		}
+		if len(shapes) != 4 || g.alive == g.dead || g.wrong == g.changing || g.changing == g.fine {
+			t.Errorf("%+v: two things have the same shape", theme)
+		}
+	}
+}
+
+func BenchmarkUpdateAndRender(b *testing.B) {
+	st := statusAfter(0)
+	web := st.Services[2]
+	st.Services = nil
+	for i := range 5000 {
+		web.Name = fmt.Sprintf("web-%04d", i)
+		st.Services = append(st.Services, web)
+	}
+	m := New(Config{Theme: Theme{Colour: true, Unicode: true}})
+	now := noon
+	for b.Loop() {
+		now = now.Add(time.Second)
+		m.Update(st, now)
+		m.Render(now, 200, 50)
+	}
+}

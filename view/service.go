@@ -1,0 +1,150 @@
+package view
+
+import (
+	"fmt"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// historyLength is how many values a sparkline can have: one a second.
+const historyLength = 60
+
+// changeShown is how long after a change a service counts as changing.
+const changeShown = 10 * time.Second
+
+// service is a service port with what was seen of it over time.
+type service struct {
+	name   string
+	search string // what a filter is compared with, in lower case
+	status *plan.ServiceStatus
+	at     time.Time // of status
+	rates  rates
+	past   []float64 // connections per second, oldest first
+	// changed is when its data plane or state last changed while it was watched.
+	changed time.Time
+	rank    rank // as of the last status
+}
+
+// rates are per second, between the last two statuses.
+type rates struct{ connections, in, out, failed, retried float64 }
+
+// rank says how soon somebody should look at a service.
+type rank uint8
+
+const (
+	wrong rank = iota
+	changing
+	fine
+)
+
+func (s *service) update(now *plan.ServiceStatus, at time.Time) {
+	was := s.status
+	if was != nil {
+		if was.DataPlane != now.DataPlane || was.State != now.State {
+			s.changed = at
+		}
+		if seconds := at.Sub(s.at).Seconds(); seconds > 0 {
+			s.rates = ratesOf(&was.Connections, &now.Connections, seconds)
+			s.past = last(append(s.past, s.rates.connections), historyLength)
+		}
+	}
+	s.status, s.at = now, at
+}
+
+func ratesOf(was, now *plan.Connections, seconds float64) rates {
+	per := func(a, b uint64) float64 {
+		if b < a { // kproxy was restarted and counts anew
+			a = 0
+		}
+		return float64(b-a) / seconds
+	}
+	return rates{
+		connections: per(was.Total, now.Total), failed: per(was.Failed, now.Failed), retried: per(was.Retried, now.Retried),
+		in: per(was.BytesIn, now.BytesIn), out: per(was.BytesOut, now.BytesOut),
+	}
+}
+
+// attention ranks s: what is wrong first, then what is about to change or did.
+func (s *service) attention(now time.Time) rank {
+	st := s.status
+	switch {
+	case st.State == plan.StateRejecting || st.Degraded != "" || len(st.Problems) > 0 || s.rates.failed > 0 || anyDown(st.Endpoints):
+		return wrong
+	// A service that waits for its first connection is at rest.
+	case st.QualifiesInSeconds > 0 || st.State == plan.StateRecalled || s.rates.retried > 0,
+		!s.changed.IsZero() && now.Sub(s.changed) < changeShown:
+		return changing
+	}
+	return fine
+}
+
+func anyDown(endpoints []plan.EndpointStatus) bool {
+	for i := range endpoints {
+		if endpoints[i].Health == "down" {
+			return true
+		}
+	}
+	return false
+}
+
+// state is the state in a word, with a countdown while s qualifies.
+func (s *service) state(now time.Time) string {
+	if left, ok := s.countdown(now); ok {
+		return fmt.Sprintf("%s %ds", s.status.State, int(left.Seconds()+0.999))
+	}
+	return string(s.status.State)
+}
+
+func (s *service) countdown(now time.Time) (time.Duration, bool) {
+	if s.status.QualifiesInSeconds <= 0 {
+		return 0, false
+	}
+	left := time.Duration(s.status.QualifiesInSeconds*float64(time.Second)) - now.Sub(s.at)
+	return max(left, 0), true
+}
+
+// reason says why s is where it is, and everything that is wrong with it.
+func (s *service) reason() string {
+	parts := []string{s.status.Reason}
+	parts = append(parts, s.status.Problems...)
+	if s.status.Degraded != "" {
+		parts = append(parts, s.status.Degraded)
+	}
+	for i := range s.status.Endpoints {
+		if e := &s.status.Endpoints[i]; e.Health == "down" && e.LastError != "" {
+			parts = append(parts, fmt.Sprintf("%s is down: %s", e.Address, e.LastError))
+			break // one is enough to know where to look; the endpoints' lines tell of all
+		}
+	}
+	return strings.Join(parts, "; ")
+}
+
+func (s *service) usable() int {
+	n := 0
+	for i := range s.status.Endpoints {
+		if s.status.Endpoints[i].Usable {
+			n++
+		}
+	}
+	return n
+}
+
+// Title names a service port as commands take it: namespace/name[:port].
+func Title(s *plan.ServiceStatus) string {
+	if s.Port == "" {
+		return s.Namespace + "/" + s.Name
+	}
+	return s.Namespace + "/" + s.Name + ":" + s.Port
+}
+
+func keyOf(s *plan.ServiceStatus) string { return Title(s) + "/" + s.Protocol }
+
+func searchText(s *plan.ServiceStatus) string {
+	parts := []string{Title(s), s.Protocol, s.Algorithm}
+	for _, a := range s.Addresses {
+		parts = append(parts, a.String())
+	}
+	return strings.ToLower(strings.Join(parts, " "))
+}

@@ -1,0 +1,252 @@
+package view
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// column is one column of the services.
+type column struct {
+	title string
+	width int // 0: what the others leave
+	right bool
+	cell  func(s *service, now time.Time) line
+}
+
+// leastName is the least width of the column that takes what others leave.
+const leastName = 8
+
+// layout chooses the columns for a screen: what matters most is on the
+// narrowest, too.
+func (m *Model) layout(width int) []column {
+	g := m.theme.glyphs()
+	at := func(steps ...int) int { // the value of the largest step that the screen reaches
+		v := 0
+		for i := 0; i+1 < len(steps); i += 2 {
+			if width >= steps[i] {
+				v = steps[i+1]
+			}
+		}
+		return v
+	}
+	dots, spark, reason := at(0, 0, 60, 4, 120, 8), at(80, 8, 110, 12, 120, 16, 200, 30), max(width-180, 0)
+	all := []struct {
+		from int
+		column
+	}{
+		{0, column{"", 1, false, func(s *service, _ time.Time) line { return g.mark(s.rank) }}},
+		{0, column{"SERVICE", 0, false, func(s *service, _ time.Time) line { return text(s.name) }}},
+		{150, column{"ADDRESS", 24, false, func(s *service, _ time.Time) line { return text(address(s.status)) }}},
+		{0, column{"PLANE", at(0, 5, 100, 9), false, func(s *service, _ time.Time) line {
+			return styled(accent, planeName(s.status.DataPlane, width < 100))
+		}}},
+		{60, column{"STATE", 14, false, func(s *service, now time.Time) line { return styled(stateStyle(s.status.State), s.state(now)) }}},
+		{0, column{"ENDP", max(6, dots+6), false, func(s *service, _ time.Time) line { return g.endpoints(s, dots) }}},
+		{0, column{"CONN/S", 6, true, func(s *service, _ time.Time) line { return text(Rate(s.rates.connections)) }}},
+		{80, column{"", spark, false, func(s *service, _ time.Time) line { return styled(good, g.sparkline(s.past, spark)) }}},
+		{70, column{"ACTIVE", 6, true, func(s *service, _ time.Time) line { return text(Count(float64(s.status.Connections.Active))) }}},
+		{130, column{"IN B/S", 7, true, func(s *service, _ time.Time) line { return text(Bytes(s.rates.in)) }}},
+		{130, column{"OUT B/S", 7, true, func(s *service, _ time.Time) line { return text(Bytes(s.rates.out)) }}},
+		{90, column{"FAILED", 6, true, func(s *service, _ time.Time) line { return failures(s.status.Connections.Failed, s.rates.failed, bad) }}},
+		{100, column{"RETRIED", 7, true, func(s *service, _ time.Time) line {
+			return failures(s.status.Connections.Retried, s.rates.retried, warn)
+		}}},
+		{220, column{"REASON", reason, false, func(s *service, _ time.Time) line { return text(s.reason()) }}},
+	}
+	var out []column
+	name, left := 0, width+1
+	for _, c := range all {
+		if width < c.from || c.from == 0 && c.width > 0 && left-c.width-1 < leastName {
+			continue
+		}
+		if c.width == 0 {
+			name = len(out)
+		}
+		left -= c.width + 1
+		out = append(out, c.column)
+	}
+	out[name].width = max(left, 1)
+	return out
+}
+
+// table draws the services that fit in room lines; shown is how many do.
+func (m *Model) table(now time.Time, width, room int) (lines []line, shown int) {
+	g, columns := m.theme.glyphs(), m.layout(width)
+	if room == 0 {
+		return nil, 0
+	}
+	head := row(columns, g, func(c *column) line { return styled(bold, c.title) })
+	lines = append(lines, head)
+	if len(m.shown) == 0 {
+		why := "no service yet"
+		if len(m.services) > 0 {
+			why = fmt.Sprintf("none of %d services matches the filter", len(m.services))
+		}
+		return append(lines, styled(dim, why)), 0
+	}
+	m.keys.top = max(min(m.keys.top, len(m.shown)-1), 0)
+	for _, s := range m.shown[m.keys.top:] {
+		block := m.block(s, columns, now, width)
+		if len(lines) >= room {
+			break
+		}
+		lines = append(lines, block[:min(len(block), room-len(lines))]...)
+		shown++
+	}
+	m.keys.page = shown
+	return lines, shown
+}
+
+// block is all lines of a service.
+func (m *Model) block(s *service, columns []column, now time.Time, width int) []line {
+	g := m.theme.glyphs()
+	out := []line{row(columns, g, func(c *column) line { return c.cell(s, now) })}
+	if s.rank != fine && columns[len(columns)-1].title != "REASON" {
+		for i, part := range wrap(s.reason(), max(width-4, 1), 2) {
+			lead := "    "
+			if i == 0 {
+				lead = "  " + g.branch
+			}
+			out = append(out, styled(dim, lead).with(plain, part))
+		}
+	}
+	if m.endpoints {
+		for i := range s.status.Endpoints {
+			out = append(out, g.endpointLine(&s.status.Endpoints[i], now))
+		}
+	}
+	return out
+}
+
+func row(columns []column, g *glyphs, cell func(*column) line) line {
+	var out line
+	for i := range columns {
+		c := &columns[i]
+		if i > 0 {
+			out = append(out, span{" ", plain})
+		}
+		out = append(out, cell(c).pad(c.width, c.right, g.ellipsis)...)
+	}
+	return out
+}
+
+func (g *glyphs) mark(r rank) line {
+	switch r {
+	case wrong:
+		return styled(bad, g.wrong)
+	case changing:
+		return styled(warn, g.changing)
+	}
+	return text(g.fine)
+}
+
+func stateStyle(s plan.State) style {
+	switch s {
+	case plan.StateRejecting:
+		return bad
+	case plan.StateQualifying, plan.StateRecalled:
+		return warn
+	case plan.StateOffloaded:
+		return good
+	}
+	return plain
+}
+
+func planeName(p plan.DataPlane, short bool) string {
+	if !short {
+		return string(p)
+	}
+	switch p {
+	case plan.Userspace:
+		return "user"
+	case plan.IPTables:
+		return "iptbl"
+	}
+	return string(p)
+}
+
+// endpoints shows up to dots shapes, those first that need attention, and how
+// many may be used.
+func (g *glyphs) endpoints(s *service, dots int) line {
+	list := s.status.Endpoints
+	if dots > 0 && len(list) > dots {
+		list = slices.Clone(list)
+		slices.SortStableFunc(list, func(a, b plan.EndpointStatus) int { return cmp.Compare(severity(&a), severity(&b)) })
+		list = list[:dots]
+	}
+	var out line
+	if dots > 0 {
+		for i := range list {
+			out = append(out, g.endpoint(&list[i]))
+		}
+		out = out.with(plain, strings.Repeat(" ", dots-len(list)+1))
+	}
+	look := plain
+	if s.usable() < len(s.status.Endpoints) || len(s.status.Endpoints) == 0 {
+		look = warn
+	}
+	return out.with(look, fmt.Sprintf("%d/%d", s.usable(), len(s.status.Endpoints)))
+}
+
+func severity(e *plan.EndpointStatus) int {
+	switch {
+	case e.Health == "down":
+		return 0
+	case !e.Usable:
+		return 1
+	}
+	return 2
+}
+
+// endpointLine is a line of its own for an endpoint.
+func (g *glyphs) endpointLine(e *plan.EndpointStatus, now time.Time) line {
+	shape := g.endpoint(e)
+	health := e.Health
+	if !e.Since.IsZero() {
+		health += " " + Age(now.Sub(e.Since))
+	}
+	l := line{{"    ", plain}, shape}.with(plain, " "+e.Address.String()).with(shape.style, "  "+health)
+	if !e.Usable {
+		l = l.with(warn, "  not used")
+	}
+	if e.Terminating {
+		l = l.with(warn, "  terminating")
+	}
+	l = l.with(plain, fmt.Sprintf("  %s active, %s in all", Count(float64(e.ActiveConnections)), Count(float64(e.TotalConnections))))
+	if e.Failures > 0 {
+		l = l.with(warn, fmt.Sprintf(", %s failed", Count(float64(e.Failures))))
+	}
+	if e.Weight != 1 {
+		l = l.with(plain, fmt.Sprintf("  weight %d", e.Weight))
+	}
+	if e.LastError != "" && e.Health == "down" {
+		l = l.with(plain, "  "+e.LastError)
+	}
+	return l
+}
+
+// failures is a total, marked while it grows.
+func failures(total uint64, rate float64, st style) line {
+	l := text(Count(float64(total)))
+	if rate > 0 {
+		l = styled(st, "+"+Count(float64(total)))
+	}
+	return l
+}
+
+func address(s *plan.ServiceStatus) string {
+	switch {
+	case len(s.Addresses) > 1:
+		return fmt.Sprintf("%s +%d", s.Addresses[0], len(s.Addresses)-1)
+	case len(s.Addresses) == 1:
+		return s.Addresses[0].String()
+	case s.NodePort != 0:
+		return fmt.Sprintf("*:%d", s.NodePort)
+	}
+	return "-"
+}

@@ -1,0 +1,163 @@
+package terminal
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/view"
+)
+
+// shown collects what a terminal gets.
+type shown struct {
+	mu  sync.Mutex // the terminal is read on a goroutine
+	out strings.Builder
+}
+
+func (s *shown) String() string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.out.String()
+}
+
+func open(t *testing.T, width, height int) (*lab.Terminal, *shown) {
+	t.Helper()
+	tty, err := lab.OpenTerminal(width, height)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &shown{}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		buf := make([]byte, 4096)
+		for {
+			n, err := tty.Keyboard.Read(buf)
+			s.mu.Lock()
+			s.out.Write(buf[:n])
+			s.mu.Unlock()
+			if err != nil {
+				return
+			}
+		}
+	}()
+	t.Cleanup(func() { tty.Close(); <-done })
+	return tty, s
+}
+
+func modes(t *testing.T, tty *lab.Terminal) unix.Termios {
+	t.Helper()
+	m, err := unix.IoctlGetTermios(int(tty.Line.Fd()), unix.TCGETS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return *m
+}
+
+func await(t *testing.T, s *shown, what string) {
+	t.Helper()
+	for deadline := time.Now().Add(30 * time.Second); !strings.Contains(s.String(), what); time.Sleep(5 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the terminal doesn't show %q: %q", what, s.String())
+		}
+	}
+}
+
+// TestRun: keys, updates and sizes arrive, and however it ends the terminal is
+// as it was.
+func TestRun(t *testing.T) {
+	errDraw := errors.New("panicked")
+	for name, end := range map[string]struct {
+		key   string
+		panic bool
+	}{"key": {"q", false}, "interrupt": {"\x03", false}, "panic": {"!", true}, "context": {"", false}} {
+		t.Run(name, func(t *testing.T) {
+			tty, out := open(t, 60, 10)
+			before := modes(t, tty)
+			ctx, cancel := context.WithCancel(t.Context())
+			defer cancel()
+			updates := make(chan func())
+			keys, updated := "", "no"
+			s := Screen{
+				In: tty.Line, Out: tty.Line, Updates: updates,
+				Draw: func(w, h int) []string { return []string{fmt.Sprintf("%dx%d keys %s update %s", w, h, keys, updated)} },
+				Key: func(k view.Key) bool {
+					if k == "!" {
+						panic(errDraw)
+					}
+					keys += "<" + string(k) + ">"
+					return k == "q" || k == view.KeyInterrupt
+				},
+			}
+			ended := make(chan error, 1)
+			go func() {
+				defer func() {
+					if r := recover(); r != nil {
+						ended <- r.(error)
+					}
+				}()
+				ended <- s.Run(ctx)
+			}()
+			await(t, out, "60x10 keys  update no")
+			write(t, tty.Keyboard, "a\x1b[A")
+			await(t, out, "keys <a><up>")
+			updates <- func() { updated = "yes" }
+			await(t, out, "update yes")
+			if err := tty.Resize(100, 20); err != nil {
+				t.Fatal(err)
+			}
+			await(t, out, "100x20")
+			if during := modes(t, tty); during.Lflag&(unix.ECHO|unix.ICANON|unix.ISIG) != 0 {
+				t.Errorf("the terminal isn't in raw mode: %#x", during.Lflag)
+			}
+			if end.key == "" {
+				cancel()
+			}
+			write(t, tty.Keyboard, end.key)
+			if err := <-ended; end.panic != errors.Is(err, errDraw) || !end.panic && err != nil {
+				t.Errorf("it ended with %v", err)
+			}
+			await(t, out, leave)
+			if diff := cmp.Diff(before, modes(t, tty)); diff != "" {
+				t.Errorf("the terminal isn't as it was (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func write(t *testing.T, f *os.File, s string) {
+	t.Helper()
+	if _, err := f.WriteString(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestUsable(t *testing.T) {
+	tty, _ := open(t, 80, 24)
+	null, err := os.Open(os.DevNull)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer null.Close()
+	for _, c := range []struct {
+		in, out *os.File
+		term    string
+		want    bool
+	}{
+		{tty.Line, tty.Line, "xterm", true}, {tty.Line, tty.Line, "dumb", false}, {tty.Line, tty.Line, "", false},
+		{null, tty.Line, "xterm", false}, {tty.Line, null, "xterm", false},
+	} {
+		if got := Usable(c.in, c.out, c.term); got != c.want {
+			t.Errorf("in %s, out %s, TERM=%s: %v, want %v", c.in.Name(), c.out.Name(), c.term, got, c.want)
+		}
+	}
+}

@@ -1,0 +1,89 @@
+package view
+
+import (
+	"strings"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// Theme is what a terminal can show.
+type Theme struct {
+	Colour  bool
+	Unicode bool // else ASCII only
+}
+
+// ThemeOf reads the environment: NO_COLOR (https://no-color.org), and the
+// character set of the locale, in the order of setlocale(3).
+func ThemeOf(getenv func(string) string) Theme {
+	locale := ""
+	for _, name := range []string{"LC_ALL", "LC_CTYPE", "LANG"} {
+		if locale = getenv(name); locale != "" {
+			break
+		}
+	}
+	locale = strings.ToLower(locale)
+	utf8 := strings.Contains(locale, "utf-8") || strings.Contains(locale, "utf8")
+	// The font of Linux's own console has no shapes beyond its 256 or 512.
+	return Theme{Colour: getenv("NO_COLOR") == "", Unicode: utf8 && getenv("TERM") != "linux"}
+}
+
+// glyphs are the shapes of a theme. Each kind of mark has its own.
+type glyphs struct {
+	up, down, unknown, unused string // of endpoints
+	wrong, changing, fine     string // of services
+	alive, dead               string
+	branch, ellipsis          string
+	spark                     []rune
+}
+
+var (
+	unicodeGlyphs = glyphs{
+		up: "●", down: "✗", unknown: "?", unused: "○",
+		wrong: "!", changing: "~", fine: " ", alive: "●", dead: "✗",
+		branch: "└ ", ellipsis: "…", spark: []rune(" ▁▂▃▄▅▆▇█"),
+	}
+	asciiGlyphs = glyphs{
+		up: "o", down: "x", unknown: "?", unused: "-",
+		wrong: "!", changing: "~", fine: " ", alive: "*", dead: "x",
+		branch: "- ", ellipsis: ">", spark: []rune(" ._-=+*#@"),
+	}
+)
+
+func (t Theme) glyphs() *glyphs {
+	if t.Unicode {
+		return &unicodeGlyphs
+	}
+	return &asciiGlyphs
+}
+
+// endpoint is the shape of an endpoint, and how it looks. A healthy endpoint
+// that gets no new connections is hollow: it drains, or others go before it.
+func (g *glyphs) endpoint(e *plan.EndpointStatus) span {
+	switch {
+	case e.Health == "down":
+		return span{g.down, bad}
+	case !e.Usable:
+		return span{g.unused, dim}
+	case e.Health == "up":
+		return span{g.up, good}
+	}
+	return span{g.unknown, warn}
+}
+
+// sparkline draws the newest w values, oldest first, relative to the largest.
+func (g *glyphs) sparkline(values []float64, w int) string {
+	values = values[max(0, len(values)-w):]
+	most := 0.0
+	for _, v := range values {
+		most = max(most, v)
+	}
+	out := []rune(strings.Repeat(" ", w-len(values)))
+	for _, v := range values {
+		step := 0
+		if v > 0 {
+			step = 1 + int(v/most*float64(len(g.spark)-2)+0.5)
+		}
+		out = append(out, g.spark[min(step, len(g.spark)-1)])
+	}
+	return string(out)
+}
