@@ -17,7 +17,7 @@ import (
 
 func api(src Source) http.Handler {
 	reg := prometheus.NewRegistry()
-	NewMetrics(reg, src)
+	NewMetrics(reg, metricsOf(src))
 	rec := NewRecorder(DefaultRecorderConfig(src))
 	rec.look(start, true)
 	return API(APIConfig{Source: src, Recorder: rec, Gatherer: reg, Configz: map[string]any{"kproxy.dev": map[string]string{"mode": "iptables"}}})

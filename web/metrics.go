@@ -10,20 +10,42 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
+// MetricsConfig is what Metrics shows.
+type MetricsConfig struct {
+	Source  Source
+	Figures func() plan.Figures
+	// Services and Endpoints bound how many service ports and endpoints have series
+	// of their own; the others share one.
+	Services, Endpoints int
+}
+
 // Metrics turns the status into metrics at every scrape, so there is one truth
 // and nothing to keep in step. It is safe for concurrent use.
 type Metrics struct {
-	src Source
+	cfg MetricsConfig
 
-	mu       sync.Mutex // scrapes may overlap; the series must not
-	services serviceSeries
+	mu        sync.Mutex // scrapes may overlap; the series must not
+	services  serviceSeries
+	endpoints endpointSeries
 }
 
-// NewMetrics returns the metrics of src, registered with reg.
-func NewMetrics(reg prometheus.Registerer, src Source) *Metrics {
-	m := &Metrics{src: src}
+// NewMetrics returns the metrics that c says, registered with reg.
+func NewMetrics(reg prometheus.Registerer, c MetricsConfig) *Metrics {
+	m := &Metrics{cfg: c}
+	m.services.limit, m.endpoints.limit = c.Services, c.Endpoints
 	reg.MustRegister(m)
 	return m
+}
+
+// sender sends metrics to a registry.
+type sender chan<- prometheus.Metric
+
+func (ch sender) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+}
+
+func (ch sender) counter(d *prometheus.Desc, v float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
 }
 
 var (
@@ -41,7 +63,11 @@ var (
 
 	servicesDesc  = desc("kproxy_services", "Service ports by the data plane that carries their new connections.", "dataplane")
 	statesDesc    = desc("kproxy_service_states", "Service ports by state.", "state")
+	reasonsDesc   = desc("kproxy_service_reasons", "Service ports by the reason for their data plane and state.", "reason")
 	endpointsDesc = desc("kproxy_endpoints", "Endpoints by health, usable or not.", "health", "usable")
+
+	limitDesc  = desc("kproxy_metrics_limit", "So many services, or endpoints, have series of their own at most.", "object")
+	sharedDesc = desc("kproxy_metrics_shared", "Service ports, or endpoints, beyond the limit: they share the series labelled other.", "object")
 )
 
 func desc(name, help string, labels ...string) *prometheus.Desc {
@@ -52,63 +78,82 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
 		buildInfo, upSeconds, aliveDesc, syncPasses, syncDuration, syncFailing,
-		sourceErrors, sourceSynced, capability, servicesDesc, statesDesc, endpointsDesc,
+		sourceErrors, sourceSynced, capability, servicesDesc, statesDesc, reasonsDesc, endpointsDesc, limitDesc, sharedDesc,
 	} {
 		ch <- d
 	}
+	for _, d := range nodeDescs {
+		ch <- d
+	}
 	describeServices(ch)
+	describeEndpoints(ch)
 }
 
 // Collect implements prometheus.Collector.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
-	s := m.src.Status()
-	gauge := func(d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-	}
-	gauge(buildInfo, 1, s.Version, runtime.Version())
-	gauge(upSeconds, float64(s.UptimeSeconds))
-	gauge(aliveDesc, number(s.Alive))
-	ch <- prometheus.MustNewConstMetric(syncPasses, prometheus.CounterValue, float64(s.Sync.Generation))
-	gauge(syncDuration, s.Sync.DurationSeconds)
-	gauge(syncFailing, number(s.Sync.LastError != ""))
-	for _, src := range s.Sources {
-		gauge(sourceErrors, float64(lines(src.Error)), src.Name)
-		gauge(sourceSynced, number(src.Synced), src.Name)
-	}
-	for _, c := range s.Capabilities {
-		gauge(capability, number(c.Supported), c.Name)
-	}
-	countServices(s, gauge)
+	s, f := m.cfg.Source.Status(), m.cfg.Figures()
+	send := sender(ch)
+	collectProcess(s, send)
+	countServices(s, send)
+	collectNode(&f, send)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.services.collect(s.Services, ch)
+	m.services.collect(s.Services, send)
+	m.endpoints.collect(s.Services, m.services.own, send)
+	for object, n := range map[string]int{"service": m.cfg.Services, "endpoint": m.cfg.Endpoints} {
+		send.gauge(limitDesc, float64(n), object)
+	}
+	for object, n := range map[string]int{"service": len(m.services.shared), "endpoint": len(m.endpoints.shared)} {
+		send.gauge(sharedDesc, float64(n), object)
+	}
+}
+
+func collectProcess(s plan.Status, send sender) {
+	send.gauge(buildInfo, 1, s.Version, runtime.Version())
+	send.gauge(upSeconds, float64(s.UptimeSeconds))
+	send.gauge(aliveDesc, number(s.Alive))
+	send.counter(syncPasses, float64(s.Sync.Generation))
+	send.gauge(syncDuration, s.Sync.DurationSeconds)
+	send.gauge(syncFailing, number(s.Sync.LastError != ""))
+	for _, src := range s.Sources {
+		send.gauge(sourceErrors, float64(lines(src.Error)), src.Name)
+		send.gauge(sourceSynced, number(src.Synced), src.Name)
+	}
+	for _, c := range s.Capabilities {
+		send.gauge(capability, number(c.Supported), c.Name)
+	}
 }
 
 // countServices shows every data plane and state, also those nobody is in: a
 // series that comes and goes is hard to alert on.
-func countServices(s plan.Status, gauge func(*prometheus.Desc, float64, ...string)) {
+func countServices(s plan.Status, send sender) {
 	planes := map[plan.DataPlane]int{}
 	states := map[plan.State]int{}
+	reasons := map[plan.Cause]int{}
 	endpoints := map[[2]string]int{}
 	for i := range s.Services {
 		planes[s.Services[i].DataPlane]++
 		states[s.Services[i].State]++
+		reasons[s.Services[i].Cause]++
 		for _, e := range s.Services[i].Endpoints {
 			endpoints[[2]string{e.Health, truth(e.Usable)}]++
 		}
 	}
 	for _, p := range []plan.DataPlane{plan.Userspace, plan.IPTables, plan.IPVS, plan.None} {
-		gauge(servicesDesc, float64(planes[p]), string(p))
+		send.gauge(servicesDesc, float64(planes[p]), string(p))
 	}
 	for _, st := range []plan.State{
 		plan.StateUserspace, plan.StateQualifying, plan.StateOffloaded,
 		plan.StateRecalled, plan.StatePinned, plan.StateRejecting, plan.StateExcluded,
 	} {
-		gauge(statesDesc, float64(states[st]), string(st))
+		send.gauge(statesDesc, float64(states[st]), string(st))
+	}
+	for _, c := range plan.Causes {
+		send.gauge(reasonsDesc, float64(reasons[c]), string(c))
 	}
 	for _, health := range []string{"up", "down", "unknown"} {
 		for _, usable := range []string{"true", "false"} {
-			gauge(endpointsDesc, float64(endpoints[[2]string{health, usable}]), health, usable)
+			send.gauge(endpointsDesc, float64(endpoints[[2]string{health, usable}]), health, usable)
 		}
 	}
 }

@@ -1,19 +1,16 @@
 package web
 
 import (
-	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
-
-	"kproxy.dev/kproxy/plan"
 )
 
 func TestMetrics(t *testing.T) {
 	reg := prometheus.NewPedanticRegistry()
-	NewMetrics(reg, shop())
+	NewMetrics(reg, metricsOf(shop()))
 	want := `
 # HELP kproxy_alive 1 while the heartbeat holds, so that new connections may come to userspace.
 # TYPE kproxy_alive gauge
@@ -56,52 +53,7 @@ kproxy_sync_duration_seconds 0.25
 	}
 }
 
-// TestSeriesAreBounded shows that a node with very many services has a bounded
-// number of series, and that nothing that was counted is lost or runs backwards.
-func TestSeriesAreBounded(t *testing.T) {
-	src := &fakeSource{status: plan.Status{Services: many(maxSeries+10, 100)}}
-	reg := prometheus.NewPedanticRegistry()
-	NewMetrics(reg, src)
-	const total = "kproxy_service_connections_total"
-	step := func(name string, wantSeries int, wantOther float64) {
-		t.Helper()
-		families, err := reg.Gather()
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, f := range families {
-			if f.GetName() != total {
-				continue
-			}
-			if got := len(f.GetMetric()); got != wantSeries {
-				t.Errorf("%s: got %d series, want %d", name, got, wantSeries)
-			}
-			for _, m := range f.GetMetric() {
-				if m.GetLabel()[0].GetValue() == "other" && m.GetCounter().GetValue() != wantOther {
-					t.Errorf("%s: others carried %g connections, want %g", name, m.GetCounter().GetValue(), wantOther)
-				}
-			}
-		}
-	}
-	step("at first", maxSeries+1, 10*100)
-	step("nothing happened", maxSeries+1, 10*100)
-	src.status.Services = many(maxSeries+10, 103)
-	step("three more each", maxSeries+1, 10*103)
-	src.status.Services = append(many(maxSeries-5, 103), many(maxSeries+10, 103)[maxSeries:]...)
-	step("services with series deleted", maxSeries-5+1, 10*103)
-	src.status.Services = many(maxSeries-5, 103)
-	step("others deleted", maxSeries-5+1, 10*103)
-	src.status.Services = many(maxSeries, 1)
-	step("room again", maxSeries+1, 10*103)
-}
-
-func many(n int, total uint64) []plan.ServiceStatus {
-	out := make([]plan.ServiceStatus, n)
-	for i := range out {
-		out[i] = plan.ServiceStatus{
-			Namespace: "ns", Name: fmt.Sprintf("svc-%05d", i), Protocol: "TCP",
-			Connections: plan.Connections{Total: total},
-		}
-	}
-	return out
+// metricsOf is what metrics of src need.
+func metricsOf(src Source) MetricsConfig {
+	return MetricsConfig{Source: src, Figures: kubeProxyFigures, Services: 500, Endpoints: 1000}
 }

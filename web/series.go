@@ -1,133 +1,117 @@
 package web
 
 import (
+	"iter"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"kproxy.dev/kproxy/plan"
 )
 
-// maxSeries bounds how many service ports have series of their own. The rest
-// share one, with namespace, service and port "other": 10,000 services must not
-// make 60,000 series on every node of a cluster.
-const maxSeries = 500
-
 var serviceLabels = []string{"namespace", "service", "port", "protocol"}
 
-// serviceMetrics are the per-service metrics, in every data plane.
-var serviceMetrics = []struct {
-	desc  *prometheus.Desc
-	value func(plan.Connections) float64
-}{
-	{desc("kproxy_service_connections_total", "Connections and sessions established.", serviceLabels...),
-		func(c plan.Connections) float64 { return float64(c.Total) }},
-	{desc("kproxy_service_connections_failed_total", "Connections that found no endpoint that answers.", serviceLabels...),
-		func(c plan.Connections) float64 { return float64(c.Failed) }},
-	{desc("kproxy_service_connections_retried_total", "Further endpoints tried for a connection.", serviceLabels...),
-		func(c plan.Connections) float64 { return float64(c.Retried) }},
-	{desc("kproxy_service_received_bytes_total", "Bytes from clients to endpoints.", serviceLabels...),
-		func(c plan.Connections) float64 { return float64(c.BytesIn) }},
-	{desc("kproxy_service_sent_bytes_total", "Bytes from endpoints to clients.", serviceLabels...),
-		func(c plan.Connections) float64 { return float64(c.BytesOut) }},
+// serviceCounters are the counters of a service port, in every data plane, in the
+// order of the counters that countersOf returns.
+var serviceCounters = []*prometheus.Desc{
+	desc("kproxy_service_connections_total", "Connections and sessions established.", serviceLabels...),
+	desc("kproxy_service_connections_failed_total", "Connections that found no endpoint that answers.", serviceLabels...),
+	desc("kproxy_service_connections_retried_total", "Further endpoints tried for a connection.", serviceLabels...),
+	desc("kproxy_service_received_bytes_total", "Bytes from clients to endpoints.", serviceLabels...),
+	desc("kproxy_service_sent_bytes_total", "Bytes from endpoints to clients.", serviceLabels...),
+	desc("kproxy_service_offloads_total", "Moves of the service port from userspace into the kernel.", serviceLabels...),
+	desc("kproxy_service_recalls_total", "Moves of the service port from the kernel back to userspace.", serviceLabels...),
 }
 
-var activeDesc = desc("kproxy_service_connections_active", "Connections and sessions alive now.", serviceLabels...)
-
-func describeServices(ch chan<- *prometheus.Desc) {
-	for _, m := range serviceMetrics {
-		ch <- m.desc
-	}
-	ch <- activeDesc
+func countersOf(s *plan.ServiceStatus) counters {
+	c := &s.Connections
+	return counters{c.Total, c.Failed, c.Retried, c.BytesIn, c.BytesOut, s.Offloads, s.Recalls}
 }
+
+// The gauges of a service port.
+var (
+	serviceActive    = desc("kproxy_service_connections_active", "Connections and sessions alive now.", serviceLabels...)
+	serviceEndpoints = desc("kproxy_service_endpoints", "Endpoints of the service port, usable or not.", serviceLabels...)
+	serviceUsable    = desc("kproxy_service_endpoints_usable", "Endpoints that get new connections.", serviceLabels...)
+	// Its labels change, and those of what else is said of the service port don't.
+	serviceInfo = desc("kproxy_service_info", "Always 1; the labels say where the service port stands, and why.",
+		append(serviceLabels[:len(serviceLabels):len(serviceLabels)], "dataplane", "state", "reason")...)
+)
 
 // seriesKey is the labels of a service port.
 type seriesKey struct{ namespace, name, port, protocol string }
 
+// otherServices is the labels of the shared series: no protocol is called so.
 var otherServices = seriesKey{"other", "other", "other", "other"}
 
-// serviceSeries decides which service ports have their own series. A port keeps
-// what it got for as long as it exists, and the shared counters only ever grow
-// by what was added since the last scrape, so no counter runs backwards when
-// services come and go. The zero value is ready to use.
-type serviceSeries struct {
-	own    map[seriesKey]bool             // ports with series of their own
-	folded map[seriesKey]plan.Connections // last figures of the ports that share
-	other  plan.Connections               // what the shared series show
-}
-
-func (t *serviceSeries) collect(services []plan.ServiceStatus, ch chan<- prometheus.Metric) {
-	t.assign(services)
-	t.other.Active = 0
-	for i := range services {
-		s := &services[i]
-		k := keyOf(s)
-		if t.own[k] {
-			emit(ch, k, s.Connections)
-			continue
-		}
-		t.fold(k, s.Connections)
-	}
-	if len(t.folded) > 0 || t.other.Total > 0 {
-		emit(ch, otherServices, t.other)
-	}
-}
-
-// assign forgets ports that are gone and gives free series to new ones.
-func (t *serviceSeries) assign(services []plan.ServiceStatus) {
-	present := make(map[seriesKey]bool, len(services))
-	for i := range services {
-		present[keyOf(&services[i])] = true
-	}
-	if t.own == nil {
-		t.own, t.folded = map[seriesKey]bool{}, map[seriesKey]plan.Connections{}
-	}
-	for k := range t.own {
-		if !present[k] {
-			delete(t.own, k)
-		}
-	}
-	for k := range t.folded {
-		if !present[k] {
-			delete(t.folded, k)
-		}
-	}
-	for i := range services {
-		k := keyOf(&services[i])
-		_, shares := t.folded[k]
-		if !t.own[k] && !shares && len(t.own) < maxSeries {
-			t.own[k] = true
-		}
-	}
-}
-
-// fold adds what a sharing port did since the last scrape.
-func (t *serviceSeries) fold(k seriesKey, now plan.Connections) {
-	last := t.folded[k]
-	t.folded[k] = now
-	t.other.Active += now.Active
-	t.other.Total += grown(last.Total, now.Total)
-	t.other.Failed += grown(last.Failed, now.Failed)
-	t.other.Retried += grown(last.Retried, now.Retried)
-	t.other.BytesIn += grown(last.BytesIn, now.BytesIn)
-	t.other.BytesOut += grown(last.BytesOut, now.BytesOut)
-}
-
-// grown is the growth of a counter; one that fell began anew (the service was
-// deleted and created between two scrapes).
-func grown(last, now uint64) uint64 {
-	if now < last {
-		return now
-	}
-	return now - last
+func (k seriesKey) labels(more ...string) []string {
+	return append([]string{k.namespace, k.name, k.port, k.protocol}, more...)
 }
 
 func keyOf(s *plan.ServiceStatus) seriesKey {
 	return seriesKey{s.Namespace, s.Name, s.Port, s.Protocol}
 }
 
-func emit(ch chan<- prometheus.Metric, k seriesKey, c plan.Connections) {
-	labels := []string{k.namespace, k.name, k.port, k.protocol}
-	for _, m := range serviceMetrics {
-		ch <- prometheus.MustNewConstMetric(m.desc, prometheus.CounterValue, m.value(c), labels...)
+func describeServices(ch chan<- *prometheus.Desc) {
+	for _, d := range serviceCounters {
+		ch <- d
 	}
-	ch <- prometheus.MustNewConstMetric(activeDesc, prometheus.GaugeValue, float64(c.Active), labels...)
+	for _, d := range []*prometheus.Desc{serviceActive, serviceEndpoints, serviceUsable, serviceInfo} {
+		ch <- d
+	}
+}
+
+// serviceGauges are what a service port, or all that share, have now.
+type serviceGauges struct{ active, endpoints, usable int64 }
+
+func (g *serviceGauges) add(s *plan.ServiceStatus) {
+	g.active += s.Connections.Active
+	g.endpoints += int64(len(s.Endpoints))
+	for i := range s.Endpoints {
+		if s.Endpoints[i].Usable {
+			g.usable++
+		}
+	}
+}
+
+// serviceSeries are the series of service ports, of a bounded number of them.
+type serviceSeries struct{ allotment[seriesKey] }
+
+func (t *serviceSeries) collect(services []plan.ServiceStatus, send sender) {
+	t.assign(len(services), eachService(services))
+	var shared serviceGauges
+	for i := range services {
+		s := &services[i]
+		k := keyOf(s)
+		if !t.own[k] {
+			t.add(k, countersOf(s))
+			shared.add(s)
+			continue
+		}
+		var g serviceGauges
+		g.add(s)
+		sendService(send, k.labels(), countersOf(s), g)
+		send.gauge(serviceInfo, 1, k.labels(string(s.DataPlane), string(s.State), string(s.Cause))...)
+	}
+	if t.used() {
+		sendService(send, otherServices.labels(), t.other, shared)
+	}
+}
+
+func eachService(services []plan.ServiceStatus) iter.Seq2[seriesKey, bool] {
+	return func(yield func(seriesKey, bool) bool) {
+		for i := range services {
+			if !yield(keyOf(&services[i]), true) {
+				return
+			}
+		}
+	}
+}
+
+func sendService(send sender, labels []string, c counters, g serviceGauges) {
+	for i, d := range serviceCounters {
+		send.counter(d, float64(c[i]), labels...)
+	}
+	send.gauge(serviceActive, float64(g.active), labels...)
+	send.gauge(serviceEndpoints, float64(g.endpoints), labels...)
+	send.gauge(serviceUsable, float64(g.usable), labels...)
 }

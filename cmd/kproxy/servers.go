@@ -134,7 +134,10 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 		return web.Serve(ctx, l, web.HealthPort(source{a, cfg}, now), o.Log)
 	}
 	a = agent.New(o)
-	web.NewMetrics(reg, source{a, cfg})
+	web.NewMetrics(reg, web.MetricsConfig{
+		Source: source{a, cfg}, Figures: a.Figures,
+		Services: o.Config.MetricsServices, Endpoints: o.Config.MetricsEndpoints,
+	})
 
 	looking, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
