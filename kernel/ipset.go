@@ -198,6 +198,11 @@ func (s *IPSets) request(cmd int, name string, attrs []byte) ([][]byte, error) {
 	if name != "" && !Own(name) {
 		return nil, fmt.Errorf("set %q isn't kproxy's", name)
 	}
+	return s.exchange(cmd, name, attrs)
+}
+
+// exchange is request for a set of anybody's.
+func (s *IPSets) exchange(cmd int, name string, attrs []byte) ([][]byte, error) {
 	flags := nl.GetIpsetFlags(cmd)
 	if cmd == nl.IPSET_CMD_DESTROY {
 		flags |= unix.NLM_F_EXCL // since Linux 5.10 a missing set is no error without it

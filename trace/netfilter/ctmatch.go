@@ -1,0 +1,80 @@
+package netfilter
+
+import (
+	"net/netip"
+	"slices"
+	"strings"
+)
+
+// conntrack is the matches conntrack and state.
+func conntrack(w *walker, p *Packet, o option) held {
+	switch o.name {
+	case "--ctstate", "--state":
+		have := w.states(p)
+		for s := range strings.SplitSeq(o.arg(0), ",") {
+			if slices.Contains(have, s) {
+				return is(true, o.not, "its state is %s", strings.Join(have, ","))
+			}
+		}
+		return is(false, o.not, "its state is %s", strings.Join(have, ","))
+	case "--ctdir":
+		if p.State != New {
+			return maybe("the direction isn't known")
+		}
+		return is(strings.EqualFold(o.arg(0), "ORIGINAL"), o.not, "its direction is ORIGINAL")
+	case "--ctproto":
+		return protocol(p.Protocol, o)
+	case "--ctorigsrc":
+		return address(p.OrigSrc.Addr(), o.arg(0), o.not, "original source")
+	case "--ctorigdst":
+		return address(p.OrigDst.Addr(), o.arg(0), o.not, "original destination")
+	case "--ctorigsrcport":
+		return portIn(p.OrigSrc.Port(), o.arg(0), o.not, "source")
+	case "--ctorigdstport":
+		return portIn(p.OrigDst.Port(), o.arg(0), o.not, "destination")
+	case "--ctreplsrc":
+		return address(p.replySource().Addr(), o.arg(0), o.not, "reply's source")
+	case "--ctreplsrcport":
+		return portIn(p.replySource().Port(), o.arg(0), o.not, "destination")
+	case "--ctstatus":
+		return status(p, o)
+	}
+	return maybe("the option %s isn't known to this program", o.name)
+}
+
+// replySource is whom answers come from: the destination as it is now.
+func (p *Packet) replySource() netip.AddrPort { return p.Dst }
+
+// states are the words of --ctstate that fit. Before conntrack has seen a packet
+// it is invalid (conntrack_mt in net/netfilter/xt_conntrack.c).
+func (w *walker) states(p *Packet) []string {
+	if p.State == Untracked {
+		return []string{string(Untracked)}
+	}
+	if w.base.order() < priorityConntrack && (w.hook == Prerouting && p.In != "lo" || w.hook == Output || w.hook == Ingress) {
+		return []string{string(Invalid)}
+	}
+	out := []string{string(p.State)}
+	if p.DNAT {
+		out = append(out, "DNAT")
+	}
+	if p.SNAT {
+		out = append(out, "SNAT")
+	}
+	return out
+}
+
+// status is --ctstatus, of a new connection: nobody has answered it.
+func status(p *Packet, o option) held {
+	if p.State != New {
+		return maybe("the connection's status isn't known")
+	}
+	for s := range strings.SplitSeq(o.arg(0), ",") {
+		switch s {
+		case "EXPECTED", "SEEN_REPLY", "ASSURED":
+		default:
+			return maybe("the connection's status isn't known")
+		}
+	}
+	return is(false, o.not, "the connection is new")
+}

@@ -1,0 +1,77 @@
+package netfilter
+
+import (
+	"math"
+	"strings"
+)
+
+// Hook is a place in the kernel where packets meet base chains, in the words of
+// iptables.
+type Hook string
+
+// The hooks of IPv4 and IPv6 (enum nf_inet_hooks in include/uapi/linux/netfilter.h),
+// and those of single devices, which come before.
+const (
+	Ingress     Hook = "INGRESS"
+	Prerouting  Hook = "PREROUTING"
+	Input       Hook = "INPUT"
+	Forward     Hook = "FORWARD"
+	Output      Hook = "OUTPUT"
+	Postrouting Hook = "POSTROUTING"
+)
+
+// Hooks are those that a packet may pass on its way, without [Ingress].
+var Hooks = []Hook{Prerouting, Input, Forward, Output, Postrouting}
+
+func hookOf(word string) Hook { return Hook(strings.ToUpper(word)) }
+
+// Priorities of base chains: lower ones come first (enum nf_ip_hook_priorities
+// in include/uapi/linux/netfilter_ipv4.h, the same for IPv6). Conntrack looks
+// packets up at its priority, in PREROUTING and OUTPUT.
+const (
+	priorityRaw       = -300
+	priorityConntrack = -200
+	priorityMangle    = -150
+	priorityNATDst    = -100
+	priorityFilter    = 0
+	prioritySecurity  = 50
+	priorityNATSrc    = 100
+)
+
+// Span is the part of a hook's base chains whose priority is at least From and
+// less than Before.
+type Span struct{ From, Before int }
+
+// The whole of a hook, and its parts before and after IPVS takes packets: at
+// LOCAL_IN with priority NF_IP_PRI_NAT_SRC - 1, after filtering; at LOCAL_OUT with
+// NF_IP_PRI_NAT_DST + 2, before it (ip_vs_ops4 in net/netfilter/ipvs/ip_vs_core.c).
+var (
+	Whole            = Span{math.MinInt, math.MaxInt}
+	InputBeforeIPVS  = Span{math.MinInt, priorityNATSrc - 1}
+	InputAfterIPVS   = Span{priorityNATSrc - 1, math.MaxInt}
+	OutputBeforeIPVS = Span{math.MinInt, priorityNATDst + 2}
+	OutputAfterIPVS  = Span{priorityNATDst + 2, math.MaxInt}
+)
+
+// priority is that of an iptables table's built-in chain, and whether the table
+// has one at the hook at all (the valid_hooks of net/ipv4/netfilter/iptable_*.c).
+func priority(table string, h Hook) (int, bool) {
+	switch table {
+	case "raw":
+		return priorityRaw, h == Prerouting || h == Output
+	case "mangle":
+		return priorityMangle, true
+	case "nat":
+		switch h {
+		case Prerouting, Output:
+			return priorityNATDst, true
+		case Input, Postrouting:
+			return priorityNATSrc, true
+		}
+	case "filter":
+		return priorityFilter, h == Input || h == Forward || h == Output
+	case "security":
+		return prioritySecurity, h == Input || h == Forward || h == Output
+	}
+	return 0, false
+}

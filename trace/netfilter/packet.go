@@ -1,0 +1,82 @@
+package netfilter
+
+import (
+	"net/netip"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// Packet is what rules look at: the first packet of a connection, unless State
+// says otherwise. It is a comparable value; walking returns changed copies.
+type Packet struct {
+	Protocol service.Protocol
+	// Src and Dst are as in the packet now. A source port of 0 is one that the
+	// caller doesn't know; rules that look at it are undecided then, so better
+	// choose one as a client would. An invalid address is unknown as well.
+	Src, Dst netip.AddrPort
+	// In and Out are the interfaces; empty for none (a packet of this node's own
+	// has no In), [AnyInterface] for one that the caller doesn't know.
+	In, Out string
+
+	Mark     uint32
+	ConnMark uint32 // of its connection
+
+	State State
+	// OrigSrc and OrigDst are the addresses of the connection's original
+	// direction, before any rewriting.
+	OrigSrc, OrigDst netip.AddrPort
+	// DNAT and SNAT say that the connection's destination or source was rewritten:
+	// conntrack's status of that name.
+	DNAT, SNAT bool
+	// DstDone and SrcDone say that the nat chains have decided about the
+	// connection's destination (PREROUTING or OUTPUT) and source (POSTROUTING or
+	// INPUT), whatever they decided: no other nat chain of that kind sees it
+	// (nf_nat_inet_fn in net/netfilter/nf_nat_core.c).
+	DstDone, SrcDone bool
+	// Redirected says that the new destination is this node, by REDIRECT.
+	Redirected bool
+	// Masquerade says that the new source is chosen by the interface that it leaves
+	// by; Src is that address if the Host knows it, else invalid.
+	Masquerade bool
+	// Socket is where a TPROXY rule delivers the packet.
+	Socket netip.AddrPort
+	// Reversed says whether a packet back to the source would leave by In, for
+	// the match rpfilter.
+	Reversed Answer
+}
+
+// AnyInterface stands for an interface that the caller doesn't know.
+const AnyInterface = "?"
+
+// State is conntrack's state of a packet.
+type State string
+
+// The states (enum ip_conntrack_info).
+const (
+	New         State = "NEW"
+	Established State = "ESTABLISHED"
+	Related     State = "RELATED"
+	Invalid     State = "INVALID"
+	Untracked   State = "UNTRACKED"
+)
+
+// Answer is what can be said for certain about a question.
+type Answer string
+
+// The answers; empty is Maybe.
+const (
+	Yes   Answer = "yes"
+	No    Answer = "no"
+	Maybe Answer = "maybe"
+	// Chance is yes with a probability that the rule gives.
+	Chance Answer = "chance"
+)
+
+// NewPacket is the first packet of a connection: of TCP, its SYN. It comes in on
+// the interface in; empty for one of this node's own.
+func NewPacket(proto service.Protocol, src, dst netip.AddrPort, in string) Packet {
+	return Packet{Protocol: proto, Src: src, Dst: dst, OrigSrc: src, OrigDst: dst, In: in, State: New}
+}
+
+// Family is the packet's address family.
+func (p Packet) Family() service.Family { return service.FamilyOf(p.OrigDst.Addr()) }

@@ -1,0 +1,33 @@
+package netfilter
+
+import (
+	"net/netip"
+	"testing"
+
+	"kproxy.dev/kproxy/service"
+)
+
+const turns = `*nat
+:PREROUTING ACCEPT [0:0]
+:KPROXY-SVC - [0:0]
+[7:420] -A PREROUTING -d 10.96.0.1/32 -p tcp -m tcp --dport 80 -j KPROXY-SVC
+[3:180] -A KPROXY-SVC -p tcp -m statistic --mode nth --every 3 --packet 0 -j DNAT --to-destination 10.2.0.2:8080
+[2:120] -A KPROXY-SVC -p tcp -m statistic --mode nth --every 2 --packet 0 -j DNAT --to-destination 10.3.0.2:8080
+[2:120] -A KPROXY-SVC -p tcp -j DNAT --to-destination 10.2.0.2:8080
+COMMIT
+`
+
+func TestChoicesInTurn(t *testing.T) {
+	tables, err := Parse(service.IPv4, "nft", turns)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := tables.Walk(NewPacket(service.TCP, netip.MustParseAddrPort("10.1.0.2:40000"), netip.MustParseAddrPort("10.96.0.1:80"), "eth0"), Prerouting, Whole)
+	c := w.Choices()
+	if len(c) != 2 || c[0].Probability < 0.666 || c[0].Probability > 0.667 || !c[0].Certain || *c[0].Packets != 5 || c[1].Probability > 0.334 {
+		t.Errorf("choices are %+v", c)
+	}
+	if v := w.Verdict(); v != Accept {
+		t.Errorf("verdict is %s", v)
+	}
+}
