@@ -76,12 +76,12 @@ func (t *endpointSeries) collect(services []plan.ServiceStatus, own map[seriesKe
 	if !t.used() {
 		return
 	}
-	labels := otherServices.labels("other")
+	to := send.with(endpointActive, otherServices.labels("other"))
 	for i, d := range endpointCounters {
-		send.counter(d, float64(t.other[i]), labels...)
+		to.counter(d, t.other[i])
 	}
-	send.gauge(endpointActive, float64(active), labels...)
-	send.gauge(endpointUsable, float64(usable), labels...)
+	to.gauge(endpointActive, float64(active))
+	to.gauge(endpointUsable, float64(usable))
 }
 
 func eachEndpoint(services []plan.ServiceStatus, own map[seriesKey]bool) iter.Seq2[endpointKey, bool] {
@@ -98,13 +98,14 @@ func eachEndpoint(services []plan.ServiceStatus, own map[seriesKey]bool) iter.Se
 }
 
 func sendEndpoint(send sender, labels []string, e *plan.EndpointStatus) {
+	to := send.with(endpointActive, labels)
 	c := endpointCountersOf(e)
 	for i, d := range endpointCounters {
-		send.counter(d, float64(c[i]), labels...)
+		to.counter(d, c[i])
 	}
-	send.gauge(endpointActive, float64(e.ActiveConnections), labels...)
-	send.gauge(endpointUsable, number(e.Usable), labels...)
+	to.gauge(endpointActive, float64(e.ActiveConnections))
+	to.gauge(endpointUsable, number(e.Usable))
 	if e.Health != "unknown" {
-		send.gauge(endpointUp, number(e.Health == "up"), labels...)
+		to.gauge(endpointUp, number(e.Health == "up"))
 	}
 }

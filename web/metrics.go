@@ -37,17 +37,6 @@ func NewMetrics(reg prometheus.Registerer, c MetricsConfig) *Metrics {
 	return m
 }
 
-// sender sends metrics to a registry.
-type sender chan<- prometheus.Metric
-
-func (ch sender) gauge(d *prometheus.Desc, v float64, labels ...string) {
-	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
-}
-
-func (ch sender) counter(d *prometheus.Desc, v float64, labels ...string) {
-	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
-}
-
 var (
 	buildInfo = desc("kproxy_build_info", "Always 1; the labels say what is running.", "version", "goversion")
 	upSeconds = desc("kproxy_uptime_seconds", "Time since start.")

@@ -108,10 +108,11 @@ func eachService(services []plan.ServiceStatus) iter.Seq2[seriesKey, bool] {
 }
 
 func sendService(send sender, labels []string, c counters, g serviceGauges) {
+	to := send.with(serviceActive, labels)
 	for i, d := range serviceCounters {
-		send.counter(d, float64(c[i]), labels...)
+		to.counter(d, c[i])
 	}
-	send.gauge(serviceActive, float64(g.active), labels...)
-	send.gauge(serviceEndpoints, float64(g.endpoints), labels...)
-	send.gauge(serviceUsable, float64(g.usable), labels...)
+	to.gauge(serviceActive, float64(g.active))
+	to.gauge(serviceEndpoints, float64(g.endpoints))
+	to.gauge(serviceUsable, float64(g.usable))
 }
