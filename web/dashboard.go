@@ -21,9 +21,7 @@ func dashboard(mux *http.ServeMux, rec *Recorder) {
 	mux.HandleFunc("/api/v1/history", history(rec))
 	mux.HandleFunc("/api/v1/timeline", timeline(rec))
 	mux.HandleFunc("/api/v1/service", servicePage(rec))
-	mux.HandleFunc("/api/v1/node", func(w http.ResponseWriter, r *http.Request) {
-		writeCompressed(w, r, rec.Node())
-	})
+	mux.HandleFunc("/api/v1/node", nodePage(rec))
 }
 
 func history(rec *Recorder) http.HandlerFunc {
@@ -60,6 +58,7 @@ func timeline(rec *Recorder) http.HandlerFunc {
 
 func servicePage(rec *Recorder) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
+		rec.refresh()
 		key := r.URL.Query().Get("key")
 		page, ok := rec.Service(key)
 		if !ok {
@@ -67,5 +66,12 @@ func servicePage(rec *Recorder) http.HandlerFunc {
 			return
 		}
 		writeCompressed(w, r, page)
+	}
+}
+
+func nodePage(rec *Recorder) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		rec.refresh()
+		writeCompressed(w, r, rec.Node())
 	}
 }

@@ -39,6 +39,8 @@ type delta struct {
 // hub hands messages to any number of live streams. Nobody waits for one that
 // doesn't keep up: it loses its place and begins anew with an overview.
 type hub struct {
+	watched chan struct{} // 1 slot: somebody has come
+
 	mu     sync.Mutex // streams come and go while messages are published
 	subs   map[chan *message]bool
 	packer packer
@@ -61,6 +63,10 @@ func (h *hub) subscribe(now func() overview) (*message, chan *message) {
 		h.subs = map[chan *message]bool{}
 	}
 	h.subs[ch] = true
+	select {
+	case h.watched <- struct{}{}:
+	default:
+	}
 	return h.whole, ch
 }
 
@@ -68,6 +74,12 @@ func (h *hub) unsubscribe(ch chan *message) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	delete(h.subs, ch)
+}
+
+func (h *hub) anybody() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return len(h.subs) > 0
 }
 
 // publish tells what a look has found. The caller has stored it before.

@@ -44,6 +44,7 @@ func (s *liveStream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 // follow returns nil when the server stops, and an error when the client has gone.
 func (s *liveStream) follow(r *http.Request, out *liveWriter) error {
 	h := &s.rec.hub
+	s.rec.refresh()
 	if err := out.send(h.pack(sse(nil, "hello", s.rec.hello()))); err != nil {
 		return err
 	}

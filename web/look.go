@@ -9,15 +9,21 @@ import (
 )
 
 // look reads the status and tells the streams what has changed. Only looks that
-// keep go into the history: they are one interval apart, the others come when
-// something has just happened.
+// keep go into the history; the others come when something has just happened.
 func (r *Recorder) look(now time.Time, keep bool) {
+	r.looking.Lock()
+	defer r.looking.Unlock()
 	st := r.cfg.Source.Status()
 	r.mu.Lock()
 	r.looks++
-	took := time.Duration(0)
-	if !r.kept.IsZero() {
-		took = now.Sub(r.kept)
+	r.looked = now
+	k := keeping{at: r.samples}
+	if keep {
+		k.slots = 1
+		if !r.kept.IsZero() {
+			k.took = now.Sub(r.kept)
+			k.slots = min(max(int((k.took+r.cfg.Interval/2)/r.cfg.Interval), 1), r.cfg.Samples)
+		}
 	}
 	d := delta{Time: now.UTC(), Alive: st.Alive, Changed: []*Row{}}
 	services := make([]*record, len(st.Services))
@@ -27,7 +33,7 @@ func (r *Recorder) look(now time.Time, keep bool) {
 		services[i] = rec
 		rec.at, rec.seen = i, r.looks
 		was := rec.row
-		rec.row = newRow(was, s, r.keepCounts(rec, s, keep, took), now)
+		rec.row = newRow(was, s, r.keepCounts(rec, s, k), now)
 		if rec.row != was {
 			d.Changed = append(d.Changed, rec.row)
 		}
@@ -38,7 +44,7 @@ func (r *Recorder) look(now time.Time, keep bool) {
 	r.status, r.services = st, services
 	if keep {
 		r.kept = now
-		r.samples++
+		r.samples += k.slots
 	}
 	r.mu.Unlock()
 	r.hub.publish(&d)
@@ -68,27 +74,35 @@ func (r *Recorder) newRecord(key string) *record {
 	return rec
 }
 
+// keeping says how a look goes into the history: into several places if it comes
+// several intervals after the last that did.
+type keeping struct {
+	at, slots int // no slots: it doesn't
+	took      time.Duration
+}
+
 // keepCounts writes the history and returns the rates to show. The first
 // reading of a service is where its rates begin.
-func (r *Recorder) keepCounts(rec *record, s *plan.ServiceStatus, keep bool, took time.Duration) Rates {
+func (r *Recorder) keepCounts(rec *record, s *plan.ServiceStatus, k keeping) Rates {
 	if rec.row == nil {
 		rec.counted = s.Connections
 	}
-	if !keep {
+	if k.slots == 0 {
 		if rec.row == nil {
 			return Rates{}
 		}
 		return rec.row.Rates
 	}
-	now := rates(rec.counted, s.Connections, took)
+	now := rates(rec.counted, s.Connections, k.took)
 	rec.counted = s.Connections
-	at, size := r.samples%r.cfg.Samples, r.cfg.Samples
 	for i, v := range [seriesCount]float64{
 		seriesActive: float64(s.Connections.Active), seriesConnections: now.Connections,
 		seriesBytesIn: now.BytesIn, seriesBytesOut: now.BytesOut,
 		seriesFailed: now.Failed, seriesRetried: now.Retried,
 	} {
-		rec.rings[i].put(at, size, v)
+		for slot := range k.slots {
+			rec.rings[i].put((k.at+slot)%r.cfg.Samples, r.cfg.Samples, v)
+		}
 	}
 	return now
 }

@@ -16,8 +16,9 @@ type RecorderConfig struct {
 	Subscribe func() (<-chan plan.Event, func())
 	// Node tells what the status doesn't; nil leaves it out.
 	Node func() plan.NodeFigures
-	// Interval is the time between two samples.
-	Interval time.Duration
+	// Interval is the time between two samples, and between two looks while
+	// somebody watches; IdleInterval between two looks while nobody does.
+	Interval, IdleInterval time.Duration
 	// Samples is how many the history holds.
 	Samples int
 	// Events is how many the timeline holds, ServiceEvents how many of these it
@@ -25,9 +26,11 @@ type RecorderConfig struct {
 	Events, ServiceEvents int
 }
 
-// DefaultRecorderConfig looks at src every two seconds and keeps five minutes.
+// DefaultRecorderConfig looks at src every two seconds, every ten while nobody
+// watches, and keeps five minutes. A look at 5,000 services of three endpoints
+// costs about 40 ms of CPU and 20 MB of garbage, most of them in the status.
 func DefaultRecorderConfig(src Source) RecorderConfig {
-	return RecorderConfig{Source: src, Interval: 2 * time.Second, Samples: 150, Events: 2000, ServiceEvents: 24}
+	return RecorderConfig{Source: src, Interval: 2 * time.Second, IdleInterval: 10 * time.Second, Samples: 150, Events: 2000, ServiceEvents: 24}
 }
 
 // soonest is how quickly a sample may follow another when something happens.
@@ -41,12 +44,15 @@ type Recorder struct {
 	cfg RecorderConfig
 	hub hub
 
-	mu       sync.RWMutex // Run writes, requests read
+	looking sync.Mutex // held for a look: one at a time, so that none undoes a later one
+
+	mu       sync.RWMutex // looks write, requests read; nobody who holds it takes the hub's
 	status   plan.Status
 	services []*record // in the order of status.Services
 	byKey    map[string]*record
 	timeline eventRing
 	looks    int       // how often the status was read
+	looked   time.Time // when it was last
 	kept     time.Time // when the history last got a sample
 	samples  int       // how many it ever got
 }
@@ -68,19 +74,19 @@ func NewRecorder(c RecorderConfig) *Recorder {
 	if c.Subscribe == nil {
 		c.Subscribe = c.Source.Subscribe
 	}
-	return &Recorder{cfg: c, byKey: map[string]*record{}, timeline: eventRing{limit: c.Events}}
+	return &Recorder{cfg: c, hub: hub{watched: make(chan struct{}, 1)}, byKey: map[string]*record{}, timeline: eventRing{limit: c.Events}}
 }
 
 // Run records until ctx is done.
 func (r *Recorder) Run(ctx context.Context) error {
 	events, cancel := r.cfg.Subscribe()
 	defer cancel()
-	tick := time.NewTicker(r.cfg.Interval)
-	defer tick.Stop()
+	r.look(time.Now(), true)
+	next := time.NewTimer(r.wait())
+	defer next.Stop()
 	soon := time.NewTimer(0)
-	defer soon.Stop()
-	var last time.Time
-	var due bool // soon is set
+	soon.Stop()
+	due := false // soon is set
 	for {
 		select {
 		case <-ctx.Done():
@@ -93,16 +99,43 @@ func (r *Recorder) Run(ctx context.Context) error {
 			r.happened(drainEvents(events, e))
 			if !due { // show what came of it without waiting for the interval's end
 				due = true
-				soon.Reset(max(soonest-time.Since(last), 0))
+				soon.Reset(max(soonest-r.age(), 0))
 			}
 		case <-soon.C:
 			due = false
 			r.look(time.Now(), false)
-			last = time.Now()
-		case <-tick.C:
+		case <-r.hub.watched: // the first one since a while
+			next.Reset(r.wait())
+		case <-next.C:
 			r.look(time.Now(), true)
-			last = time.Now()
+			next.Reset(r.wait())
 		}
+	}
+}
+
+// wait is how long the next sample may wait.
+func (r *Recorder) wait() time.Duration {
+	every := r.cfg.IdleInterval
+	if r.hub.anybody() {
+		every = r.cfg.Interval
+	}
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return max(every-time.Since(r.kept), 0)
+}
+
+// age is how old what is known is.
+func (r *Recorder) age() time.Duration {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return time.Since(r.looked)
+}
+
+// refresh looks if what is known is older than an interval: while nobody
+// watched, nothing had to be as new as that.
+func (r *Recorder) refresh() {
+	if r.age() > r.cfg.Interval {
+		r.look(time.Now(), false)
 	}
 }
 

@@ -248,6 +248,40 @@ func TestHistory(t *testing.T) {
 	}
 }
 
+func TestNobodyWatches(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		src := shop()
+		rec := NewRecorder(DefaultRecorderConfig(src))
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- rec.Run(ctx) }()
+		time.Sleep(time.Second)
+		src.change(func(st *plan.Status) { st.Services[0].Connections.Total += 100 })
+		time.Sleep(60 * time.Second)
+		rec.mu.RLock()
+		if looks, samples := rec.looks, rec.samples; looks != 7 || samples != 31 {
+			t.Errorf("in a minute that nobody watched: %d looks for %d samples, want 7 for 31", looks, samples)
+		}
+		rec.mu.RUnlock()
+		got := rec.History([]string{"shop/cart"}).Services["shop/cart"].Connections[:7]
+		if d := cmp.Diff([]float64{0, 10, 10, 10, 10, 10, 0}, got); d != "" {
+			t.Errorf("rates that were seen once (-want +got):\n%s", d)
+		}
+		_, stream := rec.hub.subscribe(rec.overview)
+		time.Sleep(20 * time.Second)
+		rec.mu.RLock()
+		if rec.looks < 7+9 {
+			t.Errorf("%d looks after 20 seconds that somebody watched", rec.looks-7)
+		}
+		rec.mu.RUnlock()
+		rec.hub.unsubscribe(stream)
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestRingForgetsWhatIsZero(t *testing.T) {
 	var r ring
 	for i := range 3 {

@@ -104,7 +104,8 @@ func newRow(was *Row, s *plan.ServiceStatus, rates Rates, now time.Time) *Row {
 	if was != nil && was.same(&r) {
 		return was
 	}
-	return &r
+	changed := r // only what is kept goes to the heap
+	return &changed
 }
 
 // countEndpoints fills r.Endpoints and the first dots, and returns how many.
