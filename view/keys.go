@@ -2,6 +2,7 @@ package view
 
 import (
 	"cmp"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -42,7 +43,9 @@ func (m *Model) Key(k Key, now time.Time) (quit bool) {
 		return true
 	}
 	if m.keys.typing {
-		m.typeKey(k, now)
+		if m.keys.typeKey(k) {
+			m.arrange(now)
+		}
 		return false
 	}
 	switch k {
@@ -50,7 +53,8 @@ func (m *Model) Key(k Key, now time.Time) (quit bool) {
 		return !m.closeHelp()
 	case KeyEscape:
 		if !m.closeHelp() && m.keys.filter != "" {
-			m.setFilter("", now)
+			m.keys.setFilter("")
+			m.arrange(now)
 		}
 	case "?", "h":
 		m.keys.help = !m.keys.help
@@ -68,7 +72,7 @@ func (m *Model) Key(k Key, now time.Time) (quit bool) {
 	case "b":
 		m.guideAt = max(m.guideAt-1, 0)
 	default:
-		m.scroll(k)
+		m.keys.scroll(k, len(m.shown))
 	}
 	return false
 }
@@ -79,55 +83,56 @@ func (m *Model) closeHelp() bool {
 	return was
 }
 
-func (m *Model) scroll(k Key) {
-	page := max(m.keys.page-1, 1)
-	switch k {
+// scroll moves the screen over n rows.
+func (k *keys) scroll(key Key, n int) {
+	page := max(k.page-1, 1)
+	switch key {
 	case KeyUp, "k":
-		m.keys.top--
+		k.top--
 	case KeyDown, "j":
-		m.keys.top++
+		k.top++
 	case KeyPageUp:
-		m.keys.top -= page
+		k.top -= page
 	case KeyPageDown:
-		m.keys.top += page
+		k.top += page
 	case KeyHome, "g":
-		m.keys.top = 0
+		k.top = 0
 	case KeyEnd, "G":
-		m.keys.top = len(m.shown)
+		k.top = n
 	}
-	m.keys.top = max(min(m.keys.top, len(m.shown)-1), 0)
+	k.top = max(min(k.top, n-1), 0)
 }
 
-// typeKey edits the filter, which holds while it is typed.
-func (m *Model) typeKey(k Key, now time.Time) {
-	switch k {
+// typeKey edits the filter, which holds while it is typed; it returns true when
+// that has changed.
+func (k *keys) typeKey(key Key) (changed bool) {
+	was := k.filter
+	switch key {
 	case KeyEnter:
-		m.keys.typing = false
+		k.typing = false
 	case KeyEscape:
-		m.keys.typing = false
-		m.setFilter("", now)
+		k.typing = false
+		k.setFilter("")
 	case KeyErase:
-		m.setFilter("", now)
+		k.setFilter("")
 	case KeyBackspace:
-		_, n := utf8.DecodeLastRuneInString(m.keys.filter)
-		m.setFilter(m.keys.filter[:len(m.keys.filter)-n], now)
+		_, n := utf8.DecodeLastRuneInString(was)
+		k.setFilter(was[:len(was)-n])
 	default:
-		if utf8.RuneCountInString(string(k)) == 1 && len(m.keys.filter) < 200 {
-			m.setFilter(m.keys.filter+string(k), now)
+		if utf8.RuneCountInString(string(key)) == 1 && len(was) < 200 {
+			k.setFilter(was + string(key))
 		}
 	}
+	return k.filter != was
 }
 
-func (m *Model) setFilter(s string, now time.Time) {
-	m.keys.filter, m.keys.top = s, 0
-	m.arrange(now)
-}
+func (k *keys) setFilter(s string) { k.filter, k.top = s, 0 }
 
-// matches reports whether s has every word of the filter, in its name, its
-// addresses, its data plane or its state.
-func (k *keys) matches(s *service) bool {
+// matches reports whether one of the texts, in lower case, has each word of the
+// filter.
+func (k *keys) matches(texts ...string) bool {
 	for word := range strings.FieldsSeq(strings.ToLower(k.filter)) {
-		if !strings.Contains(s.search, word) && !strings.Contains(string(s.status.DataPlane), word) && !strings.Contains(string(s.status.State), word) {
+		if !slices.ContainsFunc(texts, func(t string) bool { return strings.Contains(t, word) }) {
 			return false
 		}
 	}

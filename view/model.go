@@ -121,7 +121,7 @@ func (m *Model) pause(now time.Time) {
 func (m *Model) arrange(now time.Time) {
 	m.shown = m.shown[:0]
 	for _, s := range m.services {
-		if m.keys.matches(s) {
+		if m.keys.matches(s.search, string(s.status.DataPlane), string(s.status.State)) {
 			s.rank = s.attention(now)
 			m.shown = append(m.shown, s)
 		}

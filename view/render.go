@@ -112,21 +112,32 @@ func (m *Model) guideLines(width int) []line {
 // footer says which keys there are, or is where the filter is typed.
 func (m *Model) footer(shown, width int) line {
 	if m.keys.typing {
-		return styled(inverse, "filter: "+m.keys.filter+"_").with(plain, "  Enter keeps it, Esc clears it")
+		return m.keys.prompt()
 	}
 	position := fmt.Sprintf("%d services", len(m.shown))
 	if shown < len(m.shown) {
 		position = fmt.Sprintf("%d-%d of %d", m.keys.top+1, m.keys.top+shown, len(m.shown))
 	}
-	items := []line{styled(inverse, " q quit "), text(position)}
-	if m.keys.paused {
-		items = append(items, styled(warn, "PAUSED (p goes on)"))
-	}
-	if m.keys.filter != "" {
-		items = append(items, styled(warn, "filter: "+m.keys.filter))
-	}
+	items := append([]line{styled(inverse, " q quit "), text(position)}, m.keys.flags()...)
 	items = append(items, text("? help"), text("/ filter"), text("s sort: "+orderNames[m.keys.order]), text("p pause"), text("e endpoints"))
 	return flow(items, width)
+}
+
+// prompt is where the filter is typed.
+func (k *keys) prompt() line {
+	return styled(inverse, "filter: "+k.filter+"_").with(plain, "  Enter keeps it, Esc clears it")
+}
+
+// flags says what keeps rows from the screen, or the screen from changing.
+func (k *keys) flags() []line {
+	var out []line
+	if k.paused {
+		out = append(out, styled(warn, "PAUSED (p goes on)"))
+	}
+	if k.filter != "" {
+		out = append(out, styled(warn, "filter: "+k.filter))
+	}
+	return out
 }
 
 func helpText(guide bool, width int) []line {

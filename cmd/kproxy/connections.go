@@ -1,52 +1,133 @@
 package main
 
 import (
+	"context"
 	"fmt"
 	"io"
-	"text/tabwriter"
+	"os"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sync/errgroup"
+	"golang.org/x/term"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/view"
+	"kproxy.dev/kproxy/view/terminal"
 	"kproxy.dev/kproxy/web"
 )
+
+// rowsAtMost is how many connections are printed unless --limit says otherwise.
+const rowsAtMost = 1000
 
 func connectionsCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "connections",
 		Usage:     "list live connections in every data plane",
 		ArgsUsage: "[NAMESPACE/NAME[:PORT]]",
-		Flags:     []cli.Flag{socketFlag(), outputFlag("table", "json")},
-		Action: func(c *cli.Context) error {
-			if err := oneService(c); err != nil {
-				return err
-			}
-			rows, err := web.NewClient(c.String("socket")).Connections(c.Context, c.Args().First())
-			if err != nil {
-				return err
-			}
-			switch out := c.String("output"); out {
-			case "json":
-				return printJSON(c.App.Writer, rows)
-			case "table":
-				return printConnections(c.App.Writer, rows)
-			default:
-				return usageError("output %q is not one of table, json", out)
-			}
+		Flags: []cli.Flag{
+			socketFlag(), outputFlag("table", "wide", "json"),
+			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow them: on a terminal as a screen with keys, else printed every second"},
+			&cli.StringFlag{Name: "sort", Value: view.ConnectionOrders[0], Usage: "`ORDER`: " + strings.Join(view.ConnectionOrders, ", ")},
+			&cli.IntFlag{Name: "limit", Value: rowsAtMost, Usage: "print at most `N` connections; 0 for all. JSON has all unless this is given"},
 		},
+		Action: showConnections,
 	}
 }
 
-func printConnections(w io.Writer, rows []plan.ConnectionStatus) error {
-	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
-	fmt.Fprintln(t, "PROTO\tCLIENT\tSERVICE\tADDRESS\tENDPOINT\tDATA PLANE\tAGE\tBYTES IN\tBYTES OUT")
-	for _, r := range rows {
-		age := "-" // the kernel doesn't tell when its flows began
-		if r.AgeSeconds > 0 {
-			age = time.Duration(r.AgeSeconds * float64(time.Second)).Round(time.Second / 10).String()
-		}
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t%s\t%d\t%d\n", r.Protocol, r.Client, r.Service, r.Address, r.Endpoint, r.DataPlane, age, r.BytesIn, r.BytesOut)
+// connectionsShown is what the flags of `kproxy connections` ask for.
+type connectionsShown struct {
+	format string
+	sort   string
+	limit  int // 0 for none
+	width  int // of the terminal; 0 where there is none
+}
+
+func showConnections(c *cli.Context) error {
+	if err := oneService(c); err != nil {
+		return err
 	}
-	return t.Flush()
+	f := connectionsShown{format: c.String("output"), sort: c.String("sort"), limit: c.Int("limit")}
+	switch {
+	case !slices.Contains([]string{"table", "wide", "json"}, f.format):
+		return usageError("output %q is not one of table, wide, json", f.format)
+	case !slices.Contains(view.ConnectionOrders, f.sort):
+		return usageError("sort %q is not one of %s", f.sort, strings.Join(view.ConnectionOrders, ", "))
+	case f.limit < 0:
+		return usageError("limit %d is less than 0", f.limit)
+	case f.format == "json" && !c.IsSet("limit"):
+		f.limit = 0
+	}
+	out := c.App.Writer
+	if file, ok := out.(*os.File); ok {
+		if width, _, err := term.GetSize(int(file.Fd())); err == nil {
+			f.width = width
+		}
+	}
+	client := web.NewClient(c.String("socket"))
+	list := func(ctx context.Context) ([]plan.ConnectionStatus, error) {
+		return client.Connections(ctx, c.Args().First())
+	}
+	rows, err := list(c.Context)
+	switch {
+	case err != nil:
+		return err
+	case !c.Bool("watch"):
+		return f.print(out, rows)
+	case f.format == "json" || !canDraw(out):
+		return watchPlainly(c.Context, out, list, f.print)
+	}
+	model := view.NewConnections(view.ThemeOf(os.Getenv), f.format == "wide", f.sort)
+	model.Update(rows, time.Now())
+	return watchConnections(c.Context, model, list)
+}
+
+// print prints the rows that the limit allows, and says what it cut.
+func (f *connectionsShown) print(w io.Writer, rows []plan.ConnectionStatus) error {
+	view.SortConnections(rows, f.sort)
+	shown := rows
+	if f.limit > 0 && len(rows) > f.limit {
+		shown = rows[:f.limit]
+	}
+	if f.format == "json" {
+		return printJSON(w, shown)
+	}
+	lines := view.ConnectionTable(shown, f.format == "wide", f.width, view.Theme{Unicode: view.ThemeOf(os.Getenv).Unicode})
+	lines = append(lines, "", view.ConnectionSummary(rows))
+	if len(shown) < len(rows) {
+		lines = append(lines, fmt.Sprintf("the first %d of them are listed (--limit), sorted by %s", len(shown), f.sort))
+	}
+	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
+	return err
+}
+
+// watchConnections shows them on the terminal until the user leaves.
+func watchConnections(ctx context.Context, model *view.Connections, list func(context.Context) ([]plan.ConnectionStatus, error)) error {
+	ctx, cancel := context.WithCancel(ctx)
+	updates := make(chan func())
+	var g errgroup.Group
+	g.Go(func() error {
+		for sleep(ctx, watchEvery) {
+			rows, err := list(ctx)
+			apply(ctx, updates, func() {
+				if err != nil {
+					model.Fail(err, time.Now())
+				} else {
+					model.Update(rows, time.Now())
+				}
+			})
+		}
+		return nil
+	})
+	t := terminal.Screen{
+		In: os.Stdin, Out: os.Stdout, Updates: updates,
+		Draw: func(w, h int) []string { return model.Render(time.Now(), w, h) },
+		Key:  model.Key,
+	}
+	err := t.Run(ctx)
+	cancel()
+	_ = g.Wait() // it returns no error
+	return err
 }

@@ -104,9 +104,9 @@ func apply(ctx context.Context, updates chan<- func(), f func()) {
 // watchPlainly prints a snapshot every second, for pipes and files. A kproxy
 // that doesn't answer any more is a line, as it may come back; one that never
 // did is an error.
-func watchPlainly(ctx context.Context, out io.Writer, status statusFunc, show func(io.Writer, plan.Status) error) error {
+func watchPlainly[T any](ctx context.Context, out io.Writer, ask func(context.Context) (T, error), show func(io.Writer, T) error) error {
 	for first := true; ; first = false {
-		st, err := status(ctx)
+		answer, err := ask(ctx)
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -115,7 +115,7 @@ func watchPlainly(ctx context.Context, out io.Writer, status statusFunc, show fu
 		case err != nil:
 			_, err = fmt.Fprintln(out, "kproxy doesn't answer:", err)
 		default:
-			err = show(out, st)
+			err = show(out, answer)
 		}
 		if err != nil {
 			return err

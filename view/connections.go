@@ -1,0 +1,236 @@
+package view
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// ConnectionOrders are the orders that connections can be sorted by.
+var ConnectionOrders = []string{"service", "bytes", "age"}
+
+// SortConnections sorts rows by service, then protocol and client; by "bytes",
+// those with most first; by "age", the oldest first and then those whose age
+// the kernel doesn't tell.
+func SortConnections(rows []plan.ConnectionStatus, by string) {
+	slices.SortStableFunc(rows, func(a, b plan.ConnectionStatus) int {
+		first := 0
+		switch by {
+		case "bytes":
+			first = cmp.Compare(b.BytesIn+b.BytesOut, a.BytesIn+a.BytesOut)
+		case "age":
+			first = cmp.Compare(b.AgeSeconds, a.AgeSeconds)
+		}
+		return cmp.Or(first, strings.Compare(a.Service, b.Service), strings.Compare(a.Protocol, b.Protocol), a.Client.Compare(b.Client), a.Address.Compare(b.Address))
+	})
+}
+
+// ConnectionTable returns a table of rows: a head, a line for each, as wide as
+// their contents want. With a width that isn't 0, names of services are cut to
+// fit in it. wide adds the address that the client used.
+func ConnectionTable(rows []plan.ConnectionStatus, wide bool, width int, t Theme) []string {
+	g := t.glyphs()
+	var out []string
+	for _, l := range connectionLines(rows, wide, width, g) {
+		out = append(out, l.encode(t.Colour))
+	}
+	return out
+}
+
+func connectionLines(rows []plan.ConnectionStatus, wide bool, width int, g *glyphs) []line {
+	head := []string{"PROTO", "CLIENT", "SERVICE", "ENDPOINT", "DATA PLANE", "AGE", "IN", "OUT"}
+	right := []bool{5: true, 6: true, 7: true}
+	if wide {
+		head = slices.Insert(head, 3, "ADDRESS")
+		right = append([]bool{false}, right...)
+	}
+	cells := make([][]string, 0, len(rows)+1)
+	cells = append(cells, head)
+	for i := range rows {
+		cells = append(cells, connectionCells(&rows[i], wide))
+	}
+	widths := make([]int, len(head))
+	total := len(head) - 1
+	for c := range head {
+		for _, r := range cells {
+			widths[c] = max(widths[c], columns(r[c]))
+		}
+		total += widths[c]
+	}
+	const name = 2
+	if width > 0 && total > width {
+		widths[name] = max(widths[name]-(total-width), min(widths[name], leastName))
+	}
+	out := make([]line, len(cells))
+	for i, r := range cells {
+		var l line
+		for c, s := range r {
+			if c > 0 {
+				l = append(l, span{" ", plain})
+			}
+			look := plain
+			if i == 0 {
+				look = bold
+			}
+			l = append(l, styled(look, s).pad(widths[c], right[c], g.ellipsis)...)
+		}
+		out[i] = l
+	}
+	return out
+}
+
+func connectionCells(r *plan.ConnectionStatus, wide bool) []string {
+	age := "-" // the kernel doesn't tell
+	if r.AgeSeconds > 0 {
+		age = Age(time.Duration(r.AgeSeconds * float64(time.Second)))
+	}
+	cells := []string{r.Protocol, r.Client.String(), r.Service, r.Endpoint.String(), string(r.DataPlane), age, Bytes(float64(r.BytesIn)), Bytes(float64(r.BytesOut))}
+	if wide {
+		cells = slices.Insert(cells, 3, r.Address.String())
+	}
+	return cells
+}
+
+// ConnectionSummary says how many connections there are in which data planes,
+// and what they carried.
+func ConnectionSummary(rows []plan.ConnectionStatus) string {
+	counts := map[plan.DataPlane]int{}
+	var in, out uint64
+	for i := range rows {
+		counts[rows[i].DataPlane]++
+		in += rows[i].BytesIn
+		out += rows[i].BytesOut
+	}
+	var planes []string
+	for _, p := range []plan.DataPlane{plan.Userspace, plan.IPTables, plan.IPVS} {
+		if n := counts[p]; n > 0 {
+			planes = append(planes, fmt.Sprintf("%d in %s", n, p))
+		}
+	}
+	switch len(rows) {
+	case 0:
+		return "no connections"
+	case 1:
+		return fmt.Sprintf("1 connection, %s; %sB in, %sB out", planes[0], Bytes(float64(in)), Bytes(float64(out)))
+	}
+	return fmt.Sprintf("%d connections: %s; %sB in, %sB out", len(rows), strings.Join(planes, ", "), Bytes(float64(in)), Bytes(float64(out)))
+}
+
+// Connections is a screen of live connections. Start from [NewConnections].
+type Connections struct {
+	theme Theme
+	wide  bool
+
+	all      []plan.ConnectionStatus
+	shown    []plan.ConnectionStatus
+	received time.Time
+	gone     string
+	since    time.Time
+	keys     keys
+	by       int // of ConnectionOrders
+}
+
+// NewConnections returns a screen that has seen nothing yet, sorted by one of
+// [ConnectionOrders].
+func NewConnections(t Theme, wide bool, by string) *Connections {
+	return &Connections{theme: t, wide: wide, by: max(slices.Index(ConnectionOrders, by), 0)}
+}
+
+// Update takes in what is alive now.
+func (c *Connections) Update(rows []plan.ConnectionStatus, now time.Time) {
+	if !c.keys.paused {
+		c.gone, c.all, c.received = "", rows, now
+		c.arrange()
+	}
+}
+
+// Fail notes that kproxy didn't answer.
+func (c *Connections) Fail(err error, now time.Time) {
+	if c.gone == "" {
+		c.since = now
+	}
+	c.gone = err.Error()
+}
+
+func (c *Connections) arrange() {
+	c.shown = c.shown[:0:0]
+	for i := range c.all {
+		r := &c.all[i]
+		if c.keys.filter == "" || c.keys.matches(strings.ToLower(strings.Join(append(connectionCells(r, true), r.Protocol), " "))) {
+			c.shown = append(c.shown, *r)
+		}
+	}
+	SortConnections(c.shown, ConnectionOrders[c.by])
+}
+
+// Key takes in a key; it returns true when the user wants to leave.
+func (c *Connections) Key(k Key) (quit bool) {
+	if k == KeyInterrupt {
+		return true
+	}
+	if c.keys.typing {
+		if c.keys.typeKey(k) {
+			c.arrange()
+		}
+		return false
+	}
+	switch k {
+	case "q", "Q":
+		return true
+	case KeyEscape:
+		c.keys.setFilter("")
+		c.arrange()
+	case "/":
+		c.keys.typing = true
+	case "s":
+		c.by = (c.by + 1) % len(ConnectionOrders)
+		c.arrange()
+	case "e", "w":
+		c.wide = !c.wide
+	case "p", " ":
+		c.keys.paused = !c.keys.paused
+	default:
+		c.keys.scroll(k, len(c.shown))
+	}
+	return false
+}
+
+// Render gives the lines of a screen, at most height of them and none wider
+// than width.
+func (c *Connections) Render(now time.Time, width, height int) []string {
+	if width <= 0 || height <= 0 {
+		return nil
+	}
+	g := c.theme.glyphs()
+	lines := []line{styled(bold, ConnectionSummary(c.shown)).with(dim, "  "+now.Format("15:04:05"))}
+	if c.gone != "" {
+		lines = append(lines, paragraph(bad, fmt.Sprintf("%s For %s kproxy hasn't answered: ", g.dead, Age(now.Sub(c.since))), c.gone, width)...)
+	}
+	room := max(height-len(lines)-2, 0) // a head and a footer
+	c.keys.top = max(min(c.keys.top, len(c.shown)-1), 0)
+	page := c.shown[c.keys.top:min(len(c.shown), c.keys.top+room)]
+	c.keys.page = len(page)
+	lines = append(lines, connectionLines(page, c.wide, width, g)...)
+	lines = append(fit(lines, height-1), c.footer(len(page), width))
+	out := make([]string, 0, height)
+	for _, l := range lines[:min(len(lines), height)] {
+		out = append(out, l.clip(width, g.ellipsis).encode(c.theme.Colour))
+	}
+	return out
+}
+
+func (c *Connections) footer(shown, width int) line {
+	if c.keys.typing {
+		return c.keys.prompt()
+	}
+	position := "none"
+	if shown > 0 {
+		position = fmt.Sprintf("%d-%d of %d", c.keys.top+1, c.keys.top+shown, len(c.shown))
+	}
+	items := append([]line{styled(inverse, " q quit "), text(position)}, c.keys.flags()...)
+	return flow(append(items, text("/ filter"), text("s sort: "+ConnectionOrders[c.by]), text("p pause"), text("w wide"), text("arrows scroll")), width)
+}
