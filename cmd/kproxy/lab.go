@@ -15,6 +15,7 @@ import (
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/lab/compare"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/web"
 )
@@ -44,10 +45,11 @@ func labCommand() *cli.Command {
 				Flags:  []cli.Flag{mode(), slow()},
 				Action: func(c *cli.Context) error { return hostError(labDemo(c)) },
 			},
+			labCompareCommand(), compareLoadCommand(), compareServeCommand(),
 			{
 				Name: "down", Usage: "remove what an earlier lab left behind",
 				Action: func(c *cli.Context) error {
-					if err := lab.DownAll(lab.DefaultPrefix); err != nil {
+					if err := errors.Join(lab.DownAll(lab.DefaultPrefix), compare.Down(lab.DefaultPrefix)); err != nil {
 						return err
 					}
 					return os.RemoveAll(labDir)

@@ -1,0 +1,195 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/lab/compare"
+	"kproxy.dev/kproxy/lab/compare/load"
+)
+
+// labCompareCommand runs two more as processes of their own: the load and the server.
+func labCompareCommand() *cli.Command {
+	usual, quick := compare.DefaultConfig(), compare.QuickConfig()
+	return &cli.Command{
+		Name: "compare", Usage: "measure every data plane that this host has, side by side; prints a table and writes a page with charts",
+		Flags: []cli.Flag{
+			outputFlag("table", "json"),
+			&cli.StringFlag{Name: "html", Value: "./kproxy-compare.html", Usage: "`PATH` of the page; empty for none"},
+			&cli.BoolFlag{Name: "quick", Usage: "well under a minute: shorter and fewer runs, which say less"},
+			&cli.IntFlag{Name: "repeat", Usage: "`N` rounds", DefaultText: fmt.Sprintf("%d, or %d with --quick", usual.Repeat, quick.Repeat)},
+			&cli.StringFlag{Name: "services", Usage: "how many services there are when first packets are measured: a `LIST` of numbers", DefaultText: numbers(usual.Services) + ", or " + numbers(quick.Services) + " with --quick"},
+			&cli.IntFlag{Name: "slow", Value: 1, EnvVars: []string{"KPROXY_E2E_SLOW"}, Usage: "this machine is `N` times slower than usual, as an emulated one is: everything gets more time"},
+			&cli.StringFlag{Name: "prefix", Value: lab.DefaultPrefix, Hidden: true, Usage: "of the namespaces' names, so that tests don't meet"},
+		},
+		Action: func(c *cli.Context) error { return hostError(labCompare(c)) },
+	}
+}
+
+func compareLoadCommand() *cli.Command {
+	return &cli.Command{Name: "compare-load", Hidden: true, Action: compareLoad}
+}
+
+func compareServeCommand() *cli.Command {
+	return &cli.Command{Name: "compare-serve", Hidden: true, Action: compareServe}
+}
+
+func numbers(list []int) string {
+	var out []string
+	for _, n := range list {
+		out = append(out, strconv.Itoa(n))
+	}
+	return strings.Join(out, ",")
+}
+
+func labCompare(c *cli.Context) error {
+	if c.Args().Present() {
+		return usageError("lab compare takes no argument, got %q", c.Args().First())
+	}
+	output := c.String("output")
+	if output != "table" && output != "json" {
+		return usageError("--output: %q is neither table nor json", output)
+	}
+	cfg, err := compareConfig(c)
+	if err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return &exitError{exitHost, errors.New("the lab makes network namespaces and needs root: run it with sudo")}
+	}
+	page, err := openPage(c.String("html"))
+	if err != nil {
+		return err
+	}
+	defer page.discard() // unless it was kept
+	report, err := compare.Run(c.Context, cfg)
+	if errors.Is(err, compare.ErrNoPlane) {
+		return &exitError{exitHost, err}
+	}
+	if err != nil {
+		return err
+	}
+	if err := page.keep(report); err != nil {
+		return err
+	}
+	if output == "json" {
+		enc := json.NewEncoder(c.App.Writer)
+		enc.SetIndent("", "  ")
+		return enc.Encode(report)
+	}
+	if err := report.WriteTable(c.App.Writer); err != nil {
+		return err
+	}
+	if page != nil {
+		fmt.Fprintf(c.App.Writer, "\nWith charts and explanations: %s\n", page.path)
+	}
+	return nil
+}
+
+func compareConfig(c *cli.Context) (compare.Config, error) {
+	cfg := compare.DefaultConfig()
+	if c.Bool("quick") {
+		cfg = compare.QuickConfig()
+	}
+	if c.IsSet("repeat") {
+		cfg.Repeat = c.Int("repeat")
+	}
+	if c.IsSet("services") {
+		cfg.Services = nil
+		for word := range strings.SplitSeq(c.String("services"), ",") {
+			n, err := strconv.Atoi(strings.TrimSpace(word))
+			if err != nil {
+				return cfg, usageError("--services: %q is no number", word)
+			}
+			cfg.Services = append(cfg.Services, n)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return cfg, fmt.Errorf("find own executable: %w", err)
+	}
+	cfg.Program, cfg.Version, cfg.Prefix, cfg.Slow = self, version, c.String("prefix"), int(paceOf(c))
+	cfg.Command = strings.Join(append([]string{"kproxy"}, os.Args[1:]...), " ")
+	cfg.Progress = func(line string) { fmt.Fprintln(c.App.ErrWriter, line) }
+	if err := cfg.Validate(); err != nil {
+		return cfg, &exitError{exitUsage, err}
+	}
+	return cfg, nil
+}
+
+// page is the HTML page while it is written: a path that can't be written shows
+// before minutes of measuring, and an earlier page stays until there is a new one.
+type page struct {
+	path string
+	file *os.File // beside path, until it is kept
+}
+
+// openPage returns nil for no path.
+func openPage(path string) (*page, error) {
+	if path == "" {
+		return nil, nil
+	}
+	f, err := os.OpenFile(path+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
+	if err != nil {
+		return nil, usageError("--html: %w", err)
+	}
+	return &page{path, f}, nil
+}
+
+func (p *page) keep(r *compare.Report) error {
+	if p == nil {
+		return nil
+	}
+	if err := errors.Join(r.WriteHTML(p.file), p.file.Close()); err != nil {
+		return fmt.Errorf("write %s: %w", p.path, err)
+	}
+	if err := os.Rename(p.file.Name(), p.path); err != nil {
+		return fmt.Errorf("write %s: %w", p.path, err)
+	}
+	return nil
+}
+
+func (p *page) discard() {
+	if p != nil {
+		p.file.Close()
+		os.Remove(p.file.Name()) // not there if it was kept
+	}
+}
+
+// compareLoad loads a service, in the client's namespace.
+func compareLoad(c *cli.Context) error {
+	var l load.Load
+	if err := json.Unmarshal([]byte(c.Args().First()), &l); err != nil {
+		return usageError("read load: %w", err)
+	}
+	out, err := load.Run(c.Context, l)
+	if err != nil {
+		return err
+	}
+	return json.NewEncoder(c.App.Writer).Encode(out)
+}
+
+// compareServe serves loads in the backends' namespaces until it is told to end.
+func compareServe(c *cli.Context) error {
+	var s load.Server
+	if err := json.Unmarshal([]byte(c.Args().First()), &s); err != nil {
+		return usageError("read server: %w", err)
+	}
+	enter := func(name string, f func() error) error { return (&lab.Namespace{Name: name}).Do(f) }
+	return load.Serve(c.Context, s, enter, func() { announce(c.Context, c.App.Writer) })
+}
+
+func announce(ctx context.Context, w io.Writer) {
+	if ctx.Err() == nil {
+		fmt.Fprintln(w, compare.ServerReady)
+	}
+}

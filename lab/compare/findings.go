@@ -1,0 +1,198 @@
+package compare
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+)
+
+// findings are what the figures say, in sentences made of them. What a run
+// can't tell apart is said to be so.
+func findings(r *Report) []string {
+	var out []string
+	for _, f := range []func(*Report) []string{findLimit, findGenerations, findProxyTime, findFirstPackets, findUserspaceAccepts, findProgramming, findMissing} {
+		out = append(out, f(r)...)
+	}
+	return out
+}
+
+// versus compares a figure of plane a with that of b, round by round.
+func versus(row *Row, a, b Plane) (times Spread, tell, ok bool) {
+	if row == nil {
+		return times, false, false
+	}
+	ca, cb := row.Cell(a), row.Cell(b)
+	if ca == nil || cb == nil {
+		return times, false, false
+	}
+	q := ratios(ca.Runs, cb.Runs)
+	return spread(q), distinct(q), len(q) > 0
+}
+
+// proxied are the planes with a proxy that were measured.
+func (r *Report) proxied() []Plane {
+	return slices.DeleteFunc(r.measured(), func(p Plane) bool { return p == Direct })
+}
+
+// times says a ratio: "2.1 times (2.0–2.3)".
+func times(s Spread) string {
+	text := s.String()
+	if median, rest, ok := strings.Cut(text, " "); ok {
+		return median + " times " + rest
+	}
+	return text + " times"
+}
+
+// percent says a ratio as a percentage: "79% (77–82%)".
+func percent(s Spread) string {
+	p := func(v float64) string { return fmt.Sprintf("%.0f", 100*v) }
+	if p(s.Min) == p(s.Max) {
+		return p(s.Median) + "%"
+	}
+	return fmt.Sprintf("%s%% (%s–%s%%)", p(s.Median), p(s.Min), p(s.Max))
+}
+
+const cantTell = "no difference that these rounds can tell"
+
+// findLimit: each plane against no proxy at all.
+func findLimit(r *Report) []string {
+	var out []string
+	for _, p := range r.proxied() {
+		var parts []string
+		for _, f := range []struct{ key, what string }{
+			{keyThroughput, "%s of the throughput"}, {keyConnections, "%s of the new connections per second"}, {keySessions, "%s of the new UDP sessions per second"},
+		} {
+			q, tell, ok := versus(r.Row(f.key, 0), p, Direct)
+			switch {
+			case ok && tell:
+				parts = append(parts, fmt.Sprintf(f.what, percent(q)))
+			case ok:
+				parts = append(parts, fmt.Sprintf(f.what, percent(q))+", "+cantTell)
+			}
+		}
+		if len(parts) > 0 {
+			out = append(out, fmt.Sprintf("Compared with direct routing, %s reached %s.", p.Name(), strings.Join(parts, "; ")))
+		}
+	}
+	return out
+}
+
+// findGenerations: userspace against what the kernel does.
+func findGenerations(r *Report) []string {
+	var out []string
+	for _, p := range r.proxied() {
+		if p == Userspace {
+			continue
+		}
+		for _, f := range []struct{ key, what string }{
+			{keyThroughputCPU, "the processor time per gigabyte"}, {keyConnectionsCPU, "the processor time per new connection"}, {keyRequestsMedian, "the time of a TCP request (median)"},
+		} {
+			out = append(out, sentence(r.Row(f.key, 0), Userspace, p, f.what)...)
+		}
+	}
+	if out2 := sentence(r.Row(keyConnectionsCPU, 0), IPVS, IPTables, "the processor time per new connection"); len(out2) > 0 {
+		out = append(out, out2...)
+	}
+	return out
+}
+
+// sentence compares a with b; nothing if one wasn't measured.
+func sentence(row *Row, a, b Plane, what string) []string {
+	q, tell, ok := versus(row, a, b)
+	switch {
+	case !ok:
+		return nil
+	case !tell:
+		return []string{fmt.Sprintf("%s took %s %s of %s here: %s.", capital(a.Name()), times(q), what, b.Name(), cantTell)}
+	}
+	return []string{fmt.Sprintf("%s took %s %s of %s here.", capital(a.Name()), times(q), what, b.Name())}
+}
+
+func capital(s string) string { return strings.ToUpper(s[:1]) + s[1:] }
+
+// findProxyTime: who did the work.
+func findProxyTime(r *Report) []string {
+	row := r.Row(keyThroughputCPU, 0)
+	if row == nil {
+		return nil
+	}
+	var out []string
+	for _, p := range r.proxied() {
+		c := row.Cell(p)
+		if c == nil {
+			continue
+		}
+		for _, part := range c.Parts {
+			if part.Name == "kproxy" {
+				out = append(out, fmt.Sprintf("kproxy's own process used %s of %s s per gigabyte through %s.", figure(part.Value), figure(c.Median), p.Name()))
+			}
+		}
+	}
+	return out
+}
+
+// findFirstPackets: does connecting get slower with more services?
+func findFirstPackets(r *Report) []string {
+	if len(r.Services) < 2 {
+		return nil
+	}
+	few, many := r.Services[0], r.Services[len(r.Services)-1]
+	a, b := r.Row(keyConnectMedian, few), r.Row(keyConnectMedian, many)
+	if a == nil || b == nil {
+		return nil
+	}
+	var out []string
+	for _, p := range r.proxied() {
+		at, then := a.Cell(p), b.Cell(p)
+		if at == nil || then == nil {
+			continue
+		}
+		text := fmt.Sprintf("Connecting through %s took %s µs among %s services and %s µs among %s (medians)", p.Name(), figure(at.Median), thousands(few), figure(then.Median), thousands(many))
+		// The two were measured at different times: only what exceeds both spreads counts.
+		if at.Min <= then.Max && then.Min <= at.Max {
+			text += ", " + cantTell
+		}
+		out = append(out, text+".")
+	}
+	return out
+}
+
+// findUserspaceAccepts: a connect that succeeds is no answer.
+func findUserspaceAccepts(r *Report) []string {
+	if len(r.Services) == 0 {
+		return nil
+	}
+	connects, answers := r.Row(keyConnectMedian, r.Services[0]), r.Row(keyAnswerMedian, r.Services[0])
+	c, _, ok := versus(connects, Userspace, Direct)
+	a, _, ok2 := versus(answers, Userspace, Direct)
+	if !ok || !ok2 {
+		return nil
+	}
+	return []string{fmt.Sprintf("Through userspace, connecting took %s as long as directly, and the first answer %s: kproxy accepts a connection itself and opens the second one after, so its cost shows in the answer.", times(c), times(a))}
+}
+
+func findProgramming(r *Report) []string {
+	var out []string
+	for _, p := range r.proxied() {
+		var parts []string
+		for _, g := range r.Programming {
+			if g.Plane == p {
+				parts = append(parts, fmt.Sprintf("%s s for %s", figure(g.Seconds), thousands(g.Services)))
+			}
+		}
+		if len(parts) > 0 {
+			out = append(out, fmt.Sprintf("Until all services were programmed, kproxy took with %s: %s.", p.Name(), strings.Join(parts, ", ")))
+		}
+	}
+	return out
+}
+
+func findMissing(r *Report) []string {
+	var out []string
+	for _, p := range r.Planes {
+		if !p.Available {
+			out = append(out, fmt.Sprintf("%s was not measured: %s.", capital(p.Plane.Name()), strings.TrimSuffix(p.Reason, ".")))
+		}
+	}
+	return out
+}

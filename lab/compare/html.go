@@ -1,0 +1,96 @@
+package compare
+
+import (
+	_ "embed"
+	"fmt"
+	"html/template"
+	"io"
+	"time"
+)
+
+//go:embed report.html.tmpl
+var pageText string
+
+var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
+	"figure":    figure,
+	"thousands": thousands,
+	"count":     count,
+	"percent":   func(v float64) string { return fmt.Sprintf("%.0f%%", 100*v) },
+	"px":        func(v float64) string { return fmt.Sprintf("%.1f", v) },
+	"date":      func(t time.Time) string { return t.UTC().Format("2 January 2006, 15:04 UTC") },
+	"seconds":   func(s float64) string { return (time.Duration(s) * time.Second).String() },
+	"services":  servicesLabel,
+}).Parse(pageText))
+
+// page is what the template shows.
+type page struct {
+	*Report
+	Sections []section
+	Parts    []string
+}
+
+// section is a few figures that belong together.
+type section struct {
+	ID      string
+	Title   string
+	Figures []figureOnPage
+}
+
+// figureOnPage is a chart with the table of what it shows.
+type figureOnPage struct {
+	Chart chart
+	Rows  []*Row
+}
+
+// sectionKeys are the sections and the rows in them. The texts about them are
+// in the template, by the section's ID.
+var sectionKeys = []struct {
+	id, title string
+	keys      []string
+}{
+	{"throughput", "Throughput", []string{keyThroughput, keyThroughputCPU}},
+	{"connections", "New connections", []string{keyConnections, keyConnectionsCPU, keyConnectionsMedian, keyConnectionsTail}},
+	{"requests", "Requests", []string{keyRequestsMedian, keyRequestsTail, keyDatagramsMedian, keyDatagramsTail}},
+	{"sessions", "New UDP sessions", []string{keySessions, keySessionsCPU}},
+	{"first", "The first packet among many services", []string{keyConnectMedian, keyConnectTail, keyAnswerMedian, keyAnswerTail}},
+}
+
+// WriteHTML writes the report as one page that needs nothing else: no network
+// and no script.
+func (r *Report) WriteHTML(w io.Writer) error {
+	p := page{Report: r}
+	for _, s := range sectionKeys {
+		out := section{ID: s.id, Title: s.title}
+		for _, key := range s.keys {
+			if rows := r.rows(key); len(rows) > 0 {
+				c := newChart(fmt.Sprintf("chart-%s", key), rows, func(row *Row) string { return servicesLabel(row.Services) })
+				out.Figures = append(out.Figures, figureOnPage{c, rows})
+				if len(c.Parts) > 0 {
+					p.Parts = c.Parts
+				}
+			}
+		}
+		if len(out.Figures) > 0 {
+			p.Sections = append(p.Sections, out)
+		}
+	}
+	return pageTemplate.Execute(w, p)
+}
+
+// rows of one figure, for every number of services.
+func (r *Report) rows(key string) []*Row {
+	var out []*Row
+	for i := range r.Rows {
+		if r.Rows[i].Key == key {
+			out = append(out, &r.Rows[i])
+		}
+	}
+	return out
+}
+
+func servicesLabel(n int) string {
+	if n == 0 {
+		return ""
+	}
+	return "among " + count(n, "service")
+}

@@ -1,0 +1,182 @@
+package load
+
+import (
+	"bufio"
+	"bytes"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// CPU is what the processors did while a load ran, in seconds of one processor.
+//
+// What the kernel forwards, it forwards on somebody's time: mostly in the
+// system call of whoever sends (the end of veth_xmit raises the softirq, and
+// local_bh_enable runs it), and under load in ksoftirqd. So the time of a data
+// plane in the kernel shows in Client, Backend and Softirqd, and only in the
+// sum compared to that of a run without the data plane can it be told.
+type CPU struct {
+	Client   float64 `json:"client"`   // the load's process
+	Backend  float64 `json:"backend"`  // the server's process
+	Proxy    float64 `json:"proxy"`    // kproxy's process
+	Softirqd float64 `json:"softirqd"` // the kernel's threads for softirqs
+	// SoftIRQ is the time in interrupts and softirqs where the kernel accounts it
+	// to no process ([InterruptsApart]); else 0, as it is in the others.
+	SoftIRQ float64 `json:"softirq"`
+	// Machine is the time of all processors that weren't idle; what exceeds Total
+	// is others' work.
+	Machine float64 `json:"machine"`
+	Steal   float64 `json:"steal"` // that the hypervisor gave to others
+	Idle    float64 `json:"idle"`
+}
+
+// Total is what the load cost: client, server, proxy, and the kernel's part.
+func (c CPU) Total() float64 { return c.Client + c.Backend + c.Proxy + c.Softirqd + c.SoftIRQ }
+
+// Others is what the machine did besides; sampling may make it negative, which is 0.
+func (c CPU) Others() float64 { return max(0, c.Machine-c.Total()) }
+
+func (c CPU) minus(b CPU) CPU {
+	return CPU{
+		c.Client - b.Client, c.Backend - b.Backend, c.Proxy - b.Proxy, c.Softirqd - b.Softirqd,
+		c.SoftIRQ - b.SoftIRQ, c.Machine - b.Machine, c.Steal - b.Steal, c.Idle - b.Idle,
+	}
+}
+
+// ticks is the unit of times in /proc: USER_HZ is 100 on every architecture
+// that Go runs on (linux/include/asm-generic/param.h).
+const ticks = 100
+
+type cpuReader struct {
+	backend, proxy int
+	softirqd       []int
+	apart          bool
+}
+
+func newCPUReader(l *Load) *cpuReader {
+	return &cpuReader{backend: l.Backend, proxy: l.Proxy, softirqd: kernelThreads("ksoftirqd/"), apart: InterruptsApart()}
+}
+
+// kernelThreads finds those whose names begin with prefix. In a PID namespace
+// there are none to be seen.
+func kernelThreads(prefix string) []int {
+	names, _ := filepath.Glob("/proc/[0-9]*/comm") // the pattern is well-formed
+	var out []int
+	for _, name := range names {
+		comm, err := os.ReadFile(name)
+		if err != nil || !strings.HasPrefix(string(comm), prefix) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+func (r *cpuReader) read() (c CPU, err error) {
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		return c, fmt.Errorf("read own processor time: %w", err)
+	}
+	c.Client = time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
+	if c.Backend, err = ProcessTime(r.backend); err != nil {
+		return c, err
+	}
+	if c.Proxy, err = ProcessTime(r.proxy); err != nil {
+		return c, err
+	}
+	for _, pid := range r.softirqd {
+		t, err := ProcessTime(pid)
+		if err != nil && !errors.Is(err, fs.ErrNotExist) { // its processor was taken offline
+			return c, err
+		}
+		c.Softirqd += t
+	}
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return c, fmt.Errorf("read the machine's processor time: %w", err)
+	}
+	return c, c.machine(string(text), r.apart)
+}
+
+// ProcessTime is what a process with all its threads has used; 0 for pid 0.
+func ProcessTime(pid int) (float64, error) {
+	if pid == 0 {
+		return 0, nil
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, fmt.Errorf("read processor time of process %d: %w", pid, err)
+	}
+	return parseProcess(string(text))
+}
+
+// parseProcess reads utime and stime, fields 14 and 15 (proc_pid_stat(5)). The
+// second field, the name in parentheses, may hold anything.
+func parseProcess(stat string) (float64, error) {
+	_, rest, ok := strings.Cut(stat, ") ")
+	for ok && strings.Contains(rest, ") ") {
+		_, rest, _ = strings.Cut(rest, ") ")
+	}
+	fields := strings.Fields(rest)
+	if len(fields) < 13 {
+		return 0, fmt.Errorf("read processor time: %q has too few fields", stat)
+	}
+	user, err := strconv.ParseUint(fields[11], 10, 64)
+	system, err2 := strconv.ParseUint(fields[12], 10, 64)
+	if err := errors.Join(err, err2); err != nil {
+		return 0, fmt.Errorf("read processor time: %w", err)
+	}
+	return float64(user+system) / ticks, nil
+}
+
+// machine reads the first line of /proc/stat (proc_stat(5)).
+func (c *CPU) machine(text string, apart bool) error {
+	line, _, _ := strings.Cut(text, "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return fmt.Errorf("read the machine's processor time: %q is no line of /proc/stat", line)
+	}
+	var v [8]float64 // user nice system idle iowait irq softirq steal
+	for i := range v {
+		n, err := strconv.ParseUint(fields[i+1], 10, 64)
+		if err != nil {
+			return fmt.Errorf("read the machine's processor time: %w", err)
+		}
+		v[i] = float64(n) / ticks
+	}
+	c.Machine = v[0] + v[1] + v[2] + v[5] + v[6]
+	c.Idle, c.Steal = v[3]+v[4], v[7]
+	if apart {
+		c.SoftIRQ = v[5] + v[6]
+	}
+	return nil
+}
+
+// InterruptsApart reports whether this kernel takes the time of interrupts and
+// softirqs off the processes they interrupt (CONFIG_IRQ_TIME_ACCOUNTING or
+// full dynticks accounting, kernel/sched/cputime.c). Where its configuration
+// can't be read, it is taken for one that doesn't, as most don't.
+func InterruptsApart() bool {
+	config, err := kernelConfig()
+	return err == nil && interruptsApart(config)
+}
+
+func interruptsApart(config []byte) bool {
+	lines := bufio.NewScanner(bytes.NewReader(config))
+	for lines.Scan() {
+		switch lines.Text() {
+		case "CONFIG_IRQ_TIME_ACCOUNTING=y", "CONFIG_VIRT_CPU_ACCOUNTING_NATIVE=y":
+			return true
+		}
+	}
+	return false
+}
