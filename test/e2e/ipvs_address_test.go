@@ -224,9 +224,12 @@ func nthService(n int) netip.Addr {
 	return netip.AddrFrom4([4]byte{10, 97, 1 + byte(n>>8), byte(n)})
 }
 
-// manyServices are services with one endpoint each.
-func manyServices(n int, endpoint netip.Addr) string {
-	var b strings.Builder
+// manyServices are services with the same endpoints each.
+func manyServices(n int, endpoints ...netip.Addr) string {
+	var b, addresses strings.Builder
+	for _, e := range endpoints {
+		fmt.Fprintf(&addresses, "{addresses: [%s], nodeName: node, conditions: {ready: true}}, ", e)
+	}
 	for i := range n {
 		fmt.Fprintf(&b, `---
 apiVersion: v1
@@ -238,9 +241,9 @@ apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
 metadata: {name: many-%[1]d, namespace: default, labels: {kubernetes.io/service-name: many-%[1]d}}
 addressType: IPv4
-endpoints: [{addresses: [%[4]s], nodeName: node, conditions: {ready: true}}]
+endpoints: [%[4]s]
 ports: [{name: line, protocol: TCP, port: %[3]d}]
-`, i, nthService(i), lab.LinePort, endpoint)
+`, i, nthService(i), lab.LinePort, addresses.String())
 	}
 	return b.String()
 }

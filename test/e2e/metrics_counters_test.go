@@ -1,0 +1,271 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// watchCounters scrapes again and again until the function it returns is called,
+// which fails the test where a counter ran backwards from one scrape to the next.
+func (w *world) watchCounters() (stop func()) {
+	ctx, cancel := context.WithCancel(w.ctx)
+	var done sync.WaitGroup
+	done.Go(func() {
+		last := map[string]float64{}
+		for scrapes := 1; ctx.Err() == nil; scrapes++ {
+			now, err := w.metrics()
+			if err != nil {
+				continue // kproxy is starting, or the test has ended
+			}
+			for name, v := range now {
+				metric, _, _ := strings.Cut(name, "{")
+				if was, known := last[name]; known && v < was && isCounter(metric) {
+					w.Errorf("counter %s ran back from %g to %g in scrape %d", name, was, v, scrapes)
+				}
+			}
+			last = now
+			select {
+			case <-ctx.Done():
+			case <-time.After(within(20 * time.Millisecond)):
+			}
+		}
+	})
+	return func() { cancel(); done.Wait() }
+}
+
+// isCounter goes by names, except where kube-proxy's gauges are called like counters.
+func isCounter(metric string) bool {
+	switch metric {
+	case "kubeproxy_sync_proxy_rules_iptables_total", "kubeproxy_sync_proxy_rules_no_local_endpoints_total":
+		return false
+	}
+	for _, end := range []string{"_total", "_count", "_sum", "_bucket"} {
+		if strings.HasSuffix(metric, end) {
+			return true
+		}
+	}
+	return false
+}
+
+// sumOf adds up the series of a metric that have all the labels, written as in a
+// scrape.
+func (w *world) sumOf(metric string, labels ...string) (sum float64, series int) {
+	w.Helper()
+	m, err := w.metrics()
+	w.must(err)
+	for name, v := range m {
+		if head, rest, _ := strings.Cut(name, "{"); head == metric && !slices.ContainsFunc(labels, func(l string) bool { return !strings.Contains(rest, l) }) {
+			sum += v
+			series++
+		}
+	}
+	return sum, series
+}
+
+// becomes waits until a sum is what it should be.
+func (w *world) becomes(want float64, metric string, labels ...string) {
+	w.Helper()
+	w.eventually(20*time.Second, fmt.Sprintf("%s%v to become %g", metric, labels, want), func() error {
+		if got, n := w.sumOf(metric, labels...); got != want {
+			return fmt.Errorf("%d series, together %g", n, got)
+		}
+		return nil
+	})
+}
+
+// TestMetricsFollowConnections: what a service carries is counted in userspace and
+// in the kernel, by service and by endpoint, and goes on being counted when it
+// moves to and fro; no counter ever runs backwards.
+func TestMetricsFollowConnections(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start()
+	stop := w.watchCounters()
+	const line = `port="line",protocol="TCP",service="web"`
+	carried := 0.0
+	var held []*lab.Held
+	for i, to := range []service.Preference{service.PreferUserspace, service.PreferKernel, service.PreferUserspace, service.PreferKernel} {
+		w.pin("web", "line", to)
+		for _, target := range frontends(m) {
+			w.noneFailed(fmt.Sprintf("move %d", i), w.burst(target, 10))
+			held = append(held, w.hold(target))
+		}
+		carried += 22
+		w.becomes(carried, "kproxy_service_connections_total", line)
+		w.becomes(carried, "kproxy_endpoint_connections_total", line)
+		w.becomes(float64(len(held)), "kproxy_service_connections_active", line)
+		w.becomes(float64(len(held)), "kproxy_endpoint_connections_active", line)
+		plane := map[service.Preference]plan.DataPlane{service.PreferUserspace: plan.Userspace, service.PreferKernel: w.plane}[to]
+		w.becomes(1, "kproxy_service_info", `service="web"`, `port="line"`, fmt.Sprintf("dataplane=%q", plane), `reason="pinned"`, `state="pinned"`)
+	}
+	w.becomes(2, "kproxy_offloads_total", `reason="pinned"`)
+	w.becomes(1, "kproxy_recalls_total", `reason="pinned"`)
+	w.becomes(2, "kproxy_service_offloads_total", line)
+	w.becomes(1, "kproxy_service_recalls_total", line)
+	w.becomes(float64(len(m.Endpoints)*2), "kproxy_endpoint_up", line) // of both families
+	w.becomes(float64(len(m.Endpoints)*2), "kproxy_service_endpoints_usable", line)
+	for _, way := range []string{"received", "sent"} {
+		all, _ := w.sumOf("kproxy_service_"+way+"_bytes_total", line)
+		each, n := w.sumOf("kproxy_endpoint_"+way+"_bytes_total", line)
+		if all < carried || each < carried || n != len(m.Endpoints)*2 {
+			t.Errorf("%s: %g bytes by service, %g by %d endpoints, after %g connections", way, all, each, n, carried)
+		}
+	}
+	w.unbroken("while they are counted", held...)
+	w.must(os.Remove(m.Path(w.manifests)))
+	w.becomes(0, "kproxy_service_connections_total")
+	stop()
+	if left := w.seriesOf("web"); len(left) > 0 {
+		t.Errorf("series of a service that was deleted: %v", left)
+	}
+}
+
+// seriesOf are the names of the series of a service and its endpoints.
+func (w *world) seriesOf(name string) []string {
+	w.Helper()
+	m, err := w.metrics()
+	w.must(err)
+	var out []string
+	for series := range maps.Keys(m) {
+		if strings.Contains(series, fmt.Sprintf("service=%q", name)) {
+			out = append(out, series)
+		}
+	}
+	return out
+}
+
+// TestMetricsOfTrouble: endpoints that fail are counted with what became of the
+// connections, and a recall with its reason; what others damage in the kernel,
+// with its repair.
+func TestMetricsOfTrouble(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start("--health-check", "off")
+	stop := w.watchCounters()
+	const line = `port="line",protocol="TCP",service="web"`
+	w.ask(w.net.Client, "tcp", frontends(m)[0])
+	w.await("web", "line", w.plane, plan.StateOffloaded)
+	w.becomes(1, "kproxy_offloads_total", `reason="qualified"`)
+	w.must(w.net.Backend("b1").Fail(w.ctx, lab.Refuse))
+	tr := w.traffic("tcp", frontends(m)[0], 60)
+	w.await("web", "line", plan.Userspace, plan.StateRecalled)
+	w.becomes(1, "kproxy_recalls_total", `reason="connection-refused"`)
+	w.becomes(1, "kproxy_service_reasons", `reason="connection-refused"`)
+	w.pin("web", "line", service.PreferUserspace)
+	w.eventually(20*time.Second, "retries", func() error {
+		retried, _ := w.sumOf("kproxy_service_connections_retried_total", line)
+		failures, _ := w.sumOf("kproxy_endpoint_failures_total", line, `endpoint="10.2.0.2:9000"`)
+		if retried == 0 || failures < retried {
+			return fmt.Errorf("%g retried, %g failures of the endpoint", retried, failures)
+		}
+		return nil
+	})
+	tr.Stop()
+	for _, b := range w.net.Backends {
+		w.must(b.Fail(w.ctx, lab.Refuse))
+	}
+	w.burst(frontends(m)[0], 3)
+	w.eventually(20*time.Second, "failed connections", func() error {
+		if failed, _ := w.sumOf("kproxy_service_connections_failed_total", line); failed == 0 {
+			return fmt.Errorf("none")
+		}
+		return nil
+	})
+	if up, n := w.sumOf("kproxy_endpoint_up"); n > 0 {
+		t.Errorf("without a health check %d endpoints have one, %g of them up", n, up)
+	}
+	w.becomes(0, "kproxy_repairs_total")
+	w.node("ipset", "flush", "KPROXY-USER-4")
+	w.becomes(1, "kproxy_repairs_total", `object="sets"`)
+	w.node("iptables", "-t", "nat", "-F", "KPROXY-SERVICES")
+	w.eventually(20*time.Second, "a repair of rules", func() error {
+		if n, _ := w.sumOf("kproxy_repairs_total", `object="rules"`); n == 0 {
+			return fmt.Errorf("none")
+		}
+		return nil
+	})
+	stop()
+}
+
+// TestMetricsOfTheKernel: sets, virtual servers, conntrack and descriptors are
+// what the kernel has.
+func TestMetricsOfTheKernel(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start()
+	w.pin("web", "line", service.PreferKernel)
+	w.pin("web", "http", service.PreferUserspace)
+	w.pin("web", "datagram", service.PreferUserspace)
+	w.becomes(2, "kproxy_set_entries", `set="KPROXY-USER-4"`)
+	w.pin("web", "http", service.PreferKernel)
+	w.becomes(1, "kproxy_set_entries", `set="KPROXY-USER-4"`)
+	ports, reals := 0.0, 0.0
+	if w.plane == plan.IPVS { // in both families
+		ports, reals = float64(2*len(m.Ports)), float64(2*len(m.Ports)*len(m.Endpoints))
+	}
+	w.becomes(ports, "kproxy_virtual_servers")
+	w.becomes(reals, "kproxy_real_servers")
+	held := w.hold(frontends(m)[0])
+	for _, name := range []string{
+		"kproxy_conntrack_entries", "kproxy_conntrack_entries_limit", "kproxy_userspace_descriptors_limit", `kproxy_kernel_writes_total{object="rule"}`,
+		`kproxy_kernel_writes_total{object="set_entry"}`, `kubeproxy_sync_proxy_rules_iptables_total{ip_family="IPv4",table="nat"}`,
+	} {
+		metric, label, _ := strings.Cut(strings.TrimSuffix(name, "}"), "{")
+		if v, n := w.sumOf(metric, label); v <= 0 {
+			t.Errorf("%s: %d series, together %g; want something", name, n, v)
+		}
+	}
+	w.pin("web", "http", service.PreferUserspace)
+	rows, err := w.client.Connections(w.ctx, "")
+	w.must(err)
+	used := 0.0
+	for _, r := range rows {
+		if r.DataPlane == plan.Userspace && r.Protocol == "TCP" {
+			used += 2 // a socket to the client, one to the endpoint
+		}
+	}
+	if v, _ := w.sumOf("kproxy_userspace_descriptors", `protocol="TCP"`); v < used {
+		t.Errorf("%g descriptors in use, connections in userspace alone have %g", v, used)
+	}
+	w.unbroken("meanwhile", held)
+}
+
+// TestMetricsWithinLimits: beyond the limit, services share one series, which
+// keeps what those carried that are gone.
+func TestMetricsWithinLimits(t *testing.T) {
+	w := newWorld(t)
+	first, second := newManifest("a", 10, w.net.Backends...), newManifest("b", 11, w.net.Backends...)
+	w.must(first.Write(w.manifests))
+	w.must(second.Write(w.manifests))
+	w.start("--metrics-service-limit", fmt.Sprint(len(first.Ports)), "--metrics-endpoint-limit", "1")
+	stop := w.watchCounters()
+	w.noneFailed("a", w.burst(frontends(first)[0], 5))
+	w.noneFailed("b", w.burst(frontends(second)[0], 7))
+	w.becomes(5, "kproxy_service_connections_total", `service="a"`)
+	w.becomes(7, "kproxy_service_connections_total", `service="other"`)
+	w.becomes(12, "kproxy_service_connections_total")
+	w.becomes(12, "kproxy_endpoint_connections_total")
+	w.becomes(float64(len(second.Ports)), "kproxy_metrics_shared", `object="service"`)
+	w.becomes(float64(2*len(first.Ports)*len(first.Endpoints)*2-1), "kproxy_metrics_shared", `object="endpoint"`)
+	w.must(os.Remove(second.Path(w.manifests)))
+	w.becomes(0, "kproxy_metrics_shared", `object="service"`)
+	w.becomes(12, "kproxy_service_connections_total")
+	if own := w.seriesOf("b"); len(own) > 0 {
+		t.Errorf("series beyond the limit: %v", own)
+	}
+	stop()
+}
