@@ -28,6 +28,8 @@ func TestCommandsThatLook(t *testing.T) {
 
 	t.Run("status", func(t *testing.T) { w.statusForms(t) })
 	t.Run("connections", func(t *testing.T) { w.connectionForms(t, inUserspace, inKernel) })
+	t.Run("connections, watched", func(t *testing.T) { w.connectionScreen(t, inUserspace, inKernel) })
+	t.Run("connections, limited", func(t *testing.T) { w.connectionLimits(t) })
 	t.Run("pin", func(t *testing.T) { w.pinForms(t) })
 	t.Run("metrics address", func(t *testing.T) { w.metricsAddress(t, inUserspace, inKernel) })
 	t.Run("healthz address", func(t *testing.T) { w.healthzAddress(t) })
