@@ -18,10 +18,7 @@ func conntrack(w *walker, p *Packet, o option) held {
 		}
 		return is(false, o.not, "its state is %s", strings.Join(have, ","))
 	case "--ctdir":
-		if p.State != New {
-			return maybe("the direction isn't known")
-		}
-		return is(strings.EqualFold(o.arg(0), "ORIGINAL"), o.not, "its direction is ORIGINAL")
+		return is(strings.EqualFold(o.arg(0), p.direction()), o.not, "its direction is %s", strings.ToUpper(p.direction()))
 	case "--ctproto":
 		return protocol(p.Protocol, o)
 	case "--ctorigsrc":
@@ -51,7 +48,8 @@ func (w *walker) states(p *Packet) []string {
 	if p.State == Untracked {
 		return []string{string(Untracked)}
 	}
-	if w.base.order() < priorityConntrack && (w.hook == Prerouting && p.In != "lo" || w.hook == Output || w.hook == Ingress) {
+	first := w.hook == Prerouting && p.In != "lo" || w.hook == Output
+	if w.base.Hook == Ingress || first && w.base.order() < priorityConntrack {
 		return []string{string(Invalid)}
 	}
 	out := []string{string(p.State)}

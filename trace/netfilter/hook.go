@@ -1,16 +1,14 @@
 package netfilter
 
-import (
-	"math"
-	"strings"
-)
+import "math"
 
 // Hook is a place in the kernel where packets meet base chains, in the words of
 // iptables.
 type Hook string
 
 // The hooks of IPv4 and IPv6 (enum nf_inet_hooks in include/uapi/linux/netfilter.h),
-// and those of single devices, which come before.
+// and those of single devices, which come before and after them: walking
+// [Prerouting] begins with [Ingress], walking [Postrouting] ends with [Egress].
 const (
 	Ingress     Hook = "INGRESS"
 	Prerouting  Hook = "PREROUTING"
@@ -18,12 +16,8 @@ const (
 	Forward     Hook = "FORWARD"
 	Output      Hook = "OUTPUT"
 	Postrouting Hook = "POSTROUTING"
+	Egress      Hook = "EGRESS"
 )
-
-// Hooks are those that a packet may pass on its way, without [Ingress].
-var Hooks = []Hook{Prerouting, Input, Forward, Output, Postrouting}
-
-func hookOf(word string) Hook { return Hook(strings.ToUpper(word)) }
 
 // Priorities of base chains: lower ones come first (enum nf_ip_hook_priorities
 // in include/uapi/linux/netfilter_ipv4.h, the same for IPv6). Conntrack looks

@@ -22,6 +22,8 @@ type Packet struct {
 	ConnMark uint32 // of its connection
 
 	State State
+	// Reply says that it is one of the connection's answers.
+	Reply bool
 	// OrigSrc and OrigDst are the addresses of the connection's original
 	// direction, before any rewriting.
 	OrigSrc, OrigDst netip.AddrPort
@@ -78,5 +80,13 @@ func NewPacket(proto service.Protocol, src, dst netip.AddrPort, in string) Packe
 	return Packet{Protocol: proto, Src: src, Dst: dst, OrigSrc: src, OrigDst: dst, In: in, State: New}
 }
 
+// direction is conntrack's word for it.
+func (p *Packet) direction() string {
+	if p.Reply {
+		return "reply"
+	}
+	return "original"
+}
+
 // Family is the packet's address family.
-func (p Packet) Family() service.Family { return service.FamilyOf(p.OrigDst.Addr()) }
+func (p *Packet) Family() service.Family { return service.FamilyOf(p.OrigDst.Addr()) }

@@ -50,7 +50,7 @@ func Read(ctx context.Context, c Config, f service.Family) (*Tables, error) {
 	if main.Name == "legacy" {
 		other = kernel.VariantNFT()
 	}
-	printed := map[string]bool{} // tables of nftables that iptables has printed
+	printed := map[string]bool{} // base chains of nftables that iptables has printed: "ip nat PREROUTING"
 	if err := t.readIPTables(ctx, c.Runner, main, printed); err != nil {
 		return nil, err
 	}
@@ -77,7 +77,7 @@ func (c Config) variantName(ctx context.Context) string {
 // a host, for one variant: "nft" or "legacy".
 func Parse(f service.Family, variant, text string) (*Tables, error) {
 	t := &Tables{Family: f}
-	if _, err := t.addSave("iptables-"+variant, text); err != nil {
+	if err := t.addSave("iptables-"+variant, text, nil); err != nil {
 		return nil, err
 	}
 	t.sort()
@@ -100,23 +100,17 @@ func (t *Tables) readIPTables(ctx context.Context, run kernel.Runner, v kernel.V
 	if v.Name == "legacy" {
 		source = sourceXTLegacy
 	}
-	unread, err := t.addSave(source, string(text))
-	if err != nil {
+	if err := t.addSave(source, string(text), printed); err != nil {
 		return fmt.Errorf("read %s rules: %w", t.Family, err)
-	}
-	if source == sourceXTNFT {
-		for _, table := range tables {
-			printed[nftFamily[t.Family]+" "+table] = !slices.Contains(unread, table)
-		}
 	}
 	return nil
 }
 
 // addSave adds the base chains of what iptables-save printed.
-func (t *Tables) addSave(source, text string) (unread []string, err error) {
-	set, unread, err := parseSave(source, t.Family, text)
+func (t *Tables) addSave(source, text string, printed map[string]bool) error {
+	set, err := parseSave(source, t.Family, text)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for _, c := range set.chains {
 		if !builtin[c.name] || c.policy == "" {
@@ -135,8 +129,11 @@ func (t *Tables) addSave(source, text string) (unread []string, err error) {
 			b.Type = "nat"
 		}
 		t.addBase(b)
+		if source == sourceXTNFT && printed != nil {
+			printed[nftFamily[t.Family]+" "+c.table+" "+c.name] = true
+		}
 	}
-	return unread, nil
+	return nil
 }
 
 // addBase adds a base chain whose rules are known.
@@ -187,6 +184,8 @@ func leadsTo(t target) []string {
 		if terminal[t.name] == "" && xtTargets[t.name] == nil && !passive[t.name] {
 			return []string{t.name}
 		}
+	case *nftTarget:
+		return t.leadsTo()
 	}
 	return nil
 }

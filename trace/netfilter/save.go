@@ -13,7 +13,8 @@ import (
 type ruleset struct {
 	source string
 	family service.Family
-	chains map[string]*chain // "table chain"
+	chains map[string]*chain  // "table chain"
+	sets   map[string]*nftSet // of nftables, by name
 }
 
 // chain is a chain with its rules.
@@ -38,40 +39,31 @@ func (r *ruleset) chain(table, name string) *chain { return r.chains[table+" "+n
 // builtin are the chains of tables that packets come to by themselves.
 var builtin = map[string]bool{"PREROUTING": true, "INPUT": true, "FORWARD": true, "OUTPUT": true, "POSTROUTING": true}
 
-// tables are those of iptables.
-var tables = []string{"raw", "mangle", "nat", "filter", "security"}
-
-// incompatible begins what iptables-nft-save says of a table that it can't
-// print, because nft has put something in it (nft_cmd_save in iptables/nft.c).
-const incompatible = "# Table `"
-
-// parseSave reads what iptables-save -c printed. It returns the tables, too, that
-// it couldn't print.
-func parseSave(source string, f service.Family, text string) (r *ruleset, unread []string, err error) {
-	r = &ruleset{source: source, family: f, chains: map[string]*chain{}}
+// parseSave reads what iptables-save -c printed. What iptables can't print, because
+// nft put it there, it leaves out or, base chains, shows as ones of its own that
+// are empty: they are told apart by their names, see [Tables.readNFT].
+func parseSave(source string, f service.Family, text string) (*ruleset, error) {
+	r := &ruleset{source: source, family: f, chains: map[string]*chain{}}
 	table := ""
 	for line := range strings.Lines(text) {
 		line = strings.TrimRight(line, "\r\n")
 		switch {
-		case strings.HasPrefix(line, incompatible):
-			name, _, _ := strings.Cut(line[len(incompatible):], "'")
-			unread = append(unread, name)
 		case line == "" || line[0] == '#':
 		case line == "COMMIT":
 			table = ""
 		case line[0] == '*':
 			table = strings.TrimSpace(line[1:])
 		case table == "":
-			return nil, nil, fmt.Errorf("parse rules: %q is in no table", line)
+			return nil, fmt.Errorf("parse rules: %q is in no table", line)
 		case line[0] == ':':
 			r.addChain(table, line[1:])
 		default:
 			if err := r.addRule(table, line); err != nil {
-				return nil, nil, err
+				return nil, err
 			}
 		}
 	}
-	return r, unread, nil
+	return r, nil
 }
 
 // addChain reads "INPUT ACCEPT [12:720]".

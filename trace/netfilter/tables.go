@@ -35,7 +35,7 @@ type Base struct {
 	Type     string // "filter", "nat" or "route"
 	Hook     Hook
 	Priority int
-	Device   string // of an ingress chain
+	Devices  []string // of an ingress or egress chain
 	Policy   Verdict
 	Policies Counter
 	// Read says that its rules are known. If they aren't, a packet may fare any way

@@ -101,17 +101,31 @@ func (t *Tables) Walk(p Packet, h Hook, span Span) *Walk {
 	return out
 }
 
-// at are the base chains that the packet meets.
+// at are the base chains that the packet meets, with those of its device before
+// or behind.
 func (t *Tables) at(p Packet, h Hook, span Span) []*Base {
 	var out []*Base
 	for _, b := range t.Bases {
-		if b.Hook != h || b.order() < span.From || b.order() >= span.Before {
-			continue
+		if b.Hook == h && b.order() >= span.From && b.order() < span.Before {
+			out = append(out, b)
 		}
-		if b.Device != "" && b.Device != p.In && p.In != AnyInterface {
-			continue
+	}
+	switch {
+	case h == Prerouting && span.From == Whole.From:
+		return append(t.onDevice(Ingress, p.In), out...)
+	case h == Postrouting && span.Before == Whole.Before:
+		return append(out, t.onDevice(Egress, p.Out)...)
+	}
+	return out
+}
+
+func (t *Tables) onDevice(h Hook, device string) []*Base {
+	var out []*Base
+	for _, b := range t.Bases {
+		// A chain without a device is for one that isn't read.
+		if b.Hook == h && (len(b.Devices) == 0 || device == AnyInterface || slices.Contains(b.Devices, device)) {
+			out = append(out, b)
 		}
-		out = append(out, b)
 	}
 	return out
 }
@@ -202,7 +216,7 @@ func (w *walker) policy(b *Base, ways []way) result {
 	}
 	at := len(w.steps)
 	w.steps = append(w.steps, Step{
-		Hook: w.hook, Source: b.Source, Table: b.Table, Chain: b.Chain, Text: text, Policy: true,
+		Hook: w.base.Hook, Source: b.Source, Table: b.Table, Chain: b.Chain, Text: text, Policy: true,
 		Packets: b.Policies.Packets, Bytes: b.Policies.Bytes, Matched: Yes, Outcome: "policy " + string(b.Policy),
 	})
 	if b.Policy != Drop {
@@ -218,7 +232,7 @@ func (w *walker) policy(b *Base, ways []way) result {
 func (w *walker) unread(b *Base, ways []way) result {
 	at := len(w.steps)
 	w.steps = append(w.steps, Step{
-		Hook: w.hook, Source: b.Source, Table: b.Table, Chain: b.Chain, Text: "policy " + string(b.Policy), Policy: true,
+		Hook: w.base.Hook, Source: b.Source, Table: b.Table, Chain: b.Chain, Text: "policy " + string(b.Policy), Policy: true,
 		Matched: Maybe, Outcome: "may drop it", Why: b.Why,
 	})
 	var out result
@@ -274,7 +288,7 @@ func (w *walker) giveUp(ways []way, why string) []way {
 func (w *walker) walkRule(set *ruleset, c *chain, i int, r *rule, ways []way, depth int, out *result) []way {
 	at := place{step: len(w.steps), depth: depth, table: c.table, rules: set}
 	step := Step{
-		Hook: w.hook, Source: set.source, Table: c.table, Chain: c.name, Index: i + 1, Depth: depth, Text: r.text,
+		Hook: w.base.Hook, Source: set.source, Table: c.table, Chain: c.name, Index: i + 1, Depth: depth, Text: r.text,
 		Packets: r.counter.Packets, Bytes: r.counter.Bytes, Outcome: describe(r.to),
 	}
 	var next, sure, unsure []way
