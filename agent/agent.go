@@ -59,6 +59,7 @@ type Agent struct {
 	sets       kernel.SetStore
 	portal     portal
 	routing    kernel.Routing
+	variant    kernel.Variant // of iptables
 	networks   networks
 	schedulers schedulers
 	programmer *programmer

@@ -26,7 +26,9 @@ type mode struct {
 // rules is what the programmer works with in one mode.
 type rules struct {
 	kernel.Backend
-	render     func(*plan.Plan) kernel.Ruleset
+	render func(*plan.Plan) kernel.Ruleset
+	// fresh is render for plans of any origin, from any goroutine: it remembers nothing.
+	fresh      func(*plan.Plan) kernel.Ruleset
 	programmed func(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64
 	adopted    func(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool
 	watch      watch
@@ -130,5 +132,5 @@ func iptablesRules(h hostRules) (rules, error) {
 	if err != nil {
 		return rules{}, err
 	}
-	return rules{Backend: b, invalid: b.InvalidDropped, watch: w, render: iptables.NewRenderer(o).Render, programmed: iptables.Programmed, adopted: iptables.Adopted}, nil
+	return rules{Backend: b, invalid: b.InvalidDropped, watch: w, render: iptables.NewRenderer(o).Render, fresh: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, o) }, programmed: iptables.Programmed, adopted: iptables.Adopted}, nil
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/service"
 )
 
 // query is a packet as the routing decision sees it.
@@ -155,4 +156,26 @@ func localAddresses() (map[netip.Addr]string, error) {
 		}
 	}
 	return out, nil
+}
+
+// linkAddress is a link's first address that other hosts can use.
+func linkAddress(name string, f service.Family) (netip.Addr, error) {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("look at link %s: %w", name, err)
+	}
+	family := netlink.FAMILY_V4
+	if f == service.IPv6 {
+		family = netlink.FAMILY_V6
+	}
+	addrs, err := netlink.AddrList(link, family)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("list addresses of %s: %w", name, err)
+	}
+	for _, a := range addrs {
+		if at := addrOf(a.IP); !at.IsLinkLocalUnicast() {
+			return at, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("link %s has no %s address", name, f)
 }

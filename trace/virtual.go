@@ -115,3 +115,28 @@ func realText(r ipvs.SeenReal) string {
 func protocolName(p service.Protocol) string {
 	return map[service.Protocol]string{service.TCP: "TCP", service.UDP: "UDP", service.SCTP: "SCTP"}[p]
 }
+
+// seeAffinity returns the clients that IPVS keeps with real servers of a virtual
+// server.
+func seeAffinity(v kernel.Virtual) ([]kernel.Client, error) {
+	v.Owner = service.Key{}
+	all, err := ipvs.ReadAffinity([]kernel.Virtual{v})
+	return all[v.Owner], err
+}
+
+// persistent returns the real server that the client stays with.
+func (t *tracer) persistent(v ipvs.Seen) (netip.AddrPort, bool) {
+	if v.Persistence == 0 {
+		return netip.AddrPort{}, false
+	}
+	clients, err := t.sight.affinity(v.Virtual)
+	if err != nil {
+		t.warn(SeverityWarning, "which clients stay with which real server can't be read: "+err.Error(), "IPVS", "")
+	}
+	for _, c := range clients {
+		if c.Address == t.client.Address {
+			return c.Endpoint, true
+		}
+	}
+	return netip.AddrPort{}, false
+}

@@ -39,6 +39,7 @@ func API(c APIConfig) http.Handler {
 	})
 	mux.HandleFunc("/api/v1/connections", connections(src))
 	mux.Handle("/api/v1/events", events)
+	serveTraces(mux, "/api/v1/trace", src, false)
 	mux.Handle("/metrics", promhttp.HandlerFor(c.Gatherer, promhttp.HandlerOpts{
 		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4,
 	}))

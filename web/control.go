@@ -40,6 +40,7 @@ func Control(src Source) http.Handler {
 	mux.HandleFunc("GET /connections", connections(src))
 	mux.Handle("GET /events", newEventStream(src))
 	mux.HandleFunc("POST /pin", pin(src))
+	serveTraces(mux, "GET /trace", src, true)
 	return mux
 }
 

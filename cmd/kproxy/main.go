@@ -64,7 +64,7 @@ func newApp() *cli.App {
 			return cli.ShowAppHelp(c)
 		},
 		Commands: []*cli.Command{
-			runCommand(), statusCommand(), connectionsCommand(), pinCommand(), checkCommand(),
+			runCommand(), statusCommand(), connectionsCommand(), pinCommand(), traceCommand(), checkCommand(),
 			renderCommand(), cleanupCommand(), labCommand(), versionCommand(),
 		},
 	}

@@ -1,0 +1,155 @@
+package trace
+
+import (
+	"fmt"
+	"net/netip"
+
+	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace/netfilter"
+	"kproxy.dev/kproxy/userspace"
+)
+
+// balance gives the packet to IPVS, if there is a virtual server at its
+// destination; false if there is none.
+func (t *tracer) balance(w way) bool {
+	if w.plane == plan.IPVS {
+		return false // IPVS doesn't take its own packets (ipvs_property)
+	}
+	v, ok, err := t.sight.virtual(t.req.Protocol, w.packet.Dst)
+	if err != nil {
+		t.warn(SeverityWarning, err.Error(), "IPVS", "")
+	}
+	if !ok {
+		return false
+	}
+	t.virtual = &v
+	t.show(w, Step{Hook: "IPVS", Kind: KindVirtualServer, Text: virtualText(v), Packets: &v.Packets, Bytes: &v.Bytes, Outcome: "takes it"})
+	shares := schedule(v)
+	if e, kept := t.persistent(v); kept {
+		for i := range shares {
+			shares[i] = share{0, ""}
+			if v.Reals[i].Address == e && v.Reals[i].Weight > 0 {
+				shares[i] = share{1, "the client stays with it (persistence)"}
+			}
+		}
+	}
+	someone := false
+	for i, r := range v.Reals {
+		if r.Weight > 0 {
+			someone = true
+		}
+		t.real(w, &v.Reals[i], shares[i])
+	}
+	if !someone {
+		t.finish(w, Refused, &Finding{SeverityError, "the virtual server has no real server that takes connections", virtualText(v), "look at the pods behind it (kproxy status says what each endpoint lacks)"})
+	}
+	return true
+}
+
+// real follows the way to one real server. Those that get nothing now are only
+// shown.
+func (t *tracer) real(w way, r *ipvs.SeenReal, s share) {
+	v := w
+	v.plane, v.endpoint, v.why = plan.IPVS, r.Address, s.why
+	v.leg, v.share = r.Address.String(), w.share*s.probability
+	v.packets, v.bytes = &r.Packets, &r.Bytes
+	outcome := "may be chosen"
+	switch {
+	case r.Weight == 0:
+		outcome = "weight 0: takes no new connection"
+	case s.probability == 0:
+		outcome = "not chosen now"
+	}
+	t.show(v, Step{Hook: "IPVS", Kind: KindRealServer, Text: realText(*r), Packets: &r.Packets, Bytes: &r.Bytes, Outcome: outcome, Why: s.why})
+	if r.Weight == 0 {
+		return
+	}
+	if len(t.legs) >= maxLegs {
+		return
+	}
+	v.packet.Dst, v.packet.DstDone = r.Address, true
+	v.packet.In = "" // LOCAL_OUT has no interface that the packet came in on
+	t.emit(v)
+}
+
+// userspace follows the connections that kproxy may make.
+func (t *tracer) userspace(w way) {
+	w.plane = plan.Userspace
+	if t.proxy == nil || t.proxy.Forecast == nil {
+		t.warn(SeverityNote, "which endpoint kproxy would take, only a running one that can be asked tells", "userspace", "")
+		w.doubt, w.certain = "the endpoint is kproxy's choice", false
+		t.finish(w, Forwarded, nil)
+		return
+	}
+	f, ok := t.proxy.Forecast(t.req.Protocol, t.req.Address, t.client)
+	if !ok {
+		t.finish(w, Refused, &Finding{SeverityError, "kproxy's listener gets the packet, but kproxy knows no service at " + t.req.Address.String(), "userspace",
+			"if this lasts, restart kproxy: kernel and plan don't fit"})
+		return
+	}
+	t.forecast = &f
+	followed := false
+	for i := range f.Endpoints {
+		if e := &f.Endpoints[i]; e.Share > 0 {
+			followed = true
+			t.connect(w, &f, e)
+		}
+	}
+	if !followed {
+		t.finish(w, Refused, &Finding{SeverityError, t.serviceName() + " has no endpoint that takes connections" + t.noEndpoints(), "userspace",
+			"look at the pods behind it (kproxy status says what each endpoint lacks)"})
+	}
+}
+
+// connect follows kproxy's own connection to one endpoint.
+func (t *tracer) connect(w way, f *userspace.Forecast, e *userspace.Prospect) {
+	v := way{
+		plane: plan.Userspace, endpoint: e.Address, leg: e.Address.String(), share: w.share * e.Share, certain: w.certain, doubt: w.doubt,
+		transparent: e.Transparent, why: prospectWhy(f, e),
+	}
+	src := netip.AddrPortFrom(e.Source, clientPort)
+	v.packet = netfilter.NewPacket(t.req.Protocol, src, e.Address, "")
+	v.packet.Mark = t.proxy.Marks.Own()
+	from := "the node's address"
+	if e.Source.IsValid() {
+		from = "the client's address " + e.Source.String()
+	}
+	t.show(v, Step{Hook: "userspace", Kind: KindListener, Text: "connect to " + e.Address.String(), Outcome: "from " + from, Why: v.why})
+	if e.Transparent {
+		t.checkTransparent()
+	}
+	t.emit(v)
+}
+
+// prospectWhy says why userspace may take an endpoint.
+func prospectWhy(f *userspace.Forecast, e *userspace.Prospect) string {
+	switch {
+	case f.Affine == e.Address:
+		return "the client stays with it (affinity)"
+	case f.Algorithm == service.LeastConnections:
+		return fmt.Sprintf("it has the fewest connections for its weight now (%d)", e.Active)
+	case f.Algorithm == service.SourceHash || f.Algorithm == service.Maglev:
+		return "the client's address decides (" + string(f.Algorithm) + ")"
+	case e.Next:
+		return "it is next, unless somebody else comes first (" + string(f.Algorithm) + ")"
+	}
+	return string(f.Algorithm)
+}
+
+// checkTransparent looks for what brings endpoints' answers to sockets that bear
+// a client's address.
+func (t *tracer) checkTransparent() {
+	if t.proxy.Missing == nil {
+		return
+	}
+	missing, err := t.proxy.Missing()
+	if err != nil {
+		t.warn(SeverityWarning, err.Error(), "routing", "")
+	}
+	for _, what := range missing {
+		t.warn(SeverityError, "answers to connections that kproxy makes from the client's address don't come back: there is no "+what, "routing",
+			"kproxy repairs it within seconds; if not, restart it")
+	}
+}

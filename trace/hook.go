@@ -1,0 +1,142 @@
+package trace
+
+import (
+	"fmt"
+	"strings"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/trace/netfilter"
+)
+
+// pass takes a way through the base chains of a hook. What is stopped there ends;
+// go on is called with each way on.
+func (t *tracer) pass(w way, h netfilter.Hook, span netfilter.Span, goOn func(way)) {
+	if w.hops >= maxHops {
+		t.finish(w, Undetermined, &Finding{SeverityError, "the rules send the packet around in circles", string(h), ""})
+		return
+	}
+	walk := t.sight.walk(w.packet, h, span)
+	t.seen.note(walk)
+	t.showWalk(w, walk)
+	var on []way
+	for i := range walk.Outcomes {
+		o := &walk.Outcomes[i]
+		v := w.next(walk, o)
+		switch o.Verdict {
+		case netfilter.Drop:
+			t.finish(v, Dropped, t.stoppedBy(walk, o, "drops"))
+		case netfilter.Reject:
+			t.finish(v, Refused, t.stoppedBy(walk, o, "refuses"))
+		case netfilter.Unknown:
+			t.finish(v, Undetermined, t.stoppedBy(walk, o, "decides by itself about"))
+		default:
+			on = append(on, v)
+		}
+	}
+	for i, v := range merge(on) {
+		if i == maxLegs {
+			t.warn(SeverityWarning, fmt.Sprintf("only the ways to the first %d endpoints were followed", maxLegs), string(h), "")
+			break
+		}
+		goOn(v)
+	}
+}
+
+// place says where a step is: "rule 3 of chain FORWARD in table filter".
+func place(s *netfilter.Step) string {
+	table := "table " + s.Table
+	if s.Source == "nftables" {
+		table = "nftables table " + s.Table
+	}
+	if s.Policy || s.Index == 0 {
+		return fmt.Sprintf("the policy of chain %s in %s", s.Chain, table)
+	}
+	return fmt.Sprintf("rule %d of chain %s in %s", s.Index, s.Chain, table)
+}
+
+// stoppedBy says what stopped a packet, and the remedy.
+func (t *tracer) stoppedBy(walk *netfilter.Walk, o *netfilter.Outcome, does string) *Finding {
+	if o.By < 0 {
+		return &Finding{SeverityError, "netfilter " + does + " the packet, by something that can't be read", string(walk.Steps[0].Hook), "nft list ruleset shows it"}
+	}
+	s := &walk.Steps[o.By]
+	if kernel.Own(s.Chain) || strings.Contains(s.Text, kernel.Prefix) {
+		if f := t.ownStop(s, does); f != nil {
+			return f
+		}
+	}
+	where := place(s)
+	if s.Source == "iptables-legacy" {
+		where += " (iptables-legacy)"
+	}
+	if s.Policy {
+		return &Finding{SeverityError, fmt.Sprintf("the policy of chain %s %s the packet: no rule in it accepts it", s.Chain, does), where, t.policyRemedy(s)}
+	}
+	return &Finding{SeverityError, fmt.Sprintf("a rule that isn't kproxy's %s the packet: %s", does, s.Text), where, t.ruleRemedy(s)}
+}
+
+// program is what changes the rules of a step's source.
+func (t *tracer) program(s *netfilter.Step) string {
+	name := "iptables"
+	if t.req.Address.Addr().Is6() {
+		name = "ip6tables"
+	}
+	if v, ok := strings.CutPrefix(s.Source, "iptables-"); ok && v == "legacy" {
+		return name + "-legacy"
+	}
+	return name
+}
+
+func (t *tracer) ruleRemedy(s *netfilter.Step) string {
+	if s.Source == "nftables" {
+		return fmt.Sprintf("find out who made it; nft -a list chain %s %s shows its handle, to delete it by", s.Table, s.Chain)
+	}
+	return fmt.Sprintf("find out who made it, or delete it: %s -t %s -D %s %d", t.program(s), s.Table, s.Chain, s.Index)
+}
+
+func (t *tracer) policyRemedy(s *netfilter.Step) string {
+	if s.Source == "nftables" {
+		return "add a rule that accepts it"
+	}
+	return fmt.Sprintf("add a rule that accepts it, or: %s -t %s -P %s ACCEPT", t.program(s), s.Table, s.Chain)
+}
+
+// ownStop explains what kproxy's own rules stop.
+func (t *tracer) ownStop(s *netfilter.Step, does string) *Finding {
+	who := "the service"
+	if t.service != nil {
+		who = t.service.Port.Key.String()
+	}
+	where := place(s)
+	switch {
+	case strings.Contains(s.Text, kernel.SetRanged) || strings.Contains(s.Text, kernel.SetAllow):
+		return &Finding{SeverityError, fmt.Sprintf("%s isn't in the source ranges that %s admits", t.client.Address, who), where,
+			"add it to spec.loadBalancerSourceRanges of the Service, if it is to be admitted"}
+	case strings.Contains(s.Text, kernel.SetReject):
+		return &Finding{SeverityError, fmt.Sprintf("%s has no endpoint that takes connections%s", who, t.noEndpoints()), where,
+			"look at the pods behind it (kproxy status says what each endpoint lacks)"}
+	case strings.Contains(s.Text, kernel.SetDrop):
+		return &Finding{SeverityError, fmt.Sprintf("%s has no endpoint on this node, and its traffic policy is Local", who), where,
+			"send it to a node that has one, or set the Service's traffic policy to Cluster"}
+	case s.Chain == kernel.ChainInvalid:
+		return &Finding{SeverityError, "conntrack can't place the packet (INVALID)", where, "look whether answers take another way than requests"}
+	}
+	return &Finding{SeverityError, fmt.Sprintf("kproxy's own rule %s the packet: %s", does, s.Text), where, ""}
+}
+
+// noEndpoints says what the endpoints lack.
+func (t *tracer) noEndpoints() string {
+	switch {
+	case t.service == nil:
+		return ""
+	case len(t.service.Endpoints) == 0:
+		return ": it has no endpoints at all"
+	}
+	var why []string
+	for i := range t.service.Endpoints {
+		if e := &t.service.Endpoints[i]; len(why) < 3 {
+			why = append(why, e.Address.String()+" "+t.unusable(e))
+		}
+	}
+	return ": " + strings.Join(why, ", ")
+}

@@ -1,0 +1,283 @@
+package trace
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace/netfilter"
+)
+
+// compare looks whether the kernel has what the plan wants for the service.
+func (t *tracer) compare() {
+	if t.proxy == nil {
+		t.lookForOwn()
+		return
+	}
+	if t.service == nil {
+		return
+	}
+	// Objects of one service depend on it and the policy, so a plan of it alone
+	// wants the same of them, whatever the number of services.
+	one := *t.proxy.Plan
+	one.Services = []*plan.Service{t.service}
+	t.comparePortal(&one)
+	if t.proxy.Render == nil {
+		return
+	}
+	want := t.proxy.Render(&one)
+	f := t.frontend.Family
+	for _, j := range want.Jumps[f] {
+		t.compareJump(j)
+	}
+	reached := false
+	for _, c := range want.Chains[f] {
+		if met := t.seen.steps[chain{c.Table, c.Name}]; c.Owner == t.service.Port.Key && len(met) > 0 {
+			reached = true
+			t.compareChain(c, met)
+		}
+	}
+	if t.service.DataPlane == plan.IPTables && !reached && t.service.VerdictFor(t.frontend, t.client, &t.proxy.Plan.Policy) == plan.Forward {
+		t.mismatch("the way to "+t.serviceName()+"'s chain in table nat", "rules that lead there", "no rule that the packet meets")
+	}
+	t.compareVirtual(&want)
+	t.compareEndpoints()
+}
+
+func (t *tracer) mismatch(object, planned, found string) {
+	m := Mismatch{object, planned, found}
+	if !slices.Contains(t.mismatches, m) {
+		t.mismatches = append(t.mismatches, m)
+	}
+}
+
+// settle is how long a set may differ while kproxy follows a change.
+const settle = 50 * time.Millisecond
+
+// comparePortal looks whether the service's addresses are in the sets that they
+// are to be in, and in no other. What differs is looked at twice.
+func (t *tracer) comparePortal(one *plan.Plan) {
+	found, err := t.portalDiffers(one)
+	if len(found) > 0 {
+		time.Sleep(settle)
+		again, _ := t.portalDiffers(one)
+		found = slices.DeleteFunc(found, func(m Mismatch) bool { return !slices.Contains(again, m) })
+	}
+	if err != nil {
+		t.warn(SeverityWarning, "kproxy's sets can't be read: "+err.Error(), "sets", "")
+	}
+	for _, m := range found {
+		t.mismatch(m.Object, m.Planned, m.Kernel)
+	}
+}
+
+func (t *tracer) portalDiffers(one *plan.Plan) ([]Mismatch, error) {
+	want := map[string][]string{}
+	for _, s := range kernel.Portal(one) {
+		want[s.Name] = s.Entries
+	}
+	states, err := t.sight.sets(func(name string) bool { _, ok := want[name]; return ok })
+	if err != nil {
+		return nil, err
+	}
+	have := map[string][]string{}
+	for _, s := range states {
+		slices.Sort(s.Entries)
+		have[s.Name] = s.Entries
+	}
+	has := func(set, entry string) bool { _, ok := slices.BinarySearch(have[set], entry); return ok }
+	var out []Mismatch
+	for set, entries := range want {
+		for _, e := range entries {
+			if !has(set, e) {
+				out = append(out, Mismatch{"entry " + e + " of set " + set, "there", "missing"})
+			}
+		}
+	}
+	for _, e := range kernel.UserEntries(t.service.Port) {
+		for _, base := range []string{kernel.SetUser, kernel.SetReject, kernel.SetDrop} {
+			set := base + strings.TrimPrefix(e.Set, kernel.SetUser)
+			if !slices.Contains(want[set], e.Entry) && has(set, e.Entry) {
+				out = append(out, Mismatch{"entry " + e.Entry + " of set " + set, "not there", "there"})
+			}
+		}
+	}
+	slices.SortFunc(out, func(a, b Mismatch) int { return cmp.Compare(a.Object, b.Object) })
+	return out, nil
+}
+
+// ruleText is a rule without the words that append it to its chain.
+func ruleText(s *netfilter.Step) string {
+	return strings.TrimPrefix(s.Text, "-A "+s.Chain+" ")
+}
+
+// compareJump looks for a jump in a built-in chain that the packet met.
+func (t *tracer) compareJump(j kernel.Jump) {
+	met, ok := t.seen.steps[chain{j.Table, j.From}]
+	if !ok {
+		return
+	}
+	object := fmt.Sprintf("rule %q of chain %s in table %s", j.Rule, j.From, j.Table)
+	for i := range met {
+		if kernel.SameRule(ruleText(&met[i]), j.Rule) {
+			return
+		}
+	}
+	if last := lastOf(met); last != nil && last.Matched == netfilter.Yes && !last.Policy && !strings.Contains(last.Outcome, "jump") {
+		t.mismatch(object, "there", "not reached: "+place(last)+" ends the chain before")
+		return
+	}
+	t.mismatch(object, "there", "missing")
+}
+
+// lastOf is the last rule of a chain that was met; nil if none was.
+func lastOf(met []netfilter.Step) *netfilter.Step {
+	var last *netfilter.Step
+	for i := range met {
+		if s := &met[i]; !s.Policy && (last == nil || s.Index > last.Index) {
+			last = s
+		}
+	}
+	return last
+}
+
+// compareChain compares a chain of the service's with what the packet met of it.
+// What is behind a rule that took the packet was not met, and isn't compared.
+func (t *tracer) compareChain(want kernel.Chain, met []netfilter.Step) {
+	met = slices.Clone(met)
+	slices.SortFunc(met, func(a, b netfilter.Step) int { return a.Index - b.Index })
+	in := fmt.Sprintf(" of chain %s in table %s", want.Name, want.Table)
+	at := 0
+	for i := range met {
+		text := ruleText(&met[i])
+		same := slices.IndexFunc(want.Rules[at:], func(r string) bool { return kernel.SameRule(r, text) })
+		if same < 0 {
+			t.mismatch(fmt.Sprintf("rule %q%s", text, in), "not there", fmt.Sprintf("rule %d", met[i].Index))
+			continue
+		}
+		for _, r := range want.Rules[at : at+same] {
+			t.mismatch(fmt.Sprintf("rule %q%s", r, in), "there", "missing")
+		}
+		at += same + 1
+	}
+	if last := lastOf(met); last != nil && last.Matched == netfilter.Yes && !strings.Contains(last.Outcome, "jump") {
+		return
+	}
+	for _, r := range want.Rules[at:] {
+		t.mismatch(fmt.Sprintf("rule %q%s", r, in), "there", "missing")
+	}
+}
+
+// compareEndpoints names endpoints that the plan uses and the kernel doesn't, or
+// the other way round, where the kernel chooses.
+func (t *tracer) compareEndpoints() {
+	if t.forecast != nil || t.service.VerdictFor(t.frontend, t.client, &t.proxy.Plan.Policy) != plan.Forward {
+		return
+	}
+	reached := map[string]bool{}
+	for _, e := range t.ends {
+		if e.endpoint.IsValid() {
+			reached[e.endpoint.String()] = true
+		}
+	}
+	if len(reached) == 0 || len(reached) >= maxLegs {
+		return
+	}
+	planned := map[string]bool{}
+	for _, b := range t.service.Backends(t.frontend, t.client, &t.proxy.Plan.Policy) {
+		a := b.Address.String()
+		if planned[a] = true; b.Weight > 0 && !reached[a] && !t.stays() {
+			t.mismatch("endpoint "+a, "gets new connections", "nothing leads there")
+		}
+	}
+	for _, e := range t.ends {
+		if a := e.endpoint; a.IsValid() && !planned[a.String()] {
+			t.mismatch("endpoint "+a.String(), "gets no connections", "gets "+percent(e.share)+" of them")
+		}
+	}
+}
+
+// stays reports whether the client may be led to one endpoint only, by affinity.
+func (t *tracer) stays() bool { return t.service.Port.Affinity > 0 }
+
+// compareVirtual compares the virtual server at the address, if there is to be
+// one.
+func (t *tracer) compareVirtual(want *kernel.Ruleset) {
+	planned, ok := want.Virtual(t.req.Protocol, t.req.Address)
+	if !ok {
+		return
+	}
+	name := fmt.Sprintf("virtual server %s %s", t.req.Protocol, t.req.Address)
+	if a := t.req.Address.Addr(); slices.Contains(want.Addresses, a) && t.sight.addresses[a] != kernel.DummyLink {
+		t.mismatch("address "+a.String()+" on link "+kernel.DummyLink, "there", "missing")
+	}
+	found, ok, err := t.sight.virtual(t.req.Protocol, t.req.Address)
+	if err != nil {
+		t.warn(SeverityWarning, err.Error(), "IPVS", "")
+		return
+	}
+	if !ok {
+		t.mismatch(name, "there", "missing")
+		return
+	}
+	if found.Scheduler != planned.Scheduler {
+		t.mismatch("scheduler of "+name, planned.Scheduler, found.Scheduler)
+	}
+	if found.Persistence != planned.Persistence {
+		t.mismatch("persistence of "+name, fmt.Sprint(planned.Persistence, " s"), fmt.Sprint(found.Persistence, " s"))
+	}
+	weights := map[string]uint32{}
+	for _, r := range found.Reals {
+		weights[r.Address.String()] = r.Weight
+	}
+	for _, r := range planned.Reals {
+		w, ok := weights[r.Address.String()]
+		delete(weights, r.Address.String())
+		object := "real server " + r.Address.String() + " of " + name
+		switch {
+		case !ok:
+			t.mismatch(object, fmt.Sprint("weight ", r.Weight), "missing")
+		case w != r.Weight:
+			t.mismatch(object, fmt.Sprint("weight ", r.Weight), fmt.Sprint("weight ", w))
+		}
+	}
+	for a, w := range weights {
+		if w > 0 { // what drains has weight 0
+			t.mismatch("real server "+a+" of "+name, "not there", fmt.Sprint("weight ", w))
+		}
+	}
+}
+
+// lookForOwn looks for the address in kproxy's sets where no kproxy can be asked.
+func (t *tracer) lookForOwn() {
+	bases := []string{kernel.SetUser, kernel.SetReject, kernel.SetDrop, kernel.SetVirtual}
+	states, err := t.sight.sets(func(name string) bool {
+		return slices.ContainsFunc(bases, func(b string) bool { return strings.HasPrefix(name, b+"-") })
+	})
+	if err != nil {
+		t.warn(SeverityWarning, "kproxy's sets can't be read: "+err.Error(), "sets", "")
+	}
+	entry, port := kernel.AddressEntry(t.req.Protocol, t.req.Address), fmt.Sprint(t.req.Address.Port())
+	for _, s := range states {
+		at := ""
+		switch {
+		case slices.Contains(s.Entries, entry):
+			at = entry
+		case s.Type == kernel.BitmapPort && s.Name == kernel.NodePortSet(kernel.SetUser, t.req.Protocol, service.FamilyOf(t.req.Address.Addr())) && t.sight.local(t.req.Address.Addr()) && slices.Contains(s.Entries, port):
+			at = port
+		default:
+			continue
+		}
+		t.known = true
+		t.warn(SeverityNote, fmt.Sprintf("the address is one of kproxy's: entry %s is in set %s", at, s.Name), "set "+s.Name, "")
+		if strings.HasPrefix(s.Name, kernel.SetUser) && len(t.ends) > 0 && !t.anyGoes() {
+			t.warn(SeverityError, fmt.Sprintf("%s is served in userspace, but kproxy isn't running, and the kernel has no rules of its own for it", t.req.Address), "set "+s.Name,
+				"start kproxy (kproxy run); with --mode iptables, ipvs or auto the kernel serves while kproxy is dead")
+		}
+	}
+}

@@ -1,0 +1,279 @@
+package trace
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"sync"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/service"
+)
+
+// ErrProbe says that a probe can't honestly be sent from here.
+var ErrProbe = errors.New("a probe can't be sent")
+
+// How long a probe waits: for a connection, and for the answer to a datagram.
+const (
+	probeTimeout  = 3 * time.Second
+	answerTimeout = time.Second
+	probesAtOnce  = 16
+)
+
+// probe makes one connection and closes it, or sends one datagram, from this
+// node, and looks what conntrack has of it.
+func (t *tracer) probe(ctx context.Context, r *Result) *Probe {
+	p := &Probe{Conntrack: []string{}}
+	flows, err := conntrack.Dial()
+	if err != nil {
+		p.Note = "conntrack can't be read: " + err.Error()
+	} else {
+		defer flows.Close()
+	}
+	start := time.Now()
+	local, found := t.send(ctx, p, func(local netip.AddrPort) []conntrack.Flow { return t.flowsOf(flows, local, r) })
+	if p.Seconds == 0 {
+		p.Seconds = time.Since(start).Seconds()
+	}
+	if !local.IsValid() {
+		return p
+	}
+	for i := range found {
+		f := &found[i]
+		p.Conntrack = append(p.Conntrack, flowText(f))
+		if e := endpointOf(f, r); e.IsValid() && p.Outcome != "timeout" && p.Outcome != "unreachable" {
+			p.Endpoint = e
+		}
+	}
+	if len(found) == 0 && p.Note == "" {
+		p.Note = "conntrack has no entry of it"
+	}
+	return p
+}
+
+// send sends the probe and, while its socket is still open, looks at conntrack.
+func (t *tracer) send(ctx context.Context, p *Probe, look func(netip.AddrPort) []conntrack.Flow) (netip.AddrPort, []conntrack.Flow) {
+	local := netip.AddrPortFrom(t.req.From, 0)
+	if !t.req.From.IsValid() {
+		local = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+		if t.req.Address.Addr().Is6() {
+			local = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
+		}
+	}
+	if t.req.Protocol == service.UDP {
+		return t.sendDatagram(p, local, look)
+	}
+	// A port of one's own tells the entry from others', also where the connection
+	// fails.
+	port, err := freePort(t.req.From, t.req.Address.Addr())
+	if err != nil {
+		p.Outcome, p.Note = "unreachable", err.Error()
+		return netip.AddrPort{}, nil
+	}
+	local = netip.AddrPortFrom(local.Addr(), port)
+	d := net.Dialer{Timeout: probeTimeout, LocalAddr: net.TCPAddrFromAddrPort(local), Control: reuseAddress}
+	start := time.Now()
+	c, err := d.DialContext(ctx, "tcp", t.req.Address.String())
+	p.Seconds = time.Since(start).Seconds()
+	p.Outcome = outcomeOf(err, "connected")
+	if err != nil {
+		p.Note = err.Error()
+		return local, look(local)
+	}
+	defer c.Close()
+	local = c.LocalAddr().(*net.TCPAddr).AddrPort()
+	return local, look(local)
+}
+
+func (t *tracer) sendDatagram(p *Probe, local netip.AddrPort, look func(netip.AddrPort) []conntrack.Flow) (netip.AddrPort, []conntrack.Flow) {
+	start := time.Now()
+	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(local), net.UDPAddrFromAddrPort(t.req.Address))
+	if err != nil {
+		p.Outcome, p.Note = outcomeOf(err, ""), err.Error()
+		return netip.AddrPort{}, nil
+	}
+	defer c.Close()
+	_, err = c.Write([]byte("kproxy trace\n"))
+	if err == nil {
+		c.SetReadDeadline(time.Now().Add(answerTimeout))
+		_, err = c.Read(make([]byte, 1))
+	}
+	p.Seconds = time.Since(start).Seconds()
+	if p.Outcome = outcomeOf(err, "answered"); p.Outcome == "timeout" {
+		p.Outcome, p.Note = "no answer", "many servers don't answer what they don't understand, so this says little"
+	}
+	local = c.LocalAddr().(*net.UDPAddr).AddrPort()
+	return local, look(local)
+}
+
+func outcomeOf(err error, good string) string {
+	var timeout net.Error
+	switch {
+	case err == nil:
+		return good
+	case errors.Is(err, unix.ECONNREFUSED), errors.Is(err, unix.ECONNRESET):
+		return "refused"
+	case errors.Is(err, os.ErrDeadlineExceeded), errors.As(err, &timeout) && timeout.Timeout():
+		return "timeout"
+	}
+	return "unreachable"
+}
+
+// freePort is a port that no socket has now.
+func freePort(from, to netip.Addr) (uint16, error) {
+	if !from.IsValid() {
+		from = netip.IPv4Unspecified()
+		if to.Is6() {
+			from = netip.IPv6Unspecified()
+		}
+	}
+	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0)))
+	if err != nil {
+		return 0, err
+	}
+	defer l.Close()
+	return l.Addr().(*net.TCPAddr).AddrPort().Port(), nil
+}
+
+func reuseAddress(_, _ string, c syscall.RawConn) (err error) {
+	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); e != nil {
+		return e
+	}
+	return err
+}
+
+// flowsOf lists the entries of the probe, and of the connection that userspace
+// made for it.
+func (t *tracer) flowsOf(c *conntrack.Client, local netip.AddrPort, r *Result) []conntrack.Flow {
+	if c == nil {
+		return nil
+	}
+	all, err := c.List(t.req.Protocol)
+	if err != nil {
+		return nil
+	}
+	endpoints := map[netip.AddrPort]bool{}
+	for _, c := range r.Candidates {
+		endpoints[c.Endpoint] = true
+	}
+	var own, upstream []conntrack.Flow
+	for _, f := range all {
+		switch {
+		case f.OrigDst == t.req.Address && f.OrigSrc.Port() == local.Port():
+			own = append(own, f)
+		case t.forecast != nil && !f.Rewritten() && endpoints[f.OrigDst] && t.proxy != nil && f.Mark == 0 && f.OrigDst != t.req.Address:
+			upstream = append(upstream, f)
+		}
+	}
+	// Of userspace's connections the newest is the probe's; the kernel lists them
+	// in no order, but gives a new one its whole time-out.
+	if len(upstream) > 0 {
+		newest := upstream[0]
+		for _, f := range upstream {
+			if f.Timeout > newest.Timeout {
+				newest = f
+			}
+		}
+		own = append(own, newest)
+	}
+	return own
+}
+
+// endpointOf is the endpoint that an entry leads to; invalid where it is kproxy's
+// own listener.
+func endpointOf(f *conntrack.Flow, r *Result) netip.AddrPort {
+	for _, c := range r.Candidates {
+		if c.Endpoint == f.ReplySrc {
+			return c.Endpoint
+		}
+	}
+	return netip.AddrPort{}
+}
+
+// flowText prints an entry as conntrack -L does, without what varies.
+func flowText(f *conntrack.Flow) string {
+	side := func(src, dst netip.AddrPort) string {
+		return fmt.Sprintf("src=%s dst=%s sport=%d dport=%d", src.Addr(), dst.Addr(), src.Port(), dst.Port())
+	}
+	text := f.Protocol.String() + " " + side(f.OrigSrc, f.OrigDst)
+	if !f.Answered() {
+		text += " [UNREPLIED]"
+	}
+	text += " " + side(f.ReplySrc, f.ReplyDst)
+	if f.Mark != 0 {
+		text += fmt.Sprintf(" mark=%d", f.Mark)
+	}
+	return text
+}
+
+// judgeProbe says what the probe tells beyond what was predicted, and finds the
+// endpoints that don't answer.
+func (t *tracer) judgeProbe(r *Result) {
+	p := r.Probe
+	good := p.Outcome == "connected" || p.Outcome == "answered"
+	switch {
+	case good && (r.Verdict == Refused || r.Verdict == Dropped):
+		r.note(SeverityWarning, fmt.Sprintf("the probe was %s although the packet should have been %s", p.Outcome, r.Verdict), "probe", "trace again: something may have changed meanwhile")
+	case !good && p.Outcome != "no answer" && r.Verdict == Forwarded:
+		r.note(SeverityWarning, "the probe failed although nothing on the way stops it: "+p.Outcome, "probe", "look at the endpoints")
+	}
+	if t.req.Protocol == service.TCP {
+		t.probeEndpoints(r)
+	}
+	r.Culprit = culprit(r)
+}
+
+func (r *Result) note(severity, what, where, remedy string) {
+	r.Findings = append(r.Findings, Finding{severity, what, where, remedy})
+}
+
+// probeEndpoints connects to each endpoint that may be chosen.
+func (t *tracer) probeEndpoints(r *Result) {
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, probesAtOnce)
+	failed := make([]error, len(r.Candidates))
+	for i := range r.Candidates {
+		if r.Candidates[i].Probability == 0 || i >= maxLegs {
+			continue
+		}
+		// In goroutines of other threads, sockets would belong to another network
+		// namespace than the caller's, so they are opened here.
+		connect, err := beginConnect(r.Candidates[i].Endpoint, t.ownMark())
+		if err != nil {
+			failed[i] = err
+			continue
+		}
+		slots <- struct{}{}
+		wg.Go(func() {
+			defer func() { <-slots }()
+			failed[i] = connect(probeTimeout)
+		})
+	}
+	wg.Wait()
+	for i, err := range failed {
+		if err == nil {
+			continue
+		}
+		c := &r.Candidates[i]
+		c.Why = "doesn't take a connection from this node: " + err.Error()
+		what := fmt.Sprintf("endpoint %s is dead: it doesn't take a connection from this node (%v), and gets %s of new connections", c.Endpoint, err, percent(c.Probability))
+		if r.Probe != nil && t.forecast != nil {
+			what += "; userspace tries another endpoint then"
+		}
+		r.note(SeverityError, what, "endpoint "+c.Endpoint.String(), "look at the pod and whether it listens on its port")
+	}
+}
+
+// ownMark is that of kproxy's own connections, which its rules leave alone.
+func (t *tracer) ownMark() uint32 {
+	if t.proxy != nil {
+		return t.proxy.Marks.Own()
+	}
+	return 0
+}

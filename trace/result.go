@@ -1,0 +1,267 @@
+package trace
+
+import (
+	"cmp"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// result puts together what was found.
+func (t *tracer) result() Result {
+	r := Result{Request: t.req, Client: t.clientText(), Steps: t.steps, Mismatches: []Mismatch{}, Candidates: []Candidate{}}
+	if t.service != nil {
+		s := t.service
+		r.Service, r.Kind, r.DataPlane, r.State, r.Reason = s.Port.Key.String(), kindText(t.frontend.Kind), s.DataPlane, string(s.State), s.Reason
+	}
+	r.Candidates = t.candidates()
+	r.Verdict = t.verdict()
+	r.Masquerade = t.masquerade()
+	t.judgeEnds(&r)
+	t.judgePlan(&r)
+	r.Mismatches = append(r.Mismatches, t.mismatches...)
+	slices.SortStableFunc(t.findings, func(a, b Finding) int { return cmp.Compare(severity(a), severity(b)) })
+	r.Findings = append([]Finding{}, t.findings...)
+	r.Culprit = culprit(&r)
+	if r.Steps == nil {
+		r.Steps = []Step{}
+	}
+	return r
+}
+
+func severity(f Finding) int {
+	return slices.Index([]string{SeverityError, SeverityWarning, SeverityNote}, f.Severity)
+}
+
+func kindText(k plan.Kind) string {
+	return map[plan.Kind]string{
+		plan.ClusterIP: "cluster IP", plan.NodePort: "node port", plan.ExternalIP: "external IP", plan.LoadBalancer: "load balancer",
+	}[k]
+}
+
+// verdict is what becomes of the packet: what all ways lead to, or Forwarded
+// where some do. A way that isn't certain to be taken makes it Undetermined,
+// unless it leads to the same as all others.
+func (t *tracer) verdict() Verdict {
+	if u, ok := t.sight.conntrack(); ok && u.full() {
+		return Dropped
+	}
+	all := map[Verdict]bool{}
+	for _, e := range t.ends {
+		if e.share > 0 {
+			all[e.verdict] = true
+		}
+	}
+	if len(all) == 1 {
+		for v := range all {
+			return v
+		}
+	}
+	for _, e := range t.ends {
+		if e.share > 0 && (!e.certain || e.verdict == Undetermined) {
+			return Undetermined
+		}
+	}
+	for _, v := range []Verdict{Forwarded, Refused, Dropped, NotAService} {
+		if all[v] {
+			return v
+		}
+	}
+	return Undetermined
+}
+
+// judgeEnds turns what stops the packet into findings.
+func (t *tracer) judgeEnds(r *Result) {
+	for _, e := range t.ends {
+		if e.stop == nil || e.share == 0 {
+			continue
+		}
+		f := *e.stop
+		if e.endpoint.IsValid() && t.anyGoes() {
+			f.What = fmt.Sprintf("on the way to %s (%s of new connections): %s", e.endpoint, percent(e.share), f.What)
+			if e.plane == plan.Userspace {
+				f.What += "; userspace tries another endpoint then"
+			}
+		}
+		t.warn(f.Severity, f.What, f.Where, f.Remedy)
+	}
+	for _, e := range t.ends {
+		if !e.certain && e.doubt != "" && r.Verdict == Undetermined {
+			t.warn(SeverityWarning, "whether the packet takes every turn as said can't be told: "+e.doubt, "", "kproxy trace --probe finds out")
+		}
+	}
+}
+
+// anyGoes reports whether some way leads to an endpoint.
+func (t *tracer) anyGoes() bool {
+	return slices.ContainsFunc(t.ends, func(e end) bool { return e.verdict == Forwarded && e.share > 0 })
+}
+
+// candidates are the plan's endpoints, and those that the kernel leads to.
+func (t *tracer) candidates() []Candidate {
+	out := []Candidate{}
+	at := map[netip.AddrPort]int{}
+	if t.service != nil {
+		for i := range t.service.Endpoints {
+			e := &t.service.Endpoints[i]
+			if service.FamilyOf(e.Address.Addr()) != service.FamilyOf(t.req.Address.Addr()) {
+				continue
+			}
+			at[e.Address] = len(out)
+			out = append(out, Candidate{Endpoint: e.Address, Node: e.Node, Usable: e.Usable, Health: e.Health, Why: t.unusable(e)})
+		}
+	}
+	for _, e := range t.ends {
+		if !e.endpoint.IsValid() {
+			continue
+		}
+		i, ok := at[e.endpoint]
+		if !ok {
+			i = len(out)
+			at[e.endpoint] = i
+			c := Candidate{Endpoint: e.endpoint, Usable: true}
+			if t.service != nil {
+				c.Usable, c.Why = false, "it isn't an endpoint of the service in the plan"
+			}
+			out = append(out, c)
+		}
+		c := &out[i]
+		c.Probability = min(1, c.Probability+e.share)
+		c.Packets, c.Bytes = e.packets, e.bytes
+		if c.Why == "" {
+			c.Why = e.why
+		}
+		if e.stop != nil {
+			c.Why = e.stop.What
+		}
+	}
+	slices.SortStableFunc(out, func(a, b Candidate) int { return cmp.Compare(b.Probability, a.Probability) })
+	return out
+}
+
+// unusable says why an endpoint gets no new connection from this client; empty
+// if it does.
+func (t *tracer) unusable(e *plan.Endpoint) string {
+	switch {
+	case e.Excluded:
+		return "another proxy's (--exclude-cidrs)"
+	case e.Terminating && !e.Serving:
+		return "terminates"
+	case e.Health == "down":
+		return strings.TrimSuffix("its health check fails: "+e.Error, ": ")
+	case e.Terminating:
+		return "terminates; used only while all do"
+	case !e.Ready:
+		return "isn't ready"
+	case e.Weight == 0:
+		return "drains (weight 0)"
+	case t.frontend != nil && !e.Local && t.frontend.Local && !t.uses(e.Address):
+		return "is on another node, and the traffic policy is Local"
+	case !e.Usable || t.frontend != nil && !t.uses(e.Address):
+		return "isn't used from this node"
+	}
+	return ""
+}
+
+// uses reports whether the plan lets this client's connections go to an endpoint.
+func (t *tracer) uses(a netip.AddrPort) bool {
+	return slices.ContainsFunc(t.service.Backends(t.frontend, t.client, &t.proxy.Plan.Policy), func(b plan.Backend) bool { return b.Address == a && b.Weight > 0 })
+}
+
+// masquerade says which address the endpoints see, and why.
+func (t *tracer) masquerade() Masquerade {
+	m := Masquerade{Reason: "nothing reaches an endpoint"}
+	all, masked := 0, 0
+	for _, e := range t.ends {
+		if e.verdict != Forwarded || !e.endpoint.IsValid() || e.share == 0 {
+			continue
+		}
+		all++
+		if !e.changesSource(t.client) {
+			continue
+		}
+		if masked++; masked == 1 || m.Source == e.packet.Src.Addr() {
+			m.Source = e.packet.Src.Addr()
+		}
+		m.Yes = true
+	}
+	switch {
+	case all == 0:
+	case m.Yes:
+		m.Reason = t.masqueradeReason(m.Source)
+		if masked < all {
+			m.Reason += fmt.Sprintf("; only on the way to %d of %d endpoints", masked, all)
+		}
+	default:
+		m.Source = t.client.Address
+		m.Reason = t.plainReason()
+	}
+	return m
+}
+
+// changesSource reports whether the endpoint sees another address than the
+// client's.
+func (e *end) changesSource(c plan.Client) bool {
+	if e.masked != "" {
+		return true
+	}
+	return e.plane == plan.Userspace && !e.transparent && e.packet.Src.Addr() != c.Address
+}
+
+func (t *tracer) masqueradeReason(source netip.Addr) string {
+	var rule string
+	for _, e := range t.ends {
+		if e.verdict == Forwarded && e.masked != "" {
+			rule = ", by " + e.masked
+		} else if e.verdict == Forwarded && e.plane == plan.Userspace && rule == "" {
+			rule = ", which userspace connects from"
+		}
+	}
+	text := "the endpoint sees an address of this node" + rule
+	if source.IsValid() {
+		text = "the endpoint sees " + source.String() + rule
+	}
+	if why := t.planReason(); why != "" {
+		text += ": " + why
+	}
+	return text
+}
+
+// planReason is why the plan masquerades this client.
+func (t *tracer) planReason() string {
+	f := t.frontend
+	if f == nil {
+		return ""
+	}
+	switch {
+	case f.Masquerade == plan.MasqueradeAlways && f.Kind == plan.ClusterIP:
+		return "--masquerade-all"
+	case f.Masquerade == plan.MasqueradeAlways:
+		return "endpoints may be on other nodes, whose answers would otherwise not pass this one"
+	case f.Masquerade == plan.MasqueradeUnlessPod && !t.proxy.Plan.Policy.IsPod(t.client):
+		return "the client isn't known to be a pod"
+	case f.Masquerade == plan.MasqueradeNodeLocal && t.client.Node:
+		return "the client is this node itself"
+	}
+	return "client and endpoint would otherwise answer each other without passing this node"
+}
+
+func (t *tracer) plainReason() string {
+	switch {
+	case t.client.Node:
+		return "this node connects from its own address"
+	case t.frontend == nil:
+		return "no rule changes the source"
+	case t.frontend.Masquerade == plan.MasqueradeNodeLocal:
+		return "the traffic policy is Local, which keeps clients' addresses"
+	case t.frontend.Masquerade == plan.MasqueradeUnlessPod:
+		return "the client is a pod, whose answers come back through this node"
+	}
+	return "the plan keeps clients' addresses here"
+}
+
+func percent(p float64) string { return fmt.Sprintf("%.3g %%", 100*p) }

@@ -1,0 +1,118 @@
+package trace
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace/netfilter"
+)
+
+// sight is what a trace sees of this host. The functions are the seam between
+// following a packet and reading the kernel.
+type sight struct {
+	addresses   map[netip.Addr]string // this node's own, and their links
+	route       func(query) route
+	walk        func(netfilter.Packet, netfilter.Hook, netfilter.Span) *netfilter.Walk
+	virtual     func(service.Protocol, netip.AddrPort) (ipvs.Seen, bool, error)
+	affinity    func(kernel.Virtual) ([]kernel.Client, error)
+	listener    func(service.Protocol, netip.AddrPort) (listener, bool, error)
+	forwarding  func(f service.Family, in string) string // the setting that keeps packets from being forwarded
+	reversePath func(from netip.Addr, in string, mark uint32) reversePath
+	conntrack   func() (tableUse, bool)
+	// sets lists sets of kproxy's with their entries.
+	sets  func(names func(string) bool) ([]kernel.SetState, error)
+	notes []string // of what couldn't be read
+	close func()
+}
+
+// look reads what all packets of a family meet. The functions work in the network
+// namespace of the calling thread.
+func look(ctx context.Context, f service.Family, proxy *Proxy) (*sight, error) {
+	addresses, err := localAddresses()
+	if err != nil {
+		return nil, err
+	}
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		return nil, fmt.Errorf("read sets: %w", err)
+	}
+	c := netfilter.DefaultConfig()
+	c.Sets, c.Host = sets, host{}
+	if proxy != nil && proxy.Variant.Name != "" {
+		c.Variant = proxy.Variant
+	} else if v, found := kernel.NewProber(sets).FindVariant(ctx); found.Supported {
+		c.Variant = v
+	}
+	tables, err := netfilter.Read(ctx, c, f)
+	if err != nil {
+		sets.Close()
+		return nil, fmt.Errorf("read the rules of netfilter: %w", err)
+	}
+	return &sight{
+		addresses: addresses, route: askRoute, walk: tables.Walk, virtual: seeVirtual, affinity: seeAffinity, listener: listenerFor,
+		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrackUse, notes: tables.Notes,
+		sets: sets.List, close: func() { sets.Close() },
+	}, nil
+}
+
+// local reports whether an address is this node's own.
+func (s *sight) local(a netip.Addr) bool {
+	_, ok := s.addresses[a]
+	return ok || a.IsLoopback()
+}
+
+// host answers what rules ask about the host (netfilter.Host).
+type host struct{}
+
+// AddressType implements netfilter.Host by asking for a route, as the match
+// addrtype does (inet_addr_type in net/ipv4/fib_frontend.c).
+func (host) AddressType(a netip.Addr) (string, error) {
+	if a.IsMulticast() {
+		return "MULTICAST", nil
+	}
+	r := askRoute(query{to: a})
+	if r.err != nil {
+		return "UNICAST", nil // xt_addrtype: what has no route is unicast
+	}
+	switch r.kind {
+	case unix.RTN_LOCAL:
+		return "LOCAL", nil
+	case unix.RTN_BROADCAST:
+		return "BROADCAST", nil
+	case unix.RTN_UNICAST:
+		return "UNICAST", nil
+	}
+	return "", fmt.Errorf("find type of address %s: its route is of type %s", a, routeKinds[r.kind])
+}
+
+// InterfaceAddress implements netfilter.Host: the first address of a link, which
+// REDIRECT takes (nf_nat_redirect_ipv4 in net/netfilter/nf_nat_redirect.c).
+func (host) InterfaceAddress(name string, f service.Family) (netip.Addr, error) {
+	return linkAddress(name, f)
+}
+
+// MasqueradeAddress implements netfilter.Host: the source that the kernel would
+// choose towards dst by that link.
+func (host) MasqueradeAddress(out string, dst netip.Addr) (netip.Addr, error) {
+	r := askRoute(query{to: dst})
+	if r.err == nil && r.link == out && r.source.IsValid() {
+		return r.source, nil
+	}
+	return linkAddress(out, service.FamilyOf(dst))
+}
+
+// Listens implements netfilter.Host.
+func (host) Listens(proto service.Protocol, a netip.AddrPort) (bool, error) {
+	all, err := listenersOn(proto, a.Port())
+	for _, l := range all {
+		if l.address.Addr().Unmap() == a.Addr() {
+			return true, nil
+		}
+	}
+	return false, err
+}

@@ -1,0 +1,262 @@
+package trace
+
+import (
+	"fmt"
+	"strconv"
+	"strings"
+	"unicode/utf8"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+// Look is how a Result is printed.
+type Look struct {
+	Width  int // columns; 0 for 80
+	Colour bool
+}
+
+// Text prints a Result for a person: the answer first, then the way there.
+func (r *Result) Text(l Look) string {
+	if l.Width <= 0 {
+		l.Width = 80
+	}
+	p := &printer{Look: l}
+	p.headline(r)
+	p.candidates(r)
+	p.wrapped("Source   ", r.sourceText())
+	p.findings(r)
+	p.probe(r.Probe)
+	p.path(r.Steps)
+	return p.b.String()
+}
+
+// printer collects text of a limited width.
+type printer struct {
+	Look
+	b strings.Builder
+}
+
+// Colours (ECMA-48 SGR): of what is wrong, doubtful, right, and less important.
+const (
+	red    = "31;1"
+	yellow = "33"
+	green  = "32;1"
+	faint  = "2"
+	bold   = "1"
+)
+
+func (p *printer) coloured(text, colour string) string {
+	if !p.Colour || colour == "" {
+		return text
+	}
+	return "\x1b[" + colour + "m" + text + "\x1b[0m"
+}
+
+// wrapped prints text behind a label, and goes on below the text's beginning.
+func (p *printer) wrapped(label, text string) { p.block(label, "", text, "") }
+
+func (p *printer) block(label, labelColour, text, colour string) {
+	indent := strings.Repeat(" ", utf8.RuneCountInString(label))
+	for i, line := range wrap(text, max(20, p.Width-len(indent))) {
+		if i == 0 {
+			p.b.WriteString(p.coloured(label, labelColour))
+		} else {
+			p.b.WriteString(indent)
+		}
+		p.b.WriteString(p.coloured(line, colour) + "\n")
+	}
+}
+
+// wrap breaks text at spaces. A word that is longer than a line stays whole, so
+// that it can be copied.
+func wrap(text string, width int) []string {
+	var out []string
+	line := ""
+	for _, word := range strings.Fields(text) {
+		switch {
+		case line == "":
+			line = word
+		case utf8.RuneCountInString(line)+1+utf8.RuneCountInString(word) > width:
+			out = append(out, line)
+			line = word
+		default:
+			line += " " + word
+		}
+	}
+	return append(out, line)
+}
+
+// headline is the answer.
+func (p *printer) headline(r *Result) {
+	colour := map[Verdict]string{Forwarded: green, Refused: red, Dropped: red}[r.Verdict]
+	if colour == "" {
+		colour = yellow
+	}
+	if r.Verdict == Forwarded && r.Culprit != "" {
+		colour = yellow
+	}
+	answer := strings.ToUpper(string(r.Verdict))
+	from := r.Client
+	if r.From.IsValid() {
+		from = r.From.String() + ", " + r.Client
+	}
+	p.b.WriteString(p.coloured(answer, colour))
+	p.block("", "", fmt.Sprintf("  %s %s from %s", r.Protocol, r.Address, from), bold)
+	if r.Service != "" {
+		text := fmt.Sprintf("%s (%s), %s, %s", r.Service, r.Kind, planeText(r.DataPlane), r.State)
+		if r.Reason != "" {
+			text += ": " + r.Reason
+		}
+		p.wrapped("Service  ", text)
+	}
+	if r.Culprit != "" {
+		p.block("Culprit  ", red, r.Culprit, "")
+	}
+}
+
+func planeText(d plan.DataPlane) string {
+	if d == plan.None {
+		return "carried by nothing"
+	}
+	return "carried by " + string(d)
+}
+
+// candidates are the endpoints, as a table.
+func (p *printer) candidates(r *Result) {
+	if len(r.Candidates) == 0 {
+		return
+	}
+	const most = 20
+	width := len("ENDPOINT")
+	for _, c := range r.Candidates {
+		width = max(width, len(c.Endpoint.String()))
+	}
+	p.b.WriteString("\n" + p.coloured(fmt.Sprintf("%-*s  %7s  %-7s  %9s  %s", width, "ENDPOINT", "SHARE", "HEALTH", "PACKETS", "WHY"), bold) + "\n")
+	for i, c := range r.Candidates {
+		if i == most {
+			fmt.Fprintf(&p.b, "… and %d more (-o json has them all)\n", len(r.Candidates)-most)
+			break
+		}
+		why := c.Why
+		if c.Node != "" {
+			why = strings.TrimSuffix("on "+c.Node+", "+why, ", ")
+		}
+		colour := ""
+		if c.Probability == 0 {
+			colour = faint
+		}
+		health := c.Health
+		if health == "" {
+			health = "-"
+		}
+		p.block(fmt.Sprintf("%-*s  %7s  %-7s  %9s  ", width, c.Endpoint, shareText(c.Probability), health, count(c.Packets)), colour, why, colour)
+	}
+	p.b.WriteString("\n")
+}
+
+func shareText(s float64) string {
+	if s == 0 {
+		return "-"
+	}
+	return strconv.FormatFloat(100*s, 'f', 1, 64) + "%"
+}
+
+// count prints a counter.
+func count(n *uint64) string {
+	if n == nil {
+		return "-"
+	}
+	return strconv.FormatUint(*n, 10)
+}
+
+func (r *Result) sourceText() string {
+	switch {
+	case r.Masquerade.Yes:
+		return "masqueraded: " + r.Masquerade.Reason
+	case r.Masquerade.Source.IsValid():
+		return fmt.Sprintf("not masqueraded, the endpoint sees %s: %s", r.Masquerade.Source, r.Masquerade.Reason)
+	}
+	return "not masqueraded: " + r.Masquerade.Reason
+}
+
+// findings are what to know besides the culprit, and what isn't as planned.
+func (p *printer) findings(r *Result) {
+	for _, f := range r.Findings {
+		colour := map[string]string{SeverityError: red, SeverityWarning: yellow, SeverityNote: faint}[f.Severity]
+		text := f.What
+		if f.Where != "" {
+			text += " (" + f.Where + ")"
+		}
+		if f.Remedy != "" {
+			text += "; remedy: " + f.Remedy
+		}
+		if strings.TrimSuffix(r.Culprit, ".") == text {
+			continue
+		}
+		p.block(fmt.Sprintf("%-9s", strings.ToUpper(f.Severity[:1])+f.Severity[1:]), colour, text, "")
+	}
+	for _, m := range r.Mismatches {
+		p.block("Mismatch ", yellow, fmt.Sprintf("%s: planned %s, in the kernel %s", m.Object, m.Planned, m.Kernel), "")
+	}
+}
+
+// probe is what became of a real packet.
+func (p *printer) probe(r *Probe) {
+	if r == nil {
+		return
+	}
+	text := fmt.Sprintf("%s in %.1f ms", r.Outcome, 1000*r.Seconds)
+	if r.Endpoint.IsValid() {
+		text += " by " + r.Endpoint.String()
+	}
+	if r.Note != "" {
+		text += "; " + r.Note
+	}
+	p.block("Probe    ", bold, text, "")
+	for _, line := range r.Conntrack {
+		p.wrapped("         ", line)
+	}
+}
+
+// path is the packet's way, hook by hook.
+func (p *printer) path(steps []Step) {
+	if len(steps) == 0 {
+		return
+	}
+	p.b.WriteString("\n" + p.coloured("The packet's way", bold) + " (counters are packets of all connections so far)\n")
+	hook, leg := "", ""
+	for _, s := range steps {
+		if s.Leg != leg && s.Leg != "" {
+			p.b.WriteString(p.coloured("To "+s.Leg, bold) + "\n")
+			hook = ""
+		}
+		if leg = s.Leg; s.Hook != hook {
+			hook = s.Hook
+			p.b.WriteString(p.coloured(hook, bold) + "\n")
+		}
+		p.step(&s)
+	}
+}
+
+func (p *printer) step(s *Step) {
+	where := strings.TrimSpace(s.Table + " " + s.Chain)
+	if where != "" {
+		where += ": "
+	}
+	colour := ""
+	if s.Outcome == "no match" {
+		colour = faint
+	}
+	text := where + s.Text
+	if s.Packets != nil {
+		text = "[" + count(s.Packets) + "] " + text
+	}
+	p.block("  ", "", text, colour)
+	outcome := s.Outcome
+	if s.Why != "" {
+		outcome += " (" + s.Why + ")"
+	}
+	if outcome != "" {
+		p.block("    = ", colour, outcome, colour)
+	}
+}

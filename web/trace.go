@@ -1,0 +1,95 @@
+package web
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace"
+)
+
+// Tracer follows packets. A Source that is one has its traces served; see Trace
+// of kproxy.dev/kproxy/trace.
+type Tracer interface {
+	Trace(ctx context.Context, req trace.Request) (trace.Result, error)
+}
+
+// tracesAtOnce bounds what traces cost: each reads all rules of the host.
+const tracesAtOnce = 2
+
+// serveTraces answers GET requests for traces at path, if src makes any. Only
+// those of the control socket may probe: what the API serves only reads.
+func serveTraces(mux *http.ServeMux, path string, src Source, mayProbe bool) {
+	t, ok := src.(Tracer)
+	if !ok {
+		return
+	}
+	slots := make(chan struct{}, tracesAtOnce)
+	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+		req, err := parseTrace(r.URL.Query())
+		if err == nil && req.Probe && !mayProbe {
+			err = errors.New("a probe sends a packet, and this address only reads; use kproxy trace --probe")
+		}
+		if err != nil {
+			refuse(w, http.StatusBadRequest, err.Error())
+			return
+		}
+		ctx, cancel := context.WithTimeout(r.Context(), trace.Timeout)
+		defer cancel()
+		select {
+		case slots <- struct{}{}:
+			defer func() { <-slots }()
+		case <-ctx.Done():
+			refuse(w, http.StatusServiceUnavailable, "other traces are under way; try again in a moment")
+			return
+		}
+		res, err := t.Trace(ctx, req)
+		switch {
+		case errors.Is(err, trace.ErrProbe):
+			refuse(w, http.StatusBadRequest, err.Error())
+		case err != nil:
+			refuse(w, http.StatusServiceUnavailable, "trace: "+err.Error())
+		default:
+			writeCompressed(w, r, res)
+		}
+	})
+}
+
+// parseTrace reads a request for a trace:
+// ?address=IP:PORT&protocol=tcp&from=IP&probe=true.
+func parseTrace(q url.Values) (req trace.Request, err error) {
+	if req.Address, err = netip.ParseAddrPort(q.Get("address")); err != nil {
+		return req, fmt.Errorf("address %q isn't IP:PORT: %w", q.Get("address"), err)
+	}
+	req.Protocol = service.TCP
+	if p := q.Get("protocol"); p != "" {
+		if req.Protocol, err = service.ParseProtocol(p); err != nil {
+			return req, fmt.Errorf("protocol %q isn't tcp or udp", p)
+		}
+	}
+	if from := q.Get("from"); from != "" {
+		if req.From, err = netip.ParseAddr(from); err != nil {
+			return req, fmt.Errorf("from %q isn't an IP address: %w", from, err)
+		}
+	}
+	req.Probe = q.Get("probe") == "true"
+	return req, req.Check()
+}
+
+// Trace asks the running kproxy to follow a packet.
+func (c *Client) Trace(ctx context.Context, req trace.Request) (trace.Result, error) {
+	q := url.Values{"address": {req.Address.String()}, "protocol": {req.Protocol.String()}}
+	if req.From.IsValid() {
+		q.Set("from", req.From.String())
+	}
+	if req.Probe {
+		q.Set("probe", "true")
+	}
+	var res trace.Result
+	err := c.call(ctx, http.MethodGet, "/trace?"+q.Encode(), nil, &res)
+	return res, err
+}
