@@ -1,0 +1,149 @@
+// The way of a connection to a service port, as a value: what the diagram draws and
+// what the sentences beneath it say. Pure. It is made from a live row, and from
+// a trace (read back from the kernel) as soon as there is one.
+
+import * as format from "./format.js";
+import * as words from "./words.js";
+
+// most is how many endpoints are drawn; the rest is one box.
+const most = 8;
+
+// build returns the path. row is the service port's live row; trace the answer of
+// /api/v1/trace or null; service that of /api/v1/service or null; alive whether the
+// heartbeat holds.
+export function build({ row, trace, service, alive }) {
+  const taken = branch(row, trace);
+  const beneath = kernelPlane(row, service);
+  const address = trace?.request?.address ?? row.addresses[0] ?? (row.nodePort ? `node:${row.nodePort}` : "");
+  const hook = trace?.steps?.find((s) => s.hook === "PREROUTING" || s.hook === "OUTPUT")?.hook ?? "PREROUTING";
+  const path = {
+    taken, beneath, address, hook, protocol: row.protocol, algorithm: row.algorithm.replaceAll("-", " "),
+    client: { who: trace?.client || "any client", from: trace?.request?.from || "" },
+    alive: aliveIn(trace, alive), inSet: taken === "userspace" || (row.dataplane === "userspace" && taken !== "none"),
+    userspaceOnly: beneath === "none",
+    chain: chainOf(trace), scheduler: service?.service?.scheduler ?? "",
+    newPerSecond: row.rates.connections, bytesPerSecond: row.rates.bytesIn + row.rates.bytesOut, active: row.connections.active,
+    packets: packets(trace),
+    masquerade: trace?.masquerade ?? null,
+    verdict: trace?.verdict ?? (row.dataplane === "none" ? "refused" : "forwarded"),
+    culprit: trace?.culprit ?? "", reason: row.reason,
+    ...endpoints(row, trace, service),
+  };
+  return path;
+}
+
+// branch says which way new connections go: by what the trace met in the kernel,
+// else by what kproxy intends.
+function branch(row, trace) {
+  const verdict = trace?.verdict;
+  if (verdict === "refused" || verdict === "dropped" || verdict === "not a service") return "none";
+  if (trace?.steps?.length) {
+    if (trace.steps.some((s) => s.hook === "userspace" || s.kind === "listener")) return "userspace";
+    if (verdict === "forwarded") return "kernel";
+  }
+  if (row.dataplane === "none") return "none";
+  return row.dataplane === "userspace" ? "userspace" : "kernel";
+}
+
+function kernelPlane(row, service) {
+  if (row.dataplane === "iptables" || row.dataplane === "ipvs") return row.dataplane;
+  return service?.service?.beneath || "none";
+}
+
+// aliveIn prefers what the kernel's set said to what kproxy believes.
+function aliveIn(trace, alive) {
+  const step = trace?.steps?.find((s) => s.text?.includes("KPROXY-ALIVE"));
+  if (!step) return alive;
+  return !/^no match/i.test(step.outcome ?? "");
+}
+
+function chainOf(trace) {
+  const step = trace?.steps?.findLast?.((s) => /^KPROXY-SVC-/.test(s.chain ?? ""));
+  return step?.chain ?? "";
+}
+
+// packets finds the counters that stand on the diagram's edges; undefined where
+// the kernel keeps none.
+function packets(trace) {
+  const steps = trace?.steps ?? [];
+  const of = (test) => steps.find(test)?.packets ?? undefined;
+  return {
+    hook: of((s) => (s.hook === "PREROUTING" || s.hook === "OUTPUT") && s.table === "nat" && s.text?.includes("-j KPROXY-SERVICES")),
+    userspace: of((s) => s.chain === "KPROXY-PORTAL" && s.text?.includes("REDIRECT") && /^match/i.test(s.outcome ?? "")),
+    kernel: of((s) => s.kind === "virtual server" || (s.text?.includes("-j KPROXY-SVC-") && /^match/i.test(s.outcome ?? ""))),
+  };
+}
+
+// endpoints joins what is known of each endpoint: health and use from the service,
+// probability and counters from the trace, or only the row's dots.
+function endpoints(row, trace, service) {
+  const known = new Map();
+  for (const d of row.dots) known.set(d.address, { address: d.address, health: d.health, usable: d.usable });
+  for (const e of service?.service?.endpoints ?? []) {
+    known.set(e.address, { ...known.get(e.address), address: e.address, node: e.node, health: e.health, usable: e.usable, active: e.activeConnections });
+  }
+  for (const d of row.dots) Object.assign(known.get(d.address), { health: d.health, usable: d.usable });
+  for (const c of trace?.candidates ?? []) {
+    known.set(c.endpoint, { ...known.get(c.endpoint), address: c.endpoint, usable: c.usable, health: c.health || known.get(c.endpoint)?.health || "unknown", probability: c.probability, why: c.why, packets: c.packets });
+  }
+  const all = [...known.values()];
+  const usable = all.filter((e) => e.usable).length;
+  for (const e of all) if (e.probability === undefined && !trace && usable > 0) e.probability = e.usable ? 1 / usable : 0;
+  all.sort((a, b) => Number(b.usable) - Number(a.usable));
+  const total = Math.max(row.endpoints.total, all.length);
+  const shown = total > most ? all.slice(0, most - 1) : all;
+  return { endpoints: shown, hidden: total - shown.length, usable: row.endpoints.usable, total };
+}
+
+// shape names what decides the diagram's boxes and lines; while it stays the same,
+// only texts change.
+export function shape(path) {
+  return [path.taken, path.beneath, path.alive, path.verdict, path.masquerade?.yes, path.hidden > 0, ...path.endpoints.map((e) => `${e.address} ${e.health} ${e.usable}`)].join("|");
+}
+
+// story tells the path in sentences, in order: {text, kind} where kind is "step",
+// "good" or "bad".
+export function story(p) {
+  const out = [];
+  const add = (text, kind = "step") => out.push({ text, kind });
+  const who = p.client.from ? `${p.client.from} (${p.client.who})` : words.capital(p.client.who);
+  add(`${who} opens a ${p.protocol} connection to ${p.address}. No machine has this address: it stands for the service.`);
+  add(p.hook === "OUTPUT"
+    ? "Its first packet leaves this node, so the kernel shows it to the rules at OUTPUT, where kproxy’s are."
+    : "Its first packet arrives at this node, so the kernel shows it to the rules at PREROUTING, where kproxy’s are.");
+  if (p.taken === "none") {
+    add(p.culprit ? words.sentence(p.culprit) : `Nobody can take it: ${words.sentence(p.reason)}`, "bad");
+    return out;
+  }
+  add(question(p));
+  add(carries(p));
+  if (p.masquerade) add(source(p.masquerade));
+  add(`${p.usable} of ${format.plural(p.total, "endpoint")} can take it now${spread(p)}.`, p.usable < p.total ? "bad" : "good");
+  if (p.culprit) add(words.sentence(p.culprit), "bad");
+  return out;
+}
+
+function question(p) {
+  if (p.taken === "userspace") return "The rules ask two things: is kproxy alive, and is this address in the userspace set? Twice yes, so the connection is redirected to kproxy.";
+  if (!p.alive) return "The rules ask whether kproxy is alive. Its heartbeat has stopped, so the packet goes on to the kernel’s own rules: the service outlives its proxy.";
+  return "The rules ask two things: is kproxy alive, and is this address in the userspace set? It isn’t in the set, since the service was offloaded. The packet goes on to the kernel’s own rules.";
+}
+
+function carries(p) {
+  if (p.taken === "userspace") return `kproxy accepts the connection, picks an endpoint (${p.algorithm}), connects to it, and relays the bytes. If the endpoint doesn’t answer, it tries another one.`;
+  if (p.beneath === "ipvs") return `IPVS finds the virtual server in a hash table, and its scheduler${p.scheduler ? ` (${p.scheduler})` : ""} chooses a real server. Later packets follow the first.`;
+  return `A chain of rules that belongs to the service${p.chain ? ` (${p.chain})` : ""} picks an endpoint and rewrites the packet’s destination (DNAT). conntrack remembers it for all later packets.`;
+}
+
+function source(m) {
+  const why = m.reason ? ` Why: ${words.sentence(m.reason)}` : "";
+  if (m.yes) return `The endpoint sees this node’s address${m.source ? ` ${m.source}` : ""} instead of the client’s (masquerade).${why}`;
+  return `The endpoint sees the client’s own address.${why}`;
+}
+
+function spread(p) {
+  const given = p.endpoints.filter((e) => e.probability > 0).map((e) => e.probability);
+  if (given.length < 2) return "";
+  const even = given.every((x) => Math.abs(x - given[0]) < 0.005);
+  return even ? `, each with a chance of ${format.percent(given[0])}` : `, with chances from ${format.percent(Math.min(...given))} to ${format.percent(Math.max(...given))}`;
+}

@@ -1,0 +1,92 @@
+// The header: which node and mode, whether kproxy is alive and in sync, and
+// whether what is shown is live. Banners beneath it say plainly what is wrong and
+// what to do.
+
+import { byId, h, icon, setAttr, setText } from "../lib/dom.js";
+import * as format from "../lib/format.js";
+
+// stale is after how many seconds without a successful sync the header warns.
+// Passes happen at least every 30 s.
+const stale = 120;
+
+export class Header {
+  #store;
+  #retry;
+  #shown = "";
+
+  constructor(store, retry) {
+    this.#store = store;
+    this.#retry = retry;
+    store.subscribe((changed) => {
+      if (changed.has("meta") || changed.has("link") || changed.has("tick")) this.#show();
+    });
+  }
+
+  #show() {
+    const { meta, link, loaded } = this.#store;
+    setText(byId("head-node"), meta.node || "…");
+    setText(byId("head-mode"), meta.mode || "…");
+    document.title = [pageTitle(), meta.node].filter(Boolean).join(" · ");
+    const live = link.state === "live";
+    chip(byId("chip-alive"), !loaded ? ["", "i-heart", "…"] : !live ? ["warn", "i-heart", "heartbeat not known"] : meta.alive ? ["good", "i-heart", "alive"] : ["bad", "i-warn", "not alive"]);
+    chip(byId("chip-sync"), this.#sync(meta));
+    chip(byId("chip-live"), live ? ["good", "h-up", "live"] : link.state === "connecting" ? ["warn", "i-sync", loaded ? "reconnecting" : "connecting"] : ["bad", "i-clock", `again in ${format.duration(Math.max(0, Math.ceil((link.until - Date.now()) / 1000)))}`]);
+    this.#banners();
+  }
+
+  #sync(meta) {
+    if (!meta.sync) return ["", "i-sync", "…"];
+    if (meta.sync.lastError) return ["bad", "i-warn", "sync failed"];
+    if (!format.isSet(meta.sync.lastSuccess)) return ["warn", "i-sync", "no sync yet"];
+    const old = (this.#store.now() - Date.parse(meta.sync.lastSuccess)) / 1000 > stale;
+    return [old ? "warn" : "", "i-sync", `synced ${format.ago(meta.sync.lastSuccess, this.#store.now())}`];
+  }
+
+  // banners are rebuilt only when what they say changes, so that a button in them
+  // keeps the focus.
+  #banners() {
+    const list = problems(this.#store);
+    const said = list.map((p) => p.tone + p.title + p.text).join("\n");
+    if (said === this.#shown) return;
+    this.#shown = said;
+    byId("banners").replaceChildren(...list.map((p) => h("div", { class: `banner ${p.tone}`, role: "status" },
+      icon("i-warn"), h("div", null, h("b", { text: p.title }), " ", p.text),
+      p.retry ? h("button", { type: "button", class: "tool", text: "Try now", on: { click: this.#retry } }) : null,
+      p.href ? h("a", { href: p.href, text: "See the node" }) : null)));
+  }
+}
+
+// problems returns what the banners say.
+function problems({ meta, link, loaded }) {
+  const out = [];
+  if (link.state !== "live" && link.error) {
+    const starting = /starting/.test(link.error);
+    if (starting) out.push({ tone: "note", title: "kproxy is starting.", text: "The page shows its services as soon as it knows them." });
+    else if (loaded) out.push({ tone: "bad", title: "Not live.", text: `What you see may be out of date: ${link.error}. The kernel goes on serving connections without kproxy. If it was stopped, start it again; if this page came through a port forward, renew that.`, retry: true });
+    else out.push({ tone: "bad", title: "No connection to kproxy:", text: `${link.error}. See whether it runs (kproxy status on the node), and whether this page’s address is still its --metrics-bind-address.`, retry: true });
+  }
+  if (link.state === "live" && loaded && !meta.alive) {
+    out.push({ tone: "bad", title: "kproxy isn’t alive.", text: "Its heartbeat in the kernel has stopped, so new connections go by the kernel’s rules. Look at its log.", href: "#/node" });
+  }
+  if (meta.sync?.lastError) out.push({ tone: "bad", title: "The last sync failed:", text: `${meta.sync.lastError}. What was programmed before stays in force.`, href: "#/node" });
+  const broken = (meta.sources ?? []).filter((s) => s.error);
+  if (broken.length > 0) {
+    out.push({ tone: "warn", title: `A source has errors: ${broken.map((s) => s.name).join(", ")}.`, text: "What was last valid stays in force.", href: "#/node" });
+  }
+  return out;
+}
+
+function chip(el, [tone, id, text]) {
+  setAttr(el, "data-tone", tone || null);
+  if (el.dataset.icon !== id) {
+    el.dataset.icon = id;
+    el.replaceChildren(icon(id), h("span"));
+  }
+  setText(el.lastChild, text);
+}
+
+function pageTitle() {
+  const heading = document.querySelector(".page:not([hidden]) h1");
+  const text = heading?.dataset.title ?? heading?.textContent ?? "";
+  return text ? `${text} · kproxy` : "kproxy";
+}

@@ -1,0 +1,20 @@
+// The legend in the help dialog: what the icons stand for.
+
+import { byId, h, icon } from "../lib/dom.js";
+import * as words from "../lib/words.js";
+import { pill } from "../views/parts.js";
+
+export function fillLegend() {
+  for (const name of words.planeOrder) {
+    const p = pill();
+    p.show(name);
+    byId("help-planes").append(h("dt", null, p.el), h("dd", { text: words.capital(words.plane(name).brief) + "." }));
+  }
+  const healths = [["h-up", "up", "Up: its health check succeeds, and it takes connections."], ["h-idle", "up", "Up, but takes no new connections: not ready, draining, or elsewhere by policy."], ["h-down", "down", "Down: its health check fails."], ["h-unknown", "unknown", "Unknown: not checked, or not yet."]];
+  for (const [id, health, text] of healths) {
+    const mark = icon(id);
+    mark.classList.add("dot");
+    mark.dataset.health = health;
+    byId("help-health").append(h("dt", null, mark), h("dd", { text }));
+  }
+}

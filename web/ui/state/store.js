@@ -1,0 +1,129 @@
+// What is known of the proxy now. One instance; only the stream writes, views
+// read. Views hear of changes at most once per frame: subscribe's function is
+// called with the set of what changed ("meta", "rows", "node", "timeline", "link",
+// "tick").
+
+import { byKey } from "../lib/filter.js";
+
+// remembered is how many events the overview's timeline keeps.
+const remembered = 200;
+
+export class Store {
+  meta = { node: "", mode: "", version: "", alive: false, sync: null, sources: [], intervalSeconds: 1 };
+  // link is the stream's state: "connecting", "live", "waiting"; until (ms) is when
+  // the next attempt is made; error says what went wrong last.
+  link = { state: "connecting", until: 0, error: "", since: Date.now() };
+  node = null;
+  events = [];
+  loaded = false; // an overview has arrived
+  skew = 0; // the node's clock less this one, in milliseconds
+
+  #rows = new Map();
+  #sorted = null;
+  #listeners = new Set();
+  #changed = new Set();
+  #scheduled = false;
+
+  // now is the node's clock: countdowns are told by it.
+  now() {
+    return Date.now() + this.skew;
+  }
+
+  get rows() {
+    this.#sorted ??= [...this.#rows.values()].sort(byKey);
+    return this.#sorted;
+  }
+
+  row(key) {
+    return this.#rows.get(key);
+  }
+
+  subscribe(listener) {
+    this.#listeners.add(listener);
+    return () => this.#listeners.delete(listener);
+  }
+
+  hello(h) {
+    Object.assign(this.meta, { node: h.node, mode: h.mode, version: h.version, intervalSeconds: h.intervalSeconds || 1 });
+    this.#heard(h.time);
+    this.#touch("meta");
+  }
+
+  // overview replaces everything: after a lost stream nobody knows what was missed.
+  overview(o) {
+    this.#rows = new Map((o.services ?? []).map((r) => [r.key, r]));
+    this.#sorted = null;
+    this.loaded = true;
+    Object.assign(this.meta, { alive: o.alive, sync: o.sync, sources: o.sources ?? [] });
+    this.#heard(o.time);
+    this.#touch("meta", "rows");
+  }
+
+  update(u) {
+    for (const r of u.changed ?? []) {
+      if (!this.#rows.has(r.key)) this.#sorted = null;
+      this.#rows.set(r.key, r);
+    }
+    for (const key of u.removed ?? []) if (this.#rows.delete(key)) this.#sorted = null;
+    // Sorted by key, which doesn't change: only replace what is in place.
+    if (this.#sorted && u.changed?.length) this.#sorted = this.#sorted.map((r) => this.#rows.get(r.key));
+    if (u.alive !== undefined && u.alive !== this.meta.alive) {
+      this.meta.alive = u.alive;
+      this.#touch("meta");
+    }
+    this.#heard(u.time);
+    this.#touch("rows");
+  }
+
+  figures(n) {
+    this.node = n;
+    this.meta.alive = n.alive ?? this.meta.alive;
+    if (n.sync) this.meta.sync = n.sync;
+    if (n.sources) this.meta.sources = n.sources;
+    this.#touch("node", "meta");
+  }
+
+  event(e) {
+    this.events = [e, ...this.events].slice(0, remembered);
+    this.#touch("timeline");
+  }
+
+  // past sets the events from before the stream began, newest first.
+  past(events) {
+    const seen = new Set(this.events.map(identity));
+    this.events = [...this.events, ...events.filter((e) => !seen.has(identity(e)))]
+      .sort((a, b) => Date.parse(b.time) - Date.parse(a.time)).slice(0, remembered);
+    this.#touch("timeline");
+  }
+
+  linked(state, { until = 0, error = "" } = {}) {
+    const since = state === this.link.state ? this.link.since : Date.now();
+    this.link = { state, until, error, since };
+    this.#touch("link");
+  }
+
+  tick() {
+    this.#touch("tick");
+  }
+
+  #heard(time) {
+    const at = Date.parse(time);
+    if (!Number.isNaN(at)) this.skew = at - Date.now();
+  }
+
+  #touch(...what) {
+    for (const w of what) this.#changed.add(w);
+    if (this.#scheduled) return;
+    this.#scheduled = true;
+    requestAnimationFrame(() => {
+      this.#scheduled = false;
+      const changed = this.#changed;
+      this.#changed = new Set();
+      for (const f of this.#listeners) f(changed);
+    });
+  }
+}
+
+function identity(e) {
+  return `${e.time} ${e.service ?? ""} ${e.message}`;
+}

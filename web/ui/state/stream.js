@@ -1,0 +1,104 @@
+// The live stream: one EventSource, opened again after it was lost. EventSource
+// would reconnect by itself, but not after an error status (503 while kproxy
+// starts), and it doesn't tell when; so every attempt is made here.
+
+import { backoff } from "../lib/backoff.js";
+import { get } from "./api.js";
+
+// silence is after how many milliseconds without any message kproxy is asked
+// whether it is there: a suspended laptop or a dead node never closes the stream.
+const silence = 15_000;
+
+export class Stream {
+  #store;
+  #source = null;
+  #attempt = 0;
+  #timer = 0;
+  #heard = 0;
+
+  constructor(store) {
+    this.#store = store;
+  }
+
+  // start opens the stream and keeps it open as long as the page lives.
+  start() {
+    setInterval(() => this.#watch(), 5_000);
+    addEventListener("online", () => this.retry());
+    document.addEventListener("visibilitychange", () => {
+      if (!document.hidden && this.#store.link.state === "waiting") this.retry();
+    });
+    this.#open();
+  }
+
+  // retry doesn't wait any longer for the next attempt.
+  retry() {
+    if (this.#store.link.state !== "waiting") return;
+    clearTimeout(this.#timer);
+    this.#open();
+  }
+
+  #open() {
+    this.#store.linked("connecting", { error: this.#store.link.error });
+    const source = new EventSource("/api/v1/live");
+    this.#source = source;
+    this.#heard = Date.now();
+    const on = (name, take) => source.addEventListener(name, (e) => {
+      if (source !== this.#source) return;
+      this.#heard = Date.now();
+      take(JSON.parse(e.data));
+    });
+    on("hello", (h) => this.#store.hello(h));
+    on("overview", (o) => {
+      this.#attempt = 0;
+      this.#store.overview(o);
+      this.#store.linked("live");
+      this.#past();
+    });
+    on("rows", (u) => this.#store.update(u));
+    on("timeline", (e) => this.#store.event(e));
+    on("node", (n) => this.#store.figures(n));
+    source.addEventListener("error", () => {
+      if (source === this.#source) this.#lost();
+    });
+  }
+
+  async #lost() {
+    this.#source?.close();
+    this.#source = null;
+    const wait = backoff(this.#attempt++, Math.random());
+    clearTimeout(this.#timer);
+    this.#timer = setTimeout(() => this.#open(), wait);
+    this.#store.linked("waiting", { until: Date.now() + wait, error: this.#store.link.error });
+    const error = await this.#why();
+    if (this.#store.link.state === "waiting") this.#store.linked("waiting", { until: this.#store.link.until, error });
+  }
+
+  // why asks for the reason, which an EventSource keeps for itself.
+  async #why() {
+    try {
+      await get("/api/v1/node");
+      return "the connection to it was lost";
+    } catch (e) {
+      return e.message;
+    }
+  }
+
+  async #watch() {
+    if (this.#store.link.state !== "live" || Date.now() - this.#heard < silence) return;
+    try {
+      await get("/api/v1/node", {}, AbortSignal.timeout(5_000));
+      this.#heard = Date.now(); // nothing happens, which isn't a fault
+    } catch {
+      this.#lost();
+    }
+  }
+
+  async #past() {
+    try {
+      const { events } = await get("/api/v1/timeline", { limit: 100 });
+      this.#store.past(events ?? []);
+    } catch {
+      // The events from now on come with the stream; the page works without the old.
+    }
+  }
+}

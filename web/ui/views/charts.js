@@ -1,0 +1,46 @@
+// Charts of a service port's last minutes: a figure, its present value, and how it
+// went, with the scale's end written out.
+
+import { h, s, setAttr, setText } from "../lib/dom.js";
+import * as format from "../lib/format.js";
+import { area, ceiling, line } from "../lib/spark.js";
+import { slots } from "../state/history.js";
+
+const width = 360, height = 72;
+
+const charts = [
+  { title: "Active connections", print: format.count, of: (t) => t.active.values() },
+  { title: "New connections per second", print: format.rate, of: (t) => t.connections.values() },
+  { title: "Bytes per second, both ways", print: (n) => `${format.bytes(n)}/s`, of: (t) => both(t.bytesIn.values(), t.bytesOut.values()) },
+  { title: "Failed per second", print: format.rate, of: (t) => t.failed.values(), tone: "bad" },
+];
+
+export class Charts {
+  #charts = charts.map((c) => ({ ...c, ...chart(c) }));
+  el = h("div", { class: "charts" }, this.#charts.map((c) => c.el));
+
+  show(track) {
+    for (const c of this.#charts) {
+      const values = c.of(track);
+      const top = values.reduce((a, b) => Math.max(a, b), 0);
+      const box = { width, height, slots, max: ceiling(top), pad: 2 };
+      c.over.setAttribute("d", line(values, box));
+      c.under.setAttribute("d", area(values, box));
+      setText(c.value, c.print(values.at(-1) ?? 0));
+      setText(c.scale, c.print(box.max));
+      setAttr(c.svg, "aria-label", `${c.title}, last 3 minutes: now ${c.print(values.at(-1) ?? 0)}, at most ${c.print(top)}`);
+      setAttr(c.el, "data-tone", c.tone && top > 0 ? c.tone : null);
+    }
+  }
+}
+
+function chart({ title }) {
+  const under = s("path", { class: "under" }), over = s("path", { class: "over" });
+  const svg = s("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" }, s("path", { class: "grid", d: `M0 .5H${width}M0 ${height - 0.5}H${width}` }), under, over);
+  const value = h("span", { class: "big number" }), scale = h("span", { class: "scale-end number dim", "aria-hidden": "true" });
+  return { under, over, svg, value, scale, el: h("figure", { class: "panel figure-panel" }, h("figcaption", { class: "small dim", text: title }), value, h("div", { class: "chart-box" }, scale, svg), h("p", { class: "axis dim", "aria-hidden": "true" }, h("span", { text: "3 min ago" }), h("span", { text: "now" }))) };
+}
+
+function both(a, b) {
+  return a.map((x, i) => x + (b[i] ?? 0));
+}

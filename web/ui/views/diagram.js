@@ -1,0 +1,186 @@
+// The path diagram: boxes and lines as SVG, from a path (lib/path.js) and its
+// layout (lib/layout.js). It is drawn anew only when the path's shape or the width
+// changes; otherwise only counters change, so that nothing flickers. The taken
+// branch is told by a thick line, a mark with words, and only then by colour.
+
+import { s, setText } from "../lib/dom.js";
+import * as format from "../lib/format.js";
+import { layout } from "../lib/layout.js";
+import * as pathOf from "../lib/path.js";
+import * as words from "../lib/words.js";
+import { healthIcon } from "./parts.js";
+
+const title = 14, small = 12; // font sizes
+
+export class Diagram {
+  el = s("svg", { class: "diagram", role: "img", "aria-labelledby": "diagram-name", focusable: "false" });
+  #texts = new Map(); // id → function(path) and its element
+  #drawn = "";
+  #width = 0;
+  #path = null;
+
+  constructor(container) {
+    container.append(this.el);
+    new ResizeObserver(([entry]) => {
+      const rem = parseFloat(getComputedStyle(document.documentElement).fontSize);
+      this.#width = Math.round(entry.contentRect.width / (rem / 16));
+      if (this.#path) this.show(this.#path);
+    }).observe(container);
+  }
+
+  show(path) {
+    this.#path = path;
+    if (this.#width < 100) return;
+    const shape = `${this.#width}|${pathOf.shape(path)}|${path.address}|${path.hook}|${path.client.from}`;
+    if (shape !== this.#drawn) {
+      this.#drawn = shape;
+      this.#draw(path);
+    }
+    for (const [el, text] of this.#texts) setText(el, text(path));
+    this.#flow(path);
+  }
+
+  #draw(p) {
+    this.#texts.clear();
+    const drawn = p.endpoints.length + (p.hidden > 0 ? 1 : 0);
+    const l = layout(this.#width, drawn);
+    this.el.setAttribute("viewBox", `0 0 ${l.width} ${l.height}`);
+    this.el.dataset.plane = p.taken === "kernel" ? p.beneath : p.taken;
+    const name = s("title", { id: "diagram-name", text: summary(p) });
+    this.el.replaceChildren(name, this.#bands(l), this.#edges(p, l, drawn), this.#boxes(p, l), ...this.#endpoints(p, l));
+  }
+
+  #bands(l) {
+    const names = { user: "userspace: kproxy’s process", kernel: "this node’s kernel" };
+    return s("g", null, l.bands.map((b) => s("g", { class: `band ${b.id}` },
+      s("rect", { x: b.x, y: b.y, width: b.w, height: b.h, rx: 10 }),
+      l.vertical ? null : s("text", { x: b.x + 12, y: b.id === "user" ? b.y + 19 : b.y + b.h - 10, class: "band-name", text: names[b.id] }))));
+  }
+
+  #boxes(p, l) {
+    const plane = words.plane(p.beneath);
+    const userspace = p.taken === "userspace", kernel = p.taken === "kernel";
+    const out = [
+      this.#box(l.boxes.client, { heading: "Client", lines: [() => p.client.from || words.capital(p.client.who), () => (p.client.from ? p.client.who : "")], taken: true }),
+      this.#box(l.boxes.hook, { heading: `Hook ${p.hook}`, lines: [() => (p.hook === "OUTPUT" ? "packets this node sends" : "packets that arrive"), (x) => counter(x.packets.hook)], taken: p.taken !== "none" || true }),
+      this.#box(l.boxes.check, { heading: "The portal asks", lines: [(x) => mark(x.alive) + (x.alive ? " kproxy is alive" : " kproxy isn’t alive"), (x) => mark(x.inSet) + (x.inSet ? " in the userspace set" : " not in the userspace set")], taken: true }),
+      this.#box(l.boxes.userspace, { heading: "kproxy’s listener", plane: "userspace", icon: "i-userspace", taken: userspace, lines: [() => `picks: ${p.algorithm}`, () => (userspace ? "relays every byte" : "not taken")] }),
+      this.#box(l.boxes.kernel, { heading: p.userspaceOnly ? "No kernel rules" : p.beneath === "ipvs" ? "Virtual server" : "DNAT chain", plane: p.beneath, icon: plane.icon, taken: kernel, lines: this.#kernelLines(p, kernel) }),
+    ];
+    return s("g", null, out);
+  }
+
+  #kernelLines(p, taken) {
+    if (p.taken === "none") return [() => (p.verdict === "dropped" ? "drops the packet" : "refuses the connection"), () => ""];
+    if (p.userspaceOnly) return [() => "this service has none", () => "not taken"];
+    const first = p.beneath === "ipvs" ? () => `scheduler ${p.scheduler || "of IPVS"}` : (x) => x.chain || "rewrites the destination";
+    return [first, (x) => (taken ? counter(x.packets.kernel) || "rewrites each packet" : "ready beneath, not taken")];
+  }
+
+  #box(b, { heading, lines, taken, plane, icon }) {
+    const g = s("g", { class: `box ${taken ? "taken" : "idle"}`, "data-plane": plane ?? null }, s("rect", { x: b.x, y: b.y, width: b.w, height: b.h, rx: 8 }));
+    const left = b.x + 12;
+    let y = b.y + (b.h - (20 + lines.length * 18)) / 2 + 16;
+    if (icon) g.append(s("use", { href: `#${icon}`, x: left, y: y - 13, width: 15, height: 15 }));
+    g.append(s("text", { class: "heading", x: left + (icon ? 21 : 0), y, text: fit(heading, b.w - 24 - (icon ? 21 : 0), title) }));
+    for (const line of lines) {
+      y += 19;
+      const el = s("text", { class: "detail", x: left, y });
+      const full = line(this.#path);
+      if (full.length * small * 0.52 > b.w - 20) g.append(s("title", { text: full }));
+      this.#texts.set(el, (x) => fit(line(x), b.w - 20, small));
+      g.append(el);
+    }
+    return g;
+  }
+
+  #endpoints(p, l) {
+    const out = p.endpoints.map((e, i) => {
+      const b = l.boxes[`endpoint-${i}`];
+      const now = (x) => x.endpoints[i] ?? e;
+      const g = s("g", { class: `box endpoint ${e.usable && p.taken !== "none" ? "taken" : "idle"}`, "data-health": e.health },
+        s("rect", { x: b.x, y: b.y, width: b.w, height: b.h, rx: 8 }),
+        s("use", { class: "mark", href: `#${healthIcon(e)}`, x: b.x + 11, y: b.y + 9, width: 12, height: 12 }),
+        s("text", { class: "heading mono", x: b.x + 29, y: b.y + 20, text: fit(e.address, b.w - 38, 14) }),
+        s("title", { text: [e.address, words.health(e.health).label, e.why].filter(Boolean).join(": ") }));
+      const line = s("text", { class: "detail", x: b.x + 29, y: b.y + 37 });
+      this.#texts.set(line, (x) => fit(detail(now(x)), b.w - 36, small));
+      g.append(line);
+      return g;
+    });
+    if (p.hidden > 0) {
+      const b = l.boxes[`endpoint-${p.endpoints.length}`];
+      out.push(s("g", { class: "box endpoint idle" }, s("rect", { x: b.x, y: b.y, width: b.w, height: b.h, rx: 8 }), s("text", { class: "detail", x: b.x + 29, y: b.y + 28, text: `and ${p.hidden} more, listed below` })));
+    }
+    return out;
+  }
+
+  #edges(p, l, drawn) {
+    const way = p.taken === "userspace" ? "userspace" : "kernel";
+    const idle = [], taken = [], labels = [];
+    const edge = (id, is) => {
+      const e = l.edges[id];
+      const group = s("g", { class: `edge ${is ? "taken" : "idle"}` }, s("path", { class: "line", d: e.d }), is ? s("path", { class: "flow", d: e.d }) : null, s("path", { class: "head", d: arrow(e.end) }));
+      (is ? taken : idle).push(group);
+    };
+    edge("client-hook", true);
+    edge("hook-check", true);
+    edge("check-userspace", p.taken === "userspace");
+    edge("check-kernel", p.taken !== "userspace");
+    for (let i = 0; i < drawn; i++) {
+      const usable = p.taken !== "none" && (p.endpoints[i]?.usable ?? false);
+      if (usable) edge(`${way}-${i}`, true);
+    }
+    const label = (id, text, dy = -8) => {
+      const at = l.edges[id].label;
+      const el = s("text", { class: "edge-label", x: at.x, y: at.y + (l.vertical ? 4 : dy), "text-anchor": at.anchor });
+      this.#texts.set(el, text);
+      labels.push(el);
+    };
+    label("client-hook", (x) => `${format.rate(x.newPerSecond)} new/s`);
+    label("check-userspace", () => (p.taken === "userspace" ? "yes: REDIRECT" : "if both: yes"), l.vertical ? 4 : -4);
+    label("check-kernel", () => (p.taken === "userspace" ? "otherwise" : p.taken === "none" ? "no" : "no: goes on"), 16);
+    return s("g", null, idle, taken, labels);
+  }
+
+  // flow moves dashes along the taken lines, faster with more connections.
+  #flow(p) {
+    const speed = p.newPerSecond > 0 ? Math.max(0.4, 2.4 - Math.log10(1 + p.newPerSecond)) : 0;
+    this.el.classList.toggle("still", speed === 0);
+    this.el.style.setProperty("--flow", `${speed.toFixed(1)}s`);
+  }
+}
+
+// summary is what a screen reader says of the picture; the sentences beneath it
+// say all of it.
+function summary(p) {
+  const way = { userspace: "through kproxy in userspace", kernel: `through the kernel by ${words.plane(p.beneath).label}`, none: "nowhere: it is refused" }[p.taken];
+  return `Diagram: a connection to ${p.address} goes from the client to the hook ${p.hook}, is checked against the userspace set, and goes ${way}. ${p.usable} of ${p.total} endpoints can take it. The steps are listed below.`;
+}
+
+function detail(e) {
+  const parts = [];
+  if (!e.usable) return e.health === "down" ? "down: gets no connections" : "gets no new connections";
+  if (e.probability !== undefined) parts.push(format.percent(e.probability));
+  if (e.active !== undefined) parts.push(`${format.count(e.active)} active`);
+  if (e.packets !== undefined && e.packets !== null) parts.push(`${format.count(e.packets)} chosen`);
+  return parts.join(" · ") || e.health;
+}
+
+function counter(packets) {
+  return packets === undefined || packets === null ? "" : `${format.count(packets)} packets so far`;
+}
+
+function mark(yes) {
+  return yes ? "✓" : "✗";
+}
+
+// fit cuts text to a width in pixels, by the mean width of letters.
+function fit(text, width, size) {
+  const most = Math.floor(width / (size * 0.53));
+  return text.length <= most ? text : text.slice(0, Math.max(1, most - 1)) + "…";
+}
+
+function arrow({ x, y, down }) {
+  return down ? `M${x - 5} ${y - 3}L${x} ${y + 5}L${x + 5} ${y - 3}Z` : `M${x - 3} ${y - 5}L${x + 5} ${y}L${x - 3} ${y + 5}Z`;
+}

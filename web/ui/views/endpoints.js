@@ -1,0 +1,66 @@
+// A service port's endpoints as a table, each with the last minutes of its health
+// as a strip: full height is up, a notch at the lower edge is down, a thin line
+// is unknown, so that it reads without colour.
+
+import { h, icon, s } from "../lib/dom.js";
+import * as format from "../lib/format.js";
+import { capital, health } from "../lib/words.js";
+import { healthIcon } from "./parts.js";
+
+// span is how many milliseconds a strip shows.
+export const span = 15 * 60_000;
+
+// segments cuts the time from now-span to now by the changes of health, which are
+// in order: [{from, to, health}] as shares of the span. Before the first change
+// nothing is known. Pure.
+export function segments(changes, now) {
+  const out = [];
+  const begin = now - span;
+  const at = (t) => Math.min(1, Math.max(0, (t - begin) / span));
+  changes.forEach((c, i) => {
+    const from = at(Date.parse(c.time)), to = at(i + 1 < changes.length ? Date.parse(changes[i + 1].time) : now);
+    if (to > from) out.push({ from, to, health: c.health });
+  });
+  return out;
+}
+
+// table makes the table of a /api/v1/service answer.
+export function table(answer, path, now) {
+  const history = new Map((answer.health ?? []).map((x) => [x.address, x.changes ?? []]));
+  const chance = new Map(path.endpoints.map((e) => [e.address, e.probability]));
+  const head = (text, end) => h("th", { scope: "col", class: end ? "end" : null, text });
+  return h("table", { class: "data endpoints-table" },
+    h("thead", null, h("tr", null, head("Endpoint"), head("Health"), head("Last 15 minutes"), head("Chance", true), head("Active", true), head("Total", true), head("Failures", true))),
+    h("tbody", null, answer.service.endpoints.map((e) => row(e, history.get(e.address) ?? [], chance.get(e.address), now))));
+}
+
+function row(e, changes, chance, now) {
+  const mark = icon(healthIcon(e));
+  mark.classList.add("dot");
+  const where = [e.local ? "this node" : e.node, e.weight !== 1 ? `weight ${e.weight}` : "", e.terminating ? "terminating" : e.ready ? "" : "not ready"].filter(Boolean).join(", ");
+  return h("tr", { data: { health: e.health } },
+    h("th", { scope: "row" }, h("span", { class: "mono", text: e.address }), h("br"), h("span", { class: "dim small", text: where })),
+    h("td", null, h("span", { class: "nowrap" }, mark, " ", h("b", { text: capital(health(e.health).label) }), e.usable ? "" : ", not used"),
+      h("br"), h("span", { class: "dim small", text: format.isSet(e.since) ? `for ${format.duration((now - Date.parse(e.since)) / 1000)}` : "not checked" }),
+      e.lastError && e.health !== "up" ? h("p", { class: "small error", text: e.lastError }) : null),
+    h("td", null, strip(changes, now)),
+    h("td", { class: "end", text: e.usable ? format.percent(chance) : "0%" }),
+    h("td", { class: "end", text: format.count(e.activeConnections) }),
+    h("td", { class: "end", text: format.count(e.totalConnections) }),
+    h("td", { class: "end", text: format.count(e.failures) }));
+}
+
+function strip(changes, now) {
+  const recent = segments(changes, now);
+  const downs = recent.filter((x) => x.health === "down").length;
+  const label = recent.length === 0 ? "no health history" : downs === 0 ? "never down" : `down ${downs === 1 ? "once" : downs === 2 ? "twice" : `${downs} times`}`;
+  const width = 160, height = 22;
+  const shapes = { up: [3, 16], down: [17, 5], unknown: [10, 2] };
+  const svg = s("svg", { class: "strip", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": `Health of the last 15 minutes: ${label}` },
+    s("path", { class: "base", d: `M0 ${height - 0.5}H${width}` }),
+    recent.map((x) => {
+      const [y, tall] = shapes[x.health] ?? shapes.unknown;
+      return s("rect", { "data-health": x.health, x: x.from * width, y, width: Math.max(1.5, (x.to - x.from) * width), height: tall });
+    }));
+  return h("div", { class: "strip-cell" }, svg, h("span", { class: "dim small", "aria-hidden": "true", text: label }));
+}

@@ -1,0 +1,176 @@
+// The virtual list of service ports: a grid of thousands of rows, of which only
+// those near the viewport are in the document. It scrolls with the page. One row
+// has the tab stop; arrow keys move it (WAI-ARIA APG, grid), and its element stays
+// in the document even when it was scrolled away, so that focus is never lost.
+
+import { h, setAttr } from "../lib/dom.js";
+import * as route from "../lib/route.js";
+import * as virtual from "../lib/window.js";
+import { columns, Row } from "./row.js";
+
+export class List {
+  #history;
+  #rows = [];
+  #elements = new Map(); // key → Row
+  #spare = [];
+  #active = ""; // key of the row with the tab stop
+  #now = 0;
+  #height = 0;
+  #body = h("div", { class: "rows", role: "rowgroup" });
+  #headings;
+  #frame = 0;
+
+  // onSort is called with the name of an order when its heading is activated.
+  constructor(history, onSort) {
+    this.#history = history;
+    this.#headings = columns.map((c) => h("div", { class: `heading h-${c.id}`, role: "columnheader" },
+      c.sort ? h("button", { type: "button", text: c.label, on: { click: () => onSort(c.sort) } }) : c.label));
+    this.el = h("div", { class: "list", role: "grid", "aria-label": "Service ports", "aria-colcount": columns.length },
+      h("div", { class: "headings", role: "rowgroup" }, h("div", { class: "heading-row", role: "row", "aria-rowindex": "1" }, this.#headings)),
+      this.#body);
+    this.#body.addEventListener("keydown", (e) => this.#key(e));
+    this.#body.addEventListener("click", (e) => this.#click(e));
+    this.#body.addEventListener("focusin", (e) => {
+      const row = e.target.closest(".row");
+      if (row) this.#stop(row.dataset.key);
+    });
+    addEventListener("scroll", () => this.#later(), { passive: true });
+    new ResizeObserver(() => {
+      this.#height = 0;
+      this.#later();
+    }).observe(this.el);
+  }
+
+  // show replaces the rows, which are in order.
+  show(rows, sort, now) {
+    this.#rows = rows;
+    this.#now = now;
+    setAttr(this.el, "aria-rowcount", rows.length + 1);
+    columns.forEach((c, i) => {
+      if (c.sort) setAttr(this.#headings[i], "aria-sort", c.sort === (sort || "name") ? (c.sort === "name" ? "ascending" : "descending") : "none");
+    });
+    if (!rows.some((r) => r.key === this.#active)) this.#active = rows[0]?.key ?? "";
+    this.#render();
+  }
+
+  // tick updates countdowns and sparklines of what is in the document.
+  tick(now) {
+    this.#now = now;
+    this.#render();
+    for (const row of this.#elements.values()) row.draw();
+  }
+
+  // focus puts the focus on the row with the tab stop.
+  focus() {
+    this.#reveal(this.#index(this.#active));
+    this.#elements.get(this.#active)?.el.focus({ preventScroll: true });
+  }
+
+  #index(key) {
+    return this.#rows.findIndex((r) => r.key === key);
+  }
+
+  #later() {
+    this.#frame ||= requestAnimationFrame(() => {
+      this.#frame = 0;
+      this.#render();
+    });
+  }
+
+  #render() {
+    if (!this.el.isConnected || this.el.offsetParent === null) return;
+    const height = this.#rowHeight();
+    this.#body.style.height = `${height * this.#rows.length}px`;
+    const { first, end } = virtual.visible({ top: this.#body.getBoundingClientRect().top, viewport: innerHeight, height, total: this.#rows.length });
+    const wanted = new Map();
+    for (let i = first; i < end; i++) wanted.set(this.#rows[i].key, i);
+    const active = this.#index(this.#active);
+    if (active >= 0) wanted.set(this.#active, active);
+    for (const [key, row] of this.#elements) {
+      if (wanted.has(key)) continue;
+      this.#elements.delete(key);
+      row.el.remove();
+      if (this.#spare.length < 40) this.#spare.push(row);
+    }
+    let before = null;
+    for (const [key, i] of [...wanted].sort((a, b) => a[1] - b[1])) {
+      const row = this.#elements.get(key) ?? this.#insert(key);
+      row.show(this.#rows[i], i, this.#now);
+      if (row.fresh) {
+        row.fresh = false;
+        row.draw();
+      }
+      const y = `translateY(${i * height}px)`;
+      if (row.el.style.transform !== y) row.el.style.transform = y;
+      setAttr(row.el, "tabindex", key === this.#active ? "0" : "-1");
+      // Screen readers follow the order of the document.
+      const next = before ? before.nextSibling : this.#body.firstChild;
+      if (next !== row.el && !row.el.contains(document.activeElement)) this.#body.insertBefore(row.el, next);
+      before = row.el;
+    }
+  }
+
+  #insert(key) {
+    const row = this.#spare.pop() ?? new Row(this.#history);
+    row.el.dataset.key = key;
+    row.fresh = true;
+    this.#elements.set(key, row);
+    this.#body.append(row.el);
+    return row;
+  }
+
+  #rowHeight() {
+    if (this.#height === 0) {
+      const probe = h("div", { class: "row" });
+      this.#body.append(probe);
+      this.#height = probe.getBoundingClientRect().height;
+      probe.remove();
+    }
+    return this.#height;
+  }
+
+  #stop(key) {
+    if (key === this.#active) return;
+    const old = this.#elements.get(this.#active);
+    if (old) setAttr(old.el, "tabindex", "-1");
+    this.#active = key;
+    const now = this.#elements.get(key);
+    if (now) setAttr(now.el, "tabindex", "0");
+  }
+
+  // covered is how much of the viewport's top the sticky parts take.
+  #covered() {
+    return Math.max(0, this.el.querySelector(".headings").getBoundingClientRect().bottom);
+  }
+
+  #key(e) {
+    if (e.ctrlKey || e.metaKey || e.altKey) return;
+    const at = this.#index(this.#active);
+    if (e.key === "Enter" && e.target.classList.contains("row")) {
+      location.hash = route.service(this.#active);
+      return;
+    }
+    const height = this.#rowHeight();
+    const page = virtual.page({ viewport: innerHeight, covered: Math.min(this.#covered(), innerHeight / 2), height });
+    const to = virtual.move(e.key, at, this.#rows.length, page);
+    if (to === undefined) return;
+    e.preventDefault();
+    this.#stop(this.#rows[to].key);
+    this.#reveal(to);
+    this.#elements.get(this.#active)?.el.focus({ preventScroll: true });
+  }
+
+  #reveal(index) {
+    if (index < 0) return;
+    const covered = Math.min(this.#covered(), innerHeight / 2);
+    const by = virtual.reveal({ index, top: this.#body.getBoundingClientRect().top, viewport: innerHeight - 8, covered: covered + 4, height: this.#rowHeight() });
+    if (by !== 0) scrollBy({ top: by, behavior: "instant" });
+    this.#render();
+  }
+
+  #click(e) {
+    const row = e.target.closest(".row");
+    if (!row || e.target.closest("a") || getSelection()?.toString()) return;
+    location.hash = route.service(row.dataset.key);
+  }
+}

@@ -1,0 +1,56 @@
+// The real rules: what the trace met in the kernel, as the kernel's own tools
+// print it, with counters and in plain words why each step went as it did.
+
+import { h, icon } from "../lib/dom.js";
+import * as format from "../lib/format.js";
+import { sentence } from "../lib/words.js";
+
+const hooks = {
+  PREROUTING: "packets that arrive, before it is decided where they go",
+  OUTPUT: "packets that this node sends itself",
+  INPUT: "packets for this node’s own programs",
+  FORWARD: "packets that go through this node",
+  POSTROUTING: "packets that leave, after it is decided where they go",
+  routing: "the kernel decides by which link",
+  userspace: "kproxy’s process",
+  IPVS: "the kernel’s load balancer",
+};
+
+// steps makes the list of a trace's steps, grouped by hook.
+export function steps(trace) {
+  const groups = [];
+  for (const st of trace.steps ?? []) {
+    if (groups.at(-1)?.hook !== st.hook) groups.push({ hook: st.hook, steps: [] });
+    groups.at(-1).steps.push(st);
+  }
+  if (groups.length === 0) return h("p", { class: "dim", text: "The trace met no rules." });
+  return h("ol", { class: "hooks" }, groups.map((g) => h("li", null,
+    h("h3", null, g.hook, " ", h("span", { class: "dim small", text: hooks[g.hook] ?? "" })),
+    h("ol", { class: "rules" }, g.steps.map(step)))));
+}
+
+function step(st) {
+  const where = [st.table && `table ${st.table}`, st.chain && st.chain !== st.hook && `chain ${st.chain}`, st.kind !== "rule" && st.kind].filter(Boolean).join(", ");
+  const passed = st.packets === undefined || st.packets === null ? "" : `${format.exact(st.packets)} packets, ${format.bytes(st.bytes ?? 0)}`;
+  return h("li", { data: { no: /^no match/i.test(st.outcome ?? "") } },
+    h("div", { class: "rule-head small" }, h("span", { class: "dim", text: where }), h("span", { class: "number", text: passed })),
+    h("code", { text: st.text }),
+    h("p", { class: "small" }, st.outcome ? h("b", { text: sentence(st.outcome) + " " }) : null, sentence(st.why)));
+}
+
+// findings makes the list of what the trace found wrong, worst first; null if
+// nothing is.
+export function findings(trace) {
+  const order = { error: 0, warning: 1, note: 2 };
+  const list = [...(trace.findings ?? [])].sort((a, b) => (order[a.severity] ?? 3) - (order[b.severity] ?? 3));
+  const items = list.map((f) => callout({ error: "bad", warning: "warn" }[f.severity] ?? "note", f.what, [f.where, f.remedy].filter(Boolean).join(". ")));
+  for (const m of trace.mismatches ?? []) {
+    items.push(callout("bad", `The kernel differs from the plan at ${m.object}`, `planned: ${m.planned || "nothing"}; in the kernel: ${m.kernel || "nothing"}`));
+  }
+  if (trace.culprit) items.unshift(callout("bad", "What stops it", trace.culprit));
+  return items.length > 0 ? h("div", { class: "findings" }, items) : null;
+}
+
+function callout(tone, what, more) {
+  return h("div", { class: `callout ${tone}` }, icon("i-warn"), h("div", null, h("b", { text: sentence(what) }), " ", sentence(more)));
+}
