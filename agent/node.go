@@ -11,16 +11,24 @@ import (
 )
 
 // NodeFigures returns what there is to say about this node as of now. It reads
-// two small files and runs nothing.
+// two small files and lists sets without their entries; it runs no program.
 func (a *Agent) NodeFigures() plan.NodeFigures {
 	out := plan.NodeFigures{Kernel: kernelRelease(), Syncs: a.sync.recent(), Rules: map[string]map[string]int{}}
 	if count, limit, err := conntrack.Use(); err == nil { // else there is none, and 0 is true
-		out.Conntrack = plan.ConntrackUse{Count: count, Max: limit}
+		out.Conntrack = plan.Usage{Count: count, Max: limit}
 	}
 	f := &a.figures
+	if a.current.Load() != nil { // else Run may still be setting up
+		sets, err := f.sets.count(a.sets.List)
+		if err != nil {
+			a.log.Warn("kproxy's sets can't be counted", "error", err)
+		}
+		out.Sets = len(sets)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, fam := range service.Families {
+		out.Virtuals += f.virtuals[fam]
 		if f.rules[fam] != nil {
 			out.Rules[fam.String()] = maps.Clone(f.rules[fam])
 		}

@@ -5,15 +5,11 @@ import "time"
 // NodeFigures are what the dashboard's page of the node shows beside the Status.
 type NodeFigures struct {
 	Kernel    string // release, as of uname -r
-	Conntrack ConntrackUse
+	Conntrack Usage
 	Syncs     []SyncTime                // the last passes that took effect, oldest first
 	Rules     map[string]map[string]int // iptables rules by family ("ipv4", "ipv6"), then table
-}
-
-// ConntrackUse is how much of the conntrack table is in use.
-type ConntrackUse struct {
-	Count int `json:"count"`
-	Max   int `json:"max"` // 0 where the kernel doesn't tell
+	Sets      int                       // ipsets; those of session affinity are one
+	Virtuals  int                       // virtual servers of IPVS
 }
 
 // SyncTime is how long one pass of the reconcile loop took.

@@ -140,12 +140,18 @@ type NodeFigures struct {
 	Capabilities   []plan.CapStatus          `json:"capabilities"`
 	Sources        []plan.SourceStatus       `json:"sources"`
 	Sync           NodeSync                  `json:"sync"`
-	Conntrack      plan.ConntrackUse         `json:"conntrack"`
+	Conntrack      Use                       `json:"conntrack"`
 	Rules          map[string]map[string]int `json:"rules"`
 	Sets           int                       `json:"sets"`
 	VirtualServers int                       `json:"virtualServers"`
 	MemoryBytes    uint64                    `json:"memoryBytes"`
 	Goroutines     int                       `json:"goroutines"`
+}
+
+// Use is how much of something that is limited is in use.
+type Use struct {
+	Count int `json:"count"`
+	Max   int `json:"max"` // 0 where the kernel doesn't tell
 }
 
 // NodeSync is the last pass of the reconcile loop, and how long some before took.
@@ -167,7 +173,8 @@ func (r *Recorder) Node() NodeFigures {
 	}
 	if r.cfg.Node != nil {
 		f := r.cfg.Node()
-		n.Kernel, n.Conntrack, n.Rules, n.Sync.Recent = f.Kernel, f.Conntrack, f.Rules, f.Syncs
+		n.Kernel, n.Rules, n.Sets, n.VirtualServers, n.Sync.Recent = f.Kernel, f.Rules, f.Sets, f.Virtuals, f.Syncs
+		n.Conntrack = Use{Count: f.Conntrack.Count, Max: f.Conntrack.Max}
 	}
 	if n.Capabilities == nil {
 		n.Capabilities = []plan.CapStatus{}
