@@ -133,7 +133,7 @@ func prospectWhy(f *userspace.Forecast, e *userspace.Prospect) string {
 	case f.Algorithm == service.SourceHash || f.Algorithm == service.Maglev:
 		return "the client's address decides (" + string(f.Algorithm) + ")"
 	case e.Next:
-		return "it is next, unless somebody else comes first (" + string(f.Algorithm) + ")"
+		return string(f.Algorithm) + ": it is next, unless somebody else comes first"
 	}
 	return string(f.Algorithm)
 }

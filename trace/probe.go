@@ -37,7 +37,7 @@ func (t *tracer) probe(ctx context.Context, r *Result) *Probe {
 		defer flows.Close()
 	}
 	start := time.Now()
-	local, found := t.send(ctx, p, func(local netip.AddrPort) []conntrack.Flow { return t.flowsOf(flows, local, r) })
+	local, found := t.send(ctx, p, func(local netip.AddrPort) []conntrack.Flow { return t.flowsOf(flows, local, p) })
 	if p.Seconds == 0 {
 		p.Seconds = time.Since(start).Seconds()
 	}
@@ -150,37 +150,34 @@ func reuseAddress(_, _ string, c syscall.RawConn) (err error) {
 
 // flowsOf lists the entries of the probe, and of the connection that userspace
 // made for it.
-func (t *tracer) flowsOf(c *conntrack.Client, local netip.AddrPort, r *Result) []conntrack.Flow {
+func (t *tracer) flowsOf(c *conntrack.Client, local netip.AddrPort, p *Probe) []conntrack.Flow {
+	if t.proxy != nil && t.proxy.Connections != nil {
+		for _, x := range t.proxy.Connections() {
+			if x.Client.Port() == local.Port() && x.Address == t.req.Address {
+				p.Endpoint = x.Endpoint
+			}
+		}
+	}
 	if c == nil {
 		return nil
 	}
 	all, err := c.List(t.req.Protocol)
 	if err != nil {
+		p.Note = "conntrack can't be read: " + err.Error()
 		return nil
 	}
-	endpoints := map[netip.AddrPort]bool{}
-	for _, c := range r.Candidates {
-		endpoints[c.Endpoint] = true
-	}
-	var own, upstream []conntrack.Flow
-	for _, f := range all {
+	var own []conntrack.Flow
+	upstream := -1
+	for i, f := range all {
 		switch {
 		case f.OrigDst == t.req.Address && f.OrigSrc.Port() == local.Port():
 			own = append(own, f)
-		case t.forecast != nil && !f.Rewritten() && endpoints[f.OrigDst] && t.proxy != nil && f.Mark == 0 && f.OrigDst != t.req.Address:
-			upstream = append(upstream, f)
+		case p.Endpoint.IsValid() && f.OrigDst == p.Endpoint && !f.Rewritten() && (upstream < 0 || f.Timeout > all[upstream].Timeout):
+			upstream = i // of several, the one that was heard of last
 		}
 	}
-	// Of userspace's connections the newest is the probe's; the kernel lists them
-	// in no order, but gives a new one its whole time-out.
-	if len(upstream) > 0 {
-		newest := upstream[0]
-		for _, f := range upstream {
-			if f.Timeout > newest.Timeout {
-				newest = f
-			}
-		}
-		own = append(own, newest)
+	if upstream >= 0 {
+		own = append(own, all[upstream])
 	}
 	return own
 }

@@ -3,6 +3,7 @@ package trace
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"net/netip"
 	"slices"
 	"strings"
@@ -139,7 +140,7 @@ func (t *tracer) candidates() []Candidate {
 			c.Why = e.stop.What
 		}
 	}
-	slices.SortStableFunc(out, func(a, b Candidate) int { return cmp.Compare(b.Probability, a.Probability) })
+	slices.SortStableFunc(out, func(a, b Candidate) int { return cmp.Compare(math.Round(1e6*b.Probability), math.Round(1e6*a.Probability)) })
 	return out
 }
 

@@ -100,8 +100,7 @@ func (p *printer) headline(r *Result) {
 	if r.From.IsValid() {
 		from = r.From.String() + ", " + r.Client
 	}
-	p.b.WriteString(p.coloured(answer, colour))
-	p.block("", "", fmt.Sprintf("  %s %s from %s", r.Protocol, r.Address, from), bold)
+	p.block(answer+"  ", colour, fmt.Sprintf("%s %s from %s", r.Protocol, r.Address, from), bold)
 	if r.Service != "" {
 		text := fmt.Sprintf("%s (%s), %s, %s", r.Service, r.Kind, planeText(r.DataPlane), r.State)
 		if r.Reason != "" {
@@ -218,45 +217,82 @@ func (p *printer) probe(r *Probe) {
 	}
 }
 
-// path is the packet's way, hook by hook.
+// path is the packet's way, hook by hook; that to one endpoint, and to others
+// where it is another one.
 func (p *printer) path(steps []Step) {
 	if len(steps) == 0 {
 		return
 	}
-	p.b.WriteString("\n" + p.coloured("The packet's way", bold) + " (counters are packets of all connections so far)\n")
-	hook, leg := "", ""
+	p.b.WriteString("\n" + p.coloured("The packet's way", bold) + ", with counters of packets so far\n")
+	legs, order := map[string][]Step{}, []string{}
 	for _, s := range steps {
-		if s.Leg != leg && s.Leg != "" {
-			p.b.WriteString(p.coloured("To "+s.Leg, bold) + "\n")
-			hook = ""
+		if _, ok := legs[s.Leg]; !ok && s.Leg != "" {
+			order = append(order, s.Leg)
 		}
-		if leg = s.Leg; s.Hook != hook {
-			hook = s.Hook
+		legs[s.Leg] = append(legs[s.Leg], s)
+	}
+	p.leg(legs[""])
+	shown := map[string]bool{}
+	var same []string
+	for _, name := range order {
+		if way := sameWay(legs[name]); shown[way] {
+			same = append(same, name)
+			continue
+		} else {
+			shown[way] = true
+		}
+		p.b.WriteString(p.coloured("To "+name, bold) + "\n")
+		p.leg(legs[name])
+	}
+	if len(same) > 0 {
+		p.wrapped("", "The way to "+strings.Join(same, " and ")+" is alike.")
+	}
+}
+
+// sameWay is what ways to endpoints have in common if they are alike.
+func sameWay(steps []Step) string {
+	var b strings.Builder
+	for _, s := range steps {
+		fmt.Fprintf(&b, "%s %s %s %s\n", s.Hook, s.Table, s.Chain, s.Kind)
+		if s.Kind == KindRule || s.Kind == KindPolicy {
+			b.WriteString(s.Outcome + s.Text + "\n")
+		}
+	}
+	return b.String()
+}
+
+func (p *printer) leg(steps []Step) {
+	hook, where := "", ""
+	for i := range steps {
+		s := &steps[i]
+		if s.Hook != hook {
+			hook, where = s.Hook, ""
 			p.b.WriteString(p.coloured(hook, bold) + "\n")
 		}
-		p.step(&s)
+		if at := strings.TrimSpace(s.Table + " " + s.Chain); at != where {
+			if where = at; at != "" {
+				p.b.WriteString("  " + at + "\n")
+			}
+		}
+		p.step(s)
 	}
 }
 
 func (p *printer) step(s *Step) {
-	where := strings.TrimSpace(s.Table + " " + s.Chain)
-	if where != "" {
-		where += ": "
-	}
 	colour := ""
 	if s.Outcome == "no match" {
 		colour = faint
 	}
-	text := where + s.Text
+	label := "    "
 	if s.Packets != nil {
-		text = "[" + count(s.Packets) + "] " + text
+		label = fmt.Sprintf("%8s  ", count(s.Packets))
 	}
-	p.block("  ", "", text, colour)
+	p.block(label, colour, strings.TrimPrefix(s.Text, "-A "+s.Chain+" "), colour)
 	outcome := s.Outcome
 	if s.Why != "" {
 		outcome += " (" + s.Why + ")"
 	}
 	if outcome != "" {
-		p.block("    = ", colour, outcome, colour)
+		p.block("          = ", colour, outcome, colour)
 	}
 }

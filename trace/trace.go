@@ -23,6 +23,8 @@ type Proxy struct {
 	Variant kernel.Variant
 	// Forecast says what userspace would do with a client's next connection.
 	Forecast func(service.Protocol, netip.AddrPort, plan.Client) (userspace.Forecast, bool)
+	// Connections is what userspace carries.
+	Connections func() []userspace.Connection
 	// Missing says which of kproxy's own routes and rules aren't there.
 	Missing func() ([]string, error)
 	// Render says what a plan wants in the kernel. It is given plans of one service.
