@@ -1,21 +1,24 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"math"
-	"slices"
+	"os"
 	"time"
 
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sync/errgroup"
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/view"
 )
 
-// labUp runs the lab until Ctrl-C, with a live view.
+// labUp runs the lab until the user leaves: on a terminal with a screen to
+// watch it by, else with a line for what happens.
 func labUp(c *cli.Context) (err error) {
 	s, err := startLab(c.Context, c.String("mode"), c.Int("backends"), paceOf(c))
 	if err != nil {
@@ -25,7 +28,7 @@ func labUp(c *cli.Context) (err error) {
 		if stopErr := s.stop(); err == nil {
 			err = stopErr
 		}
-		fmt.Fprintln(c.App.Writer, "\nthe lab is down")
+		fmt.Fprintln(c.App.Writer, "the lab is down")
 	}()
 	var traffic *recentTraffic
 	if rate := c.Float64("traffic"); rate > 0 {
@@ -34,56 +37,73 @@ func labUp(c *cli.Context) (err error) {
 			return err
 		}
 	}
-	for {
-		if err := s.view(c.Context, c.App.Writer, traffic); err != nil && c.Context.Err() == nil {
-			return err
-		}
-		if !sleep(c.Context, time.Second) {
-			return nil
-		}
-	}
-}
-
-// view draws one frame: status, traffic, and what to try next.
-func (s *labSession) view(ctx context.Context, w io.Writer, traffic *recentTraffic) error {
-	var frame bytes.Buffer
-	fmt.Fprint(&frame, "\x1b[H\x1b[2J") // home, clear (ECMA-48)
-	st, err := s.client.Status(ctx)
+	st, err := s.client.Status(c.Context)
 	if err != nil {
-		fmt.Fprintf(&frame, "kproxy doesn't answer: %v\n", err)
-	} else if err := printStatus(&frame, st, true); err != nil {
 		return err
 	}
-	if traffic != nil {
-		fmt.Fprintf(&frame, "\nlast second of traffic: %s\n", traffic.second())
+	t := s.newTour(st)
+	if err := s.writeTour(&t); err != nil {
+		return fmt.Errorf("write the tour: %w", err)
 	}
-	if host, ok := s.net.HostAddress(); ok {
-		fmt.Fprintf(&frame, "\nJSON API and metrics: http://%s:10249/\n", host)
+	if canDraw(c.App.Writer) {
+		return s.watch(c.Context, st, &t, traffic)
 	}
-	fmt.Fprintf(&frame, `
-Try in another terminal:
-  kproxy pin --socket %[1]s/kproxy.sock default/web userspace   # or kernel, or auto
-  kproxy connections --socket %[1]s/kproxy.sock
-  ip netns exec %[2]s-client bash -c 'exec 3<>/dev/tcp/%[3]s; echo hello >&3; head -1 <&3'
-  ip netns exec %[2]s-node %[4]s
-  $EDITOR %[1]s/manifests/web.yaml                       # it is watched
-  pkill -9 -f 'kproxy run.*%[1]s'                        # traffic goes on; the lab doesn't restart it
-Ctrl-C takes all of it down.
-`, labDir, lab.DefaultPrefix, fmt.Sprintf("%s/%d", labService.Addr(), labService.Port()), rulesCommand(st))
-	_, err = w.Write(frame.Bytes())
-	return err
+	if err := printTour(c.App.Writer, &t); err != nil {
+		return err
+	}
+	return s.follow(c.Context, c.App.Writer, traffic)
 }
 
-// rulesCommand shows what lies beneath in the kernel.
-func rulesCommand(st plan.Status) string {
-	if slices.ContainsFunc(st.Services, func(s plan.ServiceStatus) bool { return s.Beneath == plan.IPVS }) {
-		return "ipvsadm -Ln                  # or iptables-save, or ipset list"
+// watch is the lab's screen: the status, the traffic, and the tour step by step.
+func (s *labSession) watch(ctx context.Context, st plan.Status, t *tour, traffic *recentTraffic) error {
+	v := screen{
+		client: s.client, status: s.client.Status, warm: &st,
+		model: view.New(view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: true, Guide: t.steps()}),
 	}
-	return "iptables-save"
+	if traffic != nil {
+		v.note = func() string { return "the client's last second: " + traffic.second() }
+	}
+	return v.run(ctx, os.Stdout)
+}
+
+// trafficEvery is how often the log has a line about the traffic.
+const trafficEvery = 10 * time.Second
+
+// follow logs what happens until ctx ends.
+func (s *labSession) follow(ctx context.Context, out io.Writer, traffic *recentTraffic) error {
+	log := slog.New(slog.NewTextHandler(out, nil))
+	var g errgroup.Group
+	g.Go(func() error {
+		for sleep(ctx, 0) {
+			err := s.client.Events(ctx, func(e plan.Event) { log.Info(e.Message, "kind", e.Kind, "service", e.Service) })
+			if ctx.Err() == nil {
+				log.Warn("kproxy has gone", "error", err)
+				s.awaitReturn(ctx)
+				log.Info("kproxy is there")
+			}
+		}
+		return nil
+	})
+	g.Go(func() error {
+		for traffic != nil && sleep(ctx, trafficEvery) {
+			log.Info("traffic", "lastSecond", traffic.second())
+		}
+		return nil
+	})
+	return g.Wait()
+}
+
+// awaitReturn waits until kproxy answers, or ctx ends.
+func (s *labSession) awaitReturn(ctx context.Context) {
+	for sleep(ctx, time.Second/4) {
+		if _, err := s.client.Status(ctx); err == nil {
+			return
+		}
+	}
 }
 
 // recentTraffic keeps connections coming and remembers the last stretch of
-// them: a stream is bounded, so one follows the other.
+// them: a stream is bounded, so one follows the other. For one goroutine.
 type recentTraffic struct {
 	current *lab.Traffic
 	config  lab.TrafficConfig
@@ -100,11 +120,14 @@ func (r *recentTraffic) start(ctx context.Context, s *labSession, rate float64) 
 // second describes the last second, and follows up a stream that is at its end.
 func (r *recentTraffic) second() string {
 	all := r.current.Results()
-	text := all.Since(time.Now().Add(-time.Second)).String()
+	recent := all.Since(time.Now().Add(-time.Second))
 	if len(all) >= r.config.Count && r.ctx.Err() == nil {
 		if next, err := lab.StartTraffic(r.ctx, r.config); err == nil {
 			r.current = next
 		}
 	}
-	return text
+	if len(recent) == 0 {
+		return "no exchange"
+	}
+	return recent.String()
 }

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"cmp"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/view"
+)
+
+// Files of a lab, for those who try things in it.
+const (
+	labSocket = labDir + "/kproxy.sock"
+	labPID    = labDir + "/kproxy.pid"   // of kproxy itself
+	labStart  = labDir + "/start-kproxy" // a script that starts it again
+	labTour   = labDir + "/tour.txt"
+)
+
+// tour is what there is to try in a running lab, each step with what to look
+// for. A test runs its commands.
+type tour struct {
+	self      string // how to call this program
+	mode      plan.Mode
+	beneath   plan.DataPlane // the kernel data plane; plan.None for none
+	dashboard string
+	manifest  string // file of the service
+	alive     time.Duration
+}
+
+// newTour describes the tour of a lab that runs.
+func (s *labSession) newTour(st plan.Status) tour {
+	t := tour{self: selfCommand(), mode: st.Mode, beneath: plan.None, manifest: s.manifest.Path(s.manifests), alive: s.pace.aliveTimeout()}
+	for i := range st.Services {
+		if b := st.Services[i].Beneath; b != "" && b != plan.None {
+			t.beneath = b
+		}
+	}
+	if host, ok := s.net.HostAddress(); ok {
+		t.dashboard = fmt.Sprintf("http://%s:10249/", host)
+	}
+	return t
+}
+
+// selfCommand is what somebody types to run this program: its name, where the
+// shell finds it.
+func selfCommand() string {
+	self, err := os.Executable()
+	if err != nil {
+		return "kproxy"
+	}
+	found, err := exec.LookPath("kproxy")
+	if err == nil {
+		found, err = filepath.EvalSymlinks(found)
+	}
+	if err == nil && found == self {
+		return "kproxy"
+	}
+	return self
+}
+
+// kproxy is a command to the lab's kproxy.
+func (t *tour) kproxy(command, args string) string {
+	return strings.TrimSpace(fmt.Sprintf("%s %s --socket %s %s", t.self, command, labSocket, args))
+}
+
+// ask sends a line to an address, as the lab's client.
+func ask(address string) string {
+	host, port, _ := strings.Cut(address, ":")
+	return fmt.Sprintf("ip netns exec %s-client bash -c 'exec 3<>/dev/tcp/%s/%s; echo hello >&3; head -1 <&3'", lab.DefaultPrefix, host, port)
+}
+
+func onNode(command string) string {
+	return fmt.Sprintf("ip netns exec %s-node %s", lab.DefaultPrefix, command)
+}
+
+// steps are the tour, as this lab's mode allows.
+func (t *tour) steps() []view.Step {
+	steps := []view.Step{{
+		Title: "Be a client", Commands: []string{ask(labService.String())},
+		Look: "a backend's name, b1, b2 or b3, and 10.1.0.2, the address it saw: the client's own. Repeat it: the backends take turns.",
+	}}
+	if t.beneath != plan.None {
+		steps = append(steps, t.planes()...)
+	}
+	steps = append(steps, t.rules(), view.Step{
+		Title: "Kill a backend",
+		Commands: []string{
+			fmt.Sprintf("ip netns exec %s-b2 iptables -I INPUT -p tcp -j REJECT --reject-with tcp-reset", lab.DefaultPrefix),
+			t.kproxy("status", "-o wide default/web:line"),
+			fmt.Sprintf("ip netns exec %s-b2 iptables -D INPUT -p tcp -j REJECT --reject-with tcp-reset", lab.DefaultPrefix),
+		},
+		Look: "10.2.0.3 goes down after two failed checks, within two seconds, and gets no new connections: the traffic goes to the others. After the last command it comes back.",
+	}, view.Step{
+		Title:    "Edit a manifest",
+		Commands: []string{fmt.Sprintf("sed -i 's/nodePort: 30080/nodePort: 30090/' %s", t.manifest), ask("10.1.0.1:30090")},
+		Look:     "the file is watched: the node answers on its new port at once. Edit it with an editor and break it on purpose: the status names file and line, and what was valid stays in force.",
+	})
+	if t.dashboard != "" {
+		steps = append(steps, view.Step{
+			Title: "Open the dashboard in a browser", Commands: []string{"curl -s " + t.dashboard + "api/v1/status"},
+			Look: t.dashboard + " has the same services, live; it only reads. The command shows what programs get.",
+		})
+	}
+	return append(steps, t.kill(), view.Step{
+		Title: "Compare the generations", Commands: []string{t.self + " lab compare --quick"},
+		Look: "the same work through every data plane that this host has, and without a proxy as the limit: how many connections a second, how long requests take, how much CPU they cost. The page has charts.",
+	})
+}
+
+// planes are the way into userspace and back to the kernel.
+func (t *tour) planes() []view.Step {
+	return []view.Step{{
+		Title:    "Pin the service to userspace, and see each connection",
+		Commands: []string{t.kproxy("pin", "default/web:line userspace"), t.kproxy("connections", "default/web:line")},
+		Look:     "state pinned. New connections are kproxy's own: it knows the age of each. Those that the kernel carries already go on in " + string(t.beneath) + " until they end.",
+	}, {
+		Title:    "Watch the offload happen",
+		Commands: []string{t.kproxy("pin", "default/web:line auto"), t.kproxy("status", "default/web:line")},
+		Look:     "state qualifying, with a countdown: a service must have been steady for 10 seconds. Then the data plane is " + string(t.beneath) + ", connections go through the kernel alone, and no exchange of the traffic failed on the way.",
+	}}
+}
+
+// rules is about what is in the kernel.
+func (t *tour) rules() view.Step {
+	step := view.Step{
+		Title:    "Read the rules",
+		Commands: []string{t.kproxy("trace", "--from 10.1.0.2 "+labService.String()), onNode("iptables-save -c -t nat")},
+		Look:     "trace follows a packet of the client through what is really in the kernel, rule by rule with its counters, to each endpoint and how likely it is. The second command shows all of the rules that kproxy made: their chains begin with KPROXY-.",
+	}
+	switch {
+	case t.beneath == plan.IPVS:
+		command := onNode("cat /proc/net/ip_vs")
+		if _, err := exec.LookPath("ipvsadm"); err == nil {
+			command = onNode("ipvsadm -Ln")
+		}
+		step.Commands = append(step.Commands, command)
+		step.Look += " The third shows the virtual servers: the address, the scheduler, and the real servers it chooses among."
+	case t.beneath == plan.None:
+		step.Look += " In mode userspace they do only one thing: bring packets to kproxy."
+	}
+	return step
+}
+
+// kill is about what a proxy that has died leaves.
+func (t *tour) kill() view.Step {
+	later := fmt.Sprintf("sleep %d; ", int((t.alive + 2*time.Second).Seconds()))
+	step := view.Step{
+		Title:    "Kill kproxy, and start it again",
+		Commands: []string{"kill -9 $(cat " + labPID + ")", later + ask(labService.String()), labStart + " >/dev/null 2>&1 &"},
+		Look:     "the screen says that kproxy has gone, and the traffic goes on: the rules are in the kernel. For up to " + t.alive.String() + " they still send services of userspace to a process that isn't there; then its heartbeat in the kernel has run out, and all of them go to the rules beneath. After the last command kproxy is back and adopts what it finds.",
+	}
+	if t.beneath == plan.None {
+		step.Commands[1] = later + t.kproxy("status", "; true")
+		step.Look = "the screen says that kproxy has gone, and the traffic fails: in mode userspace every connection goes through the process, and nothing lies beneath. The other modes differ in just that. After the last command it is back."
+	}
+	return step
+}
+
+// text is the tour as it is printed and written to a file.
+func (t *tour) text() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "Things to try in another terminal, as root (this is also in %s):\n", labTour)
+	for i, s := range t.steps() {
+		fmt.Fprintf(&b, "\n%d. %s\n", i+1, s.Title)
+		for _, c := range s.Commands {
+			fmt.Fprintf(&b, "     $ %s\n", c)
+		}
+		for part := range strings.SplitSeq(fold("Look for: "+s.Look, 76), "\n") {
+			fmt.Fprintf(&b, "   %s\n", part)
+		}
+	}
+	return b.String()
+}
+
+// fold breaks s at spaces into lines of at most width characters.
+func fold(s string, width int) string {
+	var b strings.Builder
+	column := 0
+	for word := range strings.FieldsSeq(s) {
+		if column > 0 && column+1+len(word) > width {
+			b.WriteByte('\n')
+			column = 0
+		} else if column > 0 {
+			b.WriteByte(' ')
+			column++
+		}
+		b.WriteString(word)
+		column += len(word)
+	}
+	return b.String()
+}
+
+// writeTour writes the files that the tour is about.
+func (s *labSession) writeTour(t *tour) error {
+	script := fmt.Sprintf("#!/bin/sh\n# Starts the lab's kproxy again, in this terminal.\necho $$ > %s\nexec ip netns exec %s %s", labPID, s.net.Node.Name, quote(s.proxy.Path))
+	for _, a := range s.proxy.Args {
+		script += " " + quote(a)
+	}
+	return cmp.Or(
+		os.WriteFile(labPID, fmt.Appendln(nil, s.proxy.PID()), 0o644),
+		os.WriteFile(labStart, []byte(script+"\n"), 0o755),
+		os.WriteFile(labTour, []byte(t.text()), 0o644),
+	)
+}
+
+// quote makes one word of s for a shell.
+func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
+
+// printTour tells those who look at a pipe or a file what there is to try.
+func printTour(w io.Writer, t *tour) error {
+	_, err := fmt.Fprintf(w, "the lab is up in mode %s; Ctrl-C takes all of it down\n\n%s\n", t.mode, t.text())
+	return err
+}
