@@ -99,7 +99,11 @@ func (m *Model) guideLines(width int) []line {
 	out := []line{rule(fmt.Sprintf("try in another terminal: %d of %d (n next, b back)", m.guideAt+1, len(m.guide)), width)}
 	out = append(out, styled(bold, step.Title))
 	for _, c := range step.Commands {
-		for _, part := range wrap(c, width-4, 4) {
+		parts := wrap(c, max(width-4, 1), 4)
+		for i, part := range parts {
+			if i < len(parts)-1 {
+				part += " \\" // so that it can be copied
+			}
 			out = append(out, styled(accent, "  "+part))
 		}
 	}

@@ -20,6 +20,7 @@ const (
 	labSocket = labDir + "/kproxy.sock"
 	labPID    = labDir + "/kproxy.pid"   // of kproxy itself
 	labStart  = labDir + "/start-kproxy" // a script that starts it again
+	labAsk    = labDir + "/ask"          // a script that connects as the client
 	labTour   = labDir + "/tour.txt"
 )
 
@@ -71,10 +72,14 @@ func (t *tour) kproxy(command, args string) string {
 }
 
 // ask sends a line to an address, as the lab's client.
-func ask(address string) string {
-	host, port, _ := strings.Cut(address, ":")
-	return fmt.Sprintf("ip netns exec %s-client bash -c 'exec 3<>/dev/tcp/%s/%s; echo hello >&3; head -1 <&3'", lab.DefaultPrefix, host, port)
-}
+func ask(host string, port int) string { return fmt.Sprintf("%s %s %d", labAsk, host, port) }
+
+// askScript is the client in the lab: bash opens TCP connections itself.
+const askScript = `#!/bin/sh
+# Connects to HOST PORT as the lab's client, sends a line, and prints the answer:
+# the backend's name, the address that it saw, and the line.
+exec ip netns exec %s bash -c 'exec 3<>"/dev/tcp/$0/$1" && echo hello >&3 && head -n 1 <&3' "$1" "$2"
+`
 
 func onNode(command string) string {
 	return fmt.Sprintf("ip netns exec %s-node %s", lab.DefaultPrefix, command)
@@ -83,7 +88,7 @@ func onNode(command string) string {
 // steps are the tour, as this lab's mode allows.
 func (t *tour) steps() []view.Step {
 	steps := []view.Step{{
-		Title: "Be a client", Commands: []string{ask(labService.String())},
+		Title: "Be a client", Commands: []string{ask(labService.Addr().String(), int(labService.Port()))},
 		Look: "a backend's name, b1, b2 or b3, and 10.1.0.2, the address it saw: the client's own. Repeat it: the backends take turns.",
 	}}
 	if t.beneath != plan.None {
@@ -99,14 +104,16 @@ func (t *tour) steps() []view.Step {
 		Look: "10.2.0.3 goes down after two failed checks, within two seconds, and gets no new connections: the traffic goes to the others. After the last command it comes back.",
 	}, view.Step{
 		Title:    "Edit a manifest",
-		Commands: []string{fmt.Sprintf("sed -i 's/nodePort: 30080/nodePort: 30090/' %s", t.manifest), ask("10.1.0.1:30090")},
+		Commands: []string{fmt.Sprintf("sed -i 's/nodePort: 30080/nodePort: 30090/' %s", t.manifest), ask("10.1.0.1", 30090)},
 		Look:     "the file is watched: the node answers on its new port at once. Edit it with an editor and break it on purpose: the status names file and line, and what was valid stays in force.",
 	})
 	if t.dashboard != "" {
-		steps = append(steps, view.Step{
-			Title: "Open the dashboard in a browser", Commands: []string{"curl -s " + t.dashboard + "api/v1/status"},
-			Look: t.dashboard + " has the same services, live; it only reads. The command shows what programs get.",
-		})
+		step := view.Step{Title: "Open the dashboard in a browser", Look: t.dashboard + " has the same services, live; it only reads."}
+		if _, err := exec.LookPath("curl"); err == nil {
+			step.Commands = []string{"curl -s " + t.dashboard + "api/v1/status"}
+			step.Look += " The command shows what programs get."
+		}
+		steps = append(steps, step)
 	}
 	return append(steps, t.kill(), view.Step{
 		Title: "Compare the generations", Commands: []string{t.self + " lab compare --quick"},
@@ -153,7 +160,7 @@ func (t *tour) kill() view.Step {
 	later := fmt.Sprintf("sleep %d; ", int((t.alive + 2*time.Second).Seconds()))
 	step := view.Step{
 		Title:    "Kill kproxy, and start it again",
-		Commands: []string{"kill -9 $(cat " + labPID + ")", later + ask(labService.String()), labStart + " >/dev/null 2>&1 &"},
+		Commands: []string{"kill -9 $(cat " + labPID + ")", later + ask(labService.Addr().String(), int(labService.Port())), labStart + " >/dev/null 2>&1 &"},
 		Look:     "the screen says that kproxy has gone, and the traffic goes on: the rules are in the kernel. For up to " + t.alive.String() + " they still send services of userspace to a process that isn't there; then its heartbeat in the kernel has run out, and all of them go to the rules beneath. After the last command kproxy is back and adopts what it finds.",
 	}
 	if t.beneath == plan.None {
@@ -206,6 +213,7 @@ func (s *labSession) writeTour(t *tour) error {
 	return cmp.Or(
 		os.WriteFile(labPID, fmt.Appendln(nil, s.proxy.PID()), 0o644),
 		os.WriteFile(labStart, []byte(script+"\n"), 0o755),
+		os.WriteFile(labAsk, fmt.Appendf(nil, askScript, s.net.Client.Name), 0o755),
 		os.WriteFile(labTour, []byte(t.text()), 0o644),
 	)
 }
