@@ -16,17 +16,17 @@ export function layout(width, endpoints) {
 }
 
 function rightwards(width, n) {
-  const lane = Math.max(44, Math.round(width * 0.052)); // room for a line and its label
-  const free = width - 4 * lane - 16;
-  const w = { client: free * 0.15, hook: free * 0.17, check: free * 0.215, branch: free * 0.235, endpoint: free * 0.23 };
+  const lane = Math.max(52, Math.round(width * 0.062)); // room for a line and its label
+  const free = width - 4.25 * lane - 28;
+  const w = { client: free * 0.145, hook: free * 0.185, check: free * 0.215, branch: free * 0.215, endpoint: free * 0.24 };
   const column = Math.max(n, 1) * endpointHeight + (Math.max(n, 1) - 1) * gap;
   const user = 118, kernel = Math.max(178, column + 60 - user), top = 8;
   const height = top + user + kernel + 8;
   const middle = top + user + kernel / 2 + 8;
   const x = { client: 2 };
-  x.hook = x.client + w.client + lane;
-  x.check = x.hook + w.hook + lane * 0.75;
-  x.branch = x.check + w.check + lane * 1.25;
+  x.hook = x.client + w.client + lane * 1.25;
+  x.check = x.hook + w.hook + lane * 0.5;
+  x.branch = x.check + w.check + lane * 1.5;
   x.endpoint = x.branch + w.branch + lane + 12;
   const box = (left, centre, wide, high) => ({ x: round(left), y: round(centre - high / 2), w: round(wide), h: high });
   const boxes = {

@@ -92,7 +92,7 @@ function endpoints(row, trace, service) {
   all.sort((a, b) => Number(b.usable) - Number(a.usable));
   const total = Math.max(row.endpoints.total, all.length);
   const shown = total > most ? all.slice(0, most - 1) : all;
-  return { endpoints: shown, hidden: total - shown.length, usable: row.endpoints.usable, total };
+  return { endpoints: shown, all, hidden: total - shown.length, usable: row.endpoints.usable, total };
 }
 
 // shape names what decides the diagram's boxes and lines; while it stays the same,

@@ -90,6 +90,12 @@ export function sentence(text) {
   return /[.!?…]$/.test(first) ? first : first + ".";
 }
 
+// why is the reason for a row's data plane, as a sentence.
+export function why(row) {
+  if (row.reason === "qualified") return "Qualified: steady endpoints, and connections that worked.";
+  return sentence(row.reason);
+}
+
 // capital only makes the first letter large.
 export function capital(text) {
   return text ? text[0].toUpperCase() + text.slice(1) : "";

@@ -7,8 +7,9 @@ import { get } from "./api.js";
 
 export const figures = ["active", "connections", "bytesIn", "bytesOut", "failed", "retried"];
 
-// slots is how many samples are kept: three minutes at one a second.
-export const slots = 180;
+// slots is how many samples are kept, as many as kproxy keeps: five minutes at one
+// every two seconds.
+export const slots = 150;
 
 // batch is how many services one request asks for: addresses have a limit.
 const batch = 40;

@@ -19,7 +19,9 @@ export class Charts {
   #charts = charts.map((c) => ({ ...c, ...chart(c) }));
   el = h("div", { class: "charts" }, this.#charts.map((c) => c.el));
 
-  show(track) {
+  // show draws a track whose samples are interval seconds apart.
+  show(track, interval) {
+    const span = format.duration(slots * interval);
     for (const c of this.#charts) {
       const values = c.of(track);
       const top = values.reduce((a, b) => Math.max(a, b), 0);
@@ -28,7 +30,8 @@ export class Charts {
       c.under.setAttribute("d", area(values, box));
       setText(c.value, c.print(values.at(-1) ?? 0));
       setText(c.scale, c.print(box.max));
-      setAttr(c.svg, "aria-label", `${c.title}, last 3 minutes: now ${c.print(values.at(-1) ?? 0)}, at most ${c.print(top)}`);
+      setText(c.begin, `${span} ago`);
+      setAttr(c.svg, "aria-label", `${c.title}, last ${span}: now ${c.print(values.at(-1) ?? 0)}, at most ${c.print(top)}`);
       setAttr(c.el, "data-tone", c.tone && top > 0 ? c.tone : null);
     }
   }
@@ -37,8 +40,8 @@ export class Charts {
 function chart({ title }) {
   const under = s("path", { class: "under" }), over = s("path", { class: "over" });
   const svg = s("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" }, s("path", { class: "grid", d: `M0 .5H${width}M0 ${height - 0.5}H${width}` }), under, over);
-  const value = h("span", { class: "big number" }), scale = h("span", { class: "scale-end number dim", "aria-hidden": "true" });
-  return { under, over, svg, value, scale, el: h("figure", { class: "panel figure-panel" }, h("figcaption", { class: "small dim", text: title }), value, h("div", { class: "chart-box" }, scale, svg), h("p", { class: "axis dim", "aria-hidden": "true" }, h("span", { text: "3 min ago" }), h("span", { text: "now" }))) };
+  const value = h("span", { class: "big number" }), scale = h("span", { class: "scale-end number dim", "aria-hidden": "true" }), begin = h("span");
+  return { under, over, svg, value, scale, begin, el: h("figure", { class: "panel figure-panel" }, h("figcaption", { class: "small dim", text: title }), value, h("div", { class: "chart-box" }, scale, svg), h("p", { class: "axis dim", "aria-hidden": "true" }, begin, h("span", { text: "now" }))) };
 }
 
 function both(a, b) {

@@ -62,10 +62,10 @@ export class Diagram {
     const userspace = p.taken === "userspace", kernel = p.taken === "kernel";
     const out = [
       this.#box(l.boxes.client, { heading: "Client", lines: [() => p.client.from || words.capital(p.client.who), () => (p.client.from ? p.client.who : "")], taken: true }),
-      this.#box(l.boxes.hook, { heading: `Hook ${p.hook}`, lines: [() => (p.hook === "OUTPUT" ? "packets this node sends" : "packets that arrive"), (x) => counter(x.packets.hook)], taken: p.taken !== "none" || true }),
+      this.#box(l.boxes.hook, { heading: p.hook, lines: [() => (p.hook === "OUTPUT" ? "packets it sends" : "arriving packets"), (x) => counter(x.packets.hook)], taken: true }),
       this.#box(l.boxes.check, { heading: "The portal asks", lines: [(x) => mark(x.alive) + (x.alive ? " kproxy is alive" : " kproxy isn’t alive"), (x) => mark(x.inSet) + (x.inSet ? " in the userspace set" : " not in the userspace set")], taken: true }),
-      this.#box(l.boxes.userspace, { heading: "kproxy’s listener", plane: "userspace", icon: "i-userspace", taken: userspace, lines: [() => `picks: ${p.algorithm}`, () => (userspace ? "relays every byte" : "not taken")] }),
-      this.#box(l.boxes.kernel, { heading: p.userspaceOnly ? "No kernel rules" : p.beneath === "ipvs" ? "Virtual server" : "DNAT chain", plane: p.beneath, icon: plane.icon, taken: kernel, lines: this.#kernelLines(p, kernel) }),
+      this.#box(l.boxes.userspace, { heading: l.vertical ? "kproxy" : "kproxy’s listener", plane: "userspace", icon: "i-userspace", taken: userspace, lines: [() => `picks: ${p.algorithm}`, () => (userspace ? "relays every byte" : "not taken")] }),
+      this.#box(l.boxes.kernel, { heading: p.userspaceOnly ? "No rules" : p.beneath !== "ipvs" ? "DNAT chain" : l.vertical ? "IPVS" : "Virtual server", plane: p.beneath, icon: plane.icon, taken: kernel, lines: this.#kernelLines(p, kernel) }),
     ];
     return s("g", null, out);
   }
@@ -101,8 +101,11 @@ export class Diagram {
       const g = s("g", { class: `box endpoint ${e.usable && p.taken !== "none" ? "taken" : "idle"}`, "data-health": e.health },
         s("rect", { x: b.x, y: b.y, width: b.w, height: b.h, rx: 8 }),
         s("use", { class: "mark", href: `#${healthIcon(e)}`, x: b.x + 11, y: b.y + 9, width: 12, height: 12 }),
-        s("text", { class: "heading mono", x: b.x + 29, y: b.y + 20, text: fit(e.address, b.w - 38, 14) }),
+        s("text", { class: "heading mono", x: b.x + 29, y: b.y + 20, text: fit(e.address, b.w - 78, 14) }),
         s("title", { text: [e.address, words.health(e.health).label, e.why].filter(Boolean).join(": ") }));
+      const chance = s("text", { class: "chance", x: b.x + b.w - 10, y: b.y + 20, "text-anchor": "end" });
+      this.#texts.set(chance, (x) => (now(x).usable && now(x).probability !== undefined ? format.percent(now(x).probability) : ""));
+      g.append(chance);
       const line = s("text", { class: "detail", x: b.x + 29, y: b.y + 37 });
       this.#texts.set(line, (x) => fit(detail(now(x)), b.w - 36, small));
       g.append(line);
@@ -138,8 +141,8 @@ export class Diagram {
       labels.push(el);
     };
     label("client-hook", (x) => `${format.rate(x.newPerSecond)} new/s`);
-    label("check-userspace", () => (p.taken === "userspace" ? "yes: REDIRECT" : "if both: yes"), l.vertical ? 4 : -4);
-    label("check-kernel", () => (p.taken === "userspace" ? "otherwise" : p.taken === "none" ? "no" : "no: goes on"), 16);
+    label("check-userspace", () => (l.vertical ? "yes, twice" : p.taken === "userspace" ? "yes: REDIRECT" : "if both: yes"), l.vertical ? 4 : -4);
+    label("check-kernel", () => (l.vertical ? "no" : p.taken === "userspace" ? "otherwise" : p.taken === "none" ? "no" : "no: goes on"), 16);
     return s("g", null, idle, taken, labels);
   }
 
@@ -161,9 +164,8 @@ function summary(p) {
 function detail(e) {
   const parts = [];
   if (!e.usable) return e.health === "down" ? "down: gets no connections" : "gets no new connections";
-  if (e.probability !== undefined) parts.push(format.percent(e.probability));
   if (e.active !== undefined) parts.push(`${format.count(e.active)} active`);
-  if (e.packets !== undefined && e.packets !== null) parts.push(`${format.count(e.packets)} chosen`);
+  if (e.packets !== undefined && e.packets !== null) parts.push(`${format.count(e.packets)} packets`);
   return parts.join(" · ") || e.health;
 }
 

@@ -27,7 +27,7 @@ export function segments(changes, now) {
 // table makes the table of a /api/v1/service answer.
 export function table(answer, path, now) {
   const history = new Map((answer.health ?? []).map((x) => [x.address, x.changes ?? []]));
-  const chance = new Map(path.endpoints.map((e) => [e.address, e.probability]));
+  const chance = new Map(path.all.map((e) => [e.address, e.probability]));
   const head = (text, end) => h("th", { scope: "col", class: end ? "end" : null, text });
   return h("table", { class: "data endpoints-table" },
     h("thead", null, h("tr", null, head("Endpoint"), head("Health"), head("Last 15 minutes"), head("Chance", true), head("Active", true), head("Total", true), head("Failures", true))),

@@ -123,7 +123,7 @@ export class List {
     if (this.#height === 0) {
       const probe = h("div", { class: "row" });
       this.#body.append(probe);
-      this.#height = probe.getBoundingClientRect().height;
+      this.#height = probe.getBoundingClientRect().height + parseFloat(getComputedStyle(probe).marginBottom);
       probe.remove();
     }
     return this.#height;

@@ -21,9 +21,10 @@ export class Overview {
   #totals = new Totals((plane) => this.#change({ plane: this.#filter.plane === plane ? "" : plane }));
   #filters = new Filters((fields) => this.#change(fields));
   #timeline = new Timeline({ most: 60, named: true });
+  #latest = h("span", { class: "latest small" });
   #count = h("p", { class: "shown dim small", role: "status" });
   #empty = h("div", { class: "empty" });
-  #events = h("details", { class: "panel recent" }, h("summary", null, h("h2", { text: "Recent changes" })), this.#timeline.el, h("p", { class: "dim small none-yet", text: "Nothing has changed since kproxy began to keep events. Offloads, recalls and endpoints that go down or come back are listed here." }));
+  #events = h("details", { class: "panel recent" }, h("summary", null, h("h2", { text: "Recent changes" }), this.#latest), this.#timeline.el, h("p", { class: "dim small none-yet", text: "Nothing has changed since kproxy began to keep events. Offloads, recalls and endpoints that go down or come back are listed here." }));
   #list;
   #selected = [];
   #sortedAt = 0;
@@ -88,6 +89,8 @@ export class Overview {
     const now = this.#store.now();
     if (changed.has("timeline") || changed.has("tick")) {
       this.#timeline.show(this.#store.events, now);
+      const [last] = this.#store.events;
+      setText(this.#latest, last ? `${format.ago(last.time, now)}: ${last.service ?? ""}, ${last.message}` : "none yet");
       this.#events.classList.toggle("quiet", this.#store.events.length === 0);
     }
     if (changed.has("rows")) this.#rows(now);

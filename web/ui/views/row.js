@@ -4,7 +4,7 @@
 import { h, icon, setAttr, setText } from "../lib/dom.js";
 import * as format from "../lib/format.js";
 import * as route from "../lib/route.js";
-import { sentence } from "../lib/words.js";
+import { sentence, why as reasonOf } from "../lib/words.js";
 import { slots } from "../state/history.js";
 import { dots, pill, spark, stateMark } from "./parts.js";
 
@@ -74,14 +74,14 @@ export class Row {
     setAttr(this.#addresses, "title", row.addresses.join("\n"));
     p.plane.show(row.dataplane);
     p.state.show(row.state);
-    const why = row.degraded ? `${sentence(row.reason)} ${sentence(row.degraded)}` : sentence(row.reason);
+    const why = row.degraded ? `${reasonOf(row)} ${sentence(row.degraded)}` : reasonOf(row);
     setText(this.#reason, why);
     setAttr(this.#reason, "title", why);
     p.dots.show(row);
     setText(this.#active, format.count(row.connections.active));
     setText(this.#rate, format.rate(row.rates.connections));
     const { failed, retried } = row.connections;
-    setText(this.#errors, failed + retried === 0 ? "none" : [failed > 0 ? `${format.count(failed)} failed` : "", retried > 0 ? `${format.count(retried)} retried` : ""].filter(Boolean).join(", "));
+    setText(this.#errors, failed + retried === 0 ? "no errors" : [failed > 0 ? `${format.count(failed)} failed` : "", retried > 0 ? `${format.count(retried)} retried` : ""].filter(Boolean).join(", "));
     setAttr(this.#errors, "data-tone", row.rates.failed > 0 ? "bad" : failed > 0 ? "warn" : null);
     const trouble = row.problems?.length > 0 ? row.problems.join("\n") : "";
     this.#trouble.hidden = trouble === "";

@@ -6,7 +6,7 @@ import { byId, h, icon, setAttr, setText } from "../lib/dom.js";
 import * as format from "../lib/format.js";
 import * as pathOf from "../lib/path.js";
 import * as route from "../lib/route.js";
-import { sentence } from "../lib/words.js";
+import { sentence, why } from "../lib/words.js";
 import { get } from "../state/api.js";
 import { Charts } from "./charts.js";
 import * as connections from "./connections.js";
@@ -64,13 +64,12 @@ export class ServicePage {
       h("a", { class: "back", href: "#/" }, icon("i-back"), "All services"),
       h("div", { class: "service-title" }, this.#title, this.#pill.el, this.#state.el),
       this.#address, h("p", { class: "service-reason" }, this.#reason, " ", this.#countdown));
-    this.#body = h("div", { class: "service-body" }, this.#troubles,
+    this.#body = h("div", { class: "service-body" }, this.#troubles, this.#charts.el,
       panel("p-path", [h("h2", { text: "The way of a connection" }), h("span", { class: "end" }, this.#tracer.el)], h("div", { class: "path-grid" }, drawing, h("div", { class: "path-words" }, this.#findings, this.#story)), this.#rules),
-      this.#charts.el,
       h("div", { class: "service-grid" },
+        panel("p-explain", this.#explained, this.#explain),
         panel("p-endpoints", h("h2", { text: "Endpoints" }), this.#endpoints),
         panel("p-timeline", h("h2", { text: "What happened" }), this.#quiet, this.#timeline.el),
-        panel("p-explain", this.#explained, this.#explain),
         panel("p-connections", [h("h2", { text: "Live connections" }), this.#count], this.#connections)));
     this.#page.append(head, this.#gone, this.#body);
     this.#diagram = new Diagram(drawing);
@@ -169,7 +168,7 @@ export class ServicePage {
       return;
     }
     this.#head(row, now);
-    this.#charts.show(this.#history.track(this.#key));
+    this.#charts.show(this.#history.track(this.#key), this.#store.meta.intervalSeconds);
     const path = pathOf.build({ row, trace: this.#answers.trace, service: this.#answers.service, alive: this.#store.meta.alive });
     this.#diagram.show(path);
     this.#words(path);
@@ -181,7 +180,7 @@ export class ServicePage {
     this.#pill.show(row.dataplane);
     this.#state.show(row.state);
     setText(this.#address, [...row.addresses, row.nodePort ? `node port ${row.nodePort}` : "", row.protocol, row.algorithm.replaceAll("-", " ")].filter(Boolean).join("  ·  "));
-    setText(this.#reason, `Why there: ${sentence(row.reason)}`);
+    setText(this.#reason, `Why there: ${why(row)}`);
     const left = format.countdown(row.qualifiesAt, now);
     setText(this.#countdown, left && row.dataplane === "userspace" ? `Moves to the kernel in ${left}, if nothing changes.` : "");
     const troubles = [row.degraded, ...(row.problems ?? [])].filter(Boolean);
@@ -203,7 +202,7 @@ export class ServicePage {
   #tables(path, now) {
     const { service, connections: open } = this.#answers;
     // Strips move on: draw them anew every few seconds at least.
-    if (service) this.#once("endpoints", [service.service.endpoints, service.health, path.endpoints.map((e) => e.probability), Math.floor(now / 5000)], () => this.#endpoints.replaceChildren(endpoints.table(service, path, now)));
+    if (service) this.#once("endpoints", [service.service.endpoints, service.health, path.all.map((e) => e.probability), Math.floor(now / 5000)], () => this.#endpoints.replaceChildren(endpoints.table(service, path, now)));
     this.#once("connections", open, () => {
       this.#connections.replaceChildren(connections.table(open));
       setText(this.#count, open.length > 0 ? format.exact(open.length) : "");

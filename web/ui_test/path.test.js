@@ -1,0 +1,75 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import { recentClient } from "../ui/lib/clients.js";
+import { layout, narrow } from "../ui/lib/layout.js";
+import * as path from "../ui/lib/path.js";
+import { row } from "./rows.js";
+
+const portal = (outcome) => ({ hook: "PREROUTING", table: "nat", chain: "KPROXY-PORTAL", kind: "rule", text: "-A KPROXY-PORTAL -j REDIRECT", outcome, packets: 7 });
+
+test("the branch that is taken is the one that the kernel's rules lead to", () => {
+  for (const [name, input, want] of [
+    ["no trace: as kproxy intends", { row: row("a/b", { dataplane: "userspace" }) }, "userspace"],
+    ["no trace, offloaded", { row: row("a/b") }, "kernel"],
+    ["no trace, not served", { row: row("a/b", { dataplane: "none" }) }, "none"],
+    ["the trace met the listener", { row: row("a/b"), trace: { verdict: "forwarded", steps: [portal("matches"), { hook: "userspace", kind: "listener" }] } }, "userspace"],
+    ["kproxy is dead: the kernel, whatever was intended", { row: row("a/b", { dataplane: "userspace" }), trace: { verdict: "forwarded", steps: [portal("no match")] } }, "kernel"],
+    ["refused", { row: row("a/b"), trace: { verdict: "refused", steps: [] } }, "none"],
+  ]) assert.equal(path.build({ alive: true, service: null, trace: null, ...input }).taken, want, name);
+});
+
+test("endpoints are those that the trace knows, joined with their health", () => {
+  const p = path.build({ row: row("a/b"), alive: true, service: null, trace: { verdict: "forwarded", steps: [], candidates: [{ endpoint: "10.2.0.2:8080", probability: 1, usable: true, health: "up", packets: 4 }, { endpoint: "10.2.0.3:8080", probability: 0, usable: false, health: "down" }] } });
+  assert.deepEqual(p.endpoints.map((e) => [e.address, e.probability, e.usable, e.health]), [["10.2.0.2:8080", 1, true, "up"], ["10.2.0.3:8080", 0, false, "down"]]);
+});
+
+test("without a trace usable endpoints share evenly", () => {
+  const p = path.build({ row: row("a/b"), alive: true, service: null, trace: null });
+  assert.deepEqual(p.endpoints.map((e) => e.probability), [0.5, 0.5]);
+});
+
+test("many endpoints are drawn as some and a number", () => {
+  const dots = Array.from({ length: 12 }, (_, i) => ({ address: `10.2.0.${i + 2}:80`, health: "up", usable: true }));
+  const p = path.build({ row: row("a/b", { dots, endpoints: { total: 40, up: 40, down: 0, unknown: 0, usable: 40 } }), alive: true, service: null, trace: null });
+  assert.equal(p.endpoints.length + p.hidden, 40);
+  assert.ok(p.endpoints.length < 10);
+});
+
+test("the story says what stops a connection", () => {
+  const p = path.build({ row: row("a/b", { dataplane: "none", reason: "it has no endpoints" }), alive: true, service: null, trace: null });
+  const last = path.story(p).at(-1);
+  assert.equal(last.kind, "bad");
+  assert.match(last.text, /no endpoints/);
+});
+
+test("the story tells a dead kproxy from an offloaded service", () => {
+  const told = (alive) => path.story(path.build({ row: row("a/b"), alive, service: null, trace: null })).map((x) => x.text).join(" ");
+  assert.match(told(true), /was offloaded/);
+  assert.match(told(false), /heartbeat has stopped/);
+});
+
+for (const width of [300, 336, 640, narrow, 900, 1240, 1800]) {
+  test(`boxes keep to the picture and apart from each other at ${width} px`, () => {
+    for (const n of [0, 1, 3, 8]) {
+      const l = layout(width, n);
+      const boxes = Object.entries(l.boxes);
+      assert.equal(boxes.length, 5 + n);
+      for (const [id, b] of boxes) {
+        assert.ok(b.x >= 0 && b.y >= 0 && b.w > 60 && b.x + b.w <= width + 0.1 && b.y + b.h <= l.height, `${id} of ${n}: ${JSON.stringify(b)}`);
+        for (const [other, c] of boxes) {
+          const apart = id === other || b.x + b.w <= c.x || c.x + c.w <= b.x || b.y + b.h <= c.y || c.y + c.h <= b.y;
+          assert.ok(apart, `${id} and ${other} of ${n}`);
+        }
+      }
+      for (const [id, e] of Object.entries(l.edges)) assert.doesNotMatch(e.d, /NaN/, id);
+    }
+  });
+}
+
+test("a recent client is one that could reach the address", () => {
+  const open = [{ client: "10.1.0.2:4000" }, { client: "10.1.0.3:4000" }, { client: "10.1.0.3:4001" }, { client: "[fd00::5]:4000" }];
+  assert.equal(recentClient(open, "10.96.0.10:80"), "10.1.0.3");
+  assert.equal(recentClient(open, "[fd00:96::1]:80"), "fd00::5");
+  assert.equal(recentClient([], "10.96.0.10:80"), "");
+});
