@@ -40,19 +40,19 @@ type Config struct {
 
 // Sizes bound one run of each load.
 type Sizes struct {
-	Time        time.Duration // of throughput and of new connections
-	Short       time.Duration // of the others
-	Connections int
-	Exchanges   int
-	Sessions    int
-	Firsts      int
+	Time        time.Duration `json:"timeNanoseconds"`  // of throughput, new connections and sessions, and first packets
+	Short       time.Duration `json:"shortNanoseconds"` // of the others
+	Connections int           `json:"connections"`
+	Exchanges   int           `json:"exchanges"`
+	Sessions    int           `json:"sessions"`
+	Firsts      int           `json:"firsts"`
 }
 
-// DefaultConfig takes about three minutes.
+// DefaultConfig takes two to four minutes.
 func DefaultConfig() Config {
 	return Config{
-		Prefix: lab.DefaultPrefix, Repeat: 3, Services: []int{10, 1000, 10000}, Slow: 1,
-		Sizes: Sizes{Time: 1500 * time.Millisecond, Short: time.Second, Connections: 25000, Exchanges: 40000, Sessions: 2000, Firsts: 1000},
+		Prefix: lab.DefaultPrefix, Repeat: 5, Services: []int{10, 1000, 10000}, Slow: 1,
+		Sizes: Sizes{Time: 1500 * time.Millisecond, Short: time.Second, Connections: 25000, Exchanges: 40000, Sessions: 4500, Firsts: 1000},
 	}
 }
 
@@ -60,7 +60,7 @@ func DefaultConfig() Config {
 func QuickConfig() Config {
 	c := DefaultConfig()
 	c.Repeat, c.Services = 2, []int{10, 1000}
-	c.Sizes = Sizes{Time: 500 * time.Millisecond, Short: 250 * time.Millisecond, Connections: 8000, Exchanges: 10000, Sessions: 500, Firsts: 300}
+	c.Sizes = Sizes{Time: 500 * time.Millisecond, Short: 250 * time.Millisecond, Connections: 8000, Exchanges: 10000, Sessions: 1500, Firsts: 300}
 	return c
 }
 

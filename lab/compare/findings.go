@@ -52,29 +52,46 @@ func percent(s Spread) string {
 	return fmt.Sprintf("%s%% (%s–%s%%)", p(s.Median), p(s.Min), p(s.Max))
 }
 
+func percentRange(s Spread) string { return fmt.Sprintf("%.0f–%.0f%%", 100*s.Min, 100*s.Max) }
+
 const cantTell = "no difference that these rounds can tell"
 
 // findLimit: each plane against no proxy at all.
 func findLimit(r *Report) []string {
 	var out []string
 	for _, p := range r.proxied() {
-		var parts []string
+		var told, untold []string
 		for _, f := range []struct{ key, what string }{
-			{keyThroughput, "%s of the throughput"}, {keyConnections, "%s of the new connections per second"}, {keySessions, "%s of the new UDP sessions per second"},
+			{keyThroughput, "the throughput"}, {keyConnections, "the new connections per second"}, {keySessions, "the new UDP sessions per second"},
 		} {
 			q, tell, ok := versus(r.Row(f.key, 0), p, Direct)
 			switch {
 			case ok && tell:
-				parts = append(parts, fmt.Sprintf(f.what, percent(q)))
+				told = append(told, percent(q)+" of "+f.what)
 			case ok:
-				parts = append(parts, fmt.Sprintf(f.what, percent(q))+", "+cantTell)
+				untold = append(untold, fmt.Sprintf("%s (%s)", f.what, percentRange(q)))
 			}
 		}
-		if len(parts) > 0 {
-			out = append(out, fmt.Sprintf("Compared with direct routing, %s reached %s.", p.Name(), strings.Join(parts, "; ")))
+		var said []string
+		if len(told) > 0 {
+			said = append(said, p.Name()+" reached "+list(told))
+		}
+		if len(untold) > 0 {
+			said = append(said, fmt.Sprintf("%s: %s in %s", p.Name(), cantTell, list(untold)))
+		}
+		if len(said) > 0 {
+			out = append(out, fmt.Sprintf("Direct routing is 100%%: %s.", strings.Join(said, "; ")))
 		}
 	}
 	return out
+}
+
+// list joins as a sentence does.
+func list(words []string) string {
+	if len(words) < 2 {
+		return strings.Join(words, "")
+	}
+	return strings.Join(words[:len(words)-1], ", ") + " and " + words[len(words)-1]
 }
 
 // findGenerations: userspace against what the kernel does.
@@ -90,10 +107,7 @@ func findGenerations(r *Report) []string {
 			out = append(out, sentence(r.Row(f.key, 0), Userspace, p, f.what)...)
 		}
 	}
-	if out2 := sentence(r.Row(keyConnectionsCPU, 0), IPVS, IPTables, "the processor time per new connection"); len(out2) > 0 {
-		out = append(out, out2...)
-	}
-	return out
+	return append(out, sentence(r.Row(keyConnectionsCPU, 0), IPVS, IPTables, "the processor time per new connection")...)
 }
 
 // sentence compares a with b; nothing if one wasn't measured.
@@ -168,7 +182,7 @@ func findUserspaceAccepts(r *Report) []string {
 	if !ok || !ok2 {
 		return nil
 	}
-	return []string{fmt.Sprintf("Through userspace, connecting took %s as long as directly, and the first answer %s: kproxy accepts a connection itself and opens the second one after, so its cost shows in the answer.", times(c), times(a))}
+	return []string{fmt.Sprintf("Through userspace, connecting took %s as long as directly, and the first answer %s; a connection counts as made when kproxy has accepted it, before it has one to a backend.", times(c), times(a))}
 }
 
 func findProgramming(r *Report) []string {

@@ -26,7 +26,6 @@ var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
 type page struct {
 	*Report
 	Sections []section
-	Parts    []string
 }
 
 // section is a few figures that belong together.
@@ -65,9 +64,6 @@ func (r *Report) WriteHTML(w io.Writer) error {
 			if rows := r.rows(key); len(rows) > 0 {
 				c := newChart(fmt.Sprintf("chart-%s", key), rows, func(row *Row) string { return servicesLabel(row.Services) })
 				out.Figures = append(out.Figures, figureOnPage{c, rows})
-				if len(c.Parts) > 0 {
-					p.Parts = c.Parts
-				}
 			}
 		}
 		if len(out.Figures) > 0 {

@@ -172,10 +172,12 @@ func capability(st plan.Status, name string) string {
 	return ""
 }
 
-// lastLine is what a program said before it ended, without its own name.
+// lastLine is what a program said before it ended, without its own name, nor
+// the advice to choose another mode.
 func lastLine(log string) string {
 	lines := strings.Split(strings.TrimSpace(log), "\n")
-	return strings.TrimPrefix(lines[len(lines)-1], "kproxy: ")
+	line, _, _ := strings.Cut(lines[len(lines)-1], ": get it, or choose")
+	return strings.TrimPrefix(line, "kproxy: ")
 }
 
 // programmed says what is missing until n services and the one for loads are

@@ -38,7 +38,12 @@ func Run(ctx context.Context, c Config) (report *Report, err error) {
 	start := time.Now()
 	x := &comparison{config: c}
 	x.report = Report{Version: c.Version, Command: c.Command, Time: start.UTC().Truncate(time.Second), Repeat: c.Repeat, Services: c.Services, Sizes: c.Sizes}
-	defer func() { err = errors.Join(err, x.down()) }()
+	defer func() {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("the comparison was ended before its time: %w", ctx.Err())
+		}
+		err = errors.Join(err, x.down())
+	}()
 	if x.report.Host, err = readHost(); err != nil {
 		return nil, err
 	}

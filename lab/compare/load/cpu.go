@@ -5,7 +5,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strconv"
@@ -50,7 +49,7 @@ func (c CPU) minus(b CPU) CPU {
 	}
 }
 
-// ticks is the unit of times in /proc: USER_HZ is 100 on every architecture
+// ticks is the unit of times in /proc/stat: USER_HZ is 100 on every architecture
 // that Go runs on (linux/include/asm-generic/param.h).
 const ticks = 100
 
@@ -95,7 +94,7 @@ func (r *cpuReader) read() (c CPU, err error) {
 	}
 	for _, pid := range r.softirqd {
 		t, err := ProcessTime(pid)
-		if err != nil && !errors.Is(err, fs.ErrNotExist) { // its processor was taken offline
+		if err != nil && !errors.Is(err, unix.EINVAL) { // its processor was taken offline
 			return c, err
 		}
 		c.Softirqd += t
@@ -107,35 +106,19 @@ func (r *cpuReader) read() (c CPU, err error) {
 	return c, c.machine(string(text), r.apart)
 }
 
-// ProcessTime is what a process with all its threads has used; 0 for pid 0.
+// ProcessTime is what a process with all its threads has used, also those that
+// have ended; 0 for pid 0. It reads the process's processor clock (clock_getcpuclockid(3)),
+// which is exact where the times in /proc/PID/stat count hundredths of a second.
 func ProcessTime(pid int) (float64, error) {
 	if pid == 0 {
 		return 0, nil
 	}
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
-	if err != nil {
+	var t unix.Timespec
+	// MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of linux/posix-timers_types.h.
+	if err := unix.ClockGettime(int32(^pid<<3|2), &t); err != nil {
 		return 0, fmt.Errorf("read processor time of process %d: %w", pid, err)
 	}
-	return parseProcess(string(text))
-}
-
-// parseProcess reads utime and stime, fields 14 and 15 (proc_pid_stat(5)). The
-// second field, the name in parentheses, may hold anything.
-func parseProcess(stat string) (float64, error) {
-	_, rest, ok := strings.Cut(stat, ") ")
-	for ok && strings.Contains(rest, ") ") {
-		_, rest, _ = strings.Cut(rest, ") ")
-	}
-	fields := strings.Fields(rest)
-	if len(fields) < 13 {
-		return 0, fmt.Errorf("read processor time: %q has too few fields", stat)
-	}
-	user, err := strconv.ParseUint(fields[11], 10, 64)
-	system, err2 := strconv.ParseUint(fields[12], 10, 64)
-	if err := errors.Join(err, err2); err != nil {
-		return 0, fmt.Errorf("read processor time: %w", err)
-	}
-	return float64(user+system) / ticks, nil
+	return time.Duration(t.Nano()).Seconds(), nil
 }
 
 // machine reads the first line of /proc/stat (proc_stat(5)).

@@ -1,0 +1,82 @@
+package load
+
+import (
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestMachineTime(t *testing.T) {
+	const text = "cpu  100 20 300 4000 50 6 70 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
+	for _, apart := range []bool{false, true} {
+		var c CPU
+		if err := c.machine(text, apart); err != nil {
+			t.Fatal(err)
+		}
+		want := CPU{Machine: 4.96, Idle: 40.5, Steal: 0.08}
+		if apart {
+			want.SoftIRQ = 0.76
+		}
+		if diff := cmp.Diff(want, c); diff != "" {
+			t.Errorf("interrupts apart %v (-want +got):\n%s", apart, diff)
+		}
+	}
+	for _, wrong := range []string{"", "intr 1 2 3\n", "cpu 1 2 3\n", "cpu a b c d e f g h\n"} {
+		var c CPU
+		if err := c.machine(wrong, false); err == nil {
+			t.Errorf("%q: no error", wrong)
+		}
+	}
+}
+
+func TestProcessTime(t *testing.T) {
+	before, err := ProcessTime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		t.Fatal(err)
+	}
+	after, err := ProcessTime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Both read the same clock, in this order.
+	own := time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
+	const rounding = 1e-5 // getrusage's, to microseconds, twice
+	if own < before-rounding || own > after+rounding {
+		t.Errorf("getrusage says %g s, want it between %g and %g", own, before, after)
+	}
+	if got, err := ProcessTime(0); got != 0 || err != nil {
+		t.Errorf("of no process: %g, %v", got, err)
+	}
+	if _, err := ProcessTime(1 << 22); err == nil { // PID_MAX_LIMIT: none has it
+		t.Error("of a process that doesn't exist: no error")
+	}
+}
+
+func TestInterruptsApart(t *testing.T) {
+	for config, want := range map[string]bool{
+		"": false,
+		"# CONFIG_IRQ_TIME_ACCOUNTING is not set\nCONFIG_TICK_CPU_ACCOUNTING=y\n": false,
+		"CONFIG_SMP=y\nCONFIG_IRQ_TIME_ACCOUNTING=y\n":                            true,
+	} {
+		if got := interruptsApart([]byte(config)); got != want {
+			t.Errorf("%q: %v, want %v", config, got, want)
+		}
+	}
+}
+
+func TestTotal(t *testing.T) {
+	c := CPU{Client: 1, Backend: 2, Proxy: 3, Softirqd: 4, SoftIRQ: 5, Machine: 16}
+	if c.Total() != 15 || c.Others() != 1 {
+		t.Errorf("total %g and others %g, want 15 and 1", c.Total(), c.Others())
+	}
+	if c.Machine = 14; c.Others() != 0 {
+		t.Errorf("others %g of less than nothing, want 0", c.Others())
+	}
+}
