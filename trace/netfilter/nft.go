@@ -146,7 +146,7 @@ func (t *Tables) readNFTTable(ctx context.Context, run kernel.Runner, table stri
 	if err != nil {
 		return err
 	}
-	t.addNFT(objects, ruleTexts(string(text)), printed)
+	t.addNFT(objects, string(text), printed)
 	return nil
 }
 
@@ -168,6 +168,28 @@ func ruleTexts(text string) map[uint64]string {
 	return out
 }
 
+// chainDevices are the devices of the chains in a table's text:
+//
+//	chain in { # handle 1
+//		type filter hook ingress devices = { "eth0", "eth1" } priority filter; policy accept;
+func chainDevices(text string) map[string][]string {
+	out := map[string][]string{}
+	name := ""
+	for line := range strings.Lines(text) {
+		words := strings.Fields(line)
+		switch {
+		case len(words) > 2 && words[0] == "chain":
+			name = words[1]
+		case len(words) > 4 && words[0] == "type" && words[2] == "hook":
+			rest, _, _ := strings.Cut(line, " priority ")
+			if _, devices, ok := strings.Cut(rest, " device"); ok {
+				out[name] = strings.FieldsFunc(strings.TrimPrefix(devices, "s"), func(r rune) bool { return strings.ContainsRune(` ={},"`, r) })
+			}
+		}
+	}
+	return out
+}
+
 func cutLast(s, sep string) (before, after string, ok bool) {
 	i := strings.LastIndex(s, sep)
 	if i < 0 {
@@ -177,7 +199,8 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 }
 
 // addNFT adds what nft printed of a table.
-func (t *Tables) addNFT(objects []nftObject, texts map[uint64]string, printed map[string]bool) {
+func (t *Tables) addNFT(objects []nftObject, text string, printed map[string]bool) {
+	texts, devices := ruleTexts(text), chainDevices(text)
 	set := &ruleset{source: sourceNFT, family: t.Family, chains: map[string]*chain{}, sets: map[string]*nftSet{}}
 	for _, o := range objects {
 		switch {
@@ -218,6 +241,9 @@ func (t *Tables) addNFT(objects []nftObject, texts map[uint64]string, printed ma
 		if c.Policy == "drop" {
 			b.Policy = Drop
 		}
+		if len(b.Devices) == 0 {
+			b.Devices = devices[c.Name] // versions of nft before 1.0.7 have them in the text only
+		}
 		t.addBase(b)
 	}
 }
@@ -229,7 +255,7 @@ func (t *Tables) ParseNFT(list []byte, text string) error {
 	if err != nil {
 		return err
 	}
-	t.addNFT(slices.DeleteFunc(objects, func(o nftObject) bool { return o.of() == otherFamily[t.Family] }), ruleTexts(text), nil)
+	t.addNFT(slices.DeleteFunc(objects, func(o nftObject) bool { return o.of() == otherFamily[t.Family] }), text, nil)
 	t.sort()
 	return nil
 }

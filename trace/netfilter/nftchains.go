@@ -20,6 +20,8 @@ const (
 	chainType   = 7
 	hookNum     = 1
 	hookPrio    = 2
+	hookDev     = 3
+	hookDevs    = 4
 	ruleTable   = 1
 )
 
@@ -125,7 +127,15 @@ func (m nftMessage) base() (*Base, bool) {
 func (b *Base) decodeHook(attrs []byte, family string) bool {
 	known := false
 	for typ, v := range kernel.Attributes(attrs) {
-		if len(v) != 4 {
+		switch typ {
+		case hookDev:
+			b.Devices = append(b.Devices, kernel.AttributeText(v))
+		case hookDevs:
+			for _, name := range kernel.Attributes(v) {
+				b.Devices = append(b.Devices, kernel.AttributeText(name))
+			}
+		}
+		if len(v) != 4 || typ != hookNum && typ != hookPrio {
 			continue
 		}
 		n := binary.BigEndian.Uint32(v)

@@ -187,8 +187,8 @@ func (w *walker) walkBase(b *Base, in []way) result {
 	if len(ways) == 0 {
 		return out
 	}
-	if !b.Read {
-		out.add(w.unread(b, ways))
+	if why := w.unknown(b, &ways[0].packet); why != "" {
+		out.add(w.unread(b, ways, why))
 		return out
 	}
 	c := b.set.chain(b.Table, b.Chain)
@@ -228,12 +228,30 @@ func (w *walker) policy(b *Base, ways []way) result {
 	return result{ended: ways}
 }
 
-// unread is a base chain whose rules aren't known: it may do what it can.
-func (w *walker) unread(b *Base, ways []way) result {
+// unknown says why it can't be said what a base chain does; empty if it can.
+func (w *walker) unknown(b *Base, p *Packet) string {
+	device := p.In
+	if b.Hook == Egress {
+		device = p.Out
+	}
+	switch {
+	case !b.Read:
+		return b.Why
+	case b.Hook != Ingress && b.Hook != Egress || b.Policy == Accept && b.Rules == 0:
+		return ""
+	case len(b.Devices) == 0 || device == AnyInterface:
+		return fmt.Sprintf("whether chain %s %s is for the packet's device isn't known", b.Table, b.Chain)
+	}
+	return ""
+}
+
+// unread is a base chain of which it isn't known what it does: it may do what it
+// can.
+func (w *walker) unread(b *Base, ways []way, why string) result {
 	at := len(w.steps)
 	w.steps = append(w.steps, Step{
 		Hook: w.base.Hook, Source: b.Source, Table: b.Table, Chain: b.Chain, Text: "policy " + string(b.Policy), Policy: true,
-		Matched: Maybe, Outcome: "may drop it", Why: b.Why,
+		Matched: Maybe, Outcome: "may drop it", Why: why,
 	})
 	var out result
 	for _, x := range ways {

@@ -1,0 +1,116 @@
+package netfilter_test
+
+import (
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"kproxy.dev/kproxy/service"
+)
+
+// native are rules of nftables, as foreign are of iptables: of a chain f at the
+// hook forward, whose policy is to accept. IP is ip or ip6.
+var native = []struct {
+	name  string
+	rules string
+	maybe bool
+}{
+	{name: "nothing", rules: ``},
+	{name: "source", rules: `add rule inet x f IP saddr C R`},
+	{name: "not source", rules: `add rule inet x f IP saddr != C R`},
+	{name: "source network", rules: `add rule inet x f IP saddr {10.1.0.0/16|fd00:1::/32} R`},
+	{name: "the other family", rules: `add rule inet x f {ip6 saddr ::/0|ip saddr 0.0.0.0/0} R`},
+	{name: "range", rules: `add rule inet x f IP daddr {10.2.0.1-10.2.0.9|fd00:2::1-fd00:2::9} R`},
+	{name: "port", rules: `add rule inet x f tcp dport 8080 R`},
+	{name: "port above", rules: `add rule inet x f tcp dport > 8080 R`},
+	{name: "ports in a set", rules: `add rule inet x f tcp dport [ 80, 8000-8090 ] R`},
+	{name: "ports not in a set", rules: `add rule inet x f tcp dport != [ 80, 443 ] R`},
+	{name: "UDP port", rules: `add rule inet x f udp dport 8080 R`},
+	{name: "any port", rules: `add rule inet x f meta l4proto [ tcp, udp ] th dport 8080 R`},
+	{name: "protocol", rules: `add rule inet x f meta l4proto udp R`},
+	{name: "interfaces", rules: `add rule inet x f iifname host1 oifname "hos*" R`},
+	{name: "interfaces in a set", rules: `add rule inet x f iifname [ "host2", "host1" ] R`},
+	{name: "not interface", rules: `add rule inet x f iifname != host1 R`},
+	{name: "state", rules: `add rule inet x f ct state new R`},
+	{name: "states", rules: `add rule inet x f ct state established,related accept; add rule inet x f ct state invalid,new R`},
+	{name: "states by map", rules: `add rule inet x f ct state vmap [ established : accept, invalid : drop ]; add rule inet x f R`},
+	{name: "ports by map", rules: `add chain inet x y; add rule inet x y R; add rule inet x f tcp dport vmap [ 22 : accept, 8080 : jump y ]`},
+	{name: "map without it", rules: `add rule inet x f tcp dport vmap [ 22 : drop, 23 : accept ]; add rule inet x f IP saddr C R`},
+	{name: "named set", rules: `add set inet x s [ type TYPE; ]; add element inet x s [ C ]; add rule inet x f IP saddr @s R`},
+	{name: "named set of others", rules: `add set inet x s [ type TYPE; ]; add element inet x s [ S ]; add rule inet x f IP saddr @s R`},
+	{name: "intervals", rules: `add set inet x s [ type TYPE; flags interval; elements = [ {10.1.0.0/16|fd00:1::/32} ]; ]; add rule inet x f IP saddr @s R`},
+	{name: "pairs", rules: `add set inet x s [ type TYPE . inet_service; flags interval; elements = [ {10.2.0.0/16|fd00:2::/32} . 8000-8100 ]; ]; add rule inet x f IP daddr . tcp dport @s R`},
+	{name: "other pairs", rules: `add rule inet x f IP daddr . tcp dport [ S . 80, C . 8080 ] R`},
+	{name: "entries with lifetimes", rules: `add set inet x s [ type TYPE; flags timeout; ]; add element inet x s [ C timeout 1h ]; add rule inet x f IP saddr @s R`},
+	{name: "chains", rules: `add chain inet x y; add rule inet x y tcp dport 8080 return; add rule inet x y accept; add rule inet x f jump y; add rule inet x f R`},
+	{name: "go to", rules: `add chain inet x y; add rule inet x y udp dport 8080 accept; add rule inet x f goto y; add rule inet x f R`},
+	{name: "accepted before", rules: `add rule inet x f tcp dport 8080 accept; add rule inet x f R`},
+	{name: "two base chains", rules: `add chain inet x g [ type filter hook forward priority 10; ]; add rule inet x f accept; add rule inet x g R`},
+	{name: "mark", rules: `add chain inet x g [ type filter hook prerouting priority -150; ]; add rule inet x g meta mark set 0x5; add rule inet x f meta mark & 0x4 == 0x4 R`},
+	{name: "mark with more", rules: `add chain inet x g [ type filter hook prerouting priority -150; ]; add rule inet x g meta mark set 1; add rule inet x g meta mark set meta mark or 4; add rule inet x f meta mark 5 R`},
+	{name: "connection's mark", rules: `add chain inet x g [ type filter hook prerouting priority -150; ]; add rule inet x g ct mark set 7; add rule inet x f ct mark 7 R`},
+	{name: "flags", rules: `add rule inet x f tcp flags & (syn|ack) == syn R`},
+	{name: "other flags", rules: `add rule inet x f tcp flags & (fin|rst) != 0 R`},
+	{name: "local", rules: `add rule inet x f fib daddr type local R`},
+	{name: "not local", rules: `add rule inet x f fib saddr type != local R`},
+	{name: "rewritten", rules: `add rule inet x f ct status dnat R`},
+	{name: "original", rules: `add rule inet x f ct direction original ct original IP daddr S R`},
+	{name: "reply", rules: `add rule inet x f ct direction reply R`},
+	{name: "ping", rules: `add rule inet x f {icmp type echo-request|icmpv6 type echo-request} R`},
+	{name: "log", rules: `add rule inet x f log prefix "x" counter R`},
+	{name: "only counted", rules: `add rule inet x f counter`},
+	{name: "published", rules: `add chain inet x g [ type nat hook prerouting priority -100; ]; add rule inet x g tcp dport 8080 dnat IP to {10.3.0.2:8080|[fd00:3::2]:8080}`},
+	{name: "masquerade", rules: `add chain inet x g [ type nat hook postrouting priority 100; ]; add rule inet x g oifname host2 masquerade`},
+	{name: "own source", rules: `add chain inet x g [ type nat hook postrouting priority 100; ]; add rule inet x g snat IP to {10.2.0.1|fd00:2::1}`},
+	{name: "ingress of a device", rules: `add table netdev x; add chain netdev x i [ type filter hook ingress device host1 priority 0; ]; add rule netdev x i tcp dport 8080 drop`},
+	{name: "ingress of another", rules: `add table netdev x; add chain netdev x i [ type filter hook ingress device host3 priority 0; ]; add rule netdev x i tcp dport 8080 drop`},
+	{name: "policy", rules: `add chain inet x g [ type filter hook forward priority 5; policy drop; ]; add rule inet x g ct state established accept`},
+
+	{name: "rate", rules: `add rule inet x f limit rate 1/second R`, maybe: true},
+	{name: "rate of others", rules: `add rule inet x f udp dport 1 limit rate 1/second R`},
+	{name: "length", rules: `add rule inet x f meta length > 9000 R`, maybe: true},
+}
+
+// TestPredictsNFTables compares with the kernel what rules of nftables do.
+func TestPredictsNFTables(t *testing.T) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			t.Parallel()
+			s := newScene(t, f)
+			to := netip.AddrPortFrom(s.Address(s.family, 2), 8080)
+			for _, c := range native {
+				s.nft("flush ruleset; add table inet x; add chain inet x f [ type filter hook forward priority 0; ];" + c.rules)
+				predicted, _ := s.predict(s.read(), service.TCP, 1, to)
+				if c.maybe != (predicted.Verdict == "maybe") {
+					s.t.Errorf("%s: predicted %v, undecided: want %v", c.name, predicted, c.maybe)
+				} else if !c.maybe {
+					if diff := cmp.Diff(predicted, s.measure(1, service.TCP, 1, to)); diff != "" {
+						s.t.Errorf("%s (-predicted +real):\n%s", c.name, diff)
+					}
+				}
+			}
+		})
+	}
+}
+
+// nft gives commands to nft, in which [ and ] stand for { and }. Only the first
+// packet is what is predicted, so that rejecting means original packets.
+func (s *scene) nft(commands string) {
+	s.t.Helper()
+	family, typ := "ip", "ipv4_addr"
+	if s.family == service.IPv6 {
+		family, typ = "ip6", "ipv6_addr"
+	}
+	reject := "reject with tcp reset"
+	if strings.Contains(commands, "udp") || strings.Contains(commands, "icmp") {
+		reject = "drop" // which nft lets be for every protocol
+	}
+	text := strings.NewReplacer(" IP ", " "+family+" ", " R", " ct direction original ct state new,untracked,invalid "+reject, " TYPE", " "+typ, " [ ", " { ", " ]", " }").Replace(s.words(commands) + " ")
+	cmd := exec.Command("nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(strings.ReplaceAll(text, "; add", "\nadd"))
+	if out, err := cmd.CombinedOutput(); err != nil {
+		s.t.Fatalf("%s: %v\n%s", text, err, out)
+	}
+}

@@ -1,0 +1,83 @@
+package netfilter_test
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace/netfilter"
+)
+
+// run runs a script in the test's network namespace.
+func run(t *testing.T, script string) {
+	t.Helper()
+	if out, err := exec.Command("sh", "-ec", script).CombinedOutput(); err != nil {
+		t.Fatalf("%s: %v\n%s", script, err, out)
+	}
+}
+
+// read reads what the test's network namespace has.
+func read(t *testing.T, f service.Family, variant kernel.Variant, host netfilter.Host) *netfilter.Tables {
+	t.Helper()
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(sets.Close)
+	c := netfilter.DefaultConfig()
+	c.Variant, c.Sets, c.Host = variant, sets, host
+	tables, err := netfilter.Read(context.Background(), c, f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return tables
+}
+
+func bases(t *netfilter.Tables) string {
+	var out []string
+	for _, b := range t.Bases {
+		if b.Rules > 0 || b.Policy != netfilter.Accept || !b.Read {
+			out = append(out, fmt.Sprintf("%s %d %s %s %s %s", b.Hook, b.Priority, b.Source, b.Table, b.Chain, b.Policy))
+		}
+	}
+	return strings.Join(out, "\n")
+}
+
+func TestReadEverySource(t *testing.T) {
+	kerneltest.Namespace(t)
+	run(t, `
+iptables-nft -A INPUT -p tcp --dport 22 -j ACCEPT
+iptables-nft -t mangle -A PREROUTING -j MARK --set-mark 1
+iptables-legacy -P INPUT DROP
+ip6tables-nft -A FORWARD -j DROP
+nft 'add table inet x; add chain inet x y { type filter hook input priority -5; policy drop; }'
+nft 'add table ip nat; add chain ip nat prerouting { type nat hook prerouting priority -90; policy accept; }'
+nft 'add rule ip nat prerouting tcp dport 99 dnat to 1.2.3.4:80'
+nft 'add table bridge b; add chain bridge b c { type filter hook forward priority 0; policy drop; }'`)
+	want := `INPUT -5 nftables inet x y drop
+INPUT 0 iptables-nft filter INPUT accept
+INPUT 0 iptables-legacy filter INPUT drop
+PREROUTING -150 iptables-nft mangle PREROUTING accept
+PREROUTING -90 nftables ip nat prerouting accept`
+	for _, v := range []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy(), kernel.DefaultVariant()} {
+		tables := read(t, service.IPv4, v, nil)
+		if got := bases(tables); got != want {
+			t.Errorf("variant %q: base chains are\n%s\nwant\n%s", v.Name, got, want)
+		}
+		if len(tables.Notes) != 1 || !strings.Contains(tables.Notes[0], "bridge b c") {
+			t.Errorf("notes are %q", tables.Notes)
+		}
+	}
+	w := read(t, service.IPv4, kernel.VariantNFT(), nil).Walk(netfilter.NewPacket(service.TCP, ap("192.0.2.1:40000"), ap("192.0.2.2:22"), "eth0"), netfilter.Input, netfilter.Whole)
+	if w.Verdict() != netfilter.Drop || w.Steps[w.Outcomes[0].By].Table != "inet x" {
+		t.Errorf("walk: %+v", w)
+	}
+}
+
+func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
