@@ -213,7 +213,7 @@ func (t *tracer) compareVirtual(want *kernel.Ruleset) {
 		return
 	}
 	name := fmt.Sprintf("virtual server %s %s", t.req.Protocol, t.req.Address)
-	if a := t.req.Address.Addr(); slices.Contains(want.Addresses, a) && t.sight.addresses[a] != kernel.DummyLink {
+	if a := t.req.Address.Addr(); slices.Contains(want.Addresses, a) && t.sight.addresses.links[a] != kernel.DummyLink {
 		t.mismatch("address "+a.String()+" on link "+kernel.DummyLink, "there", "missing")
 	}
 	found, ok, err := t.sight.virtual(t.req.Protocol, t.req.Address)

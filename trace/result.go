@@ -140,7 +140,9 @@ func (t *tracer) candidates() []Candidate {
 			c.Why = e.stop.What
 		}
 	}
-	slices.SortStableFunc(out, func(a, b Candidate) int { return cmp.Compare(math.Round(1e6*b.Probability), math.Round(1e6*a.Probability)) })
+	slices.SortStableFunc(out, func(a, b Candidate) int {
+		return cmp.Compare(math.Round(1e6*b.Probability), math.Round(1e6*a.Probability))
+	})
 	return out
 }
 

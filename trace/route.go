@@ -135,11 +135,22 @@ func (r *route) failure() string {
 	return fmt.Sprintf("the kernel refuses it (%v)", r.err)
 }
 
-// localAddresses are this node's own, and the links they are on.
-func localAddresses() (map[netip.Addr]string, error) {
+// addresses are this node's own.
+type addresses struct {
+	links    map[netip.Addr]string // by address
+	networks []network             // directly connected
+}
+
+// network is a network that a link is in.
+type network struct {
+	netip.Prefix
+	link string
+}
+
+func localAddresses() (addresses, error) {
 	links, err := netlink.LinkList()
 	if err != nil {
-		return nil, fmt.Errorf("list links: %w", err)
+		return addresses{}, fmt.Errorf("list links: %w", err)
 	}
 	names := make(map[int]string, len(links))
 	for _, l := range links {
@@ -147,15 +158,31 @@ func localAddresses() (map[netip.Addr]string, error) {
 	}
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
 	if err != nil {
-		return nil, fmt.Errorf("list addresses: %w", err)
+		return addresses{}, fmt.Errorf("list addresses: %w", err)
 	}
-	out := make(map[netip.Addr]string, len(addrs))
+	out := addresses{links: make(map[netip.Addr]string, len(addrs))}
 	for _, a := range addrs {
-		if a.IPNet != nil {
-			out[addrOf(a.IP)] = names[a.LinkIndex]
+		if a.IPNet == nil {
+			continue
+		}
+		at, link := addrOf(a.IP), names[a.LinkIndex]
+		out.links[at] = link
+		if bits, _ := a.Mask.Size(); bits < at.BitLen() && !at.IsLoopback() {
+			out.networks = append(out.networks, network{netip.PrefixFrom(at, bits).Masked(), link})
 		}
 	}
 	return out, nil
+}
+
+// linkTo returns the link whose network an address is in; empty if none is.
+func (a *addresses) linkTo(to netip.Addr) string {
+	best := network{}
+	for _, n := range a.networks {
+		if n.Contains(to) && n.Bits() >= best.Bits() {
+			best = n
+		}
+	}
+	return best.link
 }
 
 // linkAddress is a link's first address that other hosts can use.

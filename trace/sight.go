@@ -15,7 +15,7 @@ import (
 // sight is what a trace sees of this host. The functions are the seam between
 // following a packet and reading the kernel.
 type sight struct {
-	addresses   map[netip.Addr]string // this node's own, and their links
+	addresses   addresses
 	route       func(query) route
 	walk        func(netfilter.Packet, netfilter.Hook, netfilter.Span) *netfilter.Walk
 	virtual     func(service.Protocol, netip.AddrPort) (ipvs.Seen, bool, error)
@@ -33,7 +33,7 @@ type sight struct {
 // look reads what all packets of a family meet. The functions work in the network
 // namespace of the calling thread.
 func look(ctx context.Context, f service.Family, proxy *Proxy) (*sight, error) {
-	addresses, err := localAddresses()
+	own, err := localAddresses()
 	if err != nil {
 		return nil, err
 	}
@@ -54,7 +54,7 @@ func look(ctx context.Context, f service.Family, proxy *Proxy) (*sight, error) {
 		return nil, fmt.Errorf("read the rules of netfilter: %w", err)
 	}
 	return &sight{
-		addresses: addresses, route: askRoute, walk: tables.Walk, virtual: seeVirtual, affinity: seeAffinity, listener: listenerFor,
+		addresses: own, route: askRoute, walk: tables.Walk, virtual: seeVirtual, affinity: seeAffinity, listener: listenerFor,
 		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrackUse, notes: tables.Notes,
 		sets: sets.List, close: func() { sets.Close() },
 	}, nil
@@ -62,7 +62,7 @@ func look(ctx context.Context, f service.Family, proxy *Proxy) (*sight, error) {
 
 // local reports whether an address is this node's own.
 func (s *sight) local(a netip.Addr) bool {
-	_, ok := s.addresses[a]
+	_, ok := s.addresses.links[a]
 	return ok || a.IsLoopback()
 }
 

@@ -124,7 +124,8 @@ func (t *tracer) follow() {
 }
 
 // findClient finds out who the client is to kproxy, and which interface its
-// packets come in on: that of the route back to it. False if there is none.
+// packets come in on: that whose network it is in, else that of the route back
+// to it. False if there is no way back.
 func (t *tracer) findClient() (in string, ok bool) {
 	from := t.req.From
 	if !from.IsValid() || t.sight.local(from) {
@@ -136,8 +137,12 @@ func (t *tracer) findClient() (in string, ok bool) {
 		return "", true
 	}
 	r := t.sight.route(query{to: from})
-	t.client = plan.Client{Address: from, Interface: r.link}
-	return r.link, r.passes()
+	in = t.sight.addresses.linkTo(from)
+	if in == "" {
+		in = r.link
+	}
+	t.client = plan.Client{Address: from, Interface: in}
+	return in, r.passes()
 }
 
 // clientText says who the client is.
@@ -185,7 +190,7 @@ func (t *tracer) findService() {
 
 // answersNodePorts reports whether node ports answer on an address.
 func (t *tracer) answersNodePorts(a netip.Addr) bool {
-	return t.sight.local(a) && t.sight.addresses[a] != kernel.DummyLink && t.proxy.Plan.Policy.AnswersNodePorts(a)
+	return t.sight.local(a) && t.sight.addresses.links[a] != kernel.DummyLink && t.proxy.Plan.Policy.AnswersNodePorts(a)
 }
 
 func (t *tracer) serviceName() string {
