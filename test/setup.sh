@@ -55,6 +55,9 @@ if ((${#missing[@]})); then
 	apt-get install -q -y --no-install-recommends "${missing[@]}"
 fi
 
+# Not a package of the list: it would start a server.
+[[ $1 != test ]] || test/monitoring/promtool.sh >/dev/null
+
 # Debian 12's Go 1.19 is too old to fetch the toolchain that go.mod asks for;
 # from 1.21 on Go does, and names here the one it really uses.
 want=go$(awk '$1 == "go" { print $2 }' go.mod)
