@@ -150,7 +150,7 @@ func TestKustomizations(t *testing.T) {
 	if err != nil || len(files) == 0 {
 		t.Fatalf("no components and overlays: %v", err)
 	}
-	for _, f := range append(files, folder+"/kustomization.yaml", folder+"/base/kustomization.yaml") {
+	for _, f := range append(files, folder+"/kustomization.yaml", folder+"/base/kustomization.yaml", folder+"/monitoring/kustomization.yaml") {
 		dir := filepath.Dir(f)
 		k := kustomize(t, dir)
 		for _, r := range slices.Concat(k.Resources, k.Components) {
@@ -158,12 +158,21 @@ func TestKustomizations(t *testing.T) {
 				t.Errorf("%s: %v", f, err)
 			}
 		}
+		for _, g := range k.ConfigMapGenerator {
+			for _, file := range g.Files {
+				if _, err := os.Stat(filepath.Join(dir, file[strings.Index(file, "=")+1:])); err != nil {
+					t.Errorf("%s: %v", f, err)
+				}
+			}
+		}
 		for _, p := range k.Patches {
 			if names[p.Target.Kind] != p.Target.Name {
 				t.Errorf("%s: patches %s %s, which isn't in deploy/base", f, p.Target.Kind, p.Target.Name)
 			}
-			if strings.HasPrefix(p.Patch, "- op:") {
+			if strings.HasPrefix(filepath.Base(dir), "mode-") {
 				checkModePatch(t, f, p.Patch)
+			} else if strings.HasPrefix(p.Patch, "- op:") {
+				checkArgumentPatch(t, f, p.Patch)
 			} else if p.Target.Kind == "DaemonSet" {
 				var d apps.DaemonSet
 				if err := yaml.UnmarshalStrict([]byte(p.Patch), &d); err != nil {
@@ -192,6 +201,62 @@ func checkModePatch(t *testing.T, file, patch string) {
 	}
 	if len(paths) != 2 || paths["/spec/template/spec/initContainers/0/args/-"] != paths["/spec/template/spec/containers/0/args/-"] {
 		t.Errorf("%s: patches %v, want both containers in the same mode", file, paths)
+	}
+}
+
+// checkArgumentPatch: a JSON patch gives the container that runs kproxy one more
+// argument, which is a flag of kproxy's.
+func checkArgumentPatch(t *testing.T, file, patch string) {
+	t.Helper()
+	var ops []struct{ Op, Path, Value string }
+	if err := yaml.UnmarshalStrict([]byte(patch), &ops); err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	for _, o := range ops {
+		flag, _, _ := strings.Cut(strings.TrimPrefix(o.Value, "--"), "=")
+		if o.Op != "add" || o.Path != "/spec/template/spec/containers/0/args/-" || config.FlagOf("metricsBindAddress") != flag {
+			t.Errorf("%s: %+v adds no flag that the metrics need", file, o)
+		}
+	}
+}
+
+// TestMonitoring: what the operator is told to scrape is what the pods serve.
+func TestMonitoring(t *testing.T) {
+	var monitor struct {
+		Spec struct {
+			JobLabel string `json:"jobLabel"`
+			Selector struct {
+				MatchLabels map[string]string `json:"matchLabels"`
+			} `json:"selector"`
+			PodMetricsEndpoints []struct {
+				Port        string `json:"port"`
+				HonorLabels bool   `json:"honorLabels"`
+			} `json:"podMetricsEndpoints"`
+		} `json:"spec"`
+	}
+	text, err := os.ReadFile(folder + "/monitoring/podmonitor.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := yaml.Unmarshal(text, &monitor); err != nil {
+		t.Fatal(err)
+	}
+	labels := load(t).daemonSet.Spec.Template.Labels
+	for name, value := range monitor.Spec.Selector.MatchLabels {
+		if labels[name] != value {
+			t.Errorf("the monitor selects pods with %s %s, those of the DaemonSet have %s", name, value, labels[name])
+		}
+	}
+	if job := labels[monitor.Spec.JobLabel]; job != "kproxy" {
+		t.Errorf("the job is called %q, alerts are about kproxy", job)
+	}
+	var patch apps.DaemonSet
+	if err := yaml.UnmarshalStrict([]byte(kustomize(t, folder+"/components/metrics").Patches[0].Patch), &patch); err != nil {
+		t.Fatal(err)
+	}
+	endpoint, port := monitor.Spec.PodMetricsEndpoints[0], patch.Spec.Template.Spec.Containers[0].Ports[0]
+	if endpoint.Port != port.Name || int(port.ContainerPort) != config.MetricsPort || !endpoint.HonorLabels {
+		t.Errorf("the monitor scrapes %+v, the pods serve %s, %d", endpoint, port.Name, port.ContainerPort)
 	}
 }
 

@@ -49,6 +49,15 @@ type kustomization struct {
 		NewName string `json:"newName"`
 		NewTag  string `json:"newTag"`
 	} `json:"images"`
+	ConfigMapGenerator []struct {
+		Name      string   `json:"name"`
+		Namespace string   `json:"namespace"`
+		Files     []string `json:"files"`
+		Options   struct {
+			DisableNameSuffixHash bool              `json:"disableNameSuffixHash"`
+			Labels                map[string]string `json:"labels"`
+		} `json:"options"`
+	} `json:"configMapGenerator"`
 	Patches []struct {
 		Target struct {
 			Kind string `json:"kind"`
