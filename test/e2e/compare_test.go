@@ -1,0 +1,131 @@
+package e2e
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/lab/compare"
+)
+
+// TestCompare takes a small comparison through every data plane of this host.
+// The command makes sure itself that each was really used; what it measures
+// isn't looked at, as that is the machine's business.
+func TestCompare(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to make network namespaces")
+	}
+	t.Parallel()
+	prefix := fmt.Sprintf("kpe-%d-c", os.Getpid())
+	page := filepath.Join(t.TempDir(), "page.html")
+	e := finish(t, nil, compareCommand(t, 3*time.Minute, prefix, "--repeat", "1", "--services", "2,5", "-o", "json", "--html", page))
+	e.wants(t, 0)
+	var r compare.Report
+	if err := json.Unmarshal([]byte(e.stdout), &r); err != nil {
+		t.Fatalf("read the report: %v\n%s", err, e.stderr)
+	}
+	want := map[compare.Plane]bool{compare.Direct: true, compare.Userspace: true, compare.IPTables: true, compare.IPVS: hasIPVS}
+	measured := 0
+	for _, p := range r.Planes {
+		if p.Available != want[p.Plane] || p.Available != (p.Reason == "") {
+			t.Errorf("%s: available %v (%s), want %v", p.Plane, p.Available, p.Reason, want[p.Plane])
+		}
+		if p.Available {
+			measured++
+		}
+	}
+	if len(r.Planes) != len(want) {
+		t.Errorf("%d planes in the report, want %d", len(r.Planes), len(want))
+	}
+	for _, row := range r.Rows {
+		if len(row.Cells) != measured {
+			t.Errorf("%s: figures of %d data planes, want %d", row.Key, len(row.Cells), measured)
+		}
+		for _, c := range row.Cells {
+			if len(c.Runs) != 1 || c.Median <= 0 {
+				t.Errorf("%s of %s: %g of %d rounds, want one of more than nothing", row.Key, c.Plane, c.Median, len(c.Runs))
+			}
+		}
+	}
+	if rows := 12 + 2*4; len(r.Rows) != rows {
+		t.Errorf("%d rows, want %d", len(r.Rows), rows)
+	}
+	if text, err := os.ReadFile(page); err != nil || !strings.Contains(string(text), "</html>") {
+		t.Errorf("the page: %v, %d bytes", err, len(text))
+	}
+	nothingLeft(t, prefix)
+}
+
+// TestCompareInterrupted: Ctrl-C ends a comparison, and nothing is left of it.
+func TestCompareInterrupted(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to make network namespaces")
+	}
+	t.Parallel()
+	prefix := fmt.Sprintf("kpe-%d-i", os.Getpid())
+	page := filepath.Join(t.TempDir(), "page.html")
+	cmd := compareCommand(t, 3*time.Minute, prefix, "--services", "2", "--html", page)
+	progress, err := cmd.StderrPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	var said strings.Builder
+	told := false // once: the second Ctrl-C ends a program where it stands
+	for b := make([]byte, 4096); ; {
+		n, err := progress.Read(b)
+		said.Write(b[:n])
+		if err != nil {
+			break
+		}
+		if !told && strings.Contains(said.String(), "round 1") {
+			told = true
+			if err := cmd.Process.Signal(os.Interrupt); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	_ = cmd.Wait() // its status is looked at
+	if got := cmd.ProcessState.ExitCode(); got != 1 || !strings.Contains(said.String(), "ended before its time") {
+		t.Errorf("exit status %d, want 1 and the reason:\n%s", got, said.String())
+	}
+	if left, _ := filepath.Glob(page + "*"); len(left) > 0 {
+		t.Errorf("left behind: %v", left)
+	}
+	nothingLeft(t, prefix)
+}
+
+func TestCompareNeedsRoot(t *testing.T) {
+	e := finish(t, nil, asNobody(t, command(t, "lab", "compare", "--html", "")))
+	e.wants(t, 3, "needs root")
+}
+
+func compareCommand(t *testing.T, limit time.Duration, prefix string, args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(context.Background(), within(limit))
+	t.Cleanup(cancel)
+	return exec.CommandContext(ctx, binary, append([]string{"lab", "compare", "--quick", "--prefix", prefix}, args...)...)
+}
+
+// nothingLeft checks that no namespace, folder or process of a comparison is there.
+func nothingLeft(t *testing.T, prefix string) {
+	t.Helper()
+	for _, pattern := range []string{"/run/netns/" + prefix + "*", "/run/" + prefix + "*"} {
+		if left, _ := filepath.Glob(pattern); len(left) > 0 {
+			t.Errorf("left behind: %v", left)
+		}
+	}
+	commands, _ := filepath.Glob("/proc/[0-9]*/cmdline")
+	for _, name := range commands {
+		if text, err := os.ReadFile(name); err == nil && strings.Contains(string(text), prefix+"-") {
+			t.Errorf("still running: %q", strings.ReplaceAll(string(text), "\x00", " "))
+		}
+	}
+}
