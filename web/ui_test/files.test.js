@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
 import { dirname, join, relative } from "node:path";
 import { test } from "node:test";
-import { fileURLToPath } from "node:url";
+import { fileURLToPath, pathToFileURL } from "node:url";
 
 const root = join(dirname(fileURLToPath(import.meta.url)), "../ui");
 const files = readdirSync(root, { recursive: true, withFileTypes: true }).filter((f) => f.isFile()).map((f) => join(f.parentPath ?? f.path, f.name));
@@ -68,6 +68,10 @@ test("what files refer to is there", () => {
     for (const [, id] of text.matchAll(/"([ih]-[a-z]+)"/g)) assert.ok(ids.has(id) || !/^[ih]-/.test(id) || id.startsWith("h-") && /columns|heading/.test(text), `${relative(root, f)}: no symbol ${id}`);
     for (const [, id] of text.matchAll(/byId\("([^"]+)"\)/g)) assert.ok(html.includes(`id="${id}"`), `${relative(root, f)}: no element #${id}`);
   }
+});
+
+test("modules load without a document; only main.js begins by itself", async () => {
+  for (const f of files.filter((f) => f.endsWith(".js") && !/(main|early)\.js$/.test(f))) await import(pathToFileURL(f));
 });
 
 test("files are of a size that a person reads, and begin with what they are for", () => {

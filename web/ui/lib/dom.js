@@ -22,7 +22,7 @@ function fill(el, props, children) {
     else if (name === "on") for (const [event, f] of Object.entries(value)) el.addEventListener(event, f);
     else el.setAttribute(name, value === true ? "" : value);
   }
-  for (const c of children.flat()) if (c !== null && c !== undefined && c !== false) el.append(c);
+  for (const c of children.flat(Infinity)) if (c !== null && c !== undefined && c !== false) el.append(c);
   return el;
 }
 

@@ -2,6 +2,7 @@
 // what the sentences beneath it say. Pure. It is made from a live row, and from
 // a trace (read back from the kernel) as soon as there is one.
 
+import { family, host } from "./clients.js";
 import * as format from "./format.js";
 import * as words from "./words.js";
 
@@ -14,11 +15,11 @@ const most = 8;
 export function build({ row, trace, service, alive }) {
   const taken = branch(row, trace);
   const beneath = kernelPlane(row, service);
-  const address = trace?.request?.address ?? row.addresses[0] ?? (row.nodePort ? `node:${row.nodePort}` : "");
+  const address = trace?.address ?? row.addresses[0] ?? (row.nodePort ? `node:${row.nodePort}` : "");
   const hook = trace?.steps?.find((s) => s.hook === "PREROUTING" || s.hook === "OUTPUT")?.hook ?? "PREROUTING";
   const path = {
     taken, beneath, address, hook, protocol: row.protocol, algorithm: row.algorithm.replaceAll("-", " "),
-    client: { who: trace?.client || "any client", from: trace?.request?.from || "" },
+    client: { who: trace?.client || "any client", from: trace?.from || "" },
     alive: aliveIn(trace, alive), inSet: taken === "userspace" || (row.dataplane === "userspace" && taken !== "none"),
     userspaceOnly: beneath === "none",
     chain: chainOf(trace), scheduler: service?.service?.scheduler ?? "",
@@ -27,7 +28,7 @@ export function build({ row, trace, service, alive }) {
     masquerade: trace?.masquerade ?? null,
     verdict: trace?.verdict ?? (row.dataplane === "none" ? "refused" : "forwarded"),
     culprit: trace?.culprit ?? "", reason: row.reason,
-    ...endpoints(row, trace, service),
+    ...endpoints(row, trace, service, family(host(address))),
   };
   return path;
 }
@@ -75,8 +76,9 @@ function packets(trace) {
 }
 
 // endpoints joins what is known of each endpoint: health and use from the service,
-// probability and counters from the trace, or only the row's dots.
-function endpoints(row, trace, service) {
+// probability and counters from the trace, or only the row's dots. A connection
+// stays in its address' family, so that only endpoints of family fam count.
+function endpoints(row, trace, service, fam) {
   const known = new Map();
   for (const d of row.dots) known.set(d.address, { address: d.address, health: d.health, usable: d.usable });
   for (const e of service?.service?.endpoints ?? []) {
@@ -86,13 +88,16 @@ function endpoints(row, trace, service) {
   for (const c of trace?.candidates ?? []) {
     known.set(c.endpoint, { ...known.get(c.endpoint), address: c.endpoint, usable: c.usable, health: c.health || known.get(c.endpoint)?.health || "unknown", probability: c.probability, why: c.why, packets: c.packets });
   }
-  const all = [...known.values()];
+  const every = [...known.values()];
+  const all = every.filter((e) => family(host(e.address)) === fam);
   const usable = all.filter((e) => e.usable).length;
   for (const e of all) if (e.probability === undefined && !trace && usable > 0) e.probability = e.usable ? 1 / usable : 0;
   all.sort((a, b) => Number(b.usable) - Number(a.usable));
-  const total = Math.max(row.endpoints.total, all.length);
+  // Rows name only some of many endpoints; those of the other family aren't told apart then.
+  const complete = every.length >= row.endpoints.total;
+  const total = complete ? all.length : row.endpoints.total;
   const shown = total > most ? all.slice(0, most - 1) : all;
-  return { endpoints: shown, all, hidden: total - shown.length, usable: row.endpoints.usable, total };
+  return { endpoints: shown, all, hidden: total - shown.length, usable: complete ? usable : row.endpoints.usable, total };
 }
 
 // shape names what decides the diagram's boxes and lines; while it stays the same,

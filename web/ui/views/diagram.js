@@ -12,6 +12,11 @@ import { healthIcon } from "./parts.js";
 
 const title = 14, small = 12; // font sizes
 
+// ends are the headings of the box where a connection ends that nobody takes.
+const ends = { dropped: "Dropped", refused: "Refused", "not a service": "Not a service" };
+
+let pen = null; // measures text
+
 export class Diagram {
   el = s("svg", { class: "diagram", role: "img", "aria-labelledby": "diagram-name", focusable: "false" });
   #texts = new Map(); // id → function(path) and its element
@@ -62,16 +67,16 @@ export class Diagram {
     const userspace = p.taken === "userspace", kernel = p.taken === "kernel";
     const out = [
       this.#box(l.boxes.client, { heading: "Client", lines: [() => p.client.from || words.capital(p.client.who), () => (p.client.from ? p.client.who : "")], taken: true }),
-      this.#box(l.boxes.hook, { heading: p.hook, lines: [() => (p.hook === "OUTPUT" ? "packets it sends" : "arriving packets"), (x) => counter(x.packets.hook)], taken: true }),
-      this.#box(l.boxes.check, { heading: "The portal asks", lines: [(x) => mark(x.alive) + (x.alive ? " kproxy is alive" : " kproxy isn’t alive"), (x) => mark(x.inSet) + (x.inSet ? " in the userspace set" : " not in the userspace set")], taken: true }),
+      this.#box(l.boxes.hook, { heading: p.hook, lines: [() => (p.hook === "OUTPUT" ? "packets of this node" : "packets that arrive"), (x) => counter(x.packets.hook)], taken: true }),
+      this.#box(l.boxes.check, { heading: "The portal asks", lines: [(x) => `${mark(x.alive)} kproxy alive? ${yes(x.alive)}`, (x) => `${mark(x.inSet)} in userspace set? ${yes(x.inSet)}`], taken: true }),
       this.#box(l.boxes.userspace, { heading: l.vertical ? "kproxy" : "kproxy’s listener", plane: "userspace", icon: "i-userspace", taken: userspace, lines: [() => `picks: ${p.algorithm}`, () => (userspace ? "relays every byte" : "not taken")] }),
-      this.#box(l.boxes.kernel, { heading: p.userspaceOnly ? "No rules" : p.beneath !== "ipvs" ? "DNAT chain" : l.vertical ? "IPVS" : "Virtual server", plane: p.beneath, icon: plane.icon, taken: kernel, lines: this.#kernelLines(p, kernel) }),
+      this.#box(l.boxes.kernel, { heading: p.taken === "none" ? ends[p.verdict] ?? "Refused" : p.userspaceOnly ? "No rules" : p.beneath !== "ipvs" ? "DNAT chain" : l.vertical ? "IPVS" : "Virtual server", plane: p.taken === "none" ? "none" : p.beneath, icon: p.taken === "none" ? "i-stop" : plane.icon, taken: kernel || p.taken === "none", lines: this.#kernelLines(p, kernel) }),
     ];
     return s("g", null, out);
   }
 
   #kernelLines(p, taken) {
-    if (p.taken === "none") return [() => (p.verdict === "dropped" ? "drops the packet" : "refuses the connection"), () => ""];
+    if (p.taken === "none") return [() => (p.verdict === "dropped" ? "the client waits in vain" : "the client is told at once"), () => "see below why"];
     if (p.userspaceOnly) return [() => "this service has none", () => "not taken"];
     const first = p.beneath === "ipvs" ? () => `scheduler ${p.scheduler || "of IPVS"}` : (x) => x.chain || "rewrites the destination";
     return [first, (x) => (taken ? counter(x.packets.kernel) || "rewrites each packet" : "ready beneath, not taken")];
@@ -82,12 +87,12 @@ export class Diagram {
     const left = b.x + 12;
     let y = b.y + (b.h - (20 + lines.length * 18)) / 2 + 16;
     if (icon) g.append(s("use", { href: `#${icon}`, x: left, y: y - 13, width: 15, height: 15 }));
-    g.append(s("text", { class: "heading", x: left + (icon ? 21 : 0), y, text: fit(heading, b.w - 24 - (icon ? 21 : 0), title) }));
+    g.append(s("text", { class: "heading", x: left + (icon ? 21 : 0), y, text: fit(heading, b.w - 22 - (icon ? 21 : 0), title, 650) }));
     for (const line of lines) {
       y += 19;
       const el = s("text", { class: "detail", x: left, y });
       const full = line(this.#path);
-      if (full.length * small * 0.52 > b.w - 20) g.append(s("title", { text: full }));
+      if (fit(full, b.w - 20, small) !== full) g.append(s("title", { text: full }));
       this.#texts.set(el, (x) => fit(line(x), b.w - 20, small));
       g.append(el);
     }
@@ -173,14 +178,22 @@ function counter(packets) {
   return packets === undefined || packets === null ? "" : `${format.count(packets)} packets so far`;
 }
 
-function mark(yes) {
-  return yes ? "✓" : "✗";
+function mark(is) {
+  return is ? "✓" : "✗";
 }
 
-// fit cuts text to a width in pixels, by the mean width of letters.
-function fit(text, width, size) {
-  const most = Math.floor(width / (size * 0.53));
-  return text.length <= most ? text : text.slice(0, Math.max(1, most - 1)) + "…";
+function yes(is) {
+  return is ? "yes" : "no";
+}
+
+// fit cuts text to a width in pixels.
+function fit(text, width, size, weight = 400) {
+  pen ??= document.createElement("canvas").getContext("2d");
+  pen.font = `${weight} ${size}px ${getComputedStyle(document.body).fontFamily}`;
+  if (pen.measureText(text).width <= width) return text;
+  let n = text.length;
+  while (n > 1 && pen.measureText(text.slice(0, n) + "…").width > width) n--;
+  return text.slice(0, n) + "…";
 }
 
 function arrow({ x, y, down }) {

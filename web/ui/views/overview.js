@@ -102,7 +102,7 @@ export class Overview {
     byId("starting").hidden = loaded;
     this.#page.classList.toggle("waiting", !loaded);
     if (!loaded) return;
-    this.#totals.show(rows, this.#filter.plane);
+    this.#totals.show(rows, this.#filter.plane, this.#store.node?.capabilities);
     const empty = filters.isEmpty(this.#filter);
     this.#filters.show(this.#filter, empty);
     this.#select(rows);

@@ -67,10 +67,10 @@ export class Row {
     const p = this.#parts;
     setText(this.#namespace, row.namespace + "/");
     setText(this.#name, row.name);
-    setText(this.#port, (row.port ? `:${row.port}` : "") + (row.protocol === "TCP" ? "" : ` ${row.protocol}`));
+    setText(this.#port, row.port ? `:${row.port}` : "");
     setAttr(this.#link, "href", route.service(row.key));
     const [first, ...more] = row.addresses;
-    setText(this.#addresses, [first ?? "no address", more.length > 0 ? `+${more.length}` : "", row.nodePort ? `node port ${row.nodePort}` : ""].filter(Boolean).join("  "));
+    setText(this.#addresses, [first ?? "no address", row.protocol, more.length > 0 ? `+${more.length}` : "", row.nodePort ? `node port ${row.nodePort}` : ""].filter(Boolean).join("  "));
     setAttr(this.#addresses, "title", row.addresses.join("\n"));
     p.plane.show(row.dataplane);
     p.state.show(row.state);

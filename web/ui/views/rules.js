@@ -18,21 +18,52 @@ const hooks = {
 
 // steps makes the list of a trace's steps, grouped by hook.
 export function steps(trace) {
-  const groups = [];
+  const legs = [];
   for (const st of trace.steps ?? []) {
+    if (legs.length === 0 || (legs.at(-1).leg ?? "") !== (st.leg ?? "")) legs.push({ leg: st.leg, steps: [] });
+    legs.at(-1).steps.push(st);
+  }
+  if (legs.length === 0) return h("p", { class: "dim", text: "The trace met no rules." });
+  // What kproxy's own connections to endpoints meet is much the same for all of them.
+  return h("div", { class: "legs" }, legs.map((l) => (l.leg
+    ? h("details", { class: "leg" }, h("summary", { text: `On from kproxy to ${l.leg}: ${l.steps.length} steps` }), hooksOf(l.steps))
+    : hooksOf(l.steps))));
+}
+
+function hooksOf(list) {
+  const groups = [];
+  for (const st of list) {
     if (groups.at(-1)?.hook !== st.hook) groups.push({ hook: st.hook, steps: [] });
     groups.at(-1).steps.push(st);
   }
-  if (groups.length === 0) return h("p", { class: "dim", text: "The trace met no rules." });
   return h("ol", { class: "hooks" }, groups.map((g) => h("li", null,
     h("h3", null, g.hook, " ", h("span", { class: "dim small", text: hooks[g.hook] ?? "" })),
-    h("ol", { class: "rules" }, g.steps.map(step)))));
+    h("ol", { class: "rules" }, runs(g.steps).map((run) => (run.length > 1 && misses(run[0]) ? folded(run) : run.map(step)))))));
+}
+
+// runs cuts steps where one that matches meets one that doesn't.
+function runs(list) {
+  const out = [];
+  for (const st of list) {
+    if (out.length > 0 && misses(out.at(-1)[0]) === misses(st)) out.at(-1).push(st);
+    else out.push([st]);
+  }
+  return out;
+}
+
+function misses(st) {
+  return /^no match/i.test(st.outcome ?? "");
+}
+
+// folded shows several rules that don't match as one line that opens.
+function folded(run) {
+  return h("li", { class: "folded" }, h("details", null, h("summary", { text: `${run.length} rules that don’t match` }), h("ol", { class: "rules" }, run.map(step))));
 }
 
 function step(st) {
   const where = [st.table && `table ${st.table}`, st.chain && st.chain !== st.hook && `chain ${st.chain}`, st.kind !== "rule" && st.kind].filter(Boolean).join(", ");
   const passed = st.packets === undefined || st.packets === null ? "" : `${format.exact(st.packets)} packets, ${format.bytes(st.bytes ?? 0)}`;
-  return h("li", { data: { no: /^no match/i.test(st.outcome ?? "") } },
+  return h("li", { data: { no: misses(st) } },
     h("div", { class: "rule-head small" }, h("span", { class: "dim", text: where }), h("span", { class: "number", text: passed })),
     h("code", { text: st.text }),
     h("p", { class: "small" }, st.outcome ? h("b", { text: sentence(st.outcome) + " " }) : null, sentence(st.why)));

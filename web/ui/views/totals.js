@@ -55,13 +55,17 @@ export class Totals {
       h("dl", { class: "sums" }, figure("ports", "Service ports"), figure("active", "Active connections"), figure("rate", "New per second"), figure("bytes", "Throughput"), figure("failed", "Failed"), figure("retried", "Retried and saved")));
   }
 
-  show(rows, plane) {
+  // show brings the figures up to date. capabilities are the node's, or none yet;
+  // plane is the one that the list shows only.
+  show(rows, plane, capabilities = []) {
     const { planes, all } = sum(rows);
     for (const [name, st] of this.#stations) {
       const t = planes[name];
       setText(st.ports, format.exact(t.ports));
       setText(st.unit, t.ports === 1 ? "service port" : "service ports");
-      setText(st.flow, name === "none" ? "" : `${format.count(t.active)} active · ${format.rate(t.rate)} new/s · ${format.bytes(t.bytes)}/s`);
+      setText(st.flow, name === "none" || t.ports === 0 ? "" : `${format.count(t.active)} active · ${format.rate(t.rate)} new/s · ${format.bytes(t.bytes)}/s`);
+      const missing = t.ports === 0 ? capabilities.find((c) => c.name === name && !c.supported) : null;
+      setText(st.brief, missing ? `not on this node: ${missing.reason}` : words.plane(name).brief);
       setAttr(st.el, "aria-pressed", String(plane === name));
       setAttr(st.el, "data-idle", t.ports === 0);
       this.#segments.get(name).style.flexGrow = String(t.ports);
@@ -79,11 +83,11 @@ export class Totals {
 
   #station(name, onPlane) {
     const p = words.plane(name);
-    const parts = { ports: h("span", { class: "big number" }), unit: h("span", { class: "dim small" }), flow: h("span", { class: "flow number" }) };
+    const parts = { ports: h("span", { class: "big number" }), unit: h("span", { class: "dim small" }), flow: h("span", { class: "flow number" }), brief: h("span", { class: "brief" }) };
     const el = h("button", { type: "button", class: "station", data: { plane: name }, "aria-pressed": "false", title: `Show only these: ${p.label}`, on: { click: () => onPlane(name) } },
       h("span", { class: "station-name" }, icon(p.icon), p.label, p.generation ? h("span", { class: "generation", text: p.generation }) : null),
       h("span", { class: "station-count" }, parts.ports, " ", parts.unit),
-      parts.flow, h("span", { class: "brief", text: p.brief }));
+      parts.flow, parts.brief);
     return { el, ...parts };
   }
 }
