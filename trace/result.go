@@ -88,6 +88,9 @@ func (t *tracer) judgeEnds(r *Result) {
 				f.What += "; userspace tries another endpoint then"
 			}
 		}
+		if !e.certain && r.Verdict == Undetermined {
+			f.Severity, f.What = SeverityWarning, "it can't be told whether "+f.What
+		}
 		t.warn(f.Severity, f.What, f.Where, f.Remedy)
 	}
 	for _, e := range t.ends {
@@ -131,19 +134,45 @@ func (t *tracer) candidates() []Candidate {
 			out = append(out, c)
 		}
 		c := &out[i]
-		c.Probability = min(1, c.Probability+e.share)
+		c.Probability = t.chosen(e.endpoint)
 		c.Packets, c.Bytes = e.packets, e.bytes
 		if c.Why == "" {
 			c.Why = e.why
 		}
 		if e.stop != nil {
 			c.Why = e.stop.What
+			if !e.certain {
+				c.Why = "maybe " + c.Why
+			}
 		}
 	}
 	slices.SortStableFunc(out, func(a, b Candidate) int {
 		return cmp.Compare(math.Round(1e6*b.Probability), math.Round(1e6*a.Probability))
 	})
 	return out
+}
+
+// chosen is how likely an endpoint is chosen, whatever becomes of the packet
+// then. Where it can't be said whether a rule on the way there matches, there are
+// ends for either case, each with the whole probability.
+func (t *tracer) chosen(endpoint netip.AddrPort) float64 {
+	var certain, most float64
+	either := map[string]float64{}
+	for _, e := range t.ends {
+		switch {
+		case e.endpoint != endpoint:
+		case e.certain:
+			certain += e.share
+		default:
+			fate := string(e.verdict)
+			if e.stop != nil {
+				fate += e.stop.What
+			}
+			either[fate] += e.share
+			most = max(most, either[fate])
+		}
+	}
+	return min(1, certain+most)
 }
 
 // unusable says why an endpoint gets no new connection from this client; empty

@@ -1,0 +1,136 @@
+package trace
+
+import (
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace/netfilter"
+	"kproxy.dev/kproxy/userspace"
+)
+
+// scene is a host for tests: what the kernel would say.
+type scene struct {
+	rules     string // as iptables-save prints them
+	local     []string
+	routes    map[string]string // address → link; "" for no route
+	listening []string
+	virtual   *ipvs.Seen
+	clients   []kernel.Client
+	off       string // setting that keeps packets from being forwarded
+	filter    reversePath
+	use       tableUse
+}
+
+// The usual scene: a node between a client's network and two backends.
+func usual() scene {
+	return scene{
+		local:  []string{"10.1.0.1", "10.96.0.99"},
+		routes: map[string]string{"10.1.0.2": "client", "10.2.0.2": "b1", "10.2.0.3": "b2", "10.96.0.10": "client"},
+		use:    tableUse{1, 100},
+	}
+}
+
+func (c scene) sight(t *testing.T) *sight {
+	t.Helper()
+	own := addresses{links: map[netip.Addr]string{}}
+	for _, a := range c.local {
+		own.links[netip.MustParseAddr(a)] = "client"
+	}
+	tables, err := netfilter.Parse(service.IPv4, "nft", c.rules)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &sight{addresses: own, walk: tables.With(nil, fakeHost{}).Walk}
+	s.route = func(q query) route {
+		r := route{query: q, kind: unix.RTN_UNICAST, source: netip.MustParseAddr("10.1.0.1")}
+		if s.local(q.to) {
+			r.kind, r.link = unix.RTN_LOCAL, loopback
+		} else if r.link = c.routes[q.to.String()]; r.link == "" {
+			r.err = unix.ENETUNREACH
+		}
+		return r
+	}
+	s.virtual = func(p service.Protocol, a netip.AddrPort) (ipvs.Seen, bool, error) {
+		if c.virtual == nil || c.virtual.Address != a {
+			return ipvs.Seen{}, false, nil
+		}
+		return *c.virtual, true, nil
+	}
+	s.affinity = func(kernel.Virtual) ([]kernel.Client, error) { return c.clients, nil }
+	s.listener = func(_ service.Protocol, a netip.AddrPort) (listener, bool, error) {
+		for _, l := range c.listening {
+			if at := netip.MustParseAddrPort(l); at.Port() == a.Port() && (at.Addr().IsUnspecified() || at == a) {
+				return listener{address: at}, true, nil
+			}
+		}
+		return listener{}, false, nil
+	}
+	s.forwarding = func(service.Family, string) string { return c.off }
+	s.reversePath = func(netip.Addr, string, uint32) reversePath { return c.filter }
+	s.conntrack = func() (tableUse, bool) { return c.use, true }
+	s.sets = func(func(string) bool) ([]kernel.SetState, error) { return nil, nil }
+	return s
+}
+
+// fakeHost is the scene's, as rules ask.
+type fakeHost struct{}
+
+func (fakeHost) AddressType(netip.Addr) (string, error) { return "UNICAST", nil }
+func (fakeHost) InterfaceAddress(string, service.Family) (netip.Addr, error) {
+	return netip.MustParseAddr("10.1.0.1"), nil
+}
+func (fakeHost) MasqueradeAddress(string, netip.Addr) (netip.Addr, error) {
+	return netip.MustParseAddr("10.2.0.1"), nil
+}
+func (fakeHost) Listens(service.Protocol, netip.AddrPort) (bool, error) { return false, nil }
+
+// trace follows a packet through the scene.
+func (c scene) trace(t *testing.T, from, to string, proxy *Proxy) Result {
+	t.Helper()
+	req := Request{Address: netip.MustParseAddrPort(to), Protocol: service.TCP}
+	if from != "" {
+		req.From = netip.MustParseAddr(from)
+	}
+	x := newTracer(req, proxy, c.sight(t))
+	x.follow()
+	x.compare()
+	return x.result()
+}
+
+// onePlan is a plan of one service with two endpoints.
+func onePlan(plane plan.DataPlane) *plan.Plan {
+	p := &plan.Plan{Policy: plan.DefaultPolicy()}
+	s := &plan.Service{
+		Port:      &service.Port{Key: service.Key{Namespace: "default", Name: "web", Protocol: service.TCP}, Number: 80, ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.10")}},
+		Frontends: []plan.Frontend{{Kind: plan.ClusterIP, Protocol: service.TCP, Address: netip.MustParseAddrPort("10.96.0.10:80"), Verdict: plan.Forward, Masquerade: plan.MasqueradeNever}},
+		DataPlane: plane, State: plan.StatePinned, Reason: "pinned",
+	}
+	for _, a := range []string{"10.2.0.2:9000", "10.2.0.3:9000"} {
+		at := netip.MustParseAddrPort(a)
+		s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: service.Endpoint{Address: at, Ready: true, Serving: true, Weight: 1, Node: "n"}, Usable: true, Health: "up"})
+		s.Groups[service.IPv4].Cluster = append(s.Groups[service.IPv4].Cluster, plan.Backend{Address: at, Weight: 1})
+	}
+	p.Services = []*plan.Service{s}
+	return p
+}
+
+// forecasts is a proxy that would choose among endpoints with shares.
+func forecasts(p *plan.Plan, source string, shares ...float64) *Proxy {
+	return &Proxy{Plan: p, Alive: true, Marks: kernel.DefaultMarks(),
+		Forecast: func(service.Protocol, netip.AddrPort, plan.Client) (userspace.Forecast, bool) {
+			f := userspace.Forecast{Service: p.Services[0].Port.Key, Algorithm: service.RoundRobin}
+			for i, s := range shares {
+				e := userspace.Prospect{Address: p.Services[0].Endpoints[i].Address, Share: s}
+				if source != "" {
+					e.Source, e.Transparent = netip.MustParseAddr(source), true
+				}
+				f.Endpoints = append(f.Endpoints, e)
+			}
+			return f, true
+		}}
+}

@@ -1,0 +1,193 @@
+package trace
+
+import (
+	"math"
+	"net/netip"
+	"strings"
+	"testing"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Rules that lead the service to two endpoints, and to userspace.
+const (
+	toEndpoints = `*nat
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+:KPROXY-SVC-A - [0:0]
+-A PREROUTING -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KPROXY-SVC-A
+-A OUTPUT -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j KPROXY-SVC-A
+[7:420] -A KPROXY-SVC-A -p tcp -m statistic --mode nth --every 2 --packet 0 -j DNAT --to-destination 10.2.0.2:9000
+[5:300] -A KPROXY-SVC-A -p tcp -j DNAT --to-destination 10.2.0.3:9000
+COMMIT
+`
+	toUserspace = `*nat
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+-A PREROUTING -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 10244
+-A OUTPUT -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 10244
+COMMIT
+`
+	masquerades = `*nat
+:PREROUTING ACCEPT [0:0]
+:POSTROUTING ACCEPT [0:0]
+-A PREROUTING -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000
+-A POSTROUTING -d 10.2.0.2/32 -j MASQUERADE
+COMMIT
+`
+)
+
+func filterRule(rule string) string {
+	return "*filter\n:INPUT ACCEPT [0:0]\n:FORWARD ACCEPT [0:0]\n:OUTPUT ACCEPT [0:0]\n" + rule + "\nCOMMIT\n"
+}
+
+func TestFollow(t *testing.T) {
+	tests := []struct {
+		name    string
+		from    string
+		change  func(*scene)
+		proxy   *Proxy
+		verdict Verdict
+		culprit []string // words; none for no culprit
+		shares  map[string]float64
+	}{
+		{"to endpoints", "10.1.0.2", func(c *scene) { c.rules = toEndpoints }, nil, Forwarded, nil, map[string]float64{"10.2.0.2:9000": 0.5, "10.2.0.3:9000": 0.5}},
+		{"from this node", "", func(c *scene) { c.rules = toEndpoints }, nil, Forwarded, nil, map[string]float64{"10.2.0.2:9000": 0.5, "10.2.0.3:9000": 0.5}},
+		{"nothing is there", "10.1.0.2", func(c *scene) {}, nil, NotAService, nil, nil},
+		{"nothing is there, planned", "10.1.0.2", func(c *scene) {}, forecasts(onePlan(plan.Userspace), ""), NotAService, []string{"nothing in the kernel leads"}, nil},
+		{"no route to the address from here", "", func(c *scene) { c.rules = toEndpoints; c.routes["10.96.0.10"] = "" }, nil, Refused, []string{"no way to 10.96.0.10", "there is no route"}, nil},
+		{"no route to an endpoint", "10.1.0.2", func(c *scene) { c.rules = toEndpoints; c.routes["10.2.0.3"] = "" }, nil, Forwarded, []string{"on the way to 10.2.0.3:9000 (50 % of new connections)", "there is no route"}, nil},
+		{"no route to the client", "10.9.9.9", func(c *scene) { c.rules = toEndpoints }, nil, Dropped, []string{"no way to 10.9.9.9"}, nil},
+		{"forwarding is off", "10.1.0.2", func(c *scene) { c.rules, c.off = toEndpoints, "net.ipv4.ip_forward" }, nil, Dropped, []string{"doesn't forward", "net.ipv4.ip_forward = 0", "sysctl -w net.ipv4.ip_forward=1"}, nil},
+		{"the reverse path filter", "10.1.0.2", func(c *scene) {
+			c.rules, c.filter = toEndpoints, reversePath{mode: 1, setting: "net.ipv4.conf.all.rp_filter", refused: true, back: route{link: "other"}}
+		}, nil, Dropped, []string{"reverse path filter", "net.ipv4.conf.all.rp_filter = 1 (strict)"}, nil},
+		{"the table is full", "10.1.0.2", func(c *scene) { c.rules, c.use = toEndpoints, tableUse{100, 100} }, nil, Dropped, []string{"conntrack", "100 of 100"}, nil},
+		{"the table is almost full", "10.1.0.2", func(c *scene) { c.rules, c.use = toEndpoints, tableUse{95, 100} }, nil, Forwarded, nil, nil},
+		{"dropped in FORWARD", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -d 10.2.0.3/32 -j DROP") }, nil, Forwarded, []string{"on the way to 10.2.0.3:9000", "rule 1 of chain FORWARD"}, nil},
+		{"refused in FORWARD", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -j REJECT") }, nil, Refused, []string{"refuses the packet"}, nil},
+		{"answers dropped", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -s 10.2.0.0/16 -j DROP") }, nil, Dropped, []string{"the answer of"}, nil},
+		{"policy", "10.1.0.2", func(c *scene) {
+			c.rules = toEndpoints + strings.Replace(filterRule("-A FORWARD -s 203.0.113.0/24 -j ACCEPT"), ":FORWARD ACCEPT", ":FORWARD DROP", 1)
+		}, nil, Dropped, []string{"policy of chain FORWARD", "-P FORWARD ACCEPT"}, nil},
+		{"a match that nobody knows", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -m mystery --solved -j DROP") }, nil, Undetermined, nil, nil},
+		{"a match that nobody knows, and the same either way", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -m mystery --solved -j ACCEPT") }, nil, Forwarded, nil, nil},
+		{"userspace", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, forecasts(onePlan(plan.Userspace), "", 0.25, 0.75), Forwarded, nil,
+			map[string]float64{"10.2.0.2:9000": 0.25, "10.2.0.3:9000": 0.75}},
+		{"userspace is dead", "10.1.0.2", func(c *scene) { c.rules = toUserspace }, forecasts(onePlan(plan.Userspace), "", 1), Refused, []string{"nobody listens", "10244"}, nil},
+		{"userspace has nobody", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, forecasts(onePlan(plan.Userspace), ""), Refused, []string{"no endpoint that takes connections"}, nil},
+		{"userspace, and OUTPUT drops", "10.1.0.2", func(c *scene) {
+			c.rules, c.listening = toUserspace+filterRule("-A OUTPUT -p tcp -m tcp --dport 9000 -j DROP"), []string{"0.0.0.0:10244"}
+		}, forecasts(onePlan(plan.Userspace), "", 0.5, 0.5), Dropped, []string{"chain OUTPUT"}, nil},
+		{"userspace that can't be asked", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, nil, Forwarded, nil, nil},
+		{"from a martian", "127.0.0.5", func(c *scene) { c.rules = toEndpoints }, nil, Forwarded, nil, nil}, // that is this node itself
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := usual()
+			tt.change(&c)
+			r := c.trace(t, tt.from, "10.96.0.10:80", tt.proxy)
+			if r.Verdict != tt.verdict {
+				t.Errorf("verdict %q, want %q", r.Verdict, tt.verdict)
+			}
+			for _, word := range tt.culprit {
+				if !strings.Contains(r.Culprit, word) {
+					t.Errorf("culprit %q doesn't say %q", r.Culprit, word)
+				}
+			}
+			if len(tt.culprit) == 0 && r.Culprit != "" {
+				t.Errorf("culprit %q, want none", r.Culprit)
+			}
+			got := map[string]float64{}
+			for _, c := range r.Candidates {
+				got[c.Endpoint.String()] = c.Probability
+			}
+			for e, want := range tt.shares {
+				if math.Abs(got[e]-want) > 1e-9 {
+					t.Errorf("%s has a probability of %v, want %v", e, got[e], want)
+				}
+			}
+			if t.Failed() {
+				t.Log(r.Text(Look{}))
+			}
+		})
+	}
+}
+
+func TestMasquerade(t *testing.T) {
+	c := usual()
+	c.rules = masquerades
+	if m := c.trace(t, "10.1.0.2", "10.96.0.10:80", nil).Masquerade; !m.Yes || m.Source.String() != "10.2.0.1" || !strings.Contains(m.Reason, "rule 1 of chain POSTROUTING") {
+		t.Errorf("masquerade = %+v", m)
+	}
+	c = usual()
+	c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"}
+	if m := c.trace(t, "10.1.0.2", "10.96.0.10:80", forecasts(onePlan(plan.Userspace), "10.1.0.2", 1)).Masquerade; m.Yes || m.Source.String() != "10.1.0.2" {
+		t.Errorf("transparent: masquerade = %+v", m)
+	}
+	if m := c.trace(t, "10.1.0.2", "10.96.0.10:80", forecasts(onePlan(plan.Userspace), "", 1)).Masquerade; !m.Yes || m.Source.String() != "10.1.0.1" {
+		t.Errorf("from the node's address: masquerade = %+v", m)
+	}
+}
+
+// seen is a virtual server with real servers of weights and active connections.
+func seen(scheduler string, persistence uint32, reals ...[2]int) *ipvs.Seen {
+	v := &ipvs.Seen{Virtual: kernel.Virtual{Protocol: service.TCP, Address: netip.MustParseAddrPort("10.96.0.99:80"), Scheduler: scheduler, Persistence: persistence}}
+	for i, r := range reals {
+		a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, byte(2 + i)}), 9000)
+		v.Reals = append(v.Reals, ipvs.SeenReal{Real: kernel.Real{Address: a, Weight: uint32(r[0])}, Active: r[1]})
+	}
+	return v
+}
+
+func TestVirtualServers(t *testing.T) {
+	second := netip.MustParseAddrPort("10.2.0.3:9000")
+	tests := []struct {
+		name    string
+		v       *ipvs.Seen
+		clients []kernel.Client
+		verdict Verdict
+		want    [2]float64
+	}{
+		{"rr", seen("rr", 0, [2]int{1, 0}, [2]int{3, 0}), nil, Forwarded, [2]float64{0.5, 0.5}},
+		{"wrr", seen("wrr", 0, [2]int{1, 0}, [2]int{3, 0}), nil, Forwarded, [2]float64{0.25, 0.75}},
+		{"weight 0", seen("rr", 0, [2]int{0, 0}, [2]int{1, 0}), nil, Forwarded, [2]float64{0, 1}},
+		{"lc", seen("lc", 0, [2]int{9, 2}, [2]int{1, 1}), nil, Forwarded, [2]float64{0, 1}},
+		{"wlc", seen("wlc", 0, [2]int{9, 2}, [2]int{1, 1}), nil, Forwarded, [2]float64{1, 0}},
+		{"wlc, all idle", seen("wlc", 0, [2]int{1, 0}, [2]int{1, 0}), nil, Forwarded, [2]float64{1, 0}},
+		{"sed", seen("sed", 0, [2]int{1, 0}, [2]int{3, 1}), nil, Forwarded, [2]float64{0, 1}},
+		{"nq", seen("nq", 0, [2]int{9, 1}, [2]int{1, 0}), nil, Forwarded, [2]float64{0, 1}},
+		{"sh", seen("sh", 0, [2]int{1, 0}, [2]int{1, 0}), nil, Forwarded, [2]float64{0.5, 0.5}},
+		{"a client that stays", seen("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: netip.MustParseAddr("10.1.0.2"), Endpoint: second}}, Forwarded, [2]float64{0, 1}},
+		{"another client that stays", seen("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: netip.MustParseAddr("10.1.0.7"), Endpoint: second}}, Forwarded, [2]float64{0.5, 0.5}},
+		{"nobody", seen("rr", 0, [2]int{0, 0}, [2]int{0, 0}), nil, Refused, [2]float64{}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			c := usual()
+			c.virtual, c.clients = tt.v, tt.clients
+			r := c.trace(t, "10.1.0.2", "10.96.0.99:80", nil)
+			got := map[string]float64{}
+			for _, c := range r.Candidates {
+				got[c.Endpoint.String()] = c.Probability
+			}
+			if r.Verdict != tt.verdict || got["10.2.0.2:9000"] != tt.want[0] || got["10.2.0.3:9000"] != tt.want[1] {
+				t.Errorf("%s, %v, want %s, %v\n%s", r.Verdict, got, tt.verdict, tt.want, r.Text(Look{}))
+			}
+		})
+	}
+}
+
+// TestMartian: addresses that can't be the source of a packet from elsewhere.
+func TestMartian(t *testing.T) {
+	for a, want := range map[string]bool{"127.0.0.1": true, "224.0.0.1": true, "255.255.255.255": true, "0.0.0.0": true, "10.1.0.2": false, "::1": true, "fd00::2": false} {
+		if got := martian(netip.MustParseAddr(a)) != ""; got != want {
+			t.Errorf("martian(%s) = %v", a, got)
+		}
+	}
+}
