@@ -1,0 +1,148 @@
+package web
+
+import (
+	"bytes"
+	"compress/gzip"
+	"io"
+	"io/fs"
+	"net/http"
+	"net/http/httptest"
+	"path"
+	"regexp"
+	"testing"
+)
+
+// fetch asks for a path with headers.
+func fetch(h http.Handler, path string, headers ...string) *httptest.ResponseRecorder {
+	r := httptest.NewRequest(http.MethodGet, path, nil)
+	for i := 0; i < len(headers); i += 2 {
+		r.Header.Set(headers[i], headers[i+1])
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, r)
+	return w
+}
+
+func gunzip(t *testing.T, b []byte) []byte {
+	t.Helper()
+	z, err := gzip.NewReader(bytes.NewReader(b))
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
+func TestEveryFileOfTheDashboardIsServed(t *testing.T) {
+	h := api(shop())
+	err := fs.WalkDir(uiFiles, "ui", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		if _, known := contentTypes[path.Ext(name)]; !known {
+			t.Errorf("%s: files of its kind have no content type here", name)
+		}
+		want, err := uiFiles.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		plain, zipped := fetch(h, "/"+name), fetch(h, "/"+name, "Accept-Encoding", "br, gzip")
+		if plain.Code != http.StatusOK || !bytes.Equal(plain.Body.Bytes(), want) || plain.Header().Get("Content-Type") == "" {
+			t.Errorf("%s: got %d with %d bytes of %q", name, plain.Code, plain.Body.Len(), plain.Header().Get("Content-Type"))
+		}
+		body := zipped.Body.Bytes()
+		if zipped.Header().Get("Content-Encoding") == "gzip" {
+			body = gunzip(t, body)
+			if plain.Header().Get("ETag") == zipped.Header().Get("ETag") {
+				t.Errorf("%s: two encodings share a tag", name)
+			}
+		}
+		if !bytes.Equal(body, want) {
+			t.Errorf("%s: compressed, it is another file", name)
+		}
+		for _, w := range []*httptest.ResponseRecorder{plain, zipped} {
+			encoding := "identity"
+			if w.Header().Get("Content-Encoding") != "" {
+				encoding = "gzip"
+			}
+			again := fetch(h, "/"+name, "If-None-Match", w.Header().Get("ETag"), "Accept-Encoding", encoding)
+			if again.Code != http.StatusNotModified || again.Body.Len() != 0 {
+				t.Errorf("%s, %s: whoever has it gets %d with %d bytes, want 304", name, encoding, again.Code, again.Body.Len())
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// What the policy of guard.go forbids would be missing in the browser only.
+func TestNothingIsInlineOrFromElsewhere(t *testing.T) {
+	forbidden := []*regexp.Regexp{
+		regexp.MustCompile(`<script(?:\s[^>]*)?>[^<]`),
+		regexp.MustCompile(`<style`),
+		regexp.MustCompile(`\sstyle=`),
+		regexp.MustCompile(`\son[a-z]+=`),
+		regexp.MustCompile(`(?:src|href)="(?:https?:)?//`),
+	}
+	err := fs.WalkDir(uiFiles, "ui", func(name string, d fs.DirEntry, err error) error {
+		if err != nil || path.Ext(name) != ".html" {
+			return err
+		}
+		b, err := uiFiles.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		for _, re := range forbidden {
+			if m := re.Find(b); m != nil {
+				t.Errorf("%s has %q, which browsers don't follow here", name, m)
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestPathsThatAreNoFiles(t *testing.T) {
+	h := api(shop())
+	for _, p := range []string{"/ui/none.js", "/ui/css", "/ui/css/", "/ui", "/index.html", "/ui/%2e%2e/guard.go", "/ui/..%2fguard.go"} {
+		if w := fetch(h, p); w.Code == http.StatusOK {
+			t.Errorf("%s: got 200, %.80q", p, w.Body)
+		}
+	}
+}
+
+func TestAcceptsGzip(t *testing.T) {
+	for header, want := range map[string]bool{
+		"": false, "gzip": true, "GZIP": true, "br, gzip": true, "gzip;q=0": false, "gzip; q=0.5": true, "gzip;q=x": false,
+		"*": true, "identity": false, "br;q=1.0,*;q=0": false, "xgzip": false,
+	} {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Header.Set("Accept-Encoding", header)
+		if got := acceptsGzip(r); got != want {
+			t.Errorf("%q: got %t, want %t", header, got, want)
+		}
+	}
+}
+
+func TestLongAnswersAreCompressed(t *testing.T) {
+	h := api(bigCluster(100))
+	plain := fetch(h, "/api/v1/history?service=team-0/svc-0001:http")
+	if plain.Header().Get("Content-Encoding") != "" {
+		t.Error("compressed for a client that didn't ask for it")
+	}
+	query := "?service=x"
+	for i := range 100 {
+		query += "&service=team-0/svc-00" + string(rune('0'+i/10)) + string(rune('0'+i%10)) + ":http"
+	}
+	long := fetch(h, "/api/v1/history"+query, "Accept-Encoding", "gzip")
+	if long.Header().Get("Content-Encoding") != "gzip" || !bytes.Contains(gunzip(t, long.Body.Bytes()), []byte(`"team-0/svc-0099:http"`)) {
+		t.Errorf("got %q, want gzip with all of them", long.Header().Get("Content-Encoding"))
+	}
+}
