@@ -1,0 +1,260 @@
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/flows"
+	"kproxy.dev/kproxy/trace"
+)
+
+// TestTraceFlows traces every row of the flow matrix (test/flows/matrix.txtar), for
+// each kind of address, client, and family, and each kind of service once: what is
+// foretold must be what the matrix promises, which TestFlows finds real packets to
+// do. Of some, real packets are sent here as well, and probes.
+func TestTraceFlows(t *testing.T) {
+	t.Parallel()
+	matrix, err := flows.Load()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, mode := range flowModes() {
+		for _, c := range matrix.Configurations {
+			t.Run(string(mode)+"/"+c.Name, func(t *testing.T) {
+				t.Parallel()
+				w := newFlowWorld(t, mode, matrix, c)
+				args := []string{"--mode", string(mode), "--health-check", "off", "--alive-timeout", within(3 * time.Second).String()}
+				planes := []plan.DataPlane{plan.Userspace}
+				if mode == plan.ModeUserspace {
+					args = append(args, "--offload-after", "1h")
+				} else {
+					args = append(args, "--offload-after", "0s", "--offload-min-connections", "0")
+					planes = []plan.DataPlane{plan.IPTables, plan.IPVS}
+				}
+				w.start(append(args, c.Args(w.network.Pods, w.pod().Name)...)...)
+				w.settled(planes...)
+				w.traceAll()
+			})
+		}
+	}
+}
+
+// Of those traced, every so-manieth is tried with real packets as well, and of
+// those of the node itself, so many are probed.
+const (
+	traceTries  = 9
+	traceProbes = 7
+)
+
+// traceAll traces what stands for all attempts, some at a time.
+func (w *flowWorld) traceAll() {
+	w.Helper()
+	start := time.Now()
+	all := w.represented()
+	var failures []string
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	slots := make(chan struct{}, 4)
+	tried, probed := 0, 0
+	for i, a := range all {
+		probe := i%traceProbes == 0 && (a.From == flows.Node || a.From == flows.Localhost)
+		try := i%traceTries == 0
+		if probe {
+			probed++
+		}
+		if try {
+			tried++
+		}
+		wg.Go(func() {
+			slots <- struct{}{}
+			defer func() { <-slots }()
+			err := w.traceOne(a, probe)
+			if err == nil && try {
+				err = a.client.Do(func() error { return w.try(a) })
+			}
+			if err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				failures = append(failures, fmt.Sprintf("%s, %s: %v", a.network, a, err))
+			}
+		})
+	}
+	wg.Wait()
+	slices.Sort(failures)
+	for i, f := range failures {
+		if i == 10 {
+			w.Errorf("and %d more", len(failures)-i)
+			break
+		}
+		w.Error(f)
+	}
+	w.Logf("%d traces of %d attempts, %d tried as well, %d probed, %d failed, in %s",
+		len(all), len(w.attempts()), tried, probed, len(failures), time.Since(start).Round(time.Millisecond))
+}
+
+// represented are attempts that stand for all: one for each row, kind of address
+// and client, for each row, client and family, and for each kind of
+// endpoints, what becomes of the packet, and client.
+func (w *flowWorld) represented() (out []attempt) {
+	seen := map[string]bool{}
+	for i, a := range w.attempts() {
+		if (i/2+int(a.Family)+len(out))%2 == 0 != (a.network == "tcp") {
+			continue // the other protocol's turn
+		}
+		keys := []string{
+			fmt.Sprint(a.Row.Line, a.Kind, a.From, a.name != ""),
+			fmt.Sprint(a.Row.Line, a.From, a.Family),
+			fmt.Sprint(a.Service.Endpoints.Name, a.Want.Verdict, a.From),
+		}
+		if !slices.ContainsFunc(keys, func(k string) bool { return !seen[k] }) {
+			continue
+		}
+		for _, k := range keys {
+			seen[k] = true
+		}
+		out = append(out, a)
+	}
+	return out
+}
+
+// request is the trace of an attempt.
+func (a *attempt) request(w *flowWorld) trace.Request {
+	req := trace.Request{Address: a.target, Protocol: service.TCP}
+	if a.network == "udp" {
+		req.Protocol = service.UDP
+	}
+	switch a.From {
+	case flows.Pod:
+		pod := w.pod().Addresses[a.Family]
+		if a.name != "" {
+			pod = w.network.Endpoints[a.name][a.Family]
+		}
+		req.From = pod
+	case flows.Outside:
+		req.From = w.network.Outside[a.Family]
+	}
+	return req
+}
+
+// traceOne compares one trace with what must become of the attempt.
+func (w *flowWorld) traceOne(a attempt, probe bool) error {
+	ctx, cancel := context.WithTimeout(w.ctx, within(20*time.Second))
+	defer cancel()
+	req := a.request(w)
+	req.Probe = probe
+	r, err := w.client.Trace(ctx, req)
+	if err != nil {
+		return fmt.Errorf("trace: %w", err)
+	}
+	err = errors.Join(w.checkVerdict(&a, &r), w.checkCandidates(&a, &r), w.checkSource(&a, &r))
+	if probe {
+		err = errors.Join(err, w.checkProbe(&a, &r))
+	}
+	if err != nil {
+		return fmt.Errorf("%w; traced:\n%s", err, r.Text(trace.Look{Width: 120}))
+	}
+	return nil
+}
+
+func (w *flowWorld) checkVerdict(a *attempt, r *trace.Result) error {
+	want := map[flows.Verdict]trace.Verdict{flows.Serve: trace.Forwarded, flows.Refuse: trace.Refused, flows.Drop: trace.Dropped}[a.Want.Verdict]
+	switch {
+	case r.Verdict != want:
+		return fmt.Errorf("verdict %q, want %q", r.Verdict, want)
+	case (r.Culprit == "") != (want == trace.Forwarded):
+		return fmt.Errorf("culprit %q of a packet that is %s", r.Culprit, want)
+	case !strings.Contains(r.Service, a.Service.Name):
+		return fmt.Errorf("service %q, want %s", r.Service, a.Service.Name)
+	}
+	return nil
+}
+
+// checkCandidates: those that the packet may go to are those that may serve, and
+// it goes to one of them for certain.
+func (w *flowWorld) checkCandidates(a *attempt, r *trace.Result) error {
+	var have []string
+	sum := 0.0
+	for _, c := range r.Candidates {
+		if c.Probability == 0 {
+			continue
+		}
+		name := c.Endpoint.String()
+		for n, addresses := range w.network.Endpoints {
+			if c.Endpoint == netip.AddrPortFrom(addresses[a.Family], w.network.TargetPort) {
+				name = n
+			}
+		}
+		have = append(have, name)
+		sum += c.Probability
+	}
+	var want []string
+	if a.Want.Verdict == flows.Serve {
+		want = slices.Sorted(slices.Values(a.Want.Endpoints))
+	}
+	slices.Sort(have)
+	switch {
+	case !slices.Equal(have, want):
+		return fmt.Errorf("candidates %v, want %v", have, want)
+	case len(want) > 0 && (sum < 0.999 || sum > 1.001):
+		return fmt.Errorf("probabilities of %v add up to %v", have, sum)
+	}
+	return nil
+}
+
+// checkSource: endpoints see the node's address where the matrix says so. A pod
+// that meets itself is seen as the node, on that way only.
+func (w *flowWorld) checkSource(a *attempt, r *trace.Result) error {
+	if a.Want.Verdict != flows.Serve {
+		return nil
+	}
+	m := r.Masquerade
+	itself := a.name != "" && a.Source == flows.AsClient && slices.Contains(a.Want.Endpoints, a.name)
+	switch {
+	case a.Source == flows.AsNode && m.Source.IsValid() && !w.isNodes(m.Source):
+		return fmt.Errorf("endpoints see %s, want the node's address: %s", m.Source, m.Reason)
+	case a.Source == flows.AsNode && !m.Yes && a.From != flows.Node && a.From != flows.Localhost:
+		return fmt.Errorf("not masqueraded: %s", m.Reason)
+	case a.Source == flows.AsClient && m.Yes && !itself:
+		return fmt.Errorf("masqueraded: %s", m.Reason)
+	case itself && !m.Yes:
+		return errors.New("an endpoint that reaches itself isn't masqueraded")
+	}
+	return nil
+}
+
+func (w *flowWorld) isNodes(a netip.Addr) bool {
+	return w.isNode(lab.Answer{Peer: a}) || a.IsLoopback()
+}
+
+// checkProbe: what the probe met is what was foretold.
+func (w *flowWorld) checkProbe(a *attempt, r *trace.Result) error {
+	if r.Probe == nil {
+		return errors.New("there was no probe")
+	}
+	var want []string
+	switch a.Want.Verdict {
+	case flows.Serve:
+		want = []string{"connected", "answered", "no answer"} // the endpoints' UDP answers lines only
+	case flows.Refuse:
+		want = []string{"refused"}
+	case flows.Drop:
+		want = []string{"timeout", "no answer"}
+	}
+	if a.network == "udp" && a.Want.Verdict != flows.Serve {
+		want = append(want, "unreachable") // a host's own datagram that a filter takes: EPERM
+	}
+	if !slices.Contains(want, r.Probe.Outcome) {
+		return fmt.Errorf("the probe was %s, want one of %v: %s", r.Probe.Outcome, want, r.Probe.Note)
+	}
+	return nil
+}
