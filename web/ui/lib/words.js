@@ -86,7 +86,7 @@ export function health(name) {
 // sentence gives one of kproxy's reasons the form of a sentence.
 export function sentence(text) {
   if (!text) return "";
-  const first = text[0].toUpperCase() + text.slice(1);
+  const first = capital(text);
   return /[.!?…]$/.test(first) ? first : first + ".";
 }
 
@@ -96,7 +96,11 @@ export function why(row) {
   return sentence(row.reason);
 }
 
-// capital only makes the first letter large.
+// capital only makes the first letter large, unless the first word is the name of a
+// program, or no word.
 export function capital(text) {
-  return text ? text[0].toUpperCase() + text.slice(1) : "";
+  if (!text || !/^[a-z]+(?=[ .,:;]|$)/.test(text) || names.test(text)) return text ?? "";
+  return text[0].toUpperCase() + text.slice(1);
 }
+
+const names = /^(kproxy|iptables|ipset|ip|ipvsadm|conntrack|modprobe|sysctl|nft)\b/;

@@ -52,7 +52,7 @@ export class NodePage {
     if (!n) return;
     setText(this.#title, `Node ${n.node}`);
     this.#once("facts", factsOf(n, this.#store.now()), (list) => this.#facts.replaceChildren(...list.map(([k, v]) => h("div", null, h("dt", { text: k }), h("dd", { text: v })))));
-    this.#once("capabilities", n.capabilities ?? [], (list) => this.#capabilities.replaceChildren(...list.map(capability)));
+    this.#once("capabilities", n.capabilities ?? [], (list) => this.#capabilities.replaceChildren(...[...list].sort((a, b) => a.supported - b.supported).map(capability)));
     this.#once("sources", n.sources ?? [], (list) => this.#sources.replaceChildren(...(list.length > 0 ? list.map(source) : [h("li", { class: "dim", text: "None yet." })])));
     this.#once("conntrack", n.conntrack ?? {}, (c) => this.#conntrack.replaceChildren(...meter(c)));
     this.#once("rules", [n.rules, n.sets, n.virtualServers], () => this.#rules.replaceChildren(rules(n)));
@@ -80,7 +80,7 @@ function factsOf(n, now) {
 
 function capability(c) {
   return h("li", { data: { yes: c.supported } }, icon(c.supported ? "i-check" : "i-none"),
-    h("div", null, h("b", { text: c.name }), " ", h("span", { class: "yesno", text: c.supported ? "available" : "missing" }), h("p", { class: "dim small", text: sentence(c.reason) })));
+    h("div", null, h("b", { text: c.name }), " ", h("span", { class: "yesno", text: c.supported ? "available" : "missing" }), " ", h(c.supported ? "span" : "p", { class: "dim small", text: c.supported ? c.reason : sentence(c.reason) })));
 }
 
 function source(x) {
@@ -106,7 +106,7 @@ function rules(n) {
   const tables = [...new Set(families.flatMap((f) => Object.keys(n.rules[f] ?? {})))].sort();
   const row = (name, cells) => h("tr", null, h("th", { scope: "row", text: name }), cells.map((c) => h("td", { class: "end", text: c })));
   return h("table", { class: "data rules-table" },
-    h("thead", null, h("tr", null, h("th", { scope: "col", text: "" }), families.map((f) => h("th", { scope: "col", class: "end", text: { ipv4: "IPv4", ipv6: "IPv6" }[f] ?? f })))),
+    h("thead", null, h("tr", null, h("td"), families.map((f) => h("th", { scope: "col", class: "end", text: { ipv4: "IPv4", ipv6: "IPv6" }[f] ?? f })))),
     h("tbody", null, tables.map((t) => row(`iptables rules, table ${t}`, families.map((f) => format.exact(n.rules[f][t] ?? 0)))),
       [["Sets (ipset)", n.sets], ["Virtual servers (IPVS)", n.virtualServers]].map(([name, v]) => h("tr", null, h("th", { scope: "row", text: name }), h("td", { class: "end", colspan: String(Math.max(1, families.length)), text: format.exact(v) })))));
 }

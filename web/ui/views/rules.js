@@ -66,7 +66,7 @@ function step(st) {
   return h("li", { data: { no: misses(st) } },
     h("div", { class: "rule-head small" }, h("span", { class: "dim", text: where }), h("span", { class: "number", text: passed })),
     h("code", { text: st.text }),
-    h("p", { class: "small" }, st.outcome ? h("b", { text: sentence(st.outcome) + " " }) : null, sentence(st.why)));
+    h("p", { class: "small" }, st.outcome ? h("b", { text: sentence(st.outcome) + " " }) : null, st.why));
 }
 
 // findings makes the list of what the trace found wrong, worst first; null if

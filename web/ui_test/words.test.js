@@ -1,0 +1,38 @@
+import assert from "node:assert/strict";
+import { test } from "node:test";
+
+import * as words from "../ui/lib/words.js";
+import { look } from "../ui/views/timeline.js";
+
+test("reasons become sentences, names of programs stay as they are spelt", () => {
+  for (const [text, want] of [
+    ["", ""], ["its only endpoint isn't ready", "Its only endpoint isn't ready."], ["kproxy is dead", "kproxy is dead."],
+    ["10.2.0.3:80 refused a connection; again after 10s", "10.2.0.3:80 refused a connection; again after 10s."],
+    ["rp_filter is strict", "rp_filter is strict."], ["iptables to userspace: x", "iptables to userspace: x."], ["Done!", "Done!"],
+  ]) assert.equal(words.sentence(text), want);
+});
+
+test("every data plane and state has a word and an icon", () => {
+  for (const p of [...Object.values(words.planes), ...Object.values(words.states), ...Object.values(words.healths)]) assert.ok(p.label && p.icon, JSON.stringify(p));
+  assert.deepEqual(Object.keys(words.planes), words.planeOrder);
+  assert.equal(words.plane("ebpf").label, "ebpf");
+});
+
+test("the costs of the generations can be compared row by row", () => {
+  const [first, ...others] = words.planeOrder.filter((n) => n !== "none").map((n) => words.plane(n).costs.map((c) => c.what));
+  for (const o of others) assert.deepEqual(o, first);
+});
+
+test("events are told apart by what they say", () => {
+  for (const [kind, message, want] of [
+    ["dataplane", "userspace to iptables: qualified", "Offloaded"],
+    ["dataplane", "none to ipvs: qualified", "Offloaded"],
+    ["dataplane", "ipvs to userspace: 10.2.0.2:80 refused a connection; again after 10s", "Recalled"],
+    ["dataplane", "recalled: kernel rules could not be written", "Recalled"],
+    ["dataplane", "userspace to none: it has no endpoints", "Not served"],
+    ["dataplane", "added, userspace: waiting for its first connection", "Data plane"],
+    ["health", "10.2.0.2:80 is down: connection refused", "Endpoint down"],
+    ["health", "10.2.0.2:80 is up", "Endpoint up"],
+    ["sync", "sync failed: x", "Sync"],
+  ]) assert.equal(look({ kind, message })[2], want, message);
+});
