@@ -1,9 +1,7 @@
 package web
 
 import (
-	"os"
 	"regexp"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -21,7 +19,7 @@ func kubeProxyFigures() plan.Figures {
 	return plan.Figures{
 		Queued: start, Synced: start, ServiceChanges: 7, EndpointChanges: 9, ServicesPending: 1, EndpointsPending: 2,
 		NoLocalInternal: [2]int{1, 0}, NoLocalExternal: [2]int{0, 3}, Rules: [2]map[string]int{rules, rules},
-		Written: [2]map[string]int{{"nat": 2}, {}}, RestoreFailures: [2]uint64{5, 0}, InvalidDropped: 11, ConntrackDeletions: [2]uint64{0, 13},
+		Sets: map[string]int{"KPROXY-USER-4": 3}, Written: [2]map[string]int{{"nat": 2}, {}}, RestoreFailures: [2]uint64{5, 0}, InvalidDropped: 11, ConntrackDeletions: [2]uint64{0, 13},
 	}
 }
 
@@ -67,17 +65,13 @@ kubeproxy_sync_proxy_rules_no_local_endpoints_total{ip_family="IPv6",traffic_pol
 	}
 }
 
-// TestMetricsAreDocumented: docs/metrics.md has a row for every metric with
-// kube-proxy's name, with its labels, and no other; and everything that
+// TestKubeProxyMetricsAreDocumented: docs/metrics.md has a row for every metric
+// with kube-proxy's name, with its labels, and no other; and everything that
 // kube-proxy has is either there or among those that kproxy hasn't.
-func TestMetricsAreDocumented(t *testing.T) {
-	b, err := os.ReadFile("../docs/metrics.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+func TestKubeProxyMetricsAreDocumented(t *testing.T) {
 	row := regexp.MustCompile("(?m)^\\| `kubeproxy_([a-z_]+)(?:\\{([a-z_, ]+)\\})?` \\| (yes|no) \\|")
 	documented, absent := map[string]string{}, map[string]bool{}
-	for _, m := range row.FindAllStringSubmatch(string(b), -1) {
+	for _, m := range row.FindAllStringSubmatch(documentation(t), -1) {
 		if m[3] == "yes" {
 			documented[m[1]] = m[2]
 		} else {
@@ -89,18 +83,9 @@ func TestMetricsAreDocumented(t *testing.T) {
 	h := Health(HealthConfig{Source: shop(), Registerer: reg})
 	get(h, "/healthz")
 	get(h, "/livez")
-	families, err := reg.Gather()
-	if err != nil {
-		t.Fatal(err)
-	}
 	exported := map[string]string{}
-	for _, f := range families {
-		var labels []string
-		for _, l := range f.GetMetric()[0].GetLabel() {
-			labels = append(labels, l.GetName())
-		}
-		slices.Sort(labels)
-		exported[strings.TrimPrefix(f.GetName(), "kubeproxy_")] = strings.Join(labels, ", ")
+	for name, m := range gathered(t, reg) {
+		exported[strings.TrimPrefix(name, "kubeproxy_")] = m.labels
 	}
 	if diff := cmp.Diff(documented, exported); diff != "" {
 		t.Errorf("metrics (-documented +exported):\n%s", diff)
