@@ -104,12 +104,29 @@ func collectProcess(s plan.Status, send sender) {
 	send.counter(syncPasses, float64(s.Sync.Generation))
 	send.gauge(syncDuration, s.Sync.DurationSeconds)
 	send.gauge(syncFailing, number(s.Sync.LastError != ""))
-	for _, src := range s.Sources {
-		send.gauge(sourceErrors, float64(lines(src.Error)), src.Name)
-		send.gauge(sourceSynced, number(src.Synced), src.Name)
-	}
+	collectSources(s.Sources, send)
+	can := map[string]bool{}
 	for _, c := range s.Capabilities {
-		send.gauge(capability, number(c.Supported), c.Name)
+		before, known := can[c.Name]
+		can[c.Name] = c.Supported && (before || !known)
+	}
+	for name, all := range can {
+		send.gauge(capability, number(all), name)
+	}
+}
+
+// collectSources takes sources of one name for one: a folder may be given twice,
+// and a series that is there twice would be left out.
+func collectSources(sources []plan.SourceStatus, send sender) {
+	errs, synced := map[string]int{}, map[string]bool{}
+	for _, src := range sources {
+		before, known := synced[src.Name]
+		synced[src.Name] = src.Synced && (before || !known)
+		errs[src.Name] += lines(src.Error)
+	}
+	for name, all := range synced {
+		send.gauge(sourceErrors, float64(errs[name]), name)
+		send.gauge(sourceSynced, number(all), name)
 	}
 }
 

@@ -6,6 +6,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/testutil"
+
+	"kproxy.dev/kproxy/plan"
 )
 
 func TestMetrics(t *testing.T) {
@@ -50,6 +52,31 @@ kproxy_sync_duration_seconds 0.25
 	}
 	if problems, err := testutil.GatherAndLint(reg); err != nil || len(problems) > 0 {
 		t.Errorf("lint: %v %v", problems, err)
+	}
+}
+
+// TestNamesThatOccurTwice: a folder given twice is one source, and what a host
+// lacks in one place it lacks.
+func TestNamesThatOccurTwice(t *testing.T) {
+	src := shop()
+	src.status.Sources = append(src.status.Sources, plan.SourceStatus{Name: "manifests", Error: "c.yaml:1: what"})
+	src.status.Capabilities = append(src.status.Capabilities, plan.CapStatus{Name: "iptables"})
+	reg := prometheus.NewPedanticRegistry()
+	NewMetrics(reg, metricsOf(src))
+	want := `
+# HELP kproxy_capability 1 if this host can do it; the status says why not.
+# TYPE kproxy_capability gauge
+kproxy_capability{name="iptables"} 0
+kproxy_capability{name="ipvs"} 0
+# HELP kproxy_source_errors Problems in what a source holds now.
+# TYPE kproxy_source_errors gauge
+kproxy_source_errors{source="manifests"} 3
+# HELP kproxy_source_synced 1 once a source has been read.
+# TYPE kproxy_source_synced gauge
+kproxy_source_synced{source="manifests"} 0
+`
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "kproxy_capability", "kproxy_source_errors", "kproxy_source_synced"); err != nil {
+		t.Error(err)
 	}
 }
 
