@@ -103,26 +103,27 @@ func (w *flowWorld) traceAll() {
 }
 
 // represented are attempts that stand for all: one for each row, kind of address
-// and client, for each row, client and family, and for each kind of
-// endpoints, what becomes of the packet, and client.
+// and client, for each row, client and family, and for each kind of endpoints,
+// what becomes of the packet, and client. They are by TCP and by UDP in turns, where
+// that leaves none out.
 func (w *flowWorld) represented() (out []attempt) {
 	seen := map[string]bool{}
-	for i, a := range w.attempts() {
-		if (i/2+int(a.Family)+len(out))%2 == 0 != (a.network == "tcp") {
-			continue // the other protocol's turn
+	for _, anyTurn := range []bool{false, true} {
+		for i, a := range w.attempts() {
+			keys := []string{
+				fmt.Sprint(a.Row.Line, a.Kind, a.From, a.name != ""),
+				fmt.Sprint(a.Row.Line, a.From, a.Family),
+				fmt.Sprint(a.Service.Endpoints.Name, a.Want.Verdict, a.From),
+			}
+			turn := (i/2+int(a.Family)+len(out))%2 == 0 == (a.network == "tcp")
+			if !turn && !anyTurn || !slices.ContainsFunc(keys, func(k string) bool { return !seen[k] }) {
+				continue
+			}
+			for _, k := range keys {
+				seen[k] = true
+			}
+			out = append(out, a)
 		}
-		keys := []string{
-			fmt.Sprint(a.Row.Line, a.Kind, a.From, a.name != ""),
-			fmt.Sprint(a.Row.Line, a.From, a.Family),
-			fmt.Sprint(a.Service.Endpoints.Name, a.Want.Verdict, a.From),
-		}
-		if !slices.ContainsFunc(keys, func(k string) bool { return !seen[k] }) {
-			continue
-		}
-		for _, k := range keys {
-			seen[k] = true
-		}
-		out = append(out, a)
 	}
 	return out
 }

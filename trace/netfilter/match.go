@@ -23,15 +23,22 @@ var matchers = map[string]matcher{
 // whole are the modules whose options belong together.
 var whole = map[string]func(w *walker, p *Packet, m *module) held{
 	"set": inSet, "addrtype": addressType, "statistic": statistic, "socket": socket, "owner": owner, "rpfilter": rpfilter,
+	"recent": recent,
 }
 
 // harmless are the modules that always match.
 var harmless = map[string]bool{"comment": true}
 
+// headers are the modules for headers that no traced packet has.
+var headers = map[string]bool{
+	"rt": true, "frag": true, "hbh": true, "dst": true, "mh": true, "ah": true, "esp": true, "icmp": true, "icmp6": true, "dccp": true,
+	"udplite": true, "ipcomp": true, "l2tp": true,
+}
+
 // depends says what modules look at that a walk doesn't know.
 var depends = map[string]string{
 	"limit": "the rate of packets", "hashlimit": "the rate of packets", "connlimit": "how many connections there are",
-	"recent": "who came lately", "time": "the time of day", "quota": "how much has passed", "physdev": "the bridge's port",
+	"time": "the time of day", "quota": "how much has passed", "physdev": "the bridge's port",
 	"mac": "the hardware address", "length": "the packet's length", "connbytes": "how much the connection has carried",
 	"ttl": "the hop limit", "hl": "the hop limit", "string": "the packet's content", "u32": "the packet's content",
 	"bpf": "a program", "policy": "IPsec", "dscp": "the packet's service class", "tos": "the packet's service class",
@@ -39,8 +46,11 @@ var depends = map[string]string{
 
 // holds implements [part].
 func (m *module) holds(w *walker, p *Packet) held {
-	if harmless[m.name] {
+	switch {
+	case harmless[m.name]:
 		return held{answer: Yes}
+	case headers[m.name]:
+		return held{answer: No, why: "it has no header of " + m.name}
 	}
 	if f := whole[m.name]; f != nil {
 		return f(w, p, m)
@@ -433,4 +443,13 @@ func owner(_ *walker, p *Packet, m *module) held {
 		}
 	}
 	return held{answer: Yes}
+}
+
+// recent remembers clients. Remembering always matches (recent_mt in
+// net/netfilter/xt_recent.c).
+func recent(_ *walker, _ *Packet, m *module) held {
+	if o, ok := find(m.options, "--set"); ok {
+		return is(true, o.not, "it is remembered")
+	}
+	return maybe("it depends on who came lately (-m recent)")
 }

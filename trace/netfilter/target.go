@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -101,7 +102,7 @@ func (w *walker) enter(name string, leave bool, at place, ways []way) result {
 	switch {
 	case c == nil:
 		return result{ended: w.giveUp(ways, "the target "+name+" isn't known to this program")}
-	case at.depth >= maxDepth:
+	case slices.Contains(w.inside, c):
 		return result{ended: w.giveUp(ways, "chains lead to each other without end")}
 	}
 	r := w.walkChain(at.rules, c, ways, at.depth+1)
@@ -203,7 +204,7 @@ func tproxy(w *walker, x *xtables, in way, at place) result {
 		}
 	}
 	p.Socket = netip.AddrPortFrom(a, port)
-	in.by, in.rewrote = at.step, at.step
+	in.by = at.step
 	return result{pass: []way{in}}
 }
 

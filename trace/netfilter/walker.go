@@ -62,15 +62,15 @@ type walker struct {
 	hook   Hook
 	base   *Base
 	steps  []Step
-	full   bool // too many steps: what remains isn't followed
+	inside []*chain // that the walk is in now
+	work   int      // rules asked so far, for each way anew
 }
 
-// Bounds of a walk. The kernel lets jumps be as deep as its stack, and finds
-// loops when rules are written; text that was read may say anything.
+// Bounds of a walk, far above what is on any host. The kernel finds loops when
+// rules are written; text that was read may say anything.
 const (
-	maxDepth = 128
-	maxSteps = 200_000
-	maxWays  = 4096
+	maxWork = 400_000
+	maxWays = 512
 )
 
 // Walk follows a packet through a hook's base chains, or some of them.
@@ -273,14 +273,13 @@ func (x *way) doubt(step int) {
 // chain's end.
 func (w *walker) walkChain(set *ruleset, c *chain, ways []way, depth int) result {
 	var out result
+	w.inside = append(w.inside, c)
+	defer func() { w.inside = w.inside[:len(w.inside)-1] }()
 	for i, r := range c.rules {
 		if len(ways) == 0 {
 			break
 		}
-		if len(w.steps) >= maxSteps || len(ways) > maxWays {
-			w.full = true
-		}
-		if w.full {
+		if w.work += len(ways); w.work > maxWork || len(ways) > maxWays {
 			out.ended = append(out.ended, w.giveUp(ways, "there are more rules in the way than are followed")...)
 			return out
 		}
