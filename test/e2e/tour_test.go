@@ -51,7 +51,8 @@ func TestLabTour(t *testing.T) {
 	}{{mode, kernelPlane}, {plan.ModeUserspace, plan.None}} {
 		t.Run(string(m.mode), func(t *testing.T) {
 			t.Parallel()
-			l := startTourLab(t, m.mode, m.plane)
+			l := newTourLab(t, m.mode, m.plane)
+			l.start()
 			steps := l.tour()
 			done := map[string]bool{}
 			for _, s := range steps {
@@ -71,6 +72,22 @@ func TestLabTour(t *testing.T) {
 			l.stop()
 		})
 	}
+}
+
+// TestLabOnATerminal: the lab has a screen, with the tour on it, and goes with it.
+func TestLabOnATerminal(t *testing.T) {
+	t.Parallel()
+	l := newTourLab(t, mode, kernelPlane)
+	cmd := l.inside(fmt.Sprintf("TERM=xterm LC_ALL=C.UTF-8 exec %s lab up --mode %s --slow %d", absolute(t, binary), mode, int(slow)))
+	tt := startTTY(t, func(_ time.Duration, what string, f func() error) { l.eventually(what, f) }, 100, 40, cmd)
+	tt.shows("● alive", "default/web:line", "try in another terminal: 1 of 9", "/run/kproxy-lab/ask 10.96.0.10 80", "the client's last second: ")
+	tt.press("n")
+	tt.shows("2 of 9", "kproxy pin")
+	tt.press("b")
+	tt.shows("1 of 9")
+	tt.press("q")
+	tt.left("q")
+	l.eventually("it to say that the lab is down", func() error { return missing(tt.raw(), "the lab is down") })
 }
 
 const (
@@ -155,8 +172,8 @@ var tourChecks = map[string]func(*tourLab, tourStep){
 	},
 }
 
-// startTourLab runs `kproxy lab up` and waits until it has printed its tour.
-func startTourLab(t *testing.T, m plan.Mode, plane plan.DataPlane) *tourLab {
+// newTourLab makes a world for a lab; it isn't up yet.
+func newTourLab(t *testing.T, m plan.Mode, plane plan.DataPlane) *tourLab {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("needs root to make network namespaces")
@@ -175,23 +192,28 @@ func startTourLab(t *testing.T, m plan.Mode, plane plan.DataPlane) *tourLab {
 		t.Fatalf("make a world for the lab: %q, %v", line, err)
 	}
 	l.holder = holder.Process.Pid
-	l.up = l.inside(fmt.Sprintf("exec %s lab up --mode %s --slow %d", absolute(t, binary), m, int(slow)))
+	return l
+}
+
+// start runs `kproxy lab up` and waits until it has printed its tour.
+func (l *tourLab) start() {
+	l.Helper()
+	l.up = l.inside(fmt.Sprintf("exec %s lab up --mode %s --slow %d", absolute(l.T, binary), l.mode, int(slow)))
 	out, err := l.up.StdoutPipe()
 	l.must(err)
 	l.up.Stderr = l.up.Stdout
 	l.must(l.up.Start())
 	copied := make(chan struct{})
 	go func() { defer close(copied); io.Copy(logWriter{l}, out) }()
-	t.Cleanup(func() {
+	l.Cleanup(func() {
 		l.up.Process.Signal(syscall.SIGTERM) // it has been stopped unless the test failed
 		<-copied
 		l.up.Wait()
-		if t.Failed() {
-			t.Logf("the lab said:\n%s", l.said())
+		if l.Failed() {
+			l.Logf("the lab said:\n%s", l.said())
 		}
 	})
 	l.eventually("the tour", func() error { return missing(l.said(), `Compare the generations(?s:.*)\n\n`) })
-	return l
 }
 
 func absolute(t *testing.T, path string) string {

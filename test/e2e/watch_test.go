@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -22,7 +23,8 @@ import (
 
 // tty is a terminal with a program on it.
 type tty struct {
-	*world
+	*testing.T
+	wait   func(limit time.Duration, what string, f func() error)
 	line   *lab.Terminal
 	cmd    *exec.Cmd
 	before unix.Termios
@@ -34,36 +36,49 @@ type tty struct {
 // onTerminal runs a command of the binary under test on a terminal of its own.
 func (w *world) onTerminal(width, height int, env []string, args ...string) *tty {
 	w.Helper()
+	cmd := command(w.T, args...)
+	cmd.Env = append(append(os.Environ(), "TERM=xterm", "LC_ALL=C.UTF-8", "NO_COLOR="), env...)
+	return startTTY(w.T, w.eventually, width, height, cmd)
+}
+
+// startTTY starts a command on a terminal of its own.
+func startTTY(t *testing.T, wait func(time.Duration, string, func() error), width, height int, cmd *exec.Cmd) *tty {
+	t.Helper()
 	line, err := lab.OpenTerminal(width, height)
-	w.must(err)
-	t := &tty{world: w, line: line, cmd: command(w.T, args...)}
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := &tty{T: t, wait: wait, line: line, cmd: cmd}
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		buf := make([]byte, 1<<16)
 		for {
 			n, err := line.Keyboard.Read(buf)
-			t.mu.Lock()
-			t.out = append(t.out, buf[:n]...)
-			t.mu.Unlock()
+			s.mu.Lock()
+			s.out = append(s.out, buf[:n]...)
+			s.mu.Unlock()
 			if err != nil {
 				return
 			}
 		}
 	}()
-	w.Cleanup(func() { line.Close(); <-done })
-	t.before = t.modes()
-	t.cmd.Env = append(t.cmd.Environ(), append([]string{"TERM=xterm", "LC_ALL=C.UTF-8", "NO_COLOR="}, env...)...)
-	t.cmd.Stdin, t.cmd.Stdout, t.cmd.Stderr = line.Line, line.Line, line.Line
-	t.cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
-	w.must(t.cmd.Start())
-	return t
+	t.Cleanup(func() { line.Close(); <-done })
+	s.before = s.modes()
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = line.Line, line.Line, line.Line
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	return s
 }
 
 func (t *tty) modes() unix.Termios {
 	t.Helper()
 	m, err := unix.IoctlGetTermios(int(t.line.Line.Fd()), unix.TCGETS)
-	t.must(err)
+	if err != nil {
+		t.Fatal(err)
+	}
 	return *m
 }
 
@@ -87,8 +102,7 @@ func (t *tty) screen() []string {
 			lines = nil // cleared
 			continue
 		}
-		n, err := strconv.Atoi(m[1])
-		t.must(err)
+		n, _ := strconv.Atoi(m[1]) // digits, by the pattern
 		for len(lines) < n {
 			lines = append(lines, "")
 		}
@@ -100,7 +114,7 @@ func (t *tty) screen() []string {
 // shows waits until the screen has every phrase.
 func (t *tty) shows(phrases ...string) {
 	t.Helper()
-	t.eventually(15*time.Second, fmt.Sprintf("the screen to show %q", phrases), func() error {
+	t.wait(15*time.Second, fmt.Sprintf("the screen to show %q", phrases), func() error {
 		all := strings.Join(t.screen(), "\n")
 		for _, p := range phrases {
 			if !strings.Contains(all, p) {
@@ -113,8 +127,9 @@ func (t *tty) shows(phrases ...string) {
 
 func (t *tty) press(keys string) {
 	t.Helper()
-	_, err := t.line.Keyboard.WriteString(keys)
-	t.must(err)
+	if _, err := t.line.Keyboard.WriteString(keys); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // left checks that the program has ended with status 0, and that the terminal
@@ -127,7 +142,7 @@ func (t *tty) left(how string) {
 	if d := diff.Diff(t.before, t.modes()); d != "" {
 		t.Errorf("%s: the terminal's modes aren't as they were (-want +got):\n%s", how, d)
 	}
-	t.eventually(5*time.Second, how+": the terminal to be restored", func() error {
+	t.wait(5*time.Second, how+": the terminal to be restored", func() error {
 		raw := t.raw()
 		for on, off := range map[string]string{"\x1b[?1049h": "\x1b[?1049l", "\x1b[?25l": "\x1b[?25h", "\x1b[?7l": "\x1b[?7h"} {
 			if strings.LastIndex(raw, off) <= strings.LastIndex(raw, on) {
@@ -163,7 +178,7 @@ func TestWatchStatus(t *testing.T) {
 	tt.press("q") // leaves the help
 	tt.shows("default/web:datagram")
 	w.must(tt.line.Resize(60, 12))
-	tt.eventually(10*time.Second, "12 lines of at most 60 columns", func() error {
+	tt.wait(10*time.Second, "12 lines of at most 60 columns", func() error {
 		lines := tt.screen()
 		for _, l := range lines {
 			if n := len([]rune(l)); n > 60 {
@@ -213,7 +228,7 @@ func TestWatchLeavesTheTerminal(t *testing.T) {
 	ascii.left("q")
 
 	coloured := w.onTerminal(80, 24, nil, status...)
-	coloured.eventually(10*time.Second, "colours", func() error {
+	coloured.wait(10*time.Second, "colours", func() error {
 		if !strings.Contains(coloured.raw(), "\x1b[32m") {
 			return errors.New("none yet")
 		}
@@ -223,7 +238,7 @@ func TestWatchLeavesTheTerminal(t *testing.T) {
 	coloured.left("q")
 
 	dumb := w.onTerminal(80, 24, []string{"TERM=dumb"}, status...)
-	dumb.eventually(10*time.Second, "two snapshots", func() error {
+	dumb.wait(10*time.Second, "two snapshots", func() error {
 		if strings.Count(dumb.raw(), "SERVICE") < 2 {
 			return fmt.Errorf("%q", dumb.raw())
 		}
