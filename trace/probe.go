@@ -88,7 +88,37 @@ func (t *tracer) send(ctx context.Context, p *Probe, look func(netip.AddrPort) [
 	}
 	defer c.Close()
 	local = c.LocalAddr().(*net.TCPAddr).AddrPort()
+	if t.forecast != nil {
+		t.awaitEndpoint(c, local, p)
+	}
 	return local, look(local)
+}
+
+// awaitEndpoint waits until userspace, which accepts first, has found an endpoint
+// or given up.
+func (t *tracer) awaitEndpoint(c net.Conn, local netip.AddrPort, p *Probe) {
+	const look = 20 * time.Millisecond
+	for end := time.Now().Add(probeTimeout); time.Now().Before(end) && !t.carriedTo(local).IsValid(); {
+		c.SetReadDeadline(time.Now().Add(look))
+		if _, err := c.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+			p.Outcome, p.Note = "refused", "kproxy accepted it, and then found no endpoint that does"
+			return
+		}
+	}
+}
+
+// carriedTo is the endpoint that userspace has connected the probe to; invalid if
+// none yet.
+func (t *tracer) carriedTo(local netip.AddrPort) netip.AddrPort {
+	if t.proxy == nil || t.proxy.Connections == nil {
+		return netip.AddrPort{}
+	}
+	for _, x := range t.proxy.Connections() {
+		if x.Client.Port() == local.Port() && x.Address == t.req.Address && x.Protocol == t.req.Protocol {
+			return x.Endpoint
+		}
+	}
+	return netip.AddrPort{}
 }
 
 func (t *tracer) sendDatagram(p *Probe, local netip.AddrPort, look func(netip.AddrPort) []conntrack.Flow) (netip.AddrPort, []conntrack.Flow) {
@@ -151,13 +181,7 @@ func reuseAddress(_, _ string, c syscall.RawConn) (err error) {
 // flowsOf lists the entries of the probe, and of the connection that userspace
 // made for it.
 func (t *tracer) flowsOf(c *conntrack.Client, local netip.AddrPort, p *Probe) []conntrack.Flow {
-	if t.proxy != nil && t.proxy.Connections != nil {
-		for _, x := range t.proxy.Connections() {
-			if x.Client.Port() == local.Port() && x.Address == t.req.Address {
-				p.Endpoint = x.Endpoint
-			}
-		}
-	}
+	p.Endpoint = t.carriedTo(local)
 	if c == nil {
 		return nil
 	}

@@ -228,4 +228,4 @@ func (t *tracer) finish(w way, v Verdict, stop *Finding) {
 }
 
 // Timeout bounds a trace: a host may have a great many rules.
-const Timeout = 20 * time.Second
+const Timeout = 25 * time.Second

@@ -14,7 +14,7 @@ type Request struct {
 	// From is the client's address; the zero Addr is this node itself.
 	From netip.Addr `json:"from,omitzero"`
 	// Probe sends one real connection or datagram, from this node.
-	Probe bool `json:"probe,omitempty"`
+	Probe bool `json:"-"`
 }
 
 // Verdict is what becomes of the packet.

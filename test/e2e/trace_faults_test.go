@@ -242,26 +242,31 @@ func TestTraceNamesDamage(t *testing.T) {
 		w.pin("web", "line", plane)
 		w.pin("web", "datagram", plane)
 		w.settled()
+		var proxy *trace.Proxy
+		w.must(w.net.Node.Do(func() (err error) {
+			proxy, err = w.proxyOf(plane)
+			return err
+		}))
 		w.must(w.proxy.Signal(syscall.SIGSTOP))
+		if before := w.tracedStopped(proxy, trace.Request{Address: at, From: client}); len(before.Mismatches) > 0 {
+			t.Fatalf("before: %q", before.Mismatches)
+		}
 		for _, f := range ownFaults {
 			if f.plane != plane || f.only != "" && f.only != w.plane {
 				continue
 			}
-			t.Run(f.name, func(t *testing.T) { w.damaged(t, f, client, at) })
+			t.Run(f.name, func(t *testing.T) { w.damaged(t, proxy, f, client, at) })
 		}
 		w.must(w.proxy.Signal(syscall.SIGCONT))
 	}
 }
 
 // damaged plants one fault, looks, and lifts it.
-func (w *world) damaged(t *testing.T, f ownFault, client netip.Addr, at netip.AddrPort) {
-	if before := w.tracedStopped(trace.Request{Address: at, From: client}, f.plane); len(before.Mismatches) > 0 {
-		t.Errorf("before: %q", before.Mismatches)
-	}
+func (w *world) damaged(t *testing.T, proxy *trace.Proxy, f ownFault, client netip.Addr, at netip.AddrPort) {
 	for _, line := range f.plant {
 		w.inflict("nft", line)
 	}
-	r := w.tracedStopped(trace.Request{Address: at, From: client}, f.plane)
+	r := w.tracedStopped(proxy, trace.Request{Address: at, From: client})
 	var got string
 	if f.fate != "" {
 		got = w.fate(client, at)

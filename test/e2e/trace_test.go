@@ -46,30 +46,31 @@ func (w *world) traced(req trace.Request) trace.Result {
 	if req.Protocol == 0 {
 		req.Protocol = service.TCP
 	}
-	r, err := w.client.Trace(w.ctx, req)
-	w.must(err)
+	var r trace.Result
+	w.eventually(20*time.Second, "a trace", func() (err error) { // a slow machine takes too long at times
+		r, err = w.client.Trace(w.ctx, req)
+		return err
+	})
 	return r
 }
 
-// tracedStopped traces in this process, with a plan of the manifests, while kproxy
-// is stopped and can neither answer nor repair. Services are pinned.
-func (w *world) tracedStopped(req trace.Request, pref service.Preference) trace.Result {
+// tracedStopped traces in this process, with what the stopped kproxy knows, which
+// can neither answer nor repair.
+func (w *world) tracedStopped(proxy *trace.Proxy, req trace.Request) trace.Result {
 	w.Helper()
 	if req.Protocol == 0 {
 		req.Protocol = service.TCP
 	}
 	var r trace.Result
 	w.must(w.net.Node.Do(func() (err error) {
-		proxy, err := w.proxyOf(pref)
-		if err == nil {
-			r, err = trace.Run(w.ctx, req, proxy)
-		}
+		r, err = trace.Run(w.ctx, req, proxy)
 		return err
 	}))
 	return r
 }
 
-// proxyOf is what the stopped kproxy knows.
+// proxyOf is what a kproxy knows that serves w's manifests, all services pinned.
+// Call it on the node.
 func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 	sets, err := kernel.OpenIPSets()
 	if err != nil {
