@@ -19,11 +19,13 @@ type Host struct {
 	IPTables        string  `json:"iptables"` // variant and version, as kproxy found it
 	Go              string  `json:"go"`
 	InterruptsApart bool    `json:"interruptsApart"` // see load.InterruptsApart
-	LoadBefore      string  `json:"loadBefore"`      // load averages of 1, 5 and 15 minutes
+	InterruptsKnown bool    `json:"interruptsKnown"`
+	LoadBefore      string  `json:"loadBefore"` // load averages of 1, 5 and 15 minutes
 }
 
 func readHost() (Host, error) {
-	h := Host{CPUs: runtime.NumCPU(), Go: runtime.Version(), InterruptsApart: load.InterruptsApart(), LoadBefore: loadAverage()}
+	h := Host{CPUs: runtime.NumCPU(), Go: runtime.Version(), LoadBefore: loadAverage()}
+	h.InterruptsApart, h.InterruptsKnown = load.InterruptsApart()
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
 	cpu, err2 := os.ReadFile("/proc/cpuinfo")
 	memory, err3 := os.ReadFile("/proc/meminfo")

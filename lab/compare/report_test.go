@@ -28,7 +28,7 @@ func example() *Report {
 	x := &comparison{config: c}
 	x.report = Report{
 		Version: "v1.0.0", Command: "kproxy lab compare --repeat 3 --services 10,1000", Time: time.Date(2030, 1, 2, 3, 4, 5, 0, time.UTC), Seconds: 123,
-		Host:      Host{Kernel: "6.1.0", CPUs: 2, CPUModel: "Example <CPU>", MemoryGiB: 8, IPTables: "variant nft; iptables v1.8.9 (nf_tables)", Go: "go1.26", LoadBefore: "0.10 0.20 0.30"},
+		Host:      Host{Kernel: "6.1.0", CPUs: 2, CPUModel: "Example <CPU>", MemoryGiB: 8, IPTables: "variant nft; iptables v1.8.9 (nf_tables)", Go: "go1.26", LoadBefore: "0.10 0.20 0.30", InterruptsKnown: true},
 		LoadAfter: "1.10 0.40 0.30", Repeat: c.Repeat, Services: c.Services, Sizes: c.Sizes,
 		Planes:      []PlaneReport{{Plane: Direct, Available: true}, {Plane: Userspace, Available: true}, {Plane: IPTables, Available: true}, {Plane: IPVS, Reason: "this host lacks IPVS (the kernel has none)"}},
 		Programming: []Programming{{Userspace, 10, 0.05}, {IPTables, 10, 0.1}, {Userspace, 1000, 0.8}, {IPTables, 1000, 2.5}},

@@ -60,7 +60,8 @@ type cpuReader struct {
 }
 
 func newCPUReader(l *Load) *cpuReader {
-	return &cpuReader{backend: l.Backend, proxy: l.Proxy, softirqd: kernelThreads("ksoftirqd/"), apart: InterruptsApart()}
+	apart, _ := InterruptsApart()
+	return &cpuReader{backend: l.Backend, proxy: l.Proxy, softirqd: kernelThreads("ksoftirqd/"), apart: apart}
 }
 
 // kernelThreads finds those whose names begin with prefix. In a PID namespace
@@ -145,12 +146,12 @@ func (c *CPU) machine(text string, apart bool) error {
 }
 
 // InterruptsApart reports whether this kernel takes the time of interrupts and
-// softirqs off the processes they interrupt (CONFIG_IRQ_TIME_ACCOUNTING or
-// full dynticks accounting, kernel/sched/cputime.c). Where its configuration
-// can't be read, it is taken for one that doesn't, as most don't.
-func InterruptsApart() bool {
+// softirqs off the processes they interrupt (CONFIG_IRQ_TIME_ACCOUNTING,
+// kernel/sched/cputime.c), and whether its configuration could be read. One
+// that couldn't is taken for one that doesn't, as most don't.
+func InterruptsApart() (apart, known bool) {
 	config, err := kernelConfig()
-	return err == nil && interruptsApart(config)
+	return err == nil && interruptsApart(config), err == nil
 }
 
 func interruptsApart(config []byte) bool {

@@ -20,11 +20,13 @@ func kernelConfig() ([]byte, error) {
 	if err2 != nil {
 		return nil, errors.Join(err, err2)
 	}
-	text, err2 = os.ReadFile("/boot/config-" + strings.TrimSpace(string(release)))
-	if err2 != nil {
-		return nil, fmt.Errorf("read the kernel's configuration: %w", errors.Join(err, err2))
+	running := strings.TrimSpace(string(release))
+	for _, name := range []string{"/boot/config-" + running, "/lib/modules/" + running + "/config"} {
+		if text, err2 = os.ReadFile(name); err2 == nil {
+			return text, nil
+		}
 	}
-	return text, nil
+	return nil, fmt.Errorf("read the kernel's configuration: %w", errors.Join(err, err2))
 }
 
 func gunzip(name string) ([]byte, error) {
