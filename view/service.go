@@ -20,6 +20,7 @@ type service struct {
 	search string // what a filter is compared with, in lower case
 	status *plan.ServiceStatus
 	at     time.Time // of status
+	counts []counts  // the newest is of status; see rateWindow
 	rates  rates
 	past   []float64 // connections per second, oldest first
 	// changed is when its data plane or state last changed while it was watched.
@@ -27,7 +28,18 @@ type service struct {
 	rank    rank // as of the last status
 }
 
-// rates are per second, between the last two statuses.
+// rateWindow is how many statuses a rate is taken over. kproxy reads the
+// kernel's counters once a second, and is asked once a second: between two
+// answers it may have read them twice, or not at all.
+const rateWindow = 4
+
+// counts are a service's counters at a time.
+type counts struct {
+	at time.Time
+	plan.Connections
+}
+
+// rates are per second.
 type rates struct{ connections, in, out, failed, retried float64 }
 
 // rank says how soon somebody should look at a service.
@@ -41,25 +53,22 @@ const (
 
 func (s *service) update(now *plan.ServiceStatus, at time.Time) {
 	was := s.status
-	if was != nil {
-		if was.DataPlane != now.DataPlane || was.State != now.State {
-			s.changed = at
-		}
-		if seconds := at.Sub(s.at).Seconds(); seconds > 0 {
-			s.rates = ratesOf(&was.Connections, &now.Connections, seconds)
-			s.past = last(append(s.past, s.rates.connections), historyLength)
-		}
+	if was != nil && (was.DataPlane != now.DataPlane || was.State != now.State) {
+		s.changed = at
 	}
+	if was != nil && now.Connections.Total < was.Connections.Total {
+		s.counts = []counts{{at: s.at}} // kproxy was restarted and counts anew
+	}
+	s.counts = last(append(s.counts, counts{at, now.Connections}), rateWindow)
 	s.status, s.at = now, at
+	if first := &s.counts[0]; at.After(first.at) {
+		s.rates = ratesOf(&first.Connections, &now.Connections, at.Sub(first.at).Seconds())
+		s.past = last(append(s.past, s.rates.connections), historyLength)
+	}
 }
 
 func ratesOf(was, now *plan.Connections, seconds float64) rates {
-	per := func(a, b uint64) float64 {
-		if b < a { // kproxy was restarted and counts anew
-			a = 0
-		}
-		return float64(b-a) / seconds
-	}
+	per := func(a, b uint64) float64 { return float64(max(a, b)-a) / seconds }
 	return rates{
 		connections: per(was.Total, now.Total), failed: per(was.Failed, now.Failed), retried: per(was.Retried, now.Retried),
 		in: per(was.BytesIn, now.BytesIn), out: per(was.BytesOut, now.BytesOut),

@@ -60,7 +60,14 @@ func showStatus(c *cli.Context) error {
 	// Waiting for a kproxy that isn't there yet makes sense; for one that may not
 	// be asked, or for a service that it doesn't have, it doesn't.
 	st, err := status(c.Context)
-	s := screen{client: client, status: status, model: view.New(view.Config{
+	follow := func(ctx context.Context) (plan.Status, error) {
+		st, err := client.Status(ctx)
+		if err == nil {
+			st.Services, _ = selectServices(st.Services, c.Args().First()) // it may be deleted, and come back
+		}
+		return st, err
+	}
+	s := screen{client: client, status: follow, model: view.New(view.Config{
 		Theme: view.ThemeOf(os.Getenv), Endpoints: c.String("output") == "wide",
 	})}
 	switch {
