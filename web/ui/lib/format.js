@@ -16,7 +16,7 @@ export function count(n) {
 
 // exact prints a whole number in full, in groups of three digits.
 export function exact(n) {
-  return n === undefined || n === null ? nothing : Math.round(n).toLocaleString("en-GB");
+  return n === undefined || n === null ? nothing : String(Math.round(n)).replace(/\B(?=(\d{3})+$)/g, ",");
 }
 
 // rate prints a number per second: 0, 0.4, 12, 3.4k.

@@ -21,24 +21,24 @@ export const planes = {
     label: "iptables", icon: "i-iptables", generation: "second generation",
     brief: "the kernel rewrites where packets go",
     how: "Rules in the kernel look at the first packet of a connection. A chain that belongs to this service picks an endpoint, in turn or at random, and rewrites the packet’s destination (DNAT). The kernel’s connection table (conntrack) remembers the choice, so every later packet is rewritten without looking at a rule. kproxy isn’t on the way at all.",
-    pays: "Bytes are nearly free. The first packet walks a few rules (kproxy arranges them as a tree, so a few even among thousands of services). Changing rules is slow when there are many, so kproxy serves a changing service in userspace meanwhile. An endpoint that refuses a connection is the client’s problem.",
+    pays: "Bytes are nearly free. The first packet walks a few rules (kproxy arranges them as a tree, so a few even among thousands of services). Changing rules is slow when there are many, so kproxy serves a changing service in userspace meanwhile. An endpoint that refuses a connection costs the client about a second: its own second try goes to another endpoint, and kproxy recalls the service to look after it.",
     costs: [
       { what: "Opening a connection", level: 2, words: "a walk through some rules" },
       { what: "Every byte", level: 1, words: "a lookup in conntrack" },
       { what: "A change of endpoints", level: 3, words: "rules are written; seconds when there are many" },
-      { what: "An endpoint that refuses", level: 3, words: "the client sees it" },
+      { what: "An endpoint that refuses", level: 2, words: "the client waits about a second; the service is recalled" },
     ],
   },
   ipvs: {
     label: "IPVS", icon: "i-ipvs", generation: "third generation",
     brief: "the kernel’s own load balancer",
     how: "IPVS is a load balancer inside the kernel. The service’s address and port are a virtual server, its endpoints are real servers. A hash table finds the virtual server at the same speed among ten services or ten thousand, and a scheduler (round robin, least connections, source hash, Maglev …) chooses the real server. kproxy isn’t on the way.",
-    pays: "Bytes are nearly free, the first packet costs the same however many services there are, and adding or removing an endpoint is one small message to the kernel. It needs the ip_vs kernel module, and the addresses on a link of their own. An endpoint that refuses a connection is the client’s problem.",
+    pays: "Bytes are nearly free, the first packet costs the same however many services there are, and adding or removing an endpoint is one small message to the kernel. It needs the ip_vs kernel module, and the addresses on a link of their own. An endpoint that refuses a connection costs the client about a second: its own second try goes to another endpoint, and kproxy recalls the service to look after it.",
     costs: [
       { what: "Opening a connection", level: 1, words: "one hash lookup and a scheduler" },
       { what: "Every byte", level: 1, words: "a lookup in IPVS and conntrack" },
       { what: "A change of endpoints", level: 1, words: "one message to the kernel" },
-      { what: "An endpoint that refuses", level: 3, words: "the client sees it" },
+      { what: "An endpoint that refuses", level: 2, words: "the client waits about a second; the service is recalled" },
     ],
   },
   none: {

@@ -39,7 +39,7 @@ export class History {
       t = Object.fromEntries(figures.map((f) => [f, new Ring(slots)]));
       this.#tracks.set(key, t);
       this.#missing.add(key);
-      this.#timer ||= setTimeout(() => this.#fetch(), 60);
+      this.#timer ||= setTimeout(() => this.#fetch(), 150);
     }
     return t;
   }

@@ -52,7 +52,8 @@ export class Stream {
       this.#attempt = 0;
       this.#store.overview(o);
       this.#store.linked("live");
-      this.#past();
+      // What is asked for beside the stream waits until the services are shown.
+      setTimeout(() => this.#past(), 300);
     });
     on("rows", (u) => this.#store.update(u));
     on("timeline", (e) => this.#store.event(e));

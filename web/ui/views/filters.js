@@ -31,7 +31,7 @@ export class Filters {
 
   show(filter, empty) {
     const i = this.#inputs;
-    for (const name of ["plane", "state", "health", "sort"]) i[name].value = filter[name];
+    for (const name of ["plane", "state", "health", "sort"]) if (i[name].value !== filter[name]) i[name].value = filter[name];
     if (i.q.value !== filter.q && document.activeElement !== i.q) i.q.value = filter.q;
     if (filter.q === "" && i.q.value !== "") i.q.value = "";
     setAttr(i.attention, "aria-pressed", String(filter.attention));

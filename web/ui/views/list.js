@@ -15,7 +15,8 @@ export class List {
   #spare = [];
   #active = ""; // key of the row with the tab stop
   #now = 0;
-  #height = 0;
+  #height = 0; // of a row, with the gap beneath it; 0 is not measured
+  #top = 0; // of the rows, in the document
   #body = h("div", { class: "rows", role: "rowgroup" });
   #headings;
   #frame = 0;
@@ -35,13 +36,17 @@ export class List {
       if (row) this.#stop(row.dataset.key);
     });
     addEventListener("scroll", () => this.#later(), { passive: true });
-    new ResizeObserver(() => {
+    // Whatever moves the list changes the page's height or its own width: scrolling
+    // itself never has to ask for a layout.
+    const resized = new ResizeObserver(() => {
       this.#height = 0;
       this.#later();
-    }).observe(this.el);
+    });
+    resized.observe(this.el);
+    resized.observe(document.body);
   }
 
-  // show replaces the rows, which are in order.
+  // show replaces the rows, which are in order, and brings all of them up to date.
   show(rows, sort, now) {
     this.#rows = rows;
     this.#now = now;
@@ -50,7 +55,7 @@ export class List {
       if (c.sort) setAttr(this.#headings[i], "aria-sort", c.sort === (sort || "name") ? (c.sort === "name" ? "ascending" : "descending") : "none");
     });
     if (!rows.some((r) => r.key === this.#active)) this.#active = rows[0]?.key ?? "";
-    this.#render();
+    this.tick(now);
   }
 
   // tick updates countdowns and sparklines of what is in the document.
@@ -78,10 +83,12 @@ export class List {
   }
 
   #render() {
-    if (!this.el.isConnected || this.el.offsetParent === null) return;
-    const height = this.#rowHeight();
-    this.#body.style.height = `${height * this.#rows.length}px`;
-    const { first, end } = virtual.visible({ top: this.#body.getBoundingClientRect().top, viewport: innerHeight, height, total: this.#rows.length });
+    if (this.#rows.length === 0) return;
+    const height = this.#measure();
+    if (height === 0) return; // the page isn't shown
+    const tall = `${height * this.#rows.length}px`;
+    if (this.#body.style.height !== tall) this.#body.style.height = tall;
+    const { first, end } = virtual.visible({ top: this.#top - scrollY, viewport: innerHeight, height, total: this.#rows.length });
     const wanted = new Map();
     for (let i = first; i < end; i++) wanted.set(this.#rows[i].key, i);
     const active = this.#index(this.#active);
@@ -119,11 +126,15 @@ export class List {
     return row;
   }
 
-  #rowHeight() {
+  // measure finds out how tall a row is and where the list begins, after something
+  // may have changed that.
+  #measure() {
     if (this.#height === 0) {
       const probe = h("div", { class: "row" });
       this.#body.append(probe);
-      this.#height = probe.getBoundingClientRect().height + parseFloat(getComputedStyle(probe).marginBottom);
+      const { height } = probe.getBoundingClientRect();
+      this.#height = height === 0 ? 0 : height + parseFloat(getComputedStyle(probe).marginBottom);
+      this.#top = this.#body.getBoundingClientRect().top + scrollY;
       probe.remove();
     }
     return this.#height;
@@ -150,7 +161,7 @@ export class List {
       location.hash = route.service(this.#active);
       return;
     }
-    const height = this.#rowHeight();
+    const height = this.#measure();
     const page = virtual.page({ viewport: innerHeight, covered: Math.min(this.#covered(), innerHeight / 2), height });
     const to = virtual.move(e.key, at, this.#rows.length, page);
     if (to === undefined) return;
@@ -163,7 +174,7 @@ export class List {
   #reveal(index) {
     if (index < 0) return;
     const covered = Math.min(this.#covered(), innerHeight / 2);
-    const by = virtual.reveal({ index, top: this.#body.getBoundingClientRect().top, viewport: innerHeight - 8, covered: covered + 4, height: this.#rowHeight() });
+    const by = virtual.reveal({ index, top: this.#top - scrollY, viewport: innerHeight - 8, covered: covered + 4, height: this.#measure() });
     if (by !== 0) scrollBy({ top: by, behavior: "instant" });
     this.#render();
   }

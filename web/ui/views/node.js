@@ -5,6 +5,7 @@ import { byId, h, icon, s, setText } from "../lib/dom.js";
 import * as format from "../lib/format.js";
 import { ceiling } from "../lib/spark.js";
 import { sentence } from "../lib/words.js";
+import { scroller } from "./parts.js";
 
 export class NodePage {
   #store;
@@ -16,7 +17,7 @@ export class NodePage {
   #sources = h("ul", { class: "sources" });
   #chart = h("figure", { class: "syncs" });
   #conntrack = h("div", { class: "meter" });
-  #rules = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Rules by table" });
+  #rules = scroller("Rules by table");
   #said = new Map();
 
   constructor(store) {

@@ -7,6 +7,7 @@ import * as format from "../lib/format.js";
 import * as route from "../lib/route.js";
 import { Filters } from "./filters.js";
 import { List } from "./list.js";
+import { scroller } from "./parts.js";
 import { Timeline } from "./timeline.js";
 import { Totals } from "./totals.js";
 
@@ -24,7 +25,7 @@ export class Overview {
   #latest = h("span", { class: "latest small" });
   #count = h("p", { class: "shown dim small", role: "status" });
   #empty = h("div", { class: "empty" });
-  #events = h("details", { class: "panel recent" }, h("summary", null, h("h2", { text: "Recent changes" }), this.#latest), this.#timeline.el, h("p", { class: "dim small none-yet", text: "Nothing has changed since kproxy began to keep events. Offloads, recalls and endpoints that go down or come back are listed here." }));
+  #events = h("details", { class: "panel recent" }, h("summary", null, h("h2", { text: "Recent changes" }), this.#latest), scroller("Recent changes", this.#timeline.el), h("p", { class: "dim small none-yet", text: "Nothing has changed since kproxy began to keep events. Offloads, recalls and endpoints that go down or come back are listed here." }));
   #list;
   #selected = [];
   #sortedAt = 0;
@@ -107,9 +108,8 @@ export class Overview {
     this.#filters.show(this.#filter, empty);
     this.#select(rows);
     setText(this.#count, empty ? format.plural(rows.length, "service port") : `${format.exact(this.#selected.length)} of ${format.plural(rows.length, "service port")}`);
-    this.#list.show(this.#selected, this.#filter.sort, now);
-    this.#list.tick(now);
     this.#list.el.hidden = this.#selected.length === 0;
+    this.#list.show(this.#selected, this.#filter.sort, now);
     this.#explainEmpty(rows.length);
   }
 

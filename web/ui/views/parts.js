@@ -36,6 +36,12 @@ export function stateMark() {
   };
 }
 
+// scroller is a box that scrolls by itself. It takes the focus, so that it can be
+// scrolled by keyboard, and has a name.
+export function scroller(name, ...children) {
+  return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": name }, ...children);
+}
+
 // healthIcon is the symbol of an endpoint: its shape tells as much as its colour.
 export function healthIcon(e) {
   return e.health === "up" && !e.usable ? "h-idle" : words.health(e.health).icon;

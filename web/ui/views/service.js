@@ -13,7 +13,7 @@ import * as connections from "./connections.js";
 import { Diagram } from "./diagram.js";
 import * as endpoints from "./endpoints.js";
 import { explain } from "./explain.js";
-import { pill, stateMark } from "./parts.js";
+import { pill, scroller, stateMark } from "./parts.js";
 import * as rules from "./rules.js";
 import { Timeline } from "./timeline.js";
 import { Tracer } from "./tracer.js";
@@ -46,8 +46,8 @@ export class ServicePage {
   #rules = h("details", { class: "real-rules" }, h("summary", { text: "Show the real rules" }), h("p", { class: "dim small", text: "Read back from the kernel just now, as its own tools print them. Counters count packets since the rule was written; of a connection, the nat table sees only the first one." }), this.#steps);
   #explain = h("div");
   #explained = h("h2", { id: "explain-name", text: "What is this?" });
-  #endpoints = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Endpoints" });
-  #connections = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "Live connections" });
+  #endpoints = scroller("Endpoints");
+  #connections = scroller("Live connections");
   #count = h("span", { class: "dim small number" });
   #timeline = new Timeline({ most: 100, named: false });
   #quiet = h("p", { class: "dim small", text: "Nothing has happened to it since kproxy began to keep events." });
@@ -69,7 +69,7 @@ export class ServicePage {
       h("div", { class: "service-grid" },
         panel("p-explain", this.#explained, this.#explain),
         panel("p-endpoints", h("h2", { text: "Endpoints" }), this.#endpoints),
-        panel("p-timeline", h("h2", { text: "What happened" }), this.#quiet, this.#timeline.el),
+        panel("p-timeline", h("h2", { text: "What happened" }), this.#quiet, scroller("What happened", this.#timeline.el)),
         panel("p-connections", [h("h2", { text: "Live connections" }), this.#count], this.#connections)));
     this.#page.append(head, this.#gone, this.#body);
     this.#diagram = new Diagram(drawing);
