@@ -29,6 +29,7 @@ rows=(
 	"test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$"
 	"kernel/ipvs   (vm)"
 	"test/golden   (vm)"
+	"test/docs     (vm)             -test.run=^TestIPVSPage\$"
 	"test/deploy   (vm)             -test.run=^TestServe\$"
 	"kernel        (vm)"
 	"kernel/leftovers (vm)"
