@@ -27,7 +27,7 @@ func (t *tracer) answer(w way, r *route) *Finding {
 	v := w
 	v.reply = true
 	v.packet = netfilter.Packet{
-		Protocol: t.req.Protocol, Src: endpoint, Dst: t.answerTo(w, home), In: in, State: netfilter.Established,
+		Protocol: t.req.Protocol, Src: endpoint, Dst: t.answerTo(w, home), In: in, State: netfilter.Established, Reply: true,
 		OrigSrc: w.packet.OrigSrc, OrigDst: w.packet.OrigDst, ConnMark: w.packet.ConnMark,
 		DNAT: w.packet.DNAT, SNAT: w.packet.SNAT, DstDone: true, SrcDone: true, Reversed: netfilter.Yes,
 	}

@@ -40,7 +40,12 @@ func conntrack(w *walker, p *Packet, o option) held {
 }
 
 // replySource is whom answers come from: the destination as it is now.
-func (p *Packet) replySource() netip.AddrPort { return p.Dst }
+func (p *Packet) replySource() netip.AddrPort {
+	if p.Reply {
+		return p.Src
+	}
+	return p.Dst
+}
 
 // states are the words of --ctstate that fit. Before conntrack has seen a packet
 // it is invalid (conntrack_mt in net/netfilter/xt_conntrack.c).

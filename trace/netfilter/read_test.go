@@ -81,3 +81,79 @@ PREROUTING -90 nftables ip nat prerouting accept`
 }
 
 func ap(s string) netip.AddrPort { return netip.MustParseAddrPort(s) }
+
+// without is a host that lacks a program.
+type without struct{ program string }
+
+func (w without) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
+	if strings.HasPrefix(program, w.program) {
+		return nil, &kernel.ExecError{Program: program, Kind: kernel.ErrNoProgram, Stderr: "not in PATH"}
+	}
+	return kernel.Exec{}.Run(ctx, stdin, program, args...)
+}
+
+// TestReadWithoutNFT: without the program nft, base chains that have rules are
+// known to be there, and may drop; those that have none are known.
+func TestReadWithoutNFT(t *testing.T) {
+	kerneltest.Namespace(t)
+	run(t, `
+iptables-nft -A INPUT -p tcp --dport 22 -j ACCEPT
+nft 'add table inet x; add chain inet x y { type filter hook input priority -5; policy accept; }; add rule inet x y tcp dport 23 drop'
+nft 'add table inet z; add chain inet z y { type filter hook forward priority 5; policy drop; }'
+nft 'add table ip6 z; add chain ip6 z y { type filter hook forward priority 5; policy drop; }'
+ip link add d0 type veth peer name d1
+nft 'add table netdev n; add chain netdev n i { type filter hook ingress device d0 priority 0; policy drop; }'`)
+	c := netfilter.DefaultConfig()
+	c.Variant, c.Runner = kernel.VariantNFT(), without{"nft"}
+	tables, err := netfilter.Read(context.Background(), c, service.IPv4)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `FORWARD 5 nftables inet z y drop
+INGRESS 0 nftables netdev n i drop
+INPUT -5 nftables inet x y accept
+INPUT 0 iptables-nft filter INPUT accept`
+	if got := bases(tables); got != want {
+		t.Errorf("base chains are\n%s\nwant\n%s", got, want)
+	}
+	for _, c := range []struct {
+		hook    netfilter.Hook
+		in      string
+		verdict netfilter.Verdict
+		certain bool
+	}{
+		{netfilter.Input, "d1", netfilter.Unknown, false},
+		{netfilter.Forward, "d1", netfilter.Drop, true},
+		{netfilter.Prerouting, "d0", netfilter.Drop, true},
+		{netfilter.Prerouting, "d1", netfilter.Accept, true},
+		{netfilter.Prerouting, netfilter.AnyInterface, netfilter.Unknown, false},
+	} {
+		w := tables.Walk(netfilter.NewPacket(service.TCP, ap("192.0.2.1:40000"), ap("192.0.2.2:22"), c.in), c.hook, netfilter.Whole)
+		if w.Verdict() != c.verdict || w.Outcomes[0].Certain != c.certain {
+			t.Errorf("%s by %q: %+v", c.hook, c.in, w.Outcomes)
+		}
+	}
+}
+
+// TestReadWithoutAVariant: what isn't installed has no rules that anybody could
+// have made.
+func TestReadWithoutAVariant(t *testing.T) {
+	kerneltest.Namespace(t)
+	run(t, "iptables-nft -A INPUT -j DROP")
+	c := netfilter.DefaultConfig()
+	c.Variant, c.Runner = kernel.VariantNFT(), without{"iptables-legacy"}
+	tables, err := netfilter.Read(context.Background(), c, service.IPv4)
+	if err != nil || len(tables.Notes) > 0 || bases(tables) != "INPUT 0 iptables-nft filter INPUT accept" {
+		t.Errorf("%v, %+v", err, tables)
+	}
+	c.Runner = without{"iptables-nft"}
+	if _, err := netfilter.Read(context.Background(), c, service.IPv4); err == nil {
+		t.Error("no error without the variant in use")
+	}
+	// The nft variant's rules are read by nft where only the legacy one is installed.
+	c.Variant = kernel.VariantLegacy()
+	tables, err = netfilter.Read(context.Background(), c, service.IPv4)
+	if err != nil || bases(tables) != "INPUT 0 nftables ip filter INPUT accept" {
+		t.Errorf("%v, %s", err, bases(tables))
+	}
+}
