@@ -66,7 +66,7 @@ function across(a, b, { from = 0.5 } = {}) {
 }
 
 function downwards(width, n) {
-  const high = { client: 62, hook: 80, check: 80, branch: 112 };
+  const high = { client: 80, hook: 80, check: 80, branch: 112 };
   const lane = 40;
   const inner = 10;
   let y = 2;

@@ -53,8 +53,11 @@ export class Header {
 }
 
 // problems returns what the banners say.
-function problems({ meta, link, loaded }) {
+function problems({ meta, link, loaded, firstVersion }) {
   const out = [];
+  if (meta.version !== (firstVersion || meta.version)) {
+    out.push({ tone: "note", title: `kproxy is version ${meta.version} now.`, text: `This page is that of ${firstVersion}; load it again when it suits you.` });
+  }
   if (link.state !== "live" && link.error) {
     const starting = /starting/.test(link.error);
     if (starting) out.push({ tone: "note", title: "kproxy is starting.", text: "The page shows its services as soon as it knows them." });

@@ -10,6 +10,7 @@ const remembered = 200;
 
 export class Store {
   meta = { node: "", mode: "", version: "", alive: false, sync: null, sources: [], intervalSeconds: 1 };
+  firstVersion = ""; // of the kproxy that this page came from
   // link is the stream's state: "connecting", "live", "waiting"; until (ms) is when
   // the next attempt is made; error says what went wrong last.
   link = { state: "connecting", until: 0, error: "", since: Date.now() };
@@ -45,6 +46,7 @@ export class Store {
 
   hello(h) {
     Object.assign(this.meta, { node: h.node, mode: h.mode, version: h.version, intervalSeconds: h.intervalSeconds || 1 });
+    this.firstVersion ||= h.version;
     this.#heard(h.time);
     this.#touch("meta");
   }

@@ -9,6 +9,9 @@ import { get } from "./api.js";
 // whether it is there: a suspended laptop or a dead node never closes the stream.
 const silence = 15_000;
 
+// patience is how many milliseconds an answer may take.
+const patience = 5_000;
+
 export class Stream {
   #store;
   #source = null;
@@ -77,7 +80,7 @@ export class Stream {
   // why asks for the reason, which an EventSource keeps for itself.
   async #why() {
     try {
-      await get("/api/v1/node");
+      await get("/api/v1/node", {}, AbortSignal.timeout(patience));
       return "the connection to it was lost";
     } catch (e) {
       return e.message;
@@ -85,9 +88,11 @@ export class Stream {
   }
 
   async #watch() {
-    if (this.#store.link.state !== "live" || Date.now() - this.#heard < silence) return;
+    const { state } = this.#store.link;
+    if (state === "waiting" || Date.now() - this.#heard < silence) return;
+    if (state === "connecting") return this.#lost(); // no answer at all
     try {
-      await get("/api/v1/node", {}, AbortSignal.timeout(5_000));
+      await get("/api/v1/node", {}, AbortSignal.timeout(patience));
       this.#heard = Date.now(); // nothing happens, which isn't a fault
     } catch {
       this.#lost();

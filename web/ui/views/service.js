@@ -29,6 +29,7 @@ export class ServicePage {
   #timer = 0;
   #abort = null;
   #answers = { service: null, trace: null, connections: [] };
+  #stood = ""; // where the service was at the last look
   #past = []; // this service's events from before the stream
   #said = new Map();
   #pill = pill();
@@ -87,6 +88,7 @@ export class ServicePage {
     this.#shown = true;
     this.#answers = { service: null, trace: null, connections: [] };
     this.#past = [];
+    this.#stood = "";
     this.#said.clear();
     for (const el of [this.#endpoints, this.#connections, this.#steps, this.#findings]) el.replaceChildren();
     this.#rules.open = false;
@@ -167,6 +169,7 @@ export class ServicePage {
       this.#once("gone", this.#key, () => this.#gone.replaceChildren(h("b", { text: `There is no service port ${this.#key}.` }), h("p", { text: "It was deleted, or renamed. It comes back here by itself when it exists again." }), h("a", { href: "#/", text: "All services" })));
       return;
     }
+    this.#heed(row);
     this.#head(row, now);
     this.#charts.show(this.#history.track(this.#key), this.#store.meta.intervalSeconds);
     const path = pathOf.build({ row, trace: this.#answers.trace, service: this.#answers.service, alive: this.#store.meta.alive });
@@ -174,6 +177,16 @@ export class ServicePage {
     this.#words(path);
     this.#tables(path, now);
     this.#events(now);
+  }
+
+  // heed drops a trace from before the service moved, and asks for a new one.
+  #heed(row) {
+    const stands = `${row.dataplane} ${row.state}`;
+    const moved = this.#stood !== "" && stands !== this.#stood;
+    this.#stood = stands;
+    if (!moved || this.#answers.trace?.dataplane === row.dataplane) return;
+    this.#answers.trace = null;
+    this.#ask();
   }
 
   #head(row, now) {
