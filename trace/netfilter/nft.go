@@ -236,7 +236,7 @@ func (t *Tables) addNFT(objects []nftObject, text string, printed map[string]boo
 		}
 		b := &Base{
 			Source: sourceNFT, Table: c.table(), Chain: c.Name, Type: c.Type, Hook: h, Priority: c.Prio,
-			Devices: c.devices(), Policy: Accept, Read: true, set: set,
+			Devices: c.devices(), Policy: Accept, Read: true, Rules: len(set.chain(c.table(), c.Name).rules), set: set,
 		}
 		if c.Policy == "drop" {
 			b.Policy = Drop
@@ -244,7 +244,7 @@ func (t *Tables) addNFT(objects []nftObject, text string, printed map[string]boo
 		if len(b.Devices) == 0 {
 			b.Devices = devices[c.Name] // versions of nft before 1.0.7 have them in the text only
 		}
-		t.addBase(b)
+		t.Bases = append(t.Bases, b)
 	}
 }
 

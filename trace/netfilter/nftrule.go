@@ -108,30 +108,6 @@ func (n *nftTarget) chainName() string {
 	return name
 }
 
-// leadsTo are the chains that it may lead to.
-func (n *nftTarget) leadsTo() []string {
-	if n.key == "jump" || n.key == "goto" {
-		return []string{n.chainName()}
-	}
-	m, _ := n.value.(map[string]any)
-	if n.key != "vmap" {
-		return nil
-	}
-	var out []string
-	elements, _ := elementsOf(m["data"], n.set)
-	for _, e := range elements {
-		pair, _ := e.([]any)
-		if len(pair) != 2 {
-			continue
-		}
-		verdict, _ := pair[1].(map[string]any)
-		for key, value := range verdict {
-			out = append(out, (&nftTarget{key: key, value: value, set: n.set}).leadsTo()...)
-		}
-	}
-	return out
-}
-
 // quiet implements [target].
 func (n *nftTarget) quiet() bool { return false }
 

@@ -123,42 +123,17 @@ func (t *Tables) addSave(source, text string, printed map[string]bool) error {
 		}
 		b := &Base{
 			Source: source, Table: c.table, Chain: c.name, Type: "filter", Hook: h, Priority: p,
-			Policy: c.policy, Policies: c.counter, Read: true, set: set,
+			Policy: c.policy, Policies: c.counter, Read: true, Rules: len(c.rules), set: set,
 		}
 		if c.table == "nat" {
 			b.Type = "nat"
 		}
-		t.addBase(b)
+		t.Bases = append(t.Bases, b)
 		if source == sourceXTNFT && printed != nil {
 			printed[nftFamily[t.Family]+" "+c.table+" "+c.name] = true
 		}
 	}
 	return nil
-}
-
-// addBase adds a base chain whose rules are known.
-func (t *Tables) addBase(b *Base) {
-	b.Foreign, b.Rules = true, 0
-	seen := map[string]bool{}
-	var visit func(name string)
-	visit = func(name string) {
-		c := b.set.chain(b.Table, name)
-		if c == nil || seen[name] {
-			return
-		}
-		seen[name] = true
-		b.Foreign = b.Foreign && !kernel.Own(name)
-		b.Rules += len(c.rules)
-		for _, r := range c.rules {
-			for _, to := range r.to {
-				for _, next := range leadsTo(to) {
-					visit(next)
-				}
-			}
-		}
-	}
-	visit(b.Chain)
-	t.Bases = append(t.Bases, b)
 }
 
 // sort brings base chains in the kernel's order. Of those of one priority, the
@@ -176,16 +151,3 @@ func (t *Tables) sort() {
 
 // nftFamily is what nftables calls a family.
 var nftFamily = [2]string{service.IPv4: "ip", service.IPv6: "ip6"}
-
-// leadsTo names the chains that a target may lead to.
-func leadsTo(t target) []string {
-	switch t := t.(type) {
-	case *xtables:
-		if terminal[t.name] == "" && xtTargets[t.name] == nil && !passive[t.name] {
-			return []string{t.name}
-		}
-	case *nftTarget:
-		return t.leadsTo()
-	}
-	return nil
-}

@@ -29,7 +29,10 @@ type chain struct {
 type rule struct {
 	text    string
 	counter Counter
-	parts   []part
+	// spec is iptables' text of the parts and the target as long as nobody has asked
+	// for them: of many thousand rules a packet meets a few.
+	spec  string
+	parts []part
 	// to is what happens then; several of nftables, of which the last may end it.
 	to []target
 }
@@ -105,9 +108,7 @@ func (r *ruleset) addRule(table, line string) error {
 	if c == nil {
 		return fmt.Errorf("parse rule %q: table %s has no such chain", line, table)
 	}
-	parsed := parseRule(spec)
-	parsed.text, parsed.counter = line, counter
-	c.rules = append(c.rules, parsed)
+	c.rules = append(c.rules, &rule{text: line, counter: counter, spec: spec})
 	return nil
 }
 
@@ -157,16 +158,20 @@ func find(options []option, name string) (option, bool) {
 	return option{}, false
 }
 
-// parseRule takes a rule apart. What doesn't fit is kept where it is, and makes
-// its match undecided.
-func parseRule(spec string) *rule {
+// prepare takes a rule apart, once. What doesn't fit is kept where it is, and
+// makes its match undecided.
+func (r *rule) prepare() {
+	if r.spec == "" {
+		return
+	}
 	own := &module{}
-	out := &rule{parts: []part{own}}
+	r.parts = []part{own}
 	var to *xtables
 	options := &own.options // of the match or target that options belong to
 	last := options         // where the last option is
 	not := false
-	words := kernel.Words(spec)
+	words := kernel.Words(r.spec)
+	r.spec = ""
 	for i := 0; i < len(words); i++ {
 		w := words[i]
 		argument := func() string {
@@ -181,11 +186,11 @@ func parseRule(spec string) *rule {
 			continue
 		case w == "-m" && to == nil:
 			match := &module{name: argument()}
-			out.parts = append(out.parts, match)
+			r.parts = append(r.parts, match)
 			options, last = &match.options, &match.options
 		case (w == "-j" || w == "-g") && to == nil:
 			to = &xtables{leave: w == "-g", name: argument()}
-			out.to = append(out.to, to)
+			r.to = append(r.to, to)
 			options, last = &to.options, &to.options
 		case strings.HasPrefix(w, "-") && len(w) > 1 && !number(w):
 			if last = options; to == nil && !strings.HasPrefix(w, "--") {
@@ -199,7 +204,6 @@ func parseRule(spec string) *rule {
 		}
 		not = false
 	}
-	return out
 }
 
 // number reports whether a word is a negative number, and no option.

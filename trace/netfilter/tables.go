@@ -40,12 +40,9 @@ type Base struct {
 	Policies Counter
 	// Read says that its rules are known. If they aren't, a packet may fare any way
 	// that Why tells of.
-	Read bool
-	Why  string
-	// Foreign says that no rule in it, nor any that it leads to, is kproxy's.
-	Foreign bool
-	// Rules is their number, with those of all chains that it leads to.
-	Rules int
+	Read  bool
+	Why   string
+	Rules int // their number, without those of the chains that they lead to
 
 	set *ruleset // that its chains are in
 }

@@ -303,6 +303,7 @@ func (w *walker) giveUp(ways []way, why string) []way {
 
 // walkRule returns the ways that go on after rule r, and adds the others to out.
 func (w *walker) walkRule(set *ruleset, c *chain, i int, r *rule, ways []way, depth int, out *result) []way {
+	r.prepare()
 	at := place{step: len(w.steps), depth: depth, table: c.table, rules: set}
 	step := Step{
 		Hook: w.base.Hook, Source: set.source, Table: c.table, Chain: c.name, Index: i + 1, Depth: depth, Text: r.text,
