@@ -68,7 +68,7 @@ func (r *rig) grow(ctx context.Context, n int) (time.Duration, error) {
 	if r.plane == Direct {
 		return 0, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.config.within(90*time.Second))
+	ctx, cancel := context.WithTimeout(ctx, r.config.within(4*time.Minute))
 	defer cancel()
 	start := time.Now()
 	if err := writeFillers(r.manifests(), r.plane, r.services, n, r.net.Backends); err != nil {
