@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"os"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -81,10 +82,13 @@ type Agent struct {
 	trigger chan struct{} // 1 slot: triggers coalesce
 	sweeps  sweeps
 	current atomic.Pointer[plan.Plan]
-	sync    syncState
-	figures figures
-	events  events
-	record  recorder // nil where nobody keeps events
+	// counting is held by who reads counters for current, and by the fast loop while
+	// it gives them a new plan: they forget what that doesn't have.
+	counting sync.RWMutex
+	sync     syncState
+	figures  figures
+	events   events
+	record   recorder // nil where nobody keeps events
 
 	eligible func() bool // whether this node may be sent connections; nil says yes
 }

@@ -19,7 +19,6 @@ import (
 // were missing for a while or came late, a portal that was closed, or a sweep
 // that failed may have left some.
 func (a *Agent) forgetStaleFlows(old, p *plan.Plan) error {
-	a.accounting.SetPlan(p)
 	owed, former := a.sweeps.take()
 	err := a.sweep(append(former, old), p, owed)
 	if err != nil {

@@ -120,8 +120,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	if err := a.portal.follow(ctx, p); err != nil {
 		return p, a.sync.failed(start, fmt.Errorf("update the portal: %w", err))
 	}
-	a.userspace.Commit(p)
-	a.current.Store(p)
+	a.commit(p)
 	a.tellDetector(old, p)
 	a.healths.follow(p, healthAddresses(&p.Policy))
 	a.adopted = nil // only the first plan asks: a service that comes later is new
@@ -136,6 +135,15 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.recordMoves(old, p)
 	a.figures.moves.count(old, p)
 	return p, nil
+}
+
+// commit makes p the current plan.
+func (a *Agent) commit(p *plan.Plan) {
+	a.counting.Lock()
+	defer a.counting.Unlock()
+	a.userspace.Commit(p)
+	a.accounting.SetPlan(p)
+	a.current.Store(p)
 }
 
 // triggers are those of the changes since the last call; none where the source

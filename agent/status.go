@@ -35,8 +35,9 @@ func (a *Agent) Status() plan.Status {
 	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}
+	p, us, kernel := a.counters()
+	moved := a.figures.moves.byService()
 	st.Services = p.Rows(now)
-	us, kernel, moved := a.userspace.Counters(), a.accounting.Figures(), a.figures.moves.byService()
 	for i, s := range p.Services {
 		addCounters(&st.Services[i], us[s.Port.Key], kernel[s.Port.Key])
 		st.Services[i].Offloads, st.Services[i].Recalls = moved[s.Port.Key].offloads, moved[s.Port.Key].recalls
@@ -45,6 +46,14 @@ func (a *Agent) Status() plan.Status {
 		}
 	}
 	return st
+}
+
+// counters returns the current plan, and what the data planes have counted for its
+// services.
+func (a *Agent) counters() (*plan.Plan, map[service.Key]userspace.Counters, map[service.Key]conntrack.ServiceFigures) {
+	a.counting.RLock()
+	defer a.counting.RUnlock()
+	return a.current.Load(), a.userspace.Counters(), a.accounting.Figures()
 }
 
 // syncStatus joins what the two loops say: an error of the slow one is an
