@@ -93,8 +93,10 @@ export function clock(time) {
   return [d.getHours(), d.getMinutes(), d.getSeconds()].map((n) => String(n).padStart(2, "0")).join(":");
 }
 
-// isSet reports whether a time is one: Go's zero time is the year 1.
+// isSet reports whether a time (RFC 3339, or milliseconds) is one: Go's zero time is
+// the year 1.
 export function isSet(time) {
+  if (typeof time === "number") return time > 0;
   return Boolean(time) && !Number.isNaN(Date.parse(time)) && !String(time).startsWith("0001-");
 }
 

@@ -33,7 +33,7 @@ export function keys({ search, back }) {
     if (e.ctrlKey || e.metaKey || e.altKey || help.open || e.defaultPrevented) return;
     if (e.key === "Escape") return void back(e);
     if (!on.checked || e.target.closest("input:not([type=checkbox]), select, textarea")) return;
-    const second = Date.now() - went < 1500;
+    const second = Date.now() - went < 2500;
     went = 0;
     if (e.key === "/") search();
     else if (e.key === "?") help.showModal();

@@ -2,6 +2,7 @@
 // lies before the first look is fetched, many services at a time; what follows
 // is taken from the live rows.
 
+import { recent } from "../lib/health.js";
 import { Ring } from "../lib/ring.js";
 import { get } from "./api.js";
 
@@ -42,6 +43,11 @@ export class History {
       this.#timer ||= setTimeout(() => this.#fetch(), 150);
     }
     return t;
+  }
+
+  // downs returns which endpoints of a service port were found down lately.
+  downs(key) {
+    return recent(this.#store.downs(key), this.#store.now());
   }
 
   forget() {

@@ -4,9 +4,10 @@
 // "tick").
 
 import { byKey } from "../lib/filter.js";
+import { downs } from "../lib/health.js";
 
-// remembered is how many events the overview's timeline keeps.
-const remembered = 200;
+// remembered is how many events are kept.
+const remembered = 500;
 
 export class Store {
   meta = { node: "", mode: "", version: "", alive: false, sync: null, sources: [], intervalSeconds: 1 };
@@ -21,6 +22,7 @@ export class Store {
 
   #rows = new Map();
   #sorted = null;
+  #downs = null;
   #listeners = new Set();
   #changed = new Set();
   #scheduled = false;
@@ -37,6 +39,13 @@ export class Store {
 
   row(key) {
     return this.#rows.get(key);
+  }
+
+  // downs returns how often endpoints of a service port were found down:
+  // Map address → {times, last}; undefined if none was.
+  downs(key) {
+    this.#downs ??= downs(this.events);
+    return this.#downs.get(key);
   }
 
   subscribe(listener) {
@@ -87,6 +96,7 @@ export class Store {
 
   event(e) {
     this.events = [e, ...this.events].slice(0, remembered);
+    this.#downs = null;
     this.#touch("timeline");
   }
 
@@ -95,6 +105,7 @@ export class Store {
     const seen = new Set(this.events.map(identity));
     this.events = [...this.events, ...events.filter((e) => !seen.has(identity(e)))]
       .sort((a, b) => Date.parse(b.time) - Date.parse(a.time)).slice(0, remembered);
+    this.#downs = null;
     this.#touch("timeline");
   }
 

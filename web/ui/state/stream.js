@@ -101,7 +101,7 @@ export class Stream {
 
   async #past() {
     try {
-      const { events } = await get("/api/v1/timeline", { limit: 100 });
+      const { events } = await get("/api/v1/timeline", { limit: 500 });
       this.#store.past(events ?? []);
     } catch {
       // The events from now on come with the stream; the page works without the old.

@@ -2,6 +2,7 @@
 // function that brings it up to date without making it anew.
 
 import { h, icon, s, setAttr, setIcon, setText } from "../lib/dom.js";
+import * as format from "../lib/format.js";
 import { area, ceiling, line, thin } from "../lib/spark.js";
 import * as words from "../lib/words.js";
 
@@ -62,20 +63,23 @@ export function dots() {
   let shown = "";
   return {
     el,
-    show(row) {
-      const key = row.dots.map((d) => d.address + d.health + d.usable).join();
+    // show draws the endpoints; downs are those that were found down lately.
+    show(row, downs) {
+      const key = row.dots.map((d) => d.address + d.health + d.usable + (downs.get(d.address)?.times ?? "")).join();
       if (key !== shown) {
         shown = key;
         marks.replaceChildren(...row.dots.map((d) => {
-          const mark = icon(healthIcon(d));
+          const was = d.health === "up" ? downs.get(d.address) : undefined;
+          const mark = icon(was && d.usable ? "h-mended" : healthIcon(d));
           mark.classList.add("dot");
           mark.dataset.health = d.health;
-          mark.append(s("title", { text: healthText(d) }));
+          mark.append(s("title", { text: healthText(d) + (was ? `; was down ${format.plural(was.times, "time")}, last at ${format.clock(was.last)}` : "") }));
           return mark;
         }));
       }
       const { usable, total, down, unknown } = row.endpoints;
-      setText(text, total === 0 ? "no endpoints" : `${usable} of ${total} usable` + (down > 0 ? `, ${down} down` : unknown === total ? ", unchecked" : ""));
+      const mended = row.dots.filter((d) => d.health === "up" && downs.has(d.address)).length;
+      setText(text, total === 0 ? "no endpoints" : `${usable} of ${total} usable` + (down > 0 ? `, ${down} down` : mended > 0 ? `, ${mended} was down lately` : unknown === total ? ", unchecked" : ""));
       setAttr(el, "data-down", down > 0 || usable === 0);
     },
   };

@@ -59,6 +59,7 @@ export class Row {
     if (fresh) this.#fill(row);
     this.#row = row;
     setAttr(this.el, "aria-rowindex", index + 2); // the headings are row 1
+    this.#parts.dots.show(row, this.#history.downs(row.key));
     const left = format.countdown(row.qualifiesAt, now);
     setText(this.#counts, left && row.dataplane === "userspace" ? `moves in ${left}` : "");
   }
@@ -77,7 +78,6 @@ export class Row {
     const why = row.degraded ? `${reasonOf(row)} ${sentence(row.degraded)}` : reasonOf(row);
     setText(this.#reason, why);
     setAttr(this.#reason, "title", why);
-    p.dots.show(row);
     setText(this.#active, format.count(row.connections.active));
     setText(this.#rate, format.rate(row.rates.connections));
     const { failed, retried } = row.connections;
