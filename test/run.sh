@@ -52,6 +52,16 @@ with_kubernetes() (
 	tests kubernetes -count=1 ./...
 )
 
+# with_browser looks at the dashboard with a real browser. A module of its own as well.
+# What it saw is in bin/artifacts afterwards.
+with_browser() (
+	cd test/browser
+	export GOFLAGS="$GOFLAGS -mod=mod" KPROXY_ARTIFACTS=${KPROXY_ARTIFACTS:-$PWD/../../bin/artifacts}
+	check vet-browser go vet ./...
+	check staticcheck-browser go run "$staticcheck" ./...
+	tests browser -count=1 ./...
+)
+
 formatted() {
 	local wrong
 	wrong=$(gofmt -l $(git ls-files --cached --others --exclude-standard '*.go'))
@@ -70,6 +80,7 @@ everything() {
 	tests unit -race $unit
 	check goldens goldens_clean
 	[[ ! -d test/e2e ]] || tests end-to-end -count=1 ./test/e2e/...
+	with_browser
 	with_kubernetes
 	in_vm
 	# Benchmarks run once, so that they keep working; `make bench` measures. Those of

@@ -146,3 +146,21 @@ func TestLongAnswersAreCompressed(t *testing.T) {
 		t.Errorf("got %q, want gzip with all of them", long.Header().Get("Content-Encoding"))
 	}
 }
+
+// A browser finds out what a module imports only when it has read it: without the
+// list, one level of imports waits for the other.
+func TestEveryModuleIsLoadedAtOnce(t *testing.T) {
+	index, err := uiFiles.ReadFile("ui/index.html")
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = fs.WalkDir(uiFiles, "ui", func(name string, d fs.DirEntry, err error) error {
+		if err == nil && path.Ext(name) == ".js" && !bytes.Contains(index, []byte(`="/`+name+`"`)) {
+			t.Errorf("index.html names %s neither as a script nor to be preloaded", name)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}

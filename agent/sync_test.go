@@ -1,0 +1,40 @@
+package agent
+
+import (
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+)
+
+func TestSyncTimesAreBounded(t *testing.T) {
+	var s syncState
+	if got := s.recent(); len(got) != 0 {
+		t.Fatalf("before the first pass: %v", got)
+	}
+	for i := range maxSyncTimes + 5 {
+		s.done(time.Duration(i) * time.Second)
+	}
+	got := s.recent()
+	if len(got) != maxSyncTimes || got[0].DurationSeconds != 5 || got[maxSyncTimes-1].DurationSeconds != maxSyncTimes+4 {
+		t.Errorf("got %d times from %v to %v, want the last %d in order", len(got), got[0], got[len(got)-1], maxSyncTimes)
+	}
+	s.done(0)
+	if got[0].DurationSeconds != 5 {
+		t.Error("what was handed out has changed")
+	}
+}
+
+func TestDeepSubscribersKeepUp(t *testing.T) {
+	var e events
+	deep, cancel := e.subscribeWith(deepEventBuffer)
+	defer cancel()
+	shallow, cancel := e.subscribe()
+	defer cancel()
+	for range 5000 { // what a start with as many services publishes at once
+		e.publish([]plan.Event{{Kind: "dataplane"}})
+	}
+	if len(deep) != 5000 || len(shallow) != eventBuffer {
+		t.Errorf("%d and %d events wait, want 5000 and %d", len(deep), len(shallow), eventBuffer)
+	}
+}

@@ -1,0 +1,149 @@
+package browser
+
+import (
+	_ "embed"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/chromedp"
+)
+
+// pages are those of the dashboard, and how to tell that each is there.
+var pages = []struct{ name, hash, ready string }{
+	{"overview", "#/", row("default/web:line", `.pill[data-plane="iptables"]`)},
+	{"service", "#/service/default/web:line", `document.querySelector("#page-service:not([hidden]) .endpoints-table tbody tr")`},
+	{"node", "#/node", `document.querySelector("#page-node:not([hidden]) table, #page-node:not([hidden]) dl")`},
+}
+
+var schemes = []string{"light", "dark"}
+
+// prefers tells the page which colour scheme its reader's system has.
+func (p *tab) prefers(scheme string) {
+	p.Helper()
+	_, err := chromedp.Call(p.ctx, emulation.SetEmulatedMedia, emulation.SetEmulatedMediaParams{Features: []*emulation.MediaFeature{
+		{Name: "prefers-color-scheme", Value: scheme},
+		{Name: "prefers-reduced-motion", Value: "reduce"}, // contrast is measured of what stands still
+	}})
+	if err != nil {
+		p.Fatal(err)
+	}
+}
+
+// visit goes to another page without leaving the document.
+func (p *tab) visit(hash, ready string) {
+	p.Helper()
+	eval[string](p, fmt.Sprintf(`location.hash = %q`, hash))
+	p.eventually("the page "+hash+" is there", ready)
+}
+
+//go:embed third_party/axe-core/axe.min.js
+var axe string
+
+// violation is what axe-core says of a rule that isn't kept.
+type violation struct {
+	ID, Impact, Help string
+	Nodes            []struct {
+		HTML           string `json:"html"`
+		FailureSummary string `json:"failureSummary"`
+	}
+}
+
+func TestAccessibility(t *testing.T) {
+	w := shared.world(t)
+	for _, width := range []int64{360, 1280} {
+		p := open(t, w.url("localhost"), width, 900)
+		for _, page := range pages {
+			p.visit(page.hash, page.ready)
+			for _, scheme := range schemes {
+				p.prefers(scheme)
+				p.axe(fmt.Sprintf("%s, %d px, %s", page.name, width, scheme))
+			}
+		}
+		p.prefers("light")
+		eval[bool](p, `document.querySelector("#help-open").click() ?? true`)
+		p.eventually("the help is open", `document.querySelector("#help").open`)
+		p.axe(fmt.Sprintf("help, %d px", width))
+	}
+}
+
+// axe runs axe-core's checks of the page; those that are serious must hold.
+func (p *tab) axe(where string) {
+	p.Helper()
+	if !eval[bool](p, `"axe" in window`) {
+		eval[bool](p, axe+`;true`)
+	}
+	found := eval[[]violation](p, `axe.run(document, { resultTypes: ["violations"] }).then((r) => r.violations.map(({ id, impact, help, nodes }) =>
+	  ({ id, impact, help, nodes: nodes.slice(0, 3).map(({ html, failureSummary }) => ({ html: html.slice(0, 300), failureSummary })) })))`)
+	for _, v := range found {
+		text := fmt.Sprintf("%s: %s (%s, %s)", where, v.Help, v.ID, v.Impact)
+		for _, n := range v.Nodes {
+			text += "\n  " + n.HTML + "\n    " + strings.ReplaceAll(n.FailureSummary, "\n", "\n    ")
+		}
+		if v.Impact == "serious" || v.Impact == "critical" {
+			p.Error(text)
+		} else {
+			p.Log(text)
+		}
+	}
+}
+
+// fits checks that nobody has to scroll sideways (WCAG 2.2, 1.4.10 Reflow).
+func (p *tab) fits(name string) {
+	p.Helper()
+	if by := eval[int](p, `document.documentElement.scrollWidth - document.documentElement.clientWidth`); by > 0 {
+		wide := eval[[]string](p, `[...document.querySelectorAll("body *")].filter((e) => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest("svg")).slice(-3).map((e) => e.outerHTML.slice(0, 120))`)
+		p.Errorf("%s is %d px wider than the window; so are %s", name, by, strings.Join(wide, "\n"))
+	}
+}
+
+// TestScreens writes what people who change the dashboard should look at: whole
+// pages, after a while, so that there is something in them.
+func TestScreens(t *testing.T) {
+	w := shared.world(t)
+	p := open(t, w.url("localhost"), 1280, 900)
+	p.eventually("the first samples are drawn", `performance.now() > 5000`)
+	for _, size := range [][2]int64{{360, 800}, {1280, 900}, {2560, 1440}} {
+		p.run(chromedp.EmulateViewport(size[0], size[1]))
+		for _, page := range pages {
+			p.visit(page.hash, page.ready)
+			for _, scheme := range schemes {
+				p.prefers(scheme)
+				p.shoot(fmt.Sprintf("%s-%d-%s", page.name, size[0], scheme), wholePage)
+			}
+			p.fits(fmt.Sprintf("%s at %d px", page.name, size[0]))
+		}
+	}
+}
+
+func TestForeignHostIsRefused(t *testing.T) {
+	w := shared.world(t)
+	p := blank(t)
+	p.forgive("http://" + foreign) // the browser complains of the status
+	for path, want := range map[string]int64{"": http.StatusForbidden, "api/v1/status": http.StatusForbidden, "ui/main.js": http.StatusForbidden} {
+		resp, err := chromedp.RunResponse(p.ctx, chromedp.Navigate(w.url(foreign)+path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if int64(resp.Status) != want {
+			t.Errorf("/%s under a foreign name: got %d, want %d", path, resp.Status, want)
+		}
+		if text := eval[string](p, `document.body.textContent`); !strings.Contains(text, "DNS rebinding") {
+			t.Errorf("the refusal of /%s doesn't say why: %s", path, text)
+		}
+	}
+
+	// What the policy forbids, the browser doesn't do.
+	p.run(chromedp.Navigate(w.url("localhost")))
+	p.eventually("the page is there", `document.querySelector("#starting").hidden`)
+	p.quiet()
+	eval[bool](p, `(() => { const s = document.createElement("script"); s.textContent = "window.inline = true"; document.body.append(s); return true })()`)
+	if eval[bool](p, `window.inline === true`) {
+		t.Error("an inline script ran")
+	}
+	if c := strings.Join(p.take(), "\n"); !strings.Contains(c, "Content Security Policy") {
+		t.Errorf("the browser doesn't say why an inline script didn't run: %s", c)
+	}
+}
