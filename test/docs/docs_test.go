@@ -219,6 +219,9 @@ func (s *stage) run(command string) string {
 	if err != nil {
 		s.Errorf("%s: %v\n%s", command, err, out)
 	}
+	if strings.Contains(string(out), s.dir) {
+		s.Errorf("%s prints the name of a temporary file, usually in an error:\n%s", command, out)
+	}
 	text := "$ " + command + "\n"
 	for line := range strings.Lines(string(out)) {
 		text += strings.TrimRight(line, " \t\n") + "\n"

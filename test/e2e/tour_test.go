@@ -82,7 +82,7 @@ func TestLabOnATerminal(t *testing.T) {
 	tt := startTTY(t, func(_ time.Duration, what string, f func() error) { l.eventually(what, f) }, 100, 40, cmd)
 	tt.shows("● alive", "default/web:line", "try in another terminal: 1 of 9", "/run/kproxy-lab/ask 10.96.0.10 80", "the client's last second: ")
 	tt.press("n")
-	tt.shows("2 of 9", "kproxy pin")
+	tt.shows("2 of 9", "default/web:line userspace")
 	tt.press("b")
 	tt.shows("1 of 9")
 	tt.press("q")
