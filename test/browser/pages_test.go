@@ -104,6 +104,8 @@ func (p *tab) fits(name string) {
 func TestScreens(t *testing.T) {
 	w := shared.world(t)
 	p := open(t, w.url("localhost"), 1280, 900)
+	// As on a phone, where they take no room; a picture of a whole page would be cut by it.
+	must(t)(chromedp.Call(p.ctx, emulation.SetScrollbarsHidden, emulation.SetScrollbarsHiddenParams{Hidden: true}))
 	p.eventually("the first samples are drawn", `performance.now() > 5000`)
 	for _, size := range [][2]int64{{360, 800}, {1280, 900}, {2560, 1440}} {
 		p.run(chromedp.EmulateViewport(size[0], size[1]))

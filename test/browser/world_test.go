@@ -116,6 +116,11 @@ func (w *world) start(ctx context.Context, args ...string) error {
 			"--hostname-override", "node", "--drain-timeout", "1s",
 		}, args...),
 	}
+	return w.again(ctx)
+}
+
+// again starts kproxy as it was started before.
+func (w *world) again(ctx context.Context) error {
 	if err := w.proxy.Start(); err != nil {
 		return err
 	}
