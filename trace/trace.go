@@ -227,5 +227,5 @@ func (t *tracer) finish(w way, v Verdict, stop *Finding) {
 	t.ends = append(t.ends, end{w, v, stop})
 }
 
-// Timeout bounds a trace: a host may have a great many rules.
-const Timeout = 25 * time.Second
+// Timeout bounds a trace: a host may have a great many rules, and little time.
+const Timeout = time.Minute

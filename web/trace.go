@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/url"
+	"time"
 
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace"
@@ -40,6 +41,8 @@ func serveTraces(mux *http.ServeMux, path string, src Source, mayProbe bool) {
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), trace.Timeout)
 		defer cancel()
+		// Reading the rules may take longer than answers usually do.
+		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(trace.Timeout + writeTimeout))
 		select {
 		case slots <- struct{}{}:
 			defer func() { <-slots }()
@@ -80,7 +83,8 @@ func parseTrace(q url.Values) (req trace.Request, err error) {
 	return req, req.Check()
 }
 
-// Trace asks the running kproxy to follow a packet.
+// Trace asks the running kproxy to follow a packet. It may take as long as
+// [trace.Timeout].
 func (c *Client) Trace(ctx context.Context, req trace.Request) (trace.Result, error) {
 	q := url.Values{"address": {req.Address.String()}, "protocol": {req.Protocol.String()}}
 	if req.From.IsValid() {
@@ -89,7 +93,24 @@ func (c *Client) Trace(ctx context.Context, req trace.Request) (trace.Result, er
 	if req.Probe {
 		q.Set("probe", "true")
 	}
+	patient := &Client{socket: c.socket, http: &http.Client{Transport: c.http.Transport, Timeout: trace.Timeout + writeTimeout}}
 	var res trace.Result
-	err := c.call(ctx, http.MethodGet, "/trace?"+q.Encode(), nil, &res)
+	err := patient.call(ctx, http.MethodGet, "/trace?"+q.Encode(), nil, &res)
 	return res, err
+}
+
+// Answers reports whether the kproxy at the socket answers within d, whatever it
+// says: nil if it does.
+func (c *Client) Answers(ctx context.Context, d time.Duration) error {
+	ctx, cancel := context.WithTimeout(ctx, d)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodHead, "http://kproxy/", nil)
+	if err != nil {
+		return fmt.Errorf("ask kproxy: %w", err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return c.explain(err)
+	}
+	return resp.Body.Close()
 }

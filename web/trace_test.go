@@ -122,3 +122,13 @@ func TestClientTraces(t *testing.T) {
 		t.Errorf("Trace = %+v, %v; it was asked %+v", res, err, got)
 	}
 }
+
+// TestClientFindsOutWhoAnswers: any answer will do, and none says that nobody runs.
+func TestClientFindsOutWhoAnswers(t *testing.T) {
+	if err := NewClient(serveControl(t, &fakeSource{})).Answers(t.Context(), time.Minute); err != nil {
+		t.Errorf("a kproxy that runs: %v", err)
+	}
+	if err := NewClient(t.TempDir()+"/nobody").Answers(t.Context(), time.Minute); !errors.Is(err, ErrNotRunning) {
+		t.Errorf("none: %v", err)
+	}
+}

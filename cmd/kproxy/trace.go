@@ -14,6 +14,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/term"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace"
@@ -46,9 +47,10 @@ func runTrace(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	ctx, cancel := context.WithTimeout(c.Context, traceWait)
-	defer cancel()
-	res, err := client.Trace(ctx, req)
+	var res trace.Result
+	if err = client.Answers(c.Context, traceWait); err == nil {
+		res, err = client.Trace(c.Context, req)
+	}
 	if notAnswering(err) {
 		fmt.Fprintf(c.App.ErrWriter, "kproxy: %v\nkproxy: reading the kernel alone\n", err)
 		res, err = traceAlone(c.Context, req)
@@ -76,8 +78,11 @@ func traceAlone(ctx context.Context, req trace.Request) (trace.Result, error) {
 
 // traceError gives errors about the question their exit status.
 func traceError(err error) error {
-	if errors.Is(err, trace.ErrProbe) || strings.HasPrefix(err.Error(), trace.ErrProbe.Error()) {
+	switch {
+	case errors.Is(err, trace.ErrProbe), strings.HasPrefix(err.Error(), trace.ErrProbe.Error()): // the latter by way of the socket
 		return &exitError{exitUsage, err}
+	case errors.Is(err, kernel.ErrPermission):
+		return &exitError{exitHost, fmt.Errorf("%w; run kproxy trace as root", err)}
 	}
 	return hostError(err)
 }

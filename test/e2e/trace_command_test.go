@@ -58,6 +58,7 @@ func TestTraceCommand(t *testing.T) {
 	} {
 		w.kproxy("trace", append([]string{"--socket", socket}, c.args...)...).wants(t, 2, c.words...)
 	}
+	finish(w.T, w.net.Node, asNobody(t, command(t, "trace", "--socket", "/nosuch", at))).wants(t, 3, "kernel alone", "root")
 	w.apiTraces(t, at)
 }
 
