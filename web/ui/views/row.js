@@ -61,7 +61,9 @@ export class Row {
     setAttr(this.el, "aria-rowindex", index + 2); // the headings are row 1
     this.#parts.dots.show(row, this.#history.downs(row.key));
     const left = format.countdown(row.qualifiesAt, now);
-    setText(this.#counts, left && row.dataplane === "userspace" ? `moves in ${left}` : "");
+    const counts = left !== "" && row.dataplane === "userspace";
+    setText(this.#counts, counts ? `moves in ${left}` : "");
+    setAttr(this.#reason, "data-short", counts);
   }
 
   #fill(row) {
