@@ -96,7 +96,9 @@ func (s *AnySet) decodeHeader(data []byte) {
 		case typ == nl.IPSET_ATTR_CADT_FLAGS && len(value) == 4:
 			s.Counted = binary.BigEndian.Uint32(value)&withCounters != 0
 		case typ == nl.IPSET_ATTR_MARKMASK && len(value) == 4:
-			s.MarkMask = binary.BigEndian.Uint32(value)
+			// In the host's byte order, unlike all else (mtype_head in
+			// net/netfilter/ipset/ip_set_hash_gen.h).
+			s.MarkMask = binary.NativeEndian.Uint32(value)
 		case typ == nl.IPSET_ATTR_NETMASK && len(value) == 1:
 			s.netmask = int(value[0])
 		case typ == ipsetBitmask:

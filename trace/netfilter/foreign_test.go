@@ -90,6 +90,9 @@ var foreign = []struct {
 	{name: "policy", rules: `-P FORWARD DROP`},
 	{name: "policy with replies", rules: `-P FORWARD DROP; -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT; -A FORWARD -i host1 -p tcp -j ACCEPT`},
 
+	{name: "no routing header", rules: `-A FORWARD {-p icmp -m icmp --icmp-type 8|-m rt --rt-type 0} -j R`},
+	{name: "recently", rules: `-A FORWARD -m recent --name y --set -j R`},
+
 	{name: "rate", rules: `-A FORWARD -m limit --limit 1/s -j R`, maybe: true},
 	{name: "recent", rules: `-A FORWARD -m recent --name x --rcheck -j R`, maybe: true},
 	{name: "length", rules: `-A FORWARD -m length --length 1:10 -j R`, maybe: true},

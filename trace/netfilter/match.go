@@ -23,7 +23,7 @@ var matchers = map[string]matcher{
 // whole are the modules whose options belong together.
 var whole = map[string]func(w *walker, p *Packet, m *module) held{
 	"set": inSet, "addrtype": addressType, "statistic": statistic, "socket": socket, "owner": owner, "rpfilter": rpfilter,
-	"recent": recent,
+	"recent": recent, "physdev": physdev,
 }
 
 // harmless are the modules that always match.
@@ -38,7 +38,7 @@ var headers = map[string]bool{
 // depends says what modules look at that a walk doesn't know.
 var depends = map[string]string{
 	"limit": "the rate of packets", "hashlimit": "the rate of packets", "connlimit": "how many connections there are",
-	"time": "the time of day", "quota": "how much has passed", "physdev": "the bridge's port",
+	"time": "the time of day", "quota": "how much has passed",
 	"mac": "the hardware address", "length": "the packet's length", "connbytes": "how much the connection has carried",
 	"ttl": "the hop limit", "hl": "the hop limit", "string": "the packet's content", "u32": "the packet's content",
 	"bpf": "a program", "policy": "IPsec", "dscp": "the packet's service class", "tos": "the packet's service class",
@@ -452,4 +452,18 @@ func recent(_ *walker, _ *Packet, m *module) held {
 		return is(true, o.not, "it is remembered")
 	}
 	return maybe("it depends on who came lately (-m recent)")
+}
+
+// physdev looks at ports of bridges. Where bridged packets don't pass netfilter,
+// packets have none (physdev_mt in net/netfilter/xt_physdev.c).
+func physdev(w *walker, _ *Packet, m *module) held {
+	if w.tables.bridged != No {
+		return maybe("it depends on the bridge's port (-m physdev)")
+	}
+	for _, o := range m.options {
+		if !o.not {
+			return held{answer: No, why: "bridged packets don't pass netfilter"}
+		}
+	}
+	return held{answer: Yes}
 }

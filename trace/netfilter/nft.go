@@ -42,10 +42,16 @@ type nftRule struct {
 
 // nftSet is a set, or a map with the verdicts or values of its elements.
 type nftSet struct {
-	Family string `json:"family"`
-	Table  string `json:"table"`
-	Name   string `json:"name"`
-	Elem   []any  `json:"elem"`
+	Family string          `json:"family"`
+	Table  string          `json:"table"`
+	Name   string          `json:"name"`
+	Elem   json.RawMessage `json:"elem"`
+}
+
+// elements are the set's, or the map's pairs.
+func (s *nftSet) elements() []any {
+	list, _ := decodeNumbers(s.Elem).([]any)
+	return list
 }
 
 func (c *nftChain) table() string { return c.Family + " " + c.Table }
@@ -201,15 +207,15 @@ func cutLast(s, sep string) (before, after string, ok bool) {
 // addNFT adds what nft printed of a table.
 func (t *Tables) addNFT(objects []nftObject, text string, printed map[string]bool) {
 	texts, devices := ruleTexts(text), chainDevices(text)
-	set := &ruleset{source: sourceNFT, family: t.Family, chains: map[string]*chain{}, sets: map[string]*nftSet{}}
+	set := &ruleset{source: sourceNFT, family: t.Family, chains: map[string]*chain{}, sets: map[string][]any{}}
 	for _, o := range objects {
 		switch {
 		case o.Chain != nil:
 			set.chains[o.Chain.table()+" "+o.Chain.Name] = &chain{table: o.Chain.table(), name: o.Chain.Name}
 		case o.Set != nil:
-			set.sets[o.Set.Name] = o.Set
+			set.sets[o.Set.Name] = o.Set.elements()
 		case o.Map != nil:
-			set.sets[o.Map.Name] = o.Map
+			set.sets[o.Map.Name] = o.Map.elements()
 		}
 	}
 	for _, o := range objects {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -256,7 +257,7 @@ func (n *nftTarget) verdictMap(w *walker, at place, x way) result {
 		return result{stay: []way{x}} // the rule doesn't match a packet without the field
 	}
 	out := result{}
-	for _, e := range elements {
+	for _, e := range catchAllLast(elements) {
 		pair, _ := e.([]any)
 		if len(pair) != 2 {
 			known = false
@@ -290,4 +291,15 @@ func (n *nftTarget) verdictMap(w *walker, at place, x way) result {
 	}
 	out.stay = append(out.stay, x)
 	return out
+}
+
+// catchAllLast brings the element "*" to the end: it is for what no other is for.
+func catchAllLast(elements []any) []any {
+	isAll := func(e any) int {
+		if pair, _ := e.([]any); len(pair) == 2 && pair[0] == any("*") {
+			return 1
+		}
+		return 0
+	}
+	return slices.SortedStableFunc(slices.Values(elements), func(a, b any) int { return isAll(a) - isAll(b) })
 }

@@ -29,11 +29,8 @@ func (v value) String() string {
 // elementsOf are the elements of a set or map, given by name or in place.
 func elementsOf(data any, set *ruleset) ([]any, bool) {
 	if name, ok := data.(string); ok && strings.HasPrefix(name, "@") {
-		s := set.sets[name[1:]]
-		if s == nil {
-			return nil, false
-		}
-		return s.Elem, true
+		elements, ok := set.sets[name[1:]]
+		return elements, ok
 	}
 	m, _ := data.(map[string]any)
 	list, ok := m["set"]
@@ -54,6 +51,9 @@ func (v value) in(want any, set *ruleset) Answer {
 		if strings.HasPrefix(x, "@") {
 			return Maybe // a set that isn't there
 		}
+		if x == "*" {
+			return Yes // for whatever isn't in the set by itself
+		}
 		return v.equals(x)
 	case json.Number:
 		return v.equals(x.String())
@@ -67,6 +67,24 @@ func (v value) in(want any, set *ruleset) Answer {
 		}
 	}
 	return Maybe
+}
+
+// exactly reports whether flags are those that are wanted, and no others.
+func (v value) exactly(want any) Answer {
+	if v.more {
+		return Maybe
+	}
+	var names []string
+	for _, e := range flat(want) {
+		switch name := fmt.Sprint(e); {
+		case strings.HasPrefix(name, "@"), strings.HasPrefix(name, "map["):
+			return Maybe
+		case name != "0":
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return answer(slices.Equal(slices.Compact(names), slices.Sorted(slices.Values(v.names))))
 }
 
 func (v value) among(elements []any, set *ruleset) Answer {

@@ -16,7 +16,7 @@ const (
 	kindAddress = "address"
 	kindNumber  = "number"
 	kindName    = "name"  // "tcp", "local", an interface
-	kindNames   = "names" // several hold at a time: the states of a connection
+	kindNames   = "names" // any of which may hold at a time: flags
 	kindTuple   = "tuple"
 )
 
@@ -27,6 +27,8 @@ type value struct {
 	number  uint64
 	names   []string
 	parts   []value
+	// more says that there may be other flags than names.
+	more bool
 	// absent says that the packet doesn't have the field at all: the rule doesn't
 	// match, whatever it compares with (NFT_BREAK).
 	absent bool
@@ -52,9 +54,13 @@ func (m nftMatch) holds(w *walker, p *Packet) held {
 		}
 		return is(yes, false, "its %s is %s", leftText(m.left), have)
 	}
+	exact := m.op == "==" || m.op == "!="
 	switch m.op {
 	case "==", "in", "!=":
 		answer := have.in(m.right, m.set)
+		if exact && have.kind == kindNames {
+			answer = have.exactly(m.right)
+		}
 		return no((answer == Yes) == (m.op != "!="), answer != Maybe)
 	case "<", ">", "<=", ">=":
 		want, ok := m.right.(json.Number)
@@ -243,7 +249,7 @@ func ctKey(w *walker, p *Packet, key, dir string) (value, bool) {
 	case "state":
 		return named(strings.ToLower(states[0]))
 	case "status":
-		out := value{kind: kindNames}
+		out := value{kind: kindNames, more: true}
 		for _, s := range states[1:] {
 			out.names = append(out.names, strings.ToLower(s))
 		}

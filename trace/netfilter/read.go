@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
+	"os"
 	"slices"
 	"strings"
 
@@ -41,7 +43,7 @@ func DefaultConfig() Config {
 // namespace of the calling thread. What can't be read but may be there is in the
 // result: as a base chain that isn't Read, or as a note.
 func Read(ctx context.Context, c Config, f service.Family) (*Tables, error) {
-	t := &Tables{Family: f, host: c.Host, sets: c.Sets}
+	t := &Tables{Family: f, bridged: bridged(f), host: c.Host, sets: c.Sets}
 	main := c.Variant
 	if main.Name == "" {
 		main.Name = c.variantName(ctx)
@@ -62,6 +64,18 @@ func Read(ctx context.Context, c Config, f service.Family) (*Tables, error) {
 	}
 	t.sort()
 	return t, nil
+}
+
+// bridged reads whether packets between ports of a bridge pass netfilter, which
+// they don't without the module br_netfilter.
+func bridged(f service.Family) Answer {
+	name := [2]string{service.IPv4: "bridge-nf-call-iptables", service.IPv6: "bridge-nf-call-ip6tables"}[f]
+	b, err := os.ReadFile("/proc/sys/net/bridge/" + name)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), err == nil && strings.TrimSpace(string(b)) == "0":
+		return No
+	}
+	return Maybe
 }
 
 // variantName finds out which variant the host's own is; nft if it can't.

@@ -13,8 +13,8 @@ import (
 type ruleset struct {
 	source string
 	family service.Family
-	chains map[string]*chain  // "table chain"
-	sets   map[string]*nftSet // of nftables, by name
+	chains map[string]*chain // "table chain"
+	sets   map[string][]any  // elements of those of nftables
 }
 
 // chain is a chain with its rules.

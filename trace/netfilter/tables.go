@@ -16,6 +16,9 @@ type Tables struct {
 	// Notes say what wasn't read, or can't be followed, a sentence each.
 	Notes []string
 
+	// bridged says whether packets between ports of a bridge come here.
+	bridged Answer
+
 	host Host
 	sets SetReader
 	read map[string]setRead

@@ -31,3 +31,27 @@ func TestChoicesInTurn(t *testing.T) {
 		t.Errorf("verdict is %s", v)
 	}
 }
+
+// TestBridgePorts: where bridged packets don't pass netfilter, none has a port.
+func TestBridgePorts(t *testing.T) {
+	tables, err := Parse(service.IPv4, "nft", `*filter
+:FORWARD DROP [0:0]
+-A FORWARD -m physdev --physdev-is-bridged -j ACCEPT
+-A FORWARD -p udp -m physdev ! --physdev-is-in -j REJECT
+COMMIT
+`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		proto   service.Protocol
+		bridged Answer
+		want    Verdict
+	}{{service.TCP, No, Drop}, {service.UDP, No, Reject}, {service.TCP, Maybe, Unknown}} {
+		tables.bridged = c.bridged
+		p := NewPacket(c.proto, netip.MustParseAddrPort("10.1.0.2:40000"), netip.MustParseAddrPort("10.2.0.2:80"), "eth0")
+		if got := tables.Walk(p, Forward, Whole).Verdict(); got != c.want {
+			t.Errorf("%s, bridged %s: %s, want %s", c.proto, c.bridged, got, c.want)
+		}
+	}
+}
