@@ -59,8 +59,8 @@ func DefaultConfig() Config {
 // QuickConfig takes well under a minute, and says less.
 func QuickConfig() Config {
 	c := DefaultConfig()
-	c.Repeat, c.Services = 2, []int{10, 1000}
-	c.Sizes = Sizes{Time: 500 * time.Millisecond, Short: 250 * time.Millisecond, Connections: 8000, Exchanges: 10000, Sessions: 1500, Firsts: 300}
+	c.Repeat, c.Services = 3, []int{10, 1000}
+	c.Sizes = Sizes{Time: 400 * time.Millisecond, Short: 250 * time.Millisecond, Connections: 8000, Exchanges: 10000, Sessions: 1500, Firsts: 300}
 	return c
 }
 

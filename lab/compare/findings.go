@@ -10,7 +10,7 @@ import (
 // can't tell apart is said to be so.
 func findings(r *Report) []string {
 	var out []string
-	for _, f := range []func(*Report) []string{findLimit, findGenerations, findProxyTime, findFirstPackets, findUserspaceAccepts, findProgramming, findMissing} {
+	for _, f := range []func(*Report) []string{findBusy, findLimit, findGenerations, findProxyTime, findFirstPackets, findUserspaceAccepts, findProgramming, findMissing} {
 		out = append(out, f(r)...)
 	}
 	return out
@@ -55,6 +55,17 @@ func percent(s Spread) string {
 func percentRange(s Spread) string { return fmt.Sprintf("%.0f–%.0f%%", 100*s.Min, 100*s.Max) }
 
 const cantTell = "no difference that these rounds can tell"
+
+// busy is the share of the processors that others may use before the figures
+// are about them.
+const busy = 0.25
+
+func findBusy(r *Report) []string {
+	if r.Noise.Others.Median <= busy {
+		return nil
+	}
+	return []string{fmt.Sprintf("Others used %.0f%% of the processors: on a machine so busy, what follows is as much about them as about data planes. Measure again on a calm one.", 100*r.Noise.Others.Median)}
+}
 
 // findLimit: each plane against no proxy at all.
 func findLimit(r *Report) []string {

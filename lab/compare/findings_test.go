@@ -28,19 +28,19 @@ func TestFindings(t *testing.T) {
 		want string
 	}{
 		{
-			"against the limit", []Row{row(keyThroughput, 0, []float64{10, 20}, []float64{5, 8}, []float64{9, 19})},
+			"against the limit", []Row{row(keyThroughput, 0, []float64{10, 20, 20}, []float64{5, 8, 9}, []float64{9, 19, 19})},
 			"Direct routing is 100%: userspace reached 45% (40–50%) of the throughput.",
 		},
 		{
-			"as good as the limit", []Row{row(keyThroughput, 0, []float64{10, 20}, []float64{5, 8}, []float64{11, 19})},
+			"as good as the limit", []Row{row(keyThroughput, 0, []float64{10, 20, 20}, []float64{5, 8, 9}, []float64{11, 19, 20})},
 			"Direct routing is 100%: iptables: no difference that these rounds can tell in the throughput (95–110%).",
 		},
 		{
-			"generations", []Row{row(keyThroughputCPU, 0, []float64{1, 1}, []float64{3, 4}, []float64{1, 2})},
+			"generations", []Row{row(keyThroughputCPU, 0, []float64{1, 1, 1}, []float64{3, 4, 5}, []float64{1, 2, 2})},
 			"Userspace took 2.50 times (2.00–3.00) the processor time per gigabyte of iptables here.",
 		},
 		{
-			"generations that are alike", []Row{row(keyThroughputCPU, 0, []float64{1, 1}, []float64{1, 3}, []float64{2, 2})},
+			"generations that are alike", []Row{row(keyThroughputCPU, 0, []float64{1, 1, 1}, []float64{1, 3, 2}, []float64{2, 2, 2})},
 			"Userspace took 1.00 times (0.500–1.50) the processor time per gigabyte of iptables here: no difference that these rounds can tell.",
 		},
 		{
@@ -57,6 +57,10 @@ func TestFindings(t *testing.T) {
 				t.Errorf("findings:\n%s\nwant among them:\n%s", got, tt.want)
 			}
 		})
+	}
+	crowded := Report{Noise: Noise{Others: Spread{0.6, 0.5, 0.8}}}
+	if got := findings(&crowded); len(got) != 1 || !strings.Contains(got[0], "Others used 60%") {
+		t.Errorf("of a crowded machine: %q", got)
 	}
 	if got := findingsOf(); got != "" {
 		t.Errorf("of no figures: %s", got)

@@ -40,9 +40,10 @@ func ratios(a, b []float64) []float64 {
 }
 
 // distinct reports whether a run can tell two from each other: in every round
-// the one was greater, or in every round the other. With one round it can't.
+// the one was greater, or in every round the other. Fewer than three rounds
+// agree too easily.
 func distinct(ratios []float64) bool {
-	if len(ratios) < 2 {
+	if len(ratios) < 3 {
 		return false
 	}
 	s := spread(ratios)

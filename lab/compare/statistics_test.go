@@ -38,11 +38,11 @@ func TestRatiosAreWithinARound(t *testing.T) {
 		want     []float64
 		distinct bool
 	}{
-		{"always more, however the machine was", []float64{2, 20}, []float64{1, 10}, []float64{2, 2}, true},
-		{"always less", []float64{1, 10}, []float64{2, 40}, []float64{0.5, 0.25}, true},
-		{"once more, once less", []float64{2, 1}, []float64{1, 2}, []float64{2, 0.5}, false},
-		{"once the same", []float64{2, 1}, []float64{1, 1}, []float64{2, 1}, false},
-		{"one round proves nothing", []float64{9}, []float64{1}, []float64{9}, false},
+		{"always more, however the machine was", []float64{2, 20, 8}, []float64{1, 10, 4}, []float64{2, 2, 2}, true},
+		{"always less", []float64{1, 10, 1}, []float64{2, 40, 2}, []float64{0.5, 0.25, 0.5}, true},
+		{"once more, once less", []float64{2, 1, 2}, []float64{1, 2, 1}, []float64{2, 0.5, 2}, false},
+		{"once the same", []float64{2, 1, 2}, []float64{1, 1, 1}, []float64{2, 1, 2}, false},
+		{"two rounds prove nothing", []float64{9, 9}, []float64{1, 1}, []float64{9, 9}, false},
 		{"nothing to divide by", []float64{9, 4}, []float64{0, 2}, []float64{2}, false},
 		{"a round is missing", []float64{9, 4}, []float64{3}, []float64{3}, false},
 	} {
