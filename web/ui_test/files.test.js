@@ -9,8 +9,12 @@ import { test } from "node:test";
 import { fileURLToPath, pathToFileURL } from "node:url";
 
 const root = join(dirname(fileURLToPath(import.meta.url)), "../ui");
-const files = readdirSync(root, { recursive: true, withFileTypes: true }).filter((f) => f.isFile()).map((f) => join(f.parentPath ?? f.path, f.name));
+const files = walk(root);
 const read = (name) => readFileSync(join(root, name), "utf8");
+
+function walk(folder) {
+  return readdirSync(folder, { withFileTypes: true }).flatMap((f) => (f.isDirectory() ? walk(join(folder, f.name)) : [join(folder, f.name)]));
+}
 
 // tokens returns the colours of one scheme: 0 is light, 1 dark.
 function tokens(scheme) {

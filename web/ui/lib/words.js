@@ -103,4 +103,4 @@ export function capital(text) {
   return text[0].toUpperCase() + text.slice(1);
 }
 
-const names = /^(kproxy|iptables|ipset|ip|ipvsadm|conntrack|modprobe|sysctl|nft)\b/;
+const names = /^(kproxy|iptables|ipvs|ipset|ip|ipvsadm|conntrack|modprobe|sysctl|nft)\b/;
