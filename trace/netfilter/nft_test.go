@@ -57,7 +57,7 @@ var native = []struct {
 	{name: "no flags but", rules: `add rule inet x f tcp flags != syn R`},
 	{name: "just the flag", rules: `add rule inet x f tcp flags == syn R`},
 	{name: "map with all others", rules: `add map inet x m [ type inet_service : verdict; elements = [ * : accept, 80 : drop ]; ]; add chain inet x y; add rule inet x y R; add rule inet x f tcp dport vmap @m; add rule inet x f R`},
-	{name: "map with all others too", rules: `add map inet x m [ type inet_service : verdict; elements = [ * : drop, 8080 : accept ]; ]; add rule inet x f tcp dport vmap @m; add rule inet x f R`},
+	{name: "map with all others too", rules: `add map inet x m [ type inet_service : verdict; elements = [ * : drop, 8080 : accept ]; ]; add rule inet x f ct direction original tcp dport vmap @m; add rule inet x f R`},
 	{name: "local", rules: `add rule inet x f fib daddr type local R`},
 	{name: "not local", rules: `add rule inet x f fib saddr type != local R`},
 	{name: "rewritten", rules: `add rule inet x f ct status dnat R`},
