@@ -62,6 +62,9 @@ with_browser() (
 	tests browser -count=1 ./...
 )
 
+# dashboard tests what the pages compute, without a browser.
+dashboard() { node --test web/ui_test/*.test.js; }
+
 formatted() {
 	local wrong
 	wrong=$(gofmt -l $(git ls-files --cached --others --exclude-standard '*.go'))
@@ -79,6 +82,7 @@ everything() {
 	unit=$(go list ./... | grep -v '/test/e2e$')
 	tests unit -race $unit
 	check goldens goldens_clean
+	check dashboard dashboard
 	[[ ! -d test/e2e ]] || tests end-to-end -count=1 ./test/e2e/...
 	with_browser
 	with_kubernetes

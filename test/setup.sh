@@ -12,7 +12,7 @@ PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
 build=()
 run=(iptables=iptables ipset=ipset ip=iproute2)
 test=(nft=nftables conntrack=conntrack socat=socat ps=procps curl=curl git=git gcc=gcc /usr/include/stdlib.h=libc6-dev
-	chromium=chromium /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf=fonts-dejavu-core
+	node=nodejs chromium=chromium /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf=fonts-dejavu-core
 	runc=runc /usr/share/containers/seccomp.json=golang-github-containers-common)
 # The VM runs this machine's programs, so it takes a machine of its own kind.
 vm=()
