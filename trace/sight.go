@@ -45,9 +45,7 @@ func look(ctx context.Context, f service.Family, proxy *Proxy) (*sight, error) {
 	c.Sets, c.Host = sets, host{}
 	if proxy != nil && proxy.Variant.Name != "" {
 		c.Variant = proxy.Variant
-	} else if v, found := kernel.NewProber(sets).FindVariant(ctx); found.Supported {
-		c.Variant = v
-	}
+	} // else the host's own; the other one is read as well
 	tables, err := netfilter.Read(ctx, c, f)
 	if err != nil {
 		sets.Close()
