@@ -11,13 +11,13 @@ import (
 	"io/fs"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/test/program"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -30,24 +30,16 @@ func run(m *testing.M) int {
 	if os.Geteuid() != 0 {
 		return m.Run() // every test says why it is skipped
 	}
-	dir, err := os.MkdirTemp("", "kproxy-browser-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	if err := prepare(dir); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer chromium.stop()
-	defer shared.stop()
-	return m.Run()
+	return program.Run(prepare, func() int {
+		defer chromium.stop()
+		defer shared.stop()
+		return m.Run()
+	})
 }
 
-// prepare finds $KPROXY_BIN, or builds it from this tree, and makes
-// $KPROXY_ARTIFACTS, or a folder that stays for people to look at.
-func prepare(dir string) (err error) {
+// prepare makes $KPROXY_ARTIFACTS, or a folder that stays for people to look at.
+func prepare(kproxy, _ string) (err error) {
+	binary = kproxy
 	if artifacts = os.Getenv("KPROXY_ARTIFACTS"); artifacts == "" {
 		if artifacts, err = os.MkdirTemp("", "kproxy-screens-"); err != nil {
 			return err
@@ -58,15 +50,6 @@ func prepare(dir string) (err error) {
 	}
 	if err := os.Remove(filepath.Join(artifacts, "figures.txt")); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
-	}
-	if binary = os.Getenv("KPROXY_BIN"); binary != "" {
-		return nil
-	}
-	binary = filepath.Join(dir, "kproxy")
-	cmd := exec.Command("go", "build", "-buildvcs=false", "-o", binary, "./cmd/kproxy")
-	cmd.Dir, cmd.Stderr = "../..", os.Stderr
-	if err := cmd.Run(); err != nil {
-		return fmt.Errorf("build kproxy: %w", err)
 	}
 	return nil
 }

@@ -20,13 +20,14 @@ import (
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/test/program"
 	"kproxy.dev/kproxy/web"
 )
 
 var update = flag.Bool("update", false, "rewrite the blocks of the pages")
 
-// binary is the kproxy that the pages show: $KPROXY_BIN, or built from this tree.
-var binary = os.Getenv("KPROXY_BIN")
+// binary is the kproxy that the pages show.
+var binary string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -39,23 +40,10 @@ func run(m *testing.M) int {
 			return 1
 		}
 	}
-	if binary != "" {
-		return m.Run()
-	}
-	dir, err := os.MkdirTemp("", "kproxy-docs-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	binary = filepath.Join(dir, "kproxy")
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", binary, "kproxy.dev/kproxy/cmd/kproxy")
-	build.Stderr = os.Stderr
-	if err := build.Run(); err != nil {
-		fmt.Fprintln(os.Stderr, "build kproxy:", err)
-		return 1
-	}
-	return m.Run()
+	return program.Run(func(kproxy, _ string) error {
+		binary = kproxy
+		return nil
+	}, m.Run)
 }
 
 func hasIPVS() bool {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"sync/atomic"
@@ -19,11 +18,12 @@ import (
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/test/program"
 	"kproxy.dev/kproxy/web"
 )
 
-// binary is the kproxy under test: $KPROXY_BIN, or built from this tree.
-var binary = os.Getenv("KPROXY_BIN")
+// binary is the kproxy under test.
+var binary string
 
 func TestMain(m *testing.M) { os.Exit(run(m)) }
 
@@ -37,23 +37,10 @@ func run(m *testing.M) int {
 		fmt.Fprintln(os.Stderr, "set flags of tests:", err)
 		return 1
 	}
-	if binary != "" {
-		return m.Run()
-	}
-	dir, err := os.MkdirTemp("", "kproxy-e2e-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	binary = filepath.Join(dir, "kproxy")
-	build := exec.Command("go", "build", "-buildvcs=false", "-o", binary, "kproxy.dev/kproxy/cmd/kproxy")
-	build.Stderr = os.Stderr
-	if err := build.Run(); err != nil {
-		fmt.Fprintln(os.Stderr, "build kproxy:", err)
-		return 1
-	}
-	return m.Run()
+	return program.Run(func(kproxy, _ string) error {
+		binary = kproxy
+		return nil
+	}, m.Run)
 }
 
 // worlds numbers the labs of this process, so that their namespaces differ.

@@ -21,6 +21,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source/file"
+	"kproxy.dev/kproxy/test/program"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -53,15 +54,12 @@ func TestKernel(t *testing.T) {
 	}
 }
 
-// kproxy is the program under test: $KPROXY_BIN, or built from this tree.
+// kproxy is the program under test.
 func kproxy(t *testing.T) string {
 	t.Helper()
-	if path := os.Getenv("KPROXY_BIN"); path != "" {
-		return path
-	}
-	path := filepath.Join(t.TempDir(), "kproxy")
-	if out, err := exec.Command("go", "build", "-buildvcs=false", "-o", path, "kproxy.dev/kproxy/cmd/kproxy").CombinedOutput(); err != nil {
-		t.Fatalf("build kproxy: %v\n%s", err, out)
+	path, err := program.Kproxy(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
 	}
 	return path
 }

@@ -24,6 +24,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/test/program"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -36,22 +37,13 @@ func run(m *testing.M) int {
 	if os.Geteuid() != 0 {
 		return m.Run() // every test says why it is skipped
 	}
-	dir, err := os.MkdirTemp("", "kproxy-kube-")
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	defer os.RemoveAll(dir)
-	if err := build(dir); err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return m.Run()
+	return program.Run(prepare, m.Run)
 }
 
-// build finds the programs: $KPROXY_KUBE_BIN, or what setup.sh builds and keeps;
-// $KPROXY_BIN, or built from this tree.
-func build(dir string) error {
+// prepare finds the control plane's programs: $KPROXY_KUBE_BIN, or what setup.sh
+// builds and keeps.
+func prepare(kproxy, _ string) error {
+	binary = kproxy
 	if programs = os.Getenv("KPROXY_KUBE_BIN"); programs == "" {
 		setup := exec.Command("./setup.sh")
 		setup.Stderr = os.Stderr
@@ -60,14 +52,6 @@ func build(dir string) error {
 			return fmt.Errorf("build the control plane: %w", err)
 		}
 		programs = strings.TrimSpace(string(out))
-	}
-	if binary = os.Getenv("KPROXY_BIN"); binary == "" {
-		binary = filepath.Join(dir, "kproxy")
-		cmd := exec.Command("go", "build", "-buildvcs=false", "-o", binary, "./cmd/kproxy")
-		cmd.Dir, cmd.Stderr = "../..", os.Stderr
-		if err := cmd.Run(); err != nil {
-			return fmt.Errorf("build kproxy: %w", err)
-		}
 	}
 	return nil
 }
