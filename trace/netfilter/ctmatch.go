@@ -6,8 +6,32 @@ import (
 	"strings"
 )
 
-// conntrack is the matches conntrack and state.
-func conntrack(w *walker, p *Packet, o option) held {
+// conntrack is the matches conntrack and state. Of a packet without an entry only
+// the state is asked: it decides alone, and without it nothing matches
+// (conntrack_mt in net/netfilter/xt_conntrack.c).
+func conntrack(w *walker, p *Packet, m *module) held {
+	out := held{answer: Yes}
+	asked, entry := false, w.hasEntry(p)
+	for _, o := range m.options {
+		state := o.name == "--ctstate" || o.name == "--state"
+		if asked = asked || state; !entry && !state {
+			continue
+		}
+		switch h := ctOption(w, p, o); h.answer {
+		case No:
+			return h
+		case Yes:
+		default:
+			out = h
+		}
+	}
+	if !entry && !asked {
+		return held{answer: No, why: "conntrack has no entry of it"}
+	}
+	return out
+}
+
+func ctOption(w *walker, p *Packet, o option) held {
 	switch o.name {
 	case "--ctstate", "--state":
 		have := w.states(p)
@@ -47,14 +71,19 @@ func (p *Packet) replySource() netip.AddrPort {
 	return p.Dst
 }
 
+// hasEntry reports whether conntrack has seen a packet, and keeps an entry.
+func (w *walker) hasEntry(p *Packet) bool {
+	first := w.hook == Prerouting && p.In != "lo" || w.hook == Output
+	return p.State != Untracked && p.State != Invalid && w.base.Hook != Ingress && (!first || w.base.order() >= priorityConntrack)
+}
+
 // states are the words of --ctstate that fit. Before conntrack has seen a packet
 // it is invalid (conntrack_mt in net/netfilter/xt_conntrack.c).
 func (w *walker) states(p *Packet) []string {
-	if p.State == Untracked {
+	switch {
+	case p.State == Untracked:
 		return []string{string(Untracked)}
-	}
-	first := w.hook == Prerouting && p.In != "lo" || w.hook == Output
-	if w.base.Hook == Ingress || first && w.base.order() < priorityConntrack {
+	case !w.hasEntry(p):
 		return []string{string(Invalid)}
 	}
 	out := []string{string(p.State)}

@@ -17,13 +17,13 @@ type matcher func(w *walker, p *Packet, o option) held
 // name after -m; an empty one is a rule's own options.
 var matchers = map[string]matcher{
 	"": own, "tcp": ports, "udp": ports, "sctp": ports, "multiport": multiport, "mark": mark, "connmark": connmark,
-	"conntrack": conntrack, "state": conntrack, "iprange": iprange, "pkttype": packetType,
+	"iprange": iprange, "pkttype": packetType,
 }
 
 // whole are the modules whose options belong together.
 var whole = map[string]func(w *walker, p *Packet, m *module) held{
 	"set": inSet, "addrtype": addressType, "statistic": statistic, "socket": socket, "owner": owner, "rpfilter": rpfilter,
-	"recent": recent, "physdev": physdev,
+	"recent": recent, "physdev": physdev, "conntrack": conntrack, "state": conntrack,
 }
 
 // harmless are the modules that always match.
@@ -245,22 +245,26 @@ func portRange(s string) (lo, hi uint16, ok bool) {
 	return uint16(a), uint16(b), err == nil && err2 == nil
 }
 
-// flags are those of a SYN for the first packet of a connection; of others they
-// aren't known.
+// allFlags are those that ALL stands for.
+var allFlags = []string{"FIN", "SYN", "RST", "PSH", "ACK", "URG"}
+
+// flags compares those that a rule looks at with those that are to be set.
 func flags(p *Packet, o option) held {
-	if p.State != New && p.State != Untracked && p.State != Invalid {
+	have, ok := p.flags()
+	if !ok {
 		return maybe("the TCP flags aren't known")
 	}
-	set := map[string]bool{}
-	for f := range strings.SplitSeq(o.arg(1), ",") {
-		set[f] = f != "NONE"
+	list := func(s string) []string {
+		if s == "ALL" {
+			return allFlags
+		}
+		return strings.Split(s, ",")
 	}
-	yes := true
-	for f := range strings.SplitSeq(o.arg(0), ",") {
-		all := f == "ALL"
-		yes = yes && (all && set["SYN"] && len(set) == 1 || !all && set[f] == (f == "SYN"))
+	want, yes := list(o.arg(1)), true
+	for _, f := range list(o.arg(0)) {
+		yes = yes && slices.Contains(want, f) == slices.Contains(have, strings.ToLower(f))
 	}
-	return is(yes, o.not, "it is a SYN")
+	return is(yes, o.not, "its flags are %s", strings.Join(have, ","))
 }
 
 func multiport(_ *walker, p *Packet, o option) held {

@@ -129,15 +129,8 @@ func (n *nftTarget) describe() string {
 
 // apply implements [target].
 func (n *nftTarget) apply(w *walker, at place, ways []way) result {
-	switch nftVerdicts[n.key] {
-	case Accept:
-		return result{pass: decide(ways, Accept, at)}
-	case Drop:
-		return result{ended: decide(ways, Drop, at)}
-	case Reject:
-		return result{ended: decide(ways, Reject, at)}
-	case "return":
-		return result{leave: ways}
+	if v := nftVerdicts[n.key]; v != "" {
+		return end(v, ways, at)
 	}
 	switch n.key {
 	case "jump", "goto":

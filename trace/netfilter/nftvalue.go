@@ -211,7 +211,8 @@ func payload(p *Packet, protocol, field string) (value, bool) {
 		case "dport":
 			return numeric(uint64(p.Dst.Port()))
 		case "flags":
-			return value{kind: kindNames, names: []string{"syn"}}, p.State == New || p.State == Untracked
+			flags, ok := p.flags()
+			return value{kind: kindNames, names: flags}, ok
 		}
 	case "icmp", "icmpv6", "igmp", "esp", "ah", "dccp", "udplite", "arp", "comp":
 		return absent()
@@ -221,15 +222,9 @@ func payload(p *Packet, protocol, field string) (value, bool) {
 
 func metaKey(w *walker, p *Packet, key string) (value, bool) {
 	switch key {
-	case "iifname", "iif":
-		if p.In == "" {
-			return absent()
-		}
+	case "iifname", "iif": // of a packet that comes in on none, the empty name (nft_meta_store_ifname)
 		return value{kind: kindName, names: []string{p.In}}, p.In != AnyInterface
 	case "oifname", "oif":
-		if p.Out == "" {
-			return absent()
-		}
 		return value{kind: kindName, names: []string{p.Out}}, p.Out != AnyInterface
 	case "mark":
 		return numeric(uint64(p.Mark))

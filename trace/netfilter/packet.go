@@ -22,7 +22,7 @@ type Packet struct {
 	ConnMark uint32 // of its connection
 
 	State State
-	// Reply says that it is one of the connection's answers.
+	// Reply says that it is the connection's first answer.
 	Reply bool
 	// OrigSrc and OrigDst are the addresses of the connection's original
 	// direction, before any rewriting.
@@ -86,6 +86,18 @@ func (p *Packet) direction() string {
 		return "reply"
 	}
 	return "original"
+}
+
+// flags are TCP's: of the first packet of a connection and of the answer to it;
+// others' aren't known.
+func (p *Packet) flags() (flags []string, ok bool) {
+	switch {
+	case p.Reply:
+		return []string{"syn", "ack"}, true
+	case p.State == New || p.State == Untracked || p.State == Invalid:
+		return []string{"syn"}, true
+	}
+	return nil, false
 }
 
 // Family is the packet's address family.

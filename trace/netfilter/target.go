@@ -67,15 +67,8 @@ func (x *xtables) apply(w *walker, at place, ways []way) result {
 	if passive[x.name] {
 		return result{stay: ways}
 	}
-	switch terminal[x.name] {
-	case Accept:
-		return result{pass: decide(ways, Accept, at)}
-	case Drop:
-		return result{ended: decide(ways, Drop, at)}
-	case Reject:
-		return result{ended: decide(ways, Reject, at)}
-	case "return":
-		return result{leave: ways}
+	if v := terminal[x.name]; v != "" {
+		return end(v, ways, at)
 	}
 	if f := xtTargets[x.name]; f != nil {
 		var out result
@@ -87,6 +80,18 @@ func (x *xtables) apply(w *walker, at place, ways []way) result {
 		return out
 	}
 	return w.enter(x.name, x.leave, at, ways)
+}
+
+// end is what becomes of ways at a target that says no more than a verdict, or
+// "return".
+func end(v Verdict, ways []way, at place) result {
+	switch v {
+	case Accept:
+		return result{pass: decide(ways, v, at)}
+	case "return":
+		return result{leave: ways}
+	}
+	return result{ended: decide(ways, v, at)}
 }
 
 func decide(ways []way, v Verdict, at place) []way {
