@@ -101,6 +101,11 @@ func TestCauses(t *testing.T) {
 				if move != m.move {
 					t.Errorf("at %ds: move %q, want %q", m.at, move, m.move)
 				}
+				for _, e := range Events(was, w.in.Previous) {
+					if e.Kind == "dataplane" && e.Move != m.move {
+						t.Errorf("at %ds: event %q has move %q, want %q", m.at, e.Message, e.Move, m.move)
+					}
+				}
 			}
 		})
 	}

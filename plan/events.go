@@ -34,6 +34,7 @@ func Events(old, new *Plan) []Event {
 			}
 			if a.DataPlane != b.DataPlane || a.State != b.State && (a.State == StateRecalled || b.State == StateRecalled) {
 				add("dataplane", b, "%s: %s", moveText(a, b), b.Reason)
+				out[len(out)-1].Move = MoveOf(a, b)
 			}
 			for _, m := range healthChanges(a, b) {
 				add("health", b, "%s", m)

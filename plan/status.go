@@ -118,4 +118,6 @@ type Event struct {
 	Kind    string    `json:"kind"` // "dataplane", "health", "sync"
 	Service string    `json:"service,omitempty"`
 	Message string    `json:"message"`
+	// Move says what a service's change of data plane is; see [MoveOf].
+	Move Move `json:"move,omitempty"`
 }

@@ -74,7 +74,7 @@ type Step struct {
 	// Hook is "PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING",
 	// "routing", "userspace" or "IPVS".
 	Hook  string `json:"hook"`
-	Leg   string `json:"leg,omitempty"`   // the endpoint, on the way on from kproxy to it
+	Leg   string `json:"leg,omitempty"`   // the endpoint, from where the ways to endpoints part
 	Table string `json:"table,omitempty"` // of netfilter
 	Chain string `json:"chain,omitempty"`
 	Kind  string `json:"kind"`

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import * as words from "../ui/lib/words.js";
+import { onwards } from "../ui/views/rules.js";
 import { look } from "../ui/views/timeline.js";
 
 test("reasons become sentences, names of programs stay as they are spelt", () => {
@@ -21,6 +22,17 @@ test("every data plane and state has a word and an icon", () => {
 test("the costs of the generations can be compared row by row", () => {
   const [first, ...others] = words.planeOrder.filter((n) => n !== "none").map((n) => words.plane(n).costs.map((c) => c.what));
   for (const o of others) assert.deepEqual(o, first);
+});
+
+test("that userspace bridges an update of the kernel's rules is no recall", () => {
+  for (const message of ["iptables to userspace: kernel rules are being updated", "userspace to iptables: qualified"]) {
+    assert.deepEqual(look({ kind: "dataplane", message, move: "catch-up" }).slice(1), ["", "Catching up"], message);
+  }
+});
+
+test("only in userspace is kproxy on the way to an endpoint", () => {
+  assert.equal(onwards({ steps: [{ kind: "rule" }, { kind: "listener" }] }), "On from kproxy to");
+  assert.equal(onwards({ steps: [{ kind: "rule" }, { kind: "route", leg: "10.2.0.2:80" }] }), "On to");
 });
 
 test("events are told apart by what they say", () => {

@@ -24,10 +24,15 @@ export function steps(trace) {
     legs.at(-1).steps.push(st);
   }
   if (legs.length === 0) return h("p", { class: "dim", text: "The trace met no rules." });
-  // What kproxy's own connections to endpoints meet is much the same for all of them.
+  // What packets meet on the way to an endpoint is much the same for all of them.
   return h("div", { class: "legs" }, legs.map((l) => (l.leg
-    ? h("details", { class: "leg" }, h("summary", { text: `On from kproxy to ${l.leg}: ${l.steps.length} steps` }), hooksOf(l.steps))
+    ? h("details", { class: "leg" }, h("summary", { text: `${onwards(trace)} ${l.leg}: ${l.steps.length} steps` }), hooksOf(l.steps))
     : hooksOf(l.steps))));
+}
+
+// onwards names the way to an endpoint: only in userspace it begins at kproxy.
+export function onwards(trace) {
+  return trace.steps.some((st) => st.kind === "listener") ? "On from kproxy to" : "On to";
 }
 
 function hooksOf(list) {

@@ -11,6 +11,7 @@ export function look(e) {
   const m = e.message;
   if (e.kind === "health") return / is down/.test(m) ? ["h-down", "bad", "Endpoint down"] : / is up/.test(m) ? ["h-up", "good", "Endpoint up"] : ["h-unknown", "", "Health"];
   if (e.kind === "sync") return ["i-sync", /fail|error/i.test(m) ? "bad" : "", "Sync"];
+  if (e.move === "catch-up") return ["i-sync", "", "Catching up"];
   if (/^(userspace|none) to (iptables|ipvs)/.test(m)) return ["i-down", "good", "Offloaded"];
   if (/^(iptables|ipvs) to userspace|^recalled/.test(m)) return ["i-up", "warn", "Recalled"];
   if (/to none/.test(m)) return ["i-stop", "bad", "Not served"];
