@@ -49,6 +49,13 @@ test("the story tells a dead kproxy from an offloaded service", () => {
   assert.match(told(false), /heartbeat has stopped/);
 });
 
+test("only of a cluster IP the story says that no machine has it", () => {
+  for (const [kind, want] of [["cluster IP", /No machine has this address/], ["node port", /is this node’s/], ["external IP", /10\.1\.0\.1:80\.$/]]) {
+    const p = path.build({ row: row("a/b"), alive: true, service: null, trace: { kind, address: "10.1.0.1:80", verdict: "forwarded", steps: [] } });
+    assert.match(path.story(p)[0].text, want);
+  }
+});
+
 for (const width of [300, 336, 640, narrow, 900, 1240, 1800]) {
   test(`boxes keep to the picture and apart from each other at ${width} px`, () => {
     for (const n of [0, 1, 3, 8]) {

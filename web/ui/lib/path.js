@@ -18,7 +18,7 @@ export function build({ row, trace, service, alive }) {
   const address = trace?.address ?? row.addresses[0] ?? (row.nodePort ? `node:${row.nodePort}` : "");
   const hook = trace?.steps?.find((s) => s.hook === "PREROUTING" || s.hook === "OUTPUT")?.hook ?? "PREROUTING";
   const path = {
-    taken, beneath, address, hook, protocol: row.protocol, algorithm: row.algorithm.replaceAll("-", " "),
+    taken, beneath, address, hook, kind: trace?.kind || "cluster IP", protocol: row.protocol, algorithm: row.algorithm.replaceAll("-", " "),
     client: { who: trace?.client || "any client", from: trace?.from || "" },
     alive: aliveIn(trace, alive), inSet: taken === "userspace" || (row.dataplane === "userspace" && taken !== "none"),
     userspaceOnly: beneath === "none",
@@ -106,13 +106,19 @@ export function shape(path) {
   return [path.taken, path.beneath, path.alive, path.verdict, path.masquerade?.yes, path.hidden > 0, ...path.endpoints.map((e) => `${e.address} ${e.health} ${e.usable}`)].join("|");
 }
 
+// stands is what is remarkable about an address, by its kind.
+const stands = {
+  "cluster IP": ". No machine has this address: it stands for the service.",
+  "node port": ". The address is this node’s, the port stands for the service.",
+};
+
 // story tells the path in sentences, in order: {text, kind} where kind is "step",
 // "good" or "bad".
 export function story(p) {
   const out = [];
   const add = (text, kind = "step") => out.push({ text, kind });
   const who = p.client.from ? `${p.client.from} (${p.client.who})` : words.capital(p.client.who);
-  add(`${who} opens a ${p.protocol} connection to ${p.address}. No machine has this address: it stands for the service.`);
+  add(`${who} opens a ${p.protocol} connection to ${p.address}${stands[p.kind] ?? "."}`);
   add(p.hook === "OUTPUT"
     ? "Its first packet leaves this node, so the kernel shows it to the rules at OUTPUT, where kproxy’s are."
     : "Its first packet arrives at this node, so the kernel shows it to the rules at PREROUTING, where kproxy’s are.");
