@@ -20,6 +20,11 @@ import { Tracer } from "./tracer.js";
 
 const every = 2_000;
 
+// ease is how many times as long as a trace took the next one waits: reading the
+// rules of thousands of services takes the node a second of CPU time. Longest
+// bounds the wait, in milliseconds.
+const ease = 10, longest = 30_000;
+
 export class ServicePage {
   #store;
   #history;
@@ -29,6 +34,7 @@ export class ServicePage {
   #timer = 0;
   #abort = null;
   #answers = { service: null, trace: null, connections: [] };
+  #traced = { what: "", again: 0 }; // the last trace, and when it may be made anew
   #stood = ""; // where the service was at the last look
   #past = []; // this service's events from before the stream
   #said = new Map();
@@ -88,6 +94,7 @@ export class ServicePage {
     this.#shown = true;
     this.#answers = { service: null, trace: null, connections: [] };
     this.#past = [];
+    this.#traced = { what: "", again: 0 };
     this.#stood = "";
     this.#said.clear();
     for (const el of [this.#endpoints, this.#connections, this.#steps, this.#findings]) el.replaceChildren();
@@ -137,11 +144,19 @@ export class ServicePage {
     const request = this.#tracer.request(row.protocol);
     if (!request) return;
     if (row.protocol === "SCTP") return this.#tracer.fail("SCTP can’t be traced; the picture shows what kproxy intends.");
+    const what = JSON.stringify(request), began = performance.now();
+    if (what === this.#traced.what && began < this.#traced.again) return;
+    const done = () => {
+      const now = performance.now();
+      this.#traced = { what, again: now + Math.min(ease * (now - began), longest) };
+    };
     try {
       this.#answers.trace = await get("/api/v1/trace", request, signal);
+      done();
       this.#tracer.fail("");
     } catch (e) {
       if (e.name === "AbortError") return;
+      done();
       this.#answers.trace = null;
       this.#tracer.fail(e.status === 404 ? "This kproxy can’t trace; the picture shows what it intends." : `Not traced: ${e.message}. The picture shows what kproxy intends.`);
     }
@@ -186,6 +201,7 @@ export class ServicePage {
     this.#stood = stands;
     if (!moved || this.#answers.trace?.dataplane === row.dataplane) return;
     this.#answers.trace = null;
+    this.#traced.again = 0;
     this.#ask();
   }
 
