@@ -34,8 +34,8 @@ func API(c APIConfig) http.Handler {
 	if c.Recorder != nil {
 		dashboard(mux, c.Recorder)
 	}
-	mux.HandleFunc("/api/v1/status", func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, src.Status())
+	mux.HandleFunc("/api/v1/status", func(w http.ResponseWriter, r *http.Request) {
+		writeCompressed(w, r, src.Status())
 	})
 	mux.HandleFunc("/api/v1/connections", connections(src))
 	mux.Handle("/api/v1/events", events)
@@ -76,7 +76,7 @@ func connections(src Source) http.HandlerFunc {
 				list.Connections = append(list.Connections, c)
 			}
 		}
-		writeJSON(w, http.StatusOK, list)
+		writeCompressed(w, r, list)
 	}
 }
 

@@ -79,6 +79,22 @@ func TestAPI(t *testing.T) {
 	}
 }
 
+func TestStatusAndConnectionsAreCompressed(t *testing.T) {
+	src := shop()
+	for len(src.conns) < 100 {
+		src.conns = append(src.conns, src.conns[0])
+	}
+	h := api(src)
+	for _, path := range []string{"/api/v1/status", "/api/v1/connections"} {
+		plain, zipped := fetch(h, path), fetch(h, path, "Accept-Encoding", "gzip")
+		if got := zipped.Header().Get("Content-Encoding"); got != "gzip" {
+			t.Errorf("%s: content encoding %q, want gzip", path, got)
+		} else if want, got := strings.TrimSpace(plain.Body.String()), gunzip(t, zipped.Body.Bytes()); want != string(got) {
+			t.Errorf("%s: compressed it says something else:\n%s", path, got)
+		}
+	}
+}
+
 func TestStatusIsTheContractsJSON(t *testing.T) {
 	src := shop()
 	var got plan.Status

@@ -1,8 +1,10 @@
 package web
 
 import (
+	"cmp"
 	"runtime"
 	"runtime/metrics"
+	"slices"
 	"strings"
 	"time"
 
@@ -76,13 +78,24 @@ func (r *Recorder) Timeline(key string, n int) []plan.Event {
 	if rec := r.byKey[key]; rec != nil {
 		return rec.events.newest(n)
 	}
-	out := []plan.Event{}
+	out, seen := []plan.Event{}, map[plan.Event]bool{}
 	for _, e := range r.timeline.newest(len(r.timeline.events)) {
-		if len(out) < n && (e.Service == key || isPortOf(e.Service, key)) {
-			out = append(out, e)
+		if e.Service == key || isPortOf(e.Service, key) {
+			out, seen[e] = append(out, e), true
 		}
 	}
-	return out
+	for k, rec := range r.byKey { // has some that others' have pushed out of the timeline
+		if !isPortOf(k, key) {
+			continue
+		}
+		for _, e := range rec.events.newest(rec.events.limit) {
+			if !seen[e] {
+				out = append(out, e)
+			}
+		}
+	}
+	slices.SortStableFunc(out, func(a, b plan.Event) int { return cmp.Or(b.Time.Compare(a.Time), cmp.Compare(a.Service, b.Service)) })
+	return out[:min(n, len(out))]
 }
 
 // ServicePage is the JSON of /api/v1/service.

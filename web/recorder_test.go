@@ -338,6 +338,24 @@ func TestTimelineIsBoundedByService(t *testing.T) {
 	}
 }
 
+func TestTimelineOfAllPortsHasWhatOthersPushedOut(t *testing.T) {
+	src := shop()
+	c := DefaultRecorderConfig(src)
+	c.Events = 2
+	rec := NewRecorder(c)
+	rec.look(start, true)
+	for i, key := range []string{"shop/web:http", "shop/web:https", "shop/web:http", "shop/cart", "shop/webmail"} {
+		rec.happened([]plan.Event{{Time: start.Add(time.Duration(i) * time.Second), Kind: "health", Service: key, Message: fmt.Sprint(i)}})
+	}
+	got := []string{}
+	for _, e := range rec.Timeline("shop/web", 2) {
+		got = append(got, e.Message)
+	}
+	if d := cmp.Diff([]string{"2", "1"}, got); d != "" {
+		t.Errorf("(-want +got):\n%s", d)
+	}
+}
+
 func TestHealthHistory(t *testing.T) {
 	src := shop()
 	rec := NewRecorder(DefaultRecorderConfig(src))
