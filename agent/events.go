@@ -15,7 +15,7 @@ type events struct {
 }
 
 // eventBuffer is how far a subscriber may fall behind, deepEventBuffer one that
-// keeps events for others: at an Event's 72 bytes, a bit more than a megabyte.
+// keeps events for others: at an Event's 88 bytes, a bit more than a megabyte.
 const (
 	eventBuffer     = 256
 	deepEventBuffer = 16384
