@@ -53,6 +53,7 @@ type figures struct {
 
 	invalidMu sync.Mutex // one process at a time counts packets
 	invalid   uint64
+	inRule    uint64 // what the rule had counted then
 	invalidAt time.Time
 }
 
@@ -208,8 +209,12 @@ func (a *Agent) countInvalid() uint64 {
 		a.log.Warn("invalid packets can't be counted", "error", err)
 		return f.invalid
 	}
-	f.invalid = n
-	return n
+	if n < f.inRule { // it was written anew, and counts from 0
+		f.inRule = 0
+	}
+	f.invalid += n - f.inRule
+	f.inRule = n
+	return f.invalid
 }
 
 // countingRunner counts the failures of iptables-restore.
