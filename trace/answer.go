@@ -10,38 +10,103 @@ import (
 )
 
 // answer looks whether the endpoint's answer finds its way back: what stops it
-// stops the connection. Only what is certain counts, for an answer meets rules
-// that look at what conntrack remembers.
-func (t *tracer) answer(w way, r *route) *Finding {
+// stops the connection. It returns how the way ends, which is several ways where
+// a rule drops some answers, or may.
+func (t *tracer) answer(w way, r *route) []end {
 	in, home := r.link, t.client.Node || w.plane == plan.Userspace
 	endpoint := w.packet.Dst
-	if rp := t.sight.reversePath(endpoint.Addr(), in, 0); rp.refused {
-		return &Finding{SeverityError, fmt.Sprintf("the reverse path filter drops the answers of %s: they come in on %s, but the way there is %s", endpoint.Addr(), in, rp.back.String()),
-			rp.String(), fmt.Sprintf("mend the routes, or make the filter loose: sysctl -w %s=2", rp.setting)}
+	if stop := t.answerRouted(endpoint.Addr(), in, home); stop != nil {
+		return []end{{w, Dropped, stop}}
 	}
-	if off := t.sight.forwarding(service.FamilyOf(endpoint.Addr()), in); off != "" && !home {
-		f := t.notForwarding(off, in)
-		f.What += ", so that answers don't come back"
-		return f
-	}
-	v := w
-	v.reply = true
-	v.packet = netfilter.Packet{
+	p := netfilter.Packet{
 		Protocol: t.req.Protocol, Src: endpoint, Dst: t.answerTo(w, home), In: in, State: netfilter.Established, Reply: true,
 		OrigSrc: w.packet.OrigSrc, OrigDst: w.packet.OrigDst, ConnMark: w.packet.ConnMark,
 		DNAT: w.packet.DNAT, SNAT: w.packet.SNAT, DstDone: true, SrcDone: true, Reversed: netfilter.Yes,
 	}
-	if stop := t.stops(v, netfilter.Prerouting); stop != nil {
-		return stop
+	hooks := []netfilter.Hook{netfilter.Prerouting, netfilter.Forward, netfilter.Postrouting}
+	if home {
+		hooks = []netfilter.Hook{netfilter.Prerouting, netfilter.Input}
+	}
+	var out []end
+	for _, h := range hooks {
+		if h == netfilter.Forward {
+			if stop := t.noWayBack(&p); stop != nil {
+				return append(out, end{w, Dropped, stop})
+			}
+			p.Out = t.client.Interface
+		}
+		var stopped []end
+		w, p, stopped = t.answerPasses(w, p, h)
+		if out = append(out, stopped...); w.share < 1e-9 {
+			return out
+		}
+	}
+	return append(out, end{w, Forwarded, nil})
+}
+
+// answerRouted says why the kernel doesn't take an endpoint's answer that comes
+// in on a link; nil if it does.
+func (t *tracer) answerRouted(endpoint netip.Addr, in string, home bool) *Finding {
+	if rp := t.sight.reversePath(endpoint, in, 0); rp.refused {
+		return &Finding{SeverityError, fmt.Sprintf("the reverse path filter drops the answers of %s: they come in on %s, but the way there is %s", endpoint, in, rp.back.String()),
+			rp.String(), fmt.Sprintf("mend the routes, or make the filter loose: sysctl -w %s=2", rp.setting)}
 	}
 	if home {
-		return t.stops(v, netfilter.Input)
+		return nil
 	}
-	v.packet.Out = t.client.Interface
-	if stop := t.stops(v, netfilter.Forward); stop != nil {
-		return stop
+	if off := t.sight.forwarding(service.FamilyOf(endpoint), in); off != "" {
+		f := t.notForwarding(off, in)
+		f.What += ", so that answers don't come back"
+		return f
 	}
-	return t.stops(v, netfilter.Postrouting)
+	return nil
+}
+
+// noWayBack says why an answer isn't routed to the client; nil if it is.
+func (t *tracer) noWayBack(p *netfilter.Packet) *Finding {
+	endpoint := p.Src.Addr()
+	back := t.sight.route(query{to: t.client.Address, from: endpoint, in: p.In, mark: p.Mark})
+	if back.passes() {
+		return nil
+	}
+	return &Finding{SeverityError, fmt.Sprintf("the answers of %s don't come back: no way to %s: %s", endpoint, back.to, back.failure()), back.command(),
+		fmt.Sprintf("look at the routes (ip route show to match %s, ip rule) for what comes from %s", back.to, endpoint)}
+}
+
+// answerPasses takes an answer through a hook: what is left of w with the packet
+// as it goes on, and what is stopped.
+func (t *tracer) answerPasses(w way, p netfilter.Packet, h netfilter.Hook) (way, netfilter.Packet, []end) {
+	walk := t.sight.walk(p, h, netfilter.Whole)
+	left, on := w, 0
+	var out []end
+	for i := range walk.Outcomes {
+		o := &walk.Outcomes[i]
+		verdict, does := Dropped, "drops"
+		switch o.Verdict {
+		case netfilter.Accept:
+			if on++; on == 1 {
+				p = o.Packet
+			}
+			continue
+		case netfilter.Reject:
+			does = "refuses"
+		case netfilter.Unknown:
+			verdict, does = Undetermined, "decides by itself about"
+		}
+		stopped := w.next(walk, &netfilter.Outcome{Packet: w.packet, Probability: o.Probability, Certain: o.Certain, Rewrote: -1, Masked: -1, Doubts: o.Doubts})
+		if o.Certain {
+			left.share -= stopped.share
+		} else {
+			left.certain, left.doubt = false, stopped.doubt
+		}
+		f := t.stoppedBy(walk, o, does)
+		f.What += fmt.Sprintf(" (the answer of %s)", w.endpoint)
+		out = append(out, end{stopped, verdict, f})
+	}
+	if on == 0 {
+		left.share = 0
+	}
+	return left, p, out
 }
 
 // answerTo is where an answer goes, as rules see it behind PREROUTING's
@@ -51,19 +116,4 @@ func (t *tracer) answerTo(w way, home bool) netip.AddrPort {
 		return w.packet.OrigSrc
 	}
 	return netip.AddrPortFrom(t.client.Address, clientPort)
-}
-
-// stops returns what certainly stops a packet in a hook.
-func (t *tracer) stops(w way, h netfilter.Hook) *Finding {
-	walk := t.sight.walk(w.packet, h, netfilter.Whole)
-	for i := range walk.Outcomes {
-		o := &walk.Outcomes[i]
-		if !o.Certain || o.Verdict != netfilter.Drop && o.Verdict != netfilter.Reject {
-			continue
-		}
-		f := t.stoppedBy(walk, o, "drops")
-		f.What += fmt.Sprintf(" (the answer of %s)", w.endpoint)
-		return f
-	}
-	return nil
 }

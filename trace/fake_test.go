@@ -18,6 +18,7 @@ type scene struct {
 	rules     string // as iptables-save prints them
 	local     []string
 	routes    map[string]string // address → link; "" for no route
+	forgotten string            // no route to it for what endpoints send
 	listening []string
 	virtual   *ipvs.Seen
 	clients   []kernel.Client
@@ -50,7 +51,7 @@ func (c scene) sight(t *testing.T) *sight {
 		r := route{query: q, kind: unix.RTN_UNICAST, source: netip.MustParseAddr("10.1.0.1")}
 		if s.local(q.to) {
 			r.kind, r.link = unix.RTN_LOCAL, loopback
-		} else if r.link = c.routes[q.to.String()]; r.link == "" {
+		} else if r.link = c.routes[q.to.String()]; r.link == "" || q.in != "" && q.to.String() == c.forgotten {
 			r.err = unix.ENETUNREACH
 		}
 		return r

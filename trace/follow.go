@@ -56,6 +56,9 @@ func (t *tracer) received(w way) {
 	case !r.passes():
 		t.showRoute(w, &r, "dropped")
 		t.finish(w, Dropped, t.noRoute(&r))
+	case from.Is6() && from.IsLinkLocalUnicast(): // ip6_forward in net/ipv6/ip6_output.c
+		t.showRoute(w, &r, "refused: it comes from a link-local address")
+		t.finish(w, Refused, &Finding{SeverityError, fmt.Sprintf("the kernel doesn't forward packets from %s: link-local addresses mean nothing behind their link", from), "routing", "use another source address"})
 	default:
 		t.showRoute(w, &r, "forwarded by "+r.link)
 		w.packet.Out = r.link
@@ -162,7 +165,11 @@ func (t *tracer) emit(w way) {
 	r := t.sight.route(q)
 	if !r.passes() {
 		t.showRoute(w, &r, "fails")
-		t.finish(w, Dropped, t.noRoute(&r))
+		v := Dropped
+		if w.plane == plan.Userspace && t.req.Protocol == service.TCP {
+			v = Refused // kproxy accepted the client's connection, and resets it
+		}
+		t.finish(w, v, t.noRoute(&r))
 		return
 	}
 	t.showRoute(w, &r, "")
@@ -180,11 +187,7 @@ func (t *tracer) arrived(w way, r *route) {
 		t.finish(w, NotAService, nil)
 		return
 	}
-	if stop := t.answer(w, r); stop != nil {
-		t.finish(w, Dropped, stop)
-		return
-	}
-	t.finish(w, Forwarded, nil)
+	t.ends = append(t.ends, t.answer(w, r)...)
 }
 
 // receive is a socket of this node's.

@@ -72,6 +72,26 @@ func TestFollow(t *testing.T) {
 		{"dropped in FORWARD", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -d 10.2.0.3/32 -j DROP") }, nil, Forwarded, []string{"on the way to 10.2.0.3:9000", "rule 1 of chain FORWARD"}, nil},
 		{"refused in FORWARD", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -j REJECT") }, nil, Refused, []string{"refuses the packet"}, nil},
 		{"answers dropped", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -s 10.2.0.0/16 -j DROP") }, nil, Dropped, []string{"the answer of"}, nil},
+		{"some answers dropped", "10.1.0.2", func(c *scene) {
+			c.rules = toEndpoints + filterRule("-A FORWARD -s 10.2.0.0/16 -m statistic --mode random --probability 0.2 -j DROP")
+		}, nil, Forwarded, []string{"10 % of new connections", "the answer of"}, map[string]float64{"10.2.0.2:9000": 0.5, "10.2.0.3:9000": 0.5}},
+		{"answers maybe dropped", "10.1.0.2", func(c *scene) {
+			c.rules = toEndpoints + filterRule("-A FORWARD -s 10.2.0.0/16 -m mystery --solved -j DROP")
+		}, nil, Undetermined, nil, map[string]float64{"10.2.0.2:9000": 0.5, "10.2.0.3:9000": 0.5}},
+		{"answers left to a program", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -s 10.2.0.0/16 -j NFQUEUE") }, nil, Undetermined, []string{"decides by itself", "NFQUEUE", "the answer of"}, nil},
+		{"the answer to a SYN dropped", "10.1.0.2", func(c *scene) {
+			c.rules = toEndpoints + filterRule("-A FORWARD -p tcp -m tcp --tcp-flags SYN,ACK SYN,ACK -j DROP")
+		}, nil, Dropped, []string{"the answer of"}, nil},
+		{"answers aren't routed back", "10.1.0.2", func(c *scene) { c.rules, c.forgotten = toEndpoints, "10.1.0.2" }, nil, Dropped, []string{"the answers of 10.2.0.2 don't come back"}, nil},
+		{"not tracked", "10.1.0.2", func(c *scene) {
+			c.rules = toEndpoints + "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 10.96.0.10/32 -j CT --notrack\nCOMMIT\n"
+		}, forecasts(onePlan(plan.IPTables), ""), NotAService, []string{"NOTRACK", "rule 1 of chain PREROUTING in table raw"}, nil},
+		{"before conntrack", "10.1.0.2", func(c *scene) {
+			c.rules = toEndpoints + "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -m conntrack --ctorigdst 10.96.0.10 -j DROP\nCOMMIT\n"
+		}, nil, Forwarded, nil, nil},
+		{"userspace without a way", "10.1.0.2", func(c *scene) {
+			c.rules, c.listening, c.routes["10.2.0.2"], c.routes["10.2.0.3"] = toUserspace, []string{"0.0.0.0:10244"}, "", ""
+		}, forecasts(onePlan(plan.Userspace), "", 0.5, 0.5), Refused, []string{"no way to 10.2.0.2"}, nil},
 		{"policy", "10.1.0.2", func(c *scene) {
 			c.rules = toEndpoints + strings.Replace(filterRule("-A FORWARD -s 203.0.113.0/24 -j ACCEPT"), ":FORWARD ACCEPT", ":FORWARD DROP", 1)
 		}, nil, Dropped, []string{"policy of chain FORWARD", "-P FORWARD ACCEPT"}, nil},

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/trace/netfilter"
 )
 
 // judgePlan adds what the plan knows to be wrong.
@@ -26,7 +27,7 @@ func (t *tracer) judgePlan(r *Result) {
 	}
 	for _, c := range r.Candidates {
 		if c.Probability > 0 && c.Health == "down" {
-			t.warn(SeverityError, fmt.Sprintf("%s gets %s of new connections, but its health check fails: %s", c.Endpoint, percent(c.Probability), c.Why), "endpoint "+c.Endpoint.String(),
+			t.warn(SeverityError, fmt.Sprintf("%s gets %s of new connections, but is down: %s", c.Endpoint, percent(c.Probability), c.Why), "endpoint "+c.Endpoint.String(),
 				"look at the pod: it doesn't answer")
 		}
 	}
@@ -38,6 +39,9 @@ func (t *tracer) judgeVerdict(r *Result) {
 	p := &t.proxy.Plan.Policy
 	want := t.service.VerdictFor(t.frontend, t.client, p)
 	switch {
+	case want == plan.Forward && r.Verdict == NotAService && t.untracked():
+		where, remedy := t.noTrackRule()
+		t.warn(SeverityError, "a rule that isn't kproxy's keeps conntrack from the packet (NOTRACK), so that its destination can't be translated", where, remedy)
 	case want == plan.Forward && r.Verdict == NotAService:
 		t.warn(SeverityError, fmt.Sprintf("nothing in the kernel leads packets for %s to %s's endpoints", t.req.Address, t.serviceName()), "netfilter", t.repairs())
 	case want != plan.Forward && r.Verdict == NotAService && r.Service != "":
@@ -45,6 +49,23 @@ func (t *tracer) judgeVerdict(r *Result) {
 	case want != plan.Forward && r.Verdict == Forwarded:
 		t.mismatch("verdict for "+t.req.Address.String(), string(want), "forwarded")
 	}
+}
+
+// untracked reports whether the packet went on without an entry of conntrack's.
+func (t *tracer) untracked() bool {
+	return slices.ContainsFunc(t.ends, func(e end) bool { return e.packet.State == netfilter.Untracked })
+}
+
+// noTrackRule is the rule of iptables that made it so, and the remedy.
+func (t *tracer) noTrackRule() (where, remedy string) {
+	for _, h := range []netfilter.Hook{netfilter.Prerouting, netfilter.Output} {
+		for _, s := range t.seen.steps[chain{"raw", string(h)}] {
+			if s.Matched == netfilter.Yes && strings.Contains(strings.ToUpper(s.Text), "NOTRACK") {
+				return place(&s), t.ruleRemedy(&s)
+			}
+		}
+	}
+	return "raw", "iptables-save -t raw, or nft list ruleset, shows it"
 }
 
 func (t *tracer) notForwarded(v plan.Verdict) string {

@@ -42,11 +42,17 @@ func (t *tracer) compare() {
 			t.compareChain(c, met)
 		}
 	}
-	if t.service.DataPlane == plan.IPTables && !reached && t.service.VerdictFor(t.frontend, t.client, &t.proxy.Plan.Policy) == plan.Forward {
+	if t.service.DataPlane == plan.IPTables && !reached && t.forecast == nil && t.metNAT() && t.service.VerdictFor(t.frontend, t.client, &t.proxy.Plan.Policy) == plan.Forward {
 		t.mismatch("the way to "+t.serviceName()+"'s chain in table nat", "rules that lead there", "no rule that the packet meets")
 	}
 	t.compareVirtual(&want)
 	t.compareEndpoints()
+}
+
+// metNAT reports whether the packet came to where destinations are translated: a
+// rule of others may stop it before, or keep it from there (NOTRACK).
+func (t *tracer) metNAT() bool {
+	return len(t.seen.steps[chain{"nat", string(netfilter.Prerouting)}])+len(t.seen.steps[chain{"nat", string(netfilter.Output)}]) > 0
 }
 
 func (t *tracer) mismatch(object, planned, found string) {
@@ -169,12 +175,23 @@ func (t *tracer) compareChain(want kernel.Chain, met []netfilter.Step) {
 		}
 		at += same + 1
 	}
-	if last := lastOf(met); last != nil && last.Matched == netfilter.Yes && !strings.Contains(last.Outcome, "jump") {
+	if last := lastOf(met); last != nil && t.took(last, maxHops) {
 		return
 	}
 	for _, r := range want.Rules[at:] {
 		t.mismatch(fmt.Sprintf("rule %q%s", r, in), "there", "missing")
 	}
+}
+
+// took reports whether no packet goes on behind a rule, which ends its chain
+// itself or leads to one that lets none return.
+func (t *tracer) took(s *netfilter.Step, depth int) bool {
+	to, jumps := strings.CutPrefix(s.Outcome, "jump to ")
+	if s.Matched != netfilter.Yes || !jumps || depth == 0 {
+		return s.Matched == netfilter.Yes && !jumps
+	}
+	last := lastOf(t.seen.steps[chain{s.Table, to}])
+	return last != nil && last.Outcome != "return" && t.took(last, depth-1)
 }
 
 // compareEndpoints names endpoints that the plan uses and the kernel doesn't, or

@@ -49,6 +49,23 @@ func TestCompareChain(t *testing.T) {
 	}
 }
 
+// TestCompareChainOfChains: rules behind a jump are missing only where the chain
+// that it leads to let the packet go on.
+func TestCompareChainOfChains(t *testing.T) {
+	const stays, others = "-m set --match-set KPROXY-AFF-A src -j KPROXY-SEP-A", "-j KPROXY-SEP-B"
+	for outcome, want := range map[string]int{"DNAT --to-destination 10.2.0.2:80": 0, "return": 1, "jump to KPROXY-NONE": 1} {
+		var x tracer
+		x.seen.note(&netfilter.Walk{Steps: []netfilter.Step{
+			{Table: "nat", Chain: "KPROXY-SVC-A", Index: 1, Text: "-A KPROXY-SVC-A " + stays, Matched: netfilter.Yes, Outcome: "jump to KPROXY-SEP-A"},
+			{Table: "nat", Chain: "KPROXY-SEP-A", Index: 1, Matched: netfilter.Yes, Outcome: outcome},
+		}})
+		x.compareChain(kernel.Chain{Table: "nat", Name: "KPROXY-SVC-A", Rules: []string{stays, others}}, x.seen.steps[chain{"nat", "KPROXY-SVC-A"}])
+		if len(x.mismatches) != want {
+			t.Errorf("behind %q: %d mismatches, want %d: %v", outcome, len(x.mismatches), want, x.mismatches)
+		}
+	}
+}
+
 // TestCompareJump: a jump is missing only where the packet met the whole chain.
 func TestCompareJump(t *testing.T) {
 	jump := kernel.Jump{Table: "nat", From: "PREROUTING", Rule: "-j KPROXY-SERVICES"}

@@ -129,6 +129,8 @@ func (r *route) failure() string {
 		return "the route is of type prohibit"
 	case errors.Is(r.err, unix.EXDEV):
 		return "the reverse path filter refuses the source"
+	case errors.Is(r.err, unix.EINVAL) && r.from.IsLoopback() && !r.to.IsLoopback():
+		return "a loopback address can't be the source of what leaves this node"
 	case errors.Is(r.err, unix.EINVAL) && r.in == "":
 		return "the route is of type blackhole"
 	}

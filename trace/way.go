@@ -22,7 +22,6 @@ type way struct {
 	packets, bytes *uint64
 	masked         string // the rule that gave the packet another source
 	transparent    bool   // userspace connects from the client's address
-	reply          bool   // it is an answer
 	hops           int    // hooks passed
 }
 
