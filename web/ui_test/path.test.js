@@ -54,6 +54,8 @@ test("only of a cluster IP the story says that no machine has it", () => {
     const p = path.build({ row: row("a/b"), alive: true, service: null, trace: { kind, address: "10.1.0.1:80", verdict: "forwarded", steps: [] } });
     assert.match(path.story(p)[0].text, want);
   }
+  const p = path.build({ row: row("a/b", { dataplane: "ipvs" }), alive: true, service: null, trace: null });
+  assert.match(path.story(p)[0].text, /IPVS needs it on a link/);
 });
 
 for (const width of [300, 336, 640, narrow, 900, 1240, 1800]) {

@@ -2,6 +2,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import * as words from "../ui/lib/words.js";
+import { found } from "../ui/views/node.js";
 import { onwards } from "../ui/views/rules.js";
 import { look } from "../ui/views/timeline.js";
 
@@ -28,6 +29,14 @@ test("that userspace bridges an update of the kernel's rules is no recall", () =
   for (const message of ["iptables to userspace: kernel rules are being updated", "userspace to iptables: qualified"]) {
     assert.deepEqual(look({ kind: "dataplane", message, move: "catch-up" }).slice(1), ["", "Catching up"], message);
   }
+});
+
+test("what nobody looked for isn't missing", () => {
+  for (const [c, want] of [
+    [{ supported: true, reason: "user 0 has it" }, "available"],
+    [{ supported: false, reason: "not looked for in mode iptables" }, "not looked for"],
+    [{ supported: false, reason: "the module ip_vs isn't there" }, "missing"],
+  ]) assert.equal(found(c), want);
 });
 
 test("only in userspace is kproxy on the way to an endpoint", () => {

@@ -109,6 +109,7 @@ export function shape(path) {
 // stands is what is remarkable about an address, by its kind.
 const stands = {
   "cluster IP": ". No machine has this address: it stands for the service.",
+  ipvs: ". It stands for the service: IPVS needs it on a link, so each node that IPVS serves it on has it, and no other machine.",
   "node port": ". The address is this node’s, the port stands for the service.",
 };
 
@@ -118,7 +119,7 @@ export function story(p) {
   const out = [];
   const add = (text, kind = "step") => out.push({ text, kind });
   const who = p.client.from ? `${p.client.from} (${p.client.who})` : words.capital(p.client.who);
-  add(`${who} opens a ${p.protocol} connection to ${p.address}${stands[p.kind] ?? "."}`);
+  add(`${who} opens a ${p.protocol} connection to ${p.address}${stands[p.kind === "cluster IP" && p.beneath === "ipvs" ? "ipvs" : p.kind] ?? "."}`);
   add(p.hook === "OUTPUT"
     ? "Its first packet leaves this node, so the kernel shows it to the rules at OUTPUT, where kproxy’s are."
     : "Its first packet arrives at this node, so the kernel shows it to the rules at PREROUTING, where kproxy’s are.");

@@ -79,9 +79,16 @@ function factsOf(n, now) {
   ];
 }
 
+// found says what is known of a capability. What kproxy had no reason to look for isn't missing.
+export function found(c) {
+  if (c.supported) return "available";
+  return /^not looked for/.test(c.reason) ? "not looked for" : "missing";
+}
+
 function capability(c) {
-  return h("li", { data: { yes: c.supported } }, icon(c.supported ? "i-check" : "i-none"),
-    h("div", null, h("b", { text: c.name }), " ", h("span", { class: "yesno", text: c.supported ? "available" : "missing" }), " ", h(c.supported ? "span" : "p", { class: "dim small", text: c.supported ? c.reason : sentence(c.reason) })));
+  const word = found(c);
+  return h("li", { data: { yes: word === "not looked for" ? "unasked" : c.supported } }, icon(c.supported ? "i-check" : "i-none"),
+    h("div", null, h("b", { text: c.name }), " ", h("span", { class: "yesno", text: word }), " ", h(c.supported ? "span" : "p", { class: "dim small", text: c.supported ? c.reason : sentence(c.reason) })));
 }
 
 function source(x) {
