@@ -46,7 +46,21 @@ func (t *tracer) compare() {
 		t.mismatch("the way to "+t.serviceName()+"'s chain in table nat", "rules that lead there", "no rule that the packet meets")
 	}
 	t.compareVirtual(&want)
+	t.compareDataPlane()
 	t.compareEndpoints()
+}
+
+// compareDataPlane looks whether the kernel takes what a live kproxy is to carry
+// itself.
+func (t *tracer) compareDataPlane() {
+	if t.service.DataPlane != plan.Userspace || t.forecast != nil || !t.proxy.Alive {
+		return
+	}
+	for _, e := range t.ends {
+		if e.endpoint.IsValid() {
+			t.mismatch("the way to "+t.serviceName(), "by way of kproxy's listener", "to endpoints at once, by "+string(e.plane))
+		}
+	}
 }
 
 // metNAT reports whether the packet came to where destinations are translated: a

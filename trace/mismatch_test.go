@@ -2,6 +2,7 @@ package trace
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -62,6 +63,27 @@ func TestCompareChainOfChains(t *testing.T) {
 		x.compareChain(kernel.Chain{Table: "nat", Name: "KPROXY-SVC-A", Rules: []string{stays, others}}, x.seen.steps[chain{"nat", "KPROXY-SVC-A"}])
 		if len(x.mismatches) != want {
 			t.Errorf("behind %q: %d mismatches, want %d: %v", outcome, len(x.mismatches), want, x.mismatches)
+		}
+	}
+}
+
+// TestCompareDataPlane: rules that lead past kproxy are named while it lives.
+func TestCompareDataPlane(t *testing.T) {
+	for alive, want := range map[bool]int{true: 1, false: 0} {
+		p := forecasts(onePlan(plan.Userspace), "")
+		p.Alive = alive
+		p.Render = func(*plan.Plan) kernel.Ruleset { return kernel.Ruleset{} }
+		c := usual()
+		c.rules = toEndpoints
+		r := c.trace(t, "10.1.0.2", "10.96.0.10:80", p)
+		got := 0
+		for _, m := range r.Mismatches {
+			if strings.Contains(m.Planned, "listener") {
+				got++
+			}
+		}
+		if got != want {
+			t.Errorf("alive %v: %d mismatches, want %d: %v", alive, got, want, r.Mismatches)
 		}
 	}
 }
