@@ -62,19 +62,29 @@ func (g *gzipStream) end() error {
 	return err
 }
 
-// acceptsGzip reports whether r's client takes gzip (RFC 9110, section 12.5.3).
+// acceptsGzip reports whether r's client takes gzip (RFC 9110, section 12.5.3): what
+// it says of gzip by name counts, wherever that stands, before what it says of any.
 func acceptsGzip(r *http.Request) bool {
+	takes := false
 	for part := range strings.SplitSeq(r.Header.Get("Accept-Encoding"), ",") {
-		coding, params, _ := strings.Cut(part, ";")
-		if c := strings.ToLower(strings.TrimSpace(coding)); c != "gzip" && c != "*" {
-			continue
+		coding, weight, _ := strings.Cut(part, ";")
+		switch strings.ToLower(strings.TrimSpace(coding)) {
+		case "gzip", "x-gzip":
+			return weighsSomething(weight)
+		case "*":
+			takes = weighsSomething(weight)
 		}
-		weight, has := strings.CutPrefix(strings.TrimSpace(params), "q=")
-		if !has {
-			return true
-		}
-		q, err := strconv.ParseFloat(weight, 64)
-		return err == nil && q > 0
 	}
-	return false
+	return takes
+}
+
+// weighsSomething reports whether the weight of a content coding isn't 0; it is 1
+// where there is none.
+func weighsSomething(weight string) bool {
+	value, has := strings.CutPrefix(strings.ToLower(strings.TrimSpace(weight)), "q=")
+	if !has {
+		return true
+	}
+	q, err := strconv.ParseFloat(value, 64)
+	return err == nil && q > 0
 }

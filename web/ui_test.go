@@ -122,6 +122,7 @@ func TestAcceptsGzip(t *testing.T) {
 	for header, want := range map[string]bool{
 		"": false, "gzip": true, "GZIP": true, "br, gzip": true, "gzip;q=0": false, "gzip; q=0.5": true, "gzip;q=x": false,
 		"*": true, "identity": false, "br;q=1.0,*;q=0": false, "xgzip": false,
+		"*;q=0, gzip": true, "*, gzip;q=0": false, "gzip;Q=0": false, "gzip ; q=0.000": false, "x-gzip": true,
 	} {
 		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.Header.Set("Accept-Encoding", header)
