@@ -7,8 +7,10 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -64,10 +66,11 @@ func runTrace(c *cli.Context) error {
 // traceWait is how long a kproxy that hangs is waited for.
 const traceWait = 10 * time.Second
 
-// notAnswering reports whether there is no kproxy to ask, so that the kernel is
-// all there is.
+// notAnswering reports whether there is no kproxy to ask, or it dies while it is
+// asked, so that the kernel is all there is.
 func notAnswering(err error) bool {
-	return errors.Is(err, web.ErrNotRunning) || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded)
+	return slices.ContainsFunc([]error{web.ErrNotRunning, context.DeadlineExceeded, os.ErrDeadlineExceeded, syscall.ECONNRESET, syscall.EPIPE, io.EOF, io.ErrUnexpectedEOF},
+		func(target error) bool { return errors.Is(err, target) })
 }
 
 func traceAlone(ctx context.Context, req trace.Request) (trace.Result, error) {
