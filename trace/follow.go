@@ -36,6 +36,10 @@ func (t *tracer) received(w way) {
 		t.finish(w, Dropped, &Finding{SeverityError, fmt.Sprintf("the kernel drops packets from %s (martian source): %s", from, why), "routing", "use another source address"})
 		return
 	}
+	if w.packet.Socket.IsValid() {
+		t.diverted(w)
+		return
+	}
 	rp := t.sight.reversePath(from, w.packet.In, w.packet.Mark)
 	if rp.refused {
 		t.showSetting(w, rp.String(), "drops it: the way back to "+from.String()+" is "+rp.back.String())
@@ -64,6 +68,19 @@ func (t *tracer) received(w way) {
 		w.packet.Out = r.link
 		t.pass(w, netfilter.Forward, netfilter.Whole, func(w way) { t.leave(w, &r) })
 	}
+}
+
+// diverted is a packet that a rule gives to a socket of this node's (TPROXY); the
+// kernel drops it where there is none (tproxy_tg4 in net/netfilter/xt_TPROXY.c).
+func (t *tracer) diverted(w way) {
+	to := w.packet.Socket
+	f := &Finding{SeverityError, fmt.Sprintf("a rule that isn't kproxy's gives the packet to the socket at %s of this node (TPROXY)", to), "table mangle", "find out who made it: iptables-save -t mangle, or nft list ruleset, shows it"}
+	if _, ok, err := t.sight.listener(t.req.Protocol, to); err == nil && !ok {
+		f.What += ", where nobody listens"
+		t.finish(w, Dropped, f)
+		return
+	}
+	t.finish(w, Undetermined, f)
 }
 
 // reachable reports whether this node itself has a way to an address.

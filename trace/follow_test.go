@@ -89,6 +89,13 @@ func TestFollow(t *testing.T) {
 		{"before conntrack", "10.1.0.2", func(c *scene) {
 			c.rules = toEndpoints + "*raw\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -m conntrack --ctorigdst 10.96.0.10 -j DROP\nCOMMIT\n"
 		}, nil, Forwarded, nil, nil},
+		{"given to a socket that isn't there", "10.1.0.2", func(c *scene) {
+			c.rules = toEndpoints + "*mangle\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 10.96.0.10/32 -p tcp -j TPROXY --on-port 9 --on-ip 0.0.0.0 --tproxy-mark 0x1/0xffffffff\nCOMMIT\n"
+		}, nil, Dropped, []string{"TPROXY", "nobody listens"}, nil},
+		{"given to a socket", "10.1.0.2", func(c *scene) {
+			c.listening = []string{"0.0.0.0:9"}
+			c.rules = toEndpoints + "*mangle\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 10.96.0.10/32 -p tcp -j TPROXY --on-port 9 --on-ip 0.0.0.0 --tproxy-mark 0x1/0xffffffff\nCOMMIT\n"
+		}, nil, Undetermined, []string{"TPROXY"}, nil},
 		{"userspace without a way", "10.1.0.2", func(c *scene) {
 			c.rules, c.listening, c.routes["10.2.0.2"], c.routes["10.2.0.3"] = toUserspace, []string{"0.0.0.0:10244"}, "", ""
 		}, forecasts(onePlan(plan.Userspace), "", 0.5, 0.5), Refused, []string{"no way to 10.2.0.2"}, nil},
