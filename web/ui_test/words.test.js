@@ -44,16 +44,21 @@ test("only in userspace is kproxy on the way to an endpoint", () => {
   assert.equal(onwards({ steps: [{ kind: "rule" }, { kind: "route", leg: "10.2.0.2:80" }] }), "On to");
 });
 
-test("events are told apart by what they say", () => {
-  for (const [kind, message, want] of [
-    ["dataplane", "userspace to iptables: qualified", "Offloaded"],
-    ["dataplane", "none to ipvs: qualified", "Offloaded"],
-    ["dataplane", "ipvs to userspace: 10.2.0.2:80 refused a connection; again after 10s", "Recalled"],
+test("events are told apart by which move they are, else by what they say", () => {
+  for (const [kind, message, want, move] of [
+    ["dataplane", "userspace to iptables: qualified", "Offloaded", "offload"],
+    ["dataplane", "ipvs to userspace: 10.2.0.2:80 refused a connection; again after 10s", "Recalled", "recall"],
     ["dataplane", "recalled: kernel rules could not be written", "Recalled"],
+    ["dataplane", "none to ipvs: qualified", "Served by IPVS"],
+    ["dataplane", "none to iptables: only the kernel can serve SCTP", "Served by iptables"],
+    ["dataplane", "none to userspace: waiting for its first connection", "Served in userspace"],
+    ["dataplane", "iptables to ipvs: qualified", "Served by IPVS"],
     ["dataplane", "userspace to none: it has no endpoints", "Not served"],
+    ["dataplane", "iptables to none: it has no endpoints", "Not served"],
     ["dataplane", "added, userspace: waiting for its first connection", "Data plane"],
+    ["dataplane", "added, none: nothing leads to none of it", "Data plane"],
     ["health", "10.2.0.2:80 is down: connection refused", "Endpoint down"],
     ["health", "10.2.0.2:80 is up", "Endpoint up"],
     ["sync", "sync failed: x", "Sync"],
-  ]) assert.equal(look({ kind, message })[2], want, message);
+  ]) assert.equal(look({ kind, message, move })[2], want, message);
 });

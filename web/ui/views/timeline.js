@@ -3,18 +3,26 @@
 import { h, icon, setText, time } from "../lib/dom.js";
 import * as format from "../lib/format.js";
 import * as route from "../lib/route.js";
-import { capital } from "../lib/words.js";
+import { capital, plane } from "../lib/words.js";
 
-// look says which icon and tone an event has. The words carry the meaning; these
-// only help to find it.
+// moves are the looks of what kproxy calls a move between userspace and the kernel;
+// other changes of data plane are none, and its metrics don't count them.
+const moves = {
+  offload: ["i-down", "good", "Offloaded"],
+  recall: ["i-up", "warn", "Recalled"],
+  "catch-up": ["i-sync", "", "Catching up"],
+};
+
+// look says which icon and tone an event has, and what it is called.
 export function look(e) {
   const m = e.message;
   if (e.kind === "health") return / is down/.test(m) ? ["h-down", "bad", "Endpoint down"] : / is up/.test(m) ? ["h-up", "good", "Endpoint up"] : ["h-unknown", "", "Health"];
   if (e.kind === "sync") return ["i-sync", /fail|error/i.test(m) ? "bad" : "", "Sync"];
-  if (e.move === "catch-up") return ["i-sync", "", "Catching up"];
-  if (/^(userspace|none) to (iptables|ipvs)/.test(m)) return ["i-down", "good", "Offloaded"];
-  if (/^(iptables|ipvs) to userspace|^recalled/.test(m)) return ["i-up", "warn", "Recalled"];
-  if (/to none/.test(m)) return ["i-stop", "bad", "Not served"];
+  if (Object.hasOwn(moves, e.move ?? "")) return moves[e.move];
+  if (/^recalled\b/.test(m)) return moves.recall;
+  const to = /^\w+ to (\w+)/.exec(m)?.[1];
+  if (to === "none") return ["i-stop", "bad", "Not served"];
+  if (to) return [plane(to).icon, m.startsWith("none ") ? "good" : "", to === "userspace" ? "Served in userspace" : `Served by ${plane(to).label}`];
   return ["i-swap", "", "Data plane"];
 }
 
