@@ -58,6 +58,31 @@ test("only of a cluster IP the story says that no machine has it", () => {
   assert.match(path.story(p)[0].text, /IPVS needs it on a link/);
 });
 
+test("endpoints that don't take a connection are bad news only where they are down", () => {
+  const last = (p) => path.story(path.build({ row: row("a/b"), alive: true, service: null, trace: null, ...p })).at(-1);
+  const traced = (second) => last({ trace: { verdict: "forwarded", steps: [], candidates: [{ endpoint: "10.2.0.2:8080", probability: 1, usable: true, health: "up" }, { endpoint: "10.2.0.3:8080", probability: 0, usable: false, health: "up", ...second }] } });
+  const told = (second) => last({ service: { service: { endpoints: [{ address: "10.2.0.2:8080", health: "up", usable: true, ready: true, weight: 1 }, { address: "10.2.0.3:8080", health: "up", usable: false, ready: true, weight: 1, ...second }] } }, row: row("a/b", { dots: [] }) });
+  for (const [name, got, kind, text] of [
+    ["all of them", last({}), "good", /^2 of 2 endpoints can take it now, each with a chance of 50%\.$/],
+    ["policy Local", traced({ usable: true, why: "is on another node, and the traffic policy is Local" }), "step", /^1 of 2 .* Left out: 10\.2\.0\.3:8080 \(is on another node, and the traffic policy is Local\)\.$/],
+    ["affinity", traced({ usable: true }), "good", /^2 of 2 /],
+    ["down", traced({ health: "down", why: "its health check fails: connection refused" }), "bad", /refused/],
+    ["weight 0, untraced", told({ weight: 0 }), "step", /drains \(weight 0\)/],
+    ["terminating, untraced", told({ terminating: true, ready: false }), "step", /\(terminates\)/],
+    ["another zone, untraced", told({}), "step", /isn't used from this node/],
+    ["down, untraced", told({ health: "down", lastError: "connection refused" }), "bad", /fails: connection refused/],
+  ]) {
+    assert.equal(got.kind, kind, name);
+    assert.match(got.text, text, name);
+  }
+});
+
+test("many endpoints with one reason are told together", () => {
+  const candidates = [2, 3, 4, 5].map((n) => ({ endpoint: `10.2.0.${n}:80`, usable: n === 2, probability: n === 2 ? 1 : 0, health: "up", why: n === 2 ? "" : "terminates" }));
+  const p = path.build({ row: row("a/b"), alive: true, service: null, trace: { address: "10.96.0.10:80", verdict: "forwarded", steps: [], candidates } });
+  assert.match(path.story(p).at(-1).text, /Left out: 10\.2\.0\.3:80 and 2 more \(terminates\)\.$/);
+});
+
 for (const width of [300, 336, 640, narrow, 900, 1240, 1800]) {
   test(`boxes keep to the picture and apart from each other at ${width} px`, () => {
     for (const n of [0, 1, 3, 8]) {

@@ -82,11 +82,11 @@ function endpoints(row, trace, service, fam) {
   const known = new Map();
   for (const d of row.dots) known.set(d.address, { address: d.address, health: d.health, usable: d.usable });
   for (const e of service?.service?.endpoints ?? []) {
-    known.set(e.address, { ...known.get(e.address), address: e.address, node: e.node, health: e.health, usable: e.usable, active: e.activeConnections });
+    known.set(e.address, { ...known.get(e.address), address: e.address, node: e.node, health: e.health, usable: e.usable, active: e.activeConnections, why: idleness(e) });
   }
   for (const d of row.dots) Object.assign(known.get(d.address), { health: d.health, usable: d.usable });
   for (const c of trace?.candidates ?? []) {
-    known.set(c.endpoint, { ...known.get(c.endpoint), address: c.endpoint, usable: c.usable, health: c.health || known.get(c.endpoint)?.health || "unknown", probability: c.probability, why: c.why, packets: c.packets });
+    known.set(c.endpoint, { ...known.get(c.endpoint), address: c.endpoint, usable: takes(c), health: c.health || known.get(c.endpoint)?.health || "unknown", probability: c.probability, why: c.why, packets: c.packets });
   }
   const every = [...known.values()];
   const all = every.filter((e) => family(host(e.address)) === fam);
@@ -97,7 +97,24 @@ function endpoints(row, trace, service, fam) {
   const complete = every.length >= row.endpoints.total;
   const total = complete ? all.length : row.endpoints.total;
   const shown = total > most ? all.slice(0, most - 1) : all;
-  return { endpoints: shown, all, hidden: total - shown.length, usable: complete ? usable : row.endpoints.usable, total };
+  return { endpoints: shown, all, hidden: total - shown.length, usable: complete ? usable : row.endpoints.usable, total, down: complete ? all.filter((e) => e.health === "down").length : row.endpoints.down };
+}
+
+// takes reports whether a trace's candidate may get the connection. One that is
+// usable may still not be for this client: a traffic policy, say, keeps it out. With
+// session affinity the others have no chance either, but nothing speaks against them.
+function takes(c) {
+  return c.usable && !(c.why && c.probability === 0);
+}
+
+// idleness says why an endpoint gets no new connections, in the words of a trace;
+// empty if it does.
+function idleness(e) {
+  if (e.usable) return "";
+  if (e.health === "down") return e.lastError ? `its health check fails: ${e.lastError}` : "its health check fails";
+  if (e.terminating) return "terminates";
+  if (e.ready === false) return "isn't ready";
+  return e.weight === 0 ? "drains (weight 0)" : "isn't used from this node";
 }
 
 // shape names what decides the diagram's boxes and lines; while it stays the same,
@@ -130,7 +147,8 @@ export function story(p) {
   add(question(p));
   add(carries(p));
   if (p.masquerade) add(source(p.masquerade));
-  add(`${p.usable} of ${format.plural(p.total, "endpoint")} can take it now${spread(p)}.`, p.usable < p.total ? "bad" : "good");
+  // That some don't is mostly meant: a traffic policy, zones, a pod that ends. Down isn't.
+  add(`${p.usable} of ${format.plural(p.total, "endpoint")} can take it now${spread(p)}.${others(p)}`, p.down > 0 ? "bad" : p.usable === p.total ? "good" : "step");
   if (p.culprit) add(words.sentence(p.culprit), "bad");
   return out;
 }
@@ -151,6 +169,18 @@ function source(m) {
   const why = m.reason ? ` Why: ${words.sentence(m.reason)}` : "";
   if (m.yes) return `The endpoint sees this node’s address${m.source ? ` ${m.source}` : ""} instead of the client’s (masquerade).${why}`;
   return `The endpoint sees the client’s own address.${why}`;
+}
+
+// others says why endpoints don't take it, those with one reason together.
+function others(p) {
+  const by = new Map();
+  for (const e of p.all) {
+    if (e.usable) continue;
+    const why = e.why || (e.health === "down" ? "its health check fails" : "gets no new connections");
+    by.set(why, [...(by.get(why) ?? []), e.address]);
+  }
+  if (by.size === 0) return "";
+  return ` Left out: ${[...by].map(([why, of]) => `${of[0]}${of.length > 1 ? ` and ${of.length - 1} more` : ""} (${why})`).join("; ")}.`;
 }
 
 function spread(p) {
