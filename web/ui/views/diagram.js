@@ -69,7 +69,7 @@ export class Diagram {
       this.#box(l.boxes.client, { heading: "Client", lines: [() => p.client.from || words.capital(p.client.who), () => (p.client.from ? p.client.who : "")], taken: true }),
       this.#box(l.boxes.hook, { heading: p.hook, lines: [() => (p.hook === "OUTPUT" ? "packets of this node" : "packets that arrive"), (x) => counter(x.packets.hook)], taken: true }),
       this.#box(l.boxes.check, { heading: "The portal asks", lines: [(x) => `${mark(x.alive)} kproxy alive? ${yes(x.alive)}`, (x) => `${mark(x.inSet)} in userspace set? ${yes(x.inSet)}`], taken: true }),
-      this.#box(l.boxes.userspace, { heading: l.vertical ? "kproxy" : "kproxy’s listener", plane: "userspace", icon: "i-userspace", taken: userspace, lines: [() => `picks: ${p.algorithm}`, () => (userspace ? "relays every byte" : "not taken")] }),
+      this.#box(l.boxes.userspace, { heading: l.vertical ? "kproxy" : "kproxy’s listener", plane: "userspace", icon: "i-userspace", taken: userspace, lines: [() => `picks: ${p.algorithm}`, ...(userspace ? [() => "relays every byte", everybody] : [() => "not taken"])] }),
       this.#box(l.boxes.kernel, { heading: p.taken === "none" ? ends[p.verdict] ?? "Refused" : p.userspaceOnly ? "No rules" : p.beneath !== "ipvs" ? "DNAT chain" : l.vertical ? "IPVS" : "Virtual server", plane: p.taken === "none" ? "none" : p.beneath, icon: p.taken === "none" ? "i-stop" : plane.icon, taken: kernel || p.taken === "none", lines: this.#kernelLines(p, kernel) }),
     ];
     return s("g", null, out);
@@ -79,7 +79,8 @@ export class Diagram {
     if (p.taken === "none") return [() => (p.verdict === "dropped" ? "the client waits in vain" : "the client is told at once"), () => "see below why"];
     if (p.userspaceOnly) return [() => "this service has none", () => "not taken"];
     const first = p.beneath === "ipvs" ? () => `scheduler ${p.scheduler || "of IPVS"}` : (x) => x.chain || "rewrites the destination";
-    return [first, (x) => (taken ? counter(x.packets.kernel) || "rewrites each packet" : "ready beneath, not taken")];
+    if (!taken) return [first, () => "ready beneath, not taken"];
+    return [first, (x) => counter(x.packets.kernel) || "rewrites each packet", everybody];
   }
 
   #box(b, { heading, lines, taken, plane, icon }) {
@@ -145,13 +146,12 @@ export class Diagram {
       this.#texts.set(el, text);
       labels.push(el);
     };
-    label("client-hook", (x) => `${format.rate(x.newPerSecond)} new/s`);
     label("check-userspace", () => (l.vertical ? "yes, twice" : p.taken === "userspace" ? "yes: REDIRECT" : "if both: yes"), l.vertical ? 4 : -4);
     label("check-kernel", () => (l.vertical ? "no" : p.taken === "userspace" ? "otherwise" : p.taken === "none" ? "no" : "no: goes on"), 16);
     return s("g", null, idle, taken, labels);
   }
 
-  // flow moves dashes along the taken lines, faster with more connections.
+  // flow moves dashes along the taken lines, faster with more connections of whomever.
   #flow(p) {
     const speed = p.newPerSecond > 0 ? Math.max(0.4, 2.4 - Math.log10(1 + p.newPerSecond)) : 0;
     this.el.classList.toggle("still", speed === 0);
@@ -176,6 +176,12 @@ function detail(e) {
 
 function counter(packets) {
   return packets === undefined || packets === null ? "" : `${format.count(packets)} packets so far`;
+}
+
+// everybody is the service's rate. It stands at the service's own box, not at the
+// client whose way is drawn: it is that of all clients.
+function everybody(p) {
+  return `${format.rate(p.newPerSecond)} new/s in all`;
 }
 
 function mark(is) {
