@@ -1,4 +1,5 @@
-// A ring of the latest samples of a figure, for sparklines.
+// A ring of the latest samples of a figure, for sparklines. One that nobody took is
+// NaN.
 
 export class Ring {
   #samples;
@@ -19,9 +20,16 @@ export class Ring {
     this.#length = Math.min(this.#length + 1, this.#samples.length);
   }
 
-  // prepend puts older samples before those that are there, as far as there is room.
-  prepend(older) {
-    const all = [...older, ...this.values()].slice(-this.#samples.length);
+  // fill puts samples that end now where there are none: before the first one, as
+  // far as there is room, and into gaps.
+  fill(samples) {
+    const have = this.values();
+    const length = Math.min(Math.max(have.length, samples.length), this.#samples.length);
+    const at = (list, i) => (i + list.length < length ? NaN : list[i + list.length - length]);
+    const all = Array.from({ length }, (_, i) => {
+      const mine = at(have, i);
+      return Number.isNaN(mine) ? at(samples, i) : mine;
+    });
     this.#next = 0;
     this.#length = 0;
     for (const s of all) this.push(s);

@@ -1,26 +1,34 @@
-// Geometry of sparklines and area charts. Pure: samples in, path data out.
+// Geometry of sparklines and area charts. Pure: samples in, path data out. A sample
+// that is NaN is one that nobody took: lines have a gap there.
 
 // line returns the SVG path of samples, oldest first, in a box of width and height
 // where a full history has slots samples; a shorter one ends at the right edge too.
 // The scale begins at 0 and ends at max.
-export function line(samples, { width, height, slots, max, pad = 1.5 }) {
-  const top = Math.max(max, 1e-9);
-  const step = width / Math.max(1, slots - 1);
-  const left = width - (samples.length - 1) * step;
-  let d = "";
-  for (let i = 0; i < samples.length; i++) {
-    const y = height - pad - (samples[i] / top) * (height - 2 * pad);
-    d += `${i === 0 ? "M" : "L"}${fixed(left + i * step)} ${fixed(y)}`;
-  }
-  return d;
+export function line(samples, box) {
+  return runs(samples, box).map((points) => points.map(([x, y], i) => `${i === 0 ? "M" : "L"}${x} ${y}`).join("")).join("");
 }
 
 // area closes line's path along the lower edge.
 export function area(samples, box) {
-  if (samples.length === 0) return "";
-  const step = box.width / Math.max(1, box.slots - 1);
-  const left = box.width - (samples.length - 1) * step;
-  return `${line(samples, box)}L${fixed(box.width)} ${box.height}L${fixed(left)} ${box.height}Z`;
+  return runs(samples, box).map((points) => `${points.map(([x, y], i) => `${i === 0 ? "M" : "L"}${x} ${y}`).join("")}L${points.at(-1)[0]} ${box.height}L${points[0][0]} ${box.height}Z`).join("");
+}
+
+// runs returns the points of samples without gaps in between, each run as a list.
+function runs(samples, { width, height, slots, max, pad = 1.5 }) {
+  const top = Math.max(max, 1e-9);
+  const step = width / Math.max(1, slots - 1);
+  const left = width - (samples.length - 1) * step;
+  const out = [];
+  let run = null;
+  samples.forEach((sample, i) => {
+    if (Number.isNaN(sample)) {
+      run = null;
+      return;
+    }
+    if (!run) out.push((run = []));
+    run.push([fixed(left + i * step), fixed(height - pad - (sample / top) * (height - 2 * pad))]);
+  });
+  return out;
 }
 
 // thin returns at most n samples, each the largest of its bucket: a peak of one
@@ -29,13 +37,15 @@ export function thin(samples, n) {
   if (samples.length <= n) return samples;
   const out = [];
   for (let i = 0; i < n; i++) {
-    const from = Math.floor((i * samples.length) / n);
-    const to = Math.floor(((i + 1) * samples.length) / n);
-    let max = samples[from];
-    for (let j = from + 1; j < to; j++) max = Math.max(max, samples[j]);
-    out.push(max);
+    const bucket = samples.slice(Math.floor((i * samples.length) / n), Math.floor(((i + 1) * samples.length) / n));
+    out.push(bucket.every(Number.isNaN) ? NaN : peak(bucket));
   }
   return out;
+}
+
+// peak returns the largest sample, 0 if there is none.
+export function peak(samples) {
+  return samples.reduce((a, b) => (b > a ? b : a), 0);
 }
 
 // ceiling returns a round number at or above max, for the end of a scale.

@@ -3,7 +3,7 @@
 
 import { h, s, setAttr, setText } from "../lib/dom.js";
 import * as format from "../lib/format.js";
-import { area, ceiling, line } from "../lib/spark.js";
+import { area, ceiling, line, peak } from "../lib/spark.js";
 import { slots } from "../state/history.js";
 
 const width = 360, height = 72;
@@ -24,7 +24,7 @@ export class Charts {
     const span = format.duration(slots * interval);
     for (const c of this.#charts) {
       const values = c.of(track);
-      const top = values.reduce((a, b) => Math.max(a, b), 0);
+      const top = peak(values);
       const box = { width, height, slots, max: ceiling(top), pad: 2 };
       c.over.setAttribute("d", line(values, box));
       c.under.setAttribute("d", area(values, box));

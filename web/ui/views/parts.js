@@ -3,7 +3,7 @@
 
 import { h, icon, s, setAttr, setIcon, setText } from "../lib/dom.js";
 import * as format from "../lib/format.js";
-import { area, ceiling, line, thin } from "../lib/spark.js";
+import { area, ceiling, line, peak, thin } from "../lib/spark.js";
 import * as words from "../lib/words.js";
 
 // pill names a data plane: icon, word and colour.
@@ -97,7 +97,7 @@ export function spark({ slots, width = 96, height = 26, filled = true }) {
     show(ring) {
       const values = ring.values();
       const samples = thin(values, Math.max(Math.min(values.length, 2), Math.round((points * values.length) / slots)));
-      const max = ceiling(samples.reduce((a, b) => Math.max(a, b), 0));
+      const max = ceiling(peak(samples));
       const box = { width, height, max, slots: Math.max(points, samples.length) };
       over.setAttribute("d", line(samples, box));
       under?.setAttribute("d", area(samples, box));
