@@ -52,7 +52,7 @@ function announce() {
       }
       seen = latest ?? seen;
     }
-    if (changed.has("link")) {
+    if (changed.has("link") && store.link.state !== "paused") {
       const live = store.link.state === "live";
       if (store.loaded && live !== linked) announcer.say(live ? "Live again." : "The connection to kproxy was lost.");
       if (store.loaded) linked = live;

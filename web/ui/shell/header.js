@@ -24,9 +24,9 @@ export class Header {
     setText(byId("head-mode"), meta.mode || "…");
     document.title = [pageTitle(), meta.node].filter(Boolean).join(" · ");
     const live = link.state === "live";
-    chip(byId("chip-alive"), !loaded ? ["", "i-heart", "…"] : !live ? ["warn", "i-heart", "heartbeat not known"] : meta.alive ? ["good", "i-heart", "alive"] : ["bad", "i-warn", "not alive"]);
+    chip(byId("chip-alive"), !loaded || link.state === "paused" ? ["", "i-heart", "…"] : !live ? ["warn", "i-heart", "heartbeat not known"] : meta.alive ? ["good", "i-heart", "alive"] : ["bad", "i-warn", "not alive"]);
     chip(byId("chip-sync"), this.#sync(meta));
-    chip(byId("chip-live"), live ? ["good", "h-up", "live"] : link.state === "connecting" ? ["warn", "i-sync", loaded ? "reconnecting" : "connecting"] : ["bad", "i-clock", `again in ${format.duration(Math.max(0, Math.ceil((link.until - Date.now()) / 1000)))}`]);
+    chip(byId("chip-live"), connection(link, loaded));
     this.#banners();
   }
 
@@ -73,6 +73,14 @@ function problems({ meta, link, loaded, firstVersion }) {
     out.push({ tone: "warn", title: `A source has errors: ${broken.map((s) => s.name).join(", ")}.`, text: "What was last valid stays in force.", href: "#/node" });
   }
   return out;
+}
+
+// connection says how live what is shown is.
+function connection({ state, until }, loaded) {
+  if (state === "live") return ["good", "h-up", "live"];
+  if (state === "paused") return ["", "i-clock", "paused"];
+  if (state === "connecting") return ["warn", "i-sync", loaded ? "reconnecting" : "connecting"];
+  return ["bad", "i-clock", `again in ${format.duration(Math.max(0, Math.ceil((until - Date.now()) / 1000)))}`];
 }
 
 function chip(el, [tone, id, text]) {

@@ -12,8 +12,9 @@ const remembered = 500;
 export class Store {
   meta = { node: "", mode: "", version: "", alive: false, sync: null, sources: [], intervalSeconds: 1 };
   firstVersion = ""; // of the kproxy that this page came from
-  // link is the stream's state: "connecting", "live", "waiting"; until (ms) is when
-  // the next attempt is made; error says what went wrong last.
+  // link is the stream's state: "connecting", "live", "waiting", "paused" (while
+  // nobody looks); until (ms) is when the next attempt is made; error says what went
+  // wrong last.
   link = { state: "connecting", until: 0, error: "", since: Date.now() };
   node = null;
   events = [];

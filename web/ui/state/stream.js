@@ -1,6 +1,8 @@
 // The live stream: one EventSource, opened again after it was lost. EventSource
 // would reconnect by itself, but not after an error status (503 while kproxy
-// starts), and it doesn't tell when; so every attempt is made here.
+// starts), and it doesn't tell when; so every attempt is made here. A page that
+// nobody sees closes it: browsers open six connections to a host at a time, so that
+// the seventh page in a row of tabs would wait for ever.
 
 import { backoff } from "../lib/backoff.js";
 import { get } from "./api.js";
@@ -12,12 +14,16 @@ const silence = 15_000;
 // patience is how many milliseconds an answer may take.
 const patience = 5_000;
 
+// rest is after how many milliseconds of being hidden a page closes its stream.
+const rest = 60_000;
+
 export class Stream {
   #store;
   #source = null;
   #attempt = 0;
   #timer = 0;
   #heard = 0;
+  #resting = 0;
 
   constructor(store) {
     this.#store = store;
@@ -27,9 +33,8 @@ export class Stream {
   start() {
     setInterval(() => this.#watch(), 5_000);
     addEventListener("online", () => this.retry());
-    document.addEventListener("visibilitychange", () => {
-      if (!document.hidden && this.#store.link.state === "waiting") this.retry();
-    });
+    document.addEventListener("visibilitychange", () => this.#seen());
+    this.#seen();
     this.#open();
   }
 
@@ -40,8 +45,24 @@ export class Stream {
     this.#open();
   }
 
+  // seen pauses a while after the page was hidden, and goes on when it is shown.
+  #seen() {
+    clearTimeout(this.#resting);
+    if (document.hidden) this.#resting = setTimeout(() => this.#pause(), rest);
+    else if (this.#store.link.state === "paused") this.#open();
+    else this.retry();
+  }
+
+  #pause() {
+    this.#source?.close();
+    this.#source = null;
+    clearTimeout(this.#timer);
+    this.#store.linked("paused");
+  }
+
+  // open makes an attempt. After a pause that isn't worth a word unless it fails.
   #open() {
-    this.#store.linked("connecting", { error: this.#store.link.error });
+    if (this.#store.link.state !== "paused") this.#store.linked("connecting", { error: this.#store.link.error });
     const source = new EventSource("/api/v1/live");
     this.#source = source;
     this.#heard = Date.now();
@@ -88,14 +109,14 @@ export class Stream {
   }
 
   async #watch() {
-    const { state } = this.#store.link;
-    if (state === "waiting" || Date.now() - this.#heard < silence) return;
-    if (state === "connecting") return this.#lost(); // no answer at all
+    const source = this.#source;
+    if (!source || Date.now() - this.#heard < silence) return;
+    if (this.#store.link.state !== "live") return this.#lost(); // no answer at all
     try {
       await get("/api/v1/node", {}, AbortSignal.timeout(patience));
       this.#heard = Date.now(); // nothing happens, which isn't a fault
     } catch {
-      this.#lost();
+      if (source === this.#source) this.#lost();
     }
   }
 
