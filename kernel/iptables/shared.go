@@ -64,12 +64,13 @@ func (s shared) rewritten() []string {
 }
 
 // toNode is a rule for packets to those of the node's own addresses that node
-// ports answer on. The addresses on kproxy's link are local as well, but
+// ports answer on; loopback says whether it is for loopback addresses too, if node
+// ports answer there at all. The addresses on kproxy's link are local as well, but
 // services' only. The rule is in the order of iptables-save: what is in match
 // comes after the protocol and the comment, both of which may be empty.
-func (s shared) toNode(protocol, comment, match string) string {
+func (s shared) toNode(loopback bool, protocol, comment, match string) string {
 	out := ""
-	if s.policy.NoLocalhostNodePorts || protocol == "" {
+	if !loopback || s.policy.NoLocalhostNodePorts {
 		out = "! -d " + kernel.Loopback[s.family] + " "
 	}
 	if protocol != "" {
@@ -166,21 +167,23 @@ func (s shared) services() []string {
 	if s.iptables {
 		out = append(out,
 			kernel.Comment("all others by destination address")+" -j "+chainDispatch,
-			s.toNode("", "then by node port", " -j "+chainNodePorts))
+			s.toNode(false, "", "then by node port", " -j "+chainNodePorts))
 	}
 	return out
 }
 
 // portal redirects to the shared listener. Node ports on loopback addresses are
 // always served in userspace: DNAT would need route_localnet, which opens the
-// node's own loopback services to its neighbours (CVE-2020-8558).
+// node's own loopback services to its neighbours (CVE-2020-8558). And only this
+// node's clients are: a redirect in PREROUTING comes before the kernel drops what
+// others send to loopback addresses (ip_route_input_slow, net/ipv4/route.c).
 func (s shared) portal() []string {
 	var out []string
 	for i, p := range userProtocols {
 		if s.policy.NoLocalhostNodePorts {
 			break
 		}
-		out = append(out, "-d "+kernel.Loopback[s.family]+" -p "+p.String()+s.answering()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetLocal, p, s.family), "dst")+s.redirect(i))
+		out = append(out, "-d "+kernel.Loopback[s.family]+" -p "+p.String()+" -m addrtype --src-type LOCAL"+s.answering()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetLocal, p, s.family), "dst")+s.redirect(i))
 	}
 	out = append(out, s.redirects(kernel.SetUser)...)
 	if s.short {
@@ -198,7 +201,7 @@ func (s shared) redirects(base string) []string {
 		out = append(out, "-p "+p.String()+" "+kernel.InSet(s.set(base), "dst,dst")+s.redirect(i))
 	}
 	for i, p := range userProtocols {
-		out = append(out, s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(base, p, s.family), "dst")+s.redirect(i)))
+		out = append(out, s.toNode(false, p.String(), "", " "+kernel.InSet(kernel.NodePortSet(base, p, s.family), "dst")+s.redirect(i)))
 	}
 	return out
 }
@@ -260,8 +263,8 @@ func (s shared) refusals() []string {
 			reject = reset
 		}
 		out = append(out,
-			s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p, s.family), "dst")+" -j DROP"),
-			s.toNode(p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p, s.family), "dst")+reject))
+			s.toNode(true, p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p, s.family), "dst")+" -j DROP"),
+			s.toNode(true, p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p, s.family), "dst")+reject))
 	}
 	return out
 }
