@@ -35,6 +35,11 @@ func (t *tracer) answer(w way, r *route) []end {
 			}
 			p.Out = t.client.Interface
 		}
+		if h == netfilter.Input && w.plane == plan.Userspace {
+			if stop := t.notDelivered(&p); stop != nil {
+				return append(out, end{w, Dropped, stop})
+			}
+		}
 		var stopped []end
 		w, p, stopped = t.answerPasses(w, p, h)
 		if out = append(out, stopped...); w.share < 1e-9 {
@@ -60,6 +65,17 @@ func (t *tracer) answerRouted(endpoint netip.Addr, in string, home bool) *Findin
 		return f
 	}
 	return nil
+}
+
+// notDelivered says why the kernel sends an endpoint's answer to kproxy on, to the
+// client whose address it bears; nil if it doesn't.
+func (t *tracer) notDelivered(p *netfilter.Packet) *Finding {
+	back := t.sight.route(query{to: p.Dst.Addr(), from: p.Src.Addr(), in: p.In, mark: p.Mark})
+	if back.local() || back.err != nil {
+		return nil
+	}
+	return &Finding{SeverityError, fmt.Sprintf("the answers of %s don't reach kproxy, which connects from the client's address: the kernel sends them to %s", p.Src.Addr(), back.to), back.command(),
+		"look whether kproxy's rules in the table mangle mark them (iptables -t mangle -S KPROXY-PREROUTING), and whether the mark leads to kproxy's table of routes (ip rule); kproxy repairs what is its own"}
 }
 
 // noWayBack says why an answer isn't routed to the client; nil if it is.

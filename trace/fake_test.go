@@ -13,6 +13,9 @@ import (
 	"kproxy.dev/kproxy/userspace"
 )
 
+// transparentMark is what kproxy's answers bear that go to a client's address.
+const transparentMark = 0x1000
+
 // scene is a host for tests: what the kernel would say.
 type scene struct {
 	rules     string // as iptables-save prints them
@@ -49,7 +52,7 @@ func (c scene) sight(t *testing.T) *sight {
 	s := &sight{addresses: own, walk: tables.With(nil, fakeHost{}).Walk}
 	s.route = func(q query) route {
 		r := route{query: q, kind: unix.RTN_UNICAST, source: netip.MustParseAddr("10.1.0.1")}
-		if s.local(q.to) {
+		if s.local(q.to) || q.mark&transparentMark == transparentMark && q.in != "" {
 			r.kind, r.link = unix.RTN_LOCAL, loopback
 		} else if r.link = c.routes[q.to.String()]; r.link == "" || q.in != "" && q.to.String() == c.forgotten {
 			r.err = unix.ENETUNREACH

@@ -33,6 +33,13 @@ COMMIT
 -A OUTPUT -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 10244
 COMMIT
 `
+	transparent = `*mangle
+:PREROUTING ACCEPT [0:0]
+:OUTPUT ACCEPT [0:0]
+-A PREROUTING -m connmark --mark 0x1000/0x1000 -j MARK --set-xmark 0x1000/0x1800
+-A OUTPUT -m mark --mark 0x1800/0x1800 -j CONNMARK --set-xmark 0x1000/0x1000
+COMMIT
+`
 	masquerades = `*nat
 :PREROUTING ACCEPT [0:0]
 :POSTROUTING ACCEPT [0:0]
@@ -106,6 +113,8 @@ func TestFollow(t *testing.T) {
 		{"a match that nobody knows, and the same either way", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -m mystery --solved -j ACCEPT") }, nil, Forwarded, nil, nil},
 		{"userspace", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, forecasts(onePlan(plan.Userspace), "", 0.25, 0.75), Forwarded, nil,
 			map[string]float64{"10.2.0.2:9000": 0.25, "10.2.0.3:9000": 0.75}},
+		{"userspace, and answers to the client's address aren't marked", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} },
+			forecasts(onePlan(plan.Userspace), "10.1.0.2", 1), Dropped, []string{"don't reach kproxy", "10.1.0.2", "KPROXY-PREROUTING"}, nil},
 		{"userspace is dead", "10.1.0.2", func(c *scene) { c.rules = toUserspace }, forecasts(onePlan(plan.Userspace), "", 1), Refused, []string{"nobody listens", "10244"}, nil},
 		{"userspace has nobody", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, forecasts(onePlan(plan.Userspace), ""), Refused, []string{"no endpoint that takes connections"}, nil},
 		{"userspace, and OUTPUT drops", "10.1.0.2", func(c *scene) {
@@ -153,7 +162,7 @@ func TestMasquerade(t *testing.T) {
 		t.Errorf("masquerade = %+v", m)
 	}
 	c = usual()
-	c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"}
+	c.rules, c.listening = transparent+toUserspace, []string{"0.0.0.0:10244"}
 	if m := c.trace(t, "10.1.0.2", "10.96.0.10:80", forecasts(onePlan(plan.Userspace), "10.1.0.2", 1)).Masquerade; m.Yes || m.Source.String() != "10.1.0.2" {
 		t.Errorf("transparent: masquerade = %+v", m)
 	}

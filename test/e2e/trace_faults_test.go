@@ -48,6 +48,11 @@ var foreignFaults = []foreignFault{
 		fate:  isSilent, verdict: trace.Dropped, culprit: []string{"guard", "tcp dport 9000 drop", "nft -a list chain"},
 	},
 	{
+		name: "a rule of routing leads answers past kproxy", plane: service.PreferUserspace,
+		plant: []string{"ip rule add pref 5 fwmark 0x1000/0x1800 to 10.1.0.2 lookup main"}, lift: []string{"ip rule delete pref 5"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"don't reach kproxy", "10.1.0.2", "mark 0x1000", "ip rule"},
+	},
+	{
 		name: "a policy drops in FORWARD", plane: service.PreferKernel, only: plan.IPTables,
 		plant: []string{"iptables -P FORWARD DROP"}, lift: []string{"iptables -P FORWARD ACCEPT"},
 		fate: isAnswered, verdict: trace.Forwarded, // kproxy accepts what is its own
