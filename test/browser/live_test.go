@@ -171,6 +171,10 @@ func TestServicePage(t *testing.T) {
 	p.eventually("the open connection is listed", in(".p-connections tbody")+`?.textContent.includes("`+held.LocalAddr().String()+`")`)
 	p.eventually("the offload is in its timeline", timelineSays("", "userspace to iptables"))
 	p.eventually("its way is drawn", in(".drawing svg")+`?.textContent.includes("10.2.0.2:9000")`)
+	p.eventually("the rate of all clients stands at the service's box", `[...document.querySelectorAll(".drawing svg .box[data-plane].taken .detail")].some((e) => e.textContent.endsWith(" new/s in all"))`)
+	if eval[bool](p, `[...document.querySelectorAll(".drawing svg .edge-label")].some((e) => e.textContent.includes("new/s"))`) {
+		t.Error("it stands at the client as well")
+	}
 	eval[bool](p, `(`+in(".real-rules summary")+`.click(), true)`)
 	p.eventually("the rules are the kernel's", in(".real-rules .rules code")+` && [...document.querySelectorAll(".real-rules code")].some((c) => c.textContent.includes("-j DNAT --to-destination 10.2.0."))`)
 	before := eval[string](p, in(".real-rules")+`.textContent`)

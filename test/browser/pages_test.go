@@ -120,6 +120,30 @@ func TestScreens(t *testing.T) {
 	}
 }
 
+// TestOverviewIsInOrder looks at the list at widths where it is laid out differently.
+func TestOverviewIsInOrder(t *testing.T) {
+	w := shared.world(t)
+	p := open(t, w.url("localhost"), 1280, 900)
+	for _, width := range []int64{360, 820, 1150, 1250, 1280, 1600, 1920} {
+		p.run(chromedp.EmulateViewport(width, 900))
+		p := p.in(t)
+		p.eventually("there is a list", pages[0].ready)
+		for what, wrong := range map[string]string{
+			"headings touch each other":                       `[...document.querySelectorAll(".heading")].filter((e) => e.offsetWidth > 1).some((e, i, all) => { const r = document.createRange(); r.selectNodeContents(e); return i + 1 < all.length && r.getBoundingClientRect().right > all[i + 1].getBoundingClientRect().left - 8 })`,
+			"numbers aren't under their headings":             `innerWidth > 800 && ["active", "rate"].some((c) => { const h = document.querySelector(".h-" + c), f = document.querySelector(".c-" + c + " .figure"); return h.offsetWidth > 0 && Math.abs(h.getBoundingClientRect().left - f.getBoundingClientRect().left) > 1 })`,
+			"a row is wider than the list":                    `[...document.querySelectorAll(".row")].some((r) => r.scrollWidth > r.clientWidth + 1)`,
+			"something is cut off":                            `[...document.querySelectorAll(innerWidth > 800 && innerWidth < 1200 ? ".reason, .addresses" : ".addresses")].some((e) => e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)`,
+			"Tab comes by in another order than what is seen": `(() => { const s = document.querySelector(".services"), a = document.querySelector(".beside aside"), s1 = s.getBoundingClientRect(), a1 = a.getBoundingClientRect(); const before = a1.bottom <= s1.top || a1.right <= s1.left; return before !== Boolean(s.compareDocumentPosition(a) & Node.DOCUMENT_POSITION_PRECEDING) })()`,
+		} {
+			if eval[bool](p, wrong) {
+				p.Errorf("at %d px %s", width, what)
+			}
+		}
+		p.fits(fmt.Sprintf("overview at %d px", width))
+		p.shoot(fmt.Sprintf("overview-order-%d", width), chromedp.CaptureScreenshot())
+	}
+}
+
 func TestForeignHostIsRefused(t *testing.T) {
 	w := shared.world(t)
 	p := blank(t)

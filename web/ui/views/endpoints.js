@@ -41,7 +41,7 @@ function row(e, changes, chance, now) {
   return h("tr", { data: { health: e.health } },
     h("th", { scope: "row" }, h("span", { class: "mono", text: e.address }), h("br"), h("span", { class: "dim small", text: where })),
     h("td", null, h("span", { class: "nowrap" }, mark, " ", h("b", { text: capital(health(e.health).label) }), e.usable ? "" : ", not used"),
-      h("br"), h("span", { class: "dim small", text: format.isSet(e.since) ? `for ${format.duration((now - Date.parse(e.since)) / 1000)}` : "not checked" }),
+      h("br"), h("span", { class: "dim small nowrap", text: format.isSet(e.since) ? `for ${format.duration((now - Date.parse(e.since)) / 1000)}` : "not checked" }),
       e.lastError && e.health !== "up" ? h("p", { class: "small error", text: e.lastError }) : null),
     h("td", null, strip(changes, now)),
     h("td", { class: "end", text: e.usable ? format.percent(chance) : "0%" }),

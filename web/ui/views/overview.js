@@ -36,11 +36,18 @@ export class Overview {
     this.#store = store;
     this.#list = new List(history, (sort) => this.#change({ sort: sort === "name" ? "" : sort }));
     const main = h("section", { class: "services", "aria-label": "Services" }, this.#filters.el, this.#count, this.#list.el, this.#empty);
-    this.#page.append(h("h1", { class: "sr", text: "Services" }), this.#totals.el, h("div", { class: "beside" }, main, h("aside", { "aria-label": "Recent changes" }, this.#events)));
+    const aside = h("aside", { "aria-label": "Recent changes" }, this.#events);
+    const beside = h("div", { class: "beside" }, main);
+    this.#page.append(h("h1", { class: "sr", text: "Services" }), this.#totals.el, beside);
     const wide = matchMedia("(min-width: 100rem)");
-    const open = () => (this.#events.open = wide.matches);
-    wide.addEventListener("change", open);
-    open();
+    // Where it is to be seen it is in the document as well, so that Tab comes by in order.
+    const place = () => {
+      this.#events.open = wide.matches;
+      if (wide.matches) beside.append(aside);
+      else beside.prepend(aside);
+    };
+    wide.addEventListener("change", place);
+    place();
     store.subscribe((changed) => {
       if (this.#shown) this.#update(changed);
     });

@@ -44,8 +44,8 @@ export class Row {
       cell("c-plane", p.plane.el, p.state.el),
       cell("c-why", this.#reason, this.#counts),
       cell("c-endpoints", p.dots.el),
-      cell("c-active", p.active.el, this.#active),
-      cell("c-rate", p.rate.el, this.#rate),
+      cell("c-active", this.#active, p.active.el),
+      cell("c-rate", this.#rate, p.rate.el),
       cell("c-errors", this.#errors));
   }
 
@@ -73,8 +73,9 @@ export class Row {
     setText(this.#port, row.port ? `:${row.port}` : "");
     setAttr(this.#link, "href", route.service(row.key));
     const [first, ...more] = row.addresses;
-    setText(this.#addresses, [first ?? "no address", row.protocol, more.length > 0 ? `+${more.length}` : "", row.nodePort ? `node port ${row.nodePort}` : ""].filter(Boolean).join("  "));
-    setAttr(this.#addresses, "title", row.addresses.join("\n"));
+    const nodePort = row.nodePort ? `node\u00a0port\u00a0${row.nodePort}` : ""; // stays together
+    setText(this.#addresses, [first ?? "no address", row.protocol, more.length > 0 ? `+${more.length}` : "", nodePort].filter(Boolean).join("  "));
+    setAttr(this.#addresses, "title", [...row.addresses, nodePort].filter(Boolean).join("\n"));
     p.plane.show(row.dataplane);
     p.state.show(row.state);
     const why = row.degraded ? `${reasonOf(row)} ${sentence(row.degraded)}` : reasonOf(row);
