@@ -98,7 +98,7 @@ func (t *tracer) userspace(w way) {
 		}
 	}
 	if !followed {
-		t.finish(w, Refused, &Finding{SeverityError, t.serviceName() + " has no endpoint that takes connections" + t.noEndpoints(), "userspace",
+		t.finish(w, Refused, &Finding{SeverityError, t.nobodyTakes(), "userspace",
 			"look at the pods behind it (kproxy status says what each endpoint lacks)"})
 	}
 }

@@ -103,20 +103,16 @@ func (t *tracer) policyRemedy(s *netfilter.Step) string {
 
 // ownStop explains what kproxy's own rules stop.
 func (t *tracer) ownStop(s *netfilter.Step, does string) *Finding {
-	who := "the service"
-	if t.service != nil {
-		who = t.service.Port.Key.String()
-	}
 	where := place(s)
 	switch {
 	case strings.Contains(s.Text, kernel.SetRanged) || strings.Contains(s.Text, kernel.SetAllow):
-		return &Finding{SeverityError, fmt.Sprintf("%s isn't in the source ranges that %s admits", t.client.Address, who), where,
+		return &Finding{SeverityError, t.notAdmitted(), where,
 			"add it to spec.loadBalancerSourceRanges of the Service, if it is to be admitted"}
 	case strings.Contains(s.Text, kernel.SetReject):
-		return &Finding{SeverityError, fmt.Sprintf("%s has no endpoint that takes connections%s", who, t.noEndpoints()), where,
+		return &Finding{SeverityError, t.nobodyTakes(), where,
 			"look at the pods behind it (kproxy status says what each endpoint lacks)"}
 	case strings.Contains(s.Text, kernel.SetDrop):
-		return &Finding{SeverityError, fmt.Sprintf("%s has no endpoint on this node, and its traffic policy is Local", who), where,
+		return &Finding{SeverityError, t.nobodyHere(), where,
 			"send it to a node that has one, or set the Service's traffic policy to Cluster"}
 	case s.Chain == kernel.ChainInvalid:
 		return &Finding{SeverityError, "conntrack can't place the packet (INVALID)", where, "look whether answers take another way than requests"}

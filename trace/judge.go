@@ -70,11 +70,23 @@ func (t *tracer) noTrackRule() (where, remedy string) {
 
 func (t *tracer) notForwarded(v plan.Verdict) string {
 	if !t.frontend.Allows(t.client) {
-		return fmt.Sprintf("%s isn't in the source ranges that %s admits", t.client.Address, t.serviceName())
+		return t.notAdmitted()
 	}
 	if v == plan.Drop {
-		return t.serviceName() + " has no endpoint on this node, and its traffic policy is Local"
+		return t.nobodyHere()
 	}
+	return t.nobodyTakes()
+}
+
+func (t *tracer) notAdmitted() string {
+	return fmt.Sprintf("%s isn't in the source ranges that %s admits", t.client.Address, t.serviceName())
+}
+
+func (t *tracer) nobodyHere() string {
+	return t.serviceName() + " has no endpoint on this node, and its traffic policy is Local"
+}
+
+func (t *tracer) nobodyTakes() string {
 	return t.serviceName() + " has no endpoint that takes connections" + t.noEndpoints()
 }
 

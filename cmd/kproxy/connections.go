@@ -74,6 +74,15 @@ func showConnections(c *cli.Context) error {
 	switch {
 	case err != nil:
 		return err
+	case len(rows) == 0 && c.NArg() > 0 && !c.Bool("watch"):
+		st, err := client.Status(c.Context) // it may be misspelt
+		if err == nil {
+			_, err = selectServices(st.Services, c.Args().First())
+		}
+		if err != nil {
+			return err
+		}
+		return f.print(out, rows)
 	case !c.Bool("watch"):
 		return f.print(out, rows)
 	case f.format == "json" || !canDraw(out):
