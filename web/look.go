@@ -35,7 +35,7 @@ func (r *Recorder) look(now time.Time, keep bool) {
 		was := rec.row
 		rec.row = newRow(was, s, r.keepCounts(rec, s, k), now)
 		if rec.row != was {
-			d.Changed = append(d.Changed, rec.row)
+			d.Changed = append(d.Changed, rec.row.since(was))
 		}
 		rec.followHealth(s.Endpoints, now)
 	}

@@ -31,6 +31,9 @@ type Row struct {
 	Rates       Rates            `json:"rates"`
 	Endpoints   EndpointCount    `json:"endpoints"`
 	Dots        []Dot            `json:"dots"` // of the first endpoints
+	// Others are the addresses of the further endpoints, for the search. In what
+	// changed, they are absent where they are as before.
+	Others []netip.AddrPort `json:"others,omitzero"`
 }
 
 // Rates are per second, over the last interval.
@@ -101,6 +104,10 @@ func newRow(was *Row, s *plan.ServiceStatus, rates Rates, now time.Time) *Row {
 	if r.Dots == nil {
 		r.Dots = []Dot{}
 	}
+	if was != nil {
+		r.Others = was.Others
+	}
+	r.Others = others(r.Others, s.Endpoints)
 	if was != nil && was.same(&r) {
 		return was
 	}
@@ -131,6 +138,43 @@ func (r *Row) countEndpoints(endpoints []plan.EndpointStatus, dots *[maxDots]Dot
 	return min(len(endpoints), maxDots)
 }
 
+// others returns the addresses of the endpoints that have no dot; was if it has
+// the same ones.
+func others(was []netip.AddrPort, endpoints []plan.EndpointStatus) []netip.AddrPort {
+	if len(endpoints) <= maxDots {
+		return nil
+	}
+	rest := endpoints[maxDots:]
+	same := len(was) == len(rest)
+	for i := 0; same && i < len(rest); i++ {
+		same = was[i] == rest[i].Address
+	}
+	if same {
+		return was
+	}
+	out := make([]netip.AddrPort, len(rest))
+	for i := range rest {
+		out[i] = rest[i].Address
+	}
+	return out
+}
+
+// since is what a stream that knows was is told of r. A service with hundreds of
+// endpoints changes its rates every moment, but hardly ever all these addresses.
+func (r *Row) since(was *Row) *Row {
+	if was == nil || was.Others == nil && r.Others == nil {
+		return r
+	}
+	told := *r
+	switch {
+	case r.Others == nil:
+		told.Others = []netip.AddrPort{}
+	case slices.Equal(was.Others, r.Others):
+		told.Others = nil
+	}
+	return &told
+}
+
 // qualifiesAt turns the seconds that are left into a point in time, and stays
 // with the one of before unless it has moved.
 func qualifiesAt(was *Row, s *plan.ServiceStatus, now time.Time) *time.Time {
@@ -150,5 +194,5 @@ func (r *Row) same(o *Row) bool {
 		r.Connections == o.Connections && r.Rates == o.Rates && r.Endpoints == o.Endpoints &&
 		r.QualifiesAt == o.QualifiesAt && r.Degraded == o.Degraded &&
 		r.Protocol == o.Protocol && r.NodePort == o.NodePort && r.Algorithm == o.Algorithm &&
-		slices.Equal(r.Dots, o.Dots) && slices.Equal(r.Addresses, o.Addresses) && slices.Equal(r.Problems, o.Problems)
+		slices.Equal(r.Dots, o.Dots) && slices.Equal(r.Others, o.Others) && slices.Equal(r.Addresses, o.Addresses) && slices.Equal(r.Problems, o.Problems)
 }

@@ -9,7 +9,7 @@ const rows = [
   row("default/api", { dataplane: "ipvs", addresses: ["10.96.0.20:443"] }),
   row("shop/cart:http", { dataplane: "userspace", state: "qualifying", reason: "waiting for its first connection", connections: { active: 9, failed: 0, retried: 3, total: 9 } }),
   row("shop/dead", { dataplane: "none", state: "rejecting", endpoints: { total: 1, up: 0, down: 1, unknown: 0, usable: 0 }, dots: [] }),
-  row("shop/web:http", { nodePort: 30080, connections: { active: 50, failed: 1, retried: 0, total: 70 } }),
+  row("shop/web:http", { nodePort: 30080, others: ["10.2.9.77:8080", "[fd00:2::4d]:8080"], connections: { active: 50, failed: 1, retried: 0, total: 70 } }),
 ];
 const none = filter.fromQuery(new URLSearchParams());
 const keys = (f) => filter.select(rows, { ...none, ...f }).map((r) => r.key);
@@ -22,6 +22,9 @@ test("select", () => {
     [{ q: "shop http" }, ["shop/cart:http", "shop/web:http"]],
     [{ q: "10.96.0.20" }, ["default/api"]],
     [{ q: ":30080" }, ["shop/web:http"]],
+    [{ q: "10.2.0.3" }, ["default/api", "shop/cart:http", "shop/web:http"]],
+    [{ q: "10.2.9.77" }, ["shop/web:http"]],
+    [{ q: "web FD00:2::4d" }, ["shop/web:http"]],
     [{ q: "FIRST connection" }, ["shop/cart:http"]],
     [{ q: "nothing like it" }, []],
     [{ plane: "ipvs" }, ["default/api"]],

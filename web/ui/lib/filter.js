@@ -51,7 +51,7 @@ function passes(r, f, words) {
   if (f.health && !healths[f.health].has(r)) return false;
   if (words.length === 0) return true;
   const text = haystack(r);
-  return words.every((w) => text.includes(w));
+  return words.every((w) => text.includes(w) || r.others?.some((address) => address.includes(w)));
 }
 
 // needsAttention reports whether a person should look at r: it refuses

@@ -73,7 +73,9 @@ export class Store {
 
   update(u) {
     for (const r of u.changed ?? []) {
-      if (!this.#rows.has(r.key)) this.#sorted = null;
+      const was = this.#rows.get(r.key);
+      if (!was) this.#sorted = null;
+      else r.others ??= was.others; // they are as before
       this.#rows.set(r.key, r);
     }
     for (const key of u.removed ?? []) if (this.#rows.delete(key)) this.#sorted = null;
