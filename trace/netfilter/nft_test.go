@@ -6,7 +6,6 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -94,7 +93,7 @@ func TestPredictsNFTables(t *testing.T) {
 				if c.maybe != (predicted.Verdict == "maybe") {
 					s.t.Errorf("%s: predicted %v, undecided: want %v", c.name, predicted, c.maybe)
 				} else if !c.maybe {
-					if diff := cmp.Diff(predicted, s.measure(1, service.TCP, 1, to)); diff != "" {
+					if diff := s.differs(predicted, to); diff != "" {
 						s.t.Errorf("%s (-predicted +real):\n%s", c.name, diff)
 					}
 				}

@@ -239,6 +239,17 @@ func (s *scene) measure(n int, proto service.Protocol, from int, to netip.AddrPo
 	return out
 }
 
+// differs compares what was predicted of a client's connection with what becomes of
+// one; where they differ, of a second one: on a busy machine the answer to the first
+// may have come too late.
+func (s *scene) differs(predicted fate, to netip.AddrPort) string {
+	diff := cmp.Diff(predicted, s.measure(1, service.TCP, 1, to))
+	if diff != "" {
+		diff = cmp.Diff(predicted, s.measure(1, service.TCP, 1, to))
+	}
+	return diff
+}
+
 // services are one of each kind; the numbers are the last of their addresses.
 func (s *scene) services() *plan.Plan {
 	verdict := func(v plan.Verdict) func(*plan.Frontend) { return func(f *plan.Frontend) { f.Verdict = v } }
