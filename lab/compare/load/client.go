@@ -81,10 +81,11 @@ func (s socket) awaitClose() error {
 }
 
 // abort has close(2) reset the connection. Nobody keeps it in TIME_WAIT then,
-// where a later one through another service would meet it: to the client those
+// where a later one through another service might meet it: to the client those
 // are two destinations, with timestamps that have nothing to do with each other
-// (secure_tcp_ts_off), to the backend it is one peer, whose SYN it takes for an
-// old one (PAWS, RFC 7323 section 5) and the client repeats a second later.
+// (secure_tcp_ts_off), to the backend it is one peer, whose SYN it may take for an
+// old one (PAWS, RFC 7323 section 5). Some connects took a second; that this was
+// the reason isn't proved.
 func (s socket) abort() error {
 	if err := unix.SetsockoptLinger(int(s), unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1}); err != nil {
 		return fmt.Errorf("have the close reset a connection: %w", err)
