@@ -21,7 +21,10 @@ tables="EveryPathInEveryDataPlane|OffloadByItself|AffinityAcrossMoves|SourceRang
 tables+="|KernelRefusalCostsNoRequest|InvalidPackets|UDPFlowsFollowChanges|UDPMovesBetweenDataPlanes|HostPortsStayPrivate"
 tables+="|RestartIsHitless|CleanupLeavesWhatIsForeign|ForgottenConnectionsGoOn|ClientBesideTheEndpoint|IPTables.*"
 same="CommandsThatNeedNoRoot|ConfigurationFile|WrongUse|NobodyRuns|MalformedManifest|BrokenFromTheStart|DuplicateDefinition"
-same+="|ScrapesOfManyServices|MetricsWithinLimits|WatchStatus|WatchLeavesTheTerminal|LabTour|LabOnATerminal|CompareInterrupted|CompareNeedsRoot|TraceCommand|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|PortInUse|SecondKproxy|UserspaceRetries|ProxyProtocol|StreamsAreWhole"
+same+="|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|ManifestsThatAreLate|PortInUse|SecondKproxy|StoppedWhileStarting"
+same+="|PinsSurviveARestart|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd"
+same+="|LeastConnectionsInUserspace|LegacyVariant|ScrapesOfManyServices|MetricsWithinLimits|WatchStatus|WatchLeavesTheTerminal"
+same+="|LabTour|LabOnATerminal|CompareInterrupted|CompareNeedsRoot|TraceCommand"
 rows=(
 	"test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs -test.skip=^Test($same)\$ #1/3"
 	"test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs -test.skip=^Test($same)\$ #2/3"
