@@ -63,6 +63,7 @@ var (
 	amount     = regexp.MustCompile(`\b\d+(?:\.\d)?[KMG]?B\b|\b\d+\.\d[KMG]\b`)
 	number     = regexp.MustCompile(`(^|[\s+])\d+(\s|$)`)
 	space      = regexp.MustCompile(`[ \t]+`)
+	turn       = regexp.MustCompile(`:\s+it\s+is\s+next,\s+unless\s+somebody\s+else\s+comes\s+first`) // round robin begins anywhere
 	release    = regexp.MustCompile(`^kproxy \S+ on`)
 )
 
@@ -72,7 +73,8 @@ func masked(b block) string {
 	if !slices.Contains([]string{"kproxy", "ipset", "ipvsadm", "conntrack", "cat"}, name) {
 		return b.output
 	}
-	lines := strings.Split(strings.TrimSuffix(b.output, "\n"), "\n")
+	output := turn.ReplaceAllString(b.output, "")
+	lines := strings.Split(strings.TrimSuffix(output, "\n"), "\n")
 	for i, l := range lines[1:] {
 		l = clientPort.ReplaceAllString(timeLeft.ReplaceAllString(l, "timeout #"), "$1:#")
 		if name != "ipset" {

@@ -79,7 +79,7 @@ export function dots() {
       }
       const { usable, total, down, unknown } = row.endpoints;
       const mended = row.dots.filter((d) => d.health === "up" && downs.has(d.address)).length;
-      setText(text, total === 0 ? "no endpoints" : `${usable} of ${total} usable` + (down > 0 ? `, ${down} down` : mended > 0 ? `, ${mended} was down lately` : unknown === total ? ", unchecked" : ""));
+      setText(text, total === 0 ? "no endpoints" : `${usable} of ${total} usable` + (down > 0 ? `, ${down} down` : mended > 0 ? `, ${mended} ${mended === 1 ? "was" : "were"} down lately` : unknown === total ? ", unchecked" : ""));
       setAttr(el, "data-down", down > 0 || usable === 0);
     },
   };
