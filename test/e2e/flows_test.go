@@ -22,6 +22,24 @@ import (
 // endpoint sees the client; TCP and UDP, IPv4 and IPv6; first while all services are
 // in userspace, then when all are offloaded.
 func TestFlows(t *testing.T) {
+	onFlowWorlds(t, func(w *flowWorld, mode plan.Mode, args []string) {
+		w.start(append(args, "--offload-after", "1h")...)
+		w.settled(plan.Userspace)
+		w.tryAll("in userspace")
+		if mode == plan.ModeUserspace || w.Failed() {
+			return
+		}
+		w.stop()
+		w.proxy.Args = append(w.proxy.Args, "--offload-after", "0s", "--offload-min-connections", "0")
+		w.startAgain()
+		w.settled(plan.IPTables, plan.IPVS)
+		w.tryAll("offloaded")
+	})
+}
+
+// onFlowWorlds calls try for every mode and configuration of the flow matrix, with a
+// world to start kproxy in and the arguments for it.
+func onFlowWorlds(t *testing.T, try func(w *flowWorld, mode plan.Mode, args []string)) {
 	t.Parallel()
 	matrix, err := flows.Load()
 	if err != nil {
@@ -32,21 +50,11 @@ func TestFlows(t *testing.T) {
 			t.Run(string(mode)+"/"+c.Name, func(t *testing.T) {
 				t.Parallel()
 				w := newFlowWorld(t, mode, matrix, c)
-				w.start(append([]string{
-					"--mode", string(mode), "--offload-after", "1h", "--health-check", "off",
+				try(w, mode, append([]string{
+					"--mode", string(mode), "--health-check", "off",
 					// A heartbeat that is late would show: only userspace serves localhost.
 					"--alive-timeout", within(3 * time.Second).String(),
-				}, c.Args(w.network.Pods, w.pod().Name)...)...)
-				w.settled(plan.Userspace)
-				w.tryAll("in userspace")
-				if mode == plan.ModeUserspace || t.Failed() {
-					return
-				}
-				w.stop()
-				w.proxy.Args = append(w.proxy.Args, "--offload-after", "0s", "--offload-min-connections", "0")
-				w.startAgain()
-				w.settled(plan.IPTables, plan.IPVS)
-				w.tryAll("offloaded")
+				}, c.Args(w.network.Pods, w.pod().Name)...))
 			})
 		}
 	}

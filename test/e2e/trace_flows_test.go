@@ -23,30 +23,16 @@ import (
 // foretold must be what the matrix promises, which TestFlows finds real packets to
 // do. Of some, real packets are sent here as well, and probes.
 func TestTraceFlows(t *testing.T) {
-	t.Parallel()
-	matrix, err := flows.Load()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, mode := range flowModes() {
-		for _, c := range matrix.Configurations {
-			t.Run(string(mode)+"/"+c.Name, func(t *testing.T) {
-				t.Parallel()
-				w := newFlowWorld(t, mode, matrix, c)
-				args := []string{"--mode", string(mode), "--health-check", "off", "--alive-timeout", within(3 * time.Second).String()}
-				planes := []plan.DataPlane{plan.Userspace}
-				if mode == plan.ModeUserspace {
-					args = append(args, "--offload-after", "1h")
-				} else {
-					args = append(args, "--offload-after", "0s", "--offload-min-connections", "0")
-					planes = []plan.DataPlane{plan.IPTables, plan.IPVS}
-				}
-				w.start(append(args, c.Args(w.network.Pods, w.pod().Name)...)...)
-				w.settled(planes...)
-				w.traceAll()
-			})
+	onFlowWorlds(t, func(w *flowWorld, mode plan.Mode, args []string) {
+		if mode == plan.ModeUserspace {
+			w.start(append(args, "--offload-after", "1h")...)
+			w.settled(plan.Userspace)
+		} else {
+			w.start(append(args, "--offload-after", "0s", "--offload-min-connections", "0")...)
+			w.settled(plan.IPTables, plan.IPVS)
 		}
-	}
+		w.traceAll()
+	})
 }
 
 // Of those traced, every so-manieth is tried with real packets as well, and of
