@@ -2,8 +2,7 @@ package userspace
 
 import (
 	"errors"
-	"net"
-	"os"
+	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -19,48 +18,103 @@ const (
 	acceptWaitMax = time.Second
 )
 
-// run accepts until the listener is stopped. Before each accept it takes the
-// descriptors that the connection will need, and waits while there are none:
-// clients wait in the kernel's backlog meanwhile. No error ends it.
-func (l *tcpListener) run(s *Server) {
-	defer l.Close()
-	wait := acceptWaitMin
-	for {
-		if !l.afford(s.tcpBudget) {
-			return
-		}
-		c, err := l.AcceptTCP()
-		if err == nil {
-			wait = acceptWaitMin
-			l.starved.Store(0)
-			s.flows.Go(func() {
-				defer s.tcpBudget.release(fdsPerConnection)
-				s.serveTCP(c)
-			})
-			continue
-		}
-		s.tcpBudget.release(fdsPerConnection)
-		if errors.Is(err, net.ErrClosed) || errors.Is(err, os.ErrDeadlineExceeded) {
-			return
-		}
-		l.starve(err)
-		s.cfg.Logger.Warn("accept failed; waiting", "error", err, "wait", wait)
-		time.Sleep(wait)
-		wait = min(2*wait, acceptWaitMax)
+// acceptsAtOnce is how many connections a loop takes in before it looks after
+// those it has; the other loops may take the next ones.
+const acceptsAtOnce = 8
+
+// acceptor is a loop's share in a listener, which all loops wait at together:
+// the kernel wakes one of them (EPOLLEXCLUSIVE). Before each accept it takes the
+// descriptors that the connection will need. While there are none it doesn't wait
+// at the listener: clients wait in the kernel's backlog meanwhile.
+type acceptor struct {
+	loop     *loop
+	listener *tcpListener
+	slot     int32
+	watching bool
+	stopped  bool
+	retry    timer // after an accept that failed
+	wait     time.Duration
+}
+
+func newAcceptor(l *loop, t *tcpListener, i int) *acceptor {
+	a := &acceptor{loop: l, listener: t, slot: listenerSlot(i), wait: acceptWaitMin}
+	a.retry.owner = a
+	return a
+}
+
+// start waits at the listener.
+func (a *acceptor) start() {
+	if a.watching || a.stopped {
+		return
+	}
+	if err := a.loop.watch(a.listener.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, a.slot, 0); err != nil {
+		a.later(err)
+		return
+	}
+	a.watching = true
+}
+
+// alarm is retry's.
+func (a *acceptor) alarm() { a.start() }
+
+// pause doesn't.
+func (a *acceptor) pause() {
+	if a.watching {
+		a.watching = false
+		unix.EpollCtl(a.loop.epoll, unix.EPOLL_CTL_DEL, a.listener.fd, nil)
 	}
 }
 
-// afford takes the descriptors for a connection, and notes when it had to wait
-// for them. It reports false when the listener is to stop.
-func (l *tcpListener) afford(b *budget) bool {
-	if b.tryAcquire(fdsPerConnection) {
-		return true
+// stop is pause for good.
+func (a *acceptor) stop() {
+	a.pause()
+	a.stopped = true
+	a.loop.timers.stop(&a.retry)
+}
+
+// accept takes in the clients that wait, as long as there are descriptors. No
+// error ends it.
+func (a *acceptor) accept() {
+	if !a.watching {
+		return // an event from before
 	}
-	l.waiting.Store(sinceEpoch())
-	ok := b.acquire(fdsPerConnection)
-	l.waited.Store(sinceEpoch())
-	l.waiting.Store(0)
-	return ok
+	s, t := a.loop.server, a.listener
+	for range acceptsAtOnce {
+		if !s.tcpBudget.tryOrWait(fdsPerConnection) {
+			t.waiting.CompareAndSwap(0, sinceEpoch())
+			a.pause()
+			return
+		}
+		if t.waiting.Load() != 0 {
+			t.waited.Store(sinceEpoch())
+			t.waiting.Store(0)
+		}
+		fd, peer, err := unix.Accept4(t.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
+		if err != nil {
+			s.tcpBudget.release(fdsPerConnection)
+			if !errors.Is(err, unix.EAGAIN) && !transient(err) {
+				t.starve(err)
+				a.later(err)
+			}
+			return
+		}
+		a.wait = acceptWaitMin
+		t.starved.Store(0)
+		a.loop.admit(t, fd, socketAddress(peer))
+	}
+}
+
+// transient reports whether only one client's connection has failed (accept(2)).
+func transient(err error) bool {
+	return errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECONNABORTED)
+}
+
+// later tries again after a while, and after a longer one the next time.
+func (a *acceptor) later(err error) {
+	a.loop.server.cfg.Logger.Warn("accept failed; waiting", "error", err, "wait", a.wait)
+	a.pause()
+	a.loop.timers.set(&a.retry, sinceEpoch()+int64(a.wait))
+	a.wait = min(2*a.wait, acceptWaitMax)
 }
 
 // starve notes the first of several errors that say that the process, or the
@@ -71,5 +125,21 @@ func (l *tcpListener) starve(err error) {
 	}
 }
 
-// stop makes run return soon.
-func (l *tcpListener) stop() { l.SetDeadline(time.Now().Add(acceptGrace)) }
+// socketAddress converts the kernel's. IPv4-mapped addresses become IPv4 ones.
+func socketAddress(sa unix.Sockaddr) netip.AddrPort {
+	switch sa := sa.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), uint16(sa.Port))
+	}
+	return netip.AddrPort{}
+}
+
+// rawAddress is the kernel's.
+func rawAddress(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}

@@ -54,30 +54,25 @@ func raiseFDs() (int, error) {
 // budget counts file descriptors. Whoever can't have any waits or goes without.
 type budget struct {
 	size    int
+	notify  func() // there are some again; may be nil
 	mu      sync.Mutex
-	freed   sync.Cond
 	free    int
 	waiting int
 	closed  bool
 }
 
-func newBudget(n int) *budget {
-	b := &budget{size: n, free: n}
-	b.freed.L = &b.mu
-	return b
-}
+func newBudget(n int) *budget { return &budget{size: n, free: n} }
 
-// acquire takes n, and waits while there aren't as many. It reports false when
-// the budget was closed.
-func (b *budget) acquire(n int) bool {
+// tryOrWait takes n, if there are as many; otherwise notify is called when there
+// are some again.
+func (b *budget) tryOrWait(n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	for b.free < n && !b.closed {
-		b.waiting++
-		b.freed.Wait()
-		b.waiting--
-	}
 	if b.closed {
+		return false
+	}
+	if b.free < n {
+		b.waiting++
 		return false
 	}
 	b.free -= n
@@ -98,21 +93,17 @@ func (b *budget) tryAcquire(n int) bool {
 func (b *budget) release(n int) {
 	b.mu.Lock()
 	b.free += n
+	tell := b.waiting > 0 && b.notify != nil
+	b.waiting = 0
 	b.mu.Unlock()
-	b.freed.Broadcast()
-}
-
-// exhausted reports whether somebody waits.
-func (b *budget) exhausted() bool {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.waiting > 0
+	if tell {
+		b.notify()
+	}
 }
 
 // close lets nobody have any more.
 func (b *budget) close() {
 	b.mu.Lock()
+	defer b.mu.Unlock()
 	b.closed = true
-	b.mu.Unlock()
-	b.freed.Broadcast()
 }

@@ -12,7 +12,7 @@ func TestBudgetUse(t *testing.T) {
 		t.Errorf("before Listen: %+v", got)
 	}
 	s.tcpBudget, s.udpBudget = newBudget(4), newBudget(2)
-	s.tcpBudget.acquire(fdsPerConnection)
+	s.tcpBudget.tryOrWait(fdsPerConnection)
 	if got, want := s.Budget(service.TCP), (BudgetUse{Used: 2, Limit: 4}); got != want {
 		t.Errorf("TCP: %+v, want %+v", got, want)
 	}

@@ -4,8 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net"
 	"net/netip"
+	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -29,9 +29,12 @@ type Config struct {
 	// Origin tells where a UDP client's datagrams were headed. Without it, no
 	// UDP is served.
 	Origin OriginLookup
-	// TCPOrigin tells where an accepted connection was headed; by default the
-	// kernel does (SO_ORIGINAL_DST).
-	TCPOrigin func(*net.TCPConn) (netip.AddrPort, error)
+	// TCPOrigin tells where an accepted connection, a socket of the family given, was
+	// headed; by default the kernel does (SO_ORIGINAL_DST).
+	TCPOrigin func(fd int, f service.Family) (netip.AddrPort, error)
+	// Loops is how many loops serve TCP connections; 0 means one for each processor
+	// that this process may use.
+	Loops int
 	// LocalAddresses lists this node's own addresses; by default those of its
 	// interfaces.
 	LocalAddresses func() ([]netip.Addr, error)
@@ -69,6 +72,7 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Logger: slog.New(slog.DiscardHandler), Mark: 0x1800,
+		Loops:     runtime.GOMAXPROCS(0),
 		TCPOrigin: kernelOrigin, LocalAddresses: interfaceAddresses,
 		ConnectTimeout: time.Second, ConnectTotal: 5 * time.Second, Retries: 3,
 		HalfCloseTimeout: 2 * time.Minute, UDPIdleTimeout: time.Minute, KeepAlive: time.Minute,
@@ -80,6 +84,7 @@ func (c Config) filled() Config {
 	d := Default()
 	or(&c.Logger, d.Logger)
 	or(&c.Mark, d.Mark)
+	or(&c.Loops, d.Loops)
 	or(&c.ConnectTimeout, d.ConnectTimeout)
 	or(&c.ConnectTotal, d.ConnectTotal)
 	or(&c.Retries, d.Retries)
@@ -111,6 +116,9 @@ func (c Config) Validate() error {
 	}
 	if c.MaxFDs != 0 && c.MaxFDs < minFDs {
 		errs = append(errs, fmt.Errorf("MaxFDs is %d, less than %d", c.MaxFDs, minFDs))
+	}
+	if c.Loops < 0 {
+		errs = append(errs, fmt.Errorf("number of loops is negative: %d", c.Loops))
 	}
 	if c.MaxSessions < 0 {
 		errs = append(errs, fmt.Errorf("MaxSessions is negative: %d", c.MaxSessions))

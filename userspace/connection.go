@@ -1,21 +1,42 @@
 package userspace
 
 import (
-	"context"
+	"math"
 	"net"
 	"net/netip"
-	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/pires/go-proxyproto"
+	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
-// tcpConn is one client's connection through a service.
+// A connection's two ends. Direction d reads side d and writes the other one.
+const (
+	clientSide   = 0
+	endpointSide = 1
+)
+
+// connPhase is where in its life a connection is.
+type connPhase uint8
+
+const (
+	dialing  connPhase = iota // it looks for an endpoint
+	relaying                  // it has one
+	leaving                   // one side is closed, the other gets a reset soon
+	gone
+)
+
+// tcpConn is one client's connection through a service. Its loop alone touches
+// it, except for what describe, settle and kill need.
 type tcpConn struct {
-	server  *Server
+	loop    *loop
+	slot    int32
+	phase   connPhase
+	queued  bool // in the loop's list of busy ones
 	front   front
 	client  netip.AddrPort
 	orig    netip.AddrPort
@@ -23,54 +44,73 @@ type tcpConn struct {
 	started time.Time
 	meters  [2]meter
 	carried bool // an endpoint has taken it at least once
+	live    uint64
 
-	mu       sync.Mutex // guards what describe and kill need
-	conn     side
-	endpoint *endpoint
-	relay    *relay
-	cancel   context.CancelFunc // of the last dial
-	killed   bool
+	sides [2]side
+	pumps [2]pump
+	relayState
+
+	search  *choice // nil once no other endpoint may be tried
+	attempt int     // endpoints tried
+	until   int64   // when the search has to end
+	source  source  // of the endpoint's socket
+	timer   timer   // of the dial, of silence, or of the reset
+
+	endpoint atomic.Pointer[endpoint]
+	killed   atomic.Bool
 }
 
-// serveTCP forwards one accepted connection and returns when it has ended.
-func (s *Server) serveTCP(c *net.TCPConn) {
-	conn, err := newSide(c)
-	if err != nil {
-		c.Close()
-		return
-	}
-	x, group := s.admitTCP(conn)
+// admit takes in an accepted connection, or refuses one that no plan knows or
+// that may not pass, with a reset.
+func (l *loop) admit(t *tcpListener, fd int, client netip.AddrPort) {
+	s := l.server
+	x, group := l.admitTCP(t, fd, client)
 	if x == nil {
-		conn.abort(0)
+		(&side{fd: fd}).abort()
+		s.tcpBudget.release(fdsPerConnection)
 		return
 	}
-	id := s.live.add(x)
-	defer s.live.remove(id)
+	s.flows.Add(1)
+	l.seat(x)
+	x.live = s.live.add(x)
 	state := x.front.view.state
 	state.active.Add(1)
-	defer state.active.Add(-1)
-	x.forward(newChoice(group, state.affinity.Load(), x.from.Address))
-	x.settle()
+	x.timer.owner = x
+	x.search = newChoice(group, state.affinity.Load(), x.from.Address)
+	port := x.front.view.plan.Port
+	x.until = l.now + int64(max(s.cfg.ConnectTotal, s.connectTimeout(port)))
+	x.dial()
 }
 
-// admitTCP finds out where a connection was headed. It returns nil for one
-// that no plan knows, or that may not pass: it gets a reset.
-func (s *Server) admitTCP(c side) (*tcpConn, *group) {
-	orig, err := s.cfg.TCPOrigin(c.TCPConn)
-	if err != nil || orig == addrPort(c.LocalAddr()) {
+// admitTCP finds out where a connection was headed. It returns nil for one that
+// may not pass.
+func (l *loop) admitTCP(t *tcpListener, fd int, client netip.AddrPort) (*tcpConn, *group) {
+	s := l.server
+	orig, err := s.cfg.TCPOrigin(fd, t.family)
+	if err != nil || straight(t, fd, orig) {
 		return nil, nil
 	}
-	client := addrPort(c.RemoteAddr())
 	f, ok := s.table.lookup(service.TCP, orig, s.locals.mustContain)
 	if !ok {
 		return nil, nil
 	}
-	from, ok := s.admit(f, client.Addr(), func() string { return incomingTCP(c.TCPConn, f.Family) })
+	from, ok := s.admit(f, client.Addr(), func() string { return incomingTCP(fd, f.Family) })
 	if !ok {
 		return nil, nil
 	}
-	x := &tcpConn{server: s, front: f, client: client, orig: orig, from: from, started: time.Now(), conn: c}
+	x := &tcpConn{loop: l, front: f, client: client, orig: orig, from: from, started: time.Now()}
+	x.sides = [2]side{{fd: fd, tag: l.tag(), readable: true, writable: true}, {fd: -1}}
 	return x, f.group(from, s.table.rules())
+}
+
+// straight reports whether a connection wasn't redirected: it was headed to where
+// it arrived.
+func straight(t *tcpListener, fd int, orig netip.AddrPort) bool {
+	if orig.Port() != t.port() {
+		return false
+	}
+	local, err := unix.Getsockname(fd)
+	return err != nil || orig == socketAddress(local)
 }
 
 // admit reports whether a client may use f. It asks for the interface that the
@@ -84,112 +124,151 @@ func (s *Server) admit(f front, client netip.Addr, in func() string) (plan.Clien
 	return c, f.view.plan.VerdictFor(f.Frontend, c, rules) == plan.Forward
 }
 
-// forward finds an endpoint and relays until the connection has ended.
-func (x *tcpConn) forward(c *choice) {
-	state := x.front.view.state
-	port := x.front.view.plan.Port
-	retries := x.server.retries(port)
-	end := x.started.Add(max(x.server.cfg.ConnectTotal, x.server.connectTimeout(port)))
-	for attempt := 0; attempt <= retries && !x.dying(); attempt++ {
-		e := c.next()
+// dial begins to connect to the next endpoint; with none left to try, the client
+// is refused.
+func (x *tcpConn) dial() {
+	l, s := x.loop, x.loop.server
+	port, state := x.front.view.plan.Port, x.front.view.state
+	x.phase = dialing
+	for !x.killed.Load() && x.attempt <= s.retries(port) {
+		e := x.search.next()
 		if e == nil {
 			break
 		}
-		if attempt > 0 {
+		if x.attempt > 0 {
 			state.retried.Add(1)
 		}
-		from := x.server.table.source(x.front, x.from, e.address.Addr())
-		up, err := x.dial(e, from, port, end)
+		x.attempt++
+		x.endpoint.Store(e)
+		x.source = s.table.source(x.front, x.from, e.address.Addr())
+		now := sinceEpoch()
+		fd, err := s.dialers.connect(x.source, e.address)
 		if err == nil {
-			c.settled(e)
-			retry := x.run(e, up, attempt < retries)
-			e.load.Release()
-			if !retry {
+			end := &x.sides[endpointSide]
+			*end = side{fd: fd, tag: l.tag(), asksOut: true}
+			if err = end.watch(x); err == nil {
+				l.timers.set(&x.timer, min(now+int64(s.connectTimeout(port)), x.until))
 				return
 			}
-		} else {
-			e.load.Release()
+			end.close()
 		}
-		if err == nil || blames(err) {
-			x.server.endpointFailed(state, e, from, err)
-		}
-		if !time.Now().Before(end) {
+		x.failed(err)
+		if sinceEpoch() >= x.until {
 			break
 		}
 	}
 	state.failed.Add(1)
-	x.conn.abort(0)
+	x.sides[clientSide].abort()
+	x.end()
 }
 
-// dial connects to e and, where the service asks for it, says first who the
-// client is.
-func (x *tcpConn) dial(e *endpoint, from source, port *service.Port, end time.Time) (*net.TCPConn, error) {
-	deadline := time.Now().Add(x.server.connectTimeout(port))
-	if end.Before(deadline) {
-		deadline = end
+// failed counts what became of the endpoint that was tried last.
+func (x *tcpConn) failed(err error) {
+	e := x.endpoint.Swap(nil)
+	e.load.Release()
+	if err == nil || blames(err) {
+		x.loop.server.endpointFailed(x.front.view.state, e, x.source, err)
 	}
-	// Not derived from a context that all connections share: its lock would be
-	// theirs too.
-	ctx, cancel := context.WithDeadline(context.Background(), deadline)
-	defer cancel()
-	x.mu.Lock()
-	x.cancel = cancel
-	x.mu.Unlock()
-	up, err := x.server.dialers.tcp(ctx, from, e.address)
-	if err != nil {
-		return nil, err
+}
+
+// again gives the endpoint up for the next one.
+func (x *tcpConn) again(err error) {
+	x.sides[endpointSide].close()
+	x.failed(err)
+	if sinceEpoch() >= x.until {
+		x.attempt = math.MaxInt // no more
 	}
-	if port.ProxyProtocol != 0 {
-		h := proxyproto.HeaderProxyFromAddrs(byte(port.ProxyProtocol), net.TCPAddrFromAddrPort(x.client), net.TCPAddrFromAddrPort(x.orig))
-		if _, err := h.WriteTo(up); err != nil {
-			up.Close()
-			return nil, err
+	x.dial()
+}
+
+// event notes what has changed at a side, and goes on.
+func (x *tcpConn) event(i int, events uint32) {
+	s := &x.sides[i]
+	s.note(events)
+	switch {
+	case x.phase == relaying:
+		x.relay()
+	case x.phase == dialing && i == endpointSide:
+		x.dialed()
+	}
+}
+
+// dialed finds out how an attempt has ended.
+func (x *tcpConn) dialed() {
+	end := &x.sides[endpointSide]
+	if end.broken {
+		errno, err := unix.GetsockoptInt(end.fd, unix.SOL_SOCKET, unix.SO_ERROR)
+		if err == nil && errno != 0 {
+			err = unix.Errno(errno)
+		}
+		if err != nil {
+			x.again(err)
+			return
 		}
 	}
-	return up, nil
+	if !end.writable {
+		return
+	}
+	x.loop.timers.stop(&x.timer)
+	e := x.endpoint.Load()
+	x.search.settled(e)
+	if err := x.introduce(end); err != nil {
+		x.again(err)
+		return
+	}
+	x.loop.server.connected(x.front.view.state, e, !x.carried)
+	x.carried = true
+	x.loop.young = append(x.loop.young, youth{slot: x.slot, tag: end.tag, due: x.loop.now + int64(keepAliveAfter)})
+	x.begin()
 }
 
-// run relays to e until the connection has ended, or until e has shown that
-// it doesn't take it and another endpoint may.
-func (x *tcpConn) run(e *endpoint, up *net.TCPConn, mayRetry bool) (retry bool) {
-	raw, err := newSide(up)
+// introduce tells the endpoint who the client is, where the service asks for it.
+// A new socket takes that much at once.
+func (x *tcpConn) introduce(end *side) error {
+	version := x.front.view.plan.Port.ProxyProtocol
+	if version == 0 {
+		return nil
+	}
+	h := proxyproto.HeaderProxyFromAddrs(byte(version), net.TCPAddrFromAddrPort(x.client), net.TCPAddrFromAddrPort(x.orig))
+	b, err := h.Format()
 	if err != nil {
-		up.Close()
-		return mayRetry
+		return err
 	}
-	r := &relay{
-		sides: [2]side{x.conn, raw}, meters: &x.meters, mayRetry: mayRetry,
-		answered: e.ejection.Succeeded,
-		idle:     x.front.view.plan.Port.IdleTimeout, halfClose: x.server.cfg.HalfCloseTimeout,
+	n, err := write(end.fd, b)
+	if err == nil && n < len(b) {
+		err = unix.EAGAIN
 	}
-	x.mu.Lock()
-	if x.killed {
-		x.mu.Unlock()
-		raw.abort(0)
-		return false
+	return err
+}
+
+// end is the end of x, when both sides are closed.
+func (x *tcpConn) end() {
+	l, s := x.loop, x.loop.server
+	x.phase = gone
+	l.timers.stop(&x.timer)
+	for i := range x.pumps {
+		x.pumps[i].drop(s.pipes)
 	}
-	x.endpoint, x.relay = e, r
-	x.mu.Unlock()
-	x.server.connected(x.front.view.state, e, !x.carried)
-	x.carried = true
-	retry = r.run(x.server.pipes)
 	x.settle()
-	if !retry {
+	if e := x.endpoint.Load(); e != nil {
+		e.load.Release()
 		e.ejection.Succeeded()
 	}
-	return retry
+	x.front.view.state.active.Add(-1)
+	s.live.remove(x.live)
+	l.unseat(x)
+	s.tcpBudget.release(fdsPerConnection)
+	s.flows.Done()
 }
 
 // describe implements flow.
 func (x *tcpConn) describe() Connection {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	c := Connection{
 		Protocol: service.TCP, Service: x.front.view.state.key, Client: x.client, Address: x.orig, Started: x.started,
 		BytesIn: x.meters[clientSide].count.Load(), BytesOut: x.meters[endpointSide].count.Load(),
 	}
-	if x.endpoint != nil {
-		c.Endpoint = x.endpoint.address
+	if e := x.endpoint.Load(); e != nil {
+		c.Endpoint = e.address
 	}
 	return c
 }
@@ -197,9 +276,7 @@ func (x *tcpConn) describe() Connection {
 // settle implements flow. Only an endpoint that moved bytes gets here with any:
 // where another one is tried, none were moved.
 func (x *tcpConn) settle() {
-	x.mu.Lock()
-	e := x.endpoint
-	x.mu.Unlock()
+	e := x.endpoint.Load()
 	if e == nil {
 		return
 	}
@@ -208,23 +285,41 @@ func (x *tcpConn) settle() {
 	x.meters[endpointSide].settle(&s.counters.bytesOut, &e.counters.bytesOut)
 }
 
-func (x *tcpConn) dying() bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	return x.killed
-}
-
 // kill implements flow.
 func (x *tcpConn) kill() {
-	x.mu.Lock()
-	x.killed = true
-	r := x.relay
-	if x.cancel != nil {
-		x.cancel()
+	if x.killed.CompareAndSwap(false, true) {
+		x.loop.post(x.die)
 	}
-	x.mu.Unlock()
-	if r != nil {
-		r.kill()
+}
+
+// die ends x at once, with a reset to both sides: they must not take what they
+// have for all there is.
+func (x *tcpConn) die() {
+	switch x.phase {
+	case dialing:
+		x.sides[endpointSide].close()
+		x.failed(unix.ECANCELED)
+		x.dial()
+	case relaying, leaving:
+		x.cut()
 	}
-	x.conn.abort(0)
+}
+
+// cut resets both sides.
+func (x *tcpConn) cut() {
+	x.sides[clientSide].abort()
+	x.sides[endpointSide].abort()
+	x.end()
+}
+
+// alarm is the timer's.
+func (x *tcpConn) alarm() {
+	switch x.phase {
+	case dialing:
+		x.again(unix.ETIMEDOUT)
+	case relaying:
+		x.expire()
+	case leaving:
+		x.resetSoon()
+	}
 }

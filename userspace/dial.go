@@ -13,15 +13,17 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// dialers open marked sockets towards endpoints and towards this process.
+// dialers open marked sockets towards endpoints and towards this process: by the
+// standard library for sessions and probes, by hand for connections (see connect).
 type dialers struct {
 	plain       net.Dialer // from an address the kernel chooses, or one of this node's
 	transparent net.Dialer // from an address that isn't this node's
 	ports       ports      // of those
+	mark        int
 }
 
 func newDialers(mark uint32, keepAlive net.KeepAliveConfig) *dialers {
-	d := &dialers{ports: belowClients()}
+	d := &dialers{ports: belowClients(), mark: int(mark)}
 	d.plain = net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, _ string, c syscall.RawConn) error {
 		return control(c, func(fd int) error { return setUpstream(fd, mark) })
 	}}
@@ -30,17 +32,7 @@ func newDialers(mark uint32, keepAlive net.KeepAliveConfig) *dialers {
 			if err := setUpstream(fd, mark); err != nil {
 				return err
 			}
-			if strings.HasPrefix(network, "tcp") {
-				// A port is one connection's for a destination, not for all of them. UDP
-				// sockets don't mind to share even that, so there it stays one's own.
-				if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
-					return err
-				}
-			}
-			if strings.HasSuffix(network, "6") {
-				return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
-			}
-			return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
+			return setTransparent(fd, strings.HasSuffix(network, "6"))
 		})
 	}}
 	return d
@@ -54,7 +46,19 @@ func setUpstream(fd int, mark uint32) error {
 	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
 		return err
 	}
+	return lateBind(fd)
+}
+
+func lateBind(fd int) error {
 	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
+}
+
+// setTransparent lets a socket have an address that isn't this node's.
+func setTransparent(fd int, v6 bool) error {
+	if v6 {
+		return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
 }
 
 func control(c syscall.RawConn, f func(fd int) error) (err error) {
@@ -81,13 +85,9 @@ func (d *dialers) dial(s source, f func(*net.Dialer, netip.AddrPort) error) erro
 	return f(&d.plain, netip.AddrPort{})
 }
 
-// tcp connects to an endpoint.
-func (d *dialers) tcp(ctx context.Context, s source, to netip.AddrPort) (c *net.TCPConn, err error) {
-	err = d.dial(s, func(dialer *net.Dialer, local netip.AddrPort) (err error) {
-		c, err = dialer.DialTCP(ctx, "tcp"+familyDigit(to.Addr()), local, to)
-		return err
-	})
-	return c, err
+// probe connects to a listener of this process.
+func (d *dialers) probe(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
+	return d.plain.DialTCP(ctx, "tcp"+familyDigit(to.Addr()), netip.AddrPort{}, to)
 }
 
 // udp makes a connected socket.

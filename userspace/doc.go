@@ -11,11 +11,12 @@
 // may go to, whether the client's address is kept, and who may connect. Prepare
 // takes up what a plan adds, Commit lets go what it doesn't hold any more.
 //
-// TCP: [Server.Run] accepts, dials off the accept path, tries another endpoint
-// when a connect fails, and then moves bytes with splice(2), so that they don't
-// enter this process. UDP: each client has a session with a connected socket of
-// its own and one goroutine that reads it; the shared reader never waits for a
-// client, an endpoint or a lookup.
+// TCP: one event loop for each processor accepts, connects, tries another
+// endpoint when a connect fails, and then moves bytes: small messages are copied,
+// bulk is spliced (splice(2)), so that it doesn't enter this process. Nothing in a
+// loop waits. UDP: each client has a session with a connected socket of its own and
+// one goroutine that reads it; the shared reader never waits for a client, an
+// endpoint or a lookup.
 //
 // All methods of a Server are safe for concurrent use.
 package userspace

@@ -74,8 +74,9 @@ func (s *Server) startReceivers() {
 
 // closeAll frees what is left when no connection and no session is.
 func (s *Server) closeAll() {
+	s.closeLoops()
 	for _, l := range s.tcp {
-		l.Close()
+		l.close()
 	}
 	for _, l := range s.udp {
 		l.Close()
@@ -126,11 +127,5 @@ func (s *Server) killAll(gone <-chan struct{}) int {
 func (s *Server) stop() {
 	s.stopOnce.Do(func() {
 		close(s.stopped)
-		if s.tcpBudget != nil {
-			s.tcpBudget.close()
-		}
-		for _, l := range s.tcp {
-			l.stop()
-		}
 	})
 }

@@ -77,7 +77,7 @@ func testPlan(services ...testService) *plan.Plan {
 func start(t testing.TB, cfg Config, p *plan.Plan) *Server {
 	t.Helper()
 	if cfg.TCPOrigin == nil {
-		cfg.TCPOrigin = func(*net.TCPConn) (netip.AddrPort, error) { return vip, nil }
+		cfg.TCPOrigin = func(int, service.Family) (netip.AddrPort, error) { return vip, nil }
 	}
 	s := New(cfg)
 	if err := s.Listen(); err != nil {

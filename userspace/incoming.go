@@ -2,7 +2,6 @@ package userspace
 
 import (
 	"encoding/binary"
-	"syscall"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -18,23 +17,12 @@ import (
 
 // incomingTCP returns the name of the interface that an accepted connection came
 // in on; empty if it is gone.
-func incomingTCP(c syscall.Conn, f service.Family) string {
-	raw, err := c.SyscallConn()
+func incomingTCP(fd int, f service.Family) string {
+	i, err := incomingIndex(fd, f)
 	if err != nil {
 		return ""
 	}
-	var name string
-	err = control(raw, func(fd int) error {
-		i, err := incomingIndex(fd, f)
-		if err == nil {
-			name = interfaceName(fd, i)
-		}
-		return err
-	})
-	if err != nil {
-		return ""
-	}
-	return name
+	return interfaceName(fd, i)
 }
 
 // incomingIndex asks an accepted socket, which says it in the form of a control

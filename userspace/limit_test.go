@@ -18,6 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // limitedServer is a Server in a process that may have 1,024 file descriptors.
@@ -63,10 +64,10 @@ func starvingServer() int {
 
 // originOrStraight is for connections headed to vip or, while straight is set,
 // for those that weren't redirected, such as a probe's.
-func originOrStraight(straight *atomic.Bool) func(*net.TCPConn) (netip.AddrPort, error) {
-	return func(c *net.TCPConn) (netip.AddrPort, error) {
+func originOrStraight(straight *atomic.Bool) func(int, service.Family) (netip.AddrPort, error) {
+	return func(fd int, f service.Family) (netip.AddrPort, error) {
 		if straight.Load() {
-			return addrPort(c.LocalAddr()), nil
+			return notRedirected(fd, f)
 		}
 		return vip, nil
 	}
@@ -234,22 +235,24 @@ func TestDivide(t *testing.T) {
 }
 
 func TestBudget(t *testing.T) {
-	b := newBudget(4)
-	if !b.acquire(2) || !b.tryAcquire(2) || b.tryAcquire(1) {
+	b, told := newBudget(4), 0
+	b.notify = func() { told++ }
+	if !b.tryOrWait(2) || !b.tryAcquire(2) || b.tryAcquire(1) {
 		t.Fatal("4 isn't 2 and 2")
 	}
-	got := make(chan bool)
-	go func() { got <- b.acquire(2) }()
-	eventually(t, "somebody waits", b.exhausted)
-	b.release(2)
-	if !<-got {
-		t.Error("acquire() = false after a release")
+	if b.release(1); told != 0 {
+		t.Error("told although nobody waits")
 	}
-	go func() { got <- b.acquire(1) }()
-	eventually(t, "somebody waits", b.exhausted)
+	if b.tryOrWait(2) {
+		t.Error("took 2 of 1")
+	}
+	if b.release(1); told != 1 || !b.tryOrWait(2) {
+		t.Errorf("told %d times of what was released, want once, and then there are 2", told)
+	}
+	b.release(2)
 	b.close()
-	if <-got {
-		t.Error("acquire() = true after close")
+	if b.tryOrWait(1) || b.tryAcquire(1) {
+		t.Error("took some after close")
 	}
 }
 
@@ -261,7 +264,7 @@ func TestProbeAtTheBudget(t *testing.T) {
 	d := testService{name: "s", eps: []netip.AddrPort{ep}}
 	var straight atomic.Bool
 	s := start(t, Config{MaxFDs: 256, TCPOrigin: originOrStraight(&straight)}, testPlan(d))
-	n := divide(256).tcp/fdsPerConnection - 1 // the other family's loop holds one
+	n := divide(256).tcp / fdsPerConnection
 	var conns []*net.TCPConn
 	for range n {
 		c := connect(t, s)

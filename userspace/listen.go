@@ -1,10 +1,8 @@
 package userspace
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"net"
 	"net/netip"
 	"strconv"
 	"sync/atomic"
@@ -44,6 +42,7 @@ func (s *Server) Listen() error {
 		l.udp = min(l.udp, s.cfg.MaxSessions*fdsPerSession)
 	}
 	s.tcpBudget, s.udpBudget, s.pipes = newBudget(l.tcp), newBudget(l.udp), newPipes(l.pipes)
+	s.tcpBudget.notify = s.acceptAgain
 	s.locals.refresh(0)
 	var err error
 	if s.tcp, err = listen(s.cfg.TCPPort, s.openTCP); err != nil {
@@ -51,6 +50,9 @@ func (s *Server) Listen() error {
 	}
 	if s.cfg.Origin != nil {
 		s.udp, err = listen(s.cfg.UDPPort, s.openUDP)
+	}
+	if err == nil {
+		err = s.makeLoops()
 	}
 	if err != nil {
 		s.closeAll()
@@ -119,7 +121,7 @@ func familyMissing(err error) bool {
 
 // tcpListener accepts one family's connections.
 type tcpListener struct {
-	*net.TCPListener
+	fd     int
 	addr   netip.AddrPort
 	family service.Family
 	// waiting is since when the loop waits for file descriptors of its budget,
@@ -130,39 +132,75 @@ type tcpListener struct {
 }
 
 func (l *tcpListener) port() uint16 { return l.addr.Port() }
-func (l *tcpListener) close()       { l.Close() }
+
+func (l *tcpListener) close() {
+	if l.fd >= 0 {
+		unix.Close(l.fd)
+		l.fd = -1
+	}
+}
 
 func (s *Server) openTCP(f service.Family, port uint16) (*tcpListener, error) {
-	// Accepted sockets inherit what is set on the listener, so keep-alive costs
-	// no system calls for each connection. A multipath socket could neither be
-	// spliced nor asked for its original destination.
-	lc := net.ListenConfig{KeepAlive: -1}
-	lc.SetMultipathTCP(false)
-	addr := netip.AddrPortFrom(wildcard(f), port)
-	nl, err := lc.Listen(context.Background(), "tcp"+familyDigit(addr.Addr()), addr.String())
+	fd, err := s.listenTCP(f, port)
 	if err != nil {
 		return nil, fmt.Errorf("listen on TCP port %s: %w", strconv.Itoa(int(port)), err)
 	}
-	l := &tcpListener{TCPListener: nl.(*net.TCPListener), addr: addrPort(nl.Addr()), family: f}
-	raw, err := l.SyscallConn()
-	if err == nil {
-		err = control(raw, func(fd int) error { return s.tuneListener(fd) })
-	}
+	local, err := unix.Getsockname(fd)
 	if err != nil {
-		l.Close()
-		return nil, fmt.Errorf("set options of TCP listener: %w", err)
+		unix.Close(fd)
+		return nil, fmt.Errorf("ask for the TCP listener's port: %w", err)
 	}
-	return l, nil
+	return &tcpListener{fd: fd, addr: netip.AddrPortFrom(wildcard(f), socketAddress(local).Port()), family: f}, nil
 }
 
+func (s *Server) listenTCP(f service.Family, port uint16) (int, error) {
+	domain := unix.AF_INET
+	if f == service.IPv6 {
+		domain = unix.AF_INET6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	if f == service.IPv6 {
+		err = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_V6ONLY, 1)
+	}
+	if err == nil {
+		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+	}
+	if err == nil {
+		err = unix.Bind(fd, rawAddress(netip.AddrPortFrom(wildcard(f), port)))
+	}
+	if err == nil {
+		err = s.tuneListener(fd)
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// tuneListener sets what accepted sockets inherit, so that it costs no system
+// calls for each connection, and listens.
 func (s *Server) tuneListener(fd int) error {
-	idle := max(1, int(s.cfg.KeepAlive/time.Second))
+	if err := keepAlive(fd, s.cfg.KeepAlive); err != nil {
+		return err
+	}
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+		return err
+	}
+	return unix.Listen(fd, backlog)
+}
+
+// keepAlive lets the kernel ask the peer whether it is still there, after the
+// connection was silent for idle and then every 15 s, four times.
+func keepAlive(fd int, idle time.Duration) error {
 	return errors.Join(
 		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1),
-		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, idle),
+		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, max(1, int(idle/time.Second))),
 		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 15),
 		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 4),
-		unix.Listen(fd, backlog),
 	)
 }
 

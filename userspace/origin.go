@@ -24,17 +24,8 @@ type OriginLookup interface {
 // kernelOrigin asks netfilter where an accepted connection was headed. It
 // fails when the kernel doesn't track the connection; for one that wasn't
 // redirected it returns the listener's own address.
-func kernelOrigin(c *net.TCPConn) (netip.AddrPort, error) {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	family := service.FamilyOf(addrPort(c.LocalAddr()).Addr())
-	var orig netip.AddrPort
-	ctrlErr := raw.Control(func(fd uintptr) { orig, err = originalDestination(int(fd), family) })
-	if ctrlErr != nil {
-		err = ctrlErr
-	}
+func kernelOrigin(fd int, f service.Family) (netip.AddrPort, error) {
+	orig, err := originalDestination(fd, f)
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("get original destination: %w", err)
 	}

@@ -22,7 +22,7 @@ type prober struct {
 	count uint64
 }
 
-// Probe proves that the Server serves: it connects to each TCP listener and is
+// Probe proves that the Server serves: every loop answers, it connects to each TCP listener and is
 // refused by what an accepted connection meets, and sends a datagram to each
 // UDP listener and gets it back from the loop that serves all clients. It
 // fails when one doesn't, within ctx.
@@ -37,6 +37,11 @@ func (s *Server) Probe(ctx context.Context) error {
 	if len(s.tcp) == 0 || s.isStopped() {
 		return errors.New("probe userspace: not serving")
 	}
+	for _, l := range s.loops {
+		if err := l.probe(ctx); err != nil {
+			return fmt.Errorf("probe event loop: %w", err)
+		}
+	}
 	for _, l := range s.tcp {
 		if err := s.probeTCP(ctx, l); err != nil {
 			return fmt.Errorf("probe TCP listener (%s): %w", l.family, err)
@@ -48,6 +53,19 @@ func (s *Server) Probe(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// probe proves that the loop goes round: any of them may have accepted the
+// connections of other probes.
+func (l *loop) probe(ctx context.Context) error {
+	answered := make(chan struct{})
+	l.post(func() { close(answered) })
+	select {
+	case <-answered:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 func (s *Server) probeTCP(ctx context.Context, l *tcpListener) error {
@@ -95,7 +113,7 @@ func (s *Server) exhaustion(l *tcpListener) error {
 
 // refusal connects to l and expects to be refused.
 func (s *Server) refusal(ctx context.Context, l *tcpListener) error {
-	c, err := s.dialers.tcp(ctx, source{}, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
+	c, err := s.dialers.probe(ctx, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
 	if errors.Is(err, unix.ECONNRESET) {
 		return nil // refused so soon that connect saw it
 	}

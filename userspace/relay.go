@@ -1,204 +1,188 @@
 package userspace
 
-import (
-	"sync"
-	"sync/atomic"
-	"time"
-)
+import "time"
 
-// A relay's two ends. Direction d reads side d and writes the other one.
-const (
-	clientSide   = 0
-	endpointSide = 1
-)
-
-// resetPatience bounds how long a reset waits for what was sent before it.
+// resetPatience bounds how long a reset waits for what was sent before it: a
+// reset throws unsent bytes away, and an endpoint that answers and then resets has
+// sent its answer.
 const resetPatience = 5 * time.Second
 
-// relay moves bytes both ways between two sockets until both are done, and
-// passes on to each what happens to the other: end of data as end of data,
-// reset as reset.
-type relay struct {
-	sides     [2]side
-	pumps     [2]pump
-	meters    *[2]meter
-	idle      time.Duration // reset both sides after this long without a byte; 0 never
-	halfClose time.Duration // the same once one side has finished
-	answered  func()        // called when the endpoint's first bytes have reached the client
-	mayRetry  bool          // an endpoint that resets first thing may be replaced
+// Waits between looks at whether it has arrived.
+const (
+	resetWaitMin = time.Millisecond
+	resetWaitMax = 50 * time.Millisecond
+)
 
-	heard atomic.Int64
-	limit atomic.Int64 // of silence, in nanoseconds; 0 for none
-
-	mu     sync.Mutex // guards what follows, and orders closing
-	timer  *time.Timer
-	ended  [2]bool // direction d's source has finished, and its sink was told
-	dead   [2]bool // writing to side d failed
-	closed bool
-	retry  bool // the endpoint reset before a byte was moved; the client is untouched
+// relayState is what a connection knows while it moves bytes both ways, until
+// both are done. It passes on to each side what happens to the other: end of data
+// as end of data, reset as reset.
+type relayState struct {
+	ended [2]bool // direction d's source has finished, and its sink was told
+	dead  [2]bool // writing to side d failed
+	heard int64   // when bytes last moved, in nanoseconds since epoch
+	limit int64   // of silence, in nanoseconds; 0 for none
+	wait  time.Duration
+	reset int64 // when a reset waits no longer
 }
 
-// run returns when both directions have ended and the sockets are closed,
-// except that with a true result the client's is open and unused.
-func (r *relay) run(p *pipes) (retry bool) {
-	for d := range r.pumps {
-		r.pumps[d] = pump{src: r.sides[d], dst: r.sides[1-d], pipes: p, meter: &r.meters[d], heard: &r.heard}
+// begin relays between the client and the endpoint that has just taken it.
+func (x *tcpConn) begin() {
+	x.phase = relaying
+	x.relayState = relayState{heard: x.loop.now}
+	for d := range x.pumps {
+		x.pumps[d].meter = &x.meters[d]
 	}
-	r.pumps[endpointSide].moved = r.answered
-	r.heard.Store(sinceEpoch())
-	r.mu.Lock()
-	r.restrict(r.idle)
-	r.mu.Unlock()
-	done := make(chan struct{})
-	go func() {
-		r.direction(endpointSide)
-		close(done)
-	}()
-	r.direction(clientSide)
-	<-done
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.timer != nil {
-		r.timer.Stop()
+	x.restrict(x.front.view.plan.Port.IdleTimeout)
+	// Its request is there already, most of the time: a read costs less than to be
+	// told of it.
+	if x.relay(); x.phase != relaying || x.sides[clientSide].watched {
+		return
 	}
-	if r.retry && r.pumps[clientSide].read == 0 {
-		r.sides[clientSide].SetReadDeadline(time.Time{})
-		return true
+	if err := x.sides[clientSide].watch(x); err != nil {
+		x.cut()
 	}
-	if r.retry {
-		r.sides[clientSide].abort(0)
-	}
-	return false
 }
 
-// direction pumps from side d to the other and then says so there.
-func (r *relay) direction(d int) {
-	switch r.pumps[d].run() {
+// relay moves what can be moved. The endpoint comes first: that it resets first
+// thing has to be known before it is written to.
+func (x *tcpConn) relay() {
+	for _, d := range []int{endpointSide, clientSide} {
+		if x.phase == relaying {
+			x.direction(d)
+		}
+	}
+}
+
+// direction lets a pump have its turn, and then says at its sink how it ended.
+func (x *tcpConn) direction(d int) {
+	if x.pumps[d].over {
+		if s := &x.sides[d]; x.ended[d] && s.broken && s.dead() {
+			x.sourceDied(d)
+		}
+		return
+	}
+	switch x.pumps[d].turn(x, &x.sides[d], &x.sides[1-d]) {
 	case finished:
-		r.sourceFinished(d)
+		x.pumps[d].over = true
+		x.sourceFinished(d)
 	case sourceDied:
-		r.sourceDied(d)
+		x.sourceDied(d)
 	case sinkDied:
-		r.sinkDied(d)
-	case interrupted:
-		// Whoever interrupted has closed what is to be closed.
+		x.pumps[d].over = true
+		x.sinkDied(d)
+	case unfinished:
+		if !x.queued {
+			x.queued = true
+			x.loop.busy = append(x.loop.busy, x)
+		}
+	case blocked:
+	}
+}
+
+// firstBytes is called when p's first bytes have reached their sink.
+func (x *tcpConn) firstBytes(p *pump) {
+	if p == &x.pumps[endpointSide] {
+		x.search = nil
+		x.endpoint.Load().ejection.Succeeded()
 	}
 }
 
 // sourceFinished passes an end of data on. The last direction to finish closes.
-func (r *relay) sourceFinished(d int) {
+func (x *tcpConn) sourceFinished(d int) {
 	sink := 1 - d
-	r.mu.Lock()
 	switch {
-	case r.closed:
-		r.mu.Unlock()
+	case x.dead[d]: // the other direction's write met the reset first
+		x.sourceDied(d)
 		return
-	case r.dead[d]: // the other direction's write met the reset first
-		r.closed = true
-		r.mu.Unlock()
-		r.sides[d].Close()
-		r.sides[sink].abort(resetPatience)
-		return
-	case r.ended[sink]:
-		r.closed = true
-		r.mu.Unlock()
-		r.sides[0].Close()
-		r.sides[1].Close()
+	case x.ended[sink]:
+		x.sides[clientSide].close()
+		x.sides[endpointSide].close()
+		x.end()
 		return
 	}
-	r.ended[d] = true
-	r.sides[sink].CloseWrite()
-	r.restrict(r.halfClose)
-	r.mu.Unlock()
-	if r.sides[d].awaitDeath() {
-		r.sourceDied(d)
+	x.ended[d] = true
+	x.sides[sink].finish()
+	x.restrict(x.loop.server.cfg.HalfCloseTimeout)
+	if s := &x.sides[d]; s.broken && s.dead() {
+		x.sourceDied(d)
 	}
 }
 
-// sourceDied passes a reset on.
-func (r *relay) sourceDied(d int) {
-	sink := 1 - d
-	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
+// sourceDied passes a reset on, unless another endpoint may be tried.
+func (x *tcpConn) sourceDied(d int) {
+	if d == endpointSide && x.mayRetry() {
+		x.search.exclude(x.endpoint.Load())
+		x.pumps[clientSide].over = false
+		x.pumps[endpointSide] = pump{}
+		x.loop.timers.stop(&x.timer)
+		x.again(nil)
 		return
 	}
-	r.closed = true
-	if d == endpointSide && r.mayRetry && r.unused() {
-		r.retry = true
-		r.sides[endpointSide].Close()
-		r.sides[clientSide].SetReadDeadline(time.Unix(1, 0)) // stops the other direction
-		r.mu.Unlock()
-		return
-	}
-	r.mu.Unlock()
-	r.sides[d].Close()
-	r.sides[sink].abort(resetPatience)
+	x.sides[d].close()
+	x.leave()
+}
+
+// mayRetry reports whether the endpoint can be replaced: nobody has had a byte by
+// way of it, and nobody has finished.
+func (x *tcpConn) mayRetry() bool {
+	return x.search != nil && x.attempt <= x.loop.server.retries(x.front.view.plan.Port) && !x.killed.Load() &&
+		x.meters[clientSide].count.Load() == 0 && x.meters[endpointSide].count.Load() == 0 && !x.ended[clientSide]
 }
 
 // sinkDied leaves it to the other direction, which reads what the sink had
 // sent before it died, to pass the reset on; unless that has ended.
-func (r *relay) sinkDied(d int) {
-	r.mu.Lock()
-	r.dead[1-d] = true
-	r.restrict(r.halfClose)
-	last := r.ended[1-d] && !r.closed
-	r.closed = r.closed || last
-	r.mu.Unlock()
-	if last {
-		r.sides[1-d].Close()
-		r.sides[d].abort(resetPatience)
+func (x *tcpConn) sinkDied(d int) {
+	sink := 1 - d
+	x.dead[sink] = true
+	x.restrict(x.loop.server.cfg.HalfCloseTimeout)
+	switch {
+	case x.dead[d]:
+		x.cut()
+	case x.ended[sink]:
+		x.sides[sink].close()
+		x.leave()
+	default:
+		x.sides[sink].readable, x.sides[sink].last = true, true // the error has come by the write
+		x.direction(sink)
 	}
 }
 
-// unused reports whether the relay hasn't moved a byte and nobody has finished.
-func (r *relay) unused() bool {
-	return r.meters[0].count.Load() == 0 && r.meters[1].count.Load() == 0 && !r.ended[clientSide] && !r.dead[endpointSide]
+// leave resets the side that is left, once what was sent to it has arrived.
+func (x *tcpConn) leave() {
+	x.phase = leaving
+	x.wait, x.reset = resetWaitMin, sinceEpoch()+int64(resetPatience)
+	x.resetSoon()
 }
 
-// restrict lets the relay be silent for at most d from now on; 0 changes
-// nothing. The caller holds mu.
-func (r *relay) restrict(d time.Duration) {
-	if old := r.limit.Load(); d <= 0 || old > 0 && old <= int64(d) {
+func (x *tcpConn) resetSoon() {
+	now := sinceEpoch()
+	for i := range x.sides {
+		if s := &x.sides[i]; s.fd >= 0 && s.unsent() && now < x.reset {
+			x.loop.timers.set(&x.timer, now+int64(x.wait))
+			x.wait = min(2*x.wait, resetWaitMax)
+			return
+		}
+	}
+	x.cut()
+}
+
+// restrict lets the connection be silent for at most d from now on; 0 changes
+// nothing.
+func (x *tcpConn) restrict(d time.Duration) {
+	if d <= 0 || x.limit > 0 && x.limit <= int64(d) {
 		return
 	}
-	r.limit.Store(int64(d))
-	r.heard.Store(sinceEpoch())
-	if r.timer == nil {
-		r.timer = time.AfterFunc(d, r.expire)
-		return
-	}
-	r.timer.Reset(d)
+	x.limit, x.heard = int64(d), x.loop.now
+	x.loop.timers.set(&x.timer, x.heard+x.limit)
 }
 
-// expire ends a relay that was silent for too long, as kill does: an end of
-// data would make a truncated answer look complete. Where both directions have
-// finished, they have closed already. The timer isn't touched when bytes move;
+// expire ends a connection that was silent for too long: an end of data would
+// make a truncated answer look complete. The timer isn't touched when bytes move;
 // instead it finds out here that it has to go on.
-func (r *relay) expire() {
-	r.mu.Lock()
-	if r.closed {
-		r.mu.Unlock()
+func (x *tcpConn) expire() {
+	if due := x.heard + x.limit; due > x.loop.now {
+		x.loop.timers.set(&x.timer, due)
 		return
 	}
-	silent := sinceEpoch() - r.heard.Load()
-	if left := r.limit.Load() - silent; left > 0 {
-		r.timer.Reset(time.Duration(left))
-		r.mu.Unlock()
-		return
-	}
-	r.closed = true
-	r.mu.Unlock()
-	r.sides[0].abort(0)
-	r.sides[1].abort(0)
-}
-
-// kill ends the relay at once, with a reset to both sides: they must not take
-// what they have for all there is.
-func (r *relay) kill() {
-	r.mu.Lock()
-	r.closed, r.retry, r.mayRetry = true, false, false
-	r.mu.Unlock()
-	r.sides[0].abort(0)
-	r.sides[1].abort(0)
+	x.cut()
 }

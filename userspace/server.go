@@ -33,6 +33,9 @@ type Server struct {
 	tcpBudget *budget
 	udpBudget *budget
 	tcp       []*tcpListener
+	loops     []*loop
+	looping   bool // they run
+	running   sync.WaitGroup
 	udp       []*udpListener
 	receivers sync.WaitGroup // the UDP listeners' goroutines
 	prober    prober
@@ -65,24 +68,78 @@ func (s *Server) Run(ctx context.Context) error {
 	if len(s.tcp) == 0 {
 		return errors.New("run userspace: not listening")
 	}
-	var loops sync.WaitGroup
-	for _, l := range s.tcp {
-		if !s.enter() { // so that Drain waits for what is accepted last
-			break
-		}
-		loops.Go(func() {
-			defer s.flows.Done()
-			l.run(s)
-		})
+	if !s.enter() { // so that Drain waits for what is accepted last
+		return nil
 	}
+	defer s.flows.Done()
+	s.startLoops()
 	s.startReceivers()
 	select {
 	case <-ctx.Done():
 		s.stop()
 	case <-s.stopped:
 	}
-	loops.Wait()
+	time.Sleep(acceptGrace)
+	s.stopAccepting()
 	return nil
+}
+
+// makeLoops makes the loops that will serve connections, with the descriptors that
+// they need.
+func (s *Server) makeLoops() error {
+	for range s.cfg.Loops {
+		l, err := s.newLoop()
+		if err != nil {
+			return err
+		}
+		s.loops = append(s.loops, l)
+	}
+	return nil
+}
+
+// startLoops starts their goroutines, which outlive Run.
+func (s *Server) startLoops() {
+	s.looping = true
+	for _, l := range s.loops {
+		l.post(l.accept)
+		s.running.Go(l.run)
+	}
+}
+
+// closeLoops ends them when they have no connection any more.
+func (s *Server) closeLoops() {
+	for _, l := range s.loops {
+		if l.close(); !s.looping {
+			l.release()
+		}
+	}
+	s.running.Wait()
+}
+
+// acceptAgain lets the loops accept, as there are descriptors again.
+func (s *Server) acceptAgain() {
+	for _, l := range s.loops {
+		l.post(l.accept)
+	}
+}
+
+// stopAccepting takes in the clients that the kernel has connected, and resets
+// those that come after. It returns when the listeners are closed.
+func (s *Server) stopAccepting() {
+	var stopped sync.WaitGroup
+	for _, l := range s.loops {
+		stopped.Add(1)
+		l.post(func() {
+			defer stopped.Done()
+			for _, a := range l.acceptors {
+				a.stop()
+			}
+		})
+	}
+	stopped.Wait()
+	for _, l := range s.tcp {
+		l.close()
+	}
 }
 
 // connected counts a connection or session that an endpoint took; first says

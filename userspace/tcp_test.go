@@ -15,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/health"
+
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -126,17 +127,23 @@ func TestHealthEndsEjection(t *testing.T) {
 	}
 }
 
+// notRedirected is an origin for connections that weren't.
+func notRedirected(fd int, _ service.Family) (netip.AddrPort, error) {
+	local, err := unix.Getsockname(fd)
+	return socketAddress(local), err
+}
+
 func TestRefused(t *testing.T) {
 	ep := tcpEndpoint(t, named("a"))
 	tests := []struct {
 		name   string
-		origin func(*net.TCPConn) (netip.AddrPort, error)
+		origin func(int, service.Family) (netip.AddrPort, error)
 		front  func(*plan.Frontend)
 		empty  bool
 	}{
-		{name: "straight to the listener", origin: func(c *net.TCPConn) (netip.AddrPort, error) { return addrPort(c.LocalAddr()), nil }},
+		{name: "straight to the listener", origin: notRedirected},
 		{name: "not tracked", origin: kernelOrigin},
-		{name: "unknown destination", origin: func(*net.TCPConn) (netip.AddrPort, error) { return netip.MustParseAddrPort("10.96.0.1:81"), nil }},
+		{name: "unknown destination", origin: func(int, service.Family) (netip.AddrPort, error) { return netip.MustParseAddrPort("10.96.0.1:81"), nil }},
 		{name: "rejected", empty: true, front: func(f *plan.Frontend) { f.Verdict = plan.Reject }},
 		{name: "dropped", empty: true, front: func(f *plan.Frontend) { f.Verdict = plan.Drop }},
 		{name: "source range", front: func(f *plan.Frontend) { f.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} }},
@@ -160,7 +167,9 @@ func TestNodePort(t *testing.T) {
 	d := testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}, front: func(f *plan.Frontend) {
 		f.Kind, f.Address = plan.NodePort, netip.AddrPortFrom(netip.Addr{}, 30080)
 	}}
-	origin := func(*net.TCPConn) (netip.AddrPort, error) { return netip.MustParseAddrPort("127.0.0.1:30080"), nil }
+	origin := func(int, service.Family) (netip.AddrPort, error) {
+		return netip.MustParseAddrPort("127.0.0.1:30080"), nil
+	}
 	s := start(t, Config{TCPOrigin: origin}, testPlan(d))
 	if got := ask(t, connect(t, s), "x"); got != "a x" {
 		t.Errorf("answer %q", got)
@@ -294,7 +303,9 @@ func TestResetIsPassedOn(t *testing.T) {
 		ep := tcpEndpoint(t, func(c *net.TCPConn) {
 			io.ReadFull(c, make([]byte, 1))
 			c.Write(answer)
-			for side, _ := newSide(c); side.unsent(); time.Sleep(time.Millisecond) {
+			raw, _ := c.SyscallConn()
+			for unsent := true; unsent; time.Sleep(time.Millisecond) {
+				raw.Control(func(fd uintptr) { unsent = (&side{fd: int(fd)}).unsent() })
 			}
 			c.Close()
 		})

@@ -1,0 +1,105 @@
+package userspace
+
+import (
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// connect begins to connect to an endpoint and returns the socket, whose loop
+// learns of the outcome.
+func (d *dialers) connect(s source, to netip.AddrPort) (fd int, err error) {
+	begin := func(local netip.AddrPort) (err error) {
+		fd, err = d.begin(s, local, to)
+		return err
+	}
+	switch {
+	case s.transparent:
+		err = d.ports.from(s.addr, begin)
+	case s.addr.IsValid():
+		err = begin(netip.AddrPortFrom(s.addr, 0))
+	default:
+		err = begin(netip.AddrPort{})
+	}
+	return fd, err
+}
+
+// begin is connect from one local address and port; an invalid address leaves
+// both to the kernel.
+func (d *dialers) begin(s source, local, to netip.AddrPort) (int, error) {
+	domain := unix.AF_INET
+	if service.FamilyOf(to.Addr()) == service.IPv6 {
+		domain = unix.AF_INET6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err = d.prepare(fd, domain, s, local); err == nil {
+		if err = unix.Connect(fd, rawAddress(to)); err == unix.EINPROGRESS || err == unix.EINTR {
+			err = nil
+		}
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+func (d *dialers) prepare(fd, domain int, s source, local netip.AddrPort) error {
+	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, d.mark); err != nil {
+		return err
+	}
+	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+		return err
+	}
+	if !local.IsValid() {
+		return nil
+	}
+	if s.transparent {
+		if err := setTransparent(fd, domain == unix.AF_INET6); err != nil {
+			return err
+		}
+		// A port is one connection's for a destination, not for all of them.
+		if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1); err != nil {
+			return err
+		}
+	}
+	if local.Port() == 0 {
+		if err := lateBind(fd); err != nil {
+			return err
+		}
+	}
+	return unix.Bind(fd, rawAddress(local))
+}
+
+// keepAliveAfter is how old a connection is when its endpoint's socket is told to
+// keep alive: most are gone by then, and four system calls are a fifth of a short
+// connection's.
+const keepAliveAfter = 5 * time.Second
+
+// youth is a connection that isn't as old yet, if it still is there.
+type youth struct {
+	slot int32
+	tag  uint32 // of the endpoint's socket
+	due  int64
+}
+
+// mature sets keep-alive on the connections that have become old enough.
+func (l *loop) mature() {
+	n := 0
+	for ; n < len(l.young) && l.young[n].due <= l.now; n++ {
+		y := &l.young[n]
+		if c := l.slots[y.slot]; c != nil && c.sides[endpointSide].tag == y.tag {
+			// A socket that can't have it lives without.
+			_ = keepAlive(c.sides[endpointSide].fd, l.server.cfg.KeepAlive)
+		}
+	}
+	if l.young = l.young[n:]; len(l.young) == 0 {
+		l.young = nil
+	}
+}

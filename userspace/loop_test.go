@@ -1,0 +1,125 @@
+package userspace
+
+import (
+	"io"
+	"net"
+	"net/netip"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// ringer notes which timer went off.
+type ringer struct {
+	name string
+	rang *[]string
+}
+
+func (r ringer) alarm() { *r.rang = append(*r.rang, r.name) }
+
+func TestTimersGoOffInOrder(t *testing.T) {
+	var ts timers
+	var rang []string
+	timer := func(name string) *timer { return &timer{owner: ringer{name, &rang}} }
+	a, b, c, d := timer("a"), timer("b"), timer("c"), timer("d")
+	ts.set(a, 30)
+	ts.set(b, 10)
+	ts.set(c, 20)
+	ts.set(d, 40)
+	ts.set(b, 35) // put off
+	ts.stop(c)
+	ts.stop(c)
+	ts.expire(9)
+	if len(rang) > 0 {
+		t.Errorf("%v went off early", rang)
+	}
+	ts.expire(35)
+	if want := []string{"a", "b"}; !slices.Equal(rang, want) {
+		t.Errorf("%v went off by 35, want %v", rang, want)
+	}
+	ts.set(a, 36) // again
+	ts.expire(100)
+	if want := []string{"a", "b", "a", "d"}; !slices.Equal(rang, want) || len(ts) != 0 {
+		t.Errorf("%v went off in all, %d are left; want %v, 0", rang, len(ts), want)
+	}
+}
+
+// Sockets towards endpoints get keep-alive when their connection has lasted.
+func TestKeepAliveOfLastingConnections(t *testing.T) {
+	s := start(t, Config{KeepAlive: 77 * time.Second}, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}}))
+	c := connect(t, s)
+	ask(t, c, "x")
+	x := s.live.all()[0].(*tcpConn)
+	option := func(level, name int) int {
+		got := make(chan int)
+		x.loop.post(func() {
+			v, err := unix.GetsockoptInt(x.sides[endpointSide].fd, level, name)
+			if err != nil {
+				v = -1
+			}
+			got <- v
+		})
+		return <-got
+	}
+	if got := option(unix.SOL_SOCKET, unix.SO_KEEPALIVE); got != 0 {
+		t.Errorf("SO_KEEPALIVE is %d at the start, want 0: it costs calls", got)
+	}
+	eventually(t, "keep-alive", func() bool { return option(unix.SOL_SOCKET, unix.SO_KEEPALIVE) == 1 })
+	if got := option(unix.IPPROTO_TCP, unix.TCP_KEEPIDLE); got != 77 {
+		t.Errorf("TCP_KEEPIDLE is %d, want 77", got)
+	}
+}
+
+// A client that sends and reads nothing holds up neither its loop's others, nor
+// itself for ever: what it is owed arrives whole when it reads.
+func TestSlowReaderHoldsUpNobody(t *testing.T) {
+	const size = 32 << 20
+	flood := tcpEndpoint(t, func(c *net.TCPConn) {
+		defer c.Close()
+		b := make([]byte, 1<<16)
+		for n := 0; n < size; n += len(b) {
+			for i := range b {
+				b[i] = byte((n + i) >> 8)
+			}
+			if _, err := c.Write(b); err != nil {
+				return
+			}
+		}
+	})
+	s := start(t, Config{Loops: 1}, testPlan(testService{name: "s", eps: []netip.AddrPort{flood}}))
+	var slow []*net.TCPConn
+	for range 20 {
+		slow = append(slow, connect(t, s))
+	}
+	fast := connect(t, s)
+	checkFlood(t, fast, size)
+	for _, c := range slow[:3] {
+		checkFlood(t, c, size)
+	}
+}
+
+func checkFlood(t *testing.T, c net.Conn, size int) {
+	t.Helper()
+	b := make([]byte, 1<<16)
+	got := 0
+	for {
+		n, err := c.Read(b)
+		for i, v := range b[:n] {
+			if want := byte((got + i) >> 8); v != want {
+				t.Fatalf("byte %d is %d, want %d", got+i, v, want)
+			}
+		}
+		got += n
+		if err == io.EOF {
+			break
+		}
+		if err != nil {
+			t.Fatalf("after %d bytes: %v", got, err)
+		}
+	}
+	if got != size {
+		t.Errorf("got %d bytes, want %d", got, size)
+	}
+}
