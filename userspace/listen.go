@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strconv"
 	"sync/atomic"
 	"time"
 
@@ -143,7 +142,7 @@ func (l *tcpListener) close() {
 func (s *Server) openTCP(f service.Family, port uint16) (*tcpListener, error) {
 	fd, err := s.listenTCP(f, port)
 	if err != nil {
-		return nil, fmt.Errorf("listen on TCP port %s: %w", strconv.Itoa(int(port)), err)
+		return nil, fmt.Errorf("listen on TCP %s: %w", netip.AddrPortFrom(wildcard(f), port), err)
 	}
 	local, err := unix.Getsockname(fd)
 	if err != nil {
