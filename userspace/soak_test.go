@@ -106,6 +106,7 @@ func behave(s *Server, kind int) error {
 		return err
 	}
 	defer c.Close()
+	c.SetDeadline(time.Now().Add(15 * patience)) // with hundreds of others, on a busy machine
 	size := 1 + rand.IntN(1<<(6+rand.IntN(16)))
 	h := crc64.New(table64)
 	if _, err := io.CopyN(io.MultiWriter(c, h), rand.NewChaCha8([32]byte{byte(size)}), int64(size)); err != nil {
