@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+
+	"kproxy.dev/kproxy/lab/compare/statistics"
 )
 
 // findings are what the figures say, in sentences made of them. What a run
@@ -17,7 +19,7 @@ func findings(r *Report) []string {
 }
 
 // versus compares a figure of plane a with that of b, round by round.
-func versus(row *Row, a, b Plane) (times Spread, tell, ok bool) {
+func versus(row *Row, a, b Plane) (times statistics.Spread, tell, ok bool) {
 	if row == nil {
 		return times, false, false
 	}
@@ -25,8 +27,8 @@ func versus(row *Row, a, b Plane) (times Spread, tell, ok bool) {
 	if ca == nil || cb == nil {
 		return times, false, false
 	}
-	q := ratios(ca.Runs, cb.Runs)
-	return spread(q), distinct(q), len(q) > 0
+	q := statistics.Ratios(ca.Runs, cb.Runs)
+	return statistics.Of(q), statistics.Distinct(q), len(q) > 0
 }
 
 // proxied are the planes with a proxy that were measured.
@@ -35,7 +37,7 @@ func (r *Report) proxied() []Plane {
 }
 
 // times says a ratio: "2.1 times (2.0–2.3)".
-func times(s Spread) string {
+func times(s statistics.Spread) string {
 	text := s.String()
 	if median, rest, ok := strings.Cut(text, " "); ok {
 		return median + " times " + rest
@@ -44,7 +46,7 @@ func times(s Spread) string {
 }
 
 // percent says a ratio as a percentage: "79% (77–82%)".
-func percent(s Spread) string {
+func percent(s statistics.Spread) string {
 	p := func(v float64) string { return fmt.Sprintf("%.0f", 100*v) }
 	if p(s.Min) == p(s.Max) {
 		return p(s.Median) + "%"
@@ -52,7 +54,9 @@ func percent(s Spread) string {
 	return fmt.Sprintf("%s%% (%s–%s%%)", p(s.Median), p(s.Min), p(s.Max))
 }
 
-func percentRange(s Spread) string { return fmt.Sprintf("%.0f–%.0f%%", 100*s.Min, 100*s.Max) }
+func percentRange(s statistics.Spread) string {
+	return fmt.Sprintf("%.0f–%.0f%%", 100*s.Min, 100*s.Max)
+}
 
 const cantTell = "no difference that these rounds can tell"
 
@@ -149,7 +153,7 @@ func findProxyTime(r *Report) []string {
 		}
 		for _, part := range c.Parts {
 			if part.Name == "kproxy" {
-				out = append(out, fmt.Sprintf("kproxy's own process used %s of %s s per gigabyte through %s.", figure(part.Value), figure(c.Median), p.Name()))
+				out = append(out, fmt.Sprintf("kproxy's own process used %s of %s s per gigabyte through %s.", statistics.Figure(part.Value), statistics.Figure(c.Median), p.Name()))
 			}
 		}
 	}
@@ -172,7 +176,7 @@ func findFirstPackets(r *Report) []string {
 		if at == nil || then == nil {
 			continue
 		}
-		text := fmt.Sprintf("Connecting through %s took %s µs among %s services and %s µs among %s (medians)", p.Name(), figure(at.Median), thousands(few), figure(then.Median), thousands(many))
+		text := fmt.Sprintf("Connecting through %s took %s µs among %s services and %s µs among %s (medians)", p.Name(), statistics.Figure(at.Median), statistics.Thousands(few), statistics.Figure(then.Median), statistics.Thousands(many))
 		// The two were measured at different times: only what exceeds both spreads counts.
 		if at.Min <= then.Max && then.Min <= at.Max {
 			text += ", " + cantTell
@@ -202,7 +206,7 @@ func findProgramming(r *Report) []string {
 		var parts []string
 		for _, g := range r.Programming {
 			if g.Plane == p {
-				parts = append(parts, fmt.Sprintf("%s s for %s", figure(g.Seconds), thousands(g.Services)))
+				parts = append(parts, fmt.Sprintf("%s s for %s", statistics.Figure(g.Seconds), statistics.Thousands(g.Services)))
 			}
 		}
 		if len(parts) > 0 {

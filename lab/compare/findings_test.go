@@ -3,12 +3,14 @@ package compare
 import (
 	"strings"
 	"testing"
+
+	"kproxy.dev/kproxy/lab/compare/statistics"
 )
 
 func row(key string, services int, direct, userspace, iptables []float64) Row {
 	r := Row{Key: key, Services: services, Unit: "µs"}
 	for p, runs := range map[Plane][]float64{Direct: direct, Userspace: userspace, IPTables: iptables} {
-		r.Cells = append(r.Cells, Cell{Plane: p, Runs: runs, Spread: spread(runs)})
+		r.Cells = append(r.Cells, Cell{Plane: p, Runs: runs, Spread: statistics.Of(runs)})
 	}
 	return r
 }
@@ -58,7 +60,7 @@ func TestFindings(t *testing.T) {
 			}
 		})
 	}
-	crowded := Report{Noise: Noise{Others: Spread{0.6, 0.5, 0.8}}}
+	crowded := Report{Noise: Noise{Others: statistics.Spread{Median: 0.6, Min: 0.5, Max: 0.8}}}
 	if got := findings(&crowded); len(got) != 1 || !strings.Contains(got[0], "Others used 60%") {
 		t.Errorf("of a crowded machine: %q", got)
 	}
@@ -72,7 +74,7 @@ func TestWarnings(t *testing.T) {
 	if got := warnings(&calm); len(got) != 0 {
 		t.Errorf("of a calm machine: %q", got)
 	}
-	bad := Report{Repeat: 1, Host: Host{CPUs: 2}, Noise: Noise{Others: Spread{0.3, 0.1, 0.5}, Steal: Spread{0, 0, 0.1}, Failed: 2, Error: "requests through IPVS: lost"}}
+	bad := Report{Repeat: 1, Host: Host{CPUs: 2}, Noise: Noise{Others: statistics.Spread{Median: 0.3, Min: 0.1, Max: 0.5}, Steal: statistics.Spread{Median: 0, Min: 0, Max: 0.1}, Failed: 2, Error: "requests through IPVS: lost"}}
 	got := strings.Join(warnings(&bad), "\n")
 	for _, phrase := range []string{"30% of the processors", "up to 50%", "took up to 10%", "2 exchanges failed", "lost", "only 1 round:", "2 processors"} {
 		if !strings.Contains(got, phrase) {

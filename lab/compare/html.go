@@ -6,14 +6,16 @@ import (
 	"html/template"
 	"io"
 	"time"
+
+	"kproxy.dev/kproxy/lab/compare/statistics"
 )
 
 //go:embed report.html.tmpl
 var pageText string
 
 var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
-	"figure":    figure,
-	"thousands": thousands,
+	"figure":    statistics.Figure,
+	"thousands": statistics.Thousands,
 	"count":     count,
 	"percent":   func(v float64) string { return fmt.Sprintf("%.0f%%", 100*v) },
 	"px":        func(v float64) string { return fmt.Sprintf("%.1f", v) },

@@ -2,6 +2,8 @@ package compare
 
 import (
 	"time"
+
+	"kproxy.dev/kproxy/lab/compare/statistics"
 )
 
 // Report is what a comparison found; `-o json` prints it.
@@ -49,12 +51,12 @@ type Row struct {
 
 // Cell is one figure of one plane.
 type Cell struct {
-	Plane  Plane     `json:"plane"`
-	Runs   []float64 `json:"runs"` // a value for each round
-	Spread           // of Runs
+	Plane             Plane     `json:"plane"`
+	Runs              []float64 `json:"runs"` // a value for each round
+	statistics.Spread           // of Runs
 	// Ratio to the direct figure of the same round; nil for Direct itself.
-	Ratio *Spread `json:"ratio,omitempty"`
-	Parts []Part  `json:"parts,omitempty"` // what the median is made of, roughly: medians of their own
+	Ratio *statistics.Spread `json:"ratio,omitempty"`
+	Parts []Part             `json:"parts,omitempty"` // what the median is made of, roughly: medians of their own
 }
 
 // Part is who used a part of the processors' time.
@@ -68,10 +70,10 @@ type Noise struct {
 	// Others is the share of the machine's processors that neither load, server,
 	// kproxy nor the kernel's softirq threads used while loads ran; Steal is what
 	// the hypervisor gave to others. Between 0 and 1.
-	Others Spread `json:"others"`
-	Steal  Spread `json:"steal"`
-	Failed int    `json:"failed"` // exchanges, of all loads
-	Error  string `json:"error,omitempty"`
+	Others statistics.Spread `json:"others"`
+	Steal  statistics.Spread `json:"steal"`
+	Failed int               `json:"failed"` // exchanges, of all loads
+	Error  string            `json:"error,omitempty"`
 }
 
 // Row returns the row with a key, for a number of services, or nil.

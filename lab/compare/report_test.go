@@ -16,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/lab/compare/load"
+	"kproxy.dev/kproxy/lab/compare/statistics"
 )
 
 var update = flag.Bool("update", false, "rewrite the goldens")
@@ -194,8 +195,8 @@ func TestPageShowsEveryFigure(t *testing.T) {
 				t.Errorf("%s of %s: no chart says %s", row.Key, c.Plane, c)
 			}
 			for _, v := range []float64{c.Median, c.Min, c.Max} {
-				if !strings.Contains(tables, figure(v)) {
-					t.Errorf("%s of %s: no table says %s", row.Key, c.Plane, figure(v))
+				if !strings.Contains(tables, statistics.Figure(v)) {
+					t.Errorf("%s of %s: no table says %s", row.Key, c.Plane, statistics.Figure(v))
 				}
 			}
 		}

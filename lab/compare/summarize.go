@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"kproxy.dev/kproxy/lab/compare/load"
+	"kproxy.dev/kproxy/lab/compare/statistics"
 )
 
 // summarize makes the report's rows, and all that is said about them, of the
@@ -50,11 +51,11 @@ func (x *comparison) row(m metric, services int) Row {
 			continue
 		}
 		for i := range c.Parts {
-			c.Parts[i].Value = spread(parts[c.Parts[i].Name]).Median
+			c.Parts[i].Value = statistics.Of(parts[c.Parts[i].Name]).Median
 		}
-		c.Spread = spread(c.Runs)
+		c.Spread = statistics.Of(c.Runs)
 		if direct := row.Cell(Direct); direct != nil {
-			ratio := spread(ratios(c.Runs, direct.Runs))
+			ratio := statistics.Of(statistics.Ratios(c.Runs, direct.Runs))
 			c.Ratio = &ratio
 		}
 		row.Cells = append(row.Cells, c)
@@ -79,7 +80,7 @@ func noise(samples []sample, cpus int) Noise {
 			steal = append(steal, o.CPU.Steal/capacity)
 		}
 	}
-	n.Others, n.Steal = spread(others), spread(steal)
+	n.Others, n.Steal = statistics.Of(others), statistics.Of(steal)
 	return n
 }
 
@@ -109,5 +110,5 @@ func count(n int, what string) string {
 	if n == 1 {
 		return "1 " + what
 	}
-	return fmt.Sprintf("%s %ss", thousands(n), what)
+	return fmt.Sprintf("%s %ss", statistics.Thousands(n), what)
 }

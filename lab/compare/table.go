@@ -6,6 +6,8 @@ import (
 	"strings"
 	"text/tabwriter"
 	"time"
+
+	"kproxy.dev/kproxy/lab/compare/statistics"
 )
 
 // WriteTable prints the report for a terminal.
@@ -69,7 +71,7 @@ func (r *Report) tableRow(t io.Writer, row *Row) {
 		if c := row.Cell(p); c != nil {
 			text = c.String()
 			if c.Ratio != nil {
-				text += fmt.Sprintf("  ×%s", figure(c.Ratio.Median))
+				text += fmt.Sprintf("  ×%s", statistics.Figure(c.Ratio.Median))
 			}
 		}
 		cells = append(cells, text)

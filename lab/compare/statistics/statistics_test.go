@@ -1,4 +1,4 @@
-package compare
+package statistics
 
 import (
 	"testing"
@@ -20,7 +20,7 @@ func TestSpread(t *testing.T) {
 		{"same to the reader", []float64{1.0001, 1.0002}, Spread{1.00015, 1.0001, 1.0002}, "1.00"},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := spread(tt.values)
+			got := Of(tt.values)
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("spread (-want +got):\n%s", diff)
 			}
@@ -47,12 +47,12 @@ func TestRatiosAreWithinARound(t *testing.T) {
 		{"a round is missing", []float64{9, 4}, []float64{3}, []float64{3}, false},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got := ratios(tt.a, tt.b)
+			got := Ratios(tt.a, tt.b)
 			if diff := cmp.Diff(tt.want, got); diff != "" {
 				t.Errorf("ratios (-want +got):\n%s", diff)
 			}
-			if distinct(got) != tt.distinct {
-				t.Errorf("distinct is %v, want %v", distinct(got), tt.distinct)
+			if Distinct(got) != tt.distinct {
+				t.Errorf("distinct is %v, want %v", Distinct(got), tt.distinct)
 			}
 		})
 	}
@@ -62,13 +62,13 @@ func TestFigure(t *testing.T) {
 	for v, want := range map[float64]string{
 		0: "0", 0.0123: "0.012", 1: "1.00", 9.876: "9.88", 12.34: "12.3", 123.4: "123", 1234.5: "1,235", 1234567: "1,234,567",
 	} {
-		if got := figure(v); got != want {
-			t.Errorf("figure(%v) = %q, want %q", v, got, want)
+		if got := Figure(v); got != want {
+			t.Errorf("Figure(%v) = %q, want %q", v, got, want)
 		}
 	}
 	for n, want := range map[int]string{0: "0", 999: "999", 1000: "1,000", 1234567: "1,234,567", -1234: "-1,234", -123: "-123"} {
-		if got := thousands(n); got != want {
-			t.Errorf("thousands(%d) = %q, want %q", n, got, want)
+		if got := Thousands(n); got != want {
+			t.Errorf("Thousands(%d) = %q, want %q", n, got, want)
 		}
 	}
 }
