@@ -94,45 +94,6 @@ func (b *Backend) addSets(ctx context.Context, ops kernel.Ops, a *kernel.Applied
 	return errs.ErrorOrNil()
 }
 
-// restoreText is the input of iptables-restore for chains, which are sorted by
-// table, and which of them each line is about (-1: none).
-func restoreText(chains []kernel.Chain) ([]byte, []int) {
-	var text bytes.Buffer
-	var owner []int
-	line := func(i int, parts ...string) {
-		for _, p := range parts {
-			text.WriteString(p)
-		}
-		text.WriteByte('\n')
-		owner = append(owner, i)
-	}
-	for start := 0; start < len(chains); {
-		end := start
-		for end < len(chains) && chains[end].Table == chains[start].Table {
-			end++
-		}
-		line(-1, "*", chains[start].Table)
-		for i := start; i < end; i++ {
-			line(i, ":", chains[i].Name, " - [0:0]")
-		}
-		for i := start; i < end; i++ {
-			for _, r := range chains[i].Rules {
-				line(i, "-A ", chains[i].Name, " ", r)
-			}
-		}
-		line(-1, "COMMIT")
-		start = end
-	}
-	return text.Bytes(), owner
-}
-
-// RestoreText is what iptables-restore --noflush gets to make chains, which are
-// sorted by table and name.
-func RestoreText(chains []kernel.Chain) []byte {
-	text, _ := restoreText(chains)
-	return text
-}
-
 // deleteChains empties all chains, so that none leads to another, and removes them.
 func (b *Backend) deleteChains(ctx context.Context, f service.Family, chains []kernel.Chain, a *kernel.Applied) error {
 	if len(chains) == 0 {

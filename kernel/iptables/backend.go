@@ -53,6 +53,7 @@ type Backend struct {
 	config   Config
 	jumps    [2]Jumper
 	changing func() // tells the Watch that rules are about to change; may be nil
+	written  int    // rules of a family that are known to be in the kernel, about
 }
 
 var _ kernel.Backend = (*Backend)(nil)
@@ -82,7 +83,7 @@ func (b *Backend) families() []service.Family {
 }
 
 // restore feeds text to iptables-restore, which leaves alone what text doesn't
-// mention. A table's part takes effect as a whole or not at all.
+// mention. What text has up to a COMMIT takes effect as a whole or not at all.
 func (b *Backend) restore(ctx context.Context, f service.Family, text []byte) error {
 	_, err := b.config.Runner.Run(ctx, text, b.config.Variant.Program[f]+"-restore", "--noflush", "-w", b.lockWait())
 	return err

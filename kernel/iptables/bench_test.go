@@ -178,6 +178,35 @@ func BenchmarkApply(b *testing.B) {
 	}
 }
 
+// BenchmarkAll measures all services' rules at once: a cold start, and a clean-up.
+func BenchmarkAll(b *testing.B) {
+	for _, v := range variants {
+		for _, n := range []int{1000, 10000} {
+			rules := iptables.Render(kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(n, endpointsEach)...), options())
+			for _, up := range []bool{true, false} {
+				name := map[bool]string{true: "cold start", false: "clean up"}[up]
+				b.Run(fmt.Sprintf("%s/%s/services=%d", v.Name, name, n), func(b *testing.B) {
+					kerneltest.Namespace(b)
+					backend, _ := newBackend(b, v)
+					apply := func(ops kernel.Ops, timed bool) {
+						if !timed {
+							b.StopTimer()
+							defer b.StartTimer()
+						}
+						if a, err := backend.Apply(context.Background(), ops); err != nil || len(a.Failed) > 0 {
+							b.Fatal(err, a.Failed)
+						}
+					}
+					for b.Loop() {
+						apply(kernel.Diff(kernel.Ruleset{}, rules), up)
+						apply(kernel.Diff(rules, kernel.Ruleset{}), !up)
+					}
+				})
+			}
+		}
+	}
+}
+
 // programmed is a backend in a namespace of its own that holds rules. It must
 // stay on the calling goroutine.
 func programmed(b *testing.B, v kernel.Variant, rules kernel.Ruleset) *iptables.Backend {

@@ -37,7 +37,7 @@ type writer struct {
 	ctx     context.Context
 	family  service.Family
 	applied *kernel.Applied
-	lines   []int // of the last text: chain per line
+	lines   []*kernel.Chain // that those of the last text are about
 }
 
 func (w *writer) write(chains []kernel.Chain) error {
@@ -45,14 +45,17 @@ func (w *writer) write(chains []kernel.Chain) error {
 		return err
 	}
 	var text []byte
-	text, w.lines = restoreText(chains)
+	text, w.lines = restoreText(w.b.parts(chains))
 	if err := w.b.restore(w.ctx, w.family, text); err != nil {
 		return err
 	}
-	w.applied.Chains += len(chains)
-	for _, c := range chains {
-		w.applied.Rules += len(c.Rules)
+	rules := 0
+	for i := range chains {
+		rules += len(chains[i].Rules)
 	}
+	w.applied.Chains += len(chains)
+	w.applied.Rules += rules
+	w.b.written = max(w.b.written, rules)
 	return nil
 }
 
@@ -74,7 +77,7 @@ func (w *writer) isolate(chains []kernel.Chain, first error) error {
 		}
 		own[c.Owner] = append(own[c.Owner], c)
 	}
-	k, told := w.culprit(chains, first)
+	k, told := w.culprit(first)
 	placeholders, err := w.placeholders(shared)
 	if err != nil {
 		return err
@@ -96,12 +99,12 @@ func (w *writer) isolate(chains []kernel.Chain, first error) error {
 }
 
 // culprit is the service that the refused line was about.
-func (w *writer) culprit(chains []kernel.Chain, err error) (service.Key, bool) {
+func (w *writer) culprit(err error) (service.Key, bool) {
 	var e *kernel.ExecError
-	if !errors.As(err, &e) || e.Line < 1 || e.Line > len(w.lines) || w.lines[e.Line-1] < 0 {
+	if !errors.As(err, &e) || e.Line < 1 || e.Line > len(w.lines) || w.lines[e.Line-1] == nil {
 		return service.Key{}, false
 	}
-	k := chains[w.lines[e.Line-1]].Owner
+	k := w.lines[e.Line-1].Owner
 	return k, k != service.Key{}
 }
 
@@ -126,7 +129,7 @@ func (w *writer) services(own map[service.Key][]kernel.Chain, keys []service.Key
 		w.applied.Failed[keys[0]] = fmt.Errorf("write %s chains: %w", w.family, err)
 		return nil
 	}
-	if k, ok := w.culprit(chains, err); ok {
+	if k, ok := w.culprit(err); ok {
 		rest := slices.DeleteFunc(slices.Clone(keys), func(o service.Key) bool { return o == k })
 		if err := w.services(own, []service.Key{k}); err != nil {
 			return err

@@ -16,9 +16,13 @@ import (
 func (b *Backend) Observe(ctx context.Context) (kernel.Ruleset, error) {
 	var out kernel.Ruleset
 	var err error
+	b.written = 0
 	for _, f := range b.families() {
 		if out.Chains[f], out.Jumps[f], err = b.observeFamily(ctx, f); err != nil {
 			return out, err
+		}
+		for i := range out.Chains[f] {
+			b.written += len(out.Chains[f][i].Rules)
 		}
 	}
 	out.Sets, err = kernel.ReadSets(b.config.Sets)
