@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -72,7 +71,7 @@ type Config struct {
 func Default() Config {
 	return Config{
 		Logger: slog.New(slog.DiscardHandler), Mark: 0x1800,
-		Loops:     runtime.GOMAXPROCS(0),
+		Loops:     processors,
 		TCPOrigin: kernelOrigin, LocalAddresses: interfaceAddresses,
 		ConnectTimeout: time.Second, ConnectTotal: 5 * time.Second, Retries: 3,
 		HalfCloseTimeout: 2 * time.Minute, UDPIdleTimeout: time.Minute, KeepAlive: time.Minute,

@@ -234,11 +234,14 @@ func (x *tcpConn) introduce(end *side) error {
 	if err != nil {
 		return err
 	}
-	n, err := write(end.fd, b)
-	if err == nil && n < len(b) {
-		err = unix.EAGAIN
+	n, errno := sysWrite(end.fd, b)
+	switch {
+	case errno != 0:
+		return errno
+	case n < len(b):
+		return unix.EAGAIN
 	}
-	return err
+	return nil
 }
 
 // end is the end of x, when both sides are closed.

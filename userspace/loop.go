@@ -77,7 +77,7 @@ func (l *loop) release() {
 // watch asks for events of a socket.
 func (l *loop) watch(fd int, events uint32, slot int32, tag uint32) error {
 	ev := unix.EpollEvent{Events: events, Fd: slot, Pad: int32(tag)}
-	if err := unix.EpollCtl(l.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
+	if err := sysControl(l.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != 0 {
 		return fmt.Errorf("watch socket: %w", err)
 	}
 	return nil
@@ -87,11 +87,8 @@ func (l *loop) watch(fd int, events uint32, slot int32, tag uint32) error {
 func (l *loop) run() {
 	events := make([]unix.EpollEvent, eventsAtOnce)
 	for !l.closing {
-		n, err := unix.EpollWait(l.epoll, events, l.patience())
+		n := l.wait(events)
 		l.now = sinceEpoch()
-		if err != nil {
-			n = 0 // EINTR: nothing else can be wrong with it
-		}
 		for i := range events[:n] {
 			l.dispatch(&events[i])
 		}
@@ -103,6 +100,19 @@ func (l *loop) run() {
 	l.ended, l.posted = true, nil
 	l.mu.Unlock()
 	l.release()
+}
+
+// wait waits for events, but not before it has looked whether there are any:
+// under load there are, and then the Go scheduler needn't hear of it.
+func (l *loop) wait(events []unix.EpollEvent) int {
+	if n := sysEvents(l.epoll, events); n > 0 || len(l.busy) > 0 {
+		return n
+	}
+	n, err := unix.EpollWait(l.epoll, events, l.patience())
+	if err != nil {
+		return 0 // EINTR: nothing else can be wrong with it
+	}
+	return n
 }
 
 // patience is how long the next wait may take, in milliseconds: until the next

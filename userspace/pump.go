@@ -1,7 +1,6 @@
 package userspace
 
 import (
-	"errors"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -77,26 +76,24 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 	if p.bulk && !p.piped {
 		p.pipe, p.piped = c.loop.server.pipes.get()
 	}
-	var err error
+	var err unix.Errno
 	piping := p.bulk && p.piped
 	if piping {
-		var n64 int64
-		n64, err = unix.Splice(src.fd, nil, p.pipe.w, nil, pipeSize, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
-		n = int(n64)
+		n, err = sysSplice(src.fd, p.pipe.w, pipeSize)
 	} else {
-		n, err = unix.Read(src.fd, c.loop.buf)
+		n, err = sysRead(src.fd, c.loop.buf)
 	}
 	switch {
-	case err == nil && n == 0:
+	case err == 0 && n == 0:
 		return 0, finished
-	case err == nil:
+	case err == 0:
 		p.burst += n
-	case errors.Is(err, unix.EINTR):
+	case err == unix.EINTR:
 		return 0, unfinished
-	case errors.Is(err, unix.EAGAIN):
+	case err == unix.EAGAIN:
 		p.rest(src)
 		return 0, unfinished
-	case errors.Is(err, unix.EINVAL) && piping: // can't be spliced
+	case err == unix.EINVAL && piping: // can't be spliced
 		p.bulk, p.burst = false, 0
 		p.drop(c.loop.server.pipes)
 		return 0, unfinished
@@ -123,15 +120,15 @@ func (p *pump) rest(src *side) {
 // give writes what was copied, and keeps what the sink doesn't take.
 func (p *pump) give(c *tcpConn, dst *side, b []byte) ending {
 	if dst.writable {
-		n, err := write(dst.fd, b)
+		n, err := sysWrite(dst.fd, b)
 		switch {
-		case err == nil:
+		case err == 0:
 			p.count(c, n)
 			if b = b[n:]; len(b) == 0 {
 				return unfinished
 			}
 			dst.full(c)
-		case errors.Is(err, unix.EAGAIN):
+		case err == unix.EAGAIN:
 			dst.full(c)
 		default:
 			p.keep(b)
@@ -155,12 +152,12 @@ func (p *pump) flush(c *tcpConn, dst *side) ending {
 		}
 		n, err := p.push(dst.fd)
 		switch {
-		case err == nil:
+		case err == 0:
 			p.pending -= n
 			p.offset += n
 			p.count(c, n)
-		case errors.Is(err, unix.EINTR):
-		case errors.Is(err, unix.EAGAIN):
+		case err == unix.EINTR:
+		case err == unix.EAGAIN:
 			dst.full(c)
 		default:
 			return sinkDied
@@ -170,12 +167,11 @@ func (p *pump) flush(c *tcpConn, dst *side) ending {
 	return unfinished
 }
 
-func (p *pump) push(fd int) (int, error) {
+func (p *pump) push(fd int) (int, unix.Errno) {
 	if p.buf == nil {
-		n, err := unix.Splice(p.pipe.r, nil, fd, nil, p.pending, unix.SPLICE_F_MOVE|unix.SPLICE_F_NONBLOCK)
-		return int(n), err
+		return sysSplice(p.pipe.r, fd, p.pending)
 	}
-	return write(fd, p.buf[p.offset:p.offset+p.pending])
+	return sysWrite(fd, p.buf[p.offset:p.offset+p.pending])
 }
 
 // count notes that bytes have reached the sink.
@@ -185,15 +181,6 @@ func (p *pump) count(c *tcpConn, n int) {
 	if !p.moved {
 		p.moved = true
 		c.firstBytes(p)
-	}
-}
-
-// write is write(2) that isn't interrupted.
-func write(fd int, b []byte) (int, error) {
-	for {
-		if n, err := unix.Write(fd, b); !errors.Is(err, unix.EINTR) {
-			return n, err
-		}
 	}
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -97,9 +98,24 @@ func (s *Server) makeLoops() error {
 	return nil
 }
 
+// processors is how many goroutines may run at once before makeRoom.
+var processors = runtime.GOMAXPROCS(0)
+
+// makeRoom lets as many more goroutines run at once as there are loops. Go counts
+// a loop that waits for events as running for the first 10 ms, unless somebody else
+// needs its place: then a thread of the runtime's takes it away after 20 µs, another
+// one is woken to use it, and the loop has to look for a place when its events
+// come (retake and exitsyscall in runtime/proc.go). With places to spare it keeps its own.
+func (s *Server) makeRoom() {
+	if n := processors + len(s.loops); runtime.GOMAXPROCS(0) < n {
+		runtime.GOMAXPROCS(n)
+	}
+}
+
 // startLoops starts their goroutines, which outlive Run.
 func (s *Server) startLoops() {
 	s.looping = true
+	s.makeRoom()
 	for _, l := range s.loops {
 		l.post(l.accept)
 		s.running.Go(l.run)

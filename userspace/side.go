@@ -55,7 +55,7 @@ func (s *side) full(c *tcpConn) {
 		return // it is told with the rest
 	}
 	ev := unix.EpollEvent{Events: endpointEvents, Fd: c.slot, Pad: int32(s.tag)}
-	unix.EpollCtl(c.loop.epoll, unix.EPOLL_CTL_MOD, s.fd, &ev)
+	sysControl(c.loop.epoll, unix.EPOLL_CTL_MOD, s.fd, &ev)
 }
 
 // dead reports whether the connection is gone, rather than that its peer has
@@ -80,7 +80,7 @@ func (s *side) finish() { unix.Shutdown(s.fd, unix.SHUT_WR) }
 // close closes it in good order, or what the kernel takes for that.
 func (s *side) close() {
 	if s.fd >= 0 {
-		unix.Close(s.fd)
+		sysClose(s.fd)
 		*s = side{fd: -1}
 	}
 }
