@@ -16,8 +16,8 @@ import (
 // rules stay. [kernel.ErrLocked] means that nothing was wrong but the moment.
 func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, error) {
 	a := kernel.Applied{Failed: map[service.Key]error{}}
-	if b.changing != nil {
-		b.changing()
+	if b.watch != nil {
+		b.watch.changing(ops)
 	}
 	if err := b.addSets(ctx, ops, &a); err != nil {
 		return a, err

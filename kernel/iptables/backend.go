@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"strconv"
@@ -50,10 +51,10 @@ func (c Config) Validate() error {
 // Backend is the [kernel.Backend] of iptables. Programs run in the network
 // namespace of the calling thread. It may be used by one goroutine at a time.
 type Backend struct {
-	config   Config
-	jumps    [2]Jumper
-	changing func() // tells the Watch that rules are about to change; may be nil
-	written  int    // rules of a family that are known to be in the kernel, about
+	config  Config
+	jumps   [2]Jumper
+	watch   *Watch // is told what the backend changes; may be nil
+	written int    // rules of a family that are known to be in the kernel, about
 }
 
 var _ kernel.Backend = (*Backend)(nil)
@@ -86,7 +87,13 @@ func (b *Backend) families() []service.Family {
 // mention. What text has up to a COMMIT takes effect as a whole or not at all.
 func (b *Backend) restore(ctx context.Context, f service.Family, text []byte) error {
 	_, err := b.config.Runner.Run(ctx, text, b.config.Variant.Program[f]+"-restore", "--noflush", "-w", b.lockWait())
+	if b.watch != nil {
+		b.watch.committed(bytes.Count(text, []byte(commit)), err == nil)
+	}
 	return err
 }
+
+// commit ends a table's part.
+const commit = "\nCOMMIT\n"
 
 func (b *Backend) lockWait() string { return strconv.Itoa(int(b.config.LockWait / time.Second)) }

@@ -25,12 +25,18 @@ type Watch struct {
 	expected *kernel.Ruleset
 }
 
-// ruleWatch notices changes of chains in one variant.
+// ruleWatch notices changes of chains in one variant. While the backend changes
+// rules itself, it is told of what it does, so that it need not look at all
+// rules afterwards.
 type ruleWatch interface {
-	// forget drops what is known of the kernel's rules, because they were changed.
-	forget()
-	// check says how the kernel's rules differ from want. After forget it
-	// compares with want itself, else with how things were then.
+	// changing: the backend is about to carry out ops.
+	changing(ops kernel.Ops)
+	// committed: it has done so many commits; ok is false where one failed.
+	committed(n int, ok bool)
+	// expect: what is in the kernel now should be want.
+	expect(want *kernel.Ruleset)
+	// check says how the kernel's rules differ from want. Where it doesn't know
+	// them any more it compares with want itself, else with how things were.
 	check(ctx context.Context, want *kernel.Ruleset) ([]string, error)
 	close()
 }
@@ -49,22 +55,29 @@ func NewWatch(b *Backend, r kernel.Routing) (*Watch, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch rules: %w", err)
 	}
-	b.changing = w.forget
+	b.watch = w
 	return w, nil
 }
 
 // Close releases the Watch's sockets.
 func (w *Watch) Close() {
-	w.backend.changing = nil
+	w.backend.watch = nil
 	w.rules.close()
 }
 
-// forget stops comparing while the backend changes the rules itself, until
+// changing stops comparing while the backend changes the rules itself, until
 // Expect says what there is.
-func (w *Watch) forget() {
+func (w *Watch) changing(ops kernel.Ops) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.expected = nil
+	w.rules.changing(ops)
+}
+
+func (w *Watch) committed(n int, ok bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rules.committed(n, ok)
 }
 
 // Expect tells what is in the kernel now: what an Apply that succeeded led to.
@@ -73,7 +86,7 @@ func (w *Watch) Expect(want kernel.Ruleset) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.expected = &want
-	w.rules.forget()
+	w.rules.expect(&want)
 }
 
 // Check returns what differs from what is expected, a phrase each; nothing if

@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -14,11 +15,26 @@ import (
 // a table has a number of entries and a size: while both stay, no rule came or
 // went. When they move, the rules are read back and compared, because they may
 // be anybody's.
+//
+// Where kproxy itself changed rules, the number of entries says whether nobody
+// else did meanwhile. As it says less than the rules, these are compared as well,
+// but only when verifyAfter has passed, however often they change.
 type legacyWatch struct {
 	backend *Backend
 	sockets [2]int
 	infos   map[string]tableInfo // nil until known
+	own     map[string]int       // entries that kproxy has in each table, with infos
+
+	busy     bool // kproxy is changing rules
+	unsure   bool // others may have changed something since the last check
+	compared time.Time
+	owed     bool // something has changed since
 }
+
+// verifyAfter bounds how long a change can go unnoticed that somebody made in the
+// very moment in which kproxy made another one, and that left the number of
+// entries what kproxy's led to.
+const verifyAfter = time.Minute
 
 // tableInfo is struct ipt_getinfo, and ip6t_getinfo, of
 // include/uapi/linux/netfilter_ipv4/ip_tables.h.
@@ -59,14 +75,57 @@ func (w *legacyWatch) close() {
 	}
 }
 
-func (w *legacyWatch) forget() { w.infos = nil }
+func (w *legacyWatch) changing(kernel.Ops) {
+	if w.busy {
+		return
+	}
+	w.busy = true
+	infos, err := w.read()
+	w.unsure = err != nil || w.infos == nil || !sameInfos(w.infos, infos)
+}
+
+func (w *legacyWatch) committed(_ int, ok bool) { w.unsure = w.unsure || !ok }
+
+func (w *legacyWatch) expect(want *kernel.Ruleset) {
+	infos, err := w.read()
+	own := entries(want)
+	known := err == nil && !w.unsure && w.infos != nil
+	w.busy, w.unsure = false, false
+	for table, info := range infos {
+		known = known && int(info.numEntries)-own[table] == int(w.infos[table].numEntries)-w.own[table]
+	}
+	if !known {
+		w.infos = nil
+		return
+	}
+	w.owed = w.owed || !sameInfos(w.infos, infos)
+	w.infos, w.own = infos, own
+}
+
+// entries counts what of kproxy's is in each table: a chain has an entry with its
+// name and one at its end besides its rules (iptcc_compile_chain, libiptc.c).
+func entries(want *kernel.Ruleset) map[string]int {
+	out := map[string]int{}
+	for _, f := range service.Families {
+		for i := range want.Chains[f] {
+			c := &want.Chains[f][i]
+			out[tableKey(f, c.Table)] += len(c.Rules) + 2
+		}
+		for _, j := range want.Jumps[f] {
+			out[tableKey(f, j.Table)]++
+		}
+	}
+	return out
+}
+
+func tableKey(f service.Family, table string) string { return f.String() + " " + table }
 
 func (w *legacyWatch) check(ctx context.Context, want *kernel.Ruleset) ([]string, error) {
 	infos, err := w.read()
 	if err != nil {
 		return nil, err
 	}
-	if w.infos != nil && sameInfos(w.infos, infos) {
+	if w.infos != nil && sameInfos(w.infos, infos) && !(w.owed && time.Since(w.compared) > verifyAfter) {
 		return nil, nil
 	}
 	return w.compare(ctx, want)
@@ -90,7 +149,8 @@ func (w *legacyWatch) compare(ctx context.Context, want *kernel.Ruleset) ([]stri
 	if damage := describe(kernel.Diff(have, rules)); len(damage) > 0 {
 		return damage, nil
 	}
-	w.infos = infos
+	w.infos, w.own = infos, entries(want)
+	w.compared, w.owed = time.Now(), false
 	return nil, nil
 }
 
@@ -110,7 +170,7 @@ func (w *legacyWatch) read() (map[string]tableInfo, error) {
 			if errno != 0 {
 				return nil, fmt.Errorf("read %s table %s: %w", f, table, errno)
 			}
-			out[f.String()+" "+table] = info
+			out[tableKey(f, table)] = info
 		}
 	}
 	return out, nil

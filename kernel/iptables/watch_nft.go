@@ -1,16 +1,12 @@
 package iptables
 
 import (
-	"bytes"
 	"context"
-	"encoding/binary"
 	"errors"
-	"fmt"
 	"hash/maphash"
 	"slices"
 	"time"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
@@ -21,7 +17,8 @@ import (
 // nftWatch watches the nft variant. The kernel counts commits to a network
 // namespace's tables: while the count stays, nothing changed. When it moves,
 // the rules in kproxy's chains are read raw, without iptables, and compared by
-// their hashes.
+// their hashes. Where it moved by as much as kproxy itself committed, only the
+// chains that kproxy wrote are read.
 type nftWatch struct {
 	families []service.Family
 	socket   *nl.SocketHandle
@@ -30,15 +27,14 @@ type nftWatch struct {
 	generation uint32
 	prints     map[string]fingerprint // per chain; nil until known
 	notBefore  time.Time              // when rules may be read again
+
+	// What kproxy has changed since generation.
+	touched map[chainID]bool
+	commits int
+	unsure  bool // it isn't known what came of it
 }
 
-// fingerprint stands for a chain's rules.
-type fingerprint struct {
-	rules int
-	sum   uint64 // over their handles and expressions, in order
-}
-
-// Reading all rules takes a second where there are 10,000 services. Programs
+// Reading all rules takes a tenth of a second where there are 10,000 services. Programs
 // that change their own rules all the time don't make kproxy do so all the
 // time: between two readings passes restFactor times what one takes, but not
 // so much that damage is found later than 5 s after it was done.
@@ -57,7 +53,68 @@ func newNFTWatch(families []service.Family) (*nftWatch, error) {
 
 func (w *nftWatch) close() { w.socket.Socket.Close() }
 
-func (w *nftWatch) forget() { w.prints = nil }
+// changing remembers whose rules will be others. Jumps are in foreign chains, and
+// iptables creates these where they don't exist yet: then everything is read.
+func (w *nftWatch) changing(ops kernel.Ops) {
+	if w.touched == nil {
+		w.touched = map[chainID]bool{}
+	}
+	for _, f := range w.families {
+		for _, chains := range [][]kernel.Chain{ops.Chains[f], ops.DelChains[f]} {
+			for i := range chains {
+				w.touched[chainID{f, chains[i].Table, chains[i].Name}] = true
+			}
+		}
+		w.unsure = w.unsure || len(ops.AddJumps[f])+len(ops.DelJumps[f]) > 0
+	}
+}
+
+func (w *nftWatch) committed(n int, ok bool) {
+	w.commits += n
+	w.unsure = w.unsure || !ok
+}
+
+func (w *nftWatch) expect(want *kernel.Ruleset) {
+	touched, generation, known := w.touched, w.generation+uint32(w.commits), !w.unsure && w.prints != nil
+	w.touched, w.commits, w.unsure = nil, 0, false
+	if !known || !w.follow(want, touched, generation) {
+		w.prints = nil
+	}
+}
+
+// follow reads the chains that kproxy wrote, and reports whether there is in each
+// what there should be and all commits up to generation were kproxy's.
+func (w *nftWatch) follow(want *kernel.Ruleset, touched map[chainID]bool, generation uint32) bool {
+	if now, err := w.readGeneration(); err != nil || now != generation {
+		return false
+	}
+	for id := range touched {
+		p, err := w.readChain(id)
+		if err != nil || p.rules != rulesOf(want, id) {
+			return false
+		}
+		if key := id.String(); p.rules == 0 {
+			delete(w.prints, key)
+		} else {
+			w.prints[key] = p
+		}
+	}
+	if now, err := w.readGeneration(); err != nil || now != generation {
+		return false
+	}
+	w.generation = generation
+	return true
+}
+
+// rulesOf is the number of rules that want has in a chain.
+func rulesOf(want *kernel.Ruleset, id chainID) int {
+	chains := want.Chains[id.family]
+	i, ok := slices.BinarySearchFunc(chains, kernel.Chain{Table: id.table, Name: id.name}, kernel.CompareChains)
+	if !ok {
+		return 0
+	}
+	return len(chains[i].Rules)
+}
 
 func (w *nftWatch) check(_ context.Context, want *kernel.Ruleset) ([]string, error) {
 	if w.prints == nil {
@@ -100,10 +157,10 @@ func (w *nftWatch) learn(want *kernel.Ruleset) ([]string, error) {
 	expected := map[string]int{}
 	for _, f := range w.families {
 		for _, c := range want.Chains[f] {
-			expected[printKey(f, c.Table, c.Name)] += len(c.Rules)
+			expected[chainID{f, c.Table, c.Name}.String()] += len(c.Rules)
 		}
 		for _, j := range want.Jumps[f] {
-			expected[printKey(f, j.Table, j.From)]++
+			expected[chainID{f, j.Table, j.From}.String()]++
 		}
 	}
 	var wrong []string
@@ -125,10 +182,6 @@ func (w *nftWatch) learn(want *kernel.Ruleset) ([]string, error) {
 	return nil, nil
 }
 
-func printKey(f service.Family, table, chain string) string {
-	return f.String() + " chain " + table + " " + chain
-}
-
 func comparePrints(have, want map[string]fingerprint) []string {
 	var wrong []string
 	for key, p := range want {
@@ -143,109 +196,4 @@ func comparePrints(have, want map[string]fingerprint) []string {
 	}
 	slices.Sort(wrong)
 	return some("%s was changed", wrong)
-}
-
-// Attributes of include/uapi/linux/netfilter/nf_tables.h.
-const (
-	nftaGenID           = 1
-	nftaRuleTable       = 1
-	nftaRuleChain       = 2
-	nftaRuleHandle      = 3
-	nftaRuleExpressions = 4
-	nftaExprName        = 1
-)
-
-func (w *nftWatch) readGeneration() (uint32, error) {
-	msgs, err := w.request(unix.NFT_MSG_GETGEN, unix.AF_UNSPEC, 0, nil)
-	if err != nil {
-		return 0, fmt.Errorf("read generation: %w", err)
-	}
-	for _, m := range msgs {
-		for typ, v := range kernel.Attributes(m[min(len(m), nl.SizeofNfgenmsg):]) {
-			if typ == nftaGenID && len(v) >= 4 {
-				return binary.BigEndian.Uint32(v), nil
-			}
-		}
-	}
-	return 0, errors.New("read generation: no answer")
-}
-
-// readPrints reads the rules in kproxy's chains, and of those in
-// built-in chains that lead there.
-func (w *nftWatch) readPrints() (map[string]fingerprint, error) {
-	out := map[string]fingerprint{}
-	for _, f := range w.families {
-		for _, table := range ownTables {
-			family := uint8(unix.AF_INET)
-			if f == service.IPv6 {
-				family = unix.AF_INET6
-			}
-			filter := nl.NewRtAttr(nftaRuleTable, nl.ZeroTerminated(table)).Serialize()
-			msgs, err := w.request(unix.NFT_MSG_GETRULE, family, unix.NLM_F_DUMP, filter)
-			switch {
-			case errors.Is(err, unix.ENOENT):
-				continue // no such table
-			case errors.Is(err, netlink.ErrDumpInterrupted), errors.Is(err, unix.EINTR):
-				return nil, errInterrupted
-			case err != nil:
-				return nil, fmt.Errorf("read %s rules of table %s: %w", f, table, err)
-			}
-			for _, m := range msgs {
-				w.addPrint(out, f, m[min(len(m), nl.SizeofNfgenmsg):])
-			}
-		}
-	}
-	return out, nil
-}
-
-func (w *nftWatch) addPrint(out map[string]fingerprint, f service.Family, rule []byte) {
-	var table, chain string
-	var handle, expressions []byte
-	for typ, v := range kernel.Attributes(rule) {
-		switch typ {
-		case nftaRuleTable:
-			table = kernel.AttributeText(v)
-		case nftaRuleChain:
-			chain = kernel.AttributeText(v)
-		case nftaRuleHandle:
-			handle = v
-		case nftaRuleExpressions:
-			expressions = v
-		}
-	}
-	if !kernel.Own(chain) && !bytes.Contains(expressions, []byte(kernel.Prefix)) || !slices.Contains(ownTables, table) {
-		return
-	}
-	key := printKey(f, table, chain)
-	p := out[key]
-	var h maphash.Hash
-	h.SetSeed(w.seed)
-	_ = binary.Write(&h, binary.NativeEndian, p.sum)
-	h.Write(handle)
-	for _, e := range kernel.Attributes(expressions) {
-		if !isCounter(e) {
-			h.Write(e)
-		}
-	}
-	out[key] = fingerprint{p.rules + 1, h.Sum64()}
-}
-
-// isCounter tells the expression that changes with every packet.
-func isCounter(expression []byte) bool {
-	for typ, v := range kernel.Attributes(expression) {
-		if typ == nftaExprName {
-			return kernel.AttributeText(v) == "counter"
-		}
-	}
-	return false
-}
-
-func (w *nftWatch) request(cmd int, family uint8, flags int, attrs []byte) ([][]byte, error) {
-	req := nl.NewNetlinkRequest(cmd|unix.NFNL_SUBSYS_NFTABLES<<8, unix.NLM_F_REQUEST|flags)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: family, Version: nl.NFNETLINK_V0})
-	if attrs != nil {
-		req.AddRawData(attrs)
-	}
-	req.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_NETFILTER: w.socket}
-	return req.Execute(unix.NETLINK_NETFILTER, 0)
 }

@@ -133,6 +133,82 @@ func TestWatchLeavesOthersAlone(t *testing.T) {
 	}
 }
 
+// TestWatchFollowsOwnChanges: after a change of kproxy's own, which it doesn't read
+// everything for, damage shows that was done before it, while it was under way,
+// or after it, whether to chains that were written or to others.
+func TestWatchFollowsOwnChanges(t *testing.T) {
+	// Service two changes, service one stays.
+	services := func(port string) []*plan.Service {
+		return []*plan.Service{
+			kerneltest.Service("one", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80")),
+			kerneltest.Service("two", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.1.0.2:"+port)),
+		}
+	}
+	rules := func(port string) kernel.Ruleset {
+		return iptables.Render(kerneltest.Plan(plan.ModeIPTables, services(port)...), options())
+	}
+	one, two := kernel.ChainName("SVC", services("80")[0].Port.Key), kernel.ChainName("SVC", services("80")[1].Port.Key)
+	for _, v := range variants {
+		for _, when := range []string{"never", "before", "during", "after"} {
+			for _, chain := range []string{one, two} {
+				t.Run(v.Name+"/"+when+"/"+chain, func(t *testing.T) {
+					w := newWatched(t, v)
+					w.want = rules("80")
+					w.repair()
+					w.check()
+					damage := func(now string) {
+						if now == when {
+							run(t, v.Program[0]+" -t nat -I "+chain+" 1 -j RETURN")
+						}
+					}
+					damage("before")
+					have := w.want
+					w.want = rules("81")
+					if _, err := w.backend.Apply(context.Background(), kernel.Diff(have, w.want)); err != nil {
+						t.Fatal(err)
+					}
+					damage("during")
+					w.watch.Expect(w.want)
+					damage("after")
+					mended := when == "before" && chain == two // by the change itself
+					if found := w.check(); (len(found) > 0) != (when != "never" && !mended) {
+						t.Errorf("Check = %v", found)
+					}
+				})
+			}
+		}
+	}
+}
+
+// BenchmarkExpect is what the Watch does after one service's change among 10,000.
+func BenchmarkExpect(b *testing.B) {
+	for _, v := range variants {
+		b.Run(v.Name+"/services=10000", func(b *testing.B) {
+			p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(10000, endpointsEach)...)
+			rules := [2]kernel.Ruleset{iptables.Render(p, options()), iptables.Render(oneEndpointLess(p), options())}
+			backend := programmed(b, v, rules[0])
+			w, err := iptables.NewWatch(backend, kernel.DefaultRouting())
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer w.Close()
+			w.Expect(rules[0])
+			ctx := context.Background()
+			for i := 0; b.Loop(); i++ {
+				if _, err := w.Check(ctx); err != nil {
+					b.Fatal(err)
+				}
+				b.StopTimer()
+				if _, err := backend.Apply(ctx, kernel.Diff(rules[i%2], rules[(i+1)%2])); err != nil {
+					b.Fatal(err)
+				}
+				b.StartTimer()
+				w.Expect(rules[(i+1)%2])
+			}
+		})
+	}
+}
+
 func BenchmarkWatch(b *testing.B) {
 	for _, v := range variants {
 		for _, touched := range []bool{false, true} {
