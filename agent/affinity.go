@@ -19,13 +19,9 @@ func (a *Agent) moveAffinity(old, p *plan.Plan) {
 		return
 	}
 	var ipvs affinityJob
-	for _, s := range p.Services {
-		if s.Port.Affinity == 0 {
-			continue
-		}
-		was := old.Find(s.Port.Key)
-		if was == nil || was.DataPlane == s.DataPlane {
-			continue
+	plan.Changes(old, p, func(was, s *plan.Service) bool {
+		if was == nil || s == nil || s.Port.Affinity == 0 || was.DataPlane == s.DataPlane {
+			return true
 		}
 		var err error
 		switch {
@@ -38,7 +34,8 @@ func (a *Agent) moveAffinity(old, p *plan.Plan) {
 		if err != nil {
 			a.log.Warn("clients may change endpoints", "service", s.Port.Key, "error", err)
 		}
-	}
+		return true
+	})
 	a.clients.move(ipvs)
 }
 

@@ -69,6 +69,7 @@ type Agent struct {
 	accounting *conntrack.Accounting
 	source     objects
 	prober     *probe.Scheduler
+	probed     probed // what the prober was last told; the fast loop's own
 	heart      heartbeat
 	carried    carried
 	refusals   refusals

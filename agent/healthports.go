@@ -34,6 +34,7 @@ type healthPorts struct {
 
 	wake   chan struct{} // 1 slot
 	wanted atomic.Pointer[wantedHealthPorts]
+	plan   *plan.Plan          // that wanted is of; follow's own
 	failed chan netip.AddrPort // a server that ended by itself
 
 	open map[netip.AddrPort]*healthServer // run's own
@@ -72,8 +73,15 @@ func (h *healthPorts) follow(p *plan.Plan, addresses [2][]netip.Addr) {
 	if h == nil || h.serve == nil {
 		return
 	}
-	w := &wantedHealthPorts{plan.HealthPorts(p), addresses}
-	was := h.wanted.Swap(w)
+	was := h.wanted.Load()
+	w := &wantedHealthPorts{addresses: addresses}
+	if was != nil && plan.SameHealthPorts(h.plan, p) {
+		w.ports = was.ports
+	} else {
+		w.ports = plan.HealthPorts(p)
+	}
+	h.plan = p
+	h.wanted.Store(w)
 	if len(w.ports) == 0 && (was == nil || len(was.ports) == 0) {
 		return
 	}

@@ -19,8 +19,8 @@ import (
 type pins struct {
 	path string
 
-	mu     sync.Mutex // orders writers of the file, and guards byPort
-	byPort map[service.Key]service.Preference
+	mu     sync.Mutex                         // orders writers of the file, and guards byPort
+	byPort map[service.Key]service.Preference // replaced, never modified
 }
 
 // pinsFile is the file's name in --state-dir.
@@ -59,11 +59,12 @@ func openPins(dir string) (*pins, error) {
 	return p, nil
 }
 
-// get returns a copy of the pins in force.
+// get returns the pins in force, in a map that nobody modifies: as long as they
+// are the same, so is the map.
 func (p *pins) get() map[service.Key]service.Preference {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return maps.Clone(p.byPort)
+	return p.byPort
 }
 
 // set pins every key; PreferAuto unpins. Nothing changes unless the file was written.

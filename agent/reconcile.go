@@ -4,9 +4,12 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"net/netip"
+	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // How often the fast loop looks at what doesn't announce itself: connections
@@ -112,8 +115,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	triggers := a.triggers() // before Latest, which has at least what they led to
 	old, snapshot := a.current.Load(), a.source.Latest()
 	a.figures.begun(snapshot, triggers)
-	p := plan.Compute(a.inputs(start, old))
-	a.prober.Update(plan.Targets(a.source.Latest(), a.health, p.Policy.ExcludeCIDRs...))
+	p := plan.Compute(a.inputs(start, old, snapshot))
 	a.userspace.Prepare(p)
 	a.moveAffinity(old, p)
 	a.keeper.follow(old, p)
@@ -121,6 +123,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 		return p, a.sync.failed(start, fmt.Errorf("update the portal: %w", err))
 	}
 	a.commit(p)
+	a.probe(snapshot, p)
 	a.tellDetector(old, p)
 	a.healths.follow(p, healthAddresses(&p.Policy))
 	a.adopted = nil // only the first plan asks: a service that comes later is new
@@ -135,6 +138,20 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.recordMoves(old, p)
 	a.figures.moves.count(old, p)
 	return p, nil
+}
+
+// probe has the endpoints of a snapshot probed that p's policy doesn't exclude.
+func (a *Agent) probe(s *service.Snapshot, p *plan.Plan) {
+	if w := (probed{s, p.Policy.ExcludeCIDRs}); w.snapshot != a.probed.snapshot || !slices.Equal(w.exclude, a.probed.exclude) {
+		a.prober.Update(plan.Targets(s, a.health, w.exclude...))
+		a.probed = w
+	}
+}
+
+// probed is what decides who is probed.
+type probed struct {
+	snapshot *service.Snapshot
+	exclude  []netip.Prefix
 }
 
 // commit makes p the current plan.
@@ -156,10 +173,10 @@ func (a *Agent) triggers() (none [2][]time.Time) {
 }
 
 // inputs gathers what Compute wants to know.
-func (a *Agent) inputs(now time.Time, old *plan.Plan) plan.Inputs {
+func (a *Agent) inputs(now time.Time, old *plan.Plan, snapshot *service.Snapshot) plan.Inputs {
 	r := a.programmer.report()
 	return plan.Inputs{
-		Now: now, Snapshot: a.source.Latest(), Health: a.prober.View(), Caps: a.capsNow(now), Policy: a.policyNow(),
+		Now: now, Snapshot: snapshot, Health: a.prober.View(), Caps: a.capsNow(now), Policy: a.policyNow(),
 		Observed: plan.Observed{
 			Carried: a.carried.counts(), Programmed: r.programmed, Refused: a.refusals.now(now), Adopted: a.adopted,
 		},

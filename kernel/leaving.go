@@ -1,8 +1,6 @@
 package kernel
 
 import (
-	"slices"
-
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -12,20 +10,61 @@ import (
 // the kernel can't place have to know them, besides those in [SetEndpoint].
 func (b *portal) addLeaving(p *plan.Plan) {
 	for _, s := range p.Services {
-		if s.Beneath == plan.None {
-			continue
-		}
-		for i := range s.Endpoints {
-			if e := &s.Endpoints[i]; e.Leaves() {
-				name := FamilySet(SetLeaving, service.FamilyOf(e.Address.Addr()))
-				b.entries[name] = append(b.entries[name], AddressEntry(s.Port.Protocol, e.Address))
+		b.leave(s, everyEntry)
+	}
+}
+
+func everyEntry(_, _ string) bool { return true }
+
+// leave adds those of s that want takes, by set and entry.
+func (b *portal) leave(s *plan.Service, want func(set, entry string) bool) {
+	if s == nil || s.Beneath == plan.None || !s.Leaves() {
+		return
+	}
+	for i := range s.Endpoints {
+		if e := &s.Endpoints[i]; e.Leaves() {
+			set, entry := FamilySet(SetLeaving, service.FamilyOf(e.Address.Addr())), AddressEntry(s.Port.Protocol, e.Address)
+			if want(set, entry) {
+				b.entries[set] = append(b.entries[set], entry)
 			}
 		}
 	}
 }
 
-// hasLeaving reports whether addLeaving adds an endpoint of s, which other
-// services may have as well.
-func hasLeaving(s *plan.Service) bool {
-	return s != nil && s.Beneath != plan.None && slices.ContainsFunc(s.Endpoints, func(e plan.Endpoint) bool { return e.Leaves() })
+// leaveToo adds to both portals what services that didn't change have of the
+// endpoints in which the portals differ: other services may have the same.
+func leaveToo(before, now *portal, p *plan.Plan, changed map[*plan.Service]bool) {
+	differs := map[string]map[string]bool{}
+	found := false
+	for _, f := range service.Families {
+		set := FamilySet(SetLeaving, f)
+		differs[set] = difference(before.entries[set], now.entries[set])
+		found = found || len(differs[set]) > 0
+	}
+	if !found {
+		return
+	}
+	want := func(set, entry string) bool { return differs[set][entry] }
+	for _, s := range p.Services {
+		if s.Leaves() && !changed[s] {
+			before.leave(s, want)
+			now.leave(s, want)
+		}
+	}
+}
+
+// difference returns what only one of two lists has.
+func difference(a, b []string) map[string]bool {
+	inA, out := make(map[string]bool, len(a)), map[string]bool{}
+	for _, e := range a {
+		inA[e], out[e] = true, true
+	}
+	for _, e := range b {
+		if inA[e] {
+			delete(out, e)
+		} else {
+			out[e] = true
+		}
+	}
+	return out
 }

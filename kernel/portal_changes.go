@@ -12,22 +12,22 @@ import (
 // service gives up and another takes over is left in place.
 func PortalChanges(old, p *plan.Plan) SetOps {
 	before, now := newPortal(cmp.Or(old, p)), newPortal(p)
-	health, leaving := false, false
+	health := false
+	changed := map[*plan.Service]bool{}
 	plan.Changes(old, p, func(was, is *plan.Service) bool {
 		before.addService(was)
 		now.addService(is)
 		health = health || asksForHealth(was) || asksForHealth(is)
-		leaving = leaving || hasLeaving(was) || hasLeaving(is)
+		before.leave(was, everyEntry)
+		now.leave(is, everyEntry)
+		changed[is] = true
 		return true
 	})
 	if health { // the ports of a Service share one, so the others count as well
 		before.addHealthPorts(cmp.Or(old, p))
 		now.addHealthPorts(p)
 	}
-	if leaving { // other services may have the same endpoints
-		before.addLeaving(cmp.Or(old, p))
-		now.addLeaving(p)
-	}
+	leaveToo(before, now, p, changed)
 	return DiffSets(before.sets(), now.sets())
 }
 

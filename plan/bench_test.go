@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
 	"testing"
 	"time"
@@ -69,8 +70,23 @@ func BenchmarkComputeChange(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			in := benchSteady(b, n)
-			changed := benchInputs(b, n, 1)
-			in.Snapshot = changed.Snapshot
+			in.Snapshot = in.Snapshot.With(benchInputs(b, n, 1).Snapshot, []service.Name{{Namespace: "ns", Name: fmt.Sprintf("service-%05d", n/2)}})
+			b.ReportAllocs()
+			for b.Loop() {
+				Compute(in)
+			}
+		})
+	}
+}
+
+// BenchmarkComputeProgrammed is the next plan when the rules of one service have
+// been written.
+func BenchmarkComputeProgrammed(b *testing.B) {
+	for _, n := range sizes {
+		b.Run(fmt.Sprint(n), func(b *testing.B) {
+			in := benchSteady(b, n)
+			in.Observed.Programmed = maps.Clone(in.Observed.Programmed)
+			in.Observed.Programmed[in.Previous.Services[n/2].Port.Key]++
 			b.ReportAllocs()
 			for b.Loop() {
 				Compute(in)
@@ -99,6 +115,7 @@ func benchSteady(b *testing.B, n int) Inputs {
 	in := benchInputs(b, n, 0)
 	for range 3 {
 		in.Previous = Compute(in)
+		in.Observed.Programmed = map[service.Key]uint64{}
 		for _, s := range in.Previous.Services {
 			in.Observed.Programmed[s.Port.Key] = s.KernelHash
 		}

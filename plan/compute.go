@@ -22,48 +22,73 @@ type computation struct {
 	// sameWorld: everything that services have in common is as it was for the
 	// previous plan, so that a service that didn't change needn't be settled again.
 	sameWorld bool
+	news      news
 }
 
 // Compute decides. It is pure: equal inputs give equal plans.
 //
-// Services that nothing happened to are shared with the previous plan; those
-// cost a few lookups each.
+// Services that nothing happened to are shared with the previous plan, and cost a
+// comparison of two pointers each.
 func Compute(in Inputs) *Plan {
 	c := newComputation(in)
 	n := c.snapshot.Len()
 	p := &Plan{
 		Generation: c.snapshot.Hash(), Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.plane, Fallback: c.kernel.fallback, Forwarding: in.Caps.Forwarding,
 		Node: c.node, Policy: c.in.Policy,
-		Services: make([]*Service, n), memory: make([]memory, n), facts: make([]facts, n),
+		Services: make([]*Service, n), records: make([]*record, n),
 		contests: c.contests, kernel: c.kernel, schedulers: in.Caps.Schedulers, health: in.Health,
+		snapshot: c.snapshot, told: toldOf(&c.in),
 	}
 	at := 0 // in the previous plan, whose services are in key order too
 	for i := range n {
-		port, eps, entry := c.snapshot.At(i)
+		port, _, _ := c.snapshot.At(i)
 		known := false
 		for ; c.previous != nil && at < len(c.previous.Services); at++ {
-			if o := c.previous.Services[at].Port.Key.Compare(port.Key); o >= 0 {
+			if o := comparePorts(c.previous.port(at), port); o >= 0 {
 				known = o == 0
 				break
 			}
 		}
-		var s *Service
-		m := &p.memory[i]
-		if known {
-			*m = c.previous.memory[at]
-		} else if in.Observed.Adopted[port.Key] {
-			m.offload(in.Now)
-		}
-		if known && c.reusable(at, port, entry) {
-			s, p.facts[i] = c.previous.Services[at], c.previous.facts[at]
+		if known && c.untouched(at, i) {
+			p.Services[i], p.records[i] = c.previous.Services[at], c.previous.records[at]
+			if !c.news.waking {
+				continue // spares a look at every record
+			}
 		} else {
-			s, p.facts[i] = c.settle(port, eps, entry)
+			p.Services[i], p.records[i] = c.decide(i, at, known)
 		}
-		st := c.stand(s, &p.facts[i], m)
-		p.Services[i] = s.standing(st, &p.facts[i])
-		p.Wake = sooner(p.Wake, st.wake)
+		p.Wake = sooner(p.Wake, p.records[i].wake)
 	}
 	return p
+}
+
+// decide makes the Service of the snapshot's i-th service port, and what the next
+// plan builds on. If it is known, it was the previous plan's at-th.
+func (c *computation) decide(i, at int, known bool) (*Service, *record) {
+	port, eps, entry := c.snapshot.At(i)
+	var r record
+	var was *record
+	if known {
+		was = c.previous.records[at]
+		r.memory = was.memory
+	} else if c.in.Observed.Adopted[port.Key] {
+		r.memory.offload(c.in.Now)
+	}
+	var s *Service
+	reused := known && c.reusable(at, port, entry)
+	if reused {
+		s, r.facts = c.previous.Services[at], was.facts
+	} else {
+		s, r.facts = c.settle(port, eps, entry)
+	}
+	st := c.stand(s, &r.facts, &r.memory)
+	r.wake = st.wake
+	s = s.standing(st, &r.facts)
+	if reused && r.memory == was.memory && r.wake == was.wake {
+		return s, was
+	}
+	made := r // what is reused stays off the heap
+	return s, &made
 }
 
 func newComputation(in Inputs) *computation {
@@ -81,6 +106,7 @@ func newComputation(in Inputs) *computation {
 	c.sameWorld = c.previous != nil && c.previous.kernel == c.kernel && c.previous.Forwarding == in.Caps.Forwarding &&
 		c.samePolicy(&c.previous.Policy) && c.sameSchedulers() && sameHost(&c.previous.Node, &c.node)
 	c.contests = c.contest()
+	c.news = c.findNews()
 	return c
 }
 

@@ -55,13 +55,13 @@ func (c *computation) contest() *contests {
 // samePlaces reports whether the same service ports want the same places as
 // in the previous plan.
 func (c *computation) samePlaces() bool {
-	if c.snapshot.Len() != len(c.previous.Services) {
+	if c.snapshot.Len() != c.previous.snapshot.Len() {
 		return false
 	}
 	for i := range c.snapshot.Len() {
 		p, _, hash := c.snapshot.At(i)
-		o := c.previous.Services[i].Port
-		if p != o && (p.Key != o.Key || hash != c.previous.facts[i].entry && !wantSame(p, o)) {
+		o, _, before := c.previous.snapshot.At(i)
+		if p != o && (p.Key != o.Key || hash != before && !wantSame(p, o)) {
 			return false
 		}
 	}

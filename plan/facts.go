@@ -46,7 +46,7 @@ type flap struct {
 // for the service port given, but for its data plane and state.
 func (c *computation) reusable(i int, p *service.Port, entry uint64) bool {
 	old := c.previous
-	if !c.sameWorld || old.facts[i].entry != entry || old.Services[i].Port.Source != p.Source {
+	if !c.sameWorld || old.records[i].facts.entry != entry || old.Services[i].Port.Source != p.Source {
 		return false // the hash doesn't cover Source
 	}
 	if old.contests != c.contests && !maps.Equal(old.contests.lost[p.Key], c.contests.lost[p.Key]) {
@@ -95,6 +95,11 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 	c.heedItself(s, &f)
 	c.heedForwarding(s, &f)
 	s.KernelHash = kernelHash(s, &c.in.Policy)
+	if s.Leaves() {
+		s.leaves = someLeave
+	} else {
+		s.leaves = noneLeaves
+	}
 	f.steady = steadyHash(s)
 	return s, f
 }

@@ -79,6 +79,8 @@ func CountChanges(old, now *service.Snapshot) (services, endpoints int) {
 			is, isEndpoints, isHash = now.At(j)
 		}
 		switch {
+		case was == is && wasHash == isHash:
+			i, j = i+1, j+1
 		case is == nil || was != nil && was.Compare(is.Key) < 0:
 			i++
 			changed[name{was.Namespace, was.Name}] = true

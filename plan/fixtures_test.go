@@ -2,7 +2,9 @@ package plan
 
 import (
 	"fmt"
+	"maps"
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 	"time"
@@ -100,6 +102,9 @@ type world struct {
 	eps    map[service.Key][]service.Endpoint
 	states map[health.Target]health.State
 	node   service.Node
+
+	given Inputs // the last time
+	seen  map[health.Target]health.State
 }
 
 func newWorld(t *testing.T) *world {
@@ -154,11 +159,56 @@ func (w *world) view() *health.View {
 // compute makes the next plan, and checks what holds for every plan.
 func (w *world) compute() *Plan {
 	w.t.Helper()
-	w.in.Snapshot, w.in.Health = w.snapshot(), w.view()
-	p := Compute(w.in)
-	checkPlan(w.t, &w.in, p)
+	in := w.inputs()
+	p := Compute(in)
+	checkPlan(w.t, &in, p)
 	w.in.Previous = p
 	return p
+}
+
+// inputs makes of the world what Compute is told. As in the agent, what hasn't
+// changed since the last time is the very same.
+func (w *world) inputs() Inputs {
+	g := &w.given
+	g.Snapshot = updated(g.Snapshot, w.snapshot())
+	if g.Health == nil || !reflect.DeepEqual(w.seen, w.states) {
+		g.Health, w.seen = w.view(), maps.Clone(w.states)
+	}
+	g.Observed.Carried = keep(g.Observed.Carried, w.in.Observed.Carried)
+	g.Observed.Programmed = keep(g.Observed.Programmed, w.in.Observed.Programmed)
+	g.Failed, g.Pins = keep(g.Failed, w.in.Failed), keep(g.Pins, w.in.Pins)
+	in := w.in
+	in.Snapshot, in.Health, in.Failed, in.Pins = g.Snapshot, g.Health, g.Failed, g.Pins
+	in.Observed.Carried, in.Observed.Programmed = g.Observed.Carried, g.Observed.Programmed
+	return in
+}
+
+// keep returns was if it equals is, else a copy of is.
+func keep[K, V comparable](was, is map[K]V) map[K]V {
+	if was != nil && maps.Equal(was, is) {
+		return was
+	}
+	return maps.Clone(is)
+}
+
+// updated returns next with what it has in common with was taken from there.
+func updated(was, next *service.Snapshot) *service.Snapshot {
+	if was == nil {
+		return next
+	}
+	var changed []service.Name
+	for _, s := range [][2]*service.Snapshot{{was, next}, {next, was}} {
+		for i := range s[0].Len() {
+			p, _, hash := s[0].At(i)
+			if j, there := s[1].Find(p.Key); there {
+				if q, _, other := s[1].At(j); other == hash && q.Source == p.Source {
+					continue
+				}
+			}
+			changed = append(changed, service.Name{Namespace: p.Namespace, Name: p.Name})
+		}
+	}
+	return was.With(next, changed)
 }
 
 // one computes and returns the only service.

@@ -61,6 +61,23 @@ func HealthPorts(p *Plan) []HealthPort {
 	return out
 }
 
+// SameHealthPorts reports whether p wants the same of health-check node ports as
+// old, so that there is no need to look at every service.
+func SameHealthPorts(old, p *Plan) bool {
+	if old == nil || !slices.Equal(old.Policy.ExcludeCIDRs, p.Policy.ExcludeCIDRs) {
+		return false
+	}
+	same := true
+	Changes(old, p, func(was, is *Service) bool {
+		for _, s := range []*Service{was, is} {
+			// A node port may take its number away from another Service.
+			same = same && (s == nil || s.Port.HealthCheckNodePort == 0 && s.Port.NodePort == 0)
+		}
+		return same
+	})
+	return same
+}
+
 // healthPlace gathers what one Service's ports have in one family.
 type healthPlace struct {
 	served    bool

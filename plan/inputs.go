@@ -20,7 +20,8 @@ const (
 	ModeAuto      Mode = "auto"
 )
 
-// Inputs is everything Compute knows.
+// Inputs is everything Compute knows. It keeps the maps, so nobody modifies one
+// that was handed over: who has news hands over another map.
 type Inputs struct {
 	Now      time.Time
 	Snapshot *service.Snapshot

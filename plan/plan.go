@@ -96,10 +96,10 @@ type Plan struct {
 	// Wake is when time alone changes the plan; zero if it doesn't.
 	Wake time.Time
 
-	// What the next Compute may build on. memory and facts are parallel to
-	// Services.
-	memory   []memory
-	facts    []facts
+	// What the next Compute may build on. records are parallel to Services.
+	records  []*record
+	snapshot *service.Snapshot
+	told     told
 	contests *contests
 	kernel   kernelChoice
 	// schedulers are Caps.Schedulers.
@@ -142,6 +142,8 @@ type Service struct {
 	// KernelHash identifies everything Beneath's rules depend on. Two plans
 	// with the same hash need the same rules for this service.
 	KernelHash uint64
+
+	leaves leaving
 }
 
 // Groups are the endpoints one family's connections may go to.

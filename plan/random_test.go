@@ -75,18 +75,18 @@ func (r *walker) step() {
 	before := r.in.Previous
 	frozen := dump(r.t, before)
 	p := r.compute() // checks p
-	r.in.Previous = before
-	if diff := cmp.Diff(dump(r.t, p), dump(r.t, Compute(r.in))); diff != "" {
+	in := r.inputs()
+	in.Previous = before
+	if diff := cmp.Diff(dump(r.t, p), dump(r.t, Compute(in))); diff != "" {
 		r.t.Fatalf("equal inputs, unequal plans:\n%s", diff)
 	}
-	r.in.Previous = forgetful(before)
-	if diff := cmp.Diff(dump(r.t, Compute(r.in)), dump(r.t, p)); diff != "" {
+	in.Previous = forgetful(before)
+	if diff := cmp.Diff(dump(r.t, Compute(in)), dump(r.t, p)); diff != "" {
 		r.t.Fatalf("taken over from the previous plan (-anew +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(frozen, dump(r.t, before)); diff != "" {
 		r.t.Fatalf("the previous plan was changed:\n%s", diff)
 	}
-	r.in.Previous = p
 	r.checkWake(p)
 	for _, s := range p.Services {
 		made := madeOf(s, &r.in.Policy)
@@ -221,7 +221,7 @@ func (r *walker) checkWake(p *Plan) {
 	if at.IsZero() {
 		at = p.Time.Add(24 * time.Hour)
 	}
-	in := r.in
+	in := r.inputs()
 	in.Now = at.Add(-1)
 	if diff := cmp.Diff(dumpServices(r.t, p), dumpServices(r.t, Compute(in))); diff != "" {
 		r.t.Fatalf("changed before it was to wake at %v:\n%s", p.Wake, diff)
@@ -242,19 +242,19 @@ func forgetful(p *Plan) *Plan {
 	}
 	out := *p
 	out.kernel.why = "unlike any other"
-	out.Services = append([]*Service(nil), p.Services...)
-	for i, s := range out.Services {
-		moved := *s
-		moved.Port = new(service.Port)
-		*moved.Port = *s.Port
-		moved.Port.Number = 1 // so that contests are held again
-		out.Services[i] = &moved
-	}
-	out.facts = append([]facts(nil), p.facts...)
-	for i := range out.facts {
-		out.facts[i].entry++
-	}
+	out.snapshot = ported(p.snapshot)
 	return &out
+}
+
+// ported is s with other ports, so that contests are held again.
+func ported(s *service.Snapshot) *service.Snapshot {
+	var b service.Builder
+	for p := range s.All() {
+		moved := *p
+		moved.Number = 1
+		_ = b.AddPort(moved)
+	}
+	return b.Build()
 }
 
 // dump is everything of p that others can see, and what it remembers.
@@ -267,7 +267,10 @@ func dump(t *testing.T, p *Plan) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return string(b) + fmt.Sprintf("%+v %+v", p.memory, p.facts)
+	for _, r := range p.records {
+		b = fmt.Appendf(b, "%+v\n", *r)
+	}
+	return string(b)
 }
 
 func dumpServices(t *testing.T, p *Plan) string {

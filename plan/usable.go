@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"slices"
 
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/service"
@@ -46,6 +47,26 @@ func (e *Endpoint) Leaves() bool {
 	takes := e.Ready && !e.Terminating && e.Weight > 0 && !e.down()
 	return !e.Usable && !e.Excluded && !takes
 }
+
+// Leaves reports whether any endpoint of s does, which Compute has found out.
+func (s *Service) Leaves() bool {
+	switch s.leaves {
+	case noneLeaves:
+		return false
+	case someLeave:
+		return true
+	}
+	return slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool { return e.Leaves() })
+}
+
+// leaving is what is known of whether endpoints leave.
+type leaving uint8
+
+const (
+	leavingUnknown leaving = iota // not Compute's making
+	noneLeaves
+	someLeave
+)
 
 // group makes the backends of the endpoints chosen. Those that are down are
 // left out, unless so few are up that they could not carry the load (the panic

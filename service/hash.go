@@ -148,3 +148,12 @@ func hashEntry(p *Port, eps []Endpoint) uint64 {
 	}
 	return h.sum()
 }
+
+// mixed spreads a hash over all its bits, so that sums of several say as much as
+// the hashes do (the finalizer of SplitMix64: Steele, Lea and Flood, "Fast
+// splittable pseudorandom number generators", 2014).
+func mixed(h uint64) uint64 {
+	h = (h ^ h>>30) * 0xbf58476d1ce4e5b9
+	h = (h ^ h>>27) * 0x94d049bb133111eb
+	return h ^ h>>31
+}

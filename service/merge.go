@@ -1,33 +1,59 @@
 package service
 
-import "slices"
+import (
+	"cmp"
+	"slices"
+	"strings"
+)
+
+// Name names a Service, which may have several ports.
+type Name struct{ Namespace, Name string }
+
+// Compare orders names as keys are.
+func (n Name) Compare(o Name) int {
+	return cmp.Or(strings.Compare(n.Namespace, o.Namespace), strings.Compare(n.Name, o.Name))
+}
 
 // With returns s with other's ports in place of its own for the Services that
-// changed names, and with other's node. What other has of further Services is
-// left out. It costs what comparing and copying one small entry per service
-// port costs: everything else is shared with s and other.
-func (s *Snapshot) With(other *Snapshot, changed func(namespace, name string) bool) *Snapshot {
-	out := &Snapshot{node: other.node, entries: make([]entry, 0, len(s.entries)+len(other.entries))}
-	of := func(e *entry) bool { return changed(e.port.Key.Namespace, e.port.Key.Name) }
-	theirs := other.entries
-	for i := range s.entries {
-		mine := &s.entries[i]
-		for len(theirs) > 0 && theirs[0].port.Key.Compare(mine.port.Key) <= 0 {
-			if of(&theirs[0]) {
-				out.entries = append(out.entries, theirs[0])
+// changed, and with other's node. What other has of further Services is left
+// out. It costs a look for each Service that changed and one copy of the list of
+// entries; everything else is shared with s and other. What other has just like s
+// is s's.
+func (s *Snapshot) With(other *Snapshot, changed []Name) *Snapshot {
+	changed = slices.SortedFunc(slices.Values(changed), Name.Compare)
+	out := &Snapshot{node: other.node, sum: s.sum, entries: make([]entry, 0, len(s.entries)+len(other.entries))}
+	rest := s.entries
+	for _, n := range slices.Compact(changed) {
+		before, mine, after := around(rest, n)
+		_, theirs, _ := around(other.entries, n)
+		out.entries = append(out.entries, before...)
+		for i := range theirs {
+			e := theirs[i]
+			if at, there := find(mine, e.port.Key); there && mine[at].hash == e.hash && mine[at].port.Source == e.port.Source {
+				e = mine[at]
 			}
-			theirs = theirs[1:]
+			out.entries = append(out.entries, e)
+			out.sum += mixed(e.hash)
 		}
-		if !of(mine) {
-			out.entries = append(out.entries, *mine)
+		for i := range mine {
+			out.sum -= mixed(mine[i].hash)
 		}
+		rest = after
 	}
-	for i := range theirs {
-		if of(&theirs[i]) {
-			out.entries = append(out.entries, theirs[i])
-		}
-	}
-	out.entries = slices.Clip(out.entries)
+	out.entries = append(out.entries, rest...)
 	out.rehash()
 	return out
+}
+
+// around returns the entries of a Service, and those before and after it.
+func around(list []entry, n Name) (before, of, after []entry) {
+	compare := func(e entry, n Name) int {
+		return Name{e.port.Key.Namespace, e.port.Key.Name}.Compare(n)
+	}
+	lo, _ := slices.BinarySearchFunc(list, n, compare)
+	hi := lo
+	for hi < len(list) && compare(list[hi], n) == 0 {
+		hi++
+	}
+	return list[:lo], list[lo:hi], list[hi:]
 }

@@ -44,7 +44,11 @@ func TestWith(t *testing.T) {
 			now[name] = state{ports: []string{"a", "b", "c"}[:1+rng.IntN(3)], number: uint16(1 + rng.IntN(100))}
 		}
 		node := fmt.Sprintf("n-%d", step/100)
-		got = got.With(build(changed, node), func(namespace, name string) bool { return namespace == "default" && changed[name] })
+		var names []Name
+		for name := range changed {
+			names = append(names, Name{"default", name})
+		}
+		got = got.With(build(changed, node), names)
 		want := build(nil, node)
 		if got.Hash() != want.Hash() || got.Len() != want.Len() {
 			t.Fatalf("step %d: %d ports, hash %x; built from scratch: %d, %x", step, got.Len(), got.Hash(), want.Len(), want.Hash())
@@ -59,10 +63,27 @@ func TestWithTakesOnlyWhatChanged(t *testing.T) {
 		mustAdd(t, &b, Port{Key: key(name), Number: number})
 		return b.Build()
 	}
-	none := func(string, string) bool { return false }
 	for _, name := range []string{"a", "web", "z"} {
-		if got, want := one("web", 80).With(one(name, 81), none), one("web", 80); got.Hash() != want.Hash() {
+		if got, want := one("web", 80).With(one(name, 81), nil), one("web", 80); got.Hash() != want.Hash() {
 			t.Errorf("%s was taken over: %d ports", name, got.Len())
+		}
+	}
+}
+
+// What changed back, or in nothing that matters, is shared with the Snapshot before.
+func TestWithShares(t *testing.T) {
+	build := func(number uint16) *Snapshot {
+		var b Builder
+		mustAdd(t, &b, Port{Key: key("web"), Number: number})
+		b.AddEndpoint(key("web"), endpoint("10.2.0.1:80"))
+		return b.Build()
+	}
+	s := build(80)
+	was, _, _ := s.At(0)
+	for number, want := range map[uint16]bool{80: true, 81: false} {
+		is, _, _ := s.With(build(number), []Name{{"default", "web"}}).At(0)
+		if got := is == was; got != want {
+			t.Errorf("port %d: the entry is shared: %v, want %v", number, got, want)
 		}
 	}
 }

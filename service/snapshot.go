@@ -15,7 +15,8 @@ import (
 type Snapshot struct {
 	node    Node
 	entries []entry
-	hash    uint64
+	sum     uint64 // of the mixed hashes of entries
+	hash    uint64 // of everything
 }
 
 type entry struct {
@@ -53,9 +54,18 @@ func (s *Snapshot) At(i int) (*Port, []Endpoint, uint64) {
 	return e.port, e.endpoints, e.hash
 }
 
+// Find returns the place of the service port named k, and whether there is one.
+func (s *Snapshot) Find(k Key) (int, bool) {
+	return find(s.entries, k)
+}
+
+func find(list []entry, k Key) (int, bool) {
+	return slices.BinarySearchFunc(list, k, func(e entry, k Key) int { return e.port.Key.Compare(k) })
+}
+
 // Get returns the service port named k and its endpoints.
 func (s *Snapshot) Get(k Key) (*Port, []Endpoint, bool) {
-	i, ok := slices.BinarySearchFunc(s.entries, k, func(e entry, k Key) int { return e.port.Key.Compare(k) })
+	i, ok := s.Find(k)
 	if !ok {
 		return nil, nil, false
 	}
@@ -124,17 +134,22 @@ func (b *Builder) Build() *Snapshot {
 		s.entries = append(s.entries, entry{port: p, endpoints: eps, hash: hashEntry(p, eps)})
 	}
 	slices.SortFunc(s.entries, func(a, b entry) int { return a.port.Key.Compare(b.port.Key) })
+	for i := range s.entries {
+		s.sum += mixed(s.entries[i].hash)
+	}
 	s.rehash()
 	return s
 }
 
-// rehash sets the hash of the whole from those of the entries.
+// rehash sets the hash of the whole from that of the node and the sum of those of
+// the entries. A sum knows no order, and needs none: an entry's hash covers its
+// key, and the order is that of the keys. So a Snapshot that differs from another
+// in one entry is hashed by looking at that one.
 func (s *Snapshot) rehash() {
 	h := newHasher()
 	h.node(&s.node)
-	for i := range s.entries {
-		h.uint(s.entries[i].hash)
-	}
+	h.uint(uint64(len(s.entries)))
+	h.uint(s.sum)
 	s.hash = h.sum()
 }
 

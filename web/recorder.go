@@ -33,7 +33,8 @@ func DefaultRecorderConfig(src Source) RecorderConfig {
 	return RecorderConfig{Source: src, Interval: 2 * time.Second, IdleInterval: 10 * time.Second, Samples: 150, Events: 2000, ServiceEvents: 24}
 }
 
-// soonest is how quickly a sample may follow another when something happens.
+// soonest is how quickly a look may follow another when something happens while
+// somebody watches. Without, nobody has to know before the next look.
 const soonest = 500 * time.Millisecond
 
 // Recorder looks at the status at an interval and keeps what the dashboard
@@ -97,7 +98,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 				continue
 			}
 			r.happened(drainEvents(events, e))
-			if !due { // show what came of it without waiting for the interval's end
+			if !due && r.hub.anybody() { // show what came of it without waiting for the interval's end
 				due = true
 				soon.Reset(max(soonest-r.age(), 0))
 			}

@@ -17,10 +17,14 @@ import (
 	"kproxy.dev/kproxy/source"
 )
 
-// settleTime is the least time between two Snapshots. The first change after a
-// quiet time is converted at once, what comes in a burst together: whoever is
-// told of a Snapshot looks at every service.
-const settleTime = 100 * time.Millisecond
+// A change is converted at once. Then the next one waits settleShare times what
+// that took, at most settleTime: single changes don't wait for anything that
+// could be noticed, and what comes in a burst is converted together, at a
+// bounded part of one CPU.
+const (
+	settleShare = 4
+	settleTime  = 100 * time.Millisecond
+)
 
 // Source follows the Kubernetes API. All methods are safe for concurrent use;
 // Run is to be called once.
@@ -165,11 +169,12 @@ func (s *Source) convert(ctx context.Context) {
 		if !s.state.synced() {
 			continue
 		}
+		began := time.Now()
 		s.publish(last)
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(settleTime):
+		case <-time.After(min(settleShare*time.Since(began), settleTime)):
 		}
 	}
 }

@@ -117,7 +117,11 @@ func (s *state) next(last *service.Snapshot) (*service.Snapshot, [2][]time.Time)
 	if last == nil {
 		return part, triggered
 	}
-	return last.With(part, func(namespace, n string) bool { return dirty[name{Namespace: namespace, Name: n}] }), triggered
+	changed := make([]service.Name, 0, len(dirty))
+	for k := range dirty {
+		changed = append(changed, service.Name{Namespace: k.Namespace, Name: k.Name})
+	}
+	return last.With(part, changed), triggered
 }
 
 // take returns what to convert, everything or what changed since the last
