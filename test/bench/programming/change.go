@@ -1,0 +1,128 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"time"
+)
+
+// spacing is from when a change has been carried out to the next: more than
+// kube-proxy's minSyncPeriod.
+const spacing = 1300 * time.Millisecond
+
+// changes measures single changes: from the write until new connections follow.
+func (r *rig) changes(ctx context.Context, p *proxy) error {
+	defer r.cpuProfile(p, "changes")()
+	var connections, sinceTold, kernel []float64
+	for n := range 2 * ((r.options.changes + 1) / 2) { // there and back
+		i, side := r.movable(n/2), (n+1)%sides
+		began := time.Now()
+		followed, err := r.moveAndFollow(ctx, i, side)
+		if err != nil {
+			return err
+		}
+		connections = append(connections, ms(followed.Sub(began)))
+		if told, ok := r.source.told(i); ok {
+			sinceTold = append(sinceTold, max(0, ms(followed.Sub(told))))
+		}
+		if p.kernel() {
+			written, err := p.log.await(ctx, p.process, began)
+			if err != nil {
+				return err
+			}
+			kernel = append(kernel, ms(written.Sub(began)))
+		}
+		if err := pause(ctx, spacing); err != nil {
+			return err
+		}
+	}
+	r.findings.add(p.subject, figChange, median(connections))
+	if len(sinceTold) > 0 {
+		r.findings.add(p.subject, figChangeTold, median(sinceTold))
+	}
+	if len(kernel) > 0 {
+		r.findings.add(p.subject, figChangeKernel, median(kernel))
+	}
+	return p.calm(ctx)
+}
+
+func ms(d time.Duration) float64 { return float64(d) / 1e6 }
+
+// moveAndFollow moves an endpoint and returns when the first connection that
+// follows began.
+func (r *rig) moveAndFollow(ctx context.Context, i, side int) (time.Time, error) {
+	written := make(chan error, 1)
+	go func() { written <- r.source.move(ctx, i, side) }()
+	var followed time.Time
+	err := r.atClient(func() (err error) {
+		followed, err = follow(ctx, address(i), func(a answer) bool { return a.side == side })
+		return err
+	})
+	if e := <-written; e != nil {
+		err = e
+	}
+	return followed, err
+}
+
+// changeCPU measures what changes cost the proxy and its children, without any
+// connection meanwhile: all it has used until it is idle again, less what it uses
+// when nothing happens.
+func (r *rig) changeCPU(ctx context.Context, p *proxy) error {
+	defer r.cpuProfile(p, "cpu")()
+	const idleFor = 3 * time.Second
+	idle, err := p.using(ctx, func() error { return pause(ctx, idleFor) })
+	if err != nil {
+		return err
+	}
+	began, n := time.Now(), 2*((r.options.changes+1)/2)
+	used, err := p.using(ctx, func() error {
+		for n := range n {
+			at := time.Now()
+			if err := r.source.move(ctx, r.movable(n/2), (n+1)%sides); err != nil {
+				return err
+			}
+			if p.kernel() {
+				if _, err := p.log.await(ctx, p.process, at); err != nil {
+					return err
+				}
+			}
+			if err := pause(ctx, spacing); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	used -= idle / idleFor.Seconds() * time.Since(began).Seconds()
+	r.findings.add(p.subject, figChangeCPU, 1000*max(0, used)/float64(n))
+	r.findings.add(p.subject, figIdleCPU, 1000*idle/idleFor.Seconds())
+	return nil
+}
+
+// using returns the seconds of processors that p uses while f runs.
+func (p *proxy) using(_ context.Context, f func() error) (float64, error) {
+	was, err := p.cpu()
+	if err != nil {
+		return 0, err
+	}
+	if err := f(); err != nil {
+		return 0, err
+	}
+	now, err := p.cpu()
+	return now - was, err
+}
+
+// backToBack measures changes of which each follows the one before at once.
+func (r *rig) backToBack(ctx context.Context, p *proxy) error {
+	began := time.Now()
+	n := 2 * ((r.options.changes + 1) / 2)
+	for n := range n {
+		if _, err := r.moveAndFollow(ctx, r.movable(n/2), (n+1)%sides); err != nil {
+			return fmt.Errorf("change %d: %w", n+1, err)
+		}
+	}
+	r.findings.add(p.subject, figBackToBack, ms(time.Since(began))/float64(n))
+	return p.calm(ctx)
+}

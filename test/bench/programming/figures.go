@@ -1,0 +1,82 @@
+package main
+
+import (
+	"kproxy.dev/kproxy/test/bench/result"
+)
+
+// figure is the name of a case in the report.
+type figure string
+
+// The figures.
+const (
+	figStartAnswer    figure = "programming-start/answer"
+	figStartKernel    figure = "programming-start/kernel"
+	figStartCPU       figure = "programming-start/cpu"
+	figStartCalm      figure = "programming-start/cpu-calm"
+	figRSS            figure = "programming-memory/rss"
+	figPss            figure = "programming-memory/pss"
+	figPeak           figure = "programming-memory/peak"
+	figRSSLater       figure = "programming-memory/rss-changed"
+	figConnectOther   figure = "programming-connect/other"
+	figConnectService figure = "programming-connect/service"
+	figChange         figure = "programming-change/write"
+	figChangeTold     figure = "programming-change/told"
+	figChangeKernel   figure = "programming-change/kernel"
+	figChangeCPU      figure = "programming-change/cpu"
+	figIdleCPU        figure = "programming-change/idle-cpu"
+	figBackToBack     figure = "programming-change/back-to-back"
+	figRecallOwn      figure = "programming-move/recall-own"
+	figRecall         figure = "programming-move/recall"
+	figOffloadOwn     figure = "programming-move/offload-own"
+	figOffload        figure = "programming-move/offload"
+)
+
+// described are the cases of the report without their values, in its order.
+func described() []result.Case {
+	const (
+		start, change = "cold start of the proxy, API full of services", "one service's only endpoint moves"
+		nft, legacy   = "kproxy-nft", "kproxy-legacy"
+	)
+	// against sets a bound on kproxy's figures as ratios to kube-proxy's iptables mode.
+	against := func(byNFT, byLegacy float64) []result.Target {
+		return []result.Target{
+			{Subject: nft, Against: []string{"kube-proxy-iptables-nft"}, Bound: byNFT},
+			{Subject: legacy, Against: []string{"kube-proxy-iptables-legacy"}, Bound: byLegacy},
+		}
+	}
+	atMost := func(bound float64, names ...string) (out []result.Target) {
+		for _, name := range names {
+			out = append(out, result.Target{Subject: name, Bound: bound})
+		}
+		return out
+	}
+	toNobody := func(bound float64) []result.Target {
+		return []result.Target{{Subject: nft, Against: []string{"no-proxy"}, Bound: bound}, {Subject: legacy, Against: []string{"no-proxy"}, Bound: bound}}
+	}
+	all := []result.Case{
+		{Name: string(figStartAnswer), Work: start, Figure: "until services everywhere in the table answer", Unit: "s"},
+		{Name: string(figStartKernel), Work: start, Figure: "until all rules are in the kernel", Unit: "s", Targets: append(against(0.1, 0.1), atMost(5, nft, legacy)...)},
+		{Name: string(figStartCPU), Work: start, Figure: "CPU time until then, with children", Unit: "s"},
+		{Name: string(figStartCalm), Work: start, Figure: "CPU time until idle, with children", Unit: "s"},
+		{Name: string(figChange), Work: change, Figure: "from the write until new connections follow, p50", Unit: "ms"},
+		{Name: string(figChangeTold), Work: change, Figure: "the same, from when the source has reported it to a watcher, p50", Unit: "ms", Targets: atMost(5, nft, legacy, "kproxy-userspace")},
+		{Name: string(figChangeKernel), Work: change, Figure: "from the write until the kernel's rules have it, p50", Unit: "ms"},
+		{Name: string(figChangeCPU), Work: change, Figure: "CPU time of a change, with children", Unit: "ms", Targets: against(0.1, 0.3)},
+		{Name: string(figIdleCPU), Work: "nothing changes", Figure: "CPU time in a second", Unit: "ms"},
+		{Name: string(figBackToBack), Work: "changes back to back", Figure: "each", Unit: "ms"},
+		{Name: string(figConnectOther), Work: "connect to an address that is no service's", Figure: "p50", Unit: "µs", Targets: toNobody(1.1)},
+		{Name: string(figConnectService), Work: "connect to a service, any of all", Figure: "p50", Unit: "µs"},
+		{Name: string(figRecallOwn), Work: "recall of one service", Figure: "kproxy's pass", Unit: "ms", Targets: atMost(1, nft, legacy)},
+		{Name: string(figRecall), Work: "recall of one service", Figure: "from the request until connections go through userspace", Unit: "ms"},
+		{Name: string(figOffloadOwn), Work: "offload of one service", Figure: "kproxy's pass", Unit: "ms", Targets: atMost(1, nft, legacy)},
+		{Name: string(figOffload), Work: "offload of one service", Figure: "from the request until connections go through the kernel", Unit: "ms"},
+		{Name: string(figRSS), Work: "memory of the process, nothing has changed yet", Figure: "RSS", Unit: "MiB", Targets: against(0.6, 0.6)},
+		{Name: string(figPss), Work: "memory of the process, nothing has changed yet", Figure: "PSS", Unit: "MiB"},
+		{Name: string(figPeak), Work: "memory of the process, nothing has changed yet", Figure: "highest RSS since its start", Unit: "MiB"},
+		{Name: string(figRSSLater), Work: "memory of the process after 100 changes", Figure: "RSS", Unit: "MiB"},
+	}
+	for i := range all {
+		all[i].Group, all[i].Better = "Programming the kernel", result.Lower
+	}
+	return all
+}

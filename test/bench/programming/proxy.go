@@ -1,0 +1,181 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/lab/compare/load"
+)
+
+// proxy is a running subject.
+type proxy struct {
+	subject
+	process *lab.Process
+	log     *logWatch
+	dir     string // of its socket and state
+}
+
+func (p *proxy) socket() string { return filepath.Join(p.dir, "kproxy.sock") }
+
+// cpu is what the process and the children that it has waited for have used, in
+// seconds. Its own is exact; that of children, such as iptables-restore, is in
+// hundredths (proc_pid_stat(5)).
+func (p *proxy) cpu() (float64, error) {
+	pid := p.process.PID()
+	own, err := load.ProcessTime(pid)
+	if err != nil {
+		return 0, err
+	}
+	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
+	if err != nil {
+		return 0, fmt.Errorf("read processor time of children: %w", err)
+	}
+	_, rest, _ := strings.Cut(string(text), ") ")
+	fields := strings.Fields(rest)
+	if len(fields) < 15 {
+		return 0, fmt.Errorf("read processor time of children: %q", text)
+	}
+	for _, f := range fields[13:15] { // cutime, cstime
+		n, err := strconv.ParseFloat(f, 64)
+		if err != nil {
+			return 0, fmt.Errorf("read processor time of children: %w", err)
+		}
+		own += n / 100
+	}
+	return own, nil
+}
+
+// memory returns fields of the process's status and smaps_rollup, in MiB: VmRSS,
+// VmHWM, Pss.
+func (p *proxy) memory() (map[string]float64, error) {
+	out := map[string]float64{}
+	for _, file := range []string{"status", "smaps_rollup"} {
+		text, err := os.ReadFile(fmt.Sprintf("/proc/%d/%s", p.process.PID(), file))
+		if err != nil {
+			return nil, fmt.Errorf("read memory: %w", err)
+		}
+		for line := range strings.Lines(string(text)) {
+			name, value, _ := strings.Cut(line, ":")
+			if kB, ok := strings.CutSuffix(strings.TrimSpace(value), " kB"); ok {
+				n, err := strconv.ParseFloat(kB, 64)
+				if err != nil {
+					return nil, fmt.Errorf("read memory: %w", err)
+				}
+				out[name] = n / 1024
+			}
+		}
+	}
+	return out, nil
+}
+
+// calm waits until the proxy uses next to no time; no longer than some seconds,
+// for one that is never idle.
+func (p *proxy) calm(ctx context.Context) error {
+	const look, little, looks = 500 * time.Millisecond, 0.02, 40 // little: seconds of a processor
+	was, err := p.cpu()
+	for i, quiet := 0, 0; err == nil && i < looks && quiet < 2; i++ {
+		if err := pause(ctx, look); err != nil {
+			return fmt.Errorf("wait until %s is idle: %w", p.name, err)
+		}
+		var now float64
+		now, err = p.cpu()
+		if quiet++; now-was > little {
+			quiet = 0
+		}
+		was = now
+	}
+	return err
+}
+
+func pause(ctx context.Context, d time.Duration) error {
+	select {
+	case <-ctx.Done():
+		return ctx.Err()
+	case <-time.After(d):
+		return nil
+	}
+}
+
+// logWatch passes a program's output on and notes when lines with a mark come.
+type logWatch struct {
+	mark  []byte
+	onto  io.Writer
+	close func() error
+
+	mu    sync.Mutex // the program writes, cases read
+	rest  []byte     // of a line that isn't complete
+	marks []time.Time
+}
+
+// newLogWatch writes the output to a file in dir, unless that is empty.
+func newLogWatch(mark, dir, name string) (*logWatch, error) {
+	w := &logWatch{mark: []byte(mark), onto: io.Discard, close: func() error { return nil }}
+	if dir == "" {
+		return w, nil
+	}
+	f, err := os.OpenFile(filepath.Join(dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
+	if err != nil {
+		return nil, fmt.Errorf("open log: %w", err)
+	}
+	w.onto, w.close = f, f.Close
+	return w, nil
+}
+
+func (w *logWatch) Write(b []byte) (int, error) {
+	now := time.Now()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.rest = append(w.rest, b...)
+	for {
+		line, rest, whole := bytes.Cut(w.rest, []byte("\n"))
+		if !whole {
+			break
+		}
+		// kube-proxy syncs each family on its own; services are of IPv4 only.
+		if bytes.Contains(line, w.mark) && !bytes.Contains(line, []byte(`ipFamily="IPv6"`)) {
+			w.marks = append(w.marks, now)
+		}
+		w.rest = rest
+	}
+	return w.onto.Write(b)
+}
+
+// after returns the first mark after t.
+func (w *logWatch) after(t time.Time) (time.Time, bool) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, m := range w.marks {
+		if m.After(t) {
+			return m, true
+		}
+	}
+	return time.Time{}, false
+}
+
+// await waits for a mark after t.
+func (w *logWatch) await(ctx context.Context, p *lab.Process, t time.Time) (time.Time, error) {
+	for {
+		if m, ok := w.after(t); ok {
+			return m, nil
+		}
+		if !p.Running() {
+			return time.Time{}, fmt.Errorf("it ended: %s", end(p.Log()))
+		}
+		if err := pause(ctx, time.Millisecond); err != nil {
+			return time.Time{}, errors.Join(fmt.Errorf("wait for %q in the log: %w", w.mark, err), errors.New(end(p.Log())))
+		}
+	}
+}
+
+// end is the last of a log.
+func end(s string) string { return s[max(0, len(s)-1500):] }

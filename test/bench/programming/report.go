@@ -1,0 +1,169 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"runtime"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/lab/compare/statistics"
+	"kproxy.dev/kproxy/test/bench/result"
+)
+
+// findings are what was measured so far.
+type findings struct {
+	began  time.Time
+	values map[figure]map[string][]float64 // by subject
+	failed map[string][]string             // by subject: "case: why"
+}
+
+func (f *findings) add(s subject, of figure, v float64) {
+	if f.values == nil {
+		f.values = map[figure]map[string][]float64{}
+	}
+	if f.values[of] == nil {
+		f.values[of] = map[string][]float64{}
+	}
+	f.values[of][s.name] = append(f.values[of][s.name], v)
+	fmt.Fprintf(os.Stderr, "         %-36s %s\n", of, statistics.Figure(v))
+}
+
+func (f *findings) fail(s subject, name string, err error) {
+	if f.failed == nil {
+		f.failed = map[string][]string{}
+	}
+	why, _, _ := strings.Cut(err.Error(), "\n")
+	f.failed[s.name] = append(f.failed[s.name], name+": "+why)
+}
+
+// report writes what was measured. It fails when a case of kproxy's did, or
+// nothing was measured.
+func (r *rig) report(ctx context.Context) error {
+	out, err := r.result(ctx)
+	if err != nil {
+		return err
+	}
+	if r.options.json != "" {
+		err = out.Write(r.options.json)
+	}
+	text := os.Stdout
+	if r.markdown != "" {
+		f, openErr := os.Create(r.markdown)
+		if openErr != nil {
+			return errors.Join(err, openErr)
+		}
+		defer f.Close()
+		text = f
+	}
+	if len(out.Cases) == 0 {
+		err = errors.Join(err, errors.New("nothing was measured"))
+	}
+	for name, failures := range r.findings.failed {
+		if s, _ := subjectOf(name); s.kind == kproxy || r.quick {
+			err = errors.Join(err, fmt.Errorf("%s: %s", name, strings.Join(failures, "; ")))
+		}
+	}
+	return errors.Join(err, out.WriteMarkdown(text))
+}
+
+func (r *rig) result(ctx context.Context) (*result.Report, error) {
+	out := &result.Report{
+		Command: "go run ./test/bench/programming " + strings.Join(os.Args[1:], " "), Started: r.findings.began,
+		Seconds: time.Since(r.findings.began).Seconds(), Quick: r.quick,
+	}
+	var err error
+	if out.KProxy, err = r.commit(ctx); err != nil {
+		return nil, err
+	}
+	if err := r.host(ctx, &out.Host); err != nil {
+		return nil, err
+	}
+	out.Notes = r.notes()
+	for _, c := range described() {
+		for _, s := range subjects {
+			if values := r.findings.values[figure(c.Name)][s.name]; len(values) > 0 {
+				c.Subjects = append(c.Subjects, result.NewSubject(s.name, values))
+			}
+		}
+		if len(c.Subjects) > 0 {
+			c.Judge()
+			out.Cases = append(out.Cases, c)
+		}
+	}
+	for _, s := range subjects {
+		for _, why := range r.findings.failed[s.name] {
+			out.Warnings = append(out.Warnings, s.name+": "+why)
+		}
+	}
+	return out, nil
+}
+
+// notes say how it was measured.
+func (r *rig) notes() []string {
+	from := "one API server (etcd and kube-apiserver from their Go modules), which all of them watch"
+	if r.options.source == sourceManifests {
+		from = "files, active checks off"
+	}
+	out := []string{
+		fmt.Sprintf("Programming: %d services of %d TCP endpoints (%d of one), IPv4 only, from %s. Every endpoint answers.", r.world.services, r.world.endpoints, movables, from),
+		"Programming: a cold start is proved by a connection to every service and by counting the kernel's rules, afterwards.",
+		fmt.Sprintf("Programming: each turn has %d changes of each kind, %s apart unless back to back; a turn's figure is their median, CPU their mean without what the process uses when idle.", r.options.changes, spacing),
+	}
+	for _, name := range r.subjects {
+		s, _ := subjectOf(name)
+		out = append(out, fmt.Sprintf("%s: %s", s.name, s.config))
+	}
+	if len(r.kproxyArgs) > 0 {
+		out = append(out, "kproxy was started with "+strings.Join(r.kproxyArgs, " "))
+	}
+	return out
+}
+
+func (r *rig) commit(ctx context.Context) (string, error) {
+	top, err := root()
+	if err != nil {
+		return "", err
+	}
+	out, err := exec.CommandContext(ctx, "git", "-C", top, "describe", "--tags", "--always", "--dirty").Output()
+	if err != nil {
+		return "unknown", nil // a tree without git is measured all the same
+	}
+	return strings.TrimSpace(string(out)), nil
+}
+
+func (r *rig) host(ctx context.Context, h *result.Host) error {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return fmt.Errorf("read kernel's version: %w", err)
+	}
+	h.Kernel, h.CPUs, h.Go = unix.ByteSliceToString(u.Release[:]), runtime.NumCPU(), runtime.Version()
+	var info unix.Sysinfo_t
+	if err := unix.Sysinfo(&info); err == nil {
+		h.MemoryGiB = float64(info.Totalram) * float64(info.Unit) / (1 << 30)
+	}
+	out, err := exec.CommandContext(ctx, "iptables", "--version").Output()
+	if err != nil {
+		return fmt.Errorf("ask iptables for its version: %w", err)
+	}
+	version := strings.Fields(string(out))
+	h.Peers = append(h.Peers, result.Peer{Name: "iptables", Version: strings.TrimPrefix(version[len(version)-2], "v")})
+	if r.version != "" {
+		h.Peers = append(h.Peers, result.Peer{Name: "kube-proxy", Version: strings.TrimPrefix(r.version, "v")})
+	}
+	text, err := os.ReadFile("/proc/cpuinfo")
+	if err == nil {
+		for line := range strings.Lines(string(text)) {
+			if name, value, _ := strings.Cut(line, ":"); strings.TrimSpace(name) == "model name" {
+				h.CPUModel = strings.TrimSpace(value)
+				break
+			}
+		}
+	}
+	return nil
+}
