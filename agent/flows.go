@@ -41,7 +41,7 @@ func (a *Agent) sweep(former []*plan.Plan, p *plan.Plan, all bool) error {
 	if !all && !conntrack.MayBeHalfOpen(old, p) {
 		return nil
 	}
-	flows, err := a.conntrack.List(service.TCP)
+	flows, err := a.conntrack.ListUnanswered(service.TCP)
 	if err != nil {
 		return err
 	}

@@ -77,6 +77,7 @@ const (
 	ctaZone          = 18
 	ctaTimestamp     = 20
 	ctaFilter        = 25
+	ctaStatusMask    = 26
 
 	ctaTupleIP    = 1
 	ctaTupleProto = 2

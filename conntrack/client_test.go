@@ -172,10 +172,21 @@ func TestDumpIsFilteredByTheKernel(t *testing.T) {
 	c := inNamespace(t)
 	server(t, at(service.IPv4, pods, 2, 5353))
 	ask(t, at(service.IPv4, clients, 2, 5000), at(service.IPv4, pods, 2, 5353))
-	for p, want := range map[service.Protocol]int{service.UDP: 1, service.TCP: 0} {
-		flows, err := c.dump(service.IPv4, p, 0)
+	silent, err := net.DialUDP("udp", nil, net.UDPAddrFromAddrPort(at(service.IPv4, pods, 2, 5354))) // nobody is there
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer silent.Close()
+	if _, err := silent.Write([]byte("hello")); err != nil {
+		t.Fatal(err)
+	}
+	for w, want := range map[wanted]int{
+		{protocol: service.UDP}: 2, {protocol: service.TCP}: 0,
+		{protocol: service.UDP, unanswered: true}: 1, {protocol: service.TCP, unanswered: true}: 0, {unanswered: true}: 1,
+	} {
+		flows, err := c.dump(service.IPv4, w, wanted{})
 		if err != nil || len(flows) != want {
-			t.Errorf("kernel's filter for %s: %d entries, %v, want %d", p, len(flows), err, want)
+			t.Errorf("kernel's filter for %+v: %d entries, %v, want %d", w, len(flows), err, want)
 		}
 	}
 }

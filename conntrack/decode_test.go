@@ -109,7 +109,7 @@ func FuzzDecode(f *testing.F) {
 	for _, family := range service.Families {
 		f.Add(full(family))
 		f.Add(getRequest(service.UDP, at(family, 1, 1, 1), at(family, 2, 2, 2)).Data)
-		f.Add(dumpRequest(family, service.UDP).Data)
+		f.Add(dumpRequest(family, wanted{protocol: service.UDP, unanswered: true}).Data)
 		flow := flow(family, service.UDP, at(family, 1, 1, 1), at(family, 2, 2, 2))
 		f.Add(deleteRequest(&flow).Data)
 	}

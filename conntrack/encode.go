@@ -65,19 +65,24 @@ func deleteRequest(f *Flow) netlink.Message {
 	}
 }
 
-// dumpRequest asks for all entries of a family; p, if it isn't 0, lets the
-// kernel leave the other protocols out (since Linux 5.8; older ones ignore it).
-func dumpRequest(f service.Family, p service.Protocol) netlink.Message {
+// dumpRequest asks for all entries of a family and lets the kernel leave out what
+// w doesn't take: other protocols since Linux 5.8, by status since 5.15. Older ones
+// ignore that.
+func dumpRequest(f service.Family, w wanted) netlink.Message {
 	b := appendHeader(nil, f)
-	if p != 0 {
+	if w.protocol != 0 {
 		b = appendNested(b, ctaTupleOrig, func(b []byte) []byte {
 			return appendNested(b, ctaTupleProto, func(b []byte) []byte {
-				return appendAttribute(b, ctaProtoNum, byte(p))
+				return appendAttribute(b, ctaProtoNum, byte(w.protocol))
 			})
 		})
 		b = appendNested(b, ctaFilter, func(b []byte) []byte {
 			return appendAttribute(b, ctaFilterOrigFlags, binary.NativeEndian.AppendUint32(nil, filterProtoNum)...)
 		})
+	}
+	if w.unanswered { // a value and which bits it is about
+		b = appendAttribute(b, ctaStatus, 0, 0, 0, 0)
+		b = appendAttribute(b, ctaStatusMask, 0, 0, 0, statusSeenReply)
 	}
 	return netlink.Message{Header: netlink.Header{Type: messageGet, Flags: netlink.Request | netlink.Dump}, Data: b}
 }

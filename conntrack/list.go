@@ -15,12 +15,31 @@ const dumpAttempts = 5
 
 var errInterrupted = errors.New("the table changed under the dump")
 
+// wanted is what a list is to hold. Its zero value is everything.
+type wanted struct {
+	protocol   service.Protocol // 0: all
+	unanswered bool             // only flows of which no packet has come back
+}
+
+func (w wanted) takes(f *Flow) bool {
+	return (w.protocol == 0 || f.Protocol == w.protocol) && !(w.unanswered && f.Answered())
+}
+
 // List returns all entries of both families; p, if it isn't 0, limits it to a
 // protocol. Entries that come or go meanwhile may be missing.
-func (c *Client) List(p service.Protocol) ([]Flow, error) {
+func (c *Client) List(p service.Protocol) ([]Flow, error) { return c.both(wanted{protocol: p}) }
+
+// ListUnanswered is List of flows of which no packet has come back yet, which are
+// few: a list of everything takes a second of CPU with some hundred thousand
+// entries, most of it to hand them over, and this one doesn't.
+func (c *Client) ListUnanswered(p service.Protocol) ([]Flow, error) {
+	return c.both(wanted{protocol: p, unanswered: true})
+}
+
+func (c *Client) both(w wanted) ([]Flow, error) {
 	var out []Flow
 	for _, family := range service.Families {
-		flows, err := c.list(family, p)
+		flows, err := c.list(family, w)
 		if err != nil {
 			return nil, fmt.Errorf("list %s conntrack entries: %w", family, err)
 		}
@@ -31,17 +50,17 @@ func (c *Client) List(p service.Protocol) ([]Flow, error) {
 
 // list retries what the kernel interrupts. If it keeps doing so, the last
 // attempt is used as it is: an entry too few now is better than none ever.
-func (c *Client) list(f service.Family, p service.Protocol) ([]Flow, error) {
+func (c *Client) list(f service.Family, w wanted) ([]Flow, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	filter := p
+	filter := w
 	for attempt := 1; ; attempt++ {
-		flows, err := c.dump(f, filter, p)
+		flows, err := c.dump(f, filter, w)
 		switch {
 		case err == nil:
 			return flows, nil
-		case filter != 0 && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)):
-			filter = 0 // a kernel that knows the attribute, but not this use of it
+		case filter != (wanted{}) && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)):
+			filter = wanted{} // a kernel that knows the attribute, but not this use of it
 		case !errors.Is(err, errInterrupted) && !errors.Is(err, unix.EINTR):
 			return nil, err
 		case attempt >= dumpAttempts:
@@ -51,7 +70,7 @@ func (c *Client) list(f service.Family, p service.Protocol) ([]Flow, error) {
 }
 
 // dump lists once. With errInterrupted it returns what it has got.
-func (c *Client) dump(f service.Family, filter, p service.Protocol) ([]Flow, error) {
+func (c *Client) dump(f service.Family, filter, w wanted) ([]Flow, error) {
 	sent, err := c.dumper.Send(dumpRequest(f, filter))
 	if err != nil {
 		return nil, err
@@ -75,7 +94,7 @@ func (c *Client) dump(f service.Family, filter, p service.Protocol) ([]Flow, err
 			problem = err
 			continue
 		}
-		if p == 0 || flow.Protocol == p {
+		if w.takes(&flow) {
 			out = append(out, flow)
 		}
 	}
