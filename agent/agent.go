@@ -75,13 +75,13 @@ type Agent struct {
 	refusals   refusals
 	restorer   *restorer
 	keeper     *keeper
+	sweeper    *sweeper
 	clients    *ipvsAffinity
 	healthPort ServeHealthPort
 	healths    *healthPorts
 	left       atomic.Pointer[[]plan.CapStatus] // of kube-proxy's; nil until looked for
 
 	trigger chan struct{} // 1 slot: triggers coalesce
-	sweeps  sweeps
 	current atomic.Pointer[plan.Plan]
 	// counting is held by who reads counters for current, and by the fast loop while
 	// it gives them a new plan: they forget what that doesn't have.
@@ -200,6 +200,7 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
 	g.Go(func() error { return a.restorer.run(ctx) })
 	g.Go(func() error { return a.keeper.run(ctx) })
+	g.Go(func() error { return a.sweeper.run(ctx) })
 	g.Go(func() error { return a.clients.run(ctx) })
 	g.Go(func() error { return a.userspace.Run(ctx) })
 	g.Go(func() error { return a.prober.Run(ctx) })

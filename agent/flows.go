@@ -5,7 +5,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"kproxy.dev/kproxy/conntrack"
@@ -14,71 +13,17 @@ import (
 	"kproxy.dev/kproxy/userspace"
 )
 
-// forgetStaleFlows deletes the entries that would keep clients away from where
-// p wants their packets to go. Most plans can't have made any; but rules that
-// were missing for a while or came late, a portal that was closed, or a sweep
-// that failed may have left some.
-func (a *Agent) forgetStaleFlows(old, p *plan.Plan) error {
-	owed, former := a.sweeps.take()
-	err := a.sweep(append(former, old), p, owed)
-	if err != nil {
-		a.sweeps.owe(former...)
-	}
-	return err
-}
-
-// sweep looks at the entries that going from the former plans to p may have
-// made stale; the last of them is p's predecessor.
-func (a *Agent) sweep(former []*plan.Plan, p *plan.Plan, all bool) error {
-	start := time.Now()
-	old := former[len(former)-1]
-	if all || conntrack.MayBeStale(old, p) {
-		defer func() { a.figures.swept(time.Since(start)) }()
-		if err := a.deleteStale(former, p); err != nil {
-			return err
-		}
-	}
-	if !all && !conntrack.MayBeHalfOpen(old, p) {
-		return nil
-	}
-	flows, err := a.conntrack.ListUnanswered(service.TCP)
+// deleteHalfOpen deletes the TCP entries that wait for endpoints which p doesn't use.
+func (a *Agent) deleteHalfOpen(families [2]bool, p *plan.Plan) error {
+	flows, err := a.conntrack.ListUnanswered(service.TCP, families)
 	if err != nil {
 		return err
 	}
 	return a.deleteFlows(conntrack.HalfOpen(flows, p, a.userspace.Local))
 }
 
-// oweSweep asks for a pass that looks at every entry. It is called when flows
-// may have begun while the way to their endpoints wasn't there, or was still
-// that of an earlier plan: UDP clients would otherwise stay with what conntrack
-// remembers for as long as they send.
-func (a *Agent) oweSweep(former ...*plan.Plan) {
-	a.sweeps.owe(former...)
-	a.kick()
-}
-
-// sweeps are the looks at every conntrack entry that are due. Safe for
-// concurrent use; the zero value is ready.
-type sweeps struct {
-	mu     sync.Mutex // the loops owe, the fast one takes
-	due    bool
-	former []*plan.Plan // whose rules were in the kernel until a moment ago
-}
-
-func (s *sweeps) owe(former ...*plan.Plan) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.due, s.former = true, append(s.former, former...)
-}
-
-func (s *sweeps) take() (due bool, former []*plan.Plan) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	due, former = s.due, s.former
-	s.due, s.former = false, nil
-	return due, former
-}
-
+// deleteStale deletes the UDP entries that going from the former plans to p has
+// made stale.
 func (a *Agent) deleteStale(former []*plan.Plan, p *plan.Plan) error {
 	flows, err := a.conntrack.List(service.UDP)
 	if err != nil {

@@ -85,7 +85,7 @@ func (a *Agent) portalDamaged() bool {
 	if found != "" {
 		a.log.Warn("the portal's sets were changed by somebody else; repairing", "found", found)
 		a.figures.setRepairs.Add(1)
-		a.sweeps.owe()
+		a.sweeper.all()
 	}
 	return found != ""
 }
@@ -128,9 +128,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.healths.follow(p, healthAddresses(&p.Policy))
 	a.adopted = nil // only the first plan asks: a service that comes later is new
 	a.programmer.program(p)
-	if err := a.forgetStaleFlows(old, p); err != nil {
-		return p, a.sync.failed(start, fmt.Errorf("delete stale conntrack entries: %w", err))
-	}
+	a.sweeper.follow(old, p)
 	took := time.Since(start)
 	a.sync.done(took)
 	a.figures.done(snapshot, took)

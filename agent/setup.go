@@ -155,10 +155,13 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	a.refusals.kick, a.refusals.log = a.kick, a.log
 	a.refusals.confirm = func(e netip.AddrPort) error { return connectOnce(e, a.marks().Own()) }
 	a.refusals.let = func(e netip.AddrPort, d time.Duration) error { return kernel.LetRefusals(a.sets, e, d) }
-	a.programmer = newProgrammer(r, a.log, a.kick, func(was *plan.Plan) { a.oweSweep(was) })
+	a.sweeper = &sweeper{
+		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, swept: a.figures.swept, wake: make(chan struct{}, 1),
+	}
+	a.programmer = newProgrammer(r, a.log, a.kick, a.sweeper.written)
 	a.programmer.figures = &a.figures
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.portal,
-		probe: a.userspace.Probe, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log, revived: func() { a.oweSweep() }}
+		probe: a.userspace.Probe, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log, revived: a.sweeper.all}
 	return nil
 }
 

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -62,6 +63,9 @@ func (a *Agent) syncStatus() plan.SyncStatus {
 	s, _ := a.sync.get()
 	if err := a.programmer.report().lastErr; err != nil && s.LastError == "" {
 		s.LastError = err.Error()
+	}
+	if err := a.sweeper.report(); err != nil && s.LastError == "" {
+		s.LastError = fmt.Sprintf("delete stale conntrack entries: %v", err)
 	}
 	return s
 }

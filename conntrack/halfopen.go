@@ -17,12 +17,15 @@ const tcpSynSent = 1
 // endpoint that answers. local reports whether an address is this node's.
 // HalfOpen is pure; the result is in the order of flows.
 func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
-	x := newIndex(p, service.TCP, local)
+	var x *index
 	var out []Flow
 	for i := range flows {
 		f := &flows[i]
 		if f.Protocol != service.TCP || f.TCPState != tcpSynSent || f.Answered() || !f.Rewritten() {
 			continue
+		}
+		if x == nil {
+			x = newIndex(p, service.TCP, local) // costs more than a look at few flows
 		}
 		at, ok := x.find(f)
 		if !ok {
@@ -36,23 +39,22 @@ func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
 	return out
 }
 
-// MayBeHalfOpen reports whether going from old to p stops using an endpoint, so
-// that the table needs to be listed.
-func MayBeHalfOpen(old, p *plan.Plan) bool {
+// HalfOpenIn returns the families in which going from old to p stops using an
+// endpoint, so that the table needs to be listed.
+func HalfOpenIn(old, p *plan.Plan) (in [2]bool) {
 	if old == nil {
-		return false
+		return in
 	}
-	found := false
 	plan.Changes(old, p, func(was, is *plan.Service) bool {
 		if was != nil && is != nil && is.Port.Protocol == service.TCP {
 			for i := range was.Endpoints {
 				e := &was.Endpoints[i]
 				if now := endpoint(is, e.Address); e.Usable && (now == nil || !now.Usable) {
-					found = true
+					in[service.FamilyOf(e.Address.Addr())] = true
 				}
 			}
 		}
-		return !found
+		return true
 	})
-	return found
+	return in
 }

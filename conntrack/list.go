@@ -27,18 +27,23 @@ func (w wanted) takes(f *Flow) bool {
 
 // List returns all entries of both families; p, if it isn't 0, limits it to a
 // protocol. Entries that come or go meanwhile may be missing.
-func (c *Client) List(p service.Protocol) ([]Flow, error) { return c.both(wanted{protocol: p}) }
-
-// ListUnanswered is List of flows of which no packet has come back yet, which are
-// few: a list of everything takes a second of CPU with some hundred thousand
-// entries, most of it to hand them over, and this one doesn't.
-func (c *Client) ListUnanswered(p service.Protocol) ([]Flow, error) {
-	return c.both(wanted{protocol: p, unanswered: true})
+func (c *Client) List(p service.Protocol) ([]Flow, error) {
+	return c.lists([2]bool{true, true}, wanted{protocol: p})
 }
 
-func (c *Client) both(w wanted) ([]Flow, error) {
+// ListUnanswered is List, in some families, of flows of which no packet has come
+// back yet. They are few: a list of everything takes a second of CPU with some hundred thousand
+// entries, most of it to hand them over, and this one doesn't.
+func (c *Client) ListUnanswered(p service.Protocol, families [2]bool) ([]Flow, error) {
+	return c.lists(families, wanted{protocol: p, unanswered: true})
+}
+
+func (c *Client) lists(families [2]bool, w wanted) ([]Flow, error) {
 	var out []Flow
 	for _, family := range service.Families {
+		if !families[family] {
+			continue
+		}
 		flows, err := c.list(family, w)
 		if err != nil {
 			return nil, fmt.Errorf("list %s conntrack entries: %w", family, err)

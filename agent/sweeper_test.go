@@ -1,0 +1,80 @@
+package agent
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// oneService is a plan with a service that userspace or the kernel carries, whose
+// only endpoint is at an address.
+func oneService(p service.Protocol, d plan.DataPlane, endpoint string) *plan.Plan {
+	return &plan.Plan{Services: []*plan.Service{{
+		Port: &service.Port{Key: service.Key{Namespace: "shop", Name: "web", Protocol: p}}, DataPlane: d,
+		Endpoints: []plan.Endpoint{{Endpoint: service.Endpoint{Address: netip.MustParseAddrPort(endpoint), Ready: true, Serving: true}, Usable: true}},
+	}}}
+}
+
+// TestSweeper: what is looked for follows from what happened; what happens before
+// a sweep is one sweep; one that failed is owed again.
+func TestSweeper(t *testing.T) {
+	const one, other = "10.2.0.2:80", "10.2.0.3:80"
+	tcp, moved := oneService(service.TCP, plan.IPTables, one), oneService(service.TCP, plan.Userspace, one)
+	pointed := oneService(service.TCP, plan.Userspace, other)
+	dns, pointedDNS := oneService(service.UDP, plan.IPTables, one), oneService(service.UDP, plan.Userspace, other)
+	v4, both := [2]bool{service.IPv4: true}, bothFamilies
+	for _, tt := range []struct {
+		name string
+		now  *plan.Plan
+		do   func(*sweeper)
+		want sweep
+	}{
+		{"nothing", tcp, func(s *sweeper) { s.follow(tcp, tcp) }, sweep{}},
+		{"the first plan", tcp, func(s *sweeper) { s.follow(nil, tcp) }, sweep{stale: true, former: []*plan.Plan{nil}}},
+		{"a TCP service moved", moved, func(s *sweeper) { s.follow(tcp, moved) }, sweep{}},
+		{"its endpoint is gone", pointed, func(s *sweeper) { s.follow(tcp, pointed) }, sweep{halfOpen: v4}},
+		{"its rules were written", pointed, func(s *sweeper) { s.written(tcp) }, sweep{}},
+		{"a UDP endpoint is gone", pointedDNS, func(s *sweeper) { s.follow(dns, pointedDNS) }, sweep{stale: true, former: []*plan.Plan{dns}}},
+		{"UDP rules were written", pointedDNS, func(s *sweeper) { s.written(dns) }, sweep{stale: true, former: []*plan.Plan{dns}}},
+		{"rules were written over unknown ones", tcp, func(s *sweeper) { s.written(nil) }, sweep{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
+		{"the portal was closed", tcp, (*sweeper).all, sweep{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
+		{"two things", pointedDNS, func(s *sweeper) { s.follow(tcp, pointed); s.follow(dns, pointedDNS) }, sweep{stale: true, former: []*plan.Plan{dns}, halfOpen: v4}},
+	} {
+		var got sweep
+		failing := true
+		s := &sweeper{
+			log: slog.New(slog.DiscardHandler), plan: func() *plan.Plan { return tt.now }, wake: make(chan struct{}, 1), swept: func(time.Duration) {},
+			stale: func(former []*plan.Plan, p *plan.Plan) error {
+				if failing {
+					return errors.New("no buffer space")
+				}
+				got.stale, got.former = true, former
+				return nil
+			},
+			halfOpen: func(families [2]bool, p *plan.Plan) error {
+				got.halfOpen = families
+				return nil
+			},
+		}
+		tt.do(s)
+		if err := s.sweep(); (err != nil) != tt.want.stale || (s.report() != nil) != tt.want.stale {
+			t.Errorf("%s: error %v, reported %v; want one only if stale entries are looked for", tt.name, err, s.report())
+		}
+		if failing = false; s.sweep() != nil || s.report() != nil {
+			t.Errorf("%s: a second attempt fails: %v", tt.name, s.report())
+		}
+		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(sweep{}), cmp.Comparer(func(a, b *plan.Plan) bool { return a == b })); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+		if got = (sweep{}); s.sweep() != nil || !got.empty() {
+			t.Errorf("%s: swept a third time: %+v", tt.name, got)
+		}
+	}
+}
