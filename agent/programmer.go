@@ -250,8 +250,9 @@ func (g *programmer) finish(start time.Time, programmed map[service.Key]uint64, 
 	g.mu.Lock()
 	old := g.result
 	r := programResult{programmed: programmed, failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start)}
-	if programmed == nil {
-		r.programmed = old.programmed
+	news := programmed != nil && !maps.Equal(old.programmed, programmed)
+	if !news {
+		r.programmed = old.programmed // the same map tells plan.Compute that nothing is new
 	}
 	if err == nil {
 		r.lastOK = time.Now()
@@ -259,7 +260,7 @@ func (g *programmer) finish(start time.Time, programmed map[service.Key]uint64, 
 	}
 	g.result = r
 	g.mu.Unlock()
-	if !maps.Equal(old.programmed, r.programmed) || !maps.Equal(old.failed, r.failed) || (old.lastErr == nil) != (err == nil) {
+	if news || !maps.Equal(old.failed, r.failed) || (old.lastErr == nil) != (err == nil) {
 		g.changed()
 	}
 	return err
