@@ -2,7 +2,6 @@ package userspace
 
 import (
 	"errors"
-	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +33,7 @@ type acceptor struct {
 	stopped  bool
 	retry    timer // after an accept that failed
 	wait     time.Duration
+	from     rawAddress // of whom was accepted last
 }
 
 func newAcceptor(l *loop, t *tcpListener, i int) *acceptor {
@@ -89,10 +89,10 @@ func (a *acceptor) accept() {
 			t.waited.Store(sinceEpoch())
 			t.waiting.Store(0)
 		}
-		fd, peer, err := unix.Accept4(t.fd, unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC)
-		if err != nil {
+		fd, err := sysAccept(t.fd, &a.from)
+		if err != 0 {
 			s.tcpBudget.release(fdsPerConnection)
-			if !errors.Is(err, unix.EAGAIN) && !transient(err) {
+			if err != unix.EAGAIN && !transient(err) {
 				t.starve(err)
 				a.later(err)
 			}
@@ -100,13 +100,13 @@ func (a *acceptor) accept() {
 		}
 		a.wait = acceptWaitMin
 		t.starved.Store(0)
-		a.loop.admit(t, fd, socketAddress(peer))
+		a.loop.admit(t, fd, a.from.addrPort())
 	}
 }
 
 // transient reports whether only one client's connection has failed (accept(2)).
-func transient(err error) bool {
-	return errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECONNABORTED)
+func transient(err unix.Errno) bool {
+	return err == unix.EINTR || err == unix.ECONNABORTED
 }
 
 // later tries again after a while, and after a longer one the next time.
@@ -123,23 +123,4 @@ func (l *tcpListener) starve(err error) {
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		l.starved.CompareAndSwap(0, sinceEpoch())
 	}
-}
-
-// socketAddress converts the kernel's. IPv4-mapped addresses become IPv4 ones.
-func socketAddress(sa unix.Sockaddr) netip.AddrPort {
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr).Unmap(), uint16(sa.Port))
-	}
-	return netip.AddrPort{}
-}
-
-// rawAddress is the kernel's.
-func rawAddress(a netip.AddrPort) unix.Sockaddr {
-	if a.Addr().Is4() {
-		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
-	}
-	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }

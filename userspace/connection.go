@@ -99,7 +99,7 @@ func (l *loop) admitTCP(t *tcpListener, fd int, client netip.AddrPort) (*tcpConn
 		return nil, nil
 	}
 	x := &tcpConn{loop: l, front: f, client: client, orig: orig, from: from, started: time.Now()}
-	x.sides = [2]side{{fd: fd, tag: l.tag(), readable: true, writable: true}, {fd: -1}}
+	x.sides = [2]side{{fd: fd, tag: l.tag(), readable: true, writable: true, hurried: true}, {fd: -1}}
 	return x, f.group(from, s.table.rules())
 }
 
@@ -109,8 +109,8 @@ func straight(t *tcpListener, fd int, orig netip.AddrPort) bool {
 	if orig.Port() != t.port() {
 		return false
 	}
-	local, err := unix.Getsockname(fd)
-	return err != nil || orig == socketAddress(local)
+	var local rawAddress
+	return sysLocal(fd, &local) != 0 || orig == local.addrPort()
 }
 
 // admit reports whether a client may use f. It asks for the interface that the
@@ -234,6 +234,7 @@ func (x *tcpConn) introduce(end *side) error {
 	if err != nil {
 		return err
 	}
+	end.hurry()
 	n, errno := sysWrite(end.fd, b)
 	switch {
 	case errno != 0:

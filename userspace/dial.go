@@ -19,11 +19,11 @@ type dialers struct {
 	plain       net.Dialer // from an address the kernel chooses, or one of this node's
 	transparent net.Dialer // from an address that isn't this node's
 	ports       ports      // of those
-	mark        int
+	mark        int32
 }
 
 func newDialers(mark uint32, keepAlive net.KeepAliveConfig) *dialers {
-	d := &dialers{ports: belowClients(), mark: int(mark)}
+	d := &dialers{ports: belowClients(), mark: int32(mark)}
 	d.plain = net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, _ string, c syscall.RawConn) error {
 		return control(c, func(fd int) error { return setUpstream(fd, mark) })
 	}}

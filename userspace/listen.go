@@ -144,12 +144,12 @@ func (s *Server) openTCP(f service.Family, port uint16) (*tcpListener, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen on TCP %s: %w", netip.AddrPortFrom(wildcard(f), port), err)
 	}
-	local, err := unix.Getsockname(fd)
-	if err != nil {
+	var local rawAddress
+	if err := sysLocal(fd, &local); err != 0 {
 		unix.Close(fd)
 		return nil, fmt.Errorf("ask for the TCP listener's port: %w", err)
 	}
-	return &tcpListener{fd: fd, addr: netip.AddrPortFrom(wildcard(f), socketAddress(local).Port()), family: f}, nil
+	return &tcpListener{fd: fd, addr: netip.AddrPortFrom(wildcard(f), local.addrPort().Port()), family: f}, nil
 }
 
 func (s *Server) listenTCP(f service.Family, port uint16) (int, error) {
@@ -168,7 +168,8 @@ func (s *Server) listenTCP(f service.Family, port uint16) (int, error) {
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	}
 	if err == nil {
-		err = unix.Bind(fd, rawAddress(netip.AddrPortFrom(wildcard(f), port)))
+		to := newRawAddress(netip.AddrPortFrom(wildcard(f), port))
+		err = failure(sysBind(fd, &to))
 	}
 	if err == nil {
 		err = s.tuneListener(fd)

@@ -123,3 +123,37 @@ func checkFlood(t *testing.T, c net.Conn, size int) {
 		t.Errorf("got %d bytes, want %d", got, size)
 	}
 }
+
+// Sockets towards endpoints send at once whatever is written, but aren't asked to
+// before the second write, which is the first that could wait.
+func TestSecondWriteIsSentAtOnce(t *testing.T) {
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}}))
+	c := connect(t, s)
+	for i, want := range []int{0, 1, 1} {
+		ask(t, c, "x")
+		x := s.live.all()[0].(*tcpConn)
+		got := make(chan int)
+		x.loop.post(func() {
+			v, err := unix.GetsockoptInt(x.sides[endpointSide].fd, unix.IPPROTO_TCP, unix.TCP_NODELAY)
+			if err != nil {
+				v = -1
+			}
+			got <- v
+		})
+		if v := <-got; v != want {
+			t.Errorf("TCP_NODELAY is %d after write %d, want %d", v, i+1, want)
+		}
+	}
+}
+
+// An endpoint that speaks first gets to, though its client says nothing.
+func TestEndpointSpeaksFirst(t *testing.T) {
+	greeting := tcpEndpoint(t, func(c *net.TCPConn) {
+		io.WriteString(c, "hello")
+		c.Close()
+	})
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{greeting}}))
+	if data, end := readEnd(connect(t, s)); data != "hello" || end != "eof" {
+		t.Errorf("client read %q, %s; want hello, eof", data, end)
+	}
+}

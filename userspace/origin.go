@@ -1,11 +1,9 @@
 package userspace
 
 import (
-	"encoding/binary"
 	"fmt"
 	"net"
 	"net/netip"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -33,23 +31,18 @@ func kernelOrigin(fd int, f service.Family) (netip.AddrPort, error) {
 }
 
 // originalDestination reads SO_ORIGINAL_DST and its IPv6 twin, which has the
-// same number (linux/netfilter_ipv6/ip6_tables.h). x/sys has no wrapper, but
-// its structs for other options have the sizes of the socket addresses.
+// same number (linux/netfilter_ipv6/ip6_tables.h). Both want room for an address
+// of their family at least.
 func originalDestination(fd int, f service.Family) (netip.AddrPort, error) {
-	if f == service.IPv4 {
-		v, err := unix.GetsockoptIPv6Mreq(fd, unix.SOL_IP, unix.SO_ORIGINAL_DST)
-		if err != nil {
-			return netip.AddrPort{}, err
-		}
-		sa := v.Multiaddr // struct sockaddr_in
-		return netip.AddrPortFrom(netip.AddrFrom4([4]byte(sa[4:8])), binary.BigEndian.Uint16(sa[2:4])), nil
+	level := unix.SOL_IP
+	if f == service.IPv6 {
+		level = unix.SOL_IPV6
 	}
-	v, err := unix.GetsockoptIPv6MTUInfo(fd, unix.SOL_IPV6, unix.SO_ORIGINAL_DST)
-	if err != nil {
+	var r rawAddress
+	if err := sysAskOption(fd, level, unix.SO_ORIGINAL_DST, &r); err != 0 {
 		return netip.AddrPort{}, err
 	}
-	port := *(*[2]byte)(unsafe.Pointer(&v.Addr.Port)) // network order in memory
-	return netip.AddrPortFrom(netip.AddrFrom16(v.Addr.Addr), binary.BigEndian.Uint16(port[:])), nil
+	return r.addrPort(), nil
 }
 
 // addrPort converts the address of a TCP or UDP socket. IPv4-mapped addresses

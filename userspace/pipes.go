@@ -8,7 +8,7 @@ import (
 
 // pipeSize is the capacity asked for. It bounds what one splice moves and what
 // waits in the kernel for a slow receiver.
-const pipeSize = 256 << 10
+const pipeSize = 512 << 10
 
 // pipe is what splice(2) needs between two sockets.
 type pipe struct{ r, w int }

@@ -12,7 +12,7 @@ const (
 	copySize = 16 << 10
 	// turnSize is how many bytes one direction of one connection may move before
 	// the loop's others have theirs.
-	turnSize = 1 << 20
+	turnSize = 512 << 10
 )
 
 var buffers = sync.Pool{New: func() any { return new([copySize]byte) }}
@@ -120,6 +120,9 @@ func (p *pump) rest(src *side) {
 // give writes what was copied, and keeps what the sink doesn't take.
 func (p *pump) give(c *tcpConn, dst *side, b []byte) ending {
 	if dst.writable {
+		if p.moved {
+			dst.hurry()
+		}
 		n, err := sysWrite(dst.fd, b)
 		switch {
 		case err == 0:
@@ -149,6 +152,9 @@ func (p *pump) flush(c *tcpConn, dst *side) ending {
 	for p.pending > 0 {
 		if !dst.writable {
 			return blocked
+		}
+		if p.moved {
+			dst.hurry()
 		}
 		n, err := p.push(dst.fd)
 		switch {

@@ -35,7 +35,14 @@ func (x *tcpConn) begin() {
 	x.restrict(x.front.view.plan.Port.IdleTimeout)
 	// Its request is there already, most of the time: a read costs less than to be
 	// told of it.
-	if x.relay(); x.phase != relaying || x.sides[clientSide].watched {
+	x.relay()
+	if x.phase != relaying {
+		return
+	}
+	if !x.pumps[clientSide].moved && !x.ended[clientSide] {
+		x.sides[endpointSide].acknowledge()
+	}
+	if x.sides[clientSide].watched {
 		return
 	}
 	if err := x.sides[clientSide].watch(x); err != nil {

@@ -14,6 +14,7 @@ type side struct {
 	broken   bool // both directions are shut, or it has an error
 	watched  bool // the kernel tells of events
 	asksOut  bool // and when it can be written to
+	hurried  bool // see hurry
 }
 
 // Events of a socket. The endpoint's is written to first, and connected before.
@@ -74,8 +75,23 @@ func (s *side) unsent() bool {
 	return err == nil && n > 0
 }
 
+// acknowledge completes the handshake at once, as nothing is there to be sent: an
+// endpoint that speaks first mustn't wait. A socket that can't is acknowledged by
+// the kernel, after 200 ms (TCP_DELACK_MAX).
+func (s *side) acknowledge() { sysOption(s.fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 1) }
+
+// hurry lets each write be sent at once, however small (TCP_NODELAY). The first one
+// is in any case (tcp_nagle_check in net/ipv4/tcp_output.c), and on a short
+// connection there is no other. Clients' sockets have it from the listener.
+func (s *side) hurry() {
+	if !s.hurried {
+		s.hurried = true
+		sysOption(s.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+	}
+}
+
 // finish tells the peer that no more comes.
-func (s *side) finish() { unix.Shutdown(s.fd, unix.SHUT_WR) }
+func (s *side) finish() { sysShutdown(s.fd, unix.SHUT_WR) }
 
 // close closes it in good order, or what the kernel takes for that.
 func (s *side) close() {

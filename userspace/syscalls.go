@@ -50,3 +50,55 @@ func sysEvents(epoll int, events []unix.EpollEvent) int {
 	}
 	return int(n)
 }
+
+// sysAccept is accept4(2).
+func sysAccept(fd int, from *rawAddress) (int, unix.Errno) {
+	size := uint32(sizeofAddress6)
+	n, _, e := unix.RawSyscall6(unix.SYS_ACCEPT4, uintptr(fd), uintptr(unsafe.Pointer(from)), uintptr(unsafe.Pointer(&size)),
+		unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0, 0)
+	return int(n), e
+}
+
+// sysSocket is socket(2) for TCP.
+func sysSocket(domain int) (int, unix.Errno) {
+	n, _, e := unix.RawSyscall(unix.SYS_SOCKET, uintptr(domain), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	return int(n), e
+}
+
+// sysBind is bind(2).
+func sysBind(fd int, to *rawAddress) unix.Errno {
+	_, _, e := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(to)), uintptr(to.size()))
+	return e
+}
+
+// sysConnect is connect(2).
+func sysConnect(fd int, to *rawAddress) unix.Errno {
+	_, _, e := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(to)), uintptr(to.size()))
+	return e
+}
+
+// sysLocal is getsockname(2).
+func sysLocal(fd int, local *rawAddress) unix.Errno {
+	size := uint32(sizeofAddress6)
+	_, _, e := unix.RawSyscall(unix.SYS_GETSOCKNAME, uintptr(fd), uintptr(unsafe.Pointer(local)), uintptr(unsafe.Pointer(&size)))
+	return e
+}
+
+// sysOption is setsockopt(2) of an int.
+func sysOption(fd, level, name int, value int32) unix.Errno {
+	_, _, e := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name), uintptr(unsafe.Pointer(&value)), 4, 0)
+	return e
+}
+
+// sysAskOption is getsockopt(2). The size of *value has to be at least that of the
+// option's value.
+func sysAskOption[T any](fd, level, name int, value *T) unix.Errno {
+	size := uint32(unsafe.Sizeof(*value))
+	_, _, e := unix.RawSyscall6(unix.SYS_GETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name), uintptr(unsafe.Pointer(value)), uintptr(unsafe.Pointer(&size)), 0)
+	return e
+}
+
+// sysShutdown is shutdown(2).
+func sysShutdown(fd, how int) {
+	unix.RawSyscall(unix.SYS_SHUTDOWN, uintptr(fd), uintptr(how), 0)
+}

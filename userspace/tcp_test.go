@@ -129,8 +129,9 @@ func TestHealthEndsEjection(t *testing.T) {
 
 // notRedirected is an origin for connections that weren't.
 func notRedirected(fd int, _ service.Family) (netip.AddrPort, error) {
-	local, err := unix.Getsockname(fd)
-	return socketAddress(local), err
+	var local rawAddress
+	err := failure(sysLocal(fd, &local))
+	return local.addrPort(), err
 }
 
 func TestRefused(t *testing.T) {
