@@ -23,7 +23,8 @@ type Host struct {
 	LoadBefore      string  `json:"loadBefore"` // load averages of 1, 5 and 15 minutes
 }
 
-func readHost() (Host, error) {
+// ReadHost reads about this machine; IPTables stays empty.
+func ReadHost() (Host, error) {
 	h := Host{CPUs: runtime.NumCPU(), Go: runtime.Version(), LoadBefore: loadAverage()}
 	h.InterruptsApart, h.InterruptsKnown = load.InterruptsApart()
 	release, err := os.ReadFile("/proc/sys/kernel/osrelease")

@@ -44,7 +44,7 @@ func Run(ctx context.Context, c Config) (report *Report, err error) {
 		}
 		err = errors.Join(err, x.down())
 	}()
-	if x.report.Host, err = readHost(); err != nil {
+	if x.report.Host, err = ReadHost(); err != nil {
 		return nil, err
 	}
 	for _, step := range []func(context.Context) error{x.up, x.compare, x.stayed} {

@@ -24,7 +24,7 @@ import (
 type CPU struct {
 	Client   float64 `json:"client"`   // the load's process
 	Backend  float64 `json:"backend"`  // the server's process
-	Proxy    float64 `json:"proxy"`    // kproxy's process
+	Proxy    float64 `json:"proxy"`    // the proxy's process, or processes
 	Softirqd float64 `json:"softirqd"` // the kernel's threads for softirqs
 	// SoftIRQ is the time in interrupts and softirqs where the kernel accounts it
 	// to no process ([InterruptsApart]); else 0, as it is in the others.
@@ -42,7 +42,8 @@ func (c CPU) Total() float64 { return c.Client + c.Backend + c.Proxy + c.Softirq
 // Others is what the machine did besides; sampling may make it negative, which is 0.
 func (c CPU) Others() float64 { return max(0, c.Machine-c.Total()) }
 
-func (c CPU) minus(b CPU) CPU {
+// Minus is the difference of two readings.
+func (c CPU) Minus(b CPU) CPU {
 	return CPU{
 		c.Client - b.Client, c.Backend - b.Backend, c.Proxy - b.Proxy, c.Softirqd - b.Softirqd,
 		c.SoftIRQ - b.SoftIRQ, c.Machine - b.Machine, c.Steal - b.Steal, c.Idle - b.Idle,
@@ -53,15 +54,18 @@ func (c CPU) minus(b CPU) CPU {
 // that Go runs on (linux/include/asm-generic/param.h).
 const ticks = 100
 
-type cpuReader struct {
-	backend, proxy int
-	softirqd       []int
-	apart          bool
+// CPUReader reads what the processors have done so far.
+type CPUReader struct {
+	backend  int
+	proxies  []int
+	softirqd []int
+	apart    bool
 }
 
-func newCPUReader(l *Load) *cpuReader {
+// NewCPUReader tells a server's process and those of a proxy apart; 0 is none.
+func NewCPUReader(backend int, proxies ...int) *CPUReader {
 	apart, _ := InterruptsApart()
-	return &cpuReader{backend: l.Backend, proxy: l.Proxy, softirqd: kernelThreads("ksoftirqd/"), apart: apart}
+	return &CPUReader{backend: backend, proxies: proxies, softirqd: kernelThreads("ksoftirqd/"), apart: apart}
 }
 
 // kernelThreads finds those whose names begin with prefix. In a PID namespace
@@ -81,7 +85,8 @@ func kernelThreads(prefix string) []int {
 	return out
 }
 
-func (r *cpuReader) read() (c CPU, err error) {
+// Read reads it; the calling process is the client. Only differences mean something.
+func (r *CPUReader) Read() (c CPU, err error) {
 	var usage unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
 		return c, fmt.Errorf("read own processor time: %w", err)
@@ -90,8 +95,12 @@ func (r *cpuReader) read() (c CPU, err error) {
 	if c.Backend, err = ProcessTime(r.backend); err != nil {
 		return c, err
 	}
-	if c.Proxy, err = ProcessTime(r.proxy); err != nil {
-		return c, err
+	for _, pid := range r.proxies {
+		t, err := ProcessTime(pid)
+		if err != nil {
+			return c, err
+		}
+		c.Proxy += t
 	}
 	for _, pid := range r.softirqd {
 		t, err := ProcessTime(pid)

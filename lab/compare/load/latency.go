@@ -14,8 +14,8 @@ type Percentiles struct {
 	Max   float64 `json:"max"`
 }
 
-// percentiles sorts d. None of none.
-func percentiles(d []time.Duration) *Percentiles {
+// PercentilesOf sorts d. None of none.
+func PercentilesOf(d []time.Duration) *Percentiles {
 	if len(d) == 0 {
 		return nil
 	}

@@ -140,8 +140,8 @@ func Run(ctx context.Context, l Load) (Outcome, error) {
 	}
 	runtime.GC()
 	defer debug.SetGCPercent(debug.SetGCPercent(-1)) // all memory is there
-	reader := newCPUReader(&l)
-	before, err := reader.read()
+	reader := NewCPUReader(l.Backend, l.Proxy)
+	before, err := reader.Read()
 	if err != nil {
 		return Outcome{}, err
 	}
@@ -156,12 +156,12 @@ func Run(ctx context.Context, l Load) (Outcome, error) {
 	}
 	wg.Wait()
 	seconds := time.Since(start).Seconds()
-	after, err := reader.read()
+	after, err := reader.Read()
 	if err != nil {
 		return Outcome{}, err
 	}
 	out := gather(workers)
-	out.Seconds, out.CPU = seconds, after.minus(before)
+	out.Seconds, out.CPU = seconds, after.Minus(before)
 	if err := ctx.Err(); err != nil {
 		return out, err
 	}
@@ -257,6 +257,6 @@ func gather(workers []*worker) Outcome {
 		connect, exchange = append(connect, w.connect...), append(exchange, w.exchange...)
 		out.Witnesses = append(out.Witnesses, w.witnesses...)
 	}
-	out.Connect, out.Exchange = percentiles(connect), percentiles(exchange)
+	out.Connect, out.Exchange = PercentilesOf(connect), PercentilesOf(exchange)
 	return out
 }

@@ -90,7 +90,7 @@ func TestPercentiles(t *testing.T) {
 		{[]time.Duration{2 * time.Microsecond, time.Microsecond}, &Percentiles{2, 1, 2, 2}},
 		{d, &Percentiles{200, 100, 198, 200}},
 	} {
-		if diff := cmp.Diff(tt.want, percentiles(append([]time.Duration(nil), tt.d...))); diff != "" {
+		if diff := cmp.Diff(tt.want, PercentilesOf(append([]time.Duration(nil), tt.d...))); diff != "" {
 			t.Errorf("percentiles of %d (-want +got):\n%s", len(tt.d), diff)
 		}
 	}

@@ -1,0 +1,138 @@
+package traffic
+
+import (
+	"encoding/binary"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// A large datagram begins with its number in the session, and a flag that asks
+// the server for an answer: the first headerSize bytes. The rest is the number
+// again and again, which the server checks at one place.
+const (
+	headerSize = 16
+	flagAt     = 8
+	checkAt    = DatagramSize - 8
+)
+
+// received asks the server, past the proxy, how many large datagrams it has got
+// so far, and how many of them were damaged.
+func received(server netip.Addr) (got, wrong uint64, err error) {
+	c, err := net.DialTimeout("tcp", netip.AddrPortFrom(server, controlPort).String(), answerWait)
+	if err != nil {
+		return 0, 0, fmt.Errorf("ask what arrived: %w", err)
+	}
+	defer c.Close()
+	var b [16]byte
+	if err = c.SetDeadline(time.Now().Add(answerWait)); err == nil {
+		_, err = io.ReadFull(c, b[:])
+	}
+	if err != nil {
+		return 0, 0, fmt.Errorf("ask what arrived: %w", err)
+	}
+	return binary.BigEndian.Uint64(b[:]), binary.BigEndian.Uint64(b[8:]), nil
+}
+
+// number writes the header of a datagram.
+func number(b []byte, n uint64, ask bool) {
+	binary.BigEndian.PutUint64(b, n)
+	flag := uint64(0)
+	if ask {
+		flag = 1
+	}
+	binary.BigEndian.PutUint64(b[flagAt:], flag)
+	binary.BigEndian.PutUint64(b[checkAt:], n)
+}
+
+// flood sends datagrams in several sessions as fast as one thread can.
+type flood struct {
+	tally
+	load  *Load
+	conns int
+	poll  *poll
+	fds   []int
+}
+
+func newFlood(l *Load, conns int) *flood { return &flood{load: l, conns: conns} }
+
+func (w *flood) open() (err error) {
+	if w.poll, err = newPoll(); err != nil {
+		return err
+	}
+	if w.fds, err = dialAll(w.poll, unix.SOCK_DGRAM, w.conns, w.load.Target, 0); err != nil {
+		return err
+	}
+	return greet(w.fds)
+}
+
+// greet has every session there before the clock starts: each sends a datagram
+// until it has an answer.
+func greet(fds []int) error {
+	b, answer := make([]byte, DatagramSize), make([]byte, DatagramSize)
+	number(b, 0, true)
+	for _, fd := range fds {
+		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
+		for try := 0; ; try++ {
+			if _, e := write(fd, b); e != 0 {
+				return fmt.Errorf("begin session: %w", e)
+			}
+			if n, _ := unix.Poll(p, 200); n == 1 {
+				break
+			}
+			if try == 10 {
+				return fmt.Errorf("begin session: %w", errNoAnswer)
+			}
+		}
+		for { // all answers, if there is more than one
+			if _, e := read(fd, answer); e != 0 {
+				break
+			}
+		}
+	}
+	return nil
+}
+
+func (w *flood) close() {
+	for _, fd := range w.fds {
+		closeSocket(fd)
+	}
+	if w.poll != nil {
+		w.poll.close()
+	}
+}
+
+func (w *flood) run(deadline time.Time) {
+	b := newBatch(DatagramSize, false)
+	for i := 0; time.Now().Before(deadline); i++ {
+		for k := range b.buffers {
+			number(b.buffers[k], w.sent+uint64(k), false)
+		}
+		n, e := b.send(w.fds[i%len(w.fds)], batchSize)
+		if e != 0 && e != unix.EAGAIN && e != unix.EINTR && e != unix.ENOBUFS {
+			w.fail(1, e)
+			return
+		}
+		w.sent += uint64(n)
+	}
+}
+
+// settle compares what was sent with what arrived, when that has had time to. had
+// and bad is what the server had received before.
+func (o *Outcome) settle(server netip.Addr, sent, had, bad uint64) error {
+	time.Sleep(100 * time.Millisecond)
+	got, wrong, err := received(server)
+	if err != nil {
+		return err
+	}
+	o.Count, o.Lost = int(got-had), int(sent)-int(got-had)
+	o.Bytes = (got - had) * DatagramSize
+	if wrong > bad {
+		o.Failed, o.Error = o.Failed+int(wrong-bad), errWrong.Error()
+	}
+	return nil
+}
