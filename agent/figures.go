@@ -132,7 +132,7 @@ func (f *figures) wroteEntries(n int) { f.wrote(kernel.Applied{Entries: n}) }
 func countRules(chains []kernel.Chain, jumps []kernel.Jump) map[string]int {
 	out := map[string]int{"filter": 0, "mangle": 0, "nat": 0}
 	for i := range chains {
-		out[chains[i].Table] += len(chains[i].Rules)
+		out[chains[i].Table] += chains[i].Len()
 	}
 	for i := range jumps {
 		out[jumps[i].Table]++

@@ -222,7 +222,7 @@ func rulesText(chains []kernel.Chain, jumps []kernel.Jump) string {
 			}
 		}
 		for _, c := range chains {
-			for _, r := range c.Rules {
+			for _, r := range c.Text() {
 				if c.Table == table {
 					fmt.Fprintf(&b, "-A %s %s\n", c.Name, r)
 				}

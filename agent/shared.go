@@ -29,10 +29,10 @@ func withShared(have, shared kernel.Ruleset) kernel.Ruleset {
 			switch {
 			case i < 0:
 				chains = append(chains, c)
-			case len(c.Rules) > 0:
+			case c.Len() > 0:
 				former := waysOut(chains[i], have.Chains[f], shared.Chains[f])
 				chains[i] = c
-				chains[i].Rules = slices.Concat(c.Rules, former)
+				chains[i].Rules = slices.Concat(c.Text(), former)
 			}
 		}
 		slices.SortFunc(chains, kernel.CompareChains)
@@ -51,7 +51,7 @@ func withShared(have, shared kernel.Ruleset) kernel.Ruleset {
 // doesn't.
 func waysOut(c kernel.Chain, have, shared []kernel.Chain) []string {
 	var out []string
-	for _, r := range c.Rules {
+	for _, r := range c.Text() {
 		words := kernel.Words(r)
 		if len(words) < 2 || words[len(words)-2] != "-j" {
 			continue

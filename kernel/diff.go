@@ -1,9 +1,9 @@
 package kernel
 
 import (
-	"cmp"
 	"slices"
 	"strings"
+	"unsafe"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -98,6 +98,7 @@ func missing(a, b []string) []string {
 	if len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] {
 		return nil // the same slice, as a renderer that remembers gives it
 	}
+	a, b = differing(a, b)
 	var out []string
 	for _, s := range a {
 		for len(b) > 0 && b[0] < s {
@@ -110,8 +111,24 @@ func missing(a, b []string) []string {
 	return out
 }
 
+// differing leaves out the strings at both ends that a and b share, as lists do
+// one of which was made from the other.
+func differing(a, b []string) ([]string, []string) {
+	same := func(x, y string) bool { return len(x) == len(y) && unsafe.StringData(x) == unsafe.StringData(y) }
+	for len(a) > 0 && len(b) > 0 && same(a[0], b[0]) {
+		a, b = a[1:], b[1:]
+	}
+	for len(a) > 0 && len(b) > 0 && same(a[len(a)-1], b[len(b)-1]) {
+		a, b = a[:len(a)-1], b[:len(b)-1]
+	}
+	return a, b
+}
+
 // diffChains merges two lists that are sorted by table and name.
 func diffChains(have, want []Chain) (changed, gone []Chain) {
+	if len(have) > 0 && len(have) == len(want) && &have[0] == &want[0] {
+		return nil, nil
+	}
 	for len(have)+len(want) > 0 {
 		order := 0
 		switch {
@@ -130,7 +147,7 @@ func diffChains(have, want []Chain) (changed, gone []Chain) {
 			changed = append(changed, want[0])
 			want = want[1:]
 		default:
-			if !SameRules(have[0].Rules, want[0].Rules) {
+			if !have[0].SameText(&want[0]) {
 				changed = append(changed, want[0])
 			}
 			have, want = have[1:], want[1:]
@@ -141,7 +158,10 @@ func diffChains(have, want []Chain) (changed, gone []Chain) {
 
 // CompareChains orders chains by table, then name.
 func CompareChains(a, b Chain) int {
-	return cmp.Or(strings.Compare(a.Table, b.Table), strings.Compare(a.Name, b.Name))
+	if order := strings.Compare(a.Table, b.Table); order != 0 {
+		return order
+	}
+	return strings.Compare(a.Name, b.Name)
 }
 
 // HasJump reports whether one of jumps is j.

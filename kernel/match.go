@@ -15,10 +15,12 @@ func Comment(text string) string {
 		return r != '-' && r != '_' && (r < '0' || r > '9') && (r < 'A' || r > 'Z') && (r < 'a' || r > 'z')
 	}) < 0
 	if !plain || text == "" {
-		text = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`, `'`, `\'`).Replace(text) + `"`
+		text = `"` + quoted.Replace(text) + `"`
 	}
 	return "-m comment --comment " + text
 }
+
+var quoted = strings.NewReplacer(`\`, `\\`, `"`, `\"`, `'`, `\'`)
 
 // SetMark sets bits of the packet's mark and leaves the others.
 func SetMark(value, mask uint32) string {

@@ -72,16 +72,17 @@ func mergeSet(x, y Set) Set {
 
 func mergeChain(x, y Chain) Chain {
 	x.Owner = owner(x.Owner, y.Owner)
-	if SameRules(x.Rules, y.Rules) {
+	if x.SameText(&y) {
 		return x
 	}
-	rules := slices.Clip(x.Rules)
-	for _, r := range y.Rules {
-		if !slices.ContainsFunc(x.Rules, func(have string) bool { return SameRule(have, r) }) {
+	own := x.Text()
+	rules := slices.Clip(own)
+	for _, r := range y.Text() {
+		if !slices.ContainsFunc(own, func(have string) bool { return SameRule(have, r) }) {
 			rules = append(rules, r)
 		}
 	}
-	x.Rules = rules
+	x.Rules, x.Maker = rules, nil
 	return x
 }
 

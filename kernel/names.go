@@ -104,10 +104,16 @@ func NodePortSet(base string, p service.Protocol, f service.Family) string {
 
 // AddressEntry is an entry of a hash:ip,port set as `ipset save` prints it.
 func AddressEntry(p service.Protocol, a netip.AddrPort) string {
-	return a.Addr().String() + "," + p.String() + ":" + strconv.Itoa(int(a.Port()))
+	return string(appendAddressEntry(make([]byte, 0, 64), p, a))
+}
+
+func appendAddressEntry(b []byte, p service.Protocol, a netip.AddrPort) []byte {
+	b = append(append(append(a.Addr().AppendTo(b), ','), p.String()...), ':')
+	return strconv.AppendUint(b, uint64(a.Port()), 10)
 }
 
 // EndpointEntry is an endpoint's entry in SetEndpoint.
 func EndpointEntry(p service.Protocol, a netip.AddrPort) string {
-	return AddressEntry(p, a) + "," + a.Addr().String()
+	b := append(appendAddressEntry(make([]byte, 0, 112), p, a), ',')
+	return string(a.Addr().AppendTo(b))
 }

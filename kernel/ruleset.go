@@ -27,10 +27,45 @@ type Ruleset struct {
 type Chain struct {
 	Table string // "nat", "filter", "mangle"
 	Name  string // at most 28 bytes (XT_EXTENSION_MAXNAMELEN - 1)
-	// Rules are in the form iptables-save prints them, without "-A NAME ".
+	// Rules are in the form iptables-save prints them, without "-A NAME ". They
+	// are nil where Maker makes them; [Chain.Text] gives them either way.
 	Rules []string
+	Maker RuleMaker
+	Count int // of the rules that Maker makes
 	// Owner is the service port the chain belongs to; the zero Key for shared chains.
 	Owner service.Key
+}
+
+// RuleMaker makes the rules of chains when they are asked for, always the same for
+// a name. The rules of 10,000 services take tens of megabytes as text, and each is
+// needed once, when it is written. Chains of one name with the same maker have the
+// same rules. Implementations are comparable and safe for concurrent use.
+type RuleMaker interface {
+	MakeRules(chain string) []string
+}
+
+// Text returns the chain's rules.
+func (c *Chain) Text() []string {
+	if c.Maker == nil {
+		return c.Rules
+	}
+	return c.Maker.MakeRules(c.Name)
+}
+
+// Len is the number of rules.
+func (c *Chain) Len() int {
+	if c.Maker == nil {
+		return len(c.Rules)
+	}
+	return c.Count
+}
+
+// SameText reports whether chains of one name have the same rules.
+func (c *Chain) SameText(o *Chain) bool {
+	if c.Maker != nil && c.Maker == o.Maker {
+		return true
+	}
+	return c.Len() == o.Len() && SameRules(c.Text(), o.Text())
 }
 
 // Jump is a rule in a built-in chain that leads to one of kproxy's.

@@ -176,15 +176,15 @@ func (t *tracer) compareChain(want kernel.Chain, met []netfilter.Step) {
 	met = slices.Clone(met)
 	slices.SortFunc(met, func(a, b netfilter.Step) int { return a.Index - b.Index })
 	in := fmt.Sprintf(" of chain %s in table %s", want.Name, want.Table)
-	at := 0
+	rules, at := want.Text(), 0
 	for i := range met {
 		text := ruleText(&met[i])
-		same := slices.IndexFunc(want.Rules[at:], func(r string) bool { return kernel.SameRule(r, text) })
+		same := slices.IndexFunc(rules[at:], func(r string) bool { return kernel.SameRule(r, text) })
 		if same < 0 {
 			t.mismatch(fmt.Sprintf("rule %q%s", text, in), "not there", fmt.Sprintf("rule %d", met[i].Index))
 			continue
 		}
-		for _, r := range want.Rules[at : at+same] {
+		for _, r := range rules[at : at+same] {
 			t.mismatch(fmt.Sprintf("rule %q%s", r, in), "there", "missing")
 		}
 		at += same + 1
@@ -192,7 +192,7 @@ func (t *tracer) compareChain(want kernel.Chain, met []netfilter.Step) {
 	if last := lastOf(met); last != nil && t.took(last, maxHops) {
 		return
 	}
-	for _, r := range want.Rules[at:] {
+	for _, r := range rules[at:] {
 		t.mismatch(fmt.Sprintf("rule %q%s", r, in), "there", "missing")
 	}
 }

@@ -3,6 +3,7 @@ package iptables
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
@@ -28,7 +29,7 @@ type leaf struct {
 }
 
 // fragment is what one service port contributes. It depends on nothing but the
-// service's KernelHash and the Options, so it can be remembered.
+// service's KernelHash and the Options; see [known].
 type fragment struct {
 	chains    [2][]kernel.Chain
 	leaves    [2][]leaf // by address
@@ -46,7 +47,7 @@ type treatment struct {
 
 // builder renders one service port in one family.
 type builder struct {
-	Options
+	*Options
 	policy   *plan.Policy
 	s        *plan.Service
 	family   service.Family
@@ -56,31 +57,33 @@ type builder struct {
 	rendered map[string]bool
 }
 
-func renderService(s *plan.Service, p *plan.Policy, o Options) *fragment {
+func renderService(s *plan.Service, p *plan.Policy, o *Options) *fragment {
 	out := &fragment{}
 	for _, f := range service.Families {
-		if f == service.IPv6 && o.SkipIPv6 {
-			continue
-		}
-		b := &builder{Options: o, policy: p, s: s, family: f, out: out, rendered: map[string]bool{}}
-		b.groups = map[string][]plan.Backend{
-			kindCluster: weighty(s.Groups[f].Cluster),
-			kindLocal:   weighty(s.Groups[f].Local),
-		}
-		b.render()
+		renderFamily(out, s, p, o, f)
 	}
 	return out
 }
 
+func renderFamily(out *fragment, s *plan.Service, p *plan.Policy, o *Options, f service.Family) {
+	if f == service.IPv6 && o.SkipIPv6 || !slices.ContainsFunc(s.Frontends, func(fe plan.Frontend) bool { return fe.Family == f }) {
+		return
+	}
+	b := &builder{Options: o, policy: p, s: s, family: f, out: out, rendered: map[string]bool{}}
+	b.groups = map[string][]plan.Backend{
+		kindCluster: weighty(s.Groups[f].Cluster),
+		kindLocal:   weighty(s.Groups[f].Local),
+	}
+	b.render()
+}
+
 // weighty leaves out backends of weight 0, which take no new connection.
 func weighty(in []plan.Backend) []plan.Backend {
-	var out []plan.Backend
-	for _, b := range in {
-		if b.Weight > 0 {
-			out = append(out, b)
-		}
+	light := func(b plan.Backend) bool { return b.Weight == 0 }
+	if !slices.ContainsFunc(in, light) {
+		return in
 	}
-	return out
+	return slices.DeleteFunc(slices.Clone(in), light)
 }
 
 func (b *builder) render() {
@@ -210,11 +213,12 @@ func (b *builder) masquerade(m plan.Masquerade) []string {
 
 // endpoints renders what belongs to each endpoint once, whichever groups it is in.
 func (b *builder) endpoints() {
-	seen := map[netip.AddrPort]bool{}
+	seen := make(map[netip.AddrPort]bool, len(b.groups[kindCluster]))
 	for _, kind := range []string{kindCluster, kindLocal} {
 		if b.users[kind] == 0 {
 			continue
 		}
+		b.out.endpoints[b.family] = slices.Grow(b.out.endpoints[b.family], len(b.groups[kind]))
 		for _, e := range b.groups[kind] {
 			if seen[e.Address] {
 				continue

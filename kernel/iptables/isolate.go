@@ -51,7 +51,7 @@ func (w *writer) write(chains []kernel.Chain) error {
 	}
 	rules := 0
 	for i := range chains {
-		rules += len(chains[i].Rules)
+		rules += chains[i].Len()
 	}
 	w.applied.Chains += len(chains)
 	w.applied.Rules += rules
@@ -157,7 +157,7 @@ func (w *writer) placeholders(shared []kernel.Chain) ([]kernel.Chain, error) {
 	}
 	var out []kernel.Chain
 	for _, c := range shared {
-		for _, r := range c.Rules {
+		for _, r := range c.Text() {
 			t := target(r)
 			if id := c.Table + " " + t; kernel.Own(t) && !known[id] {
 				known[id] = true

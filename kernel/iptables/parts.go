@@ -4,6 +4,7 @@ import (
 	"bytes"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
 )
 
 // iptables-nft-restore keeps the chains that a commit names, or leads to, in a
@@ -29,7 +30,7 @@ func (b *Backend) parts(chains []kernel.Chain) [][]kernel.Chain {
 	for len(chains) > 0 {
 		n, rules := 0, 0
 		for n < len(chains) && chains[n].Table == chains[0].Table {
-			rules += len(chains[n].Rules)
+			rules += chains[n].Len()
 			n++
 		}
 		limit := max(partRules, b.written/partShare)
@@ -48,7 +49,7 @@ func cut(chains []kernel.Chain, limit int) [][]kernel.Chain {
 	var out [][]kernel.Chain
 	start, rules := 0, 0
 	for i := range chains {
-		if rules += len(chains[i].Rules); rules >= limit || i == len(chains)-1 {
+		if rules += chains[i].Len(); rules >= limit || i == len(chains)-1 {
 			out = append(out, chains[start:i+1])
 			start, rules = i+1, 0
 		}
@@ -56,11 +57,14 @@ func cut(chains []kernel.Chain, limit int) [][]kernel.Chain {
 	return out
 }
 
-// leadFirst orders chains of one table so that each comes after those it leads to.
+// leadFirst orders chains of one table so that each comes after those it leads
+// to. A service's chains lead to no others than its own.
 func leadFirst(chains []kernel.Chain) []kernel.Chain {
 	index := make(map[string]int, len(chains))
+	of := make(map[service.Key]int, len(chains))
 	for i := range chains {
 		index[chains[i].Name] = i
+		of[chains[i].Owner]++
 	}
 	out := make([]kernel.Chain, 0, len(chains))
 	seen := make([]bool, len(chains))
@@ -70,9 +74,11 @@ func leadFirst(chains []kernel.Chain) []kernel.Chain {
 			return
 		}
 		seen[i] = true
-		for _, r := range chains[i].Rules {
-			if to, ok := index[target(r)]; ok {
-				visit(to)
+		if c := &chains[i]; c.Owner == (service.Key{}) || of[c.Owner] > 1 {
+			for _, r := range c.Text() {
+				if to, ok := index[target(r)]; ok {
+					visit(to)
+				}
 			}
 		}
 		out = append(out, chains[i])
@@ -83,21 +89,20 @@ func leadFirst(chains []kernel.Chain) []kernel.Chain {
 	return out
 }
 
+// usualRule is about how long a rule is with the chain it is in, in bytes.
+const usualRule = 140
+
 // restoreText is the input of iptables-restore for parts, and which chain each
 // line is about (nil: none).
 func restoreText(parts [][]kernel.Chain) ([]byte, []*kernel.Chain) {
-	size, lines := 0, 0
+	lines := 0
 	for _, part := range parts {
 		lines += 2 + len(part)
-		for _, c := range part {
-			size += 2 * len(c.Name)
-			lines += len(c.Rules)
-			for _, r := range c.Rules {
-				size += len("-A ") + len(c.Name) + 1 + len(r) + 1
-			}
+		for i := range part {
+			lines += part[i].Len()
 		}
 	}
-	text := bytes.NewBuffer(make([]byte, 0, size+16*lines))
+	text := bytes.NewBuffer(make([]byte, 0, usualRule*lines))
 	about := make([]*kernel.Chain, 0, lines)
 	line := func(c *kernel.Chain, parts ...string) {
 		for _, p := range parts {
@@ -112,7 +117,7 @@ func restoreText(parts [][]kernel.Chain) ([]byte, []*kernel.Chain) {
 			line(&part[i], ":", part[i].Name, " - [0:0]")
 		}
 		for i := range part {
-			for _, r := range part[i].Rules {
+			for _, r := range part[i].Text() {
 				line(&part[i], "-A ", part[i].Name, " ", r)
 			}
 		}

@@ -23,7 +23,7 @@ func manyChains(n int) []kernel.Chain {
 		a := addrOf(uint32(10<<24 + i))
 		leaves = append(leaves, leaf{addr: a, proto: service.TCP, port: 80, rule: toPort(a, service.TCP, 80, "x") + " -j " + own})
 	}
-	chains = append(chains, dispatch(service.IPv4, leaves, nil)...)
+	chains = append(chains, dispatch(leaves, nil)...)
 	chains = append(chains, kernel.Chain{Table: "filter", Name: "KPROXY-INPUT", Rules: []string{"-j RETURN"}})
 	slices.SortFunc(chains, kernel.CompareChains)
 	return chains

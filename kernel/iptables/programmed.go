@@ -65,7 +65,7 @@ type comparison struct {
 func (c *comparison) own() {
 	for name, w := range c.want {
 		h, ok := c.have[name]
-		if w.Owner != (service.Key{}) && (!ok || !kernel.SameRules(h.Rules, w.Rules)) {
+		if w.Owner != (service.Key{}) && (!ok || !h.SameText(&w)) {
 			delete(c.out, w.Owner)
 		}
 	}
@@ -97,13 +97,15 @@ func suffix(name string) string { return name[max(0, len(name)-16):] }
 // missing rule cuts off.
 func (c *comparison) walk(name string, reached bool) {
 	have := map[string]bool{}
-	for _, r := range c.have[name].Rules {
+	h, w := c.have[name], c.want[name]
+	rules := h.Text()
+	for _, r := range rules {
 		have[r] = true
 	}
 	there := func(r string) bool {
-		return have[r] || slices.ContainsFunc(c.have[name].Rules, func(h string) bool { return kernel.SameRule(h, r) })
+		return have[r] || slices.ContainsFunc(rules, func(h string) bool { return kernel.SameRule(h, r) })
 	}
-	for _, r := range c.want[name].Rules {
+	for _, r := range w.Text() {
 		next, ok := c.want[target(r)]
 		switch {
 		case !ok:

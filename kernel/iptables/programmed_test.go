@@ -135,7 +135,7 @@ func TestRendererRemembers(t *testing.T) {
 		r := iptables.NewRenderer(options())
 		for range 10 {
 			p := w.Next()
-			if diff := cmp.Diff(iptables.Render(p, options()), r.Render(p)); diff != "" {
+			if diff := cmp.Diff(iptables.Render(p, options()), text(r.Render(p))); diff != "" {
 				t.Fatalf("seed %d (-from scratch +remembered):\n%s", seed, diff)
 			}
 		}

@@ -79,6 +79,12 @@ func FuzzParseSave(f *testing.F) {
 	})
 }
 
+// dispatch are the chains of both trees, grown from nothing.
+func dispatch(leaves, ports []leaf) []kernel.Chain {
+	_, chains := (&forest{}).change(nil, leaves, nil, ports)
+	return chains
+}
+
 // routes follows the tree and returns the rules that a packet meets at leaves.
 func routes(chains map[string][]string, chain string, addr netip.Addr, proto service.Protocol, port uint16, steps *int) (leaves []string) {
 	for _, r := range chains[chain] {
@@ -164,12 +170,8 @@ func TestTreeLeadsToEveryLeaf(t *testing.T) {
 
 func checkTree(t *testing.T, leaves, ports []leaf) {
 	t.Helper()
-	family := service.IPv4
-	if len(leaves) > 0 {
-		family = service.FamilyOf(leaves[0].addr)
-	}
 	chains := map[string][]string{}
-	for _, c := range dispatch(family, leaves, ports) {
+	for _, c := range dispatch(leaves, ports) {
 		if _, twice := chains[c.Name]; twice {
 			t.Errorf("chain %s is there twice", c.Name)
 		}
@@ -201,7 +203,7 @@ func TestTreeIsLocal(t *testing.T) {
 		leaves = append(leaves, leaf{addr: a, proto: service.TCP, port: uint16(i), rule: toPort(a, service.TCP, uint16(i), "x") + " -j SVC"})
 	}
 	build := func(n int) kernel.Ruleset {
-		chains := dispatch(service.IPv4, slices.Clone(leaves[:n]), nil)
+		chains := dispatch(slices.Clone(leaves[:n]), nil)
 		slices.SortFunc(chains, kernel.CompareChains)
 		return kernel.Ruleset{Chains: [2][]kernel.Chain{chains, nil}}
 	}

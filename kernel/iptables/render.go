@@ -14,34 +14,61 @@ import (
 // that iptables carries. It is pure: equal plans and options give equal
 // rulesets. Entries of the portal's sets aren't part of it; those follow the
 // plan on their own ([kernel.Portal]).
-func Render(p *plan.Plan, o Options) kernel.Ruleset { return NewRenderer(o).Render(p) }
-
-// Renderer renders like [Render] and remembers what it rendered for each service
-// port, so that a change of one costs little. It isn't safe for concurrent
-// use. Its rulesets share memory and must not be modified.
-type Renderer struct {
-	options Options
-	known   map[service.Key]known
+func Render(p *plan.Plan, o Options) kernel.Ruleset {
+	out := NewRenderer(o).Render(p)
+	for f := range out.Chains {
+		for i := range out.Chains[f] {
+			c := &out.Chains[f][i]
+			c.Rules, c.Maker, c.Count = c.Text(), nil, 0
+		}
+	}
+	return out
 }
 
-type known struct {
-	hash     uint64
-	fragment *fragment
+// Renderer renders like [Render] and remembers the last plan, so that a change of
+// one service port costs little, however many there are: what didn't change is
+// in the next ruleset as it was in the last, for who compares to see at once. The
+// rules of services are made when they are asked for ([kernel.RuleMaker]). It
+// isn't safe for concurrent use. Its rulesets share memory and must not be
+// modified.
+type Renderer struct {
+	options  Options
+	last     *plan.Plan
+	known    map[service.Key]*known
+	affinity []kernel.Set // of services, sorted
+	families [2]rendered
+}
+
+// rendered is one family as it was rendered last.
+type rendered struct {
+	forest forest
+	chains []kernel.Chain
+	shared []kernel.Chain
+	// endpoints are all services' entries, sorted: one that several services have
+	// is there as often. Repeated counts those that are there already.
+	endpoints []string
+	repeated  int
 }
 
 // NewRenderer returns a Renderer that remembers nothing yet.
 func NewRenderer(o Options) *Renderer {
-	return &Renderer{options: o, known: map[service.Key]known{}}
+	r := &Renderer{options: o}
+	r.forget()
+	return r
+}
+
+func (r *Renderer) forget() {
+	r.last, r.known, r.affinity, r.families = nil, map[service.Key]*known{}, nil, [2]rendered{}
 }
 
 // Render returns everything p wants in the kernel.
 func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
 	beneath := p.Uses(plan.IPTables)
-	out := kernel.Ruleset{Sets: kernel.PortalSetsOf(p)}
-	var fragments []*fragment
-	if beneath {
-		fragments = r.fragments(p)
+	if r.last != nil && r.last.Uses(plan.IPTables) != beneath {
+		r.forget()
 	}
+	gone, come := r.follow(p)
+	out := kernel.Ruleset{Sets: kernel.PortalSetsOf(p)}
 	for _, f := range service.Families {
 		if f == service.IPv6 && r.options.SkipIPv6 {
 			continue
@@ -51,61 +78,101 @@ func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
 			s.limited = true
 			out.Sets = append(out.Sets, nodes)
 		}
-		out.Jumps[f] = s.jumps()
-		out.Chains[f] = s.chains()
+		part := &r.families[f]
+		part.change(f, gone, come, s.chains(), beneath)
+		out.Jumps[f], out.Chains[f] = s.jumps(), part.chains
 		if beneath {
-			out.Chains[f] = append(out.Chains[f], collect(f, fragments)...)
-			out.Sets = append(out.Sets, kernel.PodNetworks(p, f), endpointSet(f, fragments))
+			out.Sets = append(out.Sets, kernel.PodNetworks(p, f), part.endpointSet(f))
 		} else if !s.ipvs { // which has the set as well
 			out.Sets = append(out.Sets, kernel.PodNetworks(p, f))
 		}
-		slices.SortFunc(out.Chains[f], kernel.CompareChains)
 	}
-	for _, fr := range fragments {
-		out.Sets = append(out.Sets, fr.sets...)
-	}
-	slices.SortFunc(out.Sets, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
+	out.Sets = append(out.Sets, r.affinity...)
+	slices.SortFunc(out.Sets, compareSets)
 	return out
 }
 
-// fragments renders the services whose rules lie beneath the portal, and
-// forgets those that are gone. A hash of 0 says that the plan has none.
-func (r *Renderer) fragments(p *plan.Plan) []*fragment {
-	var out []*fragment
-	next := make(map[service.Key]known, len(r.known))
-	for _, s := range p.Services {
-		if s.Beneath != plan.IPTables {
-			continue
+func compareSets(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) }
+
+// follow renders the services whose rules lie beneath the portal and that differ
+// from the last plan's, as they were and as they are. A hash of 0 says that the
+// plan has none.
+func (r *Renderer) follow(p *plan.Plan) (gone, come []*fragment) {
+	policy := p.Policy // not the plan with it, which others outlive
+	plan.Changes(r.last, p, func(was, is *plan.Service) bool {
+		s := was
+		if is != nil {
+			s = is
 		}
-		k, ok := r.known[s.Port.Key]
-		if !ok || k.hash != s.KernelHash || k.hash == 0 {
-			k = known{s.KernelHash, renderService(s, &p.Policy, r.options)}
+		old := r.known[s.Port.Key]
+		wanted := is != nil && is.Beneath == plan.IPTables
+		if old != nil && wanted && old.hash == is.KernelHash && old.hash != 0 {
+			old.service.Store(is)
+			return true
 		}
-		next[s.Port.Key] = k
-		out = append(out, k.fragment)
+		if old != nil {
+			gone = append(gone, old.fragment())
+			delete(r.known, s.Port.Key)
+		}
+		if wanted {
+			k := newKnown(is, &policy, &r.options)
+			r.known[is.Port.Key] = k
+			come = append(come, k.fragment())
+		}
+		return true
+	})
+	r.last = p
+	var less, more []kernel.Set
+	for _, fr := range gone {
+		less = append(less, fr.sets...)
 	}
-	r.known = next
-	return out
+	for _, fr := range come {
+		more = append(more, fr.sets...)
+	}
+	r.affinity = kernel.Patch(r.affinity, less, more, compareSets)
+	return gone, come
 }
 
-// collect gathers the services' chains and grows the dispatch tree over them.
-func collect(f service.Family, fragments []*fragment) []kernel.Chain {
-	var chains []kernel.Chain
-	var leaves, ports []leaf
-	for _, fr := range fragments {
-		chains = append(chains, fr.chains[f]...)
-		leaves = append(leaves, fr.leaves[f]...)
-		ports = append(ports, fr.ports[f]...)
+// change makes a family's part what the services that are gone and come, and the
+// shared chains, make it. Its slices are replaced, never written to.
+func (r *rendered) change(f service.Family, gone, come []*fragment, shared []kernel.Chain, beneath bool) {
+	var was, is fragment
+	for _, fr := range gone {
+		was.add(f, fr)
 	}
-	return append(chains, dispatch(f, leaves, ports)...)
+	for _, fr := range come {
+		is.add(f, fr)
+	}
+	less, more := was.chains[f], is.chains[f]
+	if beneath {
+		goneChains, comeChains := r.forest.change(was.leaves[f], is.leaves[f], was.ports[f], is.ports[f])
+		less, more = append(less, goneChains...), append(more, comeChains...)
+	}
+	slices.SortFunc(shared, kernel.CompareChains)
+	if !slices.EqualFunc(r.shared, shared, func(a, b kernel.Chain) bool { return kernel.CompareChains(a, b) == 0 && a.SameText(&b) }) {
+		less, more = append(less, r.shared...), append(more, shared...)
+		r.shared = shared
+	}
+	r.chains = kernel.Patch(r.chains, less, more, kernel.CompareChains)
+	slices.Sort(was.endpoints[f])
+	slices.Sort(is.endpoints[f])
+	var repeated int
+	r.endpoints, repeated = patchRepeated(r.endpoints, was.endpoints[f], is.endpoints[f], strings.Compare)
+	r.repeated += repeated
 }
 
-func endpointSet(f service.Family, fragments []*fragment) kernel.Set {
-	s := kernel.Set{Name: kernel.FamilySet(kernel.SetEndpoint, f), Type: kernel.HashIPPortIP, Family: f}
-	for _, fr := range fragments {
-		s.Entries = append(s.Entries, fr.endpoints[f]...)
+// add adds one family of another fragment.
+func (fr *fragment) add(f service.Family, o *fragment) {
+	fr.chains[f] = append(fr.chains[f], o.chains[f]...)
+	fr.leaves[f] = append(fr.leaves[f], o.leaves[f]...)
+	fr.ports[f] = append(fr.ports[f], o.ports[f]...)
+	fr.endpoints[f] = append(fr.endpoints[f], o.endpoints[f]...)
+}
+
+func (r *rendered) endpointSet(f service.Family) kernel.Set {
+	s := kernel.Set{Name: kernel.FamilySet(kernel.SetEndpoint, f), Type: kernel.HashIPPortIP, Family: f, Entries: r.endpoints}
+	if r.repeated > 0 {
+		s.Entries = slices.Compact(slices.Clone(s.Entries))
 	}
-	slices.Sort(s.Entries)
-	s.Entries = slices.Compact(s.Entries)
 	return s
 }

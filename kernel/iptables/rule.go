@@ -1,9 +1,8 @@
 package iptables
 
 import (
-	"fmt"
 	"net/netip"
-	"strings"
+	"strconv"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
@@ -11,10 +10,10 @@ import (
 
 // toPort matches one port, with the address before it unless that is the zero Addr.
 func toPort(a netip.Addr, p service.Protocol, port uint16, text string) string {
-	var b strings.Builder
+	to := ""
 	if a.IsValid() {
-		b.WriteString("-d " + kernel.HostPrefix(a) + " ")
+		to = "-d " + kernel.HostPrefix(a) + " "
 	}
-	fmt.Fprintf(&b, "-p %s %s -m %s --dport %d", p, kernel.Comment(text), p, port)
-	return b.String()
+	proto := p.String()
+	return to + "-p " + proto + " " + kernel.Comment(text) + " -m " + proto + " --dport " + strconv.Itoa(int(port))
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"net/netip"
 	"slices"
+	"strconv"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
@@ -48,7 +49,7 @@ func (b *builder) inTurn(group []plan.Backend, weights []uint32) []string {
 	for i, slot := range slots {
 		match := ""
 		if left := len(slots) - i; left > 1 {
-			match = fmt.Sprintf("-m statistic --mode nth --every %d --packet 0 ", left)
+			match = "-m statistic --mode nth --every " + strconv.Itoa(left) + " --packet 0 "
 		}
 		rules[i] = b.to(group[slot].Address, match)
 	}

@@ -11,7 +11,6 @@ import (
 	"strings"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/service"
 )
 
 // fanout is how many rules a chain of the dispatch tree has at most: one for
@@ -21,43 +20,69 @@ const (
 	fanout     = 1 << strideBits
 )
 
-// tree grows the chains that lead a packet to its service by destination
-// address, then by protocol and port. It is path-compressed: levels at which
-// nothing branches have no chain. A chain's name says which addresses it is for.
-type tree struct {
-	family service.Family
-	chains []kernel.Chain
+// node is a chain of the tree, with those of its own that it leads to.
+type node struct {
+	chain kernel.Chain
+	kids  []*node
 }
 
-// dispatch renders the tree over address leaves, and the one over node ports.
-// Both lists are sorted in place.
-func dispatch(f service.Family, leaves, ports []leaf) []kernel.Chain {
-	t := &tree{family: f}
-	for _, l := range [][]leaf{leaves, ports} {
-		slices.SortFunc(l, func(a, b leaf) int {
-			return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.proto, b.proto), cmp.Compare(a.port, b.port), strings.Compare(a.rule, b.rule))
-		})
-	}
-	root := ruleTexts(leaves)
+// branches are the rules of a chain, and the chains of the tree they lead to.
+type branches struct {
+	rules []string
+	kids  []*node
+}
+
+// tree grows the chains that lead a packet to its service by destination
+// address, then by protocol and port. It is path-compressed: levels at which
+// nothing branches have no chain. A chain's name says which addresses it is for,
+// and what is in it depends only on the leaves there: so chains of an earlier
+// tree are used again where no leaf has changed.
+type tree struct {
+	known  map[string]*node // of the earlier tree, by name; may be nil
+	dirty  []netip.Addr     // where leaves have changed, sorted
+	fresh  []*node          // chains that were not used again
+	reused map[*node]bool   // and those of known that were, with what is below
+}
+
+// byLeaf orders leaves by place.
+func byLeaf(a, b leaf) int {
+	return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.proto, b.proto), cmp.Compare(a.port, b.port), strings.Compare(a.rule, b.rule))
+}
+
+// addresses grows the tree over sorted leaves with addresses.
+func (t *tree) addresses(leaves []leaf) *node {
+	root := branches{rules: ruleTexts(leaves)}
 	if len(leaves) > fanout {
 		root = t.root(leaves)
 	}
-	t.add(chainDispatch, root)
-	t.add(chainNodePorts, t.byPort(kernel.Prefix+"NP", ports))
-	return t.chains
+	return t.node(chainDispatch, root)
+}
+
+// nodePorts grows the tree over sorted leaves without addresses.
+func (t *tree) nodePorts(leaves []leaf) *node {
+	return t.node(chainNodePorts, t.byPort(kernel.Prefix+"NP", leaves))
 }
 
 // root returns the rules at the top: one that turns away, at once, whatever is
 // no service's, unless services have nothing in common.
-func (t *tree) root(leaves []leaf) []string {
+func (t *tree) root(leaves []leaf) branches {
 	if p := common(leaves); p.Bits() == 0 {
 		return t.byAddress(leaves, p)
 	}
-	return []string{t.subtree(leaves)}
+	rule, kid := t.subtree(leaves)
+	return branches{[]string{rule}, []*node{kid}}
 }
 
-func (t *tree) add(name string, rules []string) {
-	t.chains = append(t.chains, kernel.Chain{Table: "nat", Name: name, Rules: rules})
+func (t *tree) node(name string, b branches) *node {
+	n := &node{kernel.Chain{Table: "nat", Name: name, Rules: b.rules}, b.kids}
+	t.fresh = append(t.fresh, n)
+	return n
+}
+
+// touches reports whether a leaf in p has changed.
+func (t *tree) touches(p netip.Prefix) bool {
+	at, _ := slices.BinarySearchFunc(t.dirty, p.Addr(), netip.Addr.Compare)
+	return at < len(t.dirty) && p.Contains(t.dirty[at])
 }
 
 func ruleTexts(leaves []leaf) []string {
@@ -68,18 +93,23 @@ func ruleTexts(leaves []leaf) []string {
 	return out
 }
 
-// subtree adds the chain for leaves and returns the rule that leads there.
-func (t *tree) subtree(leaves []leaf) string {
+// subtree returns the chain for leaves and the rule that leads there.
+func (t *tree) subtree(leaves []leaf) (string, *node) {
 	p := common(leaves)
 	name := chainName(strings.ReplaceAll(p.String(), ":", "."))
-	t.add(name, t.byAddress(leaves, p))
-	return "-d " + p.String() + " -j " + name
+	n, known := t.known[name]
+	if known && !t.touches(p) {
+		t.reused[n] = true
+	} else {
+		n = t.node(name, t.byAddress(leaves, p))
+	}
+	return "-d " + p.String() + " -j " + name, n
 }
 
-// byAddress returns the rules of the chain for leaves, all of which lie in p.
-func (t *tree) byAddress(leaves []leaf, p netip.Prefix) []string {
+// byAddress returns what is in the chain for leaves, all of which lie in p.
+func (t *tree) byAddress(leaves []leaf, p netip.Prefix) branches {
 	if len(leaves) <= fanout {
-		return ruleTexts(leaves)
+		return branches{rules: ruleTexts(leaves)}
 	}
 	if p.IsSingleIP() {
 		return t.byPort(kernel.Prefix+strings.ReplaceAll(p.Addr().String(), ":", "."), leaves)
@@ -88,25 +118,25 @@ func (t *tree) byAddress(leaves []leaf, p netip.Prefix) []string {
 	return branch(groups, t.subtree)
 }
 
-// byPort returns the rules for leaves of one address: by protocol, then by port.
-func (t *tree) byPort(prefix string, leaves []leaf) []string {
+// byPort returns what is in the chain for leaves of one address: by protocol,
+// then by port.
+func (t *tree) byPort(prefix string, leaves []leaf) branches {
 	if len(leaves) <= fanout {
-		return ruleTexts(leaves)
+		return branches{rules: ruleTexts(leaves)}
 	}
 	groups := groupBy(leaves, func(l leaf) int { return int(l.proto) })
-	return branch(groups, func(g []leaf) string {
+	return branch(groups, func(g []leaf) (string, *node) {
 		proto := g[0].proto.String()
 		name := prefix + "-" + strings.ToUpper(proto)
 		chain := chainName(strings.TrimPrefix(name, kernel.Prefix))
-		t.add(chain, t.byRange(name, g))
-		return "-p " + proto + " -j " + chain
+		return "-p " + proto + " -j " + chain, t.node(chain, t.byRange(name, g))
 	})
 }
 
-// byRange returns the rules for leaves of one address and protocol.
-func (t *tree) byRange(prefix string, leaves []leaf) []string {
+// byRange returns what is in the chain for leaves of one address and protocol.
+func (t *tree) byRange(prefix string, leaves []leaf) branches {
 	if len(leaves) <= fanout {
-		return ruleTexts(leaves)
+		return branches{rules: ruleTexts(leaves)}
 	}
 	first, last := leaves[0].port, leaves[len(leaves)-1].port
 	free := 0 // bits that the ports of a branch differ in
@@ -115,22 +145,21 @@ func (t *tree) byRange(prefix string, leaves []leaf) []string {
 	}
 	groups := groupBy(leaves, func(l leaf) int { return int(l.port >> free) })
 	if len(groups) == 1 {
-		return ruleTexts(leaves) // one port many times: contested, the first wins
+		return branches{rules: ruleTexts(leaves)} // one port many times: contested, the first wins
 	}
-	return branch(groups, func(g []leaf) string {
+	return branch(groups, func(g []leaf) (string, *node) {
 		lo := g[0].port >> free << free
 		hi := lo | (1<<free - 1)
 		proto := g[0].proto.String()
 		name := fmt.Sprintf("%s-%d-%d", prefix, lo, hi)
 		chain := chainName(strings.TrimPrefix(name, kernel.Prefix))
-		t.add(chain, t.byRange(prefix, g))
-		return fmt.Sprintf("-p %s -m %s --dport %d:%d -j %s", proto, proto, lo, hi, chain)
+		return fmt.Sprintf("-p %s -m %s --dport %d:%d -j %s", proto, proto, lo, hi, chain), t.node(chain, t.byRange(prefix, g))
 	})
 }
 
-// branch turns groups into a chain's rules: a small group's leaves stay in the
+// branch turns groups into what is in a chain: a small group's leaves stay in the
 // chain as long as there is room, the others go to a chain of their own.
-func branch(groups [][]leaf, subtree func([]leaf) string) []string {
+func branch(groups [][]leaf, subtree func([]leaf) (string, *node)) branches {
 	order := make([]int, len(groups))
 	for i := range order {
 		order[i] = i
@@ -144,13 +173,14 @@ func branch(groups [][]leaf, subtree func([]leaf) string) []string {
 			room -= extra
 		}
 	}
-	var out []string
+	var out branches
 	for i, g := range groups {
 		if inline[i] {
-			out = append(out, ruleTexts(g)...)
-		} else {
-			out = append(out, subtree(g))
+			out.rules = append(out.rules, ruleTexts(g)...)
+			continue
 		}
+		rule, kid := subtree(g)
+		out.rules, out.kids = append(out.rules, rule), append(out.kids, kid)
 	}
 	return out
 }

@@ -107,10 +107,16 @@ func (w *legacyWatch) expect(want *kernel.Ruleset) {
 func entries(want *kernel.Ruleset) map[string]int {
 	out := map[string]int{}
 	for _, f := range service.Families {
+		table, n := "", 0
 		for i := range want.Chains[f] {
 			c := &want.Chains[f][i]
-			out[tableKey(f, c.Table)] += len(c.Rules) + 2
+			if c.Table != table {
+				out[tableKey(f, table)] += n
+				table, n = c.Table, 0
+			}
+			n += c.Len() + 2
 		}
+		out[tableKey(f, table)] += n
 		for _, j := range want.Jumps[f] {
 			out[tableKey(f, j.Table)]++
 		}

@@ -113,7 +113,7 @@ func rulesOf(want *kernel.Ruleset, id chainID) int {
 	if !ok {
 		return 0
 	}
-	return len(chains[i].Rules)
+	return chains[i].Len()
 }
 
 func (w *nftWatch) check(_ context.Context, want *kernel.Ruleset) ([]string, error) {
@@ -157,7 +157,7 @@ func (w *nftWatch) learn(want *kernel.Ruleset) ([]string, error) {
 	expected := map[string]int{}
 	for _, f := range w.families {
 		for _, c := range want.Chains[f] {
-			expected[chainID{f, c.Table, c.Name}.String()] += len(c.Rules)
+			expected[chainID{f, c.Table, c.Name}.String()] += c.Len()
 		}
 		for _, j := range want.Jumps[f] {
 			expected[chainID{f, j.Table, j.From}.String()]++

@@ -59,7 +59,7 @@ func sameRules(have, want kernel.Ruleset) bool {
 				continue
 			}
 			if !slices.ContainsFunc(have.Chains[f], func(h kernel.Chain) bool {
-				return h.Table == w.Table && h.Name == w.Name && kernel.SameRules(h.Rules, w.Rules)
+				return h.Table == w.Table && h.Name == w.Name && h.SameText(&w)
 			}) {
 				return false
 			}
