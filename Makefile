@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build demo demo-ipvs vm test bench image golden-update clean
+.PHONY: help build demo demo-ipvs vm test bench bench-go image golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,7 +39,13 @@ test: ## set all up and run every check and test (as root: also those with real 
 	@$(MAKE) --no-print-directory build
 	@test/run.sh
 
-bench: ## benchmarks, ten times each, for benchstat
+bench: ## measure kproxy beside its peers (as root, long; QUICK=1: each once, in minutes, to see that it works)
+	@[ "$$(id -u)" = 0 ] || { echo "make bench builds networks of namespaces, which needs root: sudo make bench" >&2; exit 3; }
+	@test/setup.sh bench
+	@$(MAKE) --no-print-directory build
+	@test/bench/bench.sh $(if $(QUICK),quick)
+
+bench-go: ## Go's micro-benchmarks, ten times each, for benchstat
 	@test/setup.sh build
 	go test -buildvcs=false -run '^$$' -bench . -benchmem -count 10 -p 1 -timeout 60m ./...
 

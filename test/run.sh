@@ -65,6 +65,16 @@ with_browser() (
 # dashboard tests what the pages compute, without a browser.
 dashboard() { node --test web/ui_test/*.test.js; }
 
+# bench_works runs each work of `make bench` once, and fails when one of them
+# carried nothing or failed.
+bench_works() {
+	if ((EUID == 0)); then
+		check bench test/bench/bench.sh quick
+	else
+		printf '{"Action":"%s","Package":"bench","Test":"quick","Output":"it makes network namespaces, which needs root\\n"}\n' output skip
+	fi
+}
+
 formatted() {
 	local wrong
 	wrong=$(gofmt -l $(git ls-files --cached --others --exclude-standard '*.go'))
@@ -87,7 +97,8 @@ everything() {
 	with_browser
 	with_kubernetes
 	in_vm
-	# Benchmarks run once, so that they keep working; `make bench` measures. Those of
+	bench_works
+	# Go's benchmarks run once, so that they keep working; `make bench-go` measures. Those of
 	# kernel/ipvs have run in the VM.
 	tests benchmarks -run '^$' -bench . -benchtime 1x -p 1 $(grep -v '/kernel/ipvs$' <<<"$unit")
 }

@@ -3,7 +3,7 @@
 # needs. Fast when all is there; otherwise it installs Debian's packages, for
 # which it has to be root. Go is not installed: it says how to get it.
 #
-# Usage: test/setup.sh build|run|vm|test
+# Usage: test/setup.sh build|run|vm|bench|test
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
@@ -14,6 +14,8 @@ run=(iptables=iptables ipset=ipset ip=iproute2)
 test=(nft=nftables conntrack=conntrack socat=socat ps=procps curl=curl git=git gcc=gcc /usr/include/stdlib.h=libc6-dev
 	node=nodejs chromium=chromium /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf=fonts-dejavu-core
 	runc=runc /usr/share/containers/seccomp.json=golang-github-containers-common)
+# What kproxy is measured beside.
+bench=(haproxy=haproxy nginx=nginx /usr/lib/nginx/modules/ngx_stream_module.so=libnginx-mod-stream)
 # The VM runs this machine's programs, so it takes a machine of its own kind.
 vm=()
 [[ $(uname -m) != x86_64 ]] ||
@@ -23,12 +25,31 @@ case "${1:-}" in
 build) needs=("${build[@]}") ;;
 run) needs=("${run[@]}") ;;
 vm) needs=("${run[@]}" "${vm[@]}") ;;
-test) needs=("${run[@]}" "${test[@]}" "${vm[@]}") ;;
+bench) needs=("${run[@]}" "${bench[@]}" nft=nftables) ;;
+test) needs=("${run[@]}" "${test[@]}" "${bench[@]}" "${vm[@]}") ;;
 *)
-	echo "usage: test/setup.sh build|run|vm|test" >&2
+	echo "usage: test/setup.sh build|run|vm|bench|test" >&2
 	exit 2
 	;;
 esac
+
+# A server that is installed is started and will be at every boot, unless
+# policy-rc.d says no (invoke-rc.d(8)) and it is disabled afterwards. Nobody here
+# asked for one: only its program is wanted.
+install_without_starting() {
+	local policy=/usr/sbin/policy-rc.d server
+	if [[ ! -e $policy ]]; then
+		trap 'rm -f /usr/sbin/policy-rc.d' EXIT
+		printf '#!/bin/sh\nexit 101\n' >"$policy"
+		chmod 755 "$policy"
+	fi
+	apt-get install -q -y --no-install-recommends "$@"
+	for server in haproxy nginx; do
+		if [[ " $* " == *" $server "* ]] && command -v systemctl >/dev/null; then
+			systemctl disable -q "$server" || true
+		fi
+	done
+}
 
 missing=()
 for need in "${needs[@]}"; do
@@ -52,7 +73,7 @@ if ((${#missing[@]})); then
 	echo "installing ${missing[*]}"
 	export DEBIAN_FRONTEND=noninteractive
 	apt-get update -q
-	apt-get install -q -y --no-install-recommends "${missing[@]}"
+	install_without_starting "${missing[@]}"
 fi
 
 # Not a package of the list: it would start a server.

@@ -7,18 +7,18 @@ import (
 	"io"
 	"time"
 
+	"kproxy.dev/kproxy/lab/compare/chart"
 	"kproxy.dev/kproxy/lab/compare/statistics"
 )
 
 //go:embed report.html.tmpl
 var pageText string
 
-var pageTemplate = template.Must(template.New("page").Funcs(template.FuncMap{
+var pageTemplate = template.Must(chart.Template(template.New("page")).Funcs(template.FuncMap{
 	"figure":    statistics.Figure,
 	"thousands": statistics.Thousands,
 	"count":     count,
 	"percent":   func(v float64) string { return fmt.Sprintf("%.0f%%", 100*v) },
-	"px":        func(v float64) string { return fmt.Sprintf("%.1f", v) },
 	"date":      func(t time.Time) string { return t.UTC().Format("2 January 2006, 15:04 UTC") },
 	"seconds":   func(s float64) string { return (time.Duration(s) * time.Second).String() },
 	"services":  servicesLabel,
@@ -39,7 +39,7 @@ type section struct {
 
 // figureOnPage is a chart with the table of what it shows.
 type figureOnPage struct {
-	Chart chart
+	Chart chart.Chart
 	Rows  []*Row
 }
 
@@ -64,7 +64,7 @@ func (r *Report) WriteHTML(w io.Writer) error {
 		out := section{ID: s.id, Title: s.title}
 		for _, key := range s.keys {
 			if rows := r.rows(key); len(rows) > 0 {
-				c := newChart(fmt.Sprintf("chart-%s", key), rows, func(row *Row) string { return servicesLabel(row.Services) })
+				c := newChart(fmt.Sprintf("chart-%s", key), rows)
 				out.Figures = append(out.Figures, figureOnPage{c, rows})
 			}
 		}
@@ -91,4 +91,23 @@ func servicesLabel(n int) string {
 		return ""
 	}
 	return "among " + count(n, "service")
+}
+
+// newChart draws rows of one figure; each is a group, with a label if there is
+// more than one.
+func newChart(id string, rows []*Row) chart.Chart {
+	var groups []chart.Group
+	for _, row := range rows {
+		g := chart.Group{Label: servicesLabel(row.Services)}
+		for i := range row.Cells {
+			c := &row.Cells[i]
+			b := chart.Bar{Class: string(c.Plane), Name: c.Plane.Name(), Spread: c.Spread}
+			for _, p := range c.Parts {
+				b.Parts = append(b.Parts, chart.Part(p))
+			}
+			g.Bars = append(g.Bars, b)
+		}
+		groups = append(groups, g)
+	}
+	return chart.New(id, rows[0].Title, rows[0].Unit, groups)
 }

@@ -1,5 +1,5 @@
 // Package bench measures what crosses packages. Each package's own benchmarks
-// are beside its code; `make bench` runs all of them, CI each once.
+// are beside its code; `make bench-go` runs all of them, CI each once.
 package bench
 
 import (

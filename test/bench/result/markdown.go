@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	"kproxy.dev/kproxy/lab/compare/statistics"
@@ -77,6 +78,19 @@ func (r *Report) targets(w io.Writer) {
 	}
 }
 
+// WriteTargets writes a line for each target.
+func (r *Report) WriteTargets(w io.Writer) error {
+	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
+	for i := range r.Cases {
+		c := &r.Cases[i]
+		for k := range c.Targets {
+			g := &c.Targets[k]
+			fmt.Fprintf(t, "%s\t%s\t%s\twanted %s\t%s\n", c.Name, g.Subject, c.Reached(g), c.Wanted(g), strings.Trim(g.verdict(), "*"))
+		}
+	}
+	return t.Flush()
+}
+
 func (t *Target) verdict() string {
 	switch {
 	case !t.Measured:
@@ -92,12 +106,13 @@ func (c *Case) markdown(w io.Writer) {
 	fmt.Fprintf(w, "### %s: %s (%s, %s is better)\n\n| subject | median | least | greatest | failures |\n|---|---:|---:|---:|---:|\n", c.Work, c.Figure, c.Unit, c.Better)
 	for i := range c.Subjects {
 		s := &c.Subjects[i]
-		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", s.Name, statistics.Figure(s.Median), statistics.Figure(s.Min), statistics.Figure(s.Max), s.failures())
+		fmt.Fprintf(w, "| %s | %s | %s | %s | %s |\n", s.Name, statistics.Figure(s.Median), statistics.Figure(s.Min), statistics.Figure(s.Max), s.Failed())
 	}
 	fmt.Fprintln(w)
 }
 
-func (s *Subject) failures() string {
+// Failed says how many failed, and why the first did.
+func (s *Subject) Failed() string {
 	switch {
 	case s.Error != "":
 		return fmt.Sprintf("%s: %s", statistics.Thousands(s.Failures), s.Error)

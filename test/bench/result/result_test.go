@@ -164,3 +164,32 @@ func TestFilesAreReadAsWritten(t *testing.T) {
 		t.Errorf("baseline (-written +read):\n%s", diff)
 	}
 }
+
+// The page says every figure and every verdict, and needs nothing else.
+func TestPageIsComplete(t *testing.T) {
+	r := judged()
+	r.Notes, r.Warnings = []string{"interleaved"}, []string{"somebody <else> was busy"}
+	var b strings.Builder
+	if err := r.WriteHTML(&b); err != nil {
+		t.Fatal(err)
+	}
+	page := b.String()
+	for i := range r.Cases {
+		c := &r.Cases[i]
+		for _, s := range c.Subjects {
+			if !strings.Contains(page, ">"+statistics.Figure(s.Median)+"</td>") || !strings.Contains(page, ">"+s.String()+"</text>") {
+				t.Errorf("%s: the table or the chart doesn't say the median of %s", c.Name, s.Name)
+			}
+		}
+	}
+	for _, want := range []string{"not met", "not measured", "interleaved", "somebody &lt;else&gt; was busy", "HAProxy: 2.6", `class="own"`, `class="peer"`} {
+		if !strings.Contains(page, want) {
+			t.Errorf("the page doesn't contain %q", want)
+		}
+	}
+	for _, not := range []string{"<script", "http://", "https://", "ZgotmplZ"} {
+		if strings.Contains(page, not) {
+			t.Errorf("the page contains %q", not)
+		}
+	}
+}

@@ -235,14 +235,18 @@ func (l *serverLoop) drain(fd int, c *serverConn) bool {
 		_, _ = write(fd, binary.BigEndian.AppendUint64(report, c.wrong)) // a client that is gone misses it
 		return false
 	}
-	// The marks that are whole in what was read.
-	for at := -int(c.received) & (markEvery - 1); at+8 <= n; at += markEvery {
-		if binary.BigEndian.Uint64(l.buffer[at:]) != c.received+uint64(at) {
+	c.check(l.buffer[:n])
+	return true
+}
+
+// check looks at the marks that are whole in what was read of a stream.
+func (c *serverConn) check(part []byte) {
+	for at := -int(c.received) & (markEvery - 1); at+8 <= len(part); at += markEvery {
+		if binary.BigEndian.Uint64(part[at:]) != c.received+uint64(at) {
 			c.wrong++
 		}
 	}
-	c.received += uint64(n)
-	return true
+	c.received += uint64(len(part))
 }
 
 // datagrams answers what is there, or counts it.
