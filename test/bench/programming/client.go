@@ -106,6 +106,9 @@ func connectTimes(count int, target func(i int) netip.AddrPort) ([]float64, erro
 		start := time.Now()
 		fd, err := connect(to, time.Second)
 		took := time.Since(start)
+		if errors.Is(err, unix.EINTR) {
+			continue // a signal of Go's scheduler; with a time-out connect isn't restarted (signal(7))
+		}
 		if err != nil {
 			return nil, err
 		}

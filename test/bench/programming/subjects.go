@@ -20,6 +20,9 @@ type subject struct {
 	config  string // how it was configured, for the report
 }
 
+// tracking is the mode of nobody on a node that tracks connections.
+const tracking = "conntrack"
+
 // everyService has every service carried by the kernel at once and for good: the
 // state that a change or a start costs most in. With the defaults, a service
 // that nobody uses costs the kernel's data plane nothing but its rules.
@@ -33,6 +36,7 @@ const (
 
 var subjects = []subject{
 	{name: "no-proxy", kind: nobody, config: "the node routes"},
+	{name: "no-proxy-conntrack", kind: nobody, mode: tracking, config: "the node routes and has one rule of nat, for which the kernel tracks connections, as it does for any that masquerades pods"},
 	{name: "kproxy-nft", kind: kproxy, mode: "iptables", variant: "nft", config: kproxyConfig},
 	{name: "kube-proxy-iptables-nft", kind: kubeProxy, mode: "iptables", variant: "nft", config: kubeConfig},
 	{name: "kube-proxy-nftables", kind: kubeProxy, mode: "nftables", variant: "nft", config: kubeConfig},

@@ -13,10 +13,7 @@ import (
 // next one goes on; what is returned is about the rig.
 func (r *rig) turn(ctx context.Context, s subject) error {
 	if s.kind == nobody {
-		if r.wants(caseConnect) {
-			r.try(ctx, s, caseConnect, func(context.Context) error { return r.connectDirect(s) })
-		}
-		return nil
+		return r.nobody(ctx, s)
 	}
 	began := time.Now()
 	p, stop, err := r.start(s)
@@ -27,6 +24,21 @@ func (r *rig) turn(ctx context.Context, s subject) error {
 		r.cases(ctx, p)
 	}
 	return stop()
+}
+
+// nobody has only connections that concern no service.
+func (r *rig) nobody(ctx context.Context, s subject) error {
+	if !r.wants(caseConnect) {
+		return nil
+	}
+	if s.mode == tracking {
+		err := command(ctx, r.net.Node, "nft", "add table ip bench; add chain ip bench nat { type nat hook postrouting priority 100 ; } ; add rule ip bench nat ip saddr 192.0.2.1 masquerade")
+		if err != nil {
+			return err
+		}
+	}
+	r.try(ctx, s, caseConnect, func(context.Context) error { return r.connectDirect(s) })
+	return r.clean(&proxy{subject: s})
 }
 
 // cases are those after the start.
