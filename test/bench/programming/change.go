@@ -7,8 +7,13 @@ import (
 )
 
 // spacing is from when a change has been carried out to the next: more than
-// kube-proxy's minSyncPeriod.
-const spacing = 1300 * time.Millisecond
+// kube-proxy's minSyncPeriod, unless it is only about whether the rig works.
+func (r *rig) spacing() time.Duration {
+	if r.quick {
+		return 100 * time.Millisecond
+	}
+	return 1300 * time.Millisecond
+}
 
 // changes measures single changes: from the write until new connections follow.
 func (r *rig) changes(ctx context.Context, p *proxy) error {
@@ -32,7 +37,7 @@ func (r *rig) changes(ctx context.Context, p *proxy) error {
 			}
 			kernel = append(kernel, ms(written.Sub(began)))
 		}
-		if err := pause(ctx, spacing); err != nil {
+		if err := pause(ctx, r.spacing()); err != nil {
 			return err
 		}
 	}
@@ -43,7 +48,7 @@ func (r *rig) changes(ctx context.Context, p *proxy) error {
 	if len(kernel) > 0 {
 		r.findings.add(p.subject, figChangeKernel, median(kernel))
 	}
-	return p.calm(ctx)
+	return r.calm(ctx, p)
 }
 
 func ms(d time.Duration) float64 { return float64(d) / 1e6 }
@@ -69,49 +74,66 @@ func (r *rig) moveAndFollow(ctx context.Context, i, side int) (time.Time, error)
 // when nothing happens.
 func (r *rig) changeCPU(ctx context.Context, p *proxy) error {
 	defer r.cpuProfile(p, "cpu")()
-	const idleFor = 3 * time.Second
-	idle, err := p.using(ctx, func() error { return pause(ctx, idleFor) })
+	before, err := r.idleRate(ctx, p)
 	if err != nil {
 		return err
 	}
-	began, n := time.Now(), 2*((r.options.changes+1)/2)
-	used, err := p.using(ctx, func() error {
-		for n := range n {
-			at := time.Now()
-			if err := r.source.move(ctx, r.movable(n/2), (n+1)%sides); err != nil {
-				return err
-			}
-			if p.kernel() {
-				if _, err := p.log.await(ctx, p.process, at); err != nil {
-					return err
-				}
-			}
-			if err := pause(ctx, spacing); err != nil {
-				return err
-			}
+	began, was, n := time.Now(), processorTime{}, 2*((r.options.changes+1)/2)
+	if was, err = p.cpuTime(); err != nil {
+		return err
+	}
+	for n := range n {
+		if err := r.moveQuietly(ctx, p, r.movable(n/2), (n+1)%sides); err != nil {
+			return err
 		}
-		return nil
-	})
+	}
+	is, err := p.cpuTime()
 	if err != nil {
 		return err
 	}
-	used -= idle / idleFor.Seconds() * time.Since(began).Seconds()
+	took := time.Since(began).Seconds()
+	after, err := r.idleRate(ctx, p)
+	if err != nil {
+		return err
+	}
+	// The lesser one: what is left of a change mustn't make changes look cheaper.
+	idle := min(before, after)
+	used := is.own - was.own + is.children - was.children - idle*took
 	r.findings.add(p.subject, figChangeCPU, 1000*max(0, used)/float64(n))
-	r.findings.add(p.subject, figIdleCPU, 1000*idle/idleFor.Seconds())
+	r.findings.add(p.subject, figChangeChildren, 1000*(is.children-was.children)/float64(n))
+	r.findings.add(p.subject, figIdleCPU, 1000*idle)
 	return nil
 }
 
-// using returns the seconds of processors that p uses while f runs.
-func (p *proxy) using(_ context.Context, f func() error) (float64, error) {
+// moveQuietly moves an endpoint and waits until the proxy has done with it.
+func (r *rig) moveQuietly(ctx context.Context, p *proxy, i, side int) error {
+	at := time.Now()
+	if err := r.source.move(ctx, i, side); err != nil {
+		return err
+	}
+	if p.kernel() {
+		if _, err := p.log.await(ctx, p.process, at); err != nil {
+			return err
+		}
+	}
+	return pause(ctx, r.spacing())
+}
+
+// idleRate is how many processors the proxy uses when nothing happens.
+func (r *rig) idleRate(ctx context.Context, p *proxy) (float64, error) {
+	const looks = 3 // each as long as between changes
 	was, err := p.cpu()
 	if err != nil {
 		return 0, err
 	}
-	if err := f(); err != nil {
-		return 0, err
+	began := time.Now()
+	for range looks {
+		if err := pause(ctx, r.spacing()); err != nil {
+			return 0, err
+		}
 	}
-	now, err := p.cpu()
-	return now - was, err
+	is, err := p.cpu()
+	return (is - was) / time.Since(began).Seconds(), err
 }
 
 // backToBack measures changes of which each follows the one before at once.
@@ -124,5 +146,5 @@ func (r *rig) backToBack(ctx context.Context, p *proxy) error {
 		}
 	}
 	r.findings.add(p.subject, figBackToBack, ms(time.Since(began))/float64(n))
-	return p.calm(ctx)
+	return r.calm(ctx, p)
 }

@@ -23,6 +23,7 @@ const (
 	figChangeTold     figure = "programming-change/told"
 	figChangeKernel   figure = "programming-change/kernel"
 	figChangeCPU      figure = "programming-change/cpu"
+	figChangeChildren figure = "programming-change/cpu-children"
 	figIdleCPU        figure = "programming-change/idle-cpu"
 	figBackToBack     figure = "programming-change/back-to-back"
 	figRecallOwn      figure = "programming-move/recall-own"
@@ -62,6 +63,7 @@ func described() []result.Case {
 		{Name: string(figChangeTold), Work: change, Figure: "the same, from when the source has reported it to a watcher, p50", Unit: "ms", Targets: atMost(5, nft, legacy, "kproxy-userspace")},
 		{Name: string(figChangeKernel), Work: change, Figure: "from the write until the kernel's rules have it, p50", Unit: "ms"},
 		{Name: string(figChangeCPU), Work: change, Figure: "CPU time of a change, with children", Unit: "ms", Targets: against(0.1, 0.3)},
+		{Name: string(figChangeChildren), Work: change, Figure: "of that, children such as iptables-restore", Unit: "ms"},
 		{Name: string(figIdleCPU), Work: "nothing changes", Figure: "CPU time in a second", Unit: "ms"},
 		{Name: string(figBackToBack), Work: "changes back to back", Figure: "each", Unit: "ms"},
 		{Name: string(figConnectOther), Work: "connect to an address that is no service's", Figure: "p50", Unit: "µs", Targets: toNobody(1.1)},

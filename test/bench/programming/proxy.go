@@ -27,32 +27,39 @@ type proxy struct {
 
 func (p *proxy) socket() string { return filepath.Join(p.dir, "kproxy.sock") }
 
-// cpu is what the process and the children that it has waited for have used, in
-// seconds. Its own is exact; that of children, such as iptables-restore, is in
-// hundredths (proc_pid_stat(5)).
-func (p *proxy) cpu() (float64, error) {
+// processorTime is what the process and the children that it has waited for have
+// used, in seconds. Its own is exact; that of children, such as iptables-restore,
+// is in hundredths (proc_pid_stat(5)).
+type processorTime struct{ own, children float64 }
+
+func (p *proxy) cpuTime() (t processorTime, err error) {
 	pid := p.process.PID()
-	own, err := load.ProcessTime(pid)
-	if err != nil {
-		return 0, err
+	if t.own, err = load.ProcessTime(pid); err != nil {
+		return t, err
 	}
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	if err != nil {
-		return 0, fmt.Errorf("read processor time of children: %w", err)
+		return t, fmt.Errorf("read processor time of children: %w", err)
 	}
 	_, rest, _ := strings.Cut(string(text), ") ")
 	fields := strings.Fields(rest)
 	if len(fields) < 15 {
-		return 0, fmt.Errorf("read processor time of children: %q", text)
+		return t, fmt.Errorf("read processor time of children: %q", text)
 	}
 	for _, f := range fields[13:15] { // cutime, cstime
 		n, err := strconv.ParseFloat(f, 64)
 		if err != nil {
-			return 0, fmt.Errorf("read processor time of children: %w", err)
+			return t, fmt.Errorf("read processor time of children: %w", err)
 		}
-		own += n / 100
+		t.children += n / 100
 	}
-	return own, nil
+	return t, nil
+}
+
+// cpu is both together.
+func (p *proxy) cpu() (float64, error) {
+	t, err := p.cpuTime()
+	return t.own + t.children, err
 }
 
 // memory returns fields of the process's status and smaps_rollup, in MiB: VmRSS,
@@ -76,25 +83,6 @@ func (p *proxy) memory() (map[string]float64, error) {
 		}
 	}
 	return out, nil
-}
-
-// calm waits until the proxy uses next to no time; no longer than some seconds,
-// for one that is never idle.
-func (p *proxy) calm(ctx context.Context) error {
-	const look, little, looks = 500 * time.Millisecond, 0.02, 40 // little: seconds of a processor
-	was, err := p.cpu()
-	for i, quiet := 0, 0; err == nil && i < looks && quiet < 2; i++ {
-		if err := pause(ctx, look); err != nil {
-			return fmt.Errorf("wait until %s is idle: %w", p.name, err)
-		}
-		var now float64
-		now, err = p.cpu()
-		if quiet++; now-was > little {
-			quiet = 0
-		}
-		was = now
-	}
-	return err
 }
 
 func pause(ctx context.Context, d time.Duration) error {

@@ -113,7 +113,7 @@ func (r *rig) notes() []string {
 	out := []string{
 		fmt.Sprintf("Programming: %d services of %d TCP endpoints (%d of one), IPv4 only, from %s. Every endpoint answers.", r.world.services, r.world.endpoints, movables, from),
 		"Programming: a cold start is proved by a connection to every service and by counting the kernel's rules, afterwards.",
-		fmt.Sprintf("Programming: each turn has %d changes of each kind, %s apart unless back to back; a turn's figure is their median, CPU their mean without what the process uses when idle.", r.options.changes, spacing),
+		fmt.Sprintf("Programming: each turn has %d changes of each kind, %s apart unless back to back; a turn's figure is their median, CPU their mean without what the process uses when idle.", r.options.changes, r.spacing()),
 	}
 	for _, name := range r.subjects {
 		s, _ := subjectOf(name)

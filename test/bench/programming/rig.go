@@ -249,6 +249,9 @@ func (r *rig) clean(p *proxy) error {
 	if p.kind == kproxy {
 		err = errors.Join(err, command(ctx, r.net.Node, r.kproxy, "cleanup", "--state-dir", p.dir))
 	}
+	if r.quick {
+		return err
+	}
 	return errors.Join(err, idleMachine(ctx))
 }
 

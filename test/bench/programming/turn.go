@@ -133,7 +133,7 @@ func (r *rig) coldStart(ctx context.Context, p *proxy, began time.Time) error {
 		}
 		r.findings.add(p.subject, figStartCPU, used)
 	}
-	if err := p.calm(ctx); err != nil {
+	if err := r.calm(ctx, p); err != nil {
 		return err
 	}
 	if used, err = p.cpu(); err != nil {
@@ -167,7 +167,29 @@ func (r *rig) verifyAll(ctx context.Context, p *proxy) error {
 	if want := r.endpointCount(); err == nil && n != want {
 		err = fmt.Errorf("rules lead to %d endpoints, of which there are %d", n, want)
 	}
-	return errors.Join(err, p.calm(ctx))
+	return errors.Join(err, r.calm(ctx, p))
+}
+
+// calm waits until the proxy uses next to no time; no longer than some seconds,
+// for one that is never idle.
+func (r *rig) calm(ctx context.Context, p *proxy) error {
+	look, looks := 500*time.Millisecond, 30
+	if r.quick {
+		look, looks = 50*time.Millisecond, 10
+	}
+	was, err := p.cpu()
+	for i, quiet := 0, 0; err == nil && i < looks && quiet < 3; i++ {
+		if err := pause(ctx, look); err != nil {
+			return fmt.Errorf("wait until %s is idle: %w", p.name, err)
+		}
+		var now float64
+		now, err = p.cpu()
+		if quiet++; now-was > 0.05*look.Seconds() {
+			quiet = 0
+		}
+		was = now
+	}
+	return err
 }
 
 // connects measures connect to a backend and to services.
@@ -177,7 +199,7 @@ func (r *rig) connects(ctx context.Context, p *proxy) error {
 	}
 	// A prime step meets services all over the table.
 	err := r.connectP50(p.subject, figConnectService, func(i int) netip.AddrPort { return address(i * 7919 % r.world.services) })
-	return errors.Join(err, p.calm(ctx))
+	return errors.Join(err, r.calm(ctx, p))
 }
 
 func (r *rig) connectDirect(s subject) error {
@@ -234,9 +256,13 @@ func (r *rig) steadyMemory(_ context.Context, p *proxy) error {
 	return err
 }
 
-// memoryAfterChanges is measured after a hundred changes, twenty a second.
+// memoryAfterChanges is measured after a hundred changes, twenty a second; all of
+// the movable ones are back then.
 func (r *rig) memoryAfterChanges(ctx context.Context, p *proxy) error {
-	const changes = 100
+	changes := 100
+	if r.quick {
+		changes = 2 * movables
+	}
 	for n := range changes {
 		// Every movable one goes there and back.
 		if err := r.source.move(ctx, r.movable(n), (n/movables+1)%sides); err != nil {
@@ -246,7 +272,7 @@ func (r *rig) memoryAfterChanges(ctx context.Context, p *proxy) error {
 			return err
 		}
 	}
-	if err := p.calm(ctx); err != nil {
+	if err := r.calm(ctx, p); err != nil {
 		return err
 	}
 	m, err := p.memory()
