@@ -8,7 +8,7 @@ import (
 
 // spacing is from when a change has been carried out to the next: more than
 // kube-proxy's minSyncPeriod, unless it is only about whether the rig works.
-func (r *rig) spacing() time.Duration {
+func (r *options) spacing() time.Duration {
 	if r.quick {
 		return 100 * time.Millisecond
 	}

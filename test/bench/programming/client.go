@@ -21,6 +21,16 @@ type answer struct {
 // ask connects, reads the backend's greeting, and resets the connection, so that
 // no port waits (TIME_WAIT). It has to be called in the client's namespace.
 func ask(to netip.AddrPort, patience time.Duration) (a answer, err error) {
+	for {
+		a, err = askOnce(to, patience)
+		// Signals of Go's scheduler: with a time-out, calls aren't restarted (signal(7)).
+		if !errors.Is(err, unix.EINTR) {
+			return a, err
+		}
+	}
+}
+
+func askOnce(to netip.AddrPort, patience time.Duration) (a answer, err error) {
 	a.start = time.Now()
 	fd, err := connect(to, patience)
 	if err != nil {
@@ -107,7 +117,7 @@ func connectTimes(count int, target func(i int) netip.AddrPort) ([]float64, erro
 		fd, err := connect(to, time.Second)
 		took := time.Since(start)
 		if errors.Is(err, unix.EINTR) {
-			continue // a signal of Go's scheduler; with a time-out connect isn't restarted (signal(7))
+			continue // as in ask
 		}
 		if err != nil {
 			return nil, err

@@ -1,6 +1,11 @@
 package main
 
 import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"kproxy.dev/kproxy/lab/compare/statistics"
 	"kproxy.dev/kproxy/test/bench/result"
 )
 
@@ -32,8 +37,19 @@ const (
 	figOffload        figure = "programming-move/offload"
 )
 
+// caseName is what the report calls a figure: with the number of services, so that
+// reports of several can be merged.
+func (f figure) caseName(services int) string {
+	kind, what, _ := strings.Cut(string(f), "/")
+	return fmt.Sprintf("%s-%d/%s", kind, services, what)
+}
+
+// targeted is the number of services that targets are about. With fewer, the
+// ratios to kube-proxy's slowest mode remain, which isn't measured with more.
+const targeted = 10_000
+
 // described are the cases of the report without their values, in its order.
-func described() []result.Case {
+func described(w world) []result.Case {
 	const (
 		start, change = "cold start of the proxy, API full of services", "one service's only endpoint moves"
 		nft, legacy   = "kproxy-nft", "kproxy-legacy"
@@ -78,7 +94,10 @@ func described() []result.Case {
 		{Name: string(figRSSLater), Work: "memory of the process after 100 changes", Figure: "RSS", Unit: "MiB"},
 	}
 	for i := range all {
-		all[i].Group, all[i].Better = "Programming the kernel", result.Lower
+		if w.services < targeted {
+			all[i].Targets = slices.DeleteFunc(all[i].Targets, func(t result.Target) bool { return !slices.Contains(t.Against, "kube-proxy-iptables-nft") })
+		}
+		all[i].Group, all[i].Better = fmt.Sprintf("Programming the kernel, %s services × %d endpoints", statistics.Thousands(w.services), w.endpoints), result.Lower
 	}
 	return all
 }

@@ -6,24 +6,26 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 )
 
 // options are the command line.
 type options struct {
-	services, endpoints int
-	subjects, cases     []string
-	rounds, changes     int
-	source              string
-	kproxy              string   // built from this tree if empty
-	kproxyArgs          []string // further arguments of kproxy run
-	json, markdown      string   // files to write
-	profiles            string   // folder for kproxy's profiles
-	logs                string   // folder for the proxies' logs
-	deadline            time.Duration
-	quick               bool
-	verify              bool
+	scales          []int // numbers of services, measured one after the other
+	endpoints       int   // of each service
+	subjects, cases []string
+	rounds, changes int
+	source          string
+	kproxy          string   // built from this tree if empty
+	kproxyArgs      []string // further arguments of kproxy run
+	json, markdown  string   // files to write
+	profiles        string   // folder for kproxy's profiles
+	logs            string   // folder for the proxies' logs
+	deadline        time.Duration
+	quick, slow     bool
+	verify          bool
 }
 
 // The cases, in the order in which a proxy goes through them.
@@ -51,7 +53,7 @@ func parseOptions(args []string) (options, error) {
 	subjects := f.String("subjects", strings.Join(subjectNames(), ","), "who is measured")
 	cases := f.String("cases", strings.Join(allCases, ","), "what is measured")
 	kproxyArgs := f.String("kproxy-args", "", "further `arguments` of kproxy run, separated by blanks")
-	f.IntVar(&o.services, "services", 10_000, "how many services")
+	scales := f.String("services", "10000,1000", "how `many`, separated by commas")
 	f.IntVar(&o.endpoints, "endpoints", 10, "of each service")
 	f.IntVar(&o.rounds, "rounds", 5, "how often each subject has its turn")
 	f.IntVar(&o.changes, "changes", 10, "of endpoints, in each turn and case")
@@ -63,13 +65,24 @@ func parseOptions(args []string) (options, error) {
 	f.StringVar(&o.logs, "logs", "", "write the proxies' logs to `DIR`")
 	f.DurationVar(&o.deadline, "deadline", 2*time.Minute, "bound on everything that is waited for")
 	f.BoolVar(&o.verify, "verify", true, "after each start, connect to every service and count the rules in the kernel")
+	f.BoolVar(&o.slow, "slow", false, "measure those too that take many minutes for so many services, with a deadline to match")
 	f.BoolVar(&o.quick, "quick", false, "100 services, each subject once: shows that the rig works")
 	if err := f.Parse(args); err != nil {
 		return o, err
 	}
 	o.subjects, o.cases, o.kproxyArgs = split(*subjects), split(*cases), strings.Fields(*kproxyArgs)
+	for _, text := range split(*scales) {
+		n, err := strconv.Atoi(text)
+		if err != nil {
+			return o, fmt.Errorf("services %q are no number", text)
+		}
+		o.scales = append(o.scales, n)
+	}
 	if o.quick {
-		o.services, o.rounds, o.changes = 100, 1, 2
+		o.scales, o.rounds, o.changes = []int{100}, 1, 2
+	}
+	if o.slow {
+		o.deadline = max(o.deadline, 30*time.Minute)
 	}
 	return o, o.validate(f.Args())
 }
@@ -84,11 +97,16 @@ func (o *options) validate(rest []string) error {
 	if len(rest) > 0 {
 		errs = append(errs, fmt.Errorf("unexpected argument %q", rest[0]))
 	}
-	if o.services < movables || o.services > maxServices {
-		errs = append(errs, fmt.Errorf("%d services are not between %d and %d", o.services, movables, maxServices))
+	for _, n := range o.scales {
+		if n < movables || n > maxServices {
+			errs = append(errs, fmt.Errorf("%d services are not between %d and %d", n, movables, maxServices))
+		}
+		if o.endpoints < 1 || n*o.endpoints > maxEndpoints {
+			errs = append(errs, fmt.Errorf("%d × %d endpoints are not between 1 and %d", n, o.endpoints, maxEndpoints))
+		}
 	}
-	if o.endpoints < 1 || o.services*o.endpoints > maxEndpoints {
-		errs = append(errs, fmt.Errorf("%d × %d endpoints are not between 1 and %d", o.services, o.endpoints, maxEndpoints))
+	if len(o.scales) == 0 {
+		errs = append(errs, errors.New("how many services?"))
 	}
 	if o.rounds < 1 || o.changes < 1 {
 		errs = append(errs, fmt.Errorf("%d rounds and %d changes must be positive", o.rounds, o.changes))

@@ -18,7 +18,6 @@ import (
 
 // findings are what was measured so far.
 type findings struct {
-	began  time.Time
 	values map[figure]map[string][]float64 // by subject
 	failed map[string][]string             // by subject: "case: why"
 }
@@ -42,15 +41,22 @@ func (f *findings) fail(s subject, name string, err error) {
 	f.failed[s.name] = append(f.failed[s.name], name+": "+why)
 }
 
-// report writes what was measured. It fails when a case of kproxy's did, or
-// nothing was measured.
-func (r *rig) report(ctx context.Context) error {
+// report is what was found with each number of services.
+type report struct {
+	options
+	began time.Time
+	rigs  []*rig
+}
+
+// write writes what was measured. It fails when a case of kproxy's did, or nothing
+// was measured.
+func (r *report) write(ctx context.Context) error {
 	out, err := r.result(ctx)
 	if err != nil {
 		return err
 	}
-	if r.options.json != "" {
-		err = out.Write(r.options.json)
+	if r.json != "" {
+		err = out.Write(r.json)
 	}
 	text := os.Stdout
 	if r.markdown != "" {
@@ -64,31 +70,43 @@ func (r *rig) report(ctx context.Context) error {
 	if len(out.Cases) == 0 {
 		err = errors.Join(err, errors.New("nothing was measured"))
 	}
-	for name, failures := range r.findings.failed {
-		if s, _ := subjectOf(name); s.kind == kproxy || r.quick {
-			err = errors.Join(err, fmt.Errorf("%s: %s", name, strings.Join(failures, "; ")))
+	for _, g := range r.rigs {
+		for name, failures := range g.findings.failed {
+			if s, _ := subjectOf(name); s.kind == kproxy || r.quick {
+				err = errors.Join(err, fmt.Errorf("%s: %s", name, strings.Join(failures, "; ")))
+			}
 		}
 	}
 	return errors.Join(err, out.WriteMarkdown(text))
 }
 
-func (r *rig) result(ctx context.Context) (*result.Report, error) {
+func (r *report) result(ctx context.Context) (*result.Report, error) {
 	out := &result.Report{
-		Command: "go run ./test/bench/programming " + strings.Join(os.Args[1:], " "), Started: r.findings.began,
-		Seconds: time.Since(r.findings.began).Seconds(), Quick: r.quick,
+		Command: "go run ./test/bench/programming " + strings.Join(os.Args[1:], " "), Started: r.began,
+		Seconds: time.Since(r.began).Seconds(), Quick: r.quick,
 	}
 	var err error
-	if out.KProxy, err = r.commit(ctx); err != nil {
+	if out.KProxy, err = commit(ctx); err != nil {
 		return nil, err
 	}
 	if err := r.host(ctx, &out.Host); err != nil {
 		return nil, err
 	}
 	out.Notes = r.notes()
-	for _, c := range described() {
+	for _, g := range r.rigs {
+		g.into(out)
+	}
+	return out, nil
+}
+
+// into adds what was found with one number of services.
+func (r *rig) into(out *result.Report) {
+	for _, c := range described(r.world) {
+		values := r.findings.values[figure(c.Name)]
+		c.Name = figure(c.Name).caseName(r.world.services)
 		for _, s := range subjects {
-			if values := r.findings.values[figure(c.Name)][s.name]; len(values) > 0 {
-				c.Subjects = append(c.Subjects, result.NewSubject(s.name, values))
+			if len(values[s.name]) > 0 {
+				c.Subjects = append(c.Subjects, result.NewSubject(s.name, values[s.name]))
 			}
 		}
 		if len(c.Subjects) > 0 {
@@ -96,24 +114,27 @@ func (r *rig) result(ctx context.Context) (*result.Report, error) {
 			out.Cases = append(out.Cases, c)
 		}
 	}
-	for _, s := range subjects {
+	for _, name := range r.subjects {
+		s, _ := subjectOf(name)
 		for _, why := range r.findings.failed[s.name] {
-			out.Warnings = append(out.Warnings, s.name+": "+why)
+			out.Warnings = append(out.Warnings, fmt.Sprintf("%s, %d services: %s", s.name, r.world.services, why))
+		}
+		if why := s.left(r.world.services); why != "" && !r.slow {
+			out.Absent = append(out.Absent, result.Absent{Subject: s.name, Reason: why})
 		}
 	}
-	return out, nil
 }
 
 // notes say how it was measured.
-func (r *rig) notes() []string {
+func (r *report) notes() []string {
 	from := "one API server (etcd and kube-apiserver from their Go modules), which all of them watch"
-	if r.options.source == sourceManifests {
+	if r.source == sourceManifests {
 		from = "files, active checks off"
 	}
 	out := []string{
-		fmt.Sprintf("Programming: %d services of %d TCP endpoints (%d of one), IPv4 only, from %s. Every endpoint answers.", r.world.services, r.world.endpoints, movables, from),
-		"Programming: a cold start is proved by a connection to every service and by counting the kernel's rules, afterwards.",
-		fmt.Sprintf("Programming: each turn has %d changes of each kind, %s apart unless back to back; a turn's figure is their median, CPU their mean without what the process uses when idle.", r.options.changes, r.spacing()),
+		fmt.Sprintf("Programming: services of %d TCP endpoints, %d of them of one, IPv4 only, from %s. Every endpoint answers.", r.endpoints, movables, from),
+		"Programming: a cold start is proved by a connection to every service and by counting the endpoints in the kernel's rules, afterwards.",
+		fmt.Sprintf("Programming: each turn has %d changes of each kind, %s apart unless back to back; a turn's figure is their median, CPU their mean without what the process uses when idle.", r.changes, r.spacing()),
 	}
 	for _, name := range r.subjects {
 		s, _ := subjectOf(name)
@@ -125,7 +146,7 @@ func (r *rig) notes() []string {
 	return out
 }
 
-func (r *rig) commit(ctx context.Context) (string, error) {
+func commit(ctx context.Context) (string, error) {
 	top, err := root()
 	if err != nil {
 		return "", err
@@ -137,7 +158,7 @@ func (r *rig) commit(ctx context.Context) (string, error) {
 	return strings.TrimSpace(string(out)), nil
 }
 
-func (r *rig) host(ctx context.Context, h *result.Host) error {
+func (r *report) host(ctx context.Context, h *result.Host) error {
 	var u unix.Utsname
 	if err := unix.Uname(&u); err != nil {
 		return fmt.Errorf("read kernel's version: %w", err)
@@ -153,8 +174,11 @@ func (r *rig) host(ctx context.Context, h *result.Host) error {
 	}
 	version := strings.Fields(string(out))
 	h.Peers = append(h.Peers, result.Peer{Name: "iptables", Version: strings.TrimPrefix(version[len(version)-2], "v")})
-	if r.version != "" {
-		h.Peers = append(h.Peers, result.Peer{Name: "kube-proxy", Version: strings.TrimPrefix(r.version, "v")})
+	for _, g := range r.rigs {
+		if g.version != "" {
+			h.Peers = append(h.Peers, result.Peer{Name: "kube-proxy", Version: strings.TrimPrefix(g.version, "v")})
+			break
+		}
 	}
 	text, err := os.ReadFile("/proc/cpuinfo")
 	if err == nil {

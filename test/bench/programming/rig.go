@@ -33,9 +33,24 @@ type rig struct {
 
 // bench measures everything and writes the report, also of a run that was broken
 // off.
-func bench(ctx context.Context, o options) (err error) {
-	r := &rig{options: o, world: world{o.services, o.endpoints}}
-	r.findings.began = time.Now()
+func bench(ctx context.Context, o options) error {
+	out := report{options: o, began: time.Now()}
+	var err error
+	for _, services := range o.scales {
+		r := &rig{options: o, world: world{services, o.endpoints}}
+		if err = r.run(ctx); err != nil {
+			err = fmt.Errorf("%d services: %w", services, err)
+		}
+		out.rigs = append(out.rigs, r)
+		if err != nil {
+			break
+		}
+	}
+	return errors.Join(err, out.write(context.WithoutCancel(ctx)))
+}
+
+// run measures with one number of services.
+func (r *rig) run(ctx context.Context) (err error) {
 	if r.dir, err = memoryFolder(); err != nil {
 		return err
 	}
@@ -57,8 +72,7 @@ func bench(ctx context.Context, o options) (err error) {
 		return err
 	}
 	defer r.closeSource()
-	err = r.rounds(ctx)
-	return errors.Join(err, r.report(ctx))
+	return r.rounds(ctx)
 }
 
 // memoryFolder is a folder that costs no disk where the machine has one.
@@ -187,7 +201,10 @@ func (r *rig) rounds(ctx context.Context) error {
 			if s.kind == kubeProxy && r.cluster == nil {
 				continue // it reads an API only
 			}
-			r.say("round %d of %d: %s", round+1, r.options.rounds, s.name)
+			if s.left(r.world.services) != "" && !r.slow {
+				continue // the report says so
+			}
+			r.say("%d services, round %d of %d: %s", r.world.services, round+1, r.options.rounds, s.name)
 			if err := r.turn(ctx, s); err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}

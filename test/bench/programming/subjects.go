@@ -1,6 +1,9 @@
 package main
 
-import "slices"
+import (
+	"fmt"
+	"slices"
+)
 
 // kind is whose program a subject is.
 type kind int
@@ -18,6 +21,7 @@ type subject struct {
 	mode    string // as its --mode or --proxy-mode names it
 	variant string // of iptables: "nft" or "legacy"
 	config  string // how it was configured, for the report
+	most    int    // services, unless -slow; 0 for any number
 }
 
 // tracking is the mode of nobody on a node that tracks connections.
@@ -38,7 +42,7 @@ var subjects = []subject{
 	{name: "no-proxy", kind: nobody, config: "the node routes"},
 	{name: "no-proxy-conntrack", kind: nobody, mode: tracking, config: "the node routes and has one rule of nat, for which the kernel tracks connections, as it does for any that masquerades pods"},
 	{name: "kproxy-nft", kind: kproxy, mode: "iptables", variant: "nft", config: kproxyConfig},
-	{name: "kube-proxy-iptables-nft", kind: kubeProxy, mode: "iptables", variant: "nft", config: kubeConfig},
+	{name: "kube-proxy-iptables-nft", kind: kubeProxy, mode: "iptables", variant: "nft", config: kubeConfig, most: 1000},
 	{name: "kube-proxy-nftables", kind: kubeProxy, mode: "nftables", variant: "nft", config: kubeConfig},
 	{name: "kproxy-legacy", kind: kproxy, mode: "iptables", variant: "legacy", config: kproxyConfig},
 	{name: "kube-proxy-iptables-legacy", kind: kubeProxy, mode: "iptables", variant: "legacy", config: kubeConfig},
@@ -68,6 +72,14 @@ func (s subject) written() string {
 		return "programmed the kernel"
 	}
 	return "SyncProxyRules complete"
+}
+
+// left says why it isn't measured with so many services; empty if it is.
+func (s subject) left(services int) string {
+	if s.most == 0 || services <= s.most {
+		return ""
+	}
+	return fmt.Sprintf("with %d services its first sync takes many minutes; -slow measures it", services)
 }
 
 // kernel reports whether the proxy has rules of services.
