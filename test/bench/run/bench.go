@@ -79,8 +79,12 @@ func (b *bench) work(ctx context.Context, w work) error {
 	if b.time > 0 {
 		w.load.Time = b.time
 	}
+	rounds := b.repeat
+	if w.load.Kind == traffic.Session && !b.quick {
+		rounds *= sessionRounds
+	}
 	outcomes := make([][]traffic.Outcome, len(rigs))
-	for round := range b.repeat {
+	for round := range rounds {
 		for k := range rigs {
 			i := (k + round) % len(rigs)
 			out, err := rigs[i].Load(ctx, w.load)
@@ -90,7 +94,7 @@ func (b *bench) work(ctx context.Context, w work) error {
 			if err != nil { // a failure is a result
 				out = traffic.Outcome{Seconds: w.load.Time.Seconds(), Failed: max(out.Failed, 1), Error: err.Error()}
 			}
-			b.note(w.name, round, rigs[i], &out)
+			b.note(w.name, round, rounds, rigs[i], &out)
 			outcomes[i] = append(outcomes[i], out)
 		}
 	}
@@ -101,10 +105,10 @@ func (b *bench) work(ctx context.Context, w work) error {
 }
 
 // note tells what came of a run.
-func (b *bench) note(work string, round int, r *subject.Rig, o *traffic.Outcome) {
+func (b *bench) note(work string, round, rounds int, r *subject.Rig, o *traffic.Outcome) {
 	capacity := o.Seconds * float64(b.cpus)
 	b.steal, b.others = append(b.steal, o.CPU.Steal/capacity), append(b.others, o.CPU.Others()/capacity)
-	text := fmt.Sprintf("%s %d/%d %-18s %10.0f/s", work, round+1, b.repeat, r.Subject.Name, rate(o))
+	text := fmt.Sprintf("%s %d/%d %-18s %10.0f/s", work, round+1, rounds, r.Subject.Name, rate(o))
 	if o.Bytes > 0 {
 		text += fmt.Sprintf("  %6.2f Gbit/s", gigabits(o))
 	}

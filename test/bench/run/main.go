@@ -76,15 +76,16 @@ func measure(ctx context.Context, args []string) error {
 	if f.list {
 		return list()
 	}
-	o, err := f.options()
+	descriptors, err := raiseDescriptors()
+	if err != nil {
+		return err
+	}
+	o, err := f.options(descriptors)
 	if err != nil {
 		return err
 	}
 	if os.Geteuid() != 0 {
 		return errors.New("the benchmark makes network namespaces: run it as root")
-	}
-	if o.rig.Descriptors, err = raiseDescriptors(); err != nil {
-		return err
 	}
 	return report(ctx, o, f, args)
 }
@@ -110,7 +111,7 @@ func raiseDescriptors() (int, error) {
 
 func list() error {
 	fmt.Println("cases:")
-	for _, w := range works() {
+	for _, w := range works(0) {
 		fmt.Printf("  %-14s %s\n", w.name, w.title)
 	}
 	fmt.Printf("  %-14s memory of %d idle connections, and an active one's tail beside them\nsubjects:\n", idleName, idleCount)
@@ -121,7 +122,7 @@ func list() error {
 }
 
 // options makes what is to be done of what was said.
-func (f *flags) options() (o options, err error) {
+func (f *flags) options(descriptors int) (o options, err error) {
 	o = options{repeat: f.repeat, time: time.Duration(f.seconds * float64(time.Second)), quick: f.quick, progress: os.Stderr}
 	if f.quick {
 		o.repeat = 1
@@ -130,8 +131,8 @@ func (f *flags) options() (o options, err error) {
 		}
 	}
 	names := fields(f.cases)
-	for _, w := range works() {
-		if len(names) == 0 || slices.Contains(names, w.name) {
+	for _, w := range works(descriptors) {
+		if f.cases == "" || slices.Contains(names, w.name) {
 			o.works = append(o.works, w)
 		}
 		names = slices.DeleteFunc(names, func(n string) bool { return n == w.name })
@@ -151,6 +152,7 @@ func (f *flags) options() (o options, err error) {
 		}
 	}
 	o.rig, err = f.rig()
+	o.rig.Descriptors = descriptors
 	return o, err
 }
 

@@ -12,6 +12,9 @@ import (
 	"kproxy.dev/kproxy/test/bench/traffic"
 )
 
+// sessionsRest is how long after a run of UDP sessions there is no other one.
+const sessionsRest = 1200 * time.Millisecond
+
 // Load runs a load through the subject.
 func (r *Rig) Load(ctx context.Context, l traffic.Load) (out traffic.Outcome, err error) {
 	l.Target, l.Server, l.ServerPID = r.Target(l.Kind), r.serverAddress(), r.server.PID()
@@ -24,6 +27,13 @@ func (r *Rig) Load(ctx context.Context, l traffic.Load) (out traffic.Outcome, er
 		}
 		l.FirstPort = r.session
 		r.session += l.Count
+		// Sessions that were silent for so long may make room for others.
+		select {
+		case <-time.After(time.Until(r.sessionsEnded.Add(sessionsRest))):
+		case <-ctx.Done():
+			return out, ctx.Err()
+		}
+		defer func() { r.sessionsEnded = time.Now() }()
 	}
 	arg, err := json.Marshal(l)
 	if err != nil {

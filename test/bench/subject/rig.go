@@ -42,6 +42,8 @@ type Rig struct {
 	client  *web.Client  // of kproxy
 	rules   bool         // the node tracks connections
 	session int          // of the UDP sessions' ports
+	// sessionsEnded is when the last run of UDP sessions did.
+	sessionsEnded time.Time
 }
 
 // New describes a rig; nothing exists before Up.
