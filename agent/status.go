@@ -88,10 +88,7 @@ func capabilities(c plan.Caps) []plan.CapStatus {
 
 // addCounters fills a row's counters from both kinds of data planes.
 func addCounters(row *plan.ServiceStatus, us userspace.Counters, k conntrack.ServiceFigures) {
-	row.Connections = plan.Connections{
-		Active: us.Active + k.Active, Total: us.Total + k.Total, Failed: us.Failed, Retried: us.Retried,
-		BytesIn: us.BytesIn + k.BytesIn, BytesOut: us.BytesOut + k.BytesOut,
-	}
+	row.Connections = connectionsOf(us, k.Figures)
 	at := make(map[netip.AddrPort]*userspace.EndpointCounters, len(us.Endpoints))
 	for i := range us.Endpoints {
 		at[us.Endpoints[i].Address] = &us.Endpoints[i]

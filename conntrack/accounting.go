@@ -275,6 +275,32 @@ func (a *Accounting) forgetEndpoints() {
 	}
 }
 
+// Traffic returns the figures of the service ports that have ever carried anything,
+// as of the last Refresh, and what has ended since.
+func (a *Accounting) Traffic() map[service.Key]Figures {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := map[service.Key]Figures{}
+	for key, acc := range a.services {
+		if acc.ended != (Figures{}) {
+			out[key] = acc.ended
+		}
+	}
+	merge := func(m map[identity]entry, add func(*Figures, *Flow)) {
+		for _, e := range m {
+			if a.services[e.key] == nil {
+				continue
+			}
+			f := out[e.key]
+			add(&f, &e.flow)
+			out[e.key] = f
+		}
+	}
+	merge(a.live, (*Figures).add)
+	merge(a.missing, (*Figures).addEnded)
+	return out
+}
+
 // Figures returns the figures of every service port of the plan as of the last
 // Refresh, and what has ended since.
 func (a *Accounting) Figures() map[service.Key]ServiceFigures {

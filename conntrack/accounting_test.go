@@ -44,6 +44,9 @@ func (l ledger) want(after string, want Figures) {
 	if diff := cmp.Diff(want, l.Figures()[l.key].Figures); diff != "" {
 		l.t.Errorf("after %s (-want +got):\n%s", after, diff)
 	}
+	if diff := cmp.Diff(want, l.Traffic()[l.key]); diff != "" {
+		l.t.Errorf("traffic after %s (-want +got):\n%s", after, diff)
+	}
 }
 
 // counted is a flow of the service by the kernel, with bytes.

@@ -130,6 +130,11 @@ func TestCountersSurvivePlans(t *testing.T) {
 		c = s.Counters()[testServiceKey("s")]
 		return c.Active == 1 && c.Total == 1 && c.BytesIn == 2 && c.BytesOut == 4
 	})
+	traffic := map[service.Key]Counters{}
+	s.Traffic(func(k service.Key, c Counters) { traffic[k] = c })
+	if of := traffic[testServiceKey("s")]; of.Total != 1 || of.BytesOut != 4 || len(traffic) != 1 {
+		t.Errorf("traffic %+v, want what the counters say", traffic)
+	}
 	if len(c.Endpoints) != 1 || c.Endpoints[0].Address != a || c.Endpoints[0].Active != 1 || c.Endpoints[0].BytesOut != 4 {
 		t.Errorf("endpoints %+v, want the one that has a connection", c.Endpoints)
 	}

@@ -73,11 +73,31 @@ func (s *Server) Counters() map[service.Key]Counters {
 	return out
 }
 
-func (s *serviceState) figures(now time.Time) Counters {
-	c := Counters{
+// Traffic calls visit with the figures of every service port that has ever carried
+// anything, or failed to: live bytes included, endpoints not.
+func (s *Server) Traffic(visit func(service.Key, Counters)) {
+	for _, f := range s.live.all() {
+		f.settle()
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for k, st := range s.plans.states {
+		if c := st.totals(); c.Active != 0 || c.Total|c.Failed|c.Retried|c.BytesIn|c.BytesOut != 0 {
+			visit(k, c)
+		}
+	}
+}
+
+// totals are the figures without those of endpoints.
+func (s *serviceState) totals() Counters {
+	return Counters{
 		Active: s.active.Load(), Total: s.counters.total.Load(), Failed: s.failed.Load(), Retried: s.retried.Load(),
 		BytesIn: s.counters.bytesIn.Load(), BytesOut: s.counters.bytesOut.Load(),
 	}
+}
+
+func (s *serviceState) figures(now time.Time) Counters {
+	c := s.totals()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.Endpoints = make([]EndpointCounters, 0, len(s.endpoints))

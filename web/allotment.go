@@ -12,12 +12,14 @@ type counters [7]uint64
 // Who has them is decided once: in the order of keys at first, then by who comes
 // when there is room. One keeps what it got for as long as it exists, and the
 // shared counters only grow, by what was added since the last scrape: no counter
-// runs backwards when others come and go, and nothing is counted twice.
+// runs backwards when others come and go, and nothing is counted twice. Of those who
+// share and have never done anything it keeps nothing: there may be very many.
 type allotment[K comparable] struct {
-	limit  int
-	own    map[K]bool     // who has series of their own
-	shared map[K]counters // last figures of those who share
-	other  counters       // what the shared series show
+	limit   int
+	own     map[K]bool     // who has series of their own
+	shared  map[K]counters // last figures of those who share and have done something
+	other   counters       // what the shared series show
+	sharing int            // how many share
 }
 
 // assign forgets who is gone and gives free series to new ones that may have
@@ -46,15 +48,17 @@ func (a *allotment[K]) assign(n int, all iter.Seq2[K, bool]) {
 		}
 		if may && len(a.own) < a.limit {
 			a.own[k] = true
-		} else {
-			a.shared[k] = counters{}
 		}
 	}
+	a.sharing = len(present) - len(a.own)
 }
 
 // add adds to the shared counters what k did since the last scrape.
 func (a *allotment[K]) add(k K, now counters) {
 	last := a.shared[k]
+	if now == last {
+		return
+	}
 	a.shared[k] = now
 	for i := range now {
 		a.other[i] += grown(last[i], now[i])
@@ -71,4 +75,4 @@ func grown(last, now uint64) uint64 {
 }
 
 // used reports whether the shared series show anything.
-func (a *allotment[K]) used() bool { return len(a.shared) > 0 || a.other != counters{} }
+func (a *allotment[K]) used() bool { return a.sharing > 0 || a.other != counters{} }

@@ -20,6 +20,9 @@ import (
 // ErrNotRunning is returned by a Client that finds nobody at its socket.
 var ErrNotRunning = errors.New("kproxy isn't running here")
 
+// ErrNoAnswer is returned by a Client whose kproxy hangs up, or takes too long.
+var ErrNoAnswer = errors.New("kproxy doesn't answer")
+
 // Client talks to the kproxy that runs on this host by its control socket. It
 // is safe for concurrent use.
 type Client struct {
@@ -101,7 +104,10 @@ func (c *Client) explain(err error) error {
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("the control socket %s may be used by root only; run this command as root: %w", c.socket, fs.ErrPermission)
 	}
-	return fmt.Errorf("ask kproxy at %s: %w", c.socket, err)
+	if errors.Is(err, context.Canceled) {
+		return fmt.Errorf("ask kproxy at %s: %w", c.socket, err)
+	}
+	return fmt.Errorf("%w at %s: %w", ErrNoAnswer, c.socket, err)
 }
 
 // refusal is the error in an answer that isn't 200.

@@ -44,7 +44,7 @@ func Control(src Source) http.Handler {
 	return mux
 }
 
-func pin(src Source) http.HandlerFunc {
+func pin(src Pins) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
 		var req PinRequest
 		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxPinBody))
@@ -61,7 +61,7 @@ func pin(src Source) http.HandlerFunc {
 			refuse(w, http.StatusBadRequest, err.Error())
 			return
 		}
-		keys, err := match(src.Status().Services, req)
+		keys, err := match(src.Ports(req.Namespace, req.Name), req)
 		if err != nil {
 			refuse(w, http.StatusNotFound, err.Error())
 			return
@@ -86,15 +86,12 @@ func checkPreference(p service.Preference) error {
 	return fmt.Errorf("%q is not a preference; use userspace, kernel or auto", string(p))
 }
 
-// match finds the service ports a request means.
+// match finds those of a service's ports that a request means.
 func match(services []plan.ServiceStatus, req PinRequest) ([]service.Key, error) {
 	var keys []service.Key
 	var ports []string
 	for i := range services {
 		s := &services[i]
-		if s.Namespace != req.Namespace || s.Name != req.Name {
-			continue
-		}
 		ports = append(ports, portNames(s))
 		if req.Port != "" && req.Port != s.Port && !hasPort(s.Addresses, req.Port) {
 			continue

@@ -31,6 +31,7 @@ func history(rec *Recorder) http.HandlerFunc {
 			refuse(w, http.StatusBadRequest, fmt.Sprintf("the request names %d services; ask for at most %d at once", len(keys), maxHistoryKeys))
 			return
 		}
+		rec.refresh()
 		writeCompressed(w, r, rec.History(keys))
 	}
 }

@@ -56,6 +56,7 @@ func (s *liveStream) follow(r *http.Request, out *liveWriter) error {
 	for {
 		m := alive
 		if news == nil {
+			s.rec.refresh()
 			m, news = h.subscribe(s.rec.overview)
 		} else {
 			select {

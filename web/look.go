@@ -13,17 +13,16 @@ import (
 func (r *Recorder) look(now time.Time, keep bool) {
 	r.looking.Lock()
 	defer r.looking.Unlock()
+	if !keep && r.lookedSince(now) {
+		return // somebody else did, while this one waited
+	}
 	st := r.cfg.Source.Status()
 	r.mu.Lock()
 	r.looks++
-	r.looked = now
+	r.looked, r.dozing, r.glanced = now, false, nil
 	k := keeping{at: r.samples}
 	if keep {
-		k.slots = 1
-		if !r.kept.IsZero() {
-			k.took = now.Sub(r.kept)
-			k.slots = min(max(int((k.took+r.cfg.Interval/2)/r.cfg.Interval), 1), r.cfg.Samples)
-		}
+		k = r.keeping(now)
 	}
 	d := delta{Time: now.UTC(), Alive: st.Alive, Changed: []*Row{}}
 	services := make([]*record, len(st.Services))
@@ -33,7 +32,7 @@ func (r *Recorder) look(now time.Time, keep bool) {
 		services[i] = rec
 		rec.at, rec.seen = i, r.looks
 		was := rec.row
-		rec.row = newRow(was, s, r.keepCounts(rec, s, k), now)
+		rec.row = newRow(was, s, r.keepCounts(rec, s.Connections, k), now)
 		if rec.row != was {
 			d.Changed = append(d.Changed, rec.row.since(was))
 		}
@@ -43,14 +42,20 @@ func (r *Recorder) look(now time.Time, keep bool) {
 	d.news = len(d.Changed) > 0 || len(d.Removed) > 0 || st.Alive != r.status.Alive
 	r.status, r.services = st, services
 	if keep {
-		r.kept = now
-		r.samples += k.slots
+		r.keptAt(now, k)
 	}
 	r.mu.Unlock()
 	r.hub.publish(&d)
 	if keep {
 		r.hub.publishNode(r.Node)
 	}
+}
+
+// lookedSince reports whether what is known is newer than at.
+func (r *Recorder) lookedSince(at time.Time) bool {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	return r.looked.After(at)
 }
 
 // recordOf returns the record of the service at a place in the status. Mostly
@@ -81,11 +86,27 @@ type keeping struct {
 	took      time.Duration
 }
 
+// keeping is how what is found now goes into the history.
+func (r *Recorder) keeping(now time.Time) keeping {
+	k := keeping{at: r.samples, slots: 1}
+	if !r.kept.IsZero() {
+		k.took = now.Sub(r.kept)
+		k.slots = min(max(int((k.took+r.cfg.Interval/2)/r.cfg.Interval), 1), r.cfg.Samples)
+	}
+	return k
+}
+
+// keptAt notes that the history has a sample of now.
+func (r *Recorder) keptAt(now time.Time, k keeping) {
+	r.kept = now
+	r.samples += k.slots
+}
+
 // keepCounts writes the history and returns the rates to show. The first
 // reading of a service is where its rates begin.
-func (r *Recorder) keepCounts(rec *record, s *plan.ServiceStatus, k keeping) Rates {
-	if rec.row == nil {
-		rec.counted = s.Connections
+func (r *Recorder) keepCounts(rec *record, c plan.Connections, k keeping) Rates {
+	if !rec.begun {
+		rec.counted, rec.begun = c, true
 	}
 	if k.slots == 0 {
 		if rec.row == nil {
@@ -93,10 +114,10 @@ func (r *Recorder) keepCounts(rec *record, s *plan.ServiceStatus, k keeping) Rat
 		}
 		return rec.row.Rates
 	}
-	now := rates(rec.counted, s.Connections, k.took)
-	rec.counted = s.Connections
+	now := rates(rec.counted, c, k.took)
+	rec.counted = c
 	for i, v := range [seriesCount]float64{
-		seriesActive: float64(s.Connections.Active), seriesConnections: now.Connections,
+		seriesActive: float64(c.Active), seriesConnections: now.Connections,
 		seriesBytesIn: now.BytesIn, seriesBytesOut: now.BytesOut,
 		seriesFailed: now.Failed, seriesRetried: now.Retried,
 	} {

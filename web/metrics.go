@@ -92,7 +92,7 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	for object, n := range map[string]int{"service": m.cfg.Services, "endpoint": m.cfg.Endpoints} {
 		send.gauge(limitDesc, float64(n), object)
 	}
-	for object, n := range map[string]int{"service": len(m.services.shared), "endpoint": len(m.endpoints.shared)} {
+	for object, n := range map[string]int{"service": m.services.sharing, "endpoint": m.endpoints.sharing} {
 		send.gauge(sharedDesc, float64(n), object)
 	}
 }

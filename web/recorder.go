@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // RecorderConfig says what a Recorder looks at and how much it keeps.
@@ -16,9 +17,15 @@ type RecorderConfig struct {
 	Subscribe func() (<-chan plan.Event, func())
 	// Node tells what the status doesn't; nil leaves it out.
 	Node func() plan.NodeFigures
+	// Glance is a look that costs next to nothing: it calls traffic for every service
+	// port that has ever carried anything, and returns the present plan, nil before
+	// the first. It is all that is done while the Recorder dozes; nil lets it never doze.
+	Glance func(traffic func(service.Key, plan.Connections)) *plan.Plan
 	// Interval is the time between two samples, and between two looks while
 	// somebody watches; IdleInterval between two looks while nobody does.
 	Interval, IdleInterval time.Duration
+	// Awake is how long after the last stream or request the Recorder dozes off.
+	Awake time.Duration
 	// Samples is how many the history holds.
 	Samples int
 	// Events is how many the timeline holds, ServiceEvents how many of these it
@@ -28,9 +35,13 @@ type RecorderConfig struct {
 
 // DefaultRecorderConfig looks at src every two seconds, every ten while nobody
 // watches, and keeps five minutes. A look at 5,000 services of three endpoints
-// costs about 40 ms of CPU and 20 MB of garbage, most of them in the status.
+// costs about 40 ms of CPU and 20 MB of garbage, most of them in the status: so it
+// only glances from a minute after somebody has watched.
 func DefaultRecorderConfig(src Source) RecorderConfig {
-	return RecorderConfig{Source: src, Interval: 2 * time.Second, IdleInterval: 10 * time.Second, Samples: 150, Events: 2000, ServiceEvents: 24}
+	return RecorderConfig{
+		Source: src, Interval: 2 * time.Second, IdleInterval: 10 * time.Second, Awake: time.Minute,
+		Samples: 150, Events: 2000, ServiceEvents: 24,
+	}
 }
 
 // soonest is how quickly a look may follow another when something happens while
@@ -40,7 +51,9 @@ const soonest = 500 * time.Millisecond
 // Recorder looks at the status at an interval and keeps what the dashboard
 // shows: the present state, a few minutes of rates, and what happened. It tells
 // every live stream what has changed, which is found out and encoded once for
-// all of them. Its methods are safe for concurrent use.
+// all of them. While nobody watches it dozes: it keeps the history of what carries
+// traffic, and what happens, but nothing of the present state, which is much of what
+// many services need. Its methods are safe for concurrent use.
 type Recorder struct {
 	cfg RecorderConfig
 	hub hub
@@ -56,6 +69,10 @@ type Recorder struct {
 	looked   time.Time // when it was last
 	kept     time.Time // when the history last got a sample
 	samples  int       // how many it ever got
+	asked    time.Time // when somebody last wanted to know
+	dozing   bool      // only glances since
+	glanced  *plan.Plan
+	loose    bool // there may be records of what no plan has
 }
 
 // record is what is kept of one service port.
@@ -64,7 +81,9 @@ type record struct {
 	row     *Row
 	at      int              // in status.Services
 	seen    int              // the look that last found it
+	carried int              // the glance that last found traffic
 	counted plan.Connections // when the history last got a sample
+	begun   bool             // counted is a reading
 	rings   [seriesCount]ring
 	events  eventRing
 	health  map[netip.AddrPort]healthLog
@@ -82,7 +101,7 @@ func NewRecorder(c RecorderConfig) *Recorder {
 func (r *Recorder) Run(ctx context.Context) error {
 	events, cancel := r.cfg.Subscribe()
 	defer cancel()
-	r.look(time.Now(), true)
+	r.sample(time.Now())
 	next := time.NewTimer(r.wait())
 	defer next.Stop()
 	soon := time.NewTimer(0)
@@ -108,7 +127,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 		case <-r.hub.watched: // the first one since a while
 			next.Reset(r.wait())
 		case <-next.C:
-			r.look(time.Now(), true)
+			r.sample(time.Now())
 			next.Reset(r.wait())
 		}
 	}
@@ -135,8 +154,12 @@ func (r *Recorder) age() time.Duration {
 // refresh looks if what is known is older than an interval: while nobody
 // watched, nothing had to be as new as that.
 func (r *Recorder) refresh() {
+	now := time.Now()
+	r.mu.Lock()
+	r.asked = now
+	r.mu.Unlock()
 	if r.age() > r.cfg.Interval {
-		r.look(time.Now(), false)
+		r.look(now, false)
 	}
 }
 
@@ -167,6 +190,7 @@ func (r *Recorder) happened(events []plan.Event) {
 		rec := r.byKey[e.Service]
 		if rec == nil { // it comes with the next sample, or it has gone
 			rec = r.newRecord(e.Service)
+			r.loose = true
 		}
 		rec.events.add(e)
 	}

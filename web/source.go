@@ -18,10 +18,18 @@ type Source interface {
 	// ends the subscription. A subscriber that doesn't keep up loses events; the
 	// source never waits for it. The source closes the channel when it stops.
 	Subscribe() (<-chan plan.Event, func())
-	// Pin keeps a service port in a data plane until PreferAuto.
-	Pin(k service.Key, p service.Preference) error
+	Pins
 	// Health returns what the health endpoints judge by.
 	Health() HealthReport
+}
+
+// Pins are who keeps service ports where somebody wants them.
+type Pins interface {
+	// Ports returns what Status says of the ports of one service, without the
+	// counters; none if there is no such service.
+	Ports(namespace, name string) []plan.ServiceStatus
+	// Pin keeps a service port in a data plane until PreferAuto.
+	Pin(k service.Key, p service.Preference) error
 }
 
 // HealthReport is what the health endpoints judge by. One pass programs both

@@ -92,7 +92,7 @@ func (s *servers) run(ctx context.Context, src source, reg *prometheus.Registry,
 // recorder keeps what the dashboard shows of src.
 func recorder(src source) *web.Recorder {
 	c := web.DefaultRecorderConfig(src)
-	c.Subscribe, c.Node = src.SubscribeDeep, src.NodeFigures
+	c.Subscribe, c.Node, c.Glance = src.SubscribeDeep, src.NodeFigures, src.Agent.Glance
 	return web.NewRecorder(c)
 }
 
