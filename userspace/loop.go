@@ -102,17 +102,26 @@ func (l *loop) run() {
 	l.release()
 }
 
-// wait waits for events, but not before it has looked whether there are any:
-// under load there are, and then the Go scheduler needn't hear of it.
+// shortWait is how long a loop waits for events, in milliseconds, before the Go
+// scheduler hears of it (see makeRoom, which lets it keep its place): under load
+// there are some before, and nobody has to look for a place then. A goroutine that
+// is to stop, for the garbage collector say, gets a signal, which ends the wait.
+const shortWait = 5
+
+// wait waits for events, until the next timer is due at most.
 func (l *loop) wait(events []unix.EpollEvent) int {
-	if n := sysEvents(l.epoll, events); n > 0 || len(l.busy) > 0 {
+	patience := l.patience()
+	short := shortWait
+	if patience >= 0 {
+		short = min(short, patience)
+	}
+	if n := sysEvents(l.epoll, events, short); n > 0 || short == patience {
 		return n
 	}
-	n, err := unix.EpollWait(l.epoll, events, l.patience())
-	if err != nil {
-		return 0 // EINTR: nothing else can be wrong with it
+	if n, err := unix.EpollWait(l.epoll, events, l.patience()); err == nil {
+		return n
 	}
-	return n
+	return 0 // EINTR: nothing else can be wrong with it
 }
 
 // patience is how long the next wait may take, in milliseconds: until the next

@@ -6,10 +6,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The system calls of a loop. None of them waits, as every descriptor is
+// The system calls of a loop. None of them waits for long, as every descriptor is
 // non-blocking, so the Go scheduler isn't told of them (RawSyscall): it would
 // take a loop in a call of more than 20 µs for one that waits, and hand its place to
-// another thread (retake in runtime/proc.go). Only waiting for events tells it.
+// another thread (retake in runtime/proc.go).
 
 // sysRead is read(2).
 func sysRead(fd int, b []byte) (int, unix.Errno) {
@@ -42,9 +42,9 @@ func sysControl(epoll, op, fd int, ev *unix.EpollEvent) unix.Errno {
 	return e
 }
 
-// sysEvents is epoll_wait(2) that doesn't wait.
-func sysEvents(epoll int, events []unix.EpollEvent) int {
-	n, _, e := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), 0, 0, 0)
+// sysEvents is epoll_wait(2) for at most so many milliseconds.
+func sysEvents(epoll int, events []unix.EpollEvent, patience int) int {
+	n, _, e := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), uintptr(patience), 0, 0)
 	if e != 0 {
 		return 0 // EINTR: nothing else can be wrong with it
 	}
