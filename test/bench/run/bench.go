@@ -33,6 +33,7 @@ type bench struct {
 	steal, others []float64
 	cpus          int
 	failed        []string
+	absent        []result.Absent
 }
 
 // run sets all subjects up and goes through the works.

@@ -20,6 +20,10 @@ const (
 	idleCountQuick = 1_000
 )
 
+// copyDescriptors is what a connection takes of a proxy of io.Copy: it holds a pipe
+// for each direction while it waits (splice in Go's internal/poll).
+const copyDescriptors = 6
+
 // isIdleSubject names those with memory of connections; every one of them costs seconds.
 func isIdleSubject(name string) bool {
 	return slices.Contains([]string{subject.HAProxy, subject.Nginx, subject.Copy, subject.Engine, subject.KProxy}, name)
@@ -44,7 +48,14 @@ func (b *bench) idleConnections(ctx context.Context) error {
 	}
 	var rigs []*subject.Rig
 	for _, r := range b.rigs {
-		if isIdleSubject(r.Subject.Name) {
+		switch {
+		case !isIdleSubject(r.Subject.Name):
+		case r.Subject.Name == subject.Copy && count*copyDescriptors > b.rig.Descriptors:
+			b.absent = append(b.absent, result.Absent{
+				Subject: fmt.Sprintf("%s with %d idle connections", subject.Copy, count),
+				Reason:  fmt.Sprintf("each takes %d descriptors (two sockets, and two pipes while it waits), and a process may have %d", copyDescriptors, b.rig.Descriptors),
+			})
+		default:
 			rigs = append(rigs, r)
 		}
 	}

@@ -31,7 +31,7 @@ func report(ctx context.Context, o options, f flags, args []string) error {
 			Kernel: host.Kernel, CPUs: host.CPUs, CPUModel: host.CPUModel, MemoryGiB: host.MemoryGiB, Go: host.Go,
 			Peers: peerVersions(), Steal: statistics.Of(b.steal), Others: statistics.Of(b.others),
 		},
-		Cases: b.cases, Notes: notes(o),
+		Cases: b.cases, Absent: b.absent, Notes: notes(o),
 	}
 	table(r)
 	if f.json != "" && err == nil {
