@@ -25,6 +25,8 @@ import (
 )
 
 func main() {
+	// Where servers and iptables are, which ordinary users' PATH leaves out.
+	os.Setenv("PATH", os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	run := measure
