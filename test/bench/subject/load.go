@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/lab/compare/load"
 	"kproxy.dev/kproxy/test/bench/traffic"
 )
 
@@ -51,7 +52,31 @@ func (r *Rig) Load(ctx context.Context, l traffic.Load) (out traffic.Outcome, er
 	if err := json.Unmarshal([]byte(p.Log()), &out); err != nil {
 		return out, fmt.Errorf("read outcome: %w", err)
 	}
-	return out, errors.Join(r.check(ctx, out), r.forget())
+	return out, errors.Join(r.check(ctx, out), r.forget(), r.settle(ctx))
+}
+
+// settle waits until kproxy has heard of every flow that the kernel forgot, so
+// that its work isn't in others' way; at most for some seconds.
+func (r *Rig) settle(ctx context.Context) error {
+	if r.client == nil {
+		return nil
+	}
+	const window, idle = 100 * time.Millisecond, 0.01 // seconds
+	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
+		before, err := load.ProcessTime(r.proxy.PID())
+		if err != nil {
+			return err
+		}
+		select {
+		case <-time.After(window):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if after, err := load.ProcessTime(r.proxy.PID()); err != nil || after-before <= idle {
+			return err
+		}
+	}
+	return nil
 }
 
 // check makes sure that the load was carried by whom it was meant for: a proxy
