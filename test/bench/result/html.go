@@ -50,7 +50,7 @@ type figureOnPage struct {
 // WriteHTML writes the report as one page that needs nothing else: no network
 // and no script.
 func (r *Report) WriteHTML(w io.Writer) error {
-	p := page{About: r.about(), Notes: r.Notes, Warnings: r.Warnings}
+	p := page{About: strings.ReplaceAll(r.about(), "`", ""), Notes: r.Notes, Warnings: r.Warnings}
 	for i := range r.Cases {
 		c := &r.Cases[i]
 		p.add(c, fmt.Sprintf("chart-%d", i))

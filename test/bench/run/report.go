@@ -59,7 +59,7 @@ func version(kproxy string) string {
 		return "unknown"
 	}
 	first, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
-	return first
+	return strings.TrimPrefix(first, "kproxy ")
 }
 
 // peerVersions are those of the peers' programs, in their own words.
@@ -69,7 +69,9 @@ func peerVersions() []result.Peer {
 		text, err := exec.Command(p[1], p[2:]...).CombinedOutput()
 		if err == nil {
 			first, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
-			out = append(out, result.Peer{Name: p[0], Version: first})
+			first, _, _ = strings.Cut(first, " - ") // HAProxy's ends with its page
+			_, first, _ = strings.Cut(first, "version")
+			out = append(out, result.Peer{Name: p[0], Version: strings.Trim(first, ": ")})
 		}
 	}
 	return out
