@@ -23,14 +23,30 @@ func root() (string, error) {
 	return filepath.Join(filepath.Dir(here), "..", "..", ".."), nil
 }
 
-// cache is the folder of what takes long to make, next to test/kube's.
+// cache is the folder of what takes long to make, next to test/kube's. What this
+// program put there and nobody has used for a month goes.
 func cache() (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
 		return "", fmt.Errorf("find cache: %w", err)
 	}
 	dir = filepath.Join(dir, "kproxy-kube")
-	return dir, os.MkdirAll(dir, 0o755)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", fmt.Errorf("make cache: %w", err)
+	}
+	const month = 30 * 24 * time.Hour
+	for _, pattern := range []string{"kube-proxy-*", "objects-*"} {
+		names, err := filepath.Glob(filepath.Join(dir, pattern))
+		if err != nil {
+			return "", fmt.Errorf("look through cache: %w", err)
+		}
+		for _, name := range names {
+			if info, err := os.Stat(name); err == nil && time.Since(info.ModTime()) > month {
+				_ = os.RemoveAll(name) // next time, then
+			}
+		}
+	}
+	return dir, nil
 }
 
 // controlPlanePrograms returns the folder of etcd and kube-apiserver.

@@ -18,8 +18,9 @@ import (
 
 // findings are what was measured so far.
 type findings struct {
-	values map[figure]map[string][]float64 // by subject
-	failed map[string][]string             // by subject: "case: why"
+	values        map[figure]map[string][]float64 // by subject
+	failed        map[string][]string             // by subject: "case: why"
+	steal, others []float64                       // of each turn, between 0 and 1
 }
 
 func (f *findings) add(s subject, of figure, v float64) {
@@ -93,9 +94,12 @@ func (r *report) result(ctx context.Context) (*result.Report, error) {
 		return nil, err
 	}
 	out.Notes = r.notes()
+	var steal, others []float64
 	for _, g := range r.rigs {
 		g.into(out)
+		steal, others = append(steal, g.findings.steal...), append(others, g.findings.others...)
 	}
+	out.Host.Steal, out.Host.Others = statistics.Of(steal), statistics.Of(others)
 	return out, nil
 }
 

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/test/program"
 )
@@ -205,11 +207,33 @@ func (r *rig) rounds(ctx context.Context) error {
 				continue // the report says so
 			}
 			r.say("%d services, round %d of %d: %s", r.world.services, round+1, r.options.rounds, s.name)
-			if err := r.turn(ctx, s); err != nil {
+			if err := r.watchedTurn(ctx, s); err != nil {
 				return fmt.Errorf("%s: %w", s.name, err)
 			}
 		}
 	}
+	return nil
+}
+
+// watchedTurn is a turn, and what else the machine did meanwhile.
+func (r *rig) watchedTurn(ctx context.Context, s subject) error {
+	var running []*lab.Process
+	if r.cluster != nil {
+		running = append(running, r.cluster.etcd, r.cluster.api)
+	}
+	was, err := readUse(running...)
+	if err != nil {
+		return err
+	}
+	if err := r.turn(ctx, s); err != nil {
+		return err
+	}
+	is, err := readUse(running...)
+	if err != nil {
+		return err
+	}
+	steal, others := is.since(was)
+	r.findings.steal, r.findings.others = append(r.findings.steal, steal), append(r.findings.others, others)
 	return nil
 }
 
@@ -261,8 +285,10 @@ func (r *rig) clean(p *proxy) error {
 			fmt.Fprintf(&script, "printf '*%s\\nCOMMIT\\n' | %s-restore\n", table, program)
 		}
 	}
-	script.WriteString("conntrack -F\n")
-	err := command(ctx, r.net.Node, "sh", "-ec", script.String())
+	err := errors.Join(
+		command(ctx, r.net.Node, "sh", "-ec", script.String()),
+		r.net.Node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }),
+	)
 	if p.kind == kproxy {
 		err = errors.Join(err, command(ctx, r.net.Node, r.kproxy, "cleanup", "--state-dir", p.dir))
 	}
