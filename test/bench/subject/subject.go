@@ -55,7 +55,7 @@ var All = []Subject{
 	{Copy, "a Go proxy of io.Copy, at the node's address", true, false, toNode, own("copy")},
 	{Engine, "kproxy's userspace data plane alone, at the node's address", true, true, toNode, own("engine")},
 	{HAProxyRedirect, "HAProxy, reached by a REDIRECT rule as kproxy is", true, false, toService, redirected(haproxy("haproxy.cfg"))},
-	{NginxRedirect, "nginx stream, reached by a REDIRECT rule as kproxy is", true, true, toService, redirected(startNginx)},
+	{NginxRedirect, "nginx stream, reached by a REDIRECT rule as kproxy is", false, true, toService, redirected(startNginx)},
 	{KProxy, "kproxy at a service's address, the client's address kept", true, true, toService, kproxy(false)},
 	{KProxyMasq, "kproxy at a service's address, masquerading as others do", true, true, toService, kproxy(true)},
 }
