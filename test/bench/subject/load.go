@@ -52,7 +52,8 @@ func (r *Rig) Load(ctx context.Context, l traffic.Load) (out traffic.Outcome, er
 	if err := json.Unmarshal([]byte(p.Log()), &out); err != nil {
 		return out, fmt.Errorf("read outcome: %w", err)
 	}
-	return out, errors.Join(r.check(ctx, out), r.forget(), r.settle(ctx))
+	// Asked for its status, kproxy reads the kernel's table: it is emptied before.
+	return out, errors.Join(r.forget(), r.check(ctx, out), r.settle(ctx))
 }
 
 // settle waits until kproxy has heard of every flow that the kernel forgot, so
