@@ -94,12 +94,33 @@ const (
 	retryMax   = 30 * time.Second
 )
 
+// A pass that took longer than cheap is followed by a rest of the same length, so
+// that changes which go on and on take half a processor at most: a table that is
+// replaced as a whole, or looked through at every commit, takes long where there
+// are many services. What changes meanwhile is served in userspace, and one pass
+// brings all of it.
+const (
+	cheap   = 100 * time.Millisecond
+	restMax = time.Second
+)
+
+// rest is how long plans wait after a pass that took so long.
+func rest(took time.Duration) time.Duration {
+	if took <= cheap {
+		return 0
+	}
+	return min(took, restMax)
+}
+
 // run programs until ctx is done. damaged delivers when somebody else changed
 // kproxy's rules; then they are read back and repaired.
 func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	wait := retryFirst
+	resting := time.NewTimer(0)
+	defer resting.Stop()
+	wake := g.wake // nil while resting
 	for {
 		again := false // although the last pass failed for the same rules
 		select {
@@ -112,7 +133,10 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 			g.log.Warn("kproxy's rules were changed by somebody else; repairing", "found", why)
 			g.figures.ruleRepairs.Add(1)
 			g.known, again = false, true
-		case <-g.wake:
+		case <-wake:
+		case <-resting.C:
+			wake = g.wake
+			continue
 		case <-retry.C:
 			again = true
 		}
@@ -120,7 +144,13 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 		if p == nil || !again && g.failedFor(p) {
 			continue
 		}
-		if err := g.pass(ctx, p); err != nil && ctx.Err() == nil {
+		start := time.Now()
+		err := g.pass(ctx, p)
+		if d := rest(time.Since(start)); d > 0 {
+			wake = nil
+			resting.Reset(d)
+		}
+		if err != nil && ctx.Err() == nil {
 			g.log.Error("programming the kernel failed; services whose rules aren't there are served in userspace meanwhile", "error", err, "retry", wait)
 			retry.Reset(wait)
 			wait = min(2*wait, retryMax)

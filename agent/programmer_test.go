@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"slices"
 	"sync"
@@ -33,6 +34,7 @@ type gate struct {
 	refuses service.Key // whose chains are refused; guarded by mu
 	applied int         // guarded by mu
 	mu      sync.Mutex
+	takes   time.Duration // every application
 }
 
 func (g *gate) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, error) {
@@ -42,6 +44,7 @@ func (g *gate) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, error
 		return kernel.Applied{}, g.failing
 	}
 	g.applied++
+	time.Sleep(g.takes)
 	refused := false
 	for f := range ops.Chains {
 		ops.Chains[f] = slices.DeleteFunc(slices.Clone(ops.Chains[f]), func(c kernel.Chain) bool {
@@ -189,6 +192,50 @@ func TestProgrammerRetries(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestProgrammerRests: after a pass that took long, plans wait as long, and one pass
+// is enough for all of them; after a cheap one, none waits.
+func TestProgrammerRests(t *testing.T) {
+	tests := []struct {
+		takes, then time.Duration
+		want        int // applications by then
+	}{
+		{0, 0, 4}, {cheap / 2, cheap, 4},
+		{4 * cheap, 7 * cheap, 1}, {4 * cheap, 13 * cheap, 2},
+		{20 * restMax, 20*restMax + restMax/2, 1}, {20 * restMax, 42 * restMax, 2},
+	}
+	for _, tt := range tests {
+		t.Run(fmt.Sprint(tt.takes, " ", tt.then), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				m := newModelHost(t)
+				if err := m.pass(t.Context(), twoServices()); err != nil {
+					t.Fatal(err)
+				}
+				m.backend.takes, m.backend.applied = tt.takes, 0
+				ctx, cancel := context.WithCancel(t.Context())
+				done := make(chan error, 1)
+				go func() { done <- m.run(ctx, nil) }()
+				plans := []string{"10.2.0.3:8080", "10.2.0.4:8080", "10.2.0.5:8080", "10.2.0.6:8080"}
+				for _, endpoint := range plans {
+					m.program(kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("a", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints(endpoint))))
+					if tt.takes < cheap {
+						time.Sleep(tt.takes)
+					}
+					synctest.Wait()
+				}
+				time.Sleep(tt.then)
+				synctest.Wait()
+				cancel()
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				if m.backend.applied != tt.want {
+					t.Errorf("%d applications, want %d", m.backend.applied, tt.want)
+				}
+			})
+		})
+	}
 }
 
 // TestProgrammerRepairs: told of damage, it reads back and programs again.
