@@ -99,6 +99,55 @@ func (d *dialers) udp(s source, to netip.AddrPort) (c *net.UDPConn, err error) {
 	return c, err
 }
 
+// udpSocket makes a connected socket by hand, with as few system calls as can be.
+func (d *dialers) udpSocket(s source, to netip.AddrPort) (int, error) {
+	family, domain := service.FamilyOf(to.Addr()), unix.AF_INET
+	if family == service.IPv6 {
+		domain = unix.AF_INET6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return -1, err
+	}
+	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, d.mark); err == nil {
+		err = reportErrors(fd, family)
+	}
+	if err == nil && s.addr.IsValid() {
+		err = d.bindUDP(fd, s)
+	}
+	if err == nil {
+		err = unix.Connect(fd, rawAddress(to))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return -1, err
+	}
+	return fd, nil
+}
+
+// bindUDP gives a socket the address that the endpoint is to see.
+func (d *dialers) bindUDP(fd int, s source) error {
+	if !s.transparent {
+		if err := lateBind(fd); err != nil {
+			return err
+		}
+		return unix.Bind(fd, rawAddress(netip.AddrPortFrom(s.addr, 0)))
+	}
+	if err := setTransparent(fd, s.addr.Is6()); err != nil {
+		return err
+	}
+	return d.ports.from(s.addr, func(local netip.AddrPort) error { return unix.Bind(fd, rawAddress(local)) })
+}
+
+// reportErrors asks for every ICMP error. By default a socket learns of
+// unreachable ports, but not of unreachable hosts (udp_err in net/ipv4/udp.c).
+func reportErrors(fd int, f service.Family) error {
+	if f == service.IPv6 {
+		return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_RECVERR, 1)
+	}
+	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_RECVERR, 1)
+}
+
 func familyDigit(a netip.Addr) string {
 	if service.FamilyOf(a) == service.IPv6 {
 		return "6"

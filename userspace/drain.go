@@ -41,11 +41,7 @@ func (s *Server) shutGate(ctx context.Context) {
 	s.gate.Lock() // what is counted in flows and receivers was counted before
 	s.shut = true
 	s.gate.Unlock()
-	for _, f := range s.live.all() {
-		if x, ok := f.(*session); ok {
-			x.hurry()
-		}
-	}
+	s.hurrySessions()
 }
 
 // enter counts a goroutine that begins connections or is a session, unless
@@ -67,8 +63,9 @@ func (s *Server) startReceivers() {
 	if s.shut {
 		return
 	}
-	for _, l := range s.udp {
-		s.receivers.Go(l.run)
+	for _, w := range s.workers {
+		w.start()
+		s.receivers.Go(w.run)
 	}
 }
 
@@ -78,8 +75,8 @@ func (s *Server) closeAll() {
 	for _, l := range s.tcp {
 		l.close()
 	}
-	for _, l := range s.udp {
-		l.Close()
+	for _, w := range s.workers {
+		w.close()
 	}
 	s.prober.mu.Lock() // a Probe ends soon after stop
 	for _, l := range s.udp {
@@ -87,6 +84,14 @@ func (s *Server) closeAll() {
 	}
 	s.prober.mu.Unlock()
 	s.receivers.Wait()
+	for _, w := range s.workers {
+		if !w.started {
+			w.release()
+		}
+	}
+	for _, l := range s.udp {
+		l.close()
+	}
 	if s.pipes != nil {
 		s.pipes.close()
 	}

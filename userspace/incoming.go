@@ -78,23 +78,22 @@ func (p packetInfo) interfaceIndex() int {
 	return int(binary.NativeEndian.Uint32(p[at:]))
 }
 
-// findPacketInfo finds where a packet arrived in control messages. They are read
-// by hand because the parsers of net and x/sys allocate.
+// findPacketInfo finds where a packet arrived in control messages.
 func findPacketInfo(oob []byte) (packetInfo, bool) {
+	info, _, ok := readControl(oob)
+	return info, ok
+}
+
+// eachControl calls f with each control message. They are read by hand because
+// the parsers of net and x/sys allocate.
+func eachControl(oob []byte, f func(level, kind int32, data []byte)) {
 	for len(oob) >= unix.SizeofCmsghdr {
 		size := int(binary.NativeEndian.Uint64(oob))
 		level, kind := int32(binary.NativeEndian.Uint32(oob[8:])), int32(binary.NativeEndian.Uint32(oob[12:]))
 		if size < unix.SizeofCmsghdr || size > len(oob) {
-			break
+			return
 		}
-		data := oob[unix.SizeofCmsghdr:size]
-		switch {
-		case level == unix.SOL_IP && kind == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
-			return data[:unix.SizeofInet4Pktinfo], true
-		case level == unix.SOL_IPV6 && kind == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
-			return data[:unix.SizeofInet6Pktinfo], true
-		}
+		f(level, kind, oob[unix.SizeofCmsghdr:size])
 		oob = oob[min(len(oob), unix.CmsgSpace(size-unix.SizeofCmsghdr)):]
 	}
-	return nil, false
 }

@@ -236,15 +236,7 @@ func TestDirectConnectionIsRefused(t *testing.T) {
 	if err := p.server.Probe(ctx); err != nil {
 		t.Errorf("Probe() = %v among redirect rules", err)
 	}
-	eventually(t, "no session came of it", func() bool {
-		n := 0
-		for _, l := range p.server.udp {
-			l.mu.Lock()
-			n += len(l.sessions)
-			l.mu.Unlock()
-		}
-		return n == 0
-	})
+	eventually(t, "no session came of it", func() bool { return sessionsOf(p.server) == 0 })
 }
 
 // An endpoint's host that is gone is found out by ICMP as well.

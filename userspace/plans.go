@@ -89,10 +89,16 @@ func (s *Server) takeUp(next *plan.Service) {
 // live on, as they do in the kernel's data planes; UDP sessions end when their
 // service or endpoint is gone.
 func (s *Server) Commit(p *plan.Plan) {
+	if s.commit(p) {
+		s.endSessions()
+	}
+}
+
+// commit reports whether there may be sessions to end.
+func (s *Server) commit(p *plan.Plan) (sessions bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.prepare(p)
-	sessions := false // there may be sessions to end
 	for _, v := range s.plans.replaced {
 		s.table.drop(v)
 	}
@@ -110,18 +116,7 @@ func (s *Server) Commit(p *plan.Plan) {
 	s.plans.replaced = nil
 	clear(s.plans.gone)
 	clear(s.plans.changed)
-	if sessions {
-		s.endSessions()
-	}
-}
-
-// endSessions ends the sessions that have lost their service or endpoint.
-func (s *Server) endSessions() {
-	for _, f := range s.live.all() {
-		if x, ok := f.(*session); ok {
-			x.follow()
-		}
-	}
+	return sessions
 }
 
 // Affinity returns the table of k's clients, nil if it has no affinity. It may

@@ -47,6 +47,11 @@ func (s *Server) Probe(ctx context.Context) error {
 			return fmt.Errorf("probe TCP listener (%s): %w", l.family, err)
 		}
 	}
+	for _, w := range s.workers {
+		if err := probeQueue(ctx, w.post); err != nil {
+			return fmt.Errorf("probe UDP worker: %w", err)
+		}
+	}
 	for _, l := range s.udp {
 		if err := s.probeUDP(ctx, l); err != nil {
 			return fmt.Errorf("probe UDP listener (%s): %w", l.family, err)
@@ -60,6 +65,20 @@ func (s *Server) Probe(ctx context.Context) error {
 func (l *loop) probe(ctx context.Context) error {
 	answered := make(chan struct{})
 	l.post(func() { close(answered) })
+	select {
+	case <-answered:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// probeQueue proves that whoever does what is posted goes round.
+func probeQueue(ctx context.Context, post func(func()) bool) error {
+	answered := make(chan struct{})
+	if !post(func() { close(answered) }) {
+		return errors.New("not serving")
+	}
 	select {
 	case <-answered:
 		return nil

@@ -38,7 +38,9 @@ type Server struct {
 	looping   bool // they run
 	running   sync.WaitGroup
 	udp       []*udpListener
-	receivers sync.WaitGroup // the UDP listeners' goroutines
+	workers   []*udpWorker
+	sessions  atomic.Int64   // UDP sessions there are
+	receivers sync.WaitGroup // the workers' goroutines
 	prober    prober
 
 	stopOnce sync.Once
@@ -85,7 +87,7 @@ func (s *Server) Run(ctx context.Context) error {
 	return nil
 }
 
-// makeLoops makes the loops that will serve connections, with the descriptors that
+// makeLoops makes the loops that will serve connections, and the workers, with the descriptors that
 // they need.
 func (s *Server) makeLoops() error {
 	for range s.cfg.Loops {
@@ -94,6 +96,13 @@ func (s *Server) makeLoops() error {
 			return err
 		}
 		s.loops = append(s.loops, l)
+	}
+	for i := 0; len(s.udp) > 0 && i < s.cfg.Loops; i++ {
+		w, err := s.newUDPWorker(i)
+		if err != nil {
+			return err
+		}
+		s.workers = append(s.workers, w)
 	}
 	return nil
 }

@@ -28,39 +28,47 @@ const queueSize = 16
 type phase int
 
 const (
-	waiting phase = iota // queues it: its origin is looked up, or an endpoint chosen
+	waiting phase = iota // queues it: its origin is looked up
 	ready                // sends it
 	over                 // doesn't take it any more
 )
 
-// session carries one client's datagrams to one endpoint and back.
+// session carries one client's datagrams to one endpoint and back. It belongs to
+// its worker but for what says otherwise.
 type session struct {
-	listener *udpListener
-	server   *Server
-	key      sessionKey
-	in       int // index of the interface that its first datagram came in on
-	reply    replier
-	started  time.Time
-	heard    atomic.Int64 // when a datagram last came, from either side
-	meters   [2]meter
+	worker  *udpWorker
+	key     sessionKey
+	header  replyHeader
+	in      int // index of the interface that its first datagram came in on
+	phase   phase
+	started time.Time
+	heard   atomic.Int64 // when a datagram last came, from either side
+	meters  [2]meter
+	number  uint64 // in the live table
 
-	mu       sync.Mutex // guards the rest
-	phase    phase
-	queue    [][]byte
+	first, last int16 // its datagrams in the batch that is in hand; -1 if none
+	queue       [][]byte
+	upstream    *upstream
+	timer       timer // looks whether it's still in use
+	class       class
+	older       *session // in the list of its class
+	younger     *session
+	asks        int  // datagrams from the client, as far as they matter: up to 2
+	answers     int  // and from the endpoint
+	checking    bool // its origin is looked up again
+
+	mu       sync.Mutex // guards what others read and the worker writes
 	route    route
 	endpoint *endpoint
-	upstream *upstream
-	broken   error // why upstream can't be used any more
-	checking bool  // revalidate is under way
-	robbed   bool  // its descriptors belong to another session
 
 	// An endpoint that is gone answers a datagram with an ICMP error. Then the
 	// datagram is sent again, to the next endpoint, and the client needn't wait
 	// until it does so itself.
-	last       []byte // copy of the last one sent; empty if it was too large
-	lost       bool   // last is to be sent again
-	resends    int    // of last
-	unanswered atomic.Bool
+	copied     []byte // the last one sent; empty if it was too large
+	unanswered bool
+	resends    int  // of copied
+	greeted    bool // this endpoint has answered
+	failures   int  // errors in a row that say nothing about the endpoint
 }
 
 // route is what a session's origin means under a plan.
@@ -70,248 +78,217 @@ type route struct {
 	from         plan.Client
 }
 
-func newSession(l *udpListener, k sessionKey) *session {
-	x := &session{listener: l, server: l.server, key: k, started: time.Now(), reply: newReplier(l, k)}
-	x.heard.Store(sinceEpoch())
+func newSession(w *udpWorker, k sessionKey) *session {
+	x := &session{worker: w, key: k, header: k.replyHeader(), started: time.Now(), first: -1, last: -1}
+	x.heard.Store(w.now)
+	x.timer.owner = x
+	x.aged(asked)
 	return x
 }
 
 // silent returns how long no datagram has come.
-func (x *session) silent() time.Duration { return time.Duration(sinceEpoch() - x.heard.Load()) }
+func (x *session) silent() time.Duration { return time.Duration(x.worker.now - x.heard.Load()) }
 
-// deliver sends a datagram of the client on its way and never waits. It
-// reports false when the session is over.
-func (x *session) deliver(b []byte) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	silent := x.silent()
-	x.heard.Store(sinceEpoch())
-	x.resends = 0
-	switch {
-	case x.phase == over:
-		return false
-	case x.phase == ready && silent > trustFor:
-		x.phase, x.checking = waiting, true
-		x.enqueue(b)
-		x.server.flows.Go(x.revalidate) // the session counts as one, so Drain isn't past waiting
-	case x.phase == ready:
-		x.send(b)
-	default:
-		x.enqueue(b)
-	}
-	return true
+// flow returns where the session's datagrams arrive, and its client.
+func (x *session) flow() [2]netip.AddrPort {
+	w := x.worker
+	return [2]netip.AddrPort{netip.AddrPortFrom(x.key.address(&x.key.local, 0), w.server.udp[0].port()), x.key.clientAddress()}
 }
 
-// enqueue keeps a copy of b until the session is ready. The caller holds mu.
+// touch takes note of a datagram from the client. After a silence, the session asks
+// whether its key still means the same flow.
+func (x *session) touch() {
+	silent := x.silent()
+	x.heard.Store(x.worker.now)
+	x.resends = 0
+	if x.phase == ready && silent > trustFor {
+		x.phase, x.checking = waiting, true
+		x.worker.ask(x)
+	}
+}
+
+// forward sends the datagrams of the batch in hand.
+func (x *session) forward() {
+	w := x.worker
+	ps := w.pieces[:0]
+	for i := x.first; i >= 0; i = w.chain[i].next {
+		data, _ := w.in.bytes(int(i))
+		p := piece{data: data, segment: int(w.chain[i].segment)}
+		if p.segment >= len(data) {
+			p.segment = 0
+		}
+		ps = append(ps, p)
+	}
+	w.pieces, x.first, x.last = ps, -1, -1
+	if x.phase == over || len(ps) == 0 {
+		return
+	}
+	if x.asks += len(ps); x.asks > 1 || ps[0].segment != 0 {
+		x.asks = 2
+		x.aged(talking)
+	} else {
+		x.aged(asked)
+	}
+	if x.phase == waiting {
+		for _, p := range ps {
+			p.split(x.enqueue)
+		}
+		return
+	}
+	x.send(ps)
+}
+
+// enqueue keeps a copy of b until the session is ready.
 func (x *session) enqueue(b []byte) {
 	if len(x.queue) < queueSize {
 		x.queue = append(x.queue, append([]byte(nil), b...))
 	}
 }
 
-// send hands b to the endpoint. When the endpoint is found to be gone, it waits
-// for the next one. The caller holds mu.
-func (x *session) send(b []byte) {
-	switch err := x.upstream.send(b); {
-	case err == nil:
-		x.meters[clientSide].add(len(b))
-		x.remember(b)
-	case blames(err):
-		x.fail(err)
-		x.enqueue(b)
-		x.upstream.interrupt()
-	}
-}
-
-func (x *session) remember(b []byte) {
-	x.unanswered.Store(true)
-	x.last = x.last[:0]
-	if len(b) <= rememberSize {
-		x.last = append(x.last, b...)
-	}
-}
-
-// fail makes datagrams wait for another endpoint. The caller holds mu.
-func (x *session) fail(why error) {
-	x.phase, x.broken = waiting, why
-	x.lost = x.unanswered.Load() && len(x.last) > 0
-}
-
-// open makes the session ready, with what was queued sent first. It reports
-// false when it is over.
-func (x *session) open(u *upstream, e *endpoint) bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.phase == over {
-		return false
-	}
-	moved := e != x.endpoint
-	x.endpoint, x.upstream, x.broken = e, u, nil
-	if x.checking {
-		return true
-	}
-	x.phase = ready
-	if x.lost && moved && x.resends < x.server.retries(x.route.front.view.plan.Port) {
-		x.resends++
-		x.send(x.last)
-	}
-	x.flush()
-	return true
-}
-
-// flush sends what was queued. The caller holds mu.
+// flush sends what was queued.
 func (x *session) flush() {
 	queue := x.queue
 	x.queue = nil
-	for _, b := range queue {
-		if x.phase != ready {
-			x.enqueue(b)
-			continue
-		}
-		x.send(b)
+	if len(queue) == 0 {
+		return
+	}
+	ps := make([]piece, len(queue))
+	for i, b := range queue {
+		ps[i].data = b
+	}
+	x.send(ps)
+}
+
+// found hears where the session's flow was headed.
+func (x *session) found(orig, client netip.AddrPort, err error) {
+	switch {
+	case x.phase != waiting:
+	case !x.checking:
+		x.begin(orig, client, err)
+	case err == nil && orig == x.route.orig && client == x.route.client:
+		x.phase, x.checking = ready, false
+		x.flush()
+	default:
+		x.replace(err)
 	}
 }
 
-// revalidate asks whether the session's key still means the same flow. If it
-// doesn't, the datagrams that came since open another session.
-func (x *session) revalidate() {
-	orig, client, err := x.lookup()
-	x.mu.Lock()
-	if x.phase == over {
-		x.mu.Unlock()
-		return
-	}
-	x.checking = false
-	if err == nil && orig == x.route.orig && client == x.route.client {
-		if x.broken == nil { // else the next endpoint gets them
-			x.phase = ready
-			x.flush()
-		}
-		x.mu.Unlock()
-		return
-	}
-	queue := x.queue
-	x.finish()
-	x.mu.Unlock()
-	x.listener.forget(x)
+// replace has what came since go to the session of the flow that looks the same now.
+func (x *session) replace(err error) {
+	queue, first, last := x.queue, x.first, x.last
+	x.first, x.last = -1, -1
+	x.end()
 	if err != nil {
 		return
 	}
-	for _, b := range queue {
-		x.listener.deliver(x.key, x.in, b)
+	if next := x.worker.open(x.key, x.in); next != nil {
+		next.queue, next.first, next.last = queue, first, last
+		if first >= 0 {
+			x.worker.touched = append(x.worker.touched, next)
+		}
 	}
 }
 
-// lookup asks for the origin of the session's flow.
-func (x *session) lookup() (orig, client netip.AddrPort, err error) {
-	return x.server.cfg.Origin.Lookup(service.UDP, x.key.local, x.key.client)
+// begin opens the session towards its service, if there is one and the client
+// may use it.
+func (x *session) begin(orig, client netip.AddrPort, err error) {
+	r, ok := x.admit(orig, client, err)
+	if !ok {
+		x.end()
+		return
+	}
+	x.mu.Lock()
+	x.route = r
+	x.mu.Unlock()
+	r.front.view.state.active.Add(1)
+	x.number = x.worker.server.live.add(x)
+	x.worker.timers.set(&x.timer, x.worker.now+int64(x.idle()))
+	if !x.connect(nil) {
+		x.fail()
+		return
+	}
+	x.worker.server.connected(r.front.view.state, x.endpoint, true)
+	x.phase = ready
+	x.flush()
 }
 
 // admit finds out where the session leads; false if no plan knows, or the
 // client may not use it.
-func (x *session) admit() (route, bool) {
-	orig, client, err := x.lookup()
-	if err != nil || orig == x.key.local {
+func (x *session) admit(orig, client netip.AddrPort, err error) (route, bool) {
+	s := x.worker.server
+	if err != nil || orig == x.flow()[0] {
 		return route{}, false
 	}
 	r := route{orig: orig, client: client}
 	var ok bool
-	if r.front, ok = x.server.table.lookup(service.UDP, orig, x.server.locals.mustContain); !ok {
+	if r.front, ok = s.table.lookup(service.UDP, orig, s.locals.mustContain); !ok {
 		return route{}, false
 	}
-	r.from, ok = x.server.admit(r.front, client.Addr(), x.incoming)
+	r.from, ok = s.admit(r.front, client.Addr(), x.incoming)
 	return r, ok
 }
 
 // incoming returns the name of the interface that the session's client is on.
-func (x *session) incoming() (name string) {
-	if raw, err := x.listener.SyscallConn(); err == nil {
-		_ = control(raw, func(fd int) error { name = interfaceName(fd, x.in); return nil })
-	}
-	return name
+func (x *session) incoming() string { return interfaceName(x.worker.descriptor(x.key.family), x.in) }
+
+// fail ends a session that no endpoint takes.
+func (x *session) fail() {
+	x.route.front.view.state.failed.Add(1)
+	x.end()
 }
 
-// finish ends the session; its goroutine does the rest. The caller holds mu.
-func (x *session) finish() {
-	x.phase, x.queue = over, nil
-	if x.upstream != nil {
-		x.upstream.Close()
-	}
-}
-
-// rob ends the session and takes over its descriptors; false if it's over.
-func (x *session) rob() bool {
-	x.mu.Lock()
-	defer x.mu.Unlock()
+// end ends the session.
+func (x *session) end() {
 	if x.phase == over {
-		return false
+		return
 	}
-	x.robbed = true
-	x.finish()
-	return true
+	w := x.worker
+	x.phase, x.queue = over, nil
+	if w.sessions[x.key] == x {
+		delete(w.sessions, x.key)
+	}
+	x.unlink()
+	w.timers.stop(&x.timer)
+	x.disconnect(true)
+	if v := x.route.front.view; v != nil {
+		v.state.active.Add(-1)
+		w.server.live.remove(x.number)
+	}
+	w.server.sessions.Add(-1)
+	w.server.flows.Done()
 }
 
-// release gives back the session's descriptors at its end.
-func (x *session) release() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if !x.robbed {
-		x.server.udpBudget.release(fdsPerSession)
+// alarm implements the timer's owner: it ends a session that is silent.
+func (x *session) alarm() {
+	if left := x.idle() - x.silent(); left > 0 {
+		x.worker.timers.set(&x.timer, x.worker.now+int64(left))
+		return
 	}
+	x.end()
 }
 
-// kill implements flow.
-func (x *session) kill() {
-	x.mu.Lock()
-	x.finish()
-	x.mu.Unlock()
-	x.listener.forget(x)
+// idle returns how long the session may be silent. While draining that is
+// short: datagrams have no end that could be waited for.
+func (x *session) idle() time.Duration {
+	s := x.worker.server
+	if s.isStopped() {
+		return trustFor
+	}
+	if d := x.route.front.view.plan.Port.IdleTimeout; d > 0 {
+		return d
+	}
+	return s.cfg.UDPIdleTimeout
 }
 
 // follow ends a session that a new plan leaves without its service or
 // endpoint: its next datagram opens another one.
 func (x *session) follow() {
-	x.mu.Lock()
-	r, e := x.route, x.endpoint
-	x.mu.Unlock()
-	if r.front.view == nil || e == nil {
+	s, r := x.worker.server, x.route
+	if r.front.view == nil || x.endpoint == nil {
 		return
 	}
-	f, ok := x.server.table.lookup(service.UDP, r.orig, x.server.locals.mustContain)
-	if !ok || f.view.state != r.front.view.state || !f.view.keeps(e.address) {
-		x.kill()
+	f, ok := s.table.lookup(service.UDP, r.orig, s.locals.mustContain)
+	if !ok || f.view.state != r.front.view.state || !f.view.keeps(x.endpoint.address) {
+		x.end()
 	}
-}
-
-// describe implements flow.
-func (x *session) describe() Connection {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	c := Connection{
-		Protocol: service.UDP, Client: x.route.client, Address: x.route.orig, Started: x.started,
-		BytesIn: x.meters[clientSide].count.Load(), BytesOut: x.meters[endpointSide].count.Load(),
-	}
-	if x.route.front.view != nil {
-		c.Service = x.route.front.view.state.key
-	}
-	if x.endpoint != nil {
-		c.Endpoint = x.endpoint.address
-	}
-	return c
-}
-
-// settle implements flow.
-func (x *session) settle() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	x.settleLocked()
-}
-
-func (x *session) settleLocked() {
-	if x.endpoint == nil {
-		return
-	}
-	s := x.route.front.view.state
-	x.meters[clientSide].settle(&s.counters.bytesIn, &x.endpoint.counters.bytesIn)
-	x.meters[endpointSide].settle(&s.counters.bytesOut, &x.endpoint.counters.bytesOut)
 }

@@ -69,7 +69,14 @@ func FuzzPacketDestination(f *testing.F) {
 	f.Add(unix.PktInfo6(&unix.Inet6Pktinfo{Addr: v6.As16()}))
 	f.Add(append(unix.UnixRights(1, 2, 3), unix.PktInfo4(&unix.Inet4Pktinfo{Addr: v4.As4()})...))
 	f.Fuzz(func(t *testing.T, oob []byte) {
-		got, _, ok := packetDestination(oob)
+		info, _, ok := readControl(oob)
+		var got netip.Addr
+		switch len(info) {
+		case unix.SizeofInet4Pktinfo:
+			got = netip.AddrFrom4([4]byte(info[8:12]))
+		case unix.SizeofInet6Pktinfo:
+			got = netip.AddrFrom16([16]byte(info[:16]))
+		}
 		messages, err := unix.ParseSocketControlMessage(oob)
 		if err != nil {
 			return

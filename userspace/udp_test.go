@@ -306,6 +306,16 @@ func TestUDPRevalidates(t *testing.T) {
 	eventually(t, "the session without a flow has ended", func() bool { return len(s.live.all()) == 0 })
 }
 
+// sessionsOf returns how many sessions the workers have.
+func sessionsOf(s *Server) (n int) {
+	s.eachUDPWorker(func(w *udpWorker) {
+		w.server.gate.Lock() // workers answer at the same time
+		n += len(w.sessions)
+		w.server.gate.Unlock()
+	})
+	return n
+}
+
 func TestUDPRefused(t *testing.T) {
 	ep, _ := udpEndpoint(t, "a")
 	o := newOrigins()
@@ -321,11 +331,7 @@ func TestUDPRefused(t *testing.T) {
 		c.Write([]byte("x"))
 		eventually(t, name+" was looked up", func() bool { return o.lookups(addrPort(c.LocalAddr())) == 1 })
 	}
-	eventually(t, "no session is left", func() bool {
-		s.udp[0].mu.Lock()
-		defer s.udp[0].mu.Unlock()
-		return len(s.udp[0].sessions) == 0
-	})
+	eventually(t, "no session is left", func() bool { return sessionsOf(s) == 0 })
 	if c := s.Counters()[udpKey()]; c.Total != 0 {
 		t.Errorf("counters %+v", c)
 	}
@@ -398,11 +404,13 @@ func TestProbe(t *testing.T) {
 		defer stop()
 		return s.Probe(short) != nil
 	}
-	s.udp[0].mu.Lock() // the loop waits for it with the first client it meets
-	udpClient(t, s).Write([]byte("x"))
-	eventually(t, "a stuck UDP loop fails the probe", stuck)
-	s.udp[0].mu.Unlock()
-	eventually(t, "it serves again", func() bool { return s.Probe(ctx) == nil })
+	for _, w := range s.workers {
+		release := make(chan struct{})
+		w.post(func() { <-release })
+		eventually(t, "a stuck UDP worker fails the probe", stuck)
+		close(release)
+		eventually(t, "it serves again", func() bool { return s.Probe(ctx) == nil })
+	}
 	s.tcpBudget.mu.Lock()
 	eventually(t, "a stuck accept loop fails the probe", stuck)
 	s.tcpBudget.mu.Unlock()
