@@ -24,6 +24,9 @@ type socket struct {
 	conn *netlink.Conn
 	raw  syscall.RawConn
 	buf  [answerSize]byte
+
+	requests []byte // of askAll
+	sequence uint32 // of its next request
 }
 
 func newSocket() (*socket, error) {

@@ -3,6 +3,7 @@ package userspace
 import (
 	"fmt"
 	"net/netip"
+	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,6 +43,8 @@ type udpWorker struct {
 	tags      uint32
 	again     []*upstream // have more to receive
 	resting   resting
+	crowd     crowd
+	handled   int         // datagrams of this turn
 	closing   bool        // ends when it is set
 	pressed   atomic.Bool // somebody else asked it to make room
 
@@ -107,9 +110,11 @@ func (w *udpWorker) watch(fd int, events uint32, number int32, tag uint32) error
 func (w *udpWorker) run() {
 	w.in, w.out = newBatch(), newBatch()
 	w.replies.worker = w
+	runtime.LockOSThread() // never unlocked: how it is scheduled ends with the thread
 	events := make([]unix.EpollEvent, eventsAtOnce)
 	w.now = sinceEpoch()
 	for !w.closing {
+		w.crowd.giveWay(w.now)
 		n := w.wait(events)
 		w.now = sinceEpoch()
 		w.answer()
@@ -119,6 +124,8 @@ func (w *udpWorker) run() {
 		w.resume()
 		w.replies.flush()
 		w.timers.expire(w.now)
+		w.crowd.note(w.handled, w.now)
+		w.handled = 0
 	}
 	w.end()
 	w.release()
