@@ -52,14 +52,6 @@ func (o *outgoing) add(ps []piece, to *replyHeader) int {
 	return n
 }
 
-// uncoupled appends the datagrams that ps consist of.
-func uncoupled(to, ps []piece) []piece {
-	for _, p := range ps {
-		p.split(func(b []byte) { to = append(to, piece{data: b}) })
-	}
-	return to
-}
-
 // cannotSegment reports whether a train couldn't be sent for being one: its
 // datagrams are larger than what the route takes in one packet, or a device or
 // the kernel can't cut it up (udp_send_skb in net/ipv4/udp.c).

@@ -7,6 +7,8 @@ const (
 	restAtMost = 10 * time.Second
 	// restingAtMost is how many do so.
 	restingAtMost = 1024
+	// restShare is the part of the descriptors that sessions leave to them.
+	restShare = 16
 )
 
 // resting are a worker's sockets that serve no session now. To take one of them

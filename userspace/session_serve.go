@@ -69,7 +69,6 @@ func (x *session) send(ps []piece) {
 			ps = ps[1:] // lost, as datagrams may be
 		default:
 			moves++
-			ps = slices.Clone(ps) // to move sends too
 			x.move(err)
 		}
 	}

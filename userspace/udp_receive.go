@@ -82,7 +82,7 @@ func (w *udpWorker) echo(k sessionKey, data []byte) {
 // there is none either, the datagram is lost, as datagrams may be.
 func (w *udpWorker) open(k sessionKey, in int) *session {
 	s := w.server
-	if s.sessions.Add(1) > int64(s.udpBudget.size) && !w.makeRoom() {
+	if s.sessions.Add(1) > s.maxSessions() && !w.makeRoom() {
 		s.sessions.Add(-1)
 		return nil
 	}
@@ -96,6 +96,10 @@ func (w *udpWorker) open(k sessionKey, in int) *session {
 	w.ask(x)
 	return x
 }
+
+// maxSessions leaves some of the descriptors to sockets that rest, so that sessions
+// to every endpoint find one.
+func (s *Server) maxSessions() int64 { return int64(s.udpBudget.size - s.udpBudget.size/restShare) }
 
 // ask has x's origin looked up before the batch in hand is forwarded.
 func (w *udpWorker) ask(x *session) { w.asking = append(w.asking, x) }

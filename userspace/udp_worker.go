@@ -35,7 +35,6 @@ type udpWorker struct {
 	flows    [][2]netip.AddrPort
 	chain    [batchSize]link
 	pieces   []piece
-	cut      []piece // of pieces that can't be sent as trains
 	outgoing outgoing
 
 	upstreams []*upstream // by the number that the kernel names them by
