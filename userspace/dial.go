@@ -109,14 +109,15 @@ func (d *dialers) udpSocket(s source, to netip.AddrPort) (int, error) {
 	if err != nil {
 		return -1, err
 	}
-	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, d.mark); err == nil {
+	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(d.mark)); err == nil {
 		err = reportErrors(fd, family)
 	}
 	if err == nil && s.addr.IsValid() {
 		err = d.bindUDP(fd, s)
 	}
 	if err == nil {
-		err = unix.Connect(fd, rawAddress(to))
+		raw := newRawAddress(to)
+		err = failure(sysConnect(fd, &raw))
 	}
 	if err != nil {
 		unix.Close(fd)
@@ -131,12 +132,17 @@ func (d *dialers) bindUDP(fd int, s source) error {
 		if err := lateBind(fd); err != nil {
 			return err
 		}
-		return unix.Bind(fd, rawAddress(netip.AddrPortFrom(s.addr, 0)))
+		return bindTo(fd, netip.AddrPortFrom(s.addr, 0))
 	}
 	if err := setTransparent(fd, s.addr.Is6()); err != nil {
 		return err
 	}
-	return d.ports.from(s.addr, func(local netip.AddrPort) error { return unix.Bind(fd, rawAddress(local)) })
+	return d.ports.from(s.addr, func(local netip.AddrPort) error { return bindTo(fd, local) })
+}
+
+func bindTo(fd int, local netip.AddrPort) error {
+	raw := newRawAddress(local)
+	return failure(sysBind(fd, &raw))
 }
 
 // reportErrors asks for every ICMP error. By default a socket learns of

@@ -67,12 +67,3 @@ func nothingIn(fd int) bool {
 	_, _, errno := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), 1, unix.MSG_DONTWAIT, 0, 0)
 	return errno == unix.EAGAIN
 }
-
-// pollNow is epoll_wait(2) that doesn't wait.
-func pollNow(epoll int, events []unix.EpollEvent) (int, error) {
-	n, _, errno := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(&events[0])), uintptr(len(events)), 0, 0, 0)
-	if errno != 0 {
-		return 0, errno
-	}
-	return int(n), nil
-}

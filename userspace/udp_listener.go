@@ -65,21 +65,21 @@ func (l *udpListener) open() error {
 		err = share()
 	}
 	if err == nil {
-		err = unix.Bind(fd, rawAddress(l.addr))
+		err = bindTo(fd, l.addr)
 	}
 	if err == nil && len(l.fds) == 0 {
 		err = share()
 	}
-	var local unix.Sockaddr
+	var local rawAddress
 	if err == nil {
-		local, err = unix.Getsockname(fd)
+		err = failure(sysLocal(fd, &local))
 	}
 	if err != nil {
 		unix.Close(fd)
 		return err
 	}
 	l.fds = append(l.fds, fd)
-	l.addr = netip.AddrPortFrom(l.addr.Addr(), socketAddress(local).Port())
+	l.addr = netip.AddrPortFrom(l.addr.Addr(), local.addrPort().Port())
 	return nil
 }
 

@@ -132,10 +132,11 @@ func (w *udpWorker) run() {
 
 // wait waits for events, and tells the runtime of it only when there are none.
 func (w *udpWorker) wait(events []unix.EpollEvent) int {
-	n, err := pollNow(w.epoll, events)
-	if n == 0 && err == nil && len(w.again) == 0 {
-		n, err = unix.EpollWait(w.epoll, events, w.patience())
+	n := sysEvents(w.epoll, events, 0)
+	if n > 0 || len(w.again) > 0 {
+		return n
 	}
+	n, err := unix.EpollWait(w.epoll, events, w.patience())
 	if err != nil {
 		return 0 // EINTR: nothing else can be wrong with it
 	}

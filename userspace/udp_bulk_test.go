@@ -1,0 +1,188 @@
+package userspace
+
+import (
+	"crypto/sha256"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+// sum is a datagram's size and checksum.
+type sum struct {
+	size int
+	hash [sha256.Size]byte
+}
+
+func sumOf(b []byte) sum { return sum{len(b), sha256.Sum256(b)} }
+
+// listening is a socket on loopback.
+func listening(t testing.TB) *net.UDPConn {
+	t.Helper()
+	c, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
+	must(t, err)
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// receiveSums receives n datagrams; from is the sender of the last one.
+func receiveSums(t testing.TB, c *net.UDPConn, n int) (got []sum, from netip.AddrPort) {
+	t.Helper()
+	b := make([]byte, datagramSize)
+	c.SetReadDeadline(time.Now().Add(patience))
+	for range n {
+		size, a, err := c.ReadFromUDPAddrPort(b)
+		if err != nil {
+			t.Errorf("after %d datagrams of %d: %v", len(got), n, err)
+			break
+		}
+		got, from = append(got, sumOf(b[:size])), a
+	}
+	return got, from
+}
+
+// window is how many bytes are on their way at a time: kernels' buffers hold
+// 208 kB by default, and reckon small datagrams as larger.
+const window = 70_000
+
+// carry sends datagrams of sizes, as many at a time as buffers hold for certain, and
+// expects to receive the same.
+func carry(t testing.TB, sizes []int, send func([]byte) error, to *net.UDPConn) {
+	t.Helper()
+	random := rand.NewChaCha8([32]byte{1})
+	for len(sizes) > 0 {
+		var sent []sum
+		for room := window; len(sizes) > 0 && len(sent) < 64 && (len(sent) == 0 || sizes[0] <= room); sizes = sizes[1:] {
+			b := make([]byte, sizes[0])
+			random.Read(b)
+			sent = append(sent, sumOf(b))
+			must(t, send(b))
+			room -= len(b)
+		}
+		got, _ := receiveSums(t, to, len(sent))
+		if diff := cmp.Diff(sent, got, cmp.AllowUnexported(sum{})); diff != "" {
+			t.Fatalf("received (-want +got):\n%s", diff)
+		}
+	}
+}
+
+// Datagrams arrive as they were sent, each with its own bounds, and in order, in
+// both directions, however they are batched on the way.
+func TestUDPDatagramsKeepTheirBounds(t *testing.T) {
+	mixed := rand.New(rand.NewPCG(1, 2))
+	var random []int
+	for range 400 {
+		random = append(random, mixed.IntN(3000))
+	}
+	times := func(n int, sizes ...int) (out []int) {
+		for range n {
+			out = append(out, sizes...)
+		}
+		return out
+	}
+	tests := []struct {
+		name  string
+		mtu   string
+		sizes []int
+	}{
+		{"equal", "65536", times(500, 1400)},
+		{"the last of some is shorter", "65536", times(50, 1400, 1400, 1400, 200)},
+		{"without bytes in between", "65536", times(50, 100, 0, 0, 100, 100, 0)},
+		{"of any size", "65536", random},
+		{"large", "65536", times(20, 65507, 60000, 1)},
+		{"fit the MTU exactly", "1500", times(200, 1472)},
+		{"larger than the MTU", "1500", times(200, 1473)},
+		{"fragments", "1500", times(50, 8000, 8000, 1472, 10)},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			run(t, "ip", "link", "set", "lo", "mtu", tt.mtu)
+			t.Cleanup(func() { run(t, "ip", "link", "set", "lo", "mtu", "65536") })
+			ep := listening(t)
+			s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(addrPort(ep.LocalAddr()))))
+			c := udpClient(t, s)
+			c.Write([]byte("first"))
+			_, proxy := receiveSums(t, ep, 1) // what comes before it is ready is queued, and that has a bound
+			carry(t, tt.sizes, func(b []byte) error { _, err := c.Write(b); return err }, ep)
+			carry(t, tt.sizes, func(b []byte) error { _, err := ep.WriteToUDPAddrPort(b, proxy); return err }, c)
+		})
+	}
+}
+
+// A client and an endpoint that send trains (UDP_SEGMENT) and one that doesn't
+// understand them.
+func TestUDPTrains(t *testing.T) {
+	ep := listening(t)
+	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(addrPort(ep.LocalAddr()))))
+	c := udpClient(t, s)
+	c.Write([]byte("first"))
+	_, proxy := receiveSums(t, ep, 1)
+	for _, tt := range []struct{ bytes, segment int }{{1400 * 40, 1400}, {1400*40 + 1, 1400}, {64, 1}, {2000, 1999}, {65000, 1100}} {
+		data := make([]byte, tt.bytes)
+		rand.NewChaCha8([32]byte{2}).Read(data)
+		var want []sum
+		piece{data: data, segment: tt.segment}.split(func(b []byte) { want = append(want, sumOf(b)) })
+		oob := appendSegment(nil, tt.segment)
+		_, _, err := c.WriteMsgUDPAddrPort(data, oob, netip.AddrPort{})
+		must(t, err)
+		got, _ := receiveSums(t, ep, len(want))
+		if diff := cmp.Diff(want, got, cmp.AllowUnexported(sum{})); diff != "" {
+			t.Errorf("endpoint received of %+v (-want +got):\n%s", tt, diff)
+		}
+		for range 3 { // the worker asks for trains when there is much to receive
+			_, _, err = ep.WriteMsgUDPAddrPort(data, oob, proxy)
+			must(t, err)
+			got, _ = receiveSums(t, c, len(want))
+			if diff := cmp.Diff(want, got, cmp.AllowUnexported(sum{})); diff != "" {
+				t.Errorf("client received of %+v (-want +got):\n%s", tt, diff)
+			}
+		}
+	}
+}
+
+// Sessions that end make room for others at once where descriptors are short, as
+// long as theirs were single exchanges.
+func TestUDPExchangesMakeRoom(t *testing.T) {
+	ep, _ := udpEndpoint(t, "a")
+	s := start(t, Config{Origin: newOrigins(), MaxSessions: 32, Loops: 1}, testPlan(udpService(ep)))
+	for range 40 {
+		for range 5 {
+			udpAskOnce(t, udpClient(t, s), "x")
+		}
+		time.Sleep(exchangeRest / 5)
+	}
+	if c := s.Counters()[udpKey()]; c.Total != 200 || c.Active > 32 {
+		t.Errorf("counters %+v, want 200 sessions, 32 at a time", c)
+	}
+	if used := s.Budget(unix.IPPROTO_UDP).Used; used > 32 {
+		t.Errorf("%d descriptors in use, want 32 at most", used)
+	}
+}
+
+// A socket that served one client serves another after it has rested, and what
+// comes for the first one meanwhile reaches nobody.
+func TestUDPSocketsRest(t *testing.T) {
+	ep := listening(t)
+	d := udpService(addrPort(ep.LocalAddr()))
+	d.port.IdleTimeout = 50 * time.Millisecond
+	s := start(t, Config{Origin: newOrigins(), Loops: 1}, testPlan(d))
+	udpClient(t, s).Write([]byte("x"))
+	_, first := receiveSums(t, ep, 1)
+	eventually(t, "the session has ended", func() bool { return sessionsOf(s) == 0 })
+	ep.WriteToUDPAddrPort([]byte("late"), first)
+	time.Sleep(trustFor + trustFor/4)
+	c := udpClient(t, s)
+	c.Write([]byte("y"))
+	_, second := receiveSums(t, ep, 1)
+	if first != second {
+		t.Errorf("the endpoint saw %s, then %s", first, second)
+	}
+	ep.WriteToUDPAddrPort([]byte("answer"), second)
+	if got, _ := receiveSums(t, c, 1); len(got) == 1 && got[0] != sumOf([]byte("answer")) {
+		t.Error("the client received what was another's")
+	}
+}
