@@ -18,8 +18,8 @@ import (
 const lookupsAtOnce = 32
 
 // LookupAll is Lookup for several flows, each given by where it arrives and its
-// client: it calls found for each in turn. It costs fewer system calls, and waits
-// for nothing but other look-ups.
+// client: it calls found for each in turn, which must not call c. It costs fewer
+// system calls, and waits for nothing but other look-ups.
 func (c *Client) LookupAll(p service.Protocol, flows [][2]netip.AddrPort, found func(i int, orig, client netip.AddrPort, err error)) {
 	s := <-c.pool
 	defer func() { c.pool <- s }()

@@ -88,6 +88,54 @@ func TestLookupNotFound(t *testing.T) {
 	}
 }
 
+// Many flows are looked up at once as each of them is by itself, those that
+// there aren't among them, again and again, also from several goroutines.
+func TestLookupAll(t *testing.T) {
+	c := inNamespace(t)
+	for _, f := range service.Families {
+		_, peers := server(t, netip.AddrPortFrom(loopback(f), listener))
+		dst, local := at(f, services, 10, 53), netip.AddrPortFrom(loopback(f), listener)
+		rewrite(t, dst, port(listener))
+		var flows [][2]netip.AddrPort
+		for i := range 2*lookupsAtOnce + 5 {
+			client := at(f, clients, 2, 5000+uint16(i))
+			if i%3 == 1 {
+				flows = append(flows, [2]netip.AddrPort{local, client}) // nobody's
+				continue
+			}
+			ask(t, client, dst)
+			flows = append(flows, [2]netip.AddrPort{local, <-peers})
+		}
+		var want [][2]netip.AddrPort
+		for _, flow := range flows {
+			orig, client, err := c.Lookup(service.UDP, flow[0], flow[1])
+			if err != nil && !errors.Is(err, ErrNotFound) {
+				t.Fatal(err)
+			}
+			want = append(want, [2]netip.AddrPort{orig, client})
+		}
+		var wg sync.WaitGroup
+		for range 2 * poolSize {
+			wg.Go(func() {
+				next := 0
+				c.LookupAll(service.UDP, flows, func(i int, orig, client netip.AddrPort, err error) {
+					if i != next {
+						t.Errorf("%s: answer %d, want that of %d", f, i, next)
+					}
+					next++
+					if got := [2]netip.AddrPort{orig, client}; got != want[i] || errors.Is(err, ErrNotFound) == orig.IsValid() {
+						t.Errorf("%s: flow %d: %v, %v; Lookup says %v", f, i, got, err, want[i])
+					}
+				})
+				if next != len(flows) {
+					t.Errorf("%s: %d answers, want %d", f, next, len(flows))
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
 func TestLookupConcurrently(t *testing.T) {
 	c := inNamespace(t)
 	_, peers := server(t, netip.AddrPortFrom(loopback(service.IPv6), listener))

@@ -31,7 +31,7 @@ type Config struct {
 	// TCPOrigin tells where an accepted connection, a socket of the family given, was
 	// headed; by default the kernel does (SO_ORIGINAL_DST).
 	TCPOrigin func(fd int, f service.Family) (netip.AddrPort, error)
-	// Loops is how many loops serve TCP connections; 0 means one for each processor
+	// Loops is how many loops serve TCP connections, and how many workers UDP; 0 means one for each processor
 	// that this process may use.
 	Loops int
 	// LocalAddresses lists this node's own addresses; by default those of its

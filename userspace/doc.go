@@ -14,9 +14,11 @@
 // TCP: one event loop for each processor accepts, connects, tries another
 // endpoint when a connect fails, and then moves bytes: small messages are copied,
 // bulk is spliced (splice(2)), so that it doesn't enter this process. Nothing in a
-// loop waits. UDP: each client has a session with a connected socket of its own and
-// one goroutine that reads it; the shared reader never waits for a client, an
-// endpoint or a lookup.
+// loop waits. UDP: one worker for each processor has a socket at the shared port, among
+// which the kernel distributes clients, and the sessions of its clients, each with a
+// connected socket of its own. It receives and sends many datagrams with one system
+// call, and those of one client as a train (UDP_GRO, UDP_SEGMENT). It never waits for
+// a client, an endpoint or a lookup.
 //
 // All methods of a Server are safe for concurrent use.
 package userspace
