@@ -86,9 +86,8 @@ func (r *report) result(ctx context.Context) (*result.Report, error) {
 		Command: "go run ./test/bench/programming " + strings.Join(os.Args[1:], " "), Started: r.began,
 		Seconds: time.Since(r.began).Seconds(), Quick: r.quick,
 	}
-	var err error
-	if out.KProxy, err = commit(ctx); err != nil {
-		return nil, err
+	if len(r.rigs) > 0 {
+		out.KProxy = r.rigs[0].measured
 	}
 	if err := r.host(ctx, &out.Host); err != nil {
 		return nil, err
@@ -150,14 +149,19 @@ func (r *report) notes() []string {
 	return out
 }
 
-func commit(ctx context.Context) (string, error) {
-	top, err := root()
+// versionOf is what a kproxy says of itself, or of one that was built without a
+// version, the tree's.
+func versionOf(ctx context.Context, kproxy, top string) (string, error) {
+	out, err := exec.CommandContext(ctx, kproxy, "version").Output()
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("ask kproxy for its version: %w", err)
 	}
-	out, err := exec.CommandContext(ctx, "git", "-C", top, "describe", "--tags", "--always", "--dirty").Output()
-	if err != nil {
-		return "unknown", nil // a tree without git is measured all the same
+	text := strings.TrimPrefix(strings.TrimSpace(string(out)), "kproxy ")
+	if !strings.HasPrefix(text, "dev,") {
+		return text, nil
+	}
+	if out, err = exec.CommandContext(ctx, "git", "-C", top, "describe", "--tags", "--always", "--dirty").Output(); err != nil {
+		return text, nil // a tree without git is measured all the same
 	}
 	return strings.TrimSpace(string(out)), nil
 }

@@ -25,6 +25,7 @@ type rig struct {
 	options
 	world
 	dir                string
+	measured           string // kproxy's version
 	kubeProxy, version string // its program
 	net                *lab.Network
 	servers            [sides]*server
@@ -96,6 +97,9 @@ func (r *rig) programs(ctx context.Context) (err error) {
 		if r.kproxy, err = program.Kproxy(r.dir); err != nil {
 			return err
 		}
+	}
+	if r.measured, err = versionOf(ctx, r.kproxy, top); err != nil {
+		return err
 	}
 	if slices.ContainsFunc(r.subjects, func(name string) bool { s, _ := subjectOf(name); return s.kind == kubeProxy }) {
 		if r.kubeProxy, r.version, err = kubeProxyProgram(ctx, top); err != nil {
