@@ -44,8 +44,8 @@ func (f figure) caseName(services int) string {
 	return fmt.Sprintf("%s-%d/%s", kind, services, what)
 }
 
-// targeted is the number of services that targets are about. With fewer, the
-// ratios to kube-proxy's slowest mode remain, which isn't measured with more.
+// targeted is the number of services that targets are about. With fewer, kproxy is
+// to be ahead of kube-proxy's slowest mode, which isn't measured with more.
 const targeted = 10_000
 
 // described are the cases of the report without their values, in its order.
@@ -54,10 +54,11 @@ func described(w world) []result.Case {
 		start, change = "cold start of the proxy, API full of services", "one service's only endpoint moves"
 		nft, legacy   = "kproxy-nft", "kproxy-legacy"
 	)
-	// against sets a bound on kproxy's figures as ratios to kube-proxy's iptables mode.
+	// against sets bounds on kproxy's figures as ratios to kube-proxy's modes.
 	against := func(byNFT, byLegacy float64) []result.Target {
 		return []result.Target{
 			{Subject: nft, Against: []string{"kube-proxy-iptables-nft"}, Bound: byNFT},
+			{Subject: nft, Against: []string{"kube-proxy-nftables"}, Bound: byNFT},
 			{Subject: legacy, Against: []string{"kube-proxy-iptables-legacy"}, Bound: byLegacy},
 		}
 	}
@@ -96,6 +97,9 @@ func described(w world) []result.Case {
 	for i := range all {
 		if w.services < targeted {
 			all[i].Targets = slices.DeleteFunc(all[i].Targets, func(t result.Target) bool { return !slices.Contains(t.Against, "kube-proxy-iptables-nft") })
+			for k := range all[i].Targets {
+				all[i].Targets[k].Bound = 1
+			}
 		}
 		all[i].Group, all[i].Better = fmt.Sprintf("Programming the kernel, %s services × %d endpoints", statistics.Thousands(w.services), w.endpoints), result.Lower
 	}
