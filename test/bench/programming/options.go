@@ -53,7 +53,7 @@ func parseOptions(args []string) (options, error) {
 	subjects := f.String("subjects", strings.Join(subjectNames(), ","), "who is measured")
 	cases := f.String("cases", strings.Join(allCases, ","), "what is measured")
 	kproxyArgs := f.String("kproxy-args", "", "further `arguments` of kproxy run, separated by blanks")
-	scales := f.String("services", "10000,1000", "how `many`, separated by commas")
+	scales := f.String("services", "10000,2000", "how `many`, separated by commas")
 	f.IntVar(&o.endpoints, "endpoints", 10, "of each service")
 	f.IntVar(&o.rounds, "rounds", 5, "how often each subject has its turn")
 	f.IntVar(&o.changes, "changes", 10, "of endpoints, in each turn and case")

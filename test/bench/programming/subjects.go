@@ -42,7 +42,7 @@ var subjects = []subject{
 	{name: "no-proxy", kind: nobody, config: "the node routes"},
 	{name: "no-proxy-conntrack", kind: nobody, mode: tracking, config: "the node routes and has one rule of nat, for which the kernel tracks connections, as it does for any that masquerades pods"},
 	{name: "kproxy-nft", kind: kproxy, mode: "iptables", variant: "nft", config: kproxyConfig},
-	{name: "kube-proxy-iptables-nft", kind: kubeProxy, mode: "iptables", variant: "nft", config: kubeConfig, most: 1000},
+	{name: "kube-proxy-iptables-nft", kind: kubeProxy, mode: "iptables", variant: "nft", config: kubeConfig, most: 2000},
 	{name: "kube-proxy-nftables", kind: kubeProxy, mode: "nftables", variant: "nft", config: kubeConfig},
 	{name: "kproxy-legacy", kind: kproxy, mode: "iptables", variant: "legacy", config: kproxyConfig},
 	{name: "kube-proxy-iptables-legacy", kind: kubeProxy, mode: "iptables", variant: "legacy", config: kubeConfig},
