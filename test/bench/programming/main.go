@@ -2,7 +2,7 @@
 // services: kproxy against kube-proxy, fed by the same real API server, on one
 // machine in one run.
 //
-//	go run ./test/bench/programming                          # 10,000 services × 10 endpoints, everything
+//	go run ./test/bench/programming                          # 10,000 and 2,000 services × 10 endpoints, everything
 //	go run ./test/bench/programming -services 1000 -subjects kproxy-nft,kube-proxy-iptables-nft -cases change
 //	go run ./test/bench/programming -source manifests -subjects kproxy-nft -profiles /tmp/profiles
 //	go run ./test/bench/programming -quick                   # 100 services once: does the rig work?
