@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"fmt"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -27,14 +28,29 @@ type batch struct {
 	control [batchSize][controlSize]byte
 }
 
-func newBatch() *batch {
-	b := &batch{data: make([]byte, batchSize*slotStride)}
+// newBatch takes the memory from the kernel: on the heap it would count as in use,
+// touched or not, and let the garbage grow by as much before it is collected.
+func newBatch() (*batch, error) {
+	data, err := unix.Mmap(-1, 0, batchSize*slotStride, unix.PROT_READ|unix.PROT_WRITE, unix.MAP_PRIVATE|unix.MAP_ANON)
+	if err != nil {
+		return nil, fmt.Errorf("get memory for datagrams: %w", err)
+	}
+	// A page that is touched isn't to bring 511 others; kernels without huge pages refuse.
+	_ = unix.Madvise(data, unix.MADV_NOHUGEPAGE)
+	b := &batch{data: data}
 	for i := range b.hdrs {
 		b.iovs[i].Base = &b.data[i*slotStride]
 		b.hdrs[i].Iov = &b.iovs[i]
 		b.hdrs[i].SetIovlen(1)
 	}
-	return b
+	return b, nil
+}
+
+// release gives the memory back; b isn't used any more. It may be nil.
+func (b *batch) release() {
+	if b != nil {
+		unix.Munmap(b.data)
+	}
 }
 
 // receive receives into the slots from first on, at most n. With names, it

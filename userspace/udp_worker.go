@@ -77,7 +77,12 @@ func (s *Server) newUDPWorker(number int) (*udpWorker, error) {
 	for i := range w.ages {
 		w.ages[i].init()
 	}
-	err = w.watch(bell, unix.EPOLLIN, workerBell, 0)
+	if w.in, err = newBatch(); err == nil {
+		w.out, err = newBatch()
+	}
+	if err == nil {
+		err = w.watch(bell, unix.EPOLLIN, workerBell, 0)
+	}
 	for i, l := range s.udp {
 		if err == nil {
 			err = w.watch(l.fds[number], unix.EPOLLIN, int32(workerListener-i), 0)
@@ -93,6 +98,8 @@ func (s *Server) newUDPWorker(number int) (*udpWorker, error) {
 // release closes what the worker itself holds.
 func (w *udpWorker) release() {
 	w.resting.closeAll()
+	w.in.release()
+	w.out.release()
 	unix.Close(w.bell)
 	unix.Close(w.epoll)
 }
@@ -107,7 +114,6 @@ func (w *udpWorker) watch(fd int, events uint32, number int32, tag uint32) error
 
 // run serves until close.
 func (w *udpWorker) run() {
-	w.in, w.out = newBatch(), newBatch()
 	w.replies.worker = w
 	runtime.LockOSThread() // never unlocked: how it is scheduled ends with the thread
 	events := make([]unix.EpollEvent, eventsAtOnce)
