@@ -94,6 +94,29 @@ func BenchmarkUDPRequest(b *testing.B) {
 	})
 }
 
+// BenchmarkUDPBulk sends datagrams of 1,400 bytes one way, 32 at a time.
+func BenchmarkUDPBulk(b *testing.B) {
+	const size, burst = 1400, 32
+	ep := listening(b)
+	c := udpClient(b, start(b, Config{Origin: newOrigins()}, testPlan(udpService(addrPort(ep.LocalAddr())))))
+	message := make([]byte, size)
+	c.Write(message)
+	receiveSums(b, ep, 1)
+	b.SetBytes(size * burst)
+	b.ReportAllocs()
+	for b.Loop() {
+		for range burst {
+			c.Write(message)
+		}
+		ep.SetReadDeadline(time.Now().Add(patience))
+		for range burst {
+			if _, _, err := ep.ReadFromUDPAddrPort(message); err != nil {
+				b.Fatal(err)
+			}
+		}
+	}
+}
+
 // BenchmarkUDPSession is BenchmarkUDPRequest with a new session each time.
 func BenchmarkUDPSession(b *testing.B) {
 	ep, _ := udpEndpoint(b, "")
