@@ -70,6 +70,7 @@ func BenchmarkComputeChange(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			in := benchSteady(b, n)
+			in.Previous = Compute(in)
 			in.Snapshot = in.Snapshot.With(benchInputs(b, n, 1).Snapshot, []service.Name{{Namespace: "ns", Name: fmt.Sprintf("service-%05d", n/2)}})
 			b.ReportAllocs()
 			for b.Loop() {
@@ -85,6 +86,7 @@ func BenchmarkComputeProgrammed(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			in := benchSteady(b, n)
+			in.Previous = Compute(in)
 			in.Observed.Programmed = maps.Clone(in.Observed.Programmed)
 			in.Observed.Programmed[in.Previous.Services[n/2].Port.Key]++
 			b.ReportAllocs()

@@ -39,6 +39,10 @@ func Compute(in Inputs) *Plan {
 		contests: c.contests, kernel: c.kernel, schedulers: in.Caps.Schedulers, health: in.Health,
 		snapshot: c.snapshot, told: toldOf(&c.in),
 	}
+	if c.previous != nil && c.previous.snapshot == c.snapshot && !c.news.ofAll && !c.news.waking {
+		c.amend(p)
+		return p
+	}
 	at := 0 // in the previous plan, whose services are in key order too
 	for i := range n {
 		port, _, _ := c.snapshot.At(i)
@@ -60,6 +64,19 @@ func Compute(in Inputs) *Plan {
 		p.Wake = sooner(p.Wake, p.records[i].wake)
 	}
 	return p
+}
+
+// amend makes p of the previous plan, from which it differs only in those services
+// that there is news of.
+func (c *computation) amend(p *Plan) {
+	copy(p.Services, c.previous.Services)
+	copy(p.records, c.previous.records)
+	for i, news := range c.news.of {
+		if news {
+			p.Services[i], p.records[i] = c.decide(i, i, true)
+			p.Wake = sooner(p.Wake, p.records[i].wake)
+		}
+	}
 }
 
 // decide makes the Service of the snapshot's i-th service port, and what the next

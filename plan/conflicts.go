@@ -55,6 +55,9 @@ func (c *computation) contest() *contests {
 // samePlaces reports whether the same service ports want the same places as
 // in the previous plan.
 func (c *computation) samePlaces() bool {
+	if c.snapshot == c.previous.snapshot {
+		return true
+	}
 	if c.snapshot.Len() != c.previous.snapshot.Len() {
 		return false
 	}
