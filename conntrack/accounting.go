@@ -35,8 +35,8 @@ func (f *Figures) addEnded(flow *Flow) {
 	}
 }
 
-// ServiceFigures are the figures of a service port. Endpoints holds those that
-// the plan holds, or that still have connections.
+// ServiceFigures are the figures of a service port. Endpoints holds those of the
+// plan, or that still have connections, of which there is anything to tell.
 type ServiceFigures struct {
 	Figures
 	Endpoints map[netip.AddrPort]Figures
@@ -70,15 +70,11 @@ type Accounting struct {
 // listened, nor of those for which the event buffer was too small.
 const endGrace = 2 * time.Second
 
-// account is what Accounting holds of one service port.
+// account is what Accounting holds of one service port that the kernel has carried
+// something of: most do nothing most of the time.
 type account struct {
 	ended     Figures
-	endpoints map[netip.AddrPort]*endpointAccount
-}
-
-type endpointAccount struct {
-	ended   Figures
-	current bool // the plan holds it
+	endpoints map[netip.AddrPort]*Figures // ended; those that carried something, or have left the plan
 }
 
 // entry is a flow with the service port it belongs to, which is found once:
@@ -115,32 +111,46 @@ func (a *Accounting) SetPlan(p *plan.Plan) {
 		}
 		return true
 	})
-	plan.Changes(a.plan, p, func(_, is *plan.Service) bool {
+	plan.Changes(a.plan, p, func(was, is *plan.Service) bool {
 		if is != nil {
 			a.index.add(is)
-			acc := a.services[is.Port.Key]
-			if acc == nil {
-				acc = &account{endpoints: map[netip.AddrPort]*endpointAccount{}}
-				a.services[is.Port.Key] = acc
-			}
-			acc.setEndpoints(is)
+			a.keep(was, is)
 		}
 		return true
 	})
 	a.plan = p
 }
 
-func (acc *account) setEndpoints(s *plan.Service) {
-	for _, e := range acc.endpoints {
-		e.current = false
+// keep goes on counting for endpoints that leave a service port, until they have
+// no more flows.
+func (a *Accounting) keep(was, is *plan.Service) {
+	if was == nil {
+		return
 	}
-	for i := range s.Endpoints {
-		address := s.Endpoints[i].Address
-		if acc.endpoints[address] == nil {
-			acc.endpoints[address] = &endpointAccount{}
+	for i := range was.Endpoints {
+		if address := was.Endpoints[i].Address; endpoint(is, address) == nil {
+			a.of(is.Port.Key).endpoint(address)
 		}
-		acc.endpoints[address].current = true
 	}
+}
+
+// of returns the account of a service port of the plan.
+func (a *Accounting) of(k service.Key) *account {
+	acc := a.services[k]
+	if acc == nil {
+		acc = &account{endpoints: map[netip.AddrPort]*Figures{}}
+		a.services[k] = acc
+	}
+	return acc
+}
+
+func (acc *account) endpoint(address netip.AddrPort) *Figures {
+	f := acc.endpoints[address]
+	if f == nil {
+		f = &Figures{}
+		acc.endpoints[address] = f
+	}
+	return f
 }
 
 // classify returns the service port whose kernel data plane carries f. An
@@ -154,7 +164,11 @@ func (a *Accounting) classify(f *Flow) (service.Key, bool) {
 		return service.Key{}, false
 	}
 	key := at.service.Port.Key
-	return key, a.services[key].endpoints[f.ReplySrc] != nil
+	if endpoint(at.service, f.ReplySrc) != nil {
+		return key, true
+	}
+	acc := a.services[key]
+	return key, acc != nil && acc.endpoints[f.ReplySrc] != nil
 }
 
 // Ended counts a flow that has ended.
@@ -181,13 +195,14 @@ func (a *Accounting) Ended(f Flow) {
 
 // count adds an ended flow for good.
 func (a *Accounting) count(e entry) {
-	acc := a.services[e.key]
-	if acc == nil {
+	s := a.plan.Find(e.key)
+	if s == nil {
 		return // its service port is gone
 	}
+	acc := a.of(e.key)
 	acc.ended.addEnded(&e.flow)
-	if ep := acc.endpoints[e.flow.ReplySrc]; ep != nil {
-		ep.ended.addEnded(&e.flow)
+	if endpoint(s, e.flow.ReplySrc) != nil || acc.endpoints[e.flow.ReplySrc] != nil {
+		acc.endpoint(e.flow.ReplySrc).addEnded(&e.flow)
 	}
 }
 
@@ -267,8 +282,9 @@ func (a *Accounting) forgetEndpoints() {
 		}
 	}
 	for key, acc := range a.services {
-		for address, ep := range acc.endpoints {
-			if !ep.current && !used[use{key, address}] {
+		s := a.plan.Find(key)
+		for address := range acc.endpoints {
+			if (s == nil || endpoint(s, address) == nil) && !used[use{key, address}] {
 				delete(acc.endpoints, address)
 			}
 		}
@@ -286,9 +302,10 @@ func (a *Accounting) Traffic() map[service.Key]Figures {
 			out[key] = acc.ended
 		}
 	}
+	find := a.finder()
 	merge := func(m map[identity]entry, add func(*Figures, *Flow)) {
 		for _, e := range m {
-			if a.services[e.key] == nil {
+			if find(e.key) == nil {
 				continue
 			}
 			f := out[e.key]
@@ -301,27 +318,33 @@ func (a *Accounting) Traffic() map[service.Key]Figures {
 	return out
 }
 
-// Figures returns the figures of every service port of the plan as of the last
-// Refresh, and what has ended since.
+// Figures returns the figures of the service ports of the plan that the kernel
+// has carried anything of, as of the last Refresh, and what has ended since.
 func (a *Accounting) Figures() map[service.Key]ServiceFigures {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	out := make(map[service.Key]ServiceFigures, len(a.services))
 	for key, acc := range a.services {
 		s := ServiceFigures{Figures: acc.ended, Endpoints: make(map[netip.AddrPort]Figures, len(acc.endpoints))}
-		for address, ep := range acc.endpoints {
-			s.Endpoints[address] = ep.ended
+		for address, ended := range acc.endpoints {
+			s.Endpoints[address] = *ended
 		}
 		out[key] = s
 	}
+	find := a.finder()
 	merge := func(m map[identity]entry, add func(*Figures, *Flow)) {
 		for _, e := range m {
-			s, ok := out[e.key]
-			if !ok {
+			is := find(e.key)
+			if is == nil {
 				continue
 			}
+			s := out[e.key]
 			add(&s.Figures, &e.flow)
-			if ep, ok := s.Endpoints[e.flow.ReplySrc]; ok {
+			ep, kept := s.Endpoints[e.flow.ReplySrc]
+			if kept || endpoint(is, e.flow.ReplySrc) != nil {
+				if s.Endpoints == nil {
+					s.Endpoints = map[netip.AddrPort]Figures{}
+				}
 				add(&ep, &e.flow)
 				s.Endpoints[e.flow.ReplySrc] = ep
 			}
@@ -331,4 +354,18 @@ func (a *Accounting) Figures() map[service.Key]ServiceFigures {
 	merge(a.live, (*Figures).add)
 	merge(a.missing, (*Figures).addEnded)
 	return out
+}
+
+// finder returns a function that finds service ports of the plan, and those it has
+// found before faster.
+func (a *Accounting) finder() func(service.Key) *plan.Service {
+	found := map[service.Key]*plan.Service{}
+	return func(k service.Key) *plan.Service {
+		s, known := found[k]
+		if !known {
+			s = a.plan.Find(k)
+			found[k] = s
+		}
+		return s
+	}
 }

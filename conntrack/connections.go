@@ -11,8 +11,9 @@ func (a *Accounting) Connections() []Connection {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	out := make([]Connection, 0, len(a.live))
+	find := a.finder()
 	for _, e := range a.live {
-		if _, ok := a.services[e.key]; ok && e.flow.Open() {
+		if e.flow.Open() && find(e.key) != nil {
 			out = append(out, Connection{Service: e.key, Flow: e.flow})
 		}
 	}
