@@ -24,7 +24,7 @@ func affine(plane plan.DataPlane) *plan.Service {
 	}
 	for _, a := range []string{"10.2.0.2:8080", "10.2.0.3:8080"} {
 		e := service.Endpoint{Address: netip.MustParseAddrPort(a), Weight: 1}
-		s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: e, Usable: true})
+		s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: &e, Usable: true})
 		s.Groups[service.IPv4].Cluster = append(s.Groups[service.IPv4].Cluster, plan.Backend{Address: e.Address, Weight: 1})
 	}
 	return s

@@ -73,7 +73,7 @@ func (w *healthWorld) want(ports map[string]uint16) {
 			Key: service.Key{Namespace: "ns", Name: name, Protocol: service.TCP}, HealthCheckNodePort: ports[name],
 			ClusterIPs: []netip.Addr{netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00::1")},
 		}}
-		s.Endpoints = []plan.Endpoint{{Endpoint: service.Endpoint{Address: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true}, Local: true}}
+		s.Endpoints = []plan.Endpoint{{Endpoint: &service.Endpoint{Address: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true}, Local: true}}
 		p.Services = append(p.Services, s)
 	}
 	w.h.follow(p, w.addresses)

@@ -18,7 +18,7 @@ import (
 func oneService(p service.Protocol, d plan.DataPlane, endpoint string) *plan.Plan {
 	return &plan.Plan{Services: []*plan.Service{{
 		Port: &service.Port{Key: service.Key{Namespace: "shop", Name: "web", Protocol: p}}, DataPlane: d,
-		Endpoints: []plan.Endpoint{{Endpoint: service.Endpoint{Address: netip.MustParseAddrPort(endpoint), Ready: true, Serving: true}, Usable: true}},
+		Endpoints: []plan.Endpoint{{Endpoint: &service.Endpoint{Address: netip.MustParseAddrPort(endpoint), Ready: true, Serving: true}, Usable: true}},
 	}}}
 }
 

@@ -69,7 +69,7 @@ func serviceOf(k service.Key, host int, change ...func(*plan.Service)) *plan.Ser
 	for _, f := range service.Families {
 		for host := 2; host <= 3; host++ {
 			s.Endpoints = append(s.Endpoints, plan.Endpoint{
-				Endpoint: service.Endpoint{Address: at(f, pods, host, 5353), Ready: true, Serving: true, Weight: 1}, Usable: true,
+				Endpoint: &service.Endpoint{Address: at(f, pods, host, 5353), Ready: true, Serving: true, Weight: 1}, Usable: true,
 			})
 		}
 	}

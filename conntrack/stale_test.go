@@ -165,7 +165,7 @@ func TestStaleLeavesFirstDatagramAlone(t *testing.T) {
 func TestStaleKeepsEndpointAtItsOwnFrontend(t *testing.T) {
 	self := at(service.IPv4, nodes, 1, nodePort)
 	p := planOf(serviceOf(udpKey("dns"), 10, func(s *plan.Service) {
-		s.Endpoints = []plan.Endpoint{{Endpoint: service.Endpoint{Address: self, Serving: true}}}
+		s.Endpoints = []plan.Endpoint{{Endpoint: &service.Endpoint{Address: self, Serving: true}}}
 	}))
 	if got := Stale([]Flow{flow(service.IPv4, service.UDP, self, self)}, nil, p, StaleConfig{Local: isLocal}); len(got) != 0 {
 		t.Errorf("got %v, want none", got)
@@ -237,13 +237,13 @@ func TestKeeps(t *testing.T) {
 		e    plan.Endpoint
 		want bool
 	}{
-		{"in use", plan.Endpoint{Endpoint: serving, Usable: true, Health: "up"}, true},
-		{"not probed", plan.Endpoint{Endpoint: serving, Usable: true, Health: "unknown"}, true},
-		{"drained by weight 0", plan.Endpoint{Endpoint: drained, Health: "up"}, true},
-		{"terminating and serving", plan.Endpoint{Endpoint: service.Endpoint{Serving: true, Terminating: true}, Health: "unknown"}, true},
-		{"down", plan.Endpoint{Endpoint: serving, Health: "down"}, false},
-		{"down like all others, and used nevertheless", plan.Endpoint{Endpoint: serving, Usable: true, Health: "down"}, true},
-		{"not serving", plan.Endpoint{Health: "up"}, false},
+		{"in use", plan.Endpoint{Endpoint: &serving, Usable: true, Health: "up"}, true},
+		{"not probed", plan.Endpoint{Endpoint: &serving, Usable: true, Health: "unknown"}, true},
+		{"drained by weight 0", plan.Endpoint{Endpoint: &drained, Health: "up"}, true},
+		{"terminating and serving", plan.Endpoint{Endpoint: &service.Endpoint{Serving: true, Terminating: true}, Health: "unknown"}, true},
+		{"down", plan.Endpoint{Endpoint: &serving, Health: "down"}, false},
+		{"down like all others, and used nevertheless", plan.Endpoint{Endpoint: &serving, Usable: true, Health: "down"}, true},
+		{"not serving", plan.Endpoint{Endpoint: &service.Endpoint{}, Health: "up"}, false},
 	} {
 		if got := tt.e.Keeps(); got != tt.want {
 			t.Errorf("an endpoint that is %s keeps its flows: %v, want %v", tt.name, got, tt.want)

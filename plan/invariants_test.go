@@ -79,7 +79,7 @@ func checkExcluded(t *testing.T, in *Inputs, p *Plan) {
 func plainEndpoints(in []Endpoint) []service.Endpoint {
 	var out []service.Endpoint
 	for _, e := range in {
-		out = append(out, e.Endpoint)
+		out = append(out, *e.Endpoint)
 	}
 	return out
 }

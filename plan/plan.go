@@ -178,9 +178,10 @@ type Frontend struct {
 	SourceRanges []netip.Prefix // clients allowed; empty allows all
 }
 
-// Endpoint is an endpoint with what is known of it, for status output.
+// Endpoint is an endpoint with what is known of it, for status output. What its
+// source says is the Snapshot's and isn't modified.
 type Endpoint struct {
-	service.Endpoint
+	*service.Endpoint
 	Local  bool
 	Usable bool // gets new connections from some frontend
 	// Excluded: another proxy serves it, in a network of Policy.ExcludeCIDRs.

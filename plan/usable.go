@@ -16,7 +16,7 @@ func (c *computation) rows(p *service.Port, eps []service.Endpoint) ([]Endpoint,
 	for i := range eps {
 		st := c.in.Health.Of(p, eps[i].Address)
 		rows[i] = Endpoint{
-			Endpoint: eps[i], Local: isLocal(&eps[i], c.node), Excluded: c.in.Policy.excluded(eps[i].Address.Addr()),
+			Endpoint: &eps[i], Local: isLocal(&eps[i], c.node), Excluded: c.in.Policy.excluded(eps[i].Address.Addr()),
 			Health: st.Status.String(), Since: st.Since, Error: st.LastError,
 		}
 		for _, t := range st.Flaps {

@@ -29,7 +29,7 @@ func (s *Snapshot) With(other *Snapshot, changed []Name) *Snapshot {
 		out.entries = append(out.entries, before...)
 		for i := range theirs {
 			e := theirs[i]
-			if at, there := find(mine, e.port.Key); there && mine[at].hash == e.hash && mine[at].port.Source == e.port.Source {
+			if at, there := find(mine, e.port.Key); there && mine[at].same(&e) {
 				e = mine[at]
 			}
 			out.entries = append(out.entries, e)
@@ -43,6 +43,33 @@ func (s *Snapshot) With(other *Snapshot, changed []Name) *Snapshot {
 	out.entries = append(out.entries, rest...)
 	out.rehash()
 	return out
+}
+
+// Sharing returns s with what it has just like old taken from there: whoever knows
+// old sees at once that nothing is new about it, and one of the two is in memory.
+func (s *Snapshot) Sharing(old *Snapshot) *Snapshot {
+	if old == nil {
+		return s
+	}
+	out := *s
+	out.entries = slices.Clone(s.entries)
+	theirs := old.entries
+	for i := range out.entries {
+		e := &out.entries[i]
+		for len(theirs) > 0 && theirs[0].port.Key.Compare(e.port.Key) < 0 {
+			theirs = theirs[1:]
+		}
+		if len(theirs) > 0 && theirs[0].same(e) {
+			*e = theirs[0]
+		}
+	}
+	return &out
+}
+
+// same reports whether both say the same of one service port. The hash doesn't
+// cover where it was read.
+func (e *entry) same(o *entry) bool {
+	return e.hash == o.hash && e.port.Key == o.port.Key && e.port.Source == o.port.Source
 }
 
 // around returns the entries of a Service, and those before and after it.

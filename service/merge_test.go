@@ -81,9 +81,13 @@ func TestWithShares(t *testing.T) {
 	s := build(80)
 	was, _, _ := s.At(0)
 	for number, want := range map[uint16]bool{80: true, 81: false} {
-		is, _, _ := s.With(build(number), []Name{{"default", "web"}}).At(0)
-		if got := is == was; got != want {
-			t.Errorf("port %d: the entry is shared: %v, want %v", number, got, want)
+		for how, next := range map[string]*Snapshot{
+			"With": s.With(build(number), []Name{{"default", "web"}}), "Sharing": build(number).Sharing(s),
+		} {
+			is, eps, _ := next.At(0)
+			if got := is == was; got != want || is.Number != number || len(eps) != 1 || next.Hash() != build(number).Hash() {
+				t.Errorf("%s, port %d: the entry is shared: %v, want %v; it is %+v with %d endpoints", how, number, got, want, is, len(eps))
+			}
 		}
 	}
 }

@@ -128,7 +128,7 @@ func Unusable(address string, local bool) func(*plan.Service) {
 
 func list(s *plan.Service, b plan.Backend, usable bool) {
 	e := plan.Endpoint{
-		Endpoint: service.Endpoint{Address: b.Address, Node: "elsewhere", Ready: usable, Serving: usable, Weight: uint16(b.Weight)},
+		Endpoint: &service.Endpoint{Address: b.Address, Node: "elsewhere", Ready: usable, Serving: usable, Weight: uint16(b.Weight)},
 		Local:    b.Local, Usable: usable, Health: "unknown",
 	}
 	if b.Local {

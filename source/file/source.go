@@ -173,6 +173,7 @@ func (r *runner) follow() bool {
 func (r *runner) publish() {
 	before, last := r.Status(), r.Latest()
 	snapshot, problems := r.store.build(r.cfg.Node, r.cfg.NodeAddresses...)
+	snapshot = snapshot.Sharing(last)
 	r.current.Store(&published{snapshot: snapshot, status: r.store.status(problems)})
 	r.logNew(before)
 	if last != nil && last.Hash() == snapshot.Hash() {

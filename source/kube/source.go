@@ -186,6 +186,9 @@ func (s *Source) publish(last *service.Snapshot) {
 	if before != nil && before.Hash() == next.Hash() {
 		return
 	}
+	if last == nil {
+		next = next.Sharing(before)
+	}
 	s.current.Store(next)
 	s.state.triggers.converted(triggers)
 	if before == nil {
