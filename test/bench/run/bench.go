@@ -43,6 +43,11 @@ func (b *bench) run(ctx context.Context) (err error) {
 			err = errors.Join(err, r.Down())
 		}
 	}()
+	for i := range subject.All { // what a run that was killed has left
+		if err := subject.New(b.rig, &subject.All[i]).Down(); err != nil {
+			return err
+		}
+	}
 	for _, s := range b.subjects {
 		if !b.needs(s) {
 			continue

@@ -29,6 +29,8 @@ func main() {
 	os.Setenv("PATH", os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
+	// When nobody reads any more, networks are taken down all the same.
+	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	run := measure
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		run = process
