@@ -70,16 +70,11 @@ func (s *sweeper) all() {
 	s.owe(sweep{stale: true, halfOpen: bothFamilies})
 }
 
-// written is called when the kernel's rules follow a plan; was is the one that
-// they followed before, nil if that isn't known. Services whose rules change
-// are served by userspace meanwhile, but flows that began before may still be
-// those of the earlier rules.
+// written is called when the kernel's rules were written; was is the plan that they
+// followed before, nil if that isn't known. Until then flows may have begun by
+// those, or, where somebody had removed them, without any.
 func (s *sweeper) written(was *plan.Plan) {
-	if was == nil {
-		s.all()
-	} else if conntrack.MayBeStale(was, s.plan()) {
-		s.owe(sweep{stale: true, former: []*plan.Plan{was}})
-	}
+	s.owe(sweep{stale: true, former: []*plan.Plan{was}, halfOpen: bothFamilies})
 }
 
 func (s *sweeper) owe(w sweep) {
