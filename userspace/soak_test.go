@@ -43,7 +43,7 @@ var table64 = crc64.MakeTable(crc64.ECMA)
 func TestSoak(t *testing.T) {
 	d, clients := soak(t)
 	ep := tcpEndpoint(t, summing)
-	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep, refusing(t)}}))
+	s := start(t, Config{ConnectTimeout: 200 * time.Millisecond}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep, refusing(t), hanging(t)}}))
 	ask := connect(t, s)
 	ask.CloseWrite()
 	io.ReadAll(ask) // one has been through, so what stays open is open
@@ -68,7 +68,13 @@ func TestSoak(t *testing.T) {
 			}
 		})
 	}
+	watched := make(chan struct{})
+	go func() {
+		defer close(watched)
+		watchSoak(ctx, t, s, d/10)
+	}()
 	wg.Wait()
+	<-watched
 	if done.Load() == 0 || aborted.Load() == 0 {
 		t.Errorf("%d ended in good order, %d left; want some of each", done.Load(), aborted.Load())
 	}
@@ -79,6 +85,21 @@ func TestSoak(t *testing.T) {
 	runtime.GC()
 	runtime.ReadMemStats(&m)
 	t.Logf("%d connections ended in good order, %d were reset; heap %d kB, %d descriptors (%d of pipes)", done.Load(), aborted.Load(), m.HeapAlloc>>10, openFiles(t), pipes)
+}
+
+// watchSoak logs from time to time what is in use, in a long soak: it must not grow.
+// Nothing else checks that before the end.
+func watchSoak(ctx context.Context, t *testing.T, s *Server, every time.Duration) {
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(every):
+		}
+		var m runtime.MemStats
+		runtime.ReadMemStats(&m)
+		t.Logf("%d connections, %d descriptors, heap in use %d MB, from the system %d MB", len(s.live.all()), openFiles(t), m.HeapInuse>>20, m.Sys>>20)
+	}
 }
 
 // summing takes all that a client sends, and answers with as much and its sum.
