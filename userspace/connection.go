@@ -320,6 +320,11 @@ func (x *tcpConn) cut() {
 func (x *tcpConn) alarm() {
 	switch x.phase {
 	case dialing:
+		if end := &x.sides[endpointSide]; end.established() { // its event waits its turn in a busy loop
+			end.writable = true
+			x.dialed()
+			return
+		}
 		x.again(unix.ETIMEDOUT)
 	case relaying:
 		x.expire()

@@ -45,7 +45,7 @@ const bellSlot = -1
 func listenerSlot(i int) int32 { return int32(-2 - i) }
 
 // eventsAtOnce is how many events one wait returns at most.
-const eventsAtOnce = 256
+const eventsAtOnce = 64
 
 func (s *Server) newLoop() (*loop, error) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -165,11 +165,19 @@ func (l *loop) dispatch(ev *unix.EpollEvent) {
 	}
 }
 
-// resume gives another turn to those who had more to move.
+// resumesAtOnce is how many of those who had more to move have another turn before
+// the loop looks for events: a thousand of them would keep it for half a second.
+const resumesAtOnce = 16
+
+// resume gives another turn to those who have waited longest.
 func (l *loop) resume() {
-	busy := l.busy
-	l.busy = nil
-	for _, c := range busy {
+	n := min(len(l.busy), resumesAtOnce)
+	first := l.busy[:n]
+	if l.busy = l.busy[n:]; len(l.busy) == 0 {
+		l.busy = nil
+	}
+	for i, c := range first {
+		first[i] = nil
 		c.queued = false
 		if c.phase == relaying {
 			c.relay()

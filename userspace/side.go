@@ -66,8 +66,17 @@ func (s *side) dead() bool {
 	return err != nil || info.State == tcpClose
 }
 
-// tcpClose is TCP_CLOSE of enum in net/tcp_states.h.
-const tcpClose = 7
+// established reports whether its peer has taken the connection.
+func (s *side) established() bool {
+	info, err := unix.GetsockoptTCPInfo(s.fd, unix.SOL_TCP, unix.TCP_INFO)
+	return err == nil && info.State == tcpEstablished
+}
+
+// Some of enum in net/tcp_states.h.
+const (
+	tcpEstablished = 1
+	tcpClose       = 7
+)
 
 // unsent reports whether the peer hasn't acknowledged everything.
 func (s *side) unsent() bool {
