@@ -31,7 +31,7 @@ type Counters struct {
 	Retried   uint64
 	BytesIn   uint64
 	BytesOut  uint64
-	Endpoints []EndpointCounters // in address order
+	Endpoints []EndpointCounters // in address order; of a service that no client came to, none
 }
 
 // EndpointCounters are one endpoint's figures for a service port.

@@ -111,7 +111,7 @@ func (s *Server) commit(p *plan.Plan) (sessions bool) {
 	}
 	for k := range s.plans.changed {
 		sessions = sessions || k.Protocol == service.UDP
-		s.plans.states[k].retain(s.plans.views[k].addresses())
+		s.plans.states[k].retain(s.plans.views[k])
 	}
 	s.plans.replaced = nil
 	clear(s.plans.gone)

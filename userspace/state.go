@@ -23,10 +23,10 @@ type serviceState struct {
 	affinity atomic.Pointer[lb.Affinity]
 
 	mu        sync.Mutex // guards the map, not what its values point to
-	endpoints map[netip.AddrPort]*endpoint
+	endpoints map[netip.AddrPort]*endpoint // those that a client could have been sent to
 }
 
-// endpoint is what is kept of one endpoint of a service port.
+// endpoint is what is kept of one endpoint of a service port since a client came.
 type endpoint struct {
 	address  netip.AddrPort
 	load     lb.Load
@@ -43,7 +43,7 @@ type traffic struct {
 }
 
 func newServiceState(k service.Key) *serviceState {
-	return &serviceState{key: k, endpoints: map[netip.AddrPort]*endpoint{}}
+	return &serviceState{key: k}
 }
 
 // endpoint returns the endpoint at a, and creates it when it's new.
@@ -53,6 +53,9 @@ func (s *serviceState) endpoint(a netip.AddrPort) *endpoint {
 	e := s.endpoints[a]
 	if e == nil {
 		e = &endpoint{address: a}
+		if s.endpoints == nil {
+			s.endpoints = map[netip.AddrPort]*endpoint{}
+		}
 		s.endpoints[a] = e
 	}
 	return e
@@ -86,16 +89,29 @@ func (s *serviceState) recover(before, next *plan.Service) {
 	}
 	for i := range next.Endpoints {
 		if e := &next.Endpoints[i]; e.Health == "up" && down[e.Address] {
-			s.endpoint(e.Address).ejection.Succeeded()
+			s.recovered(e.Address)
 		}
 	}
 }
 
-// retain forgets the endpoints that aren't in keep: their clients at once, the
-// rest when their last connection has ended.
-func (s *serviceState) retain(keep map[netip.AddrPort]bool) {
+// recovered ends an endpoint's ejection, if there is one.
+func (s *serviceState) recovered(a netip.AddrPort) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if e := s.endpoints[a]; e != nil {
+		e.ejection.Succeeded()
+	}
+}
+
+// retain forgets the endpoints that v doesn't have: their clients at once, the
+// rest when their last connection has ended.
+func (s *serviceState) retain(v *view) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.endpoints) == 0 {
+		return
+	}
+	keep := v.addresses()
 	for a, e := range s.endpoints {
 		if keep[a] {
 			continue

@@ -4,6 +4,7 @@ import (
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync"
 	"unsafe"
 
 	"kproxy.dev/kproxy/lb"
@@ -20,11 +21,16 @@ type view struct {
 
 type groups struct{ cluster, local *group }
 
-// group is a list of endpoints to choose from, and how.
+// group is a list of endpoints to choose from, and how. What choosing needs is made
+// for the first client: most groups of many services never have one, as the kernel
+// serves these.
 type group struct {
 	backends  []plan.Backend
-	endpoints []*endpoint // of backends
 	algorithm service.Algorithm
+	state     *serviceState
+
+	once      sync.Once   // clients may come to several loops at a time
+	endpoints []*endpoint // of backends
 	picker    lb.Picker
 }
 
@@ -54,13 +60,24 @@ func newGroup(v *view, backends []plan.Backend, old *group) *group {
 	if old != nil && old.algorithm == algorithm && slices.Equal(old.backends, backends) {
 		return old
 	}
-	g := &group{backends: backends, algorithm: algorithm, endpoints: make([]*endpoint, len(backends))}
-	targets := make([]lb.Target, len(backends))
-	for i, b := range backends {
-		g.endpoints[i] = v.state.endpoint(b.Address)
-		targets[i] = lb.Target{Address: b.Address, Weight: b.Weight, Load: &g.endpoints[i].load}
+	g := &group{backends: backends, algorithm: algorithm, state: v.state}
+	if v.plan.Port.Affinity > 0 {
+		g.open() // what is kept of its endpoints says whose clients to forget
 	}
-	g.picker = lb.New(algorithm, targets, rand.Uint64())
+	return g
+}
+
+// open makes what choosing needs, unless that was done.
+func (g *group) open() *group {
+	g.once.Do(func() {
+		g.endpoints = make([]*endpoint, len(g.backends))
+		targets := make([]lb.Target, len(g.backends))
+		for i, b := range g.backends {
+			g.endpoints[i] = g.state.endpoint(b.Address)
+			targets[i] = lb.Target{Address: b.Address, Weight: b.Weight, Load: &g.endpoints[i].load}
+		}
+		g.picker = lb.New(g.algorithm, targets, rand.Uint64())
+	})
 	return g
 }
 
@@ -69,9 +86,9 @@ func newGroup(v *view, backends []plan.Backend, old *group) *group {
 func (f front) group(c plan.Client, p *plan.Policy) *group {
 	g := &f.view.groups[f.Family]
 	if sameSlice(f.view.plan.Backends(f.Frontend, c, p), f.view.plan.Groups[f.Family].Cluster) {
-		return g.cluster
+		return g.cluster.open()
 	}
-	return g.local
+	return g.local.open()
 }
 
 // sameSlice reports whether a and b are the same elements in memory.
