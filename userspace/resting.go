@@ -13,8 +13,8 @@ const (
 
 // resting are a worker's sockets that serve no session now. To take one of them
 // costs less than a quarter of a new one, and no new flow in the kernel's table.
-// But what an endpoint sends late must not reach another client, so each is silent
-// for a while first.
+// But what an endpoint sends late must not reach another session, so each is silent
+// for a while first, and stays with its client's host.
 type resting struct {
 	worker *udpWorker
 	by     map[upstreamKey]*restList
@@ -85,7 +85,7 @@ func (r *resting) remove(u *upstream) {
 
 // closeOldest closes one; false if there is none.
 func (r *resting) closeOldest() bool {
-	for _, l := range r.by { // of any key: there are few
+	for _, l := range r.by { // of any key
 		u := l.oldest
 		r.remove(u)
 		r.worker.closeUpstream(u)

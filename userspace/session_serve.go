@@ -24,7 +24,7 @@ func (x *session) connect(failed *endpoint) bool {
 		if e == nil {
 			return false
 		}
-		u, err := x.worker.upstream(upstreamKey{s.table.source(r.front, r.from, e.address.Addr()), e.address})
+		u, err := x.worker.upstream(upstreamKey{r.from.Address, s.table.source(r.front, r.from, e.address.Addr()), e.address})
 		if err == nil {
 			c.settled(e)
 			x.mu.Lock()

@@ -22,7 +22,7 @@ type serviceState struct {
 	carried  atomic.Bool   // OnFirst was called
 	affinity atomic.Pointer[lb.Affinity]
 
-	mu        sync.Mutex // guards the map, not what its values point to
+	mu        sync.Mutex                   // guards the map, not what its values point to
 	endpoints map[netip.AddrPort]*endpoint // those that a client could have been sent to
 }
 

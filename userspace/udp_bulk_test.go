@@ -163,8 +163,8 @@ func TestUDPExchangesMakeRoom(t *testing.T) {
 	}
 }
 
-// A socket that served one client serves another after it has rested, and what
-// comes for the first one meanwhile reaches nobody.
+// A socket that served one session serves another of its host after it has rested,
+// and no other host's; what comes for the first one meanwhile reaches nobody.
 func TestUDPSocketsRest(t *testing.T) {
 	ep := listening(t)
 	d := udpService(addrPort(ep.LocalAddr()))
@@ -175,6 +175,10 @@ func TestUDPSocketsRest(t *testing.T) {
 	eventually(t, "the session has ended", func() bool { return sessionsOf(s) == 0 })
 	ep.WriteToUDPAddrPort([]byte("late"), first)
 	time.Sleep(trustFor + trustFor/4)
+	udpClientFrom(t, s, net.IPv4(127, 0, 0, 2)).Write([]byte("z"))
+	if _, other := receiveSums(t, ep, 1); other == first {
+		t.Errorf("the endpoint saw another host's session come from %s as well", other)
+	}
 	c := udpClient(t, s)
 	c.Write([]byte("y"))
 	_, second := receiveSums(t, ep, 1)

@@ -60,8 +60,13 @@ func (o *origins) Lookup(_ service.Protocol, local, client netip.AddrPort) (neti
 // udpClient is a socket that talks to the Server.
 func udpClient(t testing.TB, s *Server) *net.UDPConn {
 	t.Helper()
+	return udpClientFrom(t, s, net.IPv4(127, 0, 0, 1))
+}
+
+func udpClientFrom(t testing.TB, s *Server, from net.IP) *net.UDPConn {
+	t.Helper()
 	_, port := s.Ports()
-	c, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(port)})
+	c, err := net.DialUDP("udp4", &net.UDPAddr{IP: from}, &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1), Port: int(port)})
 	if err != nil {
 		t.Fatal(err)
 	}

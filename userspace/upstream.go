@@ -7,10 +7,13 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// upstreamKey is what sockets have in common that can stand in for each other.
+// upstreamKey is what sockets have in common that can stand in for each other. One
+// client's never serve another, however they are masqueraded: what an endpoint
+// sends very late stays on the host that asked.
 type upstreamKey struct {
-	from source
-	to   netip.AddrPort
+	client netip.Addr
+	from   source
+	to     netip.AddrPort
 }
 
 // upstream is a connected socket towards an endpoint. It serves one session at a
