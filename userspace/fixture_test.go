@@ -135,12 +135,12 @@ func endpointAt(t testing.TB, addr string, serve func(*net.TCPConn)) netip.AddrP
 		t.Fatal(err)
 	}
 	var mu sync.Mutex
-	var conns []net.Conn
+	conns := map[net.Conn]bool{} // those that are open
 	t.Cleanup(func() {
 		l.Close()
 		mu.Lock()
 		defer mu.Unlock()
-		for _, c := range conns {
+		for c := range conns {
 			c.Close()
 		}
 	})
@@ -151,9 +151,16 @@ func endpointAt(t testing.TB, addr string, serve func(*net.TCPConn)) netip.AddrP
 				return
 			}
 			mu.Lock()
-			conns = append(conns, c)
+			conns[c] = true
 			mu.Unlock()
-			go serve(c.(*net.TCPConn))
+			go func() {
+				serve(c.(*net.TCPConn))
+				if errors.Is(c.SetDeadline(time.Time{}), net.ErrClosed) {
+					mu.Lock()
+					delete(conns, c)
+					mu.Unlock()
+				}
+			}()
 		}
 	}()
 	return addrPort(l.Addr())

@@ -47,7 +47,7 @@ func TestSoak(t *testing.T) {
 	ask := connect(t, s)
 	ask.CloseWrite()
 	io.ReadAll(ask) // one has been through, so what stays open is open
-	before := openFiles(t)
+	before, heap := openFiles(t), heapInUse()
 	ctx, cancel := context.WithTimeout(t.Context(), d)
 	defer cancel()
 	var done, aborted atomic.Int64
@@ -81,10 +81,25 @@ func TestSoak(t *testing.T) {
 	eventually(t, "every connection has ended", func() bool { return len(s.live.all()) == 0 && s.Budget(service.TCP).Used == 0 })
 	pipes := 2 * len(s.pipes.free)
 	eventually(t, "every descriptor is closed", func() bool { return openFiles(t) <= before+pipes })
+	after := heapInUse()
+	t.Logf("%d connections ended in good order, %d were reset; heap %d kB, %d at the start, %d descriptors (%d of pipes)",
+		done.Load(), aborted.Load(), after>>10, heap>>10, openFiles(t), pipes)
+	if after > heap+soakKeeps {
+		t.Errorf("heap %d kB, %d at the start: something is kept of connections that have ended", after>>10, heap>>10)
+	}
+}
+
+// soakKeeps is ample for what a server keeps for connections to come: it doesn't
+// grow with how many there have been.
+const soakKeeps = 16 << 20
+
+// heapInUse is what is reachable, in bytes.
+func heapInUse() uint64 {
 	var m runtime.MemStats
 	runtime.GC()
+	runtime.GC() // what pools hold goes with the second
 	runtime.ReadMemStats(&m)
-	t.Logf("%d connections ended in good order, %d were reset; heap %d kB, %d descriptors (%d of pipes)", done.Load(), aborted.Load(), m.HeapAlloc>>10, openFiles(t), pipes)
+	return m.HeapAlloc
 }
 
 // watchSoak logs from time to time what is in use, in a long soak: it must not grow.
