@@ -34,8 +34,8 @@ func report(ctx context.Context, o options, f flags, args []string) error {
 		Cases: b.cases, Absent: b.absent, Notes: notes(o),
 	}
 	table(r)
-	if f.json != "" && err == nil {
-		err = r.Write(f.json)
+	if f.json != "" { // also where a proxy couldn't be stopped: what was measured was
+		err = errors.Join(err, r.Write(f.json))
 	}
 	if len(b.failed) > 0 && o.quick {
 		err = errors.Join(err, fmt.Errorf("these carried no load without failure:\n%s", strings.Join(b.failed, "\n")))

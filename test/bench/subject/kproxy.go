@@ -28,6 +28,7 @@ func kproxy(masquerade bool) func(context.Context, *Rig) error {
 			"run", "--mode", "userspace", "--manifests", manifests, "--socket", socket,
 			"--state-dir", filepath.Join(r.dir, "state"), "--hostname-override", "node",
 			"--health-check", "off", // nobody else has any
+			"--drain-timeout", "3s", // when it is stopped, its clients have gone
 		}
 		if masquerade {
 			args = append(args, "--masquerade-all")
