@@ -38,8 +38,13 @@ func rehash(p *plan.Plan) {
 
 func hash(s *plan.Service, p *plan.Policy) uint64 {
 	h := fnv.New64a()
-	fmt.Fprintf(h, "%v %v %v %v %v %v %v %v %v", s.Port.Key, s.Port.Algorithm, s.Scheduler, s.Port.Affinity,
-		s.Frontends, s.Groups, s.Endpoints, s.Beneath, *p)
+	fmt.Fprintf(h, "%v %v %v %v %v %v %v %v", s.Port.Key, s.Port.Algorithm, s.Scheduler, s.Port.Affinity,
+		s.Frontends, s.Groups, s.Beneath, *p)
+	for _, e := range s.Endpoints {
+		fmt.Fprint(h, *e.Endpoint)
+		e.Endpoint = nil // what it points to, not where that is
+		fmt.Fprint(h, e)
+	}
 	return h.Sum64()
 }
 
