@@ -184,6 +184,12 @@ func (s *Source) publish(last *service.Snapshot) {
 	next, triggers := s.state.next(last)
 	before := s.current.Load()
 	if before != nil && before.Hash() == next.Hash() {
+		// A slice may come before it has endpoints. What led to it has taken effect with
+		// the next pass, as with kube-proxy.
+		if len(triggers[service.IPv4])+len(triggers[service.IPv6]) > 0 {
+			s.state.triggers.converted(triggers)
+			wake(s.changed)
+		}
 		return
 	}
 	if last == nil {
