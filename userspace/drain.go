@@ -64,7 +64,8 @@ func (s *Server) startReceivers() {
 		return
 	}
 	for _, w := range s.workers {
-		w.start()
+		w.started = true
+		w.admitPosts()
 		s.receivers.Go(w.run)
 	}
 }

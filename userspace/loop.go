@@ -1,8 +1,6 @@
 package userspace
 
 import (
-	"fmt"
-	"sync"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,9 +14,8 @@ import (
 // An idle connection costs its tcpConn, two sockets, and nothing else: neither
 // goroutine, nor stack, nor buffer, nor pipe.
 type loop struct {
+	poller
 	server *Server
-	epoll  int
-	bell   int // eventfd: somebody posted
 	now    int64
 
 	slots  []*tcpConn // by the number that the kernel names them by; nil where there is none
@@ -31,56 +28,21 @@ type loop struct {
 
 	acceptors []*acceptor
 	closing   bool // ends when it is set
-
-	mu     sync.Mutex // guards what follows
-	posted []func()
-	rung   bool
-	ended  bool
 }
 
-// The numbers of what isn't a connection.
-const bellSlot = -1
-
-// listenerSlot is that of the loop's i-th listener.
-func listenerSlot(i int) int32 { return int32(-2 - i) }
-
-// eventsAtOnce is how many events one wait returns at most.
-const eventsAtOnce = 64
+// listenerSlot is the number of the loop's i-th listener.
+func listenerSlot(i int) int32 { return int32(bellNumber - 1 - i) }
 
 func (s *Server) newLoop() (*loop, error) {
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("make epoll: %w", err)
-	}
-	bell, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err != nil {
-		unix.Close(epoll)
-		return nil, fmt.Errorf("make eventfd: %w", err)
-	}
-	l := &loop{server: s, epoll: epoll, bell: bell, buf: make([]byte, copySize)}
-	if err := l.watch(bell, unix.EPOLLIN|unix.EPOLLET, bellSlot, 0); err != nil {
-		l.release()
+	l := &loop{server: s, buf: make([]byte, copySize)}
+	if err := l.init(); err != nil {
 		return nil, err
 	}
+	l.admitPosts()
 	for i, t := range s.tcp {
 		l.acceptors = append(l.acceptors, newAcceptor(l, t, i))
 	}
 	return l, nil
-}
-
-// release closes what the loop itself holds.
-func (l *loop) release() {
-	unix.Close(l.bell)
-	unix.Close(l.epoll)
-}
-
-// watch asks for events of a socket.
-func (l *loop) watch(fd int, events uint32, slot int32, tag uint32) error {
-	ev := unix.EpollEvent{Events: events, Fd: slot, Pad: int32(tag)}
-	if err := sysControl(l.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != 0 {
-		return fmt.Errorf("watch socket: %w", err)
-	}
-	return nil
 }
 
 // run serves until close.
@@ -96,10 +58,8 @@ func (l *loop) run() {
 		l.resume()
 		l.mature()
 	}
-	l.mu.Lock()
-	l.ended, l.posted = true, nil
-	l.mu.Unlock()
-	l.release()
+	l.refusePosts()
+	l.shut()
 }
 
 // shortWait is how long a loop waits for events, in milliseconds, before the Go
@@ -147,10 +107,10 @@ func (l *loop) patience() int {
 // may have been closed since the wait.
 func (l *loop) dispatch(ev *unix.EpollEvent) {
 	switch {
-	case ev.Fd == bellSlot:
+	case ev.Fd == bellNumber:
 		l.answer()
 	case ev.Fd < 0:
-		l.acceptors[-2-ev.Fd].accept()
+		l.acceptors[bellNumber-1-ev.Fd].accept()
 	default:
 		c, tag := l.slots[ev.Fd], uint32(ev.Pad)
 		if c == nil {
@@ -182,33 +142,6 @@ func (l *loop) resume() {
 		if c.phase == relaying {
 			c.relay()
 		}
-	}
-}
-
-// post lets the loop call f soon; it does nothing once the loop has ended.
-func (l *loop) post(f func()) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.ended {
-		return
-	}
-	l.posted = append(l.posted, f)
-	if !l.rung {
-		l.rung = true
-		unix.Write(l.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	}
-}
-
-// answer does what was posted.
-func (l *loop) answer() {
-	var b [8]byte
-	unix.Read(l.bell, b[:])
-	l.mu.Lock()
-	posted := l.posted
-	l.posted, l.rung = nil, false
-	l.mu.Unlock()
-	for _, f := range posted {
-		f()
 	}
 }
 

@@ -15,24 +15,15 @@ type mmsghdr struct {
 // The calls below never wait, so they go past the runtime's bookkeeping for
 // calls that may (RawSyscall).
 
-// receiveMany receives into as many of hs as there are datagrams.
-func receiveMany(fd int, hs []mmsghdr) (int, error) {
-	for {
-		n, _, errno := unix.RawSyscall6(unix.SYS_RECVMMSG, uintptr(fd), uintptr(unsafe.Pointer(&hs[0])), uintptr(len(hs)), unix.MSG_DONTWAIT, 0, 0)
-		switch errno {
-		case 0:
-			return int(n), nil
-		case unix.EINTR:
-			continue
-		}
-		return 0, errno
-	}
-}
+// receiveMany receives into as many of hs as there are datagrams (recvmmsg(2)).
+func receiveMany(fd int, hs []mmsghdr) (int, error) { return many(unix.SYS_RECVMMSG, fd, hs) }
 
-// sendMany sends until one of hs fails; the error is that of the first.
-func sendMany(fd int, hs []mmsghdr) (int, error) {
+// sendMany sends until one of hs fails; the error is that of the first (sendmmsg(2)).
+func sendMany(fd int, hs []mmsghdr) (int, error) { return many(unix.SYS_SENDMMSG, fd, hs) }
+
+func many(call uintptr, fd int, hs []mmsghdr) (int, error) {
 	for {
-		n, _, errno := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&hs[0])), uintptr(len(hs)), unix.MSG_DONTWAIT, 0, 0)
+		n, _, errno := unix.RawSyscall6(call, uintptr(fd), uintptr(unsafe.Pointer(&hs[0])), uintptr(len(hs)), unix.MSG_DONTWAIT, 0, 0)
 		switch errno {
 		case 0:
 			return int(n), nil

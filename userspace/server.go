@@ -135,7 +135,7 @@ func (s *Server) startLoops() {
 func (s *Server) closeLoops() {
 	for _, l := range s.loops {
 		if l.close(); !s.looping {
-			l.release()
+			l.shut()
 		}
 	}
 	s.running.Wait()

@@ -14,8 +14,8 @@ const (
 )
 
 // exchangeRest is how long a single exchange must have been silent to make room,
-// and then its socket to serve another client: what an endpoint adds to its answer
-// comes with it.
+// and then its socket to serve another session of that client's host: what an
+// endpoint adds to its answer comes with it.
 const exchangeRest = 50 * time.Millisecond
 
 // ageList holds sessions, the one that has been silent longest first.

@@ -1,7 +1,6 @@
 package userspace
 
 import (
-	"fmt"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -18,10 +17,9 @@ import (
 // nothing else. What belongs to its sessions is touched by it alone, so it needs no
 // lock; others ask it by post.
 type udpWorker struct {
+	poller
 	server *Server
 	number int // its sockets' in the listeners
-	epoll  int
-	bell   int // eventfd: somebody posted
 	now    int64
 
 	in, out  *batch
@@ -45,32 +43,19 @@ type udpWorker struct {
 	crowd     crowd
 	handled   int         // datagrams of this turn
 	closing   bool        // ends when it is set
+	started   bool        // run was called
 	pressed   atomic.Bool // somebody else asked it to make room
-
-	mu      sync.Mutex // guards what follows
-	posted  []func()
-	rung    bool
-	started bool
-	ended   bool
 }
 
-// The numbers of what isn't an upstream.
-const (
-	workerBell     = -1
-	workerListener = -2 // and below: of the Server's i-th UDP listener
-)
+// workerListener and below are the numbers of the Server's UDP listeners.
+const workerListener = bellNumber - 1
 
 func (s *Server) newUDPWorker(number int) (*udpWorker, error) {
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	w := &udpWorker{server: s, number: number, sessions: map[sessionKey]*session{}}
+	err := w.init()
 	if err != nil {
-		return nil, fmt.Errorf("make epoll: %w", err)
+		return nil, err
 	}
-	bell, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
-	if err != nil {
-		unix.Close(epoll)
-		return nil, fmt.Errorf("make eventfd: %w", err)
-	}
-	w := &udpWorker{server: s, number: number, epoll: epoll, bell: bell, sessions: map[sessionKey]*session{}}
 	w.resting.by = map[upstreamKey]*restList{}
 	w.resting.sweep.owner = &w.resting
 	w.resting.worker = w
@@ -79,9 +64,6 @@ func (s *Server) newUDPWorker(number int) (*udpWorker, error) {
 	}
 	if w.in, err = newBatch(); err == nil {
 		w.out, err = newBatch()
-	}
-	if err == nil {
-		err = w.watch(bell, unix.EPOLLIN, workerBell, 0)
 	}
 	for i, l := range s.udp {
 		if err == nil {
@@ -100,16 +82,7 @@ func (w *udpWorker) release() {
 	w.resting.closeAll()
 	w.in.release()
 	w.out.release()
-	unix.Close(w.bell)
-	unix.Close(w.epoll)
-}
-
-func (w *udpWorker) watch(fd int, events uint32, number int32, tag uint32) error {
-	ev := unix.EpollEvent{Events: events, Fd: number, Pad: int32(tag)}
-	if err := unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, fd, &ev); err != nil {
-		return fmt.Errorf("watch socket: %w", err)
-	}
-	return nil
+	w.shut()
 }
 
 // run serves until close.
@@ -132,7 +105,7 @@ func (w *udpWorker) run() {
 		w.crowd.note(w.handled, w.now)
 		w.handled = 0
 	}
-	w.end()
+	w.refusePosts()
 	w.release()
 }
 
@@ -165,55 +138,6 @@ func (w *udpWorker) dispatch(ev *unix.EpollEvent) {
 		}
 	case ev.Fd <= workerListener:
 		w.serve(w.server.udp[workerListener-ev.Fd])
-	}
-}
-
-// post lets the worker call f soon; false if it isn't running.
-func (w *udpWorker) post(f func()) bool {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if !w.started || w.ended {
-		return false
-	}
-	w.posted = append(w.posted, f)
-	if !w.rung {
-		w.rung = true
-		unix.Write(w.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
-	}
-	return true
-}
-
-// answer does what was posted.
-func (w *udpWorker) answer() {
-	w.mu.Lock()
-	posted := w.posted
-	w.posted = nil
-	if w.rung {
-		w.rung = false
-		var b [8]byte
-		unix.Read(w.bell, b[:])
-	}
-	w.mu.Unlock()
-	for _, f := range posted {
-		f()
-	}
-}
-
-// start lets posts in; run follows.
-func (w *udpWorker) start() {
-	w.mu.Lock()
-	w.started = true
-	w.mu.Unlock()
-}
-
-// end does what was posted last.
-func (w *udpWorker) end() {
-	w.mu.Lock()
-	posted := w.posted
-	w.posted, w.ended = nil, true
-	w.mu.Unlock()
-	for _, f := range posted {
-		f()
 	}
 }
 
