@@ -98,7 +98,8 @@ const (
 // that changes which go on and on take half a processor at most: a table that is
 // replaced as a whole, or looked through at every commit, takes long where there
 // are many services. What changes meanwhile is served in userspace, and one pass
-// brings all of it.
+// brings all of it. A pass that writes everything, as the first does, tells nothing of
+// what a change takes: it is followed by no rest.
 const (
 	cheap   = 100 * time.Millisecond
 	restMax = time.Second
@@ -144,9 +145,9 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 		if p == nil || !again && g.failedFor(p) {
 			continue
 		}
-		start := time.Now()
+		start, full := time.Now(), !g.known
 		err := g.pass(ctx, p)
-		if d := rest(time.Since(start)); d > 0 {
+		if d := rest(time.Since(start)); d > 0 && !full {
 			wake = nil
 			resting.Reset(d)
 		}

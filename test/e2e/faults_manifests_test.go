@@ -274,6 +274,11 @@ func TestDeletedService(t *testing.T) {
 	}
 	w.must(os.Remove(m.Path(w.manifests)))
 	w.gone("web")
+	for _, target := range frontends(m) {
+		for _, network := range []string{"tcp", "udp"} {
+			w.eventually(8*time.Second, "nobody to serve it", func() error { return w.nobodyAt(network, target.String()) })
+		}
+	}
 	w.eventually(8*time.Second, "its rules to be gone", func() error {
 		if w.plane == plan.IPVS {
 			return nil // it drains, which has tests of its own
@@ -286,11 +291,6 @@ func TestDeletedService(t *testing.T) {
 		}
 		return nil
 	})
-	for _, target := range frontends(m) {
-		for _, network := range []string{"tcp", "udp"} {
-			w.unserved(network, target.String())
-		}
-	}
 	exchanges := held[0].Exchanges()
 	w.eventually(5*time.Second, "the held connections to go on", func() error {
 		if now := held[0].Exchanges(); now < exchanges+5 {
@@ -306,18 +306,28 @@ func TestDeletedService(t *testing.T) {
 // whether that is told or not depends on where the address is routed.
 func (w *world) unserved(network, target string) {
 	w.Helper()
+	if err := w.nobodyAt(network, target); err != nil {
+		w.Error(err)
+	}
+}
+
+// nobodyAt is an error when somebody answers there.
+func (w *world) nobodyAt(network, target string) error {
 	ctx, cancel := context.WithTimeout(w.ctx, lasting(time.Second))
 	defer cancel()
 	c, err := w.net.Client.Dial(ctx, network, target)
 	if err != nil {
-		return
+		return nil
 	}
 	defer c.Close()
-	w.must(c.SetDeadline(time.Now().Add(lasting(time.Second))))
+	if err := c.SetDeadline(time.Now().Add(lasting(time.Second))); err != nil {
+		return err
+	}
 	if _, err := c.Write([]byte("hello\n")); err != nil {
-		return
+		return nil
 	}
 	if n, err := c.Read(make([]byte, 100)); err == nil {
-		w.Errorf("%s to %s: answered with %d bytes, want nobody to serve it", network, target, n)
+		return fmt.Errorf("%s to %s: answered with %d bytes, want nobody to serve it", network, target, n)
 	}
+	return nil
 }
