@@ -51,6 +51,21 @@ func raiseFDs() (int, error) {
 	return int(min(l.Cur, 1<<24)), nil
 }
 
+// roomAtOnce is how many descriptors the process's table is made to hold at the
+// start, at 8 bytes each.
+const roomAtOnce = 1 << 16
+
+// makeRoomForFDs has the kernel make the table of descriptors large before there are
+// many. It doubles it whenever it is full, and has every thread that opens one
+// wait meanwhile: for a grace period, 10 to 20 ms, as the process has several threads
+// (expand_fdtable in fs/file.c). A table that can't be made now is made as it fills.
+func makeRoomForFDs(fd, limit int) {
+	last, err := unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, min(limit, roomAtOnce)-1)
+	if err == nil {
+		unix.Close(last)
+	}
+}
+
 // budget counts file descriptors. Whoever can't have any waits or goes without.
 type budget struct {
 	size    int

@@ -47,6 +47,7 @@ func (s *Server) Listen() error {
 	if s.tcp, err = listen(s.cfg.TCPPort, s.openTCP); err != nil {
 		return err
 	}
+	makeRoomForFDs(s.tcp[0].fd, limit)
 	if s.cfg.Origin != nil {
 		s.udp, err = listen(s.cfg.UDPPort, s.openUDP)
 	}
