@@ -201,7 +201,7 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.restorer.run(ctx) })
 	g.Go(func() error { return a.keeper.run(ctx) })
 	g.Go(func() error { return a.sweeper.run(ctx) })
-	g.Go(func() error { return a.giveBack(ctx) })
+	g.Go(func() error { return a.keepSmall(ctx) })
 	g.Go(func() error { return a.clients.run(ctx) })
 	g.Go(func() error { return a.userspace.Run(ctx) })
 	g.Go(func() error { return a.prober.Run(ctx) })
