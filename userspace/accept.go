@@ -100,7 +100,7 @@ func (a *acceptor) accept() {
 		}
 		a.wait = acceptWaitMin
 		t.starved.Store(0)
-		a.loop.admit(t, fd, a.from.addrPort())
+		a.loop.place(t, fd, a.from.addrPort())
 	}
 }
 

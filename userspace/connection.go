@@ -68,6 +68,7 @@ func (l *loop) admit(t *tcpListener, fd int, client netip.AddrPort) {
 	if x == nil {
 		(&side{fd: fd}).abort()
 		s.tcpBudget.release(fdsPerConnection)
+		l.taken.Add(-1)
 		return
 	}
 	s.flows.Add(1)

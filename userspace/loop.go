@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -17,6 +18,9 @@ type loop struct {
 	poller
 	server *Server
 	now    int64
+
+	taken atomic.Int32 // connections that it has, or was handed
+	turn  int          // of neighbour
 
 	slots  []*tcpConn // by the number that the kernel names them by; nil where there is none
 	free   []int32    // slots without a connection
@@ -169,6 +173,7 @@ func (l *loop) seat(c *tcpConn) {
 
 // unseat takes c's slot away.
 func (l *loop) unseat(c *tcpConn) {
+	l.taken.Add(-1)
 	l.slots[c.slot] = nil
 	l.free = append(l.free, c.slot)
 }

@@ -151,20 +151,28 @@ func (s *Server) acceptAgain() {
 // stopAccepting takes in the clients that the kernel has connected, and resets
 // those that come after. It returns when the listeners are closed.
 func (s *Server) stopAccepting() {
-	var stopped sync.WaitGroup
-	for _, l := range s.loops {
-		stopped.Add(1)
-		l.post(func() {
-			defer stopped.Done()
-			for _, a := range l.acceptors {
-				a.stop()
-			}
-		})
-	}
-	stopped.Wait()
+	s.everyLoop(func(l *loop) {
+		for _, a := range l.acceptors {
+			a.stop()
+		}
+	})
+	s.everyLoop(func(*loop) {}) // what loops had handed to each other before has been taken
 	for _, l := range s.tcp {
 		l.close()
 	}
+}
+
+// everyLoop has every loop call f and waits until they have.
+func (s *Server) everyLoop(f func(*loop)) {
+	var done sync.WaitGroup
+	for _, l := range s.loops {
+		done.Add(1)
+		l.post(func() {
+			defer done.Done()
+			f(l)
+		})
+	}
+	done.Wait()
 }
 
 // connected counts a connection or session that an endpoint took; first says

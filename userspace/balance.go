@@ -1,0 +1,37 @@
+package userspace
+
+import "net/netip"
+
+// How many connections more than another loop one may have before it hands over what
+// it accepts: so many, and an eighth.
+const (
+	unevenBy    = 4
+	unevenShare = 8
+)
+
+// place has a connection that l has accepted served by l, unless l has clearly more
+// than another loop, which serves it then. The kernel wakes a loop for a client, not
+// for its share of them: in a burst, the one that is awake takes nearly all, and would
+// serve them alone for as long as they last while other processors idle. The next
+// loop in turn is looked at, not all: with many loops that evens them out as well.
+func (l *loop) place(t *tcpListener, fd int, client netip.AddrPort) {
+	other := l.neighbour()
+	theirs := other.taken.Load()
+	if l.taken.Load() <= theirs+theirs/unevenShare+unevenBy || !other.post(func() { other.admit(t, fd, client) }) {
+		l.taken.Add(1)
+		l.admit(t, fd, client)
+		return
+	}
+	other.taken.Add(1)
+}
+
+// neighbour is another loop, in turn; l itself where it is the only one.
+func (l *loop) neighbour() *loop {
+	loops := l.server.loops
+	l.turn++
+	if other := loops[l.turn%len(loops)]; other != l || len(loops) == 1 {
+		return other
+	}
+	l.turn++
+	return loops[l.turn%len(loops)]
+}
