@@ -71,13 +71,17 @@ func (p *pump) turn(c *tcpConn, src, dst *side) ending {
 }
 
 // take reads once; unfinished says that there may be more. What was copied is
-// written at once.
+// written at once. Where there is urgent data in the stream, a read returns what is
+// before it and a splice returns nothing at all (tcp_recvmsg_locked and
+// tcp_read_sock in net/ipv4/tcp.c): such a stream is copied until a read finds
+// nothing. Urgent data itself isn't passed on.
 func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
-	if p.bulk && !p.piped {
+	bulk := p.bulk && !src.urgent
+	if bulk && !p.piped {
 		p.pipe, p.piped = c.loop.server.pipes.get()
 	}
 	var err unix.Errno
-	piping := p.bulk && p.piped
+	piping := bulk && p.piped
 	if piping {
 		n, err = sysSplice(src.fd, p.pipe.w, pipeSize)
 	} else {
@@ -104,7 +108,7 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 		p.pending = n
 		return n, unfinished
 	}
-	if p.bulk = n == len(c.loop.buf); !p.bulk && !src.last {
+	if p.bulk = n == len(c.loop.buf); !p.bulk && !src.last && !src.urgent {
 		p.rest(src) // a short read has emptied the source (epoll(7)); an end would have been announced
 	}
 	return n, p.give(c, dst, c.loop.buf[:n])

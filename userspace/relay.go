@@ -71,6 +71,7 @@ func (x *tcpConn) direction(d int) {
 	switch x.pumps[d].turn(x, &x.sides[d], &x.sides[1-d]) {
 	case finished:
 		x.pumps[d].over = true
+		x.pumps[d].drop(x.loop.server.pipes) // the other direction may go on for long
 		x.sourceFinished(d)
 	case sourceDied:
 		x.sourceDied(d)

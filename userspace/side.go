@@ -12,6 +12,7 @@ type side struct {
 	writable bool
 	last     bool // there is an end to be read, or an error
 	broken   bool // both directions are shut, or it has an error
+	urgent   bool // it got urgent data, at which reads stop short
 	watched  bool // the kernel tells of events
 	asksOut  bool // and when it can be written to
 	hurried  bool // see hurry
@@ -19,13 +20,13 @@ type side struct {
 
 // Events of a socket. The endpoint's is written to first, and connected before.
 const (
-	clientEvents   = unix.EPOLLIN | unix.EPOLLRDHUP | unix.EPOLLET
+	clientEvents   = unix.EPOLLIN | unix.EPOLLPRI | unix.EPOLLRDHUP | unix.EPOLLET
 	endpointEvents = clientEvents | unix.EPOLLOUT
 )
 
 // note takes down what events say.
 func (s *side) note(events uint32) {
-	if events&(unix.EPOLLIN|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
+	if events&(unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		s.readable = true
 	}
 	if events&(unix.EPOLLOUT|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
@@ -33,6 +34,7 @@ func (s *side) note(events uint32) {
 	}
 	s.last = s.last || events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
 	s.broken = s.broken || events&(unix.EPOLLHUP|unix.EPOLLERR) != 0
+	s.urgent = s.urgent || events&unix.EPOLLPRI != 0
 }
 
 // watch asks for events of it.
@@ -66,16 +68,18 @@ func (s *side) dead() bool {
 	return err != nil || info.State == tcpClose
 }
 
-// established reports whether its peer has taken the connection.
+// established reports whether its peer has taken the connection, though it may have
+// finished sending already.
 func (s *side) established() bool {
 	info, err := unix.GetsockoptTCPInfo(s.fd, unix.SOL_TCP, unix.TCP_INFO)
-	return err == nil && info.State == tcpEstablished
+	return err == nil && (info.State == tcpEstablished || info.State == tcpCloseWait)
 }
 
 // Some of enum in net/tcp_states.h.
 const (
 	tcpEstablished = 1
 	tcpClose       = 7
+	tcpCloseWait   = 8
 )
 
 // unsent reports whether the peer hasn't acknowledged everything.
