@@ -15,7 +15,7 @@ func PodRule(p *plan.Policy, f service.Family, text, target string) string {
 	if in := podInterface(p); in != "" {
 		return "-i " + in + " " + Comment(text) + " " + target
 	}
-	return Comment(text) + " " + InSet(FamilySet(SetPods, f), "src") + " " + target
+	return InSet(FamilySet(SetPods, f), "src") + " " + Comment(text) + " " + target
 }
 
 // OtherRule is a rule for all other packets, this node's own included; match is
@@ -25,9 +25,9 @@ func OtherRule(p *plan.Policy, f service.Family, text, match, target string) str
 		match += " "
 	}
 	if in := podInterface(p); in != "" {
-		return "! -i " + in + " " + Comment(text) + " " + match + target
+		return "! -i " + in + " " + match + Comment(text) + " " + target
 	}
-	return Comment(text) + " " + match + NotInSet(FamilySet(SetPods, f), "src") + " " + target
+	return match + NotInSet(FamilySet(SetPods, f), "src") + " " + Comment(text) + " " + target
 }
 
 // podInterface is what iptables' option -i takes: a name, or what names begin

@@ -164,7 +164,7 @@ func (b *builder) entry(t treatment, kind string) string {
 		cluster := b.group(kindCluster)
 		rules = append(rules,
 			kernel.PodRule(b.policy, b.family, "pods may use endpoints of every node", "-g "+cluster),
-			kernel.Comment("and so may this node")+" -m addrtype --src-type LOCAL -g "+cluster)
+			"-m addrtype --src-type LOCAL "+kernel.Comment("and so may this node")+" -g "+cluster)
 	}
 	if len(rules) == 0 {
 		return b.group(t.kind())
@@ -206,7 +206,7 @@ func (b *builder) masquerade(m plan.Masquerade) []string {
 	case plan.MasqueradeUnlessPod:
 		return []string{kernel.OtherRule(b.policy, b.family, "masquerade clients outside the pod network", "", mark)}
 	case plan.MasqueradeNodeLocal:
-		return []string{kernel.Comment("masquerade this node itself") + " -m addrtype --src-type LOCAL " + mark}
+		return []string{"-m addrtype --src-type LOCAL " + kernel.Comment("masquerade this node itself") + " " + mark}
 	}
 	return nil
 }

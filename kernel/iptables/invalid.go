@@ -28,12 +28,10 @@ const chainInvalid = kernel.ChainInvalid
 // (net.netfilter.nf_conntrack_tcp_be_liberal), nothing is. Nor need it be in
 // userspace, whose connections to endpoints have sockets.
 func (s shared) invalid() []string {
-	const invalid = "-m conntrack --ctstate INVALID "
-	to := " -j " + chainInvalid
-	why := kernel.Comment("of an endpoint, to nobody knows whom") + " "
+	to := " " + kernel.Comment("of an endpoint, to nobody knows whom") + " -j " + chainInvalid
 	return []string{
-		why + invalid + kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src") + to,
-		why + invalid + kernel.InSet(s.set(kernel.SetLeaving), "src,src") + to,
+		state("INVALID") + " " + kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src") + to,
+		state("INVALID") + " " + kernel.InSet(s.set(kernel.SetLeaving), "src,src") + to,
 	}
 }
 
@@ -54,7 +52,7 @@ func (s shared) invalidInput() []string {
 	}
 	var out []string
 	if s.SocketMatch {
-		out = append(out, "-p tcp "+kernel.Comment("TCP knows better")+" -m conntrack --ctstate INVALID -m socket -j RETURN")
+		out = append(out, "-p tcp "+state("INVALID")+" -m socket "+kernel.Comment("TCP knows better")+" -j RETURN")
 	}
 	return append(out, s.invalid()...)
 }

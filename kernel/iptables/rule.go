@@ -15,5 +15,5 @@ func toPort(a netip.Addr, p service.Protocol, port uint16, text string) string {
 		to = "-d " + kernel.HostPrefix(a) + " "
 	}
 	proto := p.String()
-	return to + "-p " + proto + " " + kernel.Comment(text) + " -m " + proto + " --dport " + strconv.Itoa(int(port))
+	return to + "-p " + proto + " -m " + proto + " --dport " + strconv.Itoa(int(port)) + " " + kernel.Comment(text)
 }

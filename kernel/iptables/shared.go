@@ -24,12 +24,31 @@ const (
 	chainShort       = kernel.Prefix + "SHORT"
 )
 
+// The chains of what only some packets need: those that begin a connection, or
+// that conntrack can't place. Others pass one rule that leads there.
+const (
+	chainPreroutingNew = chainPrerouting + "-NEW"
+	chainOutputNew     = chainOutput + "-NEW"
+	chainInputNew      = chainInput + "-NEW"
+	chainForwarded     = kernel.Prefix + "FORWARDED"
+	chainRefuseNode    = chainRefuse + "-NODE"
+	chainReject        = kernel.Prefix + "REJECT"
+)
+
 // userProtocols are what userspace serves, and node-port bitmaps exist for.
 var userProtocols = [2]service.Protocol{service.TCP, service.UDP}
 
 // shared renders what doesn't depend on services. Without a kernel data plane
 // beneath (mode userspace) only the portal is left. What packets of IPVS need
 // is in chains of kernel/ipvs; here are the rules that lead there.
+//
+// Every packet of the host passes some of these rules, and the kernel evaluates
+// a rule's matches in the order that they are written in, until one fails. So
+// what fails most often and what costs least comes first: addresses, protocol,
+// ports and marks, then states of conntrack, then sets and look-ups of routes,
+// which cost as much as several others. The comment, which always matches, but
+// is a match of its own (xt_comment), comes last. Packets of established
+// connections find what they need in the first rules.
 type shared struct {
 	Options
 	family         service.Family
@@ -63,12 +82,11 @@ func (s shared) rewritten() []string {
 	return out
 }
 
-// toNode is a rule for packets to those of the node's own addresses that node
-// ports answer on; loopback says whether it is for loopback addresses too, if node
-// ports answer there at all. The addresses on kproxy's link are local as well, but
-// services' only. The rule is in the order of iptables-save: what is in match
-// comes after the protocol and the comment, both of which may be empty.
-func (s shared) toNode(loopback bool, protocol, comment, match string) string {
+// toNode matches packets to those of the node's own addresses that node ports
+// answer on; loopback says whether it is for loopback addresses too, if node ports
+// answer there at all. The addresses on kproxy's link are local as well, but
+// services' only. The protocol may be empty.
+func (s shared) toNode(loopback bool, protocol string) string {
 	out := ""
 	if !loopback || s.policy.NoLocalhostNodePorts {
 		out = "! -d " + kernel.Loopback[s.family] + " "
@@ -76,14 +94,11 @@ func (s shared) toNode(loopback bool, protocol, comment, match string) string {
 	if protocol != "" {
 		out += "-p " + protocol + " "
 	}
-	if comment != "" {
-		out += kernel.Comment(comment) + " "
-	}
 	out += "-m addrtype --dst-type LOCAL"
 	if s.ipvs {
 		out += " " + kernel.NotInSet(s.set(kernel.SetVIP), "dst")
 	}
-	return out + s.answering() + match
+	return out + s.answering()
 }
 
 // answering matches addresses that node ports answer on, of those of this node.
@@ -96,30 +111,31 @@ func (s shared) answering() string {
 
 func (s shared) set(base string) string { return kernel.FamilySet(base, s.family) }
 
+// jumps have no comments: a comment is a match, which every packet of the host
+// would pass at every jump, and chains' names say whose they are. What leads to
+// chainAccept is last, so a rule of the host that drops wins.
 func (s shared) jumps() []kernel.Jump {
-	jump := func(table, from, to, why string) kernel.Jump {
-		return kernel.Jump{Table: table, From: from, Rule: kernel.Comment("kproxy: "+why) + " -j " + to, Last: to == chainAccept}
+	jump := func(table, from, to string) kernel.Jump {
+		return kernel.Jump{Table: table, From: from, Rule: "-j " + to, Last: to == chainAccept}
 	}
 	out := []kernel.Jump{
-		jump("filter", "INPUT", chainInput, "services"),
-		jump("filter", "FORWARD", chainForward, "services"),
-		jump("filter", "OUTPUT", chainOutput, "services"),
-		jump("mangle", "PREROUTING", chainPrerouting, "services"),
-		jump("mangle", "OUTPUT", chainOutput, "services"),
-		jump("nat", "PREROUTING", chainServices, "services"),
-		jump("nat", "OUTPUT", chainServices, "services"),
+		jump("filter", "INPUT", chainInput),
+		jump("filter", "FORWARD", chainForward),
+		jump("filter", "OUTPUT", chainOutput),
+		jump("mangle", "PREROUTING", chainPrerouting),
+		jump("mangle", "OUTPUT", chainOutput),
+		jump("nat", "PREROUTING", chainServices),
+		jump("nat", "OUTPUT", chainServices),
 	}
 	if s.iptables {
-		out = append(out, jump("filter", "FORWARD", chainAccept, "to endpoints, unless a rule above drops it"))
+		out = append(out, jump("filter", "FORWARD", chainAccept))
 	}
 	if s.ipvs {
 		// IPVS takes packets on their way into the node and sends them on their way out.
-		out = append(out,
-			jump("filter", "INPUT", chainAccept, "to services, unless a rule above drops it"),
-			jump("filter", "OUTPUT", chainAccept, "to endpoints, unless a rule above drops it"))
+		out = append(out, jump("filter", "INPUT", chainAccept), jump("filter", "OUTPUT", chainAccept))
 	}
 	if s.beneath() {
-		out = append(out, jump("nat", "POSTROUTING", chainPostrouting, "masquerade"))
+		out = append(out, jump("nat", "POSTROUTING", chainPostrouting))
 	}
 	return out
 }
@@ -131,12 +147,21 @@ func (s shared) chains() []kernel.Chain {
 	out := []kernel.Chain{
 		chain("filter", chainForward, s.forward()...),
 		chain("filter", chainInput, s.input()...),
+		chain("filter", chainInputNew, s.inputNew()...),
 		chain("filter", chainOutput, s.output()...),
+		chain("filter", chainOutputNew, s.outputNew()...),
 		chain("filter", chainRefuse, s.refusals()...),
+		chain("filter", chainRefuseNode, s.refusalsNode()...),
+		chain("filter", chainReject, s.reject()...),
 		chain("mangle", chainOutput, s.mangleOutput()...),
+		chain("mangle", chainOutputNew, s.mangleOutputNew()...),
 		chain("mangle", chainPrerouting, s.manglePrerouting()...),
+		chain("mangle", chainPreroutingNew, s.manglePreroutingNew()...),
 		chain("nat", chainPortal, s.portal()...),
 		chain("nat", chainServices, s.services()...),
+	}
+	if s.iptables {
+		out = append(out, chain("filter", chainForwarded, s.forwarded()...))
 	}
 	if s.beneath() {
 		out = append(out,
@@ -145,7 +170,7 @@ func (s shared) chains() []kernel.Chain {
 			chain("nat", chainPostrouting, s.postrouting()...))
 	}
 	if s.short {
-		out = append(out, chain("nat", chainShort, s.redirects(kernel.SetShort)...))
+		out = append(out, chain("nat", chainShort, s.shorts()...))
 	}
 	return out
 }
@@ -158,7 +183,7 @@ func (s shared) services() []string {
 	own := s.Marks.Own()
 	out := []string{
 		kernel.HasMark(own, own) + " " + kernel.Comment("connections of kproxy to endpoints") + " -j RETURN",
-		"-p tcp " + notSYN + " " + kernel.Comment("forgotten by conntrack") + " " + kernel.InSet(s.set(kernel.SetHeld), "src,src,dst") + s.redirect(0),
+		"-p tcp " + notSYN + " " + kernel.InSet(s.set(kernel.SetHeld), "src,src,dst") + " " + kernel.Comment("forgotten by conntrack") + s.redirect(0),
 		kernel.InSet(s.set(kernel.SetAlive), "src") + " " + kernel.Comment("a live kproxy serves these in userspace") + " -j " + chainPortal,
 	}
 	if s.ipvs {
@@ -167,7 +192,7 @@ func (s shared) services() []string {
 	if s.iptables {
 		out = append(out,
 			kernel.Comment("all others by destination address")+" -j "+chainDispatch,
-			s.toNode(false, "", "then by node port", " -j "+chainNodePorts))
+			s.toNode(false, "")+" "+kernel.Comment("then by node port")+" -j "+chainNodePorts)
 	}
 	return out
 }
@@ -185,23 +210,28 @@ func (s shared) portal() []string {
 		}
 		out = append(out, "-d "+kernel.Loopback[s.family]+" -p "+p.String()+" -m addrtype --src-type LOCAL"+s.answering()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetLocal, p, s.family), "dst")+s.redirect(i))
 	}
-	out = append(out, s.redirects(kernel.SetUser)...)
+	for i, p := range userProtocols {
+		out = append(out, "-p "+p.String()+" "+kernel.InSet(s.set(kernel.SetUser), "dst,dst")+s.redirect(i))
+	}
+	for i, p := range userProtocols {
+		out = append(out, s.toNode(false, p.String())+" "+kernel.InSet(kernel.NodePortSet(kernel.SetUser, p, s.family), "dst")+s.redirect(i))
+	}
 	if s.short {
 		out = append(out,
 			kernel.PodRule(s.policy, s.family, "pods may use endpoints of every node", "-j "+chainShort),
-			kernel.Comment("and so may this node")+" -m addrtype --src-type LOCAL -j "+chainShort)
+			"-m addrtype --src-type LOCAL "+kernel.Comment("and so may this node")+" -j "+chainShort)
 	}
 	return out
 }
 
-// redirects are the rules for who is in one kind of the portal's sets.
-func (s shared) redirects(base string) []string {
+// shorts are the rules for pods and this node itself.
+func (s shared) shorts() []string {
 	var out []string
 	for i, p := range userProtocols {
-		out = append(out, "-p "+p.String()+" "+kernel.InSet(s.set(base), "dst,dst")+s.redirect(i))
+		out = append(out, "-p "+p.String()+" "+kernel.InSet(s.set(kernel.SetShort), "dst,dst")+s.redirect(i))
 	}
 	for i, p := range userProtocols {
-		out = append(out, s.toNode(false, p.String(), "", " "+kernel.InSet(kernel.NodePortSet(base, p, s.family), "dst")+s.redirect(i)))
+		out = append(out, s.toNode(false, p.String())+" "+kernel.InSet(kernel.NodePortSet(kernel.SetShort, p, s.family), "dst")+s.redirect(i))
 	}
 	return out
 }
@@ -225,218 +255,19 @@ func (s shared) postrouting() []string {
 	endpoint := kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,dst")
 	var out []string
 	for _, rewritten := range s.rewritten() {
-		out = append(out, kernel.Comment("hairpin: an endpoint that reaches itself")+" "+rewritten+" "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,src")+" "+mark)
+		out = append(out, rewritten+" "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,src")+" "+kernel.Comment("hairpin: an endpoint that reaches itself")+" "+mark)
 		for _, l := range s.policy.Links {
 			if service.FamilyOf(l.Addr()) == s.family {
 				out = append(out, fmt.Sprintf("-s %s -d %s %s %s %s %s", l, l,
-					kernel.Comment("the endpoint would answer without passing this node"), rewritten, endpoint, mark))
+					rewritten, endpoint, kernel.Comment("the endpoint would answer without passing this node"), mark))
 			}
 		}
 	}
 	if s.ipvs {
-		out = append(out, kernel.Comment("this node takes a service address on its link as its own")+" "+kernel.InSet(s.set(kernel.SetVIP), "src")+" "+endpoint+" "+mark)
+		out = append(out, kernel.InSet(s.set(kernel.SetVIP), "src")+" "+endpoint+" "+kernel.Comment("this node takes a service address on its link as its own")+" "+mark)
 	}
 	return append(out,
 		fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m.Masquerade, m.Masquerade),
 		kernel.SetMark(m.Masquerade, 0),
 		masquerade)
-}
-
-func (s shared) refuse() string {
-	return "-m conntrack --ctstate NEW -j " + chainRefuse
-}
-
-// refusals meet connections whose destination nothing has rewritten. TCP is
-// refused with a reset: ICMP is rate limited per client, and a client that a
-// router has just redirected would learn nothing for a second.
-func (s shared) refusals() []string {
-	reset := " -j REJECT --reject-with tcp-reset"
-	unreachable := " -j REJECT --reject-with " + kernel.RejectWith[s.family]
-	out := []string{
-		kernel.Comment("endpoints exist, but the traffic policy allows none here") + " " + kernel.InSet(s.set(kernel.SetDrop), "dst,dst") + " -j DROP",
-		"-p tcp " + kernel.Comment("no usable endpoint") + " " + kernel.InSet(s.set(kernel.SetReject), "dst,dst") + reset,
-		kernel.Comment("no usable endpoint") + " " + kernel.InSet(s.set(kernel.SetReject), "dst,dst") + unreachable,
-	}
-	for _, p := range userProtocols {
-		reject := unreachable
-		if p == service.TCP {
-			reject = reset
-		}
-		out = append(out,
-			s.toNode(true, p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p, s.family), "dst")+" -j DROP"),
-			s.toNode(true, p.String(), "", " "+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p, s.family), "dst")+reject))
-	}
-	return out
-}
-
-// forward accepts, as kube-proxy does, what is masqueraded and what is
-// established, where the host's policy is to drop; but only connections to
-// endpoints: others' rewritten ones (Docker's published ports) are others' to
-// let through. Connections are marked when they begin, because an endpoint may
-// leave the set before its connections end.
-func (s shared) forward() []string {
-	out := append([]string{s.refuse()}, s.invalidForward()...)
-	if s.iptables {
-		m, accepted := s.Marks.Masquerade, s.Marks.Accepted()
-		out = append(out,
-			"-m conntrack --ctstate NEW -m conntrack --ctstate DNAT "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+
-				fmt.Sprintf(" -j CONNMARK --set-xmark %#x/%#x", accepted, accepted),
-			"-m conntrack --ctstate DNAT "+kernel.HasMark(m, m)+" "+kernel.Comment("to endpoints, masqueraded")+" -j ACCEPT",
-			"-m conntrack --ctstate ESTABLISHED -m conntrack --ctstate DNAT "+s.accepted()+" "+
-				kernel.Comment("connections that were let through")+" -j ACCEPT",
-			"-m conntrack --ctstate RELATED -m conntrack --ctstate DNAT "+kernel.Comment("and errors about them")+" -j ACCEPT")
-	}
-	return append(out, s.virtual()...)
-}
-
-// virtual leads to what the connections of IPVS need wherever they pass.
-func (s shared) virtual() []string {
-	if !s.ipvs {
-		return nil
-	}
-	return []string{s.accepted() + " -j " + kernel.ChainVirtual}
-}
-
-// accept is for the end of built-in chains. On its way into the node or out of it
-// a connection of IPVS is accepted only if it is somebody else's: what this
-// node's own programs may do is for the host to say, in every data plane.
-func (s shared) accept() []string {
-	var out []string
-	if s.iptables {
-		out = append(out, "-m conntrack --ctstate DNAT "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+" -j ACCEPT")
-	}
-	if s.ipvs {
-		out = append(out, s.accepted()+" -m addrtype ! --src-type LOCAL -j ACCEPT")
-	}
-	return out
-}
-
-// notSYN matches what doesn't begin a TCP connection.
-const notSYN = "-m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
-
-// output lets through what kproxy and IPVS send, where the host's policy is to
-// drop. An answer of the listener's that conntrack knows no connection for must
-// not pass: it would bear the listener's address, and the client would reset the
-// connection, while kproxy has the connection tracked again in a moment.
-func (s shared) output() []string {
-	own := s.Marks.Own()
-	forgotten := kernel.Comment("answers that conntrack has forgotten whom to") + " -m conntrack --ctstate INVALID,NEW -j DROP"
-	return append([]string{
-		fmt.Sprintf("-p tcp %s --sport %d %s", notSYN, s.TCPPort, forgotten),
-		fmt.Sprintf("-p udp -m udp --sport %d %s", s.UDPPort, forgotten),
-		s.refuse(), kernel.Comment("connections of kproxy to endpoints") + " " + kernel.HasMark(own, own) + " -j ACCEPT"}, s.virtual()...)
-}
-
-// input lets redirected connections reach the listener and endpoints' answers
-// reach kproxy, where the host's policy is to drop. The listener's ports
-// themselves stay closed: only redirected connections have the state DNAT, and
-// kproxy's own on the loopback, by which the heartbeat tries the listener: they
-// bear their mark on that side as well. The answers are replies of a connection
-// that is marked.
-func (s shared) input() []string {
-	own := s.Marks.Own()
-	out := []string{s.refuse(), "-i lo " + kernel.HasMark(own, own) + " " + kernel.Comment("connections of kproxy to this node") + " -j ACCEPT"}
-	if s.ipvs && s.family == service.IPv4 {
-		// Whoever could reach the daemon could lead connections anywhere.
-		out = append(out, fmt.Sprintf("-d %s/32 -p udp %s -j DROP", kernel.SyncGroup.Addr(), kernel.Comment("only kproxy tells IPVS of clients")))
-	}
-	out = append(out, "-p tcp "+kernel.Comment("load balancers ask for health")+" "+kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.family), "dst")+" -j ACCEPT")
-	for i, port := range []uint16{s.TCPPort, s.UDPPort} {
-		p := userProtocols[i]
-		out = append(out, fmt.Sprintf("-p %s %s -m %s --dport %d -m conntrack --ctstate DNAT -j ACCEPT", p, kernel.Comment("redirected to kproxy"), p, port))
-	}
-	out = append(out, kernel.HasMark(s.Marks.Transparent, s.Marks.Own())+" "+kernel.Comment("answers of endpoints to kproxy")+" -j ACCEPT")
-	if s.ipvs {
-		out = append(append(out, s.virtual()...), kernel.InSet(s.set(kernel.SetVIP), "dst")+" -j "+kernel.ChainVIP)
-	}
-	return append(out, s.invalidInput()...)
-}
-
-// ranges drops, before any rewriting, clients that an address isn't for
-// (loadBalancerSourceRanges), in every data plane alike.
-func (s shared) ranges() string {
-	return kernel.Comment("not in the source ranges") + " -m conntrack --ctstate NEW " +
-		kernel.InSet(s.set(kernel.SetRanged), "dst,dst") + " " + kernel.NotInSet(s.set(kernel.SetAllow), "dst,dst,src") + " -j DROP"
-}
-
-// manglePrerouting marks packets to sockets that bear a client's address, so
-// that the route of that mark delivers them here. The connection tells, not the
-// socket: a socket of an earlier connection, in TIME_WAIT, may have the same
-// addresses and ports as one that the kernel forwards now, and the kernel may
-// have given kproxy's own another port to keep the two apart. Only where the
-// connection has been forgotten (conntrack -F) is the socket asked. What kproxy
-// sends comes by here as well where it goes over the loopback, and keeps its mark.
-func (s shared) manglePrerouting() []string {
-	t := s.Marks.Transparent
-	mark := kernel.SetMark(t, s.Marks.Own())
-	out := []string{
-		s.ranges(),
-		s.answers(),
-	}
-	if s.SocketMatch {
-		for _, p := range userProtocols {
-			out = append(out, "-p "+p.String()+" "+kernel.Comment("answers to kproxy, forgotten by conntrack")+
-				" -m conntrack --ctstate INVALID,NEW,UNTRACKED -m socket --transparent "+mark)
-		}
-	}
-	return append(out, s.catchRefusals()...)
-}
-
-// answers marks what comes back on a connection of kproxy's. It goes by the
-// packet's own mark, not by conntrack's direction: where conntrack has forgotten
-// a connection and picks it up from an answer, the answer is the original
-// direction.
-func (s shared) answers() string {
-	t, own := s.Marks.Transparent, s.Marks.Own()
-	return fmt.Sprintf("-m mark ! --mark %#x/%#x -m connmark --mark %#x/%#x %s %s", own, own, t, t, kernel.Comment("answers to kproxy"), kernel.SetMark(t, own))
-}
-
-// mangleOutput does the same for endpoints on the node itself.
-func (s shared) mangleOutput() []string {
-	own, t := s.Marks.Own(), s.Marks.Transparent
-	out := []string{
-		s.ranges(),
-		fmt.Sprintf("%s %s -j CONNMARK --set-xmark %#x/%#x", kernel.HasMark(own, own), kernel.Comment("connections of kproxy to endpoints"), t, t),
-		s.answers(),
-	}
-	if s.ipvs {
-		out = append(out, s.dropOwn())
-	}
-	return append(out, s.catchRefusals()...)
-}
-
-// dropOwn drops what this node sends to a service that is to be silent. IPVS takes
-// such packets before the filter table sees them (ip_vs_local_request at LOCAL_OUT,
-// before NF_IP_PRI_FILTER), and refuses them where a virtual server is left to
-// endpoints that drain. Those in SHORT are userspace's.
-func (s shared) dropOwn() string {
-	return kernel.Comment("the traffic policy allows no endpoint here") + " -m conntrack --ctstate NEW " +
-		kernel.InSet(s.set(kernel.SetVIP), "dst") + " " + kernel.InSet(s.set(kernel.SetDrop), "dst,dst") + " " +
-		kernel.NotInSet(s.set(kernel.SetShort), "dst,dst") + " -j DROP"
-}
-
-// catchRefusals drops an endpoint's reset that is its first packet, the answer
-// to a SYN: it refuses the connection. conntrack has forgotten the connection by
-// then (tcp_packet in nf_conntrack_proto_tcp.c kills it), so the client's next
-// SYN, a second later, is a new one and goes to another endpoint, or to
-// userspace, because the agent hears of it and recalls the service. Without a
-// live kproxy a refusal passes as it is: nobody would find another endpoint if
-// all refuse. So does that of an endpoint that kproxy says so of, see
-// [kernel.LetRefusals].
-func (s shared) catchRefusals() []string {
-	if !s.CatchRefusals {
-		return nil
-	}
-	var out []string
-	if s.iptables {
-		out = append(out, "-p tcp "+kernel.Comment("refused: the next SYN of the client finds another endpoint")+
-			" -m tcp --tcp-flags RST RST -m conntrack --ctstate DNAT --ctdir REPLY"+
-			" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply "+
-			kernel.InSet(s.set(kernel.SetAlive), "dst")+" "+kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src")+" "+
-			kernel.NotInSet(s.set(kernel.SetLet), "src,src")+" -j DROP")
-	}
-	if s.ipvs {
-		out = append(out, "-p tcp -m tcp --tcp-flags RST RST "+s.accepted()+" -j "+kernel.ChainRefused)
-	}
-	return out
 }

@@ -25,7 +25,7 @@ func (s static) jumps() []kernel.Jump {
 	if !s.CatchRefusals {
 		return nil
 	}
-	rule := "-p tcp " + kernel.Comment("kproxy: refusals of endpoints") + " -m tcp --tcp-flags RST RST -j " + kernel.ChainSwallow
+	rule := "-p tcp -m tcp --tcp-flags RST RST " + kernel.Comment("kproxy: refusals of endpoints") + " -j " + kernel.ChainSwallow
 	return []kernel.Jump{
 		{Table: "mangle", From: "INPUT", Rule: rule},
 		{Table: "mangle", From: "POSTROUTING", Rule: rule},
@@ -62,19 +62,19 @@ func (s static) virtual() []string {
 	bit := s.Marks.Accepted()
 	mark := " " + kernel.SetMark(s.Marks.Masquerade, s.Marks.Masquerade)
 	const node = " -m addrtype --src-type LOCAL"
-	every, self := kernel.Comment("masquerade every client"), kernel.Comment("masquerade this node itself")
+	every, self := " "+kernel.Comment("masquerade every client"), " "+kernel.Comment("masquerade this node itself")
 	out := []string{
 		kernel.NotInSet(s.set(kernel.SetVirtual), "dst,dst") + " -j RETURN",
 		kernel.Comment("connections to virtual servers") + fmt.Sprintf(" -j CONNMARK --set-xmark %#x/%#x", bit, bit),
-		every + " " + kernel.InSet(s.set(kernel.SetMasqAll), "dst,dst") + mark,
+		kernel.InSet(s.set(kernel.SetMasqAll), "dst,dst") + every + mark,
 		kernel.OtherRule(s.policy, s.family, "masquerade clients outside the pod network", kernel.InSet(s.set(kernel.SetMasqNet), "dst,dst"), mark[1:]),
-		self + " " + kernel.InSet(s.set(kernel.SetMasqNode), "dst,dst") + node + mark,
+		kernel.InSet(s.set(kernel.SetMasqNode), "dst,dst") + node + self + mark,
 	}
 	atNode := " " + kernel.NotInSet(s.set(kernel.SetVIP), "dst") + " "
 	for _, p := range []service.Protocol{service.TCP, service.UDP} {
 		out = append(out,
-			"-p "+p.String()+" "+every+atNode+kernel.InSet(kernel.NodePortSet(kernel.SetMasqAll, p, s.family), "dst")+mark,
-			"-p "+p.String()+" "+self+atNode+kernel.InSet(kernel.NodePortSet(kernel.SetMasqNode, p, s.family), "dst")+node+mark)
+			"-p "+p.String()+atNode+kernel.InSet(kernel.NodePortSet(kernel.SetMasqAll, p, s.family), "dst")+every+mark,
+			"-p "+p.String()+atNode+kernel.InSet(kernel.NodePortSet(kernel.SetMasqNode, p, s.family), "dst")+node+self+mark)
 	}
 	return out
 }
@@ -88,7 +88,7 @@ func (s static) letThrough() []string {
 	m := s.Marks.Masquerade
 	return []string{
 		"-m conntrack --ctstate RELATED,ESTABLISHED " + kernel.Comment("connections that were let through") + " -j ACCEPT",
-		kernel.HasMark(m, m) + " " + kernel.Comment("to endpoints, masqueraded") + " -m addrtype ! --src-type LOCAL -j ACCEPT",
+		kernel.HasMark(m, m) + " -m addrtype ! --src-type LOCAL " + kernel.Comment("to endpoints, masqueraded") + " -j ACCEPT",
 	}
 }
 
@@ -101,7 +101,7 @@ func (s static) vip() []string {
 		"-m conntrack ! --ctstate NEW -j RETURN",
 		s.accepted() + " -j RETURN",
 		"-p " + icmp[s.family] + " -j RETURN",
-		"-p tcp " + kernel.Comment("a load balancer asks for health") + " " + kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.family), "dst") + " -j RETURN",
+		"-p tcp " + kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.family), "dst") + " " + kernel.Comment("a load balancer asks for health") + " -j RETURN",
 		"-p tcp " + kernel.Comment("no port of the service") + " -j REJECT --reject-with tcp-reset",
 		kernel.Comment("no port of the service") + " -j REJECT --reject-with " + kernel.RejectWith[s.family],
 	}
@@ -113,10 +113,11 @@ func (s static) vip() []string {
 // (net.ipv4.vs.conn_reuse_mode), so it is dropped only after that; the bit that
 // otherwise stands for masquerading means nothing on a reply.
 func (s static) refused() string {
-	return "-p tcp " + kernel.Comment("refused: the next SYN of the client finds another endpoint") + " -m conntrack --ctdir REPLY" +
+	return "-p tcp -m conntrack --ctdir REPLY" +
 		" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply " +
 		kernel.InSet(s.set(kernel.SetAlive), "dst") + " " + kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src") + " " +
-		kernel.NotInSet(s.set(kernel.SetLet), "src,src") + " " + kernel.SetMark(s.Marks.Masquerade, s.Marks.Masquerade)
+		kernel.NotInSet(s.set(kernel.SetLet), "src,src") + " " + kernel.Comment("refused: the next SYN of the client finds another endpoint") + " " +
+		kernel.SetMark(s.Marks.Masquerade, s.Marks.Masquerade)
 }
 
 // swallow drops it: on its way to a client, or before the node's own TCP has it.

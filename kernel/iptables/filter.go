@@ -1,0 +1,149 @@
+package iptables
+
+import (
+	"fmt"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
+)
+
+// notSYN matches what doesn't begin a TCP connection.
+const notSYN = "-m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
+
+func state(states string) string { return "-m conntrack --ctstate " + states }
+
+func (s shared) refuse() string { return state("NEW") + " -j " + chainRefuse }
+
+// refusals meet connections whose destination nothing has rewritten. What is to
+// an address of this node is told by a look-up of a route, so that is done once.
+func (s shared) refusals() []string {
+	return []string{
+		kernel.InSet(s.set(kernel.SetDrop), "dst,dst") + " " + kernel.Comment("endpoints exist, but the traffic policy allows none here") + " -j DROP",
+		kernel.InSet(s.set(kernel.SetReject), "dst,dst") + " " + kernel.Comment("no usable endpoint") + " -j " + chainReject,
+		s.toNode(true, "") + " " + kernel.Comment("the same by node port") + " -j " + chainRefuseNode,
+	}
+}
+
+func (s shared) refusalsNode() []string {
+	var out []string
+	for _, p := range userProtocols {
+		out = append(out,
+			"-p "+p.String()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p, s.family), "dst")+" -j DROP",
+			"-p "+p.String()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p, s.family), "dst")+" -j "+chainReject)
+	}
+	return out
+}
+
+// reject refuses TCP with a reset: ICMP is rate limited per client, and a client
+// that a router has just redirected would learn nothing for a second.
+func (s shared) reject() []string {
+	return []string{
+		"-p tcp -j REJECT --reject-with tcp-reset",
+		"-j REJECT --reject-with " + kernel.RejectWith[s.family],
+	}
+}
+
+// forward lets others' established connections pass at once.
+func (s shared) forward() []string {
+	if !s.iptables {
+		return append([]string{s.refuse()}, s.virtual()...)
+	}
+	return append([]string{state("INVALID,NEW,DNAT") + " -j " + chainForwarded}, s.virtual()...)
+}
+
+// forwarded accepts, as kube-proxy does, what is masqueraded and what is
+// established, where the host's policy is to drop; but only connections to
+// endpoints: others' rewritten ones (Docker's published ports) are others' to
+// let through. Connections are marked when they begin, because an endpoint may
+// leave the set before its connections end. What is here is invalid, new, or has
+// been rewritten, so what is established or related has.
+func (s shared) forwarded() []string {
+	m, accepted := s.Marks.Masquerade, s.Marks.Accepted()
+	out := []string{
+		state("ESTABLISHED") + " " + s.accepted() + " " + kernel.Comment("connections that were let through") + " -j ACCEPT",
+		s.refuse(),
+	}
+	return append(append(out, s.invalidForward()...),
+		state("NEW")+" "+state("DNAT")+" "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+
+			fmt.Sprintf(" -j CONNMARK --set-xmark %#x/%#x", accepted, accepted),
+		kernel.HasMark(m, m)+" "+state("DNAT")+" "+kernel.Comment("to endpoints, masqueraded")+" -j ACCEPT",
+		state("RELATED")+" "+kernel.Comment("and errors about them")+" -j ACCEPT")
+}
+
+// virtual leads to what the connections of IPVS need wherever they pass.
+func (s shared) virtual() []string {
+	if !s.ipvs {
+		return nil
+	}
+	return []string{s.accepted() + " -j " + kernel.ChainVirtual}
+}
+
+// accept is for the end of built-in chains. On its way into the node or out of it
+// a connection of IPVS is accepted only if it is somebody else's: what this
+// node's own programs may do is for the host to say, in every data plane.
+func (s shared) accept() []string {
+	var out []string
+	if s.iptables {
+		out = append(out, state("DNAT")+" "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+" -j ACCEPT")
+	}
+	if s.ipvs {
+		out = append(out, s.accepted()+" -m addrtype ! --src-type LOCAL -j ACCEPT")
+	}
+	return out
+}
+
+// output lets through what kproxy and IPVS send, where the host's policy is to
+// drop.
+func (s shared) output() []string {
+	own := s.Marks.Own()
+	return append([]string{
+		state("INVALID,NEW") + " -j " + chainOutputNew,
+		kernel.HasMark(own, own) + " " + kernel.Comment("connections of kproxy to endpoints") + " -j ACCEPT",
+	}, s.virtual()...)
+}
+
+// outputNew drops an answer of the listener's that conntrack knows no connection
+// for: it would bear the listener's address, and the client would reset the
+// connection, while kproxy has the connection tracked again in a moment.
+func (s shared) outputNew() []string {
+	forgotten := kernel.Comment("answers that conntrack has forgotten whom to") + " -j DROP"
+	return []string{
+		fmt.Sprintf("-p tcp %s --sport %d %s", notSYN, s.TCPPort, forgotten),
+		fmt.Sprintf("-p udp -m udp --sport %d %s", s.UDPPort, forgotten),
+		s.refuse(),
+	}
+}
+
+// input lets redirected connections reach the listener and endpoints' answers
+// reach kproxy, where the host's policy is to drop: first, as those are most of
+// what userspace carries. The listener's ports themselves stay closed: only
+// redirected connections have the state DNAT, and kproxy's own on the loopback,
+// by which the heartbeat tries the listener: they bear their mark on that side as
+// well, and OUTPUT has refused what is to be refused. The answers are replies of
+// a connection that is marked.
+func (s shared) input() []string {
+	own := s.Marks.Own()
+	out := []string{kernel.HasMark(s.Marks.Transparent, own) + " " + kernel.Comment("answers of endpoints to kproxy") + " -j ACCEPT"}
+	for i, port := range []uint16{s.TCPPort, s.UDPPort} {
+		p := userProtocols[i]
+		out = append(out, fmt.Sprintf("-p %s -m %s --dport %d %s %s -j ACCEPT", p, p, port, state("DNAT"), kernel.Comment("redirected to kproxy")))
+	}
+	out = append(out,
+		"-i lo "+kernel.HasMark(own, own)+" "+kernel.Comment("connections of kproxy to this node")+" -j ACCEPT",
+		state("INVALID,NEW")+" -j "+chainInputNew)
+	if s.ipvs && s.family == service.IPv4 {
+		// Whoever could reach the daemon could lead connections anywhere.
+		out = append(out, fmt.Sprintf("-d %s/32 -p udp %s -j DROP", kernel.SyncGroup.Addr(), kernel.Comment("only kproxy tells IPVS of clients")))
+	}
+	out = append(out, "-p tcp "+kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.family), "dst")+" "+kernel.Comment("load balancers ask for health")+" -j ACCEPT")
+	return append(out, s.virtual()...)
+}
+
+// inputNew is for what begins a connection to this node, or is of none.
+func (s shared) inputNew() []string {
+	out := []string{s.refuse()}
+	if s.ipvs {
+		out = append(out, kernel.InSet(s.set(kernel.SetVIP), "dst")+" -j "+kernel.ChainVIP)
+	}
+	return append(out, s.invalidInput()...)
+}

@@ -1,0 +1,105 @@
+package iptables
+
+import (
+	"fmt"
+
+	"kproxy.dev/kproxy/kernel"
+)
+
+// ranges drops, before any rewriting, clients that an address isn't for
+// (loadBalancerSourceRanges), in every data plane alike.
+func (s shared) ranges() string {
+	return kernel.InSet(s.set(kernel.SetRanged), "dst,dst") + " " + state("NEW") + " " +
+		kernel.NotInSet(s.set(kernel.SetAllow), "dst,dst,src") + " " + kernel.Comment("not in the source ranges") + " -j DROP"
+}
+
+// manglePrerouting marks packets to sockets that bear a client's address, so
+// that the route of that mark delivers them here. The connection tells, not the
+// socket: a socket of an earlier connection, in TIME_WAIT, may have the same
+// addresses and ports as one that the kernel forwards now, and the kernel may
+// have given kproxy's own another port to keep the two apart. Only where the
+// connection has been forgotten (conntrack -F) is the socket asked. What kproxy
+// sends comes by here as well where it goes over the loopback, and keeps its mark.
+func (s shared) manglePrerouting() []string {
+	return append([]string{
+		state("INVALID,NEW,UNTRACKED") + " -j " + chainPreroutingNew,
+		s.answers(),
+	}, s.catchRefusals()...)
+}
+
+// manglePreroutingNew asks for a socket only where an answer is possible, which
+// what begins a TCP connection isn't.
+func (s shared) manglePreroutingNew() []string {
+	out := []string{s.ranges()}
+	if s.SocketMatch {
+		for _, of := range []string{"-p tcp " + notSYN, "-p udp"} {
+			out = append(out, of+" -m socket --transparent "+kernel.Comment("answers to kproxy, forgotten by conntrack")+" "+
+				kernel.SetMark(s.Marks.Transparent, s.Marks.Own()))
+		}
+	}
+	return out
+}
+
+// answers marks what comes back on a connection of kproxy's. It goes by the
+// packet's own mark, not by conntrack's direction: where conntrack has forgotten
+// a connection and picks it up from an answer, the answer is the original
+// direction.
+func (s shared) answers() string {
+	t, own := s.Marks.Transparent, s.Marks.Own()
+	return fmt.Sprintf("-m mark ! --mark %#x/%#x -m connmark --mark %#x/%#x %s %s", own, own, t, t, kernel.Comment("answers to kproxy"), kernel.SetMark(t, own))
+}
+
+// mangleOutput does the same for endpoints on the node itself. Each packet of
+// kproxy's marks its connection, not only the first one: where conntrack has
+// picked a connection up from an answer, what kproxy sends is never new.
+func (s shared) mangleOutput() []string {
+	own, t := s.Marks.Own(), s.Marks.Transparent
+	return append([]string{
+		fmt.Sprintf("%s %s -j CONNMARK --set-xmark %#x/%#x", kernel.HasMark(own, own), kernel.Comment("connections of kproxy to endpoints"), t, t),
+		state("NEW") + " -j " + chainOutputNew,
+		s.answers(),
+	}, s.catchRefusals()...)
+}
+
+func (s shared) mangleOutputNew() []string {
+	out := []string{s.ranges()}
+	if s.ipvs {
+		out = append(out, s.dropOwn())
+	}
+	return out
+}
+
+// dropOwn drops what this node sends to a service that is to be silent. IPVS takes
+// such packets before the filter table sees them (ip_vs_local_request at LOCAL_OUT,
+// before NF_IP_PRI_FILTER), and refuses them where a virtual server is left to
+// endpoints that drain. Those in SHORT are userspace's.
+func (s shared) dropOwn() string {
+	return kernel.InSet(s.set(kernel.SetVIP), "dst") + " " + kernel.InSet(s.set(kernel.SetDrop), "dst,dst") + " " +
+		kernel.NotInSet(s.set(kernel.SetShort), "dst,dst") + " " + kernel.Comment("the traffic policy allows no endpoint here") + " -j DROP"
+}
+
+// catchRefusals drops an endpoint's reset that is its first packet, the answer
+// to a SYN: it refuses the connection. conntrack has forgotten the connection by
+// then (tcp_packet in nf_conntrack_proto_tcp.c kills it), so the client's next
+// SYN, a second later, is a new one and goes to another endpoint, or to
+// userspace, because the agent hears of it and recalls the service. Without a
+// live kproxy a refusal passes as it is: nobody would find another endpoint if
+// all refuse. So does that of an endpoint that kproxy says so of, see
+// [kernel.LetRefusals].
+func (s shared) catchRefusals() []string {
+	if !s.CatchRefusals {
+		return nil
+	}
+	var out []string
+	if s.iptables {
+		out = append(out, "-p tcp -m tcp --tcp-flags RST RST -m conntrack --ctstate DNAT --ctdir REPLY"+
+			" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply "+
+			kernel.InSet(s.set(kernel.SetAlive), "dst")+" "+kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src")+" "+
+			kernel.NotInSet(s.set(kernel.SetLet), "src,src")+" "+
+			kernel.Comment("refused: the next SYN of the client finds another endpoint")+" -j DROP")
+	}
+	if s.ipvs {
+		out = append(out, "-p tcp -m tcp --tcp-flags RST RST "+s.accepted()+" -j "+kernel.ChainRefused)
+	}
+	return out
+}
