@@ -1,0 +1,41 @@
+package userspace
+
+import (
+	"net"
+	"net/netip"
+	"testing"
+)
+
+// However the kernel wakes loops for a burst of clients: connections that stay are
+// shared out evenly, and all of them work. Of several bursts, as a loop may get its
+// share by luck.
+func TestLoopsShareABurst(t *testing.T) {
+	const loops, clients, bursts = 2, 64, 3
+	s := start(t, Config{Loops: loops}, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}}))
+	for range bursts {
+		var open []*net.TCPConn
+		for range clients {
+			open = append(open, connect(t, s))
+		}
+		for _, c := range open {
+			ask(t, c, "x")
+		}
+		fewest, most := clients, 0
+		for _, l := range s.loops {
+			fewest, most = min(fewest, int(l.taken.Load())), max(most, int(l.taken.Load()))
+		}
+		// Two that accept at once don't know of each other's last one.
+		if bound := fewest + fewest/unevenShare + unevenBy + loops; most > bound {
+			t.Errorf("of %d connections a loop has %d and another %d, want %d at most", clients, most, fewest, bound)
+		}
+		for _, c := range open {
+			c.Close()
+		}
+		eventually(t, "all to end", func() bool { return len(s.live.all()) == 0 })
+	}
+	for i, l := range s.loops {
+		if n := l.taken.Load(); n != 0 {
+			t.Errorf("loop %d has %d connections, want none: all have ended", i, n)
+		}
+	}
+}
