@@ -2,6 +2,7 @@ package source
 
 import (
 	"net/netip"
+	"unique"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -31,8 +32,8 @@ func addSlice(b *service.Builder, k service.Key, s *discoveryv1.EndpointSlice, w
 		}
 		e := service.Endpoint{
 			Address:     netip.AddrPortFrom(a, number),
-			Node:        deref(ep.NodeName, ""),
-			Zone:        deref(ep.Zone, ""),
+			Node:        shared(deref(ep.NodeName, "")),
+			Zone:        shared(deref(ep.Zone, "")),
 			Ready:       deref(ep.Conditions.Ready, true),
 			Serving:     deref(ep.Conditions.Serving, true),
 			Terminating: deref(ep.Conditions.Terminating, false),
@@ -48,10 +49,10 @@ func addHints(e *service.Endpoint, hints *discoveryv1.EndpointHints) {
 		return
 	}
 	for _, z := range hints.ForZones {
-		e.ZoneHints = append(e.ZoneHints, z.Name)
+		e.ZoneHints = append(e.ZoneHints, shared(z.Name))
 	}
 	for _, n := range hints.ForNodes {
-		e.NodeHints = append(e.NodeHints, n.Name)
+		e.NodeHints = append(e.NodeHints, shared(n.Name))
 	}
 }
 
@@ -111,12 +112,21 @@ func addSubset(b *service.Builder, k service.Key, list []corev1.EndpointAddress,
 		}
 		b.AddEndpoint(k, service.Endpoint{
 			Address: netip.AddrPortFrom(a, number),
-			Node:    deref(list[i].NodeName, ""),
+			Node:    shared(deref(list[i].NodeName, "")),
 			Ready:   ready,
 			Serving: ready, // Endpoints can't tell the two apart, nor terminating
 			Weight:  1,
 		})
 	}
+}
+
+// shared returns s as everybody has it: names of nodes, zones and namespaces are those
+// of many endpoints, and are in memory once for as long as anybody has them.
+func shared(s string) string {
+	if s == "" {
+		return ""
+	}
+	return unique.Make(s).Value()
 }
 
 func deref[T any](p *T, otherwise T) T {

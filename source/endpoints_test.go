@@ -2,7 +2,9 @@ package source
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -209,5 +211,13 @@ status: {addresses: [{type: ExternalIP, address: 203.0.113.1}, {type: ExternalIP
 	want.Addresses = ips("192.168.7.7")
 	if diff := cmp.Diff(want, Build(told, "node-1").Node(), compareNetip); diff != "" {
 		t.Errorf("with addresses that were told (-want +got):\n%s", diff)
+	}
+}
+
+// Names that many endpoints have in common are in memory once.
+func TestNamesAreShared(t *testing.T) {
+	a, b := shared(strings.Repeat("n", 9)), shared(strings.Repeat("n", 9))
+	if unsafe.StringData(a) != unsafe.StringData(b) || a != "nnnnnnnnn" {
+		t.Errorf("%q and %q are two", a, b)
 	}
 }

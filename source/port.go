@@ -35,7 +35,7 @@ func clusterIPs(svc *corev1.Service) []netip.Addr {
 // basePort is what svc's ports have in common.
 func basePort(svc *corev1.Service) service.Port {
 	p := service.Port{
-		Key:           service.Key{Namespace: svc.Namespace, Name: svc.Name},
+		Key:           service.Key{Namespace: shared(svc.Namespace), Name: svc.Name},
 		ClusterIPs:    clusterIPs(svc),
 		InternalLocal: deref(svc.Spec.InternalTrafficPolicy, "") == corev1.ServiceInternalTrafficPolicyLocal,
 		Affinity:      affinity(&svc.Spec),
@@ -68,7 +68,7 @@ func finishPort(base service.Port, svc *corev1.Service, sp *corev1.ServicePort) 
 		return service.Port{}, false
 	}
 	p := base
-	p.Port, p.Protocol, p.Number = sp.Name, proto, number
+	p.Port, p.Protocol, p.Number = shared(sp.Name), proto, number
 	if hasNodePorts(svc.Spec.Type) {
 		p.NodePort, _ = portNumber(sp.NodePort)
 	}

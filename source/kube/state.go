@@ -31,23 +31,24 @@ type state struct {
 	slices   *table[*discoveryv1.EndpointSlice]
 	nodes    *table[*corev1.Node]
 	cidrs    *table[*networkingv1.ServiceCIDR]
-	of       map[name][]*discoveryv1.EndpointSlice // the slices of each Service
-	dirty    map[name]bool                         // Services that changed, or their slices
-	own      *corev1.Node                          // as it was when it was whole; nil before
+	of       map[name][]string // the names of each Service's slices
+	dirty    map[name]bool     // Services that changed, or their slices
+	own      *corev1.Node      // as it was when it was whole; nil before
 }
 
 func newState(cfg Config) *state {
 	s := &state{
 		node: cfg.Node, addresses: cfg.NodeAddresses, kick: make(chan struct{}, 1), triggers: triggers{since: time.Now()},
-		of: map[name][]*discoveryv1.EndpointSlice{}, dirty: map[name]bool{},
+		of: map[name][]string{}, dirty: map[name]bool{},
 	}
-	var t sliceTrimmer
-	s.services = newTable(&s.mu, trimService, s.serviceChanged)
-	s.slices = newTable(&s.mu, t.trim, s.sliceChanged)
-	s.nodes = newTable(&s.mu, trimNode, s.nodeChanged)
-	s.cidrs = newTable(&s.mu, trimServiceCIDR, func(_, _ *networkingv1.ServiceCIDR, _, _ bool) {})
+	s.services = newTable(&s.mu, fresh[corev1.Service], trimService, s.serviceChanged)
+	s.slices = newTable(&s.mu, fresh[discoveryv1.EndpointSlice], trimSlice, s.sliceChanged)
+	s.nodes = newTable(&s.mu, fresh[corev1.Node], trimNode, s.nodeChanged)
+	s.cidrs = newTable(&s.mu, fresh[networkingv1.ServiceCIDR], trimServiceCIDR, func(_, _ *networkingv1.ServiceCIDR, _, _ bool) {})
 	return s
 }
+
+func fresh[T any]() *T { return new(T) }
 
 // wake says that there is something to convert.
 func (s *state) wake() { wake(s.kick) }
@@ -65,7 +66,7 @@ func (s *state) serviceChanged(was, is *corev1.Service, had, has bool) {
 func (s *state) sliceChanged(was, is *discoveryv1.EndpointSlice, had, has bool) {
 	if had {
 		k := serviceOf(was)
-		s.of[k] = slices.DeleteFunc(s.of[k], func(o *discoveryv1.EndpointSlice) bool { return o.Name == was.Name })
+		s.of[k] = slices.DeleteFunc(s.of[k], func(n string) bool { return n == was.Name })
 		if len(s.of[k]) == 0 {
 			delete(s.of, k)
 		}
@@ -74,7 +75,7 @@ func (s *state) sliceChanged(was, is *discoveryv1.EndpointSlice, had, has bool) 
 	if has {
 		k := serviceOf(is)
 		s.triggers.changed(was, is)
-		s.of[k] = append(s.of[k], is)
+		s.of[k] = append(s.of[k], is.Name)
 		s.dirty[k] = true
 	}
 	s.wake()
@@ -136,20 +137,26 @@ func (s *state) take(everything bool) (source.Objects, map[name]bool, [2][]time.
 		NodeAddresses: s.addresses,
 		Where:         func(*corev1.Service) string { return sourceName },
 	}
-	add := func(k name, svc *corev1.Service) {
+	add := func(k name) {
+		svc, ok := s.services.get(k)
+		if !ok {
+			return
+		}
 		o.Services = append(o.Services, svc)
-		o.EndpointSlices = append(o.EndpointSlices, s.of[k]...)
+		for _, n := range s.of[k] {
+			if slice, ok := s.slices.get(name{Namespace: k.Namespace, Name: n}); ok {
+				o.EndpointSlices = append(o.EndpointSlices, slice)
+			}
+		}
 	}
 	if everything {
-		for k, svc := range s.services.objects {
-			add(k, svc)
+		for k := range s.services.objects {
+			add(k)
 		}
 		return o, dirty, triggered
 	}
 	for k := range dirty {
-		if svc, ok := s.services.objects[k]; ok {
-			add(k, svc)
-		}
+		add(k)
 	}
 	return o, dirty, triggered
 }
@@ -158,7 +165,7 @@ func (s *state) take(everything bool) (source.Objects, map[name]bool, [2][]time.
 func (s *state) uid(k name) types.UID {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if svc, ok := s.services.objects[k]; ok {
+	if svc, ok := s.services.get(k); ok {
 		return svc.UID
 	}
 	return ""
@@ -169,7 +176,8 @@ func (s *state) uid(k name) types.UID {
 func (s *state) ownNode() (n *corev1.Node, known bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.nodes.objects[name{Name: s.node}], s.nodes.synced
+	n, _ = s.nodes.get(name{Name: s.node})
+	return n, s.nodes.synced
 }
 
 // serviceNetworks returns the networks that cluster IPs are from, sorted; none
@@ -178,7 +186,8 @@ func (s *state) serviceNetworks() []netip.Prefix {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	var out []netip.Prefix
-	for _, c := range s.cidrs.objects {
+	for k := range s.cidrs.objects {
+		c, _ := s.cidrs.get(k)
 		for _, text := range c.Spec.CIDRs {
 			if p, err := source.ParsePrefix(text); err == nil {
 				out = append(out, p)

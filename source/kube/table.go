@@ -14,17 +14,53 @@ type name = types.NamespacedName
 // table holds the objects of one kind. A cache.Reflector writes into it, and so
 // there is one copy of each object, and no queue between the watch and it, as a
 // cache.SharedInformer has for many readers.
-type table[T metav1.Object] struct {
+//
+// Objects are packed: a slice of ten endpoints takes half a kilobyte as a
+// message of protobuf, and two and a half as structs with pointers, which the
+// garbage collector follows one by one. To unpack one takes microseconds, and
+// only those that change are.
+type table[T object] struct {
 	mu      *sync.Mutex // guards everything below; tables that are read together share it
+	fresh   func() T    // an empty object
 	trim    func(T) T
 	changed func(was, is T, had, has bool) // called with mu held
 
-	objects map[name]T
+	objects map[name]packed
 	synced  bool // the API has said once what there is
 }
 
-func newTable[T metav1.Object](mu *sync.Mutex, trim func(T) T, changed func(was, is T, had, has bool)) *table[T] {
-	return &table[T]{mu: mu, trim: trim, changed: changed, objects: map[name]T{}}
+// object is an object of the API.
+type object interface {
+	metav1.Object
+	Marshal() ([]byte, error)
+	Unmarshal([]byte) error
+}
+
+// packed is an object as it is kept.
+type packed struct {
+	version string // resource version
+	message []byte // of protobuf
+}
+
+func newTable[T object](mu *sync.Mutex, fresh func() T, trim func(T) T, changed func(was, is T, had, has bool)) *table[T] {
+	return &table[T]{mu: mu, fresh: fresh, trim: trim, changed: changed, objects: map[name]packed{}}
+}
+
+// get unpacks an object. Who calls holds mu.
+func (t *table[T]) get(k name) (o T, ok bool) {
+	p, ok := t.objects[k]
+	if !ok {
+		return o, false
+	}
+	return t.unpack(p), true
+}
+
+func (t *table[T]) unpack(p packed) T {
+	o := t.fresh()
+	if err := o.Unmarshal(p.message); err != nil {
+		panic(fmt.Sprintf("kube: unpack what was packed: %v", err)) // a broken invariant
+	}
+	return o
 }
 
 // Add takes an object that a watch says is new.
@@ -38,18 +74,27 @@ func (t *table[T]) Update(obj any) error {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	t.put(t.trim(o))
-	return nil
+	return t.put(t.trim(o))
 }
 
 // put stores o and tells of it unless it is the one that was there.
-func (t *table[T]) put(o T) {
+func (t *table[T]) put(o T) error {
 	k := nameOf(o)
-	was, had := t.objects[k]
-	t.objects[k] = o
-	if !had || was.GetResourceVersion() != o.GetResourceVersion() || o.GetResourceVersion() == "" {
-		t.changed(was, o, had, true)
+	before, had := t.objects[k]
+	if had && before.version == o.GetResourceVersion() && before.version != "" {
+		return nil
 	}
+	message, err := o.Marshal()
+	if err != nil {
+		return fmt.Errorf("keep %s: %w", k, err)
+	}
+	t.objects[k] = packed{version: o.GetResourceVersion(), message: message}
+	var was T
+	if had {
+		was = t.unpack(before)
+	}
+	t.changed(was, o, had, true)
+	return nil
 }
 
 // Delete forgets an object.
@@ -68,7 +113,7 @@ func (t *table[T]) Delete(obj any) error {
 }
 
 func (t *table[T]) remove(k name) {
-	if was, had := t.objects[k]; had {
+	if was, had := t.get(k); had {
 		delete(t.objects, k)
 		var none T
 		t.changed(was, none, true, false)
@@ -87,7 +132,9 @@ func (t *table[T]) Replace(list []any, _ string) error {
 			return fmt.Errorf("take a list of the API's objects: one is a %T", obj)
 		}
 		there[nameOf(o)] = true
-		t.put(t.trim(o))
+		if err := t.put(t.trim(o)); err != nil {
+			return err
+		}
 	}
 	for k := range t.objects {
 		if !there[k] {

@@ -62,15 +62,7 @@ func trimService(s *corev1.Service) *corev1.Service {
 	return out
 }
 
-// sliceTrimmer trims EndpointSlices. The names of nodes and zones, which many
-// endpoints have in common, are kept once. Not safe for concurrent use.
-type sliceTrimmer struct{ names map[string]*string }
-
-// maxNames bounds sliceTrimmer.names; beyond, nodes that are long gone would
-// stay for ever. What was given out stays valid.
-const maxNames = 20_000
-
-func (t *sliceTrimmer) trim(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+func trimSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	out := &discoveryv1.EndpointSlice{
 		ObjectMeta:  trimMeta(&s.ObjectMeta, discoveryv1.LabelServiceName, corev1.IsHeadlessService),
 		AddressType: s.AddressType,
@@ -84,45 +76,15 @@ func (t *sliceTrimmer) trim(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointS
 		out.Annotations[corev1.EndpointsLastChangeTriggerTime] = at
 	}
 	for i, p := range s.Ports {
-		out.Ports[i] = discoveryv1.EndpointPort{Name: t.once(p.Name), Protocol: p.Protocol, Port: p.Port}
+		out.Ports[i] = discoveryv1.EndpointPort{Name: p.Name, Protocol: p.Protocol, Port: p.Port}
 	}
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		out.Endpoints[i] = discoveryv1.Endpoint{
-			Addresses: e.Addresses, NodeName: t.once(e.NodeName), Zone: t.once(e.Zone), Hints: e.Hints,
-			Conditions: discoveryv1.EndpointConditions{
-				Ready: boolOnce(e.Conditions.Ready), Serving: boolOnce(e.Conditions.Serving), Terminating: boolOnce(e.Conditions.Terminating),
-			},
+			Addresses: e.Addresses, NodeName: e.NodeName, Zone: e.Zone, Hints: e.Hints, Conditions: e.Conditions,
 		}
 	}
 	return out
-}
-
-// once returns the pointer that stands for every string equal to *p.
-func (t *sliceTrimmer) once(p *string) *string {
-	if p == nil {
-		return nil
-	}
-	if known, ok := t.names[*p]; ok {
-		return known
-	}
-	if t.names == nil || len(t.names) >= maxNames {
-		t.names = map[string]*string{}
-	}
-	t.names[*p] = p
-	return p
-}
-
-var yes, no = true, false
-
-func boolOnce(p *bool) *bool {
-	switch {
-	case p == nil:
-		return nil
-	case *p:
-		return &yes
-	}
-	return &no
 }
 
 func trimNode(n *corev1.Node) *corev1.Node {

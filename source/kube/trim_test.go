@@ -102,13 +102,12 @@ func fullNode() *corev1.Node {
 
 // Whatever source.Build reads of an object is still there after trimming.
 func TestTrimLosesNothing(t *testing.T) {
-	var tr sliceTrimmer
 	full := source.Objects{
 		Services: []*corev1.Service{fullService()}, EndpointSlices: []*discoveryv1.EndpointSlice{fullSlice()}, Nodes: []*corev1.Node{fullNode()},
 	}
 	trimmed := source.Objects{
 		Services:       []*corev1.Service{trimService(full.Services[0])},
-		EndpointSlices: []*discoveryv1.EndpointSlice{tr.trim(full.EndpointSlices[0])},
+		EndpointSlices: []*discoveryv1.EndpointSlice{trimSlice(full.EndpointSlices[0])},
 		Nodes:          []*corev1.Node{trimNode(full.Nodes[0])},
 	}
 	want, got := source.Build(full, "node-1"), source.Build(trimmed, "node-1")
@@ -125,7 +124,6 @@ func TestTrimLosesNothing(t *testing.T) {
 
 // What is left is spelled out, so that whoever adds to it sees what it costs.
 func TestTrim(t *testing.T) {
-	var tr sliceTrimmer
 	svc, slice, n := fullService(), fullSlice(), fullNode()
 	wantService := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
@@ -173,7 +171,7 @@ func TestTrim(t *testing.T) {
 	}
 	for _, d := range []string{
 		cmp.Diff(wantService, trimService(svc)), cmp.Diff(wantService, trimService(trimService(svc))),
-		cmp.Diff(wantSlice, tr.trim(slice)), cmp.Diff(wantSlice, tr.trim(tr.trim(slice))),
+		cmp.Diff(wantSlice, trimSlice(slice)), cmp.Diff(wantSlice, trimSlice(trimSlice(slice))),
 		cmp.Diff(wantNode, trimNode(n)), cmp.Diff(wantNode, trimNode(trimNode(n))),
 		cmp.Diff(wantCIDR, trimServiceCIDR(cidr)),
 		cmp.Diff(fullService(), svc), cmp.Diff(fullSlice(), slice), cmp.Diff(fullNode(), n), // left alone
@@ -184,20 +182,27 @@ func TestTrim(t *testing.T) {
 	}
 }
 
-// Names that many endpoints have in common are kept once.
-func TestTrimShares(t *testing.T) {
-	var tr sliceTrimmer
-	a, b := tr.trim(fullSlice()), tr.trim(fullSlice())
-	if a.Endpoints[0].NodeName != b.Endpoints[1].NodeName || a.Endpoints[0].Zone != b.Endpoints[0].Zone || a.Ports[0].Name != b.Ports[0].Name {
-		t.Error("two copies of a name")
+// Whatever is left after trimming is there after packing.
+func TestPackLosesNothing(t *testing.T) {
+	s := newState(Config{Node: "node-1"})
+	for _, err := range []error{
+		s.services.Add(fullService()), s.slices.Add(fullSlice()), s.nodes.Add(fullNode()),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
-	for i := range maxNames + 10 {
-		tr.once(ptr.To(string(rune('a'+i%26)) + time.Duration(i).String()))
+	svc, _ := s.services.get(nameOf(fullService()))
+	slice, _ := s.slices.get(nameOf(fullSlice()))
+	n, _ := s.nodes.get(nameOf(fullNode()))
+	for _, d := range []string{
+		cmp.Diff(trimService(fullService()), svc), cmp.Diff(trimSlice(fullSlice()), slice), cmp.Diff(trimNode(fullNode()), n),
+	} {
+		if d != "" {
+			t.Errorf("(-want +got):\n%s", d)
+		}
 	}
-	if n := len(tr.names); n > maxNames {
-		t.Errorf("%d names are kept, want at most %d", n, maxNames)
-	}
-	if *a.Endpoints[0].NodeName != "node-1" {
-		t.Errorf("a name became %q", *a.Endpoints[0].NodeName)
+	if _, ok := s.slices.get(name{Name: "another"}); ok {
+		t.Error("an object that was never there")
 	}
 }

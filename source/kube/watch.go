@@ -47,7 +47,7 @@ func listWatch[L runtime.Object](api lister[L], selectors metav1.ListOptions, h 
 }
 
 // follower fills a table with the objects that selectors leave.
-type follower[L runtime.Object, T metav1.Object] struct {
+type follower[L runtime.Object, T object] struct {
 	api       lister[L]
 	selectors metav1.ListOptions
 	health    *health
