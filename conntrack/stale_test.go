@@ -237,13 +237,13 @@ func TestKeeps(t *testing.T) {
 		e    plan.Endpoint
 		want bool
 	}{
-		{"in use", plan.Endpoint{Endpoint: &serving, Usable: true, Health: "up"}, true},
-		{"not probed", plan.Endpoint{Endpoint: &serving, Usable: true, Health: "unknown"}, true},
-		{"drained by weight 0", plan.Endpoint{Endpoint: &drained, Health: "up"}, true},
-		{"terminating and serving", plan.Endpoint{Endpoint: &service.Endpoint{Serving: true, Terminating: true}, Health: "unknown"}, true},
-		{"down", plan.Endpoint{Endpoint: &serving, Health: "down"}, false},
-		{"down like all others, and used nevertheless", plan.Endpoint{Endpoint: &serving, Usable: true, Health: "down"}, true},
-		{"not serving", plan.Endpoint{Endpoint: &service.Endpoint{}, Health: "up"}, false},
+		{"in use", plan.Endpoint{Endpoint: &serving, Usable: true, Probed: &plan.Probed{Health: "up"}}, true},
+		{"not probed", plan.Endpoint{Endpoint: &serving, Usable: true, Probed: &plan.Probed{Health: "unknown"}}, true},
+		{"drained by weight 0", plan.Endpoint{Endpoint: &drained, Probed: &plan.Probed{Health: "up"}}, true},
+		{"terminating and serving", plan.Endpoint{Endpoint: &service.Endpoint{Serving: true, Terminating: true}, Probed: &plan.Probed{Health: "unknown"}}, true},
+		{"down", plan.Endpoint{Endpoint: &serving, Probed: &plan.Probed{Health: "down"}}, false},
+		{"down like all others, and used nevertheless", plan.Endpoint{Endpoint: &serving, Usable: true, Probed: &plan.Probed{Health: "down"}}, true},
+		{"not serving", plan.Endpoint{Endpoint: &service.Endpoint{}, Probed: &plan.Probed{Health: "up"}}, false},
 	} {
 		if got := tt.e.Keeps(); got != tt.want {
 			t.Errorf("an endpoint that is %s keeps its flows: %v, want %v", tt.name, got, tt.want)

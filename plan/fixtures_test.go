@@ -50,6 +50,14 @@ func port(name string, change ...func(*service.Port)) service.Port {
 	return p
 }
 
+// hints are e's, to be filled in.
+func hints(e *service.Endpoint) *service.Hints {
+	if e.Hints == nil {
+		e.Hints = &service.Hints{}
+	}
+	return e.Hints
+}
+
 // endpoint parses what tests say of an endpoint: an address, then words.
 //
 //	"10.0.0.1 n1 ready", "10.0.0.2 n2 serving terminating zone:a,b node:n1 weight:3"
@@ -73,9 +81,9 @@ func endpoint(s string) service.Endpoint {
 		case "terminating":
 			e.Terminating = true
 		case "zone":
-			e.ZoneHints = strings.Split(value, ",")
+			hints(&e).Zones = strings.Split(value, ",")
 		case "node":
-			e.NodeHints = strings.Split(value, ",")
+			hints(&e).Nodes = strings.Split(value, ",")
 		case "weight":
 			fmt.Sscan(value, &e.Weight)
 		default:

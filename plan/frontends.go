@@ -65,7 +65,11 @@ func eachPlace(p *service.Port, f func(Kind, place)) {
 // service ports have are left out, and those in excluded families.
 func (c *computation) frontends(p *service.Port, excluded [2]bool) []Frontend {
 	lost := c.contests.lost[p.Key]
-	out := make([]Frontend, 0, len(p.ClusterIPs)+len(p.ExternalIPs)+len(p.LoadBalancerIPs)+2)
+	places := len(p.ClusterIPs) + len(p.ExternalIPs) + len(p.LoadBalancerIPs)
+	if p.NodePort != 0 {
+		places += len(service.Families)
+	}
+	out := make([]Frontend, 0, places)
 	eachPlace(p, func(k Kind, at place) {
 		if _, gone := lost[at]; gone || excluded[at.family] {
 			return

@@ -182,13 +182,18 @@ type Frontend struct {
 // source says is the Snapshot's and isn't modified.
 type Endpoint struct {
 	*service.Endpoint
-	Local  bool
-	Usable bool // gets new connections from some frontend
+	*Probed // those that nothing is known of have the same
+	Local   bool
+	Usable  bool // gets new connections from some frontend
 	// Excluded: another proxy serves it, in a network of Policy.ExcludeCIDRs.
 	Excluded bool
-	Health   string // "up", "down" or "unknown"
-	Since    time.Time
-	Error    string // of its last failed probe
+}
+
+// Probed is what is known of an endpoint's health.
+type Probed struct {
+	Health string // "up", "down" or "unknown"
+	Since  time.Time
+	Error  string // of its last failed probe
 }
 
 // Client describes where a connection comes from, as far as decisions need it.

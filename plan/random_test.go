@@ -208,7 +208,7 @@ func (r *walker) endpoints() []service.Endpoint {
 		e.Terminating = r.IntN(4) == 0
 		e.Weight = pick[uint16](r.Rand, 0, 1, 1, 1, 3)
 		if r.IntN(2) == 0 {
-			e.ZoneHints = []string{pick(r.Rand, "zone-a", "zone-b")}
+			e.Hints = &service.Hints{Zones: []string{pick(r.Rand, "zone-a", "zone-b")}}
 		}
 		out[i] = e
 	}

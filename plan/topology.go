@@ -29,10 +29,10 @@ func topologyOf(eps []service.Endpoint, f service.Family, node service.Node) top
 		if !e.Ready || service.FamilyOf(e.Address.Addr()) != f {
 			continue
 		}
-		allNode = allNode && len(e.NodeHints) > 0
-		allZone = allZone && len(e.ZoneHints) > 0
-		forNode = forNode || hinted(e.NodeHints, node.Name)
-		forZone = forZone || hinted(e.ZoneHints, node.Zone)
+		allNode = allNode && len(e.NodeHints()) > 0
+		allZone = allZone && len(e.ZoneHints()) > 0
+		forNode = forNode || hinted(e.NodeHints(), node.Name)
+		forZone = forZone || hinted(e.ZoneHints(), node.Zone)
 	}
 	switch {
 	case allNode && forNode:
@@ -47,9 +47,9 @@ func topologyOf(eps []service.Endpoint, f service.Family, node service.Node) top
 func (t topology) allows(e *service.Endpoint, node service.Node) bool {
 	switch t {
 	case sameNode:
-		return hinted(e.NodeHints, node.Name)
+		return hinted(e.NodeHints(), node.Name)
 	case sameZone:
-		return hinted(e.ZoneHints, node.Zone)
+		return hinted(e.ZoneHints(), node.Zone)
 	}
 	return true
 }

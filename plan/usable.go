@@ -12,12 +12,19 @@ import (
 // at which their health changed.
 func (c *computation) rows(p *service.Port, eps []service.Endpoint) ([]Endpoint, []flap) {
 	rows := make([]Endpoint, len(eps))
+	var probed []Probed
 	var flaps []flap
 	for i := range eps {
 		st := c.in.Health.Of(p, eps[i].Address)
 		rows[i] = Endpoint{
-			Endpoint: &eps[i], Local: isLocal(&eps[i], c.node), Excluded: c.in.Policy.excluded(eps[i].Address.Addr()),
-			Health: st.Status.String(), Since: st.Since, Error: st.LastError,
+			Endpoint: &eps[i], Probed: &unprobed, Local: isLocal(&eps[i], c.node), Excluded: c.in.Policy.excluded(eps[i].Address.Addr()),
+		}
+		if p := (Probed{Health: st.Status.String(), Since: st.Since, Error: st.LastError}); p != unprobed {
+			if probed == nil {
+				probed = make([]Probed, len(eps))
+			}
+			probed[i] = p
+			rows[i].Probed = &probed[i]
 		}
 		for _, t := range st.Flaps {
 			flaps = append(flaps, flap{at: t, row: i})
@@ -26,10 +33,13 @@ func (c *computation) rows(p *service.Port, eps []service.Endpoint) ([]Endpoint,
 	return rows, flaps
 }
 
-var downText = health.Down.String()
+var (
+	downText = health.Down.String()
+	unprobed = Probed{Health: health.Unknown.String()}
+)
 
 // down reports whether e failed its health check. What isn't known is used.
-func (e *Endpoint) down() bool { return e.Health == downText }
+func (e *Endpoint) down() bool { return e.Probed != nil && e.Health == downText }
 
 // Keeps reports whether e keeps the UDP flows it has: one that gets new ones
 // does, and one that drains (weight 0, or on its way out), but not one whose

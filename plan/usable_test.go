@@ -112,7 +112,7 @@ func TestLeaves(t *testing.T) {
 		{"drained by its weight", func(e *Endpoint) { e.Weight = 0 }, true},
 		{"of another proxy", func(e *Endpoint) { e.Ready, e.Excluded = false, true }, false},
 	} {
-		e := Endpoint{Endpoint: &service.Endpoint{Ready: true, Serving: true, Weight: 1}, Health: "up"}
+		e := Endpoint{Endpoint: &service.Endpoint{Ready: true, Serving: true, Weight: 1}, Probed: &Probed{Health: "up"}}
 		tt.change(&e)
 		if got := e.Leaves(); got != tt.want {
 			t.Errorf("%s: leaves %v, want %v", tt.name, got, tt.want)

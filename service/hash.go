@@ -134,8 +134,8 @@ func (h *hasher) endpoint(e *Endpoint) {
 	h.bool(e.Ready)
 	h.bool(e.Serving)
 	h.bool(e.Terminating)
-	h.strings(e.ZoneHints)
-	h.strings(e.NodeHints)
+	h.strings(e.ZoneHints())
+	h.strings(e.NodeHints())
 	h.uint(uint64(e.Weight))
 }
 

@@ -84,8 +84,17 @@ func TestHashCoversEveryField(t *testing.T) {
 		}
 		check(path, hash)
 	})
-	var e Endpoint
+	e := Endpoint{Hints: &Hints{}}
+	fields(reflect.ValueOf(e.Hints).Elem(), "Endpoint.Hints.", func(path string, f reflect.Value) {
+		other(t, f)
+		check(path, build(Port{}, e, Node{}))
+		f.SetZero()
+	})
+	e = Endpoint{}
 	fields(reflect.ValueOf(&e).Elem(), "Endpoint.", func(path string, f reflect.Value) {
+		if path == "Endpoint.Hints" {
+			return // see above
+		}
 		other(t, f)
 		check(path, build(Port{}, e, Node{}))
 		f.SetZero()

@@ -120,12 +120,33 @@ type Endpoint struct {
 	Address     netip.AddrPort
 	Node        string // the node it runs on; empty if unknown
 	Zone        string
+	Hints       *Hints // who should use it; nil where nobody says
+	Weight      uint16 // 1 unless annotated; 0 drains
 	Ready       bool
 	Serving     bool
 	Terminating bool
-	ZoneHints   []string // zones that should use it; empty for no hint
-	NodeHints   []string // nodes that should use it; empty for no hint
-	Weight      uint16   // 1 unless annotated; 0 drains
+}
+
+// Hints say who should use an endpoint.
+type Hints struct {
+	Zones []string // sorted; empty for no hint
+	Nodes []string // sorted; empty for no hint
+}
+
+// ZoneHints are the zones that should use e; none for no hint.
+func (e *Endpoint) ZoneHints() []string {
+	if e.Hints == nil {
+		return nil
+	}
+	return e.Hints.Zones
+}
+
+// NodeHints are the nodes that should use e; none for no hint.
+func (e *Endpoint) NodeHints() []string {
+	if e.Hints == nil {
+		return nil
+	}
+	return e.Hints.Nodes
 }
 
 // MaxWeight bounds an endpoint's weight.

@@ -116,8 +116,9 @@ func (b *Builder) AddEndpoint(k Key, e Endpoint) {
 	if b.endpoints == nil {
 		b.endpoints = map[Key][]Endpoint{}
 	}
-	e.ZoneHints = sortedStrings(e.ZoneHints)
-	e.NodeHints = sortedStrings(e.NodeHints)
+	if h := e.Hints; h != nil {
+		e.Hints = &Hints{Zones: sortedStrings(h.Zones), Nodes: sortedStrings(h.Nodes)}
+	}
 	b.endpoints[k] = append(b.endpoints[k], e)
 }
 
@@ -172,8 +173,8 @@ func compareEndpoint(a, b Endpoint) int {
 		cmp.Compare(b.Weight, a.Weight),
 		strings.Compare(a.Node, b.Node),
 		strings.Compare(a.Zone, b.Zone),
-		slices.Compare(a.ZoneHints, b.ZoneHints),
-		slices.Compare(a.NodeHints, b.NodeHints),
+		slices.Compare(a.ZoneHints(), b.ZoneHints()),
+		slices.Compare(a.NodeHints(), b.NodeHints()),
 	)
 }
 

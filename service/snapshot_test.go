@@ -70,12 +70,12 @@ func TestBuildSortsAndCompacts(t *testing.T) {
 	})
 	mustAdd(t, &b, Port{Key: key("api"), Algorithm: Maglev, Prefer: PreferKernel})
 	e := endpoint("10.2.0.2:80")
-	e.ZoneHints, e.NodeHints = []string{"b", "a", "b"}, []string{"n2", "n1"}
+	e.Hints = &Hints{Zones: []string{"b", "a", "b"}, Nodes: []string{"n2", "n1"}}
 	b.AddEndpoint(key("web"), e)
 	b.AddEndpoint(key("gone"), endpoint("10.2.0.9:80")) // of a port that nobody adds
 	s := b.Build()
 
-	e.ZoneHints, e.NodeHints = []string{"a", "b"}, []string{"n1", "n2"}
+	e.Hints = &Hints{Zones: []string{"a", "b"}, Nodes: []string{"n1", "n2"}}
 	type row struct {
 		Port      Port
 		Endpoints []Endpoint
@@ -198,7 +198,7 @@ func TestSnapshotIsImmutable(t *testing.T) {
 	b.SetNode(Node{PodCIDRs: cidrs})
 	mustAdd(t, &b, Port{Key: key("web"), ClusterIPs: clusterIPs, Problems: problems})
 	e := endpoint("10.2.0.2:80")
-	e.ZoneHints = hints
+	e.Hints = &Hints{Zones: hints}
 	b.AddEndpoint(key("web"), e)
 	first := b.Build()
 
@@ -211,7 +211,7 @@ func TestSnapshotIsImmutable(t *testing.T) {
 
 	p, eps, _ := first.Get(key("web"))
 	want := []Endpoint{endpoint("10.2.0.2:80")}
-	want[0].ZoneHints = []string{"a"}
+	want[0].Hints = &Hints{Zones: []string{"a"}}
 	if diff := cmp.Diff(want, eps, compareNetip); diff != "" {
 		t.Errorf("endpoints (-want +got):\n%s", diff)
 	}

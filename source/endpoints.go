@@ -45,14 +45,15 @@ func addSlice(b *service.Builder, k service.Key, s *discoveryv1.EndpointSlice, w
 }
 
 func addHints(e *service.Endpoint, hints *discoveryv1.EndpointHints) {
-	if hints == nil {
+	if hints == nil || len(hints.ForZones)+len(hints.ForNodes) == 0 {
 		return
 	}
+	e.Hints = &service.Hints{}
 	for _, z := range hints.ForZones {
-		e.ZoneHints = append(e.ZoneHints, shared(z.Name))
+		e.Hints.Zones = append(e.Hints.Zones, shared(z.Name))
 	}
 	for _, n := range hints.ForNodes {
-		e.NodeHints = append(e.NodeHints, shared(n.Name))
+		e.Hints.Nodes = append(e.Hints.Nodes, shared(n.Name))
 	}
 }
 

@@ -116,7 +116,7 @@ func onePlan(plane plan.DataPlane) *plan.Plan {
 	}
 	for _, a := range []string{"10.2.0.2:9000", "10.2.0.3:9000"} {
 		at := netip.MustParseAddrPort(a)
-		s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: &service.Endpoint{Address: at, Ready: true, Serving: true, Weight: 1, Node: "n"}, Usable: true, Health: "up"})
+		s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: &service.Endpoint{Address: at, Ready: true, Serving: true, Weight: 1, Node: "n"}, Usable: true, Probed: &plan.Probed{Health: "up"}})
 		s.Groups[service.IPv4].Cluster = append(s.Groups[service.IPv4].Cluster, plan.Backend{Address: at, Weight: 1})
 	}
 	p.Services = []*plan.Service{s}

@@ -31,7 +31,7 @@ func (g *glancer) replan() {
 	for _, s := range g.Status().Services {
 		port := &plan.Service{Port: &service.Port{Key: service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port}}}
 		for _, e := range s.Endpoints {
-			port.Endpoints = append(port.Endpoints, plan.Endpoint{Endpoint: &service.Endpoint{Address: e.Address}, Health: e.Health, Since: e.Since, Error: e.LastError})
+			port.Endpoints = append(port.Endpoints, plan.Endpoint{Endpoint: &service.Endpoint{Address: e.Address}, Probed: &plan.Probed{Health: e.Health, Since: e.Since, Error: e.LastError}})
 		}
 		p.Services = append(p.Services, port)
 	}

@@ -134,7 +134,7 @@ func Unusable(address string, local bool) func(*plan.Service) {
 func list(s *plan.Service, b plan.Backend, usable bool) {
 	e := plan.Endpoint{
 		Endpoint: &service.Endpoint{Address: b.Address, Node: "elsewhere", Ready: usable, Serving: usable, Weight: uint16(b.Weight)},
-		Local:    b.Local, Usable: usable, Health: "unknown",
+		Local:    b.Local, Usable: usable, Probed: &plan.Probed{Health: "unknown"},
 	}
 	if b.Local {
 		e.Node = "here"
