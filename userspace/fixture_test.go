@@ -66,7 +66,7 @@ func testPlan(services ...testService) *plan.Plan {
 		s.Frontends = []plan.Frontend{f}
 		for _, a := range d.eps {
 			s.Groups[f.Family].Cluster = append(s.Groups[f.Family].Cluster, plan.Backend{Address: a, Weight: 1})
-			s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: &service.Endpoint{Address: a, Ready: true, Serving: true}, Usable: true})
+			s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: &service.Endpoint{Address: a, Ready: true, Serving: true}, Probed: &plan.Probed{Health: "unknown"}, Usable: true})
 		}
 		p.Services = append(p.Services, s)
 	}

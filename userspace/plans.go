@@ -113,9 +113,8 @@ func (s *Server) commit(p *plan.Plan) (sessions bool) {
 		sessions = sessions || k.Protocol == service.UDP
 		s.plans.states[k].retain(s.plans.views[k])
 	}
-	s.plans.replaced = nil
-	clear(s.plans.gone)
-	clear(s.plans.changed)
+	// Not cleared: after the first plan they have room for every service.
+	s.plans.replaced, s.plans.gone, s.plans.changed = nil, map[service.Key]bool{}, map[service.Key]bool{}
 	return sessions
 }
 

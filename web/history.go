@@ -21,8 +21,10 @@ const (
 // ring is the last samples of one figure. Rings of a recorder share the place at
 // which the next sample goes. One whose samples are all zero takes no memory:
 // most services do nothing most of the time, and hardly any ever fails.
-type ring struct {
-	samples []float32
+type ring struct{ samples *samples }
+
+type samples struct {
+	values  []float32
 	nonzero int
 }
 
@@ -33,15 +35,16 @@ func (r *ring) put(at, size int, v float64) {
 		if sample == 0 {
 			return
 		}
-		r.samples = make([]float32, size)
+		r.samples = &samples{values: make([]float32, size)}
 	}
-	if r.samples[at] != 0 {
-		r.nonzero--
+	s := r.samples
+	if s.values[at] != 0 {
+		s.nonzero--
 	}
 	if sample != 0 {
-		r.nonzero++
+		s.nonzero++
 	}
-	if r.samples[at] = sample; r.nonzero == 0 {
+	if s.values[at] = sample; s.nonzero == 0 {
 		r.samples = nil
 	}
 }
@@ -54,7 +57,7 @@ func (r *ring) last(next, size, n int) []float64 {
 		return out
 	}
 	for i := range out {
-		out[i] = round2(float64(r.samples[(next-n+i+size)%size]))
+		out[i] = round2(float64(r.samples.values[(next-n+i+size)%size]))
 	}
 	return out
 }

@@ -90,7 +90,7 @@ func onePlan(front netip.AddrPort, protocol service.Protocol, endpoint netip.Add
 			Kind: plan.ClusterIP, Family: family, Protocol: protocol, Address: front,
 			Verdict: plan.Forward, Masquerade: plan.MasqueradeAlways,
 		}},
-		Endpoints: []plan.Endpoint{{Endpoint: &service.Endpoint{Address: endpoint, Ready: true, Serving: true}, Usable: true}},
+		Endpoints: []plan.Endpoint{{Endpoint: &service.Endpoint{Address: endpoint, Ready: true, Serving: true}, Probed: &plan.Probed{Health: "unknown"}, Usable: true}},
 	}
 	s.Groups[family].Cluster = []plan.Backend{{Address: endpoint, Weight: 1}}
 	return &plan.Plan{Services: []*plan.Service{s}}
