@@ -15,7 +15,7 @@
 // endpoint when a connect fails, and then moves bytes. Nothing in a loop waits but
 // the loop itself, for events of its sockets (epoll(7), edge-triggered):
 //
-//	listeners ──accept──> acceptor ──admit──> tcpConn   phase dialing
+//	listeners ──accept──> acceptor ──place──> tcpConn   phase dialing
 //	                                             │       dial, dialed, again
 //	                                             v
 //	client side <──pump── endpoint side                 phase relaying

@@ -7,8 +7,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// loop serves the connections that it accepted: one goroutine that waits for all
-// of their sockets at once (epoll(7), edge-triggered) and never for one of them.
+// loop serves the connections that it accepted, or was handed (see place): one
+// goroutine that waits for all of their sockets at once (epoll(7), edge-triggered)
+// and never for one of them.
 // What belongs to a connection is touched by its loop alone, so it needs no lock;
 // others ask the loop by post.
 //
