@@ -5,7 +5,6 @@ import (
 	"errors"
 	"net"
 	"net/netip"
-	"strings"
 	"syscall"
 
 	"golang.org/x/sys/unix"
@@ -13,42 +12,26 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// dialers open marked sockets towards endpoints and towards this process: by the
-// standard library for sessions and probes, by hand for connections (see connect).
+// dialers open marked sockets: towards endpoints by hand (see connect and
+// udpSocket), and towards this process, for probes, by the standard library.
 type dialers struct {
-	plain       net.Dialer // from an address the kernel chooses, or one of this node's
-	transparent net.Dialer // from an address that isn't this node's
-	ports       ports      // of those
-	mark        int32
+	own   net.Dialer // towards this process
+	ports ports      // of sockets with an address that isn't this node's
+	mark  int32
 }
 
-func newDialers(mark uint32, keepAlive net.KeepAliveConfig) *dialers {
+func newDialers(mark uint32) *dialers {
 	d := &dialers{ports: belowClients(), mark: int32(mark)}
-	d.plain = net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, _ string, c syscall.RawConn) error {
-		return control(c, func(fd int) error { return setUpstream(fd, mark) })
-	}}
-	d.transparent = net.Dialer{KeepAliveConfig: keepAlive, Control: func(network, _ string, c syscall.RawConn) error {
-		return control(c, func(fd int) error {
-			if err := setUpstream(fd, mark); err != nil {
-				return err
-			}
-			return setTransparent(fd, strings.HasSuffix(network, "6"))
-		})
-	}}
+	d.own.Control = func(_, _ string, c syscall.RawConn) error {
+		return control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)) })
+	}
 	return d
 }
 
-// setUpstream marks a socket, and leaves the choice of a source port to
-// connect: then ports are unique for a destination, not for a source address,
-// and a client behind one address isn't bound to 28,000 connections. The
-// option is the IPv4 level's for IPv6 sockets too (ip(7)).
-func setUpstream(fd int, mark uint32) error {
-	if err := unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)); err != nil {
-		return err
-	}
-	return lateBind(fd)
-}
-
+// lateBind leaves the choice of a source port to connect: then ports are unique
+// for a destination, not for a source address, and a client behind one address
+// isn't bound to 28,000 connections. The option is the IPv4 level's for IPv6
+// sockets too (ip(7)).
 func lateBind(fd int) error {
 	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 }
@@ -74,32 +57,17 @@ type source struct {
 	transparent bool       // addr isn't this node's own
 }
 
-// dial calls f with the dialer and the local address for s.
-func (d *dialers) dial(s source, f func(*net.Dialer, netip.AddrPort) error) error {
-	switch {
-	case s.transparent:
-		return d.ports.from(s.addr, func(local netip.AddrPort) error { return f(&d.transparent, local) })
-	case s.addr.IsValid():
-		return f(&d.plain, netip.AddrPortFrom(s.addr, 0))
-	}
-	return f(&d.plain, netip.AddrPort{})
-}
-
 // probe connects to a listener of this process.
 func (d *dialers) probe(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
-	return d.plain.DialTCP(ctx, "tcp"+familyDigit(to.Addr()), netip.AddrPort{}, to)
+	return d.own.DialTCP(ctx, "tcp"+familyDigit(to.Addr()), netip.AddrPort{}, to)
 }
 
-// udp makes a connected socket.
-func (d *dialers) udp(s source, to netip.AddrPort) (c *net.UDPConn, err error) {
-	err = d.dial(s, func(dialer *net.Dialer, local netip.AddrPort) (err error) {
-		c, err = dialer.DialUDP(context.Background(), "udp"+familyDigit(to.Addr()), local, to)
-		return err
-	})
-	return c, err
+// probeUDP makes a socket that is connected to a listener of this process.
+func (d *dialers) probeUDP(to netip.AddrPort) (*net.UDPConn, error) {
+	return d.own.DialUDP(context.Background(), "udp"+familyDigit(to.Addr()), netip.AddrPort{}, to)
 }
 
-// udpSocket makes a connected socket by hand, with as few system calls as can be.
+// udpSocket makes a connected socket, with as few system calls as can be.
 func (d *dialers) udpSocket(s source, to netip.AddrPort) (int, error) {
 	family, domain := service.FamilyOf(to.Addr()), unix.AF_INET
 	if family == service.IPv6 {
@@ -169,6 +137,5 @@ func blames(err error) bool {
 			return true
 		}
 	}
-	var t net.Error
-	return errors.As(err, &t) && t.Timeout()
+	return false
 }

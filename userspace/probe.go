@@ -163,7 +163,7 @@ const probeResend = 100 * time.Millisecond
 // kernel to track.
 func (s *Server) probeUDP(ctx context.Context, l *udpListener) error {
 	if l.prober == nil {
-		c, err := s.dialers.udp(source{}, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
+		c, err := s.dialers.probeUDP(netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
 		if absent(err) {
 			return nil
 		}

@@ -3,7 +3,6 @@ package userspace
 import (
 	"context"
 	"errors"
-	"net"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -22,7 +21,7 @@ type Server struct {
 	locals  locals
 	dialers *dialers
 	live    live
-	flows   sync.WaitGroup // goroutines that serve connections and sessions
+	flows   sync.WaitGroup // connections and sessions, and Run while it accepts
 	table   *table
 
 	mu      sync.Mutex // guards plans, and orders changes of table
@@ -57,7 +56,7 @@ func New(cfg Config) *Server {
 		stopped: make(chan struct{}),
 	}
 	s.locals.list = cfg.LocalAddresses
-	s.dialers = newDialers(cfg.Mark, net.KeepAliveConfig{Enable: true, Idle: cfg.KeepAlive, Interval: 15 * time.Second, Count: 4})
+	s.dialers = newDialers(cfg.Mark)
 	return s
 }
 
