@@ -57,6 +57,9 @@ func newView(s *plan.Service, state *serviceState, old *view) *view {
 
 func newGroup(v *view, backends []plan.Backend, old *group) *group {
 	algorithm := v.plan.Port.Algorithm
+	if g := nobody[algorithm]; g != nil && len(backends) == 0 {
+		return g
+	}
 	if old != nil && old.algorithm == algorithm && slices.Equal(old.backends, backends) {
 		return old
 	}
@@ -66,6 +69,16 @@ func newGroup(v *view, backends []plan.Backend, old *group) *group {
 	}
 	return g
 }
+
+// nobody is a group without endpoints, by algorithm: most services have some, in a
+// family that they aren't served in and for traffic policy Local.
+var nobody = func() map[service.Algorithm]*group {
+	out := map[service.Algorithm]*group{}
+	for _, a := range service.Algorithms {
+		out[a] = &group{algorithm: a}
+	}
+	return out
+}()
 
 // open makes what choosing needs, unless that was done.
 func (g *group) open() *group {

@@ -2,6 +2,7 @@ package web
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/plan"
@@ -23,30 +24,60 @@ const (
 // most services do nothing most of the time, and hardly any ever fails.
 type ring struct{ samples *samples }
 
+// samples has all values, or as long as these are few, those that aren't zero: of
+// thousands of services most have had a connection or two within minutes.
 type samples struct {
-	values  []float32
-	nonzero int
+	few     []placed // in the place of all
+	all     []float32
+	nonzero int // of all
 }
+
+type placed struct {
+	at    int32
+	value float32
+}
+
+// fewSamples is how many take much less room on their own.
+const fewSamples = 16
 
 // put writes the sample at a place; size is how many the ring holds.
 func (r *ring) put(at, size int, v float64) {
-	sample := float32(v)
+	value := float32(v)
 	if r.samples == nil {
-		if sample == 0 {
+		if value == 0 {
 			return
 		}
-		r.samples = &samples{values: make([]float32, size)}
+		r.samples = &samples{}
 	}
 	s := r.samples
-	if s.values[at] != 0 {
-		s.nonzero--
+	if s.all == nil && len(s.few) == fewSamples && value != 0 {
+		s.spread(size)
 	}
-	if sample != 0 {
-		s.nonzero++
+	if s.all == nil {
+		s.few = slices.DeleteFunc(s.few, func(o placed) bool { return o.at == int32(at) })
+		if value != 0 {
+			s.few = append(s.few, placed{int32(at), value})
+		}
+	} else {
+		if s.all[at] != 0 {
+			s.nonzero--
+		}
+		if s.all[at] = value; value != 0 {
+			s.nonzero++
+		}
 	}
-	if s.values[at] = sample; s.nonzero == 0 {
+	if s.nonzero+len(s.few) == 0 {
 		r.samples = nil
 	}
+}
+
+// spread gives every value its place.
+func (s *samples) spread(size int) {
+	s.all, s.nonzero = make([]float32, size), len(s.few)
+	for _, o := range s.few {
+		s.all[o.at] = o.value
+	}
+	s.few = nil
 }
 
 // last returns the n samples before the place at which the next one goes, oldest
@@ -56,8 +87,14 @@ func (r *ring) last(next, size, n int) []float64 {
 	if r.samples == nil {
 		return out
 	}
-	for i := range out {
-		out[i] = round2(float64(r.samples.values[(next-n+i+size)%size]))
+	first := next - n + size
+	for i := range r.samples.all[:min(n, len(r.samples.all))] {
+		out[i] = round2(float64(r.samples.all[(first+i)%size]))
+	}
+	for _, o := range r.samples.few {
+		if i := (int(o.at) - first + 2*size) % size; i < n {
+			out[i] = round2(float64(o.value))
+		}
 	}
 	return out
 }
