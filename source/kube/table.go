@@ -14,11 +14,6 @@ type name = types.NamespacedName
 // table holds the objects of one kind. A cache.Reflector writes into it, and so
 // there is one copy of each object, and no queue between the watch and it, as a
 // cache.SharedInformer has for many readers.
-//
-// Objects are packed: a slice of ten endpoints takes half a kilobyte as a
-// message of protobuf, and two and a half as structs with pointers, which the
-// garbage collector follows one by one. To unpack one takes microseconds, and
-// only those that change are.
 type table[T object] struct {
 	mu      *sync.Mutex // guards everything below; tables that are read together share it
 	fresh   func() T    // an empty object
@@ -36,31 +31,8 @@ type object interface {
 	Unmarshal([]byte) error
 }
 
-// packed is an object as it is kept.
-type packed struct {
-	version string // resource version
-	message []byte // of protobuf
-}
-
 func newTable[T object](mu *sync.Mutex, fresh func() T, trim func(T) T, changed func(was, is T, had, has bool)) *table[T] {
 	return &table[T]{mu: mu, fresh: fresh, trim: trim, changed: changed, objects: map[name]packed{}}
-}
-
-// get unpacks an object. Who calls holds mu.
-func (t *table[T]) get(k name) (o T, ok bool) {
-	p, ok := t.objects[k]
-	if !ok {
-		return o, false
-	}
-	return t.unpack(p), true
-}
-
-func (t *table[T]) unpack(p packed) T {
-	o := t.fresh()
-	if err := o.Unmarshal(p.message); err != nil {
-		panic(fmt.Sprintf("kube: unpack what was packed: %v", err)) // a broken invariant
-	}
-	return o
 }
 
 // Add takes an object that a watch says is new.
@@ -68,33 +40,28 @@ func (t *table[T]) Add(obj any) error { return t.Update(obj) }
 
 // Update takes an object that a watch says has changed.
 func (t *table[T]) Update(obj any) error {
-	o, ok := obj.(T)
-	if !ok {
-		return fmt.Errorf("take an object of the API: it is a %T", obj)
+	c, err := t.collect(obj)
+	if err != nil {
+		return err
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.put(t.trim(o))
+	t.put(c)
+	return nil
 }
 
-// put stores o and tells of it unless it is the one that was there.
-func (t *table[T]) put(o T) error {
-	k := nameOf(o)
-	before, had := t.objects[k]
-	if had && before.version == o.GetResourceVersion() && before.version != "" {
-		return nil
+// put stores c and tells of it unless it is the one that was there.
+func (t *table[T]) put(c *collected) {
+	before, had := t.objects[c.name]
+	if had && before.version == c.version && c.version != "" {
+		return
 	}
-	message, err := o.Marshal()
-	if err != nil {
-		return fmt.Errorf("keep %s: %w", k, err)
-	}
-	t.objects[k] = packed{version: o.GetResourceVersion(), message: message}
+	t.objects[c.name] = c.packed
 	var was T
 	if had {
 		was = t.unpack(before)
 	}
-	t.changed(was, o, had, true)
-	return nil
+	t.changed(was, t.unpack(c.packed), had, true)
 }
 
 // Delete forgets an object.
@@ -127,14 +94,12 @@ func (t *table[T]) Replace(list []any, _ string) error {
 	defer t.mu.Unlock()
 	there := make(map[name]bool, len(list))
 	for _, obj := range list {
-		o, ok := obj.(T)
-		if !ok {
-			return fmt.Errorf("take a list of the API's objects: one is a %T", obj)
-		}
-		there[nameOf(o)] = true
-		if err := t.put(t.trim(o)); err != nil {
+		c, err := t.collect(obj)
+		if err != nil {
 			return err
 		}
+		there[c.name] = true
+		t.put(c)
 	}
 	for k := range t.objects {
 		if !there[k] {
@@ -152,17 +117,10 @@ func (t *table[T]) Replace(list []any, _ string) error {
 // Resync does nothing: nothing is ever stale here.
 func (t *table[T]) Resync() error { return nil }
 
-// Transformer has a Reflector trim objects while it collects a list of them.
+// Transformer has a Reflector pack objects while it collects a list of them, so that
+// they are never all in memory as they came.
 func (t *table[T]) Transformer() cache.TransformFunc {
-	return func(obj any) (any, error) {
-		o, ok := obj.(T)
-		if !ok {
-			return obj, nil
-		}
-		t.mu.Lock() // trim may keep what objects have in common
-		defer t.mu.Unlock()
-		return t.trim(o), nil
-	}
+	return func(obj any) (any, error) { return t.collect(obj) }
 }
 
 func nameOf(o metav1.Object) name { return name{Namespace: o.GetNamespace(), Name: o.GetName()} }
