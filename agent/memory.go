@@ -8,10 +8,6 @@ import (
 	"time"
 )
 
-// settleTime is how long after the kernel has all rules a start is over: by then
-// services have moved there, and what led to it is garbage.
-const settleTime = 5 * time.Second
-
 // Between two collections the heap grows by what is alive (GOGC=100), which for
 // thousands of services is far more than their changes need. So it grows by
 // headroom at most; but by leastGrowth percent, because a collection looks at
@@ -36,54 +32,63 @@ func growth(live uint64) int {
 // stops the process for a moment.
 const growthStep = 5
 
-// keepSmall returns to the system the memory that the start took and nobody needs
-// any more: objects as they came from the API, plans and rules that were
-// replaced. Then it bounds the garbage there may be. Whoever sets GOGC has decided
-// on that himself.
+// Memory that nobody needs goes back to the system when it is more than spareMax,
+// which takes a collection, once for quietLooks looks, a second apart, less than
+// quietBytes were taken: so at the end of a start, which leaves objects as they
+// came from the API, plans and rules that were replaced. The Go runtime would keep
+// most of it for a heap of that size.
+const (
+	spareMax   = headroom / 2
+	quietBytes = 2 << 20
+	quietLooks = 2
+)
+
+// keepSmall bounds garbage from when the kernel has all rules. Whoever sets GOGC
+// has decided himself by how much the heap may grow.
 func (a *Agent) keepSmall(ctx context.Context) error {
-	if !a.awaitStart(ctx) {
-		return nil
-	}
-	_, decided := os.LookupEnv("GOGC")
-	if decided {
-		debug.FreeOSMemory()
-		return nil
-	}
 	look := time.NewTicker(time.Second)
 	defer look.Stop()
-	live := []metrics.Sample{{Name: "/gc/heap/live:bytes"}}
-	set := usualGrowth
-	defer debug.SetGCPercent(usualGrowth)
-	debug.FreeOSMemory()
+	_, decided := os.LookupEnv("GOGC")
+	set, quiet, taken := usualGrowth, 0, uint64(0)
+	if !decided {
+		defer debug.SetGCPercent(usualGrowth)
+	}
 	for {
-		metrics.Read(live)
-		if want := growth(live[0].Value.Uint64()); want != set && (want == usualGrowth || max(want-set, set-want) >= growthStep) {
-			debug.SetGCPercent(want)
-			set = want
-		}
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-look.C:
 		}
+		if a.programmer.report().lastOK.IsZero() {
+			continue
+		}
+		h := readHeap()
+		if want := growth(h.live); !decided && want != set && (want == usualGrowth || max(want-set, set-want) >= growthStep) {
+			debug.SetGCPercent(want)
+			set = want
+		}
+		if quiet++; h.taken-taken > quietBytes {
+			quiet = 0
+		}
+		if taken = h.taken; quiet == quietLooks && h.spare > spareMax {
+			debug.FreeOSMemory()
+		}
 	}
 }
 
-// awaitStart waits until the start is over; false says that ctx was done before.
-func (a *Agent) awaitStart(ctx context.Context) bool {
-	look := time.NewTicker(time.Second)
-	defer look.Stop()
-	for a.programmer.report().lastOK.IsZero() {
-		select {
-		case <-ctx.Done():
-			return false
-		case <-look.C:
-		}
+// heap is what the Go runtime tells of it, in bytes.
+type heap struct {
+	live  uint64 // by the last collection
+	spare uint64 // taken from the system, and garbage or free
+	taken uint64 // by allocations since the process began
+}
+
+func readHeap() heap {
+	m := []metrics.Sample{
+		{Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"}, {Name: "/gc/heap/allocs:bytes"},
 	}
-	select {
-	case <-ctx.Done():
-		return false
-	case <-time.After(settleTime):
-		return true
-	}
+	metrics.Read(m)
+	live, objects, free := m[0].Value.Uint64(), m[1].Value.Uint64(), m[2].Value.Uint64()
+	return heap{live: live, spare: max(objects, live) - live + free, taken: m[3].Value.Uint64()}
 }
