@@ -21,6 +21,7 @@ type sessions struct {
 	load  *Load
 	limit int
 	begun int // of this worker
+	live  int // begun and not over
 	nth   int // this worker
 	step  int // of so many
 	poll  *poll
@@ -72,6 +73,9 @@ func (w *sessions) run(deadline time.Time) {
 				w.begin(i)
 			}
 		}
+		if w.begun == w.limit && w.live == 0 {
+			return // rather than wait for what won't come, as the clock is running
+		}
 		if now.Sub(checked) < sessionWait/4 && more && len(events) > 0 {
 			continue
 		}
@@ -92,6 +96,7 @@ func (w *sessions) begin(i int) {
 	s := &w.slots[i]
 	from := addressOf(netip.AddrPortFrom(w.load.Sources[n/portCount%len(w.load.Sources)], uint16(firstPort+n%portCount)))
 
+	w.live++
 	s.begun = time.Now()
 	for at := 0; at < messageSize; at += 8 {
 		binary.BigEndian.PutUint64(s.request[at:], uint64(n)<<4|uint64(at/8))
@@ -132,6 +137,7 @@ func (w *sessions) readable(i int) bool {
 		return true
 	}
 	w.done++
+	w.live--
 	w.exchange = append(w.exchange, time.Since(s.begun))
 	closeSocket(s.fd)
 	s.fd = -1
@@ -140,6 +146,7 @@ func (w *sessions) readable(i int) bool {
 
 func (w *sessions) drop(s *sessionSlot, err error) {
 	w.fail(1, err)
+	w.live--
 	if s.fd >= 0 {
 		closeSocket(s.fd)
 	}
