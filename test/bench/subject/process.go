@@ -46,6 +46,7 @@ func (r *Rig) stopProxy() error {
 	if err != nil {
 		return errors.Join(err, r.proxy.Kill())
 	}
+	_ = unix.Kill(pids[0], unix.SIGSTOP) // nginx would start others instead
 	for _, pid := range pids[1:] {
 		_ = unix.Kill(pid, unix.SIGKILL) // it may have ended
 	}
