@@ -11,6 +11,7 @@ import (
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -248,7 +249,11 @@ func ask(proto service.Protocol, to netip.AddrPort) (server, client string, err 
 	if proto == service.SCTP {
 		return askSCTP(to)
 	}
-	c, err := net.DialTimeout(proto.String(), to.String(), askTimeout)
+	d := net.Dialer{Timeout: askTimeout}
+	if proto == service.UDP {
+		d.LocalAddr = &net.UDPAddr{Port: nextPort()}
+	}
+	c, err := d.Dial(proto.String(), to.String())
 	if err == nil {
 		server, client, err = exchange(c)
 	}
@@ -261,6 +266,14 @@ func ask(proto service.Protocol, to netip.AddrPort) (server, client string, err 
 	}
 	return server, client, err
 }
+
+// asked counts the clients that had a port from nextPort.
+var asked atomic.Uint32
+
+// nextPort returns a port that no UDP client had lately. A port that the kernel
+// chose could be that of a client before, whose flow the kernel still remembers (30
+// s): the new client would go where that one went, without a choice being made.
+func nextPort() int { return 10_000 + int(asked.Add(1)%20_000) }
 
 func exchange(c net.Conn) (server, client string, err error) {
 	defer c.Close()
