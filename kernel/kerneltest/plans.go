@@ -41,8 +41,13 @@ func hash(s *plan.Service, p *plan.Policy) uint64 {
 	fmt.Fprintf(h, "%v %v %v %v %v %v %v %v", s.Port.Key, s.Port.Algorithm, s.Scheduler, s.Port.Affinity,
 		s.Frontends, s.Groups, s.Beneath, *p)
 	for _, e := range s.Endpoints {
-		fmt.Fprint(h, *e.Endpoint)
-		e.Endpoint = nil // what it points to, not where that is
+		said := *e.Endpoint
+		said.Hints = nil // what is pointed to, not where that is; so below
+		fmt.Fprint(h, said, e.ZoneHints(), e.NodeHints())
+		if e.Probed != nil {
+			fmt.Fprint(h, *e.Probed)
+		}
+		e.Endpoint, e.Probed = nil, nil
 		fmt.Fprint(h, e)
 	}
 	return h.Sum64()
