@@ -70,6 +70,7 @@ type Agent struct {
 	source     objects
 	prober     *probe.Scheduler
 	probed     probed // what the prober was last told; the fast loop's own
+	repairing  bool   // the portal's sets were damaged, and not mended yet; the fast loop's own
 	heart      heartbeat
 	carried    carried
 	refusals   refusals

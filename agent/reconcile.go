@@ -85,7 +85,7 @@ func (a *Agent) portalDamaged() bool {
 	if found != "" {
 		a.log.Warn("the portal's sets were changed by somebody else; repairing", "found", found)
 		a.figures.setRepairs.Add(1)
-		a.sweeper.all()
+		a.repairing = true
 	}
 	return found != ""
 }
@@ -129,6 +129,10 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.adopted = nil // only the first plan asks: a service that comes later is new
 	a.programmer.program(p)
 	a.sweeper.follow(old, p)
+	if a.repairing { // not before: until now flows may have begun without the portal
+		a.repairing = false
+		a.sweeper.all()
+	}
 	took := time.Since(start)
 	a.sync.done(took)
 	a.figures.done(snapshot, took)

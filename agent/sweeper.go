@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"sync"
 	"time"
 
@@ -42,11 +43,17 @@ type sweep struct {
 	halfOpen [2]bool      // by family
 }
 
+// formerAtMost is how many plans are remembered while sweeps fail.
+const formerAtMost = 64
+
 var bothFamilies = [2]bool{service.IPv4: true, service.IPv6: true}
 
 func (w *sweep) add(o sweep) {
 	w.stale = w.stale || o.stale
 	w.former = append(w.former, o.former...)
+	if more := len(w.former) - formerAtMost; more > 0 {
+		w.former = slices.Delete(w.former, 0, more)
+	}
 	for f := range w.halfOpen {
 		w.halfOpen[f] = w.halfOpen[f] || o.halfOpen[f]
 	}
@@ -123,18 +130,20 @@ func (s *sweeper) run(ctx context.Context) error {
 
 // sweep does what is owed, by the plan that is in force now.
 func (s *sweeper) sweep() error {
-	p := s.plan()
-	if p == nil {
-		return nil // what is owed waits for the first
-	}
 	s.mu.Lock()
 	w := s.owed
 	s.owed = sweep{}
 	s.mu.Unlock()
-	err := s.do(w, p)
+	// Only now: the plan that owes something is in force before it says so, and what
+	// one owes that comes from here on is the next sweep's.
+	p := s.plan()
+	var err error
+	if p != nil {
+		err = s.do(w, p)
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.err = err; err != nil {
+	if s.err = err; err != nil || p == nil { // what is owed waits for the first plan
 		s.owed.add(w)
 	}
 	return err

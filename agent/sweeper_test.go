@@ -78,3 +78,46 @@ func TestSweeper(t *testing.T) {
 		}
 	}
 }
+
+// What a plan owes is looked for by that plan, though it comes in force while a
+// sweep begins.
+func TestSweepByThePlanThatOwes(t *testing.T) {
+	first, second := &plan.Plan{Generation: 1}, &plan.Plan{Generation: 2}
+	current, comes := first, true
+	var by []uint64
+	s := &sweeper{wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler), swept: func(time.Duration) {}}
+	s.plan = func() *plan.Plan {
+		p := current
+		if comes { // the fast loop is quicker
+			comes = false
+			current = second
+			s.owe(sweep{stale: true, former: []*plan.Plan{first}})
+		}
+		return p
+	}
+	s.stale = func(_ []*plan.Plan, p *plan.Plan) error { by = append(by, p.Generation); return nil }
+	s.halfOpen = func([2]bool, *plan.Plan) error { return nil }
+	for s.all(); len(s.wake) > 0; {
+		<-s.wake
+		if err := s.sweep(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]uint64{1, 2}, by); diff != "" {
+		t.Errorf("plans swept by (-want +got):\n%s", diff)
+	}
+}
+
+// While sweeps fail, not every plan there ever was is kept.
+func TestSweepsThatFailKeepFewPlans(t *testing.T) {
+	s := &sweeper{wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler), swept: func(time.Duration) {}}
+	s.plan = func() *plan.Plan { return &plan.Plan{} }
+	s.stale = func([]*plan.Plan, *plan.Plan) error { return errors.New("no") }
+	for range 10 * formerAtMost {
+		s.written(&plan.Plan{})
+		s.sweep()
+	}
+	if n := len(s.owed.former); n != formerAtMost {
+		t.Errorf("%d plans are kept, want %d", n, formerAtMost)
+	}
+}
