@@ -11,6 +11,8 @@ const errorsInARow = 16
 // one was chosen, the endpoints are those of the new one.
 func (x *session) connect(failed *endpoint) bool {
 	s, r := x.worker.server, x.route
+	x.unlink() // it must not be the one that is given up for its own socket
+	defer func() { x.worker.ages[x.class].append(x) }()
 	if failed != nil {
 		if f, ok := s.table.lookup(r.front.Protocol, r.orig, s.locals.mustContain); ok && f.view.state == r.front.view.state {
 			r.front = f
