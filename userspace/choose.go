@@ -21,15 +21,9 @@ type choice struct {
 }
 
 func newChoice(g *group, a *lb.Affinity, client netip.Addr) *choice {
-	c := &choice{}
-	c.begin(g, a, client)
-	return c
-}
-
-// begin begins another search.
-func (c *choice) begin(g *group, a *lb.Affinity, client netip.Addr) {
-	*c = choice{group: g, affinity: a, client: client}
+	c := &choice{group: g, affinity: a, client: client}
 	c.tried = c.room[:0]
+	return c
 }
 
 // next returns an endpoint that wasn't tried yet, its Load acquired, or nil

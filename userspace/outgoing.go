@@ -38,7 +38,7 @@ func (o *outgoing) add(ps []piece, to *replyHeader) int {
 	control := o.control[o.n][:0]
 	if to != nil {
 		h.Name, h.Namelen = to.first(), to.size
-		control = append(control, to.where()...)
+		control = append(control, to.control...)
 	}
 	if segment != 0 {
 		control = appendSegment(control, segment)

@@ -77,7 +77,7 @@ func (r *replies) apart(fd int, ps []piece, to *replyHeader) {
 	h := mmsghdr{}
 	h.Name, h.Namelen = to.first(), to.size
 	h.Control = &to.control[0]
-	h.SetControllen(int(to.filled))
+	h.SetControllen(len(to.control))
 	var v unix.Iovec
 	h.Iov = &v
 	h.SetIovlen(1)

@@ -37,7 +37,7 @@ func (r *resting) add(u *upstream) {
 		l = &restList{}
 		r.by[u.key] = l
 	}
-	u.rests, u.older, u.younger = l, l.youngest, nil
+	u.older, u.younger = l.youngest, nil
 	if l.youngest != nil {
 		l.youngest.younger = u
 	} else {
@@ -65,7 +65,7 @@ func (r *resting) take(k upstreamKey, silent time.Duration) *upstream {
 
 // remove takes a socket out.
 func (r *resting) remove(u *upstream) {
-	l := u.rests
+	l := r.by[u.key]
 	if u.older != nil {
 		u.older.younger = u.younger
 	} else {
@@ -79,7 +79,7 @@ func (r *resting) remove(u *upstream) {
 	if l.oldest == nil {
 		delete(r.by, u.key)
 	}
-	u.rests, u.older, u.younger = nil, nil, nil
+	u.older, u.younger = nil, nil
 	r.all--
 }
 

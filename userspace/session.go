@@ -64,7 +64,7 @@ type session struct {
 	// An endpoint that is gone answers a datagram with an ICMP error. Then the
 	// datagram is sent again, to the next endpoint, and the client needn't wait
 	// until it does so itself.
-	copied     []byte // the last one sent, until an answer comes; empty if it was too large
+	copied     []byte // the last one sent; empty if it was too large
 	unanswered bool
 	resends    int  // of copied
 	greeted    bool // this endpoint has answered
@@ -244,7 +244,6 @@ func (x *session) end() {
 	}
 	w := x.worker
 	x.phase, x.queue = over, nil
-	x.forget()
 	if w.sessions[x.key] == x {
 		delete(w.sessions, x.key)
 	}

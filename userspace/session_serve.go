@@ -7,20 +7,17 @@ import "slices"
 const errorsInARow = 16
 
 // connect chooses an endpoint, other than the one that failed last if there is
-// another, and gets a socket towards it. Where the plan has changed since another
-// one was chosen, the endpoints are those of the new one.
+// another, and gets a socket towards it. Where the plan has changed, the
+// endpoints are those of the new one.
 func (x *session) connect(failed *endpoint) bool {
 	s, r := x.worker.server, x.route
 	x.unlink() // it must not be the one that is given up for its own socket
 	defer func() { x.worker.ages[x.class].append(x) }()
-	if failed != nil {
-		if f, ok := s.table.lookup(r.front.Protocol, r.orig, s.locals.mustContain); ok && f.view.state == r.front.view.state {
-			r.front = f
-		}
+	if f, ok := s.table.lookup(r.front.Protocol, r.orig, s.locals.mustContain); ok && f.view.state == r.front.view.state {
+		r.front = f
 	}
 	group := r.front.group(r.from, s.table.rules())
-	c := &x.worker.choice
-	c.begin(group, r.front.view.state.affinity.Load(), r.from.Address)
+	c := newChoice(group, r.front.view.state.affinity.Load(), r.from.Address)
 	if failed != nil && len(group.endpoints) > 1 {
 		c.exclude(failed)
 	}
@@ -95,34 +92,11 @@ func (x *session) sent(ps []piece) {
 		b = b[(last.datagrams()-1)*last.segment:]
 	}
 	x.unanswered = true
-	x.remember(b)
-}
-
-// remember keeps a copy of a datagram, if it's small enough, in place of the one
-// before. Copies that aren't needed any more are the worker's spare ones.
-func (x *session) remember(b []byte) {
-	w := x.worker
-	if n := len(w.spare); n > 0 && x.copied == nil {
-		x.copied = w.spare[n-1]
-		w.spare = w.spare[:n-1]
-	}
 	x.copied = x.copied[:0]
 	if len(b) <= rememberSize {
 		x.copied = append(x.copied, b...)
 	}
 }
-
-// forget gives the copy back.
-func (x *session) forget() {
-	w := x.worker
-	if x.copied != nil && len(w.spare) < sparesAtMost {
-		w.spare = append(w.spare, x.copied)
-	}
-	x.copied = nil
-}
-
-// sparesAtMost is how many buffers a worker keeps for copies of datagrams.
-const sparesAtMost = 256
 
 // move goes on with another endpoint, as this one is gone. It ends the session
 // if there is none.
@@ -158,7 +132,6 @@ func (x *session) broken(err error) {
 // answered takes note of datagrams from the endpoint.
 func (x *session) answered(n, bytes int) {
 	x.failures, x.unanswered = 0, false
-	x.forget()
 	x.heard.Store(x.worker.now)
 	x.meters[endpointSide].add(bytes)
 	if x.answers += n; x.answers > 1 {

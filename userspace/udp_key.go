@@ -96,24 +96,8 @@ func zoneName(zone uint32) string {
 // sent to.
 type replyHeader struct {
 	name    unix.RawSockaddrInet6
-	size    uint32               // of name
-	filled  uint32               // of control
-	control [packetInfoSize]byte // IP_PKTINFO or IPV6_PKTINFO
-}
-
-// packetInfoSize is that of the larger of both, with its header.
-const packetInfoSize = unix.SizeofCmsghdr + (unix.SizeofInet6Pktinfo+7)&^7
-
-// where returns the control message.
-func (h *replyHeader) where() []byte { return h.control[:h.filled] }
-
-// say has datagrams go from an address that is given in a packet's information.
-func (h *replyHeader) say(level, kind uint32, info []byte) {
-	b := binary.NativeEndian.AppendUint64(h.control[:0], uint64(unix.CmsgLen(len(info))))
-	b = binary.NativeEndian.AppendUint32(b, level)
-	b = binary.NativeEndian.AppendUint32(b, kind)
-	copy(h.control[len(b):], info)
-	h.filled = uint32(unix.CmsgSpace(len(info)))
+	size    uint32 // of name
+	control []byte // IP_PKTINFO or IPV6_PKTINFO
 }
 
 // first points at the name.
@@ -124,15 +108,11 @@ func (k *sessionKey) replyHeader() replyHeader {
 	if k.family == service.IPv4 {
 		*(*unix.RawSockaddrInet4)(unsafe.Pointer(&h.name)) = unix.RawSockaddrInet4{Family: unix.AF_INET, Port: networkOrder(k.port), Addr: [4]byte(k.client[:4])}
 		h.size = unix.SizeofSockaddrInet4
-		var info [unix.SizeofInet4Pktinfo]byte
-		copy(info[4:], k.local[:4]) // ipi_spec_dst
-		h.say(unix.SOL_IP, unix.IP_PKTINFO, info[:])
+		h.control = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: [4]byte(k.local[:4])})
 		return h
 	}
 	h.name = unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: networkOrder(k.port), Addr: k.client, Scope_id: k.zone}
 	h.size = unix.SizeofSockaddrInet6
-	var info [unix.SizeofInet6Pktinfo]byte
-	copy(info[:], k.local[:]) // ipi6_addr
-	h.say(unix.SOL_IPV6, unix.IPV6_PKTINFO, info[:])
+	h.control = unix.PktInfo6(&unix.Inet6Pktinfo{Addr: k.local})
 	return h
 }

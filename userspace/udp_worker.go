@@ -34,8 +34,6 @@ type udpWorker struct {
 	chain    [batchSize]link
 	pieces   []piece
 	outgoing outgoing
-	choice   choice   // of the session that is being connected
-	spare    [][]byte // buffers for sessions' copies
 
 	upstreams []*upstream // by the number that the kernel names them by
 	free      []int32

@@ -24,11 +24,10 @@ type upstream struct {
 	number  int32  // in its worker
 	tag     uint32 // tells it from those that had the number before
 	session *session
-	heard   int64     // while it rests: when a datagram last came or went
-	plain   bool      // can't send trains
-	trains  bool      // receives them
-	queued  bool      // has more to receive
-	rests   *restList // while it does
+	heard   int64 // while it rests: when a datagram last came or went
+	plain   bool  // can't send trains
+	trains  bool  // receives them
+	queued  bool  // has more to receive
 	older   *upstream
 	younger *upstream
 }
