@@ -44,7 +44,7 @@ func (c *crowd) note(n int, now int64) {
 	rate := float64(c.count) / time.Duration(passed).Seconds()
 	c.count, c.since = 0, now
 	switch {
-	case !c.crowded && rate > crowdedFrom:
+	case !c.crowded && rate > crowdedFrom && scheduledAsUsual():
 		c.schedule(schedBatch)
 	case c.crowded && rate < crowdedUntil:
 		c.schedule(schedOther)
@@ -56,6 +56,13 @@ const (
 	schedOther = 0
 	schedBatch = 3
 )
+
+// scheduledAsUsual reports whether the calling thread has the normal policy. Another
+// one, SCHED_FIFO say, is somebody's decision, and stays.
+func scheduledAsUsual() bool {
+	policy, _, err := unix.RawSyscall(unix.SYS_SCHED_GETSCHEDULER, 0, 0, 0)
+	return err == 0 && policy == schedOther
+}
 
 // schedule sets the policy of the calling thread, which the worker has for itself.
 func (c *crowd) schedule(policy int) {

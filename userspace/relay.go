@@ -138,7 +138,8 @@ func (x *tcpConn) mayRetry() bool {
 }
 
 // sinkDied leaves it to the other direction, which reads what the sink had
-// sent before it died, to pass the reset on; unless that has ended.
+// sent before it died, to pass the reset on; unless that has ended. That reading ends
+// in sourceDied, within this call where nothing is left to read.
 func (x *tcpConn) sinkDied(d int) {
 	sink := 1 - d
 	x.dead[sink] = true

@@ -14,7 +14,7 @@ const (
 )
 
 // exchangeRest is how long a single exchange must have been silent to make room,
-// and then its socket to serve another session of that client's host: what an
+// and then its socket to serve another session of that client's address: what an
 // endpoint adds to its answer comes with it.
 const exchangeRest = 50 * time.Millisecond
 
