@@ -103,6 +103,8 @@ func mergeJumps(a, b []Jump) []Jump {
 	return out
 }
 
+// compareJumps puts a chain's last ones last, as the kernel has them.
 func compareJumps(a, b Jump) int {
-	return cmp.Or(strings.Compare(a.Table, b.Table), strings.Compare(a.From, b.From), strings.Compare(a.Rule, b.Rule))
+	last := map[bool]int{true: 1}
+	return cmp.Or(strings.Compare(a.Table, b.Table), strings.Compare(a.From, b.From), cmp.Compare(last[a.Last], last[b.Last]), strings.Compare(a.Rule, b.Rule))
 }
