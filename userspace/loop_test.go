@@ -105,6 +105,10 @@ func checkFlood(t *testing.T, c net.Conn, size int) {
 	b := make([]byte, 1<<16)
 	got := 0
 	for {
+		// A stall is what fails, not a slow machine.
+		if err := c.SetDeadline(time.Now().Add(patience)); err != nil {
+			t.Fatal(err)
+		}
 		n, err := c.Read(b)
 		for i, v := range b[:n] {
 			if want := byte((got + i) >> 8); v != want {
