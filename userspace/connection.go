@@ -236,7 +236,7 @@ func (x *tcpConn) introduce(end *side) error {
 		return err
 	}
 	end.hurry()
-	n, errno := sysWrite(end.fd, b)
+	n, errno := sysSend(end.fd, b)
 	switch {
 	case errno != 0:
 		return errno

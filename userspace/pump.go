@@ -85,7 +85,7 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 	if piping {
 		n, err = sysSplice(src.fd, p.pipe.w, pipeSize)
 	} else {
-		n, err = sysRead(src.fd, c.loop.buf)
+		n, err = sysReceive(src.fd, c.loop.buf)
 	}
 	switch {
 	case err == 0 && n == 0:
@@ -127,7 +127,7 @@ func (p *pump) give(c *tcpConn, dst *side, b []byte) ending {
 		if p.moved {
 			dst.hurry()
 		}
-		n, err := sysWrite(dst.fd, b)
+		n, err := sysSend(dst.fd, b)
 		switch {
 		case err == 0:
 			p.count(c, n)
@@ -181,7 +181,7 @@ func (p *pump) push(fd int) (int, unix.Errno) {
 	if p.buf == nil {
 		return sysSplice(p.pipe.r, fd, p.pending)
 	}
-	return sysWrite(fd, p.buf[p.offset:p.offset+p.pending])
+	return sysSend(fd, p.buf[p.offset:p.offset+p.pending])
 }
 
 // count notes that bytes have reached the sink.

@@ -11,16 +11,16 @@ import (
 // take a loop in a call of more than 20 µs for one that waits, and hand its place to
 // another thread (retake in runtime/proc.go).
 
-// sysRead is read(2).
-func sysRead(fd int, b []byte) (int, unix.Errno) {
-	n, _, e := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+// sysReceive is recvfrom(2): read(2) without its way through the kernel's files.
+func sysReceive(fd int, b []byte) (int, unix.Errno) {
+	n, _, e := unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), 0, 0, 0)
 	return int(n), e
 }
 
-// sysWrite is write(2) that isn't interrupted.
-func sysWrite(fd int, b []byte) (int, unix.Errno) {
+// sysSend is sendto(2) that isn't interrupted, and raises no signal.
+func sysSend(fd int, b []byte) (int, unix.Errno) {
 	for {
-		n, _, e := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)))
+		n, _, e := unix.RawSyscall6(unix.SYS_SENDTO, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(b))), uintptr(len(b)), unix.MSG_NOSIGNAL, 0, 0)
 		if e != unix.EINTR {
 			return int(n), e
 		}
