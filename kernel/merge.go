@@ -105,6 +105,14 @@ func mergeJumps(a, b []Jump) []Jump {
 
 // compareJumps puts a chain's last ones last, as the kernel has them.
 func compareJumps(a, b Jump) int {
-	last := map[bool]int{true: 1}
-	return cmp.Or(strings.Compare(a.Table, b.Table), strings.Compare(a.From, b.From), cmp.Compare(last[a.Last], last[b.Last]), strings.Compare(a.Rule, b.Rule))
+	if c := cmp.Or(strings.Compare(a.Table, b.Table), strings.Compare(a.From, b.From)); c != 0 {
+		return c
+	}
+	if a.Last != b.Last {
+		if a.Last {
+			return 1
+		}
+		return -1
+	}
+	return strings.Compare(a.Rule, b.Rule)
 }
