@@ -17,6 +17,13 @@ import (
 // which is 208 kB by default.
 const lookupsAtOnce = 32
 
+// reply is what the kernel said of a flow.
+type reply struct {
+	had  bool
+	flow Flow
+	err  error
+}
+
 // LookupAll is Lookup for several flows, each given by where it arrives and its
 // client: it calls found for each in turn, which must not call c. It costs fewer
 // system calls, and waits for nothing but other look-ups.
@@ -25,31 +32,54 @@ func (c *Client) LookupAll(p service.Protocol, flows [][2]netip.AddrPort, found 
 	defer func() { c.pool <- s }()
 	for start := 0; start < len(flows); start += lookupsAtOnce {
 		some := flows[start:min(len(flows), start+lookupsAtOnce)]
-		err := s.askAll(p, some)
-		for i, f := range some {
-			if err != nil {
-				found(start+i, netip.AddrPort{}, netip.AddrPort{}, lookupError(p, f, err))
-				continue
+		for i, r := range s.lookUp(p, some) {
+			if r.err != nil {
+				r.err = fmt.Errorf("get %s flow with reply %s > %s: %w", p, some[i][0], some[i][1], r.err)
 			}
-			flow, failed := s.nextReply(f)
-			if failed != nil {
-				failed = lookupError(p, f, failed)
-			}
-			found(start+i, flow.OrigDst, flow.OrigSrc, failed)
+			found(start+i, r.flow.OrigDst, r.flow.OrigSrc, r.err)
 		}
 	}
 }
 
-func lookupError(p service.Protocol, f [2]netip.AddrPort, err error) error {
-	return fmt.Errorf("get %s flow with reply %s > %s: %w", p, f[0], f[1], err)
+// lookUp returns the replies for flows, valid until the next call. The kernel drops
+// answers that find no room, and those after them until the socket is empty
+// (netlink_attachskb): what is lost is asked for again, as long as that helps.
+func (s *socket) lookUp(p service.Protocol, flows [][2]netip.AddrPort) []reply {
+	if s.replies == nil {
+		s.replies = new([lookupsAtOnce]reply)
+	}
+	replies := s.replies[:len(flows)]
+	for i := range replies {
+		replies[i] = reply{err: errNoAnswer}
+	}
+	for missing := len(flows); missing > 0; {
+		left, err := s.askAll(p, flows, replies)
+		if err == nil && left < missing {
+			missing = left
+			continue
+		}
+		for i := range replies {
+			if !replies[i].had && err != nil {
+				replies[i].err = err
+			}
+		}
+		break
+	}
+	return replies
 }
 
-// askAll sends a request for each flow, in one message: the kernel takes them
-// one after the other (netlink_rcv_skb in net/netlink/af_netlink.c). Their
-// sequence numbers begin at s.sequence.
-func (s *socket) askAll(p service.Protocol, flows [][2]netip.AddrPort) error {
+// askAll sends a request for each flow without a reply, in one message, which the
+// kernel takes one after the other (netlink_rcv_skb in net/netlink/af_netlink.c), and
+// reads the answers. It returns how many are still missing.
+func (s *socket) askAll(p service.Protocol, flows [][2]netip.AddrPort, replies []reply) (missing int, err error) {
+	first := s.sequence
+	s.sequence += uint32(len(flows)) // whatever comes later of these is nobody's
 	b := s.requests[:0]
 	for i, f := range flows {
+		if replies[i].had {
+			continue
+		}
+		missing++
 		start := len(b)
 		b = append(b, make([]byte, unix.NLMSG_HDRLEN)...)
 		b = appendHeader(b, service.FamilyOf(unmap(f[0]).Addr()))
@@ -58,41 +88,55 @@ func (s *socket) askAll(p service.Protocol, flows [][2]netip.AddrPort) error {
 		binary.NativeEndian.PutUint32(h, uint32(len(h)))
 		binary.NativeEndian.PutUint16(h[4:], messageGet)
 		binary.NativeEndian.PutUint16(h[6:], unix.NLM_F_REQUEST)
-		binary.NativeEndian.PutUint32(h[8:], s.sequence+uint32(i))
+		binary.NativeEndian.PutUint32(h[8:], first+uint32(i))
 	}
 	s.requests = b
-	var err error
 	if ctrlErr := s.raw.Control(func(fd uintptr) { _, err = syscall.Write(int(fd), b) }); ctrlErr != nil {
-		return ctrlErr
+		err = ctrlErr
 	}
-	return err
-}
-
-// nextReply reads the answer to the next request of askAll, which was for f. An
-// answer comes by itself: whatever is left over is of an earlier request that
-// failed half way.
-func (s *socket) nextReply(f [2]netip.AddrPort) (Flow, error) {
-	sequence := s.sequence
-	s.sequence++
-	for {
-		n, err := s.read()
-		if err != nil {
-			return Flow{}, err
-		}
-		body, done, err := answer(s.buf[:n], sequence)
-		if errors.Is(err, unix.ENOENT) {
-			return Flow{}, ErrNotFound
-		}
-		if err != nil {
-			return Flow{}, err
-		}
-		if !done {
+	for missing > 0 && err == nil {
+		var n int
+		if n, err = s.read(); err != nil {
+			if err == unix.ENOBUFS {
+				err = nil // some are lost; those that had room are still there
+			}
 			continue
 		}
-		flow, err := decode(body)
-		if err == nil && (flow.ReplySrc != unmap(f[0]) || flow.ReplyDst != unmap(f[1])) {
-			err = ErrNotFound // see getByReply
+		if i, r := replyIn(s.buf[:n], first, flows); r.had && !replies[i].had {
+			replies[i] = r
+			missing--
 		}
-		return flow, err
 	}
+	if err == errNoAnswer {
+		err = nil
+	}
+	return missing, err
+}
+
+// replyIn finds the reply in an answer, which comes by itself, and to which of the
+// flows it is, whose sequence numbers begin at first. What belongs to none of
+// them is of an earlier request that failed half way.
+func replyIn(b []byte, first uint32, flows [][2]netip.AddrPort) (i int, r reply) {
+	if len(b) < unix.NLMSG_HDRLEN {
+		return 0, r
+	}
+	sequence := binary.NativeEndian.Uint32(b[8:])
+	if sequence-first >= uint32(len(flows)) {
+		return 0, r
+	}
+	i = int(sequence - first)
+	var body []byte
+	body, r.had, r.err = answer(b, sequence)
+	switch {
+	case errors.Is(r.err, unix.ENOENT):
+		r.err = ErrNotFound
+	case r.err != nil:
+		r.had = true
+	case r.had:
+		r.flow, r.err = decode(body)
+		if f := flows[i]; r.err == nil && (r.flow.ReplySrc != unmap(f[0]) || r.flow.ReplyDst != unmap(f[1])) {
+			r = reply{had: true, err: ErrNotFound} // see getByReply
+		}
+	}
+	return i, r
 }

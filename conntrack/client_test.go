@@ -136,6 +136,40 @@ func TestLookupAll(t *testing.T) {
 	}
 }
 
+// Answers that don't fit into the socket's buffer are lost; nobody's look-up fails
+// for it.
+func TestLookupAllLosesAnswers(t *testing.T) {
+	c := inNamespace(t)
+	for _, s := range c.all {
+		if err := s.conn.SetReadBuffer(1); err != nil { // the kernel makes it 2304 bytes
+			t.Fatal(err)
+		}
+	}
+	pod := at(service.IPv4, pods, 2, 5353)
+	server(t, pod)
+	var flows [][2]netip.AddrPort
+	for i := range lookupsAtOnce + 3 {
+		client := at(service.IPv4, clients, 2, 5000+uint16(i))
+		if flows = append(flows, [2]netip.AddrPort{pod, client}); i%5 != 4 {
+			ask(t, client, pod)
+		}
+	}
+	s := c.all[0]
+	clear(s.lookUp(service.UDP, flows[:1])) // makes room for replies
+	if missing, err := s.askAll(service.UDP, flows[:lookupsAtOnce], s.replies[:]); missing == 0 || err != nil {
+		t.Fatalf("%d answers of one message are missing, %v; the test wants some to be lost", missing, err)
+	}
+	c.LookupAll(service.UDP, flows, func(i int, orig, client netip.AddrPort, err error) {
+		if i%5 == 4 {
+			if !errors.Is(err, ErrNotFound) {
+				t.Errorf("nobody's flow %d: got %s, %s, %v, want %v", i, orig, client, err, ErrNotFound)
+			}
+		} else if err != nil || orig != flows[i][0] || client != flows[i][1] {
+			t.Errorf("flow %d: got %s, %s, %v, want %s, %s", i, orig, client, err, flows[i][0], flows[i][1])
+		}
+	})
+}
+
 func TestLookupConcurrently(t *testing.T) {
 	c := inNamespace(t)
 	_, peers := server(t, netip.AddrPortFrom(loopback(service.IPv6), listener))

@@ -25,8 +25,9 @@ type socket struct {
 	raw  syscall.RawConn
 	buf  [answerSize]byte
 
-	requests []byte // of askAll
-	sequence uint32 // of its next request
+	requests []byte                // of askAll
+	sequence uint32                // of its next request
+	replies  *[lookupsAtOnce]reply // of lookUp
 }
 
 func newSocket() (*socket, error) {
