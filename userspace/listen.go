@@ -42,7 +42,7 @@ func (s *Server) Listen() error {
 	}
 	s.tcpBudget, s.udpBudget, s.pipes = newBudget(l.tcp), newBudget(l.udp), newPipes(l.pipes)
 	s.tcpBudget.notify = s.acceptAgain
-	s.locals.refresh(0)
+	s.locals.refresh()
 	var err error
 	if s.tcp, err = listen(s.cfg.TCPPort, s.openTCP); err != nil {
 		return err

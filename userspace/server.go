@@ -55,7 +55,7 @@ func New(cfg Config) *Server {
 		cfg: cfg, table: newTable(), plans: newPlans(),
 		stopped: make(chan struct{}),
 	}
-	s.locals.list = cfg.LocalAddresses
+	s.locals.list, s.locals.ask = cfg.LocalAddresses, isLocal
 	s.dialers = newDialers(cfg.Mark)
 	return s
 }

@@ -3,10 +3,13 @@ package userspace
 import (
 	"net/netip"
 	"testing"
+	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 func TestSource(t *testing.T) {
@@ -50,15 +53,43 @@ func TestSource(t *testing.T) {
 }
 
 func TestLocals(t *testing.T) {
-	now := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
-	l := locals{list: func() ([]netip.Addr, error) { return now, nil }}
+	l := locals{list: func() ([]netip.Addr, error) { return []netip.Addr{netip.MustParseAddr("192.0.2.1")}, nil }, ask: isLocal}
 	for a, want := range map[string]bool{"192.0.2.1": true, "192.0.2.2": false, "127.8.8.8": true, "::1": true} {
 		if got := l.contains(netip.MustParseAddr(a)); got != want {
 			t.Errorf("contains(%s) = %t", a, got)
 		}
 	}
-	now = append(now, netip.MustParseAddr("192.0.2.2"))
-	eventually(t, "an address that was added is found", func() bool { return l.mustContain(netip.MustParseAddr("192.0.2.2")) })
+}
+
+// An address that was added is found at once, and one that isn't this node's isn't,
+// though its addresses take long to list.
+func TestLocalsDontWait(t *testing.T) {
+	listing, done := make(chan bool, 1), make(chan bool)
+	defer close(done)
+	l := locals{ask: isLocal, list: func() ([]netip.Addr, error) {
+		listing <- true
+		<-done
+		return nil, nil
+	}}
+	l.current.Store(&localSet{read: time.Now().Add(-2 * localsMaxAge)})
+	for _, f := range service.Families {
+		own, other := addressIn(f, 7, 1), addressIn(f, 7, 2)
+		link, err := netlink.LinkByName("lo")
+		must(t, err)
+		addr := &netlink.Addr{IPNet: ipNet(netip.PrefixFrom(own, own.BitLen())), Flags: unix.IFA_F_NODAD}
+		if l.mustContain(own) {
+			t.Errorf("%s is local before it is added", own)
+		}
+		must(t, netlink.AddrAdd(link, addr))
+		defer netlink.AddrDel(link, addr)
+		if !l.mustContain(own) {
+			t.Errorf("%s isn't local, though it is there", own)
+		}
+		if l.mustContain(other) {
+			t.Errorf("%s is local", other)
+		}
+	}
+	<-listing // they were being listed all the time
 }
 
 // Control messages come from the kernel, but what reads bytes by hand is
