@@ -278,3 +278,29 @@ func TestValidate(t *testing.T) {
 		t.Errorf("Validate() = %v, want %s", err, want)
 	}
 }
+
+// Clients that the kernel's data planes gave an endpoint lose it with the endpoint,
+// though nobody of the service's clients was ever in userspace, and though its
+// affinity was switched on later.
+func TestAffinityOfClientsElsewhere(t *testing.T) {
+	s := New(Config{})
+	first, second := netip.MustParseAddrPort("10.2.0.2:80"), netip.MustParseAddrPort("10.2.0.3:80")
+	client, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
+	d := testService{name: "s", eps: []netip.AddrPort{first, second}}
+	s.Commit(testPlan(d))
+	d.port.Affinity = time.Hour
+	s.Commit(testPlan(d))
+	a := s.Affinity(testServiceKey("s"))
+	a.Set(client, first, time.Now())
+	a.Set(other, second, time.Now())
+	d.eps = d.eps[1:]
+	s.Commit(testPlan(d))
+	d.eps = []netip.AddrPort{first, second}
+	s.Commit(testPlan(d))
+	if at, ok := a.Peek(client, time.Now()); ok {
+		t.Errorf("the client of an endpoint that went stays with %s", at)
+	}
+	if at, _ := a.Peek(other, time.Now()); at != second {
+		t.Errorf("the client of the other endpoint stays with %s, want %s", at, second)
+	}
+}

@@ -60,10 +60,10 @@ func newGroup(v *view, backends []plan.Backend, old *group) *group {
 	if g := nobody[algorithm]; g != nil && len(backends) == 0 {
 		return g
 	}
-	if old != nil && old.algorithm == algorithm && slices.Equal(old.backends, backends) {
-		return old
+	g := old
+	if g == nil || g.algorithm != algorithm || !slices.Equal(g.backends, backends) {
+		g = &group{backends: backends, algorithm: algorithm, state: v.state}
 	}
-	g := &group{backends: backends, algorithm: algorithm, state: v.state}
 	if v.plan.Port.Affinity > 0 {
 		g.open() // what is kept of its endpoints says whose clients to forget
 	}
