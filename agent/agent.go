@@ -70,7 +70,7 @@ type Agent struct {
 	source     objects
 	prober     *probe.Scheduler
 	probed     probed // what the prober was last told; the fast loop's own
-	repairing  bool   // the portal's sets were damaged, and not mended yet; the fast loop's own
+	repairing  bool   // the portal's sets were damaged or half followed a plan, and aren't mended yet; the fast loop's own
 	heart      heartbeat
 	carried    carried
 	refusals   refusals
@@ -84,6 +84,7 @@ type Agent struct {
 
 	trigger chan struct{} // 1 slot: triggers coalesce
 	current atomic.Pointer[plan.Plan]
+	coming  atomic.Pointer[plan.Plan] // that the fast loop carries out, or last tried to
 	// counting is held by who reads counters for current, and by the fast loop while
 	// it gives them a new plan: they forget what that doesn't have.
 	counting sync.RWMutex

@@ -19,7 +19,23 @@ func (a *Agent) deleteHalfOpen(families [2]bool, p *plan.Plan) error {
 	if err != nil {
 		return err
 	}
-	return a.deleteFlows(conntrack.HalfOpen(flows, p, a.userspace.Local))
+	for _, by := range a.judges(p) {
+		flows = conntrack.HalfOpen(flows, by, a.userspace.Local)
+	}
+	return a.deleteFlows(flows)
+}
+
+// judges are p and the plans that have come since, or are just coming. What is
+// listed may have begun by those, and not be stale: each looks for what p has left
+// itself, once it is in force.
+func (a *Agent) judges(p *plan.Plan) []*plan.Plan {
+	out := []*plan.Plan{p}
+	for _, later := range []*plan.Plan{a.current.Load(), a.coming.Load()} {
+		if later != nil && !slices.Contains(out, later) {
+			out = append(out, later)
+		}
+	}
+	return out
 }
 
 // deleteStale deletes the UDP entries that going from the former plans to p has
@@ -29,6 +45,7 @@ func (a *Agent) deleteStale(former []*plan.Plan, p *plan.Plan) error {
 	if err != nil {
 		return err
 	}
+	judges := a.judges(p) // after the list
 	_, udp := a.userspace.Ports()
 	sessions := a.udpSessions()
 	c := conntrack.StaleConfig{
@@ -36,7 +53,7 @@ func (a *Agent) deleteStale(former []*plan.Plan, p *plan.Plan) error {
 		HasSession: func(f conntrack.Flow) bool { return sessions[session{f.OrigSrc, f.OrigDst}] },
 	}
 	for _, old := range former {
-		stale := conntrack.Stale(flows, old, p, c)
+		stale := staleByAll(flows, old, judges, c)
 		if err := a.deleteFlows(stale); err != nil {
 			return err
 		}
@@ -47,6 +64,16 @@ func (a *Agent) deleteStale(former []*plan.Plan, p *plan.Plan) error {
 		flows = slices.DeleteFunc(flows, func(f conntrack.Flow) bool { return deleted[f] })
 	}
 	return nil
+}
+
+// staleByAll returns the flows that going from old to each of the plans makes stale.
+func staleByAll(flows []conntrack.Flow, old *plan.Plan, plans []*plan.Plan, c conntrack.StaleConfig) []conntrack.Flow {
+	for _, p := range plans {
+		if len(flows) > 0 {
+			flows = conntrack.Stale(flows, old, p, c)
+		}
+	}
+	return flows
 }
 
 func (a *Agent) deleteFlows(flows []conntrack.Flow) error {

@@ -116,10 +116,12 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	old, snapshot := a.current.Load(), a.source.Latest()
 	a.figures.begun(snapshot, triggers)
 	p := plan.Compute(a.inputs(start, old, snapshot))
+	a.coming.Store(p)
 	a.userspace.Prepare(p)
 	a.moveAffinity(old, p)
 	a.keeper.follow(old, p)
 	if err := a.portal.follow(ctx, p); err != nil {
+		a.repairing = true
 		return p, a.sync.failed(start, fmt.Errorf("update the portal: %w", err))
 	}
 	a.commit(p)
