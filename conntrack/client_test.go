@@ -374,8 +374,9 @@ func TestEvents(t *testing.T) {
 
 func TestEventOverflowIsCounted(t *testing.T) {
 	c := inNamespace(t)
-	pod := at(service.IPv4, pods, 2, 5353)
+	pod, dst := at(service.IPv4, pods, 2, 5353), at(service.IPv4, services, 10, 53)
 	server(t, pod)
+	rewrite(t, dst, pod)
 	l, err := Subscribe()
 	if err != nil {
 		t.Fatal(err)
@@ -385,7 +386,7 @@ func TestEventOverflowIsCounted(t *testing.T) {
 		t.Fatal(err)
 	}
 	for i := range 50 {
-		ask(t, at(service.IPv4, clients, 2, 5000+uint16(i)), pod)
+		ask(t, at(service.IPv4, clients, 2, 5000+uint16(i)), dst)
 	}
 	for _, f := range mustList(t, c, service.UDP) {
 		if err := c.Delete(f); err != nil {
@@ -402,13 +403,55 @@ func TestEventOverflowIsCounted(t *testing.T) {
 			cancel()
 			return
 		}
-		ask(t, last, pod)
-		if err := c.Delete(to(mustList(t, c, service.UDP), pod)[last]); err != nil {
+		ask(t, last, dst)
+		if err := c.Delete(to(mustList(t, c, service.UDP), dst)[last]); err != nil {
 			t.Error(err)
 		}
 	})
 	if err != nil || ctx.Err() != context.Canceled || l.Overflows() == 0 || told >= 50 {
 		t.Errorf("got %v, %d overflows, %d ends told; want overflows and fewer ends than flows", err, l.Overflows(), told)
+	}
+}
+
+// What nobody has rewritten isn't told, in either family, and doesn't stand in the
+// way of what is.
+func TestEventsOfRewrittenFlowsOnly(t *testing.T) {
+	c := inNamespace(t)
+	l, err := Subscribe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var want []netip.AddrPort
+	for _, f := range service.Families {
+		// The second differs in its port only, the third in its address only.
+		for i, pod := range []netip.AddrPort{at(f, pods, 2, 5353), at(f, services, 11, 5353), at(f, pods, 3, 53)} {
+			dst, client := at(f, services, 10+i, 53), at(f, clients, 2, 5000+uint16(i))
+			server(t, pod)
+			rewrite(t, dst, pod)
+			ask(t, at(f, clients, 3, 6000+uint16(i)), pod)
+			ask(t, client, dst)
+			want = append(want, client)
+		}
+	}
+	for _, f := range mustList(t, c, service.UDP) {
+		if err := c.Delete(f); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var got []netip.AddrPort
+	if err := l.Run(ctx, func(f Flow) {
+		if got = append(got, f.OrigSrc); len(got) == len(want) {
+			cancel()
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(got, netip.AddrPort.Compare)
+	if !slices.Equal(got, want) {
+		t.Errorf("ends told of clients %v, want %v", got, want)
 	}
 }
 

@@ -2,37 +2,58 @@ package conntrack
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 )
 
-// eventBuffer is the receive buffer for events: room for some ten thousand
-// connections that end at once. The kernel drops what doesn't fit.
-const eventBuffer = 8 << 20
+const (
+	// eventBuffer is the receive buffer for events: room for some ten thousand
+	// connections that end at once. The kernel drops what doesn't fit.
+	eventBuffer = 8 << 20
+	// eventSize holds any event: the kernel makes room for less than half of it
+	// (ctnetlink_nlmsg_size in net/netfilter/nf_conntrack_netlink.c), security
+	// contexts aside.
+	eventSize = 4 << 10
+	// eventPause is how long, after events were read, no others are looked for.
+	// One that comes after a while is read at once; where thousands of connections
+	// end in a second, being woken for each costs several times what reading it does.
+	eventPause = 2 * time.Millisecond
+)
 
 // groupDestroy is NFNLGRP_CONNTRACK_DESTROY of linux/netfilter/nfnetlink.h.
 const groupDestroy = 3
 
-// Listener receives the ends of flows. It is bound to the network namespace of
-// the thread that called [Subscribe], and buffers from then on.
+// Listener receives the ends of flows whose destination was rewritten. It is
+// bound to the network namespace of the thread that called [Subscribe], and
+// buffers from then on.
 type Listener struct {
 	conn      *netlink.Conn
+	raw       syscall.RawConn
 	overflows atomic.Uint64
 }
 
-// Subscribe begins to listen for the ends of flows.
+// Subscribe begins to listen for the ends of flows that were rewritten
+// ([Flow.Rewritten]).
 func Subscribe() (*Listener, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: answerSize})
+	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, fmt.Errorf("open conntrack event socket: %w", err)
 	}
 	l := &Listener{conn: conn}
-	err = conn.SetReadBuffer(eventBuffer)
+	l.raw, err = conn.SyscallConn()
+	if err == nil {
+		err = conn.SetReadBuffer(eventBuffer)
+	}
+	if err == nil {
+		err = attach(l.raw, rewrittenOnly())
+	}
 	if err == nil {
 		err = conn.JoinGroup(groupDestroy)
 	}
@@ -54,13 +75,15 @@ func (l *Listener) Overflows() uint64 { return l.overflows.Load() }
 func (l *Listener) Run(ctx context.Context, f func(Flow)) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
+	buf := make([]byte, eventSize)
 	for {
-		err := l.receive(f)
+		err := l.receive(ctx, buf, f)
 		if ctx.Err() != nil {
 			return nil
 		}
 		switch {
 		case err == nil:
+			time.Sleep(eventPause)
 		case errors.Is(err, unix.ENOBUFS):
 			l.overflows.Add(1)
 		default:
@@ -69,17 +92,42 @@ func (l *Listener) Run(ctx context.Context, f func(Flow)) error {
 	}
 }
 
-func (l *Listener) receive(f func(Flow)) error {
-	for m, err := range l.conn.ReceiveIter() {
-		if err != nil {
-			return err
+// receive waits for events, and reads until there are no more.
+func (l *Listener) receive(ctx context.Context, buf []byte, f func(Flow)) (err error) {
+	got := false
+	waitErr := l.raw.Read(func(fd uintptr) bool {
+		for ctx.Err() == nil {
+			var n int
+			switch n, err = unix.Read(int(fd), buf); err {
+			case nil:
+				got = true
+				eachEnd(buf[:n], f)
+			case unix.EINTR:
+			case unix.EAGAIN:
+				err = nil
+				return got
+			default:
+				return true
+			}
 		}
-		if m.Header.Type != messageDelete {
-			continue
+		return true
+	})
+	return errors.Join(err, waitErr)
+}
+
+// eachEnd calls f with each end in what was read. One odd event is no reason to
+// miss the rest.
+func eachEnd(b []byte, f func(Flow)) {
+	for len(b) >= unix.NLMSG_HDRLEN {
+		n := int(binary.NativeEndian.Uint32(b))
+		if n < unix.NLMSG_HDRLEN || n > len(b) {
+			return
 		}
-		if flow, err := decode(m.Data); err == nil { // one odd event is no reason to miss the rest
-			f(flow)
+		if binary.NativeEndian.Uint16(b[4:]) == messageDelete {
+			if flow, err := decode(b[unix.NLMSG_HDRLEN:n]); err == nil {
+				f(flow)
+			}
 		}
+		b = b[min(align(n), len(b)):]
 	}
-	return nil
 }

@@ -181,7 +181,9 @@ func TestCutShort(t *testing.T) {
 	ended := endsOf(t)
 	r := redirect(t, c, service.IPv4)
 	src, dst := at(service.IPv4, clients, 3, 5000), at(service.IPv4, services, 11, 53)
-	server(t, dst)
+	pod := at(service.IPv4, pods, 2, 5353)
+	server(t, pod)
+	rewrite(t, dst, pod)
 	ask(t, src, dst)
 	datagrams := to(mustList(t, c, service.UDP), dst)[src]
 	for _, f := range []Flow{r.flow, datagrams} {
