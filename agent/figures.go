@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -39,6 +40,7 @@ type figures struct {
 	services  uint64
 	endpoints uint64
 	triggers  [2][]time.Time // of changes in the cluster that no pass has carried out
+	holding   kernel.Ruleset // whose chains and jumps are counted in rules
 	rules     [2]map[string]int
 	written   [2]map[string]int
 	virtuals  [2]int // virtual servers
@@ -107,8 +109,11 @@ func (f *figures) holds(have kernel.Ruleset) {
 	defer f.mu.Unlock()
 	f.virtuals, f.reals = [2]int{}, [2]int{}
 	for _, fam := range service.Families {
-		f.rules[fam] = countRules(have.Chains[fam], have.Jumps[fam])
+		if !sameMemory(f.holding.Chains[fam], have.Chains[fam]) || !slices.Equal(f.holding.Jumps[fam], have.Jumps[fam]) {
+			f.rules[fam] = countRules(have.Chains[fam], have.Jumps[fam])
+		}
 	}
+	f.holding.Chains, f.holding.Jumps = have.Chains, have.Jumps
 	for i := range have.Virtuals {
 		fam := service.FamilyOf(have.Virtuals[i].Address.Addr())
 		f.virtuals[fam]++
@@ -129,10 +134,21 @@ func (f *figures) wrote(a kernel.Applied) {
 // wroteEntries adds up what the portal's loop changed.
 func (f *figures) wroteEntries(n int) { f.wrote(kernel.Applied{Entries: n}) }
 
+// sameMemory reports whether both are one list, as those of a renderer are that
+// nothing happened to.
+func sameMemory(a, b []kernel.Chain) bool {
+	return len(a) == len(b) && len(a) > 0 && &a[0] == &b[0]
+}
+
 func countRules(chains []kernel.Chain, jumps []kernel.Jump) map[string]int {
 	out := map[string]int{"filter": 0, "mangle": 0, "nat": 0}
-	for i := range chains {
-		out[chains[i].Table] += chains[i].Len()
+	for len(chains) > 0 { // they are sorted by table
+		table, n, i := chains[0].Table, 0, 0
+		for ; i < len(chains) && chains[i].Table == table; i++ {
+			n += chains[i].Len()
+		}
+		out[table] += n
+		chains = chains[i:]
 	}
 	for i := range jumps {
 		out[jumps[i].Table]++

@@ -23,8 +23,10 @@ type programmer struct {
 	log     *slog.Logger
 	changed func() // tells the fast loop that Programmed or Failed changed
 	// applied tells it that rules were written: until then flows may have begun
-	// without them, or by those of an earlier plan, nil if that isn't known.
-	applied func(was *plan.Plan)
+	// without them, or by those of an earlier plan, nil if that isn't known. Where it
+	// is certain that they began by all of was's rules, now is the plan whose rules
+	// were written, else nil.
+	applied func(was, now *plan.Plan)
 	figures *figures
 
 	latest atomic.Pointer[plan.Plan]
@@ -34,8 +36,10 @@ type programmer struct {
 	// Owned by run.
 	have  kernel.Ruleset
 	known bool // have is what the kernel holds
-	// was is the last plan whose rules were written as a whole.
-	was *plan.Plan
+	// was is the last plan whose rules were written as a whole; exact says that
+	// nothing has been written since, also not in part.
+	was   *plan.Plan
+	exact bool
 	// failing is what the last pass wanted, if it failed.
 	failing *kernel.Ruleset
 	drains  draining
@@ -46,15 +50,30 @@ type programmer struct {
 
 // programResult is what the programmer reports. Its maps are never modified.
 type programResult struct {
-	programmed map[service.Key]uint64
-	failed     map[service.Key]plan.Failure
-	passes     uint64
-	lastOK     time.Time
-	lastErr    error
-	took       time.Duration
+	held
+	failed  map[service.Key]plan.Failure
+	passes  uint64
+	lastOK  time.Time
+	lastErr error
+	took    time.Duration
 }
 
-func newProgrammer(r rules, log *slog.Logger, changed func(), applied func(was *plan.Plan)) *programmer {
+// held says which services' rules the kernel holds: those of all services of a plan,
+// or those that programmed names with their KernelHash.
+type held struct {
+	all        []*plan.Service
+	programmed map[service.Key]uint64
+}
+
+// same reports whether h and o say the same of every service.
+func (h held) same(o held) bool {
+	if h.all == nil || o.all == nil {
+		return h.all == nil && o.all == nil && maps.Equal(h.programmed, o.programmed)
+	}
+	return plan.SameHashes(h.all, o.all)
+}
+
+func newProgrammer(r rules, log *slog.Logger, changed func(), applied func(was, now *plan.Plan)) *programmer {
 	g := &programmer{figures: &figures{}, rules: r, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{})}
 	g.drains.active = r.drain != nil
 	return g
@@ -194,27 +213,32 @@ func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Rulese
 	}
 	ops := kernel.Diff(g.have, want)
 	if ops.Empty() {
-		g.was = p
+		g.was, g.exact = p, true
 		g.rules.watch.Expect(want)
 		g.figures.holds(want)
-		return g.finish(start, g.rules.programmed(want, want, p), nil, nil)
+		return g.finish(start, &held{all: p.Services}, nil, nil)
 	}
 	applied, err := g.rules.Apply(ctx, ops)
 	g.figures.wrote(applied)
 	g.drains.soon()
-	defer g.applied(g.was)
 	if err == nil && len(applied.Failed) == 0 {
-		g.have, g.was = want, p
+		if full || !g.exact {
+			defer g.applied(g.was, nil)
+		} else {
+			defer g.applied(g.was, p)
+		}
+		g.have, g.was, g.exact = want, p, true
 		g.rules.watch.Expect(want)
 		g.figures.programmed(want, ops, full, time.Since(start))
 		g.log.Debug("programmed the kernel", "chains", applied.Chains, "rules", applied.Rules, "entries", applied.Entries, "virtual servers", applied.Virtuals, "took", time.Since(start))
-		return g.finish(start, g.rules.programmed(want, want, p), nil, nil)
+		return g.finish(start, &held{all: p.Services}, nil, nil)
 	}
+	defer g.applied(g.was, nil)
 	// What took effect is known only by looking.
-	g.known = false
+	g.known, g.exact = false, false
 	have, observeErr := g.rules.Observe(ctx)
 	if observeErr != nil {
-		return g.finish(start, map[service.Key]uint64{}, nil, errors.Join(err, observeErr))
+		return g.finish(start, &held{programmed: map[service.Key]uint64{}}, nil, errors.Join(err, observeErr))
 	}
 	g.have, g.known = have, true
 	g.figures.holds(have)
@@ -228,7 +252,7 @@ func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Rulese
 	if err == nil {
 		err = fmt.Errorf("program %d services: see each one's reason", len(failed))
 	}
-	return g.finish(start, g.rules.programmed(have, want, p), failed, err)
+	return g.finish(start, &held{programmed: g.rules.programmed(have, want, p)}, failed, err)
 }
 
 // openPortal is the first step: it programs what leads to userspace, which
@@ -243,6 +267,7 @@ func (g *programmer) openPortal(ctx context.Context, p *plan.Plan) error {
 	shared := g.rules.render(&plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Fallback: p.Fallback, Policy: p.Policy})
 	want := withShared(g.have, shared)
 	if ops := kernel.Diff(g.have, want); !ops.Empty() {
+		g.exact = false
 		applied, err := g.rules.Apply(ctx, ops)
 		g.figures.wrote(applied)
 		if err != nil {
@@ -273,17 +298,17 @@ func (g *programmer) failure(k service.Key, f plan.Failure) plan.Failure {
 	return f
 }
 
-// finish publishes the outcome of a pass; nil programmed leaves the last.
-func (g *programmer) finish(start time.Time, programmed map[service.Key]uint64, failed map[service.Key]plan.Failure, err error) error {
+// finish publishes the outcome of a pass; nil for what is held leaves the last.
+func (g *programmer) finish(start time.Time, now *held, failed map[service.Key]plan.Failure, err error) error {
 	if err != nil {
 		g.figures.ruleFailures.Add(1)
 	}
 	g.mu.Lock()
 	old := g.result
-	r := programResult{programmed: programmed, failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start)}
-	news := programmed != nil && !maps.Equal(old.programmed, programmed)
-	if !news {
-		r.programmed = old.programmed // the same map tells plan.Compute that nothing is new
+	r := programResult{held: old.held, failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start)}
+	news := now != nil && !now.same(old.held)
+	if news || now != nil && now.all != nil {
+		r.held = *now // else the same map tells plan.Compute that nothing is new
 	}
 	if err == nil {
 		r.lastOK = time.Now()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"testing"
@@ -96,7 +97,7 @@ func newModelHost(t *testing.T) *modelHost {
 		Backend: m.backend, watch: &expectations{},
 		render: iptables.NewRenderer(o).Render, programmed: iptables.Programmed, adopted: iptables.Adopted,
 	}
-	m.programmer = newProgrammer(r, slog.New(slog.DiscardHandler), func() { m.changes++ }, func(*plan.Plan) {})
+	m.programmer = newProgrammer(r, slog.New(slog.DiscardHandler), func() { m.changes++ }, func(_, _ *plan.Plan) {})
 	return m
 }
 
@@ -116,7 +117,7 @@ func TestProgrammerReportsWhatIsInTheKernel(t *testing.T) {
 	}
 	r := m.report()
 	for _, s := range p.Services {
-		if h, ok := r.programmed[s.Port.Key]; !ok || h != s.KernelHash {
+		if h, ok := r.hashes()[s.Port.Key]; !ok || h != s.KernelHash {
 			t.Errorf("service %s counts as programmed %v with hash %x, want %x", s.Port.Key, ok, h, s.KernelHash)
 		}
 	}
@@ -150,10 +151,10 @@ func TestProgrammerKeepsLastGoodState(t *testing.T) {
 	}
 	r := m.report()
 	a, b := now.Services[0], now.Services[1]
-	if r.programmed[a.Port.Key] != a.KernelHash {
+	if r.hashes()[a.Port.Key] != a.KernelHash {
 		t.Error("the service that didn't change doesn't count as programmed any more")
 	}
-	if r.programmed[b.Port.Key] == b.KernelHash {
+	if r.hashes()[b.Port.Key] == b.KernelHash {
 		t.Error("the service that changed counts as programmed although its rules could not be written")
 	}
 	if r.lastErr == nil || r.lastOK.IsZero() {
@@ -163,8 +164,8 @@ func TestProgrammerKeepsLastGoodState(t *testing.T) {
 	if err := m.pass(t.Context(), now); err != nil {
 		t.Fatal(err)
 	}
-	if r := m.report(); r.programmed[b.Port.Key] != b.KernelHash || r.lastErr != nil {
-		t.Errorf("after the lock is free: programmed %x, error %v; want %x and none", r.programmed[b.Port.Key], r.lastErr, b.KernelHash)
+	if r := m.report(); r.hashes()[b.Port.Key] != b.KernelHash || r.lastErr != nil {
+		t.Errorf("after the lock is free: programmed %x, error %v; want %x and none", r.hashes()[b.Port.Key], r.lastErr, b.KernelHash)
 	}
 }
 
@@ -184,8 +185,8 @@ func TestProgrammerRetries(t *testing.T) {
 		m.backend.fail(nil)
 		time.Sleep(4 * retryFirst)
 		synctest.Wait()
-		if r := m.report(); len(r.programmed) != 2 || r.lastErr != nil {
-			t.Errorf("after the retry %d services are programmed, error %v; want 2 and none", len(r.programmed), r.lastErr)
+		if r := m.report(); len(r.hashes()) != 2 || r.lastErr != nil {
+			t.Errorf("after the retry %d services are programmed, error %v; want 2 and none", len(r.hashes()), r.lastErr)
 		}
 		cancel()
 		if err := <-done; err != nil {
@@ -265,11 +266,12 @@ func TestProgrammerRepairs(t *testing.T) {
 }
 
 // TestProgrammerTellsWhatItReplaced: whoever looks for flows that began by rules
-// of an earlier plan learns which plan that was, also when a pass failed between.
+// of an earlier plan learns which plan that was, also when a pass failed between;
+// and which one replaced it, unless they may have begun otherwise.
 func TestProgrammerTellsWhatItReplaced(t *testing.T) {
 	m := newModelHost(t)
-	var told []*plan.Plan
-	m.applied = func(was *plan.Plan) { told = append(told, was) }
+	var told [][2]*plan.Plan
+	m.applied = func(was, now *plan.Plan) { told = append(told, [2]*plan.Plan{was, now}) }
 	full, empty := twoServices(), &plan.Plan{Mode: plan.ModeIPTables, Kernel: plan.IPTables}
 	pass := func(p *plan.Plan, wantErr bool) {
 		t.Helper()
@@ -283,7 +285,12 @@ func TestProgrammerTellsWhatItReplaced(t *testing.T) {
 	m.backend.fail(nil)
 	pass(empty, false)
 	pass(full, false)
-	if want := []*plan.Plan{nil, full, full, empty}; !slices.Equal(told, want) {
+	m.known = false // damaged, and not where this plan changes anything
+	pass(full, false)
+	pass(empty, false)
+	m.known = false
+	pass(full, false)
+	if want := [][2]*plan.Plan{{nil, nil}, {full, nil}, {full, nil}, {empty, full}, {full, empty}, {empty, nil}}; !slices.Equal(told, want) {
 		t.Errorf("told of %v, want %v", told, want)
 	}
 }
@@ -300,10 +307,10 @@ func TestProgrammerAdopts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := newProgrammer(m.rules, m.log, func() {}, func(*plan.Plan) {})
+	next := newProgrammer(m.rules, m.log, func() {}, func(_, _ *plan.Plan) {})
 	next.adopt(have, p)
-	if r := next.report(); len(r.programmed) != len(p.Services) {
-		t.Errorf("%d services count as programmed at once, want %d", len(r.programmed), len(p.Services))
+	if r := next.report(); len(r.hashes()) != len(p.Services) {
+		t.Errorf("%d services count as programmed at once, want %d", len(r.hashes()), len(p.Services))
 	}
 	applied := m.backend.applied
 	if err := next.pass(t.Context(), p); err != nil || m.backend.applied != applied {
@@ -383,4 +390,18 @@ func TestPortalOpensAfterARestart(t *testing.T) {
 			t.Errorf("chain %s isn't as it should be", c.Name)
 		}
 	}
+}
+
+// hashes is what h says, service by service.
+func (h held) hashes() map[service.Key]uint64 {
+	out := maps.Clone(h.programmed)
+	for _, s := range h.all {
+		if out == nil {
+			out = map[service.Key]uint64{}
+		}
+		if s.KernelHash != 0 {
+			out[s.Port.Key] = s.KernelHash
+		}
+	}
+	return out
 }

@@ -182,7 +182,7 @@ func (a *Agent) inputs(now time.Time, old *plan.Plan, snapshot *service.Snapshot
 	return plan.Inputs{
 		Now: now, Snapshot: snapshot, Health: a.prober.View(), Caps: a.capsNow(now), Policy: a.policyNow(),
 		Observed: plan.Observed{
-			Carried: a.carried.counts(), Programmed: r.programmed, Refused: a.refusals.now(now), Adopted: a.adopted,
+			Carried: a.carried.counts(), Programmed: r.programmed, Holds: r.all, Refused: a.refusals.now(now), Adopted: a.adopted,
 		},
 		Failed: r.failed, Pins: a.pins.get(), Previous: old,
 	}

@@ -40,10 +40,13 @@ func TestSweeper(t *testing.T) {
 		{"the first plan", tcp, func(s *sweeper) { s.follow(nil, tcp) }, sweep{stale: true, former: []*plan.Plan{nil}}},
 		{"a TCP service moved", moved, func(s *sweeper) { s.follow(tcp, moved) }, sweep{}},
 		{"its endpoint is gone", pointed, func(s *sweeper) { s.follow(tcp, pointed) }, sweep{halfOpen: v4}},
-		{"its rules were written", pointed, func(s *sweeper) { s.written(tcp) }, sweep{stale: true, former: []*plan.Plan{tcp}, halfOpen: both}},
+		{"its rules were written over the former plan's", pointed, func(s *sweeper) { s.written(tcp, pointed) }, sweep{halfOpen: v4}},
+		{"its rules were written", pointed, func(s *sweeper) { s.written(tcp, nil) }, sweep{stale: true, former: []*plan.Plan{tcp}, halfOpen: both}},
 		{"a UDP endpoint is gone", pointedDNS, func(s *sweeper) { s.follow(dns, pointedDNS) }, sweep{stale: true, former: []*plan.Plan{dns}}},
-		{"UDP rules were written", pointedDNS, func(s *sweeper) { s.written(dns) }, sweep{stale: true, former: []*plan.Plan{dns}, halfOpen: both}},
-		{"rules were written over unknown ones", tcp, func(s *sweeper) { s.written(nil) }, sweep{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
+		{"rules of no endpoint that is gone were written", moved, func(s *sweeper) { s.written(tcp, moved) }, sweep{}},
+		{"UDP rules were written over the former plan's", pointedDNS, func(s *sweeper) { s.written(dns, pointedDNS) }, sweep{stale: true, former: []*plan.Plan{dns}}},
+		{"UDP rules were written", pointedDNS, func(s *sweeper) { s.written(dns, nil) }, sweep{stale: true, former: []*plan.Plan{dns}, halfOpen: both}},
+		{"rules were written over unknown ones", tcp, func(s *sweeper) { s.written(nil, tcp) }, sweep{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
 		{"the portal was closed", tcp, (*sweeper).all, sweep{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
 		{"two things", pointedDNS, func(s *sweeper) { s.follow(tcp, pointed); s.follow(dns, pointedDNS) }, sweep{stale: true, former: []*plan.Plan{dns}, halfOpen: v4}},
 	} {
@@ -114,7 +117,7 @@ func TestSweepsThatFailKeepFewPlans(t *testing.T) {
 	s.plan = func() *plan.Plan { return &plan.Plan{} }
 	s.stale = func([]*plan.Plan, *plan.Plan) error { return errors.New("no") }
 	for range 10 * formerAtMost {
-		s.written(&plan.Plan{})
+		s.written(&plan.Plan{}, nil)
 		s.sweep()
 	}
 	if n := len(s.owed.former); n != formerAtMost {

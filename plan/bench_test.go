@@ -2,8 +2,8 @@ package plan
 
 import (
 	"fmt"
-	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -87,8 +87,10 @@ func BenchmarkComputeProgrammed(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			in := benchSteady(b, n)
 			in.Previous = Compute(in)
-			in.Observed.Programmed = maps.Clone(in.Observed.Programmed)
-			in.Observed.Programmed[in.Previous.Services[n/2].Port.Key]++
+			written := *in.Previous.Services[n/2]
+			written.KernelHash++
+			in.Observed.Holds = slices.Clone(in.Previous.Services)
+			in.Observed.Holds[n/2] = &written
 			b.ReportAllocs()
 			for b.Loop() {
 				Compute(in)
@@ -117,10 +119,7 @@ func benchSteady(b *testing.B, n int) Inputs {
 	in := benchInputs(b, n, 0)
 	for range 3 {
 		in.Previous = Compute(in)
-		in.Observed.Programmed = map[service.Key]uint64{}
-		for _, s := range in.Previous.Services {
-			in.Observed.Programmed[s.Port.Key] = s.KernelHash
-		}
+		in.Observed.Holds = in.Previous.Services
 		in.Now = in.Now.Add(time.Minute)
 	}
 	return in

@@ -88,21 +88,7 @@ func (f *Frontend) Allows(c Client) bool {
 }
 
 // Find returns the decision for the service port named k, or nil.
-func (p *Plan) Find(k service.Key) *Service {
-	lo, hi := 0, len(p.Services)
-	for lo < hi {
-		mid := (lo + hi) / 2
-		switch c := p.Services[mid].Port.Key.Compare(k); {
-		case c == 0:
-			return p.Services[mid]
-		case c < 0:
-			lo = mid + 1
-		default:
-			hi = mid
-		}
-	}
-	return nil
-}
+func (p *Plan) Find(k service.Key) *Service { return find(p.Services, k, 0) }
 
 func contains(prefixes []netip.Prefix, a netip.Addr) bool {
 	for _, p := range prefixes {

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"slices"
 	"time"
+	"weak"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -22,7 +23,12 @@ type computation struct {
 	// sameWorld: everything that services have in common is as it was for the
 	// previous plan, so that a service that didn't change needn't be settled again.
 	sameWorld bool
-	news      news
+	// places are those at which snapshot differs from the previous plan's, if both
+	// have the same keys and that is known.
+	places     []int
+	samePlaced bool
+	news       news
+	place      int // in snapshot, of the service port that is being decided
 }
 
 // Compute decides. It is pure: equal inputs give equal plans.
@@ -39,7 +45,7 @@ func Compute(in Inputs) *Plan {
 		contests: c.contests, kernel: c.kernel, schedulers: in.Caps.Schedulers, health: in.Health,
 		snapshot: c.snapshot, told: toldOf(&c.in),
 	}
-	if c.previous != nil && c.previous.snapshot == c.snapshot && !c.news.ofAll && !c.news.waking {
+	if c.samePlaced && !c.news.ofAll {
 		c.amend(p)
 		return p
 	}
@@ -55,9 +61,6 @@ func Compute(in Inputs) *Plan {
 		}
 		if known && c.untouched(at, i) {
 			p.Services[i], p.records[i] = c.previous.Services[at], c.previous.records[at]
-			if !c.news.waking {
-				continue // spares a look at every record
-			}
 		} else {
 			p.Services[i], p.records[i] = c.decide(i, at, known)
 		}
@@ -71,11 +74,26 @@ func Compute(in Inputs) *Plan {
 func (c *computation) amend(p *Plan) {
 	copy(p.Services, c.previous.Services)
 	copy(p.records, c.previous.records)
+	p.Wake, p.lineage.from = c.previous.Wake, weak.Make(c.previous)
+	first := false // one that is decided anew was the first to wake
 	for i, news := range c.news.of {
-		if news {
-			p.Services[i], p.records[i] = c.decide(i, i, true)
-			p.Wake = sooner(p.Wake, p.records[i].wake)
+		if !news {
+			continue
 		}
+		p.Services[i], p.records[i] = c.decide(i, i, true)
+		if p.Services[i] != c.previous.Services[i] {
+			p.lineage.differ = append(p.lineage.differ, i)
+		}
+		was, is := c.previous.records[i].wake, p.records[i].wake
+		first = first || !was.IsZero() && was.Equal(p.Wake) && !is.Equal(was)
+		p.Wake = sooner(p.Wake, is)
+	}
+	if !first {
+		return
+	}
+	p.Wake = time.Time{}
+	for _, r := range p.records {
+		p.Wake = sooner(p.Wake, r.wake)
 	}
 }
 
@@ -83,6 +101,7 @@ func (c *computation) amend(p *Plan) {
 // plan builds on. If it is known, it was the previous plan's at-th.
 func (c *computation) decide(i, at int, known bool) (*Service, *record) {
 	port, eps, entry := c.snapshot.At(i)
+	c.place = i
 	var r record
 	var was *record
 	if known {
@@ -122,6 +141,9 @@ func newComputation(in Inputs) *computation {
 	}
 	c.sameWorld = c.previous != nil && c.previous.kernel == c.kernel && c.previous.Forwarding == in.Caps.Forwarding &&
 		c.samePolicy(&c.previous.Policy) && c.sameSchedulers() && sameHost(&c.previous.Node, &c.node)
+	if c.previous != nil {
+		c.places, c.samePlaced = c.snapshot.Differ(c.previous.snapshot)
+	}
 	c.contests = c.contest()
 	c.news = c.findNews()
 	return c

@@ -55,20 +55,26 @@ func (c *computation) contest() *contests {
 // samePlaces reports whether the same service ports want the same places as
 // in the previous plan.
 func (c *computation) samePlaces() bool {
-	if c.snapshot == c.previous.snapshot {
-		return true
+	if c.samePlaced {
+		return !slices.ContainsFunc(c.places, c.elsewhere)
 	}
 	if c.snapshot.Len() != c.previous.snapshot.Len() {
 		return false
 	}
 	for i := range c.snapshot.Len() {
-		p, _, hash := c.snapshot.At(i)
-		o, _, before := c.previous.snapshot.At(i)
-		if p != o && (p.Key != o.Key || hash != before && !wantSame(p, o)) {
+		if c.elsewhere(i) {
 			return false
 		}
 	}
 	return true
+}
+
+// elsewhere reports whether the i-th service port is another than in the previous
+// plan, or wants other places.
+func (c *computation) elsewhere(i int) bool {
+	p, _, hash := c.snapshot.At(i)
+	o, _, before := c.previous.snapshot.At(i)
+	return p != o && (p.Key != o.Key || hash != before && !wantSame(p, o))
 }
 
 func wantSame(a, b *service.Port) bool {

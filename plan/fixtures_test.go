@@ -188,6 +188,9 @@ func (w *world) inputs() Inputs {
 	in := w.in
 	in.Snapshot, in.Health, in.Failed, in.Pins = g.Snapshot, g.Health, g.Failed, g.Pins
 	in.Observed.Carried, in.Observed.Programmed = g.Observed.Carried, g.Observed.Programmed
+	if in.Observed.Holds != nil {
+		in.Observed.Programmed = nil
+	}
 	return in
 }
 
@@ -216,6 +219,9 @@ func updated(was, next *service.Snapshot) *service.Snapshot {
 			changed = append(changed, service.Name{Namespace: p.Namespace, Name: p.Name})
 		}
 	}
+	if len(changed) == 0 && reflect.DeepEqual(was.Node(), next.Node()) {
+		return was
+	}
 	return was.With(next, changed)
 }
 
@@ -231,6 +237,7 @@ func (w *world) one() *Service {
 
 // program makes the kernel hold the rules of the last plan.
 func (w *world) program() {
+	w.in.Observed.Holds = nil
 	for _, s := range w.in.Previous.Services {
 		w.in.Observed.Programmed[s.Port.Key] = s.KernelHash
 	}

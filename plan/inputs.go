@@ -107,8 +107,12 @@ type Caps struct {
 type Observed struct {
 	// Carried counts successful connections and sessions since start.
 	Carried map[service.Key]uint64
-	// Programmed is the KernelHash of the rules that are in the kernel now.
+	// Programmed is the KernelHash of the rules that are in the kernel now, service
+	// port by service port; nil where Holds says it.
 	Programmed map[service.Key]uint64
+	// Holds are the services of the plan, in key order, all of whose rules are in the
+	// kernel now.
+	Holds []*Service
 	// Refused are TCP endpoints that refused a connection of the kernel data
 	// plane within the last seconds.
 	Refused map[netip.AddrPort]bool

@@ -20,6 +20,7 @@ type record struct {
 type told struct {
 	carried    map[service.Key]uint64
 	programmed map[service.Key]uint64
+	holds      []*Service
 	failed     map[service.Key]Failure
 	pins       map[service.Key]service.Preference
 	refusals   bool
@@ -27,7 +28,7 @@ type told struct {
 
 func toldOf(in *Inputs) told {
 	return told{
-		carried: in.Observed.Carried, programmed: in.Observed.Programmed, failed: in.Failed, pins: in.Pins,
+		carried: in.Observed.Carried, programmed: in.Observed.Programmed, holds: in.Observed.Holds, failed: in.Failed, pins: in.Pins,
 		refusals: len(in.Observed.Refused) > 0,
 	}
 }
@@ -37,10 +38,9 @@ func toldOf(in *Inputs) told {
 type news struct {
 	// ofAll: of any of them; who is concerned isn't known.
 	ofAll bool
-	// of are those concerned, by their place in the snapshot; nil if there are none.
+	// of are those concerned, by their place in the snapshot, and those that are
+	// known to have changed themselves; nil if there are none.
 	of []bool
-	// waking: time alone will change some that were there before.
-	waking bool
 }
 
 // findNews compares the inputs with those of the previous plan.
@@ -50,18 +50,36 @@ func (c *computation) findNews() news {
 		old.told.refusals || len(c.in.Observed.Refused) > 0 || !old.Wake.IsZero() && !c.in.Now.Before(old.Wake) {
 		return news{ofAll: true}
 	}
-	n := news{waking: !old.Wake.IsZero()}
+	var n news
+	mark := func(i int) {
+		if n.of == nil {
+			n.of = make([]bool, c.snapshot.Len())
+		}
+		n.of[i] = true
+	}
 	concerns := func(k service.Key) {
 		if i, found := c.snapshot.Find(k); found {
-			if n.of == nil {
-				n.of = make([]bool, c.snapshot.Len())
-			}
-			n.of[i] = true
+			mark(i)
 		}
 	}
+	for _, i := range c.places {
+		mark(i)
+	}
 	now := toldOf(&c.in)
+	if (old.told.holds == nil) != (now.holds == nil) {
+		return news{ofAll: true}
+	}
 	eachChange(old.told.carried, now.carried, concerns)
 	eachChange(old.told.programmed, now.programmed, concerns)
+	eachDifference(old.told.holds, now.holds, func(was, is *Service) bool {
+		switch {
+		case is == nil:
+			concerns(was.Port.Key)
+		case was == nil || was.KernelHash != is.KernelHash:
+			concerns(is.Port.Key)
+		}
+		return true
+	})
 	eachChange(old.told.failed, now.failed, concerns)
 	eachChange(old.told.pins, now.pins, concerns)
 	return n

@@ -100,6 +100,7 @@ type Plan struct {
 	records  []*record
 	snapshot *service.Snapshot
 	told     told
+	lineage  lineage
 	contests *contests
 	kernel   kernelChoice
 	// schedulers are Caps.Schedulers.

@@ -21,8 +21,8 @@ import (
 // services of equal KernelHash are made of the same; nothing changes by time
 // alone before Wake, and something does at Wake.
 func TestRandomWalk(t *testing.T) {
-	seen, planes := map[State]int{}, map[DataPlane]int{}
-	for seed := range uint64(24) {
+	seen, planes, amended := map[State]int{}, map[DataPlane]int{}, 0
+	for seed := range uint64(32) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			r := walker{world: newWorld(t), Rand: rand.New(rand.NewPCG(seed, 1)), rules: map[uint64]string{}}
 			r.in.Policy.Mode = pick(r.Rand, ModeUserspace, ModeIPTables, ModeIPTables, ModeIPVS, ModeIPVS, ModeAuto, ModeAuto, ModeAuto)
@@ -36,7 +36,11 @@ func TestRandomWalk(t *testing.T) {
 					planes[s.DataPlane]++
 				}
 			}
+			amended += r.amended
 		})
+	}
+	if amended < 50 {
+		t.Errorf("the walk saw %d plans that were made of the one before, and differ from it", amended)
 	}
 	for _, d := range []DataPlane{Userspace, IPTables, IPVS, None} {
 		if planes[d] < 50 {
@@ -54,6 +58,9 @@ type walker struct {
 	*world
 	*rand.Rand
 	rules map[uint64]string // what rules are made of, by KernelHash
+	// amended counts the plans that were made of the one before by looking at what
+	// is new only.
+	amended int
 }
 
 func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
@@ -87,6 +94,10 @@ func (r *walker) step() {
 	if diff := cmp.Diff(frozen, dump(r.t, before)); diff != "" {
 		r.t.Fatalf("the previous plan was changed:\n%s", diff)
 	}
+	if before != nil && p.lineage.from.Value() == before && len(p.lineage.differ) > 0 {
+		r.amended++
+	}
+	r.checkChanges(before, p)
 	r.checkWake(p)
 	for _, s := range p.Services {
 		made := madeOf(s, &r.in.Policy)
@@ -94,6 +105,17 @@ func (r *walker) step() {
 			r.t.Fatalf("hash %d stands for\n%s\nand\n%s", s.KernelHash, was, made)
 		}
 		r.rules[s.KernelHash] = made
+	}
+}
+
+// checkChanges compares what a plan says of its origin with a look at all services.
+func (r *walker) checkChanges(old, p *Plan) {
+	type change struct{ was, is *Service }
+	var got, want []change
+	Changes(old, p, func(was, is *Service) bool { got = append(got, change{was, is}); return true })
+	eachDifference(old.services(), p.services(), func(was, is *Service) bool { want = append(want, change{was, is}); return true })
+	if !slices.Equal(got, want) {
+		r.t.Fatalf("Changes are %v, want %v", got, want)
 	}
 }
 
@@ -129,7 +151,7 @@ func (r *walker) mutate() {
 	name := pick(r.Rand, names...)
 	k := keyOf(name)
 	_, exists := r.ports[k]
-	switch r.IntN(16) {
+	switch r.IntN(18) {
 	case 0:
 		delete(r.ports, k)
 	case 1, 2, 3:
@@ -152,7 +174,7 @@ func (r *walker) mutate() {
 		r.in.Pins[k] = pick(r.Rand, service.PreferAuto, service.PreferUserspace, service.PreferKernel)
 	case 8:
 		delete(r.in.Pins, k)
-	case 9:
+	case 9, 16, 17:
 		if r.in.Previous != nil {
 			if s := r.in.Previous.Find(k); s != nil {
 				r.in.Failed[k] = Failure{Since: r.in.Now, Reason: "no memory", Hash: s.KernelHash}
@@ -169,7 +191,11 @@ func (r *walker) mutate() {
 	case 13:
 		forward(r.IntN(4) != 0, r.IntN(3) != 0)(r.world)
 	default:
-		if r.in.Previous != nil {
+		switch {
+		case r.in.Previous == nil:
+		case r.IntN(2) == 0:
+			r.in.Observed.Holds = r.in.Previous.Services // as a whole
+		default:
 			r.program()
 		}
 	}

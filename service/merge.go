@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 	"strings"
+	"weak"
 )
 
 // Name names a Service, which may have several ports.
@@ -21,16 +22,21 @@ func (n Name) Compare(o Name) int {
 // is s's.
 func (s *Snapshot) With(other *Snapshot, changed []Name) *Snapshot {
 	changed = slices.SortedFunc(slices.Values(changed), Name.Compare)
-	out := &Snapshot{node: other.node, sum: s.sum, entries: make([]entry, 0, len(s.entries)+len(other.entries))}
+	out := &Snapshot{node: other.node, sum: s.sum, entries: make([]entry, 0, len(s.entries)+len(other.entries)), from: weak.Make(s)}
 	rest := s.entries
 	for _, n := range slices.Compact(changed) {
 		before, mine, after := around(rest, n)
 		_, theirs, _ := around(other.entries, n)
 		out.entries = append(out.entries, before...)
+		if !sameKeys(mine, theirs) {
+			out.from = weak.Pointer[Snapshot]{}
+		}
 		for i := range theirs {
 			e := theirs[i]
 			if at, there := find(mine, e.port.Key); there && mine[at].same(&e) {
 				e = mine[at]
+			} else {
+				out.differ = append(out.differ, len(out.entries))
 			}
 			out.entries = append(out.entries, e)
 			out.sum += mixed(e.hash)
@@ -45,6 +51,23 @@ func (s *Snapshot) With(other *Snapshot, changed []Name) *Snapshot {
 	return out
 }
 
+// Differ returns the places, in order, at which s and old have another service
+// port or other endpoints, if that is known without a look at all of them: because
+// s was made of old, and has the same keys. Their nodes may differ.
+func (s *Snapshot) Differ(old *Snapshot) (places []int, known bool) {
+	switch {
+	case s == nil || old == nil:
+		return nil, false
+	case s == old:
+		return nil, true
+	}
+	return s.differ, s.from.Value() == old
+}
+
+func sameKeys(a, b []entry) bool {
+	return slices.EqualFunc(a, b, func(x, y entry) bool { return x.port.Key == y.port.Key })
+}
+
 // Sharing returns s with what it has just like old taken from there: whoever knows
 // old sees at once that nothing is new about it, and one of the two is in memory.
 func (s *Snapshot) Sharing(old *Snapshot) *Snapshot {
@@ -52,6 +75,7 @@ func (s *Snapshot) Sharing(old *Snapshot) *Snapshot {
 		return s
 	}
 	out := *s
+	out.from, out.differ = weak.Pointer[Snapshot]{}, nil
 	out.entries = slices.Clone(s.entries)
 	theirs := old.entries
 	for i := range out.entries {

@@ -3,6 +3,7 @@ package service
 import (
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"testing"
 )
 
@@ -48,7 +49,9 @@ func TestWith(t *testing.T) {
 		for name := range changed {
 			names = append(names, Name{"default", name})
 		}
+		before := got
 		got = got.With(build(changed, node), names)
+		checkDiffer(t, before, got)
 		want := build(nil, node)
 		if got.Hash() != want.Hash() || got.Len() != want.Len() {
 			t.Fatalf("step %d: %d ports, hash %x; built from scratch: %d, %x", step, got.Len(), got.Hash(), want.Len(), want.Hash())
@@ -88,6 +91,28 @@ func TestWithShares(t *testing.T) {
 			if got := is == was; got != want || is.Number != number || len(eps) != 1 || next.Hash() != build(number).Hash() {
 				t.Errorf("%s, port %d: the entry is shared: %v, want %v; it is %+v with %d endpoints", how, number, got, want, is, len(eps))
 			}
+		}
+	}
+}
+
+// checkDiffer compares what s knows of its origin with a look at all entries.
+func checkDiffer(t *testing.T, old, s *Snapshot) {
+	t.Helper()
+	keys := func(s *Snapshot) (out []Key) {
+		for p := range s.All() {
+			out = append(out, p.Key)
+		}
+		return out
+	}
+	places, known := s.Differ(old)
+	if want := slices.Equal(keys(old), keys(s)); known != want {
+		t.Fatalf("it is known where snapshots differ: %v, want %v", known, want)
+	}
+	for i := 0; known && i < s.Len(); i++ {
+		was, _, before := old.At(i)
+		is, _, hash := s.At(i)
+		if differs := was != is || before != hash; differs != slices.Contains(places, i) {
+			t.Errorf("place %d differs: %v, but the snapshot says %v", i, differs, places)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"weak"
 )
 
 // Snapshot is everything the sources want at one moment: service ports in key
@@ -17,6 +18,11 @@ type Snapshot struct {
 	entries []entry
 	sum     uint64 // of the mixed hashes of entries
 	hash    uint64 // of everything
+
+	// from is the Snapshot that this one was made of, if both have the same service
+	// ports; they differ at these places. It isn't kept alive for that.
+	from   weak.Pointer[Snapshot]
+	differ []int
 }
 
 type entry struct {
