@@ -30,7 +30,7 @@ func TestInvalidDropped(t *testing.T) {
 			kerneltest.Cluster(s.virtual(1)), kerneltest.Endpoints(at(2)), kerneltest.Unusable(at(3), false))))
 		want := uint64(0)
 		for host := 2; host <= 4; host++ {
-			s.acknowledge(host)
+			s.acknowledge(host, s.Address(s.family, 1), 9)
 			if host < 4 {
 				want++
 			}
@@ -39,19 +39,19 @@ func TestInvalidDropped(t *testing.T) {
 	})
 }
 
-// acknowledge sends, from port 8080 of a host to the client, the second packet of
-// a handshake whose first the node hasn't seen.
-func (s *scene) acknowledge(host int) {
+// acknowledge sends, from port 8080 of a host, the second packet of a handshake whose
+// first nobody has seen.
+func (s *scene) acknowledge(host int, to netip.Addr, port byte) {
 	s.t.Helper()
 	s.On(host, func() {
-		c, err := net.DialIP(s.addr("ip4:tcp", "ip6:tcp"), &net.IPAddr{IP: s.Address(s.family, host).AsSlice()}, &net.IPAddr{IP: s.Address(s.family, 1).AsSlice()})
+		c, err := net.DialIP(s.addr("ip4:tcp", "ip6:tcp"), &net.IPAddr{IP: s.Address(s.family, host).AsSlice()}, &net.IPAddr{IP: to.AsSlice()})
 		if err != nil {
 			s.t.Error(err)
 			return
 		}
 		defer c.Close()
-		// From port 8080 to 9, sequence numbers of no connection, SYN and ACK.
-		if _, err = c.Write([]byte{0x1f, 0x90, 0, 9, 1, 2, 3, 4, 5, 6, 7, 8, 5 << 4, 0x12, 2, 0, 0, 0, 0, 0}); err != nil {
+		// From port 8080, sequence numbers of no connection, SYN and ACK.
+		if _, err = c.Write([]byte{0x1f, 0x90, 0, port, 1, 2, 3, 4, 5, 6, 7, 8, 5 << 4, 0x12, 2, 0, 0, 0, 0, 0}); err != nil {
 			s.t.Error(err)
 		}
 	})
