@@ -13,8 +13,9 @@ const (
 
 // resting are a worker's sockets that serve no session now. To take one of them
 // costs less than a quarter of a new one, and no new flow in the kernel's table.
-// But what an endpoint sends late must not reach another session, so each is silent
-// for a while first, and stays with its client's address.
+// But what an endpoint sends late must not reach another session, of another host
+// behind the same address perhaps. So only those rest that carried one question and its
+// answer, each is silent for a while first, and stays with its client's address.
 type resting struct {
 	worker *udpWorker
 	by     map[upstreamKey]*restList

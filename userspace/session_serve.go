@@ -41,7 +41,8 @@ func (x *session) connect(failed *endpoint) bool {
 	return false
 }
 
-// disconnect gives the socket back; it isn't used again unless it's sound.
+// disconnect gives the socket back; it isn't used again unless it's sound, and the
+// endpoint has nothing more to say to this client as far as one can tell.
 func (x *session) disconnect(sound bool) {
 	if x.upstream == nil {
 		return
@@ -50,7 +51,7 @@ func (x *session) disconnect(sound bool) {
 	x.upstream, u.session = nil, nil
 	x.settle()
 	x.endpoint.load.Release()
-	if sound {
+	if sound && x.class == exchanged && !x.unanswered {
 		u.heard = x.heard.Load()
 		x.worker.resting.add(u)
 	} else {

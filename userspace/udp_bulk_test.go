@@ -163,30 +163,82 @@ func TestUDPExchangesMakeRoom(t *testing.T) {
 	}
 }
 
-// A socket that served one session serves another of its host after it has rested,
+// A socket that served one exchange serves another of its host after it has rested,
 // and no other host's; what comes for the first one meanwhile reaches nobody.
 func TestUDPSocketsRest(t *testing.T) {
 	ep := listening(t)
 	d := udpService(addrPort(ep.LocalAddr()))
 	d.port.IdleTimeout = 50 * time.Millisecond
 	s := start(t, Config{Origin: newOrigins(), Loops: 1}, testPlan(d))
-	udpClient(t, s).Write([]byte("x"))
-	_, first := receiveSums(t, ep, 1)
+	first := exchangeOnce(t, udpClient(t, s), ep)
 	eventually(t, "the session has ended", func() bool { return sessionsOf(s) == 0 })
 	ep.WriteToUDPAddrPort([]byte("late"), first)
 	time.Sleep(trustFor + trustFor/4)
-	udpClientFrom(t, s, net.IPv4(127, 0, 0, 2)).Write([]byte("z"))
-	if _, other := receiveSums(t, ep, 1); other == first {
+	if other := exchangeOnce(t, udpClientFrom(t, s, net.IPv4(127, 0, 0, 2)), ep); other == first {
 		t.Errorf("the endpoint saw another host's session come from %s as well", other)
 	}
-	c := udpClient(t, s)
-	c.Write([]byte("y"))
-	_, second := receiveSums(t, ep, 1)
-	if first != second {
+	if second := exchangeOnce(t, udpClient(t, s), ep); first != second {
 		t.Errorf("the endpoint saw %s, then %s", first, second)
 	}
-	ep.WriteToUDPAddrPort([]byte("answer"), second)
-	if got, _ := receiveSums(t, c, 1); len(got) == 1 && got[0] != sumOf([]byte("answer")) {
+}
+
+// exchangeOnce has a client ask an endpoint and get its answer, nothing else, and
+// returns who asked as the endpoint sees it.
+func exchangeOnce(t *testing.T, c, ep *net.UDPConn) netip.AddrPort {
+	t.Helper()
+	c.Write([]byte("question"))
+	_, from := receiveSums(t, ep, 1)
+	ep.WriteToUDPAddrPort([]byte("answer"), from)
+	if got, _ := receiveSums(t, c, 1); len(got) != 1 || got[0] != sumOf([]byte("answer")) {
 		t.Error("the client received what was another's")
+	}
+	return from
+}
+
+// What an endpoint still owes a client, or may go on telling it, reaches no other
+// session of the same address, however late it comes: another host may be behind it.
+func TestUDPLateAnswersStayTheirClients(t *testing.T) {
+	for name, first := range map[string]func(c, ep *net.UDPConn) netip.AddrPort{
+		"unanswered": func(c, ep *net.UDPConn) netip.AddrPort {
+			c.Write([]byte("question"))
+			_, from := receiveSums(t, ep, 1)
+			return from
+		},
+		"asked again": func(c, ep *net.UDPConn) netip.AddrPort {
+			exchangeOnce(t, c, ep)
+			c.Write([]byte("another"))
+			_, from := receiveSums(t, ep, 1)
+			return from
+		},
+		"a conversation": func(c, ep *net.UDPConn) netip.AddrPort {
+			exchangeOnce(t, c, ep)
+			return exchangeOnce(t, c, ep)
+		},
+		"told more": func(c, ep *net.UDPConn) netip.AddrPort {
+			from := exchangeOnce(t, c, ep)
+			ep.WriteToUDPAddrPort([]byte("more"), from)
+			receiveSums(t, c, 1)
+			return from
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ep := listening(t)
+			s := start(t, Config{Origin: newOrigins(), Loops: 1}, testPlan(udpService(addrPort(ep.LocalAddr()))))
+			from := first(udpClient(t, s), ep)
+			s.eachUDPWorker(func(w *udpWorker) {
+				for _, x := range w.sessions {
+					x.end()
+				}
+			})
+			time.Sleep(trustFor + trustFor/4)
+			c := udpClient(t, s)
+			c.Write([]byte("question"))
+			_, second := receiveSums(t, ep, 1)
+			ep.WriteToUDPAddrPort([]byte("late"), from)
+			ep.WriteToUDPAddrPort([]byte("answer"), second)
+			if got, _ := receiveSums(t, c, 1); len(got) != 1 || got[0] != sumOf([]byte("answer")) {
+				t.Error("the client received what was another's")
+			}
+		})
 	}
 }
