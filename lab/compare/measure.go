@@ -97,23 +97,7 @@ func (r *rig) grow(ctx context.Context, n int) (time.Duration, error) {
 // settle waits until kproxy has nothing to do any more, so that its work on
 // services isn't counted as that on packets. It waits for some seconds at most.
 func (r *rig) settle(ctx context.Context) error {
-	const window, idle = 300 * time.Millisecond, 0.02 // seconds
-	for deadline := time.Now().Add(r.config.within(10 * time.Second)); time.Now().Before(deadline); {
-		before, err := load.ProcessTime(r.proxy.PID())
-		if err != nil {
-			return err
-		}
-		select {
-		case <-time.After(window):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		after, err := load.ProcessTime(r.proxy.PID())
-		if err != nil || after-before <= idle {
-			return err
-		}
-	}
-	return nil
+	return load.Idle{Window: 300 * time.Millisecond, Busy: 20 * time.Millisecond, AtMost: r.config.within(10 * time.Second)}.Wait(ctx, r.proxy.PID())
 }
 
 // reach makes sure that the first and the last of n services answer, through

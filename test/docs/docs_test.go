@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -33,7 +32,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 
 func run(m *testing.M) int {
 	flag.Parse()
-	if !hasIPVS() { // not run, rather than skipped
+	if !program.HasIPVS() { // not run, rather than skipped
 		skip := strings.TrimPrefix(flag.Lookup("test.skip").Value.String()+"|^TestIPVS", "|")
 		if err := flag.Set("test.skip", skip); err != nil {
 			fmt.Fprintln(os.Stderr, err)
@@ -44,12 +43,6 @@ func run(m *testing.M) int {
 		binary = kproxy
 		return nil
 	}, m.Run)
-}
-
-func hasIPVS() bool {
-	_ = exec.Command("modprobe", "ip_vs").Run() // fails where it is built in as well
-	_, err := os.Stat("/proc/net/ip_vs")
-	return err == nil
 }
 
 func TestUserspacePage(t *testing.T) { checkPage(t, plan.ModeUserspace, plan.Userspace) }

@@ -4,18 +4,18 @@ import (
 	"cmp"
 	"flag"
 	"os"
-	"os/exec"
 	"strconv"
 	"strings"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/test/program"
 )
 
 // mode is the mode that kproxy is tested in: $KPROXY_E2E_MODE, or iptables.
 var mode = plan.Mode(cmp.Or(os.Getenv("KPROXY_E2E_MODE"), string(plan.ModeIPTables)))
 
 // hasIPVS: this host's kernel has IPVS.
-var hasIPVS = findIPVS()
+var hasIPVS = program.HasIPVS()
 
 // kernelPlane is the data plane that mode offloads to on this host.
 var kernelPlane = map[plan.Mode]plan.DataPlane{
@@ -23,13 +23,6 @@ var kernelPlane = map[plan.Mode]plan.DataPlane{
 	plan.ModeIPVS:     plan.IPVS,
 	plan.ModeAuto:     map[bool]plan.DataPlane{false: plan.IPTables, true: plan.IPVS}[hasIPVS],
 }[mode]
-
-// findIPVS doesn't ask kproxy, whose answer is tested too.
-func findIPVS() bool {
-	_ = exec.Command("modprobe", "ip_vs").Run() // fails where it is built in as well
-	_, err := os.Stat("/proc/net/ip_vs")
-	return err == nil
-}
 
 // selectTests leaves out the tests whose names begin with another data plane than
 // the one that mode offloads to: they aren't run, rather than skipped.

@@ -1,4 +1,4 @@
-// Package program finds the kproxy that tests try.
+// Package program finds the kproxy that tests try, and what they can try it with.
 package program
 
 import (

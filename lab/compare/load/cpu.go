@@ -3,6 +3,7 @@ package load
 import (
 	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"os"
@@ -129,6 +130,32 @@ func ProcessTime(pid int) (float64, error) {
 		return 0, fmt.Errorf("read processor time of process %d: %w", pid, err)
 	}
 	return time.Duration(t.Nano()).Seconds(), nil
+}
+
+// Idle is when a process has nothing to do: it used at most Busy of its processor's
+// time within Window.
+type Idle struct {
+	Window, Busy time.Duration
+	AtMost       time.Duration // nobody waits longer
+}
+
+// Wait waits until a process is idle.
+func (i Idle) Wait(ctx context.Context, pid int) error {
+	for deadline := time.Now().Add(i.AtMost); time.Now().Before(deadline); {
+		before, err := ProcessTime(pid)
+		if err != nil {
+			return err
+		}
+		select {
+		case <-time.After(i.Window):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if after, err := ProcessTime(pid); err != nil || after-before <= i.Busy.Seconds() {
+			return err
+		}
+	}
+	return nil
 }
 
 // machine reads the first line of /proc/stat (proc_stat(5)).

@@ -1,6 +1,8 @@
 package load
 
 import (
+	"context"
+	"errors"
 	"os"
 	"testing"
 	"time"
@@ -78,5 +80,27 @@ func TestTotal(t *testing.T) {
 	}
 	if c.Machine = 14; c.Others() != 0 {
 		t.Errorf("others %g of less than nothing, want 0", c.Others())
+	}
+}
+
+func TestIdle(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, tt := range []struct {
+		name string
+		idle Idle
+		ctx  context.Context
+		pid  int
+		want error
+	}{
+		{"idle", Idle{time.Microsecond, time.Hour, time.Hour}, t.Context(), os.Getpid(), nil},
+		{"never", Idle{time.Microsecond, -time.Second, time.Millisecond}, t.Context(), os.Getpid(), nil},
+		{"not to wait", Idle{time.Hour, 0, 0}, t.Context(), os.Getpid(), nil},
+		{"given up", Idle{time.Hour, 0, time.Hour}, over, os.Getpid(), context.Canceled},
+		{"no process", Idle{time.Hour, 0, time.Hour}, t.Context(), 1 << 22, unix.EINVAL},
+	} {
+		if err := tt.idle.Wait(tt.ctx, tt.pid); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
+		}
 	}
 }

@@ -62,22 +62,7 @@ func (r *Rig) settle(ctx context.Context) error {
 	if r.client == nil {
 		return nil
 	}
-	const window, idle = 100 * time.Millisecond, 0.01 // seconds
-	for deadline := time.Now().Add(5 * time.Second); time.Now().Before(deadline); {
-		before, err := load.ProcessTime(r.proxy.PID())
-		if err != nil {
-			return err
-		}
-		select {
-		case <-time.After(window):
-		case <-ctx.Done():
-			return ctx.Err()
-		}
-		if after, err := load.ProcessTime(r.proxy.PID()); err != nil || after-before <= idle {
-			return err
-		}
-	}
-	return nil
+	return load.Idle{Window: 100 * time.Millisecond, Busy: 10 * time.Millisecond, AtMost: 5 * time.Second}.Wait(ctx, r.proxy.PID())
 }
 
 // check makes sure that the load was carried by whom it was meant for: a proxy
