@@ -53,6 +53,7 @@ type Config struct {
 	StateDir           string `json:"stateDir"`           // what must survive a restart: pins
 	ListenTCPPort      int    `json:"listenTCPPort"`      // of the shared listener; 0 lets the kernel choose
 	ListenUDPPort      int    `json:"listenUDPPort"`      // of the shared listener; 0 lets the kernel choose
+	IOUring            bool   `json:"ioUring"`            // may serve busy connections in userspace
 
 	// So many service ports, and endpoints of theirs, have series of their own in
 	// /metrics; the others share one.

@@ -29,6 +29,7 @@ var flagOnly = map[string]string{
 	"stateDir":              "state-dir",
 	"listenTCPPort":         "listen-tcp-port",
 	"listenUDPPort":         "listen-udp-port",
+	"ioUring":               "io-uring",
 	"metricsServiceLimit":   "metrics-service-limit",
 	"metricsEndpointLimit":  "metrics-endpoint-limit",
 }

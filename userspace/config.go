@@ -34,6 +34,10 @@ type Config struct {
 	// Loops is how many loops serve TCP connections, and how many workers UDP; 0 means one for each processor
 	// that this process may use.
 	Loops int
+	// EpollOnly does without io_uring, which serves TCP connections that exchange many
+	// small messages where the host allows it.
+	EpollOnly bool
+	exchanges exchangeRules
 	// LocalAddresses lists this node's own addresses; by default those of its
 	// interfaces.
 	LocalAddresses func() ([]netip.Addr, error)
@@ -84,6 +88,7 @@ func (c Config) filled() Config {
 	or(&c.Logger, d.Logger)
 	or(&c.Mark, d.Mark)
 	or(&c.Loops, d.Loops)
+	or(&c.exchanges, usualExchanges)
 	or(&c.ConnectTimeout, d.ConnectTimeout)
 	or(&c.ConnectTotal, d.ConnectTotal)
 	or(&c.Retries, d.Retries)

@@ -9,7 +9,8 @@ import (
 
 // loop serves the connections that it accepted, or was handed (see place): one
 // goroutine that waits for all of their sockets at once (epoll(7), edge-triggered)
-// and never for one of them.
+// and never for one of them. Those that exchange many small messages are served by
+// io_uring while there are enough of them (see exchanges).
 // What belongs to a connection is touched by its loop alone, so it needs no lock;
 // others ask the loop by post.
 //
@@ -31,6 +32,8 @@ type loop struct {
 	young  []youth
 	buf    []byte // what is copied: one read at a time
 
+	exchanges exchanges
+
 	acceptors []*acceptor
 	closing   bool // ends when it is set
 }
@@ -40,6 +43,7 @@ func listenerSlot(i int) int32 { return int32(bellNumber - 1 - i) }
 
 func (s *Server) newLoop() (*loop, error) {
 	l := &loop{server: s, buf: make([]byte, copySize)}
+	l.exchanges = exchanges{rules: s.cfg.exchanges, off: s.cfg.EpollOnly, crowded: s.cfg.exchanges.from == 0}
 	if err := l.init(); err != nil {
 		return nil, err
 	}
@@ -56,14 +60,22 @@ func (l *loop) run() {
 	for !l.closing {
 		n := l.wait(events)
 		l.now = sinceEpoch()
+		if l.exchanges.members > 0 {
+			n = l.takeResults(events)
+		}
+		l.exchanges.weigh(n)
 		for i := range events[:n] {
 			l.dispatch(&events[i])
 		}
 		l.timers.expire(l.now)
 		l.resume()
 		l.mature()
+		if !l.exchanges.crowded {
+			l.thin()
+		}
 	}
 	l.refusePosts()
+	l.exchanges.close()
 	l.shut()
 }
 
@@ -75,6 +87,10 @@ const shortWait = 5
 
 // wait waits for events, until the next timer is due at most.
 func (l *loop) wait(events []unix.EpollEvent) int {
+	if l.exchanges.members > 0 {
+		l.waitRing()
+		return 0
+	}
 	patience := l.patience()
 	short := shortWait
 	if patience >= 0 {

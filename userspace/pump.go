@@ -76,6 +76,9 @@ func (p *pump) turn(c *tcpConn, src, dst *side) ending {
 // tcp_read_sock in net/ipv4/tcp.c): such a stream is copied until a read finds
 // nothing. Urgent data itself isn't passed on.
 func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
+	if src.failed {
+		return 0, sourceDied
+	}
 	bulk := p.bulk && !src.urgent
 	if bulk && !p.piped {
 		p.pipe, p.piped = c.loop.server.pipes.get()
@@ -110,6 +113,7 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 	}
 	if p.bulk = n == len(c.loop.buf); !p.bulk && !src.last && !src.urgent {
 		p.rest(src) // a short read has emptied the source (epoll(7)); an end would have been announced
+		c.countSmall(n)
 	}
 	return n, p.give(c, dst, c.loop.buf[:n])
 }

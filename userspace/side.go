@@ -12,6 +12,7 @@ type side struct {
 	writable bool
 	last     bool // there is an end to be read, or an error
 	broken   bool // both directions are shut, or it has an error
+	failed   bool // a read has told of an error, which it does once
 	urgent   bool // it got urgent data, at which reads stop short
 	watched  bool // the kernel tells of events
 	asksOut  bool // and when it can be written to

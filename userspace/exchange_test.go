@@ -1,0 +1,226 @@
+package userspace
+
+import (
+	"bytes"
+	"io"
+	"net"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// exchanging starts a Server with one loop, and returns both ends of a connection
+// through it that its ring serves.
+func exchanging(t *testing.T, port testService) (s *Server, client, end *net.TCPConn) {
+	t.Helper()
+	accepted, over := make(chan *net.TCPConn), make(chan struct{})
+	t.Cleanup(func() { close(over) })
+	ep := tcpEndpoint(t, func(c *net.TCPConn) {
+		c.SetDeadline(time.Now().Add(patience))
+		accepted <- c
+		<-over
+	})
+	port.name, port.eps = "s", []netip.AddrPort{ep}
+	s = start(t, Config{Loops: 1, exchanges: eagerly}, testPlan(port))
+	client = connect(t, s)
+	end = <-accepted
+	for range 2 {
+		send(t, client, "question", 0)
+		receive(t, end, "question")
+		send(t, end, "answer", 0)
+		receive(t, client, "answer")
+	}
+	if n := members(s); n != 1 {
+		t.Fatalf("the ring has %d members, want 1 (io_uring isn't allowed here?)", n)
+	}
+	return s, client, end
+}
+
+// members is how many connections the rings serve.
+func members(s *Server) (n int) {
+	s.everyLoop(func(l *loop) { n += l.exchanges.members })
+	return n
+}
+
+func TestRingServesSmallMessages(t *testing.T) {
+	s, client, end := exchanging(t, testService{})
+	for range 1000 {
+		send(t, client, "question", 0)
+		receive(t, end, "question")
+		send(t, end, "answer", 0)
+		receive(t, client, "answer")
+	}
+	if n := members(s); n != 1 {
+		t.Errorf("the ring has %d members, want 1", n)
+	}
+	c := s.Connections()[0]
+	if c.BytesIn != 8*1002 || c.BytesOut != 6*1002 {
+		t.Errorf("%d bytes were counted in and %d out, want %d and %d", c.BytesIn, c.BytesOut, 8*1002, 6*1002)
+	}
+}
+
+// A large message, an end of data, a reset: epoll goes on from there.
+func TestRingIsLeftForWhatIsNotSmall(t *testing.T) {
+	large := bytes.Repeat([]byte("large"), 1<<20)
+	for _, test := range []struct {
+		name string
+		do   func(t *testing.T, from, to *net.TCPConn)
+	}{
+		{"a large message", func(t *testing.T, from, to *net.TCPConn) {
+			go from.Write(large)
+			got := make([]byte, len(large))
+			if _, err := io.ReadFull(to, got); err != nil || !bytes.Equal(got, large) {
+				t.Errorf("it didn't arrive as it was sent: %v", err)
+			}
+			send(t, to, "thanks", 0)
+			receive(t, from, "thanks")
+		}},
+		{"an end of data", func(t *testing.T, from, to *net.TCPConn) {
+			send(t, from, "last", 0)
+			from.CloseWrite()
+			receive(t, to, "last")
+			if _, err := to.Read(make([]byte, 1)); err != io.EOF {
+				t.Errorf("after the last byte: %v, want the end", err)
+			}
+			send(t, to, "answer", 0)
+			to.CloseWrite()
+			receive(t, from, "answer")
+			if _, err := from.Read(make([]byte, 1)); err != io.EOF {
+				t.Errorf("after the answer: %v, want the end", err)
+			}
+		}},
+		{"a reset", func(t *testing.T, from, to *net.TCPConn) {
+			from.SetLinger(0)
+			from.Close()
+			if _, err := to.Read(make([]byte, 1)); err == nil || err == io.EOF {
+				t.Errorf("after a reset: %v, want one", err)
+			}
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, from := range []string{"client", "endpoint"} {
+				t.Run(from, func(t *testing.T) {
+					_, client, end := exchanging(t, testService{})
+					if from == "client" {
+						test.do(t, client, end)
+					} else {
+						test.do(t, end, client)
+					}
+				})
+			}
+		})
+	}
+}
+
+// A sink that doesn't read holds its source up, and nothing is lost.
+func TestRingIsLeftBySlowReaders(t *testing.T) {
+	_, client, end := exchanging(t, testService{})
+	message := bytes.Repeat([]byte("0123456789"), 100)
+	sent := make(chan int)
+	go func() {
+		n := 0
+		client.SetWriteDeadline(time.Now().Add(2 * time.Second))
+		for {
+			m, err := client.Write(message)
+			if n += m; err != nil {
+				break
+			}
+		}
+		client.CloseWrite()
+		sent <- n
+	}()
+	n := <-sent
+	got, err := io.ReadAll(end)
+	if err != nil || len(got) != n {
+		t.Fatalf("%d bytes arrived of %d: %v", len(got), n, err)
+	}
+	for i := range got {
+		if got[i] != message[i%len(message)] {
+			t.Fatalf("byte %d is %q", i, got[i])
+		}
+	}
+}
+
+// Who kills a connection, or waits for silence to end it, finds it in the ring too.
+func TestConnectionsInTheRingEnd(t *testing.T) {
+	for name, test := range map[string]struct {
+		port testService
+		end  func(*Server)
+	}{
+		"killed": {end: func(s *Server) { s.live.all()[0].kill() }},
+		"silent": {port: testService{port: service.Port{IdleTimeout: time.Second}}, end: func(*Server) {}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s, client, end := exchanging(t, test.port)
+			test.end(s)
+			for _, c := range []*net.TCPConn{client, end} {
+				if _, err := c.Read(make([]byte, 1)); err == nil || err == io.EOF {
+					t.Errorf("a read says %v, want a reset", err)
+				}
+			}
+			if n := members(s); n != 0 {
+				t.Errorf("the ring has %d members, want none", n)
+			}
+		})
+	}
+}
+
+// A byte of urgent data that nobody reads doesn't keep the kernel busy: a receive
+// that waits for readiness itself would end up in a thread of the kernel's.
+func TestUrgentDataInTheRing(t *testing.T) {
+	_, client, end := exchanging(t, testService{})
+	send(t, client, "before", 0)
+	send(t, client, "!", unix.MSG_OOB)
+	receive(t, end, "before")
+	for range 3 {
+		send(t, end, "answer", 0)
+		receive(t, client, "answer")
+	}
+	threads, err := filepath.Glob("/proc/self/task/*/comm")
+	if err != nil || len(threads) == 0 {
+		t.Fatalf("threads: %v, %v", threads, err)
+	}
+	for _, f := range threads {
+		if name, _ := os.ReadFile(f); strings.HasPrefix(string(name), "iou-wrk") {
+			t.Errorf("there is a thread %s", name)
+		}
+	}
+	send(t, client, "behind", 0)
+	receive(t, end, "behind")
+}
+
+// When few messages come, members go back to epoll.
+func TestRingIsLeftWhenLittleIsToDo(t *testing.T) {
+	s, client, end := exchanging(t, testService{})
+	s.everyLoop(func(l *loop) {
+		l.exchanges.rules = usualExchanges
+		l.exchanges.turns, l.exchanges.arrivals = 0, 0
+	})
+	eventually(t, "the ring has no members", func() bool {
+		send(t, client, "question", 0)
+		receive(t, end, "question")
+		return members(s) == 0
+	})
+	send(t, end, "answer", 0)
+	receive(t, client, "answer")
+}
+
+func TestNoRing(t *testing.T) {
+	ep := tcpEndpoint(t, echo)
+	s := start(t, Config{Loops: 1, EpollOnly: true, exchanges: eagerly}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
+	c := connect(t, s)
+	for range 10 {
+		send(t, c, "question", 0)
+		receive(t, c, "question")
+	}
+	if n := members(s); n != 0 {
+		t.Errorf("the ring has %d members, want none", n)
+	}
+}
