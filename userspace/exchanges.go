@@ -72,7 +72,7 @@ func (e *exchanges) weigh(arrivals int) {
 	e.turns, e.arrivals = 0, 0
 }
 
-// open makes the ring, unless that has failed before: the kernel is too old, or
+// openRing makes the ring, unless that has failed before: the kernel is too old, or
 // io_uring forbidden.
 func (l *loop) openRing() bool {
 	e := &l.exchanges
@@ -84,7 +84,9 @@ func (l *loop) openRing() bool {
 	if e.ring, err = uring.Open(ringConfig); err != nil {
 		runtime.UnlockOSThread()
 		e.off = true
-		l.server.cfg.Logger.Debug("busy connections are served without io_uring", "error", err)
+		l.server.ringless.Do(func() {
+			l.server.cfg.Logger.Info("busy connections are served by epoll alone, which costs more CPU time", "error", err)
+		})
 	}
 	return !e.off
 }
