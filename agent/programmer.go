@@ -264,7 +264,9 @@ func (g *programmer) openPortal(ctx context.Context, p *plan.Plan) error {
 		return nil
 	default:
 	}
-	shared := g.rules.render(&plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Fallback: p.Fallback, Policy: p.Policy})
+	// Not by render, which would forget the services, and find all of them new with
+	// the next plan.
+	shared := g.rules.fresh(&plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Fallback: p.Fallback, Policy: p.Policy})
 	want := withShared(g.have, shared)
 	if ops := kernel.Diff(g.have, want); !ops.Empty() {
 		g.exact = false

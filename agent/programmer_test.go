@@ -95,7 +95,7 @@ func newModelHost(t *testing.T) *modelHost {
 	m := &modelHost{host: host, backend: &gate{Backend: b}}
 	r := rules{
 		Backend: m.backend, watch: &expectations{},
-		render: iptables.NewRenderer(o).Render, programmed: iptables.Programmed, adopted: iptables.Adopted,
+		render: iptables.NewRenderer(o).Render, fresh: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, o) }, programmed: iptables.Programmed, adopted: iptables.Adopted,
 	}
 	m.programmer = newProgrammer(r, slog.New(slog.DiscardHandler), func() { m.changes++ }, func(_, _ *plan.Plan) {})
 	return m
@@ -404,4 +404,21 @@ func (h held) hashes() map[service.Key]uint64 {
 		}
 	}
 	return out
+}
+
+// TestProgrammerRemembersServices: after the first pass, which begins with the
+// portal, a service that doesn't change is seen to be the same without a look at
+// its rules.
+func TestProgrammerRemembersServices(t *testing.T) {
+	m := newModelHost(t)
+	p := twoServices()
+	if err := m.pass(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	next := m.rules.render(p)
+	for f := range service.Families {
+		if !sameMemory(m.have.Chains[f], next.Chains[f]) {
+			t.Errorf("%s chains of the same plan are other ones", service.Family(f))
+		}
+	}
 }
