@@ -147,7 +147,9 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 // probe has the endpoints of a snapshot probed that p's policy doesn't exclude.
 func (a *Agent) probe(s *service.Snapshot, p *plan.Plan) {
 	if w := (probed{s, p.Policy.ExcludeCIDRs}); w.snapshot != a.probed.snapshot || !slices.Equal(w.exclude, a.probed.exclude) {
-		a.prober.Update(plan.Targets(s, a.health, w.exclude...))
+		if !slices.Equal(w.exclude, a.probed.exclude) || !plan.SameTargets(a.probed.snapshot, s, a.health) {
+			a.prober.Update(plan.Targets(s, a.health, w.exclude...))
+		}
 		a.probed = w
 	}
 }

@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -128,5 +129,35 @@ func TestSourceIsCurrent(t *testing.T) {
 	change(func(p *service.Port) { p.Source = "other.yaml:7" })(w)
 	if s := w.one(); s.Port.Source != "other.yaml:7" {
 		t.Errorf("source %q", s.Port.Source)
+	}
+}
+
+// TestSameTargets: a change of what nobody probes leaves the probes as they are.
+func TestSameTargets(t *testing.T) {
+	off := testHealth
+	off.Kind = service.CheckOff
+	probed := port("a")
+	probed.Health.Kind = service.CheckTCP
+	for _, tt := range []struct {
+		name   string
+		health health.Defaults
+		change func(*world)
+		want   bool
+	}{
+		{"nothing", testHealth, func(*world) {}, true},
+		{"endpoints that are probed", testHealth, func(w *world) { w.set(port("a"), "10.0.0.2") }, false},
+		{"endpoints that aren't", off, func(w *world) { w.set(port("a"), "10.0.0.2") }, true},
+		{"it asks to be probed", off, func(w *world) { w.set(probed, "10.0.0.1") }, false},
+		{"a service comes", off, func(w *world) { w.set(probed, "10.0.0.1"); w.set(port("b"), "10.0.0.3") }, false},
+	} {
+		w := newWorld(t)
+		w.set(port("a"), "10.0.0.1")
+		was := w.snapshot()
+		tt.change(w)
+		is := updated(was, w.snapshot())
+		got := SameTargets(was, is, tt.health)
+		if got != tt.want || got && !slices.Equal(Targets(was, tt.health), Targets(is, tt.health)) {
+			t.Errorf("%s: the targets are the same: %v, want %v", tt.name, got, tt.want)
+		}
 	}
 }

@@ -39,6 +39,17 @@ func Targets(s *service.Snapshot, d health.Defaults, exclude ...netip.Prefix) []
 	return out
 }
 
+// SameTargets reports whether s is known to need the same probes as old: nothing
+// has changed but services whose endpoints aren't probed.
+func SameTargets(old, s *service.Snapshot, d health.Defaults) bool {
+	places, known := s.Differ(old)
+	return known && !slices.ContainsFunc(places, func(i int) bool {
+		was, _, _ := old.At(i)
+		is, _, _ := s.At(i)
+		return d.Fill(was.Health, was.Protocol).Kind != service.CheckOff || d.Fill(is.Health, is.Protocol).Kind != service.CheckOff
+	})
+}
+
 func compareTargets(a, b health.Target) int {
 	x, y := a.Check, b.Check
 	return cmp.Or(
