@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
@@ -45,9 +46,24 @@ func (t *tracer) compare() {
 	if t.service.DataPlane == plan.IPTables && !reached && t.forecast == nil && t.metNAT() && t.service.VerdictFor(t.frontend, t.client, &t.proxy.Plan.Policy) == plan.Forward {
 		t.mismatch("the way to "+t.serviceName()+"'s chain in table nat", "rules that lead there", "no rule that the packet meets")
 	}
+	t.compareShared()
 	t.compareVirtual(&want)
 	t.compareDataPlane()
 	t.compareEndpoints()
+}
+
+// compareShared compares the chains that are no service's: those of a plan without
+// services, but for the roots of the trees that lead to services.
+func (t *tracer) compareShared() {
+	none := *t.proxy.Plan
+	none.Services = nil
+	want := t.proxy.Render(&none)
+	for _, c := range want.Chains[t.frontend.Family] {
+		met := t.seen.steps[chain{c.Table, c.Name}]
+		if c.Owner == (service.Key{}) && len(met) > 0 && !slices.Contains(iptables.Roots(), c.Name) {
+			t.compareChain(c, met)
+		}
+	}
 }
 
 // compareDataPlane looks whether the kernel takes what a live kproxy is to carry
@@ -170,7 +186,7 @@ func lastOf(met []netfilter.Step) *netfilter.Step {
 	return last
 }
 
-// compareChain compares a chain of the service's with what the packet met of it.
+// compareChain compares a chain with what the packet met of it.
 // What is behind a rule that took the packet was not met, and isn't compared.
 func (t *tracer) compareChain(want kernel.Chain, met []netfilter.Step) {
 	met = slices.Clone(met)

@@ -67,6 +67,50 @@ func TestCompareChainOfChains(t *testing.T) {
 	}
 }
 
+// TestCompareShared: rules of shared chains that the packet met are those of a plan
+// without services; what leads to services isn't compared.
+func TestCompareShared(t *testing.T) {
+	const alive, dispatch = "-m set --match-set KPROXY-ALIVE-4 src -j KPROXY-PORTAL", "-j KPROXY-DISPATCH"
+	step := func(chain string, i int, text string) netfilter.Step {
+		return netfilter.Step{Table: "nat", Chain: chain, Index: i, Text: "-A " + chain + " " + text, Outcome: "no match"}
+	}
+	for _, tt := range []struct {
+		name string
+		met  []netfilter.Step
+		want []string
+	}{
+		{"as planned", []netfilter.Step{step("KPROXY-SERVICES", 1, alive), step("KPROXY-SERVICES", 2, dispatch), step("KPROXY-DISPATCH", 1, "-d 10.96.0.0/16 -j KPROXY-D-1")}, nil},
+		{"one missing", []netfilter.Step{step("KPROXY-SERVICES", 1, dispatch)}, []string{"there, missing"}},
+		{"one more", []netfilter.Step{step("KPROXY-SERVICES", 1, alive), step("KPROXY-SERVICES", 2, dispatch), step("KPROXY-SERVICES", 3, "-j RETURN")}, []string{"not there, rule 3"}},
+		{"not met", nil, nil},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			p := onePlan(plan.IPTables)
+			proxy := forecasts(p, "")
+			proxy.Render = func(p *plan.Plan) (out kernel.Ruleset) {
+				if len(p.Services) > 0 {
+					t.Error("rendered with services")
+				}
+				out.Chains[service.IPv4] = []kernel.Chain{
+					{Table: "nat", Name: "KPROXY-DISPATCH"}, {Table: "nat", Name: "KPROXY-SERVICES", Rules: []string{alive, dispatch}},
+				}
+				return out
+			}
+			x := newTracer(Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP}, proxy, usual().sight(t))
+			x.findService()
+			x.seen.note(&netfilter.Walk{Steps: tt.met})
+			x.compareShared()
+			var got []string
+			for _, m := range x.mismatches {
+				got = append(got, m.Planned+", "+m.Kernel)
+			}
+			if diff := cmp.Diff(tt.want, got); diff != "" {
+				t.Errorf("-want +got:\n%s", diff)
+			}
+		})
+	}
+}
+
 // TestCompareDataPlane: rules that lead past kproxy are named while it lives.
 func TestCompareDataPlane(t *testing.T) {
 	for alive, want := range map[bool]int{true: 1, false: 0} {

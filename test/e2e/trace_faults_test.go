@@ -197,6 +197,11 @@ var ownFaults = []ownFault{
 		verdict: trace.Forwarded, mismatch: []string{"10.2.0.3:9000", "there", "missing"}, fate: isAnswered, unused: "b2",
 	},
 	{
+		name: "somebody else's rule is in a shared chain", plane: service.PreferKernel, only: plan.IPTables,
+		plant: []string{"iptables -t nat -I KPROXY-SERVICES 1 -p tcp -m tcp --dport 9 -j RETURN"}, lift: []string{"iptables -t nat -D KPROXY-SERVICES 1"},
+		verdict: trace.Forwarded, mismatch: []string{"--dport 9 -j RETURN", "chain KPROXY-SERVICES in table nat", "not there", "rule 1"}, fate: isAnswered,
+	},
+	{
 		name: "forwarding is off", plane: service.PreferKernel, only: plan.IPTables,
 		plant: []string{"sysctl -qw net.ipv4.ip_forward=0"}, lift: []string{"sysctl -qw net.ipv4.ip_forward=1"},
 		verdict: trace.Dropped, culprit: []string{"doesn't forward", "net.ipv4.ip_forward", "sysctl -w"}, fate: isSilent,
