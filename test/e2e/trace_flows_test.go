@@ -149,7 +149,10 @@ func (w *flowWorld) traceOne(a attempt, probe bool) error {
 	if err != nil {
 		return fmt.Errorf("trace: %w", err)
 	}
-	err = errors.Join(w.checkVerdict(&a, &r), w.checkCandidates(&a, &r), w.checkSource(&a, &r))
+	if len(r.Mismatches) > 0 {
+		err = fmt.Errorf("mismatches %q, want none", r.Mismatches)
+	}
+	err = errors.Join(err, w.checkVerdict(&a, &r), w.checkCandidates(&a, &r), w.checkSource(&a, &r))
 	if probe {
 		err = errors.Join(err, w.checkProbe(&a, &r))
 	}
