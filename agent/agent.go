@@ -88,6 +88,8 @@ type Agent struct {
 	// counting is held by who reads counters for current, and by the fast loop while
 	// it gives them a new plan: they forget what that doesn't have.
 	counting sync.RWMutex
+	ended    *conntrack.Listener // under counting; nil before anything can end
+	skipped  uint16              // port whose closed connections it doesn't tell of; likewise
 	sync     syncState
 	figures  figures
 	events   events
@@ -198,6 +200,7 @@ func (a *Agent) work(ctx context.Context) error {
 		return errors.Join(err, g.Wait())
 	}
 	defer ended.Close()
+	a.hear(ended)
 	damaged := make(chan error, 1)
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
 	g.Go(func() error { return a.restorer.run(ctx) })
@@ -215,6 +218,33 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.heart.run(ctx) })
 	g.Go(func() error { return a.rereadOnSignal(ctx) })
 	return g.Wait()
+}
+
+// hear makes l the one that tells of the ends of flows.
+func (a *Agent) hear(l *conntrack.Listener) {
+	a.counting.Lock()
+	defer a.counting.Unlock()
+	a.ended = l
+	a.skipOwnEnds()
+}
+
+// skipOwnEnds spares the work of hearing of connections that userspace has carried
+// to their end: most of all that end. An endpoint at the listener's port would have
+// connections of the kernel's that look alike, and are to be counted. The caller
+// has counting locked.
+func (a *Agent) skipOwnEnds() {
+	port, _ := a.userspace.Ports()
+	if port != 0 && a.accounting.HadEndpointAt(port) {
+		port = 0
+	}
+	if a.ended == nil || port == a.skipped {
+		return
+	}
+	if err := a.ended.SkipClosed(port); err != nil {
+		a.log.Warn("the kernel's filter of connections that end can't be changed", "error", err)
+		return
+	}
+	a.skipped = port
 }
 
 // flowEnded is told of every flow of the kernel's that ends.

@@ -166,6 +166,7 @@ func (a *Agent) commit(p *plan.Plan) {
 	defer a.counting.Unlock()
 	a.userspace.Commit(p)
 	a.accounting.SetPlan(p)
+	a.skipOwnEnds()
 	a.current.Store(p)
 }
 

@@ -62,6 +62,7 @@ type Accounting struct {
 	missing   map[identity]entry // gone from the list, end not yet told
 	ended     map[identity]bool  // ends told while a list is under way; else nil
 	refreshed time.Time
+	ports     [1 << 16 / 64]uint64 // that an endpoint of any plan has had, a bit each
 }
 
 // endGrace is how long after a flow has gone from the list its end, which
@@ -115,10 +116,21 @@ func (a *Accounting) SetPlan(p *plan.Plan) {
 		if is != nil {
 			a.index.add(is)
 			a.keep(was, is)
+			for i := range is.Endpoints {
+				port := is.Endpoints[i].Address.Port()
+				a.ports[port/64] |= 1 << (port % 64)
+			}
 		}
 		return true
 	})
 	a.plan = p
+}
+
+// HadEndpointAt reports whether an endpoint of any plan so far has had a port.
+func (a *Accounting) HadEndpointAt(port uint16) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.ports[port/64]>>(port%64)&1 != 0
 }
 
 // keep goes on counting for endpoints that leave a service port, until they have

@@ -314,3 +314,17 @@ func TestAccountingOfAddressThatChangesHands(t *testing.T) {
 		}
 	}
 }
+
+// TestHadEndpointAt: also of plans that are past.
+func TestHadEndpointAt(t *testing.T) {
+	a := NewAccounting(isLocal)
+	for _, p := range []*plan.Plan{nil, planOf(serviceOf(udpKey("dns"), 10)), planOf()} {
+		if got, want := a.HadEndpointAt(5353), a.plan != nil; got != want {
+			t.Errorf("before %v: %v, want %v", p, got, want)
+		}
+		a.SetPlan(p)
+	}
+	if !a.HadEndpointAt(5353) || a.HadEndpointAt(5354) {
+		t.Errorf("got %v and %v, want only the endpoints' port", a.HadEndpointAt(5353), a.HadEndpointAt(5354))
+	}
+}

@@ -52,7 +52,7 @@ func Subscribe() (*Listener, error) {
 		err = conn.SetReadBuffer(eventBuffer)
 	}
 	if err == nil {
-		err = attach(l.raw, rewrittenOnly())
+		err = attach(l.raw, interesting(0))
 	}
 	if err == nil {
 		err = conn.JoinGroup(groupDestroy)
@@ -62,6 +62,11 @@ func Subscribe() (*Listener, error) {
 	}
 	return l, nil
 }
+
+// SkipClosed has the kernel not tell, from now on, of TCP connections that were
+// answered from a port and were closed in the ordinary way ([Flow.CutShort]); 0 is
+// no port. Where that is userspace's own, nobody asks for them.
+func (l *Listener) SkipClosed(port uint16) error { return attach(l.raw, interesting(port)) }
 
 // Close closes the socket.
 func (l *Listener) Close() error { return l.conn.Close() }

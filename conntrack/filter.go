@@ -40,15 +40,21 @@ const (
 	loadNested    uint32 = 1<<32 - 0x1000 + 16
 )
 
-// rewrittenOnly lets in the ends of flows whose destination was rewritten, and
+// interesting lets in the ends of flows whose destination was rewritten, and
 // whatever it doesn't understand. Nobody asks for the others, see
 // [Flow.Rewritten]; among them are all of userspace's connections to endpoints.
-func rewrittenOnly() []unix.SockFilter {
+//
+// Where closedAt isn't 0, it keeps away TCP connections as well that were answered
+// from that port and were closed in the ordinary way.
+func interesting(closedAt uint16) []unix.SockFilter {
 	var p program
 	for _, t := range []struct{ kind, word uint32 }{{ctaTupleOrig, wordOrig}, {ctaTupleReply, wordReply}} {
 		p.add(unix.BPF_LD|unix.BPF_IMM, attributesBegin)
 		p.find(loadAttribute, t.kind)
 		p.add(unix.BPF_ST, t.word)
+	}
+	if closedAt != 0 {
+		p.dropClosed(closedAt)
 	}
 	p.add(unix.BPF_LD|unix.BPF_B|unix.BPF_ABS, unix.NLMSG_HDRLEN) // nfgen_family
 	var v4, v6 program
@@ -67,6 +73,26 @@ func rewrittenOnly() []unix.SockFilter {
 	}
 	p.add(unix.BPF_RET|unix.BPF_K, ^uint32(0))
 	return p.code
+}
+
+// dropClosed drops TCP connections that were answered from a port and are in one of
+// the states from TIME_WAIT on, see [Flow.CutShort]. Only those of TCP have a state
+// there.
+func (p *program) dropClosed(port uint16) {
+	var state program // of a connection that was answered from there
+	state.add(unix.BPF_LD|unix.BPF_IMM, attributesBegin)
+	state.find(loadAttribute, ctaProtoInfo)
+	state.find(loadNested, ctaProtoInfoTCP)
+	state.find(loadNested, ctaProtoInfoTCPState)
+	state.add(unix.BPF_MISC|unix.BPF_TAX, 0)
+	state.add(unix.BPF_LD|unix.BPF_B|unix.BPF_IND, attributeHeader)
+	state.unless(unix.BPF_JGE|unix.BPF_K, tcpTimeWait)
+	state.add(unix.BPF_RET|unix.BPF_K, 0)
+	p.nested(wordReply, ctaTupleProto, ctaProtoSrcPort, wordSrc)
+	p.add(unix.BPF_LDX|unix.BPF_MEM, wordSrc)
+	p.add(unix.BPF_LD|unix.BPF_H|unix.BPF_IND, attributeHeader)
+	p.jump(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, uint32(port), 0, uint8(len(state.code)))
+	p.append(&state)
 }
 
 func (p *program) add(code uint16, k uint32) { p.jump(code, k, 0, 0) }
