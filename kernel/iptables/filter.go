@@ -98,7 +98,7 @@ func (s shared) output() []string {
 	own := s.Marks.Own()
 	return append([]string{
 		state("INVALID,NEW") + " -j " + chainOutputNew,
-		kernel.HasMark(own, own) + " " + kernel.Comment("connections of kproxy to endpoints") + " -j ACCEPT",
+		kernel.HasMark(own, own) + " -j ACCEPT",
 	}, s.virtual()...)
 }
 
@@ -123,10 +123,10 @@ func (s shared) outputNew() []string {
 // a connection that is marked.
 func (s shared) input() []string {
 	own := s.Marks.Own()
-	out := []string{kernel.HasMark(s.Marks.Transparent, own) + " " + kernel.Comment("answers of endpoints to kproxy") + " -j ACCEPT"}
+	out := []string{kernel.HasMark(s.Marks.Transparent, own) + " -j ACCEPT"}
 	for i, port := range []uint16{s.TCPPort, s.UDPPort} {
 		p := userProtocols[i]
-		out = append(out, fmt.Sprintf("-p %s -m %s --dport %d %s %s -j ACCEPT", p, p, port, state("DNAT"), kernel.Comment("redirected to kproxy")))
+		out = append(out, fmt.Sprintf("-p %s -m %s --dport %d %s -j ACCEPT", p, p, port, state("DNAT")))
 	}
 	out = append(out,
 		"-i lo "+kernel.HasMark(own, own)+" "+kernel.Comment("connections of kproxy to this node")+" -j ACCEPT",

@@ -20,10 +20,15 @@ func (s shared) ranges() string {
 // have given kproxy's own another port to keep the two apart. Only where the
 // connection has been forgotten (conntrack -F) is the socket asked. What kproxy
 // sends comes by here as well where it goes over the loopback, and keeps its mark.
+//
+// The answers are half of what comes in for userspace, so they are first, and meet
+// nothing else: they are of a connection that conntrack knows, begin none, and
+// nothing has rewritten where it goes.
 func (s shared) manglePrerouting() []string {
 	return append([]string{
-		state("INVALID,NEW,UNTRACKED") + " -j " + chainPreroutingNew,
 		s.answers(),
+		kernel.HasMark(s.Marks.Transparent, s.Marks.Own()) + " -j RETURN",
+		state("INVALID,NEW,UNTRACKED") + " -j " + chainPreroutingNew,
 	}, s.catchRefusals()...)
 }
 
@@ -46,16 +51,19 @@ func (s shared) manglePreroutingNew() []string {
 // direction.
 func (s shared) answers() string {
 	t, own := s.Marks.Transparent, s.Marks.Own()
-	return fmt.Sprintf("-m mark ! --mark %#x/%#x -m connmark --mark %#x/%#x %s %s", own, own, t, t, kernel.Comment("answers to kproxy"), kernel.SetMark(t, own))
+	return fmt.Sprintf("-m mark ! --mark %#x/%#x -m connmark --mark %#x/%#x %s", own, own, t, t, kernel.SetMark(t, own))
 }
 
 // mangleOutput does the same for endpoints on the node itself. Each packet of
 // kproxy's marks its connection, not only the first one: where conntrack has
-// picked a connection up from an answer, what kproxy sends is never new.
+// picked a connection up from an answer, what kproxy sends is never new. What the
+// listener answers, half of what goes out for userspace, needs nothing here.
 func (s shared) mangleOutput() []string {
 	own, t := s.Marks.Own(), s.Marks.Transparent
 	return append([]string{
-		fmt.Sprintf("%s %s -j CONNMARK --set-xmark %#x/%#x", kernel.HasMark(own, own), kernel.Comment("connections of kproxy to endpoints"), t, t),
+		fmt.Sprintf("%s -j CONNMARK --set-xmark %#x/%#x", kernel.HasMark(own, own), t, t),
+		fmt.Sprintf("-p tcp %s --sport %d -j RETURN", notSYN, s.TCPPort),
+		fmt.Sprintf("-p udp -m udp --sport %d -j RETURN", s.UDPPort),
 		state("NEW") + " -j " + chainOutputNew,
 		s.answers(),
 	}, s.catchRefusals()...)

@@ -47,8 +47,9 @@ var userProtocols = [2]service.Protocol{service.TCP, service.UDP}
 // what fails most often and what costs least comes first: addresses, protocol,
 // ports and marks, then states of conntrack, then sets and look-ups of routes,
 // which cost as much as several others. The comment, which always matches, but
-// is a match of its own (xt_comment), comes last. Packets of established
-// connections find what they need in the first rules.
+// is a match of its own (xt_comment), comes last, and the rules that each packet of
+// userspace's matches have none. Packets of established connections find what they
+// need in the first rules.
 type shared struct {
 	Options
 	family         service.Family
