@@ -115,7 +115,7 @@ func rulesFor(h hostRules) (rules, error) {
 
 func iptablesRules(h hostRules) (rules, error) {
 	c := iptables.DefaultConfig()
-	c.Runner = countingRunner{kernel.Exec{HugePages: h.host.Variant.Name == "legacy"}, h.failures}
+	c.Runner = countingRunner{c.Runner, h.failures}
 	c.Sets, c.Variant, c.SkipIPv6 = h.sets, h.host.Variant, !h.host.IPv6
 	b, err := iptables.New(c)
 	if err != nil {

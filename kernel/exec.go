@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"os"
 	"os/exec"
 	"regexp"
 	"strconv"
@@ -22,32 +21,15 @@ type Runner interface {
 
 // Exec runs real programs, in the network namespace of the calling thread. It
 // is safe for concurrent use.
-type Exec struct {
-	// HugePages has them take their memory in huge pages, where the kernel has those
-	// for who asks (transparent_hugepage madvise or always): the legacy variant
-	// of iptables keeps every rule in memory three times, and the kernel's faults for
-	// small pages are a seventh of what a change of one rule costs.
-	HugePages bool
-}
-
-// tunables are the GNU C library's; see its manual, Memory Allocation Tunables
-// (hugetlb since 2.35). Other libraries pass over them. Whoever sets some himself
-// knows why.
-const tunables = "GLIBC_TUNABLES"
-
-// hugePages also has the heap grow in few steps and never shrink.
-const hugePages = tunables + "=glibc.malloc.hugetlb=1:glibc.malloc.top_pad=67108864:glibc.malloc.trim_threshold=4294967296"
+type Exec struct{}
 
 // waitDelay is how long a cancelled program has to close its pipes.
 const waitDelay = 2 * time.Second
 
 // Run implements [Runner].
-func (x Exec) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
+func (Exec) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
 	cmd := exec.CommandContext(ctx, program, args...)
 	cmd.WaitDelay = waitDelay
-	if _, decided := os.LookupEnv(tunables); x.HugePages && !decided {
-		cmd.Env = append(os.Environ(), hugePages)
-	}
 	if stdin != nil {
 		cmd.Stdin = bytes.NewReader(stdin)
 	}

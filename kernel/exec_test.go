@@ -3,7 +3,6 @@ package kernel_test
 import (
 	"context"
 	"errors"
-	"os"
 	"strings"
 	"testing"
 	"time"
@@ -57,28 +56,5 @@ func TestExec(t *testing.T) {
 	time.AfterFunc(20*time.Millisecond, cancel)
 	if _, err := (kernel.Exec{}).Run(cancelled, nil, "sleep", "30"); !errors.Is(err, context.Canceled) {
 		t.Errorf("cancelled program: %v", err)
-	}
-}
-
-// TestExecHugePages: programs are told, unless somebody has told them something else.
-func TestExecHugePages(t *testing.T) {
-	for _, tt := range []struct {
-		exec  kernel.Exec
-		given string
-		want  string
-	}{
-		{kernel.Exec{}, "", ""},
-		{kernel.Exec{HugePages: true}, "", "glibc.malloc.hugetlb=1"},
-		{kernel.Exec{HugePages: true}, "glibc.malloc.hugetlb=0", "glibc.malloc.hugetlb=0"},
-	} {
-		const name = "GLIBC_TUNABLES"
-		t.Setenv(name, tt.given)
-		if tt.given == "" {
-			os.Unsetenv(name)
-		}
-		out, err := tt.exec.Run(t.Context(), nil, "sh", "-c", `printf %s "${GLIBC_TUNABLES%%:*} $PATH"`)
-		if want := tt.want + " " + os.Getenv("PATH"); err != nil || string(out) != want {
-			t.Errorf("%+v where %q is set: programs see %q, %v; want %q", tt.exec, tt.given, out, err, want)
-		}
 	}
 }
