@@ -76,7 +76,7 @@ func (x *tcpConn) join() {
 // await asks for what comes next in a direction.
 func (x *tcpConn) await(d int) {
 	x.errand[d].what = toReceive
-	x.loop.exchanges.ring.Receive(x.sides[d].fd, receiveTag(x.slot, d))
+	x.loop.exchanges.ring.Receive(x.sides[d].fd, x.ringTag(d))
 }
 
 // received passes on what has come, or leaves the ring with it.
@@ -84,8 +84,9 @@ func (x *tcpConn) received(d int, r uring.Result) {
 	e := &x.loop.exchanges
 	switch {
 	case r.N > 0 && r.N < ringConfig.BufferSize:
+		e.came++
 		x.errand[d] = errand{what: toSend, bytes: r.Bytes, n: int32(r.N)}
-		e.ring.Send(x.sides[1-d].fd, e.ring.Bytes(r.Bytes)[:r.N], sendTag(x.slot, d))
+		e.ring.Send(x.sides[1-d].fd, e.ring.Bytes(r.Bytes)[:r.N], x.ringTag(d)|sendTag)
 	case tryAgain(r.Err):
 		e.ring.Return(r.Bytes)
 		x.await(d)
@@ -95,8 +96,7 @@ func (x *tcpConn) received(d int, r uring.Result) {
 	}
 }
 
-// tryAgain reports whether a request had no result yet. There may be none of the
-// ring's buffers left until those that came before have been sent.
+// tryAgain reports whether a request has had no result.
 func tryAgain(err unix.Errno) bool {
 	return err == unix.ENOBUFS || err == unix.EAGAIN || err == unix.EINTR
 }
@@ -136,6 +136,9 @@ func (x *tcpConn) note(d int, r uring.Result) {
 	if r.N < int(a.n) {
 		p.keep(ring.Bytes(a.bytes)[r.N:a.n])
 	}
+	if r.Err != 0 && !tryAgain(r.Err) {
+		x.dead[1-d] = true // this is told once: who reads from there next finds an end
+	}
 	ring.Return(a.bytes)
 }
 
@@ -162,7 +165,7 @@ func (x *tcpConn) land() {
 	e := &x.loop.exchanges
 	for d := range x.errand {
 		if x.errand[d].what == toReceive {
-			e.ring.Cancel(receiveTag(x.slot, d), cancelTag)
+			e.ring.Cancel(x.ringTag(d), cancelTag)
 		}
 	}
 	e.held = slices.DeleteFunc(e.held, x.takeOwn)
@@ -175,11 +178,12 @@ func (x *tcpConn) land() {
 	}
 	x.member, x.small = false, 0
 	e.members--
+	e.left = x.loop.now
 }
 
 // takeOwn notes a result that is x's, and reports whether it was.
 func (x *tcpConn) takeOwn(r uring.Result) bool {
-	if r.Tag == epollTag || r.Tag == cancelTag || int32(r.Tag>>2) != x.slot {
+	if x.ringTag(0) != r.Tag&^3 {
 		return false
 	}
 	x.note(int(r.Tag>>1&1), r)

@@ -119,6 +119,87 @@ func TestRingIsLeftForWhatIsNotSmall(t *testing.T) {
 	}
 }
 
+// A reset that the ring meets when it sends is told once, and passed on all the same.
+func TestResetMetByTheRing(t *testing.T) {
+	for _, dies := range []string{"client", "endpoint"} {
+		t.Run(dies, func(t *testing.T) {
+			s, dier, asker := exchanging(t, testService{})
+			if dies == "endpoint" {
+				dier, asker = asker, dier
+			}
+			l := s.loops[0]
+			l.post(func() {
+				asker.Write([]byte("question"))
+				l.post(func() { // the question has been received, and not been sent yet
+					reset(dier)
+					time.Sleep(20 * time.Millisecond)
+				})
+			})
+			if data, end := readEnd(asker); data != "" || end != "reset" {
+				t.Errorf("who asked reads %q, %s; want a reset", data, end)
+			}
+		})
+	}
+}
+
+// Members that always have something to do, and more of it than the ring takes at
+// once, keep nobody waiting: not each other, and not the loop.
+func TestBusyMembersKeepNobodyWaiting(t *testing.T) {
+	usual := ringConfig
+	ringConfig.Entries = 16
+	t.Cleanup(func() { ringConfig = usual }) // before start's, so after it
+	const members = 40
+	ep := tcpEndpoint(t, echo)
+	s := start(t, Config{Loops: 1, exchanges: eagerly}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
+	for range members {
+		c := connect(t, s)
+		for range 2 {
+			send(t, c, "question", 0)
+			receive(t, c, "question")
+		}
+	}
+	var circling []*tcpConn
+	s.everyLoop(func(l *loop) {
+		for _, x := range l.slots {
+			if x != nil && x.member {
+				circle(t, x)
+				circling = append(circling, x)
+			}
+		}
+	})
+	if len(circling) != members {
+		t.Fatalf("the ring has %d members, want %d", len(circling), members)
+	}
+	for i, x := range circling {
+		begin := x.meters[clientSide].count.Load()
+		eventually(t, "all circle", func() bool { return x.meters[clientSide].count.Load() > begin+1000 })
+		if i%10 == 0 {
+			s.everyLoop(func(*loop) {}) // is answered
+		}
+	}
+}
+
+// circle makes both sides of a member the two ends of one socket pair, by which a
+// message goes round and round.
+func circle(t *testing.T, x *tcpConn) {
+	x.leaveRing()
+	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_NONBLOCK, 0)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for i, fd := range fds {
+		side := &x.sides[i]
+		unix.EpollCtl(x.loop.epoll, unix.EPOLL_CTL_DEL, side.fd, nil)
+		unix.Dup3(fd, side.fd, unix.O_CLOEXEC)
+		unix.Close(fd)
+		side.watch(x)
+		side.readable = false
+	}
+	x.join()
+	unix.Write(x.sides[endpointSide].fd, []byte("round"))
+}
+
 // A sink that doesn't read holds its source up, and nothing is lost.
 func TestRingIsLeftBySlowReaders(t *testing.T) {
 	_, client, end := exchanging(t, testService{})
@@ -196,7 +277,8 @@ func TestUrgentDataInTheRing(t *testing.T) {
 	receive(t, end, "behind")
 }
 
-// When few messages come, members go back to epoll.
+// When few messages come, members go back to epoll; later the ring is given back, and a
+// new one made when there is need.
 func TestRingIsLeftWhenLittleIsToDo(t *testing.T) {
 	s, client, end := exchanging(t, testService{})
 	s.everyLoop(func(l *loop) {
@@ -208,8 +290,21 @@ func TestRingIsLeftWhenLittleIsToDo(t *testing.T) {
 		receive(t, end, "question")
 		return members(s) == 0
 	})
-	send(t, end, "answer", 0)
-	receive(t, client, "answer")
+	s.everyLoop(func(l *loop) { l.exchanges.left -= int64(ringRest) + 1 })
+	eventually(t, "there is no ring", func() (none bool) {
+		send(t, client, "question", 0)
+		receive(t, end, "question")
+		s.everyLoop(func(l *loop) { none = l.exchanges.ring == nil })
+		return none
+	})
+	s.everyLoop(func(l *loop) { l.exchanges.rules, l.exchanges.crowded = eagerly, true })
+	for range 3 {
+		send(t, end, "answer", 0)
+		receive(t, client, "answer")
+	}
+	if n := members(s); n != 1 {
+		t.Errorf("the ring has %d members, want 1", n)
+	}
 }
 
 func TestNoRing(t *testing.T) {

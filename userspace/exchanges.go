@@ -21,8 +21,10 @@ type exchanges struct {
 	watched bool           // the ring tells of epoll's events
 	held    []uring.Result // that came while another one was waited for
 	next    int            // slot that thin looks at next
+	left    int64          // when the last member did
 
 	turns, arrivals int // since the load was last looked at
+	came            int // messages of this turn
 	crowded         bool
 }
 
@@ -37,27 +39,50 @@ type exchangeRules struct {
 
 var usualExchanges = exchangeRules{after: 16, from: 6, until: 3}
 
-// ringConfig is how large a ring is. A message that fills a buffer isn't small.
-var ringConfig = uring.Config{Entries: 1024, Completions: 8192, Buffers: 128, BufferSize: 4 << 10}
+// ringConfig is how large a ring is. A message that fills a buffer isn't small. Both
+// directions of all members can have a buffer, and two results when they leave: so nobody
+// waits for others' buffers.
+var ringConfig = uring.Config{Entries: 1024, Completions: 4096, Buffers: 2048, BufferSize: 2 << 10}
 
-// maxMembers have two results outstanding each, and two more when they leave.
-var maxMembers = ringConfig.Completions/4 - 1
+const maxMembers = 1000
 
-// What is asked of the ring bears a tag: the connection's slot, the direction, and
-// whether it is sent. These two are nobody's.
+// What is asked of the ring bears a tag: whose it is, the direction, and whether it is
+// sent. These two are nobody's: they have a slot that no connection has.
 const (
 	epollTag  = ^uint64(0)
 	cancelTag = epollTag - 1
 )
 
-func receiveTag(slot int32, d int) uint64 { return uint64(uint32(slot))<<2 | uint64(d)<<1 }
-func sendTag(slot int32, d int) uint64    { return receiveTag(slot, d) | 1 }
+// ringTag tells x from those that had its slot before.
+func (x *tcpConn) ringTag(d int) uint64 {
+	return uint64(x.sides[clientSide].tag)<<34 | uint64(uint32(x.slot))<<2 | uint64(d)<<1
+}
 
-// loadTurns is how many turns a loop is looked at to tell how busy it is.
+const sendTag = 1
+
+// owner is the connection that a tag belongs to, if that is a member still.
+func (l *loop) owner(tag uint64) *tcpConn {
+	slot := uint32(tag >> 2)
+	if uint64(slot) >= uint64(len(l.slots)) {
+		return nil
+	}
+	if x := l.slots[slot]; x != nil && x.member && x.ringTag(0) == tag&^3 {
+		return x
+	}
+	return nil
+}
+
+// loadTurns is how many turns with messages are looked at to tell how busy a loop is.
 const loadTurns = 32
 
-// weigh finds out whether the loop is crowded.
-func (e *exchanges) weigh(arrivals int) {
+// weigh finds out whether the loop is crowded, at the end of a turn in which epoll had
+// so many events.
+func (e *exchanges) weigh(events int) {
+	arrivals := events + e.came
+	e.came = 0
+	if arrivals == 0 {
+		return // in the ring, every other turn only tells what has been sent
+	}
 	e.turns++
 	e.arrivals += arrivals
 	if e.turns < loadTurns {
@@ -95,7 +120,7 @@ func (l *loop) openRing() bool {
 func (e *exchanges) close() {
 	if e.ring != nil {
 		e.ring.Close()
-		e.ring = nil
+		e.ring, e.watched, e.held = nil, false, nil
 		runtime.UnlockOSThread()
 	}
 }
@@ -133,33 +158,63 @@ func (e *exchanges) result() (uring.Result, bool) {
 	return r, true
 }
 
-// takeResults hands results to whom they concern. It returns how many events epoll has.
+// epollTurns is how often the loop looks at epoll itself: what the ring has to say
+// about it waits behind what it has to do for members.
+const epollTurns = 8
+
+// takeResults hands results to whom they concern: those that are there now, as more may
+// come while it does, for ever. It returns how many events epoll has.
 func (l *loop) takeResults(events []unix.EpollEvent) (n int) {
 	e := &l.exchanges
-	for {
+	look := e.turns%epollTurns == 0
+	for left := len(e.held) + e.ring.Count(); left > 0; left-- {
 		r, ok := e.result()
+		if !ok {
+			break // somebody who left took theirs
+		}
 		switch {
-		case !ok:
-			return n
 		case r.Tag == cancelTag:
 		case r.Tag == epollTag:
-			e.watched = false
-			n = sysEvents(l.epoll, events, 0)
-		case r.Tag&1 == 0:
-			e.arrivals++
-			l.slots[r.Tag>>2].received(int(r.Tag>>1&1), r)
+			e.watched, look = false, true
 		default:
-			l.slots[r.Tag>>2].sent(int(r.Tag>>1&1), r)
+			l.takeResult(r)
 		}
+	}
+	if look {
+		n = sysEvents(l.epoll, events, 0)
+	}
+	return n
+}
+
+func (l *loop) takeResult(r uring.Result) {
+	x, d := l.owner(r.Tag), int(r.Tag>>1&1)
+	switch {
+	case x == nil:
+		l.exchanges.ring.Return(r.Bytes)
+	case r.Tag&sendTag != 0:
+		x.sent(d, r)
+	default:
+		x.received(d, r)
 	}
 }
 
 // slotsAtOnce is how many slots one turn looks at for members that have to leave.
 const slotsAtOnce = 64
 
-// thin lets some members leave when the loop isn't crowded any more.
+// ringRest is how long a ring without members is kept.
+const ringRest = 10 * time.Second
+
+// thin lets some members leave when the loop isn't crowded any more, and gives the
+// ring's memory back in the end.
 func (l *loop) thin() {
 	e := &l.exchanges
+	if e.ring == nil {
+		return
+	}
+	if e.members == 0 && l.now-e.left > int64(ringRest) {
+		e.close()
+		return
+	}
 	for range min(slotsAtOnce, len(l.slots)) {
 		if e.members == 0 {
 			return

@@ -167,7 +167,10 @@ func (r *Ring) Wait(d time.Duration, brief bool) {
 }
 
 // Ready reports whether there are results.
-func (r *Ring) Ready() bool { return atomic.LoadUint32(r.completeTail) != *r.completeHead }
+func (r *Ring) Ready() bool { return r.Count() > 0 }
+
+// Count is how many results there are.
+func (r *Ring) Count() int { return int(atomic.LoadUint32(r.completeTail) - *r.completeHead) }
 
 // enter is io_uring_enter(2).
 func (r *Ring) enter(results int, d time.Duration, brief bool) unix.Errno {
