@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"os"
@@ -89,9 +90,25 @@ func (s *server) apply(ctx context.Context, f Fault) error {
 	case Refuse:
 		return nil
 	case Hang:
-		return s.hang(ctx)
+		return s.whenFree(ctx, s.hang)
 	}
-	return s.open(ctx)
+	return s.whenFree(ctx, s.open)
+}
+
+// freeWait is how long ports may be taken by listeners that are closed already.
+const freeWait = 5 * time.Second
+
+// whenFree opens listeners as soon as the former ones are gone. A program that has just
+// been started closes its copies of them a moment after vfork(2) has ended, which is all
+// that ForkLock knows of (begin_new_exec in the kernel's fs/exec.c).
+func (s *server) whenFree(ctx context.Context, open func(context.Context) error) error {
+	for end := time.Now().Add(freeWait); ; time.Sleep(time.Millisecond) {
+		err := open(ctx)
+		if !errors.Is(err, unix.EADDRINUSE) || time.Now().After(end) {
+			return err
+		}
+		s.closeListeners()
+	}
 }
 
 // sockets is the fault that stands for all with the same sockets.
