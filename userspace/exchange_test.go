@@ -32,15 +32,21 @@ func exchanging(t *testing.T, port testService) (s *Server, client, end *net.TCP
 	client = connect(t, s)
 	end = <-accepted
 	for range 2 {
-		send(t, client, "question", 0)
-		receive(t, end, "question")
-		send(t, end, "answer", 0)
-		receive(t, client, "answer")
+		askAndAnswer(t, client, end)
 	}
 	if n := members(s); n != 1 {
 		t.Fatalf("the ring has %d members, want 1 (io_uring isn't allowed here?)", n)
 	}
 	return s, client, end
+}
+
+// askAndAnswer has both ends send a small message.
+func askAndAnswer(t *testing.T, client, end *net.TCPConn) {
+	t.Helper()
+	send(t, client, "question", 0)
+	receive(t, end, "question")
+	send(t, end, "answer", 0)
+	receive(t, client, "answer")
 }
 
 // members is how many connections the rings serve.
@@ -52,10 +58,7 @@ func members(s *Server) (n int) {
 func TestRingServesSmallMessages(t *testing.T) {
 	s, client, end := exchanging(t, testService{})
 	for range 1000 {
-		send(t, client, "question", 0)
-		receive(t, end, "question")
-		send(t, end, "answer", 0)
-		receive(t, client, "answer")
+		askAndAnswer(t, client, end)
 	}
 	if n := members(s); n != 1 {
 		t.Errorf("the ring has %d members, want 1", n)
