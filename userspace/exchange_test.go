@@ -3,6 +3,7 @@ package userspace
 import (
 	"bytes"
 	"io"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -307,6 +308,29 @@ func TestRingIsLeftWhenLittleIsToDo(t *testing.T) {
 	}
 	if n := members(s); n != 1 {
 		t.Errorf("the ring has %d members, want 1", n)
+	}
+}
+
+// Where the kernel refuses a ring, epoll goes on, and the log says so once.
+func TestRingIsRefused(t *testing.T) {
+	usual := ringConfig
+	ringConfig.Entries = 0 // EINVAL
+	t.Cleanup(func() { ringConfig = usual })
+	var log bytes.Buffer
+	ep := tcpEndpoint(t, echo)
+	s := start(t, Config{Loops: 1, exchanges: eagerly, Logger: slog.New(slog.NewTextHandler(&log, nil))}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
+	for range 2 {
+		c := connect(t, s)
+		for range 10 {
+			send(t, c, "question", 0)
+			receive(t, c, "question")
+		}
+	}
+	if n := members(s); n != 0 {
+		t.Errorf("the ring has %d members, want none", n)
+	}
+	if said := log.String(); strings.Count(said, "epoll alone") != 1 || !strings.Contains(said, "invalid argument") {
+		t.Errorf("the log says %q; want once that epoll serves alone, and why", said)
 	}
 }
 
