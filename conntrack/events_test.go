@@ -11,16 +11,38 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
+// subscribe listens for ends until the test does.
+func subscribe(t *testing.T) *Listener {
+	t.Helper()
+	l, err := Subscribe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { l.Close() })
+	return l
+}
+
+// clientsOfEnds returns the clients of the first n flows whose end is told, in order.
+func clientsOfEnds(t *testing.T, l *Listener, n int) (got []netip.AddrPort) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if err := l.Run(ctx, func(f Flow) {
+		if got = append(got, f.OrigSrc); len(got) == n {
+			cancel()
+		}
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return got
+}
+
 func TestEvents(t *testing.T) {
 	c := inNamespace(t)
 	pod, dst, client := at(service.IPv6, pods, 2, 5353), at(service.IPv6, services, 10, 53), at(service.IPv6, clients, 2, 5000)
 	server(t, pod)
 	rewrite(t, dst, pod)
-	l, err := Subscribe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := subscribe(t)
 	ask(t, client, dst)
 	listed := to(mustList(t, c, service.UDP), dst)[client]
 	if err := c.Delete(listed); err != nil {
@@ -47,11 +69,7 @@ func TestEventOverflowIsCounted(t *testing.T) {
 	pod, dst := at(service.IPv4, pods, 2, 5353), at(service.IPv4, services, 10, 53)
 	server(t, pod)
 	rewrite(t, dst, pod)
-	l, err := Subscribe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := subscribe(t)
 	if err := l.conn.SetReadBuffer(1); err != nil { // the kernel's least
 		t.Fatal(err)
 	}
@@ -68,7 +86,7 @@ func TestEventOverflowIsCounted(t *testing.T) {
 	defer cancel()
 	last := at(service.IPv4, clients, 3, 6000)
 	told := 0
-	err = l.Run(ctx, func(f Flow) {
+	err := l.Run(ctx, func(f Flow) {
 		if told++; f.OrigSrc == last {
 			cancel()
 			return
@@ -87,11 +105,7 @@ func TestEventOverflowIsCounted(t *testing.T) {
 // way of what is.
 func TestEventsOfRewrittenFlowsOnly(t *testing.T) {
 	c := inNamespace(t)
-	l, err := Subscribe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := subscribe(t)
 	var want []netip.AddrPort
 	for _, f := range service.Families {
 		// The second differs in its port only, the third in its address only.
@@ -109,16 +123,7 @@ func TestEventsOfRewrittenFlowsOnly(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	var got []netip.AddrPort
-	if err := l.Run(ctx, func(f Flow) {
-		if got = append(got, f.OrigSrc); len(got) == len(want) {
-			cancel()
-		}
-	}); err != nil {
-		t.Fatal(err)
-	}
+	got := clientsOfEnds(t, l, len(want))
 	slices.SortFunc(got, netip.AddrPort.Compare)
 	if !slices.Equal(got, want) {
 		t.Errorf("ends told of clients %v, want %v", got, want)
@@ -129,11 +134,7 @@ func TestEventsOfRewrittenFlowsOnly(t *testing.T) {
 // short isn't, nor what was answered from another port, nor a datagram's flow.
 func TestEventsOfClosedConnections(t *testing.T) {
 	c := inNamespace(t)
-	l, err := Subscribe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer l.Close()
+	l := subscribe(t)
 	command(t, "sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_timeout_time_wait=1")
 	command(t, "sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_timeout_close=1")
 	var want []netip.AddrPort
@@ -171,16 +172,7 @@ func TestEventsOfClosedConnections(t *testing.T) {
 		r.must(c.Delete(to(mustList(t, c, service.UDP), dst)[src]))
 		want = append(want, src)
 	}
-	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
-	defer cancel()
-	var got []netip.AddrPort
-	if err := l.Run(ctx, func(f Flow) {
-		if got = append(got, f.OrigSrc); len(got) == len(want) {
-			cancel()
-		}
-	}); err != nil {
-		t.Fatal(err)
-	}
+	got := clientsOfEnds(t, l, len(want))
 	if !slices.Equal(got, want) {
 		t.Errorf("ends told of clients %v, want %v", got, want)
 	}

@@ -104,7 +104,7 @@ const freeWait = 5 * time.Second
 func (s *server) whenFree(ctx context.Context, open func(context.Context) error) error {
 	for end := time.Now().Add(freeWait); ; time.Sleep(time.Millisecond) {
 		err := open(ctx)
-		if !errors.Is(err, unix.EADDRINUSE) || time.Now().After(end) {
+		if !errors.Is(err, unix.EADDRINUSE) || ctx.Err() != nil || time.Now().After(end) {
 			return err
 		}
 		s.closeListeners()

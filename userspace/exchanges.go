@@ -31,13 +31,13 @@ type exchanges struct {
 // exchangeRules say who may be a member.
 type exchangeRules struct {
 	after uint8 // so many small messages in a row
-	// The loop is crowded when at least so many messages, in halves, arrive in a turn,
-	// and isn't any more when they are fewer than until. A single one is answered
-	// sooner without the ring.
+	// The loop is crowded when at least so many messages arrive in loadTurns turns, and
+	// isn't any more when they are fewer than until. A single one is answered sooner
+	// without the ring.
 	from, until int
 }
 
-var usualExchanges = exchangeRules{after: 16, from: 6, until: 3}
+var usualExchanges = exchangeRules{after: 16, from: 3 * loadTurns, until: 3 * loadTurns / 2}
 
 // ringConfig is how large a ring is. A message that fills a buffer isn't small. Both
 // directions of all members can have a buffer, and two results when they leave: so nobody
@@ -88,10 +88,10 @@ func (e *exchanges) weigh(events int) {
 	if e.turns < loadTurns {
 		return
 	}
-	switch perTurn := 2 * e.arrivals / e.turns; {
-	case perTurn >= e.rules.from:
+	switch {
+	case e.arrivals >= e.rules.from:
 		e.crowded = true
-	case perTurn < e.rules.until:
+	case e.arrivals < e.rules.until:
 		e.crowded = false
 	}
 	e.turns, e.arrivals = 0, 0
@@ -158,8 +158,8 @@ func (e *exchanges) result() (uring.Result, bool) {
 	return r, true
 }
 
-// epollTurns is how often the loop looks at epoll itself: what the ring has to say
-// about it waits behind what it has to do for members.
+// epollTurns is after how many turns with messages the loop looks at epoll itself: what
+// the ring has to say about it waits behind what it has to do for members.
 const epollTurns = 8
 
 // takeResults hands results to whom they concern: those that are there now, as more may

@@ -17,9 +17,6 @@ type Buffer struct {
 	lent   bool
 }
 
-// Lent reports whether it is a buffer that has to be returned.
-func (b Buffer) Lent() bool { return b.lent }
-
 // buffers are those that the kernel may choose from: a request that waits has none.
 type buffers struct {
 	ring []byte // what it may choose from, as struct io_uring_buf

@@ -62,7 +62,7 @@ func TestReceiveTellsWhatHasCome(t *testing.T) {
 			unix.Write(b, []byte{byte(i), 7})
 		}
 		x := result(t, r)
-		if x.Tag != 2 || x.Err != 0 || x.N != 2 || !x.Bytes.Lent() || r.Bytes(x.Bytes)[0] != byte(i) {
+		if x.Tag != 2 || x.Err != 0 || x.N != 2 || !x.Bytes.lent || r.Bytes(x.Bytes)[0] != byte(i) {
 			t.Fatalf("turn %d: %+v", i, x)
 		}
 		r.Return(x.Bytes)
