@@ -73,6 +73,26 @@ func (h held) same(o held) bool {
 	return plan.SameHashes(h.all, o.all)
 }
 
+// without is h less the services whose rules p changes.
+func (h held) without(p *plan.Plan) held {
+	if p == nil {
+		return h
+	}
+	if h.all != nil {
+		return held{all: plan.Alike(h.all, p.Services)}
+	}
+	alike := make(map[service.Key]uint64, len(h.programmed))
+	for _, s := range p.Services {
+		if hash, ok := h.programmed[s.Port.Key]; ok && hash == s.KernelHash {
+			alike[s.Port.Key] = hash
+		}
+	}
+	if len(alike) == len(h.programmed) {
+		return h
+	}
+	return held{programmed: alike}
+}
+
 func newProgrammer(r rules, log *slog.Logger, changed func(), applied func(was, now *plan.Plan)) *programmer {
 	g := &programmer{figures: &figures{}, rules: r, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{})}
 	g.drains.active = r.drain != nil
@@ -86,9 +106,15 @@ func (g *programmer) adopt(have kernel.Ruleset, p *plan.Plan) {
 }
 
 // program hands over a plan. The fast loop calls it after the portal follows
-// the plan, so no service uses rules that are about to change.
+// the plan, so no service uses rules that are about to change. From now on until a
+// pass has ended that wrote what the last plan wants, those rules don't count as there:
+// a service that changes there and back meanwhile would else be led to them while they
+// are another plan's.
 func (g *programmer) program(p *plan.Plan) {
+	g.mu.Lock()
 	g.latest.Store(p)
+	g.result.held = g.result.without(p)
+	g.mu.Unlock()
 	g.kick()
 }
 
@@ -307,6 +333,9 @@ func (g *programmer) finish(start time.Time, now *held, failed map[service.Key]p
 	}
 	g.mu.Lock()
 	old := g.result
+	if now != nil {
+		*now = now.without(g.latest.Load()) // which may be a later plan
+	}
 	r := programResult{held: old.held, failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start)}
 	news := now != nil && !now.same(old.held)
 	if news || now != nil && now.all != nil {

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -133,6 +134,54 @@ func TestProgrammerReportsWhatIsInTheKernel(t *testing.T) {
 	default:
 		t.Error("the heartbeat hasn't been told that the portal is there")
 	}
+}
+
+// TestProgrammerForgetsWhatMayBeChanging: a service that changes there and back while
+// its rules are being written doesn't count as programmed, by either plan's rules,
+// before the last one's have been written.
+func TestProgrammerForgetsWhatMayBeChanging(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		m := newModelHost(t)
+		m.backend.takes = 100 * time.Millisecond
+		var changes atomic.Int32
+		m.changed = func() { changes.Add(1) }
+		there, back := twoServices(), twoServices()
+		there.Services[1].KernelHash++
+		k, steady := back.Services[1].Port.Key, back.Services[0].Port.Key
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go m.run(ctx, nil)
+		expect := func(when string, want bool) {
+			t.Helper()
+			synctest.Wait()
+			h := m.report().hashes()
+			if _, ok := h[k]; ok != want {
+				t.Errorf("%s: counts as programmed %t, want %t", when, ok, want)
+			}
+			if _, ok := h[steady]; !ok {
+				t.Errorf("%s: the other service doesn't count as programmed", when)
+			}
+		}
+		m.program(twoServices())
+		time.Sleep(time.Second)
+		expect("at first", true)
+		// A service more, so that there is something to write.
+		there.Services = append(there.Services, kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("c", service.TCP,
+			kerneltest.Cluster("10.96.0.3:80"), kerneltest.Endpoints("10.2.0.3:8080"))).Services...)
+		m.program(there)
+		expect("as soon as it changes", false)
+		time.Sleep(50 * time.Millisecond)
+		m.program(back)
+		expect("back, while the rules are written", false)
+		time.Sleep(75 * time.Millisecond)
+		expect("while they are written again", false)
+		before := changes.Load()
+		time.Sleep(time.Second)
+		expect("in the end", true)
+		if changes.Load() == before {
+			t.Error("the fast loop wasn't told")
+		}
+	})
 }
 
 // TestProgrammerKeepsLastGoodState: while a pass fails, what is in the kernel

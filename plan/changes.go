@@ -76,6 +76,30 @@ func SameHashes(a, b []*Service) bool {
 	return same
 }
 
+// Alike returns the services of a that need the same rules of the kernel by b, which is a
+// itself where all do. Both are in key order.
+func Alike(a, b []*Service) []*Service {
+	var others []*Service // of a
+	eachDifference(a, b, func(was, is *Service) bool {
+		if was != nil && (is == nil || was.KernelHash != is.KernelHash) {
+			others = append(others, was)
+		}
+		return true
+	})
+	if len(others) == 0 {
+		return a
+	}
+	out := make([]*Service, 0, len(a)-len(others))
+	for _, s := range a {
+		if len(others) > 0 && s == others[0] {
+			others = others[1:]
+			continue
+		}
+		out = append(out, s)
+	}
+	return out
+}
+
 // find returns the service port named k of a list in key order, or nil. It looks
 // at the place given first.
 func find(list []*Service, k service.Key, at int) *Service {

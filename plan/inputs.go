@@ -108,10 +108,11 @@ type Observed struct {
 	// Carried counts successful connections and sessions since start.
 	Carried map[service.Key]uint64
 	// Programmed is the KernelHash of the rules that are in the kernel now, service
-	// port by service port; nil where Holds says it.
+	// port by service port; nil where Holds says it. Rules that may be changing aren't
+	// there.
 	Programmed map[service.Key]uint64
-	// Holds are the services of the plan, in key order, all of whose rules are in the
-	// kernel now.
+	// Holds are services of a plan, in key order, whose rules are in the kernel now, in
+	// the same sense.
 	Holds []*Service
 	// Refused are TCP endpoints that refused a connection of the kernel data
 	// plane within the last seconds.
