@@ -36,18 +36,25 @@ func (m modelTable) List(of ...kernel.Virtual) ([]ipvs.Server, error) {
 
 func (m modelTable) Glance() ([]ipvs.Server, error) { return m.List() }
 
-func (m modelTable) Virtual(do ipvs.Verb, v kernel.Virtual) error {
-	return meaning([...]func(kernel.Virtual) error{ipvs.Add: m.NewService, ipvs.Edit: m.SetService, ipvs.Delete: m.DelService}[do](v))
+func (m modelTable) Change(requests ...ipvs.Request) []error {
+	errs := make([]error, len(requests))
+	for i, r := range requests {
+		errs[i] = meaning(m.change(r))
+	}
+	return errs
 }
 
-func (m modelTable) Real(do ipvs.Verb, v kernel.Virtual, r kernel.Real) error {
-	switch do {
-	case ipvs.Add:
-		return meaning(m.NewDest(v, r))
-	case ipvs.Edit:
-		return meaning(m.SetDest(v, r))
+func (m modelTable) change(r ipvs.Request) error {
+	if !r.Real.Address.IsValid() {
+		return [...]func(kernel.Virtual) error{ipvs.Add: m.NewService, ipvs.Edit: m.SetService, ipvs.Delete: m.DelService}[r.Do](r.Virtual)
 	}
-	return meaning(m.DelDest(v, r.Address))
+	switch r.Do {
+	case ipvs.Add:
+		return m.NewDest(r.Virtual, r.Real)
+	case ipvs.Edit:
+		return m.SetDest(r.Virtual, r.Real)
+	}
+	return m.DelDest(r.Virtual, r.Real.Address)
 }
 
 func meaning(err error) error {

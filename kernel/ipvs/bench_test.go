@@ -2,8 +2,10 @@ package ipvs_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -67,6 +69,33 @@ func BenchmarkOneChange(b *testing.B) {
 		})
 		b.Logf("from nothing to %d services: %v", n, took)
 		h.bring(kernel.Ruleset{})
+	}
+}
+
+// BenchmarkRequests adds a thousand real servers and deletes them, a request a system
+// call, and as many as go.
+func BenchmarkRequests(b *testing.B) {
+	kerneltest.Namespace(b)
+	needsIPVS(b)
+	h := newHost(b)
+	v := manyVirtuals(1)[0]
+	h.must(change(h.table, ipvs.Add, v))
+	var there, gone []ipvs.Request
+	for i := range 1000 {
+		r := kernel.Real{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 203, byte(i / 250), byte(i%250 + 1)}), 80), Weight: 1}
+		there = append(there, ipvs.Request{Do: ipvs.Add, Virtual: v, Real: r})
+		gone = append(gone, ipvs.Request{Do: ipvs.Delete, Virtual: v, Real: r})
+	}
+	for name, atOnce := range map[string]int{"one-by-one": 1, "together": len(there)} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				for _, requests := range [][]ipvs.Request{there, gone} {
+					for part := range slices.Chunk(requests, atOnce) {
+						h.must(errors.Join(h.table.Change(part...)...))
+					}
+				}
+			}
+		})
 	}
 }
 

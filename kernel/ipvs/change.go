@@ -5,7 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
@@ -23,16 +23,11 @@ func (b *Backend) applyVirtuals(ctx context.Context, changes []kernel.VirtualCha
 	}
 	errs := errorsOf{applied: a}
 	forget := b.newEntries() // of real servers that don't drain any more
-	for i := range changes {
+	for part := range slices.Chunk(changes, changesAtOnce) {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		c := &changes[i]
-		if c.Remove {
-			continue
-		}
-		err := b.set(c, forget, a)
-		errs.add(c.Owner, err)
+		b.setReals(b.setVirtuals(part, &errs), forget, &errs)
 	}
 	if err := forget.remove(); err != nil {
 		return multierror.Append(errs.all, err)
@@ -113,64 +108,96 @@ func errForeign(v kernel.Virtual) error {
 		v.Protocol, v.Address, flagOf[v.Protocol], v.Address)
 }
 
-// set makes or changes a virtual server and the real servers that are in use.
-func (b *Backend) set(c *kernel.VirtualChange, forget *entries, a *kernel.Applied) error {
-	k := keyOf(c.Virtual)
-	s := b.servers[k]
-	switch {
-	case s == nil:
-		if err := b.put(Add, c.Virtual); err != nil {
-			return err
+// changesAtOnce is how many virtual servers are made or changed before their real
+// servers are: new ones have none for so long.
+const changesAtOnce = 64
+
+// setVirtuals makes or changes virtual servers, and returns the changes that may go on.
+func (b *Backend) setVirtuals(changes []kernel.VirtualChange, errs *errorsOf) []kernel.VirtualChange {
+	var requests []Request
+	var of []kernel.VirtualChange
+	var out []kernel.VirtualChange
+	for _, c := range changes {
+		s := b.servers[keyOf(c.Virtual)]
+		switch {
+		case c.Remove:
+		case s == nil:
+			requests, of = append(requests, Request{Do: Add, Virtual: c.Virtual}), append(of, c)
+		case c.Settings:
+			requests, of = append(requests, Request{Do: Edit, Virtual: c.Virtual}), append(of, c)
+		default:
+			s.Virtual, s.removed = c.Virtual, false
+			out = append(out, c)
 		}
-		s = newServer(c.Virtual)
-		b.servers[k] = s
-		a.Virtuals++
-	case c.Settings:
-		if err := b.put(Edit, c.Virtual); err != nil {
-			return err
-		}
-		a.Virtuals++
 	}
-	s.Virtual, s.removed = c.Virtual, false
-	for _, r := range c.Set {
-		if err := b.putReal(s, r); err != nil {
-			return err
+	for i, err := range b.config.Table.Change(requests...) {
+		c := of[i]
+		if err = b.putOtherwise(requests[i], err); err != nil {
+			errs.add(c.Owner, err)
+			continue
 		}
-		a.Virtuals++
-		if _, drained := s.draining[r.Address]; drained {
-			delete(s.draining, r.Address)
-			forget.drain(s, r.Address)
+		s := b.servers[keyOf(c.Virtual)]
+		if s == nil {
+			s = newServer(c.Virtual)
+			b.servers[keyOf(c.Virtual)] = s
 		}
-		s.reals[r.Address] = true
+		s.Virtual, s.removed = c.Virtual, false
+		errs.applied.Virtuals++
+		out = append(out, c)
 	}
-	return nil
+	return out
 }
 
-// put adds or edits a virtual server, whichever it takes.
-func (b *Backend) put(do Verb, v kernel.Virtual) error {
-	err := b.config.Table.Virtual(do, v)
+// putOtherwise adds a virtual server that was to be edited, if that is what it takes.
+func (b *Backend) putOtherwise(r Request, err error) error {
 	switch {
-	case do == Edit && errors.Is(err, kernel.ErrNotFound): // somebody deleted it
-		return b.config.Table.Virtual(Add, v)
-	case do == Add && errors.Is(err, ErrExists): // somebody was faster
+	case r.Do == Edit && errors.Is(err, kernel.ErrNotFound): // somebody deleted it
+		r.Do = Add
+		return one(b.config.Table, r)
+	case r.Do == Add && errors.Is(err, ErrExists): // somebody was faster
 		entry := b.newEntries()
-		entry.virtual(v)
-		return errors.Join(errForeign(v), entry.remove())
+		entry.virtual(r.Virtual)
+		return errors.Join(errForeign(r.Virtual), entry.remove())
 	}
 	return err
 }
 
-// putReal adds or edits a real server, whichever it takes.
-func (b *Backend) putReal(s *server, r kernel.Real) error {
-	do, otherwise := Add, Edit
-	if _, drained := s.draining[r.Address]; drained || s.reals[r.Address] {
-		do, otherwise = otherwise, do
+// setReals adds or edits real servers that are in use.
+func (b *Backend) setReals(changes []kernel.VirtualChange, forget *entries, errs *errorsOf) {
+	var requests []Request
+	var of []*server
+	for _, c := range changes {
+		s := b.servers[keyOf(c.Virtual)]
+		for _, r := range c.Set {
+			do := Add
+			if _, drained := s.draining[r.Address]; drained || s.reals[r.Address] {
+				do = Edit
+			}
+			requests, of = append(requests, Request{Do: do, Virtual: s.Virtual, Real: r}), append(of, s)
+		}
 	}
-	err := b.config.Table.Real(do, s.Virtual, r)
-	if errors.Is(err, ErrExists) || errors.Is(err, kernel.ErrNotFound) {
-		return b.config.Table.Real(otherwise, s.Virtual, r)
+	for i, err := range b.config.Table.Change(requests...) {
+		r, s := requests[i], of[i]
+		switch {
+		case r.Do == Add && errors.Is(err, ErrExists):
+			r.Do = Edit
+			err = one(b.config.Table, r)
+		case r.Do == Edit && errors.Is(err, kernel.ErrNotFound):
+			r.Do = Add
+			err = one(b.config.Table, r)
+		}
+		if err != nil {
+			errs.add(s.Owner, err)
+			continue
+		}
+		errs.applied.Virtuals++
+		a := r.Real.Address
+		if _, drained := s.draining[a]; drained {
+			delete(s.draining, a)
+			forget.drain(s, a)
+		}
+		s.reals[a] = true
 	}
-	return err
 }
 
 // beginDrain lets go of what isn't wanted any more.
@@ -187,24 +214,9 @@ func (b *Backend) beginDrain(ctx context.Context, changes []kernel.VirtualChange
 	if err := entries.insert(); err != nil {
 		return err
 	}
-	var begun []*server
-	for _, c := range changes {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		s := b.servers[keyOf(c.Virtual)]
-		if s == nil || !c.Remove && len(c.Drain) == 0 {
-			continue
-		}
-		s.removed = c.Remove
-		for _, r := range c.Drain {
-			err := b.letGo(s, r.Address, deadline)
-			if err == nil {
-				errs.applied.Virtuals++
-			}
-			errs.add(c.Owner, err)
-		}
-		begun = append(begun, s)
+	begun, err := b.letGo(ctx, changes, deadline, errs)
+	if err != nil {
+		return err
 	}
 	return b.finish(begun, errs)
 }
@@ -214,24 +226,44 @@ func (b *Backend) beginDrain(ctx context.Context, changes []kernel.VirtualChange
 // real server (net.ipv4.vs.expire_nodest_conn).
 func drains(s *server) bool { return s.Protocol != service.UDP }
 
-// letGo begins to drain a real server.
-func (b *Backend) letGo(s *server, a netip.AddrPort, deadline time.Time) error {
-	if !drains(s) {
-		if s.removed {
-			return nil // goes with the virtual server
+// letGo begins to drain real servers, and returns the virtual servers that something goes from.
+func (b *Backend) letGo(ctx context.Context, changes []kernel.VirtualChange, deadline time.Time, errs *errorsOf) (begun []*server, err error) {
+	var requests []Request
+	var of []*server
+	for _, c := range changes {
+		s := b.servers[keyOf(c.Virtual)]
+		if s == nil || !c.Remove && len(c.Drain) == 0 {
+			continue
 		}
-		err := b.config.Table.Real(Delete, s.Virtual, kernel.Real{Address: a})
+		s.removed, s.Owner = c.Remove, c.Owner
+		begun = append(begun, s)
+		do := Edit // to weight 0
+		if !drains(s) {
+			if s.removed {
+				errs.applied.Virtuals += len(c.Drain)
+				continue // they go with the virtual server
+			}
+			do = Delete
+		}
+		for _, r := range c.Drain {
+			requests = append(requests, Request{Do: do, Virtual: s.Virtual, Real: kernel.Real{Address: r.Address}})
+			of = append(of, s)
+		}
+	}
+	if err := ctx.Err(); err != nil {
+		return begun, err
+	}
+	for i, err := range b.config.Table.Change(requests...) {
+		s, a := of[i], requests[i].Real.Address
 		if err != nil && !errors.Is(err, kernel.ErrNotFound) {
-			return err
+			errs.add(s.Owner, err)
+			continue
 		}
+		errs.applied.Virtuals++
 		delete(s.reals, a)
-		return nil
+		if drains(s) {
+			s.draining[a] = deadline // or gone already, as will be found
+		}
 	}
-	err := b.config.Table.Real(Edit, s.Virtual, kernel.Real{Address: a})
-	if err != nil && !errors.Is(err, kernel.ErrNotFound) {
-		return err
-	}
-	delete(s.reals, a)
-	s.draining[a] = deadline // or gone already, as will be found
-	return nil
+	return begun, nil
 }

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"slices"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
@@ -67,36 +66,33 @@ func CleanTable(t Table, link Link, sets kernel.SetStore) error {
 	if err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
-	var errs *multierror.Error
+	var requests []Request
 	for _, found := range all {
 		if s := b.servers[keyOf(found.Virtual)]; s != nil {
-			errs = multierror.Append(errs, cleanServer(t, s, found))
+			requests = append(requests, s.removal(found)...)
+		}
+	}
+	var errs *multierror.Error
+	for _, err := range t.Change(requests...) {
+		if !errors.Is(err, kernel.ErrNotFound) {
+			errs = multierror.Append(errs, err)
 		}
 	}
 	return multierror.Append(errs, removeScratch(t), removeOwn(link)).ErrorOrNil()
 }
 
-// cleanServer removes a virtual server of kproxy's, or its own real servers only.
-func cleanServer(t Table, s *server, found Server) error {
-	var own []kernel.Real
+// removal removes a virtual server of kproxy's, or its own real servers only.
+func (s *server) removal(found Server) []Request {
+	var own []Request
 	for _, r := range found.Reals {
 		if _, draining := s.draining[r.Address]; draining || s.reals[r.Address] {
-			own = append(own, r)
+			own = append(own, Request{Do: Delete, Virtual: s.Virtual, Real: r})
 		}
 	}
-	var errs *multierror.Error
 	if len(own) == len(found.Reals) {
-		errs = multierror.Append(errs, t.Virtual(Delete, s.Virtual))
-	} else {
-		for _, r := range own {
-			errs = multierror.Append(errs, t.Real(Delete, s.Virtual, r))
-		}
+		return []Request{{Do: Delete, Virtual: s.Virtual}}
 	}
-	if errs.ErrorOrNil() == nil {
-		return nil
-	}
-	errs.Errors = slices.DeleteFunc(errs.Errors, func(err error) bool { return errors.Is(err, kernel.ErrNotFound) })
-	return errs.ErrorOrNil()
+	return own
 }
 
 // noLink is the link of a host where somebody else has one of its name.

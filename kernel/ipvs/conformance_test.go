@@ -146,11 +146,11 @@ func openKernel(t *testing.T, faults *kerneltest.Faults) kerneltest.System {
 
 func add(t *testing.T, table ipvs.Table, v kernel.Virtual) {
 	t.Helper()
-	if err := table.Virtual(ipvs.Add, v); err != nil {
+	if err := change(table, ipvs.Add, v); err != nil {
 		t.Fatal(err)
 	}
 	for _, r := range v.Reals {
-		if err := table.Real(ipvs.Add, v, r); err != nil {
+		if err := change(table, ipvs.Add, v, r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -180,16 +180,16 @@ func kernelSystem(t *testing.T, table *ipvs.Netlink, faults *kerneltest.Faults) 
 		State:   func(t *testing.T) string { return ownState(t, table, sets, link) },
 		Drain:   b.Drain,
 		Restart: func(t *testing.T) kerneltest.System { return kernelSystem(t, table, faults) },
-		Intrude: func(t *testing.T, v kernel.Virtual) { _ = table.Real(ipvs.Add, v, intruder(v)) },
+		Intrude: func(t *testing.T, v kernel.Virtual) { _ = change(table, ipvs.Add, v, intruder(v)) },
 		Expel: func(t *testing.T) {
 			for _, s := range list(t, table) {
-				_ = table.Real(ipvs.Delete, s.Virtual, intruder(s.Virtual))
+				_ = change(table, ipvs.Delete, s.Virtual, intruder(s.Virtual))
 			}
 		},
 		Squat: func(t *testing.T, there bool) {
 			if there {
 				add(t, table, kerneltest.Taken())
-			} else if err := table.Virtual(ipvs.Delete, kerneltest.Taken()); err != nil {
+			} else if err := change(table, ipvs.Delete, kerneltest.Taken()); err != nil {
 				t.Fatal(err)
 			}
 		},

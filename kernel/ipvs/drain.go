@@ -5,6 +5,7 @@ import (
 	"errors"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/hashicorp/go-multierror"
 	"kproxy.dev/kproxy/kernel"
@@ -84,10 +85,19 @@ func (b *Backend) finish(of []*server, errs *errorsOf) error {
 	for _, s := range servers {
 		found[keyOf(s.Virtual)] = s
 	}
+	var requests []Request
+	ends := make([]int, len(of)) // of each one's requests
+	for i, s := range of {
+		requests = append(requests, s.finishing(found[keyOf(s.Virtual)], b.config.Now())...)
+		ends[i] = len(requests)
+	}
+	results := b.config.Table.Change(requests...)
 	gone := b.newEntries()
 	var addresses []netip.Addr // of virtual servers that are gone
-	for _, s := range of {
-		removed, err := b.finishServer(s, found[keyOf(s.Virtual)], gone, errs.applied)
+	begin := 0
+	for i, s := range of {
+		removed, err := s.finished(found[keyOf(s.Virtual)], requests[begin:ends[i]], results[begin:ends[i]], gone, errs.applied)
+		begin = ends[i]
 		errs.add(s.Owner, err)
 		if removed {
 			delete(b.servers, keyOf(s.Virtual))
@@ -101,45 +111,53 @@ func (b *Backend) finish(of []*server, errs *errorsOf) error {
 	return b.dropUnused(addresses, errs.applied)
 }
 
-// finishServer removes the real servers of s that have drained, or s itself if
-// it goes with them, which it tells. A virtual server in which somebody else has
-// a real server stays for that.
-func (b *Backend) finishServer(s *server, found Server, gone *entries, a *kernel.Applied) (removed bool, err error) {
-	var finished []netip.AddrPort // own ones that go now
+// finishing is what removes the real servers of s that have drained, or s itself if
+// it goes with them. A virtual server in which somebody else has a real server stays
+// for that.
+func (s *server) finishing(found Server, now time.Time) []Request {
+	var out []Request
 	rest := 0
-	var errs *multierror.Error
 	for i, r := range found.Reals {
 		deadline, draining := s.draining[r.Address]
 		switch {
-		case draining && (found.Connections[i] == 0 || !b.config.Now().Before(deadline)), s.removed && !drains(s) && s.reals[r.Address]:
-			finished = append(finished, r.Address)
+		case draining && (found.Connections[i] == 0 || !now.Before(deadline)), s.removed && !drains(s) && s.reals[r.Address]:
+			out = append(out, Request{Do: Delete, Virtual: s.Virtual, Real: kernel.Real{Address: r.Address}})
 			continue
 		case draining && r.Weight > 0: // somebody gave it work
-			errs = multierror.Append(errs, b.config.Table.Real(Edit, s.Virtual, kernel.Real{Address: r.Address}))
+			out = append(out, Request{Do: Edit, Virtual: s.Virtual, Real: kernel.Real{Address: r.Address}})
 		}
 		rest++
 	}
 	if s.removed && rest == 0 {
-		if err := b.config.Table.Virtual(Delete, s.Virtual); err != nil && !errors.Is(err, kernel.ErrNotFound) {
-			return false, err
-		}
-		a.Virtuals++
-		s.forgetDrained(nil, gone)
-		return true, nil
+		return []Request{{Do: Delete, Virtual: s.Virtual}}
 	}
+	return out
+}
+
+// finished notes what became of that, and tells whether s is gone.
+func (s *server) finished(found Server, requests []Request, results []error, gone *entries, a *kernel.Applied) (removed bool, err error) {
+	var errs *multierror.Error
 	there := map[netip.AddrPort]bool{} // from here on
 	for _, r := range found.Reals {
 		there[r.Address] = true
 	}
-	for _, address := range finished {
-		err := b.config.Table.Real(Delete, s.Virtual, kernel.Real{Address: address})
-		if err != nil && !errors.Is(err, kernel.ErrNotFound) {
-			errs = multierror.Append(errs, err)
-			continue
+	for i, r := range requests {
+		err := results[i]
+		if errors.Is(err, kernel.ErrNotFound) && r.Do == Delete {
+			err = nil
 		}
-		a.Virtuals++
-		delete(there, address)
-		delete(s.reals, address)
+		switch {
+		case err != nil:
+			errs = multierror.Append(errs, err)
+		case !r.ofReal():
+			a.Virtuals++
+			s.forgetDrained(nil, gone)
+			return true, nil
+		case r.Do == Delete:
+			a.Virtuals++
+			delete(there, r.Real.Address)
+			delete(s.reals, r.Real.Address)
+		}
 	}
 	s.forgetDrained(there, gone)
 	return false, errs.ErrorOrNil()

@@ -26,9 +26,9 @@ func TestForeignIsLeftAlone(t *testing.T) {
 	taken := virtual(service.TCP, "10.96.0.10:80", "192.0.2.1:80", "192.0.2.2:80=0")
 	other := virtual(service.UDP, "[fd00:96::a]:53", "[2001:db8::1]:53")
 	for _, v := range []kernel.Virtual{taken, other} {
-		h.must(h.table.Virtual(ipvs.Add, v))
+		h.must(change(h.table, ipvs.Add, v))
 		for _, r := range v.Reals {
-			h.must(h.table.Real(ipvs.Add, v, r))
+			h.must(change(h.table, ipvs.Add, v, r))
 		}
 	}
 	run(t, "ipset create FOREIGN hash:ip; ipset add FOREIGN 192.0.2.9; ip link add foreign0 type dummy; ip addr add 192.0.2.9/32 dev foreign0")
@@ -56,7 +56,7 @@ func TestForeignIsLeftAlone(t *testing.T) {
 		h.restart()
 	}
 	intruder := kernel.Real{Address: netip.MustParseAddrPort("192.0.2.77:9"), Weight: 5}
-	h.must(h.table.Real(ipvs.Add, dns, intruder))
+	h.must(change(h.table, ipvs.Add, dns, intruder))
 	with := func() bool { return strings.Contains(h.servers(), " 192.0.2.77:9=5;") }
 	for _, want := range []kernel.Ruleset{ruleset(dns), ruleset(virtual(service.UDP, "10.96.0.11:53", "10.2.0.3:53")), {}, ruleset(dns)} {
 		h.bring(want)

@@ -10,19 +10,6 @@ import (
 // ErrExists says that what was to be added is there.
 var ErrExists = errors.New("exists")
 
-// Verb is what is done to a virtual or real server.
-type Verb int
-
-// The verbs, as the commands of the kernel's netlink family: add doesn't touch
-// what exists and edit makes nothing.
-const (
-	Add    Verb = iota // fails with [ErrExists]
-	Edit               // fails with [kernel.ErrNotFound]
-	Delete             // fails with [kernel.ErrNotFound]
-)
-
-func (v Verb) String() string { return [...]string{"add", "edit", "delete"}[v] }
-
 // Table is the kernel's table of virtual servers, everybody's. Implementations
 // are safe for concurrent use.
 type Table interface {
@@ -34,12 +21,10 @@ type Table interface {
 	// may virtual servers. It is the cheapest way to see that everything is there;
 	// what it doesn't show, List does.
 	Glance() ([]Server, error)
-	// Virtual adds, edits or deletes a virtual server. Its Reals don't matter: a
-	// new one has none, an edited one keeps them, and they go with a deleted one.
-	// A scheduler that the kernel doesn't have is an [ErrScheduler].
-	Virtual(do Verb, v kernel.Virtual) error
-	// Real adds, edits or deletes a real server of v.
-	Real(do Verb, v kernel.Virtual, r kernel.Real) error
+	// Change carries out requests in order, and returns the error of each: one that
+	// fails keeps none from the next. A scheduler that the kernel doesn't have is an
+	// [ErrScheduler].
+	Change(requests ...Request) []error
 }
 
 // ErrScheduler says that the kernel doesn't have a scheduler.

@@ -1,12 +1,14 @@
 package ipvs
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"math"
 	"net"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/hashicorp/go-multierror"
 	"github.com/vishvananda/netlink"
@@ -17,22 +19,32 @@ import (
 // Dummy is the [Link] of the kernel. It belongs to the network namespace of the
 // thread that opened it.
 type Dummy struct {
-	handle *netlink.Handle // one socket for all requests
+	handle    *netlink.Handle // one socket for all requests but the next one's
+	mu        sync.Mutex      // one request and its answer at a time
+	addresses *socket
 }
 
 var _ Link = (*Dummy)(nil)
 
-// OpenLink opens a socket. It doesn't make the link.
+// OpenLink opens sockets. It doesn't make the link.
 func OpenLink() (*Dummy, error) {
 	h, err := netlink.NewHandle(unix.NETLINK_ROUTE)
 	if err != nil {
 		return nil, fmt.Errorf("open link %s: %w", kernel.DummyLink, err)
 	}
-	return &Dummy{handle: h}, nil
+	s, err := openSocket(unix.NETLINK_ROUTE)
+	if err != nil {
+		h.Close()
+		return nil, fmt.Errorf("open link %s: %w", kernel.DummyLink, err)
+	}
+	return &Dummy{handle: h, addresses: s}, nil
 }
 
-// Close closes the socket.
-func (d *Dummy) Close() { d.handle.Close() }
+// Close closes the sockets.
+func (d *Dummy) Close() {
+	d.handle.Close()
+	d.addresses.close()
+}
 
 // find returns the link, nil if there is none.
 func (d *Dummy) find() (netlink.Link, error) {
@@ -107,26 +119,16 @@ func (d *Dummy) Ensure() error {
 
 // Add implements [Link].
 func (d *Dummy) Add(addresses ...netip.Addr) error {
-	return d.each(addresses, func(l netlink.Link, a *netlink.Addr) error {
-		if err := d.handle.AddrAdd(l, a); !errors.Is(err, unix.EEXIST) {
-			return err
-		}
-		return nil
-	})
+	return d.each(addresses, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, unix.EEXIST)
 }
 
 // Delete implements [Link].
 func (d *Dummy) Delete(addresses ...netip.Addr) error {
-	return d.each(addresses, func(l netlink.Link, a *netlink.Addr) error {
-		if err := d.handle.AddrDel(l, a); !errors.Is(err, unix.EADDRNOTAVAIL) {
-			return err
-		}
-		return nil
-	})
+	return d.each(addresses, unix.RTM_DELADDR, 0, unix.EADDRNOTAVAIL)
 }
 
-// each does something to each address.
-func (d *Dummy) each(addresses []netip.Addr, do func(netlink.Link, *netlink.Addr) error) error {
+// each does something to each address; the error fine is none.
+func (d *Dummy) each(addresses []netip.Addr, kind, flags uint16, fine unix.Errno) error {
 	l, err := d.find()
 	if err != nil {
 		return err
@@ -134,38 +136,47 @@ func (d *Dummy) each(addresses []netip.Addr, do func(netlink.Link, *netlink.Addr
 	if l == nil {
 		return fmt.Errorf("change addresses of link %s: %w", kernel.DummyLink, kernel.ErrNotFound)
 	}
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	results := d.addresses.carryOut(len(addresses), func(b []byte, i int) []byte {
+		return appendAddress(appendHeader(b, kind, flags), uint32(l.Attrs().Index), addresses[i])
+	})
 	var errs *multierror.Error
-	for _, a := range addresses {
-		if err := do(l, dummyAddress(a)); err != nil {
-			errs = multierror.Append(errs, &AddressError{a, permission(err)})
+	for i, err := range results {
+		if err != nil && !errors.Is(err, fine) {
+			errs = multierror.Append(errs, &AddressError{addresses[i], permission(err)})
 		}
 	}
 	return errs.ErrorOrNil()
 }
 
-// dummyAddress is a service address as it is put on the link: one by itself,
+// appendAddress appends a service address as it is put on the link: one by itself,
 // and never the source of a connection that has nothing to do with it, where
 // the node has no better address on the link it leaves by. IPv4 does without
 // those of scope host there (inet_select_addr); IPv6 prefers any that isn't
 // deprecated (RFC 6724, rule 3).
-func dummyAddress(a netip.Addr) *netlink.Addr {
-	out := &netlink.Addr{IPNet: &net.IPNet{IP: a.AsSlice(), Mask: net.CIDRMask(a.BitLen(), a.BitLen())}}
+func appendAddress(b []byte, link uint32, a netip.Addr) []byte {
+	scope := byte(unix.RT_SCOPE_UNIVERSE)
 	if a.Is4() {
-		out.Scope = unix.RT_SCOPE_HOST
-		return out
+		scope = unix.RT_SCOPE_HOST
+	}
+	b = append(b, byte(addressFamily(a)), byte(a.BitLen()), 0, scope) // struct ifaddrmsg
+	b = binary.NativeEndian.AppendUint32(b, link)
+	b = appendAttribute(b, unix.IFA_LOCAL, a.AsSlice()...)
+	b = appendAttribute(b, unix.IFA_ADDRESS, a.AsSlice()...)
+	if a.Is4() {
+		return b
 	}
 	// Nobody else is on the link to have the address as well. The local table has
 	// its route, a second one in the main table is for nothing.
-	out.Flags = unix.IFA_F_NODAD | unix.IFA_F_NOPREFIXROUTE
-	out.PreferedLft, out.ValidLft = 0, forever()
-	return out
+	b = appendNumber(b, unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)
+	life := make([]byte, unix.SizeofIfaCacheinfo) // preferred for 0 seconds
+	binary.NativeEndian.PutUint32(life[4:], forever)
+	return appendAttribute(b, unix.IFA_CACHEINFO, life...)
 }
 
-// forever is the kernel's INFINITY_LIFE_TIME, as far as an int holds it.
-func forever() int {
-	f := uint64(math.MaxUint32)
-	return int(min(f, math.MaxInt))
-}
+// forever is the kernel's INFINITY_LIFE_TIME.
+const forever = math.MaxUint32
 
 // Remove implements [Link].
 func (d *Dummy) Remove() error {

@@ -46,25 +46,30 @@ func (m modelTable) List(of ...kernel.Virtual) (out []ipvs.Server, err error) {
 
 func (m modelTable) Glance() ([]ipvs.Server, error) { return m.List() }
 
-func (m modelTable) Virtual(do ipvs.Verb, v kernel.Virtual) error {
-	call := [...]func(kernel.Virtual) error{ipvs.Add: m.table.NewService, ipvs.Edit: m.table.SetService, ipvs.Delete: m.table.DelService}[do]
-	err := m.faults.Netlink(func() error { return call(v) })
-	if errors.Is(err, unix.ENOENT) {
-		return fmt.Errorf("%w %s", ipvs.ErrScheduler, v.Scheduler)
+func (m modelTable) Change(requests ...ipvs.Request) []error {
+	errs := make([]error, len(requests))
+	for i, r := range requests {
+		err := m.faults.Netlink(func() error { return m.change(r) })
+		if errors.Is(err, unix.ENOENT) && !r.Real.Address.IsValid() {
+			errs[i] = fmt.Errorf("%w %s", ipvs.ErrScheduler, r.Virtual.Scheduler)
+			continue
+		}
+		errs[i] = meaning(err)
 	}
-	return meaning(err)
+	return errs
 }
 
-func (m modelTable) Real(do ipvs.Verb, v kernel.Virtual, r kernel.Real) error {
-	return meaning(m.faults.Netlink(func() error {
-		switch do {
-		case ipvs.Add:
-			return m.table.NewDest(v, r)
-		case ipvs.Edit:
-			return m.table.SetDest(v, r)
-		}
-		return m.table.DelDest(v, r.Address)
-	}))
+func (m modelTable) change(r ipvs.Request) error {
+	if !r.Real.Address.IsValid() {
+		return [...]func(kernel.Virtual) error{ipvs.Add: m.table.NewService, ipvs.Edit: m.table.SetService, ipvs.Delete: m.table.DelService}[r.Do](r.Virtual)
+	}
+	switch r.Do {
+	case ipvs.Add:
+		return m.table.NewDest(r.Virtual, r.Real)
+	case ipvs.Edit:
+		return m.table.SetDest(r.Virtual, r.Real)
+	}
+	return m.table.DelDest(r.Virtual, r.Real.Address)
 }
 
 // meaning is that of the kernel's error numbers.
@@ -140,6 +145,15 @@ func (m modelLink) Remove() error {
 	return err
 }
 
+// change does something to a virtual server, or to one of its real servers.
+func change(t ipvs.Table, do ipvs.Verb, v kernel.Virtual, r ...kernel.Real) error {
+	request := ipvs.Request{Do: do, Virtual: v}
+	if len(r) > 0 {
+		request.Real = r[0]
+	}
+	return t.Change(request)[0]
+}
+
 // intruder is a foreign real server for a virtual server of either family.
 func intruder(v kernel.Virtual) kernel.Real {
 	a := "203.0.113.99:9"
@@ -172,12 +186,23 @@ func (f faultyTable) read(read func() ([]ipvs.Server, error)) (out []ipvs.Server
 	return out, nil
 }
 
-func (f faultyTable) Virtual(do ipvs.Verb, v kernel.Virtual) error {
-	return f.faults.Netlink(func() error { return f.next.Virtual(do, v) })
-}
-
-func (f faultyTable) Real(do ipvs.Verb, v kernel.Virtual, r kernel.Real) error {
-	return f.faults.Netlink(func() error { return f.next.Real(do, v, r) })
+// Change lets some requests fail, carried out or not, and hands the others over together.
+func (f faultyTable) Change(requests ...ipvs.Request) []error {
+	errs := make([]error, len(requests))
+	var carried []ipvs.Request
+	var of []int
+	for i, r := range requests {
+		errs[i] = f.faults.Netlink(func() error {
+			carried, of = append(carried, r), append(of, i)
+			return nil
+		})
+	}
+	for k, err := range f.next.Change(carried...) {
+		if i := of[k]; errs[i] == nil {
+			errs[i] = err
+		}
+	}
+	return errs
 }
 
 // faultyLink puts faults in front of a link.
@@ -226,10 +251,10 @@ func TestTable(t *testing.T) {
 	r4 := kernel.Real{Address: netip.MustParseAddrPort("10.2.0.2:8080"), Weight: 3}
 	r6 := kernel.Real{Address: netip.MustParseAddrPort("[fd00:2::2]:8080")}
 	virtual := func(do ipvs.Verb, v kernel.Virtual) func(ipvs.Table) error {
-		return func(t ipvs.Table) error { return t.Virtual(do, v) }
+		return func(t ipvs.Table) error { return change(t, do, v) }
 	}
 	real := func(do ipvs.Verb, v kernel.Virtual, r kernel.Real) func(ipvs.Table) error {
-		return func(t ipvs.Table) error { return t.Real(do, v, r) }
+		return func(t ipvs.Table) error { return change(t, do, v, r) }
 	}
 	steps := []struct {
 		name string
@@ -255,29 +280,73 @@ func TestTable(t *testing.T) {
 		{"delete a virtual server with a real server", virtual(ipvs.Delete, v6), nil},
 		{"add it again, without", virtual(ipvs.Add, v6), nil},
 	}
-	tables := map[string]func(t *testing.T) ipvs.Table{
-		"model":  func(*testing.T) ipvs.Table { return modelTable{kerneltest.NewHost().IPVS(), &kerneltest.Faults{}} },
-		"kernel": func(t *testing.T) ipvs.Table { kerneltest.Namespace(t); return openTable(t) },
-	}
 	sticky.Reals = []kernel.Real{r4}
 	want := []ipvs.Server{{Virtual: sticky, Connections: []int{0}}, {Virtual: udp}, {Virtual: v6}}
-	for name, open := range tables {
-		t.Run(name, func(t *testing.T) {
-			table := open(t)
-			for _, s := range steps {
-				if err := s.do(table); !errors.Is(err, s.want) {
-					t.Errorf("%s: %v, want %v", s.name, err, s.want)
-				}
+	eachTable(t, func(t *testing.T, table ipvs.Table) {
+		for _, s := range steps {
+			if err := s.do(table); !errors.Is(err, s.want) {
+				t.Errorf("%s: %v, want %v", s.name, err, s.want)
 			}
-			got, err := table.List()
-			if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.AddrPort{})); diff != "" || err != nil {
-				t.Errorf("List: %v (-want +got):\n%s", err, diff)
-			}
-			if got, err := table.List(udp, absent); err != nil || len(got) != 2 || got[1].Protocol != service.UDP {
-				t.Errorf("List of two: %v, %v", got, err)
-			}
-		})
+		}
+		got, err := table.List()
+		if diff := cmp.Diff(want, got, cmpopts.EquateComparable(netip.AddrPort{})); diff != "" || err != nil {
+			t.Errorf("List: %v (-want +got):\n%s", err, diff)
+		}
+		if got, err := table.List(udp, absent); err != nil || len(got) != 2 || got[1].Protocol != service.UDP {
+			t.Errorf("List of two: %v, %v", got, err)
+		}
+	})
+}
+
+// eachTable runs a test with the model's table and with the kernel's.
+func eachTable(t *testing.T, test func(*testing.T, ipvs.Table)) {
+	t.Run("model", func(t *testing.T) { test(t, modelTable{kerneltest.NewHost().IPVS(), &kerneltest.Faults{}}) })
+	t.Run("kernel", func(t *testing.T) {
+		kerneltest.Namespace(t)
+		test(t, openTable(t))
+	})
+}
+
+// TestManyRequests: of more requests than go to the kernel at once, each has its own
+// error, and one that fails keeps none of the others from being carried out.
+func TestManyRequests(t *testing.T) {
+	real := kernel.Real{Address: netip.MustParseAddrPort("10.2.0.2:8080"), Weight: 3}
+	var requests []ipvs.Request
+	var want []error
+	ask := func(r ipvs.Request, err error) { requests, want = append(requests, r), append(want, err) }
+	var there []ipvs.Server
+	for i, v := range manyVirtuals(400) {
+		v.Owner, v.Reals = service.Key{}, nil
+		if i%7 == 3 {
+			ask(ipvs.Request{Do: ipvs.Add, Virtual: v, Real: real}, kernel.ErrNotFound)
+		}
+		ask(ipvs.Request{Do: ipvs.Add, Virtual: v}, nil)
+		if i%5 == 2 {
+			ask(ipvs.Request{Do: ipvs.Add, Virtual: v}, ipvs.ErrExists)
+		}
+		ask(ipvs.Request{Do: ipvs.Add, Virtual: v, Real: real}, nil)
+		if i%11 == 0 {
+			ask(ipvs.Request{Do: ipvs.Delete, Virtual: v}, nil)
+			ask(ipvs.Request{Do: ipvs.Delete, Virtual: v, Real: real}, kernel.ErrNotFound)
+			continue
+		}
+		v.Reals = []kernel.Real{real}
+		there = append(there, ipvs.Server{Virtual: v, Connections: []int{0}})
 	}
+	eachTable(t, func(t *testing.T, table ipvs.Table) {
+		for i, err := range table.Change(requests...) {
+			if !errors.Is(err, want[i]) {
+				t.Errorf("request %d, %s %s %s: %v, want %v", i, requests[i].Do, requests[i].Virtual.Address, requests[i].Real.Address, err, want[i])
+			}
+		}
+		got, err := table.List()
+		if diff := cmp.Diff(there, got, cmpopts.EquateComparable(netip.AddrPort{})); diff != "" || err != nil {
+			t.Errorf("List: %v (-want +got):\n%s", err, diff)
+		}
+		if errs := table.Change(); len(errs) > 0 {
+			t.Errorf("nothing asked for: %v", errs)
+		}
+	})
 }
 
 // TestLink holds the model's link to what the kernel's does.

@@ -56,7 +56,7 @@ func ProbeSchedulers(ctx context.Context, t Table, names []string) (map[string]s
 		case err != nil:
 			return nil, fmt.Errorf("try scheduler %s: %w", scheduler, err)
 		}
-		if err := t.Virtual(Delete, v); err != nil && !errors.Is(err, kernel.ErrNotFound) {
+		if err := one(t, Request{Do: Delete, Virtual: v}); err != nil && !errors.Is(err, kernel.ErrNotFound) {
 			return nil, fmt.Errorf("try scheduler %s: %w", scheduler, err)
 		}
 		out[scheduler] = ""
@@ -70,7 +70,7 @@ func tryScheduler(t Table, port *int, scheduler string) (kernel.Virtual, error) 
 	for ; ; *port++ {
 		v := scratch(*port)
 		v.Scheduler = scheduler
-		err := t.Virtual(Add, v)
+		err := one(t, Request{Do: Add, Virtual: v})
 		if !errors.Is(err, ErrExists) || *port >= scratchPort+scratchPorts {
 			return v, err
 		}
@@ -87,7 +87,7 @@ func removeScratch(t Table) error {
 		if !isScratch(s) {
 			continue
 		}
-		if err := t.Virtual(Delete, s.Virtual); err != nil && !errors.Is(err, kernel.ErrNotFound) {
+		if err := one(t, Request{Do: Delete, Virtual: s.Virtual}); err != nil && !errors.Is(err, kernel.ErrNotFound) {
 			return fmt.Errorf("remove a scratch virtual server: %w", err)
 		}
 	}

@@ -19,10 +19,10 @@ func TestProbe(t *testing.T) {
 	h := newHost(t)
 	// Where upstream tries its own schedulers as well.
 	foreign := virtual(service.TCP, "198.51.100.0:20000")
-	h.must(h.table.Virtual(ipvs.Add, foreign))
+	h.must(change(h.table, ipvs.Add, foreign))
 	left := foreign // by a kproxy that was killed
 	left.Address, left.Persistence = virtual(service.TCP, "198.51.100.0:20005").Address, 10249
-	h.must(h.table.Virtual(ipvs.Add, left))
+	h.must(change(h.table, ipvs.Add, left))
 	c, schedulers, err := ipvs.Probe(context.Background(), []string{"rr", "wrr", "wlc", "sh", "mh", "nosuch"})
 	if err != nil || !c.Supported {
 		t.Fatalf("Probe = %+v, %v", c, err)

@@ -22,10 +22,12 @@ import (
 // Netlink is the [Table] of the kernel. It belongs to the network namespace of
 // the thread that opened it.
 type Netlink struct {
-	mu     sync.Mutex // one request and its answer at a time: moby's Handle mixes them up
-	handle *ipvs.Handle
-	proc   *os.File
-	text   bytes.Buffer // of proc, kept for its memory
+	mu      sync.Mutex   // one request and its answer at a time: moby's Handle mixes them up
+	handle  *ipvs.Handle // reads
+	changes *socket
+	family  uint16 // of IPVS, in generic netlink
+	proc    *os.File
+	text    bytes.Buffer // of proc, kept for its memory
 }
 
 var _ Table = (*Netlink)(nil)
@@ -36,7 +38,8 @@ func OpenTable() (*Netlink, error) {
 	// moby's Handle doesn't fail where there is no IPVS: it takes the number of
 	// the netlink family once and for all, and with 0 for it every request is
 	// acknowledged and none has an effect.
-	if _, err := netlink.GenlFamilyGet("IPVS"); err != nil {
+	family, err := netlink.GenlFamilyGet("IPVS")
+	if err != nil {
 		return nil, fmt.Errorf("open table of virtual servers: %w: no generic netlink family IPVS (%v)", kernel.ErrNotFound, err)
 	}
 	h, err := ipvs.New("")
@@ -48,12 +51,19 @@ func OpenTable() (*Netlink, error) {
 		h.Close()
 		return nil, fmt.Errorf("open table of virtual servers: %w", err)
 	}
-	return &Netlink{handle: h, proc: f}, nil
+	changes, err := openSocket(unix.NETLINK_GENERIC)
+	if err != nil {
+		h.Close()
+		f.Close()
+		return nil, fmt.Errorf("open table of virtual servers: %w", err)
+	}
+	return &Netlink{handle: h, changes: changes, family: family.ID, proc: f}, nil
 }
 
 // Close closes the sockets.
 func (t *Netlink) Close() {
 	t.handle.Close()
+	t.changes.close()
 	t.proc.Close()
 }
 
@@ -171,39 +181,6 @@ func (t *Netlink) glance() ([]Server, error) {
 		return nil, fmt.Errorf("read %s: %w", procPath, err)
 	}
 	return ParseProc(t.text.Bytes())
-}
-
-// Virtual implements [Table].
-func (t *Netlink) Virtual(do Verb, v kernel.Virtual) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	call := [...]func(*ipvs.Service) error{Add: t.handle.NewService, Edit: t.handle.UpdateService, Delete: t.handle.DelService}[do]
-	err := call(serviceOf(v))
-	if errors.Is(err, unix.ENOENT) && do != Delete {
-		// A virtual server that isn't there is ESRCH (ip_vs_genl_set_cmd).
-		err = fmt.Errorf("%w: %s", ErrScheduler, v.Scheduler)
-	}
-	if err != nil {
-		return fmt.Errorf("%s virtual server %s %s: %w", do, v.Protocol, v.Address, classify(err))
-	}
-	return nil
-}
-
-// Real implements [Table].
-func (t *Netlink) Real(do Verb, v kernel.Virtual, r kernel.Real) error {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	call := [...]func(*ipvs.Service, *ipvs.Destination) error{
-		Add: t.handle.NewDestination, Edit: t.handle.UpdateDestination, Delete: t.handle.DelDestination,
-	}[do]
-	d := &ipvs.Destination{
-		Address: r.Address.Addr().AsSlice(), Port: r.Address.Port(), Weight: int(r.Weight),
-		AddressFamily: addressFamily(r.Address.Addr()), ConnectionFlags: ipvs.ConnectionFlagMasq,
-	}
-	if err := call(serviceOf(v), d); err != nil {
-		return fmt.Errorf("%s real server %s of %s %s: %w", do, r.Address, v.Protocol, v.Address, classify(err))
-	}
-	return nil
 }
 
 // key is what tells virtual servers apart.
