@@ -15,11 +15,24 @@ func (r *options) spacing() time.Duration {
 	return 1300 * time.Millisecond
 }
 
+// A case whose changes take long has fewer of them.
+const (
+	fewChanges = 4
+	longCase   = 20 * time.Second
+)
+
+// enough reports whether n changes will do, of a case that began then: each there and
+// back.
+func (o *options) enough(n int, began time.Time) bool {
+	wanted := 2 * ((o.changes + 1) / 2)
+	return n >= wanted || n >= fewChanges && n%2 == 0 && time.Since(began) > longCase
+}
+
 // changes measures single changes: from the write until new connections follow.
 func (r *rig) changes(ctx context.Context, p *proxy) error {
 	defer r.cpuProfile(p, "changes")()
 	var connections, sinceTold, kernel []float64
-	for n := range 2 * ((r.options.changes + 1) / 2) { // there and back
+	for n, start := 0, time.Now(); !r.options.enough(n, start); n++ {
 		i, side := r.movable(n/2), (n+1)%sides
 		began := time.Now()
 		followed, err := r.moveAndFollow(ctx, i, side)
@@ -78,11 +91,12 @@ func (r *rig) changeCPU(ctx context.Context, p *proxy) error {
 	if err != nil {
 		return err
 	}
-	began, was, n := time.Now(), processorTime{}, 2*((r.options.changes+1)/2)
-	if was, err = p.cpuTime(); err != nil {
+	was, err := p.cpuTime()
+	if err != nil {
 		return err
 	}
-	for n := range n {
+	began, n := time.Now(), 0
+	for ; !r.options.enough(n, began); n++ {
 		if err := r.moveQuietly(ctx, p, r.movable(n/2), (n+1)%sides); err != nil {
 			return err
 		}
@@ -139,8 +153,8 @@ func (r *rig) idleRate(ctx context.Context, p *proxy) (float64, error) {
 // backToBack measures changes of which each follows the one before at once.
 func (r *rig) backToBack(ctx context.Context, p *proxy) error {
 	began := time.Now()
-	n := 2 * ((r.options.changes + 1) / 2)
-	for n := range n {
+	n := 0
+	for ; !r.options.enough(n, began); n++ {
 		if _, err := r.moveAndFollow(ctx, r.movable(n/2), (n+1)%sides); err != nil {
 			return fmt.Errorf("change %d: %w", n+1, err)
 		}

@@ -137,7 +137,7 @@ func (r *report) notes() []string {
 	out := []string{
 		fmt.Sprintf("Programming: services of %d TCP endpoints, %d of them of one, IPv4 only, from %s. Every endpoint answers.", r.endpoints, movables, from),
 		"Programming: a cold start is proved by a connection to every service and by counting the endpoints in the kernel's rules, afterwards.",
-		fmt.Sprintf("Programming: each turn has %d changes of each kind, %s apart unless back to back; a turn's figure is their median, CPU their mean without what the process uses when idle.", r.changes, r.spacing()),
+		fmt.Sprintf("Programming: each turn has %d changes of each kind, where they take long at least %d, %s apart unless back to back; a turn's figure is their median, CPU their mean without what the process uses when idle.", r.changes, min(fewChanges, r.changes), r.spacing()),
 	}
 	for _, name := range r.subjects {
 		s, _ := subjectOf(name)

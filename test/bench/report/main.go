@@ -78,6 +78,9 @@ func doubts(r *result.Report, baseline string) error {
 		return err
 	}
 	worse := r.Regressions(old)
+	if elsewhere := r.Elsewhere(old); elsewhere != "" && len(worse) > 0 {
+		r.Warnings = append(r.Warnings, elsewhere)
+	}
 	for _, text := range worse {
 		r.Warnings = append(r.Warnings, "Worse than the baseline: "+text+".")
 	}

@@ -59,6 +59,15 @@ func (r *Report) Regressions(old Baseline) []string {
 	return out
 }
 
+// Elsewhere warns that the baseline is of another kernel, and with it of another
+// machine most of the time: then differences needn't be kproxy's. It is empty otherwise.
+func (r *Report) Elsewhere(old Baseline) string {
+	if old.Kernel == r.Host.Kernel {
+		return ""
+	}
+	return fmt.Sprintf("The baseline was measured with kernel %s, this run with %s: what is worse than the baseline may be the machine's doing.", old.Kernel, r.Host.Kernel)
+}
+
 func (r Ratio) worseThan(old statistics.Spread) bool {
 	if r.Better == Lower {
 		return r.Got.Median > old.Max && old.Median < r.Got.Min

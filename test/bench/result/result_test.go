@@ -115,6 +115,18 @@ func TestRegressionsAreBeyondNoise(t *testing.T) {
 	}
 }
 
+func TestBaselineOfAnotherKernelIsNamed(t *testing.T) {
+	r := judged()
+	old := r.Baseline()
+	if got := r.Elsewhere(old); got != "" {
+		t.Errorf("of the same kernel: %s", got)
+	}
+	old.Kernel = "5.10"
+	if got := r.Elsewhere(old); !strings.Contains(got, "5.10") || !strings.Contains(got, r.Host.Kernel) {
+		t.Errorf("of another one: %q", got)
+	}
+}
+
 func TestMergeJoinsValues(t *testing.T) {
 	a, b := judged(), judged()
 	b.Cases = append(b.Cases, Case{Name: "new", Subjects: []Subject{NewSubject("kproxy", []float64{1})}})
