@@ -21,7 +21,8 @@ func TestOffloadByItself(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.start("--offload-after", within(3*time.Second).String())
+	// Not before the first ones are held, however long that takes.
+	w.start("--offload-after", within(3*time.Second).String(), "--offload-min-connections", strconv.Itoa(len(frontends(m))))
 	if s := w.service("web", "line"); s.DataPlane != plan.Userspace || s.State != plan.StateQualifying {
 		t.Fatalf("at first it is in %s, %s; want userspace, qualifying", s.DataPlane, s.State)
 	}
