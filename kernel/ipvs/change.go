@@ -148,7 +148,8 @@ func (b *Backend) setVirtuals(changes []kernel.VirtualChange, errs *errorsOf) []
 	return out
 }
 
-// putOtherwise adds a virtual server that was to be edited, if that is what it takes.
+// putOtherwise returns the error that is left of a request's: what was to be edited is
+// added where somebody deleted it, and what somebody else has added is left to them.
 func (b *Backend) putOtherwise(r Request, err error) error {
 	switch {
 	case r.Do == Edit && errors.Is(err, kernel.ErrNotFound): // somebody deleted it
