@@ -18,8 +18,10 @@ test=(nft=nftables conntrack=conntrack socat=socat ping=iputils-ping ps=procps c
 bench=(haproxy=haproxy nginx=nginx /usr/lib/nginx/modules/ngx_stream_module.so=libnginx-mod-stream)
 # The VM runs this machine's programs, so it takes a machine of its own kind.
 vm=()
-[[ $(uname -m) != x86_64 ]] ||
+if [[ $(uname -m) == x86_64 ]]; then
 	vm=(qemu-system-x86_64=qemu-system-x86 busybox=busybox-static modprobe=kmod setpriv=util-linux ipvsadm=ipvsadm)
+	test+=(make=make flex=flex bison=bison bc=bc xz=xz-utils) # for test/vm/usermode.sh
+fi
 
 case "${1:-}" in
 build) needs=("${build[@]}") ;;

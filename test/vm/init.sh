@@ -8,8 +8,9 @@ $bb mount -t devtmpfs dev /dev
 for word in $($bb cat /proc/cmdline); do
 	case $word in
 	vm.guest=*) guest=${word#*=} ;;
+	vm.run=*) run=${word#*=} ;;
 	vm.probe)
-		echo "vm: it boots" >/dev/ttyS0
+		echo "<0>vm: it boots" >/dev/kmsg # which is out before the next line, unlike what a terminal gets
 		$bb reboot -f
 		;;
 	esac
@@ -20,15 +21,24 @@ while read -r module; do
 done </modules/order
 
 set -e # a failure from here on ends init, and so the guest, with a panic
-options=trans=virtio,version=9p2000.L,msize=512000
+
+# share TAG PATH FOLDER OPTION mounts what run.sh shares: a path of the host, or a tag of 9p's.
+share() {
+	if $bb grep -q hostfs /proc/filesystems; then
+		$bb mount -t hostfs -o "${4%%,*},$2" "$1" "$3"
+	else
+		$bb mount -t 9p -o "$4,trans=virtio,version=9p2000.L,msize=512000" "$1" "$3"
+	fi
+}
+
 # Loose: nobody changes the host's files under a guest that it should see.
-$bb mount -t 9p -o ro,cache=loose,$options host /host
+share host / /host ro,cache=loose
 $bb mount -t tmpfs -o size=75% rw /rw
 $bb mkdir /rw/upper /rw/work
 $bb mount -t overlay -o lowerdir=/host,upperdir=/rw/upper,workdir=/rw/work overlay /new
 $bb mount -t tmpfs run /new/run
 $bb mkdir -p /new/run/vm
-$bb mount -t 9p -o cache=none,$options run /new/run/vm
+share run "$run" /new/run/vm rw,cache=none
 $bb mount --move /dev /new/dev
 $bb umount /proc
 exec $bb switch_root /new "$guest"

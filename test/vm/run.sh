@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a command as root in a virtual machine with Debian's stock kernel, which
-# has IPVS, and with this machine's files: same programs, same paths, same
+# Runs a command as root in a virtual machine with Debian's kernel, which has
+# IPVS, and with this machine's files: same programs, same paths, same
 # folder. What it writes is lost, and this machine is out of its reach. Its
 # output comes as it is made, and its status is this one's; 125 means that the
 # guest failed: an oops, a hang, silence, or no status.
@@ -12,15 +12,15 @@
 # KPROXY_VM_TIMEOUT  seconds for all of it (1200)
 # KPROXY_VM_SILENCE  seconds without a sign of life that mean a hang (90)
 # KPROXY_VM_MEMORY   of the guest, as qemu wants it (4G)
-# KPROXY_VM_ACCEL    kvm or tcg (kvm where it works)
-# KPROXY_VM_KERNEL   a folder with another kernel's vmlinuz and lib/modules (Debian's, fetched)
+# KPROXY_VM_ACCEL    kvm, uml or tcg (the first of them that works, see accel.sh)
+# KPROXY_VM_KERNEL   for kvm and tcg, a folder with another kernel's vmlinuz and lib/modules (Debian's, fetched)
 # KPROXY_VM_WRITE    a folder in which the guest's changes stay (none)
 set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm
-qemu= # its process, while it runs
-why=  # what is wrong with the guest
+guest= # its process, while it runs
+why=   # what is wrong with the guest
 
 prepare() {
 	local program
@@ -28,18 +28,21 @@ prepare() {
 		command -v $program >/dev/null || { echo "vm: $program is missing; test/setup.sh vm installs it" >&2; exit 3; }
 	done
 	mkdir -p "$cache"
-	kernel=${KPROXY_VM_KERNEL:-$("$here/kernel.sh" "$cache")}
+	accel=${KPROXY_VM_ACCEL:-$("$here/accel.sh" "$cache")}
+	case $accel in
+	uml) kernel=$("$here/usermode.sh" "$cache" build) ;;
+	*) kernel=${KPROXY_VM_KERNEL:-$("$here/kernel.sh" "$cache")} ;;
+	esac
 	run=$(mktemp -d "${TMPDIR:-/tmp}/kproxy-vm.XXXXXX")
 	trap finish EXIT
 	trap 'exit 130' INT TERM HUP
 	"$here/initramfs.sh" "$kernel" >"$run/initramfs"
-	accel=${KPROXY_VM_ACCEL:-$("$here/accel.sh" "$cache" "$kernel" "$run/initramfs")}
 	echo "$kernel"/lib/modules/* >"$run/modules"
-	touch "$run"/{stdout,stderr,console}
+	touch "$run"/{stdout,stderr,console,qemu}
 }
 
 finish() {
-	[[ -z $qemu ]] || kill -KILL "$qemu" 2>/dev/null || true
+	[[ -z $guest ]] || kill -KILL "$guest" 2>/dev/null || true
 	rm -rf "$run"
 }
 
@@ -66,7 +69,10 @@ take_turn() {
 # script prints what the guest runs.
 script() {
 	local name slow=1
-	[[ $accel == kvm ]] || slow=10
+	case $accel in
+	uml) slow=2 ;;
+	tcg) slow=10 ;;
+	esac
 	for name in PATH HOME CI "${!KPROXY_@}" "${!GO@}"; do
 		[[ -z ${!name+set} ]] || printf 'export %s=%q\n' "$name" "${!name}"
 	done
@@ -75,40 +81,47 @@ script() {
 	printf '%q ' "$@"
 }
 
-# boot starts the guest, and what passes its output on.
+# boot starts the guest, and what passes its output on. It must not outlive this
+# script, however that ends.
 boot() {
+	local words=("vm.guest=$here/guest.sh") memory=${KPROXY_VM_MEMORY:-4G}
+	[[ -z ${KPROXY_VM_WRITE:-} ]] || realpath "$KPROXY_VM_WRITE" >"$run/write"
+	if [[ $accel == uml ]]; then
+		setpriv --pdeathsig KILL "$here/uml.sh" "$kernel" "$run/initramfs" "$run/console" "$memory" \
+			"${words[@]}" "vm.run=$run" &
+	else
+		boot_qemu
+	fi
+	guest=$!
+	tail --pid=$guest -s 0.1 -n +1 -f "$run/stdout" &
+	tails=($!)
+	tail --pid=$guest -s 0.1 -n +1 -f "$run/stderr" >&2 &
+	tails+=($!)
+}
+
+# boot_qemu starts the stock kernel, with the words that boot has, in the background.
+boot_qemu() {
 	# The kernel's own watchdogs are off, and its check of the timer: a guest that
 	# waits for the host's processors isn't hung.
-	local append="console=ttyS0 quiet oops=panic panic=-1 mitigations=off nowatchdog no_timer_check"
-	append+=" rcupdate.rcu_cpu_stall_suppress=1 vm.guest=$here/guest.sh"
-	local machine=(-machine q35 -m "${KPROXY_VM_MEMORY:-4G}" -display none -monitor none -no-reboot -nic none)
+	words+=(console=ttyS0 quiet oops=panic panic=-1 mitigations=off nowatchdog no_timer_check rcupdate.rcu_cpu_stall_suppress=1 vm.run=run)
+	local machine=(-machine q35 -m "$memory" -display none -monitor none -no-reboot -nic none)
 	if [[ $accel == kvm ]]; then
 		machine+=(-accel kvm -cpu host -smp 2)
 	else
 		# qemu keeps translated code by virtual address, so with randomized addresses it
 		# translates ld.so and libc anew for every process: ten times slower. And two
 		# processors cost three times the work of one, in telling each other's caches.
-		append+=" norandmaps"
+		words+=(norandmaps)
 		# While the host is busy the guest gets the rate of its TSC and of its APIC's timer
 		# wrong, by a factor of ten and more; the HPET's isn't measured but known.
-		append+=" tsc=unstable clocksource=hpet nolapic_timer"
+		words+=(tsc=unstable clocksource=hpet nolapic_timer)
 		machine+=(-accel tcg -cpu Nehalem -smp 1)
 	fi
 	share host / multidevs=remap,readonly=on
 	share run "$run" multidevs=forbid
-	if [[ -n ${KPROXY_VM_WRITE:-} ]]; then
-		realpath "$KPROXY_VM_WRITE" >"$run/write"
-		share write "$(<"$run/write")" multidevs=forbid
-	fi
-
-	# It must not outlive this script, however that ends.
+	[[ ! -e $run/write ]] || share write "$(<"$run/write")" multidevs=forbid
 	setpriv --pdeathsig KILL qemu-system-x86_64 "${machine[@]}" -serial "file:$run/console" \
-		-kernel "$kernel/vmlinuz" -initrd "$run/initramfs" -append "$append" </dev/null >"$run/qemu" 2>&1 &
-	qemu=$!
-	tail --pid=$qemu -s 0.1 -n +1 -f "$run/stdout" &
-	tails=($!)
-	tail --pid=$qemu -s 0.1 -n +1 -f "$run/stderr" >&2 &
-	tails+=($!)
+		-kernel "$kernel/vmlinuz" -initrd "$run/initramfs" -append "${words[*]}" </dev/null >"$run/qemu" 2>&1 &
 }
 
 # share TAG FOLDER OPTIONS makes a folder of the host one that the guest can mount.
@@ -121,7 +134,7 @@ watch() {
 	local timeout=${KPROXY_VM_TIMEOUT:-1200} silence=${KPROXY_VM_SILENCE:-90} life
 	SECONDS=0
 	touch "$run/heartbeat"
-	while kill -0 "$qemu" 2>/dev/null; do
+	while kill -0 "$guest" 2>/dev/null; do
 		sleep 0.2
 		life=$(stat -c %Y "$run/heartbeat")
 		if ((SECONDS > timeout)); then
@@ -129,10 +142,10 @@ watch() {
 		elif ((EPOCHSECONDS - life > silence)); then
 			why="no sign of life for $silence s"
 		fi
-		[[ -z $why ]] || kill -KILL "$qemu" || true
+		[[ -z $why ]] || kill -KILL "$guest" || true
 	done 2>/dev/null # bash says that it was killed
-	wait "$qemu" || true
-	qemu=
+	wait "$guest" || true
+	guest=
 	wait "${tails[@]}"
 }
 

@@ -83,6 +83,7 @@ guest() {
 		printf '{"Action":"fail","Package":"vm (%s)"}\n' "$2" >>"$bin/$1.json"
 }
 
+test/vm/prepare.sh || echo "vm: no User Mode Linux, so this takes an hour and more" >&2
 build
 for i in "${!rows[@]}"; do
 	guest "$i" "${rows[i]}" &
