@@ -70,7 +70,7 @@ take_turn() {
 script() {
 	local name slow=1
 	case $accel in
-	uml) slow=2 ;;
+	uml) slow=3 ;;
 	tcg) slow=10 ;;
 	esac
 	for name in PATH HOME CI "${!KPROXY_@}" "${!GO@}"; do
