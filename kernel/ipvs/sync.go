@@ -45,7 +45,7 @@ func startSync(mark uint32) (*syncDaemon, error) {
 		return nil, err
 	}
 	d := &syncDaemon{id: uint8(1 + rand.IntN(255))} // 0 would be everybody
-	if err := daemonRequest(cmdNewDaemon, d.id); err != nil {
+	if err := startBackup(d.id); err != nil {
 		return nil, fmt.Errorf("start synchronisation daemon: %w", err)
 	}
 	var err error
@@ -65,7 +65,7 @@ func stopLeftSync() error {
 		if !x.own {
 			return ErrSyncDaemon
 		}
-		if err := daemonRequest(cmdDelDaemon, 0); err != nil && !errors.Is(err, unix.ESRCH) {
+		if err := stopBackup(); err != nil && !errors.Is(err, unix.ESRCH) {
 			return fmt.Errorf("stop synchronisation daemon: %w", err)
 		}
 	}
@@ -90,7 +90,7 @@ func (d *syncDaemon) stop() error {
 }
 
 func (d *syncDaemon) stopDaemon() error {
-	if err := daemonRequest(cmdDelDaemon, d.id); err != nil {
+	if err := stopBackup(); err != nil {
 		return fmt.Errorf("stop synchronisation daemon: %w", err)
 	}
 	return nil
@@ -237,28 +237,52 @@ const (
 	stateBackup = 2
 )
 
-// daemonRequest starts or stops the backup.
-func daemonRequest(command uint8, id uint8) error {
-	r, err := ipvsRequest(command, unix.NLM_F_ACK)
+// startBackup starts the backup.
+func startBackup(id uint8) error {
+	r, err := ipvsRequest(cmdNewDaemon, unix.NLM_F_ACK)
 	if err != nil {
 		return err
 	}
+	group := kernel.SyncGroup.Addr().As4()
 	d := nl.NewRtAttr(attrDaemon|unix.NLA_F_NESTED, nil)
 	d.AddRtAttr(daemonState, nl.Uint32Attr(stateBackup))
-	if command == cmdNewDaemon {
-		group := kernel.SyncGroup.Addr().As4()
-		d.AddRtAttr(daemonLink, nl.ZeroTerminated(syncLink))
-		d.AddRtAttr(daemonSyncID, nl.Uint32Attr(uint32(id)))
-		d.AddRtAttr(daemonMaxLength, nl.Uint16Attr(syncHeaderLength+syncMost*syncV6Length))
-		d.AddRtAttr(daemonGroup, group[:])
-		d.AddRtAttr(daemonPort, nl.Uint16Attr(kernel.SyncGroup.Port()))
-	}
+	d.AddRtAttr(daemonLink, nl.ZeroTerminated(syncLink))
+	d.AddRtAttr(daemonSyncID, nl.Uint32Attr(uint32(id)))
+	d.AddRtAttr(daemonMaxLength, nl.Uint16Attr(syncHeaderLength+syncMost*syncV6Length))
+	d.AddRtAttr(daemonGroup, group[:])
+	d.AddRtAttr(daemonPort, nl.Uint16Attr(kernel.SyncGroup.Port()))
 	r.AddData(d)
 	_, err = r.Execute(unix.NETLINK_GENERIC, 0)
 	if errors.Is(err, unix.EEXIST) {
 		return ErrSyncDaemon
 	}
 	return err
+}
+
+// stopBackup stops the backup. It fails with ESRCH if there is none.
+//
+// The kernel doesn't answer a request that ends with EINTR (netlink_rcv_skb in
+// net/netlink/af_netlink.c), and so ends one that stops a thread before it has run
+// (kthread_stop), as happens to a daemon that has just been started. So it is asked
+// twice at once, and the second answer, that there is none, always comes.
+func stopBackup() error {
+	family, err := netlink.GenlFamilyGet("IPVS")
+	if err != nil {
+		return fmt.Errorf("find IPVS: %w", err)
+	}
+	s, err := openSocket(unix.NETLINK_GENERIC)
+	if err != nil {
+		return err
+	}
+	defer s.close()
+	errs := s.carryOut(2, func(b []byte, _ int) []byte {
+		b = append(appendHeader(b, family.ID, 0), cmdDelDaemon, 1, 0, 0) // version 1
+		return appendNested(b, attrDaemon, func(b []byte) []byte { return appendNumber(b, daemonState, stateBackup) })
+	})
+	if errs[0] == nil && errs[1] != nil && !errors.Is(errs[1], unix.ESRCH) {
+		return errs[1]
+	}
+	return errs[0]
 }
 
 // runningDaemon is a daemon that the kernel runs.

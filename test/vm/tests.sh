@@ -26,11 +26,11 @@ same+="|PinsSurviveARestart|UserspaceRetries|ProxyProtocol|StreamsAreWhole|Clien
 same+="|LeastConnectionsInUserspace|LegacyVariant|ScrapesOfManyServices|MetricsWithinLimits|WatchStatus|WatchLeavesTheTerminal"
 same+="|LabTour|LabOnATerminal|CompareInterrupted|CompareNeedsRoot|TraceCommand"
 rows=(
+	"kernel/ipvs   (vm)"
 	"test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs -test.skip=^Test($same)\$ #1/3"
 	"test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs -test.skip=^Test($same)\$ #2/3"
 	"test/e2e      (vm,ipvs,3)     KPROXY_E2E_MODE=ipvs -test.skip=^Test($same)\$ #3/3"
 	"test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$"
-	"kernel/ipvs   (vm)"
 	"test/golden   (vm)"
 	"test/docs     (vm)             -test.run=^TestIPVSPage\$"
 	"test/deploy   (vm)             -test.run=^TestServe\$"
