@@ -42,9 +42,13 @@ prepare() {
 }
 
 finish() {
-	[[ -z $guest ]] || kill -KILL "$guest" 2>/dev/null || true
+	[[ -z $guest ]] || end_guest
 	rm -rf "$run"
 }
+
+# end_guest kills it, and what a User Mode Linux that is killed leaves running: its
+# processes are this machine's, in a group of their own.
+end_guest() { kill -KILL "$guest" "-$guest" 2>/dev/null || true; }
 
 # take_turn waits until fewer guests run than there are processors: more would
 # only make each other slow, too slow for what they test. First come, first served.
@@ -142,7 +146,7 @@ watch() {
 		elif ((EPOCHSECONDS - life > silence)); then
 			why="no sign of life for $silence s"
 		fi
-		[[ -z $why ]] || kill -KILL "$guest" || true
+		[[ -z $why ]] || end_guest
 	done 2>/dev/null # bash says that it was killed
 	wait "$guest" || true
 	guest=
