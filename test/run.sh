@@ -106,15 +106,16 @@ everything() {
 
 mkdir -p bin
 go build -o bin/report ./test/report
-# What takes minutes where it isn't kept from before is built in the time that tests wait.
+# What takes minutes where it isn't kept from before is built in the time that tests wait;
+# each with all it starts is a process group, which ends with this script.
 early=()
 if ((EUID == 0)); then
-	chrt --idle 0 test/kube/setup.sh >/dev/null 2>&1 &
-	early+=($!)
+	setsid chrt --idle 0 test/kube/setup.sh >/dev/null 2>&1 &
+	early+=("-$!")
 fi
 if [[ $(uname -m) == x86_64 ]]; then
-	test/vm/prepare.sh >/dev/null 2>&1 &
-	early+=($!)
+	setsid test/vm/prepare.sh >/dev/null 2>&1 &
+	early+=("-$!")
 fi
-trap 'kill "${early[@]}" 2>/dev/null || true' EXIT
+trap 'kill -- "${early[@]}" 2>/dev/null || true' EXIT
 everything | bin/report ${ci:+-fail-skipped}

@@ -41,7 +41,7 @@ boots() {
 			kill -0 $! 2>/dev/null || break
 			sleep 0.1
 		done
-		kill -KILL $! 2>/dev/null || true
+		kill -KILL $! -$! 2>/dev/null || true # also what a User Mode Linux leaves, as in run.sh
 		if grep -q 'vm: it boots' "$tmp/console"; then echo yes; else echo no; fi >"$verdict"
 		rm -rf "$tmp"
 	fi
