@@ -30,6 +30,7 @@ var flagOnly = map[string]string{
 	"listenTCPPort":         "listen-tcp-port",
 	"listenUDPPort":         "listen-udp-port",
 	"ioUring":               "io-uring",
+	"spin":                  "spin",
 	"metricsServiceLimit":   "metrics-service-limit",
 	"metricsEndpointLimit":  "metrics-endpoint-limit",
 }

@@ -3,7 +3,8 @@ package userspace
 import "net/netip"
 
 // How many connections more than another loop one may have before it hands over what
-// it accepts: so many, and an eighth.
+// it accepts: so many, and an eighth. A loop that has none takes one at once: of two
+// connections on one loop each waits for the other.
 const (
 	unevenBy    = 4
 	unevenShare = 8
@@ -17,12 +18,21 @@ const (
 func (l *loop) place(t *tcpListener, fd int, client netip.AddrPort) {
 	other := l.neighbour()
 	theirs := other.taken.Load()
-	if l.taken.Load() <= theirs+theirs/unevenShare+unevenBy || !other.post(func() { other.admit(t, fd, client) }) {
+	if l.even(theirs) || !other.post(func() { other.admit(t, fd, client) }) {
 		l.taken.Add(1)
 		l.admit(t, fd, client)
 		return
 	}
 	other.taken.Add(1)
+}
+
+// even reports whether l may have one more connection beside a loop with so many.
+func (l *loop) even(theirs int32) bool {
+	own := l.taken.Load()
+	if theirs == 0 {
+		return own == 0
+	}
+	return own <= theirs+theirs/unevenShare+unevenBy
 }
 
 // neighbour is another loop, in turn; l itself where it is the only one.

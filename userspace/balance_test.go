@@ -37,3 +37,16 @@ func TestLoopsShareABurst(t *testing.T) {
 		eventually(t, "a loop to have none, as all have ended", func() bool { return l.taken.Load() == 0 })
 	}
 }
+
+// Two connections are served by two loops, so that neither waits for the other.
+func TestLoopsShareTwoConnections(t *testing.T) {
+	s := start(t, Config{Loops: 2}, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}}))
+	for range 2 {
+		ask(t, connect(t, s), "x")
+	}
+	for i, l := range s.loops {
+		if n := l.taken.Load(); n != 1 {
+			t.Errorf("loop %d has %d of two connections, want one", i, n)
+		}
+	}
+}

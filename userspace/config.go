@@ -38,6 +38,9 @@ type Config struct {
 	// small messages where the host allows it.
 	EpollOnly bool
 	exchanges exchangeRules
+	// NoSpin has loops sleep at once when nothing has come, also while a single
+	// connection exchanges messages without a pause.
+	NoSpin bool
 	// LocalAddresses lists this node's own addresses; by default those of its
 	// interfaces.
 	LocalAddresses func() ([]netip.Addr, error)

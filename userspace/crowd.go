@@ -77,7 +77,7 @@ func (c *crowd) giveWay(now int64) {
 		return
 	}
 	start := sinceEpoch()
-	unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0)
+	sysYield()
 	if end := sinceEpoch(); end-start > int64(giveWayAtMost) {
 		c.pause = end + int64(giveWayPause)
 	}

@@ -33,6 +33,7 @@ type loop struct {
 	buf    []byte // what is copied: one read at a time
 
 	exchanges exchanges
+	spinning  spinning
 
 	acceptors []*acceptor
 	closing   bool // ends when it is set
@@ -44,6 +45,7 @@ func listenerSlot(i int) int32 { return int32(bellNumber - 1 - i) }
 func (s *Server) newLoop() (*loop, error) {
 	l := &loop{server: s, buf: make([]byte, copySize)}
 	l.exchanges = exchanges{rules: s.cfg.exchanges, off: s.cfg.EpollOnly, crowded: s.cfg.exchanges.from == 0}
+	l.spinning.off = s.cfg.NoSpin
 	if err := l.init(); err != nil {
 		return nil, err
 	}
@@ -59,7 +61,6 @@ func (l *loop) run() {
 	events := make([]unix.EpollEvent, eventsAtOnce)
 	for !l.closing {
 		n := l.wait(events)
-		l.now = sinceEpoch()
 		if l.exchanges.members > 0 {
 			n = l.takeResults(events)
 		}
@@ -85,13 +86,28 @@ func (l *loop) run() {
 // is to stop, for the garbage collector say, gets a signal, which ends the wait.
 const shortWait = 5
 
-// wait waits for events, until the next timer is due at most.
+// wait waits for events, until the next timer is due at most, and notes the time.
 func (l *loop) wait(events []unix.EpollEvent) int {
 	if l.exchanges.members > 0 {
 		l.waitRing()
+		l.now = sinceEpoch()
 		return 0
 	}
+	began := sinceEpoch()
+	n := l.waitEvents(events)
+	l.now = sinceEpoch()
+	l.spinning.judge(l.sole(events[:n]), l.now-began)
+	return n
+}
+
+// waitEvents waits for events of epoll.
+func (l *loop) waitEvents(events []unix.EpollEvent) int {
 	patience := l.patience()
+	if patience != 0 && l.spinning.pays() {
+		if n := l.spin(events); n > 0 {
+			return n
+		}
+	}
 	short := shortWait
 	if patience >= 0 {
 		short = min(short, patience)
