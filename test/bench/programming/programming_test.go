@@ -1,14 +1,18 @@
 package main
 
 import (
+	"errors"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/test/bench/result"
 )
 
 func TestAddressesAreDistinct(t *testing.T) {
@@ -178,5 +182,46 @@ func TestEveryFigureIsDescribed(t *testing.T) {
 	}
 	if got, want := figChange.caseName(10_000), "programming-change-10000/write"; got != want {
 		t.Errorf("name %s, want %s", got, want)
+	}
+}
+
+// A value bears the round that it is of, and the failures of the case that it comes from.
+func TestFindingsKnowRoundsAndFailures(t *testing.T) {
+	var f findings
+	s, _ := subjectOf("kproxy-nft")
+	for f.round = range 3 {
+		if f.round == 1 {
+			f.fail(s, caseChange, errors.New("it met the other side"))
+			continue
+		}
+		f.add(s, figChange, float64(f.round))
+		f.add(s, figChangeCPU, 5)
+	}
+	got, _ := f.subject(figChange, s.name)
+	want := result.NewSubject(s.name, []float64{0, 2})
+	want.Rounds, want.Failures, want.Error = []int{0, 2}, 1, "it met the other side"
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("after a failure (-want +got):\n%s", diff)
+	}
+	if cpu, ok := f.subject(figChangeCPU, s.name); !ok || cpu.Failures != 0 {
+		t.Errorf("a figure of another case has %d failures", cpu.Failures)
+	}
+	if _, ok := f.subject(figRSS, s.name); ok {
+		t.Error("there is a figure that wasn't measured")
+	}
+}
+
+// Every figure comes from a case, and with fewer services than targets are about it is held to
+// what holds for any number.
+func TestFiguresAndTheirTargets(t *testing.T) {
+	for _, c := range described(world{services: 2000, endpoints: 10}) {
+		if of := figure(c.Name); !slices.Contains(allCases, of.from()) {
+			t.Errorf("figure %s comes from %q, which is no case", of, of.from())
+		}
+		for _, target := range c.Targets {
+			if figure(c.Name) != figChangeTold && !slices.Equal(target.Against, []string{"kube-proxy-iptables-nft"}) {
+				t.Errorf("with 2,000 services %s has a target of its own: %+v", c.Name, target)
+			}
+		}
 	}
 }

@@ -18,28 +18,58 @@ import (
 
 // findings are what was measured so far.
 type findings struct {
-	values        map[figure]map[string][]float64 // by subject
-	failed        map[string][]string             // by subject: "case: why"
-	steal, others []float64                       // of each turn, between 0 and 1
+	round         int
+	values        map[figure]map[string]*result.Subject // by subject
+	failed        map[string][]failure                  // by subject
+	steal, others []float64                             // of each turn, between 0 and 1
 }
+
+// failure is a case that went wrong.
+type failure struct{ name, why string }
+
+func (f failure) String() string { return f.name + ": " + f.why }
 
 func (f *findings) add(s subject, of figure, v float64) {
 	if f.values == nil {
-		f.values = map[figure]map[string][]float64{}
+		f.values = map[figure]map[string]*result.Subject{}
 	}
 	if f.values[of] == nil {
-		f.values[of] = map[string][]float64{}
+		f.values[of] = map[string]*result.Subject{}
 	}
-	f.values[of][s.name] = append(f.values[of][s.name], v)
+	if f.values[of][s.name] == nil {
+		f.values[of][s.name] = &result.Subject{Name: s.name}
+	}
+	x := f.values[of][s.name]
+	x.Values, x.Rounds = append(x.Values, v), append(x.Rounds, f.round)
 	fmt.Fprintf(os.Stderr, "         %-36s %s\n", of, statistics.Figure(v))
 }
 
 func (f *findings) fail(s subject, name string, err error) {
 	if f.failed == nil {
-		f.failed = map[string][]string{}
+		f.failed = map[string][]failure{}
 	}
 	why, _, _ := strings.Cut(err.Error(), "\n")
-	f.failed[s.name] = append(f.failed[s.name], name+": "+why)
+	f.failed[s.name] = append(f.failed[s.name], failure{name, why})
+}
+
+// subject is what a subject reached in a figure, and how often the case failed that it
+// comes from; false without a value.
+func (f *findings) subject(of figure, name string) (result.Subject, bool) {
+	x := f.values[of][name]
+	if x == nil {
+		return result.Subject{}, false
+	}
+	out := result.NewSubject(name, x.Values)
+	out.Rounds = x.Rounds
+	for _, failed := range f.failed[name] {
+		if failed.name != of.from() {
+			continue
+		}
+		if out.Failures++; out.Error == "" {
+			out.Error = failed.why
+		}
+	}
+	return out, true
 }
 
 // report is what was found with each number of services.
@@ -74,7 +104,9 @@ func (r *report) write(ctx context.Context) error {
 	for _, g := range r.rigs {
 		for name, failures := range g.findings.failed {
 			if s, _ := subjectOf(name); s.kind == kproxy || r.quick {
-				err = errors.Join(err, fmt.Errorf("%s: %s", name, strings.Join(failures, "; ")))
+				for _, f := range failures {
+					err = errors.Join(err, fmt.Errorf("%s: %s", name, f))
+				}
 			}
 		}
 	}
@@ -105,11 +137,11 @@ func (r *report) result(ctx context.Context) (*result.Report, error) {
 // into adds what was found with one number of services.
 func (r *rig) into(out *result.Report) {
 	for _, c := range described(r.world) {
-		values := r.findings.values[figure(c.Name)]
-		c.Name = figure(c.Name).caseName(r.world.services)
+		of := figure(c.Name)
+		c.Name = of.caseName(r.world.services)
 		for _, s := range subjects {
-			if len(values[s.name]) > 0 {
-				c.Subjects = append(c.Subjects, result.NewSubject(s.name, values[s.name]))
+			if x, ok := r.findings.subject(of, s.name); ok {
+				c.Subjects = append(c.Subjects, x)
 			}
 		}
 		if len(c.Subjects) > 0 {

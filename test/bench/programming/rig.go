@@ -195,6 +195,7 @@ func (r *rig) say(format string, args ...any) {
 // rounds has subjects take turns, every other time in reverse.
 func (r *rig) rounds(ctx context.Context) error {
 	for round := range r.options.rounds {
+		r.findings.round = round
 		order := slices.Clone(r.subjects)
 		if round%2 == 1 {
 			slices.Reverse(order)

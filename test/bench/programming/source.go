@@ -13,6 +13,9 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	clientcache "k8s.io/client-go/tools/cache"
+	watchtools "k8s.io/client-go/tools/watch"
 )
 
 // source is where proxies learn of services.
@@ -50,7 +53,12 @@ func newAPISource(ctx context.Context, c *cluster, w world) (*apiSource, error) 
 	if err != nil {
 		return nil, fmt.Errorf("list slices: %w", err)
 	}
-	changes, err := c.discovery.EndpointSlices(namespace).Watch(ctx, metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+	// An API server ends a watch after half an hour to an hour; this one goes on.
+	changes, err := watchtools.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &clientcache.ListWatch{
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return c.discovery.EndpointSlices(namespace).Watch(ctx, o)
+		},
+	})
 	if err != nil {
 		return nil, fmt.Errorf("watch slices: %w", err)
 	}

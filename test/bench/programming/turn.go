@@ -203,7 +203,12 @@ func (r *rig) connects(ctx context.Context, p *proxy) error {
 }
 
 func (r *rig) connectDirect(s subject) error {
-	return r.connectP50(s, figConnectOther, func(int) netip.AddrPort { return r.direct() })
+	for _, of := range []figure{figConnectOther, figConnectService} { // what connections through a proxy are compared with
+		if err := r.connectP50(s, of, func(int) netip.AddrPort { return r.direct() }); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // batch is how many connections wait to be accepted: less than a listener's queue

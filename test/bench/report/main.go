@@ -10,6 +10,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"kproxy.dev/kproxy/test/bench/result"
 )
@@ -26,7 +27,7 @@ func run(args []string) error {
 	out := set.String("out", "bin/bench", "`FOLDER` for bench.json, bench.md and bench.html")
 	baseline := set.String("baseline", "test/bench/baseline.json", "`FILE` with the ratios of an earlier run")
 	keep := set.Bool("write-baseline", false, "make this run the baseline")
-	command := set.String("command", "make bench", "`TEXT` that the report says it was made by")
+	command := set.String("command", "", "`TEXT` that the report says it was made by (default: what the first part says)")
 	if err := set.Parse(args); err != nil {
 		return err
 	}
@@ -45,7 +46,9 @@ func run(args []string) error {
 	if err != nil {
 		return err
 	}
-	r.Command = *command
+	if *command != "" {
+		r.Command = *command
+	}
 	if err := doubts(r, *baseline); err != nil {
 		return err
 	}
@@ -60,18 +63,18 @@ func run(args []string) error {
 // doubts adds what has become worse, and what makes the figures doubtful.
 func doubts(r *result.Report, baseline string) error {
 	if r.Quick {
-		r.Warnings = append(r.Warnings, "This was a quick run, each work once and short: it shows that the rig works, and its figures say nothing.")
+		warn(r, "This was a quick run, each work once and short: it shows that the rig works, and its figures say nothing.")
 		return nil
 	}
 	if r.Host.Steal.Max > 0.05 {
-		r.Warnings = append(r.Warnings, fmt.Sprintf("The hypervisor took up to %.0f%% of the processors away during a run.", 100*r.Host.Steal.Max))
+		warn(r, fmt.Sprintf("The hypervisor took up to %.0f%% of the processors away during a run.", 100*r.Host.Steal.Max))
 	}
 	if r.Host.Others.Median > 0.05 {
-		r.Warnings = append(r.Warnings, fmt.Sprintf("Other programs used %.0f%% of the processors (median of the runs).", 100*r.Host.Others.Median))
+		warn(r, fmt.Sprintf("Other programs used %.0f%% of the processors (median of the runs).", 100*r.Host.Others.Median))
 	}
 	old, err := result.ReadBaseline(baseline)
 	if errors.Is(err, os.ErrNotExist) {
-		r.Warnings = append(r.Warnings, "There is no baseline to compare with.")
+		warn(r, "There is no baseline to compare with.")
 		return nil
 	}
 	if err != nil {
@@ -79,15 +82,22 @@ func doubts(r *result.Report, baseline string) error {
 	}
 	worse := r.Regressions(old)
 	if elsewhere := r.Elsewhere(old); elsewhere != "" && len(worse) > 0 {
-		r.Warnings = append(r.Warnings, elsewhere)
+		warn(r, elsewhere)
 	}
 	for _, text := range worse {
-		r.Warnings = append(r.Warnings, "Worse than the baseline: "+text+".")
+		warn(r, "Worse than the baseline: "+text+".")
 	}
 	if len(worse) == 0 {
 		r.Notes = append(r.Notes, fmt.Sprintf("No ratio is worse than that of the baseline of %s by more than noise.", old.Started))
 	}
 	return nil
+}
+
+// warn adds a warning, unless a report that is read again has it already.
+func warn(r *result.Report, text string) {
+	if !slices.Contains(r.Warnings, text) {
+		r.Warnings = append(r.Warnings, text)
+	}
 }
 
 func write(r *result.Report, folder string) error {

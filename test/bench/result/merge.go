@@ -25,6 +25,7 @@ func (r *Report) add(c Case) error {
 			continue
 		}
 		sum := NewSubject(s.Name, slices.Concat(was.Values, s.Values))
+		sum.Rounds = joinRounds(was, &s)
 		sum.Failures, sum.Error = was.Failures+s.Failures, was.Error
 		if sum.Error == "" {
 			sum.Error = s.Error
@@ -32,6 +33,25 @@ func (r *Report) add(c Case) error {
 		*was = sum
 	}
 	return nil
+}
+
+// joinRounds has b's rounds come after a's.
+func joinRounds(a, b *Subject) []int {
+	if len(a.Rounds)+len(b.Rounds) == 0 {
+		return nil
+	}
+	var out []int
+	for i := range a.Values {
+		out = append(out, a.round(i))
+	}
+	after := 0
+	if len(out) > 0 {
+		after = slices.Max(out) + 1
+	}
+	for i := range b.Values {
+		out = append(out, after+b.round(i))
+	}
+	return out
 }
 
 // wider joins two spreads of which the values aren't known any more; its median

@@ -77,8 +77,9 @@ type Case struct {
 
 // Subject is one program or way, and what it reached.
 type Subject struct {
-	Name              string    `json:"name"`   // "haproxy-splice"
-	Values            []float64 `json:"values"` // one for each round
+	Name              string    `json:"name"`             // "haproxy-splice"
+	Values            []float64 `json:"values"`           // one for each round
+	Rounds            []int     `json:"rounds,omitempty"` // of which each value is; none for 0, 1, 2 and so on
 	statistics.Spread           // of Values
 	Failures          int       `json:"failures,omitempty"` // of all rounds: connections, requests, changes
 	Error             string    `json:"error,omitempty"`    // the first of them
@@ -87,6 +88,27 @@ type Subject struct {
 // NewSubject sums up values.
 func NewSubject(name string, values []float64) Subject {
 	return Subject{Name: name, Values: values, Spread: statistics.Of(values)}
+}
+
+// round is the one of the i-th value.
+func (s *Subject) round(i int) int {
+	if len(s.Rounds) == 0 {
+		return i
+	}
+	return s.Rounds[i]
+}
+
+// ratios divides by another's values of the same rounds.
+func (s *Subject) ratios(other *Subject) []float64 {
+	var own, others []float64
+	for i, v := range s.Values {
+		for k, o := range other.Values {
+			if s.round(i) == other.round(k) {
+				own, others = append(own, v), append(others, o)
+			}
+		}
+	}
+	return statistics.Ratios(own, others)
 }
 
 // Subject returns the one with a name, or nil.

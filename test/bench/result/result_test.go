@@ -90,6 +90,29 @@ func TestFailuresMissTargetsAndAreShown(t *testing.T) {
 	}
 }
 
+// A round in which somebody failed has no ratio, and the others keep theirs.
+func TestRatiosAreOfTheSameRounds(t *testing.T) {
+	fast, slow := NewSubject("fast", []float64{10, 20, 40}), NewSubject("slow", []float64{1, 2, 3, 4})
+	c := Case{Better: Higher, Subjects: []Subject{fast, slow}, Targets: []Target{{Subject: "fast", Against: []string{"slow"}, Bound: 10}}}
+	c.Subjects[0].Rounds = []int{0, 1, 3} // and slow's are all four
+	c.Judge()
+	if got, want := c.Targets[0].Got, (statistics.Spread{Median: 10, Min: 10, Max: 10}); got != want || !c.Targets[0].Met {
+		t.Errorf("ratios %v, met: %t; want %v, true", got, c.Targets[0].Met, want)
+	}
+}
+
+func TestMergeKeepsRoundsApart(t *testing.T) {
+	a, b := judged(), judged()
+	a.Cases[0].Subject("kproxy").Values, a.Cases[0].Subject("kproxy").Rounds = []float64{1, 2}, []int{0, 2}
+	got, err := Merge(a, b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]int{0, 2, 3, 4, 5}, got.Cases[0].Subject("kproxy").Rounds); diff != "" {
+		t.Errorf("rounds (-want +got):\n%s", diff)
+	}
+}
+
 func TestRegressionsAreBeyondNoise(t *testing.T) {
 	for _, tt := range []struct {
 		name string

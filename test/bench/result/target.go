@@ -41,7 +41,7 @@ func (c *Case) judge(t *Target) {
 			return
 		}
 		t.Best = best.Name
-		if values = statistics.Ratios(s.Values, best.Values); len(values) == 0 {
+		if values = s.ratios(best); len(values) == 0 {
 			return
 		}
 	}

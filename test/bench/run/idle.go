@@ -60,7 +60,7 @@ func (b *bench) idleConnections(ctx context.Context) error {
 		}
 	}
 	runs := make([][]idleRun, len(rigs))
-	for round := range min(b.repeat, 3) {
+	for round := range b.repeat {
 		for i, r := range rigs {
 			run, err := b.idleRun(ctx, r, count)
 			if ctx.Err() != nil {
