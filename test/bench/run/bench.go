@@ -93,12 +93,9 @@ func (b *bench) work(ctx context.Context, w work) error {
 	for round := range rounds {
 		for k := range rigs {
 			i := (k + round) % len(rigs)
-			out, err := rigs[i].Load(ctx, w.load)
+			out := b.load(ctx, rigs[i], w.load)
 			if ctx.Err() != nil {
 				return ctx.Err()
-			}
-			if err != nil { // a failure is a result
-				out = traffic.Outcome{Seconds: w.load.Time.Seconds(), Failed: max(out.Failed, 1), Error: err.Error()}
 			}
 			b.note(w.name, round, rounds, rigs[i], &out)
 			outcomes[i] = append(outcomes[i], out)
@@ -108,6 +105,24 @@ func (b *bench) work(ctx context.Context, w work) error {
 		b.cases = append(b.cases, w.figure(f, rigs, outcomes))
 	}
 	return nil
+}
+
+// quickTries is how often a short run may fail before it counts: others on the machine
+// may have had the processors for as long as it took, and what a quick bench is to show
+// is that the rig works.
+const quickTries = 4
+
+// load is one run, and a failure is a result.
+func (b *bench) load(ctx context.Context, r *subject.Rig, l traffic.Load) traffic.Outcome {
+	for tries := 1; ; tries++ {
+		out, err := r.Load(ctx, l)
+		if err != nil {
+			out = traffic.Outcome{Seconds: l.Time.Seconds(), Failed: max(out.Failed, 1), Error: err.Error()}
+		}
+		if fine := out.Failed == 0 && out.Count > 0; fine || !b.quick || tries == quickTries || ctx.Err() != nil {
+			return out
+		}
+	}
 }
 
 // note tells what came of a run.
