@@ -10,24 +10,29 @@ const (
 	unevenShare = 8
 )
 
-// place has a connection that l has accepted served by l, unless l has clearly more
-// than another loop, which serves it then. The kernel wakes a loop for a client, not
+// place has a connection that l has accepted served by l, unless another loop has
+// clearly fewer, which serves it then. The kernel wakes a loop for a client, not
 // for its share of them: in a burst, the one that is awake takes nearly all, and would
 // serve them alone for as long as they last while other processors idle. The next
 // loop in turn is looked at, not all: with many loops that evens them out as well.
 func (l *loop) place(t *tcpListener, fd int, client netip.AddrPort) {
 	other := l.neighbour()
-	theirs := other.taken.Load()
-	if l.even(theirs) || !other.post(func() { other.admit(t, fd, client) }) {
+	if l.keeps(other.taken.Load()) {
 		l.taken.Add(1)
 		l.admit(t, fd, client)
 		return
 	}
-	other.taken.Add(1)
+	other.taken.Add(1) // before it can end
+	if !other.post(func() { other.admit(t, fd, client) }) {
+		other.taken.Add(-1)
+		l.taken.Add(1)
+		l.admit(t, fd, client)
+	}
 }
 
-// even reports whether l may have one more connection beside a loop with so many.
-func (l *loop) even(theirs int32) bool {
+// keeps reports whether l serves one connection more itself, beside a loop with so
+// many.
+func (l *loop) keeps(theirs int32) bool {
 	own := l.taken.Load()
 	if theirs == 0 {
 		return own == 0

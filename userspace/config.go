@@ -38,8 +38,8 @@ type Config struct {
 	// small messages where the host allows it.
 	EpollOnly bool
 	exchanges exchangeRules
-	// NoSpin has loops sleep at once when nothing has come, also while a single
-	// connection exchanges messages without a pause.
+	// NoSpin has loops sleep at once when nothing has come, also while one of their
+	// connections exchanges messages without a pause and the others are silent.
 	NoSpin bool
 	// LocalAddresses lists this node's own addresses; by default those of its
 	// interfaces.

@@ -93,8 +93,13 @@ func (l *loop) wait(events []unix.EpollEvent) int {
 		l.now = sinceEpoch()
 		return 0
 	}
-	began := sinceEpoch()
-	n := l.waitEvents(events)
+	began, n := sinceEpoch(), 0
+	if l.spinning.pays(began) && len(l.busy) == 0 {
+		n = l.spin(events)
+	}
+	if n == 0 {
+		n = l.waitEvents(events)
+	}
 	l.now = sinceEpoch()
 	l.spinning.judge(l.sole(events[:n]), l.now-began)
 	return n
@@ -103,11 +108,6 @@ func (l *loop) wait(events []unix.EpollEvent) int {
 // waitEvents waits for events of epoll.
 func (l *loop) waitEvents(events []unix.EpollEvent) int {
 	patience := l.patience()
-	if patience != 0 && l.spinning.pays() {
-		if n := l.spin(events); n > 0 {
-			return n
-		}
-	}
 	short := shortWait
 	if patience >= 0 {
 		short = min(short, patience)
@@ -207,6 +207,7 @@ func (l *loop) seat(c *tcpConn) {
 // unseat takes c's slot away.
 func (l *loop) unseat(c *tcpConn) {
 	l.taken.Add(-1)
+	l.spinning.forget(c)
 	l.slots[c.slot] = nil
 	l.free = append(l.free, c.slot)
 }

@@ -115,6 +115,9 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 		p.rest(src) // a short read has emptied the source (epoll(7)); an end would have been announced
 		c.countSmall(n)
 	}
+	if p.bulk {
+		c.small = 0
+	}
 	return n, p.give(c, dst, c.loop.buf[:n])
 }
 

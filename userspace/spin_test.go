@@ -1,10 +1,10 @@
 package userspace
 
 import (
+	"io"
 	"net"
 	"net/netip"
 	"testing"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -12,47 +12,120 @@ import (
 // A loop spins after many short waits for one connection, and no longer when waits are
 // long, for others, or it may not.
 func TestSpinningOnlyWhilePaying(t *testing.T) {
-	const short, long = int64(spinFor), int64(spinFor) + 1
+	const short, long = int64(shortSleep), int64(shortSleep) + 1
 	a, b := new(tcpConn), new(tcpConn)
 	type wait struct {
-		times int
-		x     *tcpConn
-		took  int64
+		x    *tcpConn
+		took int64
 	}
-	tests := []struct {
-		name  string
-		off   bool
-		waits []wait
-		want  bool
+	for _, tt := range []struct {
+		name   string
+		off    bool
+		before int    // short waits for a
+		waits  []wait // after them
+		times  int    // so often
+		want   bool
 	}{
-		{"nothing yet", false, nil, false},
-		{"the first meets a connection that isn't known", false, []wait{{spinFrom, a, short}}, false},
-		{"short ones", false, []wait{{spinFrom + 1, a, short}}, true},
-		{"some long ones after very many", false, []wait{{1000, a, short}, {spinFrom / trustPrice, a, long}}, true},
-		{"long ones", false, []wait{{1000, a, short}, {spinFrom/trustPrice + 1, a, long}}, false},
-		{"others' events", false, []wait{{1000, a, short}, {spinFrom/trustPrice + 1, nil, short}}, false},
-		{"one of four is long", false, []wait{{1000, a, short}, {1, a, long}, {3, a, short}, {1, a, long}, {3, a, short}}, true},
-		{"a long silence", false, []wait{{1000, a, short}, {10, nil, int64(time.Second)}}, false},
-		{"switched off", true, []wait{{1000, a, short}}, false},
-	}
-	for _, tt := range tests {
+		{"nothing yet", false, 0, nil, 0, false},
+		{"too few, as the first meets a connection that isn't known", false, spinFrom, nil, 0, false},
+		{"enough", false, spinFrom + 1, nil, 0, true},
+		{"some long ones", false, 1000, []wait{{a, long}}, spinFrom / trustPrice, true},
+		{"too many long ones", false, 1000, []wait{{a, long}}, spinFrom/trustPrice + 1, false},
+		{"others' events", false, 1000, []wait{{nil, short}}, spinFrom/trustPrice + 1, false},
+		{"one of five is long", false, 1000, []wait{{a, long}, {a, short}, {a, short}, {a, short}, {a, short}}, 1000, true},
+		{"one of four is long", false, 1000, []wait{{a, long}, {a, short}, {a, short}, {a, short}}, 1000, false},
+		{"one of five is another's", false, 1000, []wait{{nil, short}, {a, short}, {a, short}, {a, short}, {a, short}}, 1000, true},
+		{"two connections in turn", false, 1000, []wait{{a, short}, {b, short}}, 1000, false},
+		{"switched off", true, 1000, nil, 0, false},
+	} {
 		s := spinning{off: tt.off}
-		for _, w := range tt.waits {
-			for range w.times {
+		for range tt.before {
+			s.judge(a, short)
+		}
+		for range tt.times {
+			for _, w := range tt.waits {
 				s.judge(w.x, w.took)
 			}
 		}
-		if s.pays() != tt.want {
-			t.Errorf("%s: spinning pays: %t, want %t", tt.name, s.pays(), tt.want)
+		if s.pays(0) != tt.want {
+			t.Errorf("%s: spinning pays: %t, want %t", tt.name, s.pays(0), tt.want)
+		}
+		if s.pause = 1; s.pays(0) {
+			t.Errorf("%s: spinning pays before its pause has ended", tt.name)
 		}
 	}
-	s := spinning{}
-	for range 1000 {
-		s.judge(a, short)
-		s.judge(b, short)
+}
+
+// Spinning is for a connection that exchanges small messages and alone has an event.
+func TestSoleExchange(t *testing.T) {
+	var small, few, bulk tcpConn
+	small.small, few.small, bulk.small = usualExchanges.after, usualExchanges.after-1, 0
+	l := loop{slots: []*tcpConn{&small, &few, &bulk, nil}}
+	for _, tt := range []struct {
+		name  string
+		slots []int32
+		want  *tcpConn
+	}{
+		{"nothing", nil, nil},
+		{"small messages", []int32{0}, &small},
+		{"too few of them", []int32{1}, nil},
+		{"none of them", []int32{2}, nil},
+		{"a connection that has ended", []int32{3}, nil},
+		{"both of its sides", []int32{0, 0}, nil},
+		{"somebody else besides", []int32{0, 1}, nil},
+		{"the bell", []int32{bellNumber}, nil},
+		{"a listener", []int32{listenerSlot(0)}, nil},
+	} {
+		var events []unix.EpollEvent
+		for _, slot := range tt.slots {
+			events = append(events, unix.EpollEvent{Fd: slot})
+		}
+		if got := l.sole(events); got != tt.want {
+			t.Errorf("%s: %p, want %p", tt.name, got, tt.want)
+		}
 	}
-	if s.pays() {
-		t.Error("spinning pays for two connections in turn")
+}
+
+// A loop lets go of a connection when that ends, and isn't told to spin where it may not.
+func TestSpinningKnowsItsConnections(t *testing.T) {
+	ep := tcpEndpoint(t, named("a"))
+	for _, off := range []bool{false, true} {
+		s := start(t, Config{Loops: 1, EpollOnly: true, NoSpin: off}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
+		last := func() (out *tcpConn) {
+			s.everyLoop(func(l *loop) { out = l.spinning.last })
+			return out
+		}
+		c := connect(t, s)
+		for range 2*usualExchanges.after + 2 {
+			ask(t, c, "x")
+		}
+		if got, want := last() != nil, !off; got != want {
+			t.Errorf("NoSpin %t: the loop knows the connection that exchanges small messages: %t, want %t", off, got, want)
+		}
+		c.Close()
+		eventually(t, "the connection to end", func() bool { return len(s.live.all()) == 0 })
+		if last() != nil {
+			t.Errorf("NoSpin %t: the loop knows a connection that has ended", off)
+		}
+	}
+}
+
+// Bytes in bulk aren't small messages, whatever came before.
+func TestBulkEndsSmallMessages(t *testing.T) {
+	s := start(t, Config{Loops: 1, EpollOnly: true}, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, echo)}}))
+	c := connect(t, s)
+	for range usualExchanges.after {
+		ask(t, c, "x")
+	}
+	const size = 64 * copySize
+	go c.Write(make([]byte, size))
+	if _, err := io.CopyN(io.Discard, c, size); err != nil {
+		t.Fatal(err)
+	}
+	var small uint8
+	s.everyLoop(func(*loop) { small = s.live.all()[0].(*tcpConn).small })
+	if small >= usualExchanges.after {
+		t.Errorf("after %d bytes in bulk it counts %d small messages in a row", size, small)
 	}
 }
 
@@ -66,6 +139,9 @@ func TestSpinFindsEvents(t *testing.T) {
 	events := make([]unix.EpollEvent, eventsAtOnce)
 	if n := l.spin(events); n != 0 {
 		t.Errorf("%d events where there are none", n)
+	}
+	if l.spinning.pays(sinceEpoch()) {
+		t.Error("a new loop spins")
 	}
 	l.admitPosts()
 	if !l.post(func() {}) {
