@@ -39,6 +39,7 @@ type udpWorker struct {
 	free      []int32
 	tags      uint32
 	again     []*upstream // have more to receive
+	resumed   []*upstream // room for again
 	resting   resting
 	crowd     crowd
 	handled   int         // datagrams of this turn

@@ -235,14 +235,15 @@ func (w *udpWorker) resume() {
 	if len(w.again) == 0 {
 		return
 	}
-	again := w.again
-	w.again = nil
-	for _, u := range again {
+	w.again, w.resumed = w.resumed, w.again
+	for _, u := range w.resumed {
 		u.queued = false
 		if u.fd >= 0 {
 			w.receive(u, true)
 		}
 	}
+	clear(w.resumed) // and holds none of them
+	w.resumed = w.resumed[:0]
 }
 
 // discard empties a socket that rests: what comes now is nobody's.

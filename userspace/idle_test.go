@@ -1,0 +1,120 @@
+package userspace
+
+import (
+	"bufio"
+	"io"
+	"net"
+	"net/netip"
+	"runtime"
+	"testing"
+	"time"
+)
+
+// A connection that is idle has its two sockets and nothing else: no goroutine, pipe or
+// buffer, whatever it has carried before.
+func TestIdleConnectionsHoldSocketsOnly(t *testing.T) {
+	const clients, size = 100, 64 * copySize
+	s := start(t, Config{Loops: 1}, testPlan(testService{name: "s", eps: []netip.AddrPort{floodingInTurn(t, size)}}))
+	carry := func() {
+		c := connect(t, s)
+		for range 3 { // small messages and bulk
+			if _, err := io.WriteString(c, "x\n"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.CopyN(io.Discard, c, size); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	carry() // what is opened once is open
+	goroutines, files := runtime.NumGoroutine(), openFiles(t)
+	for range clients {
+		carry()
+	}
+	if n := runtime.NumGoroutine(); n > goroutines {
+		t.Errorf("%d goroutines after %d more connections, %d before", n, clients, goroutines)
+	}
+	// The client's socket, kproxy's two, and the endpoint's; the loop may have made a ring.
+	if n, want := openFiles(t), files+4*clients+1; n > want {
+		t.Errorf("%d descriptors after %d more connections, want %d", n, clients, want)
+	}
+	s.everyLoop(func(l *loop) {
+		seen := 0
+		for _, x := range l.slots {
+			if x == nil {
+				continue
+			}
+			seen++
+			for d := range x.pumps {
+				if p := &x.pumps[d]; p.piped || p.buf != nil || p.pending > 0 {
+					t.Errorf("direction %d of an idle connection holds a pipe: %t, a buffer: %t, %d bytes", d, p.piped, p.buf != nil, p.pending)
+				}
+			}
+		}
+		if seen != clients+1 {
+			t.Errorf("%d connections, want %d", seen, clients+1)
+		}
+	})
+}
+
+// floodingInTurn is an endpoint of one goroutine, which answers lines with size
+// bytes, three on each connection, and then goes on with the next one.
+func floodingInTurn(t *testing.T, size int) netip.AddrPort {
+	t.Helper()
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	must(t, err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		answer := make([]byte, size)
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			t.Cleanup(func() { c.Close() })
+			in := bufio.NewReader(c)
+			for range 3 {
+				if _, err := in.ReadString('\n'); err != nil {
+					return
+				}
+				if _, err := c.Write(answer); err != nil {
+					return
+				}
+			}
+		}
+	}()
+	return addrPort(l.Addr())
+}
+
+// Datagrams of a session that is there are forwarded both ways without an allocation,
+// one at a time or in bulk.
+func TestDatagramsAreNotAllocated(t *testing.T) {
+	const rounds, burst = 300, 32
+	ep, _ := udpEndpoint(t, "") // which doesn't allocate either
+	s := start(t, Config{Origin: newOrigins(), Loops: 1}, testPlan(udpService(ep)))
+	c := udpClient(t, s)
+	message := make([]byte, 1400)
+	exchange := func(at int) {
+		c.SetReadDeadline(time.Now().Add(patience))
+		for range at {
+			if _, err := c.Write(message); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range at {
+			if _, err := c.Read(message); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	udpAsk(t, c, "x")
+	for _, at := range []int{1, burst} {
+		for range 50 { // until all that grows has grown
+			exchange(at)
+		}
+		// What else the process does has some too.
+		if n := testing.AllocsPerRun(rounds, func() { exchange(at) }) / float64(at); n > 0.1 {
+			t.Errorf("%.2f allocations for a datagram, %d at a time", n, at)
+		}
+	}
+}
