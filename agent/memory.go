@@ -33,20 +33,21 @@ func growth(live uint64) int {
 const growthStep = 5
 
 // Memory that nobody needs goes back to the system when it is more than spareMax,
-// which takes a collection, once for quietLooks looks, a second apart, less than
+// which takes a collection, once for quietLooks looks, lookEvery apart, less than
 // quietBytes were taken: so at the end of a start, which leaves objects as they
 // came from the API, plans and rules that were replaced. The Go runtime would keep
 // most of it for a heap of that size.
 const (
 	spareMax   = headroom / 2
-	quietBytes = 2 << 20
+	lookEvery  = time.Second / 2
+	quietBytes = 1 << 20
 	quietLooks = 2
 )
 
 // keepSmall bounds garbage from when the kernel has all rules. Whoever sets GOGC
 // has decided himself by how much the heap may grow.
 func (a *Agent) keepSmall(ctx context.Context) error {
-	look := time.NewTicker(time.Second)
+	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	_, decided := os.LookupEnv("GOGC")
 	set, quiet, taken := usualGrowth, 0, uint64(0)
