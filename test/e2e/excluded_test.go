@@ -32,7 +32,8 @@ func TestAnotherProxy(t *testing.T) {
 			m.Type, m.DataPlane = "LoadBalancer", string(tt.dataPlane)
 			m.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
 			m.Ports[0].NodePort, m.Ports[1].NodePort = 30080, 30080
-			args := []string{"--mode", string(tt.Mode), "--health-check", "off"}
+			// Connections are held while the service leaves twice: no drain may end them.
+			args := []string{"--mode", string(tt.Mode), "--health-check", "off", "--drain-timeout", within(time.Minute).String()}
 			theirs := w.net.Backend("b3")
 			for _, a := range theirs.Addresses {
 				args = append(args, "--exclude-cluster-cidr", netip.PrefixFrom(a, a.BitLen()).String())
