@@ -71,19 +71,16 @@ func (t *tracer) send(ctx context.Context, p *Probe, look func(netip.AddrPort) [
 	}
 	// A port of one's own tells the entry from others', also where the connection
 	// fails.
-	port, err := freePort(t.req.From, t.req.Address.Addr())
-	if err != nil {
-		p.Outcome, p.Note = "unreachable", err.Error()
-		return netip.AddrPort{}, nil
-	}
-	local = netip.AddrPortFrom(local.Addr(), port)
-	d := net.Dialer{Timeout: probeTimeout, LocalAddr: net.TCPAddrFromAddrPort(local), Control: reuseAddress}
+	free := func() (uint16, error) { return freePort(t.req.From, t.req.Address.Addr()) }
 	start := time.Now()
-	c, err := d.DialContext(ctx, "tcp", t.req.Address.String())
+	c, local, err := dial(ctx, t.req.Address, local.Addr(), free)
 	p.Seconds = time.Since(start).Seconds()
 	p.Outcome = outcomeOf(err, "connected")
 	if err != nil {
 		p.Note = err.Error()
+		if local.Port() == 0 {
+			return netip.AddrPort{}, nil
+		}
 		return local, look(local)
 	}
 	defer c.Close()
@@ -92,6 +89,27 @@ func (t *tracer) send(ctx context.Context, p *Probe, look func(netip.AddrPort) [
 		t.awaitEndpoint(c, local, p)
 	}
 	return local, look(local)
+}
+
+// portTries is how often a probe takes another port, where somebody else got its port
+// between when it was free and when it is used.
+const portTries = 8
+
+// dial connects from a free port of an address. The port of what it returns is 0 if there is
+// none.
+func dial(ctx context.Context, to netip.AddrPort, addr netip.Addr, free func() (uint16, error)) (net.Conn, netip.AddrPort, error) {
+	for tries := 1; ; tries++ {
+		port, err := free()
+		from := netip.AddrPortFrom(addr, port)
+		if err != nil {
+			return nil, from, err
+		}
+		d := net.Dialer{Timeout: probeTimeout, LocalAddr: net.TCPAddrFromAddrPort(from), Control: reuseAddress}
+		c, err := d.DialContext(ctx, "tcp", to.String())
+		if !errors.Is(err, unix.EADDRINUSE) || tries == portTries {
+			return c, from, err
+		}
+	}
 }
 
 // awaitEndpoint waits until userspace, which accepts first, has found an endpoint

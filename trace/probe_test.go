@@ -1,0 +1,45 @@
+package trace
+
+import (
+	"errors"
+	"net"
+	"net/netip"
+	"testing"
+
+	"golang.org/x/sys/unix"
+)
+
+// A probe takes another port when somebody else gets the one that was free, and gives up
+// when that goes on.
+func TestProbeTakesAnotherPort(t *testing.T) {
+	loopback := netip.MustParseAddr("127.0.0.1")
+	listen := func() netip.AddrPort {
+		l, err := net.Listen("tcp4", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { l.Close() })
+		return l.Addr().(*net.TCPAddr).AddrPort()
+	}
+	to, taken := listen(), listen()
+	tries := 0
+	c, from, err := dial(t.Context(), to, loopback, func() (uint16, error) {
+		if tries++; tries == 1 {
+			return taken.Port(), nil
+		}
+		return freePort(loopback, to.Addr())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	if got := c.LocalAddr().(*net.TCPAddr).AddrPort(); got != from || from == taken {
+		t.Errorf("it connected from %s and says %s; %s was taken", got, from, taken)
+	}
+
+	tries = 0
+	_, _, err = dial(t.Context(), to, loopback, func() (uint16, error) { tries++; return taken.Port(), nil })
+	if !errors.Is(err, unix.EADDRINUSE) || tries != portTries {
+		t.Errorf("after %d tries: %v; want %d, address already in use", tries, err, portTries)
+	}
+}
