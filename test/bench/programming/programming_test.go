@@ -197,6 +197,11 @@ func TestFindingsKnowRoundsAndFailures(t *testing.T) {
 		f.add(s, figChange, float64(f.round))
 		f.add(s, figChangeCPU, 5)
 	}
+	f.add(s, figRSSLater, 1)
+	f.add(s, figRSSLater, 2)
+	if twice, _ := f.subject(figRSSLater, s.name); len(twice.Values) != 1 || twice.Failures != 1 {
+		t.Errorf("of two values of one round there are %v, and %d failures", twice.Values, twice.Failures)
+	}
 	got, _ := f.subject(figChange, s.name)
 	want := result.NewSubject(s.name, []float64{0, 2})
 	want.Rounds, want.Failures, want.Error = []int{0, 2}, 1, "it met the other side"

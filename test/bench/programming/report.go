@@ -40,6 +40,10 @@ func (f *findings) add(s subject, of figure, v float64) {
 		f.values[of][s.name] = &result.Subject{Name: s.name}
 	}
 	x := f.values[of][s.name]
+	if n := len(x.Rounds); n > 0 && x.Rounds[n-1] == f.round {
+		f.fail(s, of.from(), fmt.Errorf("the rig measured %s twice in round %d", of, f.round+1))
+		return
+	}
 	x.Values, x.Rounds = append(x.Values, v), append(x.Rounds, f.round)
 	fmt.Fprintf(os.Stderr, "         %-36s %s\n", of, statistics.Figure(v))
 }

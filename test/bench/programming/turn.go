@@ -37,7 +37,10 @@ func (r *rig) nobody(ctx context.Context, s subject) error {
 			return err
 		}
 	}
-	r.try(ctx, s, caseConnect, func(context.Context) error { return r.connectDirect(s) })
+	// Both kinds of a proxy's connections are compared with these.
+	r.try(ctx, s, caseConnect, func(context.Context) error {
+		return errors.Join(r.connectDirect(s, figConnectOther), r.connectDirect(s, figConnectService))
+	})
 	return r.clean(&proxy{subject: s})
 }
 
@@ -194,7 +197,7 @@ func (r *rig) calm(ctx context.Context, p *proxy) error {
 
 // connects measures connect to a backend and to services.
 func (r *rig) connects(ctx context.Context, p *proxy) error {
-	if err := r.connectDirect(p.subject); err != nil {
+	if err := r.connectDirect(p.subject, figConnectOther); err != nil {
 		return err
 	}
 	// A prime step meets services all over the table.
@@ -202,13 +205,8 @@ func (r *rig) connects(ctx context.Context, p *proxy) error {
 	return errors.Join(err, r.calm(ctx, p))
 }
 
-func (r *rig) connectDirect(s subject) error {
-	for _, of := range []figure{figConnectOther, figConnectService} { // what connections through a proxy are compared with
-		if err := r.connectP50(s, of, func(int) netip.AddrPort { return r.direct() }); err != nil {
-			return err
-		}
-	}
-	return nil
+func (r *rig) connectDirect(s subject, of figure) error {
+	return r.connectP50(s, of, func(int) netip.AddrPort { return r.direct() })
 }
 
 // batch is how many connections wait to be accepted: less than a listener's queue
