@@ -8,6 +8,8 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"strings"
+	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -87,11 +89,32 @@ func (n *Namespace) Dial(ctx context.Context, network, address string) (net.Conn
 func (n *Namespace) DialFrom(ctx context.Context, local net.Addr, network, address string) (c net.Conn, err error) {
 	d := net.Dialer{LocalAddr: local, KeepAlive: -1 * time.Second}
 	d.SetMultipathTCP(false)
+	if local == nil && strings.HasPrefix(network, "tcp") {
+		d.Control = ownPort
+	}
 	err = n.Do(func() error {
 		c, err = d.DialContext(ctx, network, address)
 		return err
 	})
 	return c, err
+}
+
+// ownPort gives a socket a port that no other one of its namespace has, as long as there
+// are any. The kernel would choose it for each destination anew; and where two services
+// share an endpoint, IPVS can't tell two connections from one port of a client apart (an
+// answer doesn't say by which service it was asked for: ip_vs_conn_out_get in
+// net/netfilter/ipvs/ip_vs_conn.c).
+func ownPort(network, _ string, c syscall.RawConn) error {
+	var wildcard unix.Sockaddr = &unix.SockaddrInet4{}
+	if network == "tcp6" {
+		wildcard = &unix.SockaddrInet6{}
+	}
+	var err error
+	controlErr := c.Control(func(fd uintptr) { err = unix.Bind(int(fd), wildcard) })
+	if errors.Is(err, unix.EADDRINUSE) {
+		err = nil // connect finds one
+	}
+	return errors.Join(controlErr, err)
 }
 
 // Listen listens for TCP in the namespace.

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -281,8 +282,25 @@ func (w *world) traffic(network string, target netip.AddrPort, rate float64) *la
 func (w *world) noneFailed(what string, r lab.Results) {
 	w.Helper()
 	if err := r.Err(); err != nil {
-		w.Errorf("%s: %v", what, err)
+		w.Errorf("%s: %v\n%s", what, err, w.remembered(r.Failed()))
 	}
+}
+
+// remembered is what the node's kernel still has of connections that failed: of
+// conntrack, and of IPVS's table in its hexadecimal way.
+func (w *world) remembered(failed lab.Results) string {
+	w.Helper()
+	var out strings.Builder
+	for _, x := range failed[:min(3, len(failed))] {
+		var e *net.OpError
+		if !errors.As(x.Err, &e) || e.Source == nil {
+			continue
+		}
+		port := netip.MustParseAddrPort(e.Source.String()).Port()
+		script := fmt.Sprintf("for f in ipv4 ipv6; do conntrack -L -f $f 2>/dev/null | grep -w 'sport=%d'; done; grep -wi '%04X' /proc/net/ip_vs_conn; true", port, port)
+		fmt.Fprintf(&out, "the node's kernel of port %d:\n%s", port, w.node("sh", "-c", script))
+	}
+	return out.String()
 }
 
 // hold opens a connection that must last until the test's end.
