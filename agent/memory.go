@@ -33,15 +33,17 @@ func growth(live uint64) int {
 const growthStep = 5
 
 // Memory that nobody needs goes back to the system when it is more than spareMax,
-// which takes a collection, once for quietLooks looks, lookEvery apart, less than
-// quietBytes were taken: so at the end of a start, which leaves objects as they
-// came from the API, plans and rules that were replaced. The Go runtime would keep
-// most of it for a heap of that size.
+// which takes a collection, once for some looks, lookEvery apart, less than
+// quietBytes were taken: quietStart looks at the end of a start, which leaves objects
+// as they came from the API, plans and rules that were replaced, and quietLater after
+// that, longer than changes pause in a rollout. The Go runtime would keep most of it
+// for a heap of that size.
 const (
 	spareMax   = headroom / 2
 	lookEvery  = time.Second / 2
 	quietBytes = 1 << 20
-	quietLooks = 2
+	quietStart = 2
+	quietLater = 6
 )
 
 // keepSmall bounds garbage from when the kernel has all rules. Whoever sets GOGC
@@ -50,7 +52,7 @@ func (a *Agent) keepSmall(ctx context.Context) error {
 	look := time.NewTicker(lookEvery)
 	defer look.Stop()
 	_, decided := os.LookupEnv("GOGC")
-	set, quiet, taken := usualGrowth, 0, uint64(0)
+	set, quiet, patience, taken := usualGrowth, 0, quietStart, uint64(0)
 	if !decided {
 		defer debug.SetGCPercent(usualGrowth)
 	}
@@ -71,8 +73,9 @@ func (a *Agent) keepSmall(ctx context.Context) error {
 		if quiet++; h.taken-taken > quietBytes {
 			quiet = 0
 		}
-		if taken = h.taken; quiet == quietLooks && h.spare > spareMax {
+		if taken = h.taken; quiet == patience && h.spare > spareMax {
 			debug.FreeOSMemory()
+			patience = quietLater
 		}
 	}
 }

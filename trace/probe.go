@@ -106,7 +106,8 @@ func dial(ctx context.Context, to netip.AddrPort, addr netip.Addr, free func() (
 		}
 		d := net.Dialer{Timeout: probeTimeout, LocalAddr: net.TCPAddrFromAddrPort(from), Control: reuseAddress}
 		c, err := d.DialContext(ctx, "tcp", to.String())
-		if !errors.Is(err, unix.EADDRINUSE) || tries == portTries {
+		// Taken by a socket, or with this service by a connection that isn't over.
+		if taken := errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL); !taken || tries == portTries {
 			return c, from, err
 		}
 	}

@@ -108,6 +108,7 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 		return 0, sourceDied
 	}
 	if piping {
+		c.small = 0
 		p.pending = n
 		return n, unfinished
 	}

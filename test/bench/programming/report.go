@@ -175,6 +175,7 @@ func (r *report) notes() []string {
 		"Programming: a cold start is proved by a connection to every service and by counting the endpoints in the kernel's rules, afterwards.",
 		fmt.Sprintf("Programming: each turn has %d changes of each kind, where they take long at least %d, %s apart unless back to back; a turn's figure is their median, CPU their mean without what the process uses when idle.", r.changes, min(fewChanges, r.changes), r.spacing()),
 	}
+	out = append(out, "Programming: without a proxy, connects to a service are to a backend.")
 	for _, name := range r.subjects {
 		s, _ := subjectOf(name)
 		out = append(out, fmt.Sprintf("%s: %s", s.name, s.config))

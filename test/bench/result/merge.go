@@ -18,14 +18,16 @@ func (r *Report) add(c Case) error {
 	if have.Unit != c.Unit || have.Better != c.Better {
 		return fmt.Errorf("merge case %s: one is in %s, the other in %s", c.Name, have.Unit, c.Unit)
 	}
+	after := have.rounds()
 	for _, s := range c.Subjects {
+		s.Rounds = s.roundsAfter(after)
 		was := have.Subject(s.Name)
 		if was == nil {
 			have.Subjects = append(have.Subjects, s)
 			continue
 		}
 		sum := NewSubject(s.Name, slices.Concat(was.Values, s.Values))
-		sum.Rounds = joinRounds(was, &s)
+		sum.Rounds = slices.Concat(was.roundsAfter(0), s.Rounds)
 		sum.Failures, sum.Error = was.Failures+s.Failures, was.Error
 		if sum.Error == "" {
 			sum.Error = s.Error
@@ -35,21 +37,22 @@ func (r *Report) add(c Case) error {
 	return nil
 }
 
-// joinRounds has b's rounds come after a's.
-func joinRounds(a, b *Subject) []int {
-	if len(a.Rounds)+len(b.Rounds) == 0 {
-		return nil
+// rounds is how many there were.
+func (c *Case) rounds() int {
+	n := 0
+	for i := range c.Subjects {
+		for k := range c.Subjects[i].Values {
+			n = max(n, c.Subjects[i].round(k)+1)
+		}
 	}
-	var out []int
-	for i := range a.Values {
-		out = append(out, a.round(i))
-	}
-	after := 0
-	if len(out) > 0 {
-		after = slices.Max(out) + 1
-	}
-	for i := range b.Values {
-		out = append(out, after+b.round(i))
+	return n
+}
+
+// roundsAfter are the rounds of the values where so many were before.
+func (s *Subject) roundsAfter(n int) []int {
+	out := make([]int, len(s.Values))
+	for i := range out {
+		out[i] = n + s.round(i)
 	}
 	return out
 }

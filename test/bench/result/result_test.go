@@ -101,15 +101,20 @@ func TestRatiosAreOfTheSameRounds(t *testing.T) {
 	}
 }
 
+// A subject that failed in a report's last round, or has none in it, is still compared with
+// others' values of the same rounds.
 func TestMergeKeepsRoundsApart(t *testing.T) {
-	a, b := judged(), judged()
-	a.Cases[0].Subject("kproxy").Values, a.Cases[0].Subject("kproxy").Rounds = []float64{1, 2}, []int{0, 2}
+	a, b := judged(), judged() // of three rounds
+	a.Cases[0].Subject("kproxy").Values, a.Cases[0].Subject("kproxy").Rounds = []float64{1, 2}, []int{0, 1}
+	b.Cases[0].Subjects = append(b.Cases[0].Subjects, NewSubject("new", []float64{1, 2}))
 	got, err := Merge(a, b)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]int{0, 2, 3, 4, 5}, got.Cases[0].Subject("kproxy").Rounds); diff != "" {
-		t.Errorf("rounds (-want +got):\n%s", diff)
+	for name, want := range map[string][]int{"kproxy": {0, 1, 3, 4, 5}, "new": {3, 4}} {
+		if diff := cmp.Diff(want, got.Cases[0].Subject(name).Rounds); diff != "" {
+			t.Errorf("rounds of %s (-want +got):\n%s", name, diff)
+		}
 	}
 }
 
@@ -160,7 +165,7 @@ func TestMergeJoinsValues(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := Subject{
-		Name: "kproxy", Values: []float64{120, 240, 130, 120, 240, 130},
+		Name: "kproxy", Values: []float64{120, 240, 130, 120, 240, 130}, Rounds: []int{0, 1, 2, 3, 4, 5},
 		Spread: statistics.Spread{Median: 130, Min: 120, Max: 240}, Failures: 1, Error: "lost",
 	}
 	if diff := cmp.Diff(want, *got.Cases[0].Subject("kproxy")); diff != "" {

@@ -119,9 +119,10 @@ func (b *bench) load(ctx context.Context, r *subject.Rig, l traffic.Load) traffi
 		if err != nil {
 			out = traffic.Outcome{Seconds: l.Time.Seconds(), Failed: max(out.Failed, 1), Error: err.Error()}
 		}
-		if fine := out.Failed == 0 && out.Count > 0; fine || !b.quick || tries == quickTries || ctx.Err() != nil {
+		if fine := out.Failed == 0 && out.Count > 0; fine || !b.quick || tries == quickTries || out.Wrong() || ctx.Err() != nil {
 			return out
 		}
+		fmt.Fprintf(b.progress, "%s: %d failed: %s; once more\n", r.Subject.Name, out.Failed, out.Error)
 	}
 }
 
