@@ -31,7 +31,7 @@ const (
 	toSend
 )
 
-// countSmall notes how much one read has copied.
+// countSmall notes how much one read has copied or spliced.
 func (e *exchange) countSmall(n int) {
 	switch {
 	case n >= ringConfig.BufferSize:

@@ -31,31 +31,30 @@ func TestIdleConnectionsHoldSocketsOnly(t *testing.T) {
 	for range clients {
 		carry()
 	}
-	if n := runtime.NumGoroutine(); n > goroutines {
-		t.Errorf("%d goroutines after %d more connections, %d before", n, clients, goroutines)
-	}
+	eventually(t, "goroutines to be no more than before", func() bool { return runtime.NumGoroutine() <= goroutines })
 	// The client's socket, kproxy's two, and the endpoint's; the loop may have made a ring.
-	if n, want := openFiles(t), files+4*clients+1; n > want {
-		t.Errorf("%d descriptors after %d more connections, want %d", n, clients, want)
-	}
-	s.everyLoop(func(l *loop) {
-		seen := 0
-		for _, x := range l.slots {
-			if x == nil {
-				continue
-			}
-			seen++
-			for d := range x.pumps {
-				if p := &x.pumps[d]; p.piped || p.buf != nil || p.pending > 0 {
-					t.Errorf("direction %d of an idle connection holds a pipe: %t, a buffer: %t, %d bytes", d, p.piped, p.buf != nil, p.pending)
+	eventually(t, "descriptors to be sockets only", func() bool { return openFiles(t) <= files+4*clients+1 })
+	eventually(t, "connections to hold neither pipes nor buffers", func() bool {
+		seen, idle := 0, 0
+		s.everyLoop(func(l *loop) {
+			for _, x := range l.slots {
+				if x == nil {
+					continue
+				}
+				seen++
+				if holdsNothing(&x.pumps[0]) && holdsNothing(&x.pumps[1]) {
+					idle++
 				}
 			}
-		}
+		})
 		if seen != clients+1 {
-			t.Errorf("%d connections, want %d", seen, clients+1)
+			t.Fatalf("%d connections, want %d", seen, clients+1)
 		}
+		return idle == seen
 	})
 }
+
+func holdsNothing(p *pump) bool { return !p.piped && p.buf == nil && p.pending == 0 }
 
 // floodingInTurn is an endpoint of one goroutine, which answers lines with size
 // bytes, three on each connection, and then goes on with the next one.

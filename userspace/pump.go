@@ -95,6 +95,7 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 		return 0, finished
 	case err == 0:
 		p.burst += n
+		c.countSmall(n)
 	case err == unix.EINTR:
 		return 0, unfinished
 	case err == unix.EAGAIN:
@@ -108,16 +109,11 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 		return 0, sourceDied
 	}
 	if piping {
-		c.small = 0
 		p.pending = n
 		return n, unfinished
 	}
 	if p.bulk = n == len(c.loop.buf); !p.bulk && !src.last && !src.urgent {
 		p.rest(src) // a short read has emptied the source (epoll(7)); an end would have been announced
-		c.countSmall(n)
-	}
-	if p.bulk {
-		c.small = 0
 	}
 	return n, p.give(c, dst, c.loop.buf[:n])
 }

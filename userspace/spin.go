@@ -49,8 +49,10 @@ func (s *spinning) pays(now int64) bool { return s.trust >= spinFrom && now >= s
 // judge learns from a wait that took so many nanoseconds and ended with an event of
 // x alone; nil if it was another's, or nobody's.
 func (s *spinning) judge(x *tcpConn, took int64) {
+	if s.off {
+		return
+	}
 	switch {
-	case s.off:
 	case x == nil:
 		s.trust = max(s.trust-trustPrice, 0)
 		return // who comes next is compared with who came before
@@ -92,7 +94,7 @@ func (l *loop) spin(events []unix.EpollEvent) int {
 
 // sole is the connection that exchanges small messages and has the only event.
 func (l *loop) sole(events []unix.EpollEvent) *tcpConn {
-	if len(events) != 1 || events[0].Fd < 0 || int(events[0].Fd) >= len(l.slots) {
+	if len(events) != 1 || events[0].Fd < 0 {
 		return nil
 	}
 	if x := l.slots[events[0].Fd]; x != nil && x.small >= usualExchanges.after {

@@ -4,7 +4,7 @@
 # bin/kproxy built.
 #
 # Usage: test/bench/bench.sh [quick]
-#   quick   each work once and short: fails when one of them doesn't work in four tries
+#   quick   each work once and short: fails when one of them does, or is late in four tries
 #
 # BENCH_PARTS="dataplane programming" says which; BENCH_REPORT has further
 # arguments for the report, such as -write-baseline.

@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 )
@@ -151,7 +152,10 @@ func (r *rig) idleRate(ctx context.Context, p *proxy) (float64, error) {
 }
 
 // backToBack measures changes of which each follows the one before at once.
-func (r *rig) backToBack(ctx context.Context, p *proxy) error {
+func (r *rig) backToBack(ctx context.Context, p *proxy) (err error) {
+	// New connections follow a change before the rules do: those of the last one are
+	// written before the next case, also where this one fails.
+	defer func() { err = errors.Join(err, r.calm(ctx, p)) }()
 	began := time.Now()
 	n := 0
 	for ; !r.options.enough(n, began); n++ {
@@ -160,5 +164,5 @@ func (r *rig) backToBack(ctx context.Context, p *proxy) error {
 		}
 	}
 	r.findings.add(p.subject, figBackToBack, ms(time.Since(began))/float64(n))
-	return r.calm(ctx, p)
+	return nil
 }

@@ -22,10 +22,6 @@ func (r *rig) moves(ctx context.Context, p *proxy) error {
 	if p.kind != kproxy || !p.kernel() {
 		return nil
 	}
-	// New connections follow a change before the rules do: those of the last one are written first.
-	if err := r.calm(ctx, p); err != nil {
-		return err
-	}
 	first, err := r.passes(ctx)
 	if err != nil {
 		return err

@@ -87,8 +87,9 @@ func doubts(r *result.Report, baseline string) error {
 	for _, text := range worse {
 		warn(r, "Worse than the baseline: "+text+".")
 	}
-	if len(worse) == 0 {
-		r.Notes = append(r.Notes, fmt.Sprintf("No ratio is worse than that of the baseline of %s by more than noise.", old.Started))
+	none := fmt.Sprintf("No ratio is worse than that of the baseline of %s by more than noise.", old.Started)
+	if len(worse) == 0 && !slices.Contains(r.Notes, none) {
+		r.Notes = append(r.Notes, none)
 	}
 	return nil
 }

@@ -56,7 +56,7 @@ func parse(args []string) (f flags, err error) {
 	set.IntVar(&f.repeat, "repeat", 5, "`N` rounds")
 	set.Float64Var(&f.seconds, "seconds", 0, "`S` of each run (default: 1.5 or 2)")
 	set.StringVar(&f.json, "json", "", "write the report to `FILE`")
-	set.BoolVar(&f.quick, "quick", false, "each once and short, to see that all works; fails when anything failed")
+	set.BoolVar(&f.quick, "quick", false, "each once and short, to see that all works; fails when one of them does, or is late in four tries")
 	set.BoolVar(&f.list, "list", false, "say what can be measured")
 	set.StringVar(&f.prefix, "prefix", "kpbench", "of the namespaces' names")
 	err = set.Parse(args)

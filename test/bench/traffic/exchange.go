@@ -147,9 +147,6 @@ func (w *exchanger) overdue(now time.Time, more bool) int {
 	return left
 }
 
-// Wrong reports whether somebody got other bytes than were sent.
-func (o *Outcome) Wrong() bool { return o.Error == errWrong.Error() }
-
 var errWrong = errors.New("the answer isn't what was sent")
 
 // drop counts a failed exchange; a TCP connection ends with it.

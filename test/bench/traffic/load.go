@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/lab/compare/load"
 )
@@ -77,6 +80,14 @@ type Outcome struct {
 	Lost     int               `json:"lost,omitempty"` // datagrams
 	Exchange *load.Percentiles `json:"exchange,omitempty"`
 	CPU      load.CPU          `json:"cpu"`
+}
+
+// Late reports whether nothing came in time, and nothing else was seen to go wrong:
+// that may be the machine's fault, where a closed connection or other bytes are the
+// proxy's.
+func (o *Outcome) Late() bool {
+	late := func(err error) bool { return strings.HasSuffix(o.Error, err.Error()) }
+	return o.Count == 0 && o.Failed == 0 || late(errNoAnswer) || late(unix.ETIMEDOUT)
 }
 
 // Bounds of a load.

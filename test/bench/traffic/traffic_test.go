@@ -7,6 +7,8 @@ import (
 	"net/netip"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // serve answers connections on loopback until the test ends.
@@ -135,6 +137,27 @@ func TestValidate(t *testing.T) {
 		change(&l)
 		if l.Validate() == nil {
 			t.Errorf("%s: no error", name)
+		}
+	}
+}
+
+// Only what was late may be the machine's fault.
+func TestOutcomeThatIsLate(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		Outcome
+		want bool
+	}{
+		{"nothing came", Outcome{}, true},
+		{"no answer", Outcome{Count: 1, Failed: 1, Error: errNoAnswer.Error()}, true},
+		{"no answer to the first", Outcome{Failed: 1, Error: "client: begin session: " + errNoAnswer.Error()}, true},
+		{"timed out", Outcome{Failed: 1, Error: unix.ETIMEDOUT.Error()}, true},
+		{"all came", Outcome{Count: 1}, false},
+		{"other bytes", Outcome{Failed: 1, Error: errWrong.Error()}, false},
+		{"refused", Outcome{Failed: 1, Error: unix.ECONNREFUSED.Error()}, false},
+	} {
+		if got := tt.Late(); got != tt.want {
+			t.Errorf("%s: late: %t, want %t", tt.name, got, tt.want)
 		}
 	}
 }
