@@ -52,6 +52,9 @@ func (a *acceptor) start() {
 		return
 	}
 	a.watching = true
+	// There are descriptors again, and perhaps nobody who would show it by being
+	// accepted: the probe mustn't find the listener waiting for ever.
+	a.listener.supplied()
 }
 
 // alarm is retry's.
@@ -85,10 +88,7 @@ func (a *acceptor) accept() {
 			a.pause()
 			return
 		}
-		if t.waiting.Load() != 0 {
-			t.waited.Store(sinceEpoch())
-			t.waiting.Store(0)
-		}
+		t.supplied()
 		fd, err := sysAccept(t.fd, &a.from)
 		if err != 0 {
 			s.tcpBudget.release(fdsPerConnection)
@@ -115,6 +115,14 @@ func (a *acceptor) later(err error) {
 	a.pause()
 	a.loop.timers.set(&a.retry, sinceEpoch()+int64(a.wait))
 	a.wait = min(2*a.wait, acceptWaitMax)
+}
+
+// supplied notes that clients don't wait for descriptors any more, if they did.
+func (l *tcpListener) supplied() {
+	if l.waiting.Load() != 0 {
+		l.waited.Store(sinceEpoch())
+		l.waiting.Store(0)
+	}
 }
 
 // starve notes the first of several errors that say that the process, or the

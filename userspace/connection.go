@@ -264,7 +264,6 @@ func (x *tcpConn) end() {
 	x.settle()
 	if e := x.endpoint.Load(); e != nil {
 		e.load.Release()
-		e.ejection.Succeeded()
 	}
 	x.front.view.state.active.Add(-1)
 	s.live.remove(x.live)

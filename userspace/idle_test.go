@@ -88,8 +88,8 @@ func floodingInTurn(t *testing.T, size int) netip.AddrPort {
 // Datagrams of a session that is there are forwarded both ways without an allocation,
 // one at a time or in bulk.
 func TestDatagramsAreNotAllocated(t *testing.T) {
-	const rounds, burst = 300, 100 // more than one turn receives from an endpoint
-	ep, _ := udpEndpoint(t, "")    // which doesn't allocate either
+	const rounds, burst = 300, batchSize + batchSize/2
+	ep, _ := udpEndpoint(t, "") // which doesn't allocate either
 	s := start(t, Config{Origin: newOrigins(), Loops: 1}, testPlan(udpService(ep)))
 	c := udpClient(t, s)
 	message := make([]byte, 100)
@@ -115,5 +115,30 @@ func TestDatagramsAreNotAllocated(t *testing.T) {
 		if n := testing.AllocsPerRun(rounds, func() { exchange(at) }); n > 0 {
 			t.Errorf("%.0f allocations for %d datagrams", n, at)
 		}
+	}
+}
+
+// Nor is the list of those who had more to receive than one turn does.
+func TestAnotherTurnIsNotAllocated(t *testing.T) {
+	var w udpWorker
+	us := make([]*upstream, 10)
+	for i := range us {
+		us[i] = &upstream{fd: -1} // has nothing
+	}
+	turn := func() {
+		for _, u := range us {
+			u.queued = true
+			w.again = append(w.again, u)
+		}
+		w.resume()
+	}
+	for range 2 { // the lists grow
+		turn()
+	}
+	if n := testing.AllocsPerRun(100, turn); n > 0 {
+		t.Errorf("%.0f allocations for another turn", n)
+	}
+	if us[0].queued || len(w.again) > 0 {
+		t.Error("it had no turn")
 	}
 }

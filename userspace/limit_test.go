@@ -256,6 +256,32 @@ func TestBudget(t *testing.T) {
 	}
 }
 
+// When the clients that took all descriptors have gone, the probe succeeds, though no other client
+// has come to show that there is room.
+func TestProbeAfterTheBudget(t *testing.T) {
+	d := testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}}
+	p := testPlan(d)
+	p.Kernel = plan.IPVS
+	var straight atomic.Bool
+	s := start(t, Config{MaxFDs: 256, TCPOrigin: originOrStraight(&straight)}, p)
+	var conns []*net.TCPConn
+	for range divide(256).tcp / fdsPerConnection {
+		c := connect(t, s)
+		ask(t, c, "x")
+		conns = append(conns, c)
+	}
+	eventually(t, "the loop waits", func() bool { return s.tcp[0].waiting.Load() != 0 })
+	s.tcp[0].waiting.Store(sinceEpoch() - int64(2*exhaustionPatience))
+	if err := probeIPv4(s); err == nil {
+		t.Error("probe = nil at the budget")
+	}
+	straight.Store(true) // the probe is all that comes now
+	for _, c := range conns {
+		c.Close()
+	}
+	eventually(t, "the probe to succeed", func() bool { return probeIPv4(s) == nil && s.tcp[0].waiting.Load() == 0 })
+}
+
 // At the budget the listener isn't expected to accept; the probe passes, for
 // some time only if the kernel can serve instead, and waiting clients are
 // served when others leave.

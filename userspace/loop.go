@@ -94,14 +94,15 @@ func (l *loop) wait(events []unix.EpollEvent) int {
 		return 0
 	}
 	began, n := sinceEpoch(), 0
-	if l.spinning.pays(began) && len(l.busy) == 0 {
+	looked := l.spinning.pays(began) && len(l.busy) == 0
+	if looked {
 		n = l.spin(events)
 	}
 	if n == 0 {
 		n = l.waitEvents(events)
 	}
 	l.now = sinceEpoch()
-	l.spinning.judge(l.sole(events[:n]), l.now-began)
+	l.spinning.judge(l.sole(events[:n]), l.now-began, looked)
 	return n
 }
 

@@ -100,6 +100,7 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 		return 0, unfinished
 	case err == unix.EAGAIN:
 		p.rest(src)
+		src.urgent = src.urgent && piping // a read is past it now
 		return 0, unfinished
 	case err == unix.EINVAL && piping: // can't be spliced
 		p.bulk, p.burst = false, 0

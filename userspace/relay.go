@@ -102,7 +102,10 @@ func (x *tcpConn) sourceFinished(d int) {
 	case x.dead[d]: // the other direction's write met the reset first
 		x.sourceDied(d)
 		return
-	case x.ended[sink]:
+	case d == endpointSide && x.search != nil: // one that only listened
+		x.endpoint.Load().ejection.Succeeded()
+	}
+	if x.ended[sink] {
 		x.sides[clientSide].close()
 		x.sides[endpointSide].close()
 		x.end()

@@ -36,7 +36,8 @@ const (
 )
 
 // A loop spins from so much trust on. A wait that was long costs what several short
-// ones gave.
+// ones gave. One that was short, and yet longer than the look, costs what a short one
+// gave: half of the looks may be in vain. When too many are, trust begins anew.
 const (
 	spinFrom   = 16
 	trustMost  = 2 * spinFrom
@@ -46,9 +47,9 @@ const (
 // pays reports whether spinning did, lately.
 func (s *spinning) pays(now int64) bool { return s.trust >= spinFrom && now >= s.pause }
 
-// judge learns from a wait that took so many nanoseconds and ended with an event of
-// x alone; nil if it was another's, or nobody's.
-func (s *spinning) judge(x *tcpConn, took int64) {
+// judge learns from a wait that took so many nanoseconds, and whether it looked first. It
+// ended with an event of x alone; nil if it was another's, or nobody's.
+func (s *spinning) judge(x *tcpConn, took int64, looked bool) {
 	if s.off {
 		return
 	}
@@ -56,6 +57,10 @@ func (s *spinning) judge(x *tcpConn, took int64) {
 	case x == nil:
 		s.trust = max(s.trust-trustPrice, 0)
 		return // who comes next is compared with who came before
+	case x == s.last && took <= int64(shortSleep) && looked && took > int64(spinFor):
+		if s.trust--; s.trust < spinFrom {
+			s.trust = 0
+		}
 	case x == s.last && took <= int64(shortSleep):
 		s.trust = min(s.trust+1, trustMost)
 	default:

@@ -4,6 +4,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -13,10 +14,11 @@ import (
 // long, for others, or it may not.
 func TestSpinningOnlyWhilePaying(t *testing.T) {
 	const short, long = int64(shortSleep), int64(shortSleep) + 1
+	const found, vain = -int64(spinFor), -int64(spinFor) - 1
 	a, b := new(tcpConn), new(tcpConn)
 	type wait struct {
 		x    *tcpConn
-		took int64
+		took int64 // negative if it looked before it slept
 	}
 	for _, tt := range []struct {
 		name   string
@@ -36,15 +38,21 @@ func TestSpinningOnlyWhilePaying(t *testing.T) {
 		{"one of four is long", false, 1000, []wait{{a, long}, {a, short}, {a, short}, {a, short}}, 1000, false},
 		{"one of five is another's", false, 1000, []wait{{nil, short}, {a, short}, {a, short}, {a, short}, {a, short}}, 1000, true},
 		{"two connections in turn", false, 1000, []wait{{a, short}, {b, short}}, 1000, false},
+		{"some looks in vain", false, 1000, []wait{{a, vain}}, trustMost - spinFrom, true},
+		{"too many looks in vain", false, 1000, []wait{{a, vain}}, trustMost - spinFrom + 1, false},
+		{"half of them in vain", false, 1000, []wait{{a, vain}, {a, found}}, 1000, true},
+		{"more than half", false, 1000, []wait{{a, vain}, {a, vain}, {a, vain}, {a, found}, {a, found}}, 1000, false},
+		{"after too many, a few short ones", false, spinFrom + 1, append([]wait{{a, vain}}, slices.Repeat([]wait{{a, short}}, spinFrom-1)...), 1, false},
+		{"after too many, more short ones", false, spinFrom + 1, append([]wait{{a, vain}}, slices.Repeat([]wait{{a, short}}, spinFrom)...), 1, true},
 		{"switched off", true, 1000, nil, 0, false},
 	} {
 		s := spinning{off: tt.off}
 		for range tt.before {
-			s.judge(a, short)
+			s.judge(a, short, false)
 		}
 		for range tt.times {
 			for _, w := range tt.waits {
-				s.judge(w.x, w.took)
+				s.judge(w.x, max(w.took, -w.took), w.took < 0)
 			}
 		}
 		if s.pays(0) != tt.want {

@@ -99,6 +99,57 @@ func TestEjection(t *testing.T) {
 	}
 }
 
+// Connections that end say nothing of how their endpoint is now; one that it answers, or
+// ends in good order, does.
+func TestEndsOfConnectionsLeaveEjection(t *testing.T) {
+	lasting := make(chan *net.TCPConn, 2)
+	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	must(t, err)
+	bad := addrPort(listener.Addr())
+	go func() {
+		for {
+			c, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			lasting <- c.(*net.TCPConn)
+		}
+	}()
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{bad}}))
+	for range cap(lasting) {
+		send(t, connect(t, s), "x", 0)
+	}
+	reset, ends := <-lasting, <-lasting
+	receive(t, reset, "x") // so that no other endpoint is tried
+	receive(t, ends, "x")  // or it would reset as well
+	listener.Close()
+	both := testPlan(testService{name: "s", eps: []netip.AddrPort{bad, tcpEndpoint(t, named("good"))}})
+	s.Prepare(both)
+	s.Commit(both)
+	open := func() (out []*tcpConn) {
+		for _, f := range s.live.all() {
+			if f.describe().Endpoint == bad {
+				out = append(out, f.(*tcpConn))
+			}
+		}
+		return out
+	}
+	ejection := &open()[0].endpoint.Load().ejection
+	ejected := func() bool { return !ejection.Until().IsZero() } // also when its time is over
+	eventually(t, "the endpoint to be ejected", func() bool {
+		ask(t, connect(t, s), "x")
+		return ejected()
+	})
+	reset.SetLinger(0)
+	reset.Close()
+	eventually(t, "one connection to end", func() bool { return len(open()) == 1 })
+	if !ejected() {
+		t.Error("an endpoint isn't ejected any more after a connection of it was reset")
+	}
+	ends.Close()
+	eventually(t, "the endpoint to be in good standing", func() bool { return !ejected() })
+}
+
 // An endpoint that active checks call up again isn't ejected any longer.
 func TestHealthEndsEjection(t *testing.T) {
 	bad, good := refusing(t), tcpEndpoint(t, named("good"))

@@ -131,7 +131,21 @@ func (w *udpWorker) lookUpNow(o quickOrigin, asking []*session) {
 	for _, x := range asking {
 		w.flows = append(w.flows, x.flow())
 	}
-	o.LookupAll(service.UDP, w.flows, func(i int, orig, client netip.AddrPort, err error) { asking[i].found(orig, client, err) })
+	// What follows from an answer takes system calls: others look up meanwhile.
+	w.answers = w.answers[:0]
+	o.LookupAll(service.UDP, w.flows, func(_ int, orig, client netip.AddrPort, err error) {
+		w.answers = append(w.answers, origin{orig, client, err})
+	})
+	for i, a := range w.answers {
+		asking[i].found(a.orig, a.client, a.err)
+	}
+	clear(w.answers)
+}
+
+// origin is where a flow was headed, and whose it is.
+type origin struct {
+	orig, client netip.AddrPort
+	err          error
 }
 
 func (w *udpWorker) lookUpSoon(asking []*session) {

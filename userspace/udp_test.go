@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -272,6 +273,39 @@ func TestUDPSlownessStaysWithItsClient(t *testing.T) {
 	slow.SetReadDeadline(time.Now().Add(patience))
 	if n, err := slow.Read(b); err != nil || string(b[:n]) != "fast early" {
 		t.Errorf("slow client read %q, %v", b[:n], err)
+	}
+}
+
+// quickOrigins answers at once, and looks around before it returns.
+type quickOrigins struct {
+	*origins
+	after func()
+}
+
+func (o quickOrigins) LookupAll(p service.Protocol, flows [][2]netip.AddrPort, found func(i int, orig, client netip.AddrPort, err error)) {
+	for i, f := range flows {
+		orig, client, err := o.Lookup(p, f[0], f[1])
+		found(i, orig, client, err)
+	}
+	o.after()
+}
+
+// A worker that looks up origins does nothing else meanwhile: others may wait to do so.
+func TestUDPLooksUpOnly(t *testing.T) {
+	ep, _ := udpEndpoint(t, "a")
+	var server atomic.Pointer[Server]
+	var looked, begun atomic.Int64
+	o := quickOrigins{newOrigins(), func() {
+		looked.Add(1)
+		begun.Add(int64(len(server.Load().live.all())))
+	}}
+	s := start(t, Config{Origin: o}, testPlan(udpService(ep)))
+	server.Store(s)
+	if got := udpAsk(t, udpClient(t, s), "x"); got != "a x" {
+		t.Errorf("answer %q, want %q", got, "a x")
+	}
+	if looked.Load() != 1 || begun.Load() != 0 {
+		t.Errorf("%d look-ups, %d sessions begun before they were over; want 1, 0", looked.Load(), begun.Load())
 	}
 }
 

@@ -31,6 +31,7 @@ type udpWorker struct {
 	asking   []*session // those whose origin is to be looked up
 	asked    []*session // room for asking
 	flows    [][2]netip.AddrPort
+	answers  []origin // to what was looked up of them
 	chain    [batchSize]link
 	pieces   []piece
 	outgoing outgoing

@@ -39,6 +39,14 @@ func TestBytesBehindUrgentData(t *testing.T) {
 			receive(t, receiver, "beforebehind")
 			send(t, sender, "end", 0)
 			receive(t, receiver, "end")
+			eventually(t, "the stream to be one without urgent data", func() bool {
+				urgent := false
+				s.everyLoop(func(*loop) {
+					x := s.live.all()[0].(*tcpConn)
+					urgent = x.sides[clientSide].urgent || x.sides[endpointSide].urgent
+				})
+				return !urgent
+			})
 		})
 	}
 }
