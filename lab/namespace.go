@@ -99,11 +99,11 @@ func (n *Namespace) DialFrom(ctx context.Context, local net.Addr, network, addre
 	return c, err
 }
 
-// ownPort gives a socket a port that no other one of its namespace has, as long as there
-// are any. The kernel would choose it for each destination anew; and where two services
-// share an endpoint, IPVS can't tell two connections from one port of a client apart (an
-// answer doesn't say by which service it was asked for: ip_vs_conn_out_get in
-// net/netfilter/ipvs/ip_vs_conn.c).
+// ownPort gives a socket a port that no other one of its namespace has, nor has had for a
+// minute; it fails when there is none. The kernel would choose it for each destination
+// anew; and where two services share an endpoint, IPVS can't tell two connections from one
+// port of a client apart (an answer doesn't say by which service it was asked for:
+// ip_vs_conn_out_get in net/netfilter/ipvs/ip_vs_conn.c).
 func ownPort(network, _ string, c syscall.RawConn) error {
 	var wildcard unix.Sockaddr = &unix.SockaddrInet4{}
 	if network == "tcp6" {
@@ -111,9 +111,6 @@ func ownPort(network, _ string, c syscall.RawConn) error {
 	}
 	var err error
 	controlErr := c.Control(func(fd uintptr) { err = unix.Bind(int(fd), wildcard) })
-	if errors.Is(err, unix.EADDRINUSE) {
-		err = nil // connect finds one
-	}
 	return errors.Join(controlErr, err)
 }
 

@@ -45,6 +45,33 @@ func TestEveryPairTalks(t *testing.T) {
 	}
 }
 
+// Connections of a client share no port, though they lead to different backends.
+func TestConnectionsHavePortsOfTheirOwn(t *testing.T) {
+	const ports = 10
+	n := build(t, dualStack("kplab-ports", 2))
+	ctx := within(t, 10*time.Second)
+	err := n.Client.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40009"), 0o644)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	seen := map[int]bool{}
+	for i := range ports {
+		to := netip.AddrPortFrom(n.Backends[i%2].Addresses[0], LinePort)
+		c, err := n.Client.Dial(ctx, "tcp", to.String())
+		if err != nil {
+			t.Fatalf("connection %d: %v", i+1, err)
+		}
+		t.Cleanup(func() { c.Close() })
+		port := c.LocalAddr().(*net.TCPAddr).Port
+		if seen[port] {
+			t.Errorf("connection %d has port %d, as one before it", i+1, port)
+		}
+		seen[port] = true
+	}
+}
+
 func TestServiceAddressVanishesWithoutRules(t *testing.T) {
 	n := build(t, dualStack("kplab-vanish", 1))
 	for _, from := range []*Namespace{n.Client, n.Node} {

@@ -36,11 +36,7 @@ func (t *tracer) probe(ctx context.Context, r *Result) *Probe {
 	} else {
 		defer flows.Close()
 	}
-	start := time.Now()
 	local, found := t.send(ctx, p, func(local netip.AddrPort) []conntrack.Flow { return t.flowsOf(flows, local, p) })
-	if p.Seconds == 0 {
-		p.Seconds = time.Since(start).Seconds()
-	}
 	if !local.IsValid() {
 		return p
 	}
@@ -72,9 +68,7 @@ func (t *tracer) send(ctx context.Context, p *Probe, look func(netip.AddrPort) [
 	// A port of one's own tells the entry from others', also where the connection
 	// fails.
 	free := func() (uint16, error) { return freePort(t.req.From, t.req.Address.Addr()) }
-	start := time.Now()
-	c, local, err := dial(ctx, t.req.Address, local.Addr(), free)
-	p.Seconds = time.Since(start).Seconds()
+	c, local, err := p.dial(ctx, t.req.Address, local.Addr(), free)
 	p.Outcome = outcomeOf(err, "connected")
 	if err != nil {
 		p.Note = err.Error()
@@ -95,9 +89,9 @@ func (t *tracer) send(ctx context.Context, p *Probe, look func(netip.AddrPort) [
 // between when it was free and when it is used.
 const portTries = 8
 
-// dial connects from a free port of an address. The port of what it returns is 0 if there is
-// none.
-func dial(ctx context.Context, to netip.AddrPort, addr netip.Addr, free func() (uint16, error)) (net.Conn, netip.AddrPort, error) {
+// dial connects from a free port of an address, and notes how long the last try took.
+// The port of what it returns is 0 if there is none.
+func (p *Probe) dial(ctx context.Context, to netip.AddrPort, addr netip.Addr, free func() (uint16, error)) (net.Conn, netip.AddrPort, error) {
 	for tries := 1; ; tries++ {
 		port, err := free()
 		from := netip.AddrPortFrom(addr, port)
@@ -105,7 +99,9 @@ func dial(ctx context.Context, to netip.AddrPort, addr netip.Addr, free func() (
 			return nil, from, err
 		}
 		d := net.Dialer{Timeout: probeTimeout, LocalAddr: net.TCPAddrFromAddrPort(from), Control: reuseAddress}
+		start := time.Now()
 		c, err := d.DialContext(ctx, "tcp", to.String())
+		p.Seconds = time.Since(start).Seconds()
 		// Taken by a socket, or with this service by a connection that isn't over.
 		if taken := errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL); !taken || tries == portTries {
 			return c, from, err

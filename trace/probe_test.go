@@ -23,7 +23,8 @@ func TestProbeTakesAnotherPort(t *testing.T) {
 	}
 	to, taken := listen(), listen()
 	tries := 0
-	c, from, err := dial(t.Context(), to, loopback, func() (uint16, error) {
+	var p Probe
+	c, from, err := p.dial(t.Context(), to, loopback, func() (uint16, error) {
 		if tries++; tries == 1 {
 			return taken.Port(), nil
 		}
@@ -38,7 +39,7 @@ func TestProbeTakesAnotherPort(t *testing.T) {
 	}
 
 	tries = 0
-	_, _, err = dial(t.Context(), to, loopback, func() (uint16, error) { tries++; return taken.Port(), nil })
+	_, _, err = p.dial(t.Context(), to, loopback, func() (uint16, error) { tries++; return taken.Port(), nil })
 	if !errors.Is(err, unix.EADDRINUSE) || tries != portTries {
 		t.Errorf("after %d tries: %v; want %d, address already in use", tries, err, portTries)
 	}

@@ -189,15 +189,21 @@ func TestIPTablesAffinityEnds(t *testing.T) {
 		for _, target := range frontends(m) {
 			last := time.Now()
 			first := w.ask(w.net.Client, "tcp", target).Backend
+			inTime := 0
 			for range 5 { // longer than the time-out altogether
 				time.Sleep(timeout / 4)
 				began := time.Now()
 				a := w.ask(w.net.Client, "tcp", target)
 				// A machine that stood still may have asked too late.
-				if inTime := time.Since(last) < timeout; inTime && a.Backend != first {
-					t.Errorf("%s to %s: answered by %s in time, want still %s", plane, target, a.Backend, first)
+				if time.Since(last) < timeout {
+					if inTime++; a.Backend != first {
+						t.Errorf("%s to %s: answered by %s in time, want still %s", plane, target, a.Backend, first)
+					}
 				}
 				last, first = began, a.Backend
+			}
+			if inTime == 0 {
+				t.Errorf("%s to %s: never asked in time", plane, target)
 			}
 			err := errors.New("never asked")
 			for i := 0; i < 10 && err != nil; i++ {
