@@ -2,7 +2,7 @@ package plan
 
 import "time"
 
-// Back-off of requalification, as ARCHITECTURE says: 10s, 20s, 40s and so on
+// Back-off of requalification, as README says: 10s, 20s, 40s and so on
 // up to Policy.BackoffMax.
 const (
 	firstBackoff = 10 * time.Second
