@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Makes sure that a Debian machine has what building, running and testing kproxy
-# needs. Fast when all is there; otherwise it installs Debian's packages, for
-# which it has to be root. Go is not installed: it says how to get it.
+# needs. Fast when all is there; otherwise it installs Debian's packages, and Go
+# (test/go.sh), for which it has to be root.
 #
 # Usage: test/setup.sh build|run|vm|bench|test
 set -euo pipefail
@@ -53,6 +53,15 @@ install_without_starting() {
 	done
 }
 
+# Debian 12's Go 1.19 is too old to fetch the toolchain that go.mod asks for;
+# from 1.21 on Go does, and names here the one it really uses.
+want=go$(awk '$1 == "go" { print $2 }' go.mod)
+have=$(go env GOVERSION 2>/dev/null || true)
+new_enough() { [[ $(printf '%s\n' "$want" "$have" | sort -V | head -n 1) == "$want" ]]; }
+if ! new_enough; then
+	needs+=(curl=curl unzip=unzip /etc/ssl/certs/ca-certificates.crt=ca-certificates)
+fi
+
 missing=()
 for need in "${needs[@]}"; do
 	what=${need%%=*}
@@ -78,21 +87,19 @@ if ((${#missing[@]})); then
 	install_without_starting "${missing[@]}"
 fi
 
+if ! new_enough; then
+	if ((EUID != 0)); then
+		echo "kproxy is built with $want or newer, and this machine has ${have:-no Go}; as root run: test/go.sh $want" >&2
+		exit 3
+	fi
+	test/go.sh "$want"
+	hash -r
+	have=$(go env GOVERSION)
+	if ! new_enough; then
+		echo "$(command -v go) is $have, and comes before /usr/local/go/bin in PATH: let it come after" >&2
+		exit 3
+	fi
+fi
+
 # Not a package of the list: it would start a server.
 [[ $1 != test ]] || test/monitoring/promtool.sh >/dev/null
-
-# Debian 12's Go 1.19 is too old to fetch the toolchain that go.mod asks for;
-# from 1.21 on Go does, and names here the one it really uses.
-want=go$(awk '$1 == "go" { print $2 }' go.mod)
-have=$(go env GOVERSION 2>/dev/null || true)
-oldest=$(printf '%s\n' "$want" "$have" | sort -V | head -n 1)
-if [[ $oldest != "$want" ]]; then
-	arch=$(uname -m | sed 's/x86_64/amd64/; s/aarch64/arm64/')
-	cat >&2 <<END
-kproxy is built with $want or newer; this machine has ${have:-no Go that can do that}.
-To get it:
-  curl -fsSL https://go.dev/dl/$want.linux-$arch.tar.gz | tar -C /usr/local -xz
-  export PATH=/usr/local/go/bin:\$PATH
-END
-	exit 3
-fi
