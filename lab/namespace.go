@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -99,18 +101,40 @@ func (n *Namespace) DialFrom(ctx context.Context, local net.Addr, network, addre
 	return c, err
 }
 
-// ownPort gives a socket a port that no other one of its namespace has, nor has had for a
-// minute; it fails when there is none. The kernel would choose it for each destination
-// anew; and where two services share an endpoint, IPVS can't tell two connections from one
-// port of a client apart (an answer doesn't say by which service it was asked for:
-// ip_vs_conn_out_get in net/netfilter/ipvs/ip_vs_conn.c).
+// The ports of clients, those that the kernel gives as well (net.ipv4.ip_local_port_range of
+// a new namespace), are used in turn.
+const (
+	firstClientPort = 32768
+	clientPorts     = 60999 - firstClientPort + 1
+)
+
+// clientPort counts them, from anywhere: other processes may use the same namespace.
+var clientPort = func() *atomic.Uint32 {
+	var n atomic.Uint32
+	n.Store(rand.Uint32N(clientPorts))
+	return &n
+}()
+
+// ownPort gives a socket a port that no other one of its namespace has, and that none has had
+// for long. The kernel would choose one for each destination anew. Where two services share
+// an endpoint, IPVS can't tell two connections from one port of a client apart (an answer
+// doesn't say by which service it was asked for: ip_vs_conn_out_get in
+// net/netfilter/ipvs/ip_vs_conn.c). And a port that a connection had before there was a
+// service leads where that led, for as long as conntrack remembers it.
 func ownPort(network, _ string, c syscall.RawConn) error {
-	var wildcard unix.Sockaddr = &unix.SockaddrInet4{}
-	if network == "tcp6" {
-		wildcard = &unix.SockaddrInet6{}
-	}
 	var err error
-	controlErr := c.Control(func(fd uintptr) { err = unix.Bind(int(fd), wildcard) })
+	controlErr := c.Control(func(fd uintptr) {
+		for range clientPorts {
+			port := firstClientPort + int(clientPort.Add(1)%clientPorts)
+			var a unix.Sockaddr = &unix.SockaddrInet4{Port: port}
+			if network == "tcp6" {
+				a = &unix.SockaddrInet6{Port: port}
+			}
+			if err = unix.Bind(int(fd), a); !errors.Is(err, unix.EADDRINUSE) {
+				return
+			}
+		}
+	})
 	return errors.Join(controlErr, err)
 }
 

@@ -45,30 +45,34 @@ func TestEveryPairTalks(t *testing.T) {
 	}
 }
 
-// Connections of a client share no port, though they lead to different backends.
+// Connections of a client, also to different backends, get one port after the other: none
+// that another one has, or had a moment ago.
 func TestConnectionsHavePortsOfTheirOwn(t *testing.T) {
-	const ports = 10
 	n := build(t, dualStack("kplab-ports", 2))
 	ctx := within(t, 10*time.Second)
-	err := n.Client.Do(func() error {
-		return os.WriteFile("/proc/sys/net/ipv4/ip_local_port_range", []byte("40000 40009"), 0o644)
-	})
+	connect := func(to netip.Addr) (port int) {
+		c, err := n.Client.Dial(ctx, "tcp", netip.AddrPortFrom(to, LinePort).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Close()
+		return c.LocalAddr().(*net.TCPAddr).Port
+	}
+	clientPort.Store(clientPorts - 4) // they begin anew on the way
+	for i := range 8 {
+		want := firstClientPort + (clientPorts-3+i)%clientPorts
+		if got := connect(n.Backends[i%2].Addresses[i/2%2]); got != want {
+			t.Errorf("connection %d has port %d, want %d", i+1, got, want)
+		}
+	}
+	l, err := n.Client.Listen(ctx, "tcp4", fmt.Sprintf("0.0.0.0:%d", firstClientPort+100))
 	if err != nil {
 		t.Fatal(err)
 	}
-	seen := map[int]bool{}
-	for i := range ports {
-		to := netip.AddrPortFrom(n.Backends[i%2].Addresses[0], LinePort)
-		c, err := n.Client.Dial(ctx, "tcp", to.String())
-		if err != nil {
-			t.Fatalf("connection %d: %v", i+1, err)
-		}
-		t.Cleanup(func() { c.Close() })
-		port := c.LocalAddr().(*net.TCPAddr).Port
-		if seen[port] {
-			t.Errorf("connection %d has port %d, as one before it", i+1, port)
-		}
-		seen[port] = true
+	defer l.Close()
+	clientPort.Store(99)
+	if got, want := connect(n.Backends[0].Addresses[0]), firstClientPort+101; got != want {
+		t.Errorf("where a port is taken, a connection has port %d, want %d", got, want)
 	}
 }
 
