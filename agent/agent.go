@@ -71,7 +71,9 @@ type Agent struct {
 	prober     *probe.Scheduler
 	probed     probed // what the prober was last told; the fast loop's own
 	repairing  bool   // the portal's sets were damaged or half followed a plan, and aren't mended yet; the fast loop's own
+	announced  string // the last sync's error, as events told it; the fast loop's own
 	heart      heartbeat
+	arrivals   arrivals
 	carried    carried
 	refusals   refusals
 	restorer   *restorer
@@ -95,6 +97,7 @@ type Agent struct {
 	events   events
 	record   recorder // nil where nobody keeps events
 
+	wasReady atomic.Bool // since the start, once
 	eligible func() bool // whether this node may be sent connections; nil says yes
 }
 
@@ -141,6 +144,7 @@ func healthOf(c config.Config) health.Defaults {
 	return health.Defaults{
 		Kind: c.HealthCheck(), Interval: c.Health.Interval, Timeout: c.Health.Timeout,
 		Rise: c.Health.Rise, Fall: c.Health.Fall,
+		MinInterval: c.Health.MinInterval, Only: !c.Health.Annotations,
 	}
 }
 
@@ -159,6 +163,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	defer release()
 	if a.pins, err = openPins(a.cfg.StateDir); err != nil {
 		return err
+	}
+	if a.pins.problem != "" {
+		a.log.Error("pins are lost", "problem", a.pins.problem)
 	}
 	if err := a.setUp(ctx); ctx.Err() != nil {
 		return nil // told to stop before there was anything to serve; whatever failed, that is why
@@ -216,6 +223,7 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.programmer.run(ctx, damaged) })
 	g.Go(func() error { return a.watch(ctx, damaged, ended.Overflows) })
 	g.Go(func() error { return a.heart.run(ctx) })
+	g.Go(func() error { return a.watchArrivals(ctx) })
 	g.Go(func() error { return a.rereadOnSignal(ctx) })
 	return g.Wait()
 }
@@ -280,5 +288,5 @@ func (a *Agent) forgetListener() error {
 	if err != nil {
 		return fmt.Errorf("list UDP flows: %w", err)
 	}
-	return a.deleteFlows(conntrack.Stale(flows, nil, p, conntrack.StaleConfig{Local: a.userspace.Local}))
+	return a.deleteFlows(conntrack.Stale(flows, nil, p, conntrack.StaleConfig{Local: a.local}))
 }

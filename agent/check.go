@@ -2,9 +2,11 @@ package agent
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/source"
 	"kproxy.dev/kproxy/source/file"
 )
 
@@ -32,6 +34,9 @@ func Check(paths []string, node string) (CheckReport, error) {
 	}).Services {
 		r.Endpoints += len(s.Endpoints)
 		for _, p := range s.Problems {
+			if strings.HasPrefix(p, source.AnnotationPrefix) {
+				continue // file.Load has told, with its line
+			}
 			if line := s.Port.Source + ": " + p; !slices.Contains(r.Problems, line) { // ports share annotations
 				r.Problems = append(r.Problems, line)
 			}

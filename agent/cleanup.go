@@ -22,9 +22,10 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 		return err
 	}
 	defer release()
-	if err := cleanUp(ctx, routeTable); errors.Is(err, kernel.ErrPermission) {
-		return &kernel.Missing{What: "permission", How: "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW", Err: kernel.ErrPermission}
-	} else if err != nil {
+	err = inKernel(routeTable, func(sets kernel.SetStore, c iptables.Config, r kernel.Routing) error {
+		return ipvs.Cleanup(ctx, sets, func(ctx context.Context) error { return iptables.Cleanup(ctx, c, r) })
+	})
+	if err != nil {
 		return err
 	}
 	if err := os.Remove(filepath.Join(stateDir, pinsFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
@@ -33,17 +34,39 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 	return nil
 }
 
-// cleanUp removes what is in the kernel.
-func cleanUp(ctx context.Context, routeTable int) error {
+// PreviewCleanup says what [Cleanup] would remove, a line each, and changes nothing. A
+// kproxy may run.
+func PreviewCleanup(ctx context.Context, stateDir string, routeTable int) ([]string, error) {
+	var out []string
+	err := inKernel(routeTable, func(sets kernel.SetStore, c iptables.Config, r kernel.Routing) (err error) {
+		if out, err = ipvs.Preview(sets); err != nil {
+			return err
+		}
+		rules, err := iptables.Preview(ctx, c, r)
+		out = append(out, rules...)
+		return err
+	})
+	if _, none := os.Stat(filepath.Join(stateDir, pinsFile)); none == nil {
+		out = append(out, "file "+filepath.Join(stateDir, pinsFile))
+	}
+	return out, err
+}
+
+// inKernel calls f with what kproxy's things in the kernel are reached by.
+func inKernel(routeTable int, f func(kernel.SetStore, iptables.Config, kernel.Routing) error) error {
 	sets, err := kernel.OpenIPSets()
 	if err != nil {
 		return &kernel.Missing{What: "ipset", How: "run kproxy as root, on a kernel with CONFIG_IP_SET", Err: err}
 	}
+	defer sets.Close()
 	c := iptables.DefaultConfig()
 	c.Sets = sets
 	routing := kernel.DefaultRouting()
 	routing.Table = routeTable
-	return ipvs.Cleanup(ctx, sets, func(ctx context.Context) error { return iptables.Cleanup(ctx, c, routing) })
+	if err = f(sets, c, routing); errors.Is(err, kernel.ErrPermission) {
+		return noPermission(kernel.ErrPermission)
+	}
+	return err
 }
 
 // DefaultRouteTable is the routing table unless --route-table says otherwise.

@@ -53,10 +53,7 @@ type figures struct {
 	moves moveCounts
 	sets  setCounts
 
-	invalidMu sync.Mutex // one process at a time counts packets
-	invalid   uint64
-	inRule    uint64 // what the rule had counted then
-	invalidAt time.Time
+	packets packetCounts
 }
 
 // begun counts what is new in s, which triggers led to.
@@ -166,9 +163,16 @@ func (f *figures) forgot(flow *conntrack.Flow) {
 	f.deleted[service.FamilyOf(flow.OrigSrc.Addr())].Add(1)
 }
 
-// invalidAge is how old the count of invalid packets may be, which takes
-// processes to find out.
-const invalidAge = 5 * time.Second
+// countsAge is how old counts of packets may be, which takes processes to find out.
+const countsAge = 5 * time.Second
+
+// packetCounts are the packets that the shared rules have counted since the start,
+// also those of rules that were written anew. Safe for concurrent use.
+type packetCounts struct {
+	mu       sync.Mutex // one reader at a time
+	sum, was kernel.Counts
+	at       time.Time
+}
 
 // Figures returns what is counted, as of now.
 func (a *Agent) Figures() plan.Figures {
@@ -191,7 +195,8 @@ func (a *Agent) Figures() plan.Figures {
 	}
 	st, _ := a.sync.get()
 	out.Queued, out.Synced = a.sync.lastQueued(), st.LastSuccess
-	out.InvalidDropped = a.countInvalid()
+	packets := a.countPackets()
+	out.InvalidDropped, out.Refused, out.Steered = packets.Invalid, packets.Refused, packets.Steered
 	out.PassFailures, out.RuleFailures = f.passFailures.Load(), f.ruleFailures.Load()
 	out.RuleRepairs, out.SetRepairs = f.ruleRepairs.Load(), f.setRepairs.Load()
 	out.ConntrackOverflows, out.Draining = f.overflows.Load(), int(f.draining.Load())
@@ -206,31 +211,31 @@ func (a *Agent) Figures() plan.Figures {
 	for i, proto := range []service.Protocol{service.TCP, service.UDP} {
 		b := a.userspace.Budget(proto)
 		out.Descriptors[i], out.DescriptorWaits[i] = plan.Usage{Count: b.Used, Max: b.Limit}, b.Waiting
+		out.Shed[i] = a.userspace.Shed(proto)
 	}
+	out.Exhausted = a.userspace.Exhausted()
 	return out
 }
 
-func (a *Agent) countInvalid() uint64 {
-	f := &a.figures
-	f.invalidMu.Lock()
-	defer f.invalidMu.Unlock()
-	if time.Since(f.invalidAt) < invalidAge || a.programmer.rules.invalid == nil {
-		return f.invalid
+// countPackets returns what the shared rules have counted, at most countsAge ago.
+func (a *Agent) countPackets() kernel.Counts {
+	c := &a.figures.packets
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.at) < countsAge || a.programmer.rules.counts == nil {
+		return c.sum
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), invalidAge)
+	ctx, cancel := context.WithTimeout(context.Background(), countsAge)
 	defer cancel()
-	n, err := a.programmer.rules.invalid(ctx)
-	f.invalidAt = time.Now()
+	is, err := a.programmer.rules.counts(ctx)
+	c.at = time.Now()
 	if err != nil {
-		a.log.Warn("invalid packets can't be counted", "error", err)
-		return f.invalid
+		a.log.Warn("packets can't be counted", "error", err)
+		return c.sum
 	}
-	if n < f.inRule { // it was written anew, and counts from 0
-		f.inRule = 0
-	}
-	f.invalid += n - f.inRule
-	f.inRule = n
-	return f.invalid
+	c.sum.Add(c.was, is)
+	c.was = is
+	return c.sum
 }
 
 // countingRunner counts the failures of iptables-restore.

@@ -7,13 +7,15 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"kproxy.dev/kproxy/kernel"
 )
 
-func TestInvalidPacketsOutliveTheirRule(t *testing.T) {
+func TestPacketsOutliveTheirRule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var count uint64
 		var failed error
-		p := &programmer{rules: rules{invalid: func(context.Context) (uint64, error) { return count, failed }}}
+		p := &programmer{rules: rules{counts: func(context.Context) (kernel.Counts, error) { return kernel.Counts{Steered: count}, failed }}}
 		a := &Agent{programmer: p, log: slog.New(slog.DiscardHandler)}
 		for _, tt := range []struct {
 			count  uint64
@@ -21,10 +23,10 @@ func TestInvalidPacketsOutliveTheirRule(t *testing.T) {
 			want   uint64
 		}{{5, nil, 5}, {7, nil, 7}, {0, errors.New("busy"), 7}, {2, nil, 9}, {2, nil, 9}, {0, nil, 9}, {3, nil, 12}} {
 			count, failed = tt.count, tt.failed
-			if got := a.countInvalid(); got != tt.want {
+			if got := a.countPackets().Steered; got != tt.want {
 				t.Errorf("the rule counted %d (%v): got %d, want %d", tt.count, tt.failed, got, tt.want)
 			}
-			time.Sleep(invalidAge)
+			time.Sleep(countsAge)
 		}
 	})
 }

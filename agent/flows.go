@@ -20,7 +20,7 @@ func (a *Agent) deleteHalfOpen(families [2]bool, p *plan.Plan) error {
 		return err
 	}
 	for _, by := range a.judges(p) {
-		flows = conntrack.HalfOpen(flows, by, a.userspace.Local)
+		flows = conntrack.HalfOpen(flows, by, a.local)
 	}
 	return a.deleteFlows(flows)
 }
@@ -49,7 +49,7 @@ func (a *Agent) deleteStale(former []*plan.Plan, p *plan.Plan) error {
 	_, udp := a.userspace.Ports()
 	sessions := a.udpSessions()
 	c := conntrack.StaleConfig{
-		Listeners: []uint16{udp}, Local: a.userspace.Local,
+		Listeners: []uint16{udp}, Local: a.local,
 		HasSession: func(f conntrack.Flow) bool { return sessions[session{f.OrigSrc, f.OrigDst}] },
 	}
 	for _, old := range former {

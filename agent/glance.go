@@ -33,7 +33,7 @@ func (a *Agent) Glance(traffic func(service.Key, plan.Connections)) *plan.Plan {
 // connectionsOf joins what both kinds of data planes have counted.
 func connectionsOf(us userspace.Counters, k conntrack.Figures) plan.Connections {
 	return plan.Connections{
-		Active: us.Active + k.Active, Total: us.Total + k.Total, Failed: us.Failed, Retried: us.Retried,
+		Active: us.Active + k.Active, Total: us.Total + k.Total, Failed: us.Failed + k.Failed, Retried: us.Retried,
 		BytesIn: us.BytesIn + k.BytesIn, BytesOut: us.BytesOut + k.BytesOut,
 	}
 }

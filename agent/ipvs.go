@@ -173,7 +173,7 @@ func withIPVS(r rules, h hostRules) (rules, error) {
 	}
 	renderer := ipvs.NewRenderer(o)
 	return rules{
-		Backend: b, drain: b.Drain, invalid: r.invalid, watch: ipvs.NewWatch(b, r.watch),
+		Backend: b, drain: b.Drain, counts: r.counts, watch: ipvs.NewWatch(b, r.watch),
 		render: func(p *plan.Plan) kernel.Ruleset { return kernel.Merge(r.render(p), renderer.Render(p)) },
 		fresh:  func(p *plan.Plan) kernel.Ruleset { return kernel.Merge(r.fresh(p), ipvs.Render(p, o)) },
 		programmed: func(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 {

@@ -37,6 +37,15 @@ func (a *Agent) reportLeftovers(ctx context.Context) {
 	}
 }
 
+// PreviewLeftovers says what [CleanLeftovers] would remove, and what it would keep.
+func PreviewLeftovers(ctx context.Context) (found string, kept []string, err error) {
+	f, err := leftovers.Look(ctx, kernel.Exec{})
+	if errors.Is(err, kernel.ErrPermission) {
+		err = noPermission(err)
+	}
+	return f.String(), f.Kept, err
+}
+
 // CleanLeftovers removes what kube-proxy has left in the kernel, whether or not
 // a kproxy runs, and says what it removed and what others keep in use. It refuses
 // while kube-proxy runs, which would put everything back.
@@ -49,7 +58,11 @@ func CleanLeftovers(ctx context.Context) (removed string, kept []string, err err
 		err = leftovers.Remove(ctx, kernel.Exec{}, found)
 	}
 	if errors.Is(err, kernel.ErrPermission) {
-		err = &kernel.Missing{What: "permission", How: "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW", Err: err}
+		err = noPermission(err)
 	}
 	return found.String(), found.Kept, err
+}
+
+func noPermission(err error) error {
+	return &kernel.Missing{What: "permission", How: "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW", Err: err}
 }

@@ -16,7 +16,8 @@ const lockDir = "/run/kproxy"
 
 // lockNode makes sure that one kproxy programs this network namespace,
 // whatever its control socket. The kernel drops the lock when the process ends,
-// however it ends. The returned function releases it.
+// however it ends. The returned function releases it and removes the file. That of one that
+// was killed stays until the next in the namespace ends.
 func lockNode() (release func(), err error) {
 	path, err := lockPath()
 	if err != nil {

@@ -32,8 +32,8 @@ type rules struct {
 	programmed func(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64
 	adopted    func(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool
 	watch      watch
-	// invalid counts the packets that were dropped because conntrack can't place them.
-	invalid func(context.Context) (uint64, error)
+	// counts reads what the shared rules count.
+	counts func(context.Context) (kernel.Counts, error)
 	// drain removes what has drained and says how many real servers are left that
 	// drain; nil where nothing ever does.
 	drain func(context.Context) (left int, err error)
@@ -132,5 +132,5 @@ func iptablesRules(h hostRules) (rules, error) {
 	if err != nil {
 		return rules{}, err
 	}
-	return rules{Backend: b, invalid: b.InvalidDropped, watch: w, render: iptables.NewRenderer(o).Render, fresh: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, o) }, programmed: iptables.Programmed, adopted: iptables.Adopted}, nil
+	return rules{Backend: b, counts: b.Counts, watch: w, render: iptables.NewRenderer(o).Render, fresh: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, o) }, programmed: iptables.Programmed, adopted: iptables.Adopted}, nil
 }

@@ -22,6 +22,7 @@ type networks struct {
 // networkState is never modified.
 type networkState struct {
 	links     []netip.Prefix // whose hosts answer each other without passing this node
+	bridged   []netip.Prefix // whose hosts' answers to each other pass its netfilter only
 	addresses []netip.Addr   // the node's own, sorted
 }
 
@@ -35,9 +36,9 @@ func (n *networks) look(log *slog.Logger) (news bool, err error) {
 		was = *last
 	}
 	now := was
-	links, linksErr := kernel.Links()
+	links, bridged, linksErr := kernel.Links()
 	if linksErr == nil {
-		now.links = links
+		now.links, now.bridged = links, bridged
 	}
 	addresses, addressesErr := kernel.NodeAddresses()
 	if addressesErr == nil {
@@ -46,12 +47,12 @@ func (n *networks) look(log *slog.Logger) (news bool, err error) {
 	if err = errors.Join(linksErr, addressesErr); err != nil {
 		log.Warn("this node's networks and addresses can't be listed", "error", err)
 	}
-	if slices.Equal(was.links, now.links) && slices.Equal(was.addresses, now.addresses) {
+	if slices.Equal(was.links, now.links) && slices.Equal(was.bridged, now.bridged) && slices.Equal(was.addresses, now.addresses) {
 		return false, err
 	}
 	n.now.Store(&now)
 	if last != nil {
-		log.Info("the networks of this node have changed", "networks", now.links, "addresses", now.addresses)
+		log.Info("the networks of this node have changed", "networks", now.links, "bridged", now.bridged, "addresses", now.addresses)
 	}
 	return true, err
 }
@@ -67,7 +68,7 @@ func (n *networks) get() networkState {
 // policyNow is the policy with the host's networks as they were last seen.
 func (a *Agent) policyNow() plan.Policy {
 	p, n := a.policy, a.networks.get()
-	p.Links, p.NodeAddresses = n.links, n.addresses
+	p.Links, p.BridgedLinks, p.NodeAddresses = n.links, n.bridged, n.addresses
 	return p
 }
 

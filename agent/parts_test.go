@@ -45,14 +45,37 @@ func TestPinsSurvive(t *testing.T) {
 	}
 }
 
-// TestBrokenPinsAreAnError: ignoring them would move services that a user pinned.
-func TestBrokenPinsAreAnError(t *testing.T) {
-	dir := t.TempDir()
-	if err := os.WriteFile(filepath.Join(dir, pinsFile), []byte("{"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := openPins(dir); err == nil || !strings.Contains(err.Error(), "delete it to unpin") {
-		t.Errorf("error %v, want one with the remedy", err)
+// TestUnusablePinsAreSetAside: they keep nobody from being served, nothing of them
+// holds, and they aren't lost.
+func TestUnusablePinsAreSetAside(t *testing.T) {
+	good := `{"namespace":"shop","name":"web","protocol":"tcp","preference":"userspace"}`
+	for name, content := range map[string]string{
+		"empty": "", "zeros, as after a crash": strings.Repeat("\x00", 512), "cut off": "[" + good,
+		"another type": "{}", "no data plane": "[" + good + "," + strings.Replace(good, "userspace", "moon", 1) + "]",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			path := filepath.Join(dir, pinsFile)
+			if err := os.WriteFile(path, []byte(content), 0o644); err != nil {
+				t.Fatal(err)
+			}
+			p, err := openPins(dir)
+			if err != nil {
+				t.Fatalf("kproxy doesn't start: %v", err)
+			}
+			if len(p.get()) != 0 || !strings.Contains(p.problem, path+" can't be used") || !strings.Contains(p.problem, path+".unusable") {
+				t.Errorf("pins %v, problem %q; want none, and both names", p.get(), p.problem)
+			}
+			if kept, err := os.ReadFile(path + ".unusable"); err != nil || string(kept) != content {
+				t.Errorf("kept %q, %v; want %q", kept, err, content)
+			}
+			if err := p.set([]service.Key{web}, service.PreferKernel); err != nil {
+				t.Fatal(err)
+			}
+			if p, err = openPins(dir); err != nil || p.problem != "" || len(p.get()) != 1 {
+				t.Errorf("after a pin and a restart: pins %v, problem %q, %v", p.get(), p.problem, err)
+			}
+		})
 	}
 }
 

@@ -11,13 +11,17 @@ import (
 	"slices"
 	"sync"
 
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/service"
 )
 
 // pins are the data planes users hold services in (`kproxy pin`), kept in a
 // file so that they survive a restart. Safe for concurrent use.
 type pins struct {
-	path string
+	path    string
+	problem string // with the file that was found; the pins in it don't hold
 
 	mu     sync.Mutex                         // orders writers of the file, and guards byPort
 	byPort map[service.Key]service.Preference // replaced, never modified
@@ -35,28 +39,55 @@ type pinRecord struct {
 	Preference service.Preference `json:"preference"`
 }
 
-// openPins reads the pins from dir, which it creates. A file that can't be
-// understood is an error: ignoring it would move services that a user pinned.
+// openPins reads the pins from dir, which it creates. A file that can't be read or
+// understood keeps nobody from being served: there are no pins then, problem says
+// so, and the file is kept aside.
 func openPins(dir string) (*pins, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return nil, fmt.Errorf("create state directory: %w (choose another with --state-dir)", err)
+		return nil, &config.Problem{Flag: "state-dir", What: fmt.Sprintf("the directory can't be made: %v; choose another", err)}
 	}
 	p := &pins{path: filepath.Join(dir, pinsFile), byPort: map[service.Key]service.Preference{}}
 	raw, err := os.ReadFile(p.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return p, nil
 	}
+	if err == nil {
+		err = p.parse(raw)
+	}
 	if err != nil {
-		return nil, fmt.Errorf("read pins: %w", err)
-	}
-	var records []pinRecord
-	if err := json.Unmarshal(raw, &records); err != nil {
-		return nil, fmt.Errorf("read pins %s: %w (mend the file, or delete it to unpin every service)", p.path, err)
-	}
-	for _, r := range records {
-		p.byPort[service.Key{Namespace: r.Namespace, Name: r.Name, Port: r.Port, Protocol: r.Protocol}] = r.Preference
+		p.setAside(err)
 	}
 	return p, nil
+}
+
+// parse takes the pins from the file's content, all or none.
+func (p *pins) parse(raw []byte) error {
+	var records []pinRecord
+	if len(raw) == 0 {
+		return errors.New("it is empty")
+	}
+	if err := json.Unmarshal(raw, &records); err != nil {
+		return err
+	}
+	m := map[service.Key]service.Preference{}
+	for _, r := range records {
+		if r.Preference != service.PreferUserspace && r.Preference != service.PreferKernel {
+			return fmt.Errorf("%q of %s/%s is no data plane to pin to", r.Preference, r.Namespace, r.Name)
+		}
+		m[service.Key{Namespace: r.Namespace, Name: r.Name, Port: r.Port, Protocol: r.Protocol}] = r.Preference
+	}
+	p.byPort = m
+	return nil
+}
+
+// setAside gives a file that can't be used, because of why, another name.
+func (p *pins) setAside(why error) {
+	aside := p.path + ".unusable"
+	remedy := fmt.Sprintf("it is kept as %s: pin again what shall be pinned", aside)
+	if err := os.Rename(p.path, aside); err != nil {
+		remedy = fmt.Sprintf("it can't be set aside either: %v", err)
+	}
+	p.problem = fmt.Sprintf("no service is pinned, as %s can't be used: %v; %s", p.path, why, remedy)
 }
 
 // get returns the pins in force, in a map that nobody modifies: as long as they
@@ -86,7 +117,8 @@ func (p *pins) set(keys []service.Key, pref service.Preference) error {
 	return nil
 }
 
-// write replaces the file by rename, so a crash leaves the old or the new one.
+// write replaces the file by rename, so a crash leaves the old or the new one, and
+// has both on the disk before it returns: a rename can get there before the content.
 func (p *pins) write(m map[service.Key]service.Preference) error {
 	records := make([]pinRecord, 0, len(m))
 	for _, k := range slices.SortedFunc(maps.Keys(m), service.Key.Compare) {
@@ -97,8 +129,36 @@ func (p *pins) write(m map[service.Key]service.Preference) error {
 		return err
 	}
 	tmp := p.path + ".new"
-	if err := os.WriteFile(tmp, append(raw, '\n'), 0o644); err != nil {
+	if err := writeSynced(tmp, append(raw, '\n')); err != nil {
 		return err
 	}
-	return os.Rename(tmp, p.path)
+	if err := os.Rename(tmp, p.path); err != nil {
+		return err
+	}
+	return syncDirectory(filepath.Dir(p.path))
+}
+
+func writeSynced(path string, content []byte) error {
+	f, err := os.OpenFile(path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o644)
+	if err != nil {
+		return err
+	}
+	_, err = f.Write(content)
+	if err == nil {
+		err = f.Sync()
+	}
+	return errors.Join(err, f.Close())
+}
+
+// syncDirectory writes a directory's entries to the disk. Some file systems have no
+// such thing and say EINVAL (fsync(2)).
+func syncDirectory(path string) error {
+	d, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	if err = d.Sync(); errors.Is(err, unix.EINVAL) {
+		err = nil
+	}
+	return errors.Join(err, d.Close())
 }

@@ -53,6 +53,7 @@ type programResult struct {
 	held
 	failed  map[service.Key]plan.Failure
 	passes  uint64
+	written bool // a pass has written the rules of every service, but for those that failed by name
 	lastOK  time.Time
 	lastErr error
 	took    time.Duration
@@ -276,9 +277,16 @@ func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Rulese
 		}
 	}
 	if err == nil {
-		err = fmt.Errorf("program %d services: see each one's reason", len(failed))
+		err = servicesFailed(len(failed))
 	}
 	return g.finish(start, &held{programmed: g.rules.programmed(have, want, p)}, failed, err)
+}
+
+// servicesFailed is the error of a pass that wrote all rules but those of so many services.
+type servicesFailed int
+
+func (n servicesFailed) Error() string {
+	return fmt.Sprintf("program %d services: see each one's reason", int(n))
 }
 
 // openPortal is the first step: it programs what leads to userspace, which
@@ -336,7 +344,11 @@ func (g *programmer) finish(start time.Time, now *held, failed map[service.Key]p
 	if now != nil {
 		*now = now.without(g.latest.Load()) // which may be a later plan
 	}
-	r := programResult{held: old.held, failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start)}
+	var rest servicesFailed
+	r := programResult{
+		held: old.held, failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start),
+		written: old.written || err == nil || errors.As(err, &rest),
+	}
 	news := now != nil && !now.same(old.held)
 	if news || now != nil && now.all != nil {
 		r.held = *now // else the same map tells plan.Compute that nothing is new

@@ -46,6 +46,7 @@ func (a *Agent) fast(ctx context.Context) error {
 			wait = retryFirst
 			wake.Reset(untilWake(p, time.Now()))
 		}
+		a.announceSync()
 	}
 	return nil
 }
@@ -65,6 +66,7 @@ func (a *Agent) waitForTrigger(ctx context.Context, wake, count, damage <-chan t
 		case <-wake:
 			return true
 		case <-count:
+			a.announceSync() // the programmer and the sweeper fail on their own
 			if a.carried.changed() {
 				return true
 			}
@@ -141,6 +143,11 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.announce(plan.Events(old, p), old == nil)
 	a.recordMoves(old, p)
 	a.figures.moves.count(old, p)
+	if old == nil { // what is there now began before this process: it is counted from here
+		if err := a.accounting.Refresh(0, a.conntrack.List); err != nil {
+			a.log.Warn("the kernel's connections can't be counted", "error", err)
+		}
+	}
 	return p, nil
 }
 

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/conntrack"
-	"kproxy.dev/kproxy/service"
 )
 
 // refusals are the endpoints that refused a connection of the kernel data plane
@@ -48,7 +47,7 @@ const (
 
 // ended looks at a flow that has ended. It doesn't wait for anything.
 func (r *refusals) ended(f conntrack.Flow) {
-	if !refused(&f) {
+	if !f.Rewritten() || !f.Refused() {
 		return
 	}
 	r.mu.Lock()
@@ -62,12 +61,6 @@ func (r *refusals) ended(f conntrack.Flow) {
 	}
 	r.until[f.ReplySrc] = time.Time{} // being looked at
 	go r.look(f.ReplySrc)
-}
-
-// refused reports whether f was a connection that its endpoint answered with a
-// reset to the first SYN: one packet each way, and conntrack forgets it at once.
-func refused(f *conntrack.Flow) bool {
-	return f.Protocol == service.TCP && f.Rewritten() && f.OrigPackets == 1 && f.ReplyPackets == 1
 }
 
 // look finds out whether an endpoint refuses everybody.

@@ -55,9 +55,7 @@ func Render(o RenderOptions) ([]Section, error) {
 			IPVS:     plan.Capability{Name: "ipvs", Supported: true},
 		},
 	})
-	d := config.Default()
-	rules := iptables.DefaultOptions()
-	rules.TCPPort, rules.UDPPort = uint16(d.ListenTCPPort), uint16(d.ListenUDPPort)
+	rules := renderOptions(o)
 	want := kernel.Merge(iptables.Render(p, rules), ipvs.Render(p, ipvs.DefaultOptions()))
 	sections := []Section{{"plan", planText(p)}, {"sets", setsText(kernel.Portal(p), ipvs.Record(want), want.Sets)}}
 	for _, f := range service.Families {
@@ -74,6 +72,18 @@ func Render(o RenderOptions) ([]Section, error) {
 		sections = append(sections, Section{"ipvs", text})
 	}
 	return sections, nil
+}
+
+// renderOptions are for a host that has everything.
+func renderOptions(o RenderOptions) iptables.Options {
+	c := config.Default()
+	if o.Config != nil {
+		c = *o.Config
+	}
+	rules := iptables.DefaultOptions()
+	rules.TCPPort, rules.UDPPort = uint16(c.ListenTCPPort), uint16(c.ListenUDPPort)
+	rules.Marks = kernel.Marks{Masquerade: c.MasqueradeMark(), Transparent: c.TransparentMark()}
+	return rules
 }
 
 func renderPolicy(o RenderOptions) plan.Policy {

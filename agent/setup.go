@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -16,9 +17,15 @@ import (
 	"kproxy.dev/kproxy/userspace"
 )
 
-// setUp finds out what this host can do and opens everything that work needs.
-// Nothing is programmed yet, except that the portal is closed: whoever held it
-// open before is gone, and until this process serves, new connections belong to
+// startBound is how long clients of services that only userspace serves are not
+// refused while this process starts: the longest start of a node with 10,000 services
+// took six seconds.
+const startBound = 15 * time.Second
+
+// setUp finds out what this host can do and opens everything that work needs. What
+// may be refused, because of the configuration or the host, comes before anything that
+// changes the host. Nothing is programmed yet, except that the portal is closed: whoever
+// held it open before is gone, and until this process serves, new connections belong to
 // the rules beneath.
 func (a *Agent) setUp(ctx context.Context) error {
 	row, err := modeOf(a.policy.Mode)
@@ -45,27 +52,25 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := row.missing(a.caps); err != nil {
 		return err
 	}
-	if err := kernel.RemoveAlive(sets); err != nil {
-		return fmt.Errorf("close the portal: %w", err)
-	}
 	if _, err := a.networks.look(a.log); err != nil {
 		return fmt.Errorf("look up this node's addresses: %w", err)
 	}
-	if err := a.openConntrack(); err != nil {
-		return err
+	if a.conntrack, err = conntrack.Dial(); err != nil {
+		return &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
 	}
 	if err := a.openUserspace(); err != nil {
 		return err
 	}
-	return a.openKernel(row, host, sets)
-}
-
-// openConntrack opens the table of flows and turns accounting on.
-func (a *Agent) openConntrack() (err error) {
-	if a.conntrack, err = conntrack.Dial(); err != nil {
-		return &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
+	if err := kernel.RemoveAlive(sets); err != nil {
+		return fmt.Errorf("close the portal: %w", err)
 	}
-	return a.enableAccounting()
+	if err := kernel.AnnounceStart(sets, startBound); err != nil {
+		return fmt.Errorf("have clients try again: %w", err)
+	}
+	if err := a.enableAccounting(); err != nil {
+		return err
+	}
+	return a.openKernel(row, host, sets)
 }
 
 // enableAccounting makes the kernel count. Where that isn't this process's to
@@ -109,13 +114,19 @@ func (a *Agent) openUserspace() error {
 	c.OnFirst = a.carried.first
 	a.userspace = userspace.New(c)
 	a.carried.enough, a.carried.counters, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Counters, a.kick
-	a.accounting = conntrack.NewAccounting(a.userspace.Local)
+	a.accounting = conntrack.NewAccounting(a.local)
 	if err := a.userspace.Listen(); errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("%w; stop what has it (ss -lntup shows which), or choose another with --listen-tcp-port and --listen-udp-port", err)
 	} else if err != nil {
 		return err
 	}
+	share, err := userspace.Reserve()
+	if err != nil {
+		return err
+	}
 	p := probe.DefaultConfig()
+	p.Rate = float64(a.cfg.Health.MaxRate)
+	p.Workers = min(p.Workers, share.Probes)
 	p.Defaults, p.Mark, p.Logger = a.health, a.marks().Own(), a.log
 	a.prober = probe.New(p)
 	return nil
@@ -162,8 +173,22 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	a.programmer = newProgrammer(r, a.log, a.kick, a.sweeper.written)
 	a.programmer.figures = &a.figures
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.portal,
-		probe: a.userspace.Probe, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log, revived: a.sweeper.all}
+		probe: a.userspace.Probe, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log, revived: a.revived}
 	return nil
+}
+
+// revived is called when the portal opens. Flows that began before may have gone
+// astray.
+func (a *Agent) revived() {
+	if err := kernel.EndStart(a.sets); err != nil {
+		a.log.Warn("clients of services that nothing serves aren't refused for some seconds", "error", err)
+	}
+	a.sweeper.all()
+}
+
+// local reports whether packets to an address are delivered on this node.
+func (a *Agent) local(at netip.Addr) bool {
+	return slices.Contains(kernel.ListenerAddress[:], at) || a.userspace.Local(at)
 }
 
 func (a *Agent) marks() kernel.Marks {

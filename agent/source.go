@@ -34,9 +34,8 @@ func (a *Agent) NodeEligible() bool {
 }
 
 // waitForSource waits until every place that services come from has been read
-// once. A path that isn't there yet, on a disk that is mounted late, or an API
-// server that is away must not look like one whose services were deleted: until
-// then the kernel keeps what it holds.
+// once. A path that can't be read yet, or an API server that is away, must not look like
+// one whose services were deleted: until then the kernel keeps what it holds.
 func (a *Agent) waitForSource(ctx context.Context) error {
 	look := time.NewTicker(100 * time.Millisecond)
 	defer look.Stop()

@@ -25,11 +25,17 @@ func (a *Agent) Status() plan.Status {
 	if a.isSetUp.Load() {
 		st.Sources = a.sourceStatus()
 	}
+	st.NotReady = a.NotReady()
+	st.Ready = st.NotReady == ""
 	p := a.current.Load()
 	if p == nil {
 		return st // Run may still be setting up what is read below
 	}
+	if a.pins.problem != "" {
+		st.Sources = append(st.Sources, plan.SourceStatus{Name: a.pins.path, Synced: true, Error: a.pins.problem})
+	}
 	st.Alive, st.Capabilities, st.Sync = a.heart.alive.Load(), append(capabilities(a.caps), plan.CapStatus(p.Policy.Detector())), a.syncStatus()
+	st.Exhausted = a.userspace.Exhausted()
 	if left := a.left.Load(); left != nil {
 		st.Capabilities = slices.Concat(st.Capabilities, *left)
 	}
@@ -42,6 +48,10 @@ func (a *Agent) Status() plan.Status {
 	for i, s := range p.Services {
 		addCounters(&st.Services[i], us[s.Port.Key], kernel[s.Port.Key])
 		st.Services[i].Offloads, st.Services[i].Recalls = moved[s.Port.Key].offloads, moved[s.Port.Key].recalls
+		if pace := a.prober.Pace(s.Port.Namespace); pace > 1 && a.health.Fill(s.Port.Health, s.Port.Protocol).Kind != service.CheckOff {
+			st.Services[i].Problems = append(slices.Clone(st.Services[i].Problems), fmt.Sprintf(
+				"its endpoints are probed %.3g times less often than they should be: its namespace asks for more than its share of --health-max-rate %d probes a second", pace, a.cfg.Health.MaxRate))
+		}
 		if more := a.healths.problemsOf(s.Port.Namespace, s.Port.Name); len(more) > 0 {
 			st.Services[i].Problems = slices.Concat(st.Services[i].Problems, more)
 		}
@@ -55,19 +65,6 @@ func (a *Agent) counters() (*plan.Plan, map[service.Key]userspace.Counters, map[
 	a.counting.RLock()
 	defer a.counting.RUnlock()
 	return a.current.Load(), a.userspace.Counters(), a.accounting.Figures()
-}
-
-// syncStatus joins what the two loops say: an error of the slow one is an
-// error of the sync, although the services it concerns are served in userspace.
-func (a *Agent) syncStatus() plan.SyncStatus {
-	s, _ := a.sync.get()
-	if err := a.programmer.report().lastErr; err != nil && s.LastError == "" {
-		s.LastError = err.Error()
-	}
-	if err := a.sweeper.report(); err != nil && s.LastError == "" {
-		s.LastError = fmt.Sprintf("delete stale conntrack entries: %v", err)
-	}
-	return s
 }
 
 func (a *Agent) sourceStatus() []plan.SourceStatus {
@@ -96,12 +93,12 @@ func addCounters(row *plan.ServiceStatus, us userspace.Counters, k conntrack.Ser
 	for i := range row.Endpoints {
 		e := &row.Endpoints[i]
 		f := k.Endpoints[e.Address]
-		e.ActiveConnections, e.TotalConnections = f.Active, f.Total
+		e.ActiveConnections, e.TotalConnections, e.Failures = f.Active, f.Total, f.Failed
 		e.BytesIn, e.BytesOut = f.BytesIn, f.BytesOut
 		if u := at[e.Address]; u != nil {
 			e.ActiveConnections += u.Active
 			e.TotalConnections += u.Total
-			e.Failures = u.Failures
+			e.Failures += u.Failures
 			e.BytesIn += u.BytesIn
 			e.BytesOut += u.BytesOut
 		}
@@ -133,16 +130,4 @@ func (a *Agent) Pin(k service.Key, pref service.Preference) error {
 	a.log.Info("pinned", "service", k, "dataplane", pref)
 	a.kick()
 	return nil
-}
-
-// LastSync returns when the last pass succeeded, zero if none has, and since
-// when a change waits for one, zero if none waits. A pass counts from when
-// services can be reached: the rules that lead to userspace are in the kernel, the
-// forwarder serves, and the rules of services have been tried.
-func (a *Agent) LastSync() (success, pendingSince time.Time) {
-	s, pending := a.sync.get()
-	if !a.isSetUp.Load() || !a.heart.served.Load() || a.programmer.report().passes == 0 {
-		return time.Time{}, pending
-	}
-	return s.LastSuccess, pending
 }

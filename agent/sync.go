@@ -2,6 +2,7 @@ package agent
 
 import (
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -15,6 +16,42 @@ type syncState struct {
 	queued  time.Time // when a pass was last due
 	pending time.Time // since when a change waits for a successful pass
 	last    []plan.SyncTime
+}
+
+// announceSync publishes what became of the syncs since it was last called. Only
+// the fast loop calls it.
+func (a *Agent) announceSync() {
+	now := a.syncStatus().LastError
+	a.events.publish(syncEvents(a.announced, now))
+	a.announced = now
+}
+
+// syncEvents returns what a person would want to see of a change of the last
+// sync's error, which is empty for none: a failure once, however often it repeats
+// itself, and its end.
+func syncEvents(was, now string) []plan.Event {
+	message := "sync succeeds again"
+	switch now {
+	case was:
+		return nil
+	case "":
+	default:
+		message = "sync failed: " + onOneLine(now)
+	}
+	return []plan.Event{{Time: time.Now(), Kind: "sync", Message: message}}
+}
+
+// onOneLine returns a list of errors, as errors.Join and go-multierror print it, as a
+// sentence.
+func onOneLine(list string) string {
+	var out []string
+	for line := range strings.Lines(list) {
+		line = strings.TrimPrefix(strings.TrimSpace(line), "* ")
+		if line != "" && !strings.HasSuffix(line, " occurred:") { // go-multierror's heading
+			out = append(out, line)
+		}
+	}
+	return strings.Join(out, "; ")
 }
 
 // maxSyncTimes is how many passes' times are remembered.

@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -36,5 +37,28 @@ func TestDeepSubscribersKeepUp(t *testing.T) {
 	}
 	if len(deep) != 5000 || len(shallow) != eventBuffer {
 		t.Errorf("%d and %d events wait, want 5000 and %d", len(deep), len(shallow), eventBuffer)
+	}
+}
+
+// A failure is an event once, however often it is retried, and so is its end.
+func TestSyncEvents(t *testing.T) {
+	var got []string
+	was := ""
+	for _, now := range []string{"", "update sets: busy", "update sets: busy", "2 errors occurred:\n\t* program a\n\t* program b\n\n\nread rules", "", ""} {
+		for _, e := range syncEvents(was, now) {
+			if e.Kind != "sync" || e.Service != "" || e.Time.IsZero() {
+				t.Errorf("%+v is no event of a sync", e)
+			}
+			got = append(got, e.Message)
+		}
+		was = now
+	}
+	want := []string{
+		"sync failed: update sets: busy",
+		"sync failed: program a; program b; read rules",
+		"sync succeeds again",
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -87,6 +87,11 @@ type Health struct {
 	Timeout  time.Duration `json:"timeout"`
 	Rise     int           `json:"rise"` // successes in a row that make an endpoint up
 	Fall     int           `json:"fall"` // failures in a row that make it down
+	// Annotations of Services may ask for checks, and for no shorter an interval
+	// than MinInterval or, if that is less, Interval.
+	Annotations bool          `json:"annotations"`
+	MinInterval time.Duration `json:"minInterval"`
+	MaxRate     int           `json:"maxRate"` // probes a second, of all endpoints
 }
 
 // IPVS is what only the data plane ipvs goes by (flags --ipvs-*).

@@ -106,7 +106,7 @@ func TestValidate(t *testing.T) {
 		{"negative IPVS time-outs", func(c *Config) {
 			c.IPVS.TCPTimeout, c.IPVS.TCPFinTimeout, c.IPVS.UDPTimeout = "-1s", -1, -time.Hour
 		}, "--ipvs-tcp-timeout: -1s is out of range\n--ipvs-tcpfin-timeout: -1ns is out of range\n--ipvs-udp-timeout: -1h0m0s is out of range"},
-		{"longest IPVS time-out", func(c *Config) { c.IPVS.TCPTimeout, c.IPVS.UDPTimeout = "2147483s", maxIPVSTimeout+time.Second }, "--ipvs-udp-timeout: 596h31m24s is out of range; use up to 596h31m23s"},
+		{"longest IPVS time-out", func(c *Config) { c.IPVS.TCPTimeout, c.IPVS.UDPTimeout = "2147483s", maxKernelTimeout+time.Second }, "--ipvs-udp-timeout: 596h31m24s is out of range; use up to 596h31m23s"},
 		{"parts of a second", func(c *Config) { c.IPVS.TCPTimeout, c.IPVS.TCPFinTimeout = "1500ms", time.Millisecond }, "--ipvs-tcp-timeout: 1.5s can't be used; IPVS counts whole seconds\n--ipvs-tcpfin-timeout: 1ms can't be used"},
 		{"conntrack as kube-proxy has it", func(c *Config) { c.Conntrack = AsKubeProxy().Conntrack }, ""},
 		{"conntrack", func(c *Config) {
@@ -169,7 +169,7 @@ func TestIPVSTCPTimeout(t *testing.T) {
 		want      time.Duration
 	}{
 		{Default().IPVS.TCPTimeout, 5 * 24 * time.Hour, 5 * 24 * time.Hour},
-		{LikeConntrack, 365 * 24 * time.Hour, maxIPVSTimeout},
+		{LikeConntrack, 365 * 24 * time.Hour, maxKernelTimeout},
 		{LikeConntrack, 0, 0}, // it isn't known
 		{"15m", time.Hour, 15 * time.Minute},
 		{"0", time.Hour, 0},

@@ -23,6 +23,10 @@ func Default() Config {
 			Timeout:  time.Second,
 			Rise:     2,
 			Fall:     3,
+
+			Annotations: true,
+			MinInterval: time.Second,
+			MaxRate:     2000,
 		},
 		LocalhostNodePorts: true,
 		Client:             Client{QPS: 5, Burst: 10, ContentType: Protobuf},

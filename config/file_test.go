@@ -34,7 +34,7 @@ func TestParseFindsMistakes(t *testing.T) {
 		{"no kind", "\nmode: ipvs\n", `f.conf:2: kind: "" is not KubeProxyConfiguration; correct it`},
 		{"other version", "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1\n", `f.conf:2: apiVersion: "kubeproxy.config.k8s.io/v1" is not kubeproxy.config.k8s.io/v1alpha1, the only version there is; correct it`},
 		{"two documents", head + "---\n" + head, "f.conf:4: a second document; keep the KubeProxyConfiguration in a file of its own"},
-		{"unknown field", head + "ipvs:\n  schedular: rr\n", "f.conf:4: ipvs.schedular: unknown field; kube-proxy has none of this name: correct or remove it"},
+		{"unknown field", head + "ipvs:\n  schedular: rr\n", "f.conf:4: ipvs.schedular: unknown field, did you mean scheduler?; kube-proxy has none of this name: correct or remove it"},
 		{"other case", head + "clusterCidr: 10.0.0.0/8\n", "f.conf:3: clusterCidr: unknown field, did you mean clusterCIDR?; kube-proxy has none of this name: correct or remove it"},
 		{"given twice", head + "mode: ipvs\nmode: iptables\n", "f.conf:4: mode: given twice, first on line 3"},
 		{"wrong types, all at once", head + "mode: 1\niptables:\n  syncPeriod: 30\n  masqueradeBit: x\nnodePortAddresses: all\n",

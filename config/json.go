@@ -21,9 +21,10 @@ func (h Health) MarshalJSON() ([]byte, error) {
 	type plain Health
 	return json.Marshal(struct {
 		plain
-		Interval string `json:"interval"`
-		Timeout  string `json:"timeout"`
-	}{plain(h), text(h.Interval), text(h.Timeout)})
+		Interval    string `json:"interval"`
+		Timeout     string `json:"timeout"`
+		MinInterval string `json:"minInterval"`
+	}{plain(h), text(h.Interval), text(h.Timeout), text(h.MinInterval)})
 }
 
 // MarshalJSON writes durations as Config's does.

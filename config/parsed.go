@@ -68,7 +68,7 @@ var nodePortWords = map[string][]netip.Prefix{
 // established connections; 0 leaves the kernel's setting.
 func (i IPVS) TCPTimeoutOf(conntrack time.Duration) time.Duration {
 	if i.TCPTimeout == LikeConntrack {
-		return min(conntrack.Truncate(time.Second), maxIPVSTimeout)
+		return min(conntrack.Truncate(time.Second), maxKernelTimeout)
 	}
 	d, _ := time.ParseDuration(i.TCPTimeout)
 	return d

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/strict"
 )
 
 // checks are run in the order of the flags in `kproxy run --help`.
@@ -69,7 +70,7 @@ func (p problems) or(remedy string) {
 func checkMode(c Config) []error {
 	var p problems
 	if !slices.Contains(Modes, c.Mode) {
-		p.add("mode", "%q is not a mode; use one of %s", c.Mode, strings.Join(Modes, ", "))
+		p.add("mode", "%q is not a mode; use one of %s%s", c.Mode, strings.Join(Modes, ", "), strict.DidYouMean(c.Mode, Modes...))
 	}
 	return p
 }
@@ -273,6 +274,10 @@ func checkHealth(c Config) []error {
 	}
 	p.within("health-rise", h.Rise, 1, 100)
 	p.within("health-fall", h.Fall, 1, 100)
+	if h.MinInterval < 10*time.Millisecond || h.MinInterval > time.Hour {
+		p.add("health-min-interval", "%s is out of range; use 10ms to 1h", h.MinInterval)
+	}
+	p.within("health-max-rate", h.MaxRate, 1, 100_000)
 	return p
 }
 
@@ -291,8 +296,8 @@ func checkConntrack(c Config) []error {
 		{"conntrack-udp-timeout-stream", t.UDPStream},
 	} {
 		switch {
-		case f.d < 0 || f.d > math.MaxInt32*time.Second:
-			p.add(f.flag, "%s is out of range; use 0 to leave the kernel's setting, or up to 2147483647s", f.d)
+		case f.d < 0 || f.d > maxKernelTimeout:
+			p.add(f.flag, "%s is out of range; use 0 to leave the kernel's setting, or up to %s", f.d, maxKernelTimeout)
 		case f.d%time.Second != 0:
 			p.add(f.flag, "%s can't be used; conntrack counts whole seconds", f.d)
 		}
@@ -300,9 +305,10 @@ func checkConntrack(c Config) []error {
 	return p
 }
 
-// maxIPVSTimeout is what ip_vs_set_timeout takes (net/netfilter/ipvs/ip_vs_ctl.c:
-// INT_MAX / HZ) on a kernel with the highest HZ, 1000.
-const maxIPVSTimeout = math.MaxInt32 / 1000 * time.Second
+// maxKernelTimeout is what ip_vs_set_timeout (net/netfilter/ipvs/ip_vs_ctl.c) and
+// proc_dointvec_jiffies (kernel/sysctl.c) take, INT_MAX / HZ, on a kernel with the
+// highest HZ, 1000.
+const maxKernelTimeout = math.MaxInt32 / 1000 * time.Second
 
 func checkIPVS(c Config) []error {
 	var p problems
@@ -325,8 +331,8 @@ func checkIPVS(c Config) []error {
 
 func (p *problems) ipvsTimeout(flag string, d time.Duration) {
 	switch {
-	case d < 0 || d > maxIPVSTimeout:
-		p.add(flag, "%s is out of range; use up to %s, or 0 to leave the kernel's setting", d, maxIPVSTimeout)
+	case d < 0 || d > maxKernelTimeout:
+		p.add(flag, "%s is out of range; use up to %s, or 0 to leave the kernel's setting", d, maxKernelTimeout)
 	case d%time.Second != 0:
 		p.add(flag, "%s can't be used; IPVS counts whole seconds", d)
 	}

@@ -10,29 +10,49 @@ import (
 )
 
 // Figures count the connections of a service port or of one of its endpoints
-// that the kernel carried. Everything but Active only grows, for as long as
-// the plan holds the service port.
+// that the kernel carried, since the first list. Everything but Active only grows,
+// for as long as the plan holds the service port. A TCP connection counts in Total
+// once an endpoint took it, or in Failed once none did; until then it counts nowhere.
 type Figures struct {
 	Active   int64
 	Total    uint64
+	Failed   uint64
 	BytesIn  uint64 // from clients, IP headers included
 	BytesOut uint64 // to clients, IP headers included
 }
 
 func (f *Figures) add(flow *Flow) {
-	f.Total++
-	f.BytesIn += flow.OrigBytes
-	f.BytesOut += flow.ReplyBytes
-	if flow.Open() {
+	if flow.Opening() {
+		return
+	}
+	f.addEnded(flow)
+	if flow.Open() && !flow.Failed() {
 		f.Active++
 	}
 }
 
 func (f *Figures) addEnded(flow *Flow) {
-	f.add(flow)
-	if flow.Open() {
-		f.Active--
+	if flow.Failed() {
+		f.Failed++
+	} else {
+		f.Total++
 	}
+	f.BytesIn += flow.OrigBytes
+	f.BytesOut += flow.ReplyBytes
+}
+
+// subtract takes away what of a flow was there before counting began; nil for nothing.
+func (f *Figures) subtract(flow *Flow, before *Figures) {
+	if before == nil {
+		return
+	}
+	if flow.Failed() {
+		f.Failed--
+	} else {
+		f.Total--
+	}
+	f.BytesIn -= before.BytesIn
+	f.BytesOut -= before.BytesOut
 }
 
 // ServiceFigures are the figures of a service port. Endpoints holds those of the
@@ -49,8 +69,10 @@ type Connection struct {
 }
 
 // Accounting adds up what the kernel carries: the flows that have ended, as
-// events tell, and those in the table, as a list tells. It is safe for
-// concurrent use.
+// events tell, and those in the table, as a list tells. What the first list finds
+// began before: it is active, but only what it carries from then on is counted.
+// The kernel keeps a closed connection for two minutes, so that all of those
+// would be counted again after a restart. It is safe for concurrent use.
 type Accounting struct {
 	refresh sync.Mutex // held while listing: an older list must not replace a newer
 
@@ -84,6 +106,9 @@ type entry struct {
 	key  service.Key
 	flow Flow
 	gone time.Time // when it went missing
+	// before is what of the flow isn't counted, as it was there before the first
+	// list; nil for nothing.
+	before *Figures
 }
 
 // NewAccounting returns an Accounting without a plan, which counts nothing.
@@ -202,7 +227,8 @@ func (a *Accounting) Ended(f Flow) {
 			return
 		}
 	}
-	a.count(entry{key: e.key, flow: f})
+	e.flow = f
+	a.count(e)
 }
 
 // count adds an ended flow for good.
@@ -213,8 +239,11 @@ func (a *Accounting) count(e entry) {
 	}
 	acc := a.of(e.key)
 	acc.ended.addEnded(&e.flow)
+	acc.ended.subtract(&e.flow, e.before)
 	if endpoint(s, e.flow.ReplySrc) != nil || acc.endpoints[e.flow.ReplySrc] != nil {
-		acc.endpoint(e.flow.ReplySrc).addEnded(&e.flow)
+		ep := acc.endpoint(e.flow.ReplySrc)
+		ep.addEnded(&e.flow)
+		ep.subtract(&e.flow, e.before)
 	}
 }
 
@@ -234,11 +263,25 @@ func (a *Accounting) Refresh(maxAge time.Duration, list func(service.Protocol) (
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if err == nil {
+		first := a.refreshed.IsZero()
 		a.refreshed = time.Now()
 		a.listed(flows, a.refreshed)
+		if first {
+			a.begin()
+		}
 	}
 	a.ended = nil
 	return err
+}
+
+// begin makes what is live now what was there before.
+func (a *Accounting) begin() {
+	for id, e := range a.live {
+		if !e.flow.Opening() {
+			e.before = &Figures{BytesIn: e.flow.OrigBytes, BytesOut: e.flow.ReplyBytes}
+			a.live[id] = e
+		}
+	}
 }
 
 // listed replaces the live flows. What is in the list no more goes missing,
@@ -262,8 +305,9 @@ func (a *Accounting) listed(flows []Flow, now time.Time) {
 		}
 		if f.OrigPackets < e.flow.OrigPackets {
 			a.count(e) // another flow with the same identity, and nobody told the end of the first
+			e.before = nil
 		}
-		live[id] = entry{key: e.key, flow: *f}
+		live[id] = entry{key: e.key, flow: *f, before: e.before}
 		delete(a.live, id)
 		delete(a.missing, id)
 	}
@@ -322,6 +366,7 @@ func (a *Accounting) Traffic() map[service.Key]Figures {
 			}
 			f := out[e.key]
 			add(&f, &e.flow)
+			f.subtract(&e.flow, e.before)
 			out[e.key] = f
 		}
 	}
@@ -352,12 +397,14 @@ func (a *Accounting) Figures() map[service.Key]ServiceFigures {
 			}
 			s := out[e.key]
 			add(&s.Figures, &e.flow)
+			s.subtract(&e.flow, e.before)
 			ep, kept := s.Endpoints[e.flow.ReplySrc]
 			if kept || endpoint(is, e.flow.ReplySrc) != nil {
 				if s.Endpoints == nil {
 					s.Endpoints = map[netip.AddrPort]Figures{}
 				}
 				add(&ep, &e.flow)
+				ep.subtract(&e.flow, e.before)
 				s.Endpoints[e.flow.ReplySrc] = ep
 			}
 			out[e.key] = s

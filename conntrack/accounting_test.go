@@ -29,7 +29,9 @@ type ledger struct {
 func newLedger(t *testing.T) ledger {
 	a := NewAccounting(isLocal)
 	a.SetPlan(planOf(serviceOf(udpKey("dns"), 10)))
-	return ledger{a, t, udpKey("dns")}
+	l := ledger{a, t, udpKey("dns")}
+	l.refresh() // nothing was there before
+	return l
 }
 
 func (l ledger) refresh(flows ...Flow) {
@@ -73,6 +75,9 @@ func TestAccountingCountsTheKernelDataPlane(t *testing.T) {
 			}
 			a := NewAccounting(isLocal)
 			a.SetPlan(planOf(serviceOf(k, 10, withoutEndpoint(3)), serviceOf(other, 10)))
+			if err := a.Refresh(0, listOf()); err != nil { // nothing was there before
+				t.Fatal(err)
+			}
 			got, want := map[string]uint64{}, map[string]uint64{}
 			for i, d := range destinations {
 				for _, to := range targets {
@@ -96,6 +101,37 @@ func TestAccountingCountsTheKernelDataPlane(t *testing.T) {
 				t.Errorf("%s, %s: counted (-want +got):\n%s", protocol, family, diff)
 			}
 		}
+	}
+}
+
+// TestAccountingOfFailures: a connection counts once it is known whether an endpoint
+// took it, and then once.
+func TestAccountingOfFailures(t *testing.T) {
+	tcp := func(state uint8, sent, answered uint64) Flow {
+		f := counted(1, 0)
+		f.Protocol, f.TCPState, f.OrigPackets, f.ReplyPackets = service.TCP, state, sent, answered
+		return f
+	}
+	const established = 3
+	for _, tt := range []struct {
+		name        string
+		live, ended Flow
+		then, after Figures
+	}{
+		{"taken", tcp(established, 2, 1), tcp(tcpTimeWait, 6, 5), Figures{Active: 1, Total: 1}, Figures{Total: 1}},
+		{"refused", tcp(tcpSynSent, 1, 0), tcp(tcpClose, 1, 1), Figures{}, Figures{Failed: 1}},
+		{"never answered", tcp(tcpSynSent, 3, 0), tcp(tcpSynSent, 6, 0), Figures{}, Figures{Failed: 1}},
+		{"taken late", tcp(tcpSynRecv, 1, 1), tcp(tcpTimeWait, 4, 4), Figures{}, Figures{Total: 1}},
+		{"without accounting", tcp(established, 0, 0), tcp(tcpTimeWait, 0, 0), Figures{Active: 1, Total: 1}, Figures{Total: 1}},
+	} {
+		a := NewAccounting(isLocal)
+		l := ledger{a, t, tcpKey("web")}
+		a.SetPlan(planOf(serviceOf(l.key, 10)))
+		l.refresh()
+		l.refresh(tt.live)
+		l.want(tt.name+": a list", tt.then)
+		l.Ended(tt.ended)
+		l.want(tt.name+": the end", tt.after)
 	}
 }
 
@@ -162,11 +198,61 @@ func TestAccountingEnds(t *testing.T) {
 	})
 }
 
+// TestAccountingAfterRestart: what was there before is active, but isn't counted
+// again; what it carries from then on is.
+func TestAccountingAfterRestart(t *testing.T) {
+	before := func(t *testing.T) ledger {
+		a := NewAccounting(isLocal)
+		a.SetPlan(planOf(serviceOf(udpKey("dns"), 10)))
+		l := ledger{a, t, udpKey("dns")}
+		l.refresh(counted(1, 100), counted(2, 10))
+		l.want("the first list", total(2, 0, 0))
+		if got := l.Figures()[l.key].Endpoints[at(service.IPv4, pods, 2, 5353)]; got != total(2, 0, 0) {
+			t.Errorf("its endpoint: got %+v", got)
+		}
+		return l
+	}
+	t.Run("told", func(t *testing.T) {
+		l := before(t)
+		l.refresh(counted(1, 150), counted(2, 10), counted(3, 7))
+		l.want("a new one, and more bytes of an old one", total(3, 1, 57))
+		l.Ended(counted(1, 160))
+		l.want("the end of an old one", total(2, 1, 67))
+		if got := l.Figures()[l.key].Endpoints[at(service.IPv4, pods, 2, 5353)]; got != total(2, 1, 67) {
+			t.Errorf("its endpoint: got %+v", got)
+		}
+	})
+	t.Run("never told", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			l := before(t)
+			l.refresh(counted(2, 10))
+			l.want("list without one", total(1, 0, 0))
+			time.Sleep(2 * endGrace)
+			l.refresh(counted(2, 10))
+			l.want("it is final", total(1, 0, 0))
+		})
+	})
+	t.Run("overlooked by a list", func(t *testing.T) {
+		l := before(t)
+		l.refresh(counted(2, 10))
+		l.refresh(counted(1, 120), counted(2, 10))
+		l.want("list with it again", total(2, 0, 20))
+	})
+	t.Run("another with the same identity", func(t *testing.T) {
+		l := before(t)
+		l.refresh(counted(1, 40), counted(2, 10))
+		l.want("list with the other", total(2, 1, 40))
+	})
+}
+
 func TestAccountingOfClosedConnections(t *testing.T) {
 	k := udpKey("web")
 	k.Protocol = service.TCP
 	a := NewAccounting(isLocal)
 	a.SetPlan(planOf(serviceOf(k, 10)))
+	if err := a.Refresh(0, listOf()); err != nil {
+		t.Fatal(err)
+	}
 	f := flow(service.IPv4, service.TCP, at(service.IPv4, services, 10, 53), at(service.IPv4, pods, 2, 5353))
 	for state, active := range map[uint8]int64{3: 1, 4: 1, tcpTimeWait: 0, tcpClose: 0} {
 		f.TCPState = state
@@ -228,7 +314,8 @@ func TestAccountingConnections(t *testing.T) {
 
 func TestAccountingRefresh(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		l := newLedger(t)
+		l := newLedger(t) // which lists
+		time.Sleep(time.Second)
 		lists := 0
 		list := func(service.Protocol) ([]Flow, error) { lists++; return nil, nil }
 		for _, c := range []struct {

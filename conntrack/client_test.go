@@ -266,6 +266,9 @@ func TestAccountingOfRealFlows(t *testing.T) {
 	p := planOf(serviceOf(k, 10, func(s *plan.Service) { s.Frontends = s.Frontends[:2] }))
 	accounting := NewAccounting(isLocal)
 	accounting.SetPlan(p)
+	if err := accounting.Refresh(0, c.List); err != nil { // what is there before doesn't count
+		t.Fatal(err)
+	}
 	l, err := Subscribe()
 	if err != nil {
 		t.Fatal(err)

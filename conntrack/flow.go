@@ -37,8 +37,10 @@ const (
 	statusDstNAT    = 1 << 5
 )
 
-// States of TCP entries that carry nothing any more.
+// States of TCP entries that carry nothing yet, or nothing any more.
 const (
+	tcpSynSent  = 1
+	tcpSynRecv  = 2
 	tcpTimeWait = 7
 	tcpClose    = 8
 )
@@ -60,6 +62,26 @@ func (f *Flow) Answered() bool { return f.Status&statusSeenReply != 0 }
 // an entry for minutes after a TCP connection has ended.
 func (f *Flow) Open() bool {
 	return f.Protocol != service.TCP || f.TCPState != tcpTimeWait && f.TCPState != tcpClose
+}
+
+// Opening reports whether a TCP connection is still being made.
+func (f *Flow) Opening() bool {
+	return f.Protocol == service.TCP && (f.TCPState == tcpSynSent || f.TCPState == tcpSynRecv)
+}
+
+// Failed reports, of a flow that isn't opening, whether no endpoint took it: a TCP
+// connection to which nothing came back, or a reset alone. That is known by counting
+// packets; where accounting is off, none is known to have failed. Of other protocols
+// a silent endpoint may have nothing to say.
+func (f *Flow) Failed() bool {
+	return f.Protocol == service.TCP && f.OrigPackets > 0 && (f.ReplyPackets == 0 || f.Refused())
+}
+
+// Refused reports whether the endpoint of a TCP connection that has ended answered the
+// first SYN with a reset: one packet each way, and conntrack forgets it at once
+// (nf_conntrack_tcp_packet in nf_conntrack_proto_tcp.c).
+func (f *Flow) Refused() bool {
+	return f.Protocol == service.TCP && f.OrigPackets == 1 && f.ReplyPackets == 1
 }
 
 // String shows the flow as "udp 10.1.0.2:5000 > 10.96.0.10:53 = 10.2.0.2:9000".

@@ -7,21 +7,20 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// tcpSynSent is TCP_CONNTRACK_SYN_SENT of linux/netfilter/nf_conntrack_tcp.h.
-const tcpSynSent = 1
-
 // HalfOpen returns those of the flows that wait for an answer of an endpoint
-// which p doesn't use any more: one that hangs, or whose host is gone. There is
-// no connection yet, only a client that goes on sending SYNs for a minute or
-// two. When the entry is deleted, its next SYN is a new connection and finds an
-// endpoint that answers. local reports whether an address is this node's.
-// HalfOpen is pure; the result is in the order of flows.
+// which p doesn't use any more: one that hangs, or whose host is gone; and those
+// to a service's address that nothing rewrote, because they began while the rules
+// weren't there. There is no connection yet, only a client that goes on sending
+// SYNs for a minute or two, each of which keeps the entry as it is. When the entry
+// is deleted, its next SYN is a new connection and finds an endpoint that answers.
+// IPVS, where it has a service, needn't rewrite. local reports whether an address
+// is this node's. HalfOpen is pure; the result is in the order of flows.
 func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
 	var x *index
 	var out []Flow
 	for i := range flows {
 		f := &flows[i]
-		if f.Protocol != service.TCP || f.TCPState != tcpSynSent || f.Answered() || !f.Rewritten() {
+		if f.Protocol != service.TCP || f.TCPState != tcpSynSent || f.Answered() {
 			continue
 		}
 		if x == nil {
@@ -31,8 +30,15 @@ func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
 		if !ok {
 			continue
 		}
-		// What isn't an endpoint but is local is the forwarder's listener.
-		if e := endpoint(at.service, f.ReplySrc); e != nil && !e.Usable || e == nil && !local(f.ReplySrc.Addr()) {
+		gone := false
+		if e := endpoint(at.service, f.ReplySrc); e != nil { // at the service's own address, it may be
+			gone = !e.Usable
+		} else if f.Rewritten() {
+			gone = !local(f.ReplySrc.Addr()) // or it is the forwarder's listener
+		} else {
+			gone = at.frontend.Verdict == plan.Forward && at.service.DataPlane != plan.IPVS
+		}
+		if gone {
 			out = append(out, *f)
 		}
 	}

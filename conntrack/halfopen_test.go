@@ -1,6 +1,7 @@
 package conntrack
 
 import (
+	"slices"
 	"testing"
 
 	"kproxy.dev/kproxy/plan"
@@ -22,10 +23,23 @@ func unusable(host int) func(*plan.Service) {
 	}
 }
 
-// TestHalfOpen: only connections that wait for an endpoint which isn't used any
-// more are given up.
+// clusterOnly leaves the node port out.
+func clusterOnly(s *plan.Service) {
+	s.Frontends = slices.DeleteFunc(s.Frontends, func(f plan.Frontend) bool { return f.Kind == plan.NodePort })
+}
+
+// TestHalfOpen: only connections are given up that wait for an endpoint which isn't
+// used any more, or that began without a rule.
 func TestHalfOpen(t *testing.T) {
-	p := &plan.Plan{Services: []*plan.Service{serviceOf(tcpKey("web"), 10, unusable(3))}}
+	p := &plan.Plan{Services: []*plan.Service{
+		serviceOf(tcpKey("web"), 10, unusable(3)),
+		serviceOf(tcpKey("virtual"), 12, clusterOnly, func(s *plan.Service) { s.DataPlane = plan.IPVS }),
+		serviceOf(tcpKey("closed"), 13, clusterOnly, func(s *plan.Service) {
+			for i := range s.Frontends {
+				s.Frontends[i].Verdict = plan.Reject
+			}
+		}),
+	}}
 	for _, f := range service.Families {
 		waiting := Flow{
 			Family: f, Protocol: service.TCP, TCPState: tcpSynSent,
@@ -45,7 +59,11 @@ func TestHalfOpen(t *testing.T) {
 			{"was answered", func(x *Flow) { x.Status = statusSeenReply }, false},
 			{"is UDP", func(x *Flow) { x.Protocol, x.TCPState = service.UDP, 0 }, false},
 			{"goes to another service's address", func(x *Flow) { x.OrigDst = at(f, services, 11, 53) }, false},
-			{"isn't rewritten", func(x *Flow) { x.ReplySrc = x.OrigDst }, false},
+			{"isn't rewritten", func(x *Flow) { x.ReplySrc = x.OrigDst }, true},
+			{"isn't rewritten, but answered", func(x *Flow) { x.ReplySrc, x.Status = x.OrigDst, statusSeenReply }, false},
+			{"isn't rewritten, and IPVS's", func(x *Flow) { x.OrigDst = at(f, services, 12, 53); x.ReplySrc = x.OrigDst }, false},
+			{"isn't rewritten, and refused", func(x *Flow) { x.OrigDst = at(f, services, 13, 53); x.ReplySrc = x.OrigDst }, false},
+			{"isn't rewritten, to no service", func(x *Flow) { x.OrigDst = at(f, services, 14, 53); x.ReplySrc = x.OrigDst }, false},
 			{"is the forwarder's", func(x *Flow) { x.ReplySrc = at(f, nodes, 1, listener) }, false},
 			{"is in a zone", func(x *Flow) { x.Zone = 1 }, false},
 		} {

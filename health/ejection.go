@@ -25,11 +25,12 @@ func DefaultEjection() EjectionConfig {
 // a time. When that is over it is on trial: its next failure ejects it again,
 // for twice as long; a success puts it back in good standing.
 //
-// It has no clock. The zero value is in good standing. It is safe for
+// It has no clock; times that it is given go by their monotonic reading, where
+// they have one. The zero value is in good standing. It is safe for
 // concurrent use, and costs a connect that succeeds one atomic load. It must
 // not be copied.
 type Ejection struct {
-	until atomic.Int64 // when it ends, in Unix nanoseconds; 0 if there is none
+	until atomic.Int64 // when it ends, in nanoseconds since begin; 0 if there is none
 	bad   atomic.Bool  // failures or times isn't 0, or last is valid
 
 	mu       sync.Mutex // orders Failed, FailedFor and Succeeded
@@ -37,6 +38,10 @@ type Ejection struct {
 	times    int        // ejected in a row
 	last     netip.Addr // client whose connect failed last, of those FailedFor was told; invalid if none
 }
+
+// begin is a time with a monotonic reading to count from. Nanoseconds of the wall
+// clock would end an ejection late, by an hour, when that is set back an hour.
+var begin = time.Now()
 
 // Failed takes note of a failed connect, and reports whether it ejected the
 // endpoint. Failures during an ejection don't count: they belong to connects
@@ -79,7 +84,7 @@ func (e *Ejection) failed(c EjectionConfig, now time.Time) bool {
 	}
 	e.times++
 	e.last = netip.Addr{} // on trial, one client's failure isn't enough either
-	e.until.Store(now.Add(d).UnixNano())
+	e.until.Store(int64(now.Add(d).Sub(begin)))
 	return true
 }
 
@@ -99,14 +104,14 @@ func (e *Ejection) Succeeded() {
 // Ejected reports whether the endpoint is ejected at now.
 func (e *Ejection) Ejected(now time.Time) bool {
 	until := e.until.Load()
-	return until != 0 && now.UnixNano() < until
+	return until != 0 && int64(now.Sub(begin)) < until
 }
 
-// Until returns when the last ejection ends or ended; the zero time if the
-// endpoint is in good standing.
-func (e *Ejection) Until() time.Time {
+// Until returns when the last ejection ends or ended, by the clock of now; the zero
+// time if the endpoint is in good standing.
+func (e *Ejection) Until(now time.Time) time.Time {
 	if until := e.until.Load(); until != 0 {
-		return time.Unix(0, until)
+		return now.Add(time.Duration(until) - now.Sub(begin))
 	}
 	return time.Time{}
 }

@@ -5,6 +5,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -35,7 +36,7 @@ func TestEjectionGrows(t *testing.T) {
 		if !e.Failed(c, now) {
 			t.Fatalf("the first failure after %v does not eject again", got)
 		}
-		d := e.Until().Sub(now)
+		d := e.Until(now).Sub(now)
 		got = append(got, d)
 		if e.Failed(c, now.Add(d-1)) {
 			t.Error("a failure during an ejection ejects again")
@@ -58,13 +59,13 @@ func TestEjectionEndsWithSuccess(t *testing.T) {
 		e.Failed(c, epoch)
 	}
 	e.Succeeded() // a connect to it because no other was left
-	if e.Ejected(epoch) || !e.Until().IsZero() {
+	if e.Ejected(epoch) || !e.Until(epoch).IsZero() {
 		t.Error("still ejected after a success")
 	}
 	e.Failed(c, epoch)
 	e.Failed(c, epoch)
-	if !e.Failed(c, epoch) || e.Until().Sub(epoch) != c.First {
-		t.Errorf("after a success, three failures eject until %s", e.Until())
+	if !e.Failed(c, epoch) || e.Until(epoch).Sub(epoch) != c.First {
+		t.Errorf("after a success, three failures eject until %s", e.Until(epoch))
 	}
 }
 
@@ -98,7 +99,7 @@ func TestEjectionNeedsTwoClients(t *testing.T) {
 				case '+':
 					e.Succeeded()
 				case '>':
-					now = e.Until()
+					now = e.Until(now)
 				case 'n':
 					ejected = e.Failed(c, now)
 				default:
@@ -129,8 +130,8 @@ func TestEjectionInParallel(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if ejections != 1 || e.Until().Sub(epoch) != c.First {
-		t.Errorf("one outage ejected %d times, for %s", ejections, e.Until().Sub(epoch))
+	if ejections != 1 || e.Until(epoch).Sub(epoch) != c.First {
+		t.Errorf("one outage ejected %d times, for %s", ejections, e.Until(epoch).Sub(epoch))
 	}
 }
 
@@ -143,5 +144,37 @@ func TestEjectionAllocatesNothing(t *testing.T) {
 		e.Failed(c, epoch)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
+	}
+}
+
+// setBack is t on a host whose clock was set back by d meanwhile: the wall clock
+// says less, the monotonic reading doesn't (time.Time: 33 bits of seconds above 30
+// of nanoseconds in its first word, while it has a monotonic reading).
+func setBack(t time.Time, d time.Duration) time.Time {
+	*(*uint64)(unsafe.Pointer(&t)) -= uint64(d/time.Second) << 30
+	return t
+}
+
+// TestEjectionsEndWhenTheClockIsSetBack: as NTP does, at its first step after a boot.
+func TestEjectionsEndWhenTheClockIsSetBack(t *testing.T) {
+	var e Ejection
+	now := time.Now()
+	for range 3 {
+		e.Failed(DefaultEjection(), now)
+	}
+	for _, tt := range []struct {
+		after   time.Duration
+		ejected bool
+	}{{4 * time.Second, true}, {6 * time.Second, false}} {
+		later := setBack(now.Add(tt.after), time.Hour)
+		if later.Unix() > now.Unix()-3000 || later.Sub(now) != tt.after {
+			t.Fatalf("%s is no time %s after %s with the clock set back by an hour", later, tt.after, now)
+		}
+		if got := e.Ejected(later); got != tt.ejected {
+			t.Errorf("%s after an ejection of 5s: ejected %t, want %t", tt.after, got, tt.ejected)
+		}
+		if got, want := e.Until(later).Round(0), later.Add(5*time.Second-tt.after).Round(0); !got.Equal(want) {
+			t.Errorf("%s after an ejection of 5s, it ends at %s, want %s", tt.after, got, want)
+		}
 	}
 }

@@ -1,6 +1,7 @@
 package health
 
 import (
+	"fmt"
 	"net/netip"
 	"time"
 
@@ -37,6 +38,13 @@ type Target struct {
 	Check    service.HealthCheck // with the defaults filled in
 }
 
+// Wanted is a Target that a Service in Namespace asks for. Namespaces share the
+// probes that a node makes.
+type Wanted struct {
+	Target
+	Namespace string
+}
+
 // State is what is known of a Target.
 type State struct {
 	Status Status
@@ -67,13 +75,18 @@ type View struct {
 	defaults Defaults
 }
 
-// Defaults fills what a service's HealthCheck leaves open (flags --health-*).
+// Defaults fills what a service's HealthCheck leaves open, and bounds what it asks
+// for (flags --health-*).
 type Defaults struct {
 	Kind     service.Check
 	Interval time.Duration
 	Timeout  time.Duration
 	Rise     int
 	Fall     int
+	// MinInterval is the least that a service may ask for, unless Interval is less.
+	MinInterval time.Duration
+	// Only: what services ask for is of no effect, but to be left alone.
+	Only bool
 }
 
 // StandardDefaults are the defaults of the flags: a TCP connect every 2s that
@@ -85,6 +98,9 @@ func StandardDefaults() Defaults {
 // Fill returns c with its zero fields set from d. A UDP port is not probed
 // with TCP: the default kind applies to TCP ports only, others get CheckOff.
 func (d Defaults) Fill(c service.HealthCheck, p service.Protocol) service.HealthCheck {
+	if d.Only && c.Kind != service.CheckOff {
+		c = service.HealthCheck{}
+	}
 	if c.Kind == service.CheckDefault {
 		c.Kind = d.Kind
 		if p != service.TCP || c.Kind == service.CheckDefault {
@@ -97,6 +113,7 @@ func (d Defaults) Fill(c service.HealthCheck, p service.Protocol) service.Health
 	if c.Interval == 0 {
 		c.Interval = d.Interval
 	}
+	c.Interval = max(c.Interval, d.floor())
 	if c.Timeout == 0 {
 		c.Timeout = d.Timeout
 	}
@@ -107,6 +124,20 @@ func (d Defaults) Fill(c service.HealthCheck, p service.Protocol) service.Health
 		c.Fall = d.Fall
 	}
 	return c
+}
+
+func (d Defaults) floor() time.Duration { return min(d.MinInterval, d.Interval) }
+
+// Refused says what of c isn't done, a sentence each.
+func (d Defaults) Refused(c service.HealthCheck) []string {
+	switch {
+	case c.Kind == service.CheckOff || c == service.HealthCheck{}:
+	case d.Only:
+		return []string{"its annotations on health checks have no effect: this node doesn't heed them (--health-annotations)"}
+	case c.Interval != 0 && c.Interval < d.floor():
+		return []string{fmt.Sprintf("its health checks are %s apart, not %s as it asks: that is the least on this node (--health-min-interval)", d.floor(), c.Interval)}
+	}
+	return nil
 }
 
 // NewView returns a View of states, which it takes over.

@@ -17,6 +17,14 @@ func TestFill(t *testing.T) {
 	}
 	off := service.HealthCheck{Kind: service.CheckOff}
 	own := service.HealthCheck{Kind: service.CheckHTTP, Path: "/up", Port: 81, Interval: time.Minute, Timeout: time.Millisecond, Rise: 7, Fall: 9}
+	every := func(interval time.Duration) service.HealthCheck {
+		c := full(service.CheckTCP)
+		c.Interval = interval
+		return c
+	}
+	bounded, quick, only := d, d, d
+	bounded.MinInterval, only.Only = time.Second, true
+	quick.MinInterval, quick.Interval = time.Second, 300*time.Millisecond
 	tests := map[string]struct {
 		defaults Defaults
 		check    service.HealthCheck
@@ -29,6 +37,11 @@ func TestFill(t *testing.T) {
 		"off":                      {d, service.HealthCheck{Kind: service.CheckOff, Interval: time.Second}, service.TCP, off},
 		"nothing is a default":     {Defaults{}, service.HealthCheck{}, service.TCP, off},
 		"everything of one's own":  {d, own, service.TCP, own},
+		"as often as is allowed":   {bounded, service.HealthCheck{Interval: time.Second}, service.TCP, every(time.Second)},
+		"more often":               {bounded, service.HealthCheck{Interval: time.Millisecond}, service.TCP, every(time.Second)},
+		"as often as the default":  {quick, service.HealthCheck{Interval: time.Millisecond}, service.TCP, every(300 * time.Millisecond)},
+		"nothing of one's own":     {only, own, service.TCP, full(service.CheckTCP)},
+		"nothing at all":           {only, off, service.TCP, off},
 		"UDP port checked by HTTP": {d, service.HealthCheck{Kind: service.CheckHTTP}, service.UDP, full(service.CheckHTTP)},
 	}
 	for name, tt := range tests {
@@ -37,6 +50,32 @@ func TestFill(t *testing.T) {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestRefused: what is asked for and not done is said.
+func TestRefused(t *testing.T) {
+	bounded, only := StandardDefaults(), StandardDefaults()
+	bounded.MinInterval, only.Only = time.Second, true
+	tooOften := []string{"its health checks are 1s apart, not 1ms as it asks: that is the least on this node (--health-min-interval)"}
+	ignored := []string{"its annotations on health checks have no effect: this node doesn't heed them (--health-annotations)"}
+	for _, tt := range []struct {
+		defaults Defaults
+		check    service.HealthCheck
+		want     []string
+	}{
+		{bounded, service.HealthCheck{}, nil},
+		{bounded, service.HealthCheck{Interval: time.Second}, nil},
+		{bounded, service.HealthCheck{Interval: time.Millisecond}, tooOften},
+		{bounded, service.HealthCheck{Kind: service.CheckOff, Interval: time.Millisecond}, nil},
+		{only, service.HealthCheck{}, nil},
+		{only, service.HealthCheck{Kind: service.CheckOff}, nil},
+		{only, service.HealthCheck{Kind: service.CheckTCP}, ignored},
+		{only, service.HealthCheck{Fall: 1}, ignored},
+	} {
+		if diff := cmp.Diff(tt.want, tt.defaults.Refused(tt.check)); diff != "" {
+			t.Errorf("%+v (-want +got):\n%s", tt.check, diff)
+		}
 	}
 }
 

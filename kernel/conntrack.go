@@ -43,7 +43,7 @@ func (c Conntrack) Sysctls(cpus int) []Sysctl {
 	const prefix = "net.netfilter.nf_conntrack_"
 	var out []Sysctl
 	if n := c.Max(cpus); n > 0 {
-		out = append(out, Sysctl{Name: prefix + "max", Value: strconv.Itoa(n),
+		out = append(out, Sysctl{Name: prefix + "max", Value: strconv.Itoa(n), AtLeast: true,
 			Reason: fmt.Sprintf("connections that are tracked, for %d CPUs; the host's own network namespace sets it for all", cpus)})
 	}
 	for _, t := range []struct {

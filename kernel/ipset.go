@@ -134,7 +134,7 @@ func (s *IPSets) List(entries func(name string) bool) ([]SetState, error) {
 	}
 	var out []SetState
 	for _, m := range msgs {
-		var st SetState
+		st := SetState{Count: uncounted}
 		if err := st.decode(m); err != nil {
 			return nil, err
 		}
@@ -145,7 +145,9 @@ func (s *IPSets) List(entries func(name string) bool) ([]SetState, error) {
 	slices.SortFunc(out, func(a, b SetState) int { return strings.Compare(a.Name, b.Name) })
 	kept := out[:0]
 	for _, st := range out {
-		if entries != nil && entries(st.Name) {
+		// Most sets are empty, and the kernel walks all places for entries that a set
+		// has, 65,536 of a bitmap.
+		if entries != nil && entries(st.Name) && st.Count != 0 {
 			err := s.listEntries(&st)
 			if errors.Is(err, ErrNotFound) {
 				continue // destroyed in the meantime
@@ -154,10 +156,15 @@ func (s *IPSets) List(entries func(name string) bool) ([]SetState, error) {
 				return nil, err
 			}
 		}
+		st.Count = max(st.Count, 0)
 		kept = append(kept, st)
 	}
 	return kept, nil
 }
+
+// uncounted is the count of a set by a kernel that doesn't tell: before Linux 4.9
+// headers have none (IPSET_ATTR_ELEMENTS, mtype_head in net/netfilter/ipset/).
+const uncounted = -1
 
 func (s *IPSets) listEntries(st *SetState) error {
 	msgs, err := s.request(nl.IPSET_CMD_LIST, st.Name, nil)

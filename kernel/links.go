@@ -15,34 +15,44 @@ import (
 
 // Links returns the networks that the namespace of the calling thread is
 // directly connected to and whose hosts answer each other without passing it,
-// sorted. A network behind a bridge of the node's own isn't one where bridged
-// packets pass netfilter as well (net.bridge.bridge-nf-call-*tables, as on
-// Kubernetes nodes): there the node sees every answer.
-func Links() ([]netip.Prefix, error) {
-	links, err := linksThat(func(l *netlink.LinkAttrs) bool {
+// sorted. A network behind a bridge of the node's own is bridged where what passes
+// the bridge passes netfilter as well (net.bridge.bridge-nf-call-*tables, as on
+// Kubernetes nodes): there rules see every answer, and sockets none that isn't for
+// the node.
+func Links() (links, bridged []netip.Prefix, err error) {
+	all, err := linksThat(func(l *netlink.LinkAttrs) bool {
 		return l.Flags&net.FlagUp != 0 && l.Flags&(net.FlagLoopback|net.FlagPointToPoint) == 0 && l.Name != DummyLink
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	bridge := make(map[int]bool, len(links)) // by index
-	for _, l := range links {
+	bridge := make(map[int]bool, len(all)) // by index
+	for _, l := range all {
 		bridge[l.Attrs().Index] = l.Type() == "bridge"
 	}
 	addresses, err := addressesOf(slices.Collect(maps.Keys(bridge)))
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	var out []netip.Prefix
 	for link, of := range addresses {
 		for _, x := range of {
-			if p, ok := shared(x); ok && !(bridge[link] && bridgeCallsNetfilter(service.FamilyOf(p.Addr()))) {
-				out = append(out, p)
+			p, ok := shared(x)
+			switch {
+			case !ok:
+			case bridge[link] && bridgeCallsNetfilter(service.FamilyOf(p.Addr())):
+				bridged = append(bridged, p)
+			default:
+				links = append(links, p)
 			}
 		}
 	}
-	slices.SortFunc(out, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
-	return slices.Compact(out), nil
+	return sorted(links), sorted(bridged), nil
+}
+
+// sorted returns networks in order, each once.
+func sorted(networks []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(networks, func(a, b netip.Prefix) int { return strings.Compare(a.String(), b.String()) })
+	return slices.Compact(networks)
 }
 
 // shared returns the network of an address if others may be in it.

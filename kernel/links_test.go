@@ -2,6 +2,7 @@ package kernel_test
 
 import (
 	"fmt"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -10,7 +11,8 @@ import (
 	"kproxy.dev/kproxy/kernel/kerneltest"
 )
 
-// TestLinks: networks whose hosts reach each other directly, and only those.
+// TestLinks: networks whose hosts reach each other directly, and only those; behind
+// a bridge, whether the node's rules see what they send each other.
 func TestLinks(t *testing.T) {
 	kerneltest.Namespace(t)
 	for _, line := range []string{
@@ -18,17 +20,28 @@ func TestLinks(t *testing.T) {
 		"link add pod type veth peer name pod-peer", "address add 10.8.0.1/32 dev pod",
 		"link add off type veth peer name off-peer", "address add 10.7.0.1/24 dev off",
 		"link add tunnel type veth peer name tunnel-peer", "address add 10.6.0.1 peer 10.6.0.2 dev tunnel",
+		"link add bridge type bridge", "address add 10.5.0.1/24 dev bridge", "address add fd05::1/64 dev bridge nodad", "link set bridge up",
 		"link set lan up", "link set lan-peer up", "link set pod up", "link set pod-peer up", "link set tunnel up", "link set tunnel-peer up",
 	} {
 		if out, err := exec.Command("ip", strings.Fields(line)...).CombinedOutput(); err != nil {
 			t.Fatalf("ip %s: %v: %s", line, err, out)
 		}
 	}
-	links, err := kernel.Links()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got, want := fmt.Sprint(links), "[10.9.0.0/24 fd09::/64]"; got != want {
-		t.Errorf("links %s, want %s", got, want)
+	for _, tt := range []struct{ calls, links, bridged string }{
+		{"1", "[10.9.0.0/24 fd09::/64]", "[10.5.0.0/24 fd05::/64]"},
+		{"0", "[10.5.0.0/24 10.9.0.0/24 fd05::/64 fd09::/64]", "[]"},
+	} {
+		for _, name := range []string{"iptables", "ip6tables"} {
+			if err := os.WriteFile("/proc/sys/net/bridge/bridge-nf-call-"+name, []byte(tt.calls), 0o644); err != nil {
+				t.Skipf("needs the module br_netfilter to see what bridges pass: %v", err)
+			}
+		}
+		links, bridged, err := kernel.Links()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if fmt.Sprint(links) != tt.links || fmt.Sprint(bridged) != tt.bridged {
+			t.Errorf("bridges call netfilter %s: links %s and bridged %s, want %s and %s", tt.calls, links, bridged, tt.links, tt.bridged)
+		}
 	}
 }

@@ -21,8 +21,14 @@ func DefaultMarks() Marks { return Marks{Masquerade: 0x4000, Transparent: 0x1000
 // drops; hosts that were upgraded still have that rule.
 func (m Marks) Own() uint32 { return m.Transparent | m.Transparent>>1 }
 
-// Accepted is the bit of connections that were let through to endpoints: the
-// lower one of the own mark. It is on connections only, never on packets.
+// Returned is the mark of answers that endpoints on this node send to kproxy: the
+// lower bit of the own mark without the other one.
+func (m Marks) Returned() uint32 { return m.Own() &^ m.Transparent }
+
+// Accepted is the bit of connections that were let through to endpoints, the
+// lower one of the own mark. They bear both bits: rules of others may copy the
+// marks of connections to their packets (wg-quick does), and no packet of these
+// is an answer to kproxy.
 func (m Marks) Accepted() uint32 { return m.Own() &^ m.Transparent }
 
 // Validate checks that the marks are one bit each, that there is a bit below

@@ -44,6 +44,7 @@ func AffinitySet(k service.Key, endpoint netip.AddrPort) string {
 // The shared sets; those with a family end in "-4" or "-6".
 const (
 	SetAlive    = Prefix + "ALIVE"    // everyone, while a live kproxy serves
+	SetStarting = Prefix + "STARTING" // everyone, while a kproxy starts that will serve
 	SetHeld     = Prefix + "HELD"     // connections that userspace carries, of services that the kernel has
 	SetLet      = Prefix + "LET"      // endpoints whose refusals clients are told of
 	SetUser     = Prefix + "USER"     // service addresses served in userspace

@@ -22,6 +22,7 @@ import (
 //   - SHORT, unless iptables is all that lies beneath, what is redirected to userspace
 //     for pods and this node, whatever is done with others' connections,
 //   - ALIVE the heartbeat; kproxy refreshes it and Portal leaves it empty,
+//   - STARTING likewise, see [AnnounceStart],
 //   - LEAVING, where the kernel carries connections, the endpoints that may have
 //     some but get no new ones,
 //   - LET the endpoints whose refusals pass; Portal leaves it empty as well,
@@ -60,8 +61,9 @@ func PortalSets() []Set {
 			Set{Name: FamilySet(SetLet, f), Type: HashIPPort, Timeout: defaultLetTimeout},
 			Set{Name: FamilySet(SetRanged, f), Type: HashIPPort},
 			Set{Name: FamilySet(SetReject, f), Type: HashIPPort},
+			Set{Name: FamilySet(SetStarting, f), Type: HashNet, Timeout: defaultAliveTimeout},
 			Set{Name: FamilySet(SetUser, f), Type: HashIPPort})
-		for i := len(out) - 8; i < len(out); i++ {
+		for i := len(out) - 9; i < len(out); i++ {
 			out[i].Family = f
 		}
 	}
@@ -213,7 +215,7 @@ func (b *portal) sets() []Set {
 	out := b.specs
 	for i := range out {
 		s := &out[i]
-		s.Dynamic = slices.ContainsFunc([]string{SetAlive, SetHeld, SetLet}, func(base string) bool { return s.Name == FamilySet(base, s.Family) })
+		s.Dynamic = slices.ContainsFunc([]string{SetAlive, SetHeld, SetLet, SetStarting}, func(base string) bool { return s.Name == FamilySet(base, s.Family) })
 		e := b.entries[s.Name]
 		slices.Sort(e)
 		s.Entries = slices.Compact(e)

@@ -40,6 +40,8 @@ type Prober struct {
 	Capabilities func() (uint64, error)
 	// HasIPVS looks for IPVS; nil asks the kernel.
 	HasIPVS func() error
+	// Find finds the variant of iptables; nil for [Prober.FindVariant].
+	Find func(context.Context) (Variant, plan.Capability)
 }
 
 // NewProber returns a Prober of this host.
@@ -64,10 +66,14 @@ func (p *Prober) Probe(ctx context.Context) (*Host, error) {
 	h.need(p.probeCapability("CAP_NET_RAW", unix.CAP_NET_RAW), how)
 	sets, c := p.probeSets()
 	h.need(c, "kernel options CONFIG_IP_SET, CONFIG_IP_SET_HASH_IPPORT, _HASH_IPPORTIP, _HASH_IPPORTNET, _HASH_NET, _HASH_IP, _BITMAP_PORT")
-	h.Variant, c = p.FindVariant(ctx)
+	find := p.Find
+	if find == nil {
+		find = p.FindVariant
+	}
+	h.Variant, c = find(ctx)
 	h.need(c, "install the Debian package iptables")
 	if c.Supported && sets != nil {
-		p.probeRules(ctx, h, sets)
+		keepAccounting(func() { p.probeRules(ctx, h, sets) })
 	}
 	if err := ctx.Err(); err != nil {
 		return nil, err

@@ -3,6 +3,7 @@ package kernel_test
 import (
 	"context"
 	"errors"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -18,6 +19,11 @@ func TestProbeOfThisHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sets.Close()
+	const accounting = "/proc/sys/net/netfilter/nf_conntrack_acct"
+	before, err := os.ReadFile(accounting)
+	if err != nil {
+		t.Fatal(err)
+	}
 	h, err := kernel.NewProber(sets).Probe(context.Background())
 	if err != nil {
 		t.Fatal(err)
@@ -33,6 +39,9 @@ func TestProbeOfThisHost(t *testing.T) {
 	}
 	if left, _ := sets.List(nil); len(left) > 0 {
 		t.Errorf("sets left behind: %v", left)
+	}
+	if after, err := os.ReadFile(accounting); err != nil || string(after) != string(before) {
+		t.Errorf("conntrack's accounting was %q and is %q (%v)", before, after, err)
 	}
 	for _, v := range []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy()} {
 		text, _ := exec.Command(v.Program[0] + "-save").Output()
@@ -79,7 +88,7 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 		{name: "iptables", without: "tables", missing: "install the Debian package iptables"},
 		{name: "ipset", noSets: true, missing: "CONFIG_IP_SET"},
 		{name: "set match", refuses: "--match-set", missing: "CONFIG_NETFILTER_XT_SET"},
-		{name: "REDIRECT", refuses: "REDIRECT", missing: "CONFIG_NETFILTER_XT_TARGET_REDIRECT"},
+		{name: "DNAT", refuses: "DNAT", missing: "CONFIG_NETFILTER_XT_NAT"},
 		{name: "statistic", refuses: "statistic", check: func(h *kernel.Host) bool {
 			return strings.Contains(h.Caps.IPTables.Reason, "CONFIG_NETFILTER_XT_MATCH_STATISTIC")
 		}},

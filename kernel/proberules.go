@@ -3,6 +3,7 @@ package kernel
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 
@@ -22,7 +23,7 @@ type feature struct {
 // features are tried in order. @set and @address stand for
 // a set and an endpoint of the family.
 var features = []feature{
-	{"nat table", "nat", "-p tcp -j REDIRECT --to-ports 1", "kernel options CONFIG_NF_NAT, CONFIG_NETFILTER_XT_TARGET_REDIRECT", true},
+	{"nat table", "nat", "-p tcp -j DNAT --to-destination @address", "kernel options CONFIG_NF_NAT, CONFIG_NETFILTER_XT_NAT", true},
 	{"set match", "nat", "-m set --match-set @set src -j RETURN", "kernel option CONFIG_NETFILTER_XT_SET", true},
 	{"address type match", "nat", "-m addrtype --dst-type LOCAL -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_ADDRTYPE", true},
 	{"mark match", "nat", "-m mark --mark 0x1/0x1 -j RETURN", "kernel option CONFIG_NETFILTER_XT_MARK", true},
@@ -33,7 +34,6 @@ var features = []feature{
 		"kernel option CONFIG_NETFILTER_XT_MATCH_SOCKET; without it userspace can't keep clients' addresses", false},
 	{"packet counts", "mangle", "-p tcp -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply -j RETURN",
 		"kernel option CONFIG_NETFILTER_XT_MATCH_CONNBYTES; without it a connection that an endpoint refuses in the kernel is refused to the client", false},
-	{"destination rewriting", "nat", "-p tcp -j DNAT --to-destination @address", "kernel options CONFIG_NF_NAT, CONFIG_NETFILTER_XT_NAT", false},
 	{"statistic match", "nat", "-m statistic --mode nth --every 2 --packet 0 -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_STATISTIC", false},
 	{"set target", "nat", "-j SET --add-set @set src --exist --timeout 1", "kernel option CONFIG_NETFILTER_XT_SET", false},
 	{"masquerade", "nat", "-j MASQUERADE", "kernel option CONFIG_NETFILTER_XT_TARGET_MASQUERADE", false},
@@ -44,10 +44,21 @@ var features = []feature{
 // packet counts and --random-fully only make it better.
 var iptablesFeatures = []string{
 	"CAP_NET_ADMIN", "CAP_NET_RAW", "ipset", "iptables", "nat table", "set match", "address type match", "mark match", "comment match",
-	"connection mark", "connection state match", "destination rewriting", "statistic match", "set target", "masquerade",
+	"connection mark", "connection state match", "statistic match", "set target", "masquerade",
 }
 
 var probeAddress = [2]string{service.IPv4: "192.0.2.1:1", service.IPv6: "[2001:db8::1]:1"}
+
+// keepAccounting calls probe and sets conntrack's accounting back, which the kernel turns
+// on when a rule has -m connbytes (connbytes_mt_check in net/netfilter/xt_connbytes.c).
+func keepAccounting(probe func()) {
+	const file = "/proc/sys/net/netfilter/nf_conntrack_acct"
+	was, err := os.ReadFile(file)
+	probe()
+	if is, err2 := os.ReadFile(file); err == nil && err2 == nil && string(is) != string(was) {
+		_ = os.WriteFile(file, was, 0o644) // where it can't be written, nobody minds that it is on
+	}
+}
 
 // probeRules tries every feature in a scratch chain: all of a table at once,
 // and one by one where that fails, to find out which it is. IPv6 is there if

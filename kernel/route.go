@@ -12,14 +12,15 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Routing is what brings endpoints' answers to sockets that bear a client's
-// address: one rule per family that sends packets marked transparent to one
+// Routing is what brings packets to userspace's sockets: a route that makes
+// [ListenerAddress] this node's, for clients' packets, and, for endpoints' answers
+// to sockets that bear a client's address, rules that send marked packets to one
 // table, whose only route delivers everything locally. Its methods work in the
 // network namespace of the calling thread.
 type Routing struct {
 	Marks    Marks
 	Table    int // number of the table
-	Priority int // of the rule; between the local table's 0 and the main table's 32766
+	Priority int // of the rules, and one less and one more; between the local table's 0 and the main table's 32766
 	SkipIPv6 bool
 }
 
@@ -35,16 +36,92 @@ func (r Routing) families() []service.Family {
 	return service.Families[:]
 }
 
+// rules are in the order that they are added in: the target of a jump before the
+// jump, which the kernel ignores otherwise.
+//
+// Where src_valid_mark is set (wg-quick does so), the kernel looks up the way back
+// to a packet's source with the packet's mark, and drops the packet if that leads
+// to a local route (__fib_validate_source in net/ipv4/fib_frontend.c). Such a
+// look-up, as one for what this node sends, comes from the loopback
+// (LOOPBACK_IFINDEX), so there the mark of what comes in jumps past its rule. What
+// this node sends to those sockets, answers of its own endpoints, bears a mark
+// of its own.
+func (r Routing) rules(f service.Family) []netlink.Rule {
+	mask := r.Marks.Own()
+	rule := func(priority int, mark uint32, from string) netlink.Rule {
+		out := netlink.NewRule()
+		out.Family, out.Priority, out.Mark, out.Mask, out.IifName = int(familyNumber[f]), priority, mark, &mask, from
+		return *out
+	}
+	in := rule(r.Priority, r.Marks.Transparent, "")
+	out := rule(r.Priority+1, r.Marks.Returned(), "lo")
+	in.Table, out.Table = r.Table, r.Table
+	jump := rule(r.Priority-1, r.Marks.Transparent, "lo")
+	jump.Goto = out.Priority
+	return []netlink.Rule{in, out, jump}
+}
+
+// sameRule reports whether the kernel's rule have is what want says.
+func sameRule(have, want netlink.Rule) bool {
+	return have.Priority == want.Priority && have.Mark == want.Mark && have.Mask != nil && *have.Mask == *want.Mask &&
+		have.IifName == want.IifName && have.Goto == want.Goto && (want.Goto >= 0 || have.Table == want.Table)
+}
+
+// present are kproxy's rules in the kernel, also those of an earlier configuration:
+// nobody else has both the priority and the table, or the jump's target.
+func (r Routing) present(f service.Family) ([]netlink.Rule, error) {
+	all, err := netlink.RuleList(int(familyNumber[f]))
+	if err != nil {
+		return nil, fmt.Errorf("list %s routing rules: %w", f, err)
+	}
+	return slices.DeleteFunc(all, func(have netlink.Rule) bool {
+		return !slices.ContainsFunc(r.rules(f), func(want netlink.Rule) bool {
+			return have.Priority == want.Priority && have.Goto == want.Goto && (want.Goto >= 0 || have.Table == want.Table)
+		})
+	}), nil
+}
+
+// Present says what is there, a line each: what Remove would remove.
+func (r Routing) Present() ([]string, error) {
+	var out []string
+	for _, f := range r.families() {
+		rules, err := r.present(f)
+		if err != nil {
+			return nil, err
+		}
+		for _, rule := range rules {
+			to := fmt.Sprintf("table %d", rule.Table)
+			if rule.Goto >= 0 {
+				to = fmt.Sprintf("rule %d", rule.Goto)
+			}
+			out = append(out, fmt.Sprintf("%s routing rule %d to %s", f, rule.Priority, to))
+		}
+		routes, err := r.routes(f)
+		if err != nil {
+			return nil, err
+		}
+		for _, route := range routes {
+			out = append(out, fmt.Sprintf("%s local route %s in table %d", f, route.Dst, r.Table))
+		}
+		if listenerIsLocal(f) {
+			out = append(out, fmt.Sprintf("%s route to the listener's address %s", f, ListenerAddress[f]))
+		}
+	}
+	return out, nil
+}
+
 // Missing says what isn't there, a phrase each.
 func (r Routing) Missing() ([]string, error) {
 	var out []string
 	for _, f := range r.families() {
-		rule, err := r.hasRule(f)
+		have, err := r.present(f)
 		if err != nil {
 			return nil, err
 		}
-		if !rule {
-			out = append(out, fmt.Sprintf("%s rule to table %d", f, r.Table))
+		for _, want := range r.rules(f) {
+			if !slices.ContainsFunc(have, func(have netlink.Rule) bool { return sameRule(have, want) }) {
+				out = append(out, fmt.Sprintf("%s rule %d to table %d", f, want.Priority, r.Table))
+			}
 		}
 		route, err := r.hasRoute(f)
 		if err != nil {
@@ -53,32 +130,25 @@ func (r Routing) Missing() ([]string, error) {
 		if !route {
 			out = append(out, fmt.Sprintf("%s route in table %d", f, r.Table))
 		}
+		if !listenerIsLocal(f) {
+			out = append(out, fmt.Sprintf("%s route to the listener's address %s", f, ListenerAddress[f]))
+		}
 	}
 	return out, nil
 }
 
-func (r Routing) hasRule(f service.Family) (bool, error) {
-	rules, err := r.rules(f)
-	if err != nil {
-		return false, err
-	}
-	return slices.ContainsFunc(rules, r.current), nil
+// listenerIsLocal asks for one route: a list of table local is as long as the node
+// has addresses, ten thousand where IPVS serves as many services.
+func listenerIsLocal(f service.Family) bool {
+	routes, err := netlink.RouteGet(ListenerAddress[f].AsSlice())
+	return err == nil && len(routes) > 0 && routes[0].Type == unix.RTN_LOCAL
 }
 
-// rules are kproxy's rules: nobody else has its priority and its table.
-func (r Routing) rules(f service.Family) ([]netlink.Rule, error) {
-	all, err := netlink.RuleList(int(familyNumber[f]))
-	if err != nil {
-		return nil, fmt.Errorf("list %s routing rules: %w", f, err)
+func listenerRoute(f service.Family, lo int) *netlink.Route {
+	return &netlink.Route{
+		Table: unix.RT_TABLE_LOCAL, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, LinkIndex: lo,
+		Dst: &net.IPNet{IP: ListenerAddress[f].AsSlice(), Mask: net.CIDRMask(f.Bits(), f.Bits())},
 	}
-	return slices.DeleteFunc(all, func(have netlink.Rule) bool {
-		return have.Table != r.Table || have.Priority != r.Priority
-	}), nil
-}
-
-// current reports whether a rule has the marks that are configured now.
-func (r Routing) current(have netlink.Rule) bool {
-	return have.Mark == r.Marks.Transparent && have.Mask != nil && *have.Mask == r.Marks.Own()
 }
 
 func (r Routing) hasRoute(f service.Family) (bool, error) {
@@ -95,7 +165,7 @@ func (r Routing) routes(f service.Family) ([]netlink.Route, error) {
 	return routes, nil
 }
 
-// Ensure adds what is missing, the route before the rule that leads to it.
+// Ensure adds what is missing, routes before what leads to them.
 func (r Routing) Ensure() error {
 	lo, err := netlink.LinkByName("lo")
 	if err != nil {
@@ -109,26 +179,31 @@ func (r Routing) Ensure() error {
 		if err := netlink.RouteReplace(route); err != nil {
 			return fmt.Errorf("add %s route to table %d: %w", f, r.Table, err)
 		}
-		if err := r.ensureRule(f); err != nil {
+		if err := netlink.RouteReplace(listenerRoute(f, lo.Attrs().Index)); err != nil {
+			return fmt.Errorf("make %s this node's: %w", ListenerAddress[f], err)
+		}
+		if err := r.ensureRules(f); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// ensureRule adds the rule, and deletes those of an earlier configuration.
-func (r Routing) ensureRule(f service.Family) error {
-	rules, err := r.rules(f)
+// ensureRules adds the rules, and deletes those of an earlier configuration.
+func (r Routing) ensureRules(f service.Family) error {
+	have, err := r.present(f)
 	if err != nil {
 		return err
 	}
-	if !slices.ContainsFunc(rules, r.current) {
-		if err := netlink.RuleAdd(r.rule(f)); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("add %s routing rule: %w", f, err)
+	for _, want := range r.rules(f) {
+		if !slices.ContainsFunc(have, func(have netlink.Rule) bool { return sameRule(have, want) }) {
+			if err := netlink.RuleAdd(&want); err != nil && !errors.Is(err, unix.EEXIST) {
+				return fmt.Errorf("add %s routing rule %d: %w", f, want.Priority, err)
+			}
 		}
 	}
-	for _, old := range rules {
-		if !r.current(old) {
+	for _, old := range have {
+		if !slices.ContainsFunc(r.rules(f), func(want netlink.Rule) bool { return sameRule(old, want) }) {
 			if err := netlink.RuleDel(&old); err != nil {
 				return fmt.Errorf("delete old %s routing rule: %w", f, err)
 			}
@@ -137,19 +212,11 @@ func (r Routing) ensureRule(f service.Family) error {
 	return nil
 }
 
-func (r Routing) rule(f service.Family) *netlink.Rule {
-	mask := r.Marks.Own()
-	rule := netlink.NewRule()
-	rule.Family, rule.Mark, rule.Mask = int(familyNumber[f]), r.Marks.Transparent, &mask
-	rule.Table, rule.Priority = r.Table, r.Priority
-	return rule
-}
-
 // Remove removes rules and routes, and nothing else that may be in the table.
 func (r Routing) Remove() error {
 	var errs *multierror.Error
 	for _, f := range r.families() {
-		rules, err := r.rules(f)
+		rules, err := r.present(f)
 		errs = multierror.Append(errs, err)
 		for _, rule := range rules {
 			if err := netlink.RuleDel(&rule); err != nil && !errors.Is(err, unix.ENOENT) {
@@ -162,6 +229,14 @@ func (r Routing) Remove() error {
 			if err := netlink.RouteDel(&route); err != nil && !errors.Is(err, unix.ESRCH) {
 				errs = multierror.Append(errs, fmt.Errorf("delete %s route: %w", f, err))
 			}
+		}
+		if !listenerIsLocal(f) {
+			continue
+		}
+		if lo, err := netlink.LinkByName("lo"); err != nil {
+			errs = multierror.Append(errs, fmt.Errorf("find loopback: %w", err))
+		} else if err := netlink.RouteDel(listenerRoute(f, lo.Attrs().Index)); err != nil && !errors.Is(err, unix.ESRCH) {
+			errs = multierror.Append(errs, fmt.Errorf("delete route to %s: %w", ListenerAddress[f], err))
 		}
 	}
 	return errs.ErrorOrNil()

@@ -15,7 +15,8 @@ import (
 func TestRoutingComesAndGoes(t *testing.T) {
 	kerneltest.Namespace(t)
 	show := func() string {
-		out, err := exec.Command("sh", "-c", "ip rule; ip route show table 10249; ip -6 rule; ip -6 route show table 10249 2>/dev/null; true").Output()
+		out, err := exec.Command("sh", "-c", "ip rule; ip route show table 10249; ip route show table local; "+
+			"ip -6 rule; ip -6 route show table 10249 2>/dev/null; ip -6 route show table local; true").Output()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -27,8 +28,8 @@ func TestRoutingComesAndGoes(t *testing.T) {
 	before := show()
 	r := kernel.DefaultRouting()
 	missing, err := r.Missing()
-	if err != nil || len(missing) != 4 {
-		t.Errorf("Missing at first = %v, %v; want a rule and a route for each family", missing, err)
+	if err != nil || len(missing) != 10 {
+		t.Errorf("Missing at first = %v, %v; want three rules and two routes for each family", missing, err)
 	}
 	var after string
 	for range 2 { // again: nothing to do
@@ -43,20 +44,23 @@ func TestRoutingComesAndGoes(t *testing.T) {
 		}
 		after = show()
 	}
-	for _, want := range []string{"10249:\tfrom all fwmark 0x1000/0x1800 lookup 10249", "local default dev lo"} {
+	for _, want := range []string{
+		"10248:\tfrom all fwmark 0x1000/0x1800 iif lo goto 10250", "10249:\tfrom all fwmark 0x1000/0x1800 lookup 10249",
+		"10250:\tfrom all fwmark 0x800/0x1800 iif lo lookup 10249", "local default dev lo",
+	} {
 		if strings.Count(after, want) != 2 {
 			t.Errorf("%q isn't there for both families:\n%s", want, after)
 		}
 	}
 	other := r
 	other.Marks = kernel.Marks{Masquerade: 0x100, Transparent: 0x200}
-	if missing, err := other.Missing(); err != nil || len(missing) != 2 {
-		t.Errorf("Missing with other marks = %v, %v; want both rules", missing, err)
+	if missing, err := other.Missing(); err != nil || len(missing) != 6 {
+		t.Errorf("Missing with other marks = %v, %v; want every rule", missing, err)
 	}
 	if err := other.Ensure(); err != nil {
 		t.Fatal(err)
 	}
-	if now := show(); strings.Count(now, "10249:") != 2 || strings.Count(now, "fwmark 0x200/0x300") != 2 {
+	if now := show(); strings.Count(now, "10249:") != 2 || strings.Count(now, "fwmark 0x200/0x300") != 4 || strings.Contains(now, "0x1800 iif") {
 		t.Errorf("rules with other marks don't replace the old ones:\n%s", now)
 	}
 	for range 2 {

@@ -41,6 +41,16 @@ type SetState struct {
 	Remaining []uint32
 }
 
+// Unchanged are sets that stay as they are, for what looks and would mend them: looking
+// at virtual servers mends their record.
+type Unchanged struct{ SetStore }
+
+// Add implements [SetStore].
+func (Unchanged) Add(Set, uint32, ...string) error { return nil }
+
+// Delete implements [SetStore].
+func (Unchanged) Delete(Set, ...string) error { return nil }
+
 // AllEntries asks [SetStore.List] for every set's entries.
 func AllEntries(string) bool { return true }
 
@@ -126,7 +136,7 @@ func ReadSets(store SetStore) ([]Set, error) {
 func RefreshAlive(store SetStore, timeout time.Duration) error {
 	seconds := wholeSeconds(timeout)
 	for _, f := range service.Families {
-		s := aliveSet(f)
+		s := everyone(SetAlive, f)
 		if err := store.Add(s, seconds, s.Entries...); err != nil {
 			return fmt.Errorf("refresh set %s: %w", s.Name, err)
 		}
@@ -135,10 +145,33 @@ func RefreshAlive(store SetStore, timeout time.Duration) error {
 }
 
 // RemoveAlive closes the portal at once: new connections go to the kernel's rules.
-func RemoveAlive(store SetStore) error {
+func RemoveAlive(store SetStore) error { return removeEveryone(store, SetAlive) }
+
+// AnnounceStart has clients of services that nothing serves yet try again for d,
+// rounded up to seconds, where they would be refused otherwise. It makes the sets
+// if they aren't there.
+func AnnounceStart(store SetStore, d time.Duration) error {
+	for _, f := range service.Families {
+		s := everyone(SetStarting, f)
+		empty := s
+		empty.Entries = nil
+		if err := store.Create(empty); err != nil {
+			return fmt.Errorf("create set %s: %w", s.Name, err)
+		}
+		if err := store.Add(s, wholeSeconds(d), s.Entries...); err != nil {
+			return fmt.Errorf("fill set %s: %w", s.Name, err)
+		}
+	}
+	return nil
+}
+
+// EndStart is for the time from which on kproxy serves.
+func EndStart(store SetStore) error { return removeEveryone(store, SetStarting) }
+
+func removeEveryone(store SetStore, base string) error {
 	var errs *multierror.Error
 	for _, f := range service.Families {
-		s := aliveSet(f)
+		s := everyone(base, f)
 		if err := store.Delete(s, s.Entries...); err != nil && !errors.Is(err, ErrNotFound) {
 			errs = multierror.Append(errs, fmt.Errorf("empty set %s: %w", s.Name, err))
 		}
@@ -146,9 +179,9 @@ func RemoveAlive(store SetStore) error {
 	return errs.ErrorOrNil()
 }
 
-// aliveSet holds every address in two halves, because hash:net takes no /0.
-func aliveSet(f service.Family) Set {
-	s := portalSet(SetAlive, f)
+// everyone is a set of every address, in two halves because hash:net takes no /0.
+func everyone(base string, f service.Family) Set {
+	s := portalSet(base, f)
 	s.Entries = netEntries(everyAddress[f])
 	return s
 }

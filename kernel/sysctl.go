@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +19,8 @@ type Sysctl struct {
 	// Advise only says so when the setting differs, because changing it may
 	// surprise the host.
 	Advise bool
+	// AtLeast: a higher Value does as well, where it can't be set.
+	AtLeast bool
 }
 
 // Sysctls lists the settings. There are few on purpose: nothing here opens
@@ -75,6 +78,14 @@ func SysctlRemedy(name, value string) string {
 	return "let a privileged container run kproxy run --init-only before, as deploy/ does, or set it on the node: " + set
 }
 
+// number is what a setting's text says, -1 where that is no number.
+func number(s string) int {
+	if n, err := strconv.Atoi(s); err == nil {
+		return n
+	}
+	return -1
+}
+
 // EnsureSysctls sets what isn't as it should be, in the network namespace of
 // the calling thread, reads it back, and reports it. Settings that this kernel doesn't have
 // are passed over. Those that this process may not change are reported too: nobody is
@@ -97,6 +108,9 @@ func EnsureSysctls(settings []Sysctl) ([]SysctlReport, error) {
 		if !s.Advise {
 			err := os.WriteFile(path, []byte(s.Value), 0o644)
 			if Unwritable(err) {
+				if s.AtLeast && number(r.Was) >= number(s.Value) {
+					continue
+				}
 				r.Err = err
 				out = append(out, r)
 				continue

@@ -20,6 +20,8 @@ func TestReadOnlySysctls(t *testing.T) {
 	settings := []kernel.Sysctl{
 		{Name: "net.ipv4.ip_forward", Value: "1", Reason: "of this"},
 		{Name: "net.ipv4.tcp_early_demux", Value: "0", Reason: "of that"},
+		{Name: "net.ipv4.ip_default_ttl", Value: "60", Reason: "less would do", AtLeast: true},
+		{Name: "net.ipv4.tcp_fin_timeout", Value: "90", Reason: "of more", AtLeast: true},
 	}
 	write := func(name, value string) {
 		t.Helper()
@@ -29,14 +31,19 @@ func TestReadOnlySysctls(t *testing.T) {
 	}
 	write("ip_forward", "1")
 	write("tcp_early_demux", "1")
+	write("ip_default_ttl", "64")
+	write("tcp_fin_timeout", "60")
 	readOnly(t, "/proc/sys")
 
 	reports, err := kernel.EnsureSysctls(settings)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(reports) != 1 || reports[0].Changed || !kernel.Unwritable(reports[0].Err) {
-		t.Fatalf("reports %+v, want one of what could not be changed", reports)
+	if len(reports) != 2 || reports[0].Changed || !kernel.Unwritable(reports[0].Err) {
+		t.Fatalf("reports %+v, want two, of what could not be changed", reports)
+	}
+	if got := reports[1].String(); !strings.Contains(got, "net.ipv4.tcp_fin_timeout is 60, 90 is needed") {
+		t.Errorf("of what is less than needed: %s", got)
 	}
 	for _, want := range []string{"net.ipv4.tcp_early_demux is 1, 0 is needed: of that", "--init-only", "sysctl -w net.ipv4.tcp_early_demux=0"} {
 		if s := reports[0].String(); !strings.Contains(s, want) {

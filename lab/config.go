@@ -7,6 +7,7 @@ import (
 	"hash/fnv"
 	"net/netip"
 	"regexp"
+	"slices"
 )
 
 // MaxBackends and MaxClients bound a lab; both come from the /24 that holds
@@ -29,19 +30,57 @@ var (
 	ServiceCIDR6 = netip.MustParsePrefix("fd00:96::/112")
 )
 
+// Topology is how a node lays out the links of its pods: as network plugins do
+// whose nodes kproxy is for.
+type Topology string
+
+// The topologies. In each of them pods have the same addresses, and what they send
+// outside their own network comes by the node.
+const (
+	// Routed is a veth for each pod, whose end on the node has an address, and a
+	// route to each pod (kindnet, and others that use the CNI plugin ptp).
+	Routed Topology = "routed"
+	// Bridge is one network for all pods, behind [BridgeLink] (flannel, and others
+	// that use the CNI plugin bridge). Pods reach each other past the node's routes.
+	Bridge Topology = "bridge"
+	// Unnumbered is a veth for each pod, whose end on the node has no address but
+	// that of IPv6's link-local scope, and answers for all others by proxy ARP
+	// (Calico, AWS VPC CNI).
+	Unnumbered Topology = "unnumbered"
+	// Loopback is Unnumbered with a gateway that has an address, on another link of
+	// the node's (Cilium without its proxy).
+	Loopback Topology = "loopback"
+)
+
+// Topologies are all topologies.
+var Topologies = []Topology{Routed, Bridge, Unnumbered, Loopback}
+
+// BridgeLink is what the bridge of [Bridge] is called on the node.
+const BridgeLink = "cni0"
+
+// PodLink is what the node sees the packets of a pod come in on, whose own link
+// has a name.
+func (t Topology) PodLink(name string) string {
+	if t == Bridge {
+		return BridgeLink
+	}
+	return name
+}
+
 // Config describes a lab. Start from [DefaultConfig].
 type Config struct {
 	Prefix     string // of the namespaces' names; two labs at a time need two prefixes
-	Backends   int    // backend namespaces, 0 to MaxBackends
-	Clients    int    // addresses of the client namespace, 1 to MaxClients
-	IPv6       bool   // dual stack; the host's kernel must have IPv6
-	HostAccess bool   // a link from the caller's namespace to the node
+	Topology   Topology
+	Backends   int  // backend namespaces, 0 to MaxBackends
+	Clients    int  // addresses of the client namespace, 1 to MaxClients
+	IPv6       bool // dual stack; the host's kernel must have IPv6
+	HostAccess bool // a link from the caller's namespace to the node
 }
 
-// DefaultConfig returns what `kproxy lab` uses: three backends, one client
-// address, dual stack, nothing on the host.
+// DefaultConfig returns what `kproxy lab` uses: three backends with routed links,
+// one client address, dual stack, nothing on the host.
 func DefaultConfig() Config {
-	return Config{Prefix: DefaultPrefix, Backends: 3, Clients: 1, IPv6: true}
+	return Config{Prefix: DefaultPrefix, Topology: Routed, Backends: 3, Clients: 1, IPv6: true}
 }
 
 var prefixPattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,40}[a-z0-9])?$`)
@@ -51,6 +90,9 @@ func (c Config) Validate() error {
 	var errs []error
 	if !prefixPattern.MatchString(c.Prefix) {
 		errs = append(errs, fmt.Errorf("prefix %q is not of lower-case letters, digits and inner dashes", c.Prefix))
+	}
+	if !slices.Contains(Topologies, c.Topology) {
+		errs = append(errs, fmt.Errorf("topology %q is none of %v", c.Topology, Topologies))
 	}
 	if c.Backends < 0 || c.Backends > MaxBackends {
 		errs = append(errs, fmt.Errorf("%d backends are not between 0 and %d", c.Backends, MaxBackends))
@@ -84,8 +126,17 @@ func (c Config) addresses(n int) []netip.Addr {
 	return out
 }
 
-// backendAddresses are the addresses of the i-th backend, i from 1; those of
-// 0 are the node's on every backend link.
+// PodGateways are the addresses that the node has in the networks of pods, IPv4 then
+// IPv6; none if [Unnumbered].
+func (c Config) PodGateways() []netip.Addr {
+	if c.Topology == Unnumbered {
+		return nil
+	}
+	return c.backendAddresses(0)
+}
+
+// backendAddresses are the addresses of the i-th backend, i from 1; those of 0 are
+// the node's, where it has any there.
 func (c Config) backendAddresses(i int) []netip.Addr {
 	out := []netip.Addr{nth(PodCIDR4, 1+i)}
 	if c.IPv6 {

@@ -1,9 +1,10 @@
 // Package lab builds a small network on this machine, in network namespaces:
-// one client, one node and some backends, wired so that every packet between
-// them is routed by the node. `kproxy lab` shows kproxy in it, and the
-// end-to-end tests send their packets through it.
+// one client, one node and some backends, which are pods of the node. `kproxy lab`
+// shows kproxy in it, and the end-to-end tests send their packets through it.
 //
 // # Topology
+//
+// How backends are linked to the node is Config.Topology. This is [Routed]:
 //
 //	<prefix>-client            <prefix>-node                      <prefix>-b1, -b2, …
 //	  eth0 10.1.0.2/24  ─────  client 10.1.0.1/24
@@ -14,7 +15,15 @@
 //
 // The client namespace has Config.Clients addresses: 10.1.0.2, 10.1.0.3, … and
 // fd00:1::2, fd00:1::3, …. Backends sit in [PodCIDR4] and [PodCIDR6], one host
-// route each, so two backends talk to each other through the node as well.
+// route each, so two backends talk to each other through the node as well. The
+// other topologies differ in the node's end:
+//
+//	bridge      b1, b2, … are ports of the bridge cni0, which has 10.2.0.1/24 and fd00:2::1/64; so
+//	            have backends, and what they send each other doesn't pass the node's routes
+//	unnumbered  b1, b2, … have no address but fe80::ecee:eeff:feee:eeee/64, and proxy ARP; backends
+//	            have their default routes by that and by 169.254.1.1
+//	loopback    as unnumbered, but lo has 10.2.0.1/32 and fd00:2::1/128, which default routes go by
+//
 // Client and backends have their default route through the node and forward
 // nothing. The node's default route leads to the client, which drops what isn't
 // its own: without rules, packets to a service address vanish, as they do on a

@@ -119,6 +119,10 @@ func sockets(f Fault) Fault {
 	return Healthy
 }
 
+// fillWait is how long the filler of an accept queue may wait: one that gets no answer
+// for so long finds it full, of a client that was quicker.
+const fillWait = 10 * time.Second
+
 // hang opens listeners whose accept queues are full. A backlog of 0 holds one
 // connection; while it is there, the kernel drops every further SYN
 // (tcp_conn_request in net/ipv4/tcp_input.c).
@@ -133,11 +137,15 @@ func (s *server) hang(ctx context.Context) error {
 			return err
 		}
 		s.keep(os.NewFile(uintptr(fd), "full listener"))
-		filler, err := s.backend.Namespace.Dial(ctx, "tcp", fmt.Sprintf("127.0.0.1:%d", port))
-		if err != nil {
+		filling, cancel := context.WithTimeout(ctx, fillWait)
+		filler, err := s.backend.Namespace.Dial(filling, "tcp", fmt.Sprintf("127.0.0.1:%d", port))
+		cancel()
+		switch {
+		case err == nil:
+			s.keep(filler)
+		case ctx.Err() != nil || !errors.Is(err, os.ErrDeadlineExceeded) && !errors.Is(err, context.DeadlineExceeded):
 			return fmt.Errorf("fill accept queue: %w", err)
 		}
-		s.keep(filler)
 	}
 	pc, err := s.backend.Namespace.ListenPacket(ctx, "udp", fmt.Sprintf(":%d", LinePort))
 	if err != nil {

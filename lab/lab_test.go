@@ -38,7 +38,7 @@ func within(t *testing.T, d time.Duration) context.Context {
 // dualStack configures a lab for a test. Its prefix ends in the process id:
 // the tests may run twice at a time on one machine.
 func dualStack(prefix string, backends int) Config {
-	return Config{Prefix: fmt.Sprintf("%s-%d", prefix, os.Getpid()), Backends: backends, Clients: 2, IPv6: true}
+	return Config{Prefix: fmt.Sprintf("%s-%d", prefix, os.Getpid()), Topology: Routed, Backends: backends, Clients: 2, IPv6: true}
 }
 
 func exists(path string) bool { return unix.Access(path, unix.F_OK) == nil }

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -15,7 +16,16 @@ import (
 )
 
 func TestEveryPairTalks(t *testing.T) {
-	n := build(t, dualStack("kplab-pairs", 2))
+	for _, topology := range Topologies {
+		t.Run(string(topology), func(t *testing.T) {
+			c := dualStack("kplab-pairs", 2)
+			c.Topology = topology
+			everyPairTalks(t, build(t, c))
+		})
+	}
+}
+
+func everyPairTalks(t *testing.T, n *Network) {
 	ctx := within(t, 10*time.Second)
 	type source struct {
 		name      string
@@ -25,8 +35,11 @@ func TestEveryPairTalks(t *testing.T) {
 	sources := []source{
 		{"client", n.Client, n.Config.ClientAddresses(0)},
 		{"second client", n.Client, n.Config.ClientAddresses(1)},
-		{"node", n.Node, n.Config.backendAddresses(0)},
+		{"node", n.Node, n.Config.NodeAddresses()},
 		{"b1", n.Backends[0].Namespace, n.Backends[0].Addresses},
+	}
+	if gateways := n.Config.PodGateways(); gateways != nil {
+		sources = append(sources, source{"node among pods", n.Node, gateways})
 	}
 	for _, src := range sources {
 		for _, b := range n.Backends {
@@ -42,6 +55,33 @@ func TestEveryPairTalks(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// Where links have no address, the node itself is seen as the address of another link.
+func TestUnnumberedLinksHaveNoAddress(t *testing.T) {
+	for topology, want := range map[Topology]int{Routed: 3, Unnumbered: 1, Loopback: 1} { // one is link-local
+		t.Run(string(topology), func(t *testing.T) {
+			c := dualStack("kplab-unnumbered", 1)
+			c.Topology = topology
+			n := build(t, c)
+			out, err := n.Node.Command(t.Context(), "ip", "-o", "addr", "show", "dev", "b1").Output()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := strings.Count(string(out), "scope"); got != want {
+				t.Errorf("%d addresses, want %d:\n%s", got, want, out)
+			}
+			for _, b := range n.Backends {
+				for f, a := range b.Addresses {
+					got, err := n.Node.Ask(within(t, 5*time.Second), "tcp", netip.AddrPortFrom(a, LinePort), "hello")
+					nodes := append(n.Config.NodeAddresses(), n.Config.PodGateways()...)
+					if err != nil || !slices.Contains(nodes, got.Peer) {
+						t.Errorf("family %d: got %+v, %v, want an answer to one of %v", f, got, err, nodes)
+					}
+				}
+			}
+		})
 	}
 }
 
@@ -185,8 +225,8 @@ func TestUpFailingLeavesNothing(t *testing.T) {
 }
 
 func TestValidateReportsEveryProblem(t *testing.T) {
-	err := Config{Prefix: "Bad/..", Backends: 300}.Validate()
-	for _, want := range []string{"prefix", "300 backends", "0 client addresses"} {
+	err := Config{Prefix: "Bad/..", Topology: "ring", Backends: 300}.Validate()
+	for _, want := range []string{"prefix", `topology "ring"`, "300 backends", "0 client addresses"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v doesn't mention %q", err, want)
 		}

@@ -54,6 +54,10 @@ func setSysctls(ns *Namespace, router, ipv6 bool) error {
 			[2]string{"ipv6/conf/all/forwarding", forward},
 		)
 	}
+	return writeSysctls(ns, values)
+}
+
+func writeSysctls(ns *Namespace, values [][2]string) error {
 	return ns.Do(func() error {
 		for _, v := range values {
 			// /proc/sys/net shows the namespace of the thread that opens it.
@@ -67,14 +71,15 @@ func setSysctls(ns *Namespace, router, ipv6 bool) error {
 
 // wiring holds what connecting the namespaces needs: one netlink socket each.
 type wiring struct {
-	config  Config
-	node    *netlink.Handle
-	nodeFD  netns.NsHandle
-	closers []func()
+	config        Config
+	nodeNamespace *Namespace
+	node          *netlink.Handle
+	nodeFD        netns.NsHandle
+	closers       []func()
 }
 
 func (n *Network) wire() error {
-	w := &wiring{config: n.Config}
+	w := &wiring{config: n.Config, nodeNamespace: n.Node}
 	defer func() {
 		for _, c := range w.closers {
 			c()
@@ -89,6 +94,9 @@ func (n *Network) wire() error {
 	}
 	if err := w.client(n.Client); err != nil {
 		return fmt.Errorf("wire client: %w", err)
+	}
+	if err := w.pods(); err != nil {
+		return fmt.Errorf("wire node to backends: %w", err)
 	}
 	for i, b := range n.Backends {
 		if err := w.backend(b.Namespace, b.Name, i+1); err != nil {
@@ -118,7 +126,7 @@ func (w *wiring) open(ns *Namespace) (*netlink.Handle, netns.NsHandle, error) {
 }
 
 func (w *wiring) client(ns *Namespace) error {
-	far, err := w.link(ns, "client")
+	far, err := w.link(ns, "client", nil)
 	if err != nil {
 		return err
 	}
@@ -154,29 +162,6 @@ func clientBits(family int) int {
 	return ClientCIDR6.Bits()
 }
 
-func (w *wiring) backend(ns *Namespace, name string, i int) error {
-	far, err := w.link(ns, name)
-	if err != nil {
-		return err
-	}
-	gateways := w.config.backendAddresses(0)
-	for f, a := range w.config.backendAddresses(i) {
-		if err := addAddress(w.node, name, host(gateways[f])); err != nil {
-			return err
-		}
-		if err := addAddress(far, "eth0", host(a)); err != nil {
-			return err
-		}
-		if err := addRoute(w.node, name, host(a), netip.Addr{}); err != nil {
-			return err
-		}
-		if err := addDefault(far, "eth0", gateways[f]); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // host joins the caller's namespace to the node.
 func (w *wiring) host() error {
 	here, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -202,15 +187,16 @@ func (w *wiring) host() error {
 	return errors.Join(setUp(here, veth.Name), setUp(w.node, "host"))
 }
 
-// link joins ns (its end is eth0) to the node (its end is called name), brings
-// both ends and the loopback up, and returns a netlink handle in ns.
-func (w *wiring) link(ns *Namespace, name string) (*netlink.Handle, error) {
+// link joins ns (its end is eth0) to the node (its end is called name and has mac,
+// or any if nil), brings both ends and the loopback up, and returns a netlink handle
+// in ns.
+func (w *wiring) link(ns *Namespace, name string, mac net.HardwareAddr) (*netlink.Handle, error) {
 	far, fd, err := w.open(ns)
 	if err != nil {
 		return nil, err
 	}
 	veth := &netlink.Veth{
-		LinkAttrs:     netlink.LinkAttrs{Name: name},
+		LinkAttrs:     netlink.LinkAttrs{Name: name, HardwareAddr: mac},
 		PeerName:      "eth0",
 		PeerNamespace: netlink.NsFd(fd),
 	}

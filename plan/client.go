@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -58,7 +59,7 @@ func (f *Frontend) Masquerades(c Client, backend netip.Addr, p *Policy) bool {
 	if c.Address == backend || c.Address == f.Address.Addr() {
 		return true // the reply would never come back through this node
 	}
-	if !c.Node && !p.ownAddress(backend) && p.bypasses(c.Address, backend) {
+	if p.bypasses(p.Links, c, backend) {
 		return true // nor would it here; this node's own answers can't pass it
 	}
 	switch f.Masquerade {
@@ -72,14 +73,18 @@ func (f *Frontend) Masquerades(c Client, backend netip.Addr, p *Policy) bool {
 	return false
 }
 
-// bypasses reports whether two hosts answer each other without passing this node.
-func (p *Policy) bypasses(a, b netip.Addr) bool {
-	for _, l := range p.Links {
-		if l.Contains(a) && l.Contains(b) {
-			return true
-		}
-	}
-	return false
+// MasqueradesSocket reports whether a socket of the node's can't bear c's address
+// towards a backend, whatever f says: c would get the answer in its stead.
+func (p *Policy) MasqueradesSocket(c Client, backend netip.Addr) bool {
+	return p.bypasses(p.BridgedLinks, c, backend)
+}
+
+// bypasses reports whether a client and a backend are hosts of one of the networks
+// given, and neither is this node.
+func (p *Policy) bypasses(networks []netip.Prefix, c Client, backend netip.Addr) bool {
+	return !c.Node && slices.ContainsFunc(networks, func(n netip.Prefix) bool {
+		return n.Contains(c.Address) && n.Contains(backend)
+	}) && !p.ownAddress(backend)
 }
 
 // Allows reports whether c passes f's source ranges.

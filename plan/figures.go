@@ -23,6 +23,8 @@ type Figures struct {
 	Written            [2]map[string]int // of these, those of the last change
 	RestoreFailures    [2]uint64         // of iptables-restore
 	InvalidDropped     uint64            // packets that conntrack can't place
+	Refused            uint64            // packets that began a connection to a service without a usable endpoint
+	Steered            uint64            // packets that began a connection and were sent to userspace
 	ConntrackDeletions [2]uint64         // stale entries
 
 	Sets           map[string]int // entries of each ipset; those of session affinity are one, "KPROXY-AFF"
@@ -44,7 +46,26 @@ type Figures struct {
 	ConntrackOverflows uint64   // times that ends of flows came too fast to be counted
 	Descriptors        [2]Usage // for forwarding in userspace: TCP, UDP
 	DescriptorWaits    [2]int   // who waits for some
+
+	Exhausted []Resource                  // what userspace lacks room of
+	Shed      [2][len(ShedReasons)]uint64 // TCP, UDP: connections and sessions that had to make room
 }
+
+// Resource is what the forwarder in userspace has a bounded amount of.
+type Resource string
+
+const (
+	Descriptors Resource = "descriptors" // file descriptors, of TCP connections
+	Sessions    Resource = "sessions"    // UDP sessions
+	Memory      Resource = "memory"      // of TCP sockets
+)
+
+// ShedReasons are why a connection or session had to make room for others: a peer had reset
+// it, its client or its service held more than its share, or it was silent longest where nobody did.
+var ShedReasons = [...]string{"reset", "client_share", "service_share", "idle"}
+
+// Resources are all of them.
+var Resources = []Resource{Descriptors, Sessions, Memory}
 
 // Writes count what was written into the kernel or deleted from it.
 type Writes struct {

@@ -283,6 +283,7 @@ func TestOwnAddressAsSource(t *testing.T) {
 // therefore masquerades; but this node's own endpoints can't.
 func TestHostsOfOneNetwork(t *testing.T) {
 	p := Policy{Links: prefixes("192.168.0.0/24"), NodeAddresses: addrs("192.168.0.1")}
+	bridged := Policy{BridgedLinks: p.Links, NodeAddresses: p.NodeAddresses}
 	f := Frontend{Kind: NodePort, Masquerade: MasqueradeNodeLocal}
 	for _, tt := range []struct {
 		client, backend string
@@ -296,6 +297,13 @@ func TestHostsOfOneNetwork(t *testing.T) {
 		c := Client{Address: netip.MustParseAddr(tt.client)}
 		if got := f.Masquerades(c, netip.MustParseAddr(tt.backend), &p); got != tt.want {
 			t.Errorf("%s to %s: masqueraded %v, want %v", tt.client, tt.backend, got, tt.want)
+		}
+		itself := tt.client == tt.backend
+		if got := f.Masquerades(c, netip.MustParseAddr(tt.backend), &bridged); got != itself {
+			t.Errorf("%s to %s, bridged: masqueraded %v, want %v", tt.client, tt.backend, got, itself)
+		}
+		if got := bridged.MasqueradesSocket(c, netip.MustParseAddr(tt.backend)); got != tt.want {
+			t.Errorf("%s to %s, bridged: a socket masquerades %v, want %v", tt.client, tt.backend, got, tt.want)
 		}
 	}
 }

@@ -66,6 +66,11 @@ type Policy struct {
 	// answer each other without passing it. Where client and endpoint are in
 	// one, the connection is masqueraded, or the answers would never come back.
 	Links []netip.Prefix
+	// BridgedLinks are networks behind bridges of the node's own whose packets pass
+	// netfilter, as is usual on Kubernetes nodes: rules that rewrite what a client
+	// sends rewrite the answers too, but an answer to a client's address is bridged
+	// to the client, never to a socket of the node's that bears that address.
+	BridgedLinks []netip.Prefix
 	// NodeAddresses are the node's own, sorted: those of every link that is up but
 	// loopback and kproxy's own, and no link-local ones. IPVS has a virtual server
 	// for each node port on each of [Policy.NodePortAddresses]; a service address

@@ -12,7 +12,7 @@ import (
 // author may believe.
 func (c *computation) problems(s *Service, eps []service.Endpoint) []string {
 	p := s.Port
-	out := slices.Clone(p.Problems)
+	out := slices.Concat(p.Problems, c.in.Health.Defaults().Refused(p.Health))
 	out = append(out, c.contests.sentences(p)...)
 	has := families(p)
 	for _, addrs := range [][]netip.Addr{p.ExternalIPs, p.LoadBalancerIPs} {

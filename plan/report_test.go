@@ -161,3 +161,21 @@ func TestSameTargets(t *testing.T) {
 		}
 	}
 }
+
+// TestChecksThatNodesRefuse: a Service that asks for more probes than its node
+// makes for it is served, and told.
+func TestChecksThatNodesRefuse(t *testing.T) {
+	w := newWorld(t)
+	w.set(port("a", func(p *service.Port) { p.Health.Interval = time.Millisecond }), "10.0.0.1 n1 ready")
+	in := w.inputs()
+	bounded := testHealth
+	bounded.MinInterval = time.Second
+	in.Health = health.NewView(bounded, nil)
+	want := []string{"its health checks are 1s apart, not 1ms as it asks: that is the least on this node (--health-min-interval)"}
+	if diff := cmp.Diff(want, Compute(in).Services[0].Problems); diff != "" {
+		t.Errorf("problems (-want +got):\n%s", diff)
+	}
+	if got := Targets(in.Snapshot, bounded); len(got) != 1 || got[0].Check.Interval != time.Second {
+		t.Errorf("targets %v, want one that is probed every second", got)
+	}
+}

@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"strings"
 	"time"
 )
 
@@ -12,11 +13,30 @@ type Status struct {
 	Mode          Mode            `json:"mode"`
 	Node          string          `json:"node"`
 	UptimeSeconds int64           `json:"uptimeSeconds"`
-	Alive         bool            `json:"alive"` // the heartbeat holds
+	Alive         bool            `json:"alive"`               // the heartbeat holds
+	Exhausted     []Resource      `json:"exhausted,omitempty"` // what userspace lacks room of, now or in the last 10 s
+	Ready         bool            `json:"ready"`               // new connections to every service are carried, and the rules beneath are written
+	NotReady      string          `json:"notReady,omitempty"`  // why not
 	Sync          SyncStatus      `json:"sync"`
 	Sources       []SourceStatus  `json:"sources"`
 	Capabilities  []CapStatus     `json:"capabilities"`
 	Services      []ServiceStatus `json:"services"`
+}
+
+// Health says in a word or two whether userspace serves new connections: "alive",
+// "EXHAUSTED: descriptors" and the like, or "NOT SERVING".
+func (s *Status) Health() string {
+	if !s.Alive {
+		return "NOT SERVING"
+	}
+	if len(s.Exhausted) == 0 {
+		return "alive"
+	}
+	names := make([]string, len(s.Exhausted))
+	for i, r := range s.Exhausted {
+		names[i] = string(r)
+	}
+	return "EXHAUSTED: " + strings.Join(names, ", ")
 }
 
 // SyncStatus describes the last pass of the reconcile loop.
@@ -68,16 +88,19 @@ type ServiceStatus struct {
 	Endpoints          []EndpointStatus `json:"endpoints"`
 }
 
-// Connections counts what a service carried in every data plane. BytesIn
-// flows from client to endpoint.
+// Connections counts what a service carried in every data plane, in the same way.
+// BytesIn flows from client to endpoint.
 type Connections struct {
 	Active   int64  `json:"active"`
-	Total    uint64 `json:"total"`
-	Failed   uint64 `json:"failed"`
+	Total    uint64 `json:"total"`  // connections that an endpoint took, and sessions
+	Failed   uint64 `json:"failed"` // connections that none took
 	Retried  uint64 `json:"retried"`
 	BytesIn  uint64 `json:"bytesIn"`
 	BytesOut uint64 `json:"bytesOut"`
 }
+
+// Attempts are the connections and sessions that clients began, taken or not.
+func (c *Connections) Attempts() uint64 { return c.Total + c.Failed }
 
 // EndpointStatus is one endpoint of a service port.
 type EndpointStatus struct {

@@ -9,18 +9,18 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Targets returns the probes that the endpoints of s need, sorted, each once
-// however many service ports share it: those of every endpoint that some
+// Targets returns the probes that the endpoints of s need, sorted, each once in a
+// namespace, however many of its service ports share it: those of every endpoint that some
 // traffic policy could choose, here or, when nodes come and go, later. An
 // endpoint that isn't ready is not probed before it is, and one in an excluded
 // network never.
-func Targets(s *service.Snapshot, d health.Defaults, exclude ...netip.Prefix) []health.Target {
+func Targets(s *service.Snapshot, d health.Defaults, exclude ...netip.Prefix) []health.Wanted {
 	if s == nil {
 		return nil
 	}
 	view := health.NewView(d, nil)
-	seen := map[health.Target]bool{}
-	var out []health.Target
+	seen := map[health.Wanted]bool{}
+	var out []health.Wanted
 	for p, eps := range s.All() {
 		if d.Fill(p.Health, p.Protocol).Kind == service.CheckOff {
 			continue
@@ -29,9 +29,9 @@ func Targets(s *service.Snapshot, d health.Defaults, exclude ...netip.Prefix) []
 			if !eps[i].Ready && !(eps[i].Serving && eps[i].Terminating) || contains(exclude, eps[i].Address.Addr()) {
 				continue
 			}
-			if t := view.Target(p, eps[i].Address); !seen[t] {
-				seen[t] = true
-				out = append(out, t)
+			if w := (health.Wanted{Target: view.Target(p, eps[i].Address), Namespace: p.Namespace}); !seen[w] {
+				seen[w] = true
+				out = append(out, w)
 			}
 		}
 	}
@@ -50,12 +50,12 @@ func SameTargets(old, s *service.Snapshot, d health.Defaults) bool {
 	})
 }
 
-func compareTargets(a, b health.Target) int {
+func compareTargets(a, b health.Wanted) int {
 	x, y := a.Check, b.Check
 	return cmp.Or(
 		a.Address.Compare(b.Address), cmp.Compare(a.Protocol, b.Protocol),
 		cmp.Compare(x.Kind, y.Kind), cmp.Compare(x.Path, y.Path), cmp.Compare(x.Port, y.Port),
 		cmp.Compare(x.Interval, y.Interval), cmp.Compare(x.Timeout, y.Timeout),
-		cmp.Compare(x.Rise, y.Rise), cmp.Compare(x.Fall, y.Fall),
+		cmp.Compare(x.Rise, y.Rise), cmp.Compare(x.Fall, y.Fall), cmp.Compare(a.Namespace, b.Namespace),
 	)
 }

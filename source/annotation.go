@@ -9,9 +9,12 @@ import (
 	"strings"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/strict"
 )
 
 // AnnotationPrefix is common to all of kproxy's annotations.
@@ -39,11 +42,12 @@ const (
 // Bounds of annotation values. They keep a slip of the pen (a time-out in
 // hours, a million retries) from taking a service down silently.
 const (
-	maxRetries    = 100
+	maxRetries    = 10 // each is a connect, for one SYN of a client
 	maxRiseFall   = 1000
 	maxDial       = 5 * time.Minute
 	maxProbe      = time.Hour
 	minProbe      = time.Millisecond
+	maxWait       = 10 * time.Second // for a probe's answer: one that hangs holds a slot
 	maxIdle       = 30 * 24 * time.Hour
 	maxHealthPath = 1024
 )
@@ -88,7 +92,7 @@ var setters = map[string]func(*service.Port, string) error{
 		return err
 	},
 	annotationHealthTimeout: func(p *service.Port, v string) (err error) {
-		p.Health.Timeout, err = duration(v, minProbe, maxProbe)
+		p.Health.Timeout, err = duration(v, minProbe, maxWait)
 		return err
 	},
 	annotationHealthRise: func(p *service.Port, v string) (err error) {
@@ -134,7 +138,7 @@ func annotate(p *service.Port, annotations map[string]string) {
 		}
 		set, known := setters[name]
 		if !known {
-			p.Problems = append(p.Problems, fmt.Sprintf("%s: kproxy has no such annotation", key))
+			p.Problems = append(p.Problems, fmt.Sprintf("%s: kproxy has no such annotation%s", key, didYouMean(name)))
 			continue
 		}
 		if err := set(p, annotations[key]); err != nil {
@@ -142,6 +146,48 @@ func annotate(p *service.Port, annotations map[string]string) {
 		}
 	}
 	checkHealth(p)
+}
+
+// didYouMean names the annotation of Services that is written most like name.
+func didYouMean(name string) string {
+	if n := strict.Nearest(name, slices.Sorted(maps.Keys(setters))...); n != "" {
+		return ", did you mean " + AnnotationPrefix + n + "?"
+	}
+	return ""
+}
+
+// CheckAnnotations returns what is wrong with o's annotations: the same
+// sentences that end up in the Problems of a service.Port, with the annotation
+// that each is about. An object with such annotations is served as without them.
+func CheckAnnotations(o metav1.Object) []FieldError {
+	var problems []string
+	switch o := o.(type) {
+	case *corev1.Service:
+		if !Serves(o) {
+			return nil
+		}
+		base := service.Port{}
+		annotate(&base, o.Annotations)
+		problems = base.Problems
+		for i := range o.Spec.Ports {
+			p, _ := finishPort(base, o, &o.Spec.Ports[i])
+			for _, problem := range p.Problems {
+				if !slices.Contains(problems, problem) {
+					problems = append(problems, problem)
+				}
+			}
+		}
+	case *discoveryv1.EndpointSlice:
+		if _, problem := sliceWeights(o); problem != "" {
+			problems = []string{problem}
+		}
+	}
+	errors := make([]FieldError, len(problems))
+	for i, problem := range problems {
+		key := problem[:strings.IndexAny(problem, ": ")]
+		errors[i] = FieldError{Field: "metadata.annotations[" + key + "]", Message: problem}
+	}
+	return errors
 }
 
 // checkHealth undoes health annotations that contradict each other.

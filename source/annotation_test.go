@@ -35,6 +35,7 @@ func TestAnnotationValues(t *testing.T) {
 	}
 	bad := func(problem string) result { return result{nothing, problem} }
 	const probe = "is not a duration (such as 500ms or 2s) from 1ms to 1h0m0s"
+	const wait = "is not a duration (such as 500ms or 2s) from 1ms to 10s"
 	const noScheduler = "is not the name of a scheduler of IPVS, such as wlc or sed"
 	const rise = "is not a whole number from 1 to 1000"
 	cases := map[string]map[string]result{
@@ -92,7 +93,8 @@ func TestAnnotationValues(t *testing.T) {
 		},
 		"health-timeout": {
 			"500ms": good(func(p *service.Port) { p.Health.Timeout = 500 * time.Millisecond }),
-			"soon":  bad(`kproxy.dev/health-timeout: "soon" ` + probe),
+			"soon":  bad(`kproxy.dev/health-timeout: "soon" ` + wait),
+			"1h":    bad(`kproxy.dev/health-timeout: "1h" ` + wait),
 		},
 		"health-rise": {
 			"1":  good(func(p *service.Port) { p.Health.Rise = 1 }),
@@ -113,10 +115,10 @@ func TestAnnotationValues(t *testing.T) {
 			"5m1s": bad(`kproxy.dev/connect-timeout: "5m1s" is not a duration (such as 500ms or 2s) from 1ms to 5m0s`),
 		},
 		"retries": {
-			"0":   good(func(p *service.Port) { p.Retries = 0 }),
-			"100": good(func(p *service.Port) { p.Retries = 100 }),
-			"-1":  bad(`kproxy.dev/retries: "-1" is not a whole number from 0 to 100`),
-			"101": bad(`kproxy.dev/retries: "101" is not a whole number from 0 to 100`),
+			"0":  good(func(p *service.Port) { p.Retries = 0 }),
+			"10": good(func(p *service.Port) { p.Retries = 10 }),
+			"-1": bad(`kproxy.dev/retries: "-1" is not a whole number from 0 to 10`),
+			"11": bad(`kproxy.dev/retries: "11" is not a whole number from 0 to 10`),
 		},
 		"idle-timeout": {
 			"720h":  good(func(p *service.Port) { p.IdleTimeout = 720 * time.Hour }),
@@ -126,7 +128,7 @@ func TestAnnotationValues(t *testing.T) {
 			"10.2.0.2=1": bad(`kproxy.dev/weights: "10.2.0.2=1" is an annotation of EndpointSlices, not of Services`),
 		},
 		"algoritm": {
-			"maglev": bad("kproxy.dev/algoritm: kproxy has no such annotation"),
+			"maglev": bad("kproxy.dev/algoritm: kproxy has no such annotation, did you mean kproxy.dev/algorithm?"),
 		},
 	}
 	for name, values := range cases {
@@ -171,7 +173,7 @@ func TestAnnotationsTogether(t *testing.T) {
 			map[string]string{"kproxy.dev/retries": "x", "kproxy.dev/dataplane": "x", "kproxy.dev/health-rise": "2"},
 			service.Port{Health: service.HealthCheck{Rise: 2}, Problems: []string{
 				`kproxy.dev/dataplane: "x" is not one of auto, userspace, kernel`,
-				`kproxy.dev/retries: "x" is not a whole number from 0 to 100`,
+				`kproxy.dev/retries: "x" is not a whole number from 0 to 10`,
 			}},
 		},
 		"others' annotations": {map[string]string{"example.com/retries": "x", "kproxy.dev": "x"}, service.Port{}},

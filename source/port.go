@@ -1,8 +1,10 @@
 package source
 
 import (
+	"fmt"
 	"math"
 	"net/netip"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -45,9 +47,9 @@ func basePort(svc *corev1.Service) service.Port {
 		p.Created = t.UTC()
 	}
 	want := familiesOf(p.ClusterIPs)
-	p.ExternalIPs = addrs(svc.Spec.ExternalIPs, want)
+	p.ExternalIPs = served(&p, "spec.externalIPs", svc.Spec.ExternalIPs, want)
 	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer {
-		p.LoadBalancerIPs = addrs(ingressIPs(svc), want)
+		p.LoadBalancerIPs = served(&p, "status.loadBalancer.ingress", ingressIPs(svc), want)
 		p.SourceRanges = sourceRanges(svc.Spec.LoadBalancerSourceRanges, want)
 	}
 	p.ExternallyAccessible = externallyAccessible(&svc.Spec)
@@ -57,6 +59,20 @@ func basePort(svc *corev1.Service) service.Port {
 	}
 	annotate(&p, svc.Annotations)
 	return p
+}
+
+// served is addrs without those that no service can have, each of which becomes a
+// problem of p. In a manifest they are errors, and an API server refuses them in
+// spec (ValidateNonSpecialIP), but in status it takes any address: that of
+// localhost would take a port from the node's own programs.
+func served(p *service.Port, field string, in []string, want families) []netip.Addr {
+	return slices.DeleteFunc(addrs(in, want), func(a netip.Addr) bool {
+		what := special(a)
+		if what != "" {
+			p.Problems = append(p.Problems, fmt.Sprintf("%s: %s is %s, which no service can have; it isn't served", field, a, what))
+		}
+		return what != ""
+	})
 }
 
 // finishPort returns base as the port sp of svc, and false if sp is none that

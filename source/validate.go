@@ -122,21 +122,26 @@ func (v *validator) address(field, s string) (netip.Addr, bool) {
 		v.fail(field, "%v", err)
 		return a, false
 	}
-	for _, special := range []struct {
-		is   bool
-		what string
-	}{
-		{a.IsUnspecified(), "unspecified"},
-		{a.IsLoopback(), "a loopback address"},
-		{a.IsLinkLocalUnicast(), "a link-local address"},
-		{a.IsMulticast(), "a multicast address"},
-	} {
-		if special.is {
-			v.fail(field, "%s is %s, which no service or endpoint can have", s, special.what)
-			return a, false
-		}
+	if what := special(a); what != "" {
+		v.fail(field, "%s is %s, which no service or endpoint can have", s, what)
+		return a, false
 	}
 	return a, true
+}
+
+// special says what a is that no service or endpoint can be at, or "".
+func special(a netip.Addr) string {
+	switch {
+	case a.IsUnspecified():
+		return "unspecified"
+	case a.IsLoopback():
+		return "a loopback address"
+	case a.IsLinkLocalUnicast():
+		return "a link-local address"
+	case a.IsMulticast():
+		return "a multicast address"
+	}
+	return ""
 }
 
 func (v *validator) prefix(field, s string) {

@@ -3,6 +3,7 @@ package strict
 import (
 	"encoding/json"
 	"fmt"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
@@ -83,7 +84,7 @@ func (c *checker) checkStruct(n *Node, t reflect.Type, path string) {
 	for _, f := range n.fields {
 		ft, ok := known[f.key]
 		if !ok {
-			c.fail(f.line, join(path, f.key), "unknown field%s", suggest(f.key, known))
+			c.fail(f.line, join(path, f.key), "unknown field%s", DidYouMean(f.key, slices.Sorted(maps.Keys(known))...))
 			continue
 		}
 		c.check(f.value, ft, join(path, f.key))
@@ -193,16 +194,6 @@ func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	}
 	fieldCache.Store(t, fields)
 	return fields
-}
-
-// suggest proposes a field that differs in case only, the commonest slip.
-func suggest(key string, known map[string]reflect.Type) string {
-	for name := range known {
-		if strings.EqualFold(name, key) {
-			return fmt.Sprintf(", did you mean %s?", name)
-		}
-	}
-	return ""
 }
 
 // Unknown returns the paths inside of t, which it calls path, at which there are

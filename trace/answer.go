@@ -15,9 +15,6 @@ import (
 func (t *tracer) answer(w way, r *route) []end {
 	in, home := r.link, t.client.Node || w.plane == plan.Userspace
 	endpoint := w.packet.Dst
-	if stop := t.answerRouted(endpoint.Addr(), in, home); stop != nil {
-		return []end{{w, Dropped, stop}}
-	}
 	p := netfilter.Packet{
 		Protocol: t.req.Protocol, Src: endpoint, Dst: t.answerTo(w, home), In: in, State: netfilter.Established, Reply: true,
 		OrigSrc: w.packet.OrigSrc, OrigDst: w.packet.OrigDst, ConnMark: w.packet.ConnMark,
@@ -28,7 +25,12 @@ func (t *tracer) answer(w way, r *route) []end {
 		hooks = []netfilter.Hook{netfilter.Prerouting, netfilter.Input}
 	}
 	var out []end
-	for _, h := range hooks {
+	for i, h := range hooks {
+		if i == 1 { // the routing decision, behind PREROUTING
+			if stop := t.answerRouted(endpoint.Addr(), in, home, p.Mark); stop != nil {
+				return append(out, end{w, Dropped, stop})
+			}
+		}
 		if h == netfilter.Forward {
 			if stop := t.noWayBack(&p); stop != nil {
 				return append(out, end{w, Dropped, stop})
@@ -49,12 +51,50 @@ func (t *tracer) answer(w way, r *route) []end {
 	return append(out, end{w, Forwarded, nil})
 }
 
+// accepts follows the answer of kproxy's listener to a client elsewhere, and ends what is
+// stopped of it. It returns what is left of w.
+func (t *tracer) accepts(w way) way {
+	if t.client.Node {
+		return w
+	}
+	from := w.packet.Dst
+	stop := func(f *Finding) way {
+		t.finish(w, Dropped, f)
+		w.share = 0
+		return w
+	}
+	back := t.sight.route(query{to: t.client.Address})
+	if !back.passes() {
+		return stop(&Finding{SeverityError, fmt.Sprintf("kproxy's answers don't get to the client: no way to %s: %s", back.to, back.failure()), back.command(), t.routeRemedy(back.to)})
+	}
+	if f := t.noHop(&back); f != nil {
+		f.What = "kproxy's answers don't get to the client: " + f.What
+		return stop(f)
+	}
+	p := netfilter.Packet{
+		Protocol: t.req.Protocol, Src: from, Dst: w.packet.OrigSrc, Out: back.link, State: netfilter.Established, Reply: true,
+		OrigSrc: w.packet.OrigSrc, OrigDst: w.packet.OrigDst, ConnMark: w.packet.ConnMark, DNAT: w.packet.DNAT, DstDone: true, SrcDone: true,
+	}
+	w.endpoint = from // whose answer it is
+	for _, h := range []netfilter.Hook{netfilter.Output, netfilter.Postrouting} {
+		var stopped []end
+		if w, p, stopped = t.answerPasses(w, p, h); len(stopped) > 0 {
+			for _, e := range stopped {
+				e.way.endpoint = netip.AddrPort{}
+				t.finish(e.way, e.verdict, e.stop)
+			}
+		}
+	}
+	w.endpoint = netip.AddrPort{}
+	return w
+}
+
 // answerRouted says why the kernel doesn't take an endpoint's answer that comes
 // in on a link; nil if it does.
-func (t *tracer) answerRouted(endpoint netip.Addr, in string, home bool) *Finding {
-	if rp := t.sight.reversePath(endpoint, in, 0); rp.refused {
+func (t *tracer) answerRouted(endpoint netip.Addr, in string, home bool, mark uint32) *Finding {
+	if rp := t.sight.reversePath(endpoint, in, mark); rp.refused {
 		return &Finding{SeverityError, fmt.Sprintf("the reverse path filter drops the answers of %s: they come in on %s, but the way there is %s", endpoint, in, rp.back.String()),
-			rp.String(), fmt.Sprintf("mend the routes, or make the filter loose: sysctl -w %s=2", rp.setting)}
+			rp.String(), rp.remedy()}
 	}
 	if home {
 		return nil
@@ -83,7 +123,11 @@ func (t *tracer) noWayBack(p *netfilter.Packet) *Finding {
 	endpoint := p.Src.Addr()
 	back := t.sight.route(query{to: t.client.Address, from: endpoint, in: p.In, mark: p.Mark})
 	if back.passes() {
-		return nil
+		f := t.noHop(&back)
+		if f != nil {
+			f.What = fmt.Sprintf("the answers of %s don't come back: %s", endpoint, f.What)
+		}
+		return f
 	}
 	return &Finding{SeverityError, fmt.Sprintf("the answers of %s don't come back: no way to %s: %s", endpoint, back.to, back.failure()), back.command(),
 		fmt.Sprintf("look at the routes (ip route show to match %s, ip rule) for what comes from %s", back.to, endpoint)}

@@ -77,10 +77,13 @@ func (t *tracer) real(w way, r *ipvs.SeenReal, s share) {
 // userspace follows the connections that kproxy may make.
 func (t *tracer) userspace(w way) {
 	w.plane = plan.Userspace
+	if w = t.accepts(w); w.share < 1e-9 {
+		return
+	}
 	if t.proxy == nil || t.proxy.Forecast == nil {
 		t.warn(SeverityNote, "which endpoint kproxy would take, only a running one that can be asked tells", "userspace", "")
-		w.doubt, w.certain = "the endpoint is kproxy's choice", false
-		t.finish(w, Forwarded, nil)
+		w.doubt, w.certain = "kproxy's listener takes it, and what it does then only a kproxy that can be asked tells", false
+		t.finish(w, Undetermined, nil)
 		return
 	}
 	f, ok := t.proxy.Forecast(t.req.Protocol, t.req.Address, t.client)
@@ -123,11 +126,14 @@ func (t *tracer) connect(w way, f *userspace.Forecast, e *userspace.Prospect) {
 	t.emit(v)
 }
 
+// whyAffinity is why an endpoint gets all connections of a client.
+const whyAffinity = "the client stays with it (affinity)"
+
 // prospectWhy says why userspace may take an endpoint.
 func prospectWhy(f *userspace.Forecast, e *userspace.Prospect) string {
 	switch {
 	case f.Affine == e.Address:
-		return "the client stays with it (affinity)"
+		return whyAffinity
 	case f.Algorithm == service.LeastConnections:
 		return fmt.Sprintf("it has the fewest connections for its weight now (%d)", e.Active)
 	case f.Algorithm == service.SourceHash || f.Algorithm == service.Maglev:

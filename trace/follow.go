@@ -1,9 +1,12 @@
 package trace
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
+	"strings"
 
+	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
@@ -45,7 +48,7 @@ func (t *tracer) received(w way) {
 		t.showSetting(w, rp.String(), "drops it: the way back to "+from.String()+" is "+rp.back.String())
 		t.finish(w, Dropped, &Finding{SeverityError,
 			fmt.Sprintf("the reverse path filter drops the packet: it comes in on %s, but the way back to %s is %s", w.packet.In, from, rp.back.String()),
-			rp.String(), fmt.Sprintf("mend the route back, or make the filter loose: sysctl -w %s=2", rp.setting)})
+			rp.String(), rp.remedy()})
 		return
 	}
 	r := t.sight.route(query{to: to, from: from, in: w.packet.In, mark: w.packet.Mark})
@@ -58,8 +61,9 @@ func (t *tracer) received(w way) {
 		t.showSetting(w, off+" = 0", "drops it: this node doesn't forward what comes in on "+w.packet.In)
 		t.finish(w, Dropped, t.notForwarding(off, w.packet.In))
 	case !r.passes():
-		t.showRoute(w, &r, "dropped")
-		t.finish(w, Dropped, t.noRoute(&r))
+		v := r.refusal()
+		t.showRoute(w, &r, string(v))
+		t.finish(w, v, t.noRoute(&r))
 	case from.Is6() && from.IsLinkLocalUnicast(): // ip6_forward in net/ipv6/ip6_output.c
 		t.showRoute(w, &r, "refused: it comes from a link-local address")
 		t.finish(w, Refused, &Finding{SeverityError, fmt.Sprintf("the kernel doesn't forward packets from %s: link-local addresses mean nothing behind their link", from), "routing", "use another source address"})
@@ -75,6 +79,13 @@ func (t *tracer) received(w way) {
 func (t *tracer) diverted(w way) {
 	to := w.packet.Socket
 	f := &Finding{SeverityError, fmt.Sprintf("a rule that isn't kproxy's gives the packet to the socket at %s of this node (TPROXY)", to), "table mangle", "find out who made it: iptables-save -t mangle, or nft list ruleset, shows it"}
+	for c, steps := range t.seen.steps {
+		for i := range steps {
+			if s := &steps[i]; c.table == "mangle" && s.Matched == netfilter.Yes && strings.Contains(s.Text, "-j TPROXY") {
+				f.What, f.Where, f.Remedy = f.What+": "+s.Text, place(s), t.ruleRemedy(s)
+			}
+		}
+	}
 	if _, ok, err := t.sight.listener(t.req.Protocol, to); err == nil && !ok {
 		f.What += ", where nobody listens"
 		t.finish(w, Dropped, f)
@@ -102,8 +113,22 @@ func (t *tracer) noRoute(r *route) *Finding {
 			asked = plain
 		}
 	}
-	return &Finding{SeverityError, fmt.Sprintf("no way to %s: %s", r.to, asked.failure()), asked.command(),
-		fmt.Sprintf("look at the routes (ip route show to match %s, ip rule) and mend what the network plugin, or whoever set them up, has left out", r.to)}
+	f := &Finding{SeverityError, fmt.Sprintf("no way to %s: %s", r.to, asked.failure()), asked.command(), ""}
+	kind := routeKinds[asked.kind]
+	for errno, name := range map[error]string{unix.EINVAL: "blackhole", unix.EHOSTUNREACH: "unreachable", unix.EACCES: "prohibit"} {
+		if errors.Is(asked.err, errno) {
+			kind = name
+		}
+	}
+	if kind != "" && kind != "local" {
+		f.Remedy = fmt.Sprintf("find out who made it, or delete it: ip route show table all type %s and ip rule show it", kind)
+		return f
+	}
+	f.Remedy = t.routeRemedy(r.to)
+	if down := t.downLinks(); down != "" {
+		f.What += "; " + down
+	}
+	return f
 }
 
 // deliver follows what is delivered to this node: IPVS takes it behind the rules
@@ -186,6 +211,9 @@ func (t *tracer) emit(w way) {
 		if w.plane == plan.Userspace && t.req.Protocol == service.TCP {
 			v = Refused // kproxy accepted the client's connection, and resets it
 		}
+		if w.plane == plan.IPVS { // it tells the client by ICMP, whatever the reason (__ip_vs_get_out_rt in net/netfilter/ipvs/ip_vs_xmit.c)
+			v = Refused
+		}
 		t.finish(w, v, t.noRoute(&r))
 		return
 	}
@@ -204,7 +232,14 @@ func (t *tracer) arrived(w way, r *route) {
 		t.finish(w, NotAService, nil)
 		return
 	}
-	t.ends = append(t.ends, t.answer(w, r)...)
+	if v, stop := t.unreached(w.packet, r); stop != nil {
+		t.finish(w, v, stop)
+		return
+	}
+	t.checkMTU(w, r)
+	for _, e := range t.answer(w, r) {
+		t.finish(e.way, e.verdict, e.stop)
+	}
 }
 
 // receive is a socket of this node's.
@@ -215,6 +250,13 @@ func (t *tracer) receive(w way) {
 	}
 	text := fmt.Sprintf("%s %s", t.req.Protocol, w.packet.Dst)
 	switch {
+	case w.packet.Redirected && t.strayed(w):
+		t.show(w, Step{Hook: string(netfilter.Input), Kind: KindListener, Text: text, Outcome: "not kproxy's"})
+		if ok {
+			t.finish(w, NotAService, nil)
+			return
+		}
+		t.finish(w, Refused, &Finding{SeverityError, "nobody listens there", text, ""})
 	case ok && w.packet.Redirected:
 		t.show(w, Step{Hook: "userspace", Kind: KindListener, Text: fmt.Sprintf("%s %s", t.req.Protocol, l.address), Outcome: "kproxy's listener takes it"})
 		t.userspace(w)

@@ -29,8 +29,10 @@ COMMIT
 :PREROUTING ACCEPT [0:0]
 :OUTPUT ACCEPT [0:0]
 :POSTROUTING ACCEPT [0:0]
--A PREROUTING -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 10244
--A OUTPUT -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 10244
+:KPROXY-PORTAL - [0:0]
+-A PREROUTING -j KPROXY-PORTAL
+-A OUTPUT -j KPROXY-PORTAL
+-A KPROXY-PORTAL -d 10.96.0.10/32 -p tcp -m tcp --dport 80 -j REDIRECT --to-ports 10244
 COMMIT
 `
 	transparent = `*mangle
@@ -108,7 +110,7 @@ func TestFollow(t *testing.T) {
 		}, forecasts(onePlan(plan.Userspace), "", 0.5, 0.5), Refused, []string{"no way to 10.2.0.2"}, nil},
 		{"policy", "10.1.0.2", func(c *scene) {
 			c.rules = toEndpoints + strings.Replace(filterRule("-A FORWARD -s 203.0.113.0/24 -j ACCEPT"), ":FORWARD ACCEPT", ":FORWARD DROP", 1)
-		}, nil, Dropped, []string{"policy of chain FORWARD", "-P FORWARD ACCEPT"}, nil},
+		}, nil, Dropped, []string{"policy of chain FORWARD", "iptables -t filter -A FORWARD -m conntrack --ctstate DNAT --ctorigdst 10.96.0.10 --ctorigdstport 80 -j ACCEPT"}, nil},
 		{"a match that nobody knows", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -m mystery --solved -j DROP") }, nil, Undetermined, nil, nil},
 		{"a match that nobody knows, and the same either way", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -m mystery --solved -j ACCEPT") }, nil, Forwarded, nil, nil},
 		{"userspace", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, forecasts(onePlan(plan.Userspace), "", 0.25, 0.75), Forwarded, nil,
@@ -120,7 +122,7 @@ func TestFollow(t *testing.T) {
 		{"userspace, and OUTPUT drops", "10.1.0.2", func(c *scene) {
 			c.rules, c.listening = toUserspace+filterRule("-A OUTPUT -p tcp -m tcp --dport 9000 -j DROP"), []string{"0.0.0.0:10244"}
 		}, forecasts(onePlan(plan.Userspace), "", 0.5, 0.5), Dropped, []string{"chain OUTPUT"}, nil},
-		{"userspace that can't be asked", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, nil, Forwarded, nil, nil},
+		{"userspace that can't be asked", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, nil, Undetermined, nil, nil},
 		{"from a martian", "127.0.0.5", func(c *scene) { c.rules = toEndpoints }, nil, Forwarded, nil, nil}, // that is this node itself
 	}
 	for _, tt := range tests {
@@ -152,6 +154,19 @@ func TestFollow(t *testing.T) {
 				t.Log(r.Text(Look{}))
 			}
 		})
+	}
+}
+
+// TestHungProxy: what a kproxy does that runs and doesn't answer isn't known, and it is named.
+func TestHungProxy(t *testing.T) {
+	c := usual()
+	c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"}
+	x := newTracer(Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP, From: netip.MustParseAddr("10.1.0.2")}, nil, c.sight(t))
+	x.silent = "no answer within 10s"
+	x.follow()
+	x.compare()
+	if r := x.result(); r.Verdict != Undetermined || !strings.Contains(r.Culprit, "kproxy hangs") || !strings.Contains(r.Culprit, "restart it") {
+		t.Errorf("%s, culprit %q", r.Verdict, r.Culprit)
 	}
 }
 

@@ -2,9 +2,11 @@ package trace
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 
@@ -61,18 +63,26 @@ func (t *tracer) stoppedBy(walk *netfilter.Walk, o *netfilter.Outcome, does stri
 	}
 	s := &walk.Steps[o.By]
 	if kernel.Own(s.Chain) || strings.Contains(s.Text, kernel.Prefix) {
-		if f := t.ownStop(s, does); f != nil {
-			return f
+		for i := o.By; i >= 0; i-- {
+			if at := &walk.Steps[i]; at.Chain == kernel.Prefix+"UNSERVED" && (i == o.By || at.Outcome == "jump to "+s.Chain) {
+				return t.unserved(at, o.Verdict)
+			}
 		}
+		return t.ownStop(s, does)
 	}
 	where := place(s)
 	if s.Source == "iptables-legacy" {
 		where += " (iptables-legacy)"
 	}
+	f := &Finding{Severity: SeverityError, What: fmt.Sprintf("a rule that isn't kproxy's %s the packet: %s", does, s.Text), Where: where, Remedy: t.ruleRemedy(s)}
 	if s.Policy {
-		return &Finding{SeverityError, fmt.Sprintf("the policy of chain %s %s the packet: no rule in it accepts it", s.Chain, does), where, t.policyRemedy(s)}
+		f.What, f.Remedy = fmt.Sprintf("the policy of chain %s %s the packet: no rule in it accepts it", s.Chain, does), t.policyRemedy(s, &o.Packet)
 	}
-	return &Finding{SeverityError, fmt.Sprintf("a rule that isn't kproxy's %s the packet: %s", does, s.Text), where, t.ruleRemedy(s)}
+	// kproxy accepts what goes to its services' endpoints, but for what a rule before drops.
+	t.acceptable[f] = slices.ContainsFunc(walk.Steps[:o.By], func(own netfilter.Step) bool {
+		return own.Table == s.Table && own.Chain == s.Chain && own.Depth == 0 && own.Outcome == "jump to "+kernel.Prefix+"ACCEPT"
+	})
+	return f
 }
 
 // program is what changes the rules of a step's source.
@@ -94,11 +104,40 @@ func (t *tracer) ruleRemedy(s *netfilter.Step) string {
 	return fmt.Sprintf("find out who made it, or delete it: %s -t %s -D %s %d", t.program(s), s.Table, s.Chain, s.Index)
 }
 
-func (t *tracer) policyRemedy(s *netfilter.Step) string {
-	if s.Source == "nftables" {
-		return "add a rule that accepts it"
+// policyRemedy accepts what goes to, or answers from, one address and port: to change the policy
+// would open the host.
+func (t *tracer) policyRemedy(s *netfilter.Step, p *netfilter.Packet) string {
+	option, word, port, a := "-d", "daddr", "dport", p.Dst
+	if p.Reply {
+		option, word, port, a = "-s", "saddr", "sport", p.Src
 	}
-	return fmt.Sprintf("add a rule that accepts it, or: %s -t %s -P %s ACCEPT", t.program(s), s.Table, s.Chain)
+	if s.Source == "nftables" {
+		family := nftWord[service.FamilyOf(a.Addr())]
+		if o := p.OrigDst; p.DNAT && s.Hook == netfilter.Forward {
+			return fmt.Sprintf("accept this, and no more: nft add rule %s %s meta l4proto %s ct original %s daddr %s ct original proto-dst %d accept", s.Table, s.Chain, t.req.Protocol, family, o.Addr(), o.Port())
+		}
+		return fmt.Sprintf("accept this, and no more: nft add rule %s %s %s %s %s %s %s %d accept", s.Table, s.Chain, family, word, a.Addr(), t.req.Protocol, port, a.Port())
+	}
+	if o := p.OrigDst; p.DNAT && s.Chain == string(netfilter.Forward) { // both ways of the service's connections
+		return fmt.Sprintf("accept this, and no more: %s -t %s -A %s -m conntrack --ctstate DNAT --ctorigdst %s --ctorigdstport %d -j ACCEPT", t.program(s), s.Table, s.Chain, o.Addr(), o.Port())
+	}
+	established := ""
+	if p.Reply {
+		established = " -m conntrack --ctstate ESTABLISHED"
+	}
+	return fmt.Sprintf("accept this, and no more: %s -t %s -A %s %s %s -p %s --%s %d%s -j ACCEPT", t.program(s), s.Table, s.Chain, option, a.Addr(), t.req.Protocol, port, a.Port(), established)
+}
+
+// nftWord is what nft calls a family's header.
+var nftWord = [2]string{service.IPv4: "ip", service.IPv6: "ip6"}
+
+// unserved is a connection to a service in userspace that nothing took.
+func (t *tracer) unserved(s *netfilter.Step, v netfilter.Verdict) *Finding {
+	if v == netfilter.Drop {
+		return &Finding{SeverityError, fmt.Sprintf("kproxy is alive, but no rule leads packets for %s to it", t.req.Address), place(s), t.repairs()}
+	}
+	return &Finding{SeverityError, fmt.Sprintf("no live kproxy serves %s in userspace, and the kernel has no rules of its own for it", t.req.Address), place(s),
+		"start kproxy, or look at its log and restart it; with --mode iptables, ipvs or auto the kernel serves while kproxy is dead"}
 }
 
 // ownStop explains what kproxy's own rules stop.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -64,6 +65,25 @@ func TestRoutes(t *testing.T) {
 	}
 	if own.links[netip.MustParseAddr("10.1.0.1")] != "left" || own.linkTo(netip.MustParseAddr("10.1.0.77")) != "left" || own.linkTo(netip.MustParseAddr("10.2.0.2")) != "" {
 		t.Errorf("addresses %+v", own)
+	}
+}
+
+// TestAnyClient: the default gateway stands for clients outside; without one it is a pod of
+// this node, and without that nobody.
+func TestAnyClient(t *testing.T) {
+	kerneltest.Namespace(t)
+	sh(t, "ip link add left type veth peer name right", "ip link set left up", "ip link set right up", "ip addr add 10.1.0.1/24 dev left")
+	proxy := forecasts(onePlan(plan.Userspace), "")
+	if got := anyClient(service.IPv4, proxy); got.IsValid() {
+		t.Errorf("without gateway and pod: %s", got)
+	}
+	proxy.Plan.Services[0].Endpoints[1].Local = true
+	if got := anyClient(service.IPv4, proxy); got != netip.MustParseAddr("10.2.0.3") {
+		t.Errorf("without gateway: %s", got)
+	}
+	sh(t, "ip route add default via 10.1.0.9")
+	if got := anyClient(service.IPv4, proxy); got != netip.MustParseAddr("10.1.0.9") {
+		t.Errorf("with gateway: %s", got)
 	}
 }
 

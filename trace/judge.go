@@ -2,6 +2,7 @@ package trace
 
 import (
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 
@@ -12,6 +13,10 @@ import (
 // judgePlan adds what the plan knows to be wrong.
 func (t *tracer) judgePlan(r *Result) {
 	if t.proxy == nil {
+		if t.silent != "" {
+			t.warn(SeverityError, "kproxy hangs: it runs, and doesn't answer ("+t.silent+"). This is what the kernel does by itself", "kproxy run", "look at its log, and restart it")
+			return
+		}
 		t.warn(SeverityNote, "kproxy isn't running or wasn't asked: this is what the kernel says alone, without the plan and what userspace would choose", "", "")
 		return
 	}
@@ -26,12 +31,17 @@ func (t *tracer) judgePlan(r *Result) {
 		t.warn(SeverityWarning, p, t.service.Port.Source, "")
 	}
 	for _, c := range r.Candidates {
-		if c.Probability > 0 && c.Health == "down" {
+		if c.Probability > 0 && c.Health == "down" && !t.stops(c.Endpoint) {
 			t.warn(SeverityError, fmt.Sprintf("%s gets %s of new connections, but is down: %s", c.Endpoint, percent(c.Probability), c.Why), "endpoint "+c.Endpoint.String(),
 				"look at the pod: it doesn't answer")
 		}
 	}
 	t.judgeVerdict(r)
+}
+
+// stops reports whether what ends the way to an endpoint is told already.
+func (t *tracer) stops(endpoint netip.AddrPort) bool {
+	return slices.ContainsFunc(t.ends, func(e end) bool { return e.endpoint == endpoint && e.stop != nil })
 }
 
 // judgeVerdict compares what becomes of the packet with what is planned.

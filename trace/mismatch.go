@@ -27,12 +27,17 @@ func (t *tracer) compare() {
 	// wants the same of them, whatever the number of services.
 	one := *t.proxy.Plan
 	one.Services = []*plan.Service{t.service}
-	t.comparePortal(&one)
 	if t.proxy.Render == nil {
+		t.comparePortal(&one, nil)
 		return
 	}
 	want := t.proxy.Render(&one)
 	f := t.frontend.Family
+	var sets []kernel.Set
+	if t.anyStopped() { // sets of endpoints may be large, and are read in whole
+		sets = slices.DeleteFunc(want.Sets, func(s kernel.Set) bool { return s.Family != f })
+	}
+	t.comparePortal(&one, sets)
 	for _, j := range want.Jumps[f] {
 		t.compareJump(j)
 	}
@@ -43,13 +48,21 @@ func (t *tracer) compare() {
 			t.compareChain(c, met)
 		}
 	}
-	if t.service.DataPlane == plan.IPTables && !reached && t.forecast == nil && t.metNAT() && t.service.VerdictFor(t.frontend, t.client, &t.proxy.Plan.Policy) == plan.Forward {
+	strayed := slices.ContainsFunc(t.ends, func(e end) bool { return t.strayed(e.way) })
+	if t.service.DataPlane == plan.IPTables && !reached && !strayed && t.forecast == nil && t.metNAT() && t.service.VerdictFor(t.frontend, t.client, &t.proxy.Plan.Policy) == plan.Forward {
 		t.mismatch("the way to "+t.serviceName()+"'s chain in table nat", "rules that lead there", "no rule that the packet meets")
 	}
 	t.compareShared()
 	t.compareVirtual(&want)
-	t.compareDataPlane()
-	t.compareEndpoints()
+	if !strayed {
+		t.compareDataPlane()
+		t.compareEndpoints()
+	}
+}
+
+// anyStopped reports whether some way leads to no endpoint.
+func (t *tracer) anyStopped() bool {
+	return slices.ContainsFunc(t.ends, func(e end) bool { return e.verdict != Forwarded })
 }
 
 // compareShared compares the chains that are no service's: those of a plan without
@@ -96,12 +109,13 @@ func (t *tracer) mismatch(object, planned, found string) {
 const settle = 50 * time.Millisecond
 
 // comparePortal looks whether the service's addresses are in the sets that they
-// are to be in, and in no other. What differs is looked at twice.
-func (t *tracer) comparePortal(one *plan.Plan) {
-	found, err := t.portalDiffers(one)
+// are to be in, and in no other, and whether further sets have all their entries. What
+// differs is looked at twice.
+func (t *tracer) comparePortal(one *plan.Plan, further []kernel.Set) {
+	found, err := t.portalDiffers(one, further)
 	if len(found) > 0 {
 		time.Sleep(settle)
-		again, _ := t.portalDiffers(one)
+		again, _ := t.portalDiffers(one, further)
 		found = slices.DeleteFunc(found, func(m Mismatch) bool { return !slices.Contains(again, m) })
 	}
 	if err != nil {
@@ -112,10 +126,12 @@ func (t *tracer) comparePortal(one *plan.Plan) {
 	}
 }
 
-func (t *tracer) portalDiffers(one *plan.Plan) ([]Mismatch, error) {
+func (t *tracer) portalDiffers(one *plan.Plan, further []kernel.Set) ([]Mismatch, error) {
 	want := map[string][]string{}
-	for _, s := range kernel.Portal(one) {
-		want[s.Name] = s.Entries
+	for _, s := range slices.Concat(kernel.Portal(one), further) {
+		if !s.Dynamic || want[s.Name] == nil {
+			want[s.Name] = slices.Concat(want[s.Name], s.Entries)
+		}
 	}
 	states, err := t.sight.sets(func(name string) bool { _, ok := want[name]; return ok })
 	if err != nil {
@@ -171,7 +187,7 @@ func (t *tracer) compareJump(j kernel.Jump) {
 	case j.Last || last == nil || kernel.Own(last.Chain) || strings.Contains(last.Text, kernel.Prefix):
 		// A rule before it took the packet, as it may.
 	default:
-		t.mismatch(object, "there", "not reached: "+place(last)+" ends the chain before")
+		t.mismatch(object, "there", fmt.Sprintf("not reached: %s ends the chain before (%s)", place(last), ruleText(last)))
 	}
 }
 
@@ -327,8 +343,12 @@ func (t *tracer) lookForOwn() {
 		t.known = true
 		t.warn(SeverityNote, fmt.Sprintf("the address is one of kproxy's: entry %s is in set %s", at, s.Name), "set "+s.Name, "")
 		if strings.HasPrefix(s.Name, kernel.SetUser) && len(t.ends) > 0 && !t.anyGoes() {
-			t.warn(SeverityError, fmt.Sprintf("%s is served in userspace, but kproxy isn't running, and the kernel has no rules of its own for it", t.req.Address), "set "+s.Name,
-				"start kproxy (kproxy run); with --mode iptables, ipvs or auto the kernel serves while kproxy is dead")
+			state, remedy := "isn't running", "start kproxy (kproxy run)"
+			if t.silent != "" {
+				state, remedy = "hangs", "restart kproxy"
+			}
+			t.warn(SeverityError, fmt.Sprintf("%s is served in userspace, but kproxy %s, and the kernel has no rules of its own for it", t.req.Address, state), "set "+s.Name,
+				remedy+"; with --mode iptables, ipvs or auto the kernel serves while kproxy is dead")
 		}
 	}
 }

@@ -148,7 +148,7 @@ func TestCompareJump(t *testing.T) {
 	}{
 		{"there", jump, []netfilter.Step{own, policy}, ""},
 		{"missing", jump, []netfilter.Step{policy}, "missing"},
-		{"not reached", jump, []netfilter.Step{other}, "not reached: rule 1 of chain PREROUTING in table nat ends the chain before"},
+		{"not reached", jump, []netfilter.Step{other}, "not reached: rule 1 of chain PREROUTING in table nat ends the chain before (-j ACCEPT)"},
 		{"the last one, and something before took it", late, []netfilter.Step{other}, ""},
 		{"never met", jump, nil, ""},
 	} {
@@ -199,7 +199,7 @@ func TestComparePortal(t *testing.T) {
 			proxy := forecasts(onePlan(tt.plane), "")
 			x := newTracer(Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP}, proxy, s)
 			x.findService()
-			x.comparePortal(proxy.Plan)
+			x.comparePortal(proxy.Plan, nil)
 			got := ""
 			for _, m := range x.mismatches {
 				got += m.Planned + " " + m.Kernel

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -16,8 +17,9 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// ErrProbe says that a probe can't honestly be sent from here.
-var ErrProbe = errors.New("a probe can't be sent")
+// ErrClient says that the client that was asked for can't be found, or a probe can't
+// honestly be sent from there.
+var ErrClient = errors.New("the client can't be found")
 
 // How long a probe waits: for a connection, and for the answer to a datagram.
 const (
@@ -26,10 +28,13 @@ const (
 	probesAtOnce  = 16
 )
 
-// probe makes one connection and closes it, or sends one datagram, from this
-// node, and looks what conntrack has of it.
+// probe makes one connection and closes it, or sends one datagram, from where the
+// client is, and looks what conntrack has of it.
 func (t *tracer) probe(ctx context.Context, r *Result) *Probe {
-	p := &Probe{Conntrack: []string{}}
+	p := &Probe{Conntrack: []string{}, From: "this node itself, whose packets take another way than those of pods and other hosts"}
+	if t.req.Netns != "" {
+		p.From = "network namespace " + t.req.Netns
+	}
 	flows, err := conntrack.Dial()
 	if err != nil {
 		p.Note = "conntrack can't be read: " + err.Error()
@@ -53,6 +58,14 @@ func (t *tracer) probe(ctx context.Context, r *Result) *Probe {
 	return p
 }
 
+// there runs f where the client is.
+func (t *tracer) there(f func() error) error {
+	if t.req.Netns == "" {
+		return f()
+	}
+	return inside(t.req.Netns, f)
+}
+
 // send sends the probe and, while its socket is still open, looks at conntrack.
 func (t *tracer) send(ctx context.Context, p *Probe, look func(netip.AddrPort) []conntrack.Flow) (netip.AddrPort, []conntrack.Flow) {
 	local := netip.AddrPortFrom(t.req.From, 0)
@@ -68,12 +81,19 @@ func (t *tracer) send(ctx context.Context, p *Probe, look func(netip.AddrPort) [
 	// A port of one's own tells the entry from others', also where the connection
 	// fails.
 	free := func() (uint16, error) { return freePort(t.req.From, t.req.Address.Addr()) }
-	c, local, err := p.dial(ctx, t.req.Address, local.Addr(), free)
+	var c net.Conn
+	err := t.there(func() (err error) {
+		c, local, err = p.dial(ctx, t.req.Address, local.Addr(), free)
+		return err
+	})
 	p.Outcome = outcomeOf(err, "connected")
 	if err != nil {
 		p.Note = err.Error()
 		if local.Port() == 0 {
 			return netip.AddrPort{}, nil
+		}
+		if local.Addr().IsUnspecified() {
+			local = netip.AddrPortFrom(t.client.Address, local.Port())
 		}
 		return local, look(local)
 	}
@@ -129,7 +149,7 @@ func (t *tracer) carriedTo(local netip.AddrPort) netip.AddrPort {
 		return netip.AddrPort{}
 	}
 	for _, x := range t.proxy.Connections() {
-		if x.Client.Port() == local.Port() && x.Address == t.req.Address && x.Protocol == t.req.Protocol {
+		if x.Client == local && x.Address == t.req.Address && x.Protocol == t.req.Protocol {
 			return x.Endpoint
 		}
 	}
@@ -138,7 +158,11 @@ func (t *tracer) carriedTo(local netip.AddrPort) netip.AddrPort {
 
 func (t *tracer) sendDatagram(p *Probe, local netip.AddrPort, look func(netip.AddrPort) []conntrack.Flow) (netip.AddrPort, []conntrack.Flow) {
 	start := time.Now()
-	c, err := net.DialUDP("udp", net.UDPAddrFromAddrPort(local), net.UDPAddrFromAddrPort(t.req.Address))
+	var c *net.UDPConn
+	err := t.there(func() (err error) {
+		c, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(local), net.UDPAddrFromAddrPort(t.req.Address))
+		return err
+	})
 	if err != nil {
 		p.Outcome, p.Note = outcomeOf(err, ""), err.Error()
 		return netip.AddrPort{}, nil
@@ -193,8 +217,8 @@ func reuseAddress(_, _ string, c syscall.RawConn) (err error) {
 	return err
 }
 
-// flowsOf lists the entries of the probe, and of the connection that userspace
-// made for it.
+// flowsOf lists the probe's own entries. Of the connection that userspace makes
+// for it nothing tells which of all to that endpoint it is.
 func (t *tracer) flowsOf(c *conntrack.Client, local netip.AddrPort, p *Probe) []conntrack.Flow {
 	p.Endpoint = t.carriedTo(local)
 	if c == nil {
@@ -205,20 +229,12 @@ func (t *tracer) flowsOf(c *conntrack.Client, local netip.AddrPort, p *Probe) []
 		p.Note = "conntrack can't be read: " + err.Error()
 		return nil
 	}
-	var own []conntrack.Flow
-	upstream := -1
-	for i, f := range all {
-		switch {
-		case f.OrigDst == t.req.Address && f.OrigSrc.Port() == local.Port():
-			own = append(own, f)
-		case p.Endpoint.IsValid() && f.OrigDst == p.Endpoint && !f.Rewritten() && (upstream < 0 || f.Timeout > all[upstream].Timeout):
-			upstream = i // of several, the one that was heard of last
-		}
-	}
-	if upstream >= 0 {
-		own = append(own, all[upstream])
-	}
-	return own
+	return flowsBetween(all, local, t.req.Address)
+}
+
+// flowsBetween are those that began from one address and port to another.
+func flowsBetween(all []conntrack.Flow, from, to netip.AddrPort) []conntrack.Flow {
+	return slices.DeleteFunc(all, func(f conntrack.Flow) bool { return f.OrigSrc != from || f.OrigDst != to })
 }
 
 // endpointOf is the endpoint that an entry leads to; invalid where it is kproxy's
@@ -254,23 +270,36 @@ func (t *tracer) judgeProbe(r *Result) {
 	p := r.Probe
 	good := p.Outcome == "connected" || p.Outcome == "answered"
 	switch {
+	case good && r.Verdict == Undetermined && p.Endpoint.IsValid():
+		r.Verdict = Forwarded
 	case good && (r.Verdict == Refused || r.Verdict == Dropped):
 		r.note(SeverityWarning, fmt.Sprintf("the probe was %s although the packet should have been %s", p.Outcome, r.Verdict), "probe", "trace again: something may have changed meanwhile")
-	case !good && p.Outcome != "no answer" && r.Verdict == Forwarded:
-		r.note(SeverityWarning, "the probe failed although nothing on the way stops it: "+p.Outcome, "probe", "look at the endpoints")
 	}
+	dead, asked := 0, 0
 	if t.req.Protocol == service.TCP {
-		t.probeEndpoints(r)
+		dead, asked = t.probeEndpoints(r)
+	}
+	// One that fails where some endpoints are dead has met one of them.
+	if !good && p.Outcome != "no answer" && r.Verdict == Forwarded && (dead == 0 || dead == asked) {
+		r.Verdict = Dropped
+		if p.Outcome == "refused" {
+			r.Verdict = Refused
+		}
+		if dead == 0 {
+			r.note(SeverityError, "the probe failed although nothing that is seen stops it: "+p.Outcome, "probe", "look at the endpoints' own firewall, and at what netfilter doesn't show (eBPF)")
+		}
 	}
 	r.Culprit = culprit(r)
 }
 
 func (r *Result) note(severity, what, where, remedy string) {
 	r.Findings = append(r.Findings, Finding{severity, what, where, remedy})
+	r.sortFindings()
 }
 
-// probeEndpoints connects to each endpoint that may be chosen.
-func (t *tracer) probeEndpoints(r *Result) {
+// probeEndpoints connects to each endpoint that may be chosen, and returns how many
+// of how many don't take that.
+func (t *tracer) probeEndpoints(r *Result) (dead, asked int) {
 	var wg sync.WaitGroup
 	slots := make(chan struct{}, probesAtOnce)
 	failed := make([]error, len(r.Candidates))
@@ -280,6 +309,7 @@ func (t *tracer) probeEndpoints(r *Result) {
 		}
 		// In goroutines of other threads, sockets would belong to another network
 		// namespace than the caller's, so they are opened here.
+		asked++
 		connect, err := beginConnect(r.Candidates[i].Endpoint, t.ownMark())
 		if err != nil {
 			failed[i] = err
@@ -296,6 +326,7 @@ func (t *tracer) probeEndpoints(r *Result) {
 		if err == nil {
 			continue
 		}
+		dead++
 		c := &r.Candidates[i]
 		c.Why = "doesn't take a connection from this node: " + err.Error()
 		what := fmt.Sprintf("endpoint %s is dead: it doesn't take a connection from this node (%v), and gets %s of new connections", c.Endpoint, err, percent(c.Probability))
@@ -304,6 +335,7 @@ func (t *tracer) probeEndpoints(r *Result) {
 		}
 		r.note(SeverityError, what, "endpoint "+c.Endpoint.String(), "look at the pod and whether it listens on its port")
 	}
+	return dead, asked
 }
 
 // ownMark is that of kproxy's own connections, which its rules leave alone.

@@ -7,7 +7,21 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/conntrack"
 )
+
+// Of all entries of conntrack, those of other clients with the probe's port, and of its
+// client with another one, aren't its own.
+func TestFlowsBetween(t *testing.T) {
+	flow := func(src, dst string) conntrack.Flow {
+		return conntrack.Flow{OrigSrc: netip.MustParseAddrPort(src), OrigDst: netip.MustParseAddrPort(dst)}
+	}
+	own := flow("10.1.0.2:5000", "10.96.0.10:80")
+	all := []conntrack.Flow{flow("10.1.0.3:5000", "10.96.0.10:80"), own, flow("10.1.0.2:5001", "10.96.0.10:80"), flow("10.1.0.2:5000", "10.96.0.10:81")}
+	if got := flowsBetween(all, own.OrigSrc, own.OrigDst); len(got) != 1 || got[0] != own {
+		t.Errorf("got %v, want %v", got, own)
+	}
+}
 
 // A probe takes another port when somebody else gets the one that was free, and gives up
 // when that goes on.

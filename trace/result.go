@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -25,13 +26,18 @@ func (t *tracer) result() Result {
 	t.judgeEnds(&r)
 	t.judgePlan(&r)
 	r.Mismatches = append(r.Mismatches, t.mismatches...)
-	slices.SortStableFunc(t.findings, func(a, b Finding) int { return cmp.Compare(severity(a), severity(b)) })
 	r.Findings = append([]Finding{}, t.findings...)
+	r.sortFindings()
 	r.Culprit = culprit(&r)
 	if r.Steps == nil {
 		r.Steps = []Step{}
 	}
 	return r
+}
+
+// sortFindings brings the worst to the front.
+func (r *Result) sortFindings() {
+	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return cmp.Compare(severity(a), severity(b)) })
 }
 
 func severity(f Finding) int {
@@ -82,6 +88,10 @@ func (t *tracer) judgeEnds(r *Result) {
 			continue
 		}
 		f := *e.stop
+		if m, ok := t.unaccepted(&e); ok {
+			f.What = fmt.Sprintf("kproxy's own rule doesn't accept the packet, because %s is %s; so %s", m.Object, m.Kernel, f.What)
+			f.Remedy = t.repairs()
+		}
 		if e.endpoint.IsValid() && t.anyGoes() {
 			f.What = fmt.Sprintf("on the way to %s (%s of new connections): %s", e.endpoint, percent(e.share), f.What)
 			if e.plane == plan.Userspace {
@@ -98,6 +108,19 @@ func (t *tracer) judgeEnds(r *Result) {
 			t.warn(SeverityWarning, "whether the packet takes every turn as said can't be told: "+e.doubt, "", "kproxy trace --probe finds out")
 		}
 	}
+}
+
+// unaccepted returns what is missing in kproxy's own sets, so that what would have accepted
+// the packet didn't; false if that isn't why it was stopped.
+func (t *tracer) unaccepted(e *end) (Mismatch, bool) {
+	entry := "entry " + kernel.AddressEntry(t.req.Protocol, e.endpoint)
+	i := slices.IndexFunc(t.mismatches, func(m Mismatch) bool {
+		return t.acceptable[e.stop] && e.endpoint.IsValid() && strings.HasPrefix(m.Object, entry) && strings.Contains(m.Object, kernel.SetEndpoint)
+	})
+	if i < 0 {
+		return Mismatch{}, false
+	}
+	return t.mismatches[i], true
 }
 
 // anyGoes reports whether some way leads to an endpoint.
@@ -146,10 +169,34 @@ func (t *tracer) candidates() []Candidate {
 			}
 		}
 	}
+	explainChoice(out, t.service != nil && t.stays())
 	slices.SortStableFunc(out, func(a, b Candidate) int {
 		return cmp.Compare(math.Round(1e6*b.Probability), math.Round(1e6*a.Probability))
 	})
 	return out
+}
+
+// explainChoice says of usable endpoints why one of several gets all of the client's
+// connections and the others none, where nothing else has said so. stays: the service has
+// session affinity.
+func explainChoice(all []Candidate, stays bool) {
+	usable := func(c Candidate) bool { return c.Usable }
+	chosen := slices.IndexFunc(all, func(c Candidate) bool { return c.Usable && c.Probability > 1-1e-9 })
+	if chosen < 0 || !slices.ContainsFunc(slices.Delete(slices.Clone(all), chosen, chosen+1), usable) {
+		return
+	}
+	if c := &all[chosen]; c.Why == "" && stays {
+		c.Why = whyAffinity
+	}
+	why := "the client's next connection goes to " + all[chosen].Endpoint.String()
+	if all[chosen].Why == whyAffinity {
+		why = "the client stays with " + all[chosen].Endpoint.String()
+	}
+	for i := range all {
+		if c := &all[i]; c.Usable && c.Probability == 0 && c.Why == "" {
+			c.Why = why
+		}
+	}
 }
 
 // chosen is how likely an endpoint is chosen, whatever becomes of the packet
@@ -184,7 +231,11 @@ func (t *tracer) unusable(e *plan.Endpoint) string {
 	case e.Terminating && !e.Serving:
 		return "terminates"
 	case e.Health == "down":
-		return strings.TrimSuffix("its health check fails: "+e.Error, ": ")
+		why := strings.TrimSuffix("its health check fails: "+e.Error, ": ")
+		if cause := t.cause(e); cause != "" {
+			why += " (" + cause + ")"
+		}
+		return why
 	case e.Terminating:
 		return "terminates; used only while all do"
 	case !e.Ready:

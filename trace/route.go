@@ -24,6 +24,7 @@ type route struct {
 	link   string // it leaves by
 	via    netip.Addr
 	source netip.Addr // that the kernel would choose
+	mtu    int        // 0 for the link's
 	table  int
 	kind   int // RTN_*
 	err    error
@@ -53,7 +54,7 @@ func askRoute(q query) route {
 		return r
 	}
 	f := &found[0]
-	r.kind, r.table = f.Type, f.Table
+	r.kind, r.table, r.mtu = f.Type, f.Table, f.MTU
 	r.via, r.source = addrOf(f.Gw), addrOf(f.Src)
 	if via, ok := f.Via.(*netlink.Via); ok && !r.via.IsValid() {
 		r.via = addrOf(via.Addr)
@@ -135,6 +136,17 @@ func (r *route) failure() string {
 		return "the route is of type blackhole"
 	}
 	return fmt.Sprintf("the kernel refuses it (%v)", r.err)
+}
+
+// refusal is what becomes of a packet that is to be forwarded and has no route: the
+// kernel says so to its sender by ICMP, but for a blackhole (ip_error in net/ipv4/route.c,
+// ip6_pkt_drop in net/ipv6/route.c).
+func (r *route) refusal() Verdict {
+	if errors.Is(r.err, unix.ENETUNREACH) || errors.Is(r.err, unix.EHOSTUNREACH) || errors.Is(r.err, unix.EACCES) ||
+		r.err == nil && (r.kind == unix.RTN_UNREACHABLE || r.kind == unix.RTN_PROHIBIT) {
+		return Refused
+	}
+	return Dropped
 }
 
 // addresses are this node's own.

@@ -63,6 +63,7 @@ func forwardingOff(f service.Family, in string) string {
 type reversePath struct {
 	mode    int    // 0 off, 1 strict, 2 loose: the greater of all's and the interface's
 	setting string // that decides
+	marked  string // the setting that has the look-up go by the packet's mark; empty if none does
 	back    route  // to the source
 	refused bool
 }
@@ -78,20 +79,38 @@ func checkReversePath(from netip.Addr, in string, mark uint32) reversePath {
 			r.mode, r.setting = n, settingName("net", "ipv4", "conf", conf, "rp_filter")
 		}
 	}
-	if r.mode == 0 {
-		return r
-	}
-	if n, _ := sysctl("net", "ipv4", "conf", in, "src_valid_mark"); n == 0 {
-		if n, _ := sysctl("net", "ipv4", "conf", "all", "src_valid_mark"); n == 0 {
-			mark = 0
+	for _, conf := range []string{in, "all"} {
+		if n, _ := sysctl("net", "ipv4", "conf", conf, "src_valid_mark"); n != 0 && mark != 0 {
+			r.marked = settingName("net", "ipv4", "conf", conf, "src_valid_mark")
 		}
 	}
+	if r.marked == "" {
+		mark = 0
+	}
+	if r.mode == 0 && mark == 0 {
+		return r
+	}
 	r.back = askRoute(query{to: from, mark: mark})
+	if r.mode == 0 { // rules of routing make the kernel look all the same, and an address of its own is no source
+		r.refused = r.back.err == nil && r.back.kind != unix.RTN_UNICAST
+		return r
+	}
 	r.refused = r.back.err != nil || r.back.kind != unix.RTN_UNICAST || r.mode == 1 && r.back.link != in
 	return r
 }
 
+// remedy is for packets that it refuses.
+func (r *reversePath) remedy() string {
+	if r.marked != "" {
+		return fmt.Sprintf("look the source up without the mark: sysctl -w %s=0", r.marked)
+	}
+	return fmt.Sprintf("mend the route back, or make the filter loose: sysctl -w %s=2", r.setting)
+}
+
 func (r *reversePath) String() string {
+	if r.marked != "" {
+		return r.marked + " = 1"
+	}
 	name := map[int]string{0: "off", 1: "strict", 2: "loose"}[r.mode]
 	return fmt.Sprintf("%s = %d (%s)", r.setting, r.mode, name)
 }

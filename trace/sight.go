@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"sync"
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
@@ -25,7 +26,15 @@ type sight struct {
 	reversePath func(from netip.Addr, in string, mark uint32) reversePath
 	conntrack   func() (tableUse, bool)
 	// sets lists sets of kproxy's with their entries.
-	sets  func(names func(string) bool) ([]kernel.SetState, error)
+	sets func(names func(string) bool) ([]kernel.SetState, error)
+	// What is behind the routing decision; nil functions leave it unknown.
+	hop            func(*route) (hop, error)
+	throughDefault func(query) bool
+	linksDown      func() []string
+	neighbours     func() (neighbourhood, error)
+	listens        func(*guest, service.Protocol, netip.AddrPort) (bool, error)
+	guestRoute     func(*guest, query) (route, error)
+
 	notes []string // of what couldn't be read
 	close func()
 }
@@ -54,6 +63,8 @@ func look(ctx context.Context, f service.Family, proxy *Proxy) (*sight, error) {
 	return &sight{
 		addresses: own, route: askRoute, walk: tables.Walk, virtual: seeVirtual, affinity: seeAffinity, listener: listenerFor,
 		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrackUse, notes: tables.Notes,
+		hop: seeHop, throughDefault: throughDefault, linksDown: linksDown,
+		neighbours: sync.OnceValues(neighbours), listens: (*guest).listens, guestRoute: (*guest).routeTo,
 		sets: sets.List, close: func() { sets.Close() },
 	}, nil
 }

@@ -22,6 +22,9 @@ func (r *Result) Text(l Look) string {
 	}
 	p := &printer{Look: l}
 	p.headline(r)
+	if r.Namespace != "" {
+		p.wrapped("Traced   ", "network namespace "+r.Namespace)
+	}
 	p.candidates(r)
 	p.wrapped("Source   ", r.sourceText())
 	p.findings(r)
@@ -205,6 +208,9 @@ func (p *printer) probe(r *Probe) {
 		return
 	}
 	text := fmt.Sprintf("%s in %.1f ms", r.Outcome, 1000*r.Seconds)
+	if r.From != "" {
+		text = "from " + r.From + ": " + text
+	}
 	if r.Endpoint.IsValid() {
 		text += " by " + r.Endpoint.String()
 	}

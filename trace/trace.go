@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
@@ -16,9 +17,11 @@ import (
 // Proxy is what a running kproxy knows and the kernel doesn't. Functions may be
 // nil where there is nobody to ask.
 type Proxy struct {
-	Plan  *plan.Plan
-	Alive bool // its heartbeat is
-	Marks kernel.Marks
+	Plan *plan.Plan // nil: there is none to ask
+	// Silent says how a kproxy failed to answer that runs, as far as can be seen.
+	Silent string
+	Alive  bool // its heartbeat is
+	Marks  kernel.Marks
 	// Variant of iptables that it programs.
 	Variant kernel.Variant
 	// Forecast says what userspace would do with a client's next connection.
@@ -38,6 +41,7 @@ type tracer struct {
 	sight *sight
 
 	client   plan.Client
+	silent   string        // how a kproxy that runs failed to answer
 	service  *plan.Service // nil if the plan has none there, or there is no plan
 	frontend *plan.Frontend
 
@@ -51,6 +55,8 @@ type tracer struct {
 	mismatches []Mismatch
 	known      bool // the address is in a set of kproxy's, though no kproxy was asked
 	warned     map[string]bool
+	// acceptable are stops of packets that kproxy's own rules accept before, if they are as planned.
+	acceptable map[*Finding]bool
 }
 
 // Check says what is wrong with a request, and how to ask instead.
@@ -76,21 +82,29 @@ func Run(ctx context.Context, req Request, proxy *Proxy) (Result, error) {
 	if err := req.Check(); err != nil {
 		return Result{}, err
 	}
+	silent := ""
 	if proxy != nil && proxy.Plan == nil {
-		proxy = nil
+		proxy, silent = nil, proxy.Silent
 	}
 	s, err := look(ctx, service.FamilyOf(req.Address.Addr()), proxy)
 	if err != nil {
 		return Result{}, err
 	}
 	defer s.close()
-	if req.Probe && req.From.IsValid() && !s.local(req.From) {
-		return Result{}, fmt.Errorf("%w from %s: it isn't an address of this node; run kproxy trace --probe there, or leave --from out", ErrProbe, req.From)
+	if req.AnyClient && !req.From.IsValid() {
+		if req.From = anyClient(service.FamilyOf(req.Address.Addr()), proxy); !req.From.IsValid() {
+			return Result{}, fmt.Errorf("%w: neither a gateway nor a pod of this node is known; say whose connection it is", ErrClient)
+		}
+	}
+	if req, err = s.settleClient(req); err != nil {
+		return Result{}, err
 	}
 	t := newTracer(req, proxy, s)
+	t.silent = silent
 	t.follow()
 	t.compare()
 	r := t.result()
+	r.Namespace = spaceName()
 	if req.Probe {
 		r.Probe = t.probe(ctx, &r)
 		t.judgeProbe(&r)
@@ -98,8 +112,58 @@ func Run(ctx context.Context, req Request, proxy *Proxy) (Result, error) {
 	return r, nil
 }
 
+// anyClient is the address of the default gateway, which stands for all that is outside, else that of a
+// pod of this node; invalid if there is neither.
+func anyClient(f service.Family, proxy *Proxy) netip.Addr {
+	if gateway := defaultGateway(f); gateway.IsValid() || proxy == nil {
+		return gateway
+	}
+	for _, s := range proxy.Plan.Services {
+		for i := range s.Endpoints {
+			if e := &s.Endpoints[i]; e.Local && service.FamilyOf(e.Address.Addr()) == f {
+				return e.Address.Addr()
+			}
+		}
+	}
+	return netip.Addr{}
+}
+
+// settleClient finds out where a request's client is: its address by its namespace,
+// and for a probe its namespace by its address.
+func (s *sight) settleClient(req Request) (Request, error) {
+	var err error
+	if req.Pod != "" {
+		if req.Netns, err = podSpace(req.Pod); err != nil {
+			return req, fmt.Errorf("%w: %w", ErrClient, err)
+		}
+	}
+	if req.Netns != "" && !req.From.IsValid() {
+		var r route
+		err := inside(req.Netns, func() error {
+			r = askRoute(query{to: req.Address.Addr()})
+			return r.err
+		})
+		if err != nil {
+			return req, fmt.Errorf("%w: find the address that network namespace %s connects to %s from: %w", ErrClient, req.Netns, req.Address.Addr(), err)
+		}
+		req.From = r.source
+	}
+	if req.Probe && req.Netns == "" && req.From.IsValid() && !s.local(req.From) {
+		all, err := s.neighbours()
+		if err != nil {
+			return req, fmt.Errorf("%w from %s: look into the network namespaces of this node: %w", ErrClient, req.From, err)
+		}
+		g, ok := all.at[req.From]
+		if !ok {
+			return req, fmt.Errorf("%w: %s is neither an address of this node nor, as far as this process may see, of a network namespace that is linked to it; pass the namespace (--netns), run kproxy trace --probe where that address is, or leave --from out", ErrClient, req.From)
+		}
+		req.Netns = g.path
+	}
+	return req, nil
+}
+
 func newTracer(req Request, proxy *Proxy, s *sight) *tracer {
-	return &tracer{req: req, proxy: proxy, sight: s, legs: map[string]int{}, warned: map[string]bool{}}
+	return &tracer{req: req, proxy: proxy, sight: s, legs: map[string]int{}, warned: map[string]bool{}, acceptable: map[*Finding]bool{}}
 }
 
 // follow finds out who the client is and follows its packet.
@@ -222,9 +286,31 @@ func (t *tracer) warn(severity, what, where, remedy string) {
 	}
 }
 
-// finish ends a way.
+// finish ends a way. Where a rule of somebody else's led the packet away from the
+// service's endpoints, that is what is wrong, whatever becomes of it there.
 func (t *tracer) finish(w way, v Verdict, stop *Finding) {
+	if t.strayed(w) {
+		s := w.rewrote
+		f := &Finding{Severity: SeverityError, Where: place(s), Remedy: t.ruleRemedy(s),
+			What: fmt.Sprintf("a rule that isn't kproxy's leads the packet to %s, which is no endpoint of %s: %s", w.packet.Dst, t.serviceName(), s.Text)}
+		if stop != nil {
+			f.What += "; " + stop.What
+		}
+		if stop = f; v == Forwarded {
+			v = Undetermined
+		}
+	}
 	t.ends = append(t.ends, end{w, v, stop})
+}
+
+// strayed reports whether a rule that isn't kproxy's has led the packet to where the
+// service has no endpoint.
+func (t *tracer) strayed(w way) bool {
+	s := w.rewrote
+	if s == nil || kernel.Own(s.Chain) || strings.Contains(s.Text, kernel.Prefix) || t.service == nil {
+		return false
+	}
+	return w.packet.Redirected || t.planned(w.packet.Dst) == nil
 }
 
 // Timeout bounds a trace: a host may have a great many rules, and little time.

@@ -13,8 +13,14 @@ type Request struct {
 	Protocol service.Protocol `json:"protocol"` // TCP or UDP
 	// From is the client's address; the zero Addr is this node itself.
 	From netip.Addr `json:"from,omitzero"`
-	// Probe sends one real connection or datagram, from this node.
+	// Probe sends one real connection or datagram, from where the client is.
 	Probe bool `json:"-"`
+	// AnyClient has From be another host or a pod, whichever is known.
+	AnyClient bool `json:"-"`
+	// Netns is the path of the client's network namespace, and Pod the name of the pod on
+	// this node that it is; empty if From says it all. They imply From.
+	Netns string `json:"netns,omitempty"`
+	Pod   string `json:"pod,omitempty"`
 }
 
 // Verdict is what becomes of the packet.
@@ -33,6 +39,8 @@ const (
 // Result is the answer to a Request.
 type Result struct {
 	Request
+	// Namespace is the network namespace that was traced.
+	Namespace string `json:"namespace"`
 	// Service is "namespace/name" or "namespace/name:port"; empty if the address
 	// is none of a service's, or no plan was there to ask.
 	Service string `json:"service"`
@@ -136,12 +144,14 @@ type Mismatch struct {
 
 // Probe is what became of a real connection or datagram.
 type Probe struct {
+	// From says where it was sent from.
+	From string `json:"from"`
 	// Outcome is "connected", "answered", "refused", "timeout", "unreachable" or,
 	// for a datagram that nobody answered, "no answer".
 	Outcome  string         `json:"outcome"`
 	Endpoint netip.AddrPort `json:"endpoint,omitzero"` // that answered, as far as conntrack tells
 	Seconds  float64        `json:"seconds"`
-	// Conntrack are the entries that came of it, as conntrack -L prints them.
+	// Conntrack are its own entries, as conntrack -L prints them.
 	Conntrack []string `json:"conntrack"`
 	Note      string   `json:"note,omitempty"`
 }

@@ -20,9 +20,10 @@ type way struct {
 	endpoint       netip.AddrPort
 	why            string // why it is this endpoint
 	packets, bytes *uint64
-	masked         string // the rule that gave the packet another source
-	transparent    bool   // userspace connects from the client's address
-	hops           int    // hooks passed
+	rewrote        *netfilter.Step // the rule that gave the packet another destination
+	masked         string          // the rule that gave the packet another source
+	transparent    bool            // userspace connects from the client's address
+	hops           int             // hooks passed
 }
 
 // end is where a way ends.
@@ -59,7 +60,7 @@ func (w way) next(walk *netfilter.Walk, o *netfilter.Outcome) way {
 	}
 	if o.Rewrote >= 0 {
 		s := &walk.Steps[o.Rewrote]
-		w.packets, w.bytes = s.Packets, s.Bytes
+		w.packets, w.bytes, w.rewrote = s.Packets, s.Bytes, s
 		if !o.Packet.Redirected {
 			w.endpoint, w.plane = o.Packet.Dst, plan.IPTables
 			w.leg = w.endpoint.String()

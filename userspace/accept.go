@@ -24,7 +24,8 @@ const acceptsAtOnce = 8
 // acceptor is a loop's share in a listener, which all loops wait at together:
 // the kernel wakes one of them (EPOLLEXCLUSIVE). Before each accept it takes the
 // descriptors that the connection will need. While there are none it doesn't wait
-// at the listener: clients wait in the kernel's backlog meanwhile.
+// at the listener: clients wait in the kernel's backlog meanwhile, and connections of who
+// has more than its share give way.
 type acceptor struct {
 	loop     *loop
 	listener *tcpListener
@@ -86,6 +87,7 @@ func (a *acceptor) accept() {
 		if !s.tcpBudget.tryOrWait(fdsPerConnection) {
 			t.waiting.CompareAndSwap(0, sinceEpoch())
 			a.pause()
+			s.askForRoom()
 			return
 		}
 		t.supplied()
@@ -93,7 +95,9 @@ func (a *acceptor) accept() {
 		if err != 0 {
 			s.tcpBudget.release(fdsPerConnection)
 			if err != unix.EAGAIN && !transient(err) {
-				t.starve(err)
+				if t.starve(err); t.starved.Load() != 0 {
+					s.askForRoom()
+				}
 				a.later(err)
 			}
 			return

@@ -24,11 +24,32 @@ type limits struct {
 	pipes int // pipes, two descriptors each
 }
 
+// Reserved is how many of the process's file descriptors are kept for what others
+// make it open, so that it can't take those of forwarding, nor those it from them.
+type Reserved struct {
+	HTTP   int // connections to the HTTP listeners
+	Probes int // health checks under way
+}
+
+// Reserve raises the limit on file descriptors and returns what is reserved of them.
+func Reserve() (Reserved, error) {
+	max, err := raiseFDs()
+	return reserved(max), err
+}
+
+func reserved(max int) Reserved {
+	return Reserved{HTTP: min(max/16, 256), Probes: min(max/16, 1024)}
+}
+
+// others is for listeners, netlink, files and the control socket.
+const others = 64
+
 // divide splits max file descriptors: a reserve for everything that isn't
-// forwarding (listeners, netlink, the control socket, probes), pipes, and a
-// share each for TCP and UDP, so that neither can starve the other.
+// forwarding, pipes, and a share each for TCP and UDP, so that neither can starve
+// the other.
 func divide(max int) limits {
-	reserve := min(64+max/16, 1024)
+	r := reserved(max)
+	reserve := others + r.HTTP + r.Probes
 	pipes := min(max/16, 512)
 	left := max - reserve - 2*pipes
 	udp := left / 4

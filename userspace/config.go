@@ -50,6 +50,9 @@ type Config struct {
 	MaxFDs int
 	// MaxSessions bounds the UDP sessions; 0 means what MaxFDs leaves room for.
 	MaxSessions int
+	// MaxSocketMemory bounds what the sockets of TCP connections hold in the kernel, in bytes; 0
+	// means half of what net.ipv4.tcp_mem calls pressure.
+	MaxSocketMemory int
 
 	// ConnectTimeout bounds one attempt, ConnectTotal all attempts for one
 	// client. Retries is how many further endpoints are tried where a service
@@ -126,6 +129,9 @@ func (c Config) Validate() error {
 	}
 	if c.Loops < 0 {
 		errs = append(errs, fmt.Errorf("number of loops is negative: %d", c.Loops))
+	}
+	if c.MaxSocketMemory < 0 {
+		errs = append(errs, fmt.Errorf("MaxSocketMemory is negative: %d", c.MaxSocketMemory))
 	}
 	if c.MaxSessions < 0 {
 		errs = append(errs, fmt.Errorf("MaxSessions is negative: %d", c.MaxSessions))

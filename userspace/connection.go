@@ -77,7 +77,7 @@ func (l *loop) admit(t *tcpListener, fd int, client netip.AddrPort) {
 	x.live = s.live.add(x)
 	state := x.front.view.state
 	state.active.Add(1)
-	x.timer.owner = x
+	x.timer.owner, x.heard = x, l.now
 	x.search = newChoice(group, state.affinity.Load(), x.from.Address)
 	port := x.front.view.plan.Port
 	x.until = l.now + int64(max(s.cfg.ConnectTotal, s.connectTimeout(port)))
@@ -167,7 +167,7 @@ func (x *tcpConn) dial() {
 // failed counts what became of the endpoint that was tried last.
 func (x *tcpConn) failed(err error) {
 	e := x.endpoint.Swap(nil)
-	e.load.Release()
+	x.front.view.state.release(e)
 	if err == nil || blames(err) {
 		x.loop.server.endpointFailed(x.front.view.state, e, x.source, err)
 	}
@@ -263,7 +263,7 @@ func (x *tcpConn) end() {
 	}
 	x.settle()
 	if e := x.endpoint.Load(); e != nil {
-		e.load.Release()
+		x.front.view.state.release(e)
 	}
 	x.front.view.state.active.Add(-1)
 	s.live.remove(x.live)

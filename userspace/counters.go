@@ -106,7 +106,7 @@ func (s *serviceState) figures(now time.Time) Counters {
 			Address: a, Active: e.load.Active(), Total: e.counters.total.Load(), Failures: e.failures.Load(),
 			BytesIn: e.counters.bytesIn.Load(), BytesOut: e.counters.bytesOut.Load(),
 		}
-		if until := e.ejection.Until(); until.After(now) {
+		if until := e.ejection.Until(now); until.After(now) {
 			f.Ejected = until
 		}
 		c.Endpoints = append(c.Endpoints, f)

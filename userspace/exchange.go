@@ -144,7 +144,10 @@ func (x *tcpConn) note(d int, r uring.Result) {
 
 // leaveRing lets epoll serve x again, which tells of all that is the case by now.
 func (x *tcpConn) leaveRing() {
-	x.land()
+	if !x.land() {
+		x.cut()
+		return
+	}
 	for d := range x.sides {
 		s := &x.sides[d]
 		s.readable = true
@@ -157,10 +160,11 @@ func (x *tcpConn) leaveRing() {
 }
 
 // land ends what x has asked the ring for, and notes what became of it. Until that has
-// been done, the kernel keeps both sockets open even if they are closed.
-func (x *tcpConn) land() {
+// been done, the kernel keeps both sockets open even if they are closed. It returns false if the ring
+// has failed: nothing tells then what was sent.
+func (x *tcpConn) land() bool {
 	if !x.member {
-		return
+		return true
 	}
 	e := &x.loop.exchanges
 	for d := range x.errand {
@@ -169,7 +173,12 @@ func (x *tcpConn) land() {
 		}
 	}
 	e.held = slices.DeleteFunc(e.held, x.takeOwn)
+	whole := true
 	for x.errand[0].what != nothing || x.errand[1].what != nothing {
+		if e.ring.Err() != nil {
+			x.errand, whole = [2]errand{}, false
+			break
+		}
 		if r, ok := e.ring.Next(); !ok {
 			e.ring.Wait(-1, true)
 		} else if !x.takeOwn(r) {
@@ -179,6 +188,7 @@ func (x *tcpConn) land() {
 	x.member, x.small = false, 0
 	e.members--
 	e.left = x.loop.now
+	return whole
 }
 
 // takeOwn notes a result that is x's, and reports whether it was.

@@ -8,6 +8,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -344,5 +345,53 @@ func TestNoRing(t *testing.T) {
 	}
 	if n := members(s); n != 0 {
 		t.Errorf("the ring has %d members, want none", n)
+	}
+}
+
+// When a ring fails, its connections are reset, and others are served by epoll.
+func TestRingFails(t *testing.T) {
+	ep := tcpEndpoint(t, echo)
+	s := start(t, Config{Loops: 1, exchanges: eagerly}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
+	exchange := func(c *net.TCPConn) {
+		for range 10 {
+			send(t, c, "question", 0)
+			receive(t, c, "question")
+		}
+	}
+	c := connect(t, s)
+	exchange(c)
+	if n := members(s); n != 1 {
+		t.Fatalf("the ring has %d members, want 1", n)
+	}
+	breakRing(t)
+	send(t, c, "question", 0) // wakes the loop
+	if _, end := readEnd(c); end != "reset" {
+		t.Errorf("the ring's connection ended by %s, want a reset", end)
+	}
+	exchange(connect(t, s))
+	if n := members(s); n != 0 {
+		t.Errorf("the ring has %d members, want none", n)
+	}
+}
+
+// breakRing has the descriptors of this process's rings be something else.
+func breakRing(t *testing.T) {
+	t.Helper()
+	null, err := os.Open(os.DevNull)
+	must(t, err)
+	defer null.Close()
+	fds, err := os.ReadDir("/proc/self/fd")
+	must(t, err)
+	broken := 0
+	for _, f := range fds {
+		if to, err := os.Readlink("/proc/self/fd/" + f.Name()); err == nil && to == "anon_inode:[io_uring]" {
+			fd, err := strconv.Atoi(f.Name())
+			must(t, err)
+			must(t, unix.Dup3(int(null.Fd()), fd, unix.O_CLOEXEC))
+			broken++
+		}
+	}
+	if broken != 1 {
+		t.Fatalf("%d rings are open, want 1", broken)
 	}
 }

@@ -146,6 +146,19 @@ func (l *loop) waitRing() {
 	}
 }
 
+// abandonRing resets the ring's members when it has failed, and does without one from then on.
+func (l *loop) abandonRing(err error) {
+	e := &l.exchanges
+	l.server.cfg.Logger.Error("io_uring failed: its connections are reset, and epoll alone serves others", "members", e.members, "error", err)
+	for _, x := range l.slots {
+		if x != nil && x.member {
+			x.leaveRing()
+		}
+	}
+	e.close()
+	e.off = true
+}
+
 // result is the next one.
 func (e *exchanges) result() (uring.Result, bool) {
 	if len(e.held) == 0 {

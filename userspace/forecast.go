@@ -60,7 +60,7 @@ func (s *Server) Forecast(proto service.Protocol, to netip.AddrPort, c plan.Clie
 		e, from := g.endpoints[i], s.table.source(f, c, b.Address.Addr())
 		out.Endpoints = append(out.Endpoints, Prospect{
 			Address: b.Address, Share: p.Shares[i], Next: p.Next == i, Active: e.load.Active(),
-			Ejected: e.ejection.Until(), Source: from.addr, Transparent: from.transparent,
+			Ejected: e.ejection.Until(now), Source: from.addr, Transparent: from.transparent,
 		})
 	}
 	return out, true

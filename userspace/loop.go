@@ -91,6 +91,9 @@ func (l *loop) wait(events []unix.EpollEvent) int {
 	if l.exchanges.members > 0 {
 		l.waitRing()
 		l.now = sinceEpoch()
+		if err := l.exchanges.ring.Err(); err != nil {
+			l.abandonRing(err)
+		}
 		return 0
 	}
 	began, n := sinceEpoch(), 0

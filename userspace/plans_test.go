@@ -149,3 +149,24 @@ func TestPlansChangeUnderLoad(t *testing.T) {
 		}
 	}
 }
+
+// An endpoint that has departed is forgotten with its last connection, not only when its
+// service changes again.
+func TestDepartedEndpointsAreForgotten(t *testing.T) {
+	a, b := tcpEndpoint(t, named("a")), tcpEndpoint(t, named("b"))
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{a}}))
+	c := connect(t, s)
+	ask(t, c, "x")
+	next := testPlan(testService{name: "s", eps: []netip.AddrPort{b}})
+	s.Prepare(next)
+	s.Commit(next)
+	ask(t, connect(t, s), "x")
+	if n := len(s.Counters()[testServiceKey("s")].Endpoints); n != 2 {
+		t.Fatalf("%d endpoints are known while both have connections", n)
+	}
+	c.Close()
+	eventually(t, "the departed endpoint is forgotten", func() bool {
+		e := s.Counters()[testServiceKey("s")].Endpoints
+		return len(e) == 1 && e[0].Address == b
+	})
+}

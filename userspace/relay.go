@@ -2,7 +2,7 @@ package userspace
 
 import "time"
 
-// resetPatience bounds how long a reset waits for what was sent before it: a
+// resetPatience bounds how long a reset waits for a peer that takes nothing of what was sent before it: a
 // reset throws unsent bytes away, and an endpoint that answers and then resets has
 // sent its answer.
 const resetPatience = 5 * time.Second
@@ -84,6 +84,24 @@ func (x *tcpConn) direction(d int) {
 			x.loop.busy = append(x.loop.busy, x)
 		}
 	case blocked:
+		x.heldUp(d)
+	}
+}
+
+// heldUp bounds how long direction d waits for a sink that takes nothing, once its
+// source has no more to say: the source's end or reset is read only behind the bytes
+// before it. A sink that goes on taking bytes gets all of them first.
+//
+// TCP_USER_TIMEOUT wouldn't do: it also ends a connection whose peer answers window
+// probes and only pauses (tcp_probe_timer in net/ipv4/tcp_timer.c).
+func (x *tcpConn) heldUp(d int) {
+	s := &x.sides[d]
+	switch {
+	case x.pumps[d].pending == 0 || !s.last:
+	case x.dead[d] || s.broken && s.dead():
+		x.restrict(resetPatience)
+	default:
+		x.restrict(x.loop.server.cfg.HalfCloseTimeout)
 	}
 }
 

@@ -43,6 +43,11 @@ type Server struct {
 	receivers sync.WaitGroup // the workers' goroutines
 	prober    prober
 
+	shedding chan struct{} // 1 slot: clients wait for descriptors
+	short    [shortages]shortage
+	shed     [2][shedReasons]atomic.Uint64 // who gave way: TCP, UDP
+	toldShed atomic.Int64                  // when the log was told of it
+
 	stopOnce sync.Once
 	stopped  chan struct{} // closed when accepting stops
 	gate     sync.Mutex    // guards shut, and orders it with flows
@@ -54,7 +59,7 @@ func New(cfg Config) *Server {
 	cfg = cfg.filled()
 	s := &Server{
 		cfg: cfg, table: newTable(), plans: newPlans(),
-		stopped: make(chan struct{}),
+		stopped: make(chan struct{}), shedding: make(chan struct{}, 1),
 	}
 	s.locals.list, s.locals.ask = cfg.LocalAddresses, isLocal
 	s.dialers = newDialers(cfg.Mark)
@@ -77,11 +82,14 @@ func (s *Server) Run(ctx context.Context) error {
 	defer s.flows.Done()
 	s.startLoops()
 	s.startReceivers()
+	var room sync.WaitGroup
+	room.Go(s.makeRoomForClients)
 	select {
 	case <-ctx.Done():
 		s.stop()
 	case <-s.stopped:
 	}
+	room.Wait()
 	time.Sleep(acceptGrace)
 	s.stopAccepting()
 	return nil
@@ -162,15 +170,14 @@ func (s *Server) stopAccepting() {
 	}
 }
 
-// everyLoop has every loop call f and waits until they have.
+// everyLoop has all loops call f and waits until they have, those that run.
 func (s *Server) everyLoop(f func(*loop)) {
 	var done sync.WaitGroup
 	for _, l := range s.loops {
 		done.Add(1)
-		l.post(func() {
-			defer done.Done()
-			f(l)
-		})
+		if !l.post(func() { defer done.Done(); f(l) }) {
+			done.Done()
+		}
 	}
 	done.Wait()
 }
@@ -200,7 +207,7 @@ func (s *Server) endpointFailed(state *serviceState, e *endpoint, from source, e
 		ejected = e.ejection.Failed(health.DefaultEjection(), now)
 	}
 	if ejected {
-		s.cfg.Logger.Warn("endpoint ejected: connects to it fail", "service", state.key, "endpoint", e.address, "until", e.ejection.Until(), "error", err)
+		s.cfg.Logger.Warn("endpoint ejected: connects to it fail", "service", state.key, "endpoint", e.address, "until", e.ejection.Until(now), "error", err)
 	}
 }
 

@@ -125,10 +125,8 @@ func (x *session) forward() {
 	}
 	if x.asks += len(ps); x.asks > 1 || ps[0].segment != 0 {
 		x.asks = 2
-		x.aged(talking)
-	} else {
-		x.aged(asked)
 	}
+	x.aged(x.said())
 	if x.phase == waiting {
 		for _, p := range ps {
 			p.split(x.enqueue)
@@ -136,6 +134,17 @@ func (x *session) forward() {
 		return
 	}
 	x.send(ps)
+}
+
+// said returns how much x has said.
+func (x *session) said() class {
+	switch {
+	case x.answers == 0:
+		return asked
+	case x.asks == 1 && x.answers == 1:
+		return exchanged
+	}
+	return talking
 }
 
 // enqueue keeps a copy of b until the session is ready.

@@ -35,7 +35,7 @@ func (x *session) connect(failed *endpoint) bool {
 			x.upstream, u.session, x.greeted = u, x, false
 			return true
 		}
-		e.load.Release()
+		r.front.view.state.release(e)
 		s.cfg.Logger.Debug("open upstream socket failed", "service", r.front.view.state.key, "endpoint", e.address, "error", err)
 	}
 	return false
@@ -50,7 +50,7 @@ func (x *session) disconnect(sound bool) {
 	u := x.upstream
 	x.upstream, u.session = nil, nil
 	x.settle()
-	x.endpoint.load.Release()
+	x.route.front.view.state.release(x.endpoint)
 	if sound && x.class == exchanged && !x.unanswered {
 		u.heard = x.heard.Load()
 		x.worker.resting.add(u)
@@ -137,10 +137,8 @@ func (x *session) answered(n, bytes int) {
 	x.meters[endpointSide].add(bytes)
 	if x.answers += n; x.answers > 1 {
 		x.answers = 2
-		x.aged(talking)
-	} else {
-		x.aged(exchanged)
 	}
+	x.aged(x.said())
 	if !x.greeted {
 		x.greeted = true
 		x.endpoint.ejection.Succeeded()

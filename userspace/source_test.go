@@ -14,7 +14,9 @@ import (
 
 func TestSource(t *testing.T) {
 	s := New(Config{})
-	s.Commit(testPlan(testService{name: "s"}))
+	p := testPlan(testService{name: "s"})
+	p.Policy.BridgedLinks = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")}
+	s.Commit(p)
 	f, _ := s.table.lookup(6, vip, func(netip.Addr) bool { return false })
 	backend := netip.MustParseAddr("10.2.0.2")
 	tests := []struct {
@@ -34,6 +36,8 @@ func TestSource(t *testing.T) {
 		{"link-local", "fe80::1", false, plan.MasqueradeNever, ""},
 		{"a service's, on this node", vip.Addr().String(), true, plan.MasqueradeNever, ""},
 		{"hairpin", backend.String(), false, plan.MasqueradeNever, ""},
+		{"on the backend's bridge", "10.2.0.3", false, plan.MasqueradeNever, ""},
+		{"the node's, on the backend's bridge", "10.2.0.1", true, plan.MasqueradeNever, "10.2.0.1"},
 	}
 	for _, tt := range tests {
 		fr := *f.Frontend

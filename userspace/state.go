@@ -33,6 +33,7 @@ type endpoint struct {
 	counters traffic
 	failures atomic.Uint64
 	ejection health.Ejection
+	departed atomic.Bool // the last plan hasn't it
 }
 
 // traffic counts what was carried.
@@ -113,6 +114,7 @@ func (s *serviceState) retain(v *view) {
 	}
 	keep := v.addresses()
 	for a, e := range s.endpoints {
+		e.departed.Store(!keep[a])
 		if keep[a] {
 			continue
 		}
@@ -122,5 +124,18 @@ func (s *serviceState) retain(v *view) {
 		if e.load.Active() == 0 {
 			delete(s.endpoints, a)
 		}
+	}
+}
+
+// release ends a connection's use of e, and forgets it with the last one if it has departed.
+func (s *serviceState) release(e *endpoint) {
+	e.load.Release()
+	if !e.departed.Load() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.departed.Load() && e.load.Active() == 0 && s.endpoints[e.address] == e {
+		delete(s.endpoints, e.address)
 	}
 }

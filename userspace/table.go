@@ -107,7 +107,8 @@ func (t *table) count(k portal, by int) {
 // link-local, and a service's own address, which is what the node connects
 // from where service addresses are on an interface of it (mode ipvs).
 func (t *table) source(f front, c plan.Client, backend netip.Addr) source {
-	if f.Masquerades(c, backend, t.rules()) || c.Address.IsLoopback() || c.Address.IsLinkLocalUnicast() {
+	p := t.rules()
+	if f.Masquerades(c, backend, p) || p.MasqueradesSocket(c, backend) || c.Address.IsLoopback() || c.Address.IsLinkLocalUnicast() {
 		return source{}
 	}
 	if _, own := t.addrs.get(c.Address); own && c.Node {

@@ -135,7 +135,7 @@ func TestEndsOfConnectionsLeaveEjection(t *testing.T) {
 		return out
 	}
 	ejection := &open()[0].endpoint.Load().ejection
-	ejected := func() bool { return !ejection.Until().IsZero() } // also when its time is over
+	ejected := func() bool { return !ejection.Until(time.Now()).IsZero() } // also when its time is over
 	eventually(t, "the endpoint to be ejected", func() bool {
 		ask(t, connect(t, s), "x")
 		return ejected()
@@ -367,6 +367,32 @@ func TestResetIsPassedOn(t *testing.T) {
 			t.Errorf("client read %d of %d bytes, then %s; want all, then a reset", len(data), len(answer), end)
 		}
 	})
+}
+
+// A reset reaches the other side also while that takes none of the bytes before it, and
+// kproxy lets go of both.
+func TestResetBehindBackPressure(t *testing.T) {
+	flood := func(c *net.TCPConn) { // until the other end takes no more
+		for n := 1; n > 0; {
+			c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+			n, _ = c.Write(make([]byte, 1<<16))
+		}
+	}
+	endpoints := make(chan *net.TCPConn, 1)
+	hung := tcpEndpoint(t, func(c *net.TCPConn) { endpoints <- c })
+	flooding := tcpEndpoint(t, func(c *net.TCPConn) { flood(c); reset(c) })
+	s := start(t, Config{}, testPlan(testService{name: "hung", eps: []netip.AddrPort{hung}}))
+	client := connect(t, s)
+	go func() { flood(client); reset(client) }()
+	endpoint := <-endpoints
+	other := start(t, Config{}, testPlan(testService{name: "flooding", eps: []netip.AddrPort{flooding}}))
+	silent := connect(t, other)
+	for name, c := range map[string]*net.TCPConn{"endpoint that doesn't read": endpoint, "client that doesn't read": silent} {
+		raw, err := c.SyscallConn()
+		must(t, err)
+		eventually(t, "the reset reaches the "+name, func() bool { return stateOf(raw) == tcpClose })
+	}
+	eventually(t, "no connection is left", func() bool { return len(s.Connections())+len(other.Connections()) == 0 })
 }
 
 func TestIdleTimeout(t *testing.T) {

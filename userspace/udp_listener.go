@@ -90,6 +90,11 @@ func tuneUDP(fd int, f service.Family) error {
 		if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_V6ONLY, 1); err != nil {
 			return err
 		}
+		// The address that rules lead datagrams to, and answers come from, is no
+		// interface's (ip6_datagram_send_ctl in net/ipv6/datagram.c).
+		if err := unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_FREEBIND, 1); err != nil {
+			return err
+		}
 	}
 	// Beyond net.core.rmem_max only with CAP_NET_ADMIN; less does as well.
 	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, listenerBuffer)

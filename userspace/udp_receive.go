@@ -78,11 +78,12 @@ func (w *udpWorker) echo(k sessionKey, data []byte) {
 	w.replies.flush()
 }
 
-// open makes a session. At the bound, one that has been silent makes room; if
-// there is none either, the datagram is lost, as datagrams may be.
+// open makes a session. At the bound, one that can be spared makes room; if other workers have to
+// look for it, the room of resting sockets serves until they have. With none left,
+// the datagram is lost, as datagrams may be.
 func (w *udpWorker) open(k sessionKey, in int) *session {
 	s := w.server
-	if s.sessions.Add(1) > s.maxSessions() && !w.makeRoom() {
+	if n := s.sessions.Add(1); n > s.maxSessions() && !w.makeRoom() && n > int64(s.udpBudget.size) {
 		s.sessions.Add(-1)
 		return nil
 	}

@@ -43,6 +43,7 @@ type udpWorker struct {
 	resumed   []*upstream // room for again
 	resting   resting
 	crowd     crowd
+	shedding  shedding
 	handled   int         // datagrams of this turn
 	closing   bool        // ends when it is set
 	started   bool        // run was called

@@ -21,7 +21,9 @@ func (m *Model) header(now time.Time, width int) []line {
 	who := styled(bold, "kproxy "+st.Version).with(plain, " on "+st.Node)
 	alive := styled(good, g.alive+" alive")
 	if !st.Alive {
-		alive = styled(bad, g.dead+" NOT SERVING")
+		alive = styled(bad, g.dead+" "+st.Health())
+	} else if len(st.Exhausted) > 0 {
+		alive = styled(bad, g.wrong+" "+st.Health())
 	}
 	if m.gone != "" {
 		alive = styled(bad, g.dead+" GONE")
@@ -96,9 +98,14 @@ func (m *Model) totals(width int) line {
 	if all.Failed > 0 {
 		errors = warn
 	}
-	items = append(items,
-		text(Rate(sum.connections)+" conn/s"), text(Count(float64(all.Active))+" active"),
-		styled(errors, Count(float64(all.Failed))+" failed"), text(Count(float64(all.Retried))+" retried"),
-		text("in "+Bytes(sum.in)+"B/s"), text("out "+Bytes(sum.out)+"B/s"))
+	live := m.gone == ""
+	if live {
+		items = append(items, text(Rate(sum.connections)+" conn/s"))
+	}
+	items = append(items, text(Count(float64(all.Active))+" active"),
+		styled(errors, Count(float64(all.Failed))+" failed"), text(Count(float64(all.Retried))+" retried"))
+	if live {
+		items = append(items, text("in "+Bytes(sum.in)+"B/s"), text("out "+Bytes(sum.out)+"B/s"))
+	}
 	return flow(items, width)
 }

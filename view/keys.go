@@ -157,6 +157,12 @@ func (o order) compare(a, b *service) int {
 	switch o {
 	case byAttention:
 		first = cmp.Compare(a.rank, b.rank)
+		if first == 0 && a.active != b.active {
+			first = 1
+			if a.active {
+				first = -1
+			}
+		}
 	case byRate:
 		first = cmp.Compare(b.rates.connections, a.rates.connections)
 	case byFailures:

@@ -64,6 +64,11 @@ func (m *Model) Update(st plan.Status, now time.Time) {
 		return
 	}
 	m.gone = ""
+	if st.UptimeSeconds < m.status.UptimeSeconds { // it was started again, and counts from 0
+		for _, s := range m.services {
+			s.restart()
+		}
+	}
 	m.status, m.received = st, now
 	seen := make(map[string]bool, len(st.Services))
 	for i := range st.Services {
@@ -122,7 +127,7 @@ func (m *Model) arrange(now time.Time) {
 	m.shown = m.shown[:0]
 	for _, s := range m.services {
 		if m.keys.matches(s.search, string(s.status.DataPlane), string(s.status.State)) {
-			s.rank = s.attention(now)
+			s.rank, s.active = s.attention(now), s.busy()
 			m.shown = append(m.shown, s)
 		}
 	}

@@ -149,7 +149,7 @@ func helpText(guide bool, width int) []line {
 		{"q, Ctrl-C", "quit"},
 		{"arrows, PageUp/Down", "scroll; Home and End too"},
 		{"/", "filter by words of a name, an address, a data plane or a state; Esc clears it"},
-		{"s", "sort: what needs attention first, by name, by connections per second, by failures"},
+		{"s", "sort: what needs attention first and then what is busy, by name, by connections per second, by failures"},
 		{"p", "pause, and go on"},
 		{"e", "show or hide a line for each endpoint"},
 		{"?", "this help"},

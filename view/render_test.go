@@ -109,6 +109,30 @@ var scenes = map[string]func(Theme) *Model{
 		m.Fail(errors.New("kproxy isn't running here: nobody listens on the control socket /run/kproxy/kproxy.sock"), noon)
 		return m
 	},
+	// As the lab begins: more lines for endpoints than there is room, the busy service not
+	// the first by name.
+	"lab": func(t Theme) *Model {
+		m := New(Config{Theme: t, Endpoints: true, Guide: guide})
+		for second := range 4 {
+			st := statusAfter(second)
+			st.Services = nil
+			for i, port := range []string{"datagram", "http", "line"} {
+				s := plan.ServiceStatus{Namespace: "default", Name: "web", Port: port, Protocol: "TCP", Addresses: address1(10), DataPlane: plan.IPTables, State: plan.StateOffloaded, Reason: "qualified"}
+				for e := range 6 {
+					s.Endpoints = append(s.Endpoints, endpoint(2+e, "up", true))
+				}
+				s.Connections.Total = uint64(i / 2 * 20 * second)
+				st.Services = append(st.Services, s)
+			}
+			m.Update(st, noon.Add(time.Duration(second)*time.Second))
+		}
+		for i := range 6 {
+			m.Event(plan.Event{Time: noon, Kind: "health", Service: "default/web:line", Message: fmt.Sprintf("10.2.0.%d:9000 is up", 2+i)})
+		}
+		m.SetNote("the client's last second: 20 exchanges (b1 7, b2 7, b3 6), 0 failed")
+		m.Key("n", noon)
+		return m
+	},
 	"trouble": func(t Theme) *Model {
 		m := New(Config{Theme: t})
 		st := statusAfter(0)
@@ -200,6 +224,31 @@ func TestFits(t *testing.T) {
 				}
 			}
 		}
+	}
+}
+
+// TestGoneIsNotLive: what kproxy last said stays, but nothing says how fast it goes now.
+func TestGoneIsNotLive(t *testing.T) {
+	m := scenes["gone"](Theme{})
+	screen := strings.Join(m.Render(noon.Add(time.Second), 240, 40), "\n")
+	for _, live := range []string{"conn/s  ", "B/s  ", "B/s\n", "1.2k", "qualifying 4s"} {
+		if strings.Contains(screen, live) {
+			t.Errorf("while kproxy is gone the screen says %q:\n%s", live, screen)
+		}
+	}
+	m.Update(statusAfter(5), noon.Add(5*time.Second))
+	if screen := strings.Join(m.Render(noon.Add(5*time.Second), 240, 40), "\n"); !strings.Contains(screen, "1.2k conn/s") {
+		t.Errorf("once it is back the screen doesn't say how fast it goes:\n%s", screen)
+	}
+}
+
+// TestServicesBeforeEndpoints: where services fit without their endpoints' lines, each
+// is to be seen, the busy ones first.
+func TestServicesBeforeEndpoints(t *testing.T) {
+	screen := strings.Join(scenes["lab"](Theme{}).Render(noon, 80, 24), "\n")
+	line, datagram, http := strings.Index(screen, "default/web:line  "), strings.Index(screen, "default/web:datagram  "), strings.Index(screen, "default/web:http  ")
+	if line < 0 || datagram < line || http < datagram || !strings.Contains(screen, "3 services") {
+		t.Errorf("not all services are to be seen, or not the busy one first:\n%s", screen)
 	}
 }
 

@@ -2,6 +2,7 @@ package view
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -22,10 +23,13 @@ type service struct {
 	at     time.Time // of status
 	counts []counts  // the newest is of status; see rateWindow
 	rates  rates
-	past   []float64 // connections per second, oldest first
+	// restarted is set until the first status after its counters began anew.
+	restarted bool
+	past      []float64 // connections per second, oldest first
 	// changed is when its data plane or state last changed while it was watched.
 	changed time.Time
 	rank    rank // as of the last status
+	active  bool // busy, as of the last status
 }
 
 // rateWindow is how many statuses a rate is taken over. kproxy reads the
@@ -57,20 +61,33 @@ func (s *service) update(now *plan.ServiceStatus, at time.Time) {
 		s.changed = at
 	}
 	if was != nil && now.Connections.Total < was.Connections.Total {
-		s.counts = []counts{{at: s.at}} // kproxy was restarted and counts anew
+		s.restart() // it was deleted, and came back
+	}
+	s.status, s.at = now, at
+	if s.restarted {
+		s.restarted = false
+		return
 	}
 	s.counts = last(append(s.counts, counts{at, now.Connections}), rateWindow)
-	s.status, s.at = now, at
 	if first := &s.counts[0]; at.After(first.at) {
 		s.rates = ratesOf(&first.Connections, &now.Connections, at.Sub(first.at).Seconds())
 		s.past = last(append(s.past, s.rates.connections), historyLength)
 	}
 }
 
+// restart forgets counters that are no longer counted on. The first new one is of up to
+// a second before it was told, when counting began, so rates begin with the next.
+func (s *service) restart() { s.counts, s.rates, s.restarted = nil, rates{}, true }
+
+// busy reports whether connections came in the last minute, or are open.
+func (s *service) busy() bool {
+	return s.status.Connections.Active > 0 || slices.ContainsFunc(s.past, func(v float64) bool { return v > 0 })
+}
+
 func ratesOf(was, now *plan.Connections, seconds float64) rates {
 	per := func(a, b uint64) float64 { return float64(max(a, b)-a) / seconds }
 	return rates{
-		connections: per(was.Total, now.Total), failed: per(was.Failed, now.Failed), retried: per(was.Retried, now.Retried),
+		connections: per(was.Attempts(), now.Attempts()), failed: per(was.Failed, now.Failed), retried: per(was.Retried, now.Retried),
 		in: per(was.BytesIn, now.BytesIn), out: per(was.BytesOut, now.BytesOut),
 	}
 }
@@ -98,9 +115,9 @@ func anyDown(endpoints []plan.EndpointStatus) bool {
 	return false
 }
 
-// state is the state in a word, with a countdown while s qualifies.
-func (s *service) state(now time.Time) string {
-	if left, ok := s.countdown(now); ok {
+// state is the state of s in a word, with a countdown while s qualifies.
+func (m *Model) state(s *service, now time.Time) string {
+	if left, ok := s.countdown(now); ok && m.gone == "" {
 		return fmt.Sprintf("%s %ds", s.status.State, int(left.Seconds()+0.999))
 	}
 	return string(s.status.State)

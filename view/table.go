@@ -25,6 +25,12 @@ const leastName = 8
 // narrowest, too.
 func (m *Model) layout(width int) []column {
 	g := m.theme.glyphs()
+	rate := func(v string) line { // how fast it is now, which nobody knows while kproxy is gone
+		if m.gone != "" {
+			return styled(dim, "-")
+		}
+		return text(v)
+	}
 	at := func(steps ...int) int { // the value of the largest step that the screen reaches
 		v := 0
 		for i := 0; i+1 < len(steps); i += 2 {
@@ -45,16 +51,18 @@ func (m *Model) layout(width int) []column {
 		{0, column{"PLANE", at(0, 5, 100, 9), false, func(s *service, _ time.Time) line {
 			return styled(accent, planeName(s.status.DataPlane, width < 100))
 		}}},
-		{60, column{"STATE", 14, false, func(s *service, now time.Time) line { return styled(stateStyle(s.status.State), s.state(now)) }}},
+		{60, column{"STATE", 14, false, func(s *service, now time.Time) line { return styled(stateStyle(s.status.State), m.state(s, now)) }}},
 		{0, column{"ENDP", max(6, dots+6), false, func(s *service, _ time.Time) line { return g.endpoints(s, dots) }}},
-		{0, column{"CONN/S", 6, true, func(s *service, _ time.Time) line { return text(Rate(s.rates.connections)) }}},
+		{0, column{"CONN/S", 6, true, func(s *service, _ time.Time) line { return rate(Rate(s.rates.connections)) }}},
 		{80, column{"", spark, false, func(s *service, _ time.Time) line { return styled(good, g.sparkline(s.past, spark)) }}},
 		{70, column{"ACTIVE", 6, true, func(s *service, _ time.Time) line { return text(Count(float64(s.status.Connections.Active))) }}},
-		{130, column{"IN B/S", 7, true, func(s *service, _ time.Time) line { return text(Bytes(s.rates.in)) }}},
-		{130, column{"OUT B/S", 7, true, func(s *service, _ time.Time) line { return text(Bytes(s.rates.out)) }}},
-		{90, column{"FAILED", 6, true, func(s *service, _ time.Time) line { return failures(s.status.Connections.Failed, s.rates.failed, bad) }}},
+		{130, column{"IN B/S", 7, true, func(s *service, _ time.Time) line { return rate(Bytes(s.rates.in)) }}},
+		{130, column{"OUT B/S", 7, true, func(s *service, _ time.Time) line { return rate(Bytes(s.rates.out)) }}},
+		{90, column{"FAILED", 6, true, func(s *service, _ time.Time) line {
+			return m.failures(s.status.Connections.Failed, s.rates.failed, bad)
+		}}},
 		{100, column{"RETRIED", 7, true, func(s *service, _ time.Time) line {
-			return failures(s.status.Connections.Retried, s.rates.retried, warn)
+			return m.failures(s.status.Connections.Retried, s.rates.retried, warn)
 		}}},
 		{220, column{"REASON", reason, false, func(s *service, _ time.Time) line { return text(s.reason()) }}},
 	}
@@ -90,8 +98,24 @@ func (m *Model) table(now time.Time, width, room int) (lines []line, shown int) 
 		return append(lines, styled(dim, why)), 0
 	}
 	m.keys.top = max(min(m.keys.top, len(m.shown)-1), 0)
-	for _, s := range m.shown[m.keys.top:] {
-		block := m.block(s, columns, now, width)
+	visible := m.shown[m.keys.top:]
+	visible = visible[:min(len(visible), room)]
+	blocks := make([][]line, len(visible))
+	spare := room - 1
+	for i, s := range visible {
+		blocks[i] = m.block(s, columns, now, width)
+		spare -= len(blocks[i])
+	}
+	for i, s := range visible {
+		block := blocks[i]
+		if m.endpoints {
+			most := len(s.status.Endpoints)
+			if spare >= 0 { // all services fit: endpoints get what they leave
+				most = min(most, spare)
+			}
+			block = append(block, m.endpointLines(s, most, now)...)
+			spare -= most
+		}
 		if len(lines) >= room {
 			break
 		}
@@ -102,7 +126,26 @@ func (m *Model) table(now time.Time, width, room int) (lines []line, shown int) 
 	return lines, shown
 }
 
-// block is all lines of a service.
+// endpointLines are up to most lines for the endpoints of s; the last one counts
+// those that have none.
+func (m *Model) endpointLines(s *service, most int, now time.Time) []line {
+	g, list := m.theme.glyphs(), s.status.Endpoints
+	more := 0
+	if len(list) > most {
+		more = len(list) - max(most-1, 0)
+		list = list[:len(list)-more]
+	}
+	var out []line
+	for i := range list {
+		out = append(out, g.endpointLine(&list[i], now))
+	}
+	if more > 0 && most > 0 {
+		out = append(out, styled(dim, fmt.Sprintf("    %d more endpoints", more)))
+	}
+	return out
+}
+
+// block is the lines of a service without those of its endpoints.
 func (m *Model) block(s *service, columns []column, now time.Time, width int) []line {
 	g := m.theme.glyphs()
 	out := []line{row(columns, g, func(c *column) line { return c.cell(s, now) })}
@@ -113,11 +156,6 @@ func (m *Model) block(s *service, columns []column, now time.Time, width int) []
 				lead = "  " + g.branch
 			}
 			out = append(out, styled(dim, lead).with(plain, part))
-		}
-	}
-	if m.endpoints {
-		for i := range s.status.Endpoints {
-			out = append(out, g.endpointLine(&s.status.Endpoints[i], now))
 		}
 	}
 	return out
@@ -231,9 +269,9 @@ func (g *glyphs) endpointLine(e *plan.EndpointStatus, now time.Time) line {
 }
 
 // failures is a total, marked while it grows.
-func failures(total uint64, rate float64, st style) line {
+func (m *Model) failures(total uint64, rate float64, st style) line {
 	l := text(Count(float64(total)))
-	if rate > 0 {
+	if rate > 0 && m.gone == "" {
 		l = styled(st, "+"+Count(float64(total)))
 	}
 	return l

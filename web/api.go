@@ -28,24 +28,23 @@ type APIConfig struct {
 func API(c APIConfig) http.Handler {
 	src := c.Source
 	events := newEventStream(src)
+	long := newSlots(answersAtOnce, answersOfClient)
 	mux := http.NewServeMux()
 	mux.HandleFunc("/{$}", ui)
 	mux.HandleFunc("/ui/", ui)
 	if c.Recorder != nil {
-		dashboard(mux, c.Recorder)
+		dashboard(mux, c.Recorder, long)
 	}
-	mux.HandleFunc("/api/v1/status", func(w http.ResponseWriter, r *http.Request) {
+	mux.Handle("/api/v1/status", long.bound(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		writeCompressed(w, r, src.Status())
-	})
-	mux.HandleFunc("/api/v1/connections", connections(src))
+	})))
+	mux.Handle("/api/v1/connections", long.bound(connections(src)))
 	mux.Handle("/api/v1/events", events)
 	serveTraces(mux, "/api/v1/trace", src, false)
-	mux.Handle("/metrics", promhttp.HandlerFor(c.Gatherer, promhttp.HandlerOpts{
-		ErrorHandling: promhttp.ContinueOnError, MaxRequestsInFlight: 4,
-	}))
-	mux.HandleFunc("/proxyMode", func(w http.ResponseWriter, _ *http.Request) {
+	mux.Handle("/metrics", long.bound(promhttp.HandlerFor(c.Gatherer, promhttp.HandlerOpts{ErrorHandling: promhttp.ContinueOnError})))
+	mux.Handle("/proxyMode", long.bound(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		plainText(w, http.StatusOK, string(src.Status().Mode))
-	})
+	})))
 	mux.HandleFunc("/configz", func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, c.Configz)
 	})

@@ -79,6 +79,18 @@ func TestAPI(t *testing.T) {
 	}
 }
 
+// TestOpenerPolicy: browsers are told only where they heed it.
+func TestOpenerPolicy(t *testing.T) {
+	const policy = "Cross-Origin-Opener-Policy"
+	h := api(shop())
+	if got := fetch(h, "/", "Sec-Fetch-Dest", "document").Header().Get(policy); got != "same-origin" {
+		t.Errorf("at a trustworthy address: got %q, want same-origin", got)
+	}
+	if got, sent := fetch(h, "/").Header()[policy]; sent {
+		t.Errorf("elsewhere: got %q, want none", got)
+	}
+}
+
 func TestStatusAndConnectionsAreCompressed(t *testing.T) {
 	src := shop()
 	for len(src.conns) < 100 {

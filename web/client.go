@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"strconv"
 	"syscall"
 	"time"
 
@@ -62,6 +63,14 @@ func (c *Client) Connections(ctx context.Context, service string) ([]plan.Connec
 	var list connectionList
 	err := c.call(ctx, http.MethodGet, path, nil, &list)
 	return list.Connections, err
+}
+
+// Timeline returns up to n events, 1 to 2000, newest first: those of
+// NAMESPACE/NAME[:PORT], or all if it is empty.
+func (c *Client) Timeline(ctx context.Context, service string, n int) ([]plan.Event, error) {
+	var list eventList
+	err := c.call(ctx, http.MethodGet, "/timeline?"+url.Values{"service": {service}, "limit": {strconv.Itoa(n)}}.Encode(), nil, &list)
+	return list.Events, err
 }
 
 // Pin keeps a service in a data plane and returns what was pinned.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"io"
 	"net/http"
 	"strings"
 
@@ -17,20 +18,41 @@ const maxEventLine = 1 << 20
 // Events calls f for everything that happens from now on, until ctx ends or
 // kproxy does.
 func (c *Client) Events(ctx context.Context, f func(plan.Event)) error {
+	s, err := c.Follow(ctx)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	return s.Each(f)
+}
+
+// Events is a stream of what happens since it was opened.
+type Events struct{ body io.ReadCloser }
+
+// Follow opens a stream that ends with ctx or with kproxy. The caller closes it.
+func (c *Client) Follow(ctx context.Context) (*Events, error) {
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kproxy/events", nil)
 	if err != nil {
-		return fmt.Errorf("ask kproxy: %w", err)
+		return nil, fmt.Errorf("ask kproxy: %w", err)
 	}
 	stream := http.Client{Transport: c.http.Transport} // without a limit on the whole exchange
 	resp, err := stream.Do(req)
 	if err != nil {
-		return c.explain(err)
+		return nil, c.explain(err)
 	}
-	defer func() { _ = resp.Body.Close() }()
 	if resp.StatusCode != http.StatusOK {
-		return refusal(resp)
+		defer func() { _ = resp.Body.Close() }()
+		return nil, refusal(resp)
 	}
-	lines := bufio.NewScanner(resp.Body)
+	return &Events{resp.Body}, nil
+}
+
+// Close ends the stream.
+func (s *Events) Close() { _ = s.body.Close() }
+
+// Each calls f for every event until the stream ends.
+func (s *Events) Each(f func(plan.Event)) error {
+	lines := bufio.NewScanner(s.body)
 	lines.Buffer(nil, maxEventLine)
 	for lines.Scan() {
 		data, ok := strings.CutPrefix(lines.Text(), "data: ")

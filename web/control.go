@@ -31,14 +31,17 @@ type PinResult struct {
 const maxPinBody = 64 << 10
 
 // Control is the handler of the control socket. Whoever can open the socket may
-// change the proxy, so the socket's mode is the only protection.
-func Control(src Source) http.Handler {
+// change the proxy, so the socket's mode is the only protection. rec keeps
+// the events of the past.
+func Control(src Source, rec *Recorder) http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /status", func(w http.ResponseWriter, _ *http.Request) {
+	long := newSlots(answersAtOnce, answersAtOnce) // all are one client here
+	mux.Handle("GET /status", long.bound(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		writeJSON(w, http.StatusOK, src.Status())
-	})
-	mux.HandleFunc("GET /connections", connections(src))
+	})))
+	mux.Handle("GET /connections", long.bound(connections(src)))
 	mux.Handle("GET /events", newEventStream(src))
+	mux.Handle("GET /timeline", long.bound(timeline(rec)))
 	mux.HandleFunc("POST /pin", pin(src))
 	serveTraces(mux, "GET /trace", src, true)
 	return mux

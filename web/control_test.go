@@ -3,6 +3,7 @@ package web
 import (
 	"context"
 	"errors"
+	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -10,8 +11,12 @@ import (
 	"net/http/httptest"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -21,14 +26,16 @@ import (
 // serveControl serves src's control socket and returns its path.
 func serveControl(t *testing.T, src Source) string {
 	t.Helper()
-	path := filepath.Join(t.TempDir(), "run", "kproxy.sock")
+	path := filepath.Join(t.TempDir(), "kproxy.sock")
 	ln, err := ListenControl(t.Context(), path)
 	if err != nil {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
-	go func() { done <- Serve(ctx, ln, Control(src), slog.New(slog.DiscardHandler)) }()
+	go func() {
+		done <- Serve(ctx, ln, Control(src, NewRecorder(DefaultRecorderConfig(src))), slog.New(slog.DiscardHandler))
+	}()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-done; err != nil {
@@ -102,7 +109,7 @@ func TestPin(t *testing.T) {
 }
 
 func TestPinRefusesMalformedRequests(t *testing.T) {
-	h := Control(shop())
+	h := Control(shop(), NewRecorder(DefaultRecorderConfig(shop())))
 	for _, body := range []string{
 		"", "{", "[]", `"x"`, `{"nmae":"web"}`, `{"namespace":"shop"} {}`, `{"namespace":1}`,
 		`{"name":"` + strings.Repeat("x", maxPinBody) + `"}`,
@@ -178,6 +185,89 @@ func TestListenControl(t *testing.T) {
 		t.Fatalf("after the first is gone: %v", err)
 	}
 	_ = again.Close()
+}
+
+// TestLockWaitsForItsHolder: a kproxy that is started while another one ends gets
+// the lock when that has ended, and not before.
+func TestLockWaitsForItsHolder(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "run", "kproxy.sock")
+	told := make(chan error, 10)
+	waiting := func(why error) { told <- why }
+	first, err := LockControl(t.Context(), path, time.Minute, waiting)
+	if err != nil || len(told) > 0 {
+		t.Fatalf("nobody holds it, and it says %v after %d waits", err, len(told))
+	}
+	type outcome struct {
+		lock io.Closer
+		err  error
+	}
+	got := make(chan outcome, 1)
+	go func() {
+		lock, err := LockControl(t.Context(), path, time.Minute, waiting)
+		got <- outcome{lock, err}
+	}()
+	if why := <-told; !errors.Is(why, ErrRunning) || !strings.Contains(why.Error(), path) {
+		t.Errorf("it waits because of %v, want ErrRunning and the socket", why)
+	}
+	if len(got) > 0 {
+		t.Error("two hold the lock")
+	}
+	if err := first.Close(); err != nil {
+		t.Fatal(err)
+	}
+	second := <-got
+	if second.err != nil || len(told) > 0 {
+		t.Fatalf("after the first has ended: %v, told %d times more", second.err, len(told))
+	}
+	defer second.lock.Close()
+	if _, err := LockControl(t.Context(), path, 0, waiting); !errors.Is(err, ErrRunning) {
+		t.Errorf("without patience: %v, want ErrRunning", err)
+	}
+	if _, err := LockControl(t.Context(), path, time.Nanosecond, waiting); !errors.Is(err, ErrRunning) || len(told) != 1 {
+		t.Errorf("when patience is over: %v after %d waits, want ErrRunning after one", err, len(told))
+	}
+	stopped, stop := context.WithCancel(t.Context())
+	stop()
+	if _, err := LockControl(stopped, path, time.Hour, waiting); !errors.Is(err, ErrRunning) {
+		t.Errorf("told to stop: %v, want ErrRunning", err)
+	}
+}
+
+// TestLockFileIsRemoved: the file goes with its lock, and still one at a time holds it.
+func TestLockFileIsRemoved(t *testing.T) {
+	dir := t.TempDir()
+	path := filepath.Join(dir, "kproxy.sock")
+	var holders, taken atomic.Int32
+	var all sync.WaitGroup
+	for range 8 {
+		all.Go(func() {
+			for range 2000 {
+				lock, err := LockControl(t.Context(), path, 0, nil)
+				if errors.Is(err, ErrRunning) {
+					continue
+				}
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if n := holders.Add(1); n != 1 {
+					t.Errorf("%d hold the lock", n)
+				}
+				taken.Add(1)
+				for range 20 {
+					runtime.Gosched() // long enough for another to have opened the file before
+				}
+				holders.Add(-1)
+				if err := lock.Close(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	all.Wait()
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 || taken.Load() == 0 {
+		t.Errorf("left %v (%v), taken %d times", left, err, taken.Load())
+	}
 }
 
 func TestListenControlLeavesOthersFilesAlone(t *testing.T) {

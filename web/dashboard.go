@@ -16,12 +16,12 @@ const (
 )
 
 // dashboard adds what the pages ask for: the pages themselves are static.
-func dashboard(mux *http.ServeMux, rec *Recorder) {
+func dashboard(mux *http.ServeMux, rec *Recorder, long *slots) {
 	mux.Handle("/api/v1/live", newLiveStream(rec))
-	mux.HandleFunc("/api/v1/history", history(rec))
-	mux.HandleFunc("/api/v1/timeline", timeline(rec))
-	mux.HandleFunc("/api/v1/service", servicePage(rec))
-	mux.HandleFunc("/api/v1/node", nodePage(rec))
+	mux.Handle("/api/v1/history", long.bound(history(rec)))
+	mux.Handle("/api/v1/timeline", long.bound(timeline(rec)))
+	mux.Handle("/api/v1/service", long.bound(servicePage(rec)))
+	mux.Handle("/api/v1/node", long.bound(nodePage(rec)))
 }
 
 func history(rec *Recorder) http.HandlerFunc {

@@ -9,34 +9,29 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-const (
-	// maxStreams bounds how many subscriptions outsiders can hold.
-	maxStreams = 64
-	// keepAlive is how often an idle stream shows that it lives; proxies on the
-	// way tend to cut connections after a minute of silence.
-	keepAlive = 15 * time.Second
-)
+// keepAlive is how often an idle stream shows that it lives; proxies on the
+// way tend to cut connections after a minute of silence.
+const keepAlive = 15 * time.Second
 
 // eventStream serves the source's events as server-sent events (WHATWG HTML,
 // section 9.2). Each event has the event's kind as its type and the plan.Event
 // as JSON in its data.
 type eventStream struct {
 	src   Source
-	slots chan struct{}
+	slots *slots
 }
 
 func newEventStream(src Source) *eventStream {
-	return &eventStream{src: src, slots: make(chan struct{}, maxStreams)}
+	return &eventStream{src: src, slots: newSlots(maxStreams, streamsOfClient)}
 }
 
 func (s *eventStream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	select {
-	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
-	default:
-		refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("%d event streams are open, which is the limit; close one", maxStreams))
+	client := requester(r)
+	if !s.slots.try(client) {
+		refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("%d event streams are open, or %d of this client, which is the limit; close one", maxStreams, streamsOfClient))
 		return
 	}
+	defer s.slots.release(client)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	out := streamWriter{w: w, ctl: http.NewResponseController(w)}

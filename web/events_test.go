@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/netip"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -104,8 +105,8 @@ func TestEventsOutliveTheServersTimeLimits(t *testing.T) {
 
 func TestEventStreamsAreBounded(t *testing.T) {
 	s := newEventStream(shop())
-	for range maxStreams {
-		s.slots <- struct{}{}
+	for i := range maxStreams {
+		s.slots.try(clientAt(netip.AddrFrom4([4]byte{198, 51, 100, byte(i)})))
 	}
 	w := get(s, "/api/v1/events")
 	if w.Code != http.StatusServiceUnavailable || !strings.Contains(w.Body.String(), "64 event streams are open") {

@@ -25,7 +25,6 @@ func readOnly(next http.Handler) http.Handler {
 var securityHeaders = map[string]string{
 	"Cache-Control":                "no-store",
 	"Content-Security-Policy":      "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-	"Cross-Origin-Opener-Policy":   "same-origin",
 	"Cross-Origin-Resource-Policy": "same-origin",
 	"Referrer-Policy":              "no-referrer",
 	"X-Content-Type-Options":       "nosniff",
@@ -36,6 +35,12 @@ func withSecurityHeaders(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for k, v := range securityHeaders {
 			w.Header().Set(k, v)
+		}
+		// Browsers heed it only where the address is trustworthy, which HTTP is on loopback
+		// addresses alone, and complain in the console otherwise. They tell by sending
+		// Sec-Fetch-Dest (W3C, Fetch Metadata Request Headers, 2).
+		if r.Header.Get("Sec-Fetch-Dest") != "" {
+			w.Header().Set("Cross-Origin-Opener-Policy", "same-origin")
 		}
 		next.ServeHTTP(w, r)
 	})

@@ -41,7 +41,8 @@ type familyHealth struct {
 // /livez fails when a change has waited for 60 seconds; idle and starting count
 // as healthy. /healthz fails also when the node is about to be deleted, so that
 // cloud load balancers stop sending new connections while old ones drain.
-// /readyz succeeds once the first pass has.
+// /readyz succeeds while new connections to every service are carried, from when
+// the rules beneath are written.
 func Health(c HealthConfig) http.Handler {
 	if c.Now == nil {
 		c.Now = time.Now
@@ -67,8 +68,8 @@ func Health(c HealthConfig) http.Handler {
 		answer(w, body, body.Healthy, livez)
 	})
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
-		if c.Source.Health().LastUpdated.IsZero() {
-			plainText(w, http.StatusServiceUnavailable, "not ready: no sync has succeeded yet\n")
+		if why := c.Source.Health().NotReady; why != "" {
+			plainText(w, http.StatusServiceUnavailable, "not ready: "+why+"\n")
 			return
 		}
 		plainText(w, http.StatusOK, "ok\n")

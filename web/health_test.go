@@ -23,11 +23,14 @@ func TestHealth(t *testing.T) {
 		healthz, livez, readyz int
 	}{
 		{"idle", healthy, 200, 200, 200},
-		{"starting", with(func(r *HealthReport) { r.LastUpdated = time.Time{} }), 200, 200, 503},
+		{"starting", with(func(r *HealthReport) {
+			r.LastUpdated, r.NotReady = time.Time{}, "the kernel's rules aren't written yet"
+		}), 200, 200, 503},
+		{"no longer serving", with(func(r *HealthReport) { r.NotReady = "the forwarder doesn't serve" }), 200, 200, 503},
 		{"change waits, not yet late", with(func(r *HealthReport) { r.PendingSince = now.Add(-59 * time.Second) }), 200, 200, 200},
 		{"change waits too long", with(func(r *HealthReport) { r.PendingSince = now.Add(-60 * time.Second) }), 503, 503, 200},
 		{"first pass never succeeds", with(func(r *HealthReport) {
-			r.LastUpdated, r.PendingSince = time.Time{}, now.Add(-2*time.Minute)
+			r.LastUpdated, r.PendingSince, r.NotReady = time.Time{}, now.Add(-2*time.Minute), "the first pass failed"
 		}), 503, 503, 503},
 		{"node about to be deleted", with(func(r *HealthReport) { r.NodeEligible = false }), 503, 200, 200},
 	}

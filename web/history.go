@@ -120,7 +120,7 @@ func rates(was, is plan.Connections, took time.Duration) Rates {
 		return round2(float64(is-was) / took.Seconds())
 	}
 	return Rates{
-		Connections: per(was.Total, is.Total), BytesIn: per(was.BytesIn, is.BytesIn), BytesOut: per(was.BytesOut, is.BytesOut),
+		Connections: per(was.Attempts(), is.Attempts()), BytesIn: per(was.BytesIn, is.BytesIn), BytesOut: per(was.BytesOut, is.BytesOut),
 		Failed: per(was.Failed, is.Failed), Retried: per(was.Retried, is.Retried),
 	}
 }

@@ -19,19 +19,21 @@ type hello struct {
 
 // overview is everything, as of one look.
 type overview struct {
-	Time     time.Time           `json:"time"`
-	Alive    bool                `json:"alive"`
-	Sync     plan.SyncStatus     `json:"sync"`
-	Sources  []plan.SourceStatus `json:"sources"`
-	Services []*Row              `json:"services"`
+	Time      time.Time           `json:"time"`
+	Alive     bool                `json:"alive"`
+	Exhausted []plan.Resource     `json:"exhausted"`
+	Sync      plan.SyncStatus     `json:"sync"`
+	Sources   []plan.SourceStatus `json:"sources"`
+	Services  []*Row              `json:"services"`
 }
 
 // delta is what one look found changed.
 type delta struct {
-	Time    time.Time `json:"time"`
-	Alive   bool      `json:"alive"`
-	Changed []*Row    `json:"changed"`
-	Removed []string  `json:"removed"`
+	Time      time.Time       `json:"time"`
+	Alive     bool            `json:"alive"`
+	Exhausted []plan.Resource `json:"exhausted"`
+	Changed   []*Row          `json:"changed"`
+	Removed   []string        `json:"removed"`
 
 	news bool // there is something to tell
 }

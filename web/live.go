@@ -11,21 +11,20 @@ import (
 // again, in the same stream.
 type liveStream struct {
 	rec   *Recorder
-	slots chan struct{}
+	slots *slots
 }
 
 func newLiveStream(rec *Recorder) *liveStream {
-	return &liveStream{rec: rec, slots: make(chan struct{}, maxStreams)}
+	return &liveStream{rec: rec, slots: newSlots(maxStreams, streamsOfClient)}
 }
 
 func (s *liveStream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	select {
-	case s.slots <- struct{}{}:
-		defer func() { <-s.slots }()
-	default:
-		refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("%d live streams are open, which is the limit; close one", maxStreams))
+	client := requester(r)
+	if !s.slots.try(client) {
+		refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("%d live streams are open, or %d of this client, which is the limit; close one", maxStreams, streamsOfClient))
 		return
 	}
+	defer s.slots.release(client)
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Vary", "Accept-Encoding")
 	out := liveWriter{streamWriter: streamWriter{w: w, ctl: http.NewResponseController(w)}}

@@ -24,7 +24,7 @@ func (r *Recorder) look(now time.Time, keep bool) {
 	if keep {
 		k = r.keeping(now)
 	}
-	d := delta{Time: now.UTC(), Alive: st.Alive, Changed: []*Row{}}
+	d := delta{Time: now.UTC(), Alive: st.Alive, Exhausted: listed(st.Exhausted), Changed: []*Row{}}
 	services := make([]*record, len(st.Services))
 	for i := range st.Services {
 		s := &st.Services[i]
@@ -39,7 +39,7 @@ func (r *Recorder) look(now time.Time, keep bool) {
 		rec.followHealth(s.Endpoints, now)
 	}
 	d.Removed = r.forget(len(services))
-	d.news = len(d.Changed) > 0 || len(d.Removed) > 0 || st.Alive != r.status.Alive
+	d.news = len(d.Changed) > 0 || len(d.Removed) > 0 || st.Health() != r.status.Health()
 	r.status, r.services = st, services
 	if keep {
 		r.keptAt(now, k)

@@ -41,6 +41,7 @@ var (
 	buildInfo = desc("kproxy_build_info", "Always 1; the labels say what is running.", "version", "goversion")
 	upSeconds = desc("kproxy_uptime_seconds", "Time since start.")
 	aliveDesc = desc("kproxy_alive", "1 while the heartbeat holds, so that new connections may come to userspace.")
+	readyDesc = desc("kproxy_ready", "1 while new connections to every service are carried; the status says why not.")
 
 	syncPasses   = desc("kproxy_syncs_total", "Passes of the reconcile loop that took effect.")
 	syncDuration = desc("kproxy_sync_duration_seconds", "Duration of the last pass of the reconcile loop.")
@@ -66,7 +67,7 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements prometheus.Collector.
 func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
 	for _, d := range []*prometheus.Desc{
-		buildInfo, upSeconds, aliveDesc, syncPasses, syncDuration, syncFailing,
+		buildInfo, upSeconds, aliveDesc, readyDesc, syncPasses, syncDuration, syncFailing,
 		sourceErrors, sourceSynced, capability, servicesDesc, statesDesc, reasonsDesc, endpointsDesc, limitDesc, sharedDesc,
 	} {
 		ch <- d
@@ -101,6 +102,7 @@ func collectProcess(s plan.Status, send sender) {
 	send.gauge(buildInfo, 1, s.Version, runtime.Version())
 	send.gauge(upSeconds, float64(s.UptimeSeconds))
 	send.gauge(aliveDesc, number(s.Alive))
+	send.gauge(readyDesc, number(s.Ready))
 	send.counter(syncPasses, float64(s.Sync.Generation))
 	send.gauge(syncDuration, s.Sync.DurationSeconds)
 	send.gauge(syncFailing, number(s.Sync.LastError != ""))

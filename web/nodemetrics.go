@@ -14,6 +14,8 @@ var (
 	repairs      = desc("kproxy_repairs_total", "Times that somebody else had changed what is kproxy's in the kernel.", "object")
 	writes       = desc("kproxy_kernel_writes_total", "Objects written into the kernel or deleted from it: rules in chains that were written, entries of sets, virtual and real servers.", "object")
 	setEntries   = desc("kproxy_set_entries", "Entries of kproxy's ipsets; KPROXY-AFF stands for all sets of session affinity.", "set")
+	steered      = desc("kproxy_steered_packets_total", "Packets that began a connection and that rules sent to userspace.")
+	refused      = desc("kproxy_refused_packets_total", "Packets that rules refused, to services without a usable endpoint.")
 
 	virtualServers = desc("kproxy_virtual_servers", "Virtual servers of IPVS that are kproxy's.", "ip_family")
 	realServers    = desc("kproxy_real_servers", "Real servers of IPVS that get new connections of kproxy's.", "ip_family")
@@ -30,11 +32,14 @@ var (
 	descriptors        = desc("kproxy_userspace_descriptors", "File descriptors that forwarding in userspace uses.", "protocol")
 	descriptorsLimit   = desc("kproxy_userspace_descriptors_limit", "File descriptors that forwarding in userspace may use.", "protocol")
 	descriptorsWaiting = desc("kproxy_userspace_descriptors_waiting", "Listeners that accept nobody until a file descriptor is free.", "protocol")
+	exhausted          = desc("kproxy_userspace_exhausted", "1 while forwarding in userspace lacks room: clients wait, are refused, or others end for them.", "resource")
+	shed               = desc("kproxy_userspace_shed_total", "Connections and sessions in userspace that had to end to make room for others, by reason.", "protocol", "reason")
 )
 
 var nodeDescs = []*prometheus.Desc{
-	syncFailures, repairs, writes, setEntries, virtualServers, realServers, realDraining, offloads, recalls, catchUps,
+	syncFailures, repairs, writes, setEntries, steered, refused, virtualServers, realServers, realDraining, offloads, recalls, catchUps,
 	conntrackEntries, conntrackLimit, conntrackOverflows, descriptors, descriptorsLimit, descriptorsWaiting,
+	exhausted, shed,
 }
 
 func collectNode(f *plan.Figures, send sender) {
@@ -49,6 +54,8 @@ func collectNode(f *plan.Figures, send sender) {
 	for name, n := range f.Sets {
 		send.gauge(setEntries, float64(n), name)
 	}
+	send.counter(steered, float64(f.Steered))
+	send.counter(refused, float64(f.Refused))
 	for i, family := range ipFamilies {
 		send.gauge(virtualServers, float64(f.VirtualServers[i]), family)
 		send.gauge(realServers, float64(f.RealServers[i]), family)
@@ -64,6 +71,12 @@ func collectNode(f *plan.Figures, send sender) {
 		send.gauge(descriptors, float64(f.Descriptors[i].Count), protocol)
 		send.gauge(descriptorsLimit, float64(f.Descriptors[i].Max), protocol)
 		send.gauge(descriptorsWaiting, float64(f.DescriptorWaits[i]), protocol)
+		for r, n := range f.Shed[i] {
+			send.counter(shed, float64(n), protocol, plan.ShedReasons[r])
+		}
+	}
+	for _, r := range plan.Resources {
+		send.gauge(exhausted, number(slices.Contains(f.Exhausted, r)), string(r))
 	}
 }
 

@@ -18,7 +18,8 @@ func TestNodeMetrics(t *testing.T) {
 			Offloads: map[plan.Cause]uint64{plan.CauseQualified: 37},
 			Recalls:  map[plan.Cause]uint64{plan.CauseRefused: 41, plan.CausePanic: 43}, CatchUps: 47,
 			Conntrack: plan.Usage{Count: 53, Max: 59}, ConntrackOverflows: 61,
-			Descriptors: [2]plan.Usage{{Count: 67, Max: 71}, {Count: 73, Max: 79}}, DescriptorWaits: [2]int{1, 0},
+			Descriptors: [2]plan.Usage{{Count: 67, Max: 71}, {Count: 73, Max: 79}}, DescriptorWaits: [2]int{1, 0}, Steered: 83, Refused: 89,
+			Exhausted: []plan.Resource{plan.Sessions}, Shed: [2][4]uint64{{83, 89, 97, 101}, {3: 103}},
 		}
 	}
 	reg := prometheus.NewPedanticRegistry()
@@ -31,6 +32,8 @@ func TestNodeMetrics(t *testing.T) {
 {ip_family="IPv6"} 2`,
 		"kproxy_real_servers": `{ip_family="IPv4"} 9
 {ip_family="IPv6"} 4`,
+		"kproxy_steered_packets_total": " 83",
+		"kproxy_refused_packets_total": " 89",
 		"kproxy_real_servers_draining": " 1",
 		"kproxy_kernel_writes_total": `{object="chain"} 2
 {object="rule"} 11
@@ -58,6 +61,17 @@ func TestNodeMetrics(t *testing.T) {
 {protocol="UDP"} 79`,
 		"kproxy_userspace_descriptors_waiting": `{protocol="TCP"} 1
 {protocol="UDP"} 0`,
+		"kproxy_userspace_exhausted": `{resource="descriptors"} 0
+{resource="memory"} 0
+{resource="sessions"} 1`,
+		"kproxy_userspace_shed_total": `{protocol="TCP",reason="client_share"} 89
+{protocol="TCP",reason="idle"} 101
+{protocol="TCP",reason="reset"} 83
+{protocol="TCP",reason="service_share"} 97
+{protocol="UDP",reason="client_share"} 0
+{protocol="UDP",reason="idle"} 103
+{protocol="UDP",reason="reset"} 0
+{protocol="UDP",reason="service_share"} 0`,
 	}
 	if len(want) != len(nodeDescs) {
 		t.Errorf("%d metrics are tested of %d", len(want), len(nodeDescs))

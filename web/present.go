@@ -16,7 +16,7 @@ func (r *Recorder) overview() overview {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	o := overview{
-		Time: time.Now().UTC(), Alive: r.status.Alive, Sync: r.status.Sync,
+		Time: time.Now().UTC(), Alive: r.status.Alive, Exhausted: listed(r.status.Exhausted), Sync: r.status.Sync,
 		Sources: r.status.Sources, Services: make([]*Row, len(r.services)),
 	}
 	if o.Sources == nil {
@@ -141,6 +141,14 @@ func (r *Recorder) onlyPortOf(name string) *record {
 	return found
 }
 
+// listed makes an empty list of none, so that JSON has one.
+func listed(r []plan.Resource) []plan.Resource {
+	if r == nil {
+		return []plan.Resource{}
+	}
+	return r
+}
+
 // NodeFigures is the JSON of /api/v1/node.
 type NodeFigures struct {
 	Version        string                    `json:"version"`
@@ -150,6 +158,7 @@ type NodeFigures struct {
 	Mode           plan.Mode                 `json:"mode"`
 	Node           string                    `json:"node"`
 	Alive          bool                      `json:"alive"`
+	Exhausted      []plan.Resource           `json:"exhausted"`
 	Capabilities   []plan.CapStatus          `json:"capabilities"`
 	Sources        []plan.SourceStatus       `json:"sources"`
 	Sync           NodeSync                  `json:"sync"`
@@ -181,7 +190,7 @@ func (r *Recorder) Node() NodeFigures {
 	r.mu.RUnlock()
 	n := NodeFigures{
 		Version: s.Version, GoVersion: runtime.Version(), UptimeSeconds: s.UptimeSeconds, Mode: s.Mode, Node: s.Node,
-		Alive: s.Alive, Capabilities: s.Capabilities, Sources: s.Sources, Sync: NodeSync{SyncStatus: s.Sync},
+		Alive: s.Alive, Exhausted: listed(s.Exhausted), Capabilities: s.Capabilities, Sources: s.Sources, Sync: NodeSync{SyncStatus: s.Sync},
 		MemoryBytes: memoryInUse(), Goroutines: runtime.NumGoroutine(),
 	}
 	if r.cfg.Node != nil {

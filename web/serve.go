@@ -16,15 +16,20 @@ const (
 	headerTimeout   = 5 * time.Second
 	readTimeout     = 15 * time.Second
 	writeTimeout    = 30 * time.Second
-	idleTimeout     = 2 * time.Minute
+	idleTimeout     = time.Minute
 	shutdownTimeout = 2 * time.Second
-	maxHeaderBytes  = 32 << 10
+	maxHeaderBytes  = 16 << 10
 )
 
 // Serve answers requests on ln with h until ctx is done. It closes ln, gives
 // requests in progress a moment to finish, and returns when all have ended; nil
-// unless serving failed. The contexts of requests end with ctx.
+// unless serving failed. The contexts of requests end with ctx. It takes every
+// connection: listeners that outsiders reach are for [Connections.Serve].
 func Serve(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger) error {
+	return serve(ctx, ln, h, log, nil)
+}
+
+func serve(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logger, follow func(net.Conn, http.ConnState)) error {
 	srv := &http.Server{
 		Handler:           h,
 		ReadHeaderTimeout: headerTimeout,
@@ -32,6 +37,7 @@ func Serve(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logge
 		WriteTimeout:      writeTimeout,
 		IdleTimeout:       idleTimeout,
 		MaxHeaderBytes:    maxHeaderBytes,
+		ConnState:         follow,
 		ErrorLog:          slog.NewLogLogger(log.Handler(), slog.LevelDebug),
 		BaseContext:       func(net.Listener) context.Context { return ctx },
 	}

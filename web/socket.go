@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -12,36 +13,58 @@ import (
 	"time"
 )
 
-// ErrRunning is returned by ListenControl when another kproxy has the socket.
+// ErrRunning is returned by LockControl and ListenControl when another kproxy has
+// the socket.
 var ErrRunning = errors.New("another kproxy is running here")
 
 // ListenControl opens the control socket at path with mode 0600. A socket file
 // left behind by a process that died is replaced; one that somebody listens on
 // is not, and neither is a file that isn't a socket. Closing the listener
-// removes the file.
-//
-// A lock on PATH.lock is held as long as the listener is open. It decides
-// between two kproxys that start at once, and the kernel releases it however a
-// process ends.
+// removes the file. LockControl decides between two that start at once.
 func ListenControl(ctx context.Context, path string) (net.Listener, error) {
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return nil, fmt.Errorf("open control socket: %w", err)
-	}
-	lock, err := lockFile(path + ".lock")
-	if err != nil {
-		return nil, describe(path, err)
-	}
 	if err := removeStale(path); err != nil {
-		_ = lock.Close()
 		return nil, describe(path, err)
 	}
 	lc := net.ListenConfig{Control: private}
 	ln, err := lc.Listen(ctx, "unix", path)
 	if err != nil {
-		_ = lock.Close()
 		return nil, fmt.Errorf("open control socket: %w", err)
 	}
-	return &lockedListener{Listener: ln, lock: lock}, nil
+	return ln, nil
+}
+
+// lockRetry is how often a lock is tried that another kproxy holds.
+const lockRetry = 100 * time.Millisecond
+
+// LockControl takes the lock of the control socket at path, the file PATH.lock, in
+// a directory that it makes where there is none. While another kproxy holds it, it
+// waits: for patience at most, or until ctx ends; waiting is called once, with the
+// reason. Where a pod is replaced at once, its predecessor is still draining. The
+// caller closes the lock when everything of this kproxy has ended, which removes the
+// file; the kernel releases the lock however a process ends.
+func LockControl(ctx context.Context, path string, patience time.Duration, waiting func(error)) (io.Closer, error) {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return nil, fmt.Errorf("open control socket: %w", err)
+	}
+	lock, err := lockFile(path + ".lock")
+	if errors.Is(err, ErrRunning) && patience > 0 {
+		waiting(describe(path, err))
+		ctx, cancel := context.WithTimeout(ctx, patience)
+		defer cancel()
+		again := time.NewTicker(lockRetry)
+		defer again.Stop()
+		for errors.Is(err, ErrRunning) && ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-again.C:
+				lock, err = lockFile(path + ".lock")
+			}
+		}
+	}
+	if err != nil {
+		return nil, describe(path, err)
+	}
+	return lock, nil
 }
 
 func describe(path string, err error) error {
@@ -51,20 +74,49 @@ func describe(path string, err error) error {
 	return fmt.Errorf("open control socket: %w", err)
 }
 
-func lockFile(path string) (*os.File, error) {
-	f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+// heldLock is a lock file that its holder removes before it lets go.
+type heldLock struct{ *os.File }
+
+func (l heldLock) Close() error {
+	err := os.Remove(l.Name())
+	if errors.Is(err, fs.ErrNotExist) {
+		err = nil
+	}
+	return errors.Join(err, l.File.Close())
+}
+
+// lockFile locks the file that path names once it is locked: one that was opened before its
+// holder removed it isn't that any more, and another process may have locked the next.
+func lockFile(path string) (io.Closer, error) {
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
+		if err == nil {
+			if named(f, path) {
+				return heldLock{f}, nil
+			}
+			_ = f.Close()
+			continue
+		}
+		_ = f.Close()
+		if errors.Is(err, syscall.EWOULDBLOCK) {
+			return nil, ErrRunning
+		}
+		return nil, fmt.Errorf("lock %s: %w", path, err)
+	}
+}
+
+// named reports whether path names f.
+func named(f *os.File, path string) bool {
+	mine, err := f.Stat()
 	if err != nil {
-		return nil, err
+		return false
 	}
-	err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
-	if err == nil {
-		return f, nil
-	}
-	_ = f.Close()
-	if errors.Is(err, syscall.EWOULDBLOCK) {
-		return nil, ErrRunning
-	}
-	return nil, fmt.Errorf("lock %s: %w", path, err)
+	now, err := os.Stat(path)
+	return err == nil && os.SameFile(mine, now)
 }
 
 // removeStale removes the socket file at path if nobody listens on it.
@@ -99,15 +151,4 @@ func private(_, _ string, c syscall.RawConn) error {
 		return ctlErr
 	}
 	return err
-}
-
-// lockedListener releases the lock when it is closed. The lock file stays: to
-// remove it would let two processes lock two files of one name.
-type lockedListener struct {
-	net.Listener
-	lock *os.File
-}
-
-func (l *lockedListener) Close() error {
-	return errors.Join(l.Listener.Close(), l.lock.Close())
 }

@@ -38,4 +38,5 @@ type HealthReport struct {
 	LastUpdated  time.Time // end of the last pass that succeeded; zero if none has
 	PendingSince time.Time // since when a change waits for a successful pass; zero if none waits
 	NodeEligible bool      // the node isn't about to be deleted (KEP-3836)
+	NotReady     string    // why new connections to some service aren't carried; empty while all are
 }

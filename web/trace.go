@@ -19,9 +19,6 @@ type Tracer interface {
 	Trace(ctx context.Context, req trace.Request) (trace.Result, error)
 }
 
-// tracesAtOnce bounds what traces cost: each reads all rules of the host.
-const tracesAtOnce = 2
-
 // serveTraces answers GET requests for traces at path, if src makes any. Only
 // those of the control socket may probe: what the API serves only reads.
 func serveTraces(mux *http.ServeMux, path string, src Source, mayProbe bool) {
@@ -29,11 +26,14 @@ func serveTraces(mux *http.ServeMux, path string, src Source, mayProbe bool) {
 	if !ok {
 		return
 	}
-	slots := make(chan struct{}, tracesAtOnce)
+	slots := newSlots(tracesAtOnce, tracesOfClient)
+	if mayProbe {
+		slots = newSlots(tracesAtOnce, tracesAtOnce) // all are one client at the control socket
+	}
 	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
 		req, err := parseTrace(r.URL.Query())
-		if err == nil && req.Probe && !mayProbe {
-			err = errors.New("a probe sends a packet, and this address only reads; use kproxy trace --probe")
+		if err == nil && !mayProbe && (req.Probe || req.Netns != "" || req.Pod != "") {
+			err = errors.New("a probe sends a packet, and a namespace is entered; this address only reads: use kproxy trace")
 		}
 		if err != nil {
 			refuse(w, http.StatusBadRequest, err.Error())
@@ -43,16 +43,15 @@ func serveTraces(mux *http.ServeMux, path string, src Source, mayProbe bool) {
 		defer cancel()
 		// Reading the rules may take longer than answers usually do.
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(trace.Timeout + writeTimeout))
-		select {
-		case slots <- struct{}{}:
-			defer func() { <-slots }()
-		case <-ctx.Done():
+		client := requester(r)
+		if !slots.take(ctx, client) {
 			refuse(w, http.StatusServiceUnavailable, "other traces are under way; try again in a moment")
 			return
 		}
+		defer slots.release(client)
 		res, err := t.Trace(ctx, req)
 		switch {
-		case errors.Is(err, trace.ErrProbe):
+		case errors.Is(err, trace.ErrClient):
 			refuse(w, http.StatusBadRequest, err.Error())
 		case err != nil:
 			refuse(w, http.StatusServiceUnavailable, "trace: "+err.Error())
@@ -63,7 +62,7 @@ func serveTraces(mux *http.ServeMux, path string, src Source, mayProbe bool) {
 }
 
 // parseTrace reads a request for a trace:
-// ?address=IP:PORT&protocol=tcp&from=IP&probe=true.
+// ?address=IP:PORT&protocol=tcp&from=IP&netns=PATH&pod=NAME&probe=true.
 func parseTrace(q url.Values) (req trace.Request, err error) {
 	if req.Address, err = netip.ParseAddrPort(q.Get("address")); err != nil {
 		return req, fmt.Errorf("address %q isn't IP:PORT: %w", q.Get("address"), err)
@@ -74,12 +73,14 @@ func parseTrace(q url.Values) (req trace.Request, err error) {
 			return req, fmt.Errorf("protocol %q isn't tcp or udp", p)
 		}
 	}
-	if from := q.Get("from"); from != "" {
+	if from := q.Get("from"); from == "client" {
+		req.AnyClient = true
+	} else if from != "" {
 		if req.From, err = netip.ParseAddr(from); err != nil {
 			return req, fmt.Errorf("from %q isn't an IP address: %w", from, err)
 		}
 	}
-	req.Probe = q.Get("probe") == "true"
+	req.Probe, req.Netns, req.Pod = q.Get("probe") == "true", q.Get("netns"), q.Get("pod")
 	return req, req.Check()
 }
 
@@ -92,6 +93,11 @@ func (c *Client) Trace(ctx context.Context, req trace.Request) (trace.Result, er
 	}
 	if req.Probe {
 		q.Set("probe", "true")
+	}
+	for name, value := range map[string]string{"netns": req.Netns, "pod": req.Pod} {
+		if value != "" {
+			q.Set(name, value)
+		}
 	}
 	patient := &Client{socket: c.socket, http: &http.Client{Transport: c.http.Transport, Timeout: trace.Timeout + writeTimeout}}
 	var res trace.Result

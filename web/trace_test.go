@@ -32,7 +32,7 @@ func TestTraceRequests(t *testing.T) {
 		case 1:
 			return trace.Result{}, errors.New("kproxy is still starting")
 		case 2:
-			return trace.Result{}, fmt.Errorf("%w from there", trace.ErrProbe)
+			return trace.Result{}, fmt.Errorf("%w from there", trace.ErrClient)
 		}
 		res := trace.Result{Request: r, Verdict: trace.Forwarded}
 		if r.Probe {
@@ -40,7 +40,7 @@ func TestTraceRequests(t *testing.T) {
 		}
 		return res, nil
 	}}
-	api, control := API(APIConfig{Source: src}), Control(src)
+	api, control := API(APIConfig{Source: src}), Control(src, NewRecorder(DefaultRecorderConfig(src)))
 	for _, c := range []struct {
 		handler http.Handler
 		target  string
@@ -60,7 +60,7 @@ func TestTraceRequests(t *testing.T) {
 		{api, "/api/v1/trace?address=10.96.0.10:80&from=fd00::2", 400, "another address family"},
 		{api, "/api/v1/trace?address=10.96.0.10:1", 503, "still starting"},
 		{control, "/trace?address=10.96.0.10:80&probe=true", 200, `"outcome":"connected"`},
-		{control, "/trace?address=10.96.0.10:2&probe=true", 400, "can't be sent"},
+		{control, "/trace?address=10.96.0.10:2&probe=true", 400, "can't be found"},
 	} {
 		r := httptest.NewRequest(http.MethodGet, "http://localhost"+c.target, nil)
 		w := httptest.NewRecorder()
@@ -85,20 +85,17 @@ func TestTracesAtOnce(t *testing.T) {
 		<-goOn
 		return trace.Result{}, nil
 	}}})
-	get := func(ctx context.Context) int {
-		r := httptest.NewRequest(http.MethodGet, "http://localhost/api/v1/trace?address=10.96.0.10:80", nil).WithContext(ctx)
-		w := httptest.NewRecorder()
-		api.ServeHTTP(w, r)
-		return w.Code
+	get := func(ctx context.Context, client int) int {
+		return answerFrom(ctx, api, fmt.Sprintf("198.51.100.%d", client), "/api/v1/trace?address=10.96.0.10:80")
 	}
 	codes := make(chan int, tracesAtOnce)
-	for range tracesAtOnce {
-		go func() { codes <- get(t.Context()) }()
+	for i := range tracesAtOnce {
+		go func() { codes <- get(t.Context(), i) }()
 		<-begun
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
-	if code := get(ctx); code != http.StatusServiceUnavailable || len(begun) > 0 {
+	if code := get(ctx, tracesAtOnce); code != http.StatusServiceUnavailable || len(begun) > 0 {
 		t.Errorf("one too many: %d, and %d began; want it refused", code, len(begun))
 	}
 	close(goOn)

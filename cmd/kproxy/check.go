@@ -17,14 +17,17 @@ func checkCommand() *cli.Command {
 		Name:  "check",
 		Usage: "validate manifests and the configuration and print every problem as `file:line: what`; needs no root",
 		Description: "With --config, and any flag of kproxy run, it says of every field of the file and of every flag\n" +
-			"what comes of it.",
-		Flags: checkFlags(),
+			"what comes of it. With --host, which needs root, it says instead what this host lacks for each mode.",
+		Flags: append(checkFlags(), hostFlag()),
 		Action: func(c *cli.Context) error {
+			if c.Bool("host") {
+				return checkHost(c)
+			}
 			configured := slices.ContainsFunc(runFlags(), func(f cli.Flag) bool {
 				return f.Names()[0] != "manifests" && slices.ContainsFunc(f.Names(), c.IsSet)
 			})
 			if !configured && !c.IsSet("manifests") {
-				return usageError("nothing to check: pass --config FILE or --manifests PATH")
+				return usageError("nothing to check: pass --config FILE, --manifests PATH or --host")
 			}
 			problems := 0
 			if configured {

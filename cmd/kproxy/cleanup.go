@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
@@ -14,12 +15,16 @@ func cleanupCommand() *cli.Command {
 		Usage: "remove everything kproxy ever programmed, in every mode, and nothing else; or what kube-proxy left behind",
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "kube-proxy", Usage: "remove what kube-proxy left behind instead: chains, nftables tables, virtual servers, ipsets; beside a running kproxy too"},
+			&cli.BoolFlag{Name: "dry-run", Usage: "print what would be removed, and change nothing; beside a running kproxy too"},
 			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` with the pins to forget", Value: agent.DefaultStateDir},
 			&cli.IntFlag{Name: "route-table", Usage: "routing `TABLE` that kproxy run was given", Value: agent.DefaultRouteTable},
 		},
 		Action: func(c *cli.Context) error {
 			if c.Bool("kube-proxy") {
 				return cleanLeftovers(c)
+			}
+			if c.Bool("dry-run") {
+				return previewCleanup(c)
 			}
 			if err := agent.Cleanup(c.Context, c.String("state-dir"), c.Int("route-table")); err != nil {
 				return hostError(err)
@@ -30,9 +35,26 @@ func cleanupCommand() *cli.Command {
 	}
 }
 
+// previewCleanup is `kproxy cleanup --dry-run`.
+func previewCleanup(c *cli.Context) error {
+	lines, err := agent.PreviewCleanup(c.Context, c.String("state-dir"), c.Int("route-table"))
+	if err != nil {
+		return hostError(err)
+	}
+	if len(lines) == 0 {
+		lines = []string{"nothing to remove"}
+	}
+	_, err = fmt.Fprintln(c.App.Writer, strings.Join(lines, "\n"))
+	return err
+}
+
 // cleanLeftovers is `kproxy cleanup --kube-proxy`.
 func cleanLeftovers(c *cli.Context) error {
-	removed, kept, err := agent.CleanLeftovers(c.Context)
+	clean, done := agent.CleanLeftovers, "removed"
+	if c.Bool("dry-run") {
+		clean, done = agent.PreviewLeftovers, "would remove"
+	}
+	removed, kept, err := clean(c.Context)
 	if err != nil {
 		return hostError(err)
 	}
@@ -41,6 +63,6 @@ func cleanLeftovers(c *cli.Context) error {
 			return err
 		}
 	}
-	_, err = fmt.Fprintln(c.App.Writer, "removed of kube-proxy:", removed)
+	_, err = fmt.Fprintln(c.App.Writer, done, "of kube-proxy:", removed)
 	return err
 }

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"slices"
 	"strings"
 	"time"
 
@@ -16,7 +15,6 @@ import (
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/view"
 	"kproxy.dev/kproxy/view/terminal"
-	"kproxy.dev/kproxy/web"
 )
 
 // rowsAtMost is how many connections are printed unless --limit says otherwise.
@@ -26,12 +24,12 @@ func connectionsCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "connections",
 		Usage:     "list live connections in every data plane",
-		ArgsUsage: "[NAMESPACE/NAME[:PORT]]",
+		ArgsUsage: "[" + targetUsage + "]",
 		Flags: []cli.Flag{
-			socketFlag(), outputFlag("table", "wide", "json"),
+			socketFlag(), outputFlag("table", "wide", "json", "yaml"),
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow them: on a terminal as a screen with keys, else printed every second"},
-			&cli.StringFlag{Name: "sort", Value: view.ConnectionOrders[0], Usage: "`ORDER`: " + strings.Join(view.ConnectionOrders, ", ")},
-			&cli.IntFlag{Name: "limit", Value: rowsAtMost, Usage: "print at most `N` connections; 0 for all. JSON has all unless this is given"},
+			choiceFlag(&cli.StringFlag{Name: "sort", Value: view.ConnectionOrders[0], Usage: "`ORDER`: " + strings.Join(view.ConnectionOrders, ", ")}, view.ConnectionOrders...),
+			&cli.IntFlag{Name: "limit", Value: rowsAtMost, Usage: "print at most `N` connections; 0 for all. JSON and YAML have all unless this is given"},
 		},
 		Action: showConnections,
 	}
@@ -46,18 +44,15 @@ type connectionsShown struct {
 }
 
 func showConnections(c *cli.Context) error {
-	if err := oneService(c); err != nil {
+	which, err := oneTarget(c)
+	if err != nil {
 		return err
 	}
 	f := connectionsShown{format: c.String("output"), sort: c.String("sort"), limit: c.Int("limit")}
 	switch {
-	case !slices.Contains([]string{"table", "wide", "json"}, f.format):
-		return usageError("output %q is not one of table, wide, json", f.format)
-	case !slices.Contains(view.ConnectionOrders, f.sort):
-		return usageError("sort %q is not one of %s", f.sort, strings.Join(view.ConnectionOrders, ", "))
 	case f.limit < 0:
 		return usageError("limit %d is less than 0", f.limit)
-	case f.format == "json" && !c.IsSet("limit"):
+	case isForPrograms(f.format) && !c.IsSet("limit"):
 		f.limit = 0
 	}
 	out := c.App.Writer
@@ -66,26 +61,20 @@ func showConnections(c *cli.Context) error {
 			f.width = width
 		}
 	}
-	client := web.NewClient(c.String("socket"))
-	list := func(ctx context.Context) ([]plan.ConnectionStatus, error) {
-		return client.Connections(ctx, c.Args().First())
-	}
+	client := clientOf(c)
+	list := func(ctx context.Context) ([]plan.ConnectionStatus, error) { return which.connections(ctx, client) }
 	rows, err := list(c.Context)
 	switch {
 	case err != nil:
 		return err
 	case len(rows) == 0 && c.NArg() > 0 && !c.Bool("watch"):
-		st, err := client.Status(c.Context) // it may be misspelt
-		if err == nil {
-			_, err = selectServices(st.Services, c.Args().First())
-		}
-		if err != nil {
+		if _, err := which.lookUp(c.Context, client); err != nil { // it may be misspelt
 			return err
 		}
 		return f.print(out, rows)
 	case !c.Bool("watch"):
 		return f.print(out, rows)
-	case f.format == "json" || !canDraw(out):
+	case isForPrograms(f.format) || !canDraw(out):
 		return watchPlainly(c.Context, out, list, f.print)
 	}
 	model := view.NewConnections(view.ThemeOf(os.Getenv), f.format == "wide", f.sort)
@@ -100,8 +89,8 @@ func (f *connectionsShown) print(w io.Writer, rows []plan.ConnectionStatus) erro
 	if f.limit > 0 && len(rows) > f.limit {
 		shown = rows[:f.limit]
 	}
-	if f.format == "json" {
-		return printJSON(w, shown)
+	if isForPrograms(f.format) {
+		return printValue(w, f.format, shown)
 	}
 	lines := view.ConnectionTable(shown, f.format == "wide", f.width, view.Theme{Unicode: view.ThemeOf(os.Getenv).Unicode})
 	lines = append(lines, "", view.ConnectionSummary(rows))

@@ -5,7 +5,10 @@ import (
 	"fmt"
 	"os"
 
+	"golang.org/x/sys/unix"
+
 	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/source/kube"
 )
@@ -44,15 +47,16 @@ func statusOf(err error) int {
 // exit status.
 func hostError(err error) error {
 	var missing *kernel.Missing
-	var config *kube.ConfigError
+	var access *kube.ConfigError
+	var setting *config.Problem
 	switch {
-	case errors.As(err, &missing):
+	case errors.As(err, &missing), errors.Is(err, unix.EADDRINUSE):
 		return &exitError{exitHost, err}
 	case errors.Is(err, os.ErrPermission) && os.Geteuid() != 0:
 		return &exitError{exitHost, fmt.Errorf("%w; run kproxy as root", err)}
 	case errors.Is(err, os.ErrPermission):
 		return &exitError{exitHost, err}
-	case errors.Is(err, agent.ErrNoMode), errors.As(err, &config):
+	case errors.Is(err, agent.ErrNoMode), errors.As(err, &access), errors.As(err, &setting):
 		return &exitError{exitUsage, err}
 	}
 	return err

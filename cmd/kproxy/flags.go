@@ -1,8 +1,6 @@
 package main
 
 import (
-	"strings"
-
 	"github.com/urfave/cli/v2"
 )
 
@@ -19,8 +17,4 @@ func manifestsFlag() cli.Flag {
 
 func nodeFlag() cli.Flag {
 	return &cli.StringFlag{Name: "node", Usage: "`NAME` of the node to decide for", Value: hostName()}
-}
-
-func outputFlag(formats ...string) cli.Flag {
-	return &cli.StringFlag{Name: "output", Aliases: []string{"o"}, Usage: "`FORMAT`: " + strings.Join(formats, ", "), Value: formats[0]}
 }

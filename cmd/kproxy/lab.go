@@ -22,7 +22,7 @@ import (
 
 func labCommand() *cli.Command {
 	mode := func() cli.Flag {
-		return &cli.StringFlag{Name: "mode", Value: config.Default().Mode, Usage: "mode of the lab's kproxy: " + strings.Join(config.Modes, ", ")}
+		return choiceFlag(&cli.StringFlag{Name: "mode", Value: config.Default().Mode, Usage: "mode of the lab's kproxy: " + strings.Join(config.Modes, ", ")}, config.Modes...)
 	}
 	slow := func() cli.Flag {
 		return &cli.IntFlag{Name: "slow", Value: 1, EnvVars: []string{"KPROXY_E2E_SLOW"}, Usage: "this machine is `N` times slower than usual, as an emulated one is: everything gets more time"}
@@ -47,26 +47,26 @@ func labCommand() *cli.Command {
 			},
 			labCompareCommand(), compareLoadCommand(), compareServeCommand(),
 			{
-				Name: "down", Usage: "remove what an earlier lab left behind",
+				Name: "down", Usage: "end the lab that is up, and remove what one that was killed has left",
 				Action: func(c *cli.Context) error {
-					if err := errors.Join(lab.DownAll(lab.DefaultPrefix), compare.Down(lab.DefaultPrefix)); err != nil {
+					if err := noArguments(c); err != nil {
 						return err
 					}
-					return os.RemoveAll(labDir)
+					if err := needRoot(); err != nil {
+						return err
+					}
+					return errors.Join(endLab(c.Context), compare.Down(lab.DefaultPrefix))
 				},
 			},
 		},
 		Action: func(c *cli.Context) error {
 			if c.Args().Present() {
-				return usageError("there is no lab command %q (see kproxy lab --help)", c.Args().First())
+				return noCommand("kproxy lab", c.Command.Subcommands, c.Args().First())
 			}
 			return cli.ShowSubcommandHelp(c)
 		},
 	}
 }
-
-// labDir holds the lab's manifests, for users to edit, its socket and state.
-const labDir = "/run/kproxy-lab"
 
 // labService is the address of the lab's service.
 var labService = netip.MustParseAddrPort("10.96.0.10:80")
@@ -75,6 +75,7 @@ var labService = netip.MustParseAddrPort("10.96.0.10:80")
 // on the node.
 type labSession struct {
 	pace      pace
+	lock      *os.File
 	net       *lab.Network
 	manifest  lab.Manifest
 	manifests string // directory
@@ -85,7 +86,7 @@ type labSession struct {
 // pace is how many times slower than usual this machine is.
 type pace int
 
-func paceOf(c *cli.Context) pace { return pace(max(c.Int("slow"), 1)) }
+func paceOf(c *cli.Context) pace { return pace(c.Int("slow")) }
 
 // time stretches what a step may take.
 func (p pace) time(d time.Duration) time.Duration { return d * time.Duration(p) }
@@ -98,22 +99,28 @@ func (p pace) aliveTimeout() time.Duration { return p.atMost(3*time.Second, 9*ti
 
 // startLab builds the network and starts this very program as `kproxy run` in
 // the node's namespace.
-func startLab(ctx context.Context, mode string, backends int, slow pace, extra ...string) (*labSession, error) {
-	if os.Geteuid() != 0 {
-		return nil, &exitError{exitHost, errors.New("the lab makes network namespaces and needs root: run it with sudo")}
+func startLab(ctx context.Context, mode string, backends int, slow pace, extra ...string) (_ *labSession, err error) {
+	if err := needRoot(); err != nil {
+		return nil, err
 	}
 	self, err := os.Executable()
 	if err != nil {
 		return nil, fmt.Errorf("find own executable: %w", err)
 	}
-	cfg := lab.DefaultConfig()
-	cfg.Backends, cfg.HostAccess = backends, true
-	s := &labSession{pace: slow, net: lab.New(cfg), manifests: filepath.Join(labDir, "manifests")}
-	if err := s.net.Up(ctx); err != nil {
+	lock, err := lockLab()
+	if err != nil {
 		return nil, err
 	}
-	if err := errors.Join(os.RemoveAll(labDir), os.MkdirAll(s.manifests, 0o755)); err != nil {
-		return nil, errors.Join(err, s.net.Down())
+	cfg := lab.DefaultConfig()
+	cfg.Backends, cfg.HostAccess = backends, true
+	s := &labSession{pace: slow, lock: lock, net: lab.New(cfg), manifests: filepath.Join(labDir, "manifests")}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, s.stop())
+		}
+	}()
+	if err := errors.Join(os.Mkdir(s.manifests, 0o755), s.net.Up(ctx)); err != nil {
+		return nil, err
 	}
 	s.manifest = lab.NewManifest("web", 10, s.net.Backends...)
 	s.manifest.Type = "NodePort"
@@ -133,10 +140,34 @@ func startLab(ctx context.Context, mode string, backends int, slow pace, extra .
 	if host, ok := s.net.HostAddress(); ok {
 		s.proxy.Args = append(s.proxy.Args, "--metrics-bind-address", netip.AddrPortFrom(host, 10249).String())
 	}
-	if err := s.begin(ctx); err != nil {
-		return nil, errors.Join(err, s.stop())
+	return s, s.begin(ctx)
+}
+
+// needRoot is the error of those who aren't.
+func needRoot() error {
+	if os.Geteuid() != 0 {
+		return &exitError{exitHost, errors.New("the lab makes network namespaces and needs root: run it with sudo")}
 	}
-	return s, nil
+	return nil
+}
+
+// noArguments is the error of a command that takes none and got some.
+func noArguments(c *cli.Context) error {
+	if c.Args().Present() {
+		return usageError("%s takes no arguments, got %q", c.Command.HelpName, c.Args().Slice())
+	}
+	return nil
+}
+
+// checkLabFlags says what of a lab's flags makes no sense, before anything is made.
+func checkLabFlags(c *cli.Context) error {
+	if err := noArguments(c); err != nil {
+		return err
+	}
+	if slow := c.Int("slow"); slow < 1 || slow > 1000 {
+		return usageError("--slow %d: want 1 to 1000", slow)
+	}
+	return nil
 }
 
 // begin writes the manifests and starts kproxy.
@@ -178,7 +209,7 @@ func (s *labSession) stop() error {
 	if s.proxy != nil && s.proxy.Running() {
 		err = s.proxy.Kill()
 	}
-	return errors.Join(err, s.net.Down(), os.RemoveAll(labDir))
+	return errors.Join(err, s.net.Down(), unlockLab(s.lock))
 }
 
 // service returns the status of the lab's TCP service port.

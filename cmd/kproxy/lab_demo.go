@@ -43,6 +43,9 @@ type heldConn struct {
 
 // labDemo plays the demo; it fails when any observation isn't as it should be.
 func labDemo(c *cli.Context) (err error) {
+	if err := checkLabFlags(c); err != nil {
+		return err
+	}
 	slow := paceOf(c)
 	ctx, cancel := context.WithTimeout(c.Context, slow.time(2*time.Minute))
 	defer cancel()

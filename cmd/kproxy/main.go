@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"slices"
+	"strings"
 	"syscall"
 
 	"github.com/urfave/cli/v2"
@@ -22,7 +24,10 @@ var (
 func main() {
 	ctx, stop := signalContext()
 	defer stop()
-	err := newApp().RunContext(ctx, os.Args)
+	if len(os.Args) > 1 && os.Args[1] == "run" {
+		hangups() // also while the command line is being read
+	}
+	err := run(ctx, newApp(), os.Args)
 	if err == nil {
 		return
 	}
@@ -45,39 +50,66 @@ func signalContext() (context.Context, context.CancelFunc) {
 	return ctx, cancel
 }
 
-func newApp() *cli.App {
-	usage := func(c *cli.Context, err error, _ bool) error {
-		return usageError("%w (see kproxy %s --help)", err, c.Command.Name)
+// groupedCommands are the commands under the headings that the help sorts them by.
+func groupedCommands() map[string][]*cli.Command {
+	return map[string][]*cli.Command{
+		"Run":                   {runCommand(), pinCommand(), cleanupCommand()},
+		"Inspect":               {statusCommand(), describeCommand(), connectionsCommand(), eventsCommand(), traceCommand()},
+		"Validate and preview":  {checkCommand(), renderCommand()},
+		"Try it on one machine": {labCommand()},
+		"Program":               {completeCommand(), completionCommand(), helpCommand(), manCommand(), versionCommand()},
 	}
+}
+
+func newApp() *cli.App {
 	app := &cli.App{
 		Name:            "kproxy",
 		Usage:           "a Layer-4 service proxy: userspace, iptables and IPVS in one program",
-		HideHelpCommand: true,
-		HideVersion:     true,
-		OnUsageError:    usage,
+		HideHelpCommand: true, // helpCommand knows commands of commands
+		HideVersion:     true, // the library's flag is also -v
+		Flags:           []cli.Flag{&cli.BoolFlag{Name: "version", Usage: "print what kproxy version does", DisableDefaultText: true}, cli.HelpFlag},
 		// Errors are printed and turned into an exit status in main only.
 		ExitErrHandler: func(*cli.Context, error) {},
+		OnUsageError:   wrongFlag,
 		Action: func(c *cli.Context) error {
-			if c.Args().Present() {
-				return usageError("there is no command %q (see kproxy --help)", c.Args().First())
+			switch {
+			case c.Args().Present():
+				return noCommand(c.App.Name, c.App.Commands, c.Args().First())
+			case c.Bool("version"):
+				return printVersion(c)
 			}
 			return cli.ShowAppHelp(c)
 		},
-		Commands: []*cli.Command{
-			runCommand(), statusCommand(), connectionsCommand(), pinCommand(), traceCommand(), checkCommand(),
-			renderCommand(), cleanupCommand(), labCommand(), versionCommand(),
-		},
 	}
-	for _, c := range app.Commands {
-		setUsageError(c, usage)
+	for group, commands := range groupedCommands() {
+		for _, c := range commands {
+			c.Category = group
+		}
+		app.Commands = append(app.Commands, commands...)
 	}
+	slices.SortFunc(app.Commands, func(a, b *cli.Command) int { return strings.Compare(a.Name, b.Name) })
+	everyCommand(app.Commands, func(c *cli.Command) { c.OnUsageError, c.HideHelpCommand = wrongFlag, true })
 	return app
 }
 
-// setUsageError gives a command and its subcommands the same treatment of wrong flags.
-func setUsageError(c *cli.Command, f cli.OnUsageErrorFunc) {
-	c.OnUsageError = f
-	for _, sub := range c.Subcommands {
-		setUsageError(sub, f)
+// wrongFlag is what becomes of an error of the library about a flag.
+func wrongFlag(c *cli.Context, err error, _ bool) error {
+	return usageError("%w (see %s --help)", explainFlag(c.Command, err), c.Command.HelpName)
+}
+
+// everyCommand calls f for commands and the commands of commands.
+func everyCommand(commands []*cli.Command, f func(*cli.Command)) {
+	for _, c := range commands {
+		f(c)
+		everyCommand(c.Subcommands, f)
+	}
+}
+
+func helpCommand() *cli.Command {
+	return &cli.Command{
+		Name: "help", Usage: "explain kproxy, or one command", ArgsUsage: "[COMMAND…]",
+		Action: func(c *cli.Context) error {
+			return run(c.Context, c.App, slices.Concat([]string{c.App.Name}, c.Args().Slice(), []string{"--help"}))
+		},
 	}
 }

@@ -14,13 +14,22 @@ import (
 // settings are the flags of `kproxy run` in the order of its help. kube-proxy's
 // have its names and mean what they mean there.
 func settings() []setting {
-	return slices.Concat(sourceSettings(), nodeSettings(), markSettings(), offloadSettings(),
-		healthSettings(), conntrackSettings(), ipvsSettings(), serverSettings(), processSettings())
+	return slices.Concat(
+		group("Services", sourceSettings()), group("Node and cluster", nodeSettings()), group("Marks and routes", markSettings()),
+		group("Offload", offloadSettings()), group("Health checks", healthSettings()), group("Conntrack", conntrackSettings()),
+		group("IPVS", ipvsSettings()), group("Servers and listeners", serverSettings()), group("Process and log", processSettings()),
+	)
+}
+
+// group puts settings under a heading of their own in the help.
+func group(name string, settings []setting) []setting {
+	inGroup(name, flagsOf(settings)...)
+	return settings
 }
 
 func sourceSettings() []setting {
 	return []setting{
-		text("mode", "the furthest data plane: "+strings.Join(config.Modes, ", "), func(c *config.Config) *string { return &c.Mode }),
+		words("mode", "the furthest data plane", config.Modes, func(c *config.Config) *string { return &c.Mode }),
 		{
 			&cli.StringFlag{Name: "proxy-mode", Usage: "kube-proxy's name for --mode; nftables, which kproxy doesn't program, means auto"},
 			func(c *cli.Context, cfg *config.Config) {
@@ -50,7 +59,7 @@ func nodeSettings() []setting {
 		texts("node-ip", "`ADDRESS` of this node, one per family (default: those of its Node object)", func(c *config.Config) *[]string { return &c.NodeIPs }),
 		texts("cluster-cidr", "`CIDR` of the pods, one per family; clients outside are masqueraded", func(c *config.Config) *[]string { return &c.ClusterCIDRs }),
 		texts("exclude-cluster-cidr", "`CIDR` of pods that another proxy serves; repeatable", func(c *config.Config) *[]string { return &c.ExcludeClusterCIDRs }),
-		text("detect-local-mode", "how pods of this cluster are told from other clients: "+strings.Join(config.DetectLocalModes, ", "), func(c *config.Config) *string { return &c.DetectLocalMode }),
+		words("detect-local-mode", "how pods of this cluster are told from other clients", config.DetectLocalModes, func(c *config.Config) *string { return &c.DetectLocalMode }),
 		text("pod-bridge-interface", "`NAME` of the bridge that pods are at, for BridgeInterface", func(c *config.Config) *string { return &c.PodBridge }),
 		text("pod-interface-name-prefix", "what the names of pods' interfaces begin with, for InterfaceNamePrefix", func(c *config.Config) *string { return &c.PodInterfacePrefix }),
 		texts("nodeport-addresses", "`CIDR` of the node's addresses that node ports answer on, or primary, localhost, all (default: all)", func(c *config.Config) *[]string { return &c.NodePortAddresses }),
@@ -86,6 +95,9 @@ func healthSettings() []setting {
 		length("health-timeout", "bound on one probe", func(c *config.Config) *time.Duration { return &c.Health.Timeout }),
 		number("health-rise", "successes in a row that make an endpoint up", func(c *config.Config) *int { return &c.Health.Rise }),
 		number("health-fall", "failures in a row that make an endpoint down", func(c *config.Config) *int { return &c.Health.Fall }),
+		onOff("health-annotations", "Services may ask for health checks of their own by annotation", func(c *config.Config) *bool { return &c.Health.Annotations }),
+		length("health-min-interval", "the least between two probes that an annotation may ask for, unless --health-interval is less", func(c *config.Config) *time.Duration { return &c.Health.MinInterval }),
+		number("health-max-rate", "probes a second, of all endpoints; namespaces that ask for more than their share are probed less often", func(c *config.Config) *int { return &c.Health.MaxRate }),
 	}
 }
 

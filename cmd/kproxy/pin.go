@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"fmt"
+	"strconv"
 
 	"github.com/urfave/cli/v2"
 
@@ -9,31 +11,56 @@ import (
 	"kproxy.dev/kproxy/web"
 )
 
+// preferences are the data planes to pin to.
+var preferences = []string{string(service.PreferUserspace), string(service.PreferKernel), string(service.PreferAuto)}
+
 func pinCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "pin",
 		Usage:     "keep a service in a data plane until `auto`; survives a restart",
-		ArgsUsage: "NAMESPACE/NAME[:PORT] userspace|kernel|auto",
+		ArgsUsage: targetUsage + " userspace|kernel|auto",
 		Flags:     []cli.Flag{socketFlag()},
 		Action: func(c *cli.Context) error {
 			if c.NArg() != 2 {
 				return usageError("pin takes a service and one of userspace, kernel, auto")
 			}
-			ns, name, port, err := parseServiceName(c.Args().Get(0))
+			which, err := parseTarget(c.Args().Get(0))
 			if err != nil {
 				return err
 			}
 			pref := service.Preference(c.Args().Get(1))
-			switch pref {
-			case service.PreferUserspace, service.PreferKernel, service.PreferAuto:
-			default:
-				return usageError("data plane %q is not one of userspace, kernel, auto", pref)
+			if err := oneOf("data plane", string(pref), preferences...); err != nil {
+				return err
 			}
-			res, err := web.NewClient(c.String("socket")).Pin(c.Context, web.PinRequest{Namespace: ns, Name: name, Port: port, Preference: pref})
-			for _, pinned := range res.Pinned {
-				fmt.Fprintf(c.App.Writer, "%s: %s\n", pinned, pref)
+			client := clientOf(c)
+			requests, err := which.pins(c.Context, client, pref)
+			for i := 0; i < len(requests) && err == nil; i++ {
+				var res web.PinResult
+				res, err = client.Pin(c.Context, requests[i])
+				for _, pinned := range res.Pinned {
+					fmt.Fprintf(c.App.Writer, "%s: %s\n", pinned, pref)
+				}
 			}
 			return err
 		},
 	}
+}
+
+// pins are the requests that pin the service ports which t names: one for a name,
+// which kproxy looks up itself.
+func (t *target) pins(ctx context.Context, client *web.Client, pref service.Preference) ([]web.PinRequest, error) {
+	if t.name != "" {
+		return []web.PinRequest{{Namespace: t.namespace, Name: t.name, Port: t.port, Preference: pref}}, nil
+	}
+	services, err := t.lookUp(ctx, client)
+	var requests []web.PinRequest
+	for i := range services {
+		s := &services[i]
+		port := s.Port
+		if port == "" && len(s.Addresses) > 0 {
+			port = strconv.Itoa(int(s.Addresses[0].Port()))
+		}
+		requests = append(requests, web.PinRequest{Namespace: s.Namespace, Name: s.Name, Port: port, Preference: pref})
+	}
+	return requests, err
 }

@@ -22,6 +22,7 @@ type settled struct {
 	configure func() (configured, error) // valid
 	log       *slog.Logger
 	level     *slog.LevelVar
+	reread    <-chan os.Signal // has the file read again at once
 
 	now     atomic.Pointer[configured]
 	problem atomic.Pointer[string] // with what the file holds now; nil if there is none
@@ -36,13 +37,13 @@ func (e *errChanged) Error() string {
 }
 
 // follow applies changes of the file until ctx is done. A change that takes a
-// restart is handed to stop. reread has the file read again at once.
-func (s *settled) follow(ctx context.Context, reread <-chan os.Signal, stop context.CancelCauseFunc) {
+// restart is handed to stop.
+func (s *settled) follow(ctx context.Context, stop context.CancelCauseFunc) {
 	name := s.now.Load().File
 	if name == "" {
 		return
 	}
-	config.Watch(ctx, name, s.log, reread, func() {
+	config.Watch(ctx, name, s.log, s.reread, func() {
 		if err := s.look(); err != nil {
 			stop(err)
 		}

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
@@ -18,6 +19,7 @@ func renderCommand() *cli.Command {
 		Flags: append([]cli.Flag{
 			&cli.StringFlag{Name: "mode", Usage: "`MODE`: userspace, iptables, ipvs or auto", Value: string(plan.ModeIPTables)},
 			manifestsFlag(), nodeFlag(),
+			&cli.BoolFlag{Name: "diff", Usage: "print instead what of it the kernel doesn't hold (+) and what it holds besides (-); needs root, fails with status 1 where they differ"},
 		}, flagsOf(decisive)...),
 		Action: func(c *cli.Context) error {
 			paths := c.StringSlice("manifests")
@@ -30,7 +32,11 @@ func renderCommand() *cli.Command {
 			if err := cfg.Validate(); err != nil {
 				return &exitError{exitUsage, err}
 			}
-			text, err := agent.RenderText(agent.RenderOptions{Mode: plan.Mode(cfg.Mode), Manifests: paths, Node: c.String("node"), Config: &cfg})
+			options := agent.RenderOptions{Mode: plan.Mode(cfg.Mode), Manifests: paths, Node: c.String("node"), Config: &cfg}
+			if c.Bool("diff") {
+				return renderDiff(c, options)
+			}
+			text, err := agent.RenderText(options)
 			if err != nil {
 				return &exitError{exitUsage, err}
 			}
@@ -40,12 +46,28 @@ func renderCommand() *cli.Command {
 	}
 }
 
+// renderDiff is `kproxy render --diff`.
+func renderDiff(c *cli.Context, o agent.RenderOptions) error {
+	text, err := agent.RenderDiff(c.Context, o)
+	if err != nil {
+		return hostError(err)
+	}
+	if _, err := fmt.Fprint(c.App.Writer, text); err != nil {
+		return err
+	}
+	if text != "" {
+		return errors.New("the kernel holds something else")
+	}
+	return nil
+}
+
 // decisiveSettings are those flags of `kproxy run` that rules depend on, and that
 // aren't about this host.
 func decisiveSettings() []setting {
 	names := []string{
 		"cluster-cidr", "exclude-cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
 		"nodeport-addresses", "iptables-localhost-nodeports", "masquerade-all", "ipvs-scheduler",
+		"listen-tcp-port", "listen-udp-port", "iptables-masquerade-bit", "transparent-bit",
 	}
 	return slices.DeleteFunc(settings(), func(s setting) bool { return !slices.Contains(names, s.flag.Names()[0]) })
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -21,6 +22,8 @@ func runCommand() *cli.Command {
 		Usage: "run the proxy on this node, in the foreground; logs go to stderr",
 		Flags: runFlags(),
 		Action: func(c *cli.Context) error {
+			// Before anything that takes time: what hasn't been read yet will be.
+			services, file := hangups(), hangups()
 			if c.Bool("version") {
 				return printVersion(c)
 			}
@@ -43,19 +46,27 @@ func runCommand() *cli.Command {
 			case c.Bool("init-only"):
 				return hostError(agent.New(agent.Options{Config: cfg.Config, Version: version, Log: log}).Prepare(c.Context))
 			}
+			if err := manifestsExist(cfg.Config); err != nil {
+				return err
+			}
 			for _, line := range notices(c, cfg) {
 				log.Info("configuration", "note", line)
 			}
 			adjustOOMScore(cfg.Config, log)
-			s := &settled{configure: func() (configured, error) { return configureValid(c) }, log: log, level: level}
+			s := &settled{configure: func() (configured, error) { return configureValid(c) }, log: log, level: level, reread: file}
 			s.now.Store(&cfg)
-			reread := make(chan os.Signal, 1)
-			signal.Notify(reread, syscall.SIGHUP)
 			return hostError(runProxy(c.Context, agent.Options{
-				Config: cfg.Config, Version: version, Log: log, Reread: reread,
+				Config: cfg.Config, Version: version, Log: log, Reread: services,
 			}, s))
 		},
 	}
+}
+
+// hangups tells of SIGHUP, which ends the process where nobody listens.
+func hangups() <-chan os.Signal {
+	c := make(chan os.Signal, 1)
+	signal.Notify(c, syscall.SIGHUP)
+	return c
 }
 
 // configureValid is configure and validate.
@@ -65,6 +76,22 @@ func configureValid(c *cli.Context) (configured, error) {
 		err = cfg.validate()
 	}
 	return cfg, err
+}
+
+// manifestsExist refuses paths that lead nowhere, such as a disk that isn't mounted
+// yet, before anything is touched: what an earlier kproxy has programmed serves on, and
+// whoever starts services starts this again.
+func manifestsExist(cfg config.Config) error {
+	var errs []error
+	for _, path := range cfg.Manifests {
+		if _, err := os.Stat(path); err != nil {
+			errs = append(errs, fmt.Errorf("--manifests: %w; name a file or directory that is there", err))
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return &exitError{exitUsage, errors.Join(errs...)}
 }
 
 // notices are lines about what was asked for and has no effect, and where.
@@ -114,7 +141,7 @@ func runFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "cleanup", Usage: "kube-proxy's; a command of its own here: kproxy cleanup"},
 	}, flagsOf(settings()))
 	for _, f := range ignoredFlags() {
-		flags = append(flags, f.flag)
+		flags = append(flags, inGroup("Without effect, for kube-proxy's command lines", f.flag)...)
 	}
 	return flags
 }

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/urfave/cli/v2"
+	"golang.org/x/sys/unix"
 )
 
 // runApp runs `kproxy run` and returns what it prints and says on stderr.
@@ -84,5 +86,42 @@ func TestRunPrintsTheVersion(t *testing.T) {
 	stdout, _, err := runApp("--version", "--mode", "nonsense")
 	if want := "kproxy " + version + ", commit "; err != nil || !strings.HasPrefix(stdout, want) {
 		t.Errorf("it prints %q, %v, want %s…", stdout, err, want)
+	}
+}
+
+// Every path that isn't there is named, and nothing was looked at before.
+func TestRunRefusesManifestsThatAreNotThere(t *testing.T) {
+	outsideOfPods(t)
+	dir := t.TempDir()
+	for _, paths := range [][]string{{dir + "/none"}, {dir, dir + "/none", dir + "/nor-this"}} {
+		args := []string{"--socket", dir + "/run/kproxy.sock"}
+		for _, p := range paths {
+			args = append(args, "--manifests", p)
+		}
+		_, _, err := runApp(args...)
+		if err == nil || statusOf(err) != exitUsage {
+			t.Fatalf("with %q it ends with %v", paths, err)
+		}
+		for _, p := range paths {
+			if named := strings.Contains(err.Error(), "--manifests: stat "+p+":"); named != (p != dir) {
+				t.Errorf("with %q it says %v", paths, err)
+			}
+		}
+		if _, err := os.Stat(dir + "/run"); err == nil {
+			t.Error("it has opened its socket")
+		}
+	}
+}
+
+// TestHangupsDontEndAStart: SIGHUP asks a kproxy to read again, also one that has
+// only just begun to read its flags.
+func TestHangupsDontEndAStart(t *testing.T) {
+	if _, _, err := runApp("--version"); err != nil { // ends before anything else is done
+		t.Fatal(err)
+	}
+	runtime.LockOSThread() // a thread has its signals before the call that sends them returns
+	defer runtime.UnlockOSThread()
+	if err := unix.Tgkill(os.Getpid(), unix.Gettid(), unix.SIGHUP); err != nil {
+		t.Fatal(err)
 	}
 }

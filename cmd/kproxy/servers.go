@@ -4,11 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net"
-	"os"
-	"os/signal"
-	"syscall"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -18,6 +15,7 @@ import (
 	"kproxy.dev/kproxy/agent"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/userspace"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -34,8 +32,10 @@ func openServers(ctx context.Context, cfg config.Config) (s servers, err error) 
 			s.close()
 		}
 	}()
-	if s.control, err = web.ListenControl(ctx, cfg.Socket); err != nil {
+	if s.control, err = web.ListenControl(ctx, cfg.Socket); errors.Is(err, web.ErrRunning) {
 		return s, err
+	} else if err != nil {
+		return s, usageError("--socket: %w", err)
 	}
 	if s.api, err = listenTCP(ctx, "metrics-bind-address", cfg.MetricsBindAddress); err != nil {
 		return s, err
@@ -52,11 +52,11 @@ func listenTCP(ctx context.Context, flag, address string) (net.Listener, error) 
 	l, err := lc.Listen(ctx, "tcp", address)
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
-		return nil, fmt.Errorf("--%s: %s is in use by another program; stop it (ss -ltnp shows which), or choose another address", flag, address)
+		return nil, &exitError{exitHost, fmt.Errorf("--%s: %s is in use by another program; stop it (ss -ltnp shows which), or choose another address", flag, address)}
 	case errors.Is(err, unix.EADDRNOTAVAIL):
-		return nil, fmt.Errorf("--%s: %s isn't an address of this host", flag, address)
+		return nil, usageError("--%s: %s isn't an address of this host", flag, address)
 	case err != nil:
-		return nil, fmt.Errorf("--%s: %w", flag, err)
+		return nil, usageError("--%s: %w", flag, err)
 	}
 	return l, nil
 }
@@ -70,26 +70,27 @@ func (s *servers) close() {
 }
 
 // run answers on every listener until ctx is done.
-func (s *servers) run(ctx context.Context, src source, reg *prometheus.Registry, cfg *settled, log *slog.Logger) error {
+func (s *servers) run(ctx context.Context, src source, reg *prometheus.Registry, conns *web.Connections) error {
 	var g errgroup.Group
-	g.Go(func() error { return web.Serve(ctx, s.control, web.Control(src), log) })
+	cfg, log := src.cfg, src.cfg.log
+	rec := recorder(src)
+	g.Go(func() error { return rec.Run(ctx) })
+	g.Go(func() error { return web.Serve(ctx, s.control, web.Control(src, rec), log) })
 	if s.api != nil {
-		rec := recorder(src)
-		g.Go(func() error { return rec.Run(ctx) })
 		api := web.API(web.APIConfig{
 			Source: src, Recorder: rec, Gatherer: reg, Profiling: cfg.profiling,
 			Configz: map[string]any{"kproxy.dev": configz{cfg, false}, "kubeproxy.config.k8s.io": configz{cfg, true}},
 		})
-		g.Go(func() error { return web.Serve(ctx, s.api, api, log) })
+		g.Go(func() error { return conns.Serve(ctx, s.api, api) })
 	}
 	if s.health != nil {
 		health := web.Health(web.HealthConfig{Source: src, Registerer: reg})
-		g.Go(func() error { return web.Serve(ctx, s.health, health, log) })
+		g.Go(func() error { return conns.Serve(ctx, s.health, health) })
 	}
 	return g.Wait()
 }
 
-// recorder keeps what the dashboard shows of src.
+// recorder keeps what the dashboard and kproxy events show of src.
 func recorder(src source) *web.Recorder {
 	c := web.DefaultRecorderConfig(src)
 	c.Subscribe, c.Node, c.Glance = src.SubscribeDeep, src.NodeFigures, src.Agent.Glance
@@ -112,26 +113,45 @@ func (s source) Status() plan.Status {
 // Health returns what the health endpoints judge by.
 func (s source) Health() web.HealthReport {
 	updated, pending := s.LastSync()
-	return web.HealthReport{LastUpdated: updated, PendingSince: pending, NodeEligible: s.NodeEligible()}
+	return web.HealthReport{LastUpdated: updated, PendingSince: pending, NodeEligible: s.NodeEligible(), NotReady: s.NotReady()}
 }
+
+// lockMargin is how much longer than --drain-timeout a kproxy waits for another one
+// to end: kubelet starts the next pod before it has told the last one to stop.
+const lockMargin = 5 * time.Second
 
 // runProxy runs the agent with its servers around it: whoever looks at kproxy
 // can do so until the very end, draining included.
 func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
-	s, err := openServers(ctx, o.Config)
+	patience := o.Config.DrainTimeout + lockMargin
+	lock, err := web.LockControl(ctx, o.Config.Socket, patience, func(why error) {
+		o.Log.Warn("waiting for another kproxy to end, as one does that is being replaced", "for", patience, "problem", why)
+	})
 	if ctx.Err() != nil {
-		s.close()
 		return nil // told to stop while starting
 	} else if err != nil {
 		return err
 	}
+	defer lock.Close() // last: the next one opens the same ports
+	s, err := openServers(ctx, o.Config)
+	if ctx.Err() != nil {
+		s.close()
+		return nil
+	} else if err != nil {
+		return err
+	}
 	defer s.close()
+	share, err := userspace.Reserve()
+	if err != nil {
+		return err
+	}
+	conns := web.NewConnections(share.HTTP, o.Log)
 	reg := prometheus.NewRegistry()
 	reg.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	var a *agent.Agent
 	o.Observer = web.NewKubeProxyMetrics(reg, func() plan.Figures { return a.Figures() })
 	o.HealthPort = func(ctx context.Context, l net.Listener, now func() plan.HealthPort) error {
-		return web.Serve(ctx, l, web.HealthPort(source{a, cfg}, now), o.Log)
+		return conns.Serve(ctx, l, web.HealthPort(source{a, cfg}, now))
 	}
 	a = agent.New(o)
 	web.NewMetrics(reg, web.MetricsConfig{
@@ -142,14 +162,12 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	looking, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	served := make(chan error, 1)
-	go func() { served <- s.run(looking, source{a, cfg}, reg, cfg, o.Log) }()
+	go func() { served <- s.run(looking, source{a, cfg}, reg, conns) }()
 	ctx, change := context.WithCancelCause(ctx)
-	reread := make(chan os.Signal, 1)
-	signal.Notify(reread, syscall.SIGHUP)
 	followed := make(chan struct{})
 	go func() {
 		defer close(followed)
-		cfg.follow(ctx, reread, change)
+		cfg.follow(ctx, change)
 	}()
 	err = a.Run(ctx)
 	change(nil)

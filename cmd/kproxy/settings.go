@@ -2,6 +2,7 @@ package main
 
 import (
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/urfave/cli/v2"
@@ -49,6 +50,15 @@ func text(name string, usage string, at func(*config.Config) *string) setting {
 		&cli.StringFlag{Name: name, Value: *at(&defaults), Usage: usage},
 		func(c *cli.Context, cfg *config.Config) { *at(cfg) = c.String(name) },
 	}
+}
+
+// words is text with a few values, which the configuration's Validate checks.
+func words(name string, usage string, values []string, at func(*config.Config) *string) setting {
+	s := text(name, usage+": "+strings.Join(values, ", "), at)
+	if f, ok := s.flag.(*cli.StringFlag); ok {
+		s.flag = choice{f, values}
+	}
+	return s
 }
 
 // texts may be given several times, or once with commas. A single empty value is

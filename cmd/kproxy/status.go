@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -22,28 +21,31 @@ func statusCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "status",
 		Usage:     "show what every service does now, and why",
-		ArgsUsage: "[NAMESPACE/NAME[:PORT]]",
-		Flags: []cli.Flag{
+		ArgsUsage: "[" + targetUsage + "]",
+		Flags: append([]cli.Flag{
 			socketFlag(),
-			outputFlag("table", "wide", "json"),
+			outputFlag("table", "wide", "json", "yaml", "name"),
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow it: on a terminal as a screen with keys (? says which), else printed every second"},
-		},
+		}, waitFlags()...),
 		Action: showStatus,
 	}
 }
 
 func showStatus(c *cli.Context) error {
-	show, err := statusPrinter(c.String("output"))
+	which, err := oneTarget(c)
 	if err != nil {
 		return err
 	}
-	if err := oneService(c); err != nil {
-		return err
+	show := statusPrinter(c.String("output"))
+	client := clientOf(c)
+	if c.Bool("wait") {
+		if err := waitUntilReady(c.Context, c.Duration("timeout"), client.Status); err != nil {
+			return err
+		}
 	}
-	client := web.NewClient(c.String("socket"))
 	status := func(ctx context.Context) (st plan.Status, err error) {
 		if st, err = client.Status(ctx); err == nil {
-			st.Services, err = selectServices(st.Services, c.Args().First())
+			st.Services, err = which.selectFrom(st.Services)
 		}
 		return st, err
 	}
@@ -54,7 +56,7 @@ func showStatus(c *cli.Context) error {
 			return err
 		}
 		return show(c.App.Writer, st)
-	case c.String("output") == "json" || !canDraw(c.App.Writer):
+	case isForPrograms(c.String("output")) || c.String("output") == "name" || !canDraw(c.App.Writer):
 		return watchPlainly(c.Context, c.App.Writer, status, show)
 	}
 	// Waiting for a kproxy that isn't there yet makes sense; for one that may not
@@ -63,7 +65,7 @@ func showStatus(c *cli.Context) error {
 	follow := func(ctx context.Context) (plan.Status, error) {
 		st, err := client.Status(ctx)
 		if err == nil {
-			st.Services, _ = selectServices(st.Services, c.Args().First()) // it may be deleted, and come back
+			st.Services, _ = which.selectFrom(st.Services) // it may be deleted, and come back
 		}
 		return st, err
 	}
@@ -79,18 +81,6 @@ func showStatus(c *cli.Context) error {
 	return s.run(c.Context, os.Stdout)
 }
 
-// oneService checks that a command got at most one service to look at.
-func oneService(c *cli.Context) error {
-	if c.NArg() > 1 {
-		return usageError("%s takes one service at most, got %q", c.Command.Name, c.Args().Slice())
-	}
-	if c.NArg() == 0 {
-		return nil
-	}
-	_, _, _, err := parseServiceName(c.Args().First())
-	return err
-}
-
 // sleep returns false when ctx ended first.
 func sleep(ctx context.Context, d time.Duration) bool {
 	select {
@@ -101,58 +91,29 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// selectServices keeps the service ports of NAMESPACE/NAME[:PORT]; all for "".
-func selectServices(in []plan.ServiceStatus, name string) ([]plan.ServiceStatus, error) {
-	if name == "" {
-		return in, nil
-	}
-	ns, svc, port, err := parseServiceName(name)
-	if err != nil {
-		return nil, err
-	}
-	var out []plan.ServiceStatus
-	for _, s := range in {
-		if s.Namespace == ns && s.Name == svc && (port == "" || s.Port == port) {
-			out = append(out, s)
+func statusPrinter(format string) func(io.Writer, plan.Status) error {
+	switch format {
+	case "json", "yaml":
+		return func(w io.Writer, st plan.Status) error { return printValue(w, format, st) }
+	case "name":
+		return func(w io.Writer, st plan.Status) error {
+			for i := range st.Services {
+				if _, err := fmt.Fprintln(w, view.Title(&st.Services[i])); err != nil {
+					return err
+				}
+			}
+			return nil
 		}
 	}
-	if len(out) == 0 {
-		return nil, fmt.Errorf("there is no service %s", name)
+	return func(w io.Writer, st plan.Status) error { return printStatus(w, st, format == "wide") }
+}
+
+// printNode prints how kproxy is, and what is wrong with it.
+func printNode(w io.Writer, st plan.Status) error {
+	_, err := fmt.Fprintf(w, "kproxy %s on %s, mode %s, %s, up %s\n", st.Version, st.Node, st.Mode, healthTitle(&st), time.Duration(st.UptimeSeconds)*time.Second)
+	if st.Alive && !st.Ready {
+		fmt.Fprintf(w, "not ready: %s\n", st.NotReady)
 	}
-	return out, nil
-}
-
-// parseServiceName reads NAMESPACE/NAME[:PORT].
-func parseServiceName(s string) (namespace, name, port string, err error) {
-	namespace, rest, ok := strings.Cut(s, "/")
-	name, port, _ = strings.Cut(rest, ":")
-	if !ok || namespace == "" || name == "" || strings.Contains(port, "/") {
-		return "", "", "", usageError("service %q: want NAMESPACE/NAME or NAMESPACE/NAME:PORT", s)
-	}
-	return namespace, name, port, nil
-}
-
-func statusPrinter(format string) (func(io.Writer, plan.Status) error, error) {
-	switch format {
-	case "json":
-		return func(w io.Writer, st plan.Status) error { return printJSON(w, st) }, nil
-	case "table":
-		return func(w io.Writer, st plan.Status) error { return printStatus(w, st, false) }, nil
-	case "wide":
-		return func(w io.Writer, st plan.Status) error { return printStatus(w, st, true) }, nil
-	}
-	return nil, usageError("output %q is not one of table, wide, json", format)
-}
-
-func printJSON(w io.Writer, v any) error {
-	enc := json.NewEncoder(w)
-	enc.SetIndent("", "  ")
-	return enc.Encode(v)
-}
-
-// printStatus prints a line a service port, with its endpoints below when wide.
-func printStatus(w io.Writer, st plan.Status, wide bool) error {
-	fmt.Fprintf(w, "kproxy %s on %s, mode %s, %s, up %s\n", st.Version, st.Node, st.Mode, aliveWord(st.Alive), time.Duration(st.UptimeSeconds)*time.Second)
 	if st.Sync.LastError != "" {
 		fmt.Fprintf(w, "last sync failed: %s\n", st.Sync.LastError)
 	}
@@ -160,6 +121,14 @@ func printStatus(w io.Writer, st plan.Status, wide bool) error {
 		if s.Error != "" {
 			fmt.Fprintf(w, "source %s: %s\n", s.Name, s.Error)
 		}
+	}
+	return err
+}
+
+// printStatus prints a line a service port, with its endpoints below when wide.
+func printStatus(w io.Writer, st plan.Status, wide bool) error {
+	if err := printNode(w, st); err != nil {
+		return err
 	}
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "SERVICE\tADDRESS\tDATA PLANE\tSTATE\tENDPOINTS\tACTIVE\tTOTAL\tFAILED\tREASON")
@@ -174,11 +143,14 @@ func printStatus(w io.Writer, st plan.Status, wide bool) error {
 	return t.Flush()
 }
 
-func aliveWord(alive bool) string {
-	if alive {
-		return "alive"
+func healthTitle(st *plan.Status) string {
+	switch {
+	case !st.Alive:
+		return st.Health() + " (new connections go to the kernel rules beneath)"
+	case len(st.Exhausted) > 0:
+		return st.Health() + " (clients wait, or others end for them: see kproxy_userspace_shed_total)"
 	}
-	return "NOT SERVING (new connections go to the kernel rules beneath)"
+	return st.Health()
 }
 
 func addressTitle(s *plan.ServiceStatus) string {

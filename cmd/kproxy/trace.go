@@ -7,8 +7,8 @@ import (
 	"io"
 	"net/netip"
 	"os"
+	"path/filepath"
 	"slices"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -17,7 +17,6 @@ import (
 	"golang.org/x/term"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace"
 	"kproxy.dev/kproxy/web"
@@ -27,24 +26,23 @@ func traceCommand() *cli.Command {
 	return &cli.Command{
 		Name:      "trace",
 		Usage:     "say where a connection would go, and what stops it: rules, sets and virtual servers as they are in the kernel",
-		ArgsUsage: "ADDRESS:PORT | NAMESPACE/NAME[:PORT]",
+		ArgsUsage: "ADDRESS:PORT[/PROTOCOL] | NAMESPACE/NAME[:PORT]",
 		Flags: []cli.Flag{
 			socketFlag(),
 			&cli.StringFlag{Name: "from", Usage: "the client's `IP`; this node itself if not given"},
 			&cli.StringFlag{Name: "proto", Usage: "tcp or udp", Value: "tcp"},
-			&cli.BoolFlag{Name: "probe", Usage: "send one connection or datagram from this node, and show its conntrack entry"},
-			outputFlag("text", "json"),
+			&cli.StringFlag{Name: "from-pod", Usage: "the client is the pod of this node with this `NAME`"},
+			&cli.StringFlag{Name: "netns", Usage: "the client is in this network namespace, a `PATH` (/proc/PID/ns/net) or a name of ip netns"},
+			&cli.BoolFlag{Name: "probe", Usage: "send one connection or datagram from where the client is, and show its conntrack entry"},
+			outputFlag("text", "json", "yaml"),
 		},
 		Action: runTrace,
 	}
 }
 
 func runTrace(c *cli.Context) error {
-	show, err := tracePrinter(c.String("output"))
-	if err != nil {
-		return err
-	}
-	client := web.NewClient(c.String("socket"))
+	show := tracePrinter(c.String("output"))
+	client := clientOf(c)
 	req, err := traceRequest(c, client)
 	if err != nil {
 		return err
@@ -53,9 +51,16 @@ func runTrace(c *cli.Context) error {
 	if err = client.Answers(c.Context, traceWait); err == nil {
 		res, err = client.Trace(c.Context, req)
 	}
+	if notAnswering(err) && (c.IsSet("socket") || req.Probe) {
+		return fmt.Errorf("trace: %w; nothing was traced: without --socket and --probe, kproxy trace reads the kernel alone, of the network namespace it is run in (nsenter --net=PATH enters another)", err)
+	}
 	if notAnswering(err) {
 		fmt.Fprintf(c.App.ErrWriter, "kproxy: %v\nkproxy: reading the kernel alone\n", err)
-		res, err = traceAlone(c.Context, req)
+		proxy := &trace.Proxy{}
+		if !errors.Is(err, web.ErrNotRunning) {
+			proxy.Silent = err.Error()
+		}
+		res, err = traceAlone(c.Context, req, proxy)
 	}
 	if err != nil {
 		return traceError(err)
@@ -73,16 +78,16 @@ func notAnswering(err error) bool {
 		func(target error) bool { return errors.Is(err, target) })
 }
 
-func traceAlone(ctx context.Context, req trace.Request) (trace.Result, error) {
+func traceAlone(ctx context.Context, req trace.Request, proxy *trace.Proxy) (trace.Result, error) {
 	ctx, cancel := context.WithTimeout(ctx, trace.Timeout)
 	defer cancel()
-	return trace.Run(ctx, req, nil)
+	return trace.Run(ctx, req, proxy)
 }
 
 // traceError gives errors about the question their exit status.
 func traceError(err error) error {
 	switch {
-	case errors.Is(err, trace.ErrProbe), strings.HasPrefix(err.Error(), trace.ErrProbe.Error()): // the latter by way of the socket
+	case errors.Is(err, trace.ErrClient), strings.HasPrefix(err.Error(), trace.ErrClient.Error()): // the latter by way of the socket
 		return &exitError{exitUsage, err}
 	case errors.Is(err, kernel.ErrPermission):
 		return &exitError{exitHost, fmt.Errorf("%w; run kproxy trace as root", err)}
@@ -99,15 +104,41 @@ func traceRequest(c *cli.Context, client *web.Client) (req trace.Request, err er
 		return req, usageError("--proto %q is neither tcp nor udp", c.String("proto"))
 	}
 	if from := c.String("from"); from != "" {
-		if req.From, err = netip.ParseAddr(from); err != nil {
+		if ap, portErr := netip.ParseAddrPort(from); portErr == nil { // as kproxy connections prints clients
+			req.From = ap.Addr()
+		} else if req.From, err = netip.ParseAddr(from); err != nil {
 			return req, usageError("--from %q isn't an IP address", from)
 		}
 	}
-	req.Probe = c.Bool("probe")
-	if arg := c.Args().First(); strings.Contains(arg, "/") {
-		req.Address, err = serviceAddress(c.Context, client, arg, req)
-	} else if req.Address, err = netip.ParseAddrPort(arg); err != nil {
-		err = usageError("%q is neither ADDRESS:PORT, such as 10.96.0.10:80 or [fd00::10]:80, nor NAMESPACE/NAME[:PORT]", arg)
+	req.Probe, req.Pod, req.Netns = c.Bool("probe"), c.String("from-pod"), c.String("netns")
+	switch {
+	case req.Pod != "" && (req.Netns != "" || req.From.IsValid()):
+		return req, usageError("--from-pod says all of the client; leave --netns and --from out")
+	case req.Netns != "" && !strings.Contains(req.Netns, "/"):
+		req.Netns = filepath.Join("/run/netns", req.Netns)
+	case req.Netns != "":
+		if req.Netns, err = filepath.Abs(req.Netns); err != nil {
+			return req, fmt.Errorf("find network namespace %s: %w", c.String("netns"), err)
+		}
+	}
+	which, err := parseTarget(c.Args().First())
+	if err != nil {
+		return req, err
+	}
+	if p := which.protocol; p != nil && c.IsSet("proto") && *p != req.Protocol {
+		return req, usageError("--proto %s contradicts %q", c.String("proto"), which.text)
+	} else if p != nil && *p == service.SCTP {
+		return req, usageError("%q is neither tcp nor udp", which.text)
+	} else if p != nil {
+		req.Protocol = *p
+	}
+	switch {
+	case which.name != "":
+		req.Address, err = serviceAddress(c.Context, client, which, req)
+	case which.nodePort != 0:
+		err = usageError("%q is a node port on every address of the node: name one, such as 192.0.2.1:%d", which.text, which.nodePort)
+	default:
+		req.Address = which.address
 	}
 	if err != nil {
 		return req, err
@@ -120,50 +151,37 @@ func traceRequest(c *cli.Context, client *web.Client) (req trace.Request, err er
 
 // serviceAddress is the first address of a service port that is named, of the
 // client's family.
-func serviceAddress(ctx context.Context, client *web.Client, name string, req trace.Request) (netip.AddrPort, error) {
-	ns, svc, port, err := parseServiceName(name)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
+func serviceAddress(ctx context.Context, client *web.Client, which target, req trace.Request) (netip.AddrPort, error) {
 	st, err := client.Status(ctx)
 	if err != nil {
-		return netip.AddrPort{}, fmt.Errorf("look up %s: %w (an ADDRESS:PORT can be traced without)", name, err)
+		return netip.AddrPort{}, fmt.Errorf("look up %s: %w (an ADDRESS:PORT can be traced without)", which.text, err)
 	}
-	for i := range st.Services {
-		s := &st.Services[i]
-		if s.Namespace != ns || s.Name != svc || !strings.EqualFold(s.Protocol, req.Protocol.String()) || port != "" && port != s.Port && !hasNumber(s, port) {
-			continue
-		}
-		for _, a := range s.Addresses {
+	services, err := which.selectFrom(st.Services)
+	if err != nil {
+		return netip.AddrPort{}, usageError("%w", err)
+	}
+	for i := range services {
+		for _, a := range services[i].Addresses {
+			if !strings.EqualFold(services[i].Protocol, req.Protocol.String()) {
+				continue
+			}
 			if !req.From.IsValid() || service.FamilyOf(req.From) == service.FamilyOf(a.Addr()) {
 				return a, nil
 			}
 		}
 	}
-	return netip.AddrPort{}, usageError("there is no service %s with a %s port that has an address; kproxy status lists what there is", name, req.Protocol)
-}
-
-func hasNumber(s *plan.ServiceStatus, port string) bool {
-	for _, a := range s.Addresses {
-		if strconv.Itoa(int(a.Port())) == port {
-			return true
-		}
-	}
-	return false
+	return netip.AddrPort{}, usageError("%s has no %s port with an address of the client's family", which.text, req.Protocol)
 }
 
 // tracePrinter is how the answer is printed.
-func tracePrinter(output string) (func(io.Writer, *trace.Result) error, error) {
-	switch output {
-	case "json":
-		return func(w io.Writer, r *trace.Result) error { return printJSON(w, r) }, nil
-	case "text":
-		return func(w io.Writer, r *trace.Result) error {
-			_, err := io.WriteString(w, r.Text(traceLook(w)))
-			return err
-		}, nil
+func tracePrinter(output string) func(io.Writer, *trace.Result) error {
+	if isForPrograms(output) {
+		return func(w io.Writer, r *trace.Result) error { return printValue(w, output, r) }
 	}
-	return nil, usageError("output %q is not one of text, json", output)
+	return func(w io.Writer, r *trace.Result) error {
+		_, err := io.WriteString(w, r.Text(traceLook(w)))
+		return err
+	}
 }
 
 // traceLook is for the terminal that w is, if it is one: 80 columns and no

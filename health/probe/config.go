@@ -16,6 +16,10 @@ type Config struct {
 	// Workers bounds the probes under way, and with them file descriptors and
 	// goroutines. See the package comment for what it takes.
 	Workers int
+	// Rate bounds the probes a second, over all; 0 for no bound. Where Targets ask
+	// for more, the namespaces that ask for most are probed less often than they
+	// ask for.
+	Rate float64
 	// Mark is the SO_MARK of the probes' sockets, which keeps probes out of
 	// the redirection of clients; 0 sets none. It takes CAP_NET_ADMIN.
 	Mark uint32
@@ -42,6 +46,9 @@ func (c Config) Validate() error {
 	}
 	if c.Defaults.Interval < 0 || c.Defaults.Timeout < 0 {
 		errs = append(errs, fmt.Errorf("interval %s and time-out %s must not be negative", c.Defaults.Interval, c.Defaults.Timeout))
+	}
+	if c.Rate < 0 {
+		errs = append(errs, fmt.Errorf("%v probes a second must not be negative", c.Rate))
 	}
 	return errors.Join(errs...)
 }

@@ -14,6 +14,12 @@
 // endpoints that are up without answering are slow as well: where there are
 // thousands of them, a short time-out (a few round trips) keeps their cadence.
 //
+// Config.Rate bounds what all this costs, however many Targets there are and
+// however often they are to be probed. Namespaces share it: one that asks for more
+// than the others leave is probed less often, and they are not. Targets that were
+// never probed count as slow, so that new ones that hang don't hold up what is
+// known to answer.
+//
 // UDP servers needn't answer, and most don't answer what they don't understand,
 // so silence is no failure: it keeps up what is up, and makes up what was
 // unknown. A host that is gone without a trace therefore looks up; only checks

@@ -7,8 +7,11 @@ import (
 	"io"
 	"net"
 	"os"
+	"strings"
 	"syscall"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"kproxy.dev/kproxy/health"
 )
@@ -37,6 +40,35 @@ func inconclusive(err error) bool {
 		}
 	}
 	return false
+}
+
+// maxReason bounds what an endpoint's own words take in status and log, in bytes.
+const maxReason = 160
+
+// clean makes err fit for a line of status output: what endpoints say of
+// themselves may be long, and hold sequences that terminals obey.
+func clean(err error) error {
+	if err == nil {
+		return nil
+	}
+	said := err.Error()
+	text := strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) {
+			return ' '
+		}
+		return r
+	}, said[:min(len(said), maxReason+utf8.UTFMax)])
+	if len(text) > maxReason {
+		cut := maxReason
+		for !utf8.RuneStart(text[cut]) {
+			cut--
+		}
+		text = text[:cut] + "…"
+	}
+	if text == said {
+		return err
+	}
+	return &failure{text, err}
 }
 
 // failure is a described error: one line for status output, the cause for code.

@@ -16,6 +16,10 @@ import (
 	"google.golang.org/grpc/status"
 )
 
+// maxGRPC bounds, in bytes, an answer, which is an enum, and its header, which
+// holds the error's text.
+const maxGRPC = 8 << 10
+
 // grpc is up when grpc.health.v1.Health/Check says that name is SERVING; an
 // empty name asks for the whole server. Each probe makes a connection of its
 // own: one that was open would tell nothing about the next client.
@@ -25,6 +29,7 @@ func (n Network) grpc(ctx context.Context, addr netip.AddrPort, name string) err
 		grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithNoProxy(), grpc.WithDisableServiceConfig(), grpc.WithDisableRetry(),
 		grpc.WithUserAgent("kproxy-health"),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxGRPC)), grpc.WithMaxHeaderListSize(maxGRPC),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
 			c, err := n.dialTCP(ctx, addr)
 			if err != nil {

@@ -3,8 +3,11 @@ package probe
 import (
 	"context"
 	"errors"
+	"math"
 	"math/rand/v2"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"kproxy.dev/kproxy/health"
 )
@@ -22,6 +25,8 @@ const (
 	publishGap = 100 * time.Millisecond
 	// minInterval protects endpoints and this host from a check without one.
 	minInterval = 10 * time.Millisecond
+	// limitBurst is for how long Config.Rate may go unused and be made up for.
+	limitBurst = 50 * time.Millisecond
 )
 
 // loop is the state of one Run, used by its goroutine only.
@@ -36,6 +41,7 @@ type loop struct {
 	dirty     bool // entries differ from the View
 	changed   bool // in some Status
 	published time.Time
+	limiter   *rate.Limiter
 }
 
 type result struct {
@@ -46,7 +52,14 @@ type result struct {
 }
 
 func newLoop(s *Scheduler) *loop {
-	return &loop{Scheduler: s, entries: map[health.Target]*entry{}, results: make(chan result, s.cfg.Workers)}
+	limit := rate.Inf
+	if s.cfg.Rate > 0 {
+		limit = rate.Limit(s.cfg.Rate)
+	}
+	return &loop{
+		Scheduler: s, entries: map[health.Target]*entry{}, results: make(chan result, s.cfg.Workers),
+		limiter: rate.NewLimiter(limit, max(1, int(s.cfg.Rate*limitBurst.Seconds()))),
+	}
 }
 
 func (l *loop) run(ctx context.Context) {
@@ -81,9 +94,9 @@ func (l *loop) run(ctx context.Context) {
 	}
 }
 
-// start begins the probes that are due, as far as there are slots.
+// start begins the probes that are due, as far as there are slots and the rate allows.
 func (l *loop) start(ctx context.Context, now time.Time) {
-	for q := l.next(); q != nil && !q.first().due.After(now); q = l.next() {
+	for q := l.next(); q != nil && !q.first().due.After(now) && l.limiter.AllowN(now, 1); q = l.next() {
 		e := q.take()
 		r := result{entry: e, slow: q == &l.slow}
 		l.inFlight++
@@ -126,7 +139,7 @@ func (l *loop) next() *queue {
 // wait returns how long nothing happens by itself, or false for ever.
 func (l *loop) wait(now time.Time) (d time.Duration, ok bool) {
 	if q := l.next(); q != nil {
-		d, ok = q.first().due.Sub(now), true
+		d, ok = max(q.first().due.Sub(now), l.allowed(now)), true
 	}
 	if l.dirty {
 		if p := l.published.Add(publishGap).Sub(now); !ok || p < d {
@@ -134,6 +147,15 @@ func (l *loop) wait(now time.Time) (d time.Duration, ok bool) {
 		}
 	}
 	return max(0, d), ok
+}
+
+// allowed returns after how long the rate allows a probe.
+func (l *loop) allowed(now time.Time) time.Duration {
+	if l.limiter.Limit() == rate.Inf {
+		return 0
+	}
+	lack := 1 - l.limiter.TokensAt(now)
+	return time.Duration(math.Ceil(lack / float64(l.limiter.Limit()) * 1e9))
 }
 
 func (l *loop) release(r result) {
@@ -167,7 +189,7 @@ func (l *loop) observe(r result, now time.Time) {
 		l.changed = l.changed || after.Status != before.Status
 		l.dirty = l.dirty || after.Status != before.Status || after.LastError != before.LastError
 	}
-	e.due = e.due.Add(time.Duration(float64(interval(e.target)) * (1 - jitter + 2*jitter*rand.Float64())))
+	e.due = e.due.Add(time.Duration(float64(e.interval()) * (1 - jitter + 2*jitter*rand.Float64())))
 	if e.due.Before(now) {
 		e.due = now
 	}

@@ -49,7 +49,7 @@ func (n Network) Probe(ctx context.Context, t health.Target) error {
 	default:
 		return &localError{fmt.Errorf("health check %q is not one of tcp, http, udp, grpc", t.Check.Kind)}
 	}
-	return describe(err, t.Check.Timeout)
+	return clean(describe(err, t.Check.Timeout))
 }
 
 // supported reports whether there is a probe of this kind.

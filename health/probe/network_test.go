@@ -13,10 +13,13 @@ import (
 	"syscall"
 	"testing"
 	"time"
+	"unicode"
 
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	grpchealth "google.golang.org/grpc/health"
 	"google.golang.org/grpc/health/grpc_health_v1"
+	"google.golang.org/grpc/status"
 
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/service"
@@ -433,5 +436,44 @@ func TestUnknownKind(t *testing.T) {
 	err := Network{}.Probe(t.Context(), health.Target{Check: service.HealthCheck{Kind: "smoke"}})
 	if !inconclusive(err) {
 		t.Errorf("error %v is held against the endpoint", err)
+	}
+}
+
+// ill answers health checks with words of its own.
+type ill struct {
+	grpc_health_v1.UnimplementedHealthServer
+	says error
+}
+
+func (i ill) Check(context.Context, *grpc_health_v1.HealthCheckRequest) (*grpc_health_v1.HealthCheckResponse, error) {
+	return nil, i.says
+}
+
+// TestReasonsAreOneShortPrintableLine: whatever an endpoint says is wrong with it,
+// what people get to see of it can neither drive a terminal nor fill it.
+func TestReasonsAreOneShortPrintableLine(t *testing.T) {
+	for name, tt := range map[string]struct{ says, want string }{
+		"plain words":        {"the database is away: größer als 3 s", "Unknown: the database is away: größer als 3 s"},
+		"terminal sequences": {"\x1b[2J\x1b]0;title\x07all is well\r\nshop/web 10.0.0.1:80", "Unknown:  [2J ]0;title all is well  shop/web 10.0.0.1:80"},
+		"right to left":      {"a\u202eb", "Unknown: a b"},
+		"long words":         {strings.Repeat("ä", 1000), "Unknown: " + strings.Repeat("ä", 75) + "…"},
+		"too much":           {strings.Repeat("a", 1<<20), "Internal: stream terminated by RST_STREAM with error code: INTERNAL_ERROR"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			l, err := net.Listen("tcp", "127.0.0.1:0")
+			if err != nil {
+				t.Fatal(err)
+			}
+			srv := grpc.NewServer()
+			grpc_health_v1.RegisterHealthServer(srv, ill{says: status.Error(codes.Unknown, tt.says)})
+			go srv.Serve(l)
+			defer srv.Stop()
+			check(t, l.Addr().(*net.TCPAddr).AddrPort(), service.HealthCheck{Kind: service.CheckGRPC, Timeout: long}, tt.want)
+		})
+	}
+	header := listenTCP(t, "127.0.0.1", answering("HTTP/1.1 200 OK\r\n\x1b[2J: \x07\r\n\r\n"))
+	err := Network{}.Probe(t.Context(), health.Target{Address: header, Check: service.HealthCheck{Kind: service.CheckHTTP, Timeout: long}})
+	if err == nil || strings.ContainsFunc(err.Error(), unicode.IsControl) {
+		t.Errorf("a header of control characters: %q", err)
 	}
 }

@@ -11,10 +11,16 @@ import (
 type entry struct {
 	target  health.Target
 	machine health.Machine
+	pace    float64   // times as long between probes as the Target asks for, at least 1
 	due     time.Time // of the next probe, or of the one under way
 	place   int       // in its queue; -1 while a probe is under way
-	slow    bool      // its last probe took more than half of its time-out
+	slow    bool      // its last probe took more than half of its time-out, or there was none
 	gone    bool      // no longer wanted; drop what its probe finds
+}
+
+// interval is the time between two probes of e.
+func (e *entry) interval() time.Duration {
+	return time.Duration(float64(interval(e.target)) * e.pace)
 }
 
 // queue holds the entries that wait, the one that is due first at the top.

@@ -20,7 +20,8 @@ type Scheduler struct {
 	updates chan struct{}
 
 	mu     sync.Mutex // guards wanted, which is handed from Update to the loop
-	wanted []health.Target
+	wanted []health.Wanted
+	paces  atomic.Pointer[map[string]float64]
 
 	counters
 }
@@ -58,8 +59,8 @@ func New(cfg Config) *Scheduler {
 // their schedule, also if only interval, time-out, rise or fall of their check
 // changed; new ones are Unknown. Duplicates are probed once, and Targets whose
 // check is off or not known not at all. It returns at once.
-func (s *Scheduler) Update(targets []health.Target) {
-	wanted := make([]health.Target, 0, len(targets))
+func (s *Scheduler) Update(targets []health.Wanted) {
+	wanted := make([]health.Wanted, 0, len(targets))
 	for _, t := range targets {
 		if supported(t.Check.Kind) {
 			wanted = append(wanted, t)
@@ -77,6 +78,15 @@ func (s *Scheduler) View() *health.View { return s.view.Load() }
 // Changes tells that View has become one in which some Target's Status is
 // another. Signals that nobody took coalesce.
 func (s *Scheduler) Changes() <-chan struct{} { return s.changes }
+
+// Pace returns how many times as long as Targets ask for is between two probes
+// for a namespace: 1, unless more are asked for than Config.Rate.
+func (s *Scheduler) Pace(namespace string) float64 {
+	if m := s.paces.Load(); m != nil {
+		return max(1, (*m)[namespace])
+	}
+	return 1
+}
 
 // Stats returns the figures of this moment.
 func (s *Scheduler) Stats() Stats {

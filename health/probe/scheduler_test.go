@@ -31,12 +31,20 @@ func targetOf(i int) health.Target {
 	}
 }
 
-func targetsOf(n int) []health.Target {
-	ts := make([]health.Target, n)
+func targetsOf(n int) []health.Wanted {
+	ts := make([]health.Wanted, n)
 	for i := range ts {
-		ts[i] = targetOf(i)
+		ts[i].Target = targetOf(i)
 	}
 	return ts
+}
+
+// wanted are targets that a namespace asks for.
+func wanted(namespace string, targets ...health.Target) (out []health.Wanted) {
+	for _, t := range targets {
+		out = append(out, health.Wanted{Target: t, Namespace: namespace})
+	}
+	return out
 }
 
 // network is a model of a network in which time is the test's: endpoints
@@ -90,12 +98,18 @@ func (n *network) times(i int) []time.Time {
 
 // run runs a Scheduler in a bubble in which time passes when all wait.
 func run(t *testing.T, workers int, n *network, f func(t *testing.T, s *Scheduler)) {
+	runWith(t, func(c *Config) {
+		if workers > 0 {
+			c.Workers = workers
+		}
+	}, n, f)
+}
+
+func runWith(t *testing.T, set func(*Config), n *network, f func(t *testing.T, s *Scheduler)) {
 	synctest.Test(t, func(t *testing.T) {
 		cfg := DefaultConfig()
 		cfg.Prober = n
-		if workers > 0 {
-			cfg.Workers = workers
-		}
+		set(&cfg)
 		s := New(cfg)
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
@@ -217,7 +231,7 @@ func TestUpdateOfParametersKeepsState(t *testing.T) {
 		<-s.Changes()
 		faster := targetOf(0)
 		faster.Check.Interval, faster.Check.Fall = time.Second, 7
-		s.Update([]health.Target{faster})
+		s.Update(wanted("", faster))
 		<-s.Changes()
 		port := &service.Port{Key: service.Key{Protocol: service.TCP}, Health: faster.Check}
 		if got := s.View().Of(port, faster.Address); got.Status != health.Down {
@@ -225,7 +239,7 @@ func TestUpdateOfParametersKeepsState(t *testing.T) {
 		}
 		other := faster
 		other.Check.Kind, other.Check.Path = service.CheckHTTP, "/"
-		s.Update([]health.Target{other})
+		s.Update(wanted("", other))
 		time.Sleep(100 * time.Millisecond)
 		port.Health = other.Check
 		if got := s.View().Of(port, faster.Address); got.Status != health.Unknown {
@@ -239,7 +253,7 @@ func TestTargetsAreSharedAndFiltered(t *testing.T) {
 	off := targetOf(1)
 	off.Check = service.HealthCheck{Kind: service.CheckOff}
 	run(t, 0, n, func(t *testing.T, s *Scheduler) {
-		s.Update([]health.Target{targetOf(0), targetOf(0), off, targetOf(0)})
+		s.Update(wanted("", targetOf(0), targetOf(0), off, targetOf(0)))
 		time.Sleep(20 * time.Second)
 		if got := len(n.times(0)); got < 9 || got > 12 {
 			t.Errorf("%d probes in 20s, want 10", got)
@@ -319,9 +333,9 @@ func TestRandomUpdates(t *testing.T) {
 					delete(want, i)
 				}
 			}
-			var targets []health.Target
+			var targets []health.Wanted
 			for i := range maps.Keys(want) {
-				targets = append(targets, targetOf(i))
+				targets = append(targets, wanted("", targetOf(i))...)
 			}
 			s.Update(targets)
 			time.Sleep(time.Duration(step%50) * 37 * time.Millisecond)

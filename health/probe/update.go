@@ -12,18 +12,24 @@ func (l *loop) update(now time.Time) {
 	l.mu.Lock()
 	wanted := l.wanted
 	l.mu.Unlock()
+	paces := paces(wanted, l.cfg.Rate)
+	l.paces.Store(&paces)
 	keep := make(map[health.Target]*entry, len(wanted))
 	var fresh []*entry
-	for _, t := range wanted {
-		if keep[t] != nil {
+	for _, w := range wanted {
+		pace := max(1, paces[w.Namespace])
+		if e := keep[w.Target]; e != nil {
+			e.pace = min(e.pace, pace)
 			continue
 		}
-		e := l.entries[t]
+		e := l.entries[w.Target]
 		if e == nil {
-			e = &entry{target: t, machine: health.NewMachine(t.Check), place: -1}
+			// Until it has answered it may be one that doesn't, and leaves room to those that do.
+			e = &entry{target: w.Target, machine: health.NewMachine(w.Check), place: -1, slow: true}
 			fresh = append(fresh, e)
 		}
-		keep[t] = e
+		e.pace = pace
+		keep[w.Target] = e
 	}
 	l.resume(fresh, l.drop(keep))
 	l.stagger(fresh, now)
@@ -76,7 +82,7 @@ func (l *loop) stagger(fresh []*entry, now time.Time) {
 	n := float64(len(fresh))
 	for k, i := range rand.Perm(len(fresh)) {
 		e := fresh[i]
-		window := min(interval(e.target), time.Duration(len(fresh))*startGap)
+		window := min(e.interval(), time.Duration(len(fresh))*startGap)
 		e.due = now.Add(time.Duration(float64(window) * (float64(k) + rand.Float64()) / n))
 		l.enqueue(e)
 	}

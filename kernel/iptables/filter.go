@@ -20,7 +20,32 @@ func (s shared) refusals() []string {
 	return []string{
 		kernel.InSet(s.set(kernel.SetDrop), "dst,dst") + " " + kernel.Comment("endpoints exist, but the traffic policy allows none here") + " -j DROP",
 		kernel.InSet(s.set(kernel.SetReject), "dst,dst") + " " + kernel.Comment("no usable endpoint") + " -j " + chainReject,
+		s.untaken() + " -j " + chainUnserved,
 		s.toNode(true, "") + " " + kernel.Comment("the same by node port") + " -j " + chainRefuseNode,
+	}
+}
+
+// untaken matches connections to a service in userspace that neither userspace
+// has taken nor a data plane beneath, where there is any. Node ports need no such
+// rule: nobody listens at them, and their packets stay on this node.
+func (s shared) untaken() string {
+	own := s.Marks.Own()
+	out := fmt.Sprintf("-m mark ! --mark %#x/%#x %s -m conntrack ! --ctstate DNAT", own, own, kernel.InSet(s.set(kernel.SetUser), "dst,dst"))
+	if s.ipvs {
+		out += " " + kernel.NotInSet(s.set(kernel.SetVirtual), "dst,dst")
+	}
+	return out
+}
+
+// unserved refuses them at once, or they would leave by the default route. While a
+// live kproxy serves, only its rules can be missing, or have been when the
+// connection began: they are back in a moment, and the client's next packet passes
+// once conntrack has forgotten this one. Likewise while a kproxy starts.
+func (s shared) unserved() []string {
+	return []string{
+		kernel.InSet(s.set(kernel.SetAlive), "src") + " " + kernel.Comment("kproxy will take the next packet") + " -j DROP",
+		kernel.InSet(s.set(kernel.SetStarting), "src") + " " + kernel.Comment("kproxy starts") + " -j DROP",
+		kernel.Comment("no live kproxy") + " -j " + chainReject,
 	}
 }
 
@@ -58,7 +83,7 @@ func (s shared) forward() []string {
 // leave the set before its connections end. What is here is invalid, new, or has
 // been rewritten, so what is established or related has.
 func (s shared) forwarded() []string {
-	m, accepted := s.Marks.Masquerade, s.Marks.Accepted()
+	m, accepted := s.Marks.Masquerade, s.Marks.Own()
 	out := []string{
 		state("ESTABLISHED") + " " + s.accepted() + " " + kernel.Comment("connections that were let through") + " -j ACCEPT",
 		s.refuse(),
@@ -108,8 +133,8 @@ func (s shared) output() []string {
 func (s shared) outputNew() []string {
 	forgotten := kernel.Comment("answers that conntrack has forgotten whom to") + " -j DROP"
 	return []string{
-		fmt.Sprintf("-p tcp %s --sport %d %s", notSYN, s.TCPPort, forgotten),
-		fmt.Sprintf("-p udp -m udp --sport %d %s", s.UDPPort, forgotten),
+		fmt.Sprintf("-s %s -p tcp %s --sport %d %s", s.listener(), notSYN, s.TCPPort, forgotten),
+		fmt.Sprintf("-s %s -p udp -m udp --sport %d %s", s.listener(), s.UDPPort, forgotten),
 		s.refuse(),
 	}
 }
@@ -123,12 +148,13 @@ func (s shared) outputNew() []string {
 // a connection that is marked.
 func (s shared) input() []string {
 	own := s.Marks.Own()
-	out := []string{kernel.HasMark(s.Marks.Transparent, own) + " -j ACCEPT"}
+	var out []string
 	for i, port := range []uint16{s.TCPPort, s.UDPPort} {
 		p := userProtocols[i]
 		out = append(out, fmt.Sprintf("-p %s -m %s --dport %d %s -j ACCEPT", p, p, port, state("DNAT")))
 	}
 	out = append(out,
+		kernel.HasMark(s.Marks.Transparent, own)+" -j ACCEPT",
 		"-i lo "+kernel.HasMark(own, own)+" "+kernel.Comment("connections of kproxy to this node")+" -j ACCEPT",
 		state("INVALID,NEW")+" -j "+chainInputNew)
 	if s.ipvs && s.family == service.IPv4 {

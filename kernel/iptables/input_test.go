@@ -170,11 +170,11 @@ func TestHealthPortAndInvalid(t *testing.T) {
 			s.expect(fmt.Sprint("an endpoint at port ", to), map[string]int{want: 1}, s.asks(1, 2, service.TCP, netip.AddrPortFrom(node, to).String()))
 		}
 		s.acknowledge(2, node, port)
-		got, err := s.backend.InvalidDropped(s.t.Context())
+		counts, err := s.backend.Counts(s.t.Context())
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		s.expect("dropped", uint64(1), got)
+		s.expect("dropped", uint64(1), counts.Invalid)
 	})
 }
 

@@ -1,15 +1,6 @@
 package iptables
 
-import (
-	"context"
-	"errors"
-	"fmt"
-	"slices"
-	"strconv"
-	"strings"
-
-	"kproxy.dev/kproxy/kernel"
-)
+import "kproxy.dev/kproxy/kernel"
 
 // chainInvalid is where packets of endpoints end that conntrack can't place. Its
 // name is in [kernel.ChainInvalid], for who counts them.
@@ -59,28 +50,3 @@ func (s shared) invalidInput() []string {
 
 // drop is the end of them, in a chain of its own: its counter tells how many.
 func (s shared) drop() []string { return []string{"-j DROP"} }
-
-// InvalidDropped returns how many packets the rule has dropped since it was
-// written; none where there is no such rule. It is safe for concurrent use.
-func (b *Backend) InvalidDropped(ctx context.Context) (uint64, error) {
-	var sum uint64
-	for _, f := range b.families() {
-		text, err := b.config.Runner.Run(ctx, nil, b.config.Variant.Program[f], "-w", b.lockWait(), "-t", "filter", "-v", "-S", chainInvalid)
-		if errors.Is(err, kernel.ErrNotFound) || errors.Is(err, kernel.ErrSyntax) { // the legacy variant's word for no such chain
-			continue
-		} else if err != nil {
-			return 0, fmt.Errorf("read counter of %s: %w", chainInvalid, err)
-		}
-		for line := range strings.Lines(string(text)) {
-			words := strings.Fields(line) // -A KPROXY-INVALID -c 12 720 -j DROP
-			if at := slices.Index(words, "-c"); at >= 0 && at+1 < len(words) && words[0] == "-A" {
-				n, err := strconv.ParseUint(words[at+1], 10, 64)
-				if err != nil {
-					return 0, fmt.Errorf("read counter of %s: %w", chainInvalid, err)
-				}
-				sum += n
-			}
-		}
-	}
-	return sum, nil
-}

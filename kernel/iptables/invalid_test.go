@@ -18,11 +18,11 @@ func TestInvalidDropped(t *testing.T) {
 	onEachKernel(t, func(s *scene) {
 		count := func() uint64 {
 			s.t.Helper()
-			n, err := s.backend.InvalidDropped(s.t.Context())
+			counts, err := s.backend.Counts(s.t.Context())
 			if err != nil {
 				s.t.Fatal(err)
 			}
-			return n
+			return counts.Invalid
 		}
 		s.expect("dropped without rules", uint64(0), count())
 		at := func(host int) string { return netip.AddrPortFrom(s.Address(s.family, host), 8080).String() }

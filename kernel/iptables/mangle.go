@@ -26,10 +26,14 @@ func (s shared) ranges() string {
 // nothing has rewritten where it goes.
 func (s shared) manglePrerouting() []string {
 	return append([]string{
-		s.answers(),
-		kernel.HasMark(s.Marks.Transparent, s.Marks.Own()) + " -j RETURN",
+		s.answer() + " -g " + chainAnswers,
 		state("INVALID,NEW,UNTRACKED") + " -j " + chainPreroutingNew,
 	}, s.catchRefusals()...)
+}
+
+// manglePreroutingAnswers is the end of the table for them.
+func (s shared) manglePreroutingAnswers() []string {
+	return []string{kernel.SetMark(s.Marks.Transparent, s.Marks.Own())}
 }
 
 // manglePreroutingNew asks for a socket only where an answer is possible, which
@@ -45,28 +49,40 @@ func (s shared) manglePreroutingNew() []string {
 	return out
 }
 
-// answers marks what comes back on a connection of kproxy's. It goes by the
+// answer matches what comes back on a connection of kproxy's. It goes by the
 // packet's own mark, not by conntrack's direction: where conntrack has forgotten
 // a connection and picks it up from an answer, the answer is the original
-// direction.
-func (s shared) answers() string {
+// direction. Most packets of a node fail the first of the two matches.
+func (s shared) answer() string {
 	t, own := s.Marks.Transparent, s.Marks.Own()
-	return fmt.Sprintf("-m mark ! --mark %#x/%#x -m connmark --mark %#x/%#x %s", own, own, t, t, kernel.SetMark(t, own))
+	return fmt.Sprintf("-m connmark --mark %#x/%#x -m mark ! --mark %#x/%#x", t, own, own, own)
 }
 
-// mangleOutput does the same for endpoints on the node itself. Each packet of
-// kproxy's marks its connection, not only the first one: where conntrack has
-// picked a connection up from an answer, what kproxy sends is never new. What the
-// listener answers, half of what goes out for userspace, needs nothing here.
+// mangleOutput does the same for endpoints on the node itself. What the listener
+// answers, half of what goes out for userspace, needs nothing here: its rules are
+// first, and cost least, as they match nothing but headers. Their address tells them
+// from kproxy's sockets towards endpoints, which may have the same port.
 func (s shared) mangleOutput() []string {
-	own, t := s.Marks.Own(), s.Marks.Transparent
+	own := s.Marks.Own()
 	return append([]string{
-		fmt.Sprintf("%s -j CONNMARK --set-xmark %#x/%#x", kernel.HasMark(own, own), t, t),
-		fmt.Sprintf("-p tcp %s --sport %d -j RETURN", notSYN, s.TCPPort),
-		fmt.Sprintf("-p udp -m udp --sport %d -j RETURN", s.UDPPort),
+		fmt.Sprintf("-s %s -p tcp %s --sport %d -j RETURN", s.listener(), notSYN, s.TCPPort),
+		fmt.Sprintf("-s %s -p udp -m udp --sport %d -j RETURN", s.listener(), s.UDPPort),
+		kernel.HasMark(own, own) + " -g " + chainOutputOwn,
 		state("NEW") + " -j " + chainOutputNew,
-		s.answers(),
+		s.answer() + " " + kernel.SetMark(s.Marks.Returned(), own),
 	}, s.catchRefusals()...)
+}
+
+// mangleOutputOwn marks kproxy's connections to endpoints, not only by their first
+// packet: where conntrack has picked a connection up from an answer, what kproxy
+// sends is never new.
+func (s shared) mangleOutputOwn() []string {
+	own, t := s.Marks.Own(), s.Marks.Transparent
+	return []string{
+		fmt.Sprintf("-m connmark --mark %#x/%#x -j RETURN", t, own),
+		fmt.Sprintf("-j CONNMARK --set-xmark %#x/%#x", t, own),
+		state("NEW") + " -j " + chainOutputNew,
+	}
 }
 
 func (s shared) mangleOutputNew() []string {

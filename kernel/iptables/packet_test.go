@@ -39,6 +39,9 @@ func onEachKernel(t *testing.T, test func(s *scene)) {
 					s.Serve(i+2, name, 8080)
 				}
 				s.backend, s.sets = newBackend(t, v)
+				if err := kernel.DefaultRouting().Ensure(); err != nil {
+					t.Fatal(err)
+				}
 				test(s)
 			})
 		}

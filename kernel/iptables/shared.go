@@ -2,6 +2,7 @@ package iptables
 
 import (
 	"fmt"
+	"net/netip"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
@@ -25,14 +26,18 @@ const (
 )
 
 // The chains of what only some packets need: those that begin a connection, or
-// that conntrack can't place. Others pass one rule that leads there.
+// that conntrack can't place, and those between kproxy and endpoints. Others pass
+// one rule that leads there.
 const (
 	chainPreroutingNew = chainPrerouting + "-NEW"
 	chainOutputNew     = chainOutput + "-NEW"
+	chainOutputOwn     = chainOutput + "-OWN"
+	chainAnswers       = kernel.Prefix + "ANSWERS"
 	chainInputNew      = chainInput + "-NEW"
 	chainForwarded     = kernel.Prefix + "FORWARDED"
 	chainRefuseNode    = chainRefuse + "-NODE"
 	chainReject        = kernel.Prefix + "REJECT"
+	chainUnserved      = kernel.Prefix + "UNSERVED"
 )
 
 // userProtocols are what userspace serves, and node-port bitmaps exist for.
@@ -154,8 +159,11 @@ func (s shared) chains() []kernel.Chain {
 		chain("filter", chainRefuse, s.refusals()...),
 		chain("filter", chainRefuseNode, s.refusalsNode()...),
 		chain("filter", chainReject, s.reject()...),
+		chain("filter", chainUnserved, s.unserved()...),
 		chain("mangle", chainOutput, s.mangleOutput()...),
 		chain("mangle", chainOutputNew, s.mangleOutputNew()...),
+		chain("mangle", chainOutputOwn, s.mangleOutputOwn()...),
+		chain("mangle", chainAnswers, s.manglePreroutingAnswers()...),
 		chain("mangle", chainPrerouting, s.manglePrerouting()...),
 		chain("mangle", chainPreroutingNew, s.manglePreroutingNew()...),
 		chain("nat", chainPortal, s.portal()...),
@@ -237,9 +245,12 @@ func (s shared) shorts() []string {
 	return out
 }
 
+// listener is the shared listeners' address as rules have it.
+func (s shared) listener() string { return kernel.HostPrefix(kernel.ListenerAddress[s.family]) }
+
 // redirect is the target of the i-th of userProtocols.
 func (s shared) redirect(i int) string {
-	return fmt.Sprintf(" -j REDIRECT --to-ports %d", [2]uint16{s.TCPPort, s.UDPPort}[i])
+	return " -j DNAT --to-destination " + netip.AddrPortFrom(kernel.ListenerAddress[s.family], [2]uint16{s.TCPPort, s.UDPPort}[i]).String()
 }
 
 // postrouting masquerades what is marked, and hairpin connections: an endpoint

@@ -19,8 +19,12 @@ import (
 // dialAs connects from the node to an endpoint with a client's address, as
 // userspace does where a plan doesn't masquerade.
 func dialAs(client netip.Addr, proto service.Protocol, to netip.AddrPort) (net.Conn, error) {
+	return dialFrom(netip.AddrPortFrom(client, 0), proto, to)
+}
+
+func dialFrom(client netip.AddrPort, proto service.Protocol, to netip.AddrPort) (net.Conn, error) {
 	level, option := unix.SOL_IP, unix.IP_TRANSPARENT
-	if client.Is6() {
+	if client.Addr().Is6() {
 		level, option = unix.SOL_IPV6, unix.IPV6_TRANSPARENT
 	}
 	d := net.Dialer{Timeout: time.Second, Control: func(_, _ string, c syscall.RawConn) (err error) {
@@ -34,9 +38,9 @@ func dialAs(client netip.Addr, proto service.Protocol, to netip.AddrPort) (net.C
 		}
 		return err
 	}}
-	d.LocalAddr = net.TCPAddrFromAddrPort(netip.AddrPortFrom(client, 0))
+	d.LocalAddr = net.TCPAddrFromAddrPort(client)
 	if proto == service.UDP {
-		d.LocalAddr = net.UDPAddrFromAddrPort(netip.AddrPortFrom(client, 0))
+		d.LocalAddr = net.UDPAddrFromAddrPort(client)
 	}
 	return d.Dial(proto.String(), to.String())
 }

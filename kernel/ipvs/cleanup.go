@@ -55,22 +55,9 @@ func removeOwn(link Link) error {
 // CleanTable removes kproxy's virtual servers and link, but not the record. A
 // virtual server in which somebody else has a real server stays for that.
 func CleanTable(t Table, link Link, sets kernel.SetStore) error {
-	b := &Backend{config: Config{Table: t, Link: link, Sets: sets, Now: time.Now}}
-	if _, err := link.State(); errors.Is(err, ErrForeignLink) {
-		b.config.Link = noLink{}
-	}
-	if _, err := b.look(nil); err != nil {
-		return fmt.Errorf("clean up: %w", err)
-	}
-	all, err := t.List()
+	requests, err := removals(t, link, sets)
 	if err != nil {
 		return fmt.Errorf("clean up: %w", err)
-	}
-	var requests []Request
-	for _, found := range all {
-		if s := b.servers[keyOf(found.Virtual)]; s != nil {
-			requests = append(requests, s.removal(found)...)
-		}
 	}
 	var errs *multierror.Error
 	for _, err := range t.Change(requests...) {
@@ -79,6 +66,28 @@ func CleanTable(t Table, link Link, sets kernel.SetStore) error {
 		}
 	}
 	return multierror.Append(errs, removeScratch(t), removeOwn(link)).ErrorOrNil()
+}
+
+// removals remove every virtual server of kproxy's.
+func removals(t Table, link Link, sets kernel.SetStore) ([]Request, error) {
+	b := &Backend{config: Config{Table: t, Link: link, Sets: sets, Now: time.Now}}
+	if _, err := link.State(); errors.Is(err, ErrForeignLink) {
+		b.config.Link = noLink{}
+	}
+	if _, err := b.look(nil); err != nil {
+		return nil, err
+	}
+	all, err := t.List()
+	if err != nil {
+		return nil, err
+	}
+	var requests []Request
+	for _, found := range all {
+		if s := b.servers[keyOf(found.Virtual)]; s != nil {
+			requests = append(requests, s.removal(found)...)
+		}
+	}
+	return requests, nil
 }
 
 // removal removes a virtual server of kproxy's, or its own real servers only.

@@ -44,6 +44,9 @@ func wholeBackend(t *testing.T) (kernel.Backend, kernel.SetStore) {
 	if _, err := kernel.EnsureSysctls(append(kernel.Sysctls(), ipvs.Sysctls(release, false)...)); err != nil {
 		t.Fatal(err)
 	}
+	if err := kernel.DefaultRouting().Ensure(); err != nil { // to the listener
+		t.Fatal(err)
+	}
 	table := openTable(t)
 	link, err := ipvs.OpenLink()
 	if err != nil {

@@ -59,7 +59,7 @@ func (s static) accepted() string {
 // that a service asks for is an entry of a set. Node ports are found by their
 // number; a service's own port of that number is at one of its addresses.
 func (s static) virtual() []string {
-	bit := s.Marks.Accepted()
+	bit := s.Marks.Own()
 	mark := " " + kernel.SetMark(s.Marks.Masquerade, s.Marks.Masquerade)
 	const node = " -m addrtype --src-type LOCAL"
 	every, self := " "+kernel.Comment("masquerade every client"), " "+kernel.Comment("masquerade this node itself")
@@ -95,6 +95,8 @@ func (s static) letThrough() []string {
 // vip refuses what comes for a service's address and isn't the service's: the
 // address is local, and without this the node's own ports would be reachable
 // there. Pings are answered; and load balancers may ask for the service's health.
+// What is for a virtual server and isn't marked came while somebody had flushed
+// table nat: a client tries again, unless it is refused.
 func (s static) vip() []string {
 	icmp := [2]string{service.IPv4: "icmp", service.IPv6: "ipv6-icmp"}
 	return []string{
@@ -102,6 +104,7 @@ func (s static) vip() []string {
 		s.accepted() + " -j RETURN",
 		"-p " + icmp[s.family] + " -j RETURN",
 		"-p tcp " + kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.family), "dst") + " " + kernel.Comment("a load balancer asks for health") + " -j RETURN",
+		kernel.InSet(s.set(kernel.SetVirtual), "dst,dst") + " " + kernel.Comment("table nat was flushed, the next packet passes") + " -j DROP",
 		"-p tcp " + kernel.Comment("no port of the service") + " -j REJECT --reject-with tcp-reset",
 		kernel.Comment("no port of the service") + " -j REJECT --reject-with " + kernel.RejectWith[s.family],
 	}

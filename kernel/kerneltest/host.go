@@ -216,7 +216,7 @@ func declare(name string, t table, chain string) error {
 }
 
 // tableTargets are the targets that only one table takes.
-var tableTargets = map[string]string{"DNAT": "nat", "REDIRECT": "nat", "MASQUERADE": "nat", "REJECT": "filter"}
+var tableTargets = map[string]string{"DNAT": "nat", "MASQUERADE": "nat", "REJECT": "filter"}
 
 func (h *Host) valid(f service.Family, name string, t table, rule string) error {
 	words := strings.Fields(rule)

@@ -185,6 +185,12 @@ func tellAddresses(c *net.UDPConn, network string) error {
 	}
 	var set error
 	err = raw.Control(func(fd uintptr) {
+		// An answer may have to come from [kernel.ListenerAddress].
+		if network == "udp6" {
+			if set = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1); set != nil {
+				return
+			}
+		}
 		if network == "udp4" {
 			set = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_PKTINFO, 1)
 		} else {

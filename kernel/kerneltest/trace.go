@@ -90,7 +90,7 @@ func (tr *tracer) connect(p packet) []Fate {
 func (tr *tracer) finish(e end) []Fate {
 	p := e.packet
 	switch {
-	case strings.HasPrefix(e.verdict, "REDIRECT"):
+	case slices.Contains(kernel.ListenerAddress[:], p.dst):
 		return []Fate{{To: "userspace"}}
 	case p.rewritten && p.srcLocal:
 		return tr.leave(p, "OUTPUT")
@@ -210,7 +210,7 @@ func (tr *tracer) target(table, rule, target, arg string, p packet) (stay []pack
 	switch target {
 	case "RETURN":
 		return nil, []end{{packet: p}}
-	case "ACCEPT", "DROP", "REJECT", "REDIRECT", "MASQUERADE":
+	case "ACCEPT", "DROP", "REJECT", "MASQUERADE":
 		return nil, []end{{p, target}}
 	case "DNAT":
 		to := netip.MustParseAddrPort(arg)
@@ -328,7 +328,7 @@ func (tr *tracer) match(rule string, p packet) (match, chance bool, target, arg 
 
 // inSet looks a packet up as ipset does.
 func (tr *tracer) inSet(name, directions string, p packet) bool {
-	if strings.HasPrefix(name, kernel.SetAlive) {
+	if strings.HasPrefix(name, kernel.SetAlive) { // and the start is over
 		return true
 	}
 	for _, e := range tr.sets[name] {

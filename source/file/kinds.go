@@ -2,6 +2,9 @@ package file
 
 import (
 	"fmt"
+	"maps"
+	"path"
+	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -9,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kproxy.dev/kproxy/source"
+	"kproxy.dev/kproxy/strict"
 )
 
 // newObject returns an empty object of a kind that kproxy reads.
@@ -34,20 +38,36 @@ func listOf(t metav1.TypeMeta) (item metav1.TypeMeta, ok bool) {
 	return item, isList && known
 }
 
-// nearMiss says what was probably meant by a kind that doesn't exist but
-// differs only in case, or in the API version, from one that kproxy reads. To
-// skip it like any foreign kind would hide the slip.
+// nearMiss says what was probably meant by a kind that doesn't exist, but is
+// written almost like one that kproxy reads, or has another's API version. To
+// skip it like any foreign kind would hide the slip. Other groups have kinds of
+// the same names: only a slip in the group's name is one then.
 func nearMiss(t metav1.TypeMeta) (string, bool) {
-	for k := range kinds {
-		if !strings.EqualFold(k.Kind, t.Kind) {
-			continue
-		}
-		if k.APIVersion == t.APIVersion {
-			return fmt.Sprintf("kind %s doesn't exist, did you mean %s?", t.Kind, k.Kind), true
-		}
-		if t.APIVersion == "v1" || t.APIVersion == "discovery.k8s.io/v1" {
-			return fmt.Sprintf("%s has no kind %s, did you mean apiVersion %s, kind %s?", t.APIVersion, t.Kind, k.APIVersion, k.Kind), true
-		}
+	known := slices.SortedFunc(maps.Keys(kinds), func(a, b metav1.TypeMeta) int { return strings.Compare(a.Kind, b.Kind) })
+	var names, versions []string
+	for _, k := range known {
+		names, versions = append(names, k.Kind), append(versions, k.APIVersion)
+	}
+	kind, list := strings.CutSuffix(t.Kind, "List")
+	suffix := ""
+	if list {
+		suffix = "List"
+	}
+	at := slices.Index(names, strict.Nearest(kind, names...))
+	switch {
+	case at < 0 && t.APIVersion == "v1" && strict.Nearest(t.Kind, "List") != "":
+		return fmt.Sprintf("kind %s doesn't exist, did you mean List?", t.Kind), true
+	case at < 0:
+		return "", false
+	}
+	meant := known[at]
+	switch exact := meant.Kind == kind; {
+	case meant.APIVersion == t.APIVersion:
+		return fmt.Sprintf("kind %s doesn't exist, did you mean %s?", t.Kind, meant.Kind+suffix), true
+	case slices.Contains(versions, t.APIVersion), exact && group(t) != group(meant) && strict.Nearest(t.APIVersion, meant.APIVersion) != "":
+		return fmt.Sprintf("%s has no kind %s, did you mean apiVersion %s, kind %s?", t.APIVersion, t.Kind, meant.APIVersion, meant.Kind+suffix), true
 	}
 	return "", false
 }
+
+func group(t metav1.TypeMeta) string { return path.Dir(t.APIVersion) }

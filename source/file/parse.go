@@ -2,6 +2,7 @@ package file
 
 import (
 	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"reflect"
@@ -48,8 +49,8 @@ func (i id) String() string {
 	return i.kind + " " + i.namespace + "/" + i.name
 }
 
-// parse reads the content of the file named name. If there are problems, the
-// manifest is incomplete and not to be used.
+// parse reads the content of the file named name. If there are problems, advice
+// is among them, and the manifest is incomplete and not to be used.
 func parse(name string, data []byte) (manifest, []Problem) {
 	p := parser{file: name}
 	docs, err := strict.Documents(name, data)
@@ -61,6 +62,9 @@ func parse(name string, data []byte) (manifest, []Problem) {
 		p.fail(at.Line, "%s", at.Message())
 	} else if err != nil {
 		p.fail(0, "%v", err)
+	}
+	if len(p.problems) > 0 {
+		p.problems = append(p.problems, p.manifest.advice...)
 	}
 	slices.SortStableFunc(p.problems, func(a, b Problem) int { return cmp.Compare(a.Line, b.Line) })
 	return p.manifest, p.problems
@@ -165,19 +169,38 @@ func (p *parser) object(n *strict.Node, kind string, into metav1.Object) {
 		who.namespace = metav1.NamespaceDefault
 	}
 	prefix := who.String() + ": "
-	if p.report(strict.Check(n, reflect.TypeOf(into)), prefix) {
-		return
-	}
-	if err := n.Decode(into); err != nil {
+	wrong := strict.Check(n, reflect.TypeOf(into))
+	if p.report(wrong, prefix) {
+		// What fits is checked all the same, so that nobody mends one problem after
+		// the other. Only a value of another type is skipped by the decoder; what
+		// ends it leaves fields empty that the document has.
+		var skipped *json.UnmarshalTypeError
+		if err := json.Unmarshal([]byte(n.String()), into); err != nil && !errors.As(err, &skipped) {
+			return
+		}
+	} else if err := n.Decode(into); err != nil {
 		p.fail(n.Line(), "%s%v", prefix, err)
 		return
 	}
 	source.Default(into)
+	// A field that is missing may be the one that was misspelt.
+	known := func(e source.FieldError) bool {
+		return slices.ContainsFunc(wrong, func(w *strict.Error) bool { return w.Path == e.Field || n.At(e.Field) == nil })
+	}
 	for _, e := range source.Validate(into) {
-		p.fail(n.Locate(e.Field), "%s%v", prefix, e)
+		if !known(e) {
+			p.fail(n.Locate(e.Field), "%s%v", prefix, e)
+		}
 	}
 	p.manifest.objects = append(p.manifest.objects, object{into, kind, n.Line()})
-	p.adviseOn(n, into, prefix)
+	if len(wrong) == 0 {
+		p.adviseOn(n, into, prefix)
+	}
+	for _, e := range source.CheckAnnotations(into) {
+		if !known(e) {
+			p.advise(n.Locate(e.Field), "%s%s", prefix, e.Message)
+		}
+	}
 }
 
 func (p *parser) report(errors []*strict.Error, prefix string) bool {

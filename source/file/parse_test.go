@@ -38,7 +38,7 @@ func TestParseProblems(t *testing.T) {
 		want []string
 	}{
 		"unknown field": {text: goodService + "    prot: TCP\n",
-			want: []string{"a.yaml:9: Service default/web: spec.ports[0].prot: unknown field"}},
+			want: []string{"a.yaml:9: Service default/web: spec.ports[0].prot: unknown field, did you mean port?"}},
 		"unknown field in another case": {text: strings.Replace(goodService, "clusterIP", "clusterip", 1),
 			want: []string{"a.yaml:6: Service default/web: spec.clusterip: unknown field, did you mean clusterIP?"}},
 		"field given twice": {text: goodService + "  clusterIP: 10.96.0.11\n",
@@ -74,7 +74,7 @@ func TestParseProblems(t *testing.T) {
 		"every problem at once, by line": {text: strings.Replace(goodService, "name: web", "name: web\n  name: web\n  lables: {}", 1) + "    protocol: 6\n",
 			want: []string{
 				"a.yaml:5: Service default/web: metadata.name: given twice, first on line 4",
-				"a.yaml:6: Service default/web: metadata.lables: unknown field",
+				"a.yaml:6: Service default/web: metadata.lables: unknown field, did you mean labels?",
 				"a.yaml:11: Service default/web: spec.ports[0].protocol: expected a string, found the number 6: put it in quotes",
 			}},
 		"contradictions": {text: `apiVersion: v1
@@ -100,7 +100,24 @@ spec:
 		"bad label value": {text: "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: web-1\n  labels:\n    kubernetes.io/service-name: Web\naddressType: IPv4\n",
 			want: []string{`a.yaml:6: EndpointSlice default/web-1: metadata.labels[kubernetes.io/service-name]: "Web" is not a name: lower-case letters, digits and '-', at most 63, beginning and ending with a letter or digit`}},
 		"bad endpoint address": {text: "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata:\n  name: web-1\naddressType: IPv4\nendpoints:\n- addresses:\n  - 10.2.0.2\n- addresses:\n  - 10.2.0.300\n",
-			want: []string{`a.yaml:10: EndpointSlice default/web-1: endpoints[1].addresses[0]: "10.2.0.300" is not an IP address`}},
+			want: []string{
+				"a.yaml:3: EndpointSlice default/web-1: metadata.labels[kubernetes.io/service-name]: missing: the slice belongs to no Service",
+				`a.yaml:10: EndpointSlice default/web-1: endpoints[1].addresses[0]: "10.2.0.300" is not an IP address`,
+			}},
+		"every problem of one object": {text: strings.NewReplacer("name: web", "name: web\n  annotations:\n    kproxy.dev/retires: \"3\"\n    kproxy.dev/algorithm: maglv", "port: 80", "port: 800000\n    protocol: ICMP\n    nodePort: x\n  selektor: {}").Replace(goodService),
+			want: []string{
+				`a.yaml:6: Service default/web: kproxy.dev/retires: kproxy has no such annotation, did you mean kproxy.dev/retries?`,
+				`a.yaml:7: Service default/web: kproxy.dev/algorithm: "maglv" is not one of round-robin, weighted-round-robin, least-connections, random, source-hash, maglev`,
+				`a.yaml:11: Service default/web: spec.ports[0].port: 800000 is not a port number from 1 to 65535`,
+				`a.yaml:12: Service default/web: spec.ports[0].protocol: "ICMP" is not one of TCP, UDP, SCTP`,
+				`a.yaml:13: Service default/web: spec.ports[0].nodePort: expected a whole number, found the string "x"`,
+				"a.yaml:14: Service default/web: spec.selektor: unknown field, did you mean selector?",
+			}},
+		"what is missing because it is misspelt": {text: strings.NewReplacer("ports:", "prots:", "clusterIP", "clusterIPP").Replace(goodService),
+			want: []string{
+				"a.yaml:6: Service default/web: spec.clusterIPP: unknown field, did you mean clusterIP?",
+				"a.yaml:7: Service default/web: spec.prots: unknown field, did you mean ports?",
+			}},
 		"the second document": {text: goodService + "---\n" + strings.Replace(goodService, "port: 80", "port: 0", 1),
 			want: []string{"a.yaml:17: Service default/web: spec.ports[0].port: 0 is not a port number from 1 to 65535"}},
 		"no kind": {text: "apiVersion: v1\nmetadata: {}\n",
@@ -111,14 +128,20 @@ spec:
 			want: []string{"a.yaml:1: apiVersion: expected a string, found the number 1", "a.yaml:2: kind: expected a string, found a list"}},
 		"kind in another case": {text: strings.Replace(goodService, "kind: Service", "kind: service", 1),
 			want: []string{"a.yaml:2: kind service doesn't exist, did you mean Service?"}},
+		"kind with a letter less": {text: strings.Replace(goodService, "kind: Service", "kind: Servce", 1),
+			want: []string{"a.yaml:2: kind Servce doesn't exist, did you mean Service?"}},
+		"kind of list with a letter less": {text: "apiVersion: v1\nkind: NodList\n---\napiVersion: v1\nkind: Lisst\n",
+			want: []string{"a.yaml:2: kind NodList doesn't exist, did you mean NodeList?", "a.yaml:5: kind Lisst doesn't exist, did you mean List?"}},
+		"misspelt API group": {text: "apiVersion: discovry.k8s.io/v1\nkind: EndpointSlice\n",
+			want: []string{"a.yaml:2: discovry.k8s.io/v1 has no kind EndpointSlice, did you mean apiVersion discovery.k8s.io/v1, kind EndpointSlice?"}},
 		"kind of another version": {text: "apiVersion: v1\nkind: EndpointSlice\n",
 			want: []string{"a.yaml:2: v1 has no kind EndpointSlice, did you mean apiVersion discovery.k8s.io/v1, kind EndpointSlice?"}},
 		"no object": {text: "hello\n---\n- 1\n",
 			want: []string{`a.yaml:1: expected a Kubernetes object, found the string "hello"`, "a.yaml:3: expected a Kubernetes object, found a list"}},
 		"an item of a list": {text: "apiVersion: v1\nkind: List\nitems:\n- apiVersion: v1\n  kind: Service\n  metadata: {name: a}\n  spec: {clusterIP: None, port: 80}\n- 5\n",
-			want: []string{"a.yaml:7: Service default/a: spec.port: unknown field", "a.yaml:8: expected a Kubernetes object, found the number 5"}},
+			want: []string{"a.yaml:7: Service default/a: spec.port: unknown field, did you mean ports?", "a.yaml:8: expected a Kubernetes object, found the number 5"}},
 		"a list that is none": {text: "apiVersion: v1\nkind: List\nitem: []\nitems: {}\n",
-			want: []string{"a.yaml:3: List: item: unknown field", "a.yaml:4: List: items: expected a list, found an object"}},
+			want: []string{"a.yaml:3: List: item: unknown field, did you mean items?", "a.yaml:4: List: items: expected a list, found an object"}},
 		"an alias": {text: "apiVersion: v1\nkind: Service\nmetadata: &m\n  name: web\n  lables: {}\nspec: *nope\n",
 			want: []string{"a.yaml:6: alias *nope stands for nothing"}},
 		"an aliased problem is where it is written": {text: "apiVersion: v1\nkind: Service\nmetadata:\n  name: web\n  labels: &l\n    a: 1\n  annotations: *l\nspec: {clusterIP: None}\n",
@@ -148,7 +171,7 @@ spec:
 		"Latin-1":           {text: "a: 1\n\nb: \xe4\n", want: []string{"a.yaml:3: the file is not text in UTF-8"}},
 
 		"JSON, unknown field": {file: "a.json", text: "{\n \"apiVersion\": \"v1\",\n \"kind\": \"Service\",\n \"metadata\": {\"name\": \"web\"},\n \"spec\": {\n  \"clusterIP\": \"None\",\n  \"port\": 80\n }\n}\n",
-			want: []string{"a.json:7: Service default/web: spec.port: unknown field"}},
+			want: []string{"a.json:7: Service default/web: spec.port: unknown field, did you mean ports?"}},
 		"JSON, key given twice": {file: "a.json", text: "{\"apiVersion\": \"v1\",\n\"kind\": \"Node\",\n\"metadata\": {\"name\": \"a\",\n\"name\": \"b\"}}\n",
 			want: []string{"a.json:4: Node a: metadata.name: given twice, first on line 3"}},
 		"JSON, wrong type in the second value": {file: "a.json", text: "{\"apiVersion\": \"v1\", \"kind\": \"Node\", \"metadata\": {\"name\": \"a\"}}\n{\"apiVersion\": \"v1\", \"kind\": \"Node\", \"metadata\": {\"name\":\n 5}}\n",
@@ -230,6 +253,15 @@ apiVersion: discovery.k8s.io/v1beta1
 kind: EndpointSlice
 ---
 apiVersion: v1
+kind: Pod
+---
+apiVersion: v1
+kind: PodList
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: Role
+---
+apiVersion: v1
 kind: Service
 metadata: {name: web}
 spec:
@@ -256,13 +288,16 @@ spec:
 		"a.yaml:1: skipped apps/v1 Deployment: not a kind that kproxy reads",
 		"a.yaml:5: skipped serving.knative.dev/v1 Service: not a kind that kproxy reads",
 		"a.yaml:8: skipped discovery.k8s.io/v1beta1 EndpointSlice: not a kind that kproxy reads",
+		"a.yaml:11: skipped v1 Pod: not a kind that kproxy reads",
+		"a.yaml:14: skipped v1 PodList: not a kind that kproxy reads",
+		"a.yaml:17: skipped rbac.authorization.k8s.io/v1 Role: not a kind that kproxy reads",
 	}
 	if diff := cmp.Diff(skipped, lines(m.skipped)); diff != "" {
 		t.Errorf("skipped (-want +got):\n%s", diff)
 	}
 	advice := []string{
-		"a.yaml:14: Service default/web: spec.clusterIP: missing, and nothing allocates one for a manifest: the Service isn't served",
-		"a.yaml:19: EndpointSlice default/web-1: metadata.labels[kubernetes.io/service-name]: missing: the slice belongs to no Service",
+		"a.yaml:23: Service default/web: spec.clusterIP: missing, and nothing allocates one for a manifest: the Service isn't served",
+		"a.yaml:28: EndpointSlice default/web-1: metadata.labels[kubernetes.io/service-name]: missing: the slice belongs to no Service",
 	}
 	if diff := cmp.Diff(advice, lines(m.advice)); diff != "" {
 		t.Errorf("advice (-want +got):\n%s", diff)

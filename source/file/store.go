@@ -174,7 +174,9 @@ func (s *store) build(node string, addresses ...netip.Addr) (*service.Snapshot, 
 	for _, name := range s.order {
 		f := s.files[name]
 		problems = append(problems, f.problems...)
-		problems = append(problems, f.manifest.advice...)
+		if len(f.problems) == 0 {
+			problems = append(problems, f.manifest.advice...)
+		}
 		for _, o := range f.manifest.objects {
 			if first, dup := places[o.id()]; dup {
 				problems = append(problems, Problem{File: name, Line: o.line,

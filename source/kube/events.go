@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/scheme"
 	typedeventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
@@ -90,6 +91,13 @@ func (r *recorder) write(regarding *corev1.ObjectReference, warning bool, reason
 	(*to).Eventf(regarding, node, kind, reason, action, "%s", note)
 }
 
+// noPlace reports whether an event couldn't be written because of where it belongs
+// alone: its namespace is being deleted, or it or the event to count is gone. That
+// says nothing of other events.
+func noPlace(err error) bool {
+	return apierrors.HasStatusCause(err, corev1.NamespaceTerminatingCause) || apierrors.IsNotFound(err)
+}
+
 // sink says once when events can't be written, and once when they can again.
 type sink struct {
 	events.EventSinkImpl
@@ -111,7 +119,7 @@ func (s *sink) Patch(ctx context.Context, e *eventsv1.Event, data []byte) (*even
 
 func (s *sink) saw(ctx context.Context, err error) error {
 	switch {
-	case ctx.Err() != nil:
+	case ctx.Err() != nil || noPlace(err):
 	case err == nil && s.failed.Swap(false):
 		s.log.Info("events are written again")
 	case err != nil && !s.failed.Swap(true):

@@ -100,6 +100,31 @@ func TestKeyboard(t *testing.T) {
 	p.eventually("g o leads to the services", pages[0].ready)
 }
 
+// TestKeysOfAFreshPage: nothing has the focus yet, and the search gives it back.
+func TestKeysOfAFreshPage(t *testing.T) {
+	w := shared.world(t)
+	p := open(t, w.url("localhost"), 1280, 900)
+	p.eventually("services are listed", pages[0].ready)
+	inList := `document.activeElement.matches(".row")`
+	p.press(kb.ArrowDown)
+	p.eventually("an arrow leads to the first service", inList+` && document.activeElement === document.querySelector(".rows [data-key]")`)
+	p.press(kb.ArrowDown)
+	p.eventually("another one to the second", inList+` && document.activeElement.dataset.key === document.querySelectorAll(".rows [data-key]")[1].dataset.key`)
+	p.press(kb.Enter)
+	p.eventually("Enter opens it", `location.hash.startsWith("#/service/")`)
+	p.press(kb.Escape)
+	p.eventually("Escape leads back", inList)
+
+	p.press("/", "nothing is called so")
+	p.eventually("nothing is found", `document.querySelectorAll(".rows [data-key]").length === 0 || document.querySelector(".list").hidden`)
+	p.press(kb.Escape)
+	p.eventually("Escape clears the search, and leads to the list", inList+` && document.querySelector("#search").value === ""`)
+	p.press("/")
+	p.eventually("/ leads to the search", `document.activeElement.id === "search"`)
+	p.press(kb.Escape, "?")
+	p.eventually("after Escape, ? opens the help", `document.querySelector("#help").open && document.querySelector("#search").value === ""`)
+}
+
 // everythingIsReached checks that what can be clicked can have the focus: all
 // there is must be a stop of Tab, or lie in a part that arrows walk through.
 func (p *tab) everythingIsReached(where string) {

@@ -99,6 +99,24 @@ func (p *tab) fits(name string) {
 	}
 }
 
+// TestUnknownService: an address with a service that there isn't says so, and shows
+// nothing of one.
+func TestUnknownService(t *testing.T) {
+	w := shared.world(t)
+	p := open(t, w.url("localhost"), 1280, 900)
+	shown := `[...document.querySelectorAll("#page-service :is(.pill, .state, .service-addresses, .service-reason)")].filter((e) => e.checkVisibility()).length`
+	p.visit("#/service/default/none:http", `document.querySelector("#page-service .empty:not([hidden])")?.textContent.includes("There is no service port default/none:http.")`)
+	if n := eval[int](p, shown); n != 0 {
+		t.Errorf("%d parts of a service's heading are shown", n)
+	}
+	p.visit(pages[1].hash, pages[1].ready)
+	p.eventually("those of one that there is are", shown+` === 4`)
+	p.visit("#/service/default/none:http", `document.querySelector("#page-service .empty:not([hidden])")`)
+	if n := eval[int](p, shown); n != 0 {
+		t.Errorf("%d parts of the former service's heading are still shown", n)
+	}
+}
+
 // TestScreens writes what people who change the dashboard should look at: whole
 // pages, after a while, so that there is something in them.
 func TestScreens(t *testing.T) {
@@ -147,7 +165,7 @@ func TestOverviewIsInOrder(t *testing.T) {
 func TestForeignHostIsRefused(t *testing.T) {
 	w := shared.world(t)
 	p := blank(t)
-	p.forgive("http://" + foreign) // the browser complains of the status
+	p.forgive("status of 403") // of nothing else, such as headers that it doesn't heed at this address
 	for path, want := range map[string]int64{"": http.StatusForbidden, "api/v1/status": http.StatusForbidden, "ui/main.js": http.StatusForbidden} {
 		resp, err := chromedp.RunResponse(p.ctx, chromedp.Navigate(w.url(foreign)+path))
 		if err != nil {
@@ -160,6 +178,8 @@ func TestForeignHostIsRefused(t *testing.T) {
 			t.Errorf("the refusal of /%s doesn't say why: %s", path, text)
 		}
 	}
+
+	p.quiet()
 
 	// What the policy forbids, the browser doesn't do.
 	p.run(chromedp.Navigate(w.url("localhost")))

@@ -87,6 +87,20 @@ func TestPrivileges(t *testing.T) {
 	}
 }
 
+// TestTools: kubectl and what selects by the recommended labels find their way
+// without being told (Kubernetes, "Recommended Labels" and "Well-Known Annotations").
+func TestTools(t *testing.T) {
+	m := load(t)
+	pod := m.daemonSet.Spec.Template
+	if _, err := m.container(pod.Annotations["kubectl.kubernetes.io/default-container"]); err != nil {
+		t.Errorf("kubectl's default container: %v", err)
+	}
+	const label = "app.kubernetes.io/name"
+	if on, of := pod.Labels[label], m.daemonSet.Labels[label]; on != "kproxy" || of != "kproxy" {
+		t.Errorf("%s is %q on pods and %q on the DaemonSet, want kproxy", label, on, of)
+	}
+}
+
 // TestUpdate: connections have the time to drain, and two pods never need the
 // same ports of a node.
 func TestUpdate(t *testing.T) {

@@ -204,7 +204,7 @@ func (s *stage) run(command string) string {
 		s.Errorf("%s prints the name of a temporary file, usually in an error:\n%s", command, out)
 	}
 	text := "$ " + command + "\n"
-	for line := range strings.Lines(string(out)) {
+	for line := range strings.Lines(strings.ReplaceAll(string(out), s.net.Config.Prefix, lab.DefaultPrefix)) { // as in the reader's lab
 		text += strings.TrimRight(line, " \t\n") + "\n"
 	}
 	return text

@@ -37,7 +37,7 @@ func TestMasked(t *testing.T) {
 		{"kproxy connections", "tcp 10.1.0.2:40000 web 1.6K 350\ntcp 10.1.0.2:5 a 3 1", "tcp 10.1.0.2:50 a  2.5M 33\ntcp 10.1.0.2:5 web 3 10", true},
 		{"kproxy trace 10.96.0.10:80", "  541  -j X\n  for 2 s yet", "  7  -j X\n  for 1 s yet", true},
 		{"kproxy trace 10.96.0.10:80", "  541  -j X", "  541  -j Y", false},
-		{"iptables -t nat -S KPROXY-PORTAL", "-j REDIRECT --to-ports 10244", "-j REDIRECT --to-ports 10245", false},
+		{"iptables -t nat -S KPROXY-PORTAL", "-j DNAT --to-destination 169.254.102.49:10244", "-j DNAT --to-destination 169.254.102.49:10245", false},
 		{"ipset save | grep '^add'", "add A 0.0.0.0/1 timeout 2\nadd B 1", "add B 1\nadd A 0.0.0.0/1 timeout 3", true},
 		{"ipset save | grep '^add'", "add H 10.1.0.2,tcp:46988,10.96.0.10 timeout 58", "add H 10.1.0.2,tcp:50000,10.96.0.10 timeout 60", true},
 		{"ipset save | grep '^add'", "add A 10.2.0.2", "add A 10.2.0.3", false},

@@ -42,7 +42,7 @@ func (w *world) statusForms(t *testing.T) {
 		t.Errorf("the table lists endpoints, which only wide should:\n%s", table.stdout)
 	}
 	w.kproxy("status", "-o", "wide").wants(t, 0, "default/web:line", "10.2.0.2:9000", "[fd00:2::4]:9000", "in use", "up")
-	w.kproxy("status", "--output", "yaml").wants(t, 2, "yaml", "table, wide, json")
+	w.kproxy("status", "--output", "toml").wants(t, 2, "toml", "table, wide, json, yaml, name")
 
 	one := w.kproxy("status", "default/other")
 	one.wants(t, 0, "default/other:line")
@@ -171,7 +171,7 @@ func TestCommandsThatNeedNoRoot(t *testing.T) {
 	}
 	userspace := run("render", "--mode", "userspace", "--manifests", dir, "--node", "node")
 	userspace.wants(t, 0, "KPROXY-PORTAL")
-	if strings.Contains(userspace.stdout, "DNAT --to-destination") {
+	if strings.Contains(userspace.stdout, "--to-destination 10.2.") {
 		t.Errorf("mode userspace has rules to endpoints:\n%s", userspace.stdout)
 	}
 	run("render", "--mode", "sideways", "--manifests", dir).wants(t, 2, "sideways")

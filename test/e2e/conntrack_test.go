@@ -12,7 +12,7 @@ func TestConntrackSettings(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.start("--conntrack-max-per-core", "77777", "--conntrack-tcp-timeout-established", "3h", "--conntrack-tcp-timeout-close-wait", "2m",
+	w.start("--conntrack-max-per-core", "7777777", "--conntrack-tcp-timeout-established", "3h", "--conntrack-tcp-timeout-close-wait", "2m",
 		"--conntrack-udp-timeout", "17s", "--conntrack-udp-timeout-stream", "71s", "--conntrack-tcp-be-liberal")
 	for name, want := range map[string]string{
 		"tcp_timeout_established": "10800", "tcp_timeout_close_wait": "120", "udp_timeout": "17", "udp_timeout_stream": "71", "tcp_be_liberal": "1",

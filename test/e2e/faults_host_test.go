@@ -93,7 +93,7 @@ func TestWhatTheHostLacks(t *testing.T) {
 	}
 }
 
-// TestPortInUse: a port that somebody else has ends kproxy with status 1, and
+// TestPortInUse: a port that somebody else has ends kproxy with status 3, and
 // says which flag changes it.
 func TestPortInUse(t *testing.T) {
 	w := newWorld(t)
@@ -117,7 +117,7 @@ func TestPortInUse(t *testing.T) {
 			}
 			defer taken.Close()
 			port := c.address[strings.LastIndex(c.address, ":"):]
-			finish(t, w.net.Node, command(t, w.runArgs()...)).wants(t, 1, "in use", c.flag, port)
+			finish(t, w.net.Node, command(t, w.runArgs()...)).wants(t, 3, "in use", c.flag, port)
 		})
 	}
 }
@@ -129,7 +129,8 @@ func TestSecondKproxy(t *testing.T) {
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
-	finish(t, w.net.Node, command(t, w.runArgs()...)).wants(t, 1, "another kproxy", w.socket())
+	// It waits for the first to end, for its own --drain-timeout and a while.
+	finish(t, w.net.Node, command(t, w.runArgs("--drain-timeout", "0s")...)).wants(t, 1, "waiting for another kproxy to end", "another kproxy", w.socket())
 	own := w.runArgs("--socket", filepath.Join(w.dir, "second.sock"), "--metrics-bind-address", "127.0.0.1:11249",
 		"--healthz-bind-address", "127.0.0.1:11256", "--listen-tcp-port", "0", "--listen-udp-port", "0")
 	finish(t, w.net.Node, command(t, own...)).wants(t, 1, "another kproxy", "already running")
@@ -182,15 +183,41 @@ func TestCleanupLeavesWhatIsForeign(t *testing.T) {
 			if now := w.everything(); !strings.Contains(now, map[plan.DataPlane]string{plan.IPTables: "KPROXY-SVC-", plan.IPVS: "10.96.0.10:80"}[w.plane]) || !strings.Contains(now, "KPROXY-USER-6") || !strings.Contains(now, "10249") {
 				t.Fatalf("kproxy left no rules, sets or routes when it stopped, so this test shows nothing:\n%s", now)
 			}
+			w.previewsCleanup()
 			w.kproxy("cleanup", "--state-dir", filepath.Join(w.dir, "state")).wants(t, 0, "gone")
 			if after := w.everything(); after != before {
 				t.Errorf("the node isn't as it was before kproxy ran\nbefore:\n%s\nafter:\n%s", before, after)
 			}
+			w.kproxy("cleanup", "--dry-run", "--state-dir", filepath.Join(w.dir, "state")).wants(t, 0, "nothing to remove")
 			w.kproxy("cleanup").wants(t, 0)
 			if after := w.everything(); after != before {
 				t.Errorf("a second cleanup changes the node to\n%s", after)
 			}
 		})
+	}
+}
+
+// previewsCleanup: a dry run names everything of kproxy's and nothing else, and changes nothing.
+func (w *world) previewsCleanup() {
+	w.Helper()
+	before := w.everything()
+	got := w.kproxy("cleanup", "--dry-run", "--state-dir", filepath.Join(w.dir, "state"))
+	got.wants(w.T, 0, "ipv4 routing rule 10249 to table 10249", "ipv6 local route ::/0 in table 10249", "ipv4 route to the listener's address", "pins.json")
+	if after := w.everything(); after != before {
+		w.Errorf("a dry run changed the node\nbefore:\n%s\nafter:\n%s", before, after)
+	}
+	for _, name := range regexp.MustCompile(`KPROXY-[A-Z0-9-]+`).FindAllString(before, -1) {
+		if !strings.Contains(got.stdout, name) {
+			w.Errorf("a dry run doesn't name %s", name)
+		}
+	}
+	for _, name := range []string{"OTHERS", "others", "KPROXYLIKE", "203.0.113", "10.96.0.10:81"} {
+		if strings.Contains(got.stdout, name) {
+			w.Errorf("a dry run names %s, which isn't kproxy's", name)
+		}
+	}
+	if w.plane == plan.IPVS && !strings.Contains(got.stdout, "virtual server tcp 10.96.0.10:80\n") {
+		w.Errorf("a dry run names no virtual server:\n%s", got.stdout)
 	}
 }
 

@@ -25,7 +25,7 @@ func TestFlows(t *testing.T) {
 	onFlowWorlds(t, func(w *flowWorld, mode plan.Mode, args []string) {
 		w.start(append(args, "--offload-after", "1h")...)
 		w.settled(plan.Userspace)
-		w.tryAll("in userspace")
+		w.tryOnHosts("in userspace")
 		if mode == plan.ModeUserspace || w.Failed() {
 			return
 		}
@@ -33,8 +33,49 @@ func TestFlows(t *testing.T) {
 		w.proxy.Args = append(w.proxy.Args, "--offload-after", "0s", "--offload-min-connections", "0")
 		w.startAgain()
 		w.settled(plan.IPTables, plan.IPVS)
-		w.tryAll("offloaded")
+		w.tryOnHosts("offloaded")
 	})
+}
+
+// tryOnHosts tries the flows of all services on a host with nothing about it, and
+// those of some on the other hosts of the configuration.
+func (w *flowWorld) tryOnHosts(state string) {
+	w.Helper()
+	all := w.attempts()
+	w.tryAll(state, all)
+	some := slices.DeleteFunc(all, func(a attempt) bool { return !a.Service.OnEveryHost() })
+	for _, h := range w.configuration.Hosts {
+		w.onHost(h, func() { w.tryAll(fmt.Sprintf("%s, host %s", state, h), some) })
+	}
+}
+
+// hostSettings are the commands that make the node a host of the matrix, and what
+// makes it the host that it was. Host firewalls let in what a node asked for, its own
+// traffic, and IPv6's neighbour discovery; the rule that checks sources of IPv6 is
+// firewalld's.
+var hostSettings = map[flows.Host][2]string{
+	flows.Strict: {
+		"sysctl -qw net.ipv4.conf.all.rp_filter=1; ip6tables -t mangle -A PREROUTING -m rpfilter --invert -j DROP",
+		"sysctl -qw net.ipv4.conf.all.rp_filter=0; ip6tables -t mangle -D PREROUTING -m rpfilter --invert -j DROP",
+	},
+	flows.Marks: {
+		"sysctl -qw net.ipv4.conf.all.rp_filter=1 net.ipv4.conf.all.src_valid_mark=1; ip6tables -t mangle -A PREROUTING -m rpfilter --validmark --invert -j DROP",
+		"sysctl -qw net.ipv4.conf.all.rp_filter=0 net.ipv4.conf.all.src_valid_mark=0; ip6tables -t mangle -D PREROUTING -m rpfilter --validmark --invert -j DROP",
+	},
+	flows.Firewall: {
+		"for i in iptables ip6tables; do $i -P FORWARD DROP; $i -A INPUT -i lo -j ACCEPT; $i -A INPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT; done; " +
+			"ip6tables -A INPUT -p icmpv6 -j ACCEPT; iptables -P INPUT DROP; ip6tables -P INPUT DROP",
+		"for i in iptables ip6tables; do $i -P INPUT ACCEPT; $i -P FORWARD ACCEPT; $i -D INPUT -i lo -j ACCEPT; $i -D INPUT -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT; done; " +
+			"ip6tables -D INPUT -p icmpv6 -j ACCEPT",
+	},
+}
+
+// onHost calls try while the node is such a host.
+func (w *flowWorld) onHost(h flows.Host, try func()) {
+	w.Helper()
+	w.node("sh", "-ec", hostSettings[h][0])
+	try()
+	w.node("sh", "-ec", hostSettings[h][1])
 }
 
 // onFlowWorlds calls try for every mode and configuration of the flow matrix, with a
@@ -54,7 +95,7 @@ func onFlowWorlds(t *testing.T, try func(w *flowWorld, mode plan.Mode, args []st
 					"--mode", string(mode), "--health-check", "off",
 					// A heartbeat that is late would show: only userspace serves localhost.
 					"--alive-timeout", within(3 * time.Second).String(),
-				}, c.Args(w.network.Pods, w.pod().Name)...))
+				}, c.Args(w.network, c.Topology.PodLink(w.pod().Name))...))
 			})
 		}
 	}
@@ -72,27 +113,33 @@ func flowModes() []plan.Mode {
 // flowWorld is a world with the services of one configuration of the matrix.
 type flowWorld struct {
 	*world
-	mode    plan.Mode
-	bridge  bool // only one pod is told from other clients
-	network *flows.Network
-	flows   []flows.Flow
+	mode          plan.Mode
+	plane         plan.DataPlane // that all services are in, or but those that nobody serves
+	configuration flows.Configuration
+	network       *flows.Network
+	flows         []flows.Flow
 	// names are the endpoints by the backends' names.
 	names map[string]string
 }
 
 func newFlowWorld(t *testing.T, mode plan.Mode, matrix *flows.Matrix, c flows.Configuration) *flowWorld {
 	t.Helper()
+	if _, err := os.Stat("/proc/sys/net/bridge"); err != nil && c.Topology == lab.Bridge {
+		t.Skipf("needs the module br_netfilter, as nodes with such pods do: %v", err)
+	}
 	// One backend for each endpoint, and one that is nothing but a pod.
 	w := &flowWorld{
-		world: buildWorld(t, func(l *lab.Config) { l.Backends = len(flows.EndpointNames) + 1 }), mode: mode, bridge: c.Detector == flows.Bridge, names: map[string]string{},
+		world: buildWorld(t, func(l *lab.Config) { l.Backends, l.Topology = len(flows.EndpointNames)+1, c.Topology }),
+		mode:  mode, configuration: c, names: map[string]string{},
 	}
 	w.network = &flows.Network{
-		Endpoints: map[string][]netip.Addr{}, TargetPort: lab.LinePort,
+		Endpoints: map[string][]netip.Addr{}, TargetPorts: [2]uint16{lab.LinePort, secondPort},
 		Node: w.net.Config.NodeAddresses(), Outside: w.net.Config.ClientAddresses(0), Pods: []netip.Prefix{lab.PodCIDR4, lab.PodCIDR6},
 	}
 	for i, name := range flows.EndpointNames {
 		w.network.Endpoints[name] = w.net.Backends[i].Addresses
-		w.names[w.net.Backends[i].Name] = name
+		w.names[w.net.Backends[i].Name], w.names[second(w.net.Backends[i].Name)] = name, name
+		w.serveSecond(w.net.Backends[i])
 	}
 	// Of many refusals at a time, each is to be told, so that one that isn't was dropped.
 	w.node("sysctl", "-qw", "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0")
@@ -112,9 +159,14 @@ func newFlowWorld(t *testing.T, mode plan.Mode, matrix *flows.Matrix, c flows.Co
 // and the others in none or in one of them.
 func (w *flowWorld) settled(planes ...plan.DataPlane) {
 	w.Helper()
-	serves := map[string]bool{}
+	serves, ports := map[string]bool{}, map[string]int{}
+	want := 0
 	for _, f := range w.flows {
 		serves[f.Service.Name] = serves[f.Service.Name] || f.Want.Verdict == flows.Serve
+		ports[f.Service.Name] = 2 * f.Service.Ports()
+	}
+	for _, n := range ports {
+		want += n
 	}
 	w.eventually(30*time.Second, fmt.Sprintf("all services in %v", planes), func() error {
 		// At first, services are in userspace before the rules that refuse and drop are there.
@@ -125,14 +177,15 @@ func (w *flowWorld) settled(planes ...plan.DataPlane) {
 		if err != nil {
 			return err
 		}
-		if len(st.Services) != 2*len(serves) {
-			return fmt.Errorf("%d service ports, want %d", len(st.Services), 2*len(serves))
+		if len(st.Services) != want {
+			return fmt.Errorf("%d service ports, want %d", len(st.Services), want)
 		}
 		for _, s := range st.Services {
 			if !slices.Contains(planes, s.DataPlane) && (serves[s.Name] || s.DataPlane != plan.None) {
 				return fmt.Errorf("%s:%s is in %s, %s: %s", s.Name, s.Port, s.DataPlane, s.State, s.Reason)
 			}
 		}
+		w.plane = planes[0]
 		return nil
 	})
 }
@@ -160,14 +213,15 @@ func (w *flowWorld) attempts() (out []attempt) {
 			}
 			a := attempt{Flow: f, network: network}
 			if f.Kind == flows.NodePort {
-				a.target = netip.AddrPortFrom(w.network.Node[f.Family], f.Service.NodePort())
+				a.target = netip.AddrPortFrom(w.network.Node[f.Family], f.Service.NodePort(f.Port))
 			} else {
-				a.target = netip.AddrPortFrom(f.Service.Address(f.Kind, f.Family), flows.ClusterPort)
+				a.target = netip.AddrPortFrom(f.Service.Address(f.Kind, f.Family), flows.ClusterPort(f.Port))
 			}
 			switch f.From {
 			case flows.Pod:
 				a.client = w.pod().Namespace
-				if !w.bridge && f.Service.Endpoints.Name == "everywhere" && f.Want.Verdict == flows.Serve {
+				// In by-bridge, only one pod is known to be one.
+				if w.configuration.Detector != flows.Bridge && f.Service.Endpoints.Name == "everywhere" && f.Want.Verdict == flows.Serve {
 					itself := a
 					itself.client, itself.name = w.net.Backends[0].Namespace, w.names[w.net.Backends[0].Name]
 					out = append(out, itself)
@@ -181,6 +235,12 @@ func (w *flowWorld) attempts() (out []attempt) {
 				a.client = w.net.Client
 			}
 			out = append(out, a)
+			if f.Kind == flows.NodePort && f.From != flows.Localhost && w.configuration.OwnNodePorts {
+				left := *f
+				left.Left, left.Want = true, flows.Outcome{Verdict: flows.Refuse}
+				a.Flow, a.target = &left, netip.AddrPortFrom(w.net.Config.PodGateways()[f.Family], a.target.Port())
+				out = append(out, a)
+			}
 		}
 	}
 	return out

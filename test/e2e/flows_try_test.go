@@ -13,14 +13,17 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/test/flows"
 )
 
-// tryAll makes all attempts, many at a time: most wait.
-func (w *flowWorld) tryAll(state string) {
+// mostFailures are enough to know what is wrong: waiting for more takes minutes.
+const mostFailures = 30
+
+// tryAll makes attempts, many at a time: most wait.
+func (w *flowWorld) tryAll(state string, all []attempt) {
 	w.Helper()
 	start := time.Now()
-	all := w.attempts()
 	var failures []string
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -33,6 +36,12 @@ func (w *flowWorld) tryAll(state string) {
 		wg.Go(func() {
 			slots <- struct{}{}
 			defer func() { <-slots }()
+			mu.Lock()
+			enough := len(failures) >= mostFailures
+			mu.Unlock()
+			if enough {
+				return
+			}
 			// One thread in the namespace for all of it: they are dear.
 			if err := a.client.Do(func() error { return w.try(a) }); err != nil {
 				mu.Lock()
@@ -43,12 +52,11 @@ func (w *flowWorld) tryAll(state string) {
 	}
 	wg.Wait()
 	slices.Sort(failures)
-	for i, f := range failures {
-		if i == 40 {
-			w.Errorf("and %d more", len(failures)-i)
-			break
-		}
+	for _, f := range failures {
 		w.Error(f)
+	}
+	if len(failures) >= mostFailures {
+		w.Errorf("%s: no more was tried after %d failures", state, len(failures))
 	}
 	w.Logf("%s: %d attempts, %d failed, in %s", state, len(all), len(failures), time.Since(start).Round(time.Millisecond))
 }
@@ -90,8 +98,11 @@ func (w *flowWorld) tryRefused(a attempt) error {
 // nobody else may, and each must see the client as the matrix says.
 func (w *flowWorld) tryServed(a attempt) error {
 	const enough = 40
-	seen := map[string]bool{}
-	for i := 0; len(seen) < len(a.Want.Endpoints) || i <= len(a.Want.Endpoints); i++ {
+	seen, all := map[string]bool{}, len(a.Want.Endpoints)
+	if a.Service.Special == flows.Affinity {
+		all = 1
+	}
+	for i := 0; len(seen) < all || i <= len(a.Want.Endpoints); i++ {
 		if i == enough {
 			return fmt.Errorf("%d connections reached only %v, want all of %v", i, seen, a.Want.Endpoints)
 		}
@@ -106,21 +117,44 @@ func (w *flowWorld) tryServed(a attempt) error {
 		if !slices.Contains(a.Want.Endpoints, name) {
 			return fmt.Errorf("answered by %s, want one of %v", name, a.Want.Endpoints)
 		}
-		seen[name] = true
-		want := a.Source
-		if name == a.name {
-			want = flows.AsNode // or the answer would never leave the pod
+		if seen[name] = true; len(seen) > all {
+			return fmt.Errorf("answered by %v, want all by one", seen)
 		}
-		if w.isNode(answer) != (want == flows.AsNode) || want == flows.AsClient && !w.addressOf(a.client, answer.Peer) {
-			return fmt.Errorf("%s saw %s, want the %s's address", name, answer.Peer, want)
+		if want := a.Service.Target(name, a.Port) > 0; (answer.Backend == second(w.net.Backends[slices.Index(flows.EndpointNames, name)].Name)) != want {
+			return fmt.Errorf("answered by %s, want its second target port: %v", answer.Backend, want)
+		}
+		want := w.sources(a)
+		if name == a.name {
+			want = []flows.Source{flows.AsNode} // or the answer would never leave the pod
+		}
+		saw := flows.AsClient
+		if w.isNode(answer) {
+			saw = flows.AsNode
+		}
+		if !slices.Contains(want, saw) || saw == flows.AsClient && !w.addressOf(a.client, answer.Peer) {
+			return fmt.Errorf("%s saw %s, want the address of %v", name, answer.Peer, want)
 		}
 	}
 	return nil
 }
 
+// sources are those that endpoints may see. A bridge would hand the client the answers
+// that are for userspace, which then connects from the node's address; but some of what
+// others reach in userspace, pods may reach by the kernel's rules beneath. Beside IPVS,
+// userspace serves pods under the policy Local.
+func (w *flowWorld) sources(a attempt) []flows.Source {
+	switch beside := w.configuration.Topology == lab.Bridge && a.From == flows.Pod; {
+	case beside && w.mode == plan.ModeUserspace:
+		return []flows.Source{flows.AsNode}
+	case beside && (w.plane == plan.Userspace || w.mode == plan.ModeIPVS && a.Row.Policy == flows.Local):
+		return []flows.Source{a.Source, flows.AsNode}
+	}
+	return []flows.Source{a.Source}
+}
+
 // isNode reports whether the endpoint saw an address of the node's.
 func (w *flowWorld) isNode(a lab.Answer) bool {
-	return slices.Contains(w.network.Node, a.Peer) || a.Peer == lab.PodCIDR4.Addr().Next() || a.Peer == lab.PodCIDR6.Addr().Next()
+	return slices.Contains(w.network.Node, a.Peer) || slices.Contains(w.net.Config.PodGateways(), a.Peer)
 }
 
 // askPatiently asks up to three times until there is an answer of some kind.

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -36,28 +38,52 @@ func (w *world) sender(target netip.AddrPort) (answered func() error) {
 	}
 }
 
+// connecting begins to connect and says when that has come to an end.
+func (w *world) connecting(target netip.AddrPort) (connected func() error) {
+	done := make(chan error, 1)
+	go func() {
+		c, err := w.net.Client.Dial(w.ctx, "tcp", target.String())
+		if err == nil {
+			c.Close()
+		}
+		done <- err
+	}()
+	return func() error {
+		select {
+		case err := <-done:
+			done <- err
+			return err
+		default:
+			return errors.New("it goes on")
+		}
+	}
+}
+
 // TestFlowsThatBeganWithoutRules: a UDP client that was sending before kproxy
 // started, or while somebody had flushed its rules, gets answers once they are
-// there, although its flow never ends.
+// there, although its flow never ends. A TCP client that was connecting is connected.
 func TestFlowsThatBeganWithoutRules(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	// Without any rule of conntrack's, nothing would be tracked before the start.
 	w.node("iptables", "-t", "nat", "-A", "PREROUTING", "-m", "comment", "--comment", "foreign")
-	early := w.sender(frontends(m)[0])
+	early, connecting := w.sender(frontends(m)[0]), w.connecting(frontends(m)[0])
 	sleep(300 * time.Millisecond)
 	w.start()
 	w.eventually(10*time.Second, "an answer to who sent before the start", early)
+	w.eventually(10*time.Second, "a connection of who tried before the start", connecting)
 	w.pin("web", "datagram", service.PreferKernel)
 
 	w.node("iptables", "-t", "nat", "-F")
-	meanwhile := w.sender(frontends(m)[0])
+	meanwhile, trying := w.sender(frontends(m)[0]), w.connecting(frontends(m)[0])
 	w.eventually(10*time.Second, "an answer to who began after the flush", meanwhile)
+	w.eventually(10*time.Second, "a connection of who tried after the flush", trying)
 }
 
 // TestManifestsThatAreLate: a path that isn't there at start, on a disk that is
-// mounted late, doesn't look like one whose services were deleted.
+// mounted late, is refused and doesn't look like one whose services were deleted:
+// the kernel serves on.
 func TestManifestsThatAreLate(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
@@ -69,17 +95,14 @@ func TestManifestsThatAreLate(t *testing.T) {
 	away := filepath.Join(w.dir, "away")
 	w.must(os.Rename(w.manifests, away))
 	w.must(w.proxy.Start())
-	w.eventually(10*time.Second, "the status to name the path", func() error {
-		st, err := w.client.Status(w.ctx)
-		if err == nil && (len(st.Sources) != 1 || st.Sources[0].Synced || st.Sources[0].Error == "") {
-			err = errors.New("it says nothing")
-		}
-		return err
-	})
-	sleep(time.Second)
+	var exit *exec.ExitError
+	if err := w.proxy.Wait(w.ctx); !errors.As(err, &exit) || exit.ExitCode() != 2 || !strings.Contains(w.proxy.Log(), "--manifests: stat "+w.manifests) {
+		t.Errorf("kproxy ends with %v", err)
+	}
 	for _, target := range frontends(m) {
 		w.ask(w.net.Client, "tcp", target)
 	}
 	w.must(os.Rename(away, w.manifests))
+	w.startAgain()
 	w.await("web", "line", w.plane, plan.StateOffloaded)
 }

@@ -184,6 +184,17 @@ func TestMetricsOfTrouble(t *testing.T) {
 		}
 		return nil
 	})
+	before, _ := w.sumOf("kproxy_service_connections_failed_total", line)
+	w.pin("web", "line", service.PreferKernel)
+	refused := w.burst(frontends(m)[0], 3).Failed()
+	w.eventually(20*time.Second, "the kernel's failed connections", func() error {
+		failed, _ := w.sumOf("kproxy_service_connections_failed_total", line)
+		failures, _ := w.sumOf("kproxy_endpoint_failures_total", line)
+		if len(refused) == 0 || failed < before+float64(len(refused)) || failures < failed {
+			return fmt.Errorf("%d clients were refused; %g failed, %g before; %g failures of endpoints", len(refused), failed, before, failures)
+		}
+		return nil
+	})
 	if up, n := w.sumOf("kproxy_endpoint_up"); n > 0 {
 		t.Errorf("without a health check %d endpoints have one, %g of them up", n, up)
 	}

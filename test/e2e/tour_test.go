@@ -7,11 +7,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -29,21 +29,18 @@ type tourLab struct {
 	holder int // a process in that world
 	mode   plan.Mode
 	plane  plan.DataPlane // beneath; plan.None in mode userspace
-	up     *exec.Cmd
-
-	mu  sync.Mutex // the lab's output is read on a goroutine
-	log bytes.Buffer
+	screen *tty
 }
 
-// tourStep is a step as printed.
+// tourStep is a step as the screen shows it. Its commands are what somebody copies.
 type tourStep struct {
 	title    string
 	commands []string
 	look     string
 }
 
-// TestLabTour: every command of the lab's tour runs, and gives what the tour
-// says to look for.
+// TestLabTour goes through the lab's tour on a terminal, by its keys: every command
+// runs as it is to be copied from the screen, and gives what the step says to look for.
 func TestLabTour(t *testing.T) {
 	type kind struct {
 		mode  plan.Mode
@@ -58,41 +55,78 @@ func TestLabTour(t *testing.T) {
 			t.Parallel()
 			l := newTourLab(t, m.mode, m.plane)
 			l.start()
-			steps := l.tour()
+			l.screen.shows("● alive", "default/web:line", "the client's last second: ")
 			done := map[string]bool{}
-			for _, s := range steps {
+			for at, of := 1, 1; at <= of; at++ {
+				var s tourStep
+				l.eventually(fmt.Sprintf("step %d of the tour", at), func() (err error) {
+					s, of, err = stepOn(l.screen.screen(), at)
+					return err
+				})
 				check := tourChecks[s.title]
 				if check == nil {
 					t.Errorf("nothing checks the step %q", s.title)
-					continue
+				} else if check(l, s); t.Failed() {
+					t.Fatalf("the step %q isn't as it says:\n%s", s.title, strings.Join(l.screen.screen(), "\n"))
 				}
 				done[s.title] = true
-				check(l, s)
+				l.screen.press("n")
 			}
 			for title := range tourChecks {
 				if onlyKernel := title == stepPin || title == stepOffload; !done[title] && (m.plane != plan.None || !onlyKernel) {
 					t.Errorf("the tour has no step %q", title)
 				}
 			}
-			l.stop()
+			l.screen.press("b")
+			l.screen.shows(fmt.Sprintf(": %d of %d", len(done)-1, len(done)))
+			l.screen.press("q")
+			l.screen.left("q")
+			l.eventually("it to say that the lab is down", func() error { return missing(l.screen.raw(), "the lab is down") })
+			l.nothingLeft()
 		})
 	}
 }
 
-// TestLabOnATerminal: the lab has a screen, with the tour on it, and goes with it.
-func TestLabOnATerminal(t *testing.T) {
+// TestLabIsOneAtATime: a second lab leaves the first alone, and says which it is and
+// how to end it. Without a terminal, the lab prints the tour and what happens.
+func TestLabIsOneAtATime(t *testing.T) {
 	t.Parallel()
 	l := newTourLab(t, mode, kernelPlane)
-	cmd := l.inside(fmt.Sprintf("TERM=xterm LC_ALL=C.UTF-8 exec %s lab up --mode %s --slow %d", absolute(t, binary), mode, int(slow)))
-	tt := startTTY(t, func(_ time.Duration, what string, f func() error) { l.eventually(what, f) }, 100, 40, cmd)
-	tt.shows("● alive", "default/web:line", "try in another terminal: 1 of 9", "/run/kproxy-lab/ask 10.96.0.10 80", "the client's last second: ")
-	tt.press("n")
-	tt.shows("2 of 9", "default/web:line userspace")
-	tt.press("b")
-	tt.shows("1 of 9")
-	tt.press("q")
-	tt.left("q")
-	l.eventually("it to say that the lab is down", func() error { return missing(tt.raw(), "the lab is down") })
+	kproxy := absolute(t, binary)
+	first := l.inside(l.up("--traffic 0"))
+	said := &logWriter{}
+	first.Stdout, first.Stderr = said, said
+	l.must(first.Start())
+	ended := make(chan error, 1)
+	go func() { ended <- first.Wait() }()
+	t.Cleanup(func() { first.Process.Kill() })
+	l.eventually("the tour", func() error {
+		return missing(said.String(), `1\. Be a client(?s:.*)Compare the generations(?s:.*)\n\n`)
+	})
+
+	for _, command := range []string{"up", "demo"} {
+		out, err := l.inside(fmt.Sprintf("%s lab %s --mode %s", kproxy, command, l.mode)).CombinedOutput()
+		var exit *exec.ExitError
+		if !errors.As(err, &exit) || exit.ExitCode() != 1 {
+			t.Errorf("lab %s beside a lab: %v\n%s", command, err, out)
+		}
+		if want := fmt.Sprintf(`(a lab is up already \(process %d\).*kproxy lab down)`, first.Process.Pid); l.matches(string(out), want) == "" {
+			t.Errorf("lab %s beside a lab doesn't say which", command)
+		}
+	}
+	if err := l.state("", ""); err != nil {
+		t.Errorf("the first lab isn't as it was: %v", err)
+	}
+	l.eventually("its log to say what happens", func() error {
+		return missing(said.String(), `msg="10\.2\.0\.2:9000 is up" kind=health service=default/web:line`)
+	})
+
+	l.sh(kproxy + " lab down")
+	if err := <-ended; err != nil {
+		t.Errorf("lab down: the lab ended with %v", err)
+	}
+	l.matches(said.String(), `(the lab is down\n)$`)
+	l.nothingLeft()
 }
 
 const (
@@ -112,19 +146,21 @@ var tourChecks = map[string]func(*tourLab, tourStep){
 		}
 	},
 	stepPin: func(l *tourLab, s tourStep) {
+		l.eventually("an offloaded service", func() error { return l.state(plan.StateOffloaded, l.plane) })
 		l.matches(l.sh(s.commands[0]), `(default/web:line: userspace)`)
-		l.eventually("state pinned", func() error { return l.state(plan.StatePinned, plan.Userspace) })
 		l.eventually("a connection of userspace, with its age", func() error {
 			return missing(l.sh(s.commands[1]), `tcp +10\.1\.0\.2:\d+ +default/web:line +10\.2\.0\.[234]:9000 +userspace +\d+m?s`)
 		})
+		l.shows(`default/web:line +userspace +pinned`)
 	},
 	stepOffload: func(l *tourLab, s tourStep) {
-		l.matches(l.sh(s.commands[0]), `(default/web:line: auto)`)
-		l.eventually("a countdown, or the offload at once", func() error {
-			return missing(l.sh(s.commands[1]), `qualifying.*\(in \d+s\)|offloaded`)
-		})
+		l.sh(s.commands[0])
+		l.matches(l.sh(s.commands[1]), `(default/web:line: auto)`)
+		l.matches(l.sh(s.commands[2]), `(qualifying .*\(in \d+s\))`)
+		l.shows(`default/web:line +userspace +qualifying \d+s`)
 		l.eventually("the offload", func() error { return l.state(plan.StateOffloaded, l.plane) })
-		l.logs("userspace to " + string(l.plane))
+		l.shows("userspace to " + string(l.plane))
+		l.shows("the client's last second: .*, 0 failed")
 	},
 	"Read the rules": func(l *tourLab, s tourStep) {
 		traced := l.sh(s.commands[0])
@@ -140,6 +176,8 @@ var tourChecks = map[string]func(*tourLab, tourStep){
 		l.eventually("b2 to be down", func() error {
 			return missing(l.sh(s.commands[1]), `10\.2\.0\.3:9000 +node +down .*not used`)
 		})
+		l.shows(`! default/web:line`)
+		l.shows(`10\.2\.0\.3:9000 is down`)
 		l.sh(s.commands[2])
 		l.eventually("b2 to be back", func() error {
 			return missing(l.sh(s.commands[1]), `10\.2\.0\.3:9000 +node +up .*in use`)
@@ -159,15 +197,17 @@ var tourChecks = map[string]func(*tourLab, tourStep){
 	},
 	"Kill kproxy, and start it again": func(l *tourLab, s tourStep) {
 		l.sh(s.commands[0])
+		l.shows(`✗ GONE`)
 		if l.plane == plan.None {
-			l.matches(l.sh(s.commands[1]), `(kproxy has died)`)
+			l.matches(l.sh(s.commands[1]), `(kproxy isn't running here)`)
+			l.shows("the client's last second: .*, [1-9][0-9]* failed")
 		} else {
 			l.matches(l.sh(s.commands[1]), `^(b[123]) 10\.1\.0\.2 hello\n$`)
+			l.shows("the client's last second: .*, 0 failed")
 		}
-		l.logs("kproxy has gone")
 		l.sh(s.commands[2])
 		l.eventually("kproxy to be back", func() error { return l.state("", "") })
-		l.logs("kproxy is there")
+		l.shows(`● alive`)
 	},
 	"Compare the generations": func(l *tourLab, s tourStep) {
 		if slow > 1 || l.plane == plan.None {
@@ -200,25 +240,22 @@ func newTourLab(t *testing.T, m plan.Mode, plane plan.DataPlane) *tourLab {
 	return l
 }
 
-// start runs `kproxy lab up` and waits until it has printed its tour.
+// up is the command that starts the lab.
+func (l *tourLab) up(flags string) string {
+	return fmt.Sprintf("TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 exec %s lab up --mode %s --slow %d %s", absolute(l.T, binary), l.mode, int(slow), flags)
+}
+
+// start runs the lab on a terminal.
 func (l *tourLab) start() {
 	l.Helper()
-	l.up = l.inside(fmt.Sprintf("exec %s lab up --mode %s --slow %d", absolute(l.T, binary), l.mode, int(slow)))
-	out, err := l.up.StdoutPipe()
-	l.must(err)
-	l.up.Stderr = l.up.Stdout
-	l.must(l.up.Start())
-	copied := make(chan struct{})
-	go func() { defer close(copied); io.Copy(logWriter{l}, out) }()
-	l.Cleanup(func() {
-		l.up.Process.Signal(syscall.SIGTERM) // it has been stopped unless the test failed
-		<-copied
-		l.up.Wait()
-		if l.Failed() {
-			l.Logf("the lab said:\n%s", l.said())
-		}
-	})
-	l.eventually("the tour", func() error { return missing(l.said(), `Compare the generations(?s:.*)\n\n`) })
+	l.screen = startTTY(l.T, func(_ time.Duration, what string, f func() error) { l.eventually(what, f) }, 110, 45, l.inside(l.up("")))
+	l.Cleanup(func() { l.screen.cmd.Process.Signal(syscall.SIGTERM) }) // it has ended unless the test failed
+}
+
+// shows waits until the screen matches.
+func (l *tourLab) shows(pattern string) {
+	l.Helper()
+	l.eventually("the screen to match "+pattern, func() error { return missing(strings.Join(l.screen.screen(), "\n"), pattern) })
 }
 
 func absolute(t *testing.T, path string) string {
@@ -230,41 +267,52 @@ func absolute(t *testing.T, path string) string {
 	return abs
 }
 
-type logWriter struct{ *tourLab }
+// logWriter keeps what a program prints.
+type logWriter struct {
+	mu  sync.Mutex // the program's output is copied on a goroutine
+	log bytes.Buffer
+}
 
-func (w logWriter) Write(b []byte) (int, error) {
+func (w *logWriter) Write(b []byte) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.log.Write(b)
 }
 
-func (l *tourLab) said() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.log.String()
+func (w *logWriter) String() string {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.log.String()
 }
 
-// tour reads the steps that the lab printed.
-func (l *tourLab) tour() []tourStep {
-	var steps []tourStep
-	title := regexp.MustCompile(`^\d+\. (.*)$`)
-	for line := range strings.Lines(l.said()) {
-		line = strings.TrimSuffix(line, "\n")
-		if m := title.FindStringSubmatch(line); m != nil {
-			steps = append(steps, tourStep{title: m[1]})
+var stepNumber = regexp.MustCompile(`^try in another terminal: (\d+) of (\d+) `)
+
+// stepOn reads a step of the tour from the screen, and how many steps there are.
+func stepOn(screen []string, at int) (s tourStep, of int, err error) {
+	for i := 0; i < len(screen); i++ {
+		m := stepNumber.FindStringSubmatch(screen[i])
+		if m == nil || m[1] != strconv.Itoa(at) {
 			continue
 		}
-		if len(steps) == 0 || strings.HasPrefix(line, "time=") {
-			continue
+		of, _ = strconv.Atoi(m[2]) // digits, by the pattern
+		i++
+		s.title = screen[i]
+		for i++; strings.HasPrefix(screen[i], "  "); i++ {
+			if n := len(s.commands); n > 0 && strings.HasSuffix(s.commands[n-1], " \\") {
+				s.commands[n-1] += "\n" + screen[i]
+			} else {
+				s.commands = append(s.commands, screen[i])
+			}
 		}
-		s := &steps[len(steps)-1]
-		if c, ok := strings.CutPrefix(line, "     $ "); ok {
-			s.commands = append(s.commands, c)
-		} else {
-			s.look += strings.TrimPrefix(line, "  ")
+		for ; i < len(screen) && screen[i] != "" && !strings.HasPrefix(screen[i], "recent events ") && !strings.HasPrefix(screen[i], " q quit"); i++ {
+			s.look += screen[i] + " "
 		}
+		if !strings.HasPrefix(s.look, "Look for: ") {
+			return s, of, fmt.Errorf("step %d doesn't say what to look for:\n%s", at, strings.Join(screen, "\n"))
+		}
+		return s, of, nil
 	}
-	return steps
+	return s, of, fmt.Errorf("no step %d on the screen:\n%s", at, strings.Join(screen, "\n"))
 }
 
 // inside is a shell command in the lab's world.
@@ -311,7 +359,7 @@ func missing(text, pattern string) error {
 // state checks the service's state and data plane; empty means any.
 func (l *tourLab) state(state plan.State, plane plan.DataPlane) error {
 	var st plan.Status
-	out := l.try(absolute(l.T, binary) + " status --socket /run/kproxy-lab/kproxy.sock -o json")
+	out := l.try(absolute(l.T, binary) + " status -o json 2>/dev/null")
 	if err := json.Unmarshal([]byte(out), &st); err != nil {
 		return errors.New(out)
 	}
@@ -321,11 +369,6 @@ func (l *tourLab) state(state plan.State, plane plan.DataPlane) error {
 		}
 	}
 	return errors.New(out)
-}
-
-func (l *tourLab) logs(what string) {
-	l.Helper()
-	l.eventually("the log to say "+what, func() error { return missing(l.said(), regexp.QuoteMeta(what)) })
 }
 
 func (l *tourLab) eventually(what string, f func() error) {
@@ -348,11 +391,10 @@ func (l *tourLab) must(err error) {
 	}
 }
 
-// stop ends the lab as Ctrl-C does; nothing of it stays.
-func (l *tourLab) stop() {
-	l.must(l.up.Process.Signal(syscall.SIGINT))
-	l.logs("the lab is down")
-	if left := l.try("ls /run/netns /run/kproxy-lab 2>/dev/null | grep kproxy"); left != "" {
+// nothingLeft checks that all of the lab has gone.
+func (l *tourLab) nothingLeft() {
+	l.Helper()
+	if left := l.try("ls -d /run/netns/kproxy-lab* /run/kproxy-lab* 2>/dev/null"); left != "" {
 		l.Errorf("the lab leaves:\n%s", left)
 	}
 }

@@ -2,8 +2,10 @@ package e2e
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -52,13 +54,19 @@ func TestTraceCommand(t *testing.T) {
 		{[]string{"--proto", "sctp", at}, []string{"sctp", "udp"}},
 		{[]string{"--from", "web", at}, []string{"--from", "web"}},
 		{[]string{"--from", "fd00::2", at}, []string{"address family"}},
-		{[]string{"-o", "yaml", at}, []string{"yaml", "json"}},
-		{[]string{"default/nosuch"}, []string{"default/nosuch", "kproxy status"}},
-		{[]string{"--probe", "--from", client, at}, []string{client, "isn't an address of this node", "--from"}},
+		{[]string{"-o", "xml", at}, []string{"xml", "json"}},
+		{[]string{"default/nosuch"}, []string{"default/nosuch"}},
+		{[]string{"--probe", "--from", "10.1.0.77", at}, []string{"10.1.0.77", "neither an address of this node", "--netns"}},
+		{[]string{"--from-pod", "nosuch", at}, []string{"nosuch", "--netns"}},
+		{[]string{"--netns", "nosuch", at}, []string{"/run/netns/nosuch"}},
+		{[]string{"--from-pod", "a", "--netns", "b", at}, []string{"--from-pod"}},
 	} {
 		w.kproxy("trace", append([]string{"--socket", socket}, c.args...)...).wants(t, 2, c.words...)
 	}
-	finish(w.T, w.net.Node, asNobody(t, command(t, "trace", "--socket", "/nosuch", at))).wants(t, 3, "kernel alone", "root")
+	finish(w.T, w.net.Node, asNobody(t, command(t, "trace", at))).wants(t, 3, "kernel alone", "root")
+	for _, args := range [][]string{{"--socket", "/nosuch", at}, {"--probe", at}} {
+		w.kproxy("trace", args...).wants(t, 1, "nothing was traced", "nsenter")
+	}
 	w.apiTraces(t, at)
 }
 
@@ -79,18 +87,40 @@ func (w *world) apiTraces(t *testing.T, at string) {
 }
 
 // TestTraceProbe: a probe reaches the endpoint that trace says, in every data
-// plane, by TCP and UDP, and comes with its entry of conntrack.
+// plane, by TCP and UDP, from wherever the client is, and comes with its own entry of conntrack.
 func TestTraceProbe(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start("--health-check", "off")
+	pod := fmt.Sprintf("shop-%d", os.Getpid())
+	sandbox := w.net.Client.Command(w.ctx, "unshare", "--uts", "sh", "-c", "hostname "+pod+"; exec sleep 600")
+	w.must(sandbox.Start())
+	t.Cleanup(func() {
+		_ = sandbox.Process.Kill()
+		_ = sandbox.Wait()
+	})
+	w.eventually(10*time.Second, "the pod to have its name", func() error {
+		if e := w.kproxy("trace", "--socket", w.socket(), "--from-pod", pod, frontends(m)[0].String()); e.status != 0 {
+			return errors.New(e.stderr)
+		}
+		return nil
+	})
 	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
 		w.pin("web", "line", plane)
 		w.pin("web", "datagram", plane)
 		for _, proto := range []service.Protocol{service.TCP, service.UDP} {
-			for _, at := range frontends(m) {
-				t.Run(fmt.Sprint(plane, " ", proto, " ", at), func(t *testing.T) { w.probed(t, trace.Request{Address: at, Protocol: proto, Probe: true}) })
+			for i, at := range frontends(m) {
+				client := w.net.Config.ClientAddresses(1)[i]
+				for name, req := range map[string]trace.Request{
+					"the node":      {},
+					"a namespace":   {Netns: w.net.Client.Path()},
+					"an address":    {From: client},
+					"a pod by name": {Pod: pod},
+				} {
+					req.Address, req.Protocol, req.Probe = at, proto, true
+					t.Run(fmt.Sprint(plane, " ", proto, " ", at, " from ", name), func(t *testing.T) { w.probed(t, req) })
+				}
 			}
 		}
 	}
@@ -107,8 +137,11 @@ func (w *world) probed(t *testing.T, req trace.Request) {
 		t.Errorf("the probe was %q, want %q", r.Probe.Outcome, good)
 	case at < 0 || r.Candidates[at].Probability == 0:
 		t.Errorf("the probe came to %s, which is none of the candidates %v", r.Probe.Endpoint, r.Candidates)
-	case len(r.Probe.Conntrack) == 0 || !strings.Contains(r.Probe.Conntrack[0], "dst="+req.Address.Addr().String()):
+	case len(r.Probe.Conntrack) != 1 || !strings.Contains(r.Probe.Conntrack[0], "dst="+req.Address.Addr().String()):
 		t.Errorf("its entry in conntrack: %q", r.Probe.Conntrack)
+	case (req != trace.Request{Address: req.Address, Protocol: req.Protocol, Probe: true}) &&
+		(r.Client == "this node itself" || !strings.Contains(r.Probe.From, "/") || !strings.Contains(r.Probe.Conntrack[0], " src="+r.From.String()+" ")):
+		t.Errorf("it came from %s, %s: %q", r.Client, r.Probe.From, r.Probe.Conntrack)
 	}
 	if t.Failed() {
 		t.Log(r.Text(trace.Look{}))

@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"cmp"
+	"errors"
 	"net/netip"
-	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -14,102 +16,453 @@ import (
 	"kproxy.dev/kproxy/trace"
 )
 
-// foreignFault is what somebody else does to the node, that kproxy leaves alone.
-type foreignFault struct {
-	name        string
-	plane       service.Preference // where the service is carried
+// fault is one thing that goes wrong on a packet's way.
+type fault struct {
+	name string
+	in   []plan.DataPlane // in which it stops clients; all if none is named
+	// stopped: kproxy is stopped meanwhile, or it would repair what is its own.
+	stopped bool
+	at      string // the service: one, with the one endpoint b1, if empty
+	// Lines are run on the node, or where a prefix says: "b1: ip link …". Of the words
+	// {b1} and {client} namespaces' paths are made, of {chain} the chain of default/web:line.
 	plant, lift []string
-	fate        string        // of real packets; empty for some of each
-	verdict     trace.Verdict // what trace says
-	culprit     []string      // words of the culprit
-	only        plan.DataPlane
+	remedy      string // a command that is in the culprit, and is run before what lifts the fault
+
+	fate     string // of real packets; empty for some of each
+	verdict  trace.Verdict
+	culprit  []string // words of it; none if nothing is to be stopped
+	mismatch []string // words of one
+	warning  []string // words of one
+	unused   string   // backend that gets nothing
 }
 
-var foreignFaults = []foreignFault{
+var (
+	inUserspace = []plan.DataPlane{plan.Userspace}
+	inKernel    = []plan.DataPlane{plan.IPTables, plan.IPVS}
+	inIPTables  = []plan.DataPlane{plan.IPTables}
+	inIPVS      = []plan.DataPlane{plan.IPVS}
+)
+
+var faults = []fault{
+	// Foreign rules.
 	{
-		name: "a rule drops in FORWARD", plane: service.PreferKernel, only: plan.IPTables,
-		plant: []string{"iptables -I FORWARD 1 -d 10.2.0.0/16 -j DROP"}, lift: []string{"iptables -D FORWARD 1"},
-		fate: isSilent, verdict: trace.Dropped, culprit: []string{"-d 10.2.0.0/16", "rule 1 of chain FORWARD in table filter", "iptables -t filter -D FORWARD 1"},
+		name: "DNAT to where nobody listens", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.3:7777"},
+		remedy: "iptables -t nat -D PREROUTING 1",
+		fate:   isRefused, verdict: trace.Refused, culprit: []string{"10.2.0.3:7777", "no endpoint of default/one:line", "-j DNAT --to-destination 10.2.0.3:7777", "rule 1 of chain PREROUTING in table nat"},
 	},
 	{
-		name: "a rule drops answers in FORWARD", plane: service.PreferKernel,
-		plant: []string{"iptables -I FORWARD 1 -s 10.2.0.0/16 -j DROP"}, lift: []string{"iptables -D FORWARD 1"},
-		fate: isSilent, verdict: trace.Dropped, culprit: []string{"-s 10.2.0.0/16", "the answer of 10.2.0.", "rule 1 of chain FORWARD in table filter"},
+		name: "DNAT to where nobody is seen", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j DNAT --to-destination 203.0.113.9:80"},
+		remedy: "iptables -t nat -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Undetermined, culprit: []string{"203.0.113.9:80", "rule 1 of chain PREROUTING in table nat"},
 	},
 	{
-		name: "a rule drops in raw PREROUTING", plane: service.PreferUserspace,
-		plant: []string{"iptables -t raw -A PREROUTING -d 10.96.0.10 -j DROP"}, lift: []string{"iptables -t raw -F PREROUTING"},
-		fate: isSilent, verdict: trace.Dropped, culprit: []string{"chain PREROUTING in table raw"},
+		name: "redirect to where nobody listens", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j REDIRECT --to-ports 9"},
+		remedy: "iptables -t nat -D PREROUTING 1",
+		fate:   isRefused, verdict: trace.Refused, culprit: []string{"isn't kproxy's leads the packet to 10.1.0.1:9", "nobody listens", "REDIRECT --to-ports 9"},
 	},
 	{
-		name: "nftables drops in forward", plane: service.PreferKernel, only: plan.IPTables,
-		plant: []string{"nft add table ip guard", "nft add chain ip guard fw {type filter hook forward priority 10; policy accept;}", "nft add rule ip guard fw tcp dport 9000 drop"},
-		lift:  []string{"nft delete table ip guard"},
-		fate:  isSilent, verdict: trace.Dropped, culprit: []string{"guard", "tcp dport 9000 drop", "nft -a list chain"},
+		name: "redirect to another program", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j REDIRECT --to-ports 10256"},
+		remedy: "iptables -t nat -D PREROUTING 1",
+		fate:   isRefused, verdict: trace.NotAService, culprit: []string{"isn't kproxy's leads the packet to 10.1.0.1:10256", "REDIRECT --to-ports 10256"},
 	},
 	{
-		name: "a rule of routing leads answers past kproxy", plane: service.PreferUserspace,
-		plant: []string{"ip rule add pref 5 fwmark 0x1000/0x1800 to 10.1.0.2 lookup main"}, lift: []string{"ip rule delete pref 5"},
-		fate: isSilent, verdict: trace.Dropped, culprit: []string{"don't reach kproxy", "10.1.0.2", "mark 0x1000", "ip rule"},
+		name: "TPROXY to where nobody listens", plant: []string{"iptables -t mangle -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j TPROXY --on-ip 127.0.0.1 --on-port 9 --tproxy-mark 0x1"},
+		remedy: "iptables -t mangle -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"TPROXY", "nobody listens"},
 	},
 	{
-		name: "a policy drops in FORWARD", plane: service.PreferKernel, only: plan.IPTables,
-		plant: []string{"iptables -P FORWARD DROP"}, lift: []string{"iptables -P FORWARD ACCEPT"},
+		name: "untracked", in: inIPTables, plant: []string{"iptables -t raw -I PREROUTING 1 -d 10.96.0.20 -j CT --notrack"},
+		remedy: "iptables -t raw -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.NotAService, culprit: []string{"NOTRACK", "rule 1 of chain PREROUTING in table raw"},
+	},
+	{
+		name: "a rule drops in raw PREROUTING", plant: []string{"iptables -t raw -I PREROUTING 1 -d 10.96.0.20 -j DROP"},
+		remedy: "iptables -t raw -D PREROUTING 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"rule 1 of chain PREROUTING in table raw"},
+	},
+	{
+		name: "a rule drops in FORWARD", in: inIPTables, plant: []string{"iptables -I FORWARD 1 -d 10.2.0.0/16 -j DROP"},
+		remedy: "iptables -t filter -D FORWARD 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"-d 10.2.0.0/16", "rule 1 of chain FORWARD in table filter"},
+	},
+	{
+		name: "a rule resets in FORWARD", in: inIPTables, plant: []string{"iptables -I FORWARD 1 -p tcp --dport 9000 -j REJECT --reject-with tcp-reset"},
+		remedy: "iptables -t filter -D FORWARD 1",
+		fate:   isRefused, verdict: trace.Refused, culprit: []string{"refuses the packet", "rule 1 of chain FORWARD in table filter"},
+	},
+	{
+		name: "a rule drops answers in FORWARD", in: inKernel, plant: []string{"iptables -I FORWARD 1 -s 10.2.0.0/16 -j DROP"},
+		remedy: "iptables -t filter -D FORWARD 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"-s 10.2.0.0/16", "the answer of 10.2.0.", "rule 1 of chain FORWARD in table filter"},
+	},
+	{
+		name: "a closing rule of FORWARD", in: inIPTables, plant: []string{"iptables -A FORWARD -j DROP"}, lift: []string{"iptables -D FORWARD -j DROP"},
+		fate: isAnswered, verdict: trace.Forwarded, // kproxy accepts what is its own before
+	},
+	{
+		name: "the policy of FORWARD", in: inKernel, plant: []string{"iptables -P FORWARD DROP"}, lift: []string{"iptables -P FORWARD ACCEPT"},
 		fate: isAnswered, verdict: trace.Forwarded, // kproxy accepts what is its own
 	},
 	{
-		name: "a rule refuses in INPUT", plane: service.PreferUserspace,
-		plant: []string{"iptables -I INPUT 1 -p tcp --dport 10244 -j REJECT"}, lift: []string{"iptables -D INPUT 1"},
-		fate: isRefused, verdict: trace.Refused, culprit: []string{"--dport 10244", "rule 1 of chain INPUT in table filter"},
+		name: "the policy of INPUT", plant: []string{"iptables -P INPUT DROP"}, lift: []string{"iptables -P INPUT ACCEPT"},
+		fate: isAnswered, verdict: trace.Forwarded,
 	},
 	{
-		name: "a rule drops kproxy's connections in OUTPUT", plane: service.PreferUserspace,
-		plant: []string{"iptables -I OUTPUT 1 -p tcp --dport 9000 -j DROP"}, lift: []string{"iptables -D OUTPUT 1"},
-		fate: isSilent, verdict: trace.Dropped, culprit: []string{"--dport 9000", "rule 1 of chain OUTPUT in table filter"},
+		name: "the policy of OUTPUT, for kproxy's answers", in: inUserspace, plant: []string{"iptables -P OUTPUT DROP"},
+		remedy: "iptables -t filter -A OUTPUT -s 169.254.102.49 -p tcp --sport 10244 -m conntrack --ctstate ESTABLISHED -j ACCEPT", lift: []string{"iptables -P OUTPUT ACCEPT", "iptables -D OUTPUT -s 169.254.102.49 -p tcp --sport 10244 -m conntrack --ctstate ESTABLISHED -j ACCEPT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the policy of chain OUTPUT in table filter", "the answer of"},
 	},
 	{
-		name: "an endpoint's route is a blackhole", plane: service.PreferKernel,
-		plant: []string{"ip route replace blackhole 10.2.0.2/32 metric 0"}, lift: []string{"ip route replace 10.2.0.2/32 dev b1 scope link metric 0"},
+		name: "the policy of OUTPUT", in: inKernel, plant: []string{"iptables -P OUTPUT DROP"}, lift: []string{"iptables -P OUTPUT ACCEPT"},
+		fate: isAnswered, verdict: trace.Forwarded,
+	},
+	{
+		name: "a rule refuses in INPUT", in: inUserspace, plant: []string{"iptables -I INPUT 1 -p tcp -j REJECT"},
+		remedy: "iptables -t filter -D INPUT 1",
+		fate:   isRefused, verdict: trace.Refused, culprit: []string{"-p tcp -j REJECT", "rule 1 of chain INPUT in table filter"},
+	},
+	{
+		name: "a rule drops kproxy's connections in OUTPUT", in: inUserspace, plant: []string{"iptables -I OUTPUT 1 -p tcp --dport 9000 -j DROP"},
+		remedy: "iptables -t filter -D OUTPUT 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"--dport 9000", "rule 1 of chain OUTPUT in table filter"},
+	},
+	{
+		name: "a rule drops kproxy's answers in OUTPUT", in: inUserspace, plant: []string{"iptables -I OUTPUT 1 -d 10.1.0.2 -j DROP"},
+		remedy: "iptables -t filter -D OUTPUT 1",
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"-d 10.1.0.2/32 -j DROP", "the answer of", "rule 1 of chain OUTPUT in table filter"},
+	},
+	{
+		name: "nftables drops in forward", in: inIPTables,
+		plant: []string{"nft add table ip guard", "nft add chain ip guard fw {type filter hook forward priority 10; policy accept;}", "nft add rule ip guard fw tcp dport 9000 drop"},
+		lift:  []string{"nft delete table ip guard"},
+		fate:  isSilent, verdict: trace.Dropped, culprit: []string{"guard", "tcp dport 9000 drop", "nft -a list chain ip guard fw"},
+	},
+	{
+		name: "the policy of a chain of nftables", in: inIPTables,
+		plant:  []string{"nft add table inet guard", "nft add chain inet guard fw {type filter hook forward priority 10; policy drop;}"},
+		remedy: "nft add rule inet guard fw meta l4proto tcp ct original ip daddr 10.96.0.20 ct original proto-dst 80 accept", lift: []string{"nft delete table inet guard"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the policy of chain fw in nftables table inet guard"},
+	},
+	{
+		name: "a program decides", in: inIPTables, plant: []string{"iptables -I FORWARD 1 -p tcp --dport 9000 -j NFQUEUE --queue-num 77"},
+		remedy: "iptables -t filter -D FORWARD 1",
+		fate:   isSilent, verdict: trace.Undetermined, culprit: []string{"decides by itself", "NFQUEUE", "rule 1 of chain FORWARD"},
+	},
+	// Routes, links and neighbours.
+	{
+		name: "one endpoint's route is a blackhole", at: "web", in: inKernel, plant: []string{"ip route replace blackhole 10.2.0.2/32 metric 0"}, lift: []string{"ip route replace 10.2.0.2/32 dev b1 scope link metric 0"},
 		verdict: trace.Forwarded, culprit: []string{"on the way to 10.2.0.2:9000", "no way to 10.2.0.2", "blackhole", "ip route get 10.2.0.2"},
 	},
 	{
-		name: "strict reverse path filter, and another way back", plane: service.PreferKernel,
-		plant: []string{"sysctl -qw net.ipv4.conf.client.rp_filter=1", "ip route add 10.1.0.2/32 dev b1"},
-		lift:  []string{"sysctl -qw net.ipv4.conf.client.rp_filter=0", "ip route del 10.1.0.2/32 dev b1"},
-		fate:  isSilent, verdict: trace.Dropped, culprit: []string{"reverse path filter", "comes in on client", "net.ipv4.conf.client.rp_filter = 1 (strict)", "=2"},
+		name: "the endpoint's route is a blackhole", in: inIPTables, plant: []string{"ip route replace blackhole 10.2.0.2/32 metric 0"}, lift: []string{"ip route replace 10.2.0.2/32 dev b1 scope link metric 0"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"no way to 10.2.0.2", "of type blackhole", "delete it"},
+	},
+	{
+		name: "the endpoint's route is a blackhole, and the sender is told", in: append(slices.Clone(inUserspace), plan.IPVS), plant: []string{"ip route replace blackhole 10.2.0.2/32 metric 0"}, lift: []string{"ip route replace 10.2.0.2/32 dev b1 scope link metric 0"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"no way to 10.2.0.2", "of type blackhole", "delete it"},
+	},
+	{
+		name: "a rule of routing is a blackhole", in: inIPTables, plant: []string{"ip rule add pref 5 to 10.2.0.2 blackhole"}, lift: []string{"ip rule delete pref 5"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"no way to 10.2.0.2", "blackhole", "ip rule show"},
+	},
+	{
+		name: "the endpoint's route is unreachable", plant: []string{"ip route replace unreachable 10.2.0.2/32 metric 0"}, lift: []string{"ip route replace 10.2.0.2/32 dev b1 scope link metric 0"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"no way to 10.2.0.2", "of type unreachable", "delete it"},
+	},
+	{
+		name: "the endpoint's route is prohibited", plant: []string{"ip route replace prohibit 10.2.0.2/32 metric 0"}, lift: []string{"ip route replace 10.2.0.2/32 dev b1 scope link metric 0"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"no way to 10.2.0.2", "of type prohibit", "delete it"},
+	},
+	{
+		name: "the endpoint's route is missing", plant: []string{"ip route delete 10.2.0.2/32 dev b1"}, remedy: "ip route add 10.2.0.2/32 dev b1",
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the route to 10.2.0.2 is missing", "the default route, on client"},
+	},
+	{
+		name: "no route at all", plant: []string{"ip route delete 10.2.0.2/32 dev b1", "ip route delete default"}, remedy: "ip route add 10.2.0.2/32 dev b1", lift: []string{"ip route add default via 10.1.0.2"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"no way to 10.2.0.2: there is no route"},
+	},
+	{
+		name: "the endpoint's link is down", plant: []string{"ip link set b1 down"}, remedy: "ip link set dev b1 up", lift: []string{"ip route add 10.2.0.2/32 dev b1"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the route to 10.2.0.2 is missing", "down, and without the routes that went by them, is b1"},
+	},
+	{
+		name: "the link's other end is down", plant: []string{"b1: ip link set eth0 down"}, remedy: "nsenter --net={b1} ip link set dev eth0 up", lift: []string{"b1: ip route add default via 10.2.0.1 dev eth0 onlink"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"link b1", "has no carrier"},
+	},
+	{
+		name: "the endpoint's neighbour entry is wrong", plant: []string{"ip neigh replace 10.2.0.2 lladdr 02:00:00:00:de:ad dev b1 nud permanent"}, remedy: "ip neigh del 10.2.0.2 dev b1",
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the neighbour entry of 10.2.0.2 on b1 is wrong", "02:00:00:00:de:ad", "PERMANENT"},
+	},
+	{
+		name: "the client's neighbour entry is wrong", plant: []string{"ip neigh replace 10.1.0.2 lladdr 02:00:00:00:de:ad dev client nud permanent"}, remedy: "ip neigh del 10.1.0.2 dev client",
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"answers", "the neighbour entry of 10.1.0.2 on client is wrong", "02:00:00:00:de:ad"},
+	},
+	{
+		name: "the endpoint's address is gone", plant: []string{"b1: ip addr delete 10.2.0.2/32 dev eth0", "ip neigh flush dev b1"}, lift: []string{"b1: ip addr add 10.2.0.2/32 dev eth0", "b1: ip route replace default via 10.2.0.1 dev eth0 onlink", "ip neigh flush dev b1"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"link b1 leads to network namespace {b1}, which doesn't have 10.2.0.2"},
+	},
+	{
+		name: "the endpoint has no way back", plant: []string{"b1: ip route delete default"}, lift: []string{"b1: ip route add default via 10.2.0.1 dev eth0 onlink"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"10.2.0.2 has no way back to 10.1.0.2", "{b1}"},
+	},
+	{
+		name: "the path is narrower than the client's link", in: inKernel, plant: []string{"ip link set b1 mtu 500"}, remedy: "", lift: []string{"ip link set b1 mtu 1500"},
+		fate: isAnswered, verdict: trace.Forwarded, warning: []string{"up to 1500 bytes", "only 500 pass", "link b1", "ip link set dev b1 mtu 1500"},
+	},
+	{
+		name: "a rule of routing leads answers past kproxy", in: inUserspace,
+		plant: []string{"ip rule add pref 5 fwmark 0x1000/0x1800 to 10.1.0.2 lookup main"}, lift: []string{"ip rule delete pref 5"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"don't reach kproxy", "10.1.0.2", "mark 0x1000", "ip rule"},
+	},
+	// Settings.
+	{
+		name:  "strict reverse path filter, and another way back",
+		plant: []string{"sysctl -qw net.ipv4.conf.client.rp_filter=1", "ip route add 10.1.0.2/32 dev b2"},
+		lift:  []string{"sysctl -qw net.ipv4.conf.client.rp_filter=0", "ip route del 10.1.0.2/32 dev b2"},
+		fate:  isSilent, verdict: trace.Dropped, culprit: []string{"reverse path filter", "comes in on client", "net.ipv4.conf.client.rp_filter = 1 (strict)", "sysctl -w net.ipv4.conf.client.rp_filter=2"},
+	},
+	{
+		name: "sources are looked up by the mark", in: inUserspace, plant: []string{"sysctl -qw net.ipv4.conf.all.src_valid_mark=1"}, lift: []string{"sysctl -qw net.ipv4.conf.all.src_valid_mark=0"},
+		fate: isAnswered, verdict: trace.Forwarded, // kproxy's rules of routing spare them
+	},
+	{
+		name: "sources are looked up by the mark, and are this node's by it", in: inUserspace,
+		plant:  []string{"sysctl -qw net.ipv4.conf.all.src_valid_mark=1", "ip rule add pref 5 iif lo fwmark 0x1000/0x1800 to 10.2.0.0/16 lookup 10249"},
+		remedy: "sysctl -w net.ipv4.conf.all.src_valid_mark=0", lift: []string{"ip rule delete pref 5"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the answers of 10.2.0.2", "net.ipv4.conf.all.src_valid_mark = 1"},
+	},
+	{
+		name: "what the client's link brings isn't forwarded", in: inIPTables, plant: []string{"sysctl -qw net.ipv4.conf.client.forwarding=0"}, remedy: "sysctl -w net.ipv4.conf.client.forwarding=1",
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"doesn't forward", "come in on client"},
+	},
+	// Endpoints.
+	{
+		name: "nobody listens at the target port", at: "closed",
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"nobody listens at tcp 10.2.0.2:9999", "{b1}", "targetPort"},
+	},
+	// What is kproxy's own.
+	{
+		name: "an entry is missing in the userspace set", in: inUserspace, stopped: true, at: "web",
+		plant: []string{"ipset del KPROXY-USER-4 10.96.0.10,tcp:80"}, lift: []string{"ipset add KPROXY-USER-4 10.96.0.10,tcp:80"},
+		verdict: trace.Forwarded, mismatch: []string{"entry 10.96.0.10,tcp:80 of set KPROXY-USER-4", "missing"}, fate: isAnswered,
+	},
+	{
+		name: "an entry is in the userspace set that isn't to be there", in: inKernel, stopped: true, at: "web",
+		plant: []string{"ipset add KPROXY-USER-4 10.96.0.10,tcp:80"}, lift: []string{"ipset del KPROXY-USER-4 10.96.0.10,tcp:80"},
+		verdict: trace.Undetermined, mismatch: []string{"entry 10.96.0.10,tcp:80 of set KPROXY-USER-4", "not there"}, fate: isSilent,
+	},
+	{
+		name: "the policy of FORWARD, and an entry of kproxy's is missing", in: inIPTables, stopped: true, at: "one",
+		plant: []string{"iptables -P FORWARD DROP", "ipset del KPROXY-ENDPOINT-4 10.2.0.2,tcp:9000,10.2.0.2"},
+		lift:  []string{"ipset add KPROXY-ENDPOINT-4 10.2.0.2,tcp:9000,10.2.0.2", "iptables -P FORWARD ACCEPT"},
+		fate:  isSilent, verdict: trace.Dropped, culprit: []string{"kproxy's own rule doesn't accept", "entry 10.2.0.2,tcp:9000,10.2.0.2 of set KPROXY-ENDPOINT-4 is missing", "kproxy repairs"},
+		mismatch: []string{"entry 10.2.0.2,tcp:9000,10.2.0.2 of set KPROXY-ENDPOINT-4", "missing"},
+	},
+	{
+		name: "a DNAT rule is missing", in: inIPTables, stopped: true, at: "web",
+		plant: []string{"iptables -t nat -D {chain} 2"}, lift: []string{"iptables -t nat -I {chain} 2 -p tcp -m statistic --mode nth --every 2 --packet 0 -j DNAT --to-destination 10.2.0.3:9000"},
+		verdict: trace.Forwarded, mismatch: []string{"10.2.0.3:9000", "there", "missing"}, fate: isAnswered, unused: "b2",
+	},
+	{
+		name: "a DNAT rule leads elsewhere", in: inIPTables, stopped: true, at: "web",
+		plant:   []string{"iptables -t nat -R {chain} 2 -p tcp -m statistic --mode nth --every 2 --packet 0 -j DNAT --to-destination 10.2.0.2:9000"},
+		lift:    []string{"iptables -t nat -R {chain} 2 -p tcp -m statistic --mode nth --every 2 --packet 0 -j DNAT --to-destination 10.2.0.3:9000"},
+		verdict: trace.Forwarded, mismatch: []string{"10.2.0.3:9000", "there", "missing"}, fate: isAnswered, unused: "b2",
+	},
+	{
+		name: "somebody else's rule is in a shared chain", in: inIPTables, stopped: true, at: "web",
+		plant: []string{"iptables -t nat -I KPROXY-SERVICES 1 -p tcp -m tcp --dport 9 -j RETURN"}, lift: []string{"iptables -t nat -D KPROXY-SERVICES 1"},
+		verdict: trace.Forwarded, mismatch: []string{"--dport 9 -j RETURN", "chain KPROXY-SERVICES in table nat", "not there", "rule 1"}, fate: isAnswered,
+	},
+	{
+		name: "forwarding is off", in: inIPTables, stopped: true, at: "web",
+		plant: []string{"sysctl -qw net.ipv4.ip_forward=0"}, lift: []string{"sysctl -qw net.ipv4.ip_forward=1"},
+		verdict: trace.Dropped, culprit: []string{"doesn't forward", "net.ipv4.ip_forward", "sysctl -w"}, fate: isSilent,
+	},
+	{
+		name: "forwarding is off, and answers don't come back", in: inIPVS, stopped: true, at: "web",
+		plant: []string{"sysctl -qw net.ipv4.ip_forward=0"}, lift: []string{"sysctl -qw net.ipv4.ip_forward=1"},
+		verdict: trace.Dropped, culprit: []string{"doesn't forward", "answers don't come back", "net.ipv4.ip_forward"}, fate: isSilent,
+	},
+	{
+		name: "a real server is missing", in: inIPVS, stopped: true, at: "web",
+		plant: []string{"ipvsadm -d -t 10.96.0.10:80 -r 10.2.0.3:9000"}, lift: []string{"ipvsadm -a -t 10.96.0.10:80 -r 10.2.0.3:9000 -m -w 1"},
+		verdict: trace.Forwarded, mismatch: []string{"real server 10.2.0.3:9000", "weight 1", "missing"}, fate: isAnswered, unused: "b2",
+	},
+	{
+		name: "a weight is another", in: inIPVS, stopped: true, at: "web",
+		plant: []string{"ipvsadm -e -t 10.96.0.10:80 -r 10.2.0.3:9000 -m -w 0"}, lift: []string{"ipvsadm -e -t 10.96.0.10:80 -r 10.2.0.3:9000 -m -w 1"},
+		verdict: trace.Forwarded, mismatch: []string{"real server 10.2.0.3:9000", "weight 1", "weight 0"}, fate: isAnswered, unused: "b2",
+	},
+	{
+		name: "the address isn't on the link", in: inIPVS, stopped: true, at: "web",
+		plant: []string{"ip addr del 10.96.0.10/32 dev kproxy0"}, lift: []string{"ip addr add 10.96.0.10/32 dev kproxy0"},
+		verdict: trace.NotAService, culprit: []string{"address 10.96.0.10 on link kproxy0", "missing"}, fate: isSilent,
+	},
+	{
+		name: "the virtual server is missing", in: inIPVS, stopped: true, at: "web",
+		plant:   []string{"ipvsadm -D -t 10.96.0.10:80"},
+		verdict: trace.Refused, mismatch: []string{"virtual server tcp 10.96.0.10:80", "missing"}, fate: "",
+	},
+	{
+		// The last one: kproxy repairs it when it goes on.
+		name: "the jump is missing", in: inIPTables, stopped: true, at: "web",
+		plant:   []string{"iptables -t nat -D PREROUTING 1"},
+		verdict: trace.NotAService, culprit: []string{"KPROXY-SERVICES", "chain PREROUTING in table nat", "missing"}, fate: isSilent,
 	},
 }
 
-// TestTraceNamesForeignFaults: whatever somebody else does to a packet's way, trace
-// names it, and real packets fare as it says.
-func TestTraceNamesForeignFaults(t *testing.T) {
+// TestTraceNamesFaults: whatever goes wrong on a packet's way, real packets fare as trace
+// says, trace names it, and once it is mended, by the remedy where that is a command, they
+// are answered and trace says so.
+func TestTraceNamesFaults(t *testing.T) {
 	w := newWorld(t)
-	m := newManifest("web", 10, w.net.Backends...)
-	w.must(m.Write(w.manifests))
-	w.start("--health-check", "off")
-	client, at := w.net.Config.ClientAddresses(0)[0], frontends(m)[0]
-	w.ask(w.net.Client, "tcp", at)
-	for _, f := range foreignFaults {
-		if f.only != "" && f.only != w.plane {
-			continue
+	services := map[string]lab.Manifest{
+		"web": newManifest("web", 10, w.net.Backends...), "one": newManifest("one", 20, w.net.Backends[0]), "closed": newManifest("closed", 21, w.net.Backends[0]),
+	}
+	services["closed"].Ports[0].Target = 9999
+	for _, m := range services {
+		w.must(m.Write(w.manifests))
+	}
+	w.node("sysctl", "-qw", "net.ipv4.icmp_ratelimit=0") // or a client that is told too often would wait
+	w.start("--health-check", "off", "--alive-timeout", within(4*time.Minute).String())
+	for plane, preference := range map[plan.DataPlane]service.Preference{plan.Userspace: service.PreferUserspace, w.plane: service.PreferKernel} {
+		for name := range services {
+			w.pin(name, "line", preference)
+			w.pin(name, "datagram", preference)
 		}
-		t.Run(f.name, func(t *testing.T) {
-			w.pin("web", "line", f.plane)
-			names(t, w.traced(trace.Request{Address: at, From: client}), trace.Forwarded)
-			for _, line := range f.plant {
-				w.inflict("nft", line)
+		w.settled()
+		var proxy *trace.Proxy
+		for _, stopped := range []bool{false, true} {
+			if stopped {
+				w.must(w.net.Node.Do(func() (err error) {
+					proxy, err = w.proxyOf(preference)
+					return err
+				}))
+				w.must(w.proxy.Signal(syscall.SIGSTOP))
 			}
-			r := w.traced(trace.Request{Address: at, From: client})
-			got := w.fate(client, at)
-			for _, line := range f.lift {
-				w.inflict("nft", line)
+			for _, f := range faults {
+				if f.stopped == stopped && (f.in == nil || slices.Contains(f.in, plane)) {
+					f.at = frontends(services[cmp.Or(f.at, "one")])[0].String()
+					t.Run(string(plane)+"/"+f.name, func(t *testing.T) { w.faulty(t, proxy, f) })
+				}
 			}
-			names(t, r, f.verdict, f.culprit...)
-			if f.fate != "" && got != f.fate {
-				t.Errorf("real packets: %s, want %s", got, f.fate)
+		}
+		w.must(w.proxy.Signal(syscall.SIGCONT))
+	}
+}
+
+// faulty plants one fault, looks, and mends it. proxy is what a stopped kproxy knows.
+func (w *world) faulty(t *testing.T, proxy *trace.Proxy, f fault) {
+	client, at := w.net.Config.ClientAddresses(0)[0], netip.MustParseAddrPort(f.at)
+	look := func() trace.Result {
+		if f.stopped {
+			return w.tracedStopped(proxy, trace.Request{Address: at, From: client})
+		}
+		return w.traced(trace.Request{Address: at, From: client})
+	}
+	for _, line := range f.plant {
+		w.at(line)
+	}
+	r := look()
+	if f.fate != "" {
+		patience := lasting(700 * time.Millisecond)
+		if f.fate != isSilent {
+			patience = within(5 * time.Second)
+		}
+		if got := fateOf(w.askFrom(client, "tcp", at, patience)); got != f.fate {
+			t.Errorf("real packets: %s, want %s", got, f.fate)
+		}
+	}
+	if f.unused != "" {
+		w.unused(t, &r, at, f.unused)
+	}
+	var words []string
+	for _, word := range f.culprit {
+		words = append(words, w.withPaths(word))
+	}
+	if f.remedy != "" {
+		words = append(words, w.withPaths(f.remedy))
+	}
+	if words != nil || f.mismatch == nil && f.warning == nil {
+		names(t, r, f.verdict, words...)
+	} else if r.Verdict != f.verdict {
+		t.Errorf("verdict %s, want %s\n%s", r.Verdict, f.verdict, r.Text(trace.Look{}))
+	}
+	if strings.Contains(r.Culprit, "-P ") || strings.Contains(r.Culprit, " -F") {
+		t.Errorf("the remedy opens the host: %s", r.Culprit)
+	}
+	if f.mismatch != nil {
+		mismatched(t, r, f.mismatch...)
+	}
+	if f.warning != nil && !slices.ContainsFunc(r.Findings, func(x trace.Finding) bool {
+		return x.Severity == trace.SeverityWarning && !slices.ContainsFunc(f.warning, func(word string) bool { return !strings.Contains(x.What+x.Where+x.Remedy, word) })
+	}) {
+		t.Errorf("no warning says %q\n%s", f.warning, r.Text(trace.Look{}))
+	}
+	w.mend(t, f, look)
+}
+
+// mend mends a fault, and sees that it is.
+func (w *world) mend(t *testing.T, f fault, look func() trace.Result) {
+	alone := f.remedy != "" && !strings.HasPrefix(f.remedy, "ip link") && !strings.HasPrefix(f.remedy, "nsenter") // or routes have to be mended as well
+	if f.remedy != "" {
+		w.at(w.withPaths(f.remedy))
+	}
+	good := func() {
+		w.eventually(10*time.Second, "a good trace", func() error {
+			r := look()
+			if good := r.Verdict == trace.Forwarded || f.stopped && r.DataPlane == plan.Userspace; !good || r.Culprit != "" || len(r.Mismatches) > 0 {
+				return errors.New(r.Text(trace.Look{}))
 			}
-			w.answered("tcp", at)
+			return nil
 		})
+		if !f.stopped {
+			w.answered("tcp", netip.MustParseAddrPort(f.at))
+		}
+	}
+	if alone {
+		good()
+	}
+	for _, line := range f.lift {
+		w.at(line)
+	}
+	if len(f.plant) > 0 && len(f.lift) > 0 {
+		good()
+	}
+	if t.Failed() {
+		w.Errorf("%s failed", f.name)
+	}
+}
+
+// at runs a line on the node, or in the namespace that it begins with.
+func (w *world) at(line string) {
+	w.Helper()
+	name, rest, ok := strings.Cut(line, ": ")
+	if b := w.net.Backend(name); ok && b != nil {
+		words := strings.Fields(rest)
+		if out, err := b.Namespace.Command(w.ctx, words[0], words[1:]...).CombinedOutput(); err != nil {
+			w.Fatalf("%s: %v\n%s", line, err, out)
+		}
+		return
+	}
+	w.inflict("nft", line)
+}
+
+// withPaths replaces the names of namespaces by their paths.
+func (w *world) withPaths(text string) string {
+	return strings.NewReplacer("{b1}", w.net.Backends[0].Namespace.Path(), "{client}", w.net.Client.Path()).Replace(text)
+}
+
+// unused checks that a backend gets nothing, and that the trace says so.
+func (w *world) unused(t *testing.T, r *trace.Result, at netip.AddrPort, name string) {
+	if all := w.backendsOf(w.net.Client, at, 12); all[name] > 0 {
+		t.Errorf("answered by %v, want nothing of %s", all, name)
+	}
+	for _, c := range r.Candidates {
+		if c.Endpoint.Addr() == w.net.Backend(name).Addresses[0] && c.Probability > 0 {
+			t.Errorf("%s has a probability of %v, and gets nothing", c.Endpoint, c.Probability)
+		}
 	}
 }
 
@@ -157,154 +510,11 @@ func TestTraceNamesWhatTheServiceLacks(t *testing.T) {
 	w.Run("dead endpoint", func(t *testing.T) {
 		w.net.Backends[0].Stop()
 		r := w.traced(trace.Request{Address: frontends(ranged)[0], Probe: true})
-		names(t, r, trace.Forwarded, "endpoint 10.2.0.2:9000 is dead", "refused", "look at the pod")
+		names(t, r, trace.Forwarded, "on the way to 10.2.0.2:9000", "nobody listens", "whether the program there runs")
+		if !slices.ContainsFunc(r.Findings, func(x trace.Finding) bool { return strings.Contains(x.What, "endpoint 10.2.0.2:9000 is dead") }) {
+			w.Errorf("the probe doesn't say that 10.2.0.2:9000 is dead: %q", r.Findings)
+		}
 	})
-}
-
-// ownFault is what somebody does to kproxy's own objects while it is stopped.
-type ownFault struct {
-	name        string
-	plane       service.Preference
-	plant, lift []string
-	verdict     trace.Verdict
-	culprit     []string
-	mismatch    []string
-	fate        string
-	unused      string // backend that gets nothing
-	only        plan.DataPlane
-}
-
-var ownFaults = []ownFault{
-	{
-		name: "an entry is missing in the userspace set", plane: service.PreferUserspace,
-		plant: []string{"ipset del KPROXY-USER-4 10.96.0.10,tcp:80"}, lift: []string{"ipset add KPROXY-USER-4 10.96.0.10,tcp:80"},
-		verdict: trace.Forwarded, mismatch: []string{"entry 10.96.0.10,tcp:80 of set KPROXY-USER-4", "missing"}, fate: isAnswered,
-	},
-	{
-		name: "an entry is in the userspace set that isn't to be there", plane: service.PreferKernel,
-		plant: []string{"ipset add KPROXY-USER-4 10.96.0.10,tcp:80"}, lift: []string{"ipset del KPROXY-USER-4 10.96.0.10,tcp:80"},
-		verdict: trace.Forwarded, mismatch: []string{"entry 10.96.0.10,tcp:80 of set KPROXY-USER-4", "not there"},
-	},
-	{
-		name: "a DNAT rule is missing", plane: service.PreferKernel, only: plan.IPTables,
-		plant: []string{"iptables -t nat -D {chain} 2"}, lift: []string{"iptables -t nat -I {chain} 2 -p tcp -m statistic --mode nth --every 2 --packet 0 -j DNAT --to-destination 10.2.0.3:9000"},
-		verdict: trace.Forwarded, mismatch: []string{"10.2.0.3:9000", "there", "missing"}, fate: isAnswered, unused: "b2",
-	},
-	{
-		name: "a DNAT rule leads elsewhere", plane: service.PreferKernel, only: plan.IPTables,
-		plant:   []string{"iptables -t nat -R {chain} 2 -p tcp -m statistic --mode nth --every 2 --packet 0 -j DNAT --to-destination 10.2.0.2:9000"},
-		lift:    []string{"iptables -t nat -R {chain} 2 -p tcp -m statistic --mode nth --every 2 --packet 0 -j DNAT --to-destination 10.2.0.3:9000"},
-		verdict: trace.Forwarded, mismatch: []string{"10.2.0.3:9000", "there", "missing"}, fate: isAnswered, unused: "b2",
-	},
-	{
-		name: "somebody else's rule is in a shared chain", plane: service.PreferKernel, only: plan.IPTables,
-		plant: []string{"iptables -t nat -I KPROXY-SERVICES 1 -p tcp -m tcp --dport 9 -j RETURN"}, lift: []string{"iptables -t nat -D KPROXY-SERVICES 1"},
-		verdict: trace.Forwarded, mismatch: []string{"--dport 9 -j RETURN", "chain KPROXY-SERVICES in table nat", "not there", "rule 1"}, fate: isAnswered,
-	},
-	{
-		name: "forwarding is off", plane: service.PreferKernel, only: plan.IPTables,
-		plant: []string{"sysctl -qw net.ipv4.ip_forward=0"}, lift: []string{"sysctl -qw net.ipv4.ip_forward=1"},
-		verdict: trace.Dropped, culprit: []string{"doesn't forward", "net.ipv4.ip_forward", "sysctl -w"}, fate: isSilent,
-	},
-	{
-		name: "forwarding is off, and answers don't come back", plane: service.PreferKernel, only: plan.IPVS,
-		plant: []string{"sysctl -qw net.ipv4.ip_forward=0"}, lift: []string{"sysctl -qw net.ipv4.ip_forward=1"},
-		verdict: trace.Dropped, culprit: []string{"doesn't forward", "answers don't come back", "net.ipv4.ip_forward"}, fate: isSilent,
-	},
-	{
-		name: "a real server is missing", plane: service.PreferKernel, only: plan.IPVS,
-		plant: []string{"ipvsadm -d -t 10.96.0.10:80 -r 10.2.0.3:9000"}, lift: []string{"ipvsadm -a -t 10.96.0.10:80 -r 10.2.0.3:9000 -m -w 1"},
-		verdict: trace.Forwarded, mismatch: []string{"real server 10.2.0.3:9000", "weight 1", "missing"}, fate: isAnswered, unused: "b2",
-	},
-	{
-		name: "a weight is another", plane: service.PreferKernel, only: plan.IPVS,
-		plant: []string{"ipvsadm -e -t 10.96.0.10:80 -r 10.2.0.3:9000 -m -w 0"}, lift: []string{"ipvsadm -e -t 10.96.0.10:80 -r 10.2.0.3:9000 -m -w 1"},
-		verdict: trace.Forwarded, mismatch: []string{"real server 10.2.0.3:9000", "weight 1", "weight 0"}, fate: isAnswered, unused: "b2",
-	},
-	{
-		name: "the address isn't on the link", plane: service.PreferKernel, only: plan.IPVS,
-		plant: []string{"ip addr del 10.96.0.10/32 dev kproxy0"}, lift: []string{"ip addr add 10.96.0.10/32 dev kproxy0"},
-		verdict: trace.NotAService, culprit: []string{"address 10.96.0.10 on link kproxy0", "missing"}, fate: isSilent,
-	},
-	{
-		name: "the virtual server is missing", plane: service.PreferKernel, only: plan.IPVS,
-		plant:   []string{"ipvsadm -D -t 10.96.0.10:80"},
-		verdict: trace.Refused, mismatch: []string{"virtual server tcp 10.96.0.10:80", "missing"}, fate: "",
-	},
-	{
-		// The last one: kproxy repairs it when it goes on.
-		name: "the jump is missing", plane: service.PreferKernel, only: plan.IPTables,
-		plant:   []string{"iptables -t nat -D PREROUTING 1"},
-		verdict: trace.NotAService, culprit: []string{"KPROXY-SERVICES", "chain PREROUTING in table nat", "missing"}, fate: isSilent,
-	},
-}
-
-// TestTraceNamesDamage: where what is kproxy's own isn't as planned, trace says what.
-// kproxy is stopped, or it would have repaired it.
-func TestTraceNamesDamage(t *testing.T) {
-	w := newWorld(t)
-	m := newManifest("web", 10, w.net.Backends...)
-	w.must(m.Write(w.manifests))
-	w.start("--health-check", "off", "--alive-timeout", within(4*time.Minute).String())
-	client, at := w.net.Config.ClientAddresses(0)[0], frontends(m)[0]
-	w.ask(w.net.Client, "tcp", at)
-	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
-		w.pin("web", "line", plane)
-		w.pin("web", "datagram", plane)
-		w.settled()
-		var proxy *trace.Proxy
-		w.must(w.net.Node.Do(func() (err error) {
-			proxy, err = w.proxyOf(plane)
-			return err
-		}))
-		w.must(w.proxy.Signal(syscall.SIGSTOP))
-		if before := w.tracedStopped(proxy, trace.Request{Address: at, From: client}); len(before.Mismatches) > 0 {
-			t.Fatalf("before: %q", before.Mismatches)
-		}
-		for _, f := range ownFaults {
-			if f.plane != plane || f.only != "" && f.only != w.plane {
-				continue
-			}
-			t.Run(f.name, func(t *testing.T) { w.damaged(t, proxy, f, client, at) })
-		}
-		w.must(w.proxy.Signal(syscall.SIGCONT))
-	}
-}
-
-// damaged plants one fault, looks, and lifts it.
-func (w *world) damaged(t *testing.T, proxy *trace.Proxy, f ownFault, client netip.Addr, at netip.AddrPort) {
-	for _, line := range f.plant {
-		w.inflict("nft", line)
-	}
-	r := w.tracedStopped(proxy, trace.Request{Address: at, From: client})
-	var got string
-	if f.fate != "" {
-		got = w.fate(client, at)
-	}
-	if f.unused != "" {
-		if all := w.backendsOf(w.net.Client, at, 12); all[f.unused] > 0 {
-			t.Errorf("answered by %v, want nothing of %s", all, f.unused)
-		}
-		for _, c := range r.Candidates {
-			if c.Endpoint.Addr() == w.net.Backend(f.unused).Addresses[0] && c.Probability > 0 {
-				t.Errorf("%s has a probability of %v, and gets nothing", c.Endpoint, c.Probability)
-			}
-		}
-	}
-	for _, line := range f.lift {
-		w.inflict("nft", line)
-	}
-	if f.culprit != nil || f.mismatch == nil {
-		names(t, r, f.verdict, f.culprit...)
-	} else if r.Verdict != f.verdict {
-		t.Errorf("verdict %s, want %s\n%s", r.Verdict, f.verdict, r.Text(trace.Look{}))
-	}
-	if f.mismatch != nil {
-		mismatched(t, r, f.mismatch...)
-	}
-	if got != f.fate {
-		t.Errorf("real packets: %s, want %s", got, f.fate)
-	}
 }
 
 // TestTraceOfADeadKproxy: with kproxy killed, trace says what the kernel does by
@@ -316,7 +526,7 @@ func TestTraceOfADeadKproxy(t *testing.T) {
 		culprit string
 		fate    string
 	}{
-		{plan.ModeUserspace, "NOT A SERVICE", "kproxy isn't running, and the kernel has no rules of its own for it", isSilent},
+		{plan.ModeUserspace, "REFUSED", "kproxy isn't running, and the kernel has no rules of its own for it", isRefused},
 		{mode, "FORWARDED", "", isAnswered},
 	} {
 		t.Run(string(c.mode), func(t *testing.T) {
@@ -331,7 +541,8 @@ func TestTraceOfADeadKproxy(t *testing.T) {
 				return w.kproxyOnNode("ipset list KPROXY-ALIVE-4", "0.0.0.0/1", false)
 			})
 			client := w.net.Config.ClientAddresses(0)[0]
-			out := w.node(binary, "trace", "--socket", filepath.Join(w.dir, "kproxy.sock"), "--from", client.String(), at.String())
+			w.kproxy("trace", "--socket", w.socket(), "--from", client.String(), at.String()).wants(t, 1, "nothing was traced", "without --socket")
+			out := w.node(binary, "trace", "--from", client.String(), at.String())
 			for _, want := range []string{"reading the kernel alone", c.verdict} {
 				if !strings.Contains(out, want) {
 					t.Errorf("the output doesn't say %q:\n%s", want, out)

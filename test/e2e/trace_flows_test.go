@@ -96,6 +96,9 @@ func (w *flowWorld) represented() (out []attempt) {
 	seen := map[string]bool{}
 	for _, anyTurn := range []bool{false, true} {
 		for i, a := range w.attempts() {
+			if a.Left {
+				continue
+			}
 			keys := []string{
 				fmt.Sprint(a.Row.Line, a.Kind, a.From, a.name != ""),
 				fmt.Sprint(a.Row.Line, a.From, a.Family),
@@ -186,7 +189,7 @@ func (w *flowWorld) checkCandidates(a *attempt, r *trace.Result) error {
 		}
 		name := c.Endpoint.String()
 		for n, addresses := range w.network.Endpoints {
-			if c.Endpoint == netip.AddrPortFrom(addresses[a.Family], w.network.TargetPort) {
+			if c.Endpoint == netip.AddrPortFrom(addresses[a.Family], w.network.TargetPorts[a.Service.Target(n, a.Port)]) {
 				name = n
 			}
 		}
@@ -214,13 +217,14 @@ func (w *flowWorld) checkSource(a *attempt, r *trace.Result) error {
 		return nil
 	}
 	m := r.Masquerade
+	want := w.sources(*a)[0]
 	itself := a.name != "" && a.Source == flows.AsClient && slices.Contains(a.Want.Endpoints, a.name)
 	switch {
-	case a.Source == flows.AsNode && m.Source.IsValid() && !w.isNodes(m.Source):
+	case want == flows.AsNode && m.Source.IsValid() && !w.isNodes(m.Source):
 		return fmt.Errorf("endpoints see %s, want the node's address: %s", m.Source, m.Reason)
-	case a.Source == flows.AsNode && !m.Yes && a.From != flows.Node && a.From != flows.Localhost:
+	case want == flows.AsNode && !m.Yes && a.From != flows.Node && a.From != flows.Localhost:
 		return fmt.Errorf("not masqueraded: %s", m.Reason)
-	case a.Source == flows.AsClient && m.Yes && !itself:
+	case want == flows.AsClient && m.Yes && !itself:
 		return fmt.Errorf("masqueraded: %s", m.Reason)
 	case itself && !m.Yes:
 		return errors.New("an endpoint that reaches itself isn't masqueraded")

@@ -29,7 +29,10 @@ const (
 
 // fate is what becomes of a new connection from a client's address.
 func (w *world) fate(local netip.Addr, target netip.AddrPort) string {
-	err := w.askFrom(local, "tcp", target, lasting(1500*time.Millisecond))
+	return fateOf(w.askFrom(local, "tcp", target, lasting(1500*time.Millisecond)))
+}
+
+func fateOf(err error) string {
 	var timeout interface{ Timeout() bool }
 	switch {
 	case err == nil:
@@ -90,7 +93,7 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 	if policy.NodeAddresses, err = kernel.NodeAddresses(); err != nil {
 		return nil, err
 	}
-	if policy.Links, err = kernel.Links(); err != nil {
+	if policy.Links, policy.BridgedLinks, err = kernel.Links(); err != nil {
 		return nil, err
 	}
 	in := plan.Inputs{

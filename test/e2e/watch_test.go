@@ -88,8 +88,8 @@ func (t *tty) raw() string {
 	return string(t.out)
 }
 
-// drawn matches what draws a line of the screen: to its start, text, erase the rest.
-var drawn = regexp.MustCompile(`\x1b\[(?:(\d+);1H([^\x1b]*)\x1b\[K|2J)`)
+// drawn matches what draws a line of the screen: to its start, erase it, text.
+var drawn = regexp.MustCompile(`\x1b\[(?:(\d+);1H\x1b\[K([^\x1b]*)|2J)`)
 
 // colour is a colour or another look of text.
 var colour = regexp.MustCompile(`\x1b\[[0-9;]*m`)

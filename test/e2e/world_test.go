@@ -110,6 +110,13 @@ func (w *world) must(err error) {
 // usual ones.
 func (w *world) start(args ...string) {
 	w.Helper()
+	w.configure(args...)
+	w.startAgain()
+}
+
+// configure says how kproxy is to run, without starting it.
+func (w *world) configure(args ...string) {
+	w.Helper()
 	socket := filepath.Join(w.dir, "kproxy.sock")
 	w.client = web.NewClient(socket)
 	w.proxy = &lab.Process{
@@ -129,7 +136,6 @@ func (w *world) start(args ...string) {
 			w.Logf("kproxy's log:\n%s", w.proxy.Log())
 		}
 	})
-	w.startAgain()
 }
 
 // stop ends kproxy as an operator does.

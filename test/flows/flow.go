@@ -12,16 +12,22 @@ import (
 type Flow struct {
 	Service *Service
 	Kind    Kind
+	Port    int // which of the service's
 	From    From
 	Family  service.Family
 	Want    Outcome
 	Source  Source // that endpoints see, if Want serves
+	Left    bool   // the address isn't the service's: what becomes of it is the host's doing
 	Row     *Row
 }
 
 // String names the flow as a test does.
 func (f *Flow) String() string {
-	return fmt.Sprintf("%s to %s of %s by %s (row %d)", f.From, f.Kind, f.Service.Name, f.Family, f.Row.Line)
+	kind := string(f.Kind)
+	if f.Port > 0 {
+		kind = fmt.Sprintf("port %d of %s", f.Port+1, kind)
+	}
+	return fmt.Sprintf("%s to %s of %s by %s (row %d)", f.From, kind, f.Service.Name, f.Family, f.Row.Line)
 }
 
 // Flows returns what is tried in configuration c. It is an error if rows leave out
@@ -44,7 +50,13 @@ func (m *Matrix) Flows(c Configuration) ([]Flow, error) {
 					continue
 				}
 				for _, family := range service.Families {
-					out = append(out, Flow{Service: s, Kind: kind, From: from, Family: family, Want: cell.outcome(s), Source: cell.Source, Row: r})
+					for port := range s.Ports() {
+						f := Flow{Service: s, Kind: kind, Port: port, From: from, Family: family, Want: cell.outcome(s), Source: cell.Source, Row: r}
+						if from == Localhost && c.OwnNodePorts {
+							f.Left, f.Want = true, Outcome{Verdict: Refuse}
+						}
+						out = append(out, f)
+					}
 				}
 			}
 		}
@@ -101,8 +113,8 @@ func (s *Service) Address(kind Kind, family service.Family) netip.Addr {
 	return a
 }
 
-// ClusterPort is the port of all addresses but the node's, TCP and UDP.
-const ClusterPort uint16 = 80
+// ClusterPort is the number of a port at all addresses but the node's, TCP and UDP.
+func ClusterPort(port int) uint16 { return 80 + uint16(port) }
 
-// NodePort is the port of the node's addresses, TCP and UDP.
-func (s *Service) NodePort() uint16 { return 31000 + uint16(s.Number) }
+// NodePort is the number of a port at the node's addresses, TCP and UDP.
+func (s *Service) NodePort(port int) uint16 { return 31000 + 300*uint16(port) + uint16(s.Number) }

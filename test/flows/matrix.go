@@ -2,8 +2,9 @@ package flows
 
 import (
 	_ "embed"
-	"net/netip"
 	"slices"
+
+	"kproxy.dev/kproxy/lab"
 )
 
 //go:embed matrix.txtar
@@ -12,6 +13,7 @@ var text []byte
 // Matrix is matrix.txtar.
 type Matrix struct {
 	Configurations []Configuration
+	Hosts          []Host
 	EndpointSets   []EndpointSet
 	Services       []Service
 	Rows           []Row
@@ -20,12 +22,27 @@ type Matrix struct {
 // Load returns the matrix of this package.
 func Load() (*Matrix, error) { return Parse(text) }
 
-// Configuration is one way to run kproxy.
+// Configuration is one way to run kproxy, and the nodes that it runs on.
 type Configuration struct {
 	Name          string
+	Topology      lab.Topology
 	Detector      Detector
 	MasqueradeAll bool
+	OwnNodePorts  bool   // node ports are at the node's own addresses alone
+	Hosts         []Host // besides one without any
 }
+
+// Host is something about a node's host that proxies may fail on.
+type Host string
+
+// The hosts.
+const (
+	Strict   Host = "strict"
+	Marks    Host = "marks"
+	Firewall Host = "firewall"
+)
+
+var knownHosts = []Host{Strict, Marks, Firewall}
 
 // Detector is how kproxy tells pods from other clients.
 type Detector string
@@ -40,13 +57,13 @@ const (
 
 var detectors = []Detector{NoDetector, ClusterCIDR, InterfacePrefix, Bridge}
 
-// Args are the flags of kproxy, where pods are in the networks given, and the one
-// that tries flows is behind an interface of the node.
-func (c Configuration) Args(pods []netip.Prefix, behind string) []string {
+// Args are the flags of kproxy in network n, where the pod that tries flows is behind
+// an interface of the node.
+func (c Configuration) Args(n *Network, behind string) []string {
 	var out []string
 	switch c.Detector {
 	case ClusterCIDR:
-		for _, p := range pods {
+		for _, p := range n.Pods {
 			out = append(out, "--cluster-cidr", p.String())
 		}
 	case InterfacePrefix:
@@ -56,6 +73,11 @@ func (c Configuration) Args(pods []netip.Prefix, behind string) []string {
 	}
 	if c.MasqueradeAll {
 		out = append(out, "--masquerade-all")
+	}
+	if c.OwnNodePorts {
+		for _, p := range n.nodeNetworks() {
+			out = append(out, "--nodeport-addresses", p.String())
+		}
 	}
 	return out
 }
@@ -112,7 +134,36 @@ type Service struct {
 	External       Policy
 	Endpoints      *EndpointSet
 	Admits         string // "everyone", or whom the load balancer's address admits
+	Special        Special
 	configurations []string
+}
+
+// Special is what a service has that others haven't; empty for nothing.
+type Special string
+
+// What services have.
+const (
+	Ports    Special = "ports"    // a second port of each protocol, with another target port
+	Slices   Special = "slices"   // an EndpointSlice for each endpoint, with another target port for one
+	Affinity Special = "affinity" // session affinity by the client's address
+)
+
+var specials = []Special{Ports, Slices, Affinity}
+
+// Ports are how many ports the service has of each protocol.
+func (s *Service) Ports() int {
+	if s.Special == Ports {
+		return 2
+	}
+	return 1
+}
+
+// Target is which of [Network.TargetPorts] the endpoint called name has for a port.
+func (s *Service) Target(name string, port int) int {
+	if port > 0 || s.Special == Slices && name == "there" {
+		return 1
+	}
+	return 0
 }
 
 // Policy is a traffic policy.
@@ -185,6 +236,10 @@ const (
 func applies(configurations []string, c Configuration) bool {
 	return slices.Contains(configurations, "*") || slices.Contains(configurations, c.Name)
 }
+
+// OnEveryHost reports whether the service is tried on each host of a configuration,
+// besides the one that has nothing about it.
+func (s *Service) OnEveryHost() bool { return slices.Contains(s.configurations, "*") }
 
 // In reports whether the service is tried in c.
 func (s *Service) In(c Configuration) bool { return applies(s.configurations, c) }

@@ -4,6 +4,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"kproxy.dev/kproxy/lab"
 )
 
 func load(t *testing.T) *Matrix {
@@ -29,7 +31,12 @@ func TestMatrixIsComplete(t *testing.T) {
 		all      bool
 	}
 	seen := map[combination]bool{}
+	topologies, hosts := map[lab.Topology]bool{}, map[Host]bool{}
 	for _, c := range m.Configurations {
+		topologies[c.Topology] = true
+		for _, h := range c.Hosts {
+			hosts[h] = true
+		}
 		flows, err := m.Flows(c)
 		if err != nil {
 			t.Fatal(err)
@@ -39,6 +46,19 @@ func TestMatrixIsComplete(t *testing.T) {
 			rows[f.Row], sets[f.Service.Endpoints] = true, true
 			seen[combination{f.From, f.Kind, f.Row.Policy, f.Service.Endpoints.Name, c.Detector != NoDetector, c.MasqueradeAll}] = true
 		}
+	}
+	for _, special := range specials {
+		if !slices.ContainsFunc(m.Services, func(s Service) bool { return s.Special == special }) {
+			t.Errorf("no service has %s", special)
+		}
+	}
+	for _, l := range lab.Topologies {
+		if !topologies[l] {
+			t.Errorf("nothing is tried on topology %s", l)
+		}
+	}
+	if len(hosts) != len(knownHosts) || len(m.Hosts) != len(knownHosts) {
+		t.Errorf("of hosts %v, %v are described and %v are tried", knownHosts, m.Hosts, hosts)
 	}
 	for i := range m.Rows {
 		if !rows[&m.Rows[i]] {
@@ -94,12 +114,16 @@ func TestNamesAreUnique(t *testing.T) {
 func TestParseSaysWhatIsWrong(t *testing.T) {
 	for _, c := range []struct{ name, in, want string }{
 		{"section", "-- wishes --\n", `section "wishes" isn't known`},
-		{"columns", "-- configurations --\na none\n", "configurations, line 1: 2 columns, want 3"},
-		{"detector", "-- configurations --\n\na magic no\n", `configurations, line 2: detector "magic" isn't known`},
+		{"columns", "-- configurations --\na none\n", "configurations, line 1: 2 columns, want 6"},
+		{"topology", "-- configurations --\na ring none no all -\n", `configurations, line 1: topology "ring" isn't known`},
+		{"node ports", "-- configurations --\na routed none no some -\n", `configurations, line 1: node-ports is "some", want all or own`},
+		{"host", "-- configurations --\na routed none no all strict,haunted\n", `configurations, line 1: host "haunted" isn't known`},
+		{"detector", "-- configurations --\n\na routed magic no all -\n", `configurations, line 2: detector "magic" isn't known`},
 		{"condition", "-- endpoints --\na sleepy - - | refuse | refuse\n", `endpoints, line 1: condition "sleepy" isn't known`},
 		{"no such endpoint", "-- endpoints --\na ready - - | there | here\n", "there serves, but doesn't exist"},
-		{"no such set", "-- services --\na Cluster Local b everyone *\n", `endpoints "b" aren't in their table`},
-		{"policy", "-- services --\na Cluster Nowhere b everyone *\n", `policy "Nowhere" is neither`},
+		{"no such set", "-- services --\na Cluster Local b everyone - *\n", `endpoints "b" aren't in their table`},
+		{"special", "-- services --\na Cluster Local b everyone magic *\n", `nothing special is called "magic"`},
+		{"policy", "-- services --\na Cluster Nowhere b everyone - *\n", `policy "Nowhere" is neither`},
 		{"cell", "-- flows --\ncluster-ip Local * - - - local/both\n", `cell "local/both" is neither`},
 		{"configuration", "-- flows --\ncluster-ip Local wild - - - -\n", `configuration "wild" isn't in its table`},
 	} {

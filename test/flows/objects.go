@@ -17,13 +17,21 @@ import (
 // Network is what the objects take from the network they are tried in. Lists of
 // addresses have one per family, IPv4 first.
 type Network struct {
-	Endpoints  map[string][]netip.Addr // by EndpointNames
-	TargetPort uint16                  // of the endpoints, TCP and UDP
-	Node       []netip.Addr            // this node's own
-	Outside    []netip.Addr            // the client's on another host
-	Pods       []netip.Prefix
+	Endpoints   map[string][]netip.Addr // by EndpointNames
+	TargetPorts [2]uint16               // of the endpoints, TCP and UDP; see [Service.Target]
+	Node        []netip.Addr            // this node's own
+	Outside     []netip.Addr            // the client's on another host
+	Pods        []netip.Prefix
 	// Annotations are those of all Services.
 	Annotations map[string]string
+}
+
+// nodeNetworks are those of the node's own addresses alone.
+func (n *Network) nodeNetworks() (out []netip.Prefix) {
+	for _, a := range n.Node {
+		out = append(out, netip.PrefixFrom(a, a.BitLen()))
+	}
+	return out
 }
 
 // admitted are the source ranges of a service.
@@ -54,7 +62,9 @@ func (m *Matrix) Manifests(c Configuration, n *Network) ([]byte, error) {
 		}
 		objects = append(objects, s.object(n))
 		for _, family := range service.Families {
-			objects = append(objects, s.slice(n, family))
+			for _, names := range s.slices() {
+				objects = append(objects, s.slice(n, family, names))
+			}
 		}
 	}
 	var out bytes.Buffer
@@ -93,38 +103,58 @@ func (s *Service) object(n *Network) *corev1.Service {
 		out.Spec.ExternalIPs = append(out.Spec.ExternalIPs, s.Address(ExternalIP, family).String())
 		out.Status.LoadBalancer.Ingress = append(out.Status.LoadBalancer.Ingress, corev1.LoadBalancerIngress{IP: s.Address(LoadBalancer, family).String()})
 	}
-	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
-		out.Spec.Ports = append(out.Spec.Ports, corev1.ServicePort{
-			Name: portName(protocol), Protocol: protocol, Port: int32(ClusterPort),
-			TargetPort: intstr.FromInt32(int32(n.TargetPort)), NodePort: int32(s.NodePort()),
-		})
+	if s.Special == Affinity {
+		out.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
+	}
+	for port := range s.Ports() {
+		for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+			name := portName(protocol, port)
+			out.Spec.Ports = append(out.Spec.Ports, corev1.ServicePort{
+				Name: name, Protocol: protocol, Port: int32(ClusterPort(port)),
+				TargetPort: intstr.FromString(name), NodePort: int32(s.NodePort(port)),
+			})
+		}
 	}
 	return out
 }
 
-func portName(p corev1.Protocol) string {
-	return map[corev1.Protocol]string{corev1.ProtocolTCP: "line", corev1.ProtocolUDP: "datagram"}[p]
+func portName(p corev1.Protocol, port int) string {
+	return map[corev1.Protocol]string{corev1.ProtocolTCP: "line", corev1.ProtocolUDP: "datagram"}[p] + []string{"", "-2"}[port]
 }
 
-// slice is the EndpointSlice of one family.
-func (s *Service) slice(n *Network, family service.Family) *discoveryv1.EndpointSlice {
+// slices are the endpoints' names, by EndpointSlice of a family.
+func (s *Service) slices() (out [][]string) {
+	if s.Special != Slices {
+		return [][]string{EndpointNames}
+	}
+	for _, name := range EndpointNames {
+		out = append(out, []string{name})
+	}
+	return out
+}
+
+// slice is an EndpointSlice of one family, with those of the endpoints named that the
+// service has. All of them have the first one's target ports.
+func (s *Service) slice(n *Network, family service.Family, names []string) *discoveryv1.EndpointSlice {
 	out := &discoveryv1.EndpointSlice{
 		TypeMeta: metav1.TypeMeta{APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 		ObjectMeta: metav1.ObjectMeta{
-			Name: fmt.Sprintf("%s-%s", s.Name, [2]string{"4", "6"}[family]), Namespace: "default",
+			Name: fmt.Sprintf("%s-%s-%s", s.Name, [2]string{"4", "6"}[family], names[0]), Namespace: "default",
 			Labels: map[string]string{discoveryv1.LabelServiceName: s.Name},
 		},
 		AddressType: [2]discoveryv1.AddressType{discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6}[family],
 		Endpoints:   []discoveryv1.Endpoint{},
 	}
-	for _, name := range EndpointNames {
+	for _, name := range names {
 		if c, ok := s.Endpoints.Conditions[name]; ok {
 			out.Endpoints = append(out.Endpoints, c.object(Nodes[name], n.Endpoints[name][family]))
 		}
 	}
-	for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
-		name, port := portName(protocol), int32(n.TargetPort)
-		out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &port})
+	for port := range s.Ports() {
+		for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
+			name, target := portName(protocol, port), int32(n.TargetPorts[s.Target(names[0], port)])
+			out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &target})
+		}
 	}
 	return out
 }

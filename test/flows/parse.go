@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/tools/txtar"
+
+	"kproxy.dev/kproxy/lab"
 )
 
 // Parse reads a matrix and reports everything that is wrong with it.
@@ -14,7 +16,7 @@ func Parse(data []byte) (*Matrix, error) {
 	archive := txtar.Parse(data)
 	p := &parser{m: &Matrix{}}
 	sections := map[string]func([]string){
-		"configurations": p.configuration, "endpoints": p.endpoints, "services": p.service, "flows": p.row,
+		"configurations": p.configuration, "hosts": p.host, "endpoints": p.endpoints, "services": p.service, "flows": p.row,
 	}
 	for _, f := range archive.Files {
 		parse := sections[f.Name]
@@ -53,17 +55,41 @@ func (p *parser) columns(fields []string, want int) bool {
 }
 
 func (p *parser) configuration(fields []string) {
-	if !p.columns(fields, 3) {
+	if !p.columns(fields, 6) {
 		return
 	}
-	c := Configuration{Name: fields[0], Detector: Detector(fields[1]), MasqueradeAll: fields[2] == "yes"}
+	c := Configuration{Name: fields[0], Topology: lab.Topology(fields[1]), Detector: Detector(fields[2]), MasqueradeAll: fields[3] == "yes", OwnNodePorts: fields[4] == "own"}
+	if !slices.Contains(lab.Topologies, c.Topology) {
+		p.fail("topology %q isn't known", c.Topology)
+	}
 	if !slices.Contains(detectors, c.Detector) {
 		p.fail("detector %q isn't known", c.Detector)
 	}
-	if !c.MasqueradeAll && fields[2] != "no" {
-		p.fail("masquerade-all is %q, want yes or no", fields[2])
+	if !c.MasqueradeAll && fields[3] != "no" {
+		p.fail("masquerade-all is %q, want yes or no", fields[3])
+	}
+	if !c.OwnNodePorts && fields[4] != "all" {
+		p.fail("node-ports is %q, want all or own", fields[4])
+	}
+	if fields[5] != "-" {
+		for name := range strings.SplitSeq(fields[5], ",") {
+			c.Hosts = append(c.Hosts, p.knownHost(name))
+		}
 	}
 	p.m.Configurations = append(p.m.Configurations, c)
+}
+
+func (p *parser) host(fields []string) {
+	if p.columns(fields, 1) {
+		p.m.Hosts = append(p.m.Hosts, p.knownHost(fields[0]))
+	}
+}
+
+func (p *parser) knownHost(name string) Host {
+	if !slices.Contains(knownHosts, Host(name)) {
+		p.fail("host %q isn't known", name)
+	}
+	return Host(name)
 }
 
 func (p *parser) endpoints(fields []string) {
@@ -119,12 +145,18 @@ func (p *parser) outcome(words string, s *EndpointSet) Outcome {
 }
 
 func (p *parser) service(fields []string) {
-	if !p.columns(fields, 6) {
+	if !p.columns(fields, 7) {
 		return
 	}
 	s := Service{
 		Number: len(p.m.Services) + 1, Name: fields[0], Internal: p.policy(fields[1]), External: p.policy(fields[2]),
-		Admits: fields[4], configurations: p.configurations(fields[5]),
+		Admits: fields[4], configurations: p.configurations(fields[6]),
+	}
+	if fields[5] != "-" {
+		s.Special = Special(fields[5])
+		if !slices.Contains(specials, s.Special) {
+			p.fail("nothing special is called %q", s.Special)
+		}
 	}
 	for i := range p.m.EndpointSets {
 		if p.m.EndpointSets[i].Name == fields[3] {

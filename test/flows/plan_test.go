@@ -5,9 +5,11 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -19,10 +21,10 @@ var network = &Network{
 	Endpoints: map[string][]netip.Addr{
 		"here": addresses("10.2.0.2", "fd00:2::2"), "here2": addresses("10.2.0.3", "fd00:2::3"), "there": addresses("10.2.0.4", "fd00:2::4"),
 	},
-	TargetPort: 9000,
-	Node:       addresses("10.1.0.1", "fd00:1::1"),
-	Outside:    addresses("10.1.0.2", "fd00:1::2"),
-	Pods:       []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24"), netip.MustParsePrefix("fd00:2::/64")},
+	TargetPorts: [2]uint16{9000, 9001},
+	Node:        addresses("10.1.0.1", "fd00:1::1"),
+	Outside:     addresses("10.1.0.2", "fd00:1::2"),
+	Pods:        []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24"), netip.MustParsePrefix("fd00:2::/64")},
 }
 
 // clients are the addresses of clients that are no endpoints.
@@ -90,6 +92,9 @@ func snapshotOf(t *testing.T, m *Matrix, c Configuration) *service.Snapshot {
 func policyOf(c Configuration, mode plan.Mode) plan.Policy {
 	p := plan.DefaultPolicy()
 	p.Mode, p.MasqueradeAll, p.NodeAddresses = mode, c.MasqueradeAll, slices.Clone(network.Node)
+	if c.OwnNodePorts {
+		p.NodePortNetworks = network.nodeNetworks()
+	}
 	switch c.Detector {
 	case ClusterCIDR:
 		p.PodCIDRs = network.Pods
@@ -103,7 +108,7 @@ func policyOf(c Configuration, mode plan.Mode) plan.Policy {
 
 func checkFlow(t *testing.T, p *plan.Plan, flow *Flow, protocol service.Protocol) {
 	t.Helper()
-	name := map[service.Protocol]string{service.TCP: "line", service.UDP: "datagram"}[protocol]
+	name := portName(corev1.Protocol(strings.ToUpper(protocol.String())), flow.Port)
 	s := p.Find(service.Key{Namespace: "default", Name: flow.Service.Name, Port: name, Protocol: protocol})
 	if s == nil {
 		t.Fatalf("service %s isn't in the plan", flow.Service.Name)
@@ -117,7 +122,16 @@ func checkFlow(t *testing.T, p *plan.Plan, flow *Flow, protocol service.Protocol
 	if flow.From == Pod {
 		client.Interface = podInterface
 	}
-	if diff := cmp.Diff(flow.Want, outcomeOf(s, f, client, &p.Policy)); diff != "" {
+	if affinity := flow.Service.Special == Affinity; (s.Port.Affinity > 0) != affinity {
+		t.Errorf("%s, %s: affinity %v, want %v", protocol, flow, s.Port.Affinity, affinity)
+	}
+	if flow.Left {
+		if p.Policy.AnswersNodePorts(client.Address) {
+			t.Errorf("%s, %s: node ports answer at %s, want it left to the host", protocol, flow, client.Address)
+		}
+		return
+	}
+	if diff := cmp.Diff(flow.Want, outcomeOf(s, f, client, &p.Policy, flow)); diff != "" {
 		t.Errorf("%s, %s (-want +got):\n%s", protocol, flow, diff)
 	}
 	if flow.Want.Verdict != Serve || client.Node {
@@ -131,7 +145,7 @@ func checkFlow(t *testing.T, p *plan.Plan, flow *Flow, protocol service.Protocol
 }
 
 // outcomeOf is what the plan decides for a client.
-func outcomeOf(s *plan.Service, f *plan.Frontend, c plan.Client, p *plan.Policy) Outcome {
+func outcomeOf(s *plan.Service, f *plan.Frontend, c plan.Client, p *plan.Policy, flow *Flow) Outcome {
 	switch s.VerdictFor(f, c, p) {
 	case plan.Reject:
 		return Outcome{Verdict: Refuse}
@@ -141,7 +155,8 @@ func outcomeOf(s *plan.Service, f *plan.Frontend, c plan.Client, p *plan.Policy)
 	out := Outcome{Verdict: Serve}
 	for _, b := range s.Backends(f, c, p) {
 		for _, name := range EndpointNames {
-			if network.Endpoints[name][f.Family] == b.Address.Addr() {
+			target := network.TargetPorts[flow.Service.Target(name, flow.Port)]
+			if netip.AddrPortFrom(network.Endpoints[name][f.Family], target) == b.Address {
 				out.Endpoints = append(out.Endpoints, name)
 			}
 		}

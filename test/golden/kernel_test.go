@@ -221,7 +221,7 @@ func savedSets(t *testing.T) string {
 	for line := range strings.Lines(string(out)) {
 		words := strings.Fields(line)
 		switch {
-		case strings.HasPrefix(words[1], kernel.SetAlive):
+		case strings.HasPrefix(words[1], kernel.SetAlive), strings.HasPrefix(words[1], kernel.SetStarting):
 		case words[0] == "create":
 			created[words[1]] = strings.Join(words[:3], " ") + "\n"
 		case words[0] == "add":

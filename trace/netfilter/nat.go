@@ -2,8 +2,11 @@ package netfilter
 
 import (
 	"net/netip"
+	"slices"
 	"strconv"
 	"strings"
+
+	"kproxy.dev/kproxy/kernel"
 )
 
 // maxRange bounds the addresses of a range that are told apart.
@@ -109,6 +112,7 @@ func (x *way) setDestination(to netip.AddrPort, at place) {
 	p := &x.packet
 	p.DNAT = p.DNAT || to != p.Dst
 	p.Dst, p.DstDone = to, true
+	p.Redirected = p.Redirected || slices.Contains(kernel.ListenerAddress[:], to.Addr())
 	x.rewrote, x.by = at.step, at.step
 }
 

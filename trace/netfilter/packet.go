@@ -35,7 +35,8 @@ type Packet struct {
 	// INPUT), whatever they decided: no other nat chain of that kind sees it
 	// (nf_nat_inet_fn in net/netfilter/nf_nat_core.c).
 	DstDone, SrcDone bool
-	// Redirected says that the new destination is this node, by REDIRECT.
+	// Redirected says that the new destination is this node: by REDIRECT, or
+	// kproxy's listener.
 	Redirected bool
 	// Masquerade says that the new source is chosen by the interface that it leaves
 	// by; Src is that address if the Host knows it, else invalid.

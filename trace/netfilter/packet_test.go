@@ -79,6 +79,9 @@ func (s *scene) program(p *plan.Plan) *kernel.IPSets {
 	if _, err := kernel.ApplySets(ctx, sets, kernel.DiffSets(nil, kernel.Portal(p))); err != nil {
 		s.t.Fatal(err)
 	}
+	if err := kernel.DefaultRouting().Ensure(); err != nil {
+		s.t.Fatal(err)
+	}
 	return sets
 }
 
@@ -97,7 +100,7 @@ func (s *scene) local(a netip.Addr) bool {
 			return true
 		}
 	}
-	return a.IsLoopback()
+	return a.IsLoopback() || a == kernel.ListenerAddress[s.family]
 }
 
 func (s *scene) InterfaceAddress(name string, f service.Family) (netip.Addr, error) {
@@ -381,7 +384,7 @@ func (s *scene) checkPortal(sets *kernel.IPSets) {
 		s.t.Errorf("alive: predicted %v", got)
 	}
 	w := s.read().Walk(netfilter.NewPacket(service.TCP, netip.AddrPortFrom(s.Address(s.family, 1), 40000), to, "host1"), netfilter.Prerouting, netfilter.Whole)
-	if c := w.Choices(); len(c) != 1 || !c[0].Redirect || c[0].To.Port() != 4001 || c[0].To.Addr() != s.NodeAddress(s.family, 1) {
+	if c := w.Choices(); len(c) != 1 || !c[0].Redirect || c[0].To.Port() != 4001 || c[0].To.Addr() != kernel.ListenerAddress[s.family] {
 		s.t.Errorf("choices are %+v", c)
 	}
 }

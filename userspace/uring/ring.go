@@ -34,7 +34,9 @@ type Ring struct {
 	completeHead *uint32
 	completeTail *uint32 // the kernel's
 
-	wait wait
+	wait   wait
+	failed unix.Errno // see Err
+	spare  entry      // is written then
 }
 
 // Config says how large a Ring is. All are powers of 2.
@@ -100,14 +102,16 @@ func (r *Ring) Close() {
 // room sees to it that so many entries are empty: those of a chain have to be handed
 // over at once.
 func (r *Ring) room(n uint32) {
-	for uint32(len(r.entries))-(r.tail-atomic.LoadUint32(r.submitHead)) < n {
+	for r.failed == 0 && uint32(len(r.entries))-(r.tail-atomic.LoadUint32(r.submitHead)) < n {
 		r.enter(0, 0, true)
 	}
 }
 
 // next returns an empty entry.
 func (r *Ring) next() *entry {
-	r.room(1)
+	if r.room(1); r.failed != 0 {
+		return &r.spare
+	}
 	e := &r.entries[r.tail&uint32(len(r.entries)-1)]
 	r.tail++
 	*e = entry{}
@@ -157,6 +161,15 @@ func (r *Ring) Cancel(other, tag uint64) {
 	e.address = other
 }
 
+// Err returns why the kernel takes nothing any more, nil as long as it does. What was asked for
+// then has no result: the Ring is to be closed.
+func (r *Ring) Err() error {
+	if r.failed == 0 {
+		return nil
+	}
+	return fmt.Errorf("enter io_uring: %w", r.failed)
+}
+
 // Wait hands over what was asked for and waits until there are results, or d has
 // passed. brief says that this is so soon that the Go scheduler needn't hear of it.
 func (r *Ring) Wait(d time.Duration, brief bool) {
@@ -172,8 +185,16 @@ func (r *Ring) Ready() bool { return r.Count() > 0 }
 // Count is how many results there are.
 func (r *Ring) Count() int { return int(atomic.LoadUint32(r.completeTail) - *r.completeHead) }
 
-// enter is io_uring_enter(2).
-func (r *Ring) enter(results int, d time.Duration, brief bool) unix.Errno {
+// enter is io_uring_enter(2). Errors that don't pass end the Ring's use.
+func (r *Ring) enter(results int, d time.Duration, brief bool) {
+	switch e := r.call(results, d, brief); e {
+	case 0, unix.EINTR, unix.ETIME, unix.EAGAIN, unix.EBUSY:
+	default:
+		r.failed = e
+	}
+}
+
+func (r *Ring) call(results int, d time.Duration, brief bool) unix.Errno {
 	atomic.StoreUint32(r.submitTail, r.tail)
 	count := r.tail - atomic.LoadUint32(r.submitHead)
 	if results == 0 || d == 0 {

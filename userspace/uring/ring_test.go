@@ -1,6 +1,7 @@
 package uring
 
 import (
+	"errors"
 	"maps"
 	"runtime"
 	"testing"
@@ -259,4 +260,22 @@ func TestPollTellsOfEpoll(t *testing.T) {
 			t.Fatalf("epoll has %d events, %v", n, err)
 		}
 	}
+}
+
+// When the kernel refuses for good to take what is asked for, nothing waits for it.
+func TestFailureIsFinal(t *testing.T) {
+	r := open(t, small)
+	a, b := pair(t)
+	fd := r.fd
+	r.fd = -1
+	for range 3 * small.Entries {
+		r.Receive(a, 2)
+		r.Send(b, []byte{1}, 4)
+		r.Cancel(2, 6)
+	}
+	r.Wait(-1, false)
+	if err := r.Err(); !errors.Is(err, unix.EBADF) {
+		t.Errorf("Err() = %v, want %v", err, unix.EBADF)
+	}
+	r.fd = fd
 }

@@ -176,7 +176,9 @@ func (s *Screen) draw() error {
 			was = s.drawn[i]
 		}
 		if now != was {
-			fmt.Fprintf(&b, "\x1b[%d;1H%s%s", i+1, now, eraseLine)
+			// Erased first: after a line of full width the cursor is still in the last
+			// column, and erasing from there would take that (xterm's ctlseqs, DECAWM).
+			fmt.Fprintf(&b, "\x1b[%d;1H%s%s", i+1, eraseLine, now)
 		}
 	}
 	s.drawn = lines

@@ -134,6 +134,29 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestLastColumn: a line as wide as the terminal keeps its last column. The cursor
+// stays there after it, so that what erases to the end of the line erases it.
+func TestLastColumn(t *testing.T) {
+	for _, width := range []int{80, 120} {
+		tty, out := open(t, width, 3)
+		ctx, cancel := context.WithCancel(t.Context())
+		s := Screen{
+			In: tty.Line, Out: tty.Line, Key: func(view.Key) bool { return false },
+			Draw: func(w, _ int) []string { return []string{strings.Repeat("-", w-1) + "|", "below"} },
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- s.Run(ctx) }()
+		await(t, out, "below")
+		cancel()
+		if err := <-ended; err != nil {
+			t.Fatal(err)
+		}
+		if after := out.String(); strings.Contains(after, "|"+eraseLine) || !strings.Contains(after, "|") {
+			t.Errorf("at %d columns the last one is erased: %q", width, after)
+		}
+	}
+}
+
 func write(t *testing.T, f *os.File, s string) {
 	t.Helper()
 	if _, err := f.WriteString(s); err != nil {

@@ -69,9 +69,15 @@ keys({
     if (current !== "overview") location.hash = "#/";
     requestAnimationFrame(() => pages.overview.search());
   },
+  list() {
+    return current === "overview" && pages.overview.focus();
+  },
   back(event) {
-    if (current === "overview") pages.overview.clear();
-    else if (!event.target.closest("input")) location.hash = "#/";
+    if (current === "overview") {
+      pages.overview.clear();
+      // The next key is no part of what is searched for.
+      if (event.target.closest("input, select") && !pages.overview.focus()) byId("main").focus({ preventScroll: true });
+    } else if (!event.target.closest("input")) location.hash = "#/";
   },
 });
 byId("skip").addEventListener("click", (e) => {

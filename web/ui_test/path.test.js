@@ -6,7 +6,7 @@ import { layout, narrow } from "../ui/lib/layout.js";
 import * as path from "../ui/lib/path.js";
 import { row } from "./rows.js";
 
-const portal = (outcome) => ({ hook: "PREROUTING", table: "nat", chain: "KPROXY-PORTAL", kind: "rule", text: "-A KPROXY-PORTAL -j REDIRECT", outcome, packets: 7 });
+const portal = (outcome) => ({ hook: "PREROUTING", table: "nat", chain: "KPROXY-PORTAL", kind: "rule", text: "-A KPROXY-PORTAL -j DNAT", outcome, packets: 7 });
 
 test("the branch that is taken is the one that the kernel's rules lead to", () => {
   for (const [name, input, want] of [
@@ -15,6 +15,7 @@ test("the branch that is taken is the one that the kernel's rules lead to", () =
     ["no trace, not served", { row: row("a/b", { dataplane: "none" }) }, "none"],
     ["the trace met the listener", { row: row("a/b"), trace: { verdict: "forwarded", steps: [portal("matches"), { hook: "userspace", kind: "listener" }] } }, "userspace"],
     ["kproxy is dead: the kernel, whatever was intended", { row: row("a/b", { dataplane: "userspace" }), trace: { verdict: "forwarded", steps: [portal("no match")] } }, "kernel"],
+    ["led away to where nothing is known", { row: row("a/b"), trace: { verdict: "undetermined", culprit: "a rule leads it away", steps: [] } }, "none"],
     ["refused", { row: row("a/b"), trace: { verdict: "refused", steps: [] } }, "none"],
   ]) assert.equal(path.build({ alive: true, service: null, trace: null, ...input }).taken, want, name);
 });

@@ -18,3 +18,16 @@ test("what a change doesn't tell of a row stays as it was", () => {
   store.update({ changed: [row("a/b")] });
   assert.equal(of(), undefined);
 });
+
+test("what is short is told by an overview, an update and the node's figures", () => {
+  globalThis.requestAnimationFrame = () => {};
+  const store = new Store();
+  store.overview({ services: [], exhausted: ["descriptors"] });
+  assert.deepEqual(store.meta.exhausted, ["descriptors"]);
+  store.update({});
+  assert.deepEqual(store.meta.exhausted, ["descriptors"]);
+  store.update({ exhausted: [] });
+  assert.deepEqual(store.meta.exhausted, []);
+  store.figures({ exhausted: ["memory"] });
+  assert.deepEqual(store.meta.exhausted, ["memory"]);
+});

@@ -37,6 +37,7 @@ export function build({ row, trace, service, alive }) {
 // else by what kproxy intends.
 function branch(row, trace) {
   const verdict = trace?.verdict;
+  if (verdict === "undetermined" && trace.culprit) return "none";
   if (verdict === "refused" || verdict === "dropped" || verdict === "not a service") return "none";
   if (trace?.steps?.length) {
     if (trace.steps.some((s) => s.hook === "userspace" || s.kind === "listener")) return "userspace";
@@ -70,7 +71,7 @@ function packets(trace) {
   const of = (test) => steps.find(test)?.packets ?? undefined;
   return {
     hook: of((s) => (s.hook === "PREROUTING" || s.hook === "OUTPUT") && s.table === "nat" && s.text?.includes("-j KPROXY-SERVICES")),
-    userspace: of((s) => s.chain === "KPROXY-PORTAL" && s.text?.includes("REDIRECT") && /^match/i.test(s.outcome ?? "")),
+    userspace: of((s) => s.chain === "KPROXY-PORTAL" && s.text?.includes("DNAT") && /^match/i.test(s.outcome ?? "")),
     kernel: of((s) => s.kind === "virtual server" || (s.text?.includes("-j KPROXY-SVC-") && /^match/i.test(s.outcome ?? ""))),
   };
 }

@@ -24,7 +24,7 @@ export class Header {
     setText(byId("head-mode"), meta.mode || "…");
     document.title = [pageTitle(), meta.node].filter(Boolean).join(" · ");
     const live = link.state === "live";
-    chip(byId("chip-alive"), !loaded || link.state === "paused" ? ["", "i-heart", "…"] : !live ? ["warn", "i-heart", "heartbeat not known"] : meta.alive ? ["good", "i-heart", "alive"] : ["bad", "i-warn", "not alive"]);
+    chip(byId("chip-alive"), !loaded || link.state === "paused" ? ["", "i-heart", "…"] : !live ? ["warn", "i-heart", "heartbeat not known"] : !meta.alive ? ["bad", "i-warn", "not alive"] : meta.exhausted.length > 0 ? ["bad", "i-warn", `exhausted: ${meta.exhausted.join(", ")}`] : ["good", "i-heart", "alive"]);
     chip(byId("chip-sync"), this.#sync(meta));
     chip(byId("chip-live"), connection(link, loaded));
     this.#banners();
@@ -66,6 +66,9 @@ function problems({ meta, link, loaded, firstVersion }) {
   }
   if (link.state === "live" && loaded && !meta.alive) {
     out.push({ tone: "bad", title: "kproxy isn’t alive.", text: "Its heartbeat in the kernel has stopped, so new connections go by the kernel’s rules. Look at its log.", href: "#/node" });
+  }
+  if (link.state === "live" && loaded && meta.alive && meta.exhausted.length > 0) {
+    out.push({ tone: "bad", title: `kproxy is short of ${meta.exhausted.join(" and ")}.`, text: "New clients wait or are refused, and connections of who holds most end for them. kproxy_userspace_shed_total counts these; the log names the client.", href: "#/node" });
   }
   if (meta.sync?.lastError) out.push({ tone: "bad", title: "The last sync failed:", text: `${meta.sync.lastError}. What was programmed before stays in force.`, href: "#/node" });
   const broken = (meta.sources ?? []).filter((s) => s.error);

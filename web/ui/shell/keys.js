@@ -11,13 +11,14 @@ const documented = [
   [["g", "o"], "Go to the services"],
   [["g", "n"], "Go to the node"],
   [["?"], "This help"],
-  [["Esc"], "Close; clear the search; back from a service"],
+  [["Esc"], "Close; clear and leave the search; back from a service"],
   [["↑", "↓"], "Move in the list of services (also Page Up, Page Down, Home, End)"],
   [["Enter"], "Open the service"],
 ];
 
-// keys installs the shortcuts. search and back are called for "/" and Escape.
-export function keys({ search, back }) {
+// keys installs the shortcuts. search and back are called for "/" and Escape, list for
+// an arrow while nothing in the page has the focus.
+export function keys({ search, back, list }) {
   const help = byId("help"), on = byId("keys-on");
   on.checked = read() !== "off";
   on.addEventListener("change", () => write(on.checked ? "on" : "off"));
@@ -32,6 +33,11 @@ export function keys({ search, back }) {
   document.addEventListener("keydown", (e) => {
     if (e.ctrlKey || e.metaKey || e.altKey || help.open || e.defaultPrevented) return;
     if (e.key === "Escape") return void back(e);
+    // No character keys, so they work where single keys are turned off, too.
+    if ((e.key === "ArrowDown" || e.key === "ArrowUp") && (e.target === document.body || e.target.id === "main")) {
+      if (list()) e.preventDefault();
+      return;
+    }
     if (!on.checked || e.target.closest("input:not([type=checkbox]), select, textarea")) return;
     const second = Date.now() - went < 2500;
     went = 0;

@@ -10,7 +10,7 @@ import { downs } from "../lib/health.js";
 const remembered = 500;
 
 export class Store {
-  meta = { node: "", mode: "", version: "", alive: false, sync: null, sources: [], intervalSeconds: 1 };
+  meta = { node: "", mode: "", version: "", alive: false, exhausted: [], sync: null, sources: [], intervalSeconds: 1 };
   firstVersion = ""; // of the kproxy that this page came from
   // link is the stream's state: "connecting", "live", "waiting", "paused" (while
   // nobody looks); until (ms) is when the next attempt is made; error says what went
@@ -66,7 +66,7 @@ export class Store {
     this.#rows = new Map((o.services ?? []).map((r) => [r.key, r]));
     this.#sorted = null;
     this.loaded = true;
-    Object.assign(this.meta, { alive: o.alive, sync: o.sync, sources: o.sources ?? [] });
+    Object.assign(this.meta, { alive: o.alive, exhausted: o.exhausted ?? [], sync: o.sync, sources: o.sources ?? [] });
     this.#heard(o.time);
     this.#touch("meta", "rows");
   }
@@ -85,6 +85,10 @@ export class Store {
       this.meta.alive = u.alive;
       this.#touch("meta");
     }
+    if (u.exhausted !== undefined && u.exhausted.join() !== this.meta.exhausted.join()) {
+      this.meta.exhausted = u.exhausted;
+      this.#touch("meta");
+    }
     this.#heard(u.time);
     this.#touch("rows");
   }
@@ -92,6 +96,7 @@ export class Store {
   figures(n) {
     this.node = n;
     this.meta.alive = n.alive ?? this.meta.alive;
+    this.meta.exhausted = n.exhausted ?? this.meta.exhausted;
     if (n.sync) this.meta.sync = n.sync;
     if (n.sources) this.meta.sources = n.sources;
     this.#touch("node", "meta");

@@ -13,7 +13,7 @@ import { healthIcon } from "./parts.js";
 const title = 14, small = 12; // font sizes
 
 // ends are the headings of the box where a connection ends that nobody takes.
-const ends = { dropped: "Dropped", refused: "Refused", "not a service": "Not a service" };
+const ends = { dropped: "Dropped", refused: "Refused", "not a service": "Not a service", undetermined: "Unknown" };
 
 let pen = null; // measures text
 
@@ -76,7 +76,7 @@ export class Diagram {
   }
 
   #kernelLines(p, taken) {
-    if (p.taken === "none") return [() => (p.verdict === "dropped" ? "the client waits in vain" : "the client is told at once"), () => "see below why"];
+    if (p.taken === "none") return [() => ({ dropped: "the client waits in vain", undetermined: "what becomes of it isn’t known" }[p.verdict] ?? "the client is told at once"), () => "see below why"];
     if (p.userspaceOnly) return [() => "this service has none", () => "not taken"];
     const first = p.beneath === "ipvs" ? () => `scheduler ${p.scheduler || "of IPVS"}` : (x) => x.chain || "rewrites the destination";
     if (!taken) return [first, () => "ready beneath, not taken"];
@@ -146,7 +146,7 @@ export class Diagram {
       this.#texts.set(el, text);
       labels.push(el);
     };
-    label("check-userspace", () => (l.vertical ? "yes, twice" : p.taken === "userspace" ? "yes: REDIRECT" : "if both: yes"), l.vertical ? 4 : -4);
+    label("check-userspace", () => (l.vertical ? "yes, twice" : p.taken === "userspace" ? "yes: DNAT" : "if both: yes"), l.vertical ? 4 : -4);
     label("check-kernel", () => (l.vertical ? "no" : p.taken === "userspace" ? "otherwise" : p.taken === "none" ? "no" : "no: goes on"), 16);
     return s("g", null, idle, taken, labels);
   }

@@ -65,10 +65,13 @@ export class List {
     for (const row of this.#elements.values()) row.draw();
   }
 
-  // focus puts the focus on the row with the tab stop.
+  // focus puts the focus on the row with the tab stop; false if there is no row.
   focus() {
-    this.#reveal(this.#index(this.#active));
+    const at = this.#index(this.#active);
+    if (at < 0) return false;
+    this.#reveal(at);
     this.#elements.get(this.#active)?.el.focus({ preventScroll: true });
+    return true;
   }
 
   #index(key) {

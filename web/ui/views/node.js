@@ -72,7 +72,7 @@ export class NodePage {
 function factsOf(n, now) {
   return [
     ["Version", `${n.version} (${n.goVersion})`], ["Mode", n.mode], ["Kernel", n.kernel],
-    ["Up for", format.duration(n.uptimeSeconds)], ["Heartbeat", n.alive ? "alive" : "stopped: the kernel serves alone"],
+    ["Up for", format.duration(n.uptimeSeconds)], ["Heartbeat", !n.alive ? "stopped: the kernel serves alone" : n.exhausted?.length ? `alive, short of ${n.exhausted.join(", ")}` : "alive"],
     ["Last sync", `${format.ago(n.sync?.lastSuccess, now)}, took ${format.seconds(n.sync?.durationSeconds)}`],
     ["Passes that took effect", format.exact(n.sync?.generation)],
     ["Memory", format.bytes(n.memoryBytes)], ["Goroutines", format.exact(n.goroutines)],

@@ -80,9 +80,10 @@ export class Overview {
     this.#filters.focus();
   }
 
-  // focus returns to the row that was opened.
+  // focus returns to the row that was opened, or begins with the first; false if there
+  // is none.
   focus() {
-    this.#list.focus();
+    return this.#list.focus();
   }
 
   #change(fields) {

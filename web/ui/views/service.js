@@ -43,6 +43,7 @@ export class ServicePage {
   #title = h("h1");
   #address = h("p", { class: "mono dim service-addresses" });
   #reason = h("span");
+  #known = []; // what of the heading is only there for a service that there is
   #countdown = h("b", { class: "countdown number" });
   #troubles = h("div", { class: "findings" });
   #charts = new Charts();
@@ -67,10 +68,12 @@ export class ServicePage {
     this.#history = history;
     const panel = (cls, heading, ...rest) => h("section", { class: `panel ${cls}` }, h("header", null, heading), ...rest);
     const drawing = h("div", { class: "drawing" });
+    const reason = h("p", { class: "service-reason" }, this.#reason, " ", this.#countdown);
+    this.#known = [this.#pill.el, this.#state.el, this.#address, reason];
     const head = h("header", { class: "service-head" },
       h("a", { class: "back", href: "#/" }, icon("i-back"), "All services"),
       h("div", { class: "service-title" }, this.#title, this.#pill.el, this.#state.el),
-      this.#address, h("p", { class: "service-reason" }, this.#reason, " ", this.#countdown));
+      this.#address, reason);
     this.#body = h("div", { class: "service-body" }, this.#troubles, this.#charts.el,
       panel("p-path", [h("h2", { text: "The way of a connection" }), h("span", { class: "end" }, this.#tracer.el)], h("div", { class: "path-grid" }, drawing, h("div", { class: "path-words" }, this.#findings, this.#story)), this.#rules),
       h("div", { class: "service-grid" },
@@ -180,6 +183,7 @@ export class ServicePage {
     this.#page.classList.toggle("waiting", !this.#store.loaded);
     this.#gone.hidden = Boolean(row) || !this.#store.loaded;
     this.#body.hidden = !row;
+    for (const el of this.#known) el.hidden = !row;
     if (!row) {
       this.#once("gone", this.#key, () => this.#gone.replaceChildren(h("b", { text: `There is no service port ${this.#key}.` }), h("p", { text: "It was deleted, or renamed. It comes back here by itself when it exists again." }), h("a", { href: "#/", text: "All services" })));
       return;

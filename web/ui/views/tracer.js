@@ -54,13 +54,13 @@ export class Tracer {
     const recent = clients.recentClient(connections, this.#address.value);
     if (recent && (!this.#recent || clients.family(recent) !== clients.family(this.#recent))) this.#recent = recent;
     else if (this.#recent && this.#address.value && clients.family(this.#recent) !== clients.family(clients.host(this.#address.value))) this.#recent = "";
-    setText(this.#who.options[0], this.#recent ? `a recent client, ${this.#recent}` : "a recent client (none yet: this node)");
+    setText(this.#who.options[0], this.#recent ? `a recent client, ${this.#recent}` : "a recent client (none yet: another host or pod)");
   }
 
   // request returns the parameters of /api/v1/trace; null if there is no address.
   request(protocol) {
     if (!this.#address.value) return null;
-    return { address: this.#address.value, protocol: protocol.toLowerCase(), from: { recent: this.#recent, node: "", other: this.#from.value.trim() }[this.#who.value] };
+    return { address: this.#address.value, protocol: protocol.toLowerCase(), from: { recent: this.#recent || "client", node: "", other: this.#from.value.trim() }[this.#who.value] };
   }
 
   // query is what the page's address keeps of the choices.

@@ -1,0 +1,131 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/plan"
+)
+
+// HostReport is what `kproxy check --host` found.
+type HostReport struct {
+	// Missing says of each mode that isn't possible here what it lacks; every part is
+	// a [*kernel.Missing].
+	Missing map[plan.Mode]error
+	// Without are capabilities that kproxy does without, and what that costs.
+	Without []plan.Capability
+	// Loaded are the kernel's modules that were loaded because this asked for them.
+	Loaded []string
+}
+
+// CheckHost finds out what this host lacks for each mode, as [Agent.Run] does. It tries
+// rules and sets in a network namespace that is gone after, and doesn't ask for IPVS
+// where that isn't loaded.
+func CheckHost(ctx context.Context) (HostReport, error) {
+	before := modulesLoaded()
+	host, tracking, err := probeApart(ctx)
+	if err != nil {
+		return HostReport{}, err
+	}
+	r := HostReport{Missing: map[plan.Mode]error{}}
+	always := errors.Join(host.Missing(), tracking)
+	for m, row := range modes {
+		err := always
+		if always == nil || row.ipvs { // what else mode iptables lacks follows from that
+			err = errors.Join(always, row.missing(host.Caps))
+		}
+		if err != nil {
+			r.Missing[m] = err
+		}
+	}
+	for _, c := range host.Caps.All {
+		if always == nil && !c.Supported && c.Name != host.Caps.IPVS.Name { // else it follows, or is said of mode ipvs
+			r.Without = append(r.Without, c)
+		}
+	}
+	r.Loaded = slices.DeleteFunc(modulesLoaded(), func(name string) bool { return slices.Contains(before, name) })
+	return r, nil
+}
+
+// probeApart is [kernel.Prober.Probe] without a trace; tracking says why there is no
+// connection tracking.
+func probeApart(ctx context.Context) (host *kernel.Host, tracking, err error) {
+	prober := kernel.NewProber(nil)
+	variant, found := prober.FindVariant(ctx) // by the host's own rules
+	prober.Find = func(context.Context) (kernel.Variant, plan.Capability) { return variant, found }
+	prober.OpenSets = func() (kernel.SetStore, error) { return kernel.OpenIPSets() }
+	prober.HasIPVS = func() error { return lookForIPVS(ctx) }
+	err = apart(func() (err error) {
+		if host, err = prober.Probe(ctx); err != nil {
+			return err
+		}
+		table, err := conntrack.Dial()
+		if err != nil {
+			tracking = &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
+			return nil
+		}
+		return table.Close()
+	})
+	return host, tracking, err
+}
+
+// lookForIPVS says why IPVS can't be used. Asking for its netlink family would load it.
+func lookForIPVS(ctx context.Context) error {
+	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); err != nil {
+		if _, err := (kernel.Exec{}).Run(ctx, nil, "modprobe", "--dry-run", "--quiet", "ip_vs"); err != nil {
+			return errors.New("the kernel has none, and modprobe finds no module of it")
+		}
+		return nil
+	}
+	c, _, err := ipvs.Probe(ctx, nil)
+	if err == nil && !c.Supported {
+		err = errors.New(c.Reason)
+	}
+	return err
+}
+
+// modulesLoaded are the kernel's modules; none where it has no modules.
+func modulesLoaded() []string {
+	text, err := os.ReadFile("/proc/modules")
+	if err != nil {
+		return nil
+	}
+	var names []string
+	for line := range strings.Lines(string(text)) {
+		name, _, _ := strings.Cut(line, " ")
+		names = append(names, name)
+	}
+	return names
+}
+
+// apart runs f in a network namespace that ends with it, on a thread that does too.
+func apart(f func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread() // and never unlocked: the runtime ends the thread
+		if unix.Gettid() == unix.Getpid() {
+			// The main thread can't be ended; locked, it isn't used for the goroutine that f gets.
+			defer runtime.UnlockOSThread()
+			done <- apart(f)
+			return
+		}
+		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
+			done <- &kernel.Missing{
+				What: "a network namespace to try things in", How: "run this as root, in a privileged container if in one", Err: fmt.Errorf("unshare: %w", err),
+			}
+			return
+		}
+		done <- f()
+	}()
+	return <-done
+}

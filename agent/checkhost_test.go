@@ -1,0 +1,92 @@
+package agent_test
+
+import (
+	"errors"
+	"os"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+)
+
+// What a host lacks is found out without leaving anything there. A process of its own
+// looks: threads other than the test's are in the namespace that the test came from.
+func TestCheckHostChangesNothing(t *testing.T) {
+	const inside = "KPROXY_TEST_CHECK_HOST"
+	if os.Getenv(inside) == "" {
+		kerneltest.Namespace(t)
+		before := hostState(t)
+		child := exec.Command(os.Args[0], "-test.run", "^"+t.Name()+"$")
+		child.Env = append(os.Environ(), inside+"=1")
+		if out, err := child.CombinedOutput(); err != nil {
+			t.Errorf("%v: %s", err, out)
+		}
+		if after := hostState(t); after != before {
+			t.Errorf("the host was\n%s\nand is\n%s", before, after)
+		}
+		return
+	}
+	r, err := agent.CheckHost(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []plan.Mode{plan.ModeUserspace, plan.ModeIPTables, plan.ModeAuto} {
+		if err := r.Missing[m]; err != nil {
+			t.Errorf("mode %s: %v", m, err)
+		}
+	}
+	if _, err := os.Stat("/proc/net/ip_vs"); err != nil && r.Missing[plan.ModeIPVS] == nil {
+		if err := exec.Command("modprobe", "-n", "-q", "ip_vs").Run(); err != nil {
+			t.Errorf("mode ipvs is possible without IPVS (%v)", err)
+		}
+	}
+}
+
+func TestCheckHostNamesWhatIsMissing(t *testing.T) {
+	kerneltest.Namespace(t)
+	t.Setenv("PATH", t.TempDir())
+	r, err := agent.CheckHost(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range []plan.Mode{plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS, plan.ModeAuto} {
+		if missing := (*kernel.Missing)(nil); !errors.As(r.Missing[m], &missing) || missing.What != "iptables" || !strings.Contains(missing.How, "install") {
+			t.Errorf("mode %s: %v", m, r.Missing[m])
+		}
+	}
+}
+
+// hostState is what of the calling thread's namespace, and of the kernel, probes may
+// change. Loading of modules can't be kept from, but for IPVS.
+func hostState(t *testing.T) string {
+	t.Helper()
+	var b strings.Builder
+	for _, line := range []string{"nft list ruleset", "iptables-legacy-save", "ip -o link", "ip rule", "ip route show table all"} {
+		out, err := exec.Command("sh", "-c", line).CombinedOutput()
+		if err != nil {
+			t.Fatalf("%s: %v: %s", line, err, out)
+		}
+		b.WriteString("# " + line + "\n" + string(out))
+	}
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer sets.Close()
+	left, err := sets.List(nil)
+	if err != nil || len(left) > 0 {
+		t.Errorf("sets: %v (%v)", left, err)
+	}
+	for _, name := range []string{"/proc/thread-self/net/ip_vs", "/proc/sys/net/netfilter/nf_conntrack_acct"} {
+		text, err := os.ReadFile(name)
+		b.WriteString("# " + name + "\n" + string(text))
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+	}
+	return b.String()
+}

@@ -1,0 +1,29 @@
+package main
+
+import (
+	"strings"
+	"testing"
+)
+
+// TestSenselessLabs: what makes no sense is refused before a namespace is made.
+func TestSenselessLabs(t *testing.T) {
+	for line, want := range map[string]string{
+		"up --backends 0":   "--backends 0: want 1 to 250",
+		"up --backends -1":  "--backends -1: want 1 to 250",
+		"up --backends 251": "--backends 251: want 1 to 250",
+		"up --traffic -1":   "--traffic -1: want 0",
+		"up --traffic NaN":  "--traffic NaN: want 0",
+		"up --traffic +Inf": "--traffic +Inf: want 0",
+		"up --traffic 1e6":  "want 0, for none, to 1000",
+		"up --slow 0":       "--slow 0: want 1 to 1000",
+		"up --mode ebpf":    `"ebpf" is not one of auto, userspace, iptables, ipvs`,
+		"up now":            `takes no arguments, got ["now"]`,
+		"demo --mode ebpf":  `"ebpf" is not one of`,
+		"demo now":          `takes no arguments, got ["now"]`,
+		"down now":          `takes no arguments, got ["now"]`,
+	} {
+		if got := runLine(t, append([]string{"lab"}, strings.Fields(line)...)...); got.status != exitUsage || !strings.Contains(got.err, want) {
+			t.Errorf("lab %s: status %d, %q; want %d and %q", line, got.status, got.err, exitUsage, want)
+		}
+	}
+}

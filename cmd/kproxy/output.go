@@ -1,0 +1,38 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+	"sigs.k8s.io/yaml"
+)
+
+// outputFlag lets a command print in the given formats, of which the first is
+// the usual one.
+func outputFlag(formats ...string) cli.Flag {
+	return choiceFlag(&cli.StringFlag{
+		Name: "output", Aliases: []string{"o"}, Usage: "`FORMAT`: " + strings.Join(formats, ", "), Value: formats[0],
+	}, formats...)
+}
+
+// isForPrograms reports whether format is one that printValue knows.
+func isForPrograms(format string) bool { return format == "json" || format == "yaml" }
+
+// printValue prints v as JSON or as YAML of the same names. A YAML document begins
+// with its mark, so that what --watch prints is a stream of them.
+func printValue(w io.Writer, format string, v any) error {
+	if format == "yaml" {
+		text, err := yaml.Marshal(v)
+		if err != nil {
+			return fmt.Errorf("print as YAML: %w", err)
+		}
+		_, err = fmt.Fprintf(w, "---\n%s", text)
+		return err
+	}
+	enc := json.NewEncoder(w)
+	enc.SetIndent("", "  ")
+	return enc.Encode(v)
+}

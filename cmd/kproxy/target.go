@@ -1,0 +1,157 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/urfave/cli/v2"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/strict"
+	"kproxy.dev/kproxy/view"
+	"kproxy.dev/kproxy/web"
+)
+
+// targetUsage is how the help spells a target.
+const targetUsage = "NAMESPACE/NAME[:PORT] | ADDRESS:PORT[/PROTOCOL]"
+
+// target names service ports as any command prints them: by name, by an address of
+// theirs, or by an endpoint's.
+type target struct {
+	text      string
+	namespace string
+	name      string
+	port      string // its name or number; empty for all
+	address   netip.AddrPort
+	nodePort  uint16            // of *:PORT
+	protocol  *service.Protocol // nil for any
+}
+
+// parseTarget reads NAMESPACE/NAME, NAMESPACE/NAME:PORT, ADDRESS:PORT or *:PORT, the
+// latter two with /tcp, /udp or /sctp or without.
+func parseTarget(s string) (target, error) {
+	t := target{text: s}
+	address := s
+	if before, after, ok := cutLast(s, "/"); ok {
+		if p, err := service.ParseProtocol(after); err == nil {
+			address, t.protocol = before, &p
+		}
+	}
+	if port, ok := strings.CutPrefix(address, "*:"); ok {
+		n, err := strconv.ParseUint(port, 10, 16)
+		if err == nil && n > 0 {
+			t.nodePort = uint16(n)
+			return t, nil
+		}
+	}
+	var err error
+	if t.address, err = netip.ParseAddrPort(address); err == nil {
+		return t, nil
+	}
+	namespace, rest, ok := strings.Cut(s, "/")
+	name, port, _ := strings.Cut(rest, ":")
+	if !ok || namespace == "" || name == "" || strings.Contains(rest, "/") {
+		return target{}, usageError("%q is neither NAMESPACE/NAME[:PORT] nor ADDRESS:PORT[/PROTOCOL], such as default/web:http, 10.96.0.10:53/udp or [fd00::10]:80", s)
+	}
+	return target{text: s, namespace: namespace, name: name, port: port}, nil
+}
+
+func cutLast(s, sep string) (before, after string, found bool) {
+	i := strings.LastIndex(s, sep)
+	if i < 0 {
+		return s, "", false
+	}
+	return s[:i], s[i+len(sep):], true
+}
+
+// oneTarget reads the argument of a command that takes one at most; nil for none.
+func oneTarget(c *cli.Context) (*target, error) {
+	switch c.NArg() {
+	case 0:
+		return nil, nil
+	case 1:
+		t, err := parseTarget(c.Args().First())
+		return &t, err
+	}
+	return nil, usageError("%s takes one service at most, got %q", c.Command.Name, c.Args().Slice())
+}
+
+// selectFrom keeps the service ports that t names; all where t is nil. An address
+// is a service's own before it is an endpoint's, and that before the node's.
+func (t *target) selectFrom(all []plan.ServiceStatus) ([]plan.ServiceStatus, error) {
+	if t == nil {
+		return all, nil
+	}
+	for _, names := range []func(*plan.ServiceStatus) bool{t.isFrontend, t.isEndpoint, t.isNodePort} {
+		var out []plan.ServiceStatus
+		for i := range all {
+			if names(&all[i]) && (t.protocol == nil || strings.EqualFold(all[i].Protocol, t.protocol.String())) {
+				out = append(out, all[i])
+			}
+		}
+		if len(out) > 0 {
+			return out, nil
+		}
+	}
+	var known []string
+	for i := range all {
+		known = append(known, all[i].Namespace+"/"+all[i].Name, view.Title(&all[i]))
+	}
+	slices.Sort(known)
+	if t.name == "" {
+		return nil, fmt.Errorf("no service has the address %s; kproxy status lists what there is", t.text)
+	}
+	return nil, fmt.Errorf("there is no service %s%s", t.text, strict.DidYouMean(t.text, known...))
+}
+
+// isFrontend reports whether s is named, or has the address.
+func (t *target) isFrontend(s *plan.ServiceStatus) bool {
+	if t.name == "" {
+		return slices.Contains(s.Addresses, t.address)
+	}
+	number := func(a netip.AddrPort) bool { return strconv.Itoa(int(a.Port())) == t.port }
+	return s.Namespace == t.namespace && s.Name == t.name &&
+		(t.port == "" || t.port == s.Port || slices.ContainsFunc(s.Addresses, number))
+}
+
+func (t *target) isNodePort(s *plan.ServiceStatus) bool {
+	return s.NodePort != 0 && (t.nodePort == s.NodePort || t.address.Port() == s.NodePort)
+}
+
+func (t *target) isEndpoint(s *plan.ServiceStatus) bool {
+	return t.address.IsValid() && slices.ContainsFunc(s.Endpoints, func(e plan.EndpointStatus) bool { return e.Address == t.address })
+}
+
+// lookUp asks kproxy which service ports t names.
+func (t *target) lookUp(ctx context.Context, client *web.Client) ([]plan.ServiceStatus, error) {
+	st, err := client.Status(ctx)
+	if err != nil {
+		return nil, err
+	}
+	return t.selectFrom(st.Services)
+}
+
+// connections lists those of the service ports that t names; all where t is nil.
+func (t *target) connections(ctx context.Context, client *web.Client) ([]plan.ConnectionStatus, error) {
+	if t == nil {
+		return client.Connections(ctx, "")
+	}
+	if _, err := strconv.Atoi(t.port); t.name != "" && err != nil {
+		return client.Connections(ctx, t.text)
+	}
+	services, err := t.lookUp(ctx, client)
+	if err != nil {
+		return nil, err
+	}
+	rows, err := client.Connections(ctx, "")
+	return slices.DeleteFunc(rows, func(r plan.ConnectionStatus) bool {
+		return !slices.ContainsFunc(services, func(s plan.ServiceStatus) bool {
+			return r.Service == view.Title(&s) && strings.EqualFold(r.Protocol, s.Protocol)
+		})
+	}), err
+}

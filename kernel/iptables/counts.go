@@ -1,0 +1,61 @@
+package iptables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
+)
+
+// Counts returns what the shared rules have counted; 0 for rules that aren't there.
+// It runs a program for each chain and family. It is safe for concurrent use.
+func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
+	var c kernel.Counts
+	for _, chain := range []struct {
+		table, name string
+		sum         *uint64
+	}{
+		{"filter", chainInvalid, &c.Invalid},
+		{"filter", chainReject, &c.Refused},
+		{"nat", chainPortal, &c.Steered},
+		{"nat", chainShort, &c.Steered},
+	} {
+		for _, f := range b.families() {
+			n, err := b.packets(ctx, f, chain.table, chain.name)
+			if err != nil {
+				return kernel.Counts{}, fmt.Errorf("read counters of %s: %w", chain.name, err)
+			}
+			*chain.sum += n
+		}
+	}
+	return c, nil
+}
+
+// packets adds up the packets of a chain's rules, without those that lead to another
+// chain of kproxy's, from which they may come back.
+func (b *Backend) packets(ctx context.Context, f service.Family, table, chain string) (sum uint64, err error) {
+	text, err := b.config.Runner.Run(ctx, nil, b.config.Variant.Program[f], "-w", b.lockWait(), "-t", table, "-v", "-S", chain)
+	if errors.Is(err, kernel.ErrNotFound) || errors.Is(err, kernel.ErrSyntax) { // the legacy variant's word for no such chain
+		return 0, nil
+	} else if err != nil {
+		return 0, err
+	}
+	for line := range strings.Lines(string(text)) {
+		words := strings.Fields(line) // -A KPROXY-INVALID -c 12 720 -j DROP
+		at := slices.Index(words, "-c")
+		if at < 0 || at+1 == len(words) || words[0] != "-A" || strings.Contains(line, "-j "+kernel.Prefix) {
+			continue
+		}
+		n, err := strconv.ParseUint(words[at+1], 10, 64)
+		if err != nil {
+			return 0, err
+		}
+		sum += n
+	}
+	return sum, nil
+}

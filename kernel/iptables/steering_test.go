@@ -1,0 +1,186 @@
+package iptables_test
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// inUserspace programs a service at virtual(1), TCP and UDP, that a live kproxy serves.
+func (s *scene) inUserspace(mode plan.Mode) {
+	s.t.Helper()
+	var services []*plan.Service
+	for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+		services = append(services, kerneltest.Service("web", proto, kerneltest.Cluster(s.virtual(1)), kerneltest.NodePort(30080), s.endpoints(2), kerneltest.InUserspace))
+	}
+	if mode == plan.ModeUserspace {
+		for _, x := range services {
+			x.Beneath = plan.None
+		}
+	}
+	s.program(kerneltest.Plan(mode, services...))
+	s.alive()
+}
+
+// unnumber takes the addresses away from the node's end of a host's link, as
+// Calico, AWS VPC CNI and others lay their pods out.
+func (s *scene) unnumber(host int) {
+	s.t.Helper()
+	link := fmt.Sprintf("host%d", host)
+	run(s.t, "ip addr flush dev "+link+" scope global")
+	run(s.t, fmt.Sprintf("ip route add %s dev %s", s.Address(s.family, host), link))
+	if s.family == service.IPv4 {
+		for path, value := range map[string]string{"conf/" + link + "/proxy_arp": "1", "neigh/" + link + "/proxy_delay": "0"} {
+			if err := os.WriteFile("/proc/sys/net/ipv4/"+path, []byte(value), 0o644); err != nil {
+				s.t.Fatal(err)
+			}
+		}
+		s.On(host, func() {
+			run(s.t, "ip route add 169.254.1.1 dev node scope link; ip route replace default via 169.254.1.1 dev node")
+		})
+		return
+	}
+	var own string
+	for _, word := range strings.Fields(run(s.t, "ip -6 -o addr show dev "+link+" scope link")) {
+		if strings.HasPrefix(word, "fe80") {
+			own, _, _ = strings.Cut(word, "/")
+		}
+	}
+	s.On(host, func() { run(s.t, "ip -6 route replace default via "+own+" dev node") })
+}
+
+// TestUserspaceIsReachedFromUnnumberedLinks: an interface without an address, or with a
+// link-local one only, leads to userspace as any other does.
+func TestUserspaceIsReachedFromUnnumberedLinks(t *testing.T) {
+	onEachKernel(t, func(s *scene) {
+		for _, l := range []uint16{options().TCPPort, options().UDPPort} {
+			s.Serve(0, "userspace", l)
+		}
+		s.inUserspace(plan.ModeIPTables)
+		s.unnumber(1)
+		for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+			s.expect(proto.String(), map[string]int{"userspace": 2}, s.asks(2, 1, proto, s.virtual(1)))
+			s.expect(proto.String()+" from the node", map[string]int{"userspace": 1}, s.asks(1, 0, proto, s.virtual(1)))
+			nodePort := netip.AddrPortFrom(s.NodeAddress(s.family, 2), 30080).String()
+			s.expect(proto.String()+" by node port", map[string]int{"userspace": 1}, s.asks(1, 1, proto, nodePort))
+		}
+	})
+}
+
+// TestAnswersPassSourceValidation: whatever the kernel checks of a source address,
+// with marks or without, answers reach the sockets that bear a client's address.
+func TestAnswersPassSourceValidation(t *testing.T) {
+	onEachKernel(t, func(s *scene) {
+		s.Serve(0, "node", 8080)
+		s.program(kerneltest.Plan(plan.ModeIPTables))
+		for _, filter := range []string{"0", "1", "2"} {
+			for _, valid := range []string{"0", "1"} {
+				for name, value := range map[string]string{"rp_filter": filter, "src_valid_mark": valid} {
+					for _, link := range []string{"all", "host1", "host2"} {
+						if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+link+"/"+name, []byte(value), 0o644); err != nil {
+							s.t.Fatal(err)
+						}
+					}
+				}
+				for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+					for want, to := range map[string]netip.Addr{"two": s.Address(s.family, 2), "node": s.NodeAddress(s.family, 3)} {
+						what := fmt.Sprintf("rp_filter=%s src_valid_mark=%s, %s", filter, valid, proto)
+						s.expect(what, want+" "+s.Address(s.family, 1).String(), s.answerAs(1, proto, netip.AddrPortFrom(to, 8080)))
+					}
+				}
+			}
+		}
+	})
+}
+
+// TestOwnSocketsMayHaveTheListenersPort: a socket towards an endpoint that has a client's
+// address and, by chance, the listener's port gets its answers.
+func TestOwnSocketsMayHaveTheListenersPort(t *testing.T) {
+	onEachKernel(t, func(s *scene) {
+		s.program(kerneltest.Plan(plan.ModeIPTables))
+		client := s.Address(s.family, 1)
+		for proto, port := range map[service.Protocol]uint16{service.TCP: options().TCPPort, service.UDP: options().UDPPort} {
+			c, err := dialFrom(netip.AddrPortFrom(client, port), proto, netip.AddrPortFrom(s.Address(s.family, 2), 8080))
+			s.expect(proto.String(), "two "+client.String(), firstAnswer(c, err, proto))
+		}
+	})
+}
+
+// answerAs is what an endpoint answers to kproxy that bears a host's address.
+func (s *scene) answerAs(host int, proto service.Protocol, to netip.AddrPort) string {
+	c, err := dialAs(s.Address(s.family, host), proto, to)
+	return firstAnswer(c, err, proto)
+}
+
+func firstAnswer(c net.Conn, err error, proto service.Protocol) string {
+	if err != nil {
+		return err.Error()
+	}
+	defer c.Close()
+	_ = c.SetDeadline(time.Now().Add(time.Second))
+	if proto == service.UDP {
+		_, _ = c.Write([]byte("?"))
+	}
+	line, err := bufio.NewReader(c).ReadString('\n')
+	if err != nil {
+		return err.Error()
+	}
+	return strings.TrimSpace(line)
+}
+
+// TestUnservedAreRefused: without a live kproxy and with nothing beneath, a service in
+// userspace refuses at once, and nothing of it leaves by the default route. While
+// only rules are missing, clients are to try again.
+func TestUnservedAreRefused(t *testing.T) {
+	onEachKernel(t, func(s *scene) {
+		run(s.t, fmt.Sprintf("ip route replace default via %s", s.Address(s.family, 4)))
+		firewall := s.variant.Program[s.family]
+		s.On(4, func() {
+			run(s.t, fmt.Sprintf("%s -t raw -A PREROUTING -d %s -j DROP", firewall, netip.MustParseAddrPort(s.virtual(1)).Addr()))
+		})
+		s.inUserspace(plan.ModeUserspace)
+		asks := func(what string, want error) {
+			s.t.Helper()
+			for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+				s.expect(what+": "+proto.String(), map[string]int{want.Error(): 1}, s.asks(1, 1, proto, s.virtual(1)))
+			}
+			s.expect(what+": from the node", map[string]int{want.Error(): 1}, s.asks(1, 0, service.TCP, s.virtual(1)))
+			// What OUTPUT refuses or drops, the sender hears of at once.
+			if _, _, err := s.Ask(0, service.UDP, netip.MustParseAddrPort(s.virtual(1))); !errors.Is(err, unix.EPERM) {
+				s.t.Errorf("%s: udp from the node: %v, want %v", what, err, unix.EPERM)
+			}
+		}
+		if err := kernel.RemoveAlive(s.sets); err != nil {
+			s.t.Fatal(err)
+		}
+		asks("no live kproxy", kerneltest.ErrRefused)
+		if err := kernel.AnnounceStart(s.sets, time.Hour); err != nil {
+			s.t.Fatal(err)
+		}
+		asks("kproxy starts", kerneltest.ErrTimeout)
+		if err := kernel.EndStart(s.sets); err != nil {
+			s.t.Fatal(err)
+		}
+		asks("no kproxy came", kerneltest.ErrRefused)
+		s.alive()
+		run(s.t, firewall+" -t nat -F KPROXY-PORTAL")
+		asks("no rules", kerneltest.ErrTimeout)
+		s.On(4, func() {
+			if out := run(s.t, firewall+" -t raw -nvxL PREROUTING"); !strings.Contains(out, "       0        0 DROP") {
+				s.t.Errorf("packets left by the default route:\n%s", out)
+			}
+		})
+	})
+}

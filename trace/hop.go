@@ -1,0 +1,306 @@
+package trace
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace/netfilter"
+)
+
+// hop is what is known of the way to the next host: the link, and the neighbour
+// that packets are addressed to on it.
+type hop struct {
+	to        netip.Addr // the neighbour
+	link      string
+	down      bool // it was set down
+	carrier   bool
+	mtu       int
+	neighbour int // NUD_*; 0: nothing is known yet, and the kernel will ask
+	mac       string
+}
+
+// seeHop looks at the link that a route leaves by, and at its neighbour there.
+func seeHop(r *route) (hop, error) {
+	h := hop{to: r.to, link: r.link}
+	if r.via.IsValid() {
+		h.to = r.via
+	}
+	link, err := netlink.LinkByName(r.link)
+	if err != nil {
+		return h, fmt.Errorf("look at link %s: %w", r.link, err)
+	}
+	a := link.Attrs()
+	h.down, h.mtu = a.RawFlags&unix.IFF_UP == 0, a.MTU
+	h.carrier = a.RawFlags&unix.IFF_LOWER_UP != 0
+	if r.mtu > 0 && r.mtu < h.mtu {
+		h.mtu = r.mtu
+	}
+	family := netlink.FAMILY_V4
+	if h.to.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	all, err := netlink.NeighList(a.Index, family)
+	if err != nil {
+		return h, fmt.Errorf("list neighbours on %s: %w", r.link, err)
+	}
+	for _, n := range all {
+		if addrOf(n.IP) == h.to {
+			h.neighbour, h.mac = n.State, n.HardwareAddr.String()
+		}
+	}
+	return h, nil
+}
+
+// linksDown are the links that were set down, which takes their routes with them.
+func linksDown() []string {
+	links, _ := netlink.LinkList()
+	var out []string
+	for _, l := range links {
+		if a := l.Attrs(); a.RawFlags&unix.IFF_UP == 0 && a.EncapType != "loopback" && !slices.Contains(neverUp, l.Type()) {
+			out = append(out, a.Name)
+		}
+	}
+	return out
+}
+
+// neverUp are kinds of links that modules of the kernel make in every namespace, and IPVS's
+// addresses are on, none of which packets leave by.
+var neverUp = []string{"dummy", "ipip", "sit", "ip6tnl", "gre", "gretap", "erspan", "ip6gre", "ip6gretap", "vti", "vti6"}
+
+// throughDefault reports whether a route is the default route.
+func throughDefault(q query) bool {
+	found, err := netlink.RouteGetWithOptions(q.to.AsSlice(), &netlink.RouteGetOptions{Mark: q.mark, FIBMatch: true})
+	if err != nil || len(found) == 0 {
+		return false
+	}
+	if found[0].Dst == nil {
+		return true
+	}
+	bits, _ := found[0].Dst.Mask.Size()
+	return bits == 0
+}
+
+// downLinks says which links are down; empty if none is.
+func (t *tracer) downLinks() string {
+	if t.sight.linksDown == nil {
+		return ""
+	}
+	down := t.sight.linksDown()
+	if len(down) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("down, and without the routes that went by them, is %s (ip link set dev %s up, then add its routes)", strings.Join(down, ", "), down[0])
+}
+
+// defaultGateway is the next hop of the default route; invalid if there is none.
+func defaultGateway(f service.Family) netip.Addr {
+	family := netlink.FAMILY_V4
+	if f == service.IPv6 {
+		family = netlink.FAMILY_V6
+	}
+	routes, _ := netlink.RouteList(nil, family)
+	for _, r := range routes {
+		bits := 0
+		if r.Dst != nil {
+			bits, _ = r.Dst.Mask.Size()
+		}
+		if gateway := addrOf(r.Gw); bits == 0 && gateway.IsValid() && !gateway.IsLinkLocalUnicast() {
+			return gateway
+		}
+	}
+	return netip.Addr{}
+}
+
+// noHop says why packets don't get to the next host by a route; nil if nothing
+// speaks against it.
+func (t *tracer) noHop(r *route) *Finding {
+	if t.sight.hop == nil || r.local() || r.link == "" {
+		return nil
+	}
+	h, err := t.sight.hop(r)
+	if err != nil {
+		t.warn(SeverityWarning, err.Error(), "links", "")
+		return nil
+	}
+	g := t.guest(h.to)
+	other, behind := t.neighbours().behind[h.link]
+	switch {
+	case h.down:
+		return &Finding{SeverityError, fmt.Sprintf("link %s, by which the packet leaves, is down", h.link), "link " + h.link, "ip link set dev " + h.link + " up"}
+	case !h.carrier:
+		f := &Finding{SeverityError, fmt.Sprintf("link %s, by which the packet leaves, has no carrier: its other end is down", h.link), "link " + h.link,
+			"set its other end up (in the pod's network namespace, if it is a pod's), or look at the cable"}
+		if g != nil {
+			f.Remedy = fmt.Sprintf("nsenter --net=%s ip link set dev %s up", g.path, g.link)
+		}
+		return f
+	case g != nil && g.veth && h.link != g.peer && h.link != g.by:
+		return &Finding{SeverityError, fmt.Sprintf("packets for %s leave by %s, but it is behind %s", h.to, h.link, g.by), r.command(), "mend the routes: " + t.routeRemedy(h.to)}
+	case g == nil && behind && !other.forwards:
+		return &Finding{SeverityError, fmt.Sprintf("link %s leads to network namespace %s, which doesn't have %s", h.link, other.path, h.to), "link " + h.link,
+			fmt.Sprintf("give it the address (nsenter --net=%s ip addr add %s/%d dev %s), or mend what says that it is there", other.path, h.to, h.to.BitLen(), other.link)}
+	case h.mac != "" && g != nil && !slices.Contains(g.macs, h.mac) && h.neighbour&(unix.NUD_FAILED|unix.NUD_INCOMPLETE|unix.NUD_NOARP) == 0:
+		return &Finding{SeverityError, fmt.Sprintf("the neighbour entry of %s on %s is wrong: packets are addressed to %s, but %s has %s", h.to, h.link, h.mac, g.link, strings.Join(g.macs, ", ")),
+			fmt.Sprintf("neighbour %s on %s (%s)", h.to, h.link, neighbourText(h.neighbour)), fmt.Sprintf("ip neigh del %s dev %s", h.to, h.link)}
+	case h.neighbour&(unix.NUD_FAILED|unix.NUD_INCOMPLETE) != 0 && g == nil:
+		return &Finding{SeverityError, fmt.Sprintf("nobody on %s says that it has %s: the kernel asks (ARP, neighbour discovery) and gets no answer", h.link, h.to),
+			fmt.Sprintf("neighbour %s on %s (%s)", h.to, h.link, neighbourText(h.neighbour)), "look whether the pod or host is there, and has this address"}
+	}
+	return nil
+}
+
+// neighbourText names a state as ip neigh does.
+func neighbourText(state int) string {
+	for _, s := range []struct {
+		bit  int
+		name string
+	}{{unix.NUD_PERMANENT, "PERMANENT"}, {unix.NUD_FAILED, "FAILED"}, {unix.NUD_INCOMPLETE, "INCOMPLETE"}, {unix.NUD_NOARP, "NOARP"}, {unix.NUD_REACHABLE, "REACHABLE"}, {unix.NUD_STALE, "STALE"}} {
+		if state&s.bit != 0 {
+			return s.name
+		}
+	}
+	return fmt.Sprintf("state %#x", state)
+}
+
+// guest is the pod of this node that has an address; nil if none is seen.
+func (t *tracer) guest(a netip.Addr) *guest {
+	if g, ok := t.neighbours().at[a]; ok {
+		return &g
+	}
+	return nil
+}
+
+func (t *tracer) neighbours() neighbourhood {
+	if t.sight.neighbours == nil {
+		return neighbourhood{}
+	}
+	all, err := t.sight.neighbours()
+	if err != nil {
+		t.warn(SeverityNote, "other network namespaces of this node can't be looked into: "+err.Error(), "namespaces", "")
+	}
+	return all
+}
+
+// unreached says why a packet that leaves this node for an endpoint doesn't get to
+// a socket there, and what becomes of it then; nil if nothing speaks against it.
+func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
+	to := p.Dst
+	if f := t.noHop(r); f != nil {
+		return Dropped, f
+	}
+	e := t.planned(to)
+	if e != nil && e.Local && t.sight.throughDefault != nil && t.sight.throughDefault(r.query) {
+		f := &Finding{SeverityError, fmt.Sprintf("the route to %s is missing: it is on this node, but packets for it leave by the default route, on %s", to.Addr(), r.link),
+			r.command(), t.routeRemedy(to.Addr())}
+		if down := t.downLinks(); down != "" {
+			f.What += "; " + down
+		}
+		return Dropped, f
+	}
+	g := t.guest(to.Addr())
+	if g == nil {
+		return t.unhealthy(e)
+	}
+	if listens, err := t.sight.listens(g, t.req.Protocol, to); err == nil && !listens {
+		return Refused, &Finding{SeverityError, fmt.Sprintf("nobody listens at %s %s, in network namespace %s", t.req.Protocol, to, g.path), "endpoint " + to.String(),
+			"look whether the program there runs, and whether targetPort is the port that it listens on (ss -lntup in that namespace)"}
+	}
+	if src := p.Src.Addr(); src.IsValid() {
+		if back, err := t.sight.guestRoute(g, query{to: src, from: to.Addr()}); err == nil && !back.passes() {
+			return Dropped, &Finding{SeverityError, fmt.Sprintf("%s has no way back to %s: %s", to.Addr(), src, back.failure()), back.command() + " in network namespace " + g.path,
+				"mend its routes, which the network plugin sets up"}
+		}
+	}
+	return Forwarded, nil
+}
+
+// planned is the plan's endpoint at an address; nil if it has none.
+func (t *tracer) planned(a netip.AddrPort) *plan.Endpoint {
+	if t.service == nil {
+		return nil
+	}
+	for i := range t.service.Endpoints {
+		if e := &t.service.Endpoints[i]; e.Address == a {
+			return e
+		}
+	}
+	return nil
+}
+
+// unhealthy is what the last health check of an endpoint says that can't be looked at from here.
+// What fails otherwise, by its answer to HTTP say, takes connections all the same.
+func (t *tracer) unhealthy(e *plan.Endpoint) (Verdict, *Finding) {
+	if e == nil || e.Probed == nil || e.Health != "down" {
+		return Forwarded, nil
+	}
+	f := &Finding{SeverityError, fmt.Sprintf("endpoint %s doesn't take connections: its health check fails: %s", e.Address, e.Error), "endpoint " + e.Address.String(), "look at the pod: whether it runs and listens on that port"}
+	switch {
+	case strings.Contains(e.Error, "refused"):
+		return Refused, f
+	case strings.Contains(e.Error, "no answer within"), strings.Contains(e.Error, "connect: "):
+		return Dropped, f
+	}
+	return Forwarded, nil
+}
+
+// routeRemedy says how to get a missing route back.
+func (t *tracer) routeRemedy(to netip.Addr) string {
+	if g := t.guest(to); g != nil && g.by != "" {
+		return fmt.Sprintf("ip route add %s/%d dev %s, as the network plugin did", to, to.BitLen(), g.by)
+	}
+	return fmt.Sprintf("add it again, or have the network plugin do so (ip route show to match %s, ip rule)", to)
+}
+
+// cause says what keeps kproxy itself from an endpoint whose health check fails;
+// empty if nothing is seen.
+func (t *tracer) cause(e *plan.Endpoint) string {
+	to := e.Address
+	r := t.sight.route(query{to: to.Addr()})
+	if !r.passes() {
+		return fmt.Sprintf("no way to %s: %s", to.Addr(), r.failure())
+	}
+	if r.local() {
+		return ""
+	}
+	p := netfilter.NewPacket(t.req.Protocol, netip.AddrPortFrom(r.source, clientPort), to, "")
+	if _, f := t.unreached(p, &r); f != nil && !strings.Contains(f.What, "its health check fails") {
+		return f.What
+	}
+	return ""
+}
+
+// checkMTU looks whether large packets of the client's are too large further on, on
+// the way of those that the kernel sends on: kproxy's own connections know their way.
+func (t *tracer) checkMTU(w way, r *route) {
+	if w.plane == plan.Userspace || t.client.Node || t.sight.hop == nil || t.req.Protocol != service.TCP {
+		return
+	}
+	out, err := t.sight.hop(r)
+	in, err2 := t.sight.hop(&route{query: query{to: t.client.Address}, link: t.client.Interface})
+	if err != nil || err2 != nil || in.mtu == 0 || out.mtu == 0 || t.clamped() {
+		return
+	}
+	if g := t.guest(t.client.Address); g != nil {
+		in.mtu = g.mtu
+	}
+	if out.mtu < in.mtu {
+		t.warn(SeverityWarning, fmt.Sprintf("packets of up to %d bytes come from the client, but only %d pass on the way to %s: larger ones are lost where ICMP (fragmentation needed) is filtered", in.mtu, out.mtu, r.to),
+			"link "+r.link, fmt.Sprintf("give the links one MTU (ip link set dev %s mtu %d), or let connections begin with smaller packets (TCPMSS --clamp-mss-to-pmtu)", r.link, in.mtu))
+	}
+}
+
+// clamped reports whether a rule makes connections use smaller packets.
+func (t *tracer) clamped() bool {
+	for _, steps := range t.seen.steps {
+		if slices.ContainsFunc(steps, func(s netfilter.Step) bool { return s.Matched == netfilter.Yes && strings.Contains(s.Text, "TCPMSS") }) {
+			return true
+		}
+	}
+	return false
+}

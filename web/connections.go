@@ -1,0 +1,162 @@
+package web
+
+import (
+	"context"
+	"log/slog"
+	"net"
+	"net/http"
+	"net/netip"
+	"sync"
+	"time"
+)
+
+// Connections bounds the HTTP connections of all listeners that it serves, in all
+// and for each client: an IPv4 address, or an IPv6 network of /64, whose
+// addresses one host can have all of. Each costs a file descriptor and some
+// 24 kB, and outsiders reach these listeners.
+//
+// When a client has its share, its next connection takes the place of its own
+// that has rested longest: between two requests, or before the first. When all
+// are taken, the client that holds most gives way. Connections that answer a
+// request go last. So a client that holds many costs the others nothing.
+//
+// It is safe for concurrent use.
+type Connections struct {
+	max, perClient int
+	log            *slog.Logger
+
+	mu      sync.Mutex
+	open    map[net.Conn]*openConn
+	clients map[netip.Prefix]int // how many each holds
+	told    time.Time            // when the log was last told that there are too many
+}
+
+type openConn struct {
+	client netip.Prefix
+	active bool      // a request is being answered
+	since  time.Time // it is active, or not
+}
+
+// logEvery is how often the log is told of connections that had to give way.
+const logEvery = time.Minute
+
+// NewConnections returns bounds of max connections, a quarter of them for each client.
+func NewConnections(max int, log *slog.Logger) *Connections {
+	return &Connections{
+		max: max, perClient: (max + 3) / 4, log: log,
+		open: map[net.Conn]*openConn{}, clients: map[netip.Prefix]int{},
+	}
+}
+
+// Serve is [Serve] within the bounds.
+func (c *Connections) Serve(ctx context.Context, ln net.Listener, h http.Handler) error {
+	return serve(ctx, ln, h, c.log, c.follow)
+}
+
+// follow is told of every change of a connection's state (http.Server.ConnState),
+// of a new one before the next is accepted: there is at most one too many, for a
+// moment. The server notices by itself what is closed here.
+func (c *Connections) follow(conn net.Conn, s http.ConnState) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	switch s {
+	case http.StateNew:
+		c.admit(conn)
+	case http.StateClosed, http.StateHijacked:
+		c.forget(conn)
+	default:
+		if o := c.open[conn]; o != nil {
+			o.active, o.since = s == http.StateActive, time.Now()
+		}
+	}
+}
+
+// admit takes conn in, and closes the one that has to give way for it.
+func (c *Connections) admit(conn net.Conn) {
+	client := clientOf(conn.RemoteAddr())
+	c.open[conn] = &openConn{client: client, since: time.Now()}
+	c.clients[client]++
+	victim := conn
+	switch {
+	case c.clients[client] > c.perClient:
+		victim = c.longest(conn, client)
+	case len(c.open) <= c.max:
+		return
+	default:
+		victim = c.ofGreediest(conn, client)
+	}
+	if now := time.Now(); now.Sub(c.told) >= logEvery {
+		c.told = now
+		from := c.open[victim].client
+		c.log.Warn("too many HTTP connections; those that rest longest are closed, of the clients that hold most",
+			"client", from, "holds", c.clients[from], "mayHold", c.perClient, "inAll", len(c.open), "bound", c.max)
+	}
+	c.forget(victim)
+	_ = victim.Close()
+}
+
+// ofGreediest returns the connection that gives way when all are taken and conn,
+// of client, has come: one of the client that holds most. Where that is client, or
+// nobody holds more than one, no request that is being answered is given up for it.
+func (c *Connections) ofGreediest(conn net.Conn, client netip.Prefix) net.Conn {
+	most := client
+	for p, n := range c.clients {
+		if n > c.clients[most] {
+			most = p
+		}
+	}
+	if c.clients[most] == 1 {
+		return c.longest(conn, netip.Prefix{})
+	}
+	victim := c.longest(conn, most)
+	if victim != conn || most == client {
+		return victim
+	}
+	for other, o := range c.open { // all of them answer requests: the oldest
+		if o.client == most && (victim == conn || o.since.Before(c.open[victim].since)) {
+			victim = other
+		}
+	}
+	return victim
+}
+
+// longest returns the connection of client, or of anybody if that is the zero
+// value, that has rested longest, and conn if all others are active.
+func (c *Connections) longest(conn net.Conn, client netip.Prefix) net.Conn {
+	longest := conn
+	for other, o := range c.open {
+		if !o.active && (o.client == client || !client.IsValid()) && o.since.Before(c.open[longest].since) {
+			longest = other
+		}
+	}
+	return longest
+}
+
+func (c *Connections) forget(conn net.Conn) {
+	o := c.open[conn]
+	if o == nil {
+		return // it gave way
+	}
+	delete(c.open, conn)
+	if c.clients[o.client]--; c.clients[o.client] == 0 {
+		delete(c.clients, o.client)
+	}
+}
+
+func clientOf(a net.Addr) netip.Prefix {
+	tcp, ok := a.(*net.TCPAddr)
+	if !ok {
+		return netip.Prefix{}
+	}
+	return clientAt(tcp.AddrPort().Addr())
+}
+
+func clientAt(a netip.Addr) netip.Prefix {
+	a = a.Unmap().WithZone("")
+	bits := 32
+	if a.Is6() {
+		bits = 64
+	}
+	p, _ := a.Prefix(bits) // fails only where there are fewer bits
+	return p
+}
