@@ -3,6 +3,7 @@ package probe
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"syscall"
@@ -20,13 +21,13 @@ import (
 func (n Network) udp(ctx context.Context, addr netip.AddrPort) error {
 	c, err := n.dialer().DialUDP(ctx, "udp", netip.AddrPort{}, addr)
 	if err != nil {
-		return err
+		return late(err)
 	}
 	defer c.Close()
 	defer bindContext(ctx, c)()
 	// Write doesn't send an empty datagram, WriteMsgUDP does.
 	if _, _, err := c.WriteMsgUDPAddrPort(nil, nil, netip.AddrPort{}); err != nil {
-		return err
+		return late(err)
 	}
 	var b [1]byte
 	_, _, _, _, err = c.ReadMsgUDPAddrPort(b[:], nil)
@@ -37,6 +38,15 @@ func (n Network) udp(ctx context.Context, addr netip.AddrPort) error {
 		return health.ErrSilent
 	case errors.Is(err, syscall.ECONNREFUSED):
 		return &failure{"ICMP port unreachable", err}
+	}
+	return err
+}
+
+// late returns err, of what happens before a datagram is sent, so that a time-out says
+// nothing about the endpoint: this host had no time for the probe, and silence would have been fine.
+func late(err error) error {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, os.ErrDeadlineExceeded) {
+		return &localError{fmt.Errorf("send a datagram in time: %w", err)}
 	}
 	return err
 }

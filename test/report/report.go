@@ -5,6 +5,8 @@ import (
 	"encoding/json"
 	"fmt"
 	"io"
+	"maps"
+	"regexp"
 	"slices"
 	"strings"
 )
@@ -21,13 +23,14 @@ type event struct {
 }
 
 // report counts events and prints as they come: a line a package, and the
-// output of what fails; at the end why tests were skipped. A package that is run
+// output of what fails; at the end what failed and why, and why tests were skipped. A package that is run
 // once more elsewhere has that in its name: 'package (vm)'. A test that is
 // skipped here and passes there isn't skipped. It is used by one goroutine.
 type report struct {
 	out       io.Writer
 	passed    int
 	failed    []string
+	reasons   map[string][]string // of failed, the lines that say why
 	skipped   []skip
 	elsewhere map[string]bool // tests that passed there, as they are named here
 
@@ -39,7 +42,7 @@ type report struct {
 type skip struct{ name, why string }
 
 func newReport(out io.Writer) *report {
-	return &report{out: out, elsewhere: map[string]bool{}, output: map[string][]string{}, broken: map[string]bool{}}
+	return &report{out: out, reasons: map[string][]string{}, elsewhere: map[string]bool{}, output: map[string][]string{}, broken: map[string]bool{}}
 }
 
 func (r *report) read(in io.Reader) error {
@@ -109,19 +112,77 @@ func (r *report) skip(name string) {
 func (r *report) fail(name string, e event) {
 	text := strings.Join(r.output[name], "")
 	delete(r.output, name)
-	whole := e.Test == ""
-	if whole && r.broken[e.Package] {
-		fmt.Fprintf(r.out, "FAIL  %-40s %6.1fs\n", e.Package, e.Elapsed)
-		return
-	}
-	if whole && strings.HasPrefix(e.Package, "go test (") && len(r.failed) > 0 {
-		return // go test failed because of what was printed already
+	if e.Test == "" {
+		if strings.HasPrefix(e.Package, "go test (") && len(r.failed) > 0 {
+			return // go test failed because of what was printed already
+		}
+		text = r.unfinished(e.Package) + text
+		if r.broken[e.Package] {
+			fmt.Fprintf(r.out, "%sFAIL  %-40s %6.1fs\n", text, e.Package, e.Elapsed)
+			return
+		}
 	}
 	r.broken[e.Package] = true
 	fmt.Fprintf(r.out, "FAIL  %s\n%s", name, text)
 	if !slices.ContainsFunc(r.failed, func(f string) bool { return strings.HasPrefix(f, name+"/") }) {
 		r.failed = append(r.failed, name)
+		r.reasons[name] = reason(text)
 	}
+}
+
+// mostLines bounds what is printed of a test that its package's end interrupted.
+const mostLines = 60
+
+// unfinished returns the output of a package's tests that have neither passed nor
+// failed when it fails: a crash, a time-out or a race outside of tests ends the
+// package, and test2json files what was said about it under a test that ran.
+func (r *report) unfinished(pkg string) string {
+	var text strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(r.output)) {
+		if test, ok := strings.CutPrefix(name, pkg+" "); !ok || strings.HasPrefix(test, "(") {
+			continue // of another package, or of its run elsewhere
+		}
+		lines := r.output[name]
+		delete(r.output, name)
+		start := max(0, len(lines)-mostLines)
+		if i := slices.IndexFunc(lines, crash.MatchString); i >= 0 {
+			start = min(i, start)
+		}
+		fmt.Fprintf(&text, "%s didn't end:\n%s", name, strings.Join(lines[start:min(len(lines), start+mostLines)], ""))
+	}
+	return text.String()
+}
+
+var (
+	// crash matches how the end of a test binary begins.
+	crash = regexp.MustCompile(`^(panic|fatal error|SIG[A-Z]+|unexpected fault|signal|exit status 2|\*\*\* Test killed|FATAL|==\d+==ERROR)\b|^WARNING: DATA RACE|ThreadSanitizer| didn't end:$`)
+	// said matches the beginning of what a test said by t.Error and the like.
+	said = regexp.MustCompile(`^ +\S+\.go:\d+: `)
+)
+
+// Of what a test said, so much is repeated at the end.
+const (
+	mostReasons = 12
+	mostOfLine  = 300
+)
+
+// reason returns the lines of a failed test's output, or of a package's, that say why.
+func reason(text string) (lines []string) {
+	follows := 0 // lines that belong to one that says why
+	for line := range strings.Lines(text) {
+		line = strings.TrimRight(line, "\n")
+		switch {
+		case crash.MatchString(line):
+			follows = 6
+		case said.MatchString(line):
+			follows = 3
+		}
+		if follows > 0 && len(lines) < mostReasons && strings.TrimSpace(line) != "" {
+			lines = append(lines, line[:min(len(line), mostOfLine)])
+			follows--
+		}
+	}
+	return lines
 }
 
 // finish prints the totals and says whether all is well.
@@ -132,6 +193,9 @@ func (r *report) finish(failSkipped bool) bool {
 	}
 	for _, name := range r.failed {
 		fmt.Fprintln(r.out, "failed:", name)
+		for _, line := range r.reasons[name] {
+			fmt.Fprintln(r.out, line)
+		}
 	}
 	ok := len(r.failed) == 0
 	if failSkipped && len(skipped) > 0 {

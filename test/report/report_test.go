@@ -38,6 +38,60 @@ failed: p TestA
 `,
 		},
 		{
+			name: "why a test failed is said again at the end, without its logs",
+			in: `{"Action":"output","Package":"p","Test":"TestA","Output":"    a_test.go:1: got 1, want 2\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"        a: 1\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"    world_test.go:9: log:\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"        1\n        2\n        3\n        4\n"}
+{"Action":"output","Package":"p","Test":"TestA","Output":"--- FAIL: TestA (0.00s)\n"}
+{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p","Elapsed":2}`,
+			want: `FAIL  p TestA
+    a_test.go:1: got 1, want 2
+        a: 1
+    world_test.go:9: log:
+        1
+        2
+        3
+        4
+--- FAIL: TestA (0.00s)
+FAIL  p                                           2.0s
+failed: p TestA
+    a_test.go:1: got 1, want 2
+        a: 1
+    world_test.go:9: log:
+        1
+        2
+nothing ran
+0 passed, 1 failed, 0 skipped
+`,
+		},
+		{
+			name: "a package that crashes: what was said is that of a test which didn't end",
+			in: `{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"=== RUN   TestB\n"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"panic: boom\n"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"\n"}
+{"Action":"output","Package":"p","Test":"TestB","Output":"goroutine 8 [running]:\n"}
+{"Action":"output","Package":"p","Output":"FAIL\tp\t0.006s\n"}
+{"Action":"fail","Package":"p","Elapsed":0.006}`,
+			want: `FAIL  p
+p TestB didn't end:
+=== RUN   TestB
+panic: boom
+
+goroutine 8 [running]:
+FAIL	p	0.006s
+failed: p
+p TestB didn't end:
+=== RUN   TestB
+panic: boom
+goroutine 8 [running]:
+FAIL	p	0.006s
+1 passed, 1 failed, 0 skipped
+`,
+		},
+		{
 			name: "a package that can't be built",
 			in: `{"ImportPath":"p","Action":"build-output","Output":"p/a.go:1: undefined: x\n"}
 {"ImportPath":"p","Action":"build-fail"}
