@@ -23,6 +23,9 @@ type mode struct {
 	ipvs  bool                            // it may use IPVS, whose module is loaded then
 }
 
+// Explainers are those of the data planes that have one.
+func Explainers() []kernel.Explainer { return []kernel.Explainer{ipvs.Explainer{}} }
+
 // rules is what the programmer works with in one mode.
 type rules struct {
 	kernel.Backend

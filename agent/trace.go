@@ -17,6 +17,6 @@ func (a *Agent) Trace(ctx context.Context, req trace.Request) (trace.Result, err
 	return trace.Run(ctx, req, &trace.Proxy{
 		Plan: p, Alive: a.heart.alive.Load(), Marks: a.marks(), Variant: a.variant,
 		Forecast: a.userspace.Forecast, Connections: a.userspace.Connections,
-		Missing: a.routing.Missing, Render: a.programmer.rules.fresh,
+		Missing: a.routing.Missing, Render: a.programmer.rules.fresh, Explainers: Explainers(),
 	})
 }

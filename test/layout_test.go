@@ -50,7 +50,7 @@ var layout = []row{
 	// k8s.io/utils/net: kube-proxy's reading of addresses with leading zeros.
 	{folder: "config", imports: "service strict", third: "k8s.io/utils/net sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery github.com/fsnotify/fsnotify"},
 	{folder: "trace/netfilter", imports: "kernel service", third: netlink + " github.com/coreos/go-iptables"},
-	{folder: "trace", imports: "service lb health health/probe plan kernel kernel/iptables kernel/ipvs conntrack userspace trace/netfilter", third: netlink + " github.com/moby/ipvs golang.org/x/sync"},
+	{folder: "trace", imports: "service plan kernel conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
 	{folder: "agent", imports: "*", third: "github.com/hashicorp/go-multierror golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service trace", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},
 	{folder: "lab", third: netlink},

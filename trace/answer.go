@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"net/netip"
 
-	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
@@ -13,7 +12,7 @@ import (
 // stops the connection. It returns how the way ends, which is several ways where
 // a rule drops some answers, or may.
 func (t *tracer) answer(w way, r *route) []end {
-	in, home := r.link, t.client.Node || w.plane == plan.Userspace
+	in, home := r.link, t.client.Node || w.userspace
 	endpoint := w.packet.Dst
 	p := netfilter.Packet{
 		Protocol: t.req.Protocol, Src: endpoint, Dst: t.answerTo(w, home), In: in, State: netfilter.Established, Reply: true,
@@ -37,7 +36,7 @@ func (t *tracer) answer(w way, r *route) []end {
 			}
 			p.Out = t.client.Interface
 		}
-		if h == netfilter.Input && w.plane == plan.Userspace {
+		if h == netfilter.Input && w.userspace {
 			if stop := t.notDelivered(&p); stop != nil {
 				return append(out, end{w, Dropped, stop})
 			}
@@ -63,7 +62,7 @@ func (t *tracer) accepts(w way) way {
 		w.share = 0
 		return w
 	}
-	back := t.sight.route(query{to: t.client.Address})
+	back := t.host.route(query{to: t.client.Address})
 	if !back.passes() {
 		return stop(&Finding{SeverityError, fmt.Sprintf("kproxy's answers don't get to the client: no way to %s: %s", back.to, back.failure()), back.command(), t.routeRemedy(back.to)})
 	}
@@ -92,14 +91,14 @@ func (t *tracer) accepts(w way) way {
 // answerRouted says why the kernel doesn't take an endpoint's answer that comes
 // in on a link; nil if it does.
 func (t *tracer) answerRouted(endpoint netip.Addr, in string, home bool, mark uint32) *Finding {
-	if rp := t.sight.reversePath(endpoint, in, mark); rp.refused {
+	if rp := t.host.reversePath(endpoint, in, mark); rp.refused {
 		return &Finding{SeverityError, fmt.Sprintf("the reverse path filter drops the answers of %s: they come in on %s, but the way there is %s", endpoint, in, rp.back.String()),
 			rp.String(), rp.remedy()}
 	}
 	if home {
 		return nil
 	}
-	if off := t.sight.forwarding(service.FamilyOf(endpoint), in); off != "" {
+	if off := t.host.forwarding(service.FamilyOf(endpoint), in); off != "" {
 		f := t.notForwarding(off, in)
 		f.What += ", so that answers don't come back"
 		return f
@@ -110,7 +109,7 @@ func (t *tracer) answerRouted(endpoint netip.Addr, in string, home bool, mark ui
 // notDelivered says why the kernel sends an endpoint's answer to kproxy on, to the
 // client whose address it bears; nil if it doesn't.
 func (t *tracer) notDelivered(p *netfilter.Packet) *Finding {
-	back := t.sight.route(query{to: p.Dst.Addr(), from: p.Src.Addr(), in: p.In, mark: p.Mark})
+	back := t.host.route(query{to: p.Dst.Addr(), from: p.Src.Addr(), in: p.In, mark: p.Mark})
 	if back.local() || back.err != nil {
 		return nil
 	}
@@ -121,7 +120,7 @@ func (t *tracer) notDelivered(p *netfilter.Packet) *Finding {
 // noWayBack says why an answer isn't routed to the client; nil if it is.
 func (t *tracer) noWayBack(p *netfilter.Packet) *Finding {
 	endpoint := p.Src.Addr()
-	back := t.sight.route(query{to: t.client.Address, from: endpoint, in: p.In, mark: p.Mark})
+	back := t.host.route(query{to: t.client.Address, from: endpoint, in: p.In, mark: p.Mark})
 	if back.passes() {
 		f := t.noHop(&back)
 		if f != nil {
@@ -136,7 +135,7 @@ func (t *tracer) noWayBack(p *netfilter.Packet) *Finding {
 // answerPasses takes an answer through a hook: what is left of w with the packet
 // as it goes on, and what is stopped.
 func (t *tracer) answerPasses(w way, p netfilter.Packet, h netfilter.Hook) (way, netfilter.Packet, []end) {
-	walk := t.sight.walk(p, h, netfilter.Whole)
+	walk := t.host.walk(p, h, netfilter.Whole)
 	left, on := w, 0
 	var out []end
 	for i := range walk.Outcomes {

@@ -4,79 +4,67 @@ import (
 	"fmt"
 	"net/netip"
 
-	"kproxy.dev/kproxy/kernel/ipvs"
-	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
 	"kproxy.dev/kproxy/userspace"
 )
 
-// balance gives the packet to IPVS, if there is a virtual server at its
-// destination; false if there is none.
+// balance gives the packet to what distributes connections to its destination in the kernel;
+// false if nothing does.
 func (t *tracer) balance(w way) bool {
-	if w.plane == plan.IPVS {
+	if w.balanced {
 		return false // IPVS doesn't take its own packets (ipvs_property)
 	}
-	v, ok, err := t.sight.virtual(t.req.Protocol, w.packet.Dst)
-	if err != nil {
-		t.warn(SeverityWarning, err.Error(), "IPVS", "")
+	var b *kernel.Balancer
+	for _, x := range t.explainers {
+		found, err := x.Explain(t.req.Protocol, w.packet.Dst, t.client.Address)
+		if err != nil {
+			t.warn(SeverityWarning, err.Error(), "data plane", "")
+		} else if found != nil {
+			b = found
+		}
 	}
-	if !ok {
+	if b == nil {
 		return false
 	}
-	t.virtual = &v
-	t.show(w, Step{Hook: "IPVS", Kind: KindVirtualServer, Text: virtualText(v), Packets: &v.Packets, Bytes: &v.Bytes, Outcome: "takes it"})
-	shares := schedule(v)
-	if e, kept := t.persistent(v); kept {
-		for i := range shares {
-			shares[i] = share{0, ""}
-			if v.Reals[i].Address == e && v.Reals[i].Weight > 0 {
-				shares[i] = share{1, "the client stays with it (persistence)"}
-			}
+	if b.Note != "" {
+		t.warn(SeverityWarning, b.Note, b.Name, "")
+	}
+	t.show(w, Step{Hook: b.Name, Kind: KindVirtualServer, Text: b.Text, Packets: &b.Packets, Bytes: &b.Bytes, Outcome: "takes it"})
+	taken := false
+	for i := range b.Targets {
+		r := &b.Targets[i]
+		v := w
+		v.balanced, v.endpoint, v.why = true, r.Address, r.Why
+		v.leg, v.share = r.Address.String(), w.share*r.Share
+		v.packets, v.bytes = &r.Packets, &r.Bytes
+		outcome := "may be chosen"
+		switch {
+		case r.Weight == 0:
+			outcome = "weight 0: takes no new connection"
+		case r.Share == 0:
+			outcome = "not chosen now"
+		}
+		t.show(v, Step{Hook: b.Name, Kind: KindRealServer, Text: r.Text, Packets: &r.Packets, Bytes: &r.Bytes, Outcome: outcome, Why: r.Why})
+		if r.Weight == 0 {
+			continue
+		}
+		if taken = true; len(t.legs) < maxLegs {
+			v.packet.Dst, v.packet.DstDone = r.Address, true
+			v.packet.In = "" // LOCAL_OUT has no interface that the packet came in on
+			t.emit(v)
 		}
 	}
-	someone := false
-	for i, r := range v.Reals {
-		if r.Weight > 0 {
-			someone = true
-		}
-		t.real(w, &v.Reals[i], shares[i])
-	}
-	if !someone {
-		t.finish(w, Refused, &Finding{SeverityError, "the virtual server has no real server that takes connections", virtualText(v), "look at the pods behind it (kproxy status says what each endpoint lacks)"})
+	if !taken {
+		t.finish(w, Refused, &Finding{SeverityError, "the virtual server has no real server that takes connections", b.Text, remedyPods})
 	}
 	return true
 }
 
-// real follows the way to one real server. Those that get nothing now are only
-// shown.
-func (t *tracer) real(w way, r *ipvs.SeenReal, s share) {
-	v := w
-	v.plane, v.endpoint, v.why = plan.IPVS, r.Address, s.why
-	v.leg, v.share = r.Address.String(), w.share*s.probability
-	v.packets, v.bytes = &r.Packets, &r.Bytes
-	outcome := "may be chosen"
-	switch {
-	case r.Weight == 0:
-		outcome = "weight 0: takes no new connection"
-	case s.probability == 0:
-		outcome = "not chosen now"
-	}
-	t.show(v, Step{Hook: "IPVS", Kind: KindRealServer, Text: realText(*r), Packets: &r.Packets, Bytes: &r.Bytes, Outcome: outcome, Why: s.why})
-	if r.Weight == 0 {
-		return
-	}
-	if len(t.legs) >= maxLegs {
-		return
-	}
-	v.packet.Dst, v.packet.DstDone = r.Address, true
-	v.packet.In = "" // LOCAL_OUT has no interface that the packet came in on
-	t.emit(v)
-}
-
 // userspace follows the connections that kproxy may make.
 func (t *tracer) userspace(w way) {
-	w.plane = plan.Userspace
+	w.userspace = true
 	if w = t.accepts(w); w.share < 1e-9 {
 		return
 	}
@@ -102,14 +90,14 @@ func (t *tracer) userspace(w way) {
 	}
 	if !followed {
 		t.finish(w, Refused, &Finding{SeverityError, t.nobodyTakes(), "userspace",
-			"look at the pods behind it (kproxy status says what each endpoint lacks)"})
+			remedyPods})
 	}
 }
 
 // connect follows kproxy's own connection to one endpoint.
 func (t *tracer) connect(w way, f *userspace.Forecast, e *userspace.Prospect) {
 	v := way{
-		plane: plan.Userspace, endpoint: e.Address, leg: e.Address.String(), share: w.share * e.Share, certain: w.certain, doubt: w.doubt,
+		userspace: true, endpoint: e.Address, leg: e.Address.String(), share: w.share * e.Share, certain: w.certain, doubt: w.doubt,
 		transparent: e.Transparent, why: prospectWhy(f, e),
 	}
 	src := netip.AddrPortFrom(e.Source, clientPort)

@@ -6,7 +6,6 @@ import (
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
@@ -23,11 +22,10 @@ type scene struct {
 	routes    map[string]string // address → link; "" for no route
 	forgotten string            // no route to it for what endpoints send
 	listening []string
-	virtual   *ipvs.Seen
-	clients   []kernel.Client
+	balancer  *kernel.Balancer
 	off       string // setting that keeps packets from being forwarded
 	filter    reversePath
-	use       tableUse
+	use       [2]int // of the conntrack table, and its limit
 }
 
 // The usual scene: a node between a client's network and two backends.
@@ -35,11 +33,11 @@ func usual() scene {
 	return scene{
 		local:  []string{"10.1.0.1", "10.96.0.99"},
 		routes: map[string]string{"10.1.0.2": "client", "10.2.0.2": "b1", "10.2.0.3": "b2", "10.96.0.10": "client"},
-		use:    tableUse{1, 100},
+		use:    [2]int{1, 100},
 	}
 }
 
-func (c scene) sight(t *testing.T) *sight {
+func (c scene) host(t *testing.T) *hostState {
 	t.Helper()
 	own := addresses{links: map[netip.Addr]string{}}
 	for _, a := range c.local {
@@ -49,7 +47,7 @@ func (c scene) sight(t *testing.T) *sight {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &sight{addresses: own, walk: tables.With(nil, fakeHost{}).Walk}
+	s := &hostState{addresses: own, walk: tables.With(nil, fakeHost{}).Walk, rules: tables.Rules}
 	s.route = func(q query) route {
 		r := route{query: q, kind: unix.RTN_UNICAST, source: netip.MustParseAddr("10.1.0.1")}
 		if s.local(q.to) || q.mark&transparentMark == transparentMark && q.in != "" {
@@ -59,13 +57,6 @@ func (c scene) sight(t *testing.T) *sight {
 		}
 		return r
 	}
-	s.virtual = func(p service.Protocol, a netip.AddrPort) (ipvs.Seen, bool, error) {
-		if c.virtual == nil || c.virtual.Address != a {
-			return ipvs.Seen{}, false, nil
-		}
-		return *c.virtual, true, nil
-	}
-	s.affinity = func(kernel.Virtual) ([]kernel.Client, error) { return c.clients, nil }
 	s.listener = func(_ service.Protocol, a netip.AddrPort) (listener, bool, error) {
 		for _, l := range c.listening {
 			if at := netip.MustParseAddrPort(l); at.Port() == a.Port() && (at.Addr().IsUnspecified() || at == a) {
@@ -76,9 +67,22 @@ func (c scene) sight(t *testing.T) *sight {
 	}
 	s.forwarding = func(service.Family, string) string { return c.off }
 	s.reversePath = func(netip.Addr, string, uint32) reversePath { return c.filter }
-	s.conntrack = func() (tableUse, bool) { return c.use, true }
+	s.conntrack = func() (int, int, error) { return c.use[0], c.use[1], nil }
 	s.sets = func(func(string) bool) ([]kernel.SetState, error) { return nil, nil }
 	return s
+}
+
+// Explain implements kernel.Explainer.
+func (c scene) Explain(_ service.Protocol, at netip.AddrPort, _ netip.Addr) (*kernel.Balancer, error) {
+	if at.String() != "10.96.0.99:80" {
+		return nil, nil
+	}
+	return c.balancer, nil
+}
+
+// Compare implements kernel.Explainer.
+func (scene) Compare(*kernel.Ruleset, service.Protocol, netip.AddrPort) ([]Mismatch, error) {
+	return nil, nil
 }
 
 // fakeHost is the scene's, as rules ask.
@@ -100,7 +104,8 @@ func (c scene) trace(t *testing.T, from, to string, proxy *Proxy) Result {
 	if from != "" {
 		req.From = netip.MustParseAddr(from)
 	}
-	x := newTracer(req, proxy, c.sight(t))
+	x := newTracer(req, proxy, c.host(t))
+	x.explainers = []kernel.Explainer{c}
 	x.follow()
 	x.compare()
 	return x.result()

@@ -4,10 +4,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
@@ -23,7 +21,7 @@ func (t *tracer) arrive(in string) {
 	src := netip.AddrPortFrom(t.client.Address, clientPort)
 	w := way{packet: netfilter.NewPacket(t.req.Protocol, src, t.req.Address, in), share: 1, certain: true}
 	w.packet.Reversed = netfilter.Maybe
-	if back := t.sight.route(query{to: t.client.Address}); back.err == nil {
+	if back := t.host.route(query{to: t.client.Address}); back.err == nil {
 		w.packet.Reversed = netfilter.No
 		if back.link == in {
 			w.packet.Reversed = netfilter.Yes
@@ -43,7 +41,7 @@ func (t *tracer) received(w way) {
 		t.diverted(w)
 		return
 	}
-	rp := t.sight.reversePath(from, w.packet.In, w.packet.Mark)
+	rp := t.host.reversePath(from, w.packet.In, w.packet.Mark)
 	if rp.refused {
 		t.showSetting(w, rp.String(), "drops it: the way back to "+from.String()+" is "+rp.back.String())
 		t.finish(w, Dropped, &Finding{SeverityError,
@@ -51,8 +49,8 @@ func (t *tracer) received(w way) {
 			rp.String(), rp.remedy()})
 		return
 	}
-	r := t.sight.route(query{to: to, from: from, in: w.packet.In, mark: w.packet.Mark})
-	off := t.sight.forwarding(service.FamilyOf(to), w.packet.In)
+	r := t.host.route(query{to: to, from: from, in: w.packet.In, mark: w.packet.Mark})
+	off := t.host.forwarding(service.FamilyOf(to), w.packet.In)
 	switch {
 	case r.local():
 		t.showRoute(w, &r, "delivered to this node")
@@ -79,14 +77,10 @@ func (t *tracer) received(w way) {
 func (t *tracer) diverted(w way) {
 	to := w.packet.Socket
 	f := &Finding{SeverityError, fmt.Sprintf("a rule that isn't kproxy's gives the packet to the socket at %s of this node (TPROXY)", to), "table mangle", "find out who made it: iptables-save -t mangle, or nft list ruleset, shows it"}
-	for c, steps := range t.seen.steps {
-		for i := range steps {
-			if s := &steps[i]; c.table == "mangle" && s.Matched == netfilter.Yes && strings.Contains(s.Text, "-j TPROXY") {
-				f.What, f.Where, f.Remedy = f.What+": "+s.Text, place(s), t.ruleRemedy(s)
-			}
-		}
+	if s := t.metRule("mangle", "TPROXY"); s != nil {
+		f.What, f.Where, f.Remedy = f.What+": "+s.Text, place(s), t.ruleRemedy(s)
 	}
-	if _, ok, err := t.sight.listener(t.req.Protocol, to); err == nil && !ok {
+	if _, ok, err := t.host.listener(t.req.Protocol, to); err == nil && !ok {
 		f.What += ", where nobody listens"
 		t.finish(w, Dropped, f)
 		return
@@ -96,7 +90,7 @@ func (t *tracer) diverted(w way) {
 
 // reachable reports whether this node itself has a way to an address.
 func (t *tracer) reachable(to netip.Addr, mark uint32) bool {
-	r := t.sight.route(query{to: to, mark: mark})
+	r := t.host.route(query{to: to, mark: mark})
 	return r.passes()
 }
 
@@ -109,7 +103,7 @@ func (t *tracer) notForwarding(setting, in string) *Finding {
 func (t *tracer) noRoute(r *route) *Finding {
 	asked := *r
 	if r.in != "" {
-		if plain := t.sight.route(query{to: r.to, mark: r.mark}); !plain.passes() {
+		if plain := t.host.route(query{to: r.to, mark: r.mark}); !plain.passes() {
 			asked = plain
 		}
 	}
@@ -144,7 +138,7 @@ func (t *tracer) deliver(w way) {
 
 // originate follows a packet of this node's own.
 func (t *tracer) originate(source netip.Addr) {
-	r := t.sight.route(query{to: t.req.Address.Addr(), from: source})
+	r := t.host.route(query{to: t.req.Address.Addr(), from: source})
 	w := way{share: 1, certain: true}
 	if !source.IsValid() {
 		source = r.source
@@ -169,7 +163,7 @@ func (t *tracer) originate(source netip.Addr) {
 // a rule gave it another destination or mark (ip_route_me_harder).
 func (t *tracer) reroute(w way, r *route) {
 	if to := w.packet.Dst.Addr(); to != r.to || w.packet.Mark != r.mark {
-		again := t.sight.route(query{to: to, mark: w.packet.Mark})
+		again := t.host.route(query{to: to, mark: w.packet.Mark})
 		r = &again
 		if !r.passes() {
 			t.showRoute(w, r, "dropped")
@@ -204,14 +198,14 @@ func (t *tracer) leave(w way, r *route) {
 // emit follows a connection that userspace or IPVS makes to w's endpoint.
 func (t *tracer) emit(w way) {
 	q := query{to: w.packet.Dst.Addr(), mark: w.packet.Mark}
-	r := t.sight.route(q)
+	r := t.host.route(q)
 	if !r.passes() {
 		t.showRoute(w, &r, "fails")
 		v := Dropped
-		if w.plane == plan.Userspace && t.req.Protocol == service.TCP {
+		if w.userspace && t.req.Protocol == service.TCP {
 			v = Refused // kproxy accepted the client's connection, and resets it
 		}
-		if w.plane == plan.IPVS { // it tells the client by ICMP, whatever the reason (__ip_vs_get_out_rt in net/netfilter/ipvs/ip_vs_xmit.c)
+		if w.balanced { // IPVS tells the client by ICMP, whatever the reason (__ip_vs_get_out_rt in net/netfilter/ipvs/ip_vs_xmit.c)
 			v = Refused
 		}
 		t.finish(w, v, t.noRoute(&r))
@@ -219,7 +213,7 @@ func (t *tracer) emit(w way) {
 	}
 	t.showRoute(w, &r, "")
 	w.packet.Out = r.link
-	if w.plane == plan.Userspace && !w.packet.Src.Addr().IsValid() {
+	if w.userspace && !w.packet.Src.Addr().IsValid() {
 		w.packet.Src = netip.AddrPortFrom(r.source, clientPort)
 		w.packet.OrigSrc = w.packet.Src
 	}
@@ -244,7 +238,7 @@ func (t *tracer) arrived(w way, r *route) {
 
 // receive is a socket of this node's.
 func (t *tracer) receive(w way) {
-	l, ok, err := t.sight.listener(t.req.Protocol, w.packet.Dst)
+	l, ok, err := t.host.listener(t.req.Protocol, w.packet.Dst)
 	if err != nil {
 		t.warn(SeverityWarning, err.Error(), "sockets", "")
 	}

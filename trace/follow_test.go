@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -76,8 +75,8 @@ func TestFollow(t *testing.T) {
 		{"the reverse path filter", "10.1.0.2", func(c *scene) {
 			c.rules, c.filter = toEndpoints, reversePath{mode: 1, setting: "net.ipv4.conf.all.rp_filter", refused: true, back: route{link: "other"}}
 		}, nil, Dropped, []string{"reverse path filter", "net.ipv4.conf.all.rp_filter = 1 (strict)"}, nil},
-		{"the table is full", "10.1.0.2", func(c *scene) { c.rules, c.use = toEndpoints, tableUse{100, 100} }, nil, Dropped, []string{"conntrack", "100 of 100"}, nil},
-		{"the table is almost full", "10.1.0.2", func(c *scene) { c.rules, c.use = toEndpoints, tableUse{95, 100} }, nil, Forwarded, nil, nil},
+		{"the table is full", "10.1.0.2", func(c *scene) { c.rules, c.use = toEndpoints, [2]int{100, 100} }, nil, Dropped, []string{"conntrack", "100 of 100"}, nil},
+		{"the table is almost full", "10.1.0.2", func(c *scene) { c.rules, c.use = toEndpoints, [2]int{95, 100} }, nil, Forwarded, nil, nil},
 		{"dropped in FORWARD", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -d 10.2.0.3/32 -j DROP") }, nil, Forwarded, []string{"on the way to 10.2.0.3:9000", "rule 1 of chain FORWARD"}, nil},
 		{"refused in FORWARD", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -j REJECT") }, nil, Refused, []string{"refuses the packet"}, nil},
 		{"answers dropped", "10.1.0.2", func(c *scene) { c.rules = toEndpoints + filterRule("-A FORWARD -s 10.2.0.0/16 -j DROP") }, nil, Dropped, []string{"the answer of"}, nil},
@@ -161,7 +160,7 @@ func TestFollow(t *testing.T) {
 func TestHungProxy(t *testing.T) {
 	c := usual()
 	c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"}
-	x := newTracer(Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP, From: netip.MustParseAddr("10.1.0.2")}, nil, c.sight(t))
+	x := newTracer(Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP, From: netip.MustParseAddr("10.1.0.2")}, nil, c.host(t))
 	x.silent = "no answer within 10s"
 	x.follow()
 	x.compare()
@@ -186,49 +185,31 @@ func TestMasquerade(t *testing.T) {
 	}
 }
 
-// seen is a virtual server with real servers of weights and active connections.
-func seen(scheduler string, persistence uint32, reals ...[2]int) *ipvs.Seen {
-	v := &ipvs.Seen{Virtual: kernel.Virtual{Protocol: service.TCP, Address: netip.MustParseAddrPort("10.96.0.99:80"), Scheduler: scheduler, Persistence: persistence}}
-	for i, r := range reals {
-		a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, byte(2 + i)}), 9000)
-		v.Reals = append(v.Reals, ipvs.SeenReal{Real: kernel.Real{Address: a, Weight: uint32(r[0])}, Active: r[1]})
-	}
-	return v
-}
-
-func TestVirtualServers(t *testing.T) {
-	second := netip.MustParseAddrPort("10.2.0.3:9000")
-	tests := []struct {
+func TestBalancers(t *testing.T) {
+	for _, tt := range []struct {
 		name    string
-		v       *ipvs.Seen
-		clients []kernel.Client
+		shares  [2]float64
+		weights [2]uint32
 		verdict Verdict
-		want    [2]float64
 	}{
-		{"rr", seen("rr", 0, [2]int{1, 0}, [2]int{3, 0}), nil, Forwarded, [2]float64{0.5, 0.5}},
-		{"wrr", seen("wrr", 0, [2]int{1, 0}, [2]int{3, 0}), nil, Forwarded, [2]float64{0.25, 0.75}},
-		{"weight 0", seen("rr", 0, [2]int{0, 0}, [2]int{1, 0}), nil, Forwarded, [2]float64{0, 1}},
-		{"lc", seen("lc", 0, [2]int{9, 2}, [2]int{1, 1}), nil, Forwarded, [2]float64{0, 1}},
-		{"wlc", seen("wlc", 0, [2]int{9, 2}, [2]int{1, 1}), nil, Forwarded, [2]float64{1, 0}},
-		{"wlc, all idle", seen("wlc", 0, [2]int{1, 0}, [2]int{1, 0}), nil, Forwarded, [2]float64{1, 0}},
-		{"sed", seen("sed", 0, [2]int{1, 0}, [2]int{3, 1}), nil, Forwarded, [2]float64{0, 1}},
-		{"nq", seen("nq", 0, [2]int{9, 1}, [2]int{1, 0}), nil, Forwarded, [2]float64{0, 1}},
-		{"sh", seen("sh", 0, [2]int{1, 0}, [2]int{1, 0}), nil, Forwarded, [2]float64{0.5, 0.5}},
-		{"a client that stays", seen("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: netip.MustParseAddr("10.1.0.2"), Endpoint: second}}, Forwarded, [2]float64{0, 1}},
-		{"another client that stays", seen("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: netip.MustParseAddr("10.1.0.7"), Endpoint: second}}, Forwarded, [2]float64{0.5, 0.5}},
-		{"nobody", seen("rr", 0, [2]int{0, 0}, [2]int{0, 0}), nil, Refused, [2]float64{}},
-	}
-	for _, tt := range tests {
+		{"by shares", [2]float64{0.25, 0.75}, [2]uint32{1, 3}, Forwarded},
+		{"one drains", [2]float64{0, 1}, [2]uint32{0, 1}, Forwarded},
+		{"all drain", [2]float64{}, [2]uint32{}, Refused},
+	} {
 		t.Run(tt.name, func(t *testing.T) {
 			c := usual()
-			c.virtual, c.clients = tt.v, tt.clients
+			c.balancer = &kernel.Balancer{Name: "IPVS", Text: "TCP 10.96.0.99:80 wrr"}
+			for i, share := range tt.shares {
+				at := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, byte(2 + i)}), 9000)
+				c.balancer.Targets = append(c.balancer.Targets, kernel.BalancerTarget{Address: at, Share: share, Weight: tt.weights[i]})
+			}
 			r := c.trace(t, "10.1.0.2", "10.96.0.99:80", nil)
 			got := map[string]float64{}
 			for _, c := range r.Candidates {
 				got[c.Endpoint.String()] = c.Probability
 			}
-			if r.Verdict != tt.verdict || got["10.2.0.2:9000"] != tt.want[0] || got["10.2.0.3:9000"] != tt.want[1] {
-				t.Errorf("%s, %v, want %s, %v\n%s", r.Verdict, got, tt.verdict, tt.want, r.Text(Look{}))
+			if r.Verdict != tt.verdict || got["10.2.0.2:9000"] != tt.shares[0] || got["10.2.0.3:9000"] != tt.shares[1] {
+				t.Errorf("%s, %v, want %s, %v\n%s", r.Verdict, got, tt.verdict, tt.shares, r.Text(Look{}))
 			}
 		})
 	}

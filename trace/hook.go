@@ -17,8 +17,8 @@ func (t *tracer) pass(w way, h netfilter.Hook, span netfilter.Span, goOn func(wa
 		t.finish(w, Undetermined, &Finding{SeverityError, "the rules send the packet around in circles", string(h), ""})
 		return
 	}
-	walk := t.sight.walk(w.packet, h, span)
-	t.seen.note(walk)
+	walk := t.host.walk(w.packet, h, span)
+	t.note(walk)
 	t.showWalk(w, walk)
 	var on []way
 	for i := range walk.Outcomes {
@@ -62,7 +62,7 @@ func (t *tracer) stoppedBy(walk *netfilter.Walk, o *netfilter.Outcome, does stri
 		return &Finding{SeverityError, "netfilter " + does + " the packet, by something that can't be read", string(walk.Steps[0].Hook), "nft list ruleset shows it"}
 	}
 	s := &walk.Steps[o.By]
-	if kernel.Own(s.Chain) || strings.Contains(s.Text, kernel.Prefix) {
+	if isOwn(s) {
 		for i := o.By; i >= 0; i-- {
 			if at := &walk.Steps[i]; at.Chain == kernel.Prefix+"UNSERVED" && (i == o.By || at.Outcome == "jump to "+s.Chain) {
 				return t.unserved(at, o.Verdict)
@@ -149,7 +149,7 @@ func (t *tracer) ownStop(s *netfilter.Step, does string) *Finding {
 			"add it to spec.loadBalancerSourceRanges of the Service, if it is to be admitted"}
 	case strings.Contains(s.Text, kernel.SetReject):
 		return &Finding{SeverityError, t.nobodyTakes(), where,
-			"look at the pods behind it (kproxy status says what each endpoint lacks)"}
+			remedyPods}
 	case strings.Contains(s.Text, kernel.SetDrop):
 		return &Finding{SeverityError, t.nobodyHere(), where,
 			"send it to a node that has one, or set the Service's traffic policy to Cluster"}

@@ -25,8 +25,8 @@ type hop struct {
 	mac       string
 }
 
-// seeHop looks at the link that a route leaves by, and at its neighbour there.
-func seeHop(r *route) (hop, error) {
+// readHop reads the link that a route leaves by, and its neighbour there.
+func readHop(r *route) (hop, error) {
 	h := hop{to: r.to, link: r.link}
 	if r.via.IsValid() {
 		h.to = r.via
@@ -88,10 +88,10 @@ func throughDefault(q query) bool {
 
 // downLinks says which links are down; empty if none is.
 func (t *tracer) downLinks() string {
-	if t.sight.linksDown == nil {
+	if t.host.linksDown == nil {
 		return ""
 	}
-	down := t.sight.linksDown()
+	down := t.host.linksDown()
 	if len(down) == 0 {
 		return ""
 	}
@@ -120,10 +120,10 @@ func defaultGateway(f service.Family) netip.Addr {
 // noHop says why packets don't get to the next host by a route; nil if nothing
 // speaks against it.
 func (t *tracer) noHop(r *route) *Finding {
-	if t.sight.hop == nil || r.local() || r.link == "" {
+	if t.host.hop == nil || r.local() || r.link == "" {
 		return nil
 	}
-	h, err := t.sight.hop(r)
+	h, err := t.host.hop(r)
 	if err != nil {
 		t.warn(SeverityWarning, err.Error(), "links", "")
 		return nil
@@ -177,10 +177,10 @@ func (t *tracer) guest(a netip.Addr) *guest {
 }
 
 func (t *tracer) neighbours() neighbourhood {
-	if t.sight.neighbours == nil {
+	if t.host.neighbours == nil {
 		return neighbourhood{}
 	}
-	all, err := t.sight.neighbours()
+	all, err := t.host.neighbours()
 	if err != nil {
 		t.warn(SeverityNote, "other network namespaces of this node can't be looked into: "+err.Error(), "namespaces", "")
 	}
@@ -195,7 +195,7 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 		return Dropped, f
 	}
 	e := t.planned(to)
-	if e != nil && e.Local && t.sight.throughDefault != nil && t.sight.throughDefault(r.query) {
+	if e != nil && e.Local && t.host.throughDefault != nil && t.host.throughDefault(r.query) {
 		f := &Finding{SeverityError, fmt.Sprintf("the route to %s is missing: it is on this node, but packets for it leave by the default route, on %s", to.Addr(), r.link),
 			r.command(), t.routeRemedy(to.Addr())}
 		if down := t.downLinks(); down != "" {
@@ -207,12 +207,12 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 	if g == nil {
 		return t.unhealthy(e)
 	}
-	if listens, err := t.sight.listens(g, t.req.Protocol, to); err == nil && !listens {
+	if listens, err := t.host.listens(g, t.req.Protocol, to); err == nil && !listens {
 		return Refused, &Finding{SeverityError, fmt.Sprintf("nobody listens at %s %s, in network namespace %s", t.req.Protocol, to, g.path), "endpoint " + to.String(),
 			"look whether the program there runs, and whether targetPort is the port that it listens on (ss -lntup in that namespace)"}
 	}
 	if src := p.Src.Addr(); src.IsValid() {
-		if back, err := t.sight.guestRoute(g, query{to: src, from: to.Addr()}); err == nil && !back.passes() {
+		if back, err := t.host.guestRoute(g, query{to: src, from: to.Addr()}); err == nil && !back.passes() {
 			return Dropped, &Finding{SeverityError, fmt.Sprintf("%s has no way back to %s: %s", to.Addr(), src, back.failure()), back.command() + " in network namespace " + g.path,
 				"mend its routes, which the network plugin sets up"}
 		}
@@ -261,7 +261,7 @@ func (t *tracer) routeRemedy(to netip.Addr) string {
 // empty if nothing is seen.
 func (t *tracer) cause(e *plan.Endpoint) string {
 	to := e.Address
-	r := t.sight.route(query{to: to.Addr()})
+	r := t.host.route(query{to: to.Addr()})
 	if !r.passes() {
 		return fmt.Sprintf("no way to %s: %s", to.Addr(), r.failure())
 	}
@@ -278,12 +278,12 @@ func (t *tracer) cause(e *plan.Endpoint) string {
 // checkMTU looks whether large packets of the client's are too large further on, on
 // the way of those that the kernel sends on: kproxy's own connections know their way.
 func (t *tracer) checkMTU(w way, r *route) {
-	if w.plane == plan.Userspace || t.client.Node || t.sight.hop == nil || t.req.Protocol != service.TCP {
+	if w.userspace || t.client.Node || t.host.hop == nil || t.req.Protocol != service.TCP {
 		return
 	}
-	out, err := t.sight.hop(r)
-	in, err2 := t.sight.hop(&route{query: query{to: t.client.Address}, link: t.client.Interface})
-	if err != nil || err2 != nil || in.mtu == 0 || out.mtu == 0 || t.clamped() {
+	out, err := t.host.hop(r)
+	in, err2 := t.host.hop(&route{query: query{to: t.client.Address}, link: t.client.Interface})
+	if err != nil || err2 != nil || in.mtu == 0 || out.mtu == 0 || t.metRule("mangle", "TCPMSS") != nil {
 		return
 	}
 	if g := t.guest(t.client.Address); g != nil {
@@ -293,14 +293,4 @@ func (t *tracer) checkMTU(w way, r *route) {
 		t.warn(SeverityWarning, fmt.Sprintf("packets of up to %d bytes come from the client, but only %d pass on the way to %s: larger ones are lost where ICMP (fragmentation needed) is filtered", in.mtu, out.mtu, r.to),
 			"link "+r.link, fmt.Sprintf("give the links one MTU (ip link set dev %s mtu %d), or let connections begin with smaller packets (TCPMSS --clamp-mss-to-pmtu)", r.link, in.mtu))
 	}
-}
-
-// clamped reports whether a rule makes connections use smaller packets.
-func (t *tracer) clamped() bool {
-	for _, steps := range t.seen.steps {
-		if slices.ContainsFunc(steps, func(s netfilter.Step) bool { return s.Matched == netfilter.Yes && strings.Contains(s.Text, "TCPMSS") }) {
-			return true
-		}
-	}
-	return false
 }

@@ -50,7 +50,10 @@ func (t *tracer) judgeVerdict(r *Result) {
 	want := t.service.VerdictFor(t.frontend, t.client, p)
 	switch {
 	case want == plan.Forward && r.Verdict == NotAService && t.untracked():
-		where, remedy := t.noTrackRule()
+		where, remedy := "raw", "iptables-save -t raw, or nft list ruleset, shows it"
+		if s := t.metRule("raw", "NOTRACK"); s != nil {
+			where, remedy = place(s), t.ruleRemedy(s)
+		}
 		t.warn(SeverityError, "a rule that isn't kproxy's keeps conntrack from the packet (NOTRACK), so that its destination can't be translated", where, remedy)
 	case want == plan.Forward && r.Verdict == NotAService:
 		t.warn(SeverityError, fmt.Sprintf("nothing in the kernel leads packets for %s to %s's endpoints", t.req.Address, t.serviceName()), "netfilter", t.repairs())
@@ -64,18 +67,6 @@ func (t *tracer) judgeVerdict(r *Result) {
 // untracked reports whether the packet went on without an entry of conntrack's.
 func (t *tracer) untracked() bool {
 	return slices.ContainsFunc(t.ends, func(e end) bool { return e.packet.State == netfilter.Untracked })
-}
-
-// noTrackRule is the rule of iptables that made it so, and the remedy.
-func (t *tracer) noTrackRule() (where, remedy string) {
-	for _, h := range []netfilter.Hook{netfilter.Prerouting, netfilter.Output} {
-		for _, s := range t.seen.steps[chain{"raw", string(h)}] {
-			if s.Matched == netfilter.Yes && strings.Contains(strings.ToUpper(s.Text), "NOTRACK") {
-				return place(&s), t.ruleRemedy(&s)
-			}
-		}
-	}
-	return "raw", "iptables-save -t raw, or nft list ruleset, shows it"
 }
 
 func (t *tracer) notForwarded(v plan.Verdict) string {

@@ -8,10 +8,10 @@ import (
 	"net/netip"
 	"os"
 	"slices"
-	"sync"
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/service"
@@ -210,8 +210,11 @@ func freePort(from, to netip.Addr) (uint16, error) {
 	return l.Addr().(*net.TCPAddr).AddrPort().Port(), nil
 }
 
-func reuseAddress(_, _ string, c syscall.RawConn) (err error) {
-	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); e != nil {
+func reuseAddress(_, _ string, c syscall.RawConn) error { return control(c, unix.SO_REUSEADDR, 1) }
+
+// control sets an option of a socket.
+func control(c syscall.RawConn, option, value int) (err error) {
+	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, option, value) }); e != nil {
 		return e
 	}
 	return err
@@ -266,7 +269,7 @@ func flowText(f *conntrack.Flow) string {
 
 // judgeProbe says what the probe tells beyond what was predicted, and finds the
 // endpoints that don't answer.
-func (t *tracer) judgeProbe(r *Result) {
+func (t *tracer) judgeProbe(ctx context.Context, r *Result) {
 	p := r.Probe
 	good := p.Outcome == "connected" || p.Outcome == "answered"
 	switch {
@@ -277,7 +280,7 @@ func (t *tracer) judgeProbe(r *Result) {
 	}
 	dead, asked := 0, 0
 	if t.req.Protocol == service.TCP {
-		dead, asked = t.probeEndpoints(r)
+		dead, asked = t.probeEndpoints(ctx, r)
 	}
 	// One that fails where some endpoints are dead has met one of them.
 	if !good && p.Outcome != "no answer" && r.Verdict == Forwarded && (dead == 0 || dead == asked) {
@@ -299,34 +302,48 @@ func (r *Result) note(severity, what, where, remedy string) {
 
 // probeEndpoints connects to each endpoint that may be chosen, and returns how many
 // of how many don't take that.
-func (t *tracer) probeEndpoints(r *Result) (dead, asked int) {
-	var wg sync.WaitGroup
-	slots := make(chan struct{}, probesAtOnce)
+func (t *tracer) probeEndpoints(ctx context.Context, r *Result) (dead, asked int) {
 	failed := make([]error, len(r.Candidates))
+	own, err := os.Open(ownSpace)
+	if err != nil {
+		r.note(SeverityWarning, "endpoints can't be probed: "+err.Error(), "probe", "")
+		return 0, 0
+	}
+	defer own.Close()
+	here := fmt.Sprintf("/proc/self/fd/%d", own.Fd())
+	dialer := net.Dialer{Timeout: probeTimeout, Control: func(_, _ string, c syscall.RawConn) error {
+		if t.proxy == nil {
+			return nil
+		}
+		return control(c, unix.SO_MARK, int(t.proxy.Marks.Own())) // kproxy's rules leave its own connections alone
+	}}
+	var wg errgroup.Group
+	wg.SetLimit(probesAtOnce)
 	for i := range r.Candidates {
 		if r.Candidates[i].Probability == 0 || i >= maxLegs {
 			continue
 		}
-		// In goroutines of other threads, sockets would belong to another network
-		// namespace than the caller's, so they are opened here.
 		asked++
-		connect, err := beginConnect(r.Candidates[i].Endpoint, t.ownMark())
-		if err != nil {
-			failed[i] = err
-			continue
-		}
-		slots <- struct{}{}
-		wg.Go(func() {
-			defer func() { <-slots }()
-			failed[i] = connect(probeTimeout)
+		wg.Go(func() error {
+			failed[i] = inside(here, func() error {
+				c, err := dialer.DialContext(ctx, "tcp", r.Candidates[i].Endpoint.String())
+				if err == nil {
+					c.Close()
+				}
+				return err
+			})
+			return nil
 		})
 	}
-	wg.Wait()
+	_ = wg.Wait()
 	for i, err := range failed {
 		if err == nil {
 			continue
 		}
 		dead++
+		if op := (*net.OpError)(nil); errors.As(err, &op) {
+			err = op.Err
+		}
 		c := &r.Candidates[i]
 		c.Why = "doesn't take a connection from this node: " + err.Error()
 		what := fmt.Sprintf("endpoint %s is dead: it doesn't take a connection from this node (%v), and gets %s of new connections", c.Endpoint, err, percent(c.Probability))
@@ -336,12 +353,4 @@ func (t *tracer) probeEndpoints(r *Result) (dead, asked int) {
 		r.note(SeverityError, what, "endpoint "+c.Endpoint.String(), "look at the pod and whether it listens on its port")
 	}
 	return dead, asked
-}
-
-// ownMark is that of kproxy's own connections, which its rules leave alone.
-func (t *tracer) ownMark() uint32 {
-	if t.proxy != nil {
-		return t.proxy.Marks.Own()
-	}
-	return 0
 }

@@ -54,7 +54,7 @@ func kindText(k plan.Kind) string {
 // where some do. A way that isn't certain to be taken makes it Undetermined,
 // unless it leads to the same as all others.
 func (t *tracer) verdict() Verdict {
-	if u, ok := t.sight.conntrack(); ok && u.full() {
+	if t.full {
 		return Dropped
 	}
 	all := map[Verdict]bool{}
@@ -92,9 +92,9 @@ func (t *tracer) judgeEnds(r *Result) {
 			f.What = fmt.Sprintf("kproxy's own rule doesn't accept the packet, because %s is %s; so %s", m.Object, m.Kernel, f.What)
 			f.Remedy = t.repairs()
 		}
-		if e.endpoint.IsValid() && t.anyGoes() {
+		if e.endpoint.IsValid() && t.anyForwarded() {
 			f.What = fmt.Sprintf("on the way to %s (%s of new connections): %s", e.endpoint, percent(e.share), f.What)
-			if e.plane == plan.Userspace {
+			if e.userspace {
 				f.What += "; userspace tries another endpoint then"
 			}
 		}
@@ -123,8 +123,8 @@ func (t *tracer) unaccepted(e *end) (Mismatch, bool) {
 	return t.mismatches[i], true
 }
 
-// anyGoes reports whether some way leads to an endpoint.
-func (t *tracer) anyGoes() bool {
+// anyForwarded reports whether some way leads to an endpoint.
+func (t *tracer) anyForwarded() bool {
 	return slices.ContainsFunc(t.ends, func(e end) bool { return e.verdict == Forwarded && e.share > 0 })
 }
 
@@ -169,7 +169,7 @@ func (t *tracer) candidates() []Candidate {
 			}
 		}
 	}
-	explainChoice(out, t.service != nil && t.stays())
+	explainChoice(out, t.service != nil && t.service.Port.Affinity > 0)
 	slices.SortStableFunc(out, func(a, b Candidate) int {
 		return cmp.Compare(math.Round(1e6*b.Probability), math.Round(1e6*a.Probability))
 	})
@@ -242,16 +242,16 @@ func (t *tracer) unusable(e *plan.Endpoint) string {
 		return "isn't ready"
 	case e.Weight == 0:
 		return "drains (weight 0)"
-	case t.frontend != nil && !e.Local && t.frontend.Local && !t.uses(e.Address):
+	case t.frontend != nil && !e.Local && t.frontend.Local && !t.usedEndpoint(e.Address):
 		return "is on another node, and the traffic policy is Local"
-	case !e.Usable || t.frontend != nil && !t.uses(e.Address):
+	case !e.Usable || t.frontend != nil && !t.usedEndpoint(e.Address):
 		return "isn't used from this node"
 	}
 	return ""
 }
 
-// uses reports whether the plan lets this client's connections go to an endpoint.
-func (t *tracer) uses(a netip.AddrPort) bool {
+// usedEndpoint reports whether the plan lets this client's connections go to an endpoint.
+func (t *tracer) usedEndpoint(a netip.AddrPort) bool {
 	return slices.ContainsFunc(t.service.Backends(t.frontend, t.client, &t.proxy.Plan.Policy), func(b plan.Backend) bool { return b.Address == a && b.Weight > 0 })
 }
 
@@ -292,7 +292,7 @@ func (e *end) changesSource(c plan.Client) bool {
 	if e.masked != "" {
 		return true
 	}
-	return e.plane == plan.Userspace && !e.transparent && e.packet.Src.Addr() != c.Address
+	return e.userspace && !e.transparent && e.packet.Src.Addr() != c.Address
 }
 
 func (t *tracer) masqueradeReason(source netip.Addr) string {
@@ -300,7 +300,7 @@ func (t *tracer) masqueradeReason(source netip.Addr) string {
 	for _, e := range t.ends {
 		if e.verdict == Forwarded && e.masked != "" {
 			rule = ", by " + e.masked
-		} else if e.verdict == Forwarded && e.plane == plan.Userspace && rule == "" {
+		} else if e.verdict == Forwarded && e.userspace && rule == "" {
 			rule = ", which userspace connects from"
 		}
 	}

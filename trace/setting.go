@@ -130,20 +130,3 @@ func martian(from netip.Addr) string {
 	}
 	return ""
 }
-
-// tableUse is how full the table of connections is.
-type tableUse struct{ count, max int }
-
-func conntrackUse() (u tableUse, ok bool) {
-	count, ok1 := sysctl("net", "netfilter", "nf_conntrack_count")
-	most, ok2 := sysctl("net", "netfilter", "nf_conntrack_max")
-	return tableUse{count, most}, ok1 && ok2 && most > 0
-}
-
-// full: the kernel drops the first packet of a connection then, unless it can
-// drop an entry that wasn't answered instead (__nf_conntrack_alloc in
-// net/netfilter/nf_conntrack_core.c).
-func (u tableUse) full() bool { return u.count >= u.max }
-
-// near: it may be full in a moment.
-func (u tableUse) near() bool { return !u.full() && u.count*10 >= u.max*9 }

@@ -1,38 +1,36 @@
 package trace
 
 import (
+	"slices"
 	"strings"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 
-// visits are the rules that the packet met.
-type visits struct {
-	steps map[chain][]netfilter.Step // once each
-	met   map[chain]map[int]bool
-}
-
 // chain names a chain.
 type chain struct{ table, name string }
 
-func (v *visits) note(w *netfilter.Walk) {
-	if v.steps == nil {
-		v.steps, v.met = map[chain][]netfilter.Step{}, map[chain]map[int]bool{}
-	}
+// note remembers the rules of iptables that the packet met.
+func (t *tracer) note(w *netfilter.Walk) {
 	for _, s := range w.Steps {
-		if s.Source == "nftables" {
-			continue
-		}
 		c := chain{s.Table, s.Chain}
-		if v.met[c] == nil {
-			v.met[c] = map[int]bool{}
-		}
-		if !v.met[c][s.Index] {
-			v.met[c][s.Index] = true
-			v.steps[c] = append(v.steps[c], s)
+		if s.Source != "nftables" && !slices.ContainsFunc(t.met[c], func(o netfilter.Step) bool { return o.Index == s.Index }) {
+			t.met[c] = append(t.met[c], s)
 		}
 	}
+}
+
+// metRule is a rule in a table that matches the packet and names a target; nil if it met none.
+func (t *tracer) metRule(table, target string) *netfilter.Step {
+	for c, steps := range t.met {
+		for i := range steps {
+			if s := &steps[i]; c.table == table && s.Matched == netfilter.Yes && strings.Contains(strings.ToUpper(s.Text), target) {
+				return s
+			}
+		}
+	}
+	return nil
 }
 
 // show adds a step. Of many endpoints' ways only the first are shown, and what

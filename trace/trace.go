@@ -1,21 +1,29 @@
+// Package trace answers where a connection to an address would go and what
+// would stop it: it follows the packet through the hooks of the kernel as they
+// are now, read back from it, and through kproxy's own listener where userspace
+// serves the service.
+//
+// A trace changes nothing, and sends nothing unless a probe is asked for. What it
+// reads can change meanwhile, so an answer is only as good as the moment. A match
+// that it doesn't understand makes the verdict "undetermined", never a guess.
+//
+// Everything here may be used from several goroutines at once.
 package trace
 
 import (
 	"context"
 	"fmt"
 	"net/netip"
-	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace/netfilter"
 	"kproxy.dev/kproxy/userspace"
 )
 
-// Proxy is what a running kproxy knows and the kernel doesn't. Functions may be
-// nil where there is nobody to ask.
+// Proxy is what a running kproxy knows and the kernel doesn't. Functions may be nil.
 type Proxy struct {
 	Plan *plan.Plan // nil: there is none to ask
 	// Silent says how a kproxy failed to answer that runs, as far as can be seen.
@@ -32,29 +40,31 @@ type Proxy struct {
 	Missing func() ([]string, error)
 	// Render says what a plan wants in the kernel. It is given plans of one service.
 	Render func(*plan.Plan) kernel.Ruleset
+	// Explainers are those of the data planes. They need no plan.
+	Explainers []kernel.Explainer
 }
 
 // tracer is one trace.
 type tracer struct {
 	req   Request
 	proxy *Proxy // nil where none runs
-	sight *sight
+	host  *hostState
 
 	client   plan.Client
 	silent   string        // how a kproxy that runs failed to answer
 	service  *plan.Service // nil if the plan has none there, or there is no plan
 	frontend *plan.Frontend
 
-	seen       visits
-	virtual    *ipvs.Seen
+	explainers []kernel.Explainer
+	met        map[chain][]netfilter.Step // the iptables rules that the packet met, once each
 	forecast   *userspace.Forecast
 	ends       []end
 	legs       map[string]int
 	steps      []Step
 	findings   []Finding
 	mismatches []Mismatch
-	known      bool // the address is in a set of kproxy's, though no kproxy was asked
 	warned     map[string]bool
+	full       bool // the conntrack table
 	// acceptable are stops of packets that kproxy's own rules accept before, if they are as planned.
 	acceptable map[*Finding]bool
 }
@@ -83,10 +93,14 @@ func Run(ctx context.Context, req Request, proxy *Proxy) (Result, error) {
 		return Result{}, err
 	}
 	silent := ""
-	if proxy != nil && proxy.Plan == nil {
-		proxy, silent = nil, proxy.Silent
+	var explainers []kernel.Explainer
+	if proxy != nil {
+		explainers = proxy.Explainers
+		if proxy.Plan == nil {
+			proxy, silent = nil, proxy.Silent
+		}
 	}
-	s, err := look(ctx, service.FamilyOf(req.Address.Addr()), proxy)
+	s, err := readHost(ctx, service.FamilyOf(req.Address.Addr()), proxy)
 	if err != nil {
 		return Result{}, err
 	}
@@ -100,14 +114,14 @@ func Run(ctx context.Context, req Request, proxy *Proxy) (Result, error) {
 		return Result{}, err
 	}
 	t := newTracer(req, proxy, s)
-	t.silent = silent
+	t.silent, t.explainers = silent, explainers
 	t.follow()
 	t.compare()
 	r := t.result()
 	r.Namespace = spaceName()
 	if req.Probe {
 		r.Probe = t.probe(ctx, &r)
-		t.judgeProbe(&r)
+		t.judgeProbe(ctx, &r)
 	}
 	return r, nil
 }
@@ -130,7 +144,7 @@ func anyClient(f service.Family, proxy *Proxy) netip.Addr {
 
 // settleClient finds out where a request's client is: its address by its namespace,
 // and for a probe its namespace by its address.
-func (s *sight) settleClient(req Request) (Request, error) {
+func (s *hostState) settleClient(req Request) (Request, error) {
 	var err error
 	if req.Pod != "" {
 		if req.Netns, err = podSpace(req.Pod); err != nil {
@@ -162,21 +176,21 @@ func (s *sight) settleClient(req Request) (Request, error) {
 	return req, nil
 }
 
-func newTracer(req Request, proxy *Proxy, s *sight) *tracer {
-	return &tracer{req: req, proxy: proxy, sight: s, legs: map[string]int{}, warned: map[string]bool{}, acceptable: map[*Finding]bool{}}
+func newTracer(req Request, proxy *Proxy, s *hostState) *tracer {
+	return &tracer{req: req, proxy: proxy, host: s, met: map[chain][]netfilter.Step{}, legs: map[string]int{}, warned: map[string]bool{}, acceptable: map[*Finding]bool{}}
 }
 
 // follow finds out who the client is and follows its packet.
 func (t *tracer) follow() {
 	t.checkConntrack()
-	for _, n := range t.sight.notes {
+	for _, n := range t.host.notes {
 		t.warn(SeverityNote, n, "netfilter", "")
 	}
 	in, ok := t.findClient()
 	t.findService()
 	switch {
 	case !ok:
-		back := t.sight.route(query{to: t.req.From})
+		back := t.host.route(query{to: t.req.From})
 		w := way{share: 1, certain: true}
 		t.showRoute(w, &back, "no answer finds the client")
 		t.finish(w, Dropped, t.noRoute(&back))
@@ -192,16 +206,16 @@ func (t *tracer) follow() {
 // to it. False if there is no way back.
 func (t *tracer) findClient() (in string, ok bool) {
 	from := t.req.From
-	if !from.IsValid() || t.sight.local(from) {
+	if !from.IsValid() || t.host.local(from) {
 		t.client = plan.Client{Address: from, Node: true}
 		if !from.IsValid() {
-			r := t.sight.route(query{to: t.req.Address.Addr()})
+			r := t.host.route(query{to: t.req.Address.Addr()})
 			t.client.Address = r.source
 		}
 		return "", true
 	}
-	r := t.sight.route(query{to: from})
-	in = t.sight.addresses.linkTo(from)
+	r := t.host.route(query{to: from})
+	in = t.host.addresses.linkTo(from)
 	if in == "" {
 		in = r.link
 	}
@@ -254,7 +268,7 @@ func (t *tracer) findService() {
 
 // answersNodePorts reports whether node ports answer on an address.
 func (t *tracer) answersNodePorts(a netip.Addr) bool {
-	return t.sight.local(a) && t.sight.addresses.links[a] != kernel.DummyLink && t.proxy.Plan.Policy.AnswersNodePorts(a)
+	return t.host.local(a) && t.host.addresses.links[a] != kernel.DummyLink && t.proxy.Plan.Policy.AnswersNodePorts(a)
 }
 
 func (t *tracer) serviceName() string {
@@ -264,19 +278,25 @@ func (t *tracer) serviceName() string {
 	return t.service.Port.Key.String()
 }
 
-// checkConntrack looks whether there is room for another connection.
+// checkConntrack checks that the conntrack table has room for another connection.
 func (t *tracer) checkConntrack() {
-	u, ok := t.sight.conntrack()
+	count, limit, err := t.host.conntrack()
 	switch {
-	case !ok:
-	case u.full():
-		t.warn(SeverityError, fmt.Sprintf("the table of connections (conntrack) is full: %d of %d entries; the kernel drops new connections", u.count, u.max), "conntrack",
+	case err != nil:
+	case count >= limit:
+		// The kernel drops the first packet of a connection then, unless it can drop an entry
+		// without an answer instead (__nf_conntrack_alloc in net/netfilter/nf_conntrack_core.c).
+		t.full = true
+		t.warn(SeverityError, fmt.Sprintf("the table of connections (conntrack) is full: %d of %d entries; the kernel drops new connections", count, limit), "conntrack",
 			"raise net.netfilter.nf_conntrack_max (kproxy run --conntrack-max-per-core), or find out who makes so many (kproxy connections)")
-	case u.near():
-		t.warn(SeverityWarning, fmt.Sprintf("the table of connections (conntrack) is almost full: %d of %d entries", u.count, u.max), "conntrack",
+	case count*10 >= limit*9:
+		t.warn(SeverityWarning, fmt.Sprintf("the table of connections (conntrack) is almost full: %d of %d entries", count, limit), "conntrack",
 			"raise net.netfilter.nf_conntrack_max (kproxy run --conntrack-max-per-core)")
 	}
 }
+
+// remedyPods is for a service without endpoints that take connections.
+const remedyPods = "look at the pods behind it (kproxy status says what each endpoint lacks)"
 
 // warn adds a finding, once.
 func (t *tracer) warn(severity, what, where, remedy string) {
@@ -286,8 +306,8 @@ func (t *tracer) warn(severity, what, where, remedy string) {
 	}
 }
 
-// finish ends a way. Where a rule of somebody else's led the packet away from the
-// service's endpoints, that is what is wrong, whatever becomes of it there.
+// finish ends a way. A rule that isn't kproxy's and leads the packet away from the service's
+// endpoints is what is wrong, whatever becomes of the packet there.
 func (t *tracer) finish(w way, v Verdict, stop *Finding) {
 	if t.strayed(w) {
 		s := w.rewrote
@@ -307,7 +327,7 @@ func (t *tracer) finish(w way, v Verdict, stop *Finding) {
 // service has no endpoint.
 func (t *tracer) strayed(w way) bool {
 	s := w.rewrote
-	if s == nil || kernel.Own(s.Chain) || strings.Contains(s.Text, kernel.Prefix) || t.service == nil {
+	if s == nil || isOwn(s) || t.service == nil {
 		return false
 	}
 	return w.packet.Redirected || t.planned(w.packet.Dst) == nil

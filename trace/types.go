@@ -3,6 +3,7 @@ package trace
 import (
 	"net/netip"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -136,11 +137,7 @@ type Finding struct {
 }
 
 // Mismatch is a difference between the plan and the kernel.
-type Mismatch struct {
-	Object  string `json:"object"`
-	Planned string `json:"planned"`
-	Kernel  string `json:"kernel"`
-}
+type Mismatch = kernel.Mismatch
 
 // Probe is what became of a real connection or datagram.
 type Probe struct {

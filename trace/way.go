@@ -3,19 +3,18 @@ package trace
 import (
 	"net/netip"
 
-	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 
 // way is one of the ways that the packet may take, as far as it has been
 // followed.
 type way struct {
-	packet  netfilter.Packet
-	leg     string  // names the endpoint from where the ways to endpoints part
-	share   float64 // probability
-	certain bool    // share is exact
-	doubt   string  // what makes it uncertain
-	plane   plan.DataPlane
+	packet              netfilter.Packet
+	leg                 string  // names the endpoint from where the ways to endpoints part
+	share               float64 // probability
+	certain             bool    // share is exact
+	doubt               string  // what makes it uncertain
+	userspace, balanced bool    // it is a connection of userspace, or a packet that a kernel.Balancer sends on
 	// endpoint is where the packet is sent; invalid while nobody has chosen.
 	endpoint       netip.AddrPort
 	why            string // why it is this endpoint
@@ -62,7 +61,7 @@ func (w way) next(walk *netfilter.Walk, o *netfilter.Outcome) way {
 		s := &walk.Steps[o.Rewrote]
 		w.packets, w.bytes, w.rewrote = s.Packets, s.Bytes, s
 		if !o.Packet.Redirected {
-			w.endpoint, w.plane = o.Packet.Dst, plan.IPTables
+			w.endpoint = o.Packet.Dst
 			w.leg = w.endpoint.String()
 		}
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/urfave/cli/v2"
 	"golang.org/x/term"
 
+	"kproxy.dev/kproxy/agent"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace"
@@ -56,7 +57,7 @@ func runTrace(c *cli.Context) error {
 	}
 	if notAnswering(err) {
 		fmt.Fprintf(c.App.ErrWriter, "kproxy: %v\nkproxy: reading the kernel alone\n", err)
-		proxy := &trace.Proxy{}
+		proxy := &trace.Proxy{Explainers: agent.Explainers()}
 		if !errors.Is(err, web.ErrNotRunning) {
 			proxy.Silent = err.Error()
 		}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"kproxy.dev/kproxy/agent"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
@@ -115,7 +116,7 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 	rules.DropInvalid = !kernel.LiberalConntrack()
 	virtuals.CatchRefusals = host.CatchRefusals
 	return &trace.Proxy{
-		Plan: p, Alive: true, Marks: rules.Marks, Variant: host.Variant, Missing: kernel.DefaultRouting().Missing,
+		Plan: p, Alive: true, Marks: rules.Marks, Variant: host.Variant, Missing: kernel.DefaultRouting().Missing, Explainers: agent.Explainers(),
 		Render: func(p *plan.Plan) kernel.Ruleset {
 			return kernel.Merge(iptables.Render(p, rules), ipvs.Render(p, virtuals))
 		},

@@ -2,6 +2,7 @@ package netfilter
 
 import (
 	"net/netip"
+	"strings"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
@@ -72,4 +73,22 @@ type Host interface {
 // SetReader reads sets of anybody's; [kernel.IPSets] does.
 type SetReader interface {
 	ReadAny(name string) (kernel.AnySet, error)
+}
+
+// Rules returns the rules of a chain of iptables as iptables-save prints them, without
+// "-A CHAIN".
+func (t *Tables) Rules(table, chain string) []string {
+	for _, b := range t.Bases {
+		if b.set == nil || !strings.HasPrefix(b.Source, "iptables") {
+			continue
+		}
+		if c := b.set.chain(table, chain); c != nil {
+			out := make([]string, len(c.rules))
+			for i, r := range c.rules {
+				out[i] = strings.TrimPrefix(r.text, "-A "+chain+" ")
+			}
+			return out
+		}
+	}
+	return nil
 }

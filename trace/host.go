@@ -7,24 +7,23 @@ import (
 	"sync"
 
 	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 
-// sight is what a trace sees of this host. The functions are the seam between
+// hostState is what a trace reads of this host. The functions are the seam between
 // following a packet and reading the kernel.
-type sight struct {
+type hostState struct {
 	addresses   addresses
 	route       func(query) route
 	walk        func(netfilter.Packet, netfilter.Hook, netfilter.Span) *netfilter.Walk
-	virtual     func(service.Protocol, netip.AddrPort) (ipvs.Seen, bool, error)
-	affinity    func(kernel.Virtual) ([]kernel.Client, error)
+	rules       func(table, chain string) []string // of iptables
 	listener    func(service.Protocol, netip.AddrPort) (listener, bool, error)
 	forwarding  func(f service.Family, in string) string // the setting that keeps packets from being forwarded
 	reversePath func(from netip.Addr, in string, mark uint32) reversePath
-	conntrack   func() (tableUse, bool)
+	conntrack   func() (count, limit int, err error)
 	// sets lists sets of kproxy's with their entries.
 	sets func(names func(string) bool) ([]kernel.SetState, error)
 	// What is behind the routing decision; nil functions leave it unknown.
@@ -39,9 +38,9 @@ type sight struct {
 	close func()
 }
 
-// look reads what all packets of a family meet. The functions work in the network
+// readHost reads what all packets of a family meet. The functions work in the network
 // namespace of the calling thread.
-func look(ctx context.Context, f service.Family, proxy *Proxy) (*sight, error) {
+func readHost(ctx context.Context, f service.Family, proxy *Proxy) (*hostState, error) {
 	own, err := localAddresses()
 	if err != nil {
 		return nil, err
@@ -51,7 +50,7 @@ func look(ctx context.Context, f service.Family, proxy *Proxy) (*sight, error) {
 		return nil, fmt.Errorf("read sets: %w", err)
 	}
 	c := netfilter.DefaultConfig()
-	c.Sets, c.Host = sets, host{}
+	c.Sets, c.Host = sets, matchHost{}
 	if proxy != nil && proxy.Variant.Name != "" {
 		c.Variant = proxy.Variant
 	} // else the host's own; the other one is read as well
@@ -60,27 +59,27 @@ func look(ctx context.Context, f service.Family, proxy *Proxy) (*sight, error) {
 		sets.Close()
 		return nil, fmt.Errorf("read the rules of netfilter: %w", err)
 	}
-	return &sight{
-		addresses: own, route: askRoute, walk: tables.Walk, virtual: seeVirtual, affinity: seeAffinity, listener: listenerFor,
-		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrackUse, notes: tables.Notes,
-		hop: seeHop, throughDefault: throughDefault, linksDown: linksDown,
+	return &hostState{
+		addresses: own, route: askRoute, walk: tables.Walk, rules: tables.Rules, listener: listenerFor,
+		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrack.Use, notes: tables.Notes,
+		hop: readHop, throughDefault: throughDefault, linksDown: linksDown,
 		neighbours: sync.OnceValues(neighbours), listens: (*guest).listens, guestRoute: (*guest).routeTo,
 		sets: sets.List, close: func() { sets.Close() },
 	}, nil
 }
 
 // local reports whether an address is this node's own.
-func (s *sight) local(a netip.Addr) bool {
+func (s *hostState) local(a netip.Addr) bool {
 	_, ok := s.addresses.links[a]
 	return ok || a.IsLoopback()
 }
 
-// host answers what rules ask about the host (netfilter.Host).
-type host struct{}
+// matchHost answers what rules ask about the host (netfilter.Host).
+type matchHost struct{}
 
 // AddressType implements netfilter.Host by asking for a route, as the match
 // addrtype does (inet_addr_type in net/ipv4/fib_frontend.c).
-func (host) AddressType(a netip.Addr) (string, error) {
+func (matchHost) AddressType(a netip.Addr) (string, error) {
 	if a.IsMulticast() {
 		return "MULTICAST", nil
 	}
@@ -101,13 +100,13 @@ func (host) AddressType(a netip.Addr) (string, error) {
 
 // InterfaceAddress implements netfilter.Host: the first address of a link, which
 // REDIRECT takes (nf_nat_redirect_ipv4 in net/netfilter/nf_nat_redirect.c).
-func (host) InterfaceAddress(name string, f service.Family) (netip.Addr, error) {
+func (matchHost) InterfaceAddress(name string, f service.Family) (netip.Addr, error) {
 	return linkAddress(name, f)
 }
 
 // MasqueradeAddress implements netfilter.Host: the source that the kernel would
 // choose towards dst by that link.
-func (host) MasqueradeAddress(out string, dst netip.Addr) (netip.Addr, error) {
+func (matchHost) MasqueradeAddress(out string, dst netip.Addr) (netip.Addr, error) {
 	r := askRoute(query{to: dst})
 	if r.err == nil && r.link == out && r.source.IsValid() {
 		return r.source, nil
@@ -116,7 +115,7 @@ func (host) MasqueradeAddress(out string, dst netip.Addr) (netip.Addr, error) {
 }
 
 // Listens implements netfilter.Host.
-func (host) Listens(proto service.Protocol, a netip.AddrPort) (bool, error) {
+func (matchHost) Listens(proto service.Protocol, a netip.AddrPort) (bool, error) {
 	all, err := listenersOn(proto, a.Port())
 	for _, l := range all {
 		if l.address.Addr().Unmap() == a.Addr() {
