@@ -110,7 +110,6 @@ func (a *Agent) openUserspace() error {
 	c := userspace.Default()
 	c.Logger, c.Origin, c.Mark = a.log, a.conntrack, a.marks().Own()
 	c.TCPPort, c.UDPPort = uint16(a.cfg.ListenTCPPort), uint16(a.cfg.ListenUDPPort)
-	c.EpollOnly, c.NoSpin = !a.cfg.IOUring, !a.cfg.Spin
 	c.OnFirst = a.carried.first
 	a.userspace = userspace.New(c)
 	a.carried.enough, a.carried.counters, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Counters, a.kick

@@ -53,8 +53,6 @@ type Config struct {
 	StateDir           string `json:"stateDir"`           // what must survive a restart: pins
 	ListenTCPPort      int    `json:"listenTCPPort"`      // of the shared listener; 0 lets the kernel choose
 	ListenUDPPort      int    `json:"listenUDPPort"`      // of the shared listener; 0 lets the kernel choose
-	IOUring            bool   `json:"ioUring"`            // may serve busy connections in userspace
-	Spin               bool   `json:"spin"`               // userspace may look for a message before it sleeps
 
 	// So many service ports, and endpoints of theirs, have series of their own in
 	// /metrics; the others share one.

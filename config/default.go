@@ -39,8 +39,6 @@ func Default() Config {
 		// one; outside of Kubernetes' node ports and the kernel's ephemeral ports.
 		ListenTCPPort: 10244,
 		ListenUDPPort: 10244,
-		IOUring:       true,
-		Spin:          true,
 		// Some 10,000 series for a node: a cluster of 100 is still one Prometheus's.
 		MetricsServices:  500,
 		MetricsEndpoints: 1000,

@@ -32,8 +32,6 @@ var flagOnly = map[string]string{
 	"stateDir":              "state-dir",
 	"listenTCPPort":         "listen-tcp-port",
 	"listenUDPPort":         "listen-udp-port",
-	"ioUring":               "io-uring",
-	"spin":                  "spin",
 	"metricsServiceLimit":   "metrics-service-limit",
 	"metricsEndpointLimit":  "metrics-endpoint-limit",
 }

@@ -91,7 +91,6 @@ everything() {
 	check staticcheck go run "$staticcheck" ./...
 	unit=$(go list ./... | grep -v '/test/e2e$')
 	tests unit -race $unit
-	KPROXY_EAGER_RING=1 tests ring -race -count=1 ./userspace # by io_uring what it does by epoll otherwise
 	check goldens goldens_clean
 	check dashboard dashboard
 	[[ ! -d test/e2e ]] || tests end-to-end -count=1 ./test/e2e/...

@@ -34,13 +34,6 @@ type Config struct {
 	// Loops is how many loops serve TCP connections, and how many workers UDP; 0 means one for each processor
 	// that this process may use.
 	Loops int
-	// EpollOnly does without io_uring, which serves TCP connections that exchange many
-	// small messages where the host allows it.
-	EpollOnly bool
-	exchanges exchangeRules
-	// NoSpin has loops sleep at once when nothing has come, also while one of their
-	// connections exchanges messages without a pause and the others are silent.
-	NoSpin bool
 	// LocalAddresses lists this node's own addresses; by default those of its
 	// interfaces.
 	LocalAddresses func() ([]netip.Addr, error)
@@ -94,7 +87,6 @@ func (c Config) filled() Config {
 	or(&c.Logger, d.Logger)
 	or(&c.Mark, d.Mark)
 	or(&c.Loops, d.Loops)
-	or(&c.exchanges, usualExchanges)
 	or(&c.ConnectTimeout, d.ConnectTimeout)
 	or(&c.ConnectTotal, d.ConnectTotal)
 	or(&c.Retries, d.Retries)

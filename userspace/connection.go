@@ -49,7 +49,6 @@ type tcpConn struct {
 	sides [2]side
 	pumps [2]pump
 	relayState
-	exchange
 
 	search  *choice // nil once no other endpoint may be tried
 	attempt int     // endpoints tried
@@ -185,17 +184,11 @@ func (x *tcpConn) again(err error) {
 
 // event notes what has changed at a side, and goes on.
 func (x *tcpConn) event(i int, events uint32) {
-	if x.member {
-		return // an event from before: the ring tells of it too
-	}
 	s := &x.sides[i]
 	s.note(events)
 	switch {
 	case x.phase == relaying:
 		x.relay()
-		if x.mayJoin() {
-			x.join()
-		}
 	case x.phase == dialing && i == endpointSide:
 		x.dialed()
 	}
@@ -318,7 +311,6 @@ func (x *tcpConn) die() {
 
 // cut resets both sides.
 func (x *tcpConn) cut() {
-	x.land()
 	x.sides[clientSide].abort()
 	x.sides[endpointSide].abort()
 	x.end()

@@ -7,7 +7,6 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"strings"
 	"sync"
@@ -79,9 +78,6 @@ func start(t testing.TB, cfg Config, p *plan.Plan) *Server {
 	t.Helper()
 	if cfg.TCPOrigin == nil {
 		cfg.TCPOrigin = func(int, service.Family) (netip.AddrPort, error) { return vip, nil }
-	}
-	if os.Getenv(eager) != "" && cfg.exchanges == (exchangeRules{}) {
-		cfg.exchanges = eagerly
 	}
 	s := New(cfg)
 	if err := s.Listen(); err != nil {

@@ -9,9 +9,7 @@ import (
 
 // loop serves the connections that it accepted, or was handed (see place): one
 // goroutine that waits for all of their sockets at once (epoll(7), edge-triggered)
-// and never for one of them. Those that exchange many small messages are served by
-// io_uring while there are enough of them (see exchanges).
-// What belongs to a connection is touched by its loop alone, so it needs no lock;
+// and never for one of them. What belongs to a connection is touched by its loop alone, so it needs no lock;
 // others ask the loop by post.
 //
 // An idle connection costs its tcpConn, two sockets, and nothing else: neither
@@ -32,9 +30,6 @@ type loop struct {
 	young  []youth
 	buf    []byte // what is copied: one read at a time
 
-	exchanges exchanges
-	spinning  spinning
-
 	acceptors []*acceptor
 	closing   bool // ends when it is set
 }
@@ -44,8 +39,6 @@ func listenerSlot(i int) int32 { return int32(bellNumber - 1 - i) }
 
 func (s *Server) newLoop() (*loop, error) {
 	l := &loop{server: s, buf: make([]byte, copySize)}
-	l.exchanges = exchanges{rules: s.cfg.exchanges, off: s.cfg.EpollOnly, crowded: s.cfg.exchanges.from == 0}
-	l.spinning.off = s.cfg.NoSpin
 	if err := l.init(); err != nil {
 		return nil, err
 	}
@@ -61,22 +54,15 @@ func (l *loop) run() {
 	events := make([]unix.EpollEvent, eventsAtOnce)
 	for !l.closing {
 		n := l.wait(events)
-		if l.exchanges.members > 0 {
-			n = l.takeResults(events)
-		}
-		l.exchanges.weigh(n)
+		l.now = sinceEpoch()
 		for i := range events[:n] {
 			l.dispatch(&events[i])
 		}
 		l.timers.expire(l.now)
 		l.resume()
 		l.mature()
-		if !l.exchanges.crowded {
-			l.thin()
-		}
 	}
 	l.refusePosts()
-	l.exchanges.close()
 	l.shut()
 }
 
@@ -86,31 +72,8 @@ func (l *loop) run() {
 // is to stop, for the garbage collector say, gets a signal, which ends the wait.
 const shortWait = 5
 
-// wait waits for events, until the next timer is due at most, and notes the time.
+// wait waits for events, until the next timer is due at most.
 func (l *loop) wait(events []unix.EpollEvent) int {
-	if l.exchanges.members > 0 {
-		l.waitRing()
-		l.now = sinceEpoch()
-		if err := l.exchanges.ring.Err(); err != nil {
-			l.abandonRing(err)
-		}
-		return 0
-	}
-	began, n := sinceEpoch(), 0
-	looked := l.spinning.pays(began) && len(l.busy) == 0
-	if looked {
-		n = l.spin(events)
-	}
-	if n == 0 {
-		n = l.waitEvents(events)
-	}
-	l.now = sinceEpoch()
-	l.spinning.judge(l.sole(events[:n]), l.now-began, looked)
-	return n
-}
-
-// waitEvents waits for events of epoll.
-func (l *loop) waitEvents(events []unix.EpollEvent) int {
 	patience := l.patience()
 	short := shortWait
 	if patience >= 0 {
@@ -211,7 +174,6 @@ func (l *loop) seat(c *tcpConn) {
 // unseat takes c's slot away.
 func (l *loop) unseat(c *tcpConn) {
 	l.taken.Add(-1)
-	l.spinning.forget(c)
 	l.slots[c.slot] = nil
 	l.free = append(l.free, c.slot)
 }

@@ -131,7 +131,7 @@ func checkFlood(t *testing.T, c net.Conn, size int) {
 // Sockets towards endpoints send at once whatever is written, but aren't asked to
 // before the second write, which is the first that could wait.
 func TestSecondWriteIsSentAtOnce(t *testing.T) {
-	s := start(t, Config{EpollOnly: true}, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}}))
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}}))
 	c := connect(t, s)
 	for i, want := range []int{0, 1, 1} {
 		ask(t, c, "x")

@@ -13,12 +13,6 @@ import (
 // inNamespace tells the test process that it runs in its own network namespace.
 const inNamespace = "KPUS_NAMESPACE"
 
-// eager has every connection join its loop's ring after one small message, however
-// little there is to do: so all tests can be run on either way of moving bytes.
-const eager = "KPROXY_EAGER_RING"
-
-var eagerly = exchangeRules{after: 1}
-
 // TestMain runs all tests in a network namespace of their own, which the
 // kernel removes with the process, however it ends. Every thread is in it, so
 // that sockets which the Server opens from any goroutine are too.

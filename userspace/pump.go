@@ -95,7 +95,6 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 		return 0, finished
 	case err == 0:
 		p.burst += n
-		c.countSmall(n)
 	case err == unix.EINTR:
 		return 0, unfinished
 	case err == unix.EAGAIN:

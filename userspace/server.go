@@ -36,7 +36,6 @@ type Server struct {
 	loops     []*loop
 	looping   bool // they run
 	running   sync.WaitGroup
-	ringless  sync.Once // says that loops have no rings
 	udp       []*udpListener
 	workers   []*udpWorker
 	sessions  atomic.Int64   // UDP sessions there are

@@ -261,7 +261,7 @@ func TestWrongCommandLines(t *testing.T) {
 		"run --offload-after soon":          `--offload-after: "soon" is not a duration such as 500ms, 10s or 1m30s`,
 		"run --offload-min-connections 1.5": `--offload-min-connections: "1.5" is not a whole number`,
 		"run --kube-api-qps x":              `--kube-api-qps: "x" is not a number`,
-		"run --io-uring=maybe":              `--io-uring: "maybe" is neither true nor false`,
+		"run --profiling=maybe":             `--profiling: "maybe" is neither true nor false`,
 		"run --manifets /m":                 "there is no flag --manifets, did you mean --manifests?",
 		"run --manifests /m --mode iptable": `--mode: "iptable" is not a mode; use one of auto, userspace, iptables, ipvs, did you mean iptables?`,
 		"lab up --mode ipsv":                `--mode: "ipsv" is not one of auto, userspace, iptables, ipvs, did you mean ipvs?`,

@@ -22,8 +22,6 @@ func serverSettings() []setting {
 		text("socket", "control socket, a `PATH`", func(c *config.Config) *string { return &c.Socket }),
 		text("state-dir", "`DIR` for what survives a restart: pins", func(c *config.Config) *string { return &c.StateDir }),
 		number("listen-tcp-port", "`PORT` of the shared TCP listener; 0 lets the kernel choose", func(c *config.Config) *int { return &c.ListenTCPPort }),
-		onOff("io-uring", "serve busy connections in userspace by io_uring, where the kernel allows it", func(c *config.Config) *bool { return &c.IOUring }),
-		onOff("spin", "in userspace, look up to 50 µs for a message before sleeping, while a connection alone on its processor exchanges them without a pause", func(c *config.Config) *bool { return &c.Spin }),
 		number("listen-udp-port", "`PORT` of the shared UDP listener; 0 lets the kernel choose", func(c *config.Config) *int { return &c.ListenUDPPort }),
 	}
 }

@@ -36,8 +36,6 @@ rows=(
 	"test/golden   (vm)"
 	"test/docs     (vm)             -test.run=^TestIPVSPage\$"
 	"test/deploy   (vm)             -test.run=^TestServe\$"
-	"userspace     (vm,ring)        KPROXY_EAGER_RING=1 -test.run=Ring|Urgent|Drain|Retry|HalfClose|Reset|IdleTimeout|SlowReader"
-	"userspace/uring (vm)"
 	"kernel        (vm)"
 	"kernel/leftovers (vm)"
 	"kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
