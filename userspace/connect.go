@@ -2,7 +2,6 @@ package userspace
 
 import (
 	"net/netip"
-	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -55,10 +54,10 @@ func (d *dialers) prepare(fd, domain int, s source, local netip.AddrPort) unix.E
 	if err := sysOption(fd, unix.SOL_SOCKET, unix.SO_MARK, d.mark); err != 0 {
 		return err
 	}
-	// The handshake's last packet, the acknowledgement, waits for the client's request
-	// and goes with it (tcp_rcv_synsent_state_process in net/ipv4/tcp_input.c), most of
-	// the time: a packet less, and the endpoint is woken once. See side.acknowledge.
-	if err := sysOption(fd, unix.IPPROTO_TCP, unix.TCP_DEFER_ACCEPT, 1); err != 0 {
+	if err := sysOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != 0 {
+		return err
+	}
+	if err := keepAlive(fd, d.keepAlive); err != 0 {
 		return err
 	}
 	if !local.IsValid() {
@@ -84,31 +83,4 @@ func (d *dialers) prepare(fd, domain int, s source, local netip.AddrPort) unix.E
 	}
 	address := newRawAddress(local)
 	return sysBind(fd, &address)
-}
-
-// keepAliveAfter is how old a connection is when its endpoint's socket is told to
-// keep alive: most are gone by then, and four system calls are a fifth of a short
-// connection's.
-const keepAliveAfter = 5 * time.Second
-
-// youth is a connection that isn't as old yet, if it still is there.
-type youth struct {
-	slot int32
-	tag  uint32 // of the endpoint's socket
-	due  int64
-}
-
-// mature sets keep-alive on the connections that have become old enough.
-func (l *loop) mature() {
-	n := 0
-	for ; n < len(l.young) && l.young[n].due <= l.now; n++ {
-		y := &l.young[n]
-		if c := l.slots[y.slot]; c != nil && c.sides[endpointSide].tag == y.tag {
-			// A socket that can't have it lives without.
-			_ = keepAlive(c.sides[endpointSide].fd, l.server.cfg.KeepAlive)
-		}
-	}
-	if l.young = l.young[n:]; len(l.young) == 0 {
-		l.young = nil
-	}
 }

@@ -100,7 +100,7 @@ func (l *loop) admitTCP(t *tcpListener, fd int, client netip.AddrPort) (*tcpConn
 		return nil, nil
 	}
 	x := &tcpConn{loop: l, front: f, client: client, orig: orig, from: from, started: time.Now()}
-	x.sides = [2]side{{fd: fd, tag: l.tag(), readable: true, writable: true, hurried: true}, {fd: -1}}
+	x.sides = [2]side{{fd: fd, tag: l.tag(), readable: true, writable: true}, {fd: -1}}
 	return x, f.group(from, s.table.rules())
 }
 
@@ -219,7 +219,6 @@ func (x *tcpConn) dialed() {
 	}
 	x.loop.server.connected(x.front.view.state, e, !x.carried)
 	x.carried = true
-	x.loop.young = append(x.loop.young, youth{slot: x.slot, tag: end.tag, due: x.loop.now + int64(keepAliveAfter)})
 	x.begin()
 }
 
@@ -235,7 +234,6 @@ func (x *tcpConn) introduce(end *side) error {
 	if err != nil {
 		return err
 	}
-	end.hurry()
 	n, errno := sysSend(end.fd, b)
 	switch {
 	case errno != 0:

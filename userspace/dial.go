@@ -6,6 +6,7 @@ import (
 	"net"
 	"net/netip"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -15,13 +16,14 @@ import (
 // dialers open marked sockets: towards endpoints by hand (see connect and
 // udpSocket), and towards this process, for probes, by the standard library.
 type dialers struct {
-	own   net.Dialer // towards this process
-	ports ports      // of sockets with an address that isn't this node's
-	mark  int32
+	own       net.Dialer // towards this process
+	ports     ports      // of sockets with an address that isn't this node's
+	mark      int32
+	keepAlive time.Duration
 }
 
-func newDialers(mark uint32) *dialers {
-	d := &dialers{ports: belowClients(), mark: int32(mark)}
+func newDialers(mark uint32, keepAlive time.Duration) *dialers {
+	d := &dialers{ports: belowClients(), mark: int32(mark), keepAlive: keepAlive}
 	d.own.Control = func(_, _ string, c syscall.RawConn) error {
 		return control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)) })
 	}

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -185,10 +186,10 @@ func (s *Server) listenTCP(f service.Family, port uint16) (int, error) {
 // tuneListener sets what accepted sockets inherit, so that it costs no system
 // calls for each connection, and listens.
 func (s *Server) tuneListener(fd int) error {
-	if err := keepAlive(fd, s.cfg.KeepAlive); err != nil {
+	if err := keepAlive(fd, s.cfg.KeepAlive); err != 0 {
 		return err
 	}
-	if err := unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
+	if err := sysOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != 0 {
 		return err
 	}
 	return unix.Listen(fd, backlog)
@@ -196,12 +197,12 @@ func (s *Server) tuneListener(fd int) error {
 
 // keepAlive lets the kernel ask the peer whether it is still there, after the
 // connection was silent for idle and then every 15 s, four times.
-func keepAlive(fd int, idle time.Duration) error {
-	return errors.Join(
-		unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1),
-		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, max(1, int(idle/time.Second))),
-		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 15),
-		unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 4),
+func keepAlive(fd int, idle time.Duration) unix.Errno {
+	return cmp.Or(
+		sysOption(fd, unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1),
+		sysOption(fd, unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, max(1, int32(idle/time.Second))),
+		sysOption(fd, unix.IPPROTO_TCP, unix.TCP_KEEPINTVL, 15),
+		sysOption(fd, unix.IPPROTO_TCP, unix.TCP_KEEPCNT, 4),
 	)
 }
 

@@ -27,8 +27,7 @@ type loop struct {
 	tags   uint32
 	timers timers
 	busy   []*tcpConn // whose turn ended before they ran out of bytes
-	young  []youth
-	buf    []byte // what is copied: one read at a time
+	buf    []byte     // what is copied: one read at a time
 
 	acceptors []*acceptor
 	closing   bool // ends when it is set
@@ -60,7 +59,6 @@ func (l *loop) run() {
 		}
 		l.timers.expire(l.now)
 		l.resume()
-		l.mature()
 	}
 	l.refusePosts()
 	l.shut()
@@ -97,9 +95,6 @@ func (l *loop) patience() int {
 	due := int64(-1)
 	if len(l.timers) > 0 {
 		due = l.timers[0].at
-	}
-	if len(l.young) > 0 && (due < 0 || l.young[0].due < due) {
-		due = l.young[0].due
 	}
 	if due < 0 {
 		return -1

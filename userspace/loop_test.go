@@ -46,29 +46,33 @@ func TestTimersGoOffInOrder(t *testing.T) {
 	}
 }
 
-// Sockets towards endpoints get keep-alive when their connection has lasted.
-func TestKeepAliveOfLastingConnections(t *testing.T) {
+// Sockets towards endpoints keep alive, and send at once whatever is written.
+func TestOptionsOfEndpointSockets(t *testing.T) {
 	s := start(t, Config{KeepAlive: 77 * time.Second}, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}}))
-	c := connect(t, s)
-	ask(t, c, "x")
+	ask(t, connect(t, s), "x")
 	x := s.live.all()[0].(*tcpConn)
-	option := func(level, name int) int {
-		got := make(chan int)
-		x.loop.post(func() {
-			v, err := unix.GetsockoptInt(x.sides[endpointSide].fd, level, name)
-			if err != nil {
-				v = -1
+	for _, o := range []struct {
+		name          string
+		level, option int
+		want          int
+	}{
+		{"SO_KEEPALIVE", unix.SOL_SOCKET, unix.SO_KEEPALIVE, 1},
+		{"TCP_KEEPIDLE", unix.IPPROTO_TCP, unix.TCP_KEEPIDLE, 77},
+		{"TCP_NODELAY", unix.IPPROTO_TCP, unix.TCP_NODELAY, 1},
+	} {
+		for _, side := range []int{clientSide, endpointSide} {
+			got := make(chan int)
+			x.loop.post(func() {
+				v, err := unix.GetsockoptInt(x.sides[side].fd, o.level, o.option)
+				if err != nil {
+					v = -1
+				}
+				got <- v
+			})
+			if v := <-got; v != o.want {
+				t.Errorf("%s of side %d is %d, want %d", o.name, side, v, o.want)
 			}
-			got <- v
-		})
-		return <-got
-	}
-	if got := option(unix.SOL_SOCKET, unix.SO_KEEPALIVE); got != 0 {
-		t.Errorf("SO_KEEPALIVE is %d at the start, want 0: it costs calls", got)
-	}
-	eventually(t, "keep-alive", func() bool { return option(unix.SOL_SOCKET, unix.SO_KEEPALIVE) == 1 })
-	if got := option(unix.IPPROTO_TCP, unix.TCP_KEEPIDLE); got != 77 {
-		t.Errorf("TCP_KEEPIDLE is %d, want 77", got)
+		}
 	}
 }
 
@@ -125,28 +129,6 @@ func checkFlood(t *testing.T, c net.Conn, size int) {
 	}
 	if got != size {
 		t.Errorf("got %d bytes, want %d", got, size)
-	}
-}
-
-// Sockets towards endpoints send at once whatever is written, but aren't asked to
-// before the second write, which is the first that could wait.
-func TestSecondWriteIsSentAtOnce(t *testing.T) {
-	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}}))
-	c := connect(t, s)
-	for i, want := range []int{0, 1, 1} {
-		ask(t, c, "x")
-		x := s.live.all()[0].(*tcpConn)
-		got := make(chan int)
-		x.loop.post(func() {
-			v, err := unix.GetsockoptInt(x.sides[endpointSide].fd, unix.IPPROTO_TCP, unix.TCP_NODELAY)
-			if err != nil {
-				v = -1
-			}
-			got <- v
-		})
-		if v := <-got; v != want {
-			t.Errorf("TCP_NODELAY is %d after write %d, want %d", v, i+1, want)
-		}
 	}
 }
 

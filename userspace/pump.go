@@ -128,9 +128,6 @@ func (p *pump) rest(src *side) {
 // give writes what was copied, and keeps what the sink doesn't take.
 func (p *pump) give(c *tcpConn, dst *side, b []byte) ending {
 	if dst.writable {
-		if p.moved {
-			dst.hurry()
-		}
 		n, err := sysSend(dst.fd, b)
 		switch {
 		case err == 0:
@@ -160,9 +157,6 @@ func (p *pump) flush(c *tcpConn, dst *side) ending {
 	for p.pending > 0 {
 		if !dst.writable {
 			return blocked
-		}
-		if p.moved {
-			dst.hurry()
 		}
 		n, err := p.push(dst.fd)
 		switch {

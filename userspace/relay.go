@@ -39,9 +39,6 @@ func (x *tcpConn) begin() {
 	if x.phase != relaying {
 		return
 	}
-	if !x.pumps[clientSide].moved && !x.ended[clientSide] {
-		x.sides[endpointSide].acknowledge()
-	}
 	if x.sides[clientSide].watched {
 		return
 	}

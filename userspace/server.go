@@ -61,7 +61,7 @@ func New(cfg Config) *Server {
 		stopped: make(chan struct{}), shedding: make(chan struct{}, 1),
 	}
 	s.locals.list, s.locals.ask = cfg.LocalAddresses, isLocal
-	s.dialers = newDialers(cfg.Mark)
+	s.dialers = newDialers(cfg.Mark, cfg.KeepAlive)
 	return s
 }
 

@@ -16,7 +16,6 @@ type side struct {
 	urgent   bool // it got urgent data, at which reads stop short
 	watched  bool // the kernel tells of events
 	asksOut  bool // and when it can be written to
-	hurried  bool // see hurry
 }
 
 // Events of a socket. The endpoint's is written to first, and connected before.
@@ -87,21 +86,6 @@ const (
 func (s *side) unsent() bool {
 	n, err := unix.IoctlGetInt(s.fd, unix.SIOCOUTQ)
 	return err == nil && n > 0
-}
-
-// acknowledge completes the handshake at once, as nothing is there to be sent: an
-// endpoint that speaks first mustn't wait. A socket that can't is acknowledged by
-// the kernel, after 200 ms (TCP_DELACK_MAX).
-func (s *side) acknowledge() { sysOption(s.fd, unix.IPPROTO_TCP, unix.TCP_QUICKACK, 1) }
-
-// hurry lets each write be sent at once, however small (TCP_NODELAY). The first one
-// is in any case (tcp_nagle_check in net/ipv4/tcp_output.c), and on a short
-// connection there is no other. Clients' sockets have it from the listener.
-func (s *side) hurry() {
-	if !s.hurried {
-		s.hurried = true
-		sysOption(s.fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
-	}
 }
 
 // finish tells the peer that no more comes.

@@ -51,9 +51,6 @@ func sysEvents(epoll int, events []unix.EpollEvent, patience int) int {
 	return int(n)
 }
 
-// sysYield is sched_yield(2): who else is to run on this processor does first.
-func sysYield() { unix.RawSyscall(unix.SYS_SCHED_YIELD, 0, 0, 0) }
-
 // sysAccept is accept4(2).
 func sysAccept(fd int, from *rawAddress) (int, unix.Errno) {
 	size := uint32(sizeofAddress6)

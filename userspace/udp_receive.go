@@ -26,7 +26,6 @@ func (w *udpWorker) serve(l *udpListener) {
 		for i := range n {
 			w.accept(l, i)
 		}
-		w.handled += n
 		w.lookUp()
 		for i, x := range w.touched {
 			w.touched[i] = nil

@@ -2,7 +2,6 @@ package userspace
 
 import (
 	"net/netip"
-	"runtime"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -42,9 +41,7 @@ type udpWorker struct {
 	again     []*upstream // have more to receive
 	resumed   []*upstream // room for again
 	resting   resting
-	crowd     crowd
 	shedding  shedding
-	handled   int         // datagrams of this turn
 	closing   bool        // ends when it is set
 	started   bool        // run was called
 	pressed   atomic.Bool // somebody else asked it to make room
@@ -91,11 +88,9 @@ func (w *udpWorker) release() {
 // run serves until close.
 func (w *udpWorker) run() {
 	w.replies.worker = w
-	runtime.LockOSThread() // never unlocked: how it is scheduled ends with the thread
 	events := make([]unix.EpollEvent, eventsAtOnce)
 	w.now = sinceEpoch()
 	for !w.closing {
-		w.crowd.giveWay(w.now)
 		n := w.wait(events)
 		w.now = sinceEpoch()
 		w.answer()
@@ -105,8 +100,6 @@ func (w *udpWorker) run() {
 		w.resume()
 		w.replies.flush()
 		w.timers.expire(w.now)
-		w.crowd.note(w.handled, w.now)
-		w.handled = 0
 	}
 	w.refusePosts()
 	w.release()

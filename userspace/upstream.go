@@ -224,7 +224,6 @@ func (w *udpWorker) bring(x *session, slot, n int) {
 		total += len(p.data)
 	}
 	w.replies.used += n
-	w.handled += n
 	if count > 0 {
 		x.answered(count, total)
 	}
