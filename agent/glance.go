@@ -7,12 +7,12 @@ import (
 	"kproxy.dev/kproxy/userspace"
 )
 
-// Glance returns the present plan, nil before the first, and calls traffic for
-// every service port that has ever carried anything: what Status says of the
-// connections of service ports, without making a row for each of thousands.
-func (a *Agent) Glance(traffic func(service.Key, plan.Connections)) *plan.Plan {
-	if a.current.Load() == nil {
-		return nil
+// Traffic calls each for every service port of the plan: what Status says of its
+// connections, without making a row for each of thousands.
+func (a *Agent) Traffic(each func(service.Key, plan.Connections)) {
+	p := a.current.Load()
+	if p == nil {
+		return
 	}
 	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
@@ -20,14 +20,11 @@ func (a *Agent) Glance(traffic func(service.Key, plan.Connections)) *plan.Plan {
 	a.counting.RLock()
 	defer a.counting.RUnlock()
 	kernel := a.accounting.Traffic()
-	a.userspace.Traffic(func(k service.Key, us userspace.Counters) {
-		traffic(k, connectionsOf(us, kernel[k]))
-		delete(kernel, k)
-	})
-	for k, f := range kernel {
-		traffic(k, connectionsOf(userspace.Counters{}, f))
+	user := map[service.Key]userspace.Counters{}
+	a.userspace.Traffic(func(k service.Key, c userspace.Counters) { user[k] = c })
+	for _, s := range p.Services {
+		each(s.Port.Key, connectionsOf(user[s.Port.Key], kernel[s.Port.Key]))
 	}
-	return a.current.Load()
 }
 
 // connectionsOf joins what both kinds of data planes have counted.

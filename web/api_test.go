@@ -19,7 +19,7 @@ func api(src Source) http.Handler {
 	reg := prometheus.NewRegistry()
 	NewMetrics(reg, metricsOf(src))
 	rec := NewRecorder(DefaultRecorderConfig(src))
-	rec.look(start, true)
+	rec.readStatus(start, true)
 	return API(APIConfig{Source: src, Recorder: rec, Gatherer: reg, Configz: map[string]any{"kproxy.dev": map[string]string{"mode": "iptables"}}})
 }
 

@@ -164,8 +164,8 @@ func serveWithin(t *testing.T, bounds *Connections) *countingListener {
 	mux.HandleFunc("/now", func(w http.ResponseWriter, _ *http.Request) { plainText(w, http.StatusOK, "ok") })
 	mux.HandleFunc("/never", func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	mux.HandleFunc("/long", func(w http.ResponseWriter, r *http.Request) {
-		for out := (streamWriter{w: w, ctl: http.NewResponseController(w)}); r.Context().Err() == nil; {
-			if out.write("more\n") != nil {
+		for out := (&eventWriter{to: w, ctl: http.NewResponseController(w)}); r.Context().Err() == nil; {
+			if out.write([]byte("more\n")) != nil {
 				return
 			}
 			time.Sleep(time.Millisecond)

@@ -8,7 +8,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// The figures that history is kept of, in the order of historyNames.
+// The figures that history is kept of.
 const (
 	seriesActive = iota
 	seriesConnections
@@ -19,81 +19,35 @@ const (
 	seriesCount
 )
 
-// ring is the last samples of one figure. Rings of a recorder share the place at
-// which the next sample goes. One whose samples are all zero takes no memory:
-// most services do nothing most of the time, and hardly any ever fails.
-type ring struct{ samples *samples }
+// ring is the last samples of one figure, in order. It holds only those that aren't
+// zero: most services are idle most of the time, and hardly any ever fails.
+type ring []point
 
-// samples has all values, or as long as these are few, those that aren't zero: of
-// thousands of services most have had a connection or two within minutes.
-type samples struct {
-	few     []placed // in the place of all
-	all     []float32
-	nonzero int // of all
-}
-
-type placed struct {
-	at    int32
+type point struct {
+	at    int32 // the number of the sample
 	value float32
 }
 
-// fewSamples is how many take much less room on their own.
-const fewSamples = 16
-
-// put writes the sample at a place; size is how many the ring holds.
+// put adds the sample number at and drops those that are size samples older.
 func (r *ring) put(at, size int, v float64) {
-	value := float32(v)
-	if r.samples == nil {
-		if value == 0 {
-			return
-		}
-		r.samples = &samples{}
+	old := 0
+	for old < len(*r) && int((*r)[old].at) <= at-size {
+		old++
 	}
-	s := r.samples
-	if s.all == nil && len(s.few) == fewSamples && value != 0 {
-		s.spread(size)
+	if *r = slices.Delete(*r, 0, old); v != 0 {
+		*r = append(*r, point{int32(at), float32(v)})
 	}
-	if s.all == nil {
-		s.few = slices.DeleteFunc(s.few, func(o placed) bool { return o.at == int32(at) })
-		if value != 0 {
-			s.few = append(s.few, placed{int32(at), value})
-		}
-	} else {
-		if s.all[at] != 0 {
-			s.nonzero--
-		}
-		if s.all[at] = value; value != 0 {
-			s.nonzero++
-		}
-	}
-	if s.nonzero+len(s.few) == 0 {
-		r.samples = nil
+	if len(*r) == 0 {
+		*r = nil
 	}
 }
 
-// spread gives every value its place.
-func (s *samples) spread(size int) {
-	s.all, s.nonzero = make([]float32, size), len(s.few)
-	for _, o := range s.few {
-		s.all[o.at] = o.value
-	}
-	s.few = nil
-}
-
-// last returns the n samples before the place at which the next one goes, oldest
-// first.
-func (r *ring) last(next, size, n int) []float64 {
+// last returns the n samples before the number next, oldest first.
+func (r ring) last(next, n int) []float64 {
 	out := make([]float64, n)
-	if r.samples == nil {
-		return out
-	}
-	first := next - n + size
-	for i := range r.samples.all[:min(n, len(r.samples.all))] {
-		out[i] = round2(float64(r.samples.all[(first+i)%size]))
-	}
-	for _, o := range r.samples.few {
-		if i := (int(o.at) - first + 2*size) % size; i < n {
-			out[i] = round2(float64(o.value))
+	for _, p := range r {
+		if i := int(p.at) - (next - n); i >= 0 {
+			out[i] = round2(float64(p.value))
 		}
 	}
 	return out
@@ -111,7 +65,7 @@ type Series struct {
 }
 
 // rates returns the rates per second between two readings. A counter that went
-// back belongs to something new, of which nothing is known yet.
+// back belongs to a new service port, whose rate isn't known yet.
 func rates(was, is plan.Connections, took time.Duration) Rates {
 	per := func(was, is uint64) float64 {
 		if is <= was || took <= 0 {
@@ -125,6 +79,6 @@ func rates(was, is plan.Connections, took time.Duration) Rates {
 	}
 }
 
-// round2 keeps two decimals: what is shown, and what may change without
-// anybody having to be told.
+// round2 keeps the two decimals that the dashboard shows, so that smaller changes
+// aren't sent.
 func round2(v float64) float64 { return math.Round(v*100) / 100 }

@@ -22,14 +22,14 @@ func TestRing(t *testing.T) {
 			if at >= 3*size {
 				v = 0
 			}
-			r.put(at%size, size, v)
+			r.put(at, size, v)
 			put = append(put, v)
-			next, n := len(put)%size, min(len(put), size)
-			if d := cmp.Diff(put[len(put)-n:], r.last(next, size, n)); d != "" {
+			n := min(len(put), size)
+			if d := cmp.Diff(put[len(put)-n:], r.last(len(put), n)); d != "" {
 				t.Fatalf("share %v, after %d samples (-want +got):\n%s", share, len(put), d)
 			}
 		}
-		if r.samples != nil {
+		if r != nil {
 			t.Errorf("share %v: samples that are all zero take memory", share)
 		}
 	}

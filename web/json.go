@@ -5,6 +5,8 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"net/http"
+	"strconv"
+	"strings"
 )
 
 // errorBody is the JSON of every refusal, read back by Client.
@@ -46,4 +48,31 @@ func writeCompressed(w http.ResponseWriter, r *http.Request, v any) {
 	w.Header().Set("Content-Encoding", "gzip")
 	w.Header().Set("Vary", "Accept-Encoding")
 	_, _ = w.Write(zip(b, gzip.BestSpeed))
+}
+
+// acceptsGzip reports whether r's client takes gzip (RFC 9110, section 12.5.3): what
+// it says of gzip by name counts, wherever that stands, before what it says of any.
+func acceptsGzip(r *http.Request) bool {
+	takes := false
+	for part := range strings.SplitSeq(r.Header.Get("Accept-Encoding"), ",") {
+		coding, weight, _ := strings.Cut(part, ";")
+		switch strings.ToLower(strings.TrimSpace(coding)) {
+		case "gzip", "x-gzip":
+			return weighsSomething(weight)
+		case "*":
+			takes = weighsSomething(weight)
+		}
+	}
+	return takes
+}
+
+// weighsSomething reports whether the weight of a content coding isn't 0; it is 1
+// where there is none.
+func weighsSomething(weight string) bool {
+	value, has := strings.CutPrefix(strings.ToLower(strings.TrimSpace(weight)), "q=")
+	if !has {
+		return true
+	}
+	q, err := strconv.ParseFloat(value, 64)
+	return err == nil && q > 0
 }

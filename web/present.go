@@ -11,7 +11,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// overview returns everything, as of the last look.
+// overview returns everything, as of the last read.
 func (r *Recorder) overview() overview {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
@@ -50,14 +50,13 @@ func (r *Recorder) History(keys []string) History {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	h := History{IntervalSeconds: r.cfg.Interval.Seconds(), End: r.kept.UTC(), Services: map[string]Series{}}
-	size := r.cfg.Samples
-	next, n := r.samples%size, min(r.samples, size)
+	n := min(r.samples, r.cfg.Samples)
 	for _, key := range keys {
 		rec := r.byKey[key]
 		if rec == nil || rec.row == nil {
 			continue
 		}
-		of := func(series int) []float64 { return rec.rings[series].last(next, size, n) }
+		of := func(series int) []float64 { return rec.rings[series].last(r.samples, n) }
 		h.Services[key] = Series{
 			Active: of(seriesActive), Connections: of(seriesConnections), BytesIn: of(seriesBytesIn),
 			BytesOut: of(seriesBytesOut), Failed: of(seriesFailed), Retried: of(seriesRetried),
@@ -105,7 +104,7 @@ type ServicePage struct {
 	Health  []EndpointHealth   `json:"health"` // in the order of the service's endpoints
 }
 
-// Service returns what is known of a service port, as of the last look.
+// Service returns what is known of a service port, as of the last read.
 // namespace/name will do for a service of one port.
 func (r *Recorder) Service(key string) (ServicePage, bool) {
 	r.mu.RLock()
@@ -118,8 +117,7 @@ func (r *Recorder) Service(key string) (ServicePage, bool) {
 	}
 	page := ServicePage{Service: r.status.Services[rec.at], Row: rec.row, Health: []EndpointHealth{}}
 	for i := range page.Service.Endpoints {
-		a := page.Service.Endpoints[i].Address
-		page.Health = append(page.Health, EndpointHealth{Address: a.String(), Changes: append([]HealthChange{}, rec.health[a]...)})
+		page.Health = append(page.Health, healthOf(&page.Service.Endpoints[i], &rec.events))
 	}
 	return page, true
 }
@@ -182,7 +180,7 @@ type NodeSync struct {
 	Recent []plan.SyncTime `json:"recent"` // oldest first
 }
 
-// Node returns how the node is: its status as of the last look, the rest as of
+// Node returns how the node is: its status as of the last read, the rest as of
 // now.
 func (r *Recorder) Node() NodeFigures {
 	r.mu.RLock()

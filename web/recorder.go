@@ -2,7 +2,7 @@ package web
 
 import (
 	"context"
-	"net/netip"
+	"strings"
 	"sync"
 	"time"
 
@@ -10,83 +10,75 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// RecorderConfig says what a Recorder looks at and how much it keeps.
+// RecorderConfig says what a Recorder reads and how much it keeps.
 type RecorderConfig struct {
 	Source Source
 	// Subscribe is where events come from; nil means Source.Subscribe.
 	Subscribe func() (<-chan plan.Event, func())
-	// Node tells what the status doesn't; nil leaves it out.
+	// Node returns the figures that the status lacks; nil leaves them out.
 	Node func() plan.NodeFigures
-	// Glance is a look that costs next to nothing: it calls traffic for every service
-	// port that has ever carried anything, and returns the present plan, nil before
-	// the first. It is all that is done while the Recorder dozes; nil lets it never doze.
-	Glance func(traffic func(service.Key, plan.Connections)) *plan.Plan
-	// Interval is the time between two samples, and between two looks while
-	// somebody watches; IdleInterval between two looks while nobody does.
+	// Traffic calls each for every service port with its counters. It costs much less
+	// than a status, so the Recorder reads nothing else while it is idle; with nil it
+	// never is.
+	Traffic func(each func(service.Key, plan.Connections))
+	// Interval is the time between two samples while streams are open, IdleInterval
+	// while none is.
 	Interval, IdleInterval time.Duration
-	// Awake is how long after the last stream or request the Recorder dozes off.
-	Awake time.Duration
+	// IdleAfter is how long after the last stream or request the Recorder is idle.
+	IdleAfter time.Duration
 	// Samples is how many the history holds.
 	Samples int
-	// Events is how many the timeline holds, ServiceEvents how many of these it
-	// holds of a service port, however many others have.
+	// Events is how many the timeline holds, ServiceEvents how many more it holds of
+	// each service port.
 	Events, ServiceEvents int
 }
 
-// DefaultRecorderConfig looks at src every two seconds, every ten while nobody
-// watches, and keeps five minutes. A look at 5,000 services of three endpoints
-// costs about 40 ms of CPU and 20 MB of garbage, most of them in the status: so it
-// only glances from a minute after somebody has watched.
+// DefaultRecorderConfig samples src every two seconds, every ten while no stream is
+// open, and keeps five minutes. Reading the status of 5,000 services of three endpoints
+// costs about 40 ms of CPU and 20 MB of garbage, so it is read only until a minute after
+// the last request.
 func DefaultRecorderConfig(src Source) RecorderConfig {
 	return RecorderConfig{
-		Source: src, Interval: 2 * time.Second, IdleInterval: 10 * time.Second, Awake: time.Minute,
+		Source: src, Interval: 2 * time.Second, IdleInterval: 10 * time.Second, IdleAfter: time.Minute,
 		Samples: 150, Events: 2000, ServiceEvents: 24,
 	}
 }
 
-// soonest is how quickly a look may follow another when something happens while
-// somebody watches. Without, nobody has to know before the next look.
+// soonest is the least time between two reads of the status when events hasten the next.
 const soonest = 500 * time.Millisecond
 
-// Recorder looks at the status at an interval and keeps what the dashboard
-// shows: the present state, a few minutes of rates, and what happened. It tells
-// every live stream what has changed, which is found out and encoded once for
-// all of them. While nobody watches it dozes: it keeps the history of what carries
-// traffic, and what happens, but nothing of the present state, which is much of what
-// many services need. Its methods are safe for concurrent use.
+// Recorder samples the status and keeps what the dashboard shows: the present state,
+// minutes of rates, and what happened. It finds out and encodes what has changed once
+// for all live streams. While idle it keeps the history of what carries traffic, and
+// events, but not the present state. Its methods are safe for concurrent use.
 type Recorder struct {
 	cfg RecorderConfig
 	hub hub
 
-	looking sync.Mutex // held for a look: one at a time, so that none undoes a later one
+	reading sync.Mutex // held while the status is read: a read never undoes a later one
 
-	mu       sync.RWMutex // looks write, requests read; nobody who holds it takes the hub's
-	status   plan.Status
-	services []*record // in the order of status.Services
+	mu       sync.RWMutex // reads of the status write, requests read; taken after the hub's
+	status   plan.Status  // without services while idle
+	services []*record    // in the order of status.Services
 	byKey    map[string]*record
 	timeline eventRing
-	looks    int       // how often the status was read
-	looked   time.Time // when it was last
+	passes   int       // how often the services were read
+	read     time.Time // when the status was last; zero while idle
 	kept     time.Time // when the history last got a sample
 	samples  int       // how many it ever got
-	asked    time.Time // when somebody last wanted to know
-	dozing   bool      // only glances since
-	glanced  *plan.Plan
-	loose    bool // there may be records of what no plan has
+	asked    time.Time // when a stream was last open, or a request came
 }
 
 // record is what is kept of one service port.
 type record struct {
 	key     string
-	row     *Row
+	row     *Row             // nil while idle, and until the status has the service port
 	at      int              // in status.Services
-	seen    int              // the look that last found it
-	carried int              // the glance that last found traffic
+	seen    int              // the pass that last found it
 	counted plan.Connections // when the history last got a sample
 	begun   bool             // counted is a reading
 	rings   [seriesCount]ring
 	events  eventRing
-	health  map[netip.AddrPort]healthLog
 }
 
 // NewRecorder returns a Recorder that knows nothing before Run.
@@ -117,14 +109,14 @@ func (r *Recorder) Run(ctx context.Context) error {
 				continue
 			}
 			r.happened(drainEvents(events, e))
-			if !due && r.hub.anybody() { // show what came of it without waiting for the interval's end
+			if !due && r.hub.watching() { // show the outcome before the interval ends
 				due = true
 				soon.Reset(max(soonest-r.age(), 0))
 			}
 		case <-soon.C:
 			due = false
-			r.look(time.Now(), false)
-		case <-r.hub.watched: // the first one since a while
+			r.readStatus(time.Now(), false)
+		case <-r.hub.watched: // the first stream in a while
 			next.Reset(r.wait())
 		case <-next.C:
 			r.sample(time.Now())
@@ -136,7 +128,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 // wait is how long the next sample may wait.
 func (r *Recorder) wait() time.Duration {
 	every := r.cfg.IdleInterval
-	if r.hub.anybody() {
+	if r.hub.watching() {
 		every = r.cfg.Interval
 	}
 	r.mu.RLock()
@@ -144,22 +136,21 @@ func (r *Recorder) wait() time.Duration {
 	return max(every-time.Since(r.kept), 0)
 }
 
-// age is how old what is known is.
+// age is how old the status is.
 func (r *Recorder) age() time.Duration {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	return time.Since(r.looked)
+	return time.Since(r.read)
 }
 
-// refresh looks if what is known is older than an interval: while nobody
-// watched, nothing had to be as new as that.
+// refresh reads the status for a request, unless the last read is newer than an interval.
 func (r *Recorder) refresh() {
 	now := time.Now()
 	r.mu.Lock()
 	r.asked = now
 	r.mu.Unlock()
 	if r.age() > r.cfg.Interval {
-		r.look(now, false)
+		r.readStatus(now, false)
 	}
 }
 
@@ -188,12 +179,192 @@ func (r *Recorder) happened(events []plan.Event) {
 			continue
 		}
 		rec := r.byKey[e.Service]
-		if rec == nil { // it comes with the next sample, or it has gone
+		if rec == nil { // the next pass finds its service port, or drops it
 			rec = r.newRecord(e.Service)
-			r.loose = true
 		}
 		rec.events.add(e)
 	}
 	r.mu.Unlock()
 	r.hub.publishEvents(events)
+}
+
+// sample adds a sample of now to the history.
+func (r *Recorder) sample(now time.Time) {
+	if r.cfg.Traffic != nil && r.isIdle(now) {
+		r.readTraffic(now)
+	} else {
+		r.readStatus(now, true)
+	}
+}
+
+func (r *Recorder) isIdle(now time.Time) bool {
+	watched := r.hub.watching()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if watched {
+		r.asked = now
+	}
+	return r.asked.IsZero() || now.Sub(r.asked) >= r.cfg.IdleAfter
+}
+
+// readTraffic adds a sample of the counters alone, and lets go of the status.
+func (r *Recorder) readTraffic(now time.Time) {
+	r.reading.Lock()
+	defer r.reading.Unlock()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if !r.read.IsZero() {
+		r.read, r.status.Services, r.services = time.Time{}, nil, nil
+		for _, rec := range r.byKey {
+			rec.row = nil
+		}
+	}
+	r.passes++
+	k := r.sampleAt(now)
+	r.cfg.Traffic(func(port service.Key, c plan.Connections) {
+		key := port.String()
+		rec := r.byKey[key]
+		if c == (plan.Connections{}) && (rec == nil || rec.isEmpty()) {
+			delete(r.byKey, key)
+			return
+		}
+		if rec == nil {
+			rec = r.newRecord(key)
+		}
+		rec.seen = r.passes
+		rec.begun = rec.begun || r.samples > 0 // it had carried nothing at the last sample
+		r.keepCounts(rec, c, k)
+	})
+	r.keptAt(now, k)
+	r.forget()
+}
+
+// isEmpty reports whether rec holds nothing that a new record lacks.
+func (rec *record) isEmpty() bool {
+	for i := range rec.rings {
+		if len(rec.rings[i]) > 0 {
+			return false
+		}
+	}
+	return len(rec.events.events) == 0 && rec.counted == plan.Connections{}
+}
+
+// readStatus reads the status and tells the streams what has changed. With keep, the
+// history gets a sample.
+func (r *Recorder) readStatus(now time.Time, keep bool) {
+	r.reading.Lock()
+	defer r.reading.Unlock()
+	r.mu.RLock()
+	newer := r.read.After(now)
+	r.mu.RUnlock()
+	if newer && !keep {
+		return // another request read it meanwhile
+	}
+	st := r.cfg.Source.Status()
+	r.mu.Lock()
+	r.passes++
+	r.read = now
+	var k sampling
+	if keep {
+		k = r.sampleAt(now)
+	}
+	d := delta{Time: now.UTC(), Alive: st.Alive, Exhausted: listed(st.Exhausted), Changed: []*Row{}}
+	services := make([]*record, len(st.Services))
+	for i := range st.Services {
+		s := &st.Services[i]
+		key := rowKey(s)
+		rec := r.byKey[key]
+		if rec == nil {
+			rec = r.newRecord(key)
+		}
+		services[i] = rec
+		rec.at, rec.seen = i, r.passes
+		was := rec.row
+		rec.row = newRow(was, s, r.keepCounts(rec, s.Connections, k), now)
+		if rec.row != was {
+			d.Changed = append(d.Changed, rec.row)
+		}
+	}
+	d.Removed = r.forget()
+	changed := len(d.Changed) > 0 || len(d.Removed) > 0 || st.Health() != r.status.Health()
+	r.status, r.services = st, services
+	if keep {
+		r.keptAt(now, k)
+	}
+	r.mu.Unlock()
+	r.hub.publishRows(&d, changed)
+	if keep {
+		r.hub.publishNode(r.Node)
+	}
+}
+
+func (r *Recorder) newRecord(key string) *record {
+	rec := &record{key: strings.Clone(key), seen: r.passes, events: eventRing{limit: r.cfg.ServiceEvents}}
+	r.byKey[rec.key] = rec
+	return rec
+}
+
+// sampling says where a sample goes in the history: into several places if it comes
+// several intervals after the last.
+type sampling struct {
+	places int // 0: nowhere
+	took   time.Duration
+}
+
+func (r *Recorder) sampleAt(now time.Time) sampling {
+	s := sampling{places: 1}
+	if !r.kept.IsZero() {
+		s.took = now.Sub(r.kept)
+		s.places = min(max(int((s.took+r.cfg.Interval/2)/r.cfg.Interval), 1), r.cfg.Samples)
+	}
+	return s
+}
+
+// keptAt notes that the history has a sample of now.
+func (r *Recorder) keptAt(now time.Time, s sampling) {
+	r.kept = now
+	r.samples += s.places
+}
+
+// keepCounts adds to the history and returns the rates to show. The first reading of a
+// service port is where its rates begin.
+func (r *Recorder) keepCounts(rec *record, c plan.Connections, s sampling) Rates {
+	if !rec.begun {
+		rec.counted, rec.begun = c, true
+	}
+	if s.places == 0 {
+		if rec.row == nil {
+			return Rates{}
+		}
+		return rec.row.Rates
+	}
+	now := rates(rec.counted, c, s.took)
+	rec.counted = c
+	for i, v := range [seriesCount]float64{
+		seriesActive: float64(c.Active), seriesConnections: now.Connections,
+		seriesBytesIn: now.BytesIn, seriesBytesOut: now.BytesOut,
+		seriesFailed: now.Failed, seriesRetried: now.Retried,
+	} {
+		for place := range s.places {
+			rec.rings[i].put(r.samples+place, r.cfg.Samples, v)
+		}
+	}
+	return now
+}
+
+// forget drops the records of the service ports that this pass didn't find, and returns
+// the keys of those that had a row. A record that an event made waits for one more pass:
+// the service port may be newer than this pass.
+func (r *Recorder) forget() []string {
+	removed := []string{}
+	for key, rec := range r.byKey {
+		if rec.seen == r.passes || rec.row == nil && rec.seen == r.passes-1 {
+			continue
+		}
+		delete(r.byKey, key)
+		if rec.row != nil {
+			removed = append(removed, key)
+		}
+	}
+	return removed
 }

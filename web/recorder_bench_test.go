@@ -29,30 +29,30 @@ func bigCluster(n int) *fakeSource {
 	return f
 }
 
-// BenchmarkLook is what a look at 5,000 services costs beside the status itself,
+// BenchmarkReadStatus is what reading 5,000 services costs beside the status itself,
 // and what the recorder keeps of them: with one in twenty busy, which is a lot, and
 // with all of them, which is the worst.
-func BenchmarkLook(b *testing.B) {
+func BenchmarkReadStatus(b *testing.B) {
 	for _, every := range []int{20, 1} {
 		b.Run(fmt.Sprintf("busy=1in%d", every), func(b *testing.B) {
 			src := bigCluster(5000)
 			before := heap()
 			rec := NewRecorder(DefaultRecorderConfig(src))
 			at := start
-			look := func() {
+			read := func() {
 				for i := 0; i < len(src.status.Services); i += every {
 					c := &src.status.Services[i].Connections
 					*c = plan.Connections{Active: 1, Total: c.Total + 9, Failed: c.Failed + 1, Retried: c.Retried + 1, BytesIn: c.BytesIn + 1e3, BytesOut: c.BytesOut + 1e6}
 				}
 				at = at.Add(2 * time.Second)
-				rec.look(at, true)
+				rec.readStatus(at, true)
 			}
 			for range rec.cfg.Samples {
-				look()
+				read()
 			}
 			b.ReportAllocs()
 			for b.Loop() {
-				look()
+				read()
 			}
 			b.ReportMetric((float64(heap())-float64(before))/(1<<20), "MB-kept")
 			runtime.KeepAlive(rec)
@@ -60,17 +60,17 @@ func BenchmarkLook(b *testing.B) {
 	}
 }
 
-// BenchmarkOverview is what the first of all streams that begin between two looks
+// BenchmarkOverview is what the first of all streams that begin between two reads
 // costs.
 func BenchmarkOverview(b *testing.B) {
 	rec := NewRecorder(DefaultRecorderConfig(bigCluster(5000)))
-	rec.look(start, true)
+	rec.readStatus(start, true)
 	b.ReportAllocs()
 	for b.Loop() {
 		rec.hub.whole = nil
 		m, ch := rec.hub.subscribe(rec.overview)
 		rec.hub.unsubscribe(ch)
-		b.ReportMetric(float64(len(m.deflated))/1e3, "kB-sent")
+		b.ReportMetric(float64(len(m))/1e3, "kB-sent")
 	}
 }
 

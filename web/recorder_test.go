@@ -198,7 +198,7 @@ func TestLiveStreamTellsWhatChanges(t *testing.T) {
 
 func TestAStreamThatFallsBehindBeginsAnew(t *testing.T) {
 	rec := NewRecorder(DefaultRecorderConfig(shop()))
-	rec.look(start, true)
+	rec.readStatus(start, true)
 	_, slow := rec.hub.subscribe(rec.overview)
 	_, quick := rec.hub.subscribe(rec.overview)
 	for i := range hubBuffer + 1 {
@@ -223,7 +223,7 @@ func TestHistory(t *testing.T) {
 	c.Samples = 4
 	rec := NewRecorder(c)
 	for i := range 6 {
-		rec.look(start.Add(time.Duration(i)*2*time.Second), true)
+		rec.readStatus(start.Add(time.Duration(i)*2*time.Second), true)
 		src.change(func(st *plan.Status) {
 			st.Services[0].Connections.Total += uint64(2 * i)
 			st.Services[0].Connections.Active = int64(i)
@@ -237,18 +237,18 @@ func TestHistory(t *testing.T) {
 	if d := cmp.Diff(want, h); d != "" {
 		t.Errorf("history (-want +got):\n%s", d)
 	}
-	if rec.byKey["shop/cart"].rings[seriesFailed].samples != nil {
+	if rec.byKey["shop/cart"].rings[seriesFailed] != nil {
 		t.Error("a figure that is always zero takes memory")
 	}
 	// A counter that starts anew is no burst, and a service that is back begins anew.
 	src.change(func(st *plan.Status) { st.Services[0].Connections.Total = 1 })
-	rec.look(start.Add(12*time.Second), true)
+	rec.readStatus(start.Add(12*time.Second), true)
 	if got := rec.History([]string{"shop/cart"}).Services["shop/cart"].Connections[3]; got != 0 {
 		t.Errorf("rate after the counter went back: got %v, want 0", got)
 	}
 }
 
-func TestNobodyWatches(t *testing.T) {
+func TestWithoutStreams(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		src := shop()
 		rec := NewRecorder(DefaultRecorderConfig(src))
@@ -259,8 +259,8 @@ func TestNobodyWatches(t *testing.T) {
 		src.change(func(st *plan.Status) { st.Services[0].Connections.Total += 100 })
 		time.Sleep(60 * time.Second)
 		rec.mu.RLock()
-		if looks, samples := rec.looks, rec.samples; looks != 7 || samples != 31 {
-			t.Errorf("in a minute that nobody watched: %d looks for %d samples, want 7 for 31", looks, samples)
+		if passes, samples := rec.passes, rec.samples; passes != 7 || samples != 31 {
+			t.Errorf("in a minute without streams: %d passes for %d samples, want 7 for 31", passes, samples)
 		}
 		rec.mu.RUnlock()
 		got := rec.History([]string{"shop/cart"}).Services["shop/cart"].Connections[:7]
@@ -270,8 +270,8 @@ func TestNobodyWatches(t *testing.T) {
 		_, stream := rec.hub.subscribe(rec.overview)
 		time.Sleep(20 * time.Second)
 		rec.mu.RLock()
-		if rec.looks < 7+9 {
-			t.Errorf("%d looks after 20 seconds that somebody watched", rec.looks-7)
+		if rec.passes < 7+9 {
+			t.Errorf("%d passes in 20 seconds with a stream", rec.passes-7)
 		}
 		rec.mu.RUnlock()
 		rec.hub.unsubscribe(stream)
@@ -282,37 +282,17 @@ func TestNobodyWatches(t *testing.T) {
 	})
 }
 
-func TestRingForgetsWhatIsZero(t *testing.T) {
-	var r ring
-	for i := range 3 {
-		r.put(i%3, 3, 0)
-	}
-	if r.samples != nil {
-		t.Error("zeros take memory")
-	}
-	r.put(0, 3, 5)
-	if d := cmp.Diff([]float64{0, 0, 5}, r.last(1, 3, 3)); d != "" {
-		t.Errorf("last (-want +got):\n%s", d)
-	}
-	for i := 1; i <= 3; i++ {
-		r.put(i%3, 3, 0)
-	}
-	if r.samples != nil {
-		t.Error("a ring that is all zeros again keeps its memory")
-	}
-}
-
 func TestTimelineIsBoundedByService(t *testing.T) {
 	c := DefaultRecorderConfig(shop())
 	c.Events, c.ServiceEvents = 5, 2
 	rec := NewRecorder(c)
-	rec.look(start, true)
+	rec.readStatus(start, true)
 	for i := range 7 {
 		rec.happened([]plan.Event{{Kind: "health", Service: "shop/web:http", Message: fmt.Sprint(i)}})
 	}
 	rec.happened([]plan.Event{{Kind: "health", Service: "shop/gone", Message: "removed"}})
-	rec.look(start.Add(time.Second), false)
-	rec.look(start.Add(2*time.Second), false)
+	rec.readStatus(start.Add(time.Second), false)
+	rec.readStatus(start.Add(2*time.Second), false)
 	for _, tt := range []struct {
 		key  string
 		n    int
@@ -343,7 +323,7 @@ func TestTimelineOfAllPortsHasWhatOthersPushedOut(t *testing.T) {
 	c := DefaultRecorderConfig(src)
 	c.Events = 2
 	rec := NewRecorder(c)
-	rec.look(start, true)
+	rec.readStatus(start, true)
 	for i, key := range []string{"shop/web:http", "shop/web:https", "shop/web:http", "shop/cart", "shop/webmail"} {
 		rec.happened([]plan.Event{{Time: start.Add(time.Duration(i) * time.Second), Kind: "health", Service: key, Message: fmt.Sprint(i)}})
 	}
@@ -356,46 +336,54 @@ func TestTimelineOfAllPortsHasWhatOthersPushedOut(t *testing.T) {
 	}
 }
 
+// TestHealthHistory: the history of an endpoint's health is what events said of it, and
+// its present health.
 func TestHealthHistory(t *testing.T) {
 	src := shop()
+	src.change(func(st *plan.Status) { st.Services[0].Endpoints[0].Since = start })
 	rec := NewRecorder(DefaultRecorderConfig(src))
-	rec.look(start, true)
-	set := func(i int, health, problem string) {
-		src.change(func(st *plan.Status) {
-			e := &st.Services[0].Endpoints[0]
-			e.Health, e.LastError, e.Since = health, problem, start.Add(time.Duration(i)*time.Minute)
-		})
-		rec.look(start.Add(time.Duration(i)*time.Minute), true)
+	history := func() []EndpointHealth {
+		t.Helper()
+		rec.readStatus(time.Now(), true)
+		page, ok := rec.Service("shop/cart")
+		if !ok {
+			t.Fatal("no such service")
+		}
+		return page.Health
 	}
-	set(1, "down", "connection refused")
-	set(2, "up", "connection refused") // the error stays in the status
-	page, ok := rec.Service("shop/cart")
-	if !ok {
-		t.Fatal("no such service")
+	if d := cmp.Diff([]HealthChange{{Time: start, Health: "up"}}, history()[0].Changes); d != "" {
+		t.Errorf("without events (-want +got):\n%s", d)
 	}
+	at := func(minute int) time.Time { return start.Add(time.Duration(minute) * time.Minute) }
+	event := func(minute int, message string) {
+		rec.happened([]plan.Event{{Time: at(minute), Kind: "health", Service: "shop/cart", Message: message}})
+	}
+	event(0, "10.2.0.2:8080 is up")
+	event(1, "10.2.0.2:8080 is down: connect: connection refused")
+	event(1, "10.2.0.20:8080 is down")
+	event(2, "10.2.0.2:8080 is up")
 	want := []HealthChange{
-		{Time: start, Health: "up"},
-		{Time: start.Add(time.Minute), Health: "down", Error: "connection refused"},
-		{Time: start.Add(2 * time.Minute), Health: "up"},
+		{Time: at(0), Health: "up"},
+		{Time: at(1), Health: "down", Error: "connect: connection refused"},
+		{Time: at(2), Health: "up"},
 	}
-	if d := cmp.Diff(want, page.Health[0].Changes); d != "" {
+	if d := cmp.Diff(want, history()[0].Changes); d != "" {
 		t.Errorf("changes (-want +got):\n%s", d)
 	}
-	for i := range 3 * maxHealthChanges {
-		set(i+3, []string{"down", "up"}[i%2], "")
-	}
-	if page, _ = rec.Service("shop/cart"); len(page.Health[0].Changes) != maxHealthChanges {
-		t.Errorf("%d changes are kept, want %d", len(page.Health[0].Changes), maxHealthChanges)
-	}
-	if len(want) != 3 || want[0].Health != "up" {
-		t.Error("what was handed out has changed")
-	}
 	src.change(func(st *plan.Status) {
-		st.Services[0].Endpoints = []plan.EndpointStatus{{Address: netip.MustParseAddrPort("10.2.0.9:80"), Health: "unknown"}}
+		e := &st.Services[0].Endpoints[0]
+		e.Health, e.LastError, e.Since = "down", "time-out", at(3) // the event is still to come
 	})
-	rec.look(start.Add(time.Hour), true)
-	if n := len(rec.byKey["shop/cart"].health); n != 1 {
-		t.Errorf("the health of %d endpoints is kept, want 1", n)
+	want = append(want, HealthChange{Time: at(3), Health: "down", Error: "time-out"})
+	if d := cmp.Diff(want, history()[0].Changes); d != "" {
+		t.Errorf("status newer than events (-want +got):\n%s", d)
+	}
+	event(3, "10.2.0.2:8080 is down: time-out")
+	if d := cmp.Diff(want, history()[0].Changes); d != "" {
+		t.Errorf("the event came (-want +got):\n%s", d)
+	}
+	if d := cmp.Diff([]HealthChange{{Health: "down"}}, history()[1].Changes); d != "" {
+		t.Errorf("another endpoint (-want +got):\n%s", d)
 	}
 }
 

@@ -8,8 +8,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// Row is one service port as the dashboard's overview shows it. A Row is never
-// changed once it is made: whoever holds one may read it at leisure.
+// Row is one service port as the dashboard's overview shows it. It is immutable.
 type Row struct {
 	Key       string           `json:"key"` // namespace/name[:port]
 	Namespace string           `json:"namespace"`
@@ -31,8 +30,7 @@ type Row struct {
 	Rates       Rates            `json:"rates"`
 	Endpoints   EndpointCount    `json:"endpoints"`
 	Dots        []Dot            `json:"dots"` // of the first endpoints
-	// Others are the addresses of the further endpoints, for the search. In what
-	// changed, they are absent where they are as before.
+	// Others are the addresses of the further endpoints, for the search.
 	Others []netip.AddrPort `json:"others,omitzero"`
 }
 
@@ -64,8 +62,8 @@ type Dot struct {
 // maxDots is how many endpoints a Row shows one by one.
 const maxDots = 12
 
-// qualifiesJitter is how far two readings of one point in time may be apart,
-// which is told as the seconds that are left.
+// qualifiesJitter is how far two readings of one point in time may be apart, as the
+// status gives the seconds that are left.
 const qualifiesJitter = 500 * time.Millisecond
 
 // rowKey is the key of a service port as the API spells it.
@@ -79,46 +77,15 @@ func rowKey(s *plan.ServiceStatus) string {
 
 // newRow returns the Row of s as of now, or was if that says the same.
 func newRow(was *Row, s *plan.ServiceStatus, rates Rates, now time.Time) *Row {
-	r := Row{
-		Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
+	r := &Row{
+		Key: rowKey(s), Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
 		Addresses: s.Addresses, NodePort: s.NodePort, Algorithm: s.Algorithm,
-		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason,
-		Problems: s.Problems, Degraded: s.Degraded, Connections: s.Connections, Rates: rates,
+		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason, QualifiesAt: qualifiesAt(was, s, now),
+		Problems: slices.Concat([]string{}, s.Problems), Degraded: s.Degraded, Connections: s.Connections, Rates: rates,
+		Endpoints: EndpointCount{Total: len(s.Endpoints)}, Dots: make([]Dot, 0, min(len(s.Endpoints), maxDots)),
 	}
-	if r.Problems == nil {
-		r.Problems = []string{}
-	}
-	if was != nil {
-		r.Key = was.Key
-	} else {
-		r.Key = rowKey(s)
-	}
-	r.QualifiesAt = qualifiesAt(was, s, now)
-	var dots [maxDots]Dot
-	n := r.countEndpoints(s.Endpoints, &dots)
-	if was != nil && slices.Equal(was.Dots, dots[:n]) {
-		r.Dots = was.Dots
-	} else {
-		r.Dots = slices.Clone(dots[:n])
-	}
-	if r.Dots == nil {
-		r.Dots = []Dot{}
-	}
-	if was != nil {
-		r.Others = was.Others
-	}
-	r.Others = others(r.Others, s.Endpoints)
-	if was != nil && was.same(&r) {
-		return was
-	}
-	changed := r // only what is kept goes to the heap
-	return &changed
-}
-
-// countEndpoints fills r.Endpoints and the first dots, and returns how many.
-func (r *Row) countEndpoints(endpoints []plan.EndpointStatus, dots *[maxDots]Dot) int {
-	for i := range endpoints {
-		e := &endpoints[i]
+	for i := range s.Endpoints {
+		e := &s.Endpoints[i]
 		switch e.Health {
 		case "up":
 			r.Endpoints.Up++
@@ -131,52 +98,19 @@ func (r *Row) countEndpoints(endpoints []plan.EndpointStatus, dots *[maxDots]Dot
 			r.Endpoints.Usable++
 		}
 		if i < maxDots {
-			dots[i] = Dot{Address: e.Address, Health: e.Health, Usable: e.Usable}
+			r.Dots = append(r.Dots, Dot{Address: e.Address, Health: e.Health, Usable: e.Usable})
+		} else {
+			r.Others = append(r.Others, e.Address)
 		}
 	}
-	r.Endpoints.Total = len(endpoints)
-	return min(len(endpoints), maxDots)
-}
-
-// others returns the addresses of the endpoints that have no dot; was if it has
-// the same ones.
-func others(was []netip.AddrPort, endpoints []plan.EndpointStatus) []netip.AddrPort {
-	if len(endpoints) <= maxDots {
-		return nil
-	}
-	rest := endpoints[maxDots:]
-	same := len(was) == len(rest)
-	for i := 0; same && i < len(rest); i++ {
-		same = was[i] == rest[i].Address
-	}
-	if same {
+	if was != nil && was.same(r) {
 		return was
 	}
-	out := make([]netip.AddrPort, len(rest))
-	for i := range rest {
-		out[i] = rest[i].Address
-	}
-	return out
+	return r
 }
 
-// since is what a stream that knows was is told of r. A service with hundreds of
-// endpoints changes its rates every moment, but hardly ever all these addresses.
-func (r *Row) since(was *Row) *Row {
-	if was == nil || was.Others == nil && r.Others == nil {
-		return r
-	}
-	told := *r
-	switch {
-	case r.Others == nil:
-		told.Others = []netip.AddrPort{}
-	case slices.Equal(was.Others, r.Others):
-		told.Others = nil
-	}
-	return &told
-}
-
-// qualifiesAt turns the seconds that are left into a point in time, and stays
-// with the one of before unless it has moved.
+// qualifiesAt turns the seconds that are left into a point in time: the former one
+// unless it has moved.
 func qualifiesAt(was *Row, s *plan.ServiceStatus, now time.Time) *time.Time {
 	if s.QualifiesInSeconds <= 0 {
 		return nil

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/plan"
@@ -47,28 +48,27 @@ type EndpointHealth struct {
 	Changes []HealthChange `json:"changes"`
 }
 
-// maxHealthChanges bounds what is kept of one endpoint.
-const maxHealthChanges = 10
-
-// healthLog is the last changes of one endpoint, oldest first.
-type healthLog []HealthChange
-
-// lacks reports whether e's health has changed since the last entry.
-func (l healthLog) lacks(e *plan.EndpointStatus) bool {
-	return len(l) == 0 || l[len(l)-1].Health != e.Health || e.Since.After(l[len(l)-1].Time)
-}
-
-// add returns l with e's present health.
-func (l healthLog) add(e *plan.EndpointStatus, now time.Time) healthLog {
-	change := HealthChange{Time: e.Since, Health: e.Health, Error: e.LastError}
-	if change.Time.IsZero() {
-		change.Time = now
+// healthOf returns the history of an endpoint's health: what the events of its service
+// port say, "ADDRESS is up" or "ADDRESS is down: ERROR", and its present health.
+func healthOf(e *plan.EndpointStatus, events *eventRing) EndpointHealth {
+	address := e.Address.String()
+	now := HealthChange{Time: e.Since, Health: e.Health}
+	if e.Health == "down" {
+		now.Error = e.LastError
 	}
-	if change.Health == "up" {
-		change.Error = "" // what was wrong before, the entry before tells
+	changes := []HealthChange{now}
+	for _, event := range events.newest(events.limit) { // in front: oldest first
+		what, ok := strings.CutPrefix(event.Message, address+" is ")
+		if !ok || event.Kind != "health" {
+			continue
+		}
+		health, problem, _ := strings.Cut(what, ": ")
+		change := HealthChange{event.Time, health, problem}
+		if len(changes) == 1 && health == e.Health {
+			changes[0] = change // the event of what the status says
+		} else {
+			changes = append([]HealthChange{change}, changes...)
+		}
 	}
-	if len(l) == maxHealthChanges {
-		l = l[:copy(l, l[1:])]
-	}
-	return append(l, change)
+	return EndpointHealth{Address: address, Changes: changes}
 }

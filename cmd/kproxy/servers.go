@@ -93,7 +93,7 @@ func (s *servers) run(ctx context.Context, src source, reg *prometheus.Registry,
 // recorder keeps what the dashboard and kproxy events show of src.
 func recorder(src source) *web.Recorder {
 	c := web.DefaultRecorderConfig(src)
-	c.Subscribe, c.Node, c.Glance = src.SubscribeDeep, src.NodeFigures, src.Agent.Glance
+	c.Subscribe, c.Node, c.Traffic = src.SubscribeDeep, src.NodeFigures, src.Traffic
 	return web.NewRecorder(c)
 }
 

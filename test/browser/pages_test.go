@@ -4,6 +4,8 @@ import (
 	_ "embed"
 	"fmt"
 	"net/http"
+	"net/netip"
+	"os"
 	"strings"
 	"testing"
 
@@ -114,6 +116,34 @@ func TestUnknownService(t *testing.T) {
 	p.visit("#/service/default/none:http", `document.querySelector("#page-service .empty:not([hidden])")`)
 	if n := eval[int](p, shown); n != 0 {
 		t.Errorf("%d parts of the former service's heading are still shown", n)
+	}
+}
+
+// TestPicture writes the picture of the README to the file $KPROXY_PICTURE names.
+func TestPicture(t *testing.T) {
+	file := os.Getenv("KPROXY_PICTURE")
+	if file == "" {
+		t.Skip("KPROXY_PICTURE names no file")
+	}
+	w := shared.world(t)
+	for i, name := range []string{"cart", "checkout", "search"} {
+		m := w.manifest(name, 30+i)
+		m.Ports = m.Ports[:1]
+		if err := m.Write(w.manifests); err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = os.Remove(m.Path(w.manifests)) })
+		t.Cleanup(w.ask(netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", 30+i))))
+	}
+	p := open(t, w.url("localhost"), 1360, 800)
+	p.prefers("light")
+	p.eventually("everything is offloaded, and the charts have a minute", row("default/cart:line", `.pill[data-plane="iptables"]`)+` && performance.now() > 45000`)
+	png, err := chromedp.Run(p.ctx, chromedp.CaptureScreenshot())
+	if err == nil {
+		err = os.WriteFile(file, png, 0o644)
+	}
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

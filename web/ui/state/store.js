@@ -73,9 +73,7 @@ export class Store {
 
   update(u) {
     for (const r of u.changed ?? []) {
-      const was = this.#rows.get(r.key);
-      if (!was) this.#sorted = null;
-      else r.others ??= was.others; // they are as before
+      if (!this.#rows.has(r.key)) this.#sorted = null;
       this.#rows.set(r.key, r);
     }
     for (const key of u.removed ?? []) if (this.#rows.delete(key)) this.#sorted = null;
