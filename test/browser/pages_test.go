@@ -1,11 +1,18 @@
 package browser
 
 import (
+	"bytes"
 	_ "embed"
 	"fmt"
+	"image"
+	"image/color"
+	"image/draw"
+	"image/png"
+	"maps"
 	"net/http"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 
@@ -138,13 +145,34 @@ func TestPicture(t *testing.T) {
 	p := open(t, w.url("localhost"), 1360, 800)
 	p.prefers("light")
 	p.eventually("everything is offloaded, and the charts have a minute", row("default/cart:line", `.pill[data-plane="iptables"]`)+` && performance.now() > 45000`)
-	png, err := chromedp.Run(p.ctx, chromedp.CaptureScreenshot())
-	if err == nil {
-		err = os.WriteFile(file, png, 0o644)
-	}
+	full, err := chromedp.Run(p.ctx, chromedp.CaptureScreenshot())
 	if err != nil {
 		t.Fatal(err)
 	}
+	img, err := png.Decode(bytes.NewReader(full))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var small bytes.Buffer
+	must(t)(nil, png.Encode(&small, fewColours(img)))
+	must(t)(nil, os.WriteFile(file, small.Bytes(), 0o644))
+}
+
+// fewColours keeps the 256 colours that img has most of: a third of the bytes.
+func fewColours(img image.Image) image.Image {
+	count := map[color.RGBA]int{}
+	for y := range img.Bounds().Dy() {
+		for x := range img.Bounds().Dx() {
+			count[color.RGBAModel.Convert(img.At(x, y)).(color.RGBA)]++
+		}
+	}
+	colours := slices.SortedFunc(maps.Keys(count), func(a, b color.RGBA) int { return count[b] - count[a] })
+	out := image.NewPaletted(img.Bounds(), nil)
+	for _, c := range colours[:min(len(colours), 256)] {
+		out.Palette = append(out.Palette, c)
+	}
+	draw.Draw(out, out.Bounds(), img, image.Point{}, draw.Src)
+	return out
 }
 
 // TestScreens writes what people who change the dashboard should look at: whole
