@@ -8,14 +8,14 @@ import (
 	"testing"
 )
 
-// testName is how docs/semantics.md names a test: its folder and its function.
+// testName is how test/semantics.md names a test: its folder and its function.
 var testName = regexp.MustCompile("`([a-z0-9/]+)\\.((?:Test|Fuzz)[A-Za-z0-9_]*)`")
 
-// TestSemantics: every test that docs/semantics.md names exists, and every row of its
+// TestSemantics: every test that test/semantics.md names exists, and every row of its
 // tables says what there is, or why there is nothing.
 func TestSemantics(t *testing.T) {
-	const name = "docs/semantics.md"
-	data, err := os.ReadFile("../" + name)
+	const name = "test/semantics.md"
+	data, err := os.ReadFile("semantics.md")
 	if err != nil {
 		t.Fatal(err)
 	}
