@@ -39,7 +39,6 @@ var layout = []row{
 	{folder: "kernel/iptables", imports: "kernel plan lb service", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
 	{folder: "kernel/ipvs", imports: "kernel plan lb service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
 	{folder: "kernel/leftovers", imports: "kernel service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
-	{folder: "kernel/kerneltest", imports: "kernel plan service health", third: netlink + " github.com/google/go-cmp"},
 	{folder: "userspace", imports: "service lb plan health", third: "github.com/pires/go-proxyproto golang.org/x/sys golang.org/x/sync golang.org/x/time"},
 	{folder: "conntrack", imports: "service health plan", third: netlink},
 	{folder: "strict", third: "k8s.io/apimachinery go.yaml.in/yaml sigs.k8s.io/json"},
@@ -49,6 +48,7 @@ var layout = []row{
 	// k8s.io/utils/net: kube-proxy's reading of addresses with leading zeros.
 	{folder: "config", imports: "service strict", third: "k8s.io/utils/net sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery github.com/fsnotify/fsnotify"},
 	{folder: "trace/netfilter", imports: "kernel service", third: netlink + " github.com/coreos/go-iptables"},
+	{folder: "kernel/kerneltest", imports: "kernel plan service health trace/netfilter", third: netlink + " github.com/google/go-cmp"},
 	{folder: "trace", imports: "service plan kernel conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
 	{folder: "agent", imports: "*", third: "github.com/hashicorp/go-multierror golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service trace", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},

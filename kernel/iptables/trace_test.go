@@ -10,7 +10,7 @@ import (
 )
 
 func TestRulesDoWhatThePlanSays(t *testing.T) {
-	kerneltest.Obedience(t, kerneltest.Mode{
+	kerneltest.RulesMatchPlan(t, kerneltest.Mode{
 		Mode: plan.ModeIPTables, Plane: plan.IPTables, Seeds: 40,
 		Render: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, options()) },
 	})

@@ -10,7 +10,7 @@ import (
 func TestRulesDoWhatThePlanSays(t *testing.T) {
 	for _, mode := range conformingModes {
 		t.Run(string(mode), func(t *testing.T) {
-			kerneltest.Obedience(t, kerneltest.Mode{Mode: mode, Plane: plan.IPVS, Seeds: 60, Render: render})
+			kerneltest.RulesMatchPlan(t, kerneltest.Mode{Mode: mode, Plane: plan.IPVS, Seeds: 60, Render: render})
 		})
 	}
 }

@@ -4,7 +4,7 @@
 //     the kernel: random walks with faults and deaths, drains, foreigners and
 //     vandals;
 //   - [Flows], which each mode must pass with real packets, by one table;
-//   - [Obedience], which follows packets through what is rendered;
+//   - [RulesMatchPlan], which follows packets through what is rendered;
 //   - what these are made of: a model that stands in for the kernel ([Host]),
 //     faults to put in front of either ([Faults]), plans to render, and network
 //     namespaces to do it in ([Network]).

@@ -15,6 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
@@ -184,38 +185,7 @@ func (s savedSets) ReadAny(name string) (kernel.AnySet, error) {
 }
 
 func savedEntry(typ string, words []string) kernel.AnyEntry {
-	var e kernel.AnyEntry
-	_, fields, _ := strings.Cut(typ, ":")
-	values := strings.Split(words[0], ",")
-	for i, field := range strings.Split(fields, ",") {
-		v := values[min(i, len(values)-1)]
-		switch field {
-		case "ip", "net":
-			p, err := netip.ParsePrefix(v)
-			if a, err2 := netip.ParseAddr(v); err != nil && err2 == nil {
-				p = netip.PrefixFrom(a, a.BitLen())
-			}
-			if e.Net.IsValid() {
-				e.Net2 = p
-			} else {
-				e.Net = p
-			}
-		case "port":
-			if proto, port, ok := strings.Cut(v, ":"); ok {
-				known, _ := service.ParseProtocol(proto)
-				e.Protocol, v = uint8(known), port
-			}
-			n, _ := strconv.ParseUint(v, 10, 16)
-			e.Port = uint16(n)
-		case "mark":
-			n, _ := strconv.ParseUint(v, 0, 32)
-			e.Mark = uint32(n)
-		case "iface":
-			e.Interface = v
-		case "set":
-			e.Member = v
-		}
-	}
+	e := kerneltest.AnyEntry(typ, words[0])
 	for i, w := range words {
 		switch {
 		case w == "nomatch":

@@ -15,24 +15,24 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Obedience follows connections of every kind of client to every frontend of
+// RulesMatchPlan follows connections of every kind of client to every frontend of
 // random plans through what is rendered of them, and compares what becomes of
 // them with what the plan says itself.
-func Obedience(t *testing.T, m Mode) {
+func RulesMatchPlan(t *testing.T, m Mode) {
 	for seed := range uint64(m.Seeds) {
 		w := NewWalk(seed, m.Mode, m.Plane, 12)
 		w.Next()
 		p := w.Next()
 		rules, portal := m.Render(p), kernel.Portal(p)
 		for _, f := range service.Families {
-			tr := newTracer(t, rules, portal, f)
+			sim := simulate(t, p, rules, portal, f)
 			for _, s := range p.Services {
 				if s.Excluded[f] {
-					compareExcluded(t, tr, p, s, f)
+					compareExcluded(t, sim, p, s, f)
 				}
 				for i := range s.Frontends {
 					if s.Frontends[i].Family == f {
-						compareFrontend(t, tr, p, s, &s.Frontends[i])
+						compareFrontend(t, sim, p, s, &s.Frontends[i])
 					}
 				}
 			}
@@ -40,7 +40,7 @@ func Obedience(t *testing.T, m Mode) {
 	}
 }
 
-func compareFrontend(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f *plan.Frontend) {
+func compareFrontend(t *testing.T, sim *simulation, p *plan.Plan, s *plan.Service, f *plan.Frontend) {
 	t.Helper()
 	pick := func(v4, v6 string) netip.Addr {
 		if f.Family == service.IPv6 {
@@ -58,21 +58,21 @@ func compareFrontend(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f 
 	if g := s.Groups[f.Family].Cluster; len(g) > 0 {
 		clients["endpoint"] = plan.Client{Address: g[0].Address.Addr()}
 	}
-	_, onLink := slices.BinarySearchFunc(tr.rules.Addresses, f.Address.Addr(), netip.Addr.Compare)
+	_, onLink := slices.BinarySearchFunc(sim.rules.Addresses, f.Address.Addr(), netip.Addr.Compare)
 	if onLink {
 		clients["node, from the service's address"] = plan.Client{Address: f.Address.Addr(), Node: true}
 	}
 	for who, c := range clients {
-		pkt := packet{in: c.Interface, src: c.Address, srcLocal: c.Node, dst: f.Address.Addr(), proto: f.Protocol, port: f.Address.Port()}
+		dst := f.Address.Addr()
 		if f.Kind == plan.NodePort {
-			pkt.dst = node
+			dst = node
 		}
-		pkt.dstLocal = slices.Contains(p.Policy.NodeAddresses, pkt.dst)
+		pkt := first(f.Protocol, c, netip.AddrPortFrom(dst, f.Address.Port()))
 		want := wanted(p, s, f, c)
-		if turnedAway(f, c, want, onLink) && tr.schedule(pkt) != nil {
+		if turnedAway(f, c, want, onLink) && sim.schedule(pkt) != nil {
 			want = []Fate{{To: "REJECT"}}
 		}
-		if diff := gocmp.Diff(want, tr.connect(pkt)); diff != "" {
+		if diff := gocmp.Diff(want, sim.connect(pkt)); diff != "" {
 			t.Errorf("%s to %s %s %v of %s, %s beneath %s, %+v (-plan +rules):\n%s", who, f.Kind, f.Protocol, f.Address, s.Port.Key, s.Beneath, s.DataPlane, f, diff)
 		}
 	}
@@ -80,7 +80,7 @@ func compareFrontend(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f 
 
 // compareExcluded: nothing of kproxy's touches connections to the addresses of a
 // service that another proxy serves, unless they are another service's as well.
-func compareExcluded(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f service.Family) {
+func compareExcluded(t *testing.T, sim *simulation, p *plan.Plan, s *plan.Service, f service.Family) {
 	t.Helper()
 	var places []netip.AddrPort
 	for _, addresses := range [][]netip.Addr{s.Port.ClusterIPs, s.Port.ExternalIPs, s.Port.LoadBalancerIPs} {
@@ -93,13 +93,12 @@ func compareExcluded(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f 
 	}
 	source := netip.MustParseAddr([2]string{"203.0.113.9", "2001:db8:9::9"}[f])
 	for _, at := range places {
-		if service.FamilyOf(at.Addr()) != f || tr.others(p, s, at) {
+		if service.FamilyOf(at.Addr()) != f || sim.others(p, s, at) {
 			continue
 		}
 		for _, local := range []bool{false, true} {
-			pkt := packet{src: source, srcLocal: local, dst: at.Addr(), proto: s.Port.Protocol, port: at.Port()}
-			pkt.dstLocal = slices.Contains(p.Policy.NodeAddresses, pkt.dst)
-			if diff := gocmp.Diff(none, tr.connect(pkt)); diff != "" {
+			pkt := first(s.Port.Protocol, plan.Client{Address: source, Node: local}, at)
+			if diff := gocmp.Diff(none, sim.connect(pkt)); diff != "" {
 				t.Errorf("%v of %s, which is another proxy's (-want +rules):\n%s", at, s.Port.Key, diff)
 			}
 		}
@@ -108,8 +107,8 @@ func compareExcluded(t *testing.T, tr *tracer, p *plan.Plan, s *plan.Service, f 
 
 // others reports whether another service answers at a place, or has the address
 // on kproxy's link, where nothing else is to be reached.
-func (tr *tracer) others(p *plan.Plan, s *plan.Service, at netip.AddrPort) bool {
-	_, onLink := slices.BinarySearchFunc(tr.rules.Addresses, at.Addr(), netip.Addr.Compare)
+func (sim *simulation) others(p *plan.Plan, s *plan.Service, at netip.AddrPort) bool {
+	_, onLink := slices.BinarySearchFunc(sim.rules.Addresses, at.Addr(), netip.Addr.Compare)
 	return onLink || slices.ContainsFunc(p.Services, func(o *plan.Service) bool {
 		return o != s && slices.ContainsFunc(o.Frontends, func(f plan.Frontend) bool {
 			return f.Protocol == s.Port.Protocol && (f.Address == at || f.Kind == plan.NodePort && f.Address.Port() == at.Port() && slices.Contains(p.Policy.NodeAddresses, at.Addr()))
