@@ -125,6 +125,7 @@ func TestSplitIsExact(t *testing.T) {
 		s.program(kerneltest.Plan(plan.ModeIPTables,
 			kerneltest.Service("tcp", service.TCP, kerneltest.Cluster(s.virtual(1)), s.endpoints(2, 3, 4)),
 			kerneltest.Service("udp", service.UDP, kerneltest.Cluster(s.virtual(1)), s.endpoints(2, 3, 4)),
+			kerneltest.Service("sctp", service.SCTP, kerneltest.Cluster(s.virtual(1)), kerneltest.NodePort(30080), s.endpoints(2, 3, 4)),
 			kerneltest.Service("weighted", service.TCP, kerneltest.Cluster(s.virtual(2)), kerneltest.Algorithm(service.WeightedRoundRobin), e(2, 3), e(3, 2), e(4, 0)),
 		))
 		equal := map[string]int{"two": 10, "three": 10, "four": 10}
@@ -132,6 +133,13 @@ func TestSplitIsExact(t *testing.T) {
 		s.expect("UDP", equal, s.asks(30, 1, service.UDP, s.virtual(1)))
 		s.expect("TCP from the node", equal, s.asks(30, 0, service.TCP, s.virtual(1)))
 		s.expect("weights 3, 2, 0", map[string]int{"two": 18, "three": 12}, s.asks(30, 1, service.TCP, s.virtual(2)))
+		if kerneltest.HasSCTP() == nil { // else the test of mode ipvs, whose kernels have it, says how it fares
+			for i, name := range []string{"two", "three", "four"} {
+				s.ServeSCTP(i+2, name, 8080)
+			}
+			s.expect("SCTP", equal, s.asks(30, 1, service.SCTP, s.virtual(1)))
+			s.expect("SCTP by a node port", map[string]int{"two": 1, "three": 1, "four": 1}, s.asks(3, 1, service.SCTP, netip.AddrPortFrom(s.NodeAddress(s.family, 1), 30080).String()))
+		}
 	})
 }
 

@@ -18,21 +18,6 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// TestFlows: packets go where the table of all modes says.
-func TestFlows(t *testing.T) {
-	needsIPVS(t)
-	for _, mode := range conformingModes {
-		t.Run(string(mode), func(t *testing.T) {
-			kerneltest.Flows(t, kerneltest.Packets{
-				Mode:      kerneltest.Mode{Mode: mode, Plane: plan.IPVS, Render: render},
-				OnKernel:  wholeBackend,
-				Firewall:  kernel.DefaultVariant().Program,
-				Listeners: [2]uint16{rulesOptions().TCPPort, rulesOptions().UDPPort},
-			})
-		})
-	}
-}
-
 // wholeBackend is a backend as the agent makes it, rules included, for the
 // namespace of the calling thread.
 func wholeBackend(t *testing.T) (kernel.Backend, kernel.SetStore) {
@@ -138,9 +123,14 @@ func (s *scene) endpoint(host int, port uint16, local bool) func(*plan.Service) 
 // asks counts who answers n connections from a host.
 func (s *scene) asks(n, from int, to netip.AddrPort) map[string]int {
 	s.t.Helper()
+	return s.asksBy(service.TCP, n, from, to)
+}
+
+func (s *scene) asksBy(p service.Protocol, n, from int, to netip.AddrPort) map[string]int {
+	s.t.Helper()
 	out := map[string]int{}
 	for range n {
-		server, _, err := s.Ask(from, service.TCP, to)
+		server, _, err := s.Ask(from, p, to)
 		if err != nil {
 			server = err.Error()
 		}
@@ -154,6 +144,40 @@ func (s *scene) expect(what string, want, got any) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		s.t.Errorf("%s (-want +got):\n%s", what, diff)
 	}
+}
+
+// TestSplit: endpoints take turns, by their weights, and clients stay where they
+// are to stay; over TCP, UDP and SCTP.
+func TestSplit(t *testing.T) {
+	inEachFamily(t, func(s *scene) {
+		if err := kerneltest.HasSCTP(); err != nil {
+			t.Fatal(err) // kernels that have IPVS have it
+		}
+		var all []*plan.Service
+		for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+			three := kerneltest.Endpoint(netip.AddrPortFrom(s.Address(s.family, 3), 8080).String(), 3, false)
+			all = append(all,
+				kerneltest.Service("even", p, kerneltest.Cluster(s.vip(1).String()), s.endpoint(2, 8080, true), s.endpoint(3, 8080, false), onIPVS),
+				kerneltest.Service("weighted", p, kerneltest.Cluster(s.vip(2).String()), kerneltest.Algorithm(service.WeightedRoundRobin), s.endpoint(2, 8080, true), three, onIPVS),
+				kerneltest.Service("sticky", p, kerneltest.Cluster(s.vip(3).String()), kerneltest.Affinity(time.Hour), s.endpoint(2, 8080, true), s.endpoint(3, 8080, false), onIPVS),
+				kerneltest.Service("node", p, kerneltest.Cluster(s.vip(4).String()), kerneltest.NodePort(30080), s.endpoint(2, 8080, true), onIPVS))
+		}
+		for i, name := range []string{"two", "three"} {
+			s.ServeSCTP(i+2, name, 8080)
+		}
+		s.program(all...)
+		for _, p := range []service.Protocol{service.TCP, service.UDP, service.SCTP} {
+			for _, from := range []int{0, 1, 2} { // an endpoint is a client as well
+				s.expect(fmt.Sprintf("round robin, %s from %d", p, from), map[string]int{"two": 6, "three": 6}, s.asksBy(p, 12, from, s.vip(1)))
+			}
+			s.expect("weights 1 and 3, "+p.String(), map[string]int{"two": 3, "three": 9}, s.asksBy(p, 12, 1, s.vip(2)))
+			if got := s.asksBy(p, 6, 1, s.vip(3)); len(got) != 1 || got["two"]+got["three"] != 6 {
+				s.t.Errorf("one client's connections, %s: %v", p, got)
+			}
+			node := netip.AddrPortFrom(s.NodeAddress(s.family, 1), 30080)
+			s.expect("node port, "+p.String(), map[string]int{"two": 2}, s.asksBy(p, 2, 1, node))
+		}
+	})
 }
 
 // TestRefusedGoesElsewhere: a live kproxy swallows an endpoint's refusal, and the

@@ -1,10 +1,10 @@
-// Package kerneltest holds what every kernel mode's tests share:
+// Package kerneltest holds what the tests of every kernel data plane share:
 //
 //   - [Conformance], which each backend must pass on a model of the host and on
-//     the kernel: random walks with faults and deaths, drains, foreigners and
-//     vandals;
-//   - [Flows], which each mode must pass with real packets, by one table;
-//   - [RulesMatchPlan], which follows packets through what is rendered;
+//     the kernel: random walks with faults and deaths, drains, foreign objects,
+//     damage;
+//   - [RulesMatchPlan], which simulates packets through what is rendered of
+//     random plans;
 //   - what these are made of: a model that stands in for the kernel ([Host]),
 //     faults to put in front of either ([Faults]), plans to render, and network
 //     namespaces to do it in ([Network]).

@@ -8,7 +8,6 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"runtime"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -230,24 +229,6 @@ func slowness() time.Duration {
 // which client address it saw.
 func (n *Network) Ask(i int, proto service.Protocol, to netip.AddrPort) (server, client string, err error) {
 	n.On(i, func() { server, client, err = ask(proto, to) })
-	return server, client, err
-}
-
-// Apart is Ask on a thread of its own, so that several may ask at a time.
-func (n *Network) Apart(i int, proto service.Protocol, to netip.AddrPort) (server, client string, err error) {
-	ns := n.node
-	if i > 0 {
-		ns = n.hosts[i-1]
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		runtime.LockOSThread() // for good: the thread ends with the goroutine
-		if err = netns.Set(ns); err == nil {
-			server, client, err = ask(proto, to)
-		}
-	}()
-	<-done
 	return server, client, err
 }
 

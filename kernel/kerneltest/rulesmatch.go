@@ -26,6 +26,7 @@ func RulesMatchPlan(t *testing.T, m Mode) {
 		rules, portal := m.Render(p), kernel.Portal(p)
 		for _, f := range service.Families {
 			sim := simulate(t, p, rules, portal, f)
+			sim.alive = seed%4 != 0
 			for _, s := range p.Services {
 				if s.Excluded[f] {
 					compareExcluded(t, sim, p, s, f)
@@ -68,8 +69,8 @@ func compareFrontend(t *testing.T, sim *simulation, p *plan.Plan, s *plan.Servic
 			dst = node
 		}
 		pkt := first(f.Protocol, c, netip.AddrPortFrom(dst, f.Address.Port()))
-		want := wanted(p, s, f, c)
-		if turnedAway(f, c, want, onLink) && sim.schedule(pkt) != nil {
+		want := sim.wanted(s, f, c)
+		if turnedAway(f, c, want, onLink && (sim.alive || !s.ShortCircuits(f))) && sim.schedule(pkt) != nil {
 			want = []Fate{{To: "REJECT"}}
 		}
 		if diff := gocmp.Diff(want, sim.connect(pkt)); diff != "" {
@@ -123,7 +124,7 @@ func nodeAddress(p *plan.Plan, f service.Family) netip.Addr {
 
 // turnedAway reports whether IPVS is the one to turn c away, if it keeps
 // connections at f: it comes before filter OUTPUT, and where nobody else does. What
-// goes to an address on kproxy's link is dropped before.
+// goes to an address on kproxy's link is dropped before, unless live userspace would serve some.
 func turnedAway(f *plan.Frontend, c plan.Client, fates []Fate, onLink bool) bool {
 	if len(fates) != 1 || !f.Allows(c) {
 		return false
@@ -132,17 +133,25 @@ func turnedAway(f *plan.Frontend, c plan.Client, fates []Fate, onLink bool) bool
 }
 
 // wanted is what the plan says about a connection.
-func wanted(p *plan.Plan, s *plan.Service, f *plan.Frontend, c plan.Client) []Fate {
-	verdict := s.VerdictFor(f, c, &p.Policy)
+func (sim *simulation) wanted(s *plan.Service, f *plan.Frontend, c plan.Client) []Fate {
+	p := sim.plan
 	if f.Kind == plan.NodePort && !slices.Contains(p.Policy.NodePortAddresses(f.Family), nodeAddress(p, f.Family)) {
 		return none
 	}
+	shortCircuited := s.ShortCircuits(f) && (c.Node || p.Policy.IsPod(c))
+	if shortCircuited && !sim.alive {
+		// Without userspace, which tells those who may use endpoints of every node
+		// from others, the traffic policy is for all alike.
+		alike := *f
+		alike.ShortCircuit, f = false, &alike
+	}
+	verdict := s.VerdictFor(f, c, &p.Policy)
 	switch {
 	case verdict == plan.Drop:
 		return []Fate{{To: "DROP"}}
 	case verdict == plan.Reject:
 		return []Fate{{To: "REJECT"}}
-	case s.DataPlane == plan.Userspace && f.Verdict == plan.Forward && f.Protocol != service.SCTP, s.ShortCircuits(f) && shortCircuited(p, c):
+	case sim.alive && (shortCircuited || s.DataPlane == plan.Userspace && f.Verdict == plan.Forward && f.Protocol != service.SCTP):
 		return []Fate{{To: "userspace"}}
 	}
 	seen := map[Fate]bool{}
@@ -152,12 +161,6 @@ func wanted(p *plan.Plan, s *plan.Service, f *plan.Frontend, c plan.Client) []Fa
 		}
 	}
 	return sortedFates(seen)
-}
-
-// shortCircuited reports whether c is one of those that may use endpoints of every
-// node.
-func shortCircuited(p *plan.Plan, c plan.Client) bool {
-	return c.Node || p.Policy.IsPod(c)
 }
 
 func sortedFates(set map[Fate]bool) []Fate {

@@ -13,8 +13,8 @@ import (
 
 // SCTP has no place in package net: these are system calls.
 
-// hasSCTP says why the kernel can't open sockets of SCTP; nil if it can.
-func hasSCTP() error {
+// HasSCTP says why the kernel can't open sockets of SCTP; nil if it can.
+func HasSCTP() error {
 	fd, err := openSCTP(service.IPv4)
 	if err != nil {
 		return err
@@ -41,8 +41,16 @@ func socketAddress(a netip.AddrPort) unix.Sockaddr {
 	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
 }
 
-// serveSCTP answers at an address, in the namespace of the calling thread, until
-// the test ends.
+// ServeSCTP answers on host i until the test ends, as [Network.Serve] does.
+func (n *Network) ServeSCTP(i int, name string, port uint16) {
+	n.t.Helper()
+	n.On(i, func() {
+		for _, f := range service.Families {
+			n.serveSCTP(name, netip.AddrPortFrom(n.Address(f, i), port))
+		}
+	})
+}
+
 func (n *Network) serveSCTP(name string, at netip.AddrPort) {
 	n.t.Helper()
 	fd, err := openSCTP(service.FamilyOf(at.Addr()))

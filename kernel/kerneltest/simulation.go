@@ -17,13 +17,14 @@ import (
 
 // simulation follows the first packet of a connection through a ruleset: the
 // rules and sets by package netfilter, virtual servers and routes by itself. It
-// is the [netfilter.SetReader] and the [netfilter.Host] of its tables. kproxy is
-// alive, and everything that is wanted is in the kernel.
+// is the [netfilter.SetReader] and the [netfilter.Host] of its tables. Everything
+// that is wanted is in the kernel.
 type simulation struct {
 	t      *testing.T
 	rules  *kernel.Ruleset
 	plan   *plan.Plan
 	family service.Family
+	alive  bool // whether kproxy is
 	tables *netfilter.Tables
 	sets   map[string]kernel.AnySet
 }
@@ -101,6 +102,9 @@ func saved(r *kernel.Ruleset, f service.Family) string {
 // ReadAny implements [netfilter.SetReader]. Every packet is in the sets that say
 // that kproxy is alive; which clients have an affinity isn't known.
 func (sim *simulation) ReadAny(name string) (kernel.AnySet, error) {
+	if strings.HasPrefix(name, kernel.SetAlive) && !sim.alive {
+		return kernel.AnySet{Name: name, Type: string(kernel.HashNet), Family: sim.family}, nil
+	}
 	if strings.HasPrefix(name, kernel.SetAlive) {
 		everything := netip.PrefixFrom([2]netip.Addr{netip.IPv4Unspecified(), netip.IPv6Unspecified()}[sim.family], 0)
 		return kernel.AnySet{Name: name, Type: string(kernel.HashNet), Family: sim.family, Entries: []kernel.AnyEntry{{Net: everything}}}, nil

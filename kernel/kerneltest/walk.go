@@ -112,6 +112,9 @@ func (w *Walk) newPolicy() plan.Policy {
 	if w.one(4) {
 		p.ExcludeCIDRs = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/22"), netip.MustParsePrefix("fd00:244::/118")}
 	}
+	if w.one(4) { // whose hosts would answer each other past the node
+		p.Links = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/20"), netip.MustParsePrefix("fd00:244::/120")}
+	}
 	return p
 }
 
