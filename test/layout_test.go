@@ -152,6 +152,85 @@ func find(folder string) int {
 	return slices.IndexFunc(layout, func(r row) bool { return r.folder == folder })
 }
 
+// A kernel data plane is named in its folder, in the table of modes, in what users read and write
+// (configuration, flags, the lab), and in tests. namesOfPlanes bounds how many lines of code of every
+// other folder name one: a bound may only fall. A plane that is added needs none.
+var namesOfPlanes = map[string]map[string]int{
+	"ipvs": {
+		"agent":            93,
+		"cmd/kproxy":       29,
+		"conntrack":        1,
+		"kernel":           13,
+		"kernel/iptables":  18,
+		"kernel/leftovers": 21,
+		"plan":             33,
+		"source":           2,
+		"trace":            38,
+		"trace/netfilter":  8,
+		"view":             6,
+		"web":              8,
+	},
+	"iptables": {
+		"agent":            22,
+		"cmd/kproxy":       15,
+		"kernel":           14,
+		"kernel/leftovers": 1,
+		"plan":             21,
+		"trace":            17,
+		"trace/netfilter":  12,
+		"view":             6,
+		"web":              8,
+	},
+}
+
+// ownFolders are where a plane's name belongs besides configuration and tests.
+var ownFolders = map[string][]string{
+	"ipvs":     {"kernel/ipvs"},
+	"iptables": {"kernel/iptables"},
+}
+
+// planeNamesAllowed are folders that users or tests name planes in.
+var planeNamesAllowed = []string{"config", "kernel/kerneltest", "lab", "test"}
+
+func TestPlanesAreNamedAtHome(t *testing.T) {
+	fset := token.NewFileSet()
+	files := parseInto(t, fset)
+	for plane, bounds := range namesOfPlanes {
+		found := map[string]int{}
+		for _, f := range files {
+			allowed := slices.ContainsFunc(slices.Concat(planeNamesAllowed, ownFolders[plane]), func(a string) bool { return strings.HasPrefix(f.folder+"/", a+"/") })
+			if f.test || allowed || slices.Contains(rowsOfPlanes, f.name) {
+				continue
+			}
+			lines := map[int]bool{}
+			ast.Inspect(f.ast, func(n ast.Node) bool {
+				text := ""
+				switch n := n.(type) {
+				case *ast.Ident:
+					text = n.Name
+				case *ast.BasicLit:
+					text = n.Value
+				}
+				if strings.Contains(strings.ToLower(text), plane) {
+					lines[fset.Position(n.Pos()).Line] = true
+				}
+				return true
+			})
+			found[f.folder] += len(lines)
+		}
+		for folder, n := range found {
+			if n > bounds[folder] {
+				t.Errorf("%d lines of code in %s name the data plane %s, %d are the bound: ask for what it can do instead", n, folder, plane, bounds[folder])
+			} else if n < bounds[folder] {
+				t.Logf("%s names the data plane %s in %d lines: lower its bound, %d", folder, plane, n, bounds[folder])
+			}
+		}
+	}
+}
+
+// rowsOfPlanes are the files with the table of planes.
+var rowsOfPlanes = []string{"agent/modes.go"}
+
 func TestPackagesHaveDocs(t *testing.T) {
 	docs := map[string]bool{}
 	for _, f := range parse(t) {

@@ -131,7 +131,7 @@ func (s shared) output() []string {
 // for: it would bear the listener's address, and the client would reset the
 // connection, while kproxy has the connection tracked again in a moment.
 func (s shared) outputNew() []string {
-	forgotten := kernel.Comment("answers that conntrack has forgotten whom to") + " -j DROP"
+	forgotten := kernel.Comment("reply without conntrack entry") + " -j DROP"
 	return []string{
 		fmt.Sprintf("-s %s -p tcp %s --sport %d %s", s.listener(), notSYN, s.TCPPort, forgotten),
 		fmt.Sprintf("-s %s -p udp -m udp --sport %d %s", s.listener(), s.UDPPort, forgotten),

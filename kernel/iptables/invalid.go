@@ -19,7 +19,7 @@ const chainInvalid = kernel.ChainInvalid
 // (net.netfilter.nf_conntrack_tcp_be_liberal), nothing is. Nor need it be in
 // userspace, whose connections to endpoints have sockets.
 func (s shared) invalid() []string {
-	to := " " + kernel.Comment("of an endpoint, to nobody knows whom") + " -j " + chainInvalid
+	to := " " + kernel.Comment("invalid packet from an endpoint") + " -j " + chainInvalid
 	return []string{
 		state("INVALID") + " " + kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src") + to,
 		state("INVALID") + " " + kernel.InSet(s.set(kernel.SetLeaving), "src,src") + to,
