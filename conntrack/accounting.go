@@ -1,7 +1,9 @@
 package conntrack
 
 import (
+	"cmp"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -21,35 +23,24 @@ type Figures struct {
 	BytesOut uint64 // to clients, IP headers included
 }
 
-func (f *Figures) add(flow *Flow) {
-	if flow.Opening() {
+// count adds a flow; one that has ended isn't active. Before is what of it was
+// there before counting began, nil for nothing.
+func (f *Figures) count(flow *Flow, ended bool, before *Figures) {
+	switch {
+	case !ended && flow.Opening():
 		return
-	}
-	f.addEnded(flow)
-	if flow.Open() && !flow.Failed() {
+	case !ended && flow.Open() && !flow.Failed():
 		f.Active++
 	}
-}
-
-func (f *Figures) addEnded(flow *Flow) {
+	n := &f.Total
 	if flow.Failed() {
-		f.Failed++
-	} else {
-		f.Total++
+		n = &f.Failed
 	}
 	f.BytesIn += flow.OrigBytes
 	f.BytesOut += flow.ReplyBytes
-}
-
-// subtract takes away what of a flow was there before counting began; nil for nothing.
-func (f *Figures) subtract(flow *Flow, before *Figures) {
 	if before == nil {
+		*n++
 		return
-	}
-	if flow.Failed() {
-		f.Failed--
-	} else {
-		f.Total--
 	}
 	f.BytesIn -= before.BytesIn
 	f.BytesOut -= before.BytesOut
@@ -96,19 +87,18 @@ const endGrace = 2 * time.Second
 // account is what Accounting holds of one service port that the kernel has carried
 // something of: most do nothing most of the time.
 type account struct {
+	service   *plan.Service // nil once the plan doesn't hold it
 	ended     Figures
 	endpoints map[netip.AddrPort]*Figures // ended; those that carried something, or have left the plan
 }
 
-// entry is a flow with the service port it belongs to, which is found once:
-// the flow may outlive both its endpoint and its frontend.
+// entry is a flow with the account it belongs to, which is found once: the flow may
+// outlive both its endpoint and its frontend.
 type entry struct {
-	key  service.Key
-	flow Flow
-	gone time.Time // when it went missing
-	// before is what of the flow isn't counted, as it was there before the first
-	// list; nil for nothing.
-	before *Figures
+	*account
+	flow   Flow
+	gone   time.Time // when it went missing
+	before *Figures  // what of the flow isn't counted, as it was there before the first list; nil for nothing
 }
 
 // NewAccounting returns an Accounting without a plan, which counts nothing.
@@ -131,20 +121,31 @@ func (a *Accounting) SetPlan(p *plan.Plan) {
 	plan.Changes(a.plan, p, func(was, is *plan.Service) bool {
 		if was != nil {
 			a.index.remove(was)
-			if is == nil {
+			if acc := a.services[was.Port.Key]; acc != nil && is == nil {
+				acc.service = nil
 				delete(a.services, was.Port.Key)
 			}
 		}
 		return true
 	})
 	plan.Changes(a.plan, p, func(was, is *plan.Service) bool {
-		if is != nil {
-			a.index.add(is)
-			a.keep(was, is)
-			for i := range is.Endpoints {
-				port := is.Endpoints[i].Address.Port()
-				a.ports[port/64] |= 1 << (port % 64)
+		if is == nil {
+			return true
+		}
+		a.index.add(is)
+		if acc := a.services[is.Port.Key]; acc != nil {
+			acc.service = is
+		}
+		if was != nil {
+			for i := range was.Endpoints {
+				if address := was.Endpoints[i].Address; endpoint(is, address) == nil {
+					a.of(is).endpoint(address) // counted on, until it has no more flows
+				}
 			}
+		}
+		for i := range is.Endpoints {
+			port := is.Endpoints[i].Address.Port()
+			a.ports[port/64] |= 1 << (port % 64)
 		}
 		return true
 	})
@@ -158,25 +159,12 @@ func (a *Accounting) HadEndpointAt(port uint16) bool {
 	return a.ports[port/64]>>(port%64)&1 != 0
 }
 
-// keep goes on counting for endpoints that leave a service port, until they have
-// no more flows.
-func (a *Accounting) keep(was, is *plan.Service) {
-	if was == nil {
-		return
-	}
-	for i := range was.Endpoints {
-		if address := was.Endpoints[i].Address; endpoint(is, address) == nil {
-			a.of(is.Port.Key).endpoint(address)
-		}
-	}
-}
-
 // of returns the account of a service port of the plan.
-func (a *Accounting) of(k service.Key) *account {
-	acc := a.services[k]
+func (a *Accounting) of(s *plan.Service) *account {
+	acc := a.services[s.Port.Key]
 	if acc == nil {
-		acc = &account{endpoints: map[netip.AddrPort]*Figures{}}
-		a.services[k] = acc
+		acc = &account{service: s, endpoints: map[netip.AddrPort]*Figures{}}
+		a.services[s.Port.Key] = acc
 	}
 	return acc
 }
@@ -190,60 +178,60 @@ func (acc *account) endpoint(address netip.AddrPort) *Figures {
 	return f
 }
 
-// classify returns the service port whose kernel data plane carries f. An
-// endpoint that has left the plan still counts while its figures are kept.
-func (a *Accounting) classify(f *Flow) (service.Key, bool) {
-	if !f.Rewritten() {
-		return service.Key{}, false // also kproxy's own connections to endpoints
-	}
-	at, ok := a.index.find(f)
-	if !ok {
-		return service.Key{}, false
-	}
-	key := at.service.Port.Key
-	if endpoint(at.service, f.ReplySrc) != nil {
-		return key, true
-	}
-	acc := a.services[key]
-	return key, acc != nil && acc.endpoints[f.ReplySrc] != nil
+// counts reports whether an endpoint has figures of its own: in the plan, or since it
+// was there.
+func (acc *account) counts(address netip.AddrPort) bool {
+	return acc.endpoints[address] != nil || acc.service != nil && endpoint(acc.service, address) != nil
 }
 
-// Ended counts a flow that has ended.
-func (a *Accounting) Ended(f Flow) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// entryOf returns what is known of a flow, which it takes off live and missing, or
+// that of a new one that the kernel data plane of a service port carries.
+func (a *Accounting) entryOf(f *Flow) (e entry, counted bool) {
 	id := f.identity()
-	if a.ended != nil {
-		a.ended[id] = true
-	}
 	e, known := a.live[id]
 	if !known {
 		e, known = a.missing[id]
 	}
 	delete(a.live, id)
 	delete(a.missing, id)
-	if !known {
-		if e.key, known = a.classify(&f); !known {
-			return
-		}
+	if known && e.service != nil {
+		return e, true
 	}
-	e.flow = f
-	a.count(e)
+	if !f.Rewritten() {
+		return e, false // also kproxy's own connections to endpoints
+	}
+	at, ok := a.index.find(f)
+	if !ok {
+		return e, false
+	}
+	// An endpoint that has left the plan still counts while its figures are kept.
+	if acc := a.services[at.service.Port.Key]; endpoint(at.service, f.ReplySrc) == nil && (acc == nil || acc.endpoints[f.ReplySrc] == nil) {
+		return e, false
+	}
+	return entry{account: a.of(at.service)}, true
 }
 
-// count adds an ended flow for good.
-func (a *Accounting) count(e entry) {
-	s := a.plan.Find(e.key)
-	if s == nil {
+// Ended counts a flow that has ended.
+func (a *Accounting) Ended(f Flow) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.ended != nil {
+		a.ended[f.identity()] = true
+	}
+	if e, counted := a.entryOf(&f); counted {
+		e.flow = f
+		e.end()
+	}
+}
+
+// end adds a flow that has ended for good.
+func (e *entry) end() {
+	if e.service == nil {
 		return // its service port is gone
 	}
-	acc := a.of(e.key)
-	acc.ended.addEnded(&e.flow)
-	acc.ended.subtract(&e.flow, e.before)
-	if endpoint(s, e.flow.ReplySrc) != nil || acc.endpoints[e.flow.ReplySrc] != nil {
-		ep := acc.endpoint(e.flow.ReplySrc)
-		ep.addEnded(&e.flow)
-		ep.subtract(&e.flow, e.before)
+	e.account.ended.count(&e.flow, true, e.before)
+	if e.counts(e.flow.ReplySrc) {
+		e.endpoint(e.flow.ReplySrc).count(&e.flow, true, e.before)
 	}
 }
 
@@ -265,60 +253,42 @@ func (a *Accounting) Refresh(maxAge time.Duration, list func(service.Protocol) (
 	if err == nil {
 		first := a.refreshed.IsZero()
 		a.refreshed = time.Now()
-		a.listed(flows, a.refreshed)
-		if first {
-			a.begin()
-		}
+		a.listed(flows, first)
 	}
 	a.ended = nil
 	return err
 }
 
-// begin makes what is live now what was there before.
-func (a *Accounting) begin() {
-	for id, e := range a.live {
-		if !e.flow.Opening() {
-			e.before = &Figures{BytesIn: e.flow.OrigBytes, BytesOut: e.flow.ReplyBytes}
-			a.live[id] = e
-		}
-	}
-}
-
 // listed replaces the live flows. What is in the list no more goes missing,
 // and comes back if it had only been overlooked: a list isn't a snapshot.
-func (a *Accounting) listed(flows []Flow, now time.Time) {
+func (a *Accounting) listed(flows []Flow, first bool) {
 	live := make(map[identity]entry, len(a.live))
 	for i := range flows {
 		f := &flows[i]
-		id := f.identity()
-		if a.ended[id] {
+		if a.ended[f.identity()] {
 			continue // it ended after it was listed, and has been counted
 		}
-		e, known := a.live[id]
-		if !known {
-			e, known = a.missing[id]
-		}
-		if !known {
-			if e.key, known = a.classify(f); !known {
-				continue
-			}
+		e, counted := a.entryOf(f)
+		if !counted {
+			continue
 		}
 		if f.OrigPackets < e.flow.OrigPackets {
-			a.count(e) // another flow with the same identity, and nobody told the end of the first
+			e.end() // another flow with the same identity, and nobody told the end of the first
 			e.before = nil
 		}
-		live[id] = entry{key: e.key, flow: *f, before: e.before}
-		delete(a.live, id)
-		delete(a.missing, id)
+		if e.flow, e.gone = *f, (time.Time{}); first && !f.Opening() {
+			e.before = &Figures{BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes}
+		}
+		live[f.identity()] = e
 	}
 	for id, e := range a.missing {
-		if now.Sub(e.gone) > endGrace {
-			a.count(e)
+		if a.refreshed.Sub(e.gone) > endGrace {
+			e.end()
 			delete(a.missing, id)
 		}
 	}
 	for id, e := range a.live {
-		e.gone = now
+		e.gone = a.refreshed
 		a.missing[id] = e
 	}
 	a.live = live
@@ -328,19 +298,18 @@ func (a *Accounting) listed(flows []Flow, now time.Time) {
 // forgetEndpoints forgets those that are neither in the plan nor in use.
 func (a *Accounting) forgetEndpoints() {
 	type use struct {
-		key     service.Key
+		*account
 		address netip.AddrPort
 	}
 	used := map[use]bool{}
 	for _, m := range []map[identity]entry{a.live, a.missing} {
 		for _, e := range m {
-			used[use{e.key, e.flow.ReplySrc}] = true
+			used[use{e.account, e.flow.ReplySrc}] = true
 		}
 	}
-	for key, acc := range a.services {
-		s := a.plan.Find(key)
+	for _, acc := range a.services {
 		for address := range acc.endpoints {
-			if (s == nil || endpoint(s, address) == nil) && !used[use{key, address}] {
+			if endpoint(acc.service, address) == nil && !used[use{acc, address}] {
 				delete(acc.endpoints, address)
 			}
 		}
@@ -358,21 +327,24 @@ func (a *Accounting) Traffic() map[service.Key]Figures {
 			out[key] = acc.ended
 		}
 	}
-	find := a.finder()
-	merge := func(m map[identity]entry, add func(*Figures, *Flow)) {
+	a.eachOpen(func(e *entry, ended bool) {
+		f := out[e.service.Port.Key]
+		f.count(&e.flow, ended, e.before)
+		out[e.service.Port.Key] = f
+	})
+	return out
+}
+
+// eachOpen calls f with the flows of the plan's service ports that haven't been
+// counted for good. Those that are missing have ended.
+func (a *Accounting) eachOpen(f func(e *entry, ended bool)) {
+	for i, m := range []map[identity]entry{a.live, a.missing} {
 		for _, e := range m {
-			if find(e.key) == nil {
-				continue
+			if e.service != nil {
+				f(&e, i == 1)
 			}
-			f := out[e.key]
-			add(&f, &e.flow)
-			f.subtract(&e.flow, e.before)
-			out[e.key] = f
 		}
 	}
-	merge(a.live, (*Figures).add)
-	merge(a.missing, (*Figures).addEnded)
-	return out
 }
 
 // Figures returns the figures of the service ports of the plan that the kernel
@@ -388,43 +360,37 @@ func (a *Accounting) Figures() map[service.Key]ServiceFigures {
 		}
 		out[key] = s
 	}
-	find := a.finder()
-	merge := func(m map[identity]entry, add func(*Figures, *Flow)) {
-		for _, e := range m {
-			is := find(e.key)
-			if is == nil {
-				continue
-			}
-			s := out[e.key]
-			add(&s.Figures, &e.flow)
-			s.subtract(&e.flow, e.before)
-			ep, kept := s.Endpoints[e.flow.ReplySrc]
-			if kept || endpoint(is, e.flow.ReplySrc) != nil {
-				if s.Endpoints == nil {
-					s.Endpoints = map[netip.AddrPort]Figures{}
-				}
-				add(&ep, &e.flow)
-				ep.subtract(&e.flow, e.before)
-				s.Endpoints[e.flow.ReplySrc] = ep
-			}
-			out[e.key] = s
+	a.eachOpen(func(e *entry, ended bool) {
+		s := out[e.service.Port.Key]
+		s.count(&e.flow, ended, e.before)
+		if e.counts(e.flow.ReplySrc) {
+			ep := s.Endpoints[e.flow.ReplySrc]
+			ep.count(&e.flow, ended, e.before)
+			s.Endpoints[e.flow.ReplySrc] = ep
 		}
-	}
-	merge(a.live, (*Figures).add)
-	merge(a.missing, (*Figures).addEnded)
+		out[e.service.Port.Key] = s
+	})
 	return out
 }
 
-// finder returns a function that finds service ports of the plan, and those it has
-// found before faster.
-func (a *Accounting) finder() func(service.Key) *plan.Service {
-	found := map[service.Key]*plan.Service{}
-	return func(k service.Key) *plan.Service {
-		s, known := found[k]
-		if !known {
-			s = a.plan.Find(k)
-			found[k] = s
+// Connections returns the open connections that the kernel carried at the last
+// Refresh and that haven't ended since, in order of service port, then client.
+func (a *Accounting) Connections() []Connection {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	out := make([]Connection, 0, len(a.live))
+	for _, e := range a.live {
+		if e.flow.Open() && e.service != nil {
+			out = append(out, Connection{Service: e.service.Port.Key, Flow: e.flow})
 		}
-		return s
 	}
+	slices.SortFunc(out, func(x, y Connection) int {
+		return cmp.Or(
+			x.Service.Compare(y.Service),
+			x.Flow.OrigSrc.Compare(y.Flow.OrigSrc),
+			x.Flow.OrigDst.Compare(y.Flow.OrigDst),
+			cmp.Compare(x.Flow.ID, y.Flow.ID),
+		)
+	})
+	return out
 }

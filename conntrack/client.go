@@ -9,28 +9,48 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/service"
 )
 
 // ErrNotFound says that the table has no such entry.
 var ErrNotFound = errors.New("no such conntrack entry")
 
-// poolSize is how many requests are under way at a time. The kernel answers
-// within the system call, so a few are enough for any number of goroutines.
-const poolSize = 4
-
-// dumpSize lets the kernel put many entries into one message: it fills up to
-// what the reader has shown to take (netlink_dump in net/netlink/af_netlink.c).
-const dumpSize = 32 << 10
+const (
+	// poolSize is how many requests are under way at a time. The kernel answers
+	// within the system call, so a few are enough for any number of goroutines.
+	poolSize = 4
+	// answerSize holds any answer about one entry.
+	answerSize = 8 << 10
+	// dumpSize lets the kernel put many entries into one message: it fills up to
+	// what the reader has shown to take (netlink_dump in net/netlink/af_netlink.c).
+	dumpSize = 32 << 10
+	// lookupsAtOnce is how many requests go in one message: their answers, of up to
+	// 4 kB each as the kernel reckons (NLMSG_GOODSIZE), wait in the socket's buffer,
+	// which is 208 kB by default.
+	lookupsAtOnce = 32
+)
 
 // Client talks to the table of one network namespace. It is safe for
 // concurrent use. Its sockets stay open: a request costs two system calls.
+//
+// Single entries are asked for by sockets of kproxy's own: ctnetlink marks the answer
+// to a get as part of several (NLM_F_MULTI) and sends no end of them, for which
+// [netlink.Conn.Execute] would wait for ever.
 type Client struct {
-	pool chan *socket // idle ones
-	all  []*socket
+	pool chan *requests // idle ones
+	all  []*requests
 
 	mu     sync.Mutex // a dump has the socket for itself
 	dumper *netlink.Conn
+}
+
+// requests is a socket for requests about single entries, with room for answers.
+type requests struct {
+	*nlmsg.Socket
+	missing [lookupsAtOnce]int
+	flows   [lookupsAtOnce]Flow
+	errs    [lookupsAtOnce]error
 }
 
 // Dial opens a client in the network namespace of the calling thread. It needs
@@ -40,58 +60,47 @@ func Dial() (*Client, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open conntrack socket: %w", err)
 	}
-	c := &Client{dumper: dumper, pool: make(chan *socket, poolSize)}
+	c := &Client{dumper: dumper, pool: make(chan *requests, poolSize)}
 	for range poolSize {
-		s, err := newSocket()
+		s, err := nlmsg.Open(unix.NETLINK_NETFILTER, answerSize)
 		if err != nil {
-			return nil, errors.Join(err, c.Close())
+			return nil, errors.Join(fmt.Errorf("open conntrack socket: %w", err), c.Close())
 		}
-		c.all = append(c.all, s)
-		c.pool <- s
+		c.all = append(c.all, &requests{Socket: s})
+		c.pool <- c.all[len(c.all)-1]
 	}
 	return c, nil
 }
 
-// Close closes the sockets. Requests under way fail.
+// Close closes the sockets, after requests under way.
 func (c *Client) Close() error {
 	err := c.dumper.Close()
-	for _, s := range c.all {
-		err = errors.Join(err, s.conn.Close())
+	for range c.all {
+		err = errors.Join(err, (<-c.pool).Close())
 	}
 	return err
 }
 
-// GetByReply returns the flow whose answers go from src to dst, or
-// [ErrNotFound].
-func (c *Client) GetByReply(p service.Protocol, src, dst netip.AddrPort) (Flow, error) {
-	f, err := c.getByReply(p, src, dst)
-	if err != nil {
-		return Flow{}, fmt.Errorf("get %s flow with reply %s > %s: %w", p, src, dst, err)
-	}
-	return f, nil
-}
-
-func (c *Client) getByReply(p service.Protocol, src, dst netip.AddrPort) (Flow, error) {
-	src, dst = unmap(src), unmap(dst)
+// do makes one request and returns the entry that the kernel answers with, if any.
+func (c *Client) do(request func([]byte) []byte) (f Flow, err error) {
 	s := <-c.pool
 	defer func() { c.pool <- s }()
-	body, err := s.execute(getRequest(p, src, dst))
-	if errors.Is(err, unix.ENOENT) {
-		return Flow{}, ErrNotFound
+	failed := s.Do(1, func(b []byte, _ int) []byte { return request(b) }, func(_ int, body []byte, answer error) {
+		if err = answer; body != nil {
+			f, err = decode(body)
+		}
+	})
+	if failed != nil {
+		err = failed
 	}
-	if err != nil {
-		return Flow{}, err
-	}
-	f, err := decode(body)
-	if err != nil {
-		return Flow{}, err
-	}
-	// The kernel finds a tuple in either direction: a flow that src began
-	// towards dst has it as its original.
-	if f.ReplySrc != src || f.ReplyDst != dst {
-		return Flow{}, ErrNotFound
-	}
-	return f, nil
+	return f, err
+}
+
+// GetByReply returns the flow whose answers go from src to dst, or
+// [ErrNotFound].
+func (c *Client) GetByReply(p service.Protocol, src, dst netip.AddrPort) (out Flow, err error) {
+	c.get(p, [][2]netip.AddrPort{{src, dst}}, func(_ int, f *Flow, failed error) { out, err = *f, failed })
+	return out, err
 }
 
 // Lookup tells where a packet that a rule redirected to local was headed, and
@@ -103,18 +112,116 @@ func (c *Client) Lookup(p service.Protocol, local, client netip.AddrPort) (orig,
 	return f.OrigDst, f.OrigSrc, err
 }
 
+// LookupAll is Lookup for several flows, each given by where it arrives and its
+// client: it calls found for each in turn, which must not call c. It costs fewer
+// system calls, and waits for nothing but other look-ups.
+func (c *Client) LookupAll(p service.Protocol, flows [][2]netip.AddrPort, found func(i int, orig, client netip.AddrPort, err error)) {
+	c.get(p, flows, func(i int, f *Flow, err error) { found(i, f.OrigDst, f.OrigSrc, err) })
+}
+
+// get gets flows by the source and destination of their answers, and calls found
+// for each in turn. Answers that found no room in the socket are asked for again,
+// as long as that helps.
+func (c *Client) get(p service.Protocol, flows [][2]netip.AddrPort, found func(i int, f *Flow, err error)) {
+	s := <-c.pool
+	defer func() { c.pool <- s }()
+	for start := 0; start < len(flows); start += lookupsAtOnce {
+		some := flows[start:min(len(flows), start+lookupsAtOnce)]
+		s.get(p, some)
+		for i := range some {
+			err := s.errs[i]
+			if errors.Is(err, unix.ENOENT) {
+				err = ErrNotFound
+			}
+			if err != nil {
+				s.flows[i], err = Flow{}, fmt.Errorf("get %s flow with reply %s > %s: %w", p, some[i][0], some[i][1], err)
+			}
+			found(start+i, &s.flows[i], err)
+		}
+	}
+}
+
+// get fills in s.flows and s.errs.
+func (s *requests) get(p service.Protocol, some [][2]netip.AddrPort) {
+	for i := range some {
+		s.errs[i] = nlmsg.ErrNoAnswer
+	}
+	for before := len(some) + 1; ; {
+		missing := s.missing[:0]
+		for i := range some {
+			if errors.Is(s.errs[i], nlmsg.ErrNoAnswer) {
+				missing = append(missing, i)
+			}
+		}
+		if len(missing) == 0 || len(missing) == before {
+			return
+		}
+		before = len(missing)
+		err := s.Do(len(missing), func(b []byte, i int) []byte {
+			f := &some[missing[i]]
+			return appendGet(b, p, unmap(f[0]), unmap(f[1]))
+		}, func(i int, body []byte, err error) {
+			i = missing[i]
+			if s.errs[i] = err; body == nil {
+				return
+			}
+			f := &s.flows[i]
+			if *f, s.errs[i] = decode(body); s.errs[i] == nil && (f.ReplySrc != unmap(some[i][0]) || f.ReplyDst != unmap(some[i][1])) {
+				// The kernel finds a tuple in either direction: a flow that src
+				// began towards dst has it as its original.
+				s.errs[i] = unix.ENOENT
+			}
+		})
+		if err != nil && !errors.Is(err, nlmsg.ErrNoAnswer) {
+			for _, i := range missing {
+				s.errs[i] = err
+			}
+		}
+	}
+}
+
+func unmap(a netip.AddrPort) netip.AddrPort {
+	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+}
+
 // Delete deletes an entry, and no other. An entry that is gone already is no
 // error. One with the same tuples that came after f stays, unless the kernel
 // gave it the same ID.
 func (c *Client) Delete(f Flow) error {
-	s := <-c.pool
-	defer func() { c.pool <- s }()
-	if _, err := s.execute(deleteRequest(&f)); err != nil && !errors.Is(err, unix.ENOENT) {
+	_, err := c.do(func(b []byte) []byte { return appendDelete(b, &f) })
+	if err != nil && !errors.Is(err, unix.ENOENT) {
 		return fmt.Errorf("delete conntrack entry %s: %w", f, err)
 	}
 	return nil
 }
 
-func unmap(a netip.AddrPort) netip.AddrPort {
-	return netip.AddrPortFrom(a.Addr().Unmap().WithZone(""), a.Port())
+// Restore puts back the entry of a redirected flow that has been deleted while
+// both ends still use it, f being the entry as it was. An entry that is there
+// again already, or whose place a new connection of the client's has, is left
+// alone, and is no error.
+//
+// Counters begin anew. The kernel knows nothing of the connection's sequence
+// numbers any more, and takes them from the next packets.
+func (c *Client) Restore(f Flow) error {
+	restore := func(b []byte) []byte { return appendRestore(b, &f) }
+	_, err := c.do(restore)
+	if errors.Is(err, unix.EEXIST) {
+		// Conntrack may have picked up an answer meanwhile, and taken it for the
+		// first packet of a flow of its own.
+		var found Flow
+		found, err = c.do(func(b []byte) []byte { return appendGet(b, f.Protocol, f.ReplySrc, f.ReplyDst) })
+		if errors.Is(err, unix.ENOENT) || err == nil && (found.OrigSrc != f.ReplySrc || found.OrigDst != f.ReplyDst) {
+			return nil // what is in the way is a flow of the client's
+		}
+		if err == nil {
+			err = c.Delete(found)
+		}
+		if err == nil {
+			_, err = c.do(restore)
+		}
+	}
+	if err != nil && !errors.Is(err, unix.EEXIST) {
+		return fmt.Errorf("restore conntrack entry %s: %w", f, err)
+	}
+	return nil
 }

@@ -184,7 +184,7 @@ func TestDumpIsFilteredByTheKernel(t *testing.T) {
 		{protocol: service.UDP}: 2, {protocol: service.TCP}: 0,
 		{protocol: service.UDP, unanswered: true}: 1, {protocol: service.TCP, unanswered: true}: 0, {unanswered: true}: 1,
 	} {
-		flows, err := c.dump(service.IPv4, w, wanted{})
+		flows, err := c.dump(nil, service.IPv4, w, wanted{})
 		if err != nil || len(flows) != want {
 			t.Errorf("kernel's filter for %+v: %d entries, %v, want %d", w, len(flows), err, want)
 		}

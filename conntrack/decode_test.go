@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -21,28 +22,28 @@ func full(f service.Family) []byte {
 	b := appendHeader(nil, f)
 	b = appendTuple(b, ctaTupleOrig, service.TCP, at(f, clients, 9, 50000), at(f, services, 10, 53))
 	b = appendTuple(b, ctaTupleReply, service.TCP, at(f, pods, 2, 5353), at(f, nodes, 1, 50001))
-	b = appendAttribute(b, ctaStatus, 0, 0, 1, 0x8e)
-	b = appendAttribute(b, ctaTimeout, 0, 0, 0, 120)
-	b = appendAttribute(b, ctaMark, 0, 0, 0x40, 0)
-	b = appendAttribute(b, ctaID, 0xde, 0xad, 0xbe, 0xef)
-	b = appendAttribute(b, ctaZone, 0, 7)
+	b = nlmsg.Append(b, ctaStatus, 0, 0, 1, 0x8e)
+	b = nlmsg.Append(b, ctaTimeout, 0, 0, 0, 120)
+	b = nlmsg.Append(b, ctaMark, 0, 0, 0x40, 0)
+	b = nlmsg.Append(b, ctaID, 0xde, 0xad, 0xbe, 0xef)
+	b = nlmsg.Append(b, ctaZone, 0, 7)
 	counters := func(packets, bytes uint64) func([]byte) []byte {
 		return func(b []byte) []byte {
-			b = appendAttribute(b, ctaCountersPackets, binary.BigEndian.AppendUint64(nil, packets)...)
-			return appendAttribute(b, ctaCountersBytes, binary.BigEndian.AppendUint64(nil, bytes)...)
+			b = nlmsg.Append(b, ctaCountersPackets, binary.BigEndian.AppendUint64(nil, packets)...)
+			return nlmsg.Append(b, ctaCountersBytes, binary.BigEndian.AppendUint64(nil, bytes)...)
 		}
 	}
-	b = appendNested(b, ctaCountersOrig, counters(3, 300))
-	b = appendNested(b, ctaCountersReply, counters(2, 1<<40))
-	b = appendNested(b, ctaProtoInfo, func(b []byte) []byte {
-		return appendNested(b, ctaProtoInfoTCP, func(b []byte) []byte {
-			return appendAttribute(b, ctaProtoInfoTCPState, tcpTimeWait)
+	b = nlmsg.AppendNested(b, ctaCountersOrig, counters(3, 300))
+	b = nlmsg.AppendNested(b, ctaCountersReply, counters(2, 1<<40))
+	b = nlmsg.AppendNested(b, ctaProtoInfo, func(b []byte) []byte {
+		return nlmsg.AppendNested(b, ctaProtoInfoTCP, func(b []byte) []byte {
+			return nlmsg.Append(b, ctaProtoInfoTCPState, tcpTimeWait)
 		})
 	})
-	b = appendNested(b, ctaTimestamp, func(b []byte) []byte {
-		return appendAttribute(b, ctaTimestampStart, binary.BigEndian.AppendUint64(nil, uint64(1700000000*time.Second))...)
+	b = nlmsg.AppendNested(b, ctaTimestamp, func(b []byte) []byte {
+		return nlmsg.Append(b, ctaTimestampStart, binary.BigEndian.AppendUint64(nil, uint64(1700000000*time.Second))...)
 	})
-	return appendAttribute(b, 999, 1, 2, 3)
+	return nlmsg.Append(b, 999, 1, 2, 3)
 }
 
 func TestDecode(t *testing.T) {
@@ -105,13 +106,18 @@ func TestDecodeRefuses(t *testing.T) {
 	}
 }
 
+// getBody is a request without the header of netlink.
+func getBody(p service.Protocol, src, dst netip.AddrPort) []byte {
+	return appendGet(nil, p, src, dst)[unix.NLMSG_HDRLEN:]
+}
+
 func FuzzDecode(f *testing.F) {
 	for _, family := range service.Families {
 		f.Add(full(family))
-		f.Add(getRequest(service.UDP, at(family, 1, 1, 1), at(family, 2, 2, 2)).Data)
-		f.Add(dumpRequest(family, wanted{protocol: service.UDP, unanswered: true}).Data)
+		f.Add(getBody(service.UDP, at(family, 1, 1, 1), at(family, 2, 2, 2)))
+		f.Add(dumpBody(family, wanted{protocol: service.UDP, unanswered: true}))
 		flow := flow(family, service.UDP, at(family, 1, 1, 1), at(family, 2, 2, 2))
-		f.Add(deleteRequest(&flow).Data)
+		f.Add(appendDelete(nil, &flow)[unix.NLMSG_HDRLEN:])
 	}
 	f.Add([]byte{unix.AF_INET, 0, 0, 0, 4, 0, 1, 0})
 	f.Fuzz(func(t *testing.T, b []byte) {
@@ -140,7 +146,7 @@ func FuzzRoundTrip(f *testing.F) {
 		}
 		for _, family := range service.Families {
 			src, dst := at(family, int(raw[0]), int(raw[1]), srcPort), at(family, int(raw[1]), int(raw[0]), dstPort)
-			got, err := decode(getRequest(service.SCTP, src, dst).Data)
+			got, err := decode(getBody(service.SCTP, src, dst))
 			if err != nil || got.ReplySrc != src || got.ReplyDst != dst || got.Protocol != service.SCTP || got.Family != family {
 				t.Errorf("%s > %s came back as %+v, %v", src, dst, got, err)
 			}

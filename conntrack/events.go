@@ -2,7 +2,6 @@ package conntrack
 
 import (
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -11,6 +10,8 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/kernel/nlmsg"
 )
 
 const (
@@ -52,7 +53,7 @@ func Subscribe() (*Listener, error) {
 		err = conn.SetReadBuffer(eventBuffer)
 	}
 	if err == nil {
-		err = attach(l.raw, interesting(0))
+		err = l.SkipClosed(0)
 	}
 	if err == nil {
 		err = conn.JoinGroup(groupDestroy)
@@ -66,7 +67,13 @@ func Subscribe() (*Listener, error) {
 // SkipClosed has the kernel not tell, from now on, of TCP connections that were
 // answered from a port and were closed in the ordinary way ([Flow.CutShort]); 0 is
 // no port. Where that is userspace's own, nobody asks for them.
-func (l *Listener) SkipClosed(port uint16) error { return attach(l.raw, interesting(port)) }
+func (l *Listener) SkipClosed(port uint16) error {
+	filter, err := interesting(port)
+	if err == nil {
+		err = l.conn.SetBPF(filter)
+	}
+	return err
+}
 
 // Close closes the socket.
 func (l *Listener) Close() error { return l.conn.Close() }
@@ -106,7 +113,12 @@ func (l *Listener) receive(ctx context.Context, buf []byte, f func(Flow)) (err e
 			switch n, err = unix.Read(int(fd), buf); err {
 			case nil:
 				got = true
-				eachEnd(buf[:n], f)
+				for m := range nlmsg.Messages(buf[:n]) {
+					// One odd event is no reason to miss the rest.
+					if flow, err := decode(m.Body); err == nil && m.Type == messageDelete {
+						f(flow)
+					}
+				}
 			case unix.EINTR:
 			case unix.EAGAIN:
 				err = nil
@@ -118,21 +130,4 @@ func (l *Listener) receive(ctx context.Context, buf []byte, f func(Flow)) (err e
 		return true
 	})
 	return errors.Join(err, waitErr)
-}
-
-// eachEnd calls f with each end in what was read. One odd event is no reason to
-// miss the rest.
-func eachEnd(b []byte, f func(Flow)) {
-	for len(b) >= unix.NLMSG_HDRLEN {
-		n := int(binary.NativeEndian.Uint32(b))
-		if n < unix.NLMSG_HDRLEN || n > len(b) {
-			return
-		}
-		if binary.NativeEndian.Uint16(b[4:]) == messageDelete {
-			if flow, err := decode(b[unix.NLMSG_HDRLEN:n]); err == nil {
-				f(flow)
-			}
-		}
-		b = b[min(align(n), len(b)):]
-	}
 }

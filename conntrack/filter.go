@@ -1,44 +1,32 @@
 package conntrack
 
 import (
-	"fmt"
-	"syscall"
-	"unsafe"
-
+	"golang.org/x/net/bpf"
 	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/kernel/nlmsg"
 )
 
-// A program of the classic packet filter, for netlink messages: what it returns
+// program is one of the classic packet filter, for netlink messages: what it returns
 // 0 for isn't put into the socket's queue (do_one_broadcast in
 // net/netlink/af_netlink.c). Two of its loads look for attributes: A says where to
 // begin, X which, and A is then where the attribute is, or 0.
 type program struct {
-	code    []unix.SockFilter
+	code    []bpf.Instruction
 	deliver []int // jumps to the end, where messages are let in
 }
 
 // Words of the filter's memory.
 const (
-	wordOrig  = 0
-	wordReply = 1
-	wordDst   = 2
-	wordSrc   = 3
-	wordValue = 4
+	wordOrig = iota
+	wordReply
+	wordDst
+	wordSrc
+	wordValue
 )
 
-// attributesBegin is where a message's attributes do, after struct nlmsghdr and
-// struct nfgenmsg.
-const attributesBegin = unix.NLMSG_HDRLEN + header
-
-// attributeHeader is the length of struct nlattr.
-const attributeHeader = unix.SizeofNlAttr
-
-// Loads of linux/filter.h that look for an attribute: of the message, and in
-// another one (SKF_AD_OFF + SKF_AD_NLATTR, SKF_AD_NLATTR_NEST).
-const (
-	loadAttribute uint32 = 1<<32 - 0x1000 + 12
-	loadNested    uint32 = 1<<32 - 0x1000 + 16
-)
+// attributesBegin is where a message's attributes do.
+const attributesBegin = unix.NLMSG_HDRLEN + nlmsg.SizeofNetfilter
 
 // interesting lets in the ends of flows whose destination was rewritten, and
 // whatever it doesn't understand. Nobody asks for the others, see
@@ -46,33 +34,41 @@ const (
 //
 // Where closedAt isn't 0, it keeps away TCP connections as well that were answered
 // from that port and were closed in the ordinary way.
-func interesting(closedAt uint16) []unix.SockFilter {
+func interesting(closedAt uint16) ([]bpf.RawInstruction, error) {
 	var p program
-	for _, t := range []struct{ kind, word uint32 }{{ctaTupleOrig, wordOrig}, {ctaTupleReply, wordReply}} {
-		p.add(unix.BPF_LD|unix.BPF_IMM, attributesBegin)
-		p.find(loadAttribute, t.kind)
-		p.add(unix.BPF_ST, t.word)
+	for word, kind := range [...]uint32{wordOrig: ctaTupleOrig, wordReply: ctaTupleReply} {
+		p.add(bpf.LoadConstant{Dst: bpf.RegA, Val: attributesBegin})
+		p.find(bpf.ExtNetlinkAttr, kind)
+		p.add(bpf.StoreScratch{Src: bpf.RegA, N: word})
 	}
 	if closedAt != 0 {
 		p.dropClosed(closedAt)
 	}
-	p.add(unix.BPF_LD|unix.BPF_B|unix.BPF_ABS, unix.NLMSG_HDRLEN) // nfgen_family
+	p.add(bpf.LoadAbsolute{Off: unix.NLMSG_HDRLEN, Size: 1}) // nfgen_family
 	var v4, v6 program
 	v4.sameAddress(ctaIPv4Dst, ctaIPv4Src, 1)
 	v6.sameAddress(ctaIPv6Dst, ctaIPv6Src, 4)
-	v4.add(unix.BPF_JMP|unix.BPF_JA, uint32(len(v6.code)))
-	p.jump(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, unix.AF_INET6, uint8(len(v4.code)), 0)
+	v4.add(bpf.Jump{Skip: uint32(len(v6.code))})
+	p.add(bpf.JumpIf{Cond: bpf.JumpEqual, Val: unix.AF_INET6, SkipTrue: uint8(len(v4.code))})
 	p.append(&v4)
 	p.append(&v6)
 	p.nested(wordOrig, ctaTupleProto, ctaProtoDstPort, wordDst)
 	p.nested(wordReply, ctaTupleProto, ctaProtoSrcPort, wordSrc)
-	p.same(unix.BPF_H, 0)
-	p.add(unix.BPF_RET|unix.BPF_K, 0)
+	p.same(2, 0)
+	p.add(bpf.RetConstant{Val: 0})
 	for _, i := range p.deliver {
-		p.code[i].Jf = uint8(len(p.code) - i - 1)
+		skip := uint8(len(p.code) - i - 1)
+		switch jump := p.code[i].(type) {
+		case bpf.JumpIf:
+			jump.SkipFalse = skip
+			p.code[i] = jump
+		case bpf.JumpIfX:
+			jump.SkipFalse = skip
+			p.code[i] = jump
+		}
 	}
-	p.add(unix.BPF_RET|unix.BPF_K, ^uint32(0))
-	return p.code
+	p.add(bpf.RetConstant{Val: ^uint32(0)})
+	return bpf.Assemble(p.code)
 }
 
 // dropClosed drops TCP connections that were answered from a port and are in one of
@@ -80,54 +76,46 @@ func interesting(closedAt uint16) []unix.SockFilter {
 // there.
 func (p *program) dropClosed(port uint16) {
 	var state program // of a connection that was answered from there
-	state.add(unix.BPF_LD|unix.BPF_IMM, attributesBegin)
-	state.find(loadAttribute, ctaProtoInfo)
-	state.find(loadNested, ctaProtoInfoTCP)
-	state.find(loadNested, ctaProtoInfoTCPState)
-	state.add(unix.BPF_MISC|unix.BPF_TAX, 0)
-	state.add(unix.BPF_LD|unix.BPF_B|unix.BPF_IND, attributeHeader)
-	state.unless(unix.BPF_JGE|unix.BPF_K, tcpTimeWait)
-	state.add(unix.BPF_RET|unix.BPF_K, 0)
+	state.add(bpf.LoadConstant{Dst: bpf.RegA, Val: attributesBegin})
+	state.find(bpf.ExtNetlinkAttr, ctaProtoInfo)
+	state.find(bpf.ExtNetlinkAttrNested, ctaProtoInfoTCP)
+	state.find(bpf.ExtNetlinkAttrNested, ctaProtoInfoTCPState)
+	state.add(bpf.TAX{}, bpf.LoadIndirect{Off: unix.SizeofNlAttr, Size: 1})
+	state.unless(bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: tcpTimeWait})
+	state.add(bpf.RetConstant{Val: 0})
 	p.nested(wordReply, ctaTupleProto, ctaProtoSrcPort, wordSrc)
-	p.add(unix.BPF_LDX|unix.BPF_MEM, wordSrc)
-	p.add(unix.BPF_LD|unix.BPF_H|unix.BPF_IND, attributeHeader)
-	p.jump(unix.BPF_JMP|unix.BPF_JEQ|unix.BPF_K, uint32(port), 0, uint8(len(state.code)))
+	p.add(bpf.LoadScratch{Dst: bpf.RegX, N: wordSrc}, bpf.LoadIndirect{Off: unix.SizeofNlAttr, Size: 2})
+	p.add(bpf.JumpIf{Cond: bpf.JumpEqual, Val: uint32(port), SkipFalse: uint8(len(state.code))})
 	p.append(&state)
 }
 
-func (p *program) add(code uint16, k uint32) { p.jump(code, k, 0, 0) }
-
-func (p *program) jump(code uint16, k uint32, yes, no uint8) {
-	p.code = append(p.code, unix.SockFilter{Code: code, Jt: yes, Jf: no, K: k})
-}
+func (p *program) add(code ...bpf.Instruction) { p.code = append(p.code, code...) }
 
 // unless goes on where a comparison holds, and else to the end.
-func (p *program) unless(comparison uint16, k uint32) {
+func (p *program) unless(comparison bpf.Instruction) {
 	p.deliver = append(p.deliver, len(p.code))
-	p.add(unix.BPF_JMP|comparison, k)
+	p.add(comparison)
 }
 
 func (p *program) append(q *program) {
 	for _, i := range q.deliver {
 		p.deliver = append(p.deliver, len(p.code)+i)
 	}
-	p.code = append(p.code, q.code...)
+	p.add(q.code...)
 }
 
-// find looks for an attribute from A on (loadAttribute), or in the one that A is
-// (loadNested).
-func (p *program) find(load, kind uint32) {
-	p.add(unix.BPF_LDX|unix.BPF_IMM, kind)
-	p.add(unix.BPF_LD|unix.BPF_W|unix.BPF_ABS, load)
-	p.unless(unix.BPF_JGE|unix.BPF_K, 1)
+// find looks for an attribute from A on, or in the one that A is.
+func (p *program) find(where bpf.Extension, kind uint32) {
+	p.add(bpf.LoadConstant{Dst: bpf.RegX, Val: kind}, bpf.LoadExtension{Num: where})
+	p.unless(bpf.JumpIf{Cond: bpf.JumpGreaterOrEqual, Val: 1})
 }
 
 // nested keeps where the attribute is that lies two levels deep in a tuple.
-func (p *program) nested(tuple, outer, inner, word uint32) {
-	p.add(unix.BPF_LD|unix.BPF_MEM, tuple)
-	p.find(loadNested, outer)
-	p.find(loadNested, inner)
-	p.add(unix.BPF_ST, word)
+func (p *program) nested(tuple int, outer, inner uint32, word int) {
+	p.add(bpf.LoadScratch{Dst: bpf.RegA, N: tuple})
+	p.find(bpf.ExtNetlinkAttrNested, outer)
+	p.find(bpf.ExtNetlinkAttrNested, inner)
+	p.add(bpf.StoreScratch{Src: bpf.RegA, N: word})
 }
 
 // sameAddress goes on where the destination is who answers.
@@ -135,31 +123,14 @@ func (p *program) sameAddress(dst, src uint32, words int) {
 	p.nested(wordOrig, ctaTupleIP, dst, wordDst)
 	p.nested(wordReply, ctaTupleIP, src, wordSrc)
 	for i := range words {
-		p.same(unix.BPF_W, uint32(4*i))
+		p.same(4, uint32(4*i))
 	}
 }
 
 // same goes on where both attributes have the same at an offset.
-func (p *program) same(size uint16, offset uint32) {
-	offset += attributeHeader
-	p.add(unix.BPF_LDX|unix.BPF_MEM, wordDst)
-	p.add(unix.BPF_LD|size|unix.BPF_IND, offset)
-	p.add(unix.BPF_ST, wordValue)
-	p.add(unix.BPF_LDX|unix.BPF_MEM, wordSrc)
-	p.add(unix.BPF_LD|size|unix.BPF_IND, offset)
-	p.add(unix.BPF_LDX|unix.BPF_MEM, wordValue)
-	p.unless(unix.BPF_JEQ|unix.BPF_X, 0)
-}
-
-// attach makes a socket take only what a filter lets in.
-func attach(conn syscall.RawConn, code []unix.SockFilter) (err error) {
-	f := unix.SockFprog{Len: uint16(len(code)), Filter: unsafe.SliceData(code)}
-	ctrlErr := conn.Control(func(fd uintptr) { err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &f) })
-	if ctrlErr != nil {
-		err = ctrlErr
-	}
-	if err != nil {
-		return fmt.Errorf("attach filter: %w", err)
-	}
-	return nil
+func (p *program) same(size int, offset uint32) {
+	load := bpf.LoadIndirect{Off: unix.SizeofNlAttr + offset, Size: size}
+	p.add(bpf.LoadScratch{Dst: bpf.RegX, N: wordDst}, load, bpf.StoreScratch{Src: bpf.RegA, N: wordValue},
+		bpf.LoadScratch{Dst: bpf.RegX, N: wordSrc}, load, bpf.LoadScratch{Dst: bpf.RegX, N: wordValue})
+	p.unless(bpf.JumpIfX{Cond: bpf.JumpEqual})
 }

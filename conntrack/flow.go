@@ -31,18 +31,23 @@ type Flow struct {
 	Start    time.Time // zero unless nf_conntrack_timestamp is on
 }
 
-// Bits of a flow's status: IPS_SEEN_REPLY and IPS_DST_NAT.
+// Bits of a flow's status.
 const (
-	statusSeenReply = 1 << 1
-	statusDstNAT    = 1 << 5
+	statusSeenReply = 1 << 1 // IPS_SEEN_REPLY
+	statusAssured   = 1 << 2 // IPS_ASSURED: not the first to go when the table is full
+	statusConfirmed = 1 << 3 // IPS_CONFIRMED, which every entry has, and which may not differ (ctnetlink_change_status)
+	statusDstNAT    = 1 << 5 // IPS_DST_NAT
 )
 
-// States of TCP entries that carry nothing yet, or nothing any more.
+// States of TCP entries. Those before tcpEstablished carry nothing yet, those from
+// tcpTimeWait on nothing any more.
 const (
-	tcpSynSent  = 1
-	tcpSynRecv  = 2
-	tcpTimeWait = 7
-	tcpClose    = 8
+	tcpSynSent     = 1
+	tcpSynRecv     = 2
+	tcpEstablished = 3
+	tcpLastAck     = 6
+	tcpTimeWait    = 7
+	tcpClose       = 8
 )
 
 // Rewritten reports whether the destination was rewritten (DNAT, REDIRECT or
@@ -82,6 +87,23 @@ func (f *Flow) Failed() bool {
 // (nf_conntrack_tcp_packet in nf_conntrack_proto_tcp.c).
 func (f *Flow) Refused() bool {
 	return f.Protocol == service.TCP && f.OrigPackets == 1 && f.ReplyPackets == 1
+}
+
+// CutShort reports whether f, which has ended, may be in use by both ends all
+// the same: it was deleted, or a half-closed connection kept still for longer
+// than its state allows. What ends a flow in the ordinary way leaves a TCP entry
+// in a closed state, and a UDP entry without time left.
+//
+// Linux before 5.9 doesn't tell the state and the time of what has ended: there,
+// every TCP flow may have been cut short, and no UDP flow is known to be.
+func (f *Flow) CutShort() bool {
+	switch f.Protocol {
+	case service.TCP:
+		return f.TCPState == 0 || f.TCPState >= tcpEstablished && f.TCPState <= tcpLastAck
+	case service.UDP:
+		return f.Timeout > 0
+	}
+	return false
 }
 
 // String shows the flow as "udp 10.1.0.2:5000 > 10.96.0.10:53 = 10.2.0.2:9000".

@@ -38,29 +38,25 @@ func (c *Client) ListUnanswered(p service.Protocol, families [2]bool) ([]Flow, e
 	return c.lists(families, wanted{protocol: p, unanswered: true})
 }
 
-func (c *Client) lists(families [2]bool, w wanted) ([]Flow, error) {
-	var out []Flow
+func (c *Client) lists(families [2]bool, w wanted) (out []Flow, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for _, family := range service.Families {
-		if !families[family] {
-			continue
+		if families[family] {
+			if out, err = c.list(out, family, w); err != nil {
+				return nil, fmt.Errorf("list %s conntrack entries: %w", family, err)
+			}
 		}
-		flows, err := c.list(family, w)
-		if err != nil {
-			return nil, fmt.Errorf("list %s conntrack entries: %w", family, err)
-		}
-		out = append(out, flows...)
 	}
 	return out, nil
 }
 
 // list retries what the kernel interrupts. If it keeps doing so, the last
 // attempt is used as it is: an entry too few now is better than none ever.
-func (c *Client) list(f service.Family, w wanted) ([]Flow, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+func (c *Client) list(out []Flow, f service.Family, w wanted) ([]Flow, error) {
 	filter := w
 	for attempt := 1; ; attempt++ {
-		flows, err := c.dump(f, filter, w)
+		flows, err := c.dump(out, f, filter, w)
 		switch {
 		case err == nil:
 			return flows, nil
@@ -74,13 +70,14 @@ func (c *Client) list(f service.Family, w wanted) ([]Flow, error) {
 	}
 }
 
-// dump lists once. With errInterrupted it returns what it has got.
-func (c *Client) dump(f service.Family, filter, w wanted) ([]Flow, error) {
-	sent, err := c.dumper.Send(dumpRequest(f, filter))
+// dump appends what one list has; also what it got before errInterrupted.
+func (c *Client) dump(out []Flow, f service.Family, filter, w wanted) ([]Flow, error) {
+	sent, err := c.dumper.Send(netlink.Message{
+		Header: netlink.Header{Type: messageGet, Flags: netlink.Request | netlink.Dump}, Data: dumpBody(f, filter),
+	})
 	if err != nil {
 		return nil, err
 	}
-	var out []Flow
 	var problem error
 	// To the end even after a problem, or the rest would look like the answer
 	// to the next request.
@@ -97,9 +94,7 @@ func (c *Client) dump(f service.Family, filter, w wanted) ([]Flow, error) {
 		flow, err := decode(m.Data)
 		if err != nil {
 			problem = err
-			continue
-		}
-		if w.takes(&flow) {
+		} else if w.takes(&flow) {
 			out = append(out, flow)
 		}
 	}

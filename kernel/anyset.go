@@ -9,6 +9,7 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -64,10 +65,10 @@ func (s *IPSets) ReadAny(name string) (AnySet, error) {
 }
 
 func (s *AnySet) decode(msg []byte) {
-	for typ, value := range Attributes(msg) {
+	for typ, value := range nlmsg.Attributes(msg) {
 		switch typ {
 		case nl.IPSET_ATTR_TYPENAME:
-			s.Type = AttributeText(value)
+			s.Type = nlmsg.Text(value)
 		case nl.IPSET_ATTR_FAMILY:
 			if len(value) > 0 && value[0] == unix.AF_INET6 {
 				s.Family = service.IPv6
@@ -75,7 +76,7 @@ func (s *AnySet) decode(msg []byte) {
 		case nl.IPSET_ATTR_DATA:
 			s.decodeHeader(value)
 		case nl.IPSET_ATTR_ADT:
-			for _, entry := range Attributes(value) {
+			for _, entry := range nlmsg.Attributes(value) {
 				s.Entries = append(s.Entries, s.entry(entry))
 			}
 		}
@@ -89,7 +90,7 @@ const ipsetBitmask = 12
 const withCounters = 1 << 3
 
 func (s *AnySet) decodeHeader(data []byte) {
-	for typ, value := range Attributes(data) {
+	for typ, value := range nlmsg.Attributes(data) {
 		switch {
 		case typ == nl.IPSET_ATTR_TIMEOUT:
 			s.Timed = true
@@ -125,7 +126,7 @@ func (s *AnySet) entry(data []byte) AnyEntry {
 		bits2 = e.addr2.BitLen()
 	}
 	out := AnyEntry{Protocol: uint8(e.proto), Port: e.port, Remaining: timeout}
-	for typ, v := range Attributes(data) {
+	for typ, v := range nlmsg.Attributes(data) {
 		switch {
 		case typ == nl.IPSET_ATTR_IP_TO:
 			out.Last = decodeAddr(v)
@@ -134,9 +135,9 @@ func (s *AnySet) entry(data []byte) AnyEntry {
 		case typ == nl.IPSET_ATTR_CIDR2 && len(v) == 1:
 			bits2 = int(v[0])
 		case typ == nl.IPSET_ATTR_IFACE:
-			out.Interface = AttributeText(v)
+			out.Interface = nlmsg.Text(v)
 		case typ == nl.IPSET_ATTR_NAME:
-			out.Member = AttributeText(v)
+			out.Member = nlmsg.Text(v)
 		case typ == nl.IPSET_ATTR_ETHER:
 			out.MAC = true
 		case typ == nl.IPSET_ATTR_MARK && len(v) == 4:

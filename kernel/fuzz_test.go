@@ -1,6 +1,10 @@
 package kernel
 
-import "testing"
+import (
+	"testing"
+
+	"kproxy.dev/kproxy/kernel/nlmsg"
+)
 
 // FuzzElement: whatever entry is taken is printed in a form that is taken, and
 // that means the same; the kernel's decoder reads back what the encoder wrote.
@@ -30,7 +34,7 @@ func FuzzElement(f *testing.F) {
 }
 
 func attributesOf(b []byte) (out [][]byte) {
-	for _, v := range Attributes(b) {
+	for _, v := range nlmsg.Attributes(b) {
 		out = append(out, v)
 	}
 	return out

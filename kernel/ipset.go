@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -60,21 +61,23 @@ func (s *IPSets) Create(set Set) error {
 	if d.addr {
 		family = familyNumber[set.Family]
 	}
-	b := appendString(nil, nl.IPSET_ATTR_TYPENAME, string(set.Type))
-	b = appendAttr(b, nl.IPSET_ATTR_REVISION, []byte{setRevision[set.Type]})
-	b = appendAttr(b, nl.IPSET_ATTR_FAMILY, []byte{family})
-	b, data := openAttr(b, nl.IPSET_ATTR_DATA|nl.NLA_F_NESTED)
-	if d.addr {
-		b = appendUint32(b, nl.IPSET_ATTR_MAXELEM, maxElements)
-	} else {
-		b = appendAttr(b, nl.IPSET_ATTR_PORT_FROM|nl.NLA_F_NET_BYTEORDER, []byte{0, 0})
-		b = appendAttr(b, nl.IPSET_ATTR_PORT_TO|nl.NLA_F_NET_BYTEORDER, []byte{0xff, 0xff})
-	}
-	if set.Timeout > 0 {
-		b = appendUint32(b, nl.IPSET_ATTR_TIMEOUT, set.Timeout)
-	}
+	b := nlmsg.AppendText(nil, nl.IPSET_ATTR_TYPENAME, string(set.Type))
+	b = nlmsg.Append(b, nl.IPSET_ATTR_REVISION, setRevision[set.Type])
+	b = nlmsg.Append(b, nl.IPSET_ATTR_FAMILY, family)
+	b = nlmsg.AppendNested(b, nl.IPSET_ATTR_DATA, func(b []byte) []byte {
+		if d.addr {
+			b = appendUint32(b, nl.IPSET_ATTR_MAXELEM, maxElements)
+		} else {
+			b = nlmsg.AppendUint16(b, nl.IPSET_ATTR_PORT_FROM|nlmsg.NetByteOrder, 0)
+			b = nlmsg.AppendUint16(b, nl.IPSET_ATTR_PORT_TO|nlmsg.NetByteOrder, 0xffff)
+		}
+		if set.Timeout > 0 {
+			b = appendUint32(b, nl.IPSET_ATTR_TIMEOUT, set.Timeout)
+		}
+		return b
+	})
 	// Without NLM_F_EXCL an equal set is fine and a different one is refused.
-	_, err := s.request(nl.IPSET_CMD_CREATE, set.Name, closeAttr(b, data))
+	_, err := s.request(nl.IPSET_CMD_CREATE, set.Name, b)
 	return err
 }
 
@@ -104,17 +107,21 @@ func (s *IPSets) Delete(set Set, entries ...string) error {
 // kernel passes over those that exist, or don't.
 func (s *IPSets) change(cmd int, set Set, timeout uint32, entries []string) error {
 	for len(entries) > 0 {
-		b, whole := openAttr(appendUint32(nil, nl.IPSET_ATTR_LINENO, 0), nl.IPSET_ATTR_ADT|nl.NLA_F_NESTED)
 		n := 0
-		for n < len(entries) && len(b) < batchBytes {
-			e, err := parseElement(set.Type, entries[n])
-			if err != nil {
-				return err
+		var err error
+		b := nlmsg.AppendNested(appendUint32(nil, nl.IPSET_ATTR_LINENO, 0), nl.IPSET_ATTR_ADT, func(b []byte) []byte {
+			for ; n < len(entries) && len(b) < batchBytes && err == nil; n++ {
+				var e element
+				if e, err = parseElement(set.Type, entries[n]); err == nil {
+					b = appendElement(b, e, timeout)
+				}
 			}
-			b = appendElement(b, e, timeout)
-			n++
+			return b
+		})
+		if err != nil {
+			return err
 		}
-		_, err := s.request(cmd, set.Name, closeAttr(b, whole))
+		_, err = s.request(cmd, set.Name, b)
 		if err != nil {
 			if n > 1 {
 				return fmt.Errorf("%d entries from %s: %w", n, entries[0], err)
@@ -216,9 +223,9 @@ func (s *IPSets) exchange(cmd int, name string, attrs []byte) ([][]byte, error) 
 	}
 	req := nl.NewNetlinkRequest(cmd|unix.NFNL_SUBSYS_IPSET<<8, flags)
 	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
-	b := appendAttr(nil, nl.IPSET_ATTR_PROTOCOL, []byte{nl.IPSET_PROTOCOL})
+	b := nlmsg.Append(nil, nl.IPSET_ATTR_PROTOCOL, nl.IPSET_PROTOCOL)
 	if name != "" {
-		b = appendString(b, nl.IPSET_ATTR_SETNAME, name)
+		b = nlmsg.AppendText(b, nl.IPSET_ATTR_SETNAME, name)
 	}
 	req.AddRawData(append(b, attrs...))
 	s.mu.Lock()

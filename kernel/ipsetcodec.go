@@ -1,14 +1,13 @@
 package kernel
 
 import (
-	"bytes"
 	"encoding/binary"
 	"fmt"
-	"iter"
 	"net/netip"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -17,87 +16,42 @@ import (
 
 // appendElement appends e as one IPSET_ATTR_DATA attribute.
 func appendElement(b []byte, e element, timeout uint32) []byte {
-	b, whole := openAttr(b, nl.IPSET_ATTR_DATA|nl.NLA_F_NESTED)
-	if timeout > 0 {
-		b = appendUint32(b, nl.IPSET_ATTR_TIMEOUT, timeout)
-	}
-	if e.addr.IsValid() {
-		b = appendAddr(b, nl.IPSET_ATTR_IP, e.addr)
-	}
-	if e.bits > 0 {
-		b = appendAttr(b, nl.IPSET_ATTR_CIDR, []byte{byte(e.bits)})
-	}
-	if e.proto > 0 {
-		b = appendAttr(b, nl.IPSET_ATTR_PROTO, []byte{byte(e.proto)})
-	}
-	if e.proto > 0 || !e.addr.IsValid() {
-		b = appendAttr(b, nl.IPSET_ATTR_PORT|nl.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint16(nil, e.port))
-	}
-	if e.addr2.IsValid() {
-		b = appendAddr(b, nl.IPSET_ATTR_IP2, e.addr2)
-	}
-	if e.bits2 > 0 {
-		b = appendAttr(b, nl.IPSET_ATTR_CIDR2, []byte{byte(e.bits2)})
-	}
-	return closeAttr(b, whole)
+	return nlmsg.AppendNested(b, nl.IPSET_ATTR_DATA, func(b []byte) []byte {
+		if timeout > 0 {
+			b = appendUint32(b, nl.IPSET_ATTR_TIMEOUT, timeout)
+		}
+		if e.addr.IsValid() {
+			b = appendAddr(b, nl.IPSET_ATTR_IP, e.addr)
+		}
+		if e.bits > 0 {
+			b = nlmsg.Append(b, nl.IPSET_ATTR_CIDR, byte(e.bits))
+		}
+		if e.proto > 0 {
+			b = nlmsg.Append(b, nl.IPSET_ATTR_PROTO, byte(e.proto))
+		}
+		if e.proto > 0 || !e.addr.IsValid() {
+			b = nlmsg.AppendUint16(b, nl.IPSET_ATTR_PORT|nlmsg.NetByteOrder, e.port)
+		}
+		if e.addr2.IsValid() {
+			b = appendAddr(b, nl.IPSET_ATTR_IP2, e.addr2)
+		}
+		if e.bits2 > 0 {
+			b = nlmsg.Append(b, nl.IPSET_ATTR_CIDR2, byte(e.bits2))
+		}
+		return b
+	})
 }
 
 func appendAddr(b []byte, typ uint16, a netip.Addr) []byte {
-	b, at := openAttr(b, typ|nl.NLA_F_NESTED)
 	inner := uint16(nl.IPSET_ATTR_IPADDR_IPV4)
 	if a.Is6() {
 		inner = nl.IPSET_ATTR_IPADDR_IPV6
 	}
-	b = appendAttr(b, inner|nl.NLA_F_NET_BYTEORDER, a.AsSlice())
-	return closeAttr(b, at)
-}
-
-func openAttr(b []byte, typ uint16) ([]byte, int) {
-	at := len(b)
-	b = binary.NativeEndian.AppendUint16(b, 0)
-	return binary.NativeEndian.AppendUint16(b, typ), at
-}
-
-func closeAttr(b []byte, at int) []byte {
-	binary.NativeEndian.PutUint16(b[at:], uint16(len(b)-at))
-	for len(b)%unix.NLA_ALIGNTO != 0 {
-		b = append(b, 0)
-	}
-	return b
+	return nlmsg.AppendNested(b, typ, func(b []byte) []byte { return nlmsg.AppendAddr(b, inner|nlmsg.NetByteOrder, a) })
 }
 
 func appendUint32(b []byte, typ uint16, v uint32) []byte {
-	return appendAttr(b, typ|nl.NLA_F_NET_BYTEORDER, binary.BigEndian.AppendUint32(nil, v))
-}
-
-func appendString(b []byte, typ uint16, s string) []byte {
-	return appendAttr(b, typ, append([]byte(s), 0))
-}
-
-func appendAttr(b []byte, typ uint16, value []byte) []byte {
-	b, at := openAttr(b, typ)
-	return closeAttr(append(b, value...), at)
-}
-
-// Attributes iterates over netlink attributes: type without flags, and value.
-// It stops at one that is cut short. (nl.ParseAttributes starts a goroutine.)
-func Attributes(b []byte) iter.Seq2[uint16, []byte] {
-	return func(yield func(uint16, []byte) bool) {
-		for len(b) >= unix.SizeofRtAttr {
-			n := int(binary.NativeEndian.Uint16(b))
-			typ := binary.NativeEndian.Uint16(b[2:]) & nl.NLA_TYPE_MASK
-			if n < unix.SizeofRtAttr || n > len(b) || !yield(typ, b[unix.SizeofRtAttr:n]) {
-				return
-			}
-			b = b[min(len(b), (n+unix.NLA_ALIGNTO-1)&^(unix.NLA_ALIGNTO-1)):]
-		}
-	}
-}
-
-// AttributeText is a string attribute: up to its NUL, if it has one.
-func AttributeText(b []byte) string {
-	s, _, _ := bytes.Cut(b, []byte{0})
-	return string(s)
+	return nlmsg.AppendUint32(b, typ|nlmsg.NetByteOrder, v)
 }
 
 // decode adds what one message of a LIST answer says to st. A big set comes in
@@ -107,12 +61,12 @@ func (st *SetState) decode(msg []byte) error {
 		return fmt.Errorf("decode set: message of %d bytes", len(msg))
 	}
 	var adt []byte
-	for typ, value := range Attributes(msg[nl.SizeofNfgenmsg:]) {
+	for typ, value := range nlmsg.Attributes(msg[nl.SizeofNfgenmsg:]) {
 		switch typ {
 		case nl.IPSET_ATTR_SETNAME:
-			st.Name = AttributeText(value)
+			st.Name = nlmsg.Text(value)
 		case nl.IPSET_ATTR_TYPENAME:
-			st.Type = SetType(AttributeText(value))
+			st.Type = SetType(nlmsg.Text(value))
 		case nl.IPSET_ATTR_FAMILY:
 			if len(value) > 0 && value[0] == unix.AF_INET6 {
 				st.Family = service.IPv6
@@ -123,7 +77,7 @@ func (st *SetState) decode(msg []byte) error {
 			adt = value
 		}
 	}
-	for _, value := range Attributes(adt) {
+	for _, value := range nlmsg.Attributes(adt) {
 		e, timeout, timed := decodeElement(value)
 		st.Entries = append(st.Entries, e.format(st.Type))
 		if timed {
@@ -134,7 +88,7 @@ func (st *SetState) decode(msg []byte) error {
 }
 
 func (st *SetState) decodeHeader(data []byte) {
-	for typ, value := range Attributes(data) {
+	for typ, value := range nlmsg.Attributes(data) {
 		if len(value) != 4 {
 			continue
 		}
@@ -155,7 +109,7 @@ var elementSize = map[uint16]int{
 }
 
 func decodeElement(data []byte) (e element, timeout uint32, timed bool) {
-	for typ, v := range Attributes(data) {
+	for typ, v := range nlmsg.Attributes(data) {
 		if len(v) < elementSize[typ] {
 			continue
 		}
@@ -180,7 +134,7 @@ func decodeElement(data []byte) (e element, timeout uint32, timed bool) {
 }
 
 func decodeAddr(nested []byte) netip.Addr {
-	for _, value := range Attributes(nested) {
+	for _, value := range nlmsg.Attributes(nested) {
 		if a, ok := netip.AddrFromSlice(value); ok {
 			return a
 		}

@@ -7,7 +7,7 @@ import (
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -80,7 +80,7 @@ func parseListener(m []byte) (listener, bool) {
 	}
 	a, _ := netip.AddrFromSlice(raw)
 	l := listener{address: netip.AddrPortFrom(a, binary.BigEndian.Uint16(m[4:]))}
-	for kind, value := range kernel.Attributes(m[size:]) {
+	for kind, value := range nlmsg.Attributes(m[size:]) {
 		l.v6only = l.v6only || kind == inetDiagSKV6Only && len(value) > 0 && value[0] != 0
 	}
 	return l, true

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -48,7 +49,7 @@ func (w *nftWatch) readGeneration() (uint32, error) {
 		return 0, fmt.Errorf("read generation: %w", err)
 	}
 	for _, m := range msgs {
-		for typ, v := range kernel.Attributes(m[min(len(m), nl.SizeofNfgenmsg):]) {
+		for typ, v := range nlmsg.Attributes(m[min(len(m), nl.SizeofNfgenmsg):]) {
 			if typ == nftaGenID && len(v) >= 4 {
 				return binary.BigEndian.Uint32(v), nil
 			}
@@ -93,12 +94,12 @@ func (w *nftWatch) readChains(f service.Family) ([]chainID, error) {
 	var out []chainID
 	err := w.dump(unix.NFT_MSG_GETCHAIN, f, nil, func(chain []byte) {
 		var table, name string
-		for typ, v := range kernel.Attributes(chain) {
+		for typ, v := range nlmsg.Attributes(chain) {
 			switch typ {
 			case nftaChainTable:
-				table = kernel.AttributeText(v)
+				table = nlmsg.Text(v)
 			case nftaChainName:
-				name = kernel.AttributeText(v)
+				name = nlmsg.Text(v)
 			}
 		}
 		if slices.Contains(ownTables, table) {
@@ -128,10 +129,10 @@ func (w *nftWatch) readChain(id chainID) (fingerprint, error) {
 
 func (w *nftWatch) addPrint(to *fingerprint, id chainID, rule []byte) {
 	var handle, expressions []byte
-	for typ, v := range kernel.Attributes(rule) {
+	for typ, v := range nlmsg.Attributes(rule) {
 		switch {
-		case typ == nftaRuleTable && kernel.AttributeText(v) != id.table,
-			typ == nftaRuleChain && kernel.AttributeText(v) != id.name:
+		case typ == nftaRuleTable && nlmsg.Text(v) != id.table,
+			typ == nftaRuleChain && nlmsg.Text(v) != id.name:
 			return
 		case typ == nftaRuleHandle:
 			handle = v
@@ -146,7 +147,7 @@ func (w *nftWatch) addPrint(to *fingerprint, id chainID, rule []byte) {
 	h.SetSeed(w.seed)
 	h.Write(binary.NativeEndian.AppendUint64(nil, to.sum))
 	h.Write(handle)
-	for _, e := range kernel.Attributes(expressions) {
+	for _, e := range nlmsg.Attributes(expressions) {
 		if !isCounter(e) {
 			h.Write(e)
 		}
@@ -156,9 +157,9 @@ func (w *nftWatch) addPrint(to *fingerprint, id chainID, rule []byte) {
 
 // isCounter tells the expression that changes with every packet.
 func isCounter(expression []byte) bool {
-	for typ, v := range kernel.Attributes(expression) {
+	for typ, v := range nlmsg.Attributes(expression) {
 		if typ == nftaExprName {
-			return kernel.AttributeText(v) == "counter"
+			return nlmsg.Text(v) == "counter"
 		}
 	}
 	return false

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 )
 
 // Dummy is the [Link] of the kernel. It belongs to the network namespace of the
@@ -21,7 +22,7 @@ import (
 type Dummy struct {
 	handle    *netlink.Handle // one socket for all requests but the next one's
 	mu        sync.Mutex      // one request and its answer at a time
-	addresses *socket
+	addresses *nlmsg.Socket
 }
 
 var _ Link = (*Dummy)(nil)
@@ -32,7 +33,7 @@ func OpenLink() (*Dummy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open link %s: %w", kernel.DummyLink, err)
 	}
-	s, err := openSocket(unix.NETLINK_ROUTE)
+	s, err := nlmsg.Open(unix.NETLINK_ROUTE, 4<<10)
 	if err != nil {
 		h.Close()
 		return nil, fmt.Errorf("open link %s: %w", kernel.DummyLink, err)
@@ -43,7 +44,7 @@ func OpenLink() (*Dummy, error) {
 // Close closes the sockets.
 func (d *Dummy) Close() {
 	d.handle.Close()
-	d.addresses.close()
+	d.addresses.Close()
 }
 
 // find returns the link, nil if there is none.
@@ -138,8 +139,8 @@ func (d *Dummy) each(addresses []netip.Addr, kind, flags uint16, fine unix.Errno
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	results := d.addresses.carryOut(len(addresses), func(b []byte, i int) []byte {
-		return appendAddress(appendHeader(b, kind, flags), uint32(l.Attrs().Index), addresses[i])
+	results := d.addresses.Change(len(addresses), func(b []byte, i int) []byte {
+		return appendAddress(nlmsg.AppendRequest(b, kind, flags), uint32(l.Attrs().Index), addresses[i])
 	})
 	var errs *multierror.Error
 	for i, err := range results {
@@ -162,17 +163,17 @@ func appendAddress(b []byte, link uint32, a netip.Addr) []byte {
 	}
 	b = append(b, byte(addressFamily(a)), byte(a.BitLen()), 0, scope) // struct ifaddrmsg
 	b = binary.NativeEndian.AppendUint32(b, link)
-	b = appendAttribute(b, unix.IFA_LOCAL, a.AsSlice()...)
-	b = appendAttribute(b, unix.IFA_ADDRESS, a.AsSlice()...)
+	b = nlmsg.Append(b, unix.IFA_LOCAL, a.AsSlice()...)
+	b = nlmsg.Append(b, unix.IFA_ADDRESS, a.AsSlice()...)
 	if a.Is4() {
 		return b
 	}
 	// Nobody else is on the link to have the address as well. The local table has
 	// its route, a second one in the main table is for nothing.
-	b = appendNumber(b, unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)
+	b = nlmsg.AppendNative(b, unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)
 	life := make([]byte, unix.SizeofIfaCacheinfo) // preferred for 0 seconds
 	binary.NativeEndian.PutUint32(life[4:], forever)
-	return appendAttribute(b, unix.IFA_CACHEINFO, life...)
+	return nlmsg.Append(b, unix.IFA_CACHEINFO, life...)
 }
 
 // forever is the kernel's INFINITY_LIFE_TIME.

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 )
 
 // Request is what a [Table] is asked to do.
@@ -41,7 +42,7 @@ func (r *Request) ofReal() bool { return r.Real.Address.IsValid() }
 func (t *Netlink) Change(requests ...Request) []error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	errs := t.changes.carryOut(len(requests), func(b []byte, i int) []byte { return requests[i].append(b, t.family) })
+	errs := t.changes.Change(len(requests), func(b []byte, i int) []byte { return requests[i].append(b, t.family) })
 	for i, err := range errs {
 		if err != nil {
 			errs[i] = requests[i].explain(err)
@@ -95,10 +96,10 @@ func (r *Request) append(b []byte, family uint16) []byte {
 	if r.ofReal() {
 		command = cmdNewDest + byte(r.Do)
 	}
-	b = append(appendHeader(b, family, 0), command, 1, 0, 0) // version 1
-	b = appendNested(b, attrService, r.appendVirtual)
+	b = append(nlmsg.AppendRequest(b, family, 0), command, 1, 0, 0) // version 1
+	b = nlmsg.AppendNested(b, attrService, r.appendVirtual)
 	if r.ofReal() {
-		b = appendNested(b, attrDest, r.appendReal)
+		b = nlmsg.AppendNested(b, attrDest, r.appendReal)
 	}
 	return b
 }
@@ -106,25 +107,25 @@ func (r *Request) append(b []byte, family uint16) []byte {
 // appendVirtual appends what names the virtual server, and if it is about that, its settings.
 func (r *Request) appendVirtual(b []byte) []byte {
 	s := serviceOf(r.Virtual)
-	b = appendAttribute(b, serviceFamily, binary.NativeEndian.AppendUint16(nil, s.AddressFamily)...)
-	b = appendAttribute(b, serviceProtocol, binary.NativeEndian.AppendUint16(nil, s.Protocol)...)
-	b = appendAttribute(b, serviceAddress, s.Address...)
-	b = appendAttribute(b, servicePort, binary.BigEndian.AppendUint16(nil, s.Port)...)
+	b = nlmsg.Append(b, serviceFamily, binary.NativeEndian.AppendUint16(nil, s.AddressFamily)...)
+	b = nlmsg.Append(b, serviceProtocol, binary.NativeEndian.AppendUint16(nil, s.Protocol)...)
+	b = nlmsg.Append(b, serviceAddress, s.Address...)
+	b = nlmsg.Append(b, servicePort, binary.BigEndian.AppendUint16(nil, s.Port)...)
 	if r.ofReal() || r.Do == Delete {
 		return b
 	}
-	b = appendAttribute(b, serviceScheduler, append([]byte(s.SchedName), 0)...)
-	b = appendAttribute(b, serviceFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, s.Flags), ^uint32(0))...)
-	b = appendNumber(b, serviceTimeout, s.Timeout)
-	return appendNumber(b, serviceNetmask, s.Netmask)
+	b = nlmsg.Append(b, serviceScheduler, append([]byte(s.SchedName), 0)...)
+	b = nlmsg.Append(b, serviceFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, s.Flags), ^uint32(0))...)
+	b = nlmsg.AppendNative(b, serviceTimeout, s.Timeout)
+	return nlmsg.AppendNative(b, serviceNetmask, s.Netmask)
 }
 
 // appendReal appends the real server, to which connections are masqueraded (forwarding 0).
 func (r *Request) appendReal(b []byte) []byte {
-	b = appendAttribute(b, destAddress, r.Real.Address.Addr().AsSlice()...)
-	b = appendAttribute(b, destPort, binary.BigEndian.AppendUint16(nil, r.Real.Address.Port())...)
-	b = appendNumber(b, destForwarding, 0)
-	b = appendNumber(b, destWeight, r.Real.Weight)
-	b = appendNumber(b, destUpperThreshold, 0)
-	return appendNumber(b, destLowerThreshold, 0)
+	b = nlmsg.Append(b, destAddress, r.Real.Address.Addr().AsSlice()...)
+	b = nlmsg.Append(b, destPort, binary.BigEndian.AppendUint16(nil, r.Real.Address.Port())...)
+	b = nlmsg.AppendNative(b, destForwarding, 0)
+	b = nlmsg.AppendNative(b, destWeight, r.Real.Weight)
+	b = nlmsg.AppendNative(b, destUpperThreshold, 0)
+	return nlmsg.AppendNative(b, destLowerThreshold, 0)
 }

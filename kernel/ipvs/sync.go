@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 )
 
 // ErrSyncDaemon says that somebody else has the kernel's synchronisation daemon
@@ -270,14 +271,14 @@ func stopBackup() error {
 	if err != nil {
 		return fmt.Errorf("find IPVS: %w", err)
 	}
-	s, err := openSocket(unix.NETLINK_GENERIC)
+	s, err := nlmsg.Open(unix.NETLINK_GENERIC, 4<<10)
 	if err != nil {
 		return err
 	}
-	defer s.close()
-	errs := s.carryOut(2, func(b []byte, _ int) []byte {
-		b = append(appendHeader(b, family.ID, 0), cmdDelDaemon, 1, 0, 0) // version 1
-		return appendNested(b, attrDaemon, func(b []byte) []byte { return appendNumber(b, daemonState, stateBackup) })
+	defer s.Close()
+	errs := s.Change(2, func(b []byte, _ int) []byte {
+		b = append(nlmsg.AppendRequest(b, family.ID, 0), cmdDelDaemon, 1, 0, 0) // version 1
+		return nlmsg.AppendNested(b, attrDaemon, func(b []byte) []byte { return nlmsg.AppendNative(b, daemonState, stateBackup) })
 	})
 	if errs[0] == nil && errs[1] != nil && !errors.Is(errs[1], unix.ESRCH) {
 		return errs[1]

@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -24,7 +25,7 @@ import (
 type Netlink struct {
 	mu      sync.Mutex   // one request and its answer at a time: moby's Handle mixes them up
 	handle  *ipvs.Handle // reads
-	changes *socket
+	changes *nlmsg.Socket
 	family  uint16 // of IPVS, in generic netlink
 	proc    *os.File
 	text    bytes.Buffer // of proc, kept for its memory
@@ -51,7 +52,7 @@ func OpenTable() (*Netlink, error) {
 		h.Close()
 		return nil, fmt.Errorf("open table of virtual servers: %w", err)
 	}
-	changes, err := openSocket(unix.NETLINK_GENERIC)
+	changes, err := nlmsg.Open(unix.NETLINK_GENERIC, 4<<10)
 	if err != nil {
 		h.Close()
 		f.Close()
@@ -63,7 +64,7 @@ func OpenTable() (*Netlink, error) {
 // Close closes the sockets.
 func (t *Netlink) Close() {
 	t.handle.Close()
-	t.changes.close()
+	t.changes.Close()
 	t.proc.Close()
 }
 

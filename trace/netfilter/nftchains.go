@@ -7,7 +7,7 @@ import (
 
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 )
 
 // Attributes of include/uapi/linux/netfilter/nf_tables.h: of chains, of their
@@ -47,9 +47,9 @@ func (t *Tables) readNFTChains(printed map[string]bool, why error) error {
 	}
 	full := map[string]bool{} // tables with rules
 	for _, m := range rules {
-		for typ, v := range kernel.Attributes(m.body) {
+		for typ, v := range nlmsg.Attributes(m.body) {
 			if typ == ruleTable {
-				full[nftFamilies[m.family]+" "+kernel.AttributeText(v)] = true
+				full[nftFamilies[m.family]+" "+nlmsg.Text(v)] = true
 			}
 		}
 	}
@@ -105,14 +105,14 @@ func (m nftMessage) base() (*Base, bool) {
 	family, known := nftFamilies[m.family]
 	b := &Base{Source: sourceNFT, Policy: Accept, Type: "filter"}
 	hooked := false
-	for typ, v := range kernel.Attributes(m.body) {
+	for typ, v := range nlmsg.Attributes(m.body) {
 		switch typ {
 		case chainTable:
-			b.Table = family + " " + kernel.AttributeText(v)
+			b.Table = family + " " + nlmsg.Text(v)
 		case chainName:
-			b.Chain = kernel.AttributeText(v)
+			b.Chain = nlmsg.Text(v)
 		case chainType:
-			b.Type = kernel.AttributeText(v)
+			b.Type = nlmsg.Text(v)
 		case chainPolicy:
 			if len(v) == 4 && binary.BigEndian.Uint32(v) == 0 { // NF_DROP
 				b.Policy = Drop
@@ -126,13 +126,13 @@ func (m nftMessage) base() (*Base, bool) {
 
 func (b *Base) decodeHook(attrs []byte, family string) bool {
 	known := false
-	for typ, v := range kernel.Attributes(attrs) {
+	for typ, v := range nlmsg.Attributes(attrs) {
 		switch typ {
 		case hookDev:
-			b.Devices = append(b.Devices, kernel.AttributeText(v))
+			b.Devices = append(b.Devices, nlmsg.Text(v))
 		case hookDevs:
-			for _, name := range kernel.Attributes(v) {
-				b.Devices = append(b.Devices, kernel.AttributeText(name))
+			for _, name := range nlmsg.Attributes(v) {
+				b.Devices = append(b.Devices, nlmsg.Text(name))
 			}
 		}
 		if len(v) != 4 || typ != hookNum && typ != hookPrio {

@@ -1,0 +1,165 @@
+package nlmsg
+
+import (
+	"encoding/binary"
+	"errors"
+	"iter"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// ErrNoAnswer says that it isn't known what became of a request.
+var ErrNoAnswer = errors.New("the kernel didn't answer")
+
+// Socket is a netlink socket on which many requests go to the kernel by one system
+// call. The kernel carries them out in order, and goes on after one that fails. It
+// has answered when send returns (netlink_unicast_kernel, netlink_rcv_skb in
+// net/netlink/af_netlink.c).
+type Socket struct {
+	FD int // for its options
+
+	sequence uint32
+	out, in  []byte // room, kept
+}
+
+// Open opens a socket in the network namespace of the calling thread. room holds
+// every answer.
+func Open(protocol, room int) (*Socket, error) {
+	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, protocol)
+	if err != nil {
+		return nil, os.NewSyscallError("socket", err)
+	}
+	// A message about an error is not to repeat what was asked.
+	if err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)); err == nil {
+		// Nobody but the kernel is to answer.
+		err = os.NewSyscallError("connect", unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
+	}
+	if err != nil {
+		unix.Close(fd)
+		return nil, err
+	}
+	return &Socket{FD: fd, in: make([]byte, room)}, nil
+}
+
+// Close closes the socket.
+func (s *Socket) Close() error { return unix.Close(s.FD) }
+
+// AppendRequest begins a request. Its length and number are filled in by [Socket.Do].
+func AppendRequest(b []byte, kind, flags uint16) []byte {
+	b = append(b, 0, 0, 0, 0)
+	b = binary.NativeEndian.AppendUint16(b, kind)
+	b = binary.NativeEndian.AppendUint16(b, unix.NLM_F_REQUEST|flags)
+	return append(b, 0, 0, 0, 0, 0, 0, 0, 0)
+}
+
+// Do hands n requests, each appended by request, to the kernel in one message, and
+// calls reply for each that it answers, until it has answered the last: with the
+// body of the answer, or with nil and what an acknowledgement says. The last
+// must have an answer, or ask for one (NLM_F_ACK). Answers for which the socket's
+// buffer has no room are lost, and those after them; then it is [ErrNoAnswer].
+func (s *Socket) Do(n int, request func(b []byte, i int) []byte, reply func(i int, body []byte, err error)) error {
+	first := s.sequence + 1
+	s.out = s.out[:0]
+	for i := range n {
+		at := len(s.out)
+		s.out = request(s.out, i)
+		s.sequence++
+		binary.NativeEndian.PutUint32(s.out[at:], uint32(len(s.out)-at))
+		binary.NativeEndian.PutUint32(s.out[at+8:], s.sequence)
+	}
+	_, err := unix.Write(s.FD, s.out)
+	for err == unix.EINTR {
+		_, err = unix.Write(s.FD, s.out)
+	}
+	if err != nil {
+		return os.NewSyscallError("send", err)
+	}
+	for lost := false; ; {
+		size, err := unix.Read(s.FD, s.in)
+		switch err {
+		case nil:
+		case unix.EINTR:
+			continue
+		case unix.ENOBUFS:
+			lost = true // those that had room are still there
+			continue
+		case unix.EAGAIN:
+			return ErrNoAnswer
+		default:
+			return os.NewSyscallError("receive", err)
+		}
+		for m := range Messages(s.in[:size]) {
+			i := int(m.Sequence - first)
+			if i < 0 || i >= n {
+				continue // of a request that was given up
+			}
+			if m.Type == unix.NLMSG_ERROR && len(m.Body) >= 4 {
+				var err error
+				if code := int32(binary.NativeEndian.Uint32(m.Body)); code != 0 {
+					err = unix.Errno(-code)
+				}
+				reply(i, nil, err)
+			} else {
+				reply(i, m.Body, nil)
+			}
+			if i < n-1 {
+				continue
+			}
+			if lost {
+				return ErrNoAnswer
+			}
+			return nil
+		}
+	}
+}
+
+// Message is one that the kernel sent.
+type Message struct {
+	Type     uint16
+	Sequence uint32
+	Body     []byte
+}
+
+// Messages iterates over what was read from a socket, to the first message that is
+// cut short.
+func Messages(b []byte) iter.Seq[Message] {
+	return func(yield func(Message) bool) {
+		for len(b) >= unix.NLMSG_HDRLEN {
+			n := int(binary.NativeEndian.Uint32(b))
+			if n < unix.NLMSG_HDRLEN || n > len(b) {
+				return
+			}
+			if !yield(Message{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint32(b[8:]), b[unix.NLMSG_HDRLEN:n]}) {
+				return
+			}
+			b = b[min(align(n), len(b)):]
+		}
+	}
+}
+
+// changesAtOnce is how many changes one message carries. Every one may fail, and
+// what a socket receives by default (net.core.rmem_default) holds the answers.
+const changesAtOnce = 128
+
+// Change hands n requests to the kernel that ask for no answer, and returns the
+// error of each.
+func (s *Socket) Change(n int, request func(b []byte, i int) []byte) []error {
+	errs := make([]error, n)
+	for first := 0; first < n; first += changesAtOnce {
+		part := errs[first:min(n, first+changesAtOnce)]
+		err := s.Do(len(part), func(b []byte, i int) []byte {
+			at := len(b)
+			if b = request(b, first+i); i == len(part)-1 {
+				b[at+6] |= unix.NLM_F_ACK
+			}
+			return b
+		}, func(i int, _ []byte, err error) { part[i] = err })
+		if err != nil {
+			for i := range part { // what became of these isn't known
+				part[i] = err
+			}
+		}
+	}
+	return errs
+}
