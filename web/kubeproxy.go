@@ -14,8 +14,8 @@ import (
 // what they mean. docs/metrics.md says of each what that is, and which there
 // aren't. It is safe for concurrent use.
 //
-// kube-proxy has a proxier per address family; one pass of kproxy's is for both,
-// so what is labelled with a family and measures a pass is the same for both.
+// kube-proxy has a proxier per address family; one pass of kproxy programs both, so
+// metrics that measure a pass are the same for both families.
 type KubeProxyMetrics struct {
 	figures func() plan.Figures
 
@@ -103,44 +103,35 @@ var (
 	kpDeleted  = desc("kubeproxy_conntrack_reconciler_deleted_entries_total", "Cumulative conntrack flows deleted by conntrack reconciler.", "ip_family")
 )
 
-// Describe implements prometheus.Collector.
-func (m *KubeProxyMetrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		kpQueued, kpLast, kpEndpoints, kpEndpointsPending, kpServices, kpServicesPending,
-		kpNoLocal, kpRules, kpWritten, kpRestores, kpInvalid, kpDeleted,
-	} {
-		ch <- d
-	}
-}
+// Describe implements prometheus.Collector; see Metrics.Describe.
+func (m *KubeProxyMetrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (m *KubeProxyMetrics) Collect(ch chan<- prometheus.Metric) {
-	send := func(t prometheus.ValueType, d *prometheus.Desc, v float64, labels ...string) {
-		ch <- prometheus.MustNewConstMetric(d, t, v, labels...)
-	}
+	send := sender(ch)
 	f := m.figures()
-	send(prometheus.CounterValue, kpEndpoints, float64(f.EndpointChanges))
-	send(prometheus.GaugeValue, kpEndpointsPending, float64(f.EndpointsPending))
-	send(prometheus.CounterValue, kpServices, float64(f.ServiceChanges))
-	send(prometheus.GaugeValue, kpServicesPending, float64(f.ServicesPending))
-	send(prometheus.CounterValue, kpInvalid, float64(f.InvalidDropped))
+	send.counter(kpEndpoints, float64(f.EndpointChanges))
+	send.gauge(kpEndpointsPending, float64(f.EndpointsPending))
+	send.counter(kpServices, float64(f.ServiceChanges))
+	send.gauge(kpServicesPending, float64(f.ServicesPending))
+	send.counter(kpInvalid, float64(f.InvalidDropped))
 	for i, family := range ipFamilies {
 		if !f.Queued.IsZero() {
-			send(prometheus.GaugeValue, kpQueued, seconds(f.Queued), family)
+			send.gauge(kpQueued, seconds(f.Queued), family)
 		}
 		if !f.Synced.IsZero() {
-			send(prometheus.GaugeValue, kpLast, seconds(f.Synced), family)
+			send.gauge(kpLast, seconds(f.Synced), family)
 		}
-		send(prometheus.GaugeValue, kpNoLocal, float64(f.NoLocalInternal[i]), "internal", family)
-		send(prometheus.GaugeValue, kpNoLocal, float64(f.NoLocalExternal[i]), "external", family)
+		send.gauge(kpNoLocal, float64(f.NoLocalInternal[i]), "internal", family)
+		send.gauge(kpNoLocal, float64(f.NoLocalExternal[i]), "external", family)
 		for table, n := range f.Rules[i] {
-			send(prometheus.GaugeValue, kpRules, float64(n), table, family)
+			send.gauge(kpRules, float64(n), table, family)
 		}
 		for table, n := range f.Written[i] {
-			send(prometheus.GaugeValue, kpWritten, float64(n), table, family)
+			send.gauge(kpWritten, float64(n), table, family)
 		}
-		send(prometheus.CounterValue, kpRestores, float64(f.RestoreFailures[i]), family)
-		send(prometheus.CounterValue, kpDeleted, float64(f.ConntrackDeletions[i]), family)
+		send.counter(kpRestores, float64(f.RestoreFailures[i]), family)
+		send.counter(kpDeleted, float64(f.ConntrackDeletions[i]), family)
 	}
 }
 

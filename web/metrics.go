@@ -2,6 +2,7 @@ package web
 
 import (
 	"runtime"
+	"strconv"
 	"strings"
 	"sync"
 
@@ -25,14 +26,15 @@ type Metrics struct {
 	cfg MetricsConfig
 
 	mu        sync.Mutex // scrapes may overlap; the series must not
-	services  serviceSeries
-	endpoints endpointSeries
+	services  series[serviceKey, plan.ServiceStatus]
+	endpoints series[endpointKey, plan.EndpointStatus]
 }
 
 // NewMetrics returns the metrics that c says, registered with reg.
 func NewMetrics(reg prometheus.Registerer, c MetricsConfig) *Metrics {
 	m := &Metrics{cfg: c}
-	m.services.limit, m.endpoints.limit = c.Services, c.Endpoints
+	m.services.columns, m.services.limit = serviceColumns, c.Services
+	m.endpoints.columns, m.endpoints.limit = endpointColumns, c.Endpoints
 	reg.MustRegister(m)
 	return m
 }
@@ -64,20 +66,20 @@ func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(name, help, labels, nil)
 }
 
-// Describe implements prometheus.Collector.
-func (m *Metrics) Describe(ch chan<- *prometheus.Desc) {
-	for _, d := range []*prometheus.Desc{
-		buildInfo, upSeconds, aliveDesc, readyDesc, syncPasses, syncDuration, syncFailing,
-		sourceErrors, sourceSynced, capability, servicesDesc, statesDesc, reasonsDesc, endpointsDesc, limitDesc, sharedDesc,
-	} {
-		ch <- d
-	}
-	for _, d := range nodeDescs {
-		ch <- d
-	}
-	describeServices(ch)
-	describeEndpoints(ch)
+// sender sends metrics to a registry.
+type sender chan<- prometheus.Metric
+
+func (ch sender) gauge(d *prometheus.Desc, v float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
 }
+
+func (ch sender) counter(d *prometheus.Desc, v float64, labels ...string) {
+	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+}
+
+// Describe implements prometheus.Collector. Metrics has no list beside what it collects:
+// a registry checks what it gets.
+func (m *Metrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
@@ -88,14 +90,17 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	collectNode(&f, send)
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.services.collect(s.Services, send)
-	m.endpoints.collect(s.Services, m.services.own, send)
-	for object, n := range map[string]int{"service": m.cfg.Services, "endpoint": m.cfg.Endpoints} {
-		send.gauge(limitDesc, float64(n), object)
+	m.services.collect(send, eachService(s.Services), func(serviceKey) bool { return true })
+	m.endpoints.collect(send, eachEndpoint(s.Services), func(k endpointKey) bool { return m.services.own[k.service] })
+	for k, port := range eachService(s.Services) {
+		if m.services.own[k] {
+			send.gauge(serviceInfo, 1, append(k.labels(), string(port.DataPlane), string(port.State), string(port.Cause))...)
+		}
 	}
-	for object, n := range map[string]int{"service": m.services.sharing, "endpoint": m.endpoints.sharing} {
-		send.gauge(sharedDesc, float64(n), object)
-	}
+	send.gauge(limitDesc, float64(m.cfg.Services), "service")
+	send.gauge(limitDesc, float64(m.cfg.Endpoints), "endpoint")
+	send.gauge(sharedDesc, float64(m.services.sharing), "service")
+	send.gauge(sharedDesc, float64(m.endpoints.sharing), "endpoint")
 }
 
 func collectProcess(s plan.Status, send sender) {
@@ -144,7 +149,7 @@ func countServices(s plan.Status, send sender) {
 		states[s.Services[i].State]++
 		reasons[s.Services[i].Cause]++
 		for _, e := range s.Services[i].Endpoints {
-			endpoints[[2]string{e.Health, truth(e.Usable)}]++
+			endpoints[[2]string{e.Health, strconv.FormatBool(e.Usable)}]++
 		}
 	}
 	for _, p := range []plan.DataPlane{plan.Userspace, plan.IPTables, plan.IPVS, plan.None} {
@@ -171,13 +176,6 @@ func number(b bool) float64 {
 		return 1
 	}
 	return 0
-}
-
-func truth(b bool) string {
-	if b {
-		return "true"
-	}
-	return "false"
 }
 
 func lines(s string) int {

@@ -36,12 +36,6 @@ var (
 	shed               = desc("kproxy_userspace_shed_total", "Connections and sessions in userspace that had to end to make room for others, by reason.", "protocol", "reason")
 )
 
-var nodeDescs = []*prometheus.Desc{
-	syncFailures, repairs, writes, setEntries, steered, refused, virtualServers, realServers, realDraining, offloads, recalls, catchUps,
-	conntrackEntries, conntrackLimit, conntrackOverflows, descriptors, descriptorsLimit, descriptorsWaiting,
-	exhausted, shed,
-}
-
 func collectNode(f *plan.Figures, send sender) {
 	send.counter(syncFailures, float64(f.PassFailures), "portal")
 	send.counter(syncFailures, float64(f.RuleFailures), "rules")
@@ -83,11 +77,8 @@ func collectNode(f *plan.Figures, send sender) {
 // byCause sends a counter for every cause there was, and for the usual ones also
 // before: a series that begins with 1 has no increase.
 func byCause(send sender, d *prometheus.Desc, counts map[plan.Cause]uint64, usual []plan.Cause) {
-	for _, c := range usual {
-		send.counter(d, float64(counts[c]), string(c))
-	}
 	for _, c := range plan.Causes {
-		if n, ok := counts[c]; ok && !slices.Contains(usual, c) {
+		if n, ok := counts[c]; ok || slices.Contains(usual, c) {
 			send.counter(d, float64(n), string(c))
 		}
 	}

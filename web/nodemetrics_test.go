@@ -73,8 +73,16 @@ func TestNodeMetrics(t *testing.T) {
 {protocol="UDP",reason="reset"} 0
 {protocol="UDP",reason="service_share"} 0`,
 	}
-	if len(want) != len(nodeDescs) {
-		t.Errorf("%d metrics are tested of %d", len(want), len(nodeDescs))
+	all := make(chan prometheus.Metric, 1000)
+	f := c.Figures()
+	collectNode(&f, all)
+	close(all)
+	descs := map[*prometheus.Desc]bool{}
+	for m := range all {
+		descs[m.Desc()] = true
+	}
+	if len(want) != len(descs) {
+		t.Errorf("%d metrics are tested of %d", len(want), len(descs))
 	}
 	for name, samples := range want {
 		var got []string
