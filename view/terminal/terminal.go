@@ -69,10 +69,7 @@ func (s *Screen) Run(ctx context.Context) (err error) {
 		return err
 	}
 	defer func() { restore() }()
-	in, err := startReader(s.In)
-	if err != nil {
-		return err
-	}
+	in := startReader(s.In)
 	defer in.stop()
 	tick := time.NewTicker(refresh)
 	defer tick.Stop()
