@@ -6,73 +6,73 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Config is everything `kproxy run` can be told. Each field is one flag of the
-// same name; the text form is kept so that Validate can report every problem.
+// Config is everything `kproxy run` can be told. The tag flag of a field names the flag
+// that sets it; the text form is kept so that Validate can report every problem.
 type Config struct {
-	Mode       string   `json:"mode"`       // one of Modes: the furthest data plane
-	Manifests  []string `json:"manifests"`  // files and directories, watched
-	Kubeconfig string   `json:"kubeconfig"` // path; the Kubernetes API as a source
-	Master     string   `json:"master"`     // URL of the Kubernetes API; wins over Kubeconfig's
-	InCluster  bool     `json:"inCluster"`  // the Kubernetes API as pods of the cluster reach it; no flag
-	File       string   `json:"config"`     // path of a KubeProxyConfiguration (--config)
+	Mode       string   `json:"mode" flag:"mode"`             // one of Modes: the furthest data plane
+	Manifests  []string `json:"manifests" flag:"manifests"`   // files and directories, watched
+	Kubeconfig string   `json:"kubeconfig" flag:"kubeconfig"` // path; the Kubernetes API as a source
+	Master     string   `json:"master" flag:"master"`         // URL of the Kubernetes API; wins over Kubeconfig's
+	InCluster  bool     `json:"inCluster"`                    // the Kubernetes API as pods of the cluster reach it; no flag
+	File       string   `json:"config"`                       // path of a KubeProxyConfiguration (--config)
 	Client     Client   `json:"clientConnection"`
 
-	HostnameOverride    string   `json:"hostnameOverride"`   // this node's name; empty means the host name
-	NodeIPs             []string `json:"nodeIP"`             // this node's address, one per family; empty means its Node object's
-	ClusterCIDRs        []string `json:"clusterCIDR"`        // the pods' networks, one per family
-	ExcludeClusterCIDRs []string `json:"excludeClusterCIDR"` // networks of pods another proxy serves
-	DetectLocalMode     string   `json:"detectLocalMode"`    // one of DetectLocalModes; empty means ClusterCIDR
+	HostnameOverride    string   `json:"hostnameOverride" flag:"hostname-override"`      // this node's name; empty means the host name
+	NodeIPs             []string `json:"nodeIP" flag:"node-ip"`                          // this node's address, one per family; empty means its Node object's
+	ClusterCIDRs        []string `json:"clusterCIDR" flag:"cluster-cidr"`                // the pods' networks, one per family
+	ExcludeClusterCIDRs []string `json:"excludeClusterCIDR" flag:"exclude-cluster-cidr"` // networks of pods another proxy serves
+	DetectLocalMode     string   `json:"detectLocalMode" flag:"detect-local-mode"`       // one of DetectLocalModes; empty means ClusterCIDR
 	// PodBridge is the interface of this node that pods are bridged to
 	// (BridgeInterface), PodInterfacePrefix what the names of the pods' own begin
 	// with (InterfaceNamePrefix).
-	PodBridge          string `json:"podBridgeInterface"`
-	PodInterfacePrefix string `json:"podInterfaceNamePrefix"`
+	PodBridge          string `json:"podBridgeInterface" flag:"pod-bridge-interface"`
+	PodInterfacePrefix string `json:"podInterfaceNamePrefix" flag:"pod-interface-name-prefix"`
 	// NodePortAddresses are networks, or words that stand for some (AllAddresses,
 	// LocalhostAddresses, PrimaryAddresses): node ports answer on those of the
 	// node's addresses that are in one; empty means on all.
-	NodePortAddresses  []string `json:"nodePortAddresses"`
-	LocalhostNodePorts bool     `json:"localhostNodePorts"`    // node ports answer on 127.0.0.1 too
-	MasqueradeAll      bool     `json:"masqueradeAll"`         // every connection leaves with the node's address
-	MasqueradeBit      int      `json:"iptablesMasqueradeBit"` // of the packet mark, 0-31
-	TransparentBit     int      `json:"transparentBit"`        // of the packet mark, 1-31; the bit below is used too
-	RouteTable         int      `json:"routeTable"`            // for replies to transparent sockets
+	NodePortAddresses  []string `json:"nodePortAddresses" flag:"nodeport-addresses"`
+	LocalhostNodePorts bool     `json:"localhostNodePorts" flag:"iptables-localhost-nodeports"` // node ports answer on 127.0.0.1 too
+	MasqueradeAll      bool     `json:"masqueradeAll" flag:"masquerade-all"`                    // every connection leaves with the node's address
+	MasqueradeBit      int      `json:"iptablesMasqueradeBit" flag:"iptables-masquerade-bit"`   // of the packet mark, 0-31
+	TransparentBit     int      `json:"transparentBit" flag:"transparent-bit"`                  // of the packet mark, 1-31; the bit below is used too
+	RouteTable         int      `json:"routeTable" flag:"route-table"`                          // for replies to transparent sockets
 
-	OffloadAfter          time.Duration `json:"offloadAfter"`          // steady this long before offload; 0 at once
-	OffloadMinConnections int           `json:"offloadMinConnections"` // carried this many before offload
-	AliveTimeout          time.Duration `json:"aliveTimeout"`          // whole seconds, as ipset counts them
-	DrainTimeout          time.Duration `json:"drainTimeout"`          // 0 doesn't drain
+	OffloadAfter          time.Duration `json:"offloadAfter" flag:"offload-after"`                    // steady this long before offload; 0 at once
+	OffloadMinConnections int           `json:"offloadMinConnections" flag:"offload-min-connections"` // carried this many before offload
+	AliveTimeout          time.Duration `json:"aliveTimeout" flag:"alive-timeout"`                    // whole seconds, as ipset counts them
+	DrainTimeout          time.Duration `json:"drainTimeout" flag:"drain-timeout"`                    // 0 doesn't drain
 
 	Conntrack Conntrack `json:"conntrack"`
 
 	Health Health `json:"health"`
 	IPVS   IPVS   `json:"ipvs"`
 
-	MetricsBindAddress string `json:"metricsBindAddress"` // ip:port; empty serves none
-	HealthzBindAddress string `json:"healthzBindAddress"` // ip:port; empty serves none
-	Socket             string `json:"socket"`             // path of the control socket
-	StateDir           string `json:"stateDir"`           // what must survive a restart: pins
-	ListenTCPPort      int    `json:"listenTCPPort"`      // of the shared listener; 0 lets the kernel choose
-	ListenUDPPort      int    `json:"listenUDPPort"`      // of the shared listener; 0 lets the kernel choose
+	MetricsBindAddress string `json:"metricsBindAddress" flag:"metrics-bind-address"` // ip:port; empty serves none
+	HealthzBindAddress string `json:"healthzBindAddress" flag:"healthz-bind-address"` // ip:port; empty serves none
+	Socket             string `json:"socket" flag:"socket"`                           // path of the control socket
+	StateDir           string `json:"stateDir" flag:"state-dir"`                      // what must survive a restart: pins
+	ListenTCPPort      int    `json:"listenTCPPort" flag:"listen-tcp-port"`           // of the shared listener; 0 lets the kernel choose
+	ListenUDPPort      int    `json:"listenUDPPort" flag:"listen-udp-port"`           // of the shared listener; 0 lets the kernel choose
 
 	// So many service ports, and endpoints of theirs, have series of their own in
 	// /metrics; the others share one.
-	MetricsServices  int `json:"metricsServiceLimit"`
-	MetricsEndpoints int `json:"metricsEndpointLimit"`
+	MetricsServices  int `json:"metricsServiceLimit" flag:"metrics-service-limit"`
+	MetricsEndpoints int `json:"metricsEndpointLimit" flag:"metrics-endpoint-limit"`
 
-	Profiling bool `json:"enableProfiling"` // /debug/pprof on MetricsBindAddress
+	Profiling bool `json:"enableProfiling" flag:"profiling"` // /debug/pprof on MetricsBindAddress
 	// OOMScoreAdj is this process's oom_score_adj, -1000 to 1000 (proc(5)); nil
 	// leaves it as it is.
-	OOMScoreAdj *int `json:"oomScoreAdj"`
+	OOMScoreAdj *int `json:"oomScoreAdj" flag:"oom-score-adj"`
 
-	LogFormat string `json:"logFormat"` // one of LogFormats
-	Verbosity string `json:"v"`         // a log level's name, or kube-proxy's number
+	LogFormat string `json:"logFormat" flag:"log-format"` // one of LogFormats
+	Verbosity string `json:"v" flag:"v"`                  // a log level's name, or kube-proxy's number
 }
 
 // Client is how kproxy talks to the Kubernetes API (flags --kube-api-*).
 type Client struct {
-	QPS         float64 `json:"qps"`         // requests a second; negative doesn't limit them
-	Burst       int     `json:"burst"`       // so many more at a time
-	ContentType string  `json:"contentType"` // that objects are asked for in
+	QPS         float64 `json:"qps" flag:"kube-api-qps"`                  // requests a second; negative doesn't limit them
+	Burst       int     `json:"burst" flag:"kube-api-burst"`              // so many more at a time
+	ContentType string  `json:"contentType" flag:"kube-api-content-type"` // that objects are asked for in
 }
 
 // Health is the active check of endpoints whose Service doesn't say otherwise
@@ -80,45 +80,45 @@ type Client struct {
 type Health struct {
 	// Check is empty for the default, which depends on the source: tcp for
 	// manifests, off for Kubernetes, where the kubelet probes already.
-	Check    service.Check `json:"check"`
-	Interval time.Duration `json:"interval"`
-	Timeout  time.Duration `json:"timeout"`
-	Rise     int           `json:"rise"` // successes in a row that make an endpoint up
-	Fall     int           `json:"fall"` // failures in a row that make it down
+	Check    service.Check `json:"check" flag:"health-check"`
+	Interval time.Duration `json:"interval" flag:"health-interval"`
+	Timeout  time.Duration `json:"timeout" flag:"health-timeout"`
+	Rise     int           `json:"rise" flag:"health-rise"` // successes in a row that make an endpoint up
+	Fall     int           `json:"fall" flag:"health-fall"` // failures in a row that make it down
 	// Annotations of Services may ask for checks, and for no shorter an interval
 	// than MinInterval or, if that is less, Interval.
-	Annotations bool          `json:"annotations"`
-	MinInterval time.Duration `json:"minInterval"`
-	MaxRate     int           `json:"maxRate"` // probes a second, of all endpoints
+	Annotations bool          `json:"annotations" flag:"health-annotations"`
+	MinInterval time.Duration `json:"minInterval" flag:"health-min-interval"`
+	MaxRate     int           `json:"maxRate" flag:"health-max-rate"` // probes a second, of all endpoints
 }
 
 // IPVS is what only the data plane ipvs goes by (flags --ipvs-*).
 type IPVS struct {
 	// Scheduler is for Services that ask for none, nor for an algorithm; empty for
 	// that of the default algorithm.
-	Scheduler string `json:"scheduler"`
+	Scheduler string `json:"scheduler" flag:"ipvs-scheduler"`
 	// StrictARP: the node answers ARP for addresses of the asked link only.
-	StrictARP bool `json:"strictARP"`
+	StrictARP bool `json:"strictARP" flag:"ipvs-strict-arp"`
 	// TCPTimeout is after how long an idle connection is forgotten: whole seconds
 	// ("15m"); LikeConntrack for conntrack's own, so that an idle connection lives
 	// as long as in the other data planes; "0" to leave the kernel's setting.
-	TCPTimeout    string        `json:"tcpTimeout"`
-	TCPFinTimeout time.Duration `json:"tcpFinTimeout"` // after a FIN; 0 leaves the kernel's setting
-	UDPTimeout    time.Duration `json:"udpTimeout"`    // of idle UDP flows; 0 leaves the kernel's setting
+	TCPTimeout    string        `json:"tcpTimeout" flag:"ipvs-tcp-timeout"`
+	TCPFinTimeout time.Duration `json:"tcpFinTimeout" flag:"ipvs-tcpfin-timeout"` // after a FIN; 0 leaves the kernel's setting
+	UDPTimeout    time.Duration `json:"udpTimeout" flag:"ipvs-udp-timeout"`       // of idle UDP flows; 0 leaves the kernel's setting
 }
 
 // Conntrack is what kproxy sets of the kernel's connection tracking (flags
 // --conntrack-*, net.netfilter.nf_conntrack_*). 0 leaves the kernel's setting.
 type Conntrack struct {
-	MaxPerCore     int           `json:"maxPerCore"` // entries, times the number of CPUs
-	Min            int           `json:"min"`        // of entries, where MaxPerCore isn't 0
-	TCPEstablished time.Duration `json:"tcpEstablishedTimeout"`
-	TCPCloseWait   time.Duration `json:"tcpCloseWaitTimeout"`
-	UDP            time.Duration `json:"udpTimeout"`       // before an answer
-	UDPStream      time.Duration `json:"udpStreamTimeout"` // after it
+	MaxPerCore     int           `json:"maxPerCore" flag:"conntrack-max-per-core"` // entries, times the number of CPUs
+	Min            int           `json:"min" flag:"conntrack-min"`                 // of entries, where MaxPerCore isn't 0
+	TCPEstablished time.Duration `json:"tcpEstablishedTimeout" flag:"conntrack-tcp-timeout-established"`
+	TCPCloseWait   time.Duration `json:"tcpCloseWaitTimeout" flag:"conntrack-tcp-timeout-close-wait"`
+	UDP            time.Duration `json:"udpTimeout" flag:"conntrack-udp-timeout"`              // before an answer
+	UDPStream      time.Duration `json:"udpStreamTimeout" flag:"conntrack-udp-timeout-stream"` // after it
 	// TCPBeLiberal doesn't call packets outside the window invalid, and so doesn't
 	// drop them: for networks in which answers take another way.
-	TCPBeLiberal bool `json:"tcpBeLiberal"`
+	TCPBeLiberal bool `json:"tcpBeLiberal" flag:"conntrack-tcp-be-liberal"`
 }
 
 // LikeConntrack as IPVS.TCPTimeout means nf_conntrack_tcp_timeout_established.

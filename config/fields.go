@@ -7,9 +7,8 @@ import "slices"
 type Field struct {
 	Path    string // as written in the file: "iptables.masqueradeBit"
 	Sets    string // the part of Config, by its names in JSON: "ipvs.strictARP"
-	Flag    string // of `kproxy run`, which sets the same and wins
 	Note    string // how kproxy understands the field, where that isn't plain
-	Ignored string // why it has no effect; then Sets and Flag are empty
+	Ignored string // why it has no effect; then Sets is empty
 	// Only is the mode of the file that the field has an effect in; with "!" in
 	// front, all but that one.
 	Only string
@@ -33,49 +32,52 @@ const (
 const localhostNote = "unless given, true where mode is iptables or empty, false where it is ipvs or nftables, in which kube-proxy doesn't serve them; " +
 	"kproxy can in all modes and for ::1, always in userspace, without route_localnet"
 
+// Flag returns the flag of `kproxy run` that sets the same as the field, and wins.
+func (f Field) Flag() string { return flagOf(f.Sets) }
+
 // Fields is every field of KubeProxyConfiguration v1alpha1, in its order.
 func Fields() []Field { return slices.Clone(fields) }
 
 var fields = []Field{
 	{Path: "featureGates", Ignored: noGates},
-	{Path: "clientConnection.kubeconfig", Sets: "kubeconfig", Flag: "kubeconfig", Note: "--manifests, if given, takes its place; empty means the cluster this pod runs in"},
+	{Path: "clientConnection.kubeconfig", Sets: "kubeconfig", Note: "--manifests, if given, takes its place; empty means the cluster this pod runs in"},
 	{Path: "clientConnection.acceptContentTypes", Ignored: sameAsWanted},
-	{Path: "clientConnection.contentType", Sets: "clientConnection.contentType", Flag: "kube-api-content-type"},
-	{Path: "clientConnection.qps", Sets: "clientConnection.qps", Flag: "kube-api-qps"},
-	{Path: "clientConnection.burst", Sets: "clientConnection.burst", Flag: "kube-api-burst"},
-	{Path: "logging.format", Sets: "logFormat", Flag: "log-format"},
+	{Path: "clientConnection.contentType", Sets: "clientConnection.contentType"},
+	{Path: "clientConnection.qps", Sets: "clientConnection.qps"},
+	{Path: "clientConnection.burst", Sets: "clientConnection.burst"},
+	{Path: "logging.format", Sets: "logFormat"},
 	{Path: "logging.flushFrequency", Ignored: unbuffered},
-	{Path: "logging.verbosity", Sets: "v", Flag: "v", Note: "from 4 on everything is logged; below, all but the details"},
+	{Path: "logging.verbosity", Sets: "v", Note: "from 4 on everything is logged; below, all but the details"},
 	{Path: "logging.vmodule", Ignored: levelForAll},
 	{Path: "logging.options.text.splitStream", Ignored: unbuffered},
 	{Path: "logging.options.text.infoBufferSize", Ignored: unbuffered},
 	{Path: "logging.options.json.splitStream", Ignored: unbuffered},
 	{Path: "logging.options.json.infoBufferSize", Ignored: unbuffered},
-	{Path: "hostnameOverride", Sets: "hostnameOverride", Flag: "hostname-override"},
-	{Path: "bindAddress", Sets: "nodeIP", Flag: "node-ip", Note: "0.0.0.0 and :: leave the node's address to its Node object; an IPv6 one moves the defaults of the two addresses below to IPv6"},
-	{Path: "healthzBindAddress", Sets: "healthzBindAddress", Flag: "healthz-bind-address", Note: "an IP alone gets port 10256"},
-	{Path: "metricsBindAddress", Sets: "metricsBindAddress", Flag: "metrics-bind-address", Note: "an IP alone gets port 10249"},
+	{Path: "hostnameOverride", Sets: "hostnameOverride"},
+	{Path: "bindAddress", Sets: "nodeIP", Note: "0.0.0.0 and :: leave the node's address to its Node object; an IPv6 one moves the defaults of the two addresses below to IPv6"},
+	{Path: "healthzBindAddress", Sets: "healthzBindAddress", Note: "an IP alone gets port 10256"},
+	{Path: "metricsBindAddress", Sets: "metricsBindAddress", Note: "an IP alone gets port 10249"},
 	{Path: "bindAddressHardFail", Ignored: bindFatal},
-	{Path: "enableProfiling", Sets: "enableProfiling", Flag: "profiling"},
+	{Path: "enableProfiling", Sets: "enableProfiling"},
 	{Path: "showHiddenMetricsForVersion", Ignored: currentOnly},
-	{Path: "mode", Sets: "mode", Flag: "mode", Note: "iptables and ipvs are the furthest a service may go; empty leaves the choice to kproxy, which is auto; " +
+	{Path: "mode", Sets: "mode", Note: "iptables and ipvs are the furthest a service may go; empty leaves the choice to kproxy, which is auto; " +
 		"nftables, which kproxy doesn't program, is auto too; kproxy's own auto and userspace are understood"},
-	{Path: "iptables.masqueradeBit", Sets: "iptablesMasqueradeBit", Flag: "iptables-masquerade-bit", Only: "!nftables"},
-	{Path: "iptables.masqueradeAll", Sets: "masqueradeAll", Flag: "masquerade-all", Only: "!nftables"},
-	{Path: "iptables.localhostNodePorts", Sets: "localhostNodePorts", Flag: "iptables-localhost-nodeports", Note: localhostNote},
+	{Path: "iptables.masqueradeBit", Sets: "iptablesMasqueradeBit", Only: "!nftables"},
+	{Path: "iptables.masqueradeAll", Sets: "masqueradeAll", Only: "!nftables"},
+	{Path: "iptables.localhostNodePorts", Sets: "localhostNodePorts", Note: localhostNote},
 	{Path: "iptables.syncPeriod", Ignored: whenChanged},
 	{Path: "iptables.minSyncPeriod", Ignored: whenChanged},
 	{Path: "ipvs.syncPeriod", Ignored: whenChanged},
 	{Path: "ipvs.minSyncPeriod", Ignored: whenChanged},
-	{Path: "ipvs.scheduler", Sets: "ipvs.scheduler", Flag: "ipvs-scheduler"},
+	{Path: "ipvs.scheduler", Sets: "ipvs.scheduler"},
 	{Path: "ipvs.excludeCIDRs", Ignored: ownOnly},
-	{Path: "ipvs.strictARP", Sets: "ipvs.strictARP", Flag: "ipvs-strict-arp"},
-	{Path: "ipvs.tcpTimeout", Sets: "ipvs.tcpTimeout", Flag: "ipvs-tcp-timeout", Note: "0s leaves the kernel's setting where mode is ipvs; in other modes it is as long as conntrack's, " +
+	{Path: "ipvs.strictARP", Sets: "ipvs.strictARP"},
+	{Path: "ipvs.tcpTimeout", Sets: "ipvs.tcpTimeout", Note: "0s leaves the kernel's setting where mode is ipvs; in other modes it is as long as conntrack's, " +
 		"so that an idle connection that IPVS carries lives as long as it did without IPVS"},
-	{Path: "ipvs.tcpFinTimeout", Sets: "ipvs.tcpFinTimeout", Flag: "ipvs-tcpfin-timeout"},
-	{Path: "ipvs.udpTimeout", Sets: "ipvs.udpTimeout", Flag: "ipvs-udp-timeout"},
-	{Path: "nftables.masqueradeBit", Sets: "iptablesMasqueradeBit", Flag: "iptables-masquerade-bit", Only: "nftables"},
-	{Path: "nftables.masqueradeAll", Sets: "masqueradeAll", Flag: "masquerade-all", Only: "nftables"},
+	{Path: "ipvs.tcpFinTimeout", Sets: "ipvs.tcpFinTimeout"},
+	{Path: "ipvs.udpTimeout", Sets: "ipvs.udpTimeout"},
+	{Path: "nftables.masqueradeBit", Sets: "iptablesMasqueradeBit", Only: "nftables"},
+	{Path: "nftables.masqueradeAll", Sets: "masqueradeAll", Only: "nftables"},
 	{Path: "nftables.syncPeriod", Ignored: whenChanged},
 	{Path: "nftables.minSyncPeriod", Ignored: whenChanged},
 	{Path: "winkernel.networkName", Ignored: onWindows},
@@ -83,19 +85,19 @@ var fields = []Field{
 	{Path: "winkernel.enableDSR", Ignored: onWindows},
 	{Path: "winkernel.rootHnsEndpointName", Ignored: onWindows},
 	{Path: "winkernel.forwardHealthCheckVip", Ignored: onWindows},
-	{Path: "detectLocalMode", Sets: "detectLocalMode", Flag: "detect-local-mode"},
-	{Path: "detectLocal.bridgeInterface", Sets: "podBridgeInterface", Flag: "pod-bridge-interface"},
-	{Path: "detectLocal.interfaceNamePrefix", Sets: "podInterfaceNamePrefix", Flag: "pod-interface-name-prefix"},
-	{Path: "clusterCIDR", Sets: "clusterCIDR", Flag: "cluster-cidr"},
-	{Path: "nodePortAddresses", Sets: "nodePortAddresses", Flag: "nodeport-addresses", Note: "unless given, every address of the node, where mode is nftables its primary ones"},
-	{Path: "oomScoreAdj", Sets: "oomScoreAdj", Flag: "oom-score-adj"},
-	{Path: "conntrack.maxPerCore", Sets: "conntrack.maxPerCore", Flag: "conntrack-max-per-core"},
-	{Path: "conntrack.min", Sets: "conntrack.min", Flag: "conntrack-min"},
-	{Path: "conntrack.tcpEstablishedTimeout", Sets: "conntrack.tcpEstablishedTimeout", Flag: "conntrack-tcp-timeout-established"},
-	{Path: "conntrack.tcpCloseWaitTimeout", Sets: "conntrack.tcpCloseWaitTimeout", Flag: "conntrack-tcp-timeout-close-wait"},
-	{Path: "conntrack.tcpBeLiberal", Sets: "conntrack.tcpBeLiberal", Flag: "conntrack-tcp-be-liberal"},
-	{Path: "conntrack.udpTimeout", Sets: "conntrack.udpTimeout", Flag: "conntrack-udp-timeout"},
-	{Path: "conntrack.udpStreamTimeout", Sets: "conntrack.udpStreamTimeout", Flag: "conntrack-udp-timeout-stream"},
+	{Path: "detectLocalMode", Sets: "detectLocalMode"},
+	{Path: "detectLocal.bridgeInterface", Sets: "podBridgeInterface"},
+	{Path: "detectLocal.interfaceNamePrefix", Sets: "podInterfaceNamePrefix"},
+	{Path: "clusterCIDR", Sets: "clusterCIDR"},
+	{Path: "nodePortAddresses", Sets: "nodePortAddresses", Note: "unless given, every address of the node, where mode is nftables its primary ones"},
+	{Path: "oomScoreAdj", Sets: "oomScoreAdj"},
+	{Path: "conntrack.maxPerCore", Sets: "conntrack.maxPerCore"},
+	{Path: "conntrack.min", Sets: "conntrack.min"},
+	{Path: "conntrack.tcpEstablishedTimeout", Sets: "conntrack.tcpEstablishedTimeout"},
+	{Path: "conntrack.tcpCloseWaitTimeout", Sets: "conntrack.tcpCloseWaitTimeout"},
+	{Path: "conntrack.tcpBeLiberal", Sets: "conntrack.tcpBeLiberal"},
+	{Path: "conntrack.udpTimeout", Sets: "conntrack.udpTimeout"},
+	{Path: "conntrack.udpStreamTimeout", Sets: "conntrack.udpStreamTimeout"},
 	{Path: "configSyncPeriod", Ignored: watchesOnly},
 	{Path: "portRange", Ignored: noPortRange},
 	{Path: "windowsRunAsService", Ignored: onWindows},

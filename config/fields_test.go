@@ -65,9 +65,9 @@ func TestFieldsAreThoseOfTheAPI(t *testing.T) {
 }
 
 func TestFieldsAreHonouredOrIgnored(t *testing.T) {
-	parts := AsKubeProxy().parts()
+	parts := AsKubeProxy().texts()
 	for _, f := range Fields() {
-		if honoured := f.Sets != "" && f.Flag != ""; honoured == (f.Ignored != "") {
+		if honoured := f.Sets != "" && f.Flag() != ""; honoured == (f.Ignored != "") {
 			t.Errorf("%s: has to set something and have a flag, or be ignored: %+v", f.Path, f)
 		}
 		if _, ok := parts[f.Sets]; f.Sets != "" && !ok {
@@ -148,7 +148,7 @@ func TestHonouredFieldsTakeEffect(t *testing.T) {
 				t.Errorf("%s: %s changes %s, but is said to set %s", f.Path, example.value, c, f.Sets)
 			}
 		}
-		if got := with.parts()[f.Sets]; got != example.want || got == without.parts()[f.Sets] {
+		if got := with.texts()[f.Sets]; got != example.want || got == without.texts()[f.Sets] {
 			t.Errorf("%s: %s makes %s %q, want %q, which is not its default", f.Path, example.value, f.Sets, got, example.want)
 		}
 	}

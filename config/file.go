@@ -141,7 +141,7 @@ func (f *File) Locate(err error, isGiven func(flag string) bool) error {
 
 func (f *File) locate(p *Problem) error {
 	for _, field := range fields {
-		if field.Flag == p.Flag && f.isIn(field) && f.node.At(field.Path) != nil {
+		if field.Flag() == p.Flag && f.isIn(field) && f.node.At(field.Path) != nil {
 			return f.at(f.node.Locate(field.Path), field.Path+": "+p.What)
 		}
 	}

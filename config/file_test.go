@@ -186,7 +186,7 @@ func TestDefaultsDependOnOtherFields(t *testing.T) {
 		{"who comes from iptables keeps idle connections", "mode: iptables\n", "ipvs.tcpTimeout", "conntrack"},
 		{"verbosity none", "logging: {verbosity: 0}\n", "v", "info"},
 	} {
-		if got := apply(t, head+tt.text).parts()[tt.part]; got != tt.want {
+		if got := apply(t, head+tt.text).texts()[tt.part]; got != tt.want {
 			t.Errorf("%s: %s is %q, want %q", tt.name, tt.part, got, tt.want)
 		}
 	}
@@ -250,7 +250,7 @@ func TestChanges(t *testing.T) {
 		t.Errorf("nothing changed, but %v", got)
 	}
 	for _, part := range live {
-		if _, ok := a.parts()[part]; !ok {
+		if _, ok := a.texts()[part]; !ok {
 			t.Errorf("%s is taken over live, but no part of Config", part)
 		}
 	}
@@ -294,7 +294,7 @@ func TestPartsAreThoseOfJSON(t *testing.T) {
 		}
 	}
 	visit("", object)
-	if d := cmp.Diff(want, c.parts()); d != "" {
+	if d := cmp.Diff(want, c.texts()); d != "" {
 		t.Errorf("parts (-JSON +parts):\n%s", d)
 	}
 }

@@ -3,46 +3,9 @@ package config
 import (
 	"cmp"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 )
-
-// flagOnly are the parts of a Config that a KubeProxyConfiguration has no field
-// for, and their flags.
-var flagOnly = map[string]string{
-	"manifests":             "manifests",
-	"master":                "master",
-	"excludeClusterCIDR":    "exclude-cluster-cidr",
-	"transparentBit":        "transparent-bit",
-	"routeTable":            "route-table",
-	"offloadAfter":          "offload-after",
-	"offloadMinConnections": "offload-min-connections",
-	"aliveTimeout":          "alive-timeout",
-	"drainTimeout":          "drain-timeout",
-	"health.check":          "health-check",
-	"health.interval":       "health-interval",
-	"health.timeout":        "health-timeout",
-	"health.rise":           "health-rise",
-	"health.fall":           "health-fall",
-	"health.annotations":    "health-annotations",
-	"health.minInterval":    "health-min-interval",
-	"health.maxRate":        "health-max-rate",
-	"socket":                "socket",
-	"stateDir":              "state-dir",
-	"listenTCPPort":         "listen-tcp-port",
-	"listenUDPPort":         "listen-udp-port",
-	"metricsServiceLimit":   "metrics-service-limit",
-	"metricsEndpointLimit":  "metrics-endpoint-limit",
-}
-
-// FlagOf returns the flag of `kproxy run` that sets a part of a Config.
-func FlagOf(part string) string {
-	if i := slices.IndexFunc(fields, func(f Field) bool { return f.Sets == part }); i >= 0 {
-		return fields[i].Flag
-	}
-	return flagOnly[part]
-}
 
 // Lost is a part of a Config that a KubeProxyConfiguration doesn't hold.
 type Lost struct {
@@ -75,7 +38,7 @@ func (c Config) NotInFile() ([]Lost, error) {
 	back.InCluster = c.InCluster // that is where it runs, not what it says
 	var out []Lost
 	for _, change := range c.inForce().Changes(back.inForce()) {
-		out = append(out, Lost{FlagOf(change.Part), change.From, change.To})
+		out = append(out, Lost{flagOf(change.Part), change.From, change.To})
 	}
 	return out, nil
 }

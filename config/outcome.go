@@ -3,9 +3,7 @@ package config
 import (
 	"cmp"
 	"fmt"
-	"reflect"
 	"slices"
-	"strings"
 )
 
 // Outcome is what came of one field that a file has.
@@ -37,16 +35,16 @@ func (o Outcome) String() string {
 	case o.Instead != "":
 		return what + "ignored: " + o.Instead
 	case o.Effect == "":
-		return what + "leaves --" + o.Flag + " empty"
+		return what + "leaves --" + o.Flag() + " empty"
 	}
-	return what + "--" + o.Flag + "=" + o.Effect
+	return what + "--" + o.Flag() + "=" + o.Effect
 }
 
 // Outcomes says of every field that the file has, in the order of its lines,
 // what came of it in c. isGiven says which flags are on the command line.
 func (f *File) Outcomes(c Config, isGiven func(flag string) bool) []Outcome {
 	out := slices.Clone(f.former)
-	parts := c.parts()
+	values := c.texts()
 	for _, field := range fields {
 		v := f.node.At(field.Path)
 		if v == nil {
@@ -57,50 +55,17 @@ func (f *File) Outcomes(c Config, isGiven func(flag string) bool) []Outcome {
 		case field.Ignored != "":
 		case !f.isIn(field):
 			o.Instead = fmt.Sprintf("mode is %q", f.kubeProxy.Mode)
-		case field.Flag == "kubeconfig" && isGiven("manifests"):
+		case field.Flag() == "kubeconfig" && isGiven("manifests"):
 			o.Instead = "--manifests is given"
-		case isGiven(field.Flag):
-			o.Instead = "--" + field.Flag + " is given"
+		case isGiven(field.Flag()):
+			o.Instead = "--" + field.Flag() + " is given"
 		default:
-			o.Effect = parts[field.Sets]
+			o.Effect = values[field.Sets]
 		}
 		out = append(out, o)
 	}
 	slices.SortStableFunc(out, func(a, b Outcome) int { return cmp.Compare(a.Line, b.Line) })
 	return out
-}
-
-// parts takes c apart: the names in JSON of every field, "ipvs.strictARP", to
-// their values as a flag would take them. It reads the fields themselves and
-// not c as JSON, which can't hold every number: nothing here can fail.
-func (c Config) parts() map[string]string {
-	out := map[string]string{}
-	takeApart(out, "", reflect.ValueOf(c))
-	return out
-}
-
-func takeApart(out map[string]string, prefix string, v reflect.Value) {
-	for f, v := range v.Fields() {
-		name := prefix + f.Tag.Get("json")
-		if v.Kind() == reflect.Struct {
-			takeApart(out, name+".", v)
-			continue
-		}
-		out[name] = asFlag(v)
-	}
-}
-
-func asFlag(v reflect.Value) string {
-	if v.Kind() == reflect.Pointer {
-		if v.IsNil() {
-			return ""
-		}
-		v = v.Elem()
-	}
-	if words, ok := v.Interface().([]string); ok {
-		return strings.Join(words, ",")
-	}
-	return fmt.Sprint(v.Interface())
 }
 
 // Change is a part of a Config that differs between two.
@@ -119,7 +84,7 @@ var live = []string{"v", "enableProfiling", "oomScoreAdj"}
 
 // Changes returns what differs from c to next, by name.
 func (c Config) Changes(next Config) []Change {
-	before, after := c.parts(), next.parts()
+	before, after := c.texts(), next.texts()
 	var out []Change
 	for part, to := range after {
 		if from := before[part]; from != to {

@@ -435,7 +435,7 @@ func (h *host) randomFile(r *rand.Rand) string {
 // that sets the same.
 func (h *host) fieldValue(r *rand.Rand, f config.Field) any {
 	t := fieldType(reflect.TypeFor[v1alpha1.KubeProxyConfiguration](), strings.Split(f.Path, "."))
-	v, known := h.special()[f.Flag]
+	v, known := h.special()[f.Flag()]
 	if f.Path == "clientConnection.kubeconfig" {
 		v.good = []string{""} // and --manifests wins over the bad ones
 	}

@@ -161,7 +161,7 @@ func TestKubeProxyFlags(t *testing.T) {
 				t.Errorf("%s is not noticed", arg)
 			}
 			for _, f := range ignored(c) {
-				if f.name() == name && f.why() == "" {
+				if f.name() == name && f.why == "" {
 					t.Errorf("%s is ignored for no reason", arg)
 				}
 			}
@@ -228,8 +228,8 @@ func TestFieldsHaveTheirFlags(t *testing.T) {
 		}
 	}
 	for _, f := range config.Fields() {
-		if f.Flag != "" && !names[f.Flag] {
-			t.Errorf("%s is said to be --%s, which isn't there", f.Path, f.Flag)
+		if f.Flag() != "" && !names[f.Flag()] {
+			t.Errorf("%s is said to be --%s, which isn't there", f.Path, f.Flag())
 		}
 	}
 	for flag, also := range alsoBy {

@@ -9,12 +9,10 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/sync/errgroup"
 	"golang.org/x/term"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/view"
-	"kproxy.dev/kproxy/view/terminal"
 )
 
 // rowsAtMost is how many connections are printed unless --limit says otherwise.
@@ -79,7 +77,7 @@ func showConnections(c *cli.Context) error {
 	}
 	model := view.NewConnections(view.ThemeOf(os.Getenv), f.format == "wide", f.sort)
 	model.Update(rows, time.Now())
-	return watchConnections(c.Context, model, list)
+	return watchOnScreen(c.Context, model, list, nil)
 }
 
 // print prints the rows that the limit allows, and says what it cut.
@@ -98,34 +96,5 @@ func (f *connectionsShown) print(w io.Writer, rows []plan.ConnectionStatus) erro
 		lines = append(lines, fmt.Sprintf("the first %d of them are listed (--limit), sorted by %s", len(shown), f.sort))
 	}
 	_, err := io.WriteString(w, strings.Join(lines, "\n")+"\n")
-	return err
-}
-
-// watchConnections shows them on the terminal until the user leaves.
-func watchConnections(ctx context.Context, model *view.Connections, list func(context.Context) ([]plan.ConnectionStatus, error)) error {
-	ctx, cancel := context.WithCancel(ctx)
-	updates := make(chan func())
-	var g errgroup.Group
-	g.Go(func() error {
-		for sleep(ctx, watchEvery) {
-			rows, err := list(ctx)
-			apply(ctx, updates, func() {
-				if err != nil {
-					model.Fail(err, time.Now())
-				} else {
-					model.Update(rows, time.Now())
-				}
-			})
-		}
-		return nil
-	})
-	t := terminal.Screen{
-		In: os.Stdin, Out: os.Stdout, Updates: updates,
-		Draw: func(w, h int) []string { return model.Render(time.Now(), w, h) },
-		Key:  model.Key,
-	}
-	err := t.Run(ctx)
-	cancel()
-	_ = g.Wait() // it returns no error
 	return err
 }

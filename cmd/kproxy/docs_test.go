@@ -47,7 +47,7 @@ func flagTable() string {
 	var b strings.Builder
 	b.WriteString("\n| flag | why |\n|---|---|\n")
 	for _, f := range ignoredFlags() {
-		fmt.Fprintf(&b, "| `--%s` | %s |\n", f.name(), f.why())
+		fmt.Fprintf(&b, "| `--%s` | %s |\n", f.name(), f.why)
 	}
 	return b.String() + "\n"
 }
@@ -56,7 +56,7 @@ func fieldTable() string {
 	var b strings.Builder
 	b.WriteString("\n| field | flag | |\n|---|---|---|\n")
 	for _, f := range config.Fields() {
-		flag, note := "`--"+f.Flag+"`", f.Note
+		flag, note := "`--"+f.Flag()+"`", f.Note
 		switch mode, but := strings.CutPrefix(f.Only, "!"); {
 		case f.Ignored != "":
 			flag, note = "ignored", f.Ignored

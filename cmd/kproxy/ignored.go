@@ -3,6 +3,7 @@ package main
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -13,68 +14,49 @@ import (
 // can stay as it is, and has no effect.
 type ignoredFlag struct {
 	flag cli.Flag
-	// field is what means the same in a KubeProxyConfiguration; the reason stands
-	// in the table of fields.
-	field string
+	why  string // as the table of fields says of the same in a KubeProxyConfiguration
 }
 
 // ignoredFlags take values of the type they have in kube-proxy, so that a slip
 // is found here too.
 func ignoredFlags() []ignoredFlag {
-	duration := func(name string) cli.Flag { return &cli.DurationFlag{Name: name} }
-	word := func(name string) cli.Flag { return &cli.StringFlag{Name: name} }
-	onOff := func(name string) cli.Flag { return &cli.BoolFlag{Name: name} }
-	all := []ignoredFlag{
-		{onOff("bind-address-hard-fail"), "bindAddressHardFail"},
-		{duration("config-sync-period"), "configSyncPeriod"},
-		{word("feature-gates"), "featureGates"},
-		{duration("iptables-sync-period"), "iptables.syncPeriod"},
-		{duration("iptables-min-sync-period"), "iptables.minSyncPeriod"},
-		{duration("ipvs-sync-period"), "ipvs.syncPeriod"},
-		{duration("ipvs-min-sync-period"), "ipvs.minSyncPeriod"},
-		{&cli.StringSliceFlag{Name: "ipvs-exclude-cidrs"}, "ipvs.excludeCIDRs"},
-		{duration("log-flush-frequency"), "logging.flushFrequency"},
-		{onOff("log-text-split-stream"), "logging.options.text.splitStream"},
-		{word("log-text-info-buffer-size"), "logging.options.text.infoBufferSize"},
-		{onOff("log-json-split-stream"), "logging.options.json.splitStream"},
-		{word("log-json-info-buffer-size"), "logging.options.json.infoBufferSize"},
-		{word("proxy-port-range"), "portRange"},
-		{word("show-hidden-metrics-for-version"), "showHiddenMetricsForVersion"},
-		{word("vmodule"), "logging.vmodule"},
-	}
-	for _, f := range all {
-		describe(f.flag, "kube-proxy's; ignored: "+f.why())
+	duration, word, words, onOff := new(time.Duration), new(string), new([]string), new(bool)
+	var all []ignoredFlag
+	for _, f := range []struct {
+		name  string
+		kind  any
+		field string
+	}{
+		{"bind-address-hard-fail", onOff, "bindAddressHardFail"},
+		{"config-sync-period", duration, "configSyncPeriod"},
+		{"feature-gates", word, "featureGates"},
+		{"iptables-sync-period", duration, "iptables.syncPeriod"},
+		{"iptables-min-sync-period", duration, "iptables.minSyncPeriod"},
+		{"ipvs-sync-period", duration, "ipvs.syncPeriod"},
+		{"ipvs-min-sync-period", duration, "ipvs.minSyncPeriod"},
+		{"ipvs-exclude-cidrs", words, "ipvs.excludeCIDRs"},
+		{"log-flush-frequency", duration, "logging.flushFrequency"},
+		{"log-text-split-stream", onOff, "logging.options.text.splitStream"},
+		{"log-text-info-buffer-size", word, "logging.options.text.infoBufferSize"},
+		{"log-json-split-stream", onOff, "logging.options.json.splitStream"},
+		{"log-json-info-buffer-size", word, "logging.options.json.infoBufferSize"},
+		{"proxy-port-range", word, "portRange"},
+		{"show-hidden-metrics-for-version", word, "showHiddenMetricsForVersion"},
+		{"vmodule", word, "logging.vmodule"},
+	} {
+		fields := config.Fields()
+		i := slices.IndexFunc(fields, func(x config.Field) bool { return x.Path == f.field })
+		why := fields[i].Ignored
+		all = append(all, ignoredFlag{flagOf(f.name, f.kind, "kube-proxy's; ignored: "+why), why})
 	}
 	return all
 }
 
-func describe(f cli.Flag, usage string) {
-	switch f := f.(type) {
-	case *cli.BoolFlag:
-		f.Usage = usage
-	case *cli.DurationFlag:
-		f.Usage = usage
-	case *cli.StringFlag:
-		f.Usage = usage
-	case *cli.StringSliceFlag:
-		f.Usage = usage
-	}
-}
-
 func (f ignoredFlag) name() string { return f.flag.Names()[0] }
-
-// why returns the reason.
-func (f ignoredFlag) why() string {
-	fields := config.Fields()
-	if i := slices.IndexFunc(fields, func(x config.Field) bool { return x.Path == f.field }); i >= 0 {
-		return fields[i].Ignored
-	}
-	return ""
-}
 
 // line says what became of the flag on c's command line.
 func (f ignoredFlag) line(c *cli.Context) string {
-	return fmt.Sprintf("--%s=%v: ignored: %s", f.name(), c.Value(f.name()), f.why())
+	return fmt.Sprintf("--%s=%v: ignored: %s", f.name(), c.Value(f.name()), f.why)
 }
 
 // ignored returns those on the command line.

@@ -45,7 +45,9 @@ func labCommand() *cli.Command {
 				Flags:  []cli.Flag{mode(), slow()},
 				Action: func(c *cli.Context) error { return hostError(labDemo(c)) },
 			},
-			labCompareCommand(), compareLoadCommand(), compareServeCommand(),
+			labCompareCommand(),
+			{Name: "compare-load", Hidden: true, Action: compareLoad},
+			{Name: "compare-serve", Hidden: true, Action: compareServe},
 			{
 				Name: "down", Usage: "end the lab that is up, and remove what one that was killed has left",
 				Action: func(c *cli.Context) error {
@@ -75,7 +77,7 @@ var labService = netip.MustParseAddrPort("10.96.0.10:80")
 // on the node.
 type labSession struct {
 	pace      pace
-	lock      *os.File
+	lock      labLock
 	net       *lab.Network
 	manifest  lab.Manifest
 	manifests string // directory
@@ -209,7 +211,7 @@ func (s *labSession) stop() error {
 	if s.proxy != nil && s.proxy.Running() {
 		err = s.proxy.Kill()
 	}
-	return errors.Join(err, s.net.Down(), unlockLab(s.lock))
+	return errors.Join(err, s.net.Down(), s.lock.unlock())
 }
 
 // service returns the status of the lab's TCP service port.

@@ -1,11 +1,9 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -35,14 +33,6 @@ func labCompareCommand() *cli.Command {
 	}
 }
 
-func compareLoadCommand() *cli.Command {
-	return &cli.Command{Name: "compare-load", Hidden: true, Action: compareLoad}
-}
-
-func compareServeCommand() *cli.Command {
-	return &cli.Command{Name: "compare-serve", Hidden: true, Action: compareServe}
-}
-
 func numbers(list []int) string {
 	var out []string
 	for _, n := range list {
@@ -52,19 +42,15 @@ func numbers(list []int) string {
 }
 
 func labCompare(c *cli.Context) error {
-	if c.Args().Present() {
-		return usageError("lab compare takes no argument, got %q", c.Args().First())
-	}
-	output := c.String("output")
-	if output != "table" && output != "json" {
-		return usageError("--output: %q is neither table nor json", output)
+	if err := noArguments(c); err != nil {
+		return err
 	}
 	cfg, err := compareConfig(c)
 	if err != nil {
 		return err
 	}
-	if os.Geteuid() != 0 {
-		return &exitError{exitHost, errors.New("the lab makes network namespaces and needs root: run it with sudo")}
+	if err := needRoot(); err != nil {
+		return err
 	}
 	page, err := openPage(c.String("html"))
 	if err != nil {
@@ -81,10 +67,8 @@ func labCompare(c *cli.Context) error {
 	if err := page.keep(report); err != nil {
 		return err
 	}
-	if output == "json" {
-		enc := json.NewEncoder(c.App.Writer)
-		enc.SetIndent("", "  ")
-		return enc.Encode(report)
+	if isForPrograms(c.String("output")) {
+		return printValue(c.App.Writer, c.String("output"), report)
 	}
 	if err := report.WriteTable(c.App.Writer); err != nil {
 		return err
@@ -185,11 +169,5 @@ func compareServe(c *cli.Context) error {
 		return usageError("read server: %w", err)
 	}
 	enter := func(name string, f func() error) error { return (&lab.Namespace{Name: name}).Do(f) }
-	return load.Serve(c.Context, s, enter, func() { announce(c.Context, c.App.Writer) })
-}
-
-func announce(ctx context.Context, w io.Writer) {
-	if ctx.Err() == nil {
-		fmt.Fprintln(w, compare.ServerReady)
-	}
+	return load.Serve(c.Context, s, enter, func() { fmt.Fprintln(c.App.Writer, compare.ServerReady) })
 }

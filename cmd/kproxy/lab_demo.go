@@ -202,9 +202,6 @@ func (d *demo) offload(ctx context.Context) error {
 	if err := d.checkPlanes(ctx); err != nil {
 		return err
 	}
-	if err := d.checkVirtualServer("IPVS has a virtual server, its scheduler chooses among 3 real servers", 3); err != nil {
-		return err
-	}
 	d.checkHeld()
 	d.checkTraffic(t)
 	return nil
@@ -254,9 +251,6 @@ func (d *demo) backendDies(ctx context.Context) error {
 	}
 	sleep(ctx, 2*time.Second)
 	d.observe(true, "b2 is down and gets no more connections; data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
-	if err := d.checkVirtualServer("its real server stays for connections that it has, with weight 0", 2); err != nil {
-		return err
-	}
 	d.checkTraffic(t)
 	t = time.Now()
 	if err := d.net.Backend("b2").Fail(ctx, lab.Healthy); err != nil {
@@ -331,9 +325,6 @@ func (d *demo) kill(ctx context.Context) error {
 	d.expired = time.Now()
 	sleep(ctx, 3*time.Second)
 	d.checkTraffic(d.expired)
-	if err := d.checkVirtualServer("nobody looks after the virtual server now, and it works", 3); err != nil {
-		return err
-	}
 	d.checkHeld()
 	return nil
 }

@@ -4,20 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/web"
 )
 
-// labDir holds the lock of the lab that is up, its manifests, for users to edit, its
-// socket and state. It goes with the lab.
+// labDir holds the manifests of the lab that is up, for users to edit, its socket and
+// state. It goes with the lab, as does the lock beside it.
 const labDir = "/run/kproxy-lab"
 
 // labOwner is a file with the process id of the lab.
@@ -34,82 +33,31 @@ func (e *labRunning) Error() string {
 	return who + ": leave it by Ctrl-C in its terminal, or end it with `kproxy lab down`"
 }
 
-// lockLab makes this process the one that has the lab: it locks the lab's directory,
-// which it empties of what a lab that was killed has left. The kernel drops the lock when
-// the process ends, however it does. The error is a *labRunning while another has it.
-func lockLab() (*os.File, error) {
-	for {
-		dir, err := tryLockLab()
-		if err != nil {
-			return nil, err
-		}
-		if dir == nil {
-			continue // the lab that had it has just removed the directory
-		}
-		if err := errors.Join(emptyLabDir(), os.WriteFile(labOwner, fmt.Appendln(nil, os.Getpid()), 0o644)); err != nil {
-			dir.Close()
-			return nil, fmt.Errorf("prepare the lab's directory: %w", err)
-		}
-		return dir, nil
-	}
-}
+// labLock is a lab's lock.
+type labLock struct{ io.Closer }
 
-// tryLockLab returns the locked directory; nil if it is no longer the one at labDir.
-func tryLockLab() (*os.File, error) {
-	if err := os.MkdirAll(labDir, 0o700); err != nil {
-		return nil, fmt.Errorf("make the lab's directory: %w", err)
-	}
-	dir, err := os.Open(labDir)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil, nil
+// lockLab makes this process the one that has the lab, and its directory empty: a lab that
+// was killed may have left files. The kernel drops the lock however the process ends. The
+// error is a *labRunning while another process has the lab.
+func lockLab() (labLock, error) {
+	lock, err := web.LockFile(labDir + ".lock")
+	if errors.Is(err, web.ErrRunning) {
+		text, _ := os.ReadFile(labOwner)
+		pid, _ := strconv.Atoi(strings.TrimSpace(string(text))) // the lab may just be writing it
+		return labLock{}, &labRunning{pid}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("open the lab's directory: %w", err)
+		return labLock{}, fmt.Errorf("lock the lab: %w", err)
 	}
-	err = unix.Flock(int(dir.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-	if errors.Is(err, unix.EWOULDBLOCK) {
-		dir.Close()
-		return nil, &labRunning{labOwnerPID()}
-	}
+	err = errors.Join(os.RemoveAll(labDir), os.MkdirAll(labDir, 0o700), os.WriteFile(labOwner, fmt.Appendln(nil, os.Getpid()), 0o644))
 	if err != nil {
-		dir.Close()
-		return nil, fmt.Errorf("lock %s: %w", labDir, err)
+		return labLock{}, errors.Join(fmt.Errorf("prepare the lab's directory: %w", err), lock.Close())
 	}
-	locked, err := dir.Stat()
-	if err == nil {
-		var named os.FileInfo
-		if named, err = os.Stat(labDir); err == nil && os.SameFile(locked, named) {
-			return dir, nil
-		}
-	}
-	dir.Close()
-	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("lock %s: %w", labDir, err)
-	}
-	return nil, nil
+	return labLock{lock}, nil
 }
 
-func labOwnerPID() int {
-	text, err := os.ReadFile(labOwner)
-	if err != nil {
-		return 0
-	}
-	pid, _ := strconv.Atoi(strings.TrimSpace(string(text))) // the lab may just be writing it
-	return pid
-}
-
-func emptyLabDir() error {
-	entries, err := os.ReadDir(labDir)
-	for _, e := range entries {
-		err = errors.Join(err, os.RemoveAll(filepath.Join(labDir, e.Name())))
-	}
-	return err
-}
-
-// unlockLab removes the lab's directory, and then lets go of it.
-func unlockLab(dir *os.File) error {
-	return errors.Join(os.RemoveAll(labDir), dir.Close())
-}
+// unlock removes the lab's directory, and then the lock.
+func (l labLock) unlock() error { return errors.Join(os.RemoveAll(labDir), l.Close()) }
 
 // endLab ends the lab that is up, if there is one, and removes what one that was killed
 // has left. It waits for 30 s at most.
@@ -118,9 +66,9 @@ func endLab(ctx context.Context) error {
 	defer cancel()
 	told := 0
 	for {
-		dir, err := lockLab()
+		lock, err := lockLab()
 		if err == nil {
-			return errors.Join(lab.DownAll(lab.DefaultPrefix), unlockLab(dir))
+			return errors.Join(lab.DownAll(lab.DefaultPrefix), lock.unlock())
 		}
 		var running *labRunning
 		if !errors.As(err, &running) {

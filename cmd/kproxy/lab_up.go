@@ -78,14 +78,13 @@ func checkLabUp(c *cli.Context) error {
 
 // watch is the lab's screen: the status, the traffic, and the tour step by step.
 func (s *labSession) watch(ctx context.Context, st plan.Status, t *tour, traffic *recentTraffic) error {
-	v := screen{
-		client: s.client, status: s.client.Status, warm: &st,
-		model: view.New(view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: true, Guide: t.steps()}),
-	}
+	c := view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: true, Guide: t.steps()}
 	if traffic != nil {
-		v.note = func() string { return "the client's last second: " + traffic.second() }
+		c.Note = func() string { return "the client's last second: " + traffic.second() }
 	}
-	return v.run(ctx, os.Stdout)
+	m := view.New(c)
+	m.Update(st, time.Now())
+	return watchStatus(ctx, s.client, m, s.client.Status)
 }
 
 // trafficEvery is how often the log has a line about the traffic.

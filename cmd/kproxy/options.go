@@ -1,9 +1,11 @@
 package main
 
 import (
+	"net"
+	"net/netip"
 	"slices"
+	"strconv"
 	"strings"
-	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -29,7 +31,7 @@ func group(name string, settings []setting) []setting {
 
 func sourceSettings() []setting {
 	return []setting{
-		words("mode", "the furthest data plane", config.Modes, func(c *config.Config) *string { return &c.Mode }),
+		words("mode", "the furthest data plane", config.Modes),
 		{
 			&cli.StringFlag{Name: "proxy-mode", Usage: "kube-proxy's name for --mode; nftables, which kproxy doesn't program, means auto"},
 			func(c *cli.Context, cfg *config.Config) {
@@ -39,11 +41,11 @@ func sourceSettings() []setting {
 			},
 		},
 		{manifestsFlag(), func(c *cli.Context, cfg *config.Config) { cfg.Manifests = c.StringSlice("manifests") }},
-		text("kubeconfig", "`FILE` that says how to reach the Kubernetes API", func(c *config.Config) *string { return &c.Kubeconfig }),
-		text("master", "`URL` of the Kubernetes API; wins over the one in --kubeconfig", func(c *config.Config) *string { return &c.Master }),
-		decimal("kube-api-qps", "requests a second to the Kubernetes API; negative for no limit", func(c *config.Config) *float64 { return &c.Client.QPS }),
-		number("kube-api-burst", "so many more requests at a time", func(c *config.Config) *int { return &c.Client.Burst }),
-		text("kube-api-content-type", "what the Kubernetes API is asked for objects in", func(c *config.Config) *string { return &c.Client.ContentType }),
+		set("kubeconfig", "`FILE` that says how to reach the Kubernetes API"),
+		set("master", "`URL` of the Kubernetes API; wins over the one in --kubeconfig"),
+		set("kube-api-qps", "requests a second to the Kubernetes API; negative for no limit"),
+		set("kube-api-burst", "so many more requests at a time"),
+		set("kube-api-content-type", "what the Kubernetes API is asked for objects in"),
 	}
 }
 
@@ -56,32 +58,32 @@ func nodeSettings() []setting {
 			},
 		},
 		bindAddressSetting(),
-		texts("node-ip", "`ADDRESS` of this node, one per family (default: those of its Node object)", func(c *config.Config) *[]string { return &c.NodeIPs }),
-		texts("cluster-cidr", "`CIDR` of the pods, one per family; clients outside are masqueraded", func(c *config.Config) *[]string { return &c.ClusterCIDRs }),
-		texts("exclude-cluster-cidr", "`CIDR` of pods that another proxy serves; repeatable", func(c *config.Config) *[]string { return &c.ExcludeClusterCIDRs }),
-		words("detect-local-mode", "how pods of this cluster are told from other clients", config.DetectLocalModes, func(c *config.Config) *string { return &c.DetectLocalMode }),
-		text("pod-bridge-interface", "`NAME` of the bridge that pods are at, for BridgeInterface", func(c *config.Config) *string { return &c.PodBridge }),
-		text("pod-interface-name-prefix", "what the names of pods' interfaces begin with, for InterfaceNamePrefix", func(c *config.Config) *string { return &c.PodInterfacePrefix }),
-		texts("nodeport-addresses", "`CIDR` of the node's addresses that node ports answer on, or primary, localhost, all (default: all)", func(c *config.Config) *[]string { return &c.NodePortAddresses }),
-		onOff("iptables-localhost-nodeports", "node ports answer on loopback addresses too", func(c *config.Config) *bool { return &c.LocalhostNodePorts }),
+		set("node-ip", "`ADDRESS` of this node, one per family (default: those of its Node object)"),
+		set("cluster-cidr", "`CIDR` of the pods, one per family; clients outside are masqueraded"),
+		set("exclude-cluster-cidr", "`CIDR` of pods that another proxy serves; repeatable"),
+		words("detect-local-mode", "how pods of this cluster are told from other clients", config.DetectLocalModes),
+		set("pod-bridge-interface", "`NAME` of the bridge that pods are at, for BridgeInterface"),
+		set("pod-interface-name-prefix", "what the names of pods' interfaces begin with, for InterfaceNamePrefix"),
+		set("nodeport-addresses", "`CIDR` of the node's addresses that node ports answer on, or primary, localhost, all (default: all)"),
+		set("iptables-localhost-nodeports", "node ports answer on loopback addresses too"),
 	}
 }
 
 func markSettings() []setting {
 	return []setting{
-		onOff("masquerade-all", "every connection reaches its endpoint with the node's address", func(c *config.Config) *bool { return &c.MasqueradeAll }),
-		number("iptables-masquerade-bit", "`BIT` of the packet mark for masquerade, 0-31", func(c *config.Config) *int { return &c.MasqueradeBit }),
-		number("transparent-bit", "`BIT` of the packet mark for replies to transparent sockets, 1-31; kproxy's own packets bear it and the bit below", func(c *config.Config) *int { return &c.TransparentBit }),
-		number("route-table", "routing `TABLE` for replies to transparent sockets", func(c *config.Config) *int { return &c.RouteTable }),
+		set("masquerade-all", "every connection reaches its endpoint with the node's address"),
+		set("iptables-masquerade-bit", "`BIT` of the packet mark for masquerade, 0-31"),
+		set("transparent-bit", "`BIT` of the packet mark for replies to transparent sockets, 1-31; kproxy's own packets bear it and the bit below"),
+		set("route-table", "routing `TABLE` for replies to transparent sockets"),
 	}
 }
 
 func offloadSettings() []setting {
 	return []setting{
-		length("offload-after", "how long a service must be steady before offload; 0s at once", func(c *config.Config) *time.Duration { return &c.OffloadAfter }),
-		number("offload-min-connections", "successful connections or sessions before offload", func(c *config.Config) *int { return &c.OffloadMinConnections }),
-		length("alive-timeout", "how long after its last heartbeat a dead kproxy keeps attracting new connections; whole seconds", func(c *config.Config) *time.Duration { return &c.AliveTimeout }),
-		length("drain-timeout", "bound on draining userspace connections at exit, and real servers of IPVS that were removed", func(c *config.Config) *time.Duration { return &c.DrainTimeout }),
+		set("offload-after", "how long a service must be steady before offload; 0s at once"),
+		set("offload-min-connections", "successful connections or sessions before offload"),
+		set("alive-timeout", "how long after its last heartbeat a dead kproxy keeps attracting new connections; whole seconds"),
+		set("drain-timeout", "bound on draining userspace connections at exit, and real servers of IPVS that were removed"),
 	}
 }
 
@@ -91,13 +93,13 @@ func healthSettings() []setting {
 			&cli.StringFlag{Name: "health-check", Usage: "default active check of endpoints: off, tcp, http, udp, grpc (default: tcp for manifests, off for Kubernetes)"},
 			func(c *cli.Context, cfg *config.Config) { cfg.Health.Check = service.Check(c.String("health-check")) },
 		},
-		length("health-interval", "time between two probes of an endpoint", func(c *config.Config) *time.Duration { return &c.Health.Interval }),
-		length("health-timeout", "bound on one probe", func(c *config.Config) *time.Duration { return &c.Health.Timeout }),
-		number("health-rise", "successes in a row that make an endpoint up", func(c *config.Config) *int { return &c.Health.Rise }),
-		number("health-fall", "failures in a row that make an endpoint down", func(c *config.Config) *int { return &c.Health.Fall }),
-		onOff("health-annotations", "Services may ask for health checks of their own by annotation", func(c *config.Config) *bool { return &c.Health.Annotations }),
-		length("health-min-interval", "the least between two probes that an annotation may ask for, unless --health-interval is less", func(c *config.Config) *time.Duration { return &c.Health.MinInterval }),
-		number("health-max-rate", "probes a second, of all endpoints; namespaces that ask for more than their share are probed less often", func(c *config.Config) *int { return &c.Health.MaxRate }),
+		set("health-interval", "time between two probes of an endpoint"),
+		set("health-timeout", "bound on one probe"),
+		set("health-rise", "successes in a row that make an endpoint up"),
+		set("health-fall", "failures in a row that make an endpoint down"),
+		set("health-annotations", "Services may ask for health checks of their own by annotation"),
+		set("health-min-interval", "the least between two probes that an annotation may ask for, unless --health-interval is less"),
+		set("health-max-rate", "probes a second, of all endpoints; namespaces that ask for more than their share are probed less often"),
 	}
 }
 
@@ -106,23 +108,23 @@ const onCluster = " with --config or the Kubernetes API, else the kernel's setti
 
 func conntrackSettings() []setting {
 	return []setting{
-		standard("32768"+onCluster, number("conntrack-max-per-core", "connections that are tracked, times the number of CPUs; 0 for the kernel's setting", func(c *config.Config) *int { return &c.Conntrack.MaxPerCore })),
-		standard("131072"+onCluster, number("conntrack-min", "connections that are tracked at least, unless --conntrack-max-per-core is 0", func(c *config.Config) *int { return &c.Conntrack.Min })),
-		standard("24h"+onCluster, length("conntrack-tcp-timeout-established", "after which an idle TCP connection is forgotten; 0 for the kernel's setting", func(c *config.Config) *time.Duration { return &c.Conntrack.TCPEstablished })),
-		standard("1h"+onCluster, length("conntrack-tcp-timeout-close-wait", "the same after one end has closed it; 0 for the kernel's setting", func(c *config.Config) *time.Duration { return &c.Conntrack.TCPCloseWait })),
-		length("conntrack-udp-timeout", "the same for UDP without an answer yet; 0 for the kernel's setting", func(c *config.Config) *time.Duration { return &c.Conntrack.UDP }),
-		length("conntrack-udp-timeout-stream", "the same for UDP that was answered; 0 for the kernel's setting", func(c *config.Config) *time.Duration { return &c.Conntrack.UDPStream }),
-		onOff("conntrack-tcp-be-liberal", "don't take packets outside of the TCP window for invalid, nor drop them", func(c *config.Config) *bool { return &c.Conntrack.TCPBeLiberal }),
+		standard("32768"+onCluster, set("conntrack-max-per-core", "connections that are tracked, times the number of CPUs; 0 for the kernel's setting")),
+		standard("131072"+onCluster, set("conntrack-min", "connections that are tracked at least, unless --conntrack-max-per-core is 0")),
+		standard("24h"+onCluster, set("conntrack-tcp-timeout-established", "after which an idle TCP connection is forgotten; 0 for the kernel's setting")),
+		standard("1h"+onCluster, set("conntrack-tcp-timeout-close-wait", "the same after one end has closed it; 0 for the kernel's setting")),
+		set("conntrack-udp-timeout", "the same for UDP without an answer yet; 0 for the kernel's setting"),
+		set("conntrack-udp-timeout-stream", "the same for UDP that was answered; 0 for the kernel's setting"),
+		set("conntrack-tcp-be-liberal", "don't take packets outside of the TCP window for invalid, nor drop them"),
 	}
 }
 
 func ipvsSettings() []setting {
 	return []setting{
-		text("ipvs-scheduler", "`NAME` of the kernel's scheduler for services that ask for none, nor for an algorithm (default: rr)", func(c *config.Config) *string { return &c.IPVS.Scheduler }),
-		onOff("ipvs-strict-arp", "answer ARP only for addresses of the link that is asked, as load balancers that announce addresses need it", func(c *config.Config) *bool { return &c.IPVS.StrictARP }),
-		text("ipvs-tcp-timeout", "`TIME` after which IPVS forgets an idle TCP connection: 15m, "+config.LikeConntrack+" for as long as conntrack keeps it, 0 for the kernel's setting", func(c *config.Config) *string { return &c.IPVS.TCPTimeout }),
-		length("ipvs-tcpfin-timeout", "the same after a FIN; 0 for the kernel's setting", func(c *config.Config) *time.Duration { return &c.IPVS.TCPFinTimeout }),
-		length("ipvs-udp-timeout", "the same for UDP; 0 for the kernel's setting", func(c *config.Config) *time.Duration { return &c.IPVS.UDPTimeout }),
+		set("ipvs-scheduler", "`NAME` of the kernel's scheduler for services that ask for none, nor for an algorithm (default: rr)"),
+		set("ipvs-strict-arp", "answer ARP only for addresses of the link that is asked, as load balancers that announce addresses need it"),
+		set("ipvs-tcp-timeout", "`TIME` after which IPVS forgets an idle TCP connection: 15m, "+config.LikeConntrack+" for as long as conntrack keeps it, 0 for the kernel's setting"),
+		set("ipvs-tcpfin-timeout", "the same after a FIN; 0 for the kernel's setting"),
+		set("ipvs-udp-timeout", "the same for UDP; 0 for the kernel's setting"),
 	}
 }
 
@@ -139,6 +141,54 @@ func processSettings() []setting {
 			&cli.StringFlag{Name: "log-format", Aliases: []string{"logging-format"}, Value: defaults.LogFormat, Usage: strings.Join(config.LogFormats, " or ")},
 			func(c *cli.Context, cfg *config.Config) { cfg.LogFormat = c.String("log-format") },
 		},
-		text("v", "log `LEVEL`: debug, info, warn, error, or kube-proxy's number", func(c *config.Config) *string { return &c.Verbosity }),
+		set("v", "log `LEVEL`: debug, info, warn, error, or kube-proxy's number"),
 	}
+}
+
+func serverSettings() []setting {
+	return []setting{
+		bindSetting("metrics", "`IP:PORT` of JSON API and metrics; empty for none", config.MetricsPort, func(c *config.Config) *string { return &c.MetricsBindAddress }),
+		portSetting("metrics", config.MetricsPort, func(c *config.Config) *string { return &c.MetricsBindAddress }),
+		bindSetting("healthz", "`IP:PORT` of /healthz, /livez, /readyz; empty for none", config.HealthzPort, func(c *config.Config) *string { return &c.HealthzBindAddress }),
+		portSetting("healthz", config.HealthzPort, func(c *config.Config) *string { return &c.HealthzBindAddress }),
+		set("metrics-service-limit", "so many service ports have series of their own in /metrics, the others share one"),
+		set("metrics-endpoint-limit", "the same for endpoints of those"),
+		set("profiling", "serve Go's profiles at /debug/pprof on --metrics-bind-address"),
+		set("socket", "control socket, a `PATH`"),
+		set("state-dir", "`DIR` for what survives a restart: pins"),
+		set("listen-tcp-port", "`PORT` of the shared TCP listener; 0 lets the kernel choose"),
+		set("listen-udp-port", "`PORT` of the shared UDP listener; 0 lets the kernel choose"),
+	}
+}
+
+// bindSetting takes an IP alone too, as kube-proxy does.
+func bindSetting(name, usage string, port int, at func(*config.Config) *string) setting {
+	flag := name + "-bind-address"
+	return setting{
+		&cli.StringFlag{Name: flag, Value: *at(&defaults), Usage: usage},
+		func(c *cli.Context, cfg *config.Config) { *at(cfg) = config.WithPort(c.String(flag), port) },
+	}
+}
+
+// portSetting is kube-proxy's older flag for the port alone. One that comes with
+// the address wins.
+func portSetting(name string, port int, at func(*config.Config) *string) setting {
+	flag, address := name+"-port", name+"-bind-address"
+	return setting{
+		&cli.IntFlag{Name: flag, Usage: "`PORT` for --" + address + "; 0 for none", DefaultText: strconv.Itoa(port)},
+		func(c *cli.Context, cfg *config.Config) {
+			given := c.Int(flag)
+			switch host, _, err := net.SplitHostPort(*at(cfg)); {
+			case given == 0:
+				*at(cfg) = ""
+			case err == nil && !c.IsSet(address), isIP(c.String(address)):
+				*at(cfg) = net.JoinHostPort(host, strconv.Itoa(given))
+			}
+		},
+	}
+}
+
+func isIP(s string) bool {
+	_, err := netip.ParseAddr(s)
+	return err == nil
 }

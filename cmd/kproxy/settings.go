@@ -42,75 +42,66 @@ func flagsOf(settings []setting) []cli.Flag {
 // defaults is where flags have from what their help calls their default.
 var defaults = config.Default()
 
-// The functions below make settings of the common types. at says which part of
-// the configuration it is, and so what the default is.
-
-func text(name string, usage string, at func(*config.Config) *string) setting {
-	return setting{
-		&cli.StringFlag{Name: name, Value: *at(&defaults), Usage: usage},
-		func(c *cli.Context, cfg *config.Config) { *at(cfg) = c.String(name) },
-	}
+// set makes a setting of the type and default of the part of the configuration that the
+// flag sets. A list may be given several times, or once with commas; a
+// single empty value is none, as in kube-proxy: templates leave one.
+func set(name, usage string) setting {
+	s := setting{set: func(c *cli.Context, cfg *config.Config) {
+		switch part := cfg.SetBy(name).(type) {
+		case *string:
+			*part = c.String(name)
+		case *[]string:
+			if *part = c.StringSlice(name); slices.Equal(*part, []string{""}) {
+				*part = nil
+			}
+		case *int:
+			*part = c.Int(name)
+		case *float64:
+			*part = c.Float64(name)
+		case *bool:
+			*part = c.Bool(name)
+		case *time.Duration:
+			*part = c.Duration(name)
+		}
+	}}
+	s.flag = flagOf(name, defaults.SetBy(name), usage)
+	return s
 }
 
-// words is text with a few values, which the configuration's Validate checks.
-func words(name string, usage string, values []string, at func(*config.Config) *string) setting {
-	s := text(name, usage+": "+strings.Join(values, ", "), at)
+// flagOf makes a flag of the type that value points to. Lists have no default.
+func flagOf(name string, value any, usage string) cli.Flag {
+	switch v := value.(type) {
+	case *string:
+		return &cli.StringFlag{Name: name, Value: *v, Usage: usage}
+	case *[]string:
+		return &cli.StringSliceFlag{Name: name, Usage: usage}
+	case *int:
+		return &cli.IntFlag{Name: name, Value: *v, Usage: usage}
+	case *float64:
+		return &cli.Float64Flag{Name: name, Value: *v, Usage: usage}
+	case *bool:
+		return &cli.BoolFlag{Name: name, Value: *v, Usage: usage}
+	case *time.Duration:
+		return &cli.DurationFlag{Name: name, Value: *v, Usage: usage}
+	}
+	panic("no flag has this type")
+}
+
+// words is set with a few values, which the configuration's Validate checks.
+func words(name, usage string, values []string) setting {
+	s := set(name, usage+": "+strings.Join(values, ", "))
 	if f, ok := s.flag.(*cli.StringFlag); ok {
 		s.flag = choice{f, values}
 	}
 	return s
 }
 
-// texts may be given several times, or once with commas. A single empty value is
-// none, as in kube-proxy: templates leave one.
-func texts(name string, usage string, at func(*config.Config) *[]string) setting {
-	return setting{
-		&cli.StringSliceFlag{Name: name, Usage: usage},
-		func(c *cli.Context, cfg *config.Config) {
-			if *at(cfg) = c.StringSlice(name); slices.Equal(*at(cfg), []string{""}) {
-				*at(cfg) = nil
-			}
-		},
-	}
-}
-
-func number(name string, usage string, at func(*config.Config) *int) setting {
-	return setting{
-		&cli.IntFlag{Name: name, Value: *at(&defaults), Usage: usage},
-		func(c *cli.Context, cfg *config.Config) { *at(cfg) = c.Int(name) },
-	}
-}
-
-func decimal(name string, usage string, at func(*config.Config) *float64) setting {
-	return setting{
-		&cli.Float64Flag{Name: name, Value: *at(&defaults), Usage: usage},
-		func(c *cli.Context, cfg *config.Config) { *at(cfg) = c.Float64(name) },
-	}
-}
-
-func onOff(name string, usage string, at func(*config.Config) *bool) setting {
-	return setting{
-		&cli.BoolFlag{Name: name, Value: *at(&defaults), Usage: usage},
-		func(c *cli.Context, cfg *config.Config) { *at(cfg) = c.Bool(name) },
-	}
-}
-
-func length(name string, usage string, at func(*config.Config) *time.Duration) setting {
-	return setting{
-		&cli.DurationFlag{Name: name, Value: *at(&defaults), Usage: usage},
-		func(c *cli.Context, cfg *config.Config) { *at(cfg) = c.Duration(name) },
-	}
-}
-
-// standard has the help call something else the flag's default than the zero
-// that stands for it.
+// standard has the help give what as the default, in place of the zero that stands for it.
 func standard(what string, s setting) setting {
 	switch f := s.flag.(type) {
 	case *cli.IntFlag:
 		f.DefaultText = what
 	case *cli.DurationFlag:
-		f.DefaultText = what
-	case *cli.StringFlag:
 		f.DefaultText = what
 	}
 	return s

@@ -69,16 +69,14 @@ func showStatus(c *cli.Context) error {
 		}
 		return st, err
 	}
-	s := screen{client: client, status: follow, model: view.New(view.Config{
-		Theme: view.ThemeOf(os.Getenv), Endpoints: c.String("output") == "wide",
-	})}
+	m := view.New(view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: c.String("output") == "wide"})
 	switch {
 	case err == nil:
-		s.warm = &st
+		m.Update(st, time.Now())
 	case !errors.Is(err, web.ErrNotRunning):
 		return err
 	}
-	return s.run(c.Context, os.Stdout)
+	return watchStatus(c.Context, client, m, follow)
 }
 
 // sleep returns false when ctx ended first.

@@ -2,13 +2,11 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"os"
+	"sync"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/view"
@@ -19,86 +17,69 @@ import (
 // watchEvery is how often a watched kproxy is asked.
 const watchEvery = time.Second
 
-// statusFunc asks for what is watched.
-type statusFunc func(context.Context) (plan.Status, error)
-
 // canDraw reports whether out is this process's terminal, and one to draw on.
 func canDraw(out io.Writer) bool {
 	f, ok := out.(*os.File)
 	return ok && terminal.Usable(os.Stdin, f, os.Getenv("TERM"))
 }
 
-// screen watches a kproxy on the terminal until the user leaves.
-type screen struct {
-	model  *view.Model
-	client *web.Client
-	status statusFunc
-	// note is asked for the model's note with every status; nil for none.
-	note func() string
-	// warm is a status to begin with; nil for none.
-	warm *plan.Status
+// model is a screen's content.
+type model[T any] interface {
+	Update(T, time.Time)
+	Fail(error, time.Time)
+	Key(view.Key, time.Time) (quit bool)
+	Render(now time.Time, width, height int) []string
 }
 
-func (s *screen) run(ctx context.Context, out *os.File) error {
+// watchOnScreen draws m on the terminal until the user leaves, and asks for what it shows
+// every second, whether or not kproxy is there. Beside, it has feed change m by apply, if
+// there is a feed.
+func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Context) (T, error), feed func(ctx context.Context, apply func(func()))) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if s.warm != nil {
-		s.model.Update(*s.warm, time.Now())
-	}
 	updates := make(chan func())
-	var g errgroup.Group
-	g.Go(func() error { s.poll(ctx, updates); return nil })
-	g.Go(func() error { s.follow(ctx, updates); return nil })
+	apply := func(f func()) {
+		select {
+		case updates <- f:
+		case <-ctx.Done():
+		}
+	}
+	var feeds sync.WaitGroup
+	feeds.Go(func() {
+		for again := true; again; again = sleep(ctx, watchEvery) {
+			answer, err := ask(ctx)
+			apply(func() {
+				if err != nil {
+					m.Fail(err, time.Now())
+				} else {
+					m.Update(answer, time.Now())
+				}
+			})
+		}
+	})
+	if feed != nil {
+		feeds.Go(func() { feed(ctx, apply) })
+	}
 	t := terminal.Screen{
-		In: os.Stdin, Out: out, Updates: updates,
-		Draw: func(w, h int) []string { return s.model.Render(time.Now(), w, h) },
-		Key:  func(k view.Key) bool { return s.model.Key(k, time.Now()) },
+		In: os.Stdin, Out: os.Stdout, Updates: updates,
+		Draw: func(w, h int) []string { return m.Render(time.Now(), w, h) },
+		Key:  func(k view.Key) bool { return m.Key(k, time.Now()) },
 	}
 	err := t.Run(ctx)
 	cancel()
-	return errors.Join(err, g.Wait())
+	feeds.Wait()
+	return err
 }
 
-// poll asks for the status every second, whether or not kproxy is there.
-func (s *screen) poll(ctx context.Context, updates chan<- func()) {
-	for {
-		st, err := s.status(ctx)
-		note := ""
-		if s.note != nil {
-			note = s.note()
+// watchStatus watches a kproxy on the terminal: its status, and its events, also after a
+// restart.
+func watchStatus(ctx context.Context, client *web.Client, m *view.Model, status func(context.Context) (plan.Status, error)) error {
+	return watchOnScreen(ctx, m, status, func(ctx context.Context, apply func(func())) {
+		for again := true; again; again = sleep(ctx, watchEvery) {
+			// The status shows why the events ended.
+			_ = client.Events(ctx, func(e plan.Event) { apply(func() { m.Event(e) }) })
 		}
-		apply(ctx, updates, func() {
-			s.model.SetNote(note)
-			if err != nil {
-				s.model.Fail(err, time.Now())
-			} else {
-				s.model.Update(st, time.Now())
-			}
-		})
-		if !sleep(ctx, watchEvery) {
-			return
-		}
-	}
-}
-
-// follow passes on events; after a restart of kproxy, its events.
-func (s *screen) follow(ctx context.Context, updates chan<- func()) {
-	for {
-		// Why it ended is what poll finds out as well, and shows.
-		_ = s.client.Events(ctx, func(e plan.Event) {
-			apply(ctx, updates, func() { s.model.Event(e) })
-		})
-		if !sleep(ctx, watchEvery) {
-			return
-		}
-	}
-}
-
-func apply(ctx context.Context, updates chan<- func(), f func()) {
-	select {
-	case updates <- f:
-	case <-ctx.Done():
-	}
+	})
 }
 
 // watchPlainly prints a snapshot every second, for pipes and files. A kproxy

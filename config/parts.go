@@ -1,0 +1,85 @@
+package config
+
+import (
+	"encoding/json"
+	"fmt"
+	"reflect"
+	"strings"
+	"time"
+)
+
+// part is a field of a Config that no further fields are in.
+type part struct {
+	name  string // in JSON: "ipvs.strictARP"
+	flag  string // that sets it; empty if none does
+	value reflect.Value
+}
+
+// parts takes a Config apart. It reads the fields themselves and not c as JSON, which
+// can't hold every number: nothing here can fail.
+func parts(c reflect.Value, prefix string) []part {
+	var out []part
+	for f, v := range c.Fields() {
+		name := prefix + f.Tag.Get("json")
+		if v.Kind() == reflect.Struct {
+			out = append(out, parts(v, name+".")...)
+		} else {
+			out = append(out, part{name, f.Tag.Get("flag"), v})
+		}
+	}
+	return out
+}
+
+// flagOf returns the flag of `kproxy run` that sets a part.
+func flagOf(name string) string {
+	for _, p := range parts(reflect.ValueOf(Config{}), "") {
+		if p.name == name {
+			return p.flag
+		}
+	}
+	return ""
+}
+
+// SetBy returns a pointer to the part of c that a flag sets; nil if there is none.
+func (c *Config) SetBy(flag string) any {
+	for _, p := range parts(reflect.ValueOf(c).Elem(), "") {
+		if p.flag == flag {
+			return p.value.Addr().Interface()
+		}
+	}
+	return nil
+}
+
+// texts returns the values of all parts as their flags would take them.
+func (c Config) texts() map[string]string {
+	out := map[string]string{}
+	for _, p := range parts(reflect.ValueOf(c), "") {
+		v := reflect.Indirect(p.value)
+		switch {
+		case !v.IsValid(): // a nil pointer
+			out[p.name] = ""
+		case v.Kind() == reflect.Slice:
+			out[p.name] = strings.Join(v.Interface().([]string), ",")
+		default:
+			out[p.name] = fmt.Sprint(v.Interface())
+		}
+	}
+	return out
+}
+
+// MarshalJSON is what /configz shows: durations as people write them, "1m30s".
+func (c Config) MarshalJSON() ([]byte, error) { return json.Marshal(readable(reflect.ValueOf(c))) }
+
+func readable(v reflect.Value) any {
+	if d, ok := v.Interface().(time.Duration); ok {
+		return d.String()
+	}
+	if v.Kind() != reflect.Struct {
+		return v.Interface()
+	}
+	out := map[string]any{}
+	for f, v := range v.Fields() {
+		out[f.Tag.Get("json")] = readable(v)
+	}
+	return out
+}
