@@ -122,38 +122,25 @@ func ConnectionSummary(rows []plan.ConnectionStatus) string {
 
 // Connections is a screen of live connections. Start from [NewConnections].
 type Connections struct {
-	theme Theme
+	screen
 	wide  bool
-
-	all      []plan.ConnectionStatus
-	shown    []plan.ConnectionStatus
-	received time.Time
-	gone     string
-	since    time.Time
-	keys     keys
-	by       int // of ConnectionOrders
+	by    int // of ConnectionOrders
+	all   []plan.ConnectionStatus
+	shown []plan.ConnectionStatus // those that pass the filter, in order
 }
 
 // NewConnections returns a screen that has seen nothing yet, sorted by one of
 // [ConnectionOrders].
 func NewConnections(t Theme, wide bool, by string) *Connections {
-	return &Connections{theme: t, wide: wide, by: max(slices.Index(ConnectionOrders, by), 0)}
+	return &Connections{screen: screen{theme: t}, wide: wide, by: max(slices.Index(ConnectionOrders, by), 0)}
 }
 
 // Update takes in what is alive now.
-func (c *Connections) Update(rows []plan.ConnectionStatus, now time.Time) {
+func (c *Connections) Update(rows []plan.ConnectionStatus, _ time.Time) {
 	if !c.keys.paused {
-		c.gone, c.all, c.received = "", rows, now
+		c.gone, c.all = "", rows
 		c.arrange()
 	}
-}
-
-// Fail notes that kproxy didn't answer.
-func (c *Connections) Fail(err error, now time.Time) {
-	if c.gone == "" {
-		c.since = now
-	}
-	c.gone = err.Error()
 }
 
 func (c *Connections) arrange() {
@@ -168,24 +155,17 @@ func (c *Connections) arrange() {
 }
 
 // Key takes in a key; it returns true when the user wants to leave.
-func (c *Connections) Key(k Key) (quit bool) {
-	if k == KeyInterrupt {
-		return true
+func (c *Connections) Key(k Key, _ time.Time) (quit bool) {
+	quit, filtered := c.keys.press(k, len(c.shown))
+	c.keys.help = false // there is none
+	if quit || filtered {
+		c.arrange()
+		return quit
 	}
 	if c.keys.typing {
-		if c.keys.typeKey(k) {
-			c.arrange()
-		}
 		return false
 	}
 	switch k {
-	case "q", "Q":
-		return true
-	case KeyEscape:
-		c.keys.setFilter("")
-		c.arrange()
-	case "/":
-		c.keys.typing = true
 	case "s":
 		c.by = (c.by + 1) % len(ConnectionOrders)
 		c.arrange()
@@ -193,8 +173,6 @@ func (c *Connections) Key(k Key) (quit bool) {
 		c.wide = !c.wide
 	case "p", " ":
 		c.keys.paused = !c.keys.paused
-	default:
-		c.keys.scroll(k, len(c.shown))
 	}
 	return false
 }
@@ -215,12 +193,7 @@ func (c *Connections) Render(now time.Time, width, height int) []string {
 	page := c.shown[c.keys.top:min(len(c.shown), c.keys.top+room)]
 	c.keys.page = len(page)
 	lines = append(lines, connectionLines(page, c.wide, width, g)...)
-	lines = append(fit(lines, height-1), c.footer(len(page), width))
-	out := make([]string, 0, height)
-	for _, l := range lines[:min(len(lines), height)] {
-		out = append(out, l.clip(width, g.ellipsis).encode(c.theme.Colour))
-	}
-	return out
+	return c.encode(append(fit(lines, height-1), c.footer(len(page), width)), width, height)
 }
 
 func (c *Connections) footer(shown, width int) line {

@@ -72,20 +72,20 @@ func TestConnectionsScreen(t *testing.T) {
 		keys []Key
 	}{{"start", nil}, {"bytes-wide", []Key{"s", "w"}}, {"filter", []Key{"/", "w", "e", "b", KeyEnter}}} {
 		for _, k := range step.keys {
-			if c.Key(k) {
+			if c.Key(k, noon) {
 				t.Fatalf("%s quits", k)
 			}
 		}
 		compare(t, "connections-"+step.name+"-80.txt", strings.Join(c.Render(noon, 80, 10), "\n")+"\n")
 	}
-	c.Key("p")
+	c.Key("p", noon)
 	before := c.Render(noon, 80, 10)
 	c.Update(nil, noon)
 	if diff := cmp.Diff(before, c.Render(noon, 80, 10)); diff != "" {
 		t.Errorf("it changes while paused:\n%s", diff)
 	}
-	c.Key("p")
-	c.Key(KeyEscape)
+	c.Key("p", noon)
+	c.Key(KeyEscape, noon)
 	c.Update(connectionRows(), noon)
 	c.Fail(errors.New("it has gone"), noon)
 	for width := range 120 {
@@ -101,7 +101,7 @@ func TestConnectionsScreen(t *testing.T) {
 			}
 		}
 	}
-	if !c.Key("q") || !c.Key(KeyInterrupt) {
+	if !c.Key("q", noon) || !c.Key(KeyInterrupt, noon) {
 		t.Error("q or Ctrl-C doesn't quit")
 	}
 }

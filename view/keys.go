@@ -37,29 +37,43 @@ type keys struct {
 	page   int // services on the screen, as last drawn
 }
 
+// screen is what all screens have.
+type screen struct {
+	theme Theme
+	keys  keys
+	gone  string    // why kproxy doesn't answer; empty while it does
+	since time.Time // when it stopped answering
+}
+
+// Fail notes that kproxy didn't answer; what was known stays on the screen.
+func (s *screen) Fail(err error, now time.Time) {
+	if s.gone == "" {
+		s.since = now
+	}
+	s.gone = err.Error()
+}
+
+// encode returns what the terminal gets of lines: at most height of them, none wider
+// than width.
+func (s *screen) encode(lines []line, width, height int) []string {
+	out := make([]string, 0, height)
+	for _, l := range lines[:min(len(lines), height)] {
+		out = append(out, l.clip(width, s.theme.glyphs().ellipsis).encode(s.theme.Colour))
+	}
+	return out
+}
+
 // Key takes in a key; it returns true when the user wants to leave.
 func (m *Model) Key(k Key, now time.Time) (quit bool) {
-	if k == KeyInterrupt {
-		return true
+	quit, filtered := m.keys.press(k, len(m.shown))
+	if quit || filtered {
+		m.arrange(now)
+		return quit
 	}
 	if m.keys.typing {
-		if m.keys.typeKey(k) {
-			m.arrange(now)
-		}
 		return false
 	}
 	switch k {
-	case "q", "Q":
-		return !m.closeHelp()
-	case KeyEscape:
-		if !m.closeHelp() && m.keys.filter != "" {
-			m.keys.setFilter("")
-			m.arrange(now)
-		}
-	case "?", "h":
-		m.keys.help = !m.keys.help
-	case "/":
-		m.keys.typing, m.keys.help = true, false
 	case "s":
 		m.keys.order = (m.keys.order + 1) % orders
 		m.arrange(m.received)
@@ -71,16 +85,38 @@ func (m *Model) Key(k Key, now time.Time) (quit bool) {
 		m.guideAt = min(m.guideAt+1, max(len(m.guide)-1, 0))
 	case "b":
 		m.guideAt = max(m.guideAt-1, 0)
-	default:
-		m.keys.scroll(k, len(m.shown))
 	}
 	return false
 }
 
-func (m *Model) closeHelp() bool {
-	was := m.keys.help
-	m.keys.help = false
-	return was
+// press takes in a key that means the same on all screens, of which n rows can be
+// scrolled: it leaves, filters, helps or scrolls.
+func (k *keys) press(key Key, n int) (quit, filtered bool) {
+	if key == KeyInterrupt {
+		return true, false
+	}
+	if k.typing {
+		return false, k.typeKey(key)
+	}
+	helped := k.help
+	switch key {
+	case "q", "Q":
+		k.help = false
+		return !helped, false
+	case KeyEscape:
+		k.help = false
+		if !helped && k.filter != "" {
+			k.setFilter("")
+			return false, true
+		}
+	case "?", "h":
+		k.help = !k.help
+	case "/":
+		k.typing, k.help = true, false
+	default:
+		k.scroll(key, n)
+	}
+	return false, false
 }
 
 // scroll moves the screen over n rows.

@@ -10,28 +10,25 @@ import (
 // maxEvents bounds what a Model remembers of what happened.
 const maxEvents = 200
 
-// Model is what the screen shows, and how. Start from [New].
+// Model is the screen of all services. Start from [New].
 type Model struct {
-	theme Theme
+	screen
 
 	status   plan.Status
 	received time.Time // when status came; zero before the first
-	gone     string    // why kproxy doesn't answer; empty while it does
-	since    time.Time // when it stopped answering
 	services map[string]*service
 	shown    []*service // those that pass the filter, in order
 	events   []plan.Event
 
-	keys      keys
-	note      string // a line of the caller's, such as of its traffic
+	note      func() string // a line of the caller's, such as of its traffic; nil for none
 	guide     []Step
 	guideAt   int
-	endpoints bool // a line for each, below its service
-	held      held // what came while the screen is paused
+	endpoints bool  // a line for each, below its service
+	later     later // what came while the screen is paused
 }
 
-// held is what a paused screen doesn't show yet.
-type held struct {
+// later is what a paused screen doesn't show yet.
+type later struct {
 	since  time.Time // when the screen was paused
 	status *plan.Status
 	at     time.Time
@@ -48,19 +45,20 @@ type Step struct {
 // Config is what a Model starts with.
 type Config struct {
 	Theme     Theme
-	Endpoints bool   // show a line for each endpoint
-	Guide     []Step // things to try
+	Endpoints bool          // show a line for each endpoint
+	Guide     []Step        // things to try
+	Note      func() string // the line above the events; nil for none
 }
 
 // New returns a Model that has seen nothing yet.
 func New(c Config) *Model {
-	return &Model{theme: c.Theme, guide: c.Guide, endpoints: c.Endpoints, services: map[string]*service{}}
+	return &Model{screen: screen{theme: c.Theme}, note: c.Note, guide: c.Guide, endpoints: c.Endpoints, services: map[string]*service{}}
 }
 
 // Update takes in a status of now.
 func (m *Model) Update(st plan.Status, now time.Time) {
 	if m.keys.paused {
-		m.held.status, m.held.at = &st, now
+		m.later.status, m.later.at = &st, now
 		return
 	}
 	m.gone = ""
@@ -88,34 +86,23 @@ func (m *Model) Update(st plan.Status, now time.Time) {
 	m.arrange(now)
 }
 
-// Fail notes that kproxy didn't answer; what was known stays on the screen.
-func (m *Model) Fail(err error, now time.Time) {
-	if m.gone == "" {
-		m.since = now
-	}
-	m.gone = err.Error()
-}
-
 // Event takes in something that happened.
 func (m *Model) Event(e plan.Event) {
 	if m.keys.paused {
-		m.held.events = last(append(m.held.events, e), maxEvents)
+		m.later.events = last(append(m.later.events, e), maxEvents)
 		return
 	}
 	m.events = last(append(m.events, e), maxEvents)
 }
 
-// SetNote sets the line above the events; empty for none.
-func (m *Model) SetNote(s string) { m.note = s }
-
 // pause freezes the screen, or shows what came meanwhile.
 func (m *Model) pause(now time.Time) {
 	if !m.keys.paused {
-		m.keys.paused, m.held = true, held{since: now}
+		m.keys.paused, m.later = true, later{since: now}
 		return
 	}
-	h := m.held
-	m.keys.paused, m.held = false, held{}
+	h := m.later
+	m.keys.paused, m.later = false, later{}
 	if h.status != nil {
 		m.Update(*h.status, h.at)
 	}

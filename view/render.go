@@ -12,18 +12,9 @@ func (m *Model) Render(now time.Time, width, height int) []string {
 		return nil
 	}
 	if m.keys.paused {
-		now = m.held.since
+		now = m.later.since
 	}
-	lines := m.compose(now, width, height)
-	if len(lines) > height {
-		lines = lines[:height]
-	}
-	out := make([]string, len(lines))
-	g := m.theme.glyphs()
-	for i, l := range lines {
-		out[i] = l.clip(width, g.ellipsis).encode(m.theme.Colour)
-	}
-	return out
+	return m.encode(m.compose(now, width, height), width, height)
 }
 
 // compose puts header, services, and what is below them one under another. The
@@ -57,8 +48,8 @@ func fit(lines []line, n int) []line {
 // what happened. It leaves them at least half of the room.
 func (m *Model) below(width, room int) []line {
 	var out []line
-	if m.note != "" && room >= 6 {
-		out = append(out, text(m.note))
+	if m.note != nil && room >= 6 {
+		out = append(out, text(m.note()))
 	}
 	if guide := m.guideLines(width); len(guide) > 0 && len(out)+len(guide) <= room*2/3 {
 		out = append(out, guide...)

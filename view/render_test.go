@@ -100,7 +100,7 @@ var scenes = map[string]func(Theme) *Model{
 	"endpoints": func(t Theme) *Model { return watched(Config{Theme: t, Endpoints: true}, 4) },
 	"guide": func(t Theme) *Model {
 		m := watched(Config{Theme: t, Guide: guide}, 4)
-		m.SetNote("traffic: 20 exchanges in the last second, none failed")
+		m.note = func() string { return "traffic: 20 exchanges in the last second, none failed" }
 		m.Key("n", noon)
 		return m
 	},
@@ -129,7 +129,7 @@ var scenes = map[string]func(Theme) *Model{
 		for i := range 6 {
 			m.Event(plan.Event{Time: noon, Kind: "health", Service: "default/web:line", Message: fmt.Sprintf("10.2.0.%d:9000 is up", 2+i)})
 		}
-		m.SetNote("the client's last second: 20 exchanges (b1 7, b2 7, b3 6), 0 failed")
+		m.note = func() string { return "the client's last second: 20 exchanges (b1 7, b2 7, b3 6), 0 failed" }
 		m.Key("n", noon)
 		return m
 	},

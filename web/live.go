@@ -77,12 +77,12 @@ func forward[T any](ctx context.Context, out *eventWriter, from <-chan T, encode
 }
 
 func (s *eventStream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
-	client := requester(r)
-	if !s.slots.try(client) {
+	release := s.slots.try(requester(r))
+	if release == nil {
 		refuse(w, http.StatusServiceUnavailable, fmt.Sprintf("%d %s streams are open, or %d of this client, which is the limit; close one", maxStreams, s.name, streamsOfClient))
 		return
 	}
-	defer s.slots.release(client)
+	defer release()
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	w.Header().Set("Vary", "Accept-Encoding")

@@ -4,7 +4,6 @@ import (
 	"context"
 	"net/http"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 )
@@ -27,93 +26,91 @@ const slotWait = 10 * time.Second
 // slots bound how many requests are served at once. A client that has its share
 // waits for its own requests to end, not others for it. Safe for concurrent use.
 type slots struct {
-	all, each int
+	all  chan struct{} // one element for each slot that is taken; those who wait are in order
+	each int
 
 	mu      sync.Mutex
-	taken   map[netip.Prefix]int // by client
-	inUse   int
-	waiting []*slotWaiter // in the order in which they came
+	clients map[netip.Prefix]*share
 }
 
-type slotWaiter struct {
-	client netip.Prefix
-	ready  chan struct{} // closed once it has a slot
+// share is what one client may have.
+type share struct {
+	taken chan struct{}
+	users int // that have a slot or wait for one
 }
 
 func newSlots(all, each int) *slots {
-	return &slots{all: all, each: each, taken: map[netip.Prefix]int{}}
+	return &slots{all: make(chan struct{}, all), each: each, clients: map[netip.Prefix]*share{}}
 }
 
-// try takes a slot for client, if there is one; release gives it back.
-func (s *slots) try(client netip.Prefix) bool {
+// take waits until ctx ends for a slot for client, and returns what gives it back; nil
+// if there was none. With a context that has ended it takes what is free.
+func (s *slots) take(ctx context.Context, client netip.Prefix) (release func()) {
 	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.grant(client)
-}
-
-// take waits for a slot for client until ctx ends, and reports whether it has one.
-func (s *slots) take(ctx context.Context, client netip.Prefix) bool {
-	w := &slotWaiter{client, make(chan struct{})}
-	s.mu.Lock()
-	if s.grant(client) {
-		s.mu.Unlock()
-		return true
+	own := s.clients[client]
+	if own == nil {
+		own = &share{taken: make(chan struct{}, s.each)}
+		s.clients[client] = own
 	}
-	s.waiting = append(s.waiting, w)
+	own.users++
 	s.mu.Unlock()
-	select {
-	case <-w.ready:
-		return true
-	case <-ctx.Done():
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if i := slices.Index(s.waiting, w); i >= 0 {
-		s.waiting = slices.Delete(s.waiting, i, i+1)
-		return false
-	}
-	return true // it came at the last moment
-}
-
-func (s *slots) grant(client netip.Prefix) bool {
-	if s.inUse >= s.all || s.taken[client] >= s.each {
-		return false
-	}
-	s.inUse++
-	s.taken[client]++
-	return true
-}
-
-// release gives client's slot to the first that waits and may have it.
-func (s *slots) release(client netip.Prefix) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.inUse--
-	if s.taken[client]--; s.taken[client] == 0 {
-		delete(s.taken, client)
-	}
-	for i, w := range s.waiting {
-		if s.grant(w.client) {
-			s.waiting = slices.Delete(s.waiting, i, i+1)
-			close(w.ready)
-			return
+	leave := func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if own.users--; own.users == 0 {
+			delete(s.clients, client)
 		}
 	}
+	if !enter(ctx, own.taken) {
+		leave()
+		return nil
+	}
+	if !enter(ctx, s.all) {
+		<-own.taken
+		leave()
+		return nil
+	}
+	return func() {
+		<-s.all
+		<-own.taken
+		leave()
+	}
+}
+
+func enter(ctx context.Context, slots chan<- struct{}) bool {
+	select {
+	case slots <- struct{}{}:
+		return true
+	default:
+	}
+	select {
+	case slots <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// try takes a slot for client, if there is one.
+func (s *slots) try(client netip.Prefix) (release func()) {
+	ended, cancel := context.WithCancel(context.Background())
+	cancel()
+	return s.take(ended, client)
 }
 
 // bound has requests for long answers wait for their turn, and refuses those that
 // wait too long.
 func (s *slots) bound(h http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		client := requester(r)
 		ctx, cancel := context.WithTimeout(r.Context(), slotWait)
 		defer cancel()
-		if !s.take(ctx, client) {
+		release := s.take(ctx, requester(r))
+		if release == nil {
 			w.Header().Set("Retry-After", "1")
 			refuse(w, http.StatusServiceUnavailable, "other requests for long answers are under way; try again in a moment")
 			return
 		}
-		defer s.release(client)
+		defer release()
 		h.ServeHTTP(w, r)
 	})
 }

@@ -46,7 +46,7 @@ func LockControl(ctx context.Context, path string, patience time.Duration, waiti
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("open control socket: %w", err)
 	}
-	lock, err := lockFile(path + ".lock")
+	lock, err := LockFile(path + ".lock")
 	if errors.Is(err, ErrRunning) && patience > 0 {
 		waiting(describe(path, err))
 		ctx, cancel := context.WithTimeout(ctx, patience)
@@ -57,7 +57,7 @@ func LockControl(ctx context.Context, path string, patience time.Duration, waiti
 			select {
 			case <-ctx.Done():
 			case <-again.C:
-				lock, err = lockFile(path + ".lock")
+				lock, err = LockFile(path + ".lock")
 			}
 		}
 	}
@@ -74,10 +74,10 @@ func describe(path string, err error) error {
 	return fmt.Errorf("open control socket: %w", err)
 }
 
-// heldLock is a lock file that its holder removes before it lets go.
-type heldLock struct{ *os.File }
+// fileLock is a locked file, which Close removes before it unlocks it.
+type fileLock struct{ *os.File }
 
-func (l heldLock) Close() error {
+func (l fileLock) Close() error {
 	err := os.Remove(l.Name())
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
@@ -85,9 +85,10 @@ func (l heldLock) Close() error {
 	return errors.Join(err, l.File.Close())
 }
 
-// lockFile locks the file that path names once it is locked: one that was opened before its
-// holder removed it isn't that any more, and another process may have locked the next.
-func lockFile(path string) (io.Closer, error) {
+// LockFile makes and locks the file at path; the error is ErrRunning while another
+// process holds it. Closing the lock removes the file. It locks the file that path names
+// once it is locked: a holder may have removed the one that was opened.
+func LockFile(path string) (io.Closer, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
@@ -96,7 +97,7 @@ func lockFile(path string) (io.Closer, error) {
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			if named(f, path) {
-				return heldLock{f}, nil
+				return fileLock{f}, nil
 			}
 			_ = f.Close()
 			continue

@@ -43,12 +43,12 @@ func serveTraces(mux *http.ServeMux, path string, src Source, mayProbe bool) {
 		defer cancel()
 		// Reading the rules may take longer than answers usually do.
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(trace.Timeout + writeTimeout))
-		client := requester(r)
-		if !slots.take(ctx, client) {
+		release := slots.take(ctx, requester(r))
+		if release == nil {
 			refuse(w, http.StatusServiceUnavailable, "other traces are under way; try again in a moment")
 			return
 		}
-		defer slots.release(client)
+		defer release()
 		res, err := t.Trace(ctx, req)
 		switch {
 		case errors.Is(err, trace.ErrClient):
