@@ -107,7 +107,7 @@ func TestValidate(t *testing.T) {
 			c.IPVS.TCPTimeout, c.IPVS.TCPFinTimeout, c.IPVS.UDPTimeout = "-1s", -1, -time.Hour
 		}, "--ipvs-tcp-timeout: -1s is out of range\n--ipvs-tcpfin-timeout: -1ns is out of range\n--ipvs-udp-timeout: -1h0m0s is out of range"},
 		{"longest IPVS time-out", func(c *Config) { c.IPVS.TCPTimeout, c.IPVS.UDPTimeout = "2147483s", maxKernelTimeout+time.Second }, "--ipvs-udp-timeout: 596h31m24s is out of range; use up to 596h31m23s"},
-		{"parts of a second", func(c *Config) { c.IPVS.TCPTimeout, c.IPVS.TCPFinTimeout = "1500ms", time.Millisecond }, "--ipvs-tcp-timeout: 1.5s can't be used; IPVS counts whole seconds\n--ipvs-tcpfin-timeout: 1ms can't be used"},
+		{"parts of a second", func(c *Config) { c.IPVS.TCPTimeout, c.IPVS.TCPFinTimeout = "1500ms", time.Millisecond }, "--ipvs-tcp-timeout: 1.5s can't be used; the kernel counts whole seconds\n--ipvs-tcpfin-timeout: 1ms can't be used"},
 		{"conntrack as kube-proxy has it", func(c *Config) { c.Conntrack = AsKubeProxy().Conntrack }, ""},
 		{"conntrack", func(c *Config) {
 			c.Conntrack = Conntrack{MaxPerCore: -1, Min: -1, TCPEstablished: -1, UDP: time.Millisecond}

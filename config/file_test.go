@@ -85,8 +85,8 @@ logging: {format: klog}
 	got := f.Locate(c.Validate(), func(flag string) bool { return flag == "cluster-cidr" })
 	want := `f.conf:3: mode: "kernelspace" is not a mode; use one of auto, userspace, iptables, ipvs
 --cluster-cidr: 10.0.0.0/8 and 10.1.0.0/16 are both ipv4; give at most one per family
-f.conf:9: nodePortAddresses: "10.0.0.1" is not a network such as 192.0.2.0/24; use one, or primary, localhost or all
 f.conf:10: detectLocalMode: BridgeInterface needs the name of the bridge that pods are at; give it, cni0 for example, with --pod-bridge-interface or detectLocal.bridgeInterface
+f.conf:9: nodePortAddresses: "10.0.0.1" is not a network such as 192.0.2.0/24; use one, or primary, localhost or all
 f.conf:5: iptables.masqueradeBit: 40 is out of range; use 0 to 31
 --alive-timeout: 0s can't be used; give whole seconds from 1s to 1h
 f.conf:11: logging.format: "klog" is not a format; use one of text, json`

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"net/url"
 	"path/filepath"
+	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -16,10 +17,33 @@ import (
 	"kproxy.dev/kproxy/strict"
 )
 
-// checks are run in the order of the flags in `kproxy run --help`.
-var checks = []func(Config) []error{
+var checks = []func(*problems, Config){
 	checkMode, checkSources, checkNode, checkNetworks, checkMarks,
-	checkOffload, checkHealth, checkConntrack, checkIPVS, checkAddresses, checkPaths, checkProcess, checkLog,
+	checkOffload, checkHealth, checkIPVS, checkAddresses, checkPaths, checkLog,
+}
+
+// numbers are the least and the greatest value of flags that take a number.
+var numbers = map[string][2]int{
+	"kube-api-burst":          {0, math.MaxInt32},
+	"iptables-masquerade-bit": {0, 31},
+	"transparent-bit":         {1, 31},
+	"route-table":             {1, math.MaxInt32},
+	"health-rise":             {1, 100},
+	"health-fall":             {1, 100},
+	"health-max-rate":         {1, 100_000},
+	"conntrack-max-per-core":  {0, math.MaxInt32},
+	"conntrack-min":           {0, math.MaxInt32},
+	"listen-tcp-port":         {0, 65535},
+	"listen-udp-port":         {0, 65535},
+	"metrics-service-limit":   {0, maxMetricsLimit},
+	"metrics-endpoint-limit":  {0, maxMetricsLimit},
+	"oom-score-adj":           {-1000, 1000},
+}
+
+// kernelTimeouts are the flags of the kernel's time-outs, in whole seconds.
+var kernelTimeouts = []string{
+	"conntrack-tcp-timeout-established", "conntrack-tcp-timeout-close-wait", "conntrack-udp-timeout", "conntrack-udp-timeout-stream",
+	"ipvs-tcpfin-timeout", "ipvs-udp-timeout",
 }
 
 // Validate reports every problem, joined, each a [Problem] that names the flag and
@@ -27,9 +51,26 @@ var checks = []func(Config) []error{
 // It doesn't look at the host: whether files exist and ports are free shows
 // when they are opened.
 func (c Config) Validate() error {
-	var all []error
+	var found problems
+	for _, part := range parts(reflect.ValueOf(c), "") {
+		v := reflect.Indirect(part.value)
+		if limits, ok := numbers[part.flag]; ok && v.IsValid() && (int(v.Int()) < limits[0] || int(v.Int()) > limits[1]) {
+			found.add(part.flag, "%d is out of range; use %d to %d", v.Int(), limits[0], limits[1])
+		}
+		if slices.Contains(kernelTimeouts, part.flag) {
+			found.kernelTimeout(part.flag, time.Duration(v.Int()))
+		}
+	}
 	for _, check := range checks {
-		all = append(all, check(c)...)
+		check(&found, c)
+	}
+	var all []error
+	for _, part := range parts(reflect.ValueOf(c), "") { // in the order of the flags
+		for _, p := range found {
+			if p.Flag == part.flag {
+				all = append(all, p)
+			}
+		}
 	}
 	return errors.Join(all...)
 }
@@ -52,31 +93,22 @@ func (p *Problem) Error() string {
 	return dashes + p.Flag + ": " + p.What + p.Or
 }
 
-// problems collects one check's findings.
-type problems []error
+// problems collects findings.
+type problems []*Problem
 
-func (p *problems) add(flag, format string, args ...any) {
-	*p = append(*p, &Problem{Flag: flag, What: fmt.Sprintf(format, args...)})
+func (p *problems) add(flag, format string, args ...any) *Problem {
+	found := &Problem{Flag: flag, What: fmt.Sprintf(format, args...)}
+	*p = append(*p, found)
+	return found
 }
 
-// or gives the last problem a remedy that only its flag has.
-func (p problems) or(remedy string) {
-	var last *Problem
-	if errors.As(p[len(p)-1], &last) {
-		last.Or = remedy
-	}
-}
-
-func checkMode(c Config) []error {
-	var p problems
+func checkMode(p *problems, c Config) {
 	if !slices.Contains(Modes, c.Mode) {
 		p.add("mode", "%q is not a mode; use one of %s%s", c.Mode, strings.Join(Modes, ", "), strict.DidYouMean(c.Mode, Modes...))
 	}
-	return p
 }
 
-func checkSources(c Config) []error {
-	var p problems
+func checkSources(p *problems, c Config) {
 	if c.Master != "" && !isServer(c.Master) {
 		p.add("master", "%q is not a URL such as https://10.0.0.1:6443, nor HOST:PORT", c.Master)
 	}
@@ -91,7 +123,11 @@ func checkSources(c Config) []error {
 			p.add("manifests", "the path is empty; name a file or directory")
 		}
 	}
-	return append(p, checkClient(c.Client)...)
+	// Numbers that client-go's types don't hold. Negative requests a second are no limit there.
+	qps := float32(c.Client.QPS)
+	if math.IsNaN(c.Client.QPS) || math.IsInf(float64(qps), 0) || qps == 0 && c.Client.QPS != 0 {
+		p.add("kube-api-qps", "%v is no number of requests a second; use 5, for example, or -1 for no limit", c.Client.QPS)
+	}
 }
 
 // isServer reports whether client-go (rest.DefaultServerURL) takes s for a
@@ -104,23 +140,10 @@ func isServer(s string) bool {
 	return err == nil && u.Host != "" && (u.Path == "" || u.Path == "/")
 }
 
-// checkClient finds numbers that client-go's types don't hold. Negative requests
-// a second are no limit there.
-func checkClient(c Client) []error {
-	var p problems
-	qps := float32(c.QPS)
-	if math.IsNaN(c.QPS) || math.IsInf(float64(qps), 0) || qps == 0 && c.QPS != 0 {
-		p.add("kube-api-qps", "%v is no number of requests a second; use 5, for example, or -1 for no limit", c.QPS)
-	}
-	p.within("kube-api-burst", c.Burst, 0, math.MaxInt32)
-	return p
-}
-
 // hostname is RFC 1123's, which Kubernetes demands of node names, lower case.
 var hostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
 
-func checkNode(c Config) []error {
-	var p problems
+func checkNode(p *problems, c Config) {
 	if h := c.HostnameOverride; h != "" && (len(h) > 253 || !hostname.MatchString(h)) {
 		p.add("hostname-override", "%q is not a node name; use lower-case letters, digits, '-' and '.', at most 253 of them", h)
 	}
@@ -132,12 +155,10 @@ func checkNode(c Config) []error {
 			continue
 		}
 		if a.IsUnspecified() || a.IsMulticast() {
-			p.add("node-ip", "%s is no node's address; give one that other nodes reach this node at", s)
-			p.or(", or leave the flag out")
+			p.add("node-ip", "%s is no node's address; give one that other nodes reach this node at", s).Or = ", or leave the flag out"
 		}
 		p.once("node-ip", &seen, service.FamilyOf(a), s)
 	}
-	return p
 }
 
 // once reports a second value of a family.
@@ -149,8 +170,7 @@ func (p *problems) once(flag string, seen *[2]string, f service.Family, s string
 	seen[f] = s
 }
 
-func checkNetworks(c Config) []error {
-	var p problems
+func checkNetworks(p *problems, c Config) {
 	var seen [2]string
 	for _, s := range c.ClusterCIDRs {
 		if n, ok := p.prefix("cluster-cidr", s); ok {
@@ -168,11 +188,10 @@ func checkNetworks(c Config) []error {
 			p.add("nodeport-addresses", "%q is not a network such as 192.0.2.0/24; use one, or primary, localhost or all", s)
 		}
 	}
-	return append(p, checkDetector(c)...)
+	checkDetector(p, c)
 }
 
-func checkDetector(c Config) []error {
-	var p problems
+func checkDetector(p *problems, c Config) {
 	p.linkName("pod-bridge-interface", c.PodBridge)
 	p.linkName("pod-interface-name-prefix", c.PodInterfacePrefix)
 	switch c.DetectLocalMode {
@@ -188,7 +207,6 @@ func checkDetector(c Config) []error {
 	default:
 		p.add("detect-local-mode", "%q is not a mode; use one of %s", c.DetectLocalMode, strings.Join(DetectLocalModes, ", "))
 	}
-	return p
 }
 
 // linkName checks what an interface may be called (dev_valid_name in
@@ -208,10 +226,7 @@ func (p *problems) prefix(flag, s string) (netip.Prefix, bool) {
 	return n, true
 }
 
-func checkMarks(c Config) []error {
-	var p problems
-	p.within("iptables-masquerade-bit", c.MasqueradeBit, 0, 31)
-	p.within("transparent-bit", c.TransparentBit, 1, 31)
+func checkMarks(p *problems, c Config) {
 	switch {
 	case c.MasqueradeBit != c.TransparentBit && c.MasqueradeBit != c.TransparentBit-1:
 	case c.TransparentBit == Default().TransparentBit: // it is the other that was chosen
@@ -221,22 +236,13 @@ func checkMarks(c Config) []error {
 		p.add("transparent-bit", "bit %d and the one below are used, and bit %d is --iptables-masquerade-bit; choose another",
 			c.TransparentBit, c.MasqueradeBit)
 	}
-	p.within("route-table", c.RouteTable, 1, 1<<31-1)
 	if c.RouteTable >= 253 && c.RouteTable <= 255 {
 		// rt_tables: default, main, local.
 		p.add("route-table", "%d is one of the system's own tables (253-255); choose another, such as 10249", c.RouteTable)
 	}
-	return p
 }
 
-func (p *problems) within(flag string, v, lo, hi int) {
-	if v < lo || v > hi {
-		p.add(flag, "%d is out of range; use %d to %d", v, lo, hi)
-	}
-}
-
-func checkOffload(c Config) []error {
-	var p problems
+func checkOffload(p *problems, c Config) {
 	if c.OffloadAfter < 0 {
 		p.add("offload-after", "%s is negative; use 0s to offload at once", c.OffloadAfter)
 	}
@@ -251,17 +257,13 @@ func checkOffload(c Config) []error {
 	if c.DrainTimeout < 0 {
 		p.add("drain-timeout", "%s is negative; use 0s not to drain", c.DrainTimeout)
 	}
-	return p
 }
 
-var defaultChecks = []service.Check{
-	service.CheckOff, service.CheckTCP, service.CheckHTTP, service.CheckUDP, service.CheckGRPC,
-}
-
-func checkHealth(c Config) []error {
-	var p problems
+func checkHealth(p *problems, c Config) {
 	h := c.Health
-	if h.Check != service.CheckDefault && !slices.Contains(defaultChecks, h.Check) {
+	switch h.Check {
+	case service.CheckDefault, service.CheckOff, service.CheckTCP, service.CheckHTTP, service.CheckUDP, service.CheckGRPC:
+	default:
 		p.add("health-check", "%q is not a check; use one of off, tcp, http, udp, grpc", string(h.Check))
 	}
 	if h.Interval < 100*time.Millisecond || h.Interval > time.Hour {
@@ -272,37 +274,9 @@ func checkHealth(c Config) []error {
 	} else if h.Timeout > h.Interval {
 		p.add("health-timeout", "%s is longer than --health-interval %s; probes of one endpoint would overlap", h.Timeout, h.Interval)
 	}
-	p.within("health-rise", h.Rise, 1, 100)
-	p.within("health-fall", h.Fall, 1, 100)
 	if h.MinInterval < 10*time.Millisecond || h.MinInterval > time.Hour {
 		p.add("health-min-interval", "%s is out of range; use 10ms to 1h", h.MinInterval)
 	}
-	p.within("health-max-rate", h.MaxRate, 1, 100_000)
-	return p
-}
-
-func checkConntrack(c Config) []error {
-	var p problems
-	t := c.Conntrack
-	p.within("conntrack-max-per-core", t.MaxPerCore, 0, math.MaxInt32)
-	p.within("conntrack-min", t.Min, 0, math.MaxInt32)
-	for _, f := range []struct {
-		flag string
-		d    time.Duration
-	}{
-		{"conntrack-tcp-timeout-established", t.TCPEstablished},
-		{"conntrack-tcp-timeout-close-wait", t.TCPCloseWait},
-		{"conntrack-udp-timeout", t.UDP},
-		{"conntrack-udp-timeout-stream", t.UDPStream},
-	} {
-		switch {
-		case f.d < 0 || f.d > maxKernelTimeout:
-			p.add(f.flag, "%s is out of range; use 0 to leave the kernel's setting, or up to %s", f.d, maxKernelTimeout)
-		case f.d%time.Second != 0:
-			p.add(f.flag, "%s can't be used; conntrack counts whole seconds", f.d)
-		}
-	}
-	return p
 }
 
 // maxKernelTimeout is what ip_vs_set_timeout (net/netfilter/ipvs/ip_vs_ctl.c) and
@@ -310,36 +284,30 @@ func checkConntrack(c Config) []error {
 // highest HZ, 1000.
 const maxKernelTimeout = math.MaxInt32 / 1000 * time.Second
 
-func checkIPVS(c Config) []error {
-	var p problems
+func checkIPVS(p *problems, c Config) {
 	i := c.IPVS
 	if i.Scheduler != "" && !service.IsScheduler(i.Scheduler) {
-		p.add("ipvs-scheduler", "%q is not the name of a scheduler; use rr, wlc or sed, for example", i.Scheduler)
-		p.or(", or leave the flag out")
+		p.add("ipvs-scheduler", "%q is not the name of a scheduler; use rr, wlc or sed, for example", i.Scheduler).Or = ", or leave the flag out"
 	}
 	if i.TCPTimeout != LikeConntrack {
 		if d, err := time.ParseDuration(i.TCPTimeout); err != nil {
 			p.add("ipvs-tcp-timeout", "%q is no duration; use 15m, for example, %s for conntrack's own, or 0 to leave the kernel's setting", i.TCPTimeout, LikeConntrack)
 		} else {
-			p.ipvsTimeout("ipvs-tcp-timeout", d)
+			p.kernelTimeout("ipvs-tcp-timeout", d)
 		}
 	}
-	p.ipvsTimeout("ipvs-tcpfin-timeout", i.TCPFinTimeout)
-	p.ipvsTimeout("ipvs-udp-timeout", i.UDPTimeout)
-	return p
 }
 
-func (p *problems) ipvsTimeout(flag string, d time.Duration) {
+func (p *problems) kernelTimeout(flag string, d time.Duration) {
 	switch {
 	case d < 0 || d > maxKernelTimeout:
 		p.add(flag, "%s is out of range; use up to %s, or 0 to leave the kernel's setting", d, maxKernelTimeout)
 	case d%time.Second != 0:
-		p.add(flag, "%s can't be used; IPVS counts whole seconds", d)
+		p.add(flag, "%s can't be used; the kernel counts whole seconds", d)
 	}
 }
 
-func checkAddresses(c Config) []error {
-	var p problems
+func checkAddresses(p *problems, c Config) {
 	metrics := p.bind("metrics-bind-address", c.MetricsBindAddress)
 	healthz := p.bind("healthz-bind-address", c.HealthzBindAddress)
 	if metrics.IsValid() && healthz.IsValid() && metrics.Port() == healthz.Port() && overlap(metrics.Addr(), healthz.Addr()) {
@@ -349,10 +317,6 @@ func checkAddresses(c Config) []error {
 		}
 		p.add(flag, "%s is taken by --%s %s; choose another port", at, other, taken)
 	}
-	p.within("listen-tcp-port", c.ListenTCPPort, 0, 65535)
-	p.within("listen-udp-port", c.ListenUDPPort, 0, 65535)
-	p.within("metrics-service-limit", c.MetricsServices, 0, maxMetricsLimit)
-	p.within("metrics-endpoint-limit", c.MetricsEndpoints, 0, maxMetricsLimit)
 	for _, b := range []struct {
 		flag string
 		at   netip.AddrPort
@@ -365,7 +329,6 @@ func checkAddresses(c Config) []error {
 			p.add("listen-tcp-port", "%d is the port of --%s; choose another, or 0 to let the kernel choose", c.ListenTCPPort, b.flag)
 		}
 	}
-	return p
 }
 
 // maxMetricsLimit is far beyond what a Prometheus can hold of every node.
@@ -378,8 +341,7 @@ func (p *problems) bind(flag, s string) netip.AddrPort {
 	}
 	a, err := netip.ParseAddrPort(s)
 	if err != nil || a.Port() == 0 {
-		p.add(flag, "%q is not IP:PORT such as 127.0.0.1:10249 or [::1]:10249", s)
-		p.or("; leave it empty to serve nothing there")
+		p.add(flag, "%q is not IP:PORT such as 127.0.0.1:10249 or [::1]:10249", s).Or = "; leave it empty to serve nothing there"
 		return netip.AddrPort{}
 	}
 	return a
@@ -398,8 +360,7 @@ func covers(all, a netip.Addr) bool {
 // maxSocketPath is sun_path without its terminating NUL (unix(7)).
 const maxSocketPath = 107
 
-func checkPaths(c Config) []error {
-	var p problems
+func checkPaths(p *problems, c Config) {
 	if !filepath.IsAbs(c.Socket) {
 		p.add("socket", "%q is not an absolute path; use /run/kproxy/kproxy.sock, for example", c.Socket)
 	} else if len(c.Socket) > maxSocketPath {
@@ -408,24 +369,13 @@ func checkPaths(c Config) []error {
 	if !filepath.IsAbs(c.StateDir) {
 		p.add("state-dir", "%q is not an absolute path; use /var/lib/kproxy, for example", c.StateDir)
 	}
-	return p
 }
 
-func checkProcess(c Config) []error {
-	var p problems
-	if c.OOMScoreAdj != nil {
-		p.within("oom-score-adj", *c.OOMScoreAdj, -1000, 1000)
-	}
-	return p
-}
-
-func checkLog(c Config) []error {
-	var p problems
+func checkLog(p *problems, c Config) {
 	if !slices.Contains(LogFormats, c.LogFormat) {
 		p.add("log-format", "%q is not a format; use one of %s", c.LogFormat, strings.Join(LogFormats, ", "))
 	}
 	if _, err := parseLevel(c.Verbosity); err != nil {
 		p.add("v", "%q is not a log level; use debug, info, warn, error, or kube-proxy's number", c.Verbosity)
 	}
-	return p
 }
