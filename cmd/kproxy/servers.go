@@ -127,10 +127,13 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	lock, err := web.LockControl(ctx, o.Config.Socket, patience, func(why error) {
 		o.Log.Warn("waiting for another kproxy to end, as one does that is being replaced", "for", patience, "problem", why)
 	})
-	if ctx.Err() != nil {
+	switch {
+	case ctx.Err() != nil:
 		return nil // told to stop while starting
-	} else if err != nil {
+	case errors.Is(err, web.ErrRunning):
 		return err
+	case err != nil:
+		return usageError("--socket: %w", err)
 	}
 	defer lock.Close() // last: the next one opens the same ports
 	s, err := openServers(ctx, o.Config)
