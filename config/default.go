@@ -48,7 +48,7 @@ func Default() Config {
 }
 
 // AsKubeProxy returns the defaults on a node of a cluster, where kproxy stands
-// in for kube-proxy: what that one does to the host unless told otherwise is
+// in for kube-proxy: what that one does to the host unless configured otherwise is
 // done here too. With manifests, nothing of it is changed unless asked.
 func AsKubeProxy() Config {
 	c := Default()

@@ -33,7 +33,7 @@ const localhostNote = "unless given, true where mode is iptables or empty, false
 	"kproxy can in all modes and for ::1, always in userspace, without route_localnet"
 
 // Flag returns the flag of `kproxy run` that sets the same as the field, and wins.
-func (f Field) Flag() string { return flagOf(f.Sets) }
+func (f Field) Flag() string { return FlagOf(f.Sets) }
 
 // Fields is every field of KubeProxyConfiguration v1alpha1, in its order.
 func Fields() []Field { return slices.Clone(fields) }
@@ -107,6 +107,6 @@ var fields = []Field{
 // along since then still hold them, and kube-proxy only warns.
 var former = []Field{
 	{Path: "udpIdleTimeout", Ignored: "kube-proxy did away with it, with its userspace mode; a Service's annotation kproxy.dev/idle-timeout is kproxy's"},
-	{Path: "resourceContainer", Ignored: "kube-proxy did away with it; whoever starts kproxy says which control group it runs in"},
+	{Path: "resourceContainer", Ignored: "kube-proxy did away with it; its supervisor says which control group kproxy runs in"},
 	{Path: "conntrack.max", Ignored: "kube-proxy did away with it; use conntrack.maxPerCore and conntrack.min"},
 }

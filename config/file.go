@@ -41,7 +41,7 @@ func Read(name string) (*File, error) {
 // by Config.Validate once they are applied, all at once. It is strict where kube-proxy
 // only warns, about fields it doesn't know or that are given twice: a slip in
 // nodePortAddresses or clusterCIDR would otherwise open or masquerade what its
-// author meant to keep shut, and nobody reads a warning of a proxy that runs.
+// author meant to keep shut, and a warning of a proxy that runs goes unread.
 func Parse(name string, data []byte) (*File, error) {
 	f := &File{Name: name, Data: data}
 	docs, err := strict.Documents(name, data)

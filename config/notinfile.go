@@ -38,7 +38,7 @@ func (c Config) NotInFile() ([]Lost, error) {
 	back.InCluster = c.InCluster // that is where it runs, not what it says
 	var out []Lost
 	for _, change := range c.inForce().Changes(back.inForce()) {
-		out = append(out, Lost{flagOf(change.Part), change.From, change.To})
+		out = append(out, Lost{FlagOf(change.Part), change.From, change.To})
 	}
 	return out, nil
 }

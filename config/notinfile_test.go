@@ -94,8 +94,8 @@ func TestNotInFile(t *testing.T) {
 // Whatever is lost can be named.
 func TestEveryPartHasAFlag(t *testing.T) {
 	for part := range Default().texts() {
-		if none := part == "config" || part == "inCluster"; (flagOf(part) == "") != none {
-			t.Errorf("%s has the flag %q", part, flagOf(part))
+		if none := part == "config" || part == "inCluster"; (FlagOf(part) == "") != none {
+			t.Errorf("%s has the flag %q", part, FlagOf(part))
 		}
 	}
 }

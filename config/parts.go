@@ -30,8 +30,8 @@ func parts(c reflect.Value, prefix string) []part {
 	return out
 }
 
-// flagOf returns the flag of `kproxy run` that sets a part.
-func flagOf(name string) string {
+// FlagOf returns the flag of `kproxy run` that sets a part.
+func FlagOf(name string) string {
 	for _, p := range parts(reflect.ValueOf(Config{}), "") {
 		if p.name == name {
 			return p.flag

@@ -197,7 +197,7 @@ func fieldsOf(t reflect.Type) map[string]reflect.Type {
 }
 
 // Unknown returns the paths inside of t, which it calls path, at which there are
-// types that Check doesn't understand. It is for tests of whoever calls Check.
+// types that Check doesn't understand. It is for tests of packages that call Check.
 func Unknown(t reflect.Type, path string) []string {
 	var out []string
 	seen := map[reflect.Type]bool{}

@@ -35,7 +35,7 @@ func (m *Model) header(now time.Time, width int) []line {
 	if m.gone != "" {
 		out = append(out, paragraph(bad, fmt.Sprintf("For %s it hasn't answered; this is what it last said. ", Age(now.Sub(m.since))), m.gone, width)...)
 	} else if !st.Alive {
-		out = append(out, text("new connections go to what the kernel's rules beneath say"))
+		out = append(out, text("new connections go to the fallback rules"))
 	}
 	out = append(out, m.syncLine(now, width))
 	for _, s := range st.Sources {

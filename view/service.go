@@ -76,7 +76,7 @@ func (s *service) update(now *plan.ServiceStatus, at time.Time) {
 }
 
 // restart forgets counters that are no longer counted on. The first new one is of up to
-// a second before it was told, when counting began, so rates begin with the next.
+// a second before the status, when counting began, so rates begin with the next.
 func (s *service) restart() { s.counts, s.rates, s.restarted = nil, rates{}, true }
 
 // busy reports whether connections came in the last minute, or are open.

@@ -25,7 +25,7 @@ const leastName = 8
 // narrowest, too.
 func (m *Model) layout(width int) []column {
 	g := m.theme.glyphs()
-	rate := func(v string) line { // how fast it is now, which nobody knows while kproxy is gone
+	rate := func(v string) line { // unknown while kproxy is gone
 		if m.gone != "" {
 			return styled(dim, "-")
 		}

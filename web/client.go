@@ -18,7 +18,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// ErrNotRunning is returned by a Client that finds nobody at its socket.
+// ErrNotRunning is returned by a Client at whose socket no kproxy listens.
 var ErrNotRunning = errors.New("kproxy isn't running here")
 
 // ErrNoAnswer is returned by a Client whose kproxy hangs up, or takes too long.
@@ -109,7 +109,7 @@ func (c *Client) explain(err error) error {
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: no control socket at %s; start it with kproxy run, or pass --socket", ErrNotRunning, c.socket)
 	case errors.Is(err, syscall.ECONNREFUSED):
-		return fmt.Errorf("%w: nobody listens on the control socket %s, kproxy has died; start it with kproxy run, or pass --socket", ErrNotRunning, c.socket)
+		return fmt.Errorf("%w: no process listens on the control socket %s: kproxy has died; start it with kproxy run, or pass --socket", ErrNotRunning, c.socket)
 	case errors.Is(err, fs.ErrPermission):
 		return fmt.Errorf("the control socket %s may be used by root only; run this command as root: %w", c.socket, fs.ErrPermission)
 	}

@@ -28,7 +28,7 @@ type Connections struct {
 	mu      sync.Mutex
 	open    map[net.Conn]*openConn
 	clients map[netip.Prefix]int // how many each holds
-	told    time.Time            // when the log was last told that there are too many
+	logged  time.Time            // when the log last said that there are too many
 }
 
 type openConn struct {
@@ -37,7 +37,7 @@ type openConn struct {
 	since  time.Time // it is active, or not
 }
 
-// logEvery is how often the log is told of connections that had to give way.
+// logEvery is the least time between two lines of log about closed connections.
 const logEvery = time.Minute
 
 // NewConnections returns bounds of max connections, a quarter of them for each client.
@@ -53,7 +53,7 @@ func (c *Connections) Serve(ctx context.Context, ln net.Listener, h http.Handler
 	return serve(ctx, ln, h, c.log, c.follow)
 }
 
-// follow is told of every change of a connection's state (http.Server.ConnState),
+// follow takes in every change of a connection's state (http.Server.ConnState),
 // of a new one before the next is accepted: there is at most one too many, for a
 // moment. The server notices by itself what is closed here.
 func (c *Connections) follow(conn net.Conn, s http.ConnState) {
@@ -85,8 +85,8 @@ func (c *Connections) admit(conn net.Conn) {
 	default:
 		victim = c.ofGreediest(conn, client)
 	}
-	if now := time.Now(); now.Sub(c.told) >= logEvery {
-		c.told = now
+	if now := time.Now(); now.Sub(c.logged) >= logEvery {
+		c.logged = now
 		from := c.open[victim].client
 		c.log.Warn("too many HTTP connections; those that rest longest are closed, of the clients that hold most",
 			"client", from, "holds", c.clients[from], "mayHold", c.perClient, "inAll", len(c.open), "bound", c.max)

@@ -30,8 +30,8 @@ type PinResult struct {
 // maxPinBody is far more than any PinRequest needs.
 const maxPinBody = 64 << 10
 
-// Control is the handler of the control socket. Whoever can open the socket may
-// change the proxy, so the socket's mode is the only protection. rec keeps
+// Control is the handler of the control socket. Who can open the socket can
+// change the proxy: the socket's mode is the only protection. rec keeps
 // the events of the past.
 func Control(src Source, rec *Recorder) http.Handler {
 	mux := http.NewServeMux()

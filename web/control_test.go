@@ -134,8 +134,8 @@ func TestClientSaysWhatIsWrong(t *testing.T) {
 		t.Errorf("no socket:\ngot  %v\nwant %s", err, want)
 	}
 	dead := deadSocket(t, filepath.Join(dir, "dead.sock"))
-	if _, err = NewClient(dead).Status(t.Context()); !errors.Is(err, ErrNotRunning) || !strings.Contains(err.Error(), "nobody listens") {
-		t.Errorf("dead socket: got %v, want that nobody listens", err)
+	if _, err = NewClient(dead).Status(t.Context()); !errors.Is(err, ErrNotRunning) || !strings.Contains(err.Error(), "no process listens") {
+		t.Errorf("dead socket: got %v, want that no process listens", err)
 	}
 	denied := NewClient(missing).explain(&net.OpError{Err: &os.SyscallError{Err: fs.ErrPermission}})
 	if !errors.Is(denied, fs.ErrPermission) || !strings.Contains(denied.Error(), "run this command as root") {

@@ -36,7 +36,7 @@ func withSecurityHeaders(next http.Handler) http.Handler {
 		for k, v := range securityHeaders {
 			w.Header().Set(k, v)
 		}
-		// Browsers heed it only where the address is trustworthy, which HTTP is on loopback
+		// Browsers apply it only where the address is trustworthy, which HTTP is on loopback
 		// addresses alone, and complain in the console otherwise. They tell by sending
 		// Sec-Fetch-Dest (W3C, Fetch Metadata Request Headers, 2).
 		if r.Header.Get("Sec-Fetch-Dest") != "" {

@@ -42,7 +42,7 @@ type familyHealth struct {
 // as healthy. /healthz fails also when the node is about to be deleted, so that
 // cloud load balancers stop sending new connections while old ones drain.
 // /readyz succeeds while new connections to every service are carried, from when
-// the rules beneath are written.
+// the fallback rules are written.
 func Health(c HealthConfig) http.Handler {
 	if c.Now == nil {
 		c.Now = time.Now
@@ -59,12 +59,12 @@ func Health(c HealthConfig) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		report := c.Source.Health()
-		body := judge(report, c.Now())
+		body := healthOfProxy(report, c.Now())
 		body.NodeEligible = &report.NodeEligible
 		answer(w, body, body.Healthy && report.NodeEligible, healthz)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
-		body := judge(c.Source.Health(), c.Now())
+		body := healthOfProxy(c.Source.Health(), c.Now())
 		answer(w, body, body.Healthy, livez)
 	})
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
@@ -77,8 +77,8 @@ func Health(c HealthConfig) http.Handler {
 	return withSecurityHeaders(readOnly(mux))
 }
 
-// judge applies kube-proxy's rule.
-func judge(r HealthReport, now time.Time) healthBody {
+// healthOfProxy applies kube-proxy's rule.
+func healthOfProxy(r HealthReport, now time.Time) healthBody {
 	healthy := r.PendingSince.IsZero() || now.Sub(r.PendingSince) < lateAfter
 	family := familyHealth{LastUpdated: r.LastUpdated, Healthy: healthy}
 	return healthBody{

@@ -28,7 +28,7 @@ func HealthPort(src Source, now func() plan.HealthPort) http.Handler {
 		var body healthPortBody
 		body.Service.Namespace, body.Service.Name = h.Namespace, h.Name
 		body.LocalEndpoints = h.Endpoints
-		body.ServiceProxyHealthy = judge(src.Health(), time.Now()).Healthy
+		body.ServiceProxyHealthy = healthOfProxy(src.Health(), time.Now()).Healthy
 		code := http.StatusServiceUnavailable
 		if body.LocalEndpoints > 0 && body.ServiceProxyHealthy {
 			code = http.StatusOK

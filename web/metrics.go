@@ -137,7 +137,7 @@ func collectSources(sources []plan.SourceStatus, send sender) {
 	}
 }
 
-// countServices shows every data plane and state, also those nobody is in: a
+// countServices shows every data plane and state, also empty ones: a
 // series that comes and goes is hard to alert on.
 func countServices(s plan.Status, send sender) {
 	planes := map[plan.DataPlane]int{}

@@ -10,7 +10,7 @@ import (
 
 // What kproxy has in the kernel and does there, beyond kube-proxy's metrics.
 var (
-	syncFailures = desc("kproxy_sync_failures_total", "Passes that failed: of the loop that decides and updates the portal's sets, or of the one that programs rules.", "loop")
+	syncFailures = desc("kproxy_sync_failures_total", "Passes that failed: of the loop that decides and updates the redirect sets, or of the one that programs rules.", "loop")
 	repairs      = desc("kproxy_repairs_total", "Times that somebody else had changed what is kproxy's in the kernel.", "object")
 	writes       = desc("kproxy_kernel_writes_total", "Objects written into the kernel or deleted from it: rules in chains that were written, entries of sets, virtual and real servers.", "object")
 	setEntries   = desc("kproxy_set_entries", "Entries of kproxy's ipsets; KPROXY-AFF stands for all sets of session affinity.", "set")
@@ -18,7 +18,7 @@ var (
 	refused      = desc("kproxy_refused_packets_total", "Packets that rules refused, to services without a usable endpoint.")
 
 	virtualServers = desc("kproxy_virtual_servers", "Virtual servers of IPVS that are kproxy's.", "ip_family")
-	realServers    = desc("kproxy_real_servers", "Real servers of IPVS that get new connections of kproxy's.", "ip_family")
+	realServers    = desc("kproxy_real_servers", "Real servers of IPVS that get new connections.", "ip_family")
 	realDraining   = desc("kproxy_real_servers_draining", "Real servers of IPVS that only keep the connections they have.")
 
 	offloads = desc("kproxy_offloads_total", "Moves of service ports from userspace into the kernel, by reason.", "reason")
@@ -31,7 +31,7 @@ var (
 
 	descriptors        = desc("kproxy_userspace_descriptors", "File descriptors that forwarding in userspace uses.", "protocol")
 	descriptorsLimit   = desc("kproxy_userspace_descriptors_limit", "File descriptors that forwarding in userspace may use.", "protocol")
-	descriptorsWaiting = desc("kproxy_userspace_descriptors_waiting", "Listeners that accept nobody until a file descriptor is free.", "protocol")
+	descriptorsWaiting = desc("kproxy_userspace_descriptors_waiting", "Listeners that accept no connection until a file descriptor is free.", "protocol")
 	exhausted          = desc("kproxy_userspace_exhausted", "1 while forwarding in userspace lacks room: clients wait, are refused, or others end for them.", "resource")
 	shed               = desc("kproxy_userspace_shed_total", "Connections and sessions in userspace that had to end to make room for others, by reason.", "protocol", "reason")
 )

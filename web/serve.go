@@ -51,7 +51,7 @@ func serve(ctx context.Context, ln net.Listener, h http.Handler, log *slog.Logge
 	grace, cancel := context.WithTimeout(context.WithoutCancel(ctx), shutdownTimeout)
 	defer cancel()
 	if srv.Shutdown(grace) != nil {
-		_ = srv.Close() // whoever is left had its moment
+		_ = srv.Close() // the grace is over
 	}
 	if err := <-failed; !errors.Is(err, http.ErrServerClosed) {
 		return fmt.Errorf("serve HTTP on %s: %w", ln.Addr(), err)

@@ -120,7 +120,7 @@ func named(f *os.File, path string) bool {
 	return err == nil && os.SameFile(mine, now)
 }
 
-// removeStale removes the socket file at path if nobody listens on it.
+// removeStale removes the socket file at path if no process listens on it.
 func removeStale(path string) error {
 	info, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {

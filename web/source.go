@@ -19,7 +19,7 @@ type Source interface {
 	// source never waits for it. The source closes the channel when it stops.
 	Subscribe() (<-chan plan.Event, func())
 	Pins
-	// Health returns what the health endpoints judge by.
+	// Health returns what the health endpoints report.
 	Health() HealthReport
 }
 
@@ -32,7 +32,7 @@ type Pins interface {
 	Pin(k service.Key, p service.Preference) error
 }
 
-// HealthReport is what the health endpoints judge by. One pass programs both
+// HealthReport is what the health endpoints report. One pass programs both
 // address families, so it holds for both.
 type HealthReport struct {
 	LastUpdated  time.Time // end of the last pass that succeeded; zero if none has

@@ -113,16 +113,16 @@ func sourceOf(cfg config.Config) string {
 func podsOf(cfg config.Config) string {
 	switch cfg.DetectLocalMode {
 	case "NodeCIDR":
-		return "told by the pod networks of this node"
+		return "recognized by the pod networks of this node"
 	case "BridgeInterface":
-		return "told by the interface " + cfg.PodBridge
+		return "recognized by the interface " + cfg.PodBridge
 	case "InterfaceNamePrefix":
-		return "told by interfaces named " + cfg.PodInterfacePrefix + "…"
+		return "recognized by interfaces named " + cfg.PodInterfacePrefix + "…"
 	}
 	if len(cfg.ClusterCIDRs) == 0 {
-		return "not told from other clients (no cluster CIDR)"
+		return "not distinguished from other clients (no cluster CIDR)"
 	}
-	return "told by the networks " + strings.Join(cfg.ClusterCIDRs, ", ")
+	return "recognized by the networks " + strings.Join(cfg.ClusterCIDRs, ", ")
 }
 
 func nodePortsOf(cfg config.Config) string {

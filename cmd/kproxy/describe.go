@@ -89,7 +89,7 @@ func printDescription(w io.Writer, s *plan.ServiceStatus, open string, events []
 		why += fmt.Sprintf(" (in %.0fs)", s.QualifiesInSeconds)
 	}
 	line("State", "%s: %s", s.State, why)
-	line("Beneath", "%s", cmp.Or(beneathTitle(s), "none"))
+	line("Fallback", "%s", cmp.Or(fallbackTitle(s), "none"))
 	line("Moves", "%d offloads, %d recalls", s.Offloads, s.Recalls)
 	for _, p := range s.Problems {
 		line("Problem", "%s", p)

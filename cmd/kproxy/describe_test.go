@@ -42,7 +42,7 @@ Node port:    30080
 Algorithm:    round-robin
 Data plane:   userspace
 State:        qualifying: its endpoints changed a moment ago (in 4s)
-Beneath:      iptables: it has one endpoint; no retries
+Fallback:     iptables: it has one endpoint; no retries
 Moves:        2 offloads, 1 recalls
 Problem:      web.yaml:3: port 81 has no endpoints
 Problem:      web.yaml:9: weight 900 is too much
@@ -66,7 +66,7 @@ Addresses:    none
 Algorithm:    round-robin
 Data plane:   userspace
 State:        rejecting: it has no endpoint
-Beneath:      none
+Fallback:     none
 Moves:        0 offloads, 0 recalls
 Connections:  0 active, 0 in all, 0 failed, 0 retried; 0B in, 0B out
 Open now:     no connections

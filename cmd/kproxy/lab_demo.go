@@ -236,7 +236,7 @@ func (d *demo) checkPlanes(ctx context.Context) error {
 	return nil
 }
 
-// backendDies: a backend that refuses connections costs nobody a request.
+// backendDies: no request fails because of a backend that refuses connections.
 func (d *demo) backendDies(ctx context.Context) error {
 	d.say("backend b2 dies: from now on it refuses connections")
 	t := time.Now()
@@ -313,7 +313,7 @@ func (d *demo) pin(ctx context.Context, p service.Preference) error {
 // kill: the proxy is gone, the traffic goes on.
 func (d *demo) kill(ctx context.Context) error {
 	alive := d.pace.aliveTimeout()
-	d.say("kill -9 kproxy: its heartbeat stops, and after %s new connections find what lies beneath, %s, and nothing else", alive, d.kernel)
+	d.say("kill -9 kproxy: its heartbeat stops, and after %s new connections go to the fallback rules, %s, and nothing else", alive, d.kernel)
 	d.killed = time.Now()
 	if err := d.proxy.Kill(); err != nil {
 		return err

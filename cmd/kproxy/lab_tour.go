@@ -31,7 +31,7 @@ type tour struct {
 	self      string // how to call this program
 	named     bool   // commands must name the lab's socket: a kproxy runs on this host, too
 	mode      plan.Mode
-	beneath   plan.DataPlane // the kernel data plane; plan.None for none
+	fallback  plan.DataPlane // the kernel data plane; plan.None for none
 	dashboard string
 	manifest  string // file of the service
 	backends  int
@@ -40,10 +40,10 @@ type tour struct {
 
 // newTour describes the tour of a lab that runs.
 func (s *labSession) newTour(st plan.Status) tour {
-	t := tour{self: selfCommand(), named: listens(defaultSocket), mode: st.Mode, beneath: plan.None, manifest: s.manifest.Path(s.manifests), backends: len(s.net.Backends), alive: s.pace.aliveTimeout()}
+	t := tour{self: selfCommand(), named: listens(defaultSocket), mode: st.Mode, fallback: plan.None, manifest: s.manifest.Path(s.manifests), backends: len(s.net.Backends), alive: s.pace.aliveTimeout()}
 	for i := range st.Services {
 		if b := st.Services[i].Beneath; b != "" && b != plan.None {
-			t.beneath = b
+			t.fallback = b
 		}
 	}
 	if host, ok := s.net.HostAddress(); ok {
@@ -107,7 +107,7 @@ func (t *tour) steps() []view.Step {
 		Title: "Be a client", Commands: []string{ask(labService.Addr().String(), int(labService.Port()))},
 		Look: "a backend's name, such as b1, and 10.1.0.2, the address it saw: the client's own. Repeat it: the backends take turns.",
 	}}
-	if t.beneath != plan.None {
+	if t.fallback != plan.None {
 		steps = append(steps, t.planes()...)
 	}
 	steps = append(steps, t.rules())
@@ -146,11 +146,11 @@ func (t *tour) planes() []view.Step {
 	return []view.Step{{
 		Title:    "Pin the service to userspace, and see each connection",
 		Commands: []string{t.kproxy("pin", "default/web:line userspace"), t.kproxy("connections", "default/web:line")},
-		Look:     "state pinned. New connections are kproxy's own: it knows the age of each. Those that the kernel carries already go on in " + string(t.beneath) + " until they end. Most last a millisecond; the client keeps three open for 9 seconds each.",
+		Look:     "state pinned. New connections are kproxy's own: it knows the age of each. Those that the kernel carries already go on in " + string(t.fallback) + " until they end. Most last a millisecond; the client keeps three open for 9 seconds each.",
 	}, {
 		Title:    "Watch the offload happen",
 		Commands: []string{labPod, t.kproxy("pin", "default/web:line auto"), t.kproxy("status", "default/web:line")},
-		Look:     "state qualifying, with a countdown: b1 has just been away and come back, as a pod does that is replaced, and a service must have been steady for 10 seconds. Then the data plane is " + string(t.beneath) + ", connections go through the kernel alone, and no exchange of the traffic failed on the way.",
+		Look:     "state qualifying, with a countdown: b1 has just been away and come back, as a pod does that is replaced, and a service must have been steady for 10 seconds. Then the data plane is " + string(t.fallback) + ", connections go through the kernel alone, and no exchange of the traffic failed on the way.",
 	}}
 }
 
@@ -162,14 +162,14 @@ func (t *tour) rules() view.Step {
 		Look:     "trace follows a packet of the client through what is really in the kernel, rule by rule with its counters, to each endpoint and how likely it is. The second command shows all of the rules that kproxy made: their chains begin with KPROXY-.",
 	}
 	switch {
-	case t.beneath == plan.IPVS:
+	case t.fallback == plan.IPVS:
 		command := onNode("cat /proc/net/ip_vs")
 		if _, err := exec.LookPath("ipvsadm"); err == nil {
 			command = onNode("ipvsadm -Ln")
 		}
 		step.Commands = append(step.Commands, command)
 		step.Look += " The third shows the virtual servers: the address, the scheduler, and the real servers it chooses among."
-	case t.beneath == plan.None:
+	case t.fallback == plan.None:
 		step.Look += " In mode userspace they do only one thing: bring packets to kproxy."
 	}
 	return step
@@ -181,11 +181,11 @@ func (t *tour) kill() view.Step {
 	step := view.Step{
 		Title:    "Kill kproxy, and start it again",
 		Commands: []string{"kill -9 $(cat " + labPID + ")", later + ask(labService.Addr().String(), int(labService.Port())), labStart + " >/dev/null 2>&1 &"},
-		Look:     "the screen says that kproxy has gone, and the traffic goes on: the rules are in the kernel. For up to " + t.alive.String() + " they still send services of userspace to a process that isn't there; then its heartbeat in the kernel has run out, and all of them go to the rules beneath. After the last command kproxy is back and adopts what it finds.",
+		Look:     "the screen says that kproxy has gone, and the traffic goes on: the rules are in the kernel. For up to " + t.alive.String() + " they still send services of userspace to a process that isn't there; then its heartbeat in the kernel has run out, and all of them go to the fallback rules. After the last command kproxy is back and adopts what it finds.",
 	}
-	if t.beneath == plan.None {
+	if t.fallback == plan.None {
 		step.Commands[1] = later + t.kproxy("status", "; true")
-		step.Look = "the screen says that kproxy has gone, and the traffic fails: in mode userspace every connection goes through the process, and nothing lies beneath. The other modes differ in just that. After the last command it is back."
+		step.Look = "the screen says that kproxy has gone, and the traffic fails: in mode userspace every connection goes through the process, without fallback rules. The other modes differ in just that. After the last command it is back."
 	}
 	return step
 }

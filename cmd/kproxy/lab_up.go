@@ -142,7 +142,7 @@ func (r *recentTraffic) start(ctx context.Context, s *labSession, rate float64) 
 }
 
 // The client also has connections that last: with those that are over in a
-// millisecond alone, nobody would ever see one.
+// millisecond alone, no list would ever show one.
 const (
 	heldConnections = 3
 	heldFor         = 9 * time.Second

@@ -16,7 +16,7 @@ import (
 
 // settled is the configuration in force. With --config it follows the file:
 // what a running kproxy can take over it takes over; for the rest the process
-// ends in good order, for whoever started it to start it again. Its methods are
+// ends in good order, for its supervisor to start it again. Its methods are
 // safe for concurrent use.
 type settled struct {
 	configure func() (configured, error) // valid

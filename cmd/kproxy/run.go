@@ -62,7 +62,7 @@ func runCommand() *cli.Command {
 	}
 }
 
-// hangups tells of SIGHUP, which ends the process where nobody listens.
+// hangups tells of SIGHUP, which ends a process that doesn't listen for it.
 func hangups() <-chan os.Signal {
 	c := make(chan os.Signal, 1)
 	signal.Notify(c, syscall.SIGHUP)
@@ -80,7 +80,7 @@ func configureValid(c *cli.Context) (configured, error) {
 
 // manifestsExist refuses paths that lead nowhere, such as a disk that isn't mounted
 // yet, before anything is touched: what an earlier kproxy has programmed serves on, and
-// whoever starts services starts this again.
+// the supervisor starts this again.
 func manifestsExist(cfg config.Config) error {
 	var errs []error
 	for _, path := range cfg.Manifests {

@@ -110,7 +110,7 @@ func (s source) Status() plan.Status {
 	return st
 }
 
-// Health returns what the health endpoints judge by.
+// Health returns what the health endpoints report.
 func (s source) Health() web.HealthReport {
 	updated, pending := s.LastSync()
 	return web.HealthReport{LastUpdated: updated, PendingSince: pending, NodeEligible: s.NodeEligible(), NotReady: s.NotReady()}
@@ -120,8 +120,8 @@ func (s source) Health() web.HealthReport {
 // to end: kubelet starts the next pod before it has told the last one to stop.
 const lockMargin = 5 * time.Second
 
-// runProxy runs the agent with its servers around it: whoever looks at kproxy
-// can do so until the very end, draining included.
+// runProxy runs the agent with its servers around it: they answer
+// until the very end, draining included.
 func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	patience := o.Config.DrainTimeout + lockMargin
 	lock, err := web.LockControl(ctx, o.Config.Socket, patience, func(why error) {
@@ -129,7 +129,7 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	})
 	switch {
 	case ctx.Err() != nil:
-		return nil // told to stop while starting
+		return nil // stopped while starting
 	case errors.Is(err, web.ErrRunning):
 		return err
 	case err != nil:

@@ -144,7 +144,7 @@ func printStatus(w io.Writer, st plan.Status, wide bool) error {
 func healthTitle(st *plan.Status) string {
 	switch {
 	case !st.Alive:
-		return st.Health() + " (new connections go to the kernel rules beneath)"
+		return st.Health() + " (new connections go to the fallback rules)"
 	case len(st.Exhausted) > 0:
 		return st.Health() + " (clients wait, or others end for them: see kproxy_userspace_shed_total)"
 	}
@@ -198,14 +198,14 @@ func printEndpoints(t io.Writer, s *plan.ServiceStatus) {
 		}
 		fmt.Fprintf(t, "  %s\t%s\t\t%s\tweight %d\t%d\t%d\t%d\t%s\n", e.Address, e.Node, e.Health, e.Weight, e.ActiveConnections, e.TotalConnections, e.Failures, strings.TrimSpace(use+" "+note))
 	}
-	if beneath := beneathTitle(s); beneath != "" {
-		fmt.Fprintf(t, "  beneath: %s\n", beneath)
+	if fallback := fallbackTitle(s); fallback != "" {
+		fmt.Fprintf(t, "  fallback: %s\n", fallback)
 	}
 }
 
-// beneathTitle says which kernel data plane's rules lie beneath a service, why
+// fallbackTitle says which kernel data plane's rules a service falls back to, why
 // those, and how they fall short; empty where there are none.
-func beneathTitle(s *plan.ServiceStatus) string {
+func fallbackTitle(s *plan.ServiceStatus) string {
 	if s.Beneath == plan.None || s.Beneath == "" {
 		return ""
 	}

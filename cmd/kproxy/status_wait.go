@@ -17,7 +17,7 @@ const waitEvery = 100 * time.Millisecond
 
 func waitFlags() []cli.Flag {
 	return []cli.Flag{
-		&cli.BoolFlag{Name: "wait", Usage: "wait until new connections to every service are carried and the rules beneath are written; exit 1 if that takes longer than --timeout"},
+		&cli.BoolFlag{Name: "wait", Usage: "wait until new connections to every service are carried and the fallback rules are written; exit 1 if that takes longer than --timeout"},
 		&cli.DurationFlag{Name: "timeout", Value: time.Minute, Usage: "how long --wait waits"},
 	}
 }

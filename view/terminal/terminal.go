@@ -4,8 +4,7 @@
 //
 // The terminal is restored however the program leaves: by [Screen.Run]
 // returning, by a panic in one of its callbacks, by SIGTERM, SIGHUP or Ctrl-C,
-// and for the time that Ctrl-Z stops it. Only SIGKILL leaves nobody to do it
-// (then `reset` does).
+// and for the time that Ctrl-Z stops it. After SIGKILL, `reset` does it.
 //
 // All callbacks run on the goroutine of Run.
 package terminal

@@ -142,7 +142,7 @@ export function story(p) {
     ? "Its first packet leaves this node, so the kernel shows it to the rules at OUTPUT, where kproxy’s are."
     : "Its first packet arrives at this node, so the kernel shows it to the rules at PREROUTING, where kproxy’s are.");
   if (p.taken === "none") {
-    add(p.culprit ? words.sentence(p.culprit) : `Nobody can take it: ${words.sentence(p.reason)}`, "bad");
+    add(p.culprit ? words.sentence(p.culprit) : `No endpoint can take it: ${words.sentence(p.reason)}`, "bad");
     return out;
   }
   add(question(p));

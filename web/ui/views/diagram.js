@@ -68,7 +68,7 @@ export class Diagram {
     const out = [
       this.#box(l.boxes.client, { heading: "Client", lines: [() => p.client.from || words.capital(p.client.who), () => (p.client.from ? p.client.who : "")], taken: true }),
       this.#box(l.boxes.hook, { heading: p.hook, lines: [() => (p.hook === "OUTPUT" ? "packets of this node" : "packets that arrive"), (x) => counter(x.packets.hook)], taken: true }),
-      this.#box(l.boxes.check, { heading: "The portal asks", lines: [(x) => `${mark(x.alive)} kproxy alive? ${yes(x.alive)}`, (x) => `${mark(x.inSet)} in userspace set? ${yes(x.inSet)}`], taken: true }),
+      this.#box(l.boxes.check, { heading: "Redirect rules ask", lines: [(x) => `${mark(x.alive)} kproxy alive? ${yes(x.alive)}`, (x) => `${mark(x.inSet)} in userspace set? ${yes(x.inSet)}`], taken: true }),
       this.#box(l.boxes.userspace, { heading: l.vertical ? "kproxy" : "kproxy’s listener", plane: "userspace", icon: "i-userspace", taken: userspace, lines: [() => `picks: ${p.algorithm}`, ...(userspace ? [() => "relays every byte", everybody] : [() => "not taken"])] }),
       this.#box(l.boxes.kernel, { heading: p.taken === "none" ? ends[p.verdict] ?? "Refused" : p.userspaceOnly ? "No rules" : p.beneath !== "ipvs" ? "DNAT chain" : l.vertical ? "IPVS" : "Virtual server", plane: p.taken === "none" ? "none" : p.beneath, icon: p.taken === "none" ? "i-stop" : plane.icon, taken: kernel || p.taken === "none", lines: this.#kernelLines(p, kernel) }),
     ];
@@ -79,7 +79,7 @@ export class Diagram {
     if (p.taken === "none") return [() => ({ dropped: "the client waits in vain", undetermined: "what becomes of it isn’t known" }[p.verdict] ?? "the client is told at once"), () => "see below why"];
     if (p.userspaceOnly) return [() => "this service has none", () => "not taken"];
     const first = p.beneath === "ipvs" ? () => `scheduler ${p.scheduler || "of IPVS"}` : (x) => x.chain || "rewrites the destination";
-    if (!taken) return [first, () => "ready beneath, not taken"];
+    if (!taken) return [first, () => "ready as fallback, not taken"];
     return [first, (x) => counter(x.packets.kernel) || "rewrites each packet", everybody];
   }
 
@@ -151,7 +151,7 @@ export class Diagram {
     return s("g", null, idle, taken, labels);
   }
 
-  // flow moves dashes along the taken lines, faster with more connections of whomever.
+  // flow moves dashes along the taken lines, faster with more connections.
   #flow(p) {
     const speed = p.newPerSecond > 0 ? Math.max(0.4, 2.4 - Math.log10(1 + p.newPerSecond)) : 0;
     this.el.classList.toggle("still", speed === 0);
