@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build demo demo-ipvs vm test bench bench-go image golden-update clean
+.PHONY: help build check demo demo-ipvs vm test bench bench-go image golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -33,6 +33,10 @@ vm: ## run a command as root in the VM: make vm CMD='ipvsadm -Ln'
 	@[ -n "$$CMD" ] || { echo "say what to run: make vm CMD='ipvsadm -Ln'" >&2; exit 2; }
 	@test/setup.sh vm
 	@test/vm/run.sh bash -c "$$CMD"
+
+check: ## in less than a minute: the checks of the code, and the tests of what changed
+	@test/setup.sh build
+	@test/run.sh check
 
 test: ## set all up and run every check and test (as root: also those with real packets)
 	@test/setup.sh test

@@ -1,6 +1,11 @@
 #!/usr/bin/env bash
-# Runs every check and test and ends with the line 'N passed, N failed, N
-# skipped'. With KPROXY_CI or CI set, a skipped test is a failure.
+# Runs every check and test and ends with what each stage took, what failed and why, and
+# the line 'N passed, N failed, N skipped'. With KPROXY_CI or CI set, a skipped test is a
+# failure.
+#
+# Usage: test/run.sh [check]
+#   check   only what takes less than a minute: the checks of the code, and the unit tests of
+#           packages that differ from main and of some that import them
 #
 # Everything writes test2json events (go doc test2json) into one pipe; the
 # program in test/report counts them.
@@ -44,8 +49,6 @@ in_vm() {
 with_kubernetes() (
 	cd test/kube
 	export GOFLAGS="$GOFLAGS -mod=mod"
-	check vet-kube go vet ./...
-	check staticcheck-kube go run "$staticcheck" ./...
 	if ((EUID == 0)); then
 		check controlplane ./setup.sh # waits for the one that was started first
 	fi
@@ -57,8 +60,6 @@ with_kubernetes() (
 with_browser() (
 	cd test/browser
 	export GOFLAGS="$GOFLAGS -mod=mod" KPROXY_ARTIFACTS=${KPROXY_ARTIFACTS:-$PWD/../../bin/artifacts}
-	check vet-browser go vet ./...
-	check staticcheck-browser go run "$staticcheck" ./...
 	tests browser -count=1 ./...
 )
 
@@ -84,27 +85,116 @@ formatted() {
 # Tests never rewrite goldens, so in CI they are as they were committed.
 goldens_clean() { [[ -z $ci ]] || git diff --exit-code --stat -- test/golden; }
 
-everything() {
-	local unit
+# stage NAME COMMAND... runs a part of it all, and notes what it took.
+stage() {
+	local name=$1 start=$SECONDS
+	shift
+	"$@"
+	printf '{"Action":"stage","Package":"%s","Elapsed":%d}\n' "$name" $((SECONDS - start))
+}
+
+# beside NAME COMMAND... runs a stage in the background, with the time that others leave of
+# the processors: tests with real packets wait for most of theirs. together waits for such
+# stages and passes their events on.
+beside() {
+	local name=$1
+	shift
+	set -m # a process group, which ends with this script
+	(
+		set +m
+		chrt --idle -p 0 $BASHPID
+		stage "$name (beside others)" "$@"
+	) >"bin/stage-$name.json" &
+	set +m
+	background+=("$name=$!")
+}
+background=()
+
+together() {
+	local b
+	for b in "${background[@]}"; do
+		wait "${b#*=}" || printf '{"Action":"fail","Package":"stage %s"}\n' "${b%=*}"
+		cat "bin/stage-${b%=*}.json"
+	done
+	background=()
+}
+
+code() {
 	check gofmt formatted
 	check vet go vet ./...
-	check staticcheck go run "$staticcheck" ./...
-	unit=$(go list ./... | grep -v '/test/e2e$')
-	tests unit -race $unit
 	check goldens goldens_clean
 	check dashboard dashboard
-	[[ ! -d test/e2e ]] || tests end-to-end -count=1 ./test/e2e/...
-	with_browser
-	with_kubernetes
-	in_vm
-	bench_works
-	# Go's benchmarks run once, so that they keep working; `make bench-go` measures. Those of
-	# kernel/ipvs have run in the VM.
-	tests benchmarks -run '^$' -bench . -benchtime 1x -p 1 $(grep -v '/kernel/ipvs$' <<<"$unit")
+}
+
+# lint is the part of the checks that takes long, and none of it is in vain when it ends late.
+lint() {
+	check staticcheck go run "$staticcheck" ./...
+	local module
+	for module in kube browser; do
+		(
+			cd "test/$module"
+			export GOFLAGS="$GOFLAGS -mod=mod"
+			check "vet-$module" go vet ./...
+			check "staticcheck-$module" go run "$staticcheck" ./...
+		)
+	done
+}
+
+# benchmarks run once, so that they keep working; `make bench-go` measures. Those of
+# kernel/ipvs run in the VM.
+benchmarks() { tests benchmarks -run '^$' -bench . -benchtime 1x -p 1 $(grep -v '/kernel/ipvs$' <<<"$packages"); }
+
+everything() {
+	local b
+	trap 'for b in "${background[@]}"; do kill -- "-${b#*=}" || true; done' EXIT
+	stage code code
+	stage unit tests unit -race $packages
+	beside lint lint
+	beside benchmarks benchmarks
+	stage end-to-end tests end-to-end -count=1 ./test/e2e/...
+	stage browser with_browser
+	stage kubernetes with_kubernetes
+	together
+	stage vm in_vm
+	stage bench bench_works
+}
+
+# changed prints the packages that differ from main, and up to ten of those that import
+# them, but for those whose tests take minutes.
+changed() {
+	local base folders all name folder imports own=() users=()
+	base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || echo HEAD)
+	folders=$({ git diff --name-only --relative "$base"; git ls-files --others --exclude-standard; } | xargs -r -n 1 dirname | sort -u)
+	all=$(go list -f '{{.ImportPath}} {{.Dir}} {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}} ' ./... |
+		grep -vE '^[^ ]*/test/(e2e|deploy|vm) ')
+	while read -r name folder imports; do
+		! grep -qxF "${folder#"$PWD/"}" <<<"$folders" || own+=("$name")
+	done <<<"$all"
+	for name in "${own[@]}"; do
+		mapfile -t -O ${#users[@]} users < <(grep -F " $name " <<<"$all" | cut -d ' ' -f 1)
+	done
+	printf '%s\n' "${own[@]}"
+	printf '%s\n' "${users[@]}" | sort -u | grep -vxFf <(printf '%s\n' "${own[@]}") | head -n 10 || true
+}
+
+quick() {
+	local packages
+	packages=$(changed)
+	check gofmt formatted
+	check vet go vet ./...
+	tests layout ./test ./test/golden $packages
+	check staticcheck go run "$staticcheck" ./test $packages
 }
 
 mkdir -p bin
 go build -o bin/report ./test/report
+if [[ ${1:-} == check ]]; then
+	quick | bin/report
+	exit
+fi
+packages=$(go list ./... | grep -v '/test/e2e$')
+echo "every check and test: some 35 minutes on two processors, and a quarter of an hour more where the control plane" \
+	"of Kubernetes and the VM's kernel are still to be built" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;
 # each with all it starts is a process group, which ends with this script.
 early=()

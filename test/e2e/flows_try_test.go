@@ -144,10 +144,10 @@ func (w *flowWorld) tryServed(a attempt) error {
 // userspace serves pods under the policy Local.
 func (w *flowWorld) sources(a attempt) []flows.Source {
 	switch beside := w.configuration.Topology == lab.Bridge && a.From == flows.Pod; {
-	case beside && w.mode == plan.ModeUserspace:
-		return []flows.Source{flows.AsNode}
-	case beside && (w.plane == plan.Userspace || w.mode == plan.ModeIPVS && a.Row.Policy == flows.Local):
+	case beside && w.mode != plan.ModeUserspace && w.plane == plan.Userspace:
 		return []flows.Source{a.Source, flows.AsNode}
+	case beside && (w.mode == plan.ModeUserspace || w.mode == plan.ModeIPVS && a.Row.Policy == flows.Local):
+		return []flows.Source{flows.AsNode}
 	}
 	return []flows.Source{a.Source}
 }

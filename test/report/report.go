@@ -11,7 +11,8 @@ import (
 	"strings"
 )
 
-// event is one line of `go test -json` (go doc test2json).
+// event is one line of `go test -json` (go doc test2json), or one that run.sh adds:
+// "stage", what a part of it took.
 type event struct {
 	Action      string
 	Package     string
@@ -36,6 +37,7 @@ type report struct {
 
 	output map[string][]string // per test that runs, its output so far
 	broken map[string]bool     // packages with a failed test
+	stages []event             // that have ended, with what each took
 }
 
 // skip is a test that was skipped, and the reason it gave.
@@ -93,6 +95,8 @@ func (r *report) add(e event) {
 		delete(r.output, name)
 	case "fail":
 		r.fail(name, e)
+	case "stage":
+		r.stages = append(r.stages, e)
 	}
 }
 
@@ -190,6 +194,9 @@ func (r *report) finish(failSkipped bool) bool {
 	skipped := slices.DeleteFunc(r.skipped, func(s skip) bool { return r.elsewhere[s.name] })
 	for _, s := range skipped {
 		fmt.Fprintf(r.out, "SKIP  %s: %s\n", s.name, s.why)
+	}
+	for _, s := range r.stages {
+		fmt.Fprintf(r.out, "stage %-40s %6.0fs\n", s.Package, s.Elapsed)
 	}
 	for _, name := range r.failed {
 		fmt.Fprintln(r.out, "failed:", name)

@@ -152,6 +152,13 @@ skipped tests count as failures here (KPROXY_CI): run as root, with all of test/
 			want: "1 passed, 0 failed, 0 skipped\n",
 			ok:   true,
 		},
+		{
+			name: "what each stage took, before what failed",
+			in: `{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"stage","Package":"unit tests","Elapsed":61}`,
+			want: "stage unit tests                                   61s\n1 passed, 0 failed, 0 skipped\n",
+			ok:   true,
+		},
 		{name: "nothing ran", want: "nothing ran\n0 passed, 0 failed, 0 skipped\n"},
 		{
 			name: "what isn't an event is passed on",
