@@ -14,14 +14,15 @@ import (
 // each keeps the endpoint it had. It runs before the portal follows the plan,
 // so a client's next connection finds itself remembered. It is best effort: a
 // client that isn't taken along gets an endpoint like a new one.
-func (a *Agent) moveAffinity(old, p *plan.Plan) {
+func (a *Agent) moveAffinity(old, p *plan.Plan, d plan.Delta) {
 	if old == nil {
 		return
 	}
 	var ipvs affinityJob
-	plan.Changes(old, p, func(was, s *plan.Service) bool {
+	for _, c := range d.Changes {
+		was, s := c.Was, c.Is
 		if was == nil || s == nil || s.Port.Affinity == 0 || was.DataPlane == s.DataPlane {
-			return true
+			continue
 		}
 		var err error
 		switch {
@@ -34,8 +35,7 @@ func (a *Agent) moveAffinity(old, p *plan.Plan) {
 		if err != nil {
 			a.log.Warn("clients may change endpoints", "service", s.Port.Key, "error", err)
 		}
-		return true
-	})
+	}
 	a.clients.move(ipvs)
 }
 

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"strings"
 	"sync"
@@ -69,20 +70,24 @@ type Agent struct {
 	accounting *conntrack.Accounting
 	source     objects
 	prober     *probe.Scheduler
-	probed     probed // what the prober was last told; the fast loop's own
-	repairing  bool   // the portal's sets were damaged or half followed a plan, and aren't mended yet; the fast loop's own
-	announced  string // the last sync's error, as events told it; the fast loop's own
-	heart      heartbeat
-	arrivals   arrivals
-	carried    carried
-	refusals   refusals
-	restorer   *restorer
-	keeper     *keeper
-	sweeper    *sweeper
-	clients    *ipvsAffinity
-	healthPort ServeHealthPort
-	healths    *healthPorts
-	left       atomic.Pointer[[]plan.CapStatus] // of kube-proxy's; nil until looked for
+	unprobed   []netip.Prefix // networks that the prober was told to leave out; the fast loop's own
+	// dirty are the service ports of which something else is known than for the current
+	// plan, which was made of a View of health of that revision. Both are the fast loop's.
+	dirty          map[service.Key]bool
+	healthRevision uint64
+	repairing      bool   // the portal's sets were damaged or half followed a plan, and aren't mended yet; the fast loop's own
+	announced      string // the last sync's error, as events told it; the fast loop's own
+	heart          heartbeat
+	arrivals       arrivals
+	carried        carried
+	refusals       refusals
+	restorer       *restorer
+	keeper         *keeper
+	sweeper        *sweeper
+	clients        *ipvsAffinity
+	healthPort     ServeHealthPort
+	healths        *healthPorts
+	left           atomic.Pointer[[]plan.CapStatus] // of kube-proxy's; nil until looked for
 
 	trigger chan struct{} // 1 slot: triggers coalesce
 	current atomic.Pointer[plan.Plan]
@@ -108,7 +113,8 @@ func New(o Options) *Agent {
 		node, _ = os.Hostname()
 	}
 	a := &Agent{
-		cfg: o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
+		dirty: map[service.Key]bool{},
+		cfg:   o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
 		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
 		trigger: make(chan struct{}, 1), healthPort: o.HealthPort,
 	}

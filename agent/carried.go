@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"maps"
 	"sync"
 
 	"kproxy.dev/kproxy/service"
@@ -16,7 +15,9 @@ type carried struct {
 	counters func() map[service.Key]userspace.Counters
 	kick     func()
 
-	total map[service.Key]uint64 // replaced, never modified: plans have it
+	// total are the connections and sessions per service, as far as they matter: those
+	// that reach enough stay there.
+	total map[service.Key]uint64
 
 	mu      sync.Mutex // the forwarder's goroutines report first connections
 	pending []service.Key
@@ -30,54 +31,27 @@ func (c *carried) first(k service.Key) {
 	c.kick()
 }
 
-// counts returns the connections and sessions per service, as far as they
-// matter: those that reach c.enough stay there.
-func (c *carried) counts() map[service.Key]uint64 {
-	c.changed()
-	return c.total
-}
-
-// changed takes in what was reported and says whether a service got further.
-func (c *carried) changed() bool {
+// update takes in what was reported, marks the services that got further as dirty,
+// and says whether there are any.
+func (c *carried) update(dirty map[service.Key]bool) bool {
 	c.mu.Lock()
 	pending := c.pending
 	c.pending = nil
 	c.mu.Unlock()
-	next := updates{old: c.total}
-	for _, k := range pending {
-		next.atLeast(k, 1)
+	if c.total == nil {
+		c.total = map[service.Key]uint64{}
 	}
 	more := len(pending) > 0
+	for _, k := range pending {
+		c.total[k] = max(c.total[k], 1)
+		dirty[k] = true
+	}
 	if c.enough > 1 {
 		for k, n := range c.counters() {
 			if was := c.total[k]; was < c.enough && n.Total > was {
-				next.atLeast(k, n.Total)
-				more = true
+				c.total[k], dirty[k], more = n.Total, true, true
 			}
 		}
 	}
-	c.total = next.done()
 	return more
-}
-
-// updates copies a map of counts as soon as one of them changes.
-type updates struct{ old, changed map[service.Key]uint64 }
-
-// atLeast makes k's count n unless it is more.
-func (u *updates) atLeast(k service.Key, n uint64) {
-	if u.done()[k] >= n {
-		return
-	}
-	if u.changed == nil {
-		u.changed = make(map[service.Key]uint64, len(u.old)+1)
-		maps.Copy(u.changed, u.old)
-	}
-	u.changed[k] = n
-}
-
-func (u *updates) done() map[service.Key]uint64 {
-	if u.changed != nil {
-		return u.changed
-	}
-	return u.old
 }

@@ -28,10 +28,11 @@ func Check(paths []string, node string) (CheckReport, error) {
 	for _, p := range problems {
 		r.Problems = append(r.Problems, p.String())
 	}
-	for _, s := range plan.Compute(plan.Inputs{
+	p, _ := plan.Compute(nil, plan.Inputs{
 		Now: time.Now(), Snapshot: snapshot, Policy: renderPolicy(RenderOptions{Mode: plan.ModeIPTables}),
 		Caps: plan.Caps{IPTables: plan.Capability{Name: "iptables", Supported: true}},
-	}).Services {
+	})
+	for _, s := range p.Services {
 		r.Endpoints += len(s.Endpoints)
 		for _, p := range s.Problems {
 			if strings.HasPrefix(p, source.AnnotationPrefix) {

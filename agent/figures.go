@@ -63,7 +63,7 @@ func (f *figures) begun(s *service.Snapshot, triggers [2][]time.Time) {
 	for fam := range triggers {
 		f.triggers[fam] = append(f.triggers[fam], triggers[fam]...)
 	}
-	services, endpoints := plan.CountChanges(f.counted, s)
+	services, endpoints := service.CountChanges(f.counted, s)
 	f.counted = s
 	f.services += uint64(services)
 	f.endpoints += uint64(endpoints)
@@ -188,7 +188,7 @@ func (a *Agent) Figures() plan.Figures {
 	out.VirtualServers, out.RealServers, out.Writes = f.virtuals, f.reals, f.writes
 	applied := f.applied
 	f.mu.Unlock()
-	out.ServicesPending, out.EndpointsPending = plan.CountChanges(applied, latest)
+	out.ServicesPending, out.EndpointsPending = service.CountChanges(applied, latest)
 	out.NoLocalInternal, out.NoLocalExternal = p.NoLocal()
 	for _, fam := range service.Families {
 		out.RestoreFailures[fam], out.ConntrackDeletions[fam] = f.restores[fam].Load(), f.deleted[fam].Load()

@@ -32,10 +32,10 @@ type healthPorts struct {
 	log   *slog.Logger
 	event func(h plan.HealthPort, why string) // keeps the event that h can't be served
 
-	wake   chan struct{} // 1 slot
-	wanted atomic.Pointer[wantedHealthPorts]
-	plan   *plan.Plan          // that wanted is of; follow's own
-	failed chan netip.AddrPort // a server that ended by itself
+	wake     chan struct{} // 1 slot
+	wanted   atomic.Pointer[wantedHealthPorts]
+	excluded []netip.Prefix      // networks that wanted leaves out; follow's own
+	failed   chan netip.AddrPort // a server that ended by itself
 
 	open map[netip.AddrPort]*healthServer // run's own
 
@@ -67,20 +67,20 @@ func newHealthPorts(serve ServeHealthPort, log *slog.Logger, event func(plan.Hea
 	}
 }
 
-// follow has the servers follow p. addresses are those to listen on, by
-// family, nil for all.
-func (h *healthPorts) follow(p *plan.Plan, addresses [2][]netip.Addr) {
+// follow has the servers follow p, to which d leads from the plan before. addresses
+// are those to listen on, by family, nil for all.
+func (h *healthPorts) follow(p *plan.Plan, d plan.Delta, addresses [2][]netip.Addr) {
 	if h == nil || h.serve == nil {
 		return
 	}
 	was := h.wanted.Load()
 	w := &wantedHealthPorts{addresses: addresses}
-	if was != nil && plan.SameHealthPorts(h.plan, p) {
+	if was != nil && d.SameHealthPorts() && slices.Equal(h.excluded, p.Policy.ExcludeCIDRs) {
 		w.ports = was.ports
 	} else {
 		w.ports = plan.HealthPorts(p)
 	}
-	h.plan = p
+	h.excluded = p.Policy.ExcludeCIDRs
 	h.wanted.Store(w)
 	if len(w.ports) == 0 && (was == nil || len(was.ports) == 0) {
 		return

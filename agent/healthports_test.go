@@ -18,6 +18,7 @@ import (
 
 // healthWorld is healthPorts on real sockets of the loopback.
 type healthWorld struct {
+	plan *plan.Plan // last
 	*testing.T
 	h         *healthPorts
 	addresses [2][]netip.Addr
@@ -76,7 +77,8 @@ func (w *healthWorld) want(ports map[string]uint16) {
 		s.Endpoints = []plan.Endpoint{{Endpoint: &service.Endpoint{Address: netip.MustParseAddrPort("10.0.0.1:80"), Ready: true}, Local: true}}
 		p.Services = append(p.Services, s)
 	}
-	w.h.follow(p, w.addresses)
+	w.h.follow(p, plan.Between(w.plan, p), w.addresses)
+	w.plan = p
 }
 
 // answers waits for an answer at a port of address; empty for none.

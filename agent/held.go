@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"log/slog"
+	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
@@ -41,16 +42,10 @@ func newKeeper(log *slog.Logger, sets kernel.SetStore, s *userspace.Server, p fu
 
 // follow holds the connections of services that leave userspace. It runs before
 // the portal follows the plan.
-func (k *keeper) follow(old, p *plan.Plan) {
-	if old == nil {
-		return
-	}
-	leaves := false
-	plan.Changes(old, p, func(was, is *plan.Service) bool {
-		leaves = was != nil && was.Port.Protocol == service.TCP && was.DataPlane == plan.Userspace && (is == nil || is.DataPlane != plan.Userspace)
-		return !leaves
-	})
-	if !leaves {
+func (k *keeper) follow(p *plan.Plan, d plan.Delta) {
+	if !slices.ContainsFunc(d.Changes, func(c plan.Change) bool {
+		return c.Was != nil && c.Key().Protocol == service.TCP && c.Was.DataPlane == plan.Userspace && (c.Is == nil || c.Is.DataPlane != plan.Userspace)
+	}) {
 		return
 	}
 	k.keep(p, heldFor)

@@ -74,11 +74,11 @@ func TestKeeper(t *testing.T) {
 		done := make(chan error)
 		go func() { done <- h.run(ctx) }()
 		first, next := current, inPlane(plan.IPVS)
-		h.follow(nil, first)
+		h.follow(first, plan.Between(nil, first))
 		time.Sleep(2 * heldEvery)
 		expect("all is in userspace")
 
-		h.follow(first, next)
+		h.follow(next, plan.Between(first, next))
 		expect("it leaves", "10.1.0.2:5000")
 		mu.Lock()
 		current, carried = next, append(carried, connection(web, "10.1.0.2:5003"), connection(gone, "10.1.0.2:5004"))

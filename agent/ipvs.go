@@ -174,8 +174,10 @@ func withIPVS(r rules, h hostRules) (rules, error) {
 	renderer := ipvs.NewRenderer(o)
 	return rules{
 		Backend: b, drain: b.Drain, counts: r.counts, watch: ipvs.NewWatch(b, r.watch),
-		render: func(p *plan.Plan) kernel.Ruleset { return kernel.Merge(r.render(p), renderer.Render(p)) },
-		fresh:  func(p *plan.Plan) kernel.Ruleset { return kernel.Merge(r.fresh(p), ipvs.Render(p, o)) },
+		render: func(p *plan.Plan, d plan.Delta) kernel.Ruleset {
+			return kernel.Merge(r.render(p, d), renderer.Render(p, d))
+		},
+		fresh: func(p *plan.Plan) kernel.Ruleset { return kernel.Merge(r.fresh(p), ipvs.Render(p, o)) },
 		programmed: func(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 {
 			return both(r.programmed(have, want, p), ipvs.Programmed(have, want, p))
 		},

@@ -109,7 +109,7 @@ func withModelIPVS(t *testing.T, m *modelHost) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.programmer = newProgrammer(r, m.log, func() { m.changes++ }, func(_, _ *plan.Plan) {})
+	m.programmer = newProgrammer(r, m.log, func() { m.changes++ }, func(*plan.Plan, plan.Delta) {})
 }
 
 // bothPlanes is a plan of mode auto with a service in each data plane.
@@ -141,7 +141,7 @@ func TestProgrammerOfBothDataPlanes(t *testing.T) {
 	for _, s := range p.Services {
 		want[s.Port.Key] = s.KernelHash
 	}
-	if diff := cmp.Diff(want, m.report().hashes()); diff != "" {
+	if diff := cmp.Diff(want, m.hashes()); diff != "" {
 		t.Errorf("programmed (-want +got):\n%s", diff)
 	}
 	check := func(wantDamage bool) {
@@ -168,7 +168,7 @@ func TestProgrammerOfBothDataPlanes(t *testing.T) {
 		t.Fatal(err)
 	}
 	next.adopt(have, p)
-	if diff := cmp.Diff(want, next.report().hashes()); diff != "" {
+	if diff := cmp.Diff(want, next.hashes()); diff != "" {
 		t.Errorf("after a restart (-want +got):\n%s", diff)
 	}
 	applied := m.backend.applied

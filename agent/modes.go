@@ -29,7 +29,9 @@ func Explainers() []kernel.Explainer { return []kernel.Explainer{ipvs.Explainer{
 // rules is what the programmer works with in one mode.
 type rules struct {
 	kernel.Backend
-	render func(*plan.Plan) kernel.Ruleset
+	// render is given every plan that is to be programmed, with what leads there from
+	// the one before.
+	render func(*plan.Plan, plan.Delta) kernel.Ruleset
 	// fresh is render for plans of any origin, from any goroutine: it remembers nothing.
 	fresh      func(*plan.Plan) kernel.Ruleset
 	programmed func(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64

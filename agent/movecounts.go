@@ -26,24 +26,25 @@ type serviceMoves struct {
 	bridged bool
 }
 
-// count counts what happened between two plans. Not between none and the first:
-// what stands in the kernel then was adopted.
-func (m *moveCounts) count(old, p *plan.Plan) {
+// count counts what d moves. The first plan moves nothing: what stands in the kernel
+// then was adopted.
+func (m *moveCounts) count(d plan.Delta) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.services == nil {
 		m.offloads, m.recalls = map[plan.Cause]uint64{}, map[plan.Cause]uint64{}
 		m.services = map[service.Key]serviceMoves{}
 	}
-	plan.Changes(old, p, func(was, is *plan.Service) bool {
+	for _, c := range d.Changes {
+		is := c.Is
 		if is == nil {
-			delete(m.services, was.Port.Key)
-			return true
+			delete(m.services, c.Key())
+			continue
 		}
 		s := m.services[is.Port.Key]
-		switch move := plan.MoveOf(was, is); {
+		switch move := c.Move(); {
 		case move == plan.NoMove:
-			return true
+			continue
 		case move == plan.Recall:
 			m.recalls[is.Cause]++
 			s.recalls++
@@ -58,8 +59,7 @@ func (m *moveCounts) count(old, p *plan.Plan) {
 			}
 		}
 		m.services[is.Port.Key] = s
-		return true
-	})
+	}
 }
 
 // byCause returns the sums, which also hold the moves of services that are gone.

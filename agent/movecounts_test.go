@@ -35,7 +35,7 @@ func TestMoveCounts(t *testing.T) {
 		at(plan.None, plan.StateRejecting, plan.CauseNoEndpoint),
 		at(plan.IPVS, plan.StatePinned, plan.CausePinned),
 	} {
-		m.count(old, p)
+		m.count(plan.Between(old, p))
 		old = p
 	}
 	check := func(what string, services map[service.Key]serviceMoves) {
@@ -55,7 +55,7 @@ func TestMoveCounts(t *testing.T) {
 		}
 	}
 	check("at the end", map[service.Key]serviceMoves{web: {offloads: 2, recalls: 1}})
-	m.count(old, &plan.Plan{})
+	m.count(plan.Between(old, &plan.Plan{}))
 	check("service gone", map[service.Key]serviceMoves{})
 }
 

@@ -40,7 +40,7 @@ func TestPinsSurvive(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := map[service.Key]service.Preference{web: service.PreferUserspace}
-	if diff := cmp.Diff(want, again.get()); diff != "" {
+	if diff := cmp.Diff(want, again.get(map[service.Key]bool{})); diff != "" {
 		t.Errorf("pins after a restart (-want +got):\n%s", diff)
 	}
 }
@@ -63,8 +63,8 @@ func TestUnusablePinsAreSetAside(t *testing.T) {
 			if err != nil {
 				t.Fatalf("kproxy doesn't start: %v", err)
 			}
-			if len(p.get()) != 0 || !strings.Contains(p.problem, path+" can't be used") || !strings.Contains(p.problem, path+".unusable") {
-				t.Errorf("pins %v, problem %q; want none, and both names", p.get(), p.problem)
+			if len(p.get(map[service.Key]bool{})) != 0 || !strings.Contains(p.problem, path+" can't be used") || !strings.Contains(p.problem, path+".unusable") {
+				t.Errorf("pins %v, problem %q; want none, and both names", p.get(map[service.Key]bool{}), p.problem)
 			}
 			if kept, err := os.ReadFile(path + ".unusable"); err != nil || string(kept) != content {
 				t.Errorf("kept %q, %v; want %q", kept, err, content)
@@ -72,8 +72,8 @@ func TestUnusablePinsAreSetAside(t *testing.T) {
 			if err := p.set([]service.Key{web}, service.PreferKernel); err != nil {
 				t.Fatal(err)
 			}
-			if p, err = openPins(dir); err != nil || p.problem != "" || len(p.get()) != 1 {
-				t.Errorf("after a pin and a restart: pins %v, problem %q, %v", p.get(), p.problem, err)
+			if p, err = openPins(dir); err != nil || p.problem != "" || len(p.get(map[service.Key]bool{})) != 1 {
+				t.Errorf("after a pin and a restart: pins %v, problem %q, %v", p.get(map[service.Key]bool{}), p.problem, err)
 			}
 		})
 	}
@@ -89,8 +89,8 @@ func TestPinsThatCantBeWrittenDontHold(t *testing.T) {
 	if err := os.RemoveAll(dir); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.set([]service.Key{web}, service.PreferKernel); err == nil || len(p.get()) != 0 {
-		t.Errorf("error %v, pins %v; want an error and no pin", err, p.get())
+	if err := p.set([]service.Key{web}, service.PreferKernel); err == nil || len(p.get(map[service.Key]bool{})) != 0 {
+		t.Errorf("error %v, pins %v; want an error and no pin", err, p.get(map[service.Key]bool{}))
 	}
 }
 
@@ -213,12 +213,13 @@ func TestCarried(t *testing.T) {
 	c := carried{enough: 1, kick: func() { kicks++ }, counters: func() map[service.Key]userspace.Counters {
 		return map[service.Key]userspace.Counters{web: {Total: total}}
 	}}
-	if c.changed() {
+	dirty := map[service.Key]bool{}
+	if c.update(dirty) {
 		t.Error("something changed before the first connection")
 	}
 	c.first(web)
-	if !c.changed() || kicks != 1 || c.counts()[web] != 1 {
-		t.Errorf("after the first connection: %d kicks, count %d; want one each", kicks, c.counts()[web])
+	if !c.update(dirty) || kicks != 1 || c.total[web] != 1 || !dirty[web] {
+		t.Errorf("after the first connection: %d kicks, count %d, dirty %v; want one each, and the service", kicks, c.total[web], dirty)
 	}
 	c = carried{enough: 5, kick: func() {}, counters: c.counters}
 	for _, step := range []struct {
@@ -227,7 +228,8 @@ func TestCarried(t *testing.T) {
 		count   uint64
 	}{{0, false, 0}, {3, true, 3}, {3, false, 3}, {9, true, 9}, {12, false, 9}} {
 		total = step.total
-		if changed := c.changed(); changed != step.changed || c.total[web] != step.count {
+		dirty := map[service.Key]bool{}
+		if changed := c.update(dirty); changed != step.changed || dirty[web] != changed || c.total[web] != step.count {
 			t.Errorf("with %d connections: changed %v, count %d; want %v, %d", step.total, changed, c.total[web], step.changed, step.count)
 		}
 	}

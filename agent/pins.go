@@ -23,8 +23,9 @@ type pins struct {
 	path    string
 	problem string // with the file that was found; the pins in it don't hold
 
-	mu     sync.Mutex                         // orders writers of the file, and guards byPort
-	byPort map[service.Key]service.Preference // replaced, never modified
+	mu      sync.Mutex                         // orders writers of the file, and guards what follows
+	byPort  map[service.Key]service.Preference // replaced, never modified
+	changed []service.Key                      // since the last get
 }
 
 // pinsFile is the file's name in --state-dir.
@@ -90,11 +91,15 @@ func (p *pins) setAside(why error) {
 	p.problem = fmt.Sprintf("no service is pinned, as %s can't be used: %v; %s", p.path, why, remedy)
 }
 
-// get returns the pins in force, in a map that nobody modifies: as long as they
-// are the same, so is the map.
-func (p *pins) get() map[service.Key]service.Preference {
+// get returns the pins in force, in a map that isn't modified, and marks those that
+// were set since the last call.
+func (p *pins) get(dirty map[service.Key]bool) map[service.Key]service.Preference {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for _, k := range p.changed {
+		dirty[k] = true
+	}
+	p.changed = nil
 	return p.byPort
 }
 
@@ -113,7 +118,7 @@ func (p *pins) set(keys []service.Key, pref service.Preference) error {
 	if err := p.write(next); err != nil {
 		return fmt.Errorf("write pins: %w", err)
 	}
-	p.byPort = next
+	p.byPort, p.changed = next, append(p.changed, keys...)
 	return nil
 }
 

@@ -21,9 +21,10 @@ type portal struct {
 }
 
 // follow makes the sets what p wants: entries are added before others are
-// deleted, so a service is never in no data plane at all.
-func (t *portal) follow(ctx context.Context, p *plan.Plan) error {
-	ops, err := t.changes(p)
+// deleted, so a service is never in no data plane at all. d leads to p from the plan
+// that was followed last.
+func (t *portal) follow(ctx context.Context, p *plan.Plan, d plan.Delta) error {
+	ops, err := t.changes(p, d)
 	if err != nil {
 		return err
 	}
@@ -39,9 +40,9 @@ func (t *portal) follow(ctx context.Context, p *plan.Plan) error {
 	return nil
 }
 
-func (t *portal) changes(p *plan.Plan) (kernel.SetOps, error) {
+func (t *portal) changes(p *plan.Plan, d plan.Delta) (kernel.SetOps, error) {
 	if t.applied != nil {
-		return kernel.PortalChanges(t.applied, p), nil
+		return kernel.PortalChanges(t.applied, p, d), nil
 	}
 	have, err := t.observe(p)
 	return kernel.DiffSets(have, kernel.Portal(p)), err

@@ -6,8 +6,8 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
@@ -24,33 +24,51 @@ type programmer struct {
 	changed func() // tells the fast loop that Programmed or Failed changed
 	// applied tells it that rules were written: until then flows may have begun
 	// without them, or by those of an earlier plan, nil if that isn't known. Where it
-	// is certain that they began by all of was's rules, now is the plan whose rules
-	// were written, else nil.
-	applied func(was, now *plan.Plan)
+	// is certain that they began by all of was's rules, d says what the rules that
+	// were written change, else it is Full.
+	applied func(was *plan.Plan, d plan.Delta)
 	figures *figures
 
-	latest atomic.Pointer[plan.Plan]
 	wake   chan struct{} // 1 slot: triggers coalesce
 	portal chan struct{} // closed once the rules that lead to userspace are in the kernel
 
 	// Owned by run.
+	plan  *plan.Plan     // that was rendered last
+	want  kernel.Ruleset // what it wants
 	have  kernel.Ruleset
 	known bool // have is what the kernel holds
-	// was is the last plan whose rules were written as a whole; exact says that
-	// nothing has been written since, also not in part.
-	was   *plan.Plan
-	exact bool
+	// was is the last plan whose rules were written as a whole, and unwritten leads
+	// from it to plan; exact says that nothing has been written since, also not in part.
+	was       *plan.Plan
+	unwritten plan.Delta
+	exact     bool
 	// failing is what the last pass wanted, if it failed.
 	failing *kernel.Ruleset
 	drains  draining
 
-	mu     sync.Mutex // guards result, which the fast loop reads
-	result programResult
+	mu      sync.Mutex // guards what follows, which both loops use
+	latest  *plan.Plan // that was handed over last
+	pending plan.Delta // from plan to latest
+	done    []written  // that the fast loop hasn't taken in
+	result  programResult
+
+	// Owned by the fast loop: the KernelHash of the rules that the kernel holds, by
+	// service port, without those that may be changing.
+	programmed map[service.Key]uint64
+	failed     map[service.Key]plan.Failure // that it was told of last
+	dirty      map[service.Key]bool         // of which programmed says something else than it was told
 }
 
-// programResult is what the programmer reports. Its maps are never modified.
+// written is what a pass has done to the rules of services.
+type written struct {
+	// all are the rules that the kernel holds, by service port; nil if those of services
+	// that aren't in changes are as they were.
+	all     map[service.Key]uint64
+	changes []plan.Change
+}
+
+// programResult is what the programmer reports. Its map is never modified.
 type programResult struct {
-	held
 	failed  map[service.Key]plan.Failure
 	passes  uint64
 	written bool // a pass has written the rules of every service, but for those that failed by name
@@ -59,43 +77,8 @@ type programResult struct {
 	took    time.Duration
 }
 
-// held says which services' rules the kernel holds: those of all services of a plan,
-// or those that programmed names with their KernelHash.
-type held struct {
-	all        []*plan.Service
-	programmed map[service.Key]uint64
-}
-
-// same reports whether h and o say the same of every service.
-func (h held) same(o held) bool {
-	if h.all == nil || o.all == nil {
-		return h.all == nil && o.all == nil && maps.Equal(h.programmed, o.programmed)
-	}
-	return plan.SameHashes(h.all, o.all)
-}
-
-// without is h less the services whose rules p changes.
-func (h held) without(p *plan.Plan) held {
-	if p == nil {
-		return h
-	}
-	if h.all != nil {
-		return held{all: plan.Alike(h.all, p.Services)}
-	}
-	alike := make(map[service.Key]uint64, len(h.programmed))
-	for _, s := range p.Services {
-		if hash, ok := h.programmed[s.Port.Key]; ok && hash == s.KernelHash {
-			alike[s.Port.Key] = hash
-		}
-	}
-	if len(alike) == len(h.programmed) {
-		return h
-	}
-	return held{programmed: alike}
-}
-
-func newProgrammer(r rules, log *slog.Logger, changed func(), applied func(was, now *plan.Plan)) *programmer {
-	g := &programmer{figures: &figures{}, rules: r, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{})}
+func newProgrammer(r rules, log *slog.Logger, changed func(), applied func(was *plan.Plan, d plan.Delta)) *programmer {
+	g := &programmer{figures: &figures{}, rules: r, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{}), programmed: map[service.Key]uint64{}, dirty: map[service.Key]bool{}}
 	g.drains.active = r.drain != nil
 	return g
 }
@@ -103,20 +86,71 @@ func newProgrammer(r rules, log *slog.Logger, changed func(), applied func(was, 
 // adopt starts from what an earlier kproxy left in the kernel. Call it before run.
 func (g *programmer) adopt(have kernel.Ruleset, p *plan.Plan) {
 	g.have, g.known = have, true
-	g.result.programmed = g.rules.programmed(have, g.rules.render(p), p)
+	g.programmed = g.rules.programmed(have, g.rules.render(p, plan.Between(nil, p)), p)
 }
 
-// program hands over a plan. The fast loop calls it after the portal follows
-// the plan, so no service uses rules that are about to change. From now on until a
-// pass has ended that wrote what the last plan wants, those rules don't count as there:
-// a service that changes there and back meanwhile would else be led to them while they
-// are another plan's.
-func (g *programmer) program(p *plan.Plan) {
+// program hands over a plan, to which d leads from the one before. The fast loop
+// calls it after the portal follows the plan, so no service uses rules that are
+// about to change. From now on until a pass has ended that wrote what the last plan
+// wants, those rules don't count as there: a service that changes there and back
+// meanwhile would else be led to them while they are another plan's.
+func (g *programmer) program(p *plan.Plan, d plan.Delta) {
 	g.mu.Lock()
-	g.latest.Store(p)
-	g.result.held = g.result.without(p)
+	g.takeDone()
+	g.latest, g.pending = p, g.pending.Then(d)
 	g.mu.Unlock()
+	for _, c := range d.Changes {
+		if c.Is == nil || g.programmed[c.Key()] != c.Is.KernelHash {
+			delete(g.programmed, c.Key())
+		}
+	}
 	g.kick()
+}
+
+// observed returns the KernelHash of the rules that the kernel holds, by service
+// port, and what could not be programmed. It marks the service ports of which either
+// says something new. It is the fast loop's.
+func (g *programmer) observed(dirty map[service.Key]bool) (map[service.Key]uint64, map[service.Key]plan.Failure) {
+	g.mu.Lock()
+	g.takeDone()
+	failed := g.result.failed
+	g.mu.Unlock()
+	markDiffering(dirty, g.failed, failed)
+	g.failed = failed
+	maps.Copy(dirty, g.dirty)
+	clear(g.dirty)
+	return g.programmed, failed
+}
+
+// takeDone takes in what passes have done. The caller holds mu.
+func (g *programmer) takeDone() {
+	for _, w := range g.done {
+		if w.all != nil {
+			markDiffering(g.dirty, g.programmed, w.all)
+			g.programmed = w.all
+		}
+		for _, c := range w.changes {
+			g.dirty[c.Key()] = true
+			if c.Is != nil && c.Is.KernelHash != 0 {
+				g.programmed[c.Key()] = c.Is.KernelHash
+			}
+		}
+	}
+	g.done = nil
+}
+
+// markDiffering marks the keys of what was and is don't have alike.
+func markDiffering[V comparable](dirty map[service.Key]bool, was, is map[service.Key]V) {
+	for k, v := range is {
+		if old, known := was[k]; !known || old != v {
+			dirty[k] = true
+		}
+	}
+	for k := range was {
+		if _, known := is[k]; !known {
+			dirty[k] = true
+		}
+	}
 }
 
 func (g *programmer) kick() {
@@ -126,7 +160,7 @@ func (g *programmer) kick() {
 	}
 }
 
-// report returns the last result.
+// report returns the last result. Safe for concurrent use.
 func (g *programmer) report() programResult {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -187,12 +221,11 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 		case <-retry.C:
 			again = true
 		}
-		p := g.latest.Load()
-		if p == nil || !again && g.failedFor(p) {
-			continue
+		if !g.render() || !again && g.failing != nil && kernel.Diff(*g.failing, g.want).Empty() {
+			continue // no plan brings the retry forward that wants nothing else than what failed
 		}
 		start, full := time.Now(), !g.known
-		err := g.pass(ctx, p)
+		err := g.pass(ctx)
 		if d := rest(time.Since(start)); d > 0 && !full {
 			wake = nil
 			resting.Reset(d)
@@ -208,17 +241,24 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 	}
 }
 
-// failedFor reports whether the last pass failed, and p wants nothing else than
-// its plan did: then it is the retry's turn, and no plan brings it forward.
-func (g *programmer) failedFor(p *plan.Plan) bool {
-	return g.failing != nil && kernel.Diff(*g.failing, g.rules.render(p)).Empty()
+// render renders the latest plan. It reports whether there is one.
+func (g *programmer) render() bool {
+	g.mu.Lock()
+	p, d := g.latest, g.pending
+	g.pending = plan.Delta{}
+	g.mu.Unlock()
+	if p == nil {
+		return false
+	}
+	g.plan, g.want, g.unwritten = p, g.rules.render(p, d), g.unwritten.Then(d)
+	return true
 }
 
-// pass brings the kernel to p.
-func (g *programmer) pass(ctx context.Context, p *plan.Plan) error {
-	want := g.rules.render(p)
-	err := g.bring(ctx, p, want)
+// pass brings the kernel to the plan that was rendered last.
+func (g *programmer) pass(ctx context.Context) error {
+	err := g.bring(ctx, g.plan, g.want)
 	if g.failing = nil; err != nil {
+		want := g.want
 		g.failing = &want
 	}
 	return err
@@ -240,32 +280,31 @@ func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Rulese
 	}
 	ops := kernel.Diff(g.have, want)
 	if ops.Empty() {
-		g.was, g.exact = p, true
+		w := g.wroteAll()
 		g.rules.watch.Expect(want)
 		g.figures.holds(want)
-		return g.finish(start, &held{all: p.Services}, nil, nil)
+		return g.finish(start, w, nil, nil)
 	}
 	applied, err := g.rules.Apply(ctx, ops)
 	g.figures.wrote(applied)
 	g.drains.soon()
 	if err == nil && len(applied.Failed) == 0 {
-		if full || !g.exact {
-			defer g.applied(g.was, nil)
-		} else {
-			defer g.applied(g.was, p)
-		}
-		g.have, g.was, g.exact = want, p, true
+		was, d := g.was, g.unwritten
+		d.Full = d.Full || full || !g.exact
+		defer g.applied(was, d)
+		g.have = want
+		w := g.wroteAll()
 		g.rules.watch.Expect(want)
 		g.figures.programmed(want, ops, full, time.Since(start))
 		g.log.Debug("programmed the kernel", "chains", applied.Chains, "rules", applied.Rules, "entries", applied.Entries, "virtual servers", applied.Virtuals, "took", time.Since(start))
-		return g.finish(start, &held{all: p.Services}, nil, nil)
+		return g.finish(start, w, nil, nil)
 	}
-	defer g.applied(g.was, nil)
+	defer g.applied(g.was, plan.Delta{Full: true})
 	// What took effect is known only by looking.
 	g.known, g.exact = false, false
 	have, observeErr := g.rules.Observe(ctx)
 	if observeErr != nil {
-		return g.finish(start, &held{programmed: map[service.Key]uint64{}}, nil, errors.Join(err, observeErr))
+		return g.finish(start, &written{all: map[service.Key]uint64{}}, nil, errors.Join(err, observeErr))
 	}
 	g.have, g.known = have, true
 	g.figures.holds(have)
@@ -279,7 +318,37 @@ func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Rulese
 	if err == nil {
 		err = servicesFailed(len(failed))
 	}
-	return g.finish(start, &held{programmed: g.rules.programmed(have, want, p)}, failed, err)
+	return g.finish(start, &written{all: g.rules.programmed(have, want, p)}, failed, err)
+}
+
+// wroteAll notes that the kernel holds all that plan wants, and returns what that
+// changes.
+func (g *programmer) wroteAll() *written {
+	w := &written{changes: g.unwritten.Changes}
+	if !g.exact || g.unwritten.Full {
+		w = &written{all: make(map[service.Key]uint64, len(g.plan.Services))}
+		for _, s := range g.plan.Services {
+			if s.KernelHash != 0 {
+				w.all[s.Port.Key] = s.KernelHash
+			}
+		}
+	}
+	g.was, g.unwritten, g.exact = g.plan, plan.Delta{}, true
+	return w
+}
+
+// without is w less the services whose rules d changes.
+func (w *written) without(d plan.Delta) {
+	rules := map[service.Key]bool{}
+	for _, c := range d.Changes {
+		if c.Rules() {
+			rules[c.Key()] = true
+			delete(w.all, c.Key())
+		}
+	}
+	if len(rules) > 0 {
+		w.changes = slices.DeleteFunc(slices.Clone(w.changes), func(c plan.Change) bool { return rules[c.Key()] })
+	}
 }
 
 // servicesFailed is the error of a pass that wrote all rules but those of so many services.
@@ -334,24 +403,23 @@ func (g *programmer) failure(k service.Key, f plan.Failure) plan.Failure {
 	return f
 }
 
-// finish publishes the outcome of a pass; nil for what is held leaves the last.
-func (g *programmer) finish(start time.Time, now *held, failed map[service.Key]plan.Failure, err error) error {
+// finish publishes the outcome of a pass; nil for what was written leaves the last.
+func (g *programmer) finish(start time.Time, now *written, failed map[service.Key]plan.Failure, err error) error {
 	if err != nil {
 		g.figures.ruleFailures.Add(1)
 	}
 	g.mu.Lock()
 	old := g.result
+	news := false
 	if now != nil {
-		*now = now.without(g.latest.Load()) // which may be a later plan
+		now.without(g.pending) // of later plans
+		news = now.all != nil || len(now.changes) > 0
+		g.done = append(g.done, *now)
 	}
 	var rest servicesFailed
 	r := programResult{
-		held: old.held, failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start),
+		failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start),
 		written: old.written || err == nil || errors.As(err, &rest),
-	}
-	news := now != nil && !now.same(old.held)
-	if news || now != nil && now.all != nil {
-		r.held = *now // else the same map tells plan.Compute that nothing is new
 	}
 	if err == nil {
 		r.lastOK = time.Now()

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -23,6 +22,7 @@ import (
 // modelHost is a programmer on a model of a host, with faults to switch on.
 type modelHost struct {
 	*programmer
+	given   *plan.Plan // last
 	host    *kerneltest.Host
 	backend *gate
 	changes int
@@ -98,8 +98,32 @@ func newModelHost(t *testing.T) *modelHost {
 		Backend: m.backend, watch: &expectations{},
 		render: iptables.NewRenderer(o).Render, fresh: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, o) }, programmed: iptables.Programmed, adopted: iptables.Adopted,
 	}
-	m.programmer = newProgrammer(r, slog.New(slog.DiscardHandler), func() { m.changes++ }, func(_, _ *plan.Plan) {})
+	m.programmer = newProgrammer(r, slog.New(slog.DiscardHandler), func() { m.changes++ }, func(*plan.Plan, plan.Delta) {})
 	return m
+}
+
+// program hands over a plan.
+func (m *modelHost) program(p *plan.Plan) {
+	d := changes(m.given, p)
+	if m.given == nil {
+		d.Full = true
+	}
+	if m.given = p; d.Full || len(d.Changes) > 0 {
+		m.programmer.program(p, d)
+	}
+}
+
+// pass hands over a plan and programs it.
+func (m *modelHost) pass(ctx context.Context, p *plan.Plan) error {
+	m.program(p)
+	m.render()
+	return m.programmer.pass(ctx)
+}
+
+// hashes returns what the kernel holds, as the fast loop is told.
+func (g *programmer) hashes() map[service.Key]uint64 {
+	programmed, _ := g.observed(map[service.Key]bool{})
+	return programmed
 }
 
 func twoServices() *plan.Plan {
@@ -116,9 +140,8 @@ func TestProgrammerReportsWhatIsInTheKernel(t *testing.T) {
 	if err := m.pass(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	r := m.report()
 	for _, s := range p.Services {
-		if h, ok := r.hashes()[s.Port.Key]; !ok || h != s.KernelHash {
+		if h, ok := m.hashes()[s.Port.Key]; !ok || h != s.KernelHash {
 			t.Errorf("service %s counts as programmed %v with hash %x, want %x", s.Port.Key, ok, h, s.KernelHash)
 		}
 	}
@@ -154,7 +177,7 @@ func TestProgrammerForgetsWhatMayBeChanging(t *testing.T) {
 		expect := func(when string, want bool) {
 			t.Helper()
 			synctest.Wait()
-			h := m.report().hashes()
+			h := m.hashes()
 			if _, ok := h[k]; ok != want {
 				t.Errorf("%s: counts as programmed %t, want %t", when, ok, want)
 			}
@@ -200,10 +223,10 @@ func TestProgrammerKeepsLastGoodState(t *testing.T) {
 	}
 	r := m.report()
 	a, b := now.Services[0], now.Services[1]
-	if r.hashes()[a.Port.Key] != a.KernelHash {
+	if m.hashes()[a.Port.Key] != a.KernelHash {
 		t.Error("the service that didn't change doesn't count as programmed any more")
 	}
-	if r.hashes()[b.Port.Key] == b.KernelHash {
+	if m.hashes()[b.Port.Key] == b.KernelHash {
 		t.Error("the service that changed counts as programmed although its rules could not be written")
 	}
 	if r.lastErr == nil || r.lastOK.IsZero() {
@@ -213,8 +236,8 @@ func TestProgrammerKeepsLastGoodState(t *testing.T) {
 	if err := m.pass(t.Context(), now); err != nil {
 		t.Fatal(err)
 	}
-	if r := m.report(); r.hashes()[b.Port.Key] != b.KernelHash || r.lastErr != nil {
-		t.Errorf("after the lock is free: programmed %x, error %v; want %x and none", r.hashes()[b.Port.Key], r.lastErr, b.KernelHash)
+	if r := m.report(); m.hashes()[b.Port.Key] != b.KernelHash || r.lastErr != nil {
+		t.Errorf("after the lock is free: programmed %x, error %v; want %x and none", m.hashes()[b.Port.Key], r.lastErr, b.KernelHash)
 	}
 }
 
@@ -234,8 +257,8 @@ func TestProgrammerRetries(t *testing.T) {
 		m.backend.fail(nil)
 		time.Sleep(4 * retryFirst)
 		synctest.Wait()
-		if r := m.report(); len(r.hashes()) != 2 || r.lastErr != nil {
-			t.Errorf("after the retry %d services are programmed, error %v; want 2 and none", len(r.hashes()), r.lastErr)
+		if r := m.report(); len(m.hashes()) != 2 || r.lastErr != nil {
+			t.Errorf("after the retry %d services are programmed, error %v; want 2 and none", len(m.hashes()), r.lastErr)
 		}
 		cancel()
 		if err := <-done; err != nil {
@@ -309,18 +332,22 @@ func TestProgrammerRepairs(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ops := kernel.Diff(have, m.rules.render(p)); !ops.Empty() {
+	if ops := kernel.Diff(have, m.want); !ops.Empty() {
 		t.Errorf("after the repair there is still a difference: %+v", ops)
 	}
 }
 
 // TestProgrammerTellsWhatItReplaced: whoever looks for flows that began by rules
 // of an earlier plan learns which plan that was, also when a pass failed between;
-// and which one replaced it, unless they may have begun otherwise.
+// and what has changed since, unless they may have begun otherwise.
 func TestProgrammerTellsWhatItReplaced(t *testing.T) {
 	m := newModelHost(t)
-	var told [][2]*plan.Plan
-	m.applied = func(was, now *plan.Plan) { told = append(told, [2]*plan.Plan{was, now}) }
+	type replaced struct {
+		was   *plan.Plan
+		exact bool
+	}
+	var told []replaced
+	m.applied = func(was *plan.Plan, d plan.Delta) { told = append(told, replaced{was, !d.Full && len(d.Changes) == 2}) }
 	full, empty := twoServices(), &plan.Plan{Mode: plan.ModeIPTables, Kernel: plan.IPTables}
 	pass := func(p *plan.Plan, wantErr bool) {
 		t.Helper()
@@ -339,7 +366,7 @@ func TestProgrammerTellsWhatItReplaced(t *testing.T) {
 	pass(empty, false)
 	m.known = false
 	pass(full, false)
-	if want := [][2]*plan.Plan{{nil, nil}, {full, nil}, {full, nil}, {empty, full}, {full, empty}, {empty, nil}}; !slices.Equal(told, want) {
+	if want := []replaced{{nil, false}, {full, false}, {full, false}, {empty, true}, {full, true}, {empty, false}}; !slices.Equal(told, want) {
 		t.Errorf("told of %v, want %v", told, want)
 	}
 }
@@ -356,10 +383,10 @@ func TestProgrammerAdopts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	next := newProgrammer(m.rules, m.log, func() {}, func(_, _ *plan.Plan) {})
+	next := &modelHost{programmer: newProgrammer(m.rules, m.log, func() {}, func(*plan.Plan, plan.Delta) {})}
 	next.adopt(have, p)
-	if r := next.report(); len(r.hashes()) != len(p.Services) {
-		t.Errorf("%d services count as programmed at once, want %d", len(r.hashes()), len(p.Services))
+	if got := len(next.hashes()); got != len(p.Services) {
+		t.Errorf("%d services count as programmed at once, want %d", got, len(p.Services))
 	}
 	applied := m.backend.applied
 	if err := next.pass(t.Context(), p); err != nil || m.backend.applied != applied {
@@ -409,7 +436,7 @@ func TestPortalOpensAfterARestart(t *testing.T) {
 	if err := m.pass(t.Context(), old); err != nil {
 		t.Fatal(err)
 	}
-	next := newModelHost(t).programmer
+	next := newModelHost(t)
 	next.rules = m.rules
 	now := kerneltest.Plan(plan.ModeIPTables, old.Services[0],
 		kerneltest.Service("b", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.2.0.3:8080")))
@@ -430,7 +457,7 @@ func TestPortalOpensAfterARestart(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range m.rules.render(now).Chains[service.IPv4] {
+	for _, c := range next.want.Chains[service.IPv4] {
 		if c.Name != "KPROXY-PORTAL" && c.Name != "KPROXY-SERVICES" {
 			continue
 		}
@@ -439,20 +466,6 @@ func TestPortalOpensAfterARestart(t *testing.T) {
 			t.Errorf("chain %s isn't as it should be", c.Name)
 		}
 	}
-}
-
-// hashes is what h says, service by service.
-func (h held) hashes() map[service.Key]uint64 {
-	out := maps.Clone(h.programmed)
-	for _, s := range h.all {
-		if out == nil {
-			out = map[service.Key]uint64{}
-		}
-		if s.KernelHash != 0 {
-			out[s.Port.Key] = s.KernelHash
-		}
-	}
-	return out
 }
 
 // TestProgrammerRemembersServices: after the first pass, which begins with the
@@ -464,7 +477,7 @@ func TestProgrammerRemembersServices(t *testing.T) {
 	if err := m.pass(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	next := m.rules.render(p)
+	next := m.rules.render(p, plan.Delta{})
 	for f := range service.Families {
 		if !sameMemory(m.have.Chains[f], next.Chains[f]) {
 			t.Errorf("%s chains of the same plan are other ones", service.Family(f))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"time"
 
@@ -67,7 +66,7 @@ func (a *Agent) waitForTrigger(ctx context.Context, wake, count, damage <-chan t
 			return true
 		case <-count:
 			a.announceSync() // the programmer and the sweeper fail on their own
-			if a.carried.changed() {
+			if a.carried.update(a.dirty) {
 				return true
 			}
 		case <-damage:
@@ -117,22 +116,24 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	triggers := a.triggers() // before Latest, which has at least what they led to
 	old, snapshot := a.current.Load(), a.source.Latest()
 	a.figures.begun(snapshot, triggers)
-	p := plan.Compute(a.inputs(start, old, snapshot))
+	in := a.inputs(start, old, snapshot)
+	p, d := plan.Compute(old, in)
 	a.coming.Store(p)
 	a.userspace.Prepare(p)
-	a.moveAffinity(old, p)
-	a.keeper.follow(old, p)
-	if err := a.portal.follow(ctx, p); err != nil {
+	a.moveAffinity(old, p, d)
+	a.keeper.follow(p, d)
+	if err := a.portal.follow(ctx, p, d); err != nil {
 		a.repairing = true
 		return p, a.sync.failed(start, fmt.Errorf("update the portal: %w", err))
 	}
-	a.commit(p)
-	a.probe(snapshot, p)
+	a.commit(p, d)
+	a.dirty, a.healthRevision = map[service.Key]bool{}, in.Health.Revision
+	a.probe(snapshot, p, d)
 	a.tellDetector(old, p)
-	a.healths.follow(p, healthAddresses(&p.Policy))
+	a.healths.follow(p, d, healthAddresses(&p.Policy))
 	a.adopted = nil // only the first plan asks: a service that comes later is new
-	a.programmer.program(p)
-	a.sweeper.follow(old, p)
+	a.programmer.program(p, d)
+	a.sweeper.follow(old, d)
 	if a.repairing { // not before: until now flows may have begun without the portal
 		a.repairing = false
 		a.sweeper.all()
@@ -140,9 +141,9 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	took := time.Since(start)
 	a.sync.done(took)
 	a.figures.done(snapshot, took)
-	a.announce(plan.Events(old, p), old == nil)
-	a.recordMoves(old, p)
-	a.figures.moves.count(old, p)
+	a.announce(d.Events(p.Time), old == nil)
+	a.recordMoves(d)
+	a.figures.moves.count(d)
 	if old == nil { // what is there now began before this process: it is counted from here
 		if err := a.accounting.Refresh(0, a.conntrack.List); err != nil {
 			a.log.Warn("the kernel's connections can't be counted", "error", err)
@@ -152,27 +153,19 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 }
 
 // probe has the endpoints of a snapshot probed that p's policy doesn't exclude.
-func (a *Agent) probe(s *service.Snapshot, p *plan.Plan) {
-	if w := (probed{s, p.Policy.ExcludeCIDRs}); w.snapshot != a.probed.snapshot || !slices.Equal(w.exclude, a.probed.exclude) {
-		if !slices.Equal(w.exclude, a.probed.exclude) || !plan.SameTargets(a.probed.snapshot, s, a.health) {
-			a.prober.Update(plan.Targets(s, a.health, w.exclude...))
-		}
-		a.probed = w
+func (a *Agent) probe(s *service.Snapshot, p *plan.Plan, d plan.Delta) {
+	if exclude := p.Policy.ExcludeCIDRs; d.Full || !d.SameTargets(a.health) || !slices.Equal(exclude, a.unprobed) {
+		a.prober.Update(plan.Targets(s, a.health, exclude...))
+		a.unprobed = exclude
 	}
 }
 
-// probed is what decides who is probed.
-type probed struct {
-	snapshot *service.Snapshot
-	exclude  []netip.Prefix
-}
-
 // commit makes p the current plan.
-func (a *Agent) commit(p *plan.Plan) {
+func (a *Agent) commit(p *plan.Plan, d plan.Delta) {
 	a.counting.Lock()
 	defer a.counting.Unlock()
 	a.userspace.Commit(p)
-	a.accounting.SetPlan(p)
+	a.accounting.SetPlan(p, d)
 	a.skipOwnEnds()
 	a.current.Store(p)
 }
@@ -188,14 +181,19 @@ func (a *Agent) triggers() (none [2][]time.Time) {
 
 // inputs gathers what Compute wants to know.
 func (a *Agent) inputs(now time.Time, old *plan.Plan, snapshot *service.Snapshot) plan.Inputs {
-	r := a.programmer.report()
-	return plan.Inputs{
+	programmed, failed := a.programmer.observed(a.dirty)
+	a.carried.update(a.dirty)
+	in := plan.Inputs{
 		Now: now, Snapshot: snapshot, Health: a.prober.View(), Caps: a.capsNow(now), Policy: a.policyNow(),
 		Observed: plan.Observed{
-			Carried: a.carried.counts(), Programmed: r.programmed, Holds: r.all, Refused: a.refusals.now(now), Adopted: a.adopted,
+			Carried: a.carried.total, Programmed: programmed, Refused: a.refusals.now(now), Adopted: a.adopted,
 		},
-		Failed: r.failed, Pins: a.pins.get(), Previous: old,
+		Failed: failed, Pins: a.pins.get(a.dirty),
 	}
+	if old != nil && in.Health.Revision == a.healthRevision {
+		in.Dirty = a.dirty
+	}
+	return in
 }
 
 // maxAnnounced is how many services a start is logged of, one by one; with more,

@@ -7,15 +7,13 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// recordMoves writes an event about every Service that another data plane
-// carries in p than in old. Not about what p starts with: after a start, that
-// would be all of them, and nothing has happened to any. What came or went is
-// no move either.
-func (a *Agent) recordMoves(old, p *plan.Plan) {
-	if a.record == nil || old == nil {
+// recordMoves writes an event about every Service that d moves to another data
+// plane. What came or went is no move, nor is what the first plan starts with.
+func (a *Agent) recordMoves(d plan.Delta) {
+	if a.record == nil {
 		return
 	}
-	for _, m := range moves(old, p) {
+	for _, m := range moves(d) {
 		a.record.Event(m.namespace, m.name, false, "DataPlaneChanged", m.action, strings.Join(m.notes, "; "))
 	}
 }
@@ -27,13 +25,14 @@ type move struct {
 	notes           []string
 }
 
-// moves returns the Services that are carried otherwise in p than in old, in
-// key order, with one note for each of their ports.
-func moves(old, p *plan.Plan) []move {
+// moves returns the Services that d moves to another data plane, in key order, with
+// one note for each of their ports.
+func moves(d plan.Delta) []move {
 	var out []move
-	plan.Changes(old, p, func(was, is *plan.Service) bool {
+	for _, c := range d.Changes {
+		was, is := c.Was, c.Is
 		if was == nil || is == nil || was.DataPlane == is.DataPlane || catchesUp(was, is) {
-			return true
+			continue
 		}
 		k := is.Port.Key
 		if n := len(out); n == 0 || out[n-1].namespace != k.Namespace || out[n-1].name != k.Name {
@@ -45,8 +44,7 @@ func moves(old, p *plan.Plan) []move {
 		}
 		m := &out[len(out)-1]
 		m.notes = append(m.notes, note)
-		return true
-	})
+	}
 	return out
 }
 

@@ -43,9 +43,9 @@ func TestRecordMoves(t *testing.T) {
 	}}
 	var got recorded
 	a := &Agent{record: &got}
-	a.recordMoves(nil, old) // a start is no move
-	a.recordMoves(old, old)
-	a.recordMoves(old, p)
+	a.recordMoves(plan.Between(nil, old)) // a start is no move
+	a.recordMoves(plan.Between(old, old))
+	a.recordMoves(plan.Between(old, p))
 	want := recorded{
 		{"default/a", "normal", "DataPlaneChanged", "Offload", "http: userspace to iptables: steady; metrics: userspace to iptables: steady too"},
 		{"default/b", "normal", "DataPlaneChanged", "Recall", "iptables to userspace: its endpoints flap"},
@@ -56,7 +56,7 @@ func TestRecordMoves(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
-	(&Agent{}).recordMoves(old, p) // where nobody keeps events
+	(&Agent{}).recordMoves(plan.Between(old, p)) // where nobody keeps events
 }
 
 func TestNodeEligible(t *testing.T) {

@@ -48,7 +48,7 @@ func Render(o RenderOptions) ([]Section, error) {
 	policy := renderPolicy(o)
 	addresses, assumed := nodeAddresses(snapshot.Node())
 	policy.NodeAddresses = addresses
-	p := plan.Compute(plan.Inputs{
+	p, _ := plan.Compute(nil, plan.Inputs{
 		Now: time.Unix(0, 0).UTC(), Snapshot: snapshot, Policy: policy,
 		Caps: plan.Caps{
 			IPTables: plan.Capability{Name: "iptables", Supported: true},

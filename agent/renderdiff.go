@@ -51,7 +51,7 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 		host.Caps.IPVS = plan.Capability{Name: "ipvs"}
 	}
 	host.Caps.Forwarding = kernel.Forwarding()
-	p := plan.Compute(plan.Inputs{Now: time.Now(), Snapshot: snapshot, Policy: policy, Caps: host.Caps})
+	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Now(), Snapshot: snapshot, Policy: policy, Caps: host.Caps})
 	rules := renderOptions(o)
 	rules.RandomFully, rules.SocketMatch, rules.CatchRefusals = host.RandomFully, host.SocketMatch, host.CatchRefusals
 	rules.SkipIPv6, rules.DropInvalid = !host.IPv6, !kernel.LiberalConntrack()

@@ -203,7 +203,7 @@ func (a *Agent) adopt(ctx context.Context) error {
 	}
 	a.adopted = a.programmer.rules.adopted(have, a.source.Latest())
 	// What is programmed is told by comparing, and a plan says with what.
-	first := plan.Compute(a.inputs(time.Now(), nil, a.source.Latest()))
+	first, _ := plan.Compute(nil, a.inputs(time.Now(), nil, a.source.Latest()))
 	a.programmer.adopt(have, first)
 	if n := len(a.adopted); n > 0 {
 		a.log.Info("adopted what an earlier kproxy programmed", "offloaded", n)

@@ -61,8 +61,8 @@ func (w *sweep) add(o sweep) {
 
 func (w *sweep) empty() bool { return !w.stale && w.halfOpen == [2]bool{} }
 
-// follow has looked for what going from old to p may have left.
-func (s *sweeper) follow(old, p *plan.Plan) { s.owe(between(old, p)) }
+// follow has looked for what going from old by d may have left.
+func (s *sweeper) follow(old *plan.Plan, d plan.Delta) { s.owe(between(old, d)) }
 
 // all has looked at every entry. It is called when flows may have begun while the
 // way to their endpoints wasn't there: UDP clients would otherwise stay with what
@@ -74,20 +74,20 @@ func (s *sweeper) all() {
 // written is called when the kernel's rules were written; was is the plan that they
 // followed before, nil if that isn't known. Until then flows may have begun by
 // those, or, where somebody had removed them or only a part had been written,
-// otherwise. Where that can't be, now is the plan that they follow, and what it
-// shares with was has led no flow astray.
-func (s *sweeper) written(was, now *plan.Plan) {
+// otherwise. Where that can't be, d isn't Full and says what has changed: the rest
+// has led no flow astray.
+func (s *sweeper) written(was *plan.Plan, d plan.Delta) {
 	w := sweep{stale: true, former: []*plan.Plan{was}, halfOpen: bothFamilies}
-	if was != nil && now != nil {
-		w = between(was, now)
+	if was != nil && !d.Full {
+		w = between(was, d)
 	}
 	s.owe(w)
 }
 
-// between is what going from old to p may leave.
-func between(old, p *plan.Plan) sweep {
-	w := sweep{halfOpen: conntrack.HalfOpenIn(old, p)}
-	if conntrack.MayBeStale(old, p) {
+// between is what going from old by d may leave.
+func between(old *plan.Plan, d plan.Delta) sweep {
+	w := sweep{halfOpen: conntrack.HalfOpenIn(d)}
+	if conntrack.MayBeStale(d) {
 		w.stale, w.former = true, []*plan.Plan{old}
 	}
 	return w

@@ -22,6 +22,13 @@ func oneService(p service.Protocol, d plan.DataPlane, endpoint string) *plan.Pla
 	}}}
 }
 
+// changes leads from one plan to another that was computed from it.
+func changes(old, p *plan.Plan) plan.Delta {
+	d := plan.Between(old, p)
+	d.Full = false
+	return d
+}
+
 // TestSweeper: what is looked for follows from what happened; what happens before
 // a sweep is one sweep; one that failed is owed again.
 func TestSweeper(t *testing.T) {
@@ -36,19 +43,19 @@ func TestSweeper(t *testing.T) {
 		do   func(*sweeper)
 		want sweep
 	}{
-		{"nothing", tcp, func(s *sweeper) { s.follow(tcp, tcp) }, sweep{}},
-		{"the first plan", tcp, func(s *sweeper) { s.follow(nil, tcp) }, sweep{stale: true, former: []*plan.Plan{nil}}},
-		{"a TCP service moved", moved, func(s *sweeper) { s.follow(tcp, moved) }, sweep{}},
-		{"its endpoint is gone", pointed, func(s *sweeper) { s.follow(tcp, pointed) }, sweep{halfOpen: v4}},
-		{"its rules were written over the former plan's", pointed, func(s *sweeper) { s.written(tcp, pointed) }, sweep{halfOpen: v4}},
-		{"its rules were written", pointed, func(s *sweeper) { s.written(tcp, nil) }, sweep{stale: true, former: []*plan.Plan{tcp}, halfOpen: both}},
-		{"a UDP endpoint is gone", pointedDNS, func(s *sweeper) { s.follow(dns, pointedDNS) }, sweep{stale: true, former: []*plan.Plan{dns}}},
-		{"rules of no endpoint that is gone were written", moved, func(s *sweeper) { s.written(tcp, moved) }, sweep{}},
-		{"UDP rules were written over the former plan's", pointedDNS, func(s *sweeper) { s.written(dns, pointedDNS) }, sweep{stale: true, former: []*plan.Plan{dns}}},
-		{"UDP rules were written", pointedDNS, func(s *sweeper) { s.written(dns, nil) }, sweep{stale: true, former: []*plan.Plan{dns}, halfOpen: both}},
-		{"rules were written over unknown ones", tcp, func(s *sweeper) { s.written(nil, tcp) }, sweep{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
+		{"nothing", tcp, func(s *sweeper) { s.follow(tcp, changes(tcp, tcp)) }, sweep{}},
+		{"the first plan", tcp, func(s *sweeper) { s.follow(nil, plan.Between(nil, tcp)) }, sweep{stale: true, former: []*plan.Plan{nil}}},
+		{"a TCP service moved", moved, func(s *sweeper) { s.follow(tcp, changes(tcp, moved)) }, sweep{}},
+		{"its endpoint is gone", pointed, func(s *sweeper) { s.follow(tcp, changes(tcp, pointed)) }, sweep{halfOpen: v4}},
+		{"its rules were written over the former plan's", pointed, func(s *sweeper) { s.written(tcp, changes(tcp, pointed)) }, sweep{halfOpen: v4}},
+		{"its rules were written", pointed, func(s *sweeper) { s.written(tcp, plan.Delta{Full: true}) }, sweep{stale: true, former: []*plan.Plan{tcp}, halfOpen: both}},
+		{"a UDP endpoint is gone", pointedDNS, func(s *sweeper) { s.follow(dns, changes(dns, pointedDNS)) }, sweep{stale: true, former: []*plan.Plan{dns}}},
+		{"rules of no endpoint that is gone were written", moved, func(s *sweeper) { s.written(tcp, changes(tcp, moved)) }, sweep{}},
+		{"UDP rules were written over the former plan's", pointedDNS, func(s *sweeper) { s.written(dns, changes(dns, pointedDNS)) }, sweep{stale: true, former: []*plan.Plan{dns}}},
+		{"UDP rules were written", pointedDNS, func(s *sweeper) { s.written(dns, plan.Delta{Full: true}) }, sweep{stale: true, former: []*plan.Plan{dns}, halfOpen: both}},
+		{"rules were written over unknown ones", tcp, func(s *sweeper) { s.written(nil, changes(nil, tcp)) }, sweep{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
 		{"the portal was closed", tcp, (*sweeper).all, sweep{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
-		{"two things", pointedDNS, func(s *sweeper) { s.follow(tcp, pointed); s.follow(dns, pointedDNS) }, sweep{stale: true, former: []*plan.Plan{dns}, halfOpen: v4}},
+		{"two things", pointedDNS, func(s *sweeper) { s.follow(tcp, changes(tcp, pointed)); s.follow(dns, changes(dns, pointedDNS)) }, sweep{stale: true, former: []*plan.Plan{dns}, halfOpen: v4}},
 	} {
 		var got sweep
 		failing := true
@@ -85,9 +92,9 @@ func TestSweeper(t *testing.T) {
 // What a plan owes is looked for by that plan, though it comes in force while a
 // sweep begins.
 func TestSweepByThePlanThatOwes(t *testing.T) {
-	first, second := &plan.Plan{Generation: 1}, &plan.Plan{Generation: 2}
+	first, second := &plan.Plan{Mode: "first"}, &plan.Plan{Mode: "second"}
 	current, comes := first, true
-	var by []uint64
+	var by []plan.Mode
 	s := &sweeper{wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler), swept: func(time.Duration) {}}
 	s.plan = func() *plan.Plan {
 		p := current
@@ -98,7 +105,7 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 		}
 		return p
 	}
-	s.stale = func(_ []*plan.Plan, p *plan.Plan) error { by = append(by, p.Generation); return nil }
+	s.stale = func(_ []*plan.Plan, p *plan.Plan) error { by = append(by, p.Mode); return nil }
 	s.halfOpen = func([2]bool, *plan.Plan) error { return nil }
 	for s.all(); len(s.wake) > 0; {
 		<-s.wake
@@ -106,7 +113,7 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff([]uint64{1, 2}, by); diff != "" {
+	if diff := cmp.Diff([]plan.Mode{"first", "second"}, by); diff != "" {
 		t.Errorf("plans swept by (-want +got):\n%s", diff)
 	}
 }
@@ -117,7 +124,7 @@ func TestSweepsThatFailKeepFewPlans(t *testing.T) {
 	s.plan = func() *plan.Plan { return &plan.Plan{} }
 	s.stale = func([]*plan.Plan, *plan.Plan) error { return errors.New("no") }
 	for range 10 * formerAtMost {
-		s.written(&plan.Plan{}, nil)
+		s.written(&plan.Plan{}, plan.Delta{Full: true})
 		s.sweep()
 	}
 	if n := len(s.owed.former); n != formerAtMost {

@@ -110,45 +110,44 @@ func NewAccounting(local func(netip.Addr) bool) *Accounting {
 	}
 }
 
-// SetPlan makes the Accounting count for the service ports of p. Figures of
-// service ports that p doesn't hold are forgotten. Those of an endpoint that p
+// SetPlan makes the Accounting count for the service ports of p, to which d leads
+// from the plan before. Figures of service ports that p doesn't hold are forgotten. Those of an endpoint that p
 // doesn't hold are counted on until it has no more flows; the service port's
 // own figures keep what it carried.
-func (a *Accounting) SetPlan(p *plan.Plan) {
+func (a *Accounting) SetPlan(p *plan.Plan, d plan.Delta) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	// Out with the old before the new: an address may have changed hands.
-	plan.Changes(a.plan, p, func(was, is *plan.Service) bool {
-		if was != nil {
-			a.index.remove(was)
-			if acc := a.services[was.Port.Key]; acc != nil && is == nil {
-				acc.service = nil
-				delete(a.services, was.Port.Key)
-			}
+	for _, c := range d.Changes {
+		if c.Was == nil {
+			continue
 		}
-		return true
-	})
-	plan.Changes(a.plan, p, func(was, is *plan.Service) bool {
-		if is == nil {
-			return true
+		a.index.remove(c.Was)
+		if acc := a.services[c.Key()]; acc != nil && c.Is == nil {
+			acc.service = nil
+			delete(a.services, c.Key())
 		}
-		a.index.add(is)
-		if acc := a.services[is.Port.Key]; acc != nil {
-			acc.service = is
+	}
+	for _, c := range d.Changes {
+		if c.Is == nil {
+			continue
 		}
-		if was != nil {
-			for i := range was.Endpoints {
-				if address := was.Endpoints[i].Address; endpoint(is, address) == nil {
-					a.of(is).endpoint(address) // counted on, until it has no more flows
+		a.index.add(c.Is)
+		if acc := a.services[c.Key()]; acc != nil {
+			acc.service = c.Is
+		}
+		if c.Was != nil {
+			for i := range c.Was.Endpoints {
+				if address := c.Was.Endpoints[i].Address; endpoint(c.Is, address) == nil {
+					a.of(c.Is).endpoint(address) // counted on, until it has no more flows
 				}
 			}
 		}
-		for i := range is.Endpoints {
-			port := is.Endpoints[i].Address.Port()
+		for i := range c.Is.Endpoints {
+			port := c.Is.Endpoints[i].Address.Port()
 			a.ports[port/64] |= 1 << (port % 64)
 		}
-		return true
-	})
+	}
 	a.plan = p
 }
 

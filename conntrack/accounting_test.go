@@ -26,9 +26,11 @@ type ledger struct {
 	key service.Key
 }
 
+func setPlan(a *Accounting, p *plan.Plan) { a.SetPlan(p, plan.Between(a.plan, p)) }
+
 func newLedger(t *testing.T) ledger {
 	a := NewAccounting(isLocal)
-	a.SetPlan(planOf(serviceOf(udpKey("dns"), 10)))
+	setPlan(a, planOf(serviceOf(udpKey("dns"), 10)))
 	l := ledger{a, t, udpKey("dns")}
 	l.refresh() // nothing was there before
 	return l
@@ -74,7 +76,7 @@ func TestAccountingCountsTheKernelDataPlane(t *testing.T) {
 				other.Protocol = service.TCP
 			}
 			a := NewAccounting(isLocal)
-			a.SetPlan(planOf(serviceOf(k, 10, withoutEndpoint(3)), serviceOf(other, 10)))
+			setPlan(a, planOf(serviceOf(k, 10, withoutEndpoint(3)), serviceOf(other, 10)))
 			if err := a.Refresh(0, listOf()); err != nil { // nothing was there before
 				t.Fatal(err)
 			}
@@ -126,7 +128,7 @@ func TestAccountingOfFailures(t *testing.T) {
 	} {
 		a := NewAccounting(isLocal)
 		l := ledger{a, t, tcpKey("web")}
-		a.SetPlan(planOf(serviceOf(l.key, 10)))
+		setPlan(a, planOf(serviceOf(l.key, 10)))
 		l.refresh()
 		l.refresh(tt.live)
 		l.want(tt.name+": a list", tt.then)
@@ -203,7 +205,7 @@ func TestAccountingEnds(t *testing.T) {
 func TestAccountingAfterRestart(t *testing.T) {
 	before := func(t *testing.T) ledger {
 		a := NewAccounting(isLocal)
-		a.SetPlan(planOf(serviceOf(udpKey("dns"), 10)))
+		setPlan(a, planOf(serviceOf(udpKey("dns"), 10)))
 		l := ledger{a, t, udpKey("dns")}
 		l.refresh(counted(1, 100), counted(2, 10))
 		l.want("the first list", total(2, 0, 0))
@@ -249,7 +251,7 @@ func TestAccountingOfClosedConnections(t *testing.T) {
 	k := udpKey("web")
 	k.Protocol = service.TCP
 	a := NewAccounting(isLocal)
-	a.SetPlan(planOf(serviceOf(k, 10)))
+	setPlan(a, planOf(serviceOf(k, 10)))
 	if err := a.Refresh(0, listOf()); err != nil {
 		t.Fatal(err)
 	}
@@ -273,7 +275,7 @@ func TestAccountingFollowsPlans(t *testing.T) {
 	l := newLedger(t)
 	pod := at(service.IPv4, pods, 2, 5353)
 	l.refresh(counted(1, 100))
-	l.SetPlan(planOf(serviceOf(l.key, 10, withoutEndpoint(2))))
+	setPlan(l.Accounting, planOf(serviceOf(l.key, 10, withoutEndpoint(2))))
 	l.Ended(counted(2, 10)) // to the removed endpoint, which still counts
 	l.want("endpoint removed", total(1, 2, 110))
 	if got := l.Figures()[l.key].Endpoints[pod]; got != total(1, 2, 110) {
@@ -285,15 +287,15 @@ func TestAccountingFollowsPlans(t *testing.T) {
 	if got, ok := l.Figures()[l.key].Endpoints[pod]; ok {
 		t.Errorf("removed endpoint without connections is still there: %+v", got)
 	}
-	l.SetPlan(planOf(serviceOf(l.key, 10)))
+	setPlan(l.Accounting, planOf(serviceOf(l.key, 10)))
 	l.want("endpoint back", total(0, 2, 210))
 	l.refresh(counted(3, 5))
-	l.SetPlan(planOf())
+	setPlan(l.Accounting, planOf())
 	if got := l.Figures(); len(got) != 0 || len(l.Connections()) != 0 {
 		t.Errorf("service removed: got %v and %v, want nothing", got, l.Connections())
 	}
 	l.Ended(counted(3, 5))
-	l.SetPlan(planOf(serviceOf(l.key, 10)))
+	setPlan(l.Accounting, planOf(serviceOf(l.key, 10)))
 	l.want("service back", total(0, 0, 0))
 }
 
@@ -357,7 +359,7 @@ func TestAccountingConcurrently(t *testing.T) {
 	})
 	wg.Go(func() {
 		for range flows {
-			l.SetPlan(planOf(serviceOf(l.key, 10)))
+			setPlan(l.Accounting, planOf(serviceOf(l.key, 10)))
 			l.Connections()
 			if got := l.Figures()[l.key]; got.BytesOut != 2*got.BytesIn || got.Active < 0 {
 				t.Errorf("torn figures %+v", got.Figures)
@@ -370,7 +372,7 @@ func TestAccountingConcurrently(t *testing.T) {
 
 func BenchmarkAccountingRefresh(b *testing.B) {
 	a := NewAccounting(isLocal)
-	a.SetPlan(planOf(serviceOf(udpKey("dns"), 10)))
+	setPlan(a, planOf(serviceOf(udpKey("dns"), 10)))
 	flows := make([]Flow, 100_000)
 	for i := range flows {
 		flows[i] = counted(uint32(i), 100)
@@ -390,11 +392,11 @@ func TestAccountingOfAddressThatChangesHands(t *testing.T) {
 	for _, names := range [][2]string{{"a", "b"}, {"b", "a"}} {
 		from, to := udpKey(names[0]), udpKey(names[1])
 		a := NewAccounting(isLocal)
-		a.SetPlan(planOf(serviceOf(from, 10), serviceOf(to, 11, func(s *plan.Service) { s.Frontends = s.Frontends[:2] })))
+		setPlan(a, planOf(serviceOf(from, 10), serviceOf(to, 11, func(s *plan.Service) { s.Frontends = s.Frontends[:2] })))
 		a.Ended(counted(1, 10))
-		a.SetPlan(planOf(serviceOf(from, 11, func(s *plan.Service) { s.Frontends = s.Frontends[:2] }), serviceOf(to, 10)))
+		setPlan(a, planOf(serviceOf(from, 11, func(s *plan.Service) { s.Frontends = s.Frontends[:2] }), serviceOf(to, 10)))
 		a.Ended(counted(2, 100))
-		a.SetPlan(planOf(serviceOf(to, 10)))
+		setPlan(a, planOf(serviceOf(to, 10)))
 		a.Ended(counted(3, 1000))
 		if got := a.Figures(); len(got) != 1 || got[to].Figures != total(0, 2, 1100) {
 			t.Errorf("from %s to %s: got %+v", from, to, got)
@@ -409,7 +411,7 @@ func TestHadEndpointAt(t *testing.T) {
 		if got, want := a.HadEndpointAt(5353), a.plan != nil; got != want {
 			t.Errorf("before %v: %v, want %v", p, got, want)
 		}
-		a.SetPlan(p)
+		setPlan(a, p)
 	}
 	if !a.HadEndpointAt(5353) || a.HadEndpointAt(5354) {
 		t.Errorf("got %v and %v, want only the endpoints' port", a.HadEndpointAt(5353), a.HadEndpointAt(5354))

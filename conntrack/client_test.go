@@ -265,7 +265,7 @@ func TestAccountingOfRealFlows(t *testing.T) {
 	k := udpKey("dns")
 	p := planOf(serviceOf(k, 10, func(s *plan.Service) { s.Frontends = s.Frontends[:2] }))
 	accounting := NewAccounting(isLocal)
-	accounting.SetPlan(p)
+	setPlan(accounting, p)
 	if err := accounting.Refresh(0, c.List); err != nil { // what is there before doesn't count
 		t.Fatal(err)
 	}

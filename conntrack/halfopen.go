@@ -45,13 +45,11 @@ func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
 	return out
 }
 
-// HalfOpenIn returns the families in which going from old to p stops using an
-// endpoint, so that the table needs to be listed.
-func HalfOpenIn(old, p *plan.Plan) (in [2]bool) {
-	if old == nil {
-		return in
-	}
-	plan.Changes(old, p, func(was, is *plan.Service) bool {
+// HalfOpenIn returns the families in which d stops using an endpoint, so that the
+// table needs to be listed.
+func HalfOpenIn(d plan.Delta) (in [2]bool) {
+	for _, c := range d.Changes {
+		was, is := c.Was, c.Is
 		if was != nil && is != nil && is.Port.Protocol == service.TCP {
 			for i := range was.Endpoints {
 				e := &was.Endpoints[i]
@@ -60,7 +58,6 @@ func HalfOpenIn(old, p *plan.Plan) (in [2]bool) {
 				}
 			}
 		}
-		return true
-	})
+	}
 	return in
 }

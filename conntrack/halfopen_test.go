@@ -93,7 +93,7 @@ func TestHalfOpenIn(t *testing.T) {
 		{"an endpoint came up", planOf(unusable(2)), planOf(), false},
 		{"the service is gone", planOf(), &plan.Plan{}, false},
 	} {
-		if got := HalfOpenIn(tt.old, tt.now) != [2]bool{}; got != tt.want {
+		if got := HalfOpenIn(plan.Between(tt.old, tt.now)) != [2]bool{}; got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}

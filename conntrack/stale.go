@@ -99,23 +99,12 @@ func (c *StaleConfig) redirected(f *Flow) bool {
 
 func (c *StaleConfig) hasSession(f *Flow) bool { return c.HasSession != nil && c.HasSession(*f) }
 
-// MayBeStale reports whether going from old to p can make any entry stale, so
-// that the table needs to be listed. It is much cheaper than a list.
-func MayBeStale(old, p *plan.Plan) bool {
-	if old == nil {
-		return true
-	}
-	found := false
-	plan.Changes(old, p, func(was, is *plan.Service) bool {
-		switch {
-		case was == nil:
-			found = is.Port.Protocol == service.UDP
-		case was.Port.Protocol == service.UDP:
-			found = is == nil || moved(was, is)
-		}
-		return !found
+// MayBeStale reports whether d can make any entry stale, so that the table needs
+// to be listed. It is much cheaper than a list.
+func MayBeStale(d plan.Delta) bool {
+	return d.Full || slices.ContainsFunc(d.Changes, func(c plan.Change) bool {
+		return c.Key().Protocol == service.UDP && (c.Was == nil || c.Is == nil || moved(c.Was, c.Is))
 	})
-	return found
 }
 
 // moved reports whether anything that Stale looks at differs.

@@ -197,7 +197,9 @@ func TestMayBeStale(t *testing.T) {
 		{"address changed", base, planOf(serviceOf(k, 11), serviceOf(tcp, 10)), true},
 	}
 	for _, c := range cases {
-		if got := MayBeStale(c.old, c.now); got != c.want {
+		d := plan.Between(c.old, c.now)
+		d.Full = c.old == nil
+		if got := MayBeStale(d); got != c.want {
 			t.Errorf("%s: got %v, want %v", c.name, got, c.want)
 		}
 	}

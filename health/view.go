@@ -71,6 +71,9 @@ func (s State) FlapsSince(t time.Time) int {
 // View is the health of every Target at one moment. It is immutable and safe
 // for concurrent use; the nil View knows nothing.
 type View struct {
+	// Revision tells the Views of one prober apart: each has another. It is set by who
+	// makes the View.
+	Revision uint64
 	states   map[Target]State
 	defaults Defaults
 }

@@ -33,7 +33,7 @@ func (b *portal) leave(s *plan.Service, want func(set, entry string) bool) {
 
 // leaveToo adds to both portals what services that didn't change have of the
 // endpoints in which the portals differ: other services may have the same.
-func leaveToo(before, now *portal, p *plan.Plan, changed map[*plan.Service]bool) {
+func leaveToo(before, now *portal, p *plan.Plan, changed map[service.Key]bool) {
 	differs := map[string]map[string]bool{}
 	found := false
 	for _, f := range service.Families {
@@ -46,7 +46,7 @@ func leaveToo(before, now *portal, p *plan.Plan, changed map[*plan.Service]bool)
 	}
 	want := func(set, entry string) bool { return differs[set][entry] }
 	for _, s := range p.Services {
-		if s.Leaves() && !changed[s] {
+		if s.Leaves() && !changed[s.Port.Key] {
 			before.leave(s, want)
 			now.leave(s, want)
 		}

@@ -24,7 +24,7 @@ func leadWhereTheWholeDoes(t *testing.T, walk *kerneltest.Walk) {
 	var old *plan.Plan
 	for step := range 200 {
 		p := walk.Next()
-		ops := kernel.PortalChanges(old, p)
+		ops := kernel.PortalChanges(old, p, plan.Between(old, p))
 		if old == nil {
 			ops = kernel.DiffSets(nil, kernel.Portal(p))
 		}
@@ -42,7 +42,7 @@ func leadWhereTheWholeDoes(t *testing.T, walk *kerneltest.Walk) {
 		if left := kernel.DiffSets(have, kernel.Portal(p)); !left.Empty() {
 			t.Fatalf("step %d: the changes left a difference: %+v", step, left)
 		}
-		if again := kernel.PortalChanges(p, p); !again.Empty() {
+		if again := kernel.PortalChanges(p, p, plan.Delta{}); !again.Empty() {
 			t.Fatalf("step %d: going nowhere changes something: %+v", step, again)
 		}
 		old = p
@@ -58,9 +58,10 @@ func BenchmarkPortalChanges(b *testing.B) {
 	one := *moved.Services[5000]
 	one.DataPlane = plan.Userspace
 	moved.Services[5000] = &one
+	d := plan.Delta{Changes: []plan.Change{{Was: old.Services[5000], Is: &one}}}
 	b.ReportAllocs()
 	for b.Loop() {
-		if ops := kernel.PortalChanges(old, &moved); ops.Empty() {
+		if ops := kernel.PortalChanges(old, &moved, d); ops.Empty() {
 			b.Fatal("nothing to do")
 		}
 	}

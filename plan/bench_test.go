@@ -3,7 +3,6 @@ package plan
 import (
 	"fmt"
 	"net/netip"
-	"slices"
 	"testing"
 	"time"
 
@@ -58,7 +57,7 @@ func BenchmarkCompute(b *testing.B) {
 			in := benchInputs(b, n, 0)
 			b.ReportAllocs()
 			for b.Loop() {
-				Compute(in)
+				Compute(nil, in)
 			}
 		})
 	}
@@ -69,12 +68,11 @@ func BenchmarkCompute(b *testing.B) {
 func BenchmarkComputeChange(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			in := benchSteady(b, n)
-			in.Previous = Compute(in)
+			in, previous := benchSteady(b, n)
 			in.Snapshot = in.Snapshot.With(benchInputs(b, n, 1).Snapshot, []service.Name{{Namespace: "ns", Name: fmt.Sprintf("service-%05d", n/2)}})
 			b.ReportAllocs()
 			for b.Loop() {
-				Compute(in)
+				Compute(previous, in)
 			}
 		})
 	}
@@ -85,15 +83,13 @@ func BenchmarkComputeChange(b *testing.B) {
 func BenchmarkComputeProgrammed(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			in := benchSteady(b, n)
-			in.Previous = Compute(in)
-			written := *in.Previous.Services[n/2]
-			written.KernelHash++
-			in.Observed.Holds = slices.Clone(in.Previous.Services)
-			in.Observed.Holds[n/2] = &written
+			in, previous := benchSteady(b, n)
+			k := previous.Services[n/2].Port.Key
+			in.Observed.Programmed[k]++
+			in.Dirty[k] = true
 			b.ReportAllocs()
 			for b.Loop() {
-				Compute(in)
+				Compute(previous, in)
 			}
 		})
 	}
@@ -103,24 +99,28 @@ func BenchmarkComputeProgrammed(b *testing.B) {
 func BenchmarkComputeHealth(b *testing.B) {
 	for _, n := range sizes {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
-			in := benchSteady(b, n)
-			in.Health = benchInputs(b, n, 0).Health
+			in, previous := benchSteady(b, n)
+			in.Health, in.Dirty = benchInputs(b, n, 0).Health, nil
 			b.ReportAllocs()
 			for b.Loop() {
-				Compute(in)
+				Compute(previous, in)
 			}
 		})
 	}
 }
 
-// benchSteady returns inputs whose previous plan has settled.
-func benchSteady(b *testing.B, n int) Inputs {
+// benchSteady returns a plan that has settled, and inputs that say nothing new.
+func benchSteady(b *testing.B, n int) (Inputs, *Plan) {
 	b.Helper()
 	in := benchInputs(b, n, 0)
-	for range 3 {
-		in.Previous = Compute(in)
-		in.Observed.Holds = in.Previous.Services
+	var p *Plan
+	for range 4 {
+		p, _ = Compute(p, in)
+		for _, s := range p.Services {
+			in.Observed.Programmed[s.Port.Key] = s.KernelHash
+		}
 		in.Now = in.Now.Add(time.Minute)
 	}
-	return in
+	in.Dirty = map[service.Key]bool{}
+	return in, p
 }

@@ -44,7 +44,7 @@ func TestChooseKernel(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("%s with %+v: %+v, want %+v", tt.mode, tt.caps, got, tt.want)
 		}
-		p := Compute(Inputs{Now: t0, Caps: tt.caps, Policy: Policy{Mode: tt.mode}})
+		p, _ := Compute(nil, Inputs{Now: t0, Caps: tt.caps, Policy: Policy{Mode: tt.mode}})
 		if p.Kernel != tt.want.plane || p.Fallback != tt.want.fallback {
 			t.Errorf("%s with %+v: plan has %s and %s", tt.mode, tt.caps, p.Kernel, p.Fallback)
 		}

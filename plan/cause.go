@@ -50,7 +50,7 @@ var Causes = []Cause{
 }
 
 // OffloadCauses and RecallCauses are what services are usually moved for into the
-// kernel and out of it; see [MoveOf].
+// kernel and out of it; see [Change.Move].
 var (
 	OffloadCauses = []Cause{CauseQualified, CausePinned}
 	RecallCauses  = []Cause{CauseFlapping, CauseRefused, CauseRulesFailed, CausePinned, CauseInexpressible}

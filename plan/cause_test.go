@@ -70,7 +70,7 @@ var causeTimelines = map[string][]causeMoment{
 		}, cause: CauseUnservable},
 		{at: 1, do: func(w *world) { w.in.Policy.Mode = ModeIPTables }, cause: CauseUpdating},
 		{at: 2, do: func(w *world) {
-			s := w.in.Previous.Services[0]
+			s := w.previous.Services[0]
 			w.in.Observed.Programmed[s.Port.Key] = s.KernelHash
 		}, cause: CauseKernelOnly},
 	},
@@ -85,7 +85,7 @@ func TestCauses(t *testing.T) {
 			w.set(port("a"), "10.0.0.1 n1 ready", "10.0.0.2 n2 ready")
 			for _, m := range moments {
 				w.in.Now = t0.Add(time.Duration(m.at) * time.Second)
-				was := w.in.Previous
+				was := w.previous
 				if m.do != nil {
 					m.do(w)
 				}
@@ -96,12 +96,12 @@ func TestCauses(t *testing.T) {
 				}
 				move := NoMove
 				if was != nil {
-					move = MoveOf(was.Services[0], s)
+					move = Change{was.Services[0], s}.Move()
 				}
 				if move != m.move {
 					t.Errorf("at %ds: move %q, want %q", m.at, move, m.move)
 				}
-				for _, e := range Events(was, w.in.Previous) {
+				for _, e := range w.delta.Events(w.in.Now) {
 					if e.Kind == "dataplane" && e.Move != m.move {
 						t.Errorf("at %ds: event %q has move %q, want %q", m.at, e.Message, e.Move, m.move)
 					}

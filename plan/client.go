@@ -93,7 +93,21 @@ func (f *Frontend) Allows(c Client) bool {
 }
 
 // Find returns the decision for the service port named k, or nil.
-func (p *Plan) Find(k service.Key) *Service { return find(p.Services, k, 0) }
+func (p *Plan) Find(k service.Key) *Service {
+	i, found := slices.BinarySearchFunc(p.Services, k, func(s *Service, k service.Key) int { return s.Port.Key.Compare(k) })
+	if !found {
+		return nil
+	}
+	return p.Services[i]
+}
+
+// services returns p's services; none for nil.
+func (p *Plan) services() []*Service {
+	if p == nil {
+		return nil
+	}
+	return p.Services
+}
 
 func contains(prefixes []netip.Prefix, a netip.Addr) bool {
 	for _, p := range prefixes {

@@ -1,10 +1,10 @@
 package plan
 
 import (
+	"iter"
 	"maps"
 	"slices"
 	"time"
-	"weak"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -22,113 +22,153 @@ type computation struct {
 	detects  [2]bool // pods are told from other clients, per family
 	// sameWorld: everything that services have in common is as it was for the
 	// previous plan, so that a service that didn't change needn't be settled again.
-	sameWorld bool
-	// places are those at which snapshot differs from the previous plan's, if both
-	// have the same keys and that is known.
-	places     []int
-	samePlaced bool
-	news       news
-	place      int // in snapshot, of the service port that is being decided
+	// sameContests: the same service ports want the same addresses.
+	sameWorld, sameContests bool
+	// all: every service port has to be decided again.
+	all bool
+	// aligned: the snapshot has the service ports of the previous plan's, of which
+	// those at the places in changed differ.
+	aligned bool
+	changed []int
 }
 
-// Compute decides. It is pure: equal inputs give equal plans.
+// Compute decides. It returns the plan that follows previous, nil at start, and
+// what differs between the two. It is pure: equal inputs give equal plans.
 //
-// Services that nothing happened to are shared with the previous plan, and cost a
-// comparison of two pointers each.
-func Compute(in Inputs) *Plan {
-	c := newComputation(in)
+// A service port is decided again if the snapshot has another specification or
+// other endpoints of it, if in.Dirty names it, or if something changed that
+// concerns all of them. All others are shared with the previous plan.
+func Compute(previous *Plan, in Inputs) (*Plan, Delta) {
+	c := newComputation(previous, in)
 	n := c.snapshot.Len()
 	p := &Plan{
-		Generation: c.snapshot.Hash(), Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.plane, Fallback: c.kernel.fallback, Forwarding: in.Caps.Forwarding,
+		Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.plane, Fallback: c.kernel.fallback, Forwarding: in.Caps.Forwarding,
 		Node: c.node, Policy: c.in.Policy,
 		Services: make([]*Service, n), records: make([]*record, n),
-		contests: c.contests, kernel: c.kernel, schedulers: in.Caps.Schedulers, health: in.Health,
-		snapshot: c.snapshot, told: toldOf(&c.in),
+		contests: c.contests, kernel: c.kernel, schedulers: in.Caps.Schedulers,
+		snapshot: c.snapshot, refusals: len(in.Observed.Refused) > 0,
 	}
-	if c.samePlaced && !c.news.ofAll {
-		c.amend(p)
-		return p
+	d := Delta{Full: previous == nil}
+	again := false // the service port that was the first to wake isn't any more
+	if previous != nil {
+		p.Wake = previous.Wake
 	}
-	at := 0 // in the previous plan, whose services are in key order too
-	for i := range n {
-		port, _, _ := c.snapshot.At(i)
-		known := false
-		for ; c.previous != nil && at < len(c.previous.Services); at++ {
-			if o := comparePorts(c.previous.port(at), port); o >= 0 {
-				known = o == 0
-				break
-			}
+	var before []*Service
+	if previous != nil {
+		before = previous.Services
+	}
+	for i, j := range c.toDecide(p) {
+		var was *record
+		if i >= 0 {
+			was = previous.records[i]
 		}
-		if known && c.untouched(at, i) {
-			p.Services[i], p.records[i] = c.previous.Services[at], c.previous.records[at]
-		} else {
-			p.Services[i], p.records[i] = c.decide(i, at, known)
-		}
-		p.Wake = sooner(p.Wake, p.records[i].wake)
-	}
-	return p
-}
-
-// amend makes p of the previous plan, from which it differs only in those services
-// that there is news of.
-func (c *computation) amend(p *Plan) {
-	copy(p.Services, c.previous.Services)
-	copy(p.records, c.previous.records)
-	p.Wake, p.lineage.from = c.previous.Wake, weak.Make(c.previous)
-	first := false // one that is decided anew was the first to wake
-	for i, news := range c.news.of {
-		if !news {
+		if j < 0 {
+			d.Changes = append(d.Changes, Change{Was: before[i]})
+			again = again || was.wake.Equal(p.Wake)
 			continue
 		}
-		p.Services[i], p.records[i] = c.decide(i, i, true)
-		if p.Services[i] != c.previous.Services[i] {
-			p.lineage.differ = append(p.lineage.differ, i)
+		s, r, changed := c.decide(i, j)
+		p.Services[j], p.records[j] = s, r
+		if changed {
+			d.Changes = append(d.Changes, Change{at(before, i), s})
 		}
-		was, is := c.previous.records[i].wake, p.records[i].wake
-		first = first || !was.IsZero() && was.Equal(p.Wake) && !is.Equal(was)
-		p.Wake = sooner(p.Wake, is)
-	}
-	if !first {
-		return
-	}
-	p.Wake = time.Time{}
-	for _, r := range p.records {
+		again = again || was != nil && was.wake.Equal(p.Wake) && !r.wake.Equal(was.wake)
 		p.Wake = sooner(p.Wake, r.wake)
+	}
+	if again {
+		p.Wake = time.Time{}
+		for _, r := range p.records {
+			p.Wake = sooner(p.Wake, r.wake)
+		}
+	}
+	return p, d
+}
+
+// toDecide yields the places of service ports that have to be decided, in the
+// previous plan and in p: -1 for one that isn't there. It gives p the others.
+func (c *computation) toDecide(p *Plan) iter.Seq2[int, int] {
+	return func(yield func(int, int) bool) {
+		if c.aligned && !c.all {
+			copy(p.Services, c.previous.Services)
+			copy(p.records, c.previous.records)
+			for _, i := range c.dirtyPlaces(c.changed) {
+				yield(i, i)
+			}
+			return
+		}
+		dirty := map[int]bool{}
+		if !c.all {
+			for _, j := range c.dirtyPlaces(nil) {
+				dirty[j] = true
+			}
+		}
+		var old *service.Snapshot
+		if c.previous != nil {
+			old = c.previous.snapshot
+		} else {
+			old = &service.Snapshot{}
+		}
+		for i, j := range service.Merge(old.Len(), c.snapshot.Len(), func(i, j int) int { return service.CompareAt(old, i, c.snapshot, j) }) {
+			if i >= 0 && j >= 0 && !c.all && !dirty[j] && old.HashAt(i) == c.snapshot.HashAt(j) {
+				p.Services[j], p.records[j] = c.previous.Services[i], c.previous.records[i]
+				continue
+			}
+			yield(i, j)
+		}
 	}
 }
 
-// decide makes the Service of the snapshot's i-th service port, and what the next
-// plan builds on. If it is known, it was the previous plan's at-th.
-func (c *computation) decide(i, at int, known bool) (*Service, *record) {
-	port, eps, entry := c.snapshot.At(i)
-	c.place = i
+// dirtyPlaces adds to places those of the dirty service ports, in order.
+func (c *computation) dirtyPlaces(places []int) []int {
+	for k := range c.in.Dirty {
+		if i, found := c.snapshot.Find(k); found {
+			places = append(places, i)
+		}
+	}
+	slices.Sort(places)
+	return slices.Compact(places)
+}
+
+// record is what the next Compute may build on of one service port. It is never
+// modified, and plans share it.
+type record struct {
+	facts  facts
+	memory memory
+	wake   time.Time // when time alone changes where the service stands
+}
+
+// decide makes the Service of the snapshot's j-th service port, and what the next
+// plan builds on. If known, i is its place in the previous plan, else negative. It
+// reports whether the Service differs from that in the previous plan.
+func (c *computation) decide(i, j int) (*Service, *record, bool) {
+	port, eps, entry := c.snapshot.At(j)
 	var r record
 	var was *record
-	if known {
-		was = c.previous.records[at]
+	if i >= 0 {
+		was = c.previous.records[i]
 		r.memory = was.memory
 	} else if c.in.Observed.Adopted[port.Key] {
 		r.memory.offload(c.in.Now)
 	}
 	var s *Service
-	reused := known && c.reusable(at, port, entry)
+	reused := was != nil && c.reusable(i, port, entry)
 	if reused {
-		s, r.facts = c.previous.Services[at], was.facts
+		s, r.facts = c.previous.Services[i], was.facts
 	} else {
 		s, r.facts = c.settle(port, eps, entry)
 	}
 	st := c.stand(s, &r.facts, &r.memory)
 	r.wake = st.wake
-	s = s.standing(st, &r.facts)
-	if reused && r.memory == was.memory && r.wake == was.wake {
-		return s, was
+	s, moved := s.standing(st, &r.facts)
+	if reused && !moved && r.memory == was.memory && r.wake == was.wake {
+		return s, was, false
 	}
 	made := r // what is reused stays off the heap
-	return s, &made
+	return s, &made, moved || !reused
 }
 
-func newComputation(in Inputs) *computation {
-	c := &computation{in: in, snapshot: in.Snapshot, previous: in.Previous}
+func newComputation(previous *Plan, in Inputs) *computation {
+	c := &computation{in: in, snapshot: in.Snapshot, previous: previous}
 	if c.snapshot == nil {
 		c.snapshot = &service.Snapshot{}
 	}
@@ -139,29 +179,55 @@ func newComputation(in Inputs) *computation {
 	for _, f := range service.Families {
 		c.detects[f] = c.in.Policy.Detects(f)
 	}
-	c.sameWorld = c.previous != nil && c.previous.kernel == c.kernel && c.previous.Forwarding == in.Caps.Forwarding &&
-		c.samePolicy(&c.previous.Policy) && c.sameSchedulers() && sameHost(&c.previous.Node, &c.node)
-	if c.previous != nil {
-		c.places, c.samePlaced = c.snapshot.Differ(c.previous.snapshot)
+	if previous != nil {
+		c.sameWorld = previous.kernel == c.kernel && previous.Forwarding == in.Caps.Forwarding &&
+			c.samePolicy(&previous.Policy) && c.sameSchedulers() && sameHost(&previous.Node, &c.node)
+		c.compareSnapshots(previous.snapshot)
 	}
-	c.contests = c.contest()
-	c.news = c.findNews()
+	if c.sameContests {
+		c.contests = previous.contests
+	} else {
+		c.contests = c.contest()
+	}
+	c.all = !c.sameWorld || !c.sameContests || in.Dirty == nil || !c.sameMoves(&previous.Policy) ||
+		previous.refusals || len(in.Observed.Refused) > 0 || !previous.Wake.IsZero() && !in.Now.Before(previous.Wake)
 	return c
 }
 
+// compareSnapshots finds out what differs, by the hashes.
+func (c *computation) compareSnapshots(old *service.Snapshot) {
+	if old.Len() != c.snapshot.Len() {
+		return
+	}
+	c.aligned, c.sameContests = true, true
+	for i := range old.Len() {
+		if old.HashAt(i) == c.snapshot.HashAt(i) {
+			continue
+		}
+		was, _, _ := old.At(i)
+		is, _, _ := c.snapshot.At(i)
+		if was.Key != is.Key {
+			c.aligned, c.sameContests = false, false
+			return
+		}
+		c.sameContests = c.sameContests && wantSame(was, is)
+		c.changed = append(c.changed, i)
+	}
+}
+
 // standing returns s where it stands: itself if it stood there before, else a
-// copy, because plans share services.
-func (s *Service) standing(st standing, f *facts) *Service {
+// copy, because plans share services. It reports which.
+func (s *Service) standing(st standing, f *facts) (*Service, bool) {
 	reason := st.reason
 	if f.panic != "" && reason != f.panic && st.state != StateRejecting {
 		reason += "; " + f.panic
 	}
 	if s.DataPlane == st.plane && s.State == st.state && s.Reason == reason && s.Cause == st.cause && s.QualifiesAt.Equal(st.qualifiesAt) {
-		return s
+		return s, false
 	}
 	out := *s
 	out.DataPlane, out.State, out.Reason, out.Cause, out.QualifiesAt = st.plane, st.state, reason, st.cause, st.qualifiesAt
-	return &out
+	return &out, true
 }
 
 // samePolicy reports whether old and today's policy say the same of services.
@@ -171,6 +237,13 @@ func (c *computation) samePolicy(old *Policy) bool {
 	return old.Mode == p.Mode && old.PanicThreshold == p.PanicThreshold &&
 		old.MasqueradeAll == p.MasqueradeAll && old.SameDetector(p) && old.sameNodePorts(p) && slices.Equal(old.ExcludeCIDRs, p.ExcludeCIDRs) &&
 		(!c.kernel.uses(IPVS) || old.Scheduler == p.Scheduler)
+}
+
+// sameMoves reports whether old and today's policy move services alike.
+func (c *computation) sameMoves(old *Policy) bool {
+	p := &c.in.Policy
+	return old.OffloadAfter == p.OffloadAfter && old.OffloadMinConnections == p.OffloadMinConnections &&
+		old.BackoffMax == p.BackoffMax && old.FlapLimit == p.FlapLimit
 }
 
 func (c *computation) sameSchedulers() bool {

@@ -17,9 +17,6 @@ type contests struct {
 // contest settles who has which place. The older service keeps it; of equally
 // old ones the first in key order.
 func (c *computation) contest() *contests {
-	if c.previous != nil && c.samePlaces() {
-		return c.previous.contests
-	}
 	n := c.snapshot.Len()
 	winners := make(map[place]*service.Port, 2*n)
 	contested := false
@@ -52,31 +49,7 @@ func (c *computation) contest() *contests {
 	return out
 }
 
-// samePlaces reports whether the same service ports want the same places as
-// in the previous plan.
-func (c *computation) samePlaces() bool {
-	if c.samePlaced {
-		return !slices.ContainsFunc(c.places, c.elsewhere)
-	}
-	if c.snapshot.Len() != c.previous.snapshot.Len() {
-		return false
-	}
-	for i := range c.snapshot.Len() {
-		if c.elsewhere(i) {
-			return false
-		}
-	}
-	return true
-}
-
-// elsewhere reports whether the i-th service port is another than in the previous
-// plan, or wants other places.
-func (c *computation) elsewhere(i int) bool {
-	p, _, hash := c.snapshot.At(i)
-	o, _, before := c.previous.snapshot.At(i)
-	return p != o && (p.Key != o.Key || hash != before && !wantSame(p, o))
-}
-
+// wantSame reports whether two specifications want the same places.
 func wantSame(a, b *service.Port) bool {
 	return a.Created.Equal(b.Created) && a.Number == b.Number && a.NodePort == b.NodePort &&
 		slices.Equal(a.ClusterIPs, b.ClusterIPs) &&

@@ -60,7 +60,7 @@ func TestDetectors(t *testing.T) {
 		if got != tt.want {
 			t.Errorf("%s: masquerade %v, want %v", tt.name, got, tt.want)
 		}
-		if d := w.in.Previous.Policy.Detector(); !strings.Contains(d.Reason, tt.says) || d.Supported != (tt.name != "none") {
+		if d := w.previous.Policy.Detector(); !strings.Contains(d.Reason, tt.says) || d.Supported != (tt.name != "none") {
 			t.Errorf("%s: %+v, want %q in it", tt.name, d, tt.says)
 		}
 	}
@@ -74,7 +74,7 @@ func TestNodePodCIDRs(t *testing.T) {
 	if got := w.one().Frontends[0].Masquerade; got != MasqueradeNever {
 		t.Errorf("without podCIDRs: %s", got)
 	}
-	if d := w.in.Previous.Policy.Detector(); !strings.Contains(d.Reason, "no podCIDRs") {
+	if d := w.previous.Policy.Detector(); !strings.Contains(d.Reason, "no podCIDRs") {
 		t.Errorf("without podCIDRs: %+v", d)
 	}
 	before := w.one().KernelHash

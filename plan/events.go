@@ -3,34 +3,35 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"time"
 )
 
-// Events returns what a person would want to see of the way from old to new,
-// in key order: services that came, went or moved between data planes, and
-// endpoints whose health changed. A nil old is a plan without services.
-func Events(old, new *Plan) []Event {
+// Events returns what a person would want to see of a change at a moment, in key
+// order: services that came, went or moved between data planes, and endpoints
+// whose health changed.
+func (d Delta) Events(at time.Time) []Event {
 	var out []Event
 	add := func(kind string, s *Service, format string, args ...any) {
-		out = append(out, Event{Time: new.Time, Kind: kind, Service: s.Port.Key.String(), Message: fmt.Sprintf(format, args...)})
+		out = append(out, Event{Time: at, Kind: kind, Service: s.Port.Key.String(), Message: fmt.Sprintf(format, args...)})
 	}
-	Changes(old, new, func(was, is *Service) bool {
+	for _, c := range d.Changes {
+		was, is := c.Was, c.Is
 		switch {
 		case is == nil:
 			add("dataplane", was, "removed")
-			return true
+			continue
 		case was == nil:
 			add("dataplane", is, "added, %s: %s", is.DataPlane, is.Reason)
-			return true
+			continue
 		}
 		if was.DataPlane != is.DataPlane || was.State != is.State && (was.State == StateRecalled || is.State == StateRecalled) {
 			add("dataplane", is, "%s: %s", moveText(was, is), is.Reason)
-			out[len(out)-1].Move = MoveOf(was, is)
+			out[len(out)-1].Move = c.Move()
 		}
 		for _, m := range healthChanges(was, is) {
 			add("health", is, "%s", m)
 		}
-		return true
-	})
+	}
 	return out
 }
 

@@ -106,13 +106,12 @@ func TestIntoExclusionAndOut(t *testing.T) {
 		t.Fatalf("%s in %s, want offloaded", s.State, s.DataPlane)
 	}
 	w.set(port("a"), "10.245.0.1 n1 ready")
-	old := w.in.Previous
 	s := w.one()
 	if s.State != StateExcluded {
 		t.Fatalf("%s: %s", s.State, s.Reason)
 	}
 	want := []Event{{Time: t0, Kind: "dataplane", Service: "ns/a", Message: "iptables to none: left to another proxy: all its endpoints are in 10.245.0.0/16"}}
-	if diff := cmp.Diff(want, Events(old, w.in.Previous)); diff != "" {
+	if diff := cmp.Diff(want, w.delta.Events(t0)); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 	delete(w.in.Observed.Programmed, keyOf("a"))

@@ -111,11 +111,11 @@ func TestSCTP(t *testing.T) {
 	expect(IPTables, StateOffloaded, reasonUpdating)
 	w.program()
 	expect(IPTables, StateOffloaded, reasonKernelOnly)
-	w.in.Failed[sctp.Key] = Failure{Since: t0, Reason: "no memory", Hash: w.in.Previous.Services[0].KernelHash}
+	w.in.Failed[sctp.Key] = Failure{Since: t0, Reason: "no memory", Hash: w.previous.Services[0].KernelHash}
 	expect(IPTables, StateOffloaded, noMemory)
 	w.in.Policy.Mode = ModeUserspace
 	expect(None, StateRejecting, "SCTP can't be served in userspace; mode userspace offloads nothing")
-	if f := w.in.Previous.Services[0].Frontends[0]; f.Verdict != Reject {
+	if f := w.previous.Services[0].Frontends[0]; f.Verdict != Reject {
 		t.Errorf("verdict %s in mode userspace, want reject", f.Verdict)
 	}
 }

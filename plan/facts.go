@@ -15,8 +15,6 @@ import (
 // depend on nothing else either, and both serve the next plan as they are if
 // nothing they depend on changed.
 type facts struct {
-	entry uint64 // hash of the snapshot's entry
-
 	left          string // why another proxy serves it; empty if none does
 	refusal       string // why no frontend serves anybody; empty if one does
 	refused       Cause  // the same in a word
@@ -46,14 +44,14 @@ type flap struct {
 // for the service port given, but for its data plane and state.
 func (c *computation) reusable(i int, p *service.Port, entry uint64) bool {
 	old := c.previous
-	if !c.sameWorld || old.records[i].facts.entry != entry || old.Services[i].Port.Source != p.Source {
-		return false // the hash doesn't cover Source
-	}
-	if old.contests != c.contests && !maps.Equal(old.contests.lost[p.Key], c.contests.lost[p.Key]) {
+	if !c.sameWorld || old.Services[i].entry != entry {
 		return false
 	}
-	if old.health == c.in.Health {
-		return true
+	if !c.sameContests && !maps.Equal(old.contests.lost[p.Key], c.contests.lost[p.Key]) {
+		return false
+	}
+	if c.in.Dirty != nil {
+		return true // health hasn't changed
 	}
 	for j := range old.Services[i].Endpoints {
 		e := &old.Services[i].Endpoints[j]
@@ -68,9 +66,9 @@ func (c *computation) reusable(i int, p *service.Port, entry uint64) bool {
 // settle makes the Service of a service port, without its data plane and
 // state, and the facts that these are decided by.
 func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint64) (*Service, facts) {
-	s := &Service{Port: p, Excluded: c.exclude(p, eps)}
+	s := &Service{Port: p, entry: entry, Excluded: c.exclude(p, eps)}
 	s.Frontends = c.frontends(p, s.Excluded)
-	f := facts{entry: entry, inexpressible: c.lay(s)}
+	f := facts{inexpressible: c.lay(s)}
 	f.qualified = reasonQualified
 	if s.Beneath != c.kernel.plane {
 		f.qualified += " (" + string(s.Beneath) + ": " + s.BeneathReason + ")"

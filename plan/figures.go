@@ -1,8 +1,6 @@
 package plan
 
 import (
-	"reflect"
-	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/service"
@@ -38,7 +36,7 @@ type Figures struct {
 	RuleRepairs  uint64 // after somebody else changed kproxy's rules
 	SetRepairs   uint64 // or the portal's sets
 
-	Offloads map[Cause]uint64 // of service ports into the kernel, see [MoveOf]
+	Offloads map[Cause]uint64 // of service ports into the kernel, see [Change.Move]
 	Recalls  map[Cause]uint64
 	CatchUps uint64 // times userspace bridged a change of the kernel's rules
 
@@ -77,60 +75,6 @@ type Writes struct {
 // Usage is how much there is of something that is limited. Max is 0 where that
 // isn't known.
 type Usage struct{ Count, Max int }
-
-// CountChanges returns how many Services of two snapshots differ, and how many
-// have endpoints that do.
-func CountChanges(old, now *service.Snapshot) (services, endpoints int) {
-	if old == nil {
-		old = &service.Snapshot{}
-	}
-	if now == nil || old == now {
-		return 0, 0
-	}
-	type name struct{ namespace, name string }
-	changed, moved := map[name]bool{}, map[name]bool{}
-	for i, j := 0, 0; i < old.Len() || j < now.Len(); {
-		var was, is *service.Port
-		var wasEndpoints, isEndpoints []service.Endpoint
-		var wasHash, isHash uint64
-		if i < old.Len() {
-			was, wasEndpoints, wasHash = old.At(i)
-		}
-		if j < now.Len() {
-			is, isEndpoints, isHash = now.At(j)
-		}
-		switch {
-		case was == is && wasHash == isHash:
-			i, j = i+1, j+1
-		case is == nil || was != nil && was.Compare(is.Key) < 0:
-			i++
-			changed[name{was.Namespace, was.Name}] = true
-			moved[name{was.Namespace, was.Name}] = moved[name{was.Namespace, was.Name}] || len(wasEndpoints) > 0
-		case was == nil || was.Compare(is.Key) > 0:
-			j++
-			changed[name{is.Namespace, is.Name}] = true
-			moved[name{is.Namespace, is.Name}] = moved[name{is.Namespace, is.Name}] || len(isEndpoints) > 0
-		default:
-			i, j = i+1, j+1
-			if wasHash == isHash {
-				continue
-			}
-			k := name{is.Namespace, is.Name}
-			changed[k] = changed[k] || !reflect.DeepEqual(was, is)
-			moved[k] = moved[k] || !slices.EqualFunc(wasEndpoints, isEndpoints, func(a, b service.Endpoint) bool { return reflect.DeepEqual(a, b) })
-		}
-	}
-	return count(changed), count(moved)
-}
-
-func count[K comparable](m map[K]bool) (n int) {
-	for _, yes := range m {
-		if yes {
-			n++
-		}
-	}
-	return n
-}
 
 // NoLocal counts the service ports that have endpoints, but none where their
 // traffic policies allow: connections to their cluster addresses, or from outside

@@ -38,7 +38,7 @@ func TestCountChanges(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			services, endpoints := CountChanges(snapshot(tt.old), snapshot(tt.now))
+			services, endpoints := service.CountChanges(snapshot(tt.old), snapshot(tt.now))
 			if services != tt.services || endpoints != tt.endpoints {
 				t.Errorf("%d Services, endpoints of %d; want %d and %d", services, endpoints, tt.services, tt.endpoints)
 			}

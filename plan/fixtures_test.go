@@ -1,10 +1,12 @@
 package plan
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"net/netip"
 	"reflect"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,8 +113,10 @@ type world struct {
 	states map[health.Target]health.State
 	node   service.Node
 
-	given Inputs // the last time
-	seen  map[health.Target]health.State
+	previous *Plan
+	delta    Delta  // from the plan before to previous
+	given    Inputs // the last time
+	seen     map[health.Target]health.State
 }
 
 func newWorld(t *testing.T) *world {
@@ -168,38 +172,75 @@ func (w *world) view() *health.View {
 func (w *world) compute() *Plan {
 	w.t.Helper()
 	in := w.inputs()
-	p := Compute(in)
+	p, d := Compute(w.previous, in)
 	checkPlan(w.t, &in, p)
-	w.in.Previous = p
+	checkDelta(w.t, d, w.previous, p)
+	w.previous, w.delta = p, d
 	return p
 }
 
-// inputs makes of the world what Compute is told. As in the agent, what hasn't
-// changed since the last time is the very same.
+// inputs makes of the world what Compute is told: as in the agent, with the dirty set.
 func (w *world) inputs() Inputs {
 	g := &w.given
-	g.Snapshot = updated(g.Snapshot, w.snapshot())
-	if g.Health == nil || !reflect.DeepEqual(w.seen, w.states) {
-		g.Health, w.seen = w.view(), maps.Clone(w.states)
-	}
-	g.Observed.Carried = keep(g.Observed.Carried, w.in.Observed.Carried)
-	g.Observed.Programmed = keep(g.Observed.Programmed, w.in.Observed.Programmed)
-	g.Failed, g.Pins = keep(g.Failed, w.in.Failed), keep(g.Pins, w.in.Pins)
 	in := w.in
-	in.Snapshot, in.Health, in.Failed, in.Pins = g.Snapshot, g.Health, g.Failed, g.Pins
-	in.Observed.Carried, in.Observed.Programmed = g.Observed.Carried, g.Observed.Programmed
-	if in.Observed.Holds != nil {
-		in.Observed.Programmed = nil
+	in.Snapshot = updated(g.Snapshot, w.snapshot())
+	in.Observed.Carried, in.Observed.Programmed = maps.Clone(in.Observed.Carried), maps.Clone(in.Observed.Programmed)
+	in.Failed, in.Pins = maps.Clone(in.Failed), maps.Clone(in.Pins)
+	in.Health = g.Health
+	if in.Health == nil || !reflect.DeepEqual(w.seen, w.states) {
+		in.Health, w.seen = w.view(), maps.Clone(w.states)
+	} else {
+		in.Dirty = map[service.Key]bool{}
+		markDiffering(in.Dirty, g.Observed.Carried, in.Observed.Carried)
+		markDiffering(in.Dirty, g.Observed.Programmed, in.Observed.Programmed)
+		markDiffering(in.Dirty, g.Failed, in.Failed)
+		markDiffering(in.Dirty, g.Pins, in.Pins)
 	}
+	w.given = in
 	return in
 }
 
-// keep returns was if it equals is, else a copy of is.
-func keep[K, V comparable](was, is map[K]V) map[K]V {
-	if was != nil && maps.Equal(was, is) {
-		return was
+// markDiffering marks the keys of what was and is don't have alike.
+func markDiffering[V comparable](dirty map[service.Key]bool, was, is map[service.Key]V) {
+	for _, m := range []map[service.Key]V{was, is} {
+		for k := range m {
+			before, there := was[k]
+			if now, stays := is[k]; there != stays || before != now {
+				dirty[k] = true
+			}
+		}
 	}
-	return maps.Clone(is)
+}
+
+// checkDelta compares what Compute says has changed with both plans.
+func checkDelta(t *testing.T, d Delta, old, p *Plan) {
+	t.Helper()
+	if d.Full != (old == nil) {
+		t.Fatalf("the delta is full: %v", d.Full)
+	}
+	checkChanges(t, d, old, p)
+}
+
+// checkChanges checks that d leads from old to p, in order, and names what differs.
+func checkChanges(t *testing.T, d Delta, old, p *Plan) {
+	t.Helper()
+	if !slices.IsSortedFunc(d.Changes, func(a, b Change) int { return cmp.Or(a.Key().Compare(b.Key()), 1) }) {
+		t.Fatal("changes are out of order")
+	}
+	changes := map[service.Key]Change{}
+	for _, c := range d.Changes {
+		changes[c.Key()] = c
+	}
+	for _, c := range Between(old, p).Changes {
+		got, changed := changes[c.Key()]
+		if !changed && c.Was != c.Is || changed && got != c {
+			t.Fatalf("%s: the delta has %v, want %v", c.Key(), got, c)
+		}
+		delete(changes, c.Key())
+	}
+	if len(changes) > 0 {
+		t.Fatalf("the delta has what neither plan has: %v", changes)
+	}
 }
 
 // updated returns next with what it has in common with was taken from there.
@@ -237,8 +278,7 @@ func (w *world) one() *Service {
 
 // program makes the kernel hold the rules of the last plan.
 func (w *world) program() {
-	w.in.Observed.Holds = nil
-	for _, s := range w.in.Previous.Services {
+	for _, s := range w.previous.Services {
 		w.in.Observed.Programmed[s.Port.Key] = s.KernelHash
 	}
 }

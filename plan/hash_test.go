@@ -111,6 +111,7 @@ func TestKernelHash(t *testing.T) {
 	}{
 		{"nothing", program0, false},
 		{"time", func(w *world) { w.in.Now = w.in.Now.Add(time.Hour) }, false},
+		{"the line where it was read", change(func(p *service.Port) { p.Source = "shop.yaml:7" }), false},
 		{"offload", func(w *world) { w.in.Now = w.in.Now.Add(time.Hour); carry(5)(w); w.program() }, false},
 		{"pin", pinTo(service.PreferUserspace), false},
 		{"forwarding", forward(false, false), false},

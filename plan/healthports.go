@@ -61,21 +61,12 @@ func HealthPorts(p *Plan) []HealthPort {
 	return out
 }
 
-// SameHealthPorts reports whether p wants the same of health-check node ports as
-// old, so that there is no need to look at every service.
-func SameHealthPorts(old, p *Plan) bool {
-	if old == nil || !slices.Equal(old.Policy.ExcludeCIDRs, p.Policy.ExcludeCIDRs) {
-		return false
-	}
-	same := true
-	Changes(old, p, func(was, is *Service) bool {
-		for _, s := range []*Service{was, is} {
-			// A node port may take its number away from another Service.
-			same = same && (s == nil || s.Port.HealthCheckNodePort == 0 && s.Port.NodePort == 0)
-		}
-		return same
-	})
-	return same
+// SameHealthPorts reports whether nothing of d concerns health-check node ports, so
+// that there is no need to look at every service.
+func (d Delta) SameHealthPorts() bool {
+	// A node port may take its number away from another Service.
+	concerned := func(s *Service) bool { return s != nil && (s.Port.HealthCheckNodePort != 0 || s.Port.NodePort != 0) }
+	return !slices.ContainsFunc(d.Changes, func(c Change) bool { return concerned(c.Was) || concerned(c.Is) })
 }
 
 // healthPlace gathers what one Service's ports have in one family.

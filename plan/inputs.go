@@ -20,8 +20,7 @@ const (
 	ModeAuto      Mode = "auto"
 )
 
-// Inputs is everything Compute knows. It keeps the maps, so nobody modifies one
-// that was handed over: who has news hands over another map.
+// Inputs is everything Compute knows. It keeps none of the maps.
 type Inputs struct {
 	Now      time.Time
 	Snapshot *service.Snapshot
@@ -32,8 +31,11 @@ type Inputs struct {
 	Failed   map[service.Key]Failure // programming failures, per service port
 	// Pins are wishes made with `kproxy pin`. They override the annotation, also
 	// where the pin is "auto".
-	Pins     map[service.Key]service.Preference
-	Previous *Plan // the plan before this one; nil at start
+	Pins map[service.Key]service.Preference
+	// Dirty are the service ports of which Observed.Carried, Observed.Programmed,
+	// Failed or Pins may say something else than for the previous plan. If it is nil,
+	// they may for any, and Health may be another.
+	Dirty map[service.Key]bool
 }
 
 // Policy is configuration that decisions depend on.
@@ -113,12 +115,8 @@ type Observed struct {
 	// Carried counts successful connections and sessions since start.
 	Carried map[service.Key]uint64
 	// Programmed is the KernelHash of the rules that are in the kernel now, service
-	// port by service port; nil where Holds says it. Rules that may be changing aren't
-	// there.
+	// port by service port. Rules that may be changing aren't there.
 	Programmed map[service.Key]uint64
-	// Holds are services of a plan, in key order, whose rules are in the kernel now, in
-	// the same sense.
-	Holds []*Service
 	// Refused are TCP endpoints that refused a connection of the kernel data
 	// plane within the last seconds.
 	Refused map[netip.AddrPort]bool

@@ -14,7 +14,7 @@ var allStates = []State{StateUserspace, StateQualifying, StateOffloaded, StateRe
 // checkPlan fails the test unless p has what every plan of in must have.
 func checkPlan(t *testing.T, in *Inputs, p *Plan) {
 	t.Helper()
-	if p.Generation != in.Snapshot.Hash() || !p.Time.Equal(in.Now) || len(p.Services) != in.Snapshot.Len() {
+	if !p.Time.Equal(in.Now) || len(p.Services) != in.Snapshot.Len() {
 		t.Fatalf("plan isn't about its inputs")
 	}
 	if !p.Wake.IsZero() && !p.Wake.After(in.Now) {

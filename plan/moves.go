@@ -14,8 +14,9 @@ const (
 	CatchUp Move = "catch-up"
 )
 
-// MoveOf tells how is stands to was, the same service port in the plan before.
-func MoveOf(was, is *Service) Move {
+// Move tells how the service port moves.
+func (c Change) Move() Move {
+	was, is := c.Was, c.Is
 	if was == nil || is == nil || was.DataPlane == is.DataPlane {
 		return NoMove
 	}

@@ -4,7 +4,6 @@ import (
 	"net/netip"
 	"time"
 
-	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -78,9 +77,8 @@ const (
 
 // Plan is what every stage downstream carries out. Services are in key order.
 type Plan struct {
-	Generation uint64 // hash of the Snapshot it was computed from
-	Time       time.Time
-	Mode       Mode
+	Time time.Time
+	Mode Mode
 	// Kernel is the kernel data plane that Mode leads to on this host: None in
 	// mode userspace.
 	Kernel DataPlane
@@ -99,13 +97,11 @@ type Plan struct {
 	// What the next Compute may build on. records are parallel to Services.
 	records  []*record
 	snapshot *service.Snapshot
-	told     told
-	lineage  lineage
+	refusals bool // endpoints refused connections of the kernel
 	contests *contests
 	kernel   kernelChoice
 	// schedulers are Caps.Schedulers.
 	schedulers map[string]string
-	health     *health.View
 }
 
 // Uses reports whether rules of the kernel data plane d may lie beneath services.
@@ -145,6 +141,7 @@ type Service struct {
 	KernelHash uint64
 
 	leaves leaving
+	entry  uint64 // the snapshot's hash of its specification and endpoints
 }
 
 // Groups are the endpoints one family's connections may go to.

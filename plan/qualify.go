@@ -213,9 +213,6 @@ func (c *computation) heedRefusals(s *Service, m *memory) {
 
 // programmed reports whether the kernel holds the rules that s needs now.
 func (c *computation) programmed(s *Service) bool {
-	if held := find(c.in.Observed.Holds, s.Port.Key, c.place); held != nil {
-		return held.KernelHash != 0 && held.KernelHash == s.KernelHash
-	}
 	h, ok := c.in.Observed.Programmed[s.Port.Key]
 	return ok && h == s.KernelHash
 }

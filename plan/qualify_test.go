@@ -33,7 +33,7 @@ func unpin(w *world)   { delete(w.in.Pins, port("a").Key) }
 func program(w *world) { w.program() }
 
 func failNow(w *world) {
-	w.in.Failed[port("a").Key] = Failure{Since: w.in.Now, Reason: "no memory", Hash: w.in.Previous.Services[0].KernelHash}
+	w.in.Failed[port("a").Key] = Failure{Since: w.in.Now, Reason: "no memory", Hash: w.previous.Services[0].KernelHash}
 }
 
 func setTo(eps ...string) func(*world) {

@@ -31,7 +31,7 @@ func TestRandomWalk(t *testing.T) {
 			r.in.Policy.PanicThreshold = pick(r.Rand, 0, 0, 0.5)
 			for range 80 {
 				r.step()
-				for _, s := range r.in.Previous.Services {
+				for _, s := range r.previous.Services {
 					seen[s.State]++
 					planes[s.DataPlane]++
 				}
@@ -61,6 +61,8 @@ type walker struct {
 	// amended counts the plans that were made of the one before by looking at what
 	// is new only.
 	amended int
+	joined  Delta // from plan from to the last
+	from    *Plan
 }
 
 func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
@@ -79,25 +81,22 @@ func (r *walker) step() {
 	for range 1 + r.IntN(3) {
 		r.mutate()
 	}
-	before := r.in.Previous
-	frozen := dump(r.t, before)
+	before, frozen, given := r.previous, dump(r.t, r.previous), r.given
 	p := r.compute() // checks p
-	in := r.inputs()
-	in.Previous = before
-	if diff := cmp.Diff(dump(r.t, p), dump(r.t, Compute(in))); diff != "" {
+	in := r.given
+	if diff := cmp.Diff(dump(r.t, p), dump(r.t, first(Compute(before, in)))); diff != "" {
 		r.t.Fatalf("equal inputs, unequal plans:\n%s", diff)
 	}
-	in.Previous = forgetful(before)
-	if diff := cmp.Diff(dump(r.t, Compute(in)), dump(r.t, p)); diff != "" {
+	if diff := cmp.Diff(dump(r.t, first(Compute(forgetful(before), in))), dump(r.t, p)); diff != "" {
 		r.t.Fatalf("taken over from the previous plan (-anew +got):\n%s", diff)
 	}
 	if diff := cmp.Diff(frozen, dump(r.t, before)); diff != "" {
 		r.t.Fatalf("the previous plan was changed:\n%s", diff)
 	}
-	if before != nil && p.lineage.from.Value() == before && len(p.lineage.differ) > 0 {
+	if n := len(r.delta.Changes); given.Snapshot != nil && in.Dirty != nil && n > 0 && n < len(p.Services) {
 		r.amended++
 	}
-	r.checkChanges(before, p)
+	r.checkJoined(p)
 	r.checkWake(p)
 	for _, s := range p.Services {
 		made := madeOf(s, &r.in.Policy)
@@ -108,16 +107,18 @@ func (r *walker) step() {
 	}
 }
 
-// checkChanges compares what a plan says of its origin with a look at all services.
-func (r *walker) checkChanges(old, p *Plan) {
-	type change struct{ was, is *Service }
-	var got, want []change
-	Changes(old, p, func(was, is *Service) bool { got = append(got, change{was, is}); return true })
-	eachDifference(old.services(), p.services(), func(was, is *Service) bool { want = append(want, change{was, is}); return true })
-	if !slices.Equal(got, want) {
-		r.t.Fatalf("Changes are %v, want %v", got, want)
+// checkJoined joins the deltas of some plans and checks that they lead from the
+// first to the last.
+func (r *walker) checkJoined(p *Plan) {
+	if r.IntN(4) == 0 {
+		r.joined, r.from = Delta{}, p
+		return
 	}
+	r.joined = r.joined.Then(r.delta)
+	checkChanges(r.t, r.joined, r.from, p)
 }
+
+func first(p *Plan, _ Delta) *Plan { return p }
 
 // madeOf is what the rules beneath s are made of, as the renderers read it;
 // weaker than what the hash covers.
@@ -175,8 +176,8 @@ func (r *walker) mutate() {
 	case 8:
 		delete(r.in.Pins, k)
 	case 9, 16, 17:
-		if r.in.Previous != nil {
-			if s := r.in.Previous.Find(k); s != nil {
+		if r.previous != nil {
+			if s := r.previous.Find(k); s != nil {
 				r.in.Failed[k] = Failure{Since: r.in.Now, Reason: "no memory", Hash: s.KernelHash}
 			}
 		}
@@ -192,9 +193,7 @@ func (r *walker) mutate() {
 		forward(r.IntN(4) != 0, r.IntN(3) != 0)(r.world)
 	default:
 		switch {
-		case r.in.Previous == nil:
-		case r.IntN(2) == 0:
-			r.in.Observed.Holds = r.in.Previous.Services // as a whole
+		case r.previous == nil:
 		default:
 			r.program()
 		}
@@ -247,16 +246,17 @@ func (r *walker) checkWake(p *Plan) {
 	if at.IsZero() {
 		at = p.Time.Add(24 * time.Hour)
 	}
-	in := r.inputs()
+	in := r.given
+	in.Dirty = map[service.Key]bool{}
 	in.Now = at.Add(-1)
-	if diff := cmp.Diff(dumpServices(r.t, p), dumpServices(r.t, Compute(in))); diff != "" {
+	if diff := cmp.Diff(dumpServices(r.t, p), dumpServices(r.t, first(Compute(p, in)))); diff != "" {
 		r.t.Fatalf("changed before it was to wake at %v:\n%s", p.Wake, diff)
 	}
 	if p.Wake.IsZero() {
 		return
 	}
 	in.Now = p.Wake
-	if dumpServices(r.t, p) == dumpServices(r.t, Compute(in)) {
+	if dumpServices(r.t, p) == dumpServices(r.t, first(Compute(p, in))) {
 		r.t.Fatalf("nothing changed at wake %v", p.Wake)
 	}
 }

@@ -17,7 +17,6 @@ func TestEvents(t *testing.T) {
 	w := newWorld(t)
 	w.set(port("a"), "10.0.0.1 n1 ready", "10.0.0.2 n2 ready")
 	w.set(port("b", func(p *service.Port) { p.ClusterIPs = addrs("10.96.0.2") }), "10.0.0.1 n1 ready")
-	last := (*Plan)(nil)
 	step := func(name string, change func(*world), want ...string) {
 		t.Helper()
 		w.in.Now = w.in.Now.Add(15 * time.Second)
@@ -26,7 +25,7 @@ func TestEvents(t *testing.T) {
 		}
 		p := w.compute()
 		var got []string
-		for _, e := range Events(last, p) {
+		for _, e := range w.delta.Events(p.Time) {
 			if !e.Time.Equal(p.Time) {
 				t.Errorf("%s: event at %v, want %v", name, e.Time, p.Time)
 			}
@@ -35,7 +34,6 @@ func TestEvents(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
-		last = p
 	}
 	step("first plan", nil,
 		"dataplane ns/a: added, userspace: waiting for its first connection",
@@ -114,7 +112,7 @@ func TestTargets(t *testing.T) {
 
 // TestEmpty: Compute works with nothing at all.
 func TestEmpty(t *testing.T) {
-	p := Compute(Inputs{Now: t0})
+	p, _ := Compute(nil, Inputs{Now: t0})
 	if len(p.Services) != 0 || p.Find(port("a").Key) != nil || p.Kernel != None || !p.Wake.IsZero() {
 		t.Errorf("plan of nothing: %+v", p)
 	}
@@ -152,10 +150,12 @@ func TestSameTargets(t *testing.T) {
 	} {
 		w := newWorld(t)
 		w.set(port("a"), "10.0.0.1")
+		w.compute()
 		was := w.snapshot()
 		tt.change(w)
-		is := updated(was, w.snapshot())
-		got := SameTargets(was, is, tt.health)
+		is := w.snapshot()
+		w.compute()
+		got := w.delta.SameTargets(tt.health)
 		if got != tt.want || got && !slices.Equal(Targets(was, tt.health), Targets(is, tt.health)) {
 			t.Errorf("%s: the targets are the same: %v, want %v", tt.name, got, tt.want)
 		}
@@ -171,8 +171,9 @@ func TestChecksThatNodesRefuse(t *testing.T) {
 	bounded := testHealth
 	bounded.MinInterval = time.Second
 	in.Health = health.NewView(bounded, nil)
+	p, _ := Compute(nil, in)
 	want := []string{"its health checks are 1s apart, not 1ms as it asks: that is the least on this node (--health-min-interval)"}
-	if diff := cmp.Diff(want, Compute(in).Services[0].Problems); diff != "" {
+	if diff := cmp.Diff(want, p.Services[0].Problems); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)
 	}
 	if got := Targets(in.Snapshot, bounded); len(got) != 1 || got[0].Check.Interval != time.Second {

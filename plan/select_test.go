@@ -100,7 +100,7 @@ func TestSelect(t *testing.T) {
 				b.AddEndpoint(p.Key, e)
 			}
 			in := Inputs{Now: t0, Snapshot: b.Build(), Caps: allCaps, Policy: DefaultPolicy()}
-			got := Compute(in)
+			got, _ := Compute(nil, in)
 			checkPlan(t, &in, got)
 			g := got.Services[0].Groups[service.IPv4]
 			check := func(name, want string, backends []Backend) {

@@ -141,6 +141,6 @@ type Event struct {
 	Kind    string    `json:"kind"` // "dataplane", "health", "sync"
 	Service string    `json:"service,omitempty"`
 	Message string    `json:"message"`
-	// Move says what a service's change of data plane is; see [MoveOf].
+	// Move says what a service's change of data plane is; see [Change.Move].
 	Move Move `json:"move,omitempty"`
 }

@@ -39,14 +39,16 @@ func Targets(s *service.Snapshot, d health.Defaults, exclude ...netip.Prefix) []
 	return out
 }
 
-// SameTargets reports whether s is known to need the same probes as old: nothing
-// has changed but services whose endpoints aren't probed.
-func SameTargets(old, s *service.Snapshot, d health.Defaults) bool {
-	places, known := s.Differ(old)
-	return known && !slices.ContainsFunc(places, func(i int) bool {
-		was, _, _ := old.At(i)
-		is, _, _ := s.At(i)
-		return d.Fill(was.Health, was.Protocol).Kind != service.CheckOff || d.Fill(is.Health, is.Protocol).Kind != service.CheckOff
+// SameTargets reports whether the endpoints that are probed are the same before d
+// and after: no service port has changed its specification or its endpoints but
+// those whose endpoints aren't probed.
+func (d Delta) SameTargets(defaults health.Defaults) bool {
+	probed := func(s *Service) bool {
+		return s != nil && defaults.Fill(s.Port.Health, s.Port.Protocol).Kind != service.CheckOff
+	}
+	return !slices.ContainsFunc(d.Changes, func(c Change) bool {
+		specified := c.Was == nil || c.Is == nil || c.Was.entry != c.Is.entry
+		return specified && (probed(c.Was) || probed(c.Is))
 	})
 }
 

@@ -89,8 +89,7 @@ func (h *hasher) node(n *Node) {
 	h.prefixes(n.PodCIDRs)
 }
 
-// port hashes every field but Source, which says where a port was read and has
-// no effect on how it is served.
+// port hashes every field but Source, which has no effect on how a port is served.
 func (h *hasher) port(p *Port) {
 	h.string(p.Namespace)
 	h.string(p.Name)
@@ -126,6 +125,13 @@ func (h *hasher) port(p *Port) {
 	h.strings(p.Problems)
 }
 
+func (h *hasher) endpoints(eps []Endpoint) {
+	h.uint(uint64(len(eps)))
+	for i := range eps {
+		h.endpoint(&eps[i])
+	}
+}
+
 func (h *hasher) endpoint(e *Endpoint) {
 	h.addr(e.Address.Addr())
 	h.uint(uint64(e.Address.Port()))
@@ -139,13 +145,24 @@ func (h *hasher) endpoint(e *Endpoint) {
 	h.uint(uint64(e.Weight))
 }
 
+// hashEntry covers all that a Snapshot holds of a service port.
 func hashEntry(p *Port, eps []Endpoint) uint64 {
 	h := newHasher()
 	h.port(p)
-	h.uint(uint64(len(eps)))
-	for i := range eps {
-		h.endpoint(&eps[i])
-	}
+	h.string(p.Source)
+	h.endpoints(eps)
+	return h.sum()
+}
+
+func hashPort(p *Port) uint64 {
+	h := newHasher()
+	h.port(p)
+	return h.sum()
+}
+
+func hashEndpoints(eps []Endpoint) uint64 {
+	h := newHasher()
+	h.endpoints(eps)
 	return h.sum()
 }
 

@@ -76,12 +76,6 @@ func TestHashCoversEveryField(t *testing.T) {
 		other(t, f)
 		hash := build(p, Endpoint{}, Node{})
 		f.SetZero()
-		if path == "Port.Source" {
-			if hash != base {
-				t.Error("Port.Source is in the hash, and would reprogram a service whose manifest moved by a line")
-			}
-			return
-		}
 		check(path, hash)
 	})
 	e := Endpoint{Hints: &Hints{}}

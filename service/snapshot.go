@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"weak"
 )
 
 // Snapshot is everything the sources want at one moment: service ports in key
@@ -18,11 +17,6 @@ type Snapshot struct {
 	entries []entry
 	sum     uint64 // of the mixed hashes of entries
 	hash    uint64 // of everything
-
-	// from is the Snapshot that this one was made of, if both have the same service
-	// ports; they differ at these places. It isn't kept alive for that.
-	from   weak.Pointer[Snapshot]
-	differ []int
 }
 
 type entry struct {
@@ -58,6 +52,51 @@ func (s *Snapshot) All() iter.Seq2[*Port, []Endpoint] {
 func (s *Snapshot) At(i int) (*Port, []Endpoint, uint64) {
 	e := &s.entries[i]
 	return e.port, e.endpoints, e.hash
+}
+
+// HashAt returns the hash of [Snapshot.At].
+func (s *Snapshot) HashAt(i int) uint64 { return s.entries[i].hash }
+
+// CompareAt compares the keys of the i-th service port of a and the j-th of b.
+func CompareAt(a *Snapshot, i int, b *Snapshot, j int) int {
+	x, y := &a.entries[i], &b.entries[j]
+	if x.hash == y.hash {
+		return 0
+	}
+	return x.port.Key.Compare(y.port.Key)
+}
+
+// CountChanges returns how many Services of two snapshots differ, and how many
+// have endpoints that do. Where a Service was read doesn't count.
+func CountChanges(old, now *Snapshot) (services, endpoints int) {
+	if old == nil {
+		old = &Snapshot{}
+	}
+	if now == nil {
+		return 0, 0
+	}
+	changed, moved := map[Name]bool{}, map[Name]bool{}
+	for i, j := range Merge(len(old.entries), len(now.entries), func(i, j int) int { return CompareAt(old, i, now, j) }) {
+		var was, is entry
+		if i >= 0 {
+			was = old.entries[i]
+		}
+		if j >= 0 {
+			is = now.entries[j]
+		}
+		if was.hash == is.hash {
+			continue
+		}
+		p := cmp.Or(is.port, was.port)
+		n := Name{p.Namespace, p.Name}
+		if was.port == nil || is.port == nil || hashPort(was.port) != hashPort(is.port) {
+			changed[n] = true
+		}
+		if hashEndpoints(was.endpoints) != hashEndpoints(is.endpoints) {
+			moved[n] = true
+		}
+	}
+	return len(changed), len(moved)
 }
 
 // Find returns the place of the service port named k, and whether there is one.

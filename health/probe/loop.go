@@ -214,7 +214,9 @@ func (l *loop) publish(now time.Time) {
 	for t, e := range l.entries {
 		states[t] = e.machine.State()
 	}
-	l.view.Store(health.NewView(l.cfg.Defaults, states))
+	v := health.NewView(l.cfg.Defaults, states)
+	v.Revision = l.view.Load().Revision + 1
+	l.view.Store(v)
 	if l.changed {
 		signal(l.changes)
 	}

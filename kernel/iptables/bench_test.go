@@ -29,9 +29,9 @@ func BenchmarkRender(b *testing.B) {
 			b.ReportAllocs()
 			plans := [2]*plan.Plan{p, oneEndpointLess(p)}
 			r := iptables.NewRenderer(options())
-			r.Render(p)
+			r.Render(p, plan.Between(nil, p))
 			for i := 0; b.Loop(); i++ {
-				r.Render(plans[i%2])
+				r.Render(plans[i%2], firstOf(plans[(i+1)%2], plans[i%2]))
 			}
 		})
 	}
@@ -48,13 +48,19 @@ func oneEndpointLess(p *plan.Plan) *plan.Plan {
 	return &q
 }
 
+// firstOf leads from one plan to another that differs in the first service.
+func firstOf(old, p *plan.Plan) plan.Delta {
+	return plan.Delta{Changes: []plan.Change{{Was: old.Services[0], Is: p.Services[0]}}}
+}
+
 func BenchmarkDiff(b *testing.B) {
 	for _, n := range sizes {
 		p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(n, endpointsEach)...)
 		b.Run(fmt.Sprintf("one endpoint changed/services=%d", n), func(b *testing.B) {
 			r := iptables.NewRenderer(options())
-			have := r.Render(p)
-			want := r.Render(oneEndpointLess(p))
+			have := r.Render(p, plan.Between(nil, p))
+			less := oneEndpointLess(p)
+			want := r.Render(less, firstOf(p, less))
 			b.ReportAllocs()
 			for b.Loop() {
 				kernel.Diff(have, want)
@@ -155,11 +161,11 @@ func BenchmarkApply(b *testing.B) {
 			b.Run(fmt.Sprintf("%s/one endpoint changed/services=%d", v.Name, n), func(b *testing.B) {
 				r := iptables.NewRenderer(options())
 				p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(n, endpointsEach)...)
-				backend := programmed(b, v, r.Render(p))
+				backend := programmed(b, v, r.Render(p, plan.Between(nil, p)))
 				plans := [2]*plan.Plan{oneEndpointLess(p), p}
-				have := r.Render(p)
+				have := r.Render(p, plan.Delta{})
 				for i := 0; b.Loop(); i++ {
-					want := r.Render(plans[i%2])
+					want := r.Render(plans[i%2], firstOf(plans[(i+1)%2], plans[i%2]))
 					if _, err := backend.Apply(context.Background(), kernel.Diff(have, want)); err != nil {
 						b.Fatal(err)
 					}

@@ -133,11 +133,13 @@ func TestRendererRemembers(t *testing.T) {
 	for seed := range uint64(10) {
 		w := kerneltest.NewWalk(seed, plan.ModeIPTables, plan.IPTables, 12)
 		r := iptables.NewRenderer(options())
+		var last *plan.Plan
 		for range 10 {
 			p := w.Next()
-			if diff := cmp.Diff(iptables.Render(p, options()), text(r.Render(p))); diff != "" {
+			if diff := cmp.Diff(iptables.Render(p, options()), text(r.Render(p, plan.Between(last, p)))); diff != "" {
 				t.Fatalf("seed %d (-from scratch +remembered):\n%s", seed, diff)
 			}
+			last = p
 		}
 	}
 }

@@ -15,7 +15,7 @@ import (
 // rulesets. Entries of the portal's sets aren't part of it; those follow the
 // plan on their own ([kernel.Portal]).
 func Render(p *plan.Plan, o Options) kernel.Ruleset {
-	out := NewRenderer(o).Render(p)
+	out := NewRenderer(o).Render(p, plan.Between(nil, p))
 	for f := range out.Chains {
 		for i := range out.Chains[f] {
 			c := &out.Chains[f][i]
@@ -25,15 +25,14 @@ func Render(p *plan.Plan, o Options) kernel.Ruleset {
 	return out
 }
 
-// Renderer renders like [Render] and remembers the last plan, so that a change of
-// one service port costs little, however many there are: what didn't change is
-// in the next ruleset as it was in the last, for who compares to see at once. The
-// rules of services are made when they are asked for ([kernel.RuleMaker]). It
+// Renderer renders like [Render] and remembers what it rendered last, so that a
+// change of one service port costs little, however many there are: what didn't
+// change is in the next ruleset as it was in the last. The rules of services are made when they are asked for ([kernel.RuleMaker]). It
 // isn't safe for concurrent use. Its rulesets share memory and must not be
 // modified.
 type Renderer struct {
 	options  Options
-	last     *plan.Plan
+	beneath  bool // the last plan used iptables
 	known    map[service.Key]*known
 	affinity []kernel.Set // of services, sorted
 	families [2]rendered
@@ -58,16 +57,18 @@ func NewRenderer(o Options) *Renderer {
 }
 
 func (r *Renderer) forget() {
-	r.last, r.known, r.affinity, r.families = nil, map[service.Key]*known{}, nil, [2]rendered{}
+	r.known, r.affinity, r.families = map[service.Key]*known{}, nil, [2]rendered{}
 }
 
-// Render returns everything p wants in the kernel.
-func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
+// Render returns everything p wants in the kernel. d leads there from the plan that
+// was rendered last.
+func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 	beneath := p.Uses(plan.IPTables)
-	if r.last != nil && r.last.Uses(plan.IPTables) != beneath {
+	if r.beneath != beneath {
 		r.forget()
 	}
-	gone, come := r.follow(p)
+	r.beneath = beneath
+	gone, come := r.follow(p, d)
 	out := kernel.Ruleset{Sets: kernel.PortalSetsOf(p)}
 	for _, f := range service.Families {
 		if f == service.IPv6 && r.options.SkipIPv6 {
@@ -94,34 +95,37 @@ func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
 
 func compareSets(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) }
 
-// follow renders the services whose rules lie beneath the portal and that differ
-// from the last plan's, as they were and as they are. A hash of 0 says that the
-// plan has none.
-func (r *Renderer) follow(p *plan.Plan) (gone, come []*fragment) {
+// follow renders the services that iptables carries and that need other rules than
+// before, as they were and as they are. A hash of 0 says that the plan has none.
+func (r *Renderer) follow(p *plan.Plan, d plan.Delta) (gone, come []*fragment) {
 	policy := p.Policy // not the plan with it, which others outlive
-	plan.Changes(r.last, p, func(was, is *plan.Service) bool {
-		s := was
-		if is != nil {
-			s = is
-		}
-		old := r.known[s.Port.Key]
-		wanted := is != nil && is.Beneath == plan.IPTables
-		if old != nil && wanted && old.hash == is.KernelHash && old.hash != 0 {
-			old.service.Store(is)
-			return true
-		}
-		if old != nil {
+	remove := func(key service.Key) {
+		if old := r.known[key]; old != nil {
 			gone = append(gone, old.fragment())
-			delete(r.known, s.Port.Key)
+			delete(r.known, key)
 		}
+	}
+	if d.Full {
+		for key := range r.known {
+			if p.Find(key) == nil {
+				remove(key)
+			}
+		}
+	}
+	for _, c := range d.Changes {
+		key, is := c.Key(), c.Is
+		wanted := is != nil && is.Beneath == plan.IPTables
+		if old := r.known[key]; old != nil && wanted && old.hash == is.KernelHash && old.hash != 0 {
+			old.service.Store(is)
+			continue
+		}
+		remove(key)
 		if wanted {
 			k := newKnown(is, &policy, &r.options)
-			r.known[is.Port.Key] = k
+			r.known[key] = k
 			come = append(come, k.fragment())
 		}
-		return true
-	})
-	r.last = p
+	}
 	var less, more []kernel.Set
 	for _, fr := range gone {
 		less = append(less, fr.sets...)

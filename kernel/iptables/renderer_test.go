@@ -25,6 +25,7 @@ func TestRendererFollows(t *testing.T) {
 			r := iptables.NewRenderer(options())
 			wanted := map[int]*plan.Service{}
 			var before, beforeText kernel.Ruleset
+			var last *plan.Plan
 			for range 40 {
 				for range 1 + rng.IntN(size/3) {
 					if i := rng.IntN(size); rng.IntN(3) == 0 {
@@ -45,7 +46,8 @@ func TestRendererFollows(t *testing.T) {
 						p.Services[i] = &c
 					}
 				}
-				got, want := r.Render(p), iptables.Render(p, options())
+				got, want := r.Render(p, plan.Between(last, p)), iptables.Render(p, options())
+				last = p
 				if diff := cmp.Diff(want, text(got)); diff != "" {
 					t.Fatalf("(-from scratch +remembering):\n%s", diff)
 				}
@@ -63,8 +65,8 @@ func TestRendererKeeps(t *testing.T) {
 	p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(1000, 3)...)
 	q := oneEndpointLess(p)
 	r := iptables.NewRenderer(options())
-	have := r.Render(p)
-	want := r.Render(q)
+	have := r.Render(p, plan.Between(nil, p))
+	want := r.Render(q, plan.Between(p, q))
 	changed := 0
 	for i := range want.Chains[0] {
 		h, w := &have.Chains[0][i], &want.Chains[0][i]
@@ -75,7 +77,7 @@ func TestRendererKeeps(t *testing.T) {
 	if changed != 1 {
 		t.Errorf("%d chains have other makers, want 1", changed)
 	}
-	if again := r.Render(q); &again.Chains[0][0] != &want.Chains[0][0] {
+	if again := r.Render(q, plan.Delta{}); &again.Chains[0][0] != &want.Chains[0][0] {
 		t.Error("the same plan gave other chains")
 	}
 }

@@ -14,14 +14,15 @@ import (
 // kernel/iptables's, with the portal; [kernel.Merge] puts both together.
 // Render is pure: equal plans and options give equal rulesets. A plan that
 // doesn't use IPVS gives an empty one.
-func Render(p *plan.Plan, o Options) kernel.Ruleset { return NewRenderer(o).Render(p) }
+func Render(p *plan.Plan, o Options) kernel.Ruleset {
+	return NewRenderer(o).Render(p, plan.Between(nil, p))
+}
 
-// Renderer renders like [Render] and remembers the last plan, so that a change of
-// one service port costs little, however many there are. It isn't safe for
-// concurrent use. Its rulesets share memory and must not be modified.
+// Renderer renders like [Render] and remembers what it rendered last, so that a
+// change of one service port costs little, however many there are. It isn't safe
+// for concurrent use. Its rulesets share memory and must not be modified.
 type Renderer struct {
 	options Options
-	last    *plan.Plan
 	known   map[service.Key]known
 	total   totals
 }
@@ -38,15 +39,16 @@ func NewRenderer(o Options) *Renderer {
 	return r
 }
 
-func (r *Renderer) forget() { r.last, r.known, r.total = nil, map[service.Key]known{}, newTotals() }
+func (r *Renderer) forget() { r.known, r.total = map[service.Key]known{}, newTotals() }
 
-// Render returns what p wants of IPVS in the kernel.
-func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
+// Render returns what p wants of IPVS in the kernel. d leads there from the plan
+// that was rendered last.
+func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 	if !p.Uses(plan.IPVS) {
 		r.forget()
 		return kernel.Ruleset{}
 	}
-	r.follow(p)
+	r.follow(p, d)
 	out := kernel.Ruleset{Sets: r.sets(p), Virtuals: r.total.winners, Addresses: r.total.addresses.sorted}
 	for _, f := range service.Families {
 		if f == service.IPv6 && r.options.SkipIPv6 {
@@ -59,35 +61,36 @@ func (r *Renderer) Render(p *plan.Plan) kernel.Ruleset {
 	return out
 }
 
-// follow renders the services that IPVS carries and that differ from the last
-// plan's, and brings the totals up to date.
-func (r *Renderer) follow(p *plan.Plan) {
+// follow renders the services that IPVS carries and that need other rules than
+// before, and brings the totals up to date.
+func (r *Renderer) follow(p *plan.Plan, d plan.Delta) {
 	var gone, come []*fragment
-	plan.Changes(r.last, p, func(was, is *plan.Service) bool {
-		if is == nil || is.Beneath != plan.IPVS {
-			k := was
-			if k == nil {
-				k = is
-			}
-			if old, ok := r.known[k.Port.Key]; ok {
-				gone = append(gone, old.fragment)
-				delete(r.known, k.Port.Key)
-			}
-			return true
-		}
-		old, ok := r.known[is.Port.Key]
-		if ok && old.hash == is.KernelHash {
-			return true
-		}
-		if ok {
+	remove := func(k service.Key) {
+		if old, ok := r.known[k]; ok {
 			gone = append(gone, old.fragment)
+			delete(r.known, k)
 		}
-		fr := renderService(is, &p.Policy, r.options)
-		r.known[is.Port.Key] = known{is.KernelHash, fr}
-		come = append(come, fr)
-		return true
-	})
-	r.last = p
+	}
+	if d.Full {
+		for k := range r.known {
+			if p.Find(k) == nil {
+				remove(k)
+			}
+		}
+	}
+	for _, c := range d.Changes {
+		k, is := c.Key(), c.Is
+		wanted := is != nil && is.Beneath == plan.IPVS
+		if old, ok := r.known[k]; ok && wanted && old.hash == is.KernelHash {
+			continue
+		}
+		remove(k)
+		if wanted {
+			fr := renderService(is, &p.Policy, r.options)
+			r.known[k] = known{is.KernelHash, fr}
+			come = append(come, fr)
+		}
+	}
 	r.total.change(gone, come)
 }
 

@@ -256,11 +256,13 @@ func TestRendererRemembers(t *testing.T) {
 	for seed := range uint64(20) {
 		w := kerneltest.NewWalk(seed, plan.ModeAuto, plan.IPVS, 12)
 		r := ipvs.NewRenderer(ipvs.DefaultOptions())
+		var last *plan.Plan
 		for range 10 {
 			p := w.Next()
-			if diff := cmp.Diff(ipvs.Render(p, ipvs.DefaultOptions()), r.Render(p), cmpopts.EquateComparable(netip.AddrPort{}, netip.Addr{})); diff != "" {
+			if diff := cmp.Diff(ipvs.Render(p, ipvs.DefaultOptions()), r.Render(p, plan.Between(last, p)), cmpopts.EquateComparable(netip.AddrPort{}, netip.Addr{})); diff != "" {
 				t.Fatalf("seed %d (-anew +remembered):\n%s", seed, diff)
 			}
+			last = p
 		}
 	}
 	services := func(port uint16) []*plan.Service {
@@ -274,7 +276,8 @@ func TestRendererRemembers(t *testing.T) {
 		return out
 	}
 	r := ipvs.NewRenderer(ipvs.DefaultOptions())
-	before, after := r.Render(kerneltest.Plan(plan.ModeIPVS, services(8080)...)), r.Render(kerneltest.Plan(plan.ModeIPVS, services(8081)...))
+	p, q := kerneltest.Plan(plan.ModeIPVS, services(8080)...), kerneltest.Plan(plan.ModeIPVS, services(8081)...)
+	before, after := r.Render(p, plan.Between(nil, p)), r.Render(q, plan.Between(p, q))
 	shared := 0
 	for i := range before.Virtuals {
 		if &before.Virtuals[i].Reals[0] == &after.Virtuals[i].Reals[0] {
@@ -322,9 +325,11 @@ func BenchmarkRenderOneChange(b *testing.B) {
 			changed.Groups[0].Cluster[0].Address = netip.MustParseAddrPort("10.250.0.1:8080")
 			plans = append(plans, kerneltest.Plan(plan.ModeIPVS, services...))
 			r := ipvs.NewRenderer(ipvs.DefaultOptions())
-			have := r.Render(plans[0])
+			have := r.Render(plans[0], plan.Between(nil, plans[0]))
+			at := slices.IndexFunc(plans[0].Services, func(s *plan.Service) bool { return s.Port.Key == changed.Port.Key })
 			for i := 0; b.Loop(); i++ {
-				want := r.Render(plans[(i+1)%2])
+				is, was := plans[(i+1)%2], plans[i%2]
+				want := r.Render(is, plan.Delta{Changes: []plan.Change{{Was: was.Services[at], Is: is.Services[at]}}})
 				if ops := kernel.Diff(have, want); len(ops.Virtuals) != 1 {
 					b.Fatalf("%d virtual servers changed", len(ops.Virtuals))
 				}

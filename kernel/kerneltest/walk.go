@@ -76,7 +76,8 @@ func Compute(kernel plan.DataPlane, p plan.Policy, s *service.Snapshot) *plan.Pl
 	var caps plan.Caps
 	caps.IPVS.Supported = kernel == plan.IPVS
 	caps.IPTables.Supported = kernel == plan.IPTables || p.Mode == plan.ModeAuto
-	return plan.Compute(plan.Inputs{Now: time.Unix(1e9, 0), Snapshot: s, Caps: caps, Policy: p})
+	out, _ := plan.Compute(nil, plan.Inputs{Now: time.Unix(1e9, 0), Snapshot: s, Caps: caps, Policy: p})
+	return out
 }
 
 // here is this node's name.

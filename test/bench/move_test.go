@@ -37,7 +37,7 @@ func benchmarkMove(b *testing.B, n int) {
 		Pins: map[service.Key]service.Preference{},
 	}
 	in.Policy.Mode = plan.ModeIPTables
-	p := plan.Compute(in)
+	p, _ := plan.Compute(nil, in)
 	in.Observed.Programmed = map[service.Key]uint64{}
 	for _, s := range p.Services {
 		in.Observed.Programmed[s.Port.Key] = s.KernelHash
@@ -48,11 +48,12 @@ func benchmarkMove(b *testing.B, n int) {
 	moved := p.Services[n/2].Port.Key
 	wish := map[bool]service.Preference{false: service.PreferUserspace, true: service.PreferKernel}
 	toKernel := false
+	in.Dirty = map[service.Key]bool{moved: true}
 	for b.Loop() {
 		toKernel = !toKernel
-		in.Previous, in.Pins = p, map[service.Key]service.Preference{moved: wish[toKernel]}
-		next := plan.Compute(in)
-		entries, err := kernel.ApplySets(b.Context(), store, kernel.PortalChanges(p, next))
+		in.Pins = map[service.Key]service.Preference{moved: wish[toKernel]}
+		next, d := plan.Compute(p, in)
+		entries, err := kernel.ApplySets(b.Context(), store, kernel.PortalChanges(p, next, d))
 		if err != nil || entries != 1 {
 			b.Fatalf("%d entries changed, error %v; want one", entries, err)
 		}

@@ -104,12 +104,12 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 	for p := range snapshot.All() {
 		in.Pins[p.Key] = pref
 	}
-	p := plan.Compute(in)
+	p, _ := plan.Compute(nil, in)
 	in.Observed.Programmed = map[service.Key]uint64{}
 	for _, s := range p.Services {
 		in.Observed.Programmed[s.Port.Key] = s.KernelHash
 	}
-	p = plan.Compute(in)
+	p, _ = plan.Compute(nil, in)
 	rules, virtuals := iptables.DefaultOptions(), ipvs.DefaultOptions()
 	rules.TCPPort, rules.UDPPort = 10244, 10244
 	rules.RandomFully, rules.SocketMatch, rules.CatchRefusals = host.RandomFully, host.SocketMatch, host.CatchRefusals

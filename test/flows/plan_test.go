@@ -60,7 +60,7 @@ func TestPlan(t *testing.T) {
 			t.Run(c.Name+"/"+string(mode), func(t *testing.T) {
 				in := plan.Inputs{Snapshot: snapshot, Policy: policyOf(c, mode)}
 				in.Caps.IPTables.Supported, in.Caps.IPVS.Supported = true, true
-				p := plan.Compute(in)
+				p, _ := plan.Compute(nil, in)
 				for i := range flows {
 					for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
 						checkFlow(t, p, &flows[i], protocol)
