@@ -104,13 +104,13 @@ func newModelHost(t *testing.T) *modelHost {
 
 // program hands over a plan.
 func (m *modelHost) program(p *plan.Plan) {
-	d := changes(m.given, p)
-	if m.given == nil {
-		d.Full = true
+	var d plan.Delta
+	if p != m.given {
+		d = changes(m.given, p)
+		d.Full = m.given == nil
 	}
-	if m.given = p; d.Full || len(d.Changes) > 0 {
-		m.programmer.program(p, d)
-	}
+	m.given = p
+	m.programmer.program(p, d)
 }
 
 // pass hands over a plan and programs it.
