@@ -76,14 +76,24 @@ func (c *Connections) admit(conn net.Conn) {
 	client := clientOf(conn.RemoteAddr())
 	c.open[conn] = &openConn{client: client, since: time.Now()}
 	c.clients[client]++
-	victim := conn
+	var victim net.Conn
 	switch {
 	case c.clients[client] > c.perClient:
-		victim = c.longest(conn, client)
+		victim = c.givesWay(conn, client, false)
 	case len(c.open) <= c.max:
 		return
 	default:
-		victim = c.ofGreediest(conn, client)
+		most := client
+		for p, n := range c.clients {
+			if n > c.clients[most] {
+				most = p
+			}
+		}
+		if c.clients[most] == 1 { // each client holds one
+			victim = c.givesWay(conn, netip.Prefix{}, false)
+		} else {
+			victim = c.givesWay(conn, most, most != client)
+		}
 	}
 	if now := time.Now(); now.Sub(c.logged) >= logEvery {
 		c.logged = now
@@ -95,41 +105,20 @@ func (c *Connections) admit(conn net.Conn) {
 	_ = victim.Close()
 }
 
-// ofGreediest returns the connection that gives way when all are taken and conn,
-// of client, has come: one of the client that holds most. Where that is client, or
-// nobody holds more than one, no request that is being answered is given up for it.
-func (c *Connections) ofGreediest(conn net.Conn, client netip.Prefix) net.Conn {
-	most := client
-	for p, n := range c.clients {
-		if n > c.clients[most] {
-			most = p
+// givesWay returns the connection that gives way to conn, of one client or, with the zero
+// value, of any: the one that has rested longest; with busyToo, where none rests, the one
+// whose request is oldest; else conn itself.
+func (c *Connections) givesWay(conn net.Conn, of netip.Prefix, busyToo bool) net.Conn {
+	victim := conn
+	for other, o := range c.open {
+		if other == conn || of.IsValid() && o.client != of || o.active && !busyToo {
+			continue
 		}
-	}
-	if c.clients[most] == 1 {
-		return c.longest(conn, netip.Prefix{})
-	}
-	victim := c.longest(conn, most)
-	if victim != conn || most == client {
-		return victim
-	}
-	for other, o := range c.open { // all of them answer requests: the oldest
-		if o.client == most && (victim == conn || o.since.Before(c.open[victim].since)) {
+		if v := c.open[victim]; victim == conn || v.active && !o.active || v.active == o.active && o.since.Before(v.since) {
 			victim = other
 		}
 	}
 	return victim
-}
-
-// longest returns the connection of client, or of anybody if that is the zero
-// value, that has rested longest, and conn if all others are active.
-func (c *Connections) longest(conn net.Conn, client netip.Prefix) net.Conn {
-	longest := conn
-	for other, o := range c.open {
-		if !o.active && (o.client == client || !client.IsValid()) && o.since.Before(c.open[longest].since) {
-			longest = other
-		}
-	}
-	return longest
 }
 
 func (c *Connections) forget(conn net.Conn) {

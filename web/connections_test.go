@@ -100,7 +100,8 @@ func TestGreedyClientsCostThePoliteNothing(t *testing.T) {
 // TestConnectionsThatRestGiveWay: where nobody is greedy and all are taken, one
 // that rests gives way to a client that comes; one that is answered doesn't.
 func TestConnectionsThatRestGiveWay(t *testing.T) {
-	at := serveWithin(t, NewConnections(4, slog.New(slog.DiscardHandler))).Addr()
+	bounds := NewConnections(4, slog.New(slog.DiscardHandler))
+	at := serveWithin(t, bounds).Addr()
 	from := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{127, 0, 3, byte(i)}) }
 	var busy []*httpClient
 	for i := range 3 {
@@ -114,6 +115,16 @@ func TestConnectionsThatRestGiveWay(t *testing.T) {
 	resting := dialFrom(t, from(3), at)
 	if err := resting.ask(); err != nil {
 		t.Fatal(err)
+	}
+	for active := 4; active > 3; time.Sleep(time.Millisecond) { // the server notes it after the answer
+		active = 0
+		bounds.mu.Lock()
+		for _, o := range bounds.open {
+			if o.active {
+				active++
+			}
+		}
+		bounds.mu.Unlock()
 	}
 	comes := dialFrom(t, from(4), at)
 	if err := comes.ask(); err != nil {

@@ -17,10 +17,7 @@ func (r *Recorder) overview() overview {
 	defer r.mu.RUnlock()
 	o := overview{
 		Time: time.Now().UTC(), Alive: r.status.Alive, Exhausted: listed(r.status.Exhausted), Sync: r.status.Sync,
-		Sources: r.status.Sources, Services: make([]*Row, len(r.services)),
-	}
-	if o.Sources == nil {
-		o.Sources = []plan.SourceStatus{}
+		Sources: listed(r.status.Sources), Services: make([]*Row, len(r.services)),
 	}
 	for i, rec := range r.services {
 		o.Services[i] = rec.row
@@ -140,11 +137,11 @@ func (r *Recorder) onlyPortOf(name string) *record {
 }
 
 // listed makes an empty list of none, so that JSON has one.
-func listed(r []plan.Resource) []plan.Resource {
-	if r == nil {
-		return []plan.Resource{}
+func listed[T any](list []T) []T {
+	if list == nil {
+		return []T{}
 	}
-	return r
+	return list
 }
 
 // NodeFigures is the JSON of /api/v1/node.
@@ -188,7 +185,7 @@ func (r *Recorder) Node() NodeFigures {
 	r.mu.RUnlock()
 	n := NodeFigures{
 		Version: s.Version, GoVersion: runtime.Version(), UptimeSeconds: s.UptimeSeconds, Mode: s.Mode, Node: s.Node,
-		Alive: s.Alive, Exhausted: listed(s.Exhausted), Capabilities: s.Capabilities, Sources: s.Sources, Sync: NodeSync{SyncStatus: s.Sync},
+		Alive: s.Alive, Exhausted: listed(s.Exhausted), Capabilities: listed(s.Capabilities), Sources: listed(s.Sources), Sync: NodeSync{SyncStatus: s.Sync},
 		MemoryBytes: memoryInUse(), Goroutines: runtime.NumGoroutine(),
 	}
 	if r.cfg.Node != nil {
@@ -196,18 +193,10 @@ func (r *Recorder) Node() NodeFigures {
 		n.Kernel, n.Rules, n.Sets, n.VirtualServers, n.Sync.Recent = f.Kernel, f.Rules, f.Sets, f.Virtuals, f.Syncs
 		n.Conntrack = Use{Count: f.Conntrack.Count, Max: f.Conntrack.Max}
 	}
-	if n.Capabilities == nil {
-		n.Capabilities = []plan.CapStatus{}
-	}
-	if n.Sources == nil {
-		n.Sources = []plan.SourceStatus{}
-	}
 	if n.Rules == nil {
 		n.Rules = map[string]map[string]int{}
 	}
-	if n.Sync.Recent == nil {
-		n.Sync.Recent = []plan.SyncTime{}
-	}
+	n.Sync.Recent = listed(n.Sync.Recent)
 	return n
 }
 

@@ -29,18 +29,10 @@ type asset struct {
 // contentTypes are those of the files there are. Go's own table depends on what
 // the host has in /etc/mime.types, and browsers refuse a module of the wrong type.
 var contentTypes = map[string]string{
-	".html":  "text/html; charset=utf-8",
-	".css":   "text/css; charset=utf-8",
-	".js":    "text/javascript; charset=utf-8",
-	".mjs":   "text/javascript; charset=utf-8",
-	".json":  "application/json",
-	".svg":   "image/svg+xml",
-	".png":   "image/png",
-	".ico":   "image/x-icon",
-	".woff2": "font/woff2",
-	".txt":   "text/plain; charset=utf-8",
-	".md":    "text/plain; charset=utf-8",
-	"":       "text/plain; charset=utf-8", // LICENSE
+	".html": "text/html; charset=utf-8",
+	".css":  "text/css; charset=utf-8",
+	".js":   "text/javascript; charset=utf-8",
+	".svg":  "image/svg+xml",
 }
 
 // assets compresses once what is served many times.
@@ -63,9 +55,6 @@ var assets = sync.OnceValues(func() (map[string]*asset, error) {
 func newAsset(name string, content []byte) *asset {
 	sum := sha256.Sum256(content)
 	a := &asset{plain: content, contentType: contentTypes[path.Ext(name)], etag: hex.EncodeToString(sum[:12])}
-	if a.contentType == "" {
-		a.contentType = "application/octet-stream"
-	}
 	if z := zip(content, gzip.BestCompression); len(z) < len(content) {
 		a.zipped = z
 	}
