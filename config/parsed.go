@@ -1,11 +1,15 @@
 package config
 
 import (
+	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"strconv"
 	"strings"
 	"time"
+
+	netutils "k8s.io/utils/net"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -115,4 +119,56 @@ func prefixes(in []string) []netip.Prefix {
 		}
 	}
 	return out
+}
+
+// The ports of kube-proxy's servers, which are kproxy's too.
+const (
+	MetricsPort = 10249
+	HealthzPort = 10256
+)
+
+// ModeOf returns the mode for one of kube-proxy's; others are returned as they
+// are. "" is left to kproxy, as kube-proxy leaves it to itself: its default was
+// another one before and will be again. kproxy programs no nftables rules; who
+// asks for them asks for the fastest there is.
+func ModeOf(kubeProxy string) string {
+	if kubeProxy == "" || kubeProxy == "nftables" {
+		return "auto"
+	}
+	return kubeProxy
+}
+
+// WithPort appends the port to an IP that comes without one.
+func WithPort(address string, port int) string {
+	if a, err := netip.ParseAddr(address); err == nil {
+		return net.JoinHostPort(a.String(), strconv.Itoa(port))
+	}
+	return address
+}
+
+// ParseAddr reads an IP address as kube-proxy does: leading zeros in IPv4 octets
+// are decimal (010.0.0.1 is 10.0.0.1).
+func ParseAddr(s string) (netip.Addr, error) {
+	a, err := netip.ParseAddr(s)
+	if err == nil {
+		return a, nil
+	}
+	if a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s)); ok {
+		return a.Unmap(), nil
+	}
+	return netip.Addr{}, err
+}
+
+// parsePrefix reads a network, with leading zeros as in ParseAddr.
+func parsePrefix(s string) (netip.Prefix, error) {
+	if p, err := netip.ParsePrefix(s); err == nil {
+		return p, nil
+	}
+	_, n, err := netutils.ParseCIDRSloppy(s)
+	if err != nil {
+		return netip.Prefix{}, fmt.Errorf("%q is not a network in CIDR notation", s)
+	}
+	a, _ := netip.AddrFromSlice(n.IP)
+	ones, _ := n.Mask.Size()
+	return netip.PrefixFrom(a, ones), nil
 }

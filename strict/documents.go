@@ -3,7 +3,12 @@ package strict
 import (
 	"bytes"
 	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
 	"path/filepath"
+	"syscall"
 	"unicode/utf8"
 
 	kjson "sigs.k8s.io/json"
@@ -41,4 +46,64 @@ func badByte(data []byte) int {
 func (n *Node) Decode(into any) error {
 	strict, err := kjson.UnmarshalStrict(n.json(nil), into)
 	return errors.Join(append(strict, err)...)
+}
+
+// Error is something wrong at a line.
+type Error struct {
+	Line int    // from 1
+	Path string // of the field, "spec.ports[0].port"; empty where there is none
+	What string
+}
+
+// Message returns what is wrong with which field, without the line.
+func (e *Error) Message() string {
+	if e.Path == "" {
+		return e.What
+	}
+	return e.Path + ": " + e.What
+}
+
+// Error returns "line 3: spec.type: expected a string, found an object".
+func (e *Error) Error() string { return fmt.Sprintf("line %d: %s", e.Line, e.Message()) }
+
+func errorAt(line int, format string, args ...any) *Error {
+	return &Error{Line: line, What: fmt.Sprintf(format, args...)}
+}
+
+// Read returns the content of a file of at most MaxFileSize bytes. It
+// reads regular files only: opening a pipe or a device may wait for ever.
+func Read(name string) ([]byte, error) {
+	f, err := os.OpenFile(name, os.O_RDONLY|syscall.O_NONBLOCK, 0)
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	info, err := f.Stat()
+	if err != nil {
+		return nil, err
+	}
+	if !info.Mode().IsRegular() {
+		return nil, fmt.Errorf("not a regular file but a %s", typeName(info.Mode()))
+	}
+	data, err := io.ReadAll(io.LimitReader(f, MaxFileSize+1))
+	if err != nil {
+		return nil, err
+	}
+	if len(data) > MaxFileSize {
+		return nil, fmt.Errorf("larger than the %d MiB that a file may have: split it into several files", MaxFileSize>>20)
+	}
+	return data, nil
+}
+
+func typeName(m fs.FileMode) string {
+	switch {
+	case m.IsDir():
+		return "directory"
+	case m&fs.ModeNamedPipe != 0:
+		return "pipe"
+	case m&fs.ModeSocket != 0:
+		return "socket"
+	default:
+		return "device"
+	}
 }

@@ -1,13 +1,17 @@
 package web
 
 import (
+	"context"
 	"io"
 	"net/http"
+	"net/http/pprof"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // APIConfig is what API serves.
@@ -88,4 +92,55 @@ func plainText(w http.ResponseWriter, code int, s string) {
 	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
 	w.WriteHeader(code)
 	_, _ = io.WriteString(w, s)
+}
+
+// profiles serves Go's profiles where kube-proxy does, while on says so. They
+// tell much about the process and cost it time, so they are off unless asked for.
+func profiles(on func() bool) http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/debug/pprof/", pprof.Index)
+	mux.HandleFunc("/debug/pprof/cmdline", pprof.Cmdline)
+	mux.HandleFunc("/debug/pprof/profile", pprof.Profile)
+	mux.HandleFunc("/debug/pprof/symbol", pprof.Symbol)
+	mux.HandleFunc("/debug/pprof/trace", pprof.Trace)
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if on == nil || !on() {
+			refuse(w, http.StatusNotFound, "profiles are off; turn them on with --profiling, or enableProfiling in the file of --config")
+			return
+		}
+		mux.ServeHTTP(w, r)
+	})
+}
+
+// Source is the running proxy. Implementations are safe for concurrent use.
+type Source interface {
+	// Status returns the present state. The caller doesn't modify it.
+	Status() plan.Status
+	// Connections lists what is alive in every data plane.
+	Connections(ctx context.Context) ([]plan.ConnectionStatus, error)
+	// Subscribe returns a channel of events from now on, and a function that
+	// ends the subscription. A subscriber that doesn't keep up loses events; the
+	// source never waits for it. The source closes the channel when it stops.
+	Subscribe() (<-chan plan.Event, func())
+	Pins
+	// Health returns what the health endpoints report.
+	Health() HealthReport
+}
+
+// Pins are who keeps service ports where somebody wants them.
+type Pins interface {
+	// Ports returns what Status says of the ports of one service, without the
+	// counters; none if there is no such service.
+	Ports(namespace, name string) []plan.ServiceStatus
+	// Pin keeps a service port in a data plane until PreferAuto.
+	Pin(k service.Key, p service.Preference) error
+}
+
+// HealthReport is what the health endpoints report. One pass programs both
+// address families, so it holds for both.
+type HealthReport struct {
+	LastUpdated  time.Time // end of the last pass that succeeded; zero if none has
+	PendingSince time.Time // since when a change waits for a successful pass; zero if none waits
+	NodeEligible bool      // the node isn't about to be deleted (KEP-3836)
+	NotReady     string    // why new connections to some service aren't carried; empty while all are
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
 	"slices"
 	"strings"
 	"syscall"
@@ -112,4 +113,31 @@ func helpCommand() *cli.Command {
 			return run(c.Context, c.App, slices.Concat([]string{c.App.Name}, c.Args().Slice(), []string{"--help"}))
 		},
 	}
+}
+
+func manCommand() *cli.Command {
+	return &cli.Command{
+		Name: "man", Usage: "print kproxy's man page, kproxy(8), for kproxy man >kproxy.8",
+		Action: func(c *cli.Context) error {
+			page, err := c.App.ToMan()
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprint(c.App.Writer, page)
+			return err
+		},
+	}
+}
+
+func versionCommand() *cli.Command {
+	return &cli.Command{
+		Name:   "version",
+		Usage:  "print version, commit and Go version",
+		Action: printVersion,
+	}
+}
+
+func printVersion(c *cli.Context) error {
+	_, err := fmt.Fprintf(c.App.Writer, "kproxy %s, commit %s, %s\n", version, commit, runtime.Version())
+	return err
 }
