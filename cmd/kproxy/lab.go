@@ -45,9 +45,7 @@ func labCommand() *cli.Command {
 				Flags:  []cli.Flag{mode(), slow()},
 				Action: func(c *cli.Context) error { return hostError(labDemo(c)) },
 			},
-			labCompareCommand(),
-			{Name: "compare-load", Hidden: true, Action: compareLoad},
-			{Name: "compare-serve", Hidden: true, Action: compareServe},
+			labCompareCommand(), compareProcessCommand(),
 			{
 				Name: "down", Usage: "end the lab that is up, and remove what one that was killed has left",
 				Action: func(c *cli.Context) error {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,10 +11,11 @@ import (
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/compare"
-	"kproxy.dev/kproxy/lab/compare/load"
+	"kproxy.dev/kproxy/lab/load"
+	"kproxy.dev/kproxy/lab/report"
 )
 
-// labCompareCommand runs two more as processes of their own: the load and the server.
+// labCompareCommand runs kproxy as load and server too: processes of their own.
 func labCompareCommand() *cli.Command {
 	usual, quick := compare.DefaultConfig(), compare.QuickConfig()
 	return &cli.Command{
@@ -31,6 +31,13 @@ func labCompareCommand() *cli.Command {
 		},
 		Action: func(c *cli.Context) error { return hostError(labCompare(c)) },
 	}
+}
+
+// compareProcessCommand is the load or the server.
+func compareProcessCommand() *cli.Command {
+	return &cli.Command{Name: "compare-process", Hidden: true, Action: func(c *cli.Context) error {
+		return load.Main(c.Context, c.App.Writer, c.Args().Slice())
+	}}
 }
 
 func numbers(list []int) string {
@@ -57,20 +64,20 @@ func labCompare(c *cli.Context) error {
 		return err
 	}
 	defer page.discard() // unless it was kept
-	report, err := compare.Run(c.Context, cfg)
+	result, err := compare.Run(c.Context, cfg)
 	if errors.Is(err, compare.ErrNoPlane) {
 		return &exitError{exitHost, err}
 	}
 	if err != nil {
 		return err
 	}
-	if err := page.keep(report); err != nil {
+	if err := page.keep(result); err != nil {
 		return err
 	}
 	if isForPrograms(c.String("output")) {
-		return printValue(c.App.Writer, c.String("output"), report)
+		return printValue(c.App.Writer, c.String("output"), result)
 	}
-	if err := report.WriteTable(c.App.Writer); err != nil {
+	if err := result.WriteTable(c.App.Writer); err != nil {
 		return err
 	}
 	if page != nil {
@@ -129,7 +136,7 @@ func openPage(path string) (*page, error) {
 	return &page{path, f}, nil
 }
 
-func (p *page) keep(r *compare.Report) error {
+func (p *page) keep(r *report.Report) error {
 	if p == nil {
 		return nil
 	}
@@ -147,27 +154,4 @@ func (p *page) discard() {
 		p.file.Close()
 		os.Remove(p.file.Name()) // not there if it was kept
 	}
-}
-
-// compareLoad loads a service, in the client's namespace.
-func compareLoad(c *cli.Context) error {
-	var l load.Load
-	if err := json.Unmarshal([]byte(c.Args().First()), &l); err != nil {
-		return usageError("read load: %w", err)
-	}
-	out, err := load.Run(c.Context, l)
-	if err != nil {
-		return err
-	}
-	return json.NewEncoder(c.App.Writer).Encode(out)
-}
-
-// compareServe serves loads in the backends' namespaces until it is told to end.
-func compareServe(c *cli.Context) error {
-	var s load.Server
-	if err := json.Unmarshal([]byte(c.Args().First()), &s); err != nil {
-		return usageError("read server: %w", err)
-	}
-	enter := func(name string, f func() error) error { return (&lab.Namespace{Name: name}).Do(f) }
-	return load.Serve(c.Context, s, enter, func() { fmt.Fprintln(c.App.Writer, compare.ServerReady) })
 }

@@ -1,37 +1,35 @@
 package compare
 
 import (
+	"bufio"
+	"cmp"
 	"context"
-	"encoding/json"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/lab"
-	"kproxy.dev/kproxy/lab/compare/load"
+	"kproxy.dev/kproxy/lab/load"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/web"
 )
 
 // rig is the network of one plane.
 type rig struct {
-	config   *Config
-	plane    Plane
-	net      *lab.Network
-	dir      string
-	server   *lab.Process
-	proxy    *lab.Process // nil for Direct
-	client   *web.Client
-	table    *conntrack.Client
-	nextPort uint16 // of UDP sessions
-	services int    // that are programmed
-	iptables string // variant that kproxy found
+	load.Rig
+	plane     Plane
+	client    *web.Client
+	table     *conntrack.Client
+	services  int    // that are programmed
+	iptables  string // variant that kproxy found
+	manifests string // folder
 }
 
 // unavailable is the error about a plane that this host doesn't have.
@@ -45,22 +43,23 @@ const backends = 3
 // exitHost is kproxy's exit status where the host lacks something.
 const exitHost = 3
 
-func newRig(c *Config, p Plane) *rig {
+func newRig(c Config, p Plane) *rig {
 	cfg := lab.DefaultConfig()
-	cfg.Prefix, cfg.Backends, cfg.IPv6 = rigPrefix(c.Prefix, p), backends, false
-	return &rig{config: c, plane: p, net: lab.New(cfg), dir: rigDir(c.Prefix, p), nextPort: firstSessionPort}
+	cfg.Prefix, cfg.Backends, cfg.IPv6 = c.Prefix+"-"+string(p), backends, false
+	r := &rig{plane: p, Rig: load.Rig{Net: lab.New(cfg), Dir: rigDir(cfg.Prefix), Command: []string{c.Program, "lab", "compare-process"}, Slow: c.Slow}}
+	r.manifests = filepath.Join(r.Dir, "manifests")
+	return r
 }
 
-func rigPrefix(prefix string, p Plane) string { return prefix + "-" + string(p) }
-
 // rigDir is short: the path of a socket ends at 107 bytes (unix(7)).
-func rigDir(prefix string, p Plane) string { return filepath.Join("/run", rigPrefix(prefix, p)) }
+func rigDir(prefix string) string { return filepath.Join("/run", prefix) }
 
 // Down removes what a comparison with this prefix left behind.
 func Down(prefix string) error {
 	var errs []error
 	for _, p := range Planes {
-		errs = append(errs, lab.DownAll(rigPrefix(prefix, p)), os.RemoveAll(rigDir(prefix, p)))
+		name := prefix + "-" + string(p)
+		errs = append(errs, lab.DownAll(name), os.RemoveAll(rigDir(name)))
 	}
 	return errors.Join(errs...)
 }
@@ -68,136 +67,23 @@ func Down(prefix string) error {
 // up builds the network and starts server and proxy. When it fails, nothing is
 // left; an *unavailable says that this host can't have the plane.
 func (r *rig) up(ctx context.Context) error {
-	if err := r.net.Up(ctx); err != nil {
-		return err
+	err := r.Rig.Up(ctx)
+	if err == nil {
+		err = os.Mkdir(r.manifests, 0o755)
 	}
-	err := r.start(ctx)
+	if err == nil && r.plane != Direct {
+		err = r.startProxy(ctx)
+	}
+	if err == nil {
+		err = r.Net.Node.Do(func() (err error) {
+			r.table, err = conntrack.Dial()
+			return err
+		})
+	}
 	if err != nil {
 		err = errors.Join(err, r.down())
 	}
 	return err
-}
-
-func (r *rig) start(ctx context.Context) error {
-	if err := errors.Join(os.RemoveAll(r.dir), os.MkdirAll(r.manifests(), 0o755)); err != nil {
-		return err
-	}
-	if err := r.startServer(ctx); err != nil {
-		return err
-	}
-	if r.plane != Direct {
-		if err := r.startProxy(ctx); err != nil {
-			return err
-		}
-	}
-	return r.net.Node.Do(func() (err error) {
-		r.table, err = conntrack.Dial()
-		return err
-	})
-}
-
-func (r *rig) manifests() string { return filepath.Join(r.dir, "manifests") }
-
-// environment of load and server: no signal interrupts a thread that computes,
-// so that none interrupts a system call (runtime, "asyncpreemptoff").
-var environment = []string{"GODEBUG=asyncpreemptoff=1"}
-
-func (r *rig) startServer(ctx context.Context) error {
-	var s load.Server
-	for _, b := range r.net.Backends {
-		s.Namespaces = append(s.Namespaces, b.Namespace.Name)
-	}
-	arg, err := json.Marshal(s)
-	if err != nil {
-		return fmt.Errorf("encode server: %w", err)
-	}
-	r.server = &lab.Process{Namespace: r.net.Backends[0].Namespace, Path: r.config.Program, Args: []string{"lab", "compare-serve", string(arg)}, Env: environment}
-	if err := r.server.Start(); err != nil {
-		return err
-	}
-	ctx, cancel := context.WithTimeout(ctx, r.config.within(10*time.Second))
-	defer cancel()
-	return r.server.WaitReady(ctx, func() error {
-		if strings.Contains(r.server.Log(), ServerReady) {
-			return nil
-		}
-		return errors.New("the server isn't ready yet")
-	})
-}
-
-// ServerReady is what the server prints when it listens.
-const ServerReady = "ready"
-
-func (r *rig) startProxy(ctx context.Context) error {
-	if err := loadManifest(r.plane, r.net.Backends).Write(r.manifests()); err != nil {
-		return err
-	}
-	socket := filepath.Join(r.dir, "kproxy.sock")
-	r.client = web.NewClient(socket)
-	r.proxy = &lab.Process{
-		Namespace: r.net.Node, Path: r.config.Program,
-		Args: []string{
-			"run", "--mode", string(r.plane), "--manifests", r.manifests(), "--socket", socket,
-			"--state-dir", filepath.Join(r.dir, "state"), "--hostname-override", "node",
-			// Probes would be noise, and all of the services have the same endpoints.
-			"--health-check", "off", "--alive-timeout", min(r.config.within(5*time.Second), 30*time.Second).String(),
-		},
-	}
-	if err := r.proxy.Start(); err != nil {
-		return err
-	}
-	ready, cancel := context.WithTimeout(ctx, r.config.within(20*time.Second))
-	defer cancel()
-	err := r.proxy.WaitReady(ready, func() error {
-		st, err := r.client.Status(ready)
-		if err != nil {
-			return err
-		}
-		r.iptables = capability(st, "iptables")
-		return r.programmed(st, 0)
-	})
-	var exit *exec.ExitError
-	if err != nil && !r.proxy.Running() && errors.As(r.proxy.Wait(ctx), &exit) && exit.ExitCode() == exitHost {
-		return &unavailable{lastLine(r.proxy.Log())}
-	}
-	return err
-}
-
-func capability(st plan.Status, name string) string {
-	for _, c := range st.Capabilities {
-		if c.Name == name {
-			return c.Reason
-		}
-	}
-	return ""
-}
-
-// lastLine is what a program said before it ended, without its own name, nor
-// the advice to choose another mode.
-func lastLine(log string) string {
-	lines := strings.Split(strings.TrimSpace(log), "\n")
-	line, _, _ := strings.Cut(lines[len(lines)-1], ": get it, or choose")
-	return strings.TrimPrefix(line, "kproxy: ")
-}
-
-// programmed says what is missing until n services and the one for loads are
-// where they belong.
-func (r *rig) programmed(st plan.Status, n int) error {
-	if !st.Alive || st.Sync.LastError != "" {
-		return fmt.Errorf("kproxy isn't alive yet (%s)", st.Sync.LastError)
-	}
-	there := 0
-	for i := range st.Services {
-		s := &st.Services[i]
-		if s.DataPlane != plan.DataPlane(r.plane) {
-			return fmt.Errorf("%s/%s:%s is in data plane %s: %s", s.Namespace, s.Name, s.Port, s.DataPlane, s.Reason)
-		}
-		there++
-	}
-	if want := n + len(loadManifest(r.plane, nil).Ports); there != want {
-		return fmt.Errorf("%d of %d service ports are there", there, want)
-	}
-	return nil
 }
 
 // down takes it down, also when it is half up.
@@ -206,26 +92,267 @@ func (r *rig) down() error {
 	if r.table != nil {
 		errs = append(errs, r.table.Close())
 	}
-	for _, p := range []*lab.Process{r.proxy, r.server} {
-		if p != nil && p.Running() {
-			errs = append(errs, p.Kill())
-		}
+	if r.Proxy != nil && r.Proxy.Running() {
+		errs = append(errs, r.Proxy.Kill())
 	}
-	return errors.Join(append(errs, r.net.Down(), os.RemoveAll(r.dir))...)
+	return errors.Join(append(errs, r.Rig.Down())...)
 }
 
-// targets are where a load of the kind goes: to the service, or to the backends
-// themselves. first is the filler for first packets.
-func (r *rig) targets(k load.Kind, first netip.Addr) []netip.AddrPort {
+func (r *rig) startProxy(ctx context.Context) error {
+	if err := r.loadManifest().Write(r.manifests); err != nil {
+		return err
+	}
+	socket := filepath.Join(r.Dir, "kproxy.sock")
+	r.client = web.NewClient(socket)
+	r.Proxy = &lab.Process{
+		Namespace: r.Net.Node, Path: r.Command[0],
+		Args: []string{
+			"run", "--mode", string(r.plane), "--manifests", r.manifests, "--socket", socket,
+			"--state-dir", filepath.Join(r.Dir, "state"), "--hostname-override", "node",
+			// Probes would be noise, and all of the services have the same endpoints.
+			"--health-check", "off", "--alive-timeout", min(r.Within(5*time.Second), 30*time.Second).String(),
+		},
+	}
+	if err := r.Proxy.Start(); err != nil {
+		return err
+	}
+	ready, cancel := context.WithTimeout(ctx, r.Within(20*time.Second))
+	defer cancel()
+	err := r.Proxy.WaitReady(ready, func() error {
+		st, err := r.client.Status(ready)
+		if err != nil {
+			return err
+		}
+		for _, c := range st.Capabilities {
+			if c.Name == "iptables" {
+				r.iptables = c.Reason
+			}
+		}
+		return r.programmed(st, 0)
+	})
+	var exit *exec.ExitError
+	if err != nil && !r.Proxy.Running() && errors.As(r.Proxy.Wait(ctx), &exit) && exit.ExitCode() == exitHost {
+		return &unavailable{lastLine(r.Proxy.Log())}
+	}
+	return err
+}
+
+// programmed says what is missing until n services and the one for loads are
+// where they belong.
+func (r *rig) programmed(st plan.Status, n int) error {
+	if !st.Alive || st.Sync.LastError != "" {
+		return fmt.Errorf("kproxy isn't alive yet (%s)", st.Sync.LastError)
+	}
+	for i := range st.Services {
+		if s := &st.Services[i]; s.DataPlane != plan.DataPlane(r.plane) {
+			return fmt.Errorf("%s/%s:%s is in data plane %s: %s", s.Namespace, s.Name, s.Port, s.DataPlane, s.Reason)
+		}
+	}
+	if want := n + len(loadKinds); len(st.Services) != want {
+		return fmt.Errorf("%d of %d service ports are there", len(st.Services), want)
+	}
+	return nil
+}
+
+// loadService is the address of the service that carries every load but first
+// packets.
+var loadService = netip.MustParseAddr("10.96.0.10")
+
+// loadKinds have a port each of that service.
+var loadKinds = []load.Kind{load.Bulk, load.Short, load.Exchange, load.Datagram, load.Session}
+
+// fillerPort is the port of the services that there are many of.
+const fillerPort = 80
+
+// filler is the address of the i-th of the services that there are many of, i
+// from 0; one of them carries first packets.
+func filler(i int) netip.Addr {
+	var b [4]byte
+	binary.BigEndian.PutUint32(b[:], 10<<24|97<<16+uint32(i)+1)
+	return netip.AddrFrom4(b)
+}
+
+func (r *rig) loadManifest() lab.Manifest {
+	m := r.manifest("load", loadService)
+	for _, k := range loadKinds {
+		port := lab.ManifestPort{Name: string(k), Protocol: "TCP", Port: k.Port(), Target: k.Port()}
+		if k.UDP() {
+			port.Protocol = "UDP"
+		}
+		m.Ports = append(m.Ports, port)
+	}
+	return m
+}
+
+// manifest describes a service without ports, held in the plane.
+func (r *rig) manifest(name string, address netip.Addr) lab.Manifest {
+	m := lab.Manifest{Name: name, ClusterIPs: []netip.Addr{address}, DataPlane: "kernel"}
+	if r.plane == Userspace {
+		m.DataPlane = "userspace"
+	}
+	for _, b := range r.Net.Backends {
+		m.Endpoints = append(m.Endpoints, lab.ManifestEndpoint{Name: b.Name, Addresses: b.Addresses, Weight: 1})
+	}
+	return m
+}
+
+// writeFillers writes the services from, from+1, … to-1 as one file, by rename.
+func (r *rig) writeFillers(from, to int) error {
+	f, err := os.CreateTemp(r.manifests, ".services-*.tmp")
+	if err != nil {
+		return fmt.Errorf("write manifests: %w", err)
+	}
+	w := bufio.NewWriter(f)
+	for i := from; i < to; i++ {
+		m := r.manifest(fmt.Sprintf("service-%05d", i), filler(i))
+		m.Ports = []lab.ManifestPort{{Name: "answer", Protocol: "TCP", Port: fillerPort, Target: load.First.Port()}}
+		fmt.Fprintf(w, "%s---\n", m.YAML())
+	}
+	err = cmp.Or(w.Flush(), f.Chmod(0o644), f.Close())
+	if err == nil {
+		err = os.Rename(f.Name(), filepath.Join(r.manifests, fmt.Sprintf("services-%d.yaml", to)))
+	}
+	if err != nil {
+		os.Remove(f.Name())
+		return fmt.Errorf("write manifests: %w", err)
+	}
+	return nil
+}
+
+// grow adds services until there are n, and returns how long that took: from
+// the write until kproxy says that all are programmed. What asking for that
+// takes makes it a little longer.
+func (r *rig) grow(ctx context.Context, n int) (time.Duration, error) {
+	if r.plane == Direct {
+		return 0, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, r.Within(4*time.Minute))
+	defer cancel()
+	start := time.Now()
+	if err := r.writeFillers(r.services, n); err != nil {
+		return 0, err
+	}
+	r.services = n
+	for {
+		asked := time.Now()
+		st, err := r.client.Status(ctx)
+		if err == nil {
+			err = r.programmed(st, n)
+		}
+		took := time.Since(start)
+		if err == nil {
+			return took, errors.Join(r.settle(ctx), r.reach(ctx, n))
+		}
+		// Asking costs kproxy time: it gets at least as much for its own work.
+		select {
+		case <-time.After(max(20*time.Millisecond, 2*time.Since(asked))):
+		case <-ctx.Done():
+			return took, fmt.Errorf("wait for %d services in %s: %w: %w", n, r.plane, ctx.Err(), err)
+		}
+	}
+}
+
+// settle waits until kproxy is idle, so that its work on services isn't counted as
+// that on packets. It waits for some seconds at most.
+func (r *rig) settle(ctx context.Context) error {
+	return load.Idle{Window: 300 * time.Millisecond, Busy: 20 * time.Millisecond, AtMost: r.Within(10 * time.Second)}.Wait(ctx, r.Proxy.PID())
+}
+
+// reach makes sure that the first and the last of n services answer, through
+// the plane.
+func (r *rig) reach(ctx context.Context, n int) error {
+	for _, i := range []int{0, n - 1} {
+		l := load.Load{Kind: load.First, Conns: 1, Count: 3, Time: r.Within(time.Second)}
+		if _, err := r.measure(ctx, l, filler(i)); err != nil {
+			return fmt.Errorf("reach service %d of %d: %w", i+1, n, err)
+		}
+	}
+	return nil
+}
+
+// measure runs a load through the plane and makes sure that it went there; first
+// is the filler for first packets.
+func (r *rig) measure(ctx context.Context, l load.Load, first netip.Addr) (load.Outcome, error) {
+	var proxies []int
 	switch {
 	case r.plane == Direct:
-		var out []netip.AddrPort
-		for _, b := range r.net.Backends {
-			out = append(out, b.Address(false, k.Port()))
+		for _, b := range r.Net.Backends {
+			l.Targets = append(l.Targets, b.Address(false, l.Kind.Port()))
 		}
-		return out
-	case k == load.Firsts:
-		return []netip.AddrPort{netip.AddrPortFrom(first, fillerPort)}
+	case l.Kind == load.First:
+		l.Targets = []netip.AddrPort{netip.AddrPortFrom(first, fillerPort)}
+	default:
+		l.Targets = []netip.AddrPort{netip.AddrPortFrom(loadService, l.Kind.Port())}
 	}
-	return []netip.AddrPort{netip.AddrPortFrom(loadService, k.Port())}
+	if r.Proxy != nil {
+		proxies = []int{r.Proxy.PID()}
+	}
+	out, err := r.Load(ctx, l, proxies...)
+	if err == nil && out.Count == 0 {
+		err = fmt.Errorf("nothing of it succeeded: %s", out.Error)
+	}
+	var flows []conntrack.Flow
+	if err == nil {
+		// The protocol isn't asked for: filtered dumps are newer than some kernels.
+		flows, err = r.table.List(0)
+	}
+	if err == nil {
+		err = checkCarried(r.plane, l.Kind, out.Witnesses, flows)
+	}
+	if err != nil {
+		return out, fmt.Errorf("load %s through %s: %w", l.Kind, r.plane, err)
+	}
+	return out, nil
+}
+
+// carrier is the plane that a flow went through, by what the kernel did with
+// it. A flow that wasn't rewritten was routed. One rewritten to an endpoint went
+// there by a rule's DNAT, or by IPVS, which leaves no mark of NAT. One rewritten
+// to anything else, the node, ended at kproxy's listener.
+func carrier(f *conntrack.Flow) Plane {
+	switch {
+	case !f.Rewritten():
+		return Direct
+	case !lab.PodCIDR4.Contains(f.ReplySrc.Addr()):
+		return Userspace
+	case f.DestinationNAT():
+		return IPTables
+	}
+	return IPVS
+}
+
+// tuple is the key of a connection in the kernel's table.
+type tuple struct {
+	protocol    service.Protocol
+	client, dst netip.AddrPort
+}
+
+// checkCarried makes sure that p carried every witness of a load. The
+// kernel keeps TCP connections that have ended for two minutes, those that were reset
+// for ten seconds, and UDP ones for half a minute.
+func checkCarried(p Plane, k load.Kind, witnesses []load.Witness, flows []conntrack.Flow) error {
+	if len(witnesses) == 0 {
+		return errors.New("no connection is known that could tell what carried the load")
+	}
+	protocol := service.TCP
+	if k.UDP() {
+		protocol = service.UDP
+	}
+	known := map[tuple]*conntrack.Flow{}
+	for i := range flows {
+		f := &flows[i]
+		known[tuple{f.Protocol, f.OrigSrc, f.OrigDst}] = f
+	}
+	for _, w := range witnesses {
+		f, ok := known[tuple{protocol, w.Client, w.Target}]
+		switch {
+		case !ok && p == Direct:
+			// Without a rule that needs it, connections aren't tracked.
+		case !ok:
+			return fmt.Errorf("the connection from %s to %s should have gone through %s, and the kernel's table doesn't have it", w.Client, w.Target, p)
+		case carrier(f) != p:
+			return fmt.Errorf("the connection %s should have gone through %s, and went through %s", f, p, carrier(f))
+		}
+	}
+	return nil
 }

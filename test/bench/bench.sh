@@ -1,33 +1,20 @@
 #!/usr/bin/env bash
-# What `make bench` does: measures the data plane (run/) and programming the kernel
-# (programming/), and makes one report of both, in bin/bench. As root, with
-# bin/kproxy built.
+# What `make bench` does: builds and runs the benchmark (run/), and writes its report to
+# bin/bench. As root, with bin/kproxy built.
 #
-# Usage: test/bench/bench.sh [quick]
+# Usage: test/bench/bench.sh [quick] [ARGUMENTS of run]
 #   quick   each work once and short: fails when one of them does, or is late in four tries
-#
-# BENCH_PARTS="dataplane programming" says which; BENCH_REPORT has further
-# arguments for the report, such as -write-baseline.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
 export KPROXY_BIN=${KPROXY_BIN:-$PWD/bin/kproxy}
 export GOFLAGS="${GOFLAGS:-} -buildvcs=false"
-out=bin/bench
-command="make bench"
 quick=()
 if [[ ${1:-} == quick ]]; then
 	quick=(-quick)
-	command+=" QUICK=1"
+	shift
 fi
-
-mkdir -p "$out"
-go build -o "$out/" ./test/bench/run ./test/bench/programming ./test/bench/report
-parts=()
-for part in ${BENCH_PARTS:-dataplane programming}; do
-	program=$part
-	[[ $part != dataplane ]] || program=run
-	"$out/$program" "${quick[@]}" -json "$out/$part.json"
-	parts+=("$out/$part.json")
-done
-"$out/report" -command "$command" ${BENCH_REPORT:-} "${parts[@]}"
+mkdir -p bin/bench
+go build -o bin/bench/ ./test/bench/run
+bin/bench/run "${quick[@]}" -out bin/bench "$@" >/dev/null
+echo "bin/bench/bench.md, bench.html and bench.json hold the report"

@@ -11,7 +11,7 @@ import (
 	"testing"
 	"time"
 
-	"kproxy.dev/kproxy/lab/compare"
+	"kproxy.dev/kproxy/lab/report"
 )
 
 // TestCompare takes a small comparison through every data plane of this host.
@@ -26,35 +26,35 @@ func TestCompare(t *testing.T) {
 	page := filepath.Join(t.TempDir(), "page.html")
 	e := finish(t, nil, compareCommand(t, 3*time.Minute, prefix, "--repeat", "1", "--services", "2,5", "-o", "json", "--html", page))
 	e.wants(t, 0)
-	var r compare.Report
+	var r report.Report
 	if err := json.Unmarshal([]byte(e.stdout), &r); err != nil {
 		t.Fatalf("read the report: %v\n%s", err, e.stderr)
 	}
-	want := map[compare.Plane]bool{compare.Direct: true, compare.Userspace: true, compare.IPTables: true, compare.IPVS: hasIPVS}
-	measured := 0
-	for _, p := range r.Planes {
-		if p.Available != want[p.Plane] || p.Available != (p.Reason == "") {
-			t.Errorf("%s: available %v (%s), want %v", p.Plane, p.Available, p.Reason, want[p.Plane])
+	want := []string{"direct", "userspace", "iptables", "ipvs"}
+	if !hasIPVS {
+		want = want[:3]
+		if len(r.Absent) != 1 || r.Absent[0].Subject != "ipvs" || r.Absent[0].Reason == "" {
+			t.Errorf("absent: %+v, want ipvs with its reason", r.Absent)
 		}
-		if p.Available {
-			measured++
-		}
+	} else if len(r.Absent) != 0 {
+		t.Errorf("absent: %+v, want none", r.Absent)
 	}
-	if len(r.Planes) != len(want) {
-		t.Errorf("%d planes in the report, want %d", len(r.Planes), len(want))
-	}
-	for _, row := range r.Rows {
-		if len(row.Cells) != measured {
-			t.Errorf("%s: figures of %d data planes, want %d", row.Key, len(row.Cells), measured)
+	for _, c := range r.Cases {
+		planes := want
+		if strings.HasPrefix(c.Name, "programming-") {
+			planes = want[1:] // nothing to program
 		}
-		for _, c := range row.Cells {
-			if len(c.Runs) != 1 || c.Median <= 0 {
-				t.Errorf("%s of %s: %g of %d rounds, want one of more than nothing", row.Key, c.Plane, c.Median, len(c.Runs))
+		if len(c.Subjects) != len(planes) {
+			t.Errorf("%s: figures of %d data planes, want %v", c.Name, len(c.Subjects), planes)
+		}
+		for _, name := range planes {
+			if s := c.Subject(name); s == nil || len(s.Values) != 1 || s.Median <= 0 {
+				t.Errorf("%s of %s: %+v, want one round of more than nothing", c.Name, name, s)
 			}
 		}
 	}
-	if rows := 12 + 2*4; len(r.Rows) != rows {
-		t.Errorf("%d rows, want %d", len(r.Rows), rows)
+	if cases := 12 + 2*(1+4); len(r.Cases) != cases {
+		t.Errorf("%d cases, want %d", len(r.Cases), cases)
 	}
 	if text, err := os.ReadFile(page); err != nil || !strings.Contains(string(text), "</html>") {
 		t.Errorf("the page: %v, %d bytes", err, len(text))

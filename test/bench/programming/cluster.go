@@ -1,4 +1,4 @@
-package main
+package programming
 
 import (
 	"context"
@@ -14,18 +14,26 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"sync"
 	"time"
 
-	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
-	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
+	"golang.org/x/sync/errgroup"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
+	discoveryclient "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	"k8s.io/client-go/rest"
+	clientcache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/clientcmd"
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+	watchtools "k8s.io/client-go/tools/watch"
 
 	"kproxy.dev/kproxy/lab"
 )
 
-// adminToken is everybody's; the API server is reached from within the lab only.
+// adminToken is every client's; the API server is reached from within the lab only.
 const adminToken = "administrator"
 
 // cluster is etcd and kube-apiserver in a namespace. There are no controllers:
@@ -37,14 +45,26 @@ type cluster struct {
 	etcd, api *lab.Process
 
 	http      *http.Client
-	core      corev1.CoreV1Interface
-	discovery discoveryv1.DiscoveryV1Interface
+	core      coreclient.CoreV1Interface
+	discovery discoveryclient.DiscoveryV1Interface
+
+	world
+	stopWatch context.CancelFunc
+	mu        sync.Mutex // the watch writes, cases read
+	written   map[string]string
+	seen      map[string]event
+}
+
+// event is when a version of an object was reported.
+type event struct {
+	version string
+	at      time.Time
 }
 
 // newCluster describes one whose state is below dir; programs holds etcd and
 // kube-apiserver.
-func newCluster(programs, dir string, at *lab.Backend) *cluster {
-	c := &cluster{namespace: at.Namespace, address: at.Addresses[0], dir: dir}
+func newCluster(programs, dir string, at *lab.Backend, w world) *cluster {
+	c := &cluster{namespace: at.Namespace, address: at.Addresses[0], dir: dir, world: w, written: map[string]string{}, seen: map[string]event{}, stopWatch: func() {}}
 	program := func(name string, args ...string) *lab.Process {
 		return &lab.Process{Namespace: c.namespace, Path: filepath.Join(programs, name), Args: args}
 	}
@@ -132,8 +152,8 @@ func (c *cluster) connect() error {
 		return fmt.Errorf("reach the API server: %w", err)
 	}
 	c.http = h
-	if c.core, err = corev1.NewForConfigAndClient(cfg, h); err == nil {
-		c.discovery, err = discoveryv1.NewForConfigAndClient(cfg, h)
+	if c.core, err = coreclient.NewForConfigAndClient(cfg, h); err == nil {
+		c.discovery, err = discoveryclient.NewForConfigAndClient(cfg, h)
 	}
 	return err
 }
@@ -160,6 +180,7 @@ func (c *cluster) ready(ctx context.Context) error {
 
 // stop ends both: etcd so that its data is whole.
 func (c *cluster) stop() error {
+	c.stopWatch()
 	err := c.api.Kill()
 	var exit *exec.ExitError
 	// etcd dies of the signal when it has handled it.
@@ -167,4 +188,139 @@ func (c *cluster) stop() error {
 		err = errors.Join(err, stopped)
 	}
 	return err
+}
+
+// writers is how many requests the API server gets at a time.
+const writers = 16
+
+// loadData copies kept data of etcd with all objects into the cluster's folder, and
+// reports whether there was any.
+func (c *cluster) loadData(ctx context.Context, kept string) (bool, error) {
+	if _, err := os.Stat(kept); err != nil {
+		return false, nil
+	}
+	now := time.Now()
+	return true, errors.Join(os.Chtimes(kept, now, now), copyTree(ctx, kept, c.data()))
+}
+
+// keepData stops etcd for a moment and keeps its data.
+func (c *cluster) keepData(ctx context.Context, kept string) error {
+	if err := c.stop(); err != nil {
+		return err
+	}
+	partly, err := os.MkdirTemp(filepath.Dir(kept), "new.")
+	if err != nil {
+		return fmt.Errorf("keep data: %w", err)
+	}
+	defer os.RemoveAll(partly)
+	if err := copyTree(ctx, c.data(), filepath.Join(partly, "etcd")); err != nil {
+		return err
+	}
+	// Another process may have been first; it has written the same.
+	if err := os.Rename(filepath.Join(partly, "etcd"), kept); err != nil && !errors.Is(err, os.ErrExist) {
+		return fmt.Errorf("keep data: %w", err)
+	}
+	return c.start(ctx)
+}
+
+func copyTree(ctx context.Context, from, to string) error {
+	if out, err := exec.CommandContext(ctx, "cp", "-a", from, to).CombinedOutput(); err != nil {
+		return fmt.Errorf("copy %s: %w: %s", from, err, out)
+	}
+	return nil
+}
+
+// populate writes every object.
+func (c *cluster) populate(ctx context.Context, nodeAddresses []netip.Addr) error {
+	if err := c.awaitNamespace(ctx); err != nil {
+		return err
+	}
+	n := node(nodeAddresses)
+	made, err := c.core.Nodes().Create(ctx, n, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("create node: %w", err)
+	}
+	made.Status = n.Status
+	if _, err := c.core.Nodes().UpdateStatus(ctx, made, metav1.UpdateOptions{}); err != nil {
+		return fmt.Errorf("update node: %w", err)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.SetLimit(writers)
+	for i := range c.services {
+		g.Go(func() error {
+			if _, err := c.core.Services(namespace).Create(ctx, c.service(i), metav1.CreateOptions{}); err != nil {
+				return fmt.Errorf("create service %s: %w", serviceName(i), err)
+			}
+			if _, err := c.discovery.EndpointSlices(namespace).Create(ctx, c.slice(i, 0), metav1.CreateOptions{}); err != nil {
+				return fmt.Errorf("create slice %s: %w", serviceName(i), err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// awaitNamespace waits until the API server has made what a new cluster has.
+func (c *cluster) awaitNamespace(ctx context.Context) error {
+	for {
+		_, err := c.core.Namespaces().Get(ctx, namespace, metav1.GetOptions{})
+		if err == nil || !apierrors.IsNotFound(err) {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
+}
+
+// watch notes when a watcher, other than the proxies, learns of a change. An API server
+// ends a watch after half an hour to an hour; this one goes on.
+func (c *cluster) watch(ctx context.Context) error {
+	ctx, c.stopWatch = context.WithCancel(ctx)
+	list, err := c.discovery.EndpointSlices(namespace).List(ctx, metav1.ListOptions{Limit: 1})
+	if err != nil {
+		return fmt.Errorf("list slices: %w", err)
+	}
+	changes, err := watchtools.NewRetryWatcherWithContext(ctx, list.ResourceVersion, &clientcache.ListWatch{
+		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
+			return c.discovery.EndpointSlices(namespace).Watch(ctx, o)
+		},
+	})
+	if err != nil {
+		return fmt.Errorf("watch slices: %w", err)
+	}
+	go func() {
+		for e := range changes.ResultChan() {
+			if slice, ok := e.Object.(*discoveryv1.EndpointSlice); ok {
+				c.mu.Lock()
+				c.seen[slice.Name] = event{slice.ResourceVersion, time.Now()}
+				c.mu.Unlock()
+			}
+		}
+	}()
+	return nil
+}
+
+// move gives a movable service its endpoint at a side, whatever its version.
+func (c *cluster) move(ctx context.Context, i, side int) error {
+	now, err := c.discovery.EndpointSlices(namespace).Update(ctx, c.slice(i, side), metav1.UpdateOptions{})
+	if err != nil {
+		return fmt.Errorf("move %s: %w", serviceName(i), err)
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.written[now.Name] = now.ResourceVersion
+	return nil
+}
+
+// reported is when the watcher learned of the last move of a service; false if it
+// hasn't yet.
+func (c *cluster) reported(i int) (time.Time, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	name := serviceName(i)
+	e := c.seen[name]
+	return e.at, e.version == c.written[name]
 }

@@ -1,8 +1,7 @@
-package main
+package programming
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"os"
 	"os/exec"
@@ -14,17 +13,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// root is the tree that holds this program.
-func root() (string, error) {
-	_, here, _, ok := runtime.Caller(0)
-	if !ok || !filepath.IsAbs(here) {
-		return "", errors.New("find the tree: built with -trimpath")
-	}
-	return filepath.Join(filepath.Dir(here), "..", "..", ".."), nil
-}
-
 // cache is the folder of what takes long to make, next to test/kube's. What this
-// program put there and nobody has used for a month goes.
+// program put there and hasn't used for a month is removed.
 func cache() (string, error) {
 	dir, err := os.UserCacheDir()
 	if err != nil {
@@ -50,24 +40,23 @@ func cache() (string, error) {
 }
 
 // controlPlanePrograms returns the folder of etcd and kube-apiserver.
-func controlPlanePrograms(ctx context.Context, root string) (string, error) {
-	cmd := exec.CommandContext(ctx, filepath.Join(root, "test/kube/setup.sh"))
+func controlPlanePrograms(ctx context.Context) (string, error) {
+	cmd := exec.CommandContext(ctx, "test/kube/setup.sh")
 	cmd.Stderr = os.Stderr
 	out, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("build the control plane: %w", err)
+		return "", fmt.Errorf("build the control plane, in the repository's root: %w", err)
 	}
 	return strings.TrimSpace(string(out)), nil
 }
 
 // kubeProxyProgram returns kube-proxy as its project builds it, but from the Go
 // module: with the optimising compiler, unlike the control plane, whose speed
-// nobody measures. Building it takes some minutes once.
-func kubeProxyProgram(ctx context.Context, root string) (path, version string, err error) {
-	module := filepath.Join(root, "test/kube/controlplane")
+// isn't measured. Building it takes some minutes once.
+func kubeProxyProgram(ctx context.Context) (path, version string, err error) {
 	goCommand := func(args ...string) (string, error) {
 		cmd := exec.CommandContext(ctx, "go", args...)
-		cmd.Dir, cmd.Stderr = module, os.Stderr
+		cmd.Dir, cmd.Stderr = "test/kube/controlplane", os.Stderr
 		cmd.Env = append(os.Environ(), "CGO_ENABLED=0", "GOFLAGS=", "GOWORK=off")
 		out, err := cmd.Output()
 		if err != nil {

@@ -1,18 +1,19 @@
-package main
+package programming
 
 import (
+	"cmp"
 	"errors"
+	"flag"
+	"io"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
+	gocmp "github.com/google/go-cmp/cmp"
 
-	"kproxy.dev/kproxy/test/bench/result"
+	"kproxy.dev/kproxy/lab/report"
 )
 
 func TestAddressesAreDistinct(t *testing.T) {
@@ -108,125 +109,58 @@ func TestEndpointPattern(t *testing.T) {
 func TestOptions(t *testing.T) {
 	for _, tt := range []struct {
 		args string
-		want []string // parts of the error
+		want string // a part of the error
 	}{
-		{"-services 0,100", []string{"0 services are not between"}},
-		{"-services x", []string{`services "x"`}},
-		{"-subjects a,kproxy-nft -cases b", []string{`subject "a"`, `case "b"`}},
-		{"-source c", []string{`source "c"`}},
-		{"-rounds 0", []string{"must be positive"}},
-		{"-endpoints 1000", []string{"× 1000 endpoints"}},
-		{"x", []string{`unexpected argument "x"`}},
+		{"-services 0,100", "0 services"}, {"-services x", `"x"`}, {"-changes 0", "must be positive"}, {"-services 100000", "100000 services"},
+		{"-services 10,20 -changes 3 -slow -kproxy-args a", ""},
 	} {
-		_, err := parseOptions(strings.Fields(tt.args))
-		if err == nil {
-			t.Errorf("%s: no error", tt.args)
-			continue
-		}
-		for _, want := range tt.want {
-			if !strings.Contains(err.Error(), want) {
-				t.Errorf("%s: error %q doesn't say %q", tt.args, err, want)
-			}
+		o := Default()
+		set := flag.NewFlagSet("", flag.ContinueOnError)
+		set.SetOutput(io.Discard)
+		o.Flags(set)
+		err := cmp.Or(set.Parse(strings.Fields(tt.args)), o.Validate())
+		if (err == nil) != (tt.want == "") || err != nil && !strings.Contains(err.Error(), tt.want) {
+			t.Errorf("%s: error %v doesn't say %q", tt.args, err, tt.want)
 		}
 	}
 }
 
-func TestManifestsAreWhole(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "manifests")
-	if err := os.Mkdir(dir, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	w := world{250, 2}
-	s, err := newManifestSource(dir, w)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := s.move(t.Context(), w.movable(3), 1); err != nil {
-		t.Fatal(err)
-	}
-	files, err := filepath.Glob(filepath.Join(dir, "*"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var text strings.Builder
-	for _, f := range files {
-		b, err := os.ReadFile(f)
-		if err != nil {
-			t.Fatal(err)
-		}
-		text.Write(b)
-	}
-	got := map[string]int{
-		"files": len(files), "services": strings.Count(text.String(), `"kind":"Service"`), "slices": strings.Count(text.String(), `"kind":"EndpointSlice"`),
-		"moved": strings.Count(text.String(), `"10.160.`),
-	}
-	if diff := cmp.Diff(map[string]int{"files": 3 + movables, "services": 250, "slices": 250, "moved": 1}, got); diff != "" {
-		t.Errorf("what was written (-want +got):\n%s", diff)
-	}
-}
-
-func TestEveryFigureIsDescribed(t *testing.T) {
+func TestFiguresAreComplete(t *testing.T) {
 	names := map[string]bool{}
-	for _, c := range described(world{10_000, 10}) {
-		if names[c.Name] || c.Unit == "" || c.Work == "" || c.Figure == "" {
-			t.Errorf("%+v is there twice or incomplete", c)
+	for _, f := range figures {
+		if names[f.name] || f.unit == "" || f.work == "" || f.text == "" || !slices.Contains(Cases, f.from) {
+			t.Errorf("%+v is there twice or incomplete", f)
 		}
-		names[c.Name] = true
-		for _, target := range c.Targets {
-			for _, name := range append(target.Against, target.Subject) {
-				if _, ok := subjectOf(name); !ok {
-					t.Errorf("%s has a target about %q, which is no subject", c.Name, name)
-				}
-			}
-		}
-	}
-	if got, want := figChange.caseName(10_000), "programming-change-10000/write"; got != want {
-		t.Errorf("name %s, want %s", got, want)
+		names[f.name] = true
 	}
 }
 
-// A value bears the round that it is of, and the failures of the case that it comes from.
-func TestFindingsKnowRoundsAndFailures(t *testing.T) {
-	var f findings
-	s, _ := subjectOf("kproxy-nft")
-	for f.round = range 3 {
-		if f.round == 1 {
-			f.fail(s, caseChange, errors.New("it met the other side"))
+// A value has the round that it is of, and the failures of the case that it comes from.
+func TestReportHasRoundsAndFailures(t *testing.T) {
+	r := rig{Options: Default(), world: world{10_000, 10}}
+	r.Subjects = []string{"kproxy-nft", "kube-proxy-iptables-nft"}
+	r.describe()
+	s := subjectOf("kproxy-nft")
+	for r.round = range 3 {
+		if r.round == 1 {
+			r.fail(s, caseChange, errors.New("it met the other side"))
 			continue
 		}
-		f.add(s, figChange, float64(f.round))
-		f.add(s, figChangeCPU, 5)
+		r.add(s, figChange, float64(r.round))
+		r.add(s, figChangeCPU, 5)
 	}
-	f.add(s, figRSSLater, 1)
-	f.add(s, figRSSLater, 2)
-	if twice, _ := f.subject(figRSSLater, s.name); len(twice.Values) != 1 || twice.Failures != 1 {
-		t.Errorf("of two values of one round there are %v, and %d failures", twice.Values, twice.Failures)
+	var out report.Report
+	if errs := r.report(&out); len(errs) != 1 || len(out.Absent) != 1 || len(out.Warnings) != 1 {
+		t.Errorf("errors %v, absent %v, warnings %v; want one each", errs, out.Absent, out.Warnings)
 	}
-	got, _ := f.subject(figChange, s.name)
-	want := result.NewSubject(s.name, []float64{0, 2})
-	want.Rounds, want.Failures, want.Error = []int{0, 2}, 1, "it met the other side"
-	if diff := cmp.Diff(want, got); diff != "" {
+	if len(out.Cases) != 2 {
+		t.Fatalf("%d cases, want those with values", len(out.Cases))
+	}
+	want := report.Subject{Name: s.Name, Class: report.KProxy, Values: []float64{0, 2}, Rounds: []int{0, 2}, Spread: report.Spread{Median: 1, Max: 2}, Failures: 1, Error: "it met the other side"}
+	if diff := gocmp.Diff(&want, out.Case("programming-10000/change/write").Subject(s.Name)); diff != "" {
 		t.Errorf("after a failure (-want +got):\n%s", diff)
 	}
-	if cpu, ok := f.subject(figChangeCPU, s.name); !ok || cpu.Failures != 0 {
-		t.Errorf("a figure of another case has %d failures", cpu.Failures)
-	}
-	if _, ok := f.subject(figRSS, s.name); ok {
-		t.Error("there is a figure that wasn't measured")
-	}
-}
-
-// Every figure comes from a case, and with fewer services than targets are about it is held to
-// what holds for any number.
-func TestFiguresAndTheirTargets(t *testing.T) {
-	for _, c := range described(world{services: 2000, endpoints: 10}) {
-		if of := figure(c.Name); !slices.Contains(allCases, of.from()) {
-			t.Errorf("figure %s comes from %q, which is no case", of, of.from())
-		}
-		for _, target := range c.Targets {
-			if figure(c.Name) != figChangeTold && !slices.Equal(target.Against, []string{"kube-proxy-iptables-nft"}) {
-				t.Errorf("with 2,000 services %s has a target of its own: %+v", c.Name, target)
-			}
-		}
+	if other := out.Case("programming-10000/change/cpu").Subject(s.Name); other.Failures != 0 {
+		t.Errorf("a figure of another case has %d failures", other.Failures)
 	}
 }

@@ -1,4 +1,4 @@
-package main
+package programming
 
 import (
 	"bytes"
@@ -14,7 +14,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/lab"
-	"kproxy.dev/kproxy/lab/compare/load"
+	"kproxy.dev/kproxy/lab/load"
 )
 
 // proxy is a running subject.

@@ -1,4 +1,4 @@
-package main
+package programming
 
 import (
 	"context"
@@ -15,41 +15,27 @@ import (
 	"time"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/lab"
-	"kproxy.dev/kproxy/test/program"
+	"kproxy.dev/kproxy/lab/load"
+	"kproxy.dev/kproxy/lab/report"
 )
 
-// rig is what a run stands on.
+// rig is what a run with one number of services stands on.
 type rig struct {
-	options
+	Options
 	world
 	dir                string
-	measured           string // kproxy's version
 	kubeProxy, version string // its program
 	net                *lab.Network
 	servers            [sides]*server
-	cluster            *cluster // nil without an API server
-	source             source
-	findings           findings
-}
-
-// bench measures everything and writes the report, also of a run that was broken
-// off.
-func bench(ctx context.Context, o options) error {
-	out := report{options: o, began: time.Now()}
-	var err error
-	for _, services := range o.scales {
-		r := &rig{options: o, world: world{services, o.endpoints}}
-		if err = r.run(ctx); err != nil {
-			err = fmt.Errorf("%d services: %w", services, err)
-		}
-		out.rigs = append(out.rigs, r)
-		if err != nil {
-			break
-		}
-	}
-	return errors.Join(err, out.write(context.WithoutCancel(ctx)))
+	cluster            *cluster
+	round              int
+	found              []report.Case // one for each of figures
+	warnings           []string
+	failed             []error
+	steal, others      []float64 // of each turn, between 0 and 1
 }
 
 // run measures with one number of services.
@@ -61,7 +47,7 @@ func (r *rig) run(ctx context.Context) (err error) {
 	if err := r.programs(ctx); err != nil {
 		return err
 	}
-	if r.net, err = newNetwork(ctx); err != nil {
+	if err := r.network(ctx); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, r.net.Down()) }()
@@ -71,11 +57,53 @@ func (r *rig) run(ctx context.Context) (err error) {
 		}
 		defer r.servers[side].listener.Close()
 	}
-	if err := r.openSource(ctx); err != nil {
+	programs, err := controlPlanePrograms(ctx)
+	if err != nil {
 		return err
 	}
-	defer r.closeSource()
+	if err := r.startCluster(ctx, programs); err != nil {
+		return fmt.Errorf("start the control plane: %w", err)
+	}
+	defer func() { err = errors.Join(err, r.cluster.stop()) }()
 	return r.rounds(ctx)
+}
+
+// The backends of the lab: two that serve, and one whose namespace is the
+// control plane's.
+const (
+	sides        = 2
+	controlPlane = 2
+)
+
+// network builds the lab and has its first two backends own the endpoints'
+// networks (AnyIP: a local route makes all of a network the host's own addresses).
+func (r *rig) network(ctx context.Context) error {
+	c := lab.DefaultConfig()
+	c.Prefix, c.Backends, c.IPv6 = fmt.Sprintf("kpp-%d", os.Getpid()), sides+1, false
+	r.net = lab.New(c)
+	if err := r.net.Up(ctx); err != nil {
+		return err
+	}
+	r.net.Backends[controlPlane].Stop() // it serves nothing but the API
+	for side, network := range endpointNetworks {
+		b := r.net.Backends[side]
+		err := command(ctx, r.net.Node, "ip", "route", "add", network.String(), "via", b.Addresses[0].String(), "dev", b.Name, "onlink")
+		if err == nil {
+			err = command(ctx, b.Namespace, "ip", "route", "add", "local", network.String(), "dev", "lo")
+		}
+		if err != nil {
+			return fmt.Errorf("give backend %s its network: %w (%w)", b.Name, err, r.net.Down())
+		}
+	}
+	return nil
+}
+
+// command runs a command in a namespace.
+func command(ctx context.Context, ns *lab.Namespace, name string, args ...string) error {
+	if out, err := ns.Command(ctx, name, args...).CombinedOutput(); err != nil {
+		return fmt.Errorf("%s: %w: %s", name, err, out)
+	}
+	return nil
 }
 
 // memoryFolder is a folder that costs no disk where the machine has one.
@@ -87,26 +115,14 @@ func memoryFolder() (string, error) {
 	return os.MkdirTemp(shm, "kproxy-programming-")
 }
 
-// programs finds or builds who is measured.
+// programs finds or builds what is measured.
 func (r *rig) programs(ctx context.Context) (err error) {
-	top, err := root()
-	if err != nil {
-		return err
-	}
-	if r.kproxy == "" {
-		if r.kproxy, err = program.Kproxy(r.dir); err != nil {
+	if slices.ContainsFunc(r.Subjects, func(name string) bool { return subjectOf(name).kind == kubeProxy }) {
+		if r.kubeProxy, r.version, err = kubeProxyProgram(ctx); err != nil {
 			return err
 		}
 	}
-	if r.measured, err = versionOf(ctx, r.kproxy, top); err != nil {
-		return err
-	}
-	if slices.ContainsFunc(r.subjects, func(name string) bool { s, _ := subjectOf(name); return s.kind == kubeProxy }) {
-		if r.kubeProxy, r.version, err = kubeProxyProgram(ctx, top); err != nil {
-			return err
-		}
-	}
-	// Who calls iptables is to meet one variant, whatever this host's is.
+	// Proxies find one variant of iptables, whatever this host's default is.
 	for _, variant := range []string{"nft", "legacy"} {
 		dir := r.variantFolder(variant)
 		if err := os.Mkdir(dir, 0o755); err != nil {
@@ -131,61 +147,34 @@ func (r *rig) variantFolder(variant string) string {
 	return filepath.Join(r.dir, "iptables-"+variant)
 }
 
-// openSource makes what services come from, with all of them in it.
-func (r *rig) openSource(ctx context.Context) error {
-	if r.options.source == sourceManifests {
-		dir := filepath.Join(r.dir, "manifests")
-		if err := os.Mkdir(dir, 0o755); err != nil {
-			return err
-		}
-		s, err := newManifestSource(dir, r.world)
-		r.source = s
-		return err
-	}
-	top, err := root()
-	if err != nil {
-		return err
-	}
-	programs, err := controlPlanePrograms(ctx, top)
-	if err != nil {
-		return err
-	}
+// startCluster starts the API server with all objects in it.
+func (r *rig) startCluster(ctx context.Context, programs string) error {
 	dir, err := cache()
 	if err != nil {
 		return err
 	}
 	kept := filepath.Join(dir, fmt.Sprintf("objects-%s-%s-%dx%d", objectsVersion, filepath.Base(programs), r.world.services, r.world.endpoints))
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	starting, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
-	r.cluster = newCluster(programs, r.dir, r.net.Backends[controlPlane])
-	found, err := loadData(ctx, r.cluster, kept)
+	c := newCluster(programs, r.dir, r.net.Backends[controlPlane], r.world)
+	found, err := c.loadData(starting, kept)
 	if err == nil {
-		err = r.cluster.start(ctx)
+		err = c.start(starting)
 	}
 	if err == nil && !found {
-		began := time.Now()
 		r.say("writing %d services to the API server, which is done once", r.world.services)
-		if err = r.cluster.populate(ctx, r.world, r.net.Config.NodeAddresses()); err == nil {
-			r.say("took %s", time.Since(began).Round(time.Second))
-			err = keepData(ctx, r.cluster, kept)
+		if err = c.populate(starting, r.net.Config.NodeAddresses()); err == nil {
+			err = c.keepData(starting, kept)
 		}
+	}
+	if err == nil {
+		err = c.watch(context.WithoutCancel(ctx))
 	}
 	if err != nil {
-		return fmt.Errorf("start the control plane: %w", err)
+		return errors.Join(err, c.stop())
 	}
-	r.source, err = newAPISource(context.WithoutCancel(ctx), r.cluster, r.world)
-	return err
-}
-
-func (r *rig) closeSource() {
-	if r.source != nil {
-		r.source.close()
-	}
-	if r.cluster != nil {
-		if err := r.cluster.stop(); err != nil {
-			r.say("stop the control plane: %v", err)
-		}
-	}
+	r.cluster = c
+	return nil
 }
 
 func (r *rig) say(format string, args ...any) {
@@ -194,26 +183,22 @@ func (r *rig) say(format string, args ...any) {
 
 // rounds has subjects take turns, every other time in reverse.
 func (r *rig) rounds(ctx context.Context) error {
-	for round := range r.options.rounds {
-		r.findings.round = round
-		order := slices.Clone(r.subjects)
-		if round%2 == 1 {
+	for r.round = range r.Rounds {
+		order := slices.Clone(r.Subjects)
+		if r.round%2 == 1 {
 			slices.Reverse(order)
 		}
 		for _, name := range order {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			s, _ := subjectOf(name)
-			if s.kind == kubeProxy && r.cluster == nil {
-				continue // it reads an API only
-			}
-			if s.left(r.world.services) != "" && !r.slow {
+			s := subjectOf(name)
+			if s.most > 0 && r.world.services > s.most && !r.Slow {
 				continue // the report says so
 			}
-			r.say("%d services, round %d of %d: %s", r.world.services, round+1, r.options.rounds, s.name)
+			r.say("%d services, round %d of %d: %s", r.world.services, r.round+1, r.Rounds, s.Name)
 			if err := r.watchedTurn(ctx, s); err != nil {
-				return fmt.Errorf("%s: %w", s.name, err)
+				return fmt.Errorf("%s: %w", s.Name, err)
 			}
 		}
 	}
@@ -222,43 +207,89 @@ func (r *rig) rounds(ctx context.Context) error {
 
 // watchedTurn is a turn, and what else the machine did meanwhile.
 func (r *rig) watchedTurn(ctx context.Context, s subject) error {
-	var running []*lab.Process
-	if r.cluster != nil {
-		running = append(running, r.cluster.etcd, r.cluster.api)
-	}
-	was, err := readUse(running...)
+	was, own, err := r.use()
 	if err != nil {
 		return err
 	}
 	if err := r.turn(ctx, s); err != nil {
 		return err
 	}
-	is, err := readUse(running...)
+	is, ownNow, err := r.use()
 	if err != nil {
 		return err
 	}
-	steal, others := is.since(was)
-	r.findings.steal, r.findings.others = append(r.findings.steal, steal), append(r.findings.others, others)
+	busy, steal := is.Machine-was.Machine, is.Steal-was.Steal
+	if all := busy + steal + is.Idle - was.Idle; all > 0 {
+		r.steal, r.others = append(r.steal, steal/all), append(r.others, max(0, busy-(ownNow-own))/all)
+	}
 	return nil
 }
 
-// start starts a proxy; whoever stops it is to call the returned function.
+// use is what the processors have done so far, and how many seconds of it for this
+// process, its children that have ended, with theirs, and the control plane.
+func (r *rig) use() (machine load.CPU, own float64, err error) {
+	if machine, err = load.ReadMachine(); err != nil {
+		return machine, 0, err
+	}
+	for _, who := range []int{unix.RUSAGE_SELF, unix.RUSAGE_CHILDREN} {
+		var u unix.Rusage
+		if err := unix.Getrusage(who, &u); err != nil {
+			return machine, 0, fmt.Errorf("read own processor time: %w", err)
+		}
+		own += time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
+	}
+	for _, p := range []*lab.Process{r.cluster.etcd, r.cluster.api} {
+		t, err := load.ProcessTime(p.PID())
+		if err != nil {
+			return machine, 0, err
+		}
+		own += t
+	}
+	return machine, own, nil
+}
+
+// idleMachine waits until the machine has little to do, but for some seconds at most:
+// other programs that keep it busy are in the report.
+func idleMachine(ctx context.Context) error {
+	const window, enough, most = 250 * time.Millisecond, 0.9, 20
+	was, err := load.ReadMachine()
+	for range most {
+		if err != nil {
+			return err
+		}
+		if err := pause(ctx, window); err != nil {
+			return err
+		}
+		var now load.CPU
+		now, err = load.ReadMachine()
+		if idle, all := now.Idle-was.Idle, now.Idle-was.Idle+now.Machine-was.Machine+now.Steal-was.Steal; idle >= enough*all {
+			return err
+		}
+		was = now
+	}
+	return err
+}
+
+// start starts a proxy; the returned function stops it.
 func (r *rig) start(s subject) (*proxy, func() error, error) {
 	p := &proxy{subject: s}
 	var err error
 	if p.dir, err = os.MkdirTemp(r.dir, "state-"); err != nil {
 		return nil, nil, err
 	}
-	if p.log, err = newLogWatch(s.written(), r.logs, s.name); err != nil {
+	if p.log, err = newLogWatch(s.written(), r.Logs, s.Name); err != nil {
 		return nil, nil, err
 	}
 	p.process = &lab.Process{
-		Namespace: r.net.Node, Output: p.log, Path: r.kubeProxy, Args: r.source.args(s),
+		Namespace: r.net.Node, Output: p.log, Path: r.kubeProxy, Args: []string{"--kubeconfig", r.cluster.kubeconfig()},
 		Env: []string{"PATH=" + r.variantFolder(s.variant) + ":" + os.Getenv("PATH")},
 	}
 	if s.kind == kproxy {
-		p.process.Path = r.kproxy
-		p.process.Args = append(append([]string{"run", "--mode", s.mode, "-v", "debug", "--socket", p.socket(), "--state-dir", p.dir}, p.process.Args...), r.kproxyFlags(s)...)
+		p.process.Path = r.KProxy
+		p.process.Args = append(append([]string{"run", "--mode", s.mode, "-v", "debug", "--socket", p.socket(), "--state-dir", p.dir}, p.process.Args...), r.KProxyArgs...)
+		if s.kernel() {
+			p.process.Args = append(p.process.Args, everyService...)
+		}
 	} else {
 		p.process.Args = append(p.process.Args, "--proxy-mode", s.mode, "--vmodule", "proxier=2", "--conntrack-max-per-core", "0")
 	}
@@ -267,21 +298,10 @@ func (r *rig) start(s subject) (*proxy, func() error, error) {
 	return p, stop, p.process.Start()
 }
 
-func (r *rig) kproxyFlags(s subject) []string {
-	var out []string
-	if s.kernel() {
-		out = slices.Clone(everyService)
-	}
-	if r.profiles != "" {
-		out = append(out, "--profiling")
-	}
-	return append(out, r.kproxyArgs...)
-}
-
 // clean removes what a proxy has left on the node, and waits until the kernel has
 // thrown it away, which it does later for nftables (nf_tables_trans_destroy_work).
 func (r *rig) clean(p *proxy) error {
-	ctx, cancel := context.WithTimeout(context.Background(), r.deadline)
+	ctx, cancel := context.WithTimeout(context.Background(), r.Deadline)
 	defer cancel()
 	var script strings.Builder
 	script.WriteString("nft flush ruleset\n")
@@ -295,9 +315,9 @@ func (r *rig) clean(p *proxy) error {
 		r.net.Node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) }),
 	)
 	if p.kind == kproxy {
-		err = errors.Join(err, command(ctx, r.net.Node, r.kproxy, "cleanup", "--state-dir", p.dir))
+		err = errors.Join(err, command(ctx, r.net.Node, r.KProxy, "cleanup", "--state-dir", p.dir))
 	}
-	if r.quick {
+	if r.Quick {
 		return err
 	}
 	return errors.Join(err, idleMachine(ctx))

@@ -1,4 +1,4 @@
-package main
+package programming
 
 import (
 	"context"
@@ -17,15 +17,15 @@ const serverPort uint16 = 9100
 // server is the endpoints at one backend.
 type server struct {
 	listener net.Listener
-	// serving is held while connections are accepted. Whoever holds it lets them
-	// wait in the kernel's queue: the client doesn't notice, and nobody accepts on
-	// the processor time that is measured.
+	// serving is held while connections are accepted. To hold it lets them wait in
+	// the kernel's queue: the client doesn't notice, and accepting them uses no
+	// processor time while connects are measured.
 	serving sync.Mutex
 }
 
-// serve has a backend answer at every address that it owns. Who connects is told
-// the side and the port that the connection came from, which a proxy in userspace
-// has chosen, and is then waited for.
+// serve has a backend answer at every address that it owns with its side and the
+// port that the connection came from, which a proxy in userspace has chosen, and
+// then wait until the client closes.
 func serve(ctx context.Context, b *lab.Backend, side int) (*server, error) {
 	l, err := b.Namespace.Listen(ctx, "tcp4", net.JoinHostPort("0.0.0.0", strconv.Itoa(int(serverPort))))
 	if err != nil {
@@ -39,7 +39,7 @@ func serve(ctx context.Context, b *lab.Backend, side int) (*server, error) {
 				return
 			}
 			s.serving.Lock()
-			s.serving.Unlock() //lint:ignore SA2001 it only waits while somebody measures
+			s.serving.Unlock() //lint:ignore SA2001 it only waits while connects are measured
 			if err == nil {
 				go greet(c, side)
 			}

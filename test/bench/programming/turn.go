@@ -1,19 +1,26 @@
-package main
+package programming
 
 import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net/http"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
+
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/web"
 )
 
 // turn takes a subject through the cases. A case that fails is reported and the
 // next one goes on; what is returned is about the rig.
 func (r *rig) turn(ctx context.Context, s subject) error {
-	if s.kind == nobody {
-		return r.nobody(ctx, s)
+	if s.kind == noProxy {
+		return r.withoutProxy(ctx, s)
 	}
 	began := time.Now()
 	p, stop, err := r.start(s)
@@ -26,8 +33,8 @@ func (r *rig) turn(ctx context.Context, s subject) error {
 	return stop()
 }
 
-// nobody has only connections that concern no service.
-func (r *rig) nobody(ctx context.Context, s subject) error {
+// withoutProxy measures connects only.
+func (r *rig) withoutProxy(ctx context.Context, s subject) error {
 	if !r.wants(caseConnect) {
 		return nil
 	}
@@ -62,17 +69,19 @@ func (r *rig) cases(ctx context.Context, p *proxy) {
 			r.try(ctx, p.subject, c.name, func(ctx context.Context) error { return c.does(ctx, p) })
 		}
 	}
-	r.heapProfile(ctx, p)
 }
+
+// wants reports whether a case is to be measured.
+func (o *Options) wants(name string) bool { return slices.Contains(o.Cases, name) }
 
 // try runs a case within the deadline.
 func (r *rig) try(ctx context.Context, s subject, name string, does func(context.Context) error) error {
-	ctx, cancel := context.WithTimeout(ctx, r.deadline)
+	ctx, cancel := context.WithTimeout(ctx, r.Deadline)
 	defer cancel()
 	err := does(ctx)
 	if err != nil {
-		r.say("%s, %s: %v", s.name, name, err)
-		r.findings.fail(s, name, err)
+		r.say("%s, %s: %v", s.Name, name, err)
+		r.fail(s, name, err)
 	}
 	return err
 }
@@ -89,14 +98,13 @@ func (w world) samples() []int {
 	return out
 }
 
-// askPatience is short: before there are rules, nobody answers.
+// askPatience is short: before there are rules, no answer comes.
 const askPatience = 20 * time.Millisecond
 
 // coldStart measures from the process's start until every sample has answered,
 // and until the log says that the rules are in the kernel; then it connects to
 // every service and counts the rules, in case one of the two was wrong.
 func (r *rig) coldStart(ctx context.Context, p *proxy, began time.Time) error {
-	defer r.cpuProfile(p, "start")()
 	var answered time.Time
 	err := r.atClient(func() error {
 		left := r.samples()
@@ -130,11 +138,11 @@ func (r *rig) coldStart(ctx context.Context, p *proxy, began time.Time) error {
 		return err
 	}
 	if r.wants(caseStart) {
-		r.findings.add(p.subject, figStartAnswer, answered.Sub(began).Seconds())
+		r.add(p.subject, figStartAnswer, answered.Sub(began).Seconds())
 		if p.kernel() {
-			r.findings.add(p.subject, figStartKernel, programmed.Sub(began).Seconds())
+			r.add(p.subject, figStartKernel, programmed.Sub(began).Seconds())
 		}
-		r.findings.add(p.subject, figStartCPU, used)
+		r.add(p.subject, figStartCPU, used)
 	}
 	if err := r.calm(ctx, p); err != nil {
 		return err
@@ -142,8 +150,8 @@ func (r *rig) coldStart(ctx context.Context, p *proxy, began time.Time) error {
 	if used, err = p.cpu(); err != nil {
 		return err
 	}
-	r.findings.add(p.subject, figStartCalm, used)
-	if !r.verify || !r.wants(caseStart) {
+	r.add(p.subject, figStartCalm, used)
+	if !r.wants(caseStart) {
 		return nil
 	}
 	return r.verifyAll(ctx, p)
@@ -176,18 +184,18 @@ func (r *rig) verifyAll(ctx context.Context, p *proxy) error {
 // calm waits until the proxy uses next to no time; no longer than some seconds,
 // for one that is never idle.
 func (r *rig) calm(ctx context.Context, p *proxy) error {
-	look, looks := 500*time.Millisecond, 30
-	if r.quick {
-		look, looks = 50*time.Millisecond, 10
+	window, times := 500*time.Millisecond, 30
+	if r.Quick {
+		window, times = 50*time.Millisecond, 10
 	}
 	was, err := p.cpu()
-	for i, quiet := 0, 0; err == nil && i < looks && quiet < 3; i++ {
-		if err := pause(ctx, look); err != nil {
-			return fmt.Errorf("wait until %s is idle: %w", p.name, err)
+	for i, quiet := 0, 0; err == nil && i < times && quiet < 3; i++ {
+		if err := pause(ctx, window); err != nil {
+			return fmt.Errorf("wait until %s is idle: %w", p.Name, err)
 		}
 		var now float64
 		now, err = p.cpu()
-		if quiet++; now-was > 0.05*look.Seconds() {
+		if quiet++; now-was > 0.05*window.Seconds() {
 			quiet = 0
 		}
 		was = now
@@ -232,12 +240,12 @@ func (r *rig) connectP50(s subject, of figure, target func(i int) netip.AddrPort
 		}
 		time.Sleep(300 * time.Millisecond) // until those are accepted and gone
 	}
-	r.findings.add(s, of, median(times))
+	r.add(s, of, median(times))
 	return nil
 }
 
 func (r *rig) batches() int {
-	if r.quick {
+	if r.Quick {
 		return 1
 	}
 	return 5
@@ -252,9 +260,9 @@ func median(values []float64) float64 {
 func (r *rig) steadyMemory(_ context.Context, p *proxy) error {
 	m, err := p.memory()
 	if err == nil {
-		r.findings.add(p.subject, figRSS, m["VmRSS"])
-		r.findings.add(p.subject, figPss, m["Pss"])
-		r.findings.add(p.subject, figPeak, m["VmHWM"])
+		r.add(p.subject, figRSS, m["VmRSS"])
+		r.add(p.subject, figPss, m["Pss"])
+		r.add(p.subject, figPeak, m["VmHWM"])
 	}
 	return err
 }
@@ -263,12 +271,12 @@ func (r *rig) steadyMemory(_ context.Context, p *proxy) error {
 // the movable ones are back then.
 func (r *rig) memoryAfterChanges(ctx context.Context, p *proxy) error {
 	changes := 100
-	if r.quick {
+	if r.Quick {
 		changes = 2 * movables
 	}
 	for n := range changes {
 		// Every movable one goes there and back.
-		if err := r.source.move(ctx, r.movable(n), (n/movables+1)%sides); err != nil {
+		if err := r.cluster.move(ctx, r.movable(n), (n/movables+1)%sides); err != nil {
 			return err
 		}
 		if err := pause(ctx, time.Second/20); err != nil {
@@ -280,7 +288,284 @@ func (r *rig) memoryAfterChanges(ctx context.Context, p *proxy) error {
 	}
 	m, err := p.memory()
 	if err == nil {
-		r.findings.add(p.subject, figRSSLater, m["VmRSS"])
+		r.add(p.subject, figRSSLater, m["VmRSS"])
 	}
 	return err
+}
+
+// spacing is from when a change has been carried out to the next: more than
+// kube-proxy's minSyncPeriod, unless it is only about whether the rig works.
+func (o *Options) spacing() time.Duration {
+	if o.Quick {
+		return 100 * time.Millisecond
+	}
+	return 1300 * time.Millisecond
+}
+
+// A case whose changes take long has fewer of them.
+const (
+	fewChanges = 4
+	longCase   = 20 * time.Second
+)
+
+// enough reports whether n changes will do, of a case that began then: each there and
+// back.
+func (o *Options) enough(n int, began time.Time) bool {
+	wanted := 2 * ((o.Changes + 1) / 2)
+	return n >= wanted || n >= fewChanges && n%2 == 0 && time.Since(began) > longCase
+}
+
+// changes measures single changes: from the write until new connections follow.
+func (r *rig) changes(ctx context.Context, p *proxy) error {
+	var connections, sinceReported, kernel []float64
+	for n, start := 0, time.Now(); !r.enough(n, start); n++ {
+		i, side := r.movable(n/2), (n+1)%sides
+		began := time.Now()
+		followed, err := r.moveAndFollow(ctx, i, side)
+		if err != nil {
+			return err
+		}
+		connections = append(connections, ms(followed.Sub(began)))
+		if reported, ok := r.cluster.reported(i); ok {
+			sinceReported = append(sinceReported, max(0, ms(followed.Sub(reported))))
+		}
+		if p.kernel() {
+			written, err := p.log.await(ctx, p.process, began)
+			if err != nil {
+				return err
+			}
+			kernel = append(kernel, ms(written.Sub(began)))
+		}
+		if err := pause(ctx, r.spacing()); err != nil {
+			return err
+		}
+	}
+	r.add(p.subject, figChange, median(connections))
+	if len(sinceReported) > 0 {
+		r.add(p.subject, figChangeReported, median(sinceReported))
+	}
+	if len(kernel) > 0 {
+		r.add(p.subject, figChangeKernel, median(kernel))
+	}
+	return r.calm(ctx, p)
+}
+
+func ms(d time.Duration) float64 { return float64(d) / 1e6 }
+
+// moveAndFollow moves an endpoint and returns when the first connection that
+// follows began.
+func (r *rig) moveAndFollow(ctx context.Context, i, side int) (time.Time, error) {
+	written := make(chan error, 1)
+	go func() { written <- r.cluster.move(ctx, i, side) }()
+	var followed time.Time
+	err := r.atClient(func() (err error) {
+		followed, err = follow(ctx, address(i), func(a answer) bool { return a.side == side })
+		return err
+	})
+	if e := <-written; e != nil {
+		err = e
+	}
+	return followed, err
+}
+
+// changeCPU measures what changes cost the proxy and its children, without any
+// connection meanwhile: all it has used until it is idle again, less what it uses
+// when nothing happens.
+func (r *rig) changeCPU(ctx context.Context, p *proxy) error {
+	before, err := r.idleRate(ctx, p)
+	if err != nil {
+		return err
+	}
+	was, err := p.cpuTime()
+	if err != nil {
+		return err
+	}
+	began, n := time.Now(), 0
+	for ; !r.enough(n, began); n++ {
+		if err := r.moveQuietly(ctx, p, r.movable(n/2), (n+1)%sides); err != nil {
+			return err
+		}
+	}
+	is, err := p.cpuTime()
+	if err != nil {
+		return err
+	}
+	took := time.Since(began).Seconds()
+	after, err := r.idleRate(ctx, p)
+	if err != nil {
+		return err
+	}
+	// The lesser one: what is left of a change mustn't make changes look cheaper.
+	idle := min(before, after)
+	used := is.own - was.own + is.children - was.children - idle*took
+	r.add(p.subject, figChangeCPU, 1000*max(0, used)/float64(n))
+	r.add(p.subject, figChangeChildren, 1000*(is.children-was.children)/float64(n))
+	r.add(p.subject, figIdleCPU, 1000*idle)
+	return nil
+}
+
+// moveQuietly moves an endpoint and waits until the proxy has done with it.
+func (r *rig) moveQuietly(ctx context.Context, p *proxy, i, side int) error {
+	at := time.Now()
+	if err := r.cluster.move(ctx, i, side); err != nil {
+		return err
+	}
+	if p.kernel() {
+		if _, err := p.log.await(ctx, p.process, at); err != nil {
+			return err
+		}
+	}
+	return pause(ctx, r.spacing())
+}
+
+// idleRate is how many processors the proxy uses when nothing happens.
+func (r *rig) idleRate(ctx context.Context, p *proxy) (float64, error) {
+	const looks = 3 // each as long as between changes
+	was, err := p.cpu()
+	if err != nil {
+		return 0, err
+	}
+	began := time.Now()
+	for range looks {
+		if err := pause(ctx, r.spacing()); err != nil {
+			return 0, err
+		}
+	}
+	is, err := p.cpu()
+	return (is - was) / time.Since(began).Seconds(), err
+}
+
+// backToBack measures changes of which each follows the one before at once.
+func (r *rig) backToBack(ctx context.Context, p *proxy) (err error) {
+	// New connections follow a change before the rules do: those of the last one are
+	// written before the next case, also where this one fails.
+	defer func() { err = errors.Join(err, r.calm(ctx, p)) }()
+	began := time.Now()
+	n := 0
+	for ; !r.enough(n, began); n++ {
+		if _, err := r.moveAndFollow(ctx, r.movable(n/2), (n+1)%sides); err != nil {
+			return fmt.Errorf("change %d: %w", n+1, err)
+		}
+	}
+	r.add(p.subject, figBackToBack, ms(time.Since(began))/float64(n))
+	return nil
+}
+
+// moves measures what it takes to recall one service from the kernel and to
+// offload it again at a user's request: until connections go the new way, which the
+// endpoint sees by the port they come from, and kproxy's own time for the pass
+// that did it. No rule may be written for it.
+func (r *rig) moves(ctx context.Context, p *proxy) error {
+	if p.kind != kproxy || !p.kernel() {
+		return nil
+	}
+	first, err := r.passes(ctx)
+	if err != nil {
+		return err
+	}
+	var own, packets [2][]float64
+	for n := range 2 * ((r.Changes + 1) / 2) {
+		to := n % 2 // 0 recalls, 1 offloads
+		was, err := r.passes(ctx)
+		if err != nil {
+			return err
+		}
+		took, err := r.pin(ctx, p, []service.Preference{service.PreferUserspace, service.PreferKernel}[to])
+		if err != nil {
+			return err
+		}
+		packets[to] = append(packets[to], ms(took))
+		is, err := r.passes(ctx)
+		if err != nil {
+			return err
+		}
+		if is.count > was.count {
+			own[to] = append(own[to], 1000*(is.seconds-was.seconds)/(is.count-was.count))
+		}
+		if err := pause(ctx, 200*time.Millisecond); err != nil {
+			return err
+		}
+	}
+	for to, figures := range [2][2]figure{{figRecallOwn, figRecall}, {figOffloadOwn, figOffload}} {
+		if len(own[to]) > 0 {
+			r.add(p.subject, figures[0], median(own[to]))
+		}
+		r.add(p.subject, figures[1], median(packets[to]))
+	}
+	last, err := r.passes(ctx)
+	if err == nil && last.writes != first.writes {
+		err = fmt.Errorf("rules were written %d times, for which there was no reason", int(last.writes-first.writes))
+	}
+	_, unpinned := r.pin(ctx, p, service.PreferAuto)
+	return errors.Join(err, unpinned)
+}
+
+// pin asks for a data plane of a service, and returns how long it took until
+// connections go there.
+func (r *rig) pin(ctx context.Context, p *proxy, want service.Preference) (time.Duration, error) {
+	i := r.movable(0)
+	began := time.Now()
+	_, err := web.NewClient(p.socket()).Pin(ctx, web.PinRequest{Namespace: namespace, Name: serviceName(i), Preference: want})
+	if err != nil {
+		return 0, err
+	}
+	var at time.Time
+	err = r.atClient(func() error {
+		at, err = follow(ctx, address(i), func(a answer) bool { return a.userspace == (want == service.PreferUserspace) })
+		return err
+	})
+	return at.Sub(began), err
+}
+
+// passes is what kproxy's metrics say of its work so far.
+type passes struct {
+	count, seconds float64 // of the loop that decides and moves services
+	writes         float64 // changes of rules
+}
+
+// passes reads kproxy's metrics.
+func (r *rig) passes(ctx context.Context) (out passes, err error) {
+	text, err := r.get(ctx, "/metrics")
+	if err != nil {
+		return out, err
+	}
+	for line := range strings.Lines(string(text)) {
+		name, value, _ := strings.Cut(strings.TrimSpace(line), `{ip_family="IPv4"} `)
+		var into *float64
+		switch name {
+		case "kubeproxy_sync_proxy_rules_duration_seconds_count":
+			into = &out.count
+		case "kubeproxy_sync_proxy_rules_duration_seconds_sum":
+			into = &out.seconds
+		case "kubeproxy_sync_full_proxy_rules_duration_seconds_count", "kubeproxy_sync_partial_proxy_rules_duration_seconds_count":
+			into = &out.writes
+		default:
+			continue
+		}
+		v, err := strconv.ParseFloat(value, 64)
+		if err != nil {
+			return out, fmt.Errorf("read metric %s: %w", name, err)
+		}
+		*into += v
+	}
+	return out, nil
+}
+
+// get asks kproxy's server on the node's loopback.
+func (r *rig) get(ctx context.Context, path string) ([]byte, error) {
+	client := http.Client{Transport: &http.Transport{DialContext: r.net.Node.Dial, DisableKeepAlives: true}}
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10249"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	resp, err := client.Do(req)
+	if err != nil {
+		return nil, fmt.Errorf("ask kproxy: %w", err)
+	}
+	defer resp.Body.Close()
+	text, err := io.ReadAll(resp.Body)
+	if err == nil && resp.StatusCode != http.StatusOK {
+		err = fmt.Errorf("ask kproxy for %s: %s: %s", path, resp.Status, text)
+	}
+	return text, err
 }

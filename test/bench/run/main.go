@@ -1,17 +1,20 @@
-// Command run measures kproxy's userspace data plane beside its peers, on real
-// packets in network namespaces, and writes what it found as JSON (package
-// result). `make bench` runs it; `go run ./test/bench/run --list` says what can be
-// measured.
+// Command run measures kproxy beside its peers, on real packets in network
+// namespaces: its userspace data plane beside HAProxy, nginx and io.Copy, and the
+// programming of the kernel beside kube-proxy (package programming). `make bench`
+// runs it; -list says what can be measured.
 //
 // It runs itself as client, server and proxy as well, each a process of its own.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"os/signal"
 	"path/filepath"
 	"slices"
@@ -21,7 +24,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/test/bench/subject"
+	"kproxy.dev/kproxy/lab/load"
+	"kproxy.dev/kproxy/lab/report"
+	"kproxy.dev/kproxy/test/bench/programming"
 )
 
 func main() {
@@ -29,157 +34,275 @@ func main() {
 	os.Setenv("PATH", os.Getenv("PATH")+":/usr/local/sbin:/usr/sbin:/sbin")
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	// When nobody reads any more, networks are taken down all the same.
+	// A closed output doesn't keep networks from being taken down.
 	signal.Notify(make(chan os.Signal, 1), syscall.SIGPIPE)
 	run := measure
 	if len(os.Args) > 1 && !strings.HasPrefix(os.Args[1], "-") {
 		run = process
 	}
-	if err := run(ctx, os.Args[1:]); err != nil {
+	if err := run(ctx, os.Args[1:]); err != nil && !errors.Is(err, flag.ErrHelp) {
 		fmt.Fprintln(os.Stderr, "bench:", err)
 		os.Exit(1)
 	}
 }
 
-// flags are what users can say.
-type flags struct {
-	cases, subjects, json, prefix string
-	repeat                        int
-	seconds                       float64
-	quick, list                   bool
+// process is one of the other programs that the benchmark is.
+func process(ctx context.Context, args []string) error {
+	own := map[string]func(context.Context, ownConfig, func()) error{"copy": runCopy, "engine": runEngine}[args[0]]
+	if own == nil {
+		return load.Main(ctx, os.Stdout, args)
+	}
+	var c ownConfig
+	if err := json.Unmarshal([]byte(strings.Join(args[1:], " ")), &c); err != nil {
+		return fmt.Errorf("read configuration: %w", err)
+	}
+	return own(ctx, c, func() { fmt.Println(load.Ready) })
 }
 
-func parse(args []string) (f flags, err error) {
-	set := flag.NewFlagSet("run", flag.ContinueOnError)
-	set.StringVar(&f.cases, "cases", "", "`LIST` of cases, separated by commas (default: all)")
-	set.StringVar(&f.subjects, "subjects", "", "`LIST` of subjects (default: all)")
-	set.IntVar(&f.repeat, "repeat", 5, "`N` rounds")
-	set.Float64Var(&f.seconds, "seconds", 0, "`S` of each run (default: 1.5 or 2)")
-	set.StringVar(&f.json, "json", "", "write the report to `FILE`")
-	set.BoolVar(&f.quick, "quick", false, "each once and short, to see that all works; fails when one of them does, or is late in four tries")
-	set.BoolVar(&f.list, "list", false, "say what can be measured")
-	set.StringVar(&f.prefix, "prefix", "kpbench", "of the namespaces' names")
-	err = set.Parse(args)
-	if err == nil && set.NArg() > 0 {
-		err = fmt.Errorf("%q is no flag", set.Arg(0))
-	}
-	if err == nil && (f.repeat < 1 || f.seconds < 0 || f.seconds > 30) {
-		err = errors.New("--repeat must be at least 1 and --seconds at most 30")
-	}
-	return f, err
+// options are the command line.
+type options struct {
+	cases, subjects []string
+	json, out       string
+	repeat          int
+	time            time.Duration
+	quick           bool
+	rig             rigConfig
+	programming     programming.Options
 }
 
 func measure(ctx context.Context, args []string) error {
-	f, err := parse(args)
-	if errors.Is(err, flag.ErrHelp) {
-		return nil
-	}
-	if err != nil {
+	o := options{programming: programming.Default()}
+	set := flag.NewFlagSet("run", flag.ContinueOnError)
+	cases := set.String("cases", "", "`LIST` of cases, separated by commas (default: all)")
+	names := set.String("subjects", "", "`LIST` of subjects (default: all)")
+	set.IntVar(&o.repeat, "repeat", 5, "`N` rounds")
+	seconds := set.Float64("seconds", 0, "`S` of each run of the data plane (default: 1.5 or 2)")
+	set.StringVar(&o.json, "json", "", "write the report as JSON to `FILE`")
+	set.StringVar(&o.out, "out", "", "write bench.json, bench.md and bench.html to `FOLDER`")
+	set.BoolVar(&o.quick, "quick", false, "each once and short, to see that all works; fails when one of them does, or is late in four tries")
+	set.StringVar(&o.rig.prefix, "prefix", "kpbench", "of the namespaces' names")
+	listed := set.Bool("list", false, "say what can be measured")
+	o.programming.Flags(set)
+	if err := set.Parse(args); err != nil {
 		return err
 	}
-	if f.list {
+	if *listed {
 		return list()
 	}
-	descriptors, err := raiseDescriptors()
-	if err != nil {
-		return err
+	if set.NArg() > 0 {
+		return fmt.Errorf("%q is no flag", set.Arg(0))
 	}
-	o, err := f.options(descriptors)
-	if err != nil {
-		return err
+	if o.repeat < 1 || *seconds < 0 || *seconds > 30 {
+		return errors.New("-repeat must be at least 1 and -seconds at most 30")
 	}
-	if os.Geteuid() != 0 {
-		return errors.New("the benchmark makes network namespaces: run it as root")
-	}
-	return report(ctx, o, f, args)
-}
-
-// raiseDescriptors has this process and those it starts as many file descriptors
-// as it can, up to what 20,000 connections and their other halves take.
-func raiseDescriptors() (int, error) {
-	const enough = 1 << 17
-	if unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: enough, Max: enough}) == nil {
-		return enough, nil
-	}
-	// Beyond the hard limit it takes CAP_SYS_RESOURCE.
-	var l unix.Rlimit
-	if err := unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return 0, fmt.Errorf("ask how many file descriptors there may be: %w", err)
-	}
-	l.Cur = l.Max
-	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &l); err != nil {
-		return 0, fmt.Errorf("raise the limit on file descriptors: %w", err)
-	}
-	return int(min(l.Cur, enough)), nil
-}
-
-func list() error {
-	fmt.Println("cases:")
-	for _, w := range works(0) {
-		fmt.Printf("  %-14s %s\n", w.name, w.title)
-	}
-	fmt.Printf("  %-14s memory of %d idle connections, and an active one's tail beside them\nsubjects:\n", idleName, idleCount)
-	for _, s := range subject.All {
-		fmt.Printf("  %-18s %s\n", s.Name, s.About)
-	}
-	return nil
-}
-
-// options makes what is to be done of what was said.
-func (f *flags) options(descriptors int) (o options, err error) {
-	o = options{repeat: f.repeat, time: time.Duration(f.seconds * float64(time.Second)), quick: f.quick, progress: os.Stderr}
-	if f.quick {
+	o.cases, o.subjects, o.time = fields(*cases), fields(*names), time.Duration(*seconds*float64(time.Second))
+	if o.quick {
 		o.repeat = 1
 		if o.time == 0 {
 			o.time = 200 * time.Millisecond
 		}
 	}
-	names := fields(f.cases)
-	for _, w := range works(descriptors) {
-		if f.cases == "" || slices.Contains(names, w.name) {
-			o.works = append(o.works, w)
+	if err := errors.Join(known("-cases", o.cases, caseNames()), known("-subjects", o.subjects, subjectNames()), o.findPrograms()); err != nil {
+		return err
+	}
+	if os.Geteuid() != 0 {
+		return errors.New("the benchmark makes network namespaces: run it as root")
+	}
+	return o.run(ctx, args)
+}
+
+// run measures, and writes the report also of a run that failed.
+func (o *options) run(ctx context.Context, args []string) error {
+	host, err := report.ReadHost()
+	if err != nil {
+		return err
+	}
+	host.Programs = versions()
+	start := time.Now()
+	r := &report.Report{Title: "What kproxy reaches next to others", Version: "unknown", Command: "bin/bench/run " + strings.Join(args, " "), Started: start.UTC().Truncate(time.Second), Host: host}
+	if out, err := exec.Command(o.rig.kproxy, "version").Output(); err == nil {
+		first, _, _ := strings.Cut(strings.TrimSpace(string(out)), "\n")
+		r.Version = strings.TrimPrefix(first, "kproxy ")
+	}
+	err = o.dataPlane(ctx, r)
+	if ctx.Err() == nil {
+		err = errors.Join(err, o.programmingKernel(ctx, r))
+	}
+	r.Seconds = time.Since(start).Seconds()
+	if o.quick {
+		r.Doubt("This was a quick run, each work once and short: it shows that the rig works, and its figures say nothing.")
+	}
+	r.Finish()
+	return errors.Join(err, o.write(r))
+}
+
+func (o *options) dataPlane(ctx context.Context, r *report.Report) error {
+	b := &bench{repeat: o.repeat, time: o.time, quick: o.quick, config: o.rig, progress: os.Stderr, report: r}
+	for _, w := range works(o.rig.descriptors) {
+		if chosen(o.cases, w.name) {
+			b.works = append(b.works, w)
 		}
-		names = slices.DeleteFunc(names, func(n string) bool { return n == w.name })
 	}
-	o.idle = f.cases == "" || slices.Contains(names, idleName)
-	if names = slices.DeleteFunc(names, func(n string) bool { return n == idleName }); len(names) > 0 {
-		return o, fmt.Errorf("--cases: there is no %s; --list says what there is", strings.Join(names, ", "))
-	}
-	for i := range subject.All {
-		if f.subjects == "" || slices.Contains(fields(f.subjects), subject.All[i].Name) {
-			o.subjects = append(o.subjects, &subject.All[i])
+	b.idle = chosen(o.cases, idleName)
+	for i := range subjects {
+		if chosen(o.subjects, subjects[i].name) {
+			b.subjects = append(b.subjects, &subjects[i])
 		}
 	}
-	for _, n := range fields(f.subjects) {
-		if subject.Find(n) == nil {
-			return o, fmt.Errorf("--subjects: there is no %s; --list says what there is", n)
+	if len(b.subjects) == 0 || len(b.works) == 0 && !b.idle {
+		return nil
+	}
+	r.Notes = append(r.Notes,
+		report.Note{Title: "Data plane", Text: "Client, node and backend are network namespaces on one machine, joined by veth, a set of them for each subject; all of them share its processors, and nothing is pinned. The proxy's CPU is that of all its processes and threads. What the kernel does in softirqs counts as the time of the process that raised them."},
+		report.Note{Title: "Rounds", Text: fmt.Sprintf("They are interleaved: every subject has a run before any has another; %d of them. Figures are medians, and ratios are made within a round.", o.repeat)})
+	return b.run(ctx)
+}
+
+func (o *options) programmingKernel(ctx context.Context, r *report.Report) error {
+	p := o.programming
+	p.KProxy, p.Quick, p.Rounds = o.rig.kproxy, o.quick, o.repeat
+	for _, c := range programming.Cases {
+		if chosen(o.cases, "programming") || slices.Contains(o.cases, "programming-"+c) {
+			p.Cases = append(p.Cases, c)
 		}
 	}
-	o.rig, err = f.rig()
-	o.rig.Descriptors = descriptors
-	return o, err
+	for _, s := range programming.Subjects() {
+		if chosen(o.subjects, s.Name) {
+			p.Subjects = append(p.Subjects, s.Name)
+		}
+	}
+	if len(p.Cases) == 0 || len(p.Subjects) == 0 {
+		return nil
+	}
+	return programming.Run(ctx, p, r)
+}
+
+func (o *options) write(r *report.Report) error {
+	files := map[string]func(io.Writer) error{}
+	if o.json != "" {
+		files[o.json] = r.WriteJSON
+	}
+	if o.out != "" {
+		if err := os.MkdirAll(o.out, 0o755); err != nil {
+			return fmt.Errorf("make folder for the report: %w", err)
+		}
+		files[filepath.Join(o.out, "bench.json")] = r.WriteJSON
+		files[filepath.Join(o.out, "bench.md")] = r.WriteMarkdown
+		files[filepath.Join(o.out, "bench.html")] = r.WriteHTML
+	}
+	for name, print := range files {
+		f, err := os.Create(name)
+		if err != nil {
+			return fmt.Errorf("write report: %w", err)
+		}
+		if err := errors.Join(print(f), f.Close()); err != nil {
+			return fmt.Errorf("write report: %w", err)
+		}
+	}
+	return r.WriteMarkdown(os.Stdout)
+}
+
+// findPrograms finds this program, and kproxy where the environment or make has put
+// it, and raises the limit on file descriptors, for this process and those it starts,
+// up to what 20,000 connections and their other halves take.
+func (o *options) findPrograms() (err error) {
+	c := &o.rig
+	if c.program, err = os.Executable(); err != nil {
+		return fmt.Errorf("find own executable: %w", err)
+	}
+	if c.kproxy = os.Getenv("KPROXY_BIN"); c.kproxy == "" {
+		c.kproxy = "bin/kproxy"
+	}
+	if c.kproxy, err = filepath.Abs(c.kproxy); err == nil {
+		_, err = os.Stat(c.kproxy)
+	}
+	if err != nil {
+		return fmt.Errorf("find kproxy: %w: run make build, or name it in KPROXY_BIN", err)
+	}
+	const enough = 1 << 17
+	if c.descriptors = enough; unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: enough, Max: enough}) == nil {
+		return nil
+	}
+	// Beyond the hard limit it takes CAP_SYS_RESOURCE.
+	var l unix.Rlimit
+	if err = unix.Getrlimit(unix.RLIMIT_NOFILE, &l); err == nil {
+		l.Cur = l.Max
+		err = unix.Setrlimit(unix.RLIMIT_NOFILE, &l)
+	}
+	if err != nil {
+		return fmt.Errorf("raise the limit on file descriptors: %w", err)
+	}
+	c.descriptors = int(min(l.Cur, enough))
+	return nil
+}
+
+// versions are those of the programs beside kproxy, in their own words.
+func versions() []report.Program {
+	var out []report.Program
+	for _, p := range [][]string{{"HAProxy", "haproxy", "-v"}, {"nginx", "nginx", "-v"}, {"iptables", "iptables", "--version"}} {
+		text, err := exec.Command(p[1], p[2:]...).CombinedOutput()
+		if err == nil {
+			first, _, _ := strings.Cut(strings.TrimSpace(string(text)), "\n")
+			first, _, _ = strings.Cut(first, " - ") // HAProxy's ends with its page
+			if _, after, ok := strings.Cut(first, "version"); ok {
+				first = after
+			}
+			out = append(out, report.Program{Name: p[0], Version: strings.Trim(first, ": ")})
+		}
+	}
+	return out
 }
 
 func fields(s string) []string {
 	return strings.FieldsFunc(s, func(r rune) bool { return r == ',' || r == ' ' })
 }
 
-// rig finds the programs: this one, and kproxy where the environment or make
-// has put it.
-func (f *flags) rig() (c subject.Config, err error) {
-	c.Prefix = f.prefix
-	if c.Program, err = os.Executable(); err != nil {
-		return c, fmt.Errorf("find own executable: %w", err)
+// chosen reports whether a name was asked for; all are where none was.
+func chosen(names []string, name string) bool {
+	return len(names) == 0 || slices.Contains(names, name)
+}
+
+func known(flag string, names, all []string) error {
+	names = slices.DeleteFunc(slices.Clone(names), func(n string) bool { return slices.Contains(all, n) })
+	if len(names) > 0 {
+		return fmt.Errorf("%s: there is no %s; -list says what there is", flag, strings.Join(names, ", "))
 	}
-	c.KProxy = os.Getenv("KPROXY_BIN")
-	if c.KProxy == "" {
-		c.KProxy = "bin/kproxy"
+	return nil
+}
+
+func caseNames() []string {
+	out := []string{idleName, "programming"}
+	for _, w := range works(0) {
+		out = append(out, w.name)
 	}
-	if c.KProxy, err = filepath.Abs(c.KProxy); err != nil {
-		return c, fmt.Errorf("find kproxy: %w", err)
+	for _, c := range programming.Cases {
+		out = append(out, "programming-"+c)
 	}
-	if _, err := os.Stat(c.KProxy); err != nil {
-		return c, fmt.Errorf("find kproxy: %w: run make build, or name it in KPROXY_BIN", err)
+	return out
+}
+
+func subjectNames() (out []string) {
+	for _, s := range subjects {
+		out = append(out, s.name)
 	}
-	return c, nil
+	for _, s := range programming.Subjects() {
+		out = append(out, s.Name)
+	}
+	return out
+}
+
+func list() error {
+	fmt.Println("cases:")
+	for _, w := range works(0) {
+		fmt.Printf("  %-20s %s\n", w.name, w.title)
+	}
+	fmt.Printf("  %-20s memory of %d idle connections, and an active one's tail beside them\n", idleName, idleCount)
+	fmt.Printf("  %-20s programming the kernel; a part of it: programming-%s\nsubjects:\n", "programming", strings.Join(programming.Cases, ", programming-"))
+	for _, s := range subjects {
+		fmt.Printf("  %-26s %s\n", s.name, s.about)
+	}
+	for _, s := range programming.Subjects() {
+		fmt.Printf("  %-26s programming: %s\n", s.Name, s.About)
+	}
+	return nil
 }

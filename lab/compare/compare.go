@@ -1,0 +1,326 @@
+// Package compare measures what each data plane costs: it runs the same bounded
+// loads through every data plane that this host has, and without any proxy as
+// the limit, and reports them side by side. `kproxy lab compare` is it.
+//
+// Every data plane has a network of its own ([load.Rig]): a client, a node and
+// backends that are alike, and on the node a kproxy that holds every service in
+// that one data plane. So nothing is moved or programmed between two runs, and
+// the runs are interleaved: each load goes through every data plane in turn
+// before it is repeated. On a machine with other things to do, only figures that
+// were measured side by side can be compared, so each one is also given as a
+// ratio to the direct one of the same round.
+//
+// After every run conntrack's table shows what carried it ([checkCarried]); a
+// run through another data plane is an error, not a figure.
+//
+// Nothing is left behind, whether [Run] succeeds, fails or is cancelled; [Down]
+// removes what a killed one left. One comparison of a prefix runs at a time.
+package compare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/netip"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/lab/load"
+	"kproxy.dev/kproxy/lab/report"
+)
+
+// Plane is a way for packets from client to backend.
+type Plane string
+
+// The planes. Direct is none of kproxy's: the node only routes.
+const (
+	Direct    Plane = "direct"
+	Userspace Plane = "userspace"
+	IPTables  Plane = "iptables"
+	IPVS      Plane = "ipvs"
+)
+
+// Planes are all of them.
+var Planes = []Plane{Direct, Userspace, IPTables, IPVS}
+
+// Config says what to compare. Start from [DefaultConfig].
+type Config struct {
+	Prefix   string // of the namespaces' names, as in lab.Config
+	Program  string // kproxy itself: it is the proxy, the load and the server
+	Version  string // of the program
+	Command  string // that was typed, for the report
+	Repeat   int    // rounds
+	Services []int  // how many services there are when first packets are measured; ascending
+	Slow     int    // this machine is so many times slower than usual
+	Progress func(string)
+
+	// Bounds of one run: of throughput, new connections and sessions, and first
+	// packets; and of the others.
+	Time, Short time.Duration
+	// Connections, Sessions and Firsts bound a run too.
+	Connections, Sessions, Firsts int
+}
+
+// DefaultConfig takes two to four minutes.
+func DefaultConfig() Config {
+	return Config{
+		Prefix: lab.DefaultPrefix, Repeat: 5, Services: []int{10, 1000, 10000}, Slow: 1, Progress: func(string) {},
+		Time: 1500 * time.Millisecond, Short: time.Second, Connections: 25000, Sessions: 4500, Firsts: 1000,
+	}
+}
+
+// QuickConfig takes well under a minute, and says less.
+func QuickConfig() Config {
+	c := DefaultConfig()
+	c.Repeat, c.Services = 3, []int{10, 1000}
+	c.Time, c.Short, c.Connections, c.Sessions, c.Firsts = 400*time.Millisecond, 250*time.Millisecond, 8000, 1500, 300
+	return c
+}
+
+// Bounds of a comparison.
+const (
+	MaxRepeat   = 10
+	MaxServices = 20000
+)
+
+var prefixPattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9-]{0,28}[a-z0-9])?$`)
+
+// Validate reports every problem of the configuration.
+func (c Config) Validate() error {
+	var errs []error
+	if !prefixPattern.MatchString(c.Prefix) {
+		errs = append(errs, fmt.Errorf("prefix %q is not of at most 30 lower-case letters, digits and inner dashes", c.Prefix))
+	}
+	if c.Repeat < 1 || c.Repeat > MaxRepeat {
+		errs = append(errs, fmt.Errorf("repeat: %d is not between 1 and %d", c.Repeat, MaxRepeat))
+	}
+	if len(c.Services) == 0 {
+		errs = append(errs, errors.New("services: at least one number is needed"))
+	}
+	for i, n := range c.Services {
+		if n < 1 || n > MaxServices {
+			errs = append(errs, fmt.Errorf("services: %d is not between 1 and %d", n, MaxServices))
+		}
+		if i > 0 && n <= c.Services[i-1] {
+			errs = append(errs, fmt.Errorf("services: %d comes after %d; give each number once, the smallest first", n, c.Services[i-1]))
+		}
+	}
+	return errors.Join(errs...)
+}
+
+// ErrNoPlane is the error where there is nothing to compare.
+var ErrNoPlane = errors.New("this host lacks what is to be compared")
+
+// comparison is one run.
+type comparison struct {
+	Config
+	rigs          []*rig
+	report        report.Report
+	others, steal []float64
+}
+
+// Run compares. The report is nil after an error.
+func Run(ctx context.Context, c Config) (out *report.Report, err error) {
+	if err := c.Validate(); err != nil {
+		return nil, err
+	}
+	if err := Down(c.Prefix); err != nil {
+		return nil, fmt.Errorf("remove an earlier comparison: %w", err)
+	}
+	start := time.Now()
+	x := &comparison{Config: c}
+	x.report = report.Report{Title: "What each data plane costs", Version: c.Version, Command: c.Command, Started: start.UTC().Truncate(time.Second), Notes: notes(c)}
+	defer func() {
+		if ctx.Err() != nil {
+			err = fmt.Errorf("the comparison was ended before its time: %w", ctx.Err())
+		}
+		for _, r := range x.rigs {
+			err = errors.Join(err, r.down())
+		}
+		if err != nil {
+			out = nil
+		}
+	}()
+	if x.report.Host, err = report.ReadHost(); err != nil {
+		return nil, err
+	}
+	for _, step := range []func(context.Context) error{x.up, x.compare, x.stayed} {
+		if err := step(ctx); err != nil {
+			return nil, err
+		}
+	}
+	x.report.Seconds = time.Since(start).Seconds()
+	x.report.Host.Others, x.report.Host.Steal = report.SpreadOf(x.others), report.SpreadOf(x.steal)
+	x.conclude()
+	return &x.report, nil
+}
+
+// up builds a rig for every plane that this host has.
+func (x *comparison) up(ctx context.Context) error {
+	for _, p := range Planes {
+		x.Progress(fmt.Sprintf("%s: building its network", p))
+		r := newRig(x.Config, p)
+		err := r.up(ctx)
+		var u *unavailable
+		if errors.As(err, &u) {
+			x.report.Absent = append(x.report.Absent, report.Absent{Subject: string(p), Reason: u.reason})
+			x.Progress(fmt.Sprintf("%s: not on this host: %s", p, u.reason))
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("prepare %s: %w", p, err)
+		}
+		x.rigs = append(x.rigs, r)
+		if r.iptables != "" {
+			x.report.Host.Programs = []report.Program{{Name: "iptables", Version: r.iptables}}
+		}
+	}
+	if len(x.rigs) < 2 {
+		return fmt.Errorf("compare: %w: none of kproxy's data planes: %s", ErrNoPlane, x.report.Absent[len(x.report.Absent)-1].Reason)
+	}
+	return nil
+}
+
+// compare goes through the numbers of services; the other loads run at the
+// first of them.
+func (x *comparison) compare(ctx context.Context) error {
+	for i, n := range x.Services {
+		group := fmt.Sprintf("First packets among %s", report.Count(n, "service"))
+		for _, r := range x.rigs {
+			took, err := r.grow(ctx, n)
+			if err != nil {
+				return err
+			}
+			if r.plane != Direct {
+				x.Progress(fmt.Sprintf("%s: %d services programmed after %.1f s", r.plane, n, took.Seconds()))
+				x.add(figure{fmt.Sprintf("programming-%d", n), group, "services appear", "until all are programmed", "s", report.Lower, nil, nil}, r.plane, 0, took.Seconds())
+			}
+		}
+		if i == 0 {
+			if err := x.rounds(ctx, x.works(), netip.Addr{}); err != nil {
+				return err
+			}
+		}
+		if err := x.rounds(ctx, []work{x.firsts(n, group)}, filler(n/2)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// rounds interleaves: every plane has a load before any has it again.
+func (x *comparison) rounds(ctx context.Context, works []work, first netip.Addr) error {
+	for round := range x.Repeat {
+		for _, w := range works {
+			x.Progress(fmt.Sprintf("round %d of %d: %s", round+1, x.Repeat, w.figures[0].work))
+			for _, r := range x.rigs {
+				out, err := r.measure(ctx, w.load, first)
+				if err != nil {
+					return err
+				}
+				x.note(w, r.plane, round, &out)
+			}
+		}
+	}
+	return nil
+}
+
+// note adds what came of a run to the cases.
+func (x *comparison) note(w work, p Plane, round int, out *load.Outcome) {
+	if k := w.load.Kind; k == load.Bulk || k == load.Short { // in the others the ticks of /proc are too coarse
+		capacity := out.Seconds * float64(x.report.Host.CPUs)
+		x.others, x.steal = append(x.others, out.CPU.Others()/capacity), append(x.steal, out.CPU.Steal/capacity)
+	}
+	for i, f := range w.figures {
+		s := x.add(f, p, round, f.value(out))
+		if i == 0 && out.Failed > 0 {
+			s.Fail(out.Failed, out.Error)
+		}
+		if f.parts != nil && round == x.Repeat-1 {
+			s.Parts = f.parts(out)
+		}
+	}
+}
+
+// add adds a value of a plane to a figure's case.
+func (x *comparison) add(f figure, p Plane, round int, v float64) *report.Subject {
+	c := x.report.Case(f.name)
+	if c == nil {
+		x.report.Cases = append(x.report.Cases, report.Case{Name: f.name, Group: f.group, Work: f.work, Figure: f.title, Unit: f.unit, Better: f.better})
+		c = &x.report.Cases[len(x.report.Cases)-1]
+	}
+	if c.Subject(string(p)) == nil {
+		class := report.KProxy
+		if p == Direct {
+			class = report.Limit
+		}
+		c.Subjects = append(c.Subjects, report.Subject{Name: string(p), Class: class})
+	}
+	s := &c.Subjects[slices.IndexFunc(c.Subjects, func(s report.Subject) bool { return s.Name == string(p) })]
+	s.Add(round, v)
+	return s
+}
+
+// stayed makes sure that at the end every service is still where it was.
+func (x *comparison) stayed(ctx context.Context) error {
+	for _, r := range x.rigs {
+		if r.plane == Direct {
+			continue
+		}
+		st, err := r.client.Status(ctx)
+		if err == nil {
+			err = r.programmed(st, r.services)
+		}
+		if err != nil {
+			return fmt.Errorf("check %s after the loads: %w", r.plane, err)
+		}
+	}
+	return nil
+}
+
+// conclude sorts the cases by group and says what the figures tell.
+func (x *comparison) conclude() {
+	r := &x.report
+	var order []string
+	for _, w := range x.works() {
+		order = append(order, w.figures[0].group)
+	}
+	rank := func(c report.Case) int {
+		if i := slices.Index(order, c.Group); i >= 0 {
+			return i
+		}
+		return len(order)
+	}
+	slices.SortStableFunc(r.Cases, func(a, b report.Case) int { return rank(a) - rank(b) })
+	planes := []string{string(Userspace), string(IPTables), string(IPVS)}
+	for _, name := range []string{"throughput", "connections", "sessions"} {
+		for _, p := range planes {
+			r.Find(name, p, string(Direct))
+		}
+	}
+	few := fmt.Sprintf("-%d", x.Services[0])
+	for _, name := range []string{"cpu-per-gb", "cpu-per-10k-connections", "requests-p50", "connect-p50" + few, "first-answer-p50" + few} {
+		for _, p := range planes[1:] {
+			r.Find(name, planes[0], p)
+		}
+		r.Find(name, planes[2], planes[1])
+	}
+	if r.Host.Others.Median > 0.25 {
+		r.Findings = append([]string{fmt.Sprintf("Other programs used %.0f%% of the processors: what follows is as much about them as about data planes. Measure again on a calm machine.", 100*r.Host.Others.Median)}, r.Findings...)
+	}
+	if x.Repeat < 3 {
+		r.Doubt("There were only %s: the spread says little.", report.Count(x.Repeat, "round"))
+	}
+	r.Finish()
+}
+
+// lastLine is what a program said before it ended, without its own name, nor
+// the advice to choose another mode.
+func lastLine(log string) string {
+	lines := strings.Split(strings.TrimSpace(log), "\n")
+	line, _, _ := strings.Cut(lines[len(lines)-1], ": get it, or choose")
+	return strings.TrimPrefix(line, "kproxy: ")
+}

@@ -1,0 +1,106 @@
+package compare
+
+import (
+	"net/netip"
+	"strings"
+	"testing"
+
+	"kproxy.dev/kproxy/lab/load"
+)
+
+func TestValidate(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		change func(*Config)
+		want   string // a phrase of the error; none if empty
+	}{
+		{"usual", func(*Config) {}, ""},
+		{"quick", func(c *Config) { *c = QuickConfig() }, ""},
+		{"no rounds", func(c *Config) { c.Repeat = 0 }, "repeat: 0"},
+		{"too many rounds", func(c *Config) { c.Repeat = 11 }, "repeat: 11"},
+		{"no services", func(c *Config) { c.Services = nil }, "at least one"},
+		{"no service", func(c *Config) { c.Services = []int{0, 5} }, "services: 0"},
+		{"too many services", func(c *Config) { c.Services = []int{20001} }, "services: 20001"},
+		{"twice the same", func(c *Config) { c.Services = []int{5, 5} }, "5 comes after 5"},
+		{"backwards", func(c *Config) { c.Services = []int{10, 5} }, "5 comes after 10"},
+		{"prefix", func(c *Config) { c.Prefix = "a/b" }, `"a/b"`},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			c := DefaultConfig()
+			tt.change(&c)
+			err := c.Validate()
+			if tt.want == "" && err != nil || tt.want != "" && (err == nil || !strings.Contains(err.Error(), tt.want)) {
+				t.Errorf("Validate() = %v, want it to say %q", err, tt.want)
+			}
+		})
+	}
+}
+
+// The loads of every configuration are allowed, and there is a port for each
+// session of all rounds.
+func TestLoadsAreAllowed(t *testing.T) {
+	target := []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:1")}
+	for _, c := range []Config{DefaultConfig(), QuickConfig()} {
+		for _, w := range append(c.works(), c.firsts(10, "")) {
+			w.load.Targets, w.load.Sources = target, []netip.Addr{target[0].Addr()}
+			if err := w.load.Validate(); err != nil {
+				t.Errorf("%s: %v", w.load.Kind, err)
+			}
+		}
+		if n := MaxRepeat * c.Sessions; n > 1<<16-1024 {
+			t.Errorf("%d rounds have %d sessions, more than ports", MaxRepeat, n)
+		}
+	}
+}
+
+func TestEveryServiceHasAnAddressOfItsOwn(t *testing.T) {
+	seen := map[string]bool{loadService.String(): true}
+	for i := range MaxServices {
+		a := filler(i).String()
+		if seen[a] {
+			t.Fatalf("service %d has the address %s of another", i, a)
+		}
+		seen[a] = true
+	}
+}
+
+func TestLastLine(t *testing.T) {
+	const log = "time=… level=INFO\nkproxy: this host lacks IPVS (the kernel has none): get it, or choose --mode iptables\n"
+	if got, want := lastLine(log), "this host lacks IPVS (the kernel has none)"; got != want {
+		t.Errorf("lastLine = %q, want %q", got, want)
+	}
+}
+
+// conclude on made-up figures: every figure is there, in the order of the groups, and
+// userspace is compared with direct routing and with iptables.
+func TestConclude(t *testing.T) {
+	c := QuickConfig()
+	x := &comparison{Config: c}
+	for round := range c.Repeat {
+		for _, w := range append([]work{c.firsts(10, "First packets among 10 services")}, c.works()...) {
+			for i, p := range []Plane{Direct, Userspace, IPTables} {
+				n := float64(i + 1)
+				x.note(w, p, round, &load.Outcome{
+					Seconds: 1, Count: 1000 / (i + 1), Bytes: uint64(1e9 / n), Failed: i % 2, Error: "lost",
+					Connect: &load.Percentiles{P50: n, P99: 2 * n}, Exchange: &load.Percentiles{P50: n, P99: 2 * n}, CPU: load.CPU{Client: n, Machine: n},
+				})
+			}
+		}
+	}
+	x.conclude()
+	r := &x.report
+	if len(r.Cases) != 12+4 || r.Cases[0].Name != "throughput" || r.Cases[15].Name != "first-answer-p99-10" {
+		t.Fatalf("%d cases, first %s, last %s", len(r.Cases), r.Cases[0].Name, r.Cases[len(r.Cases)-1].Name)
+	}
+	for _, c := range r.Cases {
+		if len(c.Subjects) != 3 || len(c.Subjects[0].Values) != 3 || c.Unit == "" || c.Better == "" {
+			t.Errorf("%s: %+v", c.Name, c)
+		}
+	}
+	said := strings.Join(append(r.Findings, r.Warnings...), "\n")
+	for _, want := range []string{"4 TCP streams: throughput: userspace has 0.500 times the figure of direct.", "TCP request: median: userspace has 0.667 times the figure of iptables.", "failures"} {
+		if !strings.Contains(said, want) {
+			t.Errorf("it doesn't say %q:\n%s", want, said)
+		}
+	}
+}

@@ -1,0 +1,200 @@
+package load
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// CPU is what the processors did while a load ran, in seconds of one processor.
+//
+// The kernel forwards a packet on the time of the process that sends it: mostly in
+// its system call (the end of veth_xmit raises the softirq, and local_bh_enable
+// runs it), and under load in ksoftirqd. So the time of a data plane in the kernel
+// is part of Client, Backend and Softirqd, and only the difference of the total
+// to that of a run without a data plane shows it.
+type CPU struct {
+	Client   float64 `json:"client"`   // the load's process
+	Backend  float64 `json:"backend"`  // the servers' processes
+	Proxy    float64 `json:"proxy"`    // the proxy's process, or processes
+	Softirqd float64 `json:"softirqd"` // the kernel's threads for softirqs, and all softirqs where [InterruptsApart]
+	Machine  float64 `json:"machine"`  // all processors that weren't idle; what exceeds Total is other programs' work
+	Steal    float64 `json:"steal"`    // taken by the hypervisor
+	Idle     float64 `json:"idle"`
+}
+
+// Total is what the load cost: client, server, proxy, and the kernel's part.
+func (c CPU) Total() float64 { return c.Client + c.Backend + c.Proxy + c.Softirqd }
+
+// Others is what the machine did besides; sampling may make it negative, which is 0.
+func (c CPU) Others() float64 { return max(0, c.Machine-c.Total()) }
+
+func (c CPU) minus(b CPU) CPU {
+	return CPU{
+		c.Client - b.Client, c.Backend - b.Backend, c.Proxy - b.Proxy, c.Softirqd - b.Softirqd,
+		c.Machine - b.Machine, c.Steal - b.Steal, c.Idle - b.Idle,
+	}
+}
+
+// cpuReader reads what the processors have done so far.
+type cpuReader struct {
+	servers, proxies, softirqd []int
+	apart                      bool
+}
+
+func newCPUReader(servers, proxies []int) *cpuReader {
+	return &cpuReader{servers, proxies, kernelThreads("ksoftirqd/"), InterruptsApart()}
+}
+
+// kernelThreads finds those with a prefix of their names; none in a PID namespace.
+func kernelThreads(prefix string) []int {
+	names, _ := filepath.Glob("/proc/[0-9]*/comm") // the pattern is well-formed
+	var out []int
+	for _, name := range names {
+		comm, err := os.ReadFile(name)
+		if err != nil || !strings.HasPrefix(string(comm), prefix) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
+			out = append(out, pid)
+		}
+	}
+	return out
+}
+
+// read reads it; the calling process is the client. Only differences mean something.
+func (r *cpuReader) read() (CPU, error) {
+	c, err := ReadMachine()
+	if err != nil {
+		return c, err
+	}
+	if !r.apart {
+		c.Softirqd = 0
+	}
+	if c.Client, err = ProcessTime(os.Getpid()); err != nil {
+		return c, err
+	}
+	for _, part := range []struct {
+		into    *float64
+		pids    []int
+		offline error // what is no error
+	}{{&c.Backend, r.servers, nil}, {&c.Proxy, r.proxies, nil}, {&c.Softirqd, r.softirqd, unix.EINVAL}} {
+		for _, pid := range part.pids {
+			t, err := ProcessTime(pid)
+			if err != nil && (part.offline == nil || !errors.Is(err, part.offline)) {
+				return c, err
+			}
+			*part.into += t
+		}
+	}
+	return c, nil
+}
+
+// ReadMachine reads what all processors have done since boot: Machine, Steal, Idle,
+// and as Softirqd all time in interrupts and softirqs.
+func ReadMachine() (CPU, error) {
+	text, err := os.ReadFile("/proc/stat")
+	if err != nil {
+		return CPU{}, fmt.Errorf("read the machine's processor time: %w", err)
+	}
+	return parseMachine(string(text))
+}
+
+// parseMachine reads the first line of /proc/stat (proc_stat(5)). The unit is a
+// hundredth of a second: USER_HZ is 100 on every architecture that Go runs on
+// (linux/include/asm-generic/param.h).
+func parseMachine(text string) (c CPU, err error) {
+	line, _, _ := strings.Cut(text, "\n")
+	fields := strings.Fields(line)
+	if len(fields) < 9 || fields[0] != "cpu" {
+		return c, fmt.Errorf("read the machine's processor time: %q is no line of /proc/stat", line)
+	}
+	var v [8]float64 // user nice system idle iowait irq softirq steal
+	for i := range v {
+		n, err := strconv.ParseUint(fields[i+1], 10, 64)
+		if err != nil {
+			return c, fmt.Errorf("read the machine's processor time: %w", err)
+		}
+		v[i] = float64(n) / 100
+	}
+	return CPU{Machine: v[0] + v[1] + v[2] + v[5] + v[6], Idle: v[3] + v[4], Steal: v[7], Softirqd: v[5] + v[6]}, nil
+}
+
+// ProcessTime is what a process with all its threads has used in seconds, also those that
+// have ended. It reads the process's processor clock (clock_getcpuclockid(3)),
+// which is exact where the times in /proc/PID/stat count hundredths of a second.
+func ProcessTime(pid int) (float64, error) {
+	var t unix.Timespec
+	// MAKE_PROCESS_CPUCLOCK(pid, CPUCLOCK_SCHED) of linux/posix-timers_types.h.
+	if err := unix.ClockGettime(int32(^pid<<3|2), &t); err != nil {
+		return 0, fmt.Errorf("read processor time of process %d: %w", pid, err)
+	}
+	return time.Duration(t.Nano()).Seconds(), nil
+}
+
+// Idle is when a process has nothing to do: it used at most Busy of its processor's
+// time within Window. Wait ends after AtMost.
+type Idle struct{ Window, Busy, AtMost time.Duration }
+
+// Wait waits until a process is idle.
+func (i Idle) Wait(ctx context.Context, pid int) error {
+	for deadline := time.Now().Add(i.AtMost); time.Now().Before(deadline); {
+		before, err := ProcessTime(pid)
+		if err != nil {
+			return err
+		}
+		select {
+		case <-time.After(i.Window):
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if after, err := ProcessTime(pid); err != nil || after-before <= i.Busy.Seconds() {
+			return err
+		}
+	}
+	return nil
+}
+
+// InterruptsApart reports whether this kernel accounts interrupts and softirqs to
+// no process (CONFIG_IRQ_TIME_ACCOUNTING, kernel/sched/cputime.c). A kernel whose
+// configuration can't be read counts as one that doesn't, as most don't.
+func InterruptsApart() bool { return interruptsApart(kernelConfig()) }
+
+func interruptsApart(config []byte) bool {
+	for line := range bytes.Lines(config) {
+		if l := string(bytes.TrimSpace(line)); l == "CONFIG_IRQ_TIME_ACCOUNTING=y" || l == "CONFIG_VIRT_CPU_ACCOUNTING_NATIVE=y" {
+			return true
+		}
+	}
+	return false
+}
+
+// kernelConfig is the configuration of the running kernel, from the kernel
+// itself or from where distributions put it; nil if there is none.
+func kernelConfig() []byte {
+	if f, err := os.Open("/proc/config.gz"); err == nil {
+		defer f.Close()
+		if z, err := gzip.NewReader(f); err == nil {
+			text, _ := io.ReadAll(z) // as far as it goes
+			return text
+		}
+	}
+	release, _ := os.ReadFile("/proc/sys/kernel/osrelease") // empty finds nothing
+	running := strings.TrimSpace(string(release))
+	for _, name := range []string{"/boot/config-" + running, "/lib/modules/" + running + "/config"} {
+		if text, err := os.ReadFile(name); err == nil {
+			return text
+		}
+	}
+	return nil
+}

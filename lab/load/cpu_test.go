@@ -1,0 +1,96 @@
+package load
+
+import (
+	"context"
+	"errors"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+)
+
+func TestMachineTime(t *testing.T) {
+	const text = "cpu  100 20 300 4000 50 6 70 8 9 10\ncpu0 1 2 3 4 5 6 7 8 9 10\n"
+	got, err := parseMachine(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(CPU{Machine: 4.96, Idle: 40.5, Steal: 0.08, Softirqd: 0.76}, got); diff != "" {
+		t.Errorf("machine (-want +got):\n%s", diff)
+	}
+	for _, wrong := range []string{"", "intr 1 2 3\n", "cpu 1 2 3\n", "cpu a b c d e f g h\n"} {
+		if _, err := parseMachine(wrong); err == nil {
+			t.Errorf("%q: no error", wrong)
+		}
+	}
+}
+
+func TestProcessTime(t *testing.T) {
+	before, err := ProcessTime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var usage unix.Rusage
+	if err := unix.Getrusage(unix.RUSAGE_SELF, &usage); err != nil {
+		t.Fatal(err)
+	}
+	after, err := ProcessTime(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	// Both read the same clock, in this order.
+	own := time.Duration(usage.Utime.Nano() + usage.Stime.Nano()).Seconds()
+	const rounding = 1e-5 // getrusage's, to microseconds, twice
+	if own < before-rounding || own > after+rounding {
+		t.Errorf("getrusage says %g s, want it between %g and %g", own, before, after)
+	}
+	if _, err := ProcessTime(1 << 22); err == nil { // PID_MAX_LIMIT: none has it
+		t.Error("of a process that doesn't exist: no error")
+	}
+}
+
+func TestInterruptsApart(t *testing.T) {
+	for config, want := range map[string]bool{
+		"": false,
+		"# CONFIG_IRQ_TIME_ACCOUNTING is not set\nCONFIG_TICK_CPU_ACCOUNTING=y\n": false,
+		"CONFIG_SMP=y\nCONFIG_IRQ_TIME_ACCOUNTING=y\n":                            true,
+	} {
+		if got := interruptsApart([]byte(config)); got != want {
+			t.Errorf("%q: %v, want %v", config, got, want)
+		}
+	}
+}
+
+func TestTotal(t *testing.T) {
+	c := CPU{Client: 1, Backend: 2, Proxy: 3, Softirqd: 9, Machine: 16}
+	if c.Total() != 15 || c.Others() != 1 {
+		t.Errorf("total %g and others %g, want 15 and 1", c.Total(), c.Others())
+	}
+	if c.Machine = 14; c.Others() != 0 {
+		t.Errorf("others %g of less than nothing, want 0", c.Others())
+	}
+}
+
+func TestIdle(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	for _, tt := range []struct {
+		name string
+		idle Idle
+		ctx  context.Context
+		pid  int
+		want error
+	}{
+		{"idle", Idle{time.Microsecond, time.Hour, time.Hour}, t.Context(), os.Getpid(), nil},
+		{"never", Idle{time.Microsecond, -time.Second, time.Millisecond}, t.Context(), os.Getpid(), nil},
+		{"not to wait", Idle{time.Hour, 0, 0}, t.Context(), os.Getpid(), nil},
+		{"given up", Idle{time.Hour, 0, time.Hour}, over, os.Getpid(), context.Canceled},
+		{"no process", Idle{time.Hour, 0, time.Hour}, t.Context(), 1 << 22, unix.EINVAL},
+	} {
+		if err := tt.idle.Wait(tt.ctx, tt.pid); !errors.Is(err, tt.want) {
+			t.Errorf("%s: %v, want %v", tt.name, err, tt.want)
+		}
+	}
+}

@@ -1,0 +1,398 @@
+// Package load makes traffic to measure with: clients that load an address in
+// one of several ways ([Run]), the server behind it ([Serve]), and the network
+// in which both run, with a proxy between them ([Rig]). `kproxy lab compare` and
+// `make bench` measure with it.
+//
+// Client and server are processes of their own ([Main]) and must cost less than
+// what is between them. Both are event loops over epoll, [Threads] threads each,
+// with system calls that bypass Go's scheduler; their memory is allocated before
+// the clock starts.
+//
+// Everything received is checked: messages byte by byte, streams at a mark in
+// every [markEvery] bytes and by their length. What is wrong, missing or late
+// is counted as failed.
+//
+// A load runs on threads of its own; nothing here is safe for concurrent use.
+package load
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net/netip"
+	"runtime"
+	"runtime/debug"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// Kind is a way to load an address.
+type Kind string
+
+// The kinds of loads.
+const (
+	Bulk     Kind = "bulk"     // TCP streams that send as fast as they can
+	Short    Kind = "short"    // TCP connections with one exchange each, which the server closes
+	Exchange Kind = "exchange" // exchanges on open TCP connections, one at a time on each
+	Datagram Kind = "datagram" // the same in UDP sessions
+	Session  Kind = "session"  // UDP sessions of one exchange each, every one from another port
+	Window   Kind = "window"   // large datagrams, a number of them on the way in each session
+	Flood    Kind = "flood"    // large datagrams as fast as one thread can send them
+	First    Kind = "first"    // TCP connections with one exchange each, which the client resets
+)
+
+// Kinds are those with a port of their own; [First] uses that of [Exchange].
+var Kinds = []Kind{Bulk, Short, Exchange, Datagram, Session, Window, Flood}
+
+// Port is the server's port for a kind.
+func (k Kind) Port() uint16 {
+	if k == First {
+		k = Exchange
+	}
+	return 9201 + uint16(slices.Index(Kinds, k))
+}
+
+// UDP reports whether a kind is of datagrams.
+func (k Kind) UDP() bool { return slices.Contains([]Kind{Datagram, Session, Window, Flood}, k) }
+
+// large reports whether a kind is of large datagrams.
+func (k Kind) large() bool { return k == Window || k == Flood }
+
+// controlPort is where the server reports what it has received.
+const controlPort = 9200
+
+// Threads is how many threads a client has, and how many a server.
+const Threads = 2
+
+// messageSize is the size of a request, and of its answer, in bytes.
+const messageSize = 64
+
+// DatagramSize is the size of the datagrams of [Window] and [Flood], in bytes.
+const DatagramSize = 1400
+
+// Load says what to do.
+type Load struct {
+	Kind    Kind             `json:"kind"`
+	Targets []netip.AddrPort `json:"targets"` // connections go to them in turn
+	Server  netip.Addr       `json:"server"`  // its own address; Window and Flood ask it what arrived
+	Conns   int              `json:"conns"`   // connections or sessions at a time
+	Time    time.Duration    `json:"time"`
+	Count   int              `json:"count,omitempty"` // at most so many Short or First connections, or Sessions; 0 for any number
+
+	// Sources are the client's addresses and FirstPort the number of the first port
+	// of Sessions, which use each port of each address once.
+	Sources   []netip.Addr `json:"sources,omitempty"`
+	FirstPort int          `json:"firstPort,omitempty"`
+
+	// Processes whose processor time is measured.
+	Servers []int `json:"servers"`
+	Proxies []int `json:"proxies,omitempty"`
+}
+
+// Outcome is what came of a load.
+type Outcome struct {
+	Seconds  float64      `json:"seconds"`
+	Count    int          `json:"count"`  // streams, connections, exchanges or datagrams that arrived in time
+	Failed   int          `json:"failed"` // those that didn't; for datagrams of Window and Flood they are Lost
+	Error    string       `json:"error,omitempty"`
+	Bytes    uint64       `json:"bytes"`             // confirmed by the server
+	Lost     int          `json:"lost,omitempty"`    // datagrams
+	Connect  *Percentiles `json:"connect,omitempty"` // until a TCP connection was established
+	Exchange *Percentiles `json:"exchange,omitempty"`
+	CPU      CPU          `json:"cpu"`
+	// Witnesses are some of the connections: conntrack's table tells what carried them.
+	Witnesses []Witness `json:"witnesses,omitempty"`
+}
+
+// Witness is the client's end of a connection, and where it went.
+type Witness struct{ Client, Target netip.AddrPort }
+
+// Late reports whether answers were only late or missing. Then the machine may be
+// to blame; a closed connection or other bytes are the proxy's fault.
+func (o *Outcome) Late() bool {
+	late := func(err error) bool { return strings.HasSuffix(o.Error, err.Error()) }
+	return o.Count == 0 && o.Failed == 0 || late(errNoAnswer) || late(unix.ETIMEDOUT)
+}
+
+// Percentiles sum up durations, in microseconds.
+type Percentiles struct {
+	P50 float64 `json:"p50"`
+	P99 float64 `json:"p99"`
+}
+
+// percentilesOf sorts d; nil of none.
+func percentilesOf(d []time.Duration) *Percentiles {
+	if len(d) == 0 {
+		return nil
+	}
+	slices.Sort(d)
+	at := func(p float64) float64 {
+		// Nearest rank: the smallest value that at least p of all don't exceed.
+		return float64(d[max(0, int(math.Ceil(p*float64(len(d))))-1)]) / float64(time.Microsecond)
+	}
+	return &Percentiles{P50: at(0.5), P99: at(0.99)}
+}
+
+// Bounds of a load.
+const (
+	maxConns  = 1024
+	maxTime   = time.Minute
+	firstPort = 1024 // of sessions
+	portCount = 1<<16 - firstPort
+)
+
+// Validate reports every problem of a load.
+func (l *Load) Validate() error {
+	var errs []error
+	if l.Kind != First && !slices.Contains(Kinds, l.Kind) {
+		errs = append(errs, fmt.Errorf("kind %q is none of %v", l.Kind, Kinds))
+	}
+	if len(l.Targets) == 0 || slices.ContainsFunc(l.Targets, func(a netip.AddrPort) bool { return !a.Addr().Is4() }) {
+		errs = append(errs, errors.New("targets must be IPv4 addresses, at least one"))
+	}
+	if l.Conns < 1 || l.Conns > maxConns {
+		errs = append(errs, fmt.Errorf("%d connections are not between 1 and %d", l.Conns, maxConns))
+	}
+	if l.Time <= 0 || l.Time > maxTime {
+		errs = append(errs, fmt.Errorf("time %s is not between 0 and %s", l.Time, maxTime))
+	}
+	if l.Kind == Session && len(l.Sources) == 0 {
+		errs = append(errs, errors.New("sessions need the client's addresses"))
+	}
+	if l.Kind.large() && !l.Server.Is4() {
+		errs = append(errs, errors.New("large datagrams need the server's address"))
+	}
+	return errors.Join(errs...)
+}
+
+// answerWait is how long an answer may take before it counts as failed.
+const answerWait = time.Second
+
+// samples is for how many durations a worker has room.
+const samples = 1 << 21
+
+// worker is one thread of a load.
+type worker interface {
+	// open makes what must be there before the clock starts.
+	open() error
+	// run works until the deadline.
+	run(deadline time.Time)
+	base() *client
+}
+
+// client is what every worker has: its connections, and what it counts.
+type client struct {
+	load    *Load
+	conns   int // at a time
+	nth, of int // this worker, of so many
+	poll    *poll
+	fds     []int
+
+	done, failed      int
+	sent              uint64 // large datagrams
+	bytes             uint64
+	err               error
+	connect, exchange []time.Duration
+	witnesses         []Witness
+}
+
+func (c *client) base() *client { return c }
+
+// target is where the i-th connection of this worker goes.
+func (c *client) target(i int) netip.AddrPort {
+	return c.load.Targets[(i*c.of+c.nth)%len(c.load.Targets)]
+}
+
+// dialAll opens the poll and connects all sockets, watched for events.
+func (c *client) dialAll(kind int, events uint32) (err error) {
+	if c.poll, err = newPoll(); err != nil {
+		return err
+	}
+	for i := range c.conns {
+		fd, err := dial(kind, c.target(i))
+		if err != nil {
+			return err
+		}
+		c.fds = append(c.fds, fd)
+		if err := c.poll.add(fd, events, i); err != nil {
+			return err
+		}
+		c.witness(fd, i)
+	}
+	return nil
+}
+
+func (c *client) close() {
+	for _, fd := range c.fds {
+		closeSocket(fd)
+	}
+	if c.poll != nil {
+		c.poll.close()
+	}
+}
+
+// fail counts n failures.
+func (c *client) fail(n int, err error) {
+	c.failed += n
+	if c.err == nil {
+		c.err = err
+	}
+}
+
+// maxWitnesses bounds the witnesses of a worker: the last ones, as conntrack forgets.
+const maxWitnesses = 16
+
+func (c *client) witness(fd, i int) {
+	sa, err := unix.Getsockname(fd)
+	in, ok := sa.(*unix.SockaddrInet4)
+	if err != nil || !ok {
+		return
+	}
+	if len(c.witnesses) == maxWitnesses {
+		c.witnesses = slices.Delete(c.witnesses, 0, 1)
+	}
+	c.witnesses = append(c.witnesses, Witness{netip.AddrPortFrom(netip.AddrFrom4(in.Addr), uint16(in.Port)), c.target(i)})
+}
+
+// Run does what l says, in the network namespace of the process.
+func Run(l Load) (Outcome, error) {
+	if err := l.Validate(); err != nil {
+		return Outcome{}, err
+	}
+	prepareProcess()
+	workers := newWorkers(&l)
+	for _, w := range workers {
+		defer w.base().close()
+		if err := w.open(); err != nil {
+			return Outcome{}, fmt.Errorf("begin load %s on %v: %w", l.Kind, l.Targets, err)
+		}
+	}
+	var had, bad uint64
+	if l.Kind.large() {
+		var err error
+		if had, bad, err = received(l.Server); err != nil {
+			return Outcome{}, err
+		}
+	}
+	reader := newCPUReader(l.Servers, l.Proxies)
+	before, err := reader.read()
+	if err != nil {
+		return Outcome{}, err
+	}
+	start := time.Now()
+	var wg sync.WaitGroup
+	for _, w := range workers {
+		wg.Go(func() {
+			runtime.LockOSThread()
+			w.run(start.Add(l.Time))
+		})
+	}
+	wg.Wait()
+	took := time.Since(start)
+	after, err := reader.read()
+	if err != nil {
+		return Outcome{}, err
+	}
+	out, sent := gather(workers)
+	out.CPU = after.minus(before)
+	// Streams end when all of them has arrived; of the others only what came in time counts.
+	if out.Seconds = l.Time.Seconds(); l.Kind == Bulk || l.Kind == Session || took < l.Time {
+		out.Seconds = took.Seconds()
+	}
+	if l.Kind.large() {
+		err = out.settle(l.Server, sent, had, bad)
+	}
+	return out, err
+}
+
+// prepareProcess makes the process one in which only the workers run.
+func prepareProcess() {
+	runtime.GOMAXPROCS(Threads + 4)
+	debug.SetGCPercent(-1)
+}
+
+func newWorkers(l *Load) []worker {
+	n := min(Threads, l.Conns)
+	if l.Kind == Flood {
+		n = 1
+	}
+	var out []worker
+	for i := range n {
+		c := client{load: l, conns: l.Conns / n, nth: i, of: n}
+		if i < l.Conns%n {
+			c.conns++
+		}
+		switch l.Kind {
+		case Bulk:
+			out = append(out, newBulk(c))
+		case Exchange, Datagram:
+			out = append(out, newExchanger(c))
+		case Window:
+			out = append(out, &window{client: c, slots: make([]windowSlot, c.conns)})
+		case Flood:
+			out = append(out, &flood{c})
+		default:
+			out = append(out, newOpener(c))
+		}
+	}
+	return out
+}
+
+func gather(workers []worker) (out Outcome, sent uint64) {
+	var connect, exchange []time.Duration
+	for _, w := range workers {
+		c := w.base()
+		out.Count += c.done
+		out.Failed += c.failed
+		out.Bytes += c.bytes
+		sent += c.sent
+		if c.err != nil && out.Error == "" {
+			out.Error = c.err.Error()
+		}
+		connect, exchange = append(connect, c.connect...), append(exchange, c.exchange...)
+		out.Witnesses = append(out.Witnesses, c.witnesses...)
+	}
+	out.Connect, out.Exchange = percentilesOf(connect), percentilesOf(exchange)
+	return out, sent
+}
+
+// Ready is what a process prints when it serves, or holds its connections.
+const Ready = "ready"
+
+// Main is the client or the server as a process of its own: "serve", "load" with
+// a [Load] as JSON, or "hold" with a target and a number of connections.
+func Main(ctx context.Context, w io.Writer, args []string) error {
+	ready := func() { fmt.Fprintln(w, Ready) }
+	switch {
+	case len(args) == 1 && args[0] == "serve":
+		return Serve(ctx, ready)
+	case len(args) == 2 && args[0] == "load":
+		var l Load
+		if err := json.Unmarshal([]byte(args[1]), &l); err != nil {
+			return fmt.Errorf("read load: %w", err)
+		}
+		out, err := Run(l)
+		if err != nil {
+			return err
+		}
+		return json.NewEncoder(w).Encode(out)
+	case len(args) == 3 && args[0] == "hold":
+		to, err := netip.ParseAddrPort(args[1])
+		if err != nil {
+			return err
+		}
+		var n int
+		if _, err := fmt.Sscan(args[2], &n); err != nil {
+			return err
+		}
+		return hold(ctx, to, n, ready)
+	}
+	return fmt.Errorf("%q is no load, server or holder of connections", args)
+}

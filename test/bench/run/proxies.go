@@ -1,0 +1,150 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strconv"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace"
+)
+
+// ownConfig says what one of the benchmark's own proxies serves: ports of one address,
+// each connected to the same port of another.
+type ownConfig struct {
+	Listen netip.Addr `json:"listen"`
+	To     netip.Addr `json:"to"`
+	TCP    []uint16   `json:"tcp,omitempty"`
+	UDP    []uint16   `json:"udp,omitempty"`
+}
+
+// runCopy is a proxy of two goroutines for each connection with io.Copy, which
+// splices where the kernel can: the simplest proxy that Go has. It serves TCP.
+func runCopy(ctx context.Context, c ownConfig, serving func()) error {
+	for _, port := range c.TCP {
+		l, err := net.Listen("tcp4", netip.AddrPortFrom(c.Listen, port).String())
+		if err != nil {
+			return fmt.Errorf("listen: %w", err)
+		}
+		defer l.Close()
+		go func() {
+			for {
+				client, err := l.Accept()
+				if errors.Is(err, net.ErrClosed) {
+					return
+				}
+				if err == nil {
+					go relay(client, netip.AddrPortFrom(c.To, port).String())
+				}
+			}
+		}()
+	}
+	serving()
+	<-ctx.Done()
+	return nil
+}
+
+func relay(client net.Conn, to string) {
+	defer client.Close()
+	server, err := net.Dial("tcp4", to)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	pass := func(to, from net.Conn) {
+		_, _ = io.Copy(to, from) // whatever ended it: the other side sees the end
+		_ = to.(*net.TCPConn).CloseWrite()
+	}
+	var wg sync.WaitGroup
+	wg.Go(func() { pass(server, client) })
+	pass(client, server)
+	wg.Wait()
+}
+
+// runEngine is kproxy's userspace data plane without anything around it, so that engine
+// can be compared with engine. Each port has a userspace.Server of its own, for which
+// every connection was headed for the one service it has: no rule redirects
+// anything, so it needn't ask the kernel.
+func runEngine(ctx context.Context, c ownConfig, serving func()) error {
+	g, ctx := errgroup.WithContext(ctx)
+	ports := map[uint16]service.Protocol{}
+	for _, p := range c.TCP {
+		ports[p] = service.TCP
+	}
+	for _, p := range c.UDP {
+		ports[p] = service.UDP
+	}
+	for port, protocol := range ports {
+		s, err := listen(c, port, protocol)
+		if err != nil {
+			return err
+		}
+		g.Go(func() error { return s.Run(ctx) })
+		defer s.Drain(ctx)
+	}
+	serving()
+	return g.Wait()
+}
+
+// always is the origin of every datagram.
+type always netip.AddrPort
+
+// Lookup implements userspace.OriginLookup.
+func (a always) Lookup(_ service.Protocol, _, client netip.AddrPort) (orig, realClient netip.AddrPort, err error) {
+	return netip.AddrPort(a), client, nil
+}
+
+// LookupAll is what lets the Server ask for the flows of a batch at once, as it does
+// with package conntrack.
+func (a always) LookupAll(_ service.Protocol, flows [][2]netip.AddrPort, found func(i int, orig, client netip.AddrPort, err error)) {
+	for i, f := range flows {
+		found(i, netip.AddrPort(a), f[1], nil)
+	}
+}
+
+func listen(c ownConfig, port uint16, protocol service.Protocol) (*userspace.Server, error) {
+	front := netip.AddrPortFrom(netip.MustParseAddr("10.96.0.1"), port)
+	cfg := userspace.Default()
+	cfg.TCPOrigin = func(int, service.Family) (netip.AddrPort, error) { return front, nil }
+	if protocol == service.UDP {
+		cfg.UDPPort, cfg.Origin = port, always(front)
+	} else {
+		cfg.TCPPort = port
+	}
+	s := userspace.New(cfg)
+	if err := s.Listen(); err != nil {
+		return nil, fmt.Errorf("serve port %d: %w", port, err)
+	}
+	p := onePlan(front, protocol, netip.AddrPortFrom(c.To, port))
+	s.Prepare(p)
+	s.Commit(p)
+	return s, nil
+}
+
+// onePlan is a plan of one service with one endpoint, to which connections are
+// made from the node's own address, as other proxies make theirs.
+func onePlan(front netip.AddrPort, protocol service.Protocol, endpoint netip.AddrPort) *plan.Plan {
+	family := service.FamilyOf(front.Addr())
+	s := &plan.Service{
+		Port: &service.Port{
+			Key:    service.Key{Namespace: "bench", Name: "port-" + strconv.Itoa(int(front.Port())), Protocol: protocol},
+			Number: front.Port(), Retries: -1,
+		},
+		DataPlane: plan.Userspace,
+		Frontends: []plan.Frontend{{
+			Kind: plan.ClusterIP, Family: family, Protocol: protocol, Address: front,
+			Verdict: plan.Forward, Masquerade: plan.MasqueradeAlways,
+		}},
+		Endpoints: []plan.Endpoint{{Endpoint: &service.Endpoint{Address: endpoint, Ready: true, Serving: true}, Probed: &plan.Probed{Health: "unknown"}, Usable: true}},
+	}
+	s.Groups[family].Cluster = []plan.Backend{{Address: endpoint, Weight: 1}}
+	return &plan.Plan{Services: []*plan.Service{s}}
+}

@@ -1,0 +1,204 @@
+package main
+
+import (
+	"context"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/lab/load"
+	"kproxy.dev/kproxy/lab/report"
+	"kproxy.dev/kproxy/web"
+)
+
+// subject is a program or a way for packets from client to backend.
+type subject struct {
+	name, about string
+	class       report.Class
+	tcp, udp    bool
+	idle        bool // has its share in the case of idle connections, which cost seconds
+	way         way
+	start       func(context.Context, *rig) error // nil for nothing to start
+}
+
+// way is the address that the client connects to.
+type way int
+
+const (
+	toBackend way = iota
+	toNode
+	toService
+)
+
+// serviceAddress is where clients reach a service.
+var serviceAddress = netip.MustParseAddr("10.96.0.10")
+
+// ioCopy is a subject with a bound of its own.
+const ioCopy = "io.Copy"
+
+// subjects are in the order of the report.
+var subjects = []subject{
+	{"direct", "no proxy: the node routes", report.Limit, true, true, false, toBackend, nil},
+	{"dnat", "the kernel rewrites the destination (iptables DNAT)", report.Limit, true, true, false, toNode, startDNAT},
+	{"haproxy", "HAProxy, at the node's address", report.Peer, true, false, true, toNode, haproxy("haproxy.cfg")},
+	{"haproxy-splice", "HAProxy with option splice-auto, at the node's address", report.Peer, true, false, false, toNode, haproxy("haproxy-splice.cfg")},
+	{"nginx", "nginx stream, at the node's address", report.Peer, true, true, true, toNode, startNginx},
+	{ioCopy, "a Go proxy of io.Copy, at the node's address", report.Peer, true, false, true, toNode, startOwn("copy")},
+	{"engine", "kproxy's userspace data plane alone, at the node's address", report.KProxy, true, true, true, toNode, startOwn("engine")},
+	{"haproxy-redirect", "HAProxy, reached by a REDIRECT rule as kproxy is", report.Peer, true, false, false, toService, redirected(haproxy("haproxy.cfg"))},
+	{"nginx-redirect", "nginx stream, reached by a REDIRECT rule as kproxy is", report.Peer, false, true, false, toService, redirected(startNginx)},
+	{"kproxy", "kproxy at a service's address, the client's address kept", report.KProxy, true, true, true, toService, startKProxy()},
+	{"kproxy-masquerade", "kproxy at a service's address, masquerading as others do", report.KProxy, true, true, false, toService, startKProxy("--masquerade-all")},
+}
+
+// carries reports whether a subject can carry a kind of load.
+func (s *subject) carries(k load.Kind) bool {
+	if k.UDP() {
+		return s.udp
+	}
+	return s.tcp
+}
+
+//go:embed haproxy.cfg haproxy-splice.cfg nginx.conf
+var configurations embed.FS
+
+// configuration writes a peer's configuration, with the rig's addresses.
+func (r *rig) configuration(name string) (string, error) {
+	text, err := configurations.ReadFile(name)
+	if err != nil {
+		return "", fmt.Errorf("read configuration: %w", err)
+	}
+	n := r.config.descriptors
+	out := strings.NewReplacer("NODE", r.node().String(), "SERVER", r.server().String(), "DIR", r.Dir,
+		// Two descriptors each, and some for what isn't a connection; pipes have two of their own.
+		"CONNECTIONS", strconv.Itoa(n*9/20), "PIPES", strconv.Itoa(n/50), "DESCRIPTORS", strconv.Itoa(n)).Replace(string(text))
+	at := filepath.Join(r.Dir, name)
+	if err := os.WriteFile(at, []byte(out), 0o644); err != nil {
+		return "", fmt.Errorf("write configuration: %w", err)
+	}
+	return at, nil
+}
+
+// startProgram starts the proxy on the node.
+func (r *rig) startProgram(program string, args ...string) error {
+	path, err := exec.LookPath(program)
+	if err != nil {
+		return fmt.Errorf("find %s: %w (test/setup.sh bench installs it)", program, err)
+	}
+	r.Proxy = &lab.Process{Namespace: r.Net.Node, Path: path, Args: args}
+	return r.Proxy.Start()
+}
+
+func haproxy(configuration string) func(context.Context, *rig) error {
+	return func(_ context.Context, r *rig) error {
+		file, err := r.configuration(configuration)
+		if err != nil {
+			return err
+		}
+		return r.startProgram("haproxy", "-db", "-q", "-f", file)
+	}
+}
+
+func startNginx(_ context.Context, r *rig) error {
+	file, err := r.configuration("nginx.conf")
+	if err != nil {
+		return err
+	}
+	return r.startProgram("nginx", "-p", r.Dir, "-e", filepath.Join(r.Dir, "error.log"), "-c", file)
+}
+
+// startOwn starts one of the benchmark's own proxies.
+func startOwn(name string) func(context.Context, *rig) error {
+	return func(ctx context.Context, r *rig) error {
+		c := ownConfig{Listen: r.node(), To: r.server()}
+		for _, k := range load.Kinds {
+			switch {
+			case !k.UDP():
+				c.TCP = append(c.TCP, k.Port())
+			case r.subject.udp:
+				c.UDP = append(c.UDP, k.Port())
+			}
+		}
+		arg, err := json.Marshal(c)
+		if err != nil {
+			return fmt.Errorf("encode configuration: %w", err)
+		}
+		if err := r.startProgram(r.Command[0], name, string(arg)); err != nil {
+			return err
+		}
+		return r.AwaitReady(ctx, r.Proxy)
+	}
+}
+
+// rule adds a rule for the server's ports to the node's nat table.
+func (r *rig) rule(ctx context.Context, to netip.Addr, target ...string) error {
+	r.tracks = true
+	for _, protocol := range []string{"tcp", "udp"} {
+		args := append([]string{"-w", "-t", "nat", "-A", "PREROUTING", "-d", to.String(), "-p", protocol, "-m", "multiport", "--dports", "9201:9299", "-j"}, target...)
+		if out, err := r.Net.Node.Command(ctx, "iptables", args...).CombinedOutput(); err != nil {
+			return fmt.Errorf("iptables %s: %w: %s", strings.Join(args, " "), err, out)
+		}
+	}
+	return nil
+}
+
+func startDNAT(ctx context.Context, r *rig) error {
+	return r.rule(ctx, r.node(), "DNAT", "--to-destination", r.server().String())
+}
+
+// redirected redirects a service's address to a proxy, as kproxy's rules do.
+func redirected(start func(context.Context, *rig) error) func(context.Context, *rig) error {
+	return func(ctx context.Context, r *rig) error {
+		if err := r.rule(ctx, serviceAddress, "REDIRECT"); err != nil {
+			return err
+		}
+		return start(ctx, r)
+	}
+}
+
+// startKProxy starts the real program with a service that it holds in userspace.
+func startKProxy(further ...string) func(context.Context, *rig) error {
+	return func(ctx context.Context, r *rig) error {
+		manifests, socket := filepath.Join(r.Dir, "manifests"), filepath.Join(r.Dir, "kproxy.sock")
+		if err := os.MkdirAll(manifests, 0o755); err != nil {
+			return fmt.Errorf("make folder for manifests: %w", err)
+		}
+		b := r.Net.Backends[0]
+		m := lab.Manifest{
+			Name: "bench", ClusterIPs: []netip.Addr{serviceAddress}, DataPlane: "userspace",
+			Endpoints: []lab.ManifestEndpoint{{Name: b.Name, Addresses: b.Addresses, Weight: 1}},
+		}
+		for _, k := range load.Kinds {
+			p := lab.ManifestPort{Name: string(k), Protocol: "TCP", Port: k.Port(), Target: k.Port()}
+			if k.UDP() {
+				p.Protocol = "UDP"
+			}
+			m.Ports = append(m.Ports, p)
+		}
+		if err := m.Write(manifests); err != nil {
+			return err
+		}
+		r.tracks, r.client = true, web.NewClient(socket)
+		err := r.startProgram(r.config.kproxy, slices.Concat([]string{
+			"run", "--mode", "userspace", "--manifests", manifests, "--socket", socket,
+			"--state-dir", filepath.Join(r.Dir, "state"), "--hostname-override", "node",
+			"--health-check", "off", // the peers have none
+			"--drain-timeout", "3s", // its clients have gone by then
+		}, further)...)
+		if err != nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+		defer cancel()
+		return r.Proxy.WaitReady(ctx, func() error { return r.programmed(ctx) })
+	}
+}
