@@ -1,10 +1,11 @@
 package kernel
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"time"
+
+	"github.com/hashicorp/go-multierror"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -24,14 +25,14 @@ func HoldConnections(store SetStore, d time.Duration, held []Held) error {
 		f := service.FamilyOf(h.Client.Addr())
 		entries[f] = append(entries[f], AddressEntry(service.TCP, h.Client)+","+h.Address.Addr().String())
 	}
-	var errs []error
+	var errs *multierror.Error
 	for _, f := range service.Families {
 		if len(entries[f]) == 0 {
 			continue
 		}
 		if err := store.Add(portalSet(SetHeld, f), wholeSeconds(d), entries[f]...); err != nil {
-			errs = append(errs, fmt.Errorf("hold %d connections: %w", len(entries[f]), err))
+			errs = multierror.Append(errs, fmt.Errorf("hold %d connections: %w", len(entries[f]), err))
 		}
 	}
-	return errors.Join(errs...)
+	return errs.ErrorOrNil()
 }

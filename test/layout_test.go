@@ -51,7 +51,7 @@ var layout = []row{
 	{folder: "trace/netfilter", imports: "kernel kernel/nlmsg service", third: netlink + " github.com/coreos/go-iptables"},
 	{folder: "kernel/kerneltest", imports: "kernel plan service health trace/netfilter", third: netlink + " github.com/google/go-cmp"},
 	{folder: "trace", imports: "service plan kernel kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
-	{folder: "agent", imports: "*", third: "github.com/hashicorp/go-multierror golang.org/x/sync golang.org/x/sys golang.org/x/time"},
+	{folder: "agent", imports: "*", third: "golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service trace", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},
 	{folder: "lab", third: netlink},
 	{folder: "lab/report"},

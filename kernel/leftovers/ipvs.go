@@ -2,11 +2,11 @@ package leftovers
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/netip"
 	"os"
 
+	"github.com/hashicorp/go-multierror"
 	"github.com/moby/ipvs"
 	"github.com/vishvananda/netlink"
 
@@ -64,7 +64,7 @@ func lookIPVS(ctx context.Context, run kernel.Runner, sets []string) (link bool,
 }
 
 func removeIPVS(link bool, servers []server) error {
-	var errs []error
+	var errs *multierror.Error
 	if len(servers) > 0 {
 		h, err := ipvs.New("")
 		if err != nil {
@@ -77,16 +77,16 @@ func removeIPVS(link bool, servers []server) error {
 				v.AddressFamily = netlink.FAMILY_V6
 			}
 			if err := h.DelService(v); err != nil {
-				errs = append(errs, fmt.Errorf("remove virtual server %s: %w", s.at, err))
+				errs = multierror.Append(errs, fmt.Errorf("remove virtual server %s: %w", s.at, err))
 			}
 		}
 	}
 	if link {
 		if l, err := netlink.LinkByName(ipvsLink); err != nil {
-			errs = append(errs, fmt.Errorf("remove link %s: %w", ipvsLink, err))
+			errs = multierror.Append(errs, fmt.Errorf("remove link %s: %w", ipvsLink, err))
 		} else if err := netlink.LinkDel(l); err != nil {
-			errs = append(errs, fmt.Errorf("remove link %s: %w", ipvsLink, err))
+			errs = multierror.Append(errs, fmt.Errorf("remove link %s: %w", ipvsLink, err))
 		}
 	}
-	return errors.Join(errs...)
+	return errs.ErrorOrNil()
 }

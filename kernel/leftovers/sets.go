@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/hashicorp/go-multierror"
+
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 )
@@ -89,7 +91,7 @@ func readSet(ctx context.Context, run kernel.Runner, name string, into map[serve
 const setWait = 2 * time.Second
 
 func removeSets(ctx context.Context, run kernel.Runner, names []string) error {
-	var errs []error
+	var errs *multierror.Error
 	deadline := time.Now().Add(setWait)
 	for _, name := range names {
 		_, err := run.Run(ctx, nil, "ipset", "destroy", name)
@@ -98,8 +100,8 @@ func removeSets(ctx context.Context, run kernel.Runner, names []string) error {
 			_, err = run.Run(ctx, nil, "ipset", "destroy", name)
 		}
 		if err != nil && !errors.Is(err, kernel.ErrNotFound) {
-			errs = append(errs, fmt.Errorf("remove ipset %s: %w", name, err))
+			errs = multierror.Append(errs, fmt.Errorf("remove ipset %s: %w", name, err))
 		}
 	}
-	return errors.Join(errs...)
+	return errs.ErrorOrNil()
 }
