@@ -95,7 +95,7 @@ func (l *loop) admitTCP(t *tcpListener, fd int, client netip.AddrPort) (*tcpConn
 	if !ok {
 		return nil, nil
 	}
-	from, ok := s.admit(f, client.Addr(), func() string { return incomingTCP(fd, f.Family) })
+	from, ok := s.admit(f, client.Addr(), func() string { return incomingTCP(fd, f.Family, client.Addr()) })
 	if !ok {
 		return nil, nil
 	}

@@ -2,10 +2,12 @@ package userspace
 
 import (
 	"encoding/binary"
+	"net/netip"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -17,12 +19,24 @@ import (
 
 // incomingTCP returns the name of the interface that an accepted connection came
 // in on; empty if it is gone.
-func incomingTCP(fd int, f service.Family) string {
+func incomingTCP(fd int, f service.Family, client netip.Addr) string {
 	i, err := incomingIndex(fd, f)
 	if err != nil {
 		return ""
 	}
-	return interfaceName(fd, i)
+	return arrival(fd, i, client)
+}
+
+// arrival returns the name of the interface that packets of a client on another
+// host came in on, given what a socket says of them. Where a bridge shows packets
+// of IPv6 to the rules (net.bridge.bridge-nf-call-ip6tables) and these redirect
+// them, the socket says that it was lo, to which the new destination belongs
+// (ip6_rcv_core); then it is where the route back leads.
+func arrival(fd, index int, client netip.Addr) string {
+	if index == loopbackIndex && client.Is6() {
+		return routeInterface(fd, client)
+	}
+	return interfaceName(fd, index)
 }
 
 // incomingIndex asks an accepted socket, which says it in the form of a control
@@ -65,6 +79,31 @@ func interfaceName(fd, index int) string {
 		return ""
 	}
 	return req.Name()
+}
+
+// loopbackIndex is that of lo (LOOPBACK_IFINDEX).
+const loopbackIndex = 1
+
+// routeInterface returns the name of the interface by which packets to an IPv6 address
+// leave; empty if there is no route.
+func routeInterface(fd int, to netip.Addr) string {
+	s, err := nlmsg.Open(unix.NETLINK_ROUTE, 4<<10)
+	if err != nil {
+		return ""
+	}
+	defer s.Close()
+	name := ""
+	_ = s.Do(1, func(b []byte, _ int) []byte { // struct rtmsg, then the address
+		b = append(nlmsg.AppendRequest(b, unix.RTM_GETROUTE, 0), unix.AF_INET6, 128, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0)
+		return nlmsg.AppendAddr(b, unix.RTA_DST, to)
+	}, func(_ int, route []byte, _ error) {
+		for typ, value := range nlmsg.Attributes(route[min(len(route), unix.SizeofRtMsg):]) {
+			if typ == unix.RTA_OIF && len(value) == 4 {
+				name = interfaceName(fd, int(binary.NativeEndian.Uint32(value)))
+			}
+		}
+	})
+	return name
 }
 
 // packetInfo is struct in_pktinfo or struct in6_pktinfo, in memory's order.

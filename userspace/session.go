@@ -233,12 +233,9 @@ func (x *session) admit(orig, client netip.AddrPort, err error) (route, bool) {
 	if r.front, ok = s.table.lookup(service.UDP, orig, s.locals.mustContain); !ok {
 		return route{}, false
 	}
-	r.from, ok = s.admit(r.front, client.Addr(), x.incoming)
+	r.from, ok = s.admit(r.front, client.Addr(), func() string { return arrival(x.worker.descriptor(x.key.family), x.in, client.Addr()) })
 	return r, ok
 }
-
-// incoming returns the name of the interface that the session's client is on.
-func (x *session) incoming() string { return interfaceName(x.worker.descriptor(x.key.family), x.in) }
 
 // fail ends a session that no endpoint takes.
 func (x *session) fail() {

@@ -221,7 +221,7 @@ func (w *flowWorld) attempts() (out []attempt) {
 			case flows.Pod:
 				a.client = w.pod().Namespace
 				// In by-bridge, only one pod is known to be one.
-				if w.configuration.Detector != flows.Bridge && f.Service.Endpoints.Name == "everywhere" && f.Want.Verdict == flows.Serve {
+				if (w.configuration.Detector != flows.Bridge || w.configuration.Topology == lab.Bridge) && f.Service.Endpoints.Name == "everywhere" && f.Want.Verdict == flows.Serve {
 					itself := a
 					itself.client, itself.name = w.net.Backends[0].Namespace, w.names[w.net.Backends[0].Name]
 					out = append(out, itself)
