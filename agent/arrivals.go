@@ -11,24 +11,25 @@ import (
 )
 
 // arrivals compares what the rules send to userspace with what comes to the forwarder.
-// A rule of somebody else's that drops connections on their way, or an interface that
-// they can't pass, shows nowhere else: the heartbeat comes from this node, and clients
-// only time out.
+// A foreign rule that drops connections on their way, or an interface that they can't
+// pass, shows nowhere else: the heartbeat comes from this node, and clients only time out.
 type arrivals struct {
+	every         time.Duration // between two readings
 	begun         bool
 	steered, came uint64
 	lost          atomic.Uint64 // packets of the last period that began connections of which none arrived
 }
 
 const (
+	// arrivalsEvery is the period, or ten times the heartbeat's time-out where that is shorter.
 	arrivalsEvery = 30 * time.Second
 	// lostLeast is how many packets have to be missing: a few may be on their way.
 	lostLeast = 3
 )
 
-// judge is told how many connections the rules have sent to userspace, and a figure that
+// compare is told how many connections the rules have sent to userspace, and a figure that
 // grows whenever something comes to it.
-func (x *arrivals) judge(steered, came uint64) {
+func (x *arrivals) compare(steered, came uint64) {
 	sent, nothing := steered-x.steered, came == x.came
 	switch {
 	case !x.begun, !nothing, sent == 0:
@@ -45,12 +46,12 @@ func (x *arrivals) notReady() string {
 	if n == 0 {
 		return ""
 	}
-	return fmt.Sprintf("in the last %.0f s rules sent new connections to userspace (%d packets) and none arrived; kproxy trace --from CLIENT ADDRESS:PORT names what is in the way", arrivalsEvery.Seconds(), n)
+	return fmt.Sprintf("in the last %.0f s rules sent new connections to userspace (%d packets) and none arrived; kproxy trace --from CLIENT ADDRESS:PORT names what is in the way", x.every.Seconds(), n)
 }
 
-// watchArrivals judges until ctx is done.
+// watchArrivals compares until ctx is done.
 func (a *Agent) watchArrivals(ctx context.Context) error {
-	tick := time.NewTicker(arrivalsEvery)
+	tick := time.NewTicker(a.arrivals.every)
 	defer tick.Stop()
 	for {
 		select {
@@ -64,7 +65,7 @@ func (a *Agent) watchArrivals(ctx context.Context) error {
 			came += c.Total + c.Failed + c.BytesIn
 		})
 		was := a.arrivals.notReady()
-		if a.arrivals.judge(steered, came); a.arrivals.notReady() != was {
+		if a.arrivals.compare(steered, came); a.arrivals.notReady() != was {
 			a.log.Warn("what is sent to userspace", "arrives", a.arrivals.notReady() == "", "detail", a.arrivals.notReady())
 		}
 	}

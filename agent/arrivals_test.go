@@ -21,7 +21,7 @@ func TestArrivals(t *testing.T) {
 		{400, 1, true}, // no client tries any more
 		{500, 9, true},
 	} {
-		x.judge(tt.steered, tt.came)
+		x.compare(tt.steered, tt.came)
 		if got := x.notReady() == ""; got != tt.ready {
 			t.Errorf("reading %d, %d steered and %d came: ready %v, want %v", i, tt.steered, tt.came, got, tt.ready)
 		}

@@ -171,6 +171,7 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	}
 	a.programmer = newProgrammer(r, a.log, a.kick, a.sweeper.written)
 	a.programmer.figures = &a.figures
+	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.portal,
 		probe: a.userspace.Probe, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log, revived: a.revived}
 	return nil

@@ -66,7 +66,7 @@ func TestNothingArrives(t *testing.T) {
 	w.must(m.Write(w.manifests))
 	none := newManifest("none", 11)
 	w.must(none.Write(w.manifests))
-	w.start()
+	w.start("--alive-timeout", "1s") // it compares every ten of these
 	w.pin("web", "line", service.PreferUserspace)
 	w.ask(w.net.Client, "tcp", frontends(m)[0])
 	w.refuses(w.net.Client, "tcp", frontends(none)[0])
