@@ -8,7 +8,7 @@ import (
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 
-// answer looks whether the endpoint's answer finds its way back: what stops it
+// answer follows the endpoint's answer back: what stops it
 // stops the connection. It returns how the way ends, which is several ways where
 // a rule drops some answers, or may.
 func (t *tracer) answer(w way, r *route) []end {
@@ -169,7 +169,7 @@ func (t *tracer) answerPasses(w way, p netfilter.Packet, h netfilter.Hook) (way,
 }
 
 // answerTo is where an answer goes, as rules see it behind PREROUTING's
-// translation back: to the client, or to whoever of this node connected.
+// translation back: to the client, or to the address of this node that connected.
 func (t *tracer) answerTo(w way, home bool) netip.AddrPort {
 	if home {
 		return w.packet.OrigSrc

@@ -4,11 +4,374 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
+	"kproxy.dev/kproxy/userspace"
 )
+
+// way is one of the ways that the packet may take, as far as it has been
+// followed.
+type way struct {
+	packet              netfilter.Packet
+	leg                 string  // names the endpoint from where the ways to endpoints part
+	share               float64 // probability
+	certain             bool    // share is exact
+	doubt               string  // what makes it uncertain
+	userspace, balanced bool    // it is a connection of userspace, or a packet that a kernel.Balancer sends on
+	// endpoint is where the packet is sent; invalid until one is chosen.
+	endpoint       netip.AddrPort
+	why            string // why it is this endpoint
+	packets, bytes *uint64
+	rewrote        *netfilter.Step // the rule that gave the packet another destination
+	masked         string          // the rule that gave the packet another source
+	transparent    bool            // userspace connects from the client's address
+	hops           int             // hooks passed
+}
+
+// end is where a way ends.
+type end struct {
+	way
+	verdict Verdict // Forwarded, Refused, Dropped, NotAService or Undetermined
+	stop    *Finding
+}
+
+// maxHops bounds rules that send a packet around for ever.
+const maxHops = 24
+
+// maxLegs is how many endpoints' ways are followed, and shownLegs of how many
+// every step is shown: a service may have thousands.
+const (
+	maxLegs   = 256
+	shownLegs = 3
+)
+
+// next continues w behind an outcome of a hook.
+func (w way) next(walk *netfilter.Walk, o *netfilter.Outcome) way {
+	w.hops++
+	w.packet = o.Packet
+	w.share *= o.Probability
+	if !o.Certain {
+		w.certain = false
+		if len(o.Doubts) > 0 && w.doubt == "" {
+			s := &walk.Steps[o.Doubts[0]]
+			w.doubt = place(s) + ": " + s.Why
+		}
+	}
+	if o.Masked >= 0 {
+		w.masked = place(&walk.Steps[o.Masked])
+	}
+	if o.Rewrote >= 0 {
+		s := &walk.Steps[o.Rewrote]
+		w.packets, w.bytes, w.rewrote = s.Packets, s.Bytes, s
+		if !o.Packet.Redirected {
+			w.endpoint = o.Packet.Dst
+			w.leg = w.endpoint.String()
+		}
+	}
+	return w
+}
+
+// merge joins ways that differ in nothing but the rule that led there: weights
+// give an endpoint several.
+func merge(ways []way) []way {
+	type key struct {
+		packet netfilter.Packet
+		masked string
+	}
+	var out []way
+	at := map[key]int{}
+	for _, w := range ways {
+		k := key{w.packet, w.masked}
+		i, ok := at[k]
+		if !ok {
+			at[k] = len(out)
+			out = append(out, w)
+			continue
+		}
+		o := &out[i]
+		o.share = min(1, o.share+w.share)
+		o.certain = o.certain && w.certain
+		o.packets, o.bytes = add(o.packets, w.packets), add(o.bytes, w.bytes)
+	}
+	return out
+}
+
+func add(a, b *uint64) *uint64 {
+	switch {
+	case a == nil:
+		return b
+	case b == nil:
+		return a
+	}
+	n := *a + *b
+	return &n
+}
+
+// pass takes a way through the base chains of a hook. What is stopped there ends;
+// go on is called with each way on.
+func (t *tracer) pass(w way, h netfilter.Hook, span netfilter.Span, goOn func(way)) {
+	if w.hops >= maxHops {
+		t.finish(w, Undetermined, &Finding{SeverityError, "the rules send the packet around in circles", string(h), ""})
+		return
+	}
+	walk := t.host.walk(w.packet, h, span)
+	t.note(walk)
+	t.showWalk(w, walk)
+	var on []way
+	for i := range walk.Outcomes {
+		o := &walk.Outcomes[i]
+		v := w.next(walk, o)
+		switch o.Verdict {
+		case netfilter.Drop:
+			t.finish(v, Dropped, t.stoppedBy(walk, o, "drops"))
+		case netfilter.Reject:
+			t.finish(v, Refused, t.stoppedBy(walk, o, "refuses"))
+		case netfilter.Unknown:
+			t.finish(v, Undetermined, t.stoppedBy(walk, o, "decides by itself about"))
+		default:
+			on = append(on, v)
+		}
+	}
+	for i, v := range merge(on) {
+		if i == maxLegs {
+			t.warn(SeverityWarning, fmt.Sprintf("only the ways to the first %d endpoints were followed", maxLegs), string(h), "")
+			break
+		}
+		goOn(v)
+	}
+}
+
+// place says where a step is: "rule 3 of chain FORWARD in table filter".
+func place(s *netfilter.Step) string {
+	table := "table " + s.Table
+	if s.Source == "nftables" {
+		table = "nftables table " + s.Table
+	}
+	if s.Policy || s.Index == 0 {
+		return fmt.Sprintf("the policy of chain %s in %s", s.Chain, table)
+	}
+	return fmt.Sprintf("rule %d of chain %s in %s", s.Index, s.Chain, table)
+}
+
+// stoppedBy says what stopped a packet, and the remedy.
+func (t *tracer) stoppedBy(walk *netfilter.Walk, o *netfilter.Outcome, does string) *Finding {
+	if o.By < 0 {
+		return &Finding{SeverityError, "netfilter " + does + " the packet, by something that can't be read", string(walk.Steps[0].Hook), "nft list ruleset shows it"}
+	}
+	s := &walk.Steps[o.By]
+	if isOwn(s) {
+		for i := o.By; i >= 0; i-- {
+			if at := &walk.Steps[i]; at.Chain == kernel.Prefix+"UNSERVED" && (i == o.By || at.Outcome == "jump to "+s.Chain) {
+				return t.unserved(at, o.Verdict)
+			}
+		}
+		return t.ownStop(s, does)
+	}
+	where := place(s)
+	if s.Source == "iptables-legacy" {
+		where += " (iptables-legacy)"
+	}
+	f := &Finding{Severity: SeverityError, What: fmt.Sprintf("a rule that isn't kproxy's %s the packet: %s", does, s.Text), Where: where, Remedy: t.ruleRemedy(s)}
+	if s.Policy {
+		f.What, f.Remedy = fmt.Sprintf("the policy of chain %s %s the packet: no rule in it accepts it", s.Chain, does), t.policyRemedy(s, &o.Packet)
+	}
+	// kproxy accepts what goes to its services' endpoints, but for what a rule before drops.
+	t.acceptable[f] = slices.ContainsFunc(walk.Steps[:o.By], func(own netfilter.Step) bool {
+		return own.Table == s.Table && own.Chain == s.Chain && own.Depth == 0 && own.Outcome == "jump to "+kernel.Prefix+"ACCEPT"
+	})
+	return f
+}
+
+// program is what changes the rules of a step's source.
+func (t *tracer) program(s *netfilter.Step) string {
+	name := "iptables"
+	if t.req.Address.Addr().Is6() {
+		name = "ip6tables"
+	}
+	if v, ok := strings.CutPrefix(s.Source, "iptables-"); ok && v == "legacy" {
+		return name + "-legacy"
+	}
+	return name
+}
+
+func (t *tracer) ruleRemedy(s *netfilter.Step) string {
+	if s.Source == "nftables" {
+		return fmt.Sprintf("find out who made it; nft -a list chain %s %s shows its handle, to delete it by", s.Table, s.Chain)
+	}
+	return fmt.Sprintf("find out who made it, or delete it: %s -t %s -D %s %d", t.program(s), s.Table, s.Chain, s.Index)
+}
+
+// policyRemedy accepts what goes to, or answers from, one address and port: to change the policy
+// would open the host.
+func (t *tracer) policyRemedy(s *netfilter.Step, p *netfilter.Packet) string {
+	option, word, port, a := "-d", "daddr", "dport", p.Dst
+	if p.Reply {
+		option, word, port, a = "-s", "saddr", "sport", p.Src
+	}
+	if s.Source == "nftables" {
+		family := nftWord[service.FamilyOf(a.Addr())]
+		if o := p.OrigDst; p.DNAT && s.Hook == netfilter.Forward {
+			return fmt.Sprintf("accept this, and no more: nft add rule %s %s meta l4proto %s ct original %s daddr %s ct original proto-dst %d accept", s.Table, s.Chain, t.req.Protocol, family, o.Addr(), o.Port())
+		}
+		return fmt.Sprintf("accept this, and no more: nft add rule %s %s %s %s %s %s %s %d accept", s.Table, s.Chain, family, word, a.Addr(), t.req.Protocol, port, a.Port())
+	}
+	if o := p.OrigDst; p.DNAT && s.Chain == string(netfilter.Forward) { // both ways of the service's connections
+		return fmt.Sprintf("accept this, and no more: %s -t %s -A %s -m conntrack --ctstate DNAT --ctorigdst %s --ctorigdstport %d -j ACCEPT", t.program(s), s.Table, s.Chain, o.Addr(), o.Port())
+	}
+	established := ""
+	if p.Reply {
+		established = " -m conntrack --ctstate ESTABLISHED"
+	}
+	return fmt.Sprintf("accept this, and no more: %s -t %s -A %s %s %s -p %s --%s %d%s -j ACCEPT", t.program(s), s.Table, s.Chain, option, a.Addr(), t.req.Protocol, port, a.Port(), established)
+}
+
+// nftWord is what nft calls a family's header.
+var nftWord = [2]string{service.IPv4: "ip", service.IPv6: "ip6"}
+
+// unserved is a connection to a service in userspace that nothing took.
+func (t *tracer) unserved(s *netfilter.Step, v netfilter.Verdict) *Finding {
+	if v == netfilter.Drop {
+		return &Finding{SeverityError, fmt.Sprintf("kproxy is alive, but no rule leads packets for %s to it", t.req.Address), place(s), t.repairs()}
+	}
+	return &Finding{SeverityError, fmt.Sprintf("no live kproxy serves %s in userspace, and the kernel has no rules of its own for it", t.req.Address), place(s),
+		"start kproxy, or look at its log and restart it; with --mode iptables, ipvs or auto the kernel serves while kproxy is dead"}
+}
+
+// ownStop explains what kproxy's own rules stop.
+func (t *tracer) ownStop(s *netfilter.Step, does string) *Finding {
+	where := place(s)
+	switch {
+	case strings.Contains(s.Text, kernel.SetRanged) || strings.Contains(s.Text, kernel.SetAllow):
+		return &Finding{SeverityError, t.notAdmitted(), where,
+			"add it to spec.loadBalancerSourceRanges of the Service, if it is to be admitted"}
+	case strings.Contains(s.Text, kernel.SetReject):
+		return &Finding{SeverityError, t.noUsableEndpoint(), where,
+			remedyPods}
+	case strings.Contains(s.Text, kernel.SetDrop):
+		return &Finding{SeverityError, t.noLocalEndpoint(), where,
+			"send it to a node that has one, or set the Service's traffic policy to Cluster"}
+	case s.Chain == kernel.ChainInvalid:
+		return &Finding{SeverityError, "conntrack can't place the packet (INVALID)", where, "look whether answers take another way than requests"}
+	}
+	return &Finding{SeverityError, fmt.Sprintf("kproxy's own rule %s the packet: %s", does, s.Text), where, ""}
+}
+
+// noEndpoints says what the endpoints lack.
+func (t *tracer) noEndpoints() string {
+	switch {
+	case t.service == nil:
+		return ""
+	case len(t.service.Endpoints) == 0:
+		return ": it has no endpoints at all"
+	}
+	var why []string
+	for i := range t.service.Endpoints {
+		if e := &t.service.Endpoints[i]; len(why) < 3 {
+			why = append(why, e.Address.String()+" "+t.unusable(e))
+		}
+	}
+	return ": " + strings.Join(why, ", ")
+}
+
+// chain names a chain.
+type chain struct{ table, name string }
+
+// note remembers the rules of iptables that the packet met.
+func (t *tracer) note(w *netfilter.Walk) {
+	for _, s := range w.Steps {
+		c := chain{s.Table, s.Chain}
+		if s.Source != "nftables" && !slices.ContainsFunc(t.met[c], func(o netfilter.Step) bool { return o.Index == s.Index }) {
+			t.met[c] = append(t.met[c], s)
+		}
+	}
+}
+
+// metRule is a rule in a table that matches the packet and names a target; nil if it met none.
+func (t *tracer) metRule(table, target string) *netfilter.Step {
+	for c, steps := range t.met {
+		for i := range steps {
+			if s := &steps[i]; c.table == table && s.Matched == netfilter.Yes && strings.Contains(strings.ToUpper(s.Text), target) {
+				return s
+			}
+		}
+	}
+	return nil
+}
+
+// show adds a step. Of many endpoints' ways only the first are shown, and what
+// stops a packet on any other is a finding.
+func (t *tracer) show(w way, s Step) {
+	if w.leg != "" {
+		if _, ok := t.legs[w.leg]; !ok {
+			t.legs[w.leg] = len(t.legs)
+		}
+		if t.legs[w.leg] >= shownLegs {
+			return
+		}
+	}
+	s.Leg = w.leg
+	t.steps = append(t.steps, s)
+}
+
+func (t *tracer) showRoute(w way, r *route, outcome string) {
+	if outcome == "" {
+		outcome = "leaves by " + r.link
+		if r.local() {
+			outcome = "stays on this node"
+		}
+	}
+	t.show(w, Step{Hook: "routing", Kind: KindRoute, Text: r.String(), Outcome: outcome, Why: r.command()})
+}
+
+func (t *tracer) showSetting(w way, text, outcome string) {
+	t.show(w, Step{Hook: "routing", Kind: KindSetting, Text: text, Outcome: outcome})
+}
+
+// showWalk adds the steps of a walk that are worth showing: rules that match or
+// may match, the portal's whether they match or not, and policies that stop.
+func (t *tracer) showWalk(w way, walk *netfilter.Walk) {
+	for i := range walk.Steps {
+		s := &walk.Steps[i]
+		if !worthShowing(s) {
+			continue
+		}
+		step := Step{
+			Hook: string(s.Hook), Table: s.Table, Chain: s.Chain, Kind: KindRule, Text: s.Text,
+			Packets: s.Packets, Bytes: s.Bytes, Outcome: outcomeText(s), Why: s.Why,
+		}
+		if s.Policy {
+			step.Kind = KindPolicy
+		}
+		t.show(w, step)
+	}
+}
+
+func worthShowing(s *netfilter.Step) bool {
+	switch {
+	case s.Policy:
+		return !strings.Contains(strings.ToLower(s.Outcome), "accept")
+	case s.Matched == netfilter.No:
+		return s.Chain == kernel.Prefix+"PORTAL"
+	}
+	return true
+}
+
+func outcomeText(s *netfilter.Step) string {
+	switch s.Matched {
+	case netfilter.Yes:
+		return "matches: " + s.Outcome
+	case netfilter.No:
+		return "no match"
+	case netfilter.Chance:
+		return "by chance: " + s.Outcome
+	}
+	return "may match: " + s.Outcome
+}
 
 // clientPort is the port that the traced client connects from.
 const clientPort = 40001
@@ -269,10 +632,148 @@ func (t *tracer) receive(w way) {
 }
 
 // localEnd is Forwarded for an endpoint on this node itself, and NotAService for
-// whoever else listens.
+// any other socket.
 func (t *tracer) localEnd(w way) Verdict {
 	if w.endpoint.IsValid() {
 		return Forwarded
 	}
 	return NotAService
+}
+
+// balance gives the packet to what distributes connections to its destination in the kernel;
+// false if nothing does.
+func (t *tracer) balance(w way) bool {
+	if w.balanced {
+		return false // IPVS doesn't take its own packets (ipvs_property)
+	}
+	var b *kernel.Balancer
+	for _, x := range t.explainers {
+		found, err := x.Explain(t.req.Protocol, w.packet.Dst, t.client.Address)
+		if err != nil {
+			t.warn(SeverityWarning, err.Error(), "data plane", "")
+		} else if found != nil {
+			b = found
+		}
+	}
+	if b == nil {
+		return false
+	}
+	if b.Note != "" {
+		t.warn(SeverityWarning, b.Note, b.Name, "")
+	}
+	t.show(w, Step{Hook: b.Name, Kind: KindVirtualServer, Text: b.Text, Packets: &b.Packets, Bytes: &b.Bytes, Outcome: "takes it"})
+	taken := false
+	for i := range b.Targets {
+		r := &b.Targets[i]
+		v := w
+		v.balanced, v.endpoint, v.why = true, r.Address, r.Why
+		v.leg, v.share = r.Address.String(), w.share*r.Share
+		v.packets, v.bytes = &r.Packets, &r.Bytes
+		outcome := "may be chosen"
+		switch {
+		case r.Weight == 0:
+			outcome = "weight 0: takes no new connection"
+		case r.Share == 0:
+			outcome = "not chosen now"
+		}
+		t.show(v, Step{Hook: b.Name, Kind: KindRealServer, Text: r.Text, Packets: &r.Packets, Bytes: &r.Bytes, Outcome: outcome, Why: r.Why})
+		if r.Weight == 0 {
+			continue
+		}
+		if taken = true; len(t.legs) < maxLegs {
+			v.packet.Dst, v.packet.DstDone = r.Address, true
+			v.packet.In = "" // LOCAL_OUT has no interface that the packet came in on
+			t.emit(v)
+		}
+	}
+	if !taken {
+		t.finish(w, Refused, &Finding{SeverityError, "the virtual server has no real server that takes connections", b.Text, remedyPods})
+	}
+	return true
+}
+
+// userspace follows the connections that kproxy may make.
+func (t *tracer) userspace(w way) {
+	w.userspace = true
+	if w = t.accepts(w); w.share < 1e-9 {
+		return
+	}
+	if t.proxy == nil || t.proxy.Forecast == nil {
+		t.warn(SeverityNote, "which endpoint kproxy would take, only a running one that can be asked tells", "userspace", "")
+		w.doubt, w.certain = "kproxy's listener takes it, and what it does then only a kproxy that can be asked tells", false
+		t.finish(w, Undetermined, nil)
+		return
+	}
+	f, ok := t.proxy.Forecast(t.req.Protocol, t.req.Address, t.client)
+	if !ok {
+		t.finish(w, Refused, &Finding{SeverityError, "kproxy's listener gets the packet, but kproxy knows no service at " + t.req.Address.String(), "userspace",
+			"if this lasts, restart kproxy: kernel and plan don't fit"})
+		return
+	}
+	t.forecast = &f
+	followed := false
+	for i := range f.Endpoints {
+		if e := &f.Endpoints[i]; e.Share > 0 {
+			followed = true
+			t.connect(w, &f, e)
+		}
+	}
+	if !followed {
+		t.finish(w, Refused, &Finding{SeverityError, t.noUsableEndpoint(), "userspace",
+			remedyPods})
+	}
+}
+
+// connect follows kproxy's own connection to one endpoint.
+func (t *tracer) connect(w way, f *userspace.Forecast, e *userspace.Prospect) {
+	v := way{
+		userspace: true, endpoint: e.Address, leg: e.Address.String(), share: w.share * e.Share, certain: w.certain, doubt: w.doubt,
+		transparent: e.Transparent, why: prospectWhy(f, e),
+	}
+	src := netip.AddrPortFrom(e.Source, clientPort)
+	v.packet = netfilter.NewPacket(t.req.Protocol, src, e.Address, "")
+	v.packet.Mark = t.proxy.Marks.Own()
+	from := "the node's address"
+	if e.Source.IsValid() {
+		from = "the client's address " + e.Source.String()
+	}
+	t.show(v, Step{Hook: "userspace", Kind: KindListener, Text: "connect to " + e.Address.String(), Outcome: "from " + from, Why: v.why})
+	if e.Transparent {
+		t.checkTransparent()
+	}
+	t.emit(v)
+}
+
+// whyAffinity is why an endpoint gets all connections of a client.
+const whyAffinity = "the client stays with it (affinity)"
+
+// prospectWhy says why userspace may take an endpoint.
+func prospectWhy(f *userspace.Forecast, e *userspace.Prospect) string {
+	switch {
+	case f.Affine == e.Address:
+		return whyAffinity
+	case f.Algorithm == service.LeastConnections:
+		return fmt.Sprintf("it has the fewest connections for its weight now (%d)", e.Active)
+	case f.Algorithm == service.SourceHash || f.Algorithm == service.Maglev:
+		return "the client's address decides (" + string(f.Algorithm) + ")"
+	case e.Next:
+		return string(f.Algorithm) + ": it is next, unless another connection comes first"
+	}
+	return string(f.Algorithm)
+}
+
+// checkTransparent checks what brings endpoints' answers to sockets that bear
+// a client's address.
+func (t *tracer) checkTransparent() {
+	if t.proxy.Missing == nil {
+		return
+	}
+	missing, err := t.proxy.Missing()
+	if err != nil {
+		t.warn(SeverityWarning, err.Error(), "routing", "")
+	}
+	for _, what := range missing {
+		t.warn(SeverityError, "answers to connections that kproxy makes from the client's address don't come back: there is no "+what, "routing",
+			"kproxy repairs it within seconds; if not, restart it")
+	}
 }

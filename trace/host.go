@@ -2,13 +2,21 @@ package trace
 
 import (
 	"context"
+	"encoding/binary"
+	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"strconv"
+	"strings"
 	"sync"
 
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
@@ -24,7 +32,7 @@ type hostState struct {
 	forwarding  func(f service.Family, in string) string // the setting that keeps packets from being forwarded
 	reversePath func(from netip.Addr, in string, mark uint32) reversePath
 	conntrack   func() (count, limit int, err error)
-	// sets lists sets of kproxy's with their entries.
+	// sets lists kproxy's sets with their entries.
 	sets func(names func(string) bool) ([]kernel.SetState, error)
 	// What is behind the routing decision; nil functions leave it unknown.
 	hop            func(*route) (hop, error)
@@ -123,4 +131,429 @@ func (matchHost) Listens(proto service.Protocol, a netip.AddrPort) (bool, error)
 		}
 	}
 	return false, err
+}
+
+// query is a packet as the routing decision sees it.
+type query struct {
+	to, from netip.Addr // from may be the zero Addr
+	in       string     // interface it came in on; empty for this node's own
+	mark     uint32
+}
+
+// route is the kernel's answer to a query.
+type route struct {
+	query
+	link   string // it leaves by
+	via    netip.Addr
+	source netip.Addr // that the kernel would choose
+	mtu    int        // 0 for the link's
+	table  int
+	kind   int // RTN_*
+	err    error
+}
+
+// local reports whether the packet is delivered to this node.
+func (r *route) local() bool { return r.err == nil && r.kind == unix.RTN_LOCAL }
+
+// passes reports whether the packet goes on, to this node or to another host.
+func (r *route) passes() bool {
+	return r.err == nil && (r.kind == unix.RTN_LOCAL || r.kind == unix.RTN_UNICAST)
+}
+
+// askRoute asks the kernel for a route (RTM_GETROUTE), as ip route get does.
+func askRoute(q query) route {
+	r := route{query: q}
+	o := &netlink.RouteGetOptions{Iif: q.in, Mark: q.mark}
+	if q.from.IsValid() {
+		o.SrcAddr = q.from.AsSlice()
+	}
+	found, err := netlink.RouteGetWithOptions(q.to.AsSlice(), o)
+	if err == nil && len(found) == 0 {
+		err = unix.ENETUNREACH
+	}
+	if err != nil {
+		r.err = err
+		return r
+	}
+	f := &found[0]
+	r.kind, r.table, r.mtu = f.Type, f.Table, f.MTU
+	r.via, r.source = addrOf(f.Gw), addrOf(f.Src)
+	if via, ok := f.Via.(*netlink.Via); ok && !r.via.IsValid() {
+		r.via = addrOf(via.Addr)
+	}
+	if link, err := netlink.LinkByIndex(f.LinkIndex); err == nil {
+		r.link = link.Attrs().Name
+	}
+	return r
+}
+
+func addrOf(b []byte) netip.Addr {
+	a, _ := netip.AddrFromSlice(b)
+	return a.Unmap()
+}
+
+// kinds of routes as ip prints them (include/uapi/linux/rtnetlink.h).
+var routeKinds = map[int]string{
+	unix.RTN_LOCAL: "local", unix.RTN_BROADCAST: "broadcast", unix.RTN_ANYCAST: "anycast", unix.RTN_MULTICAST: "multicast",
+	unix.RTN_BLACKHOLE: "blackhole", unix.RTN_UNREACHABLE: "unreachable", unix.RTN_PROHIBIT: "prohibit", unix.RTN_THROW: "throw",
+}
+
+// String is the question and the answer, as ip route get has them.
+func (r *route) String() string {
+	if r.err != nil {
+		return fmt.Sprintf("%s: %s", r.command(), r.failure())
+	}
+	var b strings.Builder
+	if k := routeKinds[r.kind]; k != "" {
+		b.WriteString(k + " ")
+	}
+	b.WriteString(r.to.String())
+	if r.via.IsValid() {
+		fmt.Fprintf(&b, " via %s", r.via)
+	}
+	if r.link != "" {
+		fmt.Fprintf(&b, " dev %s", r.link)
+	}
+	if r.source.IsValid() {
+		fmt.Fprintf(&b, " src %s", r.source)
+	}
+	if r.table != unix.RT_TABLE_MAIN && r.table != unix.RT_TABLE_LOCAL && r.table != 0 {
+		fmt.Fprintf(&b, " table %d", r.table)
+	}
+	return b.String()
+}
+
+// command is the command that asks the same.
+func (r *route) command() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "ip route get %s", r.to)
+	if r.from.IsValid() {
+		fmt.Fprintf(&b, " from %s", r.from)
+	}
+	if r.in != "" {
+		fmt.Fprintf(&b, " iif %s", r.in)
+	}
+	if r.mark != 0 {
+		fmt.Fprintf(&b, " mark %#x", r.mark)
+	}
+	return b.String()
+}
+
+// failure says in a few words why there is no way.
+func (r *route) failure() string {
+	switch {
+	case r.err == nil:
+		return "the route is of type " + routeKinds[r.kind]
+	case errors.Is(r.err, unix.ENETUNREACH):
+		return "there is no route"
+	case errors.Is(r.err, unix.EHOSTUNREACH):
+		return "the route is of type unreachable, or the host doesn't forward"
+	case errors.Is(r.err, unix.EACCES):
+		return "the route is of type prohibit"
+	case errors.Is(r.err, unix.EXDEV):
+		return "the reverse path filter refuses the source"
+	case errors.Is(r.err, unix.EINVAL) && r.from.IsLoopback() && !r.to.IsLoopback():
+		return "a loopback address can't be the source of what leaves this node"
+	case errors.Is(r.err, unix.EINVAL) && r.in == "":
+		return "the route is of type blackhole"
+	}
+	return fmt.Sprintf("the kernel refuses it (%v)", r.err)
+}
+
+// refusal is what becomes of a packet that is to be forwarded and has no route: the
+// kernel says so to its sender by ICMP, but for a blackhole (ip_error in net/ipv4/route.c,
+// ip6_pkt_drop in net/ipv6/route.c).
+func (r *route) refusal() Verdict {
+	if errors.Is(r.err, unix.ENETUNREACH) || errors.Is(r.err, unix.EHOSTUNREACH) || errors.Is(r.err, unix.EACCES) ||
+		r.err == nil && (r.kind == unix.RTN_UNREACHABLE || r.kind == unix.RTN_PROHIBIT) {
+		return Refused
+	}
+	return Dropped
+}
+
+// addresses are this node's own.
+type addresses struct {
+	links    map[netip.Addr]string // by address
+	networks []network             // directly connected
+}
+
+// network is a network that a link is in.
+type network struct {
+	netip.Prefix
+	link string
+}
+
+func localAddresses() (addresses, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return addresses{}, fmt.Errorf("list links: %w", err)
+	}
+	names := make(map[int]string, len(links))
+	for _, l := range links {
+		names[l.Attrs().Index] = l.Attrs().Name
+	}
+	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)
+	if err != nil {
+		return addresses{}, fmt.Errorf("list addresses: %w", err)
+	}
+	out := addresses{links: make(map[netip.Addr]string, len(addrs))}
+	for _, a := range addrs {
+		if a.IPNet == nil {
+			continue
+		}
+		at, link := addrOf(a.IP), names[a.LinkIndex]
+		out.links[at] = link
+		if bits, _ := a.Mask.Size(); bits < at.BitLen() && !at.IsLoopback() {
+			out.networks = append(out.networks, network{netip.PrefixFrom(at, bits).Masked(), link})
+		}
+	}
+	return out, nil
+}
+
+// linkTo returns the link whose network an address is in; empty if none is.
+func (a *addresses) linkTo(to netip.Addr) string {
+	best := network{}
+	for _, n := range a.networks {
+		if n.Contains(to) && n.Bits() >= best.Bits() {
+			best = n
+		}
+	}
+	return best.link
+}
+
+// linkAddress is a link's first address that other hosts can use.
+func linkAddress(name string, f service.Family) (netip.Addr, error) {
+	link, err := netlink.LinkByName(name)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("look at link %s: %w", name, err)
+	}
+	family := netlink.FAMILY_V4
+	if f == service.IPv6 {
+		family = netlink.FAMILY_V6
+	}
+	addrs, err := netlink.AddrList(link, family)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("list addresses of %s: %w", name, err)
+	}
+	for _, a := range addrs {
+		if at := addrOf(a.IP); !at.IsLinkLocalUnicast() {
+			return at, nil
+		}
+	}
+	return netip.Addr{}, fmt.Errorf("link %s has no %s address", name, f)
+}
+
+// sysctl reads a setting of the network namespace of the calling thread; parts
+// are not to be joined with dots, which names of interfaces may contain.
+func sysctl(parts ...string) (int, bool) {
+	b, err := os.ReadFile("/proc/sys/" + strings.Join(parts, "/"))
+	if err != nil {
+		return 0, false
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	return n, err == nil
+}
+
+// settingName is how sysctl(8) spells a setting; a dot in a name is a slash
+// there.
+func settingName(parts ...string) string {
+	out := make([]string, len(parts))
+	for i, p := range parts {
+		out[i] = strings.ReplaceAll(p, ".", "/")
+	}
+	return strings.Join(out, ".")
+}
+
+// forwardingOff returns the setting that keeps packets which came in on an
+// interface from being forwarded; empty if none does. IPv4 goes by the
+// interface's own setting (IN_DEV_FORWARD in net/ipv4/route.c), IPv6 by that for
+// all (ip6_forward in net/ipv6/ip6_output.c), since Linux 6.17 also by
+// force_forwarding of the interface.
+func forwardingOff(f service.Family, in string) string {
+	if f == service.IPv6 {
+		if n, ok := sysctl("net", "ipv6", "conf", "all", "forwarding"); ok && n == 0 {
+			if n, ok := sysctl("net", "ipv6", "conf", in, "force_forwarding"); !ok || n == 0 {
+				return "net.ipv6.conf.all.forwarding"
+			}
+		}
+		return ""
+	}
+	if n, ok := sysctl("net", "ipv4", "ip_forward"); ok && n == 0 {
+		if n, ok := sysctl("net", "ipv4", "conf", in, "forwarding"); !ok || n == 0 {
+			return "net.ipv4.ip_forward"
+		}
+	}
+	if n, ok := sysctl("net", "ipv4", "conf", in, "forwarding"); ok && n == 0 {
+		return settingName("net", "ipv4", "conf", in, "forwarding")
+	}
+	return ""
+}
+
+// reversePath is what the reverse path filter says to a source address
+// (fib_validate_source in net/ipv4/fib_frontend.c). IPv6 has none but as a rule
+// of iptables.
+type reversePath struct {
+	mode    int    // 0 off, 1 strict, 2 loose: the greater of all's and the interface's
+	setting string // that decides
+	marked  string // the setting that has the look-up go by the packet's mark; empty if none does
+	back    route  // to the source
+	refused bool
+}
+
+// checkReversePath checks whether a source address may come in on an interface.
+func checkReversePath(from netip.Addr, in string, mark uint32) reversePath {
+	if service.FamilyOf(from) == service.IPv6 {
+		return reversePath{}
+	}
+	var r reversePath
+	for _, conf := range []string{in, "all"} {
+		if n, ok := sysctl("net", "ipv4", "conf", conf, "rp_filter"); ok && n > r.mode {
+			r.mode, r.setting = n, settingName("net", "ipv4", "conf", conf, "rp_filter")
+		}
+	}
+	for _, conf := range []string{in, "all"} {
+		if n, _ := sysctl("net", "ipv4", "conf", conf, "src_valid_mark"); n != 0 && mark != 0 {
+			r.marked = settingName("net", "ipv4", "conf", conf, "src_valid_mark")
+		}
+	}
+	if r.marked == "" {
+		mark = 0
+	}
+	if r.mode == 0 && mark == 0 {
+		return r
+	}
+	r.back = askRoute(query{to: from, mark: mark})
+	if r.mode == 0 { // rules of routing make the kernel look all the same, and an address of its own is no source
+		r.refused = r.back.err == nil && r.back.kind != unix.RTN_UNICAST
+		return r
+	}
+	r.refused = r.back.err != nil || r.back.kind != unix.RTN_UNICAST || r.mode == 1 && r.back.link != in
+	return r
+}
+
+// remedy is for packets that it refuses.
+func (r *reversePath) remedy() string {
+	if r.marked != "" {
+		return fmt.Sprintf("look the source up without the mark: sysctl -w %s=0", r.marked)
+	}
+	return fmt.Sprintf("mend the route back, or make the filter loose: sysctl -w %s=2", r.setting)
+}
+
+func (r *reversePath) String() string {
+	if r.marked != "" {
+		return r.marked + " = 1"
+	}
+	name := map[int]string{0: "off", 1: "strict", 2: "loose"}[r.mode]
+	return fmt.Sprintf("%s = %d (%s)", r.setting, r.mode, name)
+}
+
+// martian says why an address can't be the source of a packet from another host
+// (ip_route_input_slow in net/ipv4/route.c); empty if it can.
+func martian(from netip.Addr) string {
+	switch {
+	case from.IsLoopback():
+		return "loopback addresses mean nothing to other hosts"
+	case from.IsMulticast():
+		return "a multicast address is no host's"
+	case from == netip.AddrFrom4([4]byte{255, 255, 255, 255}):
+		return "the broadcast address is no host's"
+	case from.IsUnspecified():
+		return "it is no address"
+	}
+	return ""
+}
+
+// listener is a socket that waits for connections or datagrams.
+type listener struct {
+	address netip.AddrPort
+	v6only  bool
+}
+
+// sockets that wait: a UDP socket that isn't connected is in TCP_CLOSE
+// (include/net/tcp_states.h).
+const (
+	tcpListen = 10
+	tcpClose  = 7
+)
+
+// inetDiagSKV6Only is INET_DIAG_SKV6ONLY (include/uapi/linux/inet_diag.h).
+const inetDiagSKV6Only = 11
+
+// diagRequest is struct inet_diag_req_v2.
+type diagRequest struct {
+	family, protocol uint8
+	states           uint32
+	port             uint16
+}
+
+func (r *diagRequest) Len() int { return 56 }
+
+func (r *diagRequest) Serialize() []byte {
+	b := make([]byte, r.Len())
+	b[0], b[1] = r.family, r.protocol
+	binary.NativeEndian.PutUint32(b[4:], r.states)
+	binary.BigEndian.PutUint16(b[8:], r.port) // id.idiag_sport limits a dump
+	return b
+}
+
+// listenersOn returns the sockets that wait on a port (sock_diag(7)), asking only
+// for those: a host has many sockets.
+func listenersOn(proto service.Protocol, port uint16) ([]listener, error) {
+	state := uint32(1 << tcpListen)
+	if proto == service.UDP {
+		state = 1 << tcpClose
+	}
+	var out []listener
+	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
+		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
+		req.AddData(&diagRequest{family: family, protocol: uint8(proto), states: state, port: port})
+		msgs, err := req.Execute(unix.NETLINK_INET_DIAG, 0)
+		if err != nil {
+			return nil, fmt.Errorf("list sockets that listen: %w", err)
+		}
+		for _, m := range msgs {
+			if l, ok := parseListener(m); ok && l.address.Port() == port {
+				out = append(out, l)
+			}
+		}
+	}
+	return out, nil
+}
+
+// parseListener reads a struct inet_diag_msg with its attributes.
+func parseListener(m []byte) (listener, bool) {
+	const size = 72
+	if len(m) < size {
+		return listener{}, false
+	}
+	raw := m[8:12]
+	if m[0] == unix.AF_INET6 {
+		raw = m[8:24]
+	}
+	a, _ := netip.AddrFromSlice(raw)
+	l := listener{address: netip.AddrPortFrom(a, binary.BigEndian.Uint16(m[4:]))}
+	for kind, value := range nlmsg.Attributes(m[size:]) {
+		l.v6only = l.v6only || kind == inetDiagSKV6Only && len(value) > 0 && value[0] != 0
+	}
+	return l, true
+}
+
+// takes reports whether l would get what is sent to an address.
+func (l *listener) takes(a netip.Addr) bool {
+	at := l.address.Addr()
+	if !at.IsUnspecified() {
+		return at.Unmap() == a
+	}
+	return at.Is4() == a.Is4() || at.Is6() && !l.v6only
+}
+
+// listenerFor returns the socket that gets what is sent to a local address.
+func listenerFor(proto service.Protocol, to netip.AddrPort) (listener, bool, error) {
+	all, err := listenersOn(proto, to.Port())
+	for _, l := range all {
+		if l.takes(to.Addr()) {
+			return l, true, nil
+		}
+	}
+	return listener{}, false, err
 }

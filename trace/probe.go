@@ -29,7 +29,7 @@ const (
 )
 
 // probe makes one connection and closes it, or sends one datagram, from where the
-// client is, and looks what conntrack has of it.
+// client is, and reads its conntrack entry.
 func (t *tracer) probe(ctx context.Context, r *Result) *Probe {
 	p := &Probe{Conntrack: []string{}, From: "this node itself, whose packets take another way than those of pods and other hosts"}
 	if t.req.Netns != "" {
@@ -66,8 +66,8 @@ func (t *tracer) there(f func() error) error {
 	return inside(t.req.Netns, f)
 }
 
-// send sends the probe and, while its socket is still open, looks at conntrack.
-func (t *tracer) send(ctx context.Context, p *Probe, look func(netip.AddrPort) []conntrack.Flow) (netip.AddrPort, []conntrack.Flow) {
+// send sends the probe and, while its socket is still open, reads conntrack.
+func (t *tracer) send(ctx context.Context, p *Probe, read func(netip.AddrPort) []conntrack.Flow) (netip.AddrPort, []conntrack.Flow) {
 	local := netip.AddrPortFrom(t.req.From, 0)
 	if !t.req.From.IsValid() {
 		local = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
@@ -76,7 +76,7 @@ func (t *tracer) send(ctx context.Context, p *Probe, look func(netip.AddrPort) [
 		}
 	}
 	if t.req.Protocol == service.UDP {
-		return t.sendDatagram(p, local, look)
+		return t.sendDatagram(p, local, read)
 	}
 	// A port of one's own tells the entry from others', also where the connection
 	// fails.
@@ -95,18 +95,18 @@ func (t *tracer) send(ctx context.Context, p *Probe, look func(netip.AddrPort) [
 		if local.Addr().IsUnspecified() {
 			local = netip.AddrPortFrom(t.client.Address, local.Port())
 		}
-		return local, look(local)
+		return local, read(local)
 	}
 	defer c.Close()
 	local = c.LocalAddr().(*net.TCPAddr).AddrPort()
 	if t.forecast != nil {
 		t.awaitEndpoint(c, local, p)
 	}
-	return local, look(local)
+	return local, read(local)
 }
 
-// portTries is how often a probe takes another port, where somebody else got its port
-// between when it was free and when it is used.
+// portTries is how often a probe takes another port, where another socket takes its port
+// before it is used.
 const portTries = 8
 
 // dial connects from a free port of an address, and notes how long the last try took.
@@ -132,9 +132,9 @@ func (p *Probe) dial(ctx context.Context, to netip.AddrPort, addr netip.Addr, fr
 // awaitEndpoint waits until userspace, which accepts first, has found an endpoint
 // or given up.
 func (t *tracer) awaitEndpoint(c net.Conn, local netip.AddrPort, p *Probe) {
-	const look = 20 * time.Millisecond
-	for end := time.Now().Add(probeTimeout); time.Now().Before(end) && !t.carriedTo(local).IsValid(); {
-		c.SetReadDeadline(time.Now().Add(look))
+	const poll = 20 * time.Millisecond
+	for end := time.Now().Add(probeTimeout); time.Now().Before(end) && !t.endpointOfProbe(local).IsValid(); {
+		c.SetReadDeadline(time.Now().Add(poll))
 		if _, err := c.Read(make([]byte, 1)); err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
 			p.Outcome, p.Note = "refused", "kproxy accepted it, and then found no endpoint that does"
 			return
@@ -142,9 +142,9 @@ func (t *tracer) awaitEndpoint(c net.Conn, local netip.AddrPort, p *Probe) {
 	}
 }
 
-// carriedTo is the endpoint that userspace has connected the probe to; invalid if
+// endpointOfProbe is the endpoint that userspace has connected the probe to; invalid if
 // none yet.
-func (t *tracer) carriedTo(local netip.AddrPort) netip.AddrPort {
+func (t *tracer) endpointOfProbe(local netip.AddrPort) netip.AddrPort {
 	if t.proxy == nil || t.proxy.Connections == nil {
 		return netip.AddrPort{}
 	}
@@ -156,7 +156,7 @@ func (t *tracer) carriedTo(local netip.AddrPort) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-func (t *tracer) sendDatagram(p *Probe, local netip.AddrPort, look func(netip.AddrPort) []conntrack.Flow) (netip.AddrPort, []conntrack.Flow) {
+func (t *tracer) sendDatagram(p *Probe, local netip.AddrPort, read func(netip.AddrPort) []conntrack.Flow) (netip.AddrPort, []conntrack.Flow) {
 	start := time.Now()
 	var c *net.UDPConn
 	err := t.there(func() (err error) {
@@ -178,7 +178,7 @@ func (t *tracer) sendDatagram(p *Probe, local netip.AddrPort, look func(netip.Ad
 		p.Outcome, p.Note = "no answer", "many servers don't answer what they don't understand, so this says little"
 	}
 	local = c.LocalAddr().(*net.UDPAddr).AddrPort()
-	return local, look(local)
+	return local, read(local)
 }
 
 func outcomeOf(err error, good string) string {
@@ -223,7 +223,7 @@ func control(c syscall.RawConn, option, value int) (err error) {
 // flowsOf lists the probe's own entries. Of the connection that userspace makes
 // for it nothing tells which of all to that endpoint it is.
 func (t *tracer) flowsOf(c *conntrack.Client, local netip.AddrPort, p *Probe) []conntrack.Flow {
-	p.Endpoint = t.carriedTo(local)
+	p.Endpoint = t.endpointOfProbe(local)
 	if c == nil {
 		return nil
 	}
@@ -267,9 +267,9 @@ func flowText(f *conntrack.Flow) string {
 	return text
 }
 
-// judgeProbe says what the probe tells beyond what was predicted, and finds the
-// endpoints that don't answer.
-func (t *tracer) judgeProbe(ctx context.Context, r *Result) {
+// checkProbe compares the probe with the prediction, and finds the endpoints that don't
+// answer.
+func (t *tracer) checkProbe(ctx context.Context, r *Result) {
 	p := r.Probe
 	good := p.Outcome == "connected" || p.Outcome == "answered"
 	switch {

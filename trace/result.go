@@ -11,7 +11,153 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace/netfilter"
 )
+
+// Request is what to trace.
+type Request struct {
+	Address  netip.AddrPort   `json:"address"`
+	Protocol service.Protocol `json:"protocol"` // TCP or UDP
+	// From is the client's address; the zero Addr is this node itself.
+	From netip.Addr `json:"from,omitzero"`
+	// Probe sends one real connection or datagram, from where the client is.
+	Probe bool `json:"-"`
+	// AnyClient has From be another host or a pod, whichever is known.
+	AnyClient bool `json:"-"`
+	// Netns is the path of the client's network namespace, and Pod the name of the pod on
+	// this node that it is; empty if From says it all. They imply From.
+	Netns string `json:"netns,omitempty"`
+	Pod   string `json:"pod,omitempty"`
+}
+
+// Verdict is what becomes of the packet.
+type Verdict string
+
+// The verdicts. Undetermined is the answer where something in the way could not
+// be read or is not understood; Findings say what.
+const (
+	Forwarded    Verdict = "forwarded"
+	Refused      Verdict = "refused"
+	Dropped      Verdict = "dropped"
+	NotAService  Verdict = "not a service"
+	Undetermined Verdict = "undetermined"
+)
+
+// Result is the answer to a Request.
+type Result struct {
+	Request
+	// Namespace is the network namespace that was traced.
+	Namespace string `json:"namespace"`
+	// Service is "namespace/name" or "namespace/name:port"; empty if the address
+	// is none of a service's, or no plan was there to ask.
+	Service string `json:"service"`
+	// Kind is "cluster IP", "node port", "external IP", "load balancer" or empty.
+	Kind string `json:"kind"`
+	// Client says who From is to kproxy: "a pod of this node", "this node
+	// itself", "outside", ….
+	Client    string         `json:"client"`
+	DataPlane plan.DataPlane `json:"dataplane"` // empty without a plan
+	State     string         `json:"state"`
+	Reason    string         `json:"reason"` // why it is there
+
+	Verdict Verdict `json:"verdict"`
+	// Culprit is one sentence: what stops the packet, where, and the remedy; empty
+	// if nothing does.
+	Culprit    string      `json:"culprit"`
+	Candidates []Candidate `json:"candidates"`
+	Masquerade Masquerade  `json:"masquerade"`
+	Steps      []Step      `json:"steps"` // in the order the packet meets them
+	Findings   []Finding   `json:"findings"`
+	Mismatches []Mismatch  `json:"mismatches"`
+	Probe      *Probe      `json:"probe,omitempty"`
+}
+
+// Kinds of steps.
+const (
+	KindRule          = "rule"
+	KindPolicy        = "policy"
+	KindSet           = "set"
+	KindRoute         = "route"
+	KindVirtualServer = "virtual server"
+	KindRealServer    = "real server"
+	KindListener      = "listener"
+	KindSetting       = "setting"
+)
+
+// Step is one thing that the packet meets.
+type Step struct {
+	// Hook is "PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING",
+	// "routing", "userspace" or "IPVS".
+	Hook  string `json:"hook"`
+	Leg   string `json:"leg,omitempty"`   // the endpoint, from where the ways to endpoints part
+	Table string `json:"table,omitempty"` // of netfilter
+	Chain string `json:"chain,omitempty"`
+	Kind  string `json:"kind"`
+	// Text is the object as the kernel's own tool prints it.
+	Text    string  `json:"text"`
+	Packets *uint64 `json:"packets,omitempty"` // nil: it has no counter
+	Bytes   *uint64 `json:"bytes,omitempty"`
+	// Outcome is what it does with this packet: "matches: jump to KPROXY-PORTAL".
+	Outcome string `json:"outcome"`
+	Why     string `json:"why,omitempty"`
+}
+
+// Candidate is an endpoint of the service, whether it may get this packet or
+// not.
+type Candidate struct {
+	Endpoint netip.AddrPort `json:"endpoint"`
+	Node     string         `json:"node,omitempty"`
+	// Probability that it is the one: 0..1, from what is in the kernel, or from
+	// the picker in userspace.
+	Probability float64 `json:"probability"`
+	Usable      bool    `json:"usable"`
+	Health      string  `json:"health,omitempty"`
+	// Why says why it is a candidate or isn't, and what would stop the packet on
+	// the way to it.
+	Why     string  `json:"why,omitempty"`
+	Packets *uint64 `json:"packets,omitempty"` // of its DNAT rule or real server
+	Bytes   *uint64 `json:"bytes,omitempty"`
+}
+
+// Masquerade is whether another address replaces the client's.
+type Masquerade struct {
+	Yes    bool       `json:"yes"`
+	Source netip.Addr `json:"source,omitzero"` // that the endpoint sees; zero if unknown
+	Reason string     `json:"reason"`
+}
+
+// Severities of findings. An error stops the packet, or would one to some
+// endpoint; a warning makes trouble possible; a note explains.
+const (
+	SeverityError   = "error"
+	SeverityWarning = "warning"
+	SeverityNote    = "note"
+)
+
+// Finding is something that a person should know about the way.
+type Finding struct {
+	Severity string `json:"severity"`
+	What     string `json:"what"`
+	Where    string `json:"where"`
+	Remedy   string `json:"remedy,omitempty"`
+}
+
+// Mismatch is a difference between the plan and the kernel.
+type Mismatch = kernel.Mismatch
+
+// Probe is what became of a real connection or datagram.
+type Probe struct {
+	// From says where it was sent from.
+	From string `json:"from"`
+	// Outcome is "connected", "answered", "refused", "timeout", "unreachable" or,
+	// for a datagram without an answer, "no answer".
+	Outcome  string         `json:"outcome"`
+	Endpoint netip.AddrPort `json:"endpoint,omitzero"` // that answered, as far as conntrack tells
+	Seconds  float64        `json:"seconds"`
+	// Conntrack are its own entries, as conntrack -L prints them.
+	Conntrack []string `json:"conntrack"`
+	Note      string   `json:"note,omitempty"`
+}
 
 // result puts together what was found.
 func (t *tracer) result() Result {
@@ -23,8 +169,8 @@ func (t *tracer) result() Result {
 	r.Candidates = t.candidates()
 	r.Verdict = t.verdict()
 	r.Masquerade = t.masquerade()
-	t.judgeEnds(&r)
-	t.judgePlan(&r)
+	t.addStops(&r)
+	t.checkPlan(&r)
 	r.Mismatches = append(r.Mismatches, t.mismatches...)
 	r.Findings = append([]Finding{}, t.findings...)
 	r.sortFindings()
@@ -81,8 +227,8 @@ func (t *tracer) verdict() Verdict {
 	return Undetermined
 }
 
-// judgeEnds turns what stops the packet into findings.
-func (t *tracer) judgeEnds(r *Result) {
+// addStops turns what stops the packet into findings.
+func (t *tracer) addStops(r *Result) {
 	for _, e := range t.ends {
 		if e.stop == nil || e.share == 0 {
 			continue
@@ -348,3 +494,115 @@ func (t *tracer) plainReason() string {
 }
 
 func percent(p float64) string { return fmt.Sprintf("%.3g %%", 100*p) }
+
+// checkPlan adds what the plan says is wrong.
+func (t *tracer) checkPlan(r *Result) {
+	if t.proxy == nil {
+		if t.silent != "" {
+			t.warn(SeverityError, "kproxy hangs: it runs, and doesn't answer ("+t.silent+"). This is what the kernel does by itself", "kproxy run", "look at its log, and restart it")
+			return
+		}
+		t.warn(SeverityNote, "kproxy isn't running or wasn't asked: this is what the kernel says alone, without the plan and what userspace would choose", "", "")
+		return
+	}
+	if !t.proxy.Alive {
+		t.warn(SeverityWarning, "kproxy's heartbeat has stopped: new connections go by the kernel's own rules, and a service that has none isn't served", "set KPROXY-ALIVE",
+			"look at kproxy's log and at kproxy status; restart it")
+	}
+	if t.service == nil {
+		return
+	}
+	for _, p := range t.service.Problems {
+		t.warn(SeverityWarning, p, t.service.Port.Source, "")
+	}
+	for _, c := range r.Candidates {
+		if c.Probability > 0 && c.Health == "down" && !t.stops(c.Endpoint) {
+			t.warn(SeverityError, fmt.Sprintf("%s gets %s of new connections, but is down: %s", c.Endpoint, percent(c.Probability), c.Why), "endpoint "+c.Endpoint.String(),
+				"look at the pod: it doesn't answer")
+		}
+	}
+	t.checkVerdict(r)
+}
+
+// stops reports whether a finding says already what ends the way to an endpoint.
+func (t *tracer) stops(endpoint netip.AddrPort) bool {
+	return slices.ContainsFunc(t.ends, func(e end) bool { return e.endpoint == endpoint && e.stop != nil })
+}
+
+// checkVerdict compares what becomes of the packet with what is planned.
+func (t *tracer) checkVerdict(r *Result) {
+	p := &t.proxy.Plan.Policy
+	want := t.service.VerdictFor(t.frontend, t.client, p)
+	switch {
+	case want == plan.Forward && r.Verdict == NotAService && t.untracked():
+		where, remedy := "raw", "iptables-save -t raw, or nft list ruleset, shows it"
+		if s := t.metRule("raw", "NOTRACK"); s != nil {
+			where, remedy = place(s), t.ruleRemedy(s)
+		}
+		t.warn(SeverityError, "a rule that isn't kproxy's keeps conntrack from the packet (NOTRACK), so that its destination can't be translated", where, remedy)
+	case want == plan.Forward && r.Verdict == NotAService:
+		t.warn(SeverityError, fmt.Sprintf("nothing in the kernel leads packets for %s to %s's endpoints", t.req.Address, t.serviceName()), "netfilter", t.repairs())
+	case want != plan.Forward && r.Verdict == NotAService && r.Service != "":
+		t.warn(SeverityError, t.notForwarded(want), "plan", "")
+	case want != plan.Forward && r.Verdict == Forwarded:
+		t.mismatch("verdict for "+t.req.Address.String(), string(want), "forwarded")
+	}
+}
+
+// untracked reports whether the packet went on without an entry of conntrack's.
+func (t *tracer) untracked() bool {
+	return slices.ContainsFunc(t.ends, func(e end) bool { return e.packet.State == netfilter.Untracked })
+}
+
+func (t *tracer) notForwarded(v plan.Verdict) string {
+	if !t.frontend.Allows(t.client) {
+		return t.notAdmitted()
+	}
+	if v == plan.Drop {
+		return t.noLocalEndpoint()
+	}
+	return t.noUsableEndpoint()
+}
+
+func (t *tracer) notAdmitted() string {
+	return fmt.Sprintf("%s isn't in the source ranges that %s admits", t.client.Address, t.serviceName())
+}
+
+func (t *tracer) noLocalEndpoint() string {
+	return t.serviceName() + " has no endpoint on this node, and its traffic policy is Local"
+}
+
+func (t *tracer) noUsableEndpoint() string {
+	return t.serviceName() + " has no endpoint that takes connections" + t.noEndpoints()
+}
+
+func (t *tracer) repairs() string {
+	return "kproxy repairs its own objects within seconds; if this lasts, look at its log, or restart it"
+}
+
+// culprit is one sentence: what stops the packet, where, and the remedy; empty if
+// nothing does. A way that only some connections take counts too.
+func culprit(r *Result) string {
+	stopped := r.Verdict != Forwarded
+	pick := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Severity == SeverityError })
+	if pick < 0 && len(r.Mismatches) > 0 && stopped {
+		m := r.Mismatches[0]
+		return fmt.Sprintf("%s isn't as planned: planned is %s, in the kernel is %s; kproxy repairs it within seconds, or restart it.", m.Object, m.Planned, m.Kernel)
+	}
+	if pick < 0 {
+		return ""
+	}
+	f := r.Findings[pick]
+	text := f.What
+	if f.Where != "" {
+		text += " (" + f.Where + ")"
+	}
+	if f.Remedy != "" {
+		text += "; remedy: " + f.Remedy
+	}
+	if len(r.Mismatches) > 0 && r.Verdict == NotAService {
+		m := r.Mismatches[0]
+		text = fmt.Sprintf("%s isn't as planned: planned is %s, in the kernel is %s; %s", m.Object, m.Planned, m.Kernel, text)
+	}
+	return strings.TrimSuffix(text, ".") + "."
+}

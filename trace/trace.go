@@ -121,7 +121,7 @@ func Run(ctx context.Context, req Request, proxy *Proxy) (Result, error) {
 	r.Namespace = spaceName()
 	if req.Probe {
 		r.Probe = t.probe(ctx, &r)
-		t.judgeProbe(ctx, &r)
+		t.checkProbe(ctx, &r)
 	}
 	return r, nil
 }
