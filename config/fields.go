@@ -16,7 +16,7 @@ type Field struct {
 
 // Reasons that several fields are ignored for.
 const (
-	whenChanged  = "kproxy programs what has changed at once, coalesces what comes in bursts, and watches its own rules: there is no period to set"
+	whenChanged  = "kproxy programs changes at once and watches its rules: there is no period"
 	noGates      = "kproxy has none of kube-proxy's optional features to turn on or off"
 	onWindows    = "for Windows; kproxy runs on Linux"
 	unbuffered   = "kproxy writes its log unbuffered, to standard error"
