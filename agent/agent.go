@@ -81,9 +81,9 @@ type Agent struct {
 	arrivals       arrivals
 	carried        carried
 	refusals       refusals
-	restorer       *restorer
+	repair         *conntrackRepair
 	keeper         *keeper
-	sweeper        *sweeper
+	staleFlows     *staleCleanup
 	clients        *ipvsAffinity
 	healthPort     ServeHealthPort
 	healths        *healthPorts
@@ -178,7 +178,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
-	a.restorer = newRestorer(a.log, a.conntrack, a.userspace)
+	a.repair = newConntrackRepair(a.log, a.conntrack, a.userspace)
 	a.keeper = newKeeper(a.log, a.sets, a.userspace, a.current.Load)
 	a.clients = newIPVSAffinity(a.log, a.marks(), a.userspace.Affinity)
 	a.healths = newHealthPorts(a.healthPort, a.log, a.healthPortFailed)
@@ -216,9 +216,9 @@ func (a *Agent) work(ctx context.Context) error {
 	a.hear(ended)
 	damaged := make(chan error, 1)
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
-	g.Go(func() error { return a.restorer.run(ctx) })
+	g.Go(func() error { return a.repair.run(ctx) })
 	g.Go(func() error { return a.keeper.run(ctx) })
-	g.Go(func() error { return a.sweeper.run(ctx) })
+	g.Go(func() error { return a.staleFlows.run(ctx) })
 	g.Go(func() error { return a.keepSmall(ctx) })
 	g.Go(func() error { return a.clients.run(ctx) })
 	g.Go(func() error { return a.userspace.Run(ctx) })
@@ -265,7 +265,7 @@ func (a *Agent) skipOwnEnds() {
 func (a *Agent) flowEnded(f conntrack.Flow) {
 	a.accounting.Ended(f)
 	a.refusals.ended(f)
-	a.restorer.ended(f)
+	a.repair.ended(f)
 }
 
 // drain ends what userspace carries, in good order and within --drain-timeout.

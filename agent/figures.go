@@ -153,7 +153,7 @@ func countRules(chains []kernel.Chain, jumps []kernel.Jump) map[string]int {
 	return out
 }
 
-func (f *figures) swept(took time.Duration) {
+func (f *figures) cleaned(took time.Duration) {
 	if f.observer != nil {
 		f.observer.Swept(took)
 	}

@@ -19,16 +19,16 @@ func (a *Agent) deleteHalfOpen(families [2]bool, p *plan.Plan) error {
 	if err != nil {
 		return err
 	}
-	for _, by := range a.judges(p) {
+	for _, by := range a.plansSince(p) {
 		flows = conntrack.HalfOpen(flows, by, a.local)
 	}
 	return a.deleteFlows(flows)
 }
 
-// judges are p and the plans that have come since, or are just coming. What is
-// listed may have begun by those, and not be stale: each looks for what p has left
-// itself, once it is in force.
-func (a *Agent) judges(p *plan.Plan) []*plan.Plan {
+// plansSince returns p and the plans that were computed after it. Flows that are
+// listed may have begun by those, and not be stale: each requests a clean-up of its
+// own, once it is in force.
+func (a *Agent) plansSince(p *plan.Plan) []*plan.Plan {
 	out := []*plan.Plan{p}
 	for _, later := range []*plan.Plan{a.current.Load(), a.coming.Load()} {
 		if later != nil && !slices.Contains(out, later) {
@@ -45,7 +45,7 @@ func (a *Agent) deleteStale(former []*plan.Plan, p *plan.Plan) error {
 	if err != nil {
 		return err
 	}
-	judges := a.judges(p) // after the list
+	plans := a.plansSince(p) // after the list
 	_, udp := a.userspace.Ports()
 	sessions := a.udpSessions()
 	c := conntrack.StaleConfig{
@@ -53,7 +53,7 @@ func (a *Agent) deleteStale(former []*plan.Plan, p *plan.Plan) error {
 		HasSession: func(f conntrack.Flow) bool { return sessions[session{f.OrigSrc, f.OrigDst}] },
 	}
 	for _, old := range former {
-		stale := staleByAll(flows, old, judges, c)
+		stale := staleByAll(flows, old, plans, c)
 		if err := a.deleteFlows(stale); err != nil {
 			return err
 		}

@@ -28,7 +28,7 @@ func dnsPlan(d plan.DataPlane, endpoints ...string) *plan.Plan {
 
 var dnsAddress = netip.MustParseAddrPort("10.96.0.10:53")
 
-// An entry that began by a plan which came since a sweep began, or is just coming, is
+// An entry that began by a plan which came since a clean-up began, or is just coming, is
 // left alone; one that is stale by this plan too isn't.
 func TestLaterPlansKeepTheirEntries(t *testing.T) {
 	const one, two, three, listener = "10.2.0.2:53", "10.2.0.3:53", "10.2.0.4:53", "10.1.0.1:10250"
@@ -58,7 +58,7 @@ func TestLaterPlansKeepTheirEntries(t *testing.T) {
 				})
 			}
 			var got []string
-			for _, f := range staleByAll(flows, tt.old, a.judges(tt.now), c) {
+			for _, f := range staleByAll(flows, tt.old, a.plansSince(tt.now), c) {
 				got = append(got, f.ReplySrc.String())
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {

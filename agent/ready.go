@@ -64,7 +64,7 @@ func (a *Agent) syncStatus() plan.SyncStatus {
 	if err := a.programmer.report().lastErr; err != nil && s.LastError == "" {
 		s.LastError = err.Error()
 	}
-	if err := a.sweeper.report(); err != nil && s.LastError == "" {
+	if err := a.staleFlows.report(); err != nil && s.LastError == "" {
 		s.LastError = fmt.Sprintf("delete stale conntrack entries: %v", err)
 	}
 	return s

@@ -65,7 +65,7 @@ func (a *Agent) waitForTrigger(ctx context.Context, wake, count, damage <-chan t
 		case <-wake:
 			return true
 		case <-count:
-			a.announceSync() // the programmer and the sweeper fail on their own
+			a.announceSync() // programming the rules and stale-entry cleanup fail on their own
 			if a.carried.update(a.dirty) {
 				return true
 			}
@@ -133,10 +133,10 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.healths.follow(p, d, healthAddresses(&p.Policy))
 	a.adopted = nil // only the first plan asks: a service that comes later is new
 	a.programmer.program(p, d)
-	a.sweeper.follow(old, d)
+	a.staleFlows.follow(old, d)
 	if a.repairing { // not before: until now flows may have begun without the portal
 		a.repairing = false
-		a.sweeper.all()
+		a.staleFlows.all()
 	}
 	took := time.Since(start)
 	a.sync.done(took)

@@ -166,10 +166,10 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	a.refusals.kick, a.refusals.log = a.kick, a.log
 	a.refusals.confirm = func(e netip.AddrPort) error { return connectOnce(e, a.marks().Own()) }
 	a.refusals.let = func(e netip.AddrPort, d time.Duration) error { return kernel.LetRefusals(a.sets, e, d) }
-	a.sweeper = &sweeper{
-		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, swept: a.figures.swept, wake: make(chan struct{}, 1),
+	a.staleFlows = &staleCleanup{
+		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, cleaned: a.figures.cleaned, wake: make(chan struct{}, 1),
 	}
-	a.programmer = newProgrammer(r, a.log, a.kick, a.sweeper.written)
+	a.programmer = newProgrammer(r, a.log, a.kick, a.staleFlows.written)
 	a.programmer.figures = &a.figures
 	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.portal,
@@ -183,7 +183,7 @@ func (a *Agent) revived() {
 	if err := kernel.EndStart(a.sets); err != nil {
 		a.log.Warn("clients of services that nothing serves aren't refused for some seconds", "error", err)
 	}
-	a.sweeper.all()
+	a.staleFlows.all()
 }
 
 // local reports whether packets to an address are delivered on this node.

@@ -105,7 +105,7 @@ type entry struct {
 // local reports whether an address is one of this node's.
 func NewAccounting(local func(netip.Addr) bool) *Accounting {
 	return &Accounting{
-		index:    &index{fronts: map[place]front{}, local: local},
+		index:    &index{fronts: map[frontendKey]front{}, local: local},
 		services: map[service.Key]*account{}, live: map[identity]entry{}, missing: map[identity]entry{},
 	}
 }

@@ -26,7 +26,7 @@ type Flow struct {
 	Status   uint32 // IPS_* bits of linux/netfilter/nf_conntrack_common.h
 	Timeout  time.Duration
 	ID       uint32    // the kernel's, a hash of the entry's tuples and its place in memory
-	Zone     uint16    // 0 unless somebody divides the table
+	Zone     uint16    // 0 unless another program divides the table
 	TCPState uint8     // TCP_CONNTRACK_* of linux/netfilter/nf_conntrack_tcp.h
 	Start    time.Time // zero unless nf_conntrack_timestamp is on
 }

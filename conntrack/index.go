@@ -8,8 +8,8 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// place is where a frontend answers. A node port has the zero Addr.
-type place struct {
+// frontendKey is where a frontend answers. A node port has the zero Addr.
+type frontendKey struct {
 	protocol service.Protocol
 	family   service.Family
 	address  netip.AddrPort
@@ -23,7 +23,7 @@ type front struct {
 
 // index finds the frontend a flow was sent to.
 type index struct {
-	fronts    map[place]front
+	fronts    map[frontendKey]front
 	nodePorts int // how many there are
 	local     func(netip.Addr) bool
 }
@@ -31,7 +31,7 @@ type index struct {
 // newIndex indexes the frontends of one protocol. local reports whether an
 // address is one of this node's: only there are node ports, if p lets them be.
 func newIndex(p *plan.Plan, protocol service.Protocol, local func(netip.Addr) bool) *index {
-	x := &index{fronts: map[place]front{}, local: local}
+	x := &index{fronts: map[frontendKey]front{}, local: local}
 	if p != nil {
 		x.local = func(a netip.Addr) bool { return local(a) && p.Policy.AnswersNodePorts(a) }
 	}
@@ -43,12 +43,12 @@ func newIndex(p *plan.Plan, protocol service.Protocol, local func(netip.Addr) bo
 	return x
 }
 
-func placeOf(f *plan.Frontend) place { return place{f.Protocol, f.Family, f.Address} }
+func keyOf(f *plan.Frontend) frontendKey { return frontendKey{f.Protocol, f.Family, f.Address} }
 
 func (x *index) add(s *plan.Service) {
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		x.fronts[placeOf(f)] = front{s, f}
+		x.fronts[keyOf(f)] = front{s, f}
 		if f.Kind == plan.NodePort {
 			x.nodePorts++
 		}
@@ -59,20 +59,20 @@ func (x *index) add(s *plan.Service) {
 func (x *index) remove(s *plan.Service) {
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		delete(x.fronts, placeOf(f))
+		delete(x.fronts, keyOf(f))
 		if f.Kind == plan.NodePort {
 			x.nodePorts--
 		}
 	}
 }
 
-// find returns the frontend to which f was sent. An entry in a zone is
-// somebody else's, whatever its addresses say.
+// find returns the frontend to which f was sent. An entry in a
+// zone is another program's, whatever its addresses say.
 func (x *index) find(f *Flow) (front, bool) {
 	if f.Zone != 0 {
 		return front{}, false
 	}
-	at := place{f.Protocol, f.Family, f.OrigDst}
+	at := frontendKey{f.Protocol, f.Family, f.OrigDst}
 	if hit, ok := x.fronts[at]; ok {
 		return hit, true
 	}

@@ -48,7 +48,7 @@ func Stale(flows []Flow, old, p *plan.Plan, c StaleConfig) []Flow {
 			continue
 		}
 		if at, ok := now.find(f); ok {
-			if c.misled(f, at) {
+			if c.misdirected(f, at) {
 				out = append(out, *f)
 			}
 		} else if at, ok := before.find(f); ok && c.orphaned(f, at.service) {
@@ -58,9 +58,9 @@ func Stale(flows []Flow, old, p *plan.Plan, c StaleConfig) []Flow {
 	return out
 }
 
-// misled reports whether f, sent to a frontend of the plan, goes elsewhere than
+// misdirected reports whether f, sent to a frontend of the plan, goes elsewhere than
 // the plan says.
-func (c *StaleConfig) misled(f *Flow, at front) bool {
+func (c *StaleConfig) misdirected(f *Flow, at front) bool {
 	if e := endpoint(at.service, f.ReplySrc); e != nil && e.Keeps() {
 		// Also where the endpoint has the frontend's own address (a node port
 		// that equals the target port of a host-network endpoint).

@@ -12,21 +12,22 @@ import (
 	"kproxy.dev/kproxy/userspace"
 )
 
-// restorer puts back conntrack entries of connections that userspace carries.
-// Without its entry a redirected connection is lost as soon as the service is
-// in the kernel: the client's next packet looks like one that the rules beneath
-// should lead somewhere, and the listener's answers bear the listener's address.
+// conntrackRepair puts back conntrack entries of connections that userspace carries.
+// Without its entry a redirected connection is lost as soon as its service is
+// offloaded: the kernel's rules send the client's next packet to an endpoint, and the
+// listener's answers have the listener's address. The keeper covers the moment until
+// the entry is back.
 //
 // Entries vanish under a connection in three ways. IPVS deletes, when one of its
 // connections expires, whatever entry has the addresses and ports of that
 // (ip_vs_conn_drop_conntrack in ip_vs_nfct.c): that of a userspace connection,
 // where a client used a source port again within the two minutes of TIME_WAIT
-// and the service had been recalled between. Somebody may delete entries
-// (conntrack -F, conntrack -D). And a connection that is half closed may keep
-// still for longer than its state allows.
+// and the service had been recalled between. A user deletes entries
+// (conntrack -F, conntrack -D). And a half-closed connection may be silent for
+// longer than its state allows.
 //
 // Safe for concurrent use.
-type restorer struct {
+type conntrackRepair struct {
 	log         *slog.Logger
 	ports       func() (tcp, udp uint16)      // of the listeners
 	connections func() []userspace.Connection // what userspace carries
@@ -37,27 +38,27 @@ type restorer struct {
 	wake chan struct{} // 1 slot: triggers coalesce
 }
 
-func newRestorer(log *slog.Logger, c *conntrack.Client, s *userspace.Server) *restorer {
-	return &restorer{log: log, ports: s.Ports, connections: s.Connections, restore: c.Restore, wake: make(chan struct{}, 1)}
+func newConntrackRepair(log *slog.Logger, c *conntrack.Client, s *userspace.Server) *conntrackRepair {
+	return &conntrackRepair{log: log, ports: s.Ports, connections: s.Connections, restore: c.Restore, wake: make(chan struct{}, 1)}
 }
 
-// lostMost bounds the entries that wait to be looked at; beyond it they are
-// lost, like events that the kernel itself drops.
-const lostMost = 1 << 18
+// maxLost bounds the entries that wait for repair; further ones are dropped, as the
+// kernel drops events.
+const maxLost = 1 << 18
 
-// ended looks at a flow that has ended. It is called for every one that does,
-// and doesn't wait for anything.
-func (r *restorer) ended(f conntrack.Flow) {
+// ended notes a flow that has ended, if it may have to be put back. It never blocks:
+// it is called for every flow that ends.
+func (r *conntrackRepair) ended(f conntrack.Flow) {
 	tcp, udp := r.ports()
 	switch {
 	case f.Protocol == service.TCP && f.ReplySrc.Port() != tcp,
 		f.Protocol == service.UDP && f.ReplySrc.Port() != udp,
-		f.Zone != 0, // where the listeners look
+		f.Zone != 0, // the listeners look in zone 0
 		!f.Rewritten(), !f.CutShort():
 		return
 	}
 	r.mu.Lock()
-	if len(r.lost) < lostMost {
+	if len(r.lost) < maxLost {
 		r.lost = append(r.lost, f)
 	}
 	r.mu.Unlock()
@@ -68,7 +69,7 @@ func (r *restorer) ended(f conntrack.Flow) {
 }
 
 // run puts entries back until ctx is done.
-func (r *restorer) run(ctx context.Context) error {
+func (r *conntrackRepair) run(ctx context.Context) error {
 	for {
 		select {
 		case <-ctx.Done():
@@ -76,8 +77,8 @@ func (r *restorer) run(ctx context.Context) error {
 		case <-r.wake:
 		}
 		start := time.Now()
-		r.look()
-		// A look goes through all connections. However often entries vanish, this
+		r.repair()
+		// A repair goes through all connections. However often entries vanish, it
 		// takes a fifth of a processor at most.
 		select {
 		case <-ctx.Done():
@@ -87,8 +88,8 @@ func (r *restorer) run(ctx context.Context) error {
 	}
 }
 
-// look puts back what was lost and is still carried.
-func (r *restorer) look() {
+// repair puts back the entries that were lost and belong to live connections.
+func (r *conntrackRepair) repair() {
 	r.mu.Lock()
 	lost := r.lost
 	r.lost = nil
@@ -96,10 +97,10 @@ func (r *restorer) look() {
 	if len(lost) == 0 {
 		return
 	}
-	carried := carriedFlows(r.connections())
+	alive := liveFlows(r.connections())
 	restored := 0
 	for _, f := range lost {
-		if !carried[flowOf(f)] {
+		if !alive[flowOf(f)] {
 			continue
 		}
 		if err := r.restore(f); err != nil {
@@ -114,25 +115,25 @@ func (r *restorer) look() {
 	}
 }
 
-// carriedFlow is a connection or session as its conntrack entry tells it.
-type carriedFlow struct {
+// liveFlow names a connection or session of userspace as its conntrack entry does.
+type liveFlow struct {
 	protocol         service.Protocol
 	client, original netip.AddrPort
 }
 
-func carriedFlows(connections []userspace.Connection) map[carriedFlow]bool {
-	out := make(map[carriedFlow]bool, len(connections))
+func liveFlows(connections []userspace.Connection) map[liveFlow]bool {
+	out := make(map[liveFlow]bool, len(connections))
 	for _, c := range connections {
-		out[carriedFlow{c.Protocol, c.Client, c.Address}] = true
+		out[liveFlow{c.Protocol, c.Client, c.Address}] = true
 	}
 	return out
 }
 
-// flowOf names f as userspace does: it knows a TCP client by what the listener
-// sees, and a UDP client by what that sent.
-func flowOf(f conntrack.Flow) carriedFlow {
+// flowOf names f as userspace does, which knows a TCP client by the address that the
+// listener sees, and a UDP client by the one that it sent from.
+func flowOf(f conntrack.Flow) liveFlow {
 	if f.Protocol == service.TCP {
-		return carriedFlow{f.Protocol, f.ReplyDst, f.OrigDst}
+		return liveFlow{f.Protocol, f.ReplyDst, f.OrigDst}
 	}
-	return carriedFlow{f.Protocol, f.OrigSrc, f.OrigDst}
+	return liveFlow{f.Protocol, f.OrigSrc, f.OrigDst}
 }

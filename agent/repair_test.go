@@ -17,9 +17,9 @@ import (
 	"kproxy.dev/kproxy/userspace"
 )
 
-// TestRestorer: entries are put back of what userspace carries, and of nothing
+// TestConntrackRepair: entries are put back of what userspace carries, and of nothing
 // else; an error with one is no reason to leave the others.
-func TestRestorer(t *testing.T) {
+func TestConntrackRepair(t *testing.T) {
 	at := netip.MustParseAddrPort
 	established := conntrack.Flow{
 		Protocol: service.TCP, TCPState: 3,
@@ -48,7 +48,7 @@ func TestRestorer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var mu sync.Mutex
 		var restored []conntrack.Flow
-		r := restorer{
+		r := conntrackRepair{
 			log: slog.New(slog.DiscardHandler), wake: make(chan struct{}, 1),
 			ports:       func() (tcp, udp uint16) { return 40000, 40001 },
 			connections: func() []userspace.Connection { return carried },

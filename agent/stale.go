@@ -12,46 +12,46 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// sweeper deletes the conntrack entries that would keep clients away from where
-// the plan in force wants their packets to go. Most plans can't have made any; but
-// rules that were missing for a while or came late, a portal that was closed, or a
-// sweep that failed may have left some.
+// staleCleanup deletes the conntrack entries that lead clients elsewhere than the
+// plan in force does. Most plans can't leave any; but rules that were missing for a
+// while or came late, closed redirect sets, or a clean-up that failed may have left
+// some.
 //
-// It works beside the fast loop: the kernel takes ten milliseconds to go through
-// an empty table, and new connections go where they should without it. What
-// comes while it works is one sweep.
-type sweeper struct {
+// It runs beside the fast loop: the kernel takes ten milliseconds to go through
+// an empty table, and new connections go where they should without it. Requests that
+// come while it runs are one clean-up.
+type staleCleanup struct {
 	log  *slog.Logger
 	plan func() *plan.Plan // in force
 	// stale deletes what going from a former plan to p has made stale.
 	stale func(former []*plan.Plan, p *plan.Plan) error
 	// halfOpen deletes what waits for endpoints that p doesn't use.
 	halfOpen func(families [2]bool, p *plan.Plan) error
-	swept    func(time.Duration)
+	cleaned  func(time.Duration)
 
 	wake chan struct{} // 1 slot: triggers coalesce
 
-	mu   sync.Mutex // the loops owe, run takes
-	owed sweep
-	err  error // of the last sweep
+	mu      sync.Mutex // the loops request, run takes
+	pending pending
+	err     error // of the last clean-up
 }
 
-// sweep is what there is to look for.
-type sweep struct {
+// pending is what a clean-up has to look for.
+type pending struct {
 	stale    bool
 	former   []*plan.Plan // whose rules were in the kernel until a moment ago
 	halfOpen [2]bool      // by family
 }
 
-// formerAtMost is how many plans are remembered while sweeps fail.
-const formerAtMost = 64
+// maxFormer is how many plans are remembered while clean-ups fail.
+const maxFormer = 64
 
 var bothFamilies = [2]bool{service.IPv4: true, service.IPv6: true}
 
-func (w *sweep) add(o sweep) {
+func (w *pending) add(o pending) {
 	w.stale = w.stale || o.stale
 	w.former = append(w.former, o.former...)
-	if more := len(w.former) - formerAtMost; more > 0 {
+	if more := len(w.former) - maxFormer; more > 0 {
 		w.former = slices.Delete(w.former, 0, more)
 	}
 	for f := range w.halfOpen {
@@ -59,46 +59,46 @@ func (w *sweep) add(o sweep) {
 	}
 }
 
-func (w *sweep) empty() bool { return !w.stale && w.halfOpen == [2]bool{} }
+func (w *pending) empty() bool { return !w.stale && w.halfOpen == [2]bool{} }
 
-// follow has looked for what going from old by d may have left.
-func (s *sweeper) follow(old *plan.Plan, d plan.Delta) { s.owe(between(old, d)) }
+// follow requests a search for what going from old by d may have left.
+func (s *staleCleanup) follow(old *plan.Plan, d plan.Delta) { s.request(between(old, d)) }
 
-// all has looked at every entry. It is called when flows may have begun while the
-// way to their endpoints wasn't there: UDP clients would otherwise stay with what
+// all requests a search of every entry. It is called when flows may have begun while
+// no rules led to their endpoints: UDP clients would otherwise stay with what
 // conntrack remembers for as long as they send.
-func (s *sweeper) all() {
-	s.owe(sweep{stale: true, halfOpen: bothFamilies})
+func (s *staleCleanup) all() {
+	s.request(pending{stale: true, halfOpen: bothFamilies})
 }
 
 // written is called when the kernel's rules were written; was is the plan that they
 // followed before, nil if that isn't known. Until then flows may have begun by
 // those, or, where somebody had removed them or only a part had been written,
 // otherwise. Where that can't be, d isn't Full and says what has changed: the rest
-// has led no flow astray.
-func (s *sweeper) written(was *plan.Plan, d plan.Delta) {
-	w := sweep{stale: true, former: []*plan.Plan{was}, halfOpen: bothFamilies}
+// has misled no flow.
+func (s *staleCleanup) written(was *plan.Plan, d plan.Delta) {
+	w := pending{stale: true, former: []*plan.Plan{was}, halfOpen: bothFamilies}
 	if was != nil && !d.Full {
 		w = between(was, d)
 	}
-	s.owe(w)
+	s.request(w)
 }
 
 // between is what going from old by d may leave.
-func between(old *plan.Plan, d plan.Delta) sweep {
-	w := sweep{halfOpen: conntrack.HalfOpenIn(d)}
+func between(old *plan.Plan, d plan.Delta) pending {
+	w := pending{halfOpen: conntrack.HalfOpenIn(d)}
 	if conntrack.MayBeStale(d) {
 		w.stale, w.former = true, []*plan.Plan{old}
 	}
 	return w
 }
 
-func (s *sweeper) owe(w sweep) {
+func (s *staleCleanup) request(w pending) {
 	if w.empty() {
 		return
 	}
 	s.mu.Lock()
-	s.owed.add(w)
+	s.pending.add(w)
 	s.mu.Unlock()
 	select {
 	case s.wake <- struct{}{}:
@@ -106,15 +106,15 @@ func (s *sweeper) owe(w sweep) {
 	}
 }
 
-// report returns the error of the last sweep.
-func (s *sweeper) report() error {
+// report returns the error of the last clean-up.
+func (s *staleCleanup) report() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.err
 }
 
-// run sweeps until ctx is done.
-func (s *sweeper) run(ctx context.Context) error {
+// run cleans up until ctx is done.
+func (s *staleCleanup) run(ctx context.Context) error {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	wait := retryFirst
@@ -125,7 +125,7 @@ func (s *sweeper) run(ctx context.Context) error {
 		case <-s.wake:
 		case <-retry.C:
 		}
-		err := s.sweep()
+		err := s.clean()
 		if err == nil {
 			retry.Stop()
 			wait = retryFirst
@@ -137,14 +137,14 @@ func (s *sweeper) run(ctx context.Context) error {
 	}
 }
 
-// sweep does what is owed, by the plan that is in force now.
-func (s *sweeper) sweep() error {
+// clean does what is pending, by the plan that is in force now.
+func (s *staleCleanup) clean() error {
 	s.mu.Lock()
-	w := s.owed
-	s.owed = sweep{}
+	w := s.pending
+	s.pending = pending{}
 	s.mu.Unlock()
-	// Only now: the plan that owes something is in force before it says so, and what
-	// one owes that comes from here on is the next sweep's.
+	// Only now: a plan is in force before it requests anything, and what a later one
+	// requests is the next clean-up's.
 	p := s.plan()
 	var err error
 	if p != nil {
@@ -152,19 +152,19 @@ func (s *sweeper) sweep() error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.err = err; err != nil || p == nil { // what is owed waits for the first plan
-		s.owed.add(w)
+	if s.err = err; err != nil || p == nil { // it waits for the first plan
+		s.pending.add(w)
 	}
 	return err
 }
 
-func (s *sweeper) do(w sweep, p *plan.Plan) error {
+func (s *staleCleanup) do(w pending, p *plan.Plan) error {
 	if w.empty() {
 		return nil
 	}
 	start := time.Now()
 	if w.stale {
-		defer func() { s.swept(time.Since(start)) }()
+		defer func() { s.cleaned(time.Since(start)) }()
 		if len(w.former) == 0 {
 			w.former = []*plan.Plan{nil}
 		}

@@ -1,0 +1,133 @@
+package agent
+
+import (
+	"errors"
+	"log/slog"
+	"net/netip"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// oneService is a plan with a service that userspace or the kernel carries, whose
+// only endpoint is at an address.
+func oneService(p service.Protocol, d plan.DataPlane, endpoint string) *plan.Plan {
+	return &plan.Plan{Services: []*plan.Service{{
+		Port: &service.Port{Key: service.Key{Namespace: "shop", Name: "web", Protocol: p}}, DataPlane: d,
+		Endpoints: []plan.Endpoint{{Endpoint: &service.Endpoint{Address: netip.MustParseAddrPort(endpoint), Ready: true, Serving: true}, Usable: true}},
+	}}}
+}
+
+// changes leads from one plan to another that was computed from it.
+func changes(old, p *plan.Plan) plan.Delta {
+	d := plan.Between(old, p)
+	d.Full = false
+	return d
+}
+
+// TestStaleCleanup: what is looked for follows from what happened; what happens before
+// a clean-up is one clean-up; one that failed is done again.
+func TestStaleCleanup(t *testing.T) {
+	const one, other = "10.2.0.2:80", "10.2.0.3:80"
+	tcp, moved := oneService(service.TCP, plan.IPTables, one), oneService(service.TCP, plan.Userspace, one)
+	pointed := oneService(service.TCP, plan.Userspace, other)
+	dns, pointedDNS := oneService(service.UDP, plan.IPTables, one), oneService(service.UDP, plan.Userspace, other)
+	v4, both := [2]bool{service.IPv4: true}, bothFamilies
+	for _, tt := range []struct {
+		name string
+		now  *plan.Plan
+		do   func(*staleCleanup)
+		want pending
+	}{
+		{"nothing", tcp, func(s *staleCleanup) { s.follow(tcp, changes(tcp, tcp)) }, pending{}},
+		{"the first plan", tcp, func(s *staleCleanup) { s.follow(nil, plan.Between(nil, tcp)) }, pending{stale: true, former: []*plan.Plan{nil}}},
+		{"a TCP service moved", moved, func(s *staleCleanup) { s.follow(tcp, changes(tcp, moved)) }, pending{}},
+		{"its endpoint is gone", pointed, func(s *staleCleanup) { s.follow(tcp, changes(tcp, pointed)) }, pending{halfOpen: v4}},
+		{"its rules were written over the former plan's", pointed, func(s *staleCleanup) { s.written(tcp, changes(tcp, pointed)) }, pending{halfOpen: v4}},
+		{"its rules were written", pointed, func(s *staleCleanup) { s.written(tcp, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{tcp}, halfOpen: both}},
+		{"a UDP endpoint is gone", pointedDNS, func(s *staleCleanup) { s.follow(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}}},
+		{"rules of no endpoint that is gone were written", moved, func(s *staleCleanup) { s.written(tcp, changes(tcp, moved)) }, pending{}},
+		{"UDP rules were written over the former plan's", pointedDNS, func(s *staleCleanup) { s.written(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}}},
+		{"UDP rules were written", pointedDNS, func(s *staleCleanup) { s.written(dns, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: both}},
+		{"rules were written over unknown ones", tcp, func(s *staleCleanup) { s.written(nil, changes(nil, tcp)) }, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
+		{"the portal was closed", tcp, (*staleCleanup).all, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
+		{"two things", pointedDNS, func(s *staleCleanup) { s.follow(tcp, changes(tcp, pointed)); s.follow(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: v4}},
+	} {
+		var got pending
+		failing := true
+		s := &staleCleanup{
+			log: slog.New(slog.DiscardHandler), plan: func() *plan.Plan { return tt.now }, wake: make(chan struct{}, 1), cleaned: func(time.Duration) {},
+			stale: func(former []*plan.Plan, p *plan.Plan) error {
+				if failing {
+					return errors.New("no buffer space")
+				}
+				got.stale, got.former = true, former
+				return nil
+			},
+			halfOpen: func(families [2]bool, p *plan.Plan) error {
+				got.halfOpen = families
+				return nil
+			},
+		}
+		tt.do(s)
+		if err := s.clean(); (err != nil) != tt.want.stale || (s.report() != nil) != tt.want.stale {
+			t.Errorf("%s: error %v, reported %v; want one only if stale entries are looked for", tt.name, err, s.report())
+		}
+		if failing = false; s.clean() != nil || s.report() != nil {
+			t.Errorf("%s: a second attempt fails: %v", tt.name, s.report())
+		}
+		if diff := cmp.Diff(tt.want, got, cmp.AllowUnexported(pending{}), cmp.Comparer(func(a, b *plan.Plan) bool { return a == b })); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+		if got = (pending{}); s.clean() != nil || !got.empty() {
+			t.Errorf("%s: cleaned up a third time: %+v", tt.name, got)
+		}
+	}
+}
+
+// What a plan requests is looked for by that plan, though it comes in force while a
+// clean-up begins.
+func TestSweepByThePlanThatOwes(t *testing.T) {
+	first, second := &plan.Plan{Mode: "first"}, &plan.Plan{Mode: "second"}
+	current, comes := first, true
+	var by []plan.Mode
+	s := &staleCleanup{wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler), cleaned: func(time.Duration) {}}
+	s.plan = func() *plan.Plan {
+		p := current
+		if comes { // the fast loop is quicker
+			comes = false
+			current = second
+			s.request(pending{stale: true, former: []*plan.Plan{first}})
+		}
+		return p
+	}
+	s.stale = func(_ []*plan.Plan, p *plan.Plan) error { by = append(by, p.Mode); return nil }
+	s.halfOpen = func([2]bool, *plan.Plan) error { return nil }
+	for s.all(); len(s.wake) > 0; {
+		<-s.wake
+		if err := s.clean(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]plan.Mode{"first", "second"}, by); diff != "" {
+		t.Errorf("plans cleaned up by (-want +got):\n%s", diff)
+	}
+}
+
+// While sweeps fail, not every plan there ever was is kept.
+func TestSweepsThatFailKeepFewPlans(t *testing.T) {
+	s := &staleCleanup{wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler), cleaned: func(time.Duration) {}}
+	s.plan = func() *plan.Plan { return &plan.Plan{} }
+	s.stale = func([]*plan.Plan, *plan.Plan) error { return errors.New("no") }
+	for range 10 * maxFormer {
+		s.written(&plan.Plan{}, plan.Delta{Full: true})
+		s.clean()
+	}
+	if n := len(s.pending.former); n != maxFormer {
+		t.Errorf("%d plans are kept, want %d", n, maxFormer)
+	}
+}
