@@ -21,7 +21,7 @@ func DefaultEjection() EjectionConfig {
 }
 
 // Ejection is what connects to one endpoint tell about it, between two probes
-// and where nobody probes: passive health. Consecutive failures eject it for
+// and where none is probed: passive health. Consecutive failures eject it for
 // a time. When that is over it is on trial: its next failure ejects it again,
 // for twice as long; a success puts it back in good standing.
 //

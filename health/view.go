@@ -12,7 +12,7 @@ import (
 type Status uint8
 
 // Unknown is the verdict before Rise or Fall results are in, and of endpoints
-// that nobody probes. Unknown endpoints are used like those that are up.
+// that are not probed. Unknown endpoints are used like those that are up.
 const (
 	Unknown Status = iota
 	Up

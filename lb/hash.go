@@ -3,6 +3,8 @@ package lb
 import (
 	"encoding/binary"
 	"net/netip"
+	"slices"
+	"sync"
 )
 
 // golden is 2^64 divided by the golden ratio, the increment of splitmix64.
@@ -34,4 +36,86 @@ func hashAddrPort(a netip.AddrPort, salt uint64) uint64 {
 func hash16(b [16]byte, salt uint64) uint64 {
 	h := mix(binary.BigEndian.Uint64(b[:8]) + salt)
 	return mix((h ^ binary.BigEndian.Uint64(b[8:])) + golden)
+}
+
+// maglevSize is the size of the lookup table: a prime, and the smaller one of
+// the two sizes in section 5.3 of Eisenbud et al.: Maglev: A Fast and Reliable
+// Software Network Load Balancer, NSDI 2016.
+const maglevSize = 65537
+
+// maglevTries is how many slots a client is sent to before the targets that
+// are left are searched one by one.
+const maglevTries = 16
+
+// maglev is consistent hashing by lookup table: when a target goes, its
+// clients spread over the others and few others move. The table depends only
+// on the set of addresses and weights, so every node chooses alike.
+//
+// A table takes 256 KiB and a few milliseconds to make. It is made by the first pick:
+// most services of a big cluster never carry a connection in userspace.
+type maglev struct {
+	loads
+	targets []Target
+	ids     []int32
+	once    sync.Once
+	table   []int32
+}
+
+func newMaglev(targets []Target) *maglev {
+	return &maglev{loads: loadsOf(targets), targets: slices.Clone(targets), ids: eligible(targets)}
+}
+
+// Pick looks the client up. Where its target is excluded, further slots are
+// looked up under further hashes of the client, so that an ejected endpoint's
+// clients spread over all others, and no other moves.
+func (p *maglev) Pick(c netip.Addr, skip Skip) int {
+	if len(p.ids) == 0 {
+		return -1
+	}
+	p.once.Do(func() { p.table = maglevTable(p.targets) })
+	h := hashAddr(c)
+	for range maglevTries {
+		if id := p.table[h%maglevSize]; !excluded(skip, id) {
+			return int(id)
+		}
+		h = mix(h + golden)
+	}
+	return firstLeft(p.ids, h%uint64(len(p.ids)), skip)
+}
+
+func (p *maglev) Acquire(c netip.Addr, skip Skip) int { return p.acquire(p.Pick(c, skip)) }
+
+// maglevTable populates the lookup table as section 3.4 of the paper describes:
+// every target has its own permutation of the slots, and at each of its turns
+// takes the first one that is still free. Weights decide how often its turn
+// comes. The targets take turns in order of address, whatever order they are
+// given in.
+func maglevTable(targets []Target) []int32 {
+	ids := eligible(targets)
+	slices.SortFunc(ids, func(a, b int32) int { return targets[a].Address.Compare(targets[b].Address) })
+	next, skip, weights := make([]uint32, len(ids)), make([]uint32, len(ids)), make([]uint32, len(ids))
+	order := make([]int32, len(ids))
+	for i, id := range ids {
+		order[i], weights[i] = int32(i), targets[id].Weight
+		next[i] = uint32(hashAddrPort(targets[id].Address, 1) % maglevSize)
+		skip[i] = uint32(hashAddrPort(targets[id].Address, 2)%(maglevSize-1)) + 1
+	}
+	var turns schedule
+	turns.init(weights, order, 0)
+	table := make([]int32, maglevSize)
+	for i := range table {
+		table[i] = -1
+	}
+	equal := equalWeights(targets)
+	for k := range table {
+		i := int32(k % len(ids))
+		if !equal {
+			i = turns.next(nil)
+		}
+		for table[next[i]] >= 0 {
+			next[i] = (next[i] + skip[i]) % maglevSize
+		}
+		table[next[i]] = ids[i]
+	}
+	return table
 }

@@ -10,13 +10,13 @@ type Prospect struct {
 	// Shares are the targets' probabilities, by index; they add up to 1, or are
 	// all 0 if no target is left.
 	Shares []float64
-	// Next is the target whose turn it is if nobody else comes first; -1 where
+	// Next is the target whose turn it is if no other client comes first; -1 where
 	// chance decides, or no target is left.
 	Next int
 }
 
 // ProspectOf says what p, which New returned for targets, would do, without
-// doing it: nobody loses a turn by it. Where a client's address decides, or the
+// doing it: no target loses a turn by it. Where a client's address decides, or the
 // fewest connections do, the target is certain; where turns are taken, shares
 // are those of many connections, since others may come first.
 func ProspectOf(p Picker, targets []Target, client netip.Addr, skip Skip) Prospect {

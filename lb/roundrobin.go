@@ -1,7 +1,9 @@
 package lb
 
 import (
+	"math/bits"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 )
 
@@ -42,3 +44,99 @@ func (p *roundRobin) Pick(_ netip.Addr, skip Skip) int {
 }
 
 func (p *roundRobin) Acquire(c netip.Addr, skip Skip) int { return p.acquire(p.Pick(c, skip)) }
+
+// weighted is smooth weighted round robin. Like nginx's it spreads each
+// target's turns evenly (5:1:1 never gives five in a row), but where nginx
+// looks at every target for each pick, here the k-th turn of a target with
+// weight w is due at time (2k+1)/w, and a heap holds the targets by their next
+// turn. Times are compared as fractions, so any sum(w)/gcd(w) picks in a row
+// give every target exactly its share.
+type weighted struct {
+	loads
+	mu sync.Mutex
+	schedule
+}
+
+// schedule is the sequence of turns, not safe for concurrent use.
+type schedule struct {
+	weight []uint32
+	turn   []uint64 // by target: k of its next turn
+	heap   *heap
+}
+
+func newWeighted(targets []Target, seed uint64) *weighted {
+	weights := make([]uint32, len(targets))
+	for i := range targets {
+		weights[i] = targets[i].Weight
+	}
+	p := &weighted{loads: loadsOf(targets)}
+	p.init(weights, eligible(targets), seed)
+	return p
+}
+
+// init starts the schedule of ids at a turn that seed chooses; seed 0 is the
+// very beginning.
+func (s *schedule) init(weights []uint32, ids []int32, seed uint64) {
+	s.weight, s.turn = weights, make([]uint64, len(weights))
+	if len(ids) > 0 && seed != 0 {
+		at := ids[seed%uint64(len(ids))]
+		s.turn[at] = seed >> 32 % uint64(weights[at])
+		for _, id := range ids {
+			if id != at {
+				s.pass(id, at)
+			}
+		}
+	}
+	s.heap = newHeap(len(weights), ids, s.before)
+}
+
+// Pick takes the next turn of a target that isn't excluded. Turns of excluded
+// targets that were due before are lost, so they don't come back with a burst.
+func (p *weighted) Pick(_ netip.Addr, skip Skip) int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return int(p.next(skip))
+}
+
+func (p *weighted) Acquire(c netip.Addr, skip Skip) int { return p.acquire(p.Pick(c, skip)) }
+
+func (s *schedule) next(skip Skip) int32 {
+	id := s.heap.first(skip)
+	if id >= 0 {
+		for _, other := range s.heap.aside {
+			s.pass(other, id)
+		}
+		s.turn[id]++
+		s.heap.fix(id)
+	}
+	s.heap.restore()
+	return id
+}
+
+// before reports whether a's next turn comes before b's; of turns at the same
+// time the earlier target's comes first.
+func (s *schedule) before(a, b int32) bool {
+	ah, al := bits.Mul64(2*s.turn[a]+1, uint64(s.weight[b]))
+	bh, bl := bits.Mul64(2*s.turn[b]+1, uint64(s.weight[a]))
+	if ah != bh {
+		return ah < bh
+	}
+	if al != bl {
+		return al < bl
+	}
+	return a < b
+}
+
+// pass moves id's next turn behind the next turn of at: it becomes the first
+// one with (2k+1)/weight[id] > (2*turn[at]+1)/weight[at], or the one at the
+// same time if that comes later by order of targets.
+func (s *schedule) pass(id, at int32) {
+	hi, lo := bits.Mul64(2*s.turn[at]+1, uint64(s.weight[id]))
+	w := uint64(s.weight[at])
+	q, rest := bits.Div64(hi%w, lo, w) // times stay below 2^64 turns
+	k := (q + 1) / 2
+	if rest == 0 && q%2 == 1 && id > at {
+		k--
+	}
+	s.turn[id] = max(s.turn[id], k)
+}

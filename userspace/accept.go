@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"errors"
+	"net/netip"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -24,8 +25,8 @@ const acceptsAtOnce = 8
 // acceptor is a loop's share in a listener, which all loops wait at together:
 // the kernel wakes one of them (EPOLLEXCLUSIVE). Before each accept it takes the
 // descriptors that the connection will need. While there are none it doesn't wait
-// at the listener: clients wait in the kernel's backlog meanwhile, and connections of who
-// has more than its share give way.
+// at the listener: clients wait in the kernel's backlog meanwhile, and connections of holders
+// beyond their share give way.
 type acceptor struct {
 	loop     *loop
 	listener *tcpListener
@@ -34,7 +35,7 @@ type acceptor struct {
 	stopped  bool
 	retry    timer // after an accept that failed
 	wait     time.Duration
-	from     rawAddress // of whom was accepted last
+	from     rawAddress // of the client that was accepted last
 }
 
 func newAcceptor(l *loop, t *tcpListener, i int) *acceptor {
@@ -53,15 +54,15 @@ func (a *acceptor) start() {
 		return
 	}
 	a.watching = true
-	// There are descriptors again, and perhaps nobody who would show it by being
+	// There are descriptors again, and perhaps no client that would show it by being
 	// accepted: the probe mustn't find the listener waiting for ever.
 	a.listener.supplied()
 }
 
-// alarm is retry's.
-func (a *acceptor) alarm() { a.start() }
+// expired implements the owner of retry.
+func (a *acceptor) expired() { a.start() }
 
-// pause doesn't.
+// pause stops waiting at it.
 func (a *acceptor) pause() {
 	if a.watching {
 		a.watching = false
@@ -69,7 +70,7 @@ func (a *acceptor) pause() {
 	}
 }
 
-// stop is pause for good.
+// stop pauses for good.
 func (a *acceptor) stop() {
 	a.pause()
 	a.stopped = true
@@ -87,7 +88,7 @@ func (a *acceptor) accept() {
 		if !s.tcpBudget.tryOrWait(fdsPerConnection) {
 			t.waiting.CompareAndSwap(0, sinceEpoch())
 			a.pause()
-			s.askForRoom()
+			s.askForDescriptors()
 			return
 		}
 		t.supplied()
@@ -96,7 +97,7 @@ func (a *acceptor) accept() {
 			s.tcpBudget.release(fdsPerConnection)
 			if err != unix.EAGAIN && !transient(err) {
 				if t.starve(err); t.starved.Load() != 0 {
-					s.askForRoom()
+					s.askForDescriptors()
 				}
 				a.later(err)
 			}
@@ -104,7 +105,7 @@ func (a *acceptor) accept() {
 		}
 		a.wait = acceptWaitMin
 		t.starved.Store(0)
-		a.loop.place(t, fd, a.from.addrPort())
+		a.loop.assign(t, fd, a.from.addrPort())
 	}
 }
 
@@ -135,4 +136,53 @@ func (l *tcpListener) starve(err error) {
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
 		l.starved.CompareAndSwap(0, sinceEpoch())
 	}
+}
+
+// How many connections more than another loop one may have before it hands over what
+// it accepts: so many, and an eighth. A loop that has none takes one at once: of two
+// connections on one loop each waits for the other.
+const (
+	unevenBy    = 4
+	unevenShare = 8
+)
+
+// assign has a connection that l has accepted served by l, unless another loop has
+// clearly fewer, which serves it then. The kernel wakes a loop for a client, not
+// for its share of them: in a burst, the one that is awake takes nearly all, and would
+// serve them alone for as long as they last while other processors idle. It is compared with the
+// next loop in turn, not with all: with many loops that evens them out as well.
+func (l *loop) assign(t *tcpListener, fd int, client netip.AddrPort) {
+	other := l.neighbour()
+	if l.keeps(other.assigned.Load()) {
+		l.assigned.Add(1)
+		l.admit(t, fd, client)
+		return
+	}
+	other.assigned.Add(1) // before it can end
+	if !other.post(func() { other.admit(t, fd, client) }) {
+		other.assigned.Add(-1)
+		l.assigned.Add(1)
+		l.admit(t, fd, client)
+	}
+}
+
+// keeps reports whether l serves one connection more itself, beside a loop with so
+// many.
+func (l *loop) keeps(theirs int32) bool {
+	own := l.assigned.Load()
+	if theirs == 0 {
+		return own == 0
+	}
+	return own <= theirs+theirs/unevenShare+unevenBy
+}
+
+// neighbour is another loop, in turn; l itself where it is the only one.
+func (l *loop) neighbour() *loop {
+	loops := l.server.loops
+	l.turn++
+	if other := loops[l.turn%len(loops)]; other != l || len(loops) == 1 {
+		return other
+	}
+	l.turn++
+	return loops[l.turn%len(loops)]
 }

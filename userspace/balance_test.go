@@ -22,7 +22,7 @@ func TestLoopsShareABurst(t *testing.T) {
 		}
 		fewest, most := clients, 0
 		for _, l := range s.loops {
-			fewest, most = min(fewest, int(l.taken.Load())), max(most, int(l.taken.Load()))
+			fewest, most = min(fewest, int(l.assigned.Load())), max(most, int(l.assigned.Load()))
 		}
 		// Two that accept at once don't know of each other's last one.
 		if bound := fewest + fewest/unevenShare + unevenBy + loops; most > bound {
@@ -34,7 +34,7 @@ func TestLoopsShareABurst(t *testing.T) {
 		eventually(t, "all to end", func() bool { return len(s.live.all()) == 0 })
 	}
 	for _, l := range s.loops {
-		eventually(t, "a loop to have none, as all have ended", func() bool { return l.taken.Load() == 0 })
+		eventually(t, "a loop to have none, as all have ended", func() bool { return l.assigned.Load() == 0 })
 	}
 }
 
@@ -45,7 +45,7 @@ func TestLoopsShareTwoConnections(t *testing.T) {
 		ask(t, connect(t, s), "x")
 	}
 	for i, l := range s.loops {
-		if n := l.taken.Load(); n != 1 {
+		if n := l.assigned.Load(); n != 1 {
 			t.Errorf("loop %d has %d of two connections, want one", i, n)
 		}
 	}

@@ -21,7 +21,7 @@ type Config struct {
 	TCPPort, UDPPort uint16
 
 	// Mark is set on every socket the Server opens towards an endpoint or
-	// itself, so that the portal leaves them alone: the transparent bit and the
+	// itself, so that the steering rules leave them alone: the transparent bit and the
 	// one below, and never the masquerade bit.
 	Mark uint32
 

@@ -43,7 +43,7 @@ type tcpConn struct {
 	from    plan.Client
 	started time.Time
 	meters  [2]meter
-	carried bool // an endpoint has taken it at least once
+	reached bool // an endpoint has taken it at least once
 	live    uint64
 
 	sides [2]side
@@ -68,15 +68,15 @@ func (l *loop) admit(t *tcpListener, fd int, client netip.AddrPort) {
 	if x == nil {
 		(&side{fd: fd}).abort()
 		s.tcpBudget.release(fdsPerConnection)
-		l.taken.Add(-1)
+		l.assigned.Add(-1)
 		return
 	}
 	s.flows.Add(1)
-	l.seat(x)
+	l.add(x)
 	x.live = s.live.add(x)
 	state := x.front.view.state
 	state.active.Add(1)
-	x.timer.owner, x.heard = x, l.now
+	x.timer.owner, x.active = x, l.now
 	x.search = newChoice(group, state.affinity.Load(), x.from.Address)
 	port := x.front.view.plan.Port
 	x.until = l.now + int64(max(s.cfg.ConnectTotal, s.connectTimeout(port)))
@@ -88,7 +88,7 @@ func (l *loop) admit(t *tcpListener, fd int, client netip.AddrPort) {
 func (l *loop) admitTCP(t *tcpListener, fd int, client netip.AddrPort) (*tcpConn, *group) {
 	s := l.server
 	orig, err := s.cfg.TCPOrigin(fd, t.family)
-	if err != nil || straight(t, fd, orig) {
+	if err != nil || direct(t, fd, orig) {
 		return nil, nil
 	}
 	f, ok := s.table.lookup(service.TCP, orig, s.locals.mustContain)
@@ -104,9 +104,9 @@ func (l *loop) admitTCP(t *tcpListener, fd int, client netip.AddrPort) (*tcpConn
 	return x, f.group(from, s.table.rules())
 }
 
-// straight reports whether a connection wasn't redirected: it was headed to where
+// direct reports whether a connection wasn't redirected: it was headed to where
 // it arrived.
-func straight(t *tcpListener, fd int, orig netip.AddrPort) bool {
+func direct(t *tcpListener, fd int, orig netip.AddrPort) bool {
 	if orig.Port() != t.port() {
 		return false
 	}
@@ -143,7 +143,7 @@ func (x *tcpConn) dial() {
 		x.endpoint.Store(e)
 		x.source = s.table.source(x.front, x.from, e.address.Addr())
 		now := sinceEpoch()
-		fd, err := s.dialers.connect(x.source, e.address)
+		fd, err := s.dialers.connect(unix.SOCK_STREAM, x.source, e.address)
 		if err == nil {
 			end := &x.sides[endpointSide]
 			*end = side{fd: fd, tag: l.tag(), asksOut: true}
@@ -163,7 +163,7 @@ func (x *tcpConn) dial() {
 	x.end()
 }
 
-// failed counts what became of the endpoint that was tried last.
+// failed counts the failure of the endpoint that was tried last.
 func (x *tcpConn) failed(err error) {
 	e := x.endpoint.Swap(nil)
 	x.front.view.state.release(e)
@@ -212,19 +212,19 @@ func (x *tcpConn) dialed() {
 	}
 	x.loop.timers.stop(&x.timer)
 	e := x.endpoint.Load()
-	x.search.settled(e)
-	if err := x.introduce(end); err != nil {
+	x.search.connected(e)
+	if err := x.sendProxyHeader(end); err != nil {
 		x.again(err)
 		return
 	}
-	x.loop.server.connected(x.front.view.state, e, !x.carried)
-	x.carried = true
+	x.loop.server.connected(x.front.view.state, e, !x.reached)
+	x.reached = true
 	x.begin()
 }
 
-// introduce tells the endpoint who the client is, where the service asks for it.
+// sendProxyHeader tells the endpoint the client's address (PROXY protocol), where the service asks for it.
 // A new socket takes that much at once.
-func (x *tcpConn) introduce(end *side) error {
+func (x *tcpConn) sendProxyHeader(end *side) error {
 	version := x.front.view.plan.Port.ProxyProtocol
 	if version == 0 {
 		return nil
@@ -258,7 +258,7 @@ func (x *tcpConn) end() {
 	}
 	x.front.view.state.active.Add(-1)
 	s.live.remove(x.live)
-	l.unseat(x)
+	l.remove(x)
 	s.tcpBudget.release(fdsPerConnection)
 	s.flows.Done()
 }
@@ -314,11 +314,11 @@ func (x *tcpConn) cut() {
 	x.end()
 }
 
-// alarm is the timer's.
-func (x *tcpConn) alarm() {
+// expired implements the timer's owner.
+func (x *tcpConn) expired() {
 	switch x.phase {
 	case dialing:
-		if end := &x.sides[endpointSide]; end.established() { // its event waits its turn in a busy loop
+		if end := &x.sides[endpointSide]; end.established() { // its event waits for its turn in a busy loop
 			end.writable = true
 			x.dialed()
 			return

@@ -1,20 +1,21 @@
 package userspace
 
 import (
-	"context"
+	"cmp"
 	"errors"
+	"fmt"
+	"math/rand/v2"
 	"net"
 	"net/netip"
+	"os"
 	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"kproxy.dev/kproxy/service"
 )
 
-// dialers open marked sockets: towards endpoints by hand (see connect and
-// udpSocket), and towards this process, for probes, by the standard library.
+// dialers open marked sockets: towards endpoints by hand, with as few system calls as can be, and
+// towards this process, for probes, by the standard library.
 type dialers struct {
 	own       net.Dialer // towards this process
 	ports     ports      // of sockets with an address that isn't this node's
@@ -24,33 +25,11 @@ type dialers struct {
 
 func newDialers(mark uint32, keepAlive time.Duration) *dialers {
 	d := &dialers{ports: belowClients(), mark: int32(mark), keepAlive: keepAlive}
-	d.own.Control = func(_, _ string, c syscall.RawConn) error {
-		return control(c, func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(mark)) })
+	d.own.Control = func(_, _ string, c syscall.RawConn) (err error) {
+		ctrlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)) })
+		return errors.Join(ctrlErr, err)
 	}
 	return d
-}
-
-// lateBind leaves the choice of a source port to connect: then ports are unique
-// for a destination, not for a source address, and a client behind one address
-// isn't bound to 28,000 connections. The option is the IPv4 level's for IPv6
-// sockets too (ip(7)).
-func lateBind(fd int) error {
-	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
-}
-
-// setTransparent lets a socket have an address that isn't this node's.
-func setTransparent(fd int, v6 bool) error {
-	if v6 {
-		return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_TRANSPARENT, 1)
-	}
-	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_TRANSPARENT, 1)
-}
-
-func control(c syscall.RawConn, f func(fd int) error) (err error) {
-	if ctrlErr := c.Control(func(fd uintptr) { err = f(int(fd)) }); ctrlErr != nil {
-		return ctrlErr
-	}
-	return err
 }
 
 // source says from which address an endpoint is connected to.
@@ -59,76 +38,80 @@ type source struct {
 	transparent bool       // addr isn't this node's own
 }
 
-// probe connects to a listener of this process.
-func (d *dialers) probe(ctx context.Context, to netip.AddrPort) (*net.TCPConn, error) {
-	return d.own.DialTCP(ctx, "tcp"+familyDigit(to.Addr()), netip.AddrPort{}, to)
-}
-
-// probeUDP makes a socket that is connected to a listener of this process.
-func (d *dialers) probeUDP(to netip.AddrPort) (*net.UDPConn, error) {
-	return d.own.DialUDP(context.Background(), "udp"+familyDigit(to.Addr()), netip.AddrPort{}, to)
-}
-
-// udpSocket makes a connected socket, with as few system calls as can be.
-func (d *dialers) udpSocket(s source, to netip.AddrPort) (int, error) {
-	family, domain := service.FamilyOf(to.Addr()), unix.AF_INET
-	if family == service.IPv6 {
-		domain = unix.AF_INET6
+// connect makes a socket of a kind, SOCK_STREAM or SOCK_DGRAM, and connects it to an endpoint, or
+// begins to: its loop learns of the outcome.
+func (d *dialers) connect(kind int, s source, to netip.AddrPort) (fd int, err error) {
+	from := func(local netip.AddrPort) (err error) {
+		fd, err = d.connectFrom(kind, s.transparent, local, to)
+		return err
 	}
-	fd, err := unix.Socket(domain, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
+	switch {
+	case s.transparent:
+		err = d.ports.from(s.addr, from)
+	case s.addr.IsValid():
+		err = from(netip.AddrPortFrom(s.addr, 0))
+	default:
+		err = from(netip.AddrPort{})
+	}
+	return fd, err
+}
+
+// connectFrom is connect from one local address and port; an invalid address leaves
+// both to the kernel.
+func (d *dialers) connectFrom(kind int, transparent bool, local, to netip.AddrPort) (int, error) {
+	remote := newRawAddress(to)
+	fd, err := sysSocket(int(remote.family), kind)
+	if err != 0 {
 		return -1, err
 	}
-	if err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(d.mark)); err == nil {
-		err = reportErrors(fd, family)
+	if err = d.prepare(fd, kind, transparent, local, to.Addr().Is4()); err == 0 {
+		if err = sysConnect(fd, &remote); err == unix.EINPROGRESS || err == unix.EINTR {
+			err = 0
+		}
 	}
-	if err == nil && s.addr.IsValid() {
-		err = d.bindUDP(fd, s)
-	}
-	if err == nil {
-		raw := newRawAddress(to)
-		err = failure(sysConnect(fd, &raw))
-	}
-	if err != nil {
-		unix.Close(fd)
+	if err != 0 {
+		sysClose(fd)
 		return -1, err
 	}
 	return fd, nil
 }
 
-// bindUDP gives a socket the address that the endpoint is to see.
-func (d *dialers) bindUDP(fd int, s source) error {
-	if !s.transparent {
-		if err := lateBind(fd); err != nil {
-			return err
+func (d *dialers) prepare(fd, kind int, transparent bool, local netip.AddrPort, v4 bool) (err unix.Errno) {
+	set := func(level, option int, value int32) {
+		if err == 0 {
+			err = sysOption(fd, level, option, value)
 		}
-		return bindTo(fd, netip.AddrPortFrom(s.addr, 0))
 	}
-	if err := setTransparent(fd, s.addr.Is6()); err != nil {
+	level, isTransparent, reportErrors := unix.SOL_IPV6, unix.IPV6_TRANSPARENT, unix.IPV6_RECVERR
+	if v4 {
+		level, isTransparent, reportErrors = unix.SOL_IP, unix.IP_TRANSPARENT, unix.IP_RECVERR
+	}
+	set(unix.SOL_SOCKET, unix.SO_MARK, d.mark)
+	if kind == unix.SOCK_STREAM {
+		set(unix.IPPROTO_TCP, unix.TCP_NODELAY, 1)
+		err = cmp.Or(err, keepAlive(fd, d.keepAlive))
+	} else {
+		// By default a socket learns of unreachable ports, but not of unreachable hosts
+		// (udp_err in net/ipv4/udp.c).
+		set(level, reportErrors, 1)
+	}
+	if err != 0 || !local.IsValid() {
 		return err
 	}
-	return d.ports.from(s.addr, func(local netip.AddrPort) error { return bindTo(fd, local) })
-}
-
-func bindTo(fd int, local netip.AddrPort) error {
-	raw := newRawAddress(local)
-	return failure(sysBind(fd, &raw))
-}
-
-// reportErrors asks for every ICMP error. By default a socket learns of
-// unreachable ports, but not of unreachable hosts (udp_err in net/ipv4/udp.c).
-func reportErrors(fd int, f service.Family) error {
-	if f == service.IPv6 {
-		return unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_RECVERR, 1)
+	if transparent {
+		set(level, isTransparent, 1)
+		if kind == unix.SOCK_STREAM { // a port is one connection's for a destination, not for all of them
+			set(unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		}
 	}
-	return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_RECVERR, 1)
-}
-
-func familyDigit(a netip.Addr) string {
-	if service.FamilyOf(a) == service.IPv6 {
-		return "6"
+	if local.Port() == 0 {
+		// connect chooses the port: then ports are unique for a destination, not for a source address,
+		// and a client behind one address isn't bound to 28,000 connections. The option is the IPv4
+		// level's for IPv6 sockets too (ip(7)).
+		set(unix.SOL_IP, unix.IP_BIND_ADDRESS_NO_PORT, 1)
 	}
-	return "4"
+	address := newRawAddress(local)
+	return cmp.Or(err, sysBind(fd, &address))
 }
 
 // blames reports whether a failed connect says something about the endpoint,
@@ -140,4 +123,54 @@ func blames(err error) bool {
 		}
 	}
 	return false
+}
+
+// ports are the source ports of connections that bear a client's address: ports
+// that clients themselves don't use.
+//
+// The kernel would choose from the range that clients choose from as well. IPVS
+// remembers a connection for two minutes after its end (TIME_WAIT in
+// ip_vs_proto_tcp.c) by client, port and endpoint; an endpoint's answer to a
+// socket of ours with the same three would be taken for one of that
+// connection's, and get the service's address as its source (ip_vs_out). The
+// same goes for a connection that the client makes through IPVS from a port that
+// one of ours uses.
+type ports struct{ low, high uint16 } // both included; the zero value leaves the choice to the kernel
+
+const (
+	// lowestPort keeps away from the ports that services listen on most.
+	lowestPort = 10240
+	// fewestPorts make it worth while.
+	fewestPorts = 4096
+	// sourceTries is how many ports are tried before the kernel chooses: in use are
+	// those of the same client's connections, few of 20,000.
+	sourceTries = 16
+)
+
+// belowClients are the ports below those that this host's own connections get,
+// as those of most clients do: Linux's begin at 32768, others' at 49152.
+func belowClients() ports {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/ip_local_port_range")
+	if err != nil {
+		return ports{}
+	}
+	var low, high uint16
+	if _, err := fmt.Sscan(string(text), &low, &high); err != nil || low < lowestPort+fewestPorts {
+		return ports{}
+	}
+	return ports{lowestPort, low - 1}
+}
+
+// from calls dial with a with one port after the other until one is free for
+// the destination.
+func (p ports) from(a netip.Addr, dial func(netip.AddrPort) error) error {
+	if p.high > 0 {
+		for range sourceTries {
+			port := p.low + uint16(rand.UintN(uint(p.high-p.low)+1))
+			if err := dial(netip.AddrPortFrom(a, port)); !errors.Is(err, unix.EADDRINUSE) && !errors.Is(err, unix.EADDRNOTAVAIL) {
+				return err
+			}
+		}
+	}
+	return dial(netip.AddrPortFrom(a, 0))
 }

@@ -36,7 +36,7 @@ func TestIdleConnectionsHoldSocketsOnly(t *testing.T) {
 	eventually(t, "descriptors to be sockets only", func() bool { return openFiles(t) <= files+4*clients+1 })
 	eventually(t, "connections to hold neither pipes nor buffers", func() bool {
 		seen, idle := 0, 0
-		s.everyLoop(func(l *loop) {
+		everyPoller(s.loops, func(l *loop) {
 			for _, x := range l.slots {
 				if x == nil {
 					continue
@@ -128,7 +128,7 @@ func TestAnotherTurnIsNotAllocated(t *testing.T) {
 	turn := func() {
 		for _, u := range us {
 			u.queued = true
-			w.again = append(w.again, u)
+			w.readable = append(w.readable, u)
 		}
 		w.resume()
 	}
@@ -138,7 +138,7 @@ func TestAnotherTurnIsNotAllocated(t *testing.T) {
 	if n := testing.AllocsPerRun(100, turn); n > 0 {
 		t.Errorf("%.0f allocations for another turn", n)
 	}
-	if us[0].queued || len(w.again) > 0 {
+	if us[0].queued || len(w.readable) > 0 {
 		t.Error("it had no turn")
 	}
 }

@@ -49,10 +49,10 @@ func (l *locals) contains(a netip.Addr) bool {
 
 // mustContain is contains for an address that is very likely local: it may be
 // seconds old at most, so the kernel is asked before it says no. To list all
-// addresses would take long where there are many, and those who ask serve traffic.
+// addresses would take long where there are many, and the callers serve traffic.
 func (l *locals) mustContain(a netip.Addr) bool { return l.contains(a) || l.ask(a) }
 
-// refresh reads the addresses unless somebody has just done so. When they can't be
+// refresh reads the addresses unless another goroutine has just done so. When they can't be
 // read, the last ones stay.
 func (l *locals) refresh() *localSet {
 	l.mu.Lock()

@@ -2,15 +2,14 @@ package userspace
 
 import (
 	"sync/atomic"
-	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// loop serves the connections that it accepted, or was handed (see place): one
+// loop serves the connections that it accepted, or another loop handed to it (see assign): one
 // goroutine that waits for all of their sockets at once (epoll(7), edge-triggered)
-// and never for one of them. What belongs to a connection is touched by its loop alone, so it needs no lock;
-// others ask the loop by post.
+// and never for one of them. It alone touches what belongs to a connection, which so needs no lock;
+// others ask it by post.
 //
 // An idle connection costs its tcpConn, two sockets, and nothing else: neither
 // goroutine, nor stack, nor buffer, nor pipe.
@@ -19,10 +18,10 @@ type loop struct {
 	server *Server
 	now    int64
 
-	taken atomic.Int32 // connections that it has, or was handed
-	turn  int          // of neighbour
+	assigned atomic.Int32 // connections that it has, or that are on their way to it
+	turn     int          // of neighbour
 
-	slots  []*tcpConn // by the number that the kernel names them by; nil where there is none
+	slots  []*tcpConn // by the number that epoll names them by; nil where there is none
 	free   []int32    // slots without a connection
 	tags   uint32
 	timers timers
@@ -30,11 +29,10 @@ type loop struct {
 	buf    []byte     // what is copied: one read at a time
 
 	acceptors []*acceptor
-	closing   bool // ends when it is set
 }
 
 // listenerSlot is the number of the loop's i-th listener.
-func listenerSlot(i int) int32 { return int32(bellNumber - 1 - i) }
+func listenerSlot(i int) int32 { return int32(wakeupNumber - 1 - i) }
 
 func (s *Server) newLoop() (*loop, error) {
 	l := &loop{server: s, buf: make([]byte, copySize)}
@@ -65,51 +63,38 @@ func (l *loop) run() {
 }
 
 // shortWait is how long a loop waits for events, in milliseconds, before the Go
-// scheduler hears of it (see makeRoom, which lets it keep its place): under load
-// there are some before, and nobody has to look for a place then. A goroutine that
+// scheduler hears of it (see raiseProcessors, which lets it keep its place): under load
+// there are some before, and no thread has to look for a place then. A goroutine that
 // is to stop, for the garbage collector say, gets a signal, which ends the wait.
 const shortWait = 5
 
 // wait waits for events, until the next timer is due at most.
 func (l *loop) wait(events []unix.EpollEvent) int {
-	patience := l.patience()
-	short := shortWait
-	if patience >= 0 {
-		short = min(short, patience)
+	if len(l.busy) > 0 {
+		return sysEvents(l.epoll, events, 0)
 	}
-	if n := sysEvents(l.epoll, events, short); n > 0 || short == patience {
+	due := l.timers.wait()
+	short := shortWait
+	if due >= 0 {
+		short = min(short, due)
+	}
+	if n := sysEvents(l.epoll, events, short); n > 0 || short == due {
 		return n
 	}
-	if n, err := unix.EpollWait(l.epoll, events, l.patience()); err == nil {
+	if n, err := unix.EpollWait(l.epoll, events, l.timers.wait()); err == nil {
 		return n
 	}
 	return 0 // EINTR: nothing else can be wrong with it
 }
 
-// patience is how long the next wait may take, in milliseconds: until the next
-// timer is due, rounded up so that it is.
-func (l *loop) patience() int {
-	if len(l.busy) > 0 {
-		return 0
-	}
-	due := int64(-1)
-	if len(l.timers) > 0 {
-		due = l.timers[0].at
-	}
-	if due < 0 {
-		return -1
-	}
-	return int(max(0, due-sinceEpoch()+int64(time.Millisecond)-1) / int64(time.Millisecond))
-}
-
-// dispatch hands an event to whom it concerns, if that is still there: a socket
+// dispatch handles an event, if what it concerns is still there: a socket
 // may have been closed since the wait.
 func (l *loop) dispatch(ev *unix.EpollEvent) {
 	switch {
-	case ev.Fd == bellNumber:
-		l.answer()
+	case ev.Fd == wakeupNumber:
+		l.runPosted()
 	case ev.Fd < 0:
-		l.acceptors[bellNumber-1-ev.Fd].accept()
+		l.acceptors[wakeupNumber-1-ev.Fd].accept()
 	default:
 		c, tag := l.slots[ev.Fd], uint32(ev.Pad)
 		if c == nil {
@@ -124,11 +109,11 @@ func (l *loop) dispatch(ev *unix.EpollEvent) {
 	}
 }
 
-// resumesAtOnce is how many of those who had more to move have another turn before
-// the loop looks for events: a thousand of them would keep it for half a second.
+// resumesAtOnce is how many of those that had more to move have another turn before
+// the loop waits for events: a thousand of them would keep it for half a second.
 const resumesAtOnce = 16
 
-// resume gives another turn to those who have waited longest.
+// resume gives another turn to those that have waited longest.
 func (l *loop) resume() {
 	n := min(len(l.busy), resumesAtOnce)
 	first := l.busy[:n]
@@ -144,18 +129,15 @@ func (l *loop) resume() {
 	}
 }
 
-// accept lets the loop wait at the listeners.
-func (l *loop) accept() {
+// startAccepting lets the loop wait at the listeners.
+func (l *loop) startAccepting() {
 	for _, a := range l.acceptors {
 		a.start()
 	}
 }
 
-// close ends run once every connection has ended.
-func (l *loop) close() { l.post(func() { l.closing = true }) }
-
-// seat gives c a slot.
-func (l *loop) seat(c *tcpConn) {
+// add gives c a slot.
+func (l *loop) add(c *tcpConn) {
 	if n := len(l.free); n > 0 {
 		c.slot = l.free[n-1]
 		l.free = l.free[:n-1]
@@ -166,9 +148,9 @@ func (l *loop) seat(c *tcpConn) {
 	l.slots[c.slot] = c
 }
 
-// unseat takes c's slot away.
-func (l *loop) unseat(c *tcpConn) {
-	l.taken.Add(-1)
+// remove frees c's slot.
+func (l *loop) remove(c *tcpConn) {
+	l.assigned.Add(-1)
 	l.slots[c.slot] = nil
 	l.free = append(l.free, c.slot)
 }

@@ -17,7 +17,7 @@ type ringer struct {
 	rang *[]string
 }
 
-func (r ringer) alarm() { *r.rang = append(*r.rang, r.name) }
+func (r ringer) expired() { *r.rang = append(*r.rang, r.name) }
 
 func TestTimersGoOffInOrder(t *testing.T) {
 	var ts timers

@@ -208,7 +208,14 @@ func rules(services string, tcp, udp uint16) [][]string {
 // conntrackOrigin looks flows up by listing all of them, which will do here.
 type conntrackOrigin struct{}
 
-func (conntrackOrigin) Lookup(_ service.Protocol, local, client netip.AddrPort) (orig, real netip.AddrPort, err error) {
+func (o conntrackOrigin) LookupAll(_ service.Protocol, flows [][2]netip.AddrPort, found func(i int, orig, client netip.AddrPort, err error)) {
+	for i, f := range flows {
+		orig, client, err := o.lookup(f[0], f[1])
+		found(i, orig, client, err)
+	}
+}
+
+func (conntrackOrigin) lookup(local, client netip.AddrPort) (orig, real netip.AddrPort, err error) {
 	family := netlink.InetFamily(unix.AF_INET)
 	if local.Addr().Is6() {
 		family = unix.AF_INET6

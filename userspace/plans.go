@@ -41,7 +41,7 @@ func (s *Server) prepare(p *plan.Plan) {
 		return
 	}
 	s.table.policy.Store(&p.Policy)
-	s.beneath.Store(p.Kernel != plan.None && p.Kernel != "")
+	s.fallback.Store(p.Kernel != plan.None && p.Kernel != "")
 	old := s.plans.last.Services
 	for _, next := range p.Services {
 		if len(old) > 0 && old[0] == next {
@@ -90,7 +90,7 @@ func (s *Server) takeUp(next *plan.Service) {
 // service or endpoint is gone.
 func (s *Server) Commit(p *plan.Plan) {
 	if s.commit(p) {
-		s.endSessions()
+		s.everySession((*session).follow)
 	}
 }
 

@@ -1,14 +1,18 @@
 package userspace
 
 import (
+	"container/heap"
+	"context"
+	"errors"
 	"fmt"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
 
-// bellNumber is what the kernel names a poller's bell by.
-const bellNumber = -1
+// wakeupNumber is what epoll names a poller's eventfd by.
+const wakeupNumber = -1
 
 // eventsAtOnce is how many events one wait returns at most.
 const eventsAtOnce = 64
@@ -16,13 +20,15 @@ const eventsAtOnce = 64
 // poller is what a goroutine waits with that serves many sockets: for their events
 // (epoll(7)), and for what others ask it to do. Only post may be called by others.
 type poller struct {
-	epoll int
-	bell  int // eventfd: somebody posted
+	epoll  int
+	wakeup int // eventfd: something was posted
 
 	mu     sync.Mutex // guards what follows
 	posted []func()
-	rung   bool
+	woken  bool
 	open   bool // takes what is posted
+
+	closing bool // the goroutine ends; it alone touches this
 }
 
 // init opens it. Nothing can be posted yet.
@@ -31,26 +37,26 @@ func (p *poller) init() error {
 	if err != nil {
 		return fmt.Errorf("make epoll: %w", err)
 	}
-	bell, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	wakeup, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
 	if err != nil {
 		unix.Close(epoll)
 		return fmt.Errorf("make eventfd: %w", err)
 	}
-	p.epoll, p.bell = epoll, bell
-	if err := p.watch(bell, unix.EPOLLIN|unix.EPOLLET, bellNumber, 0); err != nil {
+	p.epoll, p.wakeup = epoll, wakeup
+	if err := p.watch(wakeup, unix.EPOLLIN|unix.EPOLLET, wakeupNumber, 0); err != nil {
 		p.shut()
 		return err
 	}
 	return nil
 }
 
-// shut closes it.
+// shut frees it.
 func (p *poller) shut() {
-	unix.Close(p.bell)
+	unix.Close(p.wakeup)
 	unix.Close(p.epoll)
 }
 
-// watch asks for events of a socket, which will bear a number, and a tag that tells
+// watch asks for events of a socket, which epoll names by a number, and a tag that tells
 // it from those that had the number before.
 func (p *poller) watch(fd int, events uint32, number int32, tag uint32) error {
 	ev := unix.EpollEvent{Events: events, Fd: number, Pad: int32(tag)}
@@ -67,8 +73,8 @@ func (p *poller) admitPosts() {
 	p.open = true
 }
 
-// post has f called soon, by the goroutine that waits; false if that doesn't take
-// anything, or any more.
+// post has f called soon, by the goroutine that waits; false if that takes
+// nothing, or nothing any more.
 func (p *poller) post(f func()) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -76,22 +82,22 @@ func (p *poller) post(f func()) bool {
 		return false
 	}
 	p.posted = append(p.posted, f)
-	if !p.rung {
-		p.rung = true
-		unix.Write(p.bell, []byte{1, 0, 0, 0, 0, 0, 0, 0})
+	if !p.woken {
+		p.woken = true
+		unix.Write(p.wakeup, []byte{1, 0, 0, 0, 0, 0, 0, 0})
 	}
 	return true
 }
 
-// answer does what was posted.
-func (p *poller) answer() {
+// runPosted does what was posted.
+func (p *poller) runPosted() {
 	p.mu.Lock()
 	posted := p.posted
 	p.posted = nil
-	if p.rung {
-		p.rung = false
+	if p.woken {
+		p.woken = false
 		var b [8]byte
-		unix.Read(p.bell, b[:])
+		unix.Read(p.wakeup, b[:])
 	}
 	p.mu.Unlock()
 	for _, f := range posted {
@@ -99,10 +105,114 @@ func (p *poller) answer() {
 	}
 }
 
+// close ends the goroutine that waits.
+func (p *poller) close() { p.post(func() { p.closing = true }) }
+
 // refusePosts takes no more posts and does the last ones.
 func (p *poller) refusePosts() {
 	p.mu.Lock()
 	p.open = false
 	p.mu.Unlock()
-	p.answer()
+	p.runPosted()
 }
+
+// probe proves that the goroutine goes round, within ctx.
+func (p *poller) probe(ctx context.Context) error {
+	done := make(chan struct{})
+	if !p.post(func() { close(done) }) {
+		return errors.New("not serving")
+	}
+	select {
+	case <-done:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+// everyPoller has all of ps call f and waits until they have, those that run.
+func everyPoller[P interface{ post(func()) bool }](ps []P, f func(P)) {
+	var done sync.WaitGroup
+	for _, p := range ps {
+		done.Add(1)
+		if !p.post(func() { defer done.Done(); f(p) }) {
+			done.Done()
+		}
+	}
+	done.Wait()
+}
+
+// timer calls its owner at a time. It belongs to one poller.
+type timer struct {
+	at    int64 // in nanoseconds since epoch; 0 while it isn't set
+	index int   // in the heap
+	owner interface{ expired() }
+}
+
+// timers are a poller's, the next one first.
+type timers []*timer
+
+// set has t expire at a time, instead of any earlier one.
+func (ts *timers) set(t *timer, at int64) {
+	if t.at != 0 {
+		t.at = at
+		heap.Fix(ts, t.index)
+		return
+	}
+	t.at = at
+	heap.Push(ts, t)
+}
+
+// stop has t not expire.
+func (ts *timers) stop(t *timer) {
+	if t.at != 0 {
+		heap.Remove(ts, t.index)
+		t.at = 0
+	}
+}
+
+// expire calls those that are due.
+func (ts *timers) expire(now int64) {
+	for len(*ts) > 0 && (*ts)[0].at <= now {
+		t := (*ts)[0]
+		ts.stop(t)
+		t.owner.expired()
+	}
+}
+
+// wait returns how long to wait for events until the next timer is due, in milliseconds,
+// rounded up so that it is; -1 if there is none.
+func (ts timers) wait() int {
+	if len(ts) == 0 {
+		return -1
+	}
+	return int(max(0, ts[0].at-sinceEpoch()+int64(time.Millisecond)-1) / int64(time.Millisecond))
+}
+
+// Len, Less, Swap, Push and Pop implement heap.Interface.
+
+func (ts timers) Len() int           { return len(ts) }
+func (ts timers) Less(i, j int) bool { return ts[i].at < ts[j].at }
+func (ts timers) Swap(i, j int) {
+	ts[i], ts[j] = ts[j], ts[i]
+	ts[i].index, ts[j].index = i, j
+}
+
+func (ts *timers) Push(x any) {
+	t := x.(*timer)
+	t.index = len(*ts)
+	*ts = append(*ts, t)
+}
+
+func (ts *timers) Pop() any {
+	last := len(*ts) - 1
+	t := (*ts)[last]
+	(*ts)[last] = nil
+	*ts = (*ts)[:last]
+	return t
+}
+
+// epoch is where sinceEpoch starts: a monotonic clock that fits an atomic.
+var epoch = time.Now()
+
+func sinceEpoch() int64 { return int64(time.Since(epoch)) }

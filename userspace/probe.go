@@ -48,7 +48,7 @@ func (s *Server) Probe(ctx context.Context) error {
 		}
 	}
 	for _, w := range s.workers {
-		if err := probeQueue(ctx, w.post); err != nil {
+		if err := w.probe(ctx); err != nil {
 			return fmt.Errorf("probe UDP worker: %w", err)
 		}
 	}
@@ -58,33 +58,6 @@ func (s *Server) Probe(ctx context.Context) error {
 		}
 	}
 	return nil
-}
-
-// probe proves that the loop goes round: any of them may have accepted the
-// connections of other probes.
-func (l *loop) probe(ctx context.Context) error {
-	answered := make(chan struct{})
-	l.post(func() { close(answered) })
-	select {
-	case <-answered:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-}
-
-// probeQueue proves that whoever does what is posted goes round.
-func probeQueue(ctx context.Context, post func(func()) bool) error {
-	answered := make(chan struct{})
-	if !post(func() { close(answered) }) {
-		return errors.New("not serving")
-	}
-	select {
-	case <-answered:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
-	}
 }
 
 func (s *Server) probeTCP(ctx context.Context, l *tcpListener) error {
@@ -118,7 +91,7 @@ func (s *Server) exhaustion(l *tcpListener) error {
 	if since == 0 {
 		since = l.starved.Load()
 	}
-	if since == 0 || !s.beneath.Load() || time.Duration(sinceEpoch()-since) <= exhaustionPatience {
+	if since == 0 || !s.fallback.Load() || time.Duration(sinceEpoch()-since) <= exhaustionPatience {
 		return nil
 	}
 	open := 0
@@ -132,7 +105,7 @@ func (s *Server) exhaustion(l *tcpListener) error {
 
 // refusal connects to l and expects to be refused.
 func (s *Server) refusal(ctx context.Context, l *tcpListener) error {
-	c, err := s.dialers.probe(ctx, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
+	c, err := s.dialers.own.DialTCP(ctx, "tcp", netip.AddrPort{}, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
 	if errors.Is(err, unix.ECONNRESET) {
 		return nil // refused so soon that connect saw it
 	}
@@ -163,7 +136,7 @@ const probeResend = 100 * time.Millisecond
 // kernel to track.
 func (s *Server) probeUDP(ctx context.Context, l *udpListener) error {
 	if l.prober == nil {
-		c, err := s.dialers.probeUDP(netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
+		c, err := s.dialers.own.DialUDP(context.Background(), "udp", netip.AddrPort{}, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
 		if absent(err) {
 			return nil
 		}

@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 )
@@ -98,7 +99,7 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 	case err == unix.EINTR:
 		return 0, unfinished
 	case err == unix.EAGAIN:
-		p.rest(src)
+		p.drained(src)
 		src.urgent = src.urgent && piping // a read is past it now
 		return 0, unfinished
 	case err == unix.EINVAL && piping: // can't be spliced
@@ -113,13 +114,13 @@ func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
 		return n, unfinished
 	}
 	if p.bulk = n == len(c.loop.buf); !p.bulk && !src.last && !src.urgent {
-		p.rest(src) // a short read has emptied the source (epoll(7)); an end would have been announced
+		p.drained(src) // a short read has emptied the source (epoll(7)); an end would have been announced
 	}
 	return n, p.give(c, dst, c.loop.buf[:n])
 }
 
-// rest notes that the source has no more for the moment. A burst stays in bulk.
-func (p *pump) rest(src *side) {
+// drained notes that the source has no more for the moment. A burst stays in bulk.
+func (p *pump) drained(src *side) {
 	src.readable = false
 	p.bulk = p.burst >= 4*copySize
 	p.burst = 0
@@ -185,7 +186,7 @@ func (p *pump) push(fd int) (int, unix.Errno) {
 // count notes that bytes have reached the sink.
 func (p *pump) count(c *tcpConn, n int) {
 	p.meter.add(n)
-	c.heard = c.loop.now
+	c.active = c.loop.now
 	if !p.moved {
 		p.moved = true
 		c.firstBytes(p)
@@ -210,5 +211,68 @@ func (p *pump) dropBuffer() {
 	if p.buf != nil {
 		buffers.Put(p.buf)
 		p.buf = nil
+	}
+}
+
+// pipeSize is the capacity asked for. It bounds what one splice moves and what
+// waits in the kernel for a slow receiver.
+const pipeSize = 512 << 10
+
+// pipe is what splice(2) needs between two sockets.
+type pipe struct{ r, w int }
+
+// pipes is a bounded pool. A connection has a pipe only while bytes are in
+// flight, so idle connections cost no pipes; one that can't have any copies.
+type pipes struct {
+	free chan pipe
+	room atomic.Int64 // how many more may be made
+}
+
+func newPipes(max int) *pipes {
+	p := &pipes{free: make(chan pipe, max)}
+	p.room.Store(int64(max))
+	return p
+}
+
+// get returns an empty pipe, if there is one.
+func (p *pipes) get() (pipe, bool) {
+	select {
+	case pp := <-p.free:
+		return pp, true
+	default:
+	}
+	if p.room.Add(-1) < 0 {
+		p.room.Add(1)
+		return pipe{}, false
+	}
+	var fds [2]int
+	if err := unix.Pipe2(fds[:], unix.O_CLOEXEC|unix.O_NONBLOCK); err != nil {
+		p.room.Add(1)
+		return pipe{}, false
+	}
+	// Fails without privilege; then it stays at 64 KiB.
+	unix.FcntlInt(uintptr(fds[1]), unix.F_SETPIPE_SZ, pipeSize)
+	return pipe{fds[0], fds[1]}, true
+}
+
+// put takes back an empty pipe.
+func (p *pipes) put(pp pipe) { p.free <- pp }
+
+// discard closes a pipe that has bytes left in it.
+func (p *pipes) discard(pp pipe) {
+	unix.Close(pp.r)
+	unix.Close(pp.w)
+	p.room.Add(1)
+}
+
+// close closes the pipes that are in it.
+func (p *pipes) close() {
+	for {
+		select {
+		case pp := <-p.free:
+			p.discard(pp)
+		default:
+			return
+		}
 	}
 }

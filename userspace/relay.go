@@ -17,24 +17,23 @@ const (
 // both are done. It passes on to each side what happens to the other: end of data
 // as end of data, reset as reset.
 type relayState struct {
-	ended [2]bool // direction d's source has finished, and its sink was told
-	dead  [2]bool // writing to side d failed
-	heard int64   // when bytes last moved, in nanoseconds since epoch
-	limit int64   // of silence, in nanoseconds; 0 for none
-	wait  time.Duration
-	reset int64 // when a reset waits no longer
+	ended  [2]bool // direction d's source has finished, and so has its sink been
+	dead   [2]bool // writing to side d failed
+	active int64   // when bytes last moved, in nanoseconds since epoch
+	limit  int64   // of silence, in nanoseconds; 0 for none
+	wait   time.Duration
+	reset  int64 // when a reset waits no longer
 }
 
 // begin relays between the client and the endpoint that has just taken it.
 func (x *tcpConn) begin() {
 	x.phase = relaying
-	x.relayState = relayState{heard: x.loop.now}
+	x.relayState = relayState{active: x.loop.now}
 	for d := range x.pumps {
 		x.pumps[d].meter = &x.meters[d]
 	}
 	x.restrict(x.front.view.plan.Port.IdleTimeout)
-	// Its request is there already, most of the time: a read costs less than to be
-	// told of it.
+	// Its request is there already, most of the time: a read costs less than an event.
 	x.relay()
 	if x.phase != relaying {
 		return
@@ -81,17 +80,17 @@ func (x *tcpConn) direction(d int) {
 			x.loop.busy = append(x.loop.busy, x)
 		}
 	case blocked:
-		x.heldUp(d)
+		x.boundStall(d)
 	}
 }
 
-// heldUp bounds how long direction d waits for a sink that takes nothing, once its
+// boundStall bounds how long direction d waits for a sink that takes nothing, once its
 // source has no more to say: the source's end or reset is read only behind the bytes
 // before it. A sink that goes on taking bytes gets all of them first.
 //
 // TCP_USER_TIMEOUT wouldn't do: it also ends a connection whose peer answers window
 // probes and only pauses (tcp_probe_timer in net/ipv4/tcp_timer.c).
-func (x *tcpConn) heldUp(d int) {
+func (x *tcpConn) boundStall(d int) {
 	s := &x.sides[d]
 	switch {
 	case x.pumps[d].pending == 0 || !s.last:
@@ -148,8 +147,8 @@ func (x *tcpConn) sourceDied(d int) {
 	x.leave()
 }
 
-// mayRetry reports whether the endpoint can be replaced: nobody has had a byte by
-// way of it, and nobody has finished.
+// mayRetry reports whether the endpoint can be replaced: neither side has had a byte from
+// the other one, and neither has finished.
 func (x *tcpConn) mayRetry() bool {
 	return x.search != nil && x.attempt <= x.loop.server.retries(x.front.view.plan.Port) && !x.killed.Load() &&
 		x.meters[clientSide].count.Load() == 0 && x.meters[endpointSide].count.Load() == 0 && !x.ended[clientSide]
@@ -199,15 +198,15 @@ func (x *tcpConn) restrict(d time.Duration) {
 	if d <= 0 || x.limit > 0 && x.limit <= int64(d) {
 		return
 	}
-	x.limit, x.heard = int64(d), x.loop.now
-	x.loop.timers.set(&x.timer, x.heard+x.limit)
+	x.limit, x.active = int64(d), x.loop.now
+	x.loop.timers.set(&x.timer, x.active+x.limit)
 }
 
 // expire ends a connection that was silent for too long: an end of data would
 // make a truncated answer look complete. The timer isn't touched when bytes move;
 // instead it finds out here that it has to go on.
 func (x *tcpConn) expire() {
-	if due := x.heard + x.limit; due > x.loop.now {
+	if due := x.active + x.limit; due > x.loop.now {
 		x.loop.timers.set(&x.timer, due)
 		return
 	}

@@ -1,84 +1,58 @@
 package userspace
 
 import (
-	"bytes"
+	"slices"
 	"testing"
-
-	"github.com/google/go-cmp/cmp"
 )
 
-// pieceOf makes a piece of n bytes, a train where segment isn't 0.
-func pieceOf(n, segment int) piece { return piece{data: make([]byte, n), segment: segment} }
-
-func TestCoupled(t *testing.T) {
-	repeat := func(n int, p piece) (out []piece) {
-		for range n {
-			out = append(out, p)
-		}
-		return out
-	}
+func TestSegments(t *testing.T) {
 	tests := []struct {
-		name       string
-		in         []piece
-		n, segment int
+		name  string
+		sizes []int
+		want  int
 	}{
-		{"one datagram", []piece{pieceOf(100, 0)}, 1, 0},
-		{"one without bytes", []piece{pieceOf(0, 0), pieceOf(0, 0)}, 1, 0},
-		{"nothing goes behind one without bytes", []piece{pieceOf(0, 0), pieceOf(5, 0)}, 1, 0},
-		{"one without bytes goes behind none", []piece{pieceOf(5, 0), pieceOf(0, 0), pieceOf(5, 0)}, 1, 0},
-		{"equal", []piece{pieceOf(5, 0), pieceOf(5, 0), pieceOf(5, 0)}, 3, 5},
-		{"the last is shorter", []piece{pieceOf(5, 0), pieceOf(5, 0), pieceOf(3, 0), pieceOf(5, 0)}, 3, 5},
-		{"the next is longer", []piece{pieceOf(5, 0), pieceOf(5, 0), pieceOf(6, 0)}, 2, 5},
-		{"a train", []piece{pieceOf(23, 10)}, 1, 10},
-		{"a train that is one datagram", []piece{pieceOf(10, 10)}, 1, 0},
-		{"behind a short end", []piece{pieceOf(23, 10), pieceOf(10, 0)}, 1, 10},
-		{"two trains", []piece{pieceOf(20, 10), pieceOf(25, 10), pieceOf(10, 0)}, 2, 10},
-		{"two trains of different sizes", []piece{pieceOf(20, 10), pieceOf(20, 5)}, 1, 10},
-		{"a datagram and a train", []piece{pieceOf(10, 0), pieceOf(25, 10)}, 2, 10},
-		{"too many", repeat(70, pieceOf(5, 0)), maxSegments, 5},
-		{"too many bytes", repeat(70, pieceOf(1400, 0)), maxTrain / 1400, 1400},
-		{"the largest", repeat(3, pieceOf(65507, 0)), 1, 0},
+		{"one datagram", []int{100}, 1},
+		{"one without bytes", []int{0, 0}, 1},
+		{"nothing goes behind one without bytes", []int{0, 5}, 1},
+		{"one without bytes goes behind none", []int{5, 0, 5}, 1},
+		{"equal", []int{5, 5, 5}, 3},
+		{"the last is shorter", []int{5, 5, 3, 5}, 3},
+		{"the next is longer", []int{5, 5, 6}, 2},
+		{"too many", slices.Repeat([]int{5}, 70), maxSegments},
+		{"too many bytes", slices.Repeat([]int{1400}, 70), maxSegmented / 1400},
+		{"the largest", slices.Repeat([]int{65507}, 3), 1},
 	}
 	for _, tt := range tests {
-		if n, segment := coupled(tt.in); n != tt.n || segment != tt.segment {
-			t.Errorf("%s: %d in segments of %d, want %d of %d", tt.name, n, segment, tt.n, tt.segment)
+		var ds [][]byte
+		for _, n := range tt.sizes {
+			ds = append(ds, make([]byte, n))
+		}
+		if n := segments(ds); n != tt.want {
+			t.Errorf("%s: %d, want %d", tt.name, n, tt.want)
 		}
 	}
 }
 
-// Whatever is coupled, cut up again it is the same datagrams in the same order.
-func FuzzCoupled(f *testing.F) {
-	f.Add([]byte{5, 0, 5, 0, 3, 0, 0, 0, 5, 0})
-	f.Add([]byte{23, 10, 10, 10, 20, 10, 7, 0})
-	f.Add(bytes.Repeat([]byte{255, 0}, 100))
+// Cut up again, segments are the same datagrams.
+func FuzzSegments(f *testing.F) {
+	f.Add([]byte{5, 5, 3, 0, 5})
+	f.Add(slices.Repeat([]byte{255}, 100))
 	f.Fuzz(func(t *testing.T, plan []byte) {
-		var ps []piece
-		var want [][]byte
-		for i := 0; i+1 < len(plan); i += 2 {
-			p := piece{data: bytes.Repeat([]byte{byte(i)}, int(plan[i])*7), segment: int(plan[i+1])}
-			if p.segment >= len(p.data) {
-				p.segment = 0
-			}
-			ps = append(ps, p)
-			p.split(func(b []byte) { want = append(want, b) })
+		var ds [][]byte
+		for _, n := range plan {
+			ds = append(ds, make([]byte, int(n)*7))
 		}
-		var got [][]byte
-		for len(ps) > 0 {
-			n, segment := coupled(ps)
-			var all []byte
-			count := 0
-			for _, p := range ps[:n] {
-				all = append(all, p.data...)
-				count += p.datagrams()
+		for len(ds) > 0 {
+			n, total := segments(ds), 0
+			for i, d := range ds[:n] {
+				if total += len(d); i < n-1 && len(d) != len(ds[0]) || len(d) > len(ds[0]) || n > 1 && len(d) == 0 {
+					t.Fatalf("datagram %d of %d has %d bytes, the first %d", i, n, len(d), len(ds[0]))
+				}
 			}
-			if segment == 0 && n != 1 || n > 1 && (count > maxSegments || len(all) > maxTrain) {
-				t.Fatalf("%d pieces of %d bytes are one train of segments of %d", n, len(all), segment)
+			if n > maxSegments || n > 1 && total > maxSegmented {
+				t.Fatalf("%d datagrams of %d bytes are one message", n, total)
 			}
-			piece{data: all, segment: segment}.split(func(b []byte) { got = append(got, b) })
-			ps = ps[n:]
-		}
-		if diff := cmp.Diff(want, got, cmp.Comparer(bytes.Equal)); diff != "" {
-			t.Error(diff)
+			ds = ds[n:]
 		}
 	})
 }

@@ -3,6 +3,7 @@ package userspace
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/netip"
 	"runtime"
 	"sync"
@@ -24,9 +25,9 @@ type Server struct {
 	flows   sync.WaitGroup // connections and sessions, and Run while it accepts
 	table   *table
 
-	mu      sync.Mutex // guards plans, and orders changes of table
-	plans   plans
-	beneath atomic.Bool // the last plan has kernel rules beneath the portal
+	mu       sync.Mutex // guards plans, and orders changes of table
+	plans    plans
+	fallback atomic.Bool // the last plan has a kernel data plane to fall back to
 
 	// Set by Listen.
 	pipes     *pipes
@@ -34,18 +35,16 @@ type Server struct {
 	udpBudget *budget
 	tcp       []*tcpListener
 	loops     []*loop
-	looping   bool // they run
-	running   sync.WaitGroup
 	udp       []*udpListener
 	workers   []*udpWorker
-	sessions  atomic.Int64   // UDP sessions there are
-	receivers sync.WaitGroup // the workers' goroutines
+	started   bool           // Run was called
+	running   sync.WaitGroup // loops and workers
 	prober    prober
 
-	shedding chan struct{} // 1 slot: clients wait for descriptors
-	short    [shortages]shortage
-	shed     [2][shedReasons]atomic.Uint64 // who gave way: TCP, UDP
-	toldShed atomic.Int64                  // when the log was told of it
+	wantDescriptors chan struct{} // 1 slot: clients wait for them
+	short           [shortages]shortage
+	shed            [2][shedReasons]atomic.Uint64 // connections and sessions that gave way: TCP, UDP
+	shedLogged      atomic.Int64                  // when the log told of it
 
 	stopOnce sync.Once
 	stopped  chan struct{} // closed when accepting stops
@@ -58,7 +57,7 @@ func New(cfg Config) *Server {
 	cfg = cfg.filled()
 	s := &Server{
 		cfg: cfg, table: newTable(), plans: newPlans(),
-		stopped: make(chan struct{}), shedding: make(chan struct{}, 1),
+		stopped: make(chan struct{}), wantDescriptors: make(chan struct{}, 1),
 	}
 	s.locals.list, s.locals.ask = cfg.LocalAddresses, isLocal
 	s.dialers = newDialers(cfg.Mark, cfg.KeepAlive)
@@ -79,8 +78,7 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	}
 	defer s.flows.Done()
-	s.startLoops()
-	s.startReceivers()
+	s.start()
 	var room sync.WaitGroup
 	room.Go(s.makeRoomForClients)
 	select {
@@ -114,71 +112,53 @@ func (s *Server) makeLoops() error {
 	return nil
 }
 
-// processors is how many goroutines may run at once before makeRoom.
+// processors is how many goroutines may run at once before raiseProcessors.
 var processors = runtime.GOMAXPROCS(0)
 
-// makeRoom lets as many more goroutines run at once as there are loops. Go counts
-// a loop that waits for events as running for the first 10 ms, unless somebody else
+// raiseProcessors lets as many more goroutines run at once as there are loops. Go counts
+// a loop that waits for events as running for the first 10 ms, unless another goroutine
 // needs its place: then a thread of the runtime's takes it away after 20 µs, another
 // one is woken to use it, and the loop has to look for a place when its events
 // come (retake and exitsyscall in runtime/proc.go). With places to spare it keeps its own.
-func (s *Server) makeRoom() {
+func (s *Server) raiseProcessors() {
 	if n := processors + len(s.loops); runtime.GOMAXPROCS(0) < n {
 		runtime.GOMAXPROCS(n)
 	}
 }
 
-// startLoops starts their goroutines, which outlive Run.
-func (s *Server) startLoops() {
-	s.looping = true
-	s.makeRoom()
+// start starts the goroutines of loops and workers, which outlive Run.
+func (s *Server) start() {
+	s.started = true
+	s.raiseProcessors()
 	for _, l := range s.loops {
-		l.post(l.accept)
+		l.post(l.startAccepting)
 		s.running.Go(l.run)
 	}
-}
-
-// closeLoops ends them when they have no connection any more.
-func (s *Server) closeLoops() {
-	for _, l := range s.loops {
-		if l.close(); !s.looping {
-			l.shut()
-		}
+	for _, w := range s.workers {
+		w.admitPosts()
+		s.running.Go(w.run)
 	}
-	s.running.Wait()
 }
 
 // acceptAgain lets the loops accept, as there are descriptors again.
 func (s *Server) acceptAgain() {
 	for _, l := range s.loops {
-		l.post(l.accept)
+		l.post(l.startAccepting)
 	}
 }
 
-// stopAccepting takes in the clients that the kernel has connected, and resets
+// stopAccepting accepts the clients that the kernel has connected, and resets
 // those that come after. It returns when the listeners are closed.
 func (s *Server) stopAccepting() {
-	s.everyLoop(func(l *loop) {
+	everyPoller(s.loops, func(l *loop) {
 		for _, a := range l.acceptors {
 			a.stop()
 		}
 	})
-	s.everyLoop(func(*loop) {}) // what loops had handed to each other before has been taken
+	everyPoller(s.loops, func(*loop) {}) // what loops had handed to each other before has been taken
 	for _, l := range s.tcp {
 		l.close()
 	}
-}
-
-// everyLoop has all loops call f and waits until they have, those that run.
-func (s *Server) everyLoop(f func(*loop)) {
-	var done sync.WaitGroup
-	for _, l := range s.loops {
-		done.Add(1)
-		if !l.post(func() { defer done.Done(); f(l) }) {
-			done.Done()
-		}
-	}
-	done.Wait()
 }
 
 // connected counts a connection or session that an endpoint took; first says
@@ -189,7 +169,7 @@ func (s *Server) connected(state *serviceState, e *endpoint, first bool) {
 		return
 	}
 	state.counters.total.Add(1)
-	if state.carried.CompareAndSwap(false, true) {
+	if state.reached.CompareAndSwap(false, true) {
 		s.cfg.OnFirst(state.key)
 	}
 }
@@ -222,4 +202,129 @@ func (s *Server) retries(p *service.Port) int {
 		return p.Retries
 	}
 	return max(s.cfg.Retries, 0)
+}
+
+// Drain stops accepting and waits until every connection and session has
+// ended; a session has when it is silent for a second. When ctx is done first,
+// it ends those that are left, and says how many. After it nothing is left: no
+// goroutine, no socket. It may be called instead of ending Run's context, or
+// after it.
+func (s *Server) Drain(ctx context.Context) error {
+	s.stop()
+	s.shutGate(ctx)
+	gone := make(chan struct{})
+	go func() {
+		s.flows.Wait()
+		close(gone)
+	}()
+	var err error
+	select {
+	case <-gone:
+	case <-ctx.Done():
+		if n := s.killAll(gone); n > 0 {
+			err = fmt.Errorf("drain userspace: ended %d connections that were left: %w", n, ctx.Err())
+		}
+	}
+	s.closeAll()
+	return err
+}
+
+// shutGate lets no session begin any more, once the clients that were on their
+// way when accepting stopped have had their time.
+func (s *Server) shutGate(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(acceptGrace):
+	}
+	s.gate.Lock() // what is counted in flows was counted before
+	s.shut = true
+	s.gate.Unlock()
+	s.everySession(func(x *session) { // their idle time is short from now on
+		if x.timer.at != 0 {
+			x.worker.timers.set(&x.timer, x.worker.now+int64(trustFor))
+		}
+	})
+}
+
+// enter counts a goroutine that begins connections or is a session, unless
+// none may begin any more.
+func (s *Server) enter() bool {
+	s.gate.Lock()
+	defer s.gate.Unlock()
+	if s.shut {
+		return false
+	}
+	s.flows.Add(1)
+	return true
+}
+
+// closeAll frees what is left when no connection and no session is.
+func (s *Server) closeAll() {
+	for _, l := range s.loops {
+		l.close()
+	}
+	for _, w := range s.workers {
+		w.close()
+	}
+	s.prober.mu.Lock() // a Probe ends soon after stop
+	for _, l := range s.udp {
+		l.closeProber()
+	}
+	s.prober.mu.Unlock()
+	s.running.Wait()
+	if !s.started {
+		for _, l := range s.loops {
+			l.shut()
+		}
+		for _, w := range s.workers {
+			w.release()
+		}
+	}
+	for _, l := range s.tcp {
+		l.close()
+	}
+	for _, l := range s.udp {
+		l.close()
+	}
+	if s.pipes != nil {
+		s.pipes.close()
+	}
+}
+
+func (s *Server) isStopped() bool {
+	select {
+	case <-s.stopped:
+		return true
+	default:
+		return false
+	}
+}
+
+// killAll ends what is in the live table, and what still gets into it, until
+// gone. It returns how many there were at first.
+func (s *Server) killAll(gone <-chan struct{}) int {
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	first := -1
+	for {
+		left := s.live.all()
+		if first < 0 {
+			first = len(left)
+		}
+		for _, f := range left {
+			f.kill()
+		}
+		select {
+		case <-gone:
+			return first
+		case <-tick.C:
+		}
+	}
+}
+
+// stop stops accepting.
+func (s *Server) stop() {
+	s.stopOnce.Do(func() {
+		close(s.stopped)
+	})
 }

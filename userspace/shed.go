@@ -4,40 +4,56 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+	"sync"
+	"time"
 
 	"kproxy.dev/kproxy/plan"
 )
 
-// Where room is short, what one client or service holds beyond its share gives way, so that those who hold little lose nothing.
+// Where room is short, what one client or service holds beyond its share gives way, so that those
+// that hold little lose nothing. Shares are compared over all loops, or all workers.
 
 const (
 	// shareParts and shareLeast keep a share from getting too small to tell greed from
 	// use among many clients: it is at least this part of all, and so many.
 	shareParts = 128
 	shareLeast = 8 // connections or sessions
-	// shedParts is which part gives way at once: looking for it costs a look at all.
+	// shedParts is which part gives way at once: finding it takes a pass over all.
 	shedParts = 64
 	shedLeast = 8
+	// shedAgain is after how long the next victims are chosen while clients wait, and
+	// shedCost how many times as long as a pass the next one is put off.
+	shedAgain = 100 * time.Millisecond
+	shedCost  = 10
+	// greedyIdle is how long a connection beyond its client's or service's share has to be silent to
+	// give way, until others have waited as long as urgentAfter: then those silent longest do.
+	greedyIdle  = time.Second
+	urgentAfter = time.Second
+	// evenIdle is how long it has to be where no holder has more than the others and the kernel
+	// can't serve new connections instead.
+	evenIdle = 5 * time.Second
+	// logShedEvery is how often the log tells of those that gave way.
+	logShedEvery = 10 * time.Second
 )
 
 // holding is a connection or session as it counts when room is short.
 type holding struct {
 	client  netip.Addr
 	service *serviceState // nil while that isn't known
-	weight  int           // what it takes: 1, or bytes of memory
-	heard   int64         // when bytes last moved, in nanoseconds since epoch
+	weight  int           // what it takes: 1, or bytes of memory; with 0 it doesn't give way
+	active  int64         // when bytes last moved, in nanoseconds since epoch
 	class   class         // of a session
 	reset   bool          // of a connection: a peer is gone already
 	flow    flow
 }
 
-// standing is how a holder is placed among the others.
-type standing int
+// greed is what a holding's client and service hold, compared with others.
+type greed int
 
 const (
-	polite        standing = iota // others hold more than their share
-	even                          // nobody does
-	greedyService                 // its service does, and no client
+	polite        greed = iota // others hold more than their share
+	even                       // none does
+	greedyService              // its service does, and no client
 	greedyClient
 )
 
@@ -52,22 +68,21 @@ const (
 	shedReasons = len(plan.ShedReasons)
 )
 
-// victim is who has to give way.
+// victim has to give way.
 type victim struct {
 	holding
 	reason shedReason
 }
 
-// shed chooses who of hs has to give way so that want others have room: those that rank
+// chooseVictims chooses which of hs have to give way so that want others have room: those that rank
 // lowest, and the one silent longest first; none whose rank is negative. A greedy client loses
 // no more than what it has beyond its share, and more than those that hold less; where no client is
-// greedy, services are looked at in the same way. Only those of a kind count; nil is any. No share is
-// less than least.
-func shed(hs []holding, want, least int, kind func(*holding) bool, rank func(*holding, standing) int) []victim {
-	clients := beyondShare(hs, want, least, kind, func(h *holding) netip.Addr { return h.client })
+// greedy, services are compared in the same way. No share is less than least.
+func chooseVictims(hs []holding, want, least int, rank func(*holding, greed) int) []victim {
+	clients := beyondShare(hs, want, least, func(h *holding) netip.Addr { return h.client })
 	var services map[*serviceState]int
 	if len(clients) == 0 {
-		services = beyondShare(hs, want, least, kind, func(h *holding) *serviceState { return h.service })
+		services = beyondShare(hs, want, least, func(h *holding) *serviceState { return h.service })
 	}
 	type candidate struct {
 		victim
@@ -76,7 +91,7 @@ func shed(hs []holding, want, least int, kind func(*holding) bool, rank func(*ho
 	var found []candidate
 	for i := range hs {
 		h := &hs[i]
-		if kind != nil && !kind(h) {
+		if h.weight == 0 {
 			continue
 		}
 		c, is := candidate{victim: victim{*h, shedIdle}}, polite
@@ -95,7 +110,7 @@ func shed(hs []holding, want, least int, kind func(*holding) bool, rank func(*ho
 			found = append(found, c)
 		}
 	}
-	slices.SortFunc(found, func(a, b candidate) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.heard, b.heard)) })
+	slices.SortFunc(found, func(a, b candidate) int { return cmp.Or(cmp.Compare(a.rank, b.rank), cmp.Compare(a.active, b.active)) })
 	var out []victim
 	for _, c := range found {
 		if want <= 0 {
@@ -119,17 +134,13 @@ func shed(hs []holding, want, least int, kind func(*holding) bool, rank func(*ho
 	return out
 }
 
-// beyondShare returns how much of a kind holders have beyond their share of it, those that have most: what
+// beyondShare returns how much holders have beyond their share, those that have most: what
 // they had to give up for want others, if they were to hold equally much then.
-func beyondShare[K comparable](hs []holding, want, least int, kind func(*holding) bool, holder func(*holding) K) map[K]int {
+func beyondShare[K comparable](hs []holding, want, least int, holder func(*holding) K) map[K]int {
 	held, all := map[K]int{}, 0
 	for i := range hs {
-		k, n := holder(&hs[i]), 0
-		if kind == nil || kind(&hs[i]) {
-			n = hs[i].weight
-		}
-		held[k] += n
-		all += n
+		held[holder(&hs[i])] += hs[i].weight
+		all += hs[i].weight
 	}
 	if all == 0 {
 		return nil
@@ -155,4 +166,153 @@ func beyondShare[K comparable](hs []holding, want, least int, kind func(*holding
 		}
 	}
 	return held
+}
+
+// logShed logs what was taken for room, now and then.
+func (s *Server) logShed(message string, victims []victim) {
+	now, last := sinceEpoch(), s.shedLogged.Load()
+	if last != 0 && now-last < int64(logShedEvery) || !s.shedLogged.CompareAndSwap(last, now) {
+		return
+	}
+	v := victims[0]
+	args := []any{"ended", len(victims), "reason", plan.ShedReasons[v.reason], "client", v.client}
+	if v.service != nil {
+		args = append(args, "service", v.service.key)
+	}
+	s.cfg.Logger.Warn(message, args...)
+}
+
+// askForDescriptors has connections give way, as there are no descriptors to accept with.
+func (s *Server) askForDescriptors() {
+	s.short[shortDescriptors].note()
+	select {
+	case s.wantDescriptors <- struct{}{}:
+	default:
+	}
+}
+
+// makeRoomForClients has connections give way while clients wait for descriptors, or while
+// sockets take too much memory. It returns when accepting stops.
+func (s *Server) makeRoomForClients() {
+	var again <-chan time.Time
+	var memory memoryWatch
+	tick := time.NewTicker(memoryTick)
+	defer tick.Stop()
+	var first, last, next int64 // when clients began to wait, and still did; when to choose next
+	for {
+		asked := false
+		select {
+		case <-s.stopped:
+			return
+		case <-s.wantDescriptors:
+			asked = true
+		case <-again:
+		case <-tick.C:
+			s.boundMemory(&memory)
+			continue
+		}
+		again = nil
+		since, now := s.waitingSince(asked), sinceEpoch()
+		switch {
+		case since == 0:
+			continue
+		case now < next:
+			again = time.After(time.Duration(next - now))
+			continue
+		case now-last > int64(urgentAfter):
+			first = since
+		}
+		last = now
+		s.short[shortDescriptors].note()
+		enough := s.shedConnections(now-first >= int64(urgentAfter))
+		took := sinceEpoch() - now
+		again = time.After(max(shedAgain, time.Duration(shedCost*took)))
+		if !enough {
+			next = now + (shedCost+1)*took
+		}
+	}
+}
+
+// waitingSince returns since when a listener has waited for descriptors, in nanoseconds
+// since epoch; 0 if none does. That the process had none counts only when an accept has just
+// shown it: nothing shows that it has some again while no client comes.
+func (s *Server) waitingSince(shown bool) (since int64) {
+	for _, l := range s.tcp {
+		at := l.waiting.Load()
+		if at == 0 && shown {
+			at = l.starved.Load()
+		}
+		if at != 0 && (since == 0 || at < since) {
+			since = at
+		}
+	}
+	return since
+}
+
+// shedConnections ends some of those that have to give way; false if there are fewer than
+// it wanted.
+func (s *Server) shedConnections(urgent bool) bool {
+	hs := collect(s.loops, (*loop).holdings)
+	now, fallback := sinceEpoch(), s.fallback.Load()
+	want := max(len(hs)/shedParts, shedLeast)
+	victims := chooseVictims(hs, want, shareLeast, func(h *holding, is greed) int {
+		silent := time.Duration(now - h.active)
+		switch {
+		case h.reset:
+			return 0
+		case is >= greedyService && (urgent || silent >= greedyIdle), is == even && !fallback && silent >= evenIdle:
+			return 1
+		}
+		return -1
+	})
+	if len(victims) == 0 {
+		return false
+	}
+	s.endConnections(victims, urgent)
+	s.logShed("file descriptors are short: ended connections", victims)
+	return len(victims) == want
+}
+
+// collect returns what f says of each loop or worker.
+func collect[P interface{ post(func()) bool }](ps []P, f func(P) []holding) (all []holding) {
+	var mu sync.Mutex
+	everyPoller(ps, func(p P) {
+		hs := f(p)
+		mu.Lock()
+		defer mu.Unlock()
+		all = append(all, hs...)
+	})
+	return all
+}
+
+// endConnections ends victims; those that have moved bytes since they were chosen only if busy is set.
+func (s *Server) endConnections(victims []victim, busy bool) {
+	everyPoller(s.loops, func(l *loop) {
+		for _, v := range victims {
+			x := v.flow.(*tcpConn)
+			if x.loop == l && x.phase != gone && (busy || x.active == v.active) && x.killed.CompareAndSwap(false, true) {
+				x.die()
+				s.shed[0][v.reason].Add(1)
+			}
+		}
+	})
+}
+
+// holdings returns the loop's connections.
+func (l *loop) holdings() []holding {
+	out := make([]holding, 0, len(l.slots)-len(l.free))
+	for _, x := range l.slots {
+		if x != nil {
+			out = append(out, x.holding(1))
+		}
+	}
+	return out
+}
+
+// holding is x, which weighs so much.
+func (x *tcpConn) holding(weight int) holding {
+	return holding{
+		client: x.client.Addr(), service: x.front.view.state, weight: weight, active: x.active, flow: x,
+		reset: x.phase == leaving || x.limit == int64(resetPatience),
+	}
 }

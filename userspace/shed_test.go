@@ -16,28 +16,28 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-func TestShed(t *testing.T) {
+func TestChooseVictims(t *testing.T) {
 	web, dns := &serviceState{}, &serviceState{}
 	address := func(i int) netip.Addr { return netip.AddrFrom4([4]byte{10, 0, byte(i >> 8), byte(i)}) }
 	var crowd []holding // hundred clients of each service, two connections each
 	for i := range 400 {
-		crowd = append(crowd, holding{weight: 1, client: address(i / 2), service: []*serviceState{web, dns}[i%2], heard: int64(i)})
+		crowd = append(crowd, holding{weight: 1, client: address(i / 2), service: []*serviceState{web, dns}[i%2], active: int64(i)})
 	}
 	hoard := func(n int, client func(i int) int, s *serviceState) []holding {
 		out := slices.Clone(crowd)
 		for i := range n {
-			out = append(out, holding{weight: 1, client: address(client(i)), service: s, heard: int64(1000 - i)})
+			out = append(out, holding{weight: 1, client: address(client(i)), service: s, active: int64(1000 - i)})
 		}
 		return out
 	}
 	one := func(int) int { return 1000 }
-	anybody := func(*holding, standing) int { return 0 }
-	greedyOnly := func(_ *holding, is standing) int { return int(is) - int(greedyService) }
+	anybody := func(*holding, greed) int { return 0 }
+	greedyOnly := func(_ *holding, is greed) int { return int(is) - int(greedyService) }
 	tests := []struct {
 		name string
 		hs   []holding
 		want int
-		rank func(*holding, standing) int
+		rank func(*holding, greed) int
 		out  map[string]int // by client or "crowd", and reason
 	}{
 		{"nobody", nil, 5, anybody, map[string]int{}},
@@ -51,7 +51,7 @@ func TestShed(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got := map[string]int{}
-			for _, v := range shed(tt.hs, tt.want, shareLeast, nil, tt.rank) {
+			for _, v := range chooseVictims(tt.hs, tt.want, shareLeast, tt.rank) {
 				who := "crowd"
 				if v.client.Compare(address(1000)) >= 0 && tt.name != "one service" {
 					who = v.client.String()
@@ -67,15 +67,15 @@ func TestShed(t *testing.T) {
 		})
 	}
 	t.Run("lowest rank first, then the longest silent", func(t *testing.T) {
-		hs := []holding{{weight: 1, heard: 1}, {weight: 1, heard: 2, reset: true}, {weight: 1, heard: 4}, {weight: 1, heard: 3, reset: true}}
+		hs := []holding{{weight: 1, active: 1}, {weight: 1, active: 2, reset: true}, {weight: 1, active: 4}, {weight: 1, active: 3, reset: true}}
 		var got []int64
-		for _, v := range shed(hs, 3, shareLeast, nil, func(h *holding, _ standing) int {
+		for _, v := range chooseVictims(hs, 3, shareLeast, func(h *holding, _ greed) int {
 			if h.reset {
 				return 0
 			}
 			return 1
 		}) {
-			got = append(got, v.heard)
+			got = append(got, v.active)
 		}
 		if diff := cmp.Diff([]int64{2, 3, 1}, got); diff != "" {
 			t.Error(diff)
@@ -208,7 +208,7 @@ func TestMemoryBesideAHundred(t *testing.T) {
 		connectFrom(t, s, net.IPv4(127, 1, 0, 1))
 	}
 	held := func() (n int) {
-		for _, h := range s.holdings((*loop).memory) {
+		for _, h := range collect(s.loops, (*loop).memory) {
 			n += h.weight
 		}
 		return n

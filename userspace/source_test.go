@@ -104,7 +104,7 @@ func FuzzPacketDestination(f *testing.F) {
 	f.Add(unix.PktInfo6(&unix.Inet6Pktinfo{Addr: v6.As16()}))
 	f.Add(append(unix.UnixRights(1, 2, 3), unix.PktInfo4(&unix.Inet4Pktinfo{Addr: v4.As4()})...))
 	f.Fuzz(func(t *testing.T, oob []byte) {
-		info, _, ok := readControl(oob)
+		info, ok := findPacketInfo(oob)
 		var got netip.Addr
 		switch len(info) {
 		case unix.SizeofInet4Pktinfo:

@@ -1,13 +1,15 @@
 package userspace
 
 import (
+	"encoding/binary"
+	"net/netip"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
 // The system calls of a loop. None of them waits for long, as every descriptor is
-// non-blocking, so the Go scheduler isn't told of them (RawSyscall): it would
+// non-blocking, so the Go scheduler doesn't hear of them (RawSyscall): it would
 // take a loop in a call of more than 20 µs for one that waits, and hand its place to
 // another thread (retake in runtime/proc.go).
 
@@ -25,6 +27,26 @@ func sysSend(fd int, b []byte) (int, unix.Errno) {
 			return int(n), e
 		}
 	}
+}
+
+// sysMessages is recvmmsg(2) or sendmmsg(2), without waiting; the error is that of the first message.
+func sysMessages(call uintptr, fd int, hs []mmsghdr) (int, error) {
+	for {
+		n, _, e := unix.RawSyscall6(call, uintptr(fd), uintptr(unsafe.Pointer(unsafe.SliceData(hs))), uintptr(len(hs)), unix.MSG_DONTWAIT, 0, 0)
+		switch e {
+		case 0:
+			return int(n), nil
+		case unix.EINTR:
+			continue
+		}
+		return 0, e
+	}
+}
+
+// nothingToReceive reports whether there is nothing, not even an error.
+func nothingToReceive(fd int) bool {
+	_, e := sysReceive(fd, make([]byte, 1))
+	return e == unix.EAGAIN
 }
 
 // sysSplice is splice(2) of at most n bytes, without waiting for either end.
@@ -59,9 +81,9 @@ func sysAccept(fd int, from *rawAddress) (int, unix.Errno) {
 	return int(n), e
 }
 
-// sysSocket is socket(2) for TCP.
-func sysSocket(domain int) (int, unix.Errno) {
-	n, _, e := unix.RawSyscall(unix.SYS_SOCKET, uintptr(domain), unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+// sysSocket is socket(2).
+func sysSocket(domain, kind int) (int, unix.Errno) {
+	n, _, e := unix.RawSyscall(unix.SYS_SOCKET, uintptr(domain), uintptr(kind)|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
 	return int(n), e
 }
 
@@ -101,4 +123,59 @@ func sysAskOption[T any](fd, level, name int, value *T) unix.Errno {
 // sysShutdown is shutdown(2).
 func sysShutdown(fd, how int) {
 	unix.RawSyscall(unix.SYS_SHUTDOWN, uintptr(fd), uintptr(how), 0)
+}
+
+// rawAddress is a socket address as the kernel has it, struct sockaddr_in or
+// sockaddr_in6, in place: those of x/sys are allocated, and to tell which kind
+// they are it asks for the socket's protocol after each accept.
+type rawAddress struct {
+	family uint16
+	port   [2]byte // network order, as is all that follows
+	v4     [4]byte // flow information in an IPv6 address
+	v6     [16]byte
+	zone   uint32
+}
+
+const (
+	sizeofAddress4 = unix.SizeofSockaddrInet4
+	sizeofAddress6 = unix.SizeofSockaddrInet6
+)
+
+// newRawAddress is a's. It leaves zones out.
+func newRawAddress(a netip.AddrPort) (r rawAddress) {
+	r.family = unix.AF_INET6
+	if a.Addr().Is4() {
+		r.family, r.v4 = unix.AF_INET, a.Addr().As4()
+	} else {
+		r.v6 = a.Addr().As16()
+	}
+	binary.BigEndian.PutUint16(r.port[:], a.Port())
+	return r
+}
+
+func (r *rawAddress) size() uint32 {
+	if r.family == unix.AF_INET {
+		return sizeofAddress4
+	}
+	return sizeofAddress6
+}
+
+// addrPort is r without its zone. IPv4-mapped addresses become IPv4 ones.
+func (r *rawAddress) addrPort() netip.AddrPort {
+	port := binary.BigEndian.Uint16(r.port[:])
+	switch r.family {
+	case unix.AF_INET:
+		return netip.AddrPortFrom(netip.AddrFrom4(r.v4), port)
+	case unix.AF_INET6:
+		return netip.AddrPortFrom(netip.AddrFrom16(r.v6).Unmap(), port)
+	}
+	return netip.AddrPort{}
+}
+
+// failure is e as an error: nil if it is 0.
+func failure(e unix.Errno) error {
+	if e == 0 {
+		return nil
+	}
+	return e
 }

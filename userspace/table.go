@@ -1,6 +1,8 @@
 package userspace
 
 import (
+	"hash/maphash"
+	"maps"
 	"net/netip"
 	"sync/atomic"
 
@@ -10,16 +12,16 @@ import (
 
 // table is what connections are looked up in: the frontends of all services,
 // by where clients connect to. It is read without a lock; the Server's lock
-// orders those who change it.
+// orders changes.
 type table struct {
-	fronts *index[portal, front]
+	fronts *index[frontKey, front]
 	addrs  *index[netip.Addr, int] // service addresses: how many fronts each has
 	policy atomic.Pointer[plan.Policy]
 }
 
-// portal is a service address; for a node port its address is the zero Addr,
+// frontKey is a service address; for a node port its address is the zero Addr,
 // and the family tells which.
-type portal struct {
+type frontKey struct {
 	addr   netip.AddrPort
 	proto  service.Protocol
 	family service.Family
@@ -32,14 +34,14 @@ type front struct {
 }
 
 func newTable() *table {
-	return &table{fronts: newIndex[portal, front](), addrs: newIndex[netip.Addr, int]()}
+	return &table{fronts: newIndex[frontKey, front](), addrs: newIndex[netip.Addr, int]()}
 }
 
-func portalOf(f *plan.Frontend) portal {
+func frontKeyOf(f *plan.Frontend) frontKey {
 	if f.Kind == plan.NodePort {
-		return portal{netip.AddrPortFrom(netip.Addr{}, f.Address.Port()), f.Protocol, f.Family}
+		return frontKey{netip.AddrPortFrom(netip.Addr{}, f.Address.Port()), f.Protocol, f.Family}
 	}
-	return portal{f.Address, f.Protocol, f.Family}
+	return frontKey{f.Address, f.Protocol, f.Family}
 }
 
 // lookup finds the frontend a connection to orig was headed to. Node ports are
@@ -47,10 +49,10 @@ func portalOf(f *plan.Frontend) portal {
 // local reports whether an address is this node's own.
 func (t *table) lookup(proto service.Protocol, orig netip.AddrPort, local func(netip.Addr) bool) (front, bool) {
 	family := service.FamilyOf(orig.Addr())
-	if f, ok := t.fronts.get(portal{orig, proto, family}); ok {
+	if f, ok := t.fronts.get(frontKey{orig, proto, family}); ok {
 		return f, true
 	}
-	f, ok := t.fronts.get(portal{netip.AddrPortFrom(netip.Addr{}, orig.Port()), proto, family})
+	f, ok := t.fronts.get(frontKey{netip.AddrPortFrom(netip.Addr{}, orig.Port()), proto, family})
 	if !ok || !local(orig.Addr()) || !t.rules().AnswersNodePorts(orig.Addr()) {
 		return front{}, false
 	}
@@ -69,7 +71,7 @@ func (t *table) rules() *plan.Policy {
 func (t *table) set(v *view) {
 	for i := range v.plan.Frontends {
 		f := &v.plan.Frontends[i]
-		k := portalOf(f)
+		k := frontKeyOf(f)
 		if _, ok := t.fronts.get(k); !ok {
 			t.count(k, 1)
 		}
@@ -80,7 +82,7 @@ func (t *table) set(v *view) {
 // drop takes away the frontends that are still v's.
 func (t *table) drop(v *view) {
 	for i := range v.plan.Frontends {
-		k := portalOf(&v.plan.Frontends[i])
+		k := frontKeyOf(&v.plan.Frontends[i])
 		if f, ok := t.fronts.get(k); ok && f.view == v {
 			t.fronts.delete(k)
 			t.count(k, -1)
@@ -89,7 +91,7 @@ func (t *table) drop(v *view) {
 }
 
 // count keeps addrs in step with fronts.
-func (t *table) count(k portal, by int) {
+func (t *table) count(k frontKey, by int) {
 	a := k.addr.Addr()
 	if !a.IsValid() {
 		return
@@ -115,4 +117,47 @@ func (t *table) source(f front, c plan.Client, backend netip.Addr) source {
 		return source{}
 	}
 	return source{addr: c.Address, transparent: !c.Node}
+}
+
+// indexShards is so many that a shard stays small in a cluster with tens of
+// thousands of services: a change copies one shard.
+const indexShards = 1024
+
+// index is a map that is read without a lock. Writers copy the shard they
+// change; there is one at a time. A reader of one key sees it before or after
+// a change.
+type index[K comparable, V any] struct {
+	seed   maphash.Seed
+	shards [indexShards]atomic.Pointer[map[K]V]
+}
+
+func newIndex[K comparable, V any]() *index[K, V] { return &index[K, V]{seed: maphash.MakeSeed()} }
+
+func (x *index[K, V]) shard(k K) *atomic.Pointer[map[K]V] {
+	return &x.shards[maphash.Comparable(x.seed, k)%indexShards]
+}
+
+func (x *index[K, V]) get(k K) (v V, ok bool) {
+	if m := x.shard(k).Load(); m != nil {
+		v, ok = (*m)[k]
+	}
+	return v, ok
+}
+
+func (x *index[K, V]) set(k K, v V) {
+	x.change(k, func(m map[K]V) { m[k] = v })
+}
+
+func (x *index[K, V]) delete(k K) {
+	x.change(k, func(m map[K]V) { delete(m, k) })
+}
+
+func (x *index[K, V]) change(k K, f func(map[K]V)) {
+	s := x.shard(k)
+	m := map[K]V{}
+	if old := s.Load(); old != nil {
+		m = maps.Clone(*old)
+	}
+	f(m)
+	s.Store(&m)
 }

@@ -5,6 +5,7 @@ import (
 	"math/rand/v2"
 	"net"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 
@@ -106,16 +107,15 @@ func TestUDPDatagramsKeepTheirBounds(t *testing.T) {
 			s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(addrPort(ep.LocalAddr()))))
 			c := udpClient(t, s)
 			c.Write([]byte("first"))
-			_, proxy := receiveSums(t, ep, 1) // what comes before it is ready is queued, and that has a bound
+			_, proxy := receiveSums(t, ep, 1)
 			carry(t, tt.sizes, func(b []byte) error { _, err := c.Write(b); return err }, ep)
 			carry(t, tt.sizes, func(b []byte) error { _, err := ep.WriteToUDPAddrPort(b, proxy); return err }, c)
 		})
 	}
 }
 
-// A client and an endpoint that send trains (UDP_SEGMENT) and one that doesn't
-// understand them.
-func TestUDPTrains(t *testing.T) {
+// A client and an endpoint that send many datagrams as one message (UDP_SEGMENT).
+func TestUDPSegments(t *testing.T) {
 	ep := listening(t)
 	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(addrPort(ep.LocalAddr()))))
 	c := udpClient(t, s)
@@ -125,15 +125,17 @@ func TestUDPTrains(t *testing.T) {
 		data := make([]byte, tt.bytes)
 		rand.NewChaCha8([32]byte{2}).Read(data)
 		var want []sum
-		piece{data: data, segment: tt.segment}.split(func(b []byte) { want = append(want, sumOf(b)) })
-		oob := appendSegment(nil, tt.segment)
+		for b := range slices.Chunk(data, tt.segment) {
+			want = append(want, sumOf(b))
+		}
+		oob := appendSegmentSize(nil, tt.segment)
 		_, _, err := c.WriteMsgUDPAddrPort(data, oob, netip.AddrPort{})
 		must(t, err)
 		got, _ := receiveSums(t, ep, len(want))
 		if diff := cmp.Diff(want, got, cmp.AllowUnexported(sum{})); diff != "" {
 			t.Errorf("endpoint received of %+v (-want +got):\n%s", tt, diff)
 		}
-		for range 3 { // the worker asks for trains when there is much to receive
+		for range 3 {
 			_, _, err = ep.WriteMsgUDPAddrPort(data, oob, proxy)
 			must(t, err)
 			got, _ = receiveSums(t, c, len(want))
@@ -153,7 +155,7 @@ func TestUDPExchangesMakeRoom(t *testing.T) {
 		for range 5 {
 			udpAskOnce(t, udpClient(t, s), "x")
 		}
-		time.Sleep(exchangeRest / 5)
+		time.Sleep(spentAfter / 5)
 	}
 	if c := s.Counters()[udpKey()]; c.Total != 200 || c.Active > 32 {
 		t.Errorf("counters %+v, want 200 sessions, 32 at a time", c)
@@ -163,22 +165,25 @@ func TestUDPExchangesMakeRoom(t *testing.T) {
 	}
 }
 
-// A socket that served one exchange serves another of its host after it has rested,
-// and no other host's; what comes for the first one meanwhile reaches nobody.
-func TestUDPSocketsRest(t *testing.T) {
+// A socket that served one exchange serves another of its host after a silence,
+// and no other host's; what comes for the first one meanwhile reaches no client.
+func TestUDPSocketPool(t *testing.T) {
 	ep := listening(t)
 	d := udpService(addrPort(ep.LocalAddr()))
 	d.port.IdleTimeout = 50 * time.Millisecond
 	s := start(t, Config{Origin: newOrigins(), Loops: 1}, testPlan(d))
-	first := exchangeOnce(t, udpClient(t, s), ep)
-	eventually(t, "the session has ended", func() bool { return sessionsOf(s) == 0 })
-	ep.WriteToUDPAddrPort([]byte("late"), first)
+	first, late := exchangeOnce(t, udpClient(t, s), ep), exchangeOnce(t, udpClient(t, s), ep)
+	eventually(t, "the sessions have ended", func() bool { return sessionsOf(s) == 0 })
+	ep.WriteToUDPAddrPort([]byte("late"), late)
 	time.Sleep(trustFor + trustFor/4)
-	if other := exchangeOnce(t, udpClientFrom(t, s, net.IPv4(127, 0, 0, 2)), ep); other == first {
+	if other := exchangeOnce(t, udpClientFrom(t, s, net.IPv4(127, 0, 0, 2)), ep); other == first || other == late {
 		t.Errorf("the endpoint saw another host's session come from %s as well", other)
 	}
 	if second := exchangeOnce(t, udpClient(t, s), ep); first != second {
 		t.Errorf("the endpoint saw %s, then %s", first, second)
+	}
+	if third := exchangeOnce(t, udpClient(t, s), ep); third == first || third == late {
+		t.Errorf("the endpoint saw %s again", third)
 	}
 }
 
@@ -225,7 +230,7 @@ func TestUDPLateAnswersStayTheirClients(t *testing.T) {
 			ep := listening(t)
 			s := start(t, Config{Origin: newOrigins(), Loops: 1}, testPlan(udpService(addrPort(ep.LocalAddr()))))
 			from := first(udpClient(t, s), ep)
-			s.eachUDPWorker(func(w *udpWorker) {
+			everyPoller(s.workers, func(w *udpWorker) {
 				for _, x := range w.sessions {
 					x.end()
 				}

@@ -24,48 +24,33 @@ type sessionKey struct {
 }
 
 // keyOf makes the key of a datagram; false if its control messages don't say
-// where it arrived. in is the index of the interface, segment the size of the
-// datagrams if it's a train of them.
-func keyOf(name *unix.RawSockaddrInet6, oob []byte) (k sessionKey, in, segment int, ok bool) {
-	info, segment, ok := readControl(oob)
-	if !ok {
-		return k, 0, 0, false
-	}
-	if name.Family == unix.AF_INET {
+// where it arrived. in is the index of the interface.
+func keyOf(name *unix.RawSockaddrInet6, oob []byte) (k sessionKey, in int, ok bool) {
+	info, ok := findPacketInfo(oob)
+	switch {
+	case !ok:
+		return k, 0, false
+	case name.Family == unix.AF_INET:
 		v4 := (*unix.RawSockaddrInet4)(unsafe.Pointer(name))
 		k.port = networkOrder(v4.Port)
 		*(*[4]byte)(k.client[:]) = v4.Addr
+		if len(info) != unix.SizeofInet4Pktinfo {
+			return k, 0, false
+		}
 		*(*[4]byte)(k.local[:]) = [4]byte(info[8:12]) // ipi_addr: the header's destination
-		return k, info.interfaceIndex(), segment, len(info) == unix.SizeofInet4Pktinfo
+	default:
+		k.family, k.port, k.client, k.zone = service.IPv6, networkOrder(name.Port), name.Addr, name.Scope_id
+		if len(info) != unix.SizeofInet6Pktinfo {
+			return k, 0, false
+		}
+		k.local = [16]byte(info[:16])
 	}
-	k.family, k.port, k.client, k.zone = service.IPv6, networkOrder(name.Port), name.Addr, name.Scope_id
-	if len(info) != unix.SizeofInet6Pktinfo {
-		return k, 0, 0, false
-	}
-	k.local = [16]byte(info[:16])
-	return k, info.interfaceIndex(), segment, true
+	return k, info.interfaceIndex(), true
 }
 
 // networkOrder converts a port, which is in network order in memory.
 func networkOrder(port uint16) uint16 {
 	return binary.BigEndian.Uint16((*[2]byte)(unsafe.Pointer(&port))[:])
-}
-
-// readControl finds where a packet arrived, and the size of UDP_GRO, in control
-// messages.
-func readControl(oob []byte) (info packetInfo, segment int, ok bool) {
-	eachControl(oob, func(level, kind int32, data []byte) {
-		switch {
-		case level == unix.SOL_UDP && kind == unix.UDP_GRO && len(data) >= 4:
-			segment = int(int32(binary.NativeEndian.Uint32(data)))
-		case ok: // the first counts
-		case level == unix.SOL_IP && kind == unix.IP_PKTINFO && len(data) >= unix.SizeofInet4Pktinfo:
-			info, ok = data[:unix.SizeofInet4Pktinfo], true
-		case level == unix.SOL_IPV6 && kind == unix.IPV6_PKTINFO && len(data) >= unix.SizeofInet6Pktinfo:
-			info, ok = data[:unix.SizeofInet6Pktinfo], true
-		}
-	})
-	return info, max(segment, 0), ok
 }
 
 // address returns an address of the key's family.
@@ -92,27 +77,14 @@ func zoneName(zone uint32) string {
 	return strconv.Itoa(int(zone))
 }
 
-// replyHeader is what makes a datagram go to a client from the address it had
-// sent to.
-type replyHeader struct {
-	name    unix.RawSockaddrInet6
-	size    uint32 // of name
-	control []byte // IP_PKTINFO or IPV6_PKTINFO
-}
-
-// first points at the name.
-func (h *replyHeader) first() *byte { return (*byte)(unsafe.Pointer(&h.name)) }
-
-func (k *sessionKey) replyHeader() replyHeader {
-	var h replyHeader
+// destination is the key's client, for answers from the address that it had sent to.
+func (k *sessionKey) destination() (d destination) {
 	if k.family == service.IPv4 {
-		*(*unix.RawSockaddrInet4)(unsafe.Pointer(&h.name)) = unix.RawSockaddrInet4{Family: unix.AF_INET, Port: networkOrder(k.port), Addr: [4]byte(k.client[:4])}
-		h.size = unix.SizeofSockaddrInet4
-		h.control = unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: [4]byte(k.local[:4])})
-		return h
+		*(*unix.RawSockaddrInet4)(unsafe.Pointer(&d.name)) = unix.RawSockaddrInet4{Family: unix.AF_INET, Port: networkOrder(k.port), Addr: [4]byte(k.client[:4])}
+		d.size, d.control = unix.SizeofSockaddrInet4, unix.PktInfo4(&unix.Inet4Pktinfo{Spec_dst: [4]byte(k.local[:4])})
+		return d
 	}
-	h.name = unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: networkOrder(k.port), Addr: k.client, Scope_id: k.zone}
-	h.size = unix.SizeofSockaddrInet6
-	h.control = unix.PktInfo6(&unix.Inet6Pktinfo{Addr: k.local})
-	return h
+	d.name = unix.RawSockaddrInet6{Family: unix.AF_INET6, Port: networkOrder(k.port), Addr: k.client, Scope_id: k.zone}
+	d.size, d.control = unix.SizeofSockaddrInet6, unix.PktInfo6(&unix.Inet6Pktinfo{Addr: k.local})
+	return d
 }

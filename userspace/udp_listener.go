@@ -11,9 +11,6 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// datagramSize holds any datagram: 65,507 bytes over IPv4, 65,527 over IPv6.
-const datagramSize = 1<<16 - 1
-
 // listenerBuffer is the size of the kernel's buffers of a listener's socket: all
 // services' datagrams pass through it.
 const listenerBuffer = 8 << 20
@@ -65,7 +62,8 @@ func (l *udpListener) open() error {
 		err = share()
 	}
 	if err == nil {
-		err = bindTo(fd, l.addr)
+		address := newRawAddress(l.addr)
+		err = failure(sysBind(fd, &address))
 	}
 	if err == nil && len(l.fds) == 0 {
 		err = share()
@@ -99,7 +97,5 @@ func tuneUDP(fd int, f service.Family) error {
 	// Beyond net.core.rmem_max only with CAP_NET_ADMIN; less does as well.
 	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, listenerBuffer)
 	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, listenerBuffer)
-	// Without it, trains are cut up before they are received.
-	unix.SetsockoptInt(fd, unix.SOL_UDP, unix.UDP_GRO, 1)
 	return unix.SetsockoptInt(fd, level, option, 1)
 }

@@ -20,12 +20,11 @@ import (
 type origins struct {
 	mu    sync.Mutex
 	to    map[netip.AddrPort]netip.AddrPort // client → original destination; vip where it has none
-	block map[netip.AddrPort]chan struct{}  // clients whose lookup takes until the channel is closed
 	asked map[netip.AddrPort]int
 }
 
 func newOrigins() *origins {
-	return &origins{to: map[netip.AddrPort]netip.AddrPort{}, block: map[netip.AddrPort]chan struct{}{}, asked: map[netip.AddrPort]int{}}
+	return &origins{to: map[netip.AddrPort]netip.AddrPort{}, asked: map[netip.AddrPort]int{}}
 }
 
 func (o *origins) set(client, orig netip.AddrPort) {
@@ -40,22 +39,23 @@ func (o *origins) lookups(client netip.AddrPort) int {
 	return o.asked[client]
 }
 
-func (o *origins) Lookup(_ service.Protocol, local, client netip.AddrPort) (netip.AddrPort, netip.AddrPort, error) {
+// LookupAll implements OriginLookup.
+func (o *origins) LookupAll(_ service.Protocol, flows [][2]netip.AddrPort, found func(i int, orig, client netip.AddrPort, err error)) {
 	o.mu.Lock()
-	orig, ok := o.to[client]
-	wait := o.block[client]
-	o.asked[client]++
-	o.mu.Unlock()
-	if wait != nil {
-		<-wait
+	defer o.mu.Unlock()
+	for i, f := range flows {
+		client := f[1]
+		orig, ok := o.to[client]
+		o.asked[client]++
+		switch {
+		case !ok:
+			found(i, vip, client, nil)
+		case !orig.IsValid():
+			found(i, netip.AddrPort{}, netip.AddrPort{}, errors.New("no such flow"))
+		default:
+			found(i, orig, client, nil)
+		}
 	}
-	if !ok {
-		orig = vip
-	}
-	if !orig.IsValid() {
-		return netip.AddrPort{}, netip.AddrPort{}, errors.New("no such flow")
-	}
-	return orig, client, nil
 }
 
 // udpClient is a socket that talks to the Server.
@@ -242,8 +242,7 @@ func TestUDPEndpointDies(t *testing.T) {
 	}
 }
 
-// Neither a lookup that takes long nor an endpoint that reads nothing keeps
-// another client waiting; the slow one's datagrams aren't lost.
+// An endpoint that reads nothing keeps no other client waiting.
 func TestUDPSlownessStaysWithItsClient(t *testing.T) {
 	fast, _ := udpEndpoint(t, "fast")
 	deaf, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)}) // never read
@@ -257,36 +256,24 @@ func TestUDPSlownessStaysWithItsClient(t *testing.T) {
 		testService{name: "u", proto: service.UDP, eps: []netip.AddrPort{fast}},
 		testService{name: "v", proto: service.UDP, vip: other, eps: []netip.AddrPort{addrPort(deaf.LocalAddr())}},
 	))
-	slow, stuck := udpClient(t, s), udpClient(t, s)
-	release := make(chan struct{})
-	o.block[addrPort(slow.LocalAddr())] = release
+	stuck := udpClient(t, s)
 	o.set(addrPort(stuck.LocalAddr()), other)
-	slow.Write([]byte("early"))
 	for range 2000 {
 		stuck.Write(make([]byte, 1400))
 	}
 	for range 100 {
 		udpAsk(t, udpClient(t, s), "x")
 	}
-	close(release)
-	b := make([]byte, 100)
-	slow.SetReadDeadline(time.Now().Add(patience))
-	if n, err := slow.Read(b); err != nil || string(b[:n]) != "fast early" {
-		t.Errorf("slow client read %q, %v", b[:n], err)
-	}
 }
 
-// quickOrigins answers at once, and looks around before it returns.
-type quickOrigins struct {
+// observedOrigins calls after before it returns.
+type observedOrigins struct {
 	*origins
 	after func()
 }
 
-func (o quickOrigins) LookupAll(p service.Protocol, flows [][2]netip.AddrPort, found func(i int, orig, client netip.AddrPort, err error)) {
-	for i, f := range flows {
-		orig, client, err := o.Lookup(p, f[0], f[1])
-		found(i, orig, client, err)
-	}
+func (o observedOrigins) LookupAll(p service.Protocol, flows [][2]netip.AddrPort, found func(i int, orig, client netip.AddrPort, err error)) {
+	o.origins.LookupAll(p, flows, found)
 	o.after()
 }
 
@@ -295,7 +282,7 @@ func TestUDPLooksUpOnly(t *testing.T) {
 	ep, _ := udpEndpoint(t, "a")
 	var server atomic.Pointer[Server]
 	var looked, begun atomic.Int64
-	o := quickOrigins{newOrigins(), func() {
+	o := observedOrigins{newOrigins(), func() {
 		looked.Add(1)
 		begun.Add(int64(len(server.Load().live.all())))
 	}}
@@ -327,7 +314,7 @@ func TestUDPRevalidates(t *testing.T) {
 	}
 	age := func() {
 		for _, f := range s.live.all() {
-			f.(*session).heard.Add(-int64(2 * trustFor))
+			f.(*session).active.Add(-int64(2 * trustFor))
 		}
 	}
 	age()
@@ -347,7 +334,7 @@ func TestUDPRevalidates(t *testing.T) {
 
 // sessionsOf returns how many sessions the workers have.
 func sessionsOf(s *Server) (n int) {
-	s.eachUDPWorker(func(w *udpWorker) {
+	everyPoller(s.workers, func(w *udpWorker) {
 		w.server.gate.Lock() // workers answer at the same time
 		n += len(w.sessions)
 		w.server.gate.Unlock()
@@ -384,7 +371,7 @@ func TestUDPSessionsAreBounded(t *testing.T) {
 		udpAsk(t, udpClient(t, s), "x")
 		eventually(t, "no more than 4 sessions are left", func() bool { return len(s.live.all()) <= 4 })
 		for _, f := range s.live.all() {
-			f.(*session).heard.Add(-int64(2 * trustFor))
+			f.(*session).active.Add(-int64(2 * trustFor))
 		}
 	}
 }

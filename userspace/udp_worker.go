@@ -1,9 +1,8 @@
 package userspace
 
 import (
+	"math"
 	"net/netip"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -13,42 +12,42 @@ import (
 
 // udpWorker serves the sessions of the clients that the kernel gives it, on one
 // socket of each UDP listener: a goroutine that waits for datagrams and for
-// nothing else. What belongs to its sessions is touched by it alone, so it needs no
+// nothing else. It alone touches what belongs to its sessions, which so needs no
 // lock; others ask it by post.
 type udpWorker struct {
 	poller
 	server *Server
-	number int // its sockets' in the listeners
+	number int // of its sockets in the listeners
 	now    int64
 
-	in, out  *batch
+	in, out  *batch // of clients and of endpoints
 	replies  replies
-	sessions map[sessionKey]*session
-	ages     [classes]ageList
-	timers   timers
-	touched  []*session // got datagrams from the batch that is in hand
-	asking   []*session // those whose origin is to be looked up
-	asked    []*session // room for asking
-	flows    [][2]netip.AddrPort
-	answers  []origin // to what was looked up of them
-	chain    [batchSize]link
-	pieces   []piece
 	outgoing outgoing
+	sessions map[sessionKey]*session
+	timers   timers
+	pool     socketPool
+	shedding sessionShedding
 
-	upstreams []*upstream // by the number that the kernel names them by
+	// While a batch is received: the sessions that got datagrams, the slot behind each slot in
+	// the same session (-1 at the end), and a session's datagrams.
+	received  []*session
+	next      [batchSize]int16
+	datagrams [][]byte
+
+	unresolved []*session // whose original destination is to be looked up
+	resolving  []*session // room for unresolved
+	flows      [][2]netip.AddrPort
+	origins    []origin
+
+	upstreams []*upstream // by the number that epoll names them by
 	free      []int32
 	tags      uint32
-	again     []*upstream // have more to receive
-	resumed   []*upstream // room for again
-	resting   resting
-	shedding  shedding
-	closing   bool        // ends when it is set
-	started   bool        // run was called
-	pressed   atomic.Bool // somebody else asked it to make room
+	readable  []*upstream // have more to receive
+	turn      []*upstream // room for readable
 }
 
 // workerListener and below are the numbers of the Server's UDP listeners.
-const workerListener = bellNumber - 1
+const workerListener = wakeupNumber - 1
 
 func (s *Server) newUDPWorker(number int) (*udpWorker, error) {
 	w := &udpWorker{server: s, number: number, sessions: map[sessionKey]*session{}}
@@ -56,12 +55,8 @@ func (s *Server) newUDPWorker(number int) (*udpWorker, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.resting.by = map[upstreamKey]*restList{}
-	w.resting.sweep.owner = &w.resting
-	w.resting.worker = w
-	for i := range w.ages {
-		w.ages[i].init()
-	}
+	w.pool = socketPool{worker: w, idle: map[socketKey][]*upstream{}}
+	w.pool.timer.owner = &w.pool
 	if w.in, err = newBatch(); err == nil {
 		w.out, err = newBatch()
 	}
@@ -79,7 +74,7 @@ func (s *Server) newUDPWorker(number int) (*udpWorker, error) {
 
 // release closes what the worker itself holds.
 func (w *udpWorker) release() {
-	w.resting.closeAll()
+	w.pool.closeBefore(math.MaxInt64)
 	w.in.release()
 	w.out.release()
 	w.shut()
@@ -93,7 +88,7 @@ func (w *udpWorker) run() {
 	for !w.closing {
 		n := w.wait(events)
 		w.now = sinceEpoch()
-		w.answer()
+		w.runPosted()
 		for i := range events[:n] {
 			w.dispatch(&events[i])
 		}
@@ -108,22 +103,14 @@ func (w *udpWorker) run() {
 // wait waits for events, and tells the runtime of it only when there are none.
 func (w *udpWorker) wait(events []unix.EpollEvent) int {
 	n := sysEvents(w.epoll, events, 0)
-	if n > 0 || len(w.again) > 0 {
+	if n > 0 || len(w.readable) > 0 {
 		return n
 	}
-	n, err := unix.EpollWait(w.epoll, events, w.patience())
+	n, err := unix.EpollWait(w.epoll, events, w.timers.wait())
 	if err != nil {
 		return 0 // EINTR: nothing else can be wrong with it
 	}
 	return n
-}
-
-// patience is how long a wait may take, in milliseconds, rounded up.
-func (w *udpWorker) patience() int {
-	if len(w.timers) == 0 {
-		return -1
-	}
-	return int(max(0, w.timers[0].at-sinceEpoch()+int64(time.Millisecond)-1) / int64(time.Millisecond))
 }
 
 func (w *udpWorker) dispatch(ev *unix.EpollEvent) {
@@ -137,11 +124,8 @@ func (w *udpWorker) dispatch(ev *unix.EpollEvent) {
 	}
 }
 
-// close ends run.
-func (w *udpWorker) close() { w.post(func() { w.closing = true }) }
-
-// descriptor returns the worker's socket of a family's listener.
-func (w *udpWorker) descriptor(f service.Family) int {
+// socket returns the worker's socket of a family's listener.
+func (w *udpWorker) socket(f service.Family) int {
 	for _, l := range w.server.udp {
 		if l.family == f {
 			return l.fds[w.number]
@@ -150,15 +134,258 @@ func (w *udpWorker) descriptor(f service.Family) int {
 	return -1
 }
 
-// eachUDPWorker has all workers call f and waits until they have, those that
-// run.
-func (s *Server) eachUDPWorker(f func(*udpWorker)) {
-	var done sync.WaitGroup
-	for _, w := range s.workers {
-		done.Add(1)
-		if !w.post(func() { defer done.Done(); f(w) }) {
-			done.Done()
+// receivesAtOnce is how many batches of clients' datagrams are received before the worker
+// receives what endpoints sent.
+const receivesAtOnce = 2
+
+// serve receives from a listener's socket and forwards what came.
+func (w *udpWorker) serve(l *udpListener) {
+	for range receivesAtOnce {
+		n, err := w.in.receive(l.fds[w.number], 0, batchSize, true)
+		if err != nil {
+			return // EAGAIN; an error of one of the replies concerns no other session
+		}
+		for i := range n {
+			w.accept(l, i)
+		}
+		w.resolve()
+		for i, x := range w.received {
+			w.received[i] = nil
+			x.forward()
+		}
+		w.received = w.received[:0]
+		if n < batchSize {
+			return
 		}
 	}
-	done.Wait()
+}
+
+// accept gives the datagram in a slot to its session, and opens one if there is none.
+func (w *udpWorker) accept(l *udpListener, slot int) {
+	data, whole := w.in.bytes(slot)
+	k, in, ok := keyOf(&w.in.names[slot], w.in.oob(slot))
+	if !ok || !whole {
+		return
+	}
+	x := w.sessions[k]
+	if x == nil {
+		if p := l.probe.Load(); p != nil && *p == k.clientAddress() {
+			w.echo(k, data)
+			return
+		}
+		if x = w.open(k, in); x == nil {
+			return
+		}
+	}
+	w.next[slot] = -1
+	if x.first < 0 {
+		x.first = int16(slot)
+		w.received = append(w.received, x)
+		x.revalidate()
+	} else {
+		w.next[x.last] = int16(slot)
+	}
+	x.last = int16(slot)
+}
+
+// echo answers a probe.
+func (w *udpWorker) echo(k sessionKey, data []byte) {
+	to := k.destination()
+	w.outgoing.reset()
+	w.outgoing.add([][]byte{data}, &to)
+	w.outgoing.send(w.socket(k.family))
+}
+
+// open makes a session. Where room for them is short, another one gives way; where there is none, the
+// datagram is lost, as datagrams may be.
+func (w *udpWorker) open(k sessionKey, in int) *session {
+	s := w.server
+	if s.udpBudget.low() {
+		w.pool.closeBefore(math.MaxInt64)
+		w.makeRoom()
+	}
+	if !s.udpBudget.tryAcquire(fdsPerSession) {
+		s.short[shortSessions].note()
+		return nil
+	}
+	if !s.enter() {
+		s.udpBudget.release(fdsPerSession)
+		return nil
+	}
+	x := &session{worker: w, key: k, in: in, client: k.destination(), started: time.Now(), first: -1, last: -1}
+	x.active.Store(w.now)
+	x.timer.owner = x
+	w.sessions[k] = x
+	w.unresolved = append(w.unresolved, x)
+	return x
+}
+
+// resolve looks up original destinations, many at once.
+func (w *udpWorker) resolve() {
+	for len(w.unresolved) > 0 { // a flow that has changed needs another look-up
+		xs := w.unresolved
+		w.unresolved, w.resolving = w.resolving[:0], xs
+		w.flows, w.origins = w.flows[:0], w.origins[:0]
+		for _, x := range xs {
+			w.flows = append(w.flows, x.flow())
+		}
+		// What follows from an answer takes system calls, and other workers look up meanwhile.
+		w.server.cfg.Origin.LookupAll(service.UDP, w.flows, func(_ int, orig, client netip.AddrPort, err error) {
+			w.origins = append(w.origins, origin{orig, client, err})
+		})
+		for i, o := range w.origins {
+			xs[i].resolved(o)
+		}
+		clear(xs)
+		clear(w.origins)
+	}
+}
+
+// upstream is a connected socket towards an endpoint, of one session at a time.
+type upstream struct {
+	key       socketKey
+	fd        int
+	number    int32    // in its worker
+	tag       uint32   // tells it from those that had the number before
+	session   *session // nil while it is in the pool
+	idleSince int64
+	to        destination
+	queued    bool // has more to receive
+}
+
+// upstream returns a socket of the pool, or a new one.
+func (w *udpWorker) upstream(k socketKey) (*upstream, error) {
+	if u := w.pool.take(k); u != nil {
+		return u, nil
+	}
+	fd, err := w.server.dialers.connect(unix.SOCK_DGRAM, k.from, k.to)
+	if err != nil {
+		return nil, err
+	}
+	w.tags++
+	u := &upstream{key: k, fd: fd, tag: w.tags}
+	if n := len(w.free); n > 0 {
+		u.number = w.free[n-1]
+		w.free = w.free[:n-1]
+		w.upstreams[u.number] = u
+	} else {
+		u.number = int32(len(w.upstreams))
+		w.upstreams = append(w.upstreams, u)
+	}
+	if err := w.watch(fd, unix.EPOLLIN|unix.EPOLLET, u.number, u.tag); err != nil {
+		w.closeUpstream(u)
+		return nil, err
+	}
+	return u, nil
+}
+
+func (w *udpWorker) closeUpstream(u *upstream) {
+	unix.Close(u.fd)
+	u.fd = -1
+	w.upstreams[u.number] = nil
+	w.free = append(w.free, u.number)
+}
+
+// send sends datagrams and returns how many are done with, and the error of the next
+// one. A full buffer is no error: what doesn't fit is lost, nothing waits.
+func (u *upstream) send(w *udpWorker, ds [][]byte) (done int, err error) {
+	o := &w.outgoing
+	for done < len(ds) {
+		o.reset()
+		for i := done; i < len(ds) && o.parts < batchSize; {
+			i += o.add(ds[i:min(len(ds), i+batchSize-o.parts)], &u.to)
+		}
+		n, err := o.send(u.fd)
+		switch {
+		case err == unix.EAGAIN || err == unix.ENOBUFS:
+			n = o.counts[0]
+		case err != nil:
+			return done, err
+		}
+		done += n
+	}
+	return done, nil
+}
+
+// perUpstream is how many datagrams of an endpoint are received by one system call, and
+// upstreamCalls how many such calls there are before others have their turn.
+const (
+	perUpstream   = 8
+	upstreamCalls = 8
+)
+
+// receive brings back what an endpoint sends. Events come when there is
+// something new, so it doesn't stop before nothing is left.
+func (w *udpWorker) receive(u *upstream, failed bool) {
+	x := u.session
+	if x == nil { // what comes now is for no session
+		w.pool.remove(u)
+		w.closeUpstream(u)
+		return
+	}
+	for range upstreamCalls {
+		slot := w.replies.slot(x.key.family)
+		room := min(perUpstream, batchSize-slot)
+		n, err := w.out.receive(u.fd, slot, room, false)
+		switch {
+		case err == unix.EAGAIN:
+			return
+		case err != nil:
+			forgetErrors(u.fd)
+			x.broken(err)
+			failed = true
+		default:
+			w.reply(x, slot, n)
+		}
+		if x.upstream != u || n < room && !failed {
+			return
+		}
+	}
+	if !u.queued {
+		u.queued = true
+		w.readable = append(w.readable, u)
+	}
+}
+
+// reply takes what is in n slots to x's client.
+func (w *udpWorker) reply(x *session, slot, n int) {
+	count, total := 0, 0
+	for i := slot; i < slot+n; i++ {
+		if data, whole := w.out.bytes(i); whole {
+			w.replies.add(x, data)
+			count++
+			total += len(data)
+		}
+	}
+	w.replies.used += n
+	if count > 0 {
+		x.answered(count, total)
+	}
+}
+
+// resume gives another turn to those that had more to receive.
+func (w *udpWorker) resume() {
+	if len(w.readable) == 0 {
+		return
+	}
+	w.readable, w.turn = w.turn, w.readable
+	for _, u := range w.turn {
+		u.queued = false
+		if u.fd >= 0 {
+			w.receive(u, true)
+		}
+	}
+	clear(w.turn) // and holds none of them
+	w.turn = w.turn[:0]
+}
+
+// forgetErrors empties the queue of error reports, which holds memory.
+func forgetErrors(fd int) {
+	var b [1]byte
+	var oob [256]byte
+	for {
+		if _, _, _, _, err := unix.Recvmsg(fd, b[:], oob[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT); err != nil {
+			return
+		}
+	}
 }

@@ -1,6 +1,7 @@
 package userspace
 
 import (
+	"errors"
 	"io"
 	"net"
 	"net/netip"
@@ -41,7 +42,7 @@ func TestBytesBehindUrgentData(t *testing.T) {
 			receive(t, receiver, "end")
 			eventually(t, "the stream to be one without urgent data", func() bool {
 				urgent := false
-				s.everyLoop(func(*loop) {
+				everyPoller(s.loops, func(*loop) {
 					x := s.live.all()[0].(*tcpConn)
 					urgent = x.sides[clientSide].urgent || x.sides[endpointSide].urgent
 				})
@@ -83,11 +84,10 @@ func onSocket(t *testing.T, c *net.TCPConn, f func(fd int) error) {
 	t.Helper()
 	raw, err := c.SyscallConn()
 	if err == nil {
-		err = control(raw, f)
+		controlErr := raw.Control(func(fd uintptr) { err = f(int(fd)) })
+		err = errors.Join(controlErr, err)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	must(t, err)
 }
 
 // A direction that has ended holds no pipe, while the other goes on.

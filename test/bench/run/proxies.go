@@ -97,13 +97,7 @@ func runEngine(ctx context.Context, c ownConfig, serving func()) error {
 // always is the origin of every datagram.
 type always netip.AddrPort
 
-// Lookup implements userspace.OriginLookup.
-func (a always) Lookup(_ service.Protocol, _, client netip.AddrPort) (orig, realClient netip.AddrPort, err error) {
-	return netip.AddrPort(a), client, nil
-}
-
-// LookupAll is what lets the Server ask for the flows of a batch at once, as it does
-// with package conntrack.
+// LookupAll implements userspace.OriginLookup.
 func (a always) LookupAll(_ service.Protocol, flows [][2]netip.AddrPort, found func(i int, orig, client netip.AddrPort, err error)) {
 	for i, f := range flows {
 		found(i, netip.AddrPort(a), f[1], nil)

@@ -1,6 +1,8 @@
 package userspace
 
-import "golang.org/x/sys/unix"
+import (
+	"golang.org/x/sys/unix"
+)
 
 // side is one of a connection's two sockets, and what is known of it. Its flags
 // are set by events and cleared by calls that couldn't go on, as events come only
@@ -55,7 +57,7 @@ func (s *side) full(c *tcpConn) {
 	}
 	s.asksOut = true
 	if !s.watched {
-		return // it is told with the rest
+		return // the flag is for when it is
 	}
 	ev := unix.EpollEvent{Events: endpointEvents, Fd: c.slot, Pad: int32(s.tag)}
 	sysControl(c.loop.epoll, unix.EPOLL_CTL_MOD, s.fd, &ev)

@@ -1,7 +1,9 @@
 package userspace
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"strings"
 	"time"
@@ -43,7 +45,7 @@ func (s *Server) boundMemory(w *memoryWatch) {
 	if w.bound <= 0 || now < w.next || hostMemory() <= w.bound {
 		return
 	}
-	hs, held := s.holdings((*loop).memory), 0
+	hs, held := collect(s.loops, (*loop).memory), 0
 	for i := range hs {
 		held += hs[i].weight
 	}
@@ -52,8 +54,8 @@ func (s *Server) boundMemory(w *memoryWatch) {
 		return
 	}
 	s.short[shortMemory].note()
-	victims := shed(hs, held-w.bound+w.bound/memorySpare, w.bound/shareParts, nil, func(h *holding, is standing) int {
-		silent := time.Duration(now - h.heard)
+	victims := chooseVictims(hs, held-w.bound+w.bound/memorySpare, w.bound/shareParts, func(h *holding, is greed) int {
+		silent := time.Duration(now - h.active)
 		switch {
 		case h.reset:
 			return 0
@@ -65,8 +67,8 @@ func (s *Server) boundMemory(w *memoryWatch) {
 		return -1
 	})
 	if len(victims) > 0 {
-		s.end(victims, true)
-		s.tellShed("socket memory is short: ended connections", victims)
+		s.endConnections(victims, true)
+		s.logShed("socket memory is short: ended connections", victims)
 	}
 }
 
@@ -80,7 +82,11 @@ func (s *Server) memoryBound() int {
 	if err == nil {
 		_, err = fmt.Sscan(string(text), &low, &pressure)
 	}
-	if err != nil {
+	switch {
+	case errors.Is(err, fs.ErrNotExist): // only the host's own network namespace has it
+		s.cfg.Logger.Info("socket memory isn't bounded: this network namespace has no net.ipv4.tcp_mem")
+		return -1
+	case err != nil:
 		s.cfg.Logger.Warn("socket memory isn't bounded: net.ipv4.tcp_mem can't be read", "error", err)
 		return -1
 	}
@@ -113,10 +119,7 @@ func (l *loop) memory() []holding {
 		for i := range x.sides {
 			n += x.sides[i].memory()
 		}
-		out = append(out, holding{
-			client: x.client.Addr(), service: x.front.view.state, weight: n, heard: x.heard, flow: x,
-			reset: x.phase == leaving || x.limit == int64(resetPatience),
-		})
+		out = append(out, x.holding(n))
 	}
 	return out
 }

@@ -3,8 +3,13 @@ package userspace
 import (
 	"fmt"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // What one connection and one session cost in file descriptors. The pipes that
@@ -87,14 +92,16 @@ func makeRoomForFDs(fd, limit int) {
 	}
 }
 
-// budget counts file descriptors. Whoever can't have any waits or goes without.
+// sessionReserve is the part of the budget that sessions leave free, if others can give way.
+const sessionReserve = 16
+
+// budget counts file descriptors.
 type budget struct {
 	size    int
 	notify  func() // there are some again; may be nil
 	mu      sync.Mutex
 	free    int
 	waiting int
-	closed  bool
 }
 
 func newBudget(n int) *budget { return &budget{size: n, free: n} }
@@ -104,9 +111,6 @@ func newBudget(n int) *budget { return &budget{size: n, free: n} }
 func (b *budget) tryOrWait(n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.closed {
-		return false
-	}
 	if b.free < n {
 		b.waiting++
 		return false
@@ -119,11 +123,25 @@ func (b *budget) tryOrWait(n int) bool {
 func (b *budget) tryAcquire(n int) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.free < n || b.closed {
+	if b.free < n {
 		return false
 	}
 	b.free -= n
 	return true
+}
+
+// exhausted reports whether none is free.
+func (b *budget) exhausted() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.free == 0
+}
+
+// low reports whether so few are free that some are to be given back.
+func (b *budget) low() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.free < max(b.size/sessionReserve, min(4*shedLeast, b.size/4))
 }
 
 func (b *budget) release(n int) {
@@ -137,9 +155,65 @@ func (b *budget) release(n int) {
 	}
 }
 
-// close lets nobody have any more.
-func (b *budget) close() {
+// BudgetUse is how much of the file descriptors for forwarding one protocol uses.
+type BudgetUse struct {
+	Used, Limit int
+	Waiting     int // listeners that accept no client until one is free
+}
+
+// Budget returns that of TCP or UDP; zero before Listen.
+func (s *Server) Budget(p service.Protocol) BudgetUse {
+	b := s.tcpBudget
+	if p == service.UDP {
+		b = s.udpBudget
+	}
+	if b == nil {
+		return BudgetUse{}
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.closed = true
+	return BudgetUse{Used: b.size - b.free, Limit: b.size, Waiting: b.waiting}
+}
+
+// What can be short.
+const (
+	shortDescriptors = iota
+	shortSessions
+	shortMemory
+	shortages
+)
+
+var shortageNames = [shortages]plan.Resource{plan.Descriptors, plan.Sessions, plan.Memory}
+
+// shortageLasts is for how long something counts as short after no room was found.
+const shortageLasts = 10 * time.Second
+
+// shortage is when no room was last found.
+type shortage struct{ last atomic.Int64 } // in nanoseconds since epoch; 0 for never
+
+func (x *shortage) note() { x.last.Store(sinceEpoch()) }
+
+// Exhausted names what is short: clients wait or are refused for it, or others
+// have given way in the last 10 s. It is empty where nothing is.
+func (s *Server) Exhausted() []plan.Resource {
+	var out []plan.Resource
+	for i := range s.short {
+		if last := s.short[i].last.Load(); last != 0 && time.Duration(sinceEpoch()-last) < shortageLasts {
+			out = append(out, shortageNames[i])
+		}
+	}
+	return out
+}
+
+// Shed returns how many connections or sessions had to make room for others, by
+// [plan.ShedReasons].
+func (s *Server) Shed(p service.Protocol) (out [shedReasons]uint64) {
+	i := 0
+	if p == service.UDP {
+		i = 1
+	}
+	for r := range out {
+		out[r] = s.shed[i][r].Load()
+	}
+	return out
 }

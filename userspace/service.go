@@ -1,0 +1,266 @@
+package userspace
+
+import (
+	"math/rand/v2"
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"unsafe"
+
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/lb"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// view is a service as one plan decided it. It is immutable; its state isn't.
+type view struct {
+	plan   *plan.Service
+	state  *serviceState
+	groups [2]groups
+}
+
+type groups struct{ cluster, local *group }
+
+// group is a list of endpoints to choose from, and how. What choosing needs is made
+// for the first client: most groups of many services never have one, as the kernel
+// serves these.
+type group struct {
+	backends  []plan.Backend
+	algorithm service.Algorithm
+	state     *serviceState
+
+	once      sync.Once   // clients may come to several loops at a time
+	endpoints []*endpoint // of backends
+	picker    lb.Picker
+}
+
+// newView reuses the groups of old, which may be nil, where they didn't change:
+// a picker remembers whose turn it is.
+func newView(s *plan.Service, state *serviceState, old *view) *view {
+	v := &view{plan: s, state: state}
+	state.configure(s.Port)
+	for f := range s.Groups {
+		var before groups
+		if old != nil {
+			before = old.groups[f]
+		}
+		g := &s.Groups[f]
+		v.groups[f].cluster = newGroup(v, g.Cluster, before.cluster)
+		if sameSlice(g.Local, g.Cluster) {
+			v.groups[f].local = v.groups[f].cluster
+			continue
+		}
+		v.groups[f].local = newGroup(v, g.Local, before.local)
+	}
+	return v
+}
+
+func newGroup(v *view, backends []plan.Backend, old *group) *group {
+	algorithm := v.plan.Port.Algorithm
+	if g := emptyGroups[algorithm]; g != nil && len(backends) == 0 {
+		return g
+	}
+	g := old
+	if g == nil || g.algorithm != algorithm || !slices.Equal(g.backends, backends) {
+		g = &group{backends: backends, algorithm: algorithm, state: v.state}
+	}
+	if v.plan.Port.Affinity > 0 {
+		g.open() // what is kept of its endpoints says whose clients to forget
+	}
+	return g
+}
+
+// emptyGroups are groups without endpoints, by algorithm: most services have some, in a
+// family that they aren't served in and for traffic policy Local.
+var emptyGroups = func() map[service.Algorithm]*group {
+	out := map[service.Algorithm]*group{}
+	for _, a := range service.Algorithms {
+		out[a] = &group{algorithm: a}
+	}
+	return out
+}()
+
+// open makes what choosing needs, unless that was done.
+func (g *group) open() *group {
+	g.once.Do(func() {
+		g.endpoints = make([]*endpoint, len(g.backends))
+		targets := make([]lb.Target, len(g.backends))
+		for i, b := range g.backends {
+			g.endpoints[i] = g.state.endpoint(b.Address)
+			targets[i] = lb.Target{Address: b.Address, Weight: b.Weight, Load: &g.endpoints[i].load}
+		}
+		g.picker = lb.New(g.algorithm, targets, rand.Uint64())
+	})
+	return g
+}
+
+// group returns the endpoints that c's connections to f may go to. The plan
+// decides which; this only finds the picker made for them.
+func (f front) group(c plan.Client, p *plan.Policy) *group {
+	g := &f.view.groups[f.Family]
+	if sameSlice(f.view.plan.Backends(f.Frontend, c, p), f.view.plan.Groups[f.Family].Cluster) {
+		return g.cluster.open()
+	}
+	return g.local.open()
+}
+
+// sameSlice reports whether a and b are the same elements in memory.
+func sameSlice(a, b []plan.Backend) bool {
+	return len(a) == len(b) && (len(a) == 0 || unsafe.SliceData(a) == unsafe.SliceData(b))
+}
+
+// addresses returns every endpoint address in the plan.
+func (v *view) addresses() map[netip.AddrPort]bool {
+	m := make(map[netip.AddrPort]bool, len(v.plan.Endpoints))
+	for i := range v.plan.Endpoints {
+		m[v.plan.Endpoints[i].Address] = true
+	}
+	for f := range v.plan.Groups {
+		for _, b := range slices.Concat(v.plan.Groups[f].Cluster, v.plan.Groups[f].Local) {
+			m[b.Address] = true
+		}
+	}
+	return m
+}
+
+// keeps reports whether UDP sessions to an endpoint may go on: it still
+// serves, if only those it has.
+func (v *view) keeps(a netip.AddrPort) bool {
+	for i := range v.plan.Endpoints {
+		if e := &v.plan.Endpoints[i]; e.Address == a {
+			return e.Keeps()
+		}
+	}
+	return false
+}
+
+// serviceState is what is kept of a service port for as long as it exists,
+// while plans come and go. Connections hold on to it even longer.
+type serviceState struct {
+	key      service.Key
+	counters traffic
+	active   atomic.Int64
+	failed   atomic.Uint64 // clients that no endpoint took
+	retried  atomic.Uint64 // attempts on a further endpoint
+	reached  atomic.Bool   // OnFirst was called
+	affinity atomic.Pointer[lb.Affinity]
+
+	mu        sync.Mutex                   // guards the map, not what its values point to
+	endpoints map[netip.AddrPort]*endpoint // those that a client could have been sent to
+}
+
+// endpoint is what is kept of one endpoint of a service port since a client came.
+type endpoint struct {
+	address  netip.AddrPort
+	load     lb.Load
+	counters traffic
+	failures atomic.Uint64
+	ejection health.Ejection
+	departed atomic.Bool // the last plan hasn't it
+}
+
+// traffic counts what was carried.
+type traffic struct {
+	total    atomic.Uint64 // connections or sessions
+	bytesIn  atomic.Uint64 // from client to endpoint
+	bytesOut atomic.Uint64
+}
+
+func newServiceState(k service.Key) *serviceState {
+	return &serviceState{key: k}
+}
+
+// endpoint returns the endpoint at a, and creates it when it's new.
+func (s *serviceState) endpoint(a netip.AddrPort) *endpoint {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	e := s.endpoints[a]
+	if e == nil {
+		e = &endpoint{address: a}
+		if s.endpoints == nil {
+			s.endpoints = map[netip.AddrPort]*endpoint{}
+		}
+		s.endpoints[a] = e
+	}
+	return e
+}
+
+// configure prepares the affinity table the port asks for. A table with
+// another time-out starts empty, as a new sessionAffinityConfig does upstream.
+func (s *serviceState) configure(p *service.Port) {
+	switch a := s.affinity.Load(); {
+	case p.Affinity <= 0:
+		s.affinity.Store(nil)
+	case a == nil || a.Timeout() != p.Affinity:
+		s.affinity.Store(lb.NewAffinity(lb.AffinityConfig{Timeout: p.Affinity}))
+	}
+}
+
+// recover puts endpoints that active checks call up again back in good
+// standing: that they were ejected says how they were before.
+func (s *serviceState) recover(before, next *plan.Service) {
+	var down map[netip.AddrPort]bool
+	for i := range before.Endpoints {
+		if e := &before.Endpoints[i]; e.Health == "down" {
+			if down == nil {
+				down = map[netip.AddrPort]bool{}
+			}
+			down[e.Address] = true
+		}
+	}
+	if down == nil {
+		return
+	}
+	for i := range next.Endpoints {
+		if e := &next.Endpoints[i]; e.Health == "up" && down[e.Address] {
+			s.recovered(e.Address)
+		}
+	}
+}
+
+// recovered ends an endpoint's ejection, if there is one.
+func (s *serviceState) recovered(a netip.AddrPort) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e := s.endpoints[a]; e != nil {
+		e.ejection.Succeeded()
+	}
+}
+
+// retain forgets the endpoints that v doesn't have: their clients at once, the
+// rest when their last connection has ended.
+func (s *serviceState) retain(v *view) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if len(s.endpoints) == 0 {
+		return
+	}
+	keep := v.addresses()
+	for a, e := range s.endpoints {
+		e.departed.Store(!keep[a])
+		if keep[a] {
+			continue
+		}
+		if aff := s.affinity.Load(); aff != nil {
+			aff.Forget(a)
+		}
+		if e.load.Active() == 0 {
+			delete(s.endpoints, a)
+		}
+	}
+}
+
+// release ends a connection's use of e, and forgets it with the last one if it has departed.
+func (s *serviceState) release(e *endpoint) {
+	e.load.Release()
+	if !e.departed.Load() {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if e.departed.Load() && e.load.Active() == 0 && s.endpoints[e.address] == e {
+		delete(s.endpoints, e.address)
+	}
+}

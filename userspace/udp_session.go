@@ -1,0 +1,434 @@
+package userspace
+
+import (
+	"net/netip"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+const (
+	// trustFor is how long a silent session is believed to be still the one its
+	// client means. After that its flow may have expired in the kernel and another
+	// one, to another service, may look the same here; so the origin is looked up
+	// again. It is far below the shortest lifetime of a flow
+	// (nf_conntrack_udp_timeout, 30 s).
+	trustFor = time.Second
+	// copyLimit bounds the datagrams of which a copy is kept until an answer
+	// comes: more than fits in one packet isn't worth the memory.
+	copyLimit = 1500
+	// movesAtOnce is how many endpoints a session goes on to for one batch of datagrams.
+	movesAtOnce = 16
+	// errorsInARow is how many errors that say nothing about the endpoint a
+	// session takes before it gives up.
+	errorsInARow = 16
+)
+
+// sessionPhase is what a session does with a datagram.
+type sessionPhase int
+
+const (
+	unresolved sessionPhase = iota // its origin is looked up before
+	stale                          // the same, again
+	ready                          // sends it
+	ended                          // drops it
+)
+
+// class is how much a session has said: it tells how much is lost when it has to
+// make room for another one.
+type class int
+
+const (
+	unanswered class = iota // the endpoint hasn't answered
+	exchanged               // the client sent one datagram and the endpoint answered, as in a look-up of a name
+	talking                 // anything more
+	classes
+)
+
+// session carries one client's datagrams to one endpoint and back. It belongs to
+// its worker but for what says otherwise.
+type session struct {
+	worker  *udpWorker
+	key     sessionKey
+	client  destination
+	in      int // index of the interface that its first datagram came in on
+	phase   sessionPhase
+	started time.Time
+	active  atomic.Int64 // when a datagram last came, from either side
+	meters  [2]meter
+	id      uint64 // in the live table
+
+	first, last int16 // slots of its datagrams in the batch that is being received; -1 if none
+	upstream    *upstream
+	timer       timer // checks whether it's still in use
+	asked       int   // datagrams from the client, as far as they matter: up to 2
+	answers     int   // and from the endpoint
+
+	mu       sync.Mutex // guards what others read and the worker writes
+	route    route
+	endpoint *endpoint
+
+	// An endpoint that is gone answers a datagram with an ICMP error. Then the
+	// datagram is sent again, to the next endpoint, and the client needn't wait
+	// until it does so itself.
+	copied  []byte // the last one sent; empty if it was too large
+	pending bool   // no answer since
+	resends int    // of copied
+	greeted bool   // this endpoint has answered
+	errors  int    // in a row that say nothing about the endpoint
+}
+
+// route is what a session's origin means under a plan.
+type route struct {
+	orig, client netip.AddrPort
+	front        front
+	from         plan.Client
+}
+
+// silent returns how long no datagram has come.
+func (x *session) silent() time.Duration { return time.Duration(x.worker.now - x.active.Load()) }
+
+// flow returns where the session's datagrams arrive, and its client.
+func (x *session) flow() [2]netip.AddrPort {
+	w := x.worker
+	return [2]netip.AddrPort{netip.AddrPortFrom(x.key.address(&x.key.local, 0), w.server.udp[0].port()), x.key.clientAddress()}
+}
+
+// revalidate notes a datagram from the client. After a silence, it has the session's
+// origin looked up again.
+func (x *session) revalidate() {
+	silent := x.silent()
+	x.active.Store(x.worker.now)
+	x.resends = 0
+	if x.phase == ready && silent > trustFor {
+		x.phase = stale
+		x.worker.unresolved = append(x.worker.unresolved, x)
+	}
+}
+
+// forward sends the datagrams of the batch that is being received.
+func (x *session) forward() {
+	w := x.worker
+	ds := w.datagrams[:0]
+	for i := x.first; i >= 0; i = w.next[i] {
+		data, _ := w.in.bytes(int(i))
+		ds = append(ds, data)
+	}
+	w.datagrams, x.first, x.last = ds, -1, -1
+	if x.phase == ended {
+		return
+	}
+	x.asked = min(x.asked+len(ds), 2)
+	x.send(ds)
+}
+
+// class returns how much x has said.
+func (x *session) class() class {
+	switch {
+	case x.answers == 0:
+		return unanswered
+	case x.asked == 1 && x.answers == 1:
+		return exchanged
+	}
+	return talking
+}
+
+// resolved goes on with the session's original destination.
+func (x *session) resolved(o origin) {
+	switch {
+	case x.phase == unresolved:
+		x.begin(o)
+	case x.phase == stale && o.err == nil && o.orig == x.route.orig && o.client == x.route.client:
+		x.phase = ready
+	case x.phase == stale:
+		x.replace(o.err)
+	}
+}
+
+// replace has what came since go to the session of the flow that looks the same now.
+func (x *session) replace(err error) {
+	first, last := x.first, x.last
+	x.first, x.last = -1, -1
+	x.end()
+	if err != nil {
+		return
+	}
+	if next := x.worker.open(x.key, x.in); next != nil {
+		next.first, next.last = first, last
+		x.worker.received = append(x.worker.received, next)
+	}
+}
+
+// begin opens the session towards its service, if there is one and the client
+// may use it.
+func (x *session) begin(o origin) {
+	r, ok := x.admit(o)
+	if !ok {
+		x.end()
+		return
+	}
+	x.mu.Lock()
+	x.route = r
+	x.mu.Unlock()
+	r.front.view.state.active.Add(1)
+	x.id = x.worker.server.live.add(x)
+	x.worker.timers.set(&x.timer, x.worker.now+int64(x.idle()))
+	if !x.connect(nil) {
+		x.fail()
+		return
+	}
+	x.worker.server.connected(r.front.view.state, x.endpoint, true)
+	x.phase = ready
+}
+
+// admit finds out where the session leads; false if no plan knows, or the
+// client may not use it.
+func (x *session) admit(o origin) (route, bool) {
+	s := x.worker.server
+	if o.err != nil || o.orig == x.flow()[0] {
+		return route{}, false
+	}
+	r := route{orig: o.orig, client: o.client}
+	var ok bool
+	if r.front, ok = s.table.lookup(service.UDP, o.orig, s.locals.mustContain); !ok {
+		return route{}, false
+	}
+	r.from, ok = s.admit(r.front, o.client.Addr(), func() string {
+		return arrival(x.worker.socket(x.key.family), x.in, o.client.Addr())
+	})
+	return r, ok
+}
+
+// connect chooses an endpoint, other than the one that failed last if there is
+// another, and gets a socket towards it. Where the plan has changed, the
+// endpoints are those of the new one.
+func (x *session) connect(failed *endpoint) bool {
+	s, r := x.worker.server, x.route
+	if f, ok := s.table.lookup(r.front.Protocol, r.orig, s.locals.mustContain); ok && f.view.state == r.front.view.state {
+		r.front = f
+	}
+	state := r.front.view.state
+	group := r.front.group(r.from, s.table.rules())
+	c := newChoice(group, state.affinity.Load(), r.from.Address)
+	if failed != nil && len(group.endpoints) > 1 {
+		c.exclude(failed)
+	}
+	for range 1 + s.retries(r.front.view.plan.Port) {
+		e := c.next()
+		if e == nil {
+			return false
+		}
+		u, err := x.worker.upstream(socketKey{r.from.Address, s.table.source(r.front, r.from, e.address.Addr()), e.address})
+		if err == nil {
+			c.connected(e)
+			x.mu.Lock()
+			x.route, x.endpoint = r, e
+			x.mu.Unlock()
+			x.upstream, u.session, x.greeted = u, x, false
+			return true
+		}
+		state.release(e)
+		s.cfg.Logger.Debug("open upstream socket failed", "service", state.key, "endpoint", e.address, "error", err)
+	}
+	return false
+}
+
+// disconnect gives the socket up. It gets into the pool if it is sound, and the endpoint has
+// nothing more to say to this client as far as one can tell.
+func (x *session) disconnect(sound bool) {
+	if x.upstream == nil {
+		return
+	}
+	u := x.upstream
+	x.upstream = nil
+	x.settle()
+	x.route.front.view.state.release(x.endpoint)
+	if sound && x.class() == exchanged && !x.pending {
+		x.worker.pool.put(u)
+	} else {
+		x.worker.closeUpstream(u)
+	}
+}
+
+// fail ends a session that no endpoint takes.
+func (x *session) fail() {
+	x.route.front.view.state.failed.Add(1)
+	x.end()
+}
+
+// end ends the session.
+func (x *session) end() {
+	if x.phase == ended {
+		return
+	}
+	w := x.worker
+	x.phase = ended
+	x.active.Store(-1) // it isn't a victim any more
+	if w.sessions[x.key] == x {
+		delete(w.sessions, x.key)
+	}
+	w.timers.stop(&x.timer)
+	w.server.udpBudget.release(fdsPerSession)
+	if w.shedding.snapshot.Load() != nil && !w.server.udpBudget.low() {
+		w.shedding.snapshot.Store(nil) // it holds sessions that have ended
+	}
+	x.disconnect(true)
+	if v := x.route.front.view; v != nil {
+		v.state.active.Add(-1)
+		w.server.live.remove(x.id)
+	}
+	w.server.flows.Done()
+}
+
+// expired implements the timer's owner: it ends a session that is silent.
+func (x *session) expired() {
+	if left := x.idle() - x.silent(); left > 0 {
+		x.worker.timers.set(&x.timer, x.worker.now+int64(left))
+		return
+	}
+	x.end()
+}
+
+// idle returns how long the session may be silent. While draining that is
+// short: datagrams have no end that could be waited for.
+func (x *session) idle() time.Duration {
+	s := x.worker.server
+	if s.isStopped() {
+		return trustFor
+	}
+	if d := x.route.front.view.plan.Port.IdleTimeout; d > 0 {
+		return d
+	}
+	return s.cfg.UDPIdleTimeout
+}
+
+// send sends datagrams to the endpoint. When the endpoint is found to be gone,
+// the next one gets them.
+func (x *session) send(ds [][]byte) {
+	for moves := 0; len(ds) > 0 && x.phase == ready; {
+		n, err := x.upstream.send(x.worker, ds)
+		x.sent(ds[:n])
+		ds = ds[n:]
+		switch {
+		case err == nil:
+		case !blames(err) || moves > movesAtOnce:
+			ds = ds[1:] // lost, as datagrams may be
+		default:
+			moves++
+			x.move(err)
+		}
+	}
+}
+
+// sent counts what was sent, and keeps a copy of the last datagram.
+func (x *session) sent(ds [][]byte) {
+	if len(ds) == 0 {
+		return
+	}
+	for _, d := range ds {
+		x.meters[clientSide].add(len(d))
+	}
+	x.pending, x.copied = true, x.copied[:0]
+	if last := ds[len(ds)-1]; len(last) <= copyLimit {
+		x.copied = append(x.copied, last...)
+	}
+}
+
+// answered notes datagrams from the endpoint.
+func (x *session) answered(n, bytes int) {
+	x.errors, x.pending = 0, false
+	x.active.Store(x.worker.now)
+	x.meters[endpointSide].add(bytes)
+	x.answers = min(x.answers+n, 2)
+	if !x.greeted {
+		x.greeted = true
+		x.endpoint.ejection.Succeeded()
+	}
+}
+
+// broken handles an error that came back from the endpoint or the way to it.
+func (x *session) broken(err error) {
+	if blames(err) {
+		x.move(err)
+	} else if x.errors++; x.errors >= errorsInARow {
+		x.end()
+	}
+}
+
+// move goes on with another endpoint, as this one is gone. It ends the session
+// if there is none.
+func (x *session) move(why error) {
+	s, failed, from := x.worker.server, x.endpoint, x.upstream.key.from
+	state := x.route.front.view.state
+	lost := x.pending && len(x.copied) > 0
+	x.disconnect(false)
+	s.endpointFailed(state, failed, from, why)
+	if !x.connect(failed) {
+		x.fail()
+		return
+	}
+	state.retried.Add(1)
+	s.connected(state, x.endpoint, false)
+	if lost && x.endpoint != failed && x.resends < s.retries(x.route.front.view.plan.Port) {
+		x.resends++
+		x.send([][]byte{slices.Clone(x.copied)})
+	}
+}
+
+// follow ends a session that a new plan leaves without its service or
+// endpoint: its next datagram opens another one.
+func (x *session) follow() {
+	s, r := x.worker.server, x.route
+	if r.front.view == nil || x.endpoint == nil {
+		return
+	}
+	f, ok := s.table.lookup(service.UDP, r.orig, s.locals.mustContain)
+	if !ok || f.view.state != r.front.view.state || !f.view.keeps(x.endpoint.address) {
+		x.end()
+	}
+}
+
+// kill implements flow.
+func (x *session) kill() { x.worker.post(x.end) }
+
+// describe implements flow.
+func (x *session) describe() Connection {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	c := Connection{
+		Protocol: service.UDP, Client: x.route.client, Address: x.route.orig, Started: x.started,
+		BytesIn: x.meters[clientSide].count.Load(), BytesOut: x.meters[endpointSide].count.Load(),
+	}
+	if x.route.front.view != nil {
+		c.Service = x.route.front.view.state.key
+	}
+	if x.endpoint != nil {
+		c.Endpoint = x.endpoint.address
+	}
+	return c
+}
+
+// settle implements flow.
+func (x *session) settle() {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	if x.endpoint == nil {
+		return
+	}
+	s := x.route.front.view.state
+	x.meters[clientSide].settle(&s.counters.bytesIn, &x.endpoint.counters.bytesIn)
+	x.meters[endpointSide].settle(&s.counters.bytesOut, &x.endpoint.counters.bytesOut)
+}
+
+// everySession has all workers call f with each of their sessions and waits until they have.
+func (s *Server) everySession(f func(*session)) {
+	everyPoller(s.workers, func(w *udpWorker) {
+		for _, x := range w.sessions {
+			f(x)
+		}
+	})
+}
