@@ -86,23 +86,6 @@ func observe(v *prometheus.HistogramVec, d time.Duration) {
 	}
 }
 
-var (
-	kpQueued = desc("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "The last time a sync of proxy rules was queued.", "ip_family")
-	kpLast   = desc("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "The last time proxy rules were successfully synced.", "ip_family")
-
-	kpEndpoints        = desc("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Cumulative proxy rules Endpoint changes.")
-	kpEndpointsPending = desc("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Pending proxy rules Endpoint changes.")
-	kpServices         = desc("kubeproxy_sync_proxy_rules_service_changes_total", "Cumulative proxy rules Service changes.")
-	kpServicesPending  = desc("kubeproxy_sync_proxy_rules_service_changes_pending", "Pending proxy rules Service changes.")
-
-	kpNoLocal  = desc("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Number of services with a Local traffic policy and no endpoints.", "traffic_policy", "ip_family")
-	kpRules    = desc("kubeproxy_sync_proxy_rules_iptables_total", "Total number of iptables rules owned by kproxy.", "table", "ip_family")
-	kpWritten  = desc("kubeproxy_sync_proxy_rules_iptables_last", "Number of iptables rules written by kproxy in last sync.", "table", "ip_family")
-	kpRestores = desc("kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Cumulative proxy iptables restore failures.", "ip_family")
-	kpInvalid  = desc("kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "Packets dropped by iptables to work around conntrack problems.")
-	kpDeleted  = desc("kubeproxy_conntrack_reconciler_deleted_entries_total", "Cumulative conntrack flows deleted by conntrack reconciler.", "ip_family")
-)
-
 // Describe implements prometheus.Collector; see Metrics.Describe.
 func (m *KubeProxyMetrics) Describe(chan<- *prometheus.Desc) {}
 
@@ -110,28 +93,28 @@ func (m *KubeProxyMetrics) Describe(chan<- *prometheus.Desc) {}
 func (m *KubeProxyMetrics) Collect(ch chan<- prometheus.Metric) {
 	send := sender(ch)
 	f := m.figures()
-	send.counter(kpEndpoints, float64(f.EndpointChanges))
-	send.gauge(kpEndpointsPending, float64(f.EndpointsPending))
-	send.counter(kpServices, float64(f.ServiceChanges))
-	send.gauge(kpServicesPending, float64(f.ServicesPending))
-	send.counter(kpInvalid, float64(f.InvalidDropped))
+	send.counter("kubeproxy_sync_proxy_rules_endpoint_changes_total", "Cumulative proxy rules Endpoint changes.", float64(f.EndpointChanges))
+	send.gauge("kubeproxy_sync_proxy_rules_endpoint_changes_pending", "Pending proxy rules Endpoint changes.", float64(f.EndpointsPending))
+	send.counter("kubeproxy_sync_proxy_rules_service_changes_total", "Cumulative proxy rules Service changes.", float64(f.ServiceChanges))
+	send.gauge("kubeproxy_sync_proxy_rules_service_changes_pending", "Pending proxy rules Service changes.", float64(f.ServicesPending))
+	send.counter("kubeproxy_iptables_ct_state_invalid_dropped_packets_total", "Packets dropped by iptables to work around conntrack problems.", float64(f.InvalidDropped))
 	for i, family := range ipFamilies {
 		if !f.Queued.IsZero() {
-			send.gauge(kpQueued, seconds(f.Queued), family)
+			send.gauge("kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds", "The last time a sync of proxy rules was queued.", seconds(f.Queued), "ip_family", family)
 		}
 		if !f.Synced.IsZero() {
-			send.gauge(kpLast, seconds(f.Synced), family)
+			send.gauge("kubeproxy_sync_proxy_rules_last_timestamp_seconds", "The last time proxy rules were successfully synced.", seconds(f.Synced), "ip_family", family)
 		}
-		send.gauge(kpNoLocal, float64(f.NoLocalInternal[i]), "internal", family)
-		send.gauge(kpNoLocal, float64(f.NoLocalExternal[i]), "external", family)
+		send.gauge("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Number of services with a Local traffic policy and no endpoints.", float64(f.NoLocalInternal[i]), "traffic_policy", "internal", "ip_family", family)
+		send.gauge("kubeproxy_sync_proxy_rules_no_local_endpoints_total", "Number of services with a Local traffic policy and no endpoints.", float64(f.NoLocalExternal[i]), "traffic_policy", "external", "ip_family", family)
 		for table, n := range f.Rules[i] {
-			send.gauge(kpRules, float64(n), table, family)
+			send.gauge("kubeproxy_sync_proxy_rules_iptables_total", "Total number of iptables rules owned by kproxy.", float64(n), "table", table, "ip_family", family)
 		}
 		for table, n := range f.Written[i] {
-			send.gauge(kpWritten, float64(n), table, family)
+			send.gauge("kubeproxy_sync_proxy_rules_iptables_last", "Number of iptables rules written by kproxy in last sync.", float64(n), "table", table, "ip_family", family)
 		}
-		send.counter(kpRestores, float64(f.RestoreFailures[i]), family)
-		send.counter(kpDeleted, float64(f.ConntrackDeletions[i]), family)
+		send.counter("kubeproxy_sync_proxy_rules_iptables_restore_failures_total", "Cumulative proxy iptables restore failures.", float64(f.RestoreFailures[i]), "ip_family", family)
+		send.counter("kubeproxy_conntrack_reconciler_deleted_entries_total", "Cumulative conntrack flows deleted by conntrack reconciler.", float64(f.ConntrackDeletions[i]), "ip_family", family)
 	}
 }
 

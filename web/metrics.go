@@ -39,42 +39,27 @@ func NewMetrics(reg prometheus.Registerer, c MetricsConfig) *Metrics {
 	return m
 }
 
-var (
-	buildInfo = desc("kproxy_build_info", "Always 1; the labels say what is running.", "version", "goversion")
-	upSeconds = desc("kproxy_uptime_seconds", "Time since start.")
-	aliveDesc = desc("kproxy_alive", "1 while the heartbeat holds, so that new connections may come to userspace.")
-	readyDesc = desc("kproxy_ready", "1 while new connections to every service are carried; the status says why not.")
-
-	syncPasses   = desc("kproxy_syncs_total", "Passes of the reconcile loop that took effect.")
-	syncDuration = desc("kproxy_sync_duration_seconds", "Duration of the last pass of the reconcile loop.")
-	syncFailing  = desc("kproxy_sync_failing", "1 while the last pass of the reconcile loop failed.")
-
-	sourceErrors = desc("kproxy_source_errors", "Problems in what a source holds now.", "source")
-	sourceSynced = desc("kproxy_source_synced", "1 once a source has been read.", "source")
-	capability   = desc("kproxy_capability", "1 if this host can do it; the status says why not.", "name")
-
-	servicesDesc  = desc("kproxy_services", "Service ports by the data plane that carries their new connections.", "dataplane")
-	statesDesc    = desc("kproxy_service_states", "Service ports by state.", "state")
-	reasonsDesc   = desc("kproxy_service_reasons", "Service ports by the reason for their data plane and state.", "reason")
-	endpointsDesc = desc("kproxy_endpoints", "Endpoints by health, usable or not.", "health", "usable")
-
-	limitDesc  = desc("kproxy_metrics_limit", "So many services, or endpoints, have series of their own at most.", "object")
-	sharedDesc = desc("kproxy_metrics_shared", "Service ports, or endpoints, beyond the limit: they share the series labelled other.", "object")
-)
-
 func desc(name, help string, labels ...string) *prometheus.Desc {
 	return prometheus.NewDesc(name, help, labels, nil)
 }
 
-// sender sends metrics to a registry.
+// sender sends metrics to a registry. Labels are names and values in turn.
 type sender chan<- prometheus.Metric
 
-func (ch sender) gauge(d *prometheus.Desc, v float64, labels ...string) {
-	ch <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v, labels...)
+func (ch sender) gauge(name, help string, v float64, labels ...string) {
+	ch.send(prometheus.GaugeValue, name, help, v, labels)
 }
 
-func (ch sender) counter(d *prometheus.Desc, v float64, labels ...string) {
-	ch <- prometheus.MustNewConstMetric(d, prometheus.CounterValue, v, labels...)
+func (ch sender) counter(name, help string, v float64, labels ...string) {
+	ch.send(prometheus.CounterValue, name, help, v, labels)
+}
+
+func (ch sender) send(kind prometheus.ValueType, name, help string, v float64, labels []string) {
+	var names, values []string
+	for i := 0; i < len(labels); i += 2 {
+		names, values = append(names, labels[i]), append(values, labels[i+1])
+	}
+	ch <- prometheus.MustNewConstMetric(desc(name, help, names...), kind, v, values...)
 }
 
 // Describe implements prometheus.Collector. Metrics has no list beside what it collects:
@@ -94,23 +79,26 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 	m.endpoints.collect(send, eachEndpoint(s.Services), func(k endpointKey) bool { return m.services.own[k.service] })
 	for k, port := range eachService(s.Services) {
 		if m.services.own[k] {
-			send.gauge(serviceInfo, 1, append(k.labels(), string(port.DataPlane), string(port.State), string(port.Cause))...)
+			ch <- prometheus.MustNewConstMetric(serviceInfo, prometheus.GaugeValue, 1, append(k.labels(), string(port.DataPlane), string(port.State), string(port.Cause))...)
 		}
 	}
-	send.gauge(limitDesc, float64(m.cfg.Services), "service")
-	send.gauge(limitDesc, float64(m.cfg.Endpoints), "endpoint")
-	send.gauge(sharedDesc, float64(m.services.sharing), "service")
-	send.gauge(sharedDesc, float64(m.endpoints.sharing), "endpoint")
+	for _, n := range []struct {
+		object        string
+		limit, shared int
+	}{{"service", m.cfg.Services, m.services.sharing}, {"endpoint", m.cfg.Endpoints, m.endpoints.sharing}} {
+		send.gauge("kproxy_metrics_limit", "So many services, or endpoints, have series of their own at most.", float64(n.limit), "object", n.object)
+		send.gauge("kproxy_metrics_shared", "Service ports, or endpoints, beyond the limit: they share the series labelled other.", float64(n.shared), "object", n.object)
+	}
 }
 
 func collectProcess(s plan.Status, send sender) {
-	send.gauge(buildInfo, 1, s.Version, runtime.Version())
-	send.gauge(upSeconds, float64(s.UptimeSeconds))
-	send.gauge(aliveDesc, number(s.Alive))
-	send.gauge(readyDesc, number(s.Ready))
-	send.counter(syncPasses, float64(s.Sync.Generation))
-	send.gauge(syncDuration, s.Sync.DurationSeconds)
-	send.gauge(syncFailing, number(s.Sync.LastError != ""))
+	send.gauge("kproxy_build_info", "Always 1; the labels say what is running.", 1, "version", s.Version, "goversion", runtime.Version())
+	send.gauge("kproxy_uptime_seconds", "Time since start.", float64(s.UptimeSeconds))
+	send.gauge("kproxy_alive", "1 while the heartbeat holds, so that new connections may come to userspace.", number(s.Alive))
+	send.gauge("kproxy_ready", "1 while new connections to every service are carried; the status says why not.", number(s.Ready))
+	send.counter("kproxy_syncs_total", "Passes of the reconcile loop that took effect.", float64(s.Sync.Generation))
+	send.gauge("kproxy_sync_duration_seconds", "Duration of the last pass of the reconcile loop.", s.Sync.DurationSeconds)
+	send.gauge("kproxy_sync_failing", "1 while the last pass of the reconcile loop failed.", number(s.Sync.LastError != ""))
 	collectSources(s.Sources, send)
 	can := map[string]bool{}
 	for _, c := range s.Capabilities {
@@ -118,7 +106,7 @@ func collectProcess(s plan.Status, send sender) {
 		can[c.Name] = c.Supported && (before || !known)
 	}
 	for name, all := range can {
-		send.gauge(capability, number(all), name)
+		send.gauge("kproxy_capability", "1 if this host can do it; the status says why not.", number(all), "name", name)
 	}
 }
 
@@ -132,8 +120,8 @@ func collectSources(sources []plan.SourceStatus, send sender) {
 		errs[src.Name] += lines(src.Error)
 	}
 	for name, all := range synced {
-		send.gauge(sourceErrors, float64(errs[name]), name)
-		send.gauge(sourceSynced, number(all), name)
+		send.gauge("kproxy_source_errors", "Problems in what a source holds now.", float64(errs[name]), "source", name)
+		send.gauge("kproxy_source_synced", "1 once a source has been read.", number(all), "source", name)
 	}
 }
 
@@ -153,20 +141,20 @@ func countServices(s plan.Status, send sender) {
 		}
 	}
 	for _, p := range []plan.DataPlane{plan.Userspace, plan.IPTables, plan.IPVS, plan.None} {
-		send.gauge(servicesDesc, float64(planes[p]), string(p))
+		send.gauge("kproxy_services", "Service ports by the data plane that carries their new connections.", float64(planes[p]), "dataplane", string(p))
 	}
 	for _, st := range []plan.State{
 		plan.StateUserspace, plan.StateQualifying, plan.StateOffloaded,
 		plan.StateRecalled, plan.StatePinned, plan.StateRejecting, plan.StateExcluded,
 	} {
-		send.gauge(statesDesc, float64(states[st]), string(st))
+		send.gauge("kproxy_service_states", "Service ports by state.", float64(states[st]), "state", string(st))
 	}
 	for _, c := range plan.Causes {
-		send.gauge(reasonsDesc, float64(reasons[c]), string(c))
+		send.gauge("kproxy_service_reasons", "Service ports by the reason for their data plane and state.", float64(reasons[c]), "reason", string(c))
 	}
 	for _, health := range []string{"up", "down", "unknown"} {
 		for _, usable := range []string{"true", "false"} {
-			send.gauge(endpointsDesc, float64(endpoints[[2]string{health, usable}]), health, usable)
+			send.gauge("kproxy_endpoints", "Endpoints by health, usable or not.", float64(endpoints[[2]string{health, usable}]), "health", health, "usable", usable)
 		}
 	}
 }

@@ -77,9 +77,9 @@ func TestNodeMetrics(t *testing.T) {
 	f := c.Figures()
 	collectNode(&f, all)
 	close(all)
-	descs := map[*prometheus.Desc]bool{}
+	descs := map[string]bool{}
 	for m := range all {
-		descs[m.Desc()] = true
+		descs[m.Desc().String()] = true
 	}
 	if len(want) != len(descs) {
 		t.Errorf("%d metrics are tested of %d", len(want), len(descs))
