@@ -50,7 +50,7 @@ func (m *Model) header(now time.Time, width int) []line {
 // paragraph is a marked start and the rest of a message, in up to three lines.
 func paragraph(st style, start, rest string, width int) []line {
 	var out []line
-	for i, part := range wrap(start+rest, width, 3) {
+	for i, part := range Wrap(start+rest, width, 3) {
 		if i == 0 && len(part) > len(start) {
 			out = append(out, styled(st, start).with(plain, strings.TrimPrefix(part, clean(start))))
 		} else {

@@ -90,7 +90,7 @@ func (m *Model) guideLines(width int) []line {
 	out := []line{rule(fmt.Sprintf("try in another terminal: %d of %d (n next, b back)", m.guideAt+1, len(m.guide)), width)}
 	out = append(out, styled(bold, step.Title))
 	for _, c := range step.Commands {
-		parts := wrap(c, max(width-4, 1), 4)
+		parts := Wrap(c, max(width-4, 1), 4)
 		for i, part := range parts {
 			if i < len(parts)-1 {
 				part += " \\" // so that it can be copied
@@ -98,7 +98,7 @@ func (m *Model) guideLines(width int) []line {
 			out = append(out, styled(accent, "  "+part))
 		}
 	}
-	for _, part := range wrap("Look for: "+step.Look, width, 4) {
+	for _, part := range Wrap("Look for: "+step.Look, width, 4) {
 		out = append(out, text(part))
 	}
 	return out
@@ -154,7 +154,7 @@ func helpText(guide bool, width int) []line {
 	const column = 21
 	out := []line{nil}
 	for _, r := range rows {
-		for i, part := range wrap(r[1], max(width-column, 10), 4) {
+		for i, part := range Wrap(r[1], max(width-column, 10), 4) {
 			if i > 0 {
 				r[0] = ""
 			}

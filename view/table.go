@@ -150,7 +150,7 @@ func (m *Model) block(s *service, columns []column, now time.Time, width int) []
 	g := m.theme.glyphs()
 	out := []line{row(columns, g, func(c *column) line { return c.cell(s, now) })}
 	if s.rank != fine && columns[len(columns)-1].title != "REASON" {
-		for i, part := range wrap(s.reason(), max(width-4, 1), 2) {
+		for i, part := range Wrap(s.reason(), max(width-4, 1), 2) {
 			lead := "    "
 			if i == 0 {
 				lead = "  " + g.branch

@@ -144,9 +144,9 @@ func prefix(s string, w int) string {
 	return s
 }
 
-// wrap breaks s at spaces into at most most lines of w columns. What doesn't
+// Wrap breaks s at spaces into at most most lines of w columns. What doesn't
 // fit in them makes the last one too long, for clip to show.
-func wrap(s string, w, most int) []string {
+func Wrap(s string, w, most int) []string {
 	var out []string
 	for s = strings.TrimSpace(clean(s)); s != ""; {
 		if columns(s) <= w || len(out) == most-1 {

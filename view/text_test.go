@@ -39,7 +39,7 @@ func TestWrap(t *testing.T) {
 		{"some words here and there", 10, 2, []string{"some words", "here and there"}},
 		{"unbreakable-word", 8, 3, []string{"unbreaka", "ble-word"}},
 	} {
-		if diff := cmp.Diff(c.want, wrap(c.in, c.width, c.most)); diff != "" {
+		if diff := cmp.Diff(c.want, Wrap(c.in, c.width, c.most)); diff != "" {
 			t.Errorf("%q (-want +got):\n%s", c.in, diff)
 		}
 	}

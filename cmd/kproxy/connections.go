@@ -9,7 +9,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/term"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/view"
@@ -54,11 +53,7 @@ func showConnections(c *cli.Context) error {
 		f.limit = 0
 	}
 	out := c.App.Writer
-	if file, ok := out.(*os.File); ok {
-		if width, _, err := term.GetSize(int(file.Fd())); err == nil {
-			f.width = width
-		}
-	}
+	f.width = terminalWidth(out)
 	client := clientOf(c)
 	list := func(ctx context.Context) ([]plan.ConnectionStatus, error) { return which.connections(ctx, client) }
 	rows, err := list(c.Context)

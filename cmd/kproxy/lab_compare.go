@@ -12,7 +12,6 @@ import (
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/compare"
 	"kproxy.dev/kproxy/lab/load"
-	"kproxy.dev/kproxy/lab/report"
 )
 
 // labCompareCommand runs kproxy as load and server too: processes of their own.
@@ -59,11 +58,16 @@ func labCompare(c *cli.Context) error {
 	if err := needRoot(); err != nil {
 		return err
 	}
-	page, err := openPage(c.String("html"))
-	if err != nil {
-		return err
+	// A path that can't be written shows before minutes of measuring, and an earlier page
+	// stays until there is a new one.
+	path, page := c.String("html"), (*os.File)(nil)
+	if path != "" {
+		if page, err = os.Create(path + ".tmp"); err != nil {
+			return usageError("--html: %w", err)
+		}
+		defer os.Remove(page.Name()) // not there once it was renamed
+		defer page.Close()
 	}
-	defer page.discard() // unless it was kept
 	result, err := compare.Run(c.Context, cfg)
 	if errors.Is(err, compare.ErrNoPlane) {
 		return &exitError{exitHost, err}
@@ -71,8 +75,13 @@ func labCompare(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := page.keep(result); err != nil {
-		return err
+	if page != nil {
+		if err = errors.Join(result.WriteHTML(page), page.Close()); err == nil {
+			err = os.Rename(page.Name(), path)
+		}
+		if err != nil {
+			return fmt.Errorf("write %s: %w", path, err)
+		}
 	}
 	if isForPrograms(c.String("output")) {
 		return printValue(c.App.Writer, c.String("output"), result)
@@ -81,7 +90,7 @@ func labCompare(c *cli.Context) error {
 		return err
 	}
 	if page != nil {
-		fmt.Fprintf(c.App.Writer, "\nWith charts and explanations: %s\n", page.path)
+		fmt.Fprintf(c.App.Writer, "\nWith charts and explanations: %s\n", path)
 	}
 	return nil
 }
@@ -115,43 +124,4 @@ func compareConfig(c *cli.Context) (compare.Config, error) {
 		return cfg, &exitError{exitUsage, err}
 	}
 	return cfg, nil
-}
-
-// page is the HTML page while it is written: a path that can't be written shows
-// before minutes of measuring, and an earlier page stays until there is a new one.
-type page struct {
-	path string
-	file *os.File // beside path, until it is kept
-}
-
-// openPage returns nil for no path.
-func openPage(path string) (*page, error) {
-	if path == "" {
-		return nil, nil
-	}
-	f, err := os.OpenFile(path+".tmp", os.O_WRONLY|os.O_CREATE|os.O_TRUNC, 0o644)
-	if err != nil {
-		return nil, usageError("--html: %w", err)
-	}
-	return &page{path, f}, nil
-}
-
-func (p *page) keep(r *report.Report) error {
-	if p == nil {
-		return nil
-	}
-	if err := errors.Join(r.WriteHTML(p.file), p.file.Close()); err != nil {
-		return fmt.Errorf("write %s: %w", p.path, err)
-	}
-	if err := os.Rename(p.file.Name(), p.path); err != nil {
-		return fmt.Errorf("write %s: %w", p.path, err)
-	}
-	return nil
-}
-
-func (p *page) discard() {
-	if p != nil {
-		p.file.Close()
-		os.Remove(p.file.Name()) // not there if it was kept
-	}
 }

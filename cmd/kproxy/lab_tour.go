@@ -199,27 +199,9 @@ func (t *tour) text() string {
 		for _, c := range s.Commands {
 			fmt.Fprintf(&b, "     $ %s\n", c)
 		}
-		for part := range strings.SplitSeq(fold("Look for: "+s.Look, 76), "\n") {
+		for _, part := range view.Wrap("Look for: "+s.Look, 76, 20) {
 			fmt.Fprintf(&b, "   %s\n", part)
 		}
-	}
-	return b.String()
-}
-
-// fold breaks s at spaces into lines of at most width characters.
-func fold(s string, width int) string {
-	var b strings.Builder
-	column := 0
-	for word := range strings.FieldsSeq(s) {
-		if column > 0 && column+1+len(word) > width {
-			b.WriteByte('\n')
-			column = 0
-		} else if column > 0 {
-			b.WriteByte(' ')
-			column++
-		}
-		b.WriteString(word)
-		column += len(word)
 	}
 	return b.String()
 }

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/term"
 
 	"kproxy.dev/kproxy/agent"
 	"kproxy.dev/kproxy/kernel"
@@ -188,13 +187,6 @@ func tracePrinter(output string) func(io.Writer, *trace.Result) error {
 // traceLook is for the terminal that w is, if it is one: 80 columns and no
 // colour otherwise.
 func traceLook(w io.Writer) trace.Look {
-	f, ok := w.(*os.File)
-	if !ok || !term.IsTerminal(int(f.Fd())) {
-		return trace.Look{}
-	}
-	width, _, err := term.GetSize(int(f.Fd()))
-	if err != nil {
-		width = 0
-	}
-	return trace.Look{Width: width, Colour: os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	width := terminalWidth(w)
+	return trace.Look{Width: width, Colour: width > 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
 }
