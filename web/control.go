@@ -7,6 +7,7 @@ import (
 	"io"
 	"net/http"
 	"net/netip"
+	"slices"
 	"strconv"
 
 	"kproxy.dev/kproxy/plan"
@@ -96,7 +97,8 @@ func match(services []plan.ServiceStatus, req PinRequest) ([]service.Key, error)
 	for i := range services {
 		s := &services[i]
 		ports = append(ports, portNames(s))
-		if req.Port != "" && req.Port != s.Port && !hasPort(s.Addresses, req.Port) {
+		number := func(a netip.AddrPort) bool { return strconv.Itoa(int(a.Port())) == req.Port }
+		if req.Port != "" && req.Port != s.Port && !slices.ContainsFunc(s.Addresses, number) {
 			continue
 		}
 		protocol, err := service.ParseProtocol(s.Protocol)
@@ -123,17 +125,4 @@ func portNames(s *plan.ServiceStatus) string {
 		return strconv.Itoa(int(s.Addresses[0].Port()))
 	}
 	return "one without a name"
-}
-
-func hasPort(addresses []netip.AddrPort, number string) bool {
-	n, err := strconv.ParseUint(number, 10, 16)
-	if err != nil {
-		return false
-	}
-	for _, a := range addresses {
-		if a.Port() == uint16(n) {
-			return true
-		}
-	}
-	return false
 }

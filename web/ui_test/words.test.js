@@ -31,7 +31,7 @@ test("that userspace bridges an update of the kernel's rules is no recall", () =
   }
 });
 
-test("what nobody looked for isn't missing", () => {
+test("what wasn't looked for isn't missing", () => {
   for (const [c, want] of [
     [{ supported: true, reason: "user 0 has it" }, "available"],
     [{ supported: false, reason: "not looked for in mode iptables" }, "not looked for"],

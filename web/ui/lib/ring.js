@@ -1,5 +1,4 @@
-// A ring of the latest samples of a figure, for sparklines. One that nobody took is
-// NaN.
+// A ring of the latest samples of a figure, for sparklines. A missing one is NaN.
 
 export class Ring {
   #samples;

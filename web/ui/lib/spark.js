@@ -1,5 +1,5 @@
 // Geometry of sparklines and area charts. Pure: samples in, path data out. A sample
-// that is NaN is one that nobody took: lines have a gap there.
+// that is NaN is a missing one: lines have a gap there.
 
 // line returns the SVG path of samples, oldest first, in a box of width and height
 // where a full history has slots samples; a shorter one ends at the right edge too.

@@ -13,7 +13,7 @@ export class Store {
   meta = { node: "", mode: "", version: "", alive: false, exhausted: [], sync: null, sources: [], intervalSeconds: 1 };
   firstVersion = ""; // of the kproxy that this page came from
   // link is the stream's state: "connecting", "live", "waiting", "paused" (while
-  // nobody looks); until (ms) is when the next attempt is made; error says what went
+  // the page is hidden); until (ms) is when the next attempt is made; error says what went
   // wrong last.
   link = { state: "connecting", until: 0, error: "", since: Date.now() };
   node = null;
@@ -61,7 +61,7 @@ export class Store {
     this.#touch("meta");
   }
 
-  // overview replaces everything: after a lost stream nobody knows what was missed.
+  // overview replaces everything: what a lost stream missed is unknown.
   overview(o) {
     this.#rows = new Map((o.services ?? []).map((r) => [r.key, r]));
     this.#sorted = null;

@@ -1,7 +1,7 @@
 // The live stream: one EventSource, opened again after it was lost. EventSource
 // would reconnect by itself, but not after an error status (503 while kproxy
-// starts), and it doesn't tell when; so every attempt is made here. A page that
-// nobody sees closes it: browsers open six connections to a host at a time, so that
+// starts), and it doesn't tell when; so every attempt is made here. A hidden page
+// closes it: browsers open six connections to a host at a time, so that
 // the seventh page in a row of tabs would wait for ever.
 
 import { backoff } from "../lib/backoff.js";

@@ -12,7 +12,7 @@ import { healthIcon } from "./parts.js";
 
 const title = 14, small = 12; // font sizes
 
-// ends are the headings of the box where a connection ends that nobody takes.
+// ends are the headings of the box where a connection ends that no endpoint takes.
 const ends = { dropped: "Dropped", refused: "Refused", "not a service": "Not a service", undetermined: "Unknown" };
 
 let pen = null; // measures text

@@ -188,7 +188,7 @@ export class ServicePage {
       this.#once("gone", this.#key, () => this.#gone.replaceChildren(h("b", { text: `There is no service port ${this.#key}.` }), h("p", { text: "It was deleted, or renamed. It comes back here by itself when it exists again." }), h("a", { href: "#/", text: "All services" })));
       return;
     }
-    this.#heed(row);
+    this.#retrace(row);
     this.#head(row, now);
     this.#charts.show(this.#history.track(this.#key), this.#store.meta.intervalSeconds);
     const path = pathOf.build({ row, trace: this.#answers.trace, service: this.#answers.service, alive: this.#store.meta.alive });
@@ -198,8 +198,8 @@ export class ServicePage {
     this.#events(now);
   }
 
-  // heed drops a trace from before the service moved, and asks for a new one.
-  #heed(row) {
+  // retrace drops a trace from before the service moved, and asks for a new one.
+  #retrace(row) {
     const stands = `${row.dataplane} ${row.state}`;
     const moved = this.#stood !== "" && stands !== this.#stood;
     this.#stood = stands;

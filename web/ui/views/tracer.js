@@ -1,5 +1,5 @@
 // The form that chooses which connection the diagram follows: to which of the
-// service's addresses, and from whom.
+// service's addresses, and from which client.
 
 import { h, setText } from "../lib/dom.js";
 import * as clients from "../lib/clients.js";
