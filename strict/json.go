@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"io"
+	"strconv"
 	"strings"
 )
 
@@ -16,14 +17,10 @@ func jsonDocuments(data []byte) ([]*Node, error) {
 	p.dec.UseNumber()
 	var docs []*Node
 	for {
-		tok, err := p.token()
+		n, err := p.value(0)
 		if errors.Is(err, io.EOF) {
 			return docs, nil
 		}
-		if err != nil {
-			return docs, p.fail(err)
-		}
-		n, err := p.value(tok, 0)
 		if err != nil {
 			return docs, p.fail(err)
 		}
@@ -39,11 +36,14 @@ type jsonParser struct {
 	left   int // nodes
 }
 
-// token returns the next token; p.line is the line it ends on, which is the
-// line it begins on, since no token spans lines.
-func (p *jsonParser) token() (json.Token, error) {
+// token returns the next token, which must come inside of a list or an object; p.line is
+// the line it ends on, which is the line it begins on, since no token spans lines.
+func (p *jsonParser) token(inside bool) (json.Token, error) {
 	tok, err := p.dec.Token()
 	p.countTo(int(p.dec.InputOffset()))
+	if inside && errors.Is(err, io.EOF) {
+		err = io.ErrUnexpectedEOF
+	}
 	return tok, err
 }
 
@@ -55,7 +55,11 @@ func (p *jsonParser) countTo(offset int) {
 	}
 }
 
-func (p *jsonParser) value(tok json.Token, depth int) (*Node, error) {
+func (p *jsonParser) value(depth int) (*Node, error) {
+	tok, err := p.token(depth > 0)
+	if err != nil {
+		return nil, err
+	}
 	if p.left--; p.left < 0 {
 		return nil, errorAt(p.line, "more than %d values", maxNodes)
 	}
@@ -65,7 +69,7 @@ func (p *jsonParser) value(tok json.Token, depth int) (*Node, error) {
 	n := &Node{line: p.line}
 	switch t := tok.(type) {
 	case bool:
-		n.kind, n.value = Bool, map[bool]string{false: "false", true: "true"}[t]
+		n.kind, n.value = Bool, strconv.FormatBool(t)
 	case json.Number:
 		n.kind, n.value = Int, t.String()
 		if strings.ContainsAny(n.value, ".eE") {
@@ -74,55 +78,38 @@ func (p *jsonParser) value(tok json.Token, depth int) (*Node, error) {
 	case string:
 		n.kind, n.value = String, t
 	case json.Delim:
-		if t == '[' {
-			n.kind = Sequence
-			return n, p.list(n, depth)
+		if n.kind = Sequence; t == '{' {
+			n.kind = Mapping
 		}
-		n.kind = Mapping
-		return n, p.object(n, depth)
+		return n, p.inside(n, depth)
 	}
 	return n, nil
 }
 
-func (p *jsonParser) list(n *Node, depth int) error {
-	for {
-		tok, err := p.inside()
-		if err != nil || tok == json.Delim(']') {
-			return err
+// inside reads what is in a list or an object, and its end.
+func (p *jsonParser) inside(n *Node, depth int) error {
+	for p.dec.More() {
+		var f field
+		if n.kind == Mapping {
+			tok, err := p.token(true)
+			if err != nil {
+				return err
+			}
+			f.key, _ = tok.(string) // the decoder lets nothing else through
+			f.line = p.line
 		}
-		v, err := p.value(tok, depth+1)
+		v, err := p.value(depth + 1)
 		if err != nil {
 			return err
 		}
-		n.items = append(n.items, v)
-	}
-}
-
-func (p *jsonParser) object(n *Node, depth int) error {
-	for {
-		tok, err := p.inside()
-		if err != nil || tok == json.Delim('}') {
-			return err
+		if f.value = v; n.kind == Mapping {
+			n.fields = append(n.fields, f)
+		} else {
+			n.items = append(n.items, v)
 		}
-		f := field{line: p.line}
-		f.key, _ = tok.(string) // the decoder lets nothing else through
-		if tok, err = p.inside(); err != nil {
-			return err
-		}
-		if f.value, err = p.value(tok, depth+1); err != nil {
-			return err
-		}
-		n.fields = append(n.fields, f)
 	}
-}
-
-// inside returns the next token of a list or an object, whose end must come.
-func (p *jsonParser) inside() (json.Token, error) {
-	tok, err := p.token()
-	if errors.Is(err, io.EOF) {
-		err = io.ErrUnexpectedEOF
-	}
-	return tok, err
+	_, err := p.token(true)
+	return err
 }
 
 // fail gives err its line.
