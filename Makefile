@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build check demo demo-ipvs vm test bench bench-go image golden-update clean
+.PHONY: help build check demo demo-ipvs vm test bench bench-go image release golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -55,6 +55,10 @@ bench-go: ## Go's micro-benchmarks, ten times each, for benchstat
 
 image: ## the image for deploy/, with docker or a program like it: make image IMAGE=registry/kproxy:v1
 	$(DOCKER) build -f deploy/Dockerfile --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t $(IMAGE) .
+
+release: ## what a release consists of, in dist/: binaries, the image's tar, SBOMs, checksums (as root, on Debian)
+	@test/setup.sh build
+	@VERSION=$(VERSION) deploy/release.sh
 
 golden-update: ## rewrite the goldens; read the difference before you commit it
 	@test/setup.sh build

@@ -19,13 +19,16 @@ trap 'rm -rf "$debs"' EXIT
 # shellcheck disable=SC2086 # a list of words
 (cd "$debs" && apt-get -q -o APT::Sandbox::User=root download $packages)
 
-mkdir -p "$root"
+# What scanners of images look for: a file for each package, and which Debian it is.
+mkdir -p "$root/var/lib/dpkg/status.d" "$root/etc"
+cp /etc/os-release "$root/etc/"
 for d in bin sbin lib lib64; do
 	mkdir -p "$root/usr/$d"
 	ln -s "usr/$d" "$root/$d"
 done
 for deb in "$debs"/*.deb; do
 	dpkg-deb --fsys-tarfile "$deb" | tar -x --keep-directory-symlink -C "$root"
+	dpkg-deb --field "$deb" >"$root/var/lib/dpkg/status.d/$(dpkg-deb --field "$deb" Package)"
 done
 
 # Without documentation, except licenses, and without character sets.

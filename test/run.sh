@@ -150,6 +150,7 @@ everything() {
 	stage code code
 	stage unit tests unit -race $packages
 	beside lint lint
+	beside arm64 check build-arm64 env CGO_ENABLED=0 GOARCH=arm64 go build -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
 	beside benchmarks benchmarks
 	stage end-to-end tests end-to-end -count=1 ./test/e2e/...
 	stage browser with_browser

@@ -1,0 +1,97 @@
+#!/usr/bin/env bash
+# Makes a release: static binaries for amd64 and arm64, the image for this machine's
+# processor as a tar for `docker load`, `podman load` and `ctr images import` (an OCI
+# layout that also has Docker's manifest), what each is made of (SBOM, CycloneDX), and
+# SHA256SUMS. The same commit, Go and Debian packages make the same bytes.
+#
+# On Debian, as root, as the image's root file system is made of Debian's packages
+# (rootfs.sh) unless KPROXY_ROOTFS names a folder with one.
+#
+# Usage: deploy/release.sh [FOLDER]   # dist, if none is given
+#
+# KPROXY_ARCHITECTURES are others than both.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+export PATH=$PATH:/usr/local/go/bin
+version=${VERSION:-$(git describe --tags --always --dirty)}
+commit=$(git rev-parse --short=12 HEAD)
+epoch=$(git log -1 --format=%ct)
+created=$(date -u -d "@$epoch" +%FT%TZ)
+here=$(go env GOHOSTARCH)
+out=$(realpath -m "${1:-dist}")
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+
+pack() { tar --create --format=gnu --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner -C "$1" .; }
+digest() { sha256sum "$1" | cut -d ' ' -f 1; }
+
+# sbom NAME reads lines 'name version purl' and prints them as a bill of materials.
+sbom() {
+	sort -u | awk -v name="$1" -v version="$version" -v created="$created" '
+		BEGIN {
+			printf "{\"bomFormat\":\"CycloneDX\",\"specVersion\":\"1.6\",\"version\":1,\"metadata\":{\"timestamp\":\"%s\",", created
+			printf "\"component\":{\"type\":\"application\",\"name\":\"%s\",\"version\":\"%s\"}},\"components\":[", name, version
+		}
+		{ printf "%s\n{\"type\":\"library\",\"bom-ref\":\"%s\",\"name\":\"%s\",\"version\":\"%s\",\"purl\":\"%s\"}", (NR == 1 ? "" : ","), $3, $1, $2, $3 }
+		END { print "\n]}" }'
+}
+
+# modules BINARY prints the Go modules that are in it, and Go.
+modules() {
+	go version -m "$1" | awk '
+		NR == 1 { sub(/^go/, "", $2); print "stdlib", $2, "pkg:golang/std@" $2 }
+		$1 == "dep" { print $2, $3, "pkg:golang/" $2 "@" $3 }'
+}
+
+# packages ROOT prints the Debian packages that are in it.
+packages() {
+	awk '/^Package:/ { name = $2 } /^Version:/ { version = $2 }
+		/^Architecture:/ { print name, version, "pkg:deb/debian/" name "@" version "?arch=" $2 }' "$1"/var/lib/dpkg/status.d/*
+}
+
+binaries() {
+	local arch file
+	for arch in ${KPROXY_ARCHITECTURES:-amd64 arm64}; do
+		file=$out/kproxy-$version-linux-$arch
+		CGO_ENABLED=0 GOOS=linux GOARCH=$arch go build -buildvcs=false -trimpath \
+			-ldflags "-s -w -X main.version=$version -X main.commit=$commit" -o "$file" ./cmd/kproxy
+		modules "$file" | sbom kproxy >"$file.cdx.json"
+	done
+}
+
+# blob MEDIA-TYPE FILE makes a file a blob of the layout and prints what refers to it.
+blob() {
+	local sum
+	sum=$(digest "$2")
+	mv "$2" "$tmp/layout/blobs/sha256/$sum"
+	printf '{"mediaType":"%s","digest":"sha256:%s","size":%d}' "$1" "$sum" "$(stat -c %s "$tmp/layout/blobs/sha256/$sum")"
+}
+
+# image does what deploy/Dockerfile says.
+image() {
+	local root=$tmp/root layout=$tmp/layout types=application/vnd.oci.image name=kproxy-$version-image-linux-$here config layer
+	mkdir -p "$layout/blobs/sha256"
+	if [[ -n ${KPROXY_ROOTFS:-} ]]; then cp -a "$KPROXY_ROOTFS" "$root"; else deploy/rootfs.sh "$root"; fi
+	install -m 755 "$out/kproxy-$version-linux-$here" "$root/usr/local/bin/kproxy"
+	{ modules "$root/usr/local/bin/kproxy"; packages "$root"; } | sbom kproxy-image >"$out/$name.cdx.json"
+
+	pack "$root" >"$tmp/layer"
+	printf '{"created":"%s","architecture":"%s","os":"linux","config":{"Env":["PATH=/usr/local/bin:/usr/sbin:/usr/bin"],"Entrypoint":["/usr/local/bin/kproxy"],"Cmd":["run"]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
+		"$created" "$here" "$(digest "$tmp/layer")" >"$tmp/config"
+	layer=$(blob $types.layer.v1.tar "$tmp/layer")
+	config=$(blob $types.config.v1+json "$tmp/config")
+	printf '{"schemaVersion":2,"mediaType":"%s","config":%s,"layers":[%s]}' $types.manifest.v1+json "$config" "$layer" >"$tmp/manifest"
+	printf '{"schemaVersion":2,"manifests":[%s,"annotations":{"org.opencontainers.image.ref.name":"%s","io.containerd.image.name":"docker.io/library/kproxy:%s"}}]}' \
+		"$(blob $types.manifest.v1+json "$tmp/manifest" | sed 's/}$//')" "$version" "$version" >"$layout/index.json"
+	printf '{"imageLayoutVersion":"1.0.0"}' >"$layout/oci-layout"
+	printf '[{"Config":"blobs/sha256/%s","RepoTags":["kproxy:%s"],"Layers":["blobs/sha256/%s"]}]' \
+		"$(sed -E 's/.*sha256:([0-9a-f]+).*/\1/' <<<"$config")" "$version" "$(sed -E 's/.*sha256:([0-9a-f]+).*/\1/' <<<"$layer")" >"$layout/manifest.json"
+	pack "$layout" >"$out/$name.tar"
+}
+
+rm -rf "$out"
+mkdir -p "$out"
+binaries
+image
+(cd "$out" && sha256sum kproxy-* >SHA256SUMS)
+ls -l "$out"

@@ -1,0 +1,194 @@
+package deploy
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"debug/buildinfo"
+	"debug/elf"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// TestRelease makes a release twice, which has to be the same, and runs what is in it.
+func TestRelease(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root: the image's root file system is made of packages with the owners they have")
+	}
+	if _, err := exec.LookPath("apt-get"); err != nil {
+		t.Skipf("needs Debian: %v", err)
+	}
+	rootfs, err := packages()
+	if err != nil {
+		t.Fatal(err)
+	}
+	// For another machine, kproxy is built beside the tests (test/run.sh): that takes minutes.
+	t.Setenv("KPROXY_ARCHITECTURES", runtime.GOARCH)
+	t.Setenv("KPROXY_ROOTFS", rootfs)
+	t.Setenv("VERSION", "v0.0.0-test")
+	dir := t.TempDir()
+	var sums [2][]byte
+	for i := range sums {
+		if err := run(folder+"/release.sh", dir); err != nil {
+			t.Fatal(err)
+		}
+		if sums[i], err = os.ReadFile(dir + "/SHA256SUMS"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff(string(sums[0]), string(sums[1])); diff != "" {
+		t.Errorf("the same commit makes another release (-first +second):\n%s", diff)
+	}
+	if out, err := command(dir, "sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"); err != nil {
+		t.Errorf("checksums: %v\n%s", err, out)
+	}
+	binary := dir + "/kproxy-v0.0.0-test-linux-" + runtime.GOARCH
+	checkBinary(t, binary)
+	if out, err := command(dir, binary, "version"); err != nil || !strings.Contains(out, "v0.0.0-test") {
+		t.Errorf("kproxy version: %v\n%s", err, out)
+	}
+	checkImage(t, dir+"/kproxy-v0.0.0-test-image-linux-"+runtime.GOARCH)
+}
+
+// command runs a program in a directory and returns all it printed.
+func command(dir, name string, args ...string) (string, error) {
+	cmd := exec.Command(name, args...)
+	cmd.Dir = dir
+	out, err := cmd.CombinedOutput()
+	return string(out), err
+}
+
+// checkBinary: a binary is static, and its SBOM names the modules that are in it.
+func checkBinary(t *testing.T, name string) {
+	t.Helper()
+	f, err := elf.Open(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		t.Errorf("%s isn't static", name)
+	}
+	info, err := buildinfo.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{"pkg:golang/std@" + strings.TrimPrefix(info.GoVersion, "go")}
+	for _, m := range info.Deps {
+		want = append(want, fmt.Sprintf("pkg:golang/%s@%s", m.Path, m.Version))
+	}
+	slices.Sort(want)
+	if diff := cmp.Diff(want, components(t, name+".cdx.json")); diff != "" {
+		t.Errorf("modules in %s (-binary +SBOM):\n%s", name, diff)
+	}
+}
+
+// components are the package URLs in a bill of materials.
+func components(t *testing.T, name string) (out []string) {
+	t.Helper()
+	var bom struct {
+		Format     string `json:"bomFormat"`
+		Components []struct {
+			PURL string `json:"purl"`
+		} `json:"components"`
+	}
+	readJSON(t, name, &bom)
+	if bom.Format != "CycloneDX" {
+		t.Errorf("%s is of format %q", name, bom.Format)
+	}
+	for _, c := range bom.Components {
+		out = append(out, c.PURL)
+	}
+	slices.Sort(out)
+	return out
+}
+
+func readJSON(t *testing.T, name string, into any) {
+	t.Helper()
+	text, err := os.ReadFile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, into); err != nil {
+		t.Fatalf("read %s: %v", name, err)
+	}
+}
+
+// descriptor refers to a blob of an OCI layout.
+type descriptor struct {
+	Digest string `json:"digest"`
+	Size   int64  `json:"size"`
+}
+
+// checkImage follows the image's tar as a container runtime does, and runs what is in its layer.
+func checkImage(t *testing.T, name string) {
+	t.Helper()
+	layout, root := t.TempDir(), t.TempDir()
+	if err := run("tar", "-xf", name+".tar", "-C", layout); err != nil {
+		t.Fatal(err)
+	}
+	blob := func(d descriptor) string {
+		t.Helper()
+		path := filepath.Join(layout, "blobs", strings.ReplaceAll(d.Digest, ":", "/"))
+		content, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if sum := sha256.Sum256(content); int64(len(content)) != d.Size || "sha256:"+hex.EncodeToString(sum[:]) != d.Digest {
+			t.Errorf("blob %+v has %d bytes, or another digest", d, len(content))
+		}
+		return path
+	}
+	var index struct{ Manifests []descriptor }
+	readJSON(t, layout+"/index.json", &index)
+	var manifest struct {
+		Config descriptor
+		Layers []descriptor
+	}
+	readJSON(t, blob(index.Manifests[0]), &manifest)
+	var image struct {
+		Config struct{ Env, Entrypoint, Cmd []string }
+		RootFS struct {
+			DiffIDs []string `json:"diff_ids"`
+		}
+	}
+	readJSON(t, blob(manifest.Config), &image)
+	var docker []struct {
+		Config string
+		Layers []string
+	}
+	readJSON(t, layout+"/manifest.json", &docker)
+	layer := blob(manifest.Layers[0])
+	if image.RootFS.DiffIDs[0] != manifest.Layers[0].Digest || filepath.Join(layout, docker[0].Layers[0]) != layer || filepath.Join(layout, docker[0].Config) != blob(manifest.Config) {
+		t.Errorf("the manifests differ: %+v, %+v, %+v", image, manifest, docker)
+	}
+	for keyword, want := range map[string]any{"ENTRYPOINT ": image.Config.Entrypoint, "CMD ": image.Config.Cmd} {
+		if text, err := json.Marshal(want); err != nil || !slices.Contains(dockerfile(t), keyword+string(text)) {
+			t.Errorf("the Dockerfile has no %s%s", keyword, text)
+		}
+	}
+	if want := "ENV " + image.Config.Env[0]; !slices.Contains(dockerfile(t), want) {
+		t.Errorf("the Dockerfile has no %q", want)
+	}
+	if err := run("tar", "-xf", layer, "-C", root); err != nil {
+		t.Fatal(err)
+	}
+	for _, words := range [][]string{append(slices.Clone(image.Config.Entrypoint), "version"), {"/usr/sbin/iptables", "--version"}} {
+		if out, err := exec.Command("chroot", append([]string{root}, words...)...).CombinedOutput(); err != nil || !bytes.Contains(out, []byte("v")) {
+			t.Errorf("%v in the image: %v\n%s", words, err, out)
+		}
+	}
+	if purls := components(t, name+".cdx.json"); !slices.ContainsFunc(purls, func(p string) bool { return strings.HasPrefix(p, "pkg:deb/debian/iptables@") }) ||
+		!slices.ContainsFunc(purls, func(p string) bool { return strings.HasPrefix(p, "pkg:golang/k8s.io/client-go@") }) {
+		t.Errorf("the image's bill of materials lacks iptables or client-go: %q", purls)
+	}
+}
