@@ -2,13 +2,16 @@
 // (ctnetlink, linux/netfilter/nfnetlink_conntrack.h), which knows where every
 // connection was headed before a rule rewrote its destination.
 //
-// It serves three ends:
+// It serves four ends:
 //
 //   - [Client.Lookup] tells the userspace forwarder where a redirected datagram
 //     was headed. It is on the path of the first datagram of every session.
 //   - [Stale] names the UDP entries that would lead datagrams to a gone
 //     endpoint, a deleted service or the wrong data plane, and [Client.Delete]
-//     deletes exactly those. TCP is never touched: a connection ends by itself.
+//     deletes exactly those. [HalfOpen] names the TCP entries of connections that wait
+//     for an endpoint which isn't used any more; established ones end by themselves.
+//   - A [Listener] tells which entries end, and [Client.Restore] puts back those that
+//     vanished under a connection of userspace.
 //   - [Accounting] counts, per service port and endpoint, what the kernel
 //     carries. It counts only connections that the kernel rewrote to an
 //     endpoint: those that go through the userspace forwarder end at its
