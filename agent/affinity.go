@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -48,7 +49,7 @@ func (a *Agent) affinityToKernel(s *plan.Service) error {
 	for c := range table.All(time.Now()) {
 		clients = append(clients, kernel.Client{Address: c.Client, Endpoint: c.Endpoint, Remaining: c.Remaining})
 	}
-	return kernel.SeedAffinity(a.sets, s.Port.Key, addresses(s), clients)
+	return iptables.SeedAffinity(a.sets, s.Port.Key, addresses(s), clients)
 }
 
 // addresses are those of s's endpoints, usable or not.
@@ -65,7 +66,7 @@ func (a *Agent) affinityToUserspace(s *plan.Service) error {
 	if table == nil {
 		return nil
 	}
-	clients, err := kernel.ReadAffinity(a.sets, s.Port.Key, addresses(s))
+	clients, err := iptables.ReadAffinity(a.sets, s.Port.Key, addresses(s))
 	if err != nil {
 		return err
 	}

@@ -19,6 +19,7 @@ import (
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/health/probe"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
@@ -60,7 +61,7 @@ type Agent struct {
 	pins       *pins
 	sets       kernel.SetStore
 	portal     portal
-	routing    kernel.Routing
+	routing    steering.Routing
 	variant    kernel.Variant // of iptables
 	networks   networks
 	schedulers schedulers

@@ -11,6 +11,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/kernel/steering"
 )
 
 // Cleanup removes everything kproxy ever programmed on this host, in every
@@ -22,7 +23,7 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 		return err
 	}
 	defer release()
-	err = inKernel(routeTable, func(sets kernel.SetStore, c iptables.Config, r kernel.Routing) error {
+	err = inKernel(routeTable, func(sets kernel.SetStore, c iptables.Config, r steering.Routing) error {
 		return ipvs.Cleanup(ctx, sets, func(ctx context.Context) error { return iptables.Cleanup(ctx, c, r) })
 	})
 	if err != nil {
@@ -38,7 +39,7 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 // kproxy may run.
 func PreviewCleanup(ctx context.Context, stateDir string, routeTable int) ([]string, error) {
 	var out []string
-	err := inKernel(routeTable, func(sets kernel.SetStore, c iptables.Config, r kernel.Routing) (err error) {
+	err := inKernel(routeTable, func(sets kernel.SetStore, c iptables.Config, r steering.Routing) (err error) {
 		if out, err = ipvs.Preview(sets); err != nil {
 			return err
 		}
@@ -53,7 +54,7 @@ func PreviewCleanup(ctx context.Context, stateDir string, routeTable int) ([]str
 }
 
 // inKernel calls f with what kproxy's things in the kernel are reached by.
-func inKernel(routeTable int, f func(kernel.SetStore, iptables.Config, kernel.Routing) error) error {
+func inKernel(routeTable int, f func(kernel.SetStore, iptables.Config, steering.Routing) error) error {
 	sets, err := kernel.OpenIPSets()
 	if err != nil {
 		return &kernel.Missing{What: "ipset", How: "run kproxy as root, on a kernel with CONFIG_IP_SET", Err: err}
@@ -61,7 +62,7 @@ func inKernel(routeTable int, f func(kernel.SetStore, iptables.Config, kernel.Ro
 	defer sets.Close()
 	c := iptables.DefaultConfig()
 	c.Sets = sets
-	routing := kernel.DefaultRouting()
+	routing := steering.DefaultRouting()
 	routing.Table = routeTable
 	if err = f(sets, c, routing); errors.Is(err, kernel.ErrPermission) {
 		return noPermission(kernel.ErrPermission)

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
@@ -19,7 +20,7 @@ import (
 type keeper struct {
 	log         *slog.Logger
 	connections func() []userspace.Connection
-	hold        func(time.Duration, []kernel.Held) error
+	hold        func(time.Duration, []steering.Held) error
 	plan        func() *plan.Plan // in force
 	moved       chan struct{}     // 1 slot: triggers coalesce
 }
@@ -36,7 +37,7 @@ const (
 func newKeeper(log *slog.Logger, sets kernel.SetStore, s *userspace.Server, p func() *plan.Plan) *keeper {
 	return &keeper{
 		log: log, connections: s.Connections, plan: p, moved: make(chan struct{}, 1),
-		hold: func(d time.Duration, held []kernel.Held) error { return kernel.HoldConnections(sets, d, held) },
+		hold: func(d time.Duration, held []steering.Held) error { return steering.HoldConnections(sets, d, held) },
 	}
 }
 
@@ -78,7 +79,7 @@ func (k *keeper) run(ctx context.Context) error {
 // keep holds what userspace carries of services that it doesn't serve by p; all
 // of it if p is nil.
 func (k *keeper) keep(p *plan.Plan, d time.Duration) {
-	var held []kernel.Held
+	var held []steering.Held
 	served := map[service.Key]bool{}
 	for _, c := range k.connections() {
 		if c.Protocol != service.TCP {
@@ -91,7 +92,7 @@ func (k *keeper) keep(p *plan.Plan, d time.Duration) {
 			served[c.Service] = in
 		}
 		if !in {
-			held = append(held, kernel.Held{Client: c.Client, Address: c.Address})
+			held = append(held, steering.Held{Client: c.Client, Address: c.Address})
 		}
 	}
 	if len(held) == 0 {

@@ -11,7 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
@@ -51,7 +51,7 @@ func TestKeeper(t *testing.T) {
 				defer mu.Unlock()
 				return current
 			},
-			hold: func(d time.Duration, of []kernel.Held) error {
+			hold: func(d time.Duration, of []steering.Held) error {
 				mu.Lock()
 				defer mu.Unlock()
 				for _, x := range of {

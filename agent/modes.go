@@ -9,6 +9,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -60,7 +61,7 @@ type hostRules struct {
 	marks   kernel.Marks
 	tcp     uint16 // ports of the shared listeners
 	udp     uint16
-	routing kernel.Routing
+	routing steering.Routing
 	liberal bool // conntrack is
 	// failures counts those of iptables-restore.
 	failures *[2]atomic.Uint64
@@ -126,7 +127,7 @@ func iptablesRules(h hostRules) (rules, error) {
 	if err != nil {
 		return rules{}, err
 	}
-	o := iptables.DefaultOptions()
+	o := ruleOptions()
 	o.Marks, o.TCPPort, o.UDPPort = h.marks, h.tcp, h.udp
 	o.RandomFully, o.SocketMatch, o.CatchRefusals = h.host.RandomFully, h.host.SocketMatch, h.host.CatchRefusals
 	o.SkipIPv6, o.DropInvalid = !h.host.IPv6, !h.liberal
@@ -138,4 +139,11 @@ func iptablesRules(h hostRules) (rules, error) {
 		return rules{}, err
 	}
 	return rules{Backend: b, counts: b.Counts, watch: w, render: iptables.NewRenderer(o).Render, fresh: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, o) }, programmed: iptables.Programmed, adopted: iptables.Adopted}, nil
+}
+
+// ruleOptions are those for a host that has everything, and every plane's way.
+func ruleOptions() iptables.Options {
+	o := iptables.DefaultOptions()
+	o.Ways = append(o.Ways, ipvs.Way)
+	return o
 }

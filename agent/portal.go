@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -42,10 +43,10 @@ func (t *portal) follow(ctx context.Context, p *plan.Plan, d plan.Delta) error {
 
 func (t *portal) changes(p *plan.Plan, d plan.Delta) (kernel.SetOps, error) {
 	if t.applied != nil {
-		return kernel.PortalChanges(t.applied, p, d), nil
+		return steering.PortalChanges(t.applied, p, d), nil
 	}
 	have, err := t.observe(p)
-	return kernel.DiffSets(have, kernel.Portal(p)), err
+	return kernel.DiffSets(have, steering.Portal(p)), err
 }
 
 // damaged says how the kernel's sets differ from what they should be; empty if
@@ -58,7 +59,7 @@ func (t *portal) damaged() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ops := kernel.DiffSets(have, kernel.Portal(t.applied))
+	ops := kernel.DiffSets(have, steering.Portal(t.applied))
 	if ops.Empty() {
 		return "", nil
 	}
@@ -69,7 +70,7 @@ func (t *portal) damaged() (string, error) {
 // observe reads the sets of p's portal back.
 func (t *portal) observe(p *plan.Plan) ([]kernel.Set, error) {
 	names := map[string]bool{}
-	for _, s := range kernel.PortalSetsOf(p) {
+	for _, s := range steering.PortalSetsOf(p) {
 		names[s.Name] = true
 	}
 	states, err := t.store.List(func(name string) bool { return names[name] })
@@ -86,7 +87,7 @@ func (t *portal) observe(p *plan.Plan) ([]kernel.Set, error) {
 }
 
 // refresh is the heartbeat.
-func (t *portal) refresh(timeout time.Duration) error { return kernel.RefreshAlive(t.store, timeout) }
+func (t *portal) refresh(timeout time.Duration) error { return steering.RefreshAlive(t.store, timeout) }
 
 // expire closes the portal at once.
-func (t *portal) expire() error { return kernel.RemoveAlive(t.store) }
+func (t *portal) expire() error { return steering.RemoveAlive(t.store) }

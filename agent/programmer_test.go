@@ -15,6 +15,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -86,7 +87,7 @@ func newModelHost(t *testing.T) *modelHost {
 		t.Fatal(err)
 	}
 	// The fast loop makes the portal's sets before it hands over a plan.
-	for _, s := range kernel.PortalSets() {
+	for _, s := range steering.PortalSets() {
 		if err := host.Sets().Create(s); err != nil {
 			t.Fatal(err)
 		}

@@ -11,6 +11,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source/file"
@@ -57,7 +58,7 @@ func Render(o RenderOptions) ([]Section, error) {
 	})
 	rules := renderOptions(o)
 	want := kernel.Merge(iptables.Render(p, rules), ipvs.Render(p, ipvs.DefaultOptions()))
-	sections := []Section{{"plan", planText(p)}, {"sets", setsText(kernel.Portal(p), ipvs.Record(want), want.Sets)}}
+	sections := []Section{{"plan", planText(p)}, {"sets", setsText(steering.Portal(p), ipvs.Record(want), want.Sets)}}
 	for _, f := range service.Families {
 		sections = append(sections, Section{"iptables-" + f.String(), rulesText(want.Chains[f], want.Jumps[f])})
 	}
@@ -80,7 +81,7 @@ func renderOptions(o RenderOptions) iptables.Options {
 	if o.Config != nil {
 		c = *o.Config
 	}
-	rules := iptables.DefaultOptions()
+	rules := ruleOptions()
 	rules.TCPPort, rules.UDPPort = uint16(c.ListenTCPPort), uint16(c.ListenUDPPort)
 	rules.Marks = kernel.Marks{Masquerade: c.MasqueradeMark(), Transparent: c.TransparentMark()}
 	return rules

@@ -13,6 +13,7 @@ import (
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health/probe"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/userspace"
 )
@@ -61,10 +62,10 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := a.openUserspace(); err != nil {
 		return err
 	}
-	if err := kernel.RemoveAlive(sets); err != nil {
+	if err := steering.RemoveAlive(sets); err != nil {
 		return fmt.Errorf("close the portal: %w", err)
 	}
-	if err := kernel.AnnounceStart(sets, startBound); err != nil {
+	if err := steering.AnnounceStart(sets, startBound); err != nil {
 		return fmt.Errorf("have clients try again: %w", err)
 	}
 	if err := a.enableAccounting(); err != nil {
@@ -135,7 +136,7 @@ func (a *Agent) openUserspace() error {
 func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) error {
 	tcp, udp := a.userspace.Ports()
 	a.sets, a.portal = sets, portal{store: sets, wrote: a.figures.wroteEntries}
-	a.routing = kernel.DefaultRouting()
+	a.routing = steering.DefaultRouting()
 	a.routing.Marks, a.routing.Table, a.routing.SkipIPv6 = a.marks(), a.cfg.RouteTable, !host.IPv6
 	virtuals, err := a.openIPVS(row, sets)
 	if err != nil {
@@ -165,7 +166,7 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	}
 	a.refusals.kick, a.refusals.log = a.kick, a.log
 	a.refusals.confirm = func(e netip.AddrPort) error { return connectOnce(e, a.marks().Own()) }
-	a.refusals.let = func(e netip.AddrPort, d time.Duration) error { return kernel.LetRefusals(a.sets, e, d) }
+	a.refusals.let = func(e netip.AddrPort, d time.Duration) error { return steering.LetRefusals(a.sets, e, d) }
 	a.staleFlows = &staleCleanup{
 		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, cleaned: a.figures.cleaned, wake: make(chan struct{}, 1),
 	}
@@ -180,7 +181,7 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 // revived is called when the portal opens. Flows that began before may have gone
 // astray.
 func (a *Agent) revived() {
-	if err := kernel.EndStart(a.sets); err != nil {
+	if err := steering.EndStart(a.sets); err != nil {
 		a.log.Warn("clients of services that nothing serves aren't refused for some seconds", "error", err)
 	}
 	a.staleFlows.all()
@@ -188,7 +189,7 @@ func (a *Agent) revived() {
 
 // local reports whether packets to an address are delivered on this node.
 func (a *Agent) local(at netip.Addr) bool {
-	return slices.Contains(kernel.ListenerAddress[:], at) || a.userspace.Local(at)
+	return slices.Contains(steering.ListenerAddress[:], at) || a.userspace.Local(at)
 }
 
 func (a *Agent) marks() kernel.Marks {

@@ -41,6 +41,8 @@ func AffinitySet(k service.Key, endpoint netip.AddrPort) string {
 	return Prefix + "AFF-" + Hash(k, endpoint.String())
 }
 
+func isAffinitySet(name string) bool { return strings.HasPrefix(name, Prefix+"AFF-") }
+
 // The shared sets; those with a family end in "-4" or "-6".
 const (
 	SetAlive    = Prefix + "ALIVE"    // everyone, while a live kproxy serves
@@ -70,24 +72,6 @@ const (
 	SetMasqNet  = Prefix + "MASQ-NET"  // those whose clients outside the pod networks are
 	SetMasqNode = Prefix + "MASQ-NODE" // those whose clients on this node are
 )
-
-// ChainInvalid is where packets end that conntrack can't place; it is in the
-// table filter.
-const ChainInvalid = Prefix + "INVALID"
-
-// The chains of virtual servers, which rules of every mode lead to. Some are in
-// several tables.
-const (
-	ChainVirtual = Prefix + "VIRTUAL" // connections to virtual servers
-	ChainVIP     = Prefix + "VIP"     // what else comes for addresses on [DummyLink]
-	ChainRefused = Prefix + "REFUSED" // endpoints' refusals, which IPVS is to see
-	ChainSwallow = Prefix + "SWALLOW" // and clients are not
-)
-
-// SyncGroup is where kproxy's synchronisation daemon of IPVS listens, which
-// takes clients along to virtual servers: a multicast group that doesn't leave
-// the node (RFC 2365), on the loopback link. It tells the daemon from others'.
-var SyncGroup = netip.MustParseAddrPort("239.255.75.80:8848")
 
 // FamilySet names the set of family f: "KPROXY-USER-4".
 func FamilySet(base string, f service.Family) string {

@@ -157,3 +157,6 @@ type Applied struct {
 	// written, with why.
 	Failed map[service.Key]error
 }
+
+// SetEntry is one entry of one set.
+type SetEntry struct{ Set, Entry string }

@@ -4,12 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
-	"slices"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
-	"kproxy.dev/kproxy/service"
 )
 
 // SetStore is the kernel's ipsets, as far as they are kproxy's: names that
@@ -53,12 +50,6 @@ func (Unchanged) Delete(Set, ...string) error { return nil }
 
 // AllEntries asks [SetStore.List] for every set's entries.
 func AllEntries(string) bool { return true }
-
-// defaultAliveTimeout is `--alive-timeout` in seconds; entries bring their own.
-const defaultAliveTimeout = 3
-
-// defaultLetTimeout is in seconds; entries bring their own.
-const defaultLetTimeout = 60
 
 // destroyWait bounds the wait for references to a set to go. The nft variant
 // frees a deleted rule's set in a work queue after the commit
@@ -130,81 +121,3 @@ func ReadSets(store SetStore) ([]Set, error) {
 	}
 	return out, nil
 }
-
-// RefreshAlive is the heartbeat: from now on and for timeout, rounded up to
-// seconds, the portal takes new connections.
-func RefreshAlive(store SetStore, timeout time.Duration) error {
-	seconds := wholeSeconds(timeout)
-	for _, f := range service.Families {
-		s := everyone(SetAlive, f)
-		if err := store.Add(s, seconds, s.Entries...); err != nil {
-			return fmt.Errorf("refresh set %s: %w", s.Name, err)
-		}
-	}
-	return nil
-}
-
-// RemoveAlive closes the portal at once: new connections go to the kernel's rules.
-func RemoveAlive(store SetStore) error { return removeEveryone(store, SetAlive) }
-
-// AnnounceStart has clients of services that nothing serves yet try again for d,
-// rounded up to seconds, where they would be refused otherwise. It makes the sets
-// if they aren't there.
-func AnnounceStart(store SetStore, d time.Duration) error {
-	for _, f := range service.Families {
-		s := everyone(SetStarting, f)
-		empty := s
-		empty.Entries = nil
-		if err := store.Create(empty); err != nil {
-			return fmt.Errorf("create set %s: %w", s.Name, err)
-		}
-		if err := store.Add(s, wholeSeconds(d), s.Entries...); err != nil {
-			return fmt.Errorf("fill set %s: %w", s.Name, err)
-		}
-	}
-	return nil
-}
-
-// EndStart is for the time from which on kproxy serves.
-func EndStart(store SetStore) error { return removeEveryone(store, SetStarting) }
-
-func removeEveryone(store SetStore, base string) error {
-	var errs *multierror.Error
-	for _, f := range service.Families {
-		s := everyone(base, f)
-		if err := store.Delete(s, s.Entries...); err != nil && !errors.Is(err, ErrNotFound) {
-			errs = multierror.Append(errs, fmt.Errorf("empty set %s: %w", s.Name, err))
-		}
-	}
-	return errs.ErrorOrNil()
-}
-
-// everyone is a set of every address, in two halves because hash:net takes no /0.
-func everyone(base string, f service.Family) Set {
-	s := portalSet(base, f)
-	s.Entries = netEntries(everyAddress[f])
-	return s
-}
-
-// LetRefusals lets the resets by which a TCP endpoint refuses connections
-// through to the clients for d, rounded up to seconds. Otherwise the kernel
-// swallows them, in the hope that the client's next SYN is answered by another
-// endpoint or finds the service recalled. That hope is vain where the endpoint
-// refuses this one client only (nobody recalls a service for that) and where
-// the service can't be recalled: its clients would send SYNs until they time out.
-func LetRefusals(store SetStore, endpoint netip.AddrPort, d time.Duration) error {
-	s := portalSet(SetLet, service.FamilyOf(endpoint.Addr()))
-	if err := store.Add(s, wholeSeconds(d), AddressEntry(service.TCP, endpoint)); err != nil {
-		return fmt.Errorf("let refusals of %s through: %w", endpoint, err)
-	}
-	return nil
-}
-
-// portalSet is one of [PortalSets].
-func portalSet(base string, f service.Family) Set {
-	sets := PortalSets()
-	return sets[slices.IndexFunc(sets, func(s Set) bool { return s.Name == FamilySet(base, f) })]
-}
-
-// wholeSeconds rounds up, to one at least: a lifetime of 0 is for ever.
-func wholeSeconds(d time.Duration) uint32 { return max(1, uint32((d+time.Second-1)/time.Second)) }

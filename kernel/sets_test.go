@@ -11,8 +11,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -201,20 +204,20 @@ func TestAlive(t *testing.T) {
 			}
 			return n, remaining
 		}
-		if err := kernel.RefreshAlive(s, time.Second); !errors.Is(err, kernel.ErrNotFound) {
+		if err := steering.RefreshAlive(s, time.Second); !errors.Is(err, kernel.ErrNotFound) {
 			t.Errorf("heartbeat without sets: %v, want ErrNotFound", err)
 		}
-		if err := kernel.RemoveAlive(s); err != nil {
+		if err := steering.RemoveAlive(s); err != nil {
 			t.Errorf("RemoveAlive without sets: %v", err)
 		}
-		if _, err := kernel.ApplySets(context.Background(), s, kernel.SetOps{Create: kernel.PortalSets()}); err != nil {
+		if _, err := kernel.ApplySets(context.Background(), s, kernel.SetOps{Create: steering.PortalSets()}); err != nil {
 			t.Fatal(err)
 		}
-		if err := kernel.RefreshAlive(s, time.Hour); err != nil {
+		if err := steering.RefreshAlive(s, time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		// A later heartbeat counts, also when it is shorter.
-		if err := kernel.RefreshAlive(s, 99*time.Second+1); err != nil {
+		if err := steering.RefreshAlive(s, 99*time.Second+1); err != nil {
 			t.Fatal(err)
 		}
 		n, remaining := alive()
@@ -226,7 +229,7 @@ func TestAlive(t *testing.T) {
 				t.Errorf("entry lives for %d s, want about 100", r)
 			}
 		}
-		if err := kernel.RemoveAlive(s); err != nil {
+		if err := steering.RemoveAlive(s); err != nil {
 			t.Fatal(err)
 		}
 		if n, _ := alive(); n != 0 {
@@ -249,18 +252,18 @@ func TestAffinityMoves(t *testing.T) {
 	want := []kernel.Client{clients[0], clients[1], clients[4]}
 	onEachStore(t, func(t *testing.T, s kernel.SetStore) {
 		for _, e := range []netip.AddrPort{a, b, c} {
-			if err := s.Create(kernel.EndpointAffinity(key, e)); err != nil {
+			if err := s.Create(iptables.EndpointAffinity(key, e)); err != nil {
 				t.Fatal(err)
 			}
 		}
 		// An earlier stay in the kernel left the first client with another endpoint.
 		old := []kernel.Client{{Address: clients[0].Address, Endpoint: c, Remaining: time.Hour}}
 		for _, seed := range [][]kernel.Client{old, clients} {
-			if err := kernel.SeedAffinity(s, key, []netip.AddrPort{c, a, b, gone}, seed); err != nil {
+			if err := iptables.SeedAffinity(s, key, []netip.AddrPort{c, a, b, gone}, seed); err != nil {
 				t.Fatal(err)
 			}
 		}
-		got, err := kernel.ReadAffinity(s, key, []netip.AddrPort{a, b, c, gone})
+		got, err := iptables.ReadAffinity(s, key, []netip.AddrPort{a, b, c, gone})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -275,14 +278,14 @@ func TestAffinityMoves(t *testing.T) {
 func TestLetRefusals(t *testing.T) {
 	onEachStore(t, func(t *testing.T, s kernel.SetStore) {
 		four, six := netip.MustParseAddrPort("10.1.0.1:80"), netip.MustParseAddrPort("[fd01::1]:80")
-		if err := kernel.LetRefusals(s, four, time.Second); !errors.Is(err, kernel.ErrNotFound) {
+		if err := steering.LetRefusals(s, four, time.Second); !errors.Is(err, kernel.ErrNotFound) {
 			t.Errorf("without sets: %v, want ErrNotFound", err)
 		}
-		if _, err := kernel.ApplySets(t.Context(), s, kernel.SetOps{Create: kernel.PortalSetsOf(kerneltest.Plan(plan.ModeIPTables))}); err != nil {
+		if _, err := kernel.ApplySets(t.Context(), s, kernel.SetOps{Create: steering.PortalSetsOf(kerneltest.Plan(plan.ModeIPTables))}); err != nil {
 			t.Fatal(err)
 		}
 		for _, e := range []netip.AddrPort{four, six} {
-			if err := kernel.LetRefusals(s, e, 99*time.Second+1); err != nil {
+			if err := steering.LetRefusals(s, e, 99*time.Second+1); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -305,7 +308,7 @@ func TestLetRefusals(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("sets (-want +got):\n%s", diff)
 		}
-		if ops := kernel.DiffSets(have, kernel.Portal(kerneltest.Plan(plan.ModeIPTables))); !ops.Empty() {
+		if ops := kernel.DiffSets(have, steering.Portal(kerneltest.Plan(plan.ModeIPTables))); !ops.Empty() {
 			t.Errorf("a plan would change them: %+v", ops)
 		}
 	})

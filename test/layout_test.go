@@ -37,8 +37,9 @@ var layout = []row{
 	{folder: "plan", imports: "service lb health", pure: true},
 	{folder: "kernel/nlmsg", third: "golang.org/x/sys"},
 	{folder: "kernel", imports: "service plan kernel/nlmsg", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
-	{folder: "kernel/iptables", imports: "kernel kernel/nlmsg plan lb service", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
-	{folder: "kernel/ipvs", imports: "kernel kernel/nlmsg plan lb service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
+	{folder: "kernel/steering", imports: "kernel plan service", third: netlink + " github.com/hashicorp/go-multierror"},
+	{folder: "kernel/iptables", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
+	{folder: "kernel/ipvs", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
 	{folder: "kernel/leftovers", imports: "kernel service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
 	{folder: "userspace", imports: "service lb plan health kernel/nlmsg", third: "github.com/pires/go-proxyproto golang.org/x/sys golang.org/x/sync golang.org/x/time"},
 	{folder: "conntrack", imports: "service health plan kernel/nlmsg", third: "github.com/mdlayher/netlink golang.org/x/net/bpf golang.org/x/sys"},
@@ -48,9 +49,9 @@ var layout = []row{
 	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go k8s.io/utils k8s.io/klog github.com/go-logr/logr"},
 	// k8s.io/utils/net: kube-proxy's reading of addresses with leading zeros.
 	{folder: "config", imports: "service strict", third: "k8s.io/utils/net sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery github.com/fsnotify/fsnotify"},
-	{folder: "trace/netfilter", imports: "kernel kernel/nlmsg service", third: netlink + " github.com/coreos/go-iptables"},
-	{folder: "kernel/kerneltest", imports: "kernel plan service health trace/netfilter", third: netlink + " github.com/google/go-cmp"},
-	{folder: "trace", imports: "service plan kernel kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
+	{folder: "trace/netfilter", imports: "kernel kernel/steering kernel/nlmsg service", third: netlink + " github.com/coreos/go-iptables"},
+	{folder: "kernel/kerneltest", imports: "kernel kernel/steering plan service health trace/netfilter", third: netlink + " github.com/google/go-cmp"},
+	{folder: "trace", imports: "service plan kernel kernel/steering kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
 	{folder: "agent", imports: "*", third: "golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service trace", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},
 	{folder: "lab", third: netlink},
@@ -161,7 +162,7 @@ var namesOfPlanes = map[string]map[string]int{
 		"cmd/kproxy":       29,
 		"conntrack":        1,
 		"kernel":           13,
-		"kernel/iptables":  18,
+		"kernel/steering":  2,
 		"kernel/leftovers": 21,
 		"plan":             33,
 		"source":           2,
@@ -171,7 +172,7 @@ var namesOfPlanes = map[string]map[string]int{
 		"web":              8,
 	},
 	"iptables": {
-		"agent":            22,
+		"agent":            24,
 		"cmd/kproxy":       15,
 		"kernel":           14,
 		"kernel/leftovers": 1,
@@ -186,7 +187,7 @@ var namesOfPlanes = map[string]map[string]int{
 // ownFolders are where a plane's name belongs besides configuration and tests.
 var ownFolders = map[string][]string{
 	"ipvs":     {"kernel/ipvs"},
-	"iptables": {"kernel/iptables"},
+	"iptables": {"kernel/iptables", "kernel/steering"},
 }
 
 // planeNamesAllowed are folders that users or tests name planes in.

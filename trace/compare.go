@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
@@ -90,7 +91,7 @@ func (t *tracer) compareSets(one *plan.Plan, further []kernel.Set) {
 
 func (t *tracer) setsDiffer(one *plan.Plan, further []kernel.Set) ([]Mismatch, error) {
 	want := map[string][]string{}
-	for _, s := range slices.Concat(kernel.Portal(one), further) {
+	for _, s := range slices.Concat(steering.Portal(one), further) {
 		if !s.Dynamic || want[s.Name] == nil {
 			want[s.Name] = slices.Concat(want[s.Name], s.Entries)
 		}
@@ -113,7 +114,7 @@ func (t *tracer) setsDiffer(one *plan.Plan, further []kernel.Set) ([]Mismatch, e
 			}
 		}
 	}
-	for _, e := range kernel.UserEntries(t.service.Port) {
+	for _, e := range steering.UserEntries(t.service.Port) {
 		for _, base := range []string{kernel.SetUser, kernel.SetReject, kernel.SetDrop} {
 			set := base + strings.TrimPrefix(e.Set, kernel.SetUser)
 			if !slices.Contains(want[set], e.Entry) && has(set, e.Entry) {

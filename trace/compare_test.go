@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
@@ -147,7 +148,7 @@ func TestCompareSets(t *testing.T) {
 			s := c.host(t)
 			s.sets = func(wanted func(string) bool) ([]kernel.SetState, error) {
 				var out []kernel.SetState
-				for _, x := range kernel.PortalSets() {
+				for _, x := range steering.PortalSets() {
 					if x.Name == kernel.FamilySet(kernel.SetUser, service.IPv4) {
 						x.Entries = tt.user
 					}

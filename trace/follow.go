@@ -8,7 +8,9 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
 	"kproxy.dev/kproxy/userspace"
@@ -255,7 +257,7 @@ func (t *tracer) ownStop(s *netfilter.Step, does string) *Finding {
 	case strings.Contains(s.Text, kernel.SetDrop):
 		return &Finding{SeverityError, t.noLocalEndpoint(), where,
 			"send it to a node that has one, or set the Service's traffic policy to Cluster"}
-	case s.Chain == kernel.ChainInvalid:
+	case s.Chain == steering.ChainInvalid:
 		return &Finding{SeverityError, "conntrack can't place the packet (INVALID)", where, "look whether answers take another way than requests"}
 	}
 	return &Finding{SeverityError, fmt.Sprintf("kproxy's own rule %s the packet: %s", does, s.Text), where, ""}

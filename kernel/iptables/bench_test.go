@@ -9,6 +9,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -83,10 +84,10 @@ func BenchmarkPortal(b *testing.B) {
 			kerneltest.InUserspace(s)
 		}
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			have := kernel.Portal(p)
+			have := steering.Portal(p)
 			b.ReportAllocs()
 			for b.Loop() {
-				kernel.DiffSets(have, kernel.Portal(p))
+				kernel.DiffSets(have, steering.Portal(p))
 			}
 		})
 	}
@@ -134,13 +135,13 @@ func BenchmarkOffload(b *testing.B) {
 		}
 	})
 	b.Run("heartbeat", func(b *testing.B) {
-		for _, s := range kernel.PortalSets() {
+		for _, s := range steering.PortalSets() {
 			if err := sets.Create(s); err != nil {
 				b.Fatal(err)
 			}
 		}
 		for b.Loop() {
-			if err := kernel.RefreshAlive(sets, 3e9); err != nil {
+			if err := steering.RefreshAlive(sets, 3e9); err != nil {
 				b.Fatal(err)
 			}
 		}

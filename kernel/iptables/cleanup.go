@@ -7,13 +7,14 @@ import (
 
 	"github.com/hashicorp/go-multierror"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 )
 
 // Cleanup removes everything that kproxy has in the kernel, in both variants of
 // iptables where the host has them, and nothing else. It goes on after errors
 // and returns all of them.
-func Cleanup(ctx context.Context, c Config, r kernel.Routing) error {
+func Cleanup(ctx context.Context, c Config, r steering.Routing) error {
 	var errs *multierror.Error
 	for _, v := range []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy(), kernel.DefaultVariant()} {
 		c.Variant = v

@@ -12,6 +12,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -188,7 +189,7 @@ func TestCleanup(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if err := kernel.DefaultRouting().Ensure(); err != nil {
+	if err := steering.DefaultRouting().Ensure(); err != nil {
 		t.Fatal(err)
 	}
 	sets, err := kernel.OpenIPSets()
@@ -196,13 +197,13 @@ func TestCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sets.Close()
-	if err := kernel.RefreshAlive(sets, time.Hour); err != nil {
+	if err := steering.RefreshAlive(sets, time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	c := iptables.DefaultConfig()
 	c.Sets = sets
 	for range 2 { // again: there is nothing to do
-		if err := iptables.Cleanup(context.Background(), c, kernel.DefaultRouting()); err != nil {
+		if err := iptables.Cleanup(context.Background(), c, steering.DefaultRouting()); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(before, dump()); diff != "" {

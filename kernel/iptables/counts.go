@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -20,10 +21,10 @@ func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
 		table, name string
 		sum         *uint64
 	}{
-		{"filter", chainInvalid, &c.Invalid},
-		{"filter", chainReject, &c.Refused},
-		{"nat", chainPortal, &c.Steered},
-		{"nat", chainShort, &c.Steered},
+		{"filter", steering.ChainInvalid, &c.Invalid},
+		{"filter", steering.ChainReject, &c.Refused},
+		{"nat", steering.ChainPortal, &c.Steered},
+		{"nat", steering.ChainShort, &c.Steered},
 	} {
 		for _, f := range b.families() {
 			n, err := b.packets(ctx, f, chain.table, chain.name)

@@ -14,6 +14,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -71,17 +72,17 @@ func TestWhoHearsOfRefusals(t *testing.T) {
 			}
 		}
 		check("not alive", kerneltest.ErrRefused)
-		if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil {
+		if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		check("alive", kerneltest.ErrTimeout)
 		for _, e := range []netip.AddrPort{netip.AddrPortFrom(closed.Addr(), 10), netip.AddrPortFrom(s.Address(s.family, 3), 9)} {
-			if err := kernel.LetRefusals(s.sets, e, time.Hour); err != nil {
+			if err := steering.LetRefusals(s.sets, e, time.Hour); err != nil {
 				s.t.Fatal(err)
 			}
 		}
 		check("others' are let through", kerneltest.ErrTimeout)
-		if err := kernel.LetRefusals(s.sets, closed, time.Hour); err != nil {
+		if err := steering.LetRefusals(s.sets, closed, time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		check("let through", kerneltest.ErrRefused)

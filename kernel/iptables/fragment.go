@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -163,7 +164,7 @@ func (b *builder) entry(t treatment, kind string) string {
 	if t.shortCircuit && len(b.groups[kindCluster]) > 0 {
 		cluster := b.group(kindCluster)
 		rules = append(rules,
-			kernel.PodRule(b.policy, b.family, "pods may use endpoints of every node", "-g "+cluster),
+			steering.PodRule(b.policy, b.family, "pods may use endpoints of every node", "-g "+cluster),
 			"-m addrtype --src-type LOCAL "+kernel.Comment("and so may this node")+" -g "+cluster)
 	}
 	if len(rules) == 0 {
@@ -204,7 +205,7 @@ func (b *builder) masquerade(m plan.Masquerade) []string {
 	case plan.MasqueradeAlways:
 		return []string{kernel.Comment("masquerade every client") + " " + mark}
 	case plan.MasqueradeUnlessPod:
-		return []string{kernel.OtherRule(b.policy, b.family, "masquerade clients outside the pod network", "", mark)}
+		return []string{steering.OtherRule(b.policy, b.family, "masquerade clients outside the pod network", "", mark)}
 	case plan.MasqueradeNodeLocal:
 		return []string{"-m addrtype --src-type LOCAL " + kernel.Comment("masquerade this node itself") + " " + mark}
 	}

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -21,7 +21,7 @@ import (
 // alive makes the kernel think that kproxy serves.
 func (s *scene) alive() {
 	s.t.Helper()
-	if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil {
+	if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
 		s.t.Fatal(err)
 	}
 }
@@ -64,7 +64,7 @@ func TestRedirectedArentRefused(t *testing.T) {
 func TestForgottenAnswersArentRefused(t *testing.T) {
 	onEachKernel(t, func(s *scene) {
 		s.closeInput()
-		if err := kernel.DefaultRouting().Ensure(); err != nil {
+		if err := steering.DefaultRouting().Ensure(); err != nil {
 			s.t.Fatal(err)
 		}
 		s.program(kerneltest.Plan(plan.ModeIPTables))
@@ -112,7 +112,7 @@ func (s *scene) listen(host int, port uint16) *net.TCPListener {
 func TestConnectionPassesStaleSocket(t *testing.T) {
 	onEachKernel(t, func(s *scene) {
 		run(s.t, "echo 0 > /proc/sys/net/ipv4/tcp_early_demux") // of IPv6 as well
-		if err := kernel.DefaultRouting().Ensure(); err != nil {
+		if err := steering.DefaultRouting().Ensure(); err != nil {
 			s.t.Fatal(err)
 		}
 		s.program(kerneltest.Plan(plan.ModeIPTables))

@@ -5,8 +5,8 @@ import (
 	"testing"
 	"time"
 
-	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -44,7 +44,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 			p := kerneltest.Plan(plan.ModeIPTables, offloaded, user, refused)
 			p.Policy = tt.policy
 			s.program(p)
-			if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil {
+			if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
 				s.t.Fatal(err)
 			}
 			for _, proto := range []service.Protocol{service.TCP, service.UDP} {

@@ -9,6 +9,7 @@ import (
 	"strings"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -85,7 +86,7 @@ func (p *saveParser) line(s string) {
 		if i, own := p.index[name]; own {
 			p.chains[i].Rules = append(p.chains[i].Rules, rule)
 		} else if t := target(rule); kernel.Own(t) {
-			p.jumps = append(p.jumps, kernel.Jump{Table: p.table, From: name, Rule: rule, Last: t == chainAccept && !p.closed[name]})
+			p.jumps = append(p.jumps, kernel.Jump{Table: p.table, From: name, Rule: rule, Last: t == steering.ChainAccept && !p.closed[name]})
 		} else if refusesAll(rule) {
 			p.closed[name] = true
 		}

@@ -12,6 +12,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -39,7 +40,7 @@ func onEachKernel(t *testing.T, test func(s *scene)) {
 					s.Serve(i+2, name, 8080)
 				}
 				s.backend, s.sets = newBackend(t, v)
-				if err := kernel.DefaultRouting().Ensure(); err != nil {
+				if err := steering.DefaultRouting().Ensure(); err != nil {
 					t.Fatal(err)
 				}
 				test(s)
@@ -58,7 +59,7 @@ func (s *scene) program(p *plan.Plan) {
 		s.t.Fatalf("Apply: %v, %v", err, a.Failed)
 	}
 	s.have = want
-	portal := kernel.Portal(p)
+	portal := steering.Portal(p)
 	if _, err := kernel.ApplySets(ctx, s.sets, kernel.DiffSets(s.portal, portal)); err != nil {
 		s.t.Fatal(err)
 	}
@@ -167,14 +168,14 @@ func TestClientsStayWithTheirEndpoint(t *testing.T) {
 		// A client that userspace kept with "four" stays with it.
 		four := netip.AddrPortFrom(s.Address(s.family, 4), 8080)
 		node := s.NodeAddress(s.family, 4)
-		if err := kernel.SeedAffinity(s.sets, sticky.Port.Key, []netip.AddrPort{four}, []kernel.Client{{Address: node, Endpoint: four, Remaining: time.Minute}}); err != nil {
+		if err := iptables.SeedAffinity(s.sets, sticky.Port.Key, []netip.AddrPort{four}, []kernel.Client{{Address: node, Endpoint: four, Remaining: time.Minute}}); err != nil {
 			s.t.Fatal(err)
 		}
 		s.On(0, func() {
 			run(s.t, fmt.Sprintf("ip route add %s dev host4 src %s", netip.MustParseAddrPort(s.virtual(1)).Addr(), node))
 		})
 		s.expect("seeded client", map[string]int{"four": 10}, s.asks(10, 0, service.TCP, s.virtual(1)))
-		clients, err := kernel.ReadAffinity(s.sets, sticky.Port.Key, []netip.AddrPort{four})
+		clients, err := iptables.ReadAffinity(s.sets, sticky.Port.Key, []netip.AddrPort{four})
 		if err != nil {
 			s.t.Fatal(err)
 		}
@@ -300,7 +301,7 @@ func TestPortal(t *testing.T) {
 			s.expect(when+": offloaded node port", "three", who(service.TCP, 1, nodePort(30081)))
 		}
 		check("not alive", "two")
-		if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil {
+		if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		check("alive", "userspace")
@@ -314,11 +315,11 @@ func TestPortal(t *testing.T) {
 		web2.DataPlane = plan.IPTables
 		s.program(kerneltest.Plan(plan.ModeIPTables, &web2, dns, offloaded))
 		s.expect("offloaded", "two", who(service.TCP, 1, s.virtual(1)))
-		if err := kernel.RemoveAlive(s.sets); err != nil {
+		if err := steering.RemoveAlive(s.sets); err != nil {
 			s.t.Fatal(err)
 		}
 		check("removed", "two")
-		if err := kernel.RefreshAlive(s.sets, time.Second); err != nil {
+		if err := steering.RefreshAlive(s.sets, time.Second); err != nil {
 			s.t.Fatal(err)
 		}
 		time.Sleep(1500 * time.Millisecond) // what a dead kproxy does

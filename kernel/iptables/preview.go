@@ -6,11 +6,12 @@ import (
 	"fmt"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 )
 
 // Preview says what [Cleanup] would remove, a line each, and changes nothing.
-func Preview(ctx context.Context, c Config, r kernel.Routing) ([]string, error) {
+func Preview(ctx context.Context, c Config, r steering.Routing) ([]string, error) {
 	var out []string
 	var read [2]bool
 	for _, v := range []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy(), kernel.DefaultVariant()} {

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -30,7 +31,7 @@ func Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 
 		c := comparison{have: natChains(have.Chains[f]), want: natChains(want.Chains[f]), out: out}
 		c.own()
 		c.leftovers(p)
-		c.walk(chainServices, true)
+		c.walk(steering.ChainServices, true)
 	}
 	return out
 }
@@ -142,7 +143,7 @@ func Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 		return out // no portal: nothing says who served them
 	}
 	for p := range s.All() {
-		if chains[kernel.Hash(p.Key)] && !slices.ContainsFunc(kernel.UserEntries(p), func(e kernel.SetEntry) bool { return user[e.Set][e.Entry] }) {
+		if chains[kernel.Hash(p.Key)] && !slices.ContainsFunc(steering.UserEntries(p), func(e kernel.SetEntry) bool { return user[e.Set][e.Entry] }) {
 			out[p.Key] = true
 		}
 	}

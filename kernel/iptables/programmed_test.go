@@ -8,9 +8,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -97,7 +99,7 @@ func TestAdopted(t *testing.T) {
 	ported := kerneltest.Service("ported", service.TCP, kerneltest.NodePort(30080), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.InUserspace)
 	p := kerneltest.Plan(plan.ModeIPTables, offloaded, user, ported)
 	have := iptables.Render(p, options())
-	have.Sets = kernel.Portal(p) // what Observe finds
+	have.Sets = steering.Portal(p) // what Observe finds
 
 	var b service.Builder
 	add := func(s *plan.Service, number, nodePort uint16, cluster ...string) {
@@ -153,14 +155,14 @@ func TestUserspaceModeHasNothingBeneath(t *testing.T) {
 	for f := range service.Families {
 		for _, c := range r.Chains[f] {
 			for _, rule := range c.Rules {
-				listener := kernel.ListenerAddress[f].String()
+				listener := steering.ListenerAddress[f].String()
 				if strings.Contains(rule, "DNAT --to") && !strings.Contains(rule, listener) || strings.Contains(rule, "MASQUERADE") || strings.Contains(rule, "KPROXY-DISPATCH") {
 					t.Errorf("%s %s: %s", c.Table, c.Name, rule)
 				}
 			}
 		}
 	}
-	want := append(kernel.PortalSetsOf(p), kernel.PodNetworks(p, service.IPv4), kernel.PodNetworks(p, service.IPv6))
+	want := append(steering.PortalSetsOf(p), steering.PodNetworks(p, service.IPv4), steering.PodNetworks(p, service.IPv6))
 	slices.SortFunc(want, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
 	if diff := cmp.Diff(want, r.Sets); diff != "" {
 		t.Errorf("sets (-want +got):\n%s", diff)
@@ -171,7 +173,7 @@ func TestOptionsValidate(t *testing.T) {
 	if err := options().Validate(); err != nil {
 		t.Errorf("good options: %v", err)
 	}
-	err := iptables.Options{Marks: kernel.Marks{Masquerade: 3, Transparent: 0}}.Validate()
+	err := iptables.Options{Options: steering.Options{Marks: kernel.Marks{Masquerade: 3, Transparent: 0}}}.Validate()
 	for _, want := range []string{"0x3 isn't a single bit", "listener ports", "slot limit"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Validate = %v, want it to mention %q", err, want)

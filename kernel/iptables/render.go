@@ -5,15 +5,13 @@ import (
 	"strings"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
-// Render returns everything p wants in the kernel, but for what IPVS does: the
-// rules for all services alike, the portal's among them, and those of services
-// that iptables carries. It is pure: equal plans and options give equal
-// rulesets. Entries of the portal's sets aren't part of it; those follow the
-// plan on their own ([kernel.Portal]).
+// Render returns what p wants of steering, and of the services that iptables carries. It
+// is pure: equal plans and options give equal rulesets.
 func Render(p *plan.Plan, o Options) kernel.Ruleset {
 	out := NewRenderer(o).Render(p, plan.Between(nil, p))
 	for f := range out.Chains {
@@ -32,7 +30,7 @@ func Render(p *plan.Plan, o Options) kernel.Ruleset {
 // modified.
 type Renderer struct {
 	options  Options
-	beneath  bool // the last plan used iptables
+	carries  bool // the last plan used iptables
 	known    map[service.Key]*known
 	affinity []kernel.Set // of services, sorted
 	families [2]rendered
@@ -60,35 +58,27 @@ func (r *Renderer) forget() {
 	r.known, r.affinity, r.families = map[service.Key]*known{}, nil, [2]rendered{}
 }
 
-// Render returns everything p wants in the kernel. d leads there from the plan that
-// was rendered last.
+// Render returns what steering wants, and what p wants of services that iptables carries.
+// d leads there from the plan that was rendered last.
 func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
-	beneath := p.Uses(plan.IPTables)
-	if r.beneath != beneath {
+	base := steering.Render(p, r.options.Options)
+	carries := p.Uses(plan.IPTables)
+	if r.carries != carries {
 		r.forget()
 	}
-	r.beneath = beneath
+	r.carries = carries
 	gone, come := r.follow(p, d)
-	out := kernel.Ruleset{Sets: kernel.PortalSetsOf(p)}
+	out := kernel.Ruleset{Sets: slices.Concat(base.Sets, r.affinity), Jumps: base.Jumps}
 	for _, f := range service.Families {
 		if f == service.IPv6 && r.options.SkipIPv6 {
 			continue
 		}
-		s := shared{Options: r.options, family: f, iptables: beneath, ipvs: p.Uses(plan.IPVS), short: kernel.Shorts(p), policy: &p.Policy}
-		if nodes, limited := kernel.NodePortNetworks(&p.Policy, f); limited {
-			s.limited = true
-			out.Sets = append(out.Sets, nodes)
-		}
 		part := &r.families[f]
-		part.change(f, gone, come, s.chains(), beneath)
-		out.Jumps[f], out.Chains[f] = s.jumps(), part.chains
-		if beneath {
-			out.Sets = append(out.Sets, kernel.PodNetworks(p, f), part.endpointSet(f))
-		} else if !s.ipvs { // which has the set as well
-			out.Sets = append(out.Sets, kernel.PodNetworks(p, f))
+		part.change(f, gone, come, base.Chains[f], carries)
+		if out.Chains[f] = part.chains; carries {
+			out.Sets = append(out.Sets, part.endpointSet(f))
 		}
 	}
-	out.Sets = append(out.Sets, r.affinity...)
 	slices.SortFunc(out.Sets, compareSets)
 	return out
 }
@@ -152,7 +142,6 @@ func (r *rendered) change(f service.Family, gone, come []*fragment, shared []ker
 		goneChains, comeChains := r.forest.change(was.leaves[f], is.leaves[f], was.ports[f], is.ports[f])
 		less, more = append(less, goneChains...), append(more, comeChains...)
 	}
-	slices.SortFunc(shared, kernel.CompareChains)
 	if !slices.EqualFunc(r.shared, shared, func(a, b kernel.Chain) bool { return kernel.CompareChains(a, b) == 0 && a.SameText(&b) }) {
 		less, more = append(less, r.shared...), append(more, shared...)
 		r.shared = shared

@@ -91,7 +91,7 @@ func (b *builder) endpointChain(endpoint netip.AddrPort) string {
 // sticky renders an endpoint's chain: every new connection prolongs the
 // client's stay.
 func (b *builder) sticky(endpoint netip.AddrPort) {
-	set := kernel.EndpointAffinity(b.s.Port.Key, endpoint)
+	set := EndpointAffinity(b.s.Port.Key, endpoint)
 	b.out.sets = append(b.out.sets, set)
 	seconds := max(1, int64((b.s.Port.Affinity+time.Second-1)/time.Second))
 	b.add(b.endpointChain(endpoint), []string{

@@ -12,8 +12,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -162,15 +162,15 @@ func TestUnservedAreRefused(t *testing.T) {
 				s.t.Errorf("%s: udp from the node: %v, want %v", what, err, unix.EPERM)
 			}
 		}
-		if err := kernel.RemoveAlive(s.sets); err != nil {
+		if err := steering.RemoveAlive(s.sets); err != nil {
 			s.t.Fatal(err)
 		}
 		asks("no live kproxy", kerneltest.ErrRefused)
-		if err := kernel.AnnounceStart(s.sets, time.Hour); err != nil {
+		if err := steering.AnnounceStart(s.sets, time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		asks("kproxy starts", kerneltest.ErrTimeout)
-		if err := kernel.EndStart(s.sets); err != nil {
+		if err := steering.EndStart(s.sets); err != nil {
 			s.t.Fatal(err)
 		}
 		asks("no kproxy came", kerneltest.ErrRefused)

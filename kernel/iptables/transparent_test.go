@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -57,10 +58,10 @@ func TestEndpointsSeeTheClientThroughUserspace(t *testing.T) {
 		trap := kerneltest.Service("trap", service.TCP, kerneltest.External(self.String()), s.endpoints(3))
 		kerneltest.InUserspace(trap)
 		s.program(kerneltest.Plan(plan.ModeIPTables, trap))
-		if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil {
+		if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
-		if err := kernel.DefaultRouting().Ensure(); err != nil {
+		if err := steering.DefaultRouting().Ensure(); err != nil {
 			s.t.Fatal(err)
 		}
 		client := s.Address(s.family, 1)

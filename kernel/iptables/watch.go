@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -18,7 +19,7 @@ import (
 // services. It is safe for concurrent use.
 type Watch struct {
 	backend *Backend
-	routing kernel.Routing
+	routing steering.Routing
 	rules   ruleWatch
 
 	mu       sync.Mutex // guards what follows; a check waits for Expect and the other way round
@@ -44,7 +45,7 @@ type ruleWatch interface {
 // NewWatch returns a Watch over what b applies and over r. It knows nothing to
 // compare with before Expect. Its sockets belong to the network namespace of
 // the calling thread; Close closes them.
-func NewWatch(b *Backend, r kernel.Routing) (*Watch, error) {
+func NewWatch(b *Backend, r steering.Routing) (*Watch, error) {
 	w := &Watch{backend: b, routing: r}
 	var err error
 	if b.config.Variant.Name == "legacy" {

@@ -9,6 +9,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -28,7 +29,7 @@ func newWatched(t *testing.T, v kernel.Variant) *watched {
 	w := &watched{t: t, variant: v, want: iptables.Render(everything(), options())}
 	w.backend, w.sets = newBackend(t, v)
 	var err error
-	if w.watch, err = iptables.NewWatch(w.backend, kernel.DefaultRouting()); err != nil {
+	if w.watch, err = iptables.NewWatch(w.backend, steering.DefaultRouting()); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.watch.Close)
@@ -40,7 +41,7 @@ func newWatched(t *testing.T, v kernel.Variant) *watched {
 func (w *watched) repair() {
 	w.t.Helper()
 	ctx := context.Background()
-	if err := kernel.DefaultRouting().Ensure(); err != nil {
+	if err := steering.DefaultRouting().Ensure(); err != nil {
 		w.t.Fatal(err)
 	}
 	have, err := w.backend.Observe(ctx)
@@ -187,7 +188,7 @@ func BenchmarkExpect(b *testing.B) {
 			p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(10000, endpointsEach)...)
 			rules := [2]kernel.Ruleset{iptables.Render(p, options()), iptables.Render(oneEndpointLess(p), options())}
 			backend := programmed(b, v, rules[0])
-			w, err := iptables.NewWatch(backend, kernel.DefaultRouting())
+			w, err := iptables.NewWatch(backend, steering.DefaultRouting())
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -219,7 +220,7 @@ func BenchmarkWatch(b *testing.B) {
 			b.Run(name+"/services=10000", func(b *testing.B) {
 				want := iptables.Render(kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(10000, endpointsEach)...), options())
 				backend := programmed(b, v, want)
-				w, err := iptables.NewWatch(backend, kernel.DefaultRouting())
+				w, err := iptables.NewWatch(backend, steering.DefaultRouting())
 				if err != nil {
 					b.Fatal(err)
 				}

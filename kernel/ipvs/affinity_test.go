@@ -142,7 +142,7 @@ func TestAffinityLeavesOthersDaemonsAlone(t *testing.T) {
 // TestAffinityAfterACrash: a daemon that an earlier kproxy left is in nobody's way.
 func TestAffinityAfterACrash(t *testing.T) {
 	n, h, virtuals := affinityWorld(t)
-	left := fmt.Sprintf("ipvsadm --start-daemon backup --mcast-interface lo --syncid 9 --mcast-group %s", kernel.SyncGroup.Addr())
+	left := fmt.Sprintf("ipvsadm --start-daemon backup --mcast-interface lo --syncid 9 --mcast-group %s", ipvs.SyncGroup.Addr())
 	run(t, left)
 	client := n.Address(service.IPv4, 1)
 	h.must(ipvs.SeedAffinity(context.Background(), ownMark, virtuals, clientsOf(service.IPv4, of[service.IPv4].three, client)))

@@ -19,6 +19,7 @@ import (
 
 func rulesOptions() iptables.Options {
 	o := iptables.DefaultOptions()
+	o.Ways = append(o.Ways, ipvs.Way)
 	o.TCPPort, o.UDPPort = 4001, 4002
 	return o
 }

@@ -14,6 +14,7 @@ import (
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -29,7 +30,7 @@ func wholeBackend(t *testing.T) (kernel.Backend, kernel.SetStore) {
 	if _, err := kernel.EnsureSysctls(append(kernel.Sysctls(), ipvs.Sysctls(release, false)...)); err != nil {
 		t.Fatal(err)
 	}
-	if err := kernel.DefaultRouting().Ensure(); err != nil { // to the listener
+	if err := steering.DefaultRouting().Ensure(); err != nil { // to the listener
 		t.Fatal(err)
 	}
 	table := openTable(t)
@@ -91,7 +92,7 @@ func (s *scene) program(services ...*plan.Service) {
 	if err != nil || len(a.Failed) > 0 {
 		s.t.Fatalf("Apply: %v, %v", err, a.Failed)
 	}
-	portal := kernel.Portal(p)
+	portal := steering.Portal(p)
 	if _, err := kernel.ApplySets(ctx, s.sets, kernel.DiffSets(s.portal, portal)); err != nil {
 		s.t.Fatal(err)
 	}
@@ -190,7 +191,7 @@ func TestRefusedGoesElsewhere(t *testing.T) {
 		both := map[string]int{"two": 2, kerneltest.ErrRefused.Error(): 2}
 		s.expect("not alive", both, s.asks(4, 1, s.vip(1)))
 		s.expect("not alive, from the node", both, s.asks(4, 0, s.vip(1)))
-		if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil {
+		if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		for range 2 { // one of two is sent to the closed port first
@@ -199,7 +200,7 @@ func TestRefusedGoesElsewhere(t *testing.T) {
 				s.t.Errorf("alive: %q, %v, want two", server, err)
 			}
 		}
-		if err := kernel.LetRefusals(s.sets, closed, time.Hour); err != nil {
+		if err := steering.LetRefusals(s.sets, closed, time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		s.expect("let through", both, s.asks(4, 1, s.vip(1)))
@@ -263,12 +264,12 @@ func TestEndpointOnTheNode(t *testing.T) {
 // those of services, whatever serves it.
 func TestAddressOfANodePort(t *testing.T) {
 	inEachFamily(t, func(s *scene) {
-		if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil && !errors.Is(err, kernel.ErrNotFound) {
+		if err := steering.RefreshAlive(s.sets, time.Hour); err != nil && !errors.Is(err, kernel.ErrNotFound) {
 			s.t.Fatal(err)
 		}
 		for _, plane := range []func(*plan.Service){onIPVS, kerneltest.InUserspace} {
 			s.program(s.web(kerneltest.Cluster(s.vip(1).String()), kerneltest.NodePort(30080), s.endpoint(2, 8080, false), plane))
-			if err := kernel.RefreshAlive(s.sets, time.Hour); err != nil {
+			if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
 				s.t.Fatal(err)
 			}
 			s.expect("node port on a service address", map[string]int{kerneltest.ErrRefused.Error(): 1},

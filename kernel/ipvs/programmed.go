@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -41,8 +42,8 @@ func same(a, b kernel.Ruleset) bool {
 // onTheWay are the chains that packets to virtual servers pass, by table; the
 // portal, which they pass as well, is on another one.
 var onTheWay = map[string][]string{
-	"filter": {kernel.Prefix + "INPUT", kernel.Prefix + "FORWARD", kernel.Prefix + "OUTPUT", kernel.ChainVirtual, kernel.ChainVIP},
-	"nat":    {kernel.Prefix + "SERVICES", kernel.Prefix + "POSTROUTING", kernel.ChainVirtual},
+	"filter": {steering.ChainInput, steering.ChainForward, steering.ChainOutput, chainVirtual, chainVIP},
+	"nat":    {steering.ChainServices, steering.ChainPostrouting, chainVirtual},
 }
 
 // sameRules reports whether have has those of want's chains that lie on the way of
@@ -142,7 +143,7 @@ func Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 	}
 	for p := range s.All() {
 		served := slices.ContainsFunc(places(p), func(at place) bool { return virtuals[at] })
-		if served && !slices.ContainsFunc(kernel.UserEntries(p), func(e kernel.SetEntry) bool { return user[e.Set][e.Entry] }) {
+		if served && !slices.ContainsFunc(steering.UserEntries(p), func(e kernel.SetEntry) bool { return user[e.Set][e.Entry] }) {
 			out[p.Key] = true
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -109,7 +110,7 @@ func TestAdopted(t *testing.T) {
 	}
 	p := planOf(services...)
 	have := render(p)
-	have.Sets = kernel.Portal(p) // what Observe finds
+	have.Sets = steering.Portal(p) // what Observe finds
 	var b service.Builder
 	for _, s := range services {
 		port := *s.Port

@@ -5,6 +5,7 @@ import (
 	"strings"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -102,7 +103,7 @@ var bitmaps = []string{kernel.SetMasqAll, kernel.SetMasqNode}
 func (r *Renderer) sets(p *plan.Plan) []kernel.Set {
 	out := Sets()
 	for _, f := range service.Families {
-		out = append(out, kernel.PodNetworks(p, f),
+		out = append(out, steering.PodNetworks(p, f),
 			kernel.Set{Name: kernel.FamilySet(kernel.SetEndpoint, f), Type: kernel.HashIPPortIP, Family: f})
 		for _, base := range []string{kernel.SetMasqAll, kernel.SetMasqNet, kernel.SetMasqNode} {
 			out = append(out, kernel.Set{Name: kernel.FamilySet(base, f), Type: kernel.HashIPPort, Family: f})

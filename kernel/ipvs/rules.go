@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -25,7 +26,7 @@ func (s static) jumps() []kernel.Jump {
 	if !s.CatchRefusals {
 		return nil
 	}
-	rule := "-p tcp -m tcp --tcp-flags RST RST " + kernel.Comment("kproxy: refusals of endpoints") + " -j " + kernel.ChainSwallow
+	rule := "-p tcp -m tcp --tcp-flags RST RST " + kernel.Comment("kproxy: refusals of endpoints") + " -j " + chainSwallow
 	return []kernel.Jump{
 		{Table: "mangle", From: "INPUT", Rule: rule},
 		{Table: "mangle", From: "POSTROUTING", Rule: rule},
@@ -37,14 +38,14 @@ func (s static) chains() []kernel.Chain {
 		return kernel.Chain{Table: table, Name: name, Rules: rules}
 	}
 	out := []kernel.Chain{
-		chain("filter", kernel.ChainVIP, s.vip()...),
-		chain("filter", kernel.ChainVirtual, s.letThrough()...),
-		chain("nat", kernel.ChainVirtual, s.virtual()...),
+		chain("filter", chainVIP, s.vip()...),
+		chain("filter", chainVirtual, s.letThrough()...),
+		chain("nat", chainVirtual, s.virtual()...),
 	}
 	if s.CatchRefusals {
 		out = append(out,
-			chain("mangle", kernel.ChainRefused, s.refused()),
-			chain("mangle", kernel.ChainSwallow, s.swallow()))
+			chain("mangle", chainRefused, s.refused()),
+			chain("mangle", chainSwallow, s.swallow()))
 	}
 	return out
 }
@@ -67,7 +68,7 @@ func (s static) virtual() []string {
 		kernel.NotInSet(s.set(kernel.SetVirtual), "dst,dst") + " -j RETURN",
 		kernel.Comment("connections to virtual servers") + fmt.Sprintf(" -j CONNMARK --set-xmark %#x/%#x", bit, bit),
 		kernel.InSet(s.set(kernel.SetMasqAll), "dst,dst") + every + mark,
-		kernel.OtherRule(s.policy, s.family, "masquerade clients outside the pod network", kernel.InSet(s.set(kernel.SetMasqNet), "dst,dst"), mark[1:]),
+		steering.OtherRule(s.policy, s.family, "masquerade clients outside the pod network", kernel.InSet(s.set(kernel.SetMasqNet), "dst,dst"), mark[1:]),
 		kernel.InSet(s.set(kernel.SetMasqNode), "dst,dst") + node + self + mark,
 	}
 	atNode := " " + kernel.NotInSet(s.set(kernel.SetVIP), "dst") + " "

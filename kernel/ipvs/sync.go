@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-	"kproxy.dev/kproxy/kernel"
+
 	"kproxy.dev/kproxy/kernel/nlmsg"
 )
 
@@ -97,7 +97,7 @@ func (d *syncDaemon) stopDaemon() error {
 	return nil
 }
 
-// syncSocket sends to [kernel.SyncGroup] on the loopback link.
+// syncSocket sends to [SyncGroup] on the loopback link.
 func syncSocket(mark uint32) (int, error) {
 	lo, err := net.InterfaceByName(syncLink)
 	if err != nil {
@@ -128,7 +128,7 @@ const syncBurst = 4
 
 // send sends seeds and waits until the daemon has taken them.
 func (d *syncDaemon) send(ctx context.Context, s []seed) error {
-	to := &unix.SockaddrInet4{Addr: kernel.SyncGroup.Addr().As4(), Port: int(kernel.SyncGroup.Port())}
+	to := &unix.SockaddrInet4{Addr: SyncGroup.Addr().As4(), Port: int(SyncGroup.Port())}
 	for n := 1; len(s) > 0; n++ {
 		part := s[:min(len(s), syncMost)]
 		s = s[len(part):]
@@ -154,8 +154,8 @@ const (
 
 // drained waits until nothing waits for the daemon.
 func (d *syncDaemon) drained(ctx context.Context) error {
-	group := kernel.SyncGroup.Addr().As4()
-	address := []byte(fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(group[:]), kernel.SyncGroup.Port()))
+	group := SyncGroup.Addr().As4()
+	address := []byte(fmt.Sprintf("%08X:%04X", binary.NativeEndian.Uint32(group[:]), SyncGroup.Port()))
 	for waited := time.Duration(0); waited < drainPatience; waited += time.Millisecond {
 		b, err := os.ReadFile(sockets)
 		if err != nil {
@@ -244,14 +244,14 @@ func startBackup(id uint8) error {
 	if err != nil {
 		return err
 	}
-	group := kernel.SyncGroup.Addr().As4()
+	group := SyncGroup.Addr().As4()
 	d := nl.NewRtAttr(attrDaemon|unix.NLA_F_NESTED, nil)
 	d.AddRtAttr(daemonState, nl.Uint32Attr(stateBackup))
 	d.AddRtAttr(daemonLink, nl.ZeroTerminated(syncLink))
 	d.AddRtAttr(daemonSyncID, nl.Uint32Attr(uint32(id)))
 	d.AddRtAttr(daemonMaxLength, nl.Uint16Attr(syncHeaderLength+syncMost*syncV6Length))
 	d.AddRtAttr(daemonGroup, group[:])
-	d.AddRtAttr(daemonPort, nl.Uint16Attr(kernel.SyncGroup.Port()))
+	d.AddRtAttr(daemonPort, nl.Uint16Attr(SyncGroup.Port()))
 	r.AddData(d)
 	_, err = r.Execute(unix.NETLINK_GENERIC, 0)
 	if errors.Is(err, unix.EEXIST) {
@@ -332,7 +332,7 @@ func parseDaemon(answer []byte) (runningDaemon, error) {
 				here = unix.ByteSliceToString(i.Value) == syncLink
 			case daemonGroup:
 				a, ok := netip.AddrFromSlice(i.Value)
-				group = ok && a == kernel.SyncGroup.Addr()
+				group = ok && a == SyncGroup.Addr()
 			}
 		}
 	}

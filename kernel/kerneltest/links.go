@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 )
@@ -125,7 +126,7 @@ func (h *Host) reachable(link string, a netip.Addr) {
 		answers = answers || k.address.Addr() == a && h.recorded(k)
 	}
 	nat := h.tables[service.FamilyOf(a)]["nat"]
-	ruled := len(nat[kernel.ChainVirtual]) > 0
+	ruled := len(nat[kernel.Prefix+"VIRTUAL"]) > 0
 	for _, hook := range builtin["nat"] {
 		ruled = ruled && (hook == "INPUT" || slices.ContainsFunc(nat[hook], mentionsOwn))
 	}

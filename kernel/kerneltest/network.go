@@ -17,6 +17,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
 	"kproxy.dev/kproxy/service"
 )
 
@@ -184,7 +185,7 @@ func tellAddresses(c *net.UDPConn, network string) error {
 	}
 	var set error
 	err = raw.Control(func(fd uintptr) {
-		// An answer may have to come from [kernel.ListenerAddress].
+		// An answer may have to come from [steering.ListenerAddress].
 		if network == "udp6" {
 			if set = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1); set != nil {
 				return

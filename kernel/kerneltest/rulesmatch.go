@@ -10,7 +10,7 @@ import (
 	"testing"
 
 	gocmp "github.com/google/go-cmp/cmp"
-	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -23,7 +23,7 @@ func RulesMatchPlan(t *testing.T, m Mode) {
 		w := NewWalk(seed, m.Mode, m.Plane, 12)
 		w.Next()
 		p := w.Next()
-		rules, portal := m.Render(p), kernel.Portal(p)
+		rules, portal := m.Render(p), steering.Portal(p)
 		for _, f := range service.Families {
 			sim := simulate(t, p, rules, portal, f)
 			sim.alive = seed%4 != 0

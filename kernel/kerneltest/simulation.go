@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
@@ -224,7 +225,7 @@ func (sim *simulation) route(out map[Fate]bool, p netfilter.Packet) {
 	nobody := func(netfilter.Packet) { out[none[0]] = true }
 	own := p.In == ""
 	switch {
-	case slices.Contains(kernel.ListenerAddress[:], p.Dst.Addr()):
+	case slices.Contains(steering.ListenerAddress[:], p.Dst.Addr()):
 		out[Fate{To: "userspace"}] = true
 	case p.DNAT && own:
 		sim.leave(out, p, netfilter.Output, netfilter.OutputAfterIPVS)

@@ -14,6 +14,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -111,12 +112,13 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 	}
 	p, _ = plan.Compute(nil, in)
 	rules, virtuals := iptables.DefaultOptions(), ipvs.DefaultOptions()
+	rules.Ways = append(rules.Ways, ipvs.Way)
 	rules.TCPPort, rules.UDPPort = 10244, 10244
 	rules.RandomFully, rules.SocketMatch, rules.CatchRefusals = host.RandomFully, host.SocketMatch, host.CatchRefusals
 	rules.DropInvalid = !kernel.LiberalConntrack()
 	virtuals.CatchRefusals = host.CatchRefusals
 	return &trace.Proxy{
-		Plan: p, Alive: true, Marks: rules.Marks, Variant: host.Variant, Missing: kernel.DefaultRouting().Missing, Explainers: agent.Explainers(),
+		Plan: p, Alive: true, Marks: rules.Marks, Variant: host.Variant, Missing: steering.DefaultRouting().Missing, Explainers: agent.Explainers(),
 		Render: func(p *plan.Plan) kernel.Ruleset {
 			return kernel.Merge(iptables.Render(p, rules), ipvs.Render(p, virtuals))
 		},

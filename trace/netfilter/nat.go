@@ -6,7 +6,7 @@ import (
 	"strconv"
 	"strings"
 
-	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 )
 
 // maxRange bounds the addresses of a range that are told apart.
@@ -112,7 +112,7 @@ func (x *way) setDestination(to netip.AddrPort, at place) {
 	p := &x.packet
 	p.DNAT = p.DNAT || to != p.Dst
 	p.Dst, p.DstDone = to, true
-	p.Redirected = p.Redirected || slices.Contains(kernel.ListenerAddress[:], to.Addr())
+	p.Redirected = p.Redirected || slices.Contains(steering.ListenerAddress[:], to.Addr())
 	x.rewrote, x.by = at.step, at.step
 }
 

@@ -14,6 +14,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
@@ -76,10 +77,10 @@ func (s *scene) program(p *plan.Plan) *kernel.IPSets {
 	if a, err := b.Apply(ctx, kernel.Diff(kernel.Ruleset{}, iptables.Render(p, options()))); err != nil || len(a.Failed) > 0 {
 		s.t.Fatalf("apply: %v, %v", err, a.Failed)
 	}
-	if _, err := kernel.ApplySets(ctx, sets, kernel.DiffSets(nil, kernel.Portal(p))); err != nil {
+	if _, err := kernel.ApplySets(ctx, sets, kernel.DiffSets(nil, steering.Portal(p))); err != nil {
 		s.t.Fatal(err)
 	}
-	if err := kernel.DefaultRouting().Ensure(); err != nil {
+	if err := steering.DefaultRouting().Ensure(); err != nil {
 		s.t.Fatal(err)
 	}
 	return sets
@@ -100,7 +101,7 @@ func (s *scene) local(a netip.Addr) bool {
 			return true
 		}
 	}
-	return a.IsLoopback() || a == kernel.ListenerAddress[s.family]
+	return a.IsLoopback() || a == steering.ListenerAddress[s.family]
 }
 
 func (s *scene) InterfaceAddress(name string, f service.Family) (netip.Addr, error) {
@@ -377,14 +378,14 @@ func (s *scene) checkPortal(sets *kernel.IPSets) {
 	if got, _ := s.predict(s.read(), service.TCP, 1, to); got.Verdict != "answered" {
 		s.t.Errorf("not alive: predicted %v", got)
 	}
-	if err := kernel.RefreshAlive(sets, time.Hour); err != nil {
+	if err := steering.RefreshAlive(sets, time.Hour); err != nil {
 		s.t.Fatal(err)
 	}
 	if got, _ := s.predict(s.read(), service.TCP, 1, to); got.Verdict != "node" {
 		s.t.Errorf("alive: predicted %v", got)
 	}
 	w := s.read().Walk(netfilter.NewPacket(service.TCP, netip.AddrPortFrom(s.Address(s.family, 1), 40000), to, "host1"), netfilter.Prerouting, netfilter.Whole)
-	if c := w.Choices(); len(c) != 1 || !c[0].Redirect || c[0].To.Port() != 4001 || c[0].To.Addr() != kernel.ListenerAddress[s.family] {
+	if c := w.Choices(); len(c) != 1 || !c[0].Redirect || c[0].To.Port() != 4001 || c[0].To.Addr() != steering.ListenerAddress[s.family] {
 		s.t.Errorf("choices are %+v", c)
 	}
 }

@@ -1,4 +1,4 @@
-package iptables
+package steering
 
 import (
 	"fmt"
@@ -8,9 +8,9 @@ import (
 
 // ranges drops, before any rewriting, clients that an address isn't for
 // (loadBalancerSourceRanges), in every data plane alike.
-func (s shared) ranges() string {
-	return kernel.InSet(s.set(kernel.SetRanged), "dst,dst") + " " + state("NEW") + " " +
-		kernel.NotInSet(s.set(kernel.SetAllow), "dst,dst,src") + " " + kernel.Comment("not in the source ranges") + " -j DROP"
+func (s Rules) ranges() string {
+	return kernel.InSet(s.Set(kernel.SetRanged), "dst,dst") + " " + state("NEW") + " " +
+		kernel.NotInSet(s.Set(kernel.SetAllow), "dst,dst,src") + " " + kernel.Comment("not in the source ranges") + " -j DROP"
 }
 
 // manglePrerouting marks packets to sockets that bear a client's address, so
@@ -24,7 +24,7 @@ func (s shared) ranges() string {
 // The answers are half of what comes in for userspace, so they are first, and meet
 // nothing else: they are of a connection that conntrack knows, begin none, and
 // nothing has rewritten where it goes.
-func (s shared) manglePrerouting() []string {
+func (s Rules) manglePrerouting() []string {
 	return append([]string{
 		s.answer() + " -g " + chainAnswers,
 		state("INVALID,NEW,UNTRACKED") + " -j " + chainPreroutingNew,
@@ -32,13 +32,13 @@ func (s shared) manglePrerouting() []string {
 }
 
 // manglePreroutingAnswers is the end of the table for them.
-func (s shared) manglePreroutingAnswers() []string {
+func (s Rules) manglePreroutingAnswers() []string {
 	return []string{kernel.SetMark(s.Marks.Transparent, s.Marks.Own())}
 }
 
 // manglePreroutingNew asks for a socket only where an answer is possible, which
 // what begins a TCP connection isn't.
-func (s shared) manglePreroutingNew() []string {
+func (s Rules) manglePreroutingNew() []string {
 	out := []string{s.ranges()}
 	if s.SocketMatch {
 		for _, of := range []string{"-p tcp " + notSYN, "-p udp"} {
@@ -53,7 +53,7 @@ func (s shared) manglePreroutingNew() []string {
 // packet's own mark, not by conntrack's direction: where conntrack has forgotten
 // a connection and picks it up from an answer, the answer is the original
 // direction. Most packets of a node fail the first of the two matches.
-func (s shared) answer() string {
+func (s Rules) answer() string {
 	t, own := s.Marks.Transparent, s.Marks.Own()
 	return fmt.Sprintf("-m connmark --mark %#x/%#x -m mark ! --mark %#x/%#x", t, own, own, own)
 }
@@ -62,7 +62,7 @@ func (s shared) answer() string {
 // answers, half of what goes out for userspace, needs nothing here: its rules are
 // first, and cost least, as they match nothing but headers. Their address tells them
 // from kproxy's sockets towards endpoints, which may have the same port.
-func (s shared) mangleOutput() []string {
+func (s Rules) mangleOutput() []string {
 	own := s.Marks.Own()
 	return append([]string{
 		fmt.Sprintf("-s %s -p tcp %s --sport %d -j RETURN", s.listener(), notSYN, s.TCPPort),
@@ -76,7 +76,7 @@ func (s shared) mangleOutput() []string {
 // mangleOutputOwn marks kproxy's connections to endpoints, not only by their first
 // packet: where conntrack has picked a connection up from an answer, what kproxy
 // sends is never new.
-func (s shared) mangleOutputOwn() []string {
+func (s Rules) mangleOutputOwn() []string {
 	own, t := s.Marks.Own(), s.Marks.Transparent
 	return []string{
 		fmt.Sprintf("-m connmark --mark %#x/%#x -j RETURN", t, own),
@@ -85,21 +85,8 @@ func (s shared) mangleOutputOwn() []string {
 	}
 }
 
-func (s shared) mangleOutputNew() []string {
-	out := []string{s.ranges()}
-	if s.ipvs {
-		out = append(out, s.dropOwn())
-	}
-	return out
-}
-
-// dropOwn drops what this node sends to a service that is to be silent. IPVS takes
-// such packets before the filter table sees them (ip_vs_local_request at LOCAL_OUT,
-// before NF_IP_PRI_FILTER), and refuses them where a virtual server is left to
-// endpoints that drain. Those in SHORT are userspace's.
-func (s shared) dropOwn() string {
-	return kernel.InSet(s.set(kernel.SetVIP), "dst") + " " + kernel.InSet(s.set(kernel.SetDrop), "dst,dst") + " " +
-		kernel.NotInSet(s.set(kernel.SetShort), "dst,dst") + " " + kernel.Comment("the traffic policy allows no endpoint here") + " -j DROP"
+func (s Rules) mangleOutputNew() []string {
+	return append([]string{s.ranges()}, s.each(func(w *Way) []string { return w.OutputNew })...)
 }
 
 // catchRefusals drops an endpoint's reset that is its first packet, the answer
@@ -109,21 +96,19 @@ func (s shared) dropOwn() string {
 // userspace, because the agent hears of it and recalls the service. Without a
 // live kproxy a refusal passes as it is: nobody would find another endpoint if
 // all refuse. So does that of an endpoint that kproxy says so of, see
-// [kernel.LetRefusals].
-func (s shared) catchRefusals() []string {
+// [LetRefusals].
+func (s Rules) catchRefusals() []string {
 	if !s.CatchRefusals {
 		return nil
 	}
-	var out []string
-	if s.iptables {
-		out = append(out, "-p tcp -m tcp --tcp-flags RST RST -m conntrack --ctstate DNAT --ctdir REPLY"+
-			" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply "+
-			kernel.InSet(s.set(kernel.SetAlive), "dst")+" "+kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src")+" "+
-			kernel.NotInSet(s.set(kernel.SetLet), "src,src")+" "+
-			kernel.Comment("refused: the next SYN of the client finds another endpoint")+" -j DROP")
-	}
-	if s.ipvs {
-		out = append(out, "-p tcp -m tcp --tcp-flags RST RST "+s.accepted()+" -j "+kernel.ChainRefused)
-	}
-	return out
+	return s.each(func(w *Way) []string {
+		if !w.NAT {
+			return w.Refusals
+		}
+		return []string{"-p tcp -m tcp --tcp-flags RST RST " + w.rewritten() + " --ctdir REPLY" +
+			" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply " +
+			kernel.InSet(s.Set(kernel.SetAlive), "dst") + " " + kernel.InSet(s.Set(kernel.SetEndpoint), "src,src,src") + " " +
+			kernel.NotInSet(s.Set(kernel.SetLet), "src,src") + " " +
+			kernel.Comment("refused: the next SYN of the client finds another endpoint") + " -j DROP"}
+	})
 }

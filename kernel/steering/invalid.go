@@ -1,10 +1,6 @@
-package iptables
+package steering
 
 import "kproxy.dev/kproxy/kernel"
-
-// chainInvalid is where packets of endpoints end that conntrack can't place. Its
-// name is in [kernel.ChainInvalid], for who counts them.
-const chainInvalid = kernel.ChainInvalid
 
 // A packet of an endpoint that conntrack takes for invalid, because it is
 // outside of the TCP window for example, bears the endpoint's address where the
@@ -18,18 +14,19 @@ const chainInvalid = kernel.ChainInvalid
 // may see one direction only (#94861), aren't touched. Where conntrack is liberal
 // (net.netfilter.nf_conntrack_tcp_be_liberal), nothing is. Nor need it be in
 // userspace, whose connections to endpoints have sockets.
-func (s shared) invalid() []string {
-	to := " " + kernel.Comment("invalid packet from an endpoint") + " -j " + chainInvalid
+func (s Rules) invalid() []string {
+	to := " " + kernel.Comment("invalid packet from an endpoint") + " -j " + ChainInvalid
 	return []string{
-		state("INVALID") + " " + kernel.InSet(s.set(kernel.SetEndpoint), "src,src,src") + to,
-		state("INVALID") + " " + kernel.InSet(s.set(kernel.SetLeaving), "src,src") + to,
+		state("INVALID") + " " + kernel.InSet(s.Set(kernel.SetEndpoint), "src,src,src") + to,
+		state("INVALID") + " " + kernel.InSet(s.Set(kernel.SetLeaving), "src,src") + to,
 	}
 }
 
-// invalidForward is for clients elsewhere. IPVS knows its connections by itself,
-// and translates what conntrack doesn't; its masqueraded ones end in INPUT.
-func (s shared) invalidForward() []string {
-	if !s.DropInvalid || !s.iptables {
+// invalidForward is for clients elsewhere. A plane that doesn't rewrite by conntrack knows
+// its connections by itself, and translates what conntrack doesn't; its masqueraded ones
+// end in INPUT.
+func (s Rules) invalidForward() []string {
+	if !s.DropInvalid || !s.nat() {
 		return nil
 	}
 	return s.invalid()
@@ -37,8 +34,8 @@ func (s shared) invalidForward() []string {
 
 // invalidInput is for clients on this node and masqueraded ones. A packet for
 // which there is a socket is of a connection that nothing translates.
-func (s shared) invalidInput() []string {
-	if !s.DropInvalid || !s.beneath() {
+func (s Rules) invalidInput() []string {
+	if !s.DropInvalid || len(s.ways) == 0 {
 		return nil
 	}
 	var out []string
@@ -49,4 +46,4 @@ func (s shared) invalidInput() []string {
 }
 
 // drop is the end of them, in a chain of its own: its counter tells how many.
-func (s shared) drop() []string { return []string{"-j DROP"} }
+func (s Rules) drop() []string { return []string{"-j DROP"} }

@@ -1,14 +1,16 @@
-package kernel
+package steering
 
 import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"slices"
 
 	"github.com/hashicorp/go-multierror"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -18,7 +20,7 @@ import (
 // table, whose only route delivers everything locally. Its methods work in the
 // network namespace of the calling thread.
 type Routing struct {
-	Marks    Marks
+	Marks    kernel.Marks
 	Table    int // number of the table
 	Priority int // of the rules, and one less and one more; between the local table's 0 and the main table's 32766
 	SkipIPv6 bool
@@ -26,8 +28,10 @@ type Routing struct {
 
 // DefaultRouting numbers both after kube-proxy's metrics port.
 func DefaultRouting() Routing {
-	return Routing{Marks: DefaultMarks(), Table: 10249, Priority: 10249}
+	return Routing{Marks: kernel.DefaultMarks(), Table: 10249, Priority: 10249}
 }
+
+var familyNumber = [2]int{service.IPv4: unix.AF_INET, service.IPv6: unix.AF_INET6}
 
 func (r Routing) families() []service.Family {
 	if r.SkipIPv6 {
@@ -50,7 +54,7 @@ func (r Routing) rules(f service.Family) []netlink.Rule {
 	mask := r.Marks.Own()
 	rule := func(priority int, mark uint32, from string) netlink.Rule {
 		out := netlink.NewRule()
-		out.Family, out.Priority, out.Mark, out.Mask, out.IifName = int(familyNumber[f]), priority, mark, &mask, from
+		out.Family, out.Priority, out.Mark, out.Mask, out.IifName = familyNumber[f], priority, mark, &mask, from
 		return *out
 	}
 	in := rule(r.Priority, r.Marks.Transparent, "")
@@ -70,7 +74,7 @@ func sameRule(have, want netlink.Rule) bool {
 // present are kproxy's rules in the kernel, also those of an earlier configuration:
 // nobody else has both the priority and the table, or the jump's target.
 func (r Routing) present(f service.Family) ([]netlink.Rule, error) {
-	all, err := netlink.RuleList(int(familyNumber[f]))
+	all, err := netlink.RuleList(familyNumber[f])
 	if err != nil {
 		return nil, fmt.Errorf("list %s routing rules: %w", f, err)
 	}
@@ -157,7 +161,7 @@ func (r Routing) hasRoute(f service.Family) (bool, error) {
 }
 
 func (r Routing) routes(f service.Family) ([]netlink.Route, error) {
-	routes, err := netlink.RouteListFiltered(int(familyNumber[f]),
+	routes, err := netlink.RouteListFiltered(familyNumber[f],
 		&netlink.Route{Table: r.Table, Type: unix.RTN_LOCAL}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
 	if err != nil {
 		return nil, fmt.Errorf("list %s routes of table %d: %w", f, r.Table, err)
@@ -240,4 +244,22 @@ func (r Routing) Remove() error {
 		}
 	}
 	return errs.ErrorOrNil()
+}
+
+// ListenerAddress is where the rules send connections that userspace serves, with
+// the shared listeners' ports: an address of this node that is on no interface.
+// [Routing] makes it local by a route in the kernel's own table local.
+//
+// REDIRECT has none to send to on an interface without an address, and drops
+// (nf_nat_redirect_ipv4 in net/netfilter/nf_nat_redirect.c); on one that has only
+// a link-local address, listeners can't answer datagrams from that. TPROXY leaves
+// the service's address in the packet, which IPVS takes to its virtual server
+// before a socket gets it (ip_vs_in_hook at LOCAL_IN).
+//
+// The IPv4 address is link-local (RFC 3927) and the IPv6 one unique local (RFC
+// 4193): no router forwards the former, and none has the latter unless somebody
+// spells kproxy in ASCII too.
+var ListenerAddress = [2]netip.Addr{
+	service.IPv4: netip.MustParseAddr("169.254.102.49"),
+	service.IPv6: netip.MustParseAddr("fd4b:5052:4f58:59::1"),
 }

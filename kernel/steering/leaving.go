@@ -1,13 +1,14 @@
-package kernel
+package steering
 
 import (
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
 // addLeaving adds the endpoints that get no new connection, but may still have
 // some: those that terminate, are down, or drain. The rules against packets that
-// the kernel can't place have to know them, besides those in [SetEndpoint].
+// the kernel can't place have to know them, besides those in [kernel.SetEndpoint].
 func (b *portal) addLeaving(p *plan.Plan) {
 	for _, s := range p.Services {
 		b.leave(s, everyEntry)
@@ -23,7 +24,7 @@ func (b *portal) leave(s *plan.Service, want func(set, entry string) bool) {
 	}
 	for i := range s.Endpoints {
 		if e := &s.Endpoints[i]; e.Leaves() {
-			set, entry := FamilySet(SetLeaving, service.FamilyOf(e.Address.Addr())), AddressEntry(s.Port.Protocol, e.Address)
+			set, entry := kernel.FamilySet(kernel.SetLeaving, service.FamilyOf(e.Address.Addr())), kernel.AddressEntry(s.Port.Protocol, e.Address)
 			if want(set, entry) {
 				b.entries[set] = append(b.entries[set], entry)
 			}
@@ -37,7 +38,7 @@ func leaveToo(before, now *portal, p *plan.Plan, changed map[service.Key]bool) {
 	differs := map[string]map[string]bool{}
 	found := false
 	for _, f := range service.Families {
-		set := FamilySet(SetLeaving, f)
+		set := kernel.FamilySet(kernel.SetLeaving, f)
 		differs[set] = difference(before.entries[set], now.entries[set])
 		found = found || len(differs[set]) > 0
 	}

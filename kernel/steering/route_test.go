@@ -1,4 +1,4 @@
-package kernel_test
+package steering_test
 
 import (
 	"fmt"
@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 )
 
 func TestRoutingComesAndGoes(t *testing.T) {
@@ -26,7 +27,7 @@ func TestRoutingComesAndGoes(t *testing.T) {
 		t.Fatalf("%v: %s", err, out)
 	}
 	before := show()
-	r := kernel.DefaultRouting()
+	r := steering.DefaultRouting()
 	missing, err := r.Missing()
 	if err != nil || len(missing) != 10 {
 		t.Errorf("Missing at first = %v, %v; want three rules and two routes for each family", missing, err)

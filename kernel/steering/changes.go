@@ -1,8 +1,9 @@
-package kernel
+package steering
 
 import (
 	"cmp"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -11,7 +12,7 @@ import (
 // which lies d. It looks only at the services in d: an offload among ten thousand
 // services costs what that one service costs. An entry that one service gives up
 // and another takes over is left in place.
-func PortalChanges(old, p *plan.Plan, d plan.Delta) SetOps {
+func PortalChanges(old, p *plan.Plan, d plan.Delta) kernel.SetOps {
 	before, now := newPortal(cmp.Or(old, p)), newPortal(p)
 	changed := make(map[service.Key]bool, len(d.Changes))
 	for _, c := range d.Changes {
@@ -26,7 +27,7 @@ func PortalChanges(old, p *plan.Plan, d plan.Delta) SetOps {
 		now.addHealthPorts(p)
 	}
 	leaveToo(before, now, p, changed)
-	return DiffSets(before.sets(), now.sets())
+	return kernel.DiffSets(before.sets(), now.sets())
 }
 
 // addService adds a service's entries; those of nil are none.

@@ -1,10 +1,11 @@
-package kernel_test
+package steering_test
 
 import (
 	"testing"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -24,9 +25,9 @@ func leadWhereTheWholeDoes(t *testing.T, walk *kerneltest.Walk) {
 	var old *plan.Plan
 	for step := range 200 {
 		p := walk.Next()
-		ops := kernel.PortalChanges(old, p, plan.Between(old, p))
+		ops := steering.PortalChanges(old, p, plan.Between(old, p))
 		if old == nil {
-			ops = kernel.DiffSets(nil, kernel.Portal(p))
+			ops = kernel.DiffSets(nil, steering.Portal(p))
 		}
 		if _, err := kernel.ApplySets(t.Context(), store, ops); err != nil {
 			t.Fatalf("step %d: %v", step, err)
@@ -39,10 +40,10 @@ func leadWhereTheWholeDoes(t *testing.T, walk *kerneltest.Walk) {
 		for _, s := range states {
 			have = append(have, s.Set)
 		}
-		if left := kernel.DiffSets(have, kernel.Portal(p)); !left.Empty() {
+		if left := kernel.DiffSets(have, steering.Portal(p)); !left.Empty() {
 			t.Fatalf("step %d: the changes left a difference: %+v", step, left)
 		}
-		if again := kernel.PortalChanges(p, p, plan.Delta{}); !again.Empty() {
+		if again := steering.PortalChanges(p, p, plan.Delta{}); !again.Empty() {
 			t.Fatalf("step %d: going nowhere changes something: %+v", step, again)
 		}
 		old = p
@@ -61,7 +62,7 @@ func BenchmarkPortalChanges(b *testing.B) {
 	d := plan.Delta{Changes: []plan.Change{{Was: old.Services[5000], Is: &one}}}
 	b.ReportAllocs()
 	for b.Loop() {
-		if ops := kernel.PortalChanges(old, &moved, d); ops.Empty() {
+		if ops := steering.PortalChanges(old, &moved, d); ops.Empty() {
 			b.Fatal("nothing to do")
 		}
 	}

@@ -1,4 +1,4 @@
-package iptables
+package steering
 
 import (
 	"fmt"
@@ -12,14 +12,14 @@ const notSYN = "-m tcp ! --tcp-flags FIN,SYN,RST,ACK SYN"
 
 func state(states string) string { return "-m conntrack --ctstate " + states }
 
-func (s shared) refuse() string { return state("NEW") + " -j " + chainRefuse }
+func (s Rules) refuse() string { return state("NEW") + " -j " + chainRefuse }
 
 // refusals meet connections whose destination nothing has rewritten. What is to
 // an address of this node is told by a look-up of a route, so that is done once.
-func (s shared) refusals() []string {
+func (s Rules) refusals() []string {
 	return []string{
-		kernel.InSet(s.set(kernel.SetDrop), "dst,dst") + " " + kernel.Comment("endpoints exist, but the traffic policy allows none here") + " -j DROP",
-		kernel.InSet(s.set(kernel.SetReject), "dst,dst") + " " + kernel.Comment("no usable endpoint") + " -j " + chainReject,
+		kernel.InSet(s.Set(kernel.SetDrop), "dst,dst") + " " + kernel.Comment("endpoints exist, but the traffic policy allows none here") + " -j DROP",
+		kernel.InSet(s.Set(kernel.SetReject), "dst,dst") + " " + kernel.Comment("no usable endpoint") + " -j " + ChainReject,
 		s.untaken() + " -j " + chainUnserved,
 		s.toNode(true, "") + " " + kernel.Comment("the same by node port") + " -j " + chainRefuseNode,
 	}
@@ -28,11 +28,11 @@ func (s shared) refusals() []string {
 // untaken matches connections to a service in userspace that neither userspace
 // has taken nor a data plane beneath, where there is any. Node ports need no such
 // rule: nobody listens at them, and their packets stay on this node.
-func (s shared) untaken() string {
+func (s Rules) untaken() string {
 	own := s.Marks.Own()
-	out := fmt.Sprintf("-m mark ! --mark %#x/%#x %s -m conntrack ! --ctstate DNAT", own, own, kernel.InSet(s.set(kernel.SetUser), "dst,dst"))
-	if s.ipvs {
-		out += " " + kernel.NotInSet(s.set(kernel.SetVirtual), "dst,dst")
+	out := fmt.Sprintf("-m mark ! --mark %#x/%#x %s -m conntrack ! --ctstate DNAT", own, own, kernel.InSet(s.Set(kernel.SetUser), "dst,dst"))
+	for _, w := range s.ways {
+		out += w.Untaken
 	}
 	return out
 }
@@ -41,39 +41,39 @@ func (s shared) untaken() string {
 // live kproxy serves, only its rules can be missing, or have been when the
 // connection began: they are back in a moment, and the client's next packet passes
 // once conntrack has forgotten this one. Likewise while a kproxy starts.
-func (s shared) unserved() []string {
+func (s Rules) unserved() []string {
 	return []string{
-		kernel.InSet(s.set(kernel.SetAlive), "src") + " " + kernel.Comment("kproxy will take the next packet") + " -j DROP",
-		kernel.InSet(s.set(kernel.SetStarting), "src") + " " + kernel.Comment("kproxy starts") + " -j DROP",
-		kernel.Comment("no live kproxy") + " -j " + chainReject,
+		kernel.InSet(s.Set(kernel.SetAlive), "src") + " " + kernel.Comment("kproxy will take the next packet") + " -j DROP",
+		kernel.InSet(s.Set(kernel.SetStarting), "src") + " " + kernel.Comment("kproxy starts") + " -j DROP",
+		kernel.Comment("no live kproxy") + " -j " + ChainReject,
 	}
 }
 
-func (s shared) refusalsNode() []string {
+func (s Rules) refusalsNode() []string {
 	var out []string
 	for _, p := range userProtocols {
 		out = append(out,
-			"-p "+p.String()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p, s.family), "dst")+" -j DROP",
-			"-p "+p.String()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p, s.family), "dst")+" -j "+chainReject)
+			"-p "+p.String()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p, s.Family), "dst")+" -j DROP",
+			"-p "+p.String()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p, s.Family), "dst")+" -j "+ChainReject)
 	}
 	return out
 }
 
 // reject refuses TCP with a reset: ICMP is rate limited per client, and a client
 // that a router has just redirected would learn nothing for a second.
-func (s shared) reject() []string {
+func (s Rules) reject() []string {
 	return []string{
 		"-p tcp -j REJECT --reject-with tcp-reset",
-		"-j REJECT --reject-with " + kernel.RejectWith[s.family],
+		"-j REJECT --reject-with " + kernel.RejectWith[s.Family],
 	}
 }
 
 // forward lets others' established connections pass at once.
-func (s shared) forward() []string {
-	if !s.iptables {
-		return append([]string{s.refuse()}, s.virtual()...)
+func (s Rules) forward() []string {
+	if !s.nat() {
+		return append([]string{s.refuse()}, s.passing()...)
 	}
-	return append([]string{state("INVALID,NEW,DNAT") + " -j " + chainForwarded}, s.virtual()...)
+	return append([]string{state("INVALID,NEW,DNAT") + " -j " + chainForwarded}, s.passing()...)
 }
 
 // forwarded accepts, as kube-proxy does, what is masqueraded and what is
@@ -82,55 +82,46 @@ func (s shared) forward() []string {
 // let through. Connections are marked when they begin, because an endpoint may
 // leave the set before its connections end. What is here is invalid, new, or has
 // been rewritten, so what is established or related has.
-func (s shared) forwarded() []string {
+func (s Rules) forwarded() []string {
 	m, accepted := s.Marks.Masquerade, s.Marks.Own()
 	out := []string{
-		state("ESTABLISHED") + " " + s.accepted() + " " + kernel.Comment("connections that were let through") + " -j ACCEPT",
+		state("ESTABLISHED") + " " + s.Accepted() + " " + kernel.Comment("connections that were let through") + " -j ACCEPT",
 		s.refuse(),
 	}
 	return append(append(out, s.invalidForward()...),
-		state("NEW")+" "+state("DNAT")+" "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+
+		state("NEW")+" "+state("DNAT")+" "+kernel.InSet(s.Set(kernel.SetEndpoint), "dst,dst,dst")+
 			fmt.Sprintf(" -j CONNMARK --set-xmark %#x/%#x", accepted, accepted),
 		kernel.HasMark(m, m)+" "+state("DNAT")+" "+kernel.Comment("to endpoints, masqueraded")+" -j ACCEPT",
 		state("RELATED")+" "+kernel.Comment("and errors about them")+" -j ACCEPT")
 }
 
-// virtual leads to what the connections of IPVS need wherever they pass.
-func (s shared) virtual() []string {
-	if !s.ipvs {
-		return nil
-	}
-	return []string{s.accepted() + " -j " + kernel.ChainVirtual}
-}
+// passing is what the connections of planes need wherever they pass.
+func (s Rules) passing() []string { return s.each(func(w *Way) []string { return w.Passing }) }
 
-// accept is for the end of built-in chains. On its way into the node or out of it
-// a connection of IPVS is accepted only if it is somebody else's: what this
-// node's own programs may do is for the host to say, in every data plane.
-func (s shared) accept() []string {
-	var out []string
-	if s.iptables {
-		out = append(out, state("DNAT")+" "+kernel.InSet(s.set(kernel.SetEndpoint), "dst,dst,dst")+" -j ACCEPT")
-	}
-	if s.ipvs {
-		out = append(out, s.accepted()+" -m addrtype ! --src-type LOCAL -j ACCEPT")
-	}
-	return out
+// accept is for the end of built-in chains.
+func (s Rules) accept() []string {
+	return s.each(func(w *Way) []string {
+		if w.NAT {
+			return []string{w.rewritten() + " " + kernel.InSet(s.Set(kernel.SetEndpoint), "dst,dst,dst") + " -j ACCEPT"}
+		}
+		return w.Accept
+	})
 }
 
 // output lets through what kproxy and IPVS send, where the host's policy is to
 // drop.
-func (s shared) output() []string {
+func (s Rules) output() []string {
 	own := s.Marks.Own()
 	return append([]string{
 		state("INVALID,NEW") + " -j " + chainOutputNew,
 		kernel.HasMark(own, own) + " -j ACCEPT",
-	}, s.virtual()...)
+	}, s.passing()...)
 }
 
 // outputNew drops an answer of the listener's that conntrack knows no connection
 // for: it would bear the listener's address, and the client would reset the
 // connection, while kproxy has the connection tracked again in a moment.
-func (s shared) outputNew() []string {
+func (s Rules) outputNew() []string {
 	forgotten := kernel.Comment("reply without conntrack entry") + " -j DROP"
 	return []string{
 		fmt.Sprintf("-s %s -p tcp %s --sport %d %s", s.listener(), notSYN, s.TCPPort, forgotten),
@@ -146,7 +137,7 @@ func (s shared) outputNew() []string {
 // by which the heartbeat tries the listener: they bear their mark on that side as
 // well, and OUTPUT has refused what is to be refused. The answers are replies of
 // a connection that is marked.
-func (s shared) input() []string {
+func (s Rules) input() []string {
 	own := s.Marks.Own()
 	var out []string
 	for i, port := range []uint16{s.TCPPort, s.UDPPort} {
@@ -157,19 +148,13 @@ func (s shared) input() []string {
 		kernel.HasMark(s.Marks.Transparent, own)+" -j ACCEPT",
 		"-i lo "+kernel.HasMark(own, own)+" "+kernel.Comment("connections of kproxy to this node")+" -j ACCEPT",
 		state("INVALID,NEW")+" -j "+chainInputNew)
-	if s.ipvs && s.family == service.IPv4 {
-		// Whoever could reach the daemon could lead connections anywhere.
-		out = append(out, fmt.Sprintf("-d %s/32 -p udp %s -j DROP", kernel.SyncGroup.Addr(), kernel.Comment("only kproxy tells IPVS of clients")))
-	}
-	out = append(out, "-p tcp "+kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.family), "dst")+" "+kernel.Comment("load balancers ask for health")+" -j ACCEPT")
-	return append(out, s.virtual()...)
+	out = append(out, s.each(func(w *Way) []string { return w.Input })...)
+	out = append(out, "-p tcp "+kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.Family), "dst")+" "+kernel.Comment("load balancers ask for health")+" -j ACCEPT")
+	return append(out, s.passing()...)
 }
 
 // inputNew is for what begins a connection to this node, or is of none.
-func (s shared) inputNew() []string {
-	out := []string{s.refuse()}
-	if s.ipvs {
-		out = append(out, kernel.InSet(s.set(kernel.SetVIP), "dst")+" -j "+kernel.ChainVIP)
-	}
+func (s Rules) inputNew() []string {
+	out := append([]string{s.refuse()}, s.each(func(w *Way) []string { return w.InputNew })...)
 	return append(out, s.invalidInput()...)
 }

@@ -1,4 +1,4 @@
-package kernel_test
+package steering_test
 
 import (
 	"net/netip"
@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -66,7 +67,7 @@ func TestPortal(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			p := kerneltest.Plan(plan.ModeIPTables, tt.service)
-			sets, specs := kernel.Portal(p), kernel.PortalSetsOf(p)
+			sets, specs := steering.Portal(p), steering.PortalSetsOf(p)
 			var got map[string][]string
 			for i, s := range sets {
 				if s.Name != specs[i].Name || s.Type != specs[i].Type {
@@ -126,8 +127,8 @@ func TestPortalOfIPVS(t *testing.T) {
 			p := kerneltest.Plan(plan.ModeAuto, tt.service)
 			p.Policy.NodeAddresses = []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("2001:db8::1")}
 			var got map[string][]string
-			for i, s := range kernel.Portal(p) {
-				if s.Name != kernel.PortalSetsOf(p)[i].Name {
+			for i, s := range steering.Portal(p) {
+				if s.Name != steering.PortalSetsOf(p)[i].Name {
 					t.Errorf("set %d is %s", i, s.Name)
 				}
 				if len(s.Entries) == 0 {
@@ -150,7 +151,7 @@ func TestPortalOfIPVS(t *testing.T) {
 func TestAllowBeforeRanged(t *testing.T) {
 	p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80",
 		func(f *plan.Frontend) { f.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")} })))
-	empty, full := kernel.Portal(kerneltest.Plan(plan.ModeIPTables)), kernel.Portal(p)
+	empty, full := steering.Portal(kerneltest.Plan(plan.ModeIPTables)), steering.Portal(p)
 	names := func(in []kernel.SetEntries) (out []string) {
 		for _, e := range in {
 			out = append(out, e.Set.Name)
@@ -169,10 +170,10 @@ func TestPodNetworks(t *testing.T) {
 	p := &plan.Plan{Policy: plan.Policy{PodCIDRs: []netip.Prefix{
 		netip.MustParsePrefix("10.244.1.7/16"), netip.MustParsePrefix("::/0"), netip.MustParsePrefix("10.244.0.0/16"),
 	}}}
-	if diff := cmp.Diff([]string{"10.244.0.0/16"}, kernel.PodNetworks(p, service.IPv4).Entries); diff != "" {
+	if diff := cmp.Diff([]string{"10.244.0.0/16"}, steering.PodNetworks(p, service.IPv4).Entries); diff != "" {
 		t.Errorf("IPv4:\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"8000::/1", "::/1"}, kernel.PodNetworks(p, service.IPv6).Entries); diff != "" {
+	if diff := cmp.Diff([]string{"8000::/1", "::/1"}, steering.PodNetworks(p, service.IPv6).Entries); diff != "" {
 		t.Errorf("IPv6:\n%s", diff)
 	}
 }

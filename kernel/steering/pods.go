@@ -1,8 +1,9 @@
-package kernel
+package steering
 
 import (
 	"slices"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -13,9 +14,9 @@ import (
 // source address.
 func PodRule(p *plan.Policy, f service.Family, text, target string) string {
 	if in := podInterface(p); in != "" {
-		return "-i " + in + " " + Comment(text) + " " + target
+		return "-i " + in + " " + kernel.Comment(text) + " " + target
 	}
-	return InSet(FamilySet(SetPods, f), "src") + " " + Comment(text) + " " + target
+	return kernel.InSet(kernel.FamilySet(kernel.SetPods, f), "src") + " " + kernel.Comment(text) + " " + target
 }
 
 // OtherRule is a rule for all other packets, this node's own included; match is
@@ -25,9 +26,9 @@ func OtherRule(p *plan.Policy, f service.Family, text, match, target string) str
 		match += " "
 	}
 	if in := podInterface(p); in != "" {
-		return "! -i " + in + " " + match + Comment(text) + " " + target
+		return "! -i " + in + " " + match + kernel.Comment(text) + " " + target
 	}
-	return match + NotInSet(FamilySet(SetPods, f), "src") + " " + Comment(text) + " " + target
+	return match + kernel.NotInSet(kernel.FamilySet(kernel.SetPods, f), "src") + " " + kernel.Comment(text) + " " + target
 }
 
 // podInterface is what iptables' option -i takes: a name, or what names begin
@@ -40,8 +41,8 @@ func podInterface(p *plan.Policy) string {
 }
 
 // PodNetworks is the set of the pod networks of family f in p's policy.
-func PodNetworks(p *plan.Plan, f service.Family) Set {
-	s := Set{Name: FamilySet(SetPods, f), Type: HashNet, Family: f}
+func PodNetworks(p *plan.Plan, f service.Family) kernel.Set {
+	s := kernel.Set{Name: kernel.FamilySet(kernel.SetPods, f), Type: kernel.HashNet, Family: f}
 	for _, c := range p.Policy.PodCIDRs {
 		if service.FamilyOf(c.Addr()) == f {
 			s.Entries = append(s.Entries, netEntries(c.Masked())...)
@@ -50,4 +51,20 @@ func PodNetworks(p *plan.Plan, f service.Family) Set {
 	slices.Sort(s.Entries)
 	s.Entries = slices.Compact(s.Entries)
 	return s
+}
+
+// NodePortNetworks is the set of the networks of this node's addresses of family
+// f that node ports answer on; there is none where they answer on all.
+func NodePortNetworks(p *plan.Policy, f service.Family) (s kernel.Set, limited bool) {
+	within, limited := p.NodePortsWithin(f)
+	if !limited {
+		return kernel.Set{}, false
+	}
+	s = kernel.Set{Name: kernel.FamilySet(kernel.SetNodes, f), Type: kernel.HashNet, Family: f}
+	for _, n := range within {
+		s.Entries = append(s.Entries, netEntries(n.Masked())...)
+	}
+	slices.Sort(s.Entries)
+	s.Entries = slices.Compact(s.Entries)
+	return s, true
 }

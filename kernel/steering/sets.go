@@ -1,4 +1,4 @@
-package kernel
+package steering
 
 import (
 	"net/netip"
@@ -6,6 +6,7 @@ import (
 	"strconv"
 	"strings"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -28,7 +29,7 @@ import (
 //   - LET the endpoints whose refusals pass; Portal leaves it empty as well,
 //     see [LetRefusals],
 //   - HELD connections; Portal leaves it empty as well, see [HoldConnections].
-func Portal(p *plan.Plan) []Set {
+func Portal(p *plan.Plan) []kernel.Set {
 	b := newPortal(p)
 	for _, s := range p.Services {
 		for i := range s.Frontends {
@@ -42,7 +43,7 @@ func Portal(p *plan.Plan) []Set {
 
 // portal collects entries per set name.
 type portal struct {
-	specs   []Set
+	specs   []kernel.Set
 	entries map[string][]string
 	// nodeAddresses are those at which node ports answer, loopback aside.
 	nodeAddresses [2][]netip.Addr
@@ -50,41 +51,41 @@ type portal struct {
 
 // PortalSets returns the portal's sets without entries, in order of name. All
 // are dynamic: the rules need them to exist, and [Portal] says who is in them.
-func PortalSets() []Set {
-	var out []Set
+func PortalSets() []kernel.Set {
+	var out []kernel.Set
 	for _, f := range service.Families {
 		out = append(out,
-			Set{Name: FamilySet(SetAlive, f), Type: HashNet, Timeout: defaultAliveTimeout},
-			Set{Name: FamilySet(SetAllow, f), Type: HashIPPortNet},
-			Set{Name: FamilySet(SetDrop, f), Type: HashIPPort},
-			Set{Name: FamilySet(SetHeld, f), Type: HashIPPortIP, Timeout: defaultHeldTimeout},
-			Set{Name: FamilySet(SetLet, f), Type: HashIPPort, Timeout: defaultLetTimeout},
-			Set{Name: FamilySet(SetRanged, f), Type: HashIPPort},
-			Set{Name: FamilySet(SetReject, f), Type: HashIPPort},
-			Set{Name: FamilySet(SetStarting, f), Type: HashNet, Timeout: defaultAliveTimeout},
-			Set{Name: FamilySet(SetUser, f), Type: HashIPPort})
+			kernel.Set{Name: kernel.FamilySet(kernel.SetAlive, f), Type: kernel.HashNet, Timeout: defaultAliveTimeout},
+			kernel.Set{Name: kernel.FamilySet(kernel.SetAllow, f), Type: kernel.HashIPPortNet},
+			kernel.Set{Name: kernel.FamilySet(kernel.SetDrop, f), Type: kernel.HashIPPort},
+			kernel.Set{Name: kernel.FamilySet(kernel.SetHeld, f), Type: kernel.HashIPPortIP, Timeout: defaultHeldTimeout},
+			kernel.Set{Name: kernel.FamilySet(kernel.SetLet, f), Type: kernel.HashIPPort, Timeout: defaultLetTimeout},
+			kernel.Set{Name: kernel.FamilySet(kernel.SetRanged, f), Type: kernel.HashIPPort},
+			kernel.Set{Name: kernel.FamilySet(kernel.SetReject, f), Type: kernel.HashIPPort},
+			kernel.Set{Name: kernel.FamilySet(kernel.SetStarting, f), Type: kernel.HashNet, Timeout: defaultAliveTimeout},
+			kernel.Set{Name: kernel.FamilySet(kernel.SetUser, f), Type: kernel.HashIPPort})
 		for i := len(out) - 9; i < len(out); i++ {
 			out[i].Family = f
 		}
 	}
 	for _, f := range service.Families {
-		for _, base := range []string{SetDrop, SetLocal, SetReject, SetUser} {
+		for _, base := range []string{kernel.SetDrop, kernel.SetLocal, kernel.SetReject, kernel.SetUser} {
 			for _, proto := range []service.Protocol{service.TCP, service.UDP} {
-				out = append(out, Set{Name: NodePortSet(base, proto, f), Type: BitmapPort})
+				out = append(out, kernel.Set{Name: kernel.NodePortSet(base, proto, f), Type: kernel.BitmapPort})
 			}
 		}
-		out = append(out, Set{Name: NodePortSet(SetHealth, service.TCP, f), Type: BitmapPort})
+		out = append(out, kernel.Set{Name: kernel.NodePortSet(kernel.SetHealth, service.TCP, f), Type: kernel.BitmapPort})
 	}
 	for i := range out {
 		out[i].Dynamic = true
 	}
-	slices.SortFunc(out, func(a, b Set) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
 // PortalSetsOf returns those of p's portal: [PortalSets], and those that only
 // the rules of a data plane which p uses need.
-func PortalSetsOf(p *plan.Plan) []Set {
+func PortalSetsOf(p *plan.Plan) []kernel.Set {
 	out := PortalSets()
 	if p == nil {
 		return out
@@ -92,15 +93,15 @@ func PortalSetsOf(p *plan.Plan) []Set {
 	for _, f := range service.Families {
 		if Shorts(p) {
 			out = append(out,
-				Set{Name: FamilySet(SetShort, f), Type: HashIPPort, Family: f, Dynamic: true},
-				Set{Name: NodePortSet(SetShort, service.TCP, f), Type: BitmapPort, Dynamic: true},
-				Set{Name: NodePortSet(SetShort, service.UDP, f), Type: BitmapPort, Dynamic: true})
+				kernel.Set{Name: kernel.FamilySet(kernel.SetShort, f), Type: kernel.HashIPPort, Family: f, Dynamic: true},
+				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.TCP, f), Type: kernel.BitmapPort, Dynamic: true},
+				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.UDP, f), Type: kernel.BitmapPort, Dynamic: true})
 		}
 		if p.Uses(plan.IPVS) || p.Uses(plan.IPTables) {
-			out = append(out, Set{Name: FamilySet(SetLeaving, f), Type: HashIPPort, Family: f, Dynamic: true})
+			out = append(out, kernel.Set{Name: kernel.FamilySet(kernel.SetLeaving, f), Type: kernel.HashIPPort, Family: f, Dynamic: true})
 		}
 	}
-	slices.SortFunc(out, func(a, b Set) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
@@ -123,27 +124,27 @@ func (b *portal) add(s *plan.Service, f *plan.Frontend) {
 		b.addNodePort(s, f)
 		return
 	}
-	entry := AddressEntry(f.Protocol, f.Address)
+	entry := kernel.AddressEntry(f.Protocol, f.Address)
 	put := func(base string, entries ...string) {
-		name := FamilySet(base, f.Family)
+		name := kernel.FamilySet(base, f.Family)
 		b.entries[name] = append(b.entries[name], entries...)
 	}
 	switch f.Verdict {
 	case plan.Reject:
-		put(SetReject, entry)
+		put(kernel.SetReject, entry)
 	case plan.Drop:
-		put(SetDrop, entry)
+		put(kernel.SetDrop, entry)
 	}
 	if inUserspace(s, f) {
-		put(SetUser, entry)
+		put(kernel.SetUser, entry)
 	}
 	if s.ShortCircuits(f) {
-		put(SetShort, entry)
+		put(kernel.SetShort, entry)
 	}
 	if allowed, limited := ranges(f); limited {
-		put(SetRanged, entry)
+		put(kernel.SetRanged, entry)
 		for _, r := range allowed {
-			put(SetAllow, entry+","+prefixEntry(r))
+			put(kernel.SetAllow, entry+","+prefixEntry(r))
 		}
 	}
 }
@@ -158,35 +159,35 @@ func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
 	}
 	switch f.Verdict {
 	case plan.Reject:
-		put(SetReject, f)
+		put(kernel.SetReject, f)
 	case plan.Drop:
-		put(SetDrop, f)
+		put(kernel.SetDrop, f)
 	}
 	if f.Protocol == service.SCTP {
 		return // the kernel's rules serve it
 	}
 	if s.Serves(f) {
-		put(SetLocal, f) // the node itself, which short circuits are for
+		put(kernel.SetLocal, f) // the node itself, which short circuits are for
 	}
 	if inUserspace(s, f) {
-		put(SetUser, f)
+		put(kernel.SetUser, f)
 	}
 	if s.ShortCircuits(f) {
-		put(SetShort, f)
+		put(kernel.SetShort, f)
 	}
 }
 
 func (b *portal) putNodePort(base string, f *plan.Frontend) {
-	name := NodePortSet(base, f.Protocol, f.Family)
+	name := kernel.NodePortSet(base, f.Protocol, f.Family)
 	b.entries[name] = append(b.entries[name], strconv.Itoa(int(f.Address.Port())))
 }
 
 // putNodePlaces puts a node port into the set of addresses, as if each of the
 // node's were a service's.
 func (b *portal) putNodePlaces(base string, f *plan.Frontend) {
-	name := FamilySet(base, f.Family)
+	name := kernel.FamilySet(base, f.Family)
 	for _, a := range b.nodeAddresses[f.Family] {
-		b.entries[name] = append(b.entries[name], AddressEntry(f.Protocol, netip.AddrPortFrom(a, f.Address.Port())))
+		b.entries[name] = append(b.entries[name], kernel.AddressEntry(f.Protocol, netip.AddrPortFrom(a, f.Address.Port())))
 	}
 }
 
@@ -198,7 +199,7 @@ func (b *portal) addHealthPorts(p *plan.Plan) {
 			continue
 		}
 		for _, f := range service.Families {
-			name := NodePortSet(SetHealth, service.TCP, f)
+			name := kernel.NodePortSet(kernel.SetHealth, service.TCP, f)
 			b.entries[name] = append(b.entries[name], strconv.Itoa(int(h.Port)))
 		}
 	}
@@ -211,11 +212,11 @@ func inUserspace(s *plan.Service, f *plan.Frontend) bool {
 	return s.DataPlane == plan.Userspace && f.Verdict == plan.Forward
 }
 
-func (b *portal) sets() []Set {
+func (b *portal) sets() []kernel.Set {
 	out := b.specs
 	for i := range out {
 		s := &out[i]
-		s.Dynamic = slices.ContainsFunc([]string{SetAlive, SetHeld, SetLet, SetStarting}, func(base string) bool { return s.Name == FamilySet(base, s.Family) })
+		s.Dynamic = slices.ContainsFunc([]string{kernel.SetAlive, kernel.SetHeld, kernel.SetLet, kernel.SetStarting}, func(base string) bool { return s.Name == kernel.FamilySet(base, s.Family) })
 		e := b.entries[s.Name]
 		slices.Sort(e)
 		s.Entries = slices.Compact(e)
@@ -265,20 +266,17 @@ func netEntries(p netip.Prefix) []string {
 	return []string{"8000::/1", "::/1"}
 }
 
-// SetEntry is one entry of one set.
-type SetEntry struct{ Set, Entry string }
-
 // UserEntries returns where p's addresses would be found in the userspace sets.
-func UserEntries(p *service.Port) []SetEntry {
-	var out []SetEntry
+func UserEntries(p *service.Port) []kernel.SetEntry {
+	var out []kernel.SetEntry
 	for _, addrs := range [][]netip.Addr{p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs} {
 		for _, a := range addrs {
-			out = append(out, SetEntry{FamilySet(SetUser, service.FamilyOf(a)), AddressEntry(p.Protocol, netip.AddrPortFrom(a, p.Number))})
+			out = append(out, kernel.SetEntry{Set: kernel.FamilySet(kernel.SetUser, service.FamilyOf(a)), Entry: kernel.AddressEntry(p.Protocol, netip.AddrPortFrom(a, p.Number))})
 		}
 	}
 	if p.NodePort != 0 {
 		for _, f := range service.Families {
-			out = append(out, SetEntry{NodePortSet(SetUser, p.Protocol, f), strconv.Itoa(int(p.NodePort))})
+			out = append(out, kernel.SetEntry{Set: kernel.NodePortSet(kernel.SetUser, p.Protocol, f), Entry: strconv.Itoa(int(p.NodePort))})
 		}
 	}
 	return out

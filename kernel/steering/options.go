@@ -1,0 +1,75 @@
+package steering
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Options is what rules depend on besides the plan.
+type Options struct {
+	Marks   kernel.Marks
+	TCPPort uint16 // of the shared listener
+	UDPPort uint16
+	// RandomFully masquerades with random source ports (iptables 1.6.2, Linux 3.13).
+	RandomFully bool
+	// SocketMatch says that the host has xt_socket, which transparent upstream
+	// connections need.
+	SocketMatch bool
+	// CatchRefusals says that the host has xt_connbytes and counts packets
+	// (net.netfilter.nf_conntrack_acct), so that a connection which an endpoint
+	// refuses can go to another.
+	CatchRefusals bool
+	// DropInvalid drops packets of endpoints that conntrack takes for invalid. It
+	// must not where the host has conntrack be liberal
+	// (net.netfilter.nf_conntrack_tcp_be_liberal).
+	DropInvalid bool
+	// SkipIPv6 renders nothing for IPv6, for hosts without ip6tables.
+	SkipIPv6 bool
+	// Ways are those of all planes that a plan may use.
+	Ways []Waymaker
+}
+
+// DefaultOptions returns options for a host that has everything. The
+// listener's ports and the planes' ways are the caller's to fill in.
+func DefaultOptions() Options {
+	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, CatchRefusals: true, DropInvalid: true}
+}
+
+// Validate reports every problem.
+func (o Options) Validate() error {
+	var errs []error
+	if err := o.Marks.Validate(); err != nil {
+		errs = append(errs, err)
+	}
+	if o.TCPPort == 0 || o.UDPPort == 0 {
+		errs = append(errs, fmt.Errorf("check listener ports: TCP %d and UDP %d must both be known", o.TCPPort, o.UDPPort))
+	}
+	return errors.Join(errs...)
+}
+
+// Render returns the rules and sets that all services share. It is pure: equal plans and
+// options give equal rulesets. Entries of redirect sets aren't part of it; those follow
+// the plan on their own ([Portal]).
+func Render(p *plan.Plan, o Options) kernel.Ruleset {
+	out := kernel.Ruleset{Sets: PortalSetsOf(p)}
+	for _, f := range service.Families {
+		if f == service.IPv6 && o.SkipIPv6 {
+			continue
+		}
+		s := newRules(p, f, o)
+		if nodes, limited := NodePortNetworks(&p.Policy, f); limited {
+			out.Sets = append(out.Sets, nodes)
+		}
+		out.Sets = append(out.Sets, PodNetworks(p, f))
+		out.Jumps[f], out.Chains[f] = s.jumps(), s.chains()
+		slices.SortFunc(out.Chains[f], kernel.CompareChains)
+	}
+	slices.SortFunc(out.Sets, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
+	return out
+}
