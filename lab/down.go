@@ -19,7 +19,7 @@ import (
 // SIGTERM.
 const termGrace = time.Second
 
-// DownAll removes the lab with the given prefix, whoever left it: it ends the
+// DownAll removes the lab with the given prefix, also one that another process left: it ends the
 // processes in its namespaces and removes them and the host link. Names that
 // merely begin alike ("kproxy-lab2-node") are left alone. Nothing there is no error.
 func DownAll(prefix string) error {
@@ -91,16 +91,16 @@ func deleteHostLink(name string) error {
 // endProcesses sends SIGTERM, and SIGKILL to what is left after termGrace. The
 // calling process is spared.
 func endProcesses(names []string) {
-	told := map[int]bool{} // once: a second SIGTERM may mean "at once"
+	signalled := map[int]bool{} // once: a second SIGTERM may mean "at once"
 	for deadline := time.Now().Add(termGrace); time.Now().Before(deadline); time.Sleep(20 * time.Millisecond) {
 		pids := processesIn(names)
 		if len(pids) == 0 {
 			return
 		}
 		for _, pid := range pids {
-			if !told[pid] {
+			if !signalled[pid] {
 				_ = unix.Kill(pid, unix.SIGTERM) // it may have ended meanwhile
-				told[pid] = true
+				signalled[pid] = true
 			}
 		}
 	}

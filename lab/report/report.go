@@ -181,7 +181,7 @@ func (c *Case) Behind() (out []string) {
 			if ok && (ahead || own.Failures > 0) {
 				text := fmt.Sprintf("%s (×%s", p.Name, ratio)
 				if !distinct {
-					text += ", " + cantTell
+					text += ", within noise"
 				}
 				peers = append(peers, text+")")
 			}

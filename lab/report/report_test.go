@@ -83,7 +83,7 @@ func TestFindings(t *testing.T) {
 	want := []string{
 		"Connections: rate: kproxy has 1.20 (1.20–1.30) times the figure of haproxy.",
 		"Connections: rate: kproxy has 0.929 (0.923–1.04) times the figure of nginx; no difference that these rounds can tell.",
-		"connections: rate: kproxy is behind nginx (×0.929 (0.923–1.04), no difference that these rounds can tell).",
+		"connections: rate: kproxy is behind nginx (×0.929 (0.923–1.04), within noise).",
 		"connections: median: kproxy is behind haproxy (×1.20 (1.17–1.20)).",
 		"ipvs was not measured: this host lacks it.",
 	}

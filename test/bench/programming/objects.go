@@ -33,7 +33,7 @@ var (
 	clusterIPs = netip.MustParseAddr("10.97.0.0")
 	// Every address of a network is one of a backend's: of b1's and of b2's.
 	endpointNetworks = [2]netip.Prefix{netip.MustParsePrefix("10.128.0.0/11"), netip.MustParsePrefix("10.160.0.0/11")}
-	// The client counts as a pod: nobody masquerades its connections, so endpoints
+	// The client counts as a pod: its connections aren't masqueraded, so endpoints
 	// see the port that it, or a proxy in userspace, has chosen.
 	podCIDR = lab.ClientCIDR4.String()
 )
