@@ -72,6 +72,10 @@ type ServiceStatus struct {
 	Addresses          []netip.AddrPort `json:"addresses"`
 	NodePort           uint16           `json:"nodePort"`
 	Algorithm          string           `json:"algorithm"`
+	AffinitySeconds    float64          `json:"affinitySeconds,omitempty"`       // how long a client that is silent stays with its endpoint; 0 for no affinity
+	InternalPolicy     string           `json:"internalTrafficPolicy,omitempty"` // "Local"; empty for Cluster
+	ExternalPolicy     string           `json:"externalTrafficPolicy,omitempty"`
+	SourceRanges       []netip.Prefix   `json:"sourceRanges,omitempty"` // of clients of its load balancer addresses; empty admits all
 	DataPlane          DataPlane        `json:"dataplane"`
 	State              State            `json:"state"`
 	Reason             string           `json:"reason"`

@@ -34,12 +34,19 @@ func (s *Service) Row(now time.Time) ServiceStatus {
 	row := ServiceStatus{
 		Namespace: s.Port.Namespace, Name: s.Port.Name, Port: s.Port.Port,
 		Protocol: string(proto), Algorithm: string(s.Port.Algorithm),
+		AffinitySeconds: s.Port.Affinity.Seconds(), SourceRanges: s.Port.SourceRanges,
 		Addresses: []netip.AddrPort{},
 		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason, Cause: s.Cause,
 		QualifiesInSeconds: secondsUntil(s.QualifiesAt, now),
 		Beneath:            s.Beneath, BeneathReason: s.BeneathReason, Scheduler: s.Scheduler,
 		Degraded: s.Degraded, Problems: s.Problems,
 		Endpoints: make([]EndpointStatus, len(s.Endpoints)),
+	}
+	if s.Port.InternalLocal {
+		row.InternalPolicy = "Local"
+	}
+	if s.Port.ExternalLocal {
+		row.ExternalPolicy = "Local"
 	}
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.Kind == NodePort {

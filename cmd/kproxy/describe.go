@@ -83,6 +83,15 @@ func printDescription(w io.Writer, s *plan.ServiceStatus, open string, events []
 		line("Node port", "%d", s.NodePort)
 	}
 	line("Algorithm", "%s", s.Algorithm)
+	if s.AffinitySeconds > 0 {
+		line("Affinity", "ClientIP, %s", time.Duration(s.AffinitySeconds*float64(time.Second)))
+	}
+	if s.InternalPolicy+s.ExternalPolicy != "" {
+		line("Policies", "internal %s, external %s", cmp.Or(s.InternalPolicy, "Cluster"), cmp.Or(s.ExternalPolicy, "Cluster"))
+	}
+	if len(s.SourceRanges) > 0 {
+		line("Source IPs", "%s", strings.Trim(fmt.Sprint(s.SourceRanges), "[]"))
+	}
 	line("Data plane", "%s", s.DataPlane)
 	why := s.Reason
 	if s.QualifiesInSeconds > 0 {

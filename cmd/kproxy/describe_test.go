@@ -1,6 +1,7 @@
 package main
 
 import (
+	"net/netip"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +18,8 @@ func TestDescribe(t *testing.T) {
 	web.Beneath, web.BeneathReason, web.Degraded = plan.IPTables, "it has one endpoint", "no retries"
 	web.Problems = []string{"web.yaml:3: port 81 has no endpoints", "web.yaml:9: weight 900 is too much"}
 	web.Offloads, web.Recalls = 2, 1
+	web.AffinitySeconds, web.ExternalPolicy = 10800, "Local"
+	web.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/32")}
 	web.Connections = plan.Connections{Active: 1, Total: 12, Failed: 3, Retried: 4, BytesIn: 1536, BytesOut: 20}
 	down := web.Endpoints[0]
 	down.Health, down.LastError, down.Usable, down.Ready, down.Local, down.Weight = "down", "connect: connection refused", false, false, true, 5
@@ -40,6 +43,9 @@ Protocol:     TCP
 Addresses:    10.96.0.20:80, [fd00::20]:80
 Node port:    30080
 Algorithm:    round-robin
+Affinity:     ClientIP, 3h0m0s
+Policies:     internal Cluster, external Local
+Source IPs:   192.0.2.0/24 2001:db8::/32
 Data plane:   userspace
 State:        qualifying: its endpoints changed a moment ago (in 4s)
 Fallback:     iptables: it has one endpoint; no retries
