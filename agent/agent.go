@@ -76,6 +76,7 @@ type Agent struct {
 	// plan, which was made of a View of health of that revision. Both are the fast loop's.
 	dirty          map[service.Key]bool
 	healthRevision uint64
+	uncommitted    bool   // a pass failed after userspace had prepared its plan
 	repairing      bool   // the portal's sets were damaged or half followed a plan, and aren't mended yet; the fast loop's own
 	announced      string // the last sync's error, as events told it; the fast loop's own
 	heart          heartbeat

@@ -119,7 +119,12 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	in := a.inputs(start, old, snapshot)
 	p, d := plan.Compute(old, in)
 	a.coming.Store(p)
-	a.userspace.Prepare(p)
+	if a.uncommitted { // the forwarder has prepared a plan that never came in force
+		a.userspace.Prepare(p, plan.Between(old, p))
+	} else {
+		a.userspace.Prepare(p, d)
+	}
+	a.uncommitted = true
 	a.moveAffinity(old, p, d)
 	a.keeper.follow(p, d)
 	if err := a.portal.follow(ctx, p, d); err != nil {
@@ -164,7 +169,8 @@ func (a *Agent) probe(s *service.Snapshot, p *plan.Plan, d plan.Delta) {
 func (a *Agent) commit(p *plan.Plan, d plan.Delta) {
 	a.counting.Lock()
 	defer a.counting.Unlock()
-	a.userspace.Commit(p)
+	a.userspace.Commit()
+	a.uncommitted = false
 	a.accounting.SetPlan(p, d)
 	a.skipOwnEnds()
 	a.current.Store(p)

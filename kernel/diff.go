@@ -3,7 +3,6 @@ package kernel
 import (
 	"slices"
 	"strings"
-	"unsafe"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -114,11 +113,10 @@ func missing(a, b []string) []string {
 // differing leaves out the strings at both ends that a and b share, as lists do
 // one of which was made from the other.
 func differing(a, b []string) ([]string, []string) {
-	same := func(x, y string) bool { return len(x) == len(y) && unsafe.StringData(x) == unsafe.StringData(y) }
-	for len(a) > 0 && len(b) > 0 && same(a[0], b[0]) {
+	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
 		a, b = a[1:], b[1:]
 	}
-	for len(a) > 0 && len(b) > 0 && same(a[len(a)-1], b[len(b)-1]) {
+	for len(a) > 0 && len(b) > 0 && a[len(a)-1] == b[len(b)-1] {
 		a, b = a[:len(a)-1], b[:len(b)-1]
 	}
 	return a, b

@@ -271,7 +271,7 @@ func TestPolicyScheduler(t *testing.T) {
 			if s.Scheduler != tt.want {
 				t.Errorf("scheduler %q, want %q", s.Scheduler, tt.want)
 			}
-			if why := Inexpressible(IPVS, s.Port, &w.in); why != tt.why {
+			if why := inexpressible(IPVS, s.Port, &w.in); why != tt.why {
 				t.Errorf("inexpressible: %q, want %q", why, tt.why)
 			}
 			if tt.why != "" && s.Degraded != "scheduler "+tt.policy+" falls back to scheduler rr"+whileDown {

@@ -16,12 +16,17 @@ func (f *Frontend) isNode(c Client) bool { return c.Node || c.Address == f.Addre
 // Backends returns the endpoints a connection from c to f may go to. The
 // kernel renderers express the same rule as chains.
 func (s *Service) Backends(f *Frontend, c Client, p *Policy) []Backend {
-	g := &s.Groups[f.Family]
-	short := f.ShortCircuit && takesConnections(g.Cluster) && (f.isNode(c) || p.IsPod(c))
-	if f.Local && !short {
-		return g.Local
+	if s.UsesLocal(f, c, p) {
+		return s.Groups[f.Family].Local
 	}
-	return g.Cluster
+	return s.Groups[f.Family].Cluster
+}
+
+// UsesLocal reports whether a connection from c to f goes to the Local group, else
+// to the Cluster group.
+func (s *Service) UsesLocal(f *Frontend, c Client, p *Policy) bool {
+	short := f.ShortCircuit && takesConnections(s.Groups[f.Family].Cluster) && (f.isNode(c) || p.IsPod(c))
+	return f.Local && !short
 }
 
 // VerdictFor returns what happens to a new connection from c to f, source

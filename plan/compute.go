@@ -234,8 +234,7 @@ func (s *Service) standing(st standing, f *facts) (*Service, bool) {
 // Links are no service's own.
 func (c *computation) samePolicy(old *Policy) bool {
 	p := &c.in.Policy
-	return old.Mode == p.Mode && old.PanicThreshold == p.PanicThreshold &&
-		old.MasqueradeAll == p.MasqueradeAll && old.SameDetector(p) && old.sameNodePorts(p) && slices.Equal(old.ExcludeCIDRs, p.ExcludeCIDRs) &&
+	return old.Mode == p.Mode && old.MasqueradeAll == p.MasqueradeAll && old.SameDetector(p) && old.sameNodePorts(p) && slices.Equal(old.ExcludeCIDRs, p.ExcludeCIDRs) &&
 		(!c.kernel.uses(IPVS) || old.Scheduler == p.Scheduler)
 }
 

@@ -17,21 +17,6 @@ type shortfall struct {
 	bridged bool
 }
 
-// Inexpressible says why the data plane d can't carry service port p exactly
-// as specified on this host; empty if it can.
-func Inexpressible(d DataPlane, p *service.Port, in *Inputs) string {
-	switch d {
-	case None:
-		return "nothing is carried"
-	case Userspace:
-		if p.Protocol == service.SCTP {
-			return "SCTP can't be served in userspace"
-		}
-		return ""
-	}
-	return keptBack(shortfalls(d, p, in))
-}
-
 // keptBack says why a service stays in userspace; empty if nothing keeps it there.
 func keptBack(lacking []shortfall) string {
 	for i := range lacking {

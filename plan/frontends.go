@@ -89,7 +89,7 @@ func (c *computation) frontends(p *service.Port, excluded [2]bool) []Frontend {
 	return out
 }
 
-// masquerade returns f's rule (SEMANTICS note f). Traffic from outside comes
+// masquerade returns f's rule. Traffic from outside comes
 // back through this node only if the node's address replaces the client's,
 // except where the endpoint is on this node.
 func (c *computation) masquerade(f *Frontend) Masquerade {
@@ -105,7 +105,7 @@ func (c *computation) masquerade(f *Frontend) Masquerade {
 }
 
 // sourceRanges returns the clients that p's load balancer addresses of one
-// family admit (SEMANTICS note g): the ranges of that family, none if one of
+// family admit: the ranges of that family, none if one of
 // them holds every address. If they admit this node, they admit the load
 // balancer addresses too: a node that has such an address (it was routed there,
 // or is on kproxy's link for IPVS) uses it as its source when it connects to it.

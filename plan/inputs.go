@@ -45,7 +45,6 @@ type Policy struct {
 	OffloadMinConnections uint64        // carried this many before offload
 	BackoffMax            time.Duration // longest wait before requalifying
 	FlapLimit             int           // more health transitions than this within a minute recall
-	PanicThreshold        float64       // usable share of endpoints at or below which health is ignored; 0 means only when all are down
 	MasqueradeAll         bool
 	PodCIDRs              []netip.Prefix // local-traffic detector; empty means none configured
 	// PodBridge and PodInterfacePrefix are the detectors that go by the interface

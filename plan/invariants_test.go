@@ -39,7 +39,7 @@ func checkPlan(t *testing.T, in *Inputs, p *Plan) {
 		}
 		checkStanding(t, in, p, s)
 		checkVerdicts(t, s)
-		checkHealth(t, in, s)
+		checkHealth(t, s)
 		if s.State != StateExcluded {
 			checkForwarding(t, in, s)
 			checkBeneath(t, in, p, s)
@@ -113,7 +113,7 @@ func checkStanding(t *testing.T, in *Inputs, p *Plan, s *Service) {
 				t.Fatalf("%v: %s in data plane %q", s.Port.Key, s.State, s.DataPlane)
 			}
 		}
-		if why := Inexpressible(s.DataPlane, s.Port, in); why != "" && s.Port.Protocol != service.SCTP {
+		if why := inexpressible(s.DataPlane, s.Port, in); why != "" && s.Port.Protocol != service.SCTP {
 			t.Fatalf("%v: in data plane %q although %s", s.Port.Key, s.DataPlane, why)
 		}
 	}
@@ -158,13 +158,10 @@ func checkVerdicts(t *testing.T, s *Service) {
 	}
 }
 
-// checkHealth: with the default threshold, a group has a backend that is down
+// checkHealth: a group has a backend that is down
 // only if it has none that is up and takes connections.
-func checkHealth(t *testing.T, in *Inputs, s *Service) {
+func checkHealth(t *testing.T, s *Service) {
 	t.Helper()
-	if in.Policy.PanicThreshold != 0 {
-		return
-	}
 	down := map[string]bool{}
 	for _, e := range s.Endpoints {
 		down[e.Address.String()] = e.Health == "down"
@@ -200,8 +197,8 @@ func checkBeneath(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	if s.Beneath == IPVS && in.Caps.Schedulers[s.Scheduler] != "" && s.Scheduler != "rr" {
 		t.Fatalf("%v: scheduler %q, which this host lacks", s.Port.Key, s.Scheduler)
 	}
-	if p.Fallback != None && Inexpressible(s.Beneath, s.Port, in) != "" &&
-		(Inexpressible(p.Kernel, s.Port, in) == "" || Inexpressible(p.Fallback, s.Port, in) == "") {
+	if p.Fallback != None && inexpressible(s.Beneath, s.Port, in) != "" &&
+		(inexpressible(p.Kernel, s.Port, in) == "" || inexpressible(p.Fallback, s.Port, in) == "") {
 		t.Fatalf("%v: %s can't do it, and the other can", s.Port.Key, s.Beneath)
 	}
 	for i := range s.Frontends {

@@ -60,7 +60,7 @@ func (c *computation) ownAddresses(s *Service) []string {
 
 // unrestricted reports whether p restricts its clients, but not those of
 // family f, although it has a load balancer address there. kube-proxy admits
-// these too (SEMANTICS note g).
+// these too.
 func unrestricted(p *service.Port, f service.Family) bool {
 	inFamily := func(a netip.Addr) bool { return service.FamilyOf(a) == f }
 	return len(p.SourceRanges) > 0 && families(p)[f] &&

@@ -28,7 +28,6 @@ func TestRandomWalk(t *testing.T) {
 			r.in.Policy.Mode = pick(r.Rand, ModeUserspace, ModeIPTables, ModeIPTables, ModeIPVS, ModeIPVS, ModeAuto, ModeAuto, ModeAuto)
 			r.in.Caps = pick(r.Rand, allCaps, bothCaps, bothCaps, bothCaps)
 			r.in.Policy.Scheduler = pick(r.Rand, "", "", "sed")
-			r.in.Policy.PanicThreshold = pick(r.Rand, 0, 0, 0.5)
 			for range 80 {
 				r.step()
 				for _, s := range r.previous.Services {

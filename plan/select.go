@@ -12,7 +12,7 @@ type selection struct {
 	anywhere []int
 }
 
-// selectEndpoints chooses as kube-proxy v1.36 does (SEMANTICS notes c, d, e):
+// selectEndpoints chooses as kube-proxy v1.36 does (pkg/proxy/topology.go):
 // the Cluster list holds the ready endpoints that pass the topology hints, or
 // where there is none, all that still serve while they terminate; the Local
 // list holds the ready endpoints on this node whatever their hints, or where

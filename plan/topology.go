@@ -15,7 +15,7 @@ const (
 	sameNode
 )
 
-// topologyOf decides which hints are in force (SEMANTICS note d): those for
+// topologyOf decides which hints are in force, as kube-proxy does: those for
 // nodes if every ready endpoint has some and one names this node; else those
 // for zones if every ready endpoint has some and one names this node's zone;
 // else none. One endpoint without a hint means that the controller is about

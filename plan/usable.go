@@ -79,9 +79,8 @@ const (
 )
 
 // group makes the backends of the endpoints chosen. Those that are down are
-// left out, unless so few are up that they could not carry the load (the panic
-// threshold); then all are served as if they were up, and the sentence
-// returned says so. Endpoints of weight 0 stay in the group for the sake of
+// left out, unless all are; then they are served as if they were up, and the
+// sentence returned says so. Endpoints of weight 0 stay in the group for the sake of
 // connections they have; they count neither as up nor as down.
 func (c *computation) group(s *Service, chosen []int) ([]Backend, string) {
 	if len(chosen) == 0 {
@@ -98,7 +97,7 @@ func (c *computation) group(s *Service, chosen []int) ([]Backend, string) {
 			up++
 		}
 	}
-	panicking := up < total && float64(up) <= c.in.Policy.PanicThreshold*float64(total)
+	panicking := total > 0 && up == 0
 	out := make([]Backend, 0, len(chosen))
 	for _, i := range chosen {
 		e := &rows[i]
@@ -113,7 +112,7 @@ func (c *computation) group(s *Service, chosen []int) ([]Backend, string) {
 		out = append(out, Backend{Address: e.Address, Weight: w, Local: e.Local})
 	}
 	if panicking {
-		return out, panicText(up, total)
+		return out, panicText(total)
 	}
 	return out, ""
 }
@@ -128,12 +127,9 @@ func takesConnections(group []Backend) bool {
 	return false
 }
 
-func panicText(up, total int) string {
-	switch {
-	case total == 1:
+func panicText(total int) string {
+	if total == 1 {
 		return "its only endpoint is down: serving as if it were up"
-	case up == 0:
-		return fmt.Sprintf("all %d endpoints are down: serving as if all were up", total)
 	}
-	return fmt.Sprintf("only %d of %d endpoints up: serving as if all were", up, total)
+	return fmt.Sprintf("all %d endpoints are down: serving as if all were up", total)
 }

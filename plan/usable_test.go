@@ -14,7 +14,6 @@ func TestHealthAndWeights(t *testing.T) {
 	tests := []struct {
 		name      string
 		port      []func(*service.Port)
-		threshold float64
 		endpoints []string
 		down      []string
 		unknown   []string // else up
@@ -30,11 +29,6 @@ func TestHealthAndWeights(t *testing.T) {
 			reason:  "all 2 endpoints are down: serving as if all were up"},
 		{name: "the only one down", endpoints: []string{"10.0.0.1 ready"}, down: []string{"10.0.0.1"},
 			cluster: []Backend{{Address: endpoint("10.0.0.1").Address, Weight: 1}}, reason: "its only endpoint is down: serving as if it were up"},
-		{name: "below the threshold", threshold: 0.5, endpoints: []string{"10.0.0.1 ready", "10.0.0.2 ready"}, down: []string{"10.0.0.1"},
-			cluster: []Backend{{Address: endpoint("10.0.0.1").Address, Weight: 1}, {Address: endpoint("10.0.0.2").Address, Weight: 1}},
-			reason:  "only 1 of 2 endpoints up: serving as if all were"},
-		{name: "a threshold of 1 without anything down", threshold: 1, endpoints: []string{"10.0.0.1 ready"},
-			cluster: []Backend{{Address: endpoint("10.0.0.1").Address, Weight: 1}}, reason: firstOne},
 		{name: "one that drains doesn't keep a dead one from serving", port: []func(*service.Port){wrr},
 			endpoints: []string{"10.0.0.1 ready weight:3", "10.0.0.2 ready weight:0"}, down: []string{"10.0.0.1"},
 			cluster: []Backend{{Address: endpoint("10.0.0.1").Address, Weight: 3}, {Address: endpoint("10.0.0.2").Address}},
@@ -49,7 +43,6 @@ func TestHealthAndWeights(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)
-			w.in.Policy.PanicThreshold = tt.threshold
 			w.set(port("a", tt.port...), tt.endpoints...)
 			for _, e := range endpoints(tt.endpoints...) {
 				w.health("a", e.Address.Addr().String(), health.Up, t0)

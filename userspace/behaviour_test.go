@@ -122,8 +122,7 @@ func TestCountersSurvivePlans(t *testing.T) {
 	ask(t, connect(t, s), "x")
 	for _, eps := range [][]netip.AddrPort{{a, b}, {b}, nil, {a}} {
 		next := testPlan(testService{name: "s", eps: eps})
-		s.Prepare(next)
-		s.Commit(next)
+		serve(s, next)
 	}
 	var c Counters
 	eventually(t, "the counters of one exchange", func() bool { // bytes are counted once they have been sent
@@ -287,16 +286,16 @@ func TestAffinityOfClientsElsewhere(t *testing.T) {
 	first, second := netip.MustParseAddrPort("10.2.0.2:80"), netip.MustParseAddrPort("10.2.0.3:80")
 	client, other := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	d := testService{name: "s", eps: []netip.AddrPort{first, second}}
-	s.Commit(testPlan(d))
+	serve(s, testPlan(d))
 	d.port.Affinity = time.Hour
-	s.Commit(testPlan(d))
+	serve(s, testPlan(d))
 	a := s.Affinity(testServiceKey("s"))
 	a.Set(client, first, time.Now())
 	a.Set(other, second, time.Now())
 	d.eps = d.eps[1:]
-	s.Commit(testPlan(d))
+	serve(s, testPlan(d))
 	d.eps = []netip.AddrPort{first, second}
-	s.Commit(testPlan(d))
+	serve(s, testPlan(d))
 	if at, ok := a.Peek(client, time.Now()); ok {
 		t.Errorf("the client of an endpoint that went stays with %s", at)
 	}

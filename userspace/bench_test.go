@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -145,8 +146,7 @@ func BenchmarkPrepare(b *testing.B) {
 	}
 	s := New(Config{})
 	p := testPlan(ds...)
-	s.Prepare(p)
-	s.Commit(p)
+	serve(s, p)
 	changed := *p
 	changed.Services = append(changed.Services[:0:0], p.Services...)
 	one := *p.Services[5000]
@@ -154,9 +154,9 @@ func BenchmarkPrepare(b *testing.B) {
 	changed.Services[5000] = &one
 	b.ResetTimer()
 	for b.Loop() {
-		s.Prepare(&changed)
-		s.Commit(&changed)
-		s.Prepare(p)
-		s.Commit(p)
+		s.Prepare(&changed, plan.Delta{Changes: []plan.Change{{Was: p.Services[5000], Is: &one}}})
+		s.Commit()
+		s.Prepare(p, plan.Delta{Changes: []plan.Change{{Was: &one, Is: p.Services[5000]}}})
+		s.Commit()
 	}
 }

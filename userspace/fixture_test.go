@@ -39,6 +39,14 @@ func (d testService) key() service.Key {
 	return service.Key{Namespace: "test", Name: d.name, Protocol: d.proto}
 }
 
+// prepare prepares a plan whatever came before it; serve commits it as well.
+func prepare(s *Server, p *plan.Plan) { s.Prepare(p, plan.Between(nil, p)) }
+
+func serve(s *Server, p *plan.Plan) {
+	prepare(s, p)
+	s.Commit()
+}
+
 // testPlan builds a plan of services; defaults are one TCP service on vip.
 func testPlan(services ...testService) *plan.Plan {
 	p := &plan.Plan{}
@@ -84,8 +92,7 @@ func start(t testing.TB, cfg Config, p *plan.Plan) *Server {
 		t.Fatal(err)
 	}
 	if p != nil {
-		s.Prepare(p)
-		s.Commit(p)
+		serve(s, p)
 	}
 	ran := make(chan error, 1)
 	go func() { ran <- s.Run(context.Background()) }()

@@ -34,8 +34,7 @@ func TestPodsByInterface(t *testing.T) {
 		} {
 			pl := testPlan(services...)
 			pl.Policy = tt.Policy
-			p.server.Prepare(pl)
-			p.server.Commit(pl)
+			serve(p.server, pl)
 			t.Run(f.String()+"/tcp/"+tt.name, func(t *testing.T) {
 				c, err := dialFrom(&p.client, t, vip)
 				if err != nil {

@@ -92,7 +92,7 @@ func serveAsProcess(wait func(s *Server, straight *atomic.Bool)) int {
 		fmt.Println("error:", err)
 		return 1
 	}
-	s.Commit(testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
+	serve(s, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
 	go s.Run(context.Background())
 	tcp, _ := s.Ports()
 	fmt.Println(tcp)
@@ -309,7 +309,7 @@ func TestProbeAtTheBudget(t *testing.T) {
 	} {
 		p := testPlan(d)
 		p.Kernel = tt.kernel
-		s.Commit(p)
+		serve(s, p)
 		s.tcp[0].waiting.Store(tt.since)
 		if err := s.probeTCP(ctx, s.tcp[0]); fmt.Sprint(err) != tt.want {
 			t.Errorf("kernel %s: probe = %v at the budget, want %s", tt.kernel, err, tt.want)

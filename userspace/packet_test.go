@@ -50,8 +50,7 @@ func TestSourceAddress(t *testing.T) {
 				testService{name: "t", vip: vip, eps: []netip.AddrPort{p.serveTCP(t, tt.endpoint, a)}, front: front},
 				testService{name: "u", vip: vip, proto: service.UDP, eps: []netip.AddrPort{p.serveUDP(t, tt.endpoint, a, "")}, front: front},
 			)
-			p.server.Prepare(pl)
-			p.server.Commit(pl)
+			serve(p.server, pl)
 			ok := func(got string) bool {
 				if tt.want.IsValid() {
 					return got == tt.want.String()
@@ -102,8 +101,7 @@ func TestEjectionNeedsTwoClients(t *testing.T) {
 			t.Run(f.String()+"/"+tt.name, func(t *testing.T) {
 				name := f.String() + strings.ReplaceAll(tt.name, " ", "")
 				pl := testPlan(testService{name: name, vip: vip, eps: []netip.AddrPort{bad, good}, front: func(f *plan.Frontend) { f.Masquerade = tt.masquerade }})
-				p.server.Prepare(pl)
-				p.server.Commit(pl)
+				serve(p.server, pl)
 				for i := range 16 {
 					from := addressIn(f, clientNet, tt.clients[i/2%len(tt.clients)])
 					p.client.do(t, func() error {
@@ -144,8 +142,7 @@ func TestSourceAddressWithReversePathFilter(t *testing.T) {
 		}
 		vip := serviceAddress(service.IPv4, 1)
 		pl := testPlan(testService{name: "t", vip: vip, eps: []netip.AddrPort{p.serveTCP(t, on, a)}, front: func(f *plan.Frontend) { f.Masquerade = plan.MasqueradeNever }})
-		p.server.Prepare(pl)
-		p.server.Commit(pl)
+		serve(p.server, pl)
 		c, err := dialFrom(&p.client, t, vip)
 		if err != nil {
 			t.Fatal(name, err)
@@ -169,8 +166,7 @@ func TestOneSocketTwoUDPServices(t *testing.T) {
 				front: func(f *plan.Frontend) { f.Masquerade = plan.MasqueradeNever }})
 		}
 		pl := testPlan(ds...)
-		p.server.Prepare(pl)
-		p.server.Commit(pl)
+		serve(p.server, pl)
 		c := udpFrom(&p.client, t, f)
 		for range 3 {
 			for i, name := range []string{"a", "b"} {
@@ -190,8 +186,7 @@ func TestNodePortFromOutside(t *testing.T) {
 		pl := testPlan(testService{name: "t", vip: serviceAddress(f, 1), eps: []netip.AddrPort{ep}, front: func(f *plan.Frontend) {
 			f.Kind, f.Address = plan.NodePort, netip.AddrPortFrom(netip.Addr{}, 30080)
 		}})
-		p.server.Prepare(pl)
-		p.server.Commit(pl)
+		serve(p.server, pl)
 		for _, to := range []netip.Addr{addressIn(f, clientNet, 1), addressIn(f, endpointNet, 1)} {
 			c, err := dialFrom(&p.client, t, netip.AddrPortFrom(to, 30080))
 			if err != nil {
@@ -249,8 +244,7 @@ func TestUDPHostUnreachable(t *testing.T) {
 		gone := netip.AddrPortFrom(addressIn(f, endpointNet, 77), 53)
 		ep := p.serveUDP(t, &p.host, addressIn(f, endpointNet, 2), "alive ")
 		pl := testPlan(testService{name: "u", proto: service.UDP, vip: serviceAddress(f, 1), eps: []netip.AddrPort{gone, ep}})
-		p.server.Prepare(pl)
-		p.server.Commit(pl)
+		serve(p.server, pl)
 		for range 2 {
 			askTo(t, udpFrom(&p.client, t, f), serviceAddress(f, 1))
 		}
@@ -264,11 +258,11 @@ func TestConnectionsOutliveTheirService(t *testing.T) {
 	c := connect(t, s)
 	ask(t, c, "x")
 	empty := testPlan()
-	s.Prepare(empty)
+	prepare(s, empty)
 	if got := ask(t, connect(t, s), "x"); got != "a x" {
 		t.Errorf("between Prepare and Commit: answer %q", got)
 	}
-	s.Commit(empty)
+	s.Commit()
 	if got := ask(t, c, "x"); got != "a x" {
 		t.Errorf("answer %q on the old connection", got)
 	}

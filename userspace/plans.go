@@ -6,11 +6,8 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// plans is what the Server knows of services. Plans share what didn't change
-// (plan.Compute hands on the same *plan.Service), so taking one up costs as
-// much as there is new in it. The Server's lock guards it.
+// plans is what the Server knows of services. The Server's lock guards it.
 type plans struct {
-	last   *plan.Plan // that was prepared or committed
 	views  map[service.Key]*view
 	states map[service.Key]*serviceState
 
@@ -23,44 +20,30 @@ type plans struct {
 
 func newPlans() plans {
 	return plans{
-		last: &plan.Plan{}, views: map[service.Key]*view{}, states: map[service.Key]*serviceState{},
+		views: map[service.Key]*view{}, states: map[service.Key]*serviceState{},
 		gone: map[service.Key]bool{}, changed: map[service.Key]bool{},
 	}
 }
 
-// Prepare serves what p adds from now on; what only earlier plans have is
-// still served.
-func (s *Server) Prepare(p *plan.Plan) {
+// Prepare serves what p adds from now on, to which d leads from the plan that was
+// prepared last; what only earlier plans have is still served.
+func (s *Server) Prepare(p *plan.Plan, d plan.Delta) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.prepare(p)
-}
-
-func (s *Server) prepare(p *plan.Plan) {
-	if p == s.plans.last {
-		return
-	}
 	s.table.policy.Store(&p.Policy)
 	s.fallback.Store(p.Kernel != plan.None && p.Kernel != "")
-	old := s.plans.last.Services
-	for _, next := range p.Services {
-		if len(old) > 0 && old[0] == next {
-			old = old[1:]
-			continue
+	if d.Full {
+		for k := range s.plans.views {
+			s.plans.gone[k] = true // unless d has it
 		}
-		for len(old) > 0 && old[0].Port.Compare(next.Port.Key) < 0 {
-			s.plans.gone[old[0].Port.Key] = true
-			old = old[1:]
-		}
-		if len(old) > 0 && old[0].Port.Key == next.Port.Key {
-			old = old[1:]
-		}
-		s.takeUp(next)
 	}
-	for _, o := range old {
-		s.plans.gone[o.Port.Key] = true
+	for _, c := range d.Changes {
+		if c.Is == nil {
+			s.plans.gone[c.Key()] = true
+		} else {
+			s.takeUp(c.Is)
+		}
 	}
-	s.plans.last = p
 }
 
 // takeUp serves a service as next says.
@@ -85,20 +68,19 @@ func (s *Server) takeUp(next *plan.Service) {
 	s.table.set(v)
 }
 
-// Commit forgets what p, which was prepared, doesn't hold. TCP connections
+// Commit forgets what the plan that was prepared last doesn't hold. TCP connections
 // live on, as they do in the kernel's data planes; UDP sessions end when their
 // service or endpoint is gone.
-func (s *Server) Commit(p *plan.Plan) {
-	if s.commit(p) {
+func (s *Server) Commit() {
+	if s.commit() {
 		s.everySession((*session).follow)
 	}
 }
 
 // commit reports whether there may be sessions to end.
-func (s *Server) commit(p *plan.Plan) (sessions bool) {
+func (s *Server) commit() (sessions bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.prepare(p)
 	for _, v := range s.plans.replaced {
 		s.table.drop(v)
 	}

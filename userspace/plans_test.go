@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -76,12 +77,19 @@ func TestRandomWalkOverPlans(t *testing.T) {
 		r := rand.New(rand.NewPCG(seed, 1))
 		s := New(Config{})
 		p := &plan.Plan{}
+		var last *plan.Plan // prepared
 		for step := range 100 {
 			p = randomPlan(r, p)
 			fresh := New(Config{})
-			fresh.Commit(p)
+			serve(fresh, p)
 			want := fresh.table.contents()
-			s.Prepare(p)
+			d := plan.Between(last, p)
+			if last != nil {
+				d.Full = false
+				d.Changes = slices.DeleteFunc(d.Changes, func(c plan.Change) bool { return c.Was == c.Is })
+			}
+			s.Prepare(p, d)
+			last = p
 			if r.IntN(3) == 0 {
 				continue
 			}
@@ -91,7 +99,7 @@ func TestRandomWalkOverPlans(t *testing.T) {
 					t.Fatalf("seed %d step %d: %s isn't served after Prepare", seed, step, k)
 				}
 			}
-			s.Commit(p)
+			s.Commit()
 			if diff := cmp.Diff(want, s.table.contents()); diff != "" {
 				t.Fatalf("seed %d step %d (-want +got):\n%s", seed, step, diff)
 			}
@@ -131,10 +139,10 @@ func TestPlansChangeUnderLoad(t *testing.T) {
 	for i := range 300 {
 		some := eps[r.IntN(3):]
 		p := testPlan(testService{name: "s", eps: some, port: service.Port{Algorithm: service.Algorithms[i%len(service.Algorithms)]}})
-		s.Prepare(p)
+		prepare(s, p)
 		s.Counters()
 		s.Connections()
-		s.Commit(p)
+		s.Commit()
 	}
 	stop.Store(true)
 	wg.Wait()
@@ -158,8 +166,7 @@ func TestDepartedEndpointsAreForgotten(t *testing.T) {
 	c := connect(t, s)
 	ask(t, c, "x")
 	next := testPlan(testService{name: "s", eps: []netip.AddrPort{b}})
-	s.Prepare(next)
-	s.Commit(next)
+	serve(s, next)
 	ask(t, connect(t, s), "x")
 	if n := len(s.Counters()[testServiceKey("s")].Endpoints); n != 2 {
 		t.Fatalf("%d endpoints are known while both have connections", n)

@@ -6,7 +6,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"unsafe"
 
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/lb"
@@ -48,10 +47,6 @@ func newView(s *plan.Service, state *serviceState, old *view) *view {
 		}
 		g := &s.Groups[f]
 		v.groups[f].cluster = newGroup(v, g.Cluster, before.cluster)
-		if sameSlice(g.Local, g.Cluster) {
-			v.groups[f].local = v.groups[f].cluster
-			continue
-		}
 		v.groups[f].local = newGroup(v, g.Local, before.local)
 	}
 	return v
@@ -100,15 +95,10 @@ func (g *group) open() *group {
 // decides which; this only finds the picker made for them.
 func (f front) group(c plan.Client, p *plan.Policy) *group {
 	g := &f.view.groups[f.Family]
-	if sameSlice(f.view.plan.Backends(f.Frontend, c, p), f.view.plan.Groups[f.Family].Cluster) {
-		return g.cluster.open()
+	if f.view.plan.UsesLocal(f.Frontend, c, p) {
+		return g.local.open()
 	}
-	return g.local.open()
-}
-
-// sameSlice reports whether a and b are the same elements in memory.
-func sameSlice(a, b []plan.Backend) bool {
-	return len(a) == len(b) && (len(a) == 0 || unsafe.SliceData(a) == unsafe.SliceData(b))
+	return g.cluster.open()
 }
 
 // addresses returns every endpoint address in the plan.

@@ -16,7 +16,7 @@ func TestSource(t *testing.T) {
 	s := New(Config{})
 	p := testPlan(testService{name: "s"})
 	p.Policy.BridgedLinks = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")}
-	s.Commit(p)
+	serve(s, p)
 	f, _ := s.table.lookup(6, vip, func(netip.Addr) bool { return false })
 	backend := netip.MustParseAddr("10.2.0.2")
 	tests := []struct {

@@ -91,8 +91,7 @@ func TestEjection(t *testing.T) {
 		}
 	}
 	only := testPlan(testService{name: "s", eps: []netip.AddrPort{bad}})
-	s.Prepare(only)
-	s.Commit(only)
+	serve(s, only)
 	endpointAt(t, bad.String(), named("recovered"))
 	if got := ask(t, connect(t, s), "x"); got != "recovered x" {
 		t.Errorf("the last endpoint answered %q", got)
@@ -124,8 +123,7 @@ func TestEndsOfConnectionsLeaveEjection(t *testing.T) {
 	receive(t, ends, "x")  // or it would reset as well
 	listener.Close()
 	both := testPlan(testService{name: "s", eps: []netip.AddrPort{bad, tcpEndpoint(t, named("good"))}})
-	s.Prepare(both)
-	s.Commit(both)
+	serve(s, both)
 	open := func() (out []*tcpConn) {
 		for _, f := range s.live.all() {
 			if f.describe().Endpoint == bad {
@@ -168,8 +166,7 @@ func TestHealthEndsEjection(t *testing.T) {
 		ejected bool
 	}{{"up", true}, {"unknown", true}, {"down", true}, {"up", false}} {
 		p := withHealth(tt.health)
-		s.Prepare(p)
-		s.Commit(p)
+		serve(s, p)
 		for _, e := range s.Counters()[testServiceKey("s")].Endpoints {
 			if e.Address == bad && e.Ejected.IsZero() == tt.ejected {
 				t.Errorf("after %q: endpoint %+v, want ejected: %t", tt.health, e, tt.ejected)

@@ -232,7 +232,7 @@ func TestUDPEndpointDies(t *testing.T) {
 	c := udpClient(t, s)
 	udpAsk(t, c, "x")
 	b, _ := udpEndpoint(t, "b")
-	s.Prepare(testPlan(udpService(a, b)))
+	prepare(s, testPlan(udpService(a, b)))
 	stop()
 	if got := udpAskOnce(t, c, "x"); got != "b x" {
 		t.Errorf("answer %q", got)
@@ -383,11 +383,11 @@ func TestUDPCommitEndsSessions(t *testing.T) {
 	c := udpClient(t, s)
 	udpAsk(t, c, "x")
 	next := testPlan(udpService(b))
-	s.Prepare(next)
+	prepare(s, next)
 	if got := udpAsk(t, c, "x"); got != "a x" {
 		t.Errorf("answer %q between Prepare and Commit", got)
 	}
-	s.Commit(next)
+	s.Commit()
 	if got := udpAsk(t, c, "x"); got != "b x" {
 		t.Errorf("answer %q after the endpoint is gone", got)
 	}

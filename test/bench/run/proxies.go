@@ -118,8 +118,8 @@ func listen(c ownConfig, port uint16, protocol service.Protocol) (*userspace.Ser
 		return nil, fmt.Errorf("serve port %d: %w", port, err)
 	}
 	p := onePlan(front, protocol, netip.AddrPortFrom(c.To, port))
-	s.Prepare(p)
-	s.Commit(p)
+	s.Prepare(p, plan.Between(nil, p))
+	s.Commit()
 	return s, nil
 }
 
