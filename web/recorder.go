@@ -211,6 +211,12 @@ func (r *Recorder) isIdle(now time.Time) bool {
 func (r *Recorder) readTraffic(now time.Time) {
 	r.reading.Lock()
 	defer r.reading.Unlock()
+	type reading struct {
+		port service.Key
+		plan.Connections
+	}
+	var all []reading // the kernel's counters may take a while: requests and events don't wait for them
+	r.cfg.Traffic(func(port service.Key, c plan.Connections) { all = append(all, reading{port, c}) })
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.read.IsZero() {
@@ -221,20 +227,20 @@ func (r *Recorder) readTraffic(now time.Time) {
 	}
 	r.passes++
 	k := r.sampleAt(now)
-	r.cfg.Traffic(func(port service.Key, c plan.Connections) {
-		key := port.String()
+	for _, s := range all {
+		key := s.port.String()
 		rec := r.byKey[key]
-		if c == (plan.Connections{}) && (rec == nil || rec.isEmpty()) {
+		if s.Connections == (plan.Connections{}) && (rec == nil || rec.isEmpty()) {
 			delete(r.byKey, key)
-			return
+			continue
 		}
 		if rec == nil {
 			rec = r.newRecord(key)
 		}
 		rec.seen = r.passes
 		rec.begun = rec.begun || r.samples > 0 // it had carried nothing at the last sample
-		r.keepCounts(rec, c, k)
-	})
+		r.keepCounts(rec, s.Connections, k)
+	}
 	r.keptAt(now, k)
 	r.forget()
 }
