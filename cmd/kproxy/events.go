@@ -5,6 +5,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -149,6 +150,7 @@ func inUTC(e plan.Event) plan.Event {
 
 // eventPrinter prints events as they come.
 type eventPrinter struct {
+	log    *slog.Logger // where to, instead of w; nil for w
 	w      io.Writer
 	format string
 	single bool      // a document each, not a list
@@ -161,6 +163,10 @@ type eventPrinter struct {
 func (p *eventPrinter) print(events []plan.Event) error {
 	switch {
 	case p.err != nil:
+	case p.log != nil:
+		for _, e := range events {
+			p.log.Info(e.Message, "kind", e.Kind, "service", e.Service)
+		}
 	case !isForPrograms(p.format):
 		p.table(events)
 	case p.single:

@@ -90,13 +90,14 @@ func (s *labSession) watch(ctx context.Context, st plan.Status, t *tour, traffic
 // trafficEvery is how often the log has a line about the traffic.
 const trafficEvery = 10 * time.Second
 
-// follow logs what happens until ctx ends.
+// follow logs what has happened since the lab began, and what happens until ctx ends.
 func (s *labSession) follow(ctx context.Context, out io.Writer, traffic *recentTraffic) error {
 	log := slog.New(slog.NewTextHandler(out, nil))
+	events := &eventPrinter{log: log}
 	var g errgroup.Group
 	g.Go(func() error {
 		for sleep(ctx, 0) {
-			err := s.client.Events(ctx, func(e plan.Event) { log.Info(e.Message, "kind", e.Kind, "service", e.Service) })
+			err := watchEvents(ctx, s.client, []string{""}, eventsAtMost, events)
 			if ctx.Err() == nil {
 				log.Warn("kproxy has gone", "error", err)
 				s.awaitReturn(ctx)
