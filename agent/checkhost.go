@@ -64,11 +64,12 @@ func probeApart(ctx context.Context) (host *kernel.Host, tracking, err error) {
 	variant, found := prober.FindVariant(ctx) // by the host's own rules
 	prober.Find = func(context.Context) (kernel.Variant, plan.Capability) { return variant, found }
 	prober.OpenSets = func() (kernel.SetStore, error) { return kernel.OpenIPSets() }
-	prober.HasIPVS = func() error { return lookForIPVS(ctx) }
 	err = apart(func() (err error) {
 		if host, err = prober.Probe(ctx); err != nil {
 			return err
 		}
+		host.Caps.IPVS = ipvs.Look(ctx)
+		host.Caps.All = append(host.Caps.All, host.Caps.IPVS)
 		table, err := conntrack.Dial()
 		if err != nil {
 			tracking = &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
@@ -77,21 +78,6 @@ func probeApart(ctx context.Context) (host *kernel.Host, tracking, err error) {
 		return table.Close()
 	})
 	return host, tracking, err
-}
-
-// lookForIPVS says why IPVS can't be used. Asking for its netlink family would load it.
-func lookForIPVS(ctx context.Context) error {
-	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); err != nil {
-		if _, err := (kernel.Exec{}).Run(ctx, nil, "modprobe", "--dry-run", "--quiet", "ip_vs"); err != nil {
-			return errors.New("the kernel has none, and modprobe finds no module of it")
-		}
-		return nil
-	}
-	c, _, err := ipvs.Probe(ctx, nil)
-	if err == nil && !c.Supported {
-		err = errors.New(c.Reason)
-	}
-	return err
 }
 
 // modulesLoaded are the kernel's modules; none where it has no modules.

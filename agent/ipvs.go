@@ -17,9 +17,6 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// errNotLooked is the Prober's answer for IPVS, which probeIPVS looks for itself.
-var errNotLooked = errors.New("not looked for")
-
 // probeIPVS finds out what this host can do with IPVS. The module is loaded only
 // for a mode that may use it.
 func (a *Agent) probeIPVS(ctx context.Context, row mode) error {
@@ -32,11 +29,6 @@ func (a *Agent) probeIPVS(ctx context.Context, row mode) error {
 		}
 	}
 	a.caps.IPVS = c
-	for i := range a.caps.All {
-		if a.caps.All[i].Name == c.Name {
-			a.caps.All[i] = c
-		}
-	}
 	return nil
 }
 

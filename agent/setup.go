@@ -38,7 +38,6 @@ func (a *Agent) setUp(ctx context.Context) error {
 		return &kernel.Missing{What: "ipset", How: "run kproxy as root, on a kernel with CONFIG_IP_SET", Err: err}
 	}
 	prober := kernel.NewProber(sets)
-	prober.HasIPVS = func() error { return errNotLooked } // see probeIPVS
 	host, err := prober.Probe(ctx)
 	if err != nil {
 		return err
@@ -50,6 +49,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := a.probeIPVS(ctx, row); err != nil {
 		return err
 	}
+	a.caps.All = append(a.caps.All, a.caps.IPVS)
 	if err := row.missing(a.caps); err != nil {
 		return err
 	}

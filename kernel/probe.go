@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -38,8 +39,6 @@ type Prober struct {
 	OpenSets func() (SetStore, error)
 	// Capabilities is the effective capability set; nil reads the process's.
 	Capabilities func() (uint64, error)
-	// HasIPVS looks for IPVS; nil asks the kernel.
-	HasIPVS func() error
 	// Find finds the variant of iptables; nil for [Prober.FindVariant].
 	Find func(context.Context) (Variant, plan.Capability)
 }
@@ -78,8 +77,6 @@ func (p *Prober) Probe(ctx context.Context) (*Host, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	h.Caps.IPVS = p.probeIPVS()
-	h.Caps.All = append(h.Caps.All, h.Caps.IPVS)
 	h.Caps.IPTables = h.summary("iptables", iptablesFeatures)
 	return h, nil
 }
@@ -238,18 +235,4 @@ func (p *Prober) score(ctx context.Context, v Variant) (int, error) {
 		total += strings.Count(s, "\n-A ")
 	}
 	return total, nil
-}
-
-func (p *Prober) probeIPVS() plan.Capability {
-	c := plan.Capability{Name: "ipvs"}
-	has := p.HasIPVS
-	if has == nil {
-		has = LoadIPVS
-	}
-	if err := has(); err != nil {
-		c.Reason = fmt.Sprintf("%v; it takes the kernel option CONFIG_IP_VS, or the kernel's module ip_vs", err)
-		return c
-	}
-	c.Supported, c.Reason = true, "generic netlink family IPVS"
-	return c
 }

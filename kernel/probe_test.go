@@ -30,7 +30,7 @@ func TestProbeOfThisHost(t *testing.T) {
 	}
 	for _, c := range h.Caps.All {
 		t.Logf("%-30s %-5t %s", c.Name, c.Supported, c.Reason)
-		if !c.Supported && c.Name != "ipvs" {
+		if !c.Supported {
 			t.Errorf("%s isn't supported: %s", c.Name, c.Reason)
 		}
 	}
@@ -102,7 +102,6 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 			p := &kernel.Prober{
 				Runner: host, Capabilities: tt.capabilities,
 				OpenSets: func() (kernel.SetStore, error) { return host.Sets(), nil },
-				HasIPVS:  func() error { return errors.New("no such file or directory") },
 			}
 			if p.Capabilities == nil {
 				p.Capabilities = admin
@@ -124,9 +123,6 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 			}
 			if h.Caps.IPTables.Supported != tt.iptables || !tt.iptables && h.Caps.IPTables.Reason == "" {
 				t.Errorf("iptables = %+v, want supported: %t", h.Caps.IPTables, tt.iptables)
-			}
-			if h.Caps.IPVS.Supported || !strings.Contains(h.Caps.IPVS.Reason, "CONFIG_IP_VS") {
-				t.Errorf("ipvs = %+v", h.Caps.IPVS)
 			}
 			if tt.check != nil && !tt.check(h) {
 				t.Errorf("Probe = %+v", h)

@@ -114,7 +114,7 @@ func newBackend(t *testing.T, rules iptables.Config, c ipvs.Config) *ipvs.Backen
 // openTable is the table of the namespace of the calling thread.
 func openTable(t *testing.T) *ipvs.Netlink {
 	t.Helper()
-	if err := kernel.LoadIPVS(); err != nil {
+	if err := ipvs.Load(); err != nil {
 		t.Skipf("needs IPVS in the kernel: %v", err)
 	}
 	table, err := ipvs.OpenTable()

@@ -101,7 +101,7 @@ func removeScratch(t Table) error {
 // there. The error is only about ctx.
 func Probe(ctx context.Context, names []string) (plan.Capability, map[string]string, error) {
 	c := plan.Capability{Name: "ipvs"}
-	if err := kernel.LoadIPVS(); err != nil {
+	if err := Load(); err != nil {
 		c.Reason = fmt.Sprintf("%v; it takes the kernel option CONFIG_IP_VS, or the kernel's module ip_vs", err)
 		return c, nil, ctx.Err()
 	}

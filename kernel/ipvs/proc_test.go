@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/service"
@@ -74,7 +75,7 @@ func needsIPVS(t testing.TB) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
-	if err := kernel.LoadIPVS(); err != nil {
+	if err := ipvs.Load(); err != nil {
 		t.Skipf("needs IPVS in the kernel: %v", err)
 	}
 }

@@ -34,7 +34,7 @@ type Netlink struct {
 var _ Table = (*Netlink)(nil)
 
 // OpenTable opens the kernel's table. Without IPVS in the kernel it fails with
-// [kernel.ErrNotFound]; see [kernel.LoadIPVS].
+// [kernel.ErrNotFound]; see [Load].
 func OpenTable() (*Netlink, error) {
 	// moby's Handle doesn't fail where there is no IPVS: it takes the number of
 	// the netlink family once and for all, and with 0 for it every request is

@@ -10,6 +10,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"kproxy.dev/kproxy/kernel"
+	own "kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/leftovers"
 )
@@ -20,7 +21,7 @@ import (
 func TestLeftoverServers(t *testing.T) {
 	kerneltest.Namespace(t)
 	h := host{t}
-	if err := kernel.LoadIPVS(); err != nil {
+	if err := own.Load(); err != nil {
 		t.Skipf("needs IPVS in the kernel: %v", err)
 	}
 	for _, name := range []string{"kube-ipvs0", "dummy7"} {

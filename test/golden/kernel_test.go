@@ -17,6 +17,7 @@ import (
 	"golang.org/x/tools/txtar"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -37,7 +38,7 @@ func TestKernel(t *testing.T) {
 	if os.Getuid() != 0 {
 		t.Skip("needs root")
 	}
-	if err := kernel.LoadIPVS(); err != nil {
+	if err := ipvs.Load(); err != nil {
 		t.Skipf("needs IPVS in the kernel: %v", err)
 	}
 	if _, err := exec.LookPath("ipvsadm"); err != nil {
