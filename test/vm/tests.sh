@@ -24,7 +24,7 @@ same="NothingArrives|CommandsThatNeedNoRoot|ConfigurationFile|WrongUse|NobodyRun
 same+="|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|ManifestsThatAreLate|PortInUse|SecondKproxy|StoppedWhileStarting"
 same+="|PinsSurviveARestart|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd"
 same+="|LeastConnectionsInUserspace|LegacyVariant|ScrapesOfManyServices|MetricsWithinLimits|WatchStatus|WatchLeavesTheTerminal"
-same+="|LabTour|LabIsOneAtATime|LabOnATerminal|CompareInterrupted|CompareNeedsRoot|TraceCommand"
+same+="|LabTour|LabIsOneAtATime|CompareInterrupted|CompareNeedsRoot|TraceCommand"
 # Faults on the way to userspace are traced natively; here only those on the way to IPVS.
 skip="^Test($same)\$|^TestTraceNamesFaults\$/^userspace\$"
 rows=(
