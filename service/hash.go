@@ -145,13 +145,16 @@ func (h *hasher) endpoint(e *Endpoint) {
 	h.uint(uint64(e.Weight))
 }
 
-// hashEntry covers all that a Snapshot holds of a service port.
-func hashEntry(p *Port, eps []Endpoint) uint64 {
+// newEntry hashes a service port twice: without where it was read, which changes
+// nothing for clients, and with it.
+func newEntry(p *Port, eps []Endpoint) entry {
 	h := newHasher()
 	h.port(p)
-	h.string(p.Source)
 	h.endpoints(eps)
-	return h.sum()
+	e := entry{port: p, endpoints: eps, content: h.sum()}
+	h.string(p.Source)
+	e.hash = h.sum()
+	return e
 }
 
 func hashPort(p *Port) uint64 {

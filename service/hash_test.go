@@ -76,6 +76,12 @@ func TestHashCoversEveryField(t *testing.T) {
 		other(t, f)
 		hash := build(p, Endpoint{}, Node{})
 		f.SetZero()
+		if path == "Port.Source" {
+			if hash != base {
+				t.Error("Port.Source is in the hash, and would be a change of a manifest that moved by a line")
+			}
+			return
+		}
 		check(path, hash)
 	})
 	e := Endpoint{Hints: &Hints{}}
@@ -115,7 +121,7 @@ func TestHashKeepsFieldsApart(t *testing.T) {
 		{ExternalIPs: []netip.Addr{netip.MustParseAddr("10.0.0.1")}},
 		{ClusterIPs: []netip.Addr{netip.MustParseAddr("::ffff:10.0.0.1")}},
 	} {
-		h := hashEntry(&p, nil)
+		h := newEntry(&p, nil).hash
 		if first, dup := seen[h]; dup {
 			t.Errorf("%+v has the hash of %s", p, first)
 		}
@@ -127,7 +133,7 @@ func TestHashKeepsFieldsApart(t *testing.T) {
 func TestHashIgnoresLocationOfTime(t *testing.T) {
 	now := time.Now()
 	a, b := Port{Created: now}, Port{Created: now.Round(0).In(time.FixedZone("x", 3600))}
-	if hashEntry(&a, nil) != hashEntry(&b, nil) {
+	if newEntry(&a, nil).hash != newEntry(&b, nil).hash {
 		t.Error("one instant in two locations gives two hashes")
 	}
 }

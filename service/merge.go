@@ -33,10 +33,10 @@ func (s *Snapshot) With(other *Snapshot, changed []Name) *Snapshot {
 				e = mine[at]
 			}
 			out.entries = append(out.entries, e)
-			out.sum += mixed(e.hash)
+			out.sum += mixed(e.content)
 		}
 		for i := range mine {
-			out.sum -= mixed(mine[i].hash)
+			out.sum -= mixed(mine[i].content)
 		}
 		rest = after
 	}

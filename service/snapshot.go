@@ -15,13 +15,14 @@ import (
 type Snapshot struct {
 	node    Node
 	entries []entry
-	sum     uint64 // of the mixed hashes of entries
+	sum     uint64 // of the mixed contents of entries
 	hash    uint64 // of everything
 }
 
 type entry struct {
 	port      *Port
 	endpoints []Endpoint
+	content   uint64 // hash of all but where it was read
 	hash      uint64
 }
 
@@ -177,11 +178,11 @@ func (b *Builder) Build() *Snapshot {
 	slices.SortFunc(s.node.PodCIDRs, comparePrefix)
 	for k, p := range b.ports {
 		eps := dedupe(b.endpoints[k])
-		s.entries = append(s.entries, entry{port: p, endpoints: eps, hash: hashEntry(p, eps)})
+		s.entries = append(s.entries, newEntry(p, eps))
 	}
 	slices.SortFunc(s.entries, func(a, b entry) int { return a.port.Key.Compare(b.port.Key) })
 	for i := range s.entries {
-		s.sum += mixed(s.entries[i].hash)
+		s.sum += mixed(s.entries[i].content)
 	}
 	s.rehash()
 	return s
