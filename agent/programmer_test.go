@@ -117,6 +117,7 @@ func (m *modelHost) program(p *plan.Plan) {
 // pass hands over a plan and programs it.
 func (m *modelHost) pass(ctx context.Context, p *plan.Plan) error {
 	m.program(p)
+	<-m.wake // or run, where a test starts it, would make a pass for it once more
 	m.render()
 	return m.programmer.pass(ctx)
 }
