@@ -63,7 +63,7 @@ var (
 	amount     = regexp.MustCompile(`\b\d+(?:\.\d)?[KMG]?B\b|\b\d+\.\d[KMG]\b`)
 	number     = regexp.MustCompile(`(^|[\s+])\d+(\s|$)`)
 	space      = regexp.MustCompile(`[ \t]+`)
-	turn       = regexp.MustCompile(`:\s+it\s+is\s+next,\s+unless\s+somebody\s+else\s+comes\s+first`) // round robin begins anywhere
+	turn       = regexp.MustCompile(`:\s+it\s+is\s+next,\s+unless\s+another\s+connection\s+comes\s+first`) // round robin begins anywhere
 	release    = regexp.MustCompile(`^kproxy \S+ on`)
 )
 
