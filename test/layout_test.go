@@ -158,28 +158,28 @@ func find(folder string) int {
 // other folder name one: a bound may only fall. A plane that is added needs none.
 var namesOfPlanes = map[string]map[string]int{
 	"ipvs": {
-		"agent":            93,
-		"cmd/kproxy":       18,
+		"agent":            92,
+		"cmd/kproxy":       17,
 		"conntrack":        1,
 		"kernel/steering":  2,
 		"kernel/leftovers": 21,
-		"plan":             33,
+		"plan":             28,
 		"source":           2,
-		"trace":            8,
-		"trace/netfilter":  8,
-		"view":             6,
-		"web":              8,
+		"trace":            6,
+		"trace/netfilter":  4,
+		"view":             2,
+		"web":              4,
 	},
 	"iptables": {
 		"agent":            24,
-		"cmd/kproxy":       12,
+		"cmd/kproxy":       11,
 		"kernel":           12,
 		"kernel/leftovers": 1,
-		"plan":             21,
-		"trace":            10,
-		"trace/netfilter":  12,
-		"view":             6,
-		"web":              8,
+		"plan":             16,
+		"trace":            9,
+		"trace/netfilter":  9,
+		"view":             3,
+		"web":              5,
 	},
 }
 
@@ -222,7 +222,7 @@ func TestPlanesAreNamedAtHome(t *testing.T) {
 			if n > bounds[folder] {
 				t.Errorf("%d lines of code in %s name the data plane %s, %d are the bound: ask for what it can do instead", n, folder, plane, bounds[folder])
 			} else if n < bounds[folder] {
-				t.Logf("%s names the data plane %s in %d lines: lower its bound, %d", folder, plane, n, bounds[folder])
+				t.Errorf("%s names the data plane %s in %d lines: lower its bound, %d", folder, plane, n, bounds[folder])
 			}
 		}
 	}
