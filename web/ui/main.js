@@ -73,7 +73,8 @@ keys({
     return current === "overview" && pages.overview.focus();
   },
   back(event) {
-    if (current === "overview") {
+    // Where the address already leads: a key may come before the page has changed.
+    if (route.parse(location.hash).page === "overview") {
       pages.overview.clear();
       // The next key is no part of what is searched for.
       if (event.target.closest("input, select") && !pages.overview.focus()) byId("main").focus({ preventScroll: true });
