@@ -6,8 +6,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -138,4 +140,40 @@ func TestServeEndsClientsThatStall(t *testing.T) {
 			t.Errorf("serve: %v", err)
 		}
 	})
+}
+
+// beginning notes how many subscribers a source has when a response begins.
+type beginning struct {
+	http.ResponseWriter
+	src  *fakeSource
+	once sync.Once
+	had  chan int
+}
+
+func (w *beginning) Unwrap() http.ResponseWriter { return w.ResponseWriter }
+
+func (w *beginning) Write(b []byte) (int, error) {
+	w.once.Do(func() { w.had <- w.src.subscribers() })
+	return w.ResponseWriter.Write(b)
+}
+
+// A client that has the beginning of the stream misses nothing that happens from then on.
+func TestEventsFromTheBeginning(t *testing.T) {
+	src := shop()
+	stream, had := newEventStream(src), make(chan int, 1)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		stream.ServeHTTP(&beginning{ResponseWriter: w, src: src, had: had}, r)
+	}))
+	defer server.Close()
+	resp, err := server.Client().Get(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if line, err := bufio.NewReader(resp.Body).ReadString('\n'); line != "retry: 2000\n" {
+		t.Errorf("the first line is %q: %v", line, err)
+	}
+	_ = resp.Body.Close()
+	if n := <-had; n != 1 {
+		t.Errorf("%d subscribers when the stream begins, want 1", n)
+	}
 }

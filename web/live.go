@@ -17,13 +17,16 @@ import (
 // way tend to cut connections after a minute of silence.
 const keepAlive = 15 * time.Second
 
+// retry is how many milliseconds after a stream has ended its client opens another.
+const retry = "retry: 2000\n\n"
+
 // eventStream serves server-sent events (WHATWG HTML, section 9.2) to a bounded number
 // of clients.
 type eventStream struct {
 	name  string
 	slots *slots
-	// follow writes events; it returns nil when the server stops, and an error when
-	// the client has gone.
+	// follow writes retry, then events: of all that happens from then on. It returns nil
+	// when the server stops, and an error when the client has gone.
 	follow func(context.Context, *eventWriter) error
 }
 
@@ -33,7 +36,10 @@ func newEventStream(src Source) *eventStream {
 	return &eventStream{"event", newSlots(maxStreams, streamsOfClient), func(ctx context.Context, out *eventWriter) error {
 		events, cancel := src.Subscribe()
 		defer cancel()
-		_, err := forward(ctx, out, events, func(e plan.Event) []byte { return sse(nil, e.Kind, e) })
+		err := out.write([]byte(retry))
+		if err == nil {
+			_, err = forward(ctx, out, events, func(e plan.Event) []byte { return sse(nil, e.Kind, e) })
+		}
 		return err
 	}}
 }
@@ -42,8 +48,11 @@ func newEventStream(src Source) *eventStream {
 // A client that falls behind gets an overview again, in the same stream.
 func newLiveStream(rec *Recorder) *eventStream {
 	return &eventStream{"live", newSlots(maxStreams, streamsOfClient), func(ctx context.Context, out *eventWriter) error {
-		rec.refresh()
-		err := out.write(sse(nil, "hello", rec.hello()))
+		err := out.write([]byte(retry))
+		if err == nil {
+			rec.refresh()
+			err = out.write(sse(nil, "hello", rec.hello()))
+		}
 		for behind := true; behind && err == nil; {
 			rec.refresh()
 			overview, changes := rec.hub.subscribe(rec.overview)
@@ -93,7 +102,7 @@ func (s *eventStream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		out.to = out.zip
 	}
 	// Without a read limit, which would end the request's context when it expires.
-	if r.Method == http.MethodHead || out.ctl.SetReadDeadline(time.Time{}) != nil || out.write([]byte("retry: 2000\n\n")) != nil {
+	if r.Method == http.MethodHead || out.ctl.SetReadDeadline(time.Time{}) != nil {
 		return
 	}
 	if s.follow(r.Context(), &out) == nil && out.zip != nil {

@@ -16,14 +16,20 @@ type column[T any] struct {
 	desc  *prometheus.Desc
 	kind  prometheus.ValueType
 	value func(*T) float64
+	noSum bool // one of several objects would say nothing
 }
 
 func count[T any](d *prometheus.Desc, value func(*T) uint64) column[T] {
-	return column[T]{d, prometheus.CounterValue, func(t *T) float64 { return float64(value(t)) }}
+	return column[T]{desc: d, kind: prometheus.CounterValue, value: func(t *T) float64 { return float64(value(t)) }}
 }
 
 func gauge[T any](d *prometheus.Desc, value func(*T) float64) column[T] {
-	return column[T]{d, prometheus.GaugeValue, value}
+	return column[T]{desc: d, kind: prometheus.GaugeValue, value: value}
+}
+
+func withoutSum[T any](c column[T]) column[T] {
+	c.noSum = true
+	return c
 }
 
 var (
@@ -62,12 +68,12 @@ var endpointColumns = []column[plan.EndpointStatus]{
 	count(desc("kproxy_endpoint_sent_bytes_total", "Bytes from the endpoint to clients.", endpointLabels...), func(e *plan.EndpointStatus) uint64 { return e.BytesOut }),
 	gauge(desc("kproxy_endpoint_connections_active", "Connections and sessions of the endpoint that are alive now.", endpointLabels...), func(e *plan.EndpointStatus) float64 { return float64(e.ActiveConnections) }),
 	gauge(desc("kproxy_endpoint_usable", "1 if the endpoint gets new connections.", endpointLabels...), func(e *plan.EndpointStatus) float64 { return number(e.Usable) }),
-	gauge(desc("kproxy_endpoint_up", "1 if the active health check succeeds; not there where there is none, or before its first result.", endpointLabels...), func(e *plan.EndpointStatus) float64 {
+	withoutSum(gauge(desc("kproxy_endpoint_up", "1 if the active health check succeeds; not there where there is none, or before its first result.", endpointLabels...), func(e *plan.EndpointStatus) float64 {
 		if e.Health == "unknown" {
 			return math.NaN()
 		}
 		return number(e.Health == "up")
-	}),
+	})),
 }
 
 // serviceKey is the labels of a service port, endpointKey those of an endpoint.
@@ -151,7 +157,6 @@ func (s *series[K, T]) collect(send sender, all iter.Seq2[K, *T], may func(K) bo
 			v := c.value(t)
 			switch {
 			case math.IsNaN(v):
-				now[i] = v
 			case s.own[k]:
 				send <- prometheus.MustNewConstMetric(c.desc, c.kind, v, labels...)
 			case c.kind == prometheus.GaugeValue:
@@ -174,6 +179,9 @@ func (s *series[K, T]) collect(send sender, all iter.Seq2[K, *T], may func(K) bo
 		others[i] = "other" // no protocol is called so
 	}
 	for i, c := range s.columns {
+		if c.noSum {
+			continue
+		}
 		if c.kind == prometheus.CounterValue {
 			now[i] = s.other[i]
 		}

@@ -146,6 +146,7 @@ func TestNoSeriesOfTheirOwn(t *testing.T) {
 		"kproxy_endpoint_connections_total":  {1, 140, 140},
 		"kproxy_endpoint_connections_active": {1, 14, 14},
 		"kproxy_service_info":                {0, -1, 0},
+		"kproxy_endpoint_up":                 {0, -1, 0},
 	} {
 		if got := scrape(t, reg, name); got != want {
 			t.Errorf("%s: %+v, want %+v", name, got, want)
