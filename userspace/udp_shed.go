@@ -161,10 +161,15 @@ func (w *udpWorker) everySnapshot() (all []holding, complete bool) {
 				other.post(other.publish)
 			}
 		}
-		if p := d.snapshot.Load(); p != nil && w.now-p.at < int64(snapshotFor) {
-			all = append(all, p.holdings...)
-		} else {
+		p := d.snapshot.Load()
+		if p == nil || w.now-p.at >= int64(snapshotFor) {
 			complete = false
+			continue
+		}
+		for i := range p.holdings {
+			if p.holdings[i].flow.(*session).active.Load() >= 0 { // it hasn't ended since
+				all = append(all, p.holdings[i])
+			}
 		}
 	}
 	return all, complete

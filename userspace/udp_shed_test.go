@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"slices"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -96,6 +97,35 @@ func TestUDPFloodBesideAHundred(t *testing.T) {
 				t.Errorf("exhausted: %v", got)
 			}
 		})
+	}
+}
+
+// Sessions that have given way aren't chosen again as long as their worker hasn't said so.
+func TestEndedSessionsAreNoVictims(t *testing.T) {
+	s := start(t, Config{Loops: 2, Origin: newOrigins()}, testPlan(udpService()))
+	w, other := s.workers[0], s.workers[1]
+	p := &snapshot{at: sinceEpoch()}
+	add := func(now, was int64) {
+		x := &session{worker: other}
+		x.active.Store(now)
+		p.holdings = append(p.holdings, holding{weight: 1, active: was, class: exchanged, flow: x})
+	}
+	for i := range int64(100) {
+		add(-1, i)
+	}
+	add(100, 100)
+	time.Sleep(2 * spentAfter)
+	chosen := make(chan []victim)
+	w.post(func() {
+		p.at = w.now
+		other.shedding.snapshot.Store(p)
+		w.chooseSessions()
+		other.shedding.snapshot.Store(nil)
+		chosen <- w.shedding.victims
+		w.shedding.victims = nil
+	})
+	if got := <-chosen; len(got) != 1 || got[0].active != 100 {
+		t.Errorf("%d victims, want the one session that hasn't ended", len(got))
 	}
 }
 
