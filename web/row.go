@@ -81,7 +81,7 @@ func newRow(was *Row, s *plan.ServiceStatus, rates Rates, now time.Time) *Row {
 		Key: rowKey(s), Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
 		Addresses: s.Addresses, NodePort: s.NodePort, Algorithm: s.Algorithm,
 		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason, QualifiesAt: qualifiesAt(was, s, now),
-		Problems: slices.Concat([]string{}, s.Problems), Degraded: s.Degraded, Connections: s.Connections, Rates: rates,
+		Problems: listed(s.Problems), Degraded: s.Degraded, Connections: s.Connections, Rates: rates,
 		Endpoints: EndpointCount{Total: len(s.Endpoints)}, Dots: make([]Dot, 0, min(len(s.Endpoints), maxDots)),
 	}
 	for i := range s.Endpoints {

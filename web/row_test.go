@@ -1,13 +1,28 @@
 package web
 
 import (
+	"encoding/json"
 	"net/netip"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/plan"
 )
+
+// A row of a service without problems or endpoints has empty lists of them.
+func TestRowHasLists(t *testing.T) {
+	b, err := json.Marshal(newRow(nil, &plan.ServiceStatus{Name: "web"}, Rates{}, start))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{`"problems":[]`, `"dots":[]`} {
+		if !strings.Contains(string(b), want) {
+			t.Errorf("no %s in %s", want, b)
+		}
+	}
+}
 
 // TestRowsNameEveryEndpoint: those without a dot are among the others, and the same
 // status makes no other row.
