@@ -165,9 +165,12 @@ func TestEventsFromTheBeginning(t *testing.T) {
 		stream.ServeHTTP(&beginning{ResponseWriter: w, src: src, had: had}, r)
 	}))
 	defer server.Close()
-	resp, err := server.Client().Get(server.URL)
+	resp, err := server.Client().Get(server.URL) // which takes gzip
 	if err != nil {
 		t.Fatal(err)
+	}
+	if resp.Uncompressed {
+		t.Error("a stream of few small events is compressed")
 	}
 	if line, err := bufio.NewReader(resp.Body).ReadString('\n'); line != "retry: 2000\n" {
 		t.Errorf("the first line is %q: %v", line, err)

@@ -25,6 +25,7 @@ const retry = "retry: 2000\n\n"
 type eventStream struct {
 	name  string
 	slots *slots
+	zips  bool // where the client takes that: a compressor holds more than a megabyte
 	// follow writes retry, then events: of all that happens from then on. It returns nil
 	// when the server stops, and an error when the client has gone.
 	follow func(context.Context, *eventWriter) error
@@ -33,7 +34,7 @@ type eventStream struct {
 // newEventStream serves the source's events. Each has the event's kind as its type and
 // the plan.Event as JSON in its data.
 func newEventStream(src Source) *eventStream {
-	return &eventStream{"event", newSlots(maxStreams, streamsOfClient), func(ctx context.Context, out *eventWriter) error {
+	return &eventStream{"event", newSlots(maxStreams, streamsOfClient), false, func(ctx context.Context, out *eventWriter) error {
 		events, cancel := src.Subscribe()
 		defer cancel()
 		err := out.write([]byte(retry))
@@ -47,7 +48,7 @@ func newEventStream(src Source) *eventStream {
 // newLiveStream serves what a Recorder finds: hello and an overview, then what changes.
 // A client that falls behind gets an overview again, in the same stream.
 func newLiveStream(rec *Recorder) *eventStream {
-	return &eventStream{"live", newSlots(maxStreams, streamsOfClient), func(ctx context.Context, out *eventWriter) error {
+	return &eventStream{"live", newSlots(maxStreams, streamsOfClient), true, func(ctx context.Context, out *eventWriter) error {
 		err := out.write([]byte(retry))
 		if err == nil {
 			rec.refresh()
@@ -94,9 +95,11 @@ func (s *eventStream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	defer release()
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
-	w.Header().Set("Vary", "Accept-Encoding")
 	out := eventWriter{to: w, ctl: http.NewResponseController(w)}
-	if acceptsGzip(r) {
+	if s.zips {
+		w.Header().Set("Vary", "Accept-Encoding")
+	}
+	if s.zips && acceptsGzip(r) {
 		w.Header().Set("Content-Encoding", "gzip")
 		out.zip, _ = gzip.NewWriterLevel(w, gzip.BestSpeed) // fails only for levels there aren't
 		out.to = out.zip
