@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -158,7 +159,10 @@ func (w *udpWorker) everySnapshot() (all []holding, complete bool) {
 			w.publish()
 		} else if p := d.snapshot.Load(); p == nil || w.now-p.at > int64(snapshotFor/2) {
 			if d.asked.CompareAndSwap(false, true) {
-				other.post(other.publish)
+				other.post(func() {
+					other.pool.closeBefore(math.MaxInt64) // before any session, on whichever worker
+					other.publish()
+				})
 			}
 		}
 		p := d.snapshot.Load()

@@ -100,10 +100,40 @@ func TestUDPFloodBesideAHundred(t *testing.T) {
 	}
 }
 
+// Where room is short, idle sockets of all workers give way.
+func TestIdleSocketsOfOthersGiveWay(t *testing.T) {
+	ep, _ := udpEndpoint(t, "a")
+	s := start(t, Config{Loops: 2, Origin: newOrigins()}, testPlan(udpService(ep)))
+	w, other := s.workers[0], s.workers[1]
+	eventually(t, "both run", func() bool { return w.post(func() {}) && other.post(func() {}) })
+	idle := func() (n int) {
+		everyPoller(s.workers[1:], func(w *udpWorker) { n = w.pool.n })
+		return n
+	}
+	everyPoller(s.workers[1:], func(w *udpWorker) {
+		u, err := w.upstream(socketKey{to: ep})
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		w.now = sinceEpoch()
+		w.pool.put(u)
+	})
+	if n := idle(); n != 1 {
+		t.Fatalf("%d idle sockets, want 1", n)
+	}
+	w.post(func() { w.everySnapshot() })
+	eventually(t, "what the other worker says of its sessions", func() bool { return other.shedding.snapshot.Load() != nil })
+	if n := idle(); n != 0 {
+		t.Errorf("%d idle sockets are kept while sessions give way", n)
+	}
+}
+
 // Sessions that have given way aren't chosen again as long as their worker hasn't said so.
 func TestEndedSessionsAreNoVictims(t *testing.T) {
 	s := start(t, Config{Loops: 2, Origin: newOrigins()}, testPlan(udpService()))
 	w, other := s.workers[0], s.workers[1]
+	eventually(t, "both run", func() bool { return w.post(func() {}) && other.post(func() {}) })
 	p := &snapshot{at: sinceEpoch()}
 	add := func(now, was int64) {
 		x := &session{worker: other}
