@@ -3,6 +3,7 @@ package agent
 import (
 	"sync"
 
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
 )
@@ -54,4 +55,14 @@ func (c *carried) update(dirty map[service.Key]bool) bool {
 		}
 	}
 	return more
+}
+
+// forget forgets the services that d removes: one of the same name that comes later
+// begins anew, as its state in the forwarder does.
+func (c *carried) forget(d plan.Delta) {
+	for _, change := range d.Changes {
+		if change.Is == nil {
+			delete(c.total, change.Key())
+		}
+	}
 }

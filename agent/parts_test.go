@@ -235,6 +235,24 @@ func TestCarried(t *testing.T) {
 	}
 }
 
+// TestCarriedForgets: a service that is removed and comes again has carried nothing.
+func TestCarriedForgets(t *testing.T) {
+	total, other := uint64(9), service.Key{Namespace: "other", Name: "web"}
+	c := carried{enough: 5, kick: func() {}, counters: func() map[service.Key]userspace.Counters {
+		return map[service.Key]userspace.Counters{web: {Total: total}, other: {Total: 7}}
+	}}
+	c.update(map[service.Key]bool{})
+	kept := &plan.Service{Port: &service.Port{Key: other}}
+	c.forget(plan.Delta{Changes: []plan.Change{{Was: kept, Is: kept}, {Was: &plan.Service{Port: &service.Port{Key: web}}}}})
+	if n, known := c.total[web]; known || c.total[other] != 7 {
+		t.Errorf("of the removed service %d are known, of the other one %d; want none and 7", n, c.total[other])
+	}
+	total = 1
+	if dirty := map[service.Key]bool{}; !c.update(dirty) || !dirty[web] || c.total[web] != 1 {
+		t.Errorf("the service that came again has %d, want 1", c.total[web])
+	}
+}
+
 // TestEvents: subscribers get what is published from then on; one that doesn't
 // read holds up nobody.
 func TestEvents(t *testing.T) {
