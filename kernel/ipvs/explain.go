@@ -114,10 +114,10 @@ func (v *seen) balancer(clients []kernel.Client, client netip.Addr) *kernel.Bala
 	default:
 		why = "the scheduler " + v.Scheduler + " decides by more than weights; this is its share by weight"
 	}
-	if i := slices.IndexFunc(clients, func(c kernel.Client) bool { return c.Address == client }); i >= 0 {
+	if stays := v.stays(clients, client); stays != nil {
 		weight, why = func(r *seenReal) float64 {
-			if r.Address == clients[i].Endpoint {
-				return float64(min(1, r.Weight))
+			if r == stays {
+				return 1
 			}
 			return 0
 		}, "the client stays with it (persistence)"
@@ -137,6 +137,21 @@ func (v *seen) balancer(clients []kernel.Client, client netip.Addr) *kernel.Bala
 		b.Targets = append(b.Targets, t)
 	}
 	return b
+}
+
+// stays returns the real server that a client stays with; nil if there is none. Where that
+// is gone or has weight 0, the kernel chooses another one (ip_vs_check_template in
+// net/netfilter/ipvs/ip_vs_conn.c, with expire_quiescent_template as in [Sysctls]).
+func (v *seen) stays(clients []kernel.Client, client netip.Addr) *seenReal {
+	for _, c := range clients {
+		if c.Address != client {
+			continue
+		}
+		if i := slices.IndexFunc(v.reals, func(r seenReal) bool { return r.Address == c.Endpoint && r.Weight > 0 }); i >= 0 {
+			return &v.reals[i]
+		}
+	}
+	return nil
 }
 
 // leastLoaded returns the real server with the least load, the first of those alike, as

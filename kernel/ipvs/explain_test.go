@@ -37,7 +37,8 @@ func TestBalancer(t *testing.T) {
 		{"nq", seenWith("nq", 0, [2]int{9, 1}, [2]int{1, 0}), nil, [2]float64{0, 1}},
 		{"sh", seenWith("sh", 0, [2]int{1, 0}, [2]int{1, 0}), nil, [2]float64{0.5, 0.5}},
 		{"a client that stays", seenWith("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: client, Endpoint: second}}, [2]float64{0, 1}},
-		{"a client whose endpoint drains", seenWith("rr", 600, [2]int{1, 0}, [2]int{0, 0}), []kernel.Client{{Address: client, Endpoint: second}}, [2]float64{0, 0}},
+		{"a client whose endpoint drains", seenWith("rr", 600, [2]int{1, 0}, [2]int{0, 0}), []kernel.Client{{Address: client, Endpoint: second}}, [2]float64{1, 0}},
+		{"a client whose endpoint is gone", seenWith("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: client, Endpoint: netip.MustParseAddrPort("10.2.0.9:9000")}}, [2]float64{0.5, 0.5}},
 		{"another client that stays", seenWith("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: netip.MustParseAddr("10.1.0.7"), Endpoint: second}}, [2]float64{0.5, 0.5}},
 		{"no real server takes connections", seenWith("rr", 0, [2]int{0, 0}, [2]int{0, 0}), nil, [2]float64{}},
 	} {
