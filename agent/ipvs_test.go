@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -26,6 +27,9 @@ type modelTable struct{ *kerneltest.IPVS }
 func (m modelTable) List(of ...kernel.Virtual) ([]ipvs.Server, error) {
 	var out []ipvs.Server
 	for _, v := range m.IPVS.List() {
+		if len(of) > 0 && !slices.ContainsFunc(of, func(o kernel.Virtual) bool { return kernel.CompareVirtuals(o, v) == 0 }) {
+			continue
+		}
 		s := ipvs.Server{Virtual: v}
 		for _, r := range v.Reals {
 			s.Connections = append(s.Connections, m.Connections(v, r.Address))
