@@ -15,7 +15,7 @@ import (
 
 // keeper tells the kernel which connections userspace carries of services that
 // it doesn't serve any more, so that they go on there until their conntrack
-// entry is back, should that vanish (see restorer). Where userspace serves a
+// entry is back, should that vanish (see conntrackRepair). Where userspace serves a
 // service, the portal leads every packet there anyway.
 type keeper struct {
 	log         *slog.Logger

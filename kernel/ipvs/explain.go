@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -32,6 +33,9 @@ type seenReal struct {
 
 // see reads the virtual server at an address, whoever made it; nil if there is none.
 func see(p service.Protocol, at netip.AddrPort) (*seen, error) {
+	if _, err := os.Stat(procPath); err != nil { // asking for the netlink family would load the module
+		return nil, nil
+	}
 	t, err := OpenTable()
 	if errors.Is(err, kernel.ErrNotFound) {
 		return nil, nil
