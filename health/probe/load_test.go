@@ -248,6 +248,9 @@ func BenchmarkScheduler(b *testing.B) {
 			l.wanted = targetsOf(count)
 			l.update(time.Now())
 			now := time.Now().Add(time.Minute)
+			for range count { // a new target counts as slow until it has answered
+				l.observe(result{entry: l.slow.take()}, now)
+			}
 			for b.Loop() {
 				l.observe(result{entry: l.fast.take()}, now)
 			}

@@ -155,7 +155,8 @@ func (w *world) plans(o *objects) []*decisions {
 	var out []*decisions
 	for _, mode := range modes {
 		in.Policy.Mode = mode
-		out = append(out, decisionsOf(plan.Compute(in)))
+		p, _ := plan.Compute(nil, in)
+		out = append(out, decisionsOf(p))
 	}
 	return out
 }
