@@ -84,7 +84,6 @@ type Agent struct {
 	carried        carried
 	refusals       refusals
 	repair         *conntrackRepair
-	keeper         *keeper
 	staleFlows     *staleCleanup
 	clients        *ipvsAffinity
 	healthPort     ServeHealthPort
@@ -180,8 +179,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
-	a.repair = newConntrackRepair(a.log, a.conntrack, a.userspace)
-	a.keeper = newKeeper(a.log, a.sets, a.userspace, a.current.Load)
+	a.repair = newConntrackRepair(a.log, a.conntrack, a.sets, a.userspace, a.current.Load)
 	a.clients = newIPVSAffinity(a.log, a.marks(), a.userspace.Affinity)
 	a.healths = newHealthPorts(a.healthPort, a.log, a.healthPortFailed)
 	a.isSetUp.Store(true)
@@ -219,7 +217,6 @@ func (a *Agent) work(ctx context.Context) error {
 	damaged := make(chan error, 1)
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
 	g.Go(func() error { return a.repair.run(ctx) })
-	g.Go(func() error { return a.keeper.run(ctx) })
 	g.Go(func() error { return a.staleFlows.run(ctx) })
 	g.Go(func() error { return a.keepSmall(ctx) })
 	g.Go(func() error { return a.clients.run(ctx) })
@@ -275,7 +272,7 @@ func (a *Agent) flowEnded(f conntrack.Flow) {
 func (a *Agent) drain() error {
 	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.DrainTimeout)
 	defer cancel()
-	a.keeper.keep(nil, a.cfg.DrainTimeout)
+	a.repair.redirectAll(nil, a.cfg.DrainTimeout)
 	if n := len(a.userspace.Connections()); n > 0 {
 		a.log.Info("draining", "connections", n, "within", a.cfg.DrainTimeout)
 	}

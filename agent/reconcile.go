@@ -126,7 +126,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	}
 	a.uncommitted = true
 	a.moveAffinity(old, p, d)
-	a.keeper.follow(p, d)
+	a.repair.follow(p, d)
 	if err := a.portal.follow(ctx, p, d); err != nil {
 		a.repairing = true
 		return p, a.sync.failed(start, fmt.Errorf("update the portal: %w", err))

@@ -4,19 +4,22 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
 )
 
-// conntrackRepair puts back conntrack entries of connections that userspace carries.
+// conntrackRepair keeps connections of userspace alive that lose their conntrack entries.
 // Without its entry a redirected connection is lost as soon as its service is
 // offloaded: the kernel's rules send the client's next packet to an endpoint, and the
-// listener's answers have the listener's address. The keeper covers the moment until
-// the entry is back.
+// listener's answers have the listener's address.
 //
 // Entries vanish under a connection in three ways. IPVS deletes, when one of its
 // connections expires, whatever entry has the addresses and ports of that
@@ -26,25 +29,115 @@ import (
 // (conntrack -F, conntrack -D). And a half-closed connection may be silent for
 // longer than its state allows.
 //
+// Such entries are put back. Until then the kernel's rules lead the packets of TCP
+// connections to userspace that are in a set: those of services that userspace doesn't
+// serve any more. Where it serves a service, every packet is redirected anyway.
+//
 // Safe for concurrent use.
 type conntrackRepair struct {
 	log         *slog.Logger
 	ports       func() (tcp, udp uint16)      // of the listeners
-	connections func() []userspace.Connection // what userspace carries
+	connections func() []userspace.Connection // of userspace
 	restore     func(conntrack.Flow) error
+	redirect    func(time.Duration, []steering.Held) error // puts connections into the set
+	plan        func() *plan.Plan                          // in force
+	offloaded   chan struct{}                              // 1 slot: services have left userspace
 
 	mu   sync.Mutex // events come while entries are put back
 	lost []conntrack.Flow
 	wake chan struct{} // 1 slot: triggers coalesce
 }
 
-func newConntrackRepair(log *slog.Logger, c *conntrack.Client, s *userspace.Server) *conntrackRepair {
-	return &conntrackRepair{log: log, ports: s.Ports, connections: s.Connections, restore: c.Restore, wake: make(chan struct{}, 1)}
+const (
+	// redirectFor is how long a connection is in the set, and redirectEvery how often
+	// it is put there again. One that has ended expires there.
+	redirectFor, redirectEvery = time.Minute, 20 * time.Second
+	// redirectAgain is when a connection has certainly been accepted whose first packet
+	// came just before its service was offloaded.
+	redirectAgain = time.Second
+	// maxLost bounds the entries that wait for repair; further ones are dropped, as the
+	// kernel drops events.
+	maxLost = 1 << 18
+)
+
+func newConntrackRepair(log *slog.Logger, c *conntrack.Client, sets kernel.SetStore, s *userspace.Server, p func() *plan.Plan) *conntrackRepair {
+	return &conntrackRepair{
+		log: log, ports: s.Ports, connections: s.Connections, restore: c.Restore, plan: p,
+		redirect:  func(d time.Duration, held []steering.Held) error { return steering.HoldConnections(sets, d, held) },
+		offloaded: make(chan struct{}, 1), wake: make(chan struct{}, 1),
+	}
 }
 
-// maxLost bounds the entries that wait for repair; further ones are dropped, as the
-// kernel drops events.
-const maxLost = 1 << 18
+// follow redirects the connections of services that leave userspace. It runs before
+// new connections of these go elsewhere.
+func (r *conntrackRepair) follow(p *plan.Plan, d plan.Delta) {
+	if !slices.ContainsFunc(d.Changes, func(c plan.Change) bool {
+		return c.Was != nil && c.Key().Protocol == service.TCP && c.Was.DataPlane == plan.Userspace && (c.Is == nil || c.Is.DataPlane != plan.Userspace)
+	}) {
+		return
+	}
+	r.redirectAll(p, redirectFor)
+	select {
+	case r.offloaded <- struct{}{}:
+	default:
+	}
+}
+
+// redirectAll redirects, for d, the connections of services that userspace doesn't
+// serve by p; all if p is nil.
+func (r *conntrackRepair) redirectAll(p *plan.Plan, d time.Duration) {
+	var held []steering.Held
+	served := map[service.Key]bool{}
+	for _, c := range r.connections() {
+		if c.Protocol != service.TCP {
+			continue
+		}
+		in, known := served[c.Service]
+		if !known && p != nil {
+			s := p.Find(c.Service)
+			in = s != nil && s.DataPlane == plan.Userspace
+			served[c.Service] = in
+		}
+		if !in {
+			held = append(held, steering.Held{Client: c.Client, Address: c.Address})
+		}
+	}
+	if len(held) == 0 {
+		return
+	}
+	if err := r.redirect(d, held); err != nil {
+		r.log.Warn("connections in userspace break if conntrack forgets them", "error", err)
+	}
+}
+
+// run redirects connections again and again, and puts entries back, until ctx is done.
+func (r *conntrackRepair) run(ctx context.Context) error {
+	again := time.NewTimer(redirectEvery)
+	defer again.Stop()
+	wake, rested := r.wake, (<-chan time.Time)(nil)
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-r.offloaded:
+			again.Reset(redirectAgain)
+		case <-again.C:
+			inKernel := func(s *plan.Service) bool { return s.Port.Protocol == service.TCP && s.DataPlane != plan.Userspace }
+			if p := r.plan(); p != nil && slices.ContainsFunc(p.Services, inKernel) {
+				r.redirectAll(p, redirectFor)
+			}
+			again.Reset(redirectEvery)
+		case <-wake:
+			start := time.Now()
+			r.repair()
+			// A repair goes through all connections. However often entries vanish, it
+			// takes a fifth of a processor at most.
+			wake, rested = nil, time.After(4*time.Since(start))
+		case <-rested:
+			wake, rested = r.wake, nil
+		}
+	}
+}
 
 // ended notes a flow that has ended, if it may have to be put back. It never blocks:
 // it is called for every flow that ends.
@@ -65,26 +158,6 @@ func (r *conntrackRepair) ended(f conntrack.Flow) {
 	select {
 	case r.wake <- struct{}{}:
 	default:
-	}
-}
-
-// run puts entries back until ctx is done.
-func (r *conntrackRepair) run(ctx context.Context) error {
-	for {
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-r.wake:
-		}
-		start := time.Now()
-		r.repair()
-		// A repair goes through all connections. However often entries vanish, it
-		// takes a fifth of a processor at most.
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-time.After(4 * time.Since(start)):
-		}
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
 )
@@ -91,6 +93,86 @@ func TestConntrackRepair(t *testing.T) {
 			time.Sleep(time.Second)
 		}
 		expect(established, halfClosed, otherPort, datagrams)
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// TestConntrackRepairRedirects: the connections of a service that leaves userspace are redirected before
+// it has left, those that were accepted meanwhile soon after, and all for as
+// long as they last; others aren't.
+func TestConntrackRepairRedirects(t *testing.T) {
+	at := netip.MustParseAddrPort
+	connection := func(k service.Key, client string) userspace.Connection {
+		return userspace.Connection{Protocol: k.Protocol, Service: k, Client: at(client), Address: at("10.96.0.10:80")}
+	}
+	dns := service.Key{Namespace: "shop", Name: "dns", Protocol: service.UDP}
+	gone := service.Key{Namespace: "shop", Name: "gone", Protocol: service.TCP}
+	other := service.Key{Namespace: "shop", Name: "other", Protocol: service.TCP}
+	inPlane := func(webs plan.DataPlane) *plan.Plan {
+		return &plan.Plan{Services: []*plan.Service{
+			{Port: &service.Port{Key: other}, DataPlane: plan.Userspace}, {Port: &service.Port{Key: web}, DataPlane: webs},
+		}}
+	}
+	carried := []userspace.Connection{connection(web, "10.1.0.2:5000"), connection(other, "10.1.0.2:5001"), connection(dns, "10.1.0.2:5002")}
+	synctest.Test(t, func(t *testing.T) {
+		var mu sync.Mutex // of the three
+		var held []string
+		current := inPlane(plan.Userspace)
+		carried := carried
+		r := &conntrackRepair{
+			log: slog.New(slog.DiscardHandler), offloaded: make(chan struct{}, 1),
+			connections: func() []userspace.Connection {
+				mu.Lock()
+				defer mu.Unlock()
+				return carried
+			},
+			plan: func() *plan.Plan {
+				mu.Lock()
+				defer mu.Unlock()
+				return current
+			},
+			redirect: func(d time.Duration, of []steering.Held) error {
+				mu.Lock()
+				defer mu.Unlock()
+				for _, x := range of {
+					held = append(held, x.Client.String())
+				}
+				return nil
+			},
+		}
+		expect := func(when string, want ...string) {
+			t.Helper()
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			if diff := cmp.Diff(want, held); diff != "" {
+				t.Errorf("%s (-want +got):\n%s", when, diff)
+			}
+			held = nil
+		}
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- r.run(ctx) }()
+		first, next := current, inPlane(plan.IPVS)
+		r.follow(first, plan.Between(nil, first))
+		time.Sleep(2 * redirectEvery)
+		expect("all is in userspace")
+
+		r.follow(next, plan.Between(first, next))
+		expect("it leaves", "10.1.0.2:5000")
+		mu.Lock()
+		current, carried = next, append(carried, connection(web, "10.1.0.2:5003"), connection(gone, "10.1.0.2:5004"))
+		mu.Unlock()
+		time.Sleep(redirectAgain)
+		expect("soon after", "10.1.0.2:5000", "10.1.0.2:5003", "10.1.0.2:5004")
+		time.Sleep(redirectFor)
+		expect("later", "10.1.0.2:5000", "10.1.0.2:5003", "10.1.0.2:5004", "10.1.0.2:5000", "10.1.0.2:5003", "10.1.0.2:5004", "10.1.0.2:5000", "10.1.0.2:5003", "10.1.0.2:5004")
+
+		r.redirectAll(nil, redirectFor)
+		expect("kproxy ends", "10.1.0.2:5000", "10.1.0.2:5001", "10.1.0.2:5003", "10.1.0.2:5004")
 		stop()
 		if err := <-done; err != nil {
 			t.Error(err)
