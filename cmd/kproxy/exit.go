@@ -34,6 +34,16 @@ func usageError(format string, args ...any) error {
 	return &exitError{exitUsage, fmt.Errorf(format, args...)}
 }
 
+// flagError is about what a flag names: wrong usage, unless the host is at its limits.
+func flagError(flag string, err error) error {
+	for _, limit := range []error{unix.ENOSPC, unix.EDQUOT, unix.EROFS, unix.EIO, unix.EMFILE, unix.ENFILE, unix.ENOMEM, unix.ENOLCK} {
+		if errors.Is(err, limit) {
+			return fmt.Errorf("--%s: %w", flag, err)
+		}
+	}
+	return usageError("--%s: %w", flag, err)
+}
+
 // statusOf returns the exit status for err.
 func statusOf(err error) int {
 	var e *exitError

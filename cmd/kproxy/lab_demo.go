@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -194,6 +195,11 @@ func (d *demo) offload(ctx context.Context) error {
 	t := time.Now()
 	if err := d.awaitOffload(ctx); err != nil {
 		return err
+	}
+	if command := virtualServers(d.kernel); command != "" {
+		servers, err := exec.CommandContext(ctx, "sh", "-c", command).Output()
+		d.observe(err == nil, "the virtual servers (%v):", errWord(err))
+		d.show(string(servers))
 	}
 	if err := d.hold(ctx, "opened in the kernel", d.kernel); err != nil {
 		return err

@@ -161,18 +161,25 @@ func (t *tour) rules() view.Step {
 		Commands: []string{t.kproxy("trace", "--from 10.1.0.2 "+labService.String()), onNode("iptables-save -c -t nat")},
 		Look:     "trace follows a packet of the client through what is really in the kernel, rule by rule with its counters, to each endpoint and how likely it is. The second command shows all of the rules that kproxy made: their chains begin with KPROXY-.",
 	}
-	switch {
-	case t.fallback == plan.IPVS:
-		command := onNode("cat /proc/net/ip_vs")
-		if _, err := exec.LookPath("ipvsadm"); err == nil {
-			command = onNode("ipvsadm -Ln")
-		}
-		step.Commands = append(step.Commands, command)
+	switch servers := virtualServers(t.fallback); {
+	case servers != "":
+		step.Commands = append(step.Commands, servers)
 		step.Look += " The third shows the virtual servers: the address, the scheduler, and the real servers it chooses among."
 	case t.fallback == plan.None:
 		step.Look += " In mode userspace they do only one thing: bring packets to kproxy."
 	}
 	return step
+}
+
+// virtualServers is a command that shows those of the node, where a data plane has some.
+func virtualServers(plane plan.DataPlane) string {
+	if plane != plan.IPVS {
+		return ""
+	}
+	if _, err := exec.LookPath("ipvsadm"); err == nil {
+		return onNode("ipvsadm -Ln")
+	}
+	return onNode("cat /proc/net/ip_vs")
 }
 
 // kill is about what a proxy that has died leaves.

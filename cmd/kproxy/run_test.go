@@ -125,3 +125,12 @@ func TestHangupsDontEndAStart(t *testing.T) {
 		t.Fatal(err)
 	}
 }
+
+// TestFlagError: what a flag names is the user's to correct, the host's limits aren't.
+func TestFlagError(t *testing.T) {
+	for err, want := range map[error]int{unix.ENOSPC: exitFailed, unix.EROFS: exitFailed, unix.EMFILE: exitFailed, unix.ENOTDIR: exitUsage, unix.ENAMETOOLONG: exitUsage} {
+		if got := statusOf(hostError(flagError("socket", &os.PathError{Op: "open", Path: "/run/kproxy.lock", Err: err}))); got != want {
+			t.Errorf("%v: exit status %d, want %d", err, got, want)
+		}
+	}
+}

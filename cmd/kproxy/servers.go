@@ -35,7 +35,7 @@ func openServers(ctx context.Context, cfg config.Config) (s servers, err error) 
 	if s.control, err = web.ListenControl(ctx, cfg.Socket); errors.Is(err, web.ErrRunning) {
 		return s, err
 	} else if err != nil {
-		return s, usageError("--socket: %w", err)
+		return s, flagError("socket", err)
 	}
 	if s.api, err = listenTCP(ctx, "metrics-bind-address", cfg.MetricsBindAddress); err != nil {
 		return s, err
@@ -56,7 +56,7 @@ func listenTCP(ctx context.Context, flag, address string) (net.Listener, error) 
 	case errors.Is(err, unix.EADDRNOTAVAIL):
 		return nil, usageError("--%s: %s isn't an address of this host", flag, address)
 	case err != nil:
-		return nil, usageError("--%s: %w", flag, err)
+		return nil, flagError(flag, err)
 	}
 	return l, nil
 }
@@ -133,7 +133,7 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	case errors.Is(err, web.ErrRunning):
 		return err
 	case err != nil:
-		return usageError("--socket: %w", err)
+		return flagError("socket", err)
 	}
 	defer lock.Close() // last: the next one opens the same ports
 	s, err := openServers(ctx, o.Config)

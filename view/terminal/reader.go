@@ -1,10 +1,13 @@
 package terminal
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/view"
 )
@@ -29,7 +32,10 @@ func startReader(in *os.File) *reader {
 		for {
 			buf := make([]byte, 256)
 			n, err := in.Read(buf)
-			if err == nil && n == 0 {
+			switch {
+			case ready(in, unix.POLLIN, err):
+				continue
+			case err == nil && n == 0:
 				err = io.EOF
 			}
 			if err != nil {
@@ -45,6 +51,17 @@ func startReader(in *os.File) *reader {
 	}()
 	go r.parse(input)
 	return r
+}
+
+// ready waits until f can be read or written again, if err says that it can't be now: another
+// process with the same terminal may have set O_NONBLOCK on it, which is a flag of the open
+// file that they share.
+func ready(f *os.File, events int16, err error) bool {
+	if !errors.Is(err, unix.EAGAIN) {
+		return false
+	}
+	_, err = unix.Poll([]unix.PollFd{{Fd: int32(f.Fd()), Events: events}}, -1)
+	return err == nil || errors.Is(err, unix.EINTR)
 }
 
 // stop ends parsing; no key comes after it.

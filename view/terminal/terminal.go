@@ -133,7 +133,7 @@ func (s *Screen) enter() (restore func(), err error) {
 		return func() {}, fmt.Errorf("set terminal to raw mode: %w", err)
 	}
 	s.drawn, s.width, s.height = nil, 0, 0
-	if _, err := s.Out.WriteString(enter); err != nil {
+	if err := s.write(enter); err != nil {
 		_ = term.Restore(int(s.In.Fd()), state)
 		return func() {}, fmt.Errorf("enter alternate screen: %w", err)
 	}
@@ -143,7 +143,7 @@ func (s *Screen) enter() (restore func(), err error) {
 			return
 		}
 		done = true
-		_, _ = s.Out.WriteString(leave) // a terminal that has gone needs no restoring
+		_ = s.write(leave) // a terminal that has gone needs no restoring
 		_ = term.Restore(int(s.In.Fd()), state)
 	}, nil
 }
@@ -181,8 +181,18 @@ func (s *Screen) draw() error {
 	if b.Len() == 0 {
 		return nil
 	}
-	if _, err := s.Out.WriteString(b.String()); err != nil {
+	if err := s.write(b.String()); err != nil {
 		return fmt.Errorf("write to terminal: %w", err)
 	}
 	return nil
+}
+
+func (s *Screen) write(text string) error {
+	for {
+		n, err := s.Out.WriteString(text)
+		if !ready(s.Out, unix.POLLOUT, err) {
+			return err
+		}
+		text = text[n:]
+	}
 }

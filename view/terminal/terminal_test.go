@@ -134,6 +134,37 @@ func TestRun(t *testing.T) {
 	}
 }
 
+// TestNonblocking: another process that sets O_NONBLOCK on the terminal, as some do on their
+// standard input, ends no screen.
+func TestNonblocking(t *testing.T) {
+	tty, out := open(t, 60, 10)
+	fd, err := unix.Dup(int(tty.Line.Fd()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	line := os.NewFile(uintptr(fd), "standard input") // as os.Stdin: the runtime doesn't poll it
+	defer line.Close()
+	keys := ""
+	s := Screen{
+		In: line, Out: line, Draw: func(int, int) []string { return []string{"keys " + keys + ";"} },
+		Key: func(k view.Key) bool { keys += string(k); return k == "q" },
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- s.Run(t.Context()) }()
+	await(t, out, "keys ;")
+	if err := unix.SetNonblock(int(tty.Line.Fd()), true); err != nil {
+		t.Fatal(err)
+	}
+	for _, shown := range []string{"keys a;", "keys ab;"} {
+		write(t, tty.Keyboard, shown[len(shown)-2:len(shown)-1])
+		await(t, out, shown)
+	}
+	write(t, tty.Keyboard, "q")
+	if err := <-ended; err != nil {
+		t.Error(err)
+	}
+}
+
 // TestLastColumn: a line as wide as the terminal keeps its last column. The cursor
 // stays there after it, so that what erases to the end of the line erases it.
 func TestLastColumn(t *testing.T) {
