@@ -184,8 +184,10 @@ func (acc *account) counts(address netip.AddrPort) bool {
 }
 
 // entryOf returns what is known of a flow, which it takes off live and missing, or
-// that of a new one that the kernel data plane of a service port carries.
-func (a *Accounting) entryOf(f *Flow) (e entry, counted bool) {
+// that of a new one that the kernel data plane of a service port carries. The entry of
+// any other flow has no account. Where the service port was deleted and made anew, a flow that
+// is known belongs to the new one, which counts what it carries from then on.
+func (a *Accounting) entryOf(f *Flow) entry {
 	id := f.identity()
 	e, known := a.live[id]
 	if !known {
@@ -193,21 +195,21 @@ func (a *Accounting) entryOf(f *Flow) (e entry, counted bool) {
 	}
 	delete(a.live, id)
 	delete(a.missing, id)
-	if known && e.service != nil {
-		return e, true
-	}
-	if !f.Rewritten() {
-		return e, false // also kproxy's own connections to endpoints
+	if known && e.service != nil || !f.Rewritten() { // kproxy's own connections to endpoints aren't
+		return e
 	}
 	at, ok := a.index.find(f)
 	if !ok {
-		return e, false
+		return e
 	}
 	// An endpoint that has left the plan still counts while its figures are kept.
 	if acc := a.services[at.service.Port.Key]; endpoint(at.service, f.ReplySrc) == nil && (acc == nil || acc.endpoints[f.ReplySrc] == nil) {
-		return e, false
+		return e
 	}
-	return entry{account: a.of(at.service)}, true
+	if e.account = a.of(at.service); known && !e.flow.Opening() {
+		e.before = &Figures{BytesIn: e.flow.OrigBytes, BytesOut: e.flow.ReplyBytes}
+	}
+	return e
 }
 
 // Ended counts a flow that has ended.
@@ -217,16 +219,15 @@ func (a *Accounting) Ended(f Flow) {
 	if a.ended != nil {
 		a.ended[f.identity()] = true
 	}
-	if e, counted := a.entryOf(&f); counted {
-		e.flow = f
-		e.end()
-	}
+	e := a.entryOf(&f)
+	e.flow = f
+	e.end()
 }
 
 // end adds a flow that has ended for good.
 func (e *entry) end() {
-	if e.service == nil {
-		return // its service port is gone
+	if e.account == nil || e.service == nil {
+		return // not counted, or its service port is gone
 	}
 	e.account.ended.count(&e.flow, true, e.before)
 	if e.counts(e.flow.ReplySrc) {
@@ -267,8 +268,8 @@ func (a *Accounting) listed(flows []Flow, first bool) {
 		if a.ended[f.identity()] {
 			continue // it ended after it was listed, and has been counted
 		}
-		e, counted := a.entryOf(f)
-		if !counted {
+		e := a.entryOf(f)
+		if e.account == nil {
 			continue
 		}
 		if f.OrigPackets < e.flow.OrigPackets {

@@ -240,6 +240,25 @@ func TestAccountingAfterRestart(t *testing.T) {
 		l.refresh(counted(1, 120), counted(2, 10))
 		l.want("list with it again", total(2, 0, 20))
 	})
+	t.Run("its service port is made anew", func(t *testing.T) {
+		for _, listed := range []bool{false, true} {
+			l := before(t)
+			l.refresh(counted(1, 150), counted(2, 10), counted(3, 7))
+			setPlan(l.Accounting, planOf())
+			if listed {
+				l.refresh(counted(1, 160), counted(2, 10), counted(3, 17))
+				l.Ended(counted(2, 10))
+			}
+			setPlan(l.Accounting, planOf(serviceOf(l.key, 10)))
+			l.Ended(counted(3, 27))
+			l.refresh(counted(1, 170), counted(4, 5))
+			if listed {
+				l.want("a list", total(2, 1, 10+10+5))
+				continue
+			}
+			l.want("a list", total(2, 1, 20+20+5))
+		}
+	})
 	t.Run("another with the same identity", func(t *testing.T) {
 		l := before(t)
 		l.refresh(counted(1, 40), counted(2, 10))

@@ -3,10 +3,10 @@ package conntrack
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"net/netip"
 	"sync"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/kernel/nlmsg"
@@ -33,16 +33,13 @@ const (
 
 // Client talks to the table of one network namespace. It is safe for
 // concurrent use. Its sockets stay open: a request costs two system calls.
-//
-// Single entries are asked for by sockets of kproxy's own: ctnetlink marks the answer
-// to a get as part of several (NLM_F_MULTI) and sends no end of them, for which
-// [netlink.Conn.Execute] would wait for ever.
 type Client struct {
-	pool chan *requests // idle ones
+	pool chan *requests // idle ones; closed by Close
 	all  []*requests
 
 	mu     sync.Mutex // a dump has the socket for itself
-	dumper *netlink.Conn
+	dumper *nlmsg.Socket
+	closed bool
 }
 
 // requests is a socket for requests about single entries, with room for answers.
@@ -56,7 +53,7 @@ type requests struct {
 // Dial opens a client in the network namespace of the calling thread. It needs
 // CAP_NET_ADMIN there.
 func Dial() (*Client, error) {
-	dumper, err := netlink.Dial(unix.NETLINK_NETFILTER, &netlink.Config{MessageBufferSize: dumpSize})
+	dumper, err := nlmsg.Open(unix.NETLINK_NETFILTER, dumpSize)
 	if err != nil {
 		return nil, fmt.Errorf("open conntrack socket: %w", err)
 	}
@@ -72,18 +69,29 @@ func Dial() (*Client, error) {
 	return c, nil
 }
 
-// Close closes the sockets, after requests under way.
+// Close closes the sockets, after requests under way. Later requests fail with
+// [fs.ErrClosed].
 func (c *Client) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.closed {
+		return nil
+	}
+	c.closed = true
 	err := c.dumper.Close()
 	for range c.all {
 		err = errors.Join(err, (<-c.pool).Close())
 	}
+	close(c.pool)
 	return err
 }
 
 // do makes one request and returns the entry that the kernel answers with, if any.
 func (c *Client) do(request func([]byte) []byte) (f Flow, err error) {
-	s := <-c.pool
+	s, open := <-c.pool
+	if !open {
+		return f, fs.ErrClosed
+	}
 	defer func() { c.pool <- s }()
 	failed := s.Do(1, func(b []byte, _ int) []byte { return request(b) }, func(_ int, body []byte, answer error) {
 		if err = answer; body != nil {
@@ -123,7 +131,13 @@ func (c *Client) LookupAll(p service.Protocol, flows [][2]netip.AddrPort, found 
 // for each in turn. Answers that found no room in the socket are asked for again,
 // as long as that helps.
 func (c *Client) get(p service.Protocol, flows [][2]netip.AddrPort, found func(i int, f *Flow, err error)) {
-	s := <-c.pool
+	s, open := <-c.pool
+	if !open {
+		for i := range flows {
+			found(i, &Flow{}, fs.ErrClosed)
+		}
+		return
+	}
 	defer func() { c.pool <- s }()
 	for start := 0; start < len(flows); start += lookupsAtOnce {
 		some := flows[start:min(len(flows), start+lookupsAtOnce)]

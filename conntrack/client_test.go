@@ -3,6 +3,7 @@ package conntrack
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"net"
 	"net/netip"
 	"slices"
@@ -304,6 +305,32 @@ func TestAccountingOfRealFlows(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(2) // and after
+}
+
+// TestRequestsAfterClose: they fail, none waits.
+func TestRequestsAfterClose(t *testing.T) {
+	c := inNamespace(t)
+	if err := errors.Join(c.Close(), c.Close()); err != nil {
+		t.Fatal(err)
+	}
+	client, pod := at(service.IPv4, clients, 2, 5000), at(service.IPv4, pods, 2, 5353)
+	f := flow(service.IPv4, service.UDP, at(service.IPv4, services, 10, 53), pod)
+	_, _, lookup := c.Lookup(service.UDP, pod, client)
+	_, list := c.List(service.UDP)
+	for name, err := range map[string]error{"lookup": lookup, "list": list, "delete": c.Delete(f), "restore": c.Restore(f)} {
+		if !errors.Is(err, fs.ErrClosed) {
+			t.Errorf("%s: got %v, want %v", name, err, fs.ErrClosed)
+		}
+	}
+	found := 0
+	c.LookupAll(service.UDP, make([][2]netip.AddrPort, 3), func(i int, _, _ netip.AddrPort, err error) {
+		if found++; !errors.Is(err, fs.ErrClosed) {
+			t.Errorf("flow %d: got %v, want %v", i, err, fs.ErrClosed)
+		}
+	})
+	if found != 3 {
+		t.Errorf("%d flows answered, want 3", found)
+	}
 }
 
 func BenchmarkGetByReply(b *testing.B) {

@@ -115,7 +115,7 @@ func FuzzDecode(f *testing.F) {
 	for _, family := range service.Families {
 		f.Add(full(family))
 		f.Add(getBody(service.UDP, at(family, 1, 1, 1), at(family, 2, 2, 2)))
-		f.Add(dumpBody(family, wanted{protocol: service.UDP, unanswered: true}))
+		f.Add(appendDump(nil, family, wanted{protocol: service.UDP, unanswered: true})[unix.NLMSG_HDRLEN:])
 		flow := flow(family, service.UDP, at(family, 1, 1, 1), at(family, 2, 2, 2))
 		f.Add(appendDelete(nil, &flow)[unix.NLMSG_HDRLEN:])
 	}

@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"sync/atomic"
 	"syscall"
 	"time"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/kernel/nlmsg"
@@ -35,7 +35,7 @@ const groupDestroy = 3
 // bound to the network namespace of the thread that called [Subscribe], and
 // buffers from then on.
 type Listener struct {
-	conn      *netlink.Conn
+	file      *os.File
 	raw       syscall.RawConn
 	overflows atomic.Uint64
 }
@@ -43,20 +43,23 @@ type Listener struct {
 // Subscribe begins to listen for the ends of flows that were rewritten
 // ([Flow.Rewritten]).
 func Subscribe() (*Listener, error) {
-	conn, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	socket, err := nlmsg.Open(unix.NETLINK_NETFILTER, 0)
 	if err != nil {
 		return nil, fmt.Errorf("open conntrack event socket: %w", err)
 	}
-	l := &Listener{conn: conn}
-	l.raw, err = conn.SyscallConn()
+	l := &Listener{file: os.NewFile(uintptr(socket.FD), "conntrack events")}
+	// Beyond net.core.rmem_max only with CAP_NET_ADMIN in the initial user namespace.
+	if err = unix.SetsockoptInt(socket.FD, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, eventBuffer); err != nil {
+		err = unix.SetsockoptInt(socket.FD, unix.SOL_SOCKET, unix.SO_RCVBUF, eventBuffer)
+	}
 	if err == nil {
-		err = conn.SetReadBuffer(eventBuffer)
+		l.raw, err = l.file.SyscallConn()
 	}
 	if err == nil {
 		err = l.SkipClosed(0)
 	}
 	if err == nil {
-		err = conn.JoinGroup(groupDestroy)
+		err = unix.SetsockoptInt(socket.FD, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, groupDestroy)
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("subscribe to conntrack events: %w", err), l.Close())
@@ -68,15 +71,22 @@ func Subscribe() (*Listener, error) {
 // answered from a port and were closed in the ordinary way ([Flow.CutShort]); 0 is
 // no port. Where that is userspace's own, nobody asks for them.
 func (l *Listener) SkipClosed(port uint16) error {
-	filter, err := interesting(port)
-	if err == nil {
-		err = l.conn.SetBPF(filter)
+	instructions, err := interesting(port)
+	if err != nil {
+		return err
 	}
-	return err
+	program := make([]unix.SockFilter, len(instructions))
+	for i, r := range instructions {
+		program[i] = unix.SockFilter{Code: r.Op, Jt: r.Jt, Jf: r.Jf, K: r.K}
+	}
+	controlErr := l.raw.Control(func(fd uintptr) {
+		err = unix.SetsockoptSockFprog(int(fd), unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: uint16(len(program)), Filter: &program[0]})
+	})
+	return errors.Join(controlErr, err)
 }
 
 // Close closes the socket.
-func (l *Listener) Close() error { return l.conn.Close() }
+func (l *Listener) Close() error { return l.file.Close() }
 
 // Overflows is how often the kernel has dropped events because they weren't
 // read fast enough; each may stand for many.
@@ -85,7 +95,7 @@ func (l *Listener) Overflows() uint64 { return l.overflows.Load() }
 // Run calls f with each flow that ends, from one goroutine, until ctx ends. A
 // Listener runs once.
 func (l *Listener) Run(ctx context.Context, f func(Flow)) error {
-	stop := context.AfterFunc(ctx, func() { _ = l.conn.SetReadDeadline(time.Unix(1, 0)) })
+	stop := context.AfterFunc(ctx, func() { _ = l.file.SetReadDeadline(time.Unix(1, 0)) })
 	defer stop()
 	buf := make([]byte, eventSize)
 	for {

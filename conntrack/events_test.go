@@ -2,11 +2,14 @@ package conntrack
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -70,7 +73,9 @@ func TestEventOverflowIsCounted(t *testing.T) {
 	server(t, pod)
 	rewrite(t, dst, pod)
 	l := subscribe(t)
-	if err := l.conn.SetReadBuffer(1); err != nil { // the kernel's least
+	var err error
+	controlErr := l.raw.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUF, 1) }) // the kernel's least
+	if err := errors.Join(controlErr, err); err != nil {
 		t.Fatal(err)
 	}
 	for i := range 50 {
@@ -86,7 +91,7 @@ func TestEventOverflowIsCounted(t *testing.T) {
 	defer cancel()
 	last := at(service.IPv4, clients, 3, 6000)
 	told := 0
-	err := l.Run(ctx, func(f Flow) {
+	err = l.Run(ctx, func(f Flow) {
 		if told++; f.OrigSrc == last {
 			cancel()
 			return

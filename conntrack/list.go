@@ -1,19 +1,19 @@
 package conntrack
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
+	"io/fs"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/service"
 )
 
 // dumpAttempts bounds how often a dump that the kernel interrupted is begun anew.
 const dumpAttempts = 5
-
-var errInterrupted = errors.New("the table changed under the dump")
 
 // wanted is what a list is to hold. Its zero value is everything.
 type wanted struct {
@@ -41,6 +41,9 @@ func (c *Client) ListUnanswered(p service.Protocol, families [2]bool) ([]Flow, e
 func (c *Client) lists(families [2]bool, w wanted) (out []Flow, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.closed {
+		return nil, fmt.Errorf("list conntrack entries: %w", fs.ErrClosed)
+	}
 	for _, family := range service.Families {
 		if families[family] {
 			if out, err = c.list(out, family, w); err != nil {
@@ -62,7 +65,7 @@ func (c *Client) list(out []Flow, f service.Family, w wanted) ([]Flow, error) {
 			return flows, nil
 		case filter != (wanted{}) && (errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP)):
 			filter = wanted{} // a kernel that knows the attribute, but not this use of it
-		case !errors.Is(err, errInterrupted) && !errors.Is(err, unix.EINTR):
+		case !errors.Is(err, nlmsg.ErrInterrupted) && !errors.Is(err, unix.EINTR):
 			return nil, err
 		case attempt >= dumpAttempts:
 			return flows, nil
@@ -70,33 +73,16 @@ func (c *Client) list(out []Flow, f service.Family, w wanted) ([]Flow, error) {
 	}
 }
 
-// dump appends what one list has; also what it got before errInterrupted.
+// dump appends what one list has; also what it got before an error.
 func (c *Client) dump(out []Flow, f service.Family, filter, w wanted) ([]Flow, error) {
-	sent, err := c.dumper.Send(netlink.Message{
-		Header: netlink.Header{Type: messageGet, Flags: netlink.Request | netlink.Dump}, Data: dumpBody(f, filter),
-	})
-	if err != nil {
-		return nil, err
-	}
 	var problem error
-	// To the end even after a problem, or the rest would look like the answer
-	// to the next request.
-	for m, err := range c.dumper.ReceiveIter() {
-		if err != nil {
-			return out, err
-		}
-		if m.Header.Sequence != sent.Header.Sequence || m.Header.Type != messageNew {
-			continue
-		}
-		if m.Header.Flags&netlink.DumpInterrupted != 0 {
-			problem = errInterrupted
-		}
-		flow, err := decode(m.Data)
+	err := c.dumper.Dump(func(b []byte) []byte { return appendDump(b, f, filter) }, func(body []byte) {
+		flow, err := decode(body)
 		if err != nil {
 			problem = err
 		} else if w.takes(&flow) {
 			out = append(out, flow)
 		}
-	}
-	return out, problem
+	})
+	return out, cmp.Or(problem, err)
 }

@@ -171,11 +171,11 @@ func appendTranslation(b []byte, typ uint16, to netip.AddrPort) []byte {
 	})
 }
 
-// dumpBody asks for all entries of a family and lets the kernel leave out what
+// appendDump asks for all entries of a family and lets the kernel leave out what
 // w doesn't take: other protocols since Linux 5.8, by status since 5.15. Older ones
 // ignore that.
-func dumpBody(f service.Family, w wanted) []byte {
-	b := appendHeader(nil, f)
+func appendDump(b []byte, f service.Family, w wanted) []byte {
+	b = appendHeader(nlmsg.AppendRequest(b, messageGet, unix.NLM_F_DUMP), f)
 	if w.protocol != 0 {
 		b = nlmsg.AppendNested(b, ctaTupleOrig, func(b []byte) []byte {
 			return nlmsg.AppendNested(b, ctaTupleProto, func(b []byte) []byte { return nlmsg.Append(b, ctaProtoNum, byte(w.protocol)) })

@@ -1,7 +1,7 @@
 // Package nlmsg is what kproxy needs of netlink where a library takes a message, an
 // allocation or a system call for each of many: attributes, and a [Socket] on
 // which many requests go to the kernel at once. Elsewhere, vishvananda/netlink has
-// links, addresses and routes, and mdlayher/netlink dumps, multicast and filters.
+// links, addresses and routes.
 //
 // Functions on attributes are pure; a Socket is for one goroutine at a time.
 package nlmsg

@@ -9,8 +9,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ErrNoAnswer says that it isn't known what became of a request.
-var ErrNoAnswer = errors.New("the kernel didn't answer")
+var (
+	// ErrNoAnswer says that it isn't known what became of a request.
+	ErrNoAnswer = errors.New("the kernel didn't answer")
+	// ErrInterrupted says that a list may lack something or hold it twice.
+	ErrInterrupted = errors.New("what is listed changed meanwhile")
+)
 
 // Socket is a netlink socket on which many requests go to the kernel by one system
 // call. The kernel carries them out in order, and goes on after one that fails. It
@@ -60,20 +64,8 @@ func AppendRequest(b []byte, kind, flags uint16) []byte {
 // buffer has no room are lost, and those after them; then it is [ErrNoAnswer].
 func (s *Socket) Do(n int, request func(b []byte, i int) []byte, reply func(i int, body []byte, err error)) error {
 	first := s.sequence + 1
-	s.out = s.out[:0]
-	for i := range n {
-		at := len(s.out)
-		s.out = request(s.out, i)
-		s.sequence++
-		binary.NativeEndian.PutUint32(s.out[at:], uint32(len(s.out)-at))
-		binary.NativeEndian.PutUint32(s.out[at+8:], s.sequence)
-	}
-	_, err := unix.Write(s.FD, s.out)
-	for err == unix.EINTR {
-		_, err = unix.Write(s.FD, s.out)
-	}
-	if err != nil {
-		return os.NewSyscallError("send", err)
+	if err := s.send(n, request); err != nil {
+		return err
 	}
 	for lost := false; ; {
 		size, err := unix.Read(s.FD, s.in)
@@ -94,12 +86,8 @@ func (s *Socket) Do(n int, request func(b []byte, i int) []byte, reply func(i in
 			if i < 0 || i >= n {
 				continue // of a request that was given up
 			}
-			if m.Type == unix.NLMSG_ERROR && len(m.Body) >= 4 {
-				var err error
-				if code := int32(binary.NativeEndian.Uint32(m.Body)); code != 0 {
-					err = unix.Errno(-code)
-				}
-				reply(i, nil, err)
+			if m.Type == unix.NLMSG_ERROR {
+				reply(i, nil, m.failure())
 			} else {
 				reply(i, m.Body, nil)
 			}
@@ -114,11 +102,74 @@ func (s *Socket) Do(n int, request func(b []byte, i int) []byte, reply func(i in
 	}
 }
 
+// send hands n requests to the kernel.
+func (s *Socket) send(n int, request func(b []byte, i int) []byte) error {
+	s.out = s.out[:0]
+	for i := range n {
+		at := len(s.out)
+		s.out = request(s.out, i)
+		s.sequence++
+		binary.NativeEndian.PutUint32(s.out[at:], uint32(len(s.out)-at))
+		binary.NativeEndian.PutUint32(s.out[at+8:], s.sequence)
+	}
+	_, err := unix.Write(s.FD, s.out)
+	for err == unix.EINTR {
+		_, err = unix.Write(s.FD, s.out)
+	}
+	return os.NewSyscallError("send", err)
+}
+
+// Dump makes one request for a list (NLM_F_DUMP), and calls each with the body of every
+// message of it, whatever the error. The kernel has the next part ready when one has
+// been read (netlink_recvmsg in net/netlink/af_netlink.c).
+func (s *Socket) Dump(request func(b []byte) []byte, each func(body []byte)) error {
+	if err := s.send(1, func(b []byte, _ int) []byte { return request(b) }); err != nil {
+		return err
+	}
+	for interrupted := false; ; {
+		size, err := unix.Read(s.FD, s.in)
+		switch err {
+		case nil:
+		case unix.EINTR:
+			continue
+		case unix.EAGAIN:
+			return ErrNoAnswer
+		default:
+			return os.NewSyscallError("receive", err)
+		}
+		for m := range Messages(s.in[:size]) {
+			if m.Sequence != s.sequence {
+				continue // of a request that was given up
+			}
+			interrupted = interrupted || m.Flags&unix.NLM_F_DUMP_INTR != 0
+			if m.Type != unix.NLMSG_DONE && m.Type != unix.NLMSG_ERROR {
+				each(m.Body)
+				continue
+			}
+			if err := m.failure(); err != nil || !interrupted {
+				return err
+			}
+			return ErrInterrupted
+		}
+	}
+}
+
 // Message is one that the kernel sent.
 type Message struct {
-	Type     uint16
-	Sequence uint32
-	Body     []byte
+	Type, Flags uint16
+	Sequence    uint32
+	Body        []byte
+}
+
+// failure is what a message of the kernel's about an error, or of the end of a list, says.
+func (m *Message) failure() error {
+	if len(m.Body) < 4 {
+		return nil
+	}
+	if code := int32(binary.NativeEndian.Uint32(m.Body)); code != 0 {
+		return unix.Errno(-code)
+	}
+	return nil
 }
 
 // Messages iterates over what was read from a socket, to the first message that is
@@ -130,7 +181,7 @@ func Messages(b []byte) iter.Seq[Message] {
 			if n < unix.NLMSG_HDRLEN || n > len(b) {
 				return
 			}
-			if !yield(Message{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint32(b[8:]), b[unix.NLMSG_HDRLEN:n]}) {
+			if !yield(Message{binary.NativeEndian.Uint16(b[4:]), binary.NativeEndian.Uint16(b[6:]), binary.NativeEndian.Uint32(b[8:]), b[unix.NLMSG_HDRLEN:n]}) {
 				return
 			}
 			b = b[min(align(n), len(b)):]
