@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 	"time"
+
+	"kproxy.dev/kproxy/kernel"
 )
 
 // drainEvery is how often real servers that drain are looked at: the bound on
@@ -38,10 +40,11 @@ func (d *draining) soon() {
 func (g *programmer) drain(ctx context.Context) {
 	d := &g.drains
 	d.active, d.timer = false, nil
-	if g.rules.drain == nil {
+	drainer, drains := g.plane.(kernel.Drainer)
+	if !drains {
 		return
 	}
-	left, err := g.rules.drain(ctx)
+	left, err := drainer.Drain(ctx)
 	if ctx.Err() != nil {
 		return
 	}

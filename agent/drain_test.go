@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -20,7 +21,13 @@ type drainer struct {
 	looks int
 }
 
-func (d *drainer) drain(context.Context) (int, error) {
+// drainingPlane is a plane with a drainer.
+type drainingPlane struct {
+	kernel.Plane
+	*drainer
+}
+
+func (d *drainer) Drain(context.Context) (int, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.looks++
@@ -50,7 +57,7 @@ func TestProgrammerDrains(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		d := &drainer{left: []int{2, 1, 0}}
 		m := newModelHost(t)
-		m.rules.drain, m.drains.active = d.drain, true
+		m.plane = drainingPlane{m.plane, d}
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- m.run(ctx, nil) }()

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -40,11 +39,8 @@ type figures struct {
 	services  uint64
 	endpoints uint64
 	triggers  [2][]time.Time // of changes in the cluster that no pass has carried out
-	holding   kernel.Ruleset // whose chains and jumps are counted in rules
-	rules     [2]map[string]int
-	written   [2]map[string]int
-	virtuals  [2]int // virtual servers
-	reals     [2]int
+	holds     kernel.Objects
+	written   [2]map[string]int // rules, by table
 	writes    plan.Writes
 
 	passFailures, ruleFailures, ruleRepairs, setRepairs, overflows atomic.Uint64
@@ -87,34 +83,20 @@ func (f *figures) done(s *service.Snapshot, took time.Duration) {
 	}
 }
 
-// programmed counts the rules that are there, and those that were written.
-func (f *figures) programmed(have kernel.Ruleset, ops kernel.Ops, full bool, took time.Duration) {
-	f.holds(have)
+// synced counts what a Sync of a plane did, and what the kernel holds after it.
+func (f *figures) synced(r *kernel.Result, took time.Duration) {
+	f.wrote(r.Applied)
 	f.mu.Lock()
-	for _, fam := range service.Families {
-		f.written[fam] = countRules(ops.Chains[fam], ops.AddJumps[fam])
+	if r.Holds != nil {
+		f.holds = *r.Holds
+	}
+	wrote := r.OK() && r.Tried
+	if wrote {
+		f.written = r.Written
 	}
 	f.mu.Unlock()
-	if f.observer != nil {
-		f.observer.Programmed(full, took)
-	}
-}
-
-// holds counts what the kernel has.
-func (f *figures) holds(have kernel.Ruleset) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.virtuals, f.reals = [2]int{}, [2]int{}
-	for _, fam := range service.Families {
-		if !sameMemory(f.holding.Chains[fam], have.Chains[fam]) || !slices.Equal(f.holding.Jumps[fam], have.Jumps[fam]) {
-			f.rules[fam] = countRules(have.Chains[fam], have.Jumps[fam])
-		}
-	}
-	f.holding.Chains, f.holding.Jumps = have.Chains, have.Jumps
-	for i := range have.Virtuals {
-		fam := service.FamilyOf(have.Virtuals[i].Address.Addr())
-		f.virtuals[fam]++
-		f.reals[fam] += len(have.Virtuals[i].Reals)
+	if wrote && f.observer != nil {
+		f.observer.Programmed(r.Full, took)
 	}
 }
 
@@ -130,28 +112,6 @@ func (f *figures) wrote(a kernel.Applied) {
 
 // wroteEntries adds up what the portal's loop changed.
 func (f *figures) wroteEntries(n int) { f.wrote(kernel.Applied{Entries: n}) }
-
-// sameMemory reports whether both are one list, as those of a renderer are that
-// nothing happened to.
-func sameMemory(a, b []kernel.Chain) bool {
-	return len(a) == len(b) && len(a) > 0 && &a[0] == &b[0]
-}
-
-func countRules(chains []kernel.Chain, jumps []kernel.Jump) map[string]int {
-	out := map[string]int{"filter": 0, "mangle": 0, "nat": 0}
-	for len(chains) > 0 { // they are sorted by table
-		table, n, i := chains[0].Table, 0, 0
-		for ; i < len(chains) && chains[i].Table == table; i++ {
-			n += chains[i].Len()
-		}
-		out[table] += n
-		chains = chains[i:]
-	}
-	for i := range jumps {
-		out[jumps[i].Table]++
-	}
-	return out
-}
 
 func (f *figures) cleaned(took time.Duration) {
 	if f.observer != nil {
@@ -184,8 +144,8 @@ func (a *Agent) Figures() plan.Figures {
 	var out plan.Figures
 	latest := a.source.Latest()
 	f.mu.Lock()
-	out.ServiceChanges, out.EndpointChanges, out.Rules, out.Written = f.services, f.endpoints, f.rules, f.written
-	out.VirtualServers, out.RealServers, out.Writes = f.virtuals, f.reals, f.writes
+	out.ServiceChanges, out.EndpointChanges, out.Rules, out.Written = f.services, f.endpoints, f.holds.Rules, f.written
+	out.VirtualServers, out.RealServers, out.Writes = f.holds.Virtuals, f.holds.Reals, f.writes
 	applied := f.applied
 	f.mu.Unlock()
 	out.ServicesPending, out.EndpointsPending = service.CountChanges(applied, latest)
@@ -222,12 +182,13 @@ func (a *Agent) countPackets() kernel.Counts {
 	c := &a.figures.packets
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.at) < countsAge || a.programmer.rules.counts == nil {
+	counter, counts := a.programmer.plane.(kernel.Counter)
+	if time.Since(c.at) < countsAge || !counts {
 		return c.sum
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), countsAge)
 	defer cancel()
-	is, err := a.programmer.rules.counts(ctx)
+	is, err := counter.Counts(ctx)
 	c.at = time.Now()
 	if err != nil {
 		a.log.Warn("packets can't be counted", "error", err)

@@ -11,11 +11,19 @@ import (
 	"kproxy.dev/kproxy/kernel"
 )
 
+// counter is a plane that counts.
+type counter struct {
+	kernel.Plane
+	read func() (kernel.Counts, error)
+}
+
+func (c counter) Counts(context.Context) (kernel.Counts, error) { return c.read() }
+
 func TestPacketsOutliveTheirRule(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var count uint64
 		var failed error
-		p := &programmer{rules: rules{counts: func(context.Context) (kernel.Counts, error) { return kernel.Counts{Steered: count}, failed }}}
+		p := &programmer{plane: counter{read: func() (kernel.Counts, error) { return kernel.Counts{Steered: count}, failed }}}
 		a := &Agent{programmer: p, log: slog.New(slog.DiscardHandler)}
 		for _, tt := range []struct {
 			count  uint64

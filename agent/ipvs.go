@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"slices"
 	"strconv"
@@ -147,40 +146,4 @@ func (v *virtualServers) tryScheduler(name string) error {
 		return errors.New(why)
 	}
 	return nil
-}
-
-// withIPVS adds what IPVS carries to the rules of iptables, which are the way to
-// it in part.
-func withIPVS(r rules, h hostRules) (rules, error) {
-	c := h.ipvs
-	c.Rules, c.Sets = r.Backend, h.sets
-	b, err := ipvs.New(c)
-	if err != nil {
-		return rules{}, err
-	}
-	o := ipvs.DefaultOptions()
-	o.Marks, o.CatchRefusals, o.SkipIPv6 = h.marks, h.host.CatchRefusals, !h.host.IPv6
-	if err := o.Validate(); err != nil {
-		return rules{}, err
-	}
-	renderer := ipvs.NewRenderer(o)
-	return rules{
-		Backend: b, drain: b.Drain, counts: r.counts, watch: ipvs.NewWatch(b, r.watch),
-		render: func(p *plan.Plan, d plan.Delta) kernel.Ruleset {
-			return kernel.Merge(r.render(p, d), renderer.Render(p, d))
-		},
-		fresh: func(p *plan.Plan) kernel.Ruleset { return kernel.Merge(r.fresh(p), ipvs.Render(p, o)) },
-		programmed: func(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 {
-			return both(r.programmed(have, want, p), ipvs.Programmed(have, want, p))
-		},
-		adopted: func(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
-			return both(r.adopted(have, s), ipvs.Adopted(have, s))
-		},
-	}, nil
-}
-
-// both returns a with what is in b.
-func both[V any](a, b map[service.Key]V) map[service.Key]V {
-	maps.Copy(a, b)
-	return a
 }

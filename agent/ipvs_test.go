@@ -107,14 +107,12 @@ func (m modelLink) Remove() error { return m.Links.Delete(kernel.DummyLink) }
 // withModelIPVS gives a model host's programmer IPVS as well.
 func withModelIPVS(t *testing.T, m *modelHost) {
 	t.Helper()
-	r, err := withIPVS(m.rules, hostRules{
-		host: &kernel.Host{IPv6: true, CatchRefusals: true}, sets: m.host.Sets(), marks: kernel.DefaultMarks(),
-		ipvs: ipvs.Config{Table: modelTable{m.host.IPVS()}, Link: modelLink{m.host.Links()}, DrainTimeout: time.Minute, Now: m.host.Now},
-	})
+	c := ipvs.Config{Sets: m.host.Sets(), Table: modelTable{m.host.IPVS()}, Link: modelLink{m.host.Links()}, DrainTimeout: time.Minute, Now: m.host.Now}
+	l, err := ipvs.NewPlane(c, ipvs.DefaultOptions(), m.layer)
 	if err != nil {
 		t.Fatal(err)
 	}
-	m.programmer = newProgrammer(r, m.log, func() { m.changes++ }, func(*plan.Plan, plan.Delta) {})
+	m.stack(l)
 }
 
 // bothPlanes is a plan of mode auto with a service in each data plane.
@@ -151,7 +149,7 @@ func TestProgrammerOfBothDataPlanes(t *testing.T) {
 	}
 	check := func(wantDamage bool) {
 		t.Helper()
-		if found, err := m.rules.watch.Check(t.Context()); err != nil || (len(found) > 0) != wantDamage {
+		if found, err := m.plane.Check(t.Context()); err != nil || (len(found) > 0) != wantDamage {
 			t.Errorf("the watch found %q, error %v; want damage: %v", found, err, wantDamage)
 		}
 	}
@@ -160,19 +158,18 @@ func TestProgrammerOfBothDataPlanes(t *testing.T) {
 		t.Fatal(err)
 	}
 	check(true)
-	m.known = false // as run does when it is told
 	if err := m.pass(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
 	check(false)
 
 	next := newModelHost(t)
-	next.host, next.rules = m.host, m.rules
-	have, err := m.rules.Observe(t.Context())
-	if err != nil {
+	next.host = m.host
+	next.stack(m.layer)
+	if _, err := next.plane.Adopt(t.Context(), &service.Snapshot{}); err != nil {
 		t.Fatal(err)
 	}
-	next.adopt(have, p)
+	next.adopt(p)
 	if diff := cmp.Diff(want, next.hashes()); diff != "" {
 		t.Errorf("after a restart (-want +got):\n%s", diff)
 	}

@@ -1,7 +1,6 @@
 package agent
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"sync/atomic"
@@ -11,7 +10,6 @@ import (
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/service"
 )
 
 // mode is one row of the table of modes: what a mode can't do without. What it
@@ -26,33 +24,6 @@ type mode struct {
 
 // Explainers are those of the data planes that have one.
 func Explainers() []kernel.Explainer { return []kernel.Explainer{ipvs.Explainer{}} }
-
-// rules is what the programmer works with in one mode.
-type rules struct {
-	kernel.Backend
-	// render is given every plan that is to be programmed, with what leads there from
-	// the one before.
-	render func(*plan.Plan, plan.Delta) kernel.Ruleset
-	// fresh is render for plans of any origin, from any goroutine: it remembers nothing.
-	fresh      func(*plan.Plan) kernel.Ruleset
-	programmed func(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64
-	adopted    func(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool
-	watch      watch
-	// counts reads what the shared rules count.
-	counts func(context.Context) (kernel.Counts, error)
-	// drain removes what has drained and says how many real servers are left that
-	// drain; nil where nothing ever does.
-	drain func(context.Context) (left int, err error)
-}
-
-// watch notices when somebody else changes what kproxy has in the kernel.
-type watch interface {
-	// Expect tells what is in the kernel now.
-	Expect(kernel.Ruleset)
-	// Check returns what differs from that, a phrase each.
-	Check(context.Context) ([]string, error)
-	Close()
-}
 
 // hostRules is what a mode's rules depend on besides the plan.
 type hostRules struct {
@@ -110,35 +81,24 @@ func (m mode) missing(caps plan.Caps) error {
 	return &kernel.Missing{What: m.what, How: m.how, Err: errors.New(c.Reason)}
 }
 
-// rulesFor makes the rules of every data plane that the host has.
-func rulesFor(h hostRules) (rules, error) {
-	r, err := iptablesRules(h)
-	if err != nil || h.ipvs.Table == nil {
-		return r, err
-	}
-	return withIPVS(r, h)
-}
-
-func iptablesRules(h hostRules) (rules, error) {
+// planeFor makes the data planes that the host has, in one stack.
+func planeFor(h hostRules) (kernel.Plane, error) {
 	c := iptables.DefaultConfig()
 	c.Runner = countingRunner{c.Runner, h.failures}
 	c.Sets, c.Variant, c.SkipIPv6 = h.sets, h.host.Variant, !h.host.IPv6
-	b, err := iptables.New(c)
-	if err != nil {
-		return rules{}, err
-	}
 	o := ruleOptions()
 	o.Marks, o.TCPPort, o.UDPPort = h.marks, h.tcp, h.udp
 	o.RandomFully, o.SocketMatch, o.CatchRefusals = h.host.RandomFully, h.host.SocketMatch, h.host.CatchRefusals
 	o.SkipIPv6, o.DropInvalid = !h.host.IPv6, !h.liberal
-	if err := o.Validate(); err != nil {
-		return rules{}, err
+	tables, err := iptables.NewPlane(c, o, h.routing)
+	if err != nil || h.ipvs.Table == nil {
+		return kernel.NewStack(tables), err
 	}
-	w, err := iptables.NewWatch(b, h.routing)
-	if err != nil {
-		return rules{}, err
-	}
-	return rules{Backend: b, counts: b.Counts, watch: w, render: iptables.NewRenderer(o).Render, fresh: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, o) }, programmed: iptables.Programmed, adopted: iptables.Adopted}, nil
+	virtual := ipvs.DefaultOptions()
+	virtual.Marks, virtual.CatchRefusals, virtual.SkipIPv6 = h.marks, h.host.CatchRefusals, !h.host.IPv6
+	h.ipvs.Sets = h.sets
+	top, err := ipvs.NewPlane(h.ipvs, virtual, tables)
+	return kernel.NewStack(top), err
 }
 
 // ruleOptions are those for a host that has everything, and every plane's way.

@@ -28,9 +28,9 @@ func (a *Agent) NodeFigures() plan.NodeFigures {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, fam := range service.Families {
-		out.Virtuals += f.virtuals[fam]
-		if f.rules[fam] != nil {
-			out.Rules[fam.String()] = maps.Clone(f.rules[fam])
+		out.Virtuals += f.holds.Virtuals[fam]
+		if f.holds.Rules[fam] != nil {
+			out.Rules[fam.String()] = maps.Clone(f.holds.Rules[fam])
 		}
 	}
 	return out

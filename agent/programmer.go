@@ -19,7 +19,7 @@ import (
 // latest plan and says which services' rules are in the kernel. Plans that
 // arrive while it works replace each other; only the last is programmed.
 type programmer struct {
-	rules   rules
+	plane   kernel.Plane
 	log     *slog.Logger
 	changed func() // tells the fast loop that Programmed or Failed changed
 	// applied tells it that rules were written: until then flows may have begun
@@ -33,18 +33,13 @@ type programmer struct {
 	portal chan struct{} // closed once the rules that lead to userspace are in the kernel
 
 	// Owned by run.
-	plan  *plan.Plan     // that was rendered last
-	want  kernel.Ruleset // what it wants
-	have  kernel.Ruleset
-	known bool // have is what the kernel holds
+	plan *plan.Plan // that the plane was given last
 	// was is the last plan whose rules were written as a whole, and unwritten leads
 	// from it to plan; exact says that nothing has been written since, also not in part.
 	was       *plan.Plan
 	unwritten plan.Delta
 	exact     bool
-	// failing is what the last pass wanted, if it failed.
-	failing *kernel.Ruleset
-	drains  draining
+	drains    draining
 
 	mu      sync.Mutex // guards what follows, which both loops use
 	latest  *plan.Plan // that was handed over last
@@ -77,16 +72,17 @@ type programResult struct {
 	took    time.Duration
 }
 
-func newProgrammer(r rules, log *slog.Logger, changed func(), applied func(was *plan.Plan, d plan.Delta)) *programmer {
-	g := &programmer{figures: &figures{}, rules: r, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{}), programmed: map[service.Key]uint64{}, dirty: map[service.Key]bool{}}
-	g.drains.active = r.drain != nil
+func newProgrammer(plane kernel.Plane, log *slog.Logger, changed func(), applied func(was *plan.Plan, d plan.Delta)) *programmer {
+	g := &programmer{figures: &figures{}, plane: plane, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{}), programmed: map[service.Key]uint64{}, dirty: map[service.Key]bool{}}
+	_, g.drains.active = plane.(kernel.Drainer)
 	return g
 }
 
-// adopt starts from what an earlier kproxy left in the kernel. Call it before run.
-func (g *programmer) adopt(have kernel.Ruleset, p *plan.Plan) {
-	g.have, g.known = have, true
-	g.programmed = g.rules.programmed(have, g.rules.render(p, plan.Between(nil, p)), p)
+// adopt starts from what an earlier kproxy left in the kernel, which the plane has read.
+// Call it before run.
+func (g *programmer) adopt(p *plan.Plan) {
+	g.plane.Want(p, plan.Between(nil, p))
+	g.programmed = g.plane.Programmed()
 }
 
 // program hands over a plan, to which d leads from the one before. The fast loop
@@ -213,7 +209,7 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 		case why := <-damaged:
 			g.log.Warn("kproxy's rules were changed by somebody else; repairing", "found", why)
 			g.figures.ruleRepairs.Add(1)
-			g.known, again = false, true
+			again = true
 		case <-wake:
 		case <-resting.C:
 			wake = g.wake
@@ -221,11 +217,11 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 		case <-retry.C:
 			again = true
 		}
-		if !g.render() || !again && g.failing != nil && kernel.Diff(*g.failing, g.want).Empty() {
+		if known, news := g.render(); !known || !news && !again {
 			continue // no plan brings the retry forward that wants nothing else than what failed
 		}
-		start, full := time.Now(), !g.known
-		err := g.pass(ctx)
+		start := time.Now()
+		full, err := g.pass(ctx)
 		if d := rest(time.Since(start)); d > 0 && !full {
 			wake = nil
 			resting.Reset(d)
@@ -241,84 +237,54 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 	}
 }
 
-// render renders the latest plan. It reports whether there is one.
-func (g *programmer) render() bool {
+// render gives the plane the latest plan. It reports whether there is one, and whether
+// that wants anything but what failed.
+func (g *programmer) render() (known, news bool) {
 	g.mu.Lock()
 	p, d := g.latest, g.pending
 	g.pending = plan.Delta{}
 	g.mu.Unlock()
 	if p == nil {
-		return false
+		return false, false
 	}
-	g.plan, g.want, g.unwritten = p, g.rules.render(p, d), g.unwritten.Then(d)
-	return true
+	g.plan, g.unwritten = p, g.unwritten.Then(d)
+	return true, g.plane.Want(p, d)
 }
 
-// pass brings the kernel to the plan that was rendered last.
-func (g *programmer) pass(ctx context.Context) error {
-	err := g.bring(ctx, g.plan, g.want)
-	if g.failing = nil; err != nil {
-		want := g.want
-		g.failing = &want
-	}
-	return err
-}
-
-// bring brings the kernel to want, which was rendered of p.
-func (g *programmer) bring(ctx context.Context, p *plan.Plan, want kernel.Ruleset) error {
+// pass brings the kernel to the plan that the plane was given last. Full says that what
+// was there had to be read.
+func (g *programmer) pass(ctx context.Context) (full bool, err error) {
 	start := time.Now()
-	full := !g.known
-	if !g.known {
-		have, err := g.rules.Observe(ctx)
-		if err != nil {
-			return g.finish(start, nil, nil, err)
-		}
-		g.have, g.known = have, true
+	r := g.plane.Sync(ctx, g.portalReady)
+	g.figures.synced(&r, time.Since(start))
+	g.exact = g.exact && !r.Steered
+	if r.Tried {
+		g.drains.soon()
 	}
-	if err := g.openPortal(ctx, p); err != nil {
-		return g.finish(start, nil, nil, err)
-	}
-	ops := kernel.Diff(g.have, want)
-	if ops.Empty() {
-		w := g.wroteAll()
-		g.rules.watch.Expect(want)
-		g.figures.holds(want)
-		return g.finish(start, w, nil, nil)
-	}
-	applied, err := g.rules.Apply(ctx, ops)
-	g.figures.wrote(applied)
-	g.drains.soon()
-	if err == nil && len(applied.Failed) == 0 {
+	switch {
+	case r.OK():
 		was, d := g.was, g.unwritten
-		d.Full = d.Full || full || !g.exact
-		defer g.applied(was, d)
-		g.have = want
-		w := g.wroteAll()
-		g.rules.watch.Expect(want)
-		g.figures.programmed(want, ops, full, time.Since(start))
-		g.log.Debug("programmed the kernel", "chains", applied.Chains, "rules", applied.Rules, "entries", applied.Entries, "virtual servers", applied.Virtuals, "took", time.Since(start))
-		return g.finish(start, w, nil, nil)
+		d.Full = d.Full || r.Full || !g.exact
+		if r.Tried {
+			defer g.applied(was, d)
+			g.log.Debug("programmed the kernel", "chains", r.Applied.Chains, "rules", r.Applied.Rules, "entries", r.Applied.Entries, "virtual servers", r.Applied.Virtuals, "took", time.Since(start))
+		}
+		return r.Full, g.finish(start, g.wroteAll(), nil, nil)
+	case !r.Tried:
+		return r.Full, g.finish(start, nil, nil, r.Err)
 	}
 	defer g.applied(g.was, plan.Delta{Full: true})
-	// What took effect is known only by looking.
-	g.known, g.exact = false, false
-	have, observeErr := g.rules.Observe(ctx)
-	if observeErr != nil {
-		return g.finish(start, &written{all: map[service.Key]uint64{}}, nil, errors.Join(err, observeErr))
-	}
-	g.have, g.known = have, true
-	g.figures.holds(have)
-	g.rules.watch.Expect(asWanted(have, want)) // what else is damaged doesn't wait for the retry
+	g.exact = false
 	failed := map[service.Key]plan.Failure{}
-	for k, why := range applied.Failed {
-		if s := p.Find(k); s != nil {
+	for k, why := range r.Failed {
+		if s := g.plan.Find(k); s != nil {
 			failed[k] = g.failure(k, plan.Failure{Since: start, Reason: why.Error(), Hash: s.KernelHash})
 		}
 	}
-	if err == nil {
-		err = servicesFailed(len(failed))
+	if r.Err == nil {
+		r.Err = servicesFailed(len(failed))
 	}
-	return g.finish(start, &written{all: g.rules.programmed(have, want, p)}, failed, err)
+	return r.Full, g.finish(start, &written{all: g.plane.Programmed()}, failed, r.Err)
 }
 
 // wroteAll notes that the kernel holds all that plan wants, and returns what that
@@ -356,33 +322,6 @@ type servicesFailed int
 
 func (n servicesFailed) Error() string {
 	return fmt.Sprintf("program %d services: see each one's reason", int(n))
-}
-
-// openPortal is the first step: it programs what leads to userspace, which
-// takes a moment, before the rules of all services, which may take many seconds
-// or fail. Until those are in the kernel, userspace serves everything.
-func (g *programmer) openPortal(ctx context.Context, p *plan.Plan) error {
-	select {
-	case <-g.portal:
-		return nil
-	default:
-	}
-	// Not by render, which would forget the services, and find all of them new with
-	// the next plan.
-	shared := g.rules.fresh(&plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Fallback: p.Fallback, Policy: p.Policy})
-	want := withShared(g.have, shared)
-	if ops := kernel.Diff(g.have, want); !ops.Empty() {
-		g.exact = false
-		applied, err := g.rules.Apply(ctx, ops)
-		g.figures.wrote(applied)
-		if err != nil {
-			g.known = false
-			return fmt.Errorf("open the portal: %w", err)
-		}
-	}
-	g.have = want
-	g.portalReady()
-	return nil
 }
 
 // portalReady lets the heartbeat begin.

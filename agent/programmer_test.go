@@ -26,7 +26,40 @@ type modelHost struct {
 	given   *plan.Plan // last
 	host    *kerneltest.Host
 	backend *gate
+	layer   kernel.Layer
+	watch   *expectations
 	changes int
+}
+
+// over is a layer whose backend and watch are other ones.
+type over struct {
+	kernel.Layer
+	backend kernel.Backend
+	kernel.Watch
+}
+
+func (o *over) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, error) {
+	return o.backend.Apply(ctx, ops)
+}
+func (o *over) Observe(ctx context.Context) (kernel.Ruleset, error) { return o.backend.Observe(ctx) }
+func (o *over) Expect(r kernel.Ruleset)                             { o.Watch.Expect(r) }
+func (o *over) Check(ctx context.Context) ([]string, error)         { return o.Watch.Check(ctx) }
+func (o *over) Close()                                              {}
+
+// stack has the programmer begin with a layer.
+func (m *modelHost) stack(l kernel.Layer) {
+	m.layer = l
+	m.programmer = newProgrammer(kernel.NewStack(l), slog.New(slog.DiscardHandler), func() { m.changes++ }, func(*plan.Plan, plan.Delta) {})
+}
+
+// damage has the next pass read what the kernel holds.
+func (m *modelHost) damage(t *testing.T) {
+	t.Helper()
+	m.watch.damage = []string{"a chain is gone"}
+	if found, err := m.plane.Check(t.Context()); err != nil || len(found) == 0 {
+		t.Fatalf("damage: found %v, %v", found, err)
+	}
+	m.watch.damage = nil
 }
 
 // gate is a backend that fails on demand, as when another program holds the
@@ -70,10 +103,13 @@ func (g *gate) fail(err error) {
 }
 
 // expectations is a watch that only remembers what it was told.
-type expectations struct{ told *kernel.Ruleset }
+type expectations struct {
+	told   *kernel.Ruleset
+	damage []string
+}
 
 func (e *expectations) Expect(r kernel.Ruleset)                 { e.told = &r }
-func (e *expectations) Check(context.Context) ([]string, error) { return nil, nil }
+func (e *expectations) Check(context.Context) ([]string, error) { return e.damage, nil }
 func (e *expectations) Close()                                  {}
 
 func newModelHost(t *testing.T) *modelHost {
@@ -94,12 +130,8 @@ func newModelHost(t *testing.T) *modelHost {
 	}
 	o := iptables.DefaultOptions()
 	o.TCPPort, o.UDPPort = 10244, 10244
-	m := &modelHost{host: host, backend: &gate{Backend: b}}
-	r := rules{
-		Backend: m.backend, watch: &expectations{},
-		render: iptables.NewRenderer(o).Render, fresh: func(p *plan.Plan) kernel.Ruleset { return iptables.Render(p, o) }, programmed: iptables.Programmed, adopted: iptables.Adopted,
-	}
-	m.programmer = newProgrammer(r, slog.New(slog.DiscardHandler), func() { m.changes++ }, func(*plan.Plan, plan.Delta) {})
+	m := &modelHost{host: host, backend: &gate{Backend: b}, watch: &expectations{}}
+	m.stack(&over{Layer: &iptables.Plane{Backend: b, Renderer: iptables.NewRenderer(o)}, backend: m.backend, Watch: m.watch})
 	return m
 }
 
@@ -119,7 +151,8 @@ func (m *modelHost) pass(ctx context.Context, p *plan.Plan) error {
 	m.program(p)
 	<-m.wake // or run, where a test starts it, would make a pass for it once more
 	m.render()
-	return m.programmer.pass(ctx)
+	_, err := m.programmer.pass(ctx)
+	return err
 }
 
 // hashes returns what the kernel holds, as the fast loop is told.
@@ -290,7 +323,9 @@ func TestProgrammerRests(t *testing.T) {
 				if err := m.pass(t.Context(), twoServices()); err != nil {
 					t.Fatal(err)
 				}
-				m.backend.takes, m.backend.applied, m.known = tt.takes, 0, tt.known
+				if m.backend.takes, m.backend.applied = tt.takes, 0; !tt.known {
+					m.damage(t)
+				}
 				ctx, cancel := context.WithCancel(t.Context())
 				done := make(chan error, 1)
 				go func() { done <- m.run(ctx, nil) }()
@@ -326,15 +361,15 @@ func TestProgrammerRepairs(t *testing.T) {
 	if _, err := m.host.Run(t.Context(), []byte("*nat\n:KPROXY-DISPATCH - [0:0]\nCOMMIT\n"), "iptables-nft-restore", "--noflush"); err != nil {
 		t.Fatal(err)
 	}
-	m.known = false // as run does when it is told
+	m.damage(t)
 	if err := m.pass(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	have, err := m.rules.Observe(t.Context())
+	have, err := m.layer.Observe(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if ops := kernel.Diff(have, m.want); !ops.Empty() {
+	if ops := kernel.Diff(have, m.layer.Fresh(p)); !ops.Empty() {
 		t.Errorf("after the repair there is still a difference: %+v", ops)
 	}
 }
@@ -363,10 +398,10 @@ func TestProgrammerTellsWhatItReplaced(t *testing.T) {
 	m.backend.fail(nil)
 	pass(empty, false)
 	pass(full, false)
-	m.known = false // damaged, and not where this plan changes anything
+	m.damage(t) // and not where this plan changes anything
 	pass(full, false)
 	pass(empty, false)
-	m.known = false
+	m.damage(t)
 	pass(full, false)
 	if want := []replaced{{nil, false}, {full, false}, {full, false}, {empty, true}, {full, true}, {empty, false}}; !slices.Equal(told, want) {
 		t.Errorf("told of %v, want %v", told, want)
@@ -381,12 +416,12 @@ func TestProgrammerAdopts(t *testing.T) {
 	if err := m.pass(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	have, err := m.rules.Observe(t.Context())
-	if err != nil {
+	next := &modelHost{}
+	next.stack(m.layer)
+	if _, err := next.plane.Adopt(t.Context(), &service.Snapshot{}); err != nil {
 		t.Fatal(err)
 	}
-	next := &modelHost{programmer: newProgrammer(m.rules, m.log, func() {}, func(*plan.Plan, plan.Delta) {})}
-	next.adopt(have, p)
+	next.adopt(p)
 	if got := len(next.hashes()); got != len(p.Services) {
 		t.Errorf("%d services count as programmed at once, want %d", got, len(p.Services))
 	}
@@ -439,7 +474,7 @@ func TestPortalOpensAfterARestart(t *testing.T) {
 		t.Fatal(err)
 	}
 	next := newModelHost(t)
-	next.rules = m.rules
+	next.stack(m.layer)
 	now := kerneltest.Plan(plan.ModeIPTables, old.Services[0],
 		kerneltest.Service("b", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.2.0.3:8080")))
 	// Somebody has damaged the portal meanwhile, and b's new chain is refused.
@@ -455,17 +490,48 @@ func TestPortalOpensAfterARestart(t *testing.T) {
 	default:
 		t.Error("the portal isn't open")
 	}
-	have, err := m.rules.Observe(t.Context())
+	have, err := m.layer.Observe(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, c := range next.want.Chains[service.IPv4] {
+	for _, c := range m.layer.Fresh(now).Chains[service.IPv4] {
 		if c.Name != "KPROXY-PORTAL" && c.Name != "KPROXY-SERVICES" {
 			continue
 		}
 		i := slices.IndexFunc(have.Chains[service.IPv4], func(h kernel.Chain) bool { return h.Table == c.Table && h.Name == c.Name })
 		if i < 0 || !slices.Equal(have.Chains[service.IPv4][i].Rules, c.Rules) {
 			t.Errorf("chain %s isn't as it should be", c.Name)
+		}
+	}
+}
+
+// TestDamageIsFoundWhileAServiceFails: although one service can't be programmed,
+// the watch knows what the kernel holds of the others.
+func TestDamageIsFoundWhileAServiceFails(t *testing.T) {
+	m := newModelHost(t)
+	p := twoServices()
+	m.backend.refuses = p.Services[1].Port.Key
+	if err := m.pass(t.Context(), p); err == nil {
+		t.Fatal("the pass succeeded although a service was refused")
+	}
+	told := m.watch.told
+	if told == nil {
+		t.Fatal("the watch wasn't told what there is")
+	}
+	have, err := m.layer.Observe(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ops := kernel.Diff(have, *told); !ops.Empty() || len(told.Chains[service.IPv4]) == 0 {
+		t.Errorf("the watch was told of %+v, and the kernel has more or less than that: %+v", told, ops)
+	}
+	dynamic := map[string]bool{}
+	for _, s := range told.Sets {
+		dynamic[s.Name] = s.Dynamic
+	}
+	for name, want := range map[string]bool{"KPROXY-ALIVE-4": true, "KPROXY-USER-4": true, "KPROXY-ENDPOINT-4": false} {
+		if got, found := dynamic[name]; got != want || !found {
+			t.Errorf("the watch was told of set %s: %v, with entries that come and go: %v; want %v", name, found, got, want)
 		}
 	}
 }
@@ -479,9 +545,9 @@ func TestProgrammerRemembersServices(t *testing.T) {
 	if err := m.pass(t.Context(), p); err != nil {
 		t.Fatal(err)
 	}
-	next := m.rules.render(p, plan.Delta{})
+	next := m.layer.Render(p, plan.Delta{})
 	for f := range service.Families {
-		if !sameMemory(m.have.Chains[f], next.Chains[f]) {
+		if have := m.watch.told.Chains[f]; len(have) != len(next.Chains[f]) || len(have) > 0 && &have[0] != &next.Chains[f][0] {
 			t.Errorf("%s chains of the same plan are other ones", service.Family(f))
 		}
 	}

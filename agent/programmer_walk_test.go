@@ -48,10 +48,10 @@ func newProgrammerWalk(t *testing.T, seed uint64) *programmerWalk {
 	m := newModelHost(t)
 	withModelIPVS(t, m)
 	w := &programmerWalk{
-		T: t, Rand: rand.New(rand.NewPCG(seed, 1)), modelHost: m, Backend: m.rules.Backend,
+		T: t, Rand: rand.New(rand.NewPCG(seed, 1)), modelHost: m, Backend: m.layer,
 		plans: kerneltest.NewWalk(seed, plan.ModeAuto, plan.IPVS, 10), counts: map[service.Key]bool{},
 	}
-	m.rules.Backend = w
+	m.stack(&over{Layer: m.layer, backend: w, Watch: m.watch})
 	return w
 }
 
@@ -135,18 +135,18 @@ func (w *programmerWalk) step(when string) {
 		w.hand()
 	}
 	if w.IntN(5) == 0 {
-		w.known = false // damage
+		w.damage(w.T)
 	}
 	w.backend.refuses = service.Key{Name: "nobody"}
 	if all := w.latest().Services; len(all) > 0 && w.IntN(4) == 0 {
 		w.backend.refuses = all[w.IntN(len(all))].Port.Key
 	}
-	if !w.render() {
+	if known, _ := w.render(); !known {
 		return
 	}
-	_ = w.programmer.pass(w.Context())
+	_, _ = w.programmer.pass(w.Context())
 	programmed, p := w.told(when), w.latest()
-	want := w.rules.fresh(p)
+	want := w.layer.Fresh(p)
 	have, err := w.Backend.Observe(w.Context())
 	if err != nil {
 		w.Fatal(err)
@@ -155,7 +155,7 @@ func (w *programmerWalk) step(when string) {
 	if len(ops.Chains[service.IPv4])+len(ops.Chains[service.IPv6]) > 0 {
 		return // shared rules may lag behind a policy
 	}
-	there := w.rules.programmed(have, want, p)
+	there := w.layer.Programmed(have, want, p)
 	for _, s := range p.Services {
 		if counts(programmed, s) && !counts(there, s) {
 			w.Fatalf("%s: %v counts as programmed, and isn't", when, s.Port.Key)
@@ -168,7 +168,7 @@ func (w *programmerWalk) end() {
 	w.calm, w.backend.refuses = true, service.Key{Name: "nobody"}
 	for range 2 {
 		w.render()
-		if err := w.programmer.pass(w.Context()); err != nil {
+		if _, err := w.programmer.pass(w.Context()); err != nil {
 			w.Fatal(err)
 		}
 	}
@@ -179,7 +179,7 @@ func (w *programmerWalk) end() {
 		}
 	}
 	have, err := w.Backend.Observe(w.Context())
-	if ops := kernel.Diff(have, w.rules.fresh(p)); err != nil || !ops.Empty() {
+	if ops := kernel.Diff(have, w.layer.Fresh(p)); err != nil || !ops.Empty() {
 		w.Errorf("at the end the kernel lacks %+v (%v)", ops, err)
 	}
 }

@@ -148,7 +148,7 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	if err := a.setUpConntrack(); err != nil {
 		return err
 	}
-	r, err := rulesFor(hostRules{
+	plane, err := planeFor(hostRules{
 		host: host, sets: sets, marks: a.marks(), tcp: tcp, udp: udp, routing: a.routing, ipvs: virtuals.config(a.cfg.DrainTimeout),
 		liberal: kernel.LiberalConntrack(), failures: &a.figures.restores,
 	})
@@ -170,7 +170,7 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	a.staleFlows = &staleCleanup{
 		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, cleaned: a.figures.cleaned, wake: make(chan struct{}, 1),
 	}
-	a.programmer = newProgrammer(r, a.log, a.kick, a.staleFlows.written)
+	a.programmer = newProgrammer(plane, a.log, a.kick, a.staleFlows.written)
 	a.programmer.figures = &a.figures
 	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.portal,
@@ -199,14 +199,13 @@ func (a *Agent) marks() kernel.Marks {
 // adopt finds out what an earlier kproxy left in the kernel, so that services
 // that were offloaded stay so.
 func (a *Agent) adopt(ctx context.Context) error {
-	have, err := a.programmer.rules.Observe(ctx)
-	if err != nil {
-		return fmt.Errorf("read what is programmed: %w", err)
+	var err error
+	if a.adopted, err = a.programmer.plane.Adopt(ctx, a.source.Latest()); err != nil {
+		return err
 	}
-	a.adopted = a.programmer.rules.adopted(have, a.source.Latest())
 	// What is programmed is told by comparing, and a plan says with what.
 	first, _ := plan.Compute(nil, a.inputs(time.Now(), nil, a.source.Latest()))
-	a.programmer.adopt(have, first)
+	a.programmer.adopt(first)
 	if n := len(a.adopted); n > 0 {
 		a.log.Info("adopted what an earlier kproxy programmed", "offloaded", n)
 	}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/trace"
 )
 
@@ -14,9 +15,13 @@ func (a *Agent) Trace(ctx context.Context, req trace.Request) (trace.Result, err
 	if p == nil {
 		return trace.Result{}, errStarting
 	}
-	return trace.Run(ctx, req, &trace.Proxy{
+	proxy := &trace.Proxy{
 		Plan: p, Alive: a.heart.alive.Load(), Marks: a.marks(), Variant: a.variant,
 		Forecast: a.userspace.Forecast, Connections: a.userspace.Connections,
-		Missing: a.routing.Missing, Render: a.programmer.rules.fresh, Explainers: Explainers(),
-	})
+		Missing: a.routing.Missing, Explainers: Explainers(),
+	}
+	if r, ok := a.programmer.plane.(kernel.Renderer); ok {
+		proxy.Render = r.Fresh
+	}
+	return trace.Run(ctx, req, proxy)
 }

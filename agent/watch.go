@@ -17,7 +17,9 @@ const watchEvery = 2 * time.Second
 // watch tells the programmer of damage to the rules, mends routes itself, and
 // asks for a new plan when the host begins or ceases to forward.
 func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func() uint64) error {
-	defer a.programmer.rules.watch.Close()
+	if c, ok := a.programmer.plane.(interface{ Close() }); ok {
+		defer c.Close()
+	}
 	tick := time.NewTicker(watchEvery)
 	defer tick.Stop()
 	lost := uint64(0)
@@ -36,7 +38,7 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func(
 		if news, _ := a.networks.look(a.log); news { // what fails was logged
 			a.kick()
 		}
-		found, err := a.programmer.rules.watch.Check(ctx)
+		found, err := a.programmer.plane.Check(ctx)
 		if err != nil {
 			if ctx.Err() == nil {
 				a.log.Warn("kproxy's rules can't be watched", "error", err)

@@ -158,7 +158,7 @@ func find(folder string) int {
 // other folder name one: a bound may only fall. A plane that is added needs none.
 var namesOfPlanes = map[string]map[string]int{
 	"ipvs": {
-		"agent":            92,
+		"agent":            83,
 		"cmd/kproxy":       17,
 		"conntrack":        1,
 		"kernel/steering":  2,

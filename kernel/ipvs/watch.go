@@ -12,21 +12,13 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// RuleWatch notices changes of what the rules' backend applies. The Watch of
-// package iptables is one.
-type RuleWatch interface {
-	Expect(kernel.Ruleset)
-	Check(context.Context) ([]string, error)
-	Close()
-}
-
 // Watch notices when somebody else changes what kproxy has in the kernel, so
 // that the agent reads back and repairs: virtual and real servers, the link and
 // its addresses, the record, and by another Watch the rules. A check reads one
 // text and two lists, whatever changed. It is safe for concurrent use.
 type Watch struct {
 	backend *Backend
-	rules   RuleWatch
+	rules   kernel.Watch
 
 	mu       sync.Mutex // guards expected
 	expected *kernel.Ruleset
@@ -34,7 +26,7 @@ type Watch struct {
 
 // NewWatch returns a Watch over what b applies, and over what rules watches. It
 // knows nothing to compare with before Expect.
-func NewWatch(b *Backend, rules RuleWatch) *Watch {
+func NewWatch(b *Backend, rules kernel.Watch) *Watch {
 	w := &Watch{backend: b, rules: rules}
 	b.mu.Lock()
 	defer b.mu.Unlock()

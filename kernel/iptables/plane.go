@@ -1,0 +1,50 @@
+package iptables
+
+import (
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Plane is the [kernel.Layer] of iptables: the rules that all services share, and those
+// of the services that iptables carries.
+type Plane struct {
+	*Backend
+	*Watch
+	*Renderer
+}
+
+var (
+	_ kernel.Layer   = (*Plane)(nil)
+	_ kernel.Counter = (*Plane)(nil)
+)
+
+// NewPlane returns the layer. It opens the sockets of a [Watch].
+func NewPlane(c Config, o Options, r steering.Routing) (*Plane, error) {
+	if err := o.Validate(); err != nil {
+		return nil, err
+	}
+	b, err := New(c)
+	if err != nil {
+		return nil, err
+	}
+	w, err := NewWatch(b, r)
+	if err != nil {
+		return nil, err
+	}
+	return &Plane{b, w, NewRenderer(o)}, nil
+}
+
+// Fresh is [Render].
+func (r *Renderer) Fresh(p *plan.Plan) kernel.Ruleset { return Render(p, r.options) }
+
+// Programmed is [Programmed].
+func (*Renderer) Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 {
+	return Programmed(have, want, p)
+}
+
+// Adopted is [Adopted].
+func (*Renderer) Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
+	return Adopted(have, s)
+}

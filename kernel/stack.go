@@ -1,0 +1,326 @@
+package kernel
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Layer is a data plane whose objects are a [Ruleset]. Planes that have rules in the
+// tables of iptables, and entries in ipsets, are layers of one [Stack] with steering: its
+// chains lead to theirs, the set of endpoints is all of theirs, and one iptables-restore
+// takes as long as many where a table is replaced as a whole. A layer includes the one
+// below it: it adds to what that renders, observes and applies.
+type Layer interface {
+	Backend
+	Renderer
+	Watch
+	// Programmed returns the KernelHash of the services of p whose rules in have are
+	// those in want, which was rendered of p.
+	Programmed(have, want Ruleset, p *plan.Plan) map[service.Key]uint64
+	// Adopted returns the service ports of s that the kernel served when have was read.
+	Adopted(have Ruleset, s *service.Snapshot) map[service.Key]bool
+}
+
+// Renderer renders plans as rulesets.
+type Renderer interface {
+	// Render renders every plan that is to be programmed; d leads there from the one
+	// before, whose unchanged parts are in the result as they were.
+	Render(p *plan.Plan, d plan.Delta) Ruleset
+	// Fresh renders a plan of any origin, remembers nothing, and may be called by
+	// several goroutines at once.
+	Fresh(p *plan.Plan) Ruleset
+}
+
+// Watch notices when somebody else changes what kproxy has in the kernel. Its methods may
+// be called by several goroutines at once.
+type Watch interface {
+	// Expect tells what is in the kernel now.
+	Expect(Ruleset)
+	// Check returns what differs from that, a phrase each.
+	Check(context.Context) ([]string, error)
+	Close()
+}
+
+// Stack is the [Plane] of a layer and those below it.
+type Stack struct {
+	Layer
+	plan    *plan.Plan // that was rendered last
+	want    Ruleset    // what it wants
+	have    Ruleset
+	known   bool        // have is what the kernel holds
+	damaged atomic.Bool // somebody else has changed it
+	steered bool        // rules that lead to userspace are in the kernel
+	failing *Ruleset    // what the last Sync wanted, if it failed
+	counted Ruleset     // whose rules are counted in holds
+	holds   Objects
+}
+
+// NewStack returns a Stack that knows nothing of the kernel.
+func NewStack(top Layer) *Stack { return &Stack{Layer: top} }
+
+var (
+	_ Plane    = (*Stack)(nil)
+	_ Drainer  = (*Stack)(nil)
+	_ Counter  = (*Stack)(nil)
+	_ Renderer = (*Stack)(nil)
+)
+
+// Adopt implements [Plane].
+func (s *Stack) Adopt(ctx context.Context, snapshot *service.Snapshot) (map[service.Key]bool, error) {
+	if err := s.read(ctx); err != nil {
+		return nil, fmt.Errorf("read what is programmed: %w", err)
+	}
+	return s.Layer.Adopted(s.have, snapshot), nil
+}
+
+func (s *Stack) read(ctx context.Context) error {
+	s.known = false
+	s.damaged.Store(false)
+	have, err := s.Observe(ctx)
+	if err != nil {
+		return err
+	}
+	s.have, s.known = have, true
+	return nil
+}
+
+// Want implements [Plane].
+func (s *Stack) Want(p *plan.Plan, d plan.Delta) bool {
+	s.plan, s.want = p, s.Render(p, d)
+	return s.failing == nil || !Diff(*s.failing, s.want).Empty()
+}
+
+// Programmed implements [Plane].
+func (s *Stack) Programmed() map[service.Key]uint64 {
+	if !s.known {
+		return map[service.Key]uint64{}
+	}
+	return s.Layer.Programmed(s.have, s.want, s.plan)
+}
+
+// Sync implements [Plane].
+func (s *Stack) Sync(ctx context.Context, steered func()) Result {
+	r := s.sync(ctx, steered)
+	if s.failing = nil; !r.OK() {
+		want := s.want
+		s.failing = &want
+	}
+	return r
+}
+
+func (s *Stack) sync(ctx context.Context, steered func()) Result {
+	r := Result{Full: !s.known || s.damaged.Load()}
+	if r.Full {
+		if r.Err = s.read(ctx); r.Err != nil {
+			return r
+		}
+	}
+	if !s.steered {
+		if r.Err = s.steer(ctx, &r); r.Err != nil {
+			return r
+		}
+		s.steered = true
+		steered()
+	}
+	ops := Diff(s.have, s.want)
+	if ops.Empty() {
+		s.done(&r)
+		return r
+	}
+	r.Tried = true
+	applied, err := s.Apply(ctx, ops)
+	r.Applied.add(applied)
+	if r.Failed, r.Err = applied.Failed, err; r.OK() {
+		s.done(&r)
+		for f := range r.Written {
+			r.Written[f] = countRules(ops.Chains[f], ops.AddJumps[f])
+		}
+		return r
+	}
+	// What took effect is known only by looking.
+	if err := s.read(ctx); err != nil {
+		r.Failed, r.Err = nil, errors.Join(r.Err, err)
+		return r
+	}
+	r.Holds = s.count()
+	s.Expect(asWanted(s.have, s.want)) // what else is damaged doesn't wait for the retry
+	return r
+}
+
+// done notes that the kernel holds what is wanted.
+func (s *Stack) done(r *Result) {
+	s.have = s.want
+	s.Expect(s.want)
+	r.Holds = s.count()
+}
+
+// steer writes what all services share, and leaves what services have.
+func (s *Stack) steer(ctx context.Context, r *Result) error {
+	p := s.plan
+	// Fresh, as Render would forget the services, and find all of them new with the next plan.
+	want := withShared(s.have, s.Fresh(&plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Fallback: p.Fallback, Policy: p.Policy}))
+	if ops := Diff(s.have, want); !ops.Empty() {
+		r.Steered = true
+		applied, err := s.Apply(ctx, ops)
+		r.Applied.add(applied)
+		if err != nil {
+			s.known = false
+			return fmt.Errorf("lead connections to userspace: %w", err)
+		}
+	}
+	s.have = want
+	return nil
+}
+
+// Check implements [Plane].
+func (s *Stack) Check(ctx context.Context) ([]string, error) {
+	found, err := s.Layer.Check(ctx)
+	if len(found) > 0 {
+		s.damaged.Store(true)
+	}
+	return found, err
+}
+
+// Drain implements [Drainer].
+func (s *Stack) Drain(ctx context.Context) (left int, err error) {
+	if d, ok := s.Layer.(Drainer); ok {
+		return d.Drain(ctx)
+	}
+	return 0, nil
+}
+
+// Counts implements [Counter].
+func (s *Stack) Counts(ctx context.Context) (Counts, error) {
+	if c, ok := s.Layer.(Counter); ok {
+		return c.Counts(ctx)
+	}
+	return Counts{}, nil
+}
+
+// count counts what have has.
+func (s *Stack) count() *Objects {
+	have := s.have
+	o := Objects{Rules: s.holds.Rules}
+	for f := range service.Families {
+		if !sameMemory(s.counted.Chains[f], have.Chains[f]) || !slices.Equal(s.counted.Jumps[f], have.Jumps[f]) {
+			o.Rules[f] = countRules(have.Chains[f], have.Jumps[f])
+		}
+	}
+	for i := range have.Virtuals {
+		f := service.FamilyOf(have.Virtuals[i].Address.Addr())
+		o.Virtuals[f]++
+		o.Reals[f] += len(have.Virtuals[i].Reals)
+	}
+	s.counted.Chains, s.counted.Jumps, s.holds = have.Chains, have.Jumps, o
+	return &o
+}
+
+// sameMemory reports whether both are one list, as those of a renderer are that
+// nothing happened to.
+func sameMemory(a, b []Chain) bool {
+	return len(a) == len(b) && len(a) > 0 && &a[0] == &b[0]
+}
+
+func countRules(chains []Chain, jumps []Jump) map[string]int {
+	out := map[string]int{"filter": 0, "mangle": 0, "nat": 0}
+	for len(chains) > 0 { // they are sorted by table
+		table, n, i := chains[0].Table, 0, 0
+		for ; i < len(chains) && chains[i].Table == table; i++ {
+			n += chains[i].Len()
+		}
+		out[table] += n
+		chains = chains[i:]
+	}
+	for i := range jumps {
+		out[jumps[i].Table]++
+	}
+	return out
+}
+
+func (a *Applied) add(o Applied) {
+	a.Chains += o.Chains
+	a.Rules += o.Rules
+	a.Entries += o.Entries
+	a.Virtuals += o.Virtuals
+}
+
+// withShared returns have with the sets, chains and jumps that all services
+// share. A chain that is empty in shared is one that services fill: if there is
+// one, an earlier kproxy filled it, and it stays. So do the virtual servers and
+// addresses, all of which are services', and the rules that lead to chains which
+// shared doesn't have: those of a data plane that an earlier kproxy used, whose
+// services this one will program another way.
+func withShared(have, shared Ruleset) Ruleset {
+	out := Ruleset{Sets: slices.Clone(have.Sets), Virtuals: have.Virtuals, Addresses: have.Addresses}
+	for _, s := range shared.Sets {
+		if !slices.ContainsFunc(have.Sets, func(h Set) bool { return h.Name == s.Name }) {
+			out.Sets = append(out.Sets, s)
+		}
+	}
+	slices.SortFunc(out.Sets, func(a, b Set) int { return strings.Compare(a.Name, b.Name) })
+	for f := range service.Families {
+		chains := slices.Clone(have.Chains[f])
+		for _, c := range shared.Chains[f] {
+			i := slices.IndexFunc(chains, sameChain(c))
+			switch {
+			case i < 0:
+				chains = append(chains, c)
+			case c.Len() > 0:
+				former := waysOut(chains[i], have.Chains[f], shared.Chains[f])
+				chains[i] = c
+				chains[i].Rules = slices.Concat(c.Text(), former)
+			}
+		}
+		slices.SortFunc(chains, CompareChains)
+		out.Chains[f] = chains
+		out.Jumps[f] = slices.Clone(have.Jumps[f])
+		for _, j := range shared.Jumps[f] {
+			if !slices.Contains(out.Jumps[f], j) {
+				out.Jumps[f] = append(out.Jumps[f], j)
+			}
+		}
+	}
+	return out
+}
+
+// waysOut are the rules of c that lead to a chain which have has and shared
+// doesn't.
+func waysOut(c Chain, have, shared []Chain) []string {
+	var out []string
+	for _, r := range c.Text() {
+		words := Words(r)
+		if len(words) < 2 || words[len(words)-2] != "-j" {
+			continue
+		}
+		to := sameChain(Chain{Table: c.Table, Name: words[len(words)-1]})
+		if slices.ContainsFunc(have, to) && !slices.ContainsFunc(shared, to) {
+			out = append(out, r)
+		}
+	}
+	return out
+}
+
+// sameChain returns a test for chains of c's name.
+func sameChain(c Chain) func(Chain) bool {
+	return func(o Chain) bool { return o.Table == c.Table && o.Name == c.Name }
+}
+
+// asWanted returns what was read back, with the entries of sets left out of
+// account that want leaves out as well.
+func asWanted(have, want Ruleset) Ruleset {
+	out := have
+	out.Sets = slices.Clone(have.Sets)
+	for i := range out.Sets {
+		s := &out.Sets[i]
+		at, found := slices.BinarySearchFunc(want.Sets, s.Name, func(w Set, name string) int { return strings.Compare(w.Name, name) })
+		s.Dynamic = !found || want.Sets[at].Dynamic
+	}
+	return out
+}

@@ -1,0 +1,53 @@
+package kernel
+
+import (
+	"net/netip"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/service"
+)
+
+// TestPortalOpensOverVirtualServers: the virtual servers of an earlier kproxy,
+// and their addresses, stay while the portal is opened.
+func TestPortalOpensOverVirtualServers(t *testing.T) {
+	have := Ruleset{
+		Virtuals:  []Virtual{{Scheduler: "rr"}},
+		Addresses: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
+	}
+	ops := Diff(have, withShared(have, Ruleset{}))
+	if !ops.Empty() {
+		t.Errorf("opening the portal does %+v, want nothing", ops)
+	}
+}
+
+// TestPortalOpensOverAnotherMode: where an earlier kproxy led connections to
+// another data plane, the portal comes first and the way to that one stays,
+// until the services' new rules are there.
+func TestPortalOpensOverAnotherMode(t *testing.T) {
+	chain := func(name string, rules ...string) Chain {
+		return Chain{Table: "nat", Name: name, Rules: rules}
+	}
+	var have, shared Ruleset
+	have.Chains[service.IPv4] = []Chain{
+		chain("KPROXY-DISPATCH", "-d 10.96.0.1/32 -j KPROXY-SVC-A"),
+		chain("KPROXY-PORTAL", "-p tcp -j REDIRECT --to-ports 1"),
+		chain("KPROXY-SERVICES", "-m mark --mark 0x1 -j RETURN", "-j KPROXY-PORTAL", `-m comment --comment "all others" -j KPROXY-DISPATCH`, "-j KPROXY-GONE"),
+	}
+	shared.Chains[service.IPv4] = []Chain{
+		chain("KPROXY-PORTAL", "-p tcp -j REDIRECT --to-ports 2"),
+		chain("KPROXY-SERVICES", "-m mark --mark 0x2 -j RETURN", "-j KPROXY-PORTAL", "-j KPROXY-VIRTUAL"),
+		chain("KPROXY-VIRTUAL", "-j CONNMARK"),
+	}
+	want := []Chain{
+		have.Chains[service.IPv4][0],
+		shared.Chains[service.IPv4][0],
+		chain("KPROXY-SERVICES", "-m mark --mark 0x2 -j RETURN", "-j KPROXY-PORTAL", "-j KPROXY-VIRTUAL", `-m comment --comment "all others" -j KPROXY-DISPATCH`),
+		shared.Chains[service.IPv4][2],
+	}
+	got := withShared(have, shared)
+	if diff := cmp.Diff(want, got.Chains[service.IPv4]); diff != "" {
+		t.Errorf("the portal over the rules of another mode (-want +got):\n%s", diff)
+	}
+}
