@@ -57,6 +57,8 @@ type Agent struct {
 	// Set up by Run before anything else runs; isSetUp says that it was.
 	isSetUp    atomic.Bool
 	caps       plan.Caps
+	rules      plan.Capability // what the host has of iptables
+	virtuals   plan.Capability // and of IPVS
 	adopted    map[service.Key]bool
 	pins       *pins
 	sets       kernel.SetStore
@@ -143,7 +145,6 @@ func policyOf(c config.Config) plan.Policy {
 	p.NodePortNetworks, p.PrimaryNodePorts = c.NodePortNetworks()
 	p.NoLocalhostNodePorts = !c.LocalhostNodePorts
 	p.ExcludeCIDRs = c.ExcludedNetworks()
-	p.Scheduler = c.IPVS.Scheduler
 	return p
 }
 

@@ -30,7 +30,7 @@ func Check(paths []string, node string) (CheckReport, error) {
 	}
 	p, _ := plan.Compute(nil, plan.Inputs{
 		Now: time.Now(), Snapshot: snapshot, Policy: renderPolicy(RenderOptions{Mode: plan.ModeIPTables}),
-		Caps: plan.Caps{IPTables: plan.Capability{Name: "iptables", Supported: true}},
+		Caps: plan.Caps{Planes: planes(plan.Capability{Supported: true}, plan.Capability{}, "", nil)},
 	})
 	for _, s := range p.Services {
 		r.Endpoints += len(s.Endpoints)

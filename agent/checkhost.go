@@ -49,7 +49,7 @@ func CheckHost(ctx context.Context) (HostReport, error) {
 		}
 	}
 	for _, c := range host.Caps.All {
-		if always == nil && !c.Supported && c.Name != host.Caps.IPVS.Name { // else it follows, or is said of mode ipvs
+		if always == nil && !c.Supported && c.Name != string(plan.IPVS) { // else it follows, or is said of mode ipvs
 			r.Without = append(r.Without, c)
 		}
 	}
@@ -68,8 +68,9 @@ func probeApart(ctx context.Context) (host *kernel.Host, tracking, err error) {
 		if host, err = prober.Probe(ctx); err != nil {
 			return err
 		}
-		host.Caps.IPVS = ipvs.Look(ctx)
-		host.Caps.All = append(host.Caps.All, host.Caps.IPVS)
+		virtuals := ipvs.Look(ctx)
+		host.Caps.Planes = planes(host.Rules, virtuals, "", nil)
+		host.Caps.All = append(host.Caps.All, virtuals)
 		table, err := conntrack.Dial()
 		if err != nil {
 			tracking = &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -75,7 +76,7 @@ func TestProgrammerDrains(t *testing.T) {
 		m.program(twoServices())
 		after("after a change of rules", 2*drainEvery, 4)
 		d.fails(errors.New("no buffer space"))
-		m.program(&plan.Plan{Mode: plan.ModeIPTables, Kernel: plan.IPTables})
+		m.program(kerneltest.Plan(plan.ModeIPTables))
 		after("when it can't be looked at", 3*drainEvery, 7)
 		d.fails(nil)
 		after("when it can be again", time.Hour, 8)

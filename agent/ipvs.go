@@ -13,7 +13,6 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/service"
 )
 
 // probeIPVS finds out what this host can do with IPVS. The module is loaded only
@@ -22,27 +21,14 @@ func (a *Agent) probeIPVS(ctx context.Context, row mode) error {
 	c := plan.Capability{Name: "ipvs", Reason: fmt.Sprintf("not looked for in mode %s", a.policy.Mode)}
 	if row.ipvs {
 		var err error
-		a.schedulers.always = schedulersWanted(a.policy.Scheduler)
+		a.schedulers.always = ipvs.Schedulers(a.cfg.IPVS.Scheduler)
 		if c, a.schedulers.known, err = ipvs.Probe(ctx, a.schedulers.always); err != nil {
 			return err
 		}
 	}
-	a.caps.IPVS = c
+	a.virtuals = c
+	a.caps.Planes = planes(a.rules, c, a.cfg.IPVS.Scheduler, a.schedulers.known)
 	return nil
-}
-
-// schedulersWanted are those of the algorithms, and the one given besides.
-func schedulersWanted(given string) []string {
-	out := []string{}
-	if given != "" {
-		out = append(out, given)
-	}
-	for _, algorithm := range service.Algorithms {
-		if name := plan.Scheduler(&service.Port{Algorithm: algorithm}); name != "" && name != given {
-			out = append(out, name)
-		}
-	}
-	return out
 }
 
 // virtualServers is the kernel's IPVS.
@@ -63,7 +49,7 @@ func (v *virtualServers) config(drainTimeout time.Duration) ipvs.Config {
 // servers of an earlier kproxy, which are to go. It returns nil where there is
 // neither.
 func (a *Agent) openIPVS(row mode, sets kernel.SetStore) (*virtualServers, error) {
-	if !row.ipvs || !a.caps.IPVS.Supported {
+	if !row.ipvs || !a.virtuals.Supported {
 		left, err := leftVirtualServers(sets)
 		if err != nil || !left {
 			return nil, err

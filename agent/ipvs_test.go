@@ -222,7 +222,7 @@ func TestSchedulersWanted(t *testing.T) {
 		"sed": {"sed", "rr", "wrr", "wlc", "sh", "mh"},
 		"wlc": {"wlc", "rr", "wrr", "sh", "mh"},
 	} {
-		if diff := cmp.Diff(want, schedulersWanted(given)); diff != "" {
+		if diff := cmp.Diff(want, ipvs.Schedulers(given)); diff != "" {
 			t.Errorf("with --ipvs-scheduler %q (-want +got):\n%s", given, diff)
 		}
 	}

@@ -16,14 +16,20 @@ import (
 // does is [plan.Compute]'s business: the rules that this host can have are the
 // same in every mode, so that one mode removes what another one left.
 type mode struct {
-	needs func(plan.Caps) plan.Capability // nil for nothing beyond the portal's
-	what  string                          // it is that it needs
-	how   string                          // to come by it
-	ipvs  bool                            // it may use IPVS, whose module is loaded then
+	needs plan.DataPlane // empty for nothing beyond the portal's
+	what  string         // it is that it needs
+	how   string         // to come by it
+	ipvs  bool           // it may use IPVS, whose module is loaded then
 }
 
 // Explainers are those of the data planes that have one.
 func Explainers() []kernel.Explainer { return []kernel.Explainer{ipvs.Explainer{}} }
+
+// planes are the abilities of every data plane in order of mode auto's preference,
+// on a host of which rules and virtuals say what it has of iptables and IPVS.
+func planes(rules, virtuals plan.Capability, scheduler string, unusable map[string]string) []plan.Abilities {
+	return []plan.Abilities{ipvs.Abilities(virtuals, scheduler, unusable), iptables.Abilities(rules)}
+}
 
 // hostRules is what a mode's rules depend on besides the plan.
 type hostRules struct {
@@ -44,12 +50,12 @@ type hostRules struct {
 var modes = map[plan.Mode]mode{
 	plan.ModeUserspace: {},
 	plan.ModeIPTables: {
-		needs: func(c plan.Caps) plan.Capability { return c.IPTables },
+		needs: plan.IPTables,
 		what:  "iptables",
 		how:   "get what it says, or choose --mode userspace",
 	},
 	plan.ModeIPVS: {
-		needs: func(c plan.Caps) plan.Capability { return c.IPVS },
+		needs: plan.IPVS,
 		what:  "IPVS",
 		how:   "get it, or choose --mode iptables, or auto, which does without",
 		ipvs:  true,
@@ -71,10 +77,10 @@ func modeOf(m plan.Mode) (mode, error) {
 
 // missing says what mode m lacks on a host with caps; nil if nothing.
 func (m mode) missing(caps plan.Caps) error {
-	if m.needs == nil {
+	if m.needs == "" {
 		return nil
 	}
-	c := m.needs(caps)
+	c := caps.Plane(m.needs).Host
 	if c.Supported {
 		return nil
 	}

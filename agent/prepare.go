@@ -36,7 +36,7 @@ func (a *Agent) Prepare(ctx context.Context) error {
 	if err := row.missing(a.caps); err != nil && row.ipvs {
 		return err
 	}
-	if row.ipvs && a.caps.IPVS.Supported {
+	if row.ipvs && a.virtuals.Supported {
 		if err := a.ensureIPVSSysctls(); err != nil {
 			return err
 		}
@@ -68,7 +68,7 @@ func (a *Agent) unprepared() error {
 		}
 	}
 	if len(errs) == 0 {
-		a.log.Info("this node is prepared", "ipvs", a.caps.IPVS.Supported)
+		a.log.Info("this node is prepared", "ipvs", a.virtuals.Supported)
 		return nil
 	}
 	return &kernel.Missing{What: "permission to change kernel settings", How: "run this as root, in a privileged container if in one", Err: errors.Join(errs...)}

@@ -385,7 +385,7 @@ func TestProgrammerTellsWhatItReplaced(t *testing.T) {
 	}
 	var told []replaced
 	m.applied = func(was *plan.Plan, d plan.Delta) { told = append(told, replaced{was, !d.Full && len(d.Changes) == 2}) }
-	full, empty := twoServices(), &plan.Plan{Mode: plan.ModeIPTables, Kernel: plan.IPTables}
+	full, empty := twoServices(), kerneltest.Plan(plan.ModeIPTables)
 	pass := func(p *plan.Plan, wantErr bool) {
 		t.Helper()
 		if err := m.pass(t.Context(), p); (err != nil) != wantErr {

@@ -26,6 +26,13 @@ type RenderOptions struct {
 	Config *config.Config
 }
 
+func (o *RenderOptions) config() config.Config {
+	if o.Config != nil {
+		return *o.Config
+	}
+	return config.Default()
+}
+
 // Section is one part of what would be programmed.
 type Section struct {
 	Name string // "plan", "sets", "iptables-ipv4", "iptables-ipv6", "ipvs"
@@ -51,10 +58,7 @@ func Render(o RenderOptions) ([]Section, error) {
 	policy.NodeAddresses = addresses
 	p, _ := plan.Compute(nil, plan.Inputs{
 		Now: time.Unix(0, 0).UTC(), Snapshot: snapshot, Policy: policy,
-		Caps: plan.Caps{
-			IPTables: plan.Capability{Name: "iptables", Supported: true},
-			IPVS:     plan.Capability{Name: "ipvs", Supported: true},
-		},
+		Caps: plan.Caps{Planes: planes(plan.Capability{Supported: true}, plan.Capability{Supported: true}, o.config().IPVS.Scheduler, nil)},
 	})
 	rules := renderOptions(o)
 	want := kernel.Merge(iptables.Render(p, rules), ipvs.Render(p, ipvs.DefaultOptions()))
@@ -77,10 +81,7 @@ func Render(o RenderOptions) ([]Section, error) {
 
 // renderOptions are for a host that has everything.
 func renderOptions(o RenderOptions) iptables.Options {
-	c := config.Default()
-	if o.Config != nil {
-		c = *o.Config
-	}
+	c := o.config()
 	rules := ruleOptions()
 	rules.TCPPort, rules.UDPPort = uint16(c.ListenTCPPort), uint16(c.ListenUDPPort)
 	rules.Marks = kernel.Marks{Masquerade: c.MasqueradeMark(), Transparent: c.TransparentMark()}
@@ -88,11 +89,7 @@ func renderOptions(o RenderOptions) iptables.Options {
 }
 
 func renderPolicy(o RenderOptions) plan.Policy {
-	c := config.Default()
-	if o.Config != nil {
-		c = *o.Config
-	}
-	p := policyOf(c)
+	p := policyOf(o.config())
 	p.Mode = o.Mode
 	return p
 }

@@ -47,8 +47,10 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 	if err := row.missing(host.Caps); err != nil {
 		return "", err
 	}
-	if !row.ipvs {
-		host.Caps.IPVS = plan.Capability{Name: "ipvs"}
+	if virtuals := host.Caps.Plane(plan.IPVS).Host; row.ipvs {
+		host.Caps.Planes = planes(host.Rules, virtuals, o.config().IPVS.Scheduler, nil)
+	} else {
+		host.Caps.Planes = planes(host.Rules, plan.Capability{}, "", nil)
 	}
 	host.Caps.Forwarding = kernel.Forwarding()
 	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Now(), Snapshot: snapshot, Policy: policy, Caps: host.Caps})

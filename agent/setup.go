@@ -45,11 +45,11 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := host.Missing(); err != nil {
 		return err
 	}
-	a.caps = host.Caps
+	a.caps, a.rules = host.Caps, host.Rules
 	if err := a.probeIPVS(ctx, row); err != nil {
 		return err
 	}
-	a.caps.All = append(a.caps.All, a.caps.IPVS)
+	a.caps.All = append(a.caps.All, a.virtuals)
 	if err := row.missing(a.caps); err != nil {
 		return err
 	}

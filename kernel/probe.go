@@ -16,9 +16,10 @@ import (
 // Host is what Probe found out.
 type Host struct {
 	Caps        plan.Caps
-	Variant     Variant // of iptables, the one that holds the host's rules
-	RandomFully bool    // MASQUERADE --random-fully works
-	SocketMatch bool    // -m socket works
+	Rules       plan.Capability // every rule of iptables that carries services works
+	Variant     Variant         // of iptables, the one that holds the host's rules
+	RandomFully bool            // MASQUERADE --random-fully works
+	SocketMatch bool            // -m socket works
 	// CatchRefusals: -m connbytes works
 	CatchRefusals bool
 	IPv6          bool // ip6tables works
@@ -77,7 +78,7 @@ func (p *Prober) Probe(ctx context.Context) (*Host, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	h.Caps.IPTables = h.summary("iptables", iptablesFeatures)
+	h.Rules = h.summary("iptables", iptablesFeatures)
 	return h, nil
 }
 

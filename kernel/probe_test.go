@@ -34,7 +34,7 @@ func TestProbeOfThisHost(t *testing.T) {
 			t.Errorf("%s isn't supported: %s", c.Name, c.Reason)
 		}
 	}
-	if err := h.Missing(); err != nil || !h.Caps.IPTables.Supported || !h.IPv6 || !h.RandomFully || !h.SocketMatch {
+	if err := h.Missing(); err != nil || !h.Rules.Supported || !h.IPv6 || !h.RandomFully || !h.SocketMatch {
 		t.Errorf("Probe = %+v, missing %v", h, err)
 	}
 	if left, _ := sets.List(nil); len(left) > 0 {
@@ -90,7 +90,7 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 		{name: "set match", refuses: "--match-set", missing: "CONFIG_NETFILTER_XT_SET"},
 		{name: "DNAT", refuses: "DNAT", missing: "CONFIG_NETFILTER_XT_NAT"},
 		{name: "statistic", refuses: "statistic", check: func(h *kernel.Host) bool {
-			return strings.Contains(h.Caps.IPTables.Reason, "CONFIG_NETFILTER_XT_MATCH_STATISTIC")
+			return strings.Contains(h.Rules.Reason, "CONFIG_NETFILTER_XT_MATCH_STATISTIC")
 		}},
 		{name: "random-fully", refuses: "--random-fully", iptables: true, check: func(h *kernel.Host) bool { return !h.RandomFully && h.SocketMatch }},
 		{name: "socket match", refuses: "-m socket", iptables: true, check: func(h *kernel.Host) bool { return h.RandomFully && !h.SocketMatch }},
@@ -121,8 +121,8 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 			case tt.missing != "" && (!errors.As(err, &missing) || !strings.Contains(err.Error(), tt.missing)):
 				t.Errorf("Missing = %v, want it to say %q", err, tt.missing)
 			}
-			if h.Caps.IPTables.Supported != tt.iptables || !tt.iptables && h.Caps.IPTables.Reason == "" {
-				t.Errorf("iptables = %+v, want supported: %t", h.Caps.IPTables, tt.iptables)
+			if h.Rules.Supported != tt.iptables || !tt.iptables && h.Rules.Reason == "" {
+				t.Errorf("iptables = %+v, want supported: %t", h.Rules, tt.iptables)
 			}
 			if tt.check != nil && !tt.check(h) {
 				t.Errorf("Probe = %+v", h)

@@ -165,7 +165,7 @@ func (s *Stack) done(r *Result) {
 func (s *Stack) steer(ctx context.Context, r *Result) error {
 	p := s.plan
 	// Fresh, as Render would forget the services, and find all of them new with the next plan.
-	want := withShared(s.have, s.Fresh(&plan.Plan{Mode: p.Mode, Kernel: p.Kernel, Fallback: p.Fallback, Policy: p.Policy}))
+	want := withShared(s.have, s.Fresh(p.Empty()))
 	if ops := Diff(s.have, want); !ops.Empty() {
 		r.Steered = true
 		applied, err := s.Apply(ctx, ops)

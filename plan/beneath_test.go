@@ -10,10 +10,7 @@ import (
 )
 
 // bothCaps is a host that can do everything but the scheduler mh.
-var bothCaps = Caps{
-	IPTables: Capability{Name: "iptables", Supported: true}, IPVS: Capability{Name: "ipvs", Supported: true},
-	Schedulers: map[string]string{"rr": "", "mh": "no module ip_vs_mh"},
-}
+var bothCaps = capsOf(Capability{Name: "iptables", Supported: true}, Capability{Name: "ipvs", Supported: true}, map[string]string{"rr": "", "mh": "no module ip_vs_mh"})
 
 // in sets the mode of a host that can do everything.
 func in(m Mode) func(*world) {
@@ -22,34 +19,35 @@ func in(m Mode) func(*world) {
 
 func TestChooseKernel(t *testing.T) {
 	has := func(iptables, ipvs bool) Caps {
-		return Caps{IPTables: Capability{Supported: iptables, Reason: "no iptables"}, IPVS: Capability{Supported: ipvs}}
+		return capsOf(Capability{Supported: iptables, Reason: "no iptables"}, Capability{Supported: ipvs}, nil)
 	}
 	tests := []struct {
-		mode Mode
-		caps Caps
-		want kernelChoice
+		mode           Mode
+		caps           Caps
+		want, fallback DataPlane
+		why, only      string
 	}{
-		{ModeUserspace, has(true, true), kernelChoice{None, None, "mode userspace offloads nothing", ""}},
-		{ModeIPTables, has(true, true), kernelChoice{IPTables, None, "", ""}},
-		{ModeIPTables, has(false, true), kernelChoice{None, None, "this host can't do iptables: no iptables", ""}},
-		{ModeIPVS, has(true, true), kernelChoice{IPVS, None, "", ""}},
-		{ModeIPVS, has(true, false), kernelChoice{None, None, "this host can't do IPVS", ""}},
-		{ModeAuto, has(true, true), kernelChoice{IPVS, IPTables, "", ""}},
-		{ModeAuto, has(true, false), kernelChoice{IPTables, None, "", "this host can't do IPVS"}},
-		{ModeAuto, has(false, true), kernelChoice{IPVS, None, "", "this host can't do iptables: no iptables"}},
-		{ModeAuto, has(false, false), kernelChoice{None, None, "this host can't do iptables: no iptables", ""}},
+		{ModeUserspace, has(true, true), None, None, "mode userspace offloads nothing", ""},
+		{ModeIPTables, has(true, true), IPTables, None, "", ""},
+		{ModeIPTables, has(false, true), None, None, "this host can't do iptables: no iptables", ""},
+		{ModeIPVS, has(true, true), IPVS, None, "", ""},
+		{ModeIPVS, has(true, false), None, None, "this host can't do IPVS", ""},
+		{ModeAuto, has(true, true), IPVS, IPTables, "", ""},
+		{ModeAuto, has(true, false), IPTables, None, "", "this host can't do IPVS"},
+		{ModeAuto, has(false, true), IPVS, None, "", "this host can't do iptables: no iptables"},
+		{ModeAuto, has(false, false), None, None, "this host can't do iptables: no iptables", ""},
 	}
 	for _, tt := range tests {
-		got := chooseKernel(tt.mode, tt.caps)
-		if got != tt.want {
-			t.Errorf("%s with %+v: %+v, want %+v", tt.mode, tt.caps, got, tt.want)
+		got := chooseKernel(tt.mode, tt.caps.Planes)
+		if got.at(0) != tt.want || got.at(1) != tt.fallback || got.why != tt.why || got.only != tt.only {
+			t.Errorf("%s with %+v: %+v, want %s and %s, %q, %q", tt.mode, tt.caps, got, tt.want, tt.fallback, tt.why, tt.only)
 		}
 		p, _ := Compute(nil, Inputs{Now: t0, Caps: tt.caps, Policy: Policy{Mode: tt.mode}})
-		if p.Kernel != tt.want.plane || p.Fallback != tt.want.fallback {
+		if p.Kernel != tt.want || p.Fallback != tt.fallback {
 			t.Errorf("%s with %+v: plan has %s and %s", tt.mode, tt.caps, p.Kernel, p.Fallback)
 		}
 		for _, d := range []DataPlane{IPTables, IPVS} {
-			if got, want := p.Uses(d), d == tt.want.plane || d == tt.want.fallback; got != want {
+			if got, want := p.Uses(d), d == tt.want || d == tt.fallback; got != want {
 				t.Errorf("%s with %+v: uses %s: %v", tt.mode, tt.caps, d, got)
 			}
 		}
@@ -265,7 +263,7 @@ func TestPolicyScheduler(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)
 			in(ModeIPVS)(w)
-			w.in.Policy.Scheduler = tt.policy
+			defaultScheduler(tt.policy)(w)
 			w.set(tt.port, "10.0.0.1 n1 ready")
 			s := w.one()
 			if s.Scheduler != tt.want {
@@ -295,7 +293,7 @@ func TestBeneathMoves(t *testing.T) {
 		{at: 30, do: change(algorithm(service.SourceHash)), plane: Userspace, state: StateOffloaded, reason: reasonUpdating},
 		{at: 31, do: program, plane: IPVS, state: StateOffloaded, reason: reasonQualified},
 		// Another host's capabilities, as after a module was loaded.
-		{at: 40, do: func(w *world) { w.in.Caps.Schedulers = map[string]string{"sh": "gone"} },
+		{at: 40, do: unusable(map[string]string{"sh": "gone"}),
 			plane: Userspace, state: StateUserspace, reason: "ipvs has no scheduler sh here: gone"},
 	} {
 		w.play(m)

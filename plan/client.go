@@ -49,12 +49,12 @@ func (s *Service) Serves(f *Frontend) bool {
 
 // ShortCircuits reports whether f has clients that whatever lies beneath would
 // serve otherwise than specified: pods and this node itself, which may use every
-// endpoint although f's traffic policy is Local. IPVS can't tell them from
-// others, and without a kernel data plane nothing is there that could; so they are
+// endpoint although f's traffic policy is Local. Where the data plane can't tell
+// them from others, or there is none in the kernel, they are
 // redirected to userspace as long as that is alive, whatever becomes of everybody
 // else's connections.
 func (s *Service) ShortCircuits(f *Frontend) bool {
-	return s.Beneath != IPTables && s.Port.Protocol != service.SCTP &&
+	return !s.TellsClients && s.Port.Protocol != service.SCTP &&
 		f.Local && f.ShortCircuit && takesConnections(s.Groups[f.Family].Cluster)
 }
 

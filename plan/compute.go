@@ -2,7 +2,6 @@ package plan
 
 import (
 	"iter"
-	"maps"
 	"slices"
 	"time"
 
@@ -20,6 +19,9 @@ type computation struct {
 	reasons  policyReasons
 	contests *contests
 	detects  [2]bool // pods are told from other clients, per family
+	// localAddresses: a data plane that may be used answers on local addresses only.
+	localAddresses  bool
+	schedulersTitle string // of the data plane whose schedulers services may name, and a space
 	// sameWorld: everything that services have in common is as it was for the
 	// previous plan, so that a service that didn't change needn't be settled again.
 	// sameContests: the same service ports want the same addresses.
@@ -42,11 +44,12 @@ func Compute(previous *Plan, in Inputs) (*Plan, Delta) {
 	c := newComputation(previous, in)
 	n := c.snapshot.Len()
 	p := &Plan{
-		Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.plane, Fallback: c.kernel.fallback, Forwarding: in.Caps.Forwarding,
+		Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.at(0), Fallback: c.kernel.at(1), Forwarding: in.Caps.Forwarding,
 		Node: c.node, Policy: c.in.Policy,
 		Services: make([]*Service, n), records: make([]*record, n),
-		contests: c.contests, kernel: c.kernel, schedulers: in.Caps.Schedulers,
-		snapshot: c.snapshot, refusals: len(in.Observed.Refused) > 0,
+		contests: c.contests, kernel: c.kernel,
+		TellsClients: len(c.kernel.planes) > 0 && !c.kernel.any(func(a *Abilities) bool { return !a.TellsClients }),
+		snapshot:     c.snapshot, refusals: len(in.Observed.Refused) > 0,
 	}
 	d := Delta{Full: previous == nil}
 	again := false // the service port that was the first to wake isn't any more
@@ -174,14 +177,20 @@ func newComputation(previous *Plan, in Inputs) *computation {
 	}
 	c.node = c.snapshot.Node()
 	c.in.Policy = in.Policy.of(&c.node)
-	c.kernel = chooseKernel(in.Policy.Mode, in.Caps)
+	c.kernel = chooseKernel(in.Policy.Mode, in.Caps.Planes)
+	c.localAddresses = c.kernel.any(func(a *Abilities) bool { return a.LocalAddresses })
+	for _, a := range in.Caps.Planes {
+		if a.Schedulers {
+			c.schedulersTitle = a.Title + " "
+		}
+	}
 	c.reasons = reasonsOf(&in.Policy)
 	for _, f := range service.Families {
 		c.detects[f] = c.in.Policy.Detects(f)
 	}
 	if previous != nil {
-		c.sameWorld = previous.kernel == c.kernel && previous.Forwarding == in.Caps.Forwarding &&
-			c.samePolicy(&previous.Policy) && c.sameSchedulers() && sameHost(&previous.Node, &c.node)
+		c.sameWorld = previous.kernel.same(&c.kernel) && previous.Forwarding == in.Caps.Forwarding &&
+			c.samePolicy(&previous.Policy) && sameHost(&previous.Node, &c.node)
 		c.compareSnapshots(previous.snapshot)
 	}
 	if c.sameContests {
@@ -234,8 +243,7 @@ func (s *Service) standing(st standing, f *facts) (*Service, bool) {
 // Links are no service's own.
 func (c *computation) samePolicy(old *Policy) bool {
 	p := &c.in.Policy
-	return old.Mode == p.Mode && old.MasqueradeAll == p.MasqueradeAll && old.SameDetector(p) && old.sameNodePorts(p) && slices.Equal(old.ExcludeCIDRs, p.ExcludeCIDRs) &&
-		(!c.kernel.uses(IPVS) || old.Scheduler == p.Scheduler)
+	return old.Mode == p.Mode && old.MasqueradeAll == p.MasqueradeAll && old.SameDetector(p) && old.sameNodePorts(p) && slices.Equal(old.ExcludeCIDRs, p.ExcludeCIDRs)
 }
 
 // sameMoves reports whether old and today's policy move services alike.
@@ -243,10 +251,6 @@ func (c *computation) sameMoves(old *Policy) bool {
 	p := &c.in.Policy
 	return old.OffloadAfter == p.OffloadAfter && old.OffloadMinConnections == p.OffloadMinConnections &&
 		old.BackoffMax == p.BackoffMax && old.FlapLimit == p.FlapLimit
-}
-
-func (c *computation) sameSchedulers() bool {
-	return !c.kernel.uses(IPVS) || maps.Equal(c.previous.schedulers, c.in.Caps.Schedulers)
 }
 
 func sameHost(a, b *service.Node) bool {

@@ -20,12 +20,18 @@ func inexpressible(d DataPlane, p *service.Port, in *Inputs) string {
 	if d == Userspace && p.Protocol == service.SCTP {
 		return "SCTP can't be served in userspace"
 	}
-	return keptBack(shortfalls(d, p, in))
+	return keptBack(fallsShort(d, p, in))
+}
+
+// fallsShort is how d falls short of p's specification.
+func fallsShort(d DataPlane, p *service.Port, in *Inputs) []shortfall {
+	c, a := newComputation(nil, *in), in.Caps.Plane(d)
+	return c.shortfalls(&a, p)
 }
 
 // TestExpressComplete: every algorithm has an answer in every data plane.
 func TestExpressComplete(t *testing.T) {
-	var in Inputs
+	in := Inputs{Caps: allCaps}
 	want := map[DataPlane]map[service.Algorithm]string{
 		Userspace: {
 			service.RoundRobin: "", service.WeightedRoundRobin: "", service.LeastConnections: "",
@@ -52,7 +58,7 @@ func TestExpressComplete(t *testing.T) {
 			if got := inexpressible(d, &p, &in); got != answers[a] {
 				t.Errorf("%s, %s: %q, want %q", d, a, got, answers[a])
 			}
-			if got := degraded(shortfalls(d, &p, &in)); (got == "") != (answers[a] == "") {
+			if got := degraded(fallsShort(d, &p, &in)); (got == "") != (answers[a] == "") {
 				t.Errorf("%s, %s: degraded %q", d, a, got)
 			}
 		}
@@ -63,7 +69,7 @@ func TestExpress(t *testing.T) {
 	proxyProtocol := func(p *service.Port) { p.ProxyProtocol = 1 }
 	leastConnections := algorithm(service.LeastConnections)
 	sctp := func(p *service.Port) { p.Protocol = service.SCTP }
-	in := Inputs{Caps: Caps{Schedulers: map[string]string{"mh": "no module ip_vs_mh", "sh": ""}}}
+	in := Inputs{Caps: capsOf(Capability{}, Capability{}, map[string]string{"mh": "no module ip_vs_mh", "sh": ""})}
 	tests := []struct {
 		name          string
 		plane         DataPlane
@@ -96,7 +102,7 @@ func TestExpress(t *testing.T) {
 				tt.port.Algorithm = service.RoundRobin
 			}
 			why := inexpressible(tt.plane, &tt.port, &in)
-			lacks := degraded(shortfalls(tt.plane, &tt.port, &in))
+			lacks := degraded(fallsShort(tt.plane, &tt.port, &in))
 			if why != tt.why || lacks != tt.degraded {
 				t.Errorf("inexpressible %q, degraded %q, want %q, %q", why, lacks, tt.why, tt.degraded)
 			}

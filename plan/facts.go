@@ -68,9 +68,10 @@ func (c *computation) reusable(i int, p *service.Port, entry uint64) bool {
 func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint64) (*Service, facts) {
 	s := &Service{Port: p, entry: entry, Excluded: c.exclude(p, eps)}
 	s.Frontends = c.frontends(p, s.Excluded)
-	f := facts{inexpressible: c.lay(s)}
+	a, inexpressible := c.choosePlane(s)
+	f := facts{inexpressible: inexpressible}
 	f.qualified = reasonQualified
-	if s.Beneath != c.kernel.plane {
+	if s.Beneath != c.kernel.at(0) {
 		f.qualified += " (" + string(s.Beneath) + ": " + s.BeneathReason + ")"
 	}
 	s.Endpoints, f.flaps = c.rows(p, eps)
@@ -86,13 +87,13 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 		}
 		f.refused, f.refusal = CauseUnservable, "SCTP can't be served in userspace; "+c.kernel.why
 	} else {
-		f.panic = c.fillGroups(s, eps)
+		f.panic = c.fillGroups(s, eps, a)
 		f.refused, f.refusal = refusal(s)
 	}
-	s.Problems = c.problems(s, eps)
-	c.heedItself(s, &f)
+	s.Problems = c.problems(s, eps, a)
+	c.heedItself(s, &f, a)
 	c.heedForwarding(s, &f)
-	s.KernelHash = kernelHash(s, &c.in.Policy)
+	s.KernelHash = kernelHash(s, &c.in.Policy, a)
 	if s.Leaves() {
 		s.leaves = someLeave
 	} else {
@@ -104,7 +105,7 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 
 // fillGroups fills the groups that frontends use and sets the verdicts. It
 // returns what there is to say about panic.
-func (c *computation) fillGroups(s *Service, eps []service.Endpoint) string {
+func (c *computation) fillGroups(s *Service, eps []service.Endpoint, a *Abilities) string {
 	var said string
 	ours := c.ours(eps)
 	for _, fam := range service.Families {
@@ -122,10 +123,10 @@ func (c *computation) fillGroups(s *Service, eps []service.Endpoint) string {
 		g := &s.Groups[fam]
 		var clusterPanic, localPanic string
 		if useCluster {
-			g.Cluster, clusterPanic = c.group(s, sel.cluster)
+			g.Cluster, clusterPanic = c.group(s, sel.cluster, a)
 		}
 		if useLocal {
-			g.Local, localPanic = c.group(s, sel.local)
+			g.Local, localPanic = c.group(s, sel.local, a)
 		}
 		said = cmp.Or(said, clusterPanic, localPanic)
 		somewhere := slices.ContainsFunc(sel.anywhere, func(i int) bool { return eps[i].Weight > 0 })

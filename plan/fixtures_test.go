@@ -21,8 +21,41 @@ var t0 = time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 var (
 	testNode   = service.Node{Name: "n1", Zone: "zone-a", Addresses: addrs("192.168.0.1", "fd00:1::1")}
 	testHealth = health.Defaults{Kind: service.CheckTCP, Interval: 2 * time.Second, Timeout: time.Second, Rise: 2, Fall: 3}
-	allCaps    = Caps{IPTables: Capability{Name: "iptables", Supported: true}, IPVS: Capability{Name: "ipvs", Reason: "not built"}}
+	allCaps    = capsOf(Capability{Name: "iptables", Supported: true}, Capability{Name: "ipvs", Reason: "not built"}, nil)
 )
+
+// capsOf are those of a host with a data plane that has schedulers and can't tell clients,
+// as IPVS, which is preferred, and one that can, as iptables.
+func capsOf(iptables, ipvs Capability, unusable map[string]string) Caps {
+	return Caps{Planes: []Abilities{
+		{
+			Plane: IPVS, Title: "IPVS", Host: ipvs, Otherwise: "scheduler rr", Schedulers: true, Unusable: unusable, Drains: true, LocalAddresses: true,
+			Algorithms: map[service.Algorithm]string{
+				service.RoundRobin: "rr", service.WeightedRoundRobin: "wrr", service.LeastConnections: "wlc", service.SourceHash: "sh", service.Maglev: "mh",
+			},
+		},
+		{
+			Plane: IPTables, Title: "iptables", Host: iptables, Otherwise: "random choice", TellsClients: true,
+			Algorithms: map[service.Algorithm]string{service.RoundRobin: "", service.WeightedRoundRobin: "", service.Random: ""},
+		},
+	}}
+}
+
+// unusable makes schedulers unusable.
+func unusable(why map[string]string) func(*world) {
+	return func(w *world) {
+		w.in.Caps.Planes = slices.Clone(w.in.Caps.Planes)
+		w.in.Caps.Planes[0].Unusable = why
+	}
+}
+
+// defaultScheduler is for services that ask for none.
+func defaultScheduler(name string) func(*world) {
+	return func(w *world) {
+		w.in.Caps.Planes = slices.Clone(w.in.Caps.Planes)
+		w.in.Caps.Planes[0].Scheduler = name
+	}
+}
 
 func addrs(in ...string) []netip.Addr {
 	var out []netip.Addr

@@ -108,7 +108,7 @@ func (c *computation) masquerade(f *Frontend) Masquerade {
 // family admit: the ranges of that family, none if one of
 // them holds every address. If they admit this node, they admit the load
 // balancer addresses too: a node that has such an address (it was routed there,
-// or is on kproxy's link for IPVS) uses it as its source when it connects to it.
+// or is on kproxy's link) uses it as its source when it connects to it.
 // This node is what its Node object says; its other addresses, such as the one
 // that pods see it by, count where there is none.
 func (c *computation) sourceRanges(p *service.Port, f service.Family) []netip.Prefix {
@@ -123,7 +123,7 @@ func (c *computation) sourceRanges(p *service.Port, f service.Family) []netip.Pr
 		out = append(out, r)
 	}
 	own := c.node.Addresses
-	if len(own) == 0 && c.kernel.uses(IPVS) {
+	if len(own) == 0 && c.localAddresses {
 		own = c.in.Policy.NodeAddresses
 	}
 	if !slices.ContainsFunc(own, func(a netip.Addr) bool { return contains(out, a) }) {

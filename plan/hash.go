@@ -64,7 +64,7 @@ func (d *digest) prefixes(ps []netip.Prefix) {
 // kernelHash covers everything the rules of s.Beneath depend on, and nothing
 // else: no health but in who is usable, no times, no data plane. It is 0 only
 // where nothing lies beneath.
-func kernelHash(s *Service, p *Policy) uint64 {
+func kernelHash(s *Service, p *Policy, a *Abilities) uint64 {
 	if s.Beneath == None {
 		return 0
 	}
@@ -82,7 +82,7 @@ func kernelHash(s *Service, p *Policy) uint64 {
 	d.string(p.PodInterfacePrefix)
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		if !s.Serves(f) && s.Beneath != IPVS {
+		if !s.Serves(f) && !a.Drains {
 			continue
 		}
 		d.string(string(f.Kind))
@@ -99,18 +99,18 @@ func kernelHash(s *Service, p *Policy) uint64 {
 		d.group(s.Groups[i].Cluster)
 		d.group(s.Groups[i].Local)
 	}
-	if s.Beneath == IPVS {
-		d.virtual(s, p)
+	d.string(s.Scheduler)
+	if a.Drains {
+		d.endpoints(s)
+	}
+	if a.LocalAddresses {
+		d.localAddresses(s, p)
 	}
 	return max(uint64(d), 1)
 }
 
-// virtual covers what only the rules of IPVS depend on: the scheduler; every
-// listed endpoint, because those that aren't usable stay with weight 0 for the
-// sake of their connections, also where nobody is served any more; the addresses that node ports have virtual servers
-// on, and which service addresses are among them, and so not on kproxy's link.
-func (d *digest) virtual(s *Service, p *Policy) {
-	d.string(s.Scheduler)
+// endpoints covers every listed endpoint: one that isn't usable drains.
+func (d *digest) endpoints(s *Service) {
 	d.uint(uint64(len(s.Endpoints)))
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
@@ -119,6 +119,11 @@ func (d *digest) virtual(s *Service, p *Policy) {
 		d.bool(e.Excluded)
 		d.bool(s.Port.Protocol == service.UDP && e.Keeps())
 	}
+}
+
+// localAddresses covers the node's addresses that node ports answer on, and which
+// service addresses are the node's own, and so not on kproxy's link.
+func (d *digest) localAddresses(s *Service, p *Policy) {
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		if f.Kind != NodePort {

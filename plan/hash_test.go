@@ -18,9 +18,6 @@ func TestKernelHashOfIPVS(t *testing.T) {
 	nodeAddresses := func(to ...string) func(*world) {
 		return func(w *world) { w.in.Policy.NodeAddresses = addrs(to...) }
 	}
-	schedulers := func(to map[string]string) func(*world) {
-		return func(w *world) { w.in.Caps.Schedulers = to }
-	}
 	tests := []struct {
 		name   string
 		change func(*world)
@@ -33,8 +30,8 @@ func TestKernelHashOfIPVS(t *testing.T) {
 		{"weights of round robin", setTo("10.0.0.1 n1 ready", "10.0.0.2 n2 ready weight:2"), false, false},
 		{"a scheduler", change(scheduler("wlc")), true, false},
 		{"the scheduler it has", change(scheduler("rr")), false, false},
-		{"the policy's scheduler", func(w *world) { w.in.Policy.Scheduler = "sed" }, true, false},
-		{"a scheduler that nobody uses is missing", schedulers(map[string]string{"mh": "gone"}), false, false},
+		{"the policy's scheduler", defaultScheduler("sed"), true, false},
+		{"a scheduler that nobody uses is missing", unusable(map[string]string{"mh": "gone"}), false, false},
 		{"a node address of the family", nodeAddresses("10.9.9.9", "192.168.0.1", "fd00:1::1"), true, false},
 		{"a node address of the other family", nodeAddresses("192.168.0.1", "fd00:1::1", "fd00:1::2"), false, false},
 		{"a service address becomes the node's own", nodeAddresses("192.168.0.1", "203.0.113.1", "fd00:1::1"), true, false},

@@ -73,13 +73,8 @@ type Policy struct {
 	// to the client, never to a socket of the node's that bears that address.
 	BridgedLinks []netip.Prefix
 	// NodeAddresses are the node's own, sorted: those of every link that is up but
-	// loopback and kproxy's own, and no link-local ones. IPVS has a virtual server
-	// for each node port on each of [Policy.NodePortAddresses]; a service address
-	// that is one of the node's isn't put on kproxy's link.
+	// loopback and kproxy's own, and no link-local ones.
 	NodeAddresses []netip.Addr
-	// Scheduler is the scheduler of IPVS for services that ask for none, nor for
-	// an algorithm; empty for that of the default algorithm.
-	Scheduler string
 }
 
 // ownAddress reports whether a is one of the node's own, service addresses aside.
@@ -98,15 +93,23 @@ type Capability struct {
 // Caps are facts about this host, given as input: found out once at start, but
 // for Forwarding, which changes when somebody sets it.
 type Caps struct {
-	IPTables Capability // nat table, sets, statistic match
-	IPVS     Capability
-	// Schedulers says, for schedulers of IPVS that were tried, why they can't be
-	// used; empty if they can. One that wasn't tried is taken to work.
-	Schedulers map[string]string
+	// Planes are the kernel data planes that kproxy has, whether this host has them or
+	// not. Mode auto prefers the first.
+	Planes []Abilities
 	// Forwarding is per family whether the host passes on packets of others;
 	// the zero Capability counts as supported. Its Reason names the setting.
 	Forwarding [2]Capability
 	All        []Capability // every probe, for status
+}
+
+// Plane returns the abilities of d; the zero value for one that isn't there.
+func (c *Caps) Plane(d DataPlane) Abilities {
+	for _, a := range c.Planes {
+		if a.Plane == d {
+			return a
+		}
+	}
+	return Abilities{}
 }
 
 // Observed is what the data planes report back.

@@ -194,7 +194,7 @@ func checkBeneath(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	if auto != (s.BeneathReason != "") {
 		t.Fatalf("%v: mode %s, beneath %s because %q", s.Port.Key, in.Policy.Mode, s.Beneath, s.BeneathReason)
 	}
-	if s.Beneath == IPVS && in.Caps.Schedulers[s.Scheduler] != "" && s.Scheduler != "rr" {
+	if s.Beneath == IPVS && in.Caps.Planes[0].Unusable[s.Scheduler] != "" && s.Scheduler != "rr" {
 		t.Fatalf("%v: scheduler %q, which this host lacks", s.Port.Key, s.Scheduler)
 	}
 	if p.Fallback != None && inexpressible(s.Beneath, s.Port, in) != "" &&

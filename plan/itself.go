@@ -24,24 +24,24 @@ func (s *Service) AnswersAt(p *Policy) (netip.AddrPort, bool) {
 	return netip.AddrPort{}, false
 }
 
-// heedItself keeps s in userspace where IPVS lies beneath and s answers at an
-// endpoint of its own. A virtual server there would get the connections that are
-// on their way to the endpoint, those of other virtual servers and of userspace
-// alike, and share them out again. So there is none, and who connects there
-// without a live kproxy reaches that endpoint.
-func (c *computation) heedItself(s *Service, f *facts) {
-	if s.Beneath != IPVS {
+// heedItself keeps s in userspace where its data plane answers on local addresses
+// and one of its endpoints is such an address. The data plane would get the
+// connections that are on their way to the endpoint, from its other services and
+// from userspace alike, and share them out again. So it doesn't answer there, and
+// a connection to that address without a live kproxy reaches that endpoint.
+func (c *computation) heedItself(s *Service, f *facts, a *Abilities) {
+	if !a.LocalAddresses {
 		return
 	}
-	a, ok := s.AnswersAt(&c.in.Policy)
+	at, ok := s.AnswersAt(&c.in.Policy)
 	if !ok {
 		return
 	}
 	if f.inexpressible == "" {
-		f.inexpressible = "ipvs can't lead connections to endpoint " + a.String() + ", where the service itself answers"
+		f.inexpressible = string(a.Plane) + " can't lead connections to endpoint " + at.String() + ", where the service itself answers"
 	}
 	if s.Degraded != "" {
 		s.Degraded += "; "
 	}
-	s.Degraded += "connections to " + a.String() + " reach only the endpoint there" + meanwhile(s.Port)
+	s.Degraded += "connections to " + at.String() + " reach only the endpoint there" + meanwhile(s.Port)
 }

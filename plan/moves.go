@@ -35,4 +35,4 @@ func (c Change) Move() Move {
 	return NoMove
 }
 
-func (s *Service) inKernel() bool { return s.DataPlane == IPTables || s.DataPlane == IPVS }
+func (s *Service) inKernel() bool { return s.DataPlane != Userspace && s.DataPlane != None }

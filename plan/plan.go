@@ -85,6 +85,9 @@ type Plan struct {
 	// Fallback is the kernel data plane of services that Kernel can't express, in
 	// mode auto; None if there is no other.
 	Fallback DataPlane
+	// TellsClients: there is a kernel data plane, and each one that may be used
+	// chooses endpoints by client.
+	TellsClients bool
 	// Forwarding is what the plan takes the host to forward, as in Caps.
 	Forwarding [2]Capability
 	Node       service.Node
@@ -100,12 +103,18 @@ type Plan struct {
 	refusals bool // endpoints refused connections of the kernel
 	contests *contests
 	kernel   kernelChoice
-	// schedulers are Caps.Schedulers.
-	schedulers map[string]string
 }
 
 // Uses reports whether rules of the kernel data plane d may lie beneath services.
 func (p *Plan) Uses(d DataPlane) bool { return d != None && (p.Kernel == d || p.Fallback == d) }
+
+// Offloads reports whether there is a kernel data plane.
+func (p *Plan) Offloads() bool { return p.Kernel != None && p.Kernel != "" }
+
+// Empty returns p without its services.
+func (p *Plan) Empty() *Plan {
+	return &Plan{Mode: p.Mode, Kernel: p.Kernel, Fallback: p.Fallback, TellsClients: p.TellsClients, Policy: p.Policy}
+}
 
 // Service is the decision for one service port.
 type Service struct {
@@ -132,8 +141,10 @@ type Service struct {
 	// BeneathReason says why it is that one, where mode auto had to choose; empty
 	// where the mode leaves no choice.
 	BeneathReason string
-	// Scheduler is that of its virtual servers; empty unless Beneath is IPVS.
+	// Scheduler is the one that Beneath chooses endpoints with; empty if it has none.
 	Scheduler string
+	// TellsClients: Beneath chooses endpoints by client, see [Service.ShortCircuits].
+	TellsClients bool
 	// Degraded says how Beneath falls short of the specification; empty if it doesn't.
 	Degraded string
 	// KernelHash identifies everything Beneath's rules depend on. Two plans

@@ -10,7 +10,7 @@ import (
 
 // problems says what is wrong with p's specification, or isn't what its
 // author may believe.
-func (c *computation) problems(s *Service, eps []service.Endpoint) []string {
+func (c *computation) problems(s *Service, eps []service.Endpoint, a *Abilities) []string {
 	p := s.Port
 	out := slices.Concat(p.Problems, c.in.Health.Defaults().Refused(p.Health))
 	out = append(out, c.contests.sentences(p)...)
@@ -24,7 +24,7 @@ func (c *computation) problems(s *Service, eps []service.Endpoint) []string {
 	}
 	out = append(out, c.leftToOthers(s)...)
 	out = append(out, c.nowhere(s)...)
-	out = append(out, c.ownAddresses(s)...)
+	out = append(out, c.ownAddresses(s, a)...)
 	for _, f := range service.Families {
 		if unrestricted(p, f) {
 			out = append(out, fmt.Sprintf("its source ranges don't restrict %s clients: none of them is %s", familyText(f), familyText(f)))
@@ -32,7 +32,7 @@ func (c *computation) problems(s *Service, eps []service.Endpoint) []string {
 	}
 	if p.Algorithm == service.RoundRobin && weighted(eps) {
 		text := "its weights have no effect"
-		if !s.weightless() {
+		if !a.weightless(s) {
 			text += " in userspace"
 		}
 		out = append(out, text+": the algorithm is round-robin, not weighted-round-robin")
@@ -40,11 +40,11 @@ func (c *computation) problems(s *Service, eps []service.Endpoint) []string {
 	return out
 }
 
-// ownAddresses says which addresses of s are this node's already, where IPVS
-// answers on them. Other service addresses are on a link that is only kproxy's,
+// ownAddresses says which addresses of s are this node's already, where its data
+// plane answers on them. Other service addresses are on a link that is only kproxy's,
 // and nothing but services can be reached there.
-func (c *computation) ownAddresses(s *Service) []string {
-	if s.Beneath != IPVS {
+func (c *computation) ownAddresses(s *Service, a *Abilities) []string {
+	if !a.LocalAddresses {
 		return nil
 	}
 	var out []string

@@ -243,7 +243,7 @@ var timelines = []timeline{
 		{at: 60, do: do(carry(9), pinTo(service.PreferKernel)), plane: Userspace, state: StateUserspace, reason: "mode userspace offloads nothing"},
 	}},
 	{"mode auto on a host without iptables", func(w *world) {
-		w.in.Policy.Mode, w.in.Caps.IPTables = ModeAuto, Capability{Reason: "iptables-restore not found"}
+		w.in.Policy.Mode, w.in.Caps = ModeAuto, capsOf(Capability{Reason: "iptables-restore not found"}, Capability{}, nil)
 	}, []moment{
 		{at: 60, do: carry(9), plane: Userspace, state: StateUserspace, reason: "this host can't do iptables: iptables-restore not found"},
 	}},

@@ -27,7 +27,7 @@ func TestRandomWalk(t *testing.T) {
 			r := walker{world: newWorld(t), Rand: rand.New(rand.NewPCG(seed, 1)), rules: map[uint64]string{}}
 			r.in.Policy.Mode = pick(r.Rand, ModeUserspace, ModeIPTables, ModeIPTables, ModeIPVS, ModeIPVS, ModeAuto, ModeAuto, ModeAuto)
 			r.in.Caps = pick(r.Rand, allCaps, bothCaps, bothCaps, bothCaps)
-			r.in.Policy.Scheduler = pick(r.Rand, "", "", "sed")
+			defaultScheduler(pick(r.Rand, "", "", "sed"))(r.world)
 			for range 80 {
 				r.step()
 				for _, s := range r.previous.Services {
@@ -187,7 +187,7 @@ func (r *walker) mutate() {
 	case 14:
 		r.in.Policy.ExcludeCIDRs = pick(r.Rand, nil, prefixes("10.0.0.0/30"), prefixes("10.0.0.0/29"), prefixes("fd00::/64", "10.0.0.4/30"))
 	case 12:
-		r.in.Caps.Schedulers = pick(r.Rand, nil, map[string]string{"mh": "no module ip_vs_mh", "sed": "no module"}, map[string]string{"rr": "gone"})
+		unusable(pick(r.Rand, nil, map[string]string{"mh": "no module ip_vs_mh", "sed": "no module"}, map[string]string{"rr": "gone"}))(r.world)
 	case 13:
 		forward(r.IntN(4) != 0, r.IntN(3) != 0)(r.world)
 	default:

@@ -83,7 +83,7 @@ type ServiceStatus struct {
 	QualifiesInSeconds float64          `json:"qualifiesInSeconds"`      // 0 when it isn't known
 	Beneath            DataPlane        `json:"beneath"`                 // the kernel data plane whose rules it has
 	BeneathReason      string           `json:"beneathReason,omitempty"` // why that one, in mode auto
-	Scheduler          string           `json:"scheduler,omitempty"`     // of IPVS, where that lies beneath
+	Scheduler          string           `json:"scheduler,omitempty"`     // of the kernel data plane beneath, if it has some
 	Degraded           string           `json:"degraded,omitempty"`
 	Problems           []string         `json:"problems,omitempty"`
 	Connections        Connections      `json:"connections"`

@@ -82,11 +82,11 @@ const (
 // left out, unless all are; then they are served as if they were up, and the
 // sentence returned says so. Endpoints of weight 0 stay in the group for the sake of
 // connections they have; they count neither as up nor as down.
-func (c *computation) group(s *Service, chosen []int) ([]Backend, string) {
+func (c *computation) group(s *Service, chosen []int, a *Abilities) ([]Backend, string) {
 	if len(chosen) == 0 {
 		return nil, ""
 	}
-	rows, weightless := s.Endpoints, s.weightless()
+	rows, weightless := s.Endpoints, a.weightless(s)
 	total, up := 0, 0
 	for _, i := range chosen {
 		if rows[i].Weight == 0 {

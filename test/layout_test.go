@@ -50,7 +50,7 @@ var layout = []row{
 	// k8s.io/utils/net: kube-proxy's reading of addresses with leading zeros.
 	{folder: "config", imports: "service strict", third: "k8s.io/utils/net sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery github.com/fsnotify/fsnotify"},
 	{folder: "trace/netfilter", imports: "kernel kernel/steering kernel/nlmsg service", third: netlink + " github.com/coreos/go-iptables"},
-	{folder: "kernel/kerneltest", imports: "kernel kernel/steering plan service health trace/netfilter", third: netlink + " github.com/google/go-cmp"},
+	{folder: "kernel/kerneltest", imports: "kernel kernel/steering kernel/iptables kernel/ipvs plan service health trace/netfilter", third: netlink + " github.com/google/go-cmp"},
 	{folder: "trace", imports: "service plan kernel kernel/steering kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
 	{folder: "agent", imports: "*", third: "golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service trace", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},
@@ -158,12 +158,11 @@ func find(folder string) int {
 // other folder name one: a bound may only fall. A plane that is added needs none.
 var namesOfPlanes = map[string]map[string]int{
 	"ipvs": {
-		"agent":            83,
+		"agent":            82,
 		"cmd/kproxy":       17,
 		"conntrack":        1,
-		"kernel/steering":  2,
 		"kernel/leftovers": 21,
-		"plan":             28,
+		"plan":             2,
 		"source":           2,
 		"trace":            6,
 		"trace/netfilter":  4,
@@ -171,11 +170,11 @@ var namesOfPlanes = map[string]map[string]int{
 		"web":              4,
 	},
 	"iptables": {
-		"agent":            24,
+		"agent":            22,
 		"cmd/kproxy":       11,
 		"kernel":           12,
 		"kernel/leftovers": 1,
-		"plan":             16,
+		"plan":             2,
 		"trace":            9,
 		"trace/netfilter":  9,
 		"view":             3,

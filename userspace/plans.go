@@ -31,7 +31,7 @@ func (s *Server) Prepare(p *plan.Plan, d plan.Delta) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.table.policy.Store(&p.Policy)
-	s.fallback.Store(p.Kernel != plan.None && p.Kernel != "")
+	s.fallback.Store(p.Offloads())
 	if d.Full {
 		for k := range s.plans.views {
 			s.plans.gone[k] = true // unless d has it

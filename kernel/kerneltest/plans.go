@@ -9,20 +9,31 @@ import (
 	"slices"
 	"time"
 
+	"kproxy.dev/kproxy/kernel/iptables"
+	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
+// Planes returns the abilities of kproxy's kernel data planes, the one that mode
+// auto prefers first, on a host that has those named.
+func Planes(has ...plan.DataPlane) []plan.Abilities {
+	host := func(d plan.DataPlane) plan.Capability {
+		return plan.Capability{Name: string(d), Supported: slices.Contains(has, d)}
+	}
+	return []plan.Abilities{ipvs.Abilities(host(plan.IPVS), "", nil), iptables.Abilities(host(plan.IPTables))}
+}
+
 // Plan returns a plan of services, in key order, with hashes filled in.
 func Plan(mode plan.Mode, services ...*plan.Service) *plan.Plan {
-	p := &plan.Plan{Mode: mode, Kernel: plan.IPTables, Fallback: plan.None, Services: slices.Clone(services)}
+	p := &plan.Plan{Mode: mode, Kernel: plan.IPTables, Fallback: plan.None, TellsClients: true, Services: slices.Clone(services)}
 	switch mode {
 	case plan.ModeUserspace:
-		p.Kernel = plan.None
+		p.Kernel, p.TellsClients = plan.None, false
 	case plan.ModeIPVS:
-		p.Kernel = plan.IPVS
+		p.Kernel, p.TellsClients = plan.IPVS, false
 	case plan.ModeAuto:
-		p.Kernel, p.Fallback = plan.IPVS, plan.IPTables
+		p.Kernel, p.Fallback, p.TellsClients = plan.IPVS, plan.IPTables, false
 	}
 	rehash(p)
 	slices.SortFunc(p.Services, func(a, b *plan.Service) int { return a.Port.Key.Compare(b.Port.Key) })
@@ -60,8 +71,7 @@ func Service(name string, proto service.Protocol, options ...func(*plan.Service)
 			Key:       service.Key{Namespace: "default", Name: name, Protocol: proto},
 			Algorithm: service.RoundRobin,
 		},
-		DataPlane: plan.IPTables,
-		Beneath:   plan.IPTables,
+		DataPlane: plan.IPTables, Beneath: plan.IPTables, TellsClients: true,
 	}
 	for _, o := range options {
 		o(s)
@@ -150,9 +160,11 @@ func list(s *plan.Service, b plan.Backend, usable bool) {
 // Beneath sets which kernel data plane's rules lie beneath the portal.
 func Beneath(d plan.DataPlane) func(*plan.Service) {
 	return func(s *plan.Service) {
-		s.Beneath = d
-		if s.Scheduler = ""; d == plan.IPVS {
-			s.Scheduler = cmp.Or(plan.Scheduler(s.Port), "rr")
+		caps := plan.Caps{Planes: Planes()}
+		a := caps.Plane(d)
+		s.Beneath, s.TellsClients, s.Scheduler = d, a.TellsClients, ""
+		if a.Schedulers {
+			s.Scheduler = cmp.Or(s.Port.Scheduler, a.Algorithms[s.Port.Algorithm], a.Algorithms[service.RoundRobin])
 		}
 		if s.DataPlane != plan.Userspace {
 			s.DataPlane = d

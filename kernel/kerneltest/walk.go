@@ -23,6 +23,8 @@ type Walk struct {
 	wishes map[int]wish
 	size   int
 	policy plan.Policy
+	// scheduler is for services that ask for none.
+	scheduler string
 }
 
 // wish is a service port of a walk.
@@ -61,23 +63,23 @@ func (w *Walk) Next() *plan.Plan {
 			b.AddEndpoint(wish.port.Key, e)
 		}
 	}
-	p := Compute(w.kernel, w.policy, b.Build())
+	has := []plan.DataPlane{w.kernel}
+	if w.mode == plan.ModeAuto {
+		has = append(has, plan.IPTables)
+	}
+	planes := Planes(has...)
+	for i := range planes {
+		if planes[i].Schedulers {
+			planes[i].Scheduler = w.scheduler
+		}
+	}
+	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Unix(1e9, 0), Snapshot: b.Build(), Caps: plan.Caps{Planes: planes}, Policy: w.policy})
 	for _, wish := range w.wishes {
 		if s := p.Find(wish.port.Key); s.DataPlane == plan.Userspace && !wish.userspace && s.Beneath != plan.None {
 			s.DataPlane = s.Beneath
 		}
 	}
 	return p
-}
-
-// Compute returns the plan of a snapshot on a host that has the kernel data plane
-// named; in mode auto, iptables as well. Nothing has been offloaded yet.
-func Compute(kernel plan.DataPlane, p plan.Policy, s *service.Snapshot) *plan.Plan {
-	var caps plan.Caps
-	caps.IPVS.Supported = kernel == plan.IPVS
-	caps.IPTables.Supported = kernel == plan.IPTables || p.Mode == plan.ModeAuto
-	out, _ := plan.Compute(nil, plan.Inputs{Now: time.Unix(1e9, 0), Snapshot: s, Caps: caps, Policy: p})
-	return out
 }
 
 // here is this node's name.
@@ -87,6 +89,7 @@ func (w *Walk) one(n int) bool { return w.rng.IntN(n) == 0 }
 
 func (w *Walk) newPolicy() plan.Policy {
 	p := plan.DefaultPolicy()
+	w.scheduler = ""
 	p.Mode, p.MasqueradeAll = w.mode, w.one(8)
 	switch w.rng.IntN(6) {
 	case 0:
@@ -142,7 +145,7 @@ func (w *Walk) wish(i int) wish {
 		p.Affinity = time.Duration(1+w.rng.IntN(3)) * time.Hour
 	}
 	if w.kernel == plan.IPVS && w.one(5) {
-		p.Scheduler = []string{"sed", "lblc", "wlc"}[w.rng.IntN(3)]
+		w.scheduler = []string{"sed", "lblc", "wlc"}[w.rng.IntN(3)]
 	}
 	addresses := func(v4, v6 string) []netip.Addr {
 		return []netip.Addr{netip.MustParseAddr(fmt.Sprintf(v4, i)), netip.MustParseAddr(fmt.Sprintf(v6, i))}

@@ -91,23 +91,19 @@ func PortalSetsOf(p *plan.Plan) []kernel.Set {
 		return out
 	}
 	for _, f := range service.Families {
-		if Shorts(p) {
+		if !p.TellsClients {
 			out = append(out,
 				kernel.Set{Name: kernel.FamilySet(kernel.SetShort, f), Type: kernel.HashIPPort, Family: f, Dynamic: true},
 				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.TCP, f), Type: kernel.BitmapPort, Dynamic: true},
 				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.UDP, f), Type: kernel.BitmapPort, Dynamic: true})
 		}
-		if p.Uses(plan.IPVS) || p.Uses(plan.IPTables) {
+		if p.Offloads() {
 			out = append(out, kernel.Set{Name: kernel.FamilySet(kernel.SetLeaving, f), Type: kernel.HashIPPort, Family: f, Dynamic: true})
 		}
 	}
 	slices.SortFunc(out, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
-
-// Shorts reports whether the portal tells pods and this node from other clients,
-// because what lies beneath can't: IPVS, or nothing.
-func Shorts(p *plan.Plan) bool { return p.Uses(plan.IPVS) || !p.Uses(plan.IPTables) }
 
 func newPortal(p *plan.Plan) *portal {
 	b := &portal{specs: PortalSetsOf(p), entries: map[string][]string{}}

@@ -47,7 +47,7 @@ type Waymaker struct {
 // newRules returns the rules of p in one family, with the ways of those planes that p uses, in
 // the order given.
 func newRules(p *plan.Plan, f service.Family, o Options) Rules {
-	s := Rules{Options: o, Family: f, short: Shorts(p), policy: &p.Policy}
+	s := Rules{Options: o, Family: f, short: !p.TellsClients, policy: &p.Policy}
 	_, s.limited = NodePortNetworks(&p.Policy, f)
 	for _, w := range o.Ways {
 		if p.Uses(w.Plane) {

@@ -34,7 +34,7 @@ func benchmarkMove(b *testing.B, n int) {
 
 	in := plan.Inputs{
 		Now: time.Unix(1_700_000_000, 0), Snapshot: snapshot(b, n), Policy: plan.DefaultPolicy(),
-		Caps: plan.Caps{IPTables: plan.Capability{Name: "iptables", Supported: true}},
+		Caps: plan.Caps{Planes: kerneltest.Planes(plan.IPTables)},
 		Pins: map[service.Key]service.Preference{},
 	}
 	in.Policy.Mode = plan.ModeIPTables

@@ -14,6 +14,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
@@ -98,9 +99,13 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 	if policy.Links, policy.BridgedLinks, err = kernel.Links(); err != nil {
 		return nil, err
 	}
+	has := []plan.DataPlane{plan.IPTables}
+	if hasIPVS {
+		has = append(has, plan.IPVS)
+	}
 	in := plan.Inputs{
 		Now: time.Now(), Snapshot: snapshot, Policy: policy, Pins: map[service.Key]service.Preference{},
-		Caps: plan.Caps{IPTables: plan.Capability{Supported: true}, IPVS: plan.Capability{Supported: hasIPVS}},
+		Caps: plan.Caps{Planes: kerneltest.Planes(has...)},
 	}
 	for p := range snapshot.All() {
 		in.Pins[p.Key] = pref

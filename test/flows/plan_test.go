@@ -11,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 
+	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source/file"
@@ -59,7 +60,7 @@ func TestPlan(t *testing.T) {
 		for _, mode := range []plan.Mode{plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS, plan.ModeAuto} {
 			t.Run(c.Name+"/"+string(mode), func(t *testing.T) {
 				in := plan.Inputs{Snapshot: snapshot, Policy: policyOf(c, mode)}
-				in.Caps.IPTables.Supported, in.Caps.IPVS.Supported = true, true
+				in.Caps.Planes = kerneltest.Planes(plan.IPVS, plan.IPTables)
 				p, _ := plan.Compute(nil, in)
 				for i := range flows {
 					for _, protocol := range []service.Protocol{service.TCP, service.UDP} {

@@ -29,6 +29,7 @@ import (
 	proxyutil "k8s.io/kubernetes/pkg/proxy/util"
 	iptablestest "k8s.io/kubernetes/pkg/util/iptables/testing"
 
+	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source"
@@ -145,7 +146,7 @@ func (w *world) plans(o *objects) []*decisions {
 	snapshot := source.Build(source.Objects{Services: o.services, EndpointSlices: o.slices, Nodes: []*corev1.Node{w.node()}}, thisNode)
 	in := plan.Inputs{Snapshot: snapshot, Policy: plan.DefaultPolicy()}
 	in.Policy.MasqueradeAll, in.Policy.NodeAddresses = w.masqueradeAll, w.addresses()
-	in.Caps.IPTables.Supported, in.Caps.IPVS.Supported = true, true
+	in.Caps.Planes = kerneltest.Planes(plan.IPVS, plan.IPTables)
 	for _, n := range w.nodePorts {
 		in.Policy.NodePortNetworks = append(in.Policy.NodePortNetworks, netip.MustParsePrefix(n))
 	}
