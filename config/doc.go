@@ -7,6 +7,6 @@
 // why it is ignored; a test compares the table with the API's types.
 //
 // The package parses no flags (those are under cmd/) and touches nothing on the
-// host but the file that [Read] reads and [Watch] watches. A Config is a plain
-// value; copies are independent but for their slices. A File isn't modified.
+// host but the file that [Read] reads. A Config is a plain value; copies are
+// independent but for their slices. A File isn't modified.
 package config

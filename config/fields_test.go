@@ -8,8 +8,6 @@ import (
 	"testing"
 
 	"k8s.io/kube-proxy/config/v1alpha1"
-
-	"kproxy.dev/kproxy/strict"
 )
 
 var kubeProxyType = reflect.TypeFor[v1alpha1.KubeProxyConfiguration]()
@@ -73,12 +71,6 @@ func TestFieldsAreHonouredOrIgnored(t *testing.T) {
 		if _, ok := parts[f.Sets]; f.Sets != "" && !ok {
 			t.Errorf("%s sets %s, which Config doesn't have", f.Path, f.Sets)
 		}
-	}
-}
-
-func TestCheckerKnowsKubeProxyConfiguration(t *testing.T) {
-	if unknown := strict.Unknown(kubeProxyType, ""); len(unknown) > 0 {
-		t.Errorf("the checker doesn't know the types of %v", unknown)
 	}
 }
 

@@ -46,9 +46,9 @@ func (c *checker) check(n *Node, t reflect.Type, path string) {
 	case n.kind == Null:
 	case t.Kind() == reflect.Struct:
 		c.checkStruct(n, t, path)
-	case t.Kind() == reflect.Map:
+	case t.Kind() == reflect.Map && t.Key().Kind() == reflect.String:
 		c.checkMap(n, t, path)
-	case t.Kind() == reflect.Slice:
+	case t.Kind() == reflect.Slice && t.Elem().Kind() != reflect.Uint8: // bytes are a string in JSON
 		if n.kind != Sequence {
 			c.fail(n.line, path, "expected a list, found %s", n.Describe())
 			return
@@ -61,7 +61,7 @@ func (c *checker) check(n *Node, t reflect.Type, path string) {
 	}
 }
 
-// checkLeaf leaves types that decode themselves (times, quantities) to it.
+// checkLeaf leaves types that decode themselves (times, quantities) and rare ones to the decoder.
 func (c *checker) checkLeaf(n *Node, t reflect.Type, path string) {
 	if t == reflect.TypeFor[metav1.Duration]() {
 		if _, err := time.ParseDuration(n.value); n.kind != String || err != nil {
@@ -119,44 +119,32 @@ func (c *checker) checkKeys(n *Node, path string, at func(string) string) {
 }
 
 func (c *checker) checkScalar(n *Node, t reflect.Type, path string) {
+	number := n.kind == Int || n.kind == Float
+	expected, fits, err := "", false, error(nil)
 	switch t.Kind() {
 	case reflect.String:
-		switch n.kind {
-		case String:
-		case Bool, Int, Float:
-			c.fail(n.line, path, "expected a string, found %s: put it in quotes", n.Describe())
-		default:
-			c.fail(n.line, path, "expected a string, found %s", n.Describe())
-		}
+		expected, fits = "a string", n.kind == String
 	case reflect.Bool:
-		if n.kind != Bool {
-			c.fail(n.line, path, "expected true or false, found %s", n.Describe())
-		}
-	case reflect.Int32, reflect.Int64, reflect.Uint32, reflect.Float32:
-		c.checkNumber(n, t, path)
-	default:
-		c.fail(n.line, path, "fields of Go type %s are not understood", t)
-	}
-}
-
-func (c *checker) checkNumber(n *Node, t reflect.Type, path string) {
-	var err error
-	switch {
-	case t.Kind() == reflect.Float32:
-		if n.kind != Int && n.kind != Float {
-			c.fail(n.line, path, "expected a number, found %s", n.Describe())
-			return
-		}
+		expected, fits = "true or false", n.kind == Bool
+	case reflect.Float32, reflect.Float64:
+		expected, fits = "a number", number
 		_, err = strconv.ParseFloat(n.value, t.Bits())
-	case n.kind != Int:
-		c.fail(n.line, path, "expected a whole number, found %s", n.Describe())
-		return
-	case t.Kind() == reflect.Uint32:
+	case reflect.Uint16, reflect.Uint32, reflect.Uint64:
+		expected, fits = "a whole number", n.kind == Int
 		_, err = strconv.ParseUint(n.value, 10, t.Bits())
-	default:
+	case reflect.Int, reflect.Int32, reflect.Int64:
+		expected, fits = "a whole number", n.kind == Int
 		_, err = strconv.ParseInt(n.value, 10, t.Bits())
+	default:
+		c.checkLeaf(n, t, path)
+		return
 	}
-	if err != nil {
+	switch {
+	case !fits && t.Kind() == reflect.String && (number || n.kind == Bool):
+		c.fail(n.line, path, "expected a string, found %s: put it in quotes", n.Describe())
+	case !fits:
+		c.fail(n.line, path, "expected %s, found %s", expected, n.Describe())
+	case err != nil:
 		c.fail(n.line, path, "%s is beyond the range of the field", n.value)
 	}
 }
@@ -194,43 +182,4 @@ func fieldsOf(t reflect.Type) map[string]reflect.Type {
 	}
 	fieldCache.Store(t, fields)
 	return fields
-}
-
-// Unknown returns the paths inside of t, which it calls path, at which there are
-// types that Check doesn't understand. It is for tests of packages that call Check.
-func Unknown(t reflect.Type, path string) []string {
-	var out []string
-	seen := map[reflect.Type]bool{}
-	var visit func(reflect.Type, string)
-	visit = func(t reflect.Type, path string) {
-		for t.Kind() == reflect.Pointer {
-			t = t.Elem()
-		}
-		if seen[t] || reflect.PointerTo(t).Implements(unmarshaler) {
-			return
-		}
-		seen[t] = true
-		switch t.Kind() {
-		case reflect.Struct:
-			for name, f := range fieldsOf(t) {
-				visit(f, join(path, name))
-			}
-		case reflect.Slice:
-			if t.Elem().Kind() == reflect.Uint8 { // a string in JSON, taken for a list here
-				out = append(out, path)
-			}
-			visit(t.Elem(), path+"[]")
-		case reflect.Map:
-			if t.Key().Kind() != reflect.String {
-				out = append(out, path)
-			}
-			visit(t.Elem(), path+"{}")
-		case reflect.String, reflect.Bool, reflect.Int32, reflect.Int64, reflect.Uint32, reflect.Float32, reflect.Uint8:
-		default:
-			out = append(out, path)
-		}
-	}
-	visit(t, path)
-	slices.Sort(out)
-	return out
 }

@@ -48,7 +48,7 @@ var layout = []row{
 	{folder: "source/file", imports: "service source strict", third: kubernetes + " github.com/fsnotify/fsnotify golang.org/x/sync"},
 	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go k8s.io/utils k8s.io/klog github.com/go-logr/logr"},
 	// k8s.io/utils/net: kube-proxy's reading of addresses with leading zeros.
-	{folder: "config", imports: "service strict", third: "k8s.io/utils/net sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery github.com/fsnotify/fsnotify"},
+	{folder: "config", imports: "service strict", third: "k8s.io/utils/net sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery"},
 	{folder: "trace/netfilter", imports: "kernel kernel/steering kernel/nlmsg service", third: netlink + " github.com/coreos/go-iptables"},
 	{folder: "kernel/kerneltest", imports: "kernel kernel/steering kernel/iptables kernel/ipvs plan service health trace/netfilter", third: netlink + " github.com/google/go-cmp"},
 	{folder: "trace", imports: "service plan kernel kernel/steering kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
@@ -159,7 +159,7 @@ func find(folder string) int {
 var namesOfPlanes = map[string]map[string]int{
 	"ipvs": {
 		"agent":            82,
-		"cmd/kproxy":       17,
+		"cmd/kproxy":       16,
 		"conntrack":        1,
 		"kernel/leftovers": 21,
 		"plan":             2,

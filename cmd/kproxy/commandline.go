@@ -177,11 +177,11 @@ type choice struct {
 }
 
 // choiceFlag refuses other values, with the nearest of those that there are.
-func choiceFlag(f *cli.StringFlag, values ...string) choice {
+func choiceFlag(f *cli.StringFlag, values ...string) *choice {
 	f.Action = func(_ *cli.Context, v string) error {
 		return oneOf(dashed(f.Name), v, values...)
 	}
-	return choice{f, values}
+	return &choice{f, values}
 }
 
 // oneOf checks that v, which messages call what, is one of values.
@@ -190,29 +190,6 @@ func oneOf(what, v string, values ...string) error {
 		return nil
 	}
 	return usageError("%s: %q is not one of %s%s", what, v, strings.Join(values, ", "), strict.DidYouMean(v, values...))
-}
-
-// inGroup puts flags under a heading of their own in the help.
-func inGroup(name string, flags ...cli.Flag) []cli.Flag {
-	for _, f := range flags {
-		switch f := f.(type) {
-		case *cli.BoolFlag:
-			f.Category = name
-		case *cli.DurationFlag:
-			f.Category = name
-		case *cli.Float64Flag:
-			f.Category = name
-		case *cli.IntFlag:
-			f.Category = name
-		case *cli.StringFlag:
-			f.Category = name
-		case choice:
-			f.Category = name
-		case *cli.StringSliceFlag:
-			f.Category = name
-		}
-	}
-	return flags
 }
 
 // DefaultSocket is where a running kproxy listens for the other commands.

@@ -91,7 +91,7 @@ func complete(ctx context.Context, app *cli.App, words []string) []string {
 			}
 		}
 	case len(rest) > 0 && isFlag(rest[len(rest)-1]) && wantsValue(c.Flags, rest[len(rest)-1]):
-		if f, ok := flagNamed(c.Flags, strings.TrimLeft(rest[len(rest)-1], "-")).(choice); ok {
+		if f, ok := flagNamed(c.Flags, strings.TrimLeft(rest[len(rest)-1], "-")).(*choice); ok {
 			out = f.values
 		}
 	case strings.HasPrefix(current, "-"):

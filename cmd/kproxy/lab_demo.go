@@ -201,7 +201,24 @@ func (d *demo) offload(ctx context.Context) error {
 		d.observe(err == nil, "the virtual servers (%v):", errWord(err))
 		d.show(string(servers))
 	}
-	if err := d.hold(ctx, "opened in the kernel", d.kernel); err != nil {
+	return d.holdAndCheck(ctx, "opened in the kernel", d.kernel, t)
+}
+
+// awaitOffload waits until new connections go by the kernel's rules.
+func (d *demo) awaitOffload(ctx context.Context) error {
+	svc, err := d.await(ctx, 20*time.Second, "the offload", func(s plan.ServiceStatus) bool {
+		return s.State == plan.StateOffloaded && s.DataPlane != plan.Userspace
+	})
+	if err == nil {
+		d.observe(svc.DataPlane == d.kernel, "data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
+	}
+	return err
+}
+
+// holdAndCheck opens one more connection that has to last. A second later it observes that it
+// and those before are where they were opened, and that no new connection failed since t.
+func (d *demo) holdAndCheck(ctx context.Context, name string, plane plan.DataPlane, t time.Time) error {
+	if err := d.hold(ctx, name, plane); err != nil {
 		return err
 	}
 	sleep(ctx, time.Second)
@@ -210,18 +227,6 @@ func (d *demo) offload(ctx context.Context) error {
 	}
 	d.checkHeld()
 	d.checkTraffic(t)
-	return nil
-}
-
-// awaitOffload waits until new connections go by the kernel's rules.
-func (d *demo) awaitOffload(ctx context.Context) error {
-	svc, err := d.await(ctx, 20*time.Second, "the offload", func(s plan.ServiceStatus) bool {
-		return s.State == plan.StateOffloaded && s.DataPlane != plan.Userspace
-	})
-	if err != nil {
-		return err
-	}
-	d.observe(svc.DataPlane == d.kernel, "data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
 	return nil
 }
 
@@ -285,12 +290,9 @@ func (d *demo) recall(ctx context.Context) error {
 		return err
 	}
 	d.observe(true, "after %s: data plane %s, state %s: %s", time.Since(t).Round(time.Millisecond), svc.DataPlane, svc.State, svc.Reason)
-	if err := d.hold(ctx, "opened after the recall", plan.Userspace); err != nil {
+	if err := d.holdAndCheck(ctx, "opened after the recall", plan.Userspace, t); err != nil {
 		return err
 	}
-	sleep(ctx, time.Second)
-	d.checkHeld()
-	d.checkTraffic(t)
 	d.say("kproxy pin default/web:line auto: and back to %s", d.kernel)
 	t = time.Now()
 	if err := d.pin(ctx, service.PreferAuto); err != nil {
@@ -299,16 +301,7 @@ func (d *demo) recall(ctx context.Context) error {
 	if err := d.awaitOffload(ctx); err != nil {
 		return err
 	}
-	if err := d.hold(ctx, "opened in the kernel again", d.kernel); err != nil {
-		return err
-	}
-	sleep(ctx, time.Second)
-	if err := d.checkPlanes(ctx); err != nil {
-		return err
-	}
-	d.checkHeld()
-	d.checkTraffic(t)
-	return nil
+	return d.holdAndCheck(ctx, "opened in the kernel again", d.kernel, t)
 }
 
 func (d *demo) pin(ctx context.Context, p service.Preference) error {
@@ -349,15 +342,9 @@ func (d *demo) comeBack(ctx context.Context) error {
 	d.checkTraffic(t)
 	d.checkHeld()
 	all := d.traffic.Stop()
-	var outside, within lab.Results
-	for _, r := range all.Failed() {
-		if r.Start.Before(d.killed) || !r.Start.Before(d.expired) {
-			outside = append(outside, r)
-		} else {
-			within = append(within, r)
-		}
-	}
-	d.say("in all %d connections; %d failed in the %s in which a dead kproxy still attracted them", len(all), len(within), d.pace.aliveTimeout())
+	failed := all.Failed()
+	outside := slices.DeleteFunc(slices.Clone(failed), func(r lab.Result) bool { return !r.Start.Before(d.killed) && r.Start.Before(d.expired) })
+	d.say("in all %d connections; %d failed in the %s in which a dead kproxy still attracted them", len(all), len(failed)-len(outside), d.pace.aliveTimeout())
 	d.observe(len(outside) == 0, "%d failed at any other time", len(outside))
 	for _, r := range outside {
 		d.show(fmt.Sprintf("begun %.1fs after the start, for %s: %v", r.Start.Sub(d.start).Seconds(), r.Latency.Round(time.Millisecond), r.Err))

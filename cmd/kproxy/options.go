@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -19,149 +20,126 @@ import (
 // have its names and mean what they mean there.
 func settings() []setting {
 	return slices.Concat(
-		group("Services", sourceSettings()), group("Node and cluster", nodeSettings()), group("Marks and routes", markSettings()),
-		group("Offload", offloadSettings()), group("Health checks", healthSettings()), group("Conntrack", conntrackSettings()),
-		group("IPVS", ipvsSettings()), group("Servers and listeners", serverSettings()), group("Process and log", processSettings()),
+		group("Services",
+			words("mode", "the furthest data plane", config.Modes),
+			setting{
+				&cli.StringFlag{Name: "proxy-mode", Usage: "kube-proxy's name for --mode; nftables, which kproxy doesn't program, means auto"},
+				func(c *cli.Context, cfg *config.Config) {
+					if !c.IsSet("mode") {
+						cfg.Mode = config.ModeOf(c.String("proxy-mode"))
+					}
+				},
+			},
+			setting{manifestsFlag(), func(c *cli.Context, cfg *config.Config) { cfg.Manifests = c.StringSlice("manifests") }},
+			set("kubeconfig", "`FILE` that says how to reach the Kubernetes API"),
+			set("master", "`URL` of the Kubernetes API; wins over the one in --kubeconfig"),
+			set("kube-api-qps", "requests a second to the Kubernetes API; negative for no limit"),
+			set("kube-api-burst", "so many more requests at a time"),
+			set("kube-api-content-type", "what the Kubernetes API is asked for objects in"),
+		),
+		group("Node and cluster",
+			setting{
+				&cli.StringFlag{Name: "hostname-override", Usage: "`NAME` of this node (default: the host name)"},
+				func(c *cli.Context, cfg *config.Config) {
+					cfg.HostnameOverride = strings.ToLower(strings.TrimSpace(c.String("hostname-override")))
+				},
+			},
+			bindAddressSetting(),
+			set("node-ip", "`ADDRESS` of this node, one per family (default: those of its Node object)"),
+			set("cluster-cidr", "`CIDR` of the pods, one per family; clients outside are masqueraded"),
+			set("exclude-cluster-cidr", "`CIDR` of pods that another proxy serves; repeatable"),
+			words("detect-local-mode", "how pods of this cluster are told from other clients", config.DetectLocalModes),
+			set("pod-bridge-interface", "`NAME` of the bridge that pods are at, for BridgeInterface"),
+			set("pod-interface-name-prefix", "what the names of pods' interfaces begin with, for InterfaceNamePrefix"),
+			set("nodeport-addresses", "`CIDR` of the node's addresses that node ports answer on, or primary, localhost, all (default: all)"),
+			set("iptables-localhost-nodeports", "node ports answer on loopback addresses too"),
+		),
+		group("Marks and routes",
+			set("masquerade-all", "every connection reaches its endpoint with the node's address"),
+			set("iptables-masquerade-bit", "`BIT` of the packet mark for masquerade, 0-31"),
+			set("transparent-bit", "`BIT` of the packet mark for replies to transparent sockets, 1-31; kproxy's own packets bear it and the bit below"),
+			set("route-table", "routing `TABLE` for replies to transparent sockets"),
+		),
+		group("Offload",
+			set("offload-after", "how long a service must be steady before offload; 0s at once"),
+			set("offload-min-connections", "successful connections or sessions before offload"),
+			set("alive-timeout", "how long after its last heartbeat a dead kproxy keeps attracting new connections; whole seconds"),
+			set("drain-timeout", "bound on draining userspace connections at exit, and real servers of IPVS that were removed"),
+		),
+		group("Health checks",
+			setting{
+				&cli.StringFlag{Name: "health-check", Usage: "default active check of endpoints: off, tcp, http, udp, grpc (default: tcp for manifests, off for Kubernetes)"},
+				func(c *cli.Context, cfg *config.Config) { cfg.Health.Check = service.Check(c.String("health-check")) },
+			},
+			set("health-interval", "time between two probes of an endpoint"),
+			set("health-timeout", "bound on one probe"),
+			set("health-rise", "successes in a row that make an endpoint up"),
+			set("health-fall", "failures in a row that make an endpoint down"),
+			set("health-annotations", "Services may ask for health checks of their own by annotation"),
+			set("health-min-interval", "the least between two probes that an annotation may ask for, unless --health-interval is less"),
+			set("health-max-rate", "probes a second, of all endpoints; namespaces that ask for more than their share are probed less often"),
+		),
+		group("Conntrack",
+			standard("32768"+onCluster, set("conntrack-max-per-core", "connections that are tracked, times the number of CPUs; 0 for the kernel's setting")),
+			standard("131072"+onCluster, set("conntrack-min", "connections that are tracked at least, unless --conntrack-max-per-core is 0")),
+			standard("24h"+onCluster, set("conntrack-tcp-timeout-established", "after which an idle TCP connection is forgotten; 0 for the kernel's setting")),
+			standard("1h"+onCluster, set("conntrack-tcp-timeout-close-wait", "the same after one end has closed it; 0 for the kernel's setting")),
+			set("conntrack-udp-timeout", "the same for UDP without an answer yet; 0 for the kernel's setting"),
+			set("conntrack-udp-timeout-stream", "the same for UDP that was answered; 0 for the kernel's setting"),
+			set("conntrack-tcp-be-liberal", "don't take packets outside of the TCP window for invalid, nor drop them"),
+		),
+		group("IPVS",
+			set("ipvs-scheduler", "`NAME` of the kernel's scheduler for services that ask for none, nor for an algorithm (default: rr)"),
+			set("ipvs-strict-arp", "answer ARP only for addresses of the link that is asked, as load balancers that announce addresses need it"),
+			set("ipvs-tcp-timeout", "`TIME` after which IPVS forgets an idle TCP connection: 15m, "+config.LikeConntrack+" for as long as conntrack keeps it, 0 for the kernel's setting"),
+			set("ipvs-tcpfin-timeout", "the same after a FIN; 0 for the kernel's setting"),
+			set("ipvs-udp-timeout", "the same for UDP; 0 for the kernel's setting"),
+		),
+		group("Servers and listeners",
+			bindSetting("metrics", "`IP:PORT` of JSON API and metrics; empty for none", config.MetricsPort, func(c *config.Config) *string { return &c.MetricsBindAddress }),
+			portSetting("metrics", config.MetricsPort, func(c *config.Config) *string { return &c.MetricsBindAddress }),
+			bindSetting("healthz", "`IP:PORT` of /healthz, /livez, /readyz; empty for none", config.HealthzPort, func(c *config.Config) *string { return &c.HealthzBindAddress }),
+			portSetting("healthz", config.HealthzPort, func(c *config.Config) *string { return &c.HealthzBindAddress }),
+			set("metrics-service-limit", "so many service ports have series of their own in /metrics, the others share one"),
+			set("metrics-endpoint-limit", "the same for endpoints of those"),
+			set("profiling", "serve Go's profiles at /debug/pprof on --metrics-bind-address"),
+			set("socket", "control socket, a `PATH`"),
+			set("state-dir", "`DIR` for what survives a restart: pins"),
+			set("listen-tcp-port", "`PORT` of the shared TCP listener; 0 lets the kernel choose"),
+			set("listen-udp-port", "`PORT` of the shared UDP listener; 0 lets the kernel choose"),
+		),
+		group("Process and log",
+			setting{
+				&cli.IntFlag{Name: "oom-score-adj", Usage: "of this process, -1000 to 1000", DefaultText: "-999 with --config or the Kubernetes API, else unchanged"},
+				func(c *cli.Context, cfg *config.Config) {
+					adj := c.Int("oom-score-adj")
+					cfg.OOMScoreAdj = &adj
+				},
+			},
+			setting{
+				&cli.StringFlag{Name: "log-format", Aliases: []string{"logging-format"}, Value: defaults.LogFormat, Usage: strings.Join(config.LogFormats, " or ")},
+				func(c *cli.Context, cfg *config.Config) { cfg.LogFormat = c.String("log-format") },
+			},
+			set("v", "log `LEVEL`: debug, info, warn, error, or kube-proxy's number"),
+		),
 	)
 }
 
 // group puts settings under a heading of their own in the help.
-func group(name string, settings []setting) []setting {
-	inGroup(name, flagsOf(settings)...)
+func group(name string, settings ...setting) []setting {
+	for _, s := range settings {
+		setText(s.flag, "Category", name)
+	}
 	return settings
 }
 
-func sourceSettings() []setting {
-	return []setting{
-		words("mode", "the furthest data plane", config.Modes),
-		{
-			&cli.StringFlag{Name: "proxy-mode", Usage: "kube-proxy's name for --mode; nftables, which kproxy doesn't program, means auto"},
-			func(c *cli.Context, cfg *config.Config) {
-				if !c.IsSet("mode") {
-					cfg.Mode = config.ModeOf(c.String("proxy-mode"))
-				}
-			},
-		},
-		{manifestsFlag(), func(c *cli.Context, cfg *config.Config) { cfg.Manifests = c.StringSlice("manifests") }},
-		set("kubeconfig", "`FILE` that says how to reach the Kubernetes API"),
-		set("master", "`URL` of the Kubernetes API; wins over the one in --kubeconfig"),
-		set("kube-api-qps", "requests a second to the Kubernetes API; negative for no limit"),
-		set("kube-api-burst", "so many more requests at a time"),
-		set("kube-api-content-type", "what the Kubernetes API is asked for objects in"),
-	}
-}
-
-func nodeSettings() []setting {
-	return []setting{
-		{
-			&cli.StringFlag{Name: "hostname-override", Usage: "`NAME` of this node (default: the host name)"},
-			func(c *cli.Context, cfg *config.Config) {
-				cfg.HostnameOverride = strings.ToLower(strings.TrimSpace(c.String("hostname-override")))
-			},
-		},
-		bindAddressSetting(),
-		set("node-ip", "`ADDRESS` of this node, one per family (default: those of its Node object)"),
-		set("cluster-cidr", "`CIDR` of the pods, one per family; clients outside are masqueraded"),
-		set("exclude-cluster-cidr", "`CIDR` of pods that another proxy serves; repeatable"),
-		words("detect-local-mode", "how pods of this cluster are told from other clients", config.DetectLocalModes),
-		set("pod-bridge-interface", "`NAME` of the bridge that pods are at, for BridgeInterface"),
-		set("pod-interface-name-prefix", "what the names of pods' interfaces begin with, for InterfaceNamePrefix"),
-		set("nodeport-addresses", "`CIDR` of the node's addresses that node ports answer on, or primary, localhost, all (default: all)"),
-		set("iptables-localhost-nodeports", "node ports answer on loopback addresses too"),
-	}
-}
-
-func markSettings() []setting {
-	return []setting{
-		set("masquerade-all", "every connection reaches its endpoint with the node's address"),
-		set("iptables-masquerade-bit", "`BIT` of the packet mark for masquerade, 0-31"),
-		set("transparent-bit", "`BIT` of the packet mark for replies to transparent sockets, 1-31; kproxy's own packets bear it and the bit below"),
-		set("route-table", "routing `TABLE` for replies to transparent sockets"),
-	}
-}
-
-func offloadSettings() []setting {
-	return []setting{
-		set("offload-after", "how long a service must be steady before offload; 0s at once"),
-		set("offload-min-connections", "successful connections or sessions before offload"),
-		set("alive-timeout", "how long after its last heartbeat a dead kproxy keeps attracting new connections; whole seconds"),
-		set("drain-timeout", "bound on draining userspace connections at exit, and real servers of IPVS that were removed"),
-	}
-}
-
-func healthSettings() []setting {
-	return []setting{
-		{
-			&cli.StringFlag{Name: "health-check", Usage: "default active check of endpoints: off, tcp, http, udp, grpc (default: tcp for manifests, off for Kubernetes)"},
-			func(c *cli.Context, cfg *config.Config) { cfg.Health.Check = service.Check(c.String("health-check")) },
-		},
-		set("health-interval", "time between two probes of an endpoint"),
-		set("health-timeout", "bound on one probe"),
-		set("health-rise", "successes in a row that make an endpoint up"),
-		set("health-fall", "failures in a row that make an endpoint down"),
-		set("health-annotations", "Services may ask for health checks of their own by annotation"),
-		set("health-min-interval", "the least between two probes that an annotation may ask for, unless --health-interval is less"),
-		set("health-max-rate", "probes a second, of all endpoints; namespaces that ask for more than their share are probed less often"),
-	}
+// setText sets a text that every type of flag has a field of its own for.
+func setText(f cli.Flag, field, text string) {
+	reflect.ValueOf(f).Elem().FieldByName(field).SetString(text)
 }
 
 // onCluster is what the help says of defaults that depend on where kproxy runs.
 const onCluster = " with --config or the Kubernetes API, else the kernel's setting"
-
-func conntrackSettings() []setting {
-	return []setting{
-		standard("32768"+onCluster, set("conntrack-max-per-core", "connections that are tracked, times the number of CPUs; 0 for the kernel's setting")),
-		standard("131072"+onCluster, set("conntrack-min", "connections that are tracked at least, unless --conntrack-max-per-core is 0")),
-		standard("24h"+onCluster, set("conntrack-tcp-timeout-established", "after which an idle TCP connection is forgotten; 0 for the kernel's setting")),
-		standard("1h"+onCluster, set("conntrack-tcp-timeout-close-wait", "the same after one end has closed it; 0 for the kernel's setting")),
-		set("conntrack-udp-timeout", "the same for UDP without an answer yet; 0 for the kernel's setting"),
-		set("conntrack-udp-timeout-stream", "the same for UDP that was answered; 0 for the kernel's setting"),
-		set("conntrack-tcp-be-liberal", "don't take packets outside of the TCP window for invalid, nor drop them"),
-	}
-}
-
-func ipvsSettings() []setting {
-	return []setting{
-		set("ipvs-scheduler", "`NAME` of the kernel's scheduler for services that ask for none, nor for an algorithm (default: rr)"),
-		set("ipvs-strict-arp", "answer ARP only for addresses of the link that is asked, as load balancers that announce addresses need it"),
-		set("ipvs-tcp-timeout", "`TIME` after which IPVS forgets an idle TCP connection: 15m, "+config.LikeConntrack+" for as long as conntrack keeps it, 0 for the kernel's setting"),
-		set("ipvs-tcpfin-timeout", "the same after a FIN; 0 for the kernel's setting"),
-		set("ipvs-udp-timeout", "the same for UDP; 0 for the kernel's setting"),
-	}
-}
-
-func processSettings() []setting {
-	return []setting{
-		{
-			&cli.IntFlag{Name: "oom-score-adj", Usage: "of this process, -1000 to 1000", DefaultText: "-999 with --config or the Kubernetes API, else unchanged"},
-			func(c *cli.Context, cfg *config.Config) {
-				adj := c.Int("oom-score-adj")
-				cfg.OOMScoreAdj = &adj
-			},
-		},
-		{
-			&cli.StringFlag{Name: "log-format", Aliases: []string{"logging-format"}, Value: defaults.LogFormat, Usage: strings.Join(config.LogFormats, " or ")},
-			func(c *cli.Context, cfg *config.Config) { cfg.LogFormat = c.String("log-format") },
-		},
-		set("v", "log `LEVEL`: debug, info, warn, error, or kube-proxy's number"),
-	}
-}
-
-func serverSettings() []setting {
-	return []setting{
-		bindSetting("metrics", "`IP:PORT` of JSON API and metrics; empty for none", config.MetricsPort, func(c *config.Config) *string { return &c.MetricsBindAddress }),
-		portSetting("metrics", config.MetricsPort, func(c *config.Config) *string { return &c.MetricsBindAddress }),
-		bindSetting("healthz", "`IP:PORT` of /healthz, /livez, /readyz; empty for none", config.HealthzPort, func(c *config.Config) *string { return &c.HealthzBindAddress }),
-		portSetting("healthz", config.HealthzPort, func(c *config.Config) *string { return &c.HealthzBindAddress }),
-		set("metrics-service-limit", "so many service ports have series of their own in /metrics, the others share one"),
-		set("metrics-endpoint-limit", "the same for endpoints of those"),
-		set("profiling", "serve Go's profiles at /debug/pprof on --metrics-bind-address"),
-		set("socket", "control socket, a `PATH`"),
-		set("state-dir", "`DIR` for what survives a restart: pins"),
-		set("listen-tcp-port", "`PORT` of the shared TCP listener; 0 lets the kernel choose"),
-		set("listen-udp-port", "`PORT` of the shared UDP listener; 0 lets the kernel choose"),
-	}
-}
 
 // bindSetting takes an IP alone too, as kube-proxy does.
 func bindSetting(name, usage string, port int, at func(*config.Config) *string) setting {
@@ -276,19 +254,14 @@ func flagOf(name string, value any, usage string) cli.Flag {
 func words(name, usage string, values []string) setting {
 	s := set(name, usage+": "+strings.Join(values, ", "))
 	if f, ok := s.flag.(*cli.StringFlag); ok {
-		s.flag = choice{f, values}
+		s.flag = &choice{f, values}
 	}
 	return s
 }
 
 // standard has the help give what as the default, in place of the zero that stands for it.
 func standard(what string, s setting) setting {
-	switch f := s.flag.(type) {
-	case *cli.IntFlag:
-		f.DefaultText = what
-	case *cli.DurationFlag:
-		f.DefaultText = what
-	}
+	setText(s.flag, "DefaultText", what)
 	return s
 }
 

@@ -9,9 +9,11 @@ import (
 	"strconv"
 	"strings"
 	"sync/atomic"
+	"time"
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/strict"
 )
 
 // settled is the configuration in force. With --config it follows the file:
@@ -36,18 +38,37 @@ func (e *errChanged) Error() string {
 	return "the configuration has changed, and takes a restart: " + strings.Join(e.changes, "; ")
 }
 
-// follow applies changes of the file until ctx is done. A change that takes a
-// restart is handed to stop.
-func (s *settled) follow(ctx context.Context, stop context.CancelCauseFunc) {
+// lookEvery is how often the file is looked at.
+const lookEvery = time.Second
+
+// follow applies changes of the file until ctx is done. One that it sees twice is taken: before,
+// the file may be half written. A change that takes a restart is handed to stop.
+func (s *settled) follow(ctx context.Context, every time.Duration, stop context.CancelCauseFunc) {
 	name := s.now.Load().File
 	if name == "" {
 		return
 	}
-	config.Watch(ctx, name, s.log, s.reread, func() {
-		if err := s.look(); err != nil {
-			stop(err)
+	tick := time.NewTicker(every)
+	defer tick.Stop()
+	taken := string(s.now.Load().file.Data)
+	for seen := taken; ; {
+		asked := false
+		select {
+		case <-ctx.Done():
+			return
+		case <-s.reread:
+			asked = true
+		case <-tick.C:
 		}
-	})
+		data, _ := strict.Read(name) // look says what is wrong
+		twice := string(data) == seen
+		if seen = string(data); asked || twice && seen != taken {
+			taken = seen
+			if err := s.look(); err != nil {
+				stop(err)
+			}
+		}
+	}
 }
 
 // look reads the file again. What isn't valid leaves the last good one in force.

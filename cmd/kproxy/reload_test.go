@@ -2,13 +2,16 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/urfave/cli/v2"
 
@@ -72,6 +75,64 @@ func TestLook(t *testing.T) {
 	})
 	if err != nil {
 		t.Error(err)
+	}
+}
+
+// A ConfigMap's volume is changed by pointing the link ..data elsewhere; the file itself, a
+// link through it, stays as it is. The change is noticed, and at once when asked for.
+func TestFollow(t *testing.T) {
+	outsideOfPods(t)
+	for name, every := range map[string]time.Duration{"by looking": time.Millisecond, "when asked": time.Hour} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			link := func(to string) {
+				next := filepath.Join(dir, "..data_tmp")
+				if err := errors.Join(os.Symlink(to, next), os.Rename(next, filepath.Join(dir, "..data"))); err != nil {
+					t.Fatal(err)
+				}
+			}
+			for version, text := range map[string]string{"..1": "enableProfiling: false\n", "..2": "enableProfiling: true\n"} {
+				text = fileHead + "clientConnection: {kubeconfig: /k}\n" + text
+				if err := errors.Join(os.Mkdir(filepath.Join(dir, version), 0o755), os.WriteFile(filepath.Join(dir, version, "config.conf"), []byte(text), 0o644)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			link("..1")
+			err := withFlags(t, []string{"--config", filepath.Join(dir, "..data", "config.conf")}, func(c *cli.Context) {
+				cfg, err := configureValid(c)
+				if err != nil {
+					t.Fatal(err)
+				}
+				asked := make(chan os.Signal, 1)
+				s := &settled{configure: func() (configured, error) { return configureValid(c) }, log: slog.New(slog.DiscardHandler), level: new(slog.LevelVar), reread: asked}
+				s.now.Store(&cfg)
+				ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+				defer cancel()
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					s.follow(ctx, every, func(err error) { t.Errorf("it stops: %v", err) })
+				}()
+				link("..2")
+				asked <- os.Interrupt
+				for !s.profiling() && sleep(ctx, time.Millisecond) {
+				}
+				link("..1")
+				if every == time.Hour {
+					asked <- os.Interrupt
+				}
+				for s.profiling() && sleep(ctx, time.Millisecond) {
+				}
+				if ctx.Err() != nil {
+					t.Error("the change isn't noticed")
+				}
+				cancel()
+				<-done
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 

@@ -141,7 +141,8 @@ func runFlags() []cli.Flag {
 		&cli.BoolFlag{Name: "cleanup", Usage: "kube-proxy's; a command of its own here: kproxy cleanup"},
 	}, flagsOf(settings()))
 	for _, f := range ignoredFlags() {
-		flags = append(flags, inGroup("Without effect, for kube-proxy's command lines", f.flag)...)
+		setText(f.flag, "Category", "Without effect, for kube-proxy's command lines")
+		flags = append(flags, f.flag)
 	}
 	return flags
 }

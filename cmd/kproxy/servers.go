@@ -170,7 +170,7 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	followed := make(chan struct{})
 	go func() {
 		defer close(followed)
-		cfg.follow(ctx, change)
+		cfg.follow(ctx, lookEvery, change)
 	}()
 	err = a.Run(ctx)
 	change(nil)

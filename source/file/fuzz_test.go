@@ -96,15 +96,3 @@ func FuzzChecker(f *testing.F) {
 		}
 	})
 }
-
-// The checker knows every Go type that occurs in an object that is read.
-func TestCheckerKnowsAllTypes(t *testing.T) {
-	for k, create := range kinds {
-		if unknown := strict.Unknown(reflect.TypeOf(create()), k.Kind); len(unknown) > 0 {
-			t.Errorf("the checker doesn't know the types of %v", unknown)
-		}
-	}
-	if unknown := strict.Unknown(reflect.TypeFor[listHead](), "List"); len(unknown) > 0 {
-		t.Errorf("the checker doesn't know the types of %v", unknown)
-	}
-}
