@@ -28,9 +28,7 @@ type computation struct {
 	sameWorld, sameContests bool
 	// all: every service port has to be decided again.
 	all bool
-	// aligned: the snapshot has the service ports of the previous plan's, of which
-	// those at the places in changed differ.
-	aligned bool
+	// changed are the places of service ports that the snapshot changes, unless all.
 	changed []int
 }
 
@@ -90,46 +88,28 @@ func Compute(previous *Plan, in Inputs) (*Plan, Delta) {
 // toDecide yields the places of service ports that have to be decided, in the
 // previous plan and in p: -1 for one that isn't there. It gives p the others.
 func (c *computation) toDecide(p *Plan) iter.Seq2[int, int] {
-	return func(yield func(int, int) bool) {
-		if c.aligned && !c.all {
-			copy(p.Services, c.previous.Services)
-			copy(p.records, c.previous.records)
-			for _, i := range c.dirtyPlaces(c.changed) {
-				yield(i, i)
-			}
-			return
-		}
-		dirty := map[int]bool{}
-		if !c.all {
-			for _, j := range c.dirtyPlaces(nil) {
-				dirty[j] = true
-			}
-		}
-		var old *service.Snapshot
+	if c.all {
+		old := &service.Snapshot{}
 		if c.previous != nil {
 			old = c.previous.snapshot
-		} else {
-			old = &service.Snapshot{}
 		}
-		for i, j := range service.Merge(old.Len(), c.snapshot.Len(), func(i, j int) int { return service.CompareAt(old, i, c.snapshot, j) }) {
-			if i >= 0 && j >= 0 && !c.all && !dirty[j] && old.HashAt(i) == c.snapshot.HashAt(j) {
-				p.Services[j], p.records[j] = c.previous.Services[i], c.previous.records[i]
-				continue
-			}
-			yield(i, j)
-		}
+		return service.Pairs(old, c.snapshot)
 	}
-}
-
-// dirtyPlaces adds to places those of the dirty service ports, in order.
-func (c *computation) dirtyPlaces(places []int) []int {
+	copy(p.Services, c.previous.Services)
+	copy(p.records, c.previous.records)
+	places := c.changed
 	for k := range c.in.Dirty {
 		if i, found := c.snapshot.Find(k); found {
 			places = append(places, i)
 		}
 	}
 	slices.Sort(places)
-	return slices.Compact(places)
+	places = slices.Compact(places)
+	return func(yield func(int, int) bool) {
+		for _, i := range places {
+			yield(i, i)
+		}
+	}
 }
 
 // record is what the next Compute may build on of one service port. It is never
@@ -203,24 +183,18 @@ func newComputation(previous *Plan, in Inputs) *computation {
 	return c
 }
 
-// compareSnapshots finds out what differs, by the hashes.
+// compareSnapshots finds out what differs.
 func (c *computation) compareSnapshots(old *service.Snapshot) {
-	if old.Len() != c.snapshot.Len() {
-		return
-	}
-	c.aligned, c.sameContests = true, true
-	for i := range old.Len() {
-		if old.HashAt(i) == c.snapshot.HashAt(i) {
-			continue
-		}
-		was, _, _ := old.At(i)
-		is, _, _ := c.snapshot.At(i)
-		if was.Key != is.Key {
-			c.aligned, c.sameContests = false, false
+	c.sameContests = true
+	for i, j := range service.Changes(old, c.snapshot) {
+		if i < 0 || j < 0 {
+			c.sameContests = false
 			return
 		}
+		was, _, _ := old.At(i)
+		is, _, _ := c.snapshot.At(j)
 		c.sameContests = c.sameContests && wantSame(was, is)
-		c.changed = append(c.changed, i)
+		c.changed = append(c.changed, j)
 	}
 }
 

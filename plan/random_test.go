@@ -79,8 +79,10 @@ func keyOf(name string) service.Key {
 func (r *walker) step() {
 	for range 1 + r.IntN(3) {
 		r.mutate()
+		// Snapshots replace each other between two plans.
+		r.given.Snapshot = updated(r.given.Snapshot, r.snapshot())
 	}
-	before, frozen, given := r.previous, dump(r.t, r.previous), r.given
+	before, frozen := r.previous, dump(r.t, r.previous)
 	p := r.compute() // checks p
 	in := r.given
 	if diff := cmp.Diff(dump(r.t, p), dump(r.t, first(Compute(before, in)))); diff != "" {
@@ -92,7 +94,7 @@ func (r *walker) step() {
 	if diff := cmp.Diff(frozen, dump(r.t, before)); diff != "" {
 		r.t.Fatalf("the previous plan was changed:\n%s", diff)
 	}
-	if n := len(r.delta.Changes); given.Snapshot != nil && in.Dirty != nil && n > 0 && n < len(p.Services) {
+	if n := len(r.delta.Changes); before != nil && in.Dirty != nil && n > 0 && n < len(p.Services) {
 		r.amended++
 	}
 	r.checkJoined(p)

@@ -145,16 +145,13 @@ func (h *hasher) endpoint(e *Endpoint) {
 	h.uint(uint64(e.Weight))
 }
 
-// newEntry hashes a service port twice: without where it was read, which changes
-// nothing for clients, and with it.
 func newEntry(p *Port, eps []Endpoint) entry {
 	h := newHasher()
 	h.port(p)
 	h.endpoints(eps)
-	e := entry{port: p, endpoints: eps, content: h.sum()}
+	content := h.sum()
 	h.string(p.Source)
-	e.hash = h.sum()
-	return e
+	return entry{p, eps, hashes{content, h.sum()}}
 }
 
 func hashPort(p *Port) uint64 {

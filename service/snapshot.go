@@ -15,15 +15,21 @@ import (
 type Snapshot struct {
 	node    Node
 	entries []entry
-	sum     uint64 // of the mixed contents of entries
-	hash    uint64 // of everything
+	sum     hashes // of the mixed hashes of entries
+	hash    uint64 // of everything but where ports were read
+	steps   []step // the last changes that led here, the latest last
 }
 
 type entry struct {
 	port      *Port
 	endpoints []Endpoint
-	content   uint64 // hash of all but where it was read
-	hash      uint64
+	hashes
+}
+
+// hashes are those of a service port and its endpoints, or sums of such.
+type hashes struct {
+	content uint64 // without where it was read, which changes nothing for clients
+	hash    uint64 // with it
 }
 
 // Node returns this node.
@@ -53,51 +59,6 @@ func (s *Snapshot) All() iter.Seq2[*Port, []Endpoint] {
 func (s *Snapshot) At(i int) (*Port, []Endpoint, uint64) {
 	e := &s.entries[i]
 	return e.port, e.endpoints, e.hash
-}
-
-// HashAt returns the hash of [Snapshot.At].
-func (s *Snapshot) HashAt(i int) uint64 { return s.entries[i].hash }
-
-// CompareAt compares the keys of the i-th service port of a and the j-th of b.
-func CompareAt(a *Snapshot, i int, b *Snapshot, j int) int {
-	x, y := &a.entries[i], &b.entries[j]
-	if x.hash == y.hash {
-		return 0
-	}
-	return x.port.Key.Compare(y.port.Key)
-}
-
-// CountChanges returns how many Services of two snapshots differ, and how many
-// have endpoints that do. Where a Service was read doesn't count.
-func CountChanges(old, now *Snapshot) (services, endpoints int) {
-	if old == nil {
-		old = &Snapshot{}
-	}
-	if now == nil {
-		return 0, 0
-	}
-	changed, moved := map[Name]bool{}, map[Name]bool{}
-	for i, j := range Merge(len(old.entries), len(now.entries), func(i, j int) int { return CompareAt(old, i, now, j) }) {
-		var was, is entry
-		if i >= 0 {
-			was = old.entries[i]
-		}
-		if j >= 0 {
-			is = now.entries[j]
-		}
-		if was.hash == is.hash {
-			continue
-		}
-		p := cmp.Or(is.port, was.port)
-		n := Name{p.Namespace, p.Name}
-		if was.port == nil || is.port == nil || hashPort(was.port) != hashPort(is.port) {
-			changed[n] = true
-		}
-		if hashEndpoints(was.endpoints) != hashEndpoints(is.endpoints) {
-			moved[n] = true
-		}
-	}
-	return len(changed), len(moved)
 }
 
 // Find returns the place of the service port named k, and whether there is one.
@@ -181,22 +142,27 @@ func (b *Builder) Build() *Snapshot {
 		s.entries = append(s.entries, newEntry(p, eps))
 	}
 	slices.SortFunc(s.entries, func(a, b entry) int { return a.port.Key.Compare(b.port.Key) })
-	for i := range s.entries {
-		s.sum += mixed(s.entries[i].content)
-	}
+	s.count(s.entries, 1)
 	s.rehash()
 	return s
 }
 
-// rehash sets the hash of the whole from that of the node and the sum of those of
-// the entries. A sum knows no order, and needs none: an entry's hash covers its
-// key, and the order is that of the keys. So a Snapshot that differs from another
-// in one entry is hashed by looking at that one.
+// count adds the hashes of list to the sums n times. A sum knows no order, and needs
+// none: an entry's hashes cover its key, and the order is that of the keys. So a
+// Snapshot that differs from another in one entry is hashed by reading that one.
+func (s *Snapshot) count(list []entry, n int) {
+	for i := range list {
+		s.sum.content += uint64(n) * mixed(list[i].content)
+		s.sum.hash += uint64(n) * mixed(list[i].hash)
+	}
+}
+
+// rehash sets the hash of the whole from those of the node and of the entries.
 func (s *Snapshot) rehash() {
 	h := newHasher()
 	h.node(&s.node)
 	h.uint(uint64(len(s.entries)))
-	h.uint(s.sum)
+	h.uint(s.sum.content)
 	s.hash = h.sum()
 }
 

@@ -57,6 +57,92 @@ func TestWith(t *testing.T) {
 	}
 }
 
+// TestChanges walks through Snapshots made of one another in every way, also of wrong
+// names, and compares what Changes finds between any two with a comparison in full.
+func TestChanges(t *testing.T) {
+	rng := rand.New(rand.NewPCG(5, 6))
+	numbers, lines := map[string]uint16{}, 0
+	build := func() *Snapshot {
+		var b Builder
+		for name, number := range numbers {
+			for port := range 1 + number%2 {
+				k := key(name)
+				k.Port = fmt.Sprint(port)
+				mustAdd(t, &b, Port{Key: k, Number: number, Source: fmt.Sprint("a.yaml:", lines)})
+			}
+		}
+		return b.Build()
+	}
+	list := func(old, now *Snapshot) (out [][2]int) {
+		for i, j := range Changes(old, now) {
+			out = append(out, [2]int{i, j})
+		}
+		return out
+	}
+	all := []*Snapshot{{}}
+	known, unknown := 0, 0
+	for range 1500 {
+		var names []Name
+		for range rng.IntN(4) {
+			name := fmt.Sprintf("svc-%02d", rng.IntN(40))
+			if numbers[name] = uint16(rng.IntN(4)); numbers[name] == 0 {
+				delete(numbers, name)
+			}
+			if rng.IntN(4) > 0 { // else a source forgot it
+				names = append(names, Name{"default", name})
+			}
+		}
+		lines += rng.IntN(20) / 19
+		last := all[len(all)-1]
+		var next *Snapshot
+		switch rng.IntN(20) {
+		case 0:
+			next = build()
+		case 1, 2, 3:
+			next = build().Sharing(last)
+		default:
+			next = last.With(build(), names)
+		}
+		all = append(all, next)
+		old := all[max(0, len(all)-1-rng.IntN(100))]
+		if _, ok := next.since(old); ok {
+			known++
+		} else {
+			unknown++
+		}
+		bare := *next
+		bare.steps, bare.sum = nil, hashes{}
+		if got, want := list(old, next), list(old, &bare); !slices.Equal(got, want) {
+			t.Fatalf("changes %v, compared in full %v", got, want)
+		}
+	}
+	if known < 200 || unknown < 200 {
+		t.Errorf("%d pairs of Snapshots had known changes, %d unknown ones", known, unknown)
+	}
+}
+
+// A Snapshot remembers a bounded number of names and steps.
+func TestStepsAreBounded(t *testing.T) {
+	s := &Snapshot{}
+	for i := range 4 * maxSteps {
+		var b Builder
+		var names []Name
+		for j := range [...]int{1, 1, 1, 5, 90, 1, 1, maxNames + 1}[rand.IntN(8)] {
+			name := fmt.Sprint(j)
+			mustAdd(t, &b, Port{Key: key(name), Number: uint16(i + 1)})
+			names = append(names, Name{"default", name})
+		}
+		s = s.With(b.Build(), names)
+		n := 0
+		for _, st := range s.steps {
+			n += len(st.names)
+		}
+		if len(s.steps) > maxSteps || n > maxNames || len(names) <= maxNames && len(s.steps) == 0 {
+			t.Fatalf("after %d names: %d steps with %d names", len(names), len(s.steps), n)
+		}
+	}
+}
+
 // What the other Snapshot has of Services that didn't change is not taken over.
 func TestWithTakesOnlyWhatChanged(t *testing.T) {
 	one := func(name string, number uint16) *Snapshot {
