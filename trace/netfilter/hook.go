@@ -50,22 +50,20 @@ var (
 // priority is that of an iptables table's built-in chain, and whether the table
 // has one at the hook at all (the valid_hooks of net/ipv4/netfilter/iptable_*.c).
 func priority(table string, h Hook) (int, bool) {
-	switch table {
-	case "raw":
-		return priorityRaw, h == Prerouting || h == Output
-	case "mangle":
-		return priorityMangle, true
-	case "nat":
-		switch h {
-		case Prerouting, Output:
-			return priorityNATDst, true
-		case Input, Postrouting:
-			return priorityNATSrc, true
-		}
-	case "filter":
-		return priorityFilter, h == Input || h == Forward || h == Output
-	case "security":
-		return prioritySecurity, h == Input || h == Forward || h == Output
+	destination, filters := h == Prerouting || h == Output, h == Input || h == Forward || h == Output
+	switch {
+	case table == "raw":
+		return priorityRaw, destination
+	case table == "mangle":
+		return priorityMangle, filters || h == Prerouting || h == Postrouting
+	case table == "nat" && destination:
+		return priorityNATDst, true
+	case table == "nat":
+		return priorityNATSrc, h == Input || h == Postrouting
+	case table == "filter":
+		return priorityFilter, filters
+	case table == "security":
+		return prioritySecurity, filters
 	}
 	return 0, false
 }

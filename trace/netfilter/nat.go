@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/service"
 )
 
 // maxRange bounds the addresses of a range that are told apart.
@@ -20,38 +21,38 @@ type addressRange struct {
 	last      uint16
 }
 
-// parseRange reads "10.0.0.1-10.0.0.4:80-90", "[fd00::1]:80", ":80".
+// parseRange reads "10.0.0.1-10.0.0.4:80-90", "[fd00::1]:80", "[fd00::1]-[fd00::4]:80", ":80".
 func parseRange(s string) (r addressRange, ok bool) {
-	addresses, ports := s, ""
-	switch i := strings.LastIndexByte(s, ':'); {
-	case strings.HasPrefix(s, "["):
-		inside, rest, closed := strings.Cut(s[1:], "]")
-		if !closed {
+	text, ports := s, ""
+	if i := strings.LastIndexByte(s, ':'); i >= 0 && (i > strings.LastIndexByte(s, ']') && s[0] == '[' || strings.Count(s, ":") == 1) {
+		text, ports = s[:i], s[i+1:]
+	}
+	text = strings.NewReplacer("[", "", "]", "").Replace(text)
+	if ports != "" {
+		first, last, isRange := strings.Cut(ports, "-")
+		if !isRange {
+			last = first
+		}
+		a, ok := parsePort(first)
+		b, ok2 := parsePort(last) // "80-90/80" shifts them, and is no number
+		if !ok || !ok2 || a > b {
 			return r, false
 		}
-		addresses, ports = strings.ReplaceAll(strings.ReplaceAll(inside, "[", ""), "]", ""), strings.TrimPrefix(rest, ":")
-	case i >= 0 && strings.Count(s, ":") == 1:
-		addresses, ports = s[:i], s[i+1:]
+		r.first, r.last = a, b
 	}
-	if r.first, r.last, ok = parsePorts(ports); !ok {
-		return r, false
-	}
-	if addresses == "" {
+	if text == "" {
 		return r, true
 	}
-	first, last, ranged := strings.Cut(addresses, "-")
+	first, last, isRange := strings.Cut(text, "-")
+	if !isRange {
+		last = first
+	}
 	a, err := netip.ParseAddr(first)
-	if err != nil {
+	end, err2 := netip.ParseAddr(last)
+	if err != nil || err2 != nil || end.Less(a) || end.BitLen() != a.BitLen() {
 		return r, false
 	}
 	r.addresses = []netip.Addr{a}
-	if !ranged {
-		return r, true
-	}
-	end, err := netip.ParseAddr(last)
-	if err != nil || end.Less(a) || end.BitLen() != a.BitLen() {
-		return r, false
-	}
 	for a != end {
 		if a = a.Next(); len(r.addresses) == maxRange {
 			return r, false
@@ -61,109 +62,83 @@ func parseRange(s string) (r addressRange, ok bool) {
 	return r, true
 }
 
-// parsePorts reads "80", "80-90", or "80-90/80", which shifts them.
-func parsePorts(s string) (first, last uint16, ok bool) {
-	if s == "" {
-		return 0, 0, true
-	}
-	s, _, shifted := strings.Cut(s, "/")
-	lo, hi, ranged := strings.Cut(s, "-")
-	if !ranged {
-		hi = lo
-	}
-	a, err := strconv.ParseUint(lo, 10, 16)
-	b, err2 := strconv.ParseUint(hi, 10, 16)
-	return uint16(a), uint16(b), err == nil && err2 == nil && a <= b && !shifted
+func parsePort(s string) (uint16, bool) {
+	n, err := strconv.ParseUint(s, 10, 16)
+	return uint16(n), err == nil
 }
 
-// destinationNAT is DNAT. One address of a range is chosen by a hash of the
+// translate is one of dnat, snat, redirect and masquerade, as nftables calls them.
+func translate(kind string, read func() (addressRange, bool)) func(*walker, way, position) (result, bool) {
+	return func(w *walker, x way, at position) (result, bool) {
+		to, ok := read()
+		if !ok {
+			return result{}, false
+		}
+		p := &x.packet
+		switch kind {
+		case "redirect":
+			to.addresses = []netip.Addr{w.redirected(p)}
+			p.Redirected = true
+		case "masquerade":
+			to = addressRange{addresses: make([]netip.Addr, 1)}
+			if w.tables.host != nil && p.Out != AnyInterface && p.Out != "" {
+				to.addresses[0], _ = w.tables.host.MasqueradeAddress(p.Out, p.Dst.Addr()) // invalid: unknown
+			}
+			p.Masquerade = true
+		}
+		if kind == "snat" || kind == "masquerade" {
+			x.setSource(to, at)
+			return result{pass: []way{x}}, true
+		}
+		return x.setDestination(to, at), true
+	}
+}
+
+// redirected is where REDIRECT leads: what this node sends goes to its loopback, what it
+// receives to the interface's first address (nf_nat_redirect.c); invalid if it isn't known.
+func (w *walker) redirected(p *Packet) (a netip.Addr) {
+	switch {
+	case w.hook == Output:
+		return [2]netip.Addr{service.IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), service.IPv6: netip.IPv6Loopback()}[w.tables.Family]
+	case w.tables.host != nil && p.In != AnyInterface && p.In != "":
+		a, _ = w.tables.host.InterfaceAddress(p.In, w.tables.Family)
+	}
+	return a
+}
+
+// setDestination is DNAT. One address of a range is chosen by a hash of the
 // client's, which over many clients gives each its share (find_best_ips_proto in
 // net/netfilter/nf_nat_core.c).
-func destinationNAT(w *walker, x *xtables, in way, at place) result {
-	o, _ := find(x.options, "--to-destination")
-	to, ok := parseRange(o.arg(0))
-	if !ok {
-		return undecided(w, x, in, at)
-	}
-	return w.rewrite(in, to, at)
-}
-
-// rewrite gives a way's packet a new destination.
-func (w *walker) rewrite(in way, to addressRange, at place) result {
+func (x way) setDestination(to addressRange, at position) (out result) {
 	if len(to.addresses) == 0 {
-		to.addresses = []netip.Addr{in.packet.Dst.Addr()}
+		to.addresses = []netip.Addr{x.packet.Dst.Addr()}
+	}
+	port := x.packet.Dst.Port()
+	if to.first > 0 && (port < to.first || port > to.last) {
+		port = to.first
 	}
 	share := float64(len(to.addresses))
-	var out result
+	x.lo, x.hi, x.rewrote, x.by = x.lo/share, x.hi/share, at.step, at.step
 	for _, a := range to.addresses {
-		x := in
-		x.lo, x.hi = in.lo/share, in.hi/share
-		port := in.packet.Dst.Port()
-		if to.first > 0 && (port < to.first || port > to.last) {
-			port = to.first
-		}
-		x.setDestination(netip.AddrPortFrom(a, port), at)
-		out.pass = append(out.pass, x)
+		y := x
+		p := &y.packet
+		dst := netip.AddrPortFrom(a, port)
+		p.DNAT = p.DNAT || dst != p.Dst
+		p.Dst, p.DstDone = dst, true
+		p.Redirected = p.Redirected || slices.Contains(steering.ListenerAddress[:], a)
+		out.pass = append(out.pass, y)
 	}
 	return out
 }
 
-func (x *way) setDestination(to netip.AddrPort, at place) {
+// setSource is SNAT. Which of several addresses it is isn't known.
+func (x *way) setSource(to addressRange, at position) {
 	p := &x.packet
-	p.DNAT = p.DNAT || to != p.Dst
-	p.Dst, p.DstDone = to, true
-	p.Redirected = p.Redirected || slices.Contains(steering.ListenerAddress[:], to.Addr())
-	x.rewrote, x.by = at.step, at.step
-}
-
-// redirectNAT is REDIRECT: what this node sends goes to its loopback, what it
-// receives to the interface's first address (nf_nat_redirect.c).
-func redirectNAT(w *walker, x *xtables, in way, at place) result {
-	o, given := find(x.options, "--to-ports")
-	first, last, ok := parsePorts(o.arg(0))
-	if given && !ok {
-		return undecided(w, x, in, at)
-	}
-	return w.redirect(in, first, last, at)
-}
-
-func (w *walker) redirect(in way, first, last uint16, at place) result {
-	p := &in.packet
-	var a netip.Addr
-	switch {
-	case w.hook == Output:
-		a = loopbacks[w.family()]
-	case w.tables.host != nil && p.In != AnyInterface && p.In != "":
-		a, _ = w.tables.host.InterfaceAddress(p.In, w.family()) // invalid: rules that look at it are undecided
-	}
-	port := p.Dst.Port()
-	if first > 0 && (port < first || port > last) {
-		port = first
-	}
-	in.setDestination(netip.AddrPortFrom(a, port), at)
-	in.packet.Redirected = true
-	return result{pass: []way{in}}
-}
-
-var loopbacks = [2]netip.Addr{netip.AddrFrom4([4]byte{127, 0, 0, 1}), netip.IPv6Loopback()}
-
-// sourceNAT is SNAT; of a range the first address stands for all.
-func sourceNAT(w *walker, x *xtables, in way, at place) result {
-	o, _ := find(x.options, "--to-source")
-	to, ok := parseRange(o.arg(0))
-	if !ok {
-		return undecided(w, x, in, at)
-	}
-	return w.setSource(in, to, at)
-}
-
-func (w *walker) setSource(in way, to addressRange, at place) result {
-	p := &in.packet
 	a, port := p.Src.Addr(), p.Src.Port()
-	if len(to.addresses) > 1 {
-		a = netip.Addr{} // one of several
-	} else if len(to.addresses) == 1 {
+	if len(to.addresses) == 1 {
 		a = to.addresses[0]
+	} else if len(to.addresses) > 1 {
+		a = netip.Addr{}
 	}
 	if to.first > 0 {
 		port = to.first
@@ -171,19 +146,5 @@ func (w *walker) setSource(in way, to addressRange, at place) result {
 	src := netip.AddrPortFrom(a, port)
 	p.SNAT = p.SNAT || src != p.Src
 	p.Src, p.SrcDone = src, true
-	in.masked, in.by = at.step, at.step
-	return result{pass: []way{in}}
-}
-
-// masqueradeNAT is MASQUERADE.
-func masqueradeNAT(w *walker, _ *xtables, in way, at place) result { return w.masquerade(in, at) }
-
-func (w *walker) masquerade(in way, at place) result {
-	p := &in.packet
-	var a netip.Addr
-	if w.tables.host != nil && p.Out != AnyInterface && p.Out != "" {
-		a, _ = w.tables.host.MasqueradeAddress(p.Out, p.Dst.Addr()) // invalid: unknown
-	}
-	p.Masquerade = true
-	return w.setSource(in, addressRange{addresses: []netip.Addr{a}}, at)
+	x.masked, x.by = at.step, at.step
 }

@@ -1,5 +1,11 @@
 package netfilter
 
+import (
+	"fmt"
+	"math"
+	"slices"
+)
+
 // Walk is what a packet meets in one hook, and what comes of it.
 type Walk struct {
 	Steps []Step
@@ -59,4 +65,392 @@ type Outcome struct {
 	By, Rewrote, Masked int
 	// Doubts are the steps that make it uncertain.
 	Doubts []int
+}
+
+// way is one way that the packet may have come so far. How likely it is lies
+// between lo and hi; the two differ where rules were met of which it can't be
+// said whether they match.
+type way struct {
+	packet Packet
+	lo, hi float64
+
+	verdict             Verdict // of those that have ended
+	by, rewrote, masked int
+	doubts              []int
+}
+
+// walker is one walk.
+type walker struct {
+	tables *Tables
+	hook   Hook
+	base   *Base
+	steps  []Step
+	inside []*chain // that the walk is in now
+	work   int      // rules asked so far, for each way anew
+}
+
+// Bounds of a walk, far above what is on any host. The kernel finds loops when
+// rules are written; text that was read may say anything.
+const (
+	maxWork = 400_000
+	maxWays = 512
+)
+
+// Walk follows a packet through a hook's base chains, or some of them.
+func (t *Tables) Walk(p Packet, h Hook, span Span) *Walk {
+	w := &walker{tables: t, hook: h}
+	ways := []way{{packet: p, lo: 1, hi: 1, by: -1, rewrote: -1, masked: -1}}
+	var ended []way
+	at := t.at(p, h, span)
+	for i, b := range at {
+		r := w.walkBase(b, ways)
+		ended = append(ended, r.ended...)
+		ways = w.merge(r.pass)
+		if b.Type == "nat" && !slices.ContainsFunc(at[i+1:], func(o *Base) bool { return o.Type == "nat" }) {
+			for j := range ways {
+				decideNAT(&ways[j].packet, h)
+			}
+		}
+	}
+	out := &Walk{Steps: w.steps}
+	for _, x := range w.merge(ended) {
+		out.Outcomes = append(out.Outcomes, x.outcome())
+	}
+	for _, x := range ways {
+		x.verdict = Accept
+		out.Outcomes = append(out.Outcomes, x.outcome())
+	}
+	slices.SortStableFunc(out.Outcomes, func(a, b Outcome) int { return a.Rewrote - b.Rewrote })
+	return out
+}
+
+// at are the base chains that the packet meets, with those of its device before
+// or behind.
+func (t *Tables) at(p Packet, h Hook, span Span) []*Base {
+	var out []*Base
+	for _, b := range t.Bases {
+		if b.Hook == h && b.order() >= span.From && b.order() < span.Before {
+			out = append(out, b)
+		}
+	}
+	switch {
+	case h == Prerouting && span.From == Whole.From:
+		return append(t.onDevice(Ingress, p.In), out...)
+	case h == Postrouting && span.Before == Whole.Before:
+		return append(out, t.onDevice(Egress, p.Out)...)
+	}
+	return out
+}
+
+func (t *Tables) onDevice(h Hook, device string) []*Base {
+	var out []*Base
+	for _, b := range t.Bases {
+		// A chain without a device is for one that isn't read.
+		if b.Hook == h && (len(b.Devices) == 0 || device == AnyInterface || slices.Contains(b.Devices, device)) {
+			out = append(out, b)
+		}
+	}
+	return out
+}
+
+// order is the priority that the kernel really gives a base chain: those of type
+// nat are called by conntrack's own hooks, whatever their priority, which orders
+// them among themselves (nf_nat_inet_ops in net/netfilter/nf_nat_proto.c).
+func (b *Base) order() int {
+	if b.Type != "nat" {
+		return b.Priority
+	}
+	if b.Hook == Prerouting || b.Hook == Output {
+		return priorityNATDst
+	}
+	return priorityNATSrc
+}
+
+func (x way) outcome() Outcome {
+	slices.Sort(x.doubts)
+	return Outcome{
+		Verdict: x.verdict, Packet: x.packet, Probability: x.hi, Certain: x.hi-x.lo < 1e-9,
+		By: x.by, Rewrote: x.rewrote, Masked: x.masked, Doubts: slices.Compact(x.doubts),
+	}
+}
+
+// decideNAT notes that the nat chains have had their say.
+func decideNAT(p *Packet, h Hook) {
+	if h == Prerouting || h == Output {
+		p.DstDone = true
+	} else {
+		p.SrcDone = true
+	}
+}
+
+// skipsNAT reports whether the nat chains don't see a packet: only the first of
+// a connection, and only until a decision was made.
+func skipsNAT(p *Packet, h Hook) bool {
+	if p.State != New && p.State != Related {
+		return true
+	}
+	if h == Prerouting || h == Output {
+		return p.DstDone
+	}
+	return p.SrcDone
+}
+
+// walkBase follows ways through one base chain.
+func (w *walker) walkBase(b *Base, in []way) result {
+	w.base = b
+	var out result
+	var ways []way
+	for _, x := range in {
+		if b.Type == "nat" && skipsNAT(&x.packet, w.hook) {
+			out.pass = append(out.pass, x)
+		} else {
+			ways = append(ways, x)
+		}
+	}
+	if len(ways) == 0 {
+		return out
+	}
+	if why := w.unknown(b, &ways[0].packet); why != "" {
+		out.add(w.unread(b, ways, why))
+		return out
+	}
+	c := b.set.chain(b.Table, b.Chain)
+	r := w.walkChain(b.set, c, ways, 0)
+	out.add(result{pass: r.pass, ended: r.ended})
+	if b.Type == "nat" {
+		for i := range out.pass {
+			if x := &out.pass[i]; x.rewrote >= 0 || x.masked >= 0 {
+				decideNAT(&x.packet, w.hook)
+			}
+		}
+	}
+	out.add(w.policy(b, r.leave))
+	return out
+}
+
+// policy ends a base chain.
+func (w *walker) policy(b *Base, ways []way) result {
+	if len(ways) == 0 {
+		return result{}
+	}
+	text := fmt.Sprintf(":%s %s", b.Chain, map[bool]string{true: "DROP", false: "ACCEPT"}[b.Policy == Drop])
+	if b.Source == sourceNFT {
+		text = fmt.Sprintf("policy %s", b.Policy)
+	}
+	at := len(w.steps)
+	w.steps = append(w.steps, Step{
+		Hook: w.base.Hook, Source: b.Source, Table: b.Table, Chain: b.Chain, Text: text, Policy: true,
+		Packets: b.Policies.Packets, Bytes: b.Policies.Bytes, Matched: Yes, Outcome: "policy " + string(b.Policy),
+	})
+	if b.Policy != Drop {
+		return result{pass: ways}
+	}
+	for i := range ways {
+		ways[i].verdict, ways[i].by = Drop, at
+	}
+	return result{ended: ways}
+}
+
+// unknown says why it can't be said what a base chain does; empty if it can.
+func (w *walker) unknown(b *Base, p *Packet) string {
+	device := p.In
+	if b.Hook == Egress {
+		device = p.Out
+	}
+	switch {
+	case !b.Read:
+		return b.Why
+	case b.Hook != Ingress && b.Hook != Egress || b.Policy == Accept && b.Rules == 0:
+		return ""
+	case len(b.Devices) == 0 || device == AnyInterface:
+		return fmt.Sprintf("whether chain %s %s is for the packet's device isn't known", b.Table, b.Chain)
+	}
+	return ""
+}
+
+// unread is a base chain of which it isn't known what it does: it may do what it
+// can.
+func (w *walker) unread(b *Base, ways []way, why string) result {
+	at := len(w.steps)
+	w.steps = append(w.steps, Step{
+		Hook: w.base.Hook, Source: b.Source, Table: b.Table, Chain: b.Chain, Text: "policy " + string(b.Policy), Policy: true,
+		Matched: Maybe, Outcome: "may drop it", Why: why,
+	})
+	var out result
+	for _, x := range ways {
+		x.doubt(at)
+		out.pass = append(out.pass, x)
+		x.verdict, x.by = Drop, at
+		out.ended = append(out.ended, x)
+	}
+	return out
+}
+
+// doubt notes that it can't be said whether the packet comes this way.
+func (x *way) doubt(step int) {
+	x.lo = 0
+	x.doubts = append(slices.Clip(x.doubts), step)
+}
+
+// walkChain follows ways through a chain. Its result's leave are those at the
+// chain's end.
+func (w *walker) walkChain(set *ruleset, c *chain, ways []way, depth int) result {
+	var out result
+	w.inside = append(w.inside, c)
+	defer func() { w.inside = w.inside[:len(w.inside)-1] }()
+	for i, r := range c.rules {
+		if len(ways) == 0 {
+			break
+		}
+		if w.work += len(ways); w.work > maxWork || len(ways) > maxWays {
+			out.ended = append(out.ended, w.giveUp(ways, "there are more rules in the way than are followed")...)
+			return out
+		}
+		ways = w.merge(w.walkRule(set, c, i, r, ways, depth, &out))
+	}
+	out.leave = append(out.leave, ways...)
+	return out
+}
+
+// giveUp ends ways without an answer.
+func (w *walker) giveUp(ways []way, why string) []way {
+	at := len(w.steps) - 1
+	if at >= 0 && w.steps[at].Why == "" {
+		w.steps[at].Why = why
+	}
+	for i := range ways {
+		ways[i].verdict, ways[i].by = Unknown, at
+	}
+	return ways
+}
+
+// walkRule returns the ways that go on after rule r, and adds the others to out.
+func (w *walker) walkRule(set *ruleset, c *chain, i int, r *rule, ways []way, depth int, out *result) []way {
+	r.prepare()
+	at := position{step: len(w.steps), depth: depth, table: c.table, rules: set}
+	step := Step{
+		Hook: w.base.Hook, Source: set.source, Table: c.table, Chain: c.name, Index: i + 1, Depth: depth, Text: r.text,
+		Packets: r.counter.Packets, Bytes: r.counter.Bytes, Outcome: describe(r.actions),
+	}
+	var next, sure, unsure []way
+	var seen []matched
+	for _, x := range ways {
+		h := r.match(w, &x.packet)
+		seen = append(seen, h)
+		switch h.answer {
+		case No:
+			next = append(next, x)
+		case Yes:
+			sure = append(sure, x)
+		case Chance:
+			hit, miss := x, x
+			hit.lo, hit.hi = x.lo*h.chance, x.hi*h.chance
+			miss.lo, miss.hi = x.lo*(1-h.chance), x.hi*(1-h.chance)
+			sure, next = append(sure, hit), append(next, miss)
+		default:
+			unsure = append(unsure, x)
+		}
+	}
+	step.summarise(seen)
+	w.steps = append(w.steps, step)
+	if len(sure) > 0 {
+		res := w.applyAll(r.actions, at, sure)
+		out.add(res)
+		next = append(next, res.stay...)
+	}
+	if len(unsure) > 0 {
+		next = append(next, w.applyUnsure(r.actions, at, unsure, out)...)
+	}
+	return next
+}
+
+// applyUnsure follows both ways of a rule that may match or not. Where they come
+// to the same, nothing is uncertain.
+func (w *walker) applyUnsure(actions []action, at position, unsure []way, out *result) []way {
+	if !slices.ContainsFunc(actions, func(a action) bool { return !a.quiet }) {
+		return unsure
+	}
+	taken := slices.Clone(unsure)
+	for i := range taken {
+		taken[i].doubt(at.step)
+	}
+	res := w.applyAll(actions, at, taken)
+	if len(res.leave)+len(res.pass)+len(res.ended) == 0 && sameWays(res.stay, unsure) {
+		return unsure
+	}
+	out.add(res)
+	var next []way
+	for _, x := range unsure {
+		x.doubt(at.step)
+		next = append(next, x)
+	}
+	return append(next, res.stay...)
+}
+
+// sameWays reports whether each of a is as one of b, but for how certain it is.
+func sameWays(a, b []way) bool {
+	for _, x := range a {
+		if !slices.ContainsFunc(b, func(y way) bool {
+			return x.packet == y.packet && x.by == y.by && x.rewrote == y.rewrote && x.masked == y.masked
+		}) {
+			return false
+		}
+	}
+	return true
+}
+
+// summarise says what a rule was for all the ways that came to it.
+func (s *Step) summarise(seen []matched) {
+	first := seen[0]
+	s.Matched, s.Probability, s.Why = first.answer, first.chance, first.why
+	for _, h := range seen[1:] {
+		if h.answer != first.answer || math.Abs(h.chance-first.chance) > 1e-12 {
+			s.Matched, s.Probability = Maybe, 0
+			s.Why = "it depends on which way the packet came"
+			return
+		}
+	}
+}
+
+// merge joins ways that can't be told apart any more.
+func (w *walker) merge(ways []way) []way {
+	if len(ways) < 2 {
+		return ways
+	}
+	type key struct {
+		packet              Packet
+		verdict             Verdict
+		by, rewrote, masked int
+	}
+	at := make(map[key]int, len(ways))
+	out := make([]way, 0, len(ways))
+	for _, x := range ways {
+		k := key{x.packet, x.verdict, x.by, x.rewrote, x.masked}
+		i, seen := at[k]
+		if !seen {
+			at[k] = len(out)
+			out = append(out, x)
+			continue
+		}
+		o := &out[i]
+		o.lo, o.hi = min(1, o.lo+x.lo), min(1, o.hi+x.hi)
+		o.doubts = slices.Concat(o.doubts, x.doubts)
+	}
+	return out
+}
+
+// enter follows ways through a chain that a rule leads to.
+func (w *walker) enter(name string, leave bool, at position, ways []way) result {
+	c := at.rules.chain(at.table, name)
+	switch {
+	case c == nil:
+		return result{ended: w.giveUp(ways, "the target "+name+" isn't known to this program")}
+	case slices.Contains(w.inside, c):
+		return result{ended: w.giveUp(ways, "chains lead to each other without end")}
+	}
+	r := w.walkChain(at.rules, c, ways, at.depth+1)
+	if !leave {
+		r.stay, r.leave = r.leave, nil
+	}
+	return r
 }
