@@ -42,43 +42,33 @@ func ConnectionTable(rows []plan.ConnectionStatus, wide bool, width int, t Theme
 }
 
 func connectionLines(rows []plan.ConnectionStatus, wide bool, width int, g *glyphs) []line {
-	head := []string{"PROTO", "CLIENT", "SERVICE", "ENDPOINT", "DATA PLANE", "AGE", "IN", "OUT"}
-	right := []bool{5: true, 6: true, 7: true}
+	cells := [][]string{{"PROTO", "CLIENT", "SERVICE", "ENDPOINT", "DATA PLANE", "AGE", "IN", "OUT"}}
 	if wide {
-		head = slices.Insert(head, 3, "ADDRESS")
-		right = append([]bool{false}, right...)
+		cells[0] = slices.Insert(cells[0], 3, "ADDRESS")
 	}
-	cells := make([][]string, 0, len(rows)+1)
-	cells = append(cells, head)
 	for i := range rows {
 		cells = append(cells, connectionCells(&rows[i], wide))
 	}
-	widths := make([]int, len(head))
-	total := len(head) - 1
-	for c := range head {
+	table := make([]column, len(cells[0]))
+	total := len(table) - 1
+	for i := range table {
+		c := &table[i]
 		for _, r := range cells {
-			widths[c] = max(widths[c], columns(r[c]))
+			c.width = max(c.width, columns(r[i]))
 		}
-		total += widths[c]
+		c.right = i >= len(table)-3
+		total += c.width
 	}
-	const name = 2
-	if width > 0 && total > width {
-		widths[name] = max(widths[name]-(total-width), min(widths[name], leastName))
+	if name := &table[2]; width > 0 && total > width {
+		name.width = max(name.width-(total-width), min(name.width, leastName))
 	}
 	out := make([]line, len(cells))
 	for i, r := range cells {
-		var l line
-		for c, s := range r {
-			if c > 0 {
-				l = append(l, span{" ", plain})
-			}
-			look := plain
-			if i == 0 {
-				look = bold
-			}
-			l = append(l, styled(look, s).pad(widths[c], right[c], g.ellipsis)...)
+		look := plain
+		if i == 0 {
+			look = bold
 		}
-		out[i] = l
+		out[i] = row(table, g, func(c int) line { return styled(look, r[c]) })
 	}
 	return out
 }

@@ -23,16 +23,11 @@ type Model struct {
 	note      func() string // a line of the caller's, such as of its traffic; nil for none
 	guide     []Step
 	guideAt   int
-	endpoints bool  // a line for each, below its service
-	later     later // what came while the screen is paused
-}
-
-// later is what a paused screen doesn't show yet.
-type later struct {
-	since  time.Time // when the screen was paused
-	status *plan.Status
-	at     time.Time
-	events []plan.Event
+	endpoints bool      // a line for each, below its service
+	paused    time.Time // when the screen was paused
+	// What came since: the last status, and events.
+	laterStatus func()
+	laterEvents []plan.Event
 }
 
 // Step is one thing to try, shown at the bottom; keys go back and forth.
@@ -58,7 +53,7 @@ func New(c Config) *Model {
 // Update takes in a status of now.
 func (m *Model) Update(st plan.Status, now time.Time) {
 	if m.keys.paused {
-		m.later.status, m.later.at = &st, now
+		m.laterStatus = func() { m.Update(st, now) }
 		return
 	}
 	m.gone = ""
@@ -89,7 +84,7 @@ func (m *Model) Update(st plan.Status, now time.Time) {
 // Event takes in something that happened.
 func (m *Model) Event(e plan.Event) {
 	if m.keys.paused {
-		m.later.events = last(append(m.later.events, e), maxEvents)
+		m.laterEvents = last(append(m.laterEvents, e), maxEvents)
 		return
 	}
 	m.events = last(append(m.events, e), maxEvents)
@@ -97,16 +92,13 @@ func (m *Model) Event(e plan.Event) {
 
 // pause freezes the screen, or shows what came meanwhile.
 func (m *Model) pause(now time.Time) {
-	if !m.keys.paused {
-		m.keys.paused, m.later = true, later{since: now}
+	m.keys.paused = !m.keys.paused
+	if m.keys.paused {
+		m.paused, m.laterStatus, m.laterEvents = now, func() {}, nil
 		return
 	}
-	h := m.later
-	m.keys.paused, m.later = false, later{}
-	if h.status != nil {
-		m.Update(*h.status, h.at)
-	}
-	m.events = last(append(m.events, h.events...), maxEvents)
+	m.laterStatus()
+	m.events = last(append(m.events, m.laterEvents...), maxEvents)
 }
 
 // arrange filters and sorts what is shown.

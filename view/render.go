@@ -12,7 +12,7 @@ func (m *Model) Render(now time.Time, width, height int) []string {
 		return nil
 	}
 	if m.keys.paused {
-		now = m.later.since
+		now = m.paused
 	}
 	return m.encode(m.compose(now, width, height), width, height)
 }

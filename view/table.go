@@ -88,8 +88,7 @@ func (m *Model) table(now time.Time, width, room int) (lines []line, shown int) 
 	if room == 0 {
 		return nil, 0
 	}
-	head := row(columns, g, func(c *column) line { return styled(bold, c.title) })
-	lines = append(lines, head)
+	lines = append(lines, row(columns, g, func(c int) line { return styled(bold, columns[c].title) }))
 	if len(m.shown) == 0 {
 		why := "no service yet"
 		if len(m.services) > 0 {
@@ -148,7 +147,7 @@ func (m *Model) endpointLines(s *service, most int, now time.Time) []line {
 // block is the lines of a service without those of its endpoints.
 func (m *Model) block(s *service, columns []column, now time.Time, width int) []line {
 	g := m.theme.glyphs()
-	out := []line{row(columns, g, func(c *column) line { return c.cell(s, now) })}
+	out := []line{row(columns, g, func(c int) line { return columns[c].cell(s, now) })}
 	if s.rank != fine && columns[len(columns)-1].title != "REASON" {
 		for i, part := range Wrap(s.reason(), max(width-4, 1), 2) {
 			lead := "    "
@@ -161,14 +160,14 @@ func (m *Model) block(s *service, columns []column, now time.Time, width int) []
 	return out
 }
 
-func row(columns []column, g *glyphs, cell func(*column) line) line {
+// row is a line of cells, each as wide as its column.
+func row(columns []column, g *glyphs, cell func(column int) line) line {
 	var out line
-	for i := range columns {
-		c := &columns[i]
+	for i, c := range columns {
 		if i > 0 {
 			out = append(out, span{" ", plain})
 		}
-		out = append(out, cell(c).pad(c.width, c.right, g.ellipsis)...)
+		out = append(out, cell(i).pad(c.width, c.right, g.ellipsis)...)
 	}
 	return out
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -12,6 +13,7 @@ import (
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/compare"
 	"kproxy.dev/kproxy/lab/load"
+	"kproxy.dev/kproxy/lab/report"
 )
 
 // labCompareCommand runs kproxy as load and server too: processes of their own.
@@ -40,11 +42,7 @@ func compareProcessCommand() *cli.Command {
 }
 
 func numbers(list []int) string {
-	var out []string
-	for _, n := range list {
-		out = append(out, strconv.Itoa(n))
-	}
-	return strings.Join(out, ",")
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(list), "[]"), " ", ",")
 }
 
 func labCompare(c *cli.Context) error {
@@ -83,16 +81,13 @@ func labCompare(c *cli.Context) error {
 			return fmt.Errorf("write %s: %w", path, err)
 		}
 	}
-	if isForPrograms(c.String("output")) {
-		return printValue(c.App.Writer, c.String("output"), result)
-	}
-	if err := result.WriteTable(c.App.Writer); err != nil {
+	return printer(c, func(w io.Writer, r *report.Report) error {
+		err := r.WriteTable(w)
+		if err == nil && page != nil {
+			_, err = fmt.Fprintf(w, "\nWith charts and explanations: %s\n", path)
+		}
 		return err
-	}
-	if page != nil {
-		fmt.Fprintf(c.App.Writer, "\nWith charts and explanations: %s\n", path)
-	}
-	return nil
+	})(c.App.Writer, result)
 }
 
 func compareConfig(c *cli.Context) (compare.Config, error) {

@@ -23,6 +23,15 @@ func outputFlag(formats ...string) cli.Flag {
 // isForPrograms reports whether format is one that printValue knows.
 func isForPrograms(format string) bool { return format == "json" || format == "yaml" }
 
+// printer prints answers as --output asks: for programs, or as human does.
+func printer[T any](c *cli.Context, human func(io.Writer, T) error) func(io.Writer, T) error {
+	format := c.String("output")
+	if !isForPrograms(format) {
+		return human
+	}
+	return func(w io.Writer, v T) error { return printValue(w, format, v) }
+}
+
 // printValue prints v as JSON or as YAML of the same names. A YAML document begins
 // with its mark, so that what --watch prints is a stream of them.
 func printValue(w io.Writer, format string, v any) error {

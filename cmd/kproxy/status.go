@@ -36,7 +36,11 @@ func showStatus(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	show := statusPrinter(c.String("output"))
+	output := c.String("output")
+	show := printer(c, func(w io.Writer, st plan.Status) error { return printStatus(w, st, output == "wide") })
+	if output == "name" {
+		show = printNames
+	}
 	client := clientOf(c)
 	if c.Bool("wait") {
 		if err := waitUntilReady(c.Context, c.Duration("timeout"), client.Status); err != nil {
@@ -56,7 +60,7 @@ func showStatus(c *cli.Context) error {
 			return err
 		}
 		return show(c.App.Writer, st)
-	case isForPrograms(c.String("output")) || c.String("output") == "name" || !canDraw(c.App.Writer):
+	case isForPrograms(output) || output == "name" || !canDraw(c.App.Writer):
 		return watchPlainly(c.Context, c.App.Writer, status, show)
 	}
 	// Waiting for a kproxy that isn't there yet makes sense; for one that may not
@@ -69,7 +73,7 @@ func showStatus(c *cli.Context) error {
 		}
 		return st, err
 	}
-	m := view.New(view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: c.String("output") == "wide"})
+	m := view.New(view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: output == "wide"})
 	switch {
 	case err == nil:
 		m.Update(st, time.Now())
@@ -89,21 +93,14 @@ func sleep(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-func statusPrinter(format string) func(io.Writer, plan.Status) error {
-	switch format {
-	case "json", "yaml":
-		return func(w io.Writer, st plan.Status) error { return printValue(w, format, st) }
-	case "name":
-		return func(w io.Writer, st plan.Status) error {
-			for i := range st.Services {
-				if _, err := fmt.Fprintln(w, view.Title(&st.Services[i])); err != nil {
-					return err
-				}
-			}
-			return nil
-		}
+// printNames prints the service ports as commands take them.
+func printNames(w io.Writer, st plan.Status) error {
+	var b strings.Builder
+	for i := range st.Services {
+		b.WriteString(view.Title(&st.Services[i]) + "\n")
 	}
-	return func(w io.Writer, st plan.Status) error { return printStatus(w, st, format == "wide") }
+	_, err := io.WriteString(w, b.String())
+	return err
 }
 
 // printNode prints how kproxy is, and what is wrong with it.

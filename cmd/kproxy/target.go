@@ -37,9 +37,9 @@ type target struct {
 func parseTarget(s string) (target, error) {
 	t := target{text: s}
 	address := s
-	if before, after, ok := cutLast(s, "/"); ok {
-		if p, err := service.ParseProtocol(after); err == nil {
-			address, t.protocol = before, &p
+	if i := strings.LastIndex(s, "/"); i >= 0 {
+		if p, err := service.ParseProtocol(s[i+1:]); err == nil {
+			address, t.protocol = s[:i], &p
 		}
 	}
 	if port, ok := strings.CutPrefix(address, "*:"); ok {
@@ -59,14 +59,6 @@ func parseTarget(s string) (target, error) {
 		return target{}, usageError("%q is neither NAMESPACE/NAME[:PORT] nor ADDRESS:PORT[/PROTOCOL], such as default/web:http, 10.96.0.10:53/udp or [fd00::10]:80", s)
 	}
 	return target{text: s, namespace: namespace, name: name, port: port}, nil
-}
-
-func cutLast(s, sep string) (before, after string, found bool) {
-	i := strings.LastIndex(s, sep)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+len(sep):], true
 }
 
 // oneTarget reads the argument of a command that takes one at most; nil for none.

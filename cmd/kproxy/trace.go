@@ -41,7 +41,6 @@ func traceCommand() *cli.Command {
 }
 
 func runTrace(c *cli.Context) error {
-	show := tracePrinter(c.String("output"))
 	client := clientOf(c)
 	req, err := traceRequest(c, client)
 	if err != nil {
@@ -65,7 +64,7 @@ func runTrace(c *cli.Context) error {
 	if err != nil {
 		return traceError(err)
 	}
-	return show(c.App.Writer, &res)
+	return printer(c, printTrace)(c.App.Writer, &res)
 }
 
 // traceWait is how long a kproxy that hangs is waited for.
@@ -173,20 +172,11 @@ func serviceAddress(ctx context.Context, client *web.Client, which target, req t
 	return netip.AddrPort{}, usageError("%s has no %s port with an address of the client's family", which.text, req.Protocol)
 }
 
-// tracePrinter is how the answer is printed.
-func tracePrinter(output string) func(io.Writer, *trace.Result) error {
-	if isForPrograms(output) {
-		return func(w io.Writer, r *trace.Result) error { return printValue(w, output, r) }
-	}
-	return func(w io.Writer, r *trace.Result) error {
-		_, err := io.WriteString(w, r.Text(traceLook(w)))
-		return err
-	}
-}
-
-// traceLook is for the terminal that w is, if it is one: 80 columns and no
-// colour otherwise.
-func traceLook(w io.Writer) trace.Look {
+// printTrace fits the answer to the terminal that w is, if it is one: 80 columns and no colour
+// otherwise.
+func printTrace(w io.Writer, r *trace.Result) error {
 	width := terminalWidth(w)
-	return trace.Look{Width: width, Colour: width > 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	look := trace.Look{Width: width, Colour: width > 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	_, err := io.WriteString(w, r.Text(look))
+	return err
 }
