@@ -43,10 +43,10 @@ func (t *portal) follow(ctx context.Context, p *plan.Plan, d plan.Delta) error {
 
 func (t *portal) changes(p *plan.Plan, d plan.Delta) (kernel.SetOps, error) {
 	if t.applied != nil {
-		return steering.PortalChanges(t.applied, p, d), nil
+		return steering.SetChanges(t.applied, p, d), nil
 	}
 	have, err := t.observe(p)
-	return kernel.DiffSets(have, steering.Portal(p)), err
+	return kernel.DiffSets(have, steering.Sets(p)), err
 }
 
 // damaged says how the kernel's sets differ from what they should be; empty if
@@ -59,7 +59,7 @@ func (t *portal) damaged() (string, error) {
 	if err != nil {
 		return "", err
 	}
-	ops := kernel.DiffSets(have, steering.Portal(t.applied))
+	ops := kernel.DiffSets(have, steering.Sets(t.applied))
 	if ops.Empty() {
 		return "", nil
 	}
@@ -70,7 +70,7 @@ func (t *portal) damaged() (string, error) {
 // observe reads the sets of p's portal back.
 func (t *portal) observe(p *plan.Plan) ([]kernel.Set, error) {
 	names := map[string]bool{}
-	for _, s := range steering.PortalSetsOf(p) {
+	for _, s := range steering.EmptySetsOf(p) {
 		names[s.Name] = true
 	}
 	states, err := t.store.List(func(name string) bool { return names[name] })

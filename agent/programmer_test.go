@@ -123,7 +123,7 @@ func newModelHost(t *testing.T) *modelHost {
 		t.Fatal(err)
 	}
 	// The fast loop makes the portal's sets before it hands over a plan.
-	for _, s := range steering.PortalSets() {
+	for _, s := range steering.EmptySets() {
 		if err := host.Sets().Create(s); err != nil {
 			t.Fatal(err)
 		}

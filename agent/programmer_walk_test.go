@@ -89,7 +89,7 @@ func (w *programmerWalk) hand() {
 	if n := len(w.given); n > 1 && w.IntN(3) == 0 {
 		p = w.given[n-2]
 	}
-	for _, s := range steering.PortalSetsOf(p) { // which the fast loop makes
+	for _, s := range steering.EmptySetsOf(p) { // which the fast loop makes
 		if err := w.host.Sets().Create(s); err != nil {
 			w.Fatal(err)
 		}

@@ -62,7 +62,7 @@ func Render(o RenderOptions) ([]Section, error) {
 	})
 	rules := renderOptions(o)
 	want := kernel.Merge(iptables.Render(p, rules), ipvs.Render(p, ipvs.DefaultOptions()))
-	sections := []Section{{"plan", planText(p)}, {"sets", setsText(steering.Portal(p), ipvs.Record(want), want.Sets)}}
+	sections := []Section{{"plan", planText(p)}, {"sets", setsText(steering.Sets(p), ipvs.Record(want), want.Sets)}}
 	for _, f := range service.Families {
 		sections = append(sections, Section{"iptables-" + f.String(), rulesText(want.Chains[f], want.Jumps[f])})
 	}

@@ -39,9 +39,9 @@ type conntrackRepair struct {
 	ports       func() (tcp, udp uint16)      // of the listeners
 	connections func() []userspace.Connection // of userspace
 	restore     func(conntrack.Flow) error
-	redirect    func(time.Duration, []steering.Held) error // puts connections into the set
-	plan        func() *plan.Plan                          // in force
-	offloaded   chan struct{}                              // 1 slot: services have left userspace
+	redirect    func(time.Duration, []steering.Redirected) error // puts connections into the set
+	plan        func() *plan.Plan                                // in force
+	offloaded   chan struct{}                                    // 1 slot: services have left userspace
 
 	mu   sync.Mutex // events come while entries are put back
 	lost []conntrack.Flow
@@ -63,7 +63,9 @@ const (
 func newConntrackRepair(log *slog.Logger, c *conntrack.Client, sets kernel.SetStore, s *userspace.Server, p func() *plan.Plan) *conntrackRepair {
 	return &conntrackRepair{
 		log: log, ports: s.Ports, connections: s.Connections, restore: c.Restore, plan: p,
-		redirect:  func(d time.Duration, held []steering.Held) error { return steering.HoldConnections(sets, d, held) },
+		redirect: func(d time.Duration, held []steering.Redirected) error {
+			return steering.KeepConnections(sets, d, held)
+		},
 		offloaded: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 	}
 }
@@ -86,7 +88,7 @@ func (r *conntrackRepair) follow(p *plan.Plan, d plan.Delta) {
 // redirectAll redirects, for d, the connections of services that userspace doesn't
 // serve by p; all if p is nil.
 func (r *conntrackRepair) redirectAll(p *plan.Plan, d time.Duration) {
-	var held []steering.Held
+	var held []steering.Redirected
 	served := map[service.Key]bool{}
 	for _, c := range r.connections() {
 		if c.Protocol != service.TCP {
@@ -99,7 +101,7 @@ func (r *conntrackRepair) redirectAll(p *plan.Plan, d time.Duration) {
 			served[c.Service] = in
 		}
 		if !in {
-			held = append(held, steering.Held{Client: c.Client, Address: c.Address})
+			held = append(held, steering.Redirected{Client: c.Client, Address: c.Address})
 		}
 	}
 	if len(held) == 0 {

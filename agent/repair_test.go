@@ -134,7 +134,7 @@ func TestConntrackRepairRedirects(t *testing.T) {
 				defer mu.Unlock()
 				return current
 			},
-			redirect: func(d time.Duration, of []steering.Held) error {
+			redirect: func(d time.Duration, of []steering.Redirected) error {
 				mu.Lock()
 				defer mu.Unlock()
 				for _, x := range of {

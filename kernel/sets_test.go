@@ -210,7 +210,7 @@ func TestAlive(t *testing.T) {
 		if err := steering.RemoveAlive(s); err != nil {
 			t.Errorf("RemoveAlive without sets: %v", err)
 		}
-		if _, err := kernel.ApplySets(context.Background(), s, kernel.SetOps{Create: steering.PortalSets()}); err != nil {
+		if _, err := kernel.ApplySets(context.Background(), s, kernel.SetOps{Create: steering.EmptySets()}); err != nil {
 			t.Fatal(err)
 		}
 		if err := steering.RefreshAlive(s, time.Hour); err != nil {
@@ -281,7 +281,7 @@ func TestLetRefusals(t *testing.T) {
 		if err := steering.LetRefusals(s, four, time.Second); !errors.Is(err, kernel.ErrNotFound) {
 			t.Errorf("without sets: %v, want ErrNotFound", err)
 		}
-		if _, err := kernel.ApplySets(t.Context(), s, kernel.SetOps{Create: steering.PortalSetsOf(kerneltest.Plan(plan.ModeIPTables))}); err != nil {
+		if _, err := kernel.ApplySets(t.Context(), s, kernel.SetOps{Create: steering.EmptySetsOf(kerneltest.Plan(plan.ModeIPTables))}); err != nil {
 			t.Fatal(err)
 		}
 		for _, e := range []netip.AddrPort{four, six} {
@@ -308,7 +308,7 @@ func TestLetRefusals(t *testing.T) {
 		if diff := cmp.Diff(want, got); diff != "" {
 			t.Errorf("sets (-want +got):\n%s", diff)
 		}
-		if ops := kernel.DiffSets(have, steering.Portal(kerneltest.Plan(plan.ModeIPTables))); !ops.Empty() {
+		if ops := kernel.DiffSets(have, steering.Sets(kerneltest.Plan(plan.ModeIPTables))); !ops.Empty() {
 			t.Errorf("a plan would change them: %+v", ops)
 		}
 	})

@@ -91,7 +91,7 @@ func (t *tracer) compareSets(one *plan.Plan, further []kernel.Set) {
 
 func (t *tracer) setsDiffer(one *plan.Plan, further []kernel.Set) ([]Mismatch, error) {
 	want := map[string][]string{}
-	for _, s := range slices.Concat(steering.Portal(one), further) {
+	for _, s := range slices.Concat(steering.Sets(one), further) {
 		if !s.Dynamic || want[s.Name] == nil {
 			want[s.Name] = slices.Concat(want[s.Name], s.Entries)
 		}

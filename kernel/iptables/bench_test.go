@@ -77,17 +77,17 @@ func BenchmarkDiff(b *testing.B) {
 	}
 }
 
-func BenchmarkPortal(b *testing.B) {
+func BenchmarkRedirectSets(b *testing.B) {
 	for _, n := range sizes {
 		p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(n, endpointsEach)...)
 		for _, s := range p.Services {
 			kerneltest.InUserspace(s)
 		}
 		b.Run(fmt.Sprintf("services=%d", n), func(b *testing.B) {
-			have := steering.Portal(p)
+			have := steering.Sets(p)
 			b.ReportAllocs()
 			for b.Loop() {
-				kernel.DiffSets(have, steering.Portal(p))
+				kernel.DiffSets(have, steering.Sets(p))
 			}
 		})
 	}
@@ -135,7 +135,7 @@ func BenchmarkOffload(b *testing.B) {
 		}
 	})
 	b.Run("heartbeat", func(b *testing.B) {
-		for _, s := range steering.PortalSets() {
+		for _, s := range steering.EmptySets() {
 			if err := sets.Create(s); err != nil {
 				b.Fatal(err)
 			}

@@ -23,7 +23,7 @@ func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
 	}{
 		{"filter", steering.ChainInvalid, &c.Invalid},
 		{"filter", steering.ChainReject, &c.Refused},
-		{"nat", steering.ChainPortal, &c.Steered},
+		{"nat", steering.ChainRedirect, &c.Steered},
 		{"nat", steering.ChainShort, &c.Steered},
 	} {
 		for _, f := range b.families() {

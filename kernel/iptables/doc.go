@@ -13,7 +13,7 @@
 //	│       KPROXY-SEP-…  behind it, one per endpoint, where clients stay with their endpoint
 //	└─ KPROXY-NODEPORTS the same over the port number, on the node's own addresses
 //
-// The portal, and what all services share, is rendered here in every mode.
+// What all services share is kernel/steering's.
 //
 // [Render] is pure and prints rules as iptables-save does, so that what was
 // read back can be compared. Nothing but the jumps lies in foreign chains.

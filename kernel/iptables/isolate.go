@@ -62,7 +62,7 @@ func (w *writer) write(chains []kernel.Chain) error {
 // isolate writes the shared chains first, and those of services after them, in
 // groups: some mistakes, like a loop, are refused only where a packet could get
 // there. A service's new chains are empty in between; nothing leads there but
-// the portal's other side, and the portal has the service until its rules are in.
+// what redirects don't take, and they take the service until its rules are in.
 func (w *writer) isolate(chains []kernel.Chain, first error) error {
 	var shared []kernel.Chain
 	var keys []service.Key

@@ -21,13 +21,13 @@ import (
 // are endpoints "two" to "four" on port 8080.
 type scene struct {
 	*kerneltest.Network
-	t       *testing.T
-	family  service.Family
-	variant kernel.Variant
-	backend *iptables.Backend
-	sets    *kernel.IPSets
-	have    kernel.Ruleset
-	portal  []kernel.Set
+	t        *testing.T
+	family   service.Family
+	variant  kernel.Variant
+	backend  *iptables.Backend
+	sets     *kernel.IPSets
+	have     kernel.Ruleset
+	redirect []kernel.Set
 }
 
 // onEachKernel runs test for both variants and both families.
@@ -49,7 +49,7 @@ func onEachKernel(t *testing.T, test func(s *scene)) {
 	}
 }
 
-// program makes the kernel do what p says, portal included.
+// program makes the kernel do what p says, redirect sets included.
 func (s *scene) program(p *plan.Plan) {
 	s.t.Helper()
 	ctx := context.Background()
@@ -59,11 +59,11 @@ func (s *scene) program(p *plan.Plan) {
 		s.t.Fatalf("Apply: %v, %v", err, a.Failed)
 	}
 	s.have = want
-	portal := steering.Portal(p)
-	if _, err := kernel.ApplySets(ctx, s.sets, kernel.DiffSets(s.portal, portal)); err != nil {
+	redirect := steering.Sets(p)
+	if _, err := kernel.ApplySets(ctx, s.sets, kernel.DiffSets(s.redirect, redirect)); err != nil {
 		s.t.Fatal(err)
 	}
-	s.portal = portal
+	s.redirect = redirect
 }
 
 func (s *scene) addr(v4, v6 string) string {
@@ -265,9 +265,9 @@ func TestRefusals(t *testing.T) {
 	})
 }
 
-// TestPortal: what is in the userspace set is redirected while kproxy is alive,
+// TestRedirect: what is in the userspace set is redirected while kproxy is alive,
 // and the heartbeat's end sends new connections to the kernel's rules.
-func TestPortal(t *testing.T) {
+func TestRedirect(t *testing.T) {
 	onEachKernel(t, func(s *scene) {
 		firewall := s.variant.Program[s.family]
 		run(s.t, fmt.Sprintf("%[1]s -P INPUT DROP; %[1]s -P FORWARD DROP", firewall))

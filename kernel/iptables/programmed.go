@@ -140,7 +140,7 @@ func Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 	}
 	out := map[service.Key]bool{}
 	if user[kernel.FamilySet(kernel.SetUser, service.IPv4)] == nil {
-		return out // no portal: nothing says who served them
+		return out // no redirect sets: nothing says who served them
 	}
 	for p := range s.All() {
 		if chains[kernel.Hash(p.Key)] && !slices.ContainsFunc(steering.UserEntries(p), func(e kernel.SetEntry) bool { return user[e.Set][e.Entry] }) {

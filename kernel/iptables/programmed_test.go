@@ -99,7 +99,7 @@ func TestAdopted(t *testing.T) {
 	ported := kerneltest.Service("ported", service.TCP, kerneltest.NodePort(30080), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.InUserspace)
 	p := kerneltest.Plan(plan.ModeIPTables, offloaded, user, ported)
 	have := iptables.Render(p, options())
-	have.Sets = steering.Portal(p) // what Observe finds
+	have.Sets = steering.Sets(p) // what Observe finds
 
 	var b service.Builder
 	add := func(s *plan.Service, number, nodePort uint16, cluster ...string) {
@@ -125,7 +125,7 @@ func TestAdopted(t *testing.T) {
 	}
 	have.Sets = nil
 	if got := iptables.Adopted(have, b.Build()); len(got) > 0 {
-		t.Errorf("without a portal %v are adopted", got)
+		t.Errorf("without redirect sets %v are adopted", got)
 	}
 }
 
@@ -146,8 +146,8 @@ func TestRendererRemembers(t *testing.T) {
 	}
 }
 
-// TestUserspaceModeHasNothingBeneath: only the portal, and what userspace needs.
-func TestUserspaceModeHasNothingBeneath(t *testing.T) {
+// TestUserspaceModeHasNoFallback: only redirects, and what userspace needs.
+func TestUserspaceModeHasNoFallback(t *testing.T) {
 	s := kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.Affinity(time.Hour), kerneltest.InUserspace)
 	s.Beneath = plan.None
 	p := kerneltest.Plan(plan.ModeUserspace, s)
@@ -162,7 +162,7 @@ func TestUserspaceModeHasNothingBeneath(t *testing.T) {
 			}
 		}
 	}
-	want := append(steering.PortalSetsOf(p), steering.PodNetworks(p, service.IPv4), steering.PodNetworks(p, service.IPv6))
+	want := append(steering.EmptySetsOf(p), steering.PodNetworks(p, service.IPv4), steering.PodNetworks(p, service.IPv6))
 	slices.SortFunc(want, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
 	if diff := cmp.Diff(want, r.Sets); diff != "" {
 		t.Errorf("sets (-want +got):\n%s", diff)

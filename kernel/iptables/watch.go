@@ -117,7 +117,7 @@ func (w *Watch) Check(ctx context.Context) ([]string, error) {
 }
 
 // checkSets compares headers: which sets there are and how many entries those
-// have whose entries only kproxy changes. The portal's membership is the
+// have whose entries only kproxy changes. The entries of redirect sets are the
 // business of whoever applies it.
 func (w *Watch) checkSets() ([]string, error) {
 	states, err := w.backend.config.Sets.List(nil)

@@ -92,7 +92,7 @@ func (s *scene) program(services ...*plan.Service) {
 	if err != nil || len(a.Failed) > 0 {
 		s.t.Fatalf("Apply: %v, %v", err, a.Failed)
 	}
-	portal := steering.Portal(p)
+	portal := steering.Sets(p)
 	if _, err := kernel.ApplySets(ctx, s.sets, kernel.DiffSets(s.portal, portal)); err != nil {
 		s.t.Fatal(err)
 	}

@@ -110,7 +110,7 @@ func TestAdopted(t *testing.T) {
 	}
 	p := planOf(services...)
 	have := render(p)
-	have.Sets = steering.Portal(p) // what Observe finds
+	have.Sets = steering.Sets(p) // what Observe finds
 	var b service.Builder
 	for _, s := range services {
 		port := *s.Port

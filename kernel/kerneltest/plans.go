@@ -157,7 +157,7 @@ func list(s *plan.Service, b plan.Backend, usable bool) {
 	s.Endpoints = append(s.Endpoints, e)
 }
 
-// Beneath sets which kernel data plane's rules lie beneath the portal.
+// Beneath sets the fallback, the kernel data plane that has a service's rules.
 func Beneath(d plan.DataPlane) func(*plan.Service) {
 	return func(s *plan.Service) {
 		caps := plan.Caps{Planes: Planes()}

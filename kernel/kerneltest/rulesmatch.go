@@ -23,9 +23,9 @@ func RulesMatchPlan(t *testing.T, m Mode) {
 		w := NewWalk(seed, m.Mode, m.Plane, 12)
 		w.Next()
 		p := w.Next()
-		rules, portal := m.Render(p), steering.Portal(p)
+		rules, sets := m.Render(p), steering.Sets(p)
 		for _, f := range service.Families {
-			sim := simulate(t, p, rules, portal, f)
+			sim := simulate(t, p, rules, sets, f)
 			sim.alive = seed%4 != 0
 			for _, s := range p.Services {
 				if s.Excluded[f] {

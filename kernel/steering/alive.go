@@ -18,11 +18,11 @@ import (
 const (
 	defaultAliveTimeout = 3
 	defaultLetTimeout   = 60
-	defaultHeldTimeout  = 60
+	defaultKeptTimeout  = 60
 )
 
 // RefreshAlive is the heartbeat: from now on and for timeout, rounded up to
-// seconds, the portal takes new connections.
+// seconds, new connections are redirected.
 func RefreshAlive(store kernel.SetStore, timeout time.Duration) error {
 	seconds := wholeSeconds(timeout)
 	for _, f := range service.Families {
@@ -34,7 +34,7 @@ func RefreshAlive(store kernel.SetStore, timeout time.Duration) error {
 	return nil
 }
 
-// RemoveAlive closes the portal at once: new connections go to the kernel's rules.
+// RemoveAlive ends redirecting at once: new connections go to the kernel's rules.
 func RemoveAlive(store kernel.SetStore) error { return removeEveryone(store, kernel.SetAlive) }
 
 // AnnounceStart has clients of services that nothing serves yet try again for d,
@@ -71,7 +71,7 @@ func removeEveryone(store kernel.SetStore, base string) error {
 
 // everyone is a set of every address, in two halves because hash:net takes no /0.
 func everyone(base string, f service.Family) kernel.Set {
-	s := portalSet(base, f)
+	s := emptySet(base, f)
 	s.Entries = netEntries(everyAddress[f])
 	return s
 }
@@ -83,31 +83,31 @@ func everyone(base string, f service.Family) kernel.Set {
 // refuses this one client only (nobody recalls a service for that) and where
 // the service can't be recalled: its clients would send SYNs until they time out.
 func LetRefusals(store kernel.SetStore, endpoint netip.AddrPort, d time.Duration) error {
-	s := portalSet(kernel.SetLet, service.FamilyOf(endpoint.Addr()))
+	s := emptySet(kernel.SetLet, service.FamilyOf(endpoint.Addr()))
 	if err := store.Add(s, wholeSeconds(d), kernel.AddressEntry(service.TCP, endpoint)); err != nil {
 		return fmt.Errorf("let refusals of %s through: %w", endpoint, err)
 	}
 	return nil
 }
 
-// portalSet is one of [PortalSets].
-func portalSet(base string, f service.Family) kernel.Set {
-	sets := PortalSets()
+// emptySet is one of [EmptySets].
+func emptySet(base string, f service.Family) kernel.Set {
+	sets := EmptySets()
 	return sets[slices.IndexFunc(sets, func(s kernel.Set) bool { return s.Name == kernel.FamilySet(base, f) })]
 }
 
 // wholeSeconds rounds up, to one at least: a lifetime of 0 is for ever.
 func wholeSeconds(d time.Duration) uint32 { return max(1, uint32((d+time.Second-1)/time.Second)) }
 
-// Held is a TCP connection that userspace carries: what its client sends.
-type Held struct{ Client, Address netip.AddrPort }
+// Redirected is a TCP connection that userspace carries: what its client sends.
+type Redirected struct{ Client, Address netip.AddrPort }
 
-// HoldConnections makes connections come to userspace for d, rounded up to
+// KeepConnections makes connections come to userspace for d, rounded up to
 // seconds, also when conntrack has forgotten them and their service is in the
 // kernel by now, where their next packet would begin a connection to an endpoint.
-func HoldConnections(store kernel.SetStore, d time.Duration, held []Held) error {
+func KeepConnections(store kernel.SetStore, d time.Duration, connections []Redirected) error {
 	var entries [2][]string
-	for _, h := range held {
+	for _, h := range connections {
 		f := service.FamilyOf(h.Client.Addr())
 		entries[f] = append(entries[f], kernel.AddressEntry(service.TCP, h.Client)+","+h.Address.Addr().String())
 	}
@@ -116,7 +116,7 @@ func HoldConnections(store kernel.SetStore, d time.Duration, held []Held) error 
 		if len(entries[f]) == 0 {
 			continue
 		}
-		if err := store.Add(portalSet(kernel.SetHeld, f), wholeSeconds(d), entries[f]...); err != nil {
+		if err := store.Add(emptySet(kernel.SetHeld, f), wholeSeconds(d), entries[f]...); err != nil {
 			errs = multierror.Append(errs, fmt.Errorf("hold %d connections: %w", len(entries[f]), err))
 		}
 	}

@@ -9,9 +9,9 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// TestPortalChangesLeadWhereTheWholeDoes: applied one after the other on a
+// TestSetChangesLeadWhereTheWholeDoes: applied one after the other on a
 // random walk, the changes give the same membership as each plan by itself.
-func TestPortalChangesLeadWhereTheWholeDoes(t *testing.T) {
+func TestSetChangesLeadWhereTheWholeDoes(t *testing.T) {
 	planes := map[plan.Mode]plan.DataPlane{plan.ModeIPTables: plan.IPTables, plan.ModeIPVS: plan.IPVS, plan.ModeAuto: plan.IPVS}
 	for mode, plane := range planes {
 		t.Run(string(mode), func(t *testing.T) { leadWhereTheWholeDoes(t, kerneltest.NewWalk(7, mode, plane, 20)) })
@@ -25,9 +25,9 @@ func leadWhereTheWholeDoes(t *testing.T, walk *kerneltest.Walk) {
 	var old *plan.Plan
 	for step := range 200 {
 		p := walk.Next()
-		ops := steering.PortalChanges(old, p, plan.Between(old, p))
+		ops := steering.SetChanges(old, p, plan.Between(old, p))
 		if old == nil {
-			ops = kernel.DiffSets(nil, steering.Portal(p))
+			ops = kernel.DiffSets(nil, steering.Sets(p))
 		}
 		if _, err := kernel.ApplySets(t.Context(), store, ops); err != nil {
 			t.Fatalf("step %d: %v", step, err)
@@ -40,18 +40,18 @@ func leadWhereTheWholeDoes(t *testing.T, walk *kerneltest.Walk) {
 		for _, s := range states {
 			have = append(have, s.Set)
 		}
-		if left := kernel.DiffSets(have, steering.Portal(p)); !left.Empty() {
+		if left := kernel.DiffSets(have, steering.Sets(p)); !left.Empty() {
 			t.Fatalf("step %d: the changes left a difference: %+v", step, left)
 		}
-		if again := steering.PortalChanges(p, p, plan.Delta{}); !again.Empty() {
+		if again := steering.SetChanges(p, p, plan.Delta{}); !again.Empty() {
 			t.Fatalf("step %d: going nowhere changes something: %+v", step, again)
 		}
 		old = p
 	}
 }
 
-// BenchmarkPortalChanges moves one service among ten thousand.
-func BenchmarkPortalChanges(b *testing.B) {
+// BenchmarkSetChanges moves one service among ten thousand.
+func BenchmarkSetChanges(b *testing.B) {
 	services := kerneltest.Many(10_000, 10)
 	old := kerneltest.Plan(plan.ModeIPTables, services...)
 	moved := *old
@@ -62,7 +62,7 @@ func BenchmarkPortalChanges(b *testing.B) {
 	d := plan.Delta{Changes: []plan.Change{{Was: old.Services[5000], Is: &one}}}
 	b.ReportAllocs()
 	for b.Loop() {
-		if ops := steering.PortalChanges(old, &moved, d); ops.Empty() {
+		if ops := steering.SetChanges(old, &moved, d); ops.Empty() {
 			b.Fatal("nothing to do")
 		}
 	}

@@ -4,7 +4,7 @@
 // redirected goes on to the kernel data planes, whose own rules have a place in these (see
 // [Way]).
 //
-// The memberships of redirect sets follow every plan at once ([PortalChanges]); rules
+// The memberships of redirect sets follow every plan at once ([SetChanges]); rules
 // ([Render]) are the same whatever services there are. Rendering is pure. [Routing] and the
 // functions that change sets work in the network namespace of the calling thread, and are
 // safe for concurrent use.

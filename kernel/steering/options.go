@@ -55,9 +55,9 @@ func (o Options) Validate() error {
 
 // Render returns the rules and sets that all services share. It is pure: equal plans and
 // options give equal rulesets. Entries of redirect sets aren't part of it; those follow
-// the plan on their own ([Portal]).
+// the plan on their own ([Sets]).
 func Render(p *plan.Plan, o Options) kernel.Ruleset {
-	out := kernel.Ruleset{Sets: PortalSetsOf(p)}
+	out := kernel.Ruleset{Sets: EmptySetsOf(p)}
 	for _, f := range service.Families {
 		if f == service.IPv6 && o.SkipIPv6 {
 			continue

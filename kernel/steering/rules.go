@@ -21,7 +21,7 @@ const (
 	ChainAccept      = kernel.Prefix + "ACCEPT"  // jumped to at the end of built-in chains
 	ChainInvalid     = kernel.Prefix + "INVALID" // ends packets that conntrack can't place, in table filter
 	ChainReject      = kernel.Prefix + "REJECT"
-	ChainPortal      = kernel.Prefix + "PORTAL"
+	ChainRedirect    = kernel.Prefix + "PORTAL"
 	ChainShort       = kernel.Prefix + "SHORT"
 
 	chainPrerouting = kernel.Prefix + "PREROUTING"
@@ -164,7 +164,7 @@ func (s Rules) chains() []kernel.Chain {
 		chain("mangle", chainAnswers, s.manglePreroutingAnswers()...),
 		chain("mangle", chainPrerouting, s.manglePrerouting()...),
 		chain("mangle", chainPreroutingNew, s.manglePreroutingNew()...),
-		chain("nat", ChainPortal, s.portal()...),
+		chain("nat", ChainRedirect, s.redirects()...),
 		chain("nat", ChainServices, s.services()...),
 	}
 	if s.nat() {
@@ -191,7 +191,7 @@ func (s Rules) services() []string {
 	out := []string{
 		kernel.HasMark(own, own) + " " + kernel.Comment("connections of kproxy to endpoints") + " -j RETURN",
 		"-p tcp " + notSYN + " " + kernel.InSet(s.Set(kernel.SetHeld), "src,src,dst") + " " + kernel.Comment("forgotten by conntrack") + s.redirect(0),
-		kernel.InSet(s.Set(kernel.SetAlive), "src") + " " + kernel.Comment("a live kproxy serves these in userspace") + " -j " + ChainPortal,
+		kernel.InSet(s.Set(kernel.SetAlive), "src") + " " + kernel.Comment("a live kproxy serves these in userspace") + " -j " + ChainRedirect,
 	}
 	out = append(out, s.each(func(w *Way) []string { return w.Services })...)
 	for _, w := range s.ways {
@@ -204,12 +204,12 @@ func (s Rules) services() []string {
 	return out
 }
 
-// portal redirects to the shared listener. Node ports on loopback addresses are
+// redirects leads to the shared listener. Node ports on loopback addresses are
 // always served in userspace: DNAT would need route_localnet, which opens the
 // node's own loopback services to its neighbours (CVE-2020-8558). And only this
 // node's clients are: a redirect in PREROUTING comes before the kernel drops what
 // others send to loopback addresses (ip_route_input_slow, net/ipv4/route.c).
-func (s Rules) portal() []string {
+func (s Rules) redirects() []string {
 	var out []string
 	for i, p := range userProtocols {
 		if s.policy.NoLocalhostNodePorts {

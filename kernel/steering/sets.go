@@ -1,6 +1,7 @@
 package steering
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -11,102 +12,119 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Portal returns the portal's sets and who is in them, in order of name. They
-// decide which data plane gets a service's new connections, so they follow
-// every plan at once, while chains follow when they can:
+// Sets returns the redirect sets and their entries, in order of name. They decide
+// which data plane gets a service's new connections, so they follow every plan at
+// once, while chains follow when they can:
 //
 //   - USER holds what is redirected to userspace,
 //   - LOCAL the node ports that are redirected when they are reached by way of loopback,
 //   - REJECT and DROP what is refused and dropped,
 //   - HEALTH the ports at which load balancers ask for a Service's health,
 //   - RANGED the addresses that only the clients in ALLOW may use,
-//   - SHORT, unless iptables is all that lies beneath, what is redirected to userspace
-//     for pods and this node, whatever is done with others' connections,
-//   - ALIVE the heartbeat; kproxy refreshes it and Portal leaves it empty,
-//   - STARTING likewise, see [AnnounceStart],
+//   - SHORT, where the kernel data plane can't tell clients apart ([plan.Plan.TellsClients]), what is
+//     redirected to userspace for pods and this node, whatever is done with others' connections,
 //   - LEAVING, where the kernel carries connections, the endpoints that may have
 //     some but get no new ones,
-//   - LET the endpoints whose refusals pass; Portal leaves it empty as well,
-//     see [LetRefusals],
-//   - HELD connections; Portal leaves it empty as well, see [HoldConnections].
-func Portal(p *plan.Plan) []kernel.Set {
-	b := newPortal(p)
+//   - ALIVE, STARTING, LET and HELD are empty here: see [RefreshAlive], [AnnounceStart],
+//     [LetRefusals] and [KeepConnections].
+func Sets(p *plan.Plan) []kernel.Set {
+	b := newMembers(p)
 	for _, s := range p.Services {
-		for i := range s.Frontends {
-			b.add(s, &s.Frontends[i])
-		}
+		b.addService(s)
 	}
 	b.addHealthPorts(p)
-	b.addLeaving(p)
 	return b.sets()
 }
 
-// portal collects entries per set name.
-type portal struct {
-	specs   []kernel.Set
-	entries map[string][]string
-	// nodeAddresses are those at which node ports answer, loopback aside.
-	nodeAddresses [2][]netip.Addr
+// SetChanges returns what leads from the entries of old to those of p, between
+// which lies d. It looks only at the services in d: an offload among ten thousand
+// services costs what that one service costs. An entry that one service gives up
+// and another takes over is left in place.
+func SetChanges(old, p *plan.Plan, d plan.Delta) kernel.SetOps {
+	before, now := newMembers(cmp.Or(old, p)), newMembers(p)
+	changed := make(map[service.Key]bool, len(d.Changes))
+	for _, c := range d.Changes {
+		before.addService(c.Was)
+		now.addService(c.Is)
+		changed[c.Key()] = true
+	}
+	if !d.SameHealthPorts() { // the ports of a Service share one, so the others count as well
+		before.addHealthPorts(cmp.Or(old, p))
+		now.addHealthPorts(p)
+	}
+	shareLeaving(before, now, p, changed)
+	return kernel.DiffSets(before.sets(), now.sets())
 }
 
-// PortalSets returns the portal's sets without entries, in order of name. All
-// are dynamic: the rules need them to exist, and [Portal] says who is in them.
-func PortalSets() []kernel.Set {
+// EmptySets returns the redirect sets without entries, in order of name. All are
+// dynamic: the rules need them to exist, and [Sets] says what is in them.
+func EmptySets() []kernel.Set {
 	var out []kernel.Set
 	for _, f := range service.Families {
-		out = append(out,
-			kernel.Set{Name: kernel.FamilySet(kernel.SetAlive, f), Type: kernel.HashNet, Timeout: defaultAliveTimeout},
-			kernel.Set{Name: kernel.FamilySet(kernel.SetAllow, f), Type: kernel.HashIPPortNet},
-			kernel.Set{Name: kernel.FamilySet(kernel.SetDrop, f), Type: kernel.HashIPPort},
-			kernel.Set{Name: kernel.FamilySet(kernel.SetHeld, f), Type: kernel.HashIPPortIP, Timeout: defaultHeldTimeout},
-			kernel.Set{Name: kernel.FamilySet(kernel.SetLet, f), Type: kernel.HashIPPort, Timeout: defaultLetTimeout},
-			kernel.Set{Name: kernel.FamilySet(kernel.SetRanged, f), Type: kernel.HashIPPort},
-			kernel.Set{Name: kernel.FamilySet(kernel.SetReject, f), Type: kernel.HashIPPort},
-			kernel.Set{Name: kernel.FamilySet(kernel.SetStarting, f), Type: kernel.HashNet, Timeout: defaultAliveTimeout},
-			kernel.Set{Name: kernel.FamilySet(kernel.SetUser, f), Type: kernel.HashIPPort})
-		for i := len(out) - 9; i < len(out); i++ {
-			out[i].Family = f
+		for _, s := range []kernel.Set{
+			{Name: kernel.SetAlive, Type: kernel.HashNet, Timeout: defaultAliveTimeout},
+			{Name: kernel.SetAllow, Type: kernel.HashIPPortNet},
+			{Name: kernel.SetDrop, Type: kernel.HashIPPort},
+			{Name: kernel.SetHeld, Type: kernel.HashIPPortIP, Timeout: defaultKeptTimeout},
+			{Name: kernel.SetLet, Type: kernel.HashIPPort, Timeout: defaultLetTimeout},
+			{Name: kernel.SetRanged, Type: kernel.HashIPPort},
+			{Name: kernel.SetReject, Type: kernel.HashIPPort},
+			{Name: kernel.SetStarting, Type: kernel.HashNet, Timeout: defaultAliveTimeout},
+			{Name: kernel.SetUser, Type: kernel.HashIPPort},
+		} {
+			s.Name, s.Family = kernel.FamilySet(s.Name, f), f
+			out = append(out, s)
 		}
-	}
-	for _, f := range service.Families {
 		for _, base := range []string{kernel.SetDrop, kernel.SetLocal, kernel.SetReject, kernel.SetUser} {
-			for _, proto := range []service.Protocol{service.TCP, service.UDP} {
+			for _, proto := range userProtocols {
 				out = append(out, kernel.Set{Name: kernel.NodePortSet(base, proto, f), Type: kernel.BitmapPort})
 			}
 		}
 		out = append(out, kernel.Set{Name: kernel.NodePortSet(kernel.SetHealth, service.TCP, f), Type: kernel.BitmapPort})
 	}
-	for i := range out {
-		out[i].Dynamic = true
-	}
-	slices.SortFunc(out, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
-	return out
+	return dynamic(out)
 }
 
-// PortalSetsOf returns those of p's portal: [PortalSets], and those that only
-// the rules of a data plane which p uses need.
-func PortalSetsOf(p *plan.Plan) []kernel.Set {
-	out := PortalSets()
+// EmptySetsOf returns those for p: [EmptySets], and those that only the rules of a
+// data plane which p uses need.
+func EmptySetsOf(p *plan.Plan) []kernel.Set {
+	out := EmptySets()
 	if p == nil {
 		return out
 	}
 	for _, f := range service.Families {
 		if !p.TellsClients {
 			out = append(out,
-				kernel.Set{Name: kernel.FamilySet(kernel.SetShort, f), Type: kernel.HashIPPort, Family: f, Dynamic: true},
-				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.TCP, f), Type: kernel.BitmapPort, Dynamic: true},
-				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.UDP, f), Type: kernel.BitmapPort, Dynamic: true})
+				kernel.Set{Name: kernel.FamilySet(kernel.SetShort, f), Type: kernel.HashIPPort, Family: f},
+				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.TCP, f), Type: kernel.BitmapPort},
+				kernel.Set{Name: kernel.NodePortSet(kernel.SetShort, service.UDP, f), Type: kernel.BitmapPort})
 		}
 		if p.Offloads() {
-			out = append(out, kernel.Set{Name: kernel.FamilySet(kernel.SetLeaving, f), Type: kernel.HashIPPort, Family: f, Dynamic: true})
+			out = append(out, kernel.Set{Name: kernel.FamilySet(kernel.SetLeaving, f), Type: kernel.HashIPPort, Family: f})
 		}
 	}
-	slices.SortFunc(out, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
-	return out
+	return dynamic(out)
 }
 
-func newPortal(p *plan.Plan) *portal {
-	b := &portal{specs: PortalSetsOf(p), entries: map[string][]string{}}
+// dynamic marks sets as such, and sorts them.
+func dynamic(sets []kernel.Set) []kernel.Set {
+	for i := range sets {
+		sets[i].Dynamic = true
+	}
+	slices.SortFunc(sets, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
+	return sets
+}
+
+// members collects the entries of redirect sets.
+type members struct {
+	empty   []kernel.Set
+	entries map[string][]string
+	// nodeAddresses are those at which node ports answer, loopback aside.
+	nodeAddresses [2][]netip.Addr
+}
+
+func newMembers(p *plan.Plan) *members {
+	b := &members{empty: EmptySetsOf(p), entries: map[string][]string{}}
 	if p != nil {
 		for _, f := range service.Families {
 			b.nodeAddresses[f] = p.Policy.NodePortAddresses(f)
@@ -115,88 +133,84 @@ func newPortal(p *plan.Plan) *portal {
 	return b
 }
 
-func (b *portal) add(s *plan.Service, f *plan.Frontend) {
+func (b *members) put(set string, entries ...string) {
+	b.entries[set] = append(b.entries[set], entries...)
+}
+
+// addService adds a service's entries; those of nil are none.
+func (b *members) addService(s *plan.Service) {
+	if s == nil {
+		return
+	}
+	for i := range s.Frontends {
+		b.add(s, &s.Frontends[i])
+	}
+	leaving(s, b.put)
+}
+
+func (b *members) add(s *plan.Service, f *plan.Frontend) {
 	if f.Kind == plan.NodePort {
 		b.addNodePort(s, f)
 		return
 	}
 	entry := kernel.AddressEntry(f.Protocol, f.Address)
-	put := func(base string, entries ...string) {
-		name := kernel.FamilySet(base, f.Family)
-		b.entries[name] = append(b.entries[name], entries...)
+	b.addFrontend(s, f, func(base string) { b.put(kernel.FamilySet(base, f.Family), entry) })
+	if allowed, limited := ranges(f); limited {
+		b.put(kernel.FamilySet(kernel.SetRanged, f.Family), entry)
+		for _, r := range allowed {
+			b.put(kernel.FamilySet(kernel.SetAllow, f.Family), entry+","+prefixEntry(r))
+		}
 	}
+}
+
+// addFrontend puts f into the sets of what is done with its connections.
+func (b *members) addFrontend(s *plan.Service, f *plan.Frontend, put func(base string)) {
 	switch f.Verdict {
 	case plan.Reject:
-		put(kernel.SetReject, entry)
+		put(kernel.SetReject)
 	case plan.Drop:
-		put(kernel.SetDrop, entry)
+		put(kernel.SetDrop)
 	}
 	if inUserspace(s, f) {
-		put(kernel.SetUser, entry)
+		put(kernel.SetUser)
 	}
 	if s.ShortCircuits(f) {
-		put(kernel.SetShort, entry)
-	}
-	if allowed, limited := ranges(f); limited {
-		put(kernel.SetRanged, entry)
-		for _, r := range allowed {
-			put(kernel.SetAllow, entry+","+prefixEntry(r))
-		}
+		put(kernel.SetShort)
 	}
 }
 
 // addNodePort adds to the bitmaps of f's family. These know TCP and UDP only, as
 // userspace does (ip_set_get_ip_port, net/netfilter/ipset/ip_set_getport.c): a node
-// port of SCTP is refused at each of the node's addresses, as a service's own is.
-func (b *portal) addNodePort(s *plan.Service, f *plan.Frontend) {
-	put := b.putNodePort
+// port of SCTP, which the kernel's rules serve, is refused at each of the node's
+// addresses, as a service's own is.
+func (b *members) addNodePort(s *plan.Service, f *plan.Frontend) {
 	if f.Protocol == service.SCTP {
-		put = b.putNodePlaces
+		b.addFrontend(s, f, func(base string) {
+			for _, a := range b.nodeAddresses[f.Family] {
+				if base == kernel.SetReject || base == kernel.SetDrop {
+					b.put(kernel.FamilySet(base, f.Family), kernel.AddressEntry(f.Protocol, netip.AddrPortFrom(a, f.Address.Port())))
+				}
+			}
+		})
+		return
 	}
-	switch f.Verdict {
-	case plan.Reject:
-		put(kernel.SetReject, f)
-	case plan.Drop:
-		put(kernel.SetDrop, f)
+	put := func(base string) {
+		b.put(kernel.NodePortSet(base, f.Protocol, f.Family), strconv.Itoa(int(f.Address.Port())))
 	}
-	if f.Protocol == service.SCTP {
-		return // the kernel's rules serve it
-	}
+	b.addFrontend(s, f, put)
 	if s.Serves(f) {
-		put(kernel.SetLocal, f) // the node itself, which short circuits are for
-	}
-	if inUserspace(s, f) {
-		put(kernel.SetUser, f)
-	}
-	if s.ShortCircuits(f) {
-		put(kernel.SetShort, f)
-	}
-}
-
-func (b *portal) putNodePort(base string, f *plan.Frontend) {
-	name := kernel.NodePortSet(base, f.Protocol, f.Family)
-	b.entries[name] = append(b.entries[name], strconv.Itoa(int(f.Address.Port())))
-}
-
-// putNodePlaces puts a node port into the set of addresses, as if each of the
-// node's were a service's.
-func (b *portal) putNodePlaces(base string, f *plan.Frontend) {
-	name := kernel.FamilySet(base, f.Family)
-	for _, a := range b.nodeAddresses[f.Family] {
-		b.entries[name] = append(b.entries[name], kernel.AddressEntry(f.Protocol, netip.AddrPortFrom(a, f.Address.Port())))
+		put(kernel.SetLocal) // the node itself, which short circuits are for
 	}
 }
 
 // addHealthPorts adds the ports at which load balancers ask this node whether it
 // has endpoints, some of them by the load balancer's own address.
-func (b *portal) addHealthPorts(p *plan.Plan) {
+func (b *members) addHealthPorts(p *plan.Plan) {
 	for _, h := range plan.HealthPorts(p) {
-		if h.Problem != "" {
-			continue
-		}
 		for _, f := range service.Families {
-			name := kernel.NodePortSet(kernel.SetHealth, service.TCP, f)
-			b.entries[name] = append(b.entries[name], strconv.Itoa(int(h.Port)))
+			if h.Problem == "" {
+				b.put(kernel.NodePortSet(kernel.SetHealth, service.TCP, f), strconv.Itoa(int(h.Port)))
+			}
 		}
 	}
 }
@@ -208,16 +222,63 @@ func inUserspace(s *plan.Service, f *plan.Frontend) bool {
 	return s.DataPlane == plan.Userspace && f.Verdict == plan.Forward
 }
 
-func (b *portal) sets() []kernel.Set {
-	out := b.specs
+// sets returns the sets with what was collected. Those with lifetimes are filled apart
+// from plans.
+func (b *members) sets() []kernel.Set {
+	out := b.empty
 	for i := range out {
-		s := &out[i]
-		s.Dynamic = slices.ContainsFunc([]string{kernel.SetAlive, kernel.SetHeld, kernel.SetLet, kernel.SetStarting}, func(base string) bool { return s.Name == kernel.FamilySet(base, s.Family) })
-		e := b.entries[s.Name]
+		e := b.entries[out[i].Name]
 		slices.Sort(e)
-		s.Entries = slices.Compact(e)
+		out[i].Entries, out[i].Dynamic = slices.Compact(e), out[i].Timeout > 0
 	}
 	return out
+}
+
+// leaving puts s's endpoints that get no new connection, but may still have some:
+// those that terminate, are down, or drain. The rules against packets that conntrack
+// takes for invalid have to know them, besides those in [kernel.SetEndpoint].
+func leaving(s *plan.Service, put func(set string, entries ...string)) {
+	if s.Beneath == plan.None || !s.Leaves() {
+		return
+	}
+	for i := range s.Endpoints {
+		if e := &s.Endpoints[i]; e.Leaves() {
+			put(kernel.FamilySet(kernel.SetLeaving, service.FamilyOf(e.Address.Addr())), kernel.AddressEntry(s.Port.Protocol, e.Address))
+		}
+	}
+}
+
+// shareLeaving adds to before and now the endpoints in which they differ that services
+// have which didn't change.
+func shareLeaving(before, now *members, p *plan.Plan, changed map[service.Key]bool) {
+	was, differs := map[kernel.SetEntry]bool{}, map[kernel.SetEntry]bool{}
+	for _, f := range service.Families {
+		set := kernel.FamilySet(kernel.SetLeaving, f)
+		for _, entry := range before.entries[set] {
+			e := kernel.SetEntry{Set: set, Entry: entry}
+			was[e], differs[e] = true, true
+		}
+		for _, entry := range now.entries[set] {
+			if e := (kernel.SetEntry{Set: set, Entry: entry}); was[e] {
+				delete(differs, e)
+			} else {
+				differs[e] = true
+			}
+		}
+	}
+	if len(differs) == 0 {
+		return
+	}
+	for _, s := range p.Services {
+		if !changed[s.Port.Key] {
+			leaving(s, func(set string, entries ...string) {
+				if differs[kernel.SetEntry{Set: set, Entry: entries[0]}] {
+					before.put(set, entries...)
+					now.put(set, entries...)
+				}
+			})
+		}
+	}
 }
 
 // ranges returns the clients that may use f, and whether that is a limit at

@@ -13,7 +13,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-func TestPortal(t *testing.T) {
+func TestSets(t *testing.T) {
 	verdict := func(v plan.Verdict) func(*plan.Frontend) { return func(f *plan.Frontend) { f.Verdict = v } }
 	ranges := func(p ...string) func(*plan.Frontend) {
 		return func(f *plan.Frontend) {
@@ -67,7 +67,7 @@ func TestPortal(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			p := kerneltest.Plan(plan.ModeIPTables, tt.service)
-			sets, specs := steering.Portal(p), steering.PortalSetsOf(p)
+			sets, specs := steering.Sets(p), steering.EmptySetsOf(p)
 			var got map[string][]string
 			for i, s := range sets {
 				if s.Name != specs[i].Name || s.Type != specs[i].Type {
@@ -86,15 +86,15 @@ func TestPortal(t *testing.T) {
 				}
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("Portal (-want +got):\n%s", diff)
+				t.Errorf("Sets (-want +got):\n%s", diff)
 			}
 		})
 	}
 }
 
-// TestPortalOfIPVS: who is redirected although everybody else isn't, as without
+// TestSetsOfIPVS: who is redirected although everybody else isn't, as without
 // anything beneath, and how node ports are refused before IPVS sees them.
-func TestPortalOfIPVS(t *testing.T) {
+func TestSetsOfIPVS(t *testing.T) {
 	local := func(v plan.Verdict) func(*plan.Frontend) {
 		return func(f *plan.Frontend) { f.Verdict, f.Local, f.ShortCircuit = v, true, true }
 	}
@@ -127,8 +127,8 @@ func TestPortalOfIPVS(t *testing.T) {
 			p := kerneltest.Plan(plan.ModeAuto, tt.service)
 			p.Policy.NodeAddresses = []netip.Addr{netip.MustParseAddr("192.168.0.1"), netip.MustParseAddr("2001:db8::1")}
 			var got map[string][]string
-			for i, s := range steering.Portal(p) {
-				if s.Name != steering.PortalSetsOf(p)[i].Name {
+			for i, s := range steering.Sets(p) {
+				if s.Name != steering.EmptySetsOf(p)[i].Name {
 					t.Errorf("set %d is %s", i, s.Name)
 				}
 				if len(s.Entries) == 0 {
@@ -140,7 +140,7 @@ func TestPortalOfIPVS(t *testing.T) {
 				got[s.Name] = s.Entries
 			}
 			if diff := cmp.Diff(tt.want, got); diff != "" {
-				t.Errorf("Portal (-want +got):\n%s", diff)
+				t.Errorf("Sets (-want +got):\n%s", diff)
 			}
 		})
 	}
@@ -151,7 +151,7 @@ func TestPortalOfIPVS(t *testing.T) {
 func TestAllowBeforeRanged(t *testing.T) {
 	p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("s", service.TCP, kerneltest.LoadBalancer("192.0.2.1:80",
 		func(f *plan.Frontend) { f.SourceRanges = []netip.Prefix{netip.MustParsePrefix("198.51.100.0/24")} })))
-	empty, full := steering.Portal(kerneltest.Plan(plan.ModeIPTables)), steering.Portal(p)
+	empty, full := steering.Sets(kerneltest.Plan(plan.ModeIPTables)), steering.Sets(p)
 	names := func(in []kernel.SetEntries) (out []string) {
 		for _, e := range in {
 			out = append(out, e.Set.Name)

@@ -43,7 +43,7 @@ func benchmarkMove(b *testing.B, n int) {
 	for _, s := range p.Services {
 		in.Observed.Programmed[s.Port.Key] = s.KernelHash
 	}
-	if _, err := kernel.ApplySets(b.Context(), store, kernel.DiffSets(nil, steering.Portal(p))); err != nil {
+	if _, err := kernel.ApplySets(b.Context(), store, kernel.DiffSets(nil, steering.Sets(p))); err != nil {
 		b.Fatal(err)
 	}
 	moved := p.Services[n/2].Port.Key
@@ -54,7 +54,7 @@ func benchmarkMove(b *testing.B, n int) {
 		toKernel = !toKernel
 		in.Pins = map[service.Key]service.Preference{moved: wish[toKernel]}
 		next, d := plan.Compute(p, in)
-		entries, err := kernel.ApplySets(b.Context(), store, steering.PortalChanges(p, next, d))
+		entries, err := kernel.ApplySets(b.Context(), store, steering.SetChanges(p, next, d))
 		if err != nil || entries != 1 {
 			b.Fatalf("%d entries changed, error %v; want one", entries, err)
 		}

@@ -77,7 +77,7 @@ func (s *scene) program(p *plan.Plan) *kernel.IPSets {
 	if a, err := b.Apply(ctx, kernel.Diff(kernel.Ruleset{}, iptables.Render(p, options()))); err != nil || len(a.Failed) > 0 {
 		s.t.Fatalf("apply: %v, %v", err, a.Failed)
 	}
-	if _, err := kernel.ApplySets(ctx, sets, kernel.DiffSets(nil, steering.Portal(p))); err != nil {
+	if _, err := kernel.ApplySets(ctx, sets, kernel.DiffSets(nil, steering.Sets(p))); err != nil {
 		s.t.Fatal(err)
 	}
 	if err := steering.DefaultRouting().Ensure(); err != nil {
