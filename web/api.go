@@ -2,9 +2,11 @@ package web
 
 import (
 	"context"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/pprof"
+	"strings"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -39,9 +41,7 @@ func API(c APIConfig) http.Handler {
 	if c.Recorder != nil {
 		dashboard(mux, c.Recorder, long)
 	}
-	mux.Handle("/api/v1/status", long.bound(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		writeCompressed(w, r, src.Status())
-	})))
+	mux.Handle("/api/v1/status", long.bound(status(src)))
 	mux.Handle("/api/v1/connections", long.bound(connections(src)))
 	mux.Handle("/api/v1/events", events)
 	serveTraces(mux, "/api/v1/trace", src, false)
@@ -58,6 +58,10 @@ func API(c APIConfig) http.Handler {
 	return withSecurityHeaders(ownHost(readOnly(mux)))
 }
 
+func status(src Source) http.HandlerFunc {
+	return answer(func(http.ResponseWriter, *http.Request) (any, error) { return src.Status(), nil })
+}
+
 // connectionList is the JSON of live connections.
 type connectionList struct {
 	Connections []plan.ConnectionStatus `json:"connections"`
@@ -66,11 +70,10 @@ type connectionList struct {
 // connections lists live connections, with ?service=NAMESPACE/NAME[:PORT] only
 // those of one service.
 func connections(src Source) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+	return answer(func(_ http.ResponseWriter, r *http.Request) (any, error) {
 		all, err := src.Connections(r.Context())
 		if err != nil {
-			refuse(w, http.StatusServiceUnavailable, "list connections: "+err.Error())
-			return
+			return nil, fmt.Errorf("list connections: %w", err)
 		}
 		list := connectionList{Connections: make([]plan.ConnectionStatus, 0, len(all))}
 		filter := r.URL.Query().Get("service")
@@ -79,13 +82,13 @@ func connections(src Source) http.HandlerFunc {
 				list.Connections = append(list.Connections, c)
 			}
 		}
-		writeCompressed(w, r, list)
-	}
+		return list, nil
+	})
 }
 
 // isPortOf reports whether key is "name:port" for the given name.
 func isPortOf(key, name string) bool {
-	return len(key) > len(name) && key[:len(name)] == name && key[len(name)] == ':'
+	return strings.HasPrefix(key, name+":")
 }
 
 func plainText(w http.ResponseWriter, code int, s string) {

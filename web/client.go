@@ -40,7 +40,8 @@ func NewClient(path string) *Client {
 	return &Client{socket: path, http: &http.Client{
 		Timeout: 30 * time.Second,
 		Transport: &http.Transport{
-			DisableKeepAlives: true,
+			DisableKeepAlives:  true,
+			DisableCompression: true,
 			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 				return d.DialContext(ctx, "unix", path)
 			},

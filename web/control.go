@@ -37,9 +37,7 @@ const maxPinBody = 64 << 10
 func Control(src Source, rec *Recorder) http.Handler {
 	mux := http.NewServeMux()
 	long := newSlots(answersAtOnce, answersAtOnce) // all are one client here
-	mux.Handle("GET /status", long.bound(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
-		writeJSON(w, http.StatusOK, src.Status())
-	})))
+	mux.Handle("GET /status", long.bound(status(src)))
 	mux.Handle("GET /connections", long.bound(connections(src)))
 	mux.Handle("GET /events", newEventStream(src))
 	mux.Handle("GET /timeline", long.bound(timeline(rec)))
@@ -49,45 +47,35 @@ func Control(src Source, rec *Recorder) http.Handler {
 }
 
 func pin(src Pins) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+	return answer(func(w http.ResponseWriter, r *http.Request) (any, error) {
 		var req PinRequest
 		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxPinBody))
 		dec.DisallowUnknownFields()
-		if err := dec.Decode(&req); err != nil {
-			refuse(w, http.StatusBadRequest, "read pin request: "+err.Error())
-			return
+		err := dec.Decode(&req)
+		if err == nil {
+			if _, end := dec.Token(); end != io.EOF {
+				err = errors.New("more than one JSON value")
+			}
 		}
-		if _, err := dec.Token(); !errors.Is(err, io.EOF) {
-			refuse(w, http.StatusBadRequest, "read pin request: more than one JSON value")
-			return
+		if err != nil {
+			return nil, httpError{http.StatusBadRequest, "read pin request: " + err.Error()}
 		}
-		if err := checkPreference(req.Preference); err != nil {
-			refuse(w, http.StatusBadRequest, err.Error())
-			return
+		if !slices.Contains([]service.Preference{service.PreferAuto, service.PreferUserspace, service.PreferKernel}, req.Preference) {
+			return nil, httpError{http.StatusBadRequest, fmt.Sprintf("%q is not a preference; use userspace, kernel or auto", string(req.Preference))}
 		}
 		keys, err := match(src.Ports(req.Namespace, req.Name), req)
 		if err != nil {
-			refuse(w, http.StatusNotFound, err.Error())
-			return
+			return nil, httpError{http.StatusNotFound, err.Error()}
 		}
 		result := PinResult{Pinned: make([]string, 0, len(keys))}
 		for _, k := range keys {
 			if err := src.Pin(k, req.Preference); err != nil {
-				refuse(w, http.StatusInternalServerError, fmt.Sprintf("pin %s: %v", k, err))
-				return
+				return nil, httpError{http.StatusInternalServerError, fmt.Sprintf("pin %s: %v", k, err)}
 			}
 			result.Pinned = append(result.Pinned, k.String())
 		}
-		writeJSON(w, http.StatusOK, result)
-	}
-}
-
-func checkPreference(p service.Preference) error {
-	switch p {
-	case service.PreferAuto, service.PreferUserspace, service.PreferKernel:
-		return nil
-	}
-	return fmt.Errorf("%q is not a preference; use userspace, kernel or auto", string(p))
+		return result, nil
+	})
 }
 
 // match finds those of a service's ports that a request means.

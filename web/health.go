@@ -63,11 +63,11 @@ func Health(c HealthConfig) http.Handler {
 		report := c.Source.Health()
 		body := healthOfProxy(report, c.Now())
 		body.NodeEligible = &report.NodeEligible
-		answer(w, body, body.Healthy && report.NodeEligible, healthz)
+		answerHealth(w, body, body.Healthy && report.NodeEligible, healthz)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		body := healthOfProxy(c.Source.Health(), c.Now())
-		answer(w, body, body.Healthy, livez)
+		answerHealth(w, body, body.Healthy, livez)
 	})
 	mux.HandleFunc("/readyz", func(w http.ResponseWriter, _ *http.Request) {
 		if why := c.Source.Health().NotReady; why != "" {
@@ -89,7 +89,7 @@ func healthOfProxy(r HealthReport, now time.Time) healthBody {
 	}
 }
 
-func answer(w http.ResponseWriter, body healthBody, ok bool, total *prometheus.CounterVec) {
+func answerHealth(w http.ResponseWriter, body healthBody, ok bool, total *prometheus.CounterVec) {
 	code := http.StatusServiceUnavailable
 	if ok {
 		code = http.StatusOK

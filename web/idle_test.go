@@ -72,6 +72,33 @@ func TestCountersThatBeganAnewWhileIdle(t *testing.T) {
 	}
 }
 
+// A request that comes while the counters are read, or just before, has rows.
+func TestRequestWhileIdleBegins(t *testing.T) {
+	g := &trafficSource{fakeSource: shop()}
+	c := DefaultRecorderConfig(g)
+	c.IdleAfter = 1
+	var rec *Recorder
+	asked := make(chan bool)
+	c.Traffic = func(each func(service.Key, plan.Connections)) {
+		go func() {
+			rec.refresh()
+			close(asked)
+		}()
+		select {
+		case <-asked: // the status is new enough
+		case <-time.After(50 * time.Millisecond): // it waits
+		}
+		g.traffic(each)
+	}
+	rec = NewRecorder(c)
+	rec.refresh()
+	rec.sample(time.Now().Add(time.Second))
+	<-asked
+	if n := len(rec.overview().Services); n != 3 || g.reads != 1 {
+		t.Errorf("%d rows after %d reads of the traffic, want 3 after 1", n, g.reads)
+	}
+}
+
 // Records of services that have gone don't pile up, nor do those that events made.
 func TestIdleRecorderForgetsWhatHasGone(t *testing.T) {
 	g := &trafficSource{fakeSource: shop()}

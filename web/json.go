@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"compress/gzip"
 	"encoding/json"
+	"errors"
 	"net/http"
 	"strconv"
 	"strings"
@@ -12,6 +13,30 @@ import (
 // errorBody is the JSON of every refusal, read back by Client.
 type errorBody struct {
 	Error string `json:"error"`
+}
+
+// httpError is an error with the HTTP status that says it.
+type httpError struct {
+	code int
+	text string
+}
+
+func (e httpError) Error() string { return e.text }
+
+// answer serves what value returns as JSON, or its error.
+func answer(value func(w http.ResponseWriter, r *http.Request) (any, error)) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		v, err := value(w, r)
+		var refused httpError
+		switch {
+		case errors.As(err, &refused):
+			refuse(w, refused.code, refused.text)
+		case err != nil:
+			refuse(w, http.StatusServiceUnavailable, err.Error())
+		default:
+			writeCompressed(w, r, v)
+		}
+	}
 }
 
 func refuse(w http.ResponseWriter, code int, why string) {

@@ -55,7 +55,9 @@ type Recorder struct {
 	cfg RecorderConfig
 	hub hub
 
-	reading sync.Mutex // held while the status is read: a read never undoes a later one
+	// reading is held from deciding what to read until that is stored: a read never
+	// undoes a later one, nor drops the status that a request has just asked for.
+	reading sync.Mutex
 
 	mu       sync.RWMutex // reads of the status write, requests read; taken after the hub's
 	status   plan.Status  // without services while idle
@@ -115,7 +117,9 @@ func (r *Recorder) Run(ctx context.Context) error {
 			}
 		case <-soon.C:
 			due = false
+			r.reading.Lock()
 			r.readStatus(time.Now(), false)
+			r.reading.Unlock()
 		case <-r.hub.watched: // the first stream in a while
 			next.Reset(r.wait())
 		case <-next.C:
@@ -149,6 +153,8 @@ func (r *Recorder) refresh() {
 	r.mu.Lock()
 	r.asked = now
 	r.mu.Unlock()
+	r.reading.Lock() // before its age is known: a read of the traffic in progress drops the status
+	defer r.reading.Unlock()
 	if r.age() > r.cfg.Interval {
 		r.readStatus(now, false)
 	}
@@ -190,6 +196,8 @@ func (r *Recorder) happened(events []plan.Event) {
 
 // sample adds a sample of now to the history.
 func (r *Recorder) sample(now time.Time) {
+	r.reading.Lock()
+	defer r.reading.Unlock()
 	if r.cfg.Traffic != nil && r.isIdle(now) {
 		r.readTraffic(now)
 	} else {
@@ -207,10 +215,9 @@ func (r *Recorder) isIdle(now time.Time) bool {
 	return r.asked.IsZero() || now.Sub(r.asked) >= r.cfg.IdleAfter
 }
 
-// readTraffic adds a sample of the counters alone, and lets go of the status.
+// readTraffic adds a sample of the counters alone, and drops the status. The caller
+// holds reading.
 func (r *Recorder) readTraffic(now time.Time) {
-	r.reading.Lock()
-	defer r.reading.Unlock()
 	type reading struct {
 		port service.Key
 		plan.Connections
@@ -255,17 +262,9 @@ func (rec *record) isEmpty() bool {
 	return len(rec.events.events) == 0 && rec.counted == plan.Connections{}
 }
 
-// readStatus reads the status and tells the streams what has changed. With keep, the
-// history gets a sample.
+// readStatus reads the status and sends the streams what has changed. With keep, the
+// history gets a sample. The caller holds reading.
 func (r *Recorder) readStatus(now time.Time, keep bool) {
-	r.reading.Lock()
-	defer r.reading.Unlock()
-	r.mu.RLock()
-	newer := r.read.After(now)
-	r.mu.RUnlock()
-	if newer && !keep {
-		return // another request read it meanwhile
-	}
 	st := r.cfg.Source.Status()
 	r.mu.Lock()
 	r.passes++

@@ -30,14 +30,13 @@ func serveTraces(mux *http.ServeMux, path string, src Source, mayProbe bool) {
 	if mayProbe {
 		slots = newSlots(tracesAtOnce, tracesAtOnce) // all are one client at the control socket
 	}
-	mux.HandleFunc(path, func(w http.ResponseWriter, r *http.Request) {
+	mux.HandleFunc(path, answer(func(w http.ResponseWriter, r *http.Request) (any, error) {
 		req, err := parseTrace(r.URL.Query())
 		if err == nil && !mayProbe && (req.Probe || req.Netns != "" || req.Pod != "") {
 			err = errors.New("a probe sends a packet, and a namespace is entered; this address only reads: use kproxy trace")
 		}
 		if err != nil {
-			refuse(w, http.StatusBadRequest, err.Error())
-			return
+			return nil, httpError{http.StatusBadRequest, err.Error()}
 		}
 		ctx, cancel := context.WithTimeout(r.Context(), trace.Timeout)
 		defer cancel()
@@ -45,20 +44,18 @@ func serveTraces(mux *http.ServeMux, path string, src Source, mayProbe bool) {
 		_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(trace.Timeout + writeTimeout))
 		release := slots.take(ctx, requester(r))
 		if release == nil {
-			refuse(w, http.StatusServiceUnavailable, "other traces are under way; try again in a moment")
-			return
+			return nil, errors.New("other traces are under way; try again in a moment")
 		}
 		defer release()
 		res, err := t.Trace(ctx, req)
-		switch {
-		case errors.Is(err, trace.ErrClient):
-			refuse(w, http.StatusBadRequest, err.Error())
-		case err != nil:
-			refuse(w, http.StatusServiceUnavailable, "trace: "+err.Error())
-		default:
-			writeCompressed(w, r, res)
+		if errors.Is(err, trace.ErrClient) {
+			return nil, httpError{http.StatusBadRequest, err.Error()}
 		}
-	})
+		if err != nil {
+			return nil, fmt.Errorf("trace: %w", err)
+		}
+		return res, nil
+	}))
 }
 
 // parseTrace reads a request for a trace:
