@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
-	"runtime"
 	"slices"
 	"sync"
 	"testing"
@@ -97,7 +96,7 @@ func TestWeightedWithExtremeWeights(t *testing.T) {
 	p := newWeighted(targetsOf(1<<32-1, 1<<32-1, 1), 0)
 	p.turn[0], p.turn[1] = 1<<60, 1<<60 // after centuries
 	p.turn[2] = 1 << 28
-	p.heap = newHeap(3, []int32{0, 1, 2}, p.before)
+	p.heap = newHeap([]int32{0, 1, 2}, p.before)
 	got := make([]int, 3)
 	for range 1000 {
 		got[p.Pick(netip.Addr{}, nil)]++
@@ -248,16 +247,9 @@ func TestLoadSharedByPickers(t *testing.T) {
 	cluster := New(service.LeastConnections, targets, 0)
 	local := New(service.LeastConnections, targets[:1], 0)
 	local.Acquire(netip.Addr{}, nil)
-	for range 10 { // replaced ones that nobody closed
-		New(service.LeastConnections, targets[1:], 0)
-	}
 	if i := cluster.Pick(netip.Addr{}, nil); i != 1 {
 		t.Errorf("picked %d, which the other picker has loaded", i)
 	}
-	if n := len(*targets[1].Load.watchers.Load()); n > maxWatchers {
-		t.Errorf("%d pickers follow a load, at most %d may", n, maxWatchers)
-	}
-	runtime.KeepAlive(local)
 }
 
 func TestRandomFitsWeights(t *testing.T) {

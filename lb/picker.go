@@ -6,15 +6,13 @@
 // remembers which endpoint a client had. [Slots] and [Probabilities] turn
 // weights into the static splits that kernel rules can express.
 //
-// Everything here is safe for concurrent use, picks in O(1) or O(log n), and
-// allocates nothing while picking. No lock is shared between two Pickers.
+// Everything here is safe for concurrent use, picks in O(1) or O(log n), least
+// connections in O(n), and allocates nothing while picking. No lock is shared between two Pickers.
 package lb
 
 import (
 	"net/netip"
-	"slices"
 	"sync/atomic"
-	"weak"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -50,7 +48,7 @@ type Picker interface {
 	Pick(client netip.Addr, skip Skip) int
 	// Acquire chooses a target and acquires its Load, in one step as seen by
 	// other Acquires: with least connections, simultaneous connections don't
-	// crowd on the target that was idle a moment ago.
+	// all take the target that was idle a moment ago.
 	Acquire(client netip.Addr, skip Skip) int
 }
 
@@ -90,6 +88,14 @@ func eligible(targets []Target) []int32 {
 		}
 	}
 	return ids
+}
+
+func weightsOf(targets []Target) []uint32 {
+	weights := make([]uint32, len(targets))
+	for i := range targets {
+		weights[i] = targets[i].Weight
+	}
+	return weights
 }
 
 // equalWeights reports whether all weights other than 0 are the same.
@@ -141,69 +147,16 @@ func firstLeft(ids []int32, start uint64, skip Skip) int {
 	return -1
 }
 
-// maxWatchers bounds how many Pickers follow a Load: the newest ones do. A
-// service port has at most two that share an endpoint (one for each traffic
-// policy); while one is replaced by the next, twice as many.
-const maxWatchers = 4
-
 // Load counts the connections that an endpoint carries now. It belongs to the
 // caller and survives rebuilds of Pickers. The zero value is ready; it must
 // not be copied. It is safe for concurrent use.
-type Load struct {
-	active   atomic.Int64
-	watchers atomic.Pointer[[]watcher]
-}
-
-// watcher is a least-connections Picker that ranks target by this Load. The
-// pointer is weak because Pickers aren't closed: a replaced one just goes.
-type watcher struct {
-	picker weak.Pointer[leastConnections]
-	target int32
-}
+type Load struct{ active atomic.Int64 }
 
 // Acquire counts one more connection.
-func (l *Load) Acquire() {
-	l.active.Add(1)
-	l.tell(nil)
-}
+func (l *Load) Acquire() { l.active.Add(1) }
 
 // Release counts one connection less; call it once for each Acquire.
-func (l *Load) Release() {
-	l.active.Add(-1)
-	l.tell(nil)
-}
+func (l *Load) Release() { l.active.Add(-1) }
 
 // Active returns the number of connections.
 func (l *Load) Active() int64 { return l.active.Load() }
-
-// tell has the Pickers that follow the Load rank its target anew, except one
-// that did so already.
-func (l *Load) tell(except *leastConnections) {
-	ws := l.watchers.Load()
-	if ws == nil {
-		return
-	}
-	for i := range *ws {
-		if p := (*ws)[i].picker.Value(); p != nil && p != except {
-			p.changed((*ws)[i].target)
-		}
-	}
-}
-
-// watch makes p follow the Load for its target from now on, and forgets
-// Pickers that are gone or too old.
-func (l *Load) watch(p *leastConnections, target int32) {
-	for {
-		old := l.watchers.Load()
-		ws := make([]watcher, 0, maxWatchers)
-		if old != nil {
-			ws = slices.AppendSeq(ws, slices.Values(*old))
-			ws = slices.DeleteFunc(ws, func(w watcher) bool { return w.picker.Value() == nil })
-			ws = ws[max(0, len(ws)-maxWatchers+1):]
-		}
-		ws = append(ws, watcher{weak.Make(p), target})
-		if l.watchers.CompareAndSwap(old, &ws) {
-			return
-		}
-	}
-}

@@ -35,8 +35,7 @@ func ProspectOf(p Picker, targets []Target, client netip.Addr, skip Skip) Prospe
 		p.mu.Unlock()
 	case *leastConnections:
 		p.mu.Lock()
-		out.Next = int(p.heap.first(skip))
-		p.heap.restore()
+		out.Next = p.least(skip)
 		p.mu.Unlock()
 		out.certain()
 	case *sourceHash, *maglev:

@@ -61,11 +61,10 @@ type column struct {
 }
 
 func newAlias(targets []Target) alias {
-	t := alias{ids: eligible(targets), weight: make([]uint32, len(targets))}
+	t := alias{ids: eligible(targets), weight: weightsOf(targets)}
 	n, sum := uint64(len(t.ids)), uint64(0)
-	for _, id := range t.ids {
-		t.weight[id] = targets[id].Weight
-		sum += uint64(targets[id].Weight)
+	for _, w := range t.weight {
+		sum += uint64(w)
 	}
 	// A column is sum wide, and all columns together have room for n times
 	// each weight: whole numbers, so nothing is rounded until the very end.

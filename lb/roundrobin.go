@@ -65,12 +65,8 @@ type schedule struct {
 }
 
 func newWeighted(targets []Target, seed uint64) *weighted {
-	weights := make([]uint32, len(targets))
-	for i := range targets {
-		weights[i] = targets[i].Weight
-	}
 	p := &weighted{loads: loadsOf(targets)}
-	p.init(weights, eligible(targets), seed)
+	p.init(weightsOf(targets), eligible(targets), seed)
 	return p
 }
 
@@ -87,7 +83,7 @@ func (s *schedule) init(weights []uint32, ids []int32, seed uint64) {
 			}
 		}
 	}
-	s.heap = newHeap(len(weights), ids, s.before)
+	s.heap = newHeap(ids, s.before)
 }
 
 // Pick takes the next turn of a target that isn't excluded. Turns of excluded
@@ -107,7 +103,7 @@ func (s *schedule) next(skip Skip) int32 {
 			s.pass(other, id)
 		}
 		s.turn[id]++
-		s.heap.fix(id)
+		s.heap.down()
 	}
 	s.heap.restore()
 	return id
@@ -139,4 +135,73 @@ func (s *schedule) pass(id, at int32) {
 		k--
 	}
 	s.turn[id] = max(s.turn[id], k)
+}
+
+// heap is a binary min-heap of targets. It allocates only when it is made. Its owner's
+// mutex guards it.
+type heap struct {
+	less  func(a, b int32) bool
+	order []int32
+	aside []int32 // excluded targets, taken out during one pick
+}
+
+func newHeap(ids []int32, less func(a, b int32) bool) *heap {
+	h := &heap{less: less, order: make([]int32, 0, len(ids)), aside: make([]int32, 0, len(ids))}
+	for _, id := range ids {
+		h.push(id)
+	}
+	return h
+}
+
+// first returns the least target that skip doesn't exclude, or -1. The
+// excluded ones before it are in aside until restore puts them back.
+func (h *heap) first(skip Skip) int32 {
+	for len(h.order) > 0 {
+		id := h.order[0]
+		if !excluded(skip, id) {
+			return id
+		}
+		last := len(h.order) - 1
+		h.order[0], h.order = h.order[last], h.order[:last]
+		h.down()
+		h.aside = append(h.aside, id)
+	}
+	return -1
+}
+
+// restore puts the targets that first took out back in.
+func (h *heap) restore() {
+	for _, id := range h.aside {
+		h.push(id)
+	}
+	h.aside = h.aside[:0]
+}
+
+func (h *heap) push(id int32) {
+	i := len(h.order)
+	for h.order = append(h.order, id); i > 0; {
+		parent := (i - 1) / 2
+		if !h.less(id, h.order[parent]) {
+			break
+		}
+		h.order[i], i = h.order[parent], parent
+	}
+	h.order[i] = id
+}
+
+// down moves the first target to where it belongs.
+func (h *heap) down() {
+	for i := 0; ; {
+		child := 2*i + 1
+		if child >= len(h.order) {
+			return
+		}
+		if r := child + 1; r < len(h.order) && h.less(h.order[r], h.order[child]) {
+			child = r
+		}
+		if !h.less(h.order[child], h.order[i]) {
+			return
+		}
+		h.order[i], h.order[child], i = h.order[child], h.order[i], child
+	}
 }
