@@ -2,18 +2,13 @@ package agent
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
-	"net/netip"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
@@ -21,98 +16,21 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// modelTable is the [ipvs.Table] of a model host.
-type modelTable struct{ *kerneltest.IPVS }
-
-func (m modelTable) List(of ...kernel.Virtual) ([]ipvs.Server, error) {
-	var out []ipvs.Server
-	for _, v := range m.IPVS.List() {
-		if len(of) > 0 && !slices.ContainsFunc(of, func(o kernel.Virtual) bool { return kernel.CompareVirtuals(o, v) == 0 }) {
-			continue
-		}
-		s := ipvs.Server{Virtual: v}
-		for _, r := range v.Reals {
-			s.Connections = append(s.Connections, m.Connections(v, r.Address))
-		}
-		out = append(out, s)
-	}
-	return out, nil
-}
-
-func (m modelTable) Glance() ([]ipvs.Server, error) { return m.List() }
-
-func (m modelTable) Change(requests ...ipvs.Request) []error {
-	errs := make([]error, len(requests))
-	for i, r := range requests {
-		errs[i] = meaning(m.change(r))
-	}
-	return errs
-}
-
-func (m modelTable) change(r ipvs.Request) error {
-	if !r.Real.Address.IsValid() {
-		return [...]func(kernel.Virtual) error{ipvs.Add: m.NewService, ipvs.Edit: m.SetService, ipvs.Delete: m.DelService}[r.Do](r.Virtual)
-	}
-	switch r.Do {
-	case ipvs.Add:
-		return m.NewDest(r.Virtual, r.Real)
-	case ipvs.Edit:
-		return m.SetDest(r.Virtual, r.Real)
-	}
-	return m.DelDest(r.Virtual, r.Real.Address)
-}
-
-func meaning(err error) error {
-	switch {
-	case errors.Is(err, unix.EEXIST):
-		return ipvs.ErrExists
-	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT):
-		return kernel.ErrNotFound
-	}
-	return err
-}
-
-// modelLink is the [ipvs.Link] of a model host.
-type modelLink struct{ *kerneltest.Links }
-
-func (m modelLink) State() (out ipvs.LinkState, err error) {
-	if out.Exists, out.Up = m.Exists(kernel.DummyLink); out.Exists {
-		out.Addresses, err = m.Addresses(kernel.DummyLink)
-	}
-	return out, err
-}
-
-func (m modelLink) Ensure() error {
-	if err := m.Links.Add(kernel.DummyLink); err != nil && !errors.Is(err, unix.EEXIST) {
-		return err
-	}
-	return m.SetUp(kernel.DummyLink)
-}
-
-func (m modelLink) Add(addresses ...netip.Addr) error { return m.each(addresses, m.AddAddress) }
-
-func (m modelLink) Delete(addresses ...netip.Addr) error { return m.each(addresses, m.DelAddress) }
-
-func (m modelLink) each(addresses []netip.Addr, do func(string, netip.Addr) error) error {
-	for _, a := range addresses {
-		if err := do(kernel.DummyLink, a); err != nil && !errors.Is(err, unix.EEXIST) && !errors.Is(err, unix.EADDRNOTAVAIL) {
-			return err
-		}
-	}
-	return nil
-}
-
-func (m modelLink) Remove() error { return m.Links.Delete(kernel.DummyLink) }
-
 // withModelIPVS gives a model host's programmer IPVS as well.
 func withModelIPVS(t *testing.T, m *modelHost) {
 	t.Helper()
-	c := ipvs.Config{Sets: m.host.Sets(), Table: modelTable{m.host.IPVS()}, Link: modelLink{m.host.Links()}, DrainTimeout: time.Minute, Now: m.host.Now}
+	c := ipvs.Config{Sets: m.host.Sets(), Table: m.host.Table(), Link: m.host.Link(), DrainTimeout: time.Minute, Now: m.host.Now}
 	l, err := ipvs.NewPlane(c, ipvs.DefaultOptions(), m.layer)
 	if err != nil {
 		t.Fatal(err)
 	}
 	m.stack(l)
+}
+
+// modelServers are the virtual servers of a model host.
+func modelServers(m *modelHost) []ipvs.Server {
+	servers, _ := m.host.Table().List() // a model's fails only by faults
+	return servers
 }
 
 // bothPlanes is a plan of mode auto with a service in each data plane.
@@ -154,7 +72,7 @@ func TestProgrammerOfBothDataPlanes(t *testing.T) {
 		}
 	}
 	check(false)
-	if err := m.host.IPVS().DelService(m.host.IPVS().List()[0]); err != nil {
+	if err := m.host.Table().Change(ipvs.Request{Do: ipvs.Delete, Virtual: modelServers(m)[0].Virtual})[0]; err != nil {
 		t.Fatal(err)
 	}
 	check(true)
@@ -192,13 +110,13 @@ func TestProgrammerDrainsRealServers(t *testing.T) {
 			t.Helper()
 			time.Sleep(2 * drainEvery)
 			synctest.Wait()
-			if v := m.host.IPVS().List(); len(v) != 1 || len(v[0].Reals) != want {
+			if v := modelServers(m); len(v) != 1 || len(v[0].Reals) != want {
 				t.Errorf("%s the virtual servers are %+v, want one with %d real servers", what, v, want)
 			}
 		}
 		m.program(bothPlanes(t, m.host, "10.2.0.1:8080", "10.2.0.3:8080"))
 		reals("with two endpoints", 2)
-		for v := m.host.IPVS().List()[0]; m.host.IPVS().Connections(v, v.Reals[1].Address) == 0; {
+		for modelServers(m)[0].Connections[1] == 0 {
 			m.host.Connect(rand.New(rand.NewPCG(1, 2)))
 		}
 		m.program(bothPlanes(t, m.host, "10.2.0.1:8080"))

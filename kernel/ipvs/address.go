@@ -61,8 +61,11 @@ func (b *Backend) addAddresses(addresses []netip.Addr, at map[netip.Addr][]*serv
 	if err := b.config.Link.Ensure(); err != nil {
 		return err
 	}
-	failed, err := failedAddresses(b.config.Link.Add(addresses...))
-	errs := errorsOf{applied: a, all: multierror.Append(nil, err)}
+	failed, err := b.config.Link.Add(addresses...)
+	if err != nil {
+		return err
+	}
+	errs := errorsOf{applied: a}
 	for _, x := range addresses {
 		if failed[x] == nil {
 			b.addresses[x] = true
@@ -79,33 +82,14 @@ func (b *Backend) addAddresses(addresses []netip.Addr, at map[netip.Addr][]*serv
 	return errs.all.ErrorOrNil()
 }
 
-// failedAddresses sorts the errors of a [Link]: those of addresses, and others.
-func failedAddresses(err error) (map[netip.Addr]error, error) {
-	failed := map[netip.Addr]error{}
-	var all *multierror.Error
-	if !errors.As(err, &all) {
-		return failed, err
-	}
-	var rest *multierror.Error
-	for _, e := range all.Errors {
-		var of *AddressError
-		if errors.As(e, &of) {
-			failed[of.Address] = e
-		} else {
-			rest = multierror.Append(rest, e)
-		}
-	}
-	return failed, rest.ErrorOrNil()
-}
-
 // deleteAddresses takes addresses off the link, then off the record. The link
 // goes with the last of them.
 func (b *Backend) deleteAddresses(addresses []netip.Addr, a *kernel.Applied) error {
 	if len(addresses) == 0 {
 		return nil
 	}
-	failed, err := failedAddresses(b.config.Link.Delete(addresses...))
-	if err != nil && !errors.Is(err, kernel.ErrNotFound) { // which is somebody else's deed: the link is gone
+	failed, err := b.config.Link.Delete(addresses...)
+	if err != nil && !errors.Is(err, kernel.ErrNotFound) { // others may have deleted the link
 		return err
 	}
 	var errs *multierror.Error

@@ -4,8 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"context"
-	"encoding/binary"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -92,9 +90,9 @@ func parseTemplates(r io.Reader) (map[template]binding, error) {
 		if !bytes.HasPrefix(rest, []byte("0000 ")) {
 			continue
 		}
-		t, b, err := parseTemplate(bytes.Fields(lines.Bytes()))
-		if err != nil {
-			return nil, fmt.Errorf("parse line %d of %s: %w", n, connectionsPath, err)
+		t, b, ok := parseTemplate(bytes.Fields(lines.Bytes()))
+		if !ok {
+			return nil, fmt.Errorf("parse line %d of %s: %w", n, connectionsPath, errProc)
 		}
 		if t.protocol != 0 && t.address.Port() != 0xffff {
 			out[t] = b
@@ -103,43 +101,23 @@ func parseTemplates(r io.Reader) (map[template]binding, error) {
 	return out, lines.Err()
 }
 
-func parseTemplate(fields [][]byte) (t template, b binding, err error) {
+func parseTemplate(fields [][]byte) (t template, b binding, ok bool) {
 	if len(fields) < 9 {
-		return t, b, fmt.Errorf("connection of %d fields", len(fields))
+		return t, b, false
 	}
 	t.protocol = protocols[string(fields[0])]
-	if t.client, err = parseConnectionAddress(string(fields[1])); err != nil {
-		return t, b, err
+	addresses, ports := [3]netip.Addr{}, [3]uint16{} // client, virtual and real server
+	ok = true
+	for i := range addresses {
+		var okAddress, okPort bool
+		addresses[i], okAddress = hexAddr(fields[1+2*i])
+		ports[i], okPort = hexPort(fields[2+2*i])
+		ok = ok && okAddress && okPort
 	}
-	for i, to := range []*netip.AddrPort{3: &t.address, 5: &b.real} {
-		if to == nil {
-			continue
-		}
-		a, err := parseConnectionAddress(string(fields[i]))
-		if err != nil {
-			return t, b, err
-		}
-		port, err := strconv.ParseUint(string(fields[i+1]), 16, 16)
-		if err != nil {
-			return t, b, err
-		}
-		*to = netip.AddrPortFrom(a, uint16(port))
-	}
+	t.client, t.address, b.real = addresses[0], netip.AddrPortFrom(addresses[1], ports[1]), netip.AddrPortFrom(addresses[2], ports[2])
 	seconds, err := strconv.ParseUint(string(fields[8]), 10, 32)
 	b.remaining = time.Duration(seconds) * time.Second
-	return t, b, err
-}
-
-// parseConnectionAddress reads "0A010002" and
-// "fd00:0001:0000:0000:0000:0000:0000:0002".
-func parseConnectionAddress(s string) (netip.Addr, error) {
-	var v4 [4]byte
-	if len(s) != hex.EncodedLen(len(v4)) {
-		return netip.ParseAddr(s)
-	}
-	n, err := strconv.ParseUint(s, 16, 32)
-	binary.BigEndian.PutUint32(v4[:], uint32(n))
-	return netip.AddrFrom4(v4), err
+	return t, b, ok && err == nil
 }
 
 // seed is a template that is wanted.
@@ -193,21 +171,26 @@ func SeedAffinity(ctx context.Context, mark uint32, virtuals []kernel.Virtual, c
 	if len(wanted) == 0 {
 		return nil
 	}
-	if err := sow(ctx, mark, wanted); err != nil {
+	if err := seedAll(ctx, mark, wanted); err != nil {
 		return fmt.Errorf("seed affinity of virtual servers: %w", err)
 	}
 	return nil
 }
 
-// sow brings wanted into the kernel. It sends first and looks then, because a
-// look takes long where there are many connections: what matters is there soon.
-func sow(ctx context.Context, mark uint32, wanted []seed) (err error) {
-	d, err := startSync(mark)
+// seedAll brings wanted into the kernel. It sends first and compares then, because
+// reading takes long where there are many connections: what matters is there soon.
+func seedAll(ctx context.Context, mark uint32, wanted []seed) (err error) {
+	t, err := OpenTable()
+	if err != nil {
+		return err
+	}
+	defer t.Close()
+	d, err := t.startSync(mark)
 	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.stop()) }()
-	elsewhere, err := d.sow(ctx, wanted)
+	elsewhere, err := d.seed(ctx, wanted)
 	if err != nil || len(elsewhere) == 0 {
 		return err
 	}
@@ -231,13 +214,13 @@ func compareSeeds(wanted []seed) (missing, elsewhere []seed, err error) {
 	return missing, elsewhere, nil
 }
 
-// sowTries is how often seeds are sent: datagrams may be lost, even here.
-const sowTries = 5
+// seedTries is how often seeds are sent: datagrams may be lost, even here.
+const seedTries = 5
 
-// sow sends seeds until the kernel has a template for each, and returns those
+// seed sends seeds until the kernel has a template for each, and returns those
 // that it has with another real server.
-func (d *syncDaemon) sow(ctx context.Context, wanted []seed) (elsewhere []seed, err error) {
-	for range sowTries {
+func (d *syncDaemon) seed(ctx context.Context, wanted []seed) (elsewhere []seed, err error) {
+	for range seedTries {
 		if err := d.send(ctx, wanted); err != nil {
 			return nil, err
 		}
@@ -254,7 +237,7 @@ func (d *syncDaemon) sow(ctx context.Context, wanted []seed) (elsewhere []seed, 
 }
 
 // endPatience is ample for a template that ends after a second.
-const endPatience, endLook = 2 * time.Second, 500 * time.Millisecond
+const endPatience, endInterval = 2 * time.Second, 500 * time.Millisecond
 
 // replace makes templates in the stead of others, which can't be changed, but
 // be made to end soon: after the connections that they have brought about, of
@@ -268,8 +251,8 @@ func (d *syncDaemon) replace(ctx context.Context, elsewhere []seed) error {
 	if err := d.send(ctx, ending); err != nil {
 		return err
 	}
-	for waited := time.Duration(0); waited < endPatience; waited += endLook {
-		if err := pause(ctx, endLook); err != nil {
+	for waited := time.Duration(0); waited < endPatience; waited += endInterval {
+		if err := pause(ctx, endInterval); err != nil {
 			return err
 		}
 		_, still, err := compareSeeds(elsewhere)
@@ -280,7 +263,7 @@ func (d *syncDaemon) replace(ctx context.Context, elsewhere []seed) error {
 			break
 		}
 	}
-	still, err := d.sow(ctx, elsewhere)
+	still, err := d.seed(ctx, elsewhere)
 	if err == nil && len(still) > 0 {
 		err = fmt.Errorf("%d clients %w", len(still), ErrOtherReal)
 	}

@@ -126,7 +126,9 @@ func TestAffinityLeavesOthersDaemonsAlone(t *testing.T) {
 		if err := ipvs.SeedAffinity(context.Background(), ownMark, virtuals, clients); !errors.Is(err, ipvs.ErrSyncDaemon) {
 			t.Errorf("%s: %v, want %v", state, err, ipvs.ErrSyncDaemon)
 		}
-		h.must(ipvs.StopSync())
+		if err := h.table.StopSync(); !errors.Is(err, ipvs.ErrSyncDaemon) {
+			t.Errorf("stop the %s: %v, want %v", state, err, ipvs.ErrSyncDaemon)
+		}
 		h.expect("daemons", daemons, run(t, "ipvsadm -l --daemon"))
 		run(t, "ipvsadm --stop-daemon "+state)
 	}
@@ -149,6 +151,6 @@ func TestAffinityAfterACrash(t *testing.T) {
 	h.expect("the client", "three", hold(t, n, of[service.IPv4].vip).ask())
 	h.expect("daemons", "", run(t, "ipvsadm -l --daemon"))
 	run(t, left)
-	h.must(ipvs.StopSync())
+	h.must(h.table.StopSync())
 	h.expect("daemons", "", run(t, "ipvsadm -l --daemon"))
 }

@@ -109,7 +109,7 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 	}
 	a := kernel.Applied{Failed: map[service.Key]error{}}
 	if b.servers == nil {
-		if _, err := b.look(nil); err != nil {
+		if _, err := b.read(nil); err != nil {
 			return a, err
 		}
 	}

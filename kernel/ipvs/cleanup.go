@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
+	"slices"
 	"time"
 
 	"github.com/hashicorp/go-multierror"
@@ -22,59 +22,53 @@ func Cleanup(ctx context.Context, sets kernel.SetStore, rules func(context.Conte
 		return fmt.Errorf("clean up: %w", err)
 	}
 	defer link.Close()
-	if _, err := os.Stat(procPath); err != nil { // asking for the netlink family would load the module
-		return errors.Join(removeOwn(link), rules(ctx))
-	}
-	table, err := OpenTable()
-	if err != nil {
+	if err := cleanTable(link, sets); err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
-	defer table.Close()
-	if err := CleanTable(table, link, sets); err != nil {
-		return err
+	if err = link.Remove(); errors.Is(err, ErrForeignLink) {
+		err = nil
 	}
-	if err := StopSync(); err != nil { // before the rules go that nobody else reaches it through
-		return fmt.Errorf("clean up: %w", err)
+	if err := errors.Join(err, link.remove(probeName)); err != nil {
+		return errors.Join(fmt.Errorf("clean up: %w", err), rules(ctx))
 	}
 	return rules(ctx)
 }
 
-// removeOwn removes the link if it is kproxy's, and the one that a start which
-// was killed may have left. Someone else's of the same name is no reason not to
-// clean up.
-func removeOwn(link Link) error {
-	if err := link.Remove(); err != nil && !errors.Is(err, ErrForeignLink) {
-		return fmt.Errorf("clean up: %w", err)
+// cleanTable removes kproxy's virtual servers, and stops its synchronisation daemon before
+// the rules go that keep others from it.
+func cleanTable(link Link, sets kernel.SetStore) error {
+	if !Loaded() {
+		return nil
 	}
-	if err := removeProbe(); err != nil {
-		return fmt.Errorf("clean up: %w", err)
-	}
-	return nil
-}
-
-// CleanTable removes kproxy's virtual servers and link, but not the record. A
-// virtual server in which somebody else has a real server stays for that.
-func CleanTable(t Table, link Link, sets kernel.SetStore) error {
-	requests, err := removals(t, link, sets)
+	table, err := OpenTable()
 	if err != nil {
-		return fmt.Errorf("clean up: %w", err)
+		return err
+	}
+	defer table.Close()
+	requests, err := removals(table, link, sets)
+	if err != nil {
+		return err
 	}
 	var errs *multierror.Error
-	for _, err := range t.Change(requests...) {
+	for _, err := range table.Change(requests...) {
 		if !errors.Is(err, kernel.ErrNotFound) {
 			errs = multierror.Append(errs, err)
 		}
 	}
-	return multierror.Append(errs, removeScratch(t), removeOwn(link)).ErrorOrNil()
+	if err := table.StopSync(); !errors.Is(err, ErrSyncDaemon) {
+		errs = multierror.Append(errs, err)
+	}
+	return errs.ErrorOrNil()
 }
 
-// removals remove every virtual server of kproxy's.
+// removals remove every virtual server of kproxy's, or its own real servers where
+// it has others' as well.
 func removals(t Table, link Link, sets kernel.SetStore) ([]Request, error) {
 	b := &Backend{config: Config{Table: t, Link: link, Sets: sets, Now: time.Now}}
 	if _, err := link.State(); errors.Is(err, ErrForeignLink) {
 		b.config.Link = noLink{}
 	}
-	if _, err := b.look(nil); err != nil {
+	if _, err := b.read(nil); err != nil {
 		return nil, err
 	}
 	all, err := t.List()
@@ -83,14 +77,17 @@ func removals(t Table, link Link, sets kernel.SetStore) ([]Request, error) {
 	}
 	var requests []Request
 	for _, found := range all {
-		if s := b.servers[keyOf(found.Virtual)]; s != nil {
+		s := b.servers[keyOf(found.Virtual)]
+		switch {
+		case s != nil:
 			requests = append(requests, s.removal(found)...)
+		case isScratch(found):
+			requests = append(requests, Request{Do: Delete, Virtual: found.Virtual})
 		}
 	}
 	return requests, nil
 }
 
-// removal removes a virtual server of kproxy's, or its own real servers only.
 func (s *server) removal(found Server) []Request {
 	var own []Request
 	for _, r := range found.Reals {
@@ -108,3 +105,50 @@ func (s *server) removal(found Server) []Request {
 type noLink struct{ Link }
 
 func (noLink) State() (LinkState, error) { return LinkState{}, nil }
+
+// Preview says what [Cleanup] would remove of IPVS, a line each, and changes nothing.
+func Preview(sets kernel.SetStore) (out []string, err error) {
+	link, err := OpenLink()
+	if err != nil {
+		return nil, err
+	}
+	defer link.Close()
+	if Loaded() {
+		if out, err = previewTable(link, sets); err != nil {
+			return nil, err
+		}
+	}
+	if s, err := link.State(); err == nil && s.Exists {
+		out = append(out, fmt.Sprintf("link %s, %d addresses", kernel.DummyLink, len(s.Addresses)))
+	} else if err != nil && !errors.Is(err, ErrForeignLink) {
+		return nil, err
+	}
+	if l, err := link.find(probeName); err == nil && l != nil {
+		out = append(out, "link "+probeName)
+	}
+	return out, nil
+}
+
+func previewTable(link Link, sets kernel.SetStore) (out []string, err error) {
+	table, err := OpenTable()
+	if err != nil {
+		return nil, err
+	}
+	defer table.Close()
+	requests, err := removals(table, link, kernel.Unchanged{SetStore: sets})
+	if err != nil {
+		return nil, err
+	}
+	for _, r := range requests {
+		line := fmt.Sprintf("virtual server %s %s", r.Virtual.Protocol, r.Virtual.Address)
+		if r.ofReal() {
+			line += fmt.Sprintf(", its real server %s", r.Real.Address)
+		}
+		out = append(out, line)
+	}
+	daemons, err := table.syncDaemons()
+	if slices.Contains(daemons, true) {
+		out = append(out, "synchronisation daemon of IPVS")
+	}
+	return out, err
+}

@@ -49,13 +49,7 @@ func openModel(t *testing.T, faults *kerneltest.Faults) kerneltest.System {
 			t.Fatal(err)
 		}
 	}
-	links := h.Links()
-	for _, err := range []error{links.Add("foreign0"), links.SetUp("foreign0"), links.AddAddress("foreign0", netip.MustParseAddr("10.96.0.1")),
-		links.AddAddress("foreign0", netip.MustParseAddr("fd00:99::1"))} {
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
+	h.AddForeignLink("foreign0", netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:99::1"))
 	return modelSystem(t, h, faults)
 }
 
@@ -72,7 +66,7 @@ func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) ke
 	rules.Runner, rules.Sets = faults.Runner(h), faults.Sets(h.Sets())
 	rules.Jumper = func(f service.Family) (iptables.Jumper, error) { return faults.Jumper(h.Jumper(f)), nil }
 	c := ipvs.Config{
-		Sets: rules.Sets, Table: modelTable{h.IPVS(), faults}, Link: modelLink{h.Links(), faults},
+		Sets: rules.Sets, Table: faults.Table(h.Table()), Link: faults.Link(h.Link()),
 		DrainTimeout: time.Hour, Now: h.Now,
 	}
 	b := newBackend(t, rules, c)
@@ -171,7 +165,7 @@ func kernelSystem(t *testing.T, table *ipvs.Netlink, faults *kerneltest.Faults) 
 	rules := iptables.DefaultConfig()
 	rules.Runner, rules.Sets = faults.Runner(kernel.Exec{}), faults.Sets(sets)
 	b := newBackend(t, rules, ipvs.Config{
-		Sets: rules.Sets, Table: faultyTable{table, faults}, Link: faultyLink{link, faults}, DrainTimeout: time.Hour,
+		Sets: rules.Sets, Table: faults.Table(table), Link: faults.Link(link), DrainTimeout: time.Hour,
 	})
 	return kerneltest.System{
 		Backend: b,

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -17,23 +16,23 @@ import (
 // Explainer implements [kernel.Explainer] for virtual servers.
 type Explainer struct{}
 
-// seen is a virtual server with its counters; its real servers are in the kernel's order,
+// counted is a virtual server with its counters; its real servers are in the kernel's order,
 // which decides ties.
-type seen struct {
+type counted struct {
 	kernel.Virtual
 	packets, bytes uint64
-	reals          []seenReal
+	reals          []countedReal
 }
 
-type seenReal struct {
+type countedReal struct {
 	kernel.Real
 	packets, bytes   uint64 // from clients
 	active, inactive int    // connections
 }
 
-// see reads the virtual server at an address, whoever made it; nil if there is none.
-func see(p service.Protocol, at netip.AddrPort) (*seen, error) {
-	if _, err := os.Stat(procPath); err != nil { // asking for the netlink family would load the module
+// read reads the virtual server at an address, whoever made it; nil if there is none.
+func read(p service.Protocol, at netip.AddrPort) (*counted, error) {
+	if !Loaded() {
 		return nil, nil
 	}
 	t, err := OpenTable()
@@ -44,27 +43,18 @@ func see(p service.Protocol, at netip.AddrPort) (*seen, error) {
 		return nil, err
 	}
 	defer t.Close()
-	s, err := t.handle.GetService(serviceOf(kernel.Virtual{Protocol: p, Address: at}))
-	if err = classify(err); errors.Is(err, kernel.ErrNotFound) {
-		return nil, nil
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read virtual server %s %s: %w", p, at, err)
+	s, destinations, err := t.get(kernel.Virtual{Protocol: p, Address: at})
+	if s == nil || err != nil {
+		return nil, err
 	}
 	v, ok := virtualOf(s)
 	if !ok {
 		return nil, nil
 	}
-	out := &seen{Virtual: v, packets: uint64(s.Stats.PacketsIn), bytes: s.Stats.BytesIn}
-	destinations, err := t.handle.GetDestinations(s)
-	if err != nil {
-		return nil, fmt.Errorf("list real servers of %s %s: %w", p, at, classify(err))
-	}
+	out := &counted{Virtual: v, packets: uint64(s.Stats.PacketsIn), bytes: s.Stats.BytesIn}
 	for _, d := range destinations {
-		a, _ := netip.AddrFromSlice(d.Address)
-		out.reals = append(out.reals, seenReal{
-			Real:    kernel.Real{Address: netip.AddrPortFrom(a.Unmap(), d.Port), Weight: uint32(d.Weight)},
-			packets: uint64(d.Stats.PacketsIn), bytes: d.Stats.BytesIn, active: d.ActiveConnections, inactive: d.InactiveConnections,
+		out.reals = append(out.reals, countedReal{
+			Real: realOf(d), packets: uint64(d.Stats.PacketsIn), bytes: d.Stats.BytesIn, active: d.ActiveConnections, inactive: d.InactiveConnections,
 		})
 	}
 	return out, nil
@@ -72,7 +62,7 @@ func see(p service.Protocol, at netip.AddrPort) (*seen, error) {
 
 // Explain implements [kernel.Explainer].
 func (Explainer) Explain(p service.Protocol, at netip.AddrPort, client netip.Addr) (*kernel.Balancer, error) {
-	v, err := see(p, at)
+	v, err := read(p, at)
 	if v == nil || err != nil {
 		return nil, err
 	}
@@ -93,38 +83,27 @@ func (Explainer) Explain(p service.Protocol, at netip.AddrPort, client netip.Add
 // balancer says how likely each real server gets a client's next connection, given the clients
 // that stay with one. What goes by the fewest connections is certain as of now; hashes of the
 // client's address are the kernel's to compute, so there shares are those of all clients.
-func (v *seen) balancer(clients []kernel.Client, client netip.Addr) *kernel.Balancer {
+func (v *counted) balancer(clients []kernel.Client, client netip.Addr) *kernel.Balancer {
 	text := fmt.Sprintf("%s %s %s", strings.ToUpper(v.Protocol.String()), v.Address, v.Scheduler)
 	if v.Persistence > 0 {
 		text += fmt.Sprintf(" persistent %d", v.Persistence)
 	}
 	b := &kernel.Balancer{Plane: plan.IPVS, Name: "IPVS", Text: text, Packets: v.packets, Bytes: v.bytes}
-	weight, why := func(r *seenReal) float64 { return float64(r.Weight) }, ""
+	weight, why := func(r *countedReal) float64 { return float64(r.Weight) }, ""
 	switch v.Scheduler {
 	case "rr":
-		weight, why = func(r *seenReal) float64 { return float64(min(1, r.Weight)) }, "takes turns with the others"
+		weight, why = func(r *countedReal) float64 { return float64(min(1, r.Weight)) }, "takes turns with the others"
 	case "wrr":
 		why = "takes turns by weight"
 	case "sh", "dh", "mh":
 		why = "the scheduler " + v.Scheduler + " always takes the same one for a client; which one only the kernel knows, so this is its share of all clients"
 	case "lc", "wlc", "sed", "nq":
-		least := v.leastLoaded()
-		weight, why = func(r *seenReal) float64 {
-			if r == least {
-				return 1
-			}
-			return 0
-		}, "it has the fewest connections now ("+v.Scheduler+")"
+		weight, why = only(v.leastLoaded()), "it has the fewest connections now ("+v.Scheduler+")"
 	default:
 		why = "the scheduler " + v.Scheduler + " decides by more than weights; this is its share by weight"
 	}
 	if stays := v.stays(clients, client); stays != nil {
-		weight, why = func(r *seenReal) float64 {
-			if r == stays {
-				return 1
-			}
-			return 0
-		}, "the client stays with it (persistence)"
+		weight, why = only(stays), "the client stays with it (persistence)"
 	}
 	sum := 0.0
 	for i := range v.reals {
@@ -143,15 +122,25 @@ func (v *seen) balancer(clients []kernel.Client, client netip.Addr) *kernel.Bala
 	return b
 }
 
+// only gives one real server all connections.
+func only(one *countedReal) func(*countedReal) float64 {
+	return func(r *countedReal) float64 {
+		if r == one {
+			return 1
+		}
+		return 0
+	}
+}
+
 // stays returns the real server that a client stays with; nil if there is none. Where that
 // is gone or has weight 0, the kernel chooses another one (ip_vs_check_template in
 // net/netfilter/ipvs/ip_vs_conn.c, with expire_quiescent_template as in [Sysctls]).
-func (v *seen) stays(clients []kernel.Client, client netip.Addr) *seenReal {
+func (v *counted) stays(clients []kernel.Client, client netip.Addr) *countedReal {
 	for _, c := range clients {
 		if c.Address != client {
 			continue
 		}
-		if i := slices.IndexFunc(v.reals, func(r seenReal) bool { return r.Address == c.Endpoint && r.Weight > 0 }); i >= 0 {
+		if i := slices.IndexFunc(v.reals, func(r countedReal) bool { return r.Address == c.Endpoint && r.Weight > 0 }); i >= 0 {
 			return &v.reals[i]
 		}
 	}
@@ -161,7 +150,7 @@ func (v *seen) stays(clients []kernel.Client, client netip.Addr) *seenReal {
 // leastLoaded returns the real server with the least load, the first of those alike, as
 // ip_vs_lc.c, ip_vs_wlc.c, ip_vs_sed.c and ip_vs_nq.c in net/netfilter/ipvs do; nil if none
 // has a weight.
-func (v *seen) leastLoaded() (best *seenReal) {
+func (v *counted) leastLoaded() (best *countedReal) {
 	var bestLoad, bestWeight int64
 	for i := range v.reals {
 		r := &v.reals[i]
@@ -191,14 +180,14 @@ func (Explainer) Compare(want *kernel.Ruleset, p service.Protocol, at netip.Addr
 	if !ok {
 		return nil, nil
 	}
-	found, err := see(p, at)
+	found, err := read(p, at)
 	if err != nil {
 		return nil, err
 	}
 	return compare(&planned, found), nil
 }
 
-func compare(planned *kernel.Virtual, found *seen) (out []kernel.Mismatch) {
+func compare(planned *kernel.Virtual, found *counted) (out []kernel.Mismatch) {
 	name := fmt.Sprintf("virtual server %s %s", planned.Protocol, planned.Address)
 	if found == nil {
 		return []kernel.Mismatch{{Object: name, Planned: "there", Kernel: "missing"}}

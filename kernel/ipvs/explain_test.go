@@ -9,12 +9,12 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// seenWith is a virtual server with real servers of weights and active connections.
-func seenWith(scheduler string, persistence uint32, reals ...[2]int) *seen {
-	v := &seen{Virtual: kernel.Virtual{Protocol: service.TCP, Address: netip.MustParseAddrPort("10.96.0.99:80"), Scheduler: scheduler, Persistence: persistence}}
+// countedWith is a virtual server with real servers of weights and active connections.
+func countedWith(scheduler string, persistence uint32, reals ...[2]int) *counted {
+	v := &counted{Virtual: kernel.Virtual{Protocol: service.TCP, Address: netip.MustParseAddrPort("10.96.0.99:80"), Scheduler: scheduler, Persistence: persistence}}
 	for i, r := range reals {
 		a := netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, byte(2 + i)}), 9000)
-		v.reals = append(v.reals, seenReal{Real: kernel.Real{Address: a, Weight: uint32(r[0])}, active: r[1]})
+		v.reals = append(v.reals, countedReal{Real: kernel.Real{Address: a, Weight: uint32(r[0])}, active: r[1]})
 	}
 	return v
 }
@@ -23,24 +23,24 @@ func TestBalancer(t *testing.T) {
 	client, second := netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("10.2.0.3:9000")
 	for _, tt := range []struct {
 		name    string
-		v       *seen
+		v       *counted
 		clients []kernel.Client
 		want    [2]float64
 	}{
-		{"rr", seenWith("rr", 0, [2]int{1, 0}, [2]int{3, 0}), nil, [2]float64{0.5, 0.5}},
-		{"wrr", seenWith("wrr", 0, [2]int{1, 0}, [2]int{3, 0}), nil, [2]float64{0.25, 0.75}},
-		{"weight 0", seenWith("rr", 0, [2]int{0, 0}, [2]int{1, 0}), nil, [2]float64{0, 1}},
-		{"lc", seenWith("lc", 0, [2]int{9, 2}, [2]int{1, 1}), nil, [2]float64{0, 1}},
-		{"wlc", seenWith("wlc", 0, [2]int{9, 2}, [2]int{1, 1}), nil, [2]float64{1, 0}},
-		{"wlc, all idle", seenWith("wlc", 0, [2]int{1, 0}, [2]int{1, 0}), nil, [2]float64{1, 0}},
-		{"sed", seenWith("sed", 0, [2]int{1, 0}, [2]int{3, 1}), nil, [2]float64{0, 1}},
-		{"nq", seenWith("nq", 0, [2]int{9, 1}, [2]int{1, 0}), nil, [2]float64{0, 1}},
-		{"sh", seenWith("sh", 0, [2]int{1, 0}, [2]int{1, 0}), nil, [2]float64{0.5, 0.5}},
-		{"a client that stays", seenWith("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: client, Endpoint: second}}, [2]float64{0, 1}},
-		{"a client whose endpoint drains", seenWith("rr", 600, [2]int{1, 0}, [2]int{0, 0}), []kernel.Client{{Address: client, Endpoint: second}}, [2]float64{1, 0}},
-		{"a client whose endpoint is gone", seenWith("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: client, Endpoint: netip.MustParseAddrPort("10.2.0.9:9000")}}, [2]float64{0.5, 0.5}},
-		{"another client that stays", seenWith("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: netip.MustParseAddr("10.1.0.7"), Endpoint: second}}, [2]float64{0.5, 0.5}},
-		{"no real server takes connections", seenWith("rr", 0, [2]int{0, 0}, [2]int{0, 0}), nil, [2]float64{}},
+		{"rr", countedWith("rr", 0, [2]int{1, 0}, [2]int{3, 0}), nil, [2]float64{0.5, 0.5}},
+		{"wrr", countedWith("wrr", 0, [2]int{1, 0}, [2]int{3, 0}), nil, [2]float64{0.25, 0.75}},
+		{"weight 0", countedWith("rr", 0, [2]int{0, 0}, [2]int{1, 0}), nil, [2]float64{0, 1}},
+		{"lc", countedWith("lc", 0, [2]int{9, 2}, [2]int{1, 1}), nil, [2]float64{0, 1}},
+		{"wlc", countedWith("wlc", 0, [2]int{9, 2}, [2]int{1, 1}), nil, [2]float64{1, 0}},
+		{"wlc, all idle", countedWith("wlc", 0, [2]int{1, 0}, [2]int{1, 0}), nil, [2]float64{1, 0}},
+		{"sed", countedWith("sed", 0, [2]int{1, 0}, [2]int{3, 1}), nil, [2]float64{0, 1}},
+		{"nq", countedWith("nq", 0, [2]int{9, 1}, [2]int{1, 0}), nil, [2]float64{0, 1}},
+		{"sh", countedWith("sh", 0, [2]int{1, 0}, [2]int{1, 0}), nil, [2]float64{0.5, 0.5}},
+		{"a client that stays", countedWith("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: client, Endpoint: second}}, [2]float64{0, 1}},
+		{"a client whose endpoint drains", countedWith("rr", 600, [2]int{1, 0}, [2]int{0, 0}), []kernel.Client{{Address: client, Endpoint: second}}, [2]float64{1, 0}},
+		{"a client whose endpoint is gone", countedWith("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: client, Endpoint: netip.MustParseAddrPort("10.2.0.9:9000")}}, [2]float64{0.5, 0.5}},
+		{"another client that stays", countedWith("rr", 600, [2]int{1, 0}, [2]int{1, 0}), []kernel.Client{{Address: netip.MustParseAddr("10.1.0.7"), Endpoint: second}}, [2]float64{0.5, 0.5}},
+		{"no real server takes connections", countedWith("rr", 0, [2]int{0, 0}, [2]int{0, 0}), nil, [2]float64{}},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			b := tt.v.balancer(tt.clients, client)
@@ -63,17 +63,17 @@ func TestCompare(t *testing.T) {
 	same := [][2]int{{1, 0}, {2, 0}}
 	for _, tt := range []struct {
 		name  string
-		found *seen
+		found *counted
 		want  []string
 	}{
-		{"as planned", seenWith("rr", 0, same...), nil},
+		{"as planned", countedWith("rr", 0, same...), nil},
 		{"none", nil, []string{"virtual server tcp 10.96.0.99:80: there, missing"}},
-		{"another scheduler", seenWith("lc", 0, same...), []string{"scheduler of virtual server tcp 10.96.0.99:80: rr, lc"}},
-		{"persistent", seenWith("rr", 60, same...), []string{"persistence of virtual server tcp 10.96.0.99:80: 0 s, 60 s"}},
-		{"another weight", seenWith("rr", 0, [2]int{1, 0}, [2]int{1, 0}), []string{"real server 10.2.0.3:9000 of virtual server tcp 10.96.0.99:80: weight 2, weight 1"}},
-		{"one less", seenWith("rr", 0, [2]int{1, 0}), []string{"real server 10.2.0.3:9000 of virtual server tcp 10.96.0.99:80: weight 2, missing"}},
-		{"one too many", seenWith("rr", 0, [2]int{1, 0}, [2]int{2, 0}, [2]int{1, 0}), []string{"real server 10.2.0.4:9000 of virtual server tcp 10.96.0.99:80: not there, weight 1"}},
-		{"one that drains", seenWith("rr", 0, [2]int{1, 0}, [2]int{2, 0}, [2]int{0, 0}), nil},
+		{"another scheduler", countedWith("lc", 0, same...), []string{"scheduler of virtual server tcp 10.96.0.99:80: rr, lc"}},
+		{"persistent", countedWith("rr", 60, same...), []string{"persistence of virtual server tcp 10.96.0.99:80: 0 s, 60 s"}},
+		{"another weight", countedWith("rr", 0, [2]int{1, 0}, [2]int{1, 0}), []string{"real server 10.2.0.3:9000 of virtual server tcp 10.96.0.99:80: weight 2, weight 1"}},
+		{"one less", countedWith("rr", 0, [2]int{1, 0}), []string{"real server 10.2.0.3:9000 of virtual server tcp 10.96.0.99:80: weight 2, missing"}},
+		{"one too many", countedWith("rr", 0, [2]int{1, 0}, [2]int{2, 0}, [2]int{1, 0}), []string{"real server 10.2.0.4:9000 of virtual server tcp 10.96.0.99:80: not there, weight 1"}},
+		{"one that drains", countedWith("rr", 0, [2]int{1, 0}, [2]int{2, 0}, [2]int{0, 0}), nil},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
 			var got []string

@@ -10,12 +10,39 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/hashicorp/go-multierror"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/nlmsg"
 )
+
+// Link is [kernel.DummyLink]. Implementations are safe for concurrent use.
+type Link interface {
+	// State reads the link. One of the same name that isn't a dummy link is an
+	// [ErrForeignLink].
+	State() (LinkState, error)
+	// Ensure makes the link unless it exists, and sets it up.
+	Ensure() error
+	// Add puts addresses on the link, and says of which it couldn't. That one is there
+	// already is no error. An error concerns all of them.
+	Add(addresses ...netip.Addr) (failed map[netip.Addr]error, err error)
+	// Delete takes addresses off the link, in the same way. That one isn't there
+	// is no error.
+	Delete(addresses ...netip.Addr) (failed map[netip.Addr]error, err error)
+	// Remove removes the link. That there is none is no error.
+	Remove() error
+}
+
+// ErrForeignLink says that somebody else has a link of the name of kproxy's.
+var ErrForeignLink = errors.New("link " + kernel.DummyLink + " is somebody else's")
+
+// LinkState is what is known of the link.
+type LinkState struct {
+	Exists bool
+	Up     bool
+	// Addresses are sorted, without link-local ones, which the kernel adds itself.
+	Addresses []netip.Addr
+}
 
 // Dummy is the [Link] of the kernel. It belongs to the network namespace of the
 // thread that opened it.
@@ -47,19 +74,44 @@ func (d *Dummy) Close() {
 	d.addresses.Close()
 }
 
-// find returns the link, nil if there is none.
-func (d *Dummy) find() (netlink.Link, error) {
-	l, err := d.handle.LinkByName(kernel.DummyLink)
-	var none netlink.LinkNotFoundError
+// find returns a link, nil if there is none.
+func (d *Dummy) find(name string) (netlink.Link, error) {
+	l, err := d.handle.LinkByName(name)
 	switch {
-	case errors.As(err, &none):
+	case errors.As(err, new(netlink.LinkNotFoundError)):
 		return nil, nil
 	case err != nil:
-		return nil, fmt.Errorf("find link %s: %w", kernel.DummyLink, err)
-	case l.Type() != "dummy":
+		return nil, fmt.Errorf("find link %s: %w", name, err)
+	case l.Type() != "dummy" && name == kernel.DummyLink:
 		return nil, fmt.Errorf("%w: it is of type %s, kproxy's is a dummy; rename or delete it", ErrForeignLink, l.Type())
 	}
 	return l, nil
+}
+
+// create makes a dummy link, unless it exists.
+func (d *Dummy) create(name string) error {
+	l := &netlink.Dummy{LinkAttrs: netlink.NewLinkAttrs()}
+	l.Name = name
+	err := d.handle.LinkAdd(l)
+	switch {
+	case err == nil, errors.Is(err, unix.EEXIST):
+		return nil
+	case errors.Is(err, unix.EOPNOTSUPP):
+		err = fmt.Errorf("%w: kernel option CONFIG_DUMMY, or the kernel's module dummy", err)
+	}
+	return fmt.Errorf("make dummy link %s: %w", name, classify(err))
+}
+
+// remove removes a link. That there is none is no error.
+func (d *Dummy) remove(name string) error {
+	l, err := d.find(name)
+	if err != nil || l == nil {
+		return err
+	}
+	if err := d.handle.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("remove link %s: %w", name, classify(err))
+	}
+	return nil
 }
 
 // dumps is how often a dump is tried that other changes interrupt.
@@ -67,7 +119,7 @@ const dumps = 5
 
 // State implements [Link].
 func (d *Dummy) State() (LinkState, error) {
-	l, err := d.find()
+	l, err := d.find(kernel.DummyLink)
 	if err != nil || l == nil {
 		return LinkState{}, err
 	}
@@ -92,63 +144,56 @@ func (d *Dummy) State() (LinkState, error) {
 
 // Ensure implements [Link].
 func (d *Dummy) Ensure() error {
-	l, err := d.find()
-	if err != nil {
+	l, err := d.find(kernel.DummyLink)
+	if err == nil && l == nil {
+		if err = d.create(kernel.DummyLink); err == nil {
+			l, err = d.find(kernel.DummyLink)
+		}
+	}
+	switch {
+	case err != nil:
 		return err
-	}
-	if l == nil {
-		made := &netlink.Dummy{LinkAttrs: netlink.NewLinkAttrs()}
-		made.Name = kernel.DummyLink
-		if err := d.handle.LinkAdd(made); err != nil && !errors.Is(err, unix.EEXIST) {
-			return fmt.Errorf("make link %s: %w", kernel.DummyLink, dummyError(err))
-		}
-		if l, err = d.find(); err != nil {
-			return err
-		}
-		if l == nil {
-			return fmt.Errorf("make link %s: it is gone again", kernel.DummyLink)
-		}
-	}
-	if l.Attrs().Flags&net.FlagUp != 0 {
+	case l == nil:
+		return fmt.Errorf("make link %s: it is gone again", kernel.DummyLink)
+	case l.Attrs().Flags&net.FlagUp != 0:
 		return nil
 	}
 	if err := d.handle.LinkSetUp(l); err != nil {
-		return fmt.Errorf("set link %s up: %w", kernel.DummyLink, permission(err))
+		return fmt.Errorf("set link %s up: %w", kernel.DummyLink, classify(err))
 	}
 	return nil
 }
 
 // Add implements [Link].
-func (d *Dummy) Add(addresses ...netip.Addr) error {
+func (d *Dummy) Add(addresses ...netip.Addr) (map[netip.Addr]error, error) {
 	return d.each(addresses, unix.RTM_NEWADDR, unix.NLM_F_CREATE|unix.NLM_F_EXCL, unix.EEXIST)
 }
 
 // Delete implements [Link].
-func (d *Dummy) Delete(addresses ...netip.Addr) error {
+func (d *Dummy) Delete(addresses ...netip.Addr) (map[netip.Addr]error, error) {
 	return d.each(addresses, unix.RTM_DELADDR, 0, unix.EADDRNOTAVAIL)
 }
 
 // each does something to each address; the error fine is none.
-func (d *Dummy) each(addresses []netip.Addr, kind, flags uint16, fine unix.Errno) error {
-	l, err := d.find()
+func (d *Dummy) each(addresses []netip.Addr, kind, flags uint16, fine unix.Errno) (failed map[netip.Addr]error, err error) {
+	l, err := d.find(kernel.DummyLink)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	if l == nil {
-		return fmt.Errorf("change addresses of link %s: %w", kernel.DummyLink, kernel.ErrNotFound)
+		return nil, fmt.Errorf("change addresses of link %s: %w", kernel.DummyLink, kernel.ErrNotFound)
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	results := d.addresses.Change(len(addresses), func(b []byte, i int) []byte {
+	failed = map[netip.Addr]error{}
+	for i, err := range d.addresses.Change(len(addresses), func(b []byte, i int) []byte {
 		return appendAddress(nlmsg.AppendRequest(b, kind, flags), uint32(l.Attrs().Index), addresses[i])
-	})
-	var errs *multierror.Error
-	for i, err := range results {
+	}) {
 		if err != nil && !errors.Is(err, fine) {
-			errs = multierror.Append(errs, &AddressError{addresses[i], permission(err)})
+			failed[addresses[i]] = fmt.Errorf("address %s: %w", addresses[i], classify(err))
 		}
 	}
-	return errs.ErrorOrNil()
+	return failed, nil
 }
 
 // appendAddress appends a service address as it is put on the link: one by itself,
@@ -163,13 +208,12 @@ func appendAddress(b []byte, link uint32, a netip.Addr) []byte {
 	}
 	b = append(b, byte(addressFamily(a)), byte(a.BitLen()), 0, scope) // struct ifaddrmsg
 	b = binary.NativeEndian.AppendUint32(b, link)
-	b = nlmsg.Append(b, unix.IFA_LOCAL, a.AsSlice()...)
-	b = nlmsg.Append(b, unix.IFA_ADDRESS, a.AsSlice()...)
+	b = nlmsg.AppendAddr(nlmsg.AppendAddr(b, unix.IFA_LOCAL, a), unix.IFA_ADDRESS, a)
 	if a.Is4() {
 		return b
 	}
-	// Nobody else is on the link to have the address as well. The local table has
-	// its route, a second one in the main table is for nothing.
+	// No other node is on the link that could have the address as well. The local table
+	// has its route; a second one in the main table is for nothing.
 	b = nlmsg.AppendNative(b, unix.IFA_FLAGS, unix.IFA_F_NODAD|unix.IFA_F_NOPREFIXROUTE)
 	life := make([]byte, unix.SizeofIfaCacheinfo) // preferred for 0 seconds
 	binary.NativeEndian.PutUint32(life[4:], forever)
@@ -180,23 +224,7 @@ func appendAddress(b []byte, link uint32, a netip.Addr) []byte {
 const forever = math.MaxUint32
 
 // Remove implements [Link].
-func (d *Dummy) Remove() error {
-	l, err := d.find()
-	if err != nil || l == nil {
-		return err
-	}
-	if err := d.handle.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("remove link %s: %w", kernel.DummyLink, permission(err))
-	}
-	return nil
-}
-
-func permission(err error) error {
-	if errors.Is(err, unix.EPERM) {
-		return fmt.Errorf("%w: CAP_NET_ADMIN is needed", kernel.ErrPermission)
-	}
-	return err
-}
+func (d *Dummy) Remove() error { return d.remove(kernel.DummyLink) }
 
 // probeName is the link by which dummy links are tried.
 const probeName = "kproxy-probe"
@@ -208,36 +236,11 @@ func probeLink() error {
 		return err
 	}
 	defer d.Close()
-	if l, err := d.find(); err != nil || l != nil {
+	if l, err := d.find(kernel.DummyLink); err != nil || l != nil {
 		return err
 	}
-	made := &netlink.Dummy{LinkAttrs: netlink.NewLinkAttrs()}
-	made.Name = probeName
-	if err := d.handle.LinkAdd(made); err != nil && !errors.Is(err, unix.EEXIST) {
-		return fmt.Errorf("make a dummy link: %w", dummyError(err))
+	if err := d.create(probeName); err != nil {
+		return err
 	}
-	return removeProbe()
-}
-
-// removeProbe removes the link that was tried. That there is none is no error.
-func removeProbe() error {
-	l, err := netlink.LinkByName(probeName)
-	if errors.As(err, new(netlink.LinkNotFoundError)) {
-		return nil
-	}
-	if err != nil {
-		return fmt.Errorf("find the dummy link that was tried: %w", err)
-	}
-	if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("remove the dummy link that was tried: %w", err)
-	}
-	return nil
-}
-
-// dummyError says what a kernel lacks that can't make a dummy link.
-func dummyError(err error) error {
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("%w: kernel option CONFIG_DUMMY, or the kernel's module dummy", err)
-	}
-	return permission(err)
+	return d.remove(probeName)
 }

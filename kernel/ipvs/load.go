@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"strings"
 	"time"
 
@@ -45,8 +44,9 @@ func Load() error {
 // for its netlink family would.
 func Look(ctx context.Context) plan.Capability {
 	c := plan.Capability{Name: "ipvs"}
-	if _, err := os.Stat(procPath); err == nil {
-		if c, _, err = Probe(ctx, nil); err != nil {
+	if Loaded() {
+		c, _, err := Probe(ctx, nil)
+		if err != nil {
 			c.Reason = err.Error()
 		}
 		return c

@@ -2,148 +2,18 @@ package ipvs_test
 
 import (
 	"errors"
-	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
-	"github.com/hashicorp/go-multierror"
-	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
 )
-
-// modelTable is the [ipvs.Table] of a model host. Every operation may fail.
-type modelTable struct {
-	table  *kerneltest.IPVS
-	faults *kerneltest.Faults
-}
-
-func (m modelTable) List(of ...kernel.Virtual) (out []ipvs.Server, err error) {
-	err = m.faults.Netlink(func() error {
-		out = nil
-		for _, v := range m.table.List() {
-			if len(of) > 0 && !slices.ContainsFunc(of, func(o kernel.Virtual) bool { return kernel.CompareVirtuals(o, v) == 0 }) {
-				continue
-			}
-			s := ipvs.Server{Virtual: v}
-			for _, r := range v.Reals {
-				s.Connections = append(s.Connections, m.table.Connections(v, r.Address))
-			}
-			out = append(out, s)
-		}
-		return nil
-	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-func (m modelTable) Glance() ([]ipvs.Server, error) { return m.List() }
-
-func (m modelTable) Change(requests ...ipvs.Request) []error {
-	errs := make([]error, len(requests))
-	for i, r := range requests {
-		err := m.faults.Netlink(func() error { return m.change(r) })
-		if errors.Is(err, unix.ENOENT) && !r.Real.Address.IsValid() {
-			errs[i] = fmt.Errorf("%w %s", ipvs.ErrScheduler, r.Virtual.Scheduler)
-			continue
-		}
-		errs[i] = meaning(err)
-	}
-	return errs
-}
-
-func (m modelTable) change(r ipvs.Request) error {
-	if !r.Real.Address.IsValid() {
-		return [...]func(kernel.Virtual) error{ipvs.Add: m.table.NewService, ipvs.Edit: m.table.SetService, ipvs.Delete: m.table.DelService}[r.Do](r.Virtual)
-	}
-	switch r.Do {
-	case ipvs.Add:
-		return m.table.NewDest(r.Virtual, r.Real)
-	case ipvs.Edit:
-		return m.table.SetDest(r.Virtual, r.Real)
-	}
-	return m.table.DelDest(r.Virtual, r.Real.Address)
-}
-
-// meaning is that of the kernel's error numbers.
-func meaning(err error) error {
-	switch {
-	case errors.Is(err, unix.EEXIST):
-		return ipvs.ErrExists
-	case errors.Is(err, unix.ESRCH), errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV):
-		return kernel.ErrNotFound
-	case errors.Is(err, unix.EPERM):
-		return kernel.ErrPermission
-	}
-	return err
-}
-
-// modelLink is the [ipvs.Link] of a model host. Every operation may fail.
-type modelLink struct {
-	links  *kerneltest.Links
-	faults *kerneltest.Faults
-}
-
-func (m modelLink) State() (out ipvs.LinkState, err error) {
-	err = m.faults.Netlink(func() error {
-		out = ipvs.LinkState{}
-		if out.Exists, out.Up = m.links.Exists(kernel.DummyLink); !out.Exists {
-			return nil
-		}
-		var err error
-		out.Addresses, err = m.links.Addresses(kernel.DummyLink)
-		return err
-	})
-	if err != nil {
-		return ipvs.LinkState{}, err
-	}
-	return out, nil
-}
-
-func (m modelLink) Ensure() error {
-	err := m.faults.Netlink(func() error { return m.links.Add(kernel.DummyLink) })
-	if err != nil && !errors.Is(err, unix.EEXIST) {
-		return err
-	}
-	return m.faults.Netlink(func() error { return m.links.SetUp(kernel.DummyLink) })
-}
-
-func (m modelLink) Add(addresses ...netip.Addr) error {
-	return m.each(addresses, unix.EEXIST, m.links.AddAddress)
-}
-
-func (m modelLink) Delete(addresses ...netip.Addr) error {
-	return m.each(addresses, unix.EADDRNOTAVAIL, m.links.DelAddress)
-}
-
-func (m modelLink) each(addresses []netip.Addr, fine error, do func(string, netip.Addr) error) error {
-	if exists, _ := m.links.Exists(kernel.DummyLink); !exists {
-		return kernel.ErrNotFound
-	}
-	var errs *multierror.Error
-	for _, a := range addresses {
-		err := m.faults.Netlink(func() error { return do(kernel.DummyLink, a) })
-		if err != nil && !errors.Is(err, fine) {
-			errs = multierror.Append(errs, &ipvs.AddressError{Address: a, Err: meaning(err)})
-		}
-	}
-	return errs.ErrorOrNil()
-}
-
-func (m modelLink) Remove() error {
-	err := m.faults.Netlink(func() error { return m.links.Delete(kernel.DummyLink) })
-	if errors.Is(err, unix.ENODEV) {
-		return nil
-	}
-	return err
-}
 
 // change does something to a virtual server, or to one of its real servers.
 func change(t ipvs.Table, do ipvs.Verb, v kernel.Virtual, r ...kernel.Real) error {
@@ -154,6 +24,11 @@ func change(t ipvs.Table, do ipvs.Verb, v kernel.Virtual, r ...kernel.Real) erro
 	return t.Change(request)[0]
 }
 
+// changed is what a change of addresses says that must not fail for single ones.
+func changed(failed map[netip.Addr]error, err error) error {
+	return errors.Join(err, errors.Join(slices.Collect(maps.Values(failed))...))
+}
+
 // intruder is a foreign real server for a virtual server of either family.
 func intruder(v kernel.Virtual) kernel.Real {
 	a := "203.0.113.99:9"
@@ -162,84 +37,6 @@ func intruder(v kernel.Virtual) kernel.Real {
 	}
 	return kernel.Real{Address: netip.MustParseAddrPort(a), Weight: 3}
 }
-
-// faultyTable puts faults in front of a table.
-type faultyTable struct {
-	next   ipvs.Table
-	faults *kerneltest.Faults
-}
-
-func (f faultyTable) List(of ...kernel.Virtual) (out []ipvs.Server, err error) {
-	return f.read(func() ([]ipvs.Server, error) { return f.next.List(of...) })
-}
-
-func (f faultyTable) Glance() ([]ipvs.Server, error) { return f.read(f.next.Glance) }
-
-func (f faultyTable) read(read func() ([]ipvs.Server, error)) (out []ipvs.Server, err error) {
-	err = meaning(f.faults.Netlink(func() error {
-		out, err = read()
-		return err
-	}))
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
-}
-
-// Change lets some requests fail, carried out or not, and hands the others over together.
-func (f faultyTable) Change(requests ...ipvs.Request) []error {
-	errs := make([]error, len(requests))
-	var carried []ipvs.Request
-	var of []int
-	for i, r := range requests {
-		errs[i] = f.faults.Netlink(func() error {
-			carried, of = append(carried, r), append(of, i)
-			return nil
-		})
-	}
-	for k, err := range f.next.Change(carried...) {
-		if i := of[k]; errs[i] == nil {
-			errs[i] = err
-		}
-	}
-	return errs
-}
-
-// faultyLink puts faults in front of a link.
-type faultyLink struct {
-	next   ipvs.Link
-	faults *kerneltest.Faults
-}
-
-func (f faultyLink) State() (out ipvs.LinkState, err error) {
-	err = f.faults.Netlink(func() error {
-		out, err = f.next.State()
-		return err
-	})
-	if err != nil {
-		return ipvs.LinkState{}, err
-	}
-	return out, nil
-}
-
-func (f faultyLink) Ensure() error { return f.faults.Netlink(f.next.Ensure) }
-
-func (f faultyLink) Add(addresses ...netip.Addr) error { return f.each(addresses, f.next.Add) }
-
-func (f faultyLink) Delete(addresses ...netip.Addr) error { return f.each(addresses, f.next.Delete) }
-
-// each lets some addresses fail, and others not.
-func (f faultyLink) each(addresses []netip.Addr, do func(...netip.Addr) error) error {
-	var errs *multierror.Error
-	for _, a := range addresses {
-		if err := f.faults.Netlink(func() error { return do(a) }); err != nil {
-			errs = multierror.Append(errs, &ipvs.AddressError{Address: a, Err: err})
-		}
-	}
-	return errs.ErrorOrNil()
-}
-
-func (f faultyLink) Remove() error { return f.faults.Netlink(f.next.Remove) }
 
 // TestTable holds the model to what the kernel does: what it takes, what it
 // refuses, and with which error.
@@ -300,7 +97,7 @@ func TestTable(t *testing.T) {
 
 // eachTable runs a test with the model's table and with the kernel's.
 func eachTable(t *testing.T, test func(*testing.T, ipvs.Table)) {
-	t.Run("model", func(t *testing.T) { test(t, modelTable{kerneltest.NewHost().IPVS(), &kerneltest.Faults{}}) })
+	t.Run("model", func(t *testing.T) { test(t, kerneltest.NewHost().Table()) })
 	t.Run("kernel", func(t *testing.T) {
 		kerneltest.Namespace(t)
 		test(t, openTable(t))
@@ -353,7 +150,7 @@ func TestManyRequests(t *testing.T) {
 func TestLink(t *testing.T) {
 	a, b := netip.MustParseAddr("10.96.0.1"), netip.MustParseAddr("fd00:96::1")
 	links := map[string]func(t *testing.T) ipvs.Link{
-		"model": func(*testing.T) ipvs.Link { return modelLink{kerneltest.NewHost().Links(), &kerneltest.Faults{}} },
+		"model": func(*testing.T) ipvs.Link { return kerneltest.NewHost().Link() },
 		"kernel": func(t *testing.T) ipvs.Link {
 			kerneltest.Namespace(t)
 			openTable(t) // where there is IPVS, there are dummy links
@@ -372,13 +169,13 @@ func TestLink(t *testing.T) {
 		then ipvs.LinkState
 	}{
 		{"remove a link that isn't there", ipvs.Link.Remove, nil, ipvs.LinkState{}},
-		{"add an address", func(l ipvs.Link) error { return l.Add(a) }, kernel.ErrNotFound, ipvs.LinkState{}},
+		{"add an address", func(l ipvs.Link) error { return changed(l.Add(a)) }, kernel.ErrNotFound, ipvs.LinkState{}},
 		{"make it", ipvs.Link.Ensure, nil, ipvs.LinkState{Exists: true, Up: true}},
 		{"make it again", ipvs.Link.Ensure, nil, ipvs.LinkState{Exists: true, Up: true}},
-		{"add addresses", func(l ipvs.Link) error { return l.Add(b, a) }, nil, ipvs.LinkState{Exists: true, Up: true, Addresses: []netip.Addr{a, b}}},
-		{"add one again", func(l ipvs.Link) error { return l.Add(a) }, nil, ipvs.LinkState{Exists: true, Up: true, Addresses: []netip.Addr{a, b}}},
-		{"delete one", func(l ipvs.Link) error { return l.Delete(a) }, nil, ipvs.LinkState{Exists: true, Up: true, Addresses: []netip.Addr{b}}},
-		{"delete it again", func(l ipvs.Link) error { return l.Delete(a) }, nil, ipvs.LinkState{Exists: true, Up: true, Addresses: []netip.Addr{b}}},
+		{"add addresses", func(l ipvs.Link) error { return changed(l.Add(b, a)) }, nil, ipvs.LinkState{Exists: true, Up: true, Addresses: []netip.Addr{a, b}}},
+		{"add one again", func(l ipvs.Link) error { return changed(l.Add(a)) }, nil, ipvs.LinkState{Exists: true, Up: true, Addresses: []netip.Addr{a, b}}},
+		{"delete one", func(l ipvs.Link) error { return changed(l.Delete(a)) }, nil, ipvs.LinkState{Exists: true, Up: true, Addresses: []netip.Addr{b}}},
+		{"delete it again", func(l ipvs.Link) error { return changed(l.Delete(a)) }, nil, ipvs.LinkState{Exists: true, Up: true, Addresses: []netip.Addr{b}}},
 		{"remove the link", ipvs.Link.Remove, nil, ipvs.LinkState{}},
 	}
 	for name, open := range links {

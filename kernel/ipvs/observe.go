@@ -19,7 +19,7 @@ func (b *Backend) Observe(ctx context.Context) (kernel.Ruleset, error) {
 	if err != nil {
 		return out, err
 	}
-	own, err := b.look(out.Sets)
+	own, err := b.read(out.Sets)
 	if err != nil {
 		return kernel.Ruleset{}, err
 	}
@@ -37,11 +37,11 @@ func (b *Backend) Observe(ctx context.Context) (kernel.Ruleset, error) {
 	return out, nil
 }
 
-// look reads virtual servers, link and record, remembers what is kproxy's, mends
+// read reads virtual servers, link and record, remembers what is kproxy's, mends
 // the record, and returns the virtual servers, addresses, and sets of the record
 // with entries only. Sets are those that were read just before; nil to have
 // them read.
-func (b *Backend) look(sets []kernel.Set) (kernel.Ruleset, error) {
+func (b *Backend) read(sets []kernel.Set) (kernel.Ruleset, error) {
 	var out kernel.Ruleset
 	servers, err := b.config.Table.List()
 	if err != nil {

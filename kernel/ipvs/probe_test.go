@@ -51,8 +51,8 @@ func TestProbeSchedulers(t *testing.T) {
 	if err := h.AddForeignVirtual(foreign); err != nil {
 		t.Fatal(err)
 	}
-	before := h.IPVS().List()
-	got, err := ipvs.ProbeSchedulers(context.Background(), modelTable{h.IPVS(), &kerneltest.Faults{}}, []string{"rr", "mh", "nosuch"})
+	before := list(t, h.Table())
+	got, err := ipvs.ProbeSchedulers(context.Background(), h.Table(), []string{"rr", "mh", "nosuch"})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -61,7 +61,7 @@ func TestProbeSchedulers(t *testing.T) {
 			t.Errorf("scheduler %s: %q", name, why)
 		}
 	}
-	if diff := cmp.Diff(len(before), len(h.IPVS().List())); diff != "" {
+	if diff := cmp.Diff(len(before), len(list(t, h.Table()))); diff != "" {
 		t.Errorf("virtual servers (-before +after):\n%s", diff)
 	}
 }

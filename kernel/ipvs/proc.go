@@ -3,10 +3,12 @@ package ipvs
 import (
 	"bytes"
 	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
@@ -24,28 +26,17 @@ const procPath = "/proc/thread-self/net/ip_vs"
 // The Watch has it read every two seconds, so it allocates little.
 func ParseProc(text []byte) ([]Server, error) {
 	reals := bytes.Count(text, []byte("\n  -> "))
-	servers := bytes.Count(text, []byte{'\n'}) - reals
 	p := procParser{
-		schedulers: map[string]string{}, servers: make([]Server, 0, servers), first: make([]int, 0, servers),
+		schedulers: map[string]string{}, servers: make([]Server, 0, bytes.Count(text, []byte{'\n'})-reals),
 		reals: make([]kernel.Real, 0, reals), connections: make([]int, 0, reals),
 	}
-	for n := 1; len(text) > 0; n++ {
-		line, rest, _ := bytes.Cut(text, []byte{'\n'})
-		text = rest
-		if n <= 3 {
+	n := 0
+	for line := range bytes.Lines(text) {
+		if n++; n <= 3 {
 			continue // version and headings
 		}
-		if err := p.line(line); err != nil {
-			return nil, fmt.Errorf("parse line %d of %s: %w", n, procPath, err)
-		}
-	}
-	for i := range p.servers {
-		end := len(p.reals)
-		if i+1 < len(p.servers) {
-			end = p.first[i+1]
-		}
-		if s := &p.servers[i]; p.first[i] < end {
-			s.Reals, s.Connections = p.reals[p.first[i]:end:end], p.connections[p.first[i]:end:end]
+		if !p.line(bytes.TrimSuffix(line, []byte{'\n'})) {
+			return nil, fmt.Errorf("parse line %d of %s: %w", n, procPath, errProc)
 		}
 	}
 	sortServers(p.servers)
@@ -54,8 +45,8 @@ func ParseProc(text []byte) ([]Server, error) {
 
 type procParser struct {
 	servers []Server
-	first   []int // of each server's reals
-	known   bool  // the current virtual server is one that kproxy could know
+	known   bool // the current virtual server is one that kproxy could know
+	begin   int  // of its reals
 
 	reals       []kernel.Real
 	connections []int
@@ -64,16 +55,13 @@ type procParser struct {
 
 var errProc = errors.New("it isn't of the form that the kernel prints")
 
-func (p *procParser) line(line []byte) error {
+func (p *procParser) line(line []byte) bool {
 	first, rest := field(line)
 	switch {
 	case len(first) == 0:
-		return nil
+		return true
 	case string(first) == "->":
-		if !p.known {
-			return nil
-		}
-		return p.real(rest)
+		return !p.known || p.real(rest)
 	}
 	return p.server(first, rest)
 }
@@ -82,116 +70,85 @@ func (p *procParser) line(line []byte) error {
 var protocols = map[string]service.Protocol{"TCP": service.TCP, "UDP": service.UDP, "SCTP": service.SCTP}
 
 // server reads "TCP  0A600001:0050 rr persistent 2700000 FFFFFFFF".
-func (p *procParser) server(name, rest []byte) error {
-	proto, known := protocols[string(name)]
-	if p.known = known; !known {
-		return nil // by firewall mark (FWM), AH or ESP
+func (p *procParser) server(name, rest []byte) bool {
+	v := kernel.Virtual{}
+	if v.Protocol, p.known = protocols[string(name)]; !p.known {
+		return true // by firewall mark (FWM), AH or ESP
 	}
 	address, rest := field(rest)
-	a, ok := procAddress(address)
 	name, rest = field(rest)
-	if !ok || len(name) == 0 {
-		return errProc
+	var ok bool
+	if v.Address, ok = hexAddrPort(address); !ok || len(name) == 0 {
+		return false
 	}
-	scheduler, ok := p.schedulers[string(name)]
-	if !ok {
-		scheduler = string(name)
-		p.schedulers[scheduler] = scheduler
+	if v.Scheduler, ok = p.schedulers[string(name)]; !ok {
+		v.Scheduler = string(name)
+		p.schedulers[v.Scheduler] = v.Scheduler
 	}
-	v := kernel.Virtual{Protocol: proto, Address: a, Scheduler: scheduler}
 	if bytes.Contains(rest, []byte("persistent")) {
 		v.Persistence = 1
 	}
-	p.servers, p.first = append(p.servers, Server{Virtual: v}), append(p.first, len(p.reals))
-	return nil
+	p.servers, p.begin = append(p.servers, Server{Virtual: v}), len(p.reals)
+	return true
 }
 
 // real reads "0A020002:1F90 Masq 1 0 0".
-func (p *procParser) real(rest []byte) error {
+func (p *procParser) real(rest []byte) bool {
 	address, rest := field(rest)
-	a, ok := procAddress(address)
+	a, ok := hexAddrPort(address)
 	_, rest = field(rest)
-	var numbers [3]int // weight, active and inactive connections
+	var numbers [3]uint64 // weight, active and inactive connections
 	for i := range numbers {
 		var digits []byte
 		digits, rest = field(rest)
-		ok = ok && len(digits) > 0 && len(digits) <= 10
-		for _, c := range digits {
-			ok = ok && c >= '0' && c <= '9'
-			numbers[i] = numbers[i]*10 + int(c-'0')
-		}
+		n, err := strconv.ParseUint(string(digits), 10, 32)
+		numbers[i], ok = n, ok && err == nil
 	}
 	if !ok {
-		return errProc
+		return false
 	}
 	p.reals = append(p.reals, kernel.Real{Address: a, Weight: uint32(numbers[0])})
-	p.connections = append(p.connections, numbers[1]+numbers[2])
-	return nil
+	p.connections = append(p.connections, int(numbers[1]+numbers[2]))
+	s, end := &p.servers[len(p.servers)-1], len(p.reals)
+	s.Reals, s.Connections = p.reals[p.begin:end:end], p.connections[p.begin:end:end]
+	return true
 }
 
 // field cuts the first word off a line.
 func field(line []byte) (word, rest []byte) {
-	for len(line) > 0 && line[0] == ' ' {
-		line = line[1:]
-	}
+	line = bytes.TrimLeft(line, " ")
 	if i := bytes.IndexByte(line, ' '); i >= 0 {
 		return line[:i], line[i:]
 	}
 	return line, nil
 }
 
-// procAddress reads "0A600001:0050" and "[fd00:0096:0000:0000:0000:0000:0000:0001]:0050".
-func procAddress(s []byte) (netip.AddrPort, bool) {
-	i := bytes.LastIndexByte(s, ':')
-	if i < 0 {
-		return netip.AddrPort{}, false
-	}
-	var a [16]byte
-	b, ok := hexBytes(a[:0], s[i+1:])
-	if !ok || len(b) != 2 {
-		return netip.AddrPort{}, false
-	}
-	port := binary.BigEndian.Uint16(b)
-	b = b[:0]
-	if s = s[:i]; len(s) > 2 && s[0] == '[' && s[len(s)-1] == ']' {
-		for group := range bytes.SplitSeq(s[1:len(s)-1], []byte{':'}) {
-			if b, ok = hexBytes(b, group); !ok || len(group) != 4 || len(b) > len(a) {
-				return netip.AddrPort{}, false
-			}
-		}
-		return netip.AddrPortFrom(netip.AddrFrom16(a), port), len(b) == len(a)
-	}
-	if b, ok = hexBytes(b, s); !ok || len(b) != 4 {
-		return netip.AddrPort{}, false
-	}
-	return netip.AddrPortFrom(netip.AddrFrom4([4]byte(b)), port), true
+// hexAddrPort reads "0A600001:0050" and "[fd00:0096:0000:0000:0000:0000:0000:0001]:0050".
+func hexAddrPort(s []byte) (netip.AddrPort, bool) {
+	i := max(0, bytes.LastIndexByte(s, ':'))
+	a, okAddress := hexAddr(bytes.Trim(s[:i], "[]"))
+	port, okPort := hexPort(s[min(i+1, len(s)):])
+	return netip.AddrPortFrom(a, port), okAddress && okPort
 }
 
-// hexBytes appends the bytes that pairs of hexadecimal digits stand for.
-func hexBytes(to, s []byte) ([]byte, bool) {
-	if len(s)%2 != 0 {
-		return to, false
+// hexAddr reads "0A010002" and "fd00:0001:0000:0000:0000:0000:0000:0002".
+func hexAddr(s []byte) (netip.Addr, bool) {
+	var v4 [4]byte
+	if len(s) == hex.EncodedLen(len(v4)) && bytes.IndexByte(s, ':') < 0 {
+		_, err := hex.Decode(v4[:], s)
+		return netip.AddrFrom4(v4), err == nil
 	}
-	for i := 0; i < len(s); i += 2 {
-		high, low := digit(s[i]), digit(s[i+1])
-		if high > 15 || low > 15 {
-			return to, false
-		}
-		to = append(to, high<<4|low)
-	}
-	return to, true
+	a, err := netip.ParseAddr(string(s))
+	return a, err == nil && a.Is6()
 }
 
-func digit(c byte) byte {
-	switch {
-	case c >= '0' && c <= '9':
-		return c - '0'
-	case c >= 'a' && c <= 'f':
-		return c - 'a' + 10
-	case c >= 'A' && c <= 'F':
-		return c - 'A' + 10
+func hexPort(s []byte) (uint16, bool) {
+	var b [2]byte
+	if len(s) != hex.EncodedLen(len(b)) {
+		return 0, false
 	}
-	return 255
+	_, err := hex.Decode(b[:], s)
+	return binary.BigEndian.Uint16(b[:]), err == nil
 }
 
 // sortServers brings virtual servers, and each one's real servers, in order.

@@ -13,8 +13,6 @@ import (
 	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/kernel/nlmsg"
@@ -31,70 +29,53 @@ const syncLink = "lo"
 // syncDaemon is the receiving end of IPVS's synchronisation, in the role of the
 // backup, and a socket that plays the master.
 type syncDaemon struct {
+	table  *Netlink
 	id     uint8 // whose messages it takes
 	socket int
 }
 
 // startSync starts the daemon in the network namespace of the calling thread. One
 // of kproxy's that an earlier process left is replaced.
-func startSync(mark uint32) (*syncDaemon, error) {
+func (t *Netlink) startSync(mark uint32) (*syncDaemon, error) {
 	// A backup that only listens would direct no traffic at all (ip_vs_in).
 	if b, err := os.ReadFile("/proc/sys/net/ipv4/vs/backup_only"); err == nil && strings.TrimSpace(string(b)) != "0" {
 		return nil, fmt.Errorf("%w: net.ipv4.vs.backup_only is set", ErrSyncDaemon)
 	}
-	if err := stopLeftSync(); err != nil {
+	if err := t.StopSync(); err != nil {
 		return nil, err
 	}
-	d := &syncDaemon{id: uint8(1 + rand.IntN(255))} // 0 would be everybody
-	if err := startBackup(d.id); err != nil {
+	d := &syncDaemon{table: t, id: uint8(1 + rand.IntN(255))} // 0 would be everybody
+	if err := t.startBackup(d.id); err != nil {
 		return nil, fmt.Errorf("start synchronisation daemon: %w", err)
 	}
 	var err error
 	if d.socket, err = syncSocket(mark); err != nil {
-		return nil, errors.Join(fmt.Errorf("open synchronisation socket: %w", err), d.stopDaemon())
+		return nil, errors.Join(fmt.Errorf("open synchronisation socket: %w", err), t.stopBackup())
 	}
 	return d, nil
 }
 
-// stopLeftSync stops the daemon if it is kproxy's, and fails if it is another's.
-func stopLeftSync() error {
-	daemons, err := syncDaemons()
+// StopSync stops the daemon that a process left which ended while it seeded affinity.
+// Another's goes on, and is an [ErrSyncDaemon].
+func (t *Netlink) StopSync() error {
+	daemons, err := t.syncDaemons()
 	if err != nil {
 		return err
 	}
-	for _, x := range daemons {
-		if !x.own {
+	for _, own := range daemons {
+		if !own {
 			return ErrSyncDaemon
 		}
-		if err := stopBackup(); err != nil && !errors.Is(err, unix.ESRCH) {
-			return fmt.Errorf("stop synchronisation daemon: %w", err)
+		if err := t.stopBackup(); err != nil && !errors.Is(err, unix.ESRCH) {
+			return err
 		}
-	}
-	return nil
-}
-
-// StopSync stops the daemon that a process left which ended while it seeded
-// affinity. Others' go on. Without IPVS in the kernel it does nothing.
-func StopSync() error {
-	if _, err := os.Stat(procPath); err != nil { // asking for the netlink family would load the module
-		return nil
-	}
-	if err := stopLeftSync(); err != nil && !errors.Is(err, ErrSyncDaemon) {
-		return err
 	}
 	return nil
 }
 
 // stop ends the daemon, after what it has received.
 func (d *syncDaemon) stop() error {
-	return errors.Join(os.NewSyscallError("close", unix.Close(d.socket)), d.stopDaemon())
-}
-
-func (d *syncDaemon) stopDaemon() error {
-	if err := stopBackup(); err != nil {
-		return fmt.Errorf("stop synchronisation daemon: %w", err)
-	}
-	return nil
+	return errors.Join(os.NewSyscallError("close", unix.Close(d.socket)), d.table.stopBackup())
 }
 
 // syncSocket sends to [SyncGroup] on the loopback link.
@@ -236,24 +217,28 @@ const (
 	daemonPort      = 7
 
 	stateBackup = 2
+
+	sizeofGeneric = 4 // struct genlmsghdr
 )
 
-// startBackup starts the backup.
-func startBackup(id uint8) error {
-	r, err := ipvsRequest(cmdNewDaemon, unix.NLM_F_ACK)
-	if err != nil {
-		return err
-	}
-	group := SyncGroup.Addr().As4()
-	d := nl.NewRtAttr(attrDaemon|unix.NLA_F_NESTED, nil)
-	d.AddRtAttr(daemonState, nl.Uint32Attr(stateBackup))
-	d.AddRtAttr(daemonLink, nl.ZeroTerminated(syncLink))
-	d.AddRtAttr(daemonSyncID, nl.Uint32Attr(uint32(id)))
-	d.AddRtAttr(daemonMaxLength, nl.Uint16Attr(syncHeaderLength+syncMost*syncV6Length))
-	d.AddRtAttr(daemonGroup, group[:])
-	d.AddRtAttr(daemonPort, nl.Uint16Attr(SyncGroup.Port()))
-	r.AddData(d)
-	_, err = r.Execute(unix.NETLINK_GENERIC, 0)
+// onDaemon sends a command about a daemon, and the same again as often as times says.
+func (t *Netlink) onDaemon(command byte, times int, attributes func([]byte) []byte) []error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.changes.Change(times, func(b []byte, _ int) []byte {
+		return nlmsg.AppendNested(append(nlmsg.AppendRequest(b, t.family, 0), command, 1, 0, 0), attrDaemon, attributes) // version 1
+	})
+}
+
+func (t *Netlink) startBackup(id uint8) error {
+	err := t.onDaemon(cmdNewDaemon, 1, func(b []byte) []byte {
+		b = nlmsg.AppendNative(b, daemonState, stateBackup)
+		b = nlmsg.AppendText(b, daemonLink, syncLink)
+		b = nlmsg.AppendNative(b, daemonSyncID, uint32(id))
+		b = nlmsg.Append(b, daemonMaxLength, binary.NativeEndian.AppendUint16(nil, syncHeaderLength+syncMost*syncV6Length)...)
+		b = nlmsg.AppendAddr(b, daemonGroup, SyncGroup.Addr())
+		return nlmsg.Append(b, daemonPort, binary.NativeEndian.AppendUint16(nil, SyncGroup.Port())...)
+	})[0]
 	if errors.Is(err, unix.EEXIST) {
 		return ErrSyncDaemon
 	}
@@ -266,85 +251,50 @@ func startBackup(id uint8) error {
 // net/netlink/af_netlink.c), and so ends one that stops a thread before it has run
 // (kthread_stop), as happens to a daemon that has just been started. So it is asked
 // twice at once, and the second answer, that there is none, always comes.
-func stopBackup() error {
-	family, err := netlink.GenlFamilyGet("IPVS")
+func (t *Netlink) stopBackup() error {
+	errs := t.onDaemon(cmdDelDaemon, 2, func(b []byte) []byte { return nlmsg.AppendNative(b, daemonState, stateBackup) })
+	err := errs[0]
+	if err == nil && !errors.Is(errs[1], unix.ESRCH) {
+		err = errs[1]
+	}
 	if err != nil {
-		return fmt.Errorf("find IPVS: %w", err)
+		return fmt.Errorf("stop synchronisation daemon: %w", err)
 	}
-	s, err := nlmsg.Open(unix.NETLINK_GENERIC, 4<<10)
-	if err != nil {
-		return err
-	}
-	defer s.Close()
-	errs := s.Change(2, func(b []byte, _ int) []byte {
-		b = append(nlmsg.AppendRequest(b, family.ID, 0), cmdDelDaemon, 1, 0, 0) // version 1
-		return nlmsg.AppendNested(b, attrDaemon, func(b []byte) []byte { return nlmsg.AppendNative(b, daemonState, stateBackup) })
-	})
-	if errs[0] == nil && errs[1] != nil && !errors.Is(errs[1], unix.ESRCH) {
-		return errs[1]
-	}
-	return errs[0]
+	return nil
 }
 
-// runningDaemon is a daemon that the kernel runs.
-type runningDaemon struct{ own bool }
-
-// syncDaemons lists them: a master, a backup, both or none.
-func syncDaemons() ([]runningDaemon, error) {
-	r, err := ipvsRequest(cmdGetDaemon, unix.NLM_F_DUMP)
-	if err != nil {
-		return nil, err
-	}
-	answers, err := r.Execute(unix.NETLINK_GENERIC, 0)
+// syncDaemons lists the daemons that the kernel runs, a master, a backup, both or none, and
+// tells of each whether it is kproxy's.
+func (t *Netlink) syncDaemons() (own []bool, err error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	err = t.changes.Dump(func(b []byte) []byte {
+		return append(nlmsg.AppendRequest(b, t.family, unix.NLM_F_DUMP), cmdGetDaemon, 1, 0, 0) // version 1
+	}, func(body []byte) {
+		for typ, value := range nlmsg.Attributes(body[min(len(body), sizeofGeneric):]) {
+			if typ == attrDaemon {
+				own = append(own, isOwnDaemon(value))
+			}
+		}
+	})
 	if err != nil {
 		return nil, fmt.Errorf("list synchronisation daemons: %w", err)
 	}
-	var out []runningDaemon
-	for _, a := range answers {
-		x, err := parseDaemon(a)
-		if err != nil {
-			return nil, fmt.Errorf("list synchronisation daemons: %w", err)
-		}
-		out = append(out, x)
-	}
-	return out, nil
+	return own, nil
 }
 
-func parseDaemon(answer []byte) (runningDaemon, error) {
-	outer, err := nl.ParseRouteAttr(answer[min(len(answer), nl.SizeofGenlmsg):])
-	if err != nil {
-		return runningDaemon{}, err
-	}
+func isOwnDaemon(attributes []byte) bool {
 	var backup, here, group bool
-	for _, o := range outer {
-		if o.Attr.Type&^unix.NLA_F_NESTED != attrDaemon {
-			continue
-		}
-		inner, err := nl.ParseRouteAttr(o.Value)
-		if err != nil {
-			return runningDaemon{}, err
-		}
-		for _, i := range inner {
-			switch i.Attr.Type {
-			case daemonState:
-				backup = len(i.Value) == 4 && nl.NativeEndian().Uint32(i.Value) == stateBackup
-			case daemonLink:
-				here = unix.ByteSliceToString(i.Value) == syncLink
-			case daemonGroup:
-				a, ok := netip.AddrFromSlice(i.Value)
-				group = ok && a == SyncGroup.Addr()
-			}
+	for typ, value := range nlmsg.Attributes(attributes) {
+		switch typ {
+		case daemonState:
+			backup = len(value) == 4 && binary.NativeEndian.Uint32(value) == stateBackup
+		case daemonLink:
+			here = nlmsg.Text(value) == syncLink
+		case daemonGroup:
+			a, ok := netip.AddrFromSlice(value)
+			group = ok && a == SyncGroup.Addr()
 		}
 	}
-	return runningDaemon{own: backup && here && group}, nil
-}
-
-func ipvsRequest(command uint8, flags int) (*nl.NetlinkRequest, error) {
-	family, err := netlink.GenlFamilyGet("IPVS")
-	if err != nil {
-		return nil, fmt.Errorf("find IPVS: %w", err)
-	}
-	r := nl.NewNetlinkRequest(int(family.ID), flags)
-	r.AddData(&nl.Genlmsg{Command: command, Version: 1})
-	return r, nil
+	return backup && here && group
 }

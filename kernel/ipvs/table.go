@@ -2,6 +2,7 @@ package ipvs
 
 import (
 	"bytes"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -20,6 +21,63 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
+// ErrExists says that what was to be added is there.
+var ErrExists = errors.New("exists")
+
+// Table is the kernel's table of virtual servers, everybody's. Implementations
+// are safe for concurrent use.
+type Table interface {
+	// List returns virtual servers in order ([kernel.CompareVirtuals]): all of
+	// them, or those of the ones given that exist. Those by firewall mark, and of
+	// protocols that kproxy doesn't know, are left out.
+	List(of ...kernel.Virtual) ([]Server, error)
+	// Scan is List of all at the lowest price: SchedFlags and Persistence may be
+	// missing, and so may virtual servers other than want, which is in order.
+	Scan(want []kernel.Virtual) ([]Server, error)
+	// Change carries out requests in order, and returns the error of each: one that
+	// fails keeps none from the next. A scheduler that the kernel doesn't have is an
+	// [ErrScheduler].
+	Change(requests ...Request) []error
+}
+
+// ErrScheduler says that the kernel doesn't have a scheduler.
+var ErrScheduler = errors.New("no such scheduler")
+
+// Server is a virtual server as the kernel has it.
+type Server struct {
+	kernel.Virtual // without Owner; Reals in order of address
+	// Connections are how many each of Reals has, active and inactive ones.
+	Connections []int
+}
+
+// Request is what a [Table] is asked to do.
+type Request struct {
+	Do      Verb
+	Virtual kernel.Virtual
+	// Real is the real server of Virtual that it is about. Without an address, it is
+	// about Virtual itself. Virtual.Reals don't matter: a new virtual server has none,
+	// an edited one keeps them, and they go with a deleted one.
+	Real kernel.Real
+}
+
+// Verb is what is done to a virtual or real server.
+type Verb int
+
+// The verbs, as the commands of the kernel's netlink family: add doesn't touch
+// what exists and edit makes nothing.
+const (
+	Add    Verb = iota // fails with [ErrExists]
+	Edit               // fails with [kernel.ErrNotFound]
+	Delete             // fails with [kernel.ErrNotFound]
+)
+
+func (v Verb) String() string { return [...]string{"add", "edit", "delete"}[v] }
+
+// one carries out a single request.
+func one(t Table, r Request) error { return t.Change(r)[0] }
+
+func (r *Request) ofReal() bool { return r.Real.Address.IsValid() }
+
 // Netlink is the [Table] of the kernel. It belongs to the network namespace of
 // the thread that opened it.
 type Netlink struct {
@@ -33,6 +91,13 @@ type Netlink struct {
 
 var _ Table = (*Netlink)(nil)
 
+// Loaded reports whether the kernel has IPVS now. To ask for its netlink family would have
+// the module loaded.
+func Loaded() bool {
+	_, err := os.Stat(procPath)
+	return err == nil
+}
+
 // OpenTable opens the kernel's table. Without IPVS in the kernel it fails with
 // [kernel.ErrNotFound]; see [Load].
 func OpenTable() (*Netlink, error) {
@@ -43,22 +108,17 @@ func OpenTable() (*Netlink, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open table of virtual servers: %w: no generic netlink family IPVS (%v)", kernel.ErrNotFound, err)
 	}
-	h, err := ipvs.New("")
-	if err != nil {
-		return nil, fmt.Errorf("open table of virtual servers: %w", err)
+	t := &Netlink{family: family.ID}
+	if t.handle, err = ipvs.New(""); err == nil {
+		if t.proc, err = os.Open(procPath); err == nil {
+			if t.changes, err = nlmsg.Open(unix.NETLINK_GENERIC, 4<<10); err == nil {
+				return t, nil
+			}
+			t.proc.Close()
+		}
+		t.handle.Close()
 	}
-	f, err := os.Open(procPath)
-	if err != nil {
-		h.Close()
-		return nil, fmt.Errorf("open table of virtual servers: %w", err)
-	}
-	changes, err := nlmsg.Open(unix.NETLINK_GENERIC, 4<<10)
-	if err != nil {
-		h.Close()
-		f.Close()
-		return nil, fmt.Errorf("open table of virtual servers: %w", err)
-	}
-	return &Netlink{handle: h, changes: changes, family: family.ID, proc: f}, nil
+	return nil, fmt.Errorf("open table of virtual servers: %w", err)
 }
 
 // Close closes the sockets.
@@ -91,22 +151,17 @@ func (t *Netlink) List(of ...kernel.Virtual) ([]Server, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list virtual servers: %w", classify(err))
 	}
+	asked := make(map[key]bool, len(of))
+	for _, v := range of {
+		asked[keyOf(v)] = true
+	}
 	settings := make(map[key]kernel.Virtual, len(services))
 	for _, s := range services {
-		if v, ok := virtualOf(s); ok {
+		if v, ok := virtualOf(s); ok && (len(of) == 0 || asked[keyOf(v)]) {
 			settings[keyOf(v)] = v
 		}
 	}
-	if len(of) > 0 {
-		wanted := make(map[key]kernel.Virtual, len(of))
-		for _, v := range of {
-			if s, ok := settings[keyOf(v)]; ok {
-				wanted[keyOf(v)] = s
-			}
-		}
-		settings = wanted
-	}
-	servers, err := t.glance()
+	servers, err := t.scan(slices.SortedFunc(maps.Values(settings), kernel.CompareVirtuals))
 	if err != nil {
 		return nil, err
 	}
@@ -115,18 +170,8 @@ func (t *Netlink) List(of ...kernel.Virtual) ([]Server, error) {
 		if v, ok := settings[keyOf(s.Virtual)]; ok {
 			v.Reals = s.Reals
 			out = append(out, Server{Virtual: v, Connections: s.Connections})
-			delete(settings, keyOf(s.Virtual))
 		}
 	}
-	if len(settings) == 0 {
-		return out, nil
-	}
-	passedOver, err := t.listSome(slices.Collect(maps.Values(settings))) // see glance
-	if err != nil {
-		return nil, err
-	}
-	out = append(out, passedOver...)
-	sortServers(out)
 	return out, nil
 }
 
@@ -134,25 +179,20 @@ func (t *Netlink) List(of ...kernel.Virtual) ([]Server, error) {
 func (t *Netlink) listSome(of []kernel.Virtual) ([]Server, error) {
 	var out []Server
 	for _, v := range of {
-		s, err := t.handle.GetService(serviceOf(v))
-		if err = classify(err); errors.Is(err, kernel.ErrNotFound) {
-			continue
-		}
+		s, destinations, err := t.get(v)
 		if err != nil {
-			return nil, fmt.Errorf("look at virtual server %s %s: %w", v.Protocol, v.Address, err)
+			return nil, err
+		}
+		if s == nil {
+			continue
 		}
 		found, ok := virtualOf(s)
 		if !ok {
 			continue
 		}
-		destinations, err := t.handle.GetDestinations(s)
-		if err != nil {
-			return nil, fmt.Errorf("list real servers of %s %s: %w", v.Protocol, v.Address, classify(err))
-		}
 		server := Server{Virtual: found}
 		for _, d := range destinations {
-			a, _ := netip.AddrFromSlice(d.Address)
-			server.Reals = append(server.Reals, kernel.Real{Address: netip.AddrPortFrom(a, d.Port), Weight: uint32(d.Weight)})
+			server.Reals = append(server.Reals, realOf(d))
 			server.Connections = append(server.Connections, d.ActiveConnections+d.InactiveConnections)
 		}
 		out = append(out, server)
@@ -161,19 +201,35 @@ func (t *Netlink) listSome(of []kernel.Virtual) ([]Server, error) {
 	return out, nil
 }
 
-// Glance implements [Table].
-func (t *Netlink) Glance() ([]Server, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.glance()
+// get asks for a virtual server and its real servers; nil if there is none.
+func (t *Netlink) get(v kernel.Virtual) (*ipvs.Service, []*ipvs.Destination, error) {
+	s, err := t.handle.GetService(serviceOf(v))
+	if err = classify(err); errors.Is(err, kernel.ErrNotFound) {
+		return nil, nil, nil
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read virtual server %s %s: %w", v.Protocol, v.Address, err)
+	}
+	destinations, err := t.handle.GetDestinations(s)
+	if err != nil {
+		return nil, nil, fmt.Errorf("list real servers of %s %s: %w", v.Protocol, v.Address, classify(err))
+	}
+	return s, destinations, nil
 }
 
-// glance reads /proc/net/ip_vs, which comes a page at a time. Where other network
-// namespaces have virtual servers too, the kernel passes over some of this one's
-// between two pages: it counts everybody's to know where it is, and this
-// namespace's only to get there again (ip_vs_info_seq_next and ip_vs_info_array
-// in net/netfilter/ipvs/ip_vs_ctl.c).
-func (t *Netlink) glance() ([]Server, error) {
+// Scan implements [Table].
+func (t *Netlink) Scan(want []kernel.Virtual) ([]Server, error) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.scan(want)
+}
+
+// scan reads /proc/net/ip_vs, which comes a page at a time, and asks for those of want
+// that it lacks. Where other network namespaces have virtual servers too, the kernel
+// leaves out some of this one's between two pages: it counts all of them to know where it
+// is, and this namespace's only to get there again (ip_vs_info_seq_next and
+// ip_vs_info_array in net/netfilter/ipvs/ip_vs_ctl.c).
+func (t *Netlink) scan(want []kernel.Virtual) ([]Server, error) {
 	if _, err := t.proc.Seek(0, io.SeekStart); err != nil {
 		return nil, fmt.Errorf("read %s: %w", procPath, err)
 	}
@@ -181,7 +237,27 @@ func (t *Netlink) glance() ([]Server, error) {
 	if _, err := t.text.ReadFrom(t.proc); err != nil {
 		return nil, fmt.Errorf("read %s: %w", procPath, err)
 	}
-	return ParseProc(t.text.Bytes())
+	servers, err := ParseProc(t.text.Bytes())
+	if err != nil {
+		return nil, err
+	}
+	var missing []kernel.Virtual
+	at := 0
+	for _, w := range want {
+		for at < len(servers) && kernel.CompareVirtuals(servers[at].Virtual, w) < 0 {
+			at++
+		}
+		if at == len(servers) || kernel.CompareVirtuals(servers[at].Virtual, w) != 0 {
+			missing = append(missing, w)
+		}
+	}
+	found, err := t.listSome(missing)
+	if err != nil || len(found) == 0 {
+		return servers, err
+	}
+	servers = append(servers, found...)
+	sortServers(servers)
+	return servers, nil
 }
 
 // key is what tells virtual servers apart.
@@ -221,7 +297,12 @@ func serviceOf(v kernel.Virtual) *ipvs.Service {
 	return s
 }
 
-// virtualOf is the reverse; false for what kproxy doesn't know.
+func realOf(d *ipvs.Destination) kernel.Real {
+	a, _ := netip.AddrFromSlice(d.Address)
+	return kernel.Real{Address: netip.AddrPortFrom(a, d.Port), Weight: uint32(d.Weight)}
+}
+
+// virtualOf is the reverse of [serviceOf]; false for what kproxy doesn't know.
 func virtualOf(s *ipvs.Service) (kernel.Virtual, bool) {
 	a, ok := netip.AddrFromSlice(s.Address)
 	if !ok || s.FWMark != 0 {
@@ -254,6 +335,98 @@ func classify(err error) error {
 		return fmt.Errorf("%w: CAP_NET_ADMIN is needed", kernel.ErrPermission)
 	}
 	return err
+}
+
+// Change implements [Table].
+func (t *Netlink) Change(requests ...Request) []error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	errs := t.changes.Change(len(requests), func(b []byte, i int) []byte { return requests[i].append(b, t.family) })
+	for i, err := range errs {
+		if err != nil {
+			errs[i] = requests[i].explain(err)
+		}
+	}
+	return errs
+}
+
+// explain says what the kernel's error is about, and what it means.
+func (r *Request) explain(err error) error {
+	v := r.Virtual
+	if r.ofReal() {
+		return fmt.Errorf("%s real server %s of %s %s: %w", r.Do, r.Real.Address, v.Protocol, v.Address, classify(err))
+	}
+	if errors.Is(err, unix.ENOENT) && r.Do != Delete {
+		// A virtual server that isn't there is ESRCH (ip_vs_genl_set_cmd).
+		err = fmt.Errorf("%w: %s", ErrScheduler, v.Scheduler)
+	}
+	return fmt.Errorf("%s virtual server %s %s: %w", r.Do, v.Protocol, v.Address, classify(err))
+}
+
+// Generic netlink's commands and attributes of virtual and real servers
+// (include/uapi/linux/ip_vs.h).
+const (
+	cmdNewService = 1 // the next ones edit and delete
+	cmdNewDest    = 5 // as these
+
+	attrService = 1 // of a command
+	attrDest    = 2
+
+	serviceFamily    = 1
+	serviceProtocol  = 2
+	serviceAddress   = 3
+	servicePort      = 4
+	serviceScheduler = 6
+	serviceFlags     = 7
+	serviceTimeout   = 8
+	serviceNetmask   = 9
+
+	destAddress        = 1
+	destPort           = 2
+	destForwarding     = 3
+	destWeight         = 4
+	destUpperThreshold = 5
+	destLowerThreshold = 6
+)
+
+// append encodes the request, to the netlink family of IPVS.
+func (r *Request) append(b []byte, family uint16) []byte {
+	command := cmdNewService + byte(r.Do)
+	if r.ofReal() {
+		command = cmdNewDest + byte(r.Do)
+	}
+	b = append(nlmsg.AppendRequest(b, family, 0), command, 1, 0, 0) // version 1
+	b = nlmsg.AppendNested(b, attrService, r.appendVirtual)
+	if r.ofReal() {
+		b = nlmsg.AppendNested(b, attrDest, r.appendReal)
+	}
+	return b
+}
+
+// appendVirtual appends what names the virtual server, and if it is about that, its settings.
+func (r *Request) appendVirtual(b []byte) []byte {
+	s := serviceOf(r.Virtual)
+	b = nlmsg.Append(b, serviceFamily, binary.NativeEndian.AppendUint16(nil, s.AddressFamily)...)
+	b = nlmsg.Append(b, serviceProtocol, binary.NativeEndian.AppendUint16(nil, s.Protocol)...)
+	b = nlmsg.Append(b, serviceAddress, s.Address...)
+	b = nlmsg.Append(b, servicePort, binary.BigEndian.AppendUint16(nil, s.Port)...)
+	if r.ofReal() || r.Do == Delete {
+		return b
+	}
+	b = nlmsg.Append(b, serviceScheduler, append([]byte(s.SchedName), 0)...)
+	b = nlmsg.Append(b, serviceFlags, binary.NativeEndian.AppendUint32(binary.NativeEndian.AppendUint32(nil, s.Flags), ^uint32(0))...)
+	b = nlmsg.AppendNative(b, serviceTimeout, s.Timeout)
+	return nlmsg.AppendNative(b, serviceNetmask, s.Netmask)
+}
+
+// appendReal appends the real server, to which connections are masqueraded (forwarding 0).
+func (r *Request) appendReal(b []byte) []byte {
+	b = nlmsg.Append(b, destAddress, r.Real.Address.Addr().AsSlice()...)
+	b = nlmsg.Append(b, destPort, binary.BigEndian.AppendUint16(nil, r.Real.Address.Port())...)
+	b = nlmsg.AppendNative(b, destForwarding, 0)
+	b = nlmsg.AppendNative(b, destWeight, r.Real.Weight)
+	b = nlmsg.AppendNative(b, destUpperThreshold, 0)
+	return nlmsg.AppendNative(b, destLowerThreshold, 0)
 }
 
 // Timeouts are how long IPVS remembers connections that are idle. Zero leaves

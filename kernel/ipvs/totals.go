@@ -11,15 +11,15 @@ import (
 // to: a change makes new ones of those that it concerns, and leaves the others
 // for who compares to find unchanged.
 type totals struct {
-	entries   map[string]*counted[string] // by set
-	addresses *counted[netip.Addr]
+	entries   map[string]*multiset[string] // by set
+	addresses *multiset[netip.Addr]
 	// candidates are all virtual servers, winners those that have their place.
 	candidates []candidate
 	winners    []kernel.Virtual
 }
 
 func newTotals() totals {
-	return totals{entries: map[string]*counted[string]{}, addresses: newCounted(netip.Addr.Compare)}
+	return totals{entries: map[string]*multiset[string]{}, addresses: newMultiset(netip.Addr.Compare)}
 }
 
 // change takes fragments away and adds others.
@@ -40,7 +40,7 @@ func (t *totals) change(gone, come []*fragment) {
 	for _, fr := range come {
 		for _, e := range fr.entries {
 			if t.entries[e.Set] == nil {
-				t.entries[e.Set] = newCounted(strings.Compare)
+				t.entries[e.Set] = newMultiset(strings.Compare)
 			}
 			t.entries[e.Set].put(e.Entry, 1)
 		}
@@ -104,19 +104,19 @@ func winners(candidates []candidate) []kernel.Virtual {
 	return out
 }
 
-// counted is a sorted list of what is wanted by somebody, and by how many.
-type counted[T comparable] struct {
+// multiset is a sorted list of what is wanted by somebody, and by how many.
+type multiset[T comparable] struct {
 	compare func(T, T) int
 	sorted  []T
 	count   map[T]int
 	before  map[T]int // counts that have changed since sorted was made
 }
 
-func newCounted[T comparable](compare func(T, T) int) *counted[T] {
-	return &counted[T]{compare: compare, count: map[T]int{}, before: map[T]int{}}
+func newMultiset[T comparable](compare func(T, T) int) *multiset[T] {
+	return &multiset[T]{compare: compare, count: map[T]int{}, before: map[T]int{}}
 }
 
-func (c *counted[T]) put(x T, by int) {
+func (c *multiset[T]) put(x T, by int) {
 	n := c.count[x]
 	if _, ok := c.before[x]; !ok {
 		c.before[x] = n
@@ -129,7 +129,7 @@ func (c *counted[T]) put(x T, by int) {
 }
 
 // settle makes sorted what the counts say.
-func (c *counted[T]) settle() {
+func (c *multiset[T]) settle() {
 	var gone, come []T
 	for x, before := range c.before {
 		switch now := c.count[x]; {

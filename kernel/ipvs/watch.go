@@ -88,11 +88,8 @@ func (w *Watch) Check(ctx context.Context) ([]string, error) {
 // checkServers looks for what is missing or has other settings. What there is
 // besides may be foreign, or drain.
 func (b *Backend) checkServers(want *kernel.Ruleset) ([]string, error) {
-	servers, err := b.config.Table.Glance()
+	servers, err := b.config.Table.Scan(want.Virtuals)
 	if err != nil {
-		return nil, err
-	}
-	if servers, err = b.lookCloser(servers, want.Virtuals); err != nil {
 		return nil, err
 	}
 	var gone, changed, reals []string
@@ -115,31 +112,6 @@ func (b *Backend) checkServers(want *kernel.Ruleset) ([]string, error) {
 	}
 	return slices.Concat(some("virtual server %s is gone", gone), some("virtual server %s was changed", changed),
 		some("real servers of %s were changed", reals)), nil
-}
-
-// lookCloser adds to servers, which came of a glance, those of want that it has
-// passed over. Both are in order.
-func (b *Backend) lookCloser(servers []Server, want []kernel.Virtual) ([]Server, error) {
-	var missing []kernel.Virtual
-	at := 0
-	for _, w := range want {
-		for at < len(servers) && kernel.CompareVirtuals(servers[at].Virtual, w) < 0 {
-			at++
-		}
-		if at == len(servers) || kernel.CompareVirtuals(servers[at].Virtual, w) != 0 {
-			missing = append(missing, w)
-		}
-	}
-	if len(missing) == 0 {
-		return servers, nil
-	}
-	found, err := b.config.Table.List(missing...)
-	if err != nil || len(found) == 0 {
-		return servers, err
-	}
-	servers = slices.Concat(servers, found)
-	slices.SortFunc(servers, func(a, b Server) int { return kernel.CompareVirtuals(a.Virtual, b.Virtual) })
-	return servers, nil
 }
 
 func name(v *kernel.Virtual) string { return v.Protocol.String() + " " + v.Address.String() }

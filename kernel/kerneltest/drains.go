@@ -80,7 +80,11 @@ func (m Mode) drain(t *testing.T, from, to kernel.Ruleset, listed bool) {
 			s.Host.Connect(rand.New(rand.NewPCG(3, 3)))
 		}
 		m.bring(t, s, to)
-		for _, v := range s.Host.IPVS().List() {
+		servers, err := s.Host.Table().List()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range servers {
 			wanted, _ := to.Virtual(v.Protocol, v.Address)
 			if _, own := from.Virtual(v.Protocol, v.Address); own && v.Protocol == service.UDP && !slices.Equal(v.Reals, wanted.Reals) {
 				t.Errorf("flows of UDP at %s aren't free to go elsewhere: real servers %v, want %v", v.Address, v.Reals, wanted.Reals)

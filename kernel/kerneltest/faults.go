@@ -4,10 +4,12 @@ import (
 	"context"
 	"errors"
 	"math/rand/v2"
+	"net/netip"
 	"sync"
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/ipvs"
 )
 
 // ErrInjected is what an injected fault is, besides what it pretends to be.
@@ -122,12 +124,11 @@ func (f *Faults) program(call func() error) error {
 	})
 }
 
-// Netlink carries out call, or not. A fault is an error number of the kernel,
-// but none that says something about an object which isn't true: the kernel
-// doesn't lie.
-func (f *Faults) Netlink(call func() error) error {
+// netlink carries out call, or not. A fault is an error of the kernel, but none that
+// says something about an object which isn't true: the kernel doesn't lie.
+func (f *Faults) netlink(call func() error) error {
 	return f.do(call, func() error {
-		return errors.Join(ErrInjected, f.one(unix.ENOBUFS, unix.ENOMEM, unix.EINTR, unix.EPERM, unix.ETIMEDOUT, unix.EAGAIN))
+		return errors.Join(ErrInjected, f.one(unix.ENOBUFS, unix.ENOMEM, unix.EINTR, kernel.ErrPermission, unix.ETIMEDOUT, unix.EAGAIN))
 	})
 }
 
@@ -234,3 +235,110 @@ func (j *FaultyJumper) Append(tbl, chain string, spec ...string) error {
 func (j *FaultyJumper) Delete(tbl, chain string, spec ...string) error {
 	return j.faults.program(func() error { return j.next.Delete(tbl, chain, spec...) })
 }
+
+// Table puts faults in front of t.
+func (f *Faults) Table(t ipvs.Table) ipvs.Table { return faultyTable{f, t} }
+
+type faultyTable struct {
+	faults *Faults
+	next   ipvs.Table
+}
+
+func (t faultyTable) List(of ...kernel.Virtual) ([]ipvs.Server, error) {
+	return t.read(func() ([]ipvs.Server, error) { return t.next.List(of...) })
+}
+
+func (t faultyTable) Scan(want []kernel.Virtual) ([]ipvs.Server, error) {
+	return t.read(func() ([]ipvs.Server, error) { return t.next.Scan(want) })
+}
+
+func (t faultyTable) read(read func() ([]ipvs.Server, error)) (out []ipvs.Server, err error) {
+	err = t.faults.netlink(func() error {
+		out, err = read()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	return out, nil
+}
+
+// Change lets some requests fail, carried out or not, and hands the others over together.
+func (t faultyTable) Change(requests ...ipvs.Request) []error {
+	errs := make([]error, len(requests))
+	var carried []ipvs.Request
+	var of []int
+	for i, r := range requests {
+		errs[i] = t.faults.netlink(func() error {
+			carried, of = append(carried, r), append(of, i)
+			return nil
+		})
+	}
+	for k, err := range t.next.Change(carried...) {
+		if i := of[k]; errs[i] == nil {
+			errs[i] = err
+		}
+	}
+	return errs
+}
+
+// Link puts faults in front of l.
+func (f *Faults) Link(l ipvs.Link) ipvs.Link { return faultyLink{f, l} }
+
+type faultyLink struct {
+	faults *Faults
+	next   ipvs.Link
+}
+
+func (l faultyLink) State() (out ipvs.LinkState, err error) {
+	err = l.faults.netlink(func() error {
+		out, err = l.next.State()
+		return err
+	})
+	if err != nil {
+		return ipvs.LinkState{}, err
+	}
+	return out, nil
+}
+
+func (l faultyLink) Ensure() error {
+	if m, ok := l.next.(modelLink); ok { // it may stay down
+		if err := l.faults.netlink(m.create); err != nil {
+			return err
+		}
+		return l.faults.netlink(m.setUp)
+	}
+	return l.faults.netlink(l.next.Ensure)
+}
+
+func (l faultyLink) Add(addresses ...netip.Addr) (map[netip.Addr]error, error) {
+	return l.each(addresses, l.next.Add)
+}
+
+func (l faultyLink) Delete(addresses ...netip.Addr) (map[netip.Addr]error, error) {
+	return l.each(addresses, l.next.Delete)
+}
+
+// each lets some addresses fail, and others not.
+func (l faultyLink) each(addresses []netip.Addr, do func(...netip.Addr) (map[netip.Addr]error, error)) (map[netip.Addr]error, error) {
+	failed := map[netip.Addr]error{}
+	for _, a := range addresses {
+		var one map[netip.Addr]error
+		var all error
+		err := l.faults.netlink(func() error {
+			one, all = do(a)
+			return all
+		})
+		switch {
+		case all != nil:
+			return nil, all
+		case err != nil:
+			failed[a] = err
+		case one[a] != nil:
+			failed[a] = one[a]
+		}
+	}
+	return failed, nil
+}
+
+func (l faultyLink) Remove() error { return l.faults.netlink(l.next.Remove) }

@@ -26,7 +26,7 @@ type Host struct {
 	tables     [2]map[string]table // by name
 	sets       map[string]*modelSet
 	virtuals   map[server]*modelVirtual
-	links      map[string]*modelLink
+	links      map[string]*modelDummy
 	node       []netip.Addr  // addresses on other links
 	schedulers []string      // that the kernel has
 	ahead      time.Duration // of the machine's clock
@@ -47,7 +47,7 @@ var builtin = map[string][]string{
 // NewHost returns a host without rules or sets.
 func NewHost() *Host {
 	h := &Host{
-		sets: map[string]*modelSet{}, virtuals: map[server]*modelVirtual{}, links: map[string]*modelLink{},
+		sets: map[string]*modelSet{}, virtuals: map[server]*modelVirtual{}, links: map[string]*modelDummy{},
 		schedulers: defaultSchedulers,
 	}
 	for f := range service.Families {

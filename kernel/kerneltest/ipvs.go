@@ -1,6 +1,7 @@
 package kerneltest
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"math/rand/v2"
@@ -9,17 +10,17 @@ import (
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/service"
 )
 
-// IPVS is the virtual servers of a [Host], by the commands of its netlink
-// family. It refuses what the kernel refuses, with the same error numbers
+// modelTable is the [ipvs.Table] of a Host. It refuses what the kernel refuses
 // (ip_vs_genl_set_cmd, ip_vs_add_service and ip_vs_add_dest in
 // net/netfilter/ipvs/ip_vs_ctl.c).
-type IPVS struct{ host *Host }
+type modelTable struct{ host *Host }
 
-// IPVS returns the host's virtual servers.
-func (h *Host) IPVS() *IPVS { return &IPVS{h} }
+// Table returns the host's virtual servers.
+func (h *Host) Table() ipvs.Table { return modelTable{h} }
 
 // server identifies a virtual server.
 type server struct {
@@ -49,110 +50,93 @@ func (h *Host) LackScheduler(name string) {
 	h.schedulers = slices.DeleteFunc(slices.Clone(h.schedulers), func(s string) bool { return s == name })
 }
 
-// NewService makes a virtual server, without real servers.
-func (s *IPVS) NewService(v kernel.Virtual) error {
-	s.host.mu.Lock()
-	defer s.host.mu.Unlock()
-	return s.host.newService(v, false)
+func (m modelTable) List(of ...kernel.Virtual) ([]ipvs.Server, error) {
+	m.host.mu.Lock()
+	defer m.host.mu.Unlock()
+	var out []ipvs.Server
+	for _, k := range m.host.servers() {
+		v := m.host.virtuals[k]
+		if len(of) > 0 && !slices.ContainsFunc(of, func(o kernel.Virtual) bool { return kernel.CompareVirtuals(o, v.Virtual) == 0 }) {
+			continue
+		}
+		s := ipvs.Server{Virtual: v.Virtual}
+		for _, a := range v.order() {
+			s.Reals = append(s.Reals, kernel.Real{Address: a, Weight: v.reals[a].weight})
+			s.Connections = append(s.Connections, v.reals[a].connections)
+		}
+		out = append(out, s)
+	}
+	return out, nil
 }
 
-func (h *Host) newService(v kernel.Virtual, foreign bool) error {
-	k := server{v.Protocol, v.Address}
+func (m modelTable) Scan([]kernel.Virtual) ([]ipvs.Server, error) { return m.List() }
+
+func (m modelTable) Change(requests ...ipvs.Request) []error {
+	m.host.mu.Lock()
+	defer m.host.mu.Unlock()
+	errs := make([]error, len(requests))
+	for i, r := range requests {
+		if r.Real.Address.IsValid() {
+			errs[i] = m.host.changeReal(r, false)
+		} else {
+			errs[i] = m.host.changeVirtual(r, false)
+		}
+	}
+	return errs
+}
+
+func (h *Host) changeVirtual(r ipvs.Request, foreign bool) error {
+	k := server{r.Virtual.Protocol, r.Virtual.Address}
+	m := h.virtuals[k]
 	switch {
-	case h.virtuals[k] != nil:
-		return unix.EEXIST
-	case !v.Address.IsValid() || v.Address.Port() == 0:
+	case r.Do == ipvs.Add && m != nil:
+		return ipvs.ErrExists
+	case r.Do != ipvs.Add && m == nil:
+		return kernel.ErrNotFound
+	case r.Do == ipvs.Delete:
+		for _, a := range m.order() {
+			h.cutOff(m, a, "whose virtual server was deleted")
+		}
+		delete(h.virtuals, k)
+		return nil
+	case !k.address.IsValid() || k.address.Port() == 0:
 		return unix.EINVAL
-	case !slices.Contains(h.schedulers, v.Scheduler):
-		return unix.ENOENT
-	}
-	v.Reals, v.Owner = nil, service.Key{}
-	h.virtuals[k] = &modelVirtual{Virtual: v, reals: map[netip.AddrPort]*modelReal{}, foreign: foreign}
-	return nil
-}
-
-// SetService gives a virtual server other settings.
-func (s *IPVS) SetService(v kernel.Virtual) error {
-	s.host.mu.Lock()
-	defer s.host.mu.Unlock()
-	m := s.host.virtuals[server{v.Protocol, v.Address}]
-	switch {
+	case !slices.Contains(h.schedulers, r.Virtual.Scheduler):
+		return fmt.Errorf("%w: %s", ipvs.ErrScheduler, r.Virtual.Scheduler)
 	case m == nil:
-		return unix.ESRCH
-	case !slices.Contains(s.host.schedulers, v.Scheduler):
-		return unix.ENOENT
+		m = &modelVirtual{reals: map[netip.AddrPort]*modelReal{}, foreign: foreign}
+		h.virtuals[k] = m
 	}
-	v.Reals, v.Owner = nil, service.Key{}
-	m.Virtual = v
+	m.Virtual = r.Virtual
+	m.Reals, m.Owner = nil, service.Key{}
 	return nil
 }
 
-// DelService removes a virtual server with all its real servers.
-func (s *IPVS) DelService(v kernel.Virtual) error {
-	s.host.mu.Lock()
-	defer s.host.mu.Unlock()
-	k := server{v.Protocol, v.Address}
-	m := s.host.virtuals[k]
+// changeReal changes a real server. The connections of one that is deleted are as good as broken.
+func (h *Host) changeReal(r ipvs.Request, foreign bool) error {
+	m := h.virtuals[server{r.Virtual.Protocol, r.Virtual.Address}]
 	if m == nil {
-		return unix.ESRCH
+		return kernel.ErrNotFound
 	}
-	for _, a := range m.order() {
-		s.host.cutOff(m, a, "whose virtual server was deleted")
-	}
-	delete(s.host.virtuals, k)
-	return nil
-}
-
-// NewDest makes a real server.
-func (s *IPVS) NewDest(v kernel.Virtual, r kernel.Real) error {
-	s.host.mu.Lock()
-	defer s.host.mu.Unlock()
-	return s.host.newDest(v, r, false)
-}
-
-func (h *Host) newDest(v kernel.Virtual, r kernel.Real, foreign bool) error {
-	m := h.virtuals[server{v.Protocol, v.Address}]
+	a := r.Real.Address
+	known := m.reals[a]
 	switch {
-	case m == nil:
-		return unix.ESRCH
-	case service.FamilyOf(r.Address.Addr()) != service.FamilyOf(v.Address.Addr()):
+	case r.Do == ipvs.Add && service.FamilyOf(a.Addr()) != service.FamilyOf(m.Address.Addr()):
 		return unix.EINVAL // only tunnels lead to the other family
-	case m.reals[r.Address] != nil:
-		return unix.EEXIST
+	case r.Do == ipvs.Add && known != nil:
+		return ipvs.ErrExists
+	case r.Do == ipvs.Add:
+		m.reals[a] = &modelReal{weight: r.Real.Weight, foreign: foreign}
+		return nil
+	case known == nil:
+		return kernel.ErrNotFound
 	}
-	m.reals[r.Address] = &modelReal{weight: r.Weight, foreign: foreign}
-	return nil
-}
-
-// SetDest gives a real server another weight.
-func (s *IPVS) SetDest(v kernel.Virtual, r kernel.Real) error {
-	s.host.mu.Lock()
-	defer s.host.mu.Unlock()
-	m := s.host.virtuals[server{v.Protocol, v.Address}]
-	switch {
-	case m == nil:
-		return unix.ESRCH
-	case m.reals[r.Address] == nil:
-		return unix.ENOENT
+	defer h.vacated(m, m.serving())
+	if r.Do == ipvs.Edit {
+		known.weight = r.Real.Weight
+		return nil
 	}
-	defer s.host.vacated(m, m.serving())
-	m.reals[r.Address].weight = r.Weight
-	return nil
-}
-
-// DelDest removes a real server. Its connections are as good as broken.
-func (s *IPVS) DelDest(v kernel.Virtual, a netip.AddrPort) error {
-	s.host.mu.Lock()
-	defer s.host.mu.Unlock()
-	m := s.host.virtuals[server{v.Protocol, v.Address}]
-	switch {
-	case m == nil:
-		return unix.ESRCH
-	case m.reals[a] == nil:
-		return unix.ENOENT
-	}
-	defer s.host.vacated(m, m.serving())
-	s.host.cutOff(m, a, "which was deleted")
+	h.cutOff(m, a, "which was deleted")
 	delete(m.reals, a)
 	return nil
 }
@@ -180,33 +164,6 @@ func (h *Host) Vacant() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return slices.Clone(h.vacant)
-}
-
-// List returns the virtual servers with their real servers.
-func (s *IPVS) List() []kernel.Virtual {
-	s.host.mu.Lock()
-	defer s.host.mu.Unlock()
-	var out []kernel.Virtual
-	for _, m := range s.host.virtuals {
-		v := m.Virtual
-		for _, a := range m.order() {
-			v.Reals = append(v.Reals, kernel.Real{Address: a, Weight: m.reals[a].weight})
-		}
-		out = append(out, v)
-	}
-	slices.SortFunc(out, kernel.CompareVirtuals)
-	return out
-}
-
-// Connections returns how many connections a real server has, active and
-// inactive; none if there is no such real server.
-func (s *IPVS) Connections(v kernel.Virtual, a netip.AddrPort) int {
-	s.host.mu.Lock()
-	defer s.host.mu.Unlock()
-	if m := s.host.virtuals[server{v.Protocol, v.Address}]; m != nil && m.reals[a] != nil {
-		return m.reals[a].connections
-	}
-	return 0
 }
 
 func (m *modelVirtual) order() []netip.AddrPort {
@@ -269,15 +226,11 @@ func (h *Host) servers() []server {
 func (h *Host) AddForeignVirtual(v kernel.Virtual) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if err := h.newService(v, true); err != nil {
-		return err
-	}
+	err := h.changeVirtual(ipvs.Request{Do: ipvs.Add, Virtual: v}, true)
 	for _, r := range v.Reals {
-		if err := h.newDest(v, r, true); err != nil {
-			return err
-		}
+		err = errors.Join(err, h.changeReal(ipvs.Request{Do: ipvs.Add, Virtual: v, Real: r}, true))
 	}
-	return nil
+	return err
 }
 
 // RemoveForeignVirtual removes what [Host.AddForeignVirtual] added.
@@ -294,7 +247,7 @@ func (h *Host) RemoveForeignVirtual(v kernel.Virtual) {
 func (h *Host) AddForeignReal(v kernel.Virtual, r kernel.Real) error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return h.newDest(v, r, true)
+	return h.changeReal(ipvs.Request{Do: ipvs.Add, Virtual: v, Real: r}, true)
 }
 
 // RemoveForeignReals removes what [Host.AddForeignReal] added.

@@ -1,6 +1,7 @@
 package kerneltest
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -10,117 +11,119 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/service"
 )
 
-// Links are the dummy links of a [Host]. Their methods refuse what the kernel
-// refuses, with the same error numbers.
-type Links struct{ host *Host }
-
-// Links returns the host's dummy links.
-func (h *Host) Links() *Links { return &Links{h} }
-
-type modelLink struct {
+// modelDummy is a dummy link of a Host.
+type modelDummy struct {
 	up        bool
 	addresses map[netip.Addr]bool
 }
 
-// Add makes a link, which is down.
-func (l *Links) Add(name string) error {
-	l.host.mu.Lock()
-	defer l.host.mu.Unlock()
-	if l.host.links[name] != nil {
-		return unix.EEXIST
-	}
-	l.host.links[name] = &modelLink{addresses: map[netip.Addr]bool{}}
-	return nil
+func (m *modelDummy) sorted() []netip.Addr {
+	return slices.SortedFunc(maps.Keys(m.addresses), netip.Addr.Compare)
 }
 
-// Exists reports whether there is a link, and whether it is up.
-func (l *Links) Exists(name string) (exists, up bool) {
-	l.host.mu.Lock()
-	defer l.host.mu.Unlock()
-	m := l.host.links[name]
-	return m != nil, m != nil && m.up
-}
-
-// SetUp sets a link up.
-func (l *Links) SetUp(name string) error {
-	l.host.mu.Lock()
-	defer l.host.mu.Unlock()
-	if l.host.links[name] == nil {
-		return unix.ENODEV
-	}
-	l.host.links[name].up = true
-	return nil
-}
-
-// Delete removes a link with its addresses.
-func (l *Links) Delete(name string) error {
-	l.host.mu.Lock()
-	defer l.host.mu.Unlock()
-	if l.host.links[name] == nil {
-		return unix.ENODEV
-	}
-	delete(l.host.links, name)
-	return nil
-}
-
-// Addresses returns a link's addresses in order.
-func (l *Links) Addresses(name string) ([]netip.Addr, error) {
-	l.host.mu.Lock()
-	defer l.host.mu.Unlock()
-	if l.host.links[name] == nil {
-		return nil, unix.ENODEV
-	}
-	return slices.SortedFunc(maps.Keys(l.host.links[name].addresses), netip.Addr.Compare), nil
-}
-
-// AddAddress adds an address to a link.
-func (l *Links) AddAddress(name string, a netip.Addr) error {
-	l.host.mu.Lock()
-	defer l.host.mu.Unlock()
-	switch m := l.host.links[name]; {
-	case m == nil:
-		return unix.ENODEV
-	case m.addresses[a]:
-		return unix.EEXIST
-	default:
+// AddForeignLink makes a dummy link that isn't kproxy's.
+func (h *Host) AddForeignLink(name string, addresses ...netip.Addr) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	m := &modelDummy{up: true, addresses: map[netip.Addr]bool{}}
+	for _, a := range addresses {
 		m.addresses[a] = true
-		l.host.reachable(name, a)
+	}
+	h.links[name] = m
+}
+
+// modelLink is the [ipvs.Link] of a Host.
+type modelLink struct{ host *Host }
+
+// Link returns the host's [kernel.DummyLink].
+func (h *Host) Link() ipvs.Link { return modelLink{h} }
+
+func (l modelLink) State() (ipvs.LinkState, error) {
+	l.host.mu.Lock()
+	defer l.host.mu.Unlock()
+	m := l.host.links[kernel.DummyLink]
+	if m == nil {
+		return ipvs.LinkState{}, nil
+	}
+	return ipvs.LinkState{Exists: true, Up: m.up, Addresses: m.sorted()}, nil
+}
+
+func (l modelLink) Ensure() error { return errors.Join(l.create(), l.setUp()) }
+
+// create makes the link, which is down.
+func (l modelLink) create() error {
+	l.host.mu.Lock()
+	defer l.host.mu.Unlock()
+	if l.host.links[kernel.DummyLink] == nil {
+		l.host.links[kernel.DummyLink] = &modelDummy{addresses: map[netip.Addr]bool{}}
 	}
 	return nil
 }
 
-// DelAddress removes an address from a link.
-func (l *Links) DelAddress(name string, a netip.Addr) error {
+func (l modelLink) setUp() error {
 	l.host.mu.Lock()
 	defer l.host.mu.Unlock()
-	switch m := l.host.links[name]; {
-	case m == nil:
+	m := l.host.links[kernel.DummyLink]
+	if m == nil {
 		return unix.ENODEV
-	case !m.addresses[a]:
-		return unix.EADDRNOTAVAIL
-	default:
-		delete(m.addresses, a)
 	}
-	for k, v := range l.host.virtuals {
-		if name == kernel.DummyLink && k.address.Addr() == a && !slices.Contains(l.host.node, a) {
-			for _, real := range v.order() {
-				l.host.cutOff(v, real, "whose address was taken off the link")
+	m.up = true
+	return nil
+}
+
+func (l modelLink) Remove() error {
+	l.host.mu.Lock()
+	defer l.host.mu.Unlock()
+	delete(l.host.links, kernel.DummyLink)
+	return nil
+}
+
+func (l modelLink) Add(addresses ...netip.Addr) (map[netip.Addr]error, error) {
+	return l.each(addresses, func(m *modelDummy, a netip.Addr) {
+		if !m.addresses[a] {
+			m.addresses[a] = true
+			l.host.reachable(a)
+		}
+	})
+}
+
+func (l modelLink) Delete(addresses ...netip.Addr) (map[netip.Addr]error, error) {
+	return l.each(addresses, func(m *modelDummy, a netip.Addr) {
+		if !m.addresses[a] {
+			return
+		}
+		delete(m.addresses, a)
+		for k, v := range l.host.virtuals {
+			if k.address.Addr() == a && !slices.Contains(l.host.node, a) {
+				for _, real := range v.order() {
+					l.host.cutOff(v, real, "whose address was taken off the link")
+				}
 			}
 		}
+	})
+}
+
+func (l modelLink) each(addresses []netip.Addr, do func(*modelDummy, netip.Addr)) (map[netip.Addr]error, error) {
+	l.host.mu.Lock()
+	defer l.host.mu.Unlock()
+	m := l.host.links[kernel.DummyLink]
+	if m == nil {
+		return nil, kernel.ErrNotFound
 	}
-	return nil
+	for _, a := range addresses {
+		do(m, a)
+	}
+	return nil, nil
 }
 
 // reachable notes addresses that packets are delivered to before everything is
 // there that they need: somebody who answers, the record of that, and the rules
 // that masquerade.
-func (h *Host) reachable(link string, a netip.Addr) {
-	if link != kernel.DummyLink {
-		return
-	}
+func (h *Host) reachable(a netip.Addr) {
 	answers := false
 	for k := range h.virtuals {
 		answers = answers || k.address.Addr() == a && h.recorded(k)
@@ -161,7 +164,7 @@ func (h *Host) ForeignLinks() string {
 	for _, name := range slices.Sorted(maps.Keys(h.links)) {
 		if name != kernel.DummyLink {
 			m := h.links[name]
-			out += fmt.Sprintln("link", name, "up", m.up, slices.SortedFunc(maps.Keys(m.addresses), netip.Addr.Compare))
+			out += fmt.Sprintln("link", name, "up", m.up, m.sorted())
 		}
 	}
 	return out

@@ -3,7 +3,6 @@ package kerneltest
 import (
 	"fmt"
 	"maps"
-	"net/netip"
 	"slices"
 
 	"kproxy.dev/kproxy/kernel"
@@ -34,7 +33,7 @@ func (h *Host) State() string {
 		}
 	}
 	if l := h.links[kernel.DummyLink]; l != nil {
-		for _, a := range slices.SortedFunc(maps.Keys(l.addresses), netip.Addr.Compare) {
+		for _, a := range l.sorted() {
 			out += fmt.Sprintln("address", a)
 		}
 	}
