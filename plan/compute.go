@@ -44,8 +44,7 @@ func Compute(previous *Plan, in Inputs) (*Plan, Delta) {
 	p := &Plan{
 		Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.at(0), Fallback: c.kernel.at(1), Forwarding: in.Caps.Forwarding,
 		Node: c.node, Policy: c.in.Policy,
-		Services: make([]*Service, n), records: make([]*record, n),
-		contests: c.contests, kernel: c.kernel,
+		Services: make([]*Service, n), contests: c.contests, kernel: c.kernel,
 		TellsClients: len(c.kernel.planes) > 0 && !c.kernel.any(func(a *Abilities) bool { return !a.TellsClients }),
 		snapshot:     c.snapshot, refusals: len(in.Observed.Refused) > 0,
 	}
@@ -54,32 +53,24 @@ func Compute(previous *Plan, in Inputs) (*Plan, Delta) {
 	if previous != nil {
 		p.Wake = previous.Wake
 	}
-	var before []*Service
-	if previous != nil {
-		before = previous.Services
-	}
+	before := previous.services()
 	for i, j := range c.toDecide(p) {
-		var was *record
-		if i >= 0 {
-			was = previous.records[i]
+		was, is := at(before, i), (*Service)(nil)
+		changed := true
+		if j >= 0 {
+			is, changed = c.decide(was, j)
+			p.Services[j] = is
+			p.Wake = sooner(p.Wake, is.record.wake)
 		}
-		if j < 0 {
-			d.Changes = append(d.Changes, Change{Was: before[i]})
-			again = again || was.wake.Equal(p.Wake)
-			continue
-		}
-		s, r, changed := c.decide(i, j)
-		p.Services[j], p.records[j] = s, r
 		if changed {
-			d.Changes = append(d.Changes, Change{at(before, i), s})
+			d.Changes = append(d.Changes, Change{was, is})
 		}
-		again = again || was != nil && was.wake.Equal(p.Wake) && !r.wake.Equal(was.wake)
-		p.Wake = sooner(p.Wake, r.wake)
+		again = again || was != nil && !previous.Wake.IsZero() && was.record.wake.Equal(previous.Wake) && (is == nil || !is.record.wake.Equal(was.record.wake))
 	}
 	if again {
 		p.Wake = time.Time{}
-		for _, r := range p.records {
-			p.Wake = sooner(p.Wake, r.wake)
+		for _, s := range p.Services {
+			p.Wake = sooner(p.Wake, s.record.wake)
 		}
 	}
 	return p, d
@@ -96,7 +87,6 @@ func (c *computation) toDecide(p *Plan) iter.Seq2[int, int] {
 		return service.Pairs(old, c.snapshot)
 	}
 	copy(p.Services, c.previous.Services)
-	copy(p.records, c.previous.records)
 	places := c.changed
 	for k := range c.in.Dirty {
 		if i, found := c.snapshot.Find(k); found {
@@ -120,34 +110,40 @@ type record struct {
 	wake   time.Time // when time alone changes where the service stands
 }
 
-// decide makes the Service of the snapshot's j-th service port, and what the next
-// plan builds on. If known, i is its place in the previous plan, else negative. It
-// reports whether the Service differs from that in the previous plan.
-func (c *computation) decide(i, j int) (*Service, *record, bool) {
+// decide makes the Service of the snapshot's j-th service port; was is that of the
+// previous plan, nil if it had none. It reports whether the two differ.
+func (c *computation) decide(was *Service, j int) (*Service, bool) {
 	port, eps, entry := c.snapshot.At(j)
 	var r record
-	var was *record
-	if i >= 0 {
-		was = c.previous.records[i]
-		r.memory = was.memory
+	if was != nil {
+		r.memory = was.record.memory
 	} else if c.in.Observed.Adopted[port.Key] {
 		r.memory.offload(c.in.Now)
 	}
-	var s *Service
-	reused := was != nil && c.reusable(i, port, entry)
+	s := was
+	reused := was != nil && c.reusable(was, entry)
 	if reused {
-		s, r.facts = c.previous.Services[i], was.facts
+		r.facts = was.record.facts
 	} else {
 		s, r.facts = c.settle(port, eps, entry)
 	}
 	st := c.stand(s, &r.facts, &r.memory)
 	r.wake = st.wake
-	s, moved := s.standing(st, &r.facts)
-	if reused && !moved && r.memory == was.memory && r.wake == was.wake {
-		return s, was, false
+	if p := r.facts.panic; p != "" && st.reason != p && st.state != StateRejecting {
+		st.reason += "; " + p
 	}
+	moved := s.DataPlane != st.plane || s.State != st.state || s.Reason != st.reason || s.Cause != st.cause || !s.QualifiesAt.Equal(st.qualifiesAt)
+	if reused {
+		if !moved && r.memory == was.record.memory && r.wake == was.record.wake {
+			return was, false
+		}
+		made := *was // plans share services
+		s = &made
+	}
+	s.DataPlane, s.State, s.Reason, s.Cause, s.QualifiesAt = st.plane, st.state, st.reason, st.cause, st.qualifiesAt
 	made := r // what is reused stays off the heap
-	return s, &made, moved || !reused
+	s.record = &made
+	return s, moved || !reused
 }
 
 func newComputation(previous *Plan, in Inputs) *computation {
@@ -196,21 +192,6 @@ func (c *computation) compareSnapshots(old *service.Snapshot) {
 		c.sameContests = c.sameContests && wantSame(was, is)
 		c.changed = append(c.changed, j)
 	}
-}
-
-// standing returns s where it stands: itself if it stood there before, else a
-// copy, because plans share services. It reports which.
-func (s *Service) standing(st standing, f *facts) (*Service, bool) {
-	reason := st.reason
-	if f.panic != "" && reason != f.panic && st.state != StateRejecting {
-		reason += "; " + f.panic
-	}
-	if s.DataPlane == st.plane && s.State == st.state && s.Reason == reason && s.Cause == st.cause && s.QualifiesAt.Equal(st.qualifiesAt) {
-		return s, false
-	}
-	out := *s
-	out.DataPlane, out.State, out.Reason, out.Cause, out.QualifiesAt = st.plane, st.state, reason, st.cause, st.qualifiesAt
-	return &out, true
 }
 
 // samePolicy reports whether old and today's policy say the same of services.

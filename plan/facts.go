@@ -40,21 +40,21 @@ type flap struct {
 	row int
 }
 
-// reusable reports whether the previous plan's i-th service is still right
-// for the service port given, but for its data plane and state.
-func (c *computation) reusable(i int, p *service.Port, entry uint64) bool {
-	old := c.previous
-	if !c.sameWorld || old.Services[i].entry != entry {
+// reusable reports whether the previous plan's Service is still right for what the
+// snapshot has under entry, but for its data plane and state.
+func (c *computation) reusable(was *Service, entry uint64) bool {
+	p := was.Port
+	if !c.sameWorld || was.entry != entry {
 		return false
 	}
-	if !c.sameContests && !maps.Equal(old.contests.lost[p.Key], c.contests.lost[p.Key]) {
+	if !c.sameContests && !maps.Equal(c.previous.contests.lost[p.Key], c.contests.lost[p.Key]) {
 		return false
 	}
 	if c.in.Dirty != nil {
 		return true // health hasn't changed
 	}
-	for j := range old.Services[i].Endpoints {
-		e := &old.Services[i].Endpoints[j]
+	for i := range was.Endpoints {
+		e := &was.Endpoints[i]
 		st := c.in.Health.Of(p, e.Address)
 		if st.Since != e.Since || st.LastError != e.Error || st.Status.String() != e.Health {
 			return false

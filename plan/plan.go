@@ -97,8 +97,7 @@ type Plan struct {
 	// Wake is when time alone changes the plan; zero if it doesn't.
 	Wake time.Time
 
-	// What the next Compute may build on. records are parallel to Services.
-	records  []*record
+	// What the next Compute may build on.
 	snapshot *service.Snapshot
 	refusals bool // endpoints refused connections of the kernel
 	contests *contests
@@ -151,6 +150,7 @@ type Service struct {
 	// with the same hash need the same rules for this service.
 	KernelHash uint64
 
+	record *record
 	leaves leaving
 	entry  uint64 // the snapshot's hash of its specification and endpoints
 }

@@ -294,8 +294,8 @@ func dump(t *testing.T, p *Plan) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, r := range p.records {
-		b = fmt.Appendf(b, "%+v\n", *r)
+	for _, s := range p.Services {
+		b = fmt.Appendf(b, "%+v\n", *s.record)
 	}
 	return string(b)
 }
