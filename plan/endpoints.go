@@ -1,0 +1,337 @@
+package plan
+
+import (
+	"fmt"
+	"net/netip"
+	"slices"
+
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/service"
+)
+
+// selection is which endpoints of one family the traffic policies choose,
+// before health and weights. Its lists hold indices into the service port's
+// endpoints, in order.
+type selection struct {
+	cluster []int
+	local   []int
+	// anywhere are those that some node could use: ready, or the fallback.
+	anywhere []int
+}
+
+// selectEndpoints chooses as kube-proxy v1.36 does (pkg/proxy/topology.go):
+// the Cluster list holds the ready endpoints that pass the topology hints, or
+// where there is none, all that still serve while they terminate; the Local
+// list holds the ready endpoints on this node whatever their hints, or where
+// there is none, those on this node that serve while they terminate.
+func selectEndpoints(eps []service.Endpoint, f service.Family, node service.Node) selection {
+	topology := topologyOf(eps, f, node)
+	var s selection
+	var terminating, localTerminating []int
+	for i := range eps {
+		e := &eps[i]
+		if service.FamilyOf(e.Address.Addr()) != f {
+			continue
+		}
+		local := isLocal(e, node)
+		switch {
+		case e.Ready:
+			s.anywhere = append(s.anywhere, i)
+			if topology.allows(e, node) {
+				s.cluster = append(s.cluster, i)
+			}
+			if local {
+				s.local = append(s.local, i)
+			}
+		case e.Serving && e.Terminating:
+			s.anywhere = append(s.anywhere, i)
+			terminating = append(terminating, i)
+			if local {
+				localTerminating = append(localTerminating, i)
+			}
+		}
+	}
+	if len(s.cluster) == 0 {
+		s.cluster = terminating
+	}
+	if len(s.local) == 0 {
+		s.local = localTerminating
+	}
+	return s
+}
+
+func isLocal(e *service.Endpoint, node service.Node) bool {
+	return e.Node != "" && e.Node == node.Name
+}
+
+// topology is which hints of the endpoints are in force.
+type topology uint8
+
+const (
+	anyTopology topology = iota
+	sameZone
+	sameNode
+)
+
+// topologyOf decides which hints are in force, as kube-proxy does: those for
+// nodes if every ready endpoint has some and one names this node; else those
+// for zones if every ready endpoint has some and one names this node's zone;
+// else none. One endpoint without a hint means that the controller is about
+// to add or to withdraw hints, and following a part of them would overload
+// the endpoints that have them.
+func topologyOf(eps []service.Endpoint, f service.Family, node service.Node) topology {
+	allNode, allZone := true, true
+	forNode, forZone := false, false
+	for i := range eps {
+		e := &eps[i]
+		if !e.Ready || service.FamilyOf(e.Address.Addr()) != f {
+			continue
+		}
+		allNode = allNode && len(e.NodeHints()) > 0
+		allZone = allZone && len(e.ZoneHints()) > 0
+		forNode = forNode || hinted(e.NodeHints(), node.Name)
+		forZone = forZone || hinted(e.ZoneHints(), node.Zone)
+	}
+	switch {
+	case allNode && forNode:
+		return sameNode
+	case allZone && forZone:
+		return sameZone
+	}
+	return anyTopology
+}
+
+// allows reports whether this node may use e under the hints in force.
+func (t topology) allows(e *service.Endpoint, node service.Node) bool {
+	switch t {
+	case sameNode:
+		return hinted(e.NodeHints(), node.Name)
+	case sameZone:
+		return hinted(e.ZoneHints(), node.Zone)
+	}
+	return true
+}
+
+// hinted reports whether hints name it; a node without a name or a zone is
+// never named.
+func hinted(hints []string, it string) bool {
+	return it != "" && slices.Contains(hints, it)
+}
+
+// rows returns every endpoint with what is known of its health, and the times
+// at which their health changed.
+func (c *computation) rows(p *service.Port, eps []service.Endpoint) ([]Endpoint, []flap) {
+	rows := make([]Endpoint, len(eps))
+	var probed []Probed
+	var flaps []flap
+	for i := range eps {
+		st := c.in.Health.Of(p, eps[i].Address)
+		rows[i] = Endpoint{
+			Endpoint: &eps[i], Probed: &unprobed, Local: isLocal(&eps[i], c.node), Excluded: c.in.Policy.excluded(eps[i].Address.Addr()),
+		}
+		if p := (Probed{Health: st.Status.String(), Since: st.Since, Error: st.LastError}); p != unprobed {
+			if probed == nil {
+				probed = make([]Probed, len(eps))
+			}
+			probed[i] = p
+			rows[i].Probed = &probed[i]
+		}
+		for _, t := range st.Flaps {
+			flaps = append(flaps, flap{at: t, row: i})
+		}
+	}
+	return rows, flaps
+}
+
+var (
+	downText = health.Down.String()
+	unprobed = Probed{Health: health.Unknown.String()}
+)
+
+// down reports whether e failed its health check. What isn't known is used.
+func (e *Endpoint) down() bool { return e.Probed != nil && e.Health == downText }
+
+// Keeps reports whether e keeps the UDP flows it has: one that gets new ones
+// does, and one that drains (weight 0, or on its way out), but not one whose
+// health check found it down, unless all are and are used nevertheless, nor one
+// that has become another proxy's.
+func (e *Endpoint) Keeps() bool {
+	return !e.Excluded && (e.Serving || e.Ready) && (e.Usable || !e.down())
+}
+
+// Leaves reports whether e gets no new connection, and may have got some before:
+// it terminates, drains, or isn't ready or up any more. In good health and passed over
+// all the same are those for other zones and nodes, the most of a big cluster's.
+// Another proxy's endpoints get none of kproxy's.
+func (e *Endpoint) Leaves() bool {
+	takes := e.Ready && !e.Terminating && e.Weight > 0 && !e.down()
+	return !e.Usable && !e.Excluded && !takes
+}
+
+// Leaves reports whether any endpoint of s does, which Compute has found out.
+func (s *Service) Leaves() bool {
+	switch s.leaves {
+	case noneLeaves:
+		return false
+	case someLeave:
+		return true
+	}
+	return slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool { return e.Leaves() })
+}
+
+// leaving is what is known of whether endpoints leave.
+type leaving uint8
+
+const (
+	leavingUnknown leaving = iota // not Compute's making
+	noneLeaves
+	someLeave
+)
+
+// group makes the backends of the endpoints chosen. Those that are down are
+// left out, unless all are; then they are served as if they were up, and the
+// sentence returned says so. Endpoints of weight 0 stay in the group for the sake of
+// connections they have; they count neither as up nor as down.
+func (c *computation) group(s *Service, chosen []int, a *Abilities) ([]Backend, string) {
+	if len(chosen) == 0 {
+		return nil, ""
+	}
+	rows, weightless := s.Endpoints, a.weightless(s)
+	total, up := 0, 0
+	for _, i := range chosen {
+		if rows[i].Weight == 0 {
+			continue
+		}
+		total++
+		if !rows[i].down() {
+			up++
+		}
+	}
+	panicking := total > 0 && up == 0
+	out := make([]Backend, 0, len(chosen))
+	for _, i := range chosen {
+		e := &rows[i]
+		if e.down() && !panicking {
+			continue
+		}
+		w := uint32(e.Weight)
+		if weightless {
+			w = min(w, 1)
+		}
+		e.Usable = e.Usable || w > 0
+		out = append(out, Backend{Address: e.Address, Weight: w, Local: e.Local})
+	}
+	if panicking {
+		return out, panicText(total)
+	}
+	return out, ""
+}
+
+// takesConnections reports whether a new connection has somewhere to go.
+func takesConnections(group []Backend) bool {
+	for i := range group {
+		if group[i].Weight > 0 {
+			return true
+		}
+	}
+	return false
+}
+
+func panicText(total int) string {
+	if total == 1 {
+		return "its only endpoint is down: serving as if it were up"
+	}
+	return fmt.Sprintf("all %d endpoints are down: serving as if all were up", total)
+}
+
+// A node may have several pod networks, each with a proxy of its own. Services
+// whose endpoints are in an excluded network are left to its proxy, per family
+// and as a whole: with all endpoints there, a service port has no frontend in
+// that family, so that nothing of kproxy's touches its packets. With only some
+// there it is served with the others. One without endpoints is nobody else's
+// for certain, and is refused like every other.
+
+// excluded reports whether another proxy serves endpoints at a.
+func (p *Policy) excluded(a netip.Addr) bool { return contains(p.ExcludeCIDRs, a) }
+
+// exclude returns the families in which p is left to another proxy.
+func (c *computation) exclude(p *service.Port, eps []service.Endpoint) (out [2]bool) {
+	if len(c.in.Policy.ExcludeCIDRs) == 0 {
+		return out
+	}
+	has := families(p)
+	var all, theirs [2]int
+	for i := range eps {
+		f := service.FamilyOf(eps[i].Address.Addr())
+		all[f]++
+		if c.in.Policy.excluded(eps[i].Address.Addr()) {
+			theirs[f]++
+		}
+	}
+	for _, f := range service.Families {
+		out[f] = has[f] && all[f] > 0 && theirs[f] == all[f]
+	}
+	return out
+}
+
+// ours returns eps with those that another proxy serves as if they weren't ready,
+// which nothing chooses and no topology counts.
+func (c *computation) ours(eps []service.Endpoint) []service.Endpoint {
+	excluded := func(e service.Endpoint) bool { return c.in.Policy.excluded(e.Address.Addr()) }
+	if !slices.ContainsFunc(eps, excluded) {
+		return eps
+	}
+	out := slices.Clone(eps)
+	for i := range out {
+		if excluded(out[i]) {
+			out[i].Ready, out[i].Serving, out[i].Terminating = false, false, false
+		}
+	}
+	return out
+}
+
+// leave makes s one that is wholly left to another proxy, and returns why.
+func (c *computation) leave(s *Service) string {
+	s.Beneath = None
+	return "left to another proxy: all its endpoints are in " + joinedText(c.theirNetworks(s, service.IPv4, service.IPv6))
+}
+
+// theirNetworks are the excluded networks that endpoints of s in the given
+// families are in.
+func (c *computation) theirNetworks(s *Service, fams ...service.Family) []netip.Prefix {
+	var out []netip.Prefix
+	for _, n := range c.in.Policy.ExcludeCIDRs {
+		if slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool {
+			return slices.Contains(fams, service.FamilyOf(e.Address.Addr())) && n.Contains(e.Address.Addr())
+		}) {
+			out = append(out, n)
+		}
+	}
+	return out
+}
+
+// leftToOthers says what of s another proxy serves, where kproxy serves the rest.
+func (c *computation) leftToOthers(s *Service) []string {
+	if len(s.Frontends) == 0 {
+		return nil
+	}
+	var out []string
+	for _, f := range service.Families {
+		theirs, all := 0, 0
+		for i := range s.Endpoints {
+			if e := &s.Endpoints[i]; service.FamilyOf(e.Address.Addr()) == f {
+				all++
+				if e.Excluded {
+					theirs++
+				}
+			}
+		}
+		switch networks := joinedText(c.theirNetworks(s, f)); {
+		case s.Excluded[f]:
+			out = append(out, fmt.Sprintf("%s is left to another proxy: all its %s endpoints are in %s", familyText(f), familyText(f), networks))
+		case theirs > 0:
+			out = append(out, fmt.Sprintf("%d of its %d %s endpoints are another proxy's, in %s: it is served with the others only", theirs, all, familyText(f), networks))
+		}
+	}
+	return out
+}
