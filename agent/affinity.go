@@ -2,80 +2,162 @@ package agent
 
 import (
 	"cmp"
+	"context"
+	"errors"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/iptables"
+	"kproxy.dev/kproxy/lb"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
-// moveAffinity takes clients along when a service moves between data planes:
-// each keeps the endpoint it had. It runs before the portal follows the plan,
-// so a client's next connection finds itself remembered. It is best effort: a
-// client that isn't taken along gets an endpoint like a new one.
+// moveAffinity hands clients over when services move between userspace and the kernel:
+// each keeps the endpoint it had. It runs before steering follows the plan, so a client's
+// next connection finds itself remembered. It is best effort: a client that isn't handed
+// over gets an endpoint like a new one.
 func (a *Agent) moveAffinity(old, p *plan.Plan, d plan.Delta) {
 	if old == nil {
 		return
 	}
-	var ipvs affinityJob
+	for plane, m := range a.affinity {
+		m.move(affinityJobOf(plane, old, p, d))
+	}
+}
+
+// affinityMover hands clients over between userspace and one data plane of the kernel. The
+// fast loop asks it, and it works in a loop of its own.
+type affinityMover struct {
+	log   *slog.Logger
+	plane kernel.AffinityKeeper
+	table func(service.Key) *lb.Affinity // of userspace; nil for a service without
+	jobs  chan affinityJob
+}
+
+// affinityPatience is how long a pass waits for clients to be handed over. Usually that
+// takes some milliseconds; where the kernel has some hundred thousand connections it may
+// take seconds, and goes on beside the move: a client that connects before its turn may
+// get another endpoint.
+const affinityPatience = time.Second
+
+// affinityJob are the services that move in one pass.
+type affinityJob struct {
+	begun time.Time
+	in    []kernel.Moving // to the kernel
+	out   []kernel.Moving // from there
+	is    map[service.Key]*plan.Service
+	done  chan struct{} // closed at the end
+}
+
+// affinityJobOf returns the services with affinity that d moves to a data plane or from there.
+func affinityJobOf(plane plan.DataPlane, old, p *plan.Plan, d plan.Delta) affinityJob {
+	j := affinityJob{is: map[service.Key]*plan.Service{}}
 	for _, c := range d.Changes {
-		was, s := c.Was, c.Is
-		if was == nil || s == nil || s.Port.Affinity == 0 || was.DataPlane == s.DataPlane {
+		was, is := c.Was, c.Is
+		if was == nil || is == nil || is.Port.Affinity == 0 {
 			continue
 		}
-		var err error
 		switch {
-		case ipvs.add(old, p, was, s):
-		case was.DataPlane == plan.Userspace && s.DataPlane == plan.IPTables:
-			err = a.affinityToKernel(s)
-		case was.DataPlane == plan.IPTables && s.DataPlane == plan.Userspace:
-			err = a.affinityToUserspace(s)
+		case was.DataPlane == plan.Userspace && is.DataPlane == plane:
+			j.in = append(j.in, kernel.Moving{Service: is, Policy: &p.Policy})
+		case was.DataPlane == plane && is.DataPlane == plan.Userspace:
+			j.out = append(j.out, kernel.Moving{Service: was, Policy: &old.Policy})
+		default:
+			continue
 		}
-		if err != nil {
-			a.log.Warn("clients may change endpoints", "service", s.Port.Key, "error", err)
-		}
+		j.is[is.Port.Key] = is
 	}
-	a.clients.move(ipvs)
+	return j
 }
 
-func (a *Agent) affinityToKernel(s *plan.Service) error {
-	table := a.userspace.Affinity(s.Port.Key)
-	if table == nil {
-		return nil
+// move does the job, or goes on with it beside the pass if it takes long.
+func (m *affinityMover) move(j affinityJob) {
+	if len(j.is) == 0 {
+		return
 	}
-	var clients []kernel.Client
-	for c := range table.All(time.Now()) {
-		clients = append(clients, kernel.Client{Address: c.Client, Endpoint: c.Endpoint, Remaining: c.Remaining})
+	j.begun, j.done = time.Now(), make(chan struct{})
+	patience := time.NewTimer(affinityPatience)
+	defer patience.Stop()
+	select {
+	case m.jobs <- j:
+	case <-patience.C:
+		m.log.Warn("clients may change endpoints: those of an earlier move are still being taken along", "services", len(j.is))
+		return
 	}
-	return iptables.SeedAffinity(a.sets, s.Port.Key, addresses(s), clients)
+	select {
+	case <-j.done:
+	case <-patience.C:
+		m.log.Info("clients are taken along while services move already", "services", len(j.is))
+	}
 }
 
-// addresses are those of s's endpoints, usable or not.
-func addresses(s *plan.Service) []netip.AddrPort {
-	out := make([]netip.AddrPort, len(s.Endpoints))
-	for i := range s.Endpoints {
-		out[i] = s.Endpoints[i].Address
+// run does jobs until ctx is done.
+func (m *affinityMover) run(ctx context.Context) error {
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case j := <-m.jobs:
+			if err := m.do(ctx, j); err != nil && ctx.Err() == nil {
+				m.log.Warn("clients may change endpoints", "services", len(j.is), "error", err)
+			}
+			close(j.done)
+		}
+	}
+}
+
+func (m *affinityMover) do(ctx context.Context, j affinityJob) error {
+	var err error
+	if len(j.in) > 0 {
+		err = m.plane.SeedAffinity(ctx, j.in, m.clients(j))
+	}
+	if len(j.out) == 0 {
+		return err
+	}
+	clients, readErr := m.plane.ReadAffinity(j.out)
+	for k, c := range clients {
+		if t := m.table(k); t != nil {
+			remember(t, j.is[k], c, j.begun)
+		}
+	}
+	return errors.Join(err, readErr)
+}
+
+// clients are those that userspace knows of services that move to the kernel.
+func (m *affinityMover) clients(j affinityJob) map[service.Key][]kernel.Client {
+	out := map[service.Key][]kernel.Client{}
+	for _, s := range j.in {
+		k := s.Service.Port.Key
+		if t := m.table(k); t != nil {
+			for c := range t.All(time.Now()) {
+				out[k] = append(out[k], kernel.Client{Address: c.Client, Endpoint: c.Endpoint, Remaining: c.Remaining})
+			}
+		}
 	}
 	return out
 }
 
-func (a *Agent) affinityToUserspace(s *plan.Service) error {
-	table := a.userspace.Affinity(s.Port.Key)
-	if table == nil {
-		return nil
-	}
-	clients, err := iptables.ReadAffinity(a.sets, s.Port.Key, addresses(s))
-	if err != nil {
-		return err
-	}
+// remember brings clients that come from the kernel into userspace's table. Those that
+// userspace has served since the move began stay where they are now.
+func remember(t *lb.Affinity, s *plan.Service, clients []kernel.Client, begun time.Time) {
 	now := time.Now()
-	// The table is in order of last use; the oldest goes first.
+	served := map[netip.Addr]bool{}
+	for c := range t.All(now) {
+		if now.Add(c.Remaining - t.Timeout()).After(begun) {
+			served[c.Client] = true
+		}
+	}
+	// The table is in order of last use. Of a client that is there several times, the last
+	// one counts.
 	slices.SortFunc(clients, func(a, b kernel.Client) int { return cmp.Compare(a.Remaining, b.Remaining) })
 	for _, c := range clients {
-		// The table counts from the last use, so use is put back by what has passed.
-		table.Set(c.Address, c.Endpoint, now.Add(c.Remaining-s.Port.Affinity))
+		known := slices.ContainsFunc(s.Endpoints, func(e plan.Endpoint) bool { return e.Address == c.Endpoint })
+		if known && !served[c.Address] {
+			// The table counts from the last use, so use is put back by what has passed.
+			t.Set(c.Address, c.Endpoint, now.Add(c.Remaining-s.Port.Affinity))
+		}
 	}
-	return nil
 }

@@ -57,8 +57,7 @@ type Agent struct {
 	// Set up by Run before anything else runs; isSetUp says that it was.
 	isSetUp    atomic.Bool
 	caps       plan.Caps
-	rules      plan.Capability // what the host has of iptables
-	virtuals   plan.Capability // and of IPVS
+	planes     planes
 	adopted    map[service.Key]bool
 	pins       *pins
 	sets       kernel.SetStore
@@ -66,7 +65,6 @@ type Agent struct {
 	routing    steering.Routing
 	variant    kernel.Variant // of iptables
 	networks   networks
-	schedulers schedulers
 	programmer *programmer
 	userspace  *userspace.Server
 	conntrack  *conntrack.Client
@@ -87,7 +85,7 @@ type Agent struct {
 	refusals       refusals
 	repair         *conntrackRepair
 	staleFlows     *staleCleanup
-	clients        *ipvsAffinity
+	affinity       map[plan.DataPlane]*affinityMover // of data planes that keep clients
 	healthPort     ServeHealthPort
 	healths        *healthPorts
 	left           atomic.Pointer[[]plan.CapStatus] // of kube-proxy's; nil until looked for
@@ -119,7 +117,7 @@ func New(o Options) *Agent {
 		dirty: map[service.Key]bool{},
 		cfg:   o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
 		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
-		trigger: make(chan struct{}, 1), healthPort: o.HealthPort,
+		trigger: make(chan struct{}, 1), healthPort: o.HealthPort, planes: planesOf(o.Config),
 	}
 	a.figures.observer = o.Observer
 	return a
@@ -181,7 +179,6 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 	a.repair = newConntrackRepair(a.log, a.conntrack, a.sets, a.userspace, a.current.Load)
-	a.clients = newIPVSAffinity(a.log, a.marks(), a.userspace.Affinity)
 	a.healths = newHealthPorts(a.healthPort, a.log, a.healthPortFailed)
 	a.isSetUp.Store(true)
 	defer a.conntrack.Close()
@@ -220,7 +217,9 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.repair.run(ctx) })
 	g.Go(func() error { return a.staleFlows.run(ctx) })
 	g.Go(func() error { return a.keepSmall(ctx) })
-	g.Go(func() error { return a.clients.run(ctx) })
+	for _, m := range a.affinity {
+		g.Go(func() error { return m.run(ctx) })
+	}
 	g.Go(func() error { return a.userspace.Run(ctx) })
 	g.Go(func() error { return a.prober.Run(ctx) })
 	g.Go(func() error { return a.fast(ctx) })

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"time"
 
+	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/source"
 	"kproxy.dev/kproxy/source/file"
@@ -28,9 +29,10 @@ func Check(paths []string, node string) (CheckReport, error) {
 	for _, p := range problems {
 		r.Problems = append(r.Problems, p.String())
 	}
+	ps := planesOf(config.Default()).assume() // by the last one, which needs nothing of the host that manifests could be wrong about
 	p, _ := plan.Compute(nil, plan.Inputs{
-		Now: time.Now(), Snapshot: snapshot, Policy: renderPolicy(RenderOptions{Mode: plan.ModeIPTables}),
-		Caps: plan.Caps{Planes: planes(plan.Capability{Supported: true}, plan.Capability{}, "", nil)},
+		Now: time.Now(), Snapshot: snapshot, Policy: renderPolicy(RenderOptions{Mode: plan.Mode(ps[len(ps)-1].name)}),
+		Caps: plan.Caps{Planes: ps.abilities(nil, time.Time{})},
 	})
 	for _, s := range p.Services {
 		r.Endpoints += len(s.Endpoints)

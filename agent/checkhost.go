@@ -11,9 +11,9 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -29,27 +29,29 @@ type HostReport struct {
 }
 
 // CheckHost finds out what this host lacks for each mode, as [Agent.Run] does. It tries
-// rules and sets in a network namespace that is gone after, and doesn't ask for IPVS
-// where that isn't loaded.
+// rules and sets in a network namespace that is gone after, and has the kernel load
+// no data plane.
 func CheckHost(ctx context.Context) (HostReport, error) {
-	before := modulesLoaded()
-	host, tracking, err := probeApart(ctx)
+	before, ps := modulesLoaded(), planesOf(config.Default())
+	host, tracking, err := probeApart(ctx, ps)
 	if err != nil {
 		return HostReport{}, err
 	}
 	r := HostReport{Missing: map[plan.Mode]error{}}
 	always := errors.Join(host.Missing(), tracking)
-	for m, row := range modes {
+	for _, m := range modes {
 		err := always
-		if always == nil || row.ipvs { // what else mode iptables lacks follows from that
-			err = errors.Join(always, row.missing(host.Caps))
+		for i := range ps {
+			if always == nil || i < len(ps)-1 { // what else the last one lacks follows from that
+				err = errors.Join(err, ps[i].missing(m))
+			}
 		}
 		if err != nil {
 			r.Missing[m] = err
 		}
 	}
 	for _, c := range host.Caps.All {
-		if always == nil && !c.Supported && c.Name != string(plan.IPVS) { // else it follows, or is said of mode ipvs
+		if always == nil && !c.Supported { // else it follows
 			r.Without = append(r.Without, c)
 		}
 	}
@@ -59,7 +61,7 @@ func CheckHost(ctx context.Context) (HostReport, error) {
 
 // probeApart is [kernel.Prober.Probe] without a trace; tracking says why there is no
 // connection tracking.
-func probeApart(ctx context.Context) (host *kernel.Host, tracking, err error) {
+func probeApart(ctx context.Context, ps planes) (host *kernel.Host, tracking, err error) {
 	prober := kernel.NewProber(nil)
 	variant, found := prober.FindVariant(ctx) // by the host's own rules
 	prober.Find = func(context.Context) (kernel.Variant, plan.Capability) { return variant, found }
@@ -68,9 +70,11 @@ func probeApart(ctx context.Context) (host *kernel.Host, tracking, err error) {
 		if host, err = prober.Probe(ctx); err != nil {
 			return err
 		}
-		virtuals := ipvs.Look(ctx)
-		host.Caps.Planes = planes(host.Rules, virtuals, "", nil)
-		host.Caps.All = append(host.Caps.All, virtuals)
+		for i := range ps {
+			if err := ps[i].Probe(ctx, host, false); err != nil {
+				return err
+			}
+		}
 		table, err := conntrack.Dial()
 		if err != nil {
 			tracking = &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}

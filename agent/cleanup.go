@@ -6,11 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/iptables"
-	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/steering"
 )
 
@@ -23,8 +22,13 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 		return err
 	}
 	defer release()
-	err = inKernel(routeTable, func(sets kernel.SetStore, c iptables.Config, r steering.Routing) error {
-		return ipvs.Cleanup(ctx, sets, func(ctx context.Context) error { return iptables.Cleanup(ctx, c, r) })
+	err = inKernel(routeTable, func(ps planes, e *steering.Env) error {
+		remove := func(context.Context) error { return nil }
+		for i := range slices.Backward(ps) {
+			below := remove
+			remove = func(ctx context.Context) error { return ps[i].Remove(ctx, e, below) }
+		}
+		return remove(ctx)
 	})
 	if err != nil {
 		return err
@@ -39,13 +43,14 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 // kproxy may run.
 func PreviewCleanup(ctx context.Context, stateDir string, routeTable int) ([]string, error) {
 	var out []string
-	err := inKernel(routeTable, func(sets kernel.SetStore, c iptables.Config, r steering.Routing) (err error) {
-		if out, err = ipvs.Preview(sets); err != nil {
-			return err
+	err := inKernel(routeTable, func(ps planes, e *steering.Env) error {
+		for i := range ps {
+			lines, err := ps[i].Preview(ctx, e)
+			if out = append(out, lines...); err != nil {
+				return err
+			}
 		}
-		rules, err := iptables.Preview(ctx, c, r)
-		out = append(out, rules...)
-		return err
+		return nil
 	})
 	if _, none := os.Stat(filepath.Join(stateDir, pinsFile)); none == nil {
 		out = append(out, "file "+filepath.Join(stateDir, pinsFile))
@@ -54,17 +59,15 @@ func PreviewCleanup(ctx context.Context, stateDir string, routeTable int) ([]str
 }
 
 // inKernel calls f with what kproxy's things in the kernel are reached by.
-func inKernel(routeTable int, f func(kernel.SetStore, iptables.Config, steering.Routing) error) error {
+func inKernel(routeTable int, f func(planes, *steering.Env) error) error {
 	sets, err := kernel.OpenIPSets()
 	if err != nil {
 		return &kernel.Missing{What: "ipset", How: "run kproxy as root, on a kernel with CONFIG_IP_SET", Err: err}
 	}
 	defer sets.Close()
-	c := iptables.DefaultConfig()
-	c.Sets = sets
-	routing := steering.DefaultRouting()
-	routing.Table = routeTable
-	if err = f(sets, c, routing); errors.Is(err, kernel.ErrPermission) {
+	e := steering.Env{Options: steering.DefaultOptions(), Runner: kernel.Exec{}, Sets: sets, Variant: kernel.DefaultVariant(), Routing: steering.DefaultRouting()}
+	e.Routing.Table = routeTable
+	if err = f(planesOf(config.Default()), &e); errors.Is(err, kernel.ErrPermission) {
 		return noPermission(kernel.ErrPermission)
 	}
 	return err

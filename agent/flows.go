@@ -115,7 +115,7 @@ func (a *Agent) connections() ([]plan.ConnectionStatus, error) {
 		rows = append(rows, userspaceRow(c, now))
 	}
 	for _, c := range a.accounting.Connections() {
-		rows = append(rows, kernelRow(c, now))
+		rows = append(rows, a.kernelRow(c, now))
 	}
 	slices.SortStableFunc(rows, compareRows)
 	return rows, nil
@@ -128,20 +128,25 @@ func userspaceRow(c userspace.Connection, now time.Time) plan.ConnectionStatus {
 	}
 }
 
-func kernelRow(c conntrack.Connection, now time.Time) plan.ConnectionStatus {
+func (a *Agent) kernelRow(c conntrack.Connection, now time.Time) plan.ConnectionStatus {
 	f := &c.Flow
-	plane := plan.IPVS
-	if f.DestinationNAT() {
-		plane = plan.IPTables
-	}
 	row := plan.ConnectionStatus{
 		Protocol: f.Protocol.String(), Client: f.OrigSrc, Service: c.Service.String(), Address: f.OrigDst, Endpoint: f.ReplySrc,
-		DataPlane: plane, BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes,
+		DataPlane: carrier(f, a.caps.Planes), BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes,
 	}
 	if !f.Start.IsZero() {
 		row.AgeSeconds = now.Sub(f.Start).Seconds()
 	}
 	return row
+}
+
+// carrier is the data plane that carries a flow.
+func carrier(f *conntrack.Flow, planes []plan.Abilities) plan.DataPlane {
+	at := slices.IndexFunc(planes, func(a plan.Abilities) bool { return a.DestinationNAT == f.DestinationNAT() })
+	if at < 0 {
+		return plan.None
+	}
+	return planes[at].Plane
 }
 
 func compareRows(x, y plan.ConnectionStatus) int {

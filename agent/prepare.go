@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"time"
 
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
@@ -12,13 +13,13 @@ import (
 )
 
 // Prepare does what takes more than CAP_NET_ADMIN and CAP_NET_RAW, and nothing
-// else: it has the kernel load IPVS where the mode may use it, and changes
+// else: it has the kernel load what data planes of the mode may use, and changes
 // settings below /proc/sys. A kproxy in a container that isn't privileged, where
 // these are read-only, finds them as it needs them afterwards. Nothing is
 // programmed, and a kproxy that runs on this node isn't disturbed.
 func (a *Agent) Prepare(ctx context.Context) error {
-	row, err := modeOf(a.policy.Mode)
-	if err != nil {
+	mode := a.policy.Mode
+	if err := checkMode(mode); err != nil {
 		return err
 	}
 	if err := loadConntrack(); err != nil {
@@ -30,18 +31,32 @@ func (a *Agent) Prepare(ctx context.Context) error {
 	if _, err := a.ensureConntrack(); err != nil { // what isn't possible here isn't necessary either
 		return err
 	}
-	if err := a.probeIPVS(ctx, row); err != nil {
-		return err
-	}
-	if err := row.missing(a.caps); err != nil && row.ipvs {
-		return err
-	}
-	if row.ipvs && a.virtuals.Supported {
-		if err := a.ensureIPVSSysctls(); err != nil {
+	var prepared []any
+	for i := range a.planes {
+		r := &a.planes[i]
+		settings, err := r.sysctls()
+		if err != nil {
+			return err
+		}
+		if len(settings) == 0 {
+			continue
+		}
+		if !r.in(mode) {
+			prepared = append(prepared, string(r.name), false)
+			continue
+		}
+		if err := errors.Join(r.Probe(ctx, &kernel.Host{}, true), r.missing(mode)); err != nil {
+			return err
+		}
+		supported := r.Abilities(nil, time.Time{}).Host.Supported
+		if prepared = append(prepared, string(r.name), supported); !supported {
+			continue
+		}
+		if err := a.ensureSysctls(settings); err != nil {
 			return err
 		}
 	}
-	return a.unprepared()
+	return a.unprepared(prepared)
 }
 
 // loadConntrack has the kernel load connection tracking, without which its
@@ -60,7 +75,7 @@ func loadConntrack() error {
 }
 
 // unprepared is what could not be changed after all.
-func (a *Agent) unprepared() error {
+func (a *Agent) unprepared(prepared []any) error {
 	var errs []error
 	for _, c := range a.caps.All {
 		if !c.Supported {
@@ -68,7 +83,7 @@ func (a *Agent) unprepared() error {
 		}
 	}
 	if len(errs) == 0 {
-		a.log.Info("this node is prepared", "ipvs", a.virtuals.Supported)
+		a.log.Info("this node is prepared", prepared...)
 		return nil
 	}
 	return &kernel.Missing{What: "permission to change kernel settings", How: "run this as root, in a privileged container if in one", Err: errors.Join(errs...)}

@@ -9,8 +9,6 @@ import (
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/iptables"
-	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -43,7 +41,7 @@ type Section struct {
 // would be programmed for it. Services stand as at the first start: in
 // userspace, with their rules beneath. Equal manifests give equal text.
 func Render(o RenderOptions) ([]Section, error) {
-	if _, err := modeOf(o.Mode); err != nil {
+	if err := checkMode(o.Mode); err != nil {
 		return nil, err
 	}
 	snapshot, problems, err := file.Load(o.Manifests, o.Node)
@@ -56,36 +54,42 @@ func Render(o RenderOptions) ([]Section, error) {
 	policy := renderPolicy(o)
 	addresses, assumed := nodeAddresses(snapshot.Node())
 	policy.NodeAddresses = addresses
-	p, _ := plan.Compute(nil, plan.Inputs{
-		Now: time.Unix(0, 0).UTC(), Snapshot: snapshot, Policy: policy,
-		Caps: plan.Caps{Planes: planes(plan.Capability{Supported: true}, plan.Capability{Supported: true}, o.config().IPVS.Scheduler, nil)},
-	})
-	rules := renderOptions(o)
-	want := kernel.Merge(iptables.Render(p, rules), ipvs.Render(p, ipvs.DefaultOptions()))
-	sections := []Section{{"plan", planText(p)}, {"sets", setsText(steering.Sets(p), ipvs.Record(want), want.Sets)}}
+	ps := planesOf(o.config()).assume()
+	caps := plan.Caps{Planes: ps.abilities(nil, time.Time{})}
+	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Unix(0, 0).UTC(), Snapshot: snapshot, Policy: policy, Caps: caps})
+	e := steering.Env{Options: steering.DefaultOptions()}
+	o.complete(&e, ps)
+	want := ps.renderer(&e).Fresh(p)
+	sets := steering.Sets(p)
+	var own []Section // of data planes that have more than rules and sets
+	for _, r := range ps {
+		s, ok := r.driver.(interface {
+			Show(kernel.Ruleset) ([]kernel.Set, string)
+		})
+		if !ok {
+			continue
+		}
+		more, text := s.Show(want)
+		if sets = append(sets, more...); !p.Uses(r.name) {
+			continue
+		}
+		if assumed && caps.Plane(r.name).LocalAddresses {
+			text = assumption(p, r.name) + text
+		}
+		own = append(own, Section{string(r.name), text})
+	}
+	sections := []Section{{"plan", planText(p)}, {"sets", setsText(sets, want.Sets)}}
 	for _, f := range service.Families {
 		sections = append(sections, Section{"iptables-" + f.String(), rulesText(want.Chains[f], want.Jumps[f])})
 	}
-	if p.Uses(plan.IPVS) {
-		text := ipvs.Text(want)
-		if text == "" {
-			text = "# no virtual servers\n"
-		}
-		if assumed {
-			text = assumption(p) + text
-		}
-		sections = append(sections, Section{"ipvs", text})
-	}
-	return sections, nil
+	return append(sections, own...), nil
 }
 
-// renderOptions are for a host that has everything.
-func renderOptions(o RenderOptions) iptables.Options {
+// complete adds to e what `kproxy run` would be told, and every data plane's way.
+func (o *RenderOptions) complete(e *steering.Env, ps planes) {
 	c := o.config()
-	rules := ruleOptions()
-	rules.TCPPort, rules.UDPPort = uint16(c.ListenTCPPort), uint16(c.ListenUDPPort)
-	rules.Marks = kernel.Marks{Masquerade: c.MasqueradeMark(), Transparent: c.TransparentMark()}
-	return rules
+	e.TCPPort, e.UDPPort, e.Ways = uint16(c.ListenTCPPort), uint16(c.ListenUDPPort), ps.ways()
+	e.Marks = kernel.Marks{Masquerade: c.MasqueradeMark(), Transparent: c.TransparentMark()}
 }
 
 func renderPolicy(o RenderOptions) plan.Policy {
@@ -104,11 +108,10 @@ func nodeAddresses(n service.Node) (addresses []netip.Addr, assumed bool) {
 	return slices.SortedFunc(slices.Values(n.Addresses), netip.Addr.Compare), false
 }
 
-// assumption says that node addresses are assumed, where p's virtual servers are
-// on them.
-func assumption(p *plan.Plan) string {
+// assumption says that node addresses are assumed, where a data plane answers on them.
+func assumption(p *plan.Plan, plane plan.DataPlane) string {
 	if !slices.ContainsFunc(p.Services, func(s *plan.Service) bool {
-		return s.Beneath == plan.IPVS && slices.ContainsFunc(s.Frontends, func(f plan.Frontend) bool { return f.Kind == plan.NodePort })
+		return s.Beneath == plane && slices.ContainsFunc(s.Frontends, func(f plan.Frontend) bool { return f.Kind == plan.NodePort })
 	}) {
 		return ""
 	}

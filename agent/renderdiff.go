@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/iptables"
-	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source/file"
@@ -29,9 +27,10 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 	if len(problems) > 0 {
 		return "", fmt.Errorf("%s (kproxy check prints every problem)", problems[0])
 	}
-	host, _, err := probeApart(ctx)
+	ps := planesOf(o.config())
+	host, _, err := probeApart(ctx, ps)
 	if err == nil {
-		err = host.Missing()
+		err = errors.Join(host.Missing(), ps.missing(o.Mode))
 	}
 	if err != nil {
 		return "", err
@@ -43,63 +42,25 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 		return "", fmt.Errorf("look up this node's addresses: %w", err)
 	}
 	policy.Links, policy.BridgedLinks, policy.NodeAddresses = links, bridged, addresses
-	row := modes[o.Mode]
-	if err := row.missing(host.Caps); err != nil {
-		return "", err
-	}
-	if virtuals := host.Caps.Plane(plan.IPVS).Host; row.ipvs {
-		host.Caps.Planes = planes(host.Rules, virtuals, o.config().IPVS.Scheduler, nil)
-	} else {
-		host.Caps.Planes = planes(host.Rules, plan.Capability{}, "", nil)
-	}
-	host.Caps.Forwarding = kernel.Forwarding()
-	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Now(), Snapshot: snapshot, Policy: policy, Caps: host.Caps})
-	rules := renderOptions(o)
-	rules.RandomFully, rules.SocketMatch, rules.CatchRefusals = host.RandomFully, host.SocketMatch, host.CatchRefusals
-	rules.SkipIPv6, rules.DropInvalid = !host.IPv6, !kernel.LiberalConntrack()
-	virtuals := ipvs.DefaultOptions()
-	virtuals.Marks, virtuals.CatchRefusals, virtuals.SkipIPv6 = rules.Marks, rules.CatchRefusals, rules.SkipIPv6
-	want := kernel.Merge(iptables.Render(p, rules), ipvs.Render(p, virtuals))
-	have, err := observe(ctx, host)
+	caps := plan.Caps{Planes: ps.abilities(nil, time.Time{}), Forwarding: kernel.Forwarding()}
+	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Now(), Snapshot: snapshot, Policy: policy, Caps: caps})
+	sets, err := kernel.OpenIPSets()
 	if err != nil {
 		return "", err
 	}
-	return diffText(have, kernel.Diff(have, want)), nil
-}
-
-// observe reads what the kernel holds, and changes nothing.
-func observe(ctx context.Context, host *kernel.Host) (kernel.Ruleset, error) {
-	open, err := kernel.OpenIPSets()
+	defer sets.Close()
+	e := steering.EnvOf(host, kernel.Unchanged{SetStore: sets})
+	o.complete(&e, ps)
+	e.ReadOnly = true
+	layer, _, err := ps.open(&e, o.Mode)
 	if err != nil {
-		return kernel.Ruleset{}, err
+		return "", err
 	}
-	defer open.Close()
-	sets := kernel.Unchanged{SetStore: open}
-	c := iptables.DefaultConfig()
-	c.Sets, c.Variant, c.SkipIPv6 = sets, host.Variant, !host.IPv6
-	b, err := iptables.New(c)
+	have, err := layer.Observe(ctx)
 	if err != nil {
-		return kernel.Ruleset{}, err
+		return "", err
 	}
-	if _, err := os.Stat("/proc/thread-self/net/ip_vs"); err != nil { // asking for it would load it
-		return b.Observe(ctx)
-	}
-	var v virtualServers
-	if v.table, err = ipvs.OpenTable(); err != nil {
-		return kernel.Ruleset{}, err
-	}
-	defer v.table.Close()
-	if v.link, err = ipvs.OpenLink(); err != nil {
-		return kernel.Ruleset{}, err
-	}
-	defer v.link.Close()
-	vc := v.config(time.Second)
-	vc.Rules, vc.Sets = b, sets
-	both, err := ipvs.New(vc)
-	if err != nil {
-		return kernel.Ruleset{}, err
-	}
-	return both.Observe(ctx)
+	return diffText(have, kernel.Diff(have, ps.renderer(&e).Fresh(p))), nil
 }
 
 // diffText prints ops, which lead from have to what is wanted.

@@ -29,8 +29,8 @@ const startBound = 15 * time.Second
 // held it open before is gone, and until this process serves, new connections belong to
 // the rules beneath.
 func (a *Agent) setUp(ctx context.Context) error {
-	row, err := modeOf(a.policy.Mode)
-	if err != nil {
+	mode := a.policy.Mode
+	if err := checkMode(mode); err != nil {
 		return err
 	}
 	sets, err := kernel.OpenIPSets()
@@ -45,12 +45,12 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := host.Missing(); err != nil {
 		return err
 	}
-	a.caps, a.rules = host.Caps, host.Rules
-	if err := a.probeIPVS(ctx, row); err != nil {
+	if err := a.planes.probe(ctx, host, mode); err != nil {
 		return err
 	}
-	a.caps.All = append(a.caps.All, a.virtuals)
-	if err := row.missing(a.caps); err != nil {
+	a.caps = host.Caps
+	a.caps.All, a.caps.Planes = a.planes.probes(a.caps.All), a.planes.abilities(nil, time.Time{})
+	if err := a.planes.missing(mode); err != nil {
 		return err
 	}
 	if _, err := a.networks.look(a.log); err != nil {
@@ -71,7 +71,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := a.enableAccounting(); err != nil {
 		return err
 	}
-	return a.openKernel(row, host, sets)
+	return a.openKernel(mode, host, sets)
 }
 
 // enableAccounting makes the kernel count. Where that isn't this process's to
@@ -133,33 +133,39 @@ func (a *Agent) openUserspace() error {
 }
 
 // openKernel makes what programs the kernel.
-func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) error {
-	tcp, udp := a.userspace.Ports()
+func (a *Agent) openKernel(mode plan.Mode, host *kernel.Host, sets kernel.SetStore) error {
 	a.sets, a.portal = sets, portal{store: sets, wrote: a.figures.wroteEntries}
-	a.routing = steering.DefaultRouting()
-	a.routing.Marks, a.routing.Table, a.routing.SkipIPv6 = a.marks(), a.cfg.RouteTable, !host.IPv6
-	virtuals, err := a.openIPVS(row, sets)
-	if err != nil {
-		return err
-	}
 	if err := a.ensureSysctls(kernel.Sysctls()); err != nil {
 		return err
 	}
 	if err := a.setUpConntrack(); err != nil {
 		return err
 	}
-	plane, err := planeFor(hostRules{
-		host: host, sets: sets, marks: a.marks(), tcp: tcp, udp: udp, routing: a.routing, ipvs: virtuals.config(a.cfg.DrainTimeout),
-		liberal: kernel.LiberalConntrack(), failures: &a.figures.restores,
-	})
+	for i := range a.planes {
+		r := &a.planes[i]
+		if !r.in(mode) || !r.Abilities(nil, time.Time{}).Host.Supported {
+			continue
+		}
+		settings, err := r.sysctls()
+		if err == nil {
+			err = a.ensureSysctls(settings)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	e := steering.EnvOf(host, sets) // after the settings, of which one is an option
+	e.Marks, e.Ways, e.Log, e.Runner = a.marks(), a.planes.ways(), a.log, countingRunner{e.Runner, &a.figures.restores}
+	e.TCPPort, e.UDPPort = a.userspace.Ports()
+	e.Routing.Marks, e.Routing.Table, e.Routing.SkipIPv6 = a.marks(), a.cfg.RouteTable, !host.IPv6
+	a.routing, a.variant = e.Routing, e.Variant
+	top, keepers, err := a.planes.open(&e, mode)
 	if err != nil {
 		return err
 	}
-	if row.ipvs && virtuals != nil {
-		if err := a.prepareIPVS(virtuals); err != nil {
-			return err
-		}
-		a.schedulers.try, a.schedulers.log = virtuals.tryScheduler, a.log
+	a.affinity = map[plan.DataPlane]*affinityMover{}
+	for name, k := range keepers {
+		a.affinity[name] = &affinityMover{log: a.log, plane: k, table: a.userspace.Affinity, jobs: make(chan affinityJob)}
 	}
 	if err := a.routing.Ensure(); err != nil {
 		return err
@@ -170,7 +176,7 @@ func (a *Agent) openKernel(row mode, host *kernel.Host, sets kernel.SetStore) er
 	a.staleFlows = &staleCleanup{
 		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, cleaned: a.figures.cleaned, wake: make(chan struct{}, 1),
 	}
-	a.programmer = newProgrammer(plane, a.log, a.kick, a.staleFlows.written)
+	a.programmer = newProgrammer(kernel.NewStack(top), a.log, a.kick, a.staleFlows.written)
 	a.programmer.figures = &a.figures
 	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.portal,

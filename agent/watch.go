@@ -84,6 +84,6 @@ func (a *Agent) watchForwarding(now [2]plan.Capability) {
 func (a *Agent) capsNow(now time.Time) plan.Caps {
 	c := a.caps
 	c.Forwarding = kernel.Forwarding()
-	c.Planes = planes(a.rules, a.virtuals, a.cfg.IPVS.Scheduler, a.schedulers.of(a.source.Latest(), now))
+	c.Planes = a.planes.abilities(a.source.Latest(), now)
 	return c
 }

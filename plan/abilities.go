@@ -41,6 +41,9 @@ type Abilities struct {
 	// are put on a link of kproxy's unless they are the node's own, and node ports
 	// are one for each of [Policy.NodePortAddresses].
 	LocalAddresses bool
+	// DestinationNAT: a rule rewrites the destinations of its connections, as conntrack
+	// sees them.
+	DestinationNAT bool
 }
 
 // same reports whether both say the same of services.

@@ -158,7 +158,6 @@ func find(folder string) int {
 // other folder name one: a bound may only fall. A plane that is added needs none.
 var namesOfPlanes = map[string]map[string]int{
 	"ipvs": {
-		"agent":            82,
 		"cmd/kproxy":       16,
 		"conntrack":        1,
 		"kernel/leftovers": 21,
@@ -170,7 +169,7 @@ var namesOfPlanes = map[string]map[string]int{
 		"web":              4,
 	},
 	"iptables": {
-		"agent":            22,
+		"agent":            1,
 		"cmd/kproxy":       11,
 		"kernel":           12,
 		"kernel/leftovers": 1,
@@ -228,7 +227,7 @@ func TestPlanesAreNamedAtHome(t *testing.T) {
 }
 
 // rowsOfPlanes are the files with the table of planes.
-var rowsOfPlanes = []string{"agent/modes.go"}
+var rowsOfPlanes = []string{"agent/planes.go"}
 
 func TestPackagesHaveDocs(t *testing.T) {
 	docs := map[string]bool{}

@@ -13,6 +13,6 @@ func Abilities(host plan.Capability) plan.Abilities {
 		Plane: plan.IPTables, Title: "iptables", Host: host,
 		Algorithms:   map[service.Algorithm]string{service.RoundRobin: "", service.WeightedRoundRobin: "", service.Random: ""},
 		Otherwise:    "random choice",
-		TellsClients: true,
+		TellsClients: true, DestinationNAT: true,
 	}
 }

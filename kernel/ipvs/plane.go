@@ -13,17 +13,18 @@ import (
 type Plane struct {
 	*Backend
 	*Watch
-	below    kernel.Layer
-	renderer *Renderer
+	*over
+	below kernel.Layer
 }
 
 var (
-	_ kernel.Layer   = (*Plane)(nil)
-	_ kernel.Counter = (*Plane)(nil)
-	_ kernel.Drainer = (*Plane)(nil)
+	_ kernel.Layer          = (*Plane)(nil)
+	_ kernel.Counter        = (*Plane)(nil)
+	_ kernel.AffinityKeeper = (*Plane)(nil)
+	_ kernel.Drainer        = (*Plane)(nil)
 )
 
-// NewPlane returns the layer over another, whose Backend is to be c's Rules.
+// NewPlane returns the layer over another, which is to be c's Rules.
 func NewPlane(c Config, o Options, below kernel.Layer) (*Plane, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
@@ -33,17 +34,23 @@ func NewPlane(c Config, o Options, below kernel.Layer) (*Plane, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Plane{b, NewWatch(b, below), below, NewRenderer(o)}, nil
+	return &Plane{b, NewWatch(b, below), &over{below, NewRenderer(o)}, below}, nil
+}
+
+// over renders IPVS over what is below.
+type over struct {
+	below kernel.Renderer
+	own   *Renderer
 }
 
 // Render implements [kernel.Renderer].
-func (p *Plane) Render(to *plan.Plan, d plan.Delta) kernel.Ruleset {
-	return kernel.Merge(p.below.Render(to, d), p.renderer.Render(to, d))
+func (r *over) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
+	return kernel.Merge(r.below.Render(p, d), r.own.Render(p, d))
 }
 
 // Fresh implements [kernel.Renderer].
-func (p *Plane) Fresh(of *plan.Plan) kernel.Ruleset {
-	return kernel.Merge(p.below.Fresh(of), Render(of, p.renderer.options))
+func (r *over) Fresh(p *plan.Plan) kernel.Ruleset {
+	return kernel.Merge(r.below.Fresh(p), Render(p, r.own.options))
 }
 
 // Programmed implements [kernel.Layer].
@@ -66,4 +73,22 @@ func (p *Plane) Counts(ctx context.Context) (kernel.Counts, error) {
 		return c.Counts(ctx)
 	}
 	return kernel.Counts{}, nil
+}
+
+// ReadAffinity implements [kernel.AffinityKeeper].
+func (p *Plane) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Client, error) {
+	return ReadAffinity(p.virtuals(from))
+}
+
+// SeedAffinity implements [kernel.AffinityKeeper].
+func (p *Plane) SeedAffinity(ctx context.Context, to []kernel.Moving, clients map[service.Key][]kernel.Client) error {
+	return SeedAffinity(ctx, p.own.options.Marks.Own(), p.virtuals(to), clients)
+}
+
+func (p *Plane) virtuals(services []kernel.Moving) []kernel.Virtual {
+	var out []kernel.Virtual
+	for _, m := range services {
+		out = append(out, Virtuals(m.Service, m.Policy, p.own.options)...)
+	}
+	return out
 }

@@ -3,6 +3,7 @@ package agent
 import (
 	"log/slog"
 	"net/netip"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -30,41 +31,34 @@ func affine(plane plan.DataPlane) *plan.Service {
 	return s
 }
 
-// TestAffinityJob: it has the virtual servers of every address of what moves,
-// by the plan in which IPVS has the service.
+// TestAffinityJob: it has what moves to the plane and from there, by the plan in which the
+// plane has the service.
 func TestAffinityJob(t *testing.T) {
-	planAt := func(node string) *plan.Plan {
-		return &plan.Plan{Policy: plan.Policy{NodeAddresses: []netip.Addr{netip.MustParseAddr(node)}}}
-	}
-	old, p := planAt("192.0.2.1"), planAt("192.0.2.2")
-	for _, x := range []struct {
-		was, is plan.DataPlane
-		in, out []string
-	}{
-		{plan.Userspace, plan.IPVS, []string{"10.96.0.10:80", "192.0.2.2:30080"}, nil},
-		{plan.IPVS, plan.Userspace, nil, []string{"10.96.0.10:80", "192.0.2.1:30080"}},
-		{plan.Userspace, plan.IPTables, nil, nil},
-		{plan.IPTables, plan.Userspace, nil, nil},
-		{plan.IPVS, plan.None, nil, nil},
+	old, p := &plan.Plan{}, &plan.Plan{}
+	for _, x := range []struct{ was, is, in, out plan.DataPlane }{
+		{was: plan.Userspace, is: plan.IPVS, in: plan.IPVS},
+		{was: plan.IPVS, is: plan.Userspace, out: plan.IPVS},
+		{was: plan.Userspace, is: plan.IPTables, in: plan.IPTables},
+		{was: plan.IPTables, is: plan.Userspace, out: plan.IPTables},
+		{was: plan.IPVS, is: plan.None},
+		{was: plan.IPVS, is: plan.IPTables},
+		{was: plan.Userspace, is: plan.Userspace},
 	} {
-		var j affinityJob
-		moved := j.add(old, p, affine(x.was), affine(x.is))
-		if want := len(x.in)+len(x.out) > 0; moved != want {
-			t.Errorf("%s to %s: %t, want %t", x.was, x.is, moved, want)
-		}
-		for what, v := range map[string][2]any{"in": {x.in, places(j.in)}, "out": {x.out, places(j.out)}} {
-			if diff := cmp.Diff(v[0], v[1]); diff != "" {
-				t.Errorf("%s to %s, %s (-want +got):\n%s", x.was, x.is, what, diff)
+		was, is := affine(x.was), affine(x.is)
+		for _, plane := range []plan.DataPlane{plan.IPVS, plan.IPTables} {
+			j := affinityJobOf(plane, old, p, plan.Delta{Changes: []plan.Change{{Was: was, Is: is}}})
+			var want affinityJob
+			if x.in == plane {
+				want.in = []kernel.Moving{{Service: is, Policy: &p.Policy}}
+			}
+			if x.out == plane {
+				want.out = []kernel.Moving{{Service: was, Policy: &old.Policy}}
+			}
+			if !slices.Equal(j.in, want.in) || !slices.Equal(j.out, want.out) || len(j.is) != len(j.in)+len(j.out) {
+				t.Errorf("%s to %s, for %s: in %v, out %v; want %v and %v", x.was, x.is, plane, j.in, j.out, want.in, want.out)
 			}
 		}
 	}
-}
-
-func places(virtuals []kernel.Virtual) (out []string) {
-	for _, v := range virtuals {
-		out = append(out, v.Address.String())
-	}
-	return out
 }
 
 // TestRemember: of what IPVS knows of a client, the latest counts, but not more
@@ -103,11 +97,10 @@ func TestRemember(t *testing.T) {
 // along, and another one doesn't wait behind that.
 func TestAffinityDoesntHoldUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		m := newIPVSAffinity(slog.New(slog.DiscardHandler), kernel.DefaultMarks(), nil)
-		var j affinityJob
+		m := &affinityMover{log: slog.New(slog.DiscardHandler), jobs: make(chan affinityJob)}
 		begun := time.Now()
-		m.move(j) // nothing moves
-		j.add(&plan.Plan{}, &plan.Plan{}, affine(plan.IPVS), affine(plan.Userspace))
+		m.move(affinityJob{}) // nothing moves
+		j := affinityJob{is: map[service.Key]*plan.Service{web: affine(plan.Userspace)}}
 		go func() { <-m.jobs }() // taken, and never done
 		m.move(j)
 		m.move(j) // not even taken

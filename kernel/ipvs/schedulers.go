@@ -1,4 +1,4 @@
-package agent
+package ipvs
 
 import (
 	"log/slog"
@@ -9,11 +9,10 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// schedulers is what is known of the kernel's schedulers of IPVS. Trying one may
-// load a module, so that is done once for each name that somebody asks for. The
-// loop that makes plans owns it; the zero value tries none, and takes every one
-// to work.
-type schedulers struct {
+// knownSchedulers is what is known of the kernel's schedulers. Trying one may load a
+// module, so that is done once for each name that services ask for. One goroutine uses
+// it; the zero value tries none, and takes every one to work.
+type knownSchedulers struct {
 	try    func(name string) error // nil where there is no IPVS
 	log    *slog.Logger
 	always []string // asked for whatever services want
@@ -30,7 +29,7 @@ const retryScheduler = time.Minute
 
 // of returns what is known of the schedulers that services of a snapshot ask
 // for. Unless they ask for a new one it costs next to nothing.
-func (s *schedulers) of(snapshot *service.Snapshot, now time.Time) map[string]string {
+func (s *knownSchedulers) of(snapshot *service.Snapshot, now time.Time) map[string]string {
 	if s.try == nil {
 		return nil
 	}
@@ -49,7 +48,7 @@ func (s *schedulers) of(snapshot *service.Snapshot, now time.Time) map[string]st
 }
 
 // learn tries a scheduler.
-func (s *schedulers) learn(name string, now time.Time) {
+func (s *knownSchedulers) learn(name string, now time.Time) {
 	was, known := s.known[name]
 	why := ""
 	if err := s.try(name); err != nil {

@@ -1,0 +1,71 @@
+package iptables
+
+import (
+	"context"
+	"time"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Driver is iptables on a host. Its tables hold steering's rules in every mode, so it is
+// below every other data plane.
+type Driver struct{ host plan.Capability }
+
+// NewDriver returns the driver of a host of which nothing is known yet.
+func NewDriver() *Driver { return &Driver{} }
+
+// Assume takes the host to be as c says, without a look.
+func (d *Driver) Assume(c plan.Capability) { d.host = c }
+
+// Probe takes what was found of h.
+func (d *Driver) Probe(_ context.Context, h *kernel.Host, _ bool) error {
+	d.host = h.Rules
+	return nil
+}
+
+// Abilities returns what the host can do.
+func (d *Driver) Abilities(*service.Snapshot, time.Time) plan.Abilities { return Abilities(d.host) }
+
+// Way is the one of connections that the chains of services rewrite.
+func (d *Driver) Way() steering.Waymaker { return Way }
+
+// Renderer renders what plans want of iptables and of steering.
+func (d *Driver) Renderer(e *steering.Env, _ kernel.Renderer) kernel.Renderer {
+	return NewRenderer(optionsOf(e))
+}
+
+func optionsOf(e *steering.Env) Options {
+	o := DefaultOptions()
+	o.Options = e.Options
+	return o
+}
+
+// configOf is the Config of a Backend that works with e.
+func configOf(e *steering.Env) Config {
+	c := DefaultConfig()
+	c.Runner, c.Sets, c.Variant, c.SkipIPv6 = e.Runner, e.Sets, e.Variant, e.SkipIPv6
+	return c
+}
+
+// Open opens the tables.
+func (d *Driver) Open(e *steering.Env, _ kernel.Layer, _ bool) (kernel.Layer, error) {
+	o := optionsOf(e)
+	if e.ReadOnly {
+		b, err := New(configOf(e))
+		return &Plane{Backend: b, Renderer: NewRenderer(o)}, err
+	}
+	return NewPlane(configOf(e), o, e.Routing)
+}
+
+// Preview says what Remove would remove, a line each.
+func (d *Driver) Preview(ctx context.Context, e *steering.Env) ([]string, error) {
+	return Preview(ctx, configOf(e), e.Routing)
+}
+
+// Remove is [Cleanup].
+func (d *Driver) Remove(ctx context.Context, e *steering.Env, _ func(context.Context) error) error {
+	return Cleanup(ctx, configOf(e), e.Routing)
+}

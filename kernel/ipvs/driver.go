@@ -1,0 +1,181 @@
+package ipvs
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Settings is what users set of IPVS.
+type Settings struct {
+	// Scheduler is for services that ask for none, nor for an algorithm; empty for that
+	// of the default algorithm.
+	Scheduler string
+	StrictARP bool
+	// DrainTimeout is how long a real server that isn't wanted any more keeps its
+	// connections; see [MaxDrainTimeout].
+	DrainTimeout time.Duration
+	// Timeouts are those of IPVS, given conntrack's of idle TCP connections.
+	Timeouts func(established time.Duration) Timeouts
+}
+
+// Driver is IPVS on a host. One goroutine uses it.
+type Driver struct {
+	Settings
+	Explainer
+	host       plan.Capability
+	schedulers knownSchedulers
+}
+
+// NewDriver returns the driver of a host of which nothing is known yet.
+func NewDriver(s Settings) *Driver { return &Driver{Settings: s} }
+
+// Assume takes the host to be as c says, without a look.
+func (d *Driver) Assume(c plan.Capability) {
+	c.Name = string(plan.IPVS)
+	d.host = c
+}
+
+// Probe finds out whether the host has IPVS. With load it has the kernel load its module,
+// and tries the schedulers of algorithms. The error is only about ctx.
+func (d *Driver) Probe(ctx context.Context, _ *kernel.Host, load bool) (err error) {
+	if !load {
+		d.host = Look(ctx)
+		return ctx.Err()
+	}
+	d.schedulers.always = Schedulers(d.Scheduler)
+	d.host, d.schedulers.known, err = Probe(ctx, d.schedulers.always)
+	return err
+}
+
+// Abilities returns what the host can do, with the schedulers that services of a snapshot
+// ask for tried.
+func (d *Driver) Abilities(s *service.Snapshot, now time.Time) plan.Abilities {
+	return Abilities(d.host, d.Scheduler, d.schedulers.of(s, now))
+}
+
+// Sysctls are the kernel settings that IPVS is to have.
+func (d *Driver) Sysctls() ([]kernel.Sysctl, error) {
+	release, err := Release()
+	if err != nil {
+		return nil, err
+	}
+	return Sysctls(release, d.StrictARP), nil
+}
+
+// Way is the one of connections to virtual servers.
+func (d *Driver) Way() steering.Waymaker { return Way }
+
+// Renderer renders what plans want of IPVS, and of the data plane below.
+func (d *Driver) Renderer(e *steering.Env, below kernel.Renderer) kernel.Renderer {
+	return &over{below, NewRenderer(optionsOf(e))}
+}
+
+func optionsOf(e *steering.Env) Options {
+	return Options{Marks: e.Marks, CatchRefusals: e.CatchRefusals, SkipIPv6: e.SkipIPv6}
+}
+
+// Open opens IPVS where it may be used, and where there are virtual servers of an earlier
+// kproxy, which are to go. It returns below where there is neither.
+func (d *Driver) Open(e *steering.Env, below kernel.Layer, use bool) (kernel.Layer, error) {
+	if e.ReadOnly {
+		if _, err := os.Stat(procPath); err != nil { // asking for it would load it
+			return below, nil
+		}
+	} else if use = use && d.host.Supported; !use {
+		left, err := leftBehind(e.Sets)
+		if err != nil || !left {
+			return below, err
+		}
+	}
+	table, err := OpenTable()
+	if err != nil {
+		return nil, err
+	}
+	link, err := OpenLink()
+	if err != nil {
+		return nil, err
+	}
+	if use && !e.ReadOnly {
+		if err := d.prepare(e, table); err != nil {
+			return nil, err
+		}
+	}
+	c := Config{Sets: e.Sets, Table: table, Link: link, DrainTimeout: min(d.DrainTimeout, MaxDrainTimeout)}
+	return NewPlane(c, optionsOf(e), below)
+}
+
+// prepare sets the time-outs, and has services' schedulers tried from now on.
+func (d *Driver) prepare(e *steering.Env, table *Netlink) error {
+	established, err := establishedTimeout()
+	if err != nil {
+		return err
+	}
+	now, err := table.SetTimeouts(d.Timeouts(established))
+	if err != nil {
+		return err
+	}
+	e.Log.Info("time-outs of IPVS", "tcp", now.TCP, "tcp after fin", now.TCPFin, "udp", now.UDP)
+	d.schedulers.log = e.Log
+	d.schedulers.try = func(name string) error {
+		found, err := ProbeSchedulers(context.Background(), table, []string{name})
+		if why := found[name]; err == nil && why != "" {
+			err = errors.New(why)
+		}
+		return err
+	}
+	return nil
+}
+
+// leftBehind reports whether there is a record of virtual servers of kproxy's, and IPVS is
+// still in the kernel.
+func leftBehind(sets kernel.SetStore) (bool, error) {
+	if _, err := os.Stat(procPath); err != nil {
+		return false, nil
+	}
+	states, err := sets.List(isRecordName)
+	if err != nil {
+		return false, fmt.Errorf("look for virtual servers of an earlier kproxy: %w", err)
+	}
+	return slices.ContainsFunc(states, func(s kernel.SetState) bool { return isRecordName(s.Name) }), nil
+}
+
+// establishedTimeout is how long conntrack keeps an idle TCP connection.
+func establishedTimeout() (time.Duration, error) {
+	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established")
+	if err != nil {
+		return 0, fmt.Errorf("read conntrack's time-out: %w", err)
+	}
+	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
+	if err != nil {
+		return 0, fmt.Errorf("read conntrack's time-out: %w", err)
+	}
+	return time.Duration(n) * time.Second, nil
+}
+
+// Show returns the sets of a ruleset that IPVS fills itself, with what it puts there, and
+// the virtual servers as text.
+func (d *Driver) Show(want kernel.Ruleset) ([]kernel.Set, string) {
+	return Record(want), cmp.Or(Text(want), "# no virtual servers\n")
+}
+
+// Preview says what Remove would remove, a line each.
+func (d *Driver) Preview(_ context.Context, e *steering.Env) ([]string, error) {
+	return Preview(e.Sets)
+}
+
+// Remove is [Cleanup].
+func (d *Driver) Remove(ctx context.Context, e *steering.Env, below func(context.Context) error) error {
+	return Cleanup(ctx, e.Sets, below)
+}
