@@ -4,7 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"log/slog"
-	"slices"
+	"reflect"
 	"strconv"
 	"strings"
 	"time"
@@ -20,93 +20,88 @@ const modeNFTables = "nftables"
 // Apply sets in c what the file says, and for what it doesn't say kube-proxy's
 // defaults, whatever c held. What the file has no fields for stays.
 func (f *File) Apply(c *Config) {
-	k := &f.kubeProxy
-	c.File, c.Kubeconfig = f.Name, k.ClientConnection.Kubeconfig
-	c.Client = Client{
-		QPS:         decimalOf(cmp.Or(k.ClientConnection.QPS, 5)),
-		Burst:       int(cmp.Or(k.ClientConnection.Burst, 10)),
-		ContentType: cmp.Or(k.ClientConnection.ContentType, Protobuf),
-	}
-	c.Mode = ModeOf(string(k.Mode))
-	c.Profiling = k.EnableProfiling
-	c.LogFormat = cmp.Or(k.Logging.Format, LogFormats[0])
-	if v := k.Logging.Verbosity; v != 0 {
-		c.Verbosity = strconv.Itoa(int(v))
-	}
-	oom := int(deref(k.OOMScoreAdj, -999))
-	c.OOMScoreAdj = &oom
-	applyNode(k, c)
-	applyServers(k, c)
-	applyNodePorts(k, c)
-	applyKernel(k, c)
-}
-
-func applyNode(k *v1alpha1.KubeProxyConfiguration, c *Config) {
-	c.HostnameOverride = strings.ToLower(strings.TrimSpace(k.HostnameOverride))
-	c.NodeIPs = nil
-	if a, err := ParseAddr(k.BindAddress); k.BindAddress != "" && (err != nil || !a.IsUnspecified()) {
-		c.NodeIPs = []string{k.BindAddress}
-	}
-	c.ClusterCIDRs = nil
-	if k.ClusterCIDR != "" {
-		for s := range strings.SplitSeq(k.ClusterCIDR, ",") {
-			c.ClusterCIDRs = append(c.ClusterCIDRs, strings.TrimSpace(s))
+	k, standard := &f.kubeProxy, AsKubeProxy()
+	standard.DetectLocalMode = DetectLocalModes[0]
+	for _, field := range fields {
+		if field.Sets == "" || !f.isIn(field) {
+			continue
+		}
+		to := fieldOf(reflect.ValueOf(c).Elem(), field.Sets)
+		to.Set(fieldOf(reflect.ValueOf(&standard).Elem(), field.Sets))
+		if from := fieldOf(reflect.ValueOf(k).Elem(), field.Path); !from.IsZero() {
+			convert(to, from)
 		}
 	}
-	c.DetectLocalMode = cmp.Or(string(k.DetectLocalMode), DetectLocalModes[0])
-	c.PodBridge, c.PodInterfacePrefix = k.DetectLocal.BridgeInterface, k.DetectLocal.InterfaceNamePrefix
-}
-
-func applyServers(k *v1alpha1.KubeProxyConfiguration, c *Config) {
+	c.File, c.Mode = f.Name, ModeOf(string(k.Mode))
+	c.HostnameOverride = strings.ToLower(strings.TrimSpace(k.HostnameOverride))
 	all, loopback := "0.0.0.0", "127.0.0.1"
-	if a, err := ParseAddr(k.BindAddress); err == nil && a.Is6() {
+	a, err := ParseAddr(k.BindAddress)
+	if c.NodeIPs = nil; k.BindAddress != "" && !a.IsUnspecified() {
+		c.NodeIPs = []string{k.BindAddress}
+	}
+	if err == nil && a.Is6() {
 		all, loopback = "::", "::1"
 	}
 	c.HealthzBindAddress = WithPort(cmp.Or(k.HealthzBindAddress, all), HealthzPort)
 	c.MetricsBindAddress = WithPort(cmp.Or(k.MetricsBindAddress, loopback), MetricsPort)
-}
-
-func applyNodePorts(k *v1alpha1.KubeProxyConfiguration, c *Config) {
-	c.NodePortAddresses = slices.Clone(k.NodePortAddresses)
-	if len(c.NodePortAddresses) == 0 && k.Mode == modeNFTables {
+	if len(k.NodePortAddresses) == 0 && k.Mode == modeNFTables {
 		c.NodePortAddresses = []string{PrimaryAddresses}
 	}
-	c.LocalhostNodePorts = deref(k.IPTables.LocalhostNodePorts, k.Mode != "ipvs" && k.Mode != modeNFTables)
-}
-
-func applyKernel(k *v1alpha1.KubeProxyConfiguration, c *Config) {
-	bit, all := k.IPTables.MasqueradeBit, k.IPTables.MasqueradeAll
-	if k.Mode == modeNFTables {
-		bit, all = k.NFTables.MasqueradeBit, k.NFTables.MasqueradeAll
+	if k.IPTables.LocalhostNodePorts == nil {
+		c.LocalhostNodePorts = k.Mode != "ipvs" && k.Mode != modeNFTables
 	}
-	c.MasqueradeBit, c.MasqueradeAll = int(deref(bit, 14)), all
-	standard := AsKubeProxy().Conntrack
-	c.Conntrack = Conntrack{
-		MaxPerCore:     int(deref(k.Conntrack.MaxPerCore, int32(standard.MaxPerCore))),
-		Min:            int(deref(k.Conntrack.Min, int32(standard.Min))),
-		TCPEstablished: deref(k.Conntrack.TCPEstablishedTimeout, metav1.Duration{Duration: standard.TCPEstablished}).Duration,
-		TCPCloseWait:   deref(k.Conntrack.TCPCloseWaitTimeout, metav1.Duration{Duration: standard.TCPCloseWait}).Duration,
-		UDP:            k.Conntrack.UDPTimeout.Duration,
-		UDPStream:      k.Conntrack.UDPStreamTimeout.Duration,
-		TCPBeLiberal:   k.Conntrack.TCPBeLiberal,
-	}
-	c.IPVS = IPVS{
-		Scheduler: k.IPVS.Scheduler, StrictARP: k.IPVS.StrictARP,
-		TCPTimeout: ipvsTCPTimeout(k), TCPFinTimeout: k.IPVS.TCPFinTimeout.Duration, UDPTimeout: k.IPVS.UDPTimeout.Duration,
+	// Every file has ipvs.tcpTimeout, as 0s: kubeadm writes all fields. A user of ipvs has had
+	// the kernel's 15 minutes. One of another mode has had conntrack's, and would see idle
+	// connections break.
+	if k.IPVS.TCPTimeout.Duration == 0 && k.Mode == "ipvs" {
+		c.IPVS.TCPTimeout = "0"
 	}
 }
 
-// ipvsTCPTimeout reads ipvs.tcpTimeout. Every file has it, as 0s: kubeadm writes
-// all fields. Who chose ipvs has lived with the kernel's 15 minutes. Who didn't
-// is used to conntrack's, and would see idle connections break.
-func ipvsTCPTimeout(k *v1alpha1.KubeProxyConfiguration) string {
-	switch d := k.IPVS.TCPTimeout.Duration; {
-	case d != 0:
-		return d.String()
-	case k.Mode == "ipvs":
-		return "0"
+// fieldOf finds a field of a struct by its names in JSON.
+func fieldOf(v reflect.Value, path string) reflect.Value {
+	first, rest, more := strings.Cut(path, ".")
+	for f, field := range v.Fields() {
+		switch name, _, _ := strings.Cut(f.Tag.Get("json"), ","); {
+		case name == first && more:
+			return fieldOf(field, rest)
+		case name == first:
+			return field
+		}
 	}
-	return LikeConntrack
+	return reflect.Value{} // a test knows that every path of the table is there
+}
+
+// convert sets to to from's value, where Config and KubeProxyConfiguration have types that
+// stand for the same; where they have none, it leaves to as it is.
+func convert(to, from reflect.Value) {
+	if from = reflect.Indirect(from); !from.IsValid() {
+		return
+	}
+	if d, ok := from.Interface().(metav1.Duration); ok {
+		from = reflect.ValueOf(d.Duration)
+	}
+	if to.Kind() == reflect.Pointer {
+		to.Set(reflect.New(to.Type().Elem()))
+		to = to.Elem()
+	}
+	switch {
+	case from.Kind() == reflect.String && to.Kind() == reflect.Slice:
+		for s := range strings.SplitSeq(from.String(), ",") {
+			to.Set(reflect.Append(to, reflect.ValueOf(strings.TrimSpace(s))))
+		}
+	case from.Kind() == reflect.Slice && to.Kind() == reflect.String:
+		to.SetString(strings.Join(from.Interface().([]string), ","))
+	case to.Kind() == reflect.String:
+		to.SetString(fmt.Sprint(from.Interface()))
+	case from.Kind() == reflect.Float32: // or 0.1 became 0.10000000149011612
+		decimal, _ := strconv.ParseFloat(fmt.Sprint(from.Interface()), 64)
+		to.SetFloat(decimal)
+	case to.Type() == reflect.TypeFor[metav1.Duration]() && from.CanInt():
+		to.Set(reflect.ValueOf(metav1.Duration{Duration: time.Duration(from.Int())}))
+	case from.CanConvert(to.Type()):
+		to.Set(from.Convert(to.Type()))
+	}
 }
 
 // KubeProxy returns c as a KubeProxyConfiguration in which everything is spelt
@@ -116,55 +111,30 @@ func (c Config) KubeProxy() v1alpha1.KubeProxyConfiguration {
 	var k v1alpha1.KubeProxyConfiguration
 	k.APIVersion, k.Kind = apiVersion, kind
 	k.FeatureGates = map[string]bool{}
-	k.ClientConnection.Kubeconfig, k.ClientConnection.ContentType = c.Kubeconfig, c.Client.ContentType
-	k.ClientConnection.QPS, k.ClientConnection.Burst = float32(c.Client.QPS), int32(c.Client.Burst)
-	k.Logging.Format, k.Logging.FlushFrequency.Duration = c.LogFormat, metav1.Duration{Duration: 5 * time.Second}
+	k.Logging.FlushFrequency.Duration.Duration = 5 * time.Second
 	k.Logging.FlushFrequency.SerializeAsString = true
-	k.Logging.Verbosity = c.verbosity()
-	k.HostnameOverride, k.BindAddress = c.HostnameOverride, "0.0.0.0"
+	k.ConfigSyncPeriod.Duration = 15 * time.Minute
+	for _, period := range []*metav1.Duration{&k.IPTables.SyncPeriod, &k.NFTables.SyncPeriod, &k.IPVS.SyncPeriod} {
+		period.Duration = 30 * time.Second
+	}
+	k.IPTables.MinSyncPeriod.Duration, k.NFTables.MinSyncPeriod.Duration = time.Second, time.Second
+	for _, field := range fields {
+		if field.Sets != "" {
+			convert(fieldOf(reflect.ValueOf(&k).Elem(), field.Path), fieldOf(reflect.ValueOf(c), field.Sets))
+		}
+	}
+	k.BindAddress = "0.0.0.0"
 	if len(c.NodeIPs) > 0 {
 		k.BindAddress = c.NodeIPs[0]
 	}
-	k.HealthzBindAddress, k.MetricsBindAddress = c.HealthzBindAddress, c.MetricsBindAddress
-	k.EnableProfiling, k.Mode = c.Profiling, v1alpha1.ProxyMode(c.Mode)
-	k.DetectLocalMode = v1alpha1.LocalMode(cmp.Or(c.DetectLocalMode, DetectLocalModes[0]))
-	k.DetectLocal.BridgeInterface, k.DetectLocal.InterfaceNamePrefix = c.PodBridge, c.PodInterfacePrefix
-	k.ClusterCIDR, k.NodePortAddresses = strings.Join(c.ClusterCIDRs, ","), c.NodePortAddresses
-	if c.OOMScoreAdj != nil {
-		oom := int32(*c.OOMScoreAdj)
-		k.OOMScoreAdj = &oom
-	}
-	k.ConfigSyncPeriod.Duration = 15 * time.Minute
-	c.fillKernel(&k)
+	k.Logging.Verbosity = c.verbosity()
+	k.DetectLocalMode = cmp.Or(k.DetectLocalMode, v1alpha1.LocalMode(DetectLocalModes[0]))
+	k.IPVS.TCPTimeout.Duration = c.IPVS.TCPTimeoutOf(c.Conntrack.TCPEstablished)
 	return k
 }
 
 // KubeProxyYAML returns the same as a file's content.
 func (c Config) KubeProxyYAML() ([]byte, error) { return yaml.Marshal(c.KubeProxy()) }
-
-// fillKernel fills the sections about what is programmed.
-func (c Config) fillKernel(k *v1alpha1.KubeProxyConfiguration) {
-	bit, localhost := int32(c.MasqueradeBit), c.LocalhostNodePorts
-	period, second := metav1.Duration{Duration: 30 * time.Second}, metav1.Duration{Duration: time.Second}
-	k.IPTables = v1alpha1.KubeProxyIPTablesConfiguration{
-		MasqueradeBit: &bit, MasqueradeAll: c.MasqueradeAll, LocalhostNodePorts: &localhost, SyncPeriod: period, MinSyncPeriod: second,
-	}
-	k.NFTables = v1alpha1.KubeProxyNFTablesConfiguration{MasqueradeBit: &bit, MasqueradeAll: c.MasqueradeAll, SyncPeriod: period, MinSyncPeriod: second}
-	k.IPVS = v1alpha1.KubeProxyIPVSConfiguration{
-		SyncPeriod: period, Scheduler: c.IPVS.Scheduler, StrictARP: c.IPVS.StrictARP,
-		TCPTimeout:    metav1.Duration{Duration: c.IPVS.TCPTimeoutOf(c.Conntrack.TCPEstablished)},
-		TCPFinTimeout: metav1.Duration{Duration: c.IPVS.TCPFinTimeout}, UDPTimeout: metav1.Duration{Duration: c.IPVS.UDPTimeout},
-	}
-	t := c.Conntrack
-	most, least := int32(t.MaxPerCore), int32(t.Min)
-	k.Conntrack = v1alpha1.KubeProxyConntrackConfiguration{
-		MaxPerCore: &most, Min: &least, TCPBeLiberal: t.TCPBeLiberal,
-		TCPEstablishedTimeout: &metav1.Duration{Duration: t.TCPEstablished},
-		TCPCloseWaitTimeout:   &metav1.Duration{Duration: t.TCPCloseWait},
-		UDPTimeout:            metav1.Duration{Duration: t.UDP},
-		UDPStreamTimeout:      metav1.Duration{Duration: t.UDPStream},
-	}
-}
 
 // verbosity is kube-proxy's number for -v; there is none for less than usual.
 func (c Config) verbosity() logsapi.VerbosityLevel {
@@ -175,19 +145,6 @@ func (c Config) verbosity() logsapi.VerbosityLevel {
 		return 4
 	}
 	return 0
-}
-
-func deref[T any](p *T, or T) T {
-	if p == nil {
-		return or
-	}
-	return *p
-}
-
-// decimalOf keeps 0.1 from becoming 0.10000000149011612.
-func decimalOf(f float32) float64 {
-	d, _ := strconv.ParseFloat(strconv.FormatFloat(float64(f), 'g', -1, 32), 64)
-	return d
 }
 
 // Lost is a part of a Config that a KubeProxyConfiguration doesn't hold.
