@@ -44,7 +44,6 @@ type tcpConn struct {
 	started time.Time
 	meters  [2]meter
 	reached bool // an endpoint has taken it at least once
-	live    uint64
 
 	sides [2]side
 	pumps [2]pump
@@ -73,7 +72,7 @@ func (l *loop) admit(t *tcpListener, fd int, client netip.AddrPort) {
 	}
 	s.flows.Add(1)
 	l.add(x)
-	x.live = s.live.add(x)
+	s.live.add(x)
 	state := x.front.view.state
 	state.active.Add(1)
 	x.timer.owner, x.active = x, l.now
@@ -257,7 +256,7 @@ func (x *tcpConn) end() {
 		x.front.view.state.release(e)
 	}
 	x.front.view.state.active.Add(-1)
-	s.live.remove(x.live)
+	s.live.remove(x)
 	l.remove(x)
 	s.tcpBudget.release(fdsPerConnection)
 	s.flows.Done()

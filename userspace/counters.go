@@ -117,8 +117,6 @@ func (s *serviceState) figures(now time.Time) Counters {
 	return c
 }
 
-const liveShards = 64
-
 // flow is a TCP connection or a UDP session in the live table.
 type flow interface {
 	describe() Connection
@@ -126,48 +124,18 @@ type flow interface {
 	kill()   // ends it now, from outside; it leaves the table by itself
 }
 
-// live is the table of connections and sessions. Its locks are sharded and
-// held for a map operation only.
-type live struct {
-	next   atomic.Uint64
-	shards [liveShards]struct {
-		mu    sync.Mutex
-		flows map[uint64]flow
-		_     [40]byte // a cache line each
-	}
-}
+// live is the table of connections and sessions.
+type live struct{ flows sync.Map } // flow → nothing
 
-// add returns the number under which f is in the table.
-func (l *live) add(f flow) uint64 {
-	id := l.next.Add(1)
-	s := &l.shards[id%liveShards]
-	s.mu.Lock()
-	if s.flows == nil {
-		s.flows = map[uint64]flow{}
-	}
-	s.flows[id] = f
-	s.mu.Unlock()
-	return id
-}
+func (l *live) add(f flow)    { l.flows.Store(f, nil) }
+func (l *live) remove(f flow) { l.flows.Delete(f) }
 
-func (l *live) remove(id uint64) {
-	s := &l.shards[id%liveShards]
-	s.mu.Lock()
-	delete(s.flows, id)
-	s.mu.Unlock()
-}
-
-// all returns what is in the table, each shard at one moment.
-func (l *live) all() []flow {
-	var out []flow
-	for i := range l.shards {
-		s := &l.shards[i]
-		s.mu.Lock()
-		for _, f := range s.flows {
-			out = append(out, f)
-		}
-		s.mu.Unlock()
-	}
+// all returns what is in the table.
+func (l *live) all() (out []flow) {
+	l.flows.Range(func(f, _ any) bool {
+		out = append(out, f.(flow))
+		return true
+	})
 	return out
 }
 

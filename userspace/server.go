@@ -43,6 +43,7 @@ type Server struct {
 
 	wantDescriptors chan struct{} // 1 slot: clients wait for them
 	short           [shortages]shortage
+	victims         sessionVictims
 	shed            [2][shedReasons]atomic.Uint64 // connections and sessions that gave way: TCP, UDP
 	shedLogged      atomic.Int64                  // when the log told of it
 

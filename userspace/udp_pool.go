@@ -3,6 +3,7 @@ package userspace
 import (
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 )
 
@@ -29,20 +30,20 @@ type socketKey struct {
 type socketPool struct {
 	worker *udpWorker
 	idle   map[socketKey][]*upstream // the one that was put first comes first
-	n      int
-	timer  timer // closes those that were in it for long
+	n      atomic.Int32              // how many they are: others read it
+	timer  timer                     // closes those that were in it for long
 }
 
 // put takes a socket, or closes it.
 func (p *socketPool) put(u *upstream) {
 	w := p.worker
 	u.session, u.idleSince = nil, w.now
-	if b := w.server.udpBudget; p.n >= idleSockets || w.server.isStopped() || b.low() || !b.tryAcquire(fdsPerSession) {
+	if b := w.server.udpBudget; p.n.Load() >= idleSockets || w.server.isStopped() || b.low() || !b.tryAcquire(fdsPerSession) {
 		w.closeUpstream(u)
 		return
 	}
 	p.idle[u.key] = append(p.idle[u.key], u)
-	p.n++
+	p.n.Add(1)
 	if p.timer.at == 0 {
 		w.timers.set(&p.timer, w.now+int64(idleSocketFor))
 	}
@@ -70,7 +71,7 @@ func (p *socketPool) remove(u *upstream) {
 	if p.idle[u.key] = slices.Delete(us, i, i+1); len(us) == 1 {
 		delete(p.idle, u.key)
 	}
-	p.n--
+	p.n.Add(-1)
 	p.worker.server.udpBudget.release(fdsPerSession)
 }
 
@@ -90,7 +91,7 @@ func (p *socketPool) closeBefore(at int64) {
 func (p *socketPool) expired() {
 	w := p.worker
 	p.closeBefore(w.now - int64(idleSocketFor) + 1)
-	if p.n > 0 {
+	if p.n.Load() > 0 {
 		w.timers.set(&p.timer, w.now+int64(idleSocketFor))
 	}
 }

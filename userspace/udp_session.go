@@ -60,13 +60,13 @@ type session struct {
 	started time.Time
 	active  atomic.Int64 // when a datagram last came, from either side
 	meters  [2]meter
-	id      uint64 // in the live table
 
 	first, last int16 // slots of its datagrams in the batch that is being received; -1 if none
 	upstream    *upstream
 	timer       timer // checks whether it's still in use
 	asked       int   // datagrams from the client, as far as they matter: up to 2
 	answers     int   // and from the endpoint
+	class       atomic.Int32
 
 	mu       sync.Mutex // guards what others read and the worker writes
 	route    route
@@ -122,19 +122,24 @@ func (x *session) forward() {
 	if x.phase == ended {
 		return
 	}
-	x.asked = min(x.asked+len(ds), 2)
+	x.count(len(ds), 0)
 	x.send(ds)
 }
 
-// class returns how much x has said.
-func (x *session) class() class {
+// count counts datagrams from the client and from the endpoint.
+func (x *session) count(asked, answers int) {
+	if x.asked == 2 && x.answers > 0 || x.answers == 2 {
+		return // it can't say more
+	}
+	x.asked, x.answers = min(x.asked+asked, 2), min(x.answers+answers, 2)
 	switch {
 	case x.answers == 0:
-		return unanswered
+		x.class.Store(int32(unanswered))
 	case x.asked == 1 && x.answers == 1:
-		return exchanged
+		x.class.Store(int32(exchanged))
+	default:
+		x.class.Store(int32(talking))
 	}
-	return talking
 }
 
 // resolved goes on with the session's original destination.
@@ -175,7 +180,7 @@ func (x *session) begin(o origin) {
 	x.route = r
 	x.mu.Unlock()
 	r.front.view.state.active.Add(1)
-	x.id = x.worker.server.live.add(x)
+	x.worker.server.live.add(x)
 	x.worker.timers.set(&x.timer, x.worker.now+int64(x.idle()))
 	if !x.connect(nil) {
 		x.fail()
@@ -247,7 +252,7 @@ func (x *session) disconnect(sound bool) {
 	x.upstream = nil
 	x.settle()
 	x.route.front.view.state.release(x.endpoint)
-	if sound && x.class() == exchanged && !x.pending {
+	if sound && class(x.class.Load()) == exchanged && !x.pending {
 		x.worker.pool.put(u)
 	} else {
 		x.worker.closeUpstream(u)
@@ -273,13 +278,10 @@ func (x *session) end() {
 	}
 	w.timers.stop(&x.timer)
 	w.server.udpBudget.release(fdsPerSession)
-	if w.shedding.snapshot.Load() != nil && !w.server.udpBudget.low() {
-		w.shedding.snapshot.Store(nil) // it holds sessions that have ended
-	}
 	x.disconnect(true)
 	if v := x.route.front.view; v != nil {
 		v.state.active.Add(-1)
-		w.server.live.remove(x.id)
+		w.server.live.remove(x)
 	}
 	w.server.flows.Done()
 }
@@ -343,7 +345,7 @@ func (x *session) answered(n, bytes int) {
 	x.errors, x.pending = 0, false
 	x.active.Store(x.worker.now)
 	x.meters[endpointSide].add(bytes)
-	x.answers = min(x.answers+n, 2)
+	x.count(0, n)
 	if !x.greeted {
 		x.greeted = true
 		x.endpoint.ejection.Succeeded()

@@ -1,71 +1,78 @@
 package userspace
 
 import (
-	"cmp"
 	"math"
-	"slices"
-	"sync/atomic"
+	"sync"
 	"time"
 )
 
-const (
-	// spentAfter is how long a session of one question and its answer must have been silent to make
-	// room at no loss: what an endpoint adds to its answer comes with it.
-	spentAfter = 50 * time.Millisecond
-	// snapshotFor is how long what another worker says of its sessions is believed.
-	snapshotFor = 500 * time.Millisecond
-)
+// spentAfter is how long a session of one question and its answer must have been silent to make
+// room at no loss: what an endpoint adds to its answer comes with it.
+const spentAfter = 50 * time.Millisecond
 
-// sessionShedding is a worker's part in making room for sessions: it ends its own at once, and has
-// other workers end theirs. Victims are chosen among the sessions of all workers, by what these have last said.
-type sessionShedding struct {
-	victims  []victim // that haven't given way yet
-	chosen   int64    // when they were chosen
-	next     int64    // when others may be chosen
-	waits    int64    // until when, for what other workers say
-	snapshot atomic.Pointer[snapshot]
-	asked    atomic.Bool // for another snapshot
+// sessionVictims are the sessions that have to give way, chosen among those of all workers.
+type sessionVictims struct {
+	mu     sync.Mutex // held while they are chosen
+	queues [][]victim // by worker: each ends its own at once
+	chosen int64      // when they were
+	next   int64      // when others may be chosen
 }
 
-// snapshot is what a worker's sessions were at a time.
-type snapshot struct {
-	at       int64
-	holdings []holding
-}
-
-// makeRoom has a session give way while few more have room: one of its own, if there are any among those chosen
-// last, else another worker's, which takes until that has its turn.
+// makeRoom has a session give way while few more have room: one of the worker's own, if there is any among those
+// chosen, else another worker's, which takes until that has its turn. Idle sockets of all workers come first.
 func (w *udpWorker) makeRoom() {
-	d := &w.shedding
-	if w.now-d.chosen > int64(trustFor) {
-		d.victims = nil
+	s := w.server
+	w.pool.closeBefore(math.MaxInt64)
+	idle := false
+	for _, other := range s.workers {
+		if other != w && other.pool.n.Load() > 0 {
+			idle = other.post(func() { other.pool.closeBefore(math.MaxInt64) }) || idle
+		}
 	}
-	if w.endVictim(true) || w.now >= d.next && w.chooseSessions() && w.endVictim(true) {
+	if idle && !s.udpBudget.exhausted() {
 		return
 	}
-	w.endVictim(false)
-}
-
-// endVictim has the next victim that is still one give way, of its own or of another worker.
-func (w *udpWorker) endVictim(own bool) bool {
-	d := &w.shedding
-	for len(d.victims) > 0 {
-		v := d.victims[0]
-		x := v.flow.(*session)
-		if own && x.worker != w {
-			return false
+	for {
+		v, found := s.victims.take(w)
+		if !found {
+			return
 		}
-		d.victims = d.victims[1:]
-		switch {
-		case x.active.Load() != v.active:
-		case x.worker != w:
+		if x := v.flow.(*session); x.worker != w {
 			x.worker.post(func() { x.giveWay(v) })
-			return true
-		case x.giveWay(v):
-			return true
+			return
+		} else if x.giveWay(v) {
+			return
 		}
 	}
-	return false
+}
+
+// take returns a victim, one of w's own if there is any; false if there is none.
+func (d *sessionVictims) take(w *udpWorker) (v victim, found bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if w.now-d.chosen > int64(trustFor) {
+		d.queues = nil
+	}
+	if v, found = d.first(w); !found && w.now >= d.next {
+		d.choose(w.server, w.now)
+		v, found = d.first(w)
+	}
+	return v, found
+}
+
+// first takes the first victim that has had no datagram since it was chosen.
+func (d *sessionVictims) first(w *udpWorker) (victim, bool) {
+	for i := range d.queues {
+		q := &d.queues[(w.number+i)%len(d.queues)]
+		for len(*q) > 0 {
+			v := (*q)[0]
+			*q = (*q)[1:]
+			if v.flow.(*session).active.Load() == v.active {
+				return v, true
+			}
+		}
+	}
+	return victim{}, false
 }
 
 // giveWay ends x as a victim, unless a datagram has come since it was chosen. What its client may miss is counted.
@@ -73,7 +80,7 @@ func (x *session) giveWay(v victim) bool {
 	if x.phase == ended || x.active.Load() != v.active {
 		return false
 	}
-	if s := x.worker.server; x.class() != exchanged || x.silent() <= spentAfter {
+	if s := x.worker.server; class(x.class.Load()) != exchanged || x.silent() <= spentAfter {
 		s.shed[1][v.reason].Add(1)
 		s.short[shortSessions].note()
 		s.logShed("room for UDP sessions is short: ended one", []victim{v})
@@ -82,113 +89,61 @@ func (x *session) giveWay(v victim) bool {
 	return true
 }
 
-// chooseSessions chooses sessions that have to give way; false if there are none yet. First
+// choose chooses sessions that have to give way. First
 // come single questions that were answered, then those that were never answered, then the others; where most
 // were never answered, as in a flood, these come first. In each of these, where a holder has more than its
 // share, only its sessions go, else those that were silent for long enough to believe that they won't be missed.
-func (w *udpWorker) chooseSessions() bool {
-	d, room := &w.shedding, !w.server.udpBudget.exhausted()
-	if room && w.now < d.waits {
-		return false
-	}
-	all, complete := w.everySnapshot()
-	if room && !complete { // others will have said soon, and there is room until then
-		d.waits = w.now + int64(time.Millisecond)
-		return false
-	}
+func (d *sessionVictims) choose(s *Server, now int64) {
 	began := sinceEpoch()
+	var all []holding
 	var kinds [classes]int
-	kind := func(h *holding) class {
-		if h.class == unanswered || h.class == exchanged && w.now-h.active > int64(spentAfter) {
-			return h.class
+	for _, f := range s.live.all() {
+		if x, ok := f.(*session); ok {
+			h := x.holding()
+			if h.class == exchanged && now-h.active <= int64(spentAfter) {
+				h.class = talking
+			}
+			kinds[h.class]++
+			all = append(all, h)
 		}
-		return talking
-	}
-	for i := range all {
-		kinds[kind(&all[i])]++
 	}
 	order := []class{exchanged, unanswered, talking}
 	if kinds[unanswered] > len(all)/2 {
 		order = []class{unanswered, exchanged, talking}
 	}
-	want := max(len(all)/shedParts, shedLeast) * len(w.server.workers)
-	var victims []victim
-	for _, now := range order {
+	want := max(len(all)/shedParts, shedLeast) * len(s.workers)
+	left := want
+	d.queues, d.chosen = make([][]victim, len(s.workers)), now
+	for _, c := range order {
 		for i := range all {
-			if all[i].weight = 0; kind(&all[i]) == now {
+			if all[i].weight = 0; all[i].class == c {
 				all[i].weight = 1
 			}
 		}
-		victims = append(victims, chooseVictims(all, want-len(victims), shareLeast, func(h *holding, is greed) int {
+		for _, v := range chooseVictims(all, left, shareLeast, func(h *holding, is greed) int {
 			switch {
-			case now == exchanged && is != polite, now == unanswered && is >= greedyService, is == greedyClient,
-				is != polite && w.now-h.active > int64(trustFor):
+			case c == exchanged && is != polite, c == unanswered && is >= greedyService, is == greedyClient,
+				is != polite && now-h.active > int64(trustFor):
 				return 0
 			}
 			return -1
-		})...)
+		}) {
+			n := v.flow.(*session).worker.number
+			d.queues[n] = append(d.queues[n], v)
+			left--
+		}
 	}
-	// Its own first: they give way at once.
-	slices.SortStableFunc(victims, func(a, b victim) int {
-		return cmp.Compare(w.distance(a), w.distance(b))
-	})
-	d.victims, d.chosen = victims, w.now
-	if took := sinceEpoch() - began; len(victims) == 0 || len(victims) < want && took > int64(time.Millisecond) {
-		d.next = w.now + shedCost*took
+	if took := sinceEpoch() - began; left == want || left > 0 && took > int64(time.Millisecond) {
+		d.next = now + shedCost*took
 	}
-	if len(victims) > 0 && w.distance(victims[0]) > 0 { // it has none of its own: not for each datagram again
-		d.next = max(d.next, w.now+int64(time.Millisecond))
-	}
-	return len(victims) > 0
 }
 
-// distance is 0 for its own session, and 1 for another's.
-func (w *udpWorker) distance(v victim) int {
-	if v.flow.(*session).worker == w {
-		return 0
+// holding is x as others count it.
+func (x *session) holding() holding {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return holding{
+		client: x.key.address(&x.key.client, 0), service: x.route.front.view.state, weight: 1,
+		active: x.active.Load(), class: class(x.class.Load()), flow: x,
 	}
-	return 1
-}
-
-// everySnapshot returns all workers' sessions, as far as these have said lately; complete if all have.
-func (w *udpWorker) everySnapshot() (all []holding, complete bool) {
-	complete = true
-	for _, other := range w.server.workers {
-		d := &other.shedding
-		if other == w {
-			w.publish()
-		} else if p := d.snapshot.Load(); p == nil || w.now-p.at > int64(snapshotFor/2) {
-			if d.asked.CompareAndSwap(false, true) {
-				other.post(func() {
-					other.pool.closeBefore(math.MaxInt64) // before any session, on whichever worker
-					other.publish()
-				})
-			}
-		}
-		p := d.snapshot.Load()
-		if p == nil || w.now-p.at >= int64(snapshotFor) {
-			complete = false
-			continue
-		}
-		for i := range p.holdings {
-			if p.holdings[i].flow.(*session).active.Load() >= 0 { // it hasn't ended since
-				all = append(all, p.holdings[i])
-			}
-		}
-	}
-	return all, complete
-}
-
-// publish tells other workers of the sessions.
-func (w *udpWorker) publish() {
-	p := &snapshot{at: sinceEpoch(), holdings: make([]holding, 0, len(w.sessions))}
-	for _, x := range w.sessions {
-		h := holding{client: x.key.address(&x.key.client, 0), weight: 1, active: x.active.Load(), class: x.class(), flow: x}
-		if v := x.route.front.view; v != nil {
-			h.service = v.state
-		}
-		p.holdings = append(p.holdings, h)
-	}
-	w.shedding.snapshot.Store(p)
-	w.shedding.asked.Store(false)
 }

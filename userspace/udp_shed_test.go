@@ -107,7 +107,7 @@ func TestIdleSocketsOfOthersGiveWay(t *testing.T) {
 	w, other := s.workers[0], s.workers[1]
 	eventually(t, "both run", func() bool { return w.post(func() {}) && other.post(func() {}) })
 	idle := func() (n int) {
-		everyPoller(s.workers[1:], func(w *udpWorker) { n = w.pool.n })
+		everyPoller(s.workers[1:], func(w *udpWorker) { n = int(w.pool.n.Load()) })
 		return n
 	}
 	everyPoller(s.workers[1:], func(w *udpWorker) {
@@ -122,40 +122,38 @@ func TestIdleSocketsOfOthersGiveWay(t *testing.T) {
 	if n := idle(); n != 1 {
 		t.Fatalf("%d idle sockets, want 1", n)
 	}
-	w.post(func() { w.everySnapshot() })
-	eventually(t, "what the other worker says of its sessions", func() bool { return other.shedding.snapshot.Load() != nil })
-	if n := idle(); n != 0 {
-		t.Errorf("%d idle sockets are kept while sessions give way", n)
-	}
+	w.post(w.makeRoom)
+	eventually(t, "idle sockets to be closed", func() bool { return idle() == 0 })
 }
 
-// Sessions that have given way aren't chosen again as long as their worker hasn't said so.
+// Sessions that have ended since they were chosen aren't taken for victims, and one that lives is, whichever worker has it.
 func TestEndedSessionsAreNoVictims(t *testing.T) {
-	s := start(t, Config{Loops: 2, Origin: newOrigins()}, testPlan(udpService()))
-	w, other := s.workers[0], s.workers[1]
-	eventually(t, "both run", func() bool { return w.post(func() {}) && other.post(func() {}) })
-	p := &snapshot{at: sinceEpoch()}
-	add := func(now, was int64) {
-		x := &session{worker: other}
-		x.active.Store(now)
-		p.holdings = append(p.holdings, holding{weight: 1, active: was, class: exchanged, flow: x})
+	ep, _ := udpEndpoint(t, "a")
+	s := start(t, Config{Loops: 2, Origin: newOrigins()}, testPlan(udpService(ep)))
+	for range 20 {
+		udpAsk(t, udpClient(t, s), "x")
 	}
-	for i := range int64(100) {
-		add(-1, i)
-	}
-	add(100, 100)
 	time.Sleep(2 * spentAfter)
-	chosen := make(chan []victim)
-	w.post(func() {
-		p.at = w.now
-		other.shedding.snapshot.Store(p)
-		w.chooseSessions()
-		other.shedding.snapshot.Store(nil)
-		chosen <- w.shedding.victims
-		w.shedding.victims = nil
-	})
-	if got := <-chosen; len(got) != 1 || got[0].active != 100 {
-		t.Errorf("%d victims, want the one session that hasn't ended", len(got))
+	var chosen []victim
+	take := func() (v victim, found bool) {
+		everyPoller(s.workers[:1], func(w *udpWorker) {
+			w.now = sinceEpoch()
+			v, found = s.victims.take(w)
+		})
+		return v, found
+	}
+	if _, found := take(); !found {
+		t.Fatal("no victims of 20 sessions that are spent")
+	}
+	for _, q := range s.victims.queues {
+		chosen = append(chosen, q...)
+	}
+	for _, v := range chosen[1:] {
+		v.flow.kill()
+	}
+	eventually(t, "they end", func() bool { return len(s.live.all()) == 20-len(chosen)+1 })
+	if v, found := take(); !found || v.flow != chosen[0].flow {
+		t.Errorf("%t, %v, want the one that hasn't ended", found, v.flow)
 	}
 }
 

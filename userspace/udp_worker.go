@@ -26,7 +26,6 @@ type udpWorker struct {
 	sessions map[sessionKey]*session
 	timers   timers
 	pool     socketPool
-	shedding sessionShedding
 
 	// While a batch is received: the sessions that got datagrams, the slot behind each slot in
 	// the same session (-1 at the end), and a session's datagrams.
@@ -201,7 +200,6 @@ func (w *udpWorker) echo(k sessionKey, data []byte) {
 func (w *udpWorker) open(k sessionKey, in int) *session {
 	s := w.server
 	if s.udpBudget.low() {
-		w.pool.closeBefore(math.MaxInt64)
 		w.makeRoom()
 	}
 	if !s.udpBudget.tryAcquire(fdsPerSession) {
