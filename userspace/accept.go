@@ -49,7 +49,7 @@ func (a *acceptor) start() {
 	if a.watching || a.stopped {
 		return
 	}
-	if err := a.loop.watch(a.listener.fd, unix.EPOLLIN|unix.EPOLLEXCLUSIVE, a.slot, 0); err != nil {
+	if err := a.loop.watch(a.listener.fds[0], unix.EPOLLIN|unix.EPOLLEXCLUSIVE, a.slot, 0); err != nil {
 		a.later(err)
 		return
 	}
@@ -66,7 +66,7 @@ func (a *acceptor) expired() { a.start() }
 func (a *acceptor) pause() {
 	if a.watching {
 		a.watching = false
-		unix.EpollCtl(a.loop.epoll, unix.EPOLL_CTL_DEL, a.listener.fd, nil)
+		unix.EpollCtl(a.loop.epoll, unix.EPOLL_CTL_DEL, a.listener.fds[0], nil)
 	}
 }
 
@@ -92,7 +92,7 @@ func (a *acceptor) accept() {
 			return
 		}
 		t.supplied()
-		fd, err := sysAccept(t.fd, &a.from)
+		fd, err := sysAccept(t.fds[0], &a.from)
 		if err != 0 {
 			s.tcpBudget.release(fdsPerConnection)
 			if err != unix.EAGAIN && !transient(err) {

@@ -1,12 +1,8 @@
 package userspace
 
 import (
-	"errors"
-	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
-	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/service"
@@ -103,33 +99,6 @@ func (c Config) filled() Config {
 		c.OnFirst = func(service.Key) {}
 	}
 	return c
-}
-
-// Validate reports every field that makes no sense.
-func (c Config) Validate() error {
-	var errs []error
-	for name, d := range map[string]time.Duration{
-		"ConnectTimeout": c.ConnectTimeout, "ConnectTotal": c.ConnectTotal, "HalfCloseTimeout": c.HalfCloseTimeout,
-		"UDPIdleTimeout": c.UDPIdleTimeout, "KeepAlive": c.KeepAlive,
-	} {
-		if d < 0 {
-			errs = append(errs, fmt.Errorf("%s is negative: %s", name, d))
-		}
-	}
-	if c.MaxFDs != 0 && c.MaxFDs < minFDs {
-		errs = append(errs, fmt.Errorf("MaxFDs is %d, less than %d", c.MaxFDs, minFDs))
-	}
-	if c.Loops < 0 {
-		errs = append(errs, fmt.Errorf("number of loops is negative: %d", c.Loops))
-	}
-	if c.MaxSocketMemory < 0 {
-		errs = append(errs, fmt.Errorf("MaxSocketMemory is negative: %d", c.MaxSocketMemory))
-	}
-	if c.MaxSessions < 0 {
-		errs = append(errs, fmt.Errorf("MaxSessions is negative: %d", c.MaxSessions))
-	}
-	slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
-	return errors.Join(errs...)
 }
 
 func or[T comparable](v *T, fallback T) {

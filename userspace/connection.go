@@ -106,7 +106,7 @@ func (l *loop) admitTCP(t *tcpListener, fd int, client netip.AddrPort) (*tcpConn
 // direct reports whether a connection wasn't redirected: it was headed to where
 // it arrived.
 func direct(t *tcpListener, fd int, orig netip.AddrPort) bool {
-	if orig.Port() != t.port() {
+	if orig.Port() != t.port {
 		return false
 	}
 	var local rawAddress

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"sync/atomic"
 	"time"
@@ -21,12 +22,36 @@ const backlog = 1<<16 - 1
 // one that is taken in the other family.
 const portTries = 16
 
+// listenerBuffer is the size of the kernel's buffers of a UDP listener's socket: all
+// services' datagrams pass through it.
+const listenerBuffer = 8 << 20
+
+// listener is one family's port.
+type listener struct {
+	family service.Family
+	port   uint16
+	fds    []int // one of TCP; of UDP one for each worker, among which the kernel distributes the clients (SO_REUSEPORT)
+}
+
+// tcpListener accepts one family's connections.
+type tcpListener struct {
+	*listener
+	// waiting is since when the loop waits for file descriptors of its budget,
+	// when it isn't expected to accept; waited is when that last ended. starved
+	// is since when there are none although the budget has some. All are in
+	// nanoseconds since epoch; 0 means that it isn't so.
+	waiting, waited, starved atomic.Int64
+}
+
+type udpListener struct {
+	*listener
+	prober *net.UDPConn                   // of Probe, nil before its first one
+	probe  atomic.Pointer[netip.AddrPort] // prober's; datagrams from there are answered
+}
+
 // Listen opens the shared listeners, and raises the limit on file descriptors.
 // A family this host doesn't have is left out.
 func (s *Server) Listen() error {
-	if err := s.cfg.Validate(); err != nil {
-		return fmt.Errorf("configure userspace: %w", err)
-	}
 	limit := s.cfg.MaxFDs
 	if limit == 0 {
 		var err error
@@ -44,13 +69,21 @@ func (s *Server) Listen() error {
 	s.tcpBudget, s.udpBudget, s.pipes = newBudget(l.tcp), newBudget(l.udp), newPipes(l.pipes)
 	s.tcpBudget.notify = s.acceptAgain
 	s.locals.refresh()
-	var err error
-	if s.tcp, err = listen(s.cfg.TCPPort, s.openTCP); err != nil {
-		return err
+	opened, err := listen(s.cfg.TCPPort, s.openTCP)
+	for _, l := range opened {
+		s.tcp = append(s.tcp, &tcpListener{listener: l})
 	}
-	makeRoomForFDs(s.tcp[0].fd, limit)
+	if err != nil {
+		return fmt.Errorf("listen on TCP port %d: %w", s.cfg.TCPPort, err)
+	}
+	makeRoomForFDs(s.tcp[0].fds[0], limit)
 	if s.cfg.Origin != nil {
-		s.udp, err = listen(s.cfg.UDPPort, s.openUDP)
+		if opened, err = listen(s.cfg.UDPPort, s.openUDP); err != nil {
+			err = fmt.Errorf("listen on UDP port %d: %w", s.cfg.UDPPort, err)
+		}
+		for _, l := range opened {
+			s.udp = append(s.udp, &udpListener{listener: l})
+		}
 	}
 	if err == nil {
 		err = s.makeLoops()
@@ -64,135 +97,124 @@ func (s *Server) Listen() error {
 // Ports returns the ports of the shared listeners; 0 for one that isn't open.
 func (s *Server) Ports() (tcp, udp uint16) {
 	if len(s.tcp) > 0 {
-		tcp = s.tcp[0].addr.Port()
+		tcp = s.tcp[0].port
 	}
 	if len(s.udp) > 0 {
-		udp = s.udp[0].addr.Port()
+		udp = s.udp[0].port
 	}
 	return tcp, udp
 }
 
-// listen opens a listener in each family, with the same port in both.
-func listen[L listener](port uint16, open func(service.Family, uint16) (L, error)) (opened []L, err error) {
-	for range portTries {
-		opened, err = openBoth(port, open)
-		if err == nil || port != 0 || !errors.Is(err, unix.EADDRINUSE) {
-			break
-		}
-	}
-	return opened, err
-}
-
-// listener is what openBoth opens.
-type listener interface {
-	comparable
-	port() uint16
-	close()
-}
-
-// openBoth opens them at the port given or, if that is 0, one that the
-// operating system chooses for the first.
-func openBoth[L listener](port uint16, open func(service.Family, uint16) (L, error)) (opened []L, err error) {
-	for _, f := range service.Families {
-		l, openErr := open(f, port)
-		switch {
-		case openErr == nil:
-			opened = append(opened, l)
-			port = l.port()
-		case familyMissing(openErr):
-			err = errors.Join(err, openErr)
-		default:
-			for _, l := range opened {
-				l.close()
+// listen opens a listener in each family that this host has, at the port given or, if that is 0,
+// one that the operating system chooses for the first.
+func listen(port uint16, open func(*listener) error) ([]*listener, error) {
+	for try := 1; ; try++ {
+		var opened []*listener
+		var missing, err error
+		at := port
+		for _, f := range service.Families {
+			l := &listener{family: f, port: at}
+			if err = open(l); err == nil {
+				opened, at = append(opened, l), l.port
+				continue
 			}
-			return nil, openErr
+			l.close()
+			if !errors.Is(err, unix.EAFNOSUPPORT) && !errors.Is(err, unix.EADDRNOTAVAIL) {
+				break
+			}
+			missing, err = errors.Join(missing, err), nil
+		}
+		if err == nil && len(opened) > 0 {
+			return opened, nil
+		}
+		for _, l := range opened {
+			l.close()
+		}
+		if port != 0 || try == portTries || !errors.Is(err, unix.EADDRINUSE) {
+			return nil, cmp.Or(err, missing)
 		}
 	}
-	if len(opened) > 0 {
-		return opened, nil
-	}
-	return nil, err
 }
 
-// familyMissing reports whether a socket can't be opened because the host has
-// no such family.
-func familyMissing(err error) bool {
-	return errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EADDRNOTAVAIL)
+func (l *listener) close() {
+	for _, fd := range l.fds {
+		sysClose(fd)
+	}
+	l.fds = nil
 }
 
-// tcpListener accepts one family's connections.
-type tcpListener struct {
-	fd     int
-	addr   netip.AddrPort
-	family service.Family
-	// waiting is since when the loop waits for file descriptors of its budget,
-	// when it isn't expected to accept; waited is when that last ended. starved
-	// is since when there are none although the budget has some. All are in
-	// nanoseconds since epoch; 0 means that it isn't so.
-	waiting, waited, starved atomic.Int64
-}
-
-func (l *tcpListener) port() uint16 { return l.addr.Port() }
-
-func (l *tcpListener) close() {
-	if l.fd >= 0 {
-		unix.Close(l.fd)
-		l.fd = -1
+// bind opens a socket of a kind at the port, which it notes. What prepare does comes before.
+func (l *listener) bind(kind int, prepare func(fd int) error) (fd int, err error) {
+	address := newRawAddress(netip.AddrPortFrom(wildcard(l.family), l.port))
+	fd, errno := sysSocket(int(address.family), kind)
+	if errno != 0 {
+		return -1, errno
 	}
-}
-
-func (s *Server) openTCP(f service.Family, port uint16) (*tcpListener, error) {
-	fd, err := s.listenTCP(f, port)
-	if err != nil {
-		return nil, fmt.Errorf("listen on TCP %s: %w", netip.AddrPortFrom(wildcard(f), port), err)
-	}
-	var local rawAddress
-	if err := sysLocal(fd, &local); err != 0 {
-		unix.Close(fd)
-		return nil, fmt.Errorf("ask for the TCP listener's port: %w", err)
-	}
-	return &tcpListener{fd: fd, addr: netip.AddrPortFrom(wildcard(f), local.addrPort().Port()), family: f}, nil
-}
-
-func (s *Server) listenTCP(f service.Family, port uint16) (int, error) {
-	domain := unix.AF_INET
-	if f == service.IPv6 {
-		domain = unix.AF_INET6
-	}
-	fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	if f == service.IPv6 {
+	l.fds = append(l.fds, fd)
+	if l.family == service.IPv6 {
 		err = unix.SetsockoptInt(fd, unix.SOL_IPV6, unix.IPV6_V6ONLY, 1)
 	}
 	if err == nil {
-		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
+		err = prepare(fd)
 	}
 	if err == nil {
-		to := newRawAddress(netip.AddrPortFrom(wildcard(f), port))
-		err = failure(sysBind(fd, &to))
+		err = failure(sysBind(fd, &address))
 	}
 	if err == nil {
-		err = s.tuneListener(fd)
+		err = failure(sysLocal(fd, &address))
 	}
-	if err != nil {
-		unix.Close(fd)
-		return -1, err
-	}
-	return fd, nil
+	l.port = address.addrPort().Port()
+	return fd, err
 }
 
-// tuneListener sets what accepted sockets inherit, so that it costs no system
-// calls for each connection, and listens.
-func (s *Server) tuneListener(fd int) error {
-	if err := keepAlive(fd, s.cfg.KeepAlive); err != 0 {
-		return err
+// openTCP sets what accepted sockets inherit, so that it costs no system calls for each
+// connection, and listens.
+func (s *Server) openTCP(l *listener) error {
+	fd, err := l.bind(unix.SOCK_STREAM, func(fd int) error {
+		return failure(cmp.Or(
+			sysOption(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1),
+			keepAlive(fd, s.cfg.KeepAlive),
+			sysOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1),
+		))
+	})
+	if err == nil {
+		err = unix.Listen(fd, backlog)
 	}
-	if err := sysOption(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != 0 {
-		return err
+	return err
+}
+
+// openUDP opens a socket for each worker. The first one is bound before it allows others, so
+// that a port which some other process has, or another Server, is found taken.
+func (s *Server) openUDP(l *listener) error {
+	share := func(fd int) error { return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1) }
+	for i := range s.cfg.Loops {
+		fd, err := l.bind(unix.SOCK_DGRAM, func(fd int) error {
+			err := tuneUDP(fd, l.family)
+			if err == nil && i > 0 {
+				err = share(fd)
+			}
+			return err
+		})
+		if err == nil && i == 0 {
+			err = share(fd)
+		}
+		if err != nil {
+			return err
+		}
 	}
-	return unix.Listen(fd, backlog)
+	return nil
+}
+
+func tuneUDP(fd int, f service.Family) error {
+	// Beyond net.core.rmem_max only with CAP_NET_ADMIN; less does as well.
+	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, listenerBuffer)
+	unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, listenerBuffer)
+	if f == service.IPv4 {
+		return unix.SetsockoptInt(fd, unix.SOL_IP, unix.IP_PKTINFO, 1)
+	}
+	// The address that rules lead datagrams to, and answers come from, is no
+	// interface's (ip6_datagram_send_ctl in net/ipv6/datagram.c).
+	return failure(cmp.Or(sysOption(fd, unix.SOL_IPV6, unix.IPV6_FREEBIND, 1), sysOption(fd, unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1)))
 }
 
 // keepAlive lets the kernel ask the peer whether it is still there, after the

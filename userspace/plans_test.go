@@ -53,19 +53,11 @@ func randomPlan(r *rand.Rand, old *plan.Plan) *plan.Plan {
 // contents is what a table says, for comparison.
 func (t *table) contents() map[string]string {
 	m := map[string]string{}
-	for i := range t.fronts.shards {
-		if s := t.fronts.shards[i].Load(); s != nil {
-			for k, f := range *s {
-				m[fmt.Sprint(k)] = fmt.Sprint(f.view.plan.Port.Key, f.view.plan.Groups)
-			}
-		}
+	for k, f := range t.fronts {
+		m[fmt.Sprint(k)] = fmt.Sprint(f.view.plan.Port.Key, f.view.plan.Groups)
 	}
-	for i := range t.addrs.shards {
-		if s := t.addrs.shards[i].Load(); s != nil {
-			for a, n := range *s {
-				m[a.String()] = fmt.Sprint(n)
-			}
-		}
+	for a, n := range t.addrs {
+		m[a.String()] = fmt.Sprint(n)
 	}
 	return m
 }
@@ -122,7 +114,7 @@ func TestPlansChangeUnderLoad(t *testing.T) {
 	for range 4 {
 		wg.Go(func() {
 			for !stop.Load() {
-				c, err := tryDial(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), s.tcp[0].port()))
+				c, err := tryDial(netip.AddrPortFrom(netip.MustParseAddr("127.0.0.1"), s.tcp[0].port))
 				if err != nil {
 					t.Error(err)
 					return

@@ -105,7 +105,7 @@ func (s *Server) exhaustion(l *tcpListener) error {
 
 // refusal connects to l and expects to be refused.
 func (s *Server) refusal(ctx context.Context, l *tcpListener) error {
-	c, err := s.dialers.own.DialTCP(ctx, "tcp", netip.AddrPort{}, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
+	c, err := s.dialers.own.DialTCP(ctx, "tcp", netip.AddrPort{}, netip.AddrPortFrom(loopback(l.family), l.port))
 	if errors.Is(err, unix.ECONNRESET) {
 		return nil // refused so soon that connect saw it
 	}
@@ -136,7 +136,7 @@ const probeResend = 100 * time.Millisecond
 // kernel to track.
 func (s *Server) probeUDP(ctx context.Context, l *udpListener) error {
 	if l.prober == nil {
-		c, err := s.dialers.own.DialUDP(context.Background(), "udp", netip.AddrPort{}, netip.AddrPortFrom(loopback(l.family), l.addr.Port()))
+		c, err := s.dialers.own.DialUDP(context.Background(), "udp", netip.AddrPort{}, netip.AddrPortFrom(loopback(l.family), l.port))
 		if absent(err) {
 			return nil
 		}

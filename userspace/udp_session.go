@@ -95,7 +95,7 @@ func (x *session) silent() time.Duration { return time.Duration(x.worker.now - x
 // flow returns where the session's datagrams arrive, and its client.
 func (x *session) flow() [2]netip.AddrPort {
 	w := x.worker
-	return [2]netip.AddrPort{netip.AddrPortFrom(x.key.address(&x.key.local, 0), w.server.udp[0].port()), x.key.clientAddress()}
+	return [2]netip.AddrPort{netip.AddrPortFrom(x.key.address(&x.key.local, 0), w.server.udp[0].port), x.key.clientAddress()}
 }
 
 // revalidate notes a datagram from the client. After a silence, it has the session's
