@@ -33,16 +33,13 @@ const (
 // tcpConn is one client's connection through a service. Its loop alone touches
 // it, except for what describe, settle and kill need.
 type tcpConn struct {
+	described
 	loop    *loop
 	slot    int32
 	phase   connPhase
 	queued  bool // in the loop's list of busy ones
 	front   front
-	client  netip.AddrPort
-	orig    netip.AddrPort
 	from    plan.Client
-	started time.Time
-	meters  [2]meter
 	reached bool // an endpoint has taken it at least once
 
 	sides [2]side
@@ -54,9 +51,7 @@ type tcpConn struct {
 	until   int64   // when the search has to end
 	source  source  // of the endpoint's socket
 	timer   timer   // of the dial, of silence, or of the reset
-
-	endpoint atomic.Pointer[endpoint]
-	killed   atomic.Bool
+	killed  atomic.Bool
 }
 
 // admit takes in an accepted connection, or refuses one that no plan knows or
@@ -71,12 +66,11 @@ func (l *loop) admit(t *tcpListener, fd int, client netip.AddrPort) {
 		return
 	}
 	s.flows.Add(1)
-	l.add(x)
+	x.slot = l.conns.add(x)
 	s.live.add(x)
-	state := x.front.view.state
-	state.active.Add(1)
+	x.state.active.Add(1)
 	x.timer.owner, x.active = x, l.now
-	x.search = newChoice(group, state.affinity.Load(), x.from.Address)
+	x.search = newChoice(group, x.state.affinity.Load(), x.from.Address)
 	port := x.front.view.plan.Port
 	x.until = l.now + int64(max(s.cfg.ConnectTotal, s.connectTimeout(port)))
 	x.dial()
@@ -98,8 +92,9 @@ func (l *loop) admitTCP(t *tcpListener, fd int, client netip.AddrPort) (*tcpConn
 	if !ok {
 		return nil, nil
 	}
-	x := &tcpConn{loop: l, front: f, client: client, orig: orig, from: from, started: time.Now()}
-	x.sides = [2]side{{fd: fd, tag: l.tag(), readable: true, writable: true}, {fd: -1}}
+	x := &tcpConn{loop: l, front: f, from: from}
+	x.state, x.client, x.orig, x.started = f.view.state, client, orig, time.Now()
+	x.sides = [2]side{{fd: fd, tag: l.conns.tag(), readable: true, writable: true}, {fd: -1}}
 	return x, f.group(from, s.table.rules())
 }
 
@@ -128,7 +123,7 @@ func (s *Server) admit(f front, client netip.Addr, in func() string) (plan.Clien
 // is refused.
 func (x *tcpConn) dial() {
 	l, s := x.loop, x.loop.server
-	port, state := x.front.view.plan.Port, x.front.view.state
+	port := x.front.view.plan.Port
 	x.phase = dialing
 	for !x.killed.Load() && x.attempt <= s.retries(port) {
 		e := x.search.next()
@@ -136,7 +131,7 @@ func (x *tcpConn) dial() {
 			break
 		}
 		if x.attempt > 0 {
-			state.retried.Add(1)
+			x.state.retried.Add(1)
 		}
 		x.attempt++
 		x.endpoint.Store(e)
@@ -145,7 +140,7 @@ func (x *tcpConn) dial() {
 		fd, err := s.dialers.connect(unix.SOCK_STREAM, x.source, e.address)
 		if err == nil {
 			end := &x.sides[endpointSide]
-			*end = side{fd: fd, tag: l.tag(), asksOut: true}
+			*end = side{fd: fd, tag: l.conns.tag(), asksOut: true}
 			if err = end.watch(x); err == nil {
 				l.timers.set(&x.timer, min(now+int64(s.connectTimeout(port)), x.until))
 				return
@@ -157,7 +152,7 @@ func (x *tcpConn) dial() {
 			break
 		}
 	}
-	state.failed.Add(1)
+	x.state.failed.Add(1)
 	x.sides[clientSide].abort()
 	x.end()
 }
@@ -165,9 +160,9 @@ func (x *tcpConn) dial() {
 // failed counts the failure of the endpoint that was tried last.
 func (x *tcpConn) failed(err error) {
 	e := x.endpoint.Swap(nil)
-	x.front.view.state.release(e)
+	x.state.release(e)
 	if err == nil || blames(err) {
-		x.loop.server.endpointFailed(x.front.view.state, e, x.source, err)
+		x.loop.server.endpointFailed(x.state, e, x.source, err)
 	}
 }
 
@@ -216,7 +211,7 @@ func (x *tcpConn) dialed() {
 		x.again(err)
 		return
 	}
-	x.loop.server.connected(x.front.view.state, e, !x.reached)
+	x.loop.server.connected(x.state, e, !x.reached)
 	x.reached = true
 	x.begin()
 }
@@ -253,37 +248,14 @@ func (x *tcpConn) end() {
 	}
 	x.settle()
 	if e := x.endpoint.Load(); e != nil {
-		x.front.view.state.release(e)
+		x.state.release(e)
 	}
-	x.front.view.state.active.Add(-1)
+	x.state.active.Add(-1)
 	s.live.remove(x)
-	l.remove(x)
+	l.conns.remove(x.slot)
+	l.assigned.Add(-1)
 	s.tcpBudget.release(fdsPerConnection)
 	s.flows.Done()
-}
-
-// describe implements flow.
-func (x *tcpConn) describe() Connection {
-	c := Connection{
-		Protocol: service.TCP, Service: x.front.view.state.key, Client: x.client, Address: x.orig, Started: x.started,
-		BytesIn: x.meters[clientSide].count.Load(), BytesOut: x.meters[endpointSide].count.Load(),
-	}
-	if e := x.endpoint.Load(); e != nil {
-		c.Endpoint = e.address
-	}
-	return c
-}
-
-// settle implements flow. Only an endpoint that moved bytes gets here with any:
-// where another one is tried, none were moved.
-func (x *tcpConn) settle() {
-	e := x.endpoint.Load()
-	if e == nil {
-		return
-	}
-	s := x.front.view.state
-	x.meters[clientSide].settle(&s.counters.bytesIn, &e.counters.bytesIn)
-	x.meters[endpointSide].settle(&s.counters.bytesOut, &e.counters.bytesOut)
 }
 
 // kill implements flow.

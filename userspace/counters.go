@@ -124,6 +124,36 @@ type flow interface {
 	kill()   // ends it now, from outside; it leaves the table by itself
 }
 
+// described is what a flow is from outside. Once it is in the table, only endpoint and
+// the meters change.
+type described struct {
+	state    *serviceState
+	orig     netip.AddrPort // where the client connected to
+	client   netip.AddrPort
+	started  time.Time
+	meters   [2]meter
+	endpoint atomic.Pointer[endpoint]
+}
+
+func (x *described) describe() Connection {
+	c := Connection{
+		Protocol: x.state.key.Protocol, Service: x.state.key, Client: x.client, Address: x.orig, Started: x.started,
+		BytesIn: x.meters[clientSide].count.Load(), BytesOut: x.meters[endpointSide].count.Load(),
+	}
+	if e := x.endpoint.Load(); e != nil {
+		c.Endpoint = e.address
+	}
+	return c
+}
+
+// settle counts for the endpoint of now: where TCP tries another one, no bytes were moved, and UDP has settled.
+func (x *described) settle() {
+	if e := x.endpoint.Load(); e != nil {
+		x.meters[clientSide].settle(&x.state.counters.bytesIn, &e.counters.bytesIn)
+		x.meters[endpointSide].settle(&x.state.counters.bytesOut, &e.counters.bytesOut)
+	}
+}
+
 // live is the table of connections and sessions.
 type live struct{ flows sync.Map } // flow → nothing
 

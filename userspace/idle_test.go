@@ -37,7 +37,7 @@ func TestIdleConnectionsHoldSocketsOnly(t *testing.T) {
 	eventually(t, "connections to hold neither pipes nor buffers", func() bool {
 		seen, idle := 0, 0
 		everyPoller(s.loops, func(l *loop) {
-			for _, x := range l.slots {
+			for _, x := range l.conns.items {
 				if x == nil {
 					continue
 				}

@@ -21,9 +21,7 @@ type loop struct {
 	assigned atomic.Int32 // connections that it has, or that are on their way to it
 	turn     int          // of neighbour
 
-	slots  []*tcpConn // by the number that epoll names them by; nil where there is none
-	free   []int32    // slots without a connection
-	tags   uint32
+	conns  slots[*tcpConn]
 	timers timers
 	busy   []*tcpConn // whose turn ended before they ran out of bytes
 	buf    []byte     // what is copied: one read at a time
@@ -96,7 +94,7 @@ func (l *loop) dispatch(ev *unix.EpollEvent) {
 	case ev.Fd < 0:
 		l.acceptors[wakeupNumber-1-ev.Fd].accept()
 	default:
-		c, tag := l.slots[ev.Fd], uint32(ev.Pad)
+		c, tag := l.conns.items[ev.Fd], uint32(ev.Pad)
 		if c == nil {
 			return
 		}
@@ -134,29 +132,4 @@ func (l *loop) startAccepting() {
 	for _, a := range l.acceptors {
 		a.start()
 	}
-}
-
-// add gives c a slot.
-func (l *loop) add(c *tcpConn) {
-	if n := len(l.free); n > 0 {
-		c.slot = l.free[n-1]
-		l.free = l.free[:n-1]
-	} else {
-		c.slot = int32(len(l.slots))
-		l.slots = append(l.slots, nil)
-	}
-	l.slots[c.slot] = c
-}
-
-// remove frees c's slot.
-func (l *loop) remove(c *tcpConn) {
-	l.assigned.Add(-1)
-	l.slots[c.slot] = nil
-	l.free = append(l.free, c.slot)
-}
-
-// tag is what tells a socket from those that were in its place before.
-func (l *loop) tag() uint32 {
-	l.tags = max(l.tags+1, 1) // 0 is no socket's
-	return l.tags
 }

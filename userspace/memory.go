@@ -111,7 +111,7 @@ func hostMemory() int {
 // memory returns the loop's connections by what their sockets hold.
 func (l *loop) memory() []holding {
 	var out []holding
-	for _, x := range l.slots {
+	for _, x := range l.conns.items {
 		if x == nil || x.phase == dialing || !x.holdsMuch() {
 			continue
 		}

@@ -142,6 +142,35 @@ func everyPoller[P interface{ post(func()) bool }](ps []P, f func(P)) {
 	done.Wait()
 }
 
+// slots number what epoll names by numbers, and tag sockets: a number is used again.
+type slots[T comparable] struct {
+	items []T // the zero value where there is none
+	free  []int32
+	tags  uint32
+}
+
+func (s *slots[T]) add(item T) (number int32) {
+	if n := len(s.free); n > 0 {
+		number, s.free = s.free[n-1], s.free[:n-1]
+		s.items[number] = item
+		return number
+	}
+	s.items = append(s.items, item)
+	return int32(len(s.items) - 1)
+}
+
+func (s *slots[T]) remove(number int32) {
+	var none T
+	s.items[number] = none
+	s.free = append(s.free, number)
+}
+
+// tag is what tells a socket from those that were in its place before.
+func (s *slots[T]) tag() uint32 {
+	s.tags = max(s.tags+1, 1) // 0 is no socket's
+	return s.tags
+}
+
 // timer calls its owner at a time. It belongs to one poller.
 type timer struct {
 	at    int64 // in nanoseconds since epoch; 0 while it isn't set

@@ -47,10 +47,10 @@ type Server struct {
 	shed            [2][shedReasons]atomic.Uint64 // connections and sessions that gave way: TCP, UDP
 	shedLogged      atomic.Int64                  // when the log told of it
 
-	stopOnce sync.Once
-	stopped  chan struct{} // closed when accepting stops
-	gate     sync.Mutex    // guards shut, and orders it with flows
-	shut     bool          // no session may begin any more
+	stopped context.Context // done when accepting stops
+	stop    context.CancelFunc
+	gate    sync.Mutex // guards shut, and orders it with flows
+	shut    bool       // no session may begin any more
 }
 
 // New returns a Server that does nothing yet.
@@ -58,8 +58,9 @@ func New(cfg Config) *Server {
 	cfg = cfg.filled()
 	s := &Server{
 		cfg: cfg, table: newTable(), plans: newPlans(),
-		stopped: make(chan struct{}), wantDescriptors: make(chan struct{}, 1),
+		wantDescriptors: make(chan struct{}, 1),
 	}
+	s.stopped, s.stop = context.WithCancel(context.Background())
 	s.locals.list, s.locals.ask = cfg.LocalAddresses, isLocal
 	s.dialers = newDialers(cfg.Mark, cfg.KeepAlive)
 	return s
@@ -85,7 +86,7 @@ func (s *Server) Run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		s.stop()
-	case <-s.stopped:
+	case <-s.stopped.Done():
 	}
 	room.Wait()
 	time.Sleep(acceptGrace)
@@ -292,14 +293,7 @@ func (s *Server) closeAll() {
 	}
 }
 
-func (s *Server) isStopped() bool {
-	select {
-	case <-s.stopped:
-		return true
-	default:
-		return false
-	}
-}
+func (s *Server) isStopped() bool { return s.stopped.Err() != nil }
 
 // killAll ends what is in the live table, and what still gets into it, until
 // gone. It returns how many there were at first.
@@ -321,11 +315,4 @@ func (s *Server) killAll(gone <-chan struct{}) int {
 		case <-tick.C:
 		}
 	}
-}
-
-// stop stops accepting.
-func (s *Server) stop() {
-	s.stopOnce.Do(func() {
-		close(s.stopped)
-	})
 }

@@ -202,7 +202,7 @@ func (s *Server) makeRoomForClients() {
 	for {
 		asked := false
 		select {
-		case <-s.stopped:
+		case <-s.stopped.Done():
 			return
 		case <-s.wantDescriptors:
 			asked = true
@@ -300,8 +300,8 @@ func (s *Server) endConnections(victims []victim, busy bool) {
 
 // holdings returns the loop's connections.
 func (l *loop) holdings() []holding {
-	out := make([]holding, 0, len(l.slots)-len(l.free))
-	for _, x := range l.slots {
+	out := make([]holding, 0, len(l.conns.items)-len(l.conns.free))
+	for _, x := range l.conns.items {
 		if x != nil {
 			out = append(out, x.holding(1))
 		}
@@ -312,7 +312,7 @@ func (l *loop) holdings() []holding {
 // holding is x, which weighs so much.
 func (x *tcpConn) holding(weight int) holding {
 	return holding{
-		client: x.client.Addr(), service: x.front.view.state, weight: weight, active: x.active, flow: x,
+		client: x.client.Addr(), service: x.state, weight: weight, active: x.active, flow: x,
 		reset: x.phase == leaving || x.limit == int64(resetPatience),
 	}
 }

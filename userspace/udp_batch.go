@@ -238,7 +238,7 @@ func (r *replies) flush() {
 			for end < r.n && r.to[end] == r.to[i] {
 				end++
 			}
-			i += o.add(r.datagrams[i:end], &r.to[i].client)
+			i += o.add(r.datagrams[i:end], &r.to[i].reply)
 		}
 		n, err := o.send(fd)
 		if err != nil {

@@ -3,7 +3,6 @@ package userspace
 import (
 	"net/netip"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -52,14 +51,15 @@ const (
 // session carries one client's datagrams to one endpoint and back. It belongs to
 // its worker but for what says otherwise.
 type session struct {
-	worker  *udpWorker
-	key     sessionKey
-	client  destination
-	in      int // index of the interface that its first datagram came in on
-	phase   sessionPhase
-	started time.Time
-	active  atomic.Int64 // when a datagram last came, from either side
-	meters  [2]meter
+	described // state is nil until its origin is known
+	worker    *udpWorker
+	key       sessionKey
+	reply     destination // of what goes to the client
+	in        int         // index of the interface that its first datagram came in on
+	phase     sessionPhase
+	active    atomic.Int64 // when a datagram last came, from either side
+	front     front
+	from      plan.Client
 
 	first, last int16 // slots of its datagrams in the batch that is being received; -1 if none
 	upstream    *upstream
@@ -67,10 +67,6 @@ type session struct {
 	asked       int   // datagrams from the client, as far as they matter: up to 2
 	answers     int   // and from the endpoint
 	class       atomic.Int32
-
-	mu       sync.Mutex // guards what others read and the worker writes
-	route    route
-	endpoint *endpoint
 
 	// An endpoint that is gone answers a datagram with an ICMP error. Then the
 	// datagram is sent again, to the next endpoint, and the client needn't wait
@@ -80,13 +76,6 @@ type session struct {
 	resends int    // of copied
 	greeted bool   // this endpoint has answered
 	errors  int    // in a row that say nothing about the endpoint
-}
-
-// route is what a session's origin means under a plan.
-type route struct {
-	orig, client netip.AddrPort
-	front        front
-	from         plan.Client
 }
 
 // silent returns how long no datagram has come.
@@ -147,7 +136,7 @@ func (x *session) resolved(o origin) {
 	switch {
 	case x.phase == unresolved:
 		x.begin(o)
-	case x.phase == stale && o.err == nil && o.orig == x.route.orig && o.client == x.route.client:
+	case x.phase == stale && o.err == nil && o.orig == x.orig && o.client == x.client:
 		x.phase = ready
 	case x.phase == stale:
 		x.replace(o.err)
@@ -171,73 +160,66 @@ func (x *session) replace(err error) {
 // begin opens the session towards its service, if there is one and the client
 // may use it.
 func (x *session) begin(o origin) {
-	r, ok := x.admit(o)
-	if !ok {
+	if !x.admit(o) {
 		x.end()
 		return
 	}
-	x.mu.Lock()
-	x.route = r
-	x.mu.Unlock()
-	r.front.view.state.active.Add(1)
+	x.state = x.front.view.state
+	x.state.active.Add(1)
 	x.worker.server.live.add(x)
 	x.worker.timers.set(&x.timer, x.worker.now+int64(x.idle()))
 	if !x.connect(nil) {
 		x.fail()
 		return
 	}
-	x.worker.server.connected(r.front.view.state, x.endpoint, true)
+	x.worker.server.connected(x.state, x.endpoint.Load(), true)
 	x.phase = ready
 }
 
 // admit finds out where the session leads; false if no plan knows, or the
 // client may not use it.
-func (x *session) admit(o origin) (route, bool) {
+func (x *session) admit(o origin) (ok bool) {
 	s := x.worker.server
 	if o.err != nil || o.orig == x.flow()[0] {
-		return route{}, false
+		return false
 	}
-	r := route{orig: o.orig, client: o.client}
-	var ok bool
-	if r.front, ok = s.table.lookup(service.UDP, o.orig, s.locals.mustContain); !ok {
-		return route{}, false
+	x.orig, x.client = o.orig, o.client
+	if x.front, ok = s.table.lookup(service.UDP, o.orig, s.locals.mustContain); !ok {
+		return false
 	}
-	r.from, ok = s.admit(r.front, o.client.Addr(), func() string {
+	x.from, ok = s.admit(x.front, o.client.Addr(), func() string {
 		return arrival(x.worker.socket(x.key.family), x.in, o.client.Addr())
 	})
-	return r, ok
+	return ok
 }
 
 // connect chooses an endpoint, other than the one that failed last if there is
 // another, and gets a socket towards it. Where the plan has changed, the
 // endpoints are those of the new one.
 func (x *session) connect(failed *endpoint) bool {
-	s, r := x.worker.server, x.route
-	if f, ok := s.table.lookup(r.front.Protocol, r.orig, s.locals.mustContain); ok && f.view.state == r.front.view.state {
-		r.front = f
+	s := x.worker.server
+	if f, ok := s.table.lookup(service.UDP, x.orig, s.locals.mustContain); ok && f.view.state == x.state {
+		x.front = f
 	}
-	state := r.front.view.state
-	group := r.front.group(r.from, s.table.rules())
-	c := newChoice(group, state.affinity.Load(), r.from.Address)
+	group := x.front.group(x.from, s.table.rules())
+	c := newChoice(group, x.state.affinity.Load(), x.from.Address)
 	if failed != nil && len(group.endpoints) > 1 {
 		c.exclude(failed)
 	}
-	for range 1 + s.retries(r.front.view.plan.Port) {
+	for range 1 + s.retries(x.front.view.plan.Port) {
 		e := c.next()
 		if e == nil {
 			return false
 		}
-		u, err := x.worker.upstream(socketKey{r.from.Address, s.table.source(r.front, r.from, e.address.Addr()), e.address})
+		u, err := x.worker.upstream(socketKey{x.from.Address, s.table.source(x.front, x.from, e.address.Addr()), e.address})
 		if err == nil {
 			c.connected(e)
-			x.mu.Lock()
-			x.route, x.endpoint = r, e
-			x.mu.Unlock()
+			x.endpoint.Store(e)
 			x.upstream, u.session, x.greeted = u, x, false
 			return true
 		}
-		state.release(e)
-		s.cfg.Logger.Debug("open upstream socket failed", "service", state.key, "endpoint", e.address, "error", err)
+		x.state.release(e)
+		s.cfg.Logger.Debug("open upstream socket failed", "service", x.state.key, "endpoint", e.address, "error", err)
 	}
 	return false
 }
@@ -251,7 +233,7 @@ func (x *session) disconnect(sound bool) {
 	u := x.upstream
 	x.upstream = nil
 	x.settle()
-	x.route.front.view.state.release(x.endpoint)
+	x.state.release(x.endpoint.Load())
 	if sound && class(x.class.Load()) == exchanged && !x.pending {
 		x.worker.pool.put(u)
 	} else {
@@ -261,7 +243,7 @@ func (x *session) disconnect(sound bool) {
 
 // fail ends a session that no endpoint takes.
 func (x *session) fail() {
-	x.route.front.view.state.failed.Add(1)
+	x.state.failed.Add(1)
 	x.end()
 }
 
@@ -279,8 +261,8 @@ func (x *session) end() {
 	w.timers.stop(&x.timer)
 	w.server.udpBudget.release(fdsPerSession)
 	x.disconnect(true)
-	if v := x.route.front.view; v != nil {
-		v.state.active.Add(-1)
+	if x.state != nil {
+		x.state.active.Add(-1)
 		w.server.live.remove(x)
 	}
 	w.server.flows.Done()
@@ -302,7 +284,7 @@ func (x *session) idle() time.Duration {
 	if s.isStopped() {
 		return trustFor
 	}
-	if d := x.route.front.view.plan.Port.IdleTimeout; d > 0 {
+	if d := x.front.view.plan.Port.IdleTimeout; d > 0 {
 		return d
 	}
 	return s.cfg.UDPIdleTimeout
@@ -348,7 +330,7 @@ func (x *session) answered(n, bytes int) {
 	x.count(0, n)
 	if !x.greeted {
 		x.greeted = true
-		x.endpoint.ejection.Succeeded()
+		x.endpoint.Load().ejection.Succeeded()
 	}
 }
 
@@ -364,18 +346,17 @@ func (x *session) broken(err error) {
 // move goes on with another endpoint, as this one is gone. It ends the session
 // if there is none.
 func (x *session) move(why error) {
-	s, failed, from := x.worker.server, x.endpoint, x.upstream.key.from
-	state := x.route.front.view.state
+	s, failed, from := x.worker.server, x.endpoint.Load(), x.upstream.key.from
 	lost := x.pending && len(x.copied) > 0
 	x.disconnect(false)
-	s.endpointFailed(state, failed, from, why)
+	s.endpointFailed(x.state, failed, from, why)
 	if !x.connect(failed) {
 		x.fail()
 		return
 	}
-	state.retried.Add(1)
-	s.connected(state, x.endpoint, false)
-	if lost && x.endpoint != failed && x.resends < s.retries(x.route.front.view.plan.Port) {
+	x.state.retried.Add(1)
+	s.connected(x.state, x.endpoint.Load(), false)
+	if lost && x.endpoint.Load() != failed && x.resends < s.retries(x.front.view.plan.Port) {
 		x.resends++
 		x.send([][]byte{slices.Clone(x.copied)})
 	}
@@ -384,47 +365,19 @@ func (x *session) move(why error) {
 // follow ends a session that a new plan leaves without its service or
 // endpoint: its next datagram opens another one.
 func (x *session) follow() {
-	s, r := x.worker.server, x.route
-	if r.front.view == nil || x.endpoint == nil {
+	e := x.endpoint.Load()
+	if e == nil {
 		return
 	}
-	f, ok := s.table.lookup(service.UDP, r.orig, s.locals.mustContain)
-	if !ok || f.view.state != r.front.view.state || !f.view.keeps(x.endpoint.address) {
+	s := x.worker.server
+	f, ok := s.table.lookup(service.UDP, x.orig, s.locals.mustContain)
+	if !ok || f.view.state != x.state || !f.view.keeps(e.address) {
 		x.end()
 	}
 }
 
 // kill implements flow.
 func (x *session) kill() { x.worker.post(x.end) }
-
-// describe implements flow.
-func (x *session) describe() Connection {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	c := Connection{
-		Protocol: service.UDP, Client: x.route.client, Address: x.route.orig, Started: x.started,
-		BytesIn: x.meters[clientSide].count.Load(), BytesOut: x.meters[endpointSide].count.Load(),
-	}
-	if x.route.front.view != nil {
-		c.Service = x.route.front.view.state.key
-	}
-	if x.endpoint != nil {
-		c.Endpoint = x.endpoint.address
-	}
-	return c
-}
-
-// settle implements flow.
-func (x *session) settle() {
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	if x.endpoint == nil {
-		return
-	}
-	s := x.route.front.view.state
-	x.meters[clientSide].settle(&s.counters.bytesIn, &x.endpoint.counters.bytesIn)
-	x.meters[endpointSide].settle(&s.counters.bytesOut, &x.endpoint.counters.bytesOut)
-}
 
 // everySession has all workers call f with each of their sessions and waits until they have.
 func (s *Server) everySession(f func(*session)) {

@@ -140,10 +140,8 @@ func (d *sessionVictims) choose(s *Server, now int64) {
 
 // holding is x as others count it.
 func (x *session) holding() holding {
-	x.mu.Lock()
-	defer x.mu.Unlock()
 	return holding{
-		client: x.key.address(&x.key.client, 0), service: x.route.front.view.state, weight: 1,
+		client: x.key.address(&x.key.client, 0), service: x.state, weight: 1,
 		active: x.active.Load(), class: class(x.class.Load()), flow: x,
 	}
 }

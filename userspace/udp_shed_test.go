@@ -167,11 +167,11 @@ func TestSessionMovesWithoutFreeDescriptors(t *testing.T) {
 	w := s.workers[0]
 	w.post(func() {
 		for _, x := range w.sessions {
-			failed, free := x.endpoint, s.udpBudget.free
+			failed, free := x.endpoint.Load(), s.udpBudget.free
 			s.udpBudget.tryAcquire(free)
 			x.move(unix.ECONNREFUSED)
 			s.udpBudget.release(free)
-			moved <- x.phase == ready && x.upstream != nil && x.endpoint != failed
+			moved <- x.phase == ready && x.upstream != nil && x.endpoint.Load() != failed
 		}
 	})
 	if !<-moved {

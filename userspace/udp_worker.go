@@ -38,9 +38,7 @@ type udpWorker struct {
 	flows      [][2]netip.AddrPort
 	origins    []origin
 
-	upstreams []*upstream // by the number that epoll names them by
-	free      []int32
-	tags      uint32
+	upstreams slots[*upstream]
 	readable  []*upstream // have more to receive
 	turn      []*upstream // room for readable
 }
@@ -115,7 +113,7 @@ func (w *udpWorker) wait(events []unix.EpollEvent) int {
 func (w *udpWorker) dispatch(ev *unix.EpollEvent) {
 	switch {
 	case ev.Fd >= 0:
-		if u := w.upstreams[ev.Fd]; u != nil && u.tag == uint32(ev.Pad) {
+		if u := w.upstreams.items[ev.Fd]; u != nil && u.tag == uint32(ev.Pad) {
 			w.receive(u, ev.Events&unix.EPOLLERR != 0)
 		}
 	case ev.Fd <= workerListener:
@@ -210,7 +208,8 @@ func (w *udpWorker) open(k sessionKey, in int) *session {
 		s.udpBudget.release(fdsPerSession)
 		return nil
 	}
-	x := &session{worker: w, key: k, in: in, client: k.destination(), started: time.Now(), first: -1, last: -1}
+	x := &session{worker: w, key: k, in: in, reply: k.destination(), first: -1, last: -1}
+	x.started = time.Now()
 	x.active.Store(w.now)
 	x.timer.owner = x
 	w.sessions[k] = x
@@ -260,16 +259,8 @@ func (w *udpWorker) upstream(k socketKey) (*upstream, error) {
 	if err != nil {
 		return nil, err
 	}
-	w.tags++
-	u := &upstream{key: k, fd: fd, tag: w.tags}
-	if n := len(w.free); n > 0 {
-		u.number = w.free[n-1]
-		w.free = w.free[:n-1]
-		w.upstreams[u.number] = u
-	} else {
-		u.number = int32(len(w.upstreams))
-		w.upstreams = append(w.upstreams, u)
-	}
+	u := &upstream{key: k, fd: fd, tag: w.upstreams.tag()}
+	u.number = w.upstreams.add(u)
 	if err := w.watch(fd, unix.EPOLLIN|unix.EPOLLET, u.number, u.tag); err != nil {
 		w.closeUpstream(u)
 		return nil, err
@@ -280,8 +271,7 @@ func (w *udpWorker) upstream(k socketKey) (*upstream, error) {
 func (w *udpWorker) closeUpstream(u *upstream) {
 	unix.Close(u.fd)
 	u.fd = -1
-	w.upstreams[u.number] = nil
-	w.free = append(w.free, u.number)
+	w.upstreams.remove(u.number)
 }
 
 // send sends datagrams and returns how many are done with, and the error of the next
