@@ -108,7 +108,7 @@ func (a *Agent) lack(name, reason string) {
 
 // openUserspace opens the shared listeners and the prober.
 func (a *Agent) openUserspace() error {
-	c := userspace.Default()
+	var c userspace.Config
 	c.Logger, c.Origin, c.Mark = a.log, a.conntrack, a.marks().Own()
 	c.TCPPort, c.UDPPort = uint16(a.cfg.ListenTCPPort), uint16(a.cfg.ListenUDPPort)
 	c.OnFirst = a.carried.first

@@ -8,7 +8,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Config configures a Server. Fields that are zero have the values of Default.
+// Config configures a Server. Fields that are zero have the defaults of filled.
 type Config struct {
 	Logger *slog.Logger
 
@@ -64,36 +64,24 @@ type Config struct {
 	OnFirst func(service.Key)
 }
 
-// Default returns the defaults. HalfCloseTimeout is the kernel's own bound for
+// filled returns c with the defaults in place of zero fields. HalfCloseTimeout is the kernel's own bound for
 // a half-closed connection (nf_conntrack_tcp_timeout_fin_wait), so that moving
 // a service between data planes changes nothing there.
-func Default() Config {
-	return Config{
-		Logger: slog.New(slog.DiscardHandler), Mark: 0x1800,
-		Loops:     processors,
-		TCPOrigin: kernelOrigin, LocalAddresses: interfaceAddresses,
-		ConnectTimeout: time.Second, ConnectTotal: 5 * time.Second, Retries: 3,
-		HalfCloseTimeout: 2 * time.Minute, UDPIdleTimeout: time.Minute, KeepAlive: time.Minute,
-	}
-}
-
-// filled returns c with the defaults in place of zero fields.
 func (c Config) filled() Config {
-	d := Default()
-	or(&c.Logger, d.Logger)
-	or(&c.Mark, d.Mark)
-	or(&c.Loops, d.Loops)
-	or(&c.ConnectTimeout, d.ConnectTimeout)
-	or(&c.ConnectTotal, d.ConnectTotal)
-	or(&c.Retries, d.Retries)
-	or(&c.HalfCloseTimeout, d.HalfCloseTimeout)
-	or(&c.UDPIdleTimeout, d.UDPIdleTimeout)
-	or(&c.KeepAlive, d.KeepAlive)
+	or(&c.Logger, slog.New(slog.DiscardHandler))
+	or(&c.Mark, 0x1800)
+	or(&c.Loops, processors)
+	or(&c.ConnectTimeout, time.Second)
+	or(&c.ConnectTotal, 5*time.Second)
+	or(&c.Retries, 3)
+	or(&c.HalfCloseTimeout, 2*time.Minute)
+	or(&c.UDPIdleTimeout, time.Minute)
+	or(&c.KeepAlive, time.Minute)
 	if c.TCPOrigin == nil {
-		c.TCPOrigin = d.TCPOrigin
+		c.TCPOrigin = kernelOrigin
 	}
 	if c.LocalAddresses == nil {
-		c.LocalAddresses = d.LocalAddresses
+		c.LocalAddresses = interfaceAddresses
 	}
 	if c.OnFirst == nil {
 		c.OnFirst = func(service.Key) {}

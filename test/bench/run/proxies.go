@@ -106,7 +106,7 @@ func (a always) LookupAll(_ service.Protocol, flows [][2]netip.AddrPort, found f
 
 func listen(c ownConfig, port uint16, protocol service.Protocol) (*userspace.Server, error) {
 	front := netip.AddrPortFrom(netip.MustParseAddr("10.96.0.1"), port)
-	cfg := userspace.Default()
+	var cfg userspace.Config
 	cfg.TCPOrigin = func(int, service.Family) (netip.AddrPort, error) { return front, nil }
 	if protocol == service.UDP {
 		cfg.UDPPort, cfg.Origin = port, always(front)
