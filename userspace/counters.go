@@ -68,9 +68,9 @@ func (s *Server) Counters() map[service.Key]Counters {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make(map[service.Key]Counters, len(s.plans.states))
-	for k, st := range s.plans.states {
-		out[k] = st.figures(now)
+	out := make(map[service.Key]Counters, len(s.plans.views))
+	for k, v := range s.plans.views {
+		out[k] = v.state.figures(now)
 	}
 	return out
 }
@@ -83,8 +83,8 @@ func (s *Server) Traffic(visit func(service.Key, Counters)) {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for k, st := range s.plans.states {
-		if c := st.totals(); c.Active != 0 || c.Total|c.Failed|c.Retried|c.BytesIn|c.BytesOut != 0 {
+	for k, v := range s.plans.views {
+		if c := v.state.totals(); c.Active != 0 || c.Total|c.Failed|c.Retried|c.BytesIn|c.BytesOut != 0 {
 			visit(k, c)
 		}
 	}

@@ -37,9 +37,14 @@ type group struct {
 
 // newView reuses the groups of old, which may be nil, where they didn't change:
 // a picker remembers whose turn it is.
-func newView(s *plan.Service, state *serviceState, old *view) *view {
-	v := &view{plan: s, state: state}
-	state.configure(s.Port)
+func newView(s *plan.Service, old *view) *view {
+	v := &view{plan: s}
+	if old != nil {
+		v.state = old.state
+	} else {
+		v.state = &serviceState{key: s.Port.Key}
+	}
+	v.state.configure(s.Port)
 	for f := range s.Groups {
 		var before groups
 		if old != nil {
@@ -158,10 +163,6 @@ type traffic struct {
 	bytesOut atomic.Uint64
 }
 
-func newServiceState(k service.Key) *serviceState {
-	return &serviceState{key: k}
-}
-
 // endpoint returns the endpoint at a, and creates it when it's new.
 func (s *serviceState) endpoint(a netip.AddrPort) *endpoint {
 	s.mu.Lock()
@@ -188,8 +189,8 @@ func (s *serviceState) configure(p *service.Port) {
 	}
 }
 
-// recover puts endpoints that active checks call up again back in good
-// standing: that they were ejected says how they were before.
+// recover ends the ejection of endpoints that active checks call up again: it says how
+// they were before.
 func (s *serviceState) recover(before, next *plan.Service) {
 	var down map[netip.AddrPort]bool
 	for i := range before.Endpoints {
@@ -205,23 +206,19 @@ func (s *serviceState) recover(before, next *plan.Service) {
 	}
 	for i := range next.Endpoints {
 		if e := &next.Endpoints[i]; e.Health == "up" && down[e.Address] {
-			s.recovered(e.Address)
+			s.mu.Lock()
+			if known := s.endpoints[e.Address]; known != nil {
+				known.ejection.Succeeded()
+			}
+			s.mu.Unlock()
 		}
-	}
-}
-
-// recovered ends an endpoint's ejection, if there is one.
-func (s *serviceState) recovered(a netip.AddrPort) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if e := s.endpoints[a]; e != nil {
-		e.ejection.Succeeded()
 	}
 }
 
 // retain forgets the endpoints that v doesn't have: their clients at once, the
 // rest when their last connection has ended.
-func (s *serviceState) retain(v *view) {
+func (v *view) retain() {
+	s := v.state
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.endpoints) == 0 {
@@ -257,8 +254,7 @@ func (s *serviceState) release(e *endpoint) {
 
 // plans is what the Server knows of services. The Server's lock guards it.
 type plans struct {
-	views  map[service.Key]*view
-	states map[service.Key]*serviceState
+	views map[service.Key]*view
 
 	// Since the last Commit: views that another one has replaced, services that
 	// are gone, and services that changed.
@@ -269,8 +265,8 @@ type plans struct {
 
 func newPlans() plans {
 	return plans{
-		views: map[service.Key]*view{}, states: map[service.Key]*serviceState{},
-		gone: map[service.Key]bool{}, changed: map[service.Key]bool{},
+		views: map[service.Key]*view{},
+		gone:  map[service.Key]bool{}, changed: map[service.Key]bool{},
 	}
 }
 
@@ -303,16 +299,9 @@ func (s *Server) takeUp(next *plan.Service) {
 	before := s.plans.views[k]
 	if before != nil {
 		s.plans.replaced = append(s.plans.replaced, before)
+		before.state.recover(before.plan, next)
 	}
-	state := s.plans.states[k]
-	if state == nil {
-		state = newServiceState(k)
-		s.plans.states[k] = state
-	}
-	if before != nil {
-		state.recover(before.plan, next)
-	}
-	v := newView(next, state, before)
+	v := newView(next, before)
 	s.plans.views[k] = v
 	s.table.set(v)
 }
@@ -337,12 +326,11 @@ func (s *Server) commit() (sessions bool) {
 		sessions = sessions || k.Protocol == service.UDP
 		s.table.drop(s.plans.views[k])
 		delete(s.plans.views, k)
-		delete(s.plans.states, k)
 		delete(s.plans.changed, k)
 	}
 	for k := range s.plans.changed {
 		sessions = sessions || k.Protocol == service.UDP
-		s.plans.states[k].retain(s.plans.views[k])
+		s.plans.views[k].retain()
 	}
 	// Not cleared: after the first plan they have room for every service.
 	s.plans.replaced, s.plans.gone, s.plans.changed = nil, map[service.Key]bool{}, map[service.Key]bool{}
@@ -354,8 +342,8 @@ func (s *Server) commit() (sessions bool) {
 func (s *Server) Affinity(k service.Key) *lb.Affinity {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if st := s.plans.states[k]; st != nil {
-		return st.affinity.Load()
+	if v := s.plans.views[k]; v != nil {
+		return v.state.affinity.Load()
 	}
 	return nil
 }
