@@ -50,7 +50,7 @@ func starvingServer() int {
 		in.ReadString('\n')
 		fmt.Println("userspace:", probeIPv4(s))
 		s.fallback.Store(true)
-		s.tcp[0].starved.Store(sinceEpoch() - int64(2*exhaustionPatience))
+		s.starved.Store(sinceEpoch() - int64(2*exhaustionPatience))
 		fmt.Println("kernel:", probeIPv4(s))
 		for _, f := range files {
 			f.Close()
@@ -265,8 +265,8 @@ func TestProbeAfterTheBudget(t *testing.T) {
 		ask(t, c, "x")
 		conns = append(conns, c)
 	}
-	eventually(t, "the loop waits", func() bool { return s.tcp[0].waiting.Load() != 0 })
-	s.tcp[0].waiting.Store(sinceEpoch() - int64(2*exhaustionPatience))
+	eventually(t, "the loop waits", func() bool { return s.waiting.Load() != 0 })
+	s.waiting.Store(sinceEpoch() - int64(2*exhaustionPatience))
 	if err := probeIPv4(s); err == nil {
 		t.Error("probe = nil at the budget")
 	}
@@ -274,7 +274,7 @@ func TestProbeAfterTheBudget(t *testing.T) {
 	for _, c := range conns {
 		c.Close()
 	}
-	eventually(t, "the probe to succeed", func() bool { return probeIPv4(s) == nil && s.tcp[0].waiting.Load() == 0 })
+	eventually(t, "the probe to succeed", func() bool { return probeIPv4(s) == nil && s.waiting.Load() == 0 })
 }
 
 // At the budget the listener isn't expected to accept; the probe passes, for
@@ -295,7 +295,7 @@ func TestProbeAtTheBudget(t *testing.T) {
 	late := connect(t, s)
 	ctx, cancel := context.WithTimeout(context.Background(), 200*time.Millisecond)
 	defer cancel()
-	eventually(t, "the loop waits", func() bool { return s.tcp[0].waiting.Load() != 0 })
+	eventually(t, "the loop waits", func() bool { return s.waiting.Load() != 0 })
 	long := sinceEpoch() - int64(2*exhaustionPatience)
 	for _, tt := range []struct {
 		kernel plan.DataPlane
@@ -310,7 +310,7 @@ func TestProbeAtTheBudget(t *testing.T) {
 		p := testPlan(d)
 		p.Kernel = tt.kernel
 		serve(s, p)
-		s.tcp[0].waiting.Store(tt.since)
+		s.waiting.Store(tt.since)
 		if err := s.probeTCP(ctx, s.tcp[0]); fmt.Sprint(err) != tt.want {
 			t.Errorf("kernel %s: probe = %v at the budget, want %s", tt.kernel, err, tt.want)
 		}

@@ -33,16 +33,6 @@ type listener struct {
 	fds    []int // one of TCP; of UDP one for each worker, among which the kernel distributes the clients (SO_REUSEPORT)
 }
 
-// tcpListener accepts one family's connections.
-type tcpListener struct {
-	*listener
-	// waiting is since when the loop waits for file descriptors of its budget,
-	// when it isn't expected to accept; waited is when that last ended. starved
-	// is since when there are none although the budget has some. All are in
-	// nanoseconds since epoch; 0 means that it isn't so.
-	waiting, waited, starved atomic.Int64
-}
-
 type udpListener struct {
 	*listener
 	prober *net.UDPConn                   // of Probe, nil before its first one
@@ -69,15 +59,13 @@ func (s *Server) Listen() error {
 	s.tcpBudget, s.udpBudget, s.pipes = newBudget(l.tcp), newBudget(l.udp), newPipes(l.pipes)
 	s.tcpBudget.notify = s.acceptAgain
 	s.locals.refresh()
-	opened, err := listen(s.cfg.TCPPort, s.openTCP)
-	for _, l := range opened {
-		s.tcp = append(s.tcp, &tcpListener{listener: l})
-	}
-	if err != nil {
+	var err error
+	if s.tcp, err = listen(s.cfg.TCPPort, s.openTCP); err != nil {
 		return fmt.Errorf("listen on TCP port %d: %w", s.cfg.TCPPort, err)
 	}
 	makeRoomForFDs(s.tcp[0].fds[0], limit)
 	if s.cfg.Origin != nil {
+		var opened []*listener
 		if opened, err = listen(s.cfg.UDPPort, s.openUDP); err != nil {
 			err = fmt.Errorf("listen on UDP port %d: %w", s.cfg.UDPPort, err)
 		}

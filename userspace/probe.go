@@ -60,36 +60,36 @@ func (s *Server) Probe(ctx context.Context) error {
 	return nil
 }
 
-func (s *Server) probeTCP(ctx context.Context, l *tcpListener) error {
+func (s *Server) probeTCP(ctx context.Context, l *listener) error {
 	start := sinceEpoch()
-	if l.waiting.Load() != 0 {
-		return s.exhaustion(l)
+	if s.waiting.Load() != 0 {
+		return s.exhaustion()
 	}
 	err := s.refusal(ctx, l)
 	if err == nil {
-		l.starved.Store(0)
+		s.starved.Store(0)
 		return nil
 	}
 	if absent(err) {
 		return nil
 	}
-	l.starve(err)
-	if l.waiting.Load() == 0 && l.waited.Load() < start && l.starved.Load() == 0 {
+	s.starve(err)
+	if s.waiting.Load() == 0 && s.waited.Load() < start && s.starved.Load() == 0 {
 		return err
 	}
-	return s.exhaustion(l)
+	return s.exhaustion()
 }
 
 // exhaustionPatience is how long clients wait for file descriptors before the
 // kernel is to take the new ones.
 const exhaustionPatience = 2 * time.Second
 
-// exhaustion returns an error if l has waited for file descriptors for too
+// exhaustion returns an error if clients have waited for file descriptors for too
 // long, and the kernel has rules to serve new connections by.
-func (s *Server) exhaustion(l *tcpListener) error {
-	since := l.waiting.Load()
+func (s *Server) exhaustion() error {
+	since := s.waiting.Load()
 	if since == 0 {
-		since = l.starved.Load()
+		since = s.starved.Load()
 	}
 	if since == 0 || !s.fallback.Load() || time.Duration(sinceEpoch()-since) <= exhaustionPatience {
 		return nil
@@ -104,7 +104,7 @@ func (s *Server) exhaustion(l *tcpListener) error {
 }
 
 // refusal connects to l and expects to be refused.
-func (s *Server) refusal(ctx context.Context, l *tcpListener) error {
+func (s *Server) refusal(ctx context.Context, l *listener) error {
 	c, err := s.dialers.own.DialTCP(ctx, "tcp", netip.AddrPort{}, netip.AddrPortFrom(loopback(l.family), l.port))
 	if errors.Is(err, unix.ECONNRESET) {
 		return nil // refused so soon that connect saw it

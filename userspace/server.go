@@ -33,7 +33,7 @@ type Server struct {
 	pipes     *pipes
 	tcpBudget *budget
 	udpBudget *budget
-	tcp       []*tcpListener
+	tcp       []*listener
 	loops     []*loop
 	udp       []*udpListener
 	workers   []*udpWorker
@@ -41,6 +41,7 @@ type Server struct {
 	running   sync.WaitGroup // loops and workers
 	prober    prober
 
+	starvation
 	wantDescriptors chan struct{} // 1 slot: clients wait for them
 	short           [shortages]shortage
 	victims         sessionVictims

@@ -33,9 +33,9 @@ const (
 	// shedCost how many times as long as a pass the next one is put off.
 	shedAgain = 100 * time.Millisecond
 	shedCost  = 10
-	// greedyIdle is how long a connection beyond its client's or service's share has to be silent to
+	// overIdle is how long a connection beyond its client's or service's share has to be silent to
 	// give way, until others have waited as long as urgentAfter: then those silent longest do.
-	greedyIdle  = time.Second
+	overIdle    = time.Second
 	urgentAfter = time.Second
 	// evenIdle is how long it has to be where no holder has more than the others and the kernel
 	// can't serve new connections instead.
@@ -55,14 +55,14 @@ type holding struct {
 	flow    flow
 }
 
-// greed is what a holding's client and service hold, compared with others.
-type greed int
+// share is what a holding's client and service hold, compared with others.
+type share int
 
 const (
-	polite        greed = iota // others hold more than their share
-	even                       // none does
-	greedyService              // its service does, and no client
-	greedyClient
+	within      share = iota // others hold more than their share
+	even                     // none does
+	serviceOver              // its service does, and no client
+	clientOver
 )
 
 // shedReason is why a connection or session gave way, as plan.ShedReasons.
@@ -86,7 +86,7 @@ type victim struct {
 // lowest, and the one silent longest first; none whose rank is negative. A greedy client loses
 // no more than what it has beyond its share, and more than those that hold less; where no client is
 // greedy, services are compared in the same way. No share is less than least.
-func chooseVictims(hs []holding, want, least int, rank func(*holding, greed) int) []victim {
+func chooseVictims(hs []holding, want, least int, rank func(*holding, share) int) []victim {
 	clients := beyondShare(hs, want, least, func(h *holding) netip.Addr { return h.client })
 	var services map[*serviceState]int
 	if len(clients) == 0 {
@@ -102,12 +102,12 @@ func chooseVictims(hs []holding, want, least int, rank func(*holding, greed) int
 		if h.weight == 0 {
 			continue
 		}
-		c, is := candidate{victim: victim{*h, shedIdle}}, polite
+		c, is := candidate{victim: victim{*h, shedIdle}}, within
 		switch {
 		case clients[h.client] > 0:
-			c.reason, is = shedClient, greedyClient
+			c.reason, is = shedClient, clientOver
 		case services[h.service] > 0:
-			c.reason, is = shedService, greedyService
+			c.reason, is = shedService, serviceOver
 		case len(clients)+len(services) == 0:
 			is = even
 		}
@@ -241,18 +241,13 @@ func (s *Server) makeRoomForClients() {
 	}
 }
 
-// waitingSince returns since when a listener has waited for descriptors, in nanoseconds
+// waitingSince returns since when clients have waited for descriptors, in nanoseconds
 // since epoch; 0 if none does. That the process had none counts only when an accept has just
 // shown it: nothing shows that it has some again while no client comes.
-func (s *Server) waitingSince(shown bool) (since int64) {
-	for _, l := range s.tcp {
-		at := l.waiting.Load()
-		if at == 0 && shown {
-			at = l.starved.Load()
-		}
-		if at != 0 && (since == 0 || at < since) {
-			since = at
-		}
+func (s *Server) waitingSince(shown bool) int64 {
+	since := s.waiting.Load()
+	if since == 0 && shown {
+		since = s.starved.Load()
 	}
 	return since
 }
@@ -263,12 +258,12 @@ func (s *Server) shedConnections(urgent bool) bool {
 	hs := collect(s.loops, (*loop).holdings)
 	now, fallback := sinceEpoch(), s.fallback.Load()
 	want := max(len(hs)/shedParts, shedLeast)
-	victims := chooseVictims(hs, want, shareLeast, func(h *holding, is greed) int {
+	victims := chooseVictims(hs, want, shareLeast, func(h *holding, is share) int {
 		silent := time.Duration(now - h.active)
 		switch {
 		case h.reset:
 			return 0
-		case is >= greedyService && (urgent || silent >= greedyIdle), is == even && !fallback && silent >= evenIdle:
+		case is >= serviceOver && (urgent || silent >= overIdle), is == even && !fallback && silent >= evenIdle:
 			return 1
 		}
 		return -1
@@ -367,14 +362,14 @@ func (s *Server) boundMemory(w *memoryWatch) {
 		return
 	}
 	s.short[shortMemory].note()
-	victims := chooseVictims(hs, held-w.bound+w.bound/memorySpare, w.bound/shareParts, func(h *holding, is greed) int {
+	victims := chooseVictims(hs, held-w.bound+w.bound/memorySpare, w.bound/shareParts, func(h *holding, is share) int {
 		silent := time.Duration(now - h.active)
 		switch {
 		case h.reset:
 			return 0
-		case is >= greedyService && silent >= greedyIdle:
+		case is >= serviceOver && silent >= overIdle:
 			return 1
-		case is >= greedyService, is == even && silent >= evenIdle:
+		case is >= serviceOver, is == even && silent >= evenIdle:
 			return 2
 		}
 		return -1

@@ -31,13 +31,13 @@ func TestChooseVictims(t *testing.T) {
 		return out
 	}
 	one := func(int) int { return 1000 }
-	anybody := func(*holding, greed) int { return 0 }
-	greedyOnly := func(_ *holding, is greed) int { return int(is) - int(greedyService) }
+	anybody := func(*holding, share) int { return 0 }
+	greedyOnly := func(_ *holding, is share) int { return int(is) - int(serviceOver) }
 	tests := []struct {
 		name string
 		hs   []holding
 		want int
-		rank func(*holding, greed) int
+		rank func(*holding, share) int
 		out  map[string]int // by client or "crowd", and reason
 	}{
 		{"nobody", nil, 5, anybody, map[string]int{}},
@@ -69,7 +69,7 @@ func TestChooseVictims(t *testing.T) {
 	t.Run("lowest rank first, then the longest silent", func(t *testing.T) {
 		hs := []holding{{weight: 1, active: 1}, {weight: 1, active: 2, reset: true}, {weight: 1, active: 4}, {weight: 1, active: 3, reset: true}}
 		var got []int64
-		for _, v := range chooseVictims(hs, 3, shareLeast, func(h *holding, _ greed) int {
+		for _, v := range chooseVictims(hs, 3, shareLeast, func(h *holding, _ share) int {
 			if h.reset {
 				return 0
 			}
@@ -107,7 +107,7 @@ func TestGreedBesideAHundred(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			hung := tcpEndpoint(t, func(c *net.TCPConn) {})
 			services := []testService{
-				{name: "polite", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}},
+				{name: "within", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}},
 				{name: "greedy", vip: origins[1], eps: []netip.AddrPort{hung}},
 			}
 			s := start(t, Config{MaxFDs: 1024, TCPOrigin: func(fd int, _ service.Family) (netip.AddrPort, error) {
@@ -177,7 +177,7 @@ func connectFrom(t testing.TB, s *Server, from net.IP) *net.TCPConn {
 // Where sockets hold too much memory, who holds most gives way: clients that don't read what they asked for. A
 // hundred others lose nothing.
 func TestMemoryBesideAHundred(t *testing.T) {
-	const hundred, greed, bound = 100, 64, 16 << 20
+	const hundred, share, bound = 100, 64, 16 << 20
 	flooded := netip.MustParseAddrPort("10.96.0.2:80")
 	flood := tcpEndpoint(t, func(c *net.TCPConn) {
 		defer c.Close()
@@ -188,7 +188,7 @@ func TestMemoryBesideAHundred(t *testing.T) {
 		}
 	})
 	services := []testService{
-		{name: "polite", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}},
+		{name: "within", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}},
 		{name: "flooded", vip: flooded, eps: []netip.AddrPort{flood}},
 	}
 	s := start(t, Config{MaxSocketMemory: bound, TCPOrigin: func(fd int, _ service.Family) (netip.AddrPort, error) {
@@ -204,7 +204,7 @@ func TestMemoryBesideAHundred(t *testing.T) {
 		ask(t, c, strings.Repeat("x", 50000)) // it has carried something as well
 		kept = append(kept, c)
 	}
-	for range greed {
+	for range share {
 		connectFrom(t, s, net.IPv4(127, 1, 0, 1))
 	}
 	held := func() (n int) {

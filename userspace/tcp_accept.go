@@ -3,6 +3,7 @@ package userspace
 import (
 	"errors"
 	"net/netip"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -29,7 +30,7 @@ const acceptsAtOnce = 8
 // beyond their share give way.
 type acceptor struct {
 	loop     *loop
-	listener *tcpListener
+	listener *listener
 	slot     int32
 	watching bool
 	stopped  bool
@@ -38,7 +39,7 @@ type acceptor struct {
 	from     rawAddress // of the client that was accepted last
 }
 
-func newAcceptor(l *loop, t *tcpListener, i int) *acceptor {
+func newAcceptor(l *loop, t *listener, i int) *acceptor {
 	a := &acceptor{loop: l, listener: t, slot: listenerSlot(i), wait: acceptWaitMin}
 	a.retry.owner = a
 	return a
@@ -56,7 +57,7 @@ func (a *acceptor) start() {
 	a.watching = true
 	// There are descriptors again, and perhaps no client that would show it by being
 	// accepted: the probe mustn't find the listener waiting for ever.
-	a.listener.supplied()
+	a.loop.server.supplied()
 }
 
 // expired implements the owner of retry.
@@ -86,17 +87,17 @@ func (a *acceptor) accept() {
 	s, t := a.loop.server, a.listener
 	for range acceptsAtOnce {
 		if !s.tcpBudget.tryOrWait(fdsPerConnection) {
-			t.waiting.CompareAndSwap(0, sinceEpoch())
+			s.waiting.CompareAndSwap(0, sinceEpoch())
 			a.pause()
 			s.askForDescriptors()
 			return
 		}
-		t.supplied()
+		s.supplied()
 		fd, err := sysAccept(t.fds[0], &a.from)
 		if err != 0 {
 			s.tcpBudget.release(fdsPerConnection)
 			if err != unix.EAGAIN && !transient(err) {
-				if t.starve(err); t.starved.Load() != 0 {
+				if s.starve(err); s.starved.Load() != 0 {
 					s.askForDescriptors()
 				}
 				a.later(err)
@@ -104,7 +105,7 @@ func (a *acceptor) accept() {
 			return
 		}
 		a.wait = acceptWaitMin
-		t.starved.Store(0)
+		s.starved.Store(0)
 		a.loop.assign(t, fd, a.from.addrPort())
 	}
 }
@@ -122,19 +123,26 @@ func (a *acceptor) later(err error) {
 	a.wait = min(2*a.wait, acceptWaitMax)
 }
 
+// starvation is since when clients wait for file descriptors, in nanoseconds since epoch; 0 means that they don't.
+type starvation struct {
+	waiting atomic.Int64 // for those of the budget: loops aren't expected to accept
+	waited  atomic.Int64 // when that last ended
+	starved atomic.Int64 // there are none although the budget has some
+}
+
 // supplied notes that clients don't wait for descriptors any more, if they did.
-func (l *tcpListener) supplied() {
-	if l.waiting.Load() != 0 {
-		l.waited.Store(sinceEpoch())
-		l.waiting.Store(0)
+func (s *starvation) supplied() {
+	if s.waiting.Load() != 0 {
+		s.waited.Store(sinceEpoch())
+		s.waiting.Store(0)
 	}
 }
 
 // starve notes the first of several errors that say that the process, or the
 // host, has no file descriptors left.
-func (l *tcpListener) starve(err error) {
+func (s *starvation) starve(err error) {
 	if errors.Is(err, unix.EMFILE) || errors.Is(err, unix.ENFILE) {
-		l.starved.CompareAndSwap(0, sinceEpoch())
+		s.starved.CompareAndSwap(0, sinceEpoch())
 	}
 }
 
@@ -151,7 +159,7 @@ const (
 // for its share of them: in a burst, the one that is awake takes nearly all, and would
 // serve them alone for as long as they last while other processors idle. It is compared with the
 // next loop in turn, not with all: with many loops that evens them out as well.
-func (l *loop) assign(t *tcpListener, fd int, client netip.AddrPort) {
+func (l *loop) assign(t *listener, fd int, client netip.AddrPort) {
 	other := l.neighbour()
 	if l.keeps(other.assigned.Load()) {
 		l.assigned.Add(1)

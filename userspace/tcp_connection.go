@@ -56,7 +56,7 @@ type tcpConn struct {
 
 // admit takes in an accepted connection, or refuses one that no plan knows or
 // that may not pass, with a reset.
-func (l *loop) admit(t *tcpListener, fd int, client netip.AddrPort) {
+func (l *loop) admit(t *listener, fd int, client netip.AddrPort) {
 	s := l.server
 	x, group := l.admitTCP(t, fd, client)
 	if x == nil {
@@ -78,7 +78,7 @@ func (l *loop) admit(t *tcpListener, fd int, client netip.AddrPort) {
 
 // admitTCP finds out where a connection was headed. It returns nil for one that
 // may not pass.
-func (l *loop) admitTCP(t *tcpListener, fd int, client netip.AddrPort) (*tcpConn, *group) {
+func (l *loop) admitTCP(t *listener, fd int, client netip.AddrPort) (*tcpConn, *group) {
 	s := l.server
 	orig, err := s.cfg.TCPOrigin(fd, t.family)
 	if err != nil || direct(t, fd, orig) {
@@ -100,7 +100,7 @@ func (l *loop) admitTCP(t *tcpListener, fd int, client netip.AddrPort) (*tcpConn
 
 // direct reports whether a connection wasn't redirected: it was headed to where
 // it arrived.
-func direct(t *tcpListener, fd int, orig netip.AddrPort) bool {
+func direct(t *listener, fd int, orig netip.AddrPort) bool {
 	if orig.Port() != t.port {
 		return false
 	}

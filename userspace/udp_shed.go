@@ -123,10 +123,10 @@ func (d *sessionVictims) choose(s *Server, now int64) {
 				all[i].weight = 1
 			}
 		}
-		for _, v := range chooseVictims(all, left, shareLeast, func(h *holding, is greed) int {
+		for _, v := range chooseVictims(all, left, shareLeast, func(h *holding, is share) int {
 			switch {
-			case c == exchanged && is != polite, c == unanswered && is >= greedyService, is == greedyClient,
-				is != polite && now-h.active > int64(trustFor):
+			case c == exchanged && is != within, c == unanswered && is >= serviceOver, is == clientOver,
+				is != within && now-h.active > int64(trustFor):
 				return 0
 			}
 			return -1

@@ -238,63 +238,6 @@ func (w *udpWorker) resolve() {
 	}
 }
 
-// upstream is a connected socket towards an endpoint, of one session at a time.
-type upstream struct {
-	key       socketKey
-	fd        int
-	number    int32    // in its worker
-	tag       uint32   // tells it from those that had the number before
-	session   *session // nil while it is in the pool
-	idleSince int64
-	to        destination
-	queued    bool // has more to receive
-}
-
-// upstream returns a socket of the pool, or a new one.
-func (w *udpWorker) upstream(k socketKey) (*upstream, error) {
-	if u := w.pool.take(k); u != nil {
-		return u, nil
-	}
-	fd, err := w.server.dialers.connect(unix.SOCK_DGRAM, k.from, k.to)
-	if err != nil {
-		return nil, err
-	}
-	u := &upstream{key: k, fd: fd, tag: w.upstreams.tag()}
-	u.number = w.upstreams.add(u)
-	if err := w.watch(fd, unix.EPOLLIN|unix.EPOLLET, u.number, u.tag); err != nil {
-		w.closeUpstream(u)
-		return nil, err
-	}
-	return u, nil
-}
-
-func (w *udpWorker) closeUpstream(u *upstream) {
-	unix.Close(u.fd)
-	u.fd = -1
-	w.upstreams.remove(u.number)
-}
-
-// send sends datagrams and returns how many are done with, and the error of the next
-// one. A full buffer is no error: what doesn't fit is lost, nothing waits.
-func (u *upstream) send(w *udpWorker, ds [][]byte) (done int, err error) {
-	o := &w.outgoing
-	for done < len(ds) {
-		o.reset()
-		for i := done; i < len(ds) && o.parts < batchSize; {
-			i += o.add(ds[i:min(len(ds), i+batchSize-o.parts)], &u.to)
-		}
-		n, err := o.send(u.fd)
-		switch {
-		case err == unix.EAGAIN || err == unix.ENOBUFS:
-			n = o.counts[0]
-		case err != nil:
-			return done, err
-		}
-		done += n
-	}
-	return done, nil
-}
-
 // perUpstream is how many datagrams of an endpoint are received by one system call, and
 // upstreamCalls how many such calls there are before others have their turn.
 const (
@@ -365,15 +308,4 @@ func (w *udpWorker) resume() {
 	}
 	clear(w.turn) // and holds none of them
 	w.turn = w.turn[:0]
-}
-
-// forgetErrors empties the queue of error reports, which holds memory.
-func forgetErrors(fd int) {
-	var b [1]byte
-	var oob [256]byte
-	for {
-		if _, _, _, _, err := unix.Recvmsg(fd, b[:], oob[:], unix.MSG_ERRQUEUE|unix.MSG_DONTWAIT); err != nil {
-			return
-		}
-	}
 }
