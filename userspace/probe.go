@@ -87,10 +87,7 @@ const exhaustionPatience = 2 * time.Second
 // exhaustion returns an error if clients have waited for file descriptors for too
 // long, and the kernel has rules to serve new connections by.
 func (s *Server) exhaustion() error {
-	since := s.waiting.Load()
-	if since == 0 {
-		since = s.starved.Load()
-	}
+	since := s.waitingSince(true)
 	if since == 0 || !s.fallback.Load() || time.Duration(sinceEpoch()-since) <= exhaustionPatience {
 		return nil
 	}

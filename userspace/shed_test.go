@@ -208,7 +208,7 @@ func TestMemoryBesideAHundred(t *testing.T) {
 		connectFrom(t, s, net.IPv4(127, 1, 0, 1))
 	}
 	held := func() (n int) {
-		for _, h := range collect(s.loops, (*loop).memory) {
+		for _, h := range s.connections((*tcpConn).memory) {
 			n += h.weight
 		}
 		return n
