@@ -61,13 +61,13 @@ func (s *Server) Listen() error {
 	s.locals.refresh()
 	var err error
 	if s.tcp, err = listen(s.cfg.TCPPort, s.openTCP); err != nil {
-		return fmt.Errorf("listen on TCP port %d: %w", s.cfg.TCPPort, err)
+		return fmt.Errorf("listen on TCP :%d: %w", s.cfg.TCPPort, err)
 	}
 	makeRoomForFDs(s.tcp[0].fds[0], limit)
 	if s.cfg.Origin != nil {
 		var opened []*listener
 		if opened, err = listen(s.cfg.UDPPort, s.openUDP); err != nil {
-			err = fmt.Errorf("listen on UDP port %d: %w", s.cfg.UDPPort, err)
+			err = fmt.Errorf("listen on UDP :%d: %w", s.cfg.UDPPort, err)
 		}
 		for _, l := range opened {
 			s.udp = append(s.udp, &udpListener{listener: l})
