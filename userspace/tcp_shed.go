@@ -99,7 +99,7 @@ func (s *Server) shedConnections(urgent bool) bool {
 	return len(victims) == want
 }
 
-// connections returns the connections of all loops that weigh something.
+// connections returns the connections of all loops, but those of negative weight.
 func (s *Server) connections(weight func(*tcpConn) int) (all []holding) {
 	var mu sync.Mutex
 	everyPoller(s.loops, func(l *loop) {
@@ -108,7 +108,7 @@ func (s *Server) connections(weight func(*tcpConn) int) (all []holding) {
 			if x == nil {
 				continue
 			}
-			if n := weight(x); n > 0 {
+			if n := weight(x); n >= 0 {
 				hs = append(hs, holding{
 					client: x.client.Addr(), service: x.state, weight: n, active: x.active, flow: x,
 					reset: x.phase == leaving || x.limit == int64(resetPatience),
@@ -231,14 +231,14 @@ func hostMemory() int {
 	return pages * os.Getpagesize()
 }
 
-// memory returns how many bytes the kernel holds for x; 0 for less than littleMemory.
-func (x *tcpConn) memory() (n int) {
+// memory returns how many bytes the kernel holds for x; -1 where that can't be more than littleMemory.
+func (x *tcpConn) memory() int {
 	for d := range x.pumps {
 		if x.phase != dialing && (x.pumps[d].pending > 0 || x.meters[d].count.Load() > littleMemory) {
 			return x.sides[clientSide].memory() + x.sides[endpointSide].memory()
 		}
 	}
-	return 0
+	return -1
 }
 
 // memory returns how many bytes the kernel holds for the socket (SO_MEMINFO): received and not
