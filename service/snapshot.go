@@ -159,11 +159,11 @@ func (s *Snapshot) count(list []entry, n int) {
 
 // rehash sets the hash of the whole from those of the node and of the entries.
 func (s *Snapshot) rehash() {
-	h := newHasher()
+	h := NewHasher()
 	h.node(&s.node)
-	h.uint(uint64(len(s.entries)))
-	h.uint(s.sum.content)
-	s.hash = h.sum()
+	h.Uint(uint64(len(s.entries)))
+	h.Uint(s.sum.content)
+	s.hash = uint64(h)
 }
 
 // dedupe sorts by address and keeps, of equal addresses, the best.
