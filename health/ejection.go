@@ -20,13 +20,13 @@ func DefaultEjection() EjectionConfig {
 	return EjectionConfig{Failures: 3, First: 5 * time.Second, Max: 5 * time.Minute}
 }
 
-// Ejection is what connects to one endpoint tell about it, between two probes
-// and where none is probed: passive health. Consecutive failures eject it for
+// Ejection is passive health: what connects to one endpoint prove about it, between
+// two probes and without any. Consecutive failures eject it for
 // a time. When that is over it is on trial: its next failure ejects it again,
-// for twice as long; a success puts it back in good standing.
+// for twice as long; a success ends the trial.
 //
 // It has no clock; times that it is given go by their monotonic reading, where
-// they have one. The zero value is in good standing. It is safe for
+// they have one. The zero value has no failures. It is safe for
 // concurrent use, and costs a connect that succeeds one atomic load. It must
 // not be copied.
 type Ejection struct {
@@ -36,14 +36,14 @@ type Ejection struct {
 	mu       sync.Mutex // orders Failed, FailedFor and Succeeded
 	failures int        // in a row
 	times    int        // ejected in a row
-	last     netip.Addr // client whose connect failed last, of those FailedFor was told; invalid if none
+	last     netip.Addr // client of the last FailedFor; invalid if none
 }
 
 // begin is a time with a monotonic reading to count from. Nanoseconds of the wall
 // clock would end an ejection late, by an hour, when that is set back an hour.
 var begin = time.Now()
 
-// Failed takes note of a failed connect, and reports whether it ejected the
+// Failed records a failed connect, and reports whether it ejected the
 // endpoint. Failures during an ejection don't count: they belong to connects
 // that began before it.
 func (e *Ejection) Failed(c EjectionConfig, now time.Time) bool {
@@ -88,7 +88,7 @@ func (e *Ejection) failed(c EjectionConfig, now time.Time) bool {
 	return true
 }
 
-// Succeeded takes note of a connect that succeeded, or of another proof that
+// Succeeded records a connect that succeeded, or of another proof that
 // the endpoint is back.
 func (e *Ejection) Succeeded() {
 	if !e.bad.Load() {
@@ -108,7 +108,7 @@ func (e *Ejection) Ejected(now time.Time) bool {
 }
 
 // Until returns when the last ejection ends or ended, by the clock of now; the zero
-// time if the endpoint is in good standing.
+// time if there was none since the last success.
 func (e *Ejection) Until(now time.Time) time.Time {
 	if until := e.until.Load(); until != 0 {
 		return now.Add(time.Duration(until) - now.Sub(begin))

@@ -1,7 +1,7 @@
 // Package health holds what is known about endpoints' health: the immutable
 // [View] and the pure rise/fall [Machine] that makes it. It opens no sockets;
 // probes live in health/probe. [Ejection] is the passive counterpart: what the
-// connects that clients cause tell about an endpoint.
+// connects of clients prove about an endpoint.
 package health
 
 import (
@@ -11,12 +11,12 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// maxFlaps bounds State.Flaps. Decisions look at the last minute and at a
+// maxFlaps bounds State.Flaps. Decisions use the last minute and a
 // handful of changes; the rest would only cost memory.
 const maxFlaps = 16
 
 // ErrSilent is the result of a probe that got no answer where that need not
-// mean anything: UDP servers owe none, and ICMP errors may be lost or held back.
+// mean anything: UDP servers owe none, and ICMP errors may be lost or delayed.
 var ErrSilent = errors.New("no answer")
 
 // minSilent is the least number of silent probes in a row that make up what

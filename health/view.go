@@ -57,22 +57,10 @@ type State struct {
 	Flaps []time.Time
 }
 
-// FlapsSince counts changes between up and down after t.
-func (s State) FlapsSince(t time.Time) int {
-	n := 0
-	for _, f := range s.Flaps {
-		if f.After(t) {
-			n++
-		}
-	}
-	return n
-}
-
 // View is the health of every Target at one moment. It is immutable and safe
 // for concurrent use; the nil View knows nothing.
 type View struct {
-	// Revision tells the Views of one prober apart: each has another. It is set by who
-	// makes the View.
+	// Revision identifies the View among those of one prober, which sets it.
 	Revision uint64
 	states   map[Target]State
 	defaults Defaults
@@ -136,7 +124,7 @@ func (d Defaults) Refused(c service.HealthCheck) []string {
 	switch {
 	case c.Kind == service.CheckOff || c == service.HealthCheck{}:
 	case d.Only:
-		return []string{"its annotations on health checks have no effect: this node doesn't heed them (--health-annotations)"}
+		return []string{"its annotations on health checks have no effect: this node ignores them (--health-annotations)"}
 	case c.Interval != 0 && c.Interval < d.floor():
 		return []string{fmt.Sprintf("its health checks are %s apart, not %s as it asks: that is the least on this node (--health-min-interval)", d.floor(), c.Interval)}
 	}

@@ -58,7 +58,7 @@ func TestRefused(t *testing.T) {
 	bounded, only := StandardDefaults(), StandardDefaults()
 	bounded.MinInterval, only.Only = time.Second, true
 	tooOften := []string{"its health checks are 1s apart, not 1ms as it asks: that is the least on this node (--health-min-interval)"}
-	ignored := []string{"its annotations on health checks have no effect: this node doesn't heed them (--health-annotations)"}
+	ignored := []string{"its annotations on health checks have no effect: this node ignores them (--health-annotations)"}
 	for _, tt := range []struct {
 		defaults Defaults
 		check    service.HealthCheck

@@ -89,7 +89,7 @@ func (a *Affinity) Get(client netip.Addr, now time.Time) (netip.AddrPort, bool) 
 	return e.endpoint(), true
 }
 
-// Set gives the client an endpoint, as if it had last been heard of at now. To
+// Set gives the client an endpoint, as if it had last connected at now. To
 // restore an entry that has d left, pass the time d before which it expires
 // minus the time-out: now.Add(d - Timeout).
 func (a *Affinity) Set(client netip.Addr, endpoint netip.AddrPort, now time.Time) {
@@ -156,7 +156,7 @@ func (a *Affinity) shard(client netip.Addr) *affinityShard {
 
 // affinityShard is a bounded table whose entries are linked in order of use.
 // The entries are a slab without pointers, which the garbage collector doesn't
-// have to look into.
+// scan.
 type affinityShard struct {
 	mu    sync.Mutex
 	limit int

@@ -28,7 +28,7 @@ func hashAddr(a netip.Addr) uint64 {
 }
 
 // hashAddrPort hashes an endpoint's address under one of several hash
-// functions, told apart by salt.
+// functions, chosen by salt.
 func hashAddrPort(a netip.AddrPort, salt uint64) uint64 {
 	return mix(hash16(a.Addr().As16(), salt) ^ mix(uint64(a.Port())+golden))
 }

@@ -7,7 +7,7 @@ import (
 )
 
 // leastConnections picks the target with the fewest connections for its weight. It
-// compares the targets' Loads at each pick, so each is exact whoever else changes them.
+// compares the targets' Loads at each pick, so each pick is exact.
 // That takes some nanoseconds a target, 4 µs for a thousand. Keeping them ranked instead
 // costs every connection that begins or ends more, where there are few targets.
 //

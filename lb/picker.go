@@ -42,7 +42,7 @@ type Skip interface {
 // Both methods return an index into the targets, or -1 when no target with a
 // weight is left. As long as one is left that skip (which may be nil) doesn't
 // exclude, they return one, and the algorithm's proportions hold among those
-// that are left. Only the hashing algorithms look at the client.
+// that are left. Only the hashing algorithms use the client.
 type Picker interface {
 	// Pick chooses a target and leaves its Load alone.
 	Pick(client netip.Addr, skip Skip) int

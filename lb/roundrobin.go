@@ -47,7 +47,7 @@ func (p *roundRobin) Acquire(c netip.Addr, skip Skip) int { return p.acquire(p.P
 
 // weighted is smooth weighted round robin. Like nginx's it spreads each
 // target's turns evenly (5:1:1 never gives five in a row), but where nginx
-// looks at every target for each pick, here the k-th turn of a target with
+// compares all targets at each pick, here the k-th turn of a target with
 // weight w is due at time (2k+1)/w, and a heap holds the targets by their next
 // turn. Times are compared as fractions, so any sum(w)/gcd(w) picks in a row
 // give every target exactly its share.

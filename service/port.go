@@ -99,7 +99,7 @@ type Port struct {
 	Affinity             time.Duration // ClientIP affinity time-out, sliding; 0 for none
 
 	Algorithm      Algorithm
-	AlgorithmGiven bool   // somebody asked for Algorithm; else it is the default
+	AlgorithmGiven bool   // Algorithm was asked for; else it is the default
 	Scheduler      string // a scheduler of IPVS instead of Algorithm's; empty for that
 	Prefer         Preference
 	Health         HealthCheck
@@ -120,7 +120,7 @@ type Endpoint struct {
 	Address     netip.AddrPort
 	Node        string // the node it runs on; empty if unknown
 	Zone        string
-	Hints       *Hints // who should use it; nil where nobody says
+	Hints       *Hints // who should use it; nil for none
 	Weight      uint16 // 1 unless annotated; 0 drains
 	Ready       bool
 	Serving     bool

@@ -130,7 +130,7 @@ func (b *Builder) AddEndpoint(k Key, e Endpoint) {
 }
 
 // Build returns the Snapshot of what was added. Endpoints of a port that
-// nobody added are left out. The Builder may be used on; earlier Snapshots
+// was not added are left out. The Builder may be used on; earlier Snapshots
 // don't change.
 func (b *Builder) Build() *Snapshot {
 	s := &Snapshot{node: b.node, entries: make([]entry, 0, len(b.ports))}

@@ -115,14 +115,14 @@ func addSubset(b *service.Builder, k service.Key, list []corev1.EndpointAddress,
 			Address: netip.AddrPortFrom(a, number),
 			Node:    shared(deref(list[i].NodeName, "")),
 			Ready:   ready,
-			Serving: ready, // Endpoints can't tell the two apart, nor terminating
+			Serving: ready, // Endpoints have neither serving nor terminating
 			Weight:  1,
 		})
 	}
 }
 
-// shared returns s as everybody has it: names of nodes, zones and namespaces are those
-// of many endpoints, and are in memory once for as long as anybody has them.
+// shared returns the one copy of s in memory: many endpoints have the same names of
+// nodes, zones and namespaces.
 func shared(s string) string {
 	if s == "" {
 		return ""

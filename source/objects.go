@@ -2,7 +2,6 @@ package source
 
 import (
 	"net/netip"
-
 	"slices"
 	"strings"
 
@@ -143,4 +142,66 @@ func (ix index) of(svc *corev1.Service) backing {
 		return backing{slices: list}
 	}
 	return backing{endpoints: ix.endpoints[k]}
+}
+
+// buildNode returns what is known of the node named name: its name alone, if
+// there is no such object.
+func buildNode(nodes []*corev1.Node, name string) service.Node {
+	out := service.Node{Name: name}
+	for _, n := range nodes {
+		if n.Name != name {
+			continue
+		}
+		out.Zone = n.Labels[corev1.LabelTopologyZone]
+		out.Addresses = nodeAddresses(n)
+		out.PodCIDRs = podCIDRs(n)
+		break
+	}
+	return out
+}
+
+// nodeAddresses are n's internal addresses, in a family without one its external.
+func nodeAddresses(n *corev1.Node) []netip.Addr {
+	var out []netip.Addr
+	want := families{true, true}
+	for _, kind := range []corev1.NodeAddressType{corev1.NodeInternalIP, corev1.NodeExternalIP} {
+		var list []string
+		for _, a := range n.Status.Addresses {
+			if a.Type == kind {
+				list = append(list, a.Address)
+			}
+		}
+		found := addrs(list, want)
+		has := familiesOf(found)
+		for f := range want {
+			want[f] = want[f] && !has[f]
+		}
+		out = append(out, found...)
+	}
+	return out
+}
+
+func podCIDRs(n *corev1.Node) []netip.Prefix {
+	list := n.Spec.PodCIDRs
+	if len(list) == 0 {
+		list = []string{n.Spec.PodCIDR}
+	}
+	var out []netip.Prefix
+	for _, s := range list {
+		if p, err := ParsePrefix(s); err == nil {
+			out = append(out, p)
+		}
+	}
+	return out
+}
+
+// Status is what is known of one place that objects come from: a configured
+// path, or the Kubernetes API.
+type Status struct {
+	Name   string   // the path, or the API server's URL
+	Synced bool     // it has been read at least once
+	Errors []string // what is wrong now, a line each: "file:line: what" of a file
+
+	// ServiceNetworks are those cluster IPs are from, where the place says so.
+	ServiceNetworks []netip.Prefix
 }

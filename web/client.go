@@ -158,7 +158,7 @@ func (c *Client) Follow(ctx context.Context) (*Events, error) {
 	if err != nil {
 		return nil, fmt.Errorf("ask kproxy: %w", err)
 	}
-	stream := http.Client{Transport: c.http.Transport} // without a limit on the whole exchange
+	stream := http.Client{Transport: c.http.Transport} // without a limit on the whole response
 	resp, err := stream.Do(req)
 	if err != nil {
 		return nil, c.explain(err)

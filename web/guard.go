@@ -37,7 +37,7 @@ func withSecurityHeaders(next http.Handler) http.Handler {
 			w.Header().Set(k, v)
 		}
 		// Browsers apply it only where the address is trustworthy, which HTTP is on loopback
-		// addresses alone, and complain in the console otherwise. They tell by sending
+		// addresses alone, and complain in the console otherwise. They show that by sending
 		// Sec-Fetch-Dest (W3C, Fetch Metadata Request Headers, 2).
 		if r.Header.Get("Sec-Fetch-Dest") != "" {
 			w.Header().Set("Cross-Origin-Opener-Policy", "same-origin")

@@ -113,7 +113,7 @@ type healthPortBody struct {
 
 // HealthPort is the handler for a Service's healthCheckNodePort, as kube-proxy's:
 // load balancers ask it, by whatever path, whether this node has endpoints for
-// them. It has where it says 200; the header tells how many, for those that
+// them. It has where it says 200; the header says how many, for those that
 // weigh nodes by that. The node's eligibility is for /healthz to say.
 func HealthPort(src Source, now func() plan.HealthPort) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {

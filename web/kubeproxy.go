@@ -77,7 +77,7 @@ func (m *KubeProxyMetrics) Reached(f service.Family, d time.Duration) {
 	m.reached.WithLabelValues(ipFamilies[f]).Observe(d.Seconds())
 }
 
-// Swept records how long a look at the conntrack entries took.
+// Swept records how long a cleanup of stale conntrack entries took.
 func (m *KubeProxyMetrics) Swept(d time.Duration) { observe(m.sweeps, d) }
 
 func observe(v *prometheus.HistogramVec, d time.Duration) {

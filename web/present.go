@@ -168,7 +168,7 @@ type NodeFigures struct {
 // Use is how much of something that is limited is in use.
 type Use struct {
 	Count int `json:"count"`
-	Max   int `json:"max"` // 0 where the kernel doesn't tell
+	Max   int `json:"max"` // 0 if unknown
 }
 
 // NodeSync is the last pass of the reconcile loop, and how long some before took.

@@ -18,7 +18,7 @@ import (
 var ErrRunning = errors.New("another kproxy is running here")
 
 // ListenControl opens the control socket at path with mode 0600. A socket file
-// left behind by a process that died is replaced; one that somebody listens on
+// left behind by a process that died is replaced; one with a listener
 // is not, and neither is a file that isn't a socket. Closing the listener
 // removes the file. LockControl decides between two that start at once.
 func ListenControl(ctx context.Context, path string) (net.Listener, error) {

@@ -27,8 +27,8 @@ type Config struct {
 	Control func(network, address string, c syscall.RawConn) error
 	// Prober runs the probes; nil for a Network with Mark and Control.
 	Prober Prober
-	// Logger is told of probes that could not be made for want of something
-	// on this host; nil for nobody.
+	// Logger gets probes that could not be made because this host ran out of
+	// something; nil discards.
 	Logger *slog.Logger
 }
 

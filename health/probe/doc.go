@@ -22,8 +22,8 @@
 //
 // UDP servers needn't answer, and most don't answer what they don't understand,
 // so silence is no failure: it keeps up what is up, and makes up what was
-// unknown. A host that is gone without a trace therefore looks up; only checks
-// that want an answer see that. Nor is silence proof of life. Linux sends at
+// unknown. A host that is gone without a trace therefore counts as up; only checks
+// that want an answer find that. Nor is silence proof of life. Linux sends at
 // most one ICMP error a second to a peer by default (net.ipv4.icmp_ratelimit),
 // for all its ports together, and errors get lost: Fall of them in a row are
 // seen if the interval is above a second and few ports of a host are probed.
@@ -32,5 +32,5 @@
 // probes in a row, each from a socket and source port of its own.
 //
 // A probe that fails for want of something on this host (file descriptors,
-// memory, ports, a permission) is not held against the endpoint.
+// memory, ports, a permission) doesn't count against the endpoint.
 package probe

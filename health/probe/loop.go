@@ -1,10 +1,15 @@
 package probe
 
 import (
+	"cmp"
+	"container/heap"
 	"context"
 	"errors"
+	"maps"
 	"math"
 	"math/rand/v2"
+	"slices"
+	"strings"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -233,4 +238,173 @@ func timeout(t health.Target) time.Duration {
 		return interval(t)
 	}
 	return t.Check.Timeout
+}
+
+// entry is a Target with its schedule. The Scheduler's loop owns it.
+type entry struct {
+	target  health.Target
+	machine health.Machine
+	pace    float64   // times as long between probes as the Target asks for, at least 1
+	due     time.Time // of the next probe, or of the one under way
+	place   int       // in its queue; -1 while a probe is under way
+	slow    bool      // its last probe took more than half of its time-out, or there was none
+	gone    bool      // no longer wanted; drop what its probe finds
+}
+
+// interval is the time between two probes of e.
+func (e *entry) interval() time.Duration {
+	return time.Duration(float64(interval(e.target)) * e.pace)
+}
+
+// queue holds the entries that wait, the one that is due first at the top.
+type queue []*entry
+
+func (q queue) Len() int           { return len(q) }
+func (q queue) Less(i, j int) bool { return q[i].due.Before(q[j].due) }
+func (q queue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].place, q[j].place = i, j
+}
+
+// Push and Pop are for container/heap; use add, take and drop.
+func (q *queue) Push(x any) {
+	e := x.(*entry)
+	e.place = len(*q)
+	*q = append(*q, e)
+}
+
+func (q *queue) Pop() any {
+	last := len(*q) - 1
+	e := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	e.place = -1
+	return e
+}
+
+func (q *queue) add(e *entry)  { heap.Push(q, e) }
+func (q *queue) take() *entry  { return heap.Pop(q).(*entry) }
+func (q *queue) drop(e *entry) { heap.Remove(q, e.place) }
+
+// first returns the entry that is due first, or nil.
+func (q queue) first() *entry {
+	if len(q) == 0 {
+		return nil
+	}
+	return q[0]
+}
+
+// update makes the entries those of the Targets that are wanted.
+func (l *loop) update(now time.Time) {
+	l.mu.Lock()
+	wanted := l.wanted
+	l.mu.Unlock()
+	paces := paces(wanted, l.cfg.Rate)
+	l.paces.Store(&paces)
+	keep := make(map[health.Target]*entry, len(wanted))
+	var fresh []*entry
+	for _, w := range wanted {
+		pace := max(1, paces[w.Namespace])
+		if e := keep[w.Target]; e != nil {
+			e.pace = min(e.pace, pace)
+			continue
+		}
+		e := l.entries[w.Target]
+		if e == nil {
+			// Until it has answered it may be one that doesn't, and leaves room to those that do.
+			e = &entry{target: w.Target, machine: health.NewMachine(w.Check), place: -1, slow: true}
+			fresh = append(fresh, e)
+		}
+		e.pace = pace
+		keep[w.Target] = e
+	}
+	l.resume(fresh, l.drop(keep))
+	l.stagger(fresh, now)
+	l.dirty = l.dirty || len(fresh) > 0 || len(keep) != len(l.entries)
+	l.entries = keep
+	l.targets.Store(int64(len(keep)))
+}
+
+// drop takes the entries that aren't in keep out of the schedule, and returns
+// what was known of them.
+func (l *loop) drop(keep map[health.Target]*entry) map[health.Target]health.State {
+	dropped := map[health.Target]health.State{}
+	for t, e := range l.entries {
+		if keep[t] != nil {
+			continue
+		}
+		dropped[question(t)] = e.machine.State()
+		e.gone = true
+		switch {
+		case e.place < 0: // a probe is under way
+		case e.slow:
+			l.slow.drop(e)
+		default:
+			l.fast.drop(e)
+		}
+		l.dirty = true
+	}
+	return dropped
+}
+
+// question is what a probe asks and which endpoint, without when and how often.
+func question(t health.Target) health.Target {
+	t.Check.Interval, t.Check.Timeout, t.Check.Rise, t.Check.Fall = 0, 0, 0, 0
+	return t
+}
+
+// resume gives new entries what was known of the dropped ones they replace.
+func (l *loop) resume(fresh []*entry, dropped map[health.Target]health.State) {
+	for _, e := range fresh {
+		if s, ok := dropped[question(e.target)]; ok {
+			e.machine = e.machine.Resume(s)
+			l.changed = l.changed || s.Status != health.Unknown
+		}
+	}
+}
+
+// stagger schedules the first probes of new entries: in random order, because
+// neighbours are often on one host.
+func (l *loop) stagger(fresh []*entry, now time.Time) {
+	n := float64(len(fresh))
+	for k, i := range rand.Perm(len(fresh)) {
+		e := fresh[i]
+		window := min(e.interval(), time.Duration(len(fresh))*startGap)
+		e.due = now.Add(time.Duration(float64(window) * (float64(k) + rand.Float64()) / n))
+		l.enqueue(e)
+	}
+}
+
+// paces shares out rate probes a second among the namespaces that want them: how
+// many times as long as they ask for is between two probes of their Targets. A
+// namespace that isn't in it has what it asks for. What each may have is the same
+// (max-min fairness), so one that asks for more than its share slows down itself
+// alone. A rate of 0 is no bound.
+func paces(wanted []health.Wanted, rate float64) map[string]float64 {
+	if rate <= 0 {
+		return nil
+	}
+	asked, all := map[string]float64{}, 0.0
+	for _, w := range wanted {
+		asked[w.Namespace] += 1 / interval(w.Target).Seconds()
+	}
+	names := slices.SortedFunc(maps.Keys(asked), func(a, b string) int {
+		return cmp.Or(cmp.Compare(asked[a], asked[b]), strings.Compare(a, b))
+	})
+	for _, n := range names {
+		all += asked[n]
+	}
+	if all <= rate {
+		return nil
+	}
+	out, left := map[string]float64{}, rate
+	for i, n := range names { // who asks for least first
+		if share := left / float64(len(names)-i); asked[n] > share {
+			out[n] = asked[n] / share
+			left -= share
+		} else {
+			left -= asked[n]
+		}
+	}
+	return out
 }

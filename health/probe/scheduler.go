@@ -75,8 +75,8 @@ func (s *Scheduler) Update(targets []health.Wanted) {
 // View returns what is known now. States that change are in it within 100ms.
 func (s *Scheduler) View() *health.View { return s.view.Load() }
 
-// Changes tells that View has become one in which some Target's Status is
-// another. Signals that nobody took coalesce.
+// Changes receives a signal when some Target's Status in View is another. Signals that
+// aren't received coalesce.
 func (s *Scheduler) Changes() <-chan struct{} { return s.changes }
 
 // Pace returns how many times as long as Targets ask for is between two probes

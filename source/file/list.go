@@ -72,7 +72,7 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// signature tells, without reading it, whether a file may have changed.
+// signature differs, without reading the file, where its content may.
 type signature struct {
 	size, mtime, ctime int64
 	dev, ino           uint64

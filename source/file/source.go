@@ -17,9 +17,8 @@ import (
 const (
 	quietTime = 50 * time.Millisecond  // without an event before a change is read
 	burstTime = 500 * time.Millisecond // at the latest, while events go on
-	// pollTime bounds how long a change stays unnoticed of which the kernel
-	// tells nothing: on network file systems, behind links to links, or
-	// without inotify at all.
+	// pollTime bounds how long a change stays unnoticed that makes no event: on
+	// network file systems, behind links to links, or without inotify at all.
 	pollTime = 5 * time.Second
 )
 

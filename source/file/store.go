@@ -2,9 +2,12 @@ package file
 
 import (
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"net/netip"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -20,7 +23,7 @@ type store struct {
 	files map[string]*manifestFile // by name
 	order []string                 // names, in the order in which files take precedence
 	state map[string]pathState     // by configured path
-	note  func(string)             // told what happens to files besides problems, for the log
+	note  func(string)             // logs what happens to files besides problems
 }
 
 // manifestFile is what is known of one file.
@@ -39,7 +42,7 @@ type pathState struct {
 	err  error // of the last attempt
 }
 
-// newStore returns an empty store; a nil note is told nothing.
+// newStore returns an empty store; a nil note logs nothing.
 func newStore(paths []string, note func(string)) *store {
 	if note == nil {
 		note = func(string) {}
@@ -47,7 +50,7 @@ func newStore(paths []string, note func(string)) *store {
 	return &store{paths: paths, files: map[string]*manifestFile{}, state: map[string]pathState{}, note: note}
 }
 
-// scan looks at every path again and reads what changed; with all, it reads
+// scan lists every path again and reads what changed; with all, it reads
 // every file, whatever its signature says. It reports whether anything is
 // different from before.
 func (s *store) scan(all bool) (changed bool) {
@@ -67,7 +70,7 @@ func (s *store) scan(all bool) (changed bool) {
 			}
 			present[f.name] = true
 			order = append(order, f.name)
-			changed = s.look(f, all) || changed
+			changed = s.read(f, all) || changed
 		}
 	}
 	for name := range s.files {
@@ -91,15 +94,15 @@ func (s *store) known(path string) (out []found) {
 	return out
 }
 
-// setPath notes the outcome of listing path, and reports whether it is news.
+// setPath records the outcome of listing path, and reports whether it is another.
 func (s *store) setPath(path string, err error) bool {
 	was, known := s.state[path]
 	s.state[path] = pathState{seen: was.seen || err == nil, err: err}
 	return !known || (was.err == nil) != (err == nil) || err != nil && reason(was.err) != reason(err)
 }
 
-// look reads one file if it may have changed, and reports whether it did.
-func (s *store) look(f found, all bool) bool {
+// read reads one file if it may have changed, and reports whether it did.
+func (s *store) read(f found, all bool) bool {
 	m := s.files[f.name]
 	isNew := m == nil
 	if isNew {
@@ -130,7 +133,7 @@ func (s *store) look(f found, all bool) bool {
 	return true
 }
 
-// unreadable notes that m can't be read. A link that leads nowhere is a file
+// unreadable records that m can't be read. A link that leads nowhere is a file
 // that is gone; anything else keeps what is in force.
 func (s *store) unreadable(name string, m *manifestFile, err error) bool {
 	problem := Problem{File: name, Message: reason(err)}
@@ -224,4 +227,81 @@ func (s *store) status(problems []Problem) []source.Status {
 		out = append(out, one)
 	}
 	return out
+}
+
+// Load reads the manifests at paths once and returns what a proxy on the node
+// named node would serve, and everything wrong with the files. Files with
+// problems of their own contribute nothing. The error names paths that don't
+// exist or can't be read; what the other paths hold is returned all the same.
+func Load(paths []string, node string) (*service.Snapshot, []Problem, error) {
+	s := newStore(paths, nil)
+	s.scan(true)
+	snapshot, problems := s.build(node)
+	var unread []error
+	for _, path := range paths {
+		if err := s.state[path].err; err != nil {
+			unread = append(unread, fmt.Errorf("read manifests: %w", err))
+		}
+	}
+	return snapshot, problems, errors.Join(unread...)
+}
+
+// portID is what endpoints and Services match their ports by.
+type portID struct {
+	name     string
+	protocol corev1.Protocol
+}
+
+func (p portID) String() string { return fmt.Sprintf("%q/%s", p.name, p.protocol) }
+
+// unmatched reports ports of endpoints that the Service doesn't have. In a
+// cluster the controllers write both sides; by hand it's easy to name the port
+// on one side only, and all that shows is a Service without endpoints.
+func unmatched(o *source.Objects, places map[id]place) []Problem {
+	ports := map[id][]portID{}
+	for _, svc := range o.Services {
+		if !source.Serves(svc) {
+			continue
+		}
+		k := id{"Service", svc.Namespace, svc.Name}
+		for _, p := range svc.Spec.Ports {
+			ports[k] = append(ports[k], portID{p.Name, p.Protocol})
+		}
+	}
+	var problems []Problem
+	match := func(from, svc id, field string, p portID) {
+		has, known := ports[svc]
+		if !known || slices.Contains(has, p) {
+			return
+		}
+		at := places[from]
+		problems = append(problems, Problem{File: at.file, Line: at.line,
+			Message: fmt.Sprintf("%s: %s: %s has no port %s, its ports are %s", from, field, svc, p, joinPorts(has))})
+	}
+	for _, s := range o.EndpointSlices {
+		from := id{"EndpointSlice", s.Namespace, s.Name}
+		svc := id{"Service", s.Namespace, s.Labels[discoveryv1.LabelServiceName]}
+		for i, p := range s.Ports {
+			if p.Name != nil && p.Protocol != nil {
+				match(from, svc, fmt.Sprintf("ports[%d]", i), portID{*p.Name, *p.Protocol})
+			}
+		}
+	}
+	for _, e := range o.Endpoints {
+		from, svc := id{"Endpoints", e.Namespace, e.Name}, id{"Service", e.Namespace, e.Name}
+		for i, sub := range e.Subsets {
+			for j, p := range sub.Ports {
+				match(from, svc, fmt.Sprintf("subsets[%d].ports[%d]", i, j), portID{p.Name, p.Protocol})
+			}
+		}
+	}
+	return problems
+}
+
+func joinPorts(list []portID) string {
+	names := make([]string, len(list))
+	for i, p := range list {
+		names[i] = p.String()
+	}
+	return strings.Join(names, ", ")
 }

@@ -1,16 +1,20 @@
 package kube
 
 import (
+	"context"
+	"log/slog"
 	"net"
 	"net/http"
 	"time"
 
+	"github.com/go-logr/logr"
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	eventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
 	networkingv1 "k8s.io/client-go/kubernetes/typed/networking/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
+	"k8s.io/klog/v2"
 )
 
 // dialTimeout is how long a silent API server keeps a watch from saying that it
@@ -73,3 +77,30 @@ func clientsOf(rc *rest.Config, h *http.Client) (c *client, err error) {
 	c.events, err = eventsv1.NewForConfigAndClient(forEvents, h)
 	return c, err
 }
+
+// LogTo has client-go write its log, which otherwise goes to stderr in a format
+// of its own, to log at level debug: kproxy says itself what matters of it. The
+// setting is the whole process's; it is to be made before anything runs.
+func LogTo(log *slog.Logger) { klog.SetSlogLogger(slog.New(quiet{log.Handler()})) }
+
+// withLogger does the same for what runs with ctx.
+func withLogger(ctx context.Context, log *slog.Logger) context.Context {
+	return klog.NewContext(ctx, logr.FromSlogHandler(quiet{log.Handler()}))
+}
+
+// quiet is a handler that logs everything at level debug, and drops what is even
+// finer: from klog's level 6 on client-go writes every request, and from
+// 8 on what is in it, secrets too. Level n of klog is slog's -n (logr).
+type quiet struct{ slog.Handler }
+
+func (q quiet) Enabled(ctx context.Context, l slog.Level) bool {
+	return l >= slog.LevelDebug && q.Handler.Enabled(ctx, slog.LevelDebug)
+}
+
+func (q quiet) Handle(ctx context.Context, r slog.Record) error {
+	r.Level = slog.LevelDebug
+	return q.Handler.Handle(ctx, r)
+}
+
+func (q quiet) WithAttrs(a []slog.Attr) slog.Handler { return quiet{q.Handler.WithAttrs(a)} }
+func (q quiet) WithGroup(g string) slog.Handler      { return quiet{q.Handler.WithGroup(g)} }

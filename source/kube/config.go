@@ -126,7 +126,7 @@ func whatLacks(file *clientcmdapi.Config, master string) string {
 	current := file.Contexts[file.CurrentContext]
 	switch {
 	case master != "" && len(file.Contexts) == 0:
-		return "" // the server is known, and nobody has to be
+		return "" // the server is known, and no user has to be
 	case len(file.Clusters) == 0:
 		return "names no cluster; a kubeconfig has clusters, users, contexts and a current-context"
 	case file.CurrentContext == "":

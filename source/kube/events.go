@@ -4,7 +4,9 @@ import (
 	"context"
 	"log/slog"
 	"strings"
+	"sync"
 	"sync/atomic"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -13,6 +15,7 @@ import (
 	"k8s.io/client-go/kubernetes/scheme"
 	typedeventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/util/flowcontrol"
 )
 
 // reporter is who the events say they are from.
@@ -75,7 +78,7 @@ func (r *recorder) write(regarding *corev1.ObjectReference, warning bool, reason
 		return
 	}
 	// Events about a Node have its name for a UID: kubelet and kube-proxy do so,
-	// and `kubectl describe node` looks for them under both.
+	// and `kubectl describe node` selects both.
 	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.node, UID: types.UID(r.node)}
 	kind := corev1.EventTypeNormal
 	if warning {
@@ -126,4 +129,66 @@ func (s *sink) saw(ctx context.Context, err error) error {
 		s.log.Warn("events can't be written", "error", plain(err))
 	}
 	return err
+}
+
+// How many events one node may write. Every node of a cluster writes events
+// about the same Services, and after a start thousands of Services are offloaded
+// at the same time: what one node writes is to be bearable for an API server
+// that hears a thousand of them. The log has everything.
+const (
+	eventsBurst  = 50
+	eventsPerMin = 6
+	// repeatAfter is the least time between two events of one kind about one
+	// Service.
+	repeatAfter = time.Minute
+	maxLimited  = 4096 // that limits remembers
+)
+
+// limited identifies events that count as one kind.
+type limited struct {
+	service        name
+	reason, action string
+}
+
+// limits says which events may be written. Warnings have a budget of their
+// own: they are rare. Safe for concurrent use.
+type limits struct {
+	now              func() time.Time
+	normal, warnings flowcontrol.PassiveRateLimiter
+
+	mu   sync.Mutex
+	last map[limited]time.Time
+}
+
+func newLimits() limits {
+	budget := func() flowcontrol.PassiveRateLimiter {
+		return flowcontrol.NewTokenBucketPassiveRateLimiter(eventsPerMin/60.0, eventsBurst)
+	}
+	return limits{now: time.Now, normal: budget(), warnings: budget(), last: map[limited]time.Time{}}
+}
+
+// allow reports whether l may be written now.
+func (m *limits) allow(l limited, warning bool) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := m.now()
+	if t, ok := m.last[l]; ok && now.Sub(t) < repeatAfter {
+		return false
+	}
+	budget := m.normal
+	if warning {
+		budget = m.warnings
+	}
+	if !budget.TryAccept() {
+		return false
+	}
+	if len(m.last) >= maxLimited {
+		for k, t := range m.last {
+			if now.Sub(t) >= repeatAfter {
+				delete(m.last, k)
+			}
+		}
+	}
+	m.last[l] = now
+	return true
 }

@@ -21,7 +21,7 @@ type triggers struct {
 	ready   [2][]time.Time // in the current Snapshot
 }
 
-// changed notes what led to is. A slice that changes without a new time
+// changed records what led to is. A slice that changes without a new time
 // changed for another reason, such as a hint or a label.
 func (t *triggers) changed(was, is *discoveryv1.EndpointSlice) {
 	text := is.Annotations[corev1.EndpointsLastChangeTriggerTime]
@@ -38,7 +38,7 @@ func (t *triggers) changed(was, is *discoveryv1.EndpointSlice) {
 	case discoveryv1.AddressTypeIPv6:
 		f = service.IPv6
 	default:
-		return // names of hosts, which nobody programs
+		return // host names, which have no rules
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()

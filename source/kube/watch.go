@@ -3,16 +3,22 @@ package kube
 import (
 	"context"
 	"errors"
+	"fmt"
+	"log/slog"
+	"math"
 	"net/url"
 	"strings"
+	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 )
 
 // lister is the part of a typed client that a watch needs; L is the list.
@@ -21,9 +27,9 @@ type lister[L runtime.Object] interface {
 	Watch(context.Context, metav1.ListOptions) (watch.Interface, error)
 }
 
-// listWatch asks api for the objects that a selector leaves, and tells h how
-// that goes. A Reflector's own error handler wouldn't do: it isn't told of a
-// refused connection, nor of success.
+// listWatch asks api for the objects that a selector leaves, and reports the
+// outcome to h. A Reflector's own error handler isn't called for a refused
+// connection, nor for success.
 func listWatch[L runtime.Object](api lister[L], selectors metav1.ListOptions, h *health) cache.ListerWatcher {
 	narrow := func(o metav1.ListOptions) metav1.ListOptions {
 		o.LabelSelector, o.FieldSelector = selectors.LabelSelector, selectors.FieldSelector
@@ -87,3 +93,149 @@ func plain(err error) string {
 	}
 	return strings.Join(strings.Fields(err.Error()), " ")
 }
+
+// How long a watch that fails waits before the next try.
+const (
+	retryFirst = 200 * time.Millisecond
+	retryMax   = 10 * time.Second // up to twice that, with jitter; client-go's is 30 seconds
+	// steady is how long a watch has to last for the next pause to be a
+	// short one.
+	steady = 2 * retryMax
+)
+
+func backoff() *wait.Backoff {
+	return &wait.Backoff{
+		Duration: retryFirst, Cap: retryMax, Factor: 2, Jitter: 1,
+		Steps: int(math.Ceil(float64(retryMax) / float64(retryFirst))),
+	}
+}
+
+// retries is what the watches of one API server have in common: when one of
+// them works again, none has a reason to wait any longer. The zero value is
+// ready to use, and safe for concurrent use.
+type retries struct {
+	mu    sync.Mutex
+	again chan struct{} // closed by the next hurry; nil while no watch waits
+}
+
+// hurry ends every pause.
+func (r *retries) hurry() {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.again != nil {
+		close(r.again)
+		r.again = nil
+	}
+}
+
+// pause returns a channel that receives after d, at the next hurry,
+// or when done is closed.
+func (r *retries) pause(d time.Duration, done <-chan struct{}) <-chan time.Time {
+	r.mu.Lock()
+	if r.again == nil {
+		r.again = make(chan struct{})
+	}
+	again := r.again
+	r.mu.Unlock()
+	out := make(chan time.Time, 1)
+	go func() {
+		t := time.NewTimer(d)
+		defer t.Stop()
+		select {
+		case <-t.C:
+		case <-again:
+		case <-done:
+		}
+		out <- time.Now()
+	}()
+	return out
+}
+
+// impatient is the clock of a Reflector. With it, the pauses that a Reflector
+// makes while a server refuses connections, which otherwise nothing can cut
+// short, are those of retries.
+type impatient struct {
+	clock.RealClock
+	retries *retries
+	done    <-chan struct{}
+}
+
+// After is time.After, unless the pause is cut short.
+func (c impatient) After(d time.Duration) <-chan time.Time { return c.retries.pause(d, c.done) }
+
+// health is how one watch is doing. Safe for concurrent use.
+type health struct {
+	kind      string // "Services"
+	optional  bool   // an API that has none, or forbids it, is no error
+	log       *slog.Logger
+	recovered func() // called when it works, at first and after it didn't
+
+	mu     sync.Mutex
+	worked bool
+	during string // "list" or "watch", what fails; empty while it works
+	since  time.Time
+	err    error
+}
+
+// The requests of a watch.
+const (
+	listing  = "list"
+	watching = "watch"
+)
+
+// note records the outcome of a request. A failed watch counts as working again with
+// the next watch that works, not with the list before it.
+func (h *health) note(ctx context.Context, request string, err error) {
+	if ctx.Err() != nil || apierrors.IsResourceExpired(err) || apierrors.IsGone(err) {
+		return // the end, or a request to list everything again: neither is a failure
+	}
+	if err != nil {
+		h.fails(request, err)
+		return
+	}
+	h.works(request)
+}
+
+func (h *health) fails(request string, err error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.during == "" {
+		h.since = time.Now()
+		if h.optional && absent(err) {
+			h.log.Info("the Kubernetes API doesn't give them; going on without", "kind", h.kind, "error", plain(err))
+		} else {
+			h.log.Warn("watch failed; what it said last stays in force", "kind", h.kind, "error", plain(err))
+		}
+	}
+	h.during, h.err = request, err
+}
+
+func (h *health) works(request string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.during == watching && request == listing {
+		return
+	}
+	was := h.during
+	if was != "" {
+		h.log.Info("watch works again", "kind", h.kind, "after", time.Since(h.since).Round(time.Millisecond))
+	}
+	if was != "" || !h.worked {
+		h.recovered()
+	}
+	h.worked, h.during, h.err = true, "", nil
+}
+
+// problem returns a line about what fails, empty while nothing does.
+func (h *health) problem() string {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.during == "" || h.optional && absent(h.err) {
+		return ""
+	}
+	return fmt.Sprintf("%s: %s fails since %s: %s", h.kind, h.during, h.since.UTC().Format(time.RFC3339), plain(h.err))
+}
+
+// absent reports whether err says that the API has no such objects, or none
+// for kproxy.
+func absent(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) }
