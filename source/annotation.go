@@ -3,6 +3,7 @@ package source
 import (
 	"fmt"
 	"maps"
+	"math"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -67,14 +68,10 @@ var setters = map[string]func(*service.Port, string) error{
 		p.Scheduler = v
 		return nil
 	},
-	annotationDataPlane: func(p *service.Port, v string) (err error) {
-		p.Prefer, err = oneOf(v, service.PreferAuto, service.PreferUserspace, service.PreferKernel)
-		return err
-	},
-	annotationHealthCheck: func(p *service.Port, v string) (err error) {
-		p.Health.Kind, err = oneOf(v, service.CheckOff, service.CheckTCP, service.CheckHTTP, service.CheckUDP, service.CheckGRPC)
-		return err
-	},
+	annotationDataPlane: setOneOf(func(p *service.Port) *service.Preference { return &p.Prefer },
+		service.PreferAuto, service.PreferUserspace, service.PreferKernel),
+	annotationHealthCheck: setOneOf(func(p *service.Port) *service.Check { return &p.Health.Kind },
+		service.CheckOff, service.CheckTCP, service.CheckHTTP, service.CheckUDP, service.CheckGRPC),
 	annotationHealthPath: func(p *service.Port, v string) error {
 		if v == "" || len(v) > maxHealthPath || strings.ContainsFunc(v, func(r rune) bool { return r <= ' ' || r == 0x7f }) {
 			return fmt.Errorf("not a path (or gRPC service name) without spaces of at most %d bytes", maxHealthPath)
@@ -82,50 +79,48 @@ var setters = map[string]func(*service.Port, string) error{
 		p.Health.Path = v
 		return nil
 	},
-	annotationHealthPort: func(p *service.Port, v string) error {
-		n, err := number(v, 1, 65535)
-		p.Health.Port = uint16(n)
-		return err
-	},
-	annotationHealthInterval: func(p *service.Port, v string) (err error) {
-		p.Health.Interval, err = duration(v, minProbe, maxProbe)
-		return err
-	},
-	annotationHealthTimeout: func(p *service.Port, v string) (err error) {
-		p.Health.Timeout, err = duration(v, minProbe, maxWait)
-		return err
-	},
-	annotationHealthRise: func(p *service.Port, v string) (err error) {
-		p.Health.Rise, err = number(v, 1, maxRiseFall)
-		return err
-	},
-	annotationHealthFall: func(p *service.Port, v string) (err error) {
-		p.Health.Fall, err = number(v, 1, maxRiseFall)
-		return err
-	},
+	annotationHealthPort:     setNumber(func(p *service.Port) *uint16 { return &p.Health.Port }, 1, math.MaxUint16),
+	annotationHealthInterval: setDuration(func(p *service.Port) *time.Duration { return &p.Health.Interval }, maxProbe),
+	annotationHealthTimeout:  setDuration(func(p *service.Port) *time.Duration { return &p.Health.Timeout }, maxWait),
+	annotationHealthRise:     setNumber(func(p *service.Port) *int { return &p.Health.Rise }, 1, maxRiseFall),
+	annotationHealthFall:     setNumber(func(p *service.Port) *int { return &p.Health.Fall }, 1, maxRiseFall),
 	annotationProxyProtocol: func(p *service.Port, v string) error {
 		v, err := oneOf(v, "v1", "v2")
 		p.ProxyProtocol = map[string]service.ProxyProtocol{"v1": 1, "v2": 2}[v]
 		return err
 	},
-	annotationConnectTimeout: func(p *service.Port, v string) (err error) {
-		p.ConnectTimeout, err = duration(v, minProbe, maxDial)
-		return err
-	},
-	annotationRetries: func(p *service.Port, v string) error {
-		n, err := number(v, 0, maxRetries)
-		if err == nil {
-			p.Retries = n
-		}
-		return err
-	},
-	annotationIdleTimeout: func(p *service.Port, v string) (err error) {
-		p.IdleTimeout, err = duration(v, minProbe, maxIdle)
-		return err
-	},
+	annotationConnectTimeout: setDuration(func(p *service.Port) *time.Duration { return &p.ConnectTimeout }, maxDial),
+	annotationRetries:        setNumber(func(p *service.Port) *int { return &p.Retries }, 0, maxRetries),
+	annotationIdleTimeout:    setDuration(func(p *service.Port) *time.Duration { return &p.IdleTimeout }, maxIdle),
 	annotationWeights: func(*service.Port, string) error {
 		return fmt.Errorf("an annotation of EndpointSlices, not of Services")
 	},
+}
+
+// set sets a field to what parse makes of a value, if that is allowed.
+func set[T any](field func(*service.Port) *T, parse func(string) (T, error)) func(*service.Port, string) error {
+	return func(p *service.Port, v string) error {
+		parsed, err := parse(v)
+		if err == nil {
+			*field(p) = parsed
+		}
+		return err
+	}
+}
+
+func setOneOf[T ~string](field func(*service.Port) *T, allowed ...T) func(*service.Port, string) error {
+	return set(field, func(v string) (T, error) { return oneOf(v, allowed...) })
+}
+
+func setNumber[T int | uint16](field func(*service.Port) *T, low, high int) func(*service.Port, string) error {
+	return set(field, func(v string) (T, error) {
+		n, err := number(v, low, high)
+		return T(n), err
+	})
+}
+
+func setDuration(field func(*service.Port) *time.Duration, high time.Duration) func(*service.Port, string) error {
+	return set(field, func(v string) (time.Duration, error) { return duration(v, minProbe, high) })
 }
 
 // annotate sets what the annotations say. One that can't be honoured leaves

@@ -87,6 +87,16 @@ func (v *validator) portName(field, name string, of int) {
 	}
 }
 
+// once fails where key, which what describes, is in seen already, and puts it there with
+// the item that has it.
+func (v *validator) once(seen map[string]string, key, item, field, what string) {
+	if first, dup := seen[key]; dup {
+		v.fail(field, "%s is used by %s too", what, first)
+		return
+	}
+	seen[key] = item
+}
+
 func (v *validator) port(field string, n int32) {
 	if n < 1 || n > 65535 {
 		v.fail(field, "%d is not a port number from 1 to 65535", n)

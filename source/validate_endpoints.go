@@ -20,18 +20,14 @@ func (v *validator) endpointSlice(s *discoveryv1.EndpointSlice) {
 	for i := range s.Endpoints {
 		v.sliceEndpoint(s.AddressType, &s.Endpoints[i], item("endpoints", i))
 	}
-	names := map[string]int{}
+	names := map[string]string{}
 	for i := range s.Ports {
 		p := &s.Ports[i]
 		name := deref(p.Name, "")
 		if name != "" {
 			v.label(item("ports", i, "name"), name)
 		}
-		if first, dup := names[name]; dup {
-			v.fail(item("ports", i, "name"), "name %q is used by %s too", name, item("ports", first))
-		} else {
-			names[name] = i
-		}
+		v.once(names, name, item("ports", i), item("ports", i, "name"), fmt.Sprintf("name %q", name))
 		v.protocol(item("ports", i, "protocol"), deref(p.Protocol, ""))
 		if p.Port != nil {
 			v.port(item("ports", i, "port"), *p.Port)
@@ -45,15 +41,11 @@ func (v *validator) sliceEndpoint(t discoveryv1.AddressType, e *discoveryv1.Endp
 	}
 	for i, s := range e.Addresses {
 		field := item(path+".addresses", i)
-		switch t {
-		case discoveryv1.AddressTypeIPv4, discoveryv1.AddressTypeIPv6:
-			want := service.IPv4
-			if t == discoveryv1.AddressTypeIPv6 {
-				want = service.IPv6
-			}
-			if a, ok := v.address(field, s); ok && service.FamilyOf(a) != want {
-				v.fail(field, "%s contradicts addressType %s", s, t)
-			}
+		if t != discoveryv1.AddressTypeIPv4 && t != discoveryv1.AddressTypeIPv6 {
+			continue
+		}
+		if a, ok := v.address(field, s); ok && (service.FamilyOf(a) == service.IPv6) != (t == discoveryv1.AddressTypeIPv6) {
+			v.fail(field, "%s contradicts addressType %s", s, t)
 		}
 	}
 	if e.NodeName != nil {
@@ -81,16 +73,13 @@ func (v *validator) endpoints(e *Endpoints) {
 		}
 		v.subsetAddresses(at+".addresses", s.Addresses)
 		v.subsetAddresses(at+".notReadyAddresses", s.NotReadyAddresses)
-		names := map[string]int{}
+		names := map[string]string{}
 		for j := range s.Ports {
 			p := &s.Ports[j]
 			port := item(at+".ports", j)
 			v.portName(port+".name", p.Name, len(s.Ports))
-			key := fmt.Sprintf("%s/%s", p.Name, p.Protocol)
-			if first, dup := names[key]; dup && p.Name != "" {
-				v.fail(port+".name", "name %q is used by %s too", p.Name, item(at+".ports", first))
-			} else {
-				names[key] = j
+			if p.Name != "" {
+				v.once(names, fmt.Sprintf("%s/%s", p.Name, p.Protocol), port, port+".name", fmt.Sprintf("name %q", p.Name))
 			}
 			v.protocol(port+".protocol", p.Protocol)
 			v.port(port+".port", p.Port)

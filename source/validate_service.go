@@ -34,32 +34,25 @@ func (v *validator) servicePorts(spec *corev1.ServiceSpec) {
 	if len(spec.Ports) == 0 && !headless(spec) {
 		v.fail("spec.ports", "missing: a Service needs a port")
 	}
-	names, numbers, nodePorts := map[string]int{}, map[string]int{}, map[string]int{}
-	once := func(seen map[string]int, key, field, what string, i int) {
-		if first, dup := seen[key]; dup {
-			v.fail(field, "%s is used by %s too", what, item("spec.ports", first))
-			return
-		}
-		seen[key] = i
-	}
+	names, numbers, nodePorts := map[string]string{}, map[string]string{}, map[string]string{}
 	for i := range spec.Ports {
 		p := &spec.Ports[i]
 		at := func(sub string) string { return item("spec.ports", i, sub) }
 		v.portName(at("name"), p.Name, len(spec.Ports))
 		if p.Name != "" {
-			once(names, p.Name, at("name"), fmt.Sprintf("name %q", p.Name), i)
+			v.once(names, p.Name, item("spec.ports", i), at("name"), fmt.Sprintf("name %q", p.Name))
 		}
 		v.protocol(at("protocol"), p.Protocol)
 		v.port(at("port"), p.Port)
 		number := fmt.Sprintf("%d/%s", p.Port, p.Protocol)
-		once(numbers, number, at("port"), "port "+number, i)
+		v.once(numbers, number, item("spec.ports", i), at("port"), "port "+number)
 		v.optionalPort(at("nodePort"), p.NodePort)
 		if p.NodePort != 0 {
 			if !hasNodePorts(spec.Type) {
 				v.fail(at("nodePort"), "a Service of type %s has no node ports", spec.Type)
 			}
 			number := fmt.Sprintf("%d/%s", p.NodePort, p.Protocol)
-			once(nodePorts, number, at("nodePort"), "node port "+number, i)
+			v.once(nodePorts, number, item("spec.ports", i), at("nodePort"), "node port "+number)
 		}
 	}
 }

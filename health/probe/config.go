@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"syscall"
 
 	"kproxy.dev/kproxy/health"
 )
@@ -23,9 +22,7 @@ type Config struct {
 	// Mark is the SO_MARK of the probes' sockets, which keeps probes out of
 	// the redirection of clients; 0 sets none. It takes CAP_NET_ADMIN.
 	Mark uint32
-	// Control is called for each socket after Mark was set; nil for none.
-	Control func(network, address string, c syscall.RawConn) error
-	// Prober runs the probes; nil for a Network with Mark and Control.
+	// Prober runs the probes; nil for a Network with Mark.
 	Prober Prober
 	// Logger gets probes that could not be made because this host ran out of
 	// something; nil discards.

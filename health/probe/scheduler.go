@@ -49,7 +49,7 @@ func New(cfg Config) *Scheduler {
 		changes: make(chan struct{}, 1), updates: make(chan struct{}, 1),
 	}
 	if s.prober == nil {
-		s.prober = Network{Mark: cfg.Mark, Control: cfg.Control}
+		s.prober = Network{Mark: cfg.Mark}
 	}
 	s.view.Store(health.NewView(cfg.Defaults, nil))
 	return s
