@@ -46,7 +46,7 @@ function announce() {
   store.subscribe((changed) => {
     if (changed.has("timeline")) {
       const latest = store.events[0];
-      // What happened before the page was opened isn't news.
+      // What happened before the page was opened isn't announced.
       if (seen !== null && latest && latest !== seen && Date.parse(latest.time) > store.now() - 10_000) {
         announcer.say(`${latest.service ?? ""}: ${look(latest)[2]}. ${latest.message}`);
       }

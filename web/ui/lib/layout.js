@@ -110,7 +110,7 @@ function down(a, b, share) {
   return { d: `M${x} ${y1}V${y2}`, end: { x, y: y2, down: true }, label: { x: x + 8, y: round((y1 + y2) / 2), anchor: "start" } };
 }
 
-// hang leads from beneath a box along the left margin to an endpoint.
+// hang leads from below a box along the left margin to an endpoint.
 function hang(a, b) {
   const x = round(a.x + a.w / 2), y1 = a.y + a.h, turn = y1 + 26, y2 = b.y + b.h / 2;
   return { d: `M${x} ${y1}V${turn}H14V${y2}H${b.x - 6}`, end: { x: b.x - 6, y: y2, down: false }, label: { x: x + 8, y: y1 + 14, anchor: "start" } };

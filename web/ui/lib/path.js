@@ -1,5 +1,5 @@
 // The way of a connection to a service port, as a value: what the diagram draws and
-// what the sentences beneath it say. Pure. It is made from a live row, and from
+// what the sentences below it say. Pure. It is made from a live row, and from
 // a trace (read back from the kernel) as soon as there is one.
 
 import { family, host } from "./clients.js";
@@ -94,7 +94,7 @@ function endpoints(row, trace, service, fam) {
   const usable = all.filter((e) => e.usable).length;
   for (const e of all) if (e.probability === undefined && !trace && usable > 0) e.probability = e.usable ? 1 / usable : 0;
   all.sort((a, b) => Number(b.usable) - Number(a.usable));
-  // Rows name only some of many endpoints; those of the other family aren't told apart then.
+  // Rows name only some of many endpoints; those of the other family can't be counted then.
   const complete = every.length >= row.endpoints.total;
   const total = complete ? all.length : row.endpoints.total;
   const shown = total > most ? all.slice(0, most - 1) : all;

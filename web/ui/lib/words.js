@@ -45,7 +45,7 @@ export const planes = {
     label: "Not served", icon: "i-none", generation: "",
     brief: "new connections are refused, dropped, or another proxy’s",
     how: "No data plane takes new connections of this service: it has no endpoint that could answer, or another proxy serves it.",
-    pays: "Clients are told at once (a reset or an ICMP message) rather than left waiting, except where a traffic policy demands that packets are dropped.",
+    pays: "Clients are refused at once (a reset or an ICMP message) rather than left waiting, except where a traffic policy demands that packets are dropped.",
     costs: [],
   },
 };

@@ -1,4 +1,4 @@
-// What a screen reader is told without being asked: moves between data planes,
+// What a screen reader announces by itself: moves between data planes,
 // endpoints that go down, and the stream's state; never more often than every few
 // seconds, and in one sentence however much happened.
 

@@ -1,5 +1,5 @@
 // The header: which node and mode, whether kproxy is alive and in sync, and
-// whether what is shown is live. Banners beneath it say plainly what is wrong and
+// whether what is shown is live. Banners below it say plainly what is wrong and
 // what to do.
 
 import { byId, h, icon, setAttr, setText } from "../lib/dom.js";

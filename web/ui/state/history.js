@@ -1,7 +1,7 @@
 // The last minutes of figures, for the service ports that were looked at. What
 // lies before the first look is fetched, many services at a time; what follows
 // is taken from the live rows. What was missed meanwhile, because the stream was
-// lost or this machine slept, is a gap, until kproxy has told what was in it.
+// lost or this machine slept, is a gap, until kproxy has sent what was in it.
 
 import { recent } from "../lib/health.js";
 import { Ring } from "../lib/ring.js";

@@ -28,7 +28,7 @@ export class Store {
   #changed = new Set();
   #scheduled = false;
 
-  // now is the node's clock: countdowns are told by it.
+  // now is the node's clock: countdowns go by it.
   now() {
     return Date.now() + this.skew;
   }

@@ -23,7 +23,7 @@ export class Stream {
   #attempt = 0;
   #timer = 0;
   #heard = 0;
-  #resting = 0;
+  #pausing = 0;
 
   constructor(store) {
     this.#store = store;
@@ -47,8 +47,8 @@ export class Stream {
 
   // seen pauses a while after the page was hidden, and goes on when it is shown.
   #seen() {
-    clearTimeout(this.#resting);
-    if (document.hidden) this.#resting = setTimeout(() => this.#pause(), rest);
+    clearTimeout(this.#pausing);
+    if (document.hidden) this.#pausing = setTimeout(() => this.#pause(), rest);
     else if (this.#store.link.state === "paused") this.#open();
     else this.retry();
   }

@@ -8,7 +8,7 @@ import { plane } from "../lib/words.js";
 export const most = 100;
 
 export function table(list) {
-  if (list.length === 0) return h("p", { class: "dim", text: "No connection is open now. Short ones may come and go between two looks; the counters above see them all." });
+  if (list.length === 0) return h("p", { class: "dim", text: "No connection is open now. Short ones may come and go between two readings; the counters above include them all." });
   const shown = list.slice(0, most);
   const head = (text, end) => h("th", { scope: "col", class: end ? "end" : null, text });
   return h("div", null,

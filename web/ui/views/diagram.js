@@ -1,7 +1,7 @@
 // The path diagram: boxes and lines as SVG, from a path (lib/path.js) and its
 // layout (lib/layout.js). It is drawn anew only when the path's shape or the width
 // changes; otherwise only counters change, so that nothing flickers. The taken
-// branch is told by a thick line, a mark with words, and only then by colour.
+// branch is shown by a thick line, a mark with words, and only then by colour.
 
 import { s, setText } from "../lib/dom.js";
 import * as format from "../lib/format.js";
@@ -76,7 +76,7 @@ export class Diagram {
   }
 
   #kernelLines(p, taken) {
-    if (p.taken === "none") return [() => ({ dropped: "the client waits in vain", undetermined: "what becomes of it isn’t known" }[p.verdict] ?? "the client is told at once"), () => "see below why"];
+    if (p.taken === "none") return [() => ({ dropped: "the client gets no answer", undetermined: "what becomes of it isn’t known" }[p.verdict] ?? "the client is refused at once"), () => "see below why"];
     if (p.userspaceOnly) return [() => "this service has none", () => "not taken"];
     const first = p.beneath === "ipvs" ? () => `scheduler ${p.scheduler || "of IPVS"}` : (x) => x.chain || "rewrites the destination";
     if (!taken) return [first, () => "ready as fallback, not taken"];
@@ -159,7 +159,7 @@ export class Diagram {
   }
 }
 
-// summary is what a screen reader says of the picture; the sentences beneath it
+// summary is what a screen reader says of the picture; the sentences below it
 // say all of it.
 function summary(p) {
   const way = { userspace: "through kproxy in userspace", kernel: `through the kernel by ${words.plane(p.beneath).label}`, none: "nowhere: it is refused" }[p.taken];

@@ -15,7 +15,7 @@ export class List {
   #spare = [];
   #active = ""; // key of the row with the tab stop
   #now = 0;
-  #height = 0; // of a row, with the gap beneath it; 0 is not measured
+  #height = 0; // of a row, with the gap below it; 0 is not measured
   #top = 0; // of the rows, in the document
   #body = h("div", { class: "rows", role: "rowgroup" });
   #headings;

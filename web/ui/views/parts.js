@@ -43,7 +43,7 @@ export function scroller(name, ...children) {
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": name }, ...children);
 }
 
-// healthIcon is the symbol of an endpoint: its shape tells as much as its colour.
+// healthIcon is the symbol of an endpoint: its shape says as much as its colour.
 export function healthIcon(e) {
   return e.health === "up" && !e.usable ? "h-idle" : words.health(e.health).icon;
 }
