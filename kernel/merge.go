@@ -35,17 +35,17 @@ func mergeSorted[T any](a, b []T, compare func(T, T) int, both func(T, T) T) []T
 		return a
 	}
 	out := make([]T, 0, len(a)+len(b))
-	for len(a) > 0 && len(b) > 0 {
-		switch order := compare(a[0], b[0]); {
-		case order < 0:
-			out, a = append(out, a[0]), a[1:]
-		case order > 0:
-			out, b = append(out, b[0]), b[1:]
+	for i, j := range service.Merge(len(a), len(b), func(i, j int) int { return compare(a[i], b[j]) }) {
+		switch {
+		case j < 0:
+			out = append(out, a[i])
+		case i < 0:
+			out = append(out, b[j])
 		default:
-			out, a, b = append(out, both(a[0], b[0])), a[1:], b[1:]
+			out = append(out, both(a[i], b[j]))
 		}
 	}
-	return append(append(out, a...), b...)
+	return out
 }
 
 func first[T any](x, _ T) T { return x }
