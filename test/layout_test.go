@@ -40,7 +40,7 @@ var layout = []row{
 	{folder: "kernel/steering", imports: "kernel plan service", third: netlink + " github.com/hashicorp/go-multierror"},
 	{folder: "kernel/iptables", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
 	{folder: "kernel/ipvs", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
-	{folder: "kernel/leftovers", imports: "kernel service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
+	{folder: "kernel/leftovers", imports: "kernel kernel/ipvs service", third: netlink + " github.com/hashicorp/go-multierror"},
 	{folder: "userspace", imports: "service lb plan health kernel/nlmsg", third: "github.com/pires/go-proxyproto golang.org/x/sys golang.org/x/sync golang.org/x/time"},
 	{folder: "conntrack", imports: "service health plan kernel/nlmsg", third: "golang.org/x/net/bpf golang.org/x/sys"},
 	{folder: "strict", third: "k8s.io/apimachinery go.yaml.in/yaml sigs.k8s.io/json"},

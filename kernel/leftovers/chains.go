@@ -44,7 +44,7 @@ func programs(ctx context.Context, run kernel.Runner) (out []string, saved map[s
 	return nil, saved, nil
 }
 
-func lookChains(ctx context.Context, run kernel.Runner) (found []table, kept []string, err error) {
+func findChains(ctx context.Context, run kernel.Runner) (found []table, kept []string, err error) {
 	names, saved, err := programs(ctx, run)
 	if err != nil {
 		return nil, nil, err

@@ -4,7 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/hashicorp/go-multierror"
@@ -29,17 +32,17 @@ type Found struct {
 // Look finds out. Programs that this host doesn't have are passed over: nothing
 // was left with them.
 func Look(ctx context.Context, run kernel.Runner) (f Found, err error) {
-	if f.tables, f.Kept, err = lookChains(ctx, run); err != nil {
+	if f.tables, f.Kept, err = findChains(ctx, run); err != nil {
 		return f, err
 	}
-	if f.nftables, err = lookNFT(); err != nil {
+	if f.nftables, err = findNFT(); err != nil {
 		return f, err
 	}
-	if f.sets, err = lookSets(ctx, run); err != nil {
+	if f.sets, err = findSets(ctx, run); err != nil {
 		return f, err
 	}
 	var doubtful []string
-	f.link, f.servers, doubtful, err = lookIPVS(ctx, run, f.sets)
+	f.link, f.servers, doubtful, err = findIPVS(f.sets)
 	f.Kept = append(f.Kept, doubtful...)
 	return f, err
 }
@@ -104,3 +107,22 @@ func Remove(ctx context.Context, run kernel.Runner, f Found) error {
 
 // ErrRunning says that kube-proxy runs, which would put everything back.
 var ErrRunning = errors.New("kube-proxy is running on this node")
+
+// Running returns the numbers of kube-proxy's processes, as far as this process
+// sees others: in a container it may see its own only. proc is normally /proc.
+func Running(proc string) (pids []int) {
+	names, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "comm"))
+	if err != nil {
+		return nil
+	}
+	for _, name := range names {
+		b, err := os.ReadFile(name)
+		if err != nil || strings.TrimSpace(string(b)) != "kube-proxy" {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(name))); err == nil {
+			pids = append(pids, pid)
+		}
+	}
+	return pids
+}

@@ -25,8 +25,8 @@ const (
 	delTable = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELTABLE
 )
 
-// lookNFT lists the tables. A kernel without nf_tables has none.
-func lookNFT() ([]nft, error) {
+// findNFT lists the tables. A kernel without nf_tables has none.
+func findNFT() ([]nft, error) {
 	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
 	if err != nil {
 		return nil, fmt.Errorf("list nftables tables: %w", err)

@@ -1,7 +1,6 @@
 package leftovers
 
 import (
-	"context"
 	"net/netip"
 	"os/exec"
 	"strings"
@@ -14,20 +13,29 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// saved is the program ipset of a host, by name of set.
+// saved are the sets of a host, as ipset saves them.
 type saved map[string]string
 
-func (s saved) Run(_ context.Context, _ []byte, _ string, args ...string) ([]byte, error) {
-	text, ok := s[args[len(args)-1]]
+func (s saved) read(name string) (kernel.AnySet, error) {
+	text, ok := s[name]
 	if !ok {
-		return nil, kernel.ErrNotFound
+		return kernel.AnySet{}, kernel.ErrNotFound
 	}
-	return []byte(text), nil
+	out := kernel.AnySet{Name: name, Type: "hash:ip,port"}
+	if !strings.Contains(text, ",") {
+		out.Type = "bitmap:port"
+	}
+	for line := range strings.Lines(text) {
+		if words := strings.Fields(line); words[0] == "add" {
+			out.Entries = append(out.Entries, kerneltest.AnyEntry(out.Type, words[2]))
+		}
+	}
+	return out, nil
 }
 
-// TestJudge: a virtual server is kube-proxy's if its sets name it, by a node port
+// TestOwners: a virtual server is kube-proxy's if its sets name it, by a node port
 // only at one of the node's own addresses of the same family.
-func TestJudge(t *testing.T) {
+func TestOwners(t *testing.T) {
 	host := saved{
 		"KUBE-CLUSTER-IP":             "create KUBE-CLUSTER-IP hash:ip,port family inet\nadd KUBE-CLUSTER-IP 10.96.0.10,tcp:53\nadd KUBE-CLUSTER-IP 10.96.0.20,tcp:443\n",
 		"KUBE-EXTERNAL-IP":            "add KUBE-EXTERNAL-IP 192.0.2.1,tcp:80\n",
@@ -43,13 +51,12 @@ func TestJudge(t *testing.T) {
 			sets = append(sets, name)
 		}
 	}
-	v := view{
+	o := owners{
 		link: set("10.96.0.10", "10.96.0.20", "fd00:96::10"),
 		node: set("192.0.2.1", "127.0.0.1", "2001:db8::1"),
-		sets: tellingSets(sets),
+		sets: serviceSets(sets),
 	}
-	var err error
-	if v.named, v.kproxys, err = namedBy(t.Context(), host, sets); err != nil {
+	if err := o.readSets(host.read, sets); err != nil {
 		t.Fatal(err)
 	}
 	tests := []struct {
@@ -77,16 +84,16 @@ func TestJudge(t *testing.T) {
 		{"192.0.2.1:30053", service.UDP, false, false},
 	}
 	for _, tt := range tests {
-		own, doubtful := v.judge(server{uint16(tt.proto), netip.MustParseAddrPort(tt.at)})
+		own, doubtful := o.of(server{tt.proto, netip.MustParseAddrPort(tt.at)})
 		if own != tt.own || doubtful != tt.doubtful {
 			t.Errorf("%s/%s: kube-proxy's %v, doubtful %v; want %v, %v", tt.at, tt.proto, own, doubtful, tt.own, tt.doubtful)
 		}
 	}
 }
 
-// TestView: the addresses of kube-ipvs0 are told from the node's own, which are
+// TestReadAddresses: the addresses of kube-ipvs0 are told from the node's own, which are
 // those of all other links but kproxy's, also of those that are down.
-func TestView(t *testing.T) {
+func TestReadAddresses(t *testing.T) {
 	kerneltest.Namespace(t)
 	run := func(command string) {
 		t.Helper()
@@ -112,21 +119,21 @@ func TestView(t *testing.T) {
 	if err != nil || kubeProxys == 0 || kproxys == 0 {
 		t.Fatalf("links %d and %d, %v", kubeProxys, kproxys, err)
 	}
-	var v view
-	if err := v.look(kubeProxys, kproxys); err != nil {
+	var o owners
+	if err := o.readAddresses(kubeProxys, kproxys); err != nil {
 		t.Fatal(err)
 	}
 	byAddress := cmp.Comparer(func(a, b netip.Addr) bool { return a == b })
-	if diff := cmp.Diff(set("10.96.0.10", "fd00:96::10"), v.link, byAddress); diff != "" {
+	if diff := cmp.Diff(set("10.96.0.10", "fd00:96::10"), o.link, byAddress); diff != "" {
 		t.Errorf("of kube-ipvs0 (-want +got):\n%s", diff)
 	}
-	for a := range v.node { // made by the kernel
+	for a := range o.node { // made by the kernel
 		if a.IsLinkLocalUnicast() {
-			delete(v.node, a)
+			delete(o.node, a)
 		}
 	}
-	delete(v.node, netip.IPv6Loopback()) // none where IPv6 is off on loopback
-	if diff := cmp.Diff(set("127.0.0.1", "192.0.2.1", "198.51.100.1"), v.node, byAddress); diff != "" {
+	delete(o.node, netip.IPv6Loopback()) // none where IPv6 is off on loopback
+	if diff := cmp.Diff(set("127.0.0.1", "192.0.2.1", "198.51.100.1"), o.node, byAddress); diff != "" {
 		t.Errorf("the node's (-want +got):\n%s", diff)
 	}
 }
