@@ -160,7 +160,7 @@ var namesOfPlanes = map[string]map[string]int{
 	"ipvs": {
 		"cmd/kproxy":       16,
 		"conntrack":        1,
-		"kernel/leftovers": 21,
+		"kernel/leftovers": 20,
 		"plan":             2,
 		"source":           2,
 		"trace":            6,

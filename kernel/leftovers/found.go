@@ -97,9 +97,9 @@ func Remove(ctx context.Context, run kernel.Runner, f Found) error {
 	for _, t := range f.tables {
 		errs = multierror.Append(errs, removeChains(ctx, run, t))
 	}
-	ipvs := removeIPVS(f.link, f.servers)
-	errs = multierror.Append(errs, removeNFT(f.nftables), ipvs)
-	if ctx.Err() == nil && ipvs == nil { // by the sets the next attempt knows the virtual servers
+	left := removeIPVS(f.link, f.servers)
+	errs = multierror.Append(errs, removeNFT(f.nftables), left)
+	if ctx.Err() == nil && left == nil { // by the sets the next attempt knows the virtual servers
 		errs = multierror.Append(errs, removeSets(ctx, run, f.sets)) // which rules referred to
 	}
 	return errs.ErrorOrNil()
