@@ -163,9 +163,9 @@ var ErrOtherReal = errors.New("had connections to another endpoint through IPVS 
 //
 // The kernel takes templates only as a backup of another load balancer does, so
 // for as long as this takes there is a synchronisation daemon, which listens on
-// the loopback link. Where somebody else runs one, this fails with
+// the loopback link. Where another program runs one, this fails with
 // [ErrSyncDaemon], and changes nothing. The rules see to it that the daemon
-// hears nobody but who marks packets with mark, kproxy's own.
+// gets only packets with mark, kproxy's own.
 func SeedAffinity(ctx context.Context, mark uint32, virtuals []kernel.Virtual, clients map[service.Key][]kernel.Client) error {
 	wanted := seeds(virtuals, clients)
 	if len(wanted) == 0 {

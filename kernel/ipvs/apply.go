@@ -39,8 +39,8 @@ func (b *Backend) applyVirtuals(ctx context.Context, changes []kernel.VirtualCha
 	return errs.all.ErrorOrNil()
 }
 
-// errorsOf sorts errors: those of a service concern nobody else, but a lack of
-// permission everybody.
+// errorsOf sorts errors: those of a service concern only that, but a lack of
+// permission concerns all.
 type errorsOf struct {
 	applied *kernel.Applied
 	all     *multierror.Error
@@ -150,13 +150,13 @@ func (b *Backend) setVirtuals(changes []kernel.VirtualChange, errs *errorsOf) []
 }
 
 // putOtherwise returns the error that is left of a request's: what was to be edited is
-// added where somebody deleted it, and what somebody else has added is left to them.
+// added where it was deleted, and what another program has added is left to it.
 func (b *Backend) putOtherwise(r Request, err error) error {
 	switch {
-	case r.Do == Edit && errors.Is(err, kernel.ErrNotFound): // somebody deleted it
+	case r.Do == Edit && errors.Is(err, kernel.ErrNotFound): // it was deleted
 		r.Do = Add
 		return one(b.config.Table, r)
-	case r.Do == Add && errors.Is(err, ErrExists): // somebody was faster
+	case r.Do == Add && errors.Is(err, ErrExists): // another program was faster
 		entry := b.newEntries()
 		entry.virtual(r.Virtual)
 		return errors.Join(errForeign(r.Virtual), entry.remove())
@@ -280,7 +280,7 @@ func (b *Backend) applyAddresses(toAdd, toDelete []netip.Addr, a *kernel.Applied
 	var fresh []netip.Addr
 	for _, x := range toAdd {
 		// With an address on the link, everything at it is kproxy's to answer. Where
-		// virtual servers could not be made, somebody else may.
+		// virtual servers could not be made, another program may.
 		if len(at[x]) > 0 || len(a.Failed) == 0 {
 			fresh = append(fresh, x)
 		}

@@ -53,7 +53,7 @@ const MaxDrainTimeout = 14 * 24 * time.Hour
 //
 // It knows what is kproxy's by the record in [Sets], and remembers what it read
 // or made, so that a change costs as much as it changes. Observe mends the record
-// when somebody emptied it.
+// when others emptied it.
 type Backend struct {
 	config Config
 

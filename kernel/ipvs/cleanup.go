@@ -101,7 +101,7 @@ func (s *server) removal(found Server) []Request {
 	return own
 }
 
-// noLink is the link of a host where somebody else has one of its name.
+// noLink is the link of a host where another one has its name.
 type noLink struct{ Link }
 
 func (noLink) State() (LinkState, error) { return LinkState{}, nil }

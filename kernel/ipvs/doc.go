@@ -16,9 +16,9 @@
 // link, [kernel.SetDrain] of real servers that drain; real servers that are in
 // use are in [kernel.SetEndpoint]. An entry is made before its object and
 // removed after it, so that a crash between the two leaves an entry without an
-// object, which is harmless, and never an object that nobody owns. Virtual
+// object, which is harmless, and never an object without an owner. Virtual
 // servers, real servers and links of others are never touched; a virtual server
-// of kproxy's in which somebody else has a real server stays as long as that
+// of kproxy's in which others have a real server stays as long as that
 // does. The link itself is kproxy's with every address on it.
 //
 // # Draining

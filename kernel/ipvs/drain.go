@@ -112,7 +112,7 @@ func (b *Backend) finish(of []*server, errs *errorsOf) error {
 }
 
 // finishing is what removes the real servers of s that have drained, or s itself if
-// it goes with them. A virtual server in which somebody else has a real server stays
+// it goes with them. A virtual server in which others have a real server stays
 // for that.
 func (s *server) finishing(found Server, now time.Time) []Request {
 	var out []Request
@@ -123,7 +123,7 @@ func (s *server) finishing(found Server, now time.Time) []Request {
 		case draining && (found.Connections[i] == 0 || !now.Before(deadline)), s.removed && !drains(s) && s.reals[r.Address]:
 			out = append(out, Request{Do: Delete, Virtual: s.Virtual, Real: kernel.Real{Address: r.Address}})
 			continue
-		case draining && r.Weight > 0: // somebody gave it work
+		case draining && r.Weight > 0: // others gave it weight
 			out = append(out, Request{Do: Edit, Virtual: s.Virtual, Real: kernel.Real{Address: r.Address}})
 		}
 		rest++

@@ -30,7 +30,7 @@ type countedReal struct {
 	active, inactive int    // connections
 }
 
-// read reads the virtual server at an address, whoever made it; nil if there is none.
+// read reads the virtual server at an address, kproxy's or another's; nil if there is none.
 func read(p service.Protocol, at netip.AddrPort) (*counted, error) {
 	if !Loaded() {
 		return nil, nil

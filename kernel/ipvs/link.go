@@ -33,7 +33,7 @@ type Link interface {
 	Remove() error
 }
 
-// ErrForeignLink says that somebody else has a link of the name of kproxy's.
+// ErrForeignLink says that another link has the name of kproxy's.
 var ErrForeignLink = errors.New("link " + kernel.DummyLink + " is somebody else's")
 
 // LinkState is what is known of the link.

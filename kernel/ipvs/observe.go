@@ -11,7 +11,7 @@ import (
 )
 
 // Observe reads back everything of kproxy's, without what drains, and mends the
-// record where somebody changed it.
+// record where others changed it.
 func (b *Backend) Observe(ctx context.Context) (kernel.Ruleset, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -141,7 +141,7 @@ func endpointsOf(sets []kernel.Set) map[string]bool {
 }
 
 // mine reports whether a virtual server is kproxy's: by the record, or because
-// this process knows it. Where somebody emptied the record while no kproxy was
+// this process knows it. Where the record was emptied while no kproxy was
 // there to remember, virtual servers on the link's addresses are kproxy's: nobody
 // else has business there.
 func (v *view) mine(s kernel.Virtual) bool {

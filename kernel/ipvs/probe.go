@@ -68,7 +68,7 @@ func ProbeSchedulers(ctx context.Context, t Table, names []string) (map[string]s
 }
 
 // tryScheduler makes a scratch virtual server at the first port from *port on
-// that nobody has.
+// that is free.
 func tryScheduler(t Table, port *int, scheduler string) (kernel.Virtual, error) {
 	for ; ; *port++ {
 		v := scratch(*port)

@@ -17,7 +17,7 @@ import (
 
 // DrainSlack is how many seconds longer entries of [kernel.SetDrain] live than
 // their real server drains: an entry that went first would leave a real server
-// behind that nobody knows to be draining, and kproxy may be down for a while.
+// behind of which nothing says that it drains, and kproxy may be down for a while.
 const DrainSlack = 7 * 24 * 3600
 
 // recordBases name the sets of the record.

@@ -240,7 +240,7 @@ func winners(candidates []candidate) []kernel.Virtual {
 	return out
 }
 
-// multiset is a sorted list of what is wanted by somebody, and by how many.
+// multiset is a sorted list of values without duplicates, and how often each was put in.
 type multiset[T comparable] struct {
 	compare func(T, T) int
 	sorted  []T

@@ -97,8 +97,8 @@ func (s static) letThrough() []string {
 // vip refuses what comes for a service's address and isn't the service's: the
 // address is local, and without this the node's own ports would be reachable
 // there. Pings are answered; and load balancers may ask for the service's health.
-// What is for a virtual server and isn't marked came while somebody had flushed
-// table nat: a client tries again, unless it is refused.
+// What is for a virtual server and isn't marked came while table nat was flushed: a
+// client tries again, unless it is refused.
 func (s static) vip() []string {
 	icmp := [2]string{service.IPv4: "icmp", service.IPv6: "ipv6-icmp"}
 	return []string{

@@ -53,7 +53,7 @@ type builder struct {
 	policy *plan.Policy
 	out    *fragment
 	// groups are the real servers by family and by whether they are only those on
-	// this node. Frontends share them, and so does everybody who compares them.
+	// this node. Frontends share them.
 	groups [2][2][]kernel.Real
 	made   [2][2]bool
 }

@@ -18,7 +18,7 @@ import (
 	"kproxy.dev/kproxy/kernel/nlmsg"
 )
 
-// ErrSyncDaemon says that somebody else has the kernel's synchronisation daemon
+// ErrSyncDaemon says that another program has the kernel's synchronisation daemon
 // at work, of which there is one per network namespace.
 var ErrSyncDaemon = errors.New("the connections of this node's IPVS are being synchronised with other load balancers' (ipvsadm --daemon)")
 
@@ -44,7 +44,7 @@ func (t *Netlink) startSync(mark uint32) (*syncDaemon, error) {
 	if err := t.StopSync(); err != nil {
 		return nil, err
 	}
-	d := &syncDaemon{table: t, id: uint8(1 + rand.IntN(255))} // 0 would be everybody
+	d := &syncDaemon{table: t, id: uint8(1 + rand.IntN(255))} // 0 would be all
 	if err := t.startBackup(d.id); err != nil {
 		return nil, fmt.Errorf("start synchronisation daemon: %w", err)
 	}

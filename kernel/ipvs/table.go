@@ -24,7 +24,7 @@ import (
 // ErrExists says that what was to be added is there.
 var ErrExists = errors.New("exists")
 
-// Table is the kernel's table of virtual servers, everybody's. Implementations
+// Table is the kernel's table of virtual servers, kproxy's and others'. Implementations
 // are safe for concurrent use.
 type Table interface {
 	// List returns virtual servers in order ([kernel.CompareVirtuals]): all of

@@ -12,7 +12,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Watch notices when somebody else changes what kproxy has in the kernel, so
+// Watch notices when others change what kproxy has in the kernel, so
 // that the agent reads back and repairs: virtual and real servers, the link and
 // its addresses, the record, and by another Watch the rules. A check reads one
 // text and two lists, whatever changed. It is safe for concurrent use.
@@ -130,7 +130,7 @@ func sameReals(have, want []kernel.Real) bool {
 	return true
 }
 
-// checkLink looks for addresses that are missing, and for some that nobody put there.
+// checkLink looks for addresses that are missing, and for some that kproxy didn't put there.
 func (b *Backend) checkLink(want *kernel.Ruleset) ([]string, error) {
 	link, err := b.config.Link.State()
 	if err != nil {
@@ -172,12 +172,9 @@ func (b *Backend) checkRecord(want *kernel.Ruleset) ([]string, error) {
 	var out []string
 	for _, s := range want.Sets {
 		have, exists := count[s.Name]
-		if !isRecord(s) || !exists { // of that the watch of the rules tells
-			continue
-		}
 		n := expected[s.Name]
-		if have == n || have > n && strings.HasPrefix(s.Name, kernel.SetDrain) {
-			continue
+		if !isRecord(s) || !exists || have == n || have > n && strings.HasPrefix(s.Name, kernel.SetDrain) {
+			continue // that a set is missing, the watch of the rules tells
 		}
 		out = append(out, fmt.Sprintf("set %s has %d entries, not %d", s.Name, have, n))
 	}
@@ -187,16 +184,14 @@ func (b *Backend) checkRecord(want *kernel.Ruleset) ([]string, error) {
 // recorded counts the entries that each set of the record should have.
 func (b *Backend) recorded() map[string]int {
 	out := map[string]int{}
-	draining := map[string]bool{}
 	for _, s := range b.servers {
 		f := service.FamilyOf(s.Address.Addr())
 		out[kernel.FamilySet(kernel.SetVirtual, f)]++
+		draining := map[netip.Addr]bool{} // an entry has no port of a real server
 		for a := range s.draining {
-			if e := drainEntry(s, a); !draining[e] {
-				draining[e] = true
-				out[kernel.FamilySet(kernel.SetDrain, f)]++
-			}
+			draining[a.Addr()] = true
 		}
+		out[kernel.FamilySet(kernel.SetDrain, f)] += len(draining)
 	}
 	for a := range b.addresses {
 		out[kernel.FamilySet(kernel.SetVIP, service.FamilyOf(a))]++

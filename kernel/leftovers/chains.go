@@ -95,7 +95,7 @@ type parsed struct {
 }
 
 // own returns what is to be removed, and why some of it isn't: a chain that
-// somebody else's rules lead to, as the plugin portmap's may to KUBE-MARK-MASQ,
+// others' rules lead to, as the plugin portmap's may to KUBE-MARK-MASQ,
 // stays with all that it leads to. kube-proxy's own jumps go in any case.
 func (t *parsed) own(program string) (out table, kept []string) {
 	out = table{program: program, name: t.name}

@@ -8,7 +8,7 @@
 // those that do are served by whoever comes first.
 //
 // What kubelet or others own stays, also where its name begins in the same way,
-// and so does a chain of kube-proxy's that somebody else's rules lead to, with
+// and so does a chain of kube-proxy's that others' rules lead to, with
 // these rules. Of the rules in built-in chains and of the virtual servers only
 // those go that kube-proxy makes in just that way, or that its ipsets name.
 //

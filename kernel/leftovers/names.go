@@ -82,7 +82,7 @@ const (
 // ownJumps are kube-proxy's, by table: those of mode iptables and of mode ipvs
 // (pkg/proxy/{iptables,ipvs}/proxier.go of Kubernetes 1.36), those of their
 // predecessors back to 1.6, and those of its former userspace mode. A rule that
-// leads to another chain, or there on other terms, is somebody else's, such as a
+// leads to another chain, or there on other terms, is another's, such as a
 // site's that marks packets by KUBE-MARK-MASQ.
 var ownJumps = map[string][]jump{
 	"nat": {
