@@ -39,7 +39,7 @@ func Links() (links, bridged []netip.Prefix, err error) {
 			p, ok := shared(x)
 			switch {
 			case !ok:
-			case bridge[link] && bridgeCallsNetfilter(service.FamilyOf(p.Addr())):
+			case bridge[link] && BridgeCallsNetfilter(service.FamilyOf(p.Addr())):
 				bridged = append(bridged, p)
 			default:
 				links = append(links, p)
@@ -64,9 +64,9 @@ func shared(a linkAddress) (netip.Prefix, bool) {
 	return p, p.IsValid() && !p.IsSingleIP() && !p.Addr().IsLinkLocalUnicast()
 }
 
-// bridgeCallsNetfilter reports whether packets between two ports of a bridge
+// BridgeCallsNetfilter reports whether packets between two ports of a bridge
 // pass iptables. Without the module br_netfilter there is no such setting.
-func bridgeCallsNetfilter(f service.Family) bool {
+func BridgeCallsNetfilter(f service.Family) bool {
 	name := [2]string{service.IPv4: "bridge-nf-call-iptables", service.IPv6: "bridge-nf-call-ip6tables"}[f]
 	b, err := os.ReadFile("/proc/sys/net/bridge/" + name)
 	return err == nil && strings.TrimSpace(string(b)) == "1"

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 
@@ -14,8 +15,12 @@ import (
 func (t *tracer) answer(w way, r *route) []end {
 	in, home := r.link, t.client.Node || w.userspace
 	endpoint := w.packet.Dst
+	to := netip.AddrPortFrom(t.client.Address, clientPort) // as rules see it behind PREROUTING's translation back
+	if home {
+		to = w.packet.OrigSrc
+	}
 	p := netfilter.Packet{
-		Protocol: t.req.Protocol, Src: endpoint, Dst: t.answerTo(w, home), In: in, State: netfilter.Established, Reply: true,
+		Protocol: t.req.Protocol, Src: endpoint, Dst: to, In: in, State: netfilter.Established, Reply: true,
 		OrigSrc: w.packet.OrigSrc, OrigDst: w.packet.OrigDst, ConnMark: w.packet.ConnMark,
 		DNAT: w.packet.DNAT, SNAT: w.packet.SNAT, DstDone: true, SrcDone: true, Reversed: netfilter.Yes,
 	}
@@ -31,7 +36,9 @@ func (t *tracer) answer(w way, r *route) []end {
 			}
 		}
 		if h == netfilter.Forward {
-			if stop := t.noWayBack(&p); stop != nil {
+			q := query{to: t.client.Address, from: endpoint.Addr(), in: in, mark: p.Mark}
+			if _, stop := t.wayBack(q, fmt.Sprintf("the answers of %s don't come back", q.from),
+				fmt.Sprintf("look at the routes (ip route show to match %s, ip rule) for what comes from %s", q.to, q.from)); stop != nil {
 				return append(out, end{w, Dropped, stop})
 			}
 			p.Out = t.client.Interface
@@ -57,18 +64,11 @@ func (t *tracer) accepts(w way) way {
 		return w
 	}
 	from := w.packet.Dst
-	stop := func(f *Finding) way {
-		t.finish(w, Dropped, f)
+	back, stop := t.wayBack(query{to: t.client.Address}, "kproxy's answers don't get to the client", "")
+	if stop != nil {
+		t.finish(w, Dropped, stop)
 		w.share = 0
 		return w
-	}
-	back := t.host.route(query{to: t.client.Address})
-	if !back.passes() {
-		return stop(&Finding{SeverityError, fmt.Sprintf("kproxy's answers don't get to the client: no way to %s: %s", back.to, back.failure()), back.command(), t.routeRemedy(back.to)})
-	}
-	if f := t.noHop(&back); f != nil {
-		f.What = "kproxy's answers don't get to the client: " + f.What
-		return stop(f)
 	}
 	p := netfilter.Packet{
 		Protocol: t.req.Protocol, Src: from, Dst: w.packet.OrigSrc, Out: back.link, State: netfilter.Established, Reply: true,
@@ -77,11 +77,10 @@ func (t *tracer) accepts(w way) way {
 	w.endpoint = from // whose answer it is
 	for _, h := range []netfilter.Hook{netfilter.Output, netfilter.Postrouting} {
 		var stopped []end
-		if w, p, stopped = t.answerPasses(w, p, h); len(stopped) > 0 {
-			for _, e := range stopped {
-				e.way.endpoint = netip.AddrPort{}
-				t.finish(e.way, e.verdict, e.stop)
-			}
+		w, p, stopped = t.answerPasses(w, p, h)
+		for _, e := range stopped {
+			e.way.endpoint = netip.AddrPort{}
+			t.finish(e.way, e.verdict, e.stop)
 		}
 	}
 	w.endpoint = netip.AddrPort{}
@@ -117,19 +116,18 @@ func (t *tracer) notDelivered(p *netfilter.Packet) *Finding {
 		"look whether kproxy's rules in the table mangle mark them (iptables -t mangle -S KPROXY-PREROUTING), and whether the mark leads to kproxy's table of routes (ip rule); kproxy repairs what is its own"}
 }
 
-// noWayBack says why an answer isn't routed to the client; nil if it is.
-func (t *tracer) noWayBack(p *netfilter.Packet) *Finding {
-	endpoint := p.Src.Addr()
-	back := t.host.route(query{to: t.client.Address, from: endpoint, in: p.In, mark: p.Mark})
+// wayBack asks for an answer's route to the client, and says why the answer doesn't get there; nil
+// if it does. The remedy is for a missing route; empty for the usual one.
+func (t *tracer) wayBack(q query, what, remedy string) (route, *Finding) {
+	back := t.host.route(q)
+	f := &Finding{SeverityError, fmt.Sprintf("no way to %s: %s", back.to, back.failure()), back.command(), cmp.Or(remedy, t.routeRemedy(back.to))}
 	if back.passes() {
-		f := t.noHop(&back)
-		if f != nil {
-			f.What = fmt.Sprintf("the answers of %s don't come back: %s", endpoint, f.What)
-		}
-		return f
+		f = t.noHop(&back)
 	}
-	return &Finding{SeverityError, fmt.Sprintf("the answers of %s don't come back: no way to %s: %s", endpoint, back.to, back.failure()), back.command(),
-		fmt.Sprintf("look at the routes (ip route show to match %s, ip rule) for what comes from %s", back.to, endpoint)}
+	if f != nil {
+		f.What = what + ": " + f.What
+	}
+	return back, f
 }
 
 // answerPasses takes an answer through a hook: what is left of w with the packet
@@ -140,17 +138,15 @@ func (t *tracer) answerPasses(w way, p netfilter.Packet, h netfilter.Hook) (way,
 	var out []end
 	for i := range walk.Outcomes {
 		o := &walk.Outcomes[i]
-		verdict, does := Dropped, "drops"
-		switch o.Verdict {
-		case netfilter.Accept:
+		if o.Verdict == netfilter.Accept {
 			if on++; on == 1 {
 				p = o.Packet
 			}
 			continue
-		case netfilter.Reject:
-			does = "refuses"
-		case netfilter.Unknown:
-			verdict, does = Undetermined, "decides by itself about"
+		}
+		verdict := Dropped // the sender of what is rejected is the endpoint
+		if o.Verdict == netfilter.Unknown {
+			verdict = Undetermined
 		}
 		stopped := w.next(walk, &netfilter.Outcome{Packet: w.packet, Probability: o.Probability, Certain: o.Certain, Rewrote: -1, Masked: -1, Doubts: o.Doubts})
 		if o.Certain {
@@ -158,7 +154,7 @@ func (t *tracer) answerPasses(w way, p netfilter.Packet, h netfilter.Hook) (way,
 		} else {
 			left.certain, left.doubt = false, stopped.doubt
 		}
-		f := t.stoppedBy(walk, o, does)
+		f := t.stoppedBy(walk, o)
 		f.What += fmt.Sprintf(" (the answer of %s)", w.endpoint)
 		out = append(out, end{stopped, verdict, f})
 	}
@@ -166,13 +162,4 @@ func (t *tracer) answerPasses(w way, p netfilter.Packet, h netfilter.Hook) (way,
 		left.share = 0
 	}
 	return left, p, out
-}
-
-// answerTo is where an answer goes, as rules see it behind PREROUTING's
-// translation back: to the client, or to the address of this node that connected.
-func (t *tracer) answerTo(w way, home bool) netip.AddrPort {
-	if home {
-		return w.packet.OrigSrc
-	}
-	return netip.AddrPortFrom(t.client.Address, clientPort)
 }

@@ -69,6 +69,10 @@ func (c scene) host(t *testing.T) *hostState {
 	s.reversePath = func(netip.Addr, string, uint32) reversePath { return c.filter }
 	s.conntrack = func() (int, int, error) { return c.use[0], c.use[1], nil }
 	s.sets = func(func(string) bool) ([]kernel.SetState, error) { return nil, nil }
+	s.hop = func(*route) (hop, error) { return hop{carrier: true}, nil }
+	s.throughDefault = func(query) bool { return false }
+	s.linksDown = func() []string { return nil }
+	s.neighbours = func() (neighbourhood, error) { return neighbourhood{}, nil }
 	return s
 }
 

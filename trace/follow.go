@@ -114,6 +114,14 @@ func add(a, b *uint64) *uint64 {
 	return &n
 }
 
+// stops are what netfilter's verdicts make of a packet, and how they are said.
+var stops = map[netfilter.Verdict]struct {
+	verdict Verdict
+	does    string
+}{
+	netfilter.Drop: {Dropped, "drops"}, netfilter.Reject: {Refused, "refuses"}, netfilter.Unknown: {Undetermined, "decides by itself about"},
+}
+
 // pass takes a way through the base chains of a hook. What is stopped there ends;
 // go on is called with each way on.
 func (t *tracer) pass(w way, h netfilter.Hook, span netfilter.Span, goOn func(way)) {
@@ -128,14 +136,9 @@ func (t *tracer) pass(w way, h netfilter.Hook, span netfilter.Span, goOn func(wa
 	for i := range walk.Outcomes {
 		o := &walk.Outcomes[i]
 		v := w.next(walk, o)
-		switch o.Verdict {
-		case netfilter.Drop:
-			t.finish(v, Dropped, t.stoppedBy(walk, o, "drops"))
-		case netfilter.Reject:
-			t.finish(v, Refused, t.stoppedBy(walk, o, "refuses"))
-		case netfilter.Unknown:
-			t.finish(v, Undetermined, t.stoppedBy(walk, o, "decides by itself about"))
-		default:
+		if stop, stopped := stops[o.Verdict]; stopped {
+			t.finish(v, stop.verdict, t.stoppedBy(walk, o))
+		} else {
 			on = append(on, v)
 		}
 	}
@@ -161,7 +164,8 @@ func place(s *netfilter.Step) string {
 }
 
 // stoppedBy says what stopped a packet, and the remedy.
-func (t *tracer) stoppedBy(walk *netfilter.Walk, o *netfilter.Outcome, does string) *Finding {
+func (t *tracer) stoppedBy(walk *netfilter.Walk, o *netfilter.Outcome) *Finding {
+	does := stops[o.Verdict].does
 	if o.By < 0 {
 		return &Finding{SeverityError, "netfilter " + does + " the packet, by something that can't be read", string(walk.Steps[0].Hook), "nft list ruleset shows it"}
 	}
@@ -195,7 +199,7 @@ func (t *tracer) program(s *netfilter.Step) string {
 	if t.req.Address.Addr().Is6() {
 		name = "ip6tables"
 	}
-	if v, ok := strings.CutPrefix(s.Source, "iptables-"); ok && v == "legacy" {
+	if s.Source == "iptables-legacy" {
 		return name + "-legacy"
 	}
 	return name
@@ -208,32 +212,35 @@ func (t *tracer) ruleRemedy(s *netfilter.Step) string {
 	return fmt.Sprintf("find out who made it, or delete it: %s -t %s -D %s %d", t.program(s), s.Table, s.Chain, s.Index)
 }
 
-// policyRemedy accepts what goes to, or answers from, one address and port: to change the policy
-// would open the host.
+// policyRemedy accepts what goes to, or answers from, one address and port, or both ways of the
+// service's connections: to change the policy would open the host.
 func (t *tracer) policyRemedy(s *netfilter.Step, p *netfilter.Packet) string {
-	option, word, port, a := "-d", "daddr", "dport", p.Dst
+	at, side, nft, port := p.Dst, "-d", "daddr", "dport"
 	if p.Reply {
-		option, word, port, a = "-s", "saddr", "sport", p.Src
+		at, side, nft, port = p.Src, "-s", "saddr", "sport"
+	}
+	translated := p.DNAT && s.Hook == netfilter.Forward
+	if translated {
+		at = p.OrigDst
+	}
+	command := fmt.Sprintf("%s -t %s -A %s ", t.program(s), s.Table, s.Chain)
+	match := fmt.Sprintf("%s %s -p %s --%s %d", side, at.Addr(), t.req.Protocol, port, at.Port())
+	family := [2]string{service.IPv4: "ip", service.IPv6: "ip6"}[service.FamilyOf(at.Addr())]
+	switch native := s.Source == "nftables"; {
+	case native && translated:
+		match = fmt.Sprintf("meta l4proto %s ct original %s daddr %s ct original proto-dst %d", t.req.Protocol, family, at.Addr(), at.Port())
+	case native:
+		match = fmt.Sprintf("%s %s %s %s %s %d", family, nft, at.Addr(), t.req.Protocol, port, at.Port())
+	case translated:
+		match = fmt.Sprintf("-m conntrack --ctstate DNAT --ctorigdst %s --ctorigdstport %d", at.Addr(), at.Port())
+	case p.Reply:
+		match += " -m conntrack --ctstate ESTABLISHED"
 	}
 	if s.Source == "nftables" {
-		family := nftWord[service.FamilyOf(a.Addr())]
-		if o := p.OrigDst; p.DNAT && s.Hook == netfilter.Forward {
-			return fmt.Sprintf("accept this, and no more: nft add rule %s %s meta l4proto %s ct original %s daddr %s ct original proto-dst %d accept", s.Table, s.Chain, t.req.Protocol, family, o.Addr(), o.Port())
-		}
-		return fmt.Sprintf("accept this, and no more: nft add rule %s %s %s %s %s %s %s %d accept", s.Table, s.Chain, family, word, a.Addr(), t.req.Protocol, port, a.Port())
+		return fmt.Sprintf("accept this, and no more: nft add rule %s %s %s accept", s.Table, s.Chain, match)
 	}
-	if o := p.OrigDst; p.DNAT && s.Chain == string(netfilter.Forward) { // both ways of the service's connections
-		return fmt.Sprintf("accept this, and no more: %s -t %s -A %s -m conntrack --ctstate DNAT --ctorigdst %s --ctorigdstport %d -j ACCEPT", t.program(s), s.Table, s.Chain, o.Addr(), o.Port())
-	}
-	established := ""
-	if p.Reply {
-		established = " -m conntrack --ctstate ESTABLISHED"
-	}
-	return fmt.Sprintf("accept this, and no more: %s -t %s -A %s %s %s -p %s --%s %d%s -j ACCEPT", t.program(s), s.Table, s.Chain, option, a.Addr(), t.req.Protocol, port, a.Port(), established)
+	return "accept this, and no more: " + command + match + " -j ACCEPT"
 }
-
-// nftWord is what nft calls a family's header.
-var nftWord = [2]string{service.IPv4: "ip", service.IPv6: "ip6"}
 
 // unserved is a connection to a service in userspace that nothing took.
 func (t *tracer) unserved(s *netfilter.Step, v netfilter.Verdict) *Finding {
@@ -252,8 +259,7 @@ func (t *tracer) ownStop(s *netfilter.Step, does string) *Finding {
 		return &Finding{SeverityError, t.notAdmitted(), where,
 			"add it to spec.loadBalancerSourceRanges of the Service, if it is to be admitted"}
 	case strings.Contains(s.Text, kernel.SetReject):
-		return &Finding{SeverityError, t.noUsableEndpoint(), where,
-			remedyPods}
+		return &Finding{SeverityError, t.noUsableEndpoint(), where, remedyPods}
 	case strings.Contains(s.Text, kernel.SetDrop):
 		return &Finding{SeverityError, t.noLocalEndpoint(), where,
 			"send it to a node that has one, or set the Service's traffic policy to Cluster"}
@@ -364,15 +370,10 @@ func worthShowing(s *netfilter.Step) bool {
 }
 
 func outcomeText(s *netfilter.Step) string {
-	switch s.Matched {
-	case netfilter.Yes:
-		return "matches: " + s.Outcome
-	case netfilter.No:
+	if s.Matched == netfilter.No {
 		return "no match"
-	case netfilter.Chance:
-		return "by chance: " + s.Outcome
 	}
-	return "may match: " + s.Outcome
+	return map[netfilter.Answer]string{netfilter.Yes: "matches: ", netfilter.Chance: "by chance: ", netfilter.Maybe: "may match: "}[s.Matched] + s.Outcome
 }
 
 // clientPort is the port that the traced client connects from.
@@ -415,12 +416,13 @@ func (t *tracer) received(w way) {
 		return
 	}
 	r := t.host.route(query{to: to, from: from, in: w.packet.In, mark: w.packet.Mark})
+	own := t.host.route(query{to: to, mark: w.packet.Mark}) // of this node itself
 	off := t.host.forwarding(service.FamilyOf(to), w.packet.In)
 	switch {
 	case r.local():
 		t.showRoute(w, &r, "delivered to this node")
 		t.deliver(w)
-	case off != "" && (r.passes() || t.reachable(to, w.packet.Mark)):
+	case off != "" && (r.passes() || own.passes()):
 		t.showSetting(w, off+" = 0", "drops it: this node doesn't forward what comes in on "+w.packet.In)
 		t.finish(w, Dropped, t.notForwarding(off, w.packet.In))
 	case !r.passes():
@@ -451,12 +453,6 @@ func (t *tracer) diverted(w way) {
 		return
 	}
 	t.finish(w, Undetermined, f)
-}
-
-// reachable reports whether this node itself has a way to an address.
-func (t *tracer) reachable(to netip.Addr, mark uint32) bool {
-	r := t.host.route(query{to: to, mark: mark})
-	return r.passes()
 }
 
 func (t *tracer) notForwarding(setting, in string) *Finding {
@@ -608,38 +604,38 @@ func (t *tracer) receive(w way) {
 		t.warn(SeverityWarning, err.Error(), "sockets", "")
 	}
 	text := fmt.Sprintf("%s %s", t.req.Protocol, w.packet.Dst)
-	switch {
+	show := func(hook, outcome string) {
+		if ok && !t.strayed(w) {
+			text = fmt.Sprintf("%s %s", t.req.Protocol, l.address)
+		}
+		t.show(w, Step{Hook: hook, Kind: KindListener, Text: text, Outcome: outcome})
+	}
+	switch input := string(netfilter.Input); {
 	case w.packet.Redirected && t.strayed(w):
-		t.show(w, Step{Hook: string(netfilter.Input), Kind: KindListener, Text: text, Outcome: "not kproxy's"})
+		show(input, "not kproxy's")
 		if ok {
 			t.finish(w, NotAService, nil)
 			return
 		}
 		t.finish(w, Refused, &Finding{SeverityError, "nobody listens there", text, ""})
 	case ok && w.packet.Redirected:
-		t.show(w, Step{Hook: "userspace", Kind: KindListener, Text: fmt.Sprintf("%s %s", t.req.Protocol, l.address), Outcome: "kproxy's listener takes it"})
+		show("userspace", "kproxy's listener takes it")
 		t.userspace(w)
 	case w.packet.Redirected:
-		t.show(w, Step{Hook: "userspace", Kind: KindListener, Text: text, Outcome: "nobody listens"})
+		show("userspace", "nobody listens")
 		t.finish(w, Refused, &Finding{SeverityError, "the packet is redirected to kproxy's listener, but nobody listens there", text,
 			"kproxy has died a moment ago: start it again; in a few seconds the kernel's own rules take new connections, where there are any"})
+	case ok && w.endpoint.IsValid():
+		show(input, "a process of this node takes it")
+		t.finish(w, Forwarded, nil)
 	case ok:
-		t.show(w, Step{Hook: string(netfilter.Input), Kind: KindListener, Text: fmt.Sprintf("%s %s", t.req.Protocol, l.address), Outcome: "a process of this node takes it"})
-		t.finish(w, t.localEnd(w), nil)
+		show(input, "a process of this node takes it")
+		t.finish(w, NotAService, nil)
 	default:
-		t.show(w, Step{Hook: string(netfilter.Input), Kind: KindListener, Text: text, Outcome: "nobody listens"})
-		t.finish(w, Refused, &Finding{SeverityError, fmt.Sprintf("nobody listens on %s %s of this node", t.req.Protocol, w.packet.Dst), "sockets of this node",
+		show(input, "nobody listens")
+		t.finish(w, Refused, &Finding{SeverityError, fmt.Sprintf("nobody listens on %s of this node", text), "sockets of this node",
 			"start what is to listen there (ss -lntup shows who does)"})
 	}
-}
-
-// localEnd is Forwarded for an endpoint on this node itself, and NotAService for
-// any other socket.
-func (t *tracer) localEnd(w way) Verdict {
-	if w.endpoint.IsValid() {
-		return Forwarded
-	}
-	return NotAService
 }
 
 // balance gives the packet to what distributes connections to its destination in the kernel;
@@ -721,8 +717,7 @@ func (t *tracer) userspace(w way) {
 		}
 	}
 	if !followed {
-		t.finish(w, Refused, &Finding{SeverityError, t.noUsableEndpoint(), "userspace",
-			remedyPods})
+		t.finish(w, Refused, &Finding{SeverityError, t.noUsableEndpoint(), "userspace", remedyPods})
 	}
 }
 

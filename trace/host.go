@@ -34,7 +34,7 @@ type hostState struct {
 	conntrack   func() (count, limit int, err error)
 	// sets lists kproxy's sets with their entries.
 	sets func(names func(string) bool) ([]kernel.SetState, error)
-	// What is behind the routing decision; nil functions leave it unknown.
+	// What is behind the routing decision.
 	hop            func(*route) (hop, error)
 	throughDefault func(query) bool
 	linksDown      func() []string
@@ -187,6 +187,10 @@ func askRoute(q query) route {
 	return r
 }
 
+func netlinkFamily(f service.Family) int {
+	return [2]int{service.IPv4: netlink.FAMILY_V4, service.IPv6: netlink.FAMILY_V6}[f]
+}
+
 func addrOf(b []byte) netip.Addr {
 	a, _ := netip.AddrFromSlice(b)
 	return a.Unmap()
@@ -203,40 +207,23 @@ func (r *route) String() string {
 	if r.err != nil {
 		return fmt.Sprintf("%s: %s", r.command(), r.failure())
 	}
-	var b strings.Builder
-	if k := routeKinds[r.kind]; k != "" {
-		b.WriteString(k + " ")
-	}
-	b.WriteString(r.to.String())
-	if r.via.IsValid() {
-		fmt.Fprintf(&b, " via %s", r.via)
-	}
-	if r.link != "" {
-		fmt.Fprintf(&b, " dev %s", r.link)
-	}
-	if r.source.IsValid() {
-		fmt.Fprintf(&b, " src %s", r.source)
-	}
-	if r.table != unix.RT_TABLE_MAIN && r.table != unix.RT_TABLE_LOCAL && r.table != 0 {
-		fmt.Fprintf(&b, " table %d", r.table)
-	}
-	return b.String()
+	text := strings.TrimPrefix(routeKinds[r.kind]+" "+r.to.String(), " ") + clause("via", r.via, r.via.IsValid()) +
+		clause("dev", r.link, r.link != "") + clause("src", r.source, r.source.IsValid())
+	return text + clause("table", r.table, r.table != unix.RT_TABLE_MAIN && r.table != unix.RT_TABLE_LOCAL && r.table != 0)
 }
 
 // command is the command that asks the same.
 func (r *route) command() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "ip route get %s", r.to)
-	if r.from.IsValid() {
-		fmt.Fprintf(&b, " from %s", r.from)
+	return "ip route get " + r.to.String() + clause("from", r.from, r.from.IsValid()) + clause("iif", r.in, r.in != "") +
+		clause("mark", fmt.Sprintf("%#x", r.mark), r.mark != 0)
+}
+
+// clause is a word of ip's with its value, where there is one.
+func clause(word string, value any, there bool) string {
+	if !there {
+		return ""
 	}
-	if r.in != "" {
-		fmt.Fprintf(&b, " iif %s", r.in)
-	}
-	if r.mark != 0 {
-		fmt.Fprintf(&b, " mark %#x", r.mark)
-	}
-	return b.String()
+	return fmt.Sprintf(" %s %v", word, value)
 }
 
 // failure says in a few words why there is no way.
@@ -327,11 +314,7 @@ func linkAddress(name string, f service.Family) (netip.Addr, error) {
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("look at link %s: %w", name, err)
 	}
-	family := netlink.FAMILY_V4
-	if f == service.IPv6 {
-		family = netlink.FAMILY_V6
-	}
-	addrs, err := netlink.AddrList(link, family)
+	addrs, err := netlink.AddrList(link, netlinkFamily(f))
 	if err != nil {
 		return netip.Addr{}, fmt.Errorf("list addresses of %s: %w", name, err)
 	}

@@ -47,11 +47,7 @@ func readHop(r *route) (hop, error) {
 	if r.mtu > 0 && r.mtu < h.mtu {
 		h.mtu = r.mtu
 	}
-	family := netlink.FAMILY_V4
-	if h.to.Is6() {
-		family = netlink.FAMILY_V6
-	}
-	all, err := netlink.NeighList(a.Index, family)
+	all, err := netlink.NeighList(a.Index, netlinkFamily(service.FamilyOf(h.to)))
 	if err != nil {
 		return h, fmt.Errorf("list neighbours on %s: %w", r.link, err)
 	}
@@ -82,21 +78,11 @@ var neverUp = []string{"dummy", "ipip", "sit", "ip6tnl", "gre", "gretap", "erspa
 // throughDefault reports whether a route is the default route.
 func throughDefault(q query) bool {
 	found, err := netlink.RouteGetWithOptions(q.to.AsSlice(), &netlink.RouteGetOptions{Mark: q.mark, FIBMatch: true})
-	if err != nil || len(found) == 0 {
-		return false
-	}
-	if found[0].Dst == nil {
-		return true
-	}
-	bits, _ := found[0].Dst.Mask.Size()
-	return bits == 0
+	return err == nil && len(found) > 0 && isDefault(&found[0])
 }
 
 // downLinks says which links are down; empty if none is.
 func (t *tracer) downLinks() string {
-	if t.host.linksDown == nil {
-		return ""
-	}
 	down := t.host.linksDown()
 	if len(down) == 0 {
 		return ""
@@ -106,27 +92,27 @@ func (t *tracer) downLinks() string {
 
 // defaultGateway is the next hop of the default route; invalid if there is none.
 func defaultGateway(f service.Family) netip.Addr {
-	family := netlink.FAMILY_V4
-	if f == service.IPv6 {
-		family = netlink.FAMILY_V6
-	}
-	routes, _ := netlink.RouteList(nil, family)
-	for _, r := range routes {
-		bits := 0
-		if r.Dst != nil {
-			bits, _ = r.Dst.Mask.Size()
-		}
-		if gateway := addrOf(r.Gw); bits == 0 && gateway.IsValid() && !gateway.IsLinkLocalUnicast() {
+	routes, _ := netlink.RouteList(nil, netlinkFamily(f))
+	for i := range routes {
+		if gateway := addrOf(routes[i].Gw); isDefault(&routes[i]) && gateway.IsValid() && !gateway.IsLinkLocalUnicast() {
 			return gateway
 		}
 	}
 	return netip.Addr{}
 }
 
+func isDefault(r *netlink.Route) bool {
+	if r.Dst == nil {
+		return true
+	}
+	bits, _ := r.Dst.Mask.Size()
+	return bits == 0
+}
+
 // noHop says why packets don't get to the next host by a route; nil if nothing
 // speaks against it.
 func (t *tracer) noHop(r *route) *Finding {
-	if t.host.hop == nil || r.local() || r.link == "" {
+	if r.local() || r.link == "" {
 		return nil
 	}
 	h, err := t.host.hop(r)
@@ -183,9 +169,6 @@ func (t *tracer) guest(a netip.Addr) *guest {
 }
 
 func (t *tracer) neighbours() neighbourhood {
-	if t.host.neighbours == nil {
-		return neighbourhood{}
-	}
 	all, err := t.host.neighbours()
 	if err != nil {
 		t.warn(SeverityNote, "other network namespaces of this node can't be looked into: "+err.Error(), "namespaces", "")
@@ -201,7 +184,7 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 		return Dropped, f
 	}
 	e := t.planned(to)
-	if e != nil && e.Local && t.host.throughDefault != nil && t.host.throughDefault(r.query) {
+	if e != nil && e.Local && t.host.throughDefault(r.query) {
 		f := &Finding{SeverityError, fmt.Sprintf("the route to %s is missing: it is on this node, but packets for it leave by the default route, on %s", to.Addr(), r.link),
 			r.command(), t.routeRemedy(to.Addr())}
 		if down := t.downLinks(); down != "" {
@@ -284,7 +267,7 @@ func (t *tracer) cause(e *plan.Endpoint) string {
 // checkMTU warns where the path beyond this node takes smaller packets than the client's link,
 // on the way of packets that the kernel forwards: userspace's connections find their MTU.
 func (t *tracer) checkMTU(w way, r *route) {
-	if w.userspace || t.client.Node || t.host.hop == nil || t.req.Protocol != service.TCP {
+	if w.userspace || t.client.Node || t.req.Protocol != service.TCP {
 		return
 	}
 	out, err := t.host.hop(r)

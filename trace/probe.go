@@ -29,104 +29,133 @@ const (
 )
 
 // probe makes one connection and closes it, or sends one datagram, from where the
-// client is, and reads its conntrack entry.
+// client is, and reads its conntrack entry while the socket is still open.
 func (t *tracer) probe(ctx context.Context, r *Result) *Probe {
 	p := &Probe{Conntrack: []string{}, From: "this node itself, whose packets take another way than those of pods and other hosts"}
 	if t.req.Netns != "" {
 		p.From = "network namespace " + t.req.Netns
 	}
-	flows, err := conntrack.Dial()
-	if err != nil {
-		p.Note = "conntrack can't be read: " + err.Error()
-	} else {
-		defer flows.Close()
-	}
-	local, found := t.send(ctx, p, func(local netip.AddrPort) []conntrack.Flow { return t.flowsOf(flows, local, p) })
-	if !local.IsValid() {
-		return p
-	}
-	for i := range found {
-		f := &found[i]
-		p.Conntrack = append(p.Conntrack, flowText(f))
-		if e := endpointOf(f, r); e.IsValid() && p.Outcome != "timeout" && p.Outcome != "unreachable" {
-			p.Endpoint = e
+	start := time.Now()
+	c, local, err := t.dial(ctx)
+	good := "connected"
+	switch {
+	case err != nil:
+		p.Note = err.Error()
+	case t.req.Protocol == service.UDP:
+		defer c.Close()
+		good = "answered"
+		if _, err = c.Write([]byte("kproxy trace\n")); err == nil {
+			c.SetReadDeadline(time.Now().Add(answerTimeout))
+			_, err = c.Read(make([]byte, 1))
 		}
+	default:
+		defer c.Close()
 	}
-	if len(found) == 0 && p.Note == "" {
-		p.Note = "conntrack has no entry of it"
+	p.Seconds = time.Since(start).Seconds()
+	if p.Outcome = outcomeOf(err, good); p.Outcome == "timeout" && good == "answered" {
+		p.Outcome, p.Note = "no answer", "many servers don't answer what they don't understand, so this says little"
+	}
+	if p.Outcome == "connected" && t.forecast != nil {
+		t.awaitEndpoint(c, local, p)
+	}
+	if local.Port() > 0 {
+		t.readFlows(p, local, r)
 	}
 	return p
 }
 
-// there runs f where the client is.
-func (t *tracer) there(f func() error) error {
-	if t.req.Netns == "" {
-		return f()
+// dial connects from where the client is. The address that it returns is known also where the
+// connection fails, so that its entry can be told from others'; without a port it has none.
+func (t *tracer) dial(ctx context.Context) (c net.Conn, local netip.AddrPort, err error) {
+	d := net.Dialer{Timeout: probeTimeout, Control: func(_, _ string, socket syscall.RawConn) error {
+		return onSocket(socket, func(fd int) (err error) {
+			local, err = bind(fd, t.req.From, t.req.Address.Addr().Is6())
+			return err
+		})
+	}}
+	dial := func() (err error) {
+		c, err = d.DialContext(ctx, t.req.Protocol.String(), t.req.Address.String())
+		return err
 	}
-	return inside(t.req.Netns, f)
+	if t.req.Netns == "" {
+		err = dial()
+	} else {
+		err = inside(t.req.Netns, dial)
+	}
+	switch {
+	case err == nil:
+		local = netip.MustParseAddrPort(c.LocalAddr().String())
+	case local.Addr().IsUnspecified():
+		local = netip.AddrPortFrom(t.client.Address, local.Port())
+	}
+	return c, local, err
 }
 
-// send sends the probe and, while its socket is still open, reads conntrack.
-func (t *tracer) send(ctx context.Context, p *Probe, read func(netip.AddrPort) []conntrack.Flow) (netip.AddrPort, []conntrack.Flow) {
-	local := netip.AddrPortFrom(t.req.From, 0)
-	if !t.req.From.IsValid() {
-		local = netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
-		if t.req.Address.Addr().Is6() {
-			local = netip.AddrPortFrom(netip.IPv6Unspecified(), 0)
+// bind gives a socket an address, or any, and a free port.
+func bind(fd int, from netip.Addr, v6 bool) (netip.AddrPort, error) {
+	var at unix.Sockaddr = &unix.SockaddrInet4{}
+	if v6 {
+		at = &unix.SockaddrInet6{}
+	}
+	switch a := at.(type) {
+	case *unix.SockaddrInet4:
+		if from.IsValid() {
+			a.Addr = from.As4()
+		}
+	case *unix.SockaddrInet6:
+		if from.IsValid() {
+			a.Addr = from.As16()
 		}
 	}
-	if t.req.Protocol == service.UDP {
-		return t.sendDatagram(p, local, read)
+	if err := unix.Bind(fd, at); err != nil {
+		return netip.AddrPort{}, os.NewSyscallError("bind", err)
 	}
-	// A port of one's own tells the entry from others', also where the connection
-	// fails.
-	free := func() (uint16, error) { return freePort(t.req.From, t.req.Address.Addr()) }
-	var c net.Conn
-	err := t.there(func() (err error) {
-		c, local, err = p.dial(ctx, t.req.Address, local.Addr(), free)
-		return err
-	})
-	p.Outcome = outcomeOf(err, "connected")
+	at, err := unix.Getsockname(fd)
+	switch a := at.(type) {
+	case *unix.SockaddrInet4:
+		return netip.AddrPortFrom(netip.AddrFrom4(a.Addr), uint16(a.Port)), err
+	case *unix.SockaddrInet6:
+		return netip.AddrPortFrom(netip.AddrFrom16(a.Addr), uint16(a.Port)), err
+	}
+	return netip.AddrPort{}, err
+}
+
+// onSocket runs f on a socket's file descriptor.
+func onSocket(c syscall.RawConn, f func(fd int) error) (err error) {
+	if e := c.Control(func(fd uintptr) { err = f(int(fd)) }); e != nil {
+		return e
+	}
+	return err
+}
+
+// readFlows reads the probe's own entries. Of the connection that userspace makes
+// for it nothing tells which of all to that endpoint it is.
+func (t *tracer) readFlows(p *Probe, local netip.AddrPort, r *Result) {
+	p.Endpoint = t.endpointOfProbe(local)
+	all, err := listFlows(t.req.Protocol)
 	if err != nil {
-		p.Note = err.Error()
-		if local.Port() == 0 {
-			return netip.AddrPort{}, nil
+		p.Note = "conntrack can't be read: " + err.Error()
+	}
+	for _, f := range flowsBetween(all, local, t.req.Address) {
+		p.Conntrack = append(p.Conntrack, flowText(&f))
+		// Of what kproxy's own listener gets, the endpoint isn't in the entry.
+		leads := slices.ContainsFunc(r.Candidates, func(c Candidate) bool { return c.Endpoint == f.ReplySrc })
+		if leads && p.Outcome != "timeout" && p.Outcome != "unreachable" {
+			p.Endpoint = f.ReplySrc
 		}
-		if local.Addr().IsUnspecified() {
-			local = netip.AddrPortFrom(t.client.Address, local.Port())
-		}
-		return local, read(local)
+	}
+	if len(p.Conntrack) == 0 && p.Note == "" {
+		p.Note = "conntrack has no entry of it"
+	}
+}
+
+func listFlows(proto service.Protocol) ([]conntrack.Flow, error) {
+	c, err := conntrack.Dial()
+	if err != nil {
+		return nil, err
 	}
 	defer c.Close()
-	local = c.LocalAddr().(*net.TCPAddr).AddrPort()
-	if t.forecast != nil {
-		t.awaitEndpoint(c, local, p)
-	}
-	return local, read(local)
-}
-
-// portTries is how often a probe takes another port, where another socket takes its port
-// before it is used.
-const portTries = 8
-
-// dial connects from a free port of an address, and notes how long the last try took.
-// The port of what it returns is 0 if there is none.
-func (p *Probe) dial(ctx context.Context, to netip.AddrPort, addr netip.Addr, free func() (uint16, error)) (net.Conn, netip.AddrPort, error) {
-	for tries := 1; ; tries++ {
-		port, err := free()
-		from := netip.AddrPortFrom(addr, port)
-		if err != nil {
-			return nil, from, err
-		}
-		d := net.Dialer{Timeout: probeTimeout, LocalAddr: net.TCPAddrFromAddrPort(from), Control: reuseAddress}
-		start := time.Now()
-		c, err := d.DialContext(ctx, "tcp", to.String())
-		p.Seconds = time.Since(start).Seconds()
-		// Taken by a socket, or with this service by a connection that isn't over.
-		if taken := errors.Is(err, unix.EADDRINUSE) || errors.Is(err, unix.EADDRNOTAVAIL); !taken || tries == portTries {
-			return c, from, err
-		}
-	}
+	return c.List(proto)
 }
 
 // awaitEndpoint waits until userspace, which accepts first, has found an endpoint
@@ -156,31 +185,6 @@ func (t *tracer) endpointOfProbe(local netip.AddrPort) netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-func (t *tracer) sendDatagram(p *Probe, local netip.AddrPort, read func(netip.AddrPort) []conntrack.Flow) (netip.AddrPort, []conntrack.Flow) {
-	start := time.Now()
-	var c *net.UDPConn
-	err := t.there(func() (err error) {
-		c, err = net.DialUDP("udp", net.UDPAddrFromAddrPort(local), net.UDPAddrFromAddrPort(t.req.Address))
-		return err
-	})
-	if err != nil {
-		p.Outcome, p.Note = outcomeOf(err, ""), err.Error()
-		return netip.AddrPort{}, nil
-	}
-	defer c.Close()
-	_, err = c.Write([]byte("kproxy trace\n"))
-	if err == nil {
-		c.SetReadDeadline(time.Now().Add(answerTimeout))
-		_, err = c.Read(make([]byte, 1))
-	}
-	p.Seconds = time.Since(start).Seconds()
-	if p.Outcome = outcomeOf(err, "answered"); p.Outcome == "timeout" {
-		p.Outcome, p.Note = "no answer", "many servers don't answer what they don't understand, so this says little"
-	}
-	local = c.LocalAddr().(*net.UDPAddr).AddrPort()
-	return local, read(local)
-}
-
 func outcomeOf(err error, good string) string {
 	var timeout net.Error
 	switch {
@@ -194,61 +198,9 @@ func outcomeOf(err error, good string) string {
 	return "unreachable"
 }
 
-// freePort is a port that no socket has now.
-func freePort(from, to netip.Addr) (uint16, error) {
-	if !from.IsValid() {
-		from = netip.IPv4Unspecified()
-		if to.Is6() {
-			from = netip.IPv6Unspecified()
-		}
-	}
-	l, err := net.ListenTCP("tcp", net.TCPAddrFromAddrPort(netip.AddrPortFrom(from, 0)))
-	if err != nil {
-		return 0, err
-	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).AddrPort().Port(), nil
-}
-
-func reuseAddress(_, _ string, c syscall.RawConn) error { return control(c, unix.SO_REUSEADDR, 1) }
-
-// control sets an option of a socket.
-func control(c syscall.RawConn, option, value int) (err error) {
-	if e := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, option, value) }); e != nil {
-		return e
-	}
-	return err
-}
-
-// flowsOf lists the probe's own entries. Of the connection that userspace makes
-// for it nothing tells which of all to that endpoint it is.
-func (t *tracer) flowsOf(c *conntrack.Client, local netip.AddrPort, p *Probe) []conntrack.Flow {
-	p.Endpoint = t.endpointOfProbe(local)
-	if c == nil {
-		return nil
-	}
-	all, err := c.List(t.req.Protocol)
-	if err != nil {
-		p.Note = "conntrack can't be read: " + err.Error()
-		return nil
-	}
-	return flowsBetween(all, local, t.req.Address)
-}
-
 // flowsBetween are those that began from one address and port to another.
 func flowsBetween(all []conntrack.Flow, from, to netip.AddrPort) []conntrack.Flow {
 	return slices.DeleteFunc(all, func(f conntrack.Flow) bool { return f.OrigSrc != from || f.OrigDst != to })
-}
-
-// endpointOf is the endpoint that an entry leads to; invalid where it is kproxy's
-// own listener.
-func endpointOf(f *conntrack.Flow, r *Result) netip.AddrPort {
-	for _, c := range r.Candidates {
-		if c.Endpoint == f.ReplySrc {
-			return c.Endpoint
-		}
-	}
-	return netip.AddrPort{}
 }
 
 // flowText prints an entry as conntrack -L does, without what varies.
@@ -315,7 +267,9 @@ func (t *tracer) probeEndpoints(ctx context.Context, r *Result) (dead, asked int
 		if t.proxy == nil {
 			return nil
 		}
-		return control(c, unix.SO_MARK, int(t.proxy.Marks.Own())) // kproxy's rules leave its own connections alone
+		return onSocket(c, func(fd int) error { // kproxy's rules leave its own connections alone
+			return unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_MARK, int(t.proxy.Marks.Own()))
+		})
 	}}
 	var wg errgroup.Group
 	wg.SetLimit(probesAtOnce)

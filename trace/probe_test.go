@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/service"
 )
 
 // Of all entries of conntrack, those of other clients with the probe's port, and of its
@@ -23,38 +24,31 @@ func TestFlowsBetween(t *testing.T) {
 	}
 }
 
-// A probe takes another port when somebody else gets the one that was free, and gives up
-// when that goes on.
-func TestProbeTakesAnotherPort(t *testing.T) {
-	loopback := netip.MustParseAddr("127.0.0.1")
-	listen := func() netip.AddrPort {
-		l, err := net.Listen("tcp4", "127.0.0.1:0")
+// The address that a probe has is known whether it connects or not.
+func TestProbeKnowsItsAddress(t *testing.T) {
+	for _, at := range []string{"127.0.0.1", "::1"} {
+		l, err := net.Listen("tcp", net.JoinHostPort(at, "0"))
 		if err != nil {
 			t.Fatal(err)
 		}
-		t.Cleanup(func() { l.Close() })
-		return l.Addr().(*net.TCPAddr).AddrPort()
-	}
-	to, taken := listen(), listen()
-	tries := 0
-	var p Probe
-	c, from, err := p.dial(t.Context(), to, loopback, func() (uint16, error) {
-		if tries++; tries == 1 {
-			return taken.Port(), nil
+		to := netip.MustParseAddrPort(l.Addr().String())
+		for _, from := range []netip.Addr{{}, netip.MustParseAddr(at)} {
+			x := newTracer(Request{Address: to, Protocol: service.TCP, From: from}, nil, nil)
+			x.client.Address = netip.MustParseAddr(at)
+			c, local, err := x.dial(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := c.LocalAddr().String(); got != local.String() {
+				t.Errorf("it connected from %s and says %s", got, local)
+			}
+			c.Close()
 		}
-		return freePort(loopback, to.Addr())
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer c.Close()
-	if got := c.LocalAddr().(*net.TCPAddr).AddrPort(); got != from || from == taken {
-		t.Errorf("it connected from %s and says %s; %s was taken", got, from, taken)
-	}
-
-	tries = 0
-	_, _, err = p.dial(t.Context(), to, loopback, func() (uint16, error) { tries++; return taken.Port(), nil })
-	if !errors.Is(err, unix.EADDRINUSE) || tries != portTries {
-		t.Errorf("after %d tries: %v; want %d, address already in use", tries, err, portTries)
+		l.Close()
+		x := newTracer(Request{Address: to, Protocol: service.TCP}, nil, nil)
+		x.client.Address = netip.MustParseAddr(at)
+		if c, local, err := x.dial(t.Context()); c != nil || !errors.Is(err, unix.ECONNREFUSED) || local.Addr() != x.client.Address || local.Port() == 0 {
+			t.Errorf("refused: %v from %s", err, local)
+		}
 	}
 }

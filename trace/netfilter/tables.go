@@ -22,9 +22,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -146,7 +144,10 @@ func DefaultConfig() Config {
 // namespace of the calling thread. What can't be read but may be there is in the
 // result: as a base chain that isn't Read, or as a note.
 func Read(ctx context.Context, c Config, f service.Family) (*Tables, error) {
-	t := &Tables{Family: f, bridged: bridged(f), host: c.Host, sets: c.Sets}
+	t := &Tables{Family: f, bridged: No, host: c.Host, sets: c.Sets}
+	if kernel.BridgeCallsNetfilter(f) {
+		t.bridged = Maybe
+	}
 	main := c.Variant
 	if main.Name == "" {
 		main.Name = c.variantName(ctx)
@@ -167,18 +168,6 @@ func Read(ctx context.Context, c Config, f service.Family) (*Tables, error) {
 	}
 	t.sort()
 	return t, nil
-}
-
-// bridged reads whether packets between ports of a bridge pass netfilter, which
-// they don't without the module br_netfilter.
-func bridged(f service.Family) Answer {
-	name := [2]string{service.IPv4: "bridge-nf-call-iptables", service.IPv6: "bridge-nf-call-ip6tables"}[f]
-	b, err := os.ReadFile("/proc/sys/net/bridge/" + name)
-	switch {
-	case errors.Is(err, fs.ErrNotExist), err == nil && strings.TrimSpace(string(b)) == "0":
-		return No
-	}
-	return Maybe
 }
 
 // variantName finds out which variant the host's own is; nft if it can't.
