@@ -175,7 +175,7 @@ var namesOfPlanes = map[string]map[string]int{
 		"kernel/leftovers": 1,
 		"plan":             2,
 		"trace":            9,
-		"trace/netfilter":  9,
+		"trace/netfilter":  8,
 		"view":             3,
 		"web":              5,
 	},
