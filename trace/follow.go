@@ -341,7 +341,7 @@ func (t *tracer) showSetting(w way, text, outcome string) {
 }
 
 // showWalk adds the steps of a walk that are worth showing: rules that match or
-// may match, the portal's whether they match or not, and policies that stop.
+// may match, those that redirect to userspace whether they match or not, and policies that stop.
 func (t *tracer) showWalk(w way, walk *netfilter.Walk) {
 	for i := range walk.Steps {
 		s := &walk.Steps[i]

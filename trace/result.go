@@ -142,6 +142,18 @@ type Finding struct {
 	Remedy   string `json:"remedy,omitempty"`
 }
 
+// text is all of a finding in one line.
+func (f *Finding) text() string {
+	out := f.What
+	if f.Where != "" {
+		out += " (" + f.Where + ")"
+	}
+	if f.Remedy != "" {
+		out += "; remedy: " + f.Remedy
+	}
+	return out
+}
+
 // Mismatch is a difference between the plan and the kernel.
 type Mismatch = kernel.Mismatch
 
@@ -203,24 +215,15 @@ func (t *tracer) verdict() Verdict {
 	if t.full {
 		return Dropped
 	}
-	all := map[Verdict]bool{}
+	all, doubtful := map[Verdict]bool{}, false
 	for _, e := range t.ends {
 		if e.share > 0 {
 			all[e.verdict] = true
-		}
-	}
-	if len(all) == 1 {
-		for v := range all {
-			return v
-		}
-	}
-	for _, e := range t.ends {
-		if e.share > 0 && (!e.certain || e.verdict == Undetermined) {
-			return Undetermined
+			doubtful = doubtful || !e.certain || e.verdict == Undetermined
 		}
 	}
 	for _, v := range []Verdict{Forwarded, Refused, Dropped, NotAService} {
-		if all[v] {
+		if all[v] && (!doubtful || len(all) == 1) {
 			return v
 		}
 	}
@@ -413,10 +416,9 @@ func (t *tracer) masquerade() Masquerade {
 		if !e.changesSource(t.client) {
 			continue
 		}
-		if masked++; masked == 1 || m.Source == e.packet.Src.Addr() {
-			m.Source = e.packet.Src.Addr()
+		if masked++; masked == 1 {
+			m.Yes, m.Source = true, e.packet.Src.Addr()
 		}
-		m.Yes = true
 	}
 	switch {
 	case all == 0:
@@ -435,10 +437,7 @@ func (t *tracer) masquerade() Masquerade {
 // changesSource reports whether the endpoint sees another address than the
 // client's.
 func (e *end) changesSource(c plan.Client) bool {
-	if e.masked != "" {
-		return true
-	}
-	return e.userspace && !e.transparent && e.packet.Src.Addr() != c.Address
+	return e.masked != "" || e.userspace && !e.transparent && e.packet.Src.Addr() != c.Address
 }
 
 func (t *tracer) masqueradeReason(source netip.Addr) string {
@@ -450,10 +449,11 @@ func (t *tracer) masqueradeReason(source netip.Addr) string {
 			rule = ", which userspace connects from"
 		}
 	}
-	text := "the endpoint sees an address of this node" + rule
+	sees := "an address of this node"
 	if source.IsValid() {
-		text = "the endpoint sees " + source.String() + rule
+		sees = source.String()
 	}
+	text := "the endpoint sees " + sees + rule
 	if why := t.planReason(); why != "" {
 		text += ": " + why
 	}
@@ -549,16 +549,16 @@ func (t *tracer) checkVerdict(r *Result) {
 	}
 }
 
-// untracked reports whether the packet went on without an entry of conntrack's.
+// untracked reports whether the packet went on without an entry in conntrack.
 func (t *tracer) untracked() bool {
 	return slices.ContainsFunc(t.ends, func(e end) bool { return e.packet.State == netfilter.Untracked })
 }
 
 func (t *tracer) notForwarded(v plan.Verdict) string {
-	if !t.frontend.Allows(t.client) {
+	switch {
+	case !t.frontend.Allows(t.client):
 		return t.notAdmitted()
-	}
-	if v == plan.Drop {
+	case v == plan.Drop:
 		return t.noLocalEndpoint()
 	}
 	return t.noUsableEndpoint()
@@ -583,26 +583,19 @@ func (t *tracer) repairs() string {
 // culprit is one sentence: what stops the packet, where, and the remedy; empty if
 // nothing does. A way that only some connections take counts too.
 func culprit(r *Result) string {
-	stopped := r.Verdict != Forwarded
 	pick := slices.IndexFunc(r.Findings, func(f Finding) bool { return f.Severity == SeverityError })
-	if pick < 0 && len(r.Mismatches) > 0 && stopped {
+	differs := ""
+	if len(r.Mismatches) > 0 {
 		m := r.Mismatches[0]
-		return fmt.Sprintf("%s isn't as planned: planned is %s, in the kernel is %s; kproxy repairs it within seconds, or restart it.", m.Object, m.Planned, m.Kernel)
+		differs = fmt.Sprintf("%s isn't as planned: planned is %s, in the kernel is %s; ", m.Object, m.Planned, m.Kernel)
 	}
-	if pick < 0 {
+	switch {
+	case pick < 0 && differs != "" && r.Verdict != Forwarded:
+		return differs + "kproxy repairs it within seconds, or restart it."
+	case pick < 0:
 		return ""
+	case r.Verdict != NotAService:
+		differs = ""
 	}
-	f := r.Findings[pick]
-	text := f.What
-	if f.Where != "" {
-		text += " (" + f.Where + ")"
-	}
-	if f.Remedy != "" {
-		text += "; remedy: " + f.Remedy
-	}
-	if len(r.Mismatches) > 0 && r.Verdict == NotAService {
-		m := r.Mismatches[0]
-		text = fmt.Sprintf("%s isn't as planned: planned is %s, in the kernel is %s; %s", m.Object, m.Planned, m.Kernel, text)
-	}
-	return strings.TrimSuffix(text, ".") + "."
+	return strings.TrimSuffix(differs+r.Findings[pick].text(), ".") + "."
 }

@@ -1,6 +1,7 @@
 package trace
 
 import (
+	"cmp"
 	"fmt"
 	"strconv"
 	"strings"
@@ -91,12 +92,12 @@ func wrap(text string, width int) []string {
 
 // headline is the answer.
 func (p *printer) headline(r *Result) {
-	colour := map[Verdict]string{Forwarded: green, Refused: red, Dropped: red}[r.Verdict]
-	if colour == "" {
-		colour = yellow
-	}
-	if r.Verdict == Forwarded && r.Culprit != "" {
-		colour = yellow
+	colour := yellow
+	switch {
+	case r.Verdict == Refused || r.Verdict == Dropped:
+		colour = red
+	case r.Verdict == Forwarded && r.Culprit == "":
+		colour = green
 	}
 	answer := strings.ToUpper(string(r.Verdict))
 	from := r.Client
@@ -147,11 +148,7 @@ func (p *printer) candidates(r *Result) {
 		if c.Probability == 0 {
 			colour = faint
 		}
-		health := c.Health
-		if health == "" {
-			health = "-"
-		}
-		p.block(fmt.Sprintf("%-*s  %7s  %-7s  %9s  ", width, c.Endpoint, shareText(c.Probability), health, count(c.Packets)), colour, why, colour)
+		p.block(fmt.Sprintf("%-*s  %7s  %-7s  %9s  ", width, c.Endpoint, shareText(c.Probability), cmp.Or(c.Health, "-"), count(c.Packets)), colour, why, colour)
 	}
 	p.b.WriteString("\n")
 }
@@ -185,13 +182,7 @@ func (r *Result) sourceText() string {
 func (p *printer) findings(r *Result) {
 	for _, f := range r.Findings {
 		colour := map[string]string{SeverityError: red, SeverityWarning: yellow, SeverityNote: faint}[f.Severity]
-		text := f.What
-		if f.Where != "" {
-			text += " (" + f.Where + ")"
-		}
-		if f.Remedy != "" {
-			text += "; remedy: " + f.Remedy
-		}
+		text := f.text()
 		if strings.TrimSuffix(r.Culprit, ".") == text {
 			continue
 		}
@@ -241,12 +232,12 @@ func (p *printer) path(steps []Step) {
 	shown := map[string]bool{}
 	var same []string
 	for _, name := range order {
-		if way := sameWay(legs[name]); shown[way] {
+		way := sameWay(legs[name])
+		if shown[way] {
 			same = append(same, name)
 			continue
-		} else {
-			shown[way] = true
 		}
+		shown[way] = true
 		p.b.WriteString(p.coloured("To "+name, bold) + "\n")
 		p.leg(legs[name])
 	}

@@ -41,7 +41,7 @@ func saved(n int) string {
 	return b.String()
 }
 
-// empty is a host whose sets have nobody in them.
+// empty is a host whose sets are empty.
 type empty struct{}
 
 func (empty) ReadAny(name string) (kernel.AnySet, error) {

@@ -331,7 +331,7 @@ func TestPredictsServices(t *testing.T) {
 			}
 		}
 		s.checkAffinity()
-		s.checkPortal(sets)
+		s.checkRedirect(sets)
 	})
 }
 
@@ -367,8 +367,8 @@ func (s *scene) checkAffinity() {
 	}
 }
 
-// checkPortal: while kproxy is alive, what is in its set is redirected.
-func (s *scene) checkPortal(sets *kernel.IPSets) {
+// checkRedirect: while kproxy is alive, what is in its set is redirected.
+func (s *scene) checkRedirect(sets *kernel.IPSets) {
 	s.t.Helper()
 	to := netip.MustParseAddrPort(s.virtual(1))
 	user := kernel.FamilySet(kernel.SetUser, s.family)

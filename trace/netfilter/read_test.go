@@ -135,8 +135,7 @@ INPUT 0 iptables-nft filter INPUT accept`
 	}
 }
 
-// TestReadWithoutAVariant: what isn't installed has no rules that anybody could
-// have made.
+// TestReadWithoutAVariant: a variant that isn't installed has no rules.
 func TestReadWithoutAVariant(t *testing.T) {
 	kerneltest.Namespace(t)
 	run(t, "iptables-nft -A INPUT -j DROP")

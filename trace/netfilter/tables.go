@@ -92,7 +92,7 @@ type Host interface {
 	Listens(proto service.Protocol, a netip.AddrPort) (bool, error)
 }
 
-// SetReader reads sets of anybody's; [kernel.IPSets] does.
+// SetReader reads sets, kproxy's and others'; [kernel.IPSets] does.
 type SetReader interface {
 	ReadAny(name string) (kernel.AnySet, error)
 }
