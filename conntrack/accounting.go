@@ -224,7 +224,7 @@ func (a *Accounting) Ended(f Flow) {
 	e.end()
 }
 
-// end adds a flow that has ended for good.
+// end adds a flow that has ended to the account.
 func (e *entry) end() {
 	if e.account == nil || e.service == nil {
 		return // not counted, or its service port is gone

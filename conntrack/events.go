@@ -22,7 +22,7 @@ const (
 	// (ctnetlink_nlmsg_size in net/netfilter/nf_conntrack_netlink.c), security
 	// contexts aside.
 	eventSize = 4 << 10
-	// eventPause is how long, after events were read, no others are looked for.
+	// eventPause is how long, after events were read, no others are read.
 	// One that comes after a while is read at once; where thousands of connections
 	// end in a second, being woken for each costs several times what reading it does.
 	eventPause = 2 * time.Millisecond

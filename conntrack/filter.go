@@ -118,7 +118,7 @@ func (p *program) nested(tuple int, outer, inner uint32, word int) {
 	p.add(bpf.StoreScratch{Src: bpf.RegA, N: word})
 }
 
-// sameAddress goes on where the destination is who answers.
+// sameAddress goes on where the answers come from the destination.
 func (p *program) sameAddress(dst, src uint32, words int) {
 	p.nested(wordOrig, ctaTupleIP, dst, wordDst)
 	p.nested(wordReply, ctaTupleIP, src, wordSrc)

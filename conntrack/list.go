@@ -15,7 +15,7 @@ import (
 // dumpAttempts bounds how often a dump that the kernel interrupted is begun anew.
 const dumpAttempts = 5
 
-// wanted is what a list is to hold. Its zero value is everything.
+// wanted says which entries a list has. Its zero value is all.
 type wanted struct {
 	protocol   service.Protocol // 0: all
 	unanswered bool             // only flows of which no packet has come back

@@ -107,7 +107,7 @@ func MayBeStale(d plan.Delta) bool {
 	})
 }
 
-// moved reports whether anything that Stale looks at differs.
+// moved reports whether anything that Stale depends on differs.
 func moved(a, b *plan.Service) bool {
 	return a.DataPlane != b.DataPlane ||
 		!slices.EqualFunc(a.Frontends, b.Frontends, func(x, y plan.Frontend) bool {

@@ -125,7 +125,7 @@ func blames(err error) bool {
 	return false
 }
 
-// ports are the source ports of connections that bear a client's address: ports
+// ports are the source ports of connections from a client's address: ports
 // that clients themselves don't use.
 //
 // The kernel would choose from the range that clients choose from as well. IPVS
@@ -140,7 +140,7 @@ type ports struct{ low, high uint16 } // both included; the zero value leaves th
 const (
 	// lowestPort keeps away from the ports that services listen on most.
 	lowestPort = 10240
-	// fewestPorts make it worth while.
+	// fewestPorts is the smallest range that is used.
 	fewestPorts = 4096
 	// sourceTries is how many ports are tried before the kernel chooses: in use are
 	// those of the same client's connections, few of 20,000.

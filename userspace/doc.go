@@ -8,8 +8,8 @@
 // refused: the listeners are neither a loop nor an open relay.
 //
 // A [Server] decides nothing: a [plan.Plan] says which endpoints a connection
-// may go to, whether the client's address is kept, and who may connect. Prepare
-// takes up what a plan adds, Commit lets go what it doesn't hold any more.
+// may go to, whether the client's address is kept, and which clients may connect. Prepare
+// adds the services of a plan, Commit removes those that it doesn't have.
 //
 // TCP: one event loop for each processor accepts, connects, tries another
 // endpoint when a connect fails, and then moves bytes. A loop waits for nothing but

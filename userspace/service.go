@@ -131,8 +131,7 @@ func (v *view) keeps(a netip.AddrPort) bool {
 	return false
 }
 
-// serviceState is what is kept of a service port for as long as it exists,
-// while plans come and go. Connections hold on to it even longer.
+// serviceState is the state of a service port, which outlives plans. Connections hold on to it even longer.
 type serviceState struct {
 	key      service.Key
 	counters traffic
@@ -146,7 +145,7 @@ type serviceState struct {
 	endpoints map[netip.AddrPort]*endpoint // those that a client could have been sent to
 }
 
-// endpoint is what is kept of one endpoint of a service port since a client came.
+// endpoint is the state of one endpoint of a service port, from its first client on.
 type endpoint struct {
 	address  netip.AddrPort
 	load     lb.Load
@@ -286,13 +285,13 @@ func (s *Server) Prepare(p *plan.Plan, d plan.Delta) {
 		if c.Is == nil {
 			s.plans.gone[c.Key()] = true
 		} else {
-			s.takeUp(c.Is)
+			s.update(c.Is)
 		}
 	}
 }
 
-// takeUp serves a service as next says.
-func (s *Server) takeUp(next *plan.Service) {
+// update serves a service by next.
+func (s *Server) update(next *plan.Service) {
 	k := next.Port.Key
 	delete(s.plans.gone, k)
 	s.plans.changed[k] = true

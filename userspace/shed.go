@@ -9,15 +9,15 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// Where room is short, what one client or service holds beyond its share gives way, so that those
-// that hold little lose nothing. Shares are compared over all loops, or all workers.
+// Where room is short, connections and sessions beyond the share of their client or service are ended, so that
+// clients within theirs lose nothing. Shares are compared over all loops, or all workers.
 
 const (
-	// shareParts and shareLeast keep a share from getting too small to tell greed from
-	// use among many clients: it is at least this part of all, and so many.
+	// shareParts and shareLeast bound a share from below, or ordinary use would
+	// exceed it among many clients: it is at least this part of all, and this number.
 	shareParts = 128
 	shareLeast = 8 // connections or sessions
-	// shedParts is which part gives way at once: finding it takes a pass over all.
+	// shedParts is the part that is ended at once: finding it takes a pass over all.
 	shedParts = 64
 	shedLeast = 8
 	// shedAgain is after how long the next victims are chosen while clients wait, and
@@ -31,7 +31,7 @@ const (
 	// evenIdle is how long it has to be where no holder has more than the others and the kernel
 	// can't serve new connections instead.
 	evenIdle = 5 * time.Second
-	// logShedEvery is how often the log tells of those that gave way.
+	// logShedEvery bounds how often the log mentions it.
 	logShedEvery = 10 * time.Second
 )
 
@@ -67,7 +67,7 @@ const (
 	shedReasons = len(plan.ShedReasons)
 )
 
-// victim has to give way.
+// victim is to be ended.
 type victim struct {
 	holding
 	reason shedReason

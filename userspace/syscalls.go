@@ -64,7 +64,7 @@ func sysControl(epoll, op, fd int, ev *unix.EpollEvent) unix.Errno {
 	return e
 }
 
-// sysEvents is epoll_wait(2) for at most so many milliseconds.
+// sysEvents is epoll_wait(2) for at most patience milliseconds.
 func sysEvents(epoll int, events []unix.EpollEvent, patience int) int {
 	n, _, e := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(epoll), uintptr(unsafe.Pointer(unsafe.SliceData(events))), uintptr(len(events)), uintptr(patience), 0, 0)
 	if e != 0 {

@@ -19,7 +19,7 @@ const (
 	acceptWaitMax = time.Second
 )
 
-// acceptsAtOnce is how many connections a loop takes in before it looks after
+// acceptsAtOnce is how many connections a loop accepts before it serves
 // those it has; the other loops may take the next ones.
 const acceptsAtOnce = 8
 
@@ -56,7 +56,7 @@ func (a *acceptor) start() {
 	}
 	a.watching = true
 	// There are descriptors again, and perhaps no client that would show it by being
-	// accepted: the probe mustn't find the listener waiting for ever.
+	// accepted: without this, the probe would find the listener waiting for ever.
 	a.loop.server.supplied()
 }
 
@@ -78,7 +78,7 @@ func (a *acceptor) stop() {
 	a.loop.timers.stop(&a.retry)
 }
 
-// accept takes in the clients that wait, as long as there are descriptors. No
+// accept accepts the clients that wait, while there are descriptors. No
 // error ends it.
 func (a *acceptor) accept() {
 	if !a.watching {
@@ -147,7 +147,7 @@ func (s *starvation) starve(err error) {
 }
 
 // How many connections more than another loop one may have before it hands over what
-// it accepts: so many, and an eighth. A loop that has none takes one at once: of two
+// it accepts: this number, and an eighth. A loop that has none takes one at once: of two
 // connections on one loop each waits for the other.
 const (
 	unevenBy    = 4

@@ -54,7 +54,7 @@ type tcpConn struct {
 	killed  atomic.Bool
 }
 
-// admit takes in an accepted connection, or refuses one that no plan knows or
+// admit serves an accepted connection, or refuses one that no plan knows or
 // that may not pass, with a reset.
 func (l *loop) admit(t *listener, fd int, client netip.AddrPort) {
 	s := l.server
@@ -314,7 +314,7 @@ type side struct {
 	broken   bool // both directions are shut, or it has an error
 	failed   bool // a read has told of an error, which it does once
 	urgent   bool // it got urgent data, at which reads stop short
-	watched  bool // the kernel tells of events
+	watched  bool // epoll reports its events
 	asksOut  bool // and when it can be written to
 }
 
@@ -324,7 +324,7 @@ const (
 	endpointEvents = clientEvents | unix.EPOLLOUT
 )
 
-// note takes down what events say.
+// note sets the flags by events.
 func (s *side) note(events uint32) {
 	if events&(unix.EPOLLIN|unix.EPOLLPRI|unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0 {
 		s.readable = true

@@ -62,8 +62,8 @@ func (l *loop) run() {
 
 // shortWait is how long a loop waits for events, in milliseconds, before the Go
 // scheduler hears of it (see raiseProcessors, which lets it keep its place): under load
-// there are some before, and no thread has to look for a place then. A goroutine that
-// is to stop, for the garbage collector say, gets a signal, which ends the wait.
+// there are some before, and no thread has to look for a place then. The runtime
+// stops a goroutine, for the garbage collector say, by a signal, which ends the wait.
 const shortWait = 5
 
 // wait waits for events, until the next timer is due at most.

@@ -8,8 +8,7 @@ import (
 )
 
 const (
-	// copySize is the most that one read copies; from there on splice is worth its
-	// pipe.
+	// copySize is the most that one read copies; from there on splice costs less.
 	copySize = 16 << 10
 	// turnSize is how many bytes one direction of one connection may move before
 	// the loop's others have theirs.

@@ -7,7 +7,7 @@ import "time"
 // sent its answer.
 const resetPatience = 5 * time.Second
 
-// Waits between looks at whether it has arrived.
+// Waits between checks whether it has arrived.
 const (
 	resetWaitMin = time.Millisecond
 	resetWaitMax = 50 * time.Millisecond

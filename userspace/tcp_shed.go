@@ -13,7 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// askForDescriptors has connections give way, as there are no descriptors to accept with.
+// askForDescriptors requests that connections are ended, as there are no descriptors to accept with.
 func (s *Server) askForDescriptors() {
 	s.short[shortDescriptors].note()
 	select {
@@ -22,7 +22,7 @@ func (s *Server) askForDescriptors() {
 	}
 }
 
-// makeRoomForClients has connections give way while clients wait for descriptors, or while
+// makeRoomForClients ends connections while clients wait for descriptors, or while
 // sockets take too much memory. It returns when accepting stops.
 func (s *Server) makeRoomForClients() {
 	var again <-chan time.Time
@@ -141,24 +141,24 @@ func (s *Server) endConnections(victims []victim, busy bool) {
 // connections hold is bounded instead.
 
 const (
-	// memoryTick is how often that is looked at.
+	// memoryTick is how often that is checked.
 	memoryTick = time.Second
 	// memoryShare is the part of net.ipv4.tcp_mem's pressure threshold, above which the kernel
 	// shrinks the buffers of every socket of the host, that connections may hold.
 	memoryShare = 2
 	// memorySpare is the part of the bound that is free after connections have given way.
 	memorySpare = 8
-	// littleMemory is what isn't looked for: a connection that carried less holds no more.
+	// littleMemory isn't asked for: a connection that carried less holds no more.
 	littleMemory = 16 << 10
 )
 
-// memoryWatch is what is kept between looks.
+// memoryWatch is the state between checks.
 type memoryWatch struct {
 	bound int   // in bytes; 0 while it isn't known
-	next  int64 // when to look at connections again
+	next  int64 // when to ask for connections' memory again
 }
 
-// boundMemory has connections give way if all of them hold too much memory. It asks each
+// boundMemory ends connections if all of them hold too much memory. It asks each
 // for what it holds only when the host's TCP sockets hold more than the bound.
 func (s *Server) boundMemory(w *memoryWatch) {
 	if w.bound == 0 {

@@ -140,7 +140,7 @@ type outgoing struct {
 func (o *outgoing) reset() { o.n, o.parts = 0, 0 }
 
 // add adds a message of the first of ds and those that can go with it, and returns how many
-// these are. The caller sees to it that there is room: for a batch at most.
+// these are. The caller leaves room for them: for a batch at most.
 func (o *outgoing) add(ds [][]byte, to *destination) int {
 	n := 1
 	if !to.unsegmented {

@@ -14,7 +14,7 @@ const spentAfter = 50 * time.Millisecond
 // processors a clock would show what others take.
 const choiceTakes = 500
 
-// sessionVictims are the sessions that have to give way, chosen among those of all workers.
+// sessionVictims are the sessions that are to be ended, chosen among those of all workers.
 type sessionVictims struct {
 	mu     sync.Mutex // held while they are chosen
 	queues [][]victim // by worker: each ends its own at once
@@ -22,7 +22,7 @@ type sessionVictims struct {
 	next   int64      // when others may be chosen
 }
 
-// makeRoom has a session give way while few more have room: one of the worker's own, if there is any among those
+// makeRoom ends a session while there is room for few more: one of the worker's own, if there is any among those
 // chosen, else another worker's, which takes until that has its turn. Idle sockets of all workers come first.
 func (w *udpWorker) makeRoom() {
 	s := w.server

@@ -239,7 +239,7 @@ func (w *udpWorker) resolve() {
 }
 
 // perUpstream is how many datagrams of an endpoint are received by one system call, and
-// upstreamCalls how many such calls there are before others have their turn.
+// upstreamCalls how many such calls there are before other sessions are served.
 const (
 	perUpstream   = 8
 	upstreamCalls = 8
