@@ -38,7 +38,7 @@ type Abilities struct {
 	// have, also where no frontend serves anybody any more.
 	Drains bool
 	// LocalAddresses: it answers on addresses of this node only. Service addresses
-	// are put on a link of kproxy's unless they are the node's own, and node ports
+	// are put on kproxy's link unless they are the node's own, and node ports
 	// are one for each of [Policy.NodePortAddresses].
 	LocalAddresses bool
 	// DestinationNAT: a rule rewrites the destinations of its connections, as conntrack

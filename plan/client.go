@@ -8,7 +8,7 @@ import (
 )
 
 // isNode reports whether c is this node itself. A client with the service's own
-// address is, even where nobody knows the address as the node's (yet): once a
+// address is, even if kproxy doesn't know the address as the node's yet: once a
 // service address is on the node's link, its kernel takes it as the source of
 // connections there (the preferred source of a local route is its destination).
 func (f *Frontend) isNode(c Client) bool { return c.Node || c.Address == f.Address.Addr() }
@@ -47,12 +47,12 @@ func (s *Service) Serves(f *Frontend) bool {
 	return f.Verdict == Forward || f.ShortCircuit && takesConnections(s.Groups[f.Family].Cluster)
 }
 
-// ShortCircuits reports whether f has clients that whatever lies beneath would
-// serve otherwise than specified: pods and this node itself, which may use every
+// ShortCircuits reports whether f has clients that the kernel's rules would serve
+// otherwise than specified: pods and this node itself, which may use every
 // endpoint although f's traffic policy is Local. Where the data plane can't tell
 // them from others, or there is none in the kernel, they are
-// redirected to userspace as long as that is alive, whatever becomes of everybody
-// else's connections.
+// redirected to userspace as long as that is alive, whichever data plane carries the
+// connections of other clients.
 func (s *Service) ShortCircuits(f *Frontend) bool {
 	return !s.TellsClients && s.Port.Protocol != service.SCTP &&
 		f.Local && f.ShortCircuit && takesConnections(s.Groups[f.Family].Cluster)

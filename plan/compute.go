@@ -14,24 +14,24 @@ import (
 // computation is one run of Compute: its inputs and what follows from them
 // for every service alike.
 type computation struct {
-	in       Inputs
-	snapshot *service.Snapshot
-	node     service.Node
-	previous *Plan // nil at start
-	kernel   kernelChoice
-	reasons  policyReasons
-	contests *contests
-	detects  [2]bool // pods are told from other clients, per family
+	in        Inputs
+	snapshot  *service.Snapshot
+	node      service.Node
+	previous  *Plan // nil at start
+	kernel    kernelChoice
+	reasons   policyReasons
+	conflicts *conflicts
+	detects   [2]bool // something tells pods from other clients, per family
 	// localAddresses: a data plane that may be used answers on local addresses only.
 	localAddresses  bool
 	schedulersTitle string // of the data plane whose schedulers services may name, and a space
 	// sameWorld: everything that services have in common is as it was for the
 	// previous plan, so that a service that didn't change needn't be settled again.
-	// sameContests: the same service ports want the same addresses.
-	sameWorld, sameContests bool
+	// sameConflicts: the same service ports want the same addresses.
+	sameWorld, sameConflicts bool
 	// all: every service port has to be decided again.
 	all bool
-	// changed are the places of service ports that the snapshot changes, unless all.
+	// changed are the indices of service ports that the snapshot changes, unless all.
 	changed []int
 }
 
@@ -47,7 +47,7 @@ func Compute(previous *Plan, in Inputs) (*Plan, Delta) {
 	p := &Plan{
 		Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.at(0), Fallback: c.kernel.at(1), Forwarding: in.Caps.Forwarding,
 		Node: c.node, Policy: c.in.Policy,
-		Services: make([]*Service, n), contests: c.contests, kernel: c.kernel,
+		Services: make([]*Service, n), conflicts: c.conflicts, kernel: c.kernel,
 		TellsClients: len(c.kernel.planes) > 0 && !c.kernel.any(func(a *Abilities) bool { return !a.TellsClients }),
 		snapshot:     c.snapshot, refusals: len(in.Observed.Refused) > 0,
 	}
@@ -79,7 +79,7 @@ func Compute(previous *Plan, in Inputs) (*Plan, Delta) {
 	return p, d
 }
 
-// toDecide yields the places of service ports that have to be decided, in the
+// toDecide yields the indices of service ports that have to be decided, in the
 // previous plan and in p: -1 for one that isn't there. It gives p the others.
 func (c *computation) toDecide(p *Plan) iter.Seq2[int, int] {
 	if c.all {
@@ -90,16 +90,16 @@ func (c *computation) toDecide(p *Plan) iter.Seq2[int, int] {
 		return service.Pairs(old, c.snapshot)
 	}
 	copy(p.Services, c.previous.Services)
-	places := c.changed
+	indices := c.changed
 	for k := range c.in.Dirty {
 		if i, found := c.snapshot.Find(k); found {
-			places = append(places, i)
+			indices = append(indices, i)
 		}
 	}
-	slices.Sort(places)
-	places = slices.Compact(places)
+	slices.Sort(indices)
+	indices = slices.Compact(indices)
 	return func(yield func(int, int) bool) {
-		for _, i := range places {
+		for _, i := range indices {
 			yield(i, i)
 		}
 	}
@@ -110,7 +110,7 @@ func (c *computation) toDecide(p *Plan) iter.Seq2[int, int] {
 type record struct {
 	facts  facts
 	memory memory
-	wake   time.Time // when time alone changes where the service stands
+	wake   time.Time // when time alone changes the outcome
 }
 
 // decide makes the Service of the snapshot's j-th service port; was is that of the
@@ -130,7 +130,7 @@ func (c *computation) decide(was *Service, j int) (*Service, bool) {
 	} else {
 		s, r.facts = c.settle(port, eps, entry)
 	}
-	st := c.stand(s, &r.facts, &r.memory)
+	st := c.outcomeOf(s, &r.facts, &r.memory)
 	r.wake = st.wake
 	if p := r.facts.panic; p != "" && st.reason != p && st.state != StateRejecting {
 		st.reason += "; " + p
@@ -172,27 +172,27 @@ func newComputation(previous *Plan, in Inputs) *computation {
 			c.samePolicy(&previous.Policy) && sameHost(&previous.Node, &c.node)
 		c.compareSnapshots(previous.snapshot)
 	}
-	if c.sameContests {
-		c.contests = previous.contests
+	if c.sameConflicts {
+		c.conflicts = previous.conflicts
 	} else {
-		c.contests = c.contest()
+		c.conflicts = c.findConflicts()
 	}
-	c.all = !c.sameWorld || !c.sameContests || in.Dirty == nil || !c.sameMoves(&previous.Policy) ||
+	c.all = !c.sameWorld || !c.sameConflicts || in.Dirty == nil || !c.sameMoves(&previous.Policy) ||
 		previous.refusals || len(in.Observed.Refused) > 0 || !previous.Wake.IsZero() && !in.Now.Before(previous.Wake)
 	return c
 }
 
 // compareSnapshots finds out what differs.
 func (c *computation) compareSnapshots(old *service.Snapshot) {
-	c.sameContests = true
+	c.sameConflicts = true
 	for i, j := range service.Changes(old, c.snapshot) {
 		if i < 0 || j < 0 {
-			c.sameContests = false
+			c.sameConflicts = false
 			return
 		}
 		was, _, _ := old.At(i)
 		is, _, _ := c.snapshot.At(j)
-		c.sameContests = c.sameContests && wantSame(was, is)
+		c.sameConflicts = c.sameConflicts && sameBindings(was, is)
 		c.changed = append(c.changed, j)
 	}
 }
@@ -238,9 +238,9 @@ type facts struct {
 	flaps         []flap
 }
 
-// offloaded is where a service stands that the kernel carries.
-func (f *facts) offloaded() standing {
-	return standing{state: StateOffloaded, reason: f.qualified, cause: CauseQualified}
+// offloaded is the outcome for a service that the kernel carries.
+func (f *facts) offloaded() outcome {
+	return outcome{state: StateOffloaded, reason: f.qualified, cause: CauseQualified}
 }
 
 // choice is which kernel data plane mode auto fell back to, and why, in
@@ -260,7 +260,7 @@ func (c *computation) reusable(was *Service, entry uint64) bool {
 	if !c.sameWorld || was.entry != entry {
 		return false
 	}
-	if !c.sameContests && !maps.Equal(c.previous.contests.lost[p.Key], c.contests.lost[p.Key]) {
+	if !c.sameConflicts && !maps.Equal(c.previous.conflicts.lost[p.Key], c.conflicts.lost[p.Key]) {
 		return false
 	}
 	if c.in.Dirty != nil {
@@ -304,8 +304,8 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 		f.refused, f.refusal = refusal(s)
 	}
 	s.Problems = c.problems(s, eps, a)
-	c.heedItself(s, &f, a)
-	c.heedForwarding(s, &f)
+	c.keepFromOwnAddress(s, &f, a)
+	c.keepFromForwarding(s, &f)
 	s.KernelHash = kernelHash(s, &c.in.Policy, a)
 	if s.Leaves() {
 		s.leaves = someLeave

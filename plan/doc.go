@@ -17,8 +17,8 @@
 // Services whose endpoints are in an excluded network are another proxy's: see
 // Policy.ExcludeCIDRs.
 //
-// What lies beneath a service is decided per service by comparing [Abilities] with
-// its specification: mode auto takes the preferred kernel data plane, unless the
+// Which kernel data plane has rules for a service is decided per service by
+// comparing [Abilities] with its specification: mode auto takes the preferred kernel data plane, unless the
 // second falls short of it in less. Which endpoints
 // there are just now plays no part in it, so that a service doesn't change
 // sides with every one that comes or goes.

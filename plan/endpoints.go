@@ -162,7 +162,7 @@ func (e *Endpoint) Keeps() bool {
 // Leaves reports whether e gets no new connection, and may have got some before:
 // it terminates, drains, or isn't ready or up any more. In good health and passed over
 // all the same are those for other zones and nodes, the most of a big cluster's.
-// Another proxy's endpoints get none of kproxy's.
+// Another proxy's endpoints get no connections from kproxy.
 func (e *Endpoint) Leaves() bool {
 	takes := e.Ready && !e.Terminating && e.Weight > 0 && !e.down()
 	return !e.Usable && !e.Excluded && !takes
@@ -247,7 +247,7 @@ func panicText(total int) string {
 // A node may have several pod networks, each with a proxy of its own. Services
 // whose endpoints are in an excluded network are left to its proxy, per family
 // and as a whole: with all endpoints there, a service port has no frontend in
-// that family, so that nothing of kproxy's touches its packets. With only some
+// that family, so that no rule of kproxy touches its packets. With only some
 // there it is served with the others. One without endpoints is nobody else's
 // for certain, and is refused like every other.
 

@@ -31,10 +31,10 @@ type Figures struct {
 	Draining       int    // real servers that only carry what they have
 	Writes         Writes // since start
 
-	PassFailures uint64 // of the loop that decides and updates the portal
+	PassFailures uint64 // of the loop that decides and updates the redirect sets
 	RuleFailures uint64 // of the loop that programs rules
-	RuleRepairs  uint64 // after somebody else changed kproxy's rules
-	SetRepairs   uint64 // or the portal's sets
+	RuleRepairs  uint64 // after another process changed kproxy's rules
+	SetRepairs   uint64 // or the redirect sets
 
 	Offloads map[Cause]uint64 // of service ports into the kernel, see [Change.Move]
 	Recalls  map[Cause]uint64
@@ -59,7 +59,7 @@ const (
 )
 
 // ShedReasons are why a connection or session had to make room for others: a peer had reset
-// it, its client or its service held more than its share, or it was silent longest where nobody did.
+// it, its client or its service held more than its share, or it was silent longest where none did.
 var ShedReasons = [...]string{"reset", "client_share", "service_share", "idle"}
 
 // Resources are all of them.

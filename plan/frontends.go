@@ -27,19 +27,19 @@ func families(p *service.Port) (has [2]bool) {
 	return has
 }
 
-// place is an address at which a service port wants to answer. Two service
+// binding is an address at which a service port wants to answer. Two service
 // ports can't have the same.
-type place struct {
+type binding struct {
 	family   service.Family
 	protocol service.Protocol
 	address  netip.AddrPort // the zero Addr for a node port
 }
 
-// eachPlace calls f for every place p wants, in order of kind, then address.
+// eachBinding calls f for every binding that p wants, in order of kind, then address.
 // An address that p names twice counts once: as its cluster address if it is
 // one, and rather as load balancer address than as external, because source
 // ranges apply to those.
-func eachPlace(p *service.Port, f func(Kind, place)) {
+func eachBinding(p *service.Port, f func(Kind, binding)) {
 	has := families(p)
 	each := func(k Kind, addrs []netip.Addr, but ...[]netip.Addr) {
 		for _, a := range addrs {
@@ -47,7 +47,7 @@ func eachPlace(p *service.Port, f func(Kind, place)) {
 			if !has[fam] || slices.ContainsFunc(but, func(o []netip.Addr) bool { return slices.Contains(o, a) }) {
 				continue
 			}
-			f(k, place{fam, p.Protocol, netip.AddrPortFrom(a, p.Number)})
+			f(k, binding{fam, p.Protocol, netip.AddrPortFrom(a, p.Number)})
 		}
 	}
 	each(ClusterIP, p.ClusterIPs)
@@ -58,21 +58,21 @@ func eachPlace(p *service.Port, f func(Kind, place)) {
 	}
 	for _, fam := range service.Families {
 		if has[fam] {
-			f(NodePort, place{fam, p.Protocol, netip.AddrPortFrom(netip.Addr{}, p.NodePort)})
+			f(NodePort, binding{fam, p.Protocol, netip.AddrPortFrom(netip.Addr{}, p.NodePort)})
 		}
 	}
 }
 
-// frontends returns p's frontends without their verdicts. Places that other
+// frontends returns p's frontends without their verdicts. Bindings that other
 // service ports have are left out, and those in excluded families.
 func (c *computation) frontends(p *service.Port, excluded [2]bool) []Frontend {
-	lost := c.contests.lost[p.Key]
-	places := len(p.ClusterIPs) + len(p.ExternalIPs) + len(p.LoadBalancerIPs)
+	lost := c.conflicts.lost[p.Key]
+	n := len(p.ClusterIPs) + len(p.ExternalIPs) + len(p.LoadBalancerIPs)
 	if p.NodePort != 0 {
-		places += len(service.Families)
+		n += len(service.Families)
 	}
-	out := make([]Frontend, 0, places)
-	eachPlace(p, func(k Kind, at place) {
+	out := make([]Frontend, 0, n)
+	eachBinding(p, func(k Kind, at binding) {
 		if _, gone := lost[at]; gone || excluded[at.family] {
 			return
 		}
@@ -152,39 +152,39 @@ func verdict(f *Frontend, g *Groups, somewhere bool) Verdict {
 	return Reject
 }
 
-// contests says who doesn't get the places that several service ports want.
+// conflicts are the bindings that several service ports want.
 // It is immutable.
-type contests struct {
-	lost map[service.Key]map[place]*service.Port // loser, place, winner
+type conflicts struct {
+	lost map[service.Key]map[binding]*service.Port // loser, binding, winner
 }
 
-// contest settles who has which place. The older service keeps it; of equally
-// old ones the first in key order.
-func (c *computation) contest() *contests {
+// findConflicts decides which service port gets which binding. The older service
+// keeps it; of equally old ones the first in key order.
+func (c *computation) findConflicts() *conflicts {
 	n := c.snapshot.Len()
-	winners := make(map[place]*service.Port, 2*n)
-	contested := false
+	winners := make(map[binding]*service.Port, 2*n)
+	found := false
 	for i := range n {
 		p, _, _ := c.snapshot.At(i)
-		eachPlace(p, func(_ Kind, at place) {
+		eachBinding(p, func(_ Kind, at binding) {
 			w := winners[at]
 			if w == nil || p.Created.Before(w.Created) { // key order: w comes first
 				winners[at] = p
 			}
-			contested = contested || w != nil
+			found = found || w != nil
 		})
 	}
-	out := &contests{}
-	if !contested {
+	out := &conflicts{}
+	if !found {
 		return out
 	}
-	out.lost = map[service.Key]map[place]*service.Port{}
+	out.lost = map[service.Key]map[binding]*service.Port{}
 	for i := range n {
 		p, _, _ := c.snapshot.At(i)
-		eachPlace(p, func(_ Kind, at place) {
+		eachBinding(p, func(_ Kind, at binding) {
 			if w := winners[at]; w != p {
 				if out.lost[p.Key] == nil {
-					out.lost[p.Key] = map[place]*service.Port{}
+					out.lost[p.Key] = map[binding]*service.Port{}
 				}
 				out.lost[p.Key][at] = w
 			}
@@ -193,22 +193,22 @@ func (c *computation) contest() *contests {
 	return out
 }
 
-// wantSame reports whether two specifications want the same places.
-func wantSame(a, b *service.Port) bool {
+// sameBindings reports whether two specifications want the same bindings.
+func sameBindings(a, b *service.Port) bool {
 	return a.Created.Equal(b.Created) && a.Number == b.Number && a.NodePort == b.NodePort &&
 		slices.Equal(a.ClusterIPs, b.ClusterIPs) &&
 		slices.Equal(a.ExternalIPs, b.ExternalIPs) &&
 		slices.Equal(a.LoadBalancerIPs, b.LoadBalancerIPs)
 }
 
-// sentences says what p lost and to whom, in the order of its places.
-func (c *contests) sentences(p *service.Port) []string {
+// sentences says which bindings p lost, and to which service port, in order.
+func (c *conflicts) sentences(p *service.Port) []string {
 	lost := c.lost[p.Key]
 	if len(lost) == 0 {
 		return nil
 	}
 	var out []string
-	eachPlace(p, func(k Kind, at place) {
+	eachBinding(p, func(k Kind, at binding) {
 		w := lost[at]
 		if w == nil {
 			return
@@ -226,7 +226,7 @@ func (c *contests) sentences(p *service.Port) []string {
 }
 
 // String returns "10.96.0.10:80 (TCP)" or "node port 30080 (TCP)".
-func (at place) String() string {
+func (at binding) String() string {
 	proto := strings.ToUpper(at.protocol.String())
 	if !at.address.Addr().IsValid() {
 		return fmt.Sprintf("node port %d (%s)", at.address.Port(), proto)

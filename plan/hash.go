@@ -7,7 +7,7 @@ type digest struct{ service.Hasher }
 
 // kernelHash covers everything the rules of s.Beneath depend on, and nothing
 // else: no health but in who is usable, no times, no data plane. It is 0 only
-// where nothing lies beneath.
+// without a kernel data plane.
 func kernelHash(s *Service, p *Policy, a *Abilities) uint64 {
 	if s.Beneath == None {
 		return 0

@@ -72,7 +72,7 @@ type HealthPort struct {
 	// Endpoints is the number of addresses on this node with a ready endpoint of
 	// any of the Service's ports. One that terminates doesn't count.
 	Endpoints int
-	// Problem says why nobody answers there; empty if nothing is wrong.
+	// Problem says why kproxy doesn't answer there; empty if nothing is wrong.
 	Problem string
 }
 
@@ -82,16 +82,16 @@ type HealthPort struct {
 func HealthPorts(p *Plan) []HealthPort {
 	var out []HealthPort
 	var last *service.Port
-	var places [2]healthPlace
+	var counts [2]healthCount
 	flush := func() {
-		for f := range places {
-			if last != nil && places[f].served {
+		for f := range counts {
+			if last != nil && counts[f].served {
 				out = append(out, HealthPort{
 					Family: service.Family(f), Port: last.HealthCheckNodePort, Namespace: last.Namespace, Name: last.Name,
-					Endpoints: len(places[f].addresses),
+					Endpoints: len(counts[f].addresses),
 				})
 			}
-			places[f] = healthPlace{}
+			counts[f] = healthCount{}
 		}
 	}
 	for _, s := range p.Services { // in key order: the ports of a Service follow each other
@@ -104,7 +104,7 @@ func HealthPorts(p *Plan) []HealthPort {
 		last = s.Port
 		for f, has := range families(s.Port) {
 			if has {
-				places[f].add(&p.Policy, s, service.Family(f))
+				counts[f].add(&p.Policy, s, service.Family(f))
 			}
 		}
 	}
@@ -123,13 +123,13 @@ func (d Delta) SameHealthPorts() bool {
 	return !slices.ContainsFunc(d.Changes, func(c Change) bool { return concerned(c.Was) || concerned(c.Is) })
 }
 
-// healthPlace gathers what one Service's ports have in one family.
-type healthPlace struct {
+// healthCount gathers what one Service's ports have in one family.
+type healthCount struct {
 	served    bool
 	addresses map[netip.Addr]bool
 }
 
-func (h *healthPlace) add(policy *Policy, s *Service, f service.Family) {
+func (h *healthCount) add(policy *Policy, s *Service, f service.Family) {
 	all, own := 0, 0
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
@@ -149,7 +149,7 @@ func (h *healthPlace) add(policy *Policy, s *Service, f service.Family) {
 			h.addresses[a] = true
 		}
 	}
-	// Without any endpoint, nobody can tell whose the Service is. Where there is another
+	// Without any endpoint, kproxy can't tell whose the Service is. Where there is another
 	// proxy, the port is left to it: a load balancer takes a refusal as it takes a 503.
 	h.served = h.served || own > 0 || all == 0 && len(policy.ExcludeCIDRs) == 0
 }

@@ -91,7 +91,7 @@ type Capability struct {
 }
 
 // Caps are facts about this host, given as input: found out once at start, but
-// for Forwarding, which changes when somebody sets it.
+// for Forwarding, which an administrator may change.
 type Caps struct {
 	// Planes are the kernel data planes that kproxy has, whether this host has them or
 	// not. Mode auto prefers the first.

@@ -33,11 +33,11 @@ const (
 	StateOffloaded State = "offloaded"
 	// StateRecalled: taken back from the kernel, waiting out its back-off.
 	StateRecalled State = "recalled"
-	// StatePinned: held in its data plane by a user.
+	// StatePinned: kept in its data plane by a user.
 	StatePinned State = "pinned"
 	// StateRejecting: no usable endpoint, new connections are refused or dropped.
 	StateRejecting State = "rejecting"
-	// StateExcluded: left to another proxy, nothing of kproxy's touches it.
+	// StateExcluded: left to another proxy, no rule of kproxy touches it.
 	StateExcluded State = "excluded"
 )
 
@@ -98,13 +98,13 @@ type Plan struct {
 	Wake time.Time
 
 	// What the next Compute may build on.
-	snapshot *service.Snapshot
-	refusals bool // endpoints refused connections of the kernel
-	contests *contests
-	kernel   kernelChoice
+	snapshot  *service.Snapshot
+	refusals  bool // endpoints refused connections of the kernel
+	conflicts *conflicts
+	kernel    kernelChoice
 }
 
-// Uses reports whether rules of the kernel data plane d may lie beneath services.
+// Uses reports whether services may have rules of the kernel data plane d.
 func (p *Plan) Uses(d DataPlane) bool { return d != None && (p.Kernel == d || p.Fallback == d) }
 
 // Offloads reports whether there is a kernel data plane.
@@ -134,8 +134,8 @@ type Service struct {
 	QualifiesAt time.Time // when it is offloaded if nothing changes; zero if unknown
 	Problems    []string  // what is wrong with its specification, a line each
 
-	// Beneath is the kernel data plane whose rules lie beneath the portal, for
-	// when the service is offloaded or kproxy is dead; None in mode userspace.
+	// Beneath is the kernel data plane that has rules for it, used while it is
+	// offloaded and as fallback when kproxy is dead; None in mode userspace.
 	Beneath DataPlane
 	// BeneathReason says why it is that one, where mode auto had to choose; empty
 	// where the mode leaves no choice.
@@ -209,7 +209,7 @@ type Probed struct {
 type Client struct {
 	Address netip.Addr
 	Node    bool // it is one of this node's own addresses
-	// Interface is what its packets come in on; empty where nobody asked, because
+	// Interface is what its packets come in on; empty if it isn't known, because
 	// no detector goes by it, and for this node's own.
 	Interface string
 }

@@ -13,7 +13,7 @@ import (
 // (PodCIDRs), or by the interface that their packets come in on (PodBridge,
 // PodInterfacePrefix). Pods reach cluster addresses with their own address, and
 // every endpoint of a service whose traffic policy is Local. Without a detector
-// nobody is known to be a pod.
+// no client is known to be a pod.
 
 // Detects reports whether anything tells pods of family f from other clients.
 func (p *Policy) Detects(f service.Family) bool {
@@ -28,8 +28,8 @@ func (p *Policy) Detects(f service.Family) bool {
 	return false
 }
 
-// DetectsInterface reports whether pods are told by the interface that their
-// packets come in on, so that whoever asks about a client must say which.
+// DetectsInterface reports whether pods are known by the interface that their
+// packets come in on, so that a [Client] needs its Interface.
 func (p *Policy) DetectsInterface() bool { return p.PodBridge != "" || p.PodInterfacePrefix != "" }
 
 // IsPod reports whether c is known to be a pod. What this node sends itself comes

@@ -14,7 +14,7 @@ import (
 func (c *computation) problems(s *Service, eps []service.Endpoint, a *Abilities) []string {
 	p := s.Port
 	out := slices.Concat(p.Problems, c.in.Health.Defaults().Refused(p.Health))
-	out = append(out, c.contests.sentences(p)...)
+	out = append(out, c.conflicts.sentences(p)...)
 	has := families(p)
 	for _, addrs := range [][]netip.Addr{p.ExternalIPs, p.LoadBalancerIPs} {
 		for _, a := range addrs {
@@ -92,7 +92,7 @@ func familyText(f service.Family) string {
 }
 
 // off reports whether c was looked for and isn't there. A Capability that
-// nobody filled in says nothing against the host.
+// is zero says nothing against the host.
 func (c *Capability) off() bool { return c.Name != "" && !c.Supported }
 
 // unforwarded returns the families in which s serves, but this host doesn't
@@ -112,10 +112,10 @@ func (c *computation) unforwarded(s *Service) []service.Family {
 	return out
 }
 
-// heedForwarding says in s and f what it means that this host doesn't forward
+// keepFromForwarding says in s and f what it means that this host doesn't forward
 // in all of s's families; nothing where it does. It doesn't change the rules
-// beneath: they are right as soon as forwarding is on.
-func (c *computation) heedForwarding(s *Service, f *facts) {
+// themselves: they are right as soon as forwarding is on.
+func (c *computation) keepFromForwarding(s *Service, f *facts) {
 	if s.Beneath == None {
 		return
 	}
@@ -173,12 +173,12 @@ func (s *Service) AnswersAt(p *Policy) (netip.AddrPort, bool) {
 	return netip.AddrPort{}, false
 }
 
-// heedItself keeps s in userspace where its data plane answers on local addresses
+// keepFromOwnAddress keeps s in userspace where its data plane answers on local addresses
 // and one of its endpoints is such an address. The data plane would get the
 // connections that are on their way to the endpoint, from its other services and
 // from userspace alike, and share them out again. So it doesn't answer there, and
 // a connection to that address without a live kproxy reaches that endpoint.
-func (c *computation) heedItself(s *Service, f *facts, a *Abilities) {
+func (c *computation) keepFromOwnAddress(s *Service, f *facts, a *Abilities) {
 	if !a.LocalAddresses {
 		return
 	}

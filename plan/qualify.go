@@ -9,8 +9,8 @@ import (
 // flapWindow is the time within which Policy.FlapLimit counts.
 const flapWindow = time.Minute
 
-// standing is where a service port stands at one moment.
-type standing struct {
+// outcome is which data plane carries a service port at one moment, and why.
+type outcome struct {
 	plane       DataPlane
 	state       State
 	reason      string
@@ -19,20 +19,20 @@ type standing struct {
 	wake        time.Time // when time alone changes the above
 }
 
-// stand decides where s stands now, and updates what is remembered of it. The
+// outcomeOf decides which data plane carries s now, and updates what is remembered of it. The
 // order of the questions is the order of precedence.
-func (c *computation) stand(s *Service, f *facts, m *memory) standing {
+func (c *computation) outcomeOf(s *Service, f *facts, m *memory) outcome {
 	m.observe(f.steady, c.in.Now)
 	if f.left != "" {
-		return standing{plane: None, state: StateExcluded, reason: f.left, cause: CauseExcluded}
+		return outcome{plane: None, state: StateExcluded, reason: f.left, cause: CauseExcluded}
 	}
 	if f.refusal != "" {
 		// It stays offloaded in memory: endpoints that come back are a change like
 		// any other.
-		return standing{plane: None, state: StateRejecting, reason: f.refusal, cause: f.refused}
+		return outcome{plane: None, state: StateRejecting, reason: f.refusal, cause: f.refused}
 	}
 	if s.Port.Protocol == service.SCTP {
-		return c.standKernelOnly(s, f, m)
+		return c.kernelOnly(s, f, m)
 	}
 	pin, by := c.pinOf(s.Port)
 	switch {
@@ -40,34 +40,34 @@ func (c *computation) stand(s *Service, f *facts, m *memory) standing {
 		// The pin is a person's decision: what the service did before doesn't
 		// make it wait when it is unpinned.
 		m.forgive()
-		return standing{plane: Userspace, state: StatePinned, reason: "pinned to userspace by " + by, cause: CausePinned}
+		return outcome{plane: Userspace, state: StatePinned, reason: "pinned to userspace by " + by, cause: CausePinned}
 	case s.Beneath == None:
 		m.forgive()
-		return standing{plane: Userspace, state: StateUserspace, reason: c.kernel.why, cause: CauseNoKernel}
+		return outcome{plane: Userspace, state: StateUserspace, reason: c.kernel.why, cause: CauseNoKernel}
 	case f.inexpressible != "":
 		m.forgive()
-		return standing{plane: Userspace, state: StateUserspace, reason: f.inexpressible, cause: CauseInexpressible}
+		return outcome{plane: Userspace, state: StateUserspace, reason: f.inexpressible, cause: CauseInexpressible}
 	}
-	failure := c.heedFailure(s, m)
+	failure := c.recallFailed(s, m)
 	if pin == service.PreferKernel {
 		if m.waitHash != 0 && c.in.Now.Before(m.waitUntil) {
-			return c.standWaiting(m)
+			return c.waiting(m)
 		}
 		m.offload(c.in.Now)
-		return c.standOffloaded(s, standing{state: StatePinned, reason: "pinned to the kernel by " + by + f.choice(), cause: CausePinned}, failure)
+		return c.offloaded(s, outcome{state: StatePinned, reason: "pinned to the kernel by " + by + f.choice(), cause: CausePinned}, failure)
 	}
-	c.heedFlaps(s, f, m)
-	c.heedRefusals(s, m)
+	c.recallFlapping(s, f, m)
+	c.recallRefused(s, m)
 	if m.offloaded {
-		return c.standOffloaded(s, f.offloaded(), failure)
+		return c.offloaded(s, f.offloaded(), failure)
 	}
-	return c.standQualifying(s, f, m, failure)
+	return c.qualifying(s, f, m, failure)
 }
 
-// standKernelOnly is for SCTP, which userspace can't serve.
-func (c *computation) standKernelOnly(s *Service, f *facts, m *memory) standing {
+// kernelOnly is for SCTP, which userspace can't serve.
+func (c *computation) kernelOnly(s *Service, f *facts, m *memory) outcome {
 	m.offload(c.in.Now)
-	out := standing{plane: s.Beneath, state: StateOffloaded, reason: reasonKernelOnly + f.choice(), cause: CauseKernelOnly}
+	out := outcome{plane: s.Beneath, state: StateOffloaded, reason: reasonKernelOnly + f.choice(), cause: CauseKernelOnly}
 	failure, failed := c.in.Failed[s.Port.Key]
 	switch {
 	case failed && failure.Hash == s.KernelHash:
@@ -80,9 +80,9 @@ func (c *computation) standKernelOnly(s *Service, f *facts, m *memory) standing 
 	return out
 }
 
-// standOffloaded is for a service that has left userspace. While the kernel's
+// offloaded is for a service that has left userspace. While the kernel's
 // rules aren't those of this plan, userspace serves it for them.
-func (c *computation) standOffloaded(s *Service, out standing, failure string) standing {
+func (c *computation) offloaded(s *Service, out outcome, failure string) outcome {
 	if c.programmed(s) {
 		out.plane = s.Beneath
 		return out
@@ -101,24 +101,24 @@ func orFailure(failure, reason string, cause Cause) (string, Cause) {
 	return reason, cause
 }
 
-// standWaiting is for a recalled service during its back-off.
-func (c *computation) standWaiting(m *memory) standing {
-	return standing{plane: Userspace, state: StateRecalled, reason: m.waitReason, cause: m.waitCause, wake: m.waitUntil}
+// waiting is for a recalled service during its back-off.
+func (c *computation) waiting(m *memory) outcome {
+	return outcome{plane: Userspace, state: StateRecalled, reason: m.waitReason, cause: m.waitCause, wake: m.waitUntil}
 }
 
-// standQualifying is for a service that only has to fulfil the conditions.
-func (c *computation) standQualifying(s *Service, f *facts, m *memory, failure string) standing {
+// qualifying is for a service that only has to fulfil the conditions.
+func (c *computation) qualifying(s *Service, f *facts, m *memory, failure string) outcome {
 	p := &c.in.Policy
 	steadyAt := m.steadySince.Add(p.OffloadAfter)
 	ready := f.panic == "" && c.in.Observed.Carried[s.Port.Key] >= p.OffloadMinConnections
 	if c.in.Now.Before(m.waitUntil) {
-		out := c.standWaiting(m)
+		out := c.waiting(m)
 		if ready && m.waitHash == 0 {
 			out.qualifiesAt = later(m.waitUntil, steadyAt)
 		}
 		return out
 	}
-	out := standing{plane: Userspace, state: StateQualifying}
+	out := outcome{plane: Userspace, state: StateQualifying}
 	switch {
 	case f.panic != "":
 		out.reason, out.cause = f.panic, CausePanic
@@ -130,15 +130,15 @@ func (c *computation) standQualifying(s *Service, f *facts, m *memory, failure s
 		out.reason, out.cause = orFailure(failure, reasonWriting, CauseWriting)
 	default:
 		m.offload(c.in.Now)
-		return c.standOffloaded(s, f.offloaded(), failure)
+		return c.offloaded(s, f.offloaded(), failure)
 	}
 	return out
 }
 
-// heedFailure recalls s if its present rules could not be programmed and this
+// recallFailed recalls s if its present rules could not be programmed and this
 // wasn't known before, and lets new rules be tried at once. It returns the
 // failure in force; empty if there is none.
-func (c *computation) heedFailure(s *Service, m *memory) string {
+func (c *computation) recallFailed(s *Service, m *memory) string {
 	failure, failed := c.in.Failed[s.Port.Key]
 	if m.waitHash != 0 && m.waitHash != s.KernelHash {
 		m.stopWaiting()
@@ -155,11 +155,11 @@ func (c *computation) heedFailure(s *Service, m *memory) string {
 	return text
 }
 
-// heedFlaps recalls an offloaded service whose endpoints changed health too
+// recallFlapping recalls an offloaded service whose endpoints changed health too
 // often since it was offloaded: in userspace a connection that fails is tried
 // on another endpoint, so that clients don't see it. A dual-stack endpoint that
 // goes down does so once in each family, so families are counted apart.
-func (c *computation) heedFlaps(s *Service, f *facts, m *memory) {
+func (c *computation) recallFlapping(s *Service, f *facts, m *memory) {
 	if !m.offloaded || len(f.flaps) <= c.in.Policy.FlapLimit {
 		return
 	}
@@ -189,10 +189,10 @@ func (c *computation) heedFlaps(s *Service, f *facts, m *memory) {
 	m.waitCause, m.waitReason = CauseFlapping, flapText(endpoints[fam], changes[fam], m.backoff)
 }
 
-// heedRefusals recalls an offloaded service when the kernel has seen one of its
+// recallRefused recalls an offloaded service when the kernel has seen one of its
 // endpoints refuse a connection: the client tries again within a second, and
 // userspace then finds it another endpoint.
-func (c *computation) heedRefusals(s *Service, m *memory) {
+func (c *computation) recallRefused(s *Service, m *memory) {
 	if !m.offloaded || len(c.in.Observed.Refused) == 0 || s.Port.Protocol != service.TCP {
 		return
 	}

@@ -273,7 +273,7 @@ func forgetful(p *Plan) *Plan {
 	return &out
 }
 
-// ported is s with other ports, so that contests are held again.
+// ported is s with other ports, so that conflicts are held again.
 func ported(s *service.Snapshot) *service.Snapshot {
 	var b service.Builder
 	for p := range s.All() {

@@ -14,7 +14,7 @@ import (
 // alerts can go by, where the Reason is a sentence for people.
 type Cause string
 
-// The causes of a service's standing, by data plane.
+// The causes of where a service is, by data plane.
 const (
 	// In a kernel data plane.
 	CauseQualified  Cause = "qualified"
@@ -39,7 +39,7 @@ const (
 	CauseNoKernel      Cause = "no-kernel-data-plane" // of the mode, or on this host
 	CauseInexpressible Cause = "kernel-cannot"        // the kernel can't do what it asks for
 
-	// Served by nobody.
+	// Not served.
 	CauseNoAddress  Cause = "no-address"
 	CauseNoEndpoint Cause = "no-endpoint"
 	CauseNotReady   Cause = "no-ready-endpoint"
@@ -93,7 +93,7 @@ func reasonsOf(p *Policy) policyReasons {
 	return r
 }
 
-// refusal says why s serves nobody; empty if it serves somebody.
+// refusal says why s serves no client; empty if it serves some.
 func refusal(s *Service) (Cause, string) {
 	if len(s.Frontends) == 0 {
 		return CauseNoAddress, withoutFrontends(s.Port)
@@ -137,7 +137,7 @@ func refusal(s *Service) (Cause, string) {
 // withoutFrontends says why p has none.
 func withoutFrontends(p *service.Port) string {
 	wanted := false
-	eachPlace(p, func(Kind, place) { wanted = true })
+	eachBinding(p, func(Kind, binding) { wanted = true })
 	if wanted {
 		return "all its addresses belong to other services"
 	}

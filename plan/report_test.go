@@ -119,7 +119,7 @@ func TestEmpty(t *testing.T) {
 }
 
 // TestSourceIsCurrent: where a service was read isn't part of any hash, but a
-// plan names the present place.
+// plan names the data plane of the moment.
 func TestSourceIsCurrent(t *testing.T) {
 	w := newWorld(t)
 	w.set(port("a"), "10.0.0.1 n1 ready")

@@ -16,7 +16,7 @@ type Status struct {
 	UptimeSeconds int64           `json:"uptimeSeconds"`
 	Alive         bool            `json:"alive"`               // the heartbeat holds
 	Exhausted     []Resource      `json:"exhausted,omitempty"` // what userspace lacks room of, now or in the last 10 s
-	Ready         bool            `json:"ready"`               // new connections to every service are carried, and the rules beneath are written
+	Ready         bool            `json:"ready"`               // new connections to every service are carried, and the fallback rules are written
 	NotReady      string          `json:"notReady,omitempty"`  // why not
 	Sync          SyncStatus      `json:"sync"`
 	Sources       []SourceStatus  `json:"sources"`
@@ -84,7 +84,7 @@ type ServiceStatus struct {
 	QualifiesInSeconds float64          `json:"qualifiesInSeconds"`      // 0 when it isn't known
 	Beneath            DataPlane        `json:"beneath"`                 // the kernel data plane whose rules it has
 	BeneathReason      string           `json:"beneathReason,omitempty"` // why that one, in mode auto
-	Scheduler          string           `json:"scheduler,omitempty"`     // of the kernel data plane beneath, if it has some
+	Scheduler          string           `json:"scheduler,omitempty"`     // of that kernel data plane, if it has some
 	Degraded           string           `json:"degraded,omitempty"`
 	Problems           []string         `json:"problems,omitempty"`
 	Connections        Connections      `json:"connections"`
