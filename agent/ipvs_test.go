@@ -37,7 +37,7 @@ func modelServers(m *modelHost) []ipvs.Server {
 func bothPlanes(t *testing.T, host *kerneltest.Host, endpoints ...string) *plan.Plan {
 	t.Helper()
 	p := kerneltest.Plan(plan.ModeAuto,
-		kerneltest.Service("a", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints(endpoints...), kerneltest.Beneath(plan.IPVS)),
+		kerneltest.Service("a", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints(endpoints...), kerneltest.Kernel(plan.IPVS)),
 		kerneltest.Service("b", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.2.0.2:8080")))
 	// The fast loop makes the portal's sets before it hands over a plan.
 	for _, s := range steering.EmptySetsOf(p) {

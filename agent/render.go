@@ -111,7 +111,7 @@ func nodeAddresses(n service.Node) (addresses []netip.Addr, assumed bool) {
 // assumption says that node addresses are assumed, where a data plane answers on them.
 func assumption(p *plan.Plan, plane plan.DataPlane) string {
 	if !slices.ContainsFunc(p.Services, func(s *plan.Service) bool {
-		return s.Beneath == plane && slices.ContainsFunc(s.Frontends, func(f plan.Frontend) bool { return f.Kind == plan.NodePort })
+		return s.Kernel == plane && slices.ContainsFunc(s.Frontends, func(f plan.Frontend) bool { return f.Kind == plan.NodePort })
 	}) {
 		return ""
 	}
@@ -146,8 +146,8 @@ func planText(p *plan.Plan) string {
 		for _, problem := range s.Problems {
 			fmt.Fprintf(&b, "  problem: %s\n", problem)
 		}
-		if s.Beneath != p.Kernel && s.State != plan.StateExcluded {
-			fmt.Fprintf(&b, "  beneath: %s, because %s\n", s.Beneath, s.BeneathReason)
+		if s.Kernel != p.Kernel && s.State != plan.StateExcluded {
+			fmt.Fprintf(&b, "  beneath: %s, because %s\n", s.Kernel, s.KernelReason)
 		}
 		if s.Degraded != "" {
 			fmt.Fprintf(&b, "  beneath: %s\n", s.Degraded)

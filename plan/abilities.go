@@ -261,24 +261,24 @@ func (c *computation) choosePlane(s *Service) (*Abilities, string) {
 		}
 		return out
 	}
-	s.Beneath, s.BeneathReason = c.kernel.at(0), c.kernel.only
-	a := c.kernel.abilities(s.Beneath)
+	s.Kernel, s.KernelReason = c.kernel.at(0), c.kernel.only
+	a := c.kernel.abilities(s.Kernel)
 	lacking := lacks(a)
 	if len(c.kernel.planes) > 1 {
 		second := &c.kernel.planes[1]
 		other := lacks(second)
 		switch order := compareShortfalls(other, lacking); {
 		case order < 0:
-			s.BeneathReason = lacking[0].why
+			s.KernelReason = lacking[0].why
 			a, lacking = second, other
 		case len(lacking) == 0:
-			s.BeneathReason = string(a.Plane) + " does all that it asks for"
+			s.KernelReason = string(a.Plane) + " does all that it asks for"
 		case order == 0:
-			s.BeneathReason = lacking[0].why + "; " + other[0].why
+			s.KernelReason = lacking[0].why + "; " + other[0].why
 		default:
-			s.BeneathReason = other[0].why
+			s.KernelReason = other[0].why
 		}
-		s.Beneath = a.Plane
+		s.Kernel = a.Plane
 	}
 	s.Degraded, s.Scheduler, s.TellsClients = degraded(lacking), a.scheduler(s.Port), a.TellsClients
 	if a.Plane != "" && !a.TellsClients && s.Port.Protocol == service.SCTP {

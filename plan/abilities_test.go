@@ -65,79 +65,79 @@ const (
 	toFallback = "qualified (iptables: "
 )
 
-// beneath is what is to be decided about the kernel data plane of a service.
-type beneath struct {
+// choice is what is to be decided about the kernel data plane of a service.
+type choice struct {
 	plane, carries   DataPlane
 	scheduler        string
 	why              string // that kernel data plane, in mode auto
 	reason, degraded string
 }
 
-func beneathOf(s *Service) beneath {
-	return beneath{s.Beneath, s.DataPlane, s.Scheduler, s.BeneathReason, s.Reason, s.Degraded}
+func choiceOf(s *Service) choice {
+	return choice{s.Kernel, s.DataPlane, s.Scheduler, s.KernelReason, s.Reason, s.Degraded}
 }
 
-var compareBeneath = cmp.AllowUnexported(beneath{})
+var compareChoice = cmp.AllowUnexported(choice{})
 
-func TestBeneath(t *testing.T) {
+func TestKernel(t *testing.T) {
 	proxied := func(p *service.Port) { p.ProxyProtocol = 2 }
 	tests := []struct {
 		name string
 		port service.Port
-		ipvs beneath // in mode ipvs
-		auto beneath
+		ipvs choice // in mode ipvs
+		auto choice
 	}{
 		{"nothing special", port("a"),
-			beneath{IPVS, IPVS, "rr", "", "qualified", ""},
-			beneath{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
+			choice{IPVS, IPVS, "rr", "", "qualified", ""},
+			choice{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
 		{"weighted", port("a", algorithm(service.WeightedRoundRobin)),
-			beneath{IPVS, IPVS, "wrr", "", "qualified", ""},
-			beneath{IPVS, IPVS, "wrr", allItAsks, "qualified", ""}},
+			choice{IPVS, IPVS, "wrr", "", "qualified", ""},
+			choice{IPVS, IPVS, "wrr", allItAsks, "qualified", ""}},
 		{"least connections", port("a", algorithm(service.LeastConnections)),
-			beneath{IPVS, IPVS, "wlc", "", "qualified", ""},
-			beneath{IPVS, IPVS, "wlc", allItAsks, "qualified", ""}},
+			choice{IPVS, IPVS, "wlc", "", "qualified", ""},
+			choice{IPVS, IPVS, "wlc", allItAsks, "qualified", ""}},
 		{"source hash", port("a", algorithm(service.SourceHash)),
-			beneath{IPVS, IPVS, "sh", "", "qualified", ""},
-			beneath{IPVS, IPVS, "sh", allItAsks, "qualified", ""}},
+			choice{IPVS, IPVS, "sh", "", "qualified", ""},
+			choice{IPVS, IPVS, "sh", allItAsks, "qualified", ""}},
 		{"random", port("a", algorithm(service.Random)),
-			beneath{IPVS, Userspace, "rr", "", "ipvs can't do random", "random falls back to scheduler rr" + whileDown},
-			beneath{IPTables, IPTables, "", "ipvs can't do random", toFallback + "ipvs can't do random)", ""}},
+			choice{IPVS, Userspace, "rr", "", "ipvs can't do random", "random falls back to scheduler rr" + whileDown},
+			choice{IPTables, IPTables, "", "ipvs can't do random", toFallback + "ipvs can't do random)", ""}},
 		{"maglev without its module", port("a", algorithm(service.Maglev)),
-			beneath{IPVS, Userspace, "rr", "", noMaglev, "maglev falls back to scheduler rr" + whileDown},
-			beneath{IPVS, Userspace, "rr", noMaglev + "; iptables can't do maglev", noMaglev, "maglev falls back to scheduler rr" + whileDown}},
+			choice{IPVS, Userspace, "rr", "", noMaglev, "maglev falls back to scheduler rr" + whileDown},
+			choice{IPVS, Userspace, "rr", noMaglev + "; iptables can't do maglev", noMaglev, "maglev falls back to scheduler rr" + whileDown}},
 		{"a scheduler", port("a", scheduler("sed")),
-			beneath{IPVS, IPVS, "sed", "", "qualified", ""},
-			beneath{IPVS, IPVS, "sed", allItAsks, "qualified", ""}},
+			choice{IPVS, IPVS, "sed", "", "qualified", ""},
+			choice{IPVS, IPVS, "sed", allItAsks, "qualified", ""}},
 		{"a scheduler that was tried in vain", port("a", scheduler("mh")),
-			beneath{IPVS, Userspace, "rr", "", noMaglev, "scheduler mh falls back to scheduler rr" + whileDown},
-			beneath{IPVS, Userspace, "rr", noMaglev + "; iptables has no IPVS scheduler mh", noMaglev, "scheduler mh falls back to scheduler rr" + whileDown}},
+			choice{IPVS, Userspace, "rr", "", noMaglev, "scheduler mh falls back to scheduler rr" + whileDown},
+			choice{IPVS, Userspace, "rr", noMaglev + "; iptables has no IPVS scheduler mh", noMaglev, "scheduler mh falls back to scheduler rr" + whileDown}},
 		{"PROXY protocol", port("a", proxied),
-			beneath{IPVS, Userspace, "rr", "", "ipvs" + noHeaders, noProxy},
-			beneath{IPVS, Userspace, "rr", "ipvs" + noHeaders + "; iptables" + noHeaders, "ipvs" + noHeaders, noProxy}},
+			choice{IPVS, Userspace, "rr", "", "ipvs" + noHeaders, noProxy},
+			choice{IPVS, Userspace, "rr", "ipvs" + noHeaders + "; iptables" + noHeaders, "ipvs" + noHeaders, noProxy}},
 		{"PROXY protocol and random", port("a", proxied, algorithm(service.Random)),
-			beneath{IPVS, Userspace, "rr", "", "ipvs can't do random", "random falls back to scheduler rr" + whileDown + "; " + noProxy},
-			beneath{IPTables, Userspace, "", "ipvs can't do random", "iptables" + noHeaders, noProxy}},
+			choice{IPVS, Userspace, "rr", "", "ipvs can't do random", "random falls back to scheduler rr" + whileDown + "; " + noProxy},
+			choice{IPTables, Userspace, "", "ipvs can't do random", "iptables" + noHeaders, noProxy}},
 		{"external policy Local", port("a", external, eTPLocal),
-			beneath{IPVS, IPVS, "rr", "", "qualified", onlyHere + whileDown},
-			beneath{IPTables, IPTables, "", byClient, toFallback + byClient + ")", ""}},
+			choice{IPVS, IPVS, "rr", "", "qualified", onlyHere + whileDown},
+			choice{IPTables, IPTables, "", byClient, toFallback + byClient + ")", ""}},
 		{"external policy Local without external addresses", port("a", eTPLocal),
-			beneath{IPVS, IPVS, "rr", "", "qualified", ""},
-			beneath{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
+			choice{IPVS, IPVS, "rr", "", "qualified", ""},
+			choice{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
 		{"internal policy Local", port("a", func(p *service.Port) { p.InternalLocal = true }),
-			beneath{IPVS, IPVS, "rr", "", "qualified", ""},
-			beneath{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
+			choice{IPVS, IPVS, "rr", "", "qualified", ""},
+			choice{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
 		{"external policy Local and least connections", port("a", external, eTPLocal, algorithm(service.LeastConnections)),
-			beneath{IPVS, IPVS, "wlc", "", "qualified", onlyHere + whileDown},
-			beneath{IPVS, IPVS, "wlc", "iptables can't do least connections", "qualified", onlyHere + whileDown}},
+			choice{IPVS, IPVS, "wlc", "", "qualified", onlyHere + whileDown},
+			choice{IPVS, IPVS, "wlc", "iptables can't do least connections", "qualified", onlyHere + whileDown}},
 		{"affinity", port("a", func(p *service.Port) { p.Affinity = time.Hour }),
-			beneath{IPVS, IPVS, "rr", "", "qualified", ""},
-			beneath{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
+			choice{IPVS, IPVS, "rr", "", "qualified", ""},
+			choice{IPVS, IPVS, "rr", allItAsks, "qualified", ""}},
 		{"pinned to the kernel", port("a", algorithm(service.Random), func(p *service.Port) { p.Prefer = service.PreferKernel }),
-			beneath{IPVS, Userspace, "rr", "", "ipvs can't do random", "random falls back to scheduler rr" + whileDown},
-			beneath{IPTables, IPTables, "", "ipvs can't do random", "pinned to the kernel by its annotation (iptables: ipvs can't do random)", ""}},
+			choice{IPVS, Userspace, "rr", "", "ipvs can't do random", "random falls back to scheduler rr" + whileDown},
+			choice{IPTables, IPTables, "", "ipvs can't do random", "pinned to the kernel by its annotation (iptables: ipvs can't do random)", ""}},
 	}
 	for _, tt := range tests {
-		for mode, want := range map[Mode]beneath{ModeIPVS: tt.ipvs, ModeAuto: tt.auto} {
+		for mode, want := range map[Mode]choice{ModeIPVS: tt.ipvs, ModeAuto: tt.auto} {
 			t.Run(tt.name+"/"+string(mode), func(t *testing.T) {
 				w := newWorld(t)
 				in(mode)(w)
@@ -146,37 +146,37 @@ func TestBeneath(t *testing.T) {
 				w.one()
 				w.program()
 				s := w.one()
-				if diff := cmp.Diff(want, beneathOf(s), compareBeneath); diff != "" {
+				if diff := cmp.Diff(want, choiceOf(s), compareChoice); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)
 				}
 				row := s.Row(t0)
-				if row.Beneath != s.Beneath || row.BeneathReason != s.BeneathReason || row.Scheduler != s.Scheduler {
-					t.Errorf("status says %s (%s), scheduler %q", row.Beneath, row.BeneathReason, row.Scheduler)
+				if row.Kernel != s.Kernel || row.KernelReason != s.KernelReason || row.Scheduler != s.Scheduler {
+					t.Errorf("status says %s (%s), scheduler %q", row.Kernel, row.KernelReason, row.Scheduler)
 				}
 			})
 		}
 	}
 }
 
-// TestBeneathSCTP: what IPVS can't do, nobody does.
-func TestBeneathSCTP(t *testing.T) {
+// TestKernelSCTP: what IPVS can't do, nobody does.
+func TestKernelSCTP(t *testing.T) {
 	sctp := func(p *service.Port) { p.Protocol = service.SCTP }
 	const onlyKernel = "SCTP is served by the kernel only"
 	tests := []struct {
 		name string
 		mode Mode
 		port service.Port
-		want beneath
+		want choice
 	}{
-		{"plain", ModeAuto, port("a", sctp), beneath{IPVS, IPVS, "rr", allItAsks, onlyKernel, ""}},
+		{"plain", ModeAuto, port("a", sctp), choice{IPVS, IPVS, "rr", allItAsks, onlyKernel, ""}},
 		{"random", ModeIPVS, port("a", sctp, algorithm(service.Random)),
-			beneath{IPVS, IPVS, "rr", "", onlyKernel + "; ipvs can't do random", "random falls back to scheduler rr"}},
+			choice{IPVS, IPVS, "rr", "", onlyKernel + "; ipvs can't do random", "random falls back to scheduler rr"}},
 		{"random in auto", ModeAuto, port("a", sctp, algorithm(service.Random)),
-			beneath{IPTables, IPTables, "", "ipvs can't do random", onlyKernel + " (iptables: ipvs can't do random)", ""}},
+			choice{IPTables, IPTables, "", "ipvs can't do random", onlyKernel + " (iptables: ipvs can't do random)", ""}},
 		{"external policy Local", ModeIPVS, port("a", sctp, external, eTPLocal),
-			beneath{IPVS, IPVS, "rr", "", onlyKernel, onlyHere}},
+			choice{IPVS, IPVS, "rr", "", onlyKernel, onlyHere}},
 		{"external policy Local in auto", ModeAuto, port("a", sctp, external, eTPLocal),
-			beneath{IPTables, IPTables, "", byClient, onlyKernel + " (iptables: " + byClient + ")", ""}},
+			choice{IPTables, IPTables, "", byClient, onlyKernel + " (iptables: " + byClient + ")", ""}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -186,11 +186,11 @@ func TestBeneathSCTP(t *testing.T) {
 			w.one()
 			w.program()
 			s := w.one()
-			if diff := cmp.Diff(tt.want, beneathOf(s), compareBeneath); diff != "" {
+			if diff := cmp.Diff(tt.want, choiceOf(s), compareChoice); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
 			for i := range s.Frontends {
-				if f := &s.Frontends[i]; s.ShortCircuits(f) || f.ShortCircuit && s.Beneath == IPVS {
+				if f := &s.Frontends[i]; s.ShortCircuits(f) || f.ShortCircuit && s.Kernel == IPVS {
 					t.Errorf("%s is said to short-circuit clients, which nobody could do", f.Kind)
 				}
 			}
@@ -213,7 +213,7 @@ func TestShortCircuits(t *testing.T) {
 		{"no endpoint", ModeIPVS, eTPLocal, nil, map[Kind]bool{ClusterIP: false, NodePort: false}},
 		{"policy Cluster", ModeIPVS, func(*service.Port) {}, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: false}},
 		{"on iptables", ModeAuto, eTPLocal, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: false}},
-		{"nothing beneath", ModeUserspace, eTPLocal, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: true}},
+		{"no kernel data plane", ModeUserspace, eTPLocal, []string{"10.0.0.1 n1 ready"}, map[Kind]bool{ClusterIP: false, NodePort: true}},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -279,9 +279,9 @@ func TestPolicyScheduler(t *testing.T) {
 	}
 }
 
-// TestBeneathMoves: a change that only iptables can express takes an offloaded
+// TestKernelMoves: a change that only iptables can express takes an offloaded
 // service there by way of userspace, and back.
-func TestBeneathMoves(t *testing.T) {
+func TestKernelMoves(t *testing.T) {
 	w := newWorld(t)
 	w.set(port("a"), "10.0.0.1 n1 ready", "10.0.0.2 n2 ready")
 	in(ModeAuto)(w)

@@ -284,17 +284,17 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 	a, inexpressible := c.choosePlane(s)
 	f := facts{inexpressible: inexpressible}
 	f.qualified = reasonQualified
-	if s.Beneath != c.kernel.at(0) {
-		f.qualified += " (" + string(s.Beneath) + ": " + s.BeneathReason + ")"
+	if s.Kernel != c.kernel.at(0) {
+		f.qualified += " (" + string(s.Kernel) + ": " + s.KernelReason + ")"
 	}
 	s.Endpoints, f.flaps = c.rows(p, eps)
 	if len(s.Frontends) == 0 && s.Excluded != [2]bool{} {
 		f.left, f.inexpressible = c.leave(s), ""
-		s.BeneathReason, s.Degraded, s.Scheduler, s.Problems = "", "", "", slices.Clone(p.Problems)
+		s.KernelReason, s.Degraded, s.Scheduler, s.Problems = "", "", "", slices.Clone(p.Problems)
 		f.steady = steadyHash(s)
 		return s, f
 	}
-	if p.Protocol == service.SCTP && s.Beneath == None {
+	if p.Protocol == service.SCTP && s.Kernel == None {
 		for i := range s.Frontends {
 			s.Frontends[i].Verdict = Reject
 		}

@@ -292,7 +292,7 @@ func (c *computation) ours(eps []service.Endpoint) []service.Endpoint {
 
 // leave makes s one that is wholly left to another proxy, and returns why.
 func (c *computation) leave(s *Service) string {
-	s.Beneath = None
+	s.Kernel = None
 	return "left to another proxy: all its endpoints are in " + joinedText(c.theirNetworks(s, service.IPv4, service.IPv6))
 }
 

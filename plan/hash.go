@@ -5,15 +5,15 @@ import "kproxy.dev/kproxy/service"
 // digest is of what services are made of.
 type digest struct{ service.Hasher }
 
-// kernelHash covers everything the rules of s.Beneath depend on, and nothing
+// kernelHash covers everything the rules of s.Kernel depend on, and nothing
 // else: no health but in who is usable, no times, no data plane. It is 0 only
 // without a kernel data plane.
 func kernelHash(s *Service, p *Policy, a *Abilities) uint64 {
-	if s.Beneath == None {
+	if s.Kernel == None {
 		return 0
 	}
 	d := digest{service.NewHasher()}
-	d.String(string(s.Beneath))
+	d.String(string(s.Kernel))
 	d.String(s.Port.Namespace)
 	d.String(s.Port.Name)
 	d.String(s.Port.Port)

@@ -42,7 +42,7 @@ func checkPlan(t *testing.T, in *Inputs, p *Plan) {
 		checkHealth(t, s)
 		if s.State != StateExcluded {
 			checkForwarding(t, in, s)
-			checkBeneath(t, in, p, s)
+			checkKernel(t, in, p, s)
 		}
 	}
 }
@@ -92,7 +92,7 @@ func checkStanding(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	}
 	serves := slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return s.Serves(&f) })
 	if s.State == StateExcluded {
-		if len(s.Frontends) > 0 || s.Beneath != None || s.KernelHash != 0 || s.DataPlane != None {
+		if len(s.Frontends) > 0 || s.Kernel != None || s.KernelHash != 0 || s.DataPlane != None {
 			t.Fatalf("%v is left to another proxy: %+v", s.Port.Key, s)
 		}
 		return
@@ -100,11 +100,11 @@ func checkStanding(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	if serves != (s.DataPlane != None) || serves != (s.State != StateRejecting) {
 		t.Fatalf("%v: serves %v in data plane %q, state %q", s.Port.Key, serves, s.DataPlane, s.State)
 	}
-	if s.Beneath != p.Kernel && s.Beneath != p.Fallback || (s.Beneath == None) != (s.KernelHash == 0) {
-		t.Fatalf("%v: beneath %q with hash %d", s.Port.Key, s.Beneath, s.KernelHash)
+	if s.Kernel != p.Kernel && s.Kernel != p.Fallback || (s.Kernel == None) != (s.KernelHash == 0) {
+		t.Fatalf("%v: beneath %q with hash %d", s.Port.Key, s.Kernel, s.KernelHash)
 	}
-	if s.DataPlane != Userspace && s.DataPlane != None && s.DataPlane != s.Beneath {
-		t.Fatalf("%v: data plane %q above %q", s.Port.Key, s.DataPlane, s.Beneath)
+	if s.DataPlane != Userspace && s.DataPlane != None && s.DataPlane != s.Kernel {
+		t.Fatalf("%v: data plane %q above %q", s.Port.Key, s.DataPlane, s.Kernel)
 	}
 	if s.DataPlane != None {
 		switch s.State {
@@ -180,31 +180,31 @@ func checkHealth(t *testing.T, s *Service) {
 	}
 }
 
-// checkBeneath: the kernel data plane beneath is one of the plan's; mode auto
+// checkKernel: the kernel data plane of a service is one of the plan's; mode auto
 // takes the other only with a reason, and never one that carries s less often.
-func checkBeneath(t *testing.T, in *Inputs, p *Plan, s *Service) {
+func checkKernel(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	t.Helper()
-	if s.Beneath != None && !p.Uses(s.Beneath) {
-		t.Fatalf("%v: beneath %s, the plan has %s and %s", s.Port.Key, s.Beneath, p.Kernel, p.Fallback)
+	if s.Kernel != None && !p.Uses(s.Kernel) {
+		t.Fatalf("%v: beneath %s, the plan has %s and %s", s.Port.Key, s.Kernel, p.Kernel, p.Fallback)
 	}
-	if (s.Scheduler != "") != (s.Beneath == IPVS) {
-		t.Fatalf("%v: scheduler %q of %s", s.Port.Key, s.Scheduler, s.Beneath)
+	if (s.Scheduler != "") != (s.Kernel == IPVS) {
+		t.Fatalf("%v: scheduler %q of %s", s.Port.Key, s.Scheduler, s.Kernel)
 	}
-	auto := in.Policy.Mode == ModeAuto && s.Beneath != None
-	if auto != (s.BeneathReason != "") {
-		t.Fatalf("%v: mode %s, beneath %s because %q", s.Port.Key, in.Policy.Mode, s.Beneath, s.BeneathReason)
+	auto := in.Policy.Mode == ModeAuto && s.Kernel != None
+	if auto != (s.KernelReason != "") {
+		t.Fatalf("%v: mode %s, beneath %s because %q", s.Port.Key, in.Policy.Mode, s.Kernel, s.KernelReason)
 	}
-	if s.Beneath == IPVS && in.Caps.Planes[0].Unusable[s.Scheduler] != "" && s.Scheduler != "rr" {
+	if s.Kernel == IPVS && in.Caps.Planes[0].Unusable[s.Scheduler] != "" && s.Scheduler != "rr" {
 		t.Fatalf("%v: scheduler %q, which this host lacks", s.Port.Key, s.Scheduler)
 	}
-	if p.Fallback != None && inexpressible(s.Beneath, s.Port, in) != "" &&
+	if p.Fallback != None && inexpressible(s.Kernel, s.Port, in) != "" &&
 		(inexpressible(p.Kernel, s.Port, in) == "" || inexpressible(p.Fallback, s.Port, in) == "") {
-		t.Fatalf("%v: %s can't do it, and the other can", s.Port.Key, s.Beneath)
+		t.Fatalf("%v: %s can't do it, and the other can", s.Port.Key, s.Kernel)
 	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
-		if s.ShortCircuits(f) && (s.Beneath == IPTables || !s.Serves(f) || s.Beneath == IPVS && s.Degraded == "") {
-			t.Fatalf("%v: short-circuits clients on %s, degraded %q", s.Port.Key, s.Beneath, s.Degraded)
+		if s.ShortCircuits(f) && (s.Kernel == IPTables || !s.Serves(f) || s.Kernel == IPVS && s.Degraded == "") {
+			t.Fatalf("%v: short-circuits clients on %s, degraded %q", s.Port.Key, s.Kernel, s.Degraded)
 		}
 	}
 }

@@ -134,19 +134,19 @@ type Service struct {
 	QualifiesAt time.Time // when it is offloaded if nothing changes; zero if unknown
 	Problems    []string  // what is wrong with its specification, a line each
 
-	// Beneath is the kernel data plane that has rules for it, used while it is
+	// Kernel is the kernel data plane that has rules for it, used while it is
 	// offloaded and as fallback when kproxy is dead; None in mode userspace.
-	Beneath DataPlane
-	// BeneathReason says why it is that one, where mode auto had to choose; empty
+	Kernel DataPlane
+	// KernelReason says why it is that one, where mode auto had to choose; empty
 	// where the mode leaves no choice.
-	BeneathReason string
-	// Scheduler is the one that Beneath chooses endpoints with; empty if it has none.
+	KernelReason string
+	// Scheduler is the one that Kernel chooses endpoints with; empty if it has none.
 	Scheduler string
-	// TellsClients: Beneath chooses endpoints by client, see [Service.ShortCircuits].
+	// TellsClients: Kernel chooses endpoints by client, see [Service.ShortCircuits].
 	TellsClients bool
-	// Degraded says how Beneath falls short of the specification; empty if it doesn't.
+	// Degraded says how Kernel falls short of the specification; empty if it doesn't.
 	Degraded string
-	// KernelHash identifies everything Beneath's rules depend on. Two plans
+	// KernelHash identifies everything Kernel's rules depend on. Two plans
 	// with the same hash need the same rules for this service.
 	KernelHash uint64
 

@@ -116,7 +116,7 @@ func (c *computation) unforwarded(s *Service) []service.Family {
 // in all of s's families; nothing where it does. It doesn't change the rules
 // themselves: they are right as soon as forwarding is on.
 func (c *computation) keepFromForwarding(s *Service, f *facts) {
-	if s.Beneath == None {
+	if s.Kernel == None {
 		return
 	}
 	fams := c.unforwarded(s)

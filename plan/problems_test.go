@@ -92,7 +92,7 @@ func TestForwardingTimelines(t *testing.T) {
 			moment{at: 20, do: forward(true, false), plane: Userspace, state: StateUserspace, reason: v6Off + cannot},
 			moment{at: 21, plane: Userspace, state: StateUserspace, reason: v6Off + cannot},
 			moment{at: 30, do: forward(false, false), plane: Userspace, state: StateUserspace, reason: bothOff + cannot},
-			// The rules beneath stayed, and nothing else made it wait.
+			// The rules stayed, and nothing else made it wait.
 			moment{at: 40, do: forward(true, true), plane: IPTables, state: StateOffloaded, reason: reasonQualified},
 		)},
 		{"off from the start", do(dual, forward(true, false)), []moment{

@@ -41,7 +41,7 @@ func (c *computation) outcomeOf(s *Service, f *facts, m *memory) outcome {
 		// make it wait when it is unpinned.
 		m.forgive()
 		return outcome{plane: Userspace, state: StatePinned, reason: "pinned to userspace by " + by, cause: CausePinned}
-	case s.Beneath == None:
+	case s.Kernel == None:
 		m.forgive()
 		return outcome{plane: Userspace, state: StateUserspace, reason: c.kernel.why, cause: CauseNoKernel}
 	case f.inexpressible != "":
@@ -67,7 +67,7 @@ func (c *computation) outcomeOf(s *Service, f *facts, m *memory) outcome {
 // kernelOnly is for SCTP, which userspace can't serve.
 func (c *computation) kernelOnly(s *Service, f *facts, m *memory) outcome {
 	m.offload(c.in.Now)
-	out := outcome{plane: s.Beneath, state: StateOffloaded, reason: reasonKernelOnly + f.choice(), cause: CauseKernelOnly}
+	out := outcome{plane: s.Kernel, state: StateOffloaded, reason: reasonKernelOnly + f.choice(), cause: CauseKernelOnly}
 	failure, failed := c.in.Failed[s.Port.Key]
 	switch {
 	case failed && failure.Hash == s.KernelHash:
@@ -84,7 +84,7 @@ func (c *computation) kernelOnly(s *Service, f *facts, m *memory) outcome {
 // rules aren't those of this plan, userspace serves it for them.
 func (c *computation) offloaded(s *Service, out outcome, failure string) outcome {
 	if c.programmed(s) {
-		out.plane = s.Beneath
+		out.plane = s.Kernel
 		return out
 	}
 	out.plane = Userspace

@@ -121,25 +121,25 @@ func (r *walker) checkJoined(p *Plan) {
 
 func first(p *Plan, _ Delta) *Plan { return p }
 
-// madeOf is what the rules beneath s are made of, as the renderers read it;
+// madeOf is what the rules of s are made of, as the renderers read it;
 // weaker than what the hash covers.
 func madeOf(s *Service, p *Policy) string {
-	if s.Beneath == None {
+	if s.Kernel == None {
 		return "nothing"
 	}
-	out := fmt.Sprintln(s.Port.Key, s.Beneath, s.Port.Affinity, p.MasqueradeAll, p.PodCIDRs, s.Groups)
+	out := fmt.Sprintln(s.Port.Key, s.Kernel, s.Port.Affinity, p.MasqueradeAll, p.PodCIDRs, s.Groups)
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; s.Serves(f) {
 			out += fmt.Sprintln(*f)
-			if s.Beneath == IPVS {
+			if s.Kernel == IPVS {
 				out += fmt.Sprintln(p.ownAddress(f.Address.Addr()), s.ShortCircuits(f))
 			}
-			if s.Beneath == IPVS && f.Kind == NodePort {
+			if s.Kernel == IPVS && f.Kind == NodePort {
 				out += fmt.Sprintln(slices.DeleteFunc(slices.Clone(p.NodeAddresses), func(a netip.Addr) bool { return service.FamilyOf(a) != f.Family }))
 			}
 		}
 	}
-	if s.Beneath != IPVS {
+	if s.Kernel != IPVS {
 		return out + fmt.Sprintln(s.Port.Algorithm)
 	}
 	for i := range s.Endpoints {

@@ -70,7 +70,7 @@ func TestRow(t *testing.T) {
 		Addresses: []netip.AddrPort{netip.MustParseAddrPort("10.1.0.1:80"), netip.MustParseAddrPort("10.96.0.1:80")},
 		NodePort:  30080, Algorithm: "least-connections",
 		DataPlane: Userspace, State: StateUserspace, Reason: "iptables can't do least connections", Cause: CauseInexpressible,
-		Beneath: IPTables, Degraded: "least connections falls back to random choice while kproxy is down",
+		Kernel: IPTables, Degraded: "least connections falls back to random choice while kproxy is down",
 		Endpoints: []EndpointStatus{
 			{Address: endpoint("10.0.0.1").Address, Node: "n1", Ready: true, Serving: true, Local: true, Weight: 1, Health: "up", Since: t0, Usable: true},
 			{Address: endpoint("10.0.0.2").Address, Node: "n2", Terminating: true, Health: "unknown"},

@@ -82,8 +82,8 @@ type ServiceStatus struct {
 	Reason             string           `json:"reason"`
 	Cause              Cause            `json:"cause"`                   // the reason in a word, one of Causes
 	QualifiesInSeconds float64          `json:"qualifiesInSeconds"`      // 0 when it isn't known
-	Beneath            DataPlane        `json:"beneath"`                 // the kernel data plane whose rules it has
-	BeneathReason      string           `json:"beneathReason,omitempty"` // why that one, in mode auto
+	Kernel             DataPlane        `json:"beneath"`                 // the kernel data plane whose rules it has
+	KernelReason       string           `json:"beneathReason,omitempty"` // why that one, in mode auto
 	Scheduler          string           `json:"scheduler,omitempty"`     // of that kernel data plane, if it has some
 	Degraded           string           `json:"degraded,omitempty"`
 	Problems           []string         `json:"problems,omitempty"`
@@ -182,7 +182,7 @@ func (s *Service) Row(now time.Time) ServiceStatus {
 		Addresses: []netip.AddrPort{},
 		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason, Cause: s.Cause,
 		QualifiesInSeconds: secondsUntil(s.QualifiesAt, now),
-		Beneath:            s.Beneath, BeneathReason: s.BeneathReason, Scheduler: s.Scheduler,
+		Kernel:             s.Kernel, KernelReason: s.KernelReason, Scheduler: s.Scheduler,
 		Degraded: s.Degraded, Problems: s.Problems,
 		Endpoints: make([]EndpointStatus, len(s.Endpoints)),
 	}

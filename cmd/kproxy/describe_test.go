@@ -15,7 +15,7 @@ func TestDescribe(t *testing.T) {
 	proxy := eventful()
 	proxy.status.Alive, proxy.status.Ready, proxy.status.NotReady = true, false, "the kernel's rules aren't written yet"
 	web := &proxy.status.Services[0]
-	web.Beneath, web.BeneathReason, web.Degraded = plan.IPTables, "it has one endpoint", "no retries"
+	web.Kernel, web.KernelReason, web.Degraded = plan.IPTables, "it has one endpoint", "no retries"
 	web.Problems = []string{"web.yaml:3: port 81 has no endpoints", "web.yaml:9: weight 900 is too much"}
 	web.Offloads, web.Recalls = 2, 1
 	web.AffinitySeconds, web.ExternalPolicy = 10800, "Local"

@@ -128,7 +128,7 @@ func (d *demo) userspace(ctx context.Context) error {
 	if err := d.hold(ctx, "opened in userspace", plan.Userspace); err != nil {
 		return err
 	}
-	d.kernel = svc.Beneath
+	d.kernel = svc.Kernel
 	d.traffic, err = lab.StartTraffic(ctx, lab.TrafficConfig{
 		From: d.net.Client, Network: "tcp", Target: labService, Rate: 50 / float64(d.pace), Count: 50 * 120, Timeout: d.pace.clientTimeout(),
 	})

@@ -42,7 +42,7 @@ type tour struct {
 func (s *labSession) newTour(st plan.Status) tour {
 	t := tour{self: selfCommand(), named: listens(defaultSocket), mode: st.Mode, fallback: plan.None, manifest: s.manifest.Path(s.manifests), backends: len(s.net.Backends), alive: s.pace.aliveTimeout()}
 	for i := range st.Services {
-		if b := st.Services[i].Beneath; b != "" && b != plan.None {
+		if b := st.Services[i].Kernel; b != "" && b != plan.None {
 			t.fallback = b
 		}
 	}

@@ -203,15 +203,15 @@ func printEndpoints(t io.Writer, s *plan.ServiceStatus) {
 // fallbackTitle says which kernel data plane's rules a service falls back to, why
 // those, and how they fall short; empty where there are none.
 func fallbackTitle(s *plan.ServiceStatus) string {
-	if s.Beneath == plan.None || s.Beneath == "" {
+	if s.Kernel == plan.None || s.Kernel == "" {
 		return ""
 	}
-	title := string(s.Beneath)
+	title := string(s.Kernel)
 	if s.Scheduler != "" {
 		title += ", scheduler " + s.Scheduler
 	}
-	if s.BeneathReason != "" {
-		title += ": " + s.BeneathReason
+	if s.KernelReason != "" {
+		title += ": " + s.KernelReason
 	}
 	if s.Degraded != "" {
 		title += "; " + s.Degraded

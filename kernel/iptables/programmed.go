@@ -15,7 +15,7 @@ import (
 func Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 {
 	out := map[service.Key]uint64{}
 	for _, s := range p.Services {
-		if s.Beneath == plan.IPTables {
+		if s.Kernel == plan.IPTables {
 			out[s.Port.Key] = s.KernelHash
 		}
 	}

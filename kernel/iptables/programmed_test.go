@@ -149,7 +149,7 @@ func TestRendererRemembers(t *testing.T) {
 // TestUserspaceModeHasNoFallback: only redirects, and what userspace needs.
 func TestUserspaceModeHasNoFallback(t *testing.T) {
 	s := kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.Affinity(time.Hour), kerneltest.InUserspace)
-	s.Beneath = plan.None
+	s.Kernel = plan.None
 	p := kerneltest.Plan(plan.ModeUserspace, s)
 	r := iptables.Render(p, options())
 	for f := range service.Families {

@@ -104,7 +104,7 @@ func (r *Renderer) follow(p *plan.Plan, d plan.Delta) (gone, come []*fragment) {
 	}
 	for _, c := range d.Changes {
 		key, is := c.Key(), c.Is
-		wanted := is != nil && is.Beneath == plan.IPTables
+		wanted := is != nil && is.Kernel == plan.IPTables
 		if old := r.known[key]; old != nil && wanted && old.hash == is.KernelHash && old.hash != 0 {
 			old.service.Store(is)
 			continue

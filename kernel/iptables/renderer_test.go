@@ -42,7 +42,7 @@ func TestRendererFollows(t *testing.T) {
 				if mode == plan.ModeUserspace {
 					for i, s := range p.Services {
 						c := *s
-						c.Beneath, c.KernelHash = plan.None, 0
+						c.Kernel, c.KernelHash = plan.None, 0
 						p.Services[i] = &c
 					}
 				}

@@ -27,7 +27,7 @@ func (s *scene) inUserspace(mode plan.Mode) {
 	}
 	if mode == plan.ModeUserspace {
 		for _, x := range services {
-			x.Beneath = plan.None
+			x.Kernel = plan.None
 		}
 	}
 	s.program(kerneltest.Plan(mode, services...))

@@ -80,9 +80,9 @@ func TestProgrammed(t *testing.T) {
 			for _, s := range p.Services {
 				h, ok := got[s.Port.Key]
 				switch {
-				case s.Beneath != plan.IPVS && ok:
+				case s.Kernel != plan.IPVS && ok:
 					t.Errorf("%s isn't on IPVS", s.Port.Key)
-				case s.Beneath == plan.IPVS && !ok:
+				case s.Kernel == plan.IPVS && !ok:
 					lost = append(lost, s.Port.Name)
 				case ok && h != s.KernelHash:
 					t.Errorf("%s has hash %d, want %d", s.Port.Key, h, s.KernelHash)

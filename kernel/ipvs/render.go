@@ -101,7 +101,7 @@ func (r *Renderer) follow(p *plan.Plan, d plan.Delta) {
 	}
 	for _, c := range d.Changes {
 		k, is := c.Key(), c.Is
-		wanted := is != nil && is.Beneath == plan.IPVS
+		wanted := is != nil && is.Kernel == plan.IPVS
 		if old, ok := r.known[k]; ok && wanted && old.hash == is.KernelHash {
 			continue
 		}

@@ -19,7 +19,7 @@ import (
 
 // onIPVS lets IPVS serve new connections.
 func onIPVS(s *plan.Service) {
-	kerneltest.Beneath(plan.IPVS)(s)
+	kerneltest.Kernel(plan.IPVS)(s)
 	s.DataPlane = plan.IPVS
 }
 

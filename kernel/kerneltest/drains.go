@@ -22,13 +22,13 @@ func (m Mode) drains(t *testing.T) {
 		return
 	}
 	web := func(endpoints ...string) *plan.Service {
-		return Service("web", service.TCP, Beneath(m.Plane), Cluster("10.96.7.1:80"), Cluster("[fd00:96:7::1]:80"),
+		return Service("web", service.TCP, Kernel(m.Plane), Cluster("10.96.7.1:80"), Cluster("[fd00:96:7::1]:80"),
 			NodePort(30080), Endpoints(endpoints...))
 	}
 	dns := func(endpoints ...string) *plan.Service {
-		return Service("dns", service.UDP, Beneath(m.Plane), Cluster("10.96.7.1:53"), Cluster("[fd00:96:7::1]:53"), Endpoints(endpoints...))
+		return Service("dns", service.UDP, Kernel(m.Plane), Cluster("10.96.7.1:53"), Cluster("[fd00:96:7::1]:53"), Endpoints(endpoints...))
 	}
-	other := Service("other", service.TCP, Beneath(m.Plane), Cluster("10.96.7.1:81"), Endpoints("10.244.7.1:8080"))
+	other := Service("other", service.TCP, Kernel(m.Plane), Cluster("10.96.7.1:81"), Endpoints("10.244.7.1:8080"))
 	both := []string{"10.244.7.1:8080", "10.244.7.2:8080", "[fd00:244:7::1]:8080", "[fd00:244:7::2]:8080"}
 	one := []string{"10.244.7.1:8080", "[fd00:244:7::1]:8080"}
 	unusable := web(one...)
@@ -155,7 +155,7 @@ func (m Mode) intruders(t *testing.T) {
 		return
 	}
 	web := func(endpoint string) kernel.Ruleset {
-		return m.plan(Service("web", service.TCP, Beneath(m.Plane), Cluster("10.96.7.1:80"), Endpoints(endpoint)))
+		return m.plan(Service("web", service.TCP, Kernel(m.Plane), Cluster("10.96.7.1:80"), Endpoints(endpoint)))
 	}
 	m.bring(t, s, web("10.244.7.1:8080"))
 	have := observe(t, s)
@@ -200,8 +200,8 @@ func (m Mode) squatter(t *testing.T) {
 	}
 	s.squat(t, true)
 	foreign := s.Foreign(t)
-	web := Service("web", service.TCP, Beneath(m.Plane), Cluster("10.96.0.1:80"), NodePort(30080), Endpoints("10.244.7.1:8080"))
-	other := Service("other", service.TCP, Beneath(m.Plane), Cluster("10.96.0.1:81"), Cluster("10.96.0.2:80"), Endpoints("10.244.7.1:8080"))
+	web := Service("web", service.TCP, Kernel(m.Plane), Cluster("10.96.0.1:80"), NodePort(30080), Endpoints("10.244.7.1:8080"))
+	other := Service("other", service.TCP, Kernel(m.Plane), Cluster("10.96.0.1:81"), Cluster("10.96.0.2:80"), Endpoints("10.244.7.1:8080"))
 	for range 2 {
 		m.bring(t, s, m.plan(web, other))
 		if diff := gocmp.Diff(foreign, s.Foreign(t)); diff != "" {

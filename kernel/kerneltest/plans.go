@@ -50,7 +50,7 @@ func rehash(p *plan.Plan) {
 func hash(s *plan.Service, p *plan.Policy) uint64 {
 	h := fnv.New64a()
 	fmt.Fprintf(h, "%v %v %v %v %v %v %v %v", s.Port.Key, s.Port.Algorithm, s.Scheduler, s.Port.Affinity,
-		s.Frontends, s.Groups, s.Beneath, *p)
+		s.Frontends, s.Groups, s.Kernel, *p)
 	for _, e := range s.Endpoints {
 		said := *e.Endpoint
 		said.Hints = nil // what is pointed to, not where that is; so below
@@ -71,7 +71,7 @@ func Service(name string, proto service.Protocol, options ...func(*plan.Service)
 			Key:       service.Key{Namespace: "default", Name: name, Protocol: proto},
 			Algorithm: service.RoundRobin,
 		},
-		DataPlane: plan.IPTables, Beneath: plan.IPTables, TellsClients: true,
+		DataPlane: plan.IPTables, Kernel: plan.IPTables, TellsClients: true,
 	}
 	for _, o := range options {
 		o(s)
@@ -157,12 +157,12 @@ func list(s *plan.Service, b plan.Backend, usable bool) {
 	s.Endpoints = append(s.Endpoints, e)
 }
 
-// Beneath sets the fallback, the kernel data plane that has a service's rules.
-func Beneath(d plan.DataPlane) func(*plan.Service) {
+// Kernel sets the fallback, the kernel data plane that has a service's rules.
+func Kernel(d plan.DataPlane) func(*plan.Service) {
 	return func(s *plan.Service) {
 		caps := plan.Caps{Planes: Planes()}
 		a := caps.Plane(d)
-		s.Beneath, s.TellsClients, s.Scheduler = d, a.TellsClients, ""
+		s.Kernel, s.TellsClients, s.Scheduler = d, a.TellsClients, ""
 		if a.Schedulers {
 			s.Scheduler = cmp.Or(s.Port.Scheduler, a.Algorithms[s.Port.Algorithm], a.Algorithms[service.RoundRobin])
 		}

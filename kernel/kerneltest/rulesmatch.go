@@ -74,7 +74,7 @@ func compareFrontend(t *testing.T, sim *simulation, p *plan.Plan, s *plan.Servic
 			want = []Fate{{To: "REJECT"}}
 		}
 		if diff := gocmp.Diff(want, sim.connect(pkt)); diff != "" {
-			t.Errorf("%s to %s %s %v of %s, %s beneath %s, %+v (-plan +rules):\n%s", who, f.Kind, f.Protocol, f.Address, s.Port.Key, s.Beneath, s.DataPlane, f, diff)
+			t.Errorf("%s to %s %s %v of %s, %s beneath %s, %+v (-plan +rules):\n%s", who, f.Kind, f.Protocol, f.Address, s.Port.Key, s.Kernel, s.DataPlane, f, diff)
 		}
 	}
 }

@@ -85,7 +85,7 @@ func (m Mode) vandalism(t *testing.T) {
 		return
 	}
 	web := func(endpoints ...string) *plan.Service {
-		return Service("web", service.TCP, Beneath(m.Plane), Cluster("10.96.7.1:80"), Cluster("[fd00:96:7::1]:80"),
+		return Service("web", service.TCP, Kernel(m.Plane), Cluster("10.96.7.1:80"), Cluster("[fd00:96:7::1]:80"),
 			External("192.0.2.77:80"), NodePort(30080), Endpoints(endpoints...))
 	}
 	before := m.plan(web("10.244.7.1:8080", "10.244.7.2:8080", "[fd00:244:7::1]:8080", "[fd00:244:7::2]:8080"))

@@ -75,8 +75,8 @@ func (w *Walk) Next() *plan.Plan {
 	}
 	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Unix(1e9, 0), Snapshot: b.Build(), Caps: plan.Caps{Planes: planes}, Policy: w.policy})
 	for _, wish := range w.wishes {
-		if s := p.Find(wish.port.Key); s.DataPlane == plan.Userspace && !wish.userspace && s.Beneath != plan.None {
-			s.DataPlane = s.Beneath
+		if s := p.Find(wish.port.Key); s.DataPlane == plan.Userspace && !wish.userspace && s.Kernel != plan.None {
+			s.DataPlane = s.Kernel
 		}
 	}
 	return p

@@ -108,18 +108,18 @@ func TestSetsOfIPVS(t *testing.T) {
 		service *plan.Service
 		want    map[string][]string // sets that aren't empty
 	}{
-		{"short circuit", kerneltest.Service("s", service.TCP, kerneltest.Beneath(plan.IPVS), kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.NodePort(30080, local(plan.Forward)),
+		{"short circuit", kerneltest.Service("s", service.TCP, kerneltest.Kernel(plan.IPVS), kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.NodePort(30080, local(plan.Forward)),
 			kerneltest.Endpoint("10.1.0.1:80", 1, true), kerneltest.Endpoint("[fd01::1]:80", 1, true)),
 			map[string][]string{"KPROXY-SHORT-4": {"192.0.2.1,tcp:80"}, "KPROXY-SHORT-NP-TCP-4": {"30080"}, "KPROXY-SHORT-NP-TCP-6": {"30080"}, "KPROXY-LOCAL-NP-TCP-4": {"30080"}, "KPROXY-LOCAL-NP-TCP-6": {"30080"}}},
-		{"short circuit, nobody else", kerneltest.Service("s", service.UDP, kerneltest.Beneath(plan.IPVS), kerneltest.InUserspace, kerneltest.External("192.0.2.1:80", local(plan.Drop)), kerneltest.Endpoints("10.1.0.1:80")),
+		{"short circuit, nobody else", kerneltest.Service("s", service.UDP, kerneltest.Kernel(plan.IPVS), kerneltest.InUserspace, kerneltest.External("192.0.2.1:80", local(plan.Drop)), kerneltest.Endpoints("10.1.0.1:80")),
 			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,udp:80"}, "KPROXY-SHORT-4": {"192.0.2.1,udp:80"}}},
-		{"short circuit, nobody else, and nothing beneath", kerneltest.Service("s", service.TCP, kerneltest.Beneath(plan.None), kerneltest.InUserspace, kerneltest.External("192.0.2.1:80", local(plan.Drop)), kerneltest.Endpoints("10.1.0.1:80")),
+		{"short circuit, nobody else, and nothing beneath", kerneltest.Service("s", service.TCP, kerneltest.Kernel(plan.None), kerneltest.InUserspace, kerneltest.External("192.0.2.1:80", local(plan.Drop)), kerneltest.Endpoints("10.1.0.1:80")),
 			map[string][]string{"KPROXY-DROP-4": {"192.0.2.1,tcp:80"}, "KPROXY-SHORT-4": {"192.0.2.1,tcp:80"}}},
 		{"iptables tells clients apart itself", kerneltest.Service("s", service.TCP, kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.Endpoint("10.1.0.1:80", 1, true)), nil},
-		{"nobody in userspace serves SCTP", kerneltest.Service("s", service.SCTP, kerneltest.Beneath(plan.IPVS), kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.Endpoint("10.1.0.1:80", 1, true)), nil},
-		{"a node port without endpoints of one family", kerneltest.Service("s", service.TCP, kerneltest.Beneath(plan.IPVS), kerneltest.NodePort(30080, rejectIPv6), kerneltest.Endpoints("10.1.0.1:80")),
+		{"nobody in userspace serves SCTP", kerneltest.Service("s", service.SCTP, kerneltest.Kernel(plan.IPVS), kerneltest.External("192.0.2.1:80", local(plan.Forward)), kerneltest.Endpoint("10.1.0.1:80", 1, true)), nil},
+		{"a node port without endpoints of one family", kerneltest.Service("s", service.TCP, kerneltest.Kernel(plan.IPVS), kerneltest.NodePort(30080, rejectIPv6), kerneltest.Endpoints("10.1.0.1:80")),
 			map[string][]string{"KPROXY-REJECT-NP-TCP-6": {"30080"}, "KPROXY-LOCAL-NP-TCP-4": {"30080"}}},
-		{"a node port of SCTP without endpoints", kerneltest.Service("s", service.SCTP, kerneltest.Beneath(plan.IPVS), kerneltest.NodePort(30007, rejectIPv6)),
+		{"a node port of SCTP without endpoints", kerneltest.Service("s", service.SCTP, kerneltest.Kernel(plan.IPVS), kerneltest.NodePort(30007, rejectIPv6)),
 			map[string][]string{"KPROXY-REJECT-6": {"2001:db8::1,sctp:30007"}}},
 	}
 	for _, tt := range tests {

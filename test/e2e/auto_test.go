@@ -25,8 +25,8 @@ func TestAutoTakesWhatThereIs(t *testing.T) {
 	if c.Supported != hasIPVS || c.Reason == "" {
 		t.Errorf("capability ipvs: %+v, want supported %v and a reason", c, hasIPVS)
 	}
-	if s.Beneath != w.plane || !hasIPVS && !strings.Contains(s.BeneathReason, c.Reason) {
-		t.Errorf("beneath lies %s, because %q; want %s, and without IPVS because %q", s.Beneath, s.BeneathReason, w.plane, c.Reason)
+	if s.Kernel != w.plane || !hasIPVS && !strings.Contains(s.KernelReason, c.Reason) {
+		t.Errorf("beneath lies %s, because %q; want %s, and without IPVS because %q", s.Kernel, s.KernelReason, w.plane, c.Reason)
 	}
 	w.stop()
 }

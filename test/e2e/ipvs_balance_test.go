@@ -120,8 +120,8 @@ func TestIPVSBesideIPTables(t *testing.T) {
 				w.start("--mode", "auto")
 			}
 			w.await(name, "line", plan.Userspace, "")
-			if s := w.service(name, "line"); s.Beneath != c.plane || !strings.Contains(s.BeneathReason, c.reason) {
-				t.Errorf("beneath %s is %s, because %q; want %s, because of %q", name, s.Beneath, s.BeneathReason, c.plane, c.reason)
+			if s := w.service(name, "line"); s.Kernel != c.plane || !strings.Contains(s.KernelReason, c.reason) {
+				t.Errorf("beneath %s is %s, because %q; want %s, because of %q", name, s.Kernel, s.KernelReason, c.plane, c.reason)
 			}
 		})
 	}
