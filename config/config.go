@@ -6,7 +6,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Config is everything `kproxy run` can be told. The tag flag of a field names the flag
+// Config is everything `kproxy run` goes by. The tag flag of a field names the flag
 // that sets it; the text form is kept so that Validate can report every problem.
 type Config struct {
 	Mode       string   `json:"mode" flag:"mode"`             // one of Modes: the furthest data plane
@@ -141,7 +141,7 @@ const (
 // LogFormats are the values of --log-format, the default first.
 var LogFormats = []string{"text", "json"}
 
-// Protobuf is the content type kube-proxy asks for unless told otherwise.
+// Protobuf is the content type kube-proxy asks for by default.
 const Protobuf = "application/vnd.kubernetes.protobuf"
 
 // Default returns the defaults of the flags. It has no source of services, so

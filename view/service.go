@@ -46,7 +46,7 @@ type counts struct {
 // rates are per second.
 type rates struct{ connections, in, out, failed, retried float64 }
 
-// rank says how soon somebody should look at a service.
+// rank says how soon a service wants attention.
 type rank uint8
 
 const (

@@ -124,13 +124,13 @@ func watchEvents(ctx context.Context, client *web.Client, of []string, limit int
 	if err != nil {
 		return err
 	}
-	told := map[plan.Event]bool{}
+	printed := map[plan.Event]bool{}
 	for _, e := range past {
-		told[inUTC(e)] = true
+		printed[inUTC(e)] = true
 	}
 	p.print(slices.DeleteFunc(past, func(e plan.Event) bool { return !e.Time.After(p.last) }))
 	return stream.Each(func(e plan.Event) {
-		if !told[inUTC(e)] && slices.ContainsFunc(of, func(name string) bool {
+		if !printed[inUTC(e)] && slices.ContainsFunc(of, func(name string) bool {
 			return name == "" || e.Service == name || strings.HasPrefix(e.Service, name+":")
 		}) {
 			p.print([]plan.Event{e})

@@ -64,7 +64,7 @@ func (l labLock) unlock() error { return errors.Join(os.RemoveAll(labDir), l.Clo
 func endLab(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
-	told := 0
+	signalled := 0
 	for {
 		lock, err := lockLab()
 		if err == nil {
@@ -74,14 +74,14 @@ func endLab(ctx context.Context) error {
 		if !errors.As(err, &running) {
 			return err
 		}
-		if pid := running.pid; pid != 0 && pid != told {
-			told = pid // once: a second SIGTERM means "at once"
+		if pid := running.pid; pid != 0 && pid != signalled {
+			signalled = pid // once: a second SIGTERM means "at once"
 			if err := syscall.Kill(pid, syscall.SIGTERM); err != nil && !errors.Is(err, syscall.ESRCH) {
 				return fmt.Errorf("end the lab of process %d: %w", pid, err)
 			}
 		}
 		if !sleep(ctx, 50*time.Millisecond) {
-			return fmt.Errorf("the lab of process %d hasn't ended 30 seconds after SIGTERM: kill -9 it, and try again", told)
+			return fmt.Errorf("the lab of process %d hasn't ended 30 seconds after SIGTERM: kill -9 it, and try again", signalled)
 		}
 	}
 }

@@ -52,7 +52,7 @@ func (s *labSession) newTour(st plan.Status) tour {
 	return t
 }
 
-// selfCommand is what somebody types to run this program: its name, where the
+// selfCommand is the command that runs this program: its name, where the
 // shell finds it.
 func selfCommand() string {
 	self, err := os.Executable()
@@ -231,7 +231,7 @@ func (s *labSession) writeTour(t *tour) error {
 // quote makes one word of s for a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
 
-// printTour tells those who look at a pipe or a file what there is to try.
+// printTour prints what there is to try, into a pipe or a file.
 func printTour(w io.Writer, t *tour) error {
 	_, err := fmt.Fprintf(w, "the lab is up in mode %s; Ctrl-C takes all of it down\n\n%s\n", t.mode, t.text())
 	return err

@@ -60,19 +60,19 @@ func (s *settled) follow(ctx context.Context, every time.Duration, stop context.
 			asked = true
 		case <-tick.C:
 		}
-		data, _ := strict.Read(name) // look says what is wrong
+		data, _ := strict.Read(name) // reload says what is wrong
 		twice := string(data) == seen
 		if seen = string(data); asked || twice && seen != taken {
 			taken = seen
-			if err := s.look(); err != nil {
+			if err := s.reload(); err != nil {
 				stop(err)
 			}
 		}
 	}
 }
 
-// look reads the file again. What isn't valid leaves the last good one in force.
-func (s *settled) look() error {
+// reload reads the file again. What isn't valid leaves the last good one in force.
+func (s *settled) reload() error {
 	next, err := s.configure()
 	if err != nil {
 		what := err.Error()

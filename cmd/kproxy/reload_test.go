@@ -20,7 +20,7 @@ import (
 
 // A running kproxy takes over what it can, keeps what was good, and asks for a
 // restart for all else.
-func TestLook(t *testing.T) {
+func TestReload(t *testing.T) {
 	outsideOfPods(t)
 	const good = fileHead + "clientConnection: {kubeconfig: /k}\n"
 	name := writeFile(t, "config.conf", good)
@@ -57,7 +57,7 @@ func TestLook(t *testing.T) {
 			if err := os.WriteFile(name, []byte(step.text), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			err := s.look()
+			err := s.reload()
 			var changed *errChanged
 			if step.restart == "" && err != nil || step.restart != "" && (!errors.As(err, &changed) || !strings.Contains(err.Error(), step.restart)) {
 				t.Errorf("%s: it says %v, want a restart for %q", step.name, err, step.restart)
@@ -137,7 +137,7 @@ func TestFollow(t *testing.T) {
 }
 
 // A file that vanishes is no reason to stop.
-func TestLookWithoutTheFile(t *testing.T) {
+func TestReloadWithoutTheFile(t *testing.T) {
 	name := writeFile(t, "config.conf", fileHead+"clientConnection: {kubeconfig: /k}\n")
 	err := withFlags(t, []string{"--config", name}, func(c *cli.Context) {
 		cfg, err := configureValid(c)
@@ -149,7 +149,7 @@ func TestLookWithoutTheFile(t *testing.T) {
 		if err := os.Remove(name); err != nil {
 			t.Fatal(err)
 		}
-		if err := s.look(); err != nil || !strings.HasSuffix(s.source()[0].Error, "no such file or directory") {
+		if err := s.reload(); err != nil || !strings.HasSuffix(s.source()[0].Error, "no such file or directory") {
 			t.Errorf("it says %v, status %+v", err, s.source())
 		}
 	})

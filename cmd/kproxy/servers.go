@@ -19,7 +19,7 @@ import (
 	"kproxy.dev/kproxy/web"
 )
 
-// servers are the listeners through which people look at kproxy. They are
+// servers are the listeners that show what kproxy does. They are
 // opened before anything is programmed: a port in use is found out at once.
 type servers struct {
 	control, api, health net.Listener
@@ -117,7 +117,7 @@ func (s source) Health() web.HealthReport {
 }
 
 // lockMargin is how much longer than --drain-timeout a kproxy waits for another one
-// to end: kubelet starts the next pod before it has told the last one to stop.
+// to end: kubelet starts the next pod before it tells the last one to stop.
 const lockMargin = 5 * time.Second
 
 // runProxy runs the agent with its servers around it: they answer
@@ -162,10 +162,10 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 		Services: o.Config.MetricsServices, Endpoints: o.Config.MetricsEndpoints,
 	})
 
-	looking, stop := context.WithCancel(context.WithoutCancel(ctx))
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
 	served := make(chan error, 1)
-	go func() { served <- s.run(looking, source{a, cfg}, reg, conns) }()
+	go func() { served <- s.run(serving, source{a, cfg}, reg, conns) }()
 	ctx, change := context.WithCancelCause(ctx)
 	followed := make(chan struct{})
 	go func() {
