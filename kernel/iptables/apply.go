@@ -17,7 +17,7 @@ import (
 func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, error) {
 	a := kernel.Applied{Failed: map[service.Key]error{}}
 	if b.watch != nil {
-		b.watch.changing(ops)
+		b.watch.begin(ops)
 	}
 	if err := b.addSets(ctx, ops, &a); err != nil {
 		return a, err

@@ -2,11 +2,11 @@ package iptables
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/steering"
@@ -16,31 +16,51 @@ import (
 // Watch notices when somebody else changes what kproxy has in the kernel, so
 // that the agent reads back and repairs. A check is cheap: as long as nobody
 // touched the tables it costs a few system calls, whatever the number of
-// services. It is safe for concurrent use.
+// services. Once somebody has, it reads the rules back. It is safe for concurrent use.
 type Watch struct {
 	backend *Backend
 	routing steering.Routing
-	rules   ruleWatch
+	stamps  stamper
 
-	mu       sync.Mutex // guards what follows; a check waits for Expect and the other way round
+	mu       sync.Mutex // guards what follows
 	expected *kernel.Ruleset
+	// agreed is what the kernel held at the time of the stamp at, which is nil where
+	// that isn't known.
+	agreed *kernel.Ruleset
+	at     stamp
+
+	// What kproxy changes, until Expect.
+	changes  int // of what is expected, since ever
+	changing bool
+	doubt    bool // others may have changed something too, or it isn't known what came of it
+	commits  int
+
+	compared  time.Time
+	owed      bool      // the stamp followed a change of kproxy's own since then
+	notBefore time.Time // when rules may be read again after a foreign change
 }
 
-// ruleWatch notices changes of chains in one variant. While the backend changes
-// rules itself, it is told of what it does, so that it need not look at all
-// rules afterwards.
-type ruleWatch interface {
-	// changing: the backend is about to carry out ops.
-	changing(ops kernel.Ops)
-	// committed: it has done so many commits; ok is false where one failed.
-	committed(n int, ok bool)
-	// expect: what is in the kernel now should be want.
-	expect(want *kernel.Ruleset)
-	// check says how the kernel's rules differ from want. Where it doesn't know
-	// them any more it compares with want itself, else with how things were.
-	check(ctx context.Context, want *kernel.Ruleset) ([]string, error)
+// stamp is a comparable value that differs where rules may have changed.
+type stamp any
+
+// stamper takes stamps of the rules of one variant of iptables.
+type stamper interface {
+	stamp() (stamp, error)
+	// follows reports whether nothing but so many commits of kproxy's, which led from was
+	// to want, lies between two stamps; sure that it can't be otherwise.
+	follows(old, now stamp, commits int, was, want *kernel.Ruleset) (follows, sure bool)
 	close()
 }
+
+// Reading the rules of 10,000 services takes seconds. Programs that change their own
+// rules all the time don't make kproxy do so all the time: between two readings passes
+// restFactor times what one takes, but no more than restMax. Where a stamp can't be sure
+// that only kproxy has changed rules, they are read after verifyAfter.
+const (
+	restFactor  = 4
+	restMax     = 5 * time.Second
+	verifyAfter = time.Minute
+)
 
 // NewWatch returns a Watch over what b applies and over r. It knows nothing to
 // compare with before Expect. Its sockets belong to the network namespace of
@@ -49,9 +69,9 @@ func NewWatch(b *Backend, r steering.Routing) (*Watch, error) {
 	w := &Watch{backend: b, routing: r}
 	var err error
 	if b.config.Variant.Name == "legacy" {
-		w.rules, err = newLegacyWatch(b)
+		w.stamps, err = newTableSizes(b.families())
 	} else {
-		w.rules, err = newNFTWatch(b.families())
+		w.stamps, err = newGeneration()
 	}
 	if err != nil {
 		return nil, fmt.Errorf("watch rules: %w", err)
@@ -63,22 +83,32 @@ func NewWatch(b *Backend, r steering.Routing) (*Watch, error) {
 // Close releases the Watch's sockets.
 func (w *Watch) Close() {
 	w.backend.watch = nil
-	w.rules.close()
+	w.stamps.close()
 }
 
-// changing stops comparing while the backend changes the rules itself, until
-// Expect says what there is.
-func (w *Watch) changing(ops kernel.Ops) {
+// begin stops comparing while the backend carries out ops, until Expect says what
+// there is. Jumps are in foreign chains, which iptables makes where there are none yet,
+// in a commit of its own.
+func (w *Watch) begin(ops kernel.Ops) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.changes++
 	w.expected = nil
-	w.rules.changing(ops)
+	if !w.changing {
+		now, err := w.stamps.stamp()
+		w.changing, w.commits, w.doubt = true, 0, err != nil || w.at == nil || now != w.at
+	}
+	for f := range service.Families {
+		w.doubt = w.doubt || len(ops.AddJumps[f])+len(ops.DelJumps[f]) > 0
+	}
 }
 
+// committed says that the backend has done n commits; ok is false where one failed.
 func (w *Watch) committed(n int, ok bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.rules.committed(n, ok)
+	w.commits += n
+	w.doubt = w.doubt || !ok
 }
 
 // Expect tells what is in the kernel now: what an Apply that succeeded led to.
@@ -86,23 +116,36 @@ func (w *Watch) committed(n int, ok bool) {
 func (w *Watch) Expect(want kernel.Ruleset) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.changes++
 	w.expected = &want
-	w.rules.expect(&want)
+	if !w.changing {
+		return
+	}
+	w.changing = false
+	now, err := w.stamps.stamp()
+	if err == nil && !w.doubt {
+		if follows, sure := w.stamps.follows(w.at, now, w.commits, w.agreed, &want); follows {
+			w.at, w.agreed, w.owed = now, &want, w.owed || !sure
+			return
+		}
+	}
+	w.at, w.agreed = nil, nil
 }
 
 // Check returns what differs from what is expected, a phrase each; nothing if
 // all is well, or while a change of kproxy's own is under way.
 func (w *Watch) Check(ctx context.Context) ([]string, error) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.expected == nil {
+	want, changes := w.expected, w.changes
+	w.mu.Unlock()
+	if want == nil {
 		return nil, nil
 	}
-	damage, err := w.rules.check(ctx, w.expected)
+	damage, err := w.checkRules(ctx, want, changes)
 	if err != nil {
 		return nil, fmt.Errorf("watch rules: %w", err)
 	}
-	sets, err := w.checkSets()
+	sets, err := w.checkSets(want)
 	if err != nil {
 		return nil, fmt.Errorf("watch sets: %w", err)
 	}
@@ -113,13 +156,49 @@ func (w *Watch) Check(ctx context.Context) ([]string, error) {
 	for i := range routes {
 		routes[i] += " is gone"
 	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.changes != changes {
+		return nil, nil // kproxy has changed it meanwhile
+	}
 	return slices.Concat(damage, sets, routes), nil
+}
+
+// checkRules reads the rules back where their stamp has changed, or isn't known.
+func (w *Watch) checkRules(ctx context.Context, want *kernel.Ruleset, changes int) ([]string, error) {
+	w.mu.Lock()
+	now, err := w.stamps.stamp()
+	quiet := w.at != nil && (now == w.at && !(w.owed && time.Since(w.compared) > verifyAfter) || time.Now().Before(w.notBefore))
+	w.mu.Unlock()
+	if err != nil || quiet {
+		return nil, err
+	}
+	start := time.Now()
+	var have kernel.Ruleset
+	for _, f := range w.backend.families() {
+		if have.Chains[f], have.Jumps[f], err = w.backend.observeFamily(ctx, f); err != nil {
+			return nil, err
+		}
+	}
+	damage := describe(kernel.Diff(have, kernel.Ruleset{Chains: want.Chains, Jumps: want.Jumps}))
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.changes != changes {
+		return nil, nil // kproxy has changed them meanwhile
+	}
+	if w.at != nil { // others' change, not kproxy's
+		w.notBefore = time.Now().Add(min(restFactor*time.Since(start), restMax))
+	}
+	if len(damage) == 0 {
+		w.at, w.agreed, w.owed, w.compared = now, want, false, start
+	}
+	return damage, nil
 }
 
 // checkSets compares headers: which sets there are and how many entries those
 // have whose entries only kproxy changes. The entries of redirect sets are the
 // business of whoever applies it.
-func (w *Watch) checkSets() ([]string, error) {
+func (w *Watch) checkSets(want *kernel.Ruleset) ([]string, error) {
 	states, err := w.backend.config.Sets.List(nil)
 	if err != nil {
 		return nil, err
@@ -129,7 +208,7 @@ func (w *Watch) checkSets() ([]string, error) {
 		count[s.Name] = s.Count
 	}
 	var out []string
-	for _, s := range w.expected.Sets {
+	for _, s := range want.Sets {
 		n, ok := count[s.Name]
 		switch {
 		case !ok:
@@ -176,5 +255,3 @@ func some(format string, names []string) []string {
 	}
 	return []string{fmt.Sprintf(format, text)}
 }
-
-var errInterrupted = errors.New("rules changed while they were read")
