@@ -33,8 +33,12 @@ func (o Ops) Empty() bool {
 }
 
 // Diff returns what leads from have to want. It compares what the kernel holds:
-// owners don't matter, nor do entries of sets that want calls dynamic.
+// owners don't matter, nor do entries of sets that want calls dynamic. Where want is a
+// [Step] from have, it looks only at what the step may have changed.
 func Diff(have, want Ruleset) Ops {
+	if s := &want.Step; s.From != 0 && s.From == have.Step.To {
+		have, want = have.only(s), want.only(s)
+	}
 	sets := DiffSets(have.Sets, want.Sets)
 	ops := Ops{CreateSets: sets.Create, AddEntries: sets.Add, DelEntries: sets.Del, DestroySets: sets.Destroy}
 	ops.Virtuals = diffVirtuals(have.Virtuals, want.Virtuals)
@@ -94,9 +98,6 @@ func header(s Set) Set {
 
 // missing returns the elements of a that b lacks; both are sorted.
 func missing(a, b []string) []string {
-	if len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] {
-		return nil // the same slice, as a renderer that remembers gives it
-	}
 	a, b = differing(a, b)
 	var out []string
 	for _, s := range a {
@@ -124,9 +125,6 @@ func differing(a, b []string) ([]string, []string) {
 
 // diffChains merges two lists that are sorted by table and name.
 func diffChains(have, want []Chain) (changed, gone []Chain) {
-	if len(have) > 0 && len(have) == len(want) && &have[0] == &want[0] {
-		return nil, nil
-	}
 	for len(have)+len(want) > 0 {
 		order := 0
 		switch {

@@ -18,6 +18,7 @@ func Merge(a, b Ruleset) Ruleset {
 		Sets:      mergeSorted(a.Sets, b.Sets, func(x, y Set) int { return strings.Compare(x.Name, y.Name) }, mergeSet),
 		Virtuals:  mergeSorted(a.Virtuals, b.Virtuals, CompareVirtuals, mergeVirtual),
 		Addresses: mergeSorted(a.Addresses, b.Addresses, netip.Addr.Compare, first[netip.Addr]),
+		Step:      mergeSteps(&a.Step, &b.Step),
 	}
 	for f := range service.Families {
 		out.Chains[f] = mergeSorted(a.Chains[f], b.Chains[f], CompareChains, mergeChain)
@@ -60,11 +61,7 @@ func owner(x, y service.Key) service.Key {
 }
 
 func mergeSet(x, y Set) Set {
-	if len(x.Entries) == 0 || len(y.Entries) > 0 && &x.Entries[0] == &y.Entries[0] {
-		x.Entries = y.Entries
-	} else {
-		x.Entries = mergeSorted(x.Entries, y.Entries, strings.Compare, first[string])
-	}
+	x.Entries = mergeSorted(x.Entries, y.Entries, strings.Compare, first[string])
 	x.Dynamic = x.Dynamic && y.Dynamic
 	x.Owner = owner(x.Owner, y.Owner)
 	return x

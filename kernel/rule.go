@@ -16,9 +16,6 @@ func SameRule(a, b string) bool {
 
 // SameRules is SameRule for the rules of a chain.
 func SameRules(a, b []string) bool {
-	if len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] {
-		return true // the same slice, as a renderer that remembers gives it
-	}
 	return slices.EqualFunc(a, b, SameRule)
 }
 

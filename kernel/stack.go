@@ -58,8 +58,6 @@ type Stack struct {
 	damaged atomic.Bool // somebody else has changed it
 	steered bool        // rules that lead to userspace are in the kernel
 	failing *Ruleset    // what the last Sync wanted, if it failed
-	counted Ruleset     // whose rules are counted in holds
-	holds   Objects
 }
 
 // NewStack returns a Stack that knows nothing of the kernel.
@@ -207,25 +205,16 @@ func (s *Stack) Counts(ctx context.Context) (Counts, error) {
 // count counts what have has.
 func (s *Stack) count() *Objects {
 	have := s.have
-	o := Objects{Rules: s.holds.Rules}
+	var o Objects
 	for f := range service.Families {
-		if !sameMemory(s.counted.Chains[f], have.Chains[f]) || !slices.Equal(s.counted.Jumps[f], have.Jumps[f]) {
-			o.Rules[f] = countRules(have.Chains[f], have.Jumps[f])
-		}
+		o.Rules[f] = countRules(have.Chains[f], have.Jumps[f])
 	}
 	for i := range have.Virtuals {
 		f := service.FamilyOf(have.Virtuals[i].Address.Addr())
 		o.Virtuals[f]++
 		o.Reals[f] += len(have.Virtuals[i].Reals)
 	}
-	s.counted.Chains, s.counted.Jumps, s.holds = have.Chains, have.Jumps, o
 	return &o
-}
-
-// sameMemory reports whether both are one list, as those of a renderer are that
-// nothing happened to.
-func sameMemory(a, b []Chain) bool {
-	return len(a) == len(b) && len(a) > 0 && &a[0] == &b[0]
 }
 
 func countRules(chains []Chain, jumps []Jump) map[string]int {

@@ -100,9 +100,6 @@ func diffVirtuals(have, want []Virtual) []VirtualChange {
 func changeVirtual(have, want Virtual) VirtualChange {
 	c := VirtualChange{Virtual: want}
 	c.Settings = have.Scheduler != want.Scheduler || have.SchedFlags != want.SchedFlags || have.Persistence != want.Persistence
-	if len(have.Reals) > 0 && len(have.Reals) == len(want.Reals) && &have.Reals[0] == &want.Reals[0] {
-		return c // the same slice, as a renderer that remembers gives it
-	}
 	h, w := have.Reals, want.Reals
 	for len(h)+len(w) > 0 {
 		switch {
@@ -124,9 +121,6 @@ func changeVirtual(have, want Virtual) VirtualChange {
 
 // lacking returns the elements of a that b lacks; both are sorted.
 func lacking(a, b []netip.Addr) []netip.Addr {
-	if len(a) > 0 && len(a) == len(b) && &a[0] == &b[0] {
-		return nil // the same slice, as a renderer that remembers gives it
-	}
 	var out []netip.Addr
 	for _, x := range a {
 		if _, ok := slices.BinarySearchFunc(b, x, netip.Addr.Compare); !ok {

@@ -19,7 +19,7 @@ func Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 
 			out[s.Port.Key] = s.KernelHash
 		}
 	}
-	if same(have, want) {
+	if have.Same(&want) {
 		return out
 	}
 	for f := range service.Families {
@@ -34,16 +34,6 @@ func Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 
 		c.walk(steering.ChainServices, true)
 	}
 	return out
-}
-
-// same reports whether a and b share their memory, as when a pass has gone through.
-func same(a, b kernel.Ruleset) bool {
-	for f := range service.Families {
-		if len(a.Chains[f]) != len(b.Chains[f]) || len(a.Chains[f]) > 0 && &a.Chains[f][0] != &b.Chains[f][0] {
-			return false
-		}
-	}
-	return true
 }
 
 func natChains(chains []kernel.Chain) map[string]kernel.Chain {

@@ -14,6 +14,7 @@ import (
 // is pure: equal plans and options give equal rulesets.
 func Render(p *plan.Plan, o Options) kernel.Ruleset {
 	out := NewRenderer(o).Render(p, plan.Between(nil, p))
+	out.Step = kernel.Step{}
 	for f := range out.Chains {
 		for i := range out.Chains[f] {
 			c := &out.Chains[f][i]
@@ -32,8 +33,10 @@ type Renderer struct {
 	options  Options
 	carries  bool // the last plan used iptables
 	known    map[service.Key]*known
+	shared   []kernel.Set // of all services
 	affinity []kernel.Set // of services, sorted
 	families [2]rendered
+	step     kernel.Step // to what was rendered last
 }
 
 // rendered is one family as it was rendered last.
@@ -55,7 +58,7 @@ func NewRenderer(o Options) *Renderer {
 }
 
 func (r *Renderer) forget() {
-	r.known, r.affinity, r.families = map[service.Key]*known{}, nil, [2]rendered{}
+	r.known, r.affinity, r.families, r.step = map[service.Key]*known{}, nil, [2]rendered{}, kernel.Step{}
 }
 
 // Render returns what steering wants, and what p wants of services that iptables carries.
@@ -67,6 +70,11 @@ func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 		r.forget()
 	}
 	r.carries = carries
+	r.step = r.step.Next()
+	for _, s := range slices.Concat(r.shared, base.Sets) {
+		r.step.Sets[s.Name] = nil
+	}
+	r.shared = base.Sets
 	gone, come := r.follow(p, d)
 	out := kernel.Ruleset{Sets: slices.Concat(base.Sets, r.affinity), Jumps: base.Jumps}
 	for _, f := range service.Families {
@@ -74,12 +82,17 @@ func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 			continue
 		}
 		part := &r.families[f]
-		part.change(f, gone, come, base.Chains[f], carries)
+		var endpoints []string
+		r.step.Chains[f], endpoints = part.change(f, gone, come, base.Chains[f], carries)
 		if out.Chains[f] = part.chains; carries {
+			if len(endpoints) > 0 {
+				r.step.Sets[kernel.FamilySet(kernel.SetEndpoint, f)] = endpoints
+			}
 			out.Sets = append(out.Sets, part.endpointSet(f))
 		}
 	}
 	slices.SortFunc(out.Sets, compareSets)
+	out.Step = r.step
 	return out
 }
 
@@ -123,13 +136,17 @@ func (r *Renderer) follow(p *plan.Plan, d plan.Delta) (gone, come []*fragment) {
 	for _, fr := range come {
 		more = append(more, fr.sets...)
 	}
+	for _, s := range slices.Concat(less, more) {
+		r.step.Sets[s.Name] = nil
+	}
 	r.affinity = kernel.Patch(r.affinity, less, more, compareSets)
 	return gone, come
 }
 
 // change makes a family's part what the services that are gone and come, and the
-// shared chains, make it. Its slices are replaced, never written to.
-func (r *rendered) change(f service.Family, gone, come []*fragment, shared []kernel.Chain, beneath bool) {
+// shared chains, make it, and returns which chains and endpoints that may change. Its
+// slices are replaced, never written to.
+func (r *rendered) change(f service.Family, gone, come []*fragment, shared []kernel.Chain, beneath bool) (chains []kernel.Chain, endpoints []string) {
 	var was, is fragment
 	for _, fr := range gone {
 		was.add(f, fr)
@@ -152,6 +169,7 @@ func (r *rendered) change(f service.Family, gone, come []*fragment, shared []ker
 	var repeated int
 	r.endpoints, repeated = patchRepeated(r.endpoints, was.endpoints[f], is.endpoints[f], strings.Compare)
 	r.repeated += repeated
+	return slices.Concat(less, more), slices.Concat(was.endpoints[f], is.endpoints[f])
 }
 
 // add adds one family of another fragment.

@@ -32,11 +32,13 @@ func (o Options) Validate() error { return o.Marks.Validate() }
 
 // Render returns what p wants of IPVS in the kernel: virtual servers, addresses,
 // sets, and the rules that only those need. The rules that lead to these are
-// kernel/iptables's, with the redirect sets; [kernel.Merge] puts both together.
+// kernel/steering's; [kernel.Merge] puts both together.
 // Render is pure: equal plans and options give equal rulesets. A plan that
 // doesn't use IPVS gives an empty one.
 func Render(p *plan.Plan, o Options) kernel.Ruleset {
-	return NewRenderer(o).Render(p, plan.Between(nil, p))
+	out := NewRenderer(o).Render(p, plan.Between(nil, p))
+	out.Step = kernel.Step{}
+	return out
 }
 
 // Renderer renders like [Render] and remembers what it rendered last, so that a
@@ -46,6 +48,8 @@ type Renderer struct {
 	options Options
 	known   map[service.Key]known
 	total   totals
+	step    kernel.Step // to what was rendered last
+	empty   bool        // which had nothing
 }
 
 type known struct {
@@ -65,12 +69,22 @@ func (r *Renderer) forget() { r.known, r.total = map[service.Key]known{}, newTot
 // Render returns what p wants of IPVS in the kernel. d leads there from the plan
 // that was rendered last.
 func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
-	if !p.Uses(plan.IPVS) {
+	uses := p.Uses(plan.IPVS)
+	if uses == r.empty {
+		r.step = kernel.Step{}
+	}
+	r.step, r.empty = r.step.Next(), !uses
+	if !uses {
 		r.forget()
-		return kernel.Ruleset{}
+		return kernel.Ruleset{Step: r.step}
 	}
 	r.follow(p, d)
 	out := kernel.Ruleset{Sets: r.sets(p), Virtuals: r.total.winners, Addresses: r.total.addresses.sorted}
+	for i := range out.Sets {
+		if name := out.Sets[i].Name; r.total.entries[name] == nil {
+			r.step.Sets[name] = nil
+		}
+	}
 	for _, f := range service.Families {
 		if f == service.IPv6 && r.options.SkipIPv6 {
 			continue
@@ -78,7 +92,9 @@ func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 		s := static{r.options, f, &p.Policy}
 		out.Jumps[f], out.Chains[f] = s.jumps(), s.chains()
 		slices.SortFunc(out.Chains[f], kernel.CompareChains)
+		r.step.Chains[f] = out.Chains[f]
 	}
+	out.Step = r.step
 	return out
 }
 
@@ -112,7 +128,7 @@ func (r *Renderer) follow(p *plan.Plan, d plan.Delta) {
 			come = append(come, fr)
 		}
 	}
-	r.total.change(gone, come)
+	r.total.change(gone, come, &r.step)
 }
 
 // bitmaps are the sets that have one for node ports per protocol and
@@ -158,8 +174,8 @@ func newTotals() totals {
 	return totals{entries: map[string]*multiset[string]{}, addresses: newMultiset(netip.Addr.Compare)}
 }
 
-// change takes fragments away and adds others.
-func (t *totals) change(gone, come []*fragment) {
+// change takes fragments away and adds others, and says in step what that may change.
+func (t *totals) change(gone, come []*fragment, step *kernel.Step) {
 	if len(gone)+len(come) == 0 {
 		return
 	}
@@ -185,10 +201,15 @@ func (t *totals) change(gone, come []*fragment) {
 		}
 		more = append(more, fr.candidates()...)
 	}
-	for _, c := range t.entries {
-		c.settle()
+	for set, c := range t.entries {
+		if entries := c.settle(); len(entries) > 0 {
+			step.Sets[set] = entries
+		}
 	}
-	t.addresses.settle()
+	step.Addresses = t.addresses.settle()
+	for _, c := range slices.Concat(less, more) {
+		step.Virtuals = append(step.Virtuals, c.Virtual)
+	}
 	t.candidates = kernel.Patch(t.candidates, less, more, compareCandidates)
 	t.winners = winners(t.candidates)
 }
@@ -264,8 +285,8 @@ func (c *multiset[T]) put(x T, by int) {
 	}
 }
 
-// settle makes sorted what the counts say.
-func (c *multiset[T]) settle() {
+// settle makes sorted what the counts say, and returns what is gone or has come.
+func (c *multiset[T]) settle() []T {
 	var gone, come []T
 	for x, before := range c.before {
 		switch now := c.count[x]; {
@@ -277,4 +298,5 @@ func (c *multiset[T]) settle() {
 	}
 	clear(c.before)
 	c.sorted = kernel.Patch(c.sorted, gone, come, c.compare)
+	return append(gone, come...)
 }
