@@ -313,3 +313,18 @@ func asWanted(have, want Ruleset) Ruleset {
 	}
 	return out
 }
+
+// someNames is how many names a message lists before it only counts.
+const someNames = 3
+
+// Some fills in names, or the first of many; there is no phrase without any.
+func Some(format string, names []string) []string {
+	if len(names) == 0 {
+		return nil
+	}
+	text := strings.Join(names[:min(len(names), someNames)], ", ")
+	if more := len(names) - someNames; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return []string{fmt.Sprintf(format, text)}
+}

@@ -51,3 +51,53 @@ func cleanFamily(ctx context.Context, c Config, f service.Family) error {
 	}
 	return nil
 }
+
+// Preview says what [Cleanup] would remove, a line each, and changes nothing.
+func Preview(ctx context.Context, c Config, r steering.Routing) ([]string, error) {
+	var out []string
+	var read [2]bool
+	for _, v := range []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy(), kernel.DefaultVariant()} {
+		for _, f := range service.Families {
+			if read[f] && v.Name == "" {
+				continue // the same rules under the usual name
+			}
+			c.Variant = v
+			lines, err := previewFamily(ctx, c, f)
+			if errors.Is(err, kernel.ErrNoProgram) {
+				continue
+			}
+			if err != nil {
+				return nil, err
+			}
+			read[f], out = true, append(out, lines...)
+		}
+	}
+	sets, err := c.Sets.List(nil)
+	if err != nil {
+		return nil, fmt.Errorf("list sets: %w", err)
+	}
+	for _, s := range sets {
+		out = append(out, fmt.Sprintf("set %s, %d entries", s.Name, s.Count))
+	}
+	routes, err := r.Present()
+	return append(out, routes...), err
+}
+
+func previewFamily(ctx context.Context, c Config, f service.Family) ([]string, error) {
+	b, err := New(c)
+	if err != nil {
+		return nil, err
+	}
+	chains, jumps, err := b.observeFamily(ctx, f)
+	if err != nil {
+		return nil, err
+	}
+	var out []string
+	for _, j := range jumps {
+		out = append(out, fmt.Sprintf("%s table %s: rule %s %s", c.Variant.Program[f], j.Table, j.From, j.Rule))
+	}
+	for _, chain := range chains {
+		out = append(out, fmt.Sprintf("%s table %s: chain %s, %d rules", c.Variant.Program[f], chain.Table, chain.Name, len(chain.Rules)))
+	}
+	return out, nil
+}

@@ -3,6 +3,7 @@ package iptables
 import (
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/steering"
@@ -186,4 +187,98 @@ func (r *rendered) endpointSet(f service.Family) kernel.Set {
 		s.Entries = slices.Compact(slices.Clone(s.Entries))
 	}
 	return s
+}
+
+// known is a service port that was rendered: what its fragment is made of, in the
+// place of the fragment, which is many times larger. Safe for concurrent use.
+type known struct {
+	hash uint64
+	// service is the latest of the KernelHash, so that plans that are gone can be
+	// forgotten.
+	service atomic.Pointer[plan.Service]
+	policy  *plan.Policy
+	options *Options
+	makers  [2]maker
+}
+
+// maker makes the rules of one family's chains.
+type maker struct {
+	of     *known
+	family service.Family
+}
+
+// MakeRules implements [kernel.RuleMaker].
+func (m *maker) MakeRules(chain string) []string {
+	var out fragment
+	renderFamily(&out, m.of.service.Load(), m.of.policy, m.of.options, m.family)
+	for i := range out.chains[m.family] {
+		if c := &out.chains[m.family][i]; c.Name == chain {
+			return c.Rules
+		}
+	}
+	return nil
+}
+
+func newKnown(s *plan.Service, p *plan.Policy, o *Options) *known {
+	k := &known{hash: s.KernelHash, policy: p, options: o}
+	k.service.Store(s)
+	for f := range k.makers {
+		k.makers[f] = maker{k, service.Family(f)}
+	}
+	return k
+}
+
+// fragment is what the service port contributes. The rules of its chains are made
+// when they are needed.
+func (k *known) fragment() *fragment {
+	out := renderService(k.service.Load(), k.policy, k.options)
+	for f := range out.chains {
+		for i := range out.chains[f] {
+			c := &out.chains[f][i]
+			c.Count, c.Rules, c.Maker = len(c.Rules), nil, &k.makers[f]
+		}
+	}
+	return out
+}
+
+var _ kernel.RuleMaker = (*maker)(nil)
+
+// patchRepeated returns a sorted list without some of its elements and with
+// others, one for one: the list may have an element several times. It says how
+// many more elements are repeated than were. Gone and come are sorted, too. What is
+// no different is the list itself.
+func patchRepeated[T any](list, gone, come []T, compare func(T, T) int) (out []T, repeated int) {
+	if slices.EqualFunc(gone, come, func(a, b T) bool { return compare(a, b) == 0 }) {
+		return list, 0
+	}
+	out = make([]T, 0, max(0, len(list)+len(come)-len(gone)))
+	// around reports whether x is at the end of out, or the next in list.
+	around := func(x T) bool {
+		return len(list) > 0 && compare(list[0], x) == 0 || len(out) > 0 && compare(out[len(out)-1], x) == 0
+	}
+	upTo := func(x T) {
+		at, _ := slices.BinarySearchFunc(list, x, compare)
+		out = append(out, list[:at]...)
+		list = list[at:]
+	}
+	for len(gone)+len(come) > 0 {
+		if len(come) == 0 || len(gone) > 0 && compare(gone[0], come[0]) <= 0 {
+			if upTo(gone[0]); len(list) > 0 && compare(list[0], gone[0]) == 0 {
+				if list = list[1:]; around(gone[0]) {
+					repeated--
+				}
+			}
+			gone = gone[1:]
+			continue
+		}
+		if upTo(come[0]); around(come[0]) {
+			repeated++
+		}
+		out = append(out, come[0])
+		come = come[1:]
+	}
+	if out = append(out, list...); len(out) == 0 {
+		return nil, repeated // as where there never was anything
+	}
+	return out, repeated
 }

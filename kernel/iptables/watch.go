@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
@@ -228,8 +227,8 @@ func describe(ops kernel.Ops) []string {
 		for _, j := range ops.AddJumps[f] {
 			out = append(out, fmt.Sprintf("%s jump from %s %s is gone", fam, j.Table, j.From))
 		}
-		out = append(out, some(fam+" chain %s was changed", chainNames(ops.Chains[f]))...)
-		out = append(out, some(fam+" chain %s came back", chainNames(ops.DelChains[f]))...)
+		out = append(out, kernel.Some(fam+" chain %s was changed", chainNames(ops.Chains[f]))...)
+		out = append(out, kernel.Some(fam+" chain %s came back", chainNames(ops.DelChains[f]))...)
 	}
 	return out
 }
@@ -240,18 +239,4 @@ func chainNames(chains []kernel.Chain) []string {
 		out[i] = c.Table + " " + c.Name
 	}
 	return out
-}
-
-// someNames is how many names a message lists before it only counts.
-const someNames = 3
-
-func some(format string, names []string) []string {
-	if len(names) == 0 {
-		return nil
-	}
-	text := strings.Join(names[:min(len(names), someNames)], ", ")
-	if more := len(names) - someNames; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return []string{fmt.Sprintf(format, text)}
 }

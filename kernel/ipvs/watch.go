@@ -110,8 +110,8 @@ func (b *Backend) checkServers(want *kernel.Ruleset) ([]string, error) {
 			reals = append(reals, name(w))
 		}
 	}
-	return slices.Concat(some("virtual server %s is gone", gone), some("virtual server %s was changed", changed),
-		some("real servers of %s were changed", reals)), nil
+	return slices.Concat(kernel.Some("virtual server %s is gone", gone), kernel.Some("virtual server %s was changed", changed),
+		kernel.Some("real servers of %s were changed", reals)), nil
 }
 
 func name(v *kernel.Virtual) string { return v.Protocol.String() + " " + v.Address.String() }
@@ -153,8 +153,8 @@ func (b *Backend) checkLink(want *kernel.Ruleset) ([]string, error) {
 			strange = append(strange, a.String())
 		}
 	}
-	return slices.Concat(some("address %s of "+kernel.DummyLink+" is gone", gone),
-		some("address %s of "+kernel.DummyLink+" isn't of a service", strange)), nil
+	return slices.Concat(kernel.Some("address %s of "+kernel.DummyLink+" is gone", gone),
+		kernel.Some("address %s of "+kernel.DummyLink+" isn't of a service", strange)), nil
 }
 
 // checkRecord compares how many entries there are. Those of real servers that
@@ -197,18 +197,4 @@ func (b *Backend) recorded() map[string]int {
 		out[kernel.FamilySet(kernel.SetVIP, service.FamilyOf(a))]++
 	}
 	return out
-}
-
-// someNames is how many names a message lists before it only counts.
-const someNames = 3
-
-func some(format string, names []string) []string {
-	if len(names) == 0 {
-		return nil
-	}
-	text := strings.Join(names[:min(len(names), someNames)], ", ")
-	if more := len(names) - someNames; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return []string{fmt.Sprintf(format, text)}
 }
