@@ -1,3 +1,14 @@
+// Package agent wires the stages together and runs them.
+//
+// Two loops share the work. The fast loop turns every change into a plan and
+// carries it out where that takes microseconds: the userspace forwarder, the
+// membership of the redirect sets, conntrack. The slow loop (the programmer)
+// brings the data planes of the kernel to the latest plan, however long
+// the tables take, and reports what is programmed back to the fast loop. While
+// it works, the services it changes are served in userspace.
+//
+// The heartbeat keeps the alive sets filled for as long as the
+// forwarder proves that it serves.
 package agent
 
 import (
@@ -61,7 +72,7 @@ type Agent struct {
 	adopted    map[service.Key]bool
 	pins       *pins
 	sets       kernel.SetStore
-	portal     portal
+	redirects  steering.Redirects
 	routing    steering.Routing
 	variant    kernel.Variant // of iptables
 	networks   networks
@@ -71,13 +82,13 @@ type Agent struct {
 	accounting *conntrack.Accounting
 	source     objects
 	prober     *probe.Scheduler
-	unprobed   []netip.Prefix // networks that the prober was told to leave out; the fast loop's own
+	unprobed   []netip.Prefix // networks that the prober leaves out; the fast loop's own
 	// dirty are the service ports of which something else is known than for the current
 	// plan, which was made of a View of health of that revision. Both are the fast loop's.
 	dirty          map[service.Key]bool
 	healthRevision uint64
 	uncommitted    bool   // a pass failed after userspace had prepared its plan
-	repairing      bool   // the portal's sets were damaged or half followed a plan, and aren't mended yet; the fast loop's own
+	repairing      bool   // the redirect sets were damaged or half followed a plan, and aren't mended yet; the fast loop's own
 	announced      string // the last sync's error, as events told it; the fast loop's own
 	heart          heartbeat
 	arrivals       arrivals
@@ -101,7 +112,7 @@ type Agent struct {
 	sync     syncState
 	figures  figures
 	events   events
-	record   recorder // nil where nobody keeps events
+	record   recorder // nil without Kubernetes
 
 	wasReady atomic.Bool // since the start, once
 	eligible func() bool // whether this node may be sent connections; nil says yes
@@ -174,7 +185,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.log.Error("pins are lost", "problem", a.pins.problem)
 	}
 	if err := a.setUp(ctx); ctx.Err() != nil {
-		return nil // told to stop before there was anything to serve; whatever failed, that is why
+		return nil // stopped before there was anything to serve; whatever failed, that is why
 	} else if err != nil {
 		return err
 	}
@@ -200,7 +211,7 @@ func (a *Agent) work(ctx context.Context) error {
 	}
 	if err := a.adopt(ctx); err != nil {
 		if ctx.Err() != nil {
-			err = nil // told to stop meanwhile, or the source says why
+			err = nil // stopped meanwhile, or the source says why
 		}
 		stop()
 		return errors.Join(err, g.Wait())
@@ -243,7 +254,7 @@ func (a *Agent) hear(l *conntrack.Listener) {
 
 // skipOwnEnds spares the work of hearing of connections that userspace has carried
 // to their end: most of all that end. An endpoint at the listener's port would have
-// connections of the kernel's that look alike, and are to be counted. The caller
+// connections that look alike, and are to be counted. The caller
 // has counting locked.
 func (a *Agent) skipOwnEnds() {
 	port, _ := a.userspace.Ports()
@@ -260,7 +271,7 @@ func (a *Agent) skipOwnEnds() {
 	a.skipped = port
 }
 
-// flowEnded is told of every flow of the kernel's that ends.
+// flowEnded takes every flow that ends in the kernel.
 func (a *Agent) flowEnded(f conntrack.Flow) {
 	a.accounting.Ended(f)
 	a.refusals.ended(f)

@@ -10,7 +10,9 @@ import (
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/leftovers"
 	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/plan"
 )
 
 // Cleanup removes everything kproxy ever programmed on this host, in every
@@ -75,3 +77,60 @@ func inKernel(routeTable int, f func(planes, *steering.Env) error) error {
 
 // DefaultRouteTable is the routing table unless --route-table says otherwise.
 var DefaultRouteTable = config.Default().RouteTable
+
+// cleanLeftovers is what removes them.
+const cleanLeftovers = "kproxy cleanup --kube-proxy"
+
+// reportLeftovers says, in one line each, that kube-proxy runs here and what one
+// has left behind. Nothing is touched: others may rely on it.
+func (a *Agent) reportLeftovers(ctx context.Context) {
+	rows := []plan.CapStatus{}
+	defer a.left.Store(&rows)
+	report := func(name, reason string) {
+		a.log.Warn("this node isn't kproxy's alone", "report", reason)
+		rows = append(rows, plan.CapStatus{Name: name, Reason: reason})
+	}
+	if pids := leftovers.Running("/proc"); len(pids) > 0 {
+		report("kube-proxy is gone", fmt.Sprintf("kube-proxy runs on this node (process %v): it serves the same services and undoes what kproxy does; stop it, then run %s", pids, cleanLeftovers))
+	}
+	found, err := leftovers.Look(ctx, kernel.Exec{})
+	if ctx.Err() != nil {
+		return
+	} else if err != nil {
+		a.log.Warn("what kube-proxy left behind can't be found out", "error", err)
+		return
+	}
+	if !found.Empty() {
+		report("kube-proxy's rules are gone", fmt.Sprintf("kube-proxy has left behind %s: new connections may go by its rules, also those of services that are gone; when it has stopped, remove them with %s", found, cleanLeftovers))
+	}
+}
+
+// PreviewLeftovers says what [CleanLeftovers] would remove, and what it would keep.
+func PreviewLeftovers(ctx context.Context) (found string, kept []string, err error) {
+	f, err := leftovers.Look(ctx, kernel.Exec{})
+	if errors.Is(err, kernel.ErrPermission) {
+		err = noPermission(err)
+	}
+	return f.String(), f.Kept, err
+}
+
+// CleanLeftovers removes what kube-proxy has left in the kernel, whether or not
+// a kproxy runs, and says what it removed and what others keep in use. It refuses
+// while kube-proxy runs, which would put everything back.
+func CleanLeftovers(ctx context.Context) (removed string, kept []string, err error) {
+	if pids := leftovers.Running("/proc"); len(pids) > 0 {
+		return "", nil, fmt.Errorf("%w (process %v); stop it first: kubectl -n kube-system delete daemonset kube-proxy", leftovers.ErrRunning, pids)
+	}
+	found, err := leftovers.Look(ctx, kernel.Exec{})
+	if err == nil {
+		err = leftovers.Remove(ctx, kernel.Exec{}, found)
+	}
+	if errors.Is(err, kernel.ErrPermission) {
+		err = noPermission(err)
+	}
+	return found.String(), found.Kept, err
+}
+
+func noPermission(err error) error {
+	return &kernel.Missing{What: "permission", How: "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW", Err: err}
+}

@@ -1,13 +1,15 @@
 package agent
 
 import (
+	"fmt"
+	"strings"
 	"sync"
 
 	"kproxy.dev/kproxy/plan"
 )
 
 // events hands out what people would want to see to any number of
-// subscribers. One that doesn't keep up loses events; nobody waits for it.
+// subscribers. One that doesn't keep up loses events; nothing waits for it.
 type events struct {
 	mu     sync.Mutex // subscribers come and go while events are published
 	subs   map[chan plan.Event]bool
@@ -67,4 +69,66 @@ func (e *events) close() {
 		close(ch)
 	}
 	e.subs = nil
+}
+
+// recordMoves writes an event about every Service that d moves to another data
+// plane. What came or went is no move, nor is what the first plan starts with.
+func (a *Agent) recordMoves(d plan.Delta) {
+	if a.record == nil {
+		return
+	}
+	for _, m := range moves(d) {
+		a.record.Event(m.namespace, m.name, false, "DataPlaneChanged", m.action, strings.Join(m.notes, "; "))
+	}
+}
+
+// move is what happened to the ports of one Service.
+type move struct {
+	namespace, name string
+	action          string // of the first port, where they go different ways
+	notes           []string
+}
+
+// moves returns the Services that d moves to another data plane, in key order, with
+// one note for each of their ports.
+func moves(d plan.Delta) []move {
+	var out []move
+	for _, c := range d.Changes {
+		was, is := c.Was, c.Is
+		if was == nil || is == nil || was.DataPlane == is.DataPlane || catchesUp(was, is) {
+			continue
+		}
+		k := is.Port.Key
+		if n := len(out); n == 0 || out[n-1].namespace != k.Namespace || out[n-1].name != k.Name {
+			out = append(out, move{namespace: k.Namespace, name: k.Name, action: actionOf(was.DataPlane, is.DataPlane)})
+		}
+		note := fmt.Sprintf("%s to %s: %s", was.DataPlane, is.DataPlane, is.Reason)
+		if k.Port != "" {
+			note = k.Port + ": " + note
+		}
+		m := &out[len(out)-1]
+		m.notes = append(m.notes, note)
+	}
+	return out
+}
+
+// catchesUp reports whether userspace only bridges the moment that the kernel's
+// rules take to follow a change, or has just done so: every change of endpoints
+// may take that way, and the service is one of the kernel's before and after.
+func catchesUp(was, is *plan.Service) bool {
+	return was.State == plan.StateOffloaded && is.State == plan.StateOffloaded &&
+		(was.DataPlane == plan.Userspace || is.DataPlane == plan.Userspace)
+}
+
+// actionOf names what kproxy does when it moves a service port.
+func actionOf(was, is plan.DataPlane) string {
+	switch {
+	case is == plan.None:
+		return "Reject"
+	case was == plan.None:
+		return "Serve"
+	case is == plan.Userspace:
+		return "Recall"
+	}
+	return "Offload"
 }

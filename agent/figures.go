@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"maps"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -13,7 +14,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Observer is told how long things took. Its methods are called by several
+// Observer learns how long things took. Its methods are called by several
 // goroutines.
 type Observer interface {
 	// Synced: a pass took effect.
@@ -110,7 +111,7 @@ func (f *figures) wrote(a kernel.Applied) {
 	f.writes.Virtuals += uint64(a.Virtuals)
 }
 
-// wroteEntries adds up what the portal's loop changed.
+// wroteEntries adds up what the fast loop changed.
 func (f *figures) wroteEntries(n int) { f.wrote(kernel.Applied{Entries: n}) }
 
 func (f *figures) cleaned(took time.Duration) {
@@ -215,4 +216,111 @@ func (r countingRunner) Run(ctx context.Context, stdin []byte, program string, a
 		r.failures[f].Add(1)
 	}
 	return out, err
+}
+
+// moveCounts counts how services go between userspace and the kernel. Safe for
+// concurrent use; the zero value is ready.
+type moveCounts struct {
+	mu       sync.Mutex // the fast loop counts, scrapes read
+	offloads map[plan.Cause]uint64
+	recalls  map[plan.Cause]uint64
+	catchUps uint64
+	services map[service.Key]serviceMoves
+}
+
+// serviceMoves are those of one service port since it exists.
+type serviceMoves struct {
+	offloads, recalls uint64
+	// bridged: userspace stands in until the kernel's rules have caught up; that
+	// it stops isn't an offload, also where a pin hides that it was one before.
+	bridged bool
+}
+
+// count counts what d moves. The first plan moves nothing: what stands in the kernel
+// then was adopted.
+func (m *moveCounts) count(d plan.Delta) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.services == nil {
+		m.offloads, m.recalls = map[plan.Cause]uint64{}, map[plan.Cause]uint64{}
+		m.services = map[service.Key]serviceMoves{}
+	}
+	for _, c := range d.Changes {
+		is := c.Is
+		if is == nil {
+			delete(m.services, c.Key())
+			continue
+		}
+		s := m.services[is.Port.Key]
+		switch move := c.Move(); {
+		case move == plan.NoMove:
+			continue
+		case move == plan.Recall:
+			m.recalls[is.Cause]++
+			s.recalls++
+			s.bridged = false
+		case move == plan.Offload && !s.bridged:
+			m.offloads[is.Cause]++
+			s.offloads++
+		default:
+			s.bridged = is.DataPlane == plan.Userspace
+			if s.bridged {
+				m.catchUps++
+			}
+		}
+		m.services[is.Port.Key] = s
+	}
+}
+
+// byCause returns the sums, which also hold the moves of services that are gone.
+func (m *moveCounts) byCause() (offloads, recalls map[plan.Cause]uint64, catchUps uint64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.offloads), maps.Clone(m.recalls), m.catchUps
+}
+
+// byService returns the services that have moved.
+func (m *moveCounts) byService() map[service.Key]serviceMoves {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return maps.Clone(m.services)
+}
+
+// setCounts is how many entries kproxy's ipsets have. Safe for concurrent use;
+// the zero value is ready.
+type setCounts struct {
+	mu      sync.Mutex // one list at a time
+	entries map[string]int
+	at      time.Time
+}
+
+// setCountsAge is how old the counts may be: a list takes its turn among the
+// requests by which services move.
+const setCountsAge = time.Second
+
+// affinitySets is what all sets of session affinity are counted as: there is one
+// for each endpoint.
+const affinitySets = kernel.Prefix + "AFF"
+
+// count lists the sets without their entries, unless that was just done. After
+// an error it returns the last counts.
+func (c *setCounts) count(list func(func(string) bool) ([]kernel.SetState, error)) (map[string]int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.at) < setCountsAge {
+		return maps.Clone(c.entries), nil
+	}
+	states, err := list(nil)
+	if err != nil {
+		return maps.Clone(c.entries), err
+	}
+	c.entries, c.at = make(map[string]int, len(states)), time.Now()
+	for _, s := range states {
+		name := s.Name
+		if strings.HasPrefix(name, affinitySets+"-") {
+			name = affinitySets
+		}
+		c.entries[name] += s.Count
+	}
+	return maps.Clone(c.entries), nil
 }

@@ -39,7 +39,7 @@ func bothPlanes(t *testing.T, host *kerneltest.Host, endpoints ...string) *plan.
 	p := kerneltest.Plan(plan.ModeAuto,
 		kerneltest.Service("a", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints(endpoints...), kerneltest.Kernel(plan.IPVS)),
 		kerneltest.Service("b", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.2.0.2:8080")))
-	// The fast loop makes the portal's sets before it hands over a plan.
+	// The fast loop makes the redirect sets before it hands over a plan.
 	for _, s := range steering.EmptySetsOf(p) {
 		if err := host.Sets().Create(s); err != nil {
 			t.Fatal(err)

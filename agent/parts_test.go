@@ -95,7 +95,7 @@ func TestPinsThatCantBeWrittenDontHold(t *testing.T) {
 }
 
 // TestHeartbeat: entries are refreshed while the forwarder proves that it
-// serves, not before the portal is there, and removed at the end.
+// serves, not before what leads to userspace is there, and removed at the end.
 func TestHeartbeat(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		start := make(chan struct{})
@@ -120,12 +120,12 @@ func TestHeartbeat(t *testing.T) {
 
 		after(10 * time.Second)
 		if refreshed.Load() != 0 || h.alive.Load() {
-			t.Errorf("without a portal: %d beats, alive %v; want none", refreshed.Load(), h.alive.Load())
+			t.Errorf("without steering: %d beats, alive %v; want none", refreshed.Load(), h.alive.Load())
 		}
 		close(start)
 		after(time.Millisecond)
 		if refreshed.Load() != 1 || !h.alive.Load() {
-			t.Errorf("with the portal there: %d beats, alive %v; want one at once", refreshed.Load(), h.alive.Load())
+			t.Errorf("with steering there: %d beats, alive %v; want one at once", refreshed.Load(), h.alive.Load())
 		}
 		after(3 * time.Second)
 		if refreshed.Load() != 4 {

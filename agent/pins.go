@@ -41,7 +41,7 @@ type pinRecord struct {
 }
 
 // openPins reads the pins from dir, which it creates. A file that can't be read or
-// understood keeps nobody from being served: there are no pins then, problem says
+// understood keeps no service from being served: there are no pins then, problem says
 // so, and the file is kept aside.
 func openPins(dir string) (*pins, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {

@@ -15,7 +15,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// programmer is the slow loop: it brings the rules beneath the portal to the
+// programmer is the slow loop: it brings the kernel's rules to the
 // latest plan and says which services' rules are in the kernel. Plans that
 // arrive while it works replace each other; only the last is programmed.
 type programmer struct {
@@ -29,8 +29,8 @@ type programmer struct {
 	applied func(was *plan.Plan, d plan.Delta)
 	figures *figures
 
-	wake   chan struct{} // 1 slot: triggers coalesce
-	portal chan struct{} // closed once the rules that lead to userspace are in the kernel
+	wake    chan struct{} // 1 slot: triggers coalesce
+	steered chan struct{} // closed once the rules that lead to userspace are in the kernel
 
 	// Owned by run.
 	plan *plan.Plan // that the plane was given last
@@ -50,8 +50,8 @@ type programmer struct {
 	// Owned by the fast loop: the KernelHash of the rules that the kernel holds, by
 	// service port, without those that may be changing.
 	programmed map[service.Key]uint64
-	failed     map[service.Key]plan.Failure // that it was told of last
-	dirty      map[service.Key]bool         // of which programmed says something else than it was told
+	failed     map[service.Key]plan.Failure // that it took last
+	dirty      map[service.Key]bool         // of which programmed says something else than it took
 }
 
 // written is what a pass has done to the rules of services.
@@ -73,7 +73,7 @@ type programResult struct {
 }
 
 func newProgrammer(plane kernel.Plane, log *slog.Logger, changed func(), applied func(was *plan.Plan, d plan.Delta)) *programmer {
-	g := &programmer{figures: &figures{}, plane: plane, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), portal: make(chan struct{}), programmed: map[service.Key]uint64{}, dirty: map[service.Key]bool{}}
+	g := &programmer{figures: &figures{}, plane: plane, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), steered: make(chan struct{}), programmed: map[service.Key]uint64{}, dirty: map[service.Key]bool{}}
 	_, g.drains.active = plane.(kernel.Drainer)
 	return g
 }
@@ -86,7 +86,7 @@ func (g *programmer) adopt(p *plan.Plan) {
 }
 
 // program hands over a plan, to which d leads from the one before. The fast loop
-// calls it after the portal follows the plan, so no service uses rules that are
+// calls it after the redirect sets follow the plan, so no service uses rules that are
 // about to change. From now on until a pass has ended that wrote what the last plan
 // wants, those rules don't count as there: a service that changes there and back
 // meanwhile would else be led to them while they are another plan's.
@@ -189,15 +189,15 @@ func rest(took time.Duration) time.Duration {
 	return min(took, restMax)
 }
 
-// run programs until ctx is done. damaged delivers when somebody else changed
+// run programs until ctx is done. damaged delivers when others changed
 // kproxy's rules; then they are read back and repaired.
 func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 	retry := time.NewTimer(time.Hour)
 	defer retry.Stop()
 	wait := retryFirst
-	resting := time.NewTimer(0)
-	defer resting.Stop()
-	wake := g.wake // nil while resting
+	pause := time.NewTimer(0)
+	defer pause.Stop()
+	wake := g.wake // nil during a pause
 	for {
 		again := false // although the last pass failed for the same rules
 		select {
@@ -211,20 +211,20 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 			g.figures.ruleRepairs.Add(1)
 			again = true
 		case <-wake:
-		case <-resting.C:
+		case <-pause.C:
 			wake = g.wake
 			continue
 		case <-retry.C:
 			again = true
 		}
-		if known, news := g.render(); !known || !news && !again {
+		if known, changed := g.render(); !known || !changed && !again {
 			continue // no plan brings the retry forward that wants nothing else than what failed
 		}
 		start := time.Now()
 		full, err := g.pass(ctx)
 		if d := rest(time.Since(start)); d > 0 && !full {
 			wake = nil
-			resting.Reset(d)
+			pause.Reset(d)
 		}
 		if err != nil && ctx.Err() == nil {
 			g.log.Error("programming the kernel failed; services whose rules aren't there are served in userspace meanwhile", "error", err, "retry", wait)
@@ -239,7 +239,7 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 
 // render gives the plane the latest plan. It reports whether there is one, and whether
 // that wants anything but what failed.
-func (g *programmer) render() (known, news bool) {
+func (g *programmer) render() (known, changed bool) {
 	g.mu.Lock()
 	p, d := g.latest, g.pending
 	g.pending = plan.Delta{}
@@ -255,7 +255,7 @@ func (g *programmer) render() (known, news bool) {
 // was there had to be read.
 func (g *programmer) pass(ctx context.Context) (full bool, err error) {
 	start := time.Now()
-	r := g.plane.Sync(ctx, g.portalReady)
+	r := g.plane.Sync(ctx, g.steeringReady)
 	g.figures.synced(&r, time.Since(start))
 	g.exact = g.exact && !r.Steered
 	if r.Tried {
@@ -324,12 +324,12 @@ func (n servicesFailed) Error() string {
 	return fmt.Sprintf("program %d services: see each one's reason", int(n))
 }
 
-// portalReady lets the heartbeat begin.
-func (g *programmer) portalReady() {
+// steeringReady lets the heartbeat begin.
+func (g *programmer) steeringReady() {
 	select {
-	case <-g.portal:
+	case <-g.steered:
 	default:
-		close(g.portal)
+		close(g.steered)
 	}
 }
 
@@ -349,10 +349,10 @@ func (g *programmer) finish(start time.Time, now *written, failed map[service.Ke
 	}
 	g.mu.Lock()
 	old := g.result
-	news := false
+	changed := false
 	if now != nil {
 		now.without(g.pending) // of later plans
-		news = now.all != nil || len(now.changes) > 0
+		changed = now.all != nil || len(now.changes) > 0
 		g.done = append(g.done, *now)
 	}
 	var rest servicesFailed
@@ -362,12 +362,73 @@ func (g *programmer) finish(start time.Time, now *written, failed map[service.Ke
 	}
 	if err == nil {
 		r.lastOK = time.Now()
-		g.portalReady()
+		g.steeringReady()
 	}
 	g.result = r
 	g.mu.Unlock()
-	if news || !maps.Equal(old.failed, r.failed) || (old.lastErr == nil) != (err == nil) {
+	if changed || !maps.Equal(old.failed, r.failed) || (old.lastErr == nil) != (err == nil) {
 		g.changed()
 	}
 	return err
+}
+
+// drainEvery is how often real servers that drain are looked at: the bound on
+// how long one stays when its last connection has gone.
+const drainEvery = time.Second
+
+// draining is when the programmer checks again what drains. The zero value
+// never does.
+type draining struct {
+	active  bool // there may be something that drains, an earlier kproxy's too
+	timer   <-chan time.Time
+	left    int
+	trouble string // the last error, said once
+}
+
+// due delivers when it is time to check.
+func (d *draining) due() <-chan time.Time {
+	if d.active && d.timer == nil {
+		d.timer = time.After(0)
+	}
+	return d.timer
+}
+
+// soon schedules a check of what drains in one second, unless one is pending.
+func (d *draining) soon() {
+	if d.timer == nil {
+		d.timer = time.After(drainEvery)
+	}
+}
+
+// drain lets the backend remove what has drained, and checks again in a moment
+// while something is left.
+func (g *programmer) drain(ctx context.Context) {
+	d := &g.drains
+	d.active, d.timer = false, nil
+	drainer, drains := g.plane.(kernel.Drainer)
+	if !drains {
+		return
+	}
+	left, err := drainer.Drain(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if err != nil && err.Error() != d.trouble {
+		g.log.Warn("what drains can't be looked at", "error", err, "retry", drainEvery)
+	}
+	d.trouble = ""
+	if err != nil {
+		d.trouble = err.Error()
+	}
+	switch {
+	case left > 0 && d.left == 0:
+		g.log.Info("draining real servers that are still in use", "real servers", left)
+	case left == 0 && d.left > 0 && err == nil:
+		g.log.Info("every real server has drained")
+	}
+	d.left = left
+	g.figures.draining.Store(int64(left))
+	if left > 0 || err != nil {
+		d.soon()
+	}
 }

@@ -122,7 +122,7 @@ func newModelHost(t *testing.T) *modelHost {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// The fast loop makes the portal's sets before it hands over a plan.
+	// The fast loop makes the redirect sets before it hands over a plan.
 	for _, s := range steering.EmptySets() {
 		if err := host.Sets().Create(s); err != nil {
 			t.Fatal(err)
@@ -181,16 +181,16 @@ func TestProgrammerReportsWhatIsInTheKernel(t *testing.T) {
 		}
 	}
 	if m.backend.applied != 2 {
-		t.Errorf("a node without rules took %d applications, want 2: the portal first, then the services", m.backend.applied)
+		t.Errorf("a node without rules took %d applications, want 2: what leads to userspace first, then the services", m.backend.applied)
 	}
 	changes := m.changes
 	if err := m.pass(t.Context(), p); err != nil || m.backend.applied != 2 || m.changes != changes {
 		t.Errorf("a second pass: error %v, %d applications, %d reports; want nothing done", err, m.backend.applied-2, m.changes-changes)
 	}
 	select {
-	case <-m.portal:
+	case <-m.steered:
 	default:
-		t.Error("the heartbeat hasn't been told that the portal is there")
+		t.Error("the heartbeat hasn't been told that what leads to userspace is there")
 	}
 }
 
@@ -465,9 +465,9 @@ func TestOneRefusedServiceDoesNotSpin(t *testing.T) {
 	})
 }
 
-// TestPortalOpensAfterARestart: on a node that has rules of an earlier kproxy,
-// the portal is put right first, and opens although a service is refused.
-func TestPortalOpensAfterARestart(t *testing.T) {
+// TestSteeringComesFirstAfterARestart: on a node that has rules of an earlier kproxy,
+// what leads to userspace is put right first, although a service is refused.
+func TestSteeringComesFirstAfterARestart(t *testing.T) {
 	m := newModelHost(t)
 	old := twoServices()
 	if err := m.pass(t.Context(), old); err != nil {
@@ -477,7 +477,7 @@ func TestPortalOpensAfterARestart(t *testing.T) {
 	next.stack(m.layer)
 	now := kerneltest.Plan(plan.ModeIPTables, old.Services[0],
 		kerneltest.Service("b", service.TCP, kerneltest.Cluster("10.96.0.2:80"), kerneltest.Endpoints("10.2.0.3:8080")))
-	// Somebody has damaged the portal meanwhile, and b's new chain is refused.
+	// Somebody has damaged that meanwhile, and b's new chain is refused.
 	if _, err := m.host.Run(t.Context(), []byte("*nat\n:KPROXY-PORTAL - [0:0]\nCOMMIT\n"), "iptables-nft-restore", "--noflush"); err != nil {
 		t.Fatal(err)
 	}
@@ -486,9 +486,9 @@ func TestPortalOpensAfterARestart(t *testing.T) {
 		t.Fatal("the pass succeeded although a service was refused")
 	}
 	select {
-	case <-next.portal:
+	case <-next.steered:
 	default:
-		t.Error("the portal isn't open")
+		t.Error("nothing leads to userspace")
 	}
 	have, err := m.layer.Observe(t.Context())
 	if err != nil {
@@ -537,7 +537,7 @@ func TestDamageIsFoundWhileAServiceFails(t *testing.T) {
 }
 
 // TestProgrammerRemembersServices: after the first pass, which begins with the
-// portal, a service that doesn't change is seen to be the same without a look at
+// what leads to userspace, a service that doesn't change is seen to be the same without a look at
 // its rules.
 func TestProgrammerRemembersServices(t *testing.T) {
 	m := newModelHost(t)

@@ -5,14 +5,16 @@ import (
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
+	"sync"
 	"time"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
-// How often the fast loop looks at what doesn't announce itself: connections
-// carried, and damage to the portal's sets, which is to be mended within five
+// How often the fast loop checks what doesn't announce itself: connections
+// carried, and damage to the redirect sets, which is to be mended within five
 // seconds.
 const (
 	countEvery  = time.Second
@@ -70,21 +72,21 @@ func (a *Agent) waitForTrigger(ctx context.Context, wake, count, damage <-chan t
 				return true
 			}
 		case <-damage:
-			if a.portalDamaged() {
+			if a.redirectsDamaged() {
 				return true
 			}
 		}
 	}
 }
 
-// portalDamaged looks whether somebody else changed the portal's sets.
-func (a *Agent) portalDamaged() bool {
-	found, err := a.portal.damaged()
+// redirectsDamaged checks whether others changed the redirect sets.
+func (a *Agent) redirectsDamaged() bool {
+	found, err := a.redirects.Damaged()
 	if err != nil {
-		a.log.Warn("the portal's sets can't be read", "error", err)
+		a.log.Warn("the redirect sets can't be read", "error", err)
 	}
 	if found != "" {
-		a.log.Warn("the portal's sets were changed by somebody else; repairing", "found", found)
+		a.log.Warn("the redirect sets were changed by somebody else; repairing", "found", found)
 		a.figures.setRepairs.Add(1)
 		a.repairing = true
 	}
@@ -108,8 +110,8 @@ func (a *Agent) kick() {
 }
 
 // pass computes a plan and carries it out. The order matters: the forwarder
-// knows a service before the portal sends it connections, and forgets it after
-// the portal stopped; a service leaves the kernel rules before they change.
+// knows a service before it is redirected connections, and forgets it after
+// redirecting stopped; a service leaves the kernel rules before they change.
 func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	start := time.Now()
 	a.sync.begun(start)
@@ -127,20 +129,20 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.uncommitted = true
 	a.moveAffinity(old, p, d)
 	a.repair.follow(p, d)
-	if err := a.portal.follow(ctx, p, d); err != nil {
+	if err := a.redirects.Follow(ctx, p, d); err != nil {
 		a.repairing = true
-		return p, a.sync.failed(start, fmt.Errorf("update the portal: %w", err))
+		return p, a.sync.failed(start, fmt.Errorf("update the redirect sets: %w", err))
 	}
 	a.commit(p, d)
 	a.dirty, a.healthRevision = map[service.Key]bool{}, in.Health.Revision
 	a.carried.forget(d)
 	a.probe(snapshot, p, d)
-	a.tellDetector(old, p)
+	a.logDetector(old, p)
 	a.healths.follow(p, d, healthAddresses(&p.Policy))
 	a.adopted = nil // only the first plan asks: a service that comes later is new
 	a.programmer.program(p, d)
 	a.staleFlows.follow(old, d)
-	if a.repairing { // not before: until now flows may have begun without the portal
+	if a.repairing { // not before: until now flows may have begun without them
 		a.repairing = false
 		a.staleFlows.all()
 	}
@@ -219,4 +221,107 @@ func (a *Agent) announce(events []plan.Event, first bool) {
 		a.log.Log(context.Background(), level, e.Message, "kind", e.Kind, "service", e.Service)
 	}
 	a.events.publish(events)
+}
+
+// syncState is what is known of the fast loop's passes. Safe for concurrent use.
+type syncState struct {
+	mu      sync.Mutex
+	status  plan.SyncStatus
+	queued  time.Time // when a pass was last due
+	pending time.Time // since when a change waits for a successful pass
+	last    []plan.SyncTime
+}
+
+// announceSync publishes what became of the syncs since it was last called. Only
+// the fast loop calls it.
+func (a *Agent) announceSync() {
+	now := a.syncStatus().LastError
+	a.events.publish(syncEvents(a.announced, now))
+	a.announced = now
+}
+
+// syncEvents returns what a person would want to see of a change of the last
+// sync's error, which is empty for none: a failure once, however often it repeats
+// itself, and its end.
+func syncEvents(was, now string) []plan.Event {
+	message := "sync succeeds again"
+	switch now {
+	case was:
+		return nil
+	case "":
+	default:
+		message = "sync failed: " + onOneLine(now)
+	}
+	return []plan.Event{{Time: time.Now(), Kind: "sync", Message: message}}
+}
+
+// onOneLine returns a list of errors, as errors.Join and go-multierror print it, as a
+// sentence.
+func onOneLine(list string) string {
+	var out []string
+	for line := range strings.Lines(list) {
+		line = strings.TrimPrefix(strings.TrimSpace(line), "* ")
+		if line != "" && !strings.HasSuffix(line, " occurred:") { // go-multierror's heading
+			out = append(out, line)
+		}
+	}
+	return strings.Join(out, "; ")
+}
+
+// maxSyncTimes is how many passes' times are remembered.
+const maxSyncTimes = 60
+
+// begun records that a pass was due at start. As long as none succeeds, what it
+// is about waits: also while this one hangs.
+func (s *syncState) begun(start time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.queued = start
+	if s.pending.IsZero() {
+		s.pending = start
+	}
+}
+
+func (s *syncState) lastQueued() time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.queued
+}
+
+// failed records a failed pass and returns its error.
+func (s *syncState) failed(start time.Time, err error) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status.LastError = err.Error()
+	if s.pending.IsZero() {
+		s.pending = start
+	}
+	return err
+}
+
+// done records a pass that took effect.
+func (s *syncState) done(took time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.status = plan.SyncStatus{
+		Generation: s.status.Generation + 1, LastSuccess: time.Now(), DurationSeconds: took.Seconds(),
+	}
+	s.pending = time.Time{}
+	if len(s.last) == maxSyncTimes {
+		s.last = append(s.last[:0], s.last[1:]...)
+	}
+	s.last = append(s.last, plan.SyncTime{Time: s.status.LastSuccess, DurationSeconds: s.status.DurationSeconds})
+}
+
+// recent returns when the last passes ended and how long they took, oldest first.
+func (s *syncState) recent() []plan.SyncTime {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.last)
+}
+
+func (s *syncState) get() (status plan.SyncStatus, pending time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.status, s.pending
 }

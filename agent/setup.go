@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"runtime"
 	"slices"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
 )
 
@@ -25,9 +27,9 @@ const startBound = 15 * time.Second
 
 // setUp finds out what this host can do and opens everything that work needs. What
 // may be refused, because of the configuration or the host, comes before anything that
-// changes the host. Nothing is programmed yet, except that the portal is closed: whoever
+// changes the host. Nothing is programmed yet, except that redirecting is stopped: who
 // held it open before is gone, and until this process serves, new connections belong to
-// the rules beneath.
+// the kernel's rules.
 func (a *Agent) setUp(ctx context.Context) error {
 	mode := a.policy.Mode
 	if err := checkMode(mode); err != nil {
@@ -53,7 +55,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := a.planes.missing(mode); err != nil {
 		return err
 	}
-	if _, err := a.networks.look(a.log); err != nil {
+	if _, err := a.networks.read(a.log); err != nil {
 		return fmt.Errorf("look up this node's addresses: %w", err)
 	}
 	if a.conntrack, err = conntrack.Dial(); err != nil {
@@ -63,7 +65,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 		return err
 	}
 	if err := steering.RemoveAlive(sets); err != nil {
-		return fmt.Errorf("close the portal: %w", err)
+		return fmt.Errorf("stop redirecting: %w", err)
 	}
 	if err := steering.AnnounceStart(sets, startBound); err != nil {
 		return fmt.Errorf("have clients try again: %w", err)
@@ -134,7 +136,7 @@ func (a *Agent) openUserspace() error {
 
 // openKernel makes what programs the kernel.
 func (a *Agent) openKernel(mode plan.Mode, host *kernel.Host, sets kernel.SetStore) error {
-	a.sets, a.portal = sets, portal{store: sets, wrote: a.figures.wroteEntries}
+	a.sets, a.redirects = sets, steering.Redirects{Store: sets, Wrote: a.figures.wroteEntries}
 	if err := a.ensureSysctls(kernel.Sysctls()); err != nil {
 		return err
 	}
@@ -179,12 +181,12 @@ func (a *Agent) openKernel(mode plan.Mode, host *kernel.Host, sets kernel.SetSto
 	a.programmer = newProgrammer(kernel.NewStack(top), a.log, a.kick, a.staleFlows.written)
 	a.programmer.figures = &a.figures
 	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
-	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.portal,
-		probe: a.userspace.Probe, refresh: a.portal.refresh, expire: a.portal.expire, log: a.log, revived: a.revived}
+	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.steered,
+		probe: a.userspace.Probe, refresh: func(d time.Duration) error { return steering.RefreshAlive(sets, d) }, expire: func() error { return steering.RemoveAlive(sets) }, log: a.log, revived: a.revived}
 	return nil
 }
 
-// revived is called when the portal opens. Flows that began before may have gone
+// revived is called when new connections are redirected to userspace. Flows that began before may have gone
 // astray.
 func (a *Agent) revived() {
 	if err := steering.EndStart(a.sets); err != nil {
@@ -209,11 +211,123 @@ func (a *Agent) adopt(ctx context.Context) error {
 	if a.adopted, err = a.programmer.plane.Adopt(ctx, a.source.Latest()); err != nil {
 		return err
 	}
-	// What is programmed is told by comparing, and a plan says with what.
+	// What is programmed is found by comparing, and a plan says with what.
 	first, _ := plan.Compute(nil, a.inputs(time.Now(), nil, a.source.Latest()))
 	a.programmer.adopt(first)
 	if n := len(a.adopted); n > 0 {
 		a.log.Info("adopted what an earlier kproxy programmed", "offloaded", n)
 	}
 	return nil
+}
+
+// Prepare does what takes more than CAP_NET_ADMIN and CAP_NET_RAW, and nothing
+// else: it has the kernel load what data planes of the mode may use, and changes
+// settings below /proc/sys. A kproxy in a container that isn't privileged, where
+// these are read-only, finds them as it needs them afterwards. Nothing is
+// programmed, and a kproxy that runs on this node isn't disturbed.
+func (a *Agent) Prepare(ctx context.Context) error {
+	mode := a.policy.Mode
+	if err := checkMode(mode); err != nil {
+		return err
+	}
+	if err := loadConntrack(); err != nil {
+		return &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
+	}
+	if err := errors.Join(a.enableAccounting(), a.ensureSysctls(kernel.Sysctls())); err != nil {
+		return err
+	}
+	if _, err := a.ensureConntrack(); err != nil { // what isn't possible here isn't necessary either
+		return err
+	}
+	var prepared []any
+	for i := range a.planes {
+		r := &a.planes[i]
+		settings, err := r.sysctls()
+		if err != nil {
+			return err
+		}
+		if len(settings) == 0 {
+			continue
+		}
+		if !r.in(mode) {
+			prepared = append(prepared, string(r.name), false)
+			continue
+		}
+		if err := errors.Join(r.Probe(ctx, &kernel.Host{}, true), r.missing(mode)); err != nil {
+			return err
+		}
+		supported := r.Abilities(nil, time.Time{}).Host.Supported
+		if prepared = append(prepared, string(r.name), supported); !supported {
+			continue
+		}
+		if err := a.ensureSysctls(settings); err != nil {
+			return err
+		}
+	}
+	return a.unprepared(prepared)
+}
+
+// loadConntrack has the kernel load connection tracking, without which its
+// settings aren't there. The question does so, whatever the answer (nfnetlink_rcv_msg).
+func loadConntrack() error {
+	table, err := conntrack.Dial()
+	if err != nil {
+		return err
+	}
+	defer table.Close()
+	nowhere := netip.AddrPortFrom(netip.IPv4Unspecified(), 0)
+	if _, err := table.GetByReply(service.TCP, nowhere, nowhere); err != nil && !errors.Is(err, conntrack.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
+// unprepared is what could not be changed after all.
+func (a *Agent) unprepared(prepared []any) error {
+	var errs []error
+	for _, c := range a.caps.All {
+		if !c.Supported {
+			errs = append(errs, fmt.Errorf("%s: %s", c.Name, c.Reason))
+		}
+	}
+	if len(errs) == 0 {
+		a.log.Info("this node is prepared", prepared...)
+		return nil
+	}
+	return &kernel.Missing{What: "permission to change kernel settings", How: "run this as root, in a privileged container if in one", Err: errors.Join(errs...)}
+}
+
+// onlineCPUs lists the machine's CPUs.
+const onlineCPUs = "/sys/devices/system/cpu/online"
+
+// ensureConntrack sets what is configured of the kernel's connection tracking,
+// says what wasn't so, and returns what can't be set.
+func (a *Agent) ensureConntrack() (lacking []kernel.SysctlReport, err error) {
+	c := a.cfg.Conntrack
+	cpus, err := kernel.OnlineCPUs(onlineCPUs)
+	if err != nil {
+		cpus = runtime.NumCPU()
+		a.log.Warn("taking this process's CPUs for the machine's", "cpus", cpus, "error", err)
+	}
+	reports, err := kernel.EnsureConntrack(kernel.Conntrack{
+		MaxPerCore: c.MaxPerCore, Min: c.Min, TCPEstablished: c.TCPEstablished, TCPCloseWait: c.TCPCloseWait,
+		UDP: c.UDP, UDPStream: c.UDPStream, TCPBeLiberal: c.TCPBeLiberal,
+	}, cpus)
+	for _, r := range reports {
+		if r.Err != nil {
+			lacking = append(lacking, r)
+		}
+		a.log.Warn("conntrack", "report", r.String())
+	}
+	return lacking, err
+}
+
+// setUpConntrack is ensureConntrack, and shows in the status what can't be set:
+// services work without.
+func (a *Agent) setUpConntrack() error {
+	lacking, err := a.ensureConntrack()
+	for _, r := range lacking {
+		a.caps.All = append(a.caps.All, plan.Capability{Name: "conntrack " + r.Name, Reason: r.String()})
+	}
+	return err
 }

@@ -4,11 +4,13 @@ import (
 	"context"
 	"time"
 
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/source"
 	"kproxy.dev/kproxy/source/file"
 	"kproxy.dev/kproxy/source/kube"
 )
 
-// openSource reads how to reach what services come from. It talks to nobody.
+// openSource reads how to reach what services come from. It connects to nothing.
 func (a *Agent) openSource() error {
 	if !a.cfg.Kubernetes() {
 		a.source = file.New(file.Config{Paths: a.cfg.Manifests, Node: a.node, NodeAddresses: a.cfg.NodeAddresses(), Logger: a.log})
@@ -37,8 +39,8 @@ func (a *Agent) NodeEligible() bool {
 // once. A path that can't be read yet, or an API server that is away, must not look like
 // one whose services were deleted: until then the kernel keeps what it holds.
 func (a *Agent) waitForSource(ctx context.Context) error {
-	look := time.NewTicker(100 * time.Millisecond)
-	defer look.Stop()
+	tick := time.NewTicker(100 * time.Millisecond)
+	defer tick.Stop()
 	for said := false; ; {
 		waiting, failing := a.unread()
 		if a.source.Latest() != nil && len(waiting) == 0 {
@@ -52,7 +54,7 @@ func (a *Agent) waitForSource(ctx context.Context) error {
 		case <-ctx.Done():
 			return ctx.Err()
 		case <-a.source.Snapshots():
-		case <-look.C:
+		case <-tick.C:
 		}
 	}
 }
@@ -79,4 +81,36 @@ func (a *Agent) rereadOnSignal(ctx context.Context) error {
 			a.source.Reread()
 		}
 	}
+}
+
+// objects is where Services come from: manifests on disk (source/file) or the
+// Kubernetes API (source/kube). Everything but Run may be called at any time.
+type objects interface {
+	// Run follows the source until ctx is done. Nothing that happens to the source
+	// ends it.
+	Run(ctx context.Context) error
+	// Snapshots receives a value after every change of Latest; changes coalesce.
+	Snapshots() <-chan struct{}
+	// Latest is the last good state, nil before there was one.
+	Latest() *service.Snapshot
+	// Status says of each place whether it was read and what is wrong with it.
+	Status() []source.Status
+	// Reread has the source read again, whether or not it seems changed.
+	Reread()
+}
+
+// triggered is a source that knows what its changes come from.
+type triggered interface {
+	// Triggers returns, once and by family, when something happened in the cluster
+	// that is in Latest.
+	Triggers() [2][]time.Time
+}
+
+// recorder keeps events about Services where their users look for them: in the
+// Kubernetes API. It doesn't wait, and gives up on what can't be written.
+type recorder interface {
+	// Event says of the Service named namespace/name that something happened.
+	// reason is a word in camel case ("DataPlaneChanged"), action what kproxy did
+	// or tried ("Offload"), note one sentence.
+	Event(namespace, name string, warning bool, reason, action, note string)
 }

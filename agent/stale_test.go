@@ -54,7 +54,7 @@ func TestStaleCleanup(t *testing.T) {
 		{"UDP rules were written over the former plan's", pointedDNS, func(s *staleCleanup) { s.written(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}}},
 		{"UDP rules were written", pointedDNS, func(s *staleCleanup) { s.written(dns, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: both}},
 		{"rules were written over unknown ones", tcp, func(s *staleCleanup) { s.written(nil, changes(nil, tcp)) }, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
-		{"the portal was closed", tcp, (*staleCleanup).all, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
+		{"redirecting had stopped", tcp, (*staleCleanup).all, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
 		{"two things", pointedDNS, func(s *staleCleanup) { s.follow(tcp, changes(tcp, pointed)); s.follow(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: v4}},
 	} {
 		var got pending

@@ -4,14 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace"
 	"kproxy.dev/kproxy/userspace"
 )
 
@@ -130,4 +135,174 @@ func (a *Agent) Pin(k service.Key, pref service.Preference) error {
 	a.log.Info("pinned", "service", k, "dataplane", pref)
 	a.kick()
 	return nil
+}
+
+// NotReady says why new connections to some service may not be carried yet, or are
+// no longer; it is empty while they all are. That takes a plan of everything that the
+// source says, the sets and rules that lead to userspace, a forwarder that serves, and
+// the kernel's rules: those of each service have been written, or failed with a reason
+// that the service's status gives, and userspace serves it meanwhile.
+func (a *Agent) NotReady() string {
+	if why := a.notReady(); why != "" {
+		return why
+	}
+	a.wasReady.Store(true)
+	return ""
+}
+
+// everReady reports whether kproxy is ready or has been.
+func (a *Agent) everReady() bool { return a.wasReady.Load() || a.NotReady() == "" }
+
+func (a *Agent) notReady() string {
+	if !a.isSetUp.Load() {
+		return "kproxy is still setting up"
+	}
+	st, _ := a.sync.get()
+	if st.Generation == 0 {
+		if st.LastError != "" {
+			return "the first pass failed: " + st.LastError
+		}
+		for _, s := range a.source.Status() {
+			if !s.Synced {
+				return fmt.Sprintf("source %s hasn't been read as a whole yet", s.Name)
+			}
+		}
+		return "the first pass isn't done yet"
+	}
+	r := a.programmer.report()
+	switch {
+	case !r.written && r.lastErr != nil:
+		return fmt.Sprintf("the kernel's rules can't be written: %v", r.lastErr)
+	case !r.written:
+		return "the kernel's rules aren't written yet"
+	case !a.heart.served.Load():
+		return "the forwarder doesn't serve yet"
+	case !a.heart.alive.Load():
+		return "the forwarder doesn't serve: its heartbeat failed, or it is being stopped"
+	}
+	return a.arrivals.notReady()
+}
+
+// syncStatus joins what the two loops say: an error of the slow one is an
+// error of the sync, although the services it concerns are served in userspace.
+// No pass counts as a success before kproxy has been ready.
+func (a *Agent) syncStatus() plan.SyncStatus {
+	s, _ := a.sync.get()
+	if !a.everReady() {
+		s.LastSuccess = time.Time{}
+	}
+	if err := a.programmer.report().lastErr; err != nil && s.LastError == "" {
+		s.LastError = err.Error()
+	}
+	if err := a.staleFlows.report(); err != nil && s.LastError == "" {
+		s.LastError = fmt.Sprintf("delete stale conntrack entries: %v", err)
+	}
+	return s
+}
+
+// LastSync returns when the last pass succeeded, zero until kproxy has been ready,
+// and since when a change waits for one, zero if none waits.
+func (a *Agent) LastSync() (success, pendingSince time.Time) {
+	s, pending := a.sync.get()
+	if !a.everReady() {
+		return time.Time{}, pending
+	}
+	return s.LastSuccess, pending
+}
+
+// Traffic calls each for every service port of the plan: what Status says of its
+// connections, without making a row for each of thousands.
+func (a *Agent) Traffic(each func(service.Key, plan.Connections)) {
+	p := a.current.Load()
+	if p == nil {
+		return
+	}
+	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
+		a.log.Warn("the kernel's connections can't be counted", "error", err)
+	}
+	a.counting.RLock()
+	defer a.counting.RUnlock()
+	kernel := a.accounting.Traffic()
+	user := map[service.Key]userspace.Counters{}
+	a.userspace.Traffic(func(k service.Key, c userspace.Counters) { user[k] = c })
+	for _, s := range p.Services {
+		each(s.Port.Key, connectionsOf(user[s.Port.Key], kernel[s.Port.Key]))
+	}
+}
+
+// connectionsOf joins what both kinds of data planes have counted.
+func connectionsOf(us userspace.Counters, k conntrack.Figures) plan.Connections {
+	return plan.Connections{
+		Active: us.Active + k.Active, Total: us.Total + k.Total, Failed: us.Failed + k.Failed, Retried: us.Retried,
+		BytesIn: us.BytesIn + k.BytesIn, BytesOut: us.BytesOut + k.BytesOut,
+	}
+}
+
+// Ports returns a row for every port of a service, without the counters; none if
+// there is no such service.
+func (a *Agent) Ports(namespace, name string) []plan.ServiceStatus {
+	p := a.current.Load()
+	if p == nil {
+		return nil
+	}
+	return p.RowsOf(namespace, name)
+}
+
+// Trace follows a packet through the kernel as it is now, and through userspace
+// as the plan in force has it. It changes nothing; a request may ask it to send
+// one probe.
+func (a *Agent) Trace(ctx context.Context, req trace.Request) (trace.Result, error) {
+	p := a.current.Load()
+	if p == nil {
+		return trace.Result{}, errStarting
+	}
+	proxy := &trace.Proxy{
+		Plan: p, Alive: a.heart.alive.Load(), Marks: a.marks(), Variant: a.variant,
+		Forecast: a.userspace.Forecast, Connections: a.userspace.Connections,
+		Missing: a.routing.Missing, Explainers: Explainers(),
+	}
+	if r, ok := a.programmer.plane.(kernel.Renderer); ok {
+		proxy.Render = r.Fresh
+	}
+	return trace.Run(ctx, req, proxy)
+}
+
+// NodeFigures returns what there is to say about this node as of now. It reads
+// two small files and lists sets without their entries; it runs no program.
+func (a *Agent) NodeFigures() plan.NodeFigures {
+	out := plan.NodeFigures{Kernel: kernelRelease(), Syncs: a.sync.recent(), Rules: map[string]map[string]int{}}
+	if count, limit, err := conntrack.Use(); err == nil { // else there is none, and 0 is true
+		out.Conntrack = plan.Usage{Count: count, Max: limit}
+	}
+	f := &a.figures
+	if a.current.Load() != nil { // else Run may still be setting up
+		sets, err := f.sets.count(a.sets.List)
+		if err != nil {
+			a.log.Warn("kproxy's sets can't be counted", "error", err)
+		}
+		out.Sets = len(sets)
+	}
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, fam := range service.Families {
+		out.Virtuals += f.holds.Virtuals[fam]
+		if f.holds.Rules[fam] != nil {
+			out.Rules[fam.String()] = maps.Clone(f.holds.Rules[fam])
+		}
+	}
+	return out
+}
+
+func kernelRelease() string {
+	var u unix.Utsname
+	if unix.Uname(&u) != nil {
+		return ""
+	}
+	return unix.ByteSliceToString(u.Release[:])
+}
+
+// SubscribeDeep is Subscribe for subscribers that keep events for others: it also keeps
+// up with the thousands that a start or a recall of everything makes at once.
+func (a *Agent) SubscribeDeep() (<-chan plan.Event, func()) {
+	return a.events.subscribeWith(deepEventBuffer)
 }

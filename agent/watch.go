@@ -10,7 +10,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// watchEvery is how often kproxy looks whether somebody else changed its rules;
+// watchEvery is how often kproxy checks whether others changed its rules;
 // with the time a repair takes, damage lasts less than five seconds.
 const watchEvery = 2 * time.Second
 
@@ -35,7 +35,7 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func(
 			a.figures.overflows.Store(n)
 		}
 		a.watchForwarding(kernel.Forwarding())
-		if news, _ := a.networks.look(a.log); news { // what fails was logged
+		if changed, _ := a.networks.read(a.log); changed { // what fails was logged
 			a.kick()
 		}
 		found, err := a.programmer.plane.Check(ctx)
@@ -80,7 +80,7 @@ func (a *Agent) watchForwarding(now [2]plan.Capability) {
 }
 
 // capsNow is what this host can do: forwarding as of this moment, and the
-// schedulers that somebody asks for now.
+// schedulers that services ask for now.
 func (a *Agent) capsNow(now time.Time) plan.Caps {
 	c := a.caps
 	c.Forwarding = kernel.Forwarding()

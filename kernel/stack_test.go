@@ -9,23 +9,23 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// TestPortalOpensOverVirtualServers: the virtual servers of an earlier kproxy,
-// and their addresses, stay while the portal is opened.
-func TestPortalOpensOverVirtualServers(t *testing.T) {
+// TestSteeringComesFirstOverVirtualServers: the virtual servers of an earlier kproxy,
+// and their addresses, stay while steering's rules are written.
+func TestSteeringComesFirstOverVirtualServers(t *testing.T) {
 	have := Ruleset{
 		Virtuals:  []Virtual{{Scheduler: "rr"}},
 		Addresses: []netip.Addr{netip.MustParseAddr("10.96.0.1")},
 	}
 	ops := Diff(have, withShared(have, Ruleset{}))
 	if !ops.Empty() {
-		t.Errorf("opening the portal does %+v, want nothing", ops)
+		t.Errorf("writing steering's rules does %+v, want nothing", ops)
 	}
 }
 
-// TestPortalOpensOverAnotherMode: where an earlier kproxy led connections to
-// another data plane, the portal comes first and the way to that one stays,
+// TestSteeringComesFirstOverAnotherMode: where an earlier kproxy led connections to
+// another data plane, steering comes first and the way to that one stays,
 // until the services' new rules are there.
-func TestPortalOpensOverAnotherMode(t *testing.T) {
+func TestSteeringComesFirstOverAnotherMode(t *testing.T) {
 	chain := func(name string, rules ...string) Chain {
 		return Chain{Table: "nat", Name: name, Rules: rules}
 	}
@@ -48,6 +48,6 @@ func TestPortalOpensOverAnotherMode(t *testing.T) {
 	}
 	got := withShared(have, shared)
 	if diff := cmp.Diff(want, got.Chains[service.IPv4]); diff != "" {
-		t.Errorf("the portal over the rules of another mode (-want +got):\n%s", diff)
+		t.Errorf("steering over the rules of another mode (-want +got):\n%s", diff)
 	}
 }

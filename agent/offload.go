@@ -12,7 +12,69 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace"
 )
+
+// carried tells which services have carried enough connections to be
+// offloaded. It belongs to the fast loop; the forwarder adds to it through
+// pending.
+type carried struct {
+	enough   uint64 // --offload-min-connections
+	counters func() map[service.Key]userspace.Counters
+	kick     func()
+
+	// total are the connections and sessions per service, as far as they matter: those
+	// that reach enough stay there.
+	total map[service.Key]uint64
+
+	mu      sync.Mutex // the forwarder's goroutines report first connections
+	pending []service.Key
+}
+
+// first is called by the forwarder for each service's first connection.
+func (c *carried) first(k service.Key) {
+	c.mu.Lock()
+	c.pending = append(c.pending, k)
+	c.mu.Unlock()
+	c.kick()
+}
+
+// update takes in what was reported, marks the services that got further as dirty,
+// and says whether there are any.
+func (c *carried) update(dirty map[service.Key]bool) bool {
+	c.mu.Lock()
+	pending := c.pending
+	c.pending = nil
+	c.mu.Unlock()
+	if c.total == nil {
+		c.total = map[service.Key]uint64{}
+	}
+	more := len(pending) > 0
+	for _, k := range pending {
+		c.total[k] = max(c.total[k], 1)
+		dirty[k] = true
+	}
+	if c.enough > 1 {
+		for k, n := range c.counters() {
+			if was := c.total[k]; was < c.enough && n.Total > was {
+				c.total[k], dirty[k], more = n.Total, true, true
+			}
+		}
+	}
+	return more
+}
+
+// forget forgets the services that d removes: one of the same name that comes later
+// begins anew, as its state in the forwarder does.
+func (c *carried) forget(d plan.Delta) {
+	for _, change := range d.Changes {
+		if change.Is == nil {
+			delete(c.total, change.Key())
+		}
+	}
+}
 
 // refusals are the endpoints that refused a connection of the kernel data plane
 // a moment ago, as the ends of flows tell. The kernel has swallowed the refusal,
@@ -45,7 +107,7 @@ const (
 	refusalsMost = 10_000
 )
 
-// ended looks at a flow that has ended. It doesn't wait for anything.
+// ended takes a flow that has ended. It doesn't wait for anything.
 func (r *refusals) ended(f conntrack.Flow) {
 	if !f.Rewritten() || !f.Refused() {
 		return
@@ -60,11 +122,11 @@ func (r *refusals) ended(f conntrack.Flow) {
 		return
 	}
 	r.until[f.ReplySrc] = time.Time{} // being looked at
-	go r.look(f.ReplySrc)
+	go r.examine(f.ReplySrc)
 }
 
-// look finds out whether an endpoint refuses everybody.
-func (r *refusals) look(endpoint netip.AddrPort) {
+// examine finds out whether an endpoint refuses everybody.
+func (r *refusals) examine(endpoint netip.AddrPort) {
 	if r.confirm(endpoint) == nil {
 		r.log.Info("an endpoint refused a connection of one client only", "endpoint", endpoint)
 		r.forget(endpoint)
@@ -110,7 +172,7 @@ func (r *refusals) now(t time.Time) map[netip.AddrPort]bool {
 	return out
 }
 
-// confirmTimeout bounds the look at an endpoint; a client waits for a second.
+// confirmTimeout bounds the connection to an endpoint; a client waits for a second.
 const confirmTimeout = 500 * time.Millisecond
 
 // connectOnce connects to an endpoint from the node's own address and hangs up.

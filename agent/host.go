@@ -1,0 +1,257 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"path/filepath"
+	"runtime/debug"
+	"runtime/metrics"
+	"slices"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
+)
+
+// lockDir holds a lock file for each network namespace that kproxy ran in. Only
+// root may write there, so no other user can keep kproxy from starting.
+const lockDir = "/run/kproxy"
+
+// lockNode makes sure that one kproxy programs this network namespace,
+// whatever its control socket. The kernel drops the lock when the process ends,
+// however it ends. The returned function releases it and removes the file. That of one that
+// was killed stays until the next in the namespace ends.
+func lockNode() (release func(), err error) {
+	path, err := lockPath()
+	if err != nil {
+		return nil, err
+	}
+	if err := os.MkdirAll(lockDir, 0o755); err != nil {
+		return nil, fmt.Errorf("take the node's lock: %w", err)
+	}
+	for {
+		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		if err != nil {
+			return nil, fmt.Errorf("take the node's lock: %w (run kproxy as root)", err)
+		}
+		err = unix.Flock(int(f.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		switch {
+		case errors.Is(err, unix.EWOULDBLOCK):
+			defer f.Close()
+			return nil, fmt.Errorf("another kproxy%s is already running in this network namespace; stop it first, or run this one in a namespace of its own", holder(f))
+		case err == nil && !isFile(f, path):
+			f.Close() // its last holder has just removed it
+			continue
+		case err == nil:
+			err = errors.Join(f.Truncate(0), writePID(f))
+		}
+		if err != nil {
+			f.Close()
+			return nil, fmt.Errorf("take the node's lock: %w", err)
+		}
+		return func() { os.Remove(path); f.Close() }, nil
+	}
+}
+
+// lockPath is the lock file of the calling thread's network namespace.
+func lockPath() (string, error) {
+	ns, err := os.Stat("/proc/thread-self/ns/net")
+	if err != nil {
+		return "", fmt.Errorf("find own network namespace: %w", err)
+	}
+	return filepath.Join(lockDir, fmt.Sprintf("node-%d.lock", ns.Sys().(*syscall.Stat_t).Ino)), nil
+}
+
+// isFile reports whether f is what path names now.
+func isFile(f *os.File, path string) bool {
+	mine, err := f.Stat()
+	if err != nil {
+		return false
+	}
+	now, err := os.Stat(path)
+	return err == nil && os.SameFile(mine, now)
+}
+
+func writePID(f *os.File) error {
+	_, err := fmt.Fprintln(f, os.Getpid())
+	return err
+}
+
+// holder names the process that has the lock, as far as the file tells.
+func holder(f *os.File) string {
+	var pid int
+	if _, err := fmt.Fscan(f, &pid); err != nil {
+		return ""
+	}
+	return fmt.Sprintf(" (process %d)", pid)
+}
+
+// Between two collections the heap grows by what is alive (GOGC=100), which for
+// thousands of services is far more than their changes need. So it grows by
+// headroom at most; but by leastGrowth percent, because a collection goes through
+// everything that is alive, and is to be paid for by what it finds. A small heap
+// is collected as ever.
+const (
+	headroom    = 32 << 20
+	leastGrowth = 30
+	usualGrowth = 100
+)
+
+// growth is by how many percent a heap of which so many bytes are alive may grow
+// before it is collected.
+func growth(live uint64) int {
+	if live <= headroom {
+		return usualGrowth
+	}
+	return max(int(headroom*100/live), leastGrowth)
+}
+
+// growthStep is by how much growth has to be another before it is set, which
+// stops the process for a moment.
+const growthStep = 5
+
+// Memory that isn't needed goes back to the system when it is more than spareMax,
+// which takes a collection, once in some readings, readEvery apart, less than
+// quietBytes were taken: quietStart readings at the end of a start, which leaves objects
+// as they came from the API, plans and rules that were replaced, and quietLater after
+// that, longer than changes pause in a rollout. The Go runtime would keep most of it
+// for a heap of that size.
+const (
+	spareMax   = headroom / 2
+	readEvery  = time.Second / 2
+	quietBytes = 1 << 20
+	quietStart = 2
+	quietLater = 6
+)
+
+// keepSmall bounds garbage from when the kernel has all rules. A user who sets GOGC
+// has decided himself by how much the heap may grow.
+func (a *Agent) keepSmall(ctx context.Context) error {
+	tick := time.NewTicker(readEvery)
+	defer tick.Stop()
+	_, decided := os.LookupEnv("GOGC")
+	set, quiet, patience, taken := usualGrowth, 0, quietStart, uint64(0)
+	if !decided {
+		defer debug.SetGCPercent(usualGrowth)
+	}
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-tick.C:
+		}
+		if a.programmer.report().lastOK.IsZero() {
+			continue
+		}
+		h := readHeap()
+		if want := growth(h.live); !decided && want != set && (want == usualGrowth || max(want-set, set-want) >= growthStep) {
+			debug.SetGCPercent(want)
+			set = want
+		}
+		if quiet++; h.taken-taken > quietBytes {
+			quiet = 0
+		}
+		if taken = h.taken; quiet == patience && h.spare > spareMax {
+			debug.FreeOSMemory()
+			patience = quietLater
+		}
+	}
+}
+
+// heap is what the Go runtime tells of it, in bytes.
+type heap struct {
+	live  uint64 // by the last collection
+	spare uint64 // taken from the system, and garbage or free
+	taken uint64 // by allocations since the process began
+}
+
+func readHeap() heap {
+	m := []metrics.Sample{
+		{Name: "/gc/heap/live:bytes"}, {Name: "/memory/classes/heap/objects:bytes"},
+		{Name: "/memory/classes/heap/free:bytes"}, {Name: "/gc/heap/allocs:bytes"},
+	}
+	metrics.Read(m)
+	live, objects, free := m[0].Value.Uint64(), m[1].Value.Uint64(), m[2].Value.Uint64()
+	return heap{live: live, spare: max(objects, live) - live + free, taken: m[3].Value.Uint64()}
+}
+
+// networks is what decisions depend on of the host's links and addresses. It is
+// looked up apart from plans: where every service has its address on kproxy's
+// own link, a list of addresses takes longer than a plan does. Safe for
+// concurrent use.
+type networks struct {
+	now atomic.Pointer[networkState]
+}
+
+// networkState is never modified.
+type networkState struct {
+	links     []netip.Prefix // whose hosts answer each other without passing this node
+	bridged   []netip.Prefix // whose hosts' answers to each other pass its netfilter only
+	addresses []netip.Addr   // the node's own, sorted
+}
+
+// read lists them and reports whether anything has changed. What can't be
+// listed is taken to be as it was; at start there is nothing to go by, and the
+// error matters.
+func (n *networks) read(log *slog.Logger) (changed bool, err error) {
+	last := n.now.Load()
+	var was networkState
+	if last != nil {
+		was = *last
+	}
+	now := was
+	links, bridged, linksErr := kernel.Links()
+	if linksErr == nil {
+		now.links, now.bridged = links, bridged
+	}
+	addresses, addressesErr := kernel.NodeAddresses()
+	if addressesErr == nil {
+		now.addresses = addresses
+	}
+	if err = errors.Join(linksErr, addressesErr); err != nil {
+		log.Warn("this node's networks and addresses can't be listed", "error", err)
+	}
+	if slices.Equal(was.links, now.links) && slices.Equal(was.bridged, now.bridged) && slices.Equal(was.addresses, now.addresses) {
+		return false, err
+	}
+	n.now.Store(&now)
+	if last != nil {
+		log.Info("the networks of this node have changed", "networks", now.links, "bridged", now.bridged, "addresses", now.addresses)
+	}
+	return true, err
+}
+
+// get returns how things were when they were last looked at.
+func (n *networks) get() networkState {
+	if s := n.now.Load(); s != nil {
+		return *s
+	}
+	return networkState{}
+}
+
+// policyNow is the policy with the host's networks as they were last seen.
+func (a *Agent) policyNow() plan.Policy {
+	p, n := a.policy, a.networks.get()
+	p.Links, p.BridgedLinks, p.NodeAddresses = n.links, n.bridged, n.addresses
+	return p
+}
+
+// logDetector logs how pods are told from other clients, when that changes.
+func (a *Agent) logDetector(old, p *plan.Plan) {
+	if old != nil && old.Policy.SameDetector(&p.Policy) {
+		return
+	}
+	if d := p.Policy.Detector(); d.Supported {
+		a.log.Info(d.Name, "pods", d.Reason)
+	} else {
+		a.log.Warn("no "+d.Name, "reason", d.Reason)
+	}
+}
