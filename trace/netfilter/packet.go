@@ -89,17 +89,5 @@ func (p *Packet) direction() string {
 	return "original"
 }
 
-// flags are TCP's: of the first packet of a connection and of the answer to it;
-// others' aren't known.
-func (p *Packet) flags() (flags []string, ok bool) {
-	switch {
-	case p.Reply:
-		return []string{"syn", "ack"}, true
-	case p.State == New || p.State == Untracked || p.State == Invalid:
-		return []string{"syn"}, true
-	}
-	return nil, false
-}
-
 // Family is the packet's address family.
 func (p *Packet) Family() service.Family { return service.FamilyOf(p.OrigDst.Addr()) }
