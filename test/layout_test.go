@@ -40,7 +40,7 @@ var layout = []row{
 	{folder: "kernel/steering", imports: "kernel plan service", third: netlink + " github.com/hashicorp/go-multierror"},
 	{folder: "kernel/iptables", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: netlink + " github.com/coreos/go-iptables github.com/hashicorp/go-multierror"},
 	{folder: "kernel/ipvs", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
-	{folder: "kernel/leftovers", imports: "kernel kernel/ipvs service", third: netlink + " github.com/hashicorp/go-multierror"},
+	{folder: "kernel/leftovers", imports: "kernel kernel/nlmsg kernel/ipvs service", third: netlink + " github.com/hashicorp/go-multierror"},
 	{folder: "userspace", imports: "service lb plan health kernel/nlmsg", third: "github.com/pires/go-proxyproto golang.org/x/sys golang.org/x/sync golang.org/x/time"},
 	{folder: "conntrack", imports: "service health plan kernel/nlmsg", third: "golang.org/x/net/bpf golang.org/x/sys"},
 	{folder: "strict", third: "k8s.io/apimachinery go.yaml.in/yaml sigs.k8s.io/json"},
@@ -49,7 +49,7 @@ var layout = []row{
 	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go k8s.io/utils k8s.io/klog github.com/go-logr/logr"},
 	// k8s.io/utils/net: kube-proxy's reading of addresses with leading zeros.
 	{folder: "config", imports: "service strict", third: "k8s.io/utils/net sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery"},
-	{folder: "trace/netfilter", imports: "kernel kernel/steering kernel/nlmsg service", third: netlink + " github.com/coreos/go-iptables"},
+	{folder: "trace/netfilter", imports: "kernel kernel/steering kernel/nlmsg service", third: "golang.org/x/sys"},
 	{folder: "kernel/kerneltest", imports: "kernel kernel/steering kernel/iptables kernel/ipvs plan service health trace/netfilter", third: netlink + " github.com/google/go-cmp"},
 	{folder: "trace", imports: "service plan kernel kernel/steering kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
 	{folder: "agent", imports: "*", third: "golang.org/x/sync golang.org/x/sys golang.org/x/time"},
@@ -64,7 +64,7 @@ var layout = []row{
 }
 
 const (
-	netlink    = "github.com/vishvananda/netlink github.com/vishvananda/netns github.com/mdlayher/netlink golang.org/x/sys"
+	netlink    = "github.com/vishvananda/netlink github.com/vishvananda/netns golang.org/x/sys"
 	kubernetes = "k8s.io/api k8s.io/apimachinery k8s.io/utils/net sigs.k8s.io/yaml go.yaml.in/yaml sigs.k8s.io/json"
 )
 

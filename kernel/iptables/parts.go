@@ -125,10 +125,3 @@ func restoreText(parts [][]kernel.Chain) ([]byte, []*kernel.Chain) {
 	}
 	return text.Bytes(), about
 }
-
-// RestoreText is what iptables-restore --noflush gets to make chains of one
-// table.
-func RestoreText(chains []kernel.Chain) []byte {
-	text, _ := restoreText([][]kernel.Chain{chains})
-	return text
-}

@@ -67,7 +67,8 @@ func FuzzParseSave(f *testing.F) {
 		}
 		name = kernel.Prefix + name
 		want := []kernel.Chain{{Table: "nat", Name: name, Rules: []string{rule}}}
-		text := around + "\n" + string(RestoreText(want)) + around
+		restored, _ := restoreText([][]kernel.Chain{want})
+		text := around + "\n" + string(restored) + around
 		got, _, err := ParseSave([]byte(text))
 		if err != nil {
 			return

@@ -22,10 +22,6 @@ const (
 	fanout     = 1 << strideBits
 )
 
-// Roots names the chains at which the trees begin. What is in them depends on the
-// services.
-func Roots() []string { return []string{chainDispatch, chainNodePorts} }
-
 // node is a chain of the tree, with those of its own that it leads to.
 type node struct {
 	chain kernel.Chain

@@ -4,8 +4,9 @@ import (
 	"errors"
 	"fmt"
 
-	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/kernel/nlmsg"
 )
 
 // nft is one of kube-proxy's own tables; its family is NFPROTO_IPV4 or _IPV6.
@@ -18,46 +19,19 @@ func (n nft) String() string {
 	return "ip " + nftTable
 }
 
-// Messages of nf_tables (include/uapi/linux/netfilter/nf_tables.h) and of
-// nfnetlink. There may be no program nft on the host.
-const (
-	getTable = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_GETTABLE
-	delTable = unix.NFNL_SUBSYS_NFTABLES<<8 | unix.NFT_MSG_DELTABLE
-)
-
-// findNFT lists the tables. A kernel without nf_tables has none.
-func findNFT() ([]nft, error) {
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
-	if err != nil {
-		return nil, fmt.Errorf("list nftables tables: %w", err)
-	}
-	defer c.Close()
-	answers, err := c.Execute(netlink.Message{
-		Header: netlink.Header{Type: getTable, Flags: netlink.Request | netlink.Dump}, Data: []byte{unix.NFPROTO_UNSPEC, 0, 0, 0},
-	})
-	if errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EPERM) {
-		return nil, nil // no nf_tables; or no permission, which who has rules of iptables to read lacks as well
-	} else if err != nil {
-		return nil, fmt.Errorf("list nftables tables: %w", err)
-	}
-	var out []nft
-	for _, m := range answers {
-		if len(m.Data) < 4 {
-			continue
-		}
-		attributes, err := netlink.NewAttributeDecoder(m.Data[4:])
-		if err != nil {
-			return nil, fmt.Errorf("list nftables tables: %w", err)
-		}
-		family, name := m.Data[0], ""
-		for attributes.Next() {
-			if attributes.Type() == unix.NFTA_TABLE_NAME {
-				name = attributes.String()
+// findNFT lists the tables. There may be no program nft on the host.
+func findNFT() (out []nft, err error) {
+	err = nlmsg.DumpNFTables(unix.NFT_MSG_GETTABLE, func(family uint8, attributes []byte) {
+		for typ, value := range nlmsg.Attributes(attributes) {
+			if typ == unix.NFTA_TABLE_NAME && nlmsg.Text(value) == nftTable && (family == unix.NFPROTO_IPV4 || family == unix.NFPROTO_IPV6) {
+				out = append(out, nft{family})
 			}
 		}
-		if name == nftTable && (family == unix.NFPROTO_IPV4 || family == unix.NFPROTO_IPV6) {
-			out = append(out, nft{family})
-		}
+	})
+	if errors.Is(err, unix.EPERM) { // which who has rules of iptables to read lacks as well
+		return nil, nil
+	} else if err != nil {
+		return nil, fmt.Errorf("list nftables tables: %w", err)
 	}
 	return out, nil
 }
@@ -67,33 +41,34 @@ func removeNFT(tables []nft) error {
 	if len(tables) == 0 {
 		return nil
 	}
-	c, err := netlink.Dial(unix.NETLINK_NETFILTER, nil)
+	s, err := nlmsg.Open(unix.NETLINK_NETFILTER, 4<<10)
 	if err != nil {
 		return fmt.Errorf("remove nftables tables: %w", err)
 	}
-	defer c.Close()
+	defer s.Close()
 	for _, t := range tables {
-		if err := deleteTable(c, t); err != nil {
+		if err := t.remove(s); err != nil {
 			return fmt.Errorf("remove nftables table %s: %w", t, err)
 		}
 	}
 	return nil
 }
 
-// deleteTable is a batch of one: nf_tables takes changes in batches only.
-func deleteTable(c *netlink.Conn, t nft) error {
-	name, err := netlink.MarshalAttributes([]netlink.Attribute{{Type: unix.NFTA_TABLE_NAME, Data: append([]byte(nftTable), 0)}})
-	if err != nil {
-		return err
+// remove is a batch of one: nf_tables takes changes in batches only. Their ends aren't
+// acknowledged, by kernels before 6.10 not even when asked to.
+func (n nft) remove(s *nlmsg.Socket) error {
+	const subsystem = unix.NFNL_SUBSYS_NFTABLES
+	answered, failure := false, error(nil)
+	err := s.Do(3, func(b []byte, i int) []byte {
+		if i == 1 {
+			b = nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, subsystem<<8|unix.NFT_MSG_DELTABLE, unix.NLM_F_ACK), n.family)
+			return nlmsg.AppendText(b, unix.NFTA_TABLE_NAME, nftTable)
+		}
+		kind := [...]uint16{0: unix.NFNL_MSG_BATCH_BEGIN, 2: unix.NFNL_MSG_BATCH_END}[i]
+		return append(nlmsg.AppendRequest(b, kind, 0), unix.AF_UNSPEC, 0, 0, subsystem) // in network byte order
+	}, func(_ int, _ []byte, err error) { answered, failure = true, errors.Join(failure, err) })
+	if answered {
+		return failure
 	}
-	bound := []byte{unix.AF_UNSPEC, 0, 0, unix.NFNL_SUBSYS_NFTABLES} // the subsystem, in network byte order
-	if _, err := c.SendMessages([]netlink.Message{
-		{Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_BEGIN, Flags: netlink.Request}, Data: bound},
-		{Header: netlink.Header{Type: delTable, Flags: netlink.Request | netlink.Acknowledge}, Data: append([]byte{t.family, 0, 0, 0}, name...)},
-		{Header: netlink.Header{Type: unix.NFNL_MSG_BATCH_END, Flags: netlink.Request}, Data: bound},
-	}); err != nil {
-		return err
-	}
-	_, err = c.Receive()
 	return err
 }

@@ -11,7 +11,6 @@ import (
 	"slices"
 	"strings"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/kernel"
@@ -417,23 +416,13 @@ func (t *Tables) readNFTChains(printed map[string]bool, why error) error {
 	return nil
 }
 
-// dumpNFT asks for all objects of a kind, of known families. A kernel without nf_tables has none.
-func dumpNFT(what int, each func(family string, attributes []byte)) error {
-	req := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|what, unix.NLM_F_DUMP)
-	req.AddData(&nl.Nfgenmsg{NfgenFamily: unix.NFPROTO_UNSPEC, Version: nl.NFNETLINK_V0})
-	answers, err := req.Execute(unix.NETLINK_NETFILTER, 0)
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-		return nil
-	}
-	for _, a := range answers {
-		if len(a) < nl.SizeofNfgenmsg {
-			continue
+// dumpNFT lists all objects of a kind, of known families.
+func dumpNFT(message uint16, each func(family string, attributes []byte)) error {
+	return nlmsg.DumpNFTables(message, func(number uint8, attributes []byte) {
+		if family, known := nftFamilies[number]; known {
+			each(family, attributes)
 		}
-		if family, known := nftFamilies[a[0]]; known {
-			each(family, a[nl.SizeofNfgenmsg:])
-		}
-	}
-	return err
+	})
 }
 
 // nfHooks are hooks by number (enum nf_inet_hooks; that of netdev is

@@ -1,0 +1,45 @@
+package nlmsg
+
+import (
+	"bytes"
+	"errors"
+
+	"golang.org/x/sys/unix"
+)
+
+// nftRoom holds every part of a list of nf_tables (NLMSG_GOODSIZE is 8 KiB at most; a
+// longer message is made for one that doesn't fit).
+const nftRoom = 64 << 10
+
+// dumps is how often a list is asked for that changes interrupt.
+const dumps = 5
+
+// DumpNFTables lists the objects that an nf_tables message (unix.NFT_MSG_GETTABLE, …) asks
+// for, of all families, in the network namespace of the calling thread. A kernel without
+// nf_tables has none.
+func DumpNFTables(message uint16, each func(family uint8, attributes []byte)) error {
+	s, err := Open(unix.NETLINK_NETFILTER, nftRoom)
+	if err != nil {
+		return err
+	}
+	defer s.Close()
+	var list [][]byte
+	for range dumps {
+		list = nil
+		err = s.Dump(func(b []byte) []byte {
+			return AppendNetfilter(AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|message, unix.NLM_F_DUMP), unix.NFPROTO_UNSPEC)
+		}, func(body []byte) { list = append(list, bytes.Clone(body)) })
+		if !errors.Is(err, ErrInterrupted) {
+			break
+		}
+	}
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil
+	}
+	for _, body := range list {
+		if len(body) >= SizeofNetfilter {
+			each(body[0], body[SizeofNetfilter:])
+		}
+	}
+	return err
+}
