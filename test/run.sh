@@ -4,7 +4,7 @@
 # failure.
 #
 # Usage: test/run.sh [check]
-#   check   only what takes less than a minute: the checks of the code, and the unit tests of
+#   check   only what takes less than a minute: the checks of all code, and the unit tests of
 #           packages that differ from main and of some that import them
 #
 # Everything writes test2json events (go doc test2json) into one pipe; the
@@ -191,9 +191,8 @@ quick() {
 	packages=$(changed)
 	check gofmt formatted
 	check vet go vet ./...
-	other_modules vet
 	tests layout ./test ./test/golden $packages
-	check staticcheck go run "$staticcheck" ./test $packages
+	lint
 }
 
 mkdir -p bin
