@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 )
 
 // found is a manifest as a listing found it.
@@ -72,11 +73,15 @@ func reason(err error) string {
 	return err.Error()
 }
 
-// signature differs, without reading the file, where its content may.
+// signature differs, without reading the file, where its content may: unless a change
+// came less than racy after the last, as times of files are coarse.
 type signature struct {
 	size, mtime, ctime int64
 	dev, ino           uint64
 }
+
+// racy is more than the resolution of a file's times, 10 ms where HZ is 100.
+const racy = time.Second
 
 func signatureOf(info fs.FileInfo) signature {
 	s := signature{size: info.Size(), mtime: info.ModTime().UnixNano()}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"log/slog"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"sync/atomic"
 	"time"
 
@@ -17,9 +19,10 @@ import (
 const (
 	quietTime = 50 * time.Millisecond  // without an event before a change is read
 	burstTime = 500 * time.Millisecond // at the latest, while events go on
-	// pollTime bounds how long a change stays unnoticed that makes no event: on
-	// network file systems, behind links to links, or without inotify at all.
-	pollTime = 5 * time.Second
+	// pollTime bounds how long a change stays unnoticed that makes no event: of a
+	// file that a link leads to, of a directory's parents, on network file systems,
+	// or without inotify at all.
+	pollTime = time.Second
 )
 
 // Config says what a Source reads.
@@ -88,98 +91,85 @@ func (s *Source) Reread() {
 // Run reads the manifests and follows their changes until ctx is done. Nothing
 // that happens to files ends it; it returns nil.
 func (s *Source) Run(ctx context.Context) error {
-	r := runner{Source: s, store: newStore(s.cfg.Paths, s.note), wait: debounce{quiet: quietTime, most: burstTime}}
-	w, err := newWatcher()
+	st := newStore(s.cfg.Paths, s.note)
+	var events <-chan fsnotify.Event
+	var lost <-chan error // events
+	w, err := fsnotify.NewWatcher()
 	if err != nil {
-		s.cfg.Logger.Warn("watching manifests failed, looking at them from time to time instead", "every", pollTime, "error", err)
+		s.cfg.Logger.Warn("manifests can't be watched; they are looked at from time to time", "every", pollTime, "error", err)
 	} else {
-		defer w.fs.Close()
-		r.watcher = w
+		defer w.Close()
+		events, lost = w.Events, w.Errors
 	}
-	r.run(ctx)
-	return nil
-}
-
-func (s *Source) note(what string) { s.cfg.Logger.Info("manifest", "note", what) }
-
-// runner is the state of Run.
-type runner struct {
-	*Source
-	store   *store
-	watcher *watcher // nil without inotify
-	wait    debounce
-	warned  string // the last error of watching, so that it is said once
-}
-
-func (r *runner) run(ctx context.Context) {
 	poll := time.NewTicker(pollTime)
 	defer poll.Stop()
-	defer r.wait.reset()
-	var events chan fsnotify.Event
-	var errors chan error
-	if r.watcher != nil {
-		events, errors = r.watcher.fs.Events, r.watcher.fs.Errors
+	for all := true; ; {
+		if err == nil {
+			watch(w, s.cfg.Paths) // before they are read: a later change makes an event
+		}
+		s.update(st, all)
+		all = false
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-s.reread:
+			all = true
+			continue
+		case <-events:
+		case <-lost:
+		case <-poll.C:
+		}
+		settle(ctx, events)
 	}
-	r.update(true)
+}
+
+// watch has inotify report changes in the directories of paths: in each itself, or in
+// the one that a file is in. Only directories are watched: a watch on a file is lost when
+// an editor replaces it by renaming another over it. Where that fails, the directory is
+// missing, or a change is found by the next poll.
+func watch(w *fsnotify.Watcher, paths []string) {
+	for _, path := range paths {
+		if info, err := os.Stat(path); err != nil || !info.IsDir() {
+			path = filepath.Dir(path)
+		}
+		_ = w.Add(path) // does nothing for one that is watched
+	}
+}
+
+// settle waits until no event has come for quietTime, for burstTime at most: a file that
+// is being written is read when its writer has finished.
+func settle(ctx context.Context, events <-chan fsnotify.Event) {
+	burst := time.After(burstTime)
 	for {
 		select {
 		case <-ctx.Done():
 			return
-		case ev := <-events:
-			if r.watcher.matters(ev) {
-				r.wait.touch()
-			}
-		case <-errors: // events were lost
-			r.wait.touch()
-		case <-r.wait.fired():
-			r.wait.reset()
-			r.update(true)
-		case <-poll.C:
-			if r.wait.fired() == nil { // or a file may be half written
-				r.update(false)
-			}
-		case <-r.reread:
-			r.update(true)
+		case <-burst:
+			return
+		case <-time.After(quietTime):
+			return
+		case <-events:
 		}
 	}
 }
 
-// update reads what changed and publishes it. Directories are watched before
-// they are read: a change then either is in what was read or makes an event.
-func (r *runner) update(all bool) {
-	more := r.follow()
-	changed := r.store.scan(all || more)
-	if r.follow() { // a new link leads to a directory not watched until now
-		changed = r.store.scan(true) || changed
-	}
-	if changed || r.current.Load() == nil {
-		r.publish()
-	}
-}
+func (s *Source) note(what string) { s.cfg.Logger.Info("manifest", "note", what) }
 
-func (r *runner) follow() bool {
-	if r.watcher == nil {
-		return false
+// update reads what changed, with all every file, and publishes it.
+func (s *Source) update(st *store, all bool) {
+	if !st.scan(all) && s.current.Load() != nil {
+		return
 	}
-	more, err := r.watcher.follow(r.store.paths, r.store.order)
-	if err != nil && err.Error() != r.warned {
-		r.cfg.Logger.Warn("watching manifests failed, looking at them from time to time instead", "every", pollTime, "error", err)
-		r.warned = err.Error()
-	}
-	return more
-}
-
-func (r *runner) publish() {
-	before, last := r.Status(), r.Latest()
-	snapshot, problems := r.store.build(r.cfg.Node, r.cfg.NodeAddresses...)
+	before, last := s.Status(), s.Latest()
+	snapshot, problems := st.build(s.cfg.Node, s.cfg.NodeAddresses...)
 	snapshot = snapshot.Sharing(last)
-	r.current.Store(&published{snapshot: snapshot, status: r.store.status(problems)})
-	r.logNew(before)
+	s.current.Store(&published{snapshot: snapshot, status: st.status(problems)})
+	s.logNew(before)
 	if last != nil && last.Hash() == snapshot.Hash() {
 		return // only what is said about files is new
 	}
 	select {
-	case r.changed <- struct{}{}:
+	case s.changed <- struct{}{}:
 	default:
 	}
 }
@@ -189,25 +179,25 @@ func (r *runner) publish() {
 const logMost = 20
 
 // logNew logs what is wrong now and wasn't before.
-func (r *runner) logNew(before []source.Status) {
+func (s *Source) logNew(before []source.Status) {
 	known := map[string]bool{}
 	for _, st := range before {
 		for _, e := range st.Errors {
 			known[e] = true
 		}
 	}
-	for _, st := range r.Status() {
+	for _, st := range s.Status() {
 		n := 0
 		for _, e := range st.Errors {
 			if known[e] {
 				continue
 			}
 			if n++; n <= logMost {
-				r.cfg.Logger.Warn("manifest", "problem", e)
+				s.cfg.Logger.Warn("manifest", "problem", e)
 			}
 		}
 		if n > logMost {
-			r.cfg.Logger.Warn("manifest", "path", st.Name, "further problems", n-logMost)
+			s.cfg.Logger.Warn("manifest", "path", st.Name, "further problems", n-logMost)
 		}
 	}
 }

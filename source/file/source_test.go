@@ -311,23 +311,24 @@ func TestReread(t *testing.T) {
 	await(t, s, []string{line("a", "2")})
 }
 
-// Without inotify (no descriptors left, a file system without it), manifests
-// are looked at from time to time.
-func TestPollWithoutEvents(t *testing.T) {
+// Where nothing tells of changes, such as on network file systems, a poll finds them.
+func TestPoll(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"a.yaml": web("a", 1)})
 	s := New(Config{Paths: []string{dir}, Node: "n1"})
-	r := runner{Source: s, store: newStore(s.cfg.Paths, s.note)}
-	r.update(true)
+	st := newStore(s.cfg.Paths, s.note)
+	s.update(st, true)
 	await(t, s, []string{line("a", "1")})
 	before := s.current.Load()
-	r.update(false)
+	s.update(st, false)
 	if s.current.Load() != before {
 		t.Error("a poll without a change published")
 	}
-	write(t, dir, map[string]string{"a.yaml": web("a", 1) + "---\n" + web("b", 2)})
-	r.update(false)
-	await(t, s, []string{line("a", "1"), line("b", "2")})
+	for digit := range 8 { // of one size, and within the resolution of a file's times
+		write(t, dir, map[string]string{"a.yaml": web("a", 2+digit)})
+		s.update(st, false)
+		await(t, s, []string{line("a", string(rune('2'+digit)))})
+	}
 }
 
 func TestBeforeRun(t *testing.T) {
@@ -350,11 +351,11 @@ func TestNoTriggerWithoutChange(t *testing.T) {
 	dir := t.TempDir()
 	write(t, dir, map[string]string{"a.yaml": web("a", 1)})
 	s := New(Config{Paths: []string{dir}, Node: "n1"})
-	r := runner{Source: s, store: newStore(s.cfg.Paths, s.note)}
-	r.update(true)
+	st := newStore(s.cfg.Paths, s.note)
+	s.update(st, true)
 	<-s.Snapshots()
 	write(t, dir, map[string]string{"a.yaml": "# moved by a line\n" + web("a", 1)})
-	r.update(true)
+	s.update(st, true)
 	select {
 	case <-s.Snapshots():
 		t.Error("a trigger for a comment")
@@ -379,14 +380,14 @@ func TestLog(t *testing.T) {
 			return a
 		},
 	}))})
-	r := runner{Source: s, store: newStore(s.cfg.Paths, s.note)}
+	st := newStore(s.cfg.Paths, s.note)
 	step := func(files map[string]string, want ...string) {
 		t.Helper()
 		out.Reset()
 		write(t, ".", files)
-		r.update(true)
-		r.update(true)
-		r.update(false)
+		s.update(st, true)
+		s.update(st, true)
+		s.update(st, false)
 		got := strings.Split(strings.TrimSuffix(out.String(), "\n"), "\n")
 		if out.Len() == 0 {
 			got = nil

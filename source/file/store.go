@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -30,6 +31,7 @@ type store struct {
 type manifestFile struct {
 	path      string // the configured path it was found at
 	signature signature
+	settled   bool // signature is older than racy: a change since then shows in it
 	sum       [sha256.Size]byte
 	read      bool      // sum is of a content that was read
 	manifest  manifest  // the last valid content, which is in force
@@ -115,7 +117,7 @@ func (s *store) read(f found, all bool) bool {
 	var sig signature
 	if f.err == nil {
 		sig = signatureOf(f.info)
-		if m.read && !all && sig == m.signature {
+		if m.read && m.settled && !all && sig == m.signature {
 			return false
 		}
 	}
@@ -123,7 +125,7 @@ func (s *store) read(f found, all bool) bool {
 	if err != nil {
 		return s.unreadable(f.name, m, err) || isNew
 	}
-	m.signature = sig
+	m.signature, m.settled = sig, f.err == nil && time.Since(time.Unix(0, max(sig.mtime, sig.ctime))) > racy
 	sum := sha256.Sum256(data)
 	if m.read && sum == m.sum {
 		return false

@@ -4,13 +4,15 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"github.com/fsnotify/fsnotify"
 )
 
-func TestDebounce(t *testing.T) {
+func TestSettle(t *testing.T) {
 	const ms = time.Millisecond
 	cases := map[string]struct {
 		events []time.Duration // since the first
-		want   []time.Duration // when it fires
+		want   []time.Duration // when what changed is read
 	}{
 		"one event":                  {[]time.Duration{0}, []time.Duration{50 * ms}},
 		"events at once":             {[]time.Duration{0, 0, 0}, []time.Duration{50 * ms}},
@@ -22,38 +24,25 @@ func TestDebounce(t *testing.T) {
 	for name, c := range cases {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				events := make(chan struct{})
+				events := make(chan fsnotify.Event)
 				start := time.Now()
 				go func() {
-					defer close(events)
 					for _, at := range c.events {
 						time.Sleep(time.Until(start.Add(at)))
-						events <- struct{}{}
+						events <- fsnotify.Event{}
 					}
 				}()
-				d := debounce{quiet: 50 * ms, most: 500 * ms}
-				var got []time.Duration
-				for len(got) < len(c.want) {
-					select {
-					case _, ok := <-events:
-						if !ok {
-							events = nil
-							continue
-						}
-						d.touch()
-					case <-d.fired():
-						got = append(got, time.Since(start))
-						d.reset()
+				for _, want := range c.want {
+					<-events
+					settle(t.Context(), events)
+					if got := time.Since(start); got != want {
+						t.Errorf("read after %v, want %v", got, want)
 					}
 				}
-				for i := range c.want {
-					if got[i] != c.want[i] {
-						t.Errorf("fired after %v, want %v", got, c.want)
-						break
-					}
-				}
-				if d.fired() != nil {
-					t.Error("fires without an event")
+				select {
+				case <-events:
+					t.Error("an event is left")
+				case <-time.After(time.Second):
 				}
 			})
 		})
