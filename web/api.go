@@ -37,8 +37,9 @@ func API(c APIConfig) http.Handler {
 	events := newEventStream(src)
 	long := newSlots(answersAtOnce, answersOfClient)
 	mux := http.NewServeMux()
-	mux.HandleFunc("/{$}", ui)
-	mux.HandleFunc("/ui/", ui)
+	pages := compressed(http.HandlerFunc(ui))
+	mux.HandleFunc("/{$}", pages)
+	mux.HandleFunc("/ui/", pages)
 	if c.Recorder != nil {
 		dashboard(mux, c.Recorder, long)
 	}
@@ -158,7 +159,7 @@ const (
 
 // dashboard adds what the pages ask for: the pages themselves are static.
 func dashboard(mux *http.ServeMux, rec *Recorder, long *slots) {
-	mux.Handle("/api/v1/live", newLiveStream(rec))
+	mux.Handle("/api/v1/live", compressed(newLiveStream(rec)))
 	get := func(path string, value func(r *http.Request) (any, error)) {
 		mux.Handle(path, long.bound(answer(func(_ http.ResponseWriter, r *http.Request) (any, error) {
 			rec.refresh()

@@ -38,7 +38,6 @@ type Client struct {
 func NewClient(path string) *Client {
 	var d net.Dialer
 	return &Client{socket: path, http: &http.Client{
-		Timeout: 30 * time.Second,
 		Transport: &http.Transport{
 			DisableKeepAlives:  true,
 			DisableCompression: true,
@@ -49,10 +48,13 @@ func NewClient(path string) *Client {
 	}}
 }
 
+// callTimeout bounds a call, from connecting to the end of the answer.
+const callTimeout = 30 * time.Second
+
 // Status returns what every service does now, and why.
 func (c *Client) Status(ctx context.Context) (plan.Status, error) {
 	var s plan.Status
-	err := c.call(ctx, http.MethodGet, "/status", nil, &s)
+	err := c.call(ctx, callTimeout, http.MethodGet, "/status", nil, &s)
 	return s, err
 }
 
@@ -64,7 +66,7 @@ func (c *Client) Connections(ctx context.Context, service string) ([]plan.Connec
 		path += "?service=" + url.QueryEscape(service)
 	}
 	var list connectionList
-	err := c.call(ctx, http.MethodGet, path, nil, &list)
+	err := c.call(ctx, callTimeout, http.MethodGet, path, nil, &list)
 	return list.Connections, err
 }
 
@@ -72,7 +74,7 @@ func (c *Client) Connections(ctx context.Context, service string) ([]plan.Connec
 // NAMESPACE/NAME[:PORT], or all if it is empty.
 func (c *Client) Timeline(ctx context.Context, service string, n int) ([]plan.Event, error) {
 	var list eventList
-	err := c.call(ctx, http.MethodGet, "/timeline?"+url.Values{"service": {service}, "limit": {strconv.Itoa(n)}}.Encode(), nil, &list)
+	err := c.call(ctx, callTimeout, http.MethodGet, "/timeline?"+url.Values{"service": {service}, "limit": {strconv.Itoa(n)}}.Encode(), nil, &list)
 	return list.Events, err
 }
 
@@ -83,20 +85,19 @@ func (c *Client) Pin(ctx context.Context, req PinRequest) (PinResult, error) {
 	if err != nil {
 		return res, fmt.Errorf("encode pin request: %w", err)
 	}
-	err = c.call(ctx, http.MethodPost, "/pin", body, &res)
+	err = c.call(ctx, callTimeout, http.MethodPost, "/pin", body, &res)
 	return res, err
 }
 
-func (c *Client) call(ctx context.Context, method, path string, body []byte, into any) error {
-	req, err := http.NewRequestWithContext(ctx, method, "http://kproxy"+path, bytes.NewReader(body))
+// call reads the answer to a request into a value.
+func (c *Client) call(ctx context.Context, timeout time.Duration, method, path string, body []byte, into any) error {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	resp, err := c.ask(ctx, method, path, body)
 	if err != nil {
-		return fmt.Errorf("ask kproxy: %w", err)
+		return err
 	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return c.explain(err)
-	}
-	defer func() { _ = resp.Body.Close() }()
+	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
 		return refusal(resp)
 	}
@@ -104,6 +105,18 @@ func (c *Client) call(ctx context.Context, method, path string, body []byte, int
 		return fmt.Errorf("read kproxy's answer: %w", err)
 	}
 	return nil
+}
+
+func (c *Client) ask(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+	req, err := http.NewRequestWithContext(ctx, method, "http://kproxy"+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, fmt.Errorf("ask kproxy: %w", err)
+	}
+	resp, err := c.http.Do(req)
+	if err != nil {
+		return nil, c.explain(err)
+	}
+	return resp, nil
 }
 
 // explain says what a failed connection means and what to do about it.
@@ -138,44 +151,21 @@ func refusal(resp *http.Response) error {
 // maxEventLine is far more than a line of an event needs.
 const maxEventLine = 1 << 20
 
-// Events calls f for everything that happens from now on, until ctx ends or
+// Events calls f for everything that happens from when it calls opened, until ctx ends or
 // kproxy does.
-func (c *Client) Events(ctx context.Context, f func(plan.Event)) error {
-	s, err := c.Follow(ctx)
+func (c *Client) Events(ctx context.Context, opened func() error, f func(plan.Event)) error {
+	resp, err := c.ask(ctx, http.MethodGet, "/events", nil)
 	if err != nil {
 		return err
 	}
-	defer s.Close()
-	return s.Each(f)
-}
-
-// Events is a stream of what happens since it was opened.
-type Events struct{ body io.ReadCloser }
-
-// Follow opens a stream that ends with ctx or with kproxy. The caller closes it.
-func (c *Client) Follow(ctx context.Context) (*Events, error) {
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://kproxy/events", nil)
-	if err != nil {
-		return nil, fmt.Errorf("ask kproxy: %w", err)
-	}
-	stream := http.Client{Transport: c.http.Transport} // without a limit on the whole response
-	resp, err := stream.Do(req)
-	if err != nil {
-		return nil, c.explain(err)
-	}
+	defer resp.Body.Close()
 	if resp.StatusCode != http.StatusOK {
-		defer func() { _ = resp.Body.Close() }()
-		return nil, refusal(resp)
+		return refusal(resp)
 	}
-	return &Events{resp.Body}, nil
-}
-
-// Close ends the stream.
-func (s *Events) Close() { _ = s.body.Close() }
-
-// Each calls f for every event until the stream ends.
-func (s *Events) Each(f func(plan.Event)) error {
-	lines := bufio.NewScanner(s.body)
+	if err := opened(); err != nil {
+		return err
+	}
+	lines := bufio.NewScanner(resp.Body)
 	lines.Buffer(nil, maxEventLine)
 	for lines.Scan() {
 		data, ok := strings.CutPrefix(lines.Text(), "data: ")

@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"strconv"
 	"strings"
+	"sync"
 )
 
 // errorBody is the JSON of every refusal, read back by Client.
@@ -25,7 +26,7 @@ func (e httpError) Error() string { return e.text }
 
 // answer serves what value returns as JSON, or its error.
 func answer(value func(w http.ResponseWriter, r *http.Request) (any, error)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
+	return compressed(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		v, err := value(w, r)
 		var refused httpError
 		switch {
@@ -34,9 +35,9 @@ func answer(value func(w http.ResponseWriter, r *http.Request) (any, error)) htt
 		case err != nil:
 			refuse(w, http.StatusServiceUnavailable, err.Error())
 		default:
-			writeCompressed(w, r, v)
+			writeJSON(w, http.StatusOK, v)
 		}
-	}
+	}))
 }
 
 func refuse(w http.ResponseWriter, code int, why string) {
@@ -58,22 +59,69 @@ func writeJSON(w http.ResponseWriter, code int, v any) {
 	_, _ = w.Write(b.Bytes())
 }
 
-// worthZipping is how long an answer has to be before compressing it saves a packet.
-const worthZipping = 1400
-
-// writeCompressed is writeJSON for answers that may be long, compressed where
-// the client takes it.
-func writeCompressed(w http.ResponseWriter, r *http.Request, v any) {
-	b, err := json.Marshal(v)
-	if err != nil || len(b) < worthZipping || !acceptsGzip(r) {
-		writeJSON(w, http.StatusOK, v)
-		return
+// compressed has h's answers compressed where the client takes that, also piece by piece
+// as h flushes them. What isn't 200 it leaves alone: errors are short, and a range (206)
+// is of the file as it is.
+func compressed(h http.Handler) http.HandlerFunc {
+	return func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set("Vary", "Accept-Encoding")
+		if r.Method == http.MethodHead || !acceptsGzip(r) {
+			h.ServeHTTP(w, r)
+			return
+		}
+		z := gzipWriter{ResponseWriter: w}
+		h.ServeHTTP(&z, r)
+		if z.gzip != nil {
+			_ = z.gzip.Close() // the client may as well have gone
+			gzipWriters.Put(z.gzip)
+		}
 	}
-	w.Header().Set("Content-Type", "application/json")
-	w.Header().Set("Content-Encoding", "gzip")
-	w.Header().Set("Vary", "Accept-Encoding")
-	_, _ = w.Write(zip(b, gzip.BestSpeed))
 }
+
+// gzipWriters are reused: each holds more than a megabyte.
+var gzipWriters = sync.Pool{New: func() any {
+	w, _ := gzip.NewWriterLevel(nil, gzip.BestSpeed) // fails only for levels there aren't
+	return w
+}}
+
+type gzipWriter struct {
+	http.ResponseWriter
+	gzip  *gzip.Writer // nil: as it is
+	begun bool
+}
+
+func (z *gzipWriter) WriteHeader(code int) {
+	if !z.begun && code == http.StatusOK {
+		z.Header().Set("Content-Encoding", "gzip")
+		z.Header().Del("Content-Length")
+		z.gzip = gzipWriters.Get().(*gzip.Writer)
+		z.gzip.Reset(z.ResponseWriter)
+	}
+	z.begun = true
+	z.ResponseWriter.WriteHeader(code)
+}
+
+func (z *gzipWriter) Write(b []byte) (int, error) {
+	if !z.begun {
+		z.WriteHeader(http.StatusOK)
+	}
+	if z.gzip == nil {
+		return z.ResponseWriter.Write(b)
+	}
+	return z.gzip.Write(b)
+}
+
+// FlushError is what http.ResponseController flushes by, and Unwrap how it finds the rest.
+func (z *gzipWriter) FlushError() error {
+	if z.gzip != nil {
+		if err := z.gzip.Flush(); err != nil {
+			return err
+		}
+	}
+	return http.NewResponseController(z.ResponseWriter).Flush()
+}
+
+func (z *gzipWriter) Unwrap() http.ResponseWriter { return z.ResponseWriter }
 
 // acceptsGzip reports whether r's client takes gzip (RFC 9110, section 12.5.3): what
 // it says of gzip by name counts, wherever that stands, before what it says of any.

@@ -1,7 +1,6 @@
 package web
 
 import (
-	"compress/gzip"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -25,7 +24,6 @@ const retry = "retry: 2000\n\n"
 type eventStream struct {
 	name  string
 	slots *slots
-	zips  bool // where the client takes that: a compressor holds more than a megabyte
 	// follow writes retry, then events: of all that happens from then on. It returns nil
 	// when the server stops, and an error when the client has gone.
 	follow func(context.Context, *eventWriter) error
@@ -34,7 +32,7 @@ type eventStream struct {
 // newEventStream serves the source's events. Each has the event's kind as its type and
 // the plan.Event as JSON in its data.
 func newEventStream(src Source) *eventStream {
-	return &eventStream{"event", newSlots(maxStreams, streamsOfClient), false, func(ctx context.Context, out *eventWriter) error {
+	return &eventStream{"event", newSlots(maxStreams, streamsOfClient), func(ctx context.Context, out *eventWriter) error {
 		events, cancel := src.Subscribe()
 		defer cancel()
 		err := out.write([]byte(retry))
@@ -48,7 +46,7 @@ func newEventStream(src Source) *eventStream {
 // newLiveStream serves what a Recorder finds: hello and an overview, then what changes.
 // A client that falls behind gets an overview again, in the same stream.
 func newLiveStream(rec *Recorder) *eventStream {
-	return &eventStream{"live", newSlots(maxStreams, streamsOfClient), true, func(ctx context.Context, out *eventWriter) error {
+	return &eventStream{"live", newSlots(maxStreams, streamsOfClient), func(ctx context.Context, out *eventWriter) error {
 		err := out.write([]byte(retry))
 		if err == nil {
 			rec.refresh()
@@ -96,28 +94,17 @@ func (s *eventStream) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	w.Header().Set("Content-Type", "text/event-stream")
 	w.Header().Set("Cache-Control", "no-store")
 	out := eventWriter{to: w, ctl: http.NewResponseController(w)}
-	if s.zips {
-		w.Header().Set("Vary", "Accept-Encoding")
-	}
-	if s.zips && acceptsGzip(r) {
-		w.Header().Set("Content-Encoding", "gzip")
-		out.zip, _ = gzip.NewWriterLevel(w, gzip.BestSpeed) // fails only for levels there aren't
-		out.to = out.zip
-	}
 	// Without a read limit, which would end the request's context when it expires.
 	if r.Method == http.MethodHead || out.ctl.SetReadDeadline(time.Time{}) != nil {
 		return
 	}
-	if s.follow(r.Context(), &out) == nil && out.zip != nil {
-		_ = out.zip.Close() // the server stops; the client may as well have gone
-	}
+	_ = s.follow(r.Context(), &out) // fails when the client has gone
 }
 
 // eventWriter writes to a response that outlives the server's write limit: the
 // limit starts anew with each write.
 type eventWriter struct {
 	to  io.Writer
-	zip *gzip.Writer // nil: not compressed
 	ctl *http.ResponseController
 }
 
@@ -127,11 +114,6 @@ func (w *eventWriter) write(b []byte) error {
 	}
 	if _, err := w.to.Write(b); err != nil {
 		return err
-	}
-	if w.zip != nil {
-		if err := w.zip.Flush(); err != nil {
-			return err
-		}
 	}
 	return w.ctl.Flush()
 }

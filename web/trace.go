@@ -96,9 +96,8 @@ func (c *Client) Trace(ctx context.Context, req trace.Request) (trace.Result, er
 			q.Set(name, value)
 		}
 	}
-	patient := &Client{socket: c.socket, http: &http.Client{Transport: c.http.Transport, Timeout: trace.Timeout + writeTimeout}}
 	var res trace.Result
-	err := patient.call(ctx, http.MethodGet, "/trace?"+q.Encode(), nil, &res)
+	err := c.call(ctx, trace.Timeout+writeTimeout, http.MethodGet, "/trace?"+q.Encode(), nil, &res)
 	return res, err
 }
 
@@ -107,13 +106,9 @@ func (c *Client) Trace(ctx context.Context, req trace.Request) (trace.Result, er
 func (c *Client) Answers(ctx context.Context, d time.Duration) error {
 	ctx, cancel := context.WithTimeout(ctx, d)
 	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodHead, "http://kproxy/", nil)
+	resp, err := c.ask(ctx, http.MethodHead, "/", nil)
 	if err != nil {
-		return fmt.Errorf("ask kproxy: %w", err)
-	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return c.explain(err)
+		return err
 	}
 	return resp.Body.Close()
 }

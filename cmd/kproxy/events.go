@@ -115,21 +115,15 @@ func pastEvents(ctx context.Context, client *web.Client, of []string, limit int)
 func watchEvents(ctx context.Context, client *web.Client, of []string, limit int, p *eventPrinter) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	stream, err := client.Follow(ctx)
-	if err != nil {
-		return err
-	}
-	defer stream.Close()
-	past, err := pastEvents(ctx, client, of, limit)
-	if err != nil {
-		return err
-	}
 	printed := map[plan.Event]bool{}
-	for _, e := range past {
-		printed[inUTC(e)] = true
-	}
-	p.print(slices.DeleteFunc(past, func(e plan.Event) bool { return !e.Time.After(p.last) }))
-	return stream.Each(func(e plan.Event) {
+	return client.Events(ctx, func() error {
+		past, err := pastEvents(ctx, client, of, limit)
+		for _, e := range past {
+			printed[inUTC(e)] = true
+		}
+		p.print(slices.DeleteFunc(past, func(e plan.Event) bool { return !e.Time.After(p.last) }))
+		return err
+	}, func(e plan.Event) {
 		if !printed[inUTC(e)] && slices.ContainsFunc(of, func(name string) bool {
 			return name == "" || e.Service == name || strings.HasPrefix(e.Service, name+":")
 		}) {

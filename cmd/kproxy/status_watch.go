@@ -80,7 +80,7 @@ func watchStatus(ctx context.Context, client *web.Client, m *view.Model, status 
 	return watchOnScreen(ctx, m, status, func(ctx context.Context, apply func(func())) {
 		for again := true; again; again = sleep(ctx, watchEvery) {
 			// The status shows why the events ended.
-			_ = client.Events(ctx, func(e plan.Event) { apply(func() { m.Event(e) }) })
+			_ = client.Events(ctx, func() error { return nil }, func(e plan.Event) { apply(func() { m.Event(e) }) })
 		}
 	})
 }
