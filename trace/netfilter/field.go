@@ -20,6 +20,7 @@ const (
 	isAddress
 	isNumber
 	isWord   // "tcp", "local", an interface
+	isTruth  // "true" or "false", whatever else may be asked
 	isFlags  // words, any of which may hold at a time
 	isTuple  // of parts
 	isEither // of parts, of which one is enough
@@ -140,8 +141,8 @@ func words(text string) map[string]bool {
 func (w *walker) evaluate(p *Packet, expr any) value {
 	switch e := expr.(type) {
 	case string:
-		if f := fields[e]; f != nil {
-			return f(w, p)
+		if fields[e] != nil {
+			return w.field(p, e)
 		}
 	case json.Number:
 		if n, err := strconv.ParseUint(e.String(), 10, 64); err == nil {
@@ -166,10 +167,20 @@ func (w *walker) evaluate(p *Packet, expr any) value {
 	case otherHeaders[header], header == "ip", header == "ip6", header == "tcp", header == "udp", header == "sctp":
 		return value{kind: isAbsent}
 	}
-	if f := fields[sameField.Replace(name)]; f != nil {
-		return f(w, p)
+	return w.field(p, sameField.Replace(name))
+}
+
+// field gives a field's value. A packet without an entry of conntrack has a state and
+// nothing else of one (nft_ct_get_eval in net/netfilter/nft_ct.c, connmark_mt in xt_connmark.c).
+func (w *walker) field(p *Packet, name string) value {
+	f := fields[name]
+	switch {
+	case f == nil:
+		return value{}
+	case strings.HasPrefix(name, "ct ") && name != "ct state" && name != "ct states" && !w.hasEntry(p):
+		return value{kind: isAbsent}
 	}
-	return value{}
+	return f(w, p)
 }
 
 // fieldName names an expression as nft writes it.
@@ -354,9 +365,9 @@ func (w *walker) addressType(a netip.Addr) value {
 func reversePath(_ *walker, p *Packet) value {
 	switch {
 	case p.In == "lo" || p.Reversed == Yes:
-		return named("true")
+		return value{kind: isTruth, words: []string{"true"}}
 	case p.Reversed == No:
-		return named("false")
+		return value{kind: isTruth, words: []string{"false"}}
 	}
 	return value{}
 }
@@ -526,6 +537,10 @@ func (v value) equals(want string) Answer {
 		return contains(want, v.address)
 	case isFlags:
 		return answerTo(slices.Contains(v.words, want))
+	case isTruth:
+		if want == "true" || want == "false" {
+			return answerTo(v.words[0] == want)
+		}
 	case isWord:
 		if prefix, wild := strings.CutSuffix(want, "*"); wild {
 			return answerTo(strings.HasPrefix(v.words[0], prefix))

@@ -79,6 +79,8 @@ var foreign = []struct {
 	{name: "entry before conntrack", rules: `-t raw -A PREROUTING -m conntrack --ctorigdst S -j DROP; -t raw -A PREROUTING -m conntrack --ctdir ORIGINAL -j DROP`},
 	{name: "entry and state before conntrack", rules: `-t raw -A PREROUTING -m conntrack --ctstate INVALID --ctorigdst C -j MARK --set-mark 3; -A FORWARD -m mark --mark 3 -j R`},
 	{name: "entry of the untracked", rules: `-t raw -A PREROUTING -j CT --notrack; -A FORWARD -m conntrack --ctorigdst S -j R`},
+	{name: "connection's mark before conntrack", rules: `-t raw -A PREROUTING -m connmark ! --mark 7 -j MARK --set-mark 3; -A FORWARD -m mark --mark 3 -j R`},
+	{name: "connection's mark of the untracked", rules: `-t raw -A PREROUTING -j CT --notrack; -A FORWARD -m connmark ! --mark 7 -j R`},
 	{name: "security table", rules: `-t security -A FORWARD -j DROP`},
 	{name: "mangle drops", rules: `-t mangle -A POSTROUTING -o host2 -j DROP`},
 	{name: "certainly at random", rules: `-A FORWARD -m statistic --mode random --probability 1 -j R`},

@@ -55,3 +55,28 @@ COMMIT
 		}
 	}
 }
+
+// TestWayBack: by which interface a packet back leaves isn't known where it is known only whether
+// that is the one that this packet came in on.
+func TestWayBack(t *testing.T) {
+	for _, c := range []struct {
+		to   string
+		want Verdict
+	}{{`true`, Drop}, {`false`, Accept}, {`"eth0"`, Unknown}} {
+		tables, err := Parse(service.IPv4, "nft", "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		list := `{"nftables": [{"chain": {"family": "ip", "table": "t", "name": "c", "type": "filter", "hook": "prerouting", "prio": 0}},
+			{"rule": {"family": "ip", "table": "t", "chain": "c", "handle": 1, "expr": [
+				{"match": {"op": "==", "left": {"fib": {"result": "oif", "flags": ["saddr", "iif"]}}, "right": ` + c.to + `}}, {"drop": null}]}}]}`
+		if err := tables.ParseNFT([]byte(list), ""); err != nil {
+			t.Fatal(err)
+		}
+		p := NewPacket(service.TCP, netip.MustParseAddrPort("10.1.0.2:40000"), netip.MustParseAddrPort("10.2.0.2:80"), "eth0")
+		p.Reversed = Yes
+		if got := tables.Walk(p, Prerouting, Whole).Verdict(); got != c.want {
+			t.Errorf("%s: %s, want %s", c.to, got, c.want)
+		}
+	}
+}
