@@ -12,7 +12,8 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
-export GOFLAGS="${GOFLAGS:-} -buildvcs=false"
+export GOFLAGS="${GOFLAGS:-} -buildvcs=false -trimpath" # as `make build`
+export CGO_ENABLED=0 # as there and in the VM, so that all is compiled once; only -race needs cgo
 export KPROXY_BIN=$PWD/bin/kproxy
 staticcheck=honnef.co/go/tools/cmd/staticcheck@v0.8.2
 ci=${KPROXY_CI:-${CI:-}}
@@ -93,22 +94,37 @@ stage() {
 	printf '{"Action":"stage","Package":"%s","Elapsed":%d}\n' "$name" $((SECONDS - start))
 }
 
-# beside NAME COMMAND... runs a stage in the background, with the time that others leave of
-# the processors: tests with real packets wait for most of theirs. together waits for such
-# stages and passes their events on.
+# beside NAME COMMAND... runs a stage in the background: tests with real packets wait for
+# much of their time. together waits for such stages and passes their events on.
 beside() {
 	local name=$1
 	shift
 	set -m # a process group, which ends with this script
 	(
 		set +m
-		chrt --idle -p 0 $BASHPID
 		stage "$name (beside others)" "$@"
 	) >"bin/stage-$name.json" &
 	set +m
 	background+=("$name=$!")
 }
 background=()
+
+# idly COMMAND... has the time that others leave of the processors.
+idly() {
+	chrt --idle -p 0 $BASHPID
+	"$@"
+}
+
+# instead_of_a_guest COMMAND... takes one of the turns for which guests queue (test/vm/run.sh),
+# so that as many of them run beside the command as leave it a processor.
+instead_of_a_guest() {
+	local turn cache=${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm
+	mkdir -p "$cache"
+	exec {turn}>"$cache/turn-$(($(nproc) - 1))"
+	flock -n "$turn" || true # another run's guest has it
+	"$@"
+	exec {turn}>&-
+}
 
 together() {
 	local b
@@ -117,6 +133,13 @@ together() {
 		cat "bin/stage-${b%=*}.json"
 	done
 	background=()
+}
+
+# unit runs the packages that take longest first, so that none of them ends alone, and one
+# package more at a time than there are processors, as some wait.
+unit() {
+	local slow='/(kernel/iptables|kernel/ipvs|userspace|cmd/kproxy|plan|test/vm|test/deploy|trace/netfilter)$'
+	CGO_ENABLED=1 tests unit -race -p $(($(nproc) + 1)) $(grep -E "$slow" <<<"$packages") $(grep -vE "$slow" <<<"$packages")
 }
 
 code() {
@@ -156,16 +179,20 @@ everything() {
 	local b
 	trap 'for b in "${background[@]}"; do kill -- "-${b#*=}" || true; done' EXIT
 	stage code code
-	stage unit tests unit -race $packages
-	beside lint lint
-	beside arm64 check build-arm64 env CGO_ENABLED=0 GOARCH=arm64 go build -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
-	beside benchmarks benchmarks
+	stage unit unit
+	beside vm in_vm
+	beside lint idly lint
+	beside arm64 idly check build-arm64 env GOARCH=arm64 go build -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
+	beside benchmarks idly benchmarks
+	instead_of_a_guest with_real_packets
+	stage "the rest of these" together
+	stage bench bench_works
+}
+
+with_real_packets() {
 	stage end-to-end tests end-to-end -count=1 ./test/e2e/...
 	stage browser with_browser
 	stage kubernetes with_kubernetes
-	together
-	stage vm in_vm
-	stage bench bench_works
 }
 
 # changed prints the packages that differ from main, and up to ten of those that import

@@ -24,16 +24,18 @@ same="NothingArrives|CommandsThatNeedNoRoot|ConfigurationFile|WrongUse|NobodyRun
 same+="|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|ManifestsThatAreLate|PortInUse|SecondKproxy|StoppedWhileStarting"
 same+="|PinsSurviveARestart|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd"
 same+="|LeastConnectionsInUserspace|LegacyVariant|ScrapesOfManyServices|MetricsWithinLimits|WatchStatus|WatchLeavesTheTerminal"
-same+="|LabTour|LabIsOneAtATime|CompareInterrupted|CompareNeedsRoot|TraceCommand"
+same+="|ConntrackSettings|SilentEndpoint|UDPEndpointThatRefuses|LabTour|LabIsOneAtATime|CompareInterrupted|CompareNeedsRoot|TraceCommand"
 # Faults on the way to userspace are traced natively; here only those on the way to IPVS.
 skip="^Test($same)\$|^TestTraceNamesFaults\$/^userspace\$"
+# What a model shows is the same on every kernel.
+models="^Test(ConformanceOfModel|RulesDoWhatThePlanSays|RendererRemembers)\$"
 rows=(
-	"kernel/ipvs   (vm)"
+	"kernel/ipvs   (vm)            -test.skip=$models"
 	"test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #1/3"
 	"test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #2/3"
 	"test/e2e      (vm,ipvs,3)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #3/3"
 	"test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$"
-	"test/golden   (vm)"
+	"test/golden   (vm)            -test.run=^TestKernel\$"
 	"test/docs     (vm)             -test.run=^TestIPVSPage\$"
 	"test/deploy   (vm)             -test.run=^TestServe\$"
 	"kernel        (vm)"
