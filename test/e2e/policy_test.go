@@ -2,9 +2,12 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -162,4 +165,100 @@ var errAnswered = errors.New("somebody answered")
 
 func fmtFigures(c plan.Connections, endpoints, want uint64) error {
 	return fmt.Errorf("%+v, %d at the endpoints; want %d", c, endpoints, want)
+}
+
+// healthAnswer is what a load balancer learns at a health-check node port.
+type healthAnswer struct {
+	status int
+	weight string
+	body   struct {
+		Service struct {
+			Namespace, Name string
+		}
+		LocalEndpoints      int
+		ServiceProxyHealthy bool
+	}
+}
+
+// askHealth asks as a load balancer does, from another host.
+func (w *world) askHealth(from *lab.Namespace, at netip.AddrPort) (a healthAnswer, err error) {
+	resp, err := from.HTTPClient(within(2 * time.Second)).Get("http://" + at.String() + "/healthz")
+	if err != nil {
+		return a, err
+	}
+	defer resp.Body.Close()
+	b, err := io.ReadAll(resp.Body)
+	if err != nil {
+		return a, err
+	}
+	a.status, a.weight = resp.StatusCode, resp.Header.Get("X-Load-Balancing-Endpoint-Weight")
+	return a, json.Unmarshal(b, &a.body)
+}
+
+// TestHealthCheckNodePort: load balancers learn from every node how many
+// endpoints it has, in both families, also where the host's firewall lets
+// nothing in; and a Service whose port is taken says so, and gets it later.
+func TestHealthCheckNodePort(t *testing.T) {
+	w := newWorld(t)
+	for tables, icmp := range map[string]string{"iptables": "icmp", "ip6tables": "ipv6-icmp"} {
+		w.node(tables, "-P", "INPUT", "DROP")
+		w.node(tables, "-A", "INPUT", "-p", icmp, "-j", "ACCEPT")
+	}
+	const port = 32100
+	m := newManifest("web", 10, w.net.Backends...)
+	m.Type, m.ExternalLocal, m.HealthCheckNodePort = "LoadBalancer", true, port
+	m.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
+	m = m.Edit("b3", func(e *lab.ManifestEndpoint) { e.Node = "another" })
+	w.must(m.Write(w.manifests))
+	w.start()
+	says := func(status, endpoints int) {
+		t.Helper()
+		for _, node := range w.net.Config.NodeAddresses() {
+			at := netip.AddrPortFrom(node, port)
+			w.eventually(10*time.Second, fmt.Sprintf("%s to say %d, %d endpoints", at, status, endpoints), func() error {
+				a, err := w.askHealth(w.net.Client, at)
+				if err != nil {
+					return err
+				}
+				if a.status != status || a.weight != fmt.Sprint(endpoints) || a.body.LocalEndpoints != endpoints ||
+					!a.body.ServiceProxyHealthy || a.body.Service.Namespace != "default" || a.body.Service.Name != "web" {
+					return fmt.Errorf("%+v", a)
+				}
+				return nil
+			})
+		}
+	}
+	says(200, 2)
+	m = m.Edit("b2", func(e *lab.ManifestEndpoint) { e.NotReady, e.Terminating = true, true })
+	w.must(m.Write(w.manifests))
+	says(200, 1)
+	m = m.Edit("b1", func(e *lab.ManifestEndpoint) { e.Node = "another" })
+	w.must(m.Write(w.manifests))
+	says(503, 0)
+
+	m.HealthCheckNodePort = 0
+	w.must(m.Write(w.manifests))
+	for _, node := range w.net.Config.NodeAddresses() {
+		w.eventually(10*time.Second, "nobody to answer", func() error {
+			if _, err := w.askHealth(w.net.Client, netip.AddrPortFrom(node, port)); err == nil {
+				return errAnswered
+			}
+			return nil
+		})
+	}
+
+	taken, err := w.net.Node.Listen(w.ctx, "tcp4", fmt.Sprintf("0.0.0.0:%d", port))
+	w.must(err)
+	m.HealthCheckNodePort = port
+	w.must(m.Write(w.manifests))
+	w.eventually(10*time.Second, "the status to say that the port is taken", func() error {
+		for _, p := range w.service("web", "line").Problems {
+			if strings.Contains(p, "is taken by another program") {
+				return nil
+			}
+		}
+		return errors.New("it doesn't")
+	})
+	taken.Close()
+	says(503, 0)
 }

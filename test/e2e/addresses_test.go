@@ -1,7 +1,9 @@
 package e2e
 
 import (
+	"bufio"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -246,4 +248,135 @@ ports: [{name: line, protocol: TCP, port: %[3]d}]
 `, i, nthService(i), lab.LinePort, addresses.String())
 	}
 	return b.String()
+}
+
+// TestEndpointAtItsOwnNodePort: a process in the node's own network that listens
+// on the very node port of its service is an endpoint like others, and nothing
+// that is on its way there comes back to be shared out again.
+func TestEndpointAtItsOwnNodePort(t *testing.T) {
+	w := newWorld(t)
+	for _, address := range w.net.Config.NodeAddresses() {
+		w.serveOnNode(netip.AddrPortFrom(address, lab.LinePort))
+	}
+	m := newManifest("web", 10, w.net.Backends[:1]...)
+	m.Type, m.Ports = "NodePort", m.Ports[:1]
+	m.Ports[0].NodePort = lab.LinePort
+	m.Endpoints = append(m.Endpoints, lab.ManifestEndpoint{Name: "node", Addresses: w.net.Config.NodeAddresses(), Weight: 1})
+	w.must(m.Write(w.manifests))
+	w.start("--health-check", "off")
+	targets := frontends(m)
+	for _, address := range w.net.Config.NodeAddresses() {
+		targets = append(targets, netip.AddrPortFrom(address, lab.LinePort))
+	}
+	round := func(when string) {
+		for _, target := range targets {
+			got := map[string]int{}
+			for range 4 {
+				got[w.ask(w.net.Client, "tcp", target).Backend]++
+			}
+			if got["b1"] != 2 || got["node"] != 2 {
+				t.Errorf("%s, %s: %v, want 2 each of b1 and node", when, target, got)
+			}
+		}
+	}
+	round("at first")
+	if kernelPlane == plan.IPTables {
+		w.await("web", "line", w.plane, plan.StateOffloaded)
+		round("offloaded")
+		return
+	}
+	w.eventually(20*time.Second, "the reason to be told", func() error {
+		if s := w.service("web", "line"); s.DataPlane != plan.Userspace || !strings.Contains(s.Reason, "where the service itself answers") {
+			return fmt.Errorf("in %s: %s", s.DataPlane, s.Reason)
+		}
+		return nil
+	})
+	round("not offloaded")
+}
+
+// serveOnNode answers lines on the node as a lab's backends do.
+func (w *world) serveOnNode(at netip.AddrPort) {
+	w.Helper()
+	l, err := w.net.Node.Listen(w.ctx, "tcp", at.String())
+	w.must(err)
+	w.Cleanup(func() { l.Close() })
+	go func() {
+		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
+			go func(c net.Conn) {
+				defer c.Close()
+				peer := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
+				for in := bufio.NewScanner(c); in.Scan(); {
+					fmt.Fprintf(c, "node %s %s\n", peer, in.Text())
+				}
+			}(c)
+		}
+	}()
+}
+
+// TestClientBesideTheEndpoint: a client on the endpoint's own network, to whom
+// the endpoint would answer past the node, is served all the same, in every data
+// plane, and the endpoint sees the node's address.
+func TestClientBesideTheEndpoint(t *testing.T) {
+	w := newWorld(t)
+	// The endpoint is in the client's namespace, at another address of its network.
+	beside := w.net.Config.ClientAddresses(2)
+	echo := w.net.Backends[0]
+	l, err := w.net.Client.Listen(w.ctx, "tcp", ":9100")
+	w.must(err)
+	t.Cleanup(func() { l.Close() })
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			host := netip.MustParseAddrPort(c.RemoteAddr().String()).Addr().Unmap()
+			go func() {
+				defer c.Close()
+				if _, err := c.Read(make([]byte, 100)); err == nil {
+					_, _ = c.Write([]byte("beside " + host.String() + " hello\n"))
+				}
+			}()
+		}
+	}()
+	m := newManifest("web", 10, echo)
+	m.Ports = []lab.ManifestPort{{Name: "line", Protocol: "TCP", Port: 80, Target: 9100}}
+	m.Endpoints[0].Addresses = beside
+	w.must(m.Write(w.manifests))
+	w.start("--health-check", "off")
+	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+		w.pin("web", "line", plane)
+		for i, target := range frontends(m) {
+			a := w.ask(w.net.Client, "tcp", target)
+			if want := w.net.Config.NodeAddresses()[i]; a.Peer != want {
+				t.Errorf("%s: the endpoint saw %s, want the node's %s", plane, a.Peer, want)
+			}
+		}
+	}
+}
+
+// TestLoopbackNodePortsAreTheNodesOwn: a neighbour that sends packets to the
+// node's loopback address isn't served, in any data plane, though the node itself
+// is: redirected packets would escape the kernel's check (CVE-2020-8558).
+func TestLoopbackNodePortsAreTheNodesOwn(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	m.Type, m.Ports[0].NodePort = "NodePort", 30080
+	w.must(m.Write(w.manifests))
+	w.start("--nodeport-addresses", "127.0.0.0/8")
+	for _, command := range [][]string{
+		{"sysctl", "-qw", "net.ipv4.conf.all.route_localnet=1"},
+		{"ip", "address", "delete", "127.0.0.1/8", "dev", "lo"},
+		{"ip", "route", "add", "127.0.0.1/32", "via", w.net.Config.NodeAddresses()[0].String()},
+	} {
+		if out, err := w.net.Client.Command(w.ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %v\n%s", command, err, out)
+		}
+	}
+	at := netip.MustParseAddrPort("127.0.0.1:30080")
+	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+		w.pin("web", "line", plane)
+		w.ask(w.net.Node, "tcp", at)
+		w.unserved("tcp", at.String())
+	}
 }
