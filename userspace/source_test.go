@@ -1,6 +1,8 @@
 package userspace
 
 import (
+	"errors"
+	"net"
 	"net/netip"
 	"testing"
 	"time"
@@ -134,4 +136,100 @@ func FuzzPacketDestination(f *testing.F) {
 			t.Errorf("found %s where there is none", got)
 		}
 	})
+}
+
+// Pods are told by the interface that they come in on, for TCP and UDP, whichever
+// way leads back to them.
+func TestPodsByInterface(t *testing.T) {
+	p := newPackets(t)
+	for _, f := range service.Families {
+		a := addressIn(f, endpointNet, 2)
+		vip := serviceAddress(f, 1)
+		unlessPod := func(f *plan.Frontend) { f.Masquerade = plan.MasqueradeUnlessPod }
+		services := []testService{
+			{name: "t", vip: vip, eps: []netip.AddrPort{p.serveTCP(t, &p.host, a)}, front: unlessPod},
+			{name: "u", vip: vip, proto: service.UDP, eps: []netip.AddrPort{p.serveUDP(t, &p.host, a, "")}, front: unlessPod},
+		}
+		client, node := addressIn(f, clientNet, 2).String(), addressIn(f, endpointNet, 1).String()
+		for _, tt := range []struct {
+			name string
+			plan.Policy
+			want string
+		}{
+			{"bridge", plan.Policy{PodBridge: "kpus-1"}, client},
+			{"another bridge", plan.Policy{PodBridge: "kpus-2"}, node},
+			{"part of the bridge's name", plan.Policy{PodBridge: "kpus-"}, node},
+			{"prefix", plan.Policy{PodInterfacePrefix: "kpus-"}, client},
+			{"another prefix", plan.Policy{PodInterfacePrefix: "pus-"}, node},
+		} {
+			pl := testPlan(services...)
+			pl.Policy = tt.Policy
+			serve(p.server, pl)
+			t.Run(f.String()+"/tcp/"+tt.name, func(t *testing.T) {
+				c, err := dialFrom(&p.client, t, vip)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer c.Close()
+				if got, end := readEnd(c); got != tt.want || end != "eof" {
+					t.Errorf("endpoint saw %q, want %s; the connection ended with %s", got, tt.want, end)
+				}
+			})
+			t.Run(f.String()+"/udp/"+tt.name, func(t *testing.T) {
+				if got := askTo(t, udpFrom(&p.client, t, f), vip); got != tt.want {
+					t.Errorf("endpoint saw %q, want %s", got, tt.want)
+				}
+			})
+		}
+	}
+}
+
+func TestSourcePortsAreTriedUntilOneIsFree(t *testing.T) {
+	p := ports{20000, 20003}
+	client := netip.MustParseAddr("10.1.0.2")
+	for _, taken := range []error{unix.EADDRINUSE, &net.OpError{Op: "dial", Err: unix.EADDRNOTAVAIL}} {
+		var tried []netip.AddrPort
+		err := p.from(client, func(a netip.AddrPort) error {
+			tried = append(tried, a)
+			if len(tried) < 3 {
+				return taken
+			}
+			return nil
+		})
+		if err != nil || len(tried) != 3 {
+			t.Errorf("%v: %v after %d tries, want success after 3", taken, err, len(tried))
+		}
+		for _, a := range tried {
+			if a.Addr() != client || a.Port() < p.low || a.Port() > p.high {
+				t.Errorf("tried %s, want a port from %d to %d of %s", a, p.low, p.high, client)
+			}
+		}
+	}
+}
+
+func TestTheKernelChoosesWhereNoSourcePortIsFree(t *testing.T) {
+	var last netip.AddrPort
+	err := ports{20000, 20003}.from(netip.MustParseAddr("10.1.0.2"), func(a netip.AddrPort) error {
+		if last = a; a.Port() != 0 {
+			return unix.EADDRINUSE
+		}
+		return nil
+	})
+	if err != nil || last.Port() != 0 {
+		t.Errorf("last tried %s, %v; want port 0 and success", last, err)
+	}
+}
+
+func TestOtherFailuresOfAConnectAreFinal(t *testing.T) {
+	tries := 0
+	err := ports{20000, 20003}.from(netip.MustParseAddr("10.1.0.2"), func(netip.AddrPort) error { tries++; return unix.ECONNREFUSED })
+	if !errors.Is(err, unix.ECONNREFUSED) || tries != 1 {
+		t.Errorf("%v after %d tries, want the refusal after one", err, tries)
+	}
+}
+
+func TestSourcePortsAreNotThoseOfClients(t *testing.T) {
+	if p := belowClients(); p.high > 0 && (p.low < lowestPort || p.high-p.low < fewestPorts-1) {
+		t.Errorf("ports from %d to %d, want some thousands", p.low, p.high)
+	}
 }

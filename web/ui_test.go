@@ -3,10 +3,12 @@ package web
 import (
 	"bytes"
 	"compress/gzip"
+	"context"
 	"io"
 	"io/fs"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"path"
 	"regexp"
 	"strings"
@@ -169,4 +171,10 @@ func TestEveryModuleIsLoadedAtOnce(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+func equalAddrPort(a, b netip.AddrPort) bool { return a == b }
+
+func contextWith(ctx context.Context, key, value any) context.Context {
+	return context.WithValue(ctx, key, value)
 }
