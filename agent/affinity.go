@@ -20,16 +20,13 @@ import (
 // next connection finds itself remembered. It is best effort: a client that isn't handed
 // over gets an endpoint like a new one.
 func (a *Agent) moveAffinity(old, p *plan.Plan, d plan.Delta) {
-	if old == nil {
-		return
-	}
-	for plane, m := range a.affinity {
-		m.move(affinityJobOf(plane, old, p, d))
+	if old != nil && a.affinity != nil {
+		a.affinity.move(affinityJobOf(old, p, d))
 	}
 }
 
-// affinityMover hands clients over between userspace and one data plane of the kernel. The
-// fast loop asks it, and it works in a loop of its own.
+// affinityMover hands clients over between userspace and the kernel. The fast loop asks it,
+// and it works in a loop of its own.
 type affinityMover struct {
 	log   *slog.Logger
 	plane kernel.AffinityKeeper
@@ -52,8 +49,8 @@ type affinityJob struct {
 	done  chan struct{} // closed at the end
 }
 
-// affinityJobOf returns the services with affinity that d moves to a data plane or from there.
-func affinityJobOf(plane plan.DataPlane, old, p *plan.Plan, d plan.Delta) affinityJob {
+// affinityJobOf returns the services with affinity that d moves to the kernel or from there.
+func affinityJobOf(old, p *plan.Plan, d plan.Delta) affinityJob {
 	j := affinityJob{is: map[service.Key]*plan.Service{}}
 	for _, c := range d.Changes {
 		was, is := c.Was, c.Is
@@ -61,9 +58,9 @@ func affinityJobOf(plane plan.DataPlane, old, p *plan.Plan, d plan.Delta) affini
 			continue
 		}
 		switch {
-		case was.DataPlane == plan.Userspace && is.DataPlane == plane:
+		case was.DataPlane == plan.Userspace && is.InKernel():
 			j.in = append(j.in, kernel.Moving{Service: is, Policy: &p.Policy})
-		case was.DataPlane == plane && is.DataPlane == plan.Userspace:
+		case was.InKernel() && is.DataPlane == plan.Userspace:
 			j.out = append(j.out, kernel.Moving{Service: was, Policy: &old.Policy})
 		default:
 			continue

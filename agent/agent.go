@@ -30,7 +30,6 @@ import (
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/health/probe"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
@@ -68,13 +67,10 @@ type Agent struct {
 	// Set up by Run before anything else runs; isSetUp says that it was.
 	isSetUp    atomic.Bool
 	caps       plan.Caps
-	planes     planes
+	driver     kernel.Driver
 	adopted    map[service.Key]bool
 	pins       *pins
-	sets       kernel.SetStore
-	redirects  steering.Redirects
-	routing    steering.Routing
-	variant    kernel.Variant // of iptables
+	steering   kernel.Steering
 	networks   networks
 	programmer *programmer
 	userspace  *userspace.Server
@@ -96,7 +92,7 @@ type Agent struct {
 	refusals       refusals
 	repair         *conntrackRepair
 	staleFlows     *staleCleanup
-	affinity       map[plan.DataPlane]*affinityMover // of data planes that keep clients
+	affinity       *affinityMover // nil where the kernel keeps no clients
 	healthPort     ServeHealthPort
 	healths        *healthPorts
 	left           atomic.Pointer[[]plan.CapStatus] // of kube-proxy's; nil until looked for
@@ -128,7 +124,7 @@ func New(o Options) *Agent {
 		dirty: map[service.Key]bool{},
 		cfg:   o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
 		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
-		trigger: make(chan struct{}, 1), healthPort: o.HealthPort, planes: planesOf(o.Config),
+		trigger: make(chan struct{}, 1), healthPort: o.HealthPort,
 	}
 	a.figures.observer = o.Observer
 	return a
@@ -189,7 +185,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	} else if err != nil {
 		return err
 	}
-	a.repair = newConntrackRepair(a.log, a.conntrack, a.sets, a.userspace, a.current.Load)
+	a.repair = newConntrackRepair(a.log, a.conntrack, a.steering, a.userspace, a.current.Load)
 	a.healths = newHealthPorts(a.healthPort, a.log, a.healthPortFailed)
 	a.isSetUp.Store(true)
 	defer a.conntrack.Close()
@@ -228,8 +224,8 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.repair.run(ctx) })
 	g.Go(func() error { return a.staleFlows.run(ctx) })
 	g.Go(func() error { return a.keepSmall(ctx) })
-	for _, m := range a.affinity {
-		g.Go(func() error { return m.run(ctx) })
+	if a.affinity != nil {
+		g.Go(func() error { return a.affinity.run(ctx) })
 	}
 	g.Go(func() error { return a.userspace.Run(ctx) })
 	g.Go(func() error { return a.prober.Run(ctx) })

@@ -3,14 +3,10 @@ package agent
 import (
 	"context"
 	"errors"
-	"fmt"
 	"os"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/conntrack"
@@ -38,10 +34,10 @@ func Check(paths []string, node string) (CheckReport, error) {
 	for _, p := range problems {
 		r.Problems = append(r.Problems, p.String())
 	}
-	ps := planesOf(config.Default()).assume() // by the last one, which needs nothing of the host that manifests could be wrong about
+	abilities := driversOf(config.Default()).assume(plan.ModeAuto).Abilities(nil, time.Time{})
+	last := abilities[len(abilities)-1].Plane // which needs nothing of the host that manifests could be wrong about
 	p, _ := plan.Compute(nil, plan.Inputs{
-		Now: time.Now(), Snapshot: snapshot, Policy: renderPolicy(RenderOptions{Mode: plan.Mode(ps[len(ps)-1].name)}),
-		Caps: plan.Caps{Planes: ps.abilities(nil, time.Time{})},
+		Now: time.Now(), Snapshot: snapshot, Policy: renderPolicy(RenderOptions{Mode: plan.Mode(last)}), Caps: plan.Caps{Planes: abilities},
 	})
 	for _, s := range p.Services {
 		r.Endpoints += len(s.Endpoints)
@@ -72,57 +68,40 @@ type HostReport struct {
 // rules and sets in a network namespace that is gone after, and has the kernel load
 // no data plane.
 func CheckHost(ctx context.Context) (HostReport, error) {
-	before, ps := modulesLoaded(), planesOf(config.Default())
-	host, tracking, err := probeApart(ctx, ps)
+	before, r := modulesLoaded(), HostReport{Missing: map[plan.Mode]error{}}
+	tracking, err := trackingMissing()
 	if err != nil {
 		return HostReport{}, err
 	}
-	r := HostReport{Missing: map[plan.Mode]error{}}
-	always := errors.Join(host.Missing(), tracking)
-	for _, m := range modes {
-		err := always
-		for i := range ps {
-			if always == nil || i < len(ps)-1 { // what else the last one lacks follows from that
-				err = errors.Join(err, ps[i].missing(m))
-			}
-		}
-		if err != nil {
-			r.Missing[m] = err
+	facts := map[kernel.Driver]kernel.Facts{}
+	ds := driversOf(config.Default())
+	for _, d := range ds {
+		if facts[d], err = d.Probe(ctx, plan.ModeAuto, true); err != nil {
+			return HostReport{}, err
 		}
 	}
-	for _, c := range host.Caps.All {
-		if always == nil && !c.Supported { // else it follows
-			r.Without = append(r.Without, c)
+	for _, m := range modes {
+		var errs []error
+		for _, d := range ds.of(m) {
+			err := errors.Join(facts[d].Missing, tracking)
+			if all := d.Abilities(nil, time.Time{}); err == nil || !m.Needs(all[len(all)-1].Plane) { // what else the last one lacks follows from that
+				err = errors.Join(err, missing(d, m))
+			}
+			errs = append(errs, err)
+		}
+		if !slices.Contains(errs, nil) {
+			r.Missing[m] = errs[len(errs)-1]
+		}
+	}
+	for _, d := range ds {
+		for _, c := range facts[d].Capabilities {
+			if tracking == nil && facts[d].Missing == nil && !c.Supported { // else it follows
+				r.Without = append(r.Without, c)
+			}
 		}
 	}
 	r.Loaded = slices.DeleteFunc(modulesLoaded(), func(name string) bool { return slices.Contains(before, name) })
 	return r, nil
-}
-
-// probeApart is [kernel.Prober.Probe] without a trace; tracking says why there is no
-// connection tracking.
-func probeApart(ctx context.Context, ps planes) (host *kernel.Host, tracking, err error) {
-	prober := kernel.NewProber(nil)
-	variant, found := prober.FindVariant(ctx) // by the host's own rules
-	prober.Find = func(context.Context) (kernel.Variant, plan.Capability) { return variant, found }
-	prober.OpenSets = func() (kernel.SetStore, error) { return kernel.OpenIPSets() }
-	err = apart(func() (err error) {
-		if host, err = prober.Probe(ctx); err != nil {
-			return err
-		}
-		for i := range ps {
-			if err := ps[i].Probe(ctx, host, false); err != nil {
-				return err
-			}
-		}
-		table, err := conntrack.Dial()
-		if err != nil {
-			tracking = &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
-			return nil
-		}
-		return table.Close()
-	})
-	return host, tracking, err
 }
 
 // modulesLoaded are the kernel's modules; none where it has no modules.
@@ -139,24 +118,15 @@ func modulesLoaded() []string {
 	return names
 }
 
-// apart runs f in a network namespace that ends with it, on a thread that does too.
-func apart(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the runtime ends the thread
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread can't be ended; locked, it isn't used for the goroutine that f gets.
-			defer runtime.UnlockOSThread()
-			done <- apart(f)
-			return
+// trackingMissing says why there is no connection tracking; nil if there is.
+func trackingMissing() (missing, err error) {
+	err = kernel.Apart(func() error {
+		table, err := conntrack.Dial()
+		if err != nil {
+			missing = &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
+			return nil
 		}
-		if err := unix.Unshare(unix.CLONE_NEWNET); err != nil {
-			done <- &kernel.Missing{
-				What: "a network namespace to try things in", How: "run this as root, in a privileged container if in one", Err: fmt.Errorf("unshare: %w", err),
-			}
-			return
-		}
-		done <- f()
-	}()
-	return <-done
+		return table.Close()
+	})
+	return missing, err
 }

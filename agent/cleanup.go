@@ -6,12 +6,10 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/leftovers"
-	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -24,16 +22,10 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 		return err
 	}
 	defer release()
-	err = inKernel(routeTable, func(ps planes, e *steering.Env) error {
-		remove := func(context.Context) error { return nil }
-		for i := range slices.Backward(ps) {
-			below := remove
-			remove = func(ctx context.Context) error { return ps[i].Remove(ctx, e, below) }
+	for _, d := range driversOf(config.Default()) {
+		if err := d.Remove(ctx, routeTable); err != nil {
+			return err
 		}
-		return remove(ctx)
-	})
-	if err != nil {
-		return err
 	}
 	if err := os.Remove(filepath.Join(stateDir, pinsFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("forget pins: %w", err)
@@ -45,34 +37,15 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 // kproxy may run.
 func PreviewCleanup(ctx context.Context, stateDir string, routeTable int) ([]string, error) {
 	var out []string
-	err := inKernel(routeTable, func(ps planes, e *steering.Env) error {
-		for i := range ps {
-			lines, err := ps[i].Preview(ctx, e)
-			if out = append(out, lines...); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
+	var errs error
+	for _, d := range driversOf(config.Default()) {
+		lines, err := d.Preview(ctx, routeTable)
+		out, errs = append(out, lines...), errors.Join(errs, err)
+	}
 	if _, none := os.Stat(filepath.Join(stateDir, pinsFile)); none == nil {
 		out = append(out, "file "+filepath.Join(stateDir, pinsFile))
 	}
-	return out, err
-}
-
-// inKernel calls f with what kproxy's things in the kernel are reached by.
-func inKernel(routeTable int, f func(planes, *steering.Env) error) error {
-	sets, err := kernel.OpenIPSets()
-	if err != nil {
-		return &kernel.Missing{What: "ipset", How: "run kproxy as root, on a kernel with CONFIG_IP_SET", Err: err}
-	}
-	defer sets.Close()
-	e := steering.Env{Options: steering.DefaultOptions(), Runner: kernel.Exec{}, Sets: sets, Variant: kernel.DefaultVariant(), Routing: steering.DefaultRouting()}
-	e.Routing.Table = routeTable
-	if err = f(planesOf(config.Default()), &e); errors.Is(err, kernel.ErrPermission) {
-		return noPermission(kernel.ErrPermission)
-	}
-	return err
+	return out, errs
 }
 
 // DefaultRouteTable is the routing table unless --route-table says otherwise.
@@ -109,7 +82,7 @@ func (a *Agent) reportLeftovers(ctx context.Context) {
 func PreviewLeftovers(ctx context.Context) (found string, kept []string, err error) {
 	f, err := leftovers.Look(ctx, kernel.Exec{})
 	if errors.Is(err, kernel.ErrPermission) {
-		err = noPermission(err)
+		err = kernel.NoPermission(err)
 	}
 	return f.String(), f.Kept, err
 }
@@ -126,11 +99,7 @@ func CleanLeftovers(ctx context.Context) (removed string, kept []string, err err
 		err = leftovers.Remove(ctx, kernel.Exec{}, found)
 	}
 	if errors.Is(err, kernel.ErrPermission) {
-		err = noPermission(err)
+		err = kernel.NoPermission(err)
 	}
 	return found.String(), found.Kept, err
-}
-
-func noPermission(err error) error {
-	return &kernel.Missing{What: "permission", How: "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW", Err: err}
 }

@@ -3,7 +3,6 @@ package agent
 import (
 	"context"
 	"maps"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -111,9 +110,6 @@ func (f *figures) wrote(a kernel.Applied) {
 	f.writes.Virtuals += uint64(a.Virtuals)
 }
 
-// wroteEntries adds up what the fast loop changed.
-func (f *figures) wroteEntries(n int) { f.wrote(kernel.Applied{Entries: n}) }
-
 func (f *figures) cleaned(took time.Duration) {
 	if f.observer != nil {
 		f.observer.Swept(took)
@@ -163,7 +159,7 @@ func (a *Agent) Figures() plan.Figures {
 	out.ConntrackOverflows, out.Draining = f.overflows.Load(), int(f.draining.Load())
 	out.Offloads, out.Recalls, out.CatchUps = f.moves.byCause()
 	var err error
-	if out.Sets, err = f.sets.count(a.sets.List); err != nil {
+	if out.Sets, err = f.sets.count(a.steering); err != nil {
 		a.log.Warn("kproxy's sets can't be counted", "error", err)
 	}
 	if count, limit, err := conntrack.Use(); err == nil {
@@ -198,24 +194,6 @@ func (a *Agent) countPackets() kernel.Counts {
 	c.sum.Add(c.was, is)
 	c.was = is
 	return c.sum
-}
-
-// countingRunner counts the failures of iptables-restore.
-type countingRunner struct {
-	kernel.Runner
-	failures *[2]atomic.Uint64
-}
-
-func (r countingRunner) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
-	out, err := r.Runner.Run(ctx, stdin, program, args...)
-	if err != nil && ctx.Err() == nil && strings.HasSuffix(program, "-restore") {
-		f := service.IPv4
-		if strings.HasPrefix(program, "ip6") {
-			f = service.IPv6
-		}
-		r.failures[f].Add(1)
-	}
-	return out, err
 }
 
 // moveCounts counts how services go between userspace and the kernel. Safe for
@@ -298,29 +276,21 @@ type setCounts struct {
 // requests by which services move.
 const setCountsAge = time.Second
 
-// affinitySets is what all sets of session affinity are counted as: there is one
-// for each endpoint.
-const affinitySets = kernel.Prefix + "AFF"
-
-// count lists the sets without their entries, unless that was just done. After
-// an error it returns the last counts.
-func (c *setCounts) count(list func(func(string) bool) ([]kernel.SetState, error)) (map[string]int, error) {
+// count counts the entries, unless that was just done. After an error it returns the last
+// counts.
+func (c *setCounts) count(s kernel.Steering) (map[string]int, error) {
+	counter, counts := s.(kernel.SetCounter)
+	if !counts {
+		return nil, nil
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if time.Since(c.at) < setCountsAge {
-		return maps.Clone(c.entries), nil
-	}
-	states, err := list(nil)
-	if err != nil {
-		return maps.Clone(c.entries), err
-	}
-	c.entries, c.at = make(map[string]int, len(states)), time.Now()
-	for _, s := range states {
-		name := s.Name
-		if strings.HasPrefix(name, affinitySets+"-") {
-			name = affinitySets
+	var err error
+	if time.Since(c.at) >= setCountsAge {
+		var entries map[string]int
+		if entries, err = counter.SetEntries(); err == nil {
+			c.entries, c.at = entries, time.Now()
 		}
-		c.entries[name] += s.Count
 	}
-	return maps.Clone(c.entries), nil
+	return maps.Clone(c.entries), err
 }

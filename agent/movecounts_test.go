@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -59,13 +60,22 @@ func TestMoveCounts(t *testing.T) {
 	check("service gone", map[service.Key]serviceMoves{})
 }
 
+// listed is a set store that only lists.
+type listed func(func(string) bool) ([]kernel.SetState, error)
+
+func (l listed) List(entries func(string) bool) ([]kernel.SetState, error) { return l(entries) }
+func (listed) Create(kernel.Set) error                                     { return errors.ErrUnsupported }
+func (listed) Destroy(string) error                                        { return errors.ErrUnsupported }
+func (listed) Add(kernel.Set, uint32, ...string) error                     { return errors.ErrUnsupported }
+func (listed) Delete(kernel.Set, ...string) error                          { return errors.ErrUnsupported }
+
 func TestSetCounts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var c setCounts
 		lists := 0
 		fail := errors.New("no socket")
 		var err error
-		list := func(entries func(string) bool) ([]kernel.SetState, error) {
+		list := listed(func(entries func(string) bool) ([]kernel.SetState, error) {
 			if lists++; entries != nil {
 				t.Error("entries were asked for")
 			}
@@ -73,16 +83,17 @@ func TestSetCounts(t *testing.T) {
 				{Set: kernel.Set{Name: "KPROXY-AFF-A"}, Count: 2}, {Set: kernel.Set{Name: "KPROXY-AFF-B"}, Count: 3},
 				{Set: kernel.Set{Name: "KPROXY-USER-4"}, Count: 7},
 			}, err
-		}
+		})
+		sets := &steering.Redirects{Store: list}
 		want := map[string]int{"KPROXY-AFF": 5, "KPROXY-USER-4": 7}
 		for range 2 {
-			if got, err := c.count(list); err != nil || !cmp.Equal(got, want) {
+			if got, err := c.count(sets); err != nil || !cmp.Equal(got, want) {
 				t.Errorf("got %v, %v; want %v", got, err, want)
 			}
 		}
 		time.Sleep(2 * setCountsAge)
 		err = fail
-		if got, err := c.count(list); !errors.Is(err, fail) || !cmp.Equal(got, want) {
+		if got, err := c.count(sets); !errors.Is(err, fail) || !cmp.Equal(got, want) {
 			t.Errorf("after an error: got %v, %v; want what was counted last", got, err)
 		}
 		if lists != 2 {

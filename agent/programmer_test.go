@@ -26,16 +26,16 @@ type modelHost struct {
 	given   *plan.Plan // last
 	host    *kerneltest.Host
 	backend *gate
-	layer   kernel.Layer
+	layer   steering.Layer
 	watch   *expectations
 	changes int
 }
 
 // over is a layer whose backend and watch are other ones.
 type over struct {
-	kernel.Layer
+	steering.Layer
 	backend kernel.Backend
-	kernel.Watch
+	steering.Watch
 }
 
 func (o *over) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, error) {
@@ -47,9 +47,9 @@ func (o *over) Check(ctx context.Context) ([]string, error)         { return o.W
 func (o *over) Close()                                              {}
 
 // stack has the programmer begin with a layer.
-func (m *modelHost) stack(l kernel.Layer) {
+func (m *modelHost) stack(l steering.Layer) {
 	m.layer = l
-	m.programmer = newProgrammer(kernel.NewStack(l), slog.New(slog.DiscardHandler), func() { m.changes++ }, func(*plan.Plan, plan.Delta) {})
+	m.programmer = newProgrammer(steering.NewStack(l, nil), slog.New(slog.DiscardHandler), func() { m.changes++ }, func(*plan.Plan, plan.Delta) {})
 }
 
 // damage has the next pass read what the kernel holds.

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"time"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -81,7 +82,7 @@ func (a *Agent) waitForTrigger(ctx context.Context, wake, count, damage <-chan t
 
 // redirectsDamaged checks whether others changed the redirect sets.
 func (a *Agent) redirectsDamaged() bool {
-	found, err := a.redirects.Damaged()
+	found, err := a.steering.Damage()
 	if err != nil {
 		a.log.Warn("the redirect sets can't be read", "error", err)
 	}
@@ -129,7 +130,9 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.uncommitted = true
 	a.moveAffinity(old, p, d)
 	a.repair.follow(p, d)
-	if err := a.redirects.Follow(ctx, p, d); err != nil {
+	entries, err := a.steering.Follow(ctx, p, d)
+	a.figures.wrote(kernel.Applied{Entries: entries})
+	if err != nil {
 		a.repairing = true
 		return p, a.sync.failed(start, fmt.Errorf("update the redirect sets: %w", err))
 	}

@@ -10,7 +10,6 @@ import (
 
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
@@ -39,9 +38,9 @@ type conntrackRepair struct {
 	ports       func() (tcp, udp uint16)      // of the listeners
 	connections func() []userspace.Connection // of userspace
 	restore     func(conntrack.Flow) error
-	redirect    func(time.Duration, []steering.Redirected) error // puts connections into the set
-	plan        func() *plan.Plan                                // in force
-	offloaded   chan struct{}                                    // 1 slot: services have left userspace
+	redirect    func(time.Duration, []kernel.Redirected) error // puts connections into the set
+	plan        func() *plan.Plan                              // in force
+	offloaded   chan struct{}                                  // 1 slot: services have left userspace
 
 	mu   sync.Mutex // events come while entries are put back
 	lost []conntrack.Flow
@@ -60,13 +59,10 @@ const (
 	maxLost = 1 << 18
 )
 
-func newConntrackRepair(log *slog.Logger, c *conntrack.Client, sets kernel.SetStore, s *userspace.Server, p func() *plan.Plan) *conntrackRepair {
+func newConntrackRepair(log *slog.Logger, c *conntrack.Client, steering kernel.Exceptions, s *userspace.Server, p func() *plan.Plan) *conntrackRepair {
 	return &conntrackRepair{
 		log: log, ports: s.Ports, connections: s.Connections, restore: c.Restore, plan: p,
-		redirect: func(d time.Duration, held []steering.Redirected) error {
-			return steering.KeepConnections(sets, d, held)
-		},
-		offloaded: make(chan struct{}, 1), wake: make(chan struct{}, 1),
+		redirect: steering.KeepConnections, offloaded: make(chan struct{}, 1), wake: make(chan struct{}, 1),
 	}
 }
 
@@ -88,7 +84,7 @@ func (r *conntrackRepair) follow(p *plan.Plan, d plan.Delta) {
 // redirectAll redirects, for d, the connections of services that userspace doesn't
 // serve by p; all if p is nil.
 func (r *conntrackRepair) redirectAll(p *plan.Plan, d time.Duration) {
-	var held []steering.Redirected
+	var kept []kernel.Redirected
 	served := map[service.Key]bool{}
 	for _, c := range r.connections() {
 		if c.Protocol != service.TCP {
@@ -101,13 +97,13 @@ func (r *conntrackRepair) redirectAll(p *plan.Plan, d time.Duration) {
 			served[c.Service] = in
 		}
 		if !in {
-			held = append(held, steering.Redirected{Client: c.Client, Address: c.Address})
+			kept = append(kept, kernel.Redirected{Client: c.Client, Address: c.Address})
 		}
 	}
-	if len(held) == 0 {
+	if len(kept) == 0 {
 		return
 	}
-	if err := r.redirect(d, held); err != nil {
+	if err := r.redirect(d, kept); err != nil {
 		r.log.Warn("connections in userspace break if conntrack forgets them", "error", err)
 	}
 }

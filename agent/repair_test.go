@@ -13,7 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/conntrack"
-	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
@@ -134,7 +134,7 @@ func TestConntrackRepairRedirects(t *testing.T) {
 				defer mu.Unlock()
 				return current
 			},
-			redirect: func(d time.Duration, of []steering.Redirected) error {
+			redirect: func(d time.Duration, of []kernel.Redirected) error {
 				mu.Lock()
 				defer mu.Unlock()
 				for _, x := range of {

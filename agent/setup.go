@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
-	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -14,7 +13,6 @@ import (
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health/probe"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
@@ -35,24 +33,15 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := checkMode(mode); err != nil {
 		return err
 	}
-	sets, err := kernel.OpenIPSets()
-	if err != nil {
-		return &kernel.Missing{What: "ipset", How: "run kproxy as root, on a kernel with CONFIG_IP_SET", Err: err}
-	}
-	prober := kernel.NewProber(sets)
-	host, err := prober.Probe(ctx)
+	driver, facts, err := driversOf(a.cfg).probe(ctx, mode, false)
 	if err != nil {
 		return err
 	}
-	if err := host.Missing(); err != nil {
-		return err
+	if facts.Missing != nil {
+		return facts.Missing
 	}
-	if err := a.planes.probe(ctx, host, mode); err != nil {
-		return err
-	}
-	a.caps = host.Caps
-	a.caps.All, a.caps.Planes = a.planes.probes(a.caps.All), a.planes.abilities(nil, time.Time{})
-	if err := a.planes.missing(mode); err != nil {
+	a.driver, a.caps = driver, plan.Caps{All: facts.Capabilities, Planes: driver.Abilities(nil, time.Time{})}
+	if err := missing(driver, mode); err != nil {
 		return err
 	}
 	if _, err := a.networks.read(a.log); err != nil {
@@ -64,16 +53,22 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if err := a.openUserspace(); err != nil {
 		return err
 	}
-	if err := steering.RemoveAlive(sets); err != nil {
+	settings := settingsOf(&a.cfg)
+	settings.TCPPort, settings.UDPPort = a.userspace.Ports()
+	settings.Log, settings.Failed = a.log, func(f service.Family) { a.figures.restores[f].Add(1) }
+	if a.steering, err = driver.Steering(settings); err != nil {
+		return err
+	}
+	if err := a.steering.Dead(); err != nil {
 		return fmt.Errorf("stop redirecting: %w", err)
 	}
-	if err := steering.AnnounceStart(sets, startBound); err != nil {
+	if err := a.steering.Starting(startBound); err != nil {
 		return fmt.Errorf("have clients try again: %w", err)
 	}
 	if err := a.enableAccounting(); err != nil {
 		return err
 	}
-	return a.openKernel(mode, host, sets)
+	return a.openKernel(settings)
 }
 
 // enableAccounting makes the kernel count. Where that isn't this process's to
@@ -135,61 +130,45 @@ func (a *Agent) openUserspace() error {
 }
 
 // openKernel makes what programs the kernel.
-func (a *Agent) openKernel(mode plan.Mode, host *kernel.Host, sets kernel.SetStore) error {
-	a.sets, a.redirects = sets, steering.Redirects{Store: sets, Wrote: a.figures.wroteEntries}
+func (a *Agent) openKernel(settings kernel.Settings) error {
 	if err := a.ensureSysctls(kernel.Sysctls()); err != nil {
 		return err
 	}
 	if err := a.setUpConntrack(); err != nil {
 		return err
 	}
-	for i := range a.planes {
-		r := &a.planes[i]
-		if !r.in(mode) || !r.Abilities(nil, time.Time{}).Host.Supported {
-			continue
-		}
-		settings, err := r.sysctls()
-		if err == nil {
-			err = a.ensureSysctls(settings)
-		}
-		if err != nil {
-			return err
-		}
+	sysctls, err := a.driver.Sysctls()
+	if err == nil {
+		err = a.ensureSysctls(sysctls)
 	}
-	e := steering.EnvOf(host, sets) // after the settings, of which one is an option
-	e.Marks, e.Ways, e.Log, e.Runner = a.marks(), a.planes.ways(), a.log, countingRunner{e.Runner, &a.figures.restores}
-	e.TCPPort, e.UDPPort = a.userspace.Ports()
-	e.Routing.Marks, e.Routing.Table, e.Routing.SkipIPv6 = a.marks(), a.cfg.RouteTable, !host.IPv6
-	a.routing, a.variant = e.Routing, e.Variant
-	top, keepers, err := a.planes.open(&e, mode)
 	if err != nil {
 		return err
 	}
-	a.affinity = map[plan.DataPlane]*affinityMover{}
-	for name, k := range keepers {
-		a.affinity[name] = &affinityMover{log: a.log, plane: k, table: a.userspace.Affinity, jobs: make(chan affinityJob)}
-	}
-	if err := a.routing.Ensure(); err != nil {
+	plane, err := a.driver.Plane(settings) // after the settings of the kernel, by one of which rules go
+	if err != nil {
 		return err
+	}
+	if k, ok := plane.(kernel.AffinityKeeper); ok {
+		a.affinity = &affinityMover{log: a.log, plane: k, table: a.userspace.Affinity, jobs: make(chan affinityJob)}
 	}
 	a.refusals.kick, a.refusals.log = a.kick, a.log
 	a.refusals.confirm = func(e netip.AddrPort) error { return connectOnce(e, a.marks().Own()) }
-	a.refusals.let = func(e netip.AddrPort, d time.Duration) error { return steering.LetRefusals(a.sets, e, d) }
+	a.refusals.let = a.steering.LetRefusals
 	a.staleFlows = &staleCleanup{
 		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, cleaned: a.figures.cleaned, wake: make(chan struct{}, 1),
 	}
-	a.programmer = newProgrammer(kernel.NewStack(top), a.log, a.kick, a.staleFlows.written)
+	a.programmer = newProgrammer(plane, a.log, a.kick, a.staleFlows.written)
 	a.programmer.figures = &a.figures
 	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.steered,
-		probe: a.userspace.Probe, refresh: func(d time.Duration) error { return steering.RefreshAlive(sets, d) }, expire: func() error { return steering.RemoveAlive(sets) }, log: a.log, revived: a.revived}
+		probe: a.userspace.Probe, refresh: a.steering.Alive, expire: a.steering.Dead, log: a.log, revived: a.revived}
 	return nil
 }
 
 // revived is called when new connections are redirected to userspace. Flows that began before may have gone
 // astray.
 func (a *Agent) revived() {
-	if err := steering.EndStart(a.sets); err != nil {
+	if err := a.steering.Started(); err != nil {
 		a.log.Warn("clients of services that nothing serves aren't refused for some seconds", "error", err)
 	}
 	a.staleFlows.all()
@@ -197,7 +176,7 @@ func (a *Agent) revived() {
 
 // local reports whether packets to an address are delivered on this node.
 func (a *Agent) local(at netip.Addr) bool {
-	return slices.Contains(steering.ListenerAddress[:], at) || a.userspace.Local(at)
+	return a.steering.Local(at) || a.userspace.Local(at)
 }
 
 func (a *Agent) marks() kernel.Marks {
@@ -240,27 +219,22 @@ func (a *Agent) Prepare(ctx context.Context) error {
 		return err
 	}
 	var prepared []any
-	for i := range a.planes {
-		r := &a.planes[i]
-		settings, err := r.sysctls()
+	for _, d := range driversOf(a.cfg).of(mode) {
+		loaded, err := d.Load(ctx, mode)
+		for _, c := range loaded {
+			prepared = append(prepared, c.Name, c.Supported)
+			if mode.Needs(plan.DataPlane(c.Name)) {
+				err = errors.Join(err, missing(d, mode))
+			}
+		}
 		if err != nil {
 			return err
 		}
-		if len(settings) == 0 {
-			continue
+		settings, err := d.Sysctls()
+		if err == nil {
+			err = a.ensureSysctls(settings)
 		}
-		if !r.in(mode) {
-			prepared = append(prepared, string(r.name), false)
-			continue
-		}
-		if err := errors.Join(r.Probe(ctx, &kernel.Host{}, true), r.missing(mode)); err != nil {
-			return err
-		}
-		supported := r.Abilities(nil, time.Time{}).Host.Supported
-		if prepared = append(prepared, string(r.name), supported); !supported {
-			continue
-		}
-		if err := a.ensureSysctls(settings); err != nil {
+		if err != nil {
 			return err
 		}
 	}

@@ -257,9 +257,12 @@ func (a *Agent) Trace(ctx context.Context, req trace.Request) (trace.Result, err
 		return trace.Result{}, errStarting
 	}
 	proxy := &trace.Proxy{
-		Plan: p, Alive: a.heart.alive.Load(), Marks: a.marks(), Variant: a.variant,
+		Plan: p, Alive: a.heart.alive.Load(), Marks: a.marks(),
 		Forecast: a.userspace.Forecast, Connections: a.userspace.Connections,
-		Missing: a.routing.Missing, Explainers: Explainers(),
+		Missing: a.steering.Missing, Explainers: Explainers(),
+	}
+	if v, ok := a.driver.(interface{ Variant() kernel.Variant }); ok {
+		proxy.Variant = v.Variant()
 	}
 	if r, ok := a.programmer.plane.(kernel.Renderer); ok {
 		proxy.Render = r.Fresh
@@ -276,7 +279,7 @@ func (a *Agent) NodeFigures() plan.NodeFigures {
 	}
 	f := &a.figures
 	if a.current.Load() != nil { // else Run may still be setting up
-		sets, err := f.sets.count(a.sets.List)
+		sets, err := f.sets.count(a.steering)
 		if err != nil {
 			a.log.Warn("kproxy's sets can't be counted", "error", err)
 		}

@@ -14,8 +14,8 @@ import (
 // with the time a repair takes, damage lasts less than five seconds.
 const watchEvery = 2 * time.Second
 
-// watch tells the programmer of damage to the rules, mends routes itself, and
-// asks for a new plan when the host begins or ceases to forward.
+// watch tells the programmer of damage to rules and routes, and asks for a new plan when
+// the host begins or ceases to forward.
 func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func() uint64) error {
 	if c, ok := a.programmer.plane.(interface{ Close() }); ok {
 		defer c.Close()
@@ -47,9 +47,6 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func(
 		}
 		if len(found) == 0 {
 			continue
-		}
-		if err := a.routing.Ensure(); err != nil {
-			a.log.Error("kproxy's routes can't be mended", "error", err)
 		}
 		select {
 		case damaged <- errors.New(strings.Join(found, "; ")):
@@ -84,6 +81,6 @@ func (a *Agent) watchForwarding(now [2]plan.Capability) {
 func (a *Agent) capsNow(now time.Time) plan.Caps {
 	c := a.caps
 	c.Forwarding = kernel.Forwarding()
-	c.Planes = a.planes.abilities(a.source.Latest(), now)
+	c.Planes = a.driver.Abilities(a.source.Latest(), now)
 	return c
 }

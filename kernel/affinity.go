@@ -16,9 +16,8 @@ type Client struct {
 	Remaining time.Duration
 }
 
-// AffinityKeeper is what a data plane implements that keeps clients with endpoints and can
-// hand them over when services move. Its methods are called by one goroutine, beside
-// those of [Plane].
+// AffinityKeeper is a [Plane] that keeps clients with endpoints, and can hand them over when
+// services move. Its methods are called by one goroutine, beside those of Plane.
 type AffinityKeeper interface {
 	// ReadAffinity returns the clients of services that leave the data plane. A client
 	// may be there more than once.

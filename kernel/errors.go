@@ -38,6 +38,11 @@ func (m *Missing) Error() string {
 
 func (m *Missing) Unwrap() error { return m.Err }
 
+// NoPermission says that this process lacks the right to program the kernel.
+func NoPermission(err error) error {
+	return &Missing{What: "permission", How: "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW", Err: err}
+}
+
 // ExecError is a program that failed.
 type ExecError struct {
 	Program string

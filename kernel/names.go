@@ -3,6 +3,7 @@ package kernel
 import (
 	"crypto/sha256"
 	"encoding/base32"
+	"fmt"
 	"net/netip"
 	"strconv"
 	"strings"
@@ -101,4 +102,19 @@ func appendAddressEntry(b []byte, p service.Protocol, a netip.AddrPort) []byte {
 func EndpointEntry(p service.Protocol, a netip.AddrPort) string {
 	b := append(appendAddressEntry(make([]byte, 0, 112), p, a), ',')
 	return string(a.Addr().AppendTo(b))
+}
+
+// someNames is how many names a message lists before it only counts.
+const someNames = 3
+
+// Some fills in names, or the first of many; there is no phrase without any.
+func Some(format string, names []string) []string {
+	if len(names) == 0 {
+		return nil
+	}
+	text := strings.Join(names[:min(len(names), someNames)], ", ")
+	if more := len(names) - someNames; more > 0 {
+		text += fmt.Sprintf(" and %d more", more)
+	}
+	return []string{fmt.Sprintf(format, text)}
 }

@@ -2,16 +2,169 @@ package kernel
 
 import (
 	"context"
+	"log/slog"
+	"net/netip"
+	"time"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
-// Plane is a data plane of the kernel, or several that share a transaction. What it
-// carries is decided in plans; it renders them, compares with what the kernel holds, and
-// applies the difference. One goroutine calls its methods, but Check, which may be called
-// at any time. A Plane may also be a [Drainer], a [Counter] and a [Renderer], and have a
-// method Close.
+// Driver is one way to program the kernel: a [Steering], and the data planes that work with
+// it. A process opens one driver, chosen by mode and host; to add a data plane with a
+// steering of its own is to implement this. It is used by one goroutine. Nothing is opened
+// before Probe, Load or Remove.
+type Driver interface {
+	Survey
+	Opener
+	Viewer
+	Cleaner
+}
+
+// Survey finds out what a host has of a driver.
+type Survey interface {
+	// Probe finds out what the host has of the data planes that mode m may use. With trial
+	// it leaves no trace: it tries things in a network namespace that is gone after, and
+	// has the kernel load no data plane. The error is only about ctx.
+	Probe(ctx context.Context, m plan.Mode, trial bool) (Facts, error)
+	// Load has the kernel load what data planes of m need besides steering, and returns
+	// which of those data planes the host has. Nothing else changes.
+	Load(ctx context.Context, m plan.Mode) ([]plan.Capability, error)
+	// Assume takes the host to have everything, without a look.
+	Assume()
+	// Abilities are those of the driver's data planes, in order of preference, for the
+	// services of a snapshot; nil for none.
+	Abilities(s *service.Snapshot, now time.Time) []plan.Abilities
+	// Sysctls are the settings that those data planes need which Probe or Load found.
+	Sysctls() ([]Sysctl, error)
+}
+
+// Facts are what Probe found.
+type Facts struct {
+	Missing      error             // what no mode can do without, each part a [*Missing]; nil if nothing
+	Capabilities []plan.Capability // everything that was tried
+}
+
+// Opener opens what was probed.
+type Opener interface {
+	// Steering returns the driver's steering. It changes nothing.
+	Steering(s Settings) (Steering, error)
+	// Plane returns the driver's data planes as one, which the slow loop drives: those
+	// that the mode may use, and those of which an earlier process left something, which
+	// is to go. It may change settings, and writes no rules.
+	Plane(s Settings) (Plane, error)
+}
+
+// Settings are what rules depend on besides the plan and the host.
+type Settings struct {
+	Marks            Marks
+	TCPPort, UDPPort uint16 // of userspace's listeners
+	RouteTable       int    // for packets to sockets that bear a client's address
+	Log              *slog.Logger
+	// Failed is told when the kernel, or a program, refused a transaction of rules; may
+	// be nil.
+	Failed func(service.Family)
+}
+
+// Viewer shows what would be programmed, and what is.
+type Viewer interface {
+	// Render returns what would be programmed for p, part by part. Equal plans give equal text.
+	Render(p *plan.Plan, s Settings) []Section
+	// Diff says how what the kernel holds differs from what would be programmed for p: a
+	// line that begins with "+" for what it lacks, with "-" for what it has besides. It
+	// changes nothing.
+	Diff(ctx context.Context, p *plan.Plan, s Settings) (string, error)
+	// Explainers are those of the data planes that have one.
+	Explainers() []Explainer
+}
+
+// Section is one part of what would be programmed.
+type Section struct {
+	Name string // "sets", "iptables-ipv4"; a data plane's own has its name
+	Text string
+}
+
+// Cleaner removes what a driver has in the kernel, whichever process put it there.
+type Cleaner interface {
+	// Preview says what Remove would remove, a line each, and changes nothing.
+	Preview(ctx context.Context, routeTable int) ([]string, error)
+	// Remove removes all of it. It goes on after errors and returns all of them.
+	Remove(ctx context.Context, routeTable int) error
+}
+
+// Steering decides who gets a service's new connections: userspace while it is alive and the
+// plan says so, else the data plane of the kernel that has rules for the service. Its
+// memberships (of sets or maps) follow every plan at once; the rules that consult them are
+// the same whatever services there are, and are written by the first [Plane.Sync]. Its
+// methods return within milliseconds. Those of Membership are called by one goroutine; the
+// others at any time. A Steering may also be a [SetCounter].
+type Steering interface {
+	Membership
+	Heartbeat
+	Exceptions
+	Delivery
+}
+
+// Membership says which services userspace serves, and which addresses are refused, dropped,
+// or limited to some clients.
+type Membership interface {
+	// Follow makes them what p wants, to which d leads from the plan that was followed
+	// last. New ones are added before old ones are deleted, so that no service is in no
+	// data plane at all. It returns how many entries were written.
+	Follow(ctx context.Context, p *plan.Plan, d plan.Delta) (entries int, err error)
+	// Damage says how the kernel's memberships differ from what was followed; empty if
+	// they don't. After damage, or an error, the next Follow reads them back and mends them.
+	Damage() (string, error)
+}
+
+// Heartbeat bounds for how long new connections go to userspace. The kernel keeps the time,
+// so that a process that is gone, or hangs, loses none.
+type Heartbeat interface {
+	// Alive leads new connections to userspace from now on and for d.
+	Alive(d time.Duration) error
+	// Dead ends that at once.
+	Dead() error
+	// Starting drops, for d, the first packets of connections that would be refused because
+	// nothing serves their service, so that clients try again.
+	Starting(d time.Duration) error
+	// Started ends that at once.
+	Started() error
+}
+
+// Exceptions are for single endpoints and connections.
+type Exceptions interface {
+	// LetRefusals lets the resets by which a TCP endpoint refuses connections through to
+	// the clients for d. Otherwise the kernel drops them, so that the client's next SYN is
+	// answered by another endpoint or finds the service recalled. That would be vain where
+	// the endpoint refuses this one client only, and where the service can't be recalled:
+	// its clients would send SYNs until they time out.
+	LetRefusals(endpoint netip.AddrPort, d time.Duration) error
+	// KeepConnections makes connections come to userspace for d also when conntrack has
+	// forgotten them and their service is in the kernel by now, where their next packet
+	// would begin a connection to an endpoint.
+	KeepConnections(d time.Duration, connections []Redirected) error
+}
+
+// Redirected is a TCP connection that userspace carries: what its client sends.
+type Redirected struct{ Client, Address netip.AddrPort }
+
+// Delivery is how packets reach userspace's sockets.
+type Delivery interface {
+	// Local reports whether rules rewrite destinations to this address to reach userspace.
+	Local(a netip.Addr) bool
+	// Missing says which routes and routing rules aren't there, a phrase each.
+	Missing() ([]string, error)
+}
+
+// SetCounter is a Steering that counts the entries of kproxy's sets, by name.
+type SetCounter interface {
+	SetEntries() (map[string]int, error)
+}
+
+// Plane is the data planes of a driver. What each carries is decided in plans; it renders
+// them, compares with what the kernel holds, and applies the difference. One goroutine calls
+// its methods, but Check, which may be called at any time. A Plane may also be a [Drainer], a
+// [Counter], an [AffinityKeeper] and a [Renderer], and have a method Close.
 type Plane interface {
 	// Adopt reads what an earlier process left in the kernel, and returns the service
 	// ports of s that it was serving there.
@@ -20,9 +173,9 @@ type Plane interface {
 	// about. It reports whether that is anything but what the last Sync failed to bring
 	// about.
 	Want(p *plan.Plan, d plan.Delta) bool
-	// Sync brings the kernel to what is wanted. The first one begins with what leads to
-	// userspace, and then calls steered: that takes a moment, the rules of all services
-	// may take many seconds, or fail.
+	// Sync brings the kernel to what is wanted. The first one begins with routes and rules
+	// that lead to userspace, and then calls steered: that takes a moment, the rules of all
+	// services may take many seconds, or fail.
 	Sync(ctx context.Context, steered func()) Result
 	// Programmed returns the KernelHash of the rules that the kernel holds of what is
 	// wanted, by service port; nothing while that isn't known.
@@ -42,6 +195,16 @@ type Drainer interface {
 // Counter is a Plane that counts what steering's rules see.
 type Counter interface {
 	Counts(ctx context.Context) (Counts, error)
+}
+
+// Renderer is a Plane whose objects are a [Ruleset].
+type Renderer interface {
+	// Render renders every plan that is to be programmed; d leads there from the one
+	// before, whose unchanged parts are in the result as they were.
+	Render(p *plan.Plan, d plan.Delta) Ruleset
+	// Fresh renders a plan of any origin, remembers nothing, and may be called by
+	// several goroutines at once.
+	Fresh(p *plan.Plan) Ruleset
 }
 
 // Result is what a Sync did.
@@ -71,7 +234,7 @@ type Objects struct {
 // Counts are packets that kproxy's rules have counted since they were written, of
 // both address families.
 type Counts struct {
-	Invalid uint64 // of endpoints, dropped because conntrack can't place them
+	Invalid uint64 // of endpoints, dropped because conntrack takes them for invalid
 	Refused uint64 // that began a connection to a service without a usable endpoint, and were refused
 	Steered uint64 // that began a connection and were sent to userspace
 }

@@ -2,6 +2,7 @@ package kernel
 
 import (
 	"context"
+	"maps"
 	"net/netip"
 
 	"kproxy.dev/kproxy/service"
@@ -158,6 +159,19 @@ type Applied struct {
 	// Failed names service ports whose chains or virtual servers could not be
 	// written, with why.
 	Failed map[service.Key]error
+}
+
+// Add adds what another Apply changed.
+func (a *Applied) Add(o Applied) {
+	a.Chains += o.Chains
+	a.Rules += o.Rules
+	a.Entries += o.Entries
+	a.Virtuals += o.Virtuals
+	if a.Failed == nil {
+		a.Failed = o.Failed
+	} else {
+		maps.Copy(a.Failed, o.Failed)
+	}
 }
 
 // SetEntry is one entry of one set.

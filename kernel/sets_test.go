@@ -204,20 +204,20 @@ func TestAlive(t *testing.T) {
 			}
 			return n, remaining
 		}
-		if err := steering.RefreshAlive(s, time.Second); !errors.Is(err, kernel.ErrNotFound) {
+		if err := (&steering.Redirects{Store: s}).Alive(time.Second); !errors.Is(err, kernel.ErrNotFound) {
 			t.Errorf("heartbeat without sets: %v, want ErrNotFound", err)
 		}
-		if err := steering.RemoveAlive(s); err != nil {
-			t.Errorf("RemoveAlive without sets: %v", err)
+		if err := (&steering.Redirects{Store: s}).Dead(); err != nil {
+			t.Errorf("Dead without sets: %v", err)
 		}
 		if _, err := kernel.ApplySets(context.Background(), s, kernel.SetOps{Create: steering.EmptySets()}); err != nil {
 			t.Fatal(err)
 		}
-		if err := steering.RefreshAlive(s, time.Hour); err != nil {
+		if err := (&steering.Redirects{Store: s}).Alive(time.Hour); err != nil {
 			t.Fatal(err)
 		}
 		// A later heartbeat counts, also when it is shorter.
-		if err := steering.RefreshAlive(s, 99*time.Second+1); err != nil {
+		if err := (&steering.Redirects{Store: s}).Alive(99*time.Second + 1); err != nil {
 			t.Fatal(err)
 		}
 		n, remaining := alive()
@@ -229,11 +229,11 @@ func TestAlive(t *testing.T) {
 				t.Errorf("entry lives for %d s, want about 100", r)
 			}
 		}
-		if err := steering.RemoveAlive(s); err != nil {
+		if err := (&steering.Redirects{Store: s}).Dead(); err != nil {
 			t.Fatal(err)
 		}
 		if n, _ := alive(); n != 0 {
-			t.Errorf("after RemoveAlive %d entries are left", n)
+			t.Errorf("after Dead %d entries are left", n)
 		}
 	})
 }
@@ -278,14 +278,14 @@ func TestAffinityMoves(t *testing.T) {
 func TestLetRefusals(t *testing.T) {
 	onEachStore(t, func(t *testing.T, s kernel.SetStore) {
 		four, six := netip.MustParseAddrPort("10.1.0.1:80"), netip.MustParseAddrPort("[fd01::1]:80")
-		if err := steering.LetRefusals(s, four, time.Second); !errors.Is(err, kernel.ErrNotFound) {
+		if err := (&steering.Redirects{Store: s}).LetRefusals(four, time.Second); !errors.Is(err, kernel.ErrNotFound) {
 			t.Errorf("without sets: %v, want ErrNotFound", err)
 		}
 		if _, err := kernel.ApplySets(t.Context(), s, kernel.SetOps{Create: steering.EmptySetsOf(kerneltest.Plan(plan.ModeIPTables))}); err != nil {
 			t.Fatal(err)
 		}
 		for _, e := range []netip.AddrPort{four, six} {
-			if err := steering.LetRefusals(s, e, 99*time.Second+1); err != nil {
+			if err := (&steering.Redirects{Store: s}).LetRefusals(e, 99*time.Second+1); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -200,7 +200,7 @@ func chooseKernel(m Mode, planes []Abilities) kernelChoice {
 	k := kernelChoice{why: "mode userspace offloads nothing"}
 	for _, a := range planes {
 		switch {
-		case m != ModeAuto && string(m) != string(a.Plane):
+		case !m.Allows(a.Plane):
 		case !a.Host.Supported:
 			k.only = "this host can't do " + a.Title
 			if a.Host.Reason != "" {

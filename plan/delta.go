@@ -104,12 +104,12 @@ func (c Change) Move() Move {
 		return NoMove
 	}
 	switch {
-	case was.inKernel() && is.DataPlane == Userspace:
+	case was.InKernel() && is.DataPlane == Userspace:
 		if is.Cause == CauseUpdating {
 			return CatchUp
 		}
 		return Recall
-	case was.DataPlane == Userspace && is.inKernel():
+	case was.DataPlane == Userspace && is.InKernel():
 		if was.State == StateOffloaded {
 			return CatchUp
 		}
@@ -118,7 +118,8 @@ func (c Change) Move() Move {
 	return NoMove
 }
 
-func (s *Service) inKernel() bool { return s.DataPlane != Userspace && s.DataPlane != None }
+// InKernel reports whether a kernel data plane carries new connections.
+func (s *Service) InKernel() bool { return s.DataPlane != Userspace && s.DataPlane != None }
 
 // Events returns what a person would want to see of a change at a moment, in key
 // order: services that came, went or moved between data planes, and endpoints

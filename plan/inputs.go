@@ -20,6 +20,12 @@ const (
 	ModeAuto      Mode = "auto"
 )
 
+// Allows reports whether services may get rules of the kernel data plane d.
+func (m Mode) Allows(d DataPlane) bool { return m == ModeAuto || m.Needs(d) }
+
+// Needs reports whether the mode can't do without d.
+func (m Mode) Needs(d DataPlane) bool { return string(m) == string(d) }
+
 // Inputs is everything Compute knows. It keeps none of the maps.
 type Inputs struct {
 	Now      time.Time

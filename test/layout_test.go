@@ -169,7 +169,6 @@ var namesOfPlanes = map[string]map[string]int{
 		"web":              4,
 	},
 	"iptables": {
-		"agent":            1,
 		"cmd/kproxy":       11,
 		"kernel":           12,
 		"kernel/leftovers": 1,

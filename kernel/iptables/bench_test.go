@@ -141,7 +141,7 @@ func BenchmarkOffload(b *testing.B) {
 			}
 		}
 		for b.Loop() {
-			if err := steering.RefreshAlive(sets, 3e9); err != nil {
+			if err := (&steering.Redirects{Store: sets}).Alive(3e9); err != nil {
 				b.Fatal(err)
 			}
 		}

@@ -197,7 +197,7 @@ func TestCleanup(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sets.Close()
-	if err := steering.RefreshAlive(sets, time.Hour); err != nil {
+	if err := (&steering.Redirects{Store: sets}).Alive(time.Hour); err != nil {
 		t.Fatal(err)
 	}
 	c := iptables.DefaultConfig()

@@ -29,8 +29,8 @@ func (d *Driver) Probe(_ context.Context, h *kernel.Host, _ bool) error {
 // Abilities returns what the host can do.
 func (d *Driver) Abilities(*service.Snapshot, time.Time) plan.Abilities { return Abilities(d.host) }
 
-// Way is the one of connections that the chains of services rewrite.
-func (d *Driver) Way() steering.Waymaker { return Way }
+// InSteering is what steering knows of it.
+func (d *Driver) InSteering() steering.Plane { return InSteering }
 
 // Renderer renders what plans want of iptables and of steering.
 func (d *Driver) Renderer(e *steering.Env, _ kernel.Renderer) kernel.Renderer {
@@ -51,7 +51,7 @@ func configOf(e *steering.Env) Config {
 }
 
 // Open opens the tables.
-func (d *Driver) Open(e *steering.Env, _ kernel.Layer, _ bool) (kernel.Layer, error) {
+func (d *Driver) Open(e *steering.Env, _ steering.Layer, _ bool) (steering.Layer, error) {
 	o := optionsOf(e)
 	if e.ReadOnly {
 		b, err := New(configOf(e))

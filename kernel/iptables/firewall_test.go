@@ -72,17 +72,17 @@ func TestWhoHearsOfRefusals(t *testing.T) {
 			}
 		}
 		check("not alive", kerneltest.ErrRefused)
-		if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
+		if err := (&steering.Redirects{Store: s.sets}).Alive(time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		check("alive", kerneltest.ErrTimeout)
 		for _, e := range []netip.AddrPort{netip.AddrPortFrom(closed.Addr(), 10), netip.AddrPortFrom(s.Address(s.family, 3), 9)} {
-			if err := steering.LetRefusals(s.sets, e, time.Hour); err != nil {
+			if err := (&steering.Redirects{Store: s.sets}).LetRefusals(e, time.Hour); err != nil {
 				s.t.Fatal(err)
 			}
 		}
 		check("others' are let through", kerneltest.ErrTimeout)
-		if err := steering.LetRefusals(s.sets, closed, time.Hour); err != nil {
+		if err := (&steering.Redirects{Store: s.sets}).LetRefusals(closed, time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		check("let through", kerneltest.ErrRefused)

@@ -21,7 +21,7 @@ import (
 // alive makes the kernel think that kproxy serves.
 func (s *scene) alive() {
 	s.t.Helper()
-	if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
+	if err := (&steering.Redirects{Store: s.sets}).Alive(time.Hour); err != nil {
 		s.t.Fatal(err)
 	}
 }

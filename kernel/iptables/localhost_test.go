@@ -44,7 +44,7 @@ func TestNodePortsOnLoopback(t *testing.T) {
 			p := kerneltest.Plan(plan.ModeIPTables, offloaded, user, refused)
 			p.Policy = tt.policy
 			s.program(p)
-			if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
+			if err := (&steering.Redirects{Store: s.sets}).Alive(time.Hour); err != nil {
 				s.t.Fatal(err)
 			}
 			for _, proto := range []service.Protocol{service.TCP, service.UDP} {

@@ -21,7 +21,7 @@ type Options struct {
 // listener's ports are the caller's to fill in.
 func DefaultOptions() Options {
 	o := Options{Options: steering.DefaultOptions(), SlotLimit: 64}
-	o.Ways = []steering.Waymaker{Way}
+	o.Planes = []steering.Plane{InSteering}
 	return o
 }
 
@@ -40,7 +40,7 @@ const (
 	chainNodePorts = kernel.Prefix + "NODEPORTS"
 )
 
-// Way is the one of connections that the chains of services rewrite.
-var Way = steering.Waymaker{Plane: plan.IPTables, Make: func(steering.Rules) steering.Way {
-	return steering.Way{NAT: true, Dispatch: chainDispatch, NodePorts: chainNodePorts, AcceptIn: []string{"FORWARD"}}
+// InSteering is what steering knows of connections that the chains of services rewrite.
+var InSteering = steering.Plane{Name: plan.IPTables, Rules: func(steering.Rules) steering.PlaneRules {
+	return steering.PlaneRules{NAT: true, Dispatch: chainDispatch, NodePorts: chainNodePorts, AcceptIn: []string{"FORWARD"}}
 }}

@@ -301,7 +301,7 @@ func TestRedirect(t *testing.T) {
 			s.expect(when+": offloaded node port", "three", who(service.TCP, 1, nodePort(30081)))
 		}
 		check("not alive", "two")
-		if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
+		if err := (&steering.Redirects{Store: s.sets}).Alive(time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		check("alive", "userspace")
@@ -315,11 +315,11 @@ func TestRedirect(t *testing.T) {
 		web2.DataPlane = plan.IPTables
 		s.program(kerneltest.Plan(plan.ModeIPTables, &web2, dns, offloaded))
 		s.expect("offloaded", "two", who(service.TCP, 1, s.virtual(1)))
-		if err := steering.RemoveAlive(s.sets); err != nil {
+		if err := (&steering.Redirects{Store: s.sets}).Dead(); err != nil {
 			s.t.Fatal(err)
 		}
 		check("removed", "two")
-		if err := steering.RefreshAlive(s.sets, time.Second); err != nil {
+		if err := (&steering.Redirects{Store: s.sets}).Alive(time.Second); err != nil {
 			s.t.Fatal(err)
 		}
 		time.Sleep(1500 * time.Millisecond) // what a dead kproxy does

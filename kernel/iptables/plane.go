@@ -11,7 +11,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Plane is the [kernel.Layer] of iptables: the rules that all services share, and those
+// Plane is the [steering.Layer] of iptables: the rules that all services share, and those
 // of the services that iptables carries.
 type Plane struct {
 	*Backend
@@ -20,7 +20,7 @@ type Plane struct {
 }
 
 var (
-	_ kernel.Layer          = (*Plane)(nil)
+	_ steering.Layer        = (*Plane)(nil)
 	_ kernel.Counter        = (*Plane)(nil)
 	_ kernel.AffinityKeeper = (*Plane)(nil)
 )
@@ -59,6 +59,9 @@ func (p *Plane) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Cli
 	out := map[service.Key][]kernel.Client{}
 	var errs *multierror.Error
 	for _, m := range from {
+		if m.Service.DataPlane != plan.IPTables {
+			continue
+		}
 		k := m.Service.Port.Key
 		clients, err := ReadAffinity(p.config.Sets, k, addresses(m.Service))
 		errs = multierror.Append(errs, err)
@@ -71,6 +74,9 @@ func (p *Plane) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Cli
 func (p *Plane) SeedAffinity(_ context.Context, to []kernel.Moving, clients map[service.Key][]kernel.Client) error {
 	var errs *multierror.Error
 	for _, m := range to {
+		if m.Service.DataPlane != plan.IPTables {
+			continue
+		}
 		errs = multierror.Append(errs, SeedAffinity(p.config.Sets, m.Service.Port.Key, addresses(m.Service), clients[m.Service.Port.Key]))
 	}
 	return errs.ErrorOrNil()

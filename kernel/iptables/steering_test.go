@@ -162,15 +162,15 @@ func TestUnservedAreRefused(t *testing.T) {
 				s.t.Errorf("%s: udp from the node: %v, want %v", what, err, unix.EPERM)
 			}
 		}
-		if err := steering.RemoveAlive(s.sets); err != nil {
+		if err := (&steering.Redirects{Store: s.sets}).Dead(); err != nil {
 			s.t.Fatal(err)
 		}
 		asks("no live kproxy", kerneltest.ErrRefused)
-		if err := steering.AnnounceStart(s.sets, time.Hour); err != nil {
+		if err := (&steering.Redirects{Store: s.sets}).Starting(time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		asks("kproxy starts", kerneltest.ErrTimeout)
-		if err := steering.EndStart(s.sets); err != nil {
+		if err := (&steering.Redirects{Store: s.sets}).Started(); err != nil {
 			s.t.Fatal(err)
 		}
 		asks("no kproxy came", kerneltest.ErrRefused)

@@ -58,7 +58,7 @@ func TestEndpointsSeeTheClientThroughUserspace(t *testing.T) {
 		trap := kerneltest.Service("trap", service.TCP, kerneltest.External(self.String()), s.endpoints(3))
 		kerneltest.InUserspace(trap)
 		s.program(kerneltest.Plan(plan.ModeIPTables, trap))
-		if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
+		if err := (&steering.Redirects{Store: s.sets}).Alive(time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		if err := steering.DefaultRouting().Ensure(); err != nil {

@@ -116,7 +116,7 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 	before, after := b.split(ops)
 	if !before.Empty() {
 		applied, err := b.config.Rules.Apply(ctx, before)
-		add(&a, applied)
+		a.Add(applied)
 		if err != nil {
 			return a, err // what follows relies on it
 		}
@@ -137,7 +137,7 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 	}
 	if !after.Empty() {
 		applied, err := b.config.Rules.Apply(ctx, after)
-		add(&a, applied)
+		a.Add(applied)
 		if err != nil {
 			return a, err
 		}
@@ -172,14 +172,4 @@ func (b *Backend) split(ops kernel.Ops) (before, after kernel.Ops) {
 // stays as long as one may be left that couldn't be changed.
 func isOfEndpoints(e kernel.SetEntries) bool {
 	return strings.HasPrefix(e.Set.Name, kernel.SetEndpoint+"-")
-}
-
-func add(a *kernel.Applied, part kernel.Applied) {
-	a.Chains += part.Chains
-	a.Rules += part.Rules
-	a.Entries += part.Entries
-	a.Virtuals += part.Virtuals
-	for k, err := range part.Failed {
-		a.Failed[k] = err
-	}
 }

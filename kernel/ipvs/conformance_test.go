@@ -19,7 +19,7 @@ import (
 
 func rulesOptions() iptables.Options {
 	o := iptables.DefaultOptions()
-	o.Ways = append(o.Ways, ipvs.Way)
+	o.Planes = append(o.Planes, ipvs.InSteering)
 	o.TCPPort, o.UDPPort = 4001, 4002
 	return o
 }

@@ -74,8 +74,8 @@ func (d *Driver) Sysctls() ([]kernel.Sysctl, error) {
 	return Sysctls(release, d.StrictARP), nil
 }
 
-// Way is the one of connections to virtual servers.
-func (d *Driver) Way() steering.Waymaker { return Way }
+// InSteering is what steering knows of it.
+func (d *Driver) InSteering() steering.Plane { return InSteering }
 
 // Renderer renders what plans want of IPVS, and of the data plane below.
 func (d *Driver) Renderer(e *steering.Env, below kernel.Renderer) kernel.Renderer {
@@ -88,7 +88,7 @@ func optionsOf(e *steering.Env) Options {
 
 // Open opens IPVS where it may be used, and where there are virtual servers of an earlier
 // kproxy, which are to go. It returns below where there is neither.
-func (d *Driver) Open(e *steering.Env, below kernel.Layer, use bool) (kernel.Layer, error) {
+func (d *Driver) Open(e *steering.Env, below steering.Layer, use bool) (steering.Layer, error) {
 	if e.ReadOnly {
 		if _, err := os.Stat(procPath); err != nil { // asking for it would load it
 			return below, nil

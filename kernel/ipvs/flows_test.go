@@ -191,7 +191,7 @@ func TestRefusedGoesElsewhere(t *testing.T) {
 		both := map[string]int{"two": 2, kerneltest.ErrRefused.Error(): 2}
 		s.expect("not alive", both, s.asks(4, 1, s.vip(1)))
 		s.expect("not alive, from the node", both, s.asks(4, 0, s.vip(1)))
-		if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
+		if err := (&steering.Redirects{Store: s.sets}).Alive(time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		for range 2 { // one of two is sent to the closed port first
@@ -200,7 +200,7 @@ func TestRefusedGoesElsewhere(t *testing.T) {
 				s.t.Errorf("alive: %q, %v, want two", server, err)
 			}
 		}
-		if err := steering.LetRefusals(s.sets, closed, time.Hour); err != nil {
+		if err := (&steering.Redirects{Store: s.sets}).LetRefusals(closed, time.Hour); err != nil {
 			s.t.Fatal(err)
 		}
 		s.expect("let through", both, s.asks(4, 1, s.vip(1)))
@@ -264,12 +264,12 @@ func TestEndpointOnTheNode(t *testing.T) {
 // those of services, whatever serves it.
 func TestAddressOfANodePort(t *testing.T) {
 	inEachFamily(t, func(s *scene) {
-		if err := steering.RefreshAlive(s.sets, time.Hour); err != nil && !errors.Is(err, kernel.ErrNotFound) {
+		if err := (&steering.Redirects{Store: s.sets}).Alive(time.Hour); err != nil && !errors.Is(err, kernel.ErrNotFound) {
 			s.t.Fatal(err)
 		}
 		for _, plane := range []func(*plan.Service){onIPVS, kerneltest.InUserspace} {
 			s.program(s.web(kerneltest.Cluster(s.vip(1).String()), kerneltest.NodePort(30080), s.endpoint(2, 8080, false), plane))
-			if err := steering.RefreshAlive(s.sets, time.Hour); err != nil {
+			if err := (&steering.Redirects{Store: s.sets}).Alive(time.Hour); err != nil {
 				s.t.Fatal(err)
 			}
 			s.expect("node port on a service address", map[string]int{kerneltest.ErrRefused.Error(): 1},

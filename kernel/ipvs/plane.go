@@ -2,30 +2,32 @@ package ipvs
 
 import (
 	"context"
+	"errors"
 	"maps"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
-// Plane is the [kernel.Layer] of IPVS. The layer below has the rules and sets.
+// Plane is the [steering.Layer] of IPVS. The layer below has the rules and sets.
 type Plane struct {
 	*Backend
 	*Watch
 	*over
-	below kernel.Layer
+	below steering.Layer
 }
 
 var (
-	_ kernel.Layer          = (*Plane)(nil)
+	_ steering.Layer        = (*Plane)(nil)
 	_ kernel.Counter        = (*Plane)(nil)
 	_ kernel.AffinityKeeper = (*Plane)(nil)
 	_ kernel.Drainer        = (*Plane)(nil)
 )
 
 // NewPlane returns the layer over another, which is to be c's Rules.
-func NewPlane(c Config, o Options, below kernel.Layer) (*Plane, error) {
+func NewPlane(c Config, o Options, below steering.Layer) (*Plane, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
@@ -53,14 +55,14 @@ func (r *over) Fresh(p *plan.Plan) kernel.Ruleset {
 	return kernel.Merge(r.below.Fresh(p), Render(p, r.own.options))
 }
 
-// Programmed implements [kernel.Layer].
+// Programmed implements [steering.Layer].
 func (p *Plane) Programmed(have, want kernel.Ruleset, of *plan.Plan) map[service.Key]uint64 {
 	out := p.below.Programmed(have, want, of)
 	maps.Copy(out, Programmed(have, want, of))
 	return out
 }
 
-// Adopted implements [kernel.Layer].
+// Adopted implements [steering.Layer].
 func (p *Plane) Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 	out := p.below.Adopted(have, s)
 	maps.Copy(out, Adopted(have, s))
@@ -77,17 +79,35 @@ func (p *Plane) Counts(ctx context.Context) (kernel.Counts, error) {
 
 // ReadAffinity implements [kernel.AffinityKeeper].
 func (p *Plane) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Client, error) {
-	return ReadAffinity(p.virtuals(from))
+	out, err := map[service.Key][]kernel.Client{}, error(nil)
+	if own := p.virtuals(from); len(own) > 0 {
+		out, err = ReadAffinity(own)
+	}
+	if k, ok := p.below.(kernel.AffinityKeeper); ok {
+		more, errBelow := k.ReadAffinity(from)
+		maps.Copy(out, more)
+		err = errors.Join(err, errBelow)
+	}
+	return out, err
 }
 
 // SeedAffinity implements [kernel.AffinityKeeper].
-func (p *Plane) SeedAffinity(ctx context.Context, to []kernel.Moving, clients map[service.Key][]kernel.Client) error {
-	return SeedAffinity(ctx, p.own.options.Marks.Own(), p.virtuals(to), clients)
+func (p *Plane) SeedAffinity(ctx context.Context, to []kernel.Moving, clients map[service.Key][]kernel.Client) (err error) {
+	if own := p.virtuals(to); len(own) > 0 {
+		err = SeedAffinity(ctx, p.own.options.Marks.Own(), own, clients)
+	}
+	if k, ok := p.below.(kernel.AffinityKeeper); ok {
+		err = errors.Join(err, k.SeedAffinity(ctx, to, clients))
+	}
+	return err
 }
 
 func (p *Plane) virtuals(services []kernel.Moving) []kernel.Virtual {
 	var out []kernel.Virtual
 	for _, m := range services {
+		if m.Service.DataPlane != plan.IPVS {
+			continue
+		}
 		out = append(out, Virtuals(m.Service, m.Policy, p.own.options)...)
 	}
 	return out

@@ -13,7 +13,7 @@ import (
 // TestVirtualsOfMoving: a service that moves has virtual servers at every address of it, by
 // the policy of the plan in which IPVS has it.
 func TestVirtualsOfMoving(t *testing.T) {
-	s := &plan.Service{Port: &service.Port{Key: service.Key{Name: "web", Protocol: service.TCP}, Number: 80}, Scheduler: "rr"}
+	s := &plan.Service{Port: &service.Port{Key: service.Key{Name: "web", Protocol: service.TCP}, Number: 80}, DataPlane: plan.IPVS, Scheduler: "rr"}
 	s.Frontends = []plan.Frontend{
 		{Kind: plan.ClusterIP, Protocol: service.TCP, Verdict: plan.Forward, Address: netip.MustParseAddrPort("10.96.0.10:80")},
 		{Kind: plan.NodePort, Protocol: service.TCP, Verdict: plan.Forward, Address: netip.AddrPortFrom(netip.Addr{}, 30080)},
@@ -25,7 +25,9 @@ func TestVirtualsOfMoving(t *testing.T) {
 	for _, node := range []string{"192.0.2.1", "192.0.2.2"} {
 		policy := &plan.Policy{NodeAddresses: []netip.Addr{netip.MustParseAddr(node)}}
 		var got []string
-		for _, v := range p.virtuals([]kernel.Moving{{Service: s, Policy: policy}}) {
+		other := *s
+		other.DataPlane = plan.IPTables // another layer's
+		for _, v := range p.virtuals([]kernel.Moving{{Service: s, Policy: policy}, {Service: &other, Policy: policy}}) {
 			got = append(got, v.Address.String())
 		}
 		if want := []string{"10.96.0.10:80", node + ":30080"}; !slices.Equal(got, want) {

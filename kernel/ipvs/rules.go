@@ -145,13 +145,13 @@ const (
 // doesn't leave the node (RFC 2365), on the loopback link. It tells the daemon from others'.
 var SyncGroup = netip.MustParseAddrPort("239.255.75.80:8848")
 
-// Way is the one of connections to virtual servers. For conntrack they aren't rewritten
+// InSteering is what steering knows of connections to virtual servers. For conntrack they aren't rewritten
 // (no DNAT), so a mark of the connection tells them from the first packet on. IPVS takes
 // packets on their way into the node and sends them on their way out; what this node's
 // own programs may do is for the host to say, in every data plane.
-var Way = steering.Waymaker{Plane: plan.IPVS, Make: func(s steering.Rules) steering.Way {
+var InSteering = steering.Plane{Name: plan.IPVS, Rules: func(s steering.Rules) steering.PlaneRules {
 	endpoint := kernel.InSet(s.Set(kernel.SetEndpoint), "dst,dst,dst")
-	w := steering.Way{
+	w := steering.PlaneRules{
 		Rewritten: s.Accepted(),
 		Untaken:   " " + kernel.NotInSet(s.Set(kernel.SetVirtual), "dst,dst"),
 		NotNode:   " " + kernel.NotInSet(s.Set(kernel.SetVIP), "dst"),

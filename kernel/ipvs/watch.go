@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -18,7 +19,7 @@ import (
 // text and two lists, whatever changed. It is safe for concurrent use.
 type Watch struct {
 	backend *Backend
-	rules   kernel.Watch
+	rules   steering.Watch
 
 	mu       sync.Mutex // guards expected
 	expected *kernel.Ruleset
@@ -26,7 +27,7 @@ type Watch struct {
 
 // NewWatch returns a Watch over what b applies, and over what rules watches. It
 // knows nothing to compare with before Expect.
-func NewWatch(b *Backend, rules kernel.Watch) *Watch {
+func NewWatch(b *Backend, rules steering.Watch) *Watch {
 	w := &Watch{backend: b, rules: rules}
 	b.mu.Lock()
 	defer b.mu.Unlock()

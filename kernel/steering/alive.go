@@ -21,48 +21,45 @@ const (
 	defaultKeptTimeout  = 60
 )
 
-// RefreshAlive is the heartbeat: from now on and for timeout, rounded up to
-// seconds, new connections are redirected.
-func RefreshAlive(store kernel.SetStore, timeout time.Duration) error {
-	seconds := wholeSeconds(timeout)
+// Alive implements [kernel.Heartbeat]. Times are rounded up to seconds.
+func (t *Redirects) Alive(d time.Duration) error {
+	seconds := wholeSeconds(d)
 	for _, f := range service.Families {
 		s := everyone(kernel.SetAlive, f)
-		if err := store.Add(s, seconds, s.Entries...); err != nil {
+		if err := t.Store.Add(s, seconds, s.Entries...); err != nil {
 			return fmt.Errorf("refresh set %s: %w", s.Name, err)
 		}
 	}
 	return nil
 }
 
-// RemoveAlive ends redirecting at once: new connections go to the kernel's rules.
-func RemoveAlive(store kernel.SetStore) error { return removeEveryone(store, kernel.SetAlive) }
+// Dead implements [kernel.Heartbeat].
+func (t *Redirects) Dead() error { return t.removeEveryone(kernel.SetAlive) }
 
-// AnnounceStart has clients of services that nothing serves yet try again for d,
-// rounded up to seconds, where they would be refused otherwise. It makes the sets
-// if they aren't there.
-func AnnounceStart(store kernel.SetStore, d time.Duration) error {
+// Starting implements [kernel.Heartbeat]. It makes the sets if they aren't there.
+func (t *Redirects) Starting(d time.Duration) error {
 	for _, f := range service.Families {
 		s := everyone(kernel.SetStarting, f)
 		empty := s
 		empty.Entries = nil
-		if err := store.Create(empty); err != nil {
+		if err := t.Store.Create(empty); err != nil {
 			return fmt.Errorf("create set %s: %w", s.Name, err)
 		}
-		if err := store.Add(s, wholeSeconds(d), s.Entries...); err != nil {
+		if err := t.Store.Add(s, wholeSeconds(d), s.Entries...); err != nil {
 			return fmt.Errorf("fill set %s: %w", s.Name, err)
 		}
 	}
 	return nil
 }
 
-// EndStart is for the time from which on kproxy serves.
-func EndStart(store kernel.SetStore) error { return removeEveryone(store, kernel.SetStarting) }
+// Started implements [kernel.Heartbeat].
+func (t *Redirects) Started() error { return t.removeEveryone(kernel.SetStarting) }
 
-func removeEveryone(store kernel.SetStore, base string) error {
+func (t *Redirects) removeEveryone(base string) error {
 	var errs *multierror.Error
 	for _, f := range service.Families {
 		s := everyone(base, f)
-		if err := store.Delete(s, s.Entries...); err != nil && !errors.Is(err, kernel.ErrNotFound) {
+		if err := t.Store.Delete(s, s.Entries...); err != nil && !errors.Is(err, kernel.ErrNotFound) {
 			errs = multierror.Append(errs, fmt.Errorf("empty set %s: %w", s.Name, err))
 		}
 	}
@@ -76,15 +73,10 @@ func everyone(base string, f service.Family) kernel.Set {
 	return s
 }
 
-// LetRefusals lets the resets by which a TCP endpoint refuses connections
-// through to the clients for d, rounded up to seconds. Otherwise the kernel
-// swallows them, in the hope that the client's next SYN is answered by another
-// endpoint or finds the service recalled. That hope is vain where the endpoint
-// refuses this one client only (nobody recalls a service for that) and where
-// the service can't be recalled: its clients would send SYNs until they time out.
-func LetRefusals(store kernel.SetStore, endpoint netip.AddrPort, d time.Duration) error {
+// LetRefusals implements [kernel.Exceptions].
+func (t *Redirects) LetRefusals(endpoint netip.AddrPort, d time.Duration) error {
 	s := emptySet(kernel.SetLet, service.FamilyOf(endpoint.Addr()))
-	if err := store.Add(s, wholeSeconds(d), kernel.AddressEntry(service.TCP, endpoint)); err != nil {
+	if err := t.Store.Add(s, wholeSeconds(d), kernel.AddressEntry(service.TCP, endpoint)); err != nil {
 		return fmt.Errorf("let refusals of %s through: %w", endpoint, err)
 	}
 	return nil
@@ -99,13 +91,8 @@ func emptySet(base string, f service.Family) kernel.Set {
 // wholeSeconds rounds up, to one at least: a lifetime of 0 is for ever.
 func wholeSeconds(d time.Duration) uint32 { return max(1, uint32((d+time.Second-1)/time.Second)) }
 
-// Redirected is a TCP connection that userspace carries: what its client sends.
-type Redirected struct{ Client, Address netip.AddrPort }
-
-// KeepConnections makes connections come to userspace for d, rounded up to
-// seconds, also when conntrack has forgotten them and their service is in the
-// kernel by now, where their next packet would begin a connection to an endpoint.
-func KeepConnections(store kernel.SetStore, d time.Duration, connections []Redirected) error {
+// KeepConnections implements [kernel.Exceptions].
+func (t *Redirects) KeepConnections(d time.Duration, connections []kernel.Redirected) error {
 	var entries [2][]string
 	for _, h := range connections {
 		f := service.FamilyOf(h.Client.Addr())
@@ -116,8 +103,8 @@ func KeepConnections(store kernel.SetStore, d time.Duration, connections []Redir
 		if len(entries[f]) == 0 {
 			continue
 		}
-		if err := store.Add(emptySet(kernel.SetHeld, f), wholeSeconds(d), entries[f]...); err != nil {
-			errs = multierror.Append(errs, fmt.Errorf("hold %d connections: %w", len(entries[f]), err))
+		if err := t.Store.Add(emptySet(kernel.SetHeld, f), wholeSeconds(d), entries[f]...); err != nil {
+			errs = multierror.Append(errs, fmt.Errorf("keep %d connections: %w", len(entries[f]), err))
 		}
 	}
 	return errs.ErrorOrNil()

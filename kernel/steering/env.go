@@ -1,9 +1,12 @@
 package steering
 
 import (
+	"context"
 	"log/slog"
+	"strings"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
 )
 
 // Env is what data planes work with that share steering's rules on one host.
@@ -18,10 +21,21 @@ type Env struct {
 	ReadOnly bool
 }
 
-// EnvOf is the Env of a host as it was found, with default options else.
-func EnvOf(h *kernel.Host, sets kernel.SetStore) Env {
-	e := Env{Options: DefaultOptions(), Runner: kernel.Exec{}, Sets: sets, Variant: h.Variant, Routing: DefaultRouting()}
-	e.RandomFully, e.SocketMatch, e.CatchRefusals = h.RandomFully, h.SocketMatch, h.CatchRefusals
-	e.SkipIPv6, e.DropInvalid = !h.IPv6, !kernel.LiberalConntrack()
-	return e
+// countingRunner tells of the failures of iptables-restore.
+type countingRunner struct {
+	kernel.Runner
+	failed func(service.Family)
+}
+
+// Run implements [kernel.Runner].
+func (r countingRunner) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
+	out, err := r.Runner.Run(ctx, stdin, program, args...)
+	if err != nil && ctx.Err() == nil && strings.HasSuffix(program, "-restore") {
+		f := service.IPv4
+		if strings.HasPrefix(program, "ip6") {
+			f = service.IPv6
+		}
+		r.failed(f)
+	}
+	return out, err
 }

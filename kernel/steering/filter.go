@@ -31,7 +31,7 @@ func (s Rules) refusals() []string {
 func (s Rules) untaken() string {
 	own := s.Marks.Own()
 	out := fmt.Sprintf("-m mark ! --mark %#x/%#x %s -m conntrack ! --ctstate DNAT", own, own, kernel.InSet(s.Set(kernel.SetUser), "dst,dst"))
-	for _, w := range s.ways {
+	for _, w := range s.planes {
 		out += w.Untaken
 	}
 	return out
@@ -96,11 +96,11 @@ func (s Rules) forwarded() []string {
 }
 
 // passing is what the connections of planes need wherever they pass.
-func (s Rules) passing() []string { return s.each(func(w *Way) []string { return w.Passing }) }
+func (s Rules) passing() []string { return s.each(func(w *PlaneRules) []string { return w.Passing }) }
 
 // accept is for the end of built-in chains.
 func (s Rules) accept() []string {
-	return s.each(func(w *Way) []string {
+	return s.each(func(w *PlaneRules) []string {
 		if w.NAT {
 			return []string{w.rewritten() + " " + kernel.InSet(s.Set(kernel.SetEndpoint), "dst,dst,dst") + " -j ACCEPT"}
 		}
@@ -148,14 +148,14 @@ func (s Rules) input() []string {
 		kernel.HasMark(s.Marks.Transparent, own)+" -j ACCEPT",
 		"-i lo "+kernel.HasMark(own, own)+" "+kernel.Comment("connections of kproxy to this node")+" -j ACCEPT",
 		state("INVALID,NEW")+" -j "+chainInputNew)
-	out = append(out, s.each(func(w *Way) []string { return w.Input })...)
+	out = append(out, s.each(func(w *PlaneRules) []string { return w.Input })...)
 	out = append(out, "-p tcp "+kernel.InSet(kernel.NodePortSet(kernel.SetHealth, service.TCP, s.Family), "dst")+" "+kernel.Comment("load balancers ask for health")+" -j ACCEPT")
 	return append(out, s.passing()...)
 }
 
 // inputNew is for what begins a connection to this node, or is of none.
 func (s Rules) inputNew() []string {
-	out := append([]string{s.refuse()}, s.each(func(w *Way) []string { return w.InputNew })...)
+	out := append([]string{s.refuse()}, s.each(func(w *PlaneRules) []string { return w.InputNew })...)
 	return append(out, s.invalidInput()...)
 }
 
@@ -192,7 +192,7 @@ func (s Rules) invalidForward() []string {
 // invalidInput is for clients on this node and masqueraded ones. A packet for
 // which there is a socket is of a connection that nothing translates.
 func (s Rules) invalidInput() []string {
-	if !s.DropInvalid || len(s.ways) == 0 {
+	if !s.DropInvalid || len(s.planes) == 0 {
 		return nil
 	}
 	var out []string

@@ -86,7 +86,7 @@ func (s Rules) mangleOutputOwn() []string {
 }
 
 func (s Rules) mangleOutputNew() []string {
-	return append([]string{s.ranges()}, s.each(func(w *Way) []string { return w.OutputNew })...)
+	return append([]string{s.ranges()}, s.each(func(w *PlaneRules) []string { return w.OutputNew })...)
 }
 
 // catchRefusals drops an endpoint's reset that is its first packet, the answer
@@ -96,12 +96,12 @@ func (s Rules) mangleOutputNew() []string {
 // userspace, because the agent hears of it and recalls the service. Without a
 // live kproxy a refusal passes as it is: nobody would find another endpoint if
 // all refuse. So does that of an endpoint that kproxy says so of, see
-// [LetRefusals].
+// [kernel.Exceptions].
 func (s Rules) catchRefusals() []string {
 	if !s.CatchRefusals {
 		return nil
 	}
-	return s.each(func(w *Way) []string {
+	return s.each(func(w *PlaneRules) []string {
 		if !w.NAT {
 			return w.Refusals
 		}

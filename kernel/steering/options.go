@@ -31,12 +31,12 @@ type Options struct {
 	DropInvalid bool
 	// SkipIPv6 renders nothing for IPv6, for hosts without ip6tables.
 	SkipIPv6 bool
-	// Ways are those of all planes that a plan may use.
-	Ways []Waymaker
+	// Planes are all that a plan may use.
+	Planes []Plane
 }
 
 // DefaultOptions returns options for a host that has everything. The
-// listener's ports and the planes' ways are the caller's to fill in.
+// listener's ports and the planes are the caller's to fill in.
 func DefaultOptions() Options {
 	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, CatchRefusals: true, DropInvalid: true}
 }
@@ -74,12 +74,12 @@ func Render(p *plan.Plan, o Options) kernel.Ruleset {
 	return out
 }
 
-// Way is what the rules of all services do for the connections of one kernel data plane:
+// PlaneRules are what the rules of all services do for the connections of one kernel data plane:
 // how they are told from others, and what is to happen to them in which chain. A plane
 // that rewrites destinations in table nat names its two chains, and is otherwise served by
 // what conntrack knows. One that takes packets elsewhere has rules for each place, in the
 // form that iptables-save prints.
-type Way struct {
+type PlaneRules struct {
 	// NAT: destinations are rewritten in table nat, so that connections have the state DNAT.
 	NAT                 bool
 	Dispatch, NodePorts string   // where NAT looks for a service: by address, and by node port
@@ -100,27 +100,28 @@ type Way struct {
 	Refusals    []string // mangle: what endpoints send; where resets are caught
 }
 
-func (w *Way) rewritten() string {
+func (w *PlaneRules) rewritten() string {
 	if w.NAT {
 		return "-m conntrack --ctstate DNAT"
 	}
 	return w.Rewritten
 }
 
-// Waymaker makes the Way of a plane in one family; policy and options are those of r.
-type Waymaker struct {
-	Plane plan.DataPlane
-	Make  func(r Rules) Way
+// Plane is what steering knows of a kernel data plane.
+type Plane struct {
+	Name plan.DataPlane
+	// Rules makes the rules for its connections in one family; policy and options are those of r.
+	Rules func(r Rules) PlaneRules
 }
 
-// newRules returns the rules of p in one family, with the ways of those planes that p uses, in
+// newRules returns the rules of p in one family, with those of the planes that p uses, in
 // the order given.
 func newRules(p *plan.Plan, f service.Family, o Options) Rules {
 	s := Rules{Options: o, Family: f, short: !p.TellsClients, policy: &p.Policy}
 	_, s.limited = NodePortNetworks(&p.Policy, f)
-	for _, w := range o.Ways {
-		if p.Uses(w.Plane) {
-			s.ways = append(s.ways, w.Make(s))
+	for _, plane := range o.Planes {
+		if p.Uses(plane.Name) {
+			s.planes = append(s.planes, plane.Rules(s))
 		}
 	}
 	return s

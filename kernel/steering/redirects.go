@@ -3,40 +3,39 @@ package steering
 import (
 	"context"
 	"fmt"
+	"net/netip"
+	"slices"
+	"strings"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 )
 
-// Redirects keeps the membership of the redirect sets: the fast half of what is in the
-// kernel. One goroutine uses it.
+// Redirects is the [kernel.Steering] by redirect sets.
 type Redirects struct {
-	Store kernel.SetStore
-	// Wrote is told how many entries were added and deleted; may be nil.
-	Wrote func(entries int)
+	Store  kernel.SetStore
+	Routes Routing
 	// applied is the plan that the kernel's sets follow; nil if that isn't
 	// known, as at start or after an error.
 	applied *plan.Plan
 }
 
-// Follow makes the sets what p wants: entries are added before others are
-// deleted, so a service is never in no data plane at all. d leads to p from the plan
-// that was followed last.
-func (t *Redirects) Follow(ctx context.Context, p *plan.Plan, d plan.Delta) error {
+var (
+	_ kernel.Steering   = (*Redirects)(nil)
+	_ kernel.SetCounter = (*Redirects)(nil)
+)
+
+// Follow implements [kernel.Membership].
+func (t *Redirects) Follow(ctx context.Context, p *plan.Plan, d plan.Delta) (entries int, err error) {
 	ops, err := t.changes(p, d)
 	if err != nil {
-		return err
+		return 0, err
 	}
 	t.applied = nil
-	entries, err := kernel.ApplySets(ctx, t.Store, ops)
-	if t.Wrote != nil {
-		t.Wrote(entries)
+	if entries, err = kernel.ApplySets(ctx, t.Store, ops); err == nil {
+		t.applied = p
 	}
-	if err != nil {
-		return err
-	}
-	t.applied = p
-	return nil
+	return entries, err
 }
 
 func (t *Redirects) changes(p *plan.Plan, d plan.Delta) (kernel.SetOps, error) {
@@ -47,9 +46,8 @@ func (t *Redirects) changes(p *plan.Plan, d plan.Delta) (kernel.SetOps, error) {
 	return kernel.DiffSets(have, Sets(p)), err
 }
 
-// Damaged says how the kernel's sets differ from what they should be; empty if
-// they don't. After damage the next Follow mends it.
-func (t *Redirects) Damaged() (string, error) {
+// Damage implements [kernel.Membership].
+func (t *Redirects) Damage() (string, error) {
 	if t.applied == nil {
 		return "", nil
 	}
@@ -82,4 +80,31 @@ func (t *Redirects) observe(p *plan.Plan) ([]kernel.Set, error) {
 		}
 	}
 	return sets, nil
+}
+
+// Local implements [kernel.Delivery].
+func (t *Redirects) Local(a netip.Addr) bool { return slices.Contains(ListenerAddress[:], a) }
+
+// Missing implements [kernel.Delivery].
+func (t *Redirects) Missing() ([]string, error) { return t.Routes.Missing() }
+
+// affinitySets is what all sets of session affinity are counted as: there is one
+// for each endpoint.
+const affinitySets = kernel.Prefix + "AFF"
+
+// SetEntries implements [kernel.SetCounter], for the sets of all data planes.
+func (t *Redirects) SetEntries() (map[string]int, error) {
+	states, err := t.Store.List(nil)
+	if err != nil {
+		return nil, err
+	}
+	entries := make(map[string]int, len(states))
+	for _, s := range states {
+		name := s.Name
+		if strings.HasPrefix(name, affinitySets+"-") {
+			name = affinitySets
+		}
+		entries[name] += s.Count
+	}
+	return entries, nil
 }

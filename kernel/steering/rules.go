@@ -47,7 +47,7 @@ var userProtocols = [2]service.Protocol{service.TCP, service.UDP}
 
 // Rules renders what doesn't depend on services, in one address family. Without a kernel
 // data plane (mode userspace) only what leads to userspace is left. What a data plane
-// needs besides is in its [Way].
+// needs besides is in its [PlaneRules].
 //
 // Every packet of the host passes some of these rules, and the kernel evaluates
 // a rule's matches in the order that they are written in, until one fails. So
@@ -60,22 +60,22 @@ var userProtocols = [2]service.Protocol{service.TCP, service.UDP}
 type Rules struct {
 	Options
 	Family  service.Family
-	ways    []Way // of the planes in use
-	short   bool  // pods and this node are told from others
+	planes  []PlaneRules // of the planes in use
+	short   bool         // pods and this node are told from others
 	policy  *plan.Policy
 	limited bool // node ports answer only on the node's addresses in SetNodes
 }
 
 // nat reports whether a plane rewrites destinations by conntrack.
 func (s Rules) nat() bool {
-	return slices.ContainsFunc(s.ways, func(w Way) bool { return w.NAT })
+	return slices.ContainsFunc(s.planes, func(w PlaneRules) bool { return w.NAT })
 }
 
 // each collects the rules that the planes in use have in one place.
-func (s Rules) each(place func(*Way) []string) []string {
+func (s Rules) each(place func(*PlaneRules) []string) []string {
 	var out []string
-	for i := range s.ways {
-		out = append(out, place(&s.ways[i])...)
+	for i := range s.planes {
+		out = append(out, place(&s.planes[i])...)
 	}
 	return out
 }
@@ -100,7 +100,7 @@ func (s Rules) toNode(loopback bool, protocol string) string {
 		out += "-p " + protocol + " "
 	}
 	out += "-m addrtype --dst-type LOCAL"
-	for _, w := range s.ways {
+	for _, w := range s.planes {
 		out += w.NotNode
 	}
 	return out + s.answering()
@@ -133,12 +133,12 @@ func (s Rules) jumps() []kernel.Jump {
 		jump("nat", "PREROUTING", ChainServices),
 		jump("nat", "OUTPUT", ChainServices),
 	}
-	for _, w := range s.ways {
+	for _, w := range s.planes {
 		for _, from := range w.AcceptIn {
 			out = append(out, jump("filter", from, ChainAccept))
 		}
 	}
-	if len(s.ways) > 0 {
+	if len(s.planes) > 0 {
 		out = append(out, jump("nat", "POSTROUTING", ChainPostrouting))
 	}
 	return out
@@ -170,7 +170,7 @@ func (s Rules) chains() []kernel.Chain {
 	if s.nat() {
 		out = append(out, chain("filter", chainForwarded, s.forwarded()...))
 	}
-	if len(s.ways) > 0 {
+	if len(s.planes) > 0 {
 		out = append(out,
 			chain("filter", ChainAccept, s.accept()...),
 			chain("filter", ChainInvalid, s.drop()...),
@@ -193,8 +193,8 @@ func (s Rules) services() []string {
 		"-p tcp " + notSYN + " " + kernel.InSet(s.Set(kernel.SetHeld), "src,src,dst") + " " + kernel.Comment("forgotten by conntrack") + s.redirect(0),
 		kernel.InSet(s.Set(kernel.SetAlive), "src") + " " + kernel.Comment("a live kproxy serves these in userspace") + " -j " + ChainRedirect,
 	}
-	out = append(out, s.each(func(w *Way) []string { return w.Services })...)
-	for _, w := range s.ways {
+	out = append(out, s.each(func(w *PlaneRules) []string { return w.Services })...)
+	for _, w := range s.planes {
 		if w.NAT {
 			out = append(out,
 				kernel.Comment("all others by destination address")+" -j "+w.Dispatch,
@@ -264,7 +264,7 @@ func (s Rules) postrouting() []string {
 	mark := kernel.SetMark(m.Masquerade, m.Masquerade)
 	endpoint := kernel.InSet(s.Set(kernel.SetEndpoint), "dst,dst,dst")
 	var out []string
-	for _, w := range s.ways {
+	for _, w := range s.planes {
 		rewritten := w.rewritten()
 		out = append(out, rewritten+" "+kernel.InSet(s.Set(kernel.SetEndpoint), "dst,dst,src")+" "+kernel.Comment("hairpin: an endpoint that reaches itself")+" "+mark)
 		for _, l := range s.policy.Links {
@@ -274,7 +274,7 @@ func (s Rules) postrouting() []string {
 			}
 		}
 	}
-	out = append(out, s.each(func(w *Way) []string { return w.Postrouting })...)
+	out = append(out, s.each(func(w *PlaneRules) []string { return w.Postrouting })...)
 	return append(out,
 		fmt.Sprintf("-m mark ! --mark %#x/%#x -j RETURN", m.Masquerade, m.Masquerade),
 		kernel.SetMark(m.Masquerade, 0),

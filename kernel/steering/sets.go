@@ -25,8 +25,8 @@ import (
 //     redirected to userspace for pods and this node, whatever is done with others' connections,
 //   - LEAVING, where the kernel carries connections, the endpoints that may have
 //     some but get no new ones,
-//   - ALIVE, STARTING, LET and HELD are empty here: see [RefreshAlive], [AnnounceStart],
-//     [LetRefusals] and [KeepConnections].
+//   - ALIVE, STARTING, LET and HELD are empty here: see [kernel.Heartbeat] and
+//     [kernel.Exceptions].
 func Sets(p *plan.Plan) []kernel.Set {
 	b := newMembers(p)
 	for _, s := range p.Services {

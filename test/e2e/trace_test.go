@@ -117,7 +117,7 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 	}
 	p, _ = plan.Compute(nil, in)
 	rules, virtuals := iptables.DefaultOptions(), ipvs.DefaultOptions()
-	rules.Ways = append(rules.Ways, ipvs.Way)
+	rules.Planes = append(rules.Planes, ipvs.InSteering)
 	rules.TCPPort, rules.UDPPort = 10244, 10244
 	rules.RandomFully, rules.SocketMatch, rules.CatchRefusals = host.RandomFully, host.SocketMatch, host.CatchRefusals
 	rules.DropInvalid = !kernel.LiberalConntrack()

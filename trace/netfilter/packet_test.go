@@ -378,7 +378,7 @@ func (s *scene) checkRedirect(sets *kernel.IPSets) {
 	if got, _ := s.predict(s.read(), service.TCP, 1, to); got.Verdict != "answered" {
 		s.t.Errorf("not alive: predicted %v", got)
 	}
-	if err := steering.RefreshAlive(sets, time.Hour); err != nil {
+	if err := (&steering.Redirects{Store: sets}).Alive(time.Hour); err != nil {
 		s.t.Fatal(err)
 	}
 	if got, _ := s.predict(s.read(), service.TCP, 1, to); got.Verdict != "node" {

@@ -1,4 +1,4 @@
-package kernel
+package steering
 
 import (
 	"context"
@@ -8,69 +8,63 @@ import (
 	"strings"
 	"sync/atomic"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
-// Layer is a data plane whose objects are a [Ruleset]. Planes that have rules in the
+// Layer is a data plane whose objects are a [kernel.Ruleset]. Planes that have rules in the
 // tables of iptables, and entries in ipsets, are layers of one [Stack] with steering: its
 // chains lead to theirs, the set of endpoints is all of theirs, and one iptables-restore
 // takes as long as many where a table is replaced as a whole. A layer includes the one
-// below it: it adds to what that renders, observes and applies.
+// below it: it adds to what that renders, observes, applies, and remembers of clients.
 type Layer interface {
-	Backend
-	Renderer
+	kernel.Backend
+	kernel.Renderer
 	Watch
 	// Programmed returns the KernelHash of the services of p whose rules in have are
 	// those in want, which was rendered of p.
-	Programmed(have, want Ruleset, p *plan.Plan) map[service.Key]uint64
+	Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64
 	// Adopted returns the service ports of s that the kernel served when have was read.
-	Adopted(have Ruleset, s *service.Snapshot) map[service.Key]bool
-}
-
-// Renderer renders plans as rulesets.
-type Renderer interface {
-	// Render renders every plan that is to be programmed; d leads there from the one
-	// before, whose unchanged parts are in the result as they were.
-	Render(p *plan.Plan, d plan.Delta) Ruleset
-	// Fresh renders a plan of any origin, remembers nothing, and may be called by
-	// several goroutines at once.
-	Fresh(p *plan.Plan) Ruleset
+	Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool
 }
 
 // Watch notices when somebody else changes what kproxy has in the kernel. Its methods may
 // be called by several goroutines at once.
 type Watch interface {
 	// Expect tells what is in the kernel now.
-	Expect(Ruleset)
+	Expect(kernel.Ruleset)
 	// Check returns what differs from that, a phrase each.
 	Check(context.Context) ([]string, error)
 	Close()
 }
 
-// Stack is the [Plane] of a layer and those below it.
+// Stack is the [kernel.Plane] of a layer and those below it.
 type Stack struct {
 	Layer
-	plan    *plan.Plan // that was rendered last
-	want    Ruleset    // what it wants
-	have    Ruleset
-	known   bool        // have is what the kernel holds
-	damaged atomic.Bool // somebody else has changed it
-	steered bool        // rules that lead to userspace are in the kernel
-	failing *Ruleset    // what the last Sync wanted, if it failed
+	routes  *Routing       // nil for none
+	plan    *plan.Plan     // that was rendered last
+	want    kernel.Ruleset // what it wants
+	have    kernel.Ruleset
+	known   bool            // have is what the kernel holds
+	damaged atomic.Bool     // somebody else has changed it
+	steered bool            // rules that lead to userspace are in the kernel
+	failing *kernel.Ruleset // what the last Sync wanted, if it failed
 }
 
-// NewStack returns a Stack that knows nothing of the kernel.
-func NewStack(top Layer) *Stack { return &Stack{Layer: top} }
+// NewStack returns a Stack that knows nothing of the kernel. It sees to the routes, unless
+// they are nil.
+func NewStack(top Layer, routes *Routing) *Stack { return &Stack{Layer: top, routes: routes} }
 
 var (
-	_ Plane    = (*Stack)(nil)
-	_ Drainer  = (*Stack)(nil)
-	_ Counter  = (*Stack)(nil)
-	_ Renderer = (*Stack)(nil)
+	_ kernel.Plane          = (*Stack)(nil)
+	_ kernel.Drainer        = (*Stack)(nil)
+	_ kernel.Counter        = (*Stack)(nil)
+	_ kernel.AffinityKeeper = (*Stack)(nil)
+	_ kernel.Renderer       = (*Stack)(nil)
 )
 
-// Adopt implements [Plane].
+// Adopt implements [kernel.Plane].
 func (s *Stack) Adopt(ctx context.Context, snapshot *service.Snapshot) (map[service.Key]bool, error) {
 	if err := s.read(ctx); err != nil {
 		return nil, fmt.Errorf("read what is programmed: %w", err)
@@ -89,13 +83,13 @@ func (s *Stack) read(ctx context.Context) error {
 	return nil
 }
 
-// Want implements [Plane].
+// Want implements [kernel.Plane].
 func (s *Stack) Want(p *plan.Plan, d plan.Delta) bool {
 	s.plan, s.want = p, s.Render(p, d)
-	return s.failing == nil || !Diff(*s.failing, s.want).Empty()
+	return s.failing == nil || !kernel.Diff(*s.failing, s.want).Empty()
 }
 
-// Programmed implements [Plane].
+// Programmed implements [kernel.Plane].
 func (s *Stack) Programmed() map[service.Key]uint64 {
 	if !s.known {
 		return map[service.Key]uint64{}
@@ -103,8 +97,8 @@ func (s *Stack) Programmed() map[service.Key]uint64 {
 	return s.Layer.Programmed(s.have, s.want, s.plan)
 }
 
-// Sync implements [Plane].
-func (s *Stack) Sync(ctx context.Context, steered func()) Result {
+// Sync implements [kernel.Plane].
+func (s *Stack) Sync(ctx context.Context, steered func()) kernel.Result {
 	r := s.sync(ctx, steered)
 	if s.failing = nil; !r.OK() {
 		want := s.want
@@ -113,8 +107,13 @@ func (s *Stack) Sync(ctx context.Context, steered func()) Result {
 	return r
 }
 
-func (s *Stack) sync(ctx context.Context, steered func()) Result {
-	r := Result{Full: !s.known || s.damaged.Load()}
+func (s *Stack) sync(ctx context.Context, steered func()) kernel.Result {
+	r := kernel.Result{Full: !s.known || s.damaged.Load()}
+	if s.routes != nil && (r.Full || !s.steered) {
+		if r.Err = s.routes.Ensure(); r.Err != nil {
+			return r
+		}
+	}
 	if r.Full {
 		if r.Err = s.read(ctx); r.Err != nil {
 			return r
@@ -127,14 +126,14 @@ func (s *Stack) sync(ctx context.Context, steered func()) Result {
 		s.steered = true
 		steered()
 	}
-	ops := Diff(s.have, s.want)
+	ops := kernel.Diff(s.have, s.want)
 	if ops.Empty() {
 		s.done(&r)
 		return r
 	}
 	r.Tried = true
 	applied, err := s.Apply(ctx, ops)
-	r.Applied.add(applied)
+	r.Applied.Add(applied)
 	if r.Failed, r.Err = applied.Failed, err; r.OK() {
 		s.done(&r)
 		for f := range r.Written {
@@ -153,21 +152,21 @@ func (s *Stack) sync(ctx context.Context, steered func()) Result {
 }
 
 // done notes that the kernel holds what is wanted.
-func (s *Stack) done(r *Result) {
+func (s *Stack) done(r *kernel.Result) {
 	s.have = s.want
 	s.Expect(s.want)
 	r.Holds = s.count()
 }
 
 // steer writes what all services share, and leaves what services have.
-func (s *Stack) steer(ctx context.Context, r *Result) error {
+func (s *Stack) steer(ctx context.Context, r *kernel.Result) error {
 	p := s.plan
 	// Fresh, as Render would forget the services, and find all of them new with the next plan.
 	want := withShared(s.have, s.Fresh(p.Empty()))
-	if ops := Diff(s.have, want); !ops.Empty() {
+	if ops := kernel.Diff(s.have, want); !ops.Empty() {
 		r.Steered = true
 		applied, err := s.Apply(ctx, ops)
-		r.Applied.add(applied)
+		r.Applied.Add(applied)
 		if err != nil {
 			s.known = false
 			return fmt.Errorf("lead connections to userspace: %w", err)
@@ -177,7 +176,7 @@ func (s *Stack) steer(ctx context.Context, r *Result) error {
 	return nil
 }
 
-// Check implements [Plane].
+// Check implements [kernel.Plane].
 func (s *Stack) Check(ctx context.Context) ([]string, error) {
 	found, err := s.Layer.Check(ctx)
 	if len(found) > 0 {
@@ -186,26 +185,42 @@ func (s *Stack) Check(ctx context.Context) ([]string, error) {
 	return found, err
 }
 
-// Drain implements [Drainer].
+// Drain implements [kernel.Drainer].
 func (s *Stack) Drain(ctx context.Context) (left int, err error) {
-	if d, ok := s.Layer.(Drainer); ok {
+	if d, ok := s.Layer.(kernel.Drainer); ok {
 		return d.Drain(ctx)
 	}
 	return 0, nil
 }
 
-// Counts implements [Counter].
-func (s *Stack) Counts(ctx context.Context) (Counts, error) {
-	if c, ok := s.Layer.(Counter); ok {
+// Counts implements [kernel.Counter].
+func (s *Stack) Counts(ctx context.Context) (kernel.Counts, error) {
+	if c, ok := s.Layer.(kernel.Counter); ok {
 		return c.Counts(ctx)
 	}
-	return Counts{}, nil
+	return kernel.Counts{}, nil
+}
+
+// ReadAffinity implements [kernel.AffinityKeeper].
+func (s *Stack) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Client, error) {
+	if k, ok := s.Layer.(kernel.AffinityKeeper); ok {
+		return k.ReadAffinity(from)
+	}
+	return nil, nil
+}
+
+// SeedAffinity implements [kernel.AffinityKeeper].
+func (s *Stack) SeedAffinity(ctx context.Context, to []kernel.Moving, clients map[service.Key][]kernel.Client) error {
+	if k, ok := s.Layer.(kernel.AffinityKeeper); ok {
+		return k.SeedAffinity(ctx, to, clients)
+	}
+	return nil
 }
 
 // count counts what have has.
-func (s *Stack) count() *Objects {
+func (s *Stack) count() *kernel.Objects {
 	have := s.have
-	var o Objects
+	var o kernel.Objects
 	for f := range service.Families {
 		o.Rules[f] = countRules(have.Chains[f], have.Jumps[f])
 	}
@@ -217,7 +232,7 @@ func (s *Stack) count() *Objects {
 	return &o
 }
 
-func countRules(chains []Chain, jumps []Jump) map[string]int {
+func countRules(chains []kernel.Chain, jumps []kernel.Jump) map[string]int {
 	out := map[string]int{"filter": 0, "mangle": 0, "nat": 0}
 	for len(chains) > 0 { // they are sorted by table
 		table, n, i := chains[0].Table, 0, 0
@@ -233,27 +248,20 @@ func countRules(chains []Chain, jumps []Jump) map[string]int {
 	return out
 }
 
-func (a *Applied) add(o Applied) {
-	a.Chains += o.Chains
-	a.Rules += o.Rules
-	a.Entries += o.Entries
-	a.Virtuals += o.Virtuals
-}
-
 // withShared returns have with the sets, chains and jumps that all services
 // share. A chain that is empty in shared is one that services fill: if there is
 // one, an earlier kproxy filled it, and it stays. So do the virtual servers and
 // addresses, all of which are services', and the rules that lead to chains which
 // shared doesn't have: those of a data plane that an earlier kproxy used, whose
 // services this one will program another way.
-func withShared(have, shared Ruleset) Ruleset {
-	out := Ruleset{Sets: slices.Clone(have.Sets), Virtuals: have.Virtuals, Addresses: have.Addresses}
+func withShared(have, shared kernel.Ruleset) kernel.Ruleset {
+	out := kernel.Ruleset{Sets: slices.Clone(have.Sets), Virtuals: have.Virtuals, Addresses: have.Addresses}
 	for _, s := range shared.Sets {
-		if !slices.ContainsFunc(have.Sets, func(h Set) bool { return h.Name == s.Name }) {
+		if !slices.ContainsFunc(have.Sets, func(h kernel.Set) bool { return h.Name == s.Name }) {
 			out.Sets = append(out.Sets, s)
 		}
 	}
-	slices.SortFunc(out.Sets, func(a, b Set) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(out.Sets, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
 	for f := range service.Families {
 		chains := slices.Clone(have.Chains[f])
 		for _, c := range shared.Chains[f] {
@@ -267,7 +275,7 @@ func withShared(have, shared Ruleset) Ruleset {
 				chains[i].Rules = slices.Concat(c.Text(), former)
 			}
 		}
-		slices.SortFunc(chains, CompareChains)
+		slices.SortFunc(chains, kernel.CompareChains)
 		out.Chains[f] = chains
 		out.Jumps[f] = slices.Clone(have.Jumps[f])
 		for _, j := range shared.Jumps[f] {
@@ -281,14 +289,14 @@ func withShared(have, shared Ruleset) Ruleset {
 
 // waysOut are the rules of c that lead to a chain which have has and shared
 // doesn't.
-func waysOut(c Chain, have, shared []Chain) []string {
+func waysOut(c kernel.Chain, have, shared []kernel.Chain) []string {
 	var out []string
 	for _, r := range c.Text() {
-		words := Words(r)
+		words := kernel.Words(r)
 		if len(words) < 2 || words[len(words)-2] != "-j" {
 			continue
 		}
-		to := sameChain(Chain{Table: c.Table, Name: words[len(words)-1]})
+		to := sameChain(kernel.Chain{Table: c.Table, Name: words[len(words)-1]})
 		if slices.ContainsFunc(have, to) && !slices.ContainsFunc(shared, to) {
 			out = append(out, r)
 		}
@@ -297,34 +305,19 @@ func waysOut(c Chain, have, shared []Chain) []string {
 }
 
 // sameChain returns a test for chains of c's name.
-func sameChain(c Chain) func(Chain) bool {
-	return func(o Chain) bool { return o.Table == c.Table && o.Name == c.Name }
+func sameChain(c kernel.Chain) func(kernel.Chain) bool {
+	return func(o kernel.Chain) bool { return o.Table == c.Table && o.Name == c.Name }
 }
 
 // asWanted returns what was read back, with the entries of sets left out of
 // account that want leaves out as well.
-func asWanted(have, want Ruleset) Ruleset {
+func asWanted(have, want kernel.Ruleset) kernel.Ruleset {
 	out := have
 	out.Sets = slices.Clone(have.Sets)
 	for i := range out.Sets {
 		s := &out.Sets[i]
-		at, found := slices.BinarySearchFunc(want.Sets, s.Name, func(w Set, name string) int { return strings.Compare(w.Name, name) })
+		at, found := slices.BinarySearchFunc(want.Sets, s.Name, func(w kernel.Set, name string) int { return strings.Compare(w.Name, name) })
 		s.Dynamic = !found || want.Sets[at].Dynamic
 	}
 	return out
-}
-
-// someNames is how many names a message lists before it only counts.
-const someNames = 3
-
-// Some fills in names, or the first of many; there is no phrase without any.
-func Some(format string, names []string) []string {
-	if len(names) == 0 {
-		return nil
-	}
-	text := strings.Join(names[:min(len(names), someNames)], ", ")
-	if more := len(names) - someNames; more > 0 {
-		text += fmt.Sprintf(" and %d more", more)
-	}
-	return []string{fmt.Sprintf(format, text)}
 }
