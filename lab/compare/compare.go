@@ -30,21 +30,14 @@ import (
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/load"
 	"kproxy.dev/kproxy/lab/report"
+	"kproxy.dev/kproxy/plan"
 )
 
-// Plane is a way for packets from client to backend.
-type Plane string
+// Direct is no data plane of kproxy's: the node only routes.
+const Direct plan.DataPlane = "direct"
 
-// The planes. Direct is none of kproxy's: the node only routes.
-const (
-	Direct    Plane = "direct"
-	Userspace Plane = "userspace"
-	IPTables  Plane = "iptables"
-	IPVS      Plane = "ipvs"
-)
-
-// Planes are all of them.
-var Planes = []Plane{Direct, Userspace, IPTables, IPVS}
+// Planes are the ways for packets from client to backend.
+var Planes = []plan.DataPlane{Direct, plan.Userspace, plan.IPTables, plan.IPVS}
 
 // Config says what to compare. Start from [DefaultConfig].
 type Config struct {
@@ -117,9 +110,15 @@ var ErrNoPlane = errors.New("this host lacks what is to be compared")
 // comparison is one run.
 type comparison struct {
 	Config
-	rigs          []*rig
-	report        report.Report
-	others, steal []float64
+	rigs     []*rig
+	report   report.Report
+	measured load.Measurement
+}
+
+func newComparison(c Config) *comparison {
+	x := &comparison{Config: c}
+	x.measured = load.Measurement{Report: &x.report, Progress: c.Progress}
+	return x
 }
 
 // Run compares. The report is nil after an error.
@@ -131,7 +130,7 @@ func Run(ctx context.Context, c Config) (out *report.Report, err error) {
 		return nil, fmt.Errorf("remove an earlier comparison: %w", err)
 	}
 	start := time.Now()
-	x := &comparison{Config: c}
+	x := newComparison(c)
 	x.report = report.Report{Title: "What each data plane costs", Version: c.Version, Command: c.Command, Started: start.UTC().Truncate(time.Second), Notes: notes(c)}
 	defer func() {
 		if ctx.Err() != nil {
@@ -153,7 +152,6 @@ func Run(ctx context.Context, c Config) (out *report.Report, err error) {
 		}
 	}
 	x.report.Seconds = time.Since(start).Seconds()
-	x.report.Host.Others, x.report.Host.Steal = report.SpreadOf(x.others), report.SpreadOf(x.steal)
 	x.conclude()
 	return &x.report, nil
 }
@@ -189,6 +187,8 @@ func (x *comparison) up(ctx context.Context) error {
 func (x *comparison) compare(ctx context.Context) error {
 	for i, n := range x.Services {
 		group := fmt.Sprintf("First packets among %s", report.Count(n, "service"))
+		appear := load.Work{Group: group, Title: "services appear"}
+		programming := load.Figure{Name: fmt.Sprintf("programming-%d", n), Title: "until all are programmed", Unit: "s", Better: report.Lower}
 		for _, r := range x.rigs {
 			took, err := r.grow(ctx, n)
 			if err != nil {
@@ -196,7 +196,7 @@ func (x *comparison) compare(ctx context.Context) error {
 			}
 			if r.plane != Direct {
 				x.Progress(fmt.Sprintf("%s: %d services programmed after %.1f s", r.plane, n, took.Seconds()))
-				x.add(figure{fmt.Sprintf("programming-%d", n), group, "services appear", "until all are programmed", "s", report.Lower, nil, nil}, r.plane, 0, took.Seconds())
+				x.measured.Add(appear, programming, r.subject(netip.Addr{}), 0, took.Seconds())
 			}
 		}
 		if i == 0 {
@@ -204,64 +204,25 @@ func (x *comparison) compare(ctx context.Context) error {
 				return err
 			}
 		}
-		if err := x.rounds(ctx, []work{x.firsts(n, group)}, filler(n/2)); err != nil {
+		if err := x.rounds(ctx, []load.Work{x.firsts(n, group)}, filler(n/2)); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// rounds interleaves: every plane has a load before any has it again.
-func (x *comparison) rounds(ctx context.Context, works []work, first netip.Addr) error {
-	for round := range x.Repeat {
-		for _, w := range works {
-			x.Progress(fmt.Sprintf("round %d of %d: %s", round+1, x.Repeat, w.figures[0].work))
-			for _, r := range x.rigs {
-				out, err := r.measure(ctx, w.load, first)
-				if err != nil {
-					return err
-				}
-				x.note(w, r.plane, round, &out)
-			}
+// rounds runs loads through every plane; first is the filler for first packets.
+func (x *comparison) rounds(ctx context.Context, works []load.Work, first netip.Addr) error {
+	var subjects []load.Subject
+	for _, r := range x.rigs {
+		subjects = append(subjects, r.subject(first))
+	}
+	for _, w := range works {
+		if err := x.measured.Rounds(ctx, w, x.Repeat, subjects); err != nil {
+			return err
 		}
 	}
 	return nil
-}
-
-// note adds what came of a run to the cases.
-func (x *comparison) note(w work, p Plane, round int, out *load.Outcome) {
-	if k := w.load.Kind; k == load.Bulk || k == load.Short { // in the others the ticks of /proc are too coarse
-		capacity := out.Seconds * float64(x.report.Host.CPUs)
-		x.others, x.steal = append(x.others, out.CPU.Others()/capacity), append(x.steal, out.CPU.Steal/capacity)
-	}
-	for i, f := range w.figures {
-		s := x.add(f, p, round, f.value(out))
-		if i == 0 && out.Failed > 0 {
-			s.Fail(out.Failed, out.Error)
-		}
-		if f.parts != nil && round == x.Repeat-1 {
-			s.Parts = f.parts(out)
-		}
-	}
-}
-
-// add adds a value of a plane to a figure's case.
-func (x *comparison) add(f figure, p Plane, round int, v float64) *report.Subject {
-	c := x.report.Case(f.name)
-	if c == nil {
-		x.report.Cases = append(x.report.Cases, report.Case{Name: f.name, Group: f.group, Work: f.work, Figure: f.title, Unit: f.unit, Better: f.better})
-		c = &x.report.Cases[len(x.report.Cases)-1]
-	}
-	if c.Subject(string(p)) == nil {
-		class := report.KProxy
-		if p == Direct {
-			class = report.Limit
-		}
-		c.Subjects = append(c.Subjects, report.Subject{Name: string(p), Class: class})
-	}
-	s := &c.Subjects[slices.IndexFunc(c.Subjects, func(s report.Subject) bool { return s.Name == string(p) })]
-	s.Add(round, v)
-	return s
 }
 
 // stayed makes sure that at the end every service is still where it was.
@@ -270,11 +231,7 @@ func (x *comparison) stayed(ctx context.Context) error {
 		if r.plane == Direct {
 			continue
 		}
-		st, err := r.client.Status(ctx)
-		if err == nil {
-			err = r.programmed(st, r.services)
-		}
-		if err != nil {
+		if _, err := r.Programmed(ctx, r.plane, r.services); err != nil {
 			return fmt.Errorf("check %s after the loads: %w", r.plane, err)
 		}
 	}
@@ -286,7 +243,7 @@ func (x *comparison) conclude() {
 	r := &x.report
 	var order []string
 	for _, w := range x.works() {
-		order = append(order, w.figures[0].group)
+		order = append(order, w.Group)
 	}
 	rank := func(c report.Case) int {
 		if i := slices.Index(order, c.Group); i >= 0 {
@@ -295,7 +252,7 @@ func (x *comparison) conclude() {
 		return len(order)
 	}
 	slices.SortStableFunc(r.Cases, func(a, b report.Case) int { return rank(a) - rank(b) })
-	planes := []string{string(Userspace), string(IPTables), string(IPVS)}
+	planes := []string{string(plan.Userspace), string(plan.IPTables), string(plan.IPVS)}
 	for _, name := range []string{"throughput", "connections", "sessions"} {
 		for _, p := range planes {
 			r.Find(name, p, string(Direct))

@@ -1,11 +1,13 @@
 package compare
 
 import (
+	"context"
 	"net/netip"
 	"strings"
 	"testing"
 
 	"kproxy.dev/kproxy/lab/load"
+	"kproxy.dev/kproxy/plan"
 )
 
 func TestValidate(t *testing.T) {
@@ -42,9 +44,9 @@ func TestLoadsAreAllowed(t *testing.T) {
 	target := []netip.AddrPort{netip.MustParseAddrPort("10.0.0.1:1")}
 	for _, c := range []Config{DefaultConfig(), QuickConfig()} {
 		for _, w := range append(c.works(), c.firsts(10, "")) {
-			w.load.Targets, w.load.Sources = target, []netip.Addr{target[0].Addr()}
-			if err := w.load.Validate(); err != nil {
-				t.Errorf("%s: %v", w.load.Kind, err)
+			w.Load.Targets, w.Load.Sources = target, []netip.Addr{target[0].Addr()}
+			if err := w.Load.Validate(); err != nil {
+				t.Errorf("%s: %v", w.Load.Kind, err)
 			}
 		}
 		if n := MaxRepeat * c.Sessions; n > 1<<16-1024 {
@@ -54,7 +56,7 @@ func TestLoadsAreAllowed(t *testing.T) {
 }
 
 func TestEveryServiceHasAnAddressOfItsOwn(t *testing.T) {
-	seen := map[string]bool{loadService.String(): true}
+	seen := map[string]bool{load.ServiceAddress.String(): true}
 	for i := range MaxServices {
 		a := filler(i).String()
 		if seen[a] {
@@ -65,8 +67,8 @@ func TestEveryServiceHasAnAddressOfItsOwn(t *testing.T) {
 }
 
 func TestLastLine(t *testing.T) {
-	const log = "time=… level=INFO\nkproxy: this host lacks IPVS (the kernel has none): get it, or choose --mode iptables\n"
-	if got, want := lastLine(log), "this host lacks IPVS (the kernel has none)"; got != want {
+	const log = "time=… level=INFO\nkproxy: this host lacks plan.IPVS (the kernel has none): get it, or choose --mode iptables\n"
+	if got, want := lastLine(log), "this host lacks plan.IPVS (the kernel has none)"; got != want {
 		t.Errorf("lastLine = %q, want %q", got, want)
 	}
 }
@@ -75,16 +77,22 @@ func TestLastLine(t *testing.T) {
 // userspace is compared with direct routing and with iptables.
 func TestConclude(t *testing.T) {
 	c := QuickConfig()
-	x := &comparison{Config: c}
-	for round := range c.Repeat {
-		for _, w := range append([]work{c.firsts(10, "First packets among 10 services")}, c.works()...) {
-			for i, p := range []Plane{Direct, Userspace, IPTables} {
-				n := float64(i + 1)
-				x.note(w, p, round, &load.Outcome{
-					Seconds: 1, Count: 1000 / (i + 1), Bytes: uint64(1e9 / n), Failed: i % 2, Error: "lost",
-					Connect: &load.Percentiles{P50: n, P99: 2 * n}, Exchange: &load.Percentiles{P50: n, P99: 2 * n}, CPU: load.CPU{Client: n, Machine: n},
-				})
-			}
+	x := newComparison(c)
+	var subjects []load.Subject
+	for i, p := range []plan.DataPlane{Direct, plan.Userspace, plan.IPTables} {
+		n := float64(i + 1)
+		s := (&rig{plane: p}).subject(netip.Addr{})
+		s.Run = func(context.Context, load.Load) (load.Outcome, error) {
+			return load.Outcome{
+				Seconds: 1, Count: 1000 / (i + 1), Bytes: uint64(1e9 / n), Failed: i % 2, Error: "lost",
+				Connect: &load.Percentiles{P50: n, P99: 2 * n}, Exchange: &load.Percentiles{P50: n, P99: 2 * n}, CPU: load.CPU{Client: n, Machine: n},
+			}, nil
+		}
+		subjects = append(subjects, s)
+	}
+	for _, w := range append([]load.Work{c.firsts(10, "First packets among 10 services")}, c.works()...) {
+		if err := x.measured.Rounds(t.Context(), w, c.Repeat, subjects); err != nil {
+			t.Fatal(err)
 		}
 	}
 	x.conclude()

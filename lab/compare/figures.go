@@ -7,80 +7,62 @@ import (
 	"kproxy.dev/kproxy/lab/report"
 )
 
-// work is one of the loads, and the figures that come of it.
-type work struct {
-	load    load.Load
-	figures []figure
-}
-
-// figure makes a number of an outcome.
-type figure struct {
-	name, group, work, title, unit string
-	better                         report.Better
-	value                          func(*load.Outcome) float64
-	parts                          func(*load.Outcome) []report.Part // nil for a figure that isn't made of any
-}
-
 // works are the loads that don't depend on the number of services.
-func (c Config) works() []work {
-	group := ""
-	micros := func(name, work, title string, value func(*load.Outcome) float64) figure {
-		return figure{name, group, work, title, "µs", report.Lower, value, nil}
+func (c Config) works() []load.Work {
+	streams := load.Load{Kind: load.Bulk, Conns: 4, Time: c.Time}
+	connections := load.Load{Kind: load.Short, Conns: 16, Count: c.Connections, Time: c.Time}
+	sessions := load.Load{Kind: load.Session, Conns: 8, Count: c.Sessions, Time: c.Time}
+	return []load.Work{
+		{Group: "Throughput", Title: "4 TCP streams", Load: streams, Figures: []load.Figure{
+			{Name: "throughput", Title: "throughput", Unit: "Gbit/s", Better: report.Higher, Value: (*load.Outcome).Gigabits},
+			perUnit("cpu-per-gb", "CPU per gigabyte", "s/GB", func(o *load.Outcome) float64 { return float64(o.Bytes) / 1e9 }),
+		}},
+		{Group: "New connections", Title: "new TCP connections, 16 at a time", Load: connections, Figures: []load.Figure{
+			{Name: "connections", Title: "rate", Unit: "/s", Better: report.Higher, Value: (*load.Outcome).Rate},
+			micros("connections-p50", "connect to close, median", (*load.Outcome).P50),
+			micros("connections-p99", "connect to close, 99th percentile", (*load.Outcome).P99),
+			perUnit("cpu-per-10k-connections", "CPU per 10,000", "s", tenThousands),
+		}},
+		{Group: "Requests", Title: "TCP request", Load: load.Load{Kind: load.Exchange, Conns: 1, Time: c.Short}, Figures: []load.Figure{
+			micros("requests-p50", "median", (*load.Outcome).P50), micros("requests-p99", "99th percentile", (*load.Outcome).P99),
+		}},
+		{Group: "Requests", Title: "UDP request", Load: load.Load{Kind: load.Datagram, Conns: 1, Time: c.Short}, Figures: []load.Figure{
+			micros("datagrams-p50", "median", (*load.Outcome).P50), micros("datagrams-p99", "99th percentile", (*load.Outcome).P99),
+		}},
+		{Group: "New UDP sessions", Title: "new UDP sessions, 8 at a time", Load: sessions, Figures: []load.Figure{
+			{Name: "sessions", Title: "rate", Unit: "/s", Better: report.Higher, Value: (*load.Outcome).Rate},
+			perUnit("cpu-per-10k-sessions", "CPU per 10,000", "s", tenThousands),
+		}},
 	}
-	var out []work
-	add := func(l load.Load, figures ...figure) { out = append(out, work{l, figures}) }
-
-	group = "Throughput"
-	streams := "4 TCP streams"
-	add(load.Load{Kind: load.Bulk, Conns: 4, Time: c.Time},
-		figure{"throughput", group, streams, "throughput", "Gbit/s", report.Higher, gigabits, nil},
-		perUnit("cpu-per-gb", group, streams, "CPU per gigabyte", "s/GB", func(o *load.Outcome) float64 { return float64(o.Bytes) / 1e9 }))
-
-	group = "New connections"
-	connections := "new TCP connections, 16 at a time"
-	add(load.Load{Kind: load.Short, Conns: 16, Count: c.Connections, Time: c.Time},
-		figure{"connections", group, connections, "rate", "/s", report.Higher, rate, nil},
-		micros("connections-p50", connections, "connect to close, median", exchange50),
-		micros("connections-p99", connections, "connect to close, 99th percentile", exchange99),
-		perUnit("cpu-per-10k-connections", group, connections, "CPU per 10,000", "s", tenThousands))
-
-	group = "Requests"
-	add(load.Load{Kind: load.Exchange, Conns: 1, Time: c.Short}, micros("requests-p50", "TCP request", "median", exchange50), micros("requests-p99", "TCP request", "99th percentile", exchange99))
-	add(load.Load{Kind: load.Datagram, Conns: 1, Time: c.Short}, micros("datagrams-p50", "UDP request", "median", exchange50), micros("datagrams-p99", "UDP request", "99th percentile", exchange99))
-
-	group = "New UDP sessions"
-	sessions := "new UDP sessions, 8 at a time"
-	add(load.Load{Kind: load.Session, Conns: 8, Count: c.Sessions, Time: c.Time},
-		figure{"sessions", group, sessions, "rate", "/s", report.Higher, rate, nil},
-		perUnit("cpu-per-10k-sessions", group, sessions, "CPU per 10,000", "s", tenThousands))
-	return out
 }
 
 // firsts are new connections to one of n services, one after the other.
-func (c Config) firsts(n int, group string) work {
-	micros := func(name, title string, value func(*load.Outcome) float64) figure {
-		return figure{fmt.Sprintf("%s-%d", name, n), group, fmt.Sprintf("first packets among %s", report.Count(n, "service")), title, "µs", report.Lower, value, nil}
+func (c Config) firsts(n int, group string) load.Work {
+	name := func(s string) string { return fmt.Sprintf("%s-%d", s, n) }
+	return load.Work{
+		Group: group, Title: fmt.Sprintf("first packets among %s", report.Count(n, "service")),
+		Load: load.Load{Kind: load.First, Conns: 1, Count: c.Firsts, Time: c.Time},
+		Figures: []load.Figure{
+			micros(name("connect-p50"), "connect, median", func(o *load.Outcome) float64 { return o.Connect.P50 }),
+			micros(name("connect-p99"), "connect, 99th percentile", func(o *load.Outcome) float64 { return o.Connect.P99 }),
+			micros(name("first-answer-p50"), "connect to first answer, median", (*load.Outcome).P50),
+			micros(name("first-answer-p99"), "connect to first answer, 99th percentile", (*load.Outcome).P99),
+		},
 	}
-	return work{load.Load{Kind: load.First, Conns: 1, Count: c.Firsts, Time: c.Time}, []figure{
-		micros("connect-p50", "connect, median", func(o *load.Outcome) float64 { return o.Connect.P50 }),
-		micros("connect-p99", "connect, 99th percentile", func(o *load.Outcome) float64 { return o.Connect.P99 }),
-		micros("first-answer-p50", "connect to first answer, median", exchange50),
-		micros("first-answer-p99", "connect to first answer, 99th percentile", exchange99),
-	}}
 }
 
-func gigabits(o *load.Outcome) float64     { return float64(o.Bytes) * 8 / 1e9 / o.Seconds }
-func rate(o *load.Outcome) float64         { return float64(o.Count) / o.Seconds }
+func micros(name, title string, value func(*load.Outcome) float64) load.Figure {
+	return load.Figure{Name: name, Title: title, Unit: "µs", Better: report.Lower, Value: value}
+}
+
 func tenThousands(o *load.Outcome) float64 { return float64(o.Count) / 1e4 }
-func exchange50(o *load.Outcome) float64   { return o.Exchange.P50 }
-func exchange99(o *load.Outcome) float64   { return o.Exchange.P99 }
 
 // perUnit is the processors' time for a unit of work, and who used it.
-func perUnit(name, group, work, title, unit string, units func(*load.Outcome) float64) figure {
-	return figure{
-		name, group, work, title, unit, report.Lower,
-		func(o *load.Outcome) float64 { return o.CPU.Total() / units(o) },
-		func(o *load.Outcome) []report.Part {
+func perUnit(name, title, unit string, units func(*load.Outcome) float64) load.Figure {
+	return load.Figure{
+		Name: name, Title: title, Unit: unit, Better: report.Lower,
+		Value: func(o *load.Outcome) float64 { return o.CPU.Total() / units(o) },
+		Parts: func(o *load.Outcome) []report.Part {
 			n := units(o)
 			return []report.Part{{Name: "client", Value: o.CPU.Client / n}, {Name: "backend", Value: o.CPU.Backend / n}, {Name: "kproxy", Value: o.CPU.Proxy / n}, {Name: "kernel threads", Value: o.CPU.Softirqd / n}}
 		},
@@ -104,8 +86,8 @@ func notes(c Config) []report.Note {
 		{Title: "New UDP sessions", Text: "UDP has no connections. To the kernel, the first datagram from a port begins a flow; to kproxy in userspace it begins a session, with a socket of its own. Each session here is one request from a fresh port, as those of DNS are; eight at a time."},
 		{Title: fmt.Sprintf("First packets among %s", report.Count(c.Services[0], "service")), Text: "One new connection after the other, nothing else at the same time, to a service in the middle of so many. Only the first packet of a connection has to find its service; this is what that costs. Connect ends when the connection is made: in userspace that is when kproxy has accepted it, before it has even chosen a backend, so look at connect to first answer as well, which ends when the backend's answer is there. Until all are programmed: from writing the manifests of services with three endpoints each until kproxy says so; measured once."},
 		{Title: "Network", Text: "For every data plane a client, a node and three backends, each in a network namespace, joined by veth; the node routes every packet between client and backend. On the node a `kproxy run` with every service held in the data plane that is measured (none for direct). IPv4. Health checks are off."},
-		{Title: "Loads", Text: fmt.Sprintf("Client and server are processes of their own, event loops on two threads. Requests run for %s, the others for %s, or until %s connections, %s sessions or %s first packets. Requests and answers have 64 bytes.", c.Short, c.Time, report.Thousands(c.Connections), report.Thousands(c.Sessions), report.Thousands(c.Firsts))},
-		{Title: "Order", Text: fmt.Sprintf("%s; in each, every load goes through every data plane before the next load begins. Figures are medians of the rounds, with the least and the greatest; ratios are made within a round.", report.Count(c.Repeat, "round"))},
+		{Title: "Loads", Text: fmt.Sprintf("Client and server are processes of their own: a thread for each stream, and event loops on two threads for requests. Requests run for %s, the others for %s, or until %s connections, %s sessions or %s first packets. Requests and answers have 64 bytes.", c.Short, c.Time, report.Thousands(c.Connections), report.Thousands(c.Sessions), report.Thousands(c.Firsts))},
+		{Title: "Order", Text: fmt.Sprintf("%s of each load; in each, it goes through every data plane, which take turns in being the first. Figures are medians of the rounds, with the least and the greatest; ratios are made within a round.", report.Count(c.Repeat, "round"))},
 		{Title: "Certainty of the data plane", Text: "After each run the kernel's connection table was read for some connections of the load, and each had to be there and to have gone the way that was meant: rewritten to kproxy's listener (userspace), to a backend by a rule (iptables), to a backend by IPVS, or not at all (direct). Before and after all loads kproxy's status had to agree for every service. A run that fails this is no figure: the comparison ends with an error."},
 		{Title: "Processors' time", Text: "Client, backend and kproxy are what those processes used, in the kernel on their behalf too. Kernel threads is what ksoftirqd used; " + accounting + ". What other programs and the hypervisor used is in no figure."},
 		{Title: "What such figures can't say", Text: "There is no network card here, no cable and no second machine. Packets are large and never lost, and what cards do (checksums, segments, several queues) costs nothing. Client, node and backends share the processors: what the proxy uses, the others lack. Absolute figures are this machine's; ratios carry over better, but not to other kernels, packet sizes or numbers of processors. A program that does something with a request takes longer than all of this: what matters to it is the difference in microseconds, not the ratio."},

@@ -16,20 +16,18 @@ import (
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/load"
+	"kproxy.dev/kproxy/lab/report"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
-	"kproxy.dev/kproxy/web"
 )
 
 // rig is the network of one plane.
 type rig struct {
 	load.Rig
-	plane     Plane
-	client    *web.Client
-	table     *conntrack.Client
-	services  int    // that are programmed
-	iptables  string // variant that kproxy found
-	manifests string // folder
+	plane    plan.DataPlane
+	table    *conntrack.Client
+	services int    // that are programmed
+	iptables string // variant that kproxy found
 }
 
 // unavailable is the error about a plane that this host doesn't have.
@@ -43,12 +41,10 @@ const backends = 3
 // exitHost is kproxy's exit status where the host lacks something.
 const exitHost = 3
 
-func newRig(c Config, p Plane) *rig {
+func newRig(c Config, p plan.DataPlane) *rig {
 	cfg := lab.DefaultConfig()
 	cfg.Prefix, cfg.Backends, cfg.IPv6 = c.Prefix+"-"+string(p), backends, false
-	r := &rig{plane: p, Rig: load.Rig{Net: lab.New(cfg), Dir: rigDir(cfg.Prefix), Command: []string{c.Program, "lab", "compare-process"}, Slow: c.Slow}}
-	r.manifests = filepath.Join(r.Dir, "manifests")
-	return r
+	return &rig{plane: p, Rig: load.Rig{Net: lab.New(cfg), Dir: rigDir(cfg.Prefix), Command: []string{c.Program, "lab", "compare-process"}, Slow: c.Slow}}
 }
 
 // rigDir is short: the path of a socket ends at 107 bytes (unix(7)).
@@ -68,9 +64,6 @@ func Down(prefix string) error {
 // left; an *unavailable says that this host can't have the plane.
 func (r *rig) up(ctx context.Context) error {
 	err := r.Rig.Up(ctx)
-	if err == nil {
-		err = os.Mkdir(r.manifests, 0o755)
-	}
 	if err == nil && r.plane != Direct {
 		err = r.startProxy(ctx)
 	}
@@ -99,67 +92,23 @@ func (r *rig) down() error {
 }
 
 func (r *rig) startProxy(ctx context.Context) error {
-	if err := r.loadManifest().Write(r.manifests); err != nil {
-		return err
-	}
-	socket := filepath.Join(r.Dir, "kproxy.sock")
-	r.client = web.NewClient(socket)
-	r.Proxy = &lab.Process{
-		Namespace: r.Net.Node, Path: r.Command[0],
-		Args: []string{
-			"run", "--mode", string(r.plane), "--manifests", r.manifests, "--socket", socket,
-			"--state-dir", filepath.Join(r.Dir, "state"), "--hostname-override", "node",
-			// Probes would be noise, and all of the services have the same endpoints.
-			"--health-check", "off", "--alive-timeout", min(r.Within(5*time.Second), 30*time.Second).String(),
-		},
-	}
-	if err := r.Proxy.Start(); err != nil {
-		return err
-	}
-	ready, cancel := context.WithTimeout(ctx, r.Within(20*time.Second))
-	defer cancel()
-	err := r.Proxy.WaitReady(ready, func() error {
-		st, err := r.client.Status(ready)
-		if err != nil {
-			return err
-		}
-		for _, c := range st.Capabilities {
-			if c.Name == "iptables" {
-				r.iptables = c.Reason
-			}
-		}
-		return r.programmed(st, 0)
-	})
+	// All of the services have the same endpoints.
+	err := r.StartKProxy(ctx, r.Command[0], r.plane, "--alive-timeout", min(r.Within(5*time.Second), 30*time.Second).String())
 	var exit *exec.ExitError
 	if err != nil && !r.Proxy.Running() && errors.As(r.Proxy.Wait(ctx), &exit) && exit.ExitCode() == exitHost {
 		return &unavailable{lastLine(r.Proxy.Log())}
 	}
-	return err
-}
-
-// programmed says what is missing until n services and the one for loads are
-// where they belong.
-func (r *rig) programmed(st plan.Status, n int) error {
-	if !st.Alive || st.Sync.LastError != "" {
-		return fmt.Errorf("kproxy isn't alive yet (%s)", st.Sync.LastError)
+	if err != nil {
+		return err
 	}
-	for i := range st.Services {
-		if s := &st.Services[i]; s.DataPlane != plan.DataPlane(r.plane) {
-			return fmt.Errorf("%s/%s:%s is in data plane %s: %s", s.Namespace, s.Name, s.Port, s.DataPlane, s.Reason)
+	st, err := r.KProxy.Status(ctx)
+	for _, c := range st.Capabilities {
+		if c.Name == "iptables" {
+			r.iptables = c.Reason
 		}
 	}
-	if want := n + len(loadKinds); len(st.Services) != want {
-		return fmt.Errorf("%d of %d service ports are there", len(st.Services), want)
-	}
-	return nil
+	return err
 }
-
-// loadService is the address of the service that carries every load but first
-// packets.
-var loadService = netip.MustParseAddr("10.96.0.10")
-
-// loadKinds have a port each of that service.
-var loadKinds = []load.Kind{load.Bulk, load.Short, load.Exchange, load.Datagram, load.Session}
 
 // fillerPort is the port of the services that there are many of.
 const fillerPort = 80
@@ -172,45 +121,21 @@ func filler(i int) netip.Addr {
 	return netip.AddrFrom4(b)
 }
 
-func (r *rig) loadManifest() lab.Manifest {
-	m := r.manifest("load", loadService)
-	for _, k := range loadKinds {
-		port := lab.ManifestPort{Name: string(k), Protocol: "TCP", Port: k.Port(), Target: k.Port()}
-		if k.UDP() {
-			port.Protocol = "UDP"
-		}
-		m.Ports = append(m.Ports, port)
-	}
-	return m
-}
-
-// manifest describes a service without ports, held in the plane.
-func (r *rig) manifest(name string, address netip.Addr) lab.Manifest {
-	m := lab.Manifest{Name: name, ClusterIPs: []netip.Addr{address}, DataPlane: "kernel"}
-	if r.plane == Userspace {
-		m.DataPlane = "userspace"
-	}
-	for _, b := range r.Net.Backends {
-		m.Endpoints = append(m.Endpoints, lab.ManifestEndpoint{Name: b.Name, Addresses: b.Addresses, Weight: 1})
-	}
-	return m
-}
-
 // writeFillers writes the services from, from+1, … to-1 as one file, by rename.
 func (r *rig) writeFillers(from, to int) error {
-	f, err := os.CreateTemp(r.manifests, ".services-*.tmp")
+	f, err := os.CreateTemp(r.Manifests(), ".services-*.tmp")
 	if err != nil {
 		return fmt.Errorf("write manifests: %w", err)
 	}
 	w := bufio.NewWriter(f)
 	for i := from; i < to; i++ {
-		m := r.manifest(fmt.Sprintf("service-%05d", i), filler(i))
+		m := r.Manifest(fmt.Sprintf("service-%05d", i), filler(i), r.plane)
 		m.Ports = []lab.ManifestPort{{Name: "answer", Protocol: "TCP", Port: fillerPort, Target: load.First.Port()}}
 		fmt.Fprintf(w, "%s---\n", m.YAML())
 	}
 	err = cmp.Or(w.Flush(), f.Chmod(0o644), f.Close())
 	if err == nil {
-		err = os.Rename(f.Name(), filepath.Join(r.manifests, fmt.Sprintf("services-%d.yaml", to)))
+		err = os.Rename(f.Name(), filepath.Join(r.Manifests(), fmt.Sprintf("services-%d.yaml", to)))
 	}
 	if err != nil {
 		os.Remove(f.Name())
@@ -235,10 +160,7 @@ func (r *rig) grow(ctx context.Context, n int) (time.Duration, error) {
 	r.services = n
 	for {
 		asked := time.Now()
-		st, err := r.client.Status(ctx)
-		if err == nil {
-			err = r.programmed(st, n)
-		}
+		_, err := r.Programmed(ctx, r.plane, n)
 		took := time.Since(start)
 		if err == nil {
 			return took, errors.Join(r.settle(ctx), r.reach(ctx, n))
@@ -270,6 +192,16 @@ func (r *rig) reach(ctx context.Context, n int) error {
 	return nil
 }
 
+// subject is the rig as a subject of a measurement; first is the filler for first packets.
+func (r *rig) subject(first netip.Addr) load.Subject {
+	s := load.Subject{Name: string(r.plane), Class: report.KProxy, Proxied: true}
+	if r.plane == Direct {
+		s.Class, s.Proxied = report.Limit, false
+	}
+	s.Run = func(ctx context.Context, l load.Load) (load.Outcome, error) { return r.measure(ctx, l, first) }
+	return s
+}
+
 // measure runs a load through the plane and makes sure that it went there; first
 // is the filler for first packets.
 func (r *rig) measure(ctx context.Context, l load.Load, first netip.Addr) (load.Outcome, error) {
@@ -282,7 +214,7 @@ func (r *rig) measure(ctx context.Context, l load.Load, first netip.Addr) (load.
 	case l.Kind == load.First:
 		l.Targets = []netip.AddrPort{netip.AddrPortFrom(first, fillerPort)}
 	default:
-		l.Targets = []netip.AddrPort{netip.AddrPortFrom(loadService, l.Kind.Port())}
+		l.Targets = []netip.AddrPort{netip.AddrPortFrom(load.ServiceAddress, l.Kind.Port())}
 	}
 	if r.Proxy != nil {
 		proxies = []int{r.Proxy.PID()}
@@ -309,16 +241,16 @@ func (r *rig) measure(ctx context.Context, l load.Load, first netip.Addr) (load.
 // it. A flow that wasn't rewritten was routed. One rewritten to an endpoint went
 // there by a rule's DNAT, or by IPVS, which leaves no mark of NAT. One rewritten
 // to anything else, the node, ended at kproxy's listener.
-func carrier(f *conntrack.Flow) Plane {
+func carrier(f *conntrack.Flow) plan.DataPlane {
 	switch {
 	case !f.Rewritten():
 		return Direct
 	case !lab.PodCIDR4.Contains(f.ReplySrc.Addr()):
-		return Userspace
+		return plan.Userspace
 	case f.DestinationNAT():
-		return IPTables
+		return plan.IPTables
 	}
-	return IPVS
+	return plan.IPVS
 }
 
 // tuple is the key of a connection in the kernel's table.
@@ -330,7 +262,7 @@ type tuple struct {
 // checkCarried makes sure that p carried every witness of a load. The
 // kernel keeps TCP connections that have ended for two minutes, those that were reset
 // for ten seconds, and UDP ones for half a minute.
-func checkCarried(p Plane, k load.Kind, witnesses []load.Witness, flows []conntrack.Flow) error {
+func checkCarried(p plan.DataPlane, k load.Kind, witnesses []load.Witness, flows []conntrack.Flow) error {
 	if len(witnesses) == 0 {
 		return errors.New("no connection is known that could tell what carried the load")
 	}

@@ -7,6 +7,7 @@ import (
 
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/lab/load"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -23,11 +24,11 @@ func flow(p service.Protocol, client, dst, replySrc string, status uint32) connt
 // The table is complete: every plane is expected once of every kind of flow.
 func TestCheckCarried(t *testing.T) {
 	const client, address = "10.1.0.2:40000", "10.96.0.10:9103"
-	flows := map[Plane]conntrack.Flow{
-		Direct:    flow(service.TCP, client, address, address, 0),
-		Userspace: flow(service.TCP, client, address, "10.1.0.1:45000", dstNAT),
-		IPTables:  flow(service.TCP, client, address, "10.2.0.3:9103", dstNAT),
-		IPVS:      flow(service.TCP, client, address, "10.2.0.3:9103", 0),
+	flows := map[plan.DataPlane]conntrack.Flow{
+		Direct:         flow(service.TCP, client, address, address, 0),
+		plan.Userspace: flow(service.TCP, client, address, "10.1.0.1:45000", dstNAT),
+		plan.IPTables:  flow(service.TCP, client, address, "10.2.0.3:9103", dstNAT),
+		plan.IPVS:      flow(service.TCP, client, address, "10.2.0.3:9103", 0),
 	}
 	witness := []load.Witness{{Client: netip.MustParseAddrPort(client), Target: netip.MustParseAddrPort(address)}}
 	for _, went := range Planes {
@@ -46,16 +47,16 @@ func TestCheckCarriedNeedsEvidence(t *testing.T) {
 	other := []conntrack.Flow{flow(service.UDP, client, address, "10.2.0.3:9103", dstNAT)}
 	for _, tt := range []struct {
 		name      string
-		plane     Plane
+		plane     plan.DataPlane
 		kind      load.Kind
 		witnesses []load.Witness
 		ok        bool
 	}{
-		{"no witness", IPTables, load.Short, nil, false},
+		{"no witness", plan.IPTables, load.Short, nil, false},
 		{"no witness of direct routing either", Direct, load.Short, nil, false},
-		{"the table doesn't know it", IPTables, load.Short, witness, false},
+		{"the table doesn't know it", plan.IPTables, load.Short, witness, false},
 		{"what isn't tracked wasn't rewritten", Direct, load.Short, witness, true},
-		{"the protocol counts", IPTables, load.Session, witness, true},
+		{"the protocol counts", plan.IPTables, load.Session, witness, true},
 	} {
 		if err := checkCarried(tt.plane, tt.kind, tt.witnesses, other); (err == nil) != tt.ok {
 			t.Errorf("%s: %v, want it accepted: %v", tt.name, err, tt.ok)

@@ -49,54 +49,46 @@ func number(b []byte, n uint64, ask bool) {
 	binary.BigEndian.PutUint64(b[checkAt:], n)
 }
 
-// flood sends datagrams in several sessions as fast as one thread can.
-type flood struct{ client }
+// stallWait is how long a session waits before it counts what is on the way as lost.
+const stallWait = 20 * time.Millisecond
 
-func (w *flood) open() error { return w.greet(0) }
-
-// greet opens every session before the clock starts: each sends a datagram until
-// it has an answer.
-func (c *client) greet(events uint32) error {
-	if err := c.dialAll(unix.SOCK_DGRAM, events); err != nil {
-		return err
-	}
+// greet begins a session before the clock starts: it sends a datagram until it has an
+// answer.
+func greet(fd int) error {
 	b, answer := make([]byte, DatagramSize), make([]byte, DatagramSize)
 	number(b, 0, true)
-	for _, fd := range c.fds {
-		p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLIN}}
-		for try := 0; ; try++ {
-			if _, e := write(fd, b); e != 0 {
-				return fmt.Errorf("begin session: %w", e)
-			}
-			if n, _ := unix.Poll(p, 200); n == 1 {
-				break
-			}
-			if try == 10 {
-				return fmt.Errorf("begin session: %w", errNoAnswer)
-			}
-		}
-		for { // all answers, if there is more than one
-			if _, e := read(fd, answer); e != 0 {
-				break
-			}
-		}
+	if err := setWait(fd, 200*time.Millisecond); err != nil {
+		return err
 	}
-	return nil
+	for range 10 {
+		if _, e := write(fd, b); e != 0 {
+			return fmt.Errorf("begin session: %w", e)
+		}
+		if _, e := read(fd, answer); e != 0 {
+			continue
+		}
+		for e := unix.Errno(0); e == 0; { // all answers, if there is more than one
+			_, e = readWithoutWait(fd, answer)
+		}
+		return setWait(fd, stallWait)
+	}
+	return fmt.Errorf("begin session: %w", errNoAnswer)
 }
 
-func (w *flood) run(deadline time.Time) {
+// flood sends datagrams in all sessions as fast as one thread can.
+func (c *client) flood(deadline time.Time) error {
 	b := newBatch(DatagramSize, false)
 	for i := 0; time.Now().Before(deadline); i++ {
 		for k := range b.buffers {
-			number(b.buffers[k], w.sent+uint64(k), false)
+			number(b.buffers[k], c.sent+uint64(k), false)
 		}
-		n, e := b.send(w.fds[i%len(w.fds)], batchSize)
+		n, e := b.send(c.fds[i%len(c.fds)], 0, batchSize)
 		if e != 0 && e != unix.EAGAIN && e != unix.EINTR && e != unix.ENOBUFS {
-			w.fail(1, e)
-			return
+			return e
 		}
-		w.sent += uint64(n)
+		c.sent += uint64(n)
 	}
+	return nil
 }
 
 // settle compares what was sent with what arrived, when that has had time to. had
@@ -123,76 +115,30 @@ const (
 	askEvery   = 16
 )
 
-// stallWait is how long a session waits before it counts what is on the way as lost.
-const stallWait = 20 * time.Millisecond
-
-// window sends datagrams in sessions that wait for answers.
-type window struct {
-	client
-	slots []windowSlot
-}
-
-type windowSlot struct {
-	next, answered uint64
-	heard          time.Time
-}
-
-func (w *window) open() error { return w.greet(unix.EPOLLIN) }
-
-func (w *window) run(deadline time.Time) {
+// window sends the datagrams of a session, in batches as long as the distance
+// between answers, for which it waits.
+func (c *client) window(deadline time.Time) {
 	out, in := newBatch(DatagramSize, false), make([]byte, headerSize)
-	start := time.Now()
-	checked := start
-	for i := range w.slots {
-		w.slots[i].heard = start
-		w.send(i, out)
-	}
-	for {
-		events := w.poll.wait(5)
-		now := time.Now()
-		if !now.Before(deadline) {
-			return
-		}
-		for k := range events {
-			i := int(events[k].Fd)
-			s := &w.slots[i]
-			for {
-				n, e := read(w.fds[i], in)
-				if e != 0 || n < headerSize {
-					break
-				}
-				s.answered, s.heard = max(s.answered, binary.BigEndian.Uint64(in)+1), now
+	var next, answered uint64
+	for time.Now().Before(deadline) {
+		for next-answered+askEvery <= windowSize {
+			for k := range askEvery {
+				number(out.buffers[k], next+uint64(k), k == askEvery-1)
 			}
-			w.send(i, out)
-		}
-		if now.Sub(checked) < stallWait/4 {
-			continue
-		}
-		checked = now
-		for i := range w.slots {
-			if s := &w.slots[i]; now.Sub(s.heard) > stallWait {
-				s.answered, s.heard = s.next, now
-				w.send(i, out)
+			n, e := out.send(c.fds[0], 0, askEvery)
+			if e == 0 {
+				next += uint64(n)
+			}
+			if e != 0 || n < askEvery {
+				break
 			}
 		}
-	}
-}
-
-// send fills the window, in batches as long as the distance between answers.
-func (w *window) send(i int, out *batch) {
-	s := &w.slots[i]
-	for s.next-s.answered+askEvery <= windowSize {
-		for k := range askEvery {
-			number(out.buffers[k], s.next+uint64(k), k == askEvery-1)
-		}
-		n, e := out.send(w.fds[i], askEvery)
-		if e != 0 {
-			return
-		}
-		s.next += uint64(n)
-		w.sent += uint64(n)
-		if n < askEvery {
-			return
+		switch n, e := read(c.fds[0], in); {
+		case e == unix.EAGAIN:
+			answered = next
+		case e == 0 && n == headerSize:
+			answered = max(answered, binary.BigEndian.Uint64(in)+1)
 		}
 	}
+	c.sent = next
 }

@@ -4,9 +4,10 @@
 // `make bench` measure with it.
 //
 // Client and server are processes of their own ([Main]) and must cost less than
-// what is between them. Both are event loops over epoll, [Threads] threads each,
-// with system calls that bypass Go's scheduler; their memory is allocated before
-// the clock starts.
+// what is between them. The client has a thread for each stream, or session of large
+// datagrams, with blocking system calls. Requests, and the server, are event loops over
+// epoll on two threads. Their system calls bypass Go's scheduler, and their memory is allocated
+// before the clock starts.
 //
 // Everything received is checked: messages byte by byte, streams at a mark in
 // every [markEvery] bytes and by their length. What is wrong, missing or late
@@ -67,9 +68,6 @@ func (k Kind) large() bool { return k == Window || k == Flood }
 
 // controlPort is where the server reports what it has received.
 const controlPort = 9200
-
-// Threads is how many threads a client has, and how many a server.
-const Threads = 2
 
 // messageSize is the size of a request, and of its answer, in bytes.
 const messageSize = 64
@@ -172,102 +170,13 @@ func (l *Load) Validate() error {
 	return errors.Join(errs...)
 }
 
-// answerWait is how long an answer may take before it counts as failed.
-const answerWait = time.Second
-
-// samples is for how many durations a worker has room.
-const samples = 1 << 21
-
-// worker is one thread of a load.
-type worker interface {
-	// open makes what must be there before the clock starts.
-	open() error
-	// run works until the deadline.
-	run(deadline time.Time)
-	base() *client
-}
-
-// client is what every worker has: its connections, and what it counts.
-type client struct {
-	load    *Load
-	conns   int // at a time
-	nth, of int // this worker, of so many
-	poll    *poll
-	fds     []int
-
-	done, failed      int
-	sent              uint64 // large datagrams
-	bytes             uint64
-	err               error
-	connect, exchange []time.Duration
-	witnesses         []Witness
-}
-
-func (c *client) base() *client { return c }
-
-// target is where the i-th connection of this worker goes.
-func (c *client) target(i int) netip.AddrPort {
-	return c.load.Targets[(i*c.of+c.nth)%len(c.load.Targets)]
-}
-
-// dialAll opens the poll and connects all sockets, watched for events.
-func (c *client) dialAll(kind int, events uint32) (err error) {
-	if c.poll, err = newPoll(); err != nil {
-		return err
-	}
-	for i := range c.conns {
-		fd, err := dial(kind, c.target(i))
-		if err != nil {
-			return err
-		}
-		c.fds = append(c.fds, fd)
-		if err := c.poll.add(fd, events, i); err != nil {
-			return err
-		}
-		c.witness(fd, i)
-	}
-	return nil
-}
-
-func (c *client) close() {
-	for _, fd := range c.fds {
-		closeSocket(fd)
-	}
-	if c.poll != nil {
-		c.poll.close()
-	}
-}
-
-// fail counts n failures.
-func (c *client) fail(n int, err error) {
-	c.failed += n
-	if c.err == nil {
-		c.err = err
-	}
-}
-
-// maxWitnesses bounds the witnesses of a worker: the last ones, as conntrack forgets.
-const maxWitnesses = 16
-
-func (c *client) witness(fd, i int) {
-	sa, err := unix.Getsockname(fd)
-	in, ok := sa.(*unix.SockaddrInet4)
-	if err != nil || !ok {
-		return
-	}
-	if len(c.witnesses) == maxWitnesses {
-		c.witnesses = slices.Delete(c.witnesses, 0, 1)
-	}
-	c.witnesses = append(c.witnesses, Witness{netip.AddrPortFrom(netip.AddrFrom4(in.Addr), uint16(in.Port)), c.target(i)})
-}
-
 // Run does what l says, in the network namespace of the process.
 func Run(l Load) (Outcome, error) {
 	if err := l.Validate(); err != nil {
 		return Outcome{}, err
 	}
-	prepareProcess()
 	workers := newWorkers(&l)
+	prepareProcess(len(workers))
 	for _, w := range workers {
 		defer w.base().close()
 		if err := w.open(); err != nil {
@@ -312,37 +221,11 @@ func Run(l Load) (Outcome, error) {
 	return out, err
 }
 
-// prepareProcess makes the process one in which only the workers run.
-func prepareProcess() {
-	runtime.GOMAXPROCS(Threads + 4)
+// prepareProcess makes the process one in which only so many threads run, whose system
+// calls don't tell Go's scheduler that they wait.
+func prepareProcess(threads int) {
+	runtime.GOMAXPROCS(threads + 4)
 	debug.SetGCPercent(-1)
-}
-
-func newWorkers(l *Load) []worker {
-	n := min(Threads, l.Conns)
-	if l.Kind == Flood {
-		n = 1
-	}
-	var out []worker
-	for i := range n {
-		c := client{load: l, conns: l.Conns / n, nth: i, of: n}
-		if i < l.Conns%n {
-			c.conns++
-		}
-		switch l.Kind {
-		case Bulk:
-			out = append(out, newBulk(c))
-		case Exchange, Datagram:
-			out = append(out, newExchanger(c))
-		case Window:
-			out = append(out, &window{client: c, slots: make([]windowSlot, c.conns)})
-		case Flood:
-			out = append(out, &flood{c})
-		default:
-			out = append(out, newOpener(c))
-		}
-	}
-	return out
 }
 
 func gather(workers []worker) (out Outcome, sent uint64) {

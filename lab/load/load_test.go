@@ -125,16 +125,16 @@ func TestFailuresAreSeen(t *testing.T) {
 }
 
 func TestMarksTellWhatIsMissing(t *testing.T) {
-	s := stream{buffer: make([]byte, streamBuffer)}
-	s.mark()
+	buffer := make([]byte, streamBuffer)
+	mark(buffer, 0)
 	c := serverConn{kind: Bulk}
 	check := func(part []byte) { c.check(part) }
-	check(s.buffer[:5000])
-	check(s.buffer[5000:9000])
+	check(buffer[:5000])
+	check(buffer[5000:9000])
 	if c.wrong != 0 || c.received != 9000 {
 		t.Fatalf("of a whole stream %d marks are wrong after %d bytes", c.wrong, c.received)
 	}
-	check(s.buffer[10000:50000]) // a thousand bytes are missing
+	check(buffer[10000:50000]) // a thousand bytes are missing
 	if c.wrong == 0 {
 		t.Error("missing bytes weren't noticed")
 	}

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/web"
 )
 
 // Rig is a lab in which loads run: a server in each backend and, where one was
@@ -21,6 +22,7 @@ type Rig struct {
 	Dir     string       // for files; Up makes it, Down removes it
 	Command []string     // program and arguments that run [Main] with further ones
 	Proxy   *lab.Process // nil for none
+	KProxy  *web.Client  // of the proxy, if that is kproxy
 	Slow    int          // times as much time for everything; 0 is 1
 
 	servers       []*lab.Process

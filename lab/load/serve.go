@@ -7,12 +7,49 @@ import (
 	"fmt"
 	"runtime"
 	"sync/atomic"
+	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
 
+// threads is how many event loops there are.
+const threads = 2
+
 // maxDescriptors bounds the server's connections.
 const maxDescriptors = 1 << 17
+
+// poll is an epoll instance for one thread. Its calls don't tell Go's scheduler
+// that they wait, so the process needs processors to spare ([prepareProcess]).
+type poll struct {
+	fd     int
+	events [256]unix.EpollEvent
+}
+
+func newPoll() (*poll, error) {
+	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		return nil, fmt.Errorf("make epoll: %w", err)
+	}
+	return &poll{fd: fd}, nil
+}
+
+// add watches a socket; slot comes back with its events.
+func (p *poll) add(fd int, events uint32, slot int) error {
+	ev := unix.EpollEvent{Events: events, Fd: int32(slot)}
+	if _, _, e := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(p.fd), unix.EPOLL_CTL_ADD, uintptr(fd), uintptr(unsafe.Pointer(&ev)), 0, 0); e != 0 {
+		return fmt.Errorf("watch socket: %w", e)
+	}
+	return nil
+}
+
+// wait waits for events, milliseconds at most.
+func (p *poll) wait(milliseconds int) []unix.EpollEvent {
+	n, _, e := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.fd), uintptr(unsafe.Pointer(&p.events[0])), uintptr(len(p.events)), uintptr(milliseconds), 0, 0)
+	if e != 0 {
+		return nil // a signal came
+	}
+	return p.events[:n]
+}
 
 // server serves every kind of load on all addresses of its namespace.
 type server struct {
@@ -44,9 +81,9 @@ type serverLoop struct {
 // Serve serves until ctx ends; it calls listening when it does. Its threads end
 // with the process.
 func Serve(ctx context.Context, listening func()) error {
-	prepareProcess()
+	prepareProcess(threads)
 	s := &server{}
-	for range Threads {
+	for range threads {
 		l, err := s.newLoop()
 		if err != nil {
 			return err
@@ -92,7 +129,7 @@ func (s *server) newLoop() (*serverLoop, error) {
 
 // listenTCP opens a listener that all loops accept from.
 func (s *server) listenTCP(k Kind, port uint16) error {
-	fd, err := openSocket(unix.SOCK_STREAM)
+	fd, err := openSocket(unix.SOCK_STREAM | unix.SOCK_NONBLOCK)
 	if err == nil {
 		err = unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEADDR, 1)
 	}
@@ -117,7 +154,7 @@ func (s *server) listenTCP(k Kind, port uint16) error {
 // listenUDP opens the loop's own socket; the kernel divides the sessions among
 // those of all loops.
 func (l *serverLoop) listenUDP(k Kind) error {
-	fd, err := openSocket(unix.SOCK_DGRAM)
+	fd, err := openSocket(unix.SOCK_DGRAM | unix.SOCK_NONBLOCK)
 	if err == nil {
 		err = errors.Join(
 			unix.SetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_REUSEPORT, 1),
@@ -169,7 +206,7 @@ func (l *serverLoop) accept(listener int, k Kind) {
 		}
 		to := l
 		if k == Bulk || k == Exchange {
-			to = l.server.loops[l.server.turn.Add(1)%Threads]
+			to = l.server.loops[l.server.turn.Add(1)%threads]
 			_ = unix.SetsockoptInt(fd, unix.IPPROTO_TCP, unix.TCP_NODELAY, 1) // else it is slower, not wrong
 		}
 		c := &l.server.conns[fd]
@@ -270,7 +307,7 @@ func (l *serverLoop) datagrams(fd int, k Kind) {
 		}
 	}
 	for from := 0; from < answers; {
-		sent, e := l.batch.sendFrom(fd, from, answers)
+		sent, e := l.batch.send(fd, from, answers)
 		if e != 0 {
 			from++ // an error of one client doesn't delay the others
 			continue

@@ -1,7 +1,6 @@
 package load
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -11,69 +10,49 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// poll is an epoll instance for one thread. Its calls don't tell Go's scheduler
-// that they wait, so a wait is bounded and the process needs processors to spare
-// ([prepareProcess]).
-type poll struct {
-	fd     int
-	events [256]unix.EpollEvent
-}
-
-func newPoll() (*poll, error) {
-	fd, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		return nil, fmt.Errorf("make epoll: %w", err)
-	}
-	return &poll{fd: fd}, nil
-}
-
-// add watches a socket; slot comes back with its events.
-func (p *poll) add(fd int, events uint32, slot int) error {
-	ev := unix.EpollEvent{Events: events, Fd: int32(slot)}
-	if _, _, e := unix.RawSyscall6(unix.SYS_EPOLL_CTL, uintptr(p.fd), unix.EPOLL_CTL_ADD, uintptr(fd), uintptr(unsafe.Pointer(&ev)), 0, 0); e != 0 {
-		return fmt.Errorf("watch socket: %w", e)
-	}
-	return nil
-}
-
-// wait waits for events, milliseconds at most.
-func (p *poll) wait(milliseconds int) []unix.EpollEvent {
-	n, _, e := unix.RawSyscall6(unix.SYS_EPOLL_PWAIT, uintptr(p.fd), uintptr(unsafe.Pointer(&p.events[0])), uintptr(len(p.events)), uintptr(milliseconds), 0, 0)
-	if e != 0 {
-		return nil // a signal came
-	}
-	return p.events[:n]
-}
-
-func (p *poll) close() { unix.Close(p.fd) }
-
-// read and write are read(2) and write(2) that never wait.
+// read and write are read(2) and write(2), which no signal interrupts.
 func read(fd int, b []byte) (int, unix.Errno) {
-	n, _, e := unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
-	if e != 0 {
-		return 0, e
-	}
-	return int(n), 0
+	return repeat(func() (uintptr, uintptr, unix.Errno) {
+		return unix.RawSyscall(unix.SYS_READ, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	})
 }
 
 func write(fd int, b []byte) (int, unix.Errno) {
-	n, _, e := unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
-	if e != 0 {
+	return repeat(func() (uintptr, uintptr, unix.Errno) {
+		return unix.RawSyscall(unix.SYS_WRITE, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)))
+	})
+}
+
+// readWithoutWait returns EAGAIN if there is nothing to read.
+func readWithoutWait(fd int, b []byte) (int, unix.Errno) {
+	return repeat(func() (uintptr, uintptr, unix.Errno) {
+		return unix.RawSyscall6(unix.SYS_RECVFROM, uintptr(fd), uintptr(unsafe.Pointer(&b[0])), uintptr(len(b)), unix.MSG_DONTWAIT, 0, 0)
+	})
+}
+
+func repeat(call func() (uintptr, uintptr, unix.Errno)) (int, unix.Errno) {
+	for {
+		n, _, e := call()
+		switch e {
+		case 0:
+			return int(n), 0
+		case unix.EINTR:
+			continue
+		}
 		return 0, e
 	}
-	return int(n), 0
 }
 
 func closeSocket(fd int) { _, _, _ = unix.RawSyscall(unix.SYS_CLOSE, uintptr(fd), 0, 0) }
 
-// openSocket makes a socket that never waits. TCP ones send small messages at
-// once, as those of every client that waits for answers do.
+// openSocket makes a socket. TCP ones send small messages at once, as those of
+// every client that waits for answers do.
 func openSocket(kind int) (int, error) {
-	fd, _, e := unix.RawSyscall(unix.SYS_SOCKET, unix.AF_INET, uintptr(kind|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK), 0)
+	fd, _, e := unix.RawSyscall(unix.SYS_SOCKET, unix.AF_INET, uintptr(kind|unix.SOCK_CLOEXEC), 0)
 	if e != 0 {
 		return -1, fmt.Errorf("open socket: %w", e)
 	}
-	if kind == unix.SOCK_STREAM {
+	if kind&^unix.SOCK_NONBLOCK == unix.SOCK_STREAM {
 		if err := unix.SetsockoptInt(int(fd), unix.IPPROTO_TCP, unix.TCP_NODELAY, 1); err != nil {
 			closeSocket(int(fd))
 			return -1, fmt.Errorf("set TCP_NODELAY: %w", err)
@@ -90,39 +69,32 @@ func addressOf(a netip.AddrPort) *address {
 	return &address{Family: unix.AF_INET, Port: *(*uint16)(unsafe.Pointer(&network)), Addr: a.Addr().As4()}
 }
 
-// connect begins to connect; a TCP socket is writable when it has.
-func connect(fd int, to *address) error {
-	_, _, e := unix.RawSyscall(unix.SYS_CONNECT, uintptr(fd), uintptr(unsafe.Pointer(to)), unix.SizeofSockaddrInet4)
-	if e != 0 && e != unix.EINPROGRESS {
-		return fmt.Errorf("connect: %w", e)
-	}
-	return nil
+// setWait bounds how long a socket waits in each call (socket(7), SO_RCVTIMEO).
+func setWait(fd int, wait time.Duration) error {
+	t := unix.NsecToTimeval(int64(wait))
+	return errors.Join(unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &t), unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, unix.SO_SNDTIMEO, &t))
 }
 
-func bind(fd int, at *address) error {
-	if _, _, e := unix.RawSyscall(unix.SYS_BIND, uintptr(fd), uintptr(unsafe.Pointer(at)), unix.SizeofSockaddrInet4); e != 0 {
-		return fmt.Errorf("bind: %w", e)
-	}
-	return nil
-}
+// bind and connect are bind(2) and connect(2).
+func bind(fd int, at netip.AddrPort) unix.Errno { return call(unix.SYS_BIND, fd, at) }
 
-// errorOf is nil for 0.
-func errorOf(e unix.Errno) error {
-	if e == 0 {
-		return nil
-	}
+func connect(fd int, to netip.AddrPort) unix.Errno { return call(unix.SYS_CONNECT, fd, to) }
+
+func call(number uintptr, fd int, a netip.AddrPort) unix.Errno {
+	_, e := repeat(func() (uintptr, uintptr, unix.Errno) {
+		return unix.RawSyscall(number, uintptr(fd), uintptr(unsafe.Pointer(addressOf(a))), unix.SizeofSockaddrInet4)
+	})
 	return e
 }
 
-// dial connects and waits for it.
-func dial(kind int, to netip.AddrPort) (int, error) {
+// dial connects; each of the socket's calls, this one included, waits for so long.
+func dial(kind int, to netip.AddrPort, wait time.Duration) (int, error) {
 	fd, err := openSocket(kind)
 	if err != nil {
 		return -1, err
 	}
-	err = connect(fd, addressOf(to))
-	if err == nil && kind == unix.SOCK_STREAM {
-		err = connected(fd)
+	if err = setWait(fd, wait); err == nil {
+		err = errorOf(connect(fd, to), nil)
 	}
 	if err != nil {
 		closeSocket(fd)
@@ -131,22 +103,16 @@ func dial(kind int, to netip.AddrPort) (int, error) {
 	return fd, nil
 }
 
-// connected waits until a socket is.
-func connected(fd int) error {
-	p := []unix.PollFd{{Fd: int32(fd), Events: unix.POLLOUT}}
-	for deadline := time.Now().Add(5 * time.Second); ; {
-		n, err := unix.Poll(p, int(time.Until(deadline)/time.Millisecond))
-		switch {
-		case errors.Is(err, unix.EINTR):
-			continue
-		case err != nil:
-			return err
-		case n == 0:
-			return unix.ETIMEDOUT
-		}
-		code, err := unix.GetsockoptInt(fd, unix.SOL_SOCKET, unix.SO_ERROR)
-		return cmp.Or(err, errorOf(unix.Errno(code)))
+// errorOf is the error of a call; otherwise where it succeeded. A socket that has waited
+// for long enough says EAGAIN, or EINPROGRESS when it connects.
+func errorOf(e unix.Errno, otherwise error) error {
+	switch e {
+	case 0:
+		return otherwise
+	case unix.EAGAIN, unix.EINPROGRESS:
+		return unix.ETIMEDOUT
 	}
+	return e
 }
 
 // batchSize is how many datagrams one system call takes.
@@ -204,11 +170,8 @@ func (b *batch) datagram(i int) []byte { return b.buffers[i][:b.headers[i].lengt
 // setLength sets how long the i-th datagram to send is.
 func (b *batch) setLength(i, n int) { b.vectors[i].SetLen(n) }
 
-// send sends the first n and returns how many the kernel took.
-func (b *batch) send(fd, n int) (int, unix.Errno) { return b.sendFrom(fd, 0, n) }
-
-// sendFrom sends those from the i-th to before the n-th.
-func (b *batch) sendFrom(fd, i, n int) (int, unix.Errno) {
+// send sends those from the i-th to before the n-th, and returns how many the kernel took.
+func (b *batch) send(fd, i, n int) (int, unix.Errno) {
 	sent, _, e := unix.RawSyscall6(unix.SYS_SENDMMSG, uintptr(fd), uintptr(unsafe.Pointer(&b.headers[i])), uintptr(n-i), unix.MSG_DONTWAIT, 0, 0)
 	if e != 0 {
 		return 0, e

@@ -46,7 +46,7 @@ type Options struct {
 
 // Default are the usual options, without subjects and cases.
 func Default() Options {
-	return Options{Services: []int{10_000, 2000}, Endpoints: 10, Rounds: 5, Changes: 10, Deadline: 2 * time.Minute}
+	return Options{Services: []int{10_000, 2000}, Endpoints: 10, Rounds: 3, Changes: 6, Deadline: 2 * time.Minute}
 }
 
 // The cases, in the order in which a proxy goes through them.

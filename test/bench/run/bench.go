@@ -25,18 +25,18 @@ type bench struct {
 	progress io.Writer
 	report   *report.Report
 
-	rigs          []*rig
-	steal, others []float64
-	failed        []string
+	rigs     []*rig
+	measured load.Measurement
+	failed   []string
 }
 
 // run sets all subjects up and goes through the works.
 func (b *bench) run(ctx context.Context) (err error) {
+	b.measured = load.Measurement{Report: b.report, Progress: func(text string) { fmt.Fprintln(b.progress, text) }}
 	defer func() {
 		for _, r := range b.rigs {
 			err = errors.Join(err, r.down())
 		}
-		b.report.Host.Steal, b.report.Host.Others = report.SpreadOf(b.steal), report.SpreadOf(b.others)
 		if b.quick && len(b.failed) > 0 {
 			err = errors.Join(err, fmt.Errorf("these carried no load without failure: %q", b.failed))
 		}
@@ -47,7 +47,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 		}
 	}
 	for _, s := range b.subjects {
-		if !(b.idle && s.idle) && !slices.ContainsFunc(b.works, func(w work) bool { return s.carries(w.load.Kind) }) {
+		if !(b.idle && s.idle) && !slices.ContainsFunc(b.works, func(w work) bool { return s.carries(w.Load.Kind) }) {
 			continue
 		}
 		r := newRig(b.config, s)
@@ -67,55 +67,29 @@ func (b *bench) run(ctx context.Context) (err error) {
 	return nil
 }
 
-// newCase adds a case with a subject for each rig.
-func (b *bench) newCase(c report.Case, rigs []*rig) *report.Case {
-	for _, r := range rigs {
-		c.Subjects = append(c.Subjects, report.Subject{Name: r.subject.name, Class: r.subject.class})
-	}
-	b.report.Cases = append(b.report.Cases, c)
-	return &b.report.Cases[len(b.report.Cases)-1]
-}
-
-// work interleaves: every subject has a run before any has another. Each round
-// begins with another subject, so that none is always first.
+// work has every subject that can carry a work do it.
 func (b *bench) work(ctx context.Context, w work) error {
-	rigs := slices.DeleteFunc(slices.Clone(b.rigs), func(r *rig) bool { return !r.subject.carries(w.load.Kind) })
-	w.load.Time = cmp.Or(b.time, w.load.Time)
+	var of []load.Subject
+	for _, r := range b.rigs {
+		if !r.subject.carries(w.Load.Kind) {
+			continue
+		}
+		s := r.measured()
+		s.Run = func(ctx context.Context, l load.Load) (load.Outcome, error) {
+			out := b.load(ctx, r, l)
+			if out.Failed > 0 || out.Count == 0 {
+				b.failed = append(b.failed, fmt.Sprintf("%s through %s: %d failed: %s", w.name, s.Name, out.Failed, out.Error))
+			}
+			return out, nil
+		}
+		of = append(of, s)
+	}
+	w.Load.Time = cmp.Or(b.time, w.Load.Time)
 	rounds := b.repeat
-	if w.load.Kind == load.Session && !b.quick {
+	if w.Load.Kind == load.Session && !b.quick {
 		rounds *= sessionRounds
 	}
-	first := len(b.report.Cases)
-	for _, f := range w.figures {
-		group := "TCP"
-		if w.load.Kind.UDP() {
-			group = "UDP"
-		}
-		b.newCase(report.Case{Name: w.name + "/" + f.name, Group: group, Work: w.title, Figure: f.title, Unit: f.unit, Better: f.better}, rigs)
-	}
-	for round := range rounds {
-		for k := range rigs {
-			i := (k + round) % len(rigs)
-			out := b.load(ctx, rigs[i], w.load)
-			if ctx.Err() != nil {
-				return ctx.Err()
-			}
-			b.note(w.name, round, rounds, rigs[i], &out)
-			for n, f := range w.figures {
-				s := &b.report.Cases[first+n].Subjects[i]
-				if f.proxied && rigs[i].Proxy == nil {
-					continue
-				}
-				if s.Add(round, f.value(&out)); out.Failed > 0 {
-					s.Fail(out.Failed, out.Error)
-				}
-			}
-		}
-	}
-	for i := first; i < len(b.report.Cases); i++ { // figures of proxies leave the others out
-		b.report.Cases[i].Subjects = slices.DeleteFunc(b.report.Cases[i].Subjects, func(s report.Subject) bool { return len(s.Values) == 0 })
-	}
-	return nil
+	return b.measured.Rounds(ctx, w.Work, rounds, of)
 }
 
 // quickTries is how often a short run may be late before it counts as failed: other
@@ -135,28 +109,6 @@ func (b *bench) load(ctx context.Context, r *rig, l load.Load) load.Outcome {
 		}
 		fmt.Fprintf(b.progress, "%s: %d failed: %s; once more\n", r.subject.name, out.Failed, out.Error)
 	}
-}
-
-// note prints what came of a run.
-func (b *bench) note(work string, round, rounds int, r *rig, o *load.Outcome) {
-	capacity := o.Seconds * float64(b.report.Host.CPUs)
-	b.steal, b.others = append(b.steal, o.CPU.Steal/capacity), append(b.others, o.CPU.Others()/capacity)
-	text := fmt.Sprintf("%s %d/%d %-18s %10.0f/s", work, round+1, rounds, r.subject.name, rate(o))
-	if o.Bytes > 0 {
-		text += fmt.Sprintf("  %6.2f Gbit/s", gigabits(o))
-	}
-	if o.Exchange != nil {
-		text += fmt.Sprintf("  p50 %7.0f µs  p99 %7.0f µs", o.Exchange.P50, o.Exchange.P99)
-	}
-	text += fmt.Sprintf("  cpu client %.2f server %.2f proxy %.2f s", o.CPU.Client, o.CPU.Backend, o.CPU.Proxy)
-	if o.Lost > 0 {
-		text += fmt.Sprintf("  lost %d", o.Lost)
-	}
-	if o.Failed > 0 || o.Count == 0 {
-		text += fmt.Sprintf("  FAILED %d: %s", o.Failed, o.Error)
-		b.failed = append(b.failed, fmt.Sprintf("%s through %s: %d failed: %s", work, r.subject.name, o.Failed, o.Error))
-	}
-	fmt.Fprintln(b.progress, text)
 }
 
 // idleName is the case of connections that do nothing.
@@ -190,23 +142,21 @@ func (b *bench) idleConnections(ctx context.Context) error {
 		}
 		return !r.subject.idle
 	})
-	title := fmt.Sprintf("%d idle TCP connections", count)
-	b.newCase(report.Case{Name: idleName + "/memory", Group: "TCP", Work: title, Figure: "proxy's memory for each", Unit: "bytes", Better: report.Lower}, rigs)
-	effect := b.newCase(report.Case{Name: idleName + "/p99", Group: "TCP", Work: title, Figure: "99th percentile of an active connection beside them, as times of without", Unit: "×", Better: report.Lower}, rigs)
-	memory := b.report.Case(idleName + "/memory")
+	w := load.Work{Group: "TCP", Title: fmt.Sprintf("%d idle TCP connections", count)}
+	memory := load.Figure{Name: idleName + "/memory", Title: "proxy's memory for each", Unit: "bytes", Better: report.Lower}
+	effect := load.Figure{Name: idleName + "/p99", Title: "99th percentile of an active connection beside them, as times of without", Unit: "×", Better: report.Lower}
 	for round := range b.repeat {
-		for i, r := range rigs {
+		for _, r := range rigs {
 			bytes, alone, beside, err := b.idleRun(ctx, r, count)
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
 			fmt.Fprintf(b.progress, "%s %d %-18s %7.0f bytes each, p99 %.0f µs without and %.0f µs beside them\n", idleName, round+1, r.subject.name, bytes, alone, beside)
-			memory.Subjects[i].Add(round, bytes)
-			effect.Subjects[i].Add(round, per(beside, alone))
+			to := [2]*report.Subject{b.measured.Add(w, memory, r.measured(), round, bytes), b.measured.Add(w, effect, r.measured(), round, per(beside, alone))}
 			if err != nil {
+				to[0].Fail(1, err.Error())
+				to[1].Fail(1, err.Error())
 				fmt.Fprintf(b.progress, "FAILED: %v\n", err)
-				memory.Subjects[i].Fail(1, err.Error())
-				effect.Subjects[i].Fail(1, err.Error())
 				b.failed = append(b.failed, fmt.Sprintf("%s through %s: %s", idleName, r.subject.name, err))
 			}
 		}
@@ -223,7 +173,7 @@ func (b *bench) idleRun(ctx context.Context, r *rig, count int) (bytes, alone, b
 		if err == nil && o.Failed > 0 {
 			err = errors.New(o.Error)
 		}
-		return p99(&o), err
+		return o.P99(), err
 	}
 	if err = r.restart(ctx); err != nil {
 		return

@@ -7,20 +7,10 @@ import (
 	"kproxy.dev/kproxy/lab/report"
 )
 
-// work is one kind of work, and the figures that come of it.
+// work is one kind of work.
 type work struct {
-	name    string
-	title   string
-	load    load.Load
-	figures []figure
-}
-
-// figure makes a number of an outcome.
-type figure struct {
-	name, title, unit string
-	better            report.Better
-	value             func(*load.Outcome) float64
-	proxied           bool // makes sense for proxies only
+	name string
+	load.Work
 }
 
 // Loads end after so long where nothing else is said.
@@ -41,50 +31,61 @@ const (
 )
 
 // works are all of them.
-func works(descriptors int) []work {
-	requests := []figure{
-		{"rate", "requests", "/s", report.Higher, rate, false},
-		{"p50", "median", "µs", report.Lower, p50, false},
-		{"p99", "99th percentile", "µs", report.Lower, p99, false},
-		{"cpu", "proxy's CPU per 100,000 requests", "s", report.Lower, cpuPer(100_000), true},
+func works(descriptors int) (out []work) {
+	add := func(name, title string, l load.Load, figures ...load.Figure) {
+		group := "TCP"
+		if l.Kind.UDP() {
+			group = "UDP"
+		}
+		for i := range figures {
+			figures[i].Name = name + "/" + figures[i].Name
+		}
+		out = append(out, work{name, load.Work{Group: group, Title: title, Load: l, Figures: figures}})
 	}
-	bulk := []figure{
-		{"rate", "throughput", "Gbit/s", report.Higher, gigabits, false},
-		{"cpu", "proxy's CPU per gigabyte", "s/GB", report.Lower, cpuPerGB, true},
+	bulk := func(name, title string, conns int) {
+		add(name, title, load.Load{Kind: load.Bulk, Conns: conns, Time: usualTime},
+			load.Figure{Name: "rate", Title: "throughput", Unit: "Gbit/s", Better: report.Higher, Value: (*load.Outcome).Gigabits}, cpuPerGB)
 	}
-	datagrams := []figure{
-		{"rate", "datagrams that arrived", "/s", report.Higher, rate, false},
-		{"arrived", "share that arrived", "%", report.Higher, arrived, false},
-		{"cpu", "proxy's CPU per gigabyte", "s/GB", report.Lower, cpuPerGB, true},
+	requests := func(name, title string, kind load.Kind, conns int) {
+		add(name, title, load.Load{Kind: kind, Conns: conns, Time: usualTime},
+			rate("requests"), micros("p50", "median", (*load.Outcome).P50), micros("p99", "99th percentile", (*load.Outcome).P99), cpuPer(100_000, "100,000 requests"))
 	}
-	return []work{
-		{"tcp-bulk-1", "TCP bulk, 1 stream", load.Load{Kind: load.Bulk, Conns: 1, Time: usualTime}, bulk},
-		{"tcp-bulk-16", "TCP bulk, 16 streams", load.Load{Kind: load.Bulk, Conns: 16, Time: usualTime}, bulk},
-		{"tcp-short", "new TCP connections, 64 at a time", load.Load{Kind: load.Short, Conns: 64, Time: longTime}, []figure{
-			{"rate", "connections", "/s", report.Higher, rate, false},
-			{"p50", "connect to close, median", "µs", report.Lower, p50, false},
-			{"p99", "connect to close, 99th percentile", "µs", report.Lower, p99, false},
-			{"cpu", "proxy's CPU per 10,000 connections", "s", report.Lower, cpuPer(10_000), true},
-		}},
-		{"tcp-rr-1", "TCP request/response, 1 connection", load.Load{Kind: load.Exchange, Conns: 1, Time: usualTime}, requests},
-		{"tcp-rr-64", "TCP request/response, 64 connections", load.Load{Kind: load.Exchange, Conns: 64, Time: usualTime}, requests},
-		{"udp-rr-64", "UDP request/response, 64 sessions", load.Load{Kind: load.Datagram, Conns: 64, Time: usualTime}, requests},
-		{"udp-sessions", "new UDP sessions with one request each, 64 at a time", load.Load{Kind: load.Session, Conns: 64, Time: usualTime, Count: min(sessionCount, descriptors/sessionDescriptors)}, []figure{
-			{"rate", "sessions", "/s", report.Higher, rate, false},
-			{"p99", "99th percentile", "µs", report.Lower, p99, false},
-			{"cpu", "proxy's CPU per 10,000 sessions", "s", report.Lower, cpuPer(10_000), true},
-		}},
-		{"udp-bulk", "UDP bulk, 4 sessions with 64 datagrams of 1400 bytes on the way", load.Load{Kind: load.Window, Conns: 4, Time: usualTime}, datagrams},
-		{"udp-flood", "UDP flood, 4 sessions, datagrams of 1400 bytes as fast as one thread sends", load.Load{Kind: load.Flood, Conns: 4, Time: usualTime}, datagrams},
+	datagrams := func(name, title string, kind load.Kind) {
+		add(name, title, load.Load{Kind: kind, Conns: 4, Time: usualTime}, rate("datagrams that arrived"),
+			load.Figure{Name: "arrived", Title: "share that arrived", Unit: "%", Better: report.Higher, Value: arrived}, cpuPerGB)
+	}
+	bulk("tcp-bulk-1", "TCP bulk, 1 stream", 1)
+	bulk("tcp-bulk-16", "TCP bulk, 16 streams", 16)
+	add("tcp-short", "new TCP connections, 64 at a time", load.Load{Kind: load.Short, Conns: 64, Time: longTime},
+		rate("connections"), micros("p50", "connect to close, median", (*load.Outcome).P50), micros("p99", "connect to close, 99th percentile", (*load.Outcome).P99), cpuPer(10_000, "10,000 connections"))
+	requests("tcp-rr-1", "TCP request/response, 1 connection", load.Exchange, 1)
+	requests("tcp-rr-64", "TCP request/response, 64 connections", load.Exchange, 64)
+	requests("udp-rr-64", "UDP request/response, 64 sessions", load.Datagram, 64)
+	add("udp-sessions", "new UDP sessions with one request each, 64 at a time", load.Load{Kind: load.Session, Conns: 64, Time: usualTime, Count: min(sessionCount, descriptors/sessionDescriptors)},
+		rate("sessions"), micros("p99", "99th percentile", (*load.Outcome).P99), cpuPer(10_000, "10,000 sessions"))
+	datagrams("udp-bulk", "UDP bulk, 4 sessions with 64 datagrams of 1400 bytes on the way", load.Window)
+	datagrams("udp-flood", "UDP flood, 4 sessions, datagrams of 1400 bytes as fast as one thread sends", load.Flood)
+	return out
+}
+
+func rate(of string) load.Figure {
+	return load.Figure{Name: "rate", Title: of, Unit: "/s", Better: report.Higher, Value: (*load.Outcome).Rate}
+}
+
+func micros(name, title string, value func(*load.Outcome) float64) load.Figure {
+	return load.Figure{Name: name, Title: title, Unit: "µs", Better: report.Lower, Value: value}
+}
+
+func cpuPer(n float64, of string) load.Figure {
+	return load.Figure{
+		Name: "cpu", Title: "proxy's CPU per " + of, Unit: "s", Better: report.Lower, Proxied: true,
+		Value: func(o *load.Outcome) float64 { return per(o.CPU.Proxy, float64(o.Count)/n) },
 	}
 }
 
-func gigabits(o *load.Outcome) float64 { return float64(o.Bytes) * 8 / 1e9 / o.Seconds }
-func rate(o *load.Outcome) float64     { return float64(o.Count) / o.Seconds }
-func cpuPerGB(o *load.Outcome) float64 { return per(o.CPU.Proxy, float64(o.Bytes)/1e9) }
-
-func cpuPer(n float64) func(*load.Outcome) float64 {
-	return func(o *load.Outcome) float64 { return per(o.CPU.Proxy, float64(o.Count)/n) }
+var cpuPerGB = load.Figure{
+	Name: "cpu", Title: "proxy's CPU per gigabyte", Unit: "s/GB", Better: report.Lower, Proxied: true,
+	Value: func(o *load.Outcome) float64 { return per(o.CPU.Proxy, float64(o.Bytes)/1e9) },
 }
 
 func arrived(o *load.Outcome) float64 { return per(100*float64(o.Count), float64(o.Count+o.Lost)) }
@@ -95,18 +96,4 @@ func per(a, b float64) float64 {
 		return 0
 	}
 	return a / b
-}
-
-func p50(o *load.Outcome) float64 {
-	if o.Exchange == nil {
-		return 0
-	}
-	return o.Exchange.P50
-}
-
-func p99(o *load.Outcome) float64 {
-	if o.Exchange == nil {
-		return 0
-	}
-	return o.Exchange.P99
 }

@@ -17,7 +17,6 @@ import (
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/load"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/web"
 )
 
 // rigConfig says what rigs are made of.
@@ -37,8 +36,7 @@ type rig struct {
 	load.Rig
 	subject *subject
 	config  rigConfig
-	client  *web.Client // of kproxy
-	tracks  bool        // the node tracks connections
+	tracks  bool // the node tracks connections
 }
 
 // newRig describes a rig; nothing exists before up.
@@ -71,6 +69,11 @@ func (r *rig) up(ctx context.Context) error {
 	return err
 }
 
+// measured is the subject of a measurement.
+func (r *rig) measured() load.Subject {
+	return load.Subject{Name: r.subject.name, Class: r.subject.class, Proxied: r.Proxy != nil}
+}
+
 // down takes it down, also when it is half up.
 func (r *rig) down() error { return errors.Join(r.stopProxy(), r.Rig.Down()) }
 
@@ -81,7 +84,7 @@ func (r *rig) server() netip.Addr { return r.Net.Backends[0].Addresses[0] }
 
 // target is where a kind of load goes.
 func (r *rig) target(k load.Kind) netip.AddrPort {
-	to := []netip.Addr{r.server(), r.node(), serviceAddress}[r.subject.way]
+	to := []netip.Addr{r.server(), r.node(), load.ServiceAddress}[r.subject.way]
 	return netip.AddrPortFrom(to, k.Port())
 }
 
@@ -122,10 +125,10 @@ func (r *rig) load(ctx context.Context, l load.Load) (out load.Outcome, err erro
 	if out.CPU.Proxy <= 0 {
 		return out, fmt.Errorf("%s has used no processor time for its load", r.subject.name)
 	}
-	if r.client == nil {
+	if r.KProxy == nil {
 		return out, nil
 	}
-	if err := r.programmed(ctx); err != nil {
+	if _, err := r.Programmed(ctx, plan.Userspace, 0); err != nil {
 		return out, err
 	}
 	// Until kproxy has read the events of every flow that the kernel forgot.
@@ -141,26 +144,6 @@ func (r *rig) forget() error {
 	return r.Net.Node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
 }
 
-// programmed says what is missing until kproxy carries all ports in userspace.
-func (r *rig) programmed(ctx context.Context) error {
-	st, err := r.client.Status(ctx)
-	if err != nil {
-		return err
-	}
-	if !st.Alive || st.Sync.LastError != "" {
-		return fmt.Errorf("kproxy isn't alive yet (%s)", st.Sync.LastError)
-	}
-	for i := range st.Services {
-		if s := &st.Services[i]; s.DataPlane != plan.Userspace {
-			return fmt.Errorf("port %s is in data plane %s: %s", s.Port, s.DataPlane, s.Reason)
-		}
-	}
-	if len(st.Services) != len(load.Kinds) {
-		return fmt.Errorf("%d of %d service ports are there", len(st.Services), len(load.Kinds))
-	}
-	return nil
-}
-
 // restart ends the proxy and starts it again.
 func (r *rig) restart(ctx context.Context) error {
 	if r.Proxy == nil {
@@ -172,8 +155,8 @@ func (r *rig) restart(ctx context.Context) error {
 	if err := r.Proxy.Start(); err != nil {
 		return err
 	}
-	if r.client != nil {
-		if err := r.Proxy.WaitReady(ctx, func() error { return r.programmed(ctx) }); err != nil {
+	if r.KProxy != nil {
+		if err := r.AwaitProgrammed(ctx, plan.Userspace); err != nil {
 			return err
 		}
 	}
@@ -208,7 +191,7 @@ func (r *rig) stopProxy() error {
 	if r.Proxy == nil || !r.Proxy.Running() {
 		return nil
 	}
-	if r.client != nil {
+	if r.KProxy != nil {
 		return r.Proxy.Stop(10 * time.Second)
 	}
 	pids, err := r.processes()

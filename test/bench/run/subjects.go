@@ -9,15 +9,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/load"
 	"kproxy.dev/kproxy/lab/report"
-	"kproxy.dev/kproxy/web"
+	"kproxy.dev/kproxy/plan"
 )
 
 // subject is a program or a way for packets from client to backend.
@@ -38,9 +36,6 @@ const (
 	toNode
 	toService
 )
-
-// serviceAddress is where clients reach a service.
-var serviceAddress = netip.MustParseAddr("10.96.0.10")
 
 // ioCopy is a subject with a bound of its own.
 const ioCopy = "io.Copy"
@@ -158,47 +153,18 @@ func startDNAT(ctx context.Context, r *rig) error {
 // redirected redirects a service's address to a proxy, as kproxy's rules do.
 func redirected(start func(context.Context, *rig) error) func(context.Context, *rig) error {
 	return func(ctx context.Context, r *rig) error {
-		if err := r.rule(ctx, serviceAddress, "REDIRECT"); err != nil {
+		if err := r.rule(ctx, load.ServiceAddress, "REDIRECT"); err != nil {
 			return err
 		}
 		return start(ctx, r)
 	}
 }
 
-// startKProxy starts the real program with a service that it holds in userspace.
+// startKProxy starts the real program with a service that it keeps in userspace.
 func startKProxy(further ...string) func(context.Context, *rig) error {
 	return func(ctx context.Context, r *rig) error {
-		manifests, socket := filepath.Join(r.Dir, "manifests"), filepath.Join(r.Dir, "kproxy.sock")
-		if err := os.MkdirAll(manifests, 0o755); err != nil {
-			return fmt.Errorf("make folder for manifests: %w", err)
-		}
-		b := r.Net.Backends[0]
-		m := lab.Manifest{
-			Name: "bench", ClusterIPs: []netip.Addr{serviceAddress}, DataPlane: "userspace",
-			Endpoints: []lab.ManifestEndpoint{{Name: b.Name, Addresses: b.Addresses, Weight: 1}},
-		}
-		for _, k := range load.Kinds {
-			p := lab.ManifestPort{Name: string(k), Protocol: "TCP", Port: k.Port(), Target: k.Port()}
-			if k.UDP() {
-				p.Protocol = "UDP"
-			}
-			m.Ports = append(m.Ports, p)
-		}
-		if err := m.Write(manifests); err != nil {
-			return err
-		}
-		r.tracks, r.client = true, web.NewClient(socket)
-		err := r.startProgram(r.config.kproxy, slices.Concat([]string{
-			"run", "--mode", "userspace", "--manifests", manifests, "--socket", socket,
-			"--state-dir", filepath.Join(r.Dir, "state"), "--hostname-override", "node",
-			"--health-check", "off", // the peers have none
-			"--drain-timeout", "3s", // its clients have gone by then
-		}, further)...)
-		if err != nil {
-			return err
-		}
-		ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-		defer cancel()
-		return r.Proxy.WaitReady(ctx, func() error { return r.programmed(ctx) })
+		r.tracks = true
+		// The clients have gone when the drain ends.
+		return r.StartKProxy(ctx, r.config.kproxy, plan.Userspace, append([]string{"--drain-timeout", "3s"}, further...)...)
 	}
 }
