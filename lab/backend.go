@@ -34,7 +34,8 @@ type Backend struct {
 	Namespace *Namespace
 	Addresses []netip.Addr // IPv4, then IPv6 in a dual-stack lab
 
-	counters counters
+	listens []listens
+	active  atomic.Int64 // TCP connections
 
 	mu      sync.Mutex // guards what follows: a server is started and stopped as a whole
 	fault   Fault
@@ -42,33 +43,35 @@ type Backend struct {
 	running *server
 }
 
-type counters struct {
-	accepted, lines, requests, datagrams atomic.Uint64
-	active                               atomic.Int64
-}
-
-// Counters are what a backend has seen since it was made. They survive faults
-// and restarts.
-type Counters struct {
-	Accepted  uint64 // TCP connections, on both ports
-	Active    int64  // of them, open now
-	Lines     uint64 // answered
-	Requests  uint64 // HTTP requests answered
-	Datagrams uint64 // received
+// listens is a port that a backend serves.
+type listens struct {
+	network, address string
+	serve            func(*server, net.Conn) // nil for UDP
 }
 
 func newBackend(name string, ns *Namespace, addresses []netip.Addr) *Backend {
-	return &Backend{Name: name, Namespace: ns, Addresses: addresses, delay: DefaultDelay}
+	b := NewBackend(name, ns, LinePort)
+	b.Addresses = addresses
+	b.listens = append(b.listens, listens{"tcp", fmt.Sprintf(":%d", HTTPPort), (*server).serveHTTP})
+	return b
 }
 
-// Counters returns a copy of the counters.
-func (b *Backend) Counters() Counters {
-	c := &b.counters
-	return Counters{
-		Accepted: c.accepted.Load(), Active: c.active.Load(),
-		Lines: c.lines.Load(), Requests: c.requests.Load(), Datagrams: c.datagrams.Load(),
+// NewBackend describes a further server of lines and datagrams in a namespace, at another
+// port. With addresses it speaks SCTP at those instead.
+func NewBackend(name string, ns *Namespace, port uint16, sctp ...netip.Addr) *Backend {
+	b := &Backend{Name: name, Namespace: ns, delay: DefaultDelay}
+	for _, a := range sctp {
+		b.listens = append(b.listens, listens{"sctp", netip.AddrPortFrom(a, port).String(), (*server).serveLines})
 	}
+	if len(sctp) == 0 {
+		any := fmt.Sprintf(":%d", port)
+		b.listens = []listens{{"tcp", any, (*server).serveLines}, {"udp", any, nil}}
+	}
+	return b
 }
+
+// Active is how many TCP connections are open.
+func (b *Backend) Active() int64 { return b.active.Load() }
 
 // Address is the backend's IPv6 or IPv4 address with a port; the zero AddrPort
 // if it has none of that family.
@@ -132,27 +135,45 @@ func (b *Backend) listen(ctx context.Context, f Fault) (*server, error) {
 
 // open opens the listeners that serve; the fault decides what they do.
 func (s *server) open(ctx context.Context) error {
-	for _, p := range []struct {
-		port  uint16
-		serve func(net.Conn)
-	}{{LinePort, s.serveLines}, {HTTPPort, s.serveHTTP}} {
-		l, err := s.backend.Namespace.Listen(ctx, "tcp", fmt.Sprintf(":%d", p.port))
+	for _, at := range s.backend.listens {
+		var err error
+		if at.serve == nil {
+			err = s.listenUDP(ctx, at.address)
+		} else {
+			err = s.listen(ctx, at)
+		}
 		if err != nil {
 			return err
 		}
-		if !s.keep(l) {
-			return net.ErrClosed
-		}
-		s.wg.Go(func() { s.accept(l, p.serve) })
 	}
-	pc, err := s.backend.Namespace.ListenPacket(ctx, "udp", fmt.Sprintf(":%d", LinePort))
+	return nil
+}
+
+func (s *server) listen(ctx context.Context, at listens) error {
+	l, err := s.backend.Namespace.Listen(ctx, at.network, at.address)
+	if err != nil {
+		return err
+	}
+	if !s.keep(l) {
+		return net.ErrClosed
+	}
+	s.wg.Go(func() { s.accept(l, func(c net.Conn) { at.serve(s, c) }) })
+	return nil
+}
+
+func (s *server) listenUDP(ctx context.Context, address string) error {
+	pc, err := s.backend.Namespace.ListenPacket(ctx, "udp", address)
 	if err != nil {
 		return err
 	}
 	if !s.keep(pc) {
 		return net.ErrClosed
 	}
-	s.wg.Go(func() { s.serveDatagrams(pc.(*net.UDPConn)) })
+	c := pc.(*net.UDPConn)
+	if err := wantDestinations(c); err != nil {
+		return err
+	}
+	s.wg.Go(func() { s.serveDatagrams(c) })
 	return nil
 }
 
@@ -207,7 +228,6 @@ func (s *server) accept(l net.Listener, serve func(net.Conn)) {
 			}
 			continue
 		}
-		s.backend.counters.accepted.Add(1)
 		if s.current() == Reset {
 			// With linger 0 close sends RST (tcp(7)).
 			_ = c.(*net.TCPConn).SetLinger(0)
@@ -227,11 +247,11 @@ func (s *server) handle(c net.Conn, serve func(net.Conn)) {
 	}
 	s.conns[c] = true
 	s.mu.Unlock()
-	s.backend.counters.active.Add(1)
+	s.backend.active.Add(1)
 	s.wg.Go(func() {
 		defer func() {
 			c.Close()
-			s.backend.counters.active.Add(-1)
+			s.backend.active.Add(-1)
 			s.mu.Lock()
 			delete(s.conns, c)
 			s.mu.Unlock()

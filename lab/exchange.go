@@ -54,7 +54,7 @@ func (n *Namespace) askFrom(ctx context.Context, local netip.AddrPort, network s
 // exchange sends one payload on an open connection and reads its answer.
 func exchange(c net.Conn, network, payload string) (Answer, error) {
 	line := payload
-	if network == "tcp" {
+	if network != "udp" {
 		line += "\n"
 	}
 	if _, err := c.Write([]byte(line)); err != nil {
@@ -78,7 +78,7 @@ func exchange(c net.Conn, network, payload string) (Answer, error) {
 // the other end speaks only when it is asked.
 func readAnswer(c net.Conn, network string) (string, error) {
 	buf := make([]byte, 1<<16)
-	if network != "tcp" {
+	if network == "udp" {
 		n, err := c.Read(buf)
 		return string(buf[:n]), err
 	}

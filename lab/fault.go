@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"time"
 
@@ -147,13 +146,7 @@ func (s *server) hang(ctx context.Context) error {
 			return fmt.Errorf("fill accept queue: %w", err)
 		}
 	}
-	pc, err := s.backend.Namespace.ListenPacket(ctx, "udp", fmt.Sprintf(":%d", LinePort))
-	if err != nil {
-		return err
-	}
-	s.keep(pc)
-	s.wg.Go(func() { s.serveDatagrams(pc.(*net.UDPConn)) })
-	return nil
+	return s.listenUDP(ctx, fmt.Sprintf(":%d", LinePort))
 }
 
 func listenWithoutBacklog(port uint16, ipv6 bool) (int, error) {

@@ -118,13 +118,6 @@ func TestHTTP(t *testing.T) {
 		}
 		client.CloseIdleConnections()
 	}
-	got := b.Counters()
-	for end := time.Now().Add(5 * time.Second); got.Requests < 4 && time.Now().Before(end); got = b.Counters() {
-		time.Sleep(time.Millisecond) // a request counts once it has been answered
-	}
-	if got.Accepted != 2 || got.Requests != 4 {
-		t.Errorf("counters %+v, want 2 accepted and 4 requests", got)
-	}
 }
 
 func TestLargestDatagram(t *testing.T) {
@@ -142,8 +135,5 @@ func TestLargestDatagram(t *testing.T) {
 		if want := string(payload[:MaxDatagram-rest]); got.Payload != want {
 			t.Errorf("to %s: answer has %d bytes of payload, or other ones; want the first %d", a, len(got.Payload), len(want))
 		}
-	}
-	if got := n.Backends[0].Counters().Datagrams; got != 2 {
-		t.Errorf("backend counted %d datagrams, want 2", got)
 	}
 }

@@ -1,12 +1,14 @@
 package lab
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
 	"net"
 	"net/http"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"runtime"
@@ -24,11 +26,17 @@ const netnsDir = "/run/netns"
 // Namespace is a named network namespace. It holds no descriptor: a Namespace
 // whose lab is down gives errors, and keeps nothing alive.
 type Namespace struct {
-	Name string // as `ip netns` knows it
+	Name string // as `ip netns` knows it, unless it is one of FromFD
+	file string // that keeps it; empty for netnsDir's
 }
 
-// Path is the bind mount that keeps the namespace.
-func (n *Namespace) Path() string { return filepath.Join(netnsDir, n.Name) }
+// FromFD is the namespace without a name that a descriptor keeps, as long as that is open.
+func FromFD(name string, fd int) *Namespace {
+	return &Namespace{Name: name, file: fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), fd)}
+}
+
+// Path is the file that keeps the namespace.
+func (n *Namespace) Path() string { return cmp.Or(n.file, filepath.Join(netnsDir, n.Name)) }
 
 // Do runs f on an operating system thread in the namespace and returns its
 // error. The thread is thrown away after, so f may change its namespaces
@@ -92,10 +100,14 @@ func (n *Namespace) Dial(ctx context.Context, network, address string) (net.Conn
 func (n *Namespace) DialFrom(ctx context.Context, local net.Addr, network, address string) (c net.Conn, err error) {
 	d := net.Dialer{LocalAddr: local, KeepAlive: -1 * time.Second}
 	d.SetMultipathTCP(false)
-	if local == nil && strings.HasPrefix(network, "tcp") {
+	if local == nil {
 		d.Control = ownPort
 	}
 	err = n.Do(func() error {
+		if network == "sctp" {
+			c, err = dialSCTP(ctx, address)
+			return err
+		}
 		c, err = d.DialContext(ctx, network, address)
 		return err
 	})
@@ -121,14 +133,15 @@ var clientPort = func() *atomic.Uint32 {
 // an endpoint, IPVS can't tell two connections from one port of a client apart (an answer
 // doesn't say by which service it was asked for: ip_vs_conn_out_get in
 // net/netfilter/ipvs/ip_vs_conn.c). And a port that a connection had before there was a
-// service leads where that led, for as long as conntrack remembers it.
+// service leads where that led, for as long as conntrack remembers it, and so does one that
+// a datagram was sent from.
 func ownPort(network, _ string, c syscall.RawConn) error {
 	var err error
 	controlErr := c.Control(func(fd uintptr) {
 		for range clientPorts {
 			port := firstClientPort + int(clientPort.Add(1)%clientPorts)
 			var a unix.Sockaddr = &unix.SockaddrInet4{Port: port}
-			if network == "tcp6" {
+			if strings.HasSuffix(network, "6") {
 				a = &unix.SockaddrInet6{Port: port}
 			}
 			if err = unix.Bind(int(fd), a); !errors.Is(err, unix.EADDRINUSE) {
@@ -139,11 +152,15 @@ func ownPort(network, _ string, c syscall.RawConn) error {
 	return errors.Join(controlErr, err)
 }
 
-// Listen listens for TCP in the namespace.
+// Listen listens for TCP, or SCTP (network "sctp"), in the namespace.
 func (n *Namespace) Listen(ctx context.Context, network, address string) (l net.Listener, err error) {
 	var c net.ListenConfig
 	c.SetMultipathTCP(false) // plain TCP: what a packet dump shows is what is meant
 	err = n.Do(func() error {
+		if network == "sctp" {
+			l, err = listenSCTP(address)
+			return err
+		}
 		l, err = c.Listen(ctx, network, address)
 		return err
 	})

@@ -70,7 +70,7 @@ func (n *Network) up(ctx context.Context) error {
 		if err := createNamespace(ns); err != nil {
 			return err
 		}
-		if err := setSysctls(ns, ns == n.Node, n.Config.IPv6); err != nil {
+		if err := ns.Prepare(ns == n.Node, n.Config.IPv6); err != nil {
 			return err
 		}
 	}

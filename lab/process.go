@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"os/exec"
 	"sync"
@@ -165,14 +164,6 @@ func (p *Process) Kill() error {
 	return nil
 }
 
-// Restart stops the program gracefully and starts it again.
-func (p *Process) Restart(within time.Duration) error {
-	if err := p.Stop(within); err != nil {
-		return err
-	}
-	return p.Start()
-}
-
 // WaitReady calls ready every 20 ms until it returns nil. It gives up when ctx
 // ends or the program does; the error then ends with the log.
 func (p *Process) WaitReady(ctx context.Context, ready func() error) error {
@@ -196,18 +187,6 @@ func (p *Process) WaitReady(ctx context.Context, ready func() error) error {
 		case <-ctx.Done():
 			return fmt.Errorf("wait for %s: %w: %w:\n%s", p.Path, ctx.Err(), err, p.Log())
 		}
-	}
-}
-
-// SocketAnswers is a test for [Process.WaitReady]: somebody accepts on the
-// control socket at path.
-func SocketAnswers(path string) func() error {
-	return func() error {
-		c, err := net.DialTimeout("unix", path, time.Second)
-		if err != nil {
-			return err
-		}
-		return c.Close()
 	}
 }
 

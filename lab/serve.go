@@ -11,6 +11,8 @@ import (
 	"net/netip"
 	"strings"
 	"time"
+
+	"golang.org/x/sys/unix"
 )
 
 // maxLine bounds a line of the TCP protocol.
@@ -39,7 +41,6 @@ func (s *server) serveLines(c net.Conn) {
 		if _, err := fmt.Fprintf(c, "%s %s %s\n", s.backend.Name, peer, lines.Bytes()); err != nil {
 			return
 		}
-		s.backend.counters.lines.Add(1)
 	}
 }
 
@@ -60,7 +61,6 @@ func (s *server) serveHTTP(c net.Conn) {
 		if err := s.respond(c, req, peer); err != nil || req.Close {
 			return
 		}
-		s.backend.counters.requests.Add(1)
 	}
 }
 
@@ -77,10 +77,12 @@ func (s *server) respond(w io.Writer, req *http.Request, peer netip.Addr) error 
 	return res.Write(w)
 }
 
+// serveDatagrams answers from the address that it was asked at: the one that a redirect
+// chose, where there was one, or else conntrack wouldn't know the answer for one.
 func (s *server) serveDatagrams(c *net.UDPConn) {
-	buf := make([]byte, 1<<16)
+	buf, oob := make([]byte, 1<<16), make([]byte, 64)
 	for {
-		n, peer, err := c.ReadFromUDPAddrPort(buf)
+		n, m, _, peer, err := c.ReadMsgUDPAddrPort(buf, oob)
 		if errors.Is(err, net.ErrClosed) {
 			return
 		}
@@ -91,17 +93,16 @@ func (s *server) serveDatagrams(c *net.UDPConn) {
 			}
 			continue
 		}
-		s.backend.counters.datagrams.Add(1)
-		payload := bytes.Clone(buf[:n])
+		payload, from := bytes.Clone(buf[:n]), anyInterface(bytes.Clone(oob[:m]))
 		if s.current() == Slow {
-			s.wg.Go(func() { s.answerDatagram(c, peer, payload) }) // one slow answer doesn't delay the others
+			s.wg.Go(func() { s.answerDatagram(c, peer, from, payload) }) // one slow answer doesn't delay the others
 			continue
 		}
-		s.answerDatagram(c, peer, payload)
+		s.answerDatagram(c, peer, from, payload)
 	}
 }
 
-func (s *server) answerDatagram(c *net.UDPConn, peer netip.AddrPort, payload []byte) {
+func (s *server) answerDatagram(c *net.UDPConn, peer netip.AddrPort, from, payload []byte) {
 	if !s.answers() {
 		return
 	}
@@ -109,7 +110,38 @@ func (s *server) answerDatagram(c *net.UDPConn, peer netip.AddrPort, payload []b
 	if len(out) > MaxDatagram {
 		out = out[:MaxDatagram]
 	}
-	_, _ = c.WriteToUDPAddrPort(out, peer) // datagrams get lost; so may this one
+	_, _, _ = c.WriteMsgUDPAddrPort(out, from, peer) // datagrams get lost; so may this one
+}
+
+// wantDestinations asks for the address that each datagram was sent to. An answer may
+// come from one that isn't this host's, but led here.
+func wantDestinations(c *net.UDPConn) error {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) {
+		if domain, _ := unix.GetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_DOMAIN); domain == unix.AF_INET {
+			set = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_PKTINFO, 1)
+			return
+		}
+		set = errors.Join(unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1), unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1))
+	})
+	return errors.Join(err, set)
+}
+
+// anyInterface takes the interface out of a control message: in_pktinfo begins with it,
+// in6_pktinfo ends with it.
+func anyInterface(oob []byte) []byte {
+	at := unix.CmsgLen(0)
+	if len(oob) == unix.CmsgSpace(unix.SizeofInet6Pktinfo) {
+		at += net.IPv6len
+	}
+	if len(oob) >= at+4 {
+		clear(oob[at : at+4])
+	}
+	return oob
 }
 
 func addressOf(a net.Addr) netip.Addr {

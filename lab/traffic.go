@@ -21,12 +21,11 @@ type TrafficConfig struct {
 	// so that none meets what the kernel remembers of another. 0 leaves the
 	// choice to the kernel.
 	FirstPort   uint16
-	Rate        float64          // new connections per second
-	Count       int              // ends after so many; required, it bounds memory
-	Timeout     time.Duration    // of one exchange, connect included; 0 means 2s
-	Concurrency int              // exchanges at a time; 0 means 64. At the bound the rate falls.
-	OnResult    func(Result)     // called for each, one at a time; may be nil
-	Pick        func(int) string // the payload of the i-th exchange; nil numbers them
+	Rate        float64       // new connections per second
+	Count       int           // ends after so many; required, it bounds memory
+	Timeout     time.Duration // of one exchange, connect included; 0 means 2s
+	Concurrency int           // exchanges at a time; 0 means 64. At the bound the rate falls.
+	OnResult    func(Result)  // called for each, one at a time; may be nil
 }
 
 // Result is one exchange.
@@ -53,9 +52,6 @@ func (c *TrafficConfig) defaults() error {
 	}
 	if c.Concurrency == 0 {
 		c.Concurrency = 64
-	}
-	if c.Pick == nil {
-		c.Pick = func(i int) string { return fmt.Sprint(i) }
 	}
 	var errs []error
 	if c.From == nil {
@@ -122,7 +118,7 @@ func (t *Traffic) one(i int) {
 		local = netip.AddrPortFrom(t.config.Local, t.config.FirstPort+uint16(i))
 	}
 	r := Result{Start: time.Now()}
-	r.Answer, r.Err = t.config.From.askFrom(ctx, local, t.config.Network, t.config.Target, t.config.Pick(i))
+	r.Answer, r.Err = t.config.From.askFrom(ctx, local, t.config.Network, t.config.Target, fmt.Sprint(i))
 	r.Latency = time.Since(r.Start)
 	t.mu.Lock()
 	defer t.mu.Unlock()

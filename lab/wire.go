@@ -28,9 +28,10 @@ func createNamespace(ns *Namespace) error {
 	return nil
 }
 
-// setSysctls runs before any link exists, so that links inherit the settings.
-// Forwarding is set both ways: a new namespace inherits it from the host.
-func setSysctls(ns *Namespace, router, ipv6 bool) error {
+// Prepare makes the namespace a router or not, before any link exists, so that links
+// inherit the settings. Forwarding is set both ways: a new namespace inherits it from
+// the host.
+func (n *Namespace) Prepare(router, ipv6 bool) error {
 	forward := "0"
 	if router {
 		forward = "1"
@@ -54,7 +55,7 @@ func setSysctls(ns *Namespace, router, ipv6 bool) error {
 			[2]string{"ipv6/conf/all/forwarding", forward},
 		)
 	}
-	return writeSysctls(ns, values)
+	return writeSysctls(n, values)
 }
 
 func writeSysctls(ns *Namespace, values [][2]string) error {
@@ -80,11 +81,7 @@ type wiring struct {
 
 func (n *Network) wire() error {
 	w := &wiring{config: n.Config, nodeNamespace: n.Node}
-	defer func() {
-		for _, c := range w.closers {
-			c()
-		}
-	}()
+	defer w.close()
 	var err error
 	if w.node, w.nodeFD, err = w.open(n.Node); err != nil {
 		return err
@@ -111,8 +108,39 @@ func (n *Network) wire() error {
 	return nil
 }
 
+func (w *wiring) close() {
+	for _, c := range w.closers {
+		c()
+	}
+}
+
+// Join gives a node and a host a network between them, by a link that the node knows by a
+// name and the host as eth0. The addresses are the host's; those before them are the node's,
+// and the host's way to everywhere.
+func Join(node, host *Namespace, name string, addresses ...netip.Prefix) (err error) {
+	w := &wiring{nodeNamespace: node}
+	defer w.close()
+	if w.node, w.nodeFD, err = w.open(node); err != nil {
+		return err
+	}
+	far, err := w.link(host, name, nil)
+	for _, a := range addresses {
+		gateway := a.Addr().Prev()
+		if err == nil {
+			err = addAddress(w.node, name, netip.PrefixFrom(gateway, a.Bits()))
+		}
+		if err == nil {
+			err = addAddress(far, "eth0", a)
+		}
+		if err == nil {
+			err = addDefault(far, "eth0", gateway)
+		}
+	}
+	return err
+}
+
 func (w *wiring) open(ns *Namespace) (*netlink.Handle, netns.NsHandle, error) {
-	fd, err := netns.GetFromName(ns.Name)
+	fd, err := netns.GetFromPath(ns.Path())
 	if err != nil {
 		return nil, fd, fmt.Errorf("open namespace %s: %w", ns.Name, err)
 	}

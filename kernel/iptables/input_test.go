@@ -148,7 +148,7 @@ func TestConnectionPassesStaleSocket(t *testing.T) {
 		if err != nil {
 			s.t.Fatal(err)
 		}
-		if got, err := answer(c, service.TCP); got != "client "+s.Address(s.family, 2).String() {
+		if got, err := answer(c); got != "client "+s.Address(s.family, 2).String() {
 			s.t.Errorf("got %q, %v; want the client's answer", got, err)
 		}
 	})

@@ -13,6 +13,7 @@ import (
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -134,7 +135,7 @@ func TestSplitIsExact(t *testing.T) {
 		s.expect("UDP", equal, s.asks(30, 1, service.UDP, s.virtual(1)))
 		s.expect("TCP from the node", equal, s.asks(30, 0, service.TCP, s.virtual(1)))
 		s.expect("weights 3, 2, 0", map[string]int{"two": 18, "three": 12}, s.asks(30, 1, service.TCP, s.virtual(2)))
-		if kerneltest.HasSCTP() == nil { // else the test of mode ipvs, whose kernels have it, says how it fares
+		if lab.HasSCTP() == nil { // else the test of mode ipvs, whose kernels have it, says how it fares
 			for i, name := range []string{"two", "three", "four"} {
 				s.ServeSCTP(i+2, name, 8080)
 			}

@@ -1,7 +1,6 @@
 package iptables_test
 
 import (
-	"bufio"
 	"errors"
 	"fmt"
 	"net"
@@ -48,7 +47,7 @@ func (s *scene) unnumber(host int) {
 			}
 		}
 		s.On(host, func() {
-			run(s.t, "ip route add 169.254.1.1 dev node scope link; ip route replace default via 169.254.1.1 dev node")
+			run(s.t, "ip route add 169.254.1.1 dev eth0 scope link; ip route replace default via 169.254.1.1 dev eth0")
 		})
 		return
 	}
@@ -58,7 +57,7 @@ func (s *scene) unnumber(host int) {
 			own, _, _ = strings.Cut(word, "/")
 		}
 	}
-	s.On(host, func() { run(s.t, "ip -6 route replace default via "+own+" dev node") })
+	s.On(host, func() { run(s.t, "ip -6 route replace default via "+own+" dev eth0") })
 }
 
 // TestUserspaceIsReachedFromUnnumberedLinks: an interface without an address, or with a
@@ -113,7 +112,7 @@ func TestOwnSocketsMayHaveTheListenersPort(t *testing.T) {
 		client := s.Address(s.family, 1)
 		for proto, port := range map[service.Protocol]uint16{service.TCP: options().TCPPort, service.UDP: options().UDPPort} {
 			c, err := dialFrom(netip.AddrPortFrom(client, port), proto, netip.AddrPortFrom(s.Address(s.family, 2), 8080))
-			s.expect(proto.String(), "two "+client.String(), firstAnswer(c, err, proto))
+			s.expect(proto.String(), "two "+client.String(), firstAnswer(c, err))
 		}
 	})
 }
@@ -121,23 +120,18 @@ func TestOwnSocketsMayHaveTheListenersPort(t *testing.T) {
 // answerAs is what an endpoint answers to kproxy that bears a host's address.
 func (s *scene) answerAs(host int, proto service.Protocol, to netip.AddrPort) string {
 	c, err := dialAs(s.Address(s.family, host), proto, to)
-	return firstAnswer(c, err, proto)
+	return firstAnswer(c, err)
 }
 
-func firstAnswer(c net.Conn, err error, proto service.Protocol) string {
+func firstAnswer(c net.Conn, err error) string {
 	if err != nil {
 		return err.Error()
 	}
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(time.Second))
-	if proto == service.UDP {
-		_, _ = c.Write([]byte("?"))
-	}
-	line, err := bufio.NewReader(c).ReadString('\n')
+	got, err := answer(c)
 	if err != nil {
 		return err.Error()
 	}
-	return strings.TrimSpace(line)
+	return got
 }
 
 // TestUnservedAreRefused: without a live kproxy and with nothing beneath, a service in

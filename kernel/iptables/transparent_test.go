@@ -1,10 +1,8 @@
 package iptables_test
 
 import (
-	"bufio"
 	"net"
 	"net/netip"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -75,14 +73,9 @@ func TestEndpointsSeeTheClientThroughUserspace(t *testing.T) {
 					s.t.Errorf("%s to %s: %v", proto, name, err)
 					continue
 				}
-				_ = c.SetDeadline(time.Now().Add(time.Second))
-				if proto == service.UDP {
-					_, _ = c.Write([]byte("?"))
-				}
-				line, err := bufio.NewReader(c).ReadString('\n')
-				c.Close()
-				if want := name + " " + client.String(); err != nil || strings.TrimSpace(line) != want {
-					s.t.Errorf("%s to %s: %q, %v; want %q", proto, name, line, err, want)
+				got, err := answer(c)
+				if want := name + " " + client.String(); err != nil || got != want {
+					s.t.Errorf("%s to %s: %q, %v; want %q", proto, name, got, err, want)
 				}
 			}
 		}

@@ -15,6 +15,7 @@ import (
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -151,7 +152,7 @@ func (s *scene) expect(what string, want, got any) {
 // are to stay; over TCP, UDP and SCTP.
 func TestSplit(t *testing.T) {
 	inEachFamily(t, func(s *scene) {
-		if err := kerneltest.HasSCTP(); err != nil {
+		if err := lab.HasSCTP(); err != nil {
 			t.Fatal(err) // kernels that have IPVS have it
 		}
 		var all []*plan.Service
@@ -216,6 +217,7 @@ func (s *scene) patient(from int, to netip.AddrPort) (server string, err error) 
 		}
 		defer c.Close()
 		_ = c.SetDeadline(time.Now().Add(20 * time.Second))
+		fmt.Fprintln(c, "?")
 		_, err = fmt.Fscan(c, &server)
 	})
 	return server, err

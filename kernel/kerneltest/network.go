@@ -1,16 +1,13 @@
 package kerneltest
 
 import (
-	"bufio"
+	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/netip"
 	"os"
 	"strconv"
-	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,27 +15,35 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/service"
 )
 
 // Network is a node between hosts, each in a namespace of its own. The test is
-// on the node. Host i has addresses 10.<i>.0.2 and fd00:<i>::2, the node's on
-// the same link end in 1, and it is the host's default route.
+// on the node. Host i has addresses 10.<i>.0.2 and fd00:<i>::2 on its link eth0, the
+// node's on the same link, host<i>, end in 1, and it is the host's default route.
 type Network struct {
 	t     testing.TB
-	node  netns.NsHandle
-	hosts []netns.NsHandle
+	hosts []*lab.Namespace // the node first
 }
 
 // NewNetwork builds a network with hosts 1 to n.
 func NewNetwork(t testing.TB, n int) *Network {
 	t.Helper()
-	net := &Network{t: t, node: Namespace(t)}
-	net.sysctl("ipv4/ip_forward", "1")
-	net.sysctl("ipv6/conf/all/forwarding", "1")
-	net.sysctl("ipv6/conf/default/accept_dad", "0")
+	at := Namespace(t)
+	net := &Network{t: t, hosts: []*lab.Namespace{lab.FromFD("node", int(at))}}
+	net.must(net.hosts[0].Prepare(true, true))
 	for i := 1; i <= n; i++ {
-		net.addHost(i)
+		fd, err := netns.New() // and moves there
+		net.must(err)
+		net.must(netns.Set(at))
+		t.Cleanup(func() { fd.Close() })
+		name := fmt.Sprintf("host%d", i)
+		host := lab.FromFD(name, int(fd))
+		net.must(host.Prepare(false, true))
+		net.must(lab.Join(net.hosts[0], host, name,
+			netip.PrefixFrom(net.Address(service.IPv4, i), 24), netip.PrefixFrom(net.Address(service.IPv6, i), 64)))
+		net.hosts = append(net.hosts, host)
 	}
 	// Service addresses are nobody's; a node needs some route to try them.
 	for _, f := range service.Families {
@@ -54,54 +59,6 @@ func (n *Network) must(err error) {
 	}
 }
 
-func (n *Network) sysctl(name, value string) {
-	n.t.Helper()
-	n.must(os.WriteFile("/proc/sys/net/"+name, []byte(value), 0o644))
-}
-
-func (n *Network) addHost(i int) {
-	n.t.Helper()
-	host, err := netns.New() // and moves there
-	n.must(err)
-	n.sysctl("ipv6/conf/default/accept_dad", "0") // else link-local addresses take a second
-	n.must(netns.Set(n.node))
-	n.t.Cleanup(func() { host.Close() })
-	n.hosts = append(n.hosts, host)
-	name := linkName(i)
-	n.must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: name}, PeerName: "node"}))
-	peer, err := netlink.LinkByName("node")
-	n.must(err)
-	n.must(netlink.LinkSetNsFd(peer, int(host)))
-	n.address(name, i, 1)
-	n.On(i, func() {
-		lo, err := netlink.LinkByName("lo")
-		n.must(err)
-		n.must(netlink.LinkSetUp(lo))
-		n.address("node", i, 2)
-		link, err := netlink.LinkByName("node")
-		n.must(err)
-		for _, f := range service.Families {
-			n.must(netlink.RouteAdd(&netlink.Route{LinkIndex: link.Attrs().Index, Gw: n.NodeAddress(f, i).AsSlice()}))
-		}
-	})
-}
-
-func (n *Network) address(link string, i, last int) {
-	n.t.Helper()
-	l, err := netlink.LinkByName(link)
-	n.must(err)
-	for _, a := range []string{fmt.Sprintf("10.%d.0.%d/24", i, last), fmt.Sprintf("fd00:%d::%d/64", i, last)} {
-		addr, err := netlink.ParseAddr(a)
-		n.must(err)
-		addr.Flags = unix.IFA_F_NODAD
-		n.must(netlink.AddrAdd(l, addr))
-	}
-	n.must(netlink.LinkSetUp(l))
-}
-
-// linkName is what the node calls its link to host i.
-func linkName(i int) string { return fmt.Sprintf("host%d", i) }
-
 // Address is host i's address.
 func (n *Network) Address(f service.Family, i int) netip.Addr {
 	if f == service.IPv6 {
@@ -116,96 +73,28 @@ func (n *Network) NodeAddress(f service.Family, i int) netip.Addr { return n.Add
 // On runs f on host i; 0 is the node.
 func (n *Network) On(i int, f func()) {
 	n.t.Helper()
-	if i == 0 {
+	n.must(n.hosts[i].Do(func() error {
 		f()
-		return
-	}
-	n.must(netns.Set(n.hosts[i-1]))
-	defer func() { n.must(netns.Set(n.node)) }()
-	f()
+		return nil
+	}))
 }
 
-// Serve answers on host i, in both families, TCP and UDP: "name client-address".
+// Serve answers on host i, in both families, TCP and UDP, as a [lab.Backend].
 func (n *Network) Serve(i int, name string, port uint16) {
 	n.t.Helper()
-	n.On(i, func() {
-		for _, network := range []string{"tcp4", "tcp6"} {
-			l, err := net.Listen(network, fmt.Sprintf(":%d", port))
-			n.must(err)
-			n.t.Cleanup(func() { l.Close() })
-			go serveTCP(l, name)
-		}
-		for _, network := range []string{"udp4", "udp6"} {
-			c, err := net.ListenUDP(network, &net.UDPAddr{Port: int(port)})
-			n.must(err)
-			n.t.Cleanup(func() { c.Close() })
-			n.must(tellAddresses(c, network))
-			go serveUDP(c, name)
-		}
-	})
+	n.start(lab.NewBackend(name, n.hosts[i], port))
 }
 
-func serveTCP(l net.Listener, name string) {
-	for {
-		c, err := l.Accept()
-		if err != nil {
-			return
-		}
-		fmt.Fprintf(c, "%s %s\n", name, hostOf(c.RemoteAddr()))
-		c.Close()
-	}
+// ServeSCTP answers on host i likewise.
+func (n *Network) ServeSCTP(i int, name string, port uint16) {
+	n.t.Helper()
+	n.start(lab.NewBackend(name, n.hosts[i], port, n.Address(service.IPv4, i), n.Address(service.IPv6, i)))
 }
 
-// serveUDP answers from the address that it was asked at: the one that a redirect
-// chose, where there was one, or else conntrack wouldn't know the answer for one.
-func serveUDP(c *net.UDPConn, name string) {
-	buf, oob := make([]byte, 16), make([]byte, 64)
-	for {
-		_, n, _, from, err := c.ReadMsgUDPAddrPort(buf, oob)
-		if err != nil {
-			return
-		}
-		// in_pktinfo begins with the interface, in6_pktinfo ends with it; any will do.
-		at := unix.CmsgLen(0)
-		if !from.Addr().Is4() {
-			at += net.IPv6len
-		}
-		if n >= at+4 {
-			clear(oob[at : at+4])
-		}
-		_, _, _ = c.WriteMsgUDPAddrPort([]byte(name+" "+from.Addr().String()+"\n"), oob[:n], from)
-	}
-}
-
-// tellAddresses asks for the address that each datagram was sent to.
-func tellAddresses(c *net.UDPConn, network string) error {
-	raw, err := c.SyscallConn()
-	if err != nil {
-		return err
-	}
-	var set error
-	err = raw.Control(func(fd uintptr) {
-		// An answer may have to come from [steering.ListenerAddress].
-		if network == "udp6" {
-			if set = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_FREEBIND, 1); set != nil {
-				return
-			}
-		}
-		if network == "udp4" {
-			set = unix.SetsockoptInt(int(fd), unix.SOL_IP, unix.IP_PKTINFO, 1)
-		} else {
-			set = unix.SetsockoptInt(int(fd), unix.SOL_IPV6, unix.IPV6_RECVPKTINFO, 1)
-		}
-	})
-	return errors.Join(err, set)
-}
-
-func hostOf(a net.Addr) string {
-	ap, err := netip.ParseAddrPort(a.String())
-	if err != nil {
-		return a.String()
-	}
-	return ap.Addr().Unmap().String()
+func (n *Network) start(b *lab.Backend) {
+	n.t.Helper()
+	n.must(b.Start(n.t.Context()))
+	n.t.Cleanup(b.Stop)
 }
 
 // Errors of Ask.
@@ -229,52 +118,17 @@ func slowness() time.Duration {
 // Ask connects from host i to address and returns the answer: who served, and
 // which client address it saw.
 func (n *Network) Ask(i int, proto service.Protocol, to netip.AddrPort) (server, client string, err error) {
-	n.On(i, func() { server, client, err = ask(proto, to) })
-	return server, client, err
-}
-
-func ask(proto service.Protocol, to netip.AddrPort) (server, client string, err error) {
-	if proto == service.SCTP {
-		return askSCTP(to)
-	}
-	d := net.Dialer{Timeout: askTimeout}
-	if proto == service.UDP {
-		d.LocalAddr = &net.UDPAddr{Port: nextPort()}
-	}
-	c, err := d.Dial(proto.String(), to.String())
-	if err == nil {
-		server, client, err = exchange(c)
-	}
+	ctx, cancel := context.WithTimeout(n.t.Context(), askTimeout)
+	defer cancel()
+	a, err := n.hosts[i].Ask(ctx, proto.String(), to, "?")
 	var timeout net.Error
 	switch {
+	case err == nil:
+		return a.Backend, a.Peer.String(), nil
 	case errors.Is(err, unix.ECONNREFUSED):
 		err = ErrRefused
 	case errors.As(err, &timeout) && timeout.Timeout():
 		err = ErrTimeout
 	}
-	return server, client, err
-}
-
-// asked counts the clients that had a port from nextPort.
-var asked atomic.Uint32
-
-// nextPort returns a port that no UDP client had lately. A port that the kernel
-// chose could be that of a client before, whose flow the kernel still remembers (30
-// s): the new client would go where that one went, without a choice being made.
-func nextPort() int { return 10_000 + int(asked.Add(1)%20_000) }
-
-func exchange(c net.Conn) (server, client string, err error) {
-	defer c.Close()
-	_ = c.SetDeadline(time.Now().Add(askTimeout))
-	if strings.HasPrefix(c.RemoteAddr().Network(), "udp") {
-		if _, err := c.Write([]byte("?")); err != nil {
-			return "", "", err
-		}
-	}
-	line, err := bufio.NewReader(c).ReadString('\n')
-	if err != nil && !errors.Is(err, io.EOF) {
-		return "", "", err
-	}
-	server, client, _ = strings.Cut(strings.TrimSpace(line), " ")
-	return server, client, nil
+	return "", "", err
 }

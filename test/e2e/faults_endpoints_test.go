@@ -147,7 +147,7 @@ func (w *world) noneLeft(name, port string) {
 			}
 		}
 		for _, b := range w.net.Backends {
-			if n := b.Counters().Active; n > 0 {
+			if n := b.Active(); n > 0 {
 				return fmt.Errorf("%s has %d", b.Name, n)
 			}
 		}

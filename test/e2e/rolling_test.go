@@ -103,7 +103,7 @@ func (r *rollout) replace(old, young *lab.Backend) {
 	r.web[old.Name].SetKeepAlivesEnabled(false) // as it does when it is told to end
 	r.must(r.web[old.Name].Shutdown(r.ctx))
 	r.eventually(20*time.Second, old.Name+" to have no connections", func() error {
-		if n := old.Counters().Active; n > 0 {
+		if n := old.Active(); n > 0 {
 			return fmt.Errorf("%d connections", n)
 		}
 		return nil

@@ -1,0 +1,88 @@
+package lab
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// SCTP has no place in package net. A socket of one association is made by system
+// calls; from there on it is used as one of TCP.
+
+// HasSCTP says why the kernel can't open sockets of SCTP; nil if it can.
+func HasSCTP() error {
+	f, err := openSCTP(netip.IPv4Unspecified())
+	if err != nil {
+		return err
+	}
+	return f.Close()
+}
+
+func openSCTP(of netip.Addr) (*os.File, error) {
+	domain := unix.AF_INET
+	if of.Is6() {
+		domain = unix.AF_INET6
+	}
+	fd, err := unix.Socket(domain, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, unix.IPPROTO_SCTP)
+	if err != nil {
+		return nil, fmt.Errorf("open socket of SCTP: %w", err)
+	}
+	return os.NewFile(uintptr(fd), "SCTP"), nil
+}
+
+func socketAddress(a netip.AddrPort) unix.Sockaddr {
+	if a.Addr().Is4() {
+		return &unix.SockaddrInet4{Port: int(a.Port()), Addr: a.Addr().As4()}
+	}
+	return &unix.SockaddrInet6{Port: int(a.Port()), Addr: a.Addr().As16()}
+}
+
+// listenSCTP listens at one address: a host tells its peer of all that it listens at,
+// and NAT doesn't rewrite those.
+func listenSCTP(address string) (net.Listener, error) {
+	at, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, err
+	}
+	f, err := openSCTP(at.Addr())
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if err := errors.Join(unix.Bind(int(f.Fd()), socketAddress(at)), unix.Listen(int(f.Fd()), 64)); err != nil {
+		return nil, fmt.Errorf("listen for SCTP at %s: %w", at, err)
+	}
+	return net.FileListener(f)
+}
+
+// dialSCTP connects, and waits for it until the deadline of ctx.
+func dialSCTP(ctx context.Context, address string) (net.Conn, error) {
+	to, err := netip.ParseAddrPort(address)
+	if err != nil {
+		return nil, err
+	}
+	f, err := openSCTP(to.Addr())
+	if err != nil {
+		return nil, err
+	}
+	defer f.Close()
+	if deadline, ok := ctx.Deadline(); ok {
+		wait := unix.NsecToTimeval(int64(max(time.Until(deadline), time.Millisecond)))
+		if err := unix.SetsockoptTimeval(int(f.Fd()), unix.SOL_SOCKET, unix.SO_SNDTIMEO, &wait); err != nil {
+			return nil, err
+		}
+	}
+	switch err := unix.Connect(int(f.Fd()), socketAddress(to)); {
+	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINPROGRESS):
+		return nil, os.ErrDeadlineExceeded
+	case err != nil:
+		return nil, fmt.Errorf("connect to %s by SCTP: %w", to, err)
+	}
+	return net.FileConn(f)
+}
