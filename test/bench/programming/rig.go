@@ -57,7 +57,7 @@ func (r *rig) run(ctx context.Context) (err error) {
 		}
 		defer r.servers[side].listener.Close()
 	}
-	programs, err := controlPlanePrograms(ctx)
+	programs, err := built(ctx)
 	if err != nil {
 		return err
 	}
@@ -116,11 +116,14 @@ func memoryFolder() (string, error) {
 }
 
 // programs finds or builds what is measured.
-func (r *rig) programs(ctx context.Context) (err error) {
+func (r *rig) programs(ctx context.Context) error {
 	if slices.ContainsFunc(r.Subjects, func(name string) bool { return subjectOf(name).kind == kubeProxy }) {
-		if r.kubeProxy, r.version, err = kubeProxyProgram(ctx); err != nil {
+		folder, err := built(ctx, "kube-proxy")
+		if err != nil {
 			return err
 		}
+		r.kubeProxy = filepath.Join(folder, "kube-proxy")
+		r.version, _, _ = strings.Cut(filepath.Base(folder), "-")
 	}
 	// Proxies find one variant of iptables, whatever this host's default is.
 	for _, variant := range []string{"nft", "legacy"} {
@@ -149,11 +152,7 @@ func (r *rig) variantFolder(variant string) string {
 
 // startCluster starts the API server with all objects in it.
 func (r *rig) startCluster(ctx context.Context, programs string) error {
-	dir, err := cache()
-	if err != nil {
-		return err
-	}
-	kept := filepath.Join(dir, fmt.Sprintf("objects-%s-%s-%dx%d", objectsVersion, filepath.Base(programs), r.world.services, r.world.endpoints))
+	kept := filepath.Join(filepath.Dir(programs), fmt.Sprintf("objects-%s-%s-%dx%d", objectsVersion, filepath.Base(programs), r.world.services, r.world.endpoints))
 	starting, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	c := newCluster(programs, r.dir, r.net.Backends[controlPlane], r.world)
