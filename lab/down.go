@@ -4,14 +4,15 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
+	"strings"
 	"time"
 
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -33,25 +34,14 @@ func DownAll(prefix string) error {
 	endProcesses(names)
 	var errs []error
 	for _, name := range names {
-		if err := deleteNamespace(name); err != nil {
-			errs = append(errs, fmt.Errorf("delete namespace %s: %w", name, err))
+		// Also a name that isn't mounted: a lab that was killed between making the file and
+		// mounting the namespace leaves one.
+		if out, err := exec.Command("ip", "netns", "delete", name).CombinedOutput(); err != nil {
+			errs = append(errs, fmt.Errorf("delete namespace %s: %w: %s", name, err, out))
 		}
 	}
 	errs = append(errs, deleteHostLink(Config{Prefix: prefix}.hostLink()))
 	return errors.Join(errs...)
-}
-
-// deleteNamespace also removes a name that isn't mounted: a lab that was
-// killed between making the file and mounting the namespace leaves one.
-func deleteNamespace(name string) error {
-	err := netns.DeleteNamed(name)
-	if errors.Is(err, unix.EINVAL) {
-		err = os.Remove(filepath.Join(netnsDir, name))
-	}
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil
-	}
-	return err
 }
 
 func leftovers(prefix string) ([]string, error) {
@@ -75,15 +65,11 @@ func leftovers(prefix string) ([]string, error) {
 // deleteHostLink removes the link in the caller's namespace. It is usually
 // gone with the node's namespace, but not while a process holds that.
 func deleteHostLink(name string) error {
-	l, err := netlink.LinkByName(name)
-	if errors.As(err, &netlink.LinkNotFoundError{}) {
-		return nil
+	if _, err := net.InterfaceByName(name); err != nil {
+		return nil // there is none
 	}
-	if err != nil {
-		return fmt.Errorf("find link %s: %w", name, err)
-	}
-	if err := netlink.LinkDel(l); err != nil && !errors.Is(err, unix.ENODEV) {
-		return fmt.Errorf("delete link %s: %w", name, err)
+	if out, err := exec.Command("ip", "link", "delete", name).CombinedOutput(); err != nil && !strings.Contains(string(out), "Cannot find device") {
+		return fmt.Errorf("delete link %s: %w: %s", name, err, out)
 	}
 	return nil
 }

@@ -67,14 +67,14 @@ func (n *Network) up(ctx context.Context) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := createNamespace(ns); err != nil {
-			return err
+		if err := (*Namespace)(nil).ip(ctx, "netns add "+ns.Name); err != nil {
+			return fmt.Errorf("create namespace %s: %w", ns.Name, err)
 		}
 		if err := ns.Prepare(ns == n.Node, n.Config.IPv6); err != nil {
 			return err
 		}
 	}
-	if err := n.wire(); err != nil {
+	if err := n.wire(ctx); err != nil {
 		return err
 	}
 	for _, b := range n.Backends {

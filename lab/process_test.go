@@ -54,6 +54,9 @@ func TestProcessSignals(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	if err := p.Start(); err != nil {
+		t.Fatal(err)
+	}
 	if err := p.Kill(); err != nil || p.Running() {
 		t.Fatalf("Kill: %v, running %v", err, p.Running())
 	}

@@ -1,32 +1,14 @@
 package lab
 
 import (
-	"errors"
+	"context"
 	"fmt"
-	"io/fs"
-	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
-
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netns"
-	"golang.org/x/sys/unix"
+	"strings"
 )
-
-func createNamespace(ns *Namespace) error {
-	err := onThrowawayThread(func() error {
-		h, err := netns.NewNamed(ns.Name)
-		if err != nil {
-			return err
-		}
-		return h.Close()
-	})
-	if err != nil {
-		return fmt.Errorf("create namespace %s: %w", ns.Name, err)
-	}
-	return nil
-}
 
 // Prepare makes the namespace a router or not, before any link exists, so that links
 // inherit the settings. Forwarding is set both ways: a new namespace inherits it from
@@ -55,238 +37,99 @@ func (n *Namespace) Prepare(router, ipv6 bool) error {
 			[2]string{"ipv6/conf/all/forwarding", forward},
 		)
 	}
-	return writeSysctls(n, values)
+	return n.setSysctls(values)
 }
 
-func writeSysctls(ns *Namespace, values [][2]string) error {
-	return ns.Do(func() error {
+func (n *Namespace) setSysctls(values [][2]string) error {
+	return n.Do(func() error {
 		for _, v := range values {
 			// /proc/sys/net shows the namespace of the thread that opens it.
 			if err := os.WriteFile(filepath.Join("/proc/sys/net", v[0]), []byte(v[1]), 0); err != nil {
-				return fmt.Errorf("set sysctl in %s: %w", ns.Name, err)
+				return fmt.Errorf("set sysctl in %s: %w", n.Name, err)
 			}
 		}
 		return nil
 	})
 }
 
-// wiring holds what connecting the namespaces needs: one netlink socket each.
-type wiring struct {
-	config        Config
-	nodeNamespace *Namespace
-	node          *netlink.Handle
-	nodeFD        netns.NsHandle
-	closers       []func()
-}
-
-func (n *Network) wire() error {
-	w := &wiring{config: n.Config, nodeNamespace: n.Node}
-	defer w.close()
-	var err error
-	if w.node, w.nodeFD, err = w.open(n.Node); err != nil {
-		return err
+// ip carries out commands of ip(8) in the namespace; nil is the caller's.
+func (n *Namespace) ip(ctx context.Context, commands ...string) error {
+	cmd := exec.CommandContext(ctx, "ip", "-batch", "-")
+	if n != nil {
+		cmd = n.Command(ctx, "ip", "-batch", "-")
 	}
-	if err := loopbackUp(w.node); err != nil {
-		return fmt.Errorf("set up node: %w", err)
-	}
-	if err := w.client(n.Client); err != nil {
-		return fmt.Errorf("wire client: %w", err)
-	}
-	if err := w.pods(); err != nil {
-		return fmt.Errorf("wire node to backends: %w", err)
-	}
-	for i, b := range n.Backends {
-		if err := w.backend(b.Namespace, b.Name, i+1); err != nil {
-			return fmt.Errorf("wire backend %s: %w", b.Name, err)
-		}
-	}
-	if n.Config.HostAccess {
-		if err := w.host(); err != nil {
-			return fmt.Errorf("wire host: %w", err)
-		}
+	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		return fmt.Errorf("ip: %w: %s; of:\n%s", err, strings.TrimSpace(string(out)), strings.Join(commands, "\n"))
 	}
 	return nil
 }
 
-func (w *wiring) close() {
-	for _, c := range w.closers {
-		c()
-	}
+// wire is a link between the node, where it has a name, and another namespace, where
+// it is eth0 unless it has a name there.
+type wire struct {
+	name, peer string
+	far        *Namespace // nil is the caller's
+	mac        string     // of the node's end; empty for any
+	// Commands for both ends, which are up then.
+	node, there []string
 }
 
-// Join gives a node and a host a network between them, by a link that the node knows by a
-// name and the host as eth0. The addresses are the host's; those before them are the node's,
-// and the host's way to everywhere.
-func Join(node, host *Namespace, name string, addresses ...netip.Prefix) (err error) {
-	w := &wiring{nodeNamespace: node}
-	defer w.close()
-	if w.node, w.nodeFD, err = w.open(node); err != nil {
-		return err
+// wireUp makes links. Both ends of all are up before the first has an address: IPv6 waits
+// for that.
+func wireUp(ctx context.Context, node *Namespace, wires ...wire) error {
+	up, then := []string{"link set lo up"}, []string(nil)
+	for _, w := range wires {
+		mac, to := "", fmt.Sprint(os.Getpid())
+		if w.mac != "" {
+			mac = "address " + w.mac
+		}
+		if w.far != nil {
+			to = w.far.Path()
+		}
+		up = append(up, fmt.Sprintf("link add %s %s type veth peer name %s netns %s", w.name, mac, w.end(), to), fmt.Sprintf("link set %s up", w.name))
+		then = append(then, w.node...)
 	}
-	far, err := w.link(host, name, nil)
-	for _, a := range addresses {
-		gateway := a.Addr().Prev()
-		if err == nil {
-			err = addAddress(w.node, name, netip.PrefixFrom(gateway, a.Bits()))
-		}
-		if err == nil {
-			err = addAddress(far, "eth0", a)
-		}
-		if err == nil {
-			err = addDefault(far, "eth0", gateway)
-		}
+	if err := node.ip(ctx, up...); err != nil {
+		return fmt.Errorf("link node: %w", err)
 	}
-	return err
-}
-
-func (w *wiring) open(ns *Namespace) (*netlink.Handle, netns.NsHandle, error) {
-	fd, err := netns.GetFromPath(ns.Path())
-	if err != nil {
-		return nil, fd, fmt.Errorf("open namespace %s: %w", ns.Name, err)
-	}
-	w.closers = append(w.closers, func() { fd.Close() })
-	h, err := netlink.NewHandleAt(fd, unix.NETLINK_ROUTE)
-	if err != nil {
-		return nil, fd, fmt.Errorf("open netlink in %s: %w", ns.Name, err)
-	}
-	w.closers = append(w.closers, h.Close)
-	return h, fd, nil
-}
-
-func (w *wiring) client(ns *Namespace) error {
-	far, err := w.link(ns, "client", nil)
-	if err != nil {
-		return err
-	}
-	for i, a := range w.config.NodeAddresses() {
-		bits := clientBits(i)
-		if err := addAddress(w.node, "client", netip.PrefixFrom(a, bits)); err != nil {
-			return err
+	for _, w := range wires {
+		there := append([]string{fmt.Sprintf("link set %s up", w.end())}, w.there...)
+		if w.far != nil {
+			there = append([]string{"link set lo up"}, there...)
 		}
-		for c := range w.config.Clients {
-			if a.Is6() {
-				// The kernel prefers the newest IPv6 address and the oldest IPv4
-				// one; the first client's is to be the default of both.
-				c = w.config.Clients - 1 - c
-			}
-			if err := addAddress(far, "eth0", netip.PrefixFrom(w.config.ClientAddresses(c)[i], bits)); err != nil {
-				return err
-			}
-		}
-		if err := addDefault(far, "eth0", a); err != nil {
-			return err
-		}
-		if err := addDefault(w.node, "client", w.config.ClientAddresses(0)[i]); err != nil {
-			return err
+		if err := w.far.ip(ctx, there...); err != nil {
+			return fmt.Errorf("link %s: %w", w.name, err)
 		}
 	}
-	return nil
+	return node.ip(ctx, then...)
 }
 
-func clientBits(family int) int {
-	if family == 0 {
-		return ClientCIDR4.Bits()
+func (w *wire) end() string {
+	if w.peer != "" {
+		return w.peer
 	}
-	return ClientCIDR6.Bits()
+	return "eth0"
 }
 
-// host joins the caller's namespace to the node.
-func (w *wiring) host() error {
-	here, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return fmt.Errorf("open netlink: %w", err)
-	}
-	defer here.Close()
-	veth := &netlink.Veth{
-		LinkAttrs:     netlink.LinkAttrs{Name: w.config.hostLink()},
-		PeerName:      "host",
-		PeerNamespace: netlink.NsFd(w.nodeFD),
-	}
-	if err := here.LinkAdd(veth); err != nil {
-		return fmt.Errorf("add link %s: %w", veth.Name, err)
-	}
-	subnet := w.config.hostSubnet()
-	if err := addAddress(here, veth.Name, netip.PrefixFrom(nth(subnet, 1), 30)); err != nil {
-		return err
-	}
-	if err := addAddress(w.node, "host", netip.PrefixFrom(nth(subnet, 2), 30)); err != nil {
-		return err
-	}
-	return errors.Join(setUp(here, veth.Name), setUp(w.node, "host"))
-}
+// Commands of ip(8).
 
-// link joins ns (its end is eth0) to the node (its end is called name and has mac,
-// or any if nil), brings both ends and the loopback up, and returns a netlink handle
-// in ns.
-func (w *wiring) link(ns *Namespace, name string, mac net.HardwareAddr) (*netlink.Handle, error) {
-	far, fd, err := w.open(ns)
-	if err != nil {
-		return nil, err
-	}
-	veth := &netlink.Veth{
-		LinkAttrs:     netlink.LinkAttrs{Name: name, HardwareAddr: mac},
-		PeerName:      "eth0",
-		PeerNamespace: netlink.NsFd(fd),
-	}
-	if err := w.node.LinkAdd(veth); err != nil {
-		return nil, fmt.Errorf("add link %s: %w", name, err)
-	}
-	return far, errors.Join(loopbackUp(far), setUp(far, "eth0"), setUp(w.node, name))
-}
-
-func loopbackUp(h *netlink.Handle) error { return setUp(h, "lo") }
-
-func setUp(h *netlink.Handle, name string) error {
-	l, err := h.LinkByName(name)
-	if err != nil {
-		return fmt.Errorf("find link %s: %w", name, err)
-	}
-	if err := h.LinkSetUp(l); err != nil {
-		return fmt.Errorf("set link %s up: %w", name, err)
-	}
-	return nil
-}
-
-func addAddress(h *netlink.Handle, link string, p netip.Prefix) error {
-	l, err := h.LinkByName(link)
-	if err != nil {
-		return fmt.Errorf("find link %s: %w", link, err)
-	}
-	a := &netlink.Addr{IPNet: ipNet(p)}
+func addAddress(link string, p netip.Prefix) string {
 	if p.Addr().Is6() {
-		a.Flags = unix.IFA_F_NODAD
+		return fmt.Sprintf("addr add %s dev %s nodad", p, link)
 	}
-	if err := h.AddrAdd(l, a); err != nil && !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("add address %s to %s: %w", p, link, err)
-	}
-	return nil
+	return fmt.Sprintf("addr add %s dev %s", p, link)
 }
 
 // addDefault adds the default route of the gateway's family. It is onlink: a
 // backend's own address is a /32, so its gateway is in no connected network.
-func addDefault(h *netlink.Handle, link string, gateway netip.Addr) error {
-	return addRoute(h, link, netip.PrefixFrom(unspecified(gateway), 0), gateway)
+func addDefault(link string, gateway netip.Addr) string {
+	return fmt.Sprintf("route add default via %s dev %s onlink", gateway, link)
 }
 
-func addRoute(h *netlink.Handle, link string, dst netip.Prefix, gateway netip.Addr) error {
-	l, err := h.LinkByName(link)
-	if err != nil {
-		return fmt.Errorf("find link %s: %w", link, err)
-	}
-	r := &netlink.Route{LinkIndex: l.Attrs().Index, Dst: ipNet(dst)}
-	if gateway.IsValid() {
-		r.Gw = gateway.AsSlice()
-		r.Flags = unix.RTNH_F_ONLINK
-	} else {
-		r.Scope = netlink.SCOPE_LINK
-	}
-	if err := h.RouteAdd(r); err != nil {
-		return fmt.Errorf("add route to %s by %s: %w", dst, link, err)
-	}
-	return nil
-}
+func addRoute(link string, a netip.Addr) string { return fmt.Sprintf("route add %s dev %s", a, link) }
 
-func host(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
+func alone(a netip.Addr) netip.Prefix { return netip.PrefixFrom(a, a.BitLen()) }
 
 func unspecified(a netip.Addr) netip.Addr {
 	if a.Is4() {
@@ -295,6 +138,61 @@ func unspecified(a netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-func ipNet(p netip.Prefix) *net.IPNet {
-	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
+// Join gives a node and a host a network between them, by a link that the node knows by a
+// name and the host as eth0. The addresses are the host's; those before them are the node's,
+// and the host's way to everywhere.
+func Join(ctx context.Context, node, host *Namespace, name string, addresses ...netip.Prefix) error {
+	w := wire{name: name, far: host}
+	for _, a := range addresses {
+		gateway := a.Addr().Prev()
+		w.node = append(w.node, addAddress(name, netip.PrefixFrom(gateway, a.Bits())))
+		w.there = append(w.there, addAddress("eth0", a), addDefault("eth0", gateway))
+	}
+	return wireUp(ctx, node, w)
+}
+
+// wire connects all namespaces.
+func (n *Network) wire(ctx context.Context) error {
+	wires := []wire{n.Config.clientWire(n.Client)}
+	for i, b := range n.Backends {
+		wires = append(wires, n.Config.podWire(b.Namespace, b.Name, i+1))
+	}
+	if n.Config.HostAccess {
+		subnet := n.Config.hostSubnet()
+		wires = append(wires, wire{
+			name: "host", peer: n.Config.hostLink(),
+			node:  []string{addAddress("host", netip.PrefixFrom(nth(subnet, 2), 30))},
+			there: []string{addAddress(n.Config.hostLink(), netip.PrefixFrom(nth(subnet, 1), 30))},
+		})
+	}
+	if before := n.Config.podGateway(); len(before) > 0 {
+		if err := n.Node.ip(ctx, before...); err != nil {
+			return err
+		}
+	}
+	if err := wireUp(ctx, n.Node, wires...); err != nil {
+		return err
+	}
+	if n.Config.Topology == Unnumbered || n.Config.Topology == Loopback {
+		return n.answerForAll()
+	}
+	return nil
+}
+
+func (c Config) clientWire(ns *Namespace) wire {
+	w := wire{name: "client", far: ns}
+	for f, a := range c.NodeAddresses() {
+		bits := [2]netip.Prefix{ClientCIDR4, ClientCIDR6}[f].Bits()
+		w.node = append(w.node, addAddress("client", netip.PrefixFrom(a, bits)), addDefault("client", c.ClientAddresses(0)[f]))
+		for i := range c.Clients {
+			if a.Is6() {
+				// The kernel prefers the newest IPv6 address and the oldest IPv4
+				// one; the first client's is to be the default of both.
+				i = c.Clients - 1 - i
+			}
+			w.there = append(w.there, addAddress("eth0", netip.PrefixFrom(c.ClientAddresses(i)[f], bits)))
+		}
+		w.there = append(w.there, addDefault("eth0", a))
+	}
+	return w
 }

@@ -41,7 +41,7 @@ func NewNetwork(t testing.TB, n int) *Network {
 		name := fmt.Sprintf("host%d", i)
 		host := lab.FromFD(name, int(fd))
 		net.must(host.Prepare(false, true))
-		net.must(lab.Join(net.hosts[0], host, name,
+		net.must(lab.Join(t.Context(), net.hosts[0], host, name,
 			netip.PrefixFrom(net.Address(service.IPv4, i), 24), netip.PrefixFrom(net.Address(service.IPv6, i), 64)))
 		net.hosts = append(net.hosts, host)
 	}
