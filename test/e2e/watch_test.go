@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/creack/pty"
 	diff "github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
@@ -25,7 +26,9 @@ import (
 type tty struct {
 	*testing.T
 	wait   func(limit time.Duration, what string, f func() error)
-	line   *lab.Terminal
+	// The ends of a pseudoterminal: keys are written to the keyboard, and what is shown is
+	// read there.
+	keyboard, line *os.File
 	cmd    *exec.Cmd
 	before unix.Termios
 
@@ -44,17 +47,18 @@ func (w *world) onTerminal(width, height int, env []string, args ...string) *tty
 // startTTY starts a command on a terminal of its own.
 func startTTY(t *testing.T, wait func(time.Duration, string, func() error), width, height int, cmd *exec.Cmd) *tty {
 	t.Helper()
-	line, err := lab.OpenTerminal(width, height)
+	keyboard, line, err := pty.Open()
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &tty{T: t, wait: wait, line: line, cmd: cmd}
+	s := &tty{T: t, wait: wait, keyboard: keyboard, line: line, cmd: cmd}
+	s.resize(width, height)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)
 		buf := make([]byte, 1<<16)
 		for {
-			n, err := line.Keyboard.Read(buf)
+			n, err := keyboard.Read(buf)
 			s.mu.Lock()
 			s.out = append(s.out, buf[:n]...)
 			s.mu.Unlock()
@@ -63,9 +67,13 @@ func startTTY(t *testing.T, wait func(time.Duration, string, func() error), widt
 			}
 		}
 	}()
-	t.Cleanup(func() { line.Close(); <-done })
+	t.Cleanup(func() {
+		line.Close()
+		keyboard.Close()
+		<-done
+	})
 	s.before = s.modes()
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = line.Line, line.Line, line.Line
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = line, line, line
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -73,9 +81,16 @@ func startTTY(t *testing.T, wait func(time.Duration, string, func() error), widt
 	return s
 }
 
+func (t *tty) resize(width, height int) {
+	t.Helper()
+	if err := pty.Setsize(t.keyboard, &pty.Winsize{Rows: uint16(height), Cols: uint16(width)}); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func (t *tty) modes() unix.Termios {
 	t.Helper()
-	m, err := unix.IoctlGetTermios(int(t.line.Line.Fd()), unix.TCGETS)
+	m, err := unix.IoctlGetTermios(int(t.line.Fd()), unix.TCGETS)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -127,7 +142,7 @@ func (t *tty) shows(phrases ...string) {
 
 func (t *tty) press(keys string) {
 	t.Helper()
-	if _, err := t.line.Keyboard.WriteString(keys); err != nil {
+	if _, err := t.keyboard.WriteString(keys); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -177,7 +192,7 @@ func TestWatchStatus(t *testing.T) {
 	tt.shows("this help")
 	tt.press("q") // leaves the help
 	tt.shows("default/web:datagram")
-	w.must(tt.line.Resize(60, 12))
+	tt.resize(60, 12)
 	tt.wait(10*time.Second, "12 lines of at most 60 columns", func() error {
 		lines := tt.screen()
 		for _, l := range lines {
@@ -190,7 +205,7 @@ func TestWatchStatus(t *testing.T) {
 		}
 		return nil
 	})
-	w.must(tt.line.Resize(120, 40))
+	tt.resize(120, 40)
 
 	w.stop()
 	tt.shows("✗ GONE", "it hasn't answered")

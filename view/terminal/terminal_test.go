@@ -10,10 +10,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/creack/pty"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/view"
 )
 
@@ -29,10 +29,22 @@ func (s *shown) String() string {
 	return s.out.String()
 }
 
-func open(t *testing.T, width, height int) (*lab.Terminal, *shown) {
+// tty is both ends of a pseudoterminal: keys are written to the keyboard, and what is
+// shown is read there.
+type tty struct{ keyboard, line *os.File }
+
+func (t *tty) resize(width, height int) error {
+	return pty.Setsize(t.keyboard, &pty.Winsize{Rows: uint16(height), Cols: uint16(width)})
+}
+
+func open(t *testing.T, width, height int) (*tty, *shown) {
 	t.Helper()
-	tty, err := lab.OpenTerminal(width, height)
+	keyboard, line, err := pty.Open()
 	if err != nil {
+		t.Fatal(err)
+	}
+	tty := &tty{keyboard, line}
+	if err := tty.resize(width, height); err != nil {
 		t.Fatal(err)
 	}
 	s := &shown{}
@@ -41,7 +53,7 @@ func open(t *testing.T, width, height int) (*lab.Terminal, *shown) {
 		defer close(done)
 		buf := make([]byte, 4096)
 		for {
-			n, err := tty.Keyboard.Read(buf)
+			n, err := tty.keyboard.Read(buf)
 			s.mu.Lock()
 			s.out.Write(buf[:n])
 			s.mu.Unlock()
@@ -50,13 +62,17 @@ func open(t *testing.T, width, height int) (*lab.Terminal, *shown) {
 			}
 		}
 	}()
-	t.Cleanup(func() { tty.Close(); <-done })
+	t.Cleanup(func() {
+		line.Close()
+		keyboard.Close()
+		<-done
+	})
 	return tty, s
 }
 
-func modes(t *testing.T, tty *lab.Terminal) unix.Termios {
+func modes(t *testing.T, tty *tty) unix.Termios {
 	t.Helper()
-	m, err := unix.IoctlGetTermios(int(tty.Line.Fd()), unix.TCGETS)
+	m, err := unix.IoctlGetTermios(int(tty.line.Fd()), unix.TCGETS)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -88,7 +104,7 @@ func TestRun(t *testing.T) {
 			updates := make(chan func())
 			keys, updated := "", "no"
 			s := Screen{
-				In: tty.Line, Out: tty.Line, Updates: updates,
+				In: tty.line, Out: tty.line, Updates: updates,
 				Draw: func(w, h int) []string { return []string{fmt.Sprintf("%dx%d keys %s update %s", w, h, keys, updated)} },
 				Key: func(k view.Key) bool {
 					if k == "!" {
@@ -108,11 +124,11 @@ func TestRun(t *testing.T) {
 				ended <- s.Run(ctx)
 			}()
 			await(t, out, "60x10 keys  update no")
-			write(t, tty.Keyboard, "a\x1b[A")
+			write(t, tty.keyboard, "a\x1b[A")
 			await(t, out, "keys <a><up>")
 			updates <- func() { updated = "yes" }
 			await(t, out, "update yes")
-			if err := tty.Resize(100, 20); err != nil {
+			if err := tty.resize(100, 20); err != nil {
 				t.Fatal(err)
 			}
 			await(t, out, "100x20")
@@ -122,7 +138,7 @@ func TestRun(t *testing.T) {
 			if end.key == "" {
 				cancel()
 			}
-			write(t, tty.Keyboard, end.key)
+			write(t, tty.keyboard, end.key)
 			if err := <-ended; end.panic != errors.Is(err, errDraw) || !end.panic && err != nil {
 				t.Errorf("it ended with %v", err)
 			}
@@ -138,7 +154,7 @@ func TestRun(t *testing.T) {
 // standard input, ends no screen.
 func TestNonblocking(t *testing.T) {
 	tty, out := open(t, 60, 10)
-	fd, err := unix.Dup(int(tty.Line.Fd()))
+	fd, err := unix.Dup(int(tty.line.Fd()))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -152,14 +168,14 @@ func TestNonblocking(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- s.Run(t.Context()) }()
 	await(t, out, "keys ;")
-	if err := unix.SetNonblock(int(tty.Line.Fd()), true); err != nil {
+	if err := unix.SetNonblock(int(tty.line.Fd()), true); err != nil {
 		t.Fatal(err)
 	}
 	for _, shown := range []string{"keys a;", "keys ab;"} {
-		write(t, tty.Keyboard, shown[len(shown)-2:len(shown)-1])
+		write(t, tty.keyboard, shown[len(shown)-2:len(shown)-1])
 		await(t, out, shown)
 	}
-	write(t, tty.Keyboard, "q")
+	write(t, tty.keyboard, "q")
 	if err := <-ended; err != nil {
 		t.Error(err)
 	}
@@ -172,7 +188,7 @@ func TestLastColumn(t *testing.T) {
 		tty, out := open(t, width, 3)
 		ctx, cancel := context.WithCancel(t.Context())
 		s := Screen{
-			In: tty.Line, Out: tty.Line, Key: func(view.Key) bool { return false },
+			In: tty.line, Out: tty.line, Key: func(view.Key) bool { return false },
 			Draw: func(w, _ int) []string { return []string{strings.Repeat("-", w-1) + "|", "below"} },
 		}
 		ended := make(chan error, 1)
@@ -207,8 +223,8 @@ func TestUsable(t *testing.T) {
 		term    string
 		want    bool
 	}{
-		{tty.Line, tty.Line, "xterm", true}, {tty.Line, tty.Line, "dumb", false}, {tty.Line, tty.Line, "", false},
-		{null, tty.Line, "xterm", false}, {tty.Line, null, "xterm", false},
+		{tty.line, tty.line, "xterm", true}, {tty.line, tty.line, "dumb", false}, {tty.line, tty.line, "", false},
+		{null, tty.line, "xterm", false}, {tty.line, null, "xterm", false},
 	} {
 		if got := Usable(c.in, c.out, c.term); got != c.want {
 			t.Errorf("in %s, out %s, TERM=%s: %v, want %v", c.in.Name(), c.out.Name(), c.term, got, c.want)
