@@ -117,7 +117,13 @@ type comparison struct {
 
 func newComparison(c Config) *comparison {
 	x := &comparison{Config: c}
-	x.measured = load.Measurement{Report: &x.report, Progress: c.Progress}
+	x.measured = load.Measurement{
+		Report: &x.report,
+		Begins: func(w load.Work, round, rounds int) {
+			c.Progress(fmt.Sprintf("round %d of %d: %s", round+1, rounds, w.Title))
+		},
+		Ended: func(load.Subject, load.Work, int, *load.Outcome) {},
+	}
 	return x
 }
 

@@ -2,7 +2,6 @@ package load
 
 import (
 	"context"
-	"fmt"
 	"slices"
 
 	"kproxy.dev/kproxy/lab/report"
@@ -57,14 +56,16 @@ type Subject struct {
 // Measurement runs loads through subjects and adds their figures to a report.
 type Measurement struct {
 	Report        *report.Report
-	Progress      func(string)
-	others, steal []float64 // shares of the processors
+	Begins        func(w Work, round, rounds int)                // called before each round
+	Ended         func(s Subject, w Work, round int, o *Outcome) // and after each run
+	others, steal []float64                                      // shares of the processors
 }
 
 // Rounds interleaves: every subject has a run before any has another. Each round
 // begins with another subject, so that none is always first.
 func (m *Measurement) Rounds(ctx context.Context, w Work, rounds int, subjects []Subject) error {
 	for round := range rounds {
+		m.Begins(w, round, rounds)
 		for k := range subjects {
 			s := subjects[(k+round)%len(subjects)]
 			out, err := s.Run(ctx, w.Load)
@@ -74,7 +75,7 @@ func (m *Measurement) Rounds(ctx context.Context, w Work, rounds int, subjects [
 			if err != nil {
 				return err
 			}
-			m.Progress(fmt.Sprintf("%s %d/%d: %-18s %s", w.Title, round+1, rounds, s.Name, out.String()))
+			m.Ended(s, w, round, &out)
 			m.note(w, s, round, &out)
 		}
 	}
@@ -89,25 +90,6 @@ func (m *Measurement) Rounds(ctx context.Context, w Work, rounds int, subjects [
 	}
 	m.Report.Host.Others, m.Report.Host.Steal = report.SpreadOf(m.others), report.SpreadOf(m.steal)
 	return nil
-}
-
-// String says in one line what came of a load.
-func (o *Outcome) String() string {
-	text := fmt.Sprintf("%10.0f/s", o.Rate())
-	if o.Bytes > 0 {
-		text += fmt.Sprintf("  %6.2f Gbit/s", o.Gigabits())
-	}
-	if o.Exchange != nil {
-		text += fmt.Sprintf("  p50 %7.0f µs  p99 %7.0f µs", o.P50(), o.P99())
-	}
-	text += fmt.Sprintf("  cpu client %.2f server %.2f proxy %.2f s", o.CPU.Client, o.CPU.Backend, o.CPU.Proxy)
-	if o.Lost > 0 {
-		text += fmt.Sprintf("  lost %d", o.Lost)
-	}
-	if o.Failed > 0 || o.Count == 0 {
-		text += fmt.Sprintf("  FAILED %d: %s", o.Failed, o.Error)
-	}
-	return text
 }
 
 // shortest is how long a run must be for the ticks of /proc/stat to tell what else the

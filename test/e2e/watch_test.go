@@ -25,12 +25,12 @@ import (
 // tty is a terminal with a program on it.
 type tty struct {
 	*testing.T
-	wait   func(limit time.Duration, what string, f func() error)
+	wait func(limit time.Duration, what string, f func() error)
 	// The ends of a pseudoterminal: keys are written to the keyboard, and what is shown is
 	// read there.
 	keyboard, line *os.File
-	cmd    *exec.Cmd
-	before unix.Termios
+	cmd            *exec.Cmd
+	before         unix.Termios
 
 	mu  sync.Mutex // the terminal is read on a goroutine
 	out []byte

@@ -32,7 +32,13 @@ type bench struct {
 
 // run sets all subjects up and goes through the works.
 func (b *bench) run(ctx context.Context) (err error) {
-	b.measured = load.Measurement{Report: b.report, Progress: func(text string) { fmt.Fprintln(b.progress, text) }}
+	b.measured = load.Measurement{
+		Report: b.report,
+		Begins: func(load.Work, int, int) {},
+		Ended: func(s load.Subject, w load.Work, round int, o *load.Outcome) {
+			fmt.Fprintf(b.progress, "%s %d: %-18s %s\n", w.Title, round+1, s.Name, line(o))
+		},
+	}
 	defer func() {
 		for _, r := range b.rigs {
 			err = errors.Join(err, r.down())
@@ -90,6 +96,25 @@ func (b *bench) work(ctx context.Context, w work) error {
 		rounds *= sessionRounds
 	}
 	return b.measured.Rounds(ctx, w.Work, rounds, of)
+}
+
+// line says what came of a load.
+func line(o *load.Outcome) string {
+	text := fmt.Sprintf("%10.0f/s", o.Rate())
+	if o.Bytes > 0 {
+		text += fmt.Sprintf("  %6.2f Gbit/s", o.Gigabits())
+	}
+	if o.Exchange != nil {
+		text += fmt.Sprintf("  p50 %7.0f µs  p99 %7.0f µs", o.P50(), o.P99())
+	}
+	text += fmt.Sprintf("  cpu client %.2f server %.2f proxy %.2f s", o.CPU.Client, o.CPU.Backend, o.CPU.Proxy)
+	if o.Lost > 0 {
+		text += fmt.Sprintf("  lost %d", o.Lost)
+	}
+	if o.Failed > 0 || o.Count == 0 {
+		text += fmt.Sprintf("  FAILED %d: %s", o.Failed, o.Error)
+	}
+	return text
 }
 
 // quickTries is how often a short run may be late before it counts as failed: other
