@@ -148,42 +148,6 @@ func TestNodePortAtEveryAddress(t *testing.T) {
 	}
 }
 
-// TestExternalLocalElsewhere: where external traffic policy Local finds no
-// endpoint on this node, outsiders get no answer at all at external addresses and
-// node ports, and are not sent to endpoints elsewhere; cluster addresses, and
-// clients on this node, have every endpoint.
-func TestExternalLocalElsewhere(t *testing.T) {
-	w := newWorld(t)
-	if mode == plan.ModeAuto {
-		w.plane = plan.IPTables // IPVS can't tell apart whom the policy is for
-	}
-	m := newManifest("web", 10, w.net.Backends...)
-	m.Type, m.ExternalLocal = "LoadBalancer", true
-	m.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
-	m.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
-	m.Ports[0].NodePort = 30080
-	for _, b := range []string{"b1", "b2", "b3"} {
-		m = m.Edit(b, func(e *lab.ManifestEndpoint) { e.Node = "another" })
-	}
-	w.must(m.Write(w.manifests))
-	w.start()
-	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
-		w.pin("web", "line", plane)
-		for f, node := range w.net.Config.NodeAddresses() {
-			w.ask(w.net.Client, "tcp", netip.AddrPortFrom(m.ClusterIPs[f], 80))
-			for _, target := range []netip.AddrPort{
-				netip.AddrPortFrom(m.ExternalIPs[f], 80), netip.AddrPortFrom(m.LoadBalancerIPs[f], 80), netip.AddrPortFrom(node, 30080),
-			} {
-				err := w.askFrom(netip.Addr{}, "tcp", target, lasting(700*time.Millisecond))
-				if err == nil || strings.Contains(err.Error(), "refused") || strings.Contains(err.Error(), "reset") {
-					t.Errorf("%s, %s: an outsider got %v, want no answer", plane, target, err)
-				}
-				w.ask(w.net.Node, "tcp", target)
-			}
-		}
-	}
-}
-
 // TestIPVSManyAddresses: thousands of service addresses come onto the dummy link
 // in one go, and leave it again.
 func TestIPVSManyAddresses(t *testing.T) {

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"fmt"
 	"net/netip"
 	"testing"
 
@@ -39,30 +38,6 @@ func (w *world) paths(m lab.Manifest) []path {
 		)
 	}
 	return out
-}
-
-// TestEveryPathInEveryDataPlane: TCP and UDP, both families, every kind of
-// address, from another host, from an endpoint and from the node itself; and
-// the endpoint sees the same client address in both data planes.
-func TestEveryPathInEveryDataPlane(t *testing.T) {
-	w := newWorld(t)
-	m := newManifest("web", 10, w.net.Backends...)
-	m.Type = "NodePort"
-	m.Ports[0].NodePort, m.Ports[1].NodePort = 30080, 30080
-	m.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
-	w.must(m.Write(w.manifests))
-	w.start()
-	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel, service.PreferUserspace} {
-		w.pin("web", "line", plane)
-		w.pin("web", "datagram", plane)
-		for _, p := range w.paths(m) {
-			for _, network := range []string{"tcp", "udp"} {
-				t.Run(fmt.Sprintf("%s/%s/%s %s", plane, network, p.name, p.target.Addr()), func(t *testing.T) {
-					w.onPath(t, network, p)
-				})
-			}
-		}
-	}
 }
 
 func (w *world) onPath(t *testing.T, network string, p path) {

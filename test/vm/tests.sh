@@ -17,7 +17,7 @@ bin=$PWD/bin/vm
 # that depend on the kernel: of mode iptables what one kernel's tables, sets and
 # connection tracking could do otherwise than another's, and of mode ipvs all but
 # what is the same in every mode.
-tables="EveryPathInEveryDataPlane|OffloadByItself|AffinityAcrossMoves|SourceRanges|LocalPolicies|DamageIsRepaired|LegacyVariant"
+tables="OffloadByItself|AffinityAcrossMoves|DamageIsRepaired|LegacyVariant"
 tables+="|KernelRefusalCostsNoRequest|InvalidPackets|UDPFlowsFollowChanges|UDPMovesBetweenDataPlanes|HostPortsStayPrivate"
 tables+="|RestartIsHitless|CleanupLeavesWhatIsForeign|ForgottenConnectionsGoOn|ClientBesideTheEndpoint|IPTables.*"
 same="NothingArrives|CommandsThatNeedNoRoot|ConfigurationFile|WrongUse|NobodyRuns|MalformedManifest|BrokenFromTheStart|DuplicateDefinition"
@@ -35,6 +35,7 @@ rows=(
 	"test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #2/3"
 	"test/e2e      (vm,ipvs,3)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #3/3"
 	"test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$"
+	"test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"
 	"test/golden   (vm)            -test.run=^TestKernel\$"
 	"test/docs     (vm)             -test.run=^TestIPVSPage\$"
 	"test/deploy   (vm)             -test.run=^TestServe\$"
