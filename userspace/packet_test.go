@@ -154,52 +154,6 @@ func TestSourceAddressWithReversePathFilter(t *testing.T) {
 	}
 }
 
-// One socket of a client talks to two services through one listener, and each
-// answer comes from the service it was asked of.
-func TestOneSocketTwoUDPServices(t *testing.T) {
-	p := newPackets(t)
-	for _, f := range service.Families {
-		var ds []testService
-		for i, name := range []string{"a", "b"} {
-			ep := p.serveUDP(t, &p.host, addressIn(f, endpointNet, 2+i), name)
-			ds = append(ds, testService{name: name, vip: serviceAddress(f, 1+i), proto: service.UDP, eps: []netip.AddrPort{ep},
-				front: func(f *plan.Frontend) { f.Masquerade = plan.MasqueradeNever }})
-		}
-		pl := testPlan(ds...)
-		serve(p.server, pl)
-		c := udpFrom(&p.client, t, f)
-		for range 3 {
-			for i, name := range []string{"a", "b"} {
-				want := name + addressIn(f, clientNet, 2).String()
-				if got := askTo(t, c, serviceAddress(f, 1+i)); got != want {
-					t.Errorf("%s: service %s answered %q, want %q", f, name, got, want)
-				}
-			}
-		}
-	}
-}
-
-func TestNodePortFromOutside(t *testing.T) {
-	p := newPackets(t)
-	for _, f := range service.Families {
-		ep := p.serveTCP(t, &p.host, addressIn(f, endpointNet, 2))
-		pl := testPlan(testService{name: "t", vip: serviceAddress(f, 1), eps: []netip.AddrPort{ep}, front: func(f *plan.Frontend) {
-			f.Kind, f.Address = plan.NodePort, netip.AddrPortFrom(netip.Addr{}, 30080)
-		}})
-		serve(p.server, pl)
-		for _, to := range []netip.Addr{addressIn(f, clientNet, 1), addressIn(f, endpointNet, 1)} {
-			c, err := dialFrom(&p.client, t, netip.AddrPortFrom(to, 30080))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if got, end := readEnd(c); got != addressIn(f, endpointNet, 1).String() || end != "eof" {
-				t.Errorf("%s: endpoint saw %q, then %s", to, got, end)
-			}
-			c.Close()
-		}
-	}
-}
-
 // A client that connects to the listener itself is refused, from outside and
 // from the node, and so is one whose redirect leads to no service.
 func TestDirectConnectionIsRefused(t *testing.T) {

@@ -3,7 +3,6 @@ package userspace
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
 	"errors"
 	"net"
 	"net/netip"
@@ -153,16 +152,6 @@ func TestUDPSession(t *testing.T) {
 	c := s.Counters()[udpKey()]
 	if c.Active != 2 || c.Total != 2 || c.Failed != 0 || c.BytesIn != 7 || c.BytesOut != 21 {
 		t.Errorf("counters %+v", c)
-	}
-}
-
-func TestUDPLargestDatagram(t *testing.T) {
-	ep, _ := udpEndpoint(t, "")
-	s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(ep)))
-	data := make([]byte, 65507)
-	rand.Read(data)
-	if got := udpAsk(t, udpClient(t, s), string(data)); got != string(data) {
-		t.Errorf("%d bytes came back, changed", len(got))
 	}
 }
 

@@ -238,45 +238,14 @@ func TestIPTablesHeldLock(t *testing.T) {
 	path := filepath.Join(w.dir, "xtables.lock")
 	w.env = []string{"XTABLES_LOCKFILE=" + path}
 	w.holdsRules("legacy") // the nft variant has no lock
-	m := newManifest("web", 10, w.net.Backends...)
-	w.must(m.Write(w.manifests))
-	w.start()
-	w.pin("web", "line", service.PreferKernel)
-	tcp4, tcp6 := w.traffic("tcp", frontends(m)[0], 30), w.traffic("tcp", frontends(m)[1], 30)
-
-	lock, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
-	w.must(err)
-	defer lock.Close()
-	w.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
-	held := time.Now()
-	w.must(m.Without("b3").Write(w.manifests))
-	w.await("web", "line", plan.Userspace, "")
-	changed := time.Now()
-	w.net.Backend("b3").Stop()
-	w.eventually(20*time.Second, "the status to say why", func() error {
-		if st, err := w.client.Status(w.ctx); err != nil || !strings.Contains(st.Sync.LastError, "lock") {
-			return fmt.Errorf("it says %q, %v", st.Sync.LastError, err)
-		}
-		return nil
-	})
-	time.Sleep(time.Until(held.Add(10 * time.Second)))
-	if s := w.service("web", "line"); s.DataPlane != plan.Userspace {
-		t.Errorf("while its rules can't be written, it is in %s: %s", s.DataPlane, s.Reason)
-	}
-	w.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_UN))
-
-	w.await("web", "line", plan.IPTables, plan.StatePinned)
-	w.awaitBackends(m, "b1", "b2")
-	for _, tr := range []*lab.Traffic{tcp4, tcp6} {
-		all := tr.Stop()
-		w.noneFailed("while the lock was held and after", all)
-		if n := all.Since(changed).ByBackend()["b3"]; n > 0 {
-			t.Errorf("%d new connections reached the removed endpoint after the change", n)
-		}
-	}
-	if st, err := w.client.Status(w.ctx); err != nil || st.Sync.LastError != "" {
-		t.Errorf("the status still says %q, %v", st.Sync.LastError, err)
-	}
+	var lock *os.File
+	w.changesWithoutRules("lock", 10*time.Second, func() {
+		var err error
+		lock, err = os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
+		w.must(err)
+		w.Cleanup(func() { lock.Close() })
+		w.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_EX))
+	}, func() { w.must(syscall.Flock(int(lock.Fd()), syscall.LOCK_UN)) })
 }
 
 // TestIPTablesRestoreThatFailsHalfWay: the rules of one family are written and those of
@@ -290,34 +259,48 @@ func TestIPTablesRestoreThatFailsHalfWay(t *testing.T) {
 	w := newWorld(t)
 	w.must(os.WriteFile(filepath.Join(dir, "ip6tables-nft-restore"), []byte(script), 0o755))
 	w.env = []string{"PATH=" + dir + ":" + os.Getenv("PATH")}
+	w.changesWithoutRules("Cannot allocate memory", time.Second, func() { write(t, broken, "") }, func() { w.must(os.Remove(broken)) })
+}
+
+// changesWithoutRules removes an endpoint of an offloaded service while no rule can be
+// written, for which the status gives the reason: from when it happens until, some time
+// later, it is mended, the service is in userspace. No connection fails or reaches the endpoint.
+func (w *world) changesWithoutRules(reason string, lasts time.Duration, happen, mend func()) {
+	w.Helper()
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.pin("web", "line", service.PreferKernel)
 	tcp4, tcp6 := w.traffic("tcp", frontends(m)[0], 30), w.traffic("tcp", frontends(m)[1], 30)
 
-	write(t, broken, "")
+	happen()
+	since := time.Now()
 	w.must(m.Without("b3").Write(w.manifests))
 	w.await("web", "line", plan.Userspace, "")
 	changed := time.Now()
 	w.net.Backend("b3").Stop()
-	w.eventually(10*time.Second, "the status to say why", func() error {
-		if st, err := w.client.Status(w.ctx); err != nil || !strings.Contains(st.Sync.LastError, "Cannot allocate memory") {
+	w.eventually(20*time.Second, "the status to say why", func() error {
+		if st, err := w.client.Status(w.ctx); err != nil || !strings.Contains(st.Sync.LastError, reason) {
 			return fmt.Errorf("it says %q, %v", st.Sync.LastError, err)
 		}
 		return nil
 	})
 	sleep(time.Second)
+	time.Sleep(time.Until(since.Add(lasts)))
 	if s := w.service("web", "line"); s.DataPlane != plan.Userspace {
-		t.Errorf("while its rules can't be written, it is in %s: %s", s.DataPlane, s.Reason)
+		w.Errorf("while its rules can't be written, it is in %s: %s", s.DataPlane, s.Reason)
 	}
-	w.must(os.Remove(broken))
+	mend()
 	w.await("web", "line", plan.IPTables, plan.StatePinned)
+	w.awaitBackends(m, "b1", "b2")
 	for _, tr := range []*lab.Traffic{tcp4, tcp6} {
 		all := tr.Stop()
-		w.noneFailed("while restore failed and after", all)
+		w.noneFailed("while rules couldn't be written, and after", all)
 		if n := all.Since(changed).ByBackend()["b3"]; n > 0 {
-			t.Errorf("%d new connections reached the removed endpoint after the change", n)
+			w.Errorf("%d new connections reached the removed endpoint after the change", n)
 		}
+	}
+	if st, err := w.client.Status(w.ctx); err != nil || st.Sync.LastError != "" {
+		w.Errorf("the status still says %q, %v", st.Sync.LastError, err)
 	}
 }

@@ -6,7 +6,6 @@ import (
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/service"
 )
 
 // path is one way to reach a service.
@@ -84,27 +83,6 @@ func (w *world) addressOf(ns *lab.Namespace, a netip.Addr) bool {
 		}
 	}
 	return false
-}
-
-// TestRoundRobinIsExact: 30 connections over 3 endpoints are 10, 10 and 10, in
-// userspace and in the kernel.
-func TestRoundRobinIsExact(t *testing.T) {
-	w := newWorld(t)
-	m := newManifest("web", 10, w.net.Backends...)
-	w.must(m.Write(w.manifests))
-	w.start()
-	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
-		w.pin("web", "line", plane)
-		for _, target := range frontends(m) {
-			got := map[string]int{}
-			for range 30 {
-				got[w.ask(w.net.Client, "tcp", target).Backend]++
-			}
-			if got["b1"] != 10 || got["b2"] != 10 || got["b3"] != 10 {
-				t.Errorf("%s to %s: 30 connections went %v, want 10 each", plane, target, got)
-			}
-		}
-	}
 }
 
 // TestUnservedIsRefused: services without endpoints, and the listener's own

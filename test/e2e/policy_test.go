@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/netip"
 	"strings"
 	"testing"
@@ -24,28 +25,40 @@ func (w *world) askFrom(local netip.Addr, network string, target netip.AddrPort,
 	return err
 }
 
-// TestWeights: connections are shared out by weight, exactly, in both data
+// TestSharesAreExact: connections are shared out by weight, exactly, in both data
 // planes; an endpoint of weight 0 gets none.
-func TestWeights(t *testing.T) {
-	w := newWorld(t)
-	m := newManifest("web", 10, w.net.Backends...)
-	m.Algorithm = string(service.WeightedRoundRobin)
-	for b, weight := range map[string]int{"b1": 3, "b2": 1, "b3": 0} {
-		m = m.Edit(b, func(e *lab.ManifestEndpoint) { e.Weight = weight })
-	}
-	w.must(m.Write(w.manifests))
-	w.start()
-	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
-		w.pin("web", "line", plane)
-		for _, target := range frontends(m) {
-			got := map[string]int{}
-			for range 20 {
-				got[w.ask(w.net.Client, "tcp", target).Backend]++
+func TestSharesAreExact(t *testing.T) {
+	t.Parallel()
+	for algorithm, weights := range map[service.Algorithm]map[string]int{
+		service.RoundRobin:         {"b1": 1, "b2": 1, "b3": 1},
+		service.WeightedRoundRobin: {"b1": 3, "b2": 1, "b3": 0},
+	} {
+		t.Run(string(algorithm), func(t *testing.T) {
+			w := newWorld(t)
+			m := newManifest("web", 10, w.net.Backends...)
+			m.Algorithm = string(algorithm)
+			each, want := 7, map[string]int{}
+			for b, weight := range weights {
+				m = m.Edit(b, func(e *lab.ManifestEndpoint) { e.Weight = weight })
+				if weight > 0 {
+					want[b] = each * weight
+				}
 			}
-			if got["b1"] != 15 || got["b2"] != 5 || got["b3"] != 0 {
-				t.Errorf("%s to %s: 20 connections went %v, want 15, 5 and none", plane, target, got)
+			w.must(m.Write(w.manifests))
+			w.start()
+			for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+				w.pin("web", "line", plane)
+				for _, target := range frontends(m) {
+					got := map[string]int{}
+					for range each * (weights["b1"] + weights["b2"] + weights["b3"]) {
+						got[w.ask(w.net.Client, "tcp", target).Backend]++
+					}
+					if !maps.Equal(got, want) {
+						t.Errorf("%s to %s: connections went %v, want %v", plane, target, got, want)
+					}
+				}
 			}
-		}
+		})
 	}
 }
 
