@@ -135,10 +135,12 @@ together() {
 	background=()
 }
 
+# slow matches the packages whose tests take longest.
+slow='/(kernel/iptables|kernel/ipvs|userspace|cmd/kproxy|plan|test/vm|test/deploy|trace/netfilter)$'
+
 # unit runs the packages that take longest first, so that none of them ends alone, and one
 # package more at a time than there are processors, as some wait.
 unit() {
-	local slow='/(kernel/iptables|kernel/ipvs|userspace|cmd/kproxy|plan|test/vm|test/deploy|trace/netfilter)$'
 	CGO_ENABLED=1 tests unit -race -p $(($(nproc) + 1)) $(grep -E "$slow" <<<"$packages") $(grep -vE "$slow" <<<"$packages")
 }
 
@@ -195,8 +197,8 @@ with_real_packets() {
 	stage kubernetes with_kubernetes
 }
 
-# changed prints the packages that differ from main, and up to ten of those that import
-# them, but for those whose tests take minutes.
+# changed prints the packages that differ from main, but for those whose tests take minutes,
+# and up to ten of the fast ones that import them.
 changed() {
 	local base folders all name folder imports own=() users=()
 	base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || echo HEAD)
@@ -210,7 +212,7 @@ changed() {
 		mapfile -t -O ${#users[@]} users < <(grep -F " $name " <<<"$all" | cut -d ' ' -f 1)
 	done
 	printf '%s\n' "${own[@]}"
-	printf '%s\n' "${users[@]}" | sort -u | grep -vxFf <(printf '%s\n' "${own[@]}") | head -n 10 || true
+	printf '%s\n' "${users[@]}" | sort -u | grep -vE "$slow" | grep -vxFf <(printf '%s\n' "${own[@]}") | head -n 10 || true
 }
 
 quick() {
@@ -229,7 +231,7 @@ if [[ ${1:-} == check ]]; then
 	exit
 fi
 packages=$(go list ./... | grep -v '/test/e2e$')
-echo "every check and test: some 35 minutes on two processors, and a quarter of an hour more where the control plane" \
+echo "every check and test: some half an hour on two processors, and a quarter of an hour more where the control plane" \
 	"of Kubernetes and the VM's kernel are still to be built" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;
 # each with all it starts is a process group, which ends with this script.
