@@ -42,13 +42,10 @@ type Renderer struct {
 
 // rendered is one family as it was rendered last.
 type rendered struct {
-	forest forest
-	chains []kernel.Chain
-	shared []kernel.Chain
-	// endpoints are all services' entries, sorted: one that several services have
-	// is there as often. Repeated counts those that are there already.
-	endpoints []string
-	repeated  int
+	forest    forest
+	chains    []kernel.Chain
+	shared    []kernel.Chain
+	endpoints kernel.Multiset[string] // entries of all services
 }
 
 // NewRenderer returns a Renderer that remembers nothing yet.
@@ -89,7 +86,7 @@ func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 			if len(endpoints) > 0 {
 				r.step.Sets[kernel.FamilySet(kernel.SetEndpoint, f)] = endpoints
 			}
-			out.Sets = append(out.Sets, part.endpointSet(f))
+			out.Sets = append(out.Sets, kernel.Set{Name: kernel.FamilySet(kernel.SetEndpoint, f), Type: kernel.HashIPPortIP, Family: f, Entries: part.endpoints.Unique})
 		}
 	}
 	slices.SortFunc(out.Sets, compareSets)
@@ -165,12 +162,9 @@ func (r *rendered) change(f service.Family, gone, come []*fragment, shared []ker
 		r.shared = shared
 	}
 	r.chains = kernel.Patch(r.chains, less, more, kernel.CompareChains)
-	slices.Sort(was.endpoints[f])
-	slices.Sort(is.endpoints[f])
-	var repeated int
-	r.endpoints, repeated = patchRepeated(r.endpoints, was.endpoints[f], is.endpoints[f], strings.Compare)
-	r.repeated += repeated
-	return slices.Concat(less, more), slices.Concat(was.endpoints[f], is.endpoints[f])
+	endpoints = slices.Concat(was.endpoints[f], is.endpoints[f])
+	r.endpoints.Change(was.endpoints[f], is.endpoints[f], strings.Compare)
+	return slices.Concat(less, more), endpoints
 }
 
 // add adds one family of another fragment.
@@ -179,14 +173,6 @@ func (fr *fragment) add(f service.Family, o *fragment) {
 	fr.leaves[f] = append(fr.leaves[f], o.leaves[f]...)
 	fr.ports[f] = append(fr.ports[f], o.ports[f]...)
 	fr.endpoints[f] = append(fr.endpoints[f], o.endpoints[f]...)
-}
-
-func (r *rendered) endpointSet(f service.Family) kernel.Set {
-	s := kernel.Set{Name: kernel.FamilySet(kernel.SetEndpoint, f), Type: kernel.HashIPPortIP, Family: f, Entries: r.endpoints}
-	if r.repeated > 0 {
-		s.Entries = slices.Compact(slices.Clone(s.Entries))
-	}
-	return s
 }
 
 // known is a service port that was rendered: what its fragment is made of, in the
@@ -242,43 +228,3 @@ func (k *known) fragment() *fragment {
 }
 
 var _ kernel.RuleMaker = (*maker)(nil)
-
-// patchRepeated returns a sorted list without some of its elements and with
-// others, one for one: the list may have an element several times. It says how
-// many more elements are repeated than were. Gone and come are sorted, too. What is
-// no different is the list itself.
-func patchRepeated[T any](list, gone, come []T, compare func(T, T) int) (out []T, repeated int) {
-	if slices.EqualFunc(gone, come, func(a, b T) bool { return compare(a, b) == 0 }) {
-		return list, 0
-	}
-	out = make([]T, 0, max(0, len(list)+len(come)-len(gone)))
-	// around reports whether x is at the end of out, or the next in list.
-	around := func(x T) bool {
-		return len(list) > 0 && compare(list[0], x) == 0 || len(out) > 0 && compare(out[len(out)-1], x) == 0
-	}
-	upTo := func(x T) {
-		at, _ := slices.BinarySearchFunc(list, x, compare)
-		out = append(out, list[:at]...)
-		list = list[at:]
-	}
-	for len(gone)+len(come) > 0 {
-		if len(come) == 0 || len(gone) > 0 && compare(gone[0], come[0]) <= 0 {
-			if upTo(gone[0]); len(list) > 0 && compare(list[0], gone[0]) == 0 {
-				if list = list[1:]; around(gone[0]) {
-					repeated--
-				}
-			}
-			gone = gone[1:]
-			continue
-		}
-		if upTo(come[0]); around(come[0]) {
-			repeated++
-		}
-		out = append(out, come[0])
-		come = come[1:]
-	}
-	if out = append(out, list...); len(out) == 0 {
-		return nil, repeated // as where there never was anything
-	}
-	return out, repeated
-}

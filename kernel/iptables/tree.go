@@ -261,7 +261,7 @@ func (f *forest) change(gone, come, gonePorts, comePorts []leaf) (less, more []k
 		less, more = f.changeAddresses(gone, come)
 	}
 	if changes(gonePorts, comePorts) || f.nodes == nil {
-		f.ports, _ = patchRepeated(f.ports, gonePorts, comePorts, byLeaf)
+		f.ports = kernel.Patch(f.ports, gonePorts, comePorts, byLeaf)
 		t := &tree{}
 		old := f.nodes
 		f.nodes = t.nodePorts(f.ports)
@@ -279,7 +279,7 @@ func (f *forest) changeAddresses(gone, come []leaf) (less, more []kernel.Chain) 
 		}
 	}
 	slices.SortFunc(t.dirty, netip.Addr.Compare)
-	f.leaves, _ = patchRepeated(f.leaves, gone, come, byLeaf)
+	f.leaves = kernel.Patch(f.leaves, gone, come, byLeaf)
 	old := f.addresses
 	f.addresses = t.addresses(f.leaves)
 	if f.known == nil {

@@ -64,7 +64,9 @@ func NewRenderer(o Options) *Renderer {
 	return r
 }
 
-func (r *Renderer) forget() { r.known, r.total = map[service.Key]known{}, newTotals() }
+func (r *Renderer) forget() {
+	r.known, r.total = map[service.Key]known{}, totals{entries: map[string]*kernel.Multiset[string]{}}
+}
 
 // Render returns what p wants of IPVS in the kernel. d leads there from the plan
 // that was rendered last.
@@ -79,7 +81,7 @@ func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 		return kernel.Ruleset{Step: r.step}
 	}
 	r.follow(p, d)
-	out := kernel.Ruleset{Sets: r.sets(p), Virtuals: r.total.winners, Addresses: r.total.addresses.sorted}
+	out := kernel.Ruleset{Sets: r.sets(p), Virtuals: r.total.all, Addresses: r.total.addresses.Unique}
 	for i := range out.Sets {
 		if name := out.Sets[i].Name; r.total.entries[name] == nil {
 			r.step.Sets[name] = nil
@@ -152,26 +154,20 @@ func (r *Renderer) sets(p *plan.Plan) []kernel.Set {
 	}
 	for i := range out {
 		if t := r.total.entries[out[i].Name]; t != nil {
-			out[i].Entries = t.sorted
+			out[i].Entries = t.Unique
 		}
 	}
 	slices.SortFunc(out, func(a, b kernel.Set) int { return strings.Compare(a.Name, b.Name) })
 	return out
 }
 
-// totals are all fragments together, in order. Slices in it are never written
-// to: a change makes new ones of those that it concerns, and leaves the others
-// for who compares to find unchanged.
+// totals are all fragments together, in order.
 type totals struct {
-	entries   map[string]*multiset[string] // by set
-	addresses *multiset[netip.Addr]
-	// candidates are all virtual servers, winners those that have their place.
-	candidates []candidate
-	winners    []kernel.Virtual
-}
-
-func newTotals() totals {
-	return totals{entries: map[string]*multiset[string]{}, addresses: newMultiset(netip.Addr.Compare)}
+	entries   map[string]*kernel.Multiset[string] // by set
+	addresses kernel.Multiset[netip.Addr]
+	// virtuals are at services' own addresses, nodePorts at the node's. Where both are at one,
+	// which plans allow, the former has it in all, as rules of iptables would have it.
+	virtuals, nodePorts, all []kernel.Virtual
 }
 
 // change takes fragments away and adds others, and says in step what that may change.
@@ -179,124 +175,55 @@ func (t *totals) change(gone, come []*fragment, step *kernel.Step) {
 	if len(gone)+len(come) == 0 {
 		return
 	}
-	var less, more []candidate
-	for _, fr := range gone {
-		for _, e := range fr.entries {
-			t.entries[e.Set].put(e.Entry, -1)
-		}
-		for _, a := range fr.addresses {
-			t.addresses.put(a, -1)
-		}
-		less = append(less, fr.candidates()...)
-	}
-	for _, fr := range come {
-		for _, e := range fr.entries {
-			if t.entries[e.Set] == nil {
-				t.entries[e.Set] = newMultiset(strings.Compare)
+	was, is := join(gone), join(come)
+	less, more := was.bySet(), is.bySet()
+	for _, m := range []map[string][]string{less, more} {
+		for set, entries := range m {
+			if t.entries[set] == nil {
+				t.entries[set] = &kernel.Multiset[string]{}
 			}
-			t.entries[e.Set].put(e.Entry, 1)
-		}
-		for _, a := range fr.addresses {
-			t.addresses.put(a, 1)
-		}
-		more = append(more, fr.candidates()...)
-	}
-	for set, c := range t.entries {
-		if entries := c.settle(); len(entries) > 0 {
-			step.Sets[set] = entries
+			step.Sets[set] = append(step.Sets[set], entries...)
 		}
 	}
-	step.Addresses = t.addresses.settle()
-	for _, c := range slices.Concat(less, more) {
-		step.Virtuals = append(step.Virtuals, c.Virtual)
+	for set := range step.Sets {
+		if m := t.entries[set]; m != nil {
+			m.Change(less[set], more[set], strings.Compare)
+		}
 	}
-	t.candidates = kernel.Patch(t.candidates, less, more, compareCandidates)
-	t.winners = winners(t.candidates)
+	step.Addresses = slices.Concat(was.addresses, is.addresses)
+	t.addresses.Change(was.addresses, is.addresses, netip.Addr.Compare)
+	step.Virtuals = slices.Concat(was.virtuals, was.nodePorts, is.virtuals, is.nodePorts)
+	t.virtuals = kernel.Patch(t.virtuals, was.virtuals, is.virtuals, kernel.CompareVirtuals)
+	t.nodePorts = kernel.Patch(t.nodePorts, was.nodePorts, is.nodePorts, kernel.CompareVirtuals)
+	if t.all = t.virtuals; len(t.nodePorts) == 0 {
+		return
+	}
+	t.all = make([]kernel.Virtual, 0, len(t.virtuals)+len(t.nodePorts))
+	for i, j := range service.Merge(len(t.virtuals), len(t.nodePorts), func(i, j int) int { return kernel.CompareVirtuals(t.virtuals[i], t.nodePorts[j]) }) {
+		if i >= 0 {
+			t.all = append(t.all, t.virtuals[i])
+		} else {
+			t.all = append(t.all, t.nodePorts[j])
+		}
+	}
 }
 
-// candidate is a virtual server that wants a place.
-type candidate struct {
-	kernel.Virtual
-	nodePort bool
-}
-
-func (fr *fragment) candidates() []candidate {
-	out := make([]candidate, 0, len(fr.virtuals)+len(fr.nodePorts))
-	for _, v := range fr.virtuals {
-		out = append(out, candidate{v, false})
-	}
-	for _, v := range fr.nodePorts {
-		out = append(out, candidate{v, true})
+// join puts fragments together.
+func join(fragments []*fragment) *fragment {
+	out := &fragment{}
+	for _, fr := range fragments {
+		out.virtuals = append(out.virtuals, fr.virtuals...)
+		out.nodePorts = append(out.nodePorts, fr.nodePorts...)
+		out.addresses = append(out.addresses, fr.addresses...)
+		out.entries = append(out.entries, fr.entries...)
 	}
 	return out
 }
 
-// compareCandidates orders by place. Of several at one, a service's address comes
-// before a node port, and the first service before others, as rules of iptables
-// would have it.
-func compareCandidates(a, b candidate) int {
-	order := kernel.CompareVirtuals(a.Virtual, b.Virtual)
-	switch {
-	case order != 0:
-		return order
-	case a.nodePort == b.nodePort:
-		return a.Owner.Compare(b.Owner)
-	case b.nodePort:
-		return -1
-	}
-	return 1
-}
-
-// winners are the first of each place.
-func winners(candidates []candidate) []kernel.Virtual {
-	if len(candidates) == 0 {
-		return nil
-	}
-	out := make([]kernel.Virtual, 0, len(candidates))
-	for i := range candidates {
-		if i == 0 || kernel.CompareVirtuals(candidates[i-1].Virtual, candidates[i].Virtual) != 0 {
-			out = append(out, candidates[i].Virtual)
-		}
+func (fr *fragment) bySet() map[string][]string {
+	out := map[string][]string{}
+	for _, e := range fr.entries {
+		out[e.Set] = append(out[e.Set], e.Entry)
 	}
 	return out
-}
-
-// multiset is a sorted list of values without duplicates, and how often each was put in.
-type multiset[T comparable] struct {
-	compare func(T, T) int
-	sorted  []T
-	count   map[T]int
-	before  map[T]int // counts that have changed since sorted was made
-}
-
-func newMultiset[T comparable](compare func(T, T) int) *multiset[T] {
-	return &multiset[T]{compare: compare, count: map[T]int{}, before: map[T]int{}}
-}
-
-func (c *multiset[T]) put(x T, by int) {
-	n := c.count[x]
-	if _, ok := c.before[x]; !ok {
-		c.before[x] = n
-	}
-	if n+by == 0 {
-		delete(c.count, x)
-	} else {
-		c.count[x] = n + by
-	}
-}
-
-// settle makes sorted what the counts say, and returns what is gone or has come.
-func (c *multiset[T]) settle() []T {
-	var gone, come []T
-	for x, before := range c.before {
-		switch now := c.count[x]; {
-		case before > 0 && now == 0:
-			gone = append(gone, x)
-		case before == 0 && now > 0:
-			come = append(come, x)
-		}
-	}
-	clear(c.before)
-	c.sorted = kernel.Patch(c.sorted, gone, come, c.compare)
-	return append(gone, come...)
 }
