@@ -3,7 +3,6 @@ package iptables
 import (
 	"bytes"
 	"context"
-	"fmt"
 	"strconv"
 	"time"
 
@@ -33,21 +32,6 @@ func DefaultConfig() Config {
 	return Config{Runner: kernel.Exec{}, Variant: kernel.DefaultVariant(), LockWait: 5 * time.Second}
 }
 
-// Validate reports what is missing.
-func (c Config) Validate() error {
-	switch {
-	case c.Runner == nil:
-		return fmt.Errorf("check iptables backend: no runner")
-	case c.Sets == nil:
-		return fmt.Errorf("check iptables backend: no set store")
-	case c.Variant.Program[service.IPv4] == "":
-		return fmt.Errorf("check iptables backend: no program")
-	case c.LockWait < time.Second:
-		return fmt.Errorf("check iptables backend: lock wait %v is less than a second", c.LockWait)
-	}
-	return nil
-}
-
 // Backend is the [kernel.Backend] of iptables. Programs run in the network
 // namespace of the calling thread. It may be used by one goroutine at a time.
 type Backend struct {
@@ -60,10 +44,7 @@ type Backend struct {
 var _ kernel.Backend = (*Backend)(nil)
 
 // New returns a Backend. It touches nothing.
-func New(c Config) (*Backend, error) {
-	if err := c.Validate(); err != nil {
-		return nil, err
-	}
+func New(c Config) *Backend {
 	b := &Backend{config: c}
 	if c.Jumper == nil {
 		b.config.Jumper = func(f service.Family) (Jumper, error) {
@@ -73,7 +54,7 @@ func New(c Config) (*Backend, error) {
 				goiptables.Path(c.Variant.Program[f]))
 		}
 	}
-	return b, nil
+	return b
 }
 
 func (b *Backend) families() []service.Family {

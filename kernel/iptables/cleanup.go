@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 
 	"github.com/hashicorp/go-multierror"
 	"kproxy.dev/kproxy/kernel"
@@ -16,12 +17,9 @@ import (
 // and returns all of them.
 func Cleanup(ctx context.Context, c Config, r steering.Routing) error {
 	var errs *multierror.Error
-	for _, v := range []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy(), kernel.DefaultVariant()} {
-		c.Variant = v
-		for _, f := range service.Families {
-			if err := cleanFamily(ctx, c, f); err != nil && !errors.Is(err, kernel.ErrNoProgram) {
-				errs = multierror.Append(errs, err)
-			}
+	for b, f := range c.everywhere() {
+		if err := b.clean(ctx, f); err != nil && !errors.Is(err, kernel.ErrNoProgram) {
+			errs = multierror.Append(errs, fmt.Errorf("clean up: %w", err))
 		}
 	}
 	// Sets last: rules of either variant may refer to them.
@@ -32,44 +30,54 @@ func Cleanup(ctx context.Context, c Config, r steering.Routing) error {
 	return errs.ErrorOrNil()
 }
 
-// cleanFamily removes one family's jumps and chains.
-func cleanFamily(ctx context.Context, c Config, f service.Family) error {
-	b, err := New(c)
-	if err != nil {
-		return err
+// everywhere iterates over the variants and families that may have rules; the default
+// variant's are those of one of the others where the host tells them apart.
+func (c Config) everywhere() iter.Seq2[*Backend, service.Family] {
+	return func(yield func(*Backend, service.Family) bool) {
+		for _, v := range []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy(), kernel.DefaultVariant()} {
+			c.Variant = v
+			for _, f := range service.Families {
+				if !yield(New(c), f) {
+					return
+				}
+			}
+		}
 	}
+}
+
+// clean removes one family's jumps and chains.
+func (b *Backend) clean(ctx context.Context, f service.Family) error {
 	chains, jumps, err := b.observeFamily(ctx, f)
-	if err != nil {
-		return fmt.Errorf("clean up: %w", err)
+	if err == nil {
+		err = b.applyJumps(ctx, f, nil, jumps)
 	}
-	if err := b.applyJumps(ctx, f, nil, jumps); err != nil {
-		return fmt.Errorf("clean up: %w", err)
+	if err == nil {
+		err = b.deleteChains(ctx, f, chains, &kernel.Applied{})
 	}
-	var a kernel.Applied
-	if err := b.deleteChains(ctx, f, chains, &a); err != nil {
-		return fmt.Errorf("clean up: %w", err)
-	}
-	return nil
+	return err
 }
 
 // Preview says what [Cleanup] would remove, a line each, and changes nothing.
 func Preview(ctx context.Context, c Config, r steering.Routing) ([]string, error) {
 	var out []string
 	var read [2]bool
-	for _, v := range []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy(), kernel.DefaultVariant()} {
-		for _, f := range service.Families {
-			if read[f] && v.Name == "" {
-				continue // the same rules under the usual name
-			}
-			c.Variant = v
-			lines, err := previewFamily(ctx, c, f)
-			if errors.Is(err, kernel.ErrNoProgram) {
-				continue
-			}
-			if err != nil {
-				return nil, err
-			}
-			read[f], out = true, append(out, lines...)
+	for b, f := range c.everywhere() {
+		v := b.config.Variant
+		if read[f] && v.Name == "" {
+			continue // the same rules under the usual name
+		}
+		chains, jumps, err := b.observeFamily(ctx, f)
+		if errors.Is(err, kernel.ErrNoProgram) {
+			continue
+		} else if err != nil {
+			return nil, err
+		}
+		read[f] = true
+		for _, j := range jumps {
+			out = append(out, fmt.Sprintf("%s table %s: rule %s %s", v.Program[f], j.Table, j.From, j.Rule))
+		}
+		for _, chain := range chains {
+			out = append(out, fmt.Sprintf("%s table %s: chain %s, %d rules", v.Program[f], chain.Table, chain.Name, len(chain.Rules)))
 		}
 	}
 	sets, err := c.Sets.List(nil)
@@ -81,23 +89,4 @@ func Preview(ctx context.Context, c Config, r steering.Routing) ([]string, error
 	}
 	routes, err := r.Present()
 	return append(out, routes...), err
-}
-
-func previewFamily(ctx context.Context, c Config, f service.Family) ([]string, error) {
-	b, err := New(c)
-	if err != nil {
-		return nil, err
-	}
-	chains, jumps, err := b.observeFamily(ctx, f)
-	if err != nil {
-		return nil, err
-	}
-	var out []string
-	for _, j := range jumps {
-		out = append(out, fmt.Sprintf("%s table %s: rule %s %s", c.Variant.Program[f], j.Table, j.From, j.Rule))
-	}
-	for _, chain := range chains {
-		out = append(out, fmt.Sprintf("%s table %s: chain %s, %d rules", c.Variant.Program[f], chain.Table, chain.Name, len(chain.Rules)))
-	}
-	return out, nil
 }

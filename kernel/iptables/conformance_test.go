@@ -68,10 +68,7 @@ func modelBackend(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) *
 	c := iptables.DefaultConfig()
 	c.Runner, c.Sets = faults.Runner(h), faults.Sets(h.Sets())
 	c.Jumper = func(f service.Family) (iptables.Jumper, error) { return faults.Jumper(h.Jumper(f)), nil }
-	b, err := iptables.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := iptables.New(c)
 	return b
 }
 
@@ -124,10 +121,7 @@ func kernelSystem(t *testing.T, v kernel.Variant, faults *kerneltest.Faults) ker
 	t.Cleanup(sets.Close)
 	c := iptables.DefaultConfig()
 	c.Variant, c.Runner, c.Sets = v, faults.Runner(kernel.Exec{}), faults.Sets(sets)
-	b, err := iptables.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := iptables.New(c)
 	return kerneltest.System{
 		Backend: b,
 		Foreign: func(t *testing.T) string {

@@ -54,8 +54,7 @@ func configOf(e *steering.Env) Config {
 func (d *Driver) Open(e *steering.Env, _ steering.Layer, _ bool) (steering.Layer, error) {
 	o := optionsOf(e)
 	if e.ReadOnly {
-		b, err := New(configOf(e))
-		return &Plane{Backend: b, Renderer: NewRenderer(o)}, err
+		return &Plane{Backend: New(configOf(e)), Renderer: NewRenderer(o)}, nil
 	}
 	return NewPlane(configOf(e), o, e.Routing)
 }

@@ -17,13 +17,12 @@ func (b *Backend) writeChains(ctx context.Context, f service.Family, chains []ke
 		return nil
 	}
 	w := &writer{b: b, ctx: ctx, family: f, applied: a}
-	var err error
 	if !incomplete {
-		if err = w.write(chains); err == nil || !refused(err) {
+		if err := w.write(chains); err == nil || !refused(err) {
 			return err
 		}
 	}
-	return w.isolate(chains, err)
+	return w.isolate(chains)
 }
 
 // refused reports whether err is about what was to be written, so that writing
@@ -63,7 +62,7 @@ func (w *writer) write(chains []kernel.Chain) error {
 // groups: some mistakes, like a loop, are refused only where a packet could get
 // there. A service's new chains are empty in between; nothing leads there but
 // what redirects don't take, and they take the service until its rules are in.
-func (w *writer) isolate(chains []kernel.Chain, first error) error {
+func (w *writer) isolate(chains []kernel.Chain) error {
 	var shared []kernel.Chain
 	var keys []service.Key
 	own := map[service.Key][]kernel.Chain{}
@@ -77,7 +76,6 @@ func (w *writer) isolate(chains []kernel.Chain, first error) error {
 		}
 		own[c.Owner] = append(own[c.Owner], c)
 	}
-	k, told := w.culprit(first)
 	placeholders, err := w.placeholders(shared)
 	if err != nil {
 		return err
@@ -86,14 +84,6 @@ func (w *writer) isolate(chains []kernel.Chain, first error) error {
 	slices.SortStableFunc(all, kernel.CompareChains)
 	if err := w.write(all); err != nil {
 		return err
-	}
-	if told {
-		// The line that was refused says whose it is: that service on its own,
-		// so that the others need one attempt and not a search.
-		if err := w.services(own, []service.Key{k}); err != nil {
-			return err
-		}
-		keys = slices.DeleteFunc(keys, func(o service.Key) bool { return o == k })
 	}
 	return w.services(own, keys)
 }

@@ -119,10 +119,7 @@ func TestLockedTable(t *testing.T) {
 	defer sets.Close()
 	c := iptables.DefaultConfig()
 	c.Sets, c.Variant, c.LockWait = sets, kernel.VariantLegacy(), time.Second
-	b, err := iptables.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := iptables.New(c)
 	ctx := context.Background()
 	want := iptables.Render(everything(), options())
 	hold()
@@ -169,10 +166,7 @@ func TestServiceWithoutSetsFailsAlone(t *testing.T) {
 	c := iptables.DefaultConfig()
 	c.Runner, c.Sets = h, full{h.Sets(), "sticky-2"}
 	c.Jumper = func(f service.Family) (iptables.Jumper, error) { return h.Jumper(f), nil }
-	b, err := iptables.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := iptables.New(c)
 	var services []*plan.Service
 	for i := range 20 {
 		services = append(services, kerneltest.Service(fmt.Sprintf("sticky-%d", i), service.TCP, kerneltest.Cluster(fmt.Sprintf("10.96.0.%d:80", i+1)),

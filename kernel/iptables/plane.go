@@ -30,10 +30,7 @@ func NewPlane(c Config, o Options, r steering.Routing) (*Plane, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
-	b, err := New(c)
-	if err != nil {
-		return nil, err
-	}
+	b := New(c)
 	w, err := NewWatch(b, r)
 	if err != nil {
 		return nil, err

@@ -2,7 +2,6 @@ package ipvs
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -20,27 +19,10 @@ type Config struct {
 	Table Table
 	Link  Link
 	// DrainTimeout is how long a real server that isn't wanted any more keeps the
-	// connections that it has. With 0 it goes at once.
+	// connections that it has, at most [MaxDrainTimeout]. With 0 it goes at once.
 	DrainTimeout time.Duration
 	// Now is the time; nil for time.Now.
 	Now func() time.Time
-}
-
-// Validate reports what is missing.
-func (c Config) Validate() error {
-	switch {
-	case c.Rules == nil:
-		return fmt.Errorf("check ipvs backend: no backend for rules")
-	case c.Sets == nil:
-		return fmt.Errorf("check ipvs backend: no set store")
-	case c.Table == nil:
-		return fmt.Errorf("check ipvs backend: no table of virtual servers")
-	case c.Link == nil:
-		return fmt.Errorf("check ipvs backend: no link")
-	case c.DrainTimeout < 0 || c.DrainTimeout > MaxDrainTimeout:
-		return fmt.Errorf("check ipvs backend: drain time-out %v isn't from 0 to %v", c.DrainTimeout, MaxDrainTimeout)
-	}
-	return nil
 }
 
 // MaxDrainTimeout is what the lifetime of an entry of a set leaves beside
@@ -65,9 +47,8 @@ type Backend struct {
 	addresses map[netip.Addr]bool
 	linkDown  bool // so that none of addresses is reachable
 	// doomed are sets of the record to destroy when there is nothing to record.
-	doomed []string
-	// changing tells the Watch that things are about to change; may be nil.
-	changing func()
+	doomed   []string
+	expected *kernel.Ruleset // by the Watch; nil before, and while things change
 }
 
 var _ kernel.Backend = (*Backend)(nil)
@@ -88,14 +69,11 @@ func newServer(v kernel.Virtual) *server {
 }
 
 // New returns a Backend. It touches nothing.
-func New(c Config) (*Backend, error) {
-	if err := c.Validate(); err != nil {
-		return nil, err
-	}
+func New(c Config) *Backend {
 	if c.Now == nil {
 		c.Now = time.Now
 	}
-	return &Backend{config: c, addresses: map[netip.Addr]bool{}}, nil
+	return &Backend{config: c, addresses: map[netip.Addr]bool{}}
 }
 
 // Apply carries out ops in order and is tolerant about what is there already, or
@@ -104,9 +82,7 @@ func New(c Config) (*Backend, error) {
 func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if b.changing != nil {
-		b.changing()
-	}
+	b.expected = nil
 	a := kernel.Applied{Failed: map[service.Key]error{}}
 	if b.servers == nil {
 		if _, err := b.read(nil); err != nil {

@@ -93,15 +93,9 @@ func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) ke
 
 func newBackend(t *testing.T, rules iptables.Config, c ipvs.Config) *ipvs.Backend {
 	t.Helper()
-	below, err := iptables.New(rules)
-	if err != nil {
-		t.Fatal(err)
-	}
+	below := iptables.New(rules)
 	c.Rules = below
-	b, err := ipvs.New(c)
-	if err != nil {
-		t.Fatal(err)
-	}
+	b := ipvs.New(c)
 	return b
 }
 

@@ -113,7 +113,7 @@ func (d *Driver) Open(e *steering.Env, below steering.Layer, use bool) (steering
 		}
 	}
 	c := Config{Sets: e.Sets, Table: table, Link: link, DrainTimeout: min(d.DrainTimeout, MaxDrainTimeout)}
-	return NewPlane(c, optionsOf(e), below)
+	return NewPlane(c, optionsOf(e), below), nil
 }
 
 // prepare sets the time-outs, and has services' schedulers tried from now on.

@@ -27,16 +27,10 @@ var (
 )
 
 // NewPlane returns the layer over another, which is to be c's Rules.
-func NewPlane(c Config, o Options, below steering.Layer) (*Plane, error) {
-	if err := o.Validate(); err != nil {
-		return nil, err
-	}
+func NewPlane(c Config, o Options, below steering.Layer) *Plane {
 	c.Rules = below
-	b, err := New(c)
-	if err != nil {
-		return nil, err
-	}
-	return &Plane{b, NewWatch(b, below), &over{below, NewRenderer(o)}, below}, nil
+	b := New(c)
+	return &Plane{b, NewWatch(b, below), &over{below, NewRenderer(o)}, below}
 }
 
 // over renders IPVS over what is below.

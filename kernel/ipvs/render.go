@@ -27,9 +27,6 @@ func DefaultOptions() Options {
 	return Options{Marks: kernel.DefaultMarks(), CatchRefusals: true}
 }
 
-// Validate reports every problem.
-func (o Options) Validate() error { return o.Marks.Validate() }
-
 // Render returns what p wants of IPVS in the kernel: virtual servers, addresses,
 // sets, and the rules that only those need. The rules that lead to these are
 // kernel/steering's; [kernel.Merge] puts both together.

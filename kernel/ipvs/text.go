@@ -70,13 +70,9 @@ func listOrder(a, b kernel.Virtual) int {
 
 // flagNames are the scheduler's flags by the names that ipvsadm has for them.
 func flagNames(v kernel.Virtual) string {
-	known := map[string][3]string{
-		"sh": {"sh-fallback", "sh-port", "flag-3"},
-		"mh": {"mh-fallback", "mh-port", "flag-3"},
-	}
-	names, ok := known[v.Scheduler]
-	if !ok {
-		names = [3]string{"flag-1", "flag-2", "flag-3"}
+	names := [3]string{"flag-1", "flag-2", "flag-3"}
+	if v.Scheduler == "sh" || v.Scheduler == "mh" {
+		names[0], names[1] = v.Scheduler+"-fallback", v.Scheduler+"-port"
 	}
 	var out []string
 	for i, name := range names {

@@ -6,7 +6,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/steering"
@@ -20,42 +19,24 @@ import (
 type Watch struct {
 	backend *Backend
 	rules   steering.Watch
-
-	mu       sync.Mutex // guards expected
-	expected *kernel.Ruleset
 }
 
 // NewWatch returns a Watch over what b applies, and over what rules watches. It
 // knows nothing to compare with before Expect.
 func NewWatch(b *Backend, rules steering.Watch) *Watch {
-	w := &Watch{backend: b, rules: rules}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.changing = w.forget
-	return w
+	return &Watch{backend: b, rules: rules}
 }
 
 // Close closes the watch of the rules.
-func (w *Watch) Close() {
-	w.backend.mu.Lock()
-	w.backend.changing = nil
-	w.backend.mu.Unlock()
-	w.rules.Close()
-}
-
-func (w *Watch) forget() { w.set(nil) }
-
-func (w *Watch) set(want *kernel.Ruleset) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.expected = want
-}
+func (w *Watch) Close() { w.rules.Close() }
 
 // Expect tells what is in the kernel now: what an Apply that succeeded led to.
 // If it isn't there any more, the next Check says so.
 func (w *Watch) Expect(want kernel.Ruleset) {
 	w.rules.Expect(want)
-	w.set(&want)
+	w.backend.mu.Lock()
+	defer w.backend.mu.Unlock()
+	w.backend.expected = &want
 }
 
 // Check returns what differs from what is expected, a phrase each; nothing if
@@ -70,14 +51,11 @@ func (w *Watch) Check(ctx context.Context) ([]string, error) {
 		return out, nil
 	}
 	defer b.mu.Unlock()
-	w.mu.Lock()
-	want := w.expected
-	w.mu.Unlock()
-	if want == nil {
+	if b.expected == nil {
 		return out, nil
 	}
 	for _, check := range []func(*kernel.Ruleset) ([]string, error){b.checkServers, b.checkLink, b.checkRecord} {
-		found, err := check(want)
+		found, err := check(b.expected)
 		if err != nil {
 			return nil, fmt.Errorf("watch virtual servers: %w", err)
 		}

@@ -69,10 +69,7 @@ func (s *scene) program(p *plan.Plan) *kernel.IPSets {
 	s.t.Cleanup(sets.Close)
 	c := iptables.DefaultConfig()
 	c.Sets, c.Variant = sets, s.variant
-	b, err := iptables.New(c)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	b := iptables.New(c)
 	ctx := context.Background()
 	if a, err := b.Apply(ctx, kernel.Diff(kernel.Ruleset{}, iptables.Render(p, options()))); err != nil || len(a.Failed) > 0 {
 		s.t.Fatalf("apply: %v, %v", err, a.Failed)
