@@ -82,7 +82,7 @@ func FuzzParseSave(f *testing.F) {
 
 // dispatch are the chains of both trees, grown from nothing.
 func dispatch(leaves, ports []leaf) []kernel.Chain {
-	_, chains := (&forest{}).change(nil, leaves, nil, ports)
+	_, chains := (&trees{}).change(nil, leaves, nil, ports)
 	return chains
 }
 

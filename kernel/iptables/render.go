@@ -42,7 +42,7 @@ type Renderer struct {
 
 // rendered is one family as it was rendered last.
 type rendered struct {
-	forest    forest
+	trees     trees
 	chains    []kernel.Chain
 	shared    []kernel.Chain
 	endpoints kernel.Multiset[string] // entries of all services
@@ -144,7 +144,7 @@ func (r *Renderer) follow(p *plan.Plan, d plan.Delta) (gone, come []*fragment) {
 // change makes a family's part what the services that are gone and come, and the
 // shared chains, make it, and returns which chains and endpoints that may change. Its
 // slices are replaced, never written to.
-func (r *rendered) change(f service.Family, gone, come []*fragment, shared []kernel.Chain, beneath bool) (chains []kernel.Chain, endpoints []string) {
+func (r *rendered) change(f service.Family, gone, come []*fragment, shared []kernel.Chain, carries bool) (chains []kernel.Chain, endpoints []string) {
 	var was, is fragment
 	for _, fr := range gone {
 		was.add(f, fr)
@@ -153,8 +153,8 @@ func (r *rendered) change(f service.Family, gone, come []*fragment, shared []ker
 		is.add(f, fr)
 	}
 	less, more := was.chains[f], is.chains[f]
-	if beneath {
-		goneChains, comeChains := r.forest.change(was.leaves[f], is.leaves[f], was.ports[f], is.ports[f])
+	if carries {
+		goneChains, comeChains := r.trees.change(was.leaves[f], is.leaves[f], was.ports[f], is.ports[f])
 		less, more = append(less, goneChains...), append(more, comeChains...)
 	}
 	if !slices.EqualFunc(r.shared, shared, func(a, b kernel.Chain) bool { return kernel.CompareChains(a, b) == 0 && a.SameText(&b) }) {

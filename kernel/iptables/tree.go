@@ -22,69 +22,42 @@ const (
 	fanout     = 1 << strideBits
 )
 
-// node is a chain of the tree, with those of its own that it leads to.
-type node struct {
-	chain kernel.Chain
-	kids  []*node
-}
-
-// branches are the rules of a chain, and the chains of the tree they lead to.
-type branches struct {
-	rules []string
-	kids  []*node
-}
-
-// tree grows the chains that lead a packet to its service by destination
+// tree collects the chains that lead a packet to its service by destination
 // address, then by protocol and port. It is path-compressed: levels at which
 // nothing branches have no chain. A chain's name says which addresses it is for,
-// and what is in it depends only on the leaves there: so chains of an earlier
-// tree are used again where no leaf has changed.
-type tree struct {
-	known  map[string]*node // of the earlier tree, by name; may be nil
-	dirty  []netip.Addr     // where leaves have changed, sorted
-	fresh  []*node          // chains that were not used again
-	reused map[*node]bool   // and those of known that were, with what is below
-}
+// and what is in it depends only on the leaves there.
+type tree struct{ chains []kernel.Chain }
 
-// byLeaf orders leaves by place.
+// byLeaf orders leaves by address, protocol and port.
 func byLeaf(a, b leaf) int {
 	return cmp.Or(a.addr.Compare(b.addr), cmp.Compare(a.proto, b.proto), cmp.Compare(a.port, b.port), strings.Compare(a.rule, b.rule))
 }
 
-// addresses grows the tree over sorted leaves with addresses.
-func (t *tree) addresses(leaves []leaf) *node {
-	root := branches{rules: ruleTexts(leaves)}
+// addressTree returns the tree over sorted leaves with addresses.
+func addressTree(leaves []leaf) []kernel.Chain {
+	t, rules := &tree{}, ruleTexts(leaves)
 	if len(leaves) > fanout {
-		root = t.root(leaves)
+		// The rule at the top turns away what is no service's at once, unless services
+		// have nothing in common.
+		if p := common(leaves); p.Bits() == 0 {
+			rules = t.byAddress(leaves, p)
+		} else {
+			rules = []string{t.subtree(leaves)}
+		}
 	}
-	return t.node(chainDispatch, root)
+	t.add(chainDispatch, rules)
+	return t.chains
 }
 
-// nodePorts grows the tree over sorted leaves without addresses.
-func (t *tree) nodePorts(leaves []leaf) *node {
-	return t.node(chainNodePorts, t.byPort(kernel.Prefix+"NP", leaves))
+// nodePortTree returns the tree over sorted leaves without addresses.
+func nodePortTree(leaves []leaf) []kernel.Chain {
+	t := &tree{}
+	t.add(chainNodePorts, t.byPort(kernel.Prefix+"NP", leaves))
+	return t.chains
 }
 
-// root returns the rules at the top: one that turns away, at once, whatever is
-// no service's, unless services have nothing in common.
-func (t *tree) root(leaves []leaf) branches {
-	if p := common(leaves); p.Bits() == 0 {
-		return t.byAddress(leaves, p)
-	}
-	rule, kid := t.subtree(leaves)
-	return branches{[]string{rule}, []*node{kid}}
-}
-
-func (t *tree) node(name string, b branches) *node {
-	n := &node{kernel.Chain{Table: "nat", Name: name, Rules: b.rules}, b.kids}
-	t.fresh = append(t.fresh, n)
-	return n
-}
-
-// touches reports whether a leaf in p has changed.
-func (t *tree) touches(p netip.Prefix) bool {
-	at, _ := slices.BinarySearchFunc(t.dirty, p.Addr(), netip.Addr.Compare)
-	return at < len(t.dirty) && p.Contains(t.dirty[at])
+func (t *tree) add(name string, rules []string) {
+	t.chains = append(t.chains, kernel.Chain{Table: "nat", Name: name, Rules: rules})
 }
 
 func ruleTexts(leaves []leaf) []string {
@@ -95,73 +68,64 @@ func ruleTexts(leaves []leaf) []string {
 	return out
 }
 
-// subtree returns the chain for leaves and the rule that leads there.
-func (t *tree) subtree(leaves []leaf) (string, *node) {
+// subtree adds the chain for leaves, and returns the rule that leads there.
+func (t *tree) subtree(leaves []leaf) string {
 	p := common(leaves)
 	name := chainName(strings.ReplaceAll(p.String(), ":", "."))
-	n, known := t.known[name]
-	if known && !t.touches(p) {
-		t.reused[n] = true
-	} else {
-		n = t.node(name, t.byAddress(leaves, p))
-	}
-	return "-d " + p.String() + " -j " + name, n
+	t.add(name, t.byAddress(leaves, p))
+	return "-d " + p.String() + " -j " + name
 }
 
-// byAddress returns what is in the chain for leaves, all of which lie in p.
-func (t *tree) byAddress(leaves []leaf, p netip.Prefix) branches {
+// byAddress returns the rules of the chain for leaves, all of which lie in p.
+func (t *tree) byAddress(leaves []leaf, p netip.Prefix) []string {
 	if len(leaves) <= fanout {
-		return branches{rules: ruleTexts(leaves)}
+		return ruleTexts(leaves)
 	}
 	if p.IsSingleIP() {
 		return t.byPort(kernel.Prefix+strings.ReplaceAll(p.Addr().String(), ":", "."), leaves)
 	}
-	groups := groupBy(leaves, func(l leaf) int { return slot(l.addr, p.Bits()) })
-	return branch(groups, t.subtree)
+	return branch(groupBy(leaves, func(l leaf) int { return slot(l.addr, p.Bits()) }), t.subtree)
 }
 
-// byPort returns what is in the chain for leaves of one address: by protocol,
+// byPort returns the rules of the chain for leaves of one address: by protocol,
 // then by port.
-func (t *tree) byPort(prefix string, leaves []leaf) branches {
+func (t *tree) byPort(prefix string, leaves []leaf) []string {
 	if len(leaves) <= fanout {
-		return branches{rules: ruleTexts(leaves)}
+		return ruleTexts(leaves)
 	}
-	groups := groupBy(leaves, func(l leaf) int { return int(l.proto) })
-	return branch(groups, func(g []leaf) (string, *node) {
+	return branch(groupBy(leaves, func(l leaf) int { return int(l.proto) }), func(g []leaf) string {
 		proto := g[0].proto.String()
 		name := prefix + "-" + strings.ToUpper(proto)
 		chain := chainName(strings.TrimPrefix(name, kernel.Prefix))
-		return "-p " + proto + " -j " + chain, t.node(chain, t.byRange(name, g))
+		t.add(chain, t.byRange(name, g))
+		return "-p " + proto + " -j " + chain
 	})
 }
 
-// byRange returns what is in the chain for leaves of one address and protocol.
-func (t *tree) byRange(prefix string, leaves []leaf) branches {
+// byRange returns the rules of the chain for leaves of one address and protocol.
+func (t *tree) byRange(prefix string, leaves []leaf) []string {
 	if len(leaves) <= fanout {
-		return branches{rules: ruleTexts(leaves)}
+		return ruleTexts(leaves)
 	}
 	first, last := leaves[0].port, leaves[len(leaves)-1].port
-	free := 0 // bits that the ports of a branch differ in
-	if first != last {
-		free = (bits.Len16(first^last) - 1) / strideBits * strideBits
+	if first == last {
+		return ruleTexts(leaves) // one port many times: the first wins
 	}
-	groups := groupBy(leaves, func(l leaf) int { return int(l.port >> free) })
-	if len(groups) == 1 {
-		return branches{rules: ruleTexts(leaves)} // one port many times: contested, the first wins
-	}
-	return branch(groups, func(g []leaf) (string, *node) {
+	free := (bits.Len16(first^last) - 1) / strideBits * strideBits // bits that the ports of a branch differ in
+	return branch(groupBy(leaves, func(l leaf) int { return int(l.port >> free) }), func(g []leaf) string {
 		lo := g[0].port >> free << free
 		hi := lo | (1<<free - 1)
 		proto := g[0].proto.String()
-		name := fmt.Sprintf("%s-%d-%d", prefix, lo, hi)
-		chain := chainName(strings.TrimPrefix(name, kernel.Prefix))
-		return fmt.Sprintf("-p %s -m %s --dport %d:%d -j %s", proto, proto, lo, hi, chain), t.node(chain, t.byRange(prefix, g))
+		chain := chainName(strings.TrimPrefix(fmt.Sprintf("%s-%d-%d", prefix, lo, hi), kernel.Prefix))
+		t.add(chain, t.byRange(prefix, g))
+		return fmt.Sprintf("-p %s -m %s --dport %d:%d -j %s", proto, proto, lo, hi, chain)
 	})
 }
 
-// branch turns groups into what is in a chain: a small group's leaves stay in the
-// chain as long as there is room, the others go to a chain of their own.
-func branch(groups [][]leaf, subtree func([]leaf) (string, *node)) branches {
+// branch turns groups into the rules of a chain: a small group's leaves stay in the
+// chain as long as there is room, subtree makes a chain of the others and returns the
+// rule that leads there.
+func branch(groups [][]leaf, subtree func([]leaf) string) []string {
 	order := make([]int, len(groups))
 	for i := range order {
 		order[i] = i
@@ -175,14 +139,13 @@ func branch(groups [][]leaf, subtree func([]leaf) (string, *node)) branches {
 			room -= extra
 		}
 	}
-	var out branches
+	var out []string
 	for i, g := range groups {
 		if inline[i] {
-			out.rules = append(out.rules, ruleTexts(g)...)
-			continue
+			out = append(out, ruleTexts(g)...)
+		} else {
+			out = append(out, subtree(g))
 		}
-		rule, kid := subtree(g)
-		out.rules, out.kids = append(out.rules, rule), append(out.kids, kid)
 	}
 	return out
 }
@@ -246,85 +209,43 @@ func chainName(what string) string {
 	return kernel.Prefix + "NET-" + base32.StdEncoding.EncodeToString(h[:10])
 }
 
-// forest is a family's two trees, over addresses and over node ports, as they
-// stand after a number of changes. A change of few services makes few chains anew.
-type forest struct {
-	leaves, ports    []leaf // sorted, and never written to
-	addresses, nodes *node
-	known            map[string]*node // of the tree over addresses
+// trees are a family's two trees, over addresses and over node ports.
+type trees struct {
+	leaves, ports        []leaf // sorted
+	addresses, nodePorts []kernel.Chain
 }
 
 // change takes leaves away and adds others, and returns which chains are gone and
-// which are new or may have changed. At first there are the two roots to come.
-func (f *forest) change(gone, come, gonePorts, comePorts []leaf) (less, more []kernel.Chain) {
-	if changes(gone, come) || f.addresses == nil {
-		less, more = f.changeAddresses(gone, come)
-	}
-	if changes(gonePorts, comePorts) || f.nodes == nil {
-		f.ports = kernel.Patch(f.ports, gonePorts, comePorts, byLeaf)
-		t := &tree{}
-		old := f.nodes
-		f.nodes = t.nodePorts(f.ports)
-		less = append(less, all(old)...)
-		more = append(more, all(f.nodes)...)
-	}
-	return less, more
-}
-
-func (f *forest) changeAddresses(gone, come []leaf) (less, more []kernel.Chain) {
-	t := &tree{known: f.known, reused: map[*node]bool{}}
-	for _, leaves := range [][]leaf{gone, come} {
-		for _, l := range leaves {
-			t.dirty = append(t.dirty, l.addr)
+// which are new or have changed. At first there are the two roots to come.
+func (t *trees) change(gone, come, gonePorts, comePorts []leaf) (less, more []kernel.Chain) {
+	for _, x := range []struct {
+		gone, come []leaf
+		leaves     *[]leaf
+		chains     *[]kernel.Chain
+		make       func([]leaf) []kernel.Chain
+	}{{gone, come, &t.leaves, &t.addresses, addressTree}, {gonePorts, comePorts, &t.ports, &t.nodePorts, nodePortTree}} {
+		slices.SortFunc(x.gone, byLeaf)
+		slices.SortFunc(x.come, byLeaf)
+		if *x.chains != nil && slices.Equal(x.gone, x.come) {
+			continue
+		}
+		old := make(map[string][]string, len(*x.chains))
+		for _, c := range *x.chains {
+			old[c.Name] = c.Rules
+		}
+		*x.leaves = kernel.Patch(*x.leaves, x.gone, x.come, byLeaf)
+		*x.chains = x.make(*x.leaves)
+		for _, c := range *x.chains {
+			if rules, known := old[c.Name]; !known || !slices.Equal(rules, c.Rules) {
+				more = append(more, c)
+			}
+			delete(old, c.Name)
+		}
+		for name := range old {
+			less = append(less, kernel.Chain{Table: "nat", Name: name})
 		}
 	}
-	slices.SortFunc(t.dirty, netip.Addr.Compare)
-	f.leaves = kernel.Patch(f.leaves, gone, come, byLeaf)
-	old := f.addresses
-	f.addresses = t.addresses(f.leaves)
-	if f.known == nil {
-		f.known = map[string]*node{}
-	}
-	if old != nil {
-		f.prune(old, t.reused, &less)
-	}
-	for _, n := range t.fresh {
-		f.known[n.chain.Name] = n
-		more = append(more, n.chain)
-	}
 	return less, more
-}
-
-// prune forgets what isn't used any more of n and below.
-func (f *forest) prune(n *node, reused map[*node]bool, less *[]kernel.Chain) {
-	if reused[n] {
-		return
-	}
-	delete(f.known, n.chain.Name)
-	*less = append(*less, n.chain)
-	for _, k := range n.kids {
-		f.prune(k, reused, less)
-	}
-}
-
-// changes reports whether it makes a difference to take gone away and to add
-// come. It sorts both.
-func changes(gone, come []leaf) bool {
-	slices.SortFunc(gone, byLeaf)
-	slices.SortFunc(come, byLeaf)
-	return !slices.Equal(gone, come)
-}
-
-// all are the chains of n and below; none for nil.
-func all(n *node) []kernel.Chain {
-	if n == nil {
-		return nil
-	}
-	out := []kernel.Chain{n.chain}
-	for _, k := range n.kids {
-		out = append(out, all(k)...)
-	}
-	return out
 }
 
 // toPort matches one port, with the address before it unless that is the zero Addr.
