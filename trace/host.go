@@ -12,7 +12,6 @@ import (
 	"sync"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
@@ -462,42 +461,30 @@ const (
 // inetDiagSKV6Only is INET_DIAG_SKV6ONLY (include/uapi/linux/inet_diag.h).
 const inetDiagSKV6Only = 11
 
-// diagRequest is struct inet_diag_req_v2.
-type diagRequest struct {
-	family, protocol uint8
-	states           uint32
-	port             uint16
-}
-
-func (r *diagRequest) Len() int { return 56 }
-
-func (r *diagRequest) Serialize() []byte {
-	b := make([]byte, r.Len())
-	b[0], b[1] = r.family, r.protocol
-	binary.NativeEndian.PutUint32(b[4:], r.states)
-	binary.BigEndian.PutUint16(b[8:], r.port) // id.idiag_sport limits a dump
-	return b
-}
-
 // listenersOn returns the sockets that wait on a port (sock_diag(7)), asking only
 // for those: a host has many sockets.
-func listenersOn(proto service.Protocol, port uint16) ([]listener, error) {
-	state := uint32(1 << tcpListen)
+func listenersOn(proto service.Protocol, port uint16) (out []listener, err error) {
+	states := uint32(1 << tcpListen)
 	if proto == service.UDP {
-		state = 1 << tcpClose
+		states = 1 << tcpClose
 	}
-	var out []listener
+	s, err := nlmsg.Open(unix.NETLINK_SOCK_DIAG, 64<<10)
+	if err != nil {
+		return nil, fmt.Errorf("list sockets that listen: %w", err)
+	}
+	defer s.Close()
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {
-		req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP)
-		req.AddData(&diagRequest{family: family, protocol: uint8(proto), states: state, port: port})
-		msgs, err := req.Execute(unix.NETLINK_INET_DIAG, 0)
-		if err != nil {
-			return nil, fmt.Errorf("list sockets that listen: %w", err)
-		}
-		for _, m := range msgs {
+		request := [56]byte{0: family, 1: uint8(proto)} // struct inet_diag_req_v2
+		binary.NativeEndian.PutUint32(request[4:], states)
+		binary.BigEndian.PutUint16(request[8:], port) // id.idiag_sport limits a dump
+		if err := s.Dump(func(b []byte) []byte {
+			return append(nlmsg.AppendRequest(b, unix.SOCK_DIAG_BY_FAMILY, unix.NLM_F_DUMP), request[:]...)
+		}, func(m []byte) {
 			if l, ok := parseListener(m); ok && l.address.Port() == port {
 				out = append(out, l)
 			}
+		}); err != nil {
+			return nil, fmt.Errorf("list sockets that listen: %w", err)
 		}
 	}
 	return out, nil

@@ -108,9 +108,7 @@ func (c *comparison) walk(name string, reached bool) {
 	}
 }
 
-// Adopted returns the service ports of s that the kernel's rules were serving
-// when have was read: they have chains, and none of their addresses is in a
-// userspace set. A kproxy that starts leaves them where they are.
+// Adopted returns the service ports of s that have chains, and that [steering.Adopted] tells of.
 func Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 	chains := map[string]bool{}
 	for f := range service.Families {
@@ -120,22 +118,5 @@ func Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 			}
 		}
 	}
-	user := map[string]map[string]bool{}
-	for _, set := range have.Sets {
-		entries := make(map[string]bool, len(set.Entries))
-		for _, e := range set.Entries {
-			entries[e] = true
-		}
-		user[set.Name] = entries
-	}
-	out := map[service.Key]bool{}
-	if user[kernel.FamilySet(kernel.SetUser, service.IPv4)] == nil {
-		return out // no redirect sets: nothing says who served them
-	}
-	for p := range s.All() {
-		if chains[kernel.Hash(p.Key)] && !slices.ContainsFunc(steering.UserEntries(p), func(e kernel.SetEntry) bool { return user[e.Set][e.Entry] }) {
-			out[p.Key] = true
-		}
-	}
-	return out
+	return steering.Adopted(have, s, func(p *service.Port) bool { return chains[kernel.Hash(p.Key)] })
 }

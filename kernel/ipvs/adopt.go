@@ -81,10 +81,8 @@ func deleteLacking(out map[service.Key]uint64, lacking []kernel.SetEntries, p *p
 	}
 }
 
-// Adopted returns the service ports of s that IPVS was serving when have was
-// read: they have a virtual server at one of their addresses, and none of their
-// addresses is in a userspace set. A kproxy that starts leaves them where they
-// are.
+// Adopted returns the service ports of s that have a virtual server at one of their
+// addresses, and that [steering.Adopted] tells of.
 func Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 	virtuals := make(map[key]bool, len(have.Virtuals))
 	for i := range have.Virtuals {
@@ -94,25 +92,9 @@ func Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 			virtuals[key{v.Protocol, netip.AddrPortFrom(netip.Addr{}, v.Address.Port())}] = true
 		}
 	}
-	user := map[string]map[string]bool{}
-	for _, set := range have.Sets {
-		entries := make(map[string]bool, len(set.Entries))
-		for _, e := range set.Entries {
-			entries[e] = true
-		}
-		user[set.Name] = entries
-	}
-	out := map[service.Key]bool{}
-	if user[kernel.FamilySet(kernel.SetUser, service.IPv4)] == nil {
-		return out // no redirect sets: nothing says who served them
-	}
-	for p := range s.All() {
-		served := slices.ContainsFunc(places(p), func(at key) bool { return virtuals[at] })
-		if served && !slices.ContainsFunc(steering.UserEntries(p), func(e kernel.SetEntry) bool { return user[e.Set][e.Entry] }) {
-			out[p.Key] = true
-		}
-	}
-	return out
+	return steering.Adopted(have, s, func(p *service.Port) bool {
+		return slices.ContainsFunc(places(p), func(at key) bool { return virtuals[at] })
+	})
 }
 
 // places are where virtual servers of a service port can be; the zero Addr stands for the
