@@ -143,6 +143,19 @@ func (f *Faults) do(call, pretend func() error) error {
 	return pretend()
 }
 
+// reading is a call with a result, of which a failed one has none.
+func reading[T any](fault func(func() error) error, call func() (T, error)) (out T, err error) {
+	var none T
+	err = fault(func() error {
+		out, err = call()
+		return err
+	})
+	if err != nil {
+		return none, err
+	}
+	return out, nil
+}
+
 // Runner puts faults in front of r.
 func (f *Faults) Runner(r kernel.Runner) kernel.Runner { return faultyRunner{f, r} }
 
@@ -183,15 +196,8 @@ func (s faultySets) Delete(set kernel.Set, entries ...string) error {
 	return s.faults.program(func() error { return s.next.Delete(set, entries...) })
 }
 
-func (s faultySets) List(entries func(string) bool) (out []kernel.SetState, err error) {
-	err = s.faults.program(func() error {
-		out, err = s.next.List(entries)
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+func (s faultySets) List(entries func(string) bool) ([]kernel.SetState, error) {
+	return reading(s.faults.program, func() ([]kernel.SetState, error) { return s.next.List(entries) })
 }
 
 // Jumper puts faults in front of j.
@@ -204,21 +210,13 @@ type FaultyJumper struct {
 }
 
 // Exists reports whether the chain has the rule.
-func (j *FaultyJumper) Exists(tbl, chain string, spec ...string) (ok bool, err error) {
-	err = j.faults.program(func() error {
-		ok, err = j.next.Exists(tbl, chain, spec...)
-		return err
-	})
-	return ok && err == nil, err
+func (j *FaultyJumper) Exists(tbl, chain string, spec ...string) (bool, error) {
+	return reading(j.faults.program, func() (bool, error) { return j.next.Exists(tbl, chain, spec...) })
 }
 
 // List returns the chain's rules as iptables -S does.
-func (j *FaultyJumper) List(tbl, chain string) (rules []string, err error) {
-	err = j.faults.program(func() error {
-		rules, err = j.next.List(tbl, chain)
-		return err
-	})
-	return rules, err
+func (j *FaultyJumper) List(tbl, chain string) ([]string, error) {
+	return reading(j.faults.program, func() ([]string, error) { return j.next.List(tbl, chain) })
 }
 
 // Insert adds a rule before the one with number pos.
@@ -245,22 +243,11 @@ type faultyTable struct {
 }
 
 func (t faultyTable) List(of ...kernel.Virtual) ([]ipvs.Server, error) {
-	return t.read(func() ([]ipvs.Server, error) { return t.next.List(of...) })
+	return reading(t.faults.netlink, func() ([]ipvs.Server, error) { return t.next.List(of...) })
 }
 
 func (t faultyTable) Scan(want []kernel.Virtual) ([]ipvs.Server, error) {
-	return t.read(func() ([]ipvs.Server, error) { return t.next.Scan(want) })
-}
-
-func (t faultyTable) read(read func() ([]ipvs.Server, error)) (out []ipvs.Server, err error) {
-	err = t.faults.netlink(func() error {
-		out, err = read()
-		return err
-	})
-	if err != nil {
-		return nil, err
-	}
-	return out, nil
+	return reading(t.faults.netlink, func() ([]ipvs.Server, error) { return t.next.Scan(want) })
 }
 
 // Change lets some requests fail, carried out or not, and hands the others over together.
@@ -290,16 +277,7 @@ type faultyLink struct {
 	next   ipvs.Link
 }
 
-func (l faultyLink) State() (out ipvs.LinkState, err error) {
-	err = l.faults.netlink(func() error {
-		out, err = l.next.State()
-		return err
-	})
-	if err != nil {
-		return ipvs.LinkState{}, err
-	}
-	return out, nil
-}
+func (l faultyLink) State() (ipvs.LinkState, error) { return reading(l.faults.netlink, l.next.State) }
 
 func (l faultyLink) Ensure() error {
 	if m, ok := l.next.(modelLink); ok { // it may stay down

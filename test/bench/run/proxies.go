@@ -7,11 +7,11 @@ import (
 	"io"
 	"net"
 	"net/netip"
-	"strconv"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
 
+	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
@@ -117,28 +117,10 @@ func listen(c ownConfig, port uint16, protocol service.Protocol) (*userspace.Ser
 	if err := s.Listen(); err != nil {
 		return nil, fmt.Errorf("serve port %d: %w", port, err)
 	}
-	p := onePlan(front, protocol, netip.AddrPortFrom(c.To, port))
+	// Connections are made from the node's own address, as other proxies make theirs.
+	p := kerneltest.Plan(plan.ModeUserspace, kerneltest.Service(fmt.Sprint("port-", port), protocol, kerneltest.InUserspace,
+		kerneltest.External(front.String()), kerneltest.Endpoints(netip.AddrPortFrom(c.To, port).String()), func(s *plan.Service) { s.Port.Retries = -1 }))
 	s.Prepare(p, plan.Between(nil, p))
 	s.Commit()
 	return s, nil
-}
-
-// onePlan is a plan of one service with one endpoint, to which connections are
-// made from the node's own address, as other proxies make theirs.
-func onePlan(front netip.AddrPort, protocol service.Protocol, endpoint netip.AddrPort) *plan.Plan {
-	family := service.FamilyOf(front.Addr())
-	s := &plan.Service{
-		Port: &service.Port{
-			Key:    service.Key{Namespace: "bench", Name: "port-" + strconv.Itoa(int(front.Port())), Protocol: protocol},
-			Number: front.Port(), Retries: -1,
-		},
-		DataPlane: plan.Userspace,
-		Frontends: []plan.Frontend{{
-			Kind: plan.ClusterIP, Family: family, Protocol: protocol, Address: front,
-			Verdict: plan.Forward, Masquerade: plan.MasqueradeAlways,
-		}},
-		Endpoints: []plan.Endpoint{{Endpoint: &service.Endpoint{Address: endpoint, Ready: true, Serving: true}, Probed: &plan.Probed{Health: "unknown"}, Usable: true}},
-	}
-	s.Groups[family].Cluster = []plan.Backend{{Address: endpoint, Weight: 1}}
-	return &plan.Plan{Services: []*plan.Service{s}}
 }
