@@ -53,9 +53,9 @@ func TestChurn(t *testing.T) {
 	c.run("make", churned/churners, (*churner).make)
 	c.run("change", steps/2, (*churner).step)
 	c.disturbed("change while the API server dies", func() {
-		w.must(w.api.Kill())
-		w.must(w.api.Start())
-		w.must(w.awaitAPI(w.ctx))
+		w.must(w.API.Kill())
+		w.must(w.API.Start())
+		w.must(w.Await(w.ctx))
 	})
 	c.disturbed("change while kproxy restarts", func() {
 		w.must(w.proxy.Stop(patience))
@@ -75,7 +75,7 @@ func TestChurn(t *testing.T) {
 
 	have := w.programmed()
 	w.must(w.proxy.Stop(patience))
-	w.node(binary, "cleanup", "--state-dir", w.file("state"))
+	w.node(binary, "cleanup", "--state-dir", w.File("state"))
 	if left := w.programmed(); left != "" {
 		t.Errorf("cleanup has left:\n%s", left)
 	}

@@ -53,7 +53,7 @@ func testTakeover(w *world, mode, mark string) {
 	w.must(w.proxy.Stop(patience))
 	w.must(kubeProxy.Start())
 	w.programs("kube-proxy", mark)
-	w.node(binary, "cleanup", "--state-dir", w.file("state"))
+	w.node(binary, "cleanup", "--state-dir", w.File("state"))
 	w.gone("kproxy", "KPROXY-")
 	w.point("steady", w.net.Backends[2])
 	w.everywhere(s, "b3")
@@ -88,7 +88,7 @@ func (w *world) kubeProxy(mode string) *lab.Process {
 	p := &lab.Process{
 		Namespace: w.net.Node, Path: filepath.Join(programs, "kube-proxy"), Output: keep("kube-proxy"),
 		Args: []string{
-			"--kubeconfig", w.file("admin.kubeconfig"), "--proxy-mode", mode, "--hostname-override", "node",
+			"--kubeconfig", w.File("admin.kubeconfig"), "--proxy-mode", mode, "--hostname-override", "node",
 			"--conntrack-max-per-core", "0", "--cluster-cidr", lab.PodCIDR4.String() + "," + lab.PodCIDR6.String(),
 		},
 	}
@@ -187,7 +187,7 @@ func TestAPIServerAway(t *testing.T) {
 	traffic := w.traffic(frontends(s)[0], 50)
 
 	w.must(w.proxy.Stop(patience))
-	w.must(w.api.Kill())
+	w.must(w.API.Kill())
 	w.start()
 	w.eventually("the status to say that there is no API", func() error { return w.source(false, "refused") })
 	time.Sleep(2 * time.Second) // it keeps trying, and does no harm
@@ -197,8 +197,8 @@ func TestAPIServerAway(t *testing.T) {
 	w.everywhere(other, "b1")
 	w.noneFailed("without an API server from the start on", traffic.Results())
 
-	w.must(w.api.Start())
-	w.must(w.awaitAPI(w.ctx))
+	w.must(w.API.Start())
+	w.must(w.Await(w.ctx))
 	w.eventually("the source to be in order", func() error { return w.source(true, "") })
 	w.point("other", b[1])
 	w.everywhere(other, "b2")
@@ -207,11 +207,11 @@ func TestAPIServerAway(t *testing.T) {
 	before, err := w.status.Status(w.ctx)
 	w.must(err)
 	log := w.proxy.Log()
-	w.must(w.api.Kill())
+	w.must(w.API.Kill())
 	w.eventually("the status to say that the API is gone", func() error { return w.source(true, "refused") })
 	w.everywhere(other, "b2")
-	w.must(w.api.Start())
-	w.must(w.awaitAPI(w.ctx))
+	w.must(w.API.Start())
+	w.must(w.Await(w.ctx))
 	w.eventually("the source to be in order again", func() error { return w.source(true, "") })
 	after, err := w.status.Status(w.ctx)
 	w.must(err)

@@ -96,16 +96,14 @@ func newWorld(t *testing.T, mode plan.Mode) *world {
 	})
 	host := w.net.Backends[pods]
 	host.Stop() // it serves nothing but the API
-	var err error
-	w.cluster, err = newCluster(programs, memory(t), host.Namespace, host.Addresses[0])
-	w.must(err)
+	w.cluster = newCluster(programs, memory(t), host.Namespace, host.Addresses[0])
 	t.Cleanup(func() {
-		t.Logf("CPU time: etcd %s, API server %s, controllers %s", cpuTime(w.etcd), cpuTime(w.api), cpuTime(w.controllers))
+		t.Logf("CPU time: etcd %s, API server %s, controllers %s", cpuTime(w.Etcd), cpuTime(w.API), cpuTime(w.controllers))
 		if err := w.cluster.stop(); err != nil {
 			t.Errorf("stop the control plane: %v", err)
 		}
 		if t.Failed() {
-			t.Logf("the API server's log ends with:\n%s", end(w.api.Log()))
+			t.Logf("the API server's log ends with:\n%s", end(w.API.Log()))
 			t.Logf("the controllers' log ends with:\n%s", end(w.controllers.Log()))
 		}
 	})
@@ -179,7 +177,8 @@ func (w *world) prepare() {
 	}
 	token, err := w.client.core.ServiceAccounts("kube-system").CreateToken(w.ctx, "kproxy", &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
 	w.must(err)
-	w.must(w.kubeconfig("kproxy.kubeconfig", token.Status.Token))
+	_, err = w.Kubeconfig("kproxy.kubeconfig", token.Status.Token)
+	w.must(err)
 }
 
 // makeNode registers the node as its kubelet would.
@@ -221,13 +220,13 @@ func (w *world) run(args ...string) {
 func (w *world) start(args ...string) {
 	w.Helper()
 	if w.proxy == nil {
-		socket := w.file("kproxy.sock")
+		socket := w.File("kproxy.sock")
 		w.status = web.NewClient(socket)
 		w.proxy = &lab.Process{
 			Namespace: w.net.Node, Path: binary, Output: keep("kproxy"),
 			Args: append([]string{
-				"run", "--mode", string(w.mode), "--kubeconfig", w.file("kproxy.kubeconfig"), "--socket", socket,
-				"--state-dir", w.file("state"), "--hostname-override", "node",
+				"run", "--mode", string(w.mode), "--kubeconfig", w.File("kproxy.kubeconfig"), "--socket", socket,
+				"--state-dir", w.File("state"), "--hostname-override", "node",
 				"--offload-after", "0s", "--offload-min-connections", "0", "--drain-timeout", "5s",
 			}, args...),
 		}

@@ -2,14 +2,8 @@ package programming
 
 import (
 	"context"
-	"crypto/rand"
-	"crypto/rsa"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
-	"io"
-	"net/http"
 	"net/netip"
 	"os"
 	"os/exec"
@@ -24,29 +18,20 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	coreclient "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryclient "k8s.io/client-go/kubernetes/typed/discovery/v1"
-	"k8s.io/client-go/rest"
 	clientcache "k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/clientcmd"
-	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 	watchtools "k8s.io/client-go/tools/watch"
 
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/test/apiserver"
 )
 
-// adminToken is every client's; the API server is reached from within the lab only.
-const adminToken = "administrator"
-
-// cluster is etcd and kube-apiserver in a namespace. There are no controllers:
-// Services and EndpointSlices are written as they are to be.
+// cluster is the API server in a namespace. There are no controllers: Services and
+// EndpointSlices are written as they are to be.
 type cluster struct {
-	namespace *lab.Namespace
-	address   netip.Addr
-	dir       string // in memory, where the machine has such a folder
-	etcd, api *lab.Process
-
-	http      *http.Client
-	core      coreclient.CoreV1Interface
-	discovery discoveryclient.DiscoveryV1Interface
+	*apiserver.Server
+	kubeconfig string
+	core       coreclient.CoreV1Interface
+	discovery  discoveryclient.DiscoveryV1Interface
 
 	world
 	stopWatch context.CancelFunc
@@ -64,116 +49,25 @@ type event struct {
 // newCluster describes one whose state is below dir; programs holds etcd and
 // kube-apiserver.
 func newCluster(programs, dir string, at *lab.Backend, w world) *cluster {
-	c := &cluster{namespace: at.Namespace, address: at.Addresses[0], dir: dir, world: w, written: map[string]string{}, seen: map[string]event{}, stopWatch: func() {}}
-	program := func(name string, args ...string) *lab.Process {
-		return &lab.Process{Namespace: c.namespace, Path: filepath.Join(programs, name), Args: args}
+	return &cluster{
+		Server: apiserver.New(programs, dir, at.Namespace, at.Addresses[0], lab.ServiceCIDR4.String(),
+			"--max-requests-inflight", "0", "--max-mutating-requests-inflight", "0", "--enable-priority-and-fairness=false"),
+		world: w, written: map[string]string{}, seen: map[string]event{}, stopWatch: func() {},
 	}
-	c.etcd = program("etcd",
-		"--data-dir", c.data(), "--unsafe-no-fsync", "--log-level", "warn", "--quota-backend-bytes", "8589934592",
-		"--listen-client-urls", "http://127.0.0.1:2379", "--advertise-client-urls", "http://127.0.0.1:2379",
-		"--listen-peer-urls", "http://127.0.0.1:2380", "--initial-advertise-peer-urls", "http://127.0.0.1:2380",
-		"--initial-cluster", "default=http://127.0.0.1:2380")
-	c.api = program("kube-apiserver",
-		"--etcd-servers", "http://127.0.0.1:2379", "--bind-address", c.address.String(), "--secure-port", "6443",
-		"--cert-dir", c.file("certificates"), "--token-auth-file", c.file("tokens.csv"), "--authorization-mode", "RBAC",
-		"--service-cluster-ip-range", lab.ServiceCIDR4.String(), "--service-account-issuer", "https://kubernetes.default.svc",
-		"--service-account-key-file", c.file("accounts.key"), "--service-account-signing-key-file", c.file("accounts.key"),
-		"--max-requests-inflight", "0", "--max-mutating-requests-inflight", "0", "--enable-priority-and-fairness=false")
-	return c
 }
 
-func (c *cluster) file(name string) string { return filepath.Join(c.dir, name) }
-func (c *cluster) data() string            { return c.file("etcd") }
-func (c *cluster) kubeconfig() string      { return c.file("kubeconfig") }
+func (c *cluster) data() string { return c.File("etcd") }
 
-// start starts both and returns when objects can be written.
-func (c *cluster) start(ctx context.Context) error {
-	if err := c.writeFiles(); err != nil {
-		return err
+// start starts it and returns when objects can be written.
+func (c *cluster) start(ctx context.Context) (err error) {
+	if err = c.Start(ctx); err == nil {
+		c.kubeconfig, err = c.Kubeconfig("kubeconfig", apiserver.AdminToken)
 	}
-	if err := c.etcd.Start(); err != nil {
-		return err
+	if err == nil {
+		c.core, err = coreclient.NewForConfigAndClient(c.Config(), c.HTTP)
 	}
-	if err := c.etcd.WaitReady(ctx, func() error { return c.listens(ctx, "127.0.0.1:2379") }); err != nil {
-		return err
-	}
-	if err := c.api.Start(); err != nil {
-		return err
-	}
-	if err := c.api.WaitReady(ctx, func() error { return c.listens(ctx, c.host()) }); err != nil {
-		return err
-	}
-	if err := c.connect(); err != nil {
-		return err
-	}
-	return c.api.WaitReady(ctx, func() error { return c.ready(ctx) })
-}
-
-func (c *cluster) host() string { return netip.AddrPortFrom(c.address, 6443).String() }
-
-func (c *cluster) writeFiles() error {
-	key, err := rsa.GenerateKey(rand.Reader, 2048)
-	if err != nil {
-		return fmt.Errorf("make key of service accounts: %w", err)
-	}
-	text := pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})
-	cfg := clientcmdapi.NewConfig()
-	cfg.Clusters["lab"] = &clientcmdapi.Cluster{Server: "https://" + c.host(), CertificateAuthority: c.authority()}
-	cfg.AuthInfos["user"] = &clientcmdapi.AuthInfo{Token: adminToken}
-	cfg.Contexts["lab"] = &clientcmdapi.Context{Cluster: "lab", AuthInfo: "user"}
-	cfg.CurrentContext = "lab"
-	return errors.Join(
-		os.WriteFile(c.file("accounts.key"), text, 0o600),
-		os.WriteFile(c.file("tokens.csv"), []byte(adminToken+",admin,admin,system:masters\n"), 0o600),
-		clientcmd.WriteToFile(*cfg, c.kubeconfig()),
-	)
-}
-
-// authority is the certificate that the API server makes for itself.
-func (c *cluster) authority() string { return c.file("certificates/apiserver.crt") }
-
-func (c *cluster) listens(ctx context.Context, address string) error {
-	conn, err := c.namespace.Dial(ctx, "tcp", address)
-	if err != nil {
-		return err
-	}
-	return conn.Close()
-}
-
-func (c *cluster) connect() error {
-	cfg := &rest.Config{
-		Host: "https://" + c.host(), BearerToken: adminToken, QPS: -1,
-		TLSClientConfig: rest.TLSClientConfig{CAFile: c.authority()},
-		Dial:            c.namespace.Dial, WarningHandler: rest.NoWarnings{},
-		ContentConfig: rest.ContentConfig{ContentType: "application/vnd.kubernetes.protobuf"},
-	}
-	h, err := rest.HTTPClientFor(cfg)
-	if err != nil {
-		return fmt.Errorf("reach the API server: %w", err)
-	}
-	c.http = h
-	if c.core, err = coreclient.NewForConfigAndClient(cfg, h); err == nil {
-		c.discovery, err = discoveryclient.NewForConfigAndClient(cfg, h)
-	}
-	return err
-}
-
-// ready asks whether the API server is.
-func (c *cluster) ready(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "https://"+c.host()+"/readyz", nil)
-	if err != nil {
-		return err
-	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return err
-	}
-	defer resp.Body.Close()
-	text, err := io.ReadAll(resp.Body)
-	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("status %s: %s", resp.Status, text)
+	if err == nil {
+		c.discovery, err = discoveryclient.NewForConfigAndClient(c.Config(), c.HTTP)
 	}
 	return err
 }
@@ -181,10 +75,10 @@ func (c *cluster) ready(ctx context.Context) error {
 // stop ends both: etcd so that its data is whole.
 func (c *cluster) stop() error {
 	c.stopWatch()
-	err := c.api.Kill()
+	err := c.API.Kill()
 	var exit *exec.ExitError
 	// etcd dies of the signal when it has handled it.
-	if stopped := c.etcd.Stop(30 * time.Second); !errors.As(stopped, &exit) || c.etcd.Running() {
+	if stopped := c.Etcd.Stop(30 * time.Second); !errors.As(stopped, &exit) || c.Etcd.Running() {
 		err = errors.Join(err, stopped)
 	}
 	return err

@@ -237,7 +237,7 @@ func (r *rig) use() (machine load.CPU, own float64, err error) {
 		}
 		own += time.Duration(u.Utime.Nano() + u.Stime.Nano()).Seconds()
 	}
-	for _, p := range []*lab.Process{r.cluster.etcd, r.cluster.api} {
+	for _, p := range []*lab.Process{r.cluster.Etcd, r.cluster.API} {
 		t, err := load.ProcessTime(p.PID())
 		if err != nil {
 			return machine, 0, err
@@ -280,7 +280,7 @@ func (r *rig) start(s subject) (*proxy, func() error, error) {
 		return nil, nil, err
 	}
 	p.process = &lab.Process{
-		Namespace: r.net.Node, Output: p.log, Path: r.kubeProxy, Args: []string{"--kubeconfig", r.cluster.kubeconfig()},
+		Namespace: r.net.Node, Output: p.log, Path: r.kubeProxy, Args: []string{"--kubeconfig", r.cluster.kubeconfig},
 		Env: []string{"PATH=" + r.variantFolder(s.variant) + ":" + os.Getenv("PATH")},
 	}
 	if s.kind == kproxy {
