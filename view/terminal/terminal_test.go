@@ -158,8 +158,8 @@ func TestNonblocking(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	line := os.NewFile(uintptr(fd), "standard input") // as os.Stdin: the runtime doesn't poll it
-	defer line.Close()
+	// As os.Stdin: the runtime doesn't poll it, and nothing closes it while its reader still reads.
+	line := os.NewFile(uintptr(fd), "standard input")
 	keys := ""
 	s := Screen{
 		In: line, Out: line, Draw: func(int, int) []string { return []string{"keys " + keys + ";"} },
