@@ -127,7 +127,7 @@ func planText(p *plan.Plan) string {
 		for _, problem := range s.Problems {
 			fmt.Fprintf(&b, "  problem: %s\n", problem)
 		}
-		if s.Kernel != p.Kernel && s.State != plan.StateExcluded {
+		if s.Kernel != p.Preferred() && s.State != plan.StateExcluded {
 			fmt.Fprintf(&b, "  beneath: %s, because %s\n", s.Kernel, s.KernelReason)
 		}
 		if s.Degraded != "" {

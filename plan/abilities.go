@@ -188,14 +188,13 @@ func meanwhile(p *service.Port) string {
 
 // kernelChoice is which kernel data planes a mode leads to on this host.
 type kernelChoice struct {
-	// planes are the preferred one, and a second for what the first can't express.
-	planes []Abilities
-	why    string // there is none; empty if there is one
-	only   string // why mode auto has no second; empty if it has one
+	planes []Abilities // in order of preference
+	why    string      // there is none; empty if there is one
+	only   string      // why mode auto has one only; empty if it has more
 }
 
-// chooseKernel returns the kernel data planes that mode m leads to: the first two
-// of those given, in order of preference, that the mode allows and the host has.
+// chooseKernel returns the kernel data planes that mode m leads to: those of the given
+// ones that the mode allows and the host has.
 func chooseKernel(m Mode, planes []Abilities) kernelChoice {
 	k := kernelChoice{why: "mode userspace offloads nothing"}
 	for _, a := range planes {
@@ -207,7 +206,7 @@ func chooseKernel(m Mode, planes []Abilities) kernelChoice {
 				k.only += ": " + a.Host.Reason
 			}
 			k.why = k.only
-		case len(k.planes) < 2:
+		default:
 			k.planes = append(k.planes, a)
 		}
 	}
@@ -222,22 +221,20 @@ func chooseKernel(m Mode, planes []Abilities) kernelChoice {
 	return k
 }
 
-// at is the i-th data plane in order of preference; None if there are fewer.
-func (k *kernelChoice) at(i int) DataPlane {
-	if i < len(k.planes) {
-		return k.planes[i].Plane
+// preferred is the first data plane; None if there is none.
+func (k *kernelChoice) preferred() DataPlane {
+	if len(k.planes) == 0 {
+		return None
 	}
-	return None
+	return k.planes[0].Plane
 }
 
-// abilities returns those of d; none if it isn't among the planes.
-func (k *kernelChoice) abilities(d DataPlane) *Abilities {
+func (k *kernelChoice) names() []DataPlane {
+	out := make([]DataPlane, len(k.planes))
 	for i := range k.planes {
-		if k.planes[i].Plane == d {
-			return &k.planes[i]
-		}
+		out[i] = k.planes[i].Plane
 	}
-	return &noAbilities
+	return out
 }
 
 var noAbilities Abilities
@@ -250,41 +247,55 @@ func (k *kernelChoice) same(o *kernelChoice) bool {
 	return k.why == o.why && k.only == o.only && slices.EqualFunc(k.planes, o.planes, func(a, b Abilities) bool { return a.same(&b) })
 }
 
-// choosePlane picks the kernel data plane whose rules s gets and records its
-// limitations in s. It returns why that one can't carry s; empty if it can.
+// choosePlane picks the kernel data plane whose rules s gets, the first of those that fall
+// least short, and records its limitations in s. It returns why that one can't carry s;
+// empty if it can.
 func (c *computation) choosePlane(s *Service) (*Abilities, string) {
+	if len(c.kernel.planes) == 0 {
+		s.Kernel = None
+		return &noAbilities, ""
+	}
 	short := slices.ContainsFunc(s.Frontends, func(f Frontend) bool { return f.Local && f.ShortCircuit })
-	lacks := func(a *Abilities) []shortfall {
-		out := c.shortfalls(a, s.Port)
-		if short && a.Plane != "" && !a.TellsClients {
-			out = append(out, a.shortCircuits(s.Port, c.detects[0] || c.detects[1]))
+	var few [4][]shortfall
+	all, best := few[:0], 0
+	for i := range c.kernel.planes {
+		a := &c.kernel.planes[i]
+		lacking := c.shortfalls(a, s.Port)
+		if short && !a.TellsClients {
+			lacking = append(lacking, a.shortCircuits(s.Port, c.detects[0] || c.detects[1]))
 		}
-		return out
-	}
-	s.Kernel, s.KernelReason = c.kernel.at(0), c.kernel.only
-	a := c.kernel.abilities(s.Kernel)
-	lacking := lacks(a)
-	if len(c.kernel.planes) > 1 {
-		second := &c.kernel.planes[1]
-		other := lacks(second)
-		switch order := compareShortfalls(other, lacking); {
-		case order < 0:
-			s.KernelReason = lacking[0].why
-			a, lacking = second, other
-		case len(lacking) == 0:
-			s.KernelReason = string(a.Plane) + " does all that it asks for"
-		case order == 0:
-			s.KernelReason = lacking[0].why + "; " + other[0].why
-		default:
-			s.KernelReason = other[0].why
+		if all = append(all, lacking); compareShortfalls(lacking, all[best]) < 0 {
+			best = i
 		}
-		s.Kernel = a.Plane
 	}
-	s.Degraded, s.Scheduler, s.TellsClients = degraded(lacking), a.scheduler(s.Port), a.TellsClients
-	if a.Plane != "" && !a.TellsClients && s.Port.Protocol == service.SCTP {
+	a := &c.kernel.planes[best]
+	s.Kernel, s.KernelReason = a.Plane, c.kernel.only
+	if len(all) > 1 {
+		s.KernelReason = whyChosen(a, all, best)
+	}
+	s.Degraded, s.Scheduler, s.TellsClients = degraded(all[best]), a.scheduler(s.Port), a.TellsClients
+	if !a.TellsClients && s.Port.Protocol == service.SCTP {
 		for i := range s.Frontends {
 			s.Frontends[i].ShortCircuit = false // userspace can't carry it out
 		}
 	}
-	return a, keptBack(lacking)
+	return a, keptBack(all[best])
+}
+
+// whyChosen says why a, the best of those that fall short as in all, was chosen: because the
+// preferred one can't, or it does everything, or the others can't either.
+func whyChosen(a *Abilities, all [][]shortfall, best int) string {
+	switch {
+	case best > 0:
+		return all[0][0].why
+	case len(all[0]) == 0:
+		return string(a.Plane) + " does all that it asks for"
+	}
+	var whys []string
+	for i, lacking := range all {
+		if i > 0 || slices.ContainsFunc(all[1:], func(o []shortfall) bool { return compareShortfalls(o, all[0]) == 0 }) {
+			whys = append(whys, lacking[0].why)
+		}
+	}
+	return strings.Join(whys, "; ")
 }

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -22,35 +23,66 @@ func TestChooseKernel(t *testing.T) {
 		return capsOf(Capability{Supported: iptables, Reason: "no iptables"}, Capability{Supported: ipvs}, nil)
 	}
 	tests := []struct {
-		mode           Mode
-		caps           Caps
-		want, fallback DataPlane
-		why, only      string
+		mode      Mode
+		caps      Caps
+		want      []DataPlane
+		why, only string
 	}{
-		{ModeUserspace, has(true, true), None, None, "mode userspace offloads nothing", ""},
-		{ModeIPTables, has(true, true), IPTables, None, "", ""},
-		{ModeIPTables, has(false, true), None, None, "this host can't do iptables: no iptables", ""},
-		{ModeIPVS, has(true, true), IPVS, None, "", ""},
-		{ModeIPVS, has(true, false), None, None, "this host can't do IPVS", ""},
-		{ModeAuto, has(true, true), IPVS, IPTables, "", ""},
-		{ModeAuto, has(true, false), IPTables, None, "", "this host can't do IPVS"},
-		{ModeAuto, has(false, true), IPVS, None, "", "this host can't do iptables: no iptables"},
-		{ModeAuto, has(false, false), None, None, "this host can't do iptables: no iptables", ""},
+		{ModeUserspace, has(true, true), nil, "mode userspace offloads nothing", ""},
+		{ModeIPTables, has(true, true), []DataPlane{IPTables}, "", ""},
+		{ModeIPTables, has(false, true), nil, "this host can't do iptables: no iptables", ""},
+		{ModeIPVS, has(true, true), []DataPlane{IPVS}, "", ""},
+		{ModeIPVS, has(true, false), nil, "this host can't do IPVS", ""},
+		{ModeAuto, has(true, true), []DataPlane{IPVS, IPTables}, "", ""},
+		{ModeAuto, has(true, false), []DataPlane{IPTables}, "", "this host can't do IPVS"},
+		{ModeAuto, has(false, true), []DataPlane{IPVS}, "", "this host can't do iptables: no iptables"},
+		{ModeAuto, has(false, false), nil, "this host can't do iptables: no iptables", ""},
 	}
 	for _, tt := range tests {
 		got := chooseKernel(tt.mode, tt.caps.Planes)
-		if got.at(0) != tt.want || got.at(1) != tt.fallback || got.why != tt.why || got.only != tt.only {
-			t.Errorf("%s with %+v: %+v, want %s and %s, %q, %q", tt.mode, tt.caps, got, tt.want, tt.fallback, tt.why, tt.only)
+		if !slices.Equal(got.names(), tt.want) || got.why != tt.why || got.only != tt.only {
+			t.Errorf("%s with %+v: %+v, want %s, %q, %q", tt.mode, tt.caps, got, tt.want, tt.why, tt.only)
 		}
 		p, _ := Compute(nil, Inputs{Now: t0, Caps: tt.caps, Policy: Policy{Mode: tt.mode}})
-		if p.Kernel != tt.want || p.Fallback != tt.fallback {
-			t.Errorf("%s with %+v: plan has %s and %s", tt.mode, tt.caps, p.Kernel, p.Fallback)
+		if !slices.Equal(p.Kernel, tt.want) {
+			t.Errorf("%s with %+v: plan has %s", tt.mode, tt.caps, p.Kernel)
 		}
 		for _, d := range []DataPlane{IPTables, IPVS} {
-			if got, want := p.Uses(d), d == tt.want || d == tt.fallback; got != want {
+			if got, want := p.Uses(d), slices.Contains(tt.want, d); got != want {
 				t.Errorf("%s with %+v: uses %s: %v", tt.mode, tt.caps, d, got)
 			}
 		}
+	}
+}
+
+// TestChooseAmongThree: a service gets the first data plane of those that do most of what it
+// asks for, and the reason names what kept it from the ones before, or what others lack.
+func TestChooseAmongThree(t *testing.T) {
+	const third DataPlane = "third"
+	tests := []struct {
+		name   string
+		asks   func(*service.Port)
+		want   DataPlane
+		reason string
+	}{
+		{"nothing special", func(*service.Port) {}, third, "third does all that it asks for"},
+		{"an algorithm of one", func(p *service.Port) { p.Algorithm = service.SourceHash }, IPVS, "third can't do source hash"},
+		{"an algorithm of the last", func(p *service.Port) { p.Algorithm = service.Random }, IPTables, "third can't do random"},
+		{"what none does", func(p *service.Port) { p.ProxyProtocol = 1 }, third,
+			"third can't send PROXY protocol headers; ipvs can't send PROXY protocol headers; iptables can't send PROXY protocol headers"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			w := newWorld(t)
+			in(ModeAuto)(w)
+			w.in.Caps = capsOf(Capability{Supported: true}, Capability{Supported: true}, nil)
+			w.in.Caps.Planes = slices.Insert(w.in.Caps.Planes, 0, Abilities{Plane: third, Title: "third", Host: Capability{Supported: true}, TellsClients: true,
+				Algorithms: map[service.Algorithm]string{service.RoundRobin: ""}, Otherwise: "round robin"})
+			w.set(port("a", tt.asks), "10.0.0.1 n1 ready")
+			if s := w.one(); s.Kernel != tt.want || s.KernelReason != tt.reason {
+				t.Errorf("%s because %q, want %s because %q", s.Kernel, s.KernelReason, tt.want, tt.reason)
+			}
+		})
 	}
 }
 

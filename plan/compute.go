@@ -45,7 +45,7 @@ func Compute(previous *Plan, in Inputs) (*Plan, Delta) {
 	c := newComputation(previous, in)
 	n := c.snapshot.Len()
 	p := &Plan{
-		Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.at(0), Fallback: c.kernel.at(1), Forwarding: in.Caps.Forwarding,
+		Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.names(), Forwarding: in.Caps.Forwarding,
 		Node: c.node, Policy: c.in.Policy,
 		Services: make([]*Service, n), conflicts: c.conflicts, kernel: c.kernel,
 		TellsClients: len(c.kernel.planes) > 0 && !c.kernel.any(func(a *Abilities) bool { return !a.TellsClients }),
@@ -284,7 +284,7 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 	a, inexpressible := c.choosePlane(s)
 	f := facts{inexpressible: inexpressible}
 	f.qualified = reasonQualified
-	if s.Kernel != c.kernel.at(0) {
+	if s.Kernel != c.kernel.preferred() {
 		f.qualified += " (" + string(s.Kernel) + ": " + s.KernelReason + ")"
 	}
 	s.Endpoints, f.flaps = c.rows(p, eps)

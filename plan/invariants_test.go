@@ -100,7 +100,7 @@ func checkStanding(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	if serves != (s.DataPlane != None) || serves != (s.State != StateRejecting) {
 		t.Fatalf("%v: serves %v in data plane %q, state %q", s.Port.Key, serves, s.DataPlane, s.State)
 	}
-	if s.Kernel != p.Kernel && s.Kernel != p.Fallback || (s.Kernel == None) != (s.KernelHash == 0) {
+	if s.Kernel != p.Preferred() && !p.Uses(s.Kernel) || (s.Kernel == None) != (s.KernelHash == 0) {
 		t.Fatalf("%v: beneath %q with hash %d", s.Port.Key, s.Kernel, s.KernelHash)
 	}
 	if s.DataPlane != Userspace && s.DataPlane != None && s.DataPlane != s.Kernel {
@@ -185,7 +185,7 @@ func checkHealth(t *testing.T, s *Service) {
 func checkKernel(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	t.Helper()
 	if s.Kernel != None && !p.Uses(s.Kernel) {
-		t.Fatalf("%v: beneath %s, the plan has %s and %s", s.Port.Key, s.Kernel, p.Kernel, p.Fallback)
+		t.Fatalf("%v: beneath %s, the plan has %s", s.Port.Key, s.Kernel, p.Kernel)
 	}
 	if (s.Scheduler != "") != (s.Kernel == IPVS) {
 		t.Fatalf("%v: scheduler %q of %s", s.Port.Key, s.Scheduler, s.Kernel)
@@ -197,9 +197,9 @@ func checkKernel(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	if s.Kernel == IPVS && in.Caps.Planes[0].Unusable[s.Scheduler] != "" && s.Scheduler != "rr" {
 		t.Fatalf("%v: scheduler %q, which this host lacks", s.Port.Key, s.Scheduler)
 	}
-	if p.Fallback != None && inexpressible(s.Kernel, s.Port, in) != "" &&
-		(inexpressible(p.Kernel, s.Port, in) == "" || inexpressible(p.Fallback, s.Port, in) == "") {
-		t.Fatalf("%v: %s can't do it, and the other can", s.Port.Key, s.Kernel)
+	if s.Kernel != None && inexpressible(s.Kernel, s.Port, in) != "" &&
+		slices.ContainsFunc(p.Kernel, func(d DataPlane) bool { return inexpressible(d, s.Port, in) == "" }) {
+		t.Fatalf("%v: %s can't do it, and another can", s.Port.Key, s.Kernel)
 	}
 	for i := range s.Frontends {
 		f := &s.Frontends[i]

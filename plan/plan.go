@@ -2,6 +2,7 @@ package plan
 
 import (
 	"net/netip"
+	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/service"
@@ -79,12 +80,10 @@ const (
 type Plan struct {
 	Time time.Time
 	Mode Mode
-	// Kernel is the kernel data plane that Mode leads to on this host: None in
-	// mode userspace.
-	Kernel DataPlane
-	// Fallback is the kernel data plane of services that Kernel can't express, in
-	// mode auto; None if there is no other.
-	Fallback DataPlane
+	// Kernel are the kernel data planes that Mode leads to on this host, in order of
+	// preference: a service gets the first of those that fall least short of what it
+	// asks for. There is none in mode userspace.
+	Kernel []DataPlane
 	// TellsClients: there is a kernel data plane, and each one that may be used
 	// chooses endpoints by client.
 	TellsClients bool
@@ -105,14 +104,22 @@ type Plan struct {
 }
 
 // Uses reports whether services may have rules of the kernel data plane d.
-func (p *Plan) Uses(d DataPlane) bool { return d != None && (p.Kernel == d || p.Fallback == d) }
+func (p *Plan) Uses(d DataPlane) bool { return slices.Contains(p.Kernel, d) }
+
+// Preferred is the first of Kernel; None if there is none.
+func (p *Plan) Preferred() DataPlane {
+	if len(p.Kernel) == 0 {
+		return None
+	}
+	return p.Kernel[0]
+}
 
 // Offloads reports whether there is a kernel data plane.
-func (p *Plan) Offloads() bool { return p.Kernel != None && p.Kernel != "" }
+func (p *Plan) Offloads() bool { return len(p.Kernel) > 0 }
 
 // Empty returns p without its services.
 func (p *Plan) Empty() *Plan {
-	return &Plan{Mode: p.Mode, Kernel: p.Kernel, Fallback: p.Fallback, TellsClients: p.TellsClients, Policy: p.Policy}
+	return &Plan{Mode: p.Mode, Kernel: p.Kernel, TellsClients: p.TellsClients, Policy: p.Policy}
 }
 
 // Service is the decision for one service port.

@@ -113,7 +113,7 @@ func TestTargets(t *testing.T) {
 // TestEmpty: Compute works with nothing at all.
 func TestEmpty(t *testing.T) {
 	p, _ := Compute(nil, Inputs{Now: t0})
-	if len(p.Services) != 0 || p.Find(port("a").Key) != nil || p.Kernel != None || !p.Wake.IsZero() {
+	if len(p.Services) != 0 || p.Find(port("a").Key) != nil || p.Offloads() || !p.Wake.IsZero() {
 		t.Errorf("plan of nothing: %+v", p)
 	}
 }

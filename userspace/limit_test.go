@@ -257,7 +257,7 @@ func TestBudget(t *testing.T) {
 func TestProbeAfterTheBudget(t *testing.T) {
 	d := testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}}
 	p := testPlan(d)
-	p.Kernel = plan.IPVS
+	p.Kernel = []plan.DataPlane{plan.IPVS}
 	var straight atomic.Bool
 	s := start(t, Config{MaxFDs: 256, TCPOrigin: originOrStraight(&straight)}, p)
 	var conns []*net.TCPConn
@@ -299,14 +299,14 @@ func TestProbeAtTheBudget(t *testing.T) {
 	eventually(t, "the loop waits", func() bool { return s.waiting.Load() != 0 })
 	long := sinceEpoch() - int64(2*exhaustionPatience)
 	for _, tt := range []struct {
-		kernel plan.DataPlane
+		kernel []plan.DataPlane
 		since  int64
 		want   string
 	}{
-		{plan.None, sinceEpoch(), "<nil>"},
-		{plan.None, long, "<nil>"},
-		{plan.IPVS, sinceEpoch(), "<nil>"},
-		{plan.IPVS, long, fmt.Sprintf("out of file descriptors: %d connections are open", n)},
+		{nil, sinceEpoch(), "<nil>"},
+		{nil, long, "<nil>"},
+		{[]plan.DataPlane{plan.IPVS}, sinceEpoch(), "<nil>"},
+		{[]plan.DataPlane{plan.IPVS}, long, fmt.Sprintf("out of file descriptors: %d connections are open", n)},
 	} {
 		p := testPlan(d)
 		p.Kernel = tt.kernel

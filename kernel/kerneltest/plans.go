@@ -26,14 +26,14 @@ func Planes(has ...plan.DataPlane) []plan.Abilities {
 
 // Plan returns a plan of services, in key order, with hashes filled in.
 func Plan(mode plan.Mode, services ...*plan.Service) *plan.Plan {
-	p := &plan.Plan{Mode: mode, Kernel: plan.IPTables, Fallback: plan.None, TellsClients: true, Services: slices.Clone(services)}
+	p := &plan.Plan{Mode: mode, Kernel: []plan.DataPlane{plan.IPTables}, TellsClients: true, Services: slices.Clone(services)}
 	switch mode {
 	case plan.ModeUserspace:
-		p.Kernel, p.TellsClients = plan.None, false
+		p.Kernel, p.TellsClients = nil, false
 	case plan.ModeIPVS:
-		p.Kernel, p.TellsClients = plan.IPVS, false
+		p.Kernel, p.TellsClients = []plan.DataPlane{plan.IPVS}, false
 	case plan.ModeAuto:
-		p.Kernel, p.Fallback, p.TellsClients = plan.IPVS, plan.IPTables, false
+		p.Kernel, p.TellsClients = []plan.DataPlane{plan.IPVS, plan.IPTables}, false
 	}
 	rehash(p)
 	slices.SortFunc(p.Services, func(a, b *plan.Service) int { return a.Port.Key.Compare(b.Port.Key) })
