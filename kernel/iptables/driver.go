@@ -56,7 +56,7 @@ func (d *Driver) Open(e *steering.Env, _ steering.Layer, _ bool) (steering.Layer
 	if e.ReadOnly {
 		return &Plane{Backend: New(configOf(e)), Renderer: NewRenderer(o)}, nil
 	}
-	return NewPlane(configOf(e), o, e.Routing)
+	return NewPlane(configOf(e), o)
 }
 
 // Preview says what Remove would remove, a line each.

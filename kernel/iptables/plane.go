@@ -26,12 +26,12 @@ var (
 )
 
 // NewPlane returns the layer. It opens the sockets of a [Watch].
-func NewPlane(c Config, o Options, r steering.Routing) (*Plane, error) {
+func NewPlane(c Config, o Options) (*Plane, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}
 	b := New(c)
-	w, err := NewWatch(b, r)
+	w, err := NewWatch(b)
 	if err != nil {
 		return nil, err
 	}

@@ -3,12 +3,10 @@ package iptables
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -18,7 +16,6 @@ import (
 // services. Once somebody has, it reads the rules back. It is safe for concurrent use.
 type Watch struct {
 	backend *Backend
-	routing steering.Routing
 	stamps  stamper
 
 	mu       sync.Mutex // guards what follows
@@ -61,11 +58,10 @@ const (
 	verifyAfter = time.Minute
 )
 
-// NewWatch returns a Watch over what b applies and over r. It knows nothing to
-// compare with before Expect. Its sockets belong to the network namespace of
+// NewWatch returns a Watch over what b applies. It knows nothing to compare with before Expect. Its sockets belong to the network namespace of
 // the calling thread; Close closes them.
-func NewWatch(b *Backend, r steering.Routing) (*Watch, error) {
-	w := &Watch{backend: b, routing: r}
+func NewWatch(b *Backend) (*Watch, error) {
+	w := &Watch{backend: b}
 	var err error
 	if b.config.Variant.Name == "legacy" {
 		w.stamps, err = newTableSizes(b.families())
@@ -148,19 +144,12 @@ func (w *Watch) Check(ctx context.Context) ([]string, error) {
 	if err != nil {
 		return nil, fmt.Errorf("watch sets: %w", err)
 	}
-	routes, err := w.routing.Missing()
-	if err != nil {
-		return nil, fmt.Errorf("watch routes: %w", err)
-	}
-	for i := range routes {
-		routes[i] += " is gone"
-	}
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.changes != changes {
 		return nil, nil // kproxy has changed it meanwhile
 	}
-	return slices.Concat(damage, sets, routes), nil
+	return append(damage, sets...), nil
 }
 
 // checkRules reads the rules back where their stamp has changed, or isn't known.
@@ -196,7 +185,7 @@ func (w *Watch) checkRules(ctx context.Context, want *kernel.Ruleset, changes in
 
 // checkSets compares headers: which sets there are and how many entries those
 // have whose entries only kproxy changes. The entries of redirect sets are the
-// business of whoever applies it.
+// business of what applies them.
 func (w *Watch) checkSets(want *kernel.Ruleset) ([]string, error) {
 	states, err := w.backend.config.Sets.List(nil)
 	if err != nil {

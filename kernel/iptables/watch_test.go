@@ -9,7 +9,6 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
-	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -29,7 +28,7 @@ func newWatched(t *testing.T, v kernel.Variant) *watched {
 	w := &watched{t: t, variant: v, want: iptables.Render(everything(), options())}
 	w.backend, w.sets = newBackend(t, v)
 	var err error
-	if w.watch, err = iptables.NewWatch(w.backend, steering.DefaultRouting()); err != nil {
+	if w.watch, err = iptables.NewWatch(w.backend); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(w.watch.Close)
@@ -41,9 +40,6 @@ func newWatched(t *testing.T, v kernel.Variant) *watched {
 func (w *watched) repair() {
 	w.t.Helper()
 	ctx := context.Background()
-	if err := steering.DefaultRouting().Ensure(); err != nil {
-		w.t.Fatal(err)
-	}
 	have, err := w.backend.Observe(ctx)
 	if err != nil {
 		w.t.Fatal(err)
@@ -77,9 +73,6 @@ func TestWatchNoticesAndRepairHelps(t *testing.T) {
 		{"another rule in its place", "@ -t nat -R KPROXY-SERVICES 1 -j RETURN -m comment --comment something", "KPROXY-SERVICES"},
 		{"a set's entries", "ipset flush KPROXY-ENDPOINT-4", "KPROXY-ENDPOINT-4"},
 		{"a set", "@ -t nat -F; @ -t nat -X; @ -t filter -F; @ -t filter -X; @ -t mangle -F; @ -t mangle -X; ipset destroy KPROXY-USER-4", "KPROXY-USER-4"},
-		{"a routing rule", "ip rule del pref 10249", "ipv4 rule"},
-		{"an IPv6 routing rule", "ip -6 rule del pref 10249", "ipv6 rule"},
-		{"a route", "ip route flush table 10249", "ipv4 route"},
 	}
 	for _, v := range variants {
 		for _, d := range damage {
@@ -188,7 +181,7 @@ func BenchmarkExpect(b *testing.B) {
 			p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(10000, endpointsEach)...)
 			rules := [2]kernel.Ruleset{iptables.Render(p, options()), iptables.Render(oneEndpointLess(p), options())}
 			backend := programmed(b, v, rules[0])
-			w, err := iptables.NewWatch(backend, steering.DefaultRouting())
+			w, err := iptables.NewWatch(backend)
 			if err != nil {
 				b.Fatal(err)
 			}
@@ -220,7 +213,7 @@ func BenchmarkWatch(b *testing.B) {
 			b.Run(name+"/services=10000", func(b *testing.B) {
 				want := iptables.Render(kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(10000, endpointsEach)...), options())
 				backend := programmed(b, v, want)
-				w, err := iptables.NewWatch(backend, steering.DefaultRouting())
+				w, err := iptables.NewWatch(backend)
 				if err != nil {
 					b.Fatal(err)
 				}

@@ -1,6 +1,7 @@
 package steering_test
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -11,6 +12,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/plan"
 )
 
 func TestRoutingComesAndGoes(t *testing.T) {
@@ -105,5 +107,56 @@ func TestSysctls(t *testing.T) {
 	}
 	if again := lines(); strings.Contains(again, "set ") || !strings.Contains(again, "net.ipv6.conf.all.forwarding is 0") {
 		t.Errorf("the second time: %s; want only what is left to the user", again)
+	}
+}
+
+// noRules is a layer without rules or sets.
+type noRules struct{ steering.Layer }
+
+func (noRules) Render(*plan.Plan, plan.Delta) kernel.Ruleset    { return kernel.Ruleset{} }
+func (noRules) Fresh(*plan.Plan) kernel.Ruleset                 { return kernel.Ruleset{} }
+func (noRules) Observe(context.Context) (kernel.Ruleset, error) { return kernel.Ruleset{}, nil }
+func (noRules) Expect(kernel.Ruleset)                           {}
+func (noRules) Check(context.Context) ([]string, error)         { return nil, nil }
+
+// TestStackSeesToRoutes: the first Sync makes them, Check names what is gone, and the next
+// Sync mends it.
+func TestStackSeesToRoutes(t *testing.T) {
+	kerneltest.Namespace(t)
+	routes := steering.DefaultRouting()
+	s := steering.NewStack(noRules{}, &routes)
+	s.Want(&plan.Plan{}, plan.Delta{})
+	check := func() string {
+		t.Helper()
+		found, err := s.Check(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Join(found, "; ")
+	}
+	if found := check(); found != "" {
+		t.Errorf("before the first Sync: %s", found)
+	}
+	for _, damage := range []struct{ command, notices string }{
+		{"true", ""},
+		{"ip rule del pref 10249", "ipv4 rule 10249 to table 10249 is gone"},
+		{"ip -6 rule del pref 10249", "ipv6 rule 10249 to table 10249 is gone"},
+		{"ip route flush table 10249", "ipv4 route in table 10249 is gone"},
+	} {
+		if r := s.Sync(t.Context(), func() {}); !r.OK() {
+			t.Fatal(r.Err)
+		}
+		if found := check(); found != "" {
+			t.Errorf("after a Sync: %s", found)
+		}
+		if out, err := exec.Command("sh", "-c", damage.command).CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+		if found := check(); found != damage.notices {
+			t.Errorf("after %s: %q, want %q", damage.command, found, damage.notices)
+		}
+	}
+	if r := s.Sync(t.Context(), func() {}); !r.OK() || check() != "" {
+		t.Errorf("in the end: %v, %s", r.Err, check())
 	}
 }

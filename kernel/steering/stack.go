@@ -43,6 +43,7 @@ type Watch interface {
 type Stack struct {
 	Layer
 	routes  *Routing       // nil for none
+	routed  atomic.Bool    // they are there
 	plan    *plan.Plan     // that was rendered last
 	want    kernel.Ruleset // what it wants
 	have    kernel.Ruleset
@@ -113,6 +114,7 @@ func (s *Stack) sync(ctx context.Context, steered func()) kernel.Result {
 		if r.Err = s.routes.Ensure(); r.Err != nil {
 			return r
 		}
+		s.routed.Store(true)
 	}
 	if r.Full {
 		if r.Err = s.read(ctx); r.Err != nil {
@@ -179,6 +181,15 @@ func (s *Stack) steer(ctx context.Context, r *kernel.Result) error {
 // Check implements [kernel.Plane].
 func (s *Stack) Check(ctx context.Context) ([]string, error) {
 	found, err := s.Layer.Check(ctx)
+	if err == nil && s.routed.Load() {
+		var gone []string
+		if gone, err = s.routes.Missing(); err != nil {
+			err = fmt.Errorf("watch routes: %w", err)
+		}
+		for _, what := range gone {
+			found = append(found, what+" is gone")
+		}
+	}
 	if len(found) > 0 {
 		s.damaged.Store(true)
 	}
