@@ -170,23 +170,23 @@ const (
 	retryMax   = 30 * time.Second
 )
 
-// A pass that took longer than cheap is followed by a rest of the same length, so
+// A pass that took longer than cheap is followed by a pause of the same length, so
 // that changes which go on and on take half a processor at most: a table that is
 // replaced as a whole, or looked through at every commit, takes long where there
 // are many services. What changes meanwhile is served in userspace, and one pass
 // brings all of it. A pass that writes everything, as the first does, tells nothing of
-// what a change takes: it is followed by no rest.
+// what a change takes: it is followed by no pause.
 const (
-	cheap   = 100 * time.Millisecond
-	restMax = time.Second
+	cheap    = 100 * time.Millisecond
+	pauseMax = time.Second
 )
 
-// rest is how long plans wait after a pass that took so long.
-func rest(took time.Duration) time.Duration {
+// pauseAfter is how long plans wait after a pass that took so long.
+func pauseAfter(took time.Duration) time.Duration {
 	if took <= cheap {
 		return 0
 	}
-	return min(took, restMax)
+	return min(took, pauseMax)
 }
 
 // run programs until ctx is done. damaged delivers when others changed
@@ -222,7 +222,7 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 		}
 		start := time.Now()
 		full, err := g.pass(ctx)
-		if d := rest(time.Since(start)); d > 0 && !full {
+		if d := pauseAfter(time.Since(start)); d > 0 && !full {
 			wake = nil
 			pause.Reset(d)
 		}
@@ -355,10 +355,10 @@ func (g *programmer) finish(start time.Time, now *written, failed map[service.Ke
 		changed = now.all != nil || len(now.changes) > 0
 		g.done = append(g.done, *now)
 	}
-	var rest servicesFailed
+	var some servicesFailed
 	r := programResult{
 		failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start),
-		written: old.written || err == nil || errors.As(err, &rest),
+		written: old.written || err == nil || errors.As(err, &some),
 	}
 	if err == nil {
 		r.lastOK = time.Now()

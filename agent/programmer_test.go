@@ -310,7 +310,7 @@ func TestProgrammerRests(t *testing.T) {
 	}{
 		{0, 0, true, 4}, {cheap / 2, cheap, true, 4},
 		{4 * cheap, 7 * cheap, true, 1}, {4 * cheap, 13 * cheap, true, 2},
-		{20 * restMax, 20*restMax + restMax/2, true, 1}, {20 * restMax, 42 * restMax, true, 2},
+		{20 * pauseMax, 20*pauseMax + pauseMax/2, true, 1}, {20 * pauseMax, 42 * pauseMax, true, 2},
 		{4 * cheap, 7 * cheap, false, 2},
 	}
 	for _, tt := range tests {

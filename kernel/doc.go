@@ -1,9 +1,7 @@
-// Package kernel is what every kernel data plane shares: the Ruleset that
-// Render makes of a plan, the Diff between two, the Backend that applies it,
-// and redirect sets, whose entries decide which data plane gets
-// a service's new connections.
+// Package kernel has the contract of all that programs the kernel ([Driver], [Steering],
+// [Plane]), and what drivers by iptables, ipset and IPVS share: the [Ruleset] that a plan is
+// rendered as, [Diff] between two, and the [Backend] that applies it.
 //
-// Render and Diff are pure. Apply decides nothing and reports what took effect.
-// Planes have packages of their own; this package never
-// imports them.
+// Rendering and Diff are pure. Apply decides nothing and reports what took effect. Drivers
+// have packages of their own; this package never imports them.
 package kernel
