@@ -75,7 +75,7 @@ func (a *Agent) counters() (*plan.Plan, map[service.Key]userspace.Counters, map[
 func (a *Agent) sourceStatus() []plan.SourceStatus {
 	out := []plan.SourceStatus{}
 	for _, s := range a.source.Status() {
-		out = append(out, plan.SourceStatus{Name: s.Name, Synced: s.Synced, Error: strings.Join(s.Errors, "\n"), ServiceNetworks: s.ServiceNetworks})
+		out = append(out, plan.SourceStatus{Name: s.Name, Synced: s.Synced, Error: strings.Join(s.Errors, "\n")})
 	}
 	return out
 }

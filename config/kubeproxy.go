@@ -13,6 +13,8 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
+
+	"kproxy.dev/kproxy/source"
 )
 
 const modeNFTables = "nftables"
@@ -35,7 +37,7 @@ func (f *File) Apply(c *Config) {
 	c.File, c.Mode = f.Name, ModeOf(string(k.Mode))
 	c.HostnameOverride = strings.ToLower(strings.TrimSpace(k.HostnameOverride))
 	all, loopback := "0.0.0.0", "127.0.0.1"
-	a, err := ParseAddr(k.BindAddress)
+	a, err := source.ParseAddr(k.BindAddress)
 	if c.NodeIPs = nil; k.BindAddress != "" && !a.IsUnspecified() {
 		c.NodeIPs = []string{k.BindAddress}
 	}

@@ -1,7 +1,6 @@
 package config
 
 import (
-	"fmt"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -9,9 +8,8 @@ import (
 	"strings"
 	"time"
 
-	netutils "k8s.io/utils/net"
-
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/source"
 )
 
 // The methods below give the parsed form of a Config. They are meaningful once
@@ -35,8 +33,8 @@ func (c Config) HealthCheck() service.Check {
 func (c Config) NodeAddresses() []netip.Addr {
 	var out []netip.Addr
 	for _, s := range c.NodeIPs {
-		if a, err := ParseAddr(s); err == nil {
-			out = append(out, a.Unmap())
+		if a, err := source.ParseAddr(s); err == nil {
+			out = append(out, a)
 		}
 	}
 	return out
@@ -114,8 +112,8 @@ func parseLevel(s string) (slog.Level, error) {
 func prefixes(in []string) []netip.Prefix {
 	var out []netip.Prefix
 	for _, s := range in {
-		if p, err := parsePrefix(s); err == nil {
-			out = append(out, p.Masked())
+		if p, err := source.ParsePrefix(s); err == nil {
+			out = append(out, p)
 		}
 	}
 	return out
@@ -144,31 +142,4 @@ func WithPort(address string, port int) string {
 		return net.JoinHostPort(a.String(), strconv.Itoa(port))
 	}
 	return address
-}
-
-// ParseAddr reads an IP address as kube-proxy does: leading zeros in IPv4 octets
-// are decimal (010.0.0.1 is 10.0.0.1).
-func ParseAddr(s string) (netip.Addr, error) {
-	a, err := netip.ParseAddr(s)
-	if err == nil {
-		return a, nil
-	}
-	if a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s)); ok {
-		return a.Unmap(), nil
-	}
-	return netip.Addr{}, err
-}
-
-// parsePrefix reads a network, with leading zeros as in ParseAddr.
-func parsePrefix(s string) (netip.Prefix, error) {
-	if p, err := netip.ParsePrefix(s); err == nil {
-		return p, nil
-	}
-	_, n, err := netutils.ParseCIDRSloppy(s)
-	if err != nil {
-		return netip.Prefix{}, fmt.Errorf("%q is not a network in CIDR notation", s)
-	}
-	a, _ := netip.AddrFromSlice(n.IP)
-	ones, _ := n.Mask.Size()
-	return netip.PrefixFrom(a, ones), nil
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/source"
 	"kproxy.dev/kproxy/strict"
 )
 
@@ -149,8 +150,8 @@ func checkNode(p *problems, c Config) {
 	}
 	var seen [2]string
 	for _, s := range c.NodeIPs {
-		a, err := ParseAddr(s)
-		if err != nil || a.Zone() != "" {
+		a, err := source.ParseAddr(s)
+		if err != nil {
 			p.add("node-ip", "%q is not an IP address such as 192.0.2.10 or 2001:db8::10", s)
 			continue
 		}
@@ -184,7 +185,7 @@ func checkNetworks(p *problems, c Config) {
 		if _, word := nodePortWords[s]; word || s == PrimaryAddresses {
 			continue
 		}
-		if n, err := parsePrefix(s); err != nil || n.Addr().Is4In6() {
+		if _, err := source.ParsePrefix(s); err != nil {
 			p.add("nodeport-addresses", "%q is not a network such as 192.0.2.0/24; use one, or primary, localhost or all", s)
 		}
 	}
@@ -218,8 +219,8 @@ func (p *problems) linkName(flag, s string) {
 }
 
 func (p *problems) prefix(flag, s string) (netip.Prefix, bool) {
-	n, err := parsePrefix(s)
-	if err != nil || n.Addr().Is4In6() {
+	n, err := source.ParsePrefix(s)
+	if err != nil {
 		p.add(flag, "%q is not a network such as 10.244.0.0/16 or fd00:244::/56", s)
 		return netip.Prefix{}, false
 	}

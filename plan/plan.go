@@ -20,6 +20,9 @@ const (
 	None      DataPlane = "none"
 )
 
+// DataPlanes lists all of them, in the order in which they are shown.
+var DataPlanes = []DataPlane{Userspace, IPTables, IPVS, None}
+
 // State is where a service is on its way between data planes.
 type State string
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"time"
+
+	"kproxy.dev/kproxy/service"
 )
 
 // Status is what `kproxy status -o json` and /api/v1/status print. Lists are
@@ -53,8 +55,6 @@ type SourceStatus struct {
 	Name   string `json:"name"`
 	Synced bool   `json:"synced"`
 	Error  string `json:"error"` // empty, or every problem, a line each
-	// ServiceNetworks are those cluster IPs are from, where the source says so.
-	ServiceNetworks []netip.Prefix `json:"serviceNetworks,omitempty"`
 }
 
 // CapStatus is one capability of this host.
@@ -91,6 +91,21 @@ type ServiceStatus struct {
 	Offloads           uint64           `json:"offloads"` // into the kernel, since kproxy's start
 	Recalls            uint64           `json:"recalls"`  // back to userspace
 	Endpoints          []EndpointStatus `json:"endpoints"`
+}
+
+// Title names the service port as commands take it: namespace/name[:port].
+func (s *ServiceStatus) Title() string {
+	return service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port}.String()
+}
+
+// UsableEndpoints counts those that get new connections.
+func (s *ServiceStatus) UsableEndpoints() (n int) {
+	for i := range s.Endpoints {
+		if s.Endpoints[i].Usable {
+			n++
+		}
+	}
+	return n
 }
 
 // Connections counts what a service carried in every data plane, in the same way.

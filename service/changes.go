@@ -25,12 +25,12 @@ func (s *Snapshot) With(other *Snapshot, changed []Name) *Snapshot {
 	out := &Snapshot{node: other.node, sum: s.sum, entries: make([]entry, 0, len(s.entries)+len(other.entries))}
 	done := 0
 	for _, n := range changed {
-		from, to := s.places(n)
+		from, to := s.portsOf(n)
 		mine := s.entries[from:to]
 		out.entries = append(out.entries, s.entries[done:from]...)
 		done = to
 		out.count(mine, -1)
-		from, to = other.places(n)
+		from, to = other.portsOf(n)
 		for _, e := range other.entries[from:to] {
 			if at, there := find(mine, e.port.Key); there && mine[at].hash == e.hash {
 				e = mine[at]
@@ -112,7 +112,7 @@ func (s *Snapshot) since(old *Snapshot) (names []Name, known bool) {
 	return nil, false
 }
 
-// Pairs iterates over the service ports of two Snapshots in key order: their places in
+// Pairs iterates over the service ports of two Snapshots in key order: their indexes in
 // old and in now, -1 for one that isn't there.
 func Pairs(old, now *Snapshot) iter.Seq2[int, int] { return pairs(old.entries, now.entries) }
 
@@ -136,8 +136,8 @@ func Changes(old, now *Snapshot) iter.Seq2[int, int] {
 			return
 		}
 		for _, n := range names {
-			a, b := old.places(n)
-			c, d := now.places(n)
+			a, b := old.portsOf(n)
+			c, d := now.portsOf(n)
 			if !changesWithin(old.entries[a:b], now.entries[c:d], a, c, yield) {
 				return
 			}
@@ -145,7 +145,7 @@ func Changes(old, now *Snapshot) iter.Seq2[int, int] {
 	}
 }
 
-// changesWithin yields where was and is differ, which begin at the places oldFrom and
+// changesWithin yields where was and is differ, which begin at the indexes oldFrom and
 // nowFrom. It reports whether the caller wants more.
 func changesWithin(was, is []entry, oldFrom, nowFrom int, yield func(int, int) bool) bool {
 	for i, j := range pairs(was, is) {
@@ -195,8 +195,8 @@ func CountChanges(old, now *Snapshot) (services, endpoints int) {
 	return len(changed), len(moved)
 }
 
-// places returns where the ports of a Service begin in s, and where they end.
-func (s *Snapshot) places(n Name) (from, to int) {
+// portsOf returns where the ports of a Service begin in s, and where they end.
+func (s *Snapshot) portsOf(n Name) (from, to int) {
 	from, _ = slices.BinarySearchFunc(s.entries, n, func(e entry, n Name) int { return e.name().Compare(n) })
 	for to = from; to < len(s.entries) && s.entries[to].name() == n; to++ {
 	}

@@ -4,7 +4,7 @@ import "iter"
 
 // Merge walks two sorted sequences of n and m elements side by side. compare
 // compares the i-th of the first with the j-th of the second. Merge yields the
-// places of elements that compare equal together, and -1 for the place of one
+// indexes of elements that compare equal together, and -1 for the index of one
 // that the other sequence lacks.
 func Merge(n, m int, compare func(i, j int) int) iter.Seq2[int, int] {
 	return func(yield func(i, j int) bool) {

@@ -61,7 +61,7 @@ func (s *Snapshot) At(i int) (*Port, []Endpoint, uint64) {
 	return e.port, e.endpoints, e.hash
 }
 
-// Find returns the place of the service port named k, and whether there is one.
+// Find returns the index of the service port named k, and whether there is one.
 func (s *Snapshot) Find(k Key) (int, bool) {
 	return find(s.entries, k)
 }

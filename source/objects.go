@@ -201,7 +201,4 @@ type Status struct {
 	Name   string   // the path, or the API server's URL
 	Synced bool     // it has been read at least once
 	Errors []string // what is wrong now, a line each: "file:line: what" of a file
-
-	// ServiceNetworks are those cluster IPs are from, where the place says so.
-	ServiceNetworks []netip.Prefix
 }

@@ -47,8 +47,8 @@ var layout = []row{
 	{folder: "source", imports: "service strict", third: kubernetes},
 	{folder: "source/file", imports: "service source strict", third: kubernetes + " github.com/fsnotify/fsnotify golang.org/x/sync"},
 	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go k8s.io/utils k8s.io/klog github.com/go-logr/logr"},
-	// k8s.io/utils/net: kube-proxy's reading of addresses with leading zeros.
-	{folder: "config", imports: "service strict", third: "k8s.io/utils/net sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery"},
+	// source: kube-proxy's reading of addresses with leading zeros.
+	{folder: "config", imports: "service source strict", third: "sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery"},
 	{folder: "trace/netfilter", imports: "kernel kernel/steering kernel/nlmsg service", third: "golang.org/x/sys"},
 	{folder: "lab", third: "golang.org/x/sys"},
 	{folder: "kernel/kerneltest", imports: "kernel kernel/steering kernel/iptables kernel/ipvs plan service health trace/netfilter lab", third: netlink + " github.com/google/go-cmp"},
@@ -158,25 +158,23 @@ func find(folder string) int {
 // other folder name one: a bound may only fall. A plane that is added needs none.
 var namesOfPlanes = map[string]map[string]int{
 	"ipvs": {
-		"cmd/kproxy":       16,
+		"cmd/kproxy":       14,
 		"conntrack":        1,
 		"kernel/leftovers": 20,
-		"plan":             2,
+		"plan":             3,
 		"source":           2,
 		"trace":            6,
 		"trace/netfilter":  4,
-		"view":             2,
-		"web":              4,
+		"web":              3,
 	},
 	"iptables": {
 		"cmd/kproxy":       11,
 		"kernel":           12,
 		"kernel/leftovers": 1,
-		"plan":             2,
+		"plan":             3,
 		"trace":            9,
 		"trace/netfilter":  8,
-		"view":             3,
-		"web":              5,
+		"web":              4,
 	},
 }
 

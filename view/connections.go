@@ -96,7 +96,7 @@ func ConnectionSummary(rows []plan.ConnectionStatus) string {
 		out += rows[i].BytesOut
 	}
 	var planes []string
-	for _, p := range []plan.DataPlane{plan.Userspace, plan.IPTables, plan.IPVS} {
+	for _, p := range plan.DataPlanes {
 		if n := counts[p]; n > 0 {
 			planes = append(planes, fmt.Sprintf("%d in %s", n, p))
 		}

@@ -89,7 +89,7 @@ func (m *Model) totals(width int) line {
 		all.Retried += s.status.Connections.Retried
 	}
 	var items []line
-	for _, p := range []plan.DataPlane{plan.Userspace, plan.IPTables, plan.IPVS, plan.None} {
+	for _, p := range plan.DataPlanes {
 		if n := planes[p]; n > 0 {
 			items = append(items, styled(accent, string(p)).with(plain, fmt.Sprintf(" %d", n)))
 		}

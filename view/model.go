@@ -69,7 +69,7 @@ func (m *Model) Update(st plan.Status, now time.Time) {
 		key := keyOf(s)
 		seen[key] = true
 		if m.services[key] == nil {
-			m.services[key] = &service{name: Title(s), search: searchText(s)}
+			m.services[key] = &service{name: s.Title(), search: searchText(s)}
 		}
 		m.services[key].update(s, now)
 	}

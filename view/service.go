@@ -147,28 +147,10 @@ func (s *service) reason() string {
 	return strings.Join(parts, "; ")
 }
 
-func (s *service) usable() int {
-	n := 0
-	for i := range s.status.Endpoints {
-		if s.status.Endpoints[i].Usable {
-			n++
-		}
-	}
-	return n
-}
-
-// Title names a service port as commands take it: namespace/name[:port].
-func Title(s *plan.ServiceStatus) string {
-	if s.Port == "" {
-		return s.Namespace + "/" + s.Name
-	}
-	return s.Namespace + "/" + s.Name + ":" + s.Port
-}
-
-func keyOf(s *plan.ServiceStatus) string { return Title(s) + "/" + s.Protocol }
+func keyOf(s *plan.ServiceStatus) string { return s.Title() + "/" + s.Protocol }
 
 func searchText(s *plan.ServiceStatus) string {
-	parts := []string{Title(s), s.Protocol, s.Algorithm}
+	parts := []string{s.Title(), s.Protocol, s.Algorithm}
 	for _, a := range s.Addresses {
 		parts = append(parts, a.String())
 	}

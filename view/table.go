@@ -47,7 +47,7 @@ func (m *Model) layout(width int) []column {
 	}{
 		{0, column{"", 1, false, func(s *service, _ time.Time) line { return g.mark(s.rank) }}},
 		{0, column{"SERVICE", 0, false, func(s *service, _ time.Time) line { return text(s.name) }}},
-		{150, column{"ADDRESS", 24, false, func(s *service, _ time.Time) line { return text(address(s.status)) }}},
+		{150, column{"ADDRESS", 24, false, func(s *service, _ time.Time) line { return text(Address(s.status, "")) }}},
 		{0, column{"PLANE", at(0, 5, 100, 9), false, func(s *service, _ time.Time) line {
 			return styled(accent, planeName(s.status.DataPlane, width < 100))
 		}}},
@@ -194,17 +194,12 @@ func stateStyle(s plan.State) style {
 	return plain
 }
 
+// planeName shortens the name of a data plane for narrow screens.
 func planeName(p plan.DataPlane, short bool) string {
 	if !short {
 		return string(p)
 	}
-	switch p {
-	case plan.Userspace:
-		return "user"
-	case plan.IPTables:
-		return "iptbl"
-	}
-	return string(p)
+	return strings.NewReplacer("space", "", "ables", "bl").Replace(string(p)) // user, iptbl, ipvs
 }
 
 // endpoints shows up to dots shapes, those first that need attention, and how
@@ -224,10 +219,10 @@ func (g *glyphs) endpoints(s *service, dots int) line {
 		out = out.with(plain, strings.Repeat(" ", dots-len(list)+1))
 	}
 	look := plain
-	if s.usable() < len(s.status.Endpoints) || len(s.status.Endpoints) == 0 {
+	if s.status.UsableEndpoints() < len(s.status.Endpoints) || len(s.status.Endpoints) == 0 {
 		look = warn
 	}
-	return out.with(look, fmt.Sprintf("%d/%d", s.usable(), len(s.status.Endpoints)))
+	return out.with(look, fmt.Sprintf("%d/%d", s.status.UsableEndpoints(), len(s.status.Endpoints)))
 }
 
 func severity(e *plan.EndpointStatus) int {
@@ -276,14 +271,16 @@ func (m *Model) failures(total uint64, rate float64, st style) line {
 	return l
 }
 
-func address(s *plan.ServiceStatus) string {
+// Address is the first address of a service port, followed by suffix, and how many more
+// there are.
+func Address(s *plan.ServiceStatus, suffix string) string {
 	switch {
 	case len(s.Addresses) > 1:
-		return fmt.Sprintf("%s +%d", s.Addresses[0], len(s.Addresses)-1)
+		return fmt.Sprintf("%s%s +%d", s.Addresses[0], suffix, len(s.Addresses)-1)
 	case len(s.Addresses) == 1:
-		return s.Addresses[0].String()
+		return s.Addresses[0].String() + suffix
 	case s.NodePort != 0:
-		return fmt.Sprintf("*:%d", s.NodePort)
+		return fmt.Sprintf("*:%d%s", s.NodePort, suffix)
 	}
 	return "-"
 }

@@ -214,7 +214,7 @@ func (c *Connections) admit(conn net.Conn) {
 	if now := time.Now(); now.Sub(c.logged) >= logEvery {
 		c.logged = now
 		from := c.open[victim].client
-		c.log.Warn("too many HTTP connections; those that rest longest are closed, of the clients that hold most",
+		c.log.Warn("too many HTTP connections; those that are idle longest are closed, of the clients that hold most",
 			"client", from, "holds", c.clients[from], "mayHold", c.perClient, "inAll", len(c.open), "bound", c.max)
 	}
 	c.forget(victim)

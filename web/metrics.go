@@ -141,7 +141,7 @@ func countServices(s plan.Status, send sender) {
 			endpoints[[2]string{e.Health, strconv.FormatBool(e.Usable)}]++
 		}
 	}
-	for _, p := range []plan.DataPlane{plan.Userspace, plan.IPTables, plan.IPVS, plan.None} {
+	for _, p := range plan.DataPlanes {
 		send.gauge("kproxy_services", "Service ports by the data plane that carries their new connections.", float64(planes[p]), "dataplane", string(p))
 	}
 	for _, st := range []plan.State{

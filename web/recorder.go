@@ -279,7 +279,7 @@ func (r *Recorder) readStatus(now time.Time, keep bool) {
 	services := make([]*record, len(st.Services))
 	for i := range st.Services {
 		s := &st.Services[i]
-		key := rowKey(s)
+		key := s.Title()
 		rec := r.byKey[key]
 		if rec == nil {
 			rec = r.newRecord(key)
@@ -311,18 +311,18 @@ func (r *Recorder) newRecord(key string) *record {
 	return rec
 }
 
-// sampling says where a sample goes in the history: into several places if it comes
-// several intervals after the last.
+// sampling says for how many intervals a sample of the history stands: for several if it
+// comes several after the last.
 type sampling struct {
-	places int // 0: nowhere
-	took   time.Duration
+	intervals int // 0: it is none of the history's
+	took      time.Duration
 }
 
 func (r *Recorder) sampleAt(now time.Time) sampling {
-	s := sampling{places: 1}
+	s := sampling{intervals: 1}
 	if !r.kept.IsZero() {
 		s.took = now.Sub(r.kept)
-		s.places = min(max(int((s.took+r.cfg.Interval/2)/r.cfg.Interval), 1), r.cfg.Samples)
+		s.intervals = min(max(int((s.took+r.cfg.Interval/2)/r.cfg.Interval), 1), r.cfg.Samples)
 	}
 	return s
 }
@@ -330,7 +330,7 @@ func (r *Recorder) sampleAt(now time.Time) sampling {
 // keptAt notes that the history has a sample of now.
 func (r *Recorder) keptAt(now time.Time, s sampling) {
 	r.kept = now
-	r.samples += s.places
+	r.samples += s.intervals
 }
 
 // keepCounts adds to the history and returns the rates to show. The first reading of a
@@ -339,7 +339,7 @@ func (r *Recorder) keepCounts(rec *record, c plan.Connections, s sampling) Rates
 	if !rec.begun {
 		rec.counted, rec.begun = c, true
 	}
-	if s.places == 0 {
+	if s.intervals == 0 {
 		if rec.row == nil {
 			return Rates{}
 		}
@@ -352,8 +352,8 @@ func (r *Recorder) keepCounts(rec *record, c plan.Connections, s sampling) Rates
 		seriesBytesIn: now.BytesIn, seriesBytesOut: now.BytesOut,
 		seriesFailed: now.Failed, seriesRetried: now.Retried,
 	} {
-		for place := range s.places {
-			rec.rings[i].put(r.samples+place, r.cfg.Samples, v)
+		for interval := range s.intervals {
+			rec.rings[i].put(r.samples+interval, r.cfg.Samples, v)
 		}
 	}
 	return now

@@ -66,19 +66,10 @@ const maxDots = 12
 // status gives the seconds that are left.
 const qualifiesJitter = 500 * time.Millisecond
 
-// rowKey is the key of a service port as the API spells it.
-func rowKey(s *plan.ServiceStatus) string {
-	key := s.Namespace + "/" + s.Name
-	if s.Port != "" {
-		key += ":" + s.Port
-	}
-	return key
-}
-
 // newRow returns the Row of s as of now, or was if that says the same.
 func newRow(was *Row, s *plan.ServiceStatus, rates Rates, now time.Time) *Row {
 	r := &Row{
-		Key: rowKey(s), Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
+		Key: s.Title(), Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
 		Addresses: s.Addresses, NodePort: s.NodePort, Algorithm: s.Algorithm,
 		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason, QualifiesAt: qualifiesAt(was, s, now),
 		Problems: listed(s.Problems), Degraded: s.Degraded, Connections: s.Connections, Rates: rates,

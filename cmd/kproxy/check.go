@@ -19,7 +19,9 @@ func checkCommand() *cli.Command {
 		Usage: "validate manifests and the configuration and print every problem as `file:line: what`; needs no root",
 		Description: "With --config, and any flag of kproxy run, it says of every field of the file and of every flag\n" +
 			"what comes of it. With --host, which needs root, it says instead what this host lacks for each mode.",
-		Flags: append(checkFlags(), hostFlag()),
+		// Those of `kproxy run`, so that its command line can be checked as it is.
+		Flags: append(runFlags(), nodeFlag(),
+			&cli.BoolFlag{Name: "host", Usage: "say what this host lacks for each mode, and change nothing of it; fails with status 3 where --mode, else userspace, isn't possible"}),
 		Action: func(c *cli.Context) error {
 			if c.Bool("host") {
 				return checkHost(c)
@@ -51,10 +53,6 @@ func checkCommand() *cli.Command {
 		},
 	}
 }
-
-// checkFlags are those of `kproxy run`, so that its command line can be checked
-// as it is.
-func checkFlags() []cli.Flag { return append(runFlags(), nodeFlag()) }
 
 // checkConfig prints what comes of the configuration and returns how many
 // problems there are.
@@ -157,10 +155,6 @@ func checkManifests(c *cli.Context, w io.Writer) (int, error) {
 		fmt.Fprintf(w, "%d service ports, %d endpoints: no problem\n", report.Services, report.Endpoints)
 	}
 	return len(report.Problems), nil
-}
-
-func hostFlag() cli.Flag {
-	return &cli.BoolFlag{Name: "host", Usage: "say what this host lacks for each mode, and change nothing of it; fails with status 3 where --mode, else userspace, isn't possible"}
 }
 
 // checkHost is `kproxy check --host`.

@@ -106,7 +106,6 @@ func dashed(name string) string {
 // What package flag says of flags, as text only.
 var (
 	flagUnknown  = regexp.MustCompile(`^flag provided but not defined: -(.*)$`)
-	flagNoValue  = regexp.MustCompile(`^flag needs an argument: -(.*)$`)
 	flagBadValue = regexp.MustCompile(`^invalid (?:boolean )?value ("(?:[^"\\]|\\.)*") for (?:flag )?-([^:]*): `)
 )
 
@@ -125,9 +124,6 @@ func explainFlag(c *cli.Command, err error) error {
 			return errors.New("there is no flag " + dashed(m[1]) + " here; a command's flags come after its name")
 		}
 		return errors.New("there is no flag " + dashed(m[1]))
-	}
-	if m := flagNoValue.FindStringSubmatch(err.Error()); m != nil {
-		return errors.New(dashed(m[1]) + " needs a value")
 	}
 	m := flagBadValue.FindStringSubmatch(err.Error())
 	if m == nil {

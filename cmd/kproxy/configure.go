@@ -7,6 +7,7 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"kproxy.dev/kproxy/config"
+	kubeobjects "kproxy.dev/kproxy/source"
 )
 
 // configured is what the flags and the file say together.
@@ -83,7 +84,7 @@ func bindAddressSetting() setting {
 	return setting{
 		&cli.StringFlag{Name: "bind-address", Usage: "kube-proxy's name for --node-ip; 0.0.0.0, :: and an empty one leave the address to the Node object"},
 		func(c *cli.Context, cfg *config.Config) {
-			a, err := config.ParseAddr(cmp.Or(c.String("bind-address"), "0.0.0.0"))
+			a, err := kubeobjects.ParseAddr(cmp.Or(c.String("bind-address"), "0.0.0.0"))
 			if err == nil && a.Is6() && !c.IsSet("config") {
 				cfg.MetricsBindAddress = config.WithPort("::1", config.MetricsPort)
 				cfg.HealthzBindAddress = config.WithPort("::", config.HealthzPort)
@@ -101,7 +102,7 @@ func refused(c *cli.Context) error {
 		return usageError("--cleanup: use `kproxy cleanup`, and `kproxy cleanup --kube-proxy` for what kube-proxy has left")
 	}
 	if b := c.String("bind-address"); b != "" {
-		if _, err := config.ParseAddr(b); err != nil {
+		if _, err := kubeobjects.ParseAddr(b); err != nil {
 			return usageError("--bind-address: %q is not an IP address; use this node's, or 0.0.0.0 to leave it to the Node object", b)
 		}
 	}

@@ -48,12 +48,12 @@ func describeService(c *cli.Context) error {
 	}
 	for i := range st.Services {
 		s := &st.Services[i]
-		events, err := pastEvents(c.Context, client, []string{view.Title(s)}, eventsDescribed)
+		events, err := pastEvents(c.Context, client, []string{s.Title()}, eventsDescribed)
 		if err != nil {
 			return err
 		}
 		open := ""
-		if rows, err := client.Connections(c.Context, view.Title(s)); err != nil {
+		if rows, err := client.Connections(c.Context, s.Title()); err != nil {
 			open = "unknown: " + err.Error()
 		} else {
 			open = view.ConnectionSummary(rows)
@@ -72,7 +72,7 @@ func printDescription(w io.Writer, s *plan.ServiceStatus, open string, events []
 		fmt.Fprintf(t, "%s:\t%s\n", name, fmt.Sprintf(format, args...))
 	}
 	fmt.Fprintln(t)
-	line("Service", "%s", view.Title(s))
+	line("Service", "%s", s.Title())
 	line("Protocol", "%s", s.Protocol)
 	addresses := make([]string, len(s.Addresses))
 	for i, a := range s.Addresses {
@@ -93,11 +93,7 @@ func printDescription(w io.Writer, s *plan.ServiceStatus, open string, events []
 		line("Source IPs", "%s", strings.Trim(fmt.Sprint(s.SourceRanges), "[]"))
 	}
 	line("Data plane", "%s", s.DataPlane)
-	why := s.Reason
-	if s.QualifiesInSeconds > 0 {
-		why += fmt.Sprintf(" (in %.0fs)", s.QualifiesInSeconds)
-	}
-	line("State", "%s: %s", s.State, why)
+	line("State", "%s: %s", s.State, reasonTitle(s))
 	line("Fallback", "%s", cmp.Or(fallbackTitle(s), "none"))
 	line("Moves", "%d offloads, %d recalls", s.Offloads, s.Recalls)
 	for _, p := range s.Problems {

@@ -5,7 +5,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"log/slog"
 	"slices"
 	"strconv"
 	"strings"
@@ -14,7 +13,6 @@ import (
 	"github.com/urfave/cli/v2"
 
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/view"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -62,16 +60,21 @@ func showEvents(c *cli.Context) error {
 		}
 		return p.print(past)
 	}
+	return followEvents(c.Context, client, of, limit, p)
+}
+
+// followEvents prints events until ctx ends, also those of a kproxy that is restarted.
+func followEvents(ctx context.Context, client *web.Client, of []string, limit int, p *eventPrinter) error {
 	for first := true; ; first = false {
-		err := watchEvents(c.Context, client, of, limit, p)
+		err := watchEvents(ctx, client, of, limit, p)
 		switch {
-		case c.Context.Err() != nil:
+		case ctx.Err() != nil:
 			return nil
 		case p.err != nil:
 			return p.err
 		case err != nil && first:
 			return err
-		case !sleep(c.Context, watchEvery): // it may be restarted
+		case !sleep(ctx, watchEvery):
 			return nil
 		}
 	}
@@ -89,7 +92,7 @@ func (t *target) eventsOf(ctx context.Context, client *web.Client) ([]string, er
 	services, err := t.lookUp(ctx, client)
 	var names []string
 	for i := range services {
-		names = append(names, view.Title(&services[i]))
+		names = append(names, services[i].Title())
 	}
 	return names, err
 }
@@ -144,7 +147,6 @@ func inUTC(e plan.Event) plan.Event {
 
 // eventPrinter prints events as they come.
 type eventPrinter struct {
-	log    *slog.Logger // where to, instead of w; nil for w
 	w      io.Writer
 	format string
 	single bool      // a document each, not a list
@@ -157,10 +159,6 @@ type eventPrinter struct {
 func (p *eventPrinter) print(events []plan.Event) error {
 	switch {
 	case p.err != nil:
-	case p.log != nil:
-		for _, e := range events {
-			p.log.Info(e.Message, "kind", e.Kind, "service", e.Service)
-		}
 	case !isForPrograms(p.format):
 		p.table(events)
 	case p.single:

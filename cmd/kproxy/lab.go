@@ -140,7 +140,10 @@ func startLab(ctx context.Context, mode string, backends int, slow pace, extra .
 	if host, ok := s.net.HostAddress(); ok {
 		s.proxy.Args = append(s.proxy.Args, "--metrics-bind-address", netip.AddrPortFrom(host, 10249).String())
 	}
-	return s, s.begin(ctx)
+	if err := s.manifest.Write(s.manifests); err != nil {
+		return nil, err
+	}
+	return s, s.startProxy(ctx)
 }
 
 // needRoot is the error of those who aren't.
@@ -168,14 +171,6 @@ func checkLabFlags(c *cli.Context) error {
 		return usageError("--slow %d: want 1 to 1000", slow)
 	}
 	return nil
-}
-
-// begin writes the manifests and starts kproxy.
-func (s *labSession) begin(ctx context.Context) error {
-	if err := s.manifest.Write(s.manifests); err != nil {
-		return err
-	}
-	return s.startProxy(ctx)
 }
 
 // startProxy starts kproxy and waits until it serves.

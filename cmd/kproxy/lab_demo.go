@@ -193,10 +193,11 @@ func (d *demo) await(ctx context.Context, within time.Duration, what string, wan
 func (d *demo) offload(ctx context.Context) error {
 	d.say("once it has been steady for %s and carried %d connections, the service is offloaded to %s", offloadAfter, firstConnections+1, d.kernel)
 	t := time.Now()
-	if err := d.awaitOffload(ctx); err != nil {
+	svc, err := d.awaitOffload(ctx)
+	if err != nil {
 		return err
 	}
-	if command := virtualServers(d.kernel); command != "" {
+	if command := virtualServers(&svc); command != "" {
 		servers, err := exec.CommandContext(ctx, "sh", "-c", command).Output()
 		d.observe(err == nil, "the virtual servers (%v):", errWord(err))
 		d.show(string(servers))
@@ -205,14 +206,14 @@ func (d *demo) offload(ctx context.Context) error {
 }
 
 // awaitOffload waits until new connections go by the kernel's rules.
-func (d *demo) awaitOffload(ctx context.Context) error {
+func (d *demo) awaitOffload(ctx context.Context) (plan.ServiceStatus, error) {
 	svc, err := d.await(ctx, 20*time.Second, "the offload", func(s plan.ServiceStatus) bool {
 		return s.State == plan.StateOffloaded && s.DataPlane != plan.Userspace
 	})
 	if err == nil {
 		d.observe(svc.DataPlane == d.kernel, "data plane %s, state %s: %s", svc.DataPlane, svc.State, svc.Reason)
 	}
-	return err
+	return svc, err
 }
 
 // holdAndCheck opens one more connection that has to last. A second later it observes that it
@@ -298,7 +299,7 @@ func (d *demo) recall(ctx context.Context) error {
 	if err := d.pin(ctx, service.PreferAuto); err != nil {
 		return err
 	}
-	if err := d.awaitOffload(ctx); err != nil {
+	if _, err := d.awaitOffload(ctx); err != nil {
 		return err
 	}
 	return d.holdAndCheck(ctx, "opened in the kernel again", d.kernel, t)
@@ -335,7 +336,7 @@ func (d *demo) comeBack(ctx context.Context) error {
 	if err := d.startProxy(ctx); err != nil {
 		return err
 	}
-	if err := d.awaitOffload(ctx); err != nil {
+	if _, err := d.awaitOffload(ctx); err != nil {
 		return err
 	}
 	sleep(ctx, time.Second)

@@ -3,10 +3,8 @@ package main
 import (
 	"cmp"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"time"
 
@@ -32,6 +30,7 @@ type tour struct {
 	named     bool   // commands must name the lab's socket: a kproxy runs on this host, too
 	mode      plan.Mode
 	fallback  plan.DataPlane // the kernel data plane; plan.None for none
+	servers   string         // a command that shows virtual servers; empty where there are none
 	dashboard string
 	manifest  string // file of the service
 	backends  int
@@ -40,33 +39,16 @@ type tour struct {
 
 // newTour describes the tour of a lab that runs.
 func (s *labSession) newTour(st plan.Status) tour {
-	t := tour{self: selfCommand(), named: listens(defaultSocket), mode: st.Mode, fallback: plan.None, manifest: s.manifest.Path(s.manifests), backends: len(s.net.Backends), alive: s.pace.aliveTimeout()}
-	for i := range st.Services {
-		if b := st.Services[i].Kernel; b != "" && b != plan.None {
-			t.fallback = b
+	t := tour{self: s.proxy.Path, named: listens(defaultSocket), mode: st.Mode, fallback: plan.None, manifest: s.manifest.Path(s.manifests), backends: len(s.net.Backends), alive: s.pace.aliveTimeout()}
+	for _, svc := range st.Services {
+		if svc.Kernel != "" && svc.Kernel != plan.None {
+			t.fallback, t.servers = svc.Kernel, virtualServers(&svc)
 		}
 	}
 	if host, ok := s.net.HostAddress(); ok {
 		t.dashboard = fmt.Sprintf("http://%s:10249/", host)
 	}
 	return t
-}
-
-// selfCommand is the command that runs this program: its name, where the
-// shell finds it.
-func selfCommand() string {
-	self, err := os.Executable()
-	if err != nil {
-		return "kproxy"
-	}
-	found, err := exec.LookPath("kproxy")
-	if err == nil {
-		found, err = filepath.EvalSymlinks(found)
-	}
-	if err == nil && found == self {
-		return "kproxy"
-	}
-	return self
 }
 
 // kproxy is a command to the lab's kproxy.
@@ -128,12 +110,10 @@ func (t *tour) steps() []view.Step {
 		Look:     "the file is watched: the node answers on its new port at once. Edit it with an editor and break it on purpose: the status names file and line, and what was valid stays in force.",
 	})
 	if t.dashboard != "" {
-		step := view.Step{Title: "Open the dashboard in a browser", Look: t.dashboard + " has the same services, live; it only reads."}
-		if _, err := exec.LookPath("curl"); err == nil {
-			step.Commands = []string{"curl -s " + t.dashboard + "api/v1/status"}
-			step.Look += " The command shows what programs get."
-		}
-		steps = append(steps, step)
+		steps = append(steps, view.Step{
+			Title: "Open the dashboard in a browser", Commands: []string{"curl -s " + t.dashboard + "api/v1/status"},
+			Look: t.dashboard + " has the same services, live; it only reads. The command shows what programs get.",
+		})
 	}
 	return append(steps, t.kill(), view.Step{
 		Title: "Compare the generations", Commands: []string{t.self + " lab compare --quick"},
@@ -161,9 +141,9 @@ func (t *tour) rules() view.Step {
 		Commands: []string{t.kproxy("trace", "--from 10.1.0.2 "+labService.String()), onNode("iptables-save -c -t nat")},
 		Look:     "trace follows a packet of the client through what is really in the kernel, rule by rule with its counters, to each endpoint and how likely it is. The second command shows all of the rules that kproxy made: their chains begin with KPROXY-.",
 	}
-	switch servers := virtualServers(t.fallback); {
-	case servers != "":
-		step.Commands = append(step.Commands, servers)
+	switch {
+	case t.servers != "":
+		step.Commands = append(step.Commands, t.servers)
 		step.Look += " The third shows the virtual servers: the address, the scheduler, and the real servers it chooses among."
 	case t.fallback == plan.None:
 		step.Look += " In mode userspace they do only one thing: bring packets to kproxy."
@@ -171,9 +151,10 @@ func (t *tour) rules() view.Step {
 	return step
 }
 
-// virtualServers is a command that shows those of the node, where a data plane has some.
-func virtualServers(plane plan.DataPlane) string {
-	if plane != plan.IPVS {
+// virtualServers is a command that shows those of the node: where a data plane has
+// schedulers, it has virtual servers.
+func virtualServers(s *plan.ServiceStatus) string {
+	if s.Scheduler == "" {
 		return ""
 	}
 	if _, err := exec.LookPath("ipvsadm"); err == nil {
@@ -230,9 +211,3 @@ func (s *labSession) writeTour(t *tour) error {
 
 // quote makes one word of s for a shell.
 func quote(s string) string { return "'" + strings.ReplaceAll(s, "'", `'\''`) + "'" }
-
-// printTour prints what there is to try, into a pipe or a file.
-func printTour(w io.Writer, t *tour) error {
-	_, err := fmt.Fprintf(w, "the lab is up in mode %s; Ctrl-C takes all of it down\n\n%s\n", t.mode, t.text())
-	return err
-}

@@ -3,14 +3,11 @@ package main
 import (
 	"context"
 	"fmt"
-	"io"
-	"log/slog"
 	"math"
 	"os"
 	"time"
 
 	"github.com/urfave/cli/v2"
-	"golang.org/x/sync/errgroup"
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
@@ -53,10 +50,10 @@ func labUp(c *cli.Context) (err error) {
 	if canDraw(c.App.Writer) {
 		return s.watch(ctx, st, &t, traffic)
 	}
-	if err := printTour(c.App.Writer, &t); err != nil {
+	if _, err := fmt.Fprintf(c.App.Writer, "the lab is up in mode %s; Ctrl-C takes all of it down\n\n%s\n\n", t.mode, t.text()); err != nil {
 		return err
 	}
-	return s.follow(ctx, c.App.Writer, traffic)
+	return followEvents(ctx, s.client, []string{""}, eventsAtMost, &eventPrinter{w: c.App.Writer})
 }
 
 // maxTraffic bounds --traffic: the lab's client keeps a minute of what came of it.
@@ -85,43 +82,6 @@ func (s *labSession) watch(ctx context.Context, st plan.Status, t *tour, traffic
 	m := view.New(c)
 	m.Update(st, time.Now())
 	return watchStatus(ctx, s.client, m, s.client.Status)
-}
-
-// trafficEvery is how often the log has a line about the traffic.
-const trafficEvery = 10 * time.Second
-
-// follow logs what has happened since the lab began, and what happens until ctx ends.
-func (s *labSession) follow(ctx context.Context, out io.Writer, traffic *recentTraffic) error {
-	log := slog.New(slog.NewTextHandler(out, nil))
-	events := &eventPrinter{log: log}
-	var g errgroup.Group
-	g.Go(func() error {
-		for sleep(ctx, 0) {
-			err := watchEvents(ctx, s.client, []string{""}, eventsAtMost, events)
-			if ctx.Err() == nil {
-				log.Warn("kproxy has gone", "error", err)
-				s.awaitReturn(ctx)
-				log.Info("kproxy is there")
-			}
-		}
-		return nil
-	})
-	g.Go(func() error {
-		for traffic != nil && sleep(ctx, trafficEvery) {
-			log.Info("traffic", "lastSecond", traffic.second())
-		}
-		return nil
-	})
-	return g.Wait()
-}
-
-// awaitReturn waits until kproxy answers, or ctx ends.
-func (s *labSession) awaitReturn(ctx context.Context) {
-	for sleep(ctx, time.Second/4) {
-		if _, err := s.client.Status(ctx); err == nil {
-			return
-		}
-	}
 }
 
 // recentTraffic keeps connections coming and remembers the last stretch of

@@ -4,10 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 
 	"github.com/urfave/cli/v2"
 
 	"kproxy.dev/kproxy/agent"
+	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -17,7 +19,7 @@ func renderCommand() *cli.Command {
 		Name:  "render",
 		Usage: "print what would be programmed; needs no root, deterministic",
 		Flags: append([]cli.Flag{
-			&cli.StringFlag{Name: "mode", Usage: "`MODE`: userspace, iptables, ipvs or auto", Value: string(plan.ModeIPTables)},
+			&cli.StringFlag{Name: "mode", Usage: "`MODE`: " + strings.Join(config.Modes, ", "), Value: string(plan.ModeIPTables)},
 			manifestsFlag(), nodeFlag(),
 			&cli.BoolFlag{Name: "diff", Usage: "print instead what of it the kernel doesn't hold (+) and what it holds besides (-); needs root, fails with status 1 where they differ"},
 		}, flagsOf(decisive)...),

@@ -22,11 +22,13 @@ func statusCommand() *cli.Command {
 		Name:      "status",
 		Usage:     "show what every service does now, and why",
 		ArgsUsage: "[" + targetUsage + "]",
-		Flags: append([]cli.Flag{
+		Flags: []cli.Flag{
 			socketFlag(),
 			outputFlag("table", "wide", "json", "yaml", "name"),
 			&cli.BoolFlag{Name: "watch", Aliases: []string{"w"}, Usage: "follow it: on a terminal as a screen with keys (? says which), else printed every second"},
-		}, waitFlags()...),
+			&cli.BoolFlag{Name: "wait", Usage: "wait until new connections to every service are carried and the fallback rules are written; exit 1 if that takes longer than --timeout"},
+			&cli.DurationFlag{Name: "timeout", Value: time.Minute, Usage: "how long --wait waits"},
+		},
 		Action: showStatus,
 	}
 }
@@ -97,7 +99,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 func printNames(w io.Writer, st plan.Status) error {
 	var b strings.Builder
 	for i := range st.Services {
-		b.WriteString(view.Title(&st.Services[i]) + "\n")
+		b.WriteString(st.Services[i].Title() + "\n")
 	}
 	_, err := io.WriteString(w, b.String())
 	return err
@@ -129,8 +131,8 @@ func printStatus(w io.Writer, st plan.Status, wide bool) error {
 	fmt.Fprintln(t, "SERVICE\tADDRESS\tDATA PLANE\tSTATE\tENDPOINTS\tACTIVE\tTOTAL\tFAILED\tREASON")
 	for i := range st.Services {
 		s := &st.Services[i]
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", view.Title(s), addressTitle(s), s.DataPlane, s.State,
-			endpointsTitle(s), s.Connections.Active, s.Connections.Total, s.Connections.Failed, reasonTitle(s))
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", s.Title(), view.Address(s, "/"+strings.ToLower(s.Protocol)), s.DataPlane, s.State,
+			endpointsTitle(s), s.Connections.Active, s.Connections.Total, s.Connections.Failed, strings.Join(append([]string{reasonTitle(s)}, s.Problems...), "; "))
 		if wide {
 			printEndpoints(t, s)
 		}
@@ -148,39 +150,16 @@ func healthTitle(st *plan.Status) string {
 	return st.Health()
 }
 
-func addressTitle(s *plan.ServiceStatus) string {
-	if len(s.Addresses) == 0 {
-		if s.NodePort != 0 {
-			return fmt.Sprintf("*:%d/%s", s.NodePort, strings.ToLower(s.Protocol))
-		}
-		return "-"
-	}
-	title := fmt.Sprintf("%s/%s", s.Addresses[0], strings.ToLower(s.Protocol))
-	if more := len(s.Addresses) - 1; more > 0 {
-		title += fmt.Sprintf(" +%d", more)
-	}
-	return title
-}
-
 func endpointsTitle(s *plan.ServiceStatus) string {
-	usable := 0
-	for _, e := range s.Endpoints {
-		if e.Usable {
-			usable++
-		}
-	}
-	return fmt.Sprintf("%d/%d", usable, len(s.Endpoints))
+	return fmt.Sprintf("%d/%d", s.UsableEndpoints(), len(s.Endpoints))
 }
 
+// reasonTitle says why s is in its data plane, and when that may change.
 func reasonTitle(s *plan.ServiceStatus) string {
-	reason := s.Reason
 	if s.QualifiesInSeconds > 0 {
-		reason += fmt.Sprintf(" (in %.0fs)", s.QualifiesInSeconds)
+		return fmt.Sprintf("%s (in %.0fs)", s.Reason, s.QualifiesInSeconds)
 	}
-	for _, p := range s.Problems {
-		reason += "; " + p
-	}
-	return reason
+	return s.Reason
 }
 
 func printEndpoints(t io.Writer, s *plan.ServiceStatus) {

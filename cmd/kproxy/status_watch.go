@@ -9,8 +9,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/urfave/cli/v2"
-
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/view"
 	"kproxy.dev/kproxy/view/terminal"
@@ -112,13 +110,6 @@ func watchPlainly[T any](ctx context.Context, out io.Writer, ask func(context.Co
 
 // waitEvery is how often a kproxy that isn't ready is asked again.
 const waitEvery = 100 * time.Millisecond
-
-func waitFlags() []cli.Flag {
-	return []cli.Flag{
-		&cli.BoolFlag{Name: "wait", Usage: "wait until new connections to every service are carried and the fallback rules are written; exit 1 if that takes longer than --timeout"},
-		&cli.DurationFlag{Name: "timeout", Value: time.Minute, Usage: "how long --wait waits"},
-	}
-}
 
 // waitUntilReady asks until kproxy is ready. One that isn't there yet, or doesn't
 // answer, is waited for; one that may not be asked isn't.

@@ -13,7 +13,6 @@ import (
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/strict"
-	"kproxy.dev/kproxy/view"
 	"kproxy.dev/kproxy/web"
 )
 
@@ -92,7 +91,7 @@ func (t *target) selectFrom(all []plan.ServiceStatus) ([]plan.ServiceStatus, err
 	}
 	var known []string
 	for i := range all {
-		known = append(known, all[i].Namespace+"/"+all[i].Name, view.Title(&all[i]))
+		known = append(known, all[i].Namespace+"/"+all[i].Name, all[i].Title())
 	}
 	slices.Sort(known)
 	if t.name == "" {
@@ -143,7 +142,7 @@ func (t *target) connections(ctx context.Context, client *web.Client) ([]plan.Co
 	rows, err := client.Connections(ctx, "")
 	return slices.DeleteFunc(rows, func(r plan.ConnectionStatus) bool {
 		return !slices.ContainsFunc(services, func(s plan.ServiceStatus) bool {
-			return r.Service == view.Title(&s) && strings.EqualFold(r.Protocol, s.Protocol)
+			return r.Service == s.Title() && strings.EqualFold(r.Protocol, s.Protocol)
 		})
 	}), err
 }

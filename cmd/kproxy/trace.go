@@ -59,7 +59,9 @@ func runTrace(c *cli.Context) error {
 		if !errors.Is(err, web.ErrNotRunning) {
 			proxy.Silent = err.Error()
 		}
-		res, err = traceAlone(c.Context, req, proxy)
+		ctx, cancel := context.WithTimeout(c.Context, trace.Timeout)
+		defer cancel()
+		res, err = trace.Run(ctx, req, proxy)
 	}
 	if err != nil {
 		return traceError(err)
@@ -75,12 +77,6 @@ const traceWait = 10 * time.Second
 func notAnswering(err error) bool {
 	return slices.ContainsFunc([]error{web.ErrNotRunning, web.ErrNoAnswer, os.ErrDeadlineExceeded, context.DeadlineExceeded, syscall.ECONNRESET, io.EOF, io.ErrUnexpectedEOF},
 		func(target error) bool { return errors.Is(err, target) })
-}
-
-func traceAlone(ctx context.Context, req trace.Request, proxy *trace.Proxy) (trace.Result, error) {
-	ctx, cancel := context.WithTimeout(ctx, trace.Timeout)
-	defer cancel()
-	return trace.Run(ctx, req, proxy)
 }
 
 // traceError gives errors about the question their exit status.

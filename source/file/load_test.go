@@ -179,7 +179,7 @@ func TestLoadPathsThatCannotBeRead(t *testing.T) {
 		"big.yaml: larger than the 16 MiB that a file may have: split it into several files",
 		"broken.yaml:1: mapping values are not allowed in this context",
 		"link.yaml: no such file or directory",
-		"pipe.yaml: not a regular file but a pipe",
+		"pipe.yaml: not a regular file",
 	}
 	if diff := cmp.Diff(want, lines(problems)); diff != "" {
 		t.Errorf("problems (-want +got):\n%s", diff)

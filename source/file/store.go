@@ -162,20 +162,20 @@ func (s *store) parsed(name string, m *manifestFile, data []byte) {
 	}
 }
 
-// place is where an object is defined.
-type place struct {
+// position is where an object is defined.
+type position struct {
 	file string
 	line int
 }
 
-func (p place) String() string { return fmt.Sprintf("%s:%d", p.file, p.line) }
+func (p position) String() string { return fmt.Sprintf("%s:%d", p.file, p.line) }
 
 // build converts what is in force. The problems are those of all files in the
 // order of precedence, by line, files that can't be read included.
 func (s *store) build(node string, addresses ...netip.Addr) (*service.Snapshot, []Problem) {
 	var problems []Problem
 	objects := source.Objects{NodeAddresses: addresses}
-	places := map[id]place{}
+	positions := map[id]position{}
 	for _, name := range s.order {
 		f := s.files[name]
 		problems = append(problems, f.problems...)
@@ -183,18 +183,18 @@ func (s *store) build(node string, addresses ...netip.Addr) (*service.Snapshot, 
 			problems = append(problems, f.manifest.advice...)
 		}
 		for _, o := range f.manifest.objects {
-			if first, dup := places[o.id()]; dup {
+			if first, dup := positions[o.id()]; dup {
 				problems = append(problems, Problem{File: name, Line: o.line,
 					Message: fmt.Sprintf("%s: defined a second time; the one at %s is in force", o.id(), first)})
 				continue
 			}
-			places[o.id()] = place{name, o.line}
+			positions[o.id()] = position{name, o.line}
 			collect(&objects, o)
 		}
 	}
-	problems = append(problems, unmatched(&objects, places)...)
+	problems = append(problems, unmatched(&objects, positions)...)
 	objects.Where = func(svc *corev1.Service) string {
-		return places[id{"Service", svc.Namespace, svc.Name}].String()
+		return positions[id{"Service", svc.Namespace, svc.Name}].String()
 	}
 	return source.Build(objects, node), problems
 }
@@ -259,7 +259,7 @@ func (p portID) String() string { return fmt.Sprintf("%q/%s", p.name, p.protocol
 // unmatched reports ports of endpoints that the Service doesn't have. In a
 // cluster the controllers write both sides; by hand it's easy to name the port
 // on one side only, and all that shows is a Service without endpoints.
-func unmatched(o *source.Objects, places map[id]place) []Problem {
+func unmatched(o *source.Objects, positions map[id]position) []Problem {
 	ports := map[id][]portID{}
 	for _, svc := range o.Services {
 		if !source.Serves(svc) {
@@ -276,7 +276,7 @@ func unmatched(o *source.Objects, places map[id]place) []Problem {
 		if !known || slices.Contains(has, p) {
 			return
 		}
-		at := places[from]
+		at := positions[from]
 		problems = append(problems, Problem{File: at.file, Line: at.line,
 			Message: fmt.Sprintf("%s: %s: %s has no port %s, its ports are %s", from, field, svc, p, joinPorts(has))})
 	}

@@ -16,7 +16,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 )
@@ -53,7 +52,6 @@ var apiVersions = map[string]metav1.TypeMeta{
 	"services":       {APIVersion: "v1", Kind: "Service"},
 	"endpointslices": {APIVersion: "discovery.k8s.io/v1", Kind: "EndpointSlice"},
 	"nodes":          {APIVersion: "v1", Kind: "Node"},
-	"servicecidrs":   {APIVersion: "networking.k8s.io/v1", Kind: "ServiceCIDR"},
 }
 
 func newAPI(t *testing.T) *api {
@@ -170,8 +168,6 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(w, status)
 	case r.Method == http.MethodPost && resource == "events":
 		a.write(w, r)
-	case r.URL.Path == "/apis/networking.k8s.io/v1":
-		a.kinds(w)
 	case !known:
 		fail(w, http.StatusNotFound)
 	case r.FormValue("watch") != "":
@@ -220,16 +216,6 @@ func (a *api) write(w http.ResponseWriter, r *http.Request) {
 	e.TypeMeta = metav1.TypeMeta{APIVersion: "events.k8s.io/v1", Kind: "Event"}
 	w.WriteHeader(http.StatusCreated)
 	encode(w, e)
-}
-
-func (a *api) kinds(w http.ResponseWriter) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	l := metav1.APIResourceList{APIResources: []metav1.APIResource{{Name: "ingresses"}}}
-	if _, there := a.objects["servicecidrs"]; there {
-		l.APIResources = append(l.APIResources, metav1.APIResource{Name: "servicecidrs"})
-	}
-	encode(w, l)
 }
 
 func (a *api) list(w http.ResponseWriter, r *http.Request, resource string) {
@@ -321,8 +307,6 @@ func event(kind, resource string, o metav1.Object) map[string]any {
 	case *discoveryv1.EndpointSlice:
 		o.TypeMeta = typeMeta
 	case *corev1.Node:
-		o.TypeMeta = typeMeta
-	case *networkingv1.ServiceCIDR:
 		o.TypeMeta = typeMeta
 	}
 	return map[string]any{"type": kind, "object": o}

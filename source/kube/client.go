@@ -11,7 +11,6 @@ import (
 	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	discoveryv1 "k8s.io/client-go/kubernetes/typed/discovery/v1"
 	eventsv1 "k8s.io/client-go/kubernetes/typed/events/v1"
-	networkingv1 "k8s.io/client-go/kubernetes/typed/networking/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
@@ -24,11 +23,10 @@ const dialTimeout = 10 * time.Second
 // client holds the parts of the API that are used, on one connection. Events
 // have a rate limit of their own: they are the ones to wait.
 type client struct {
-	host       string
-	core       corev1.CoreV1Interface
-	discovery  discoveryv1.DiscoveryV1Interface
-	networking networkingv1.NetworkingV1Interface
-	events     eventsv1.EventsV1Interface
+	host      string
+	core      corev1.CoreV1Interface
+	discovery discoveryv1.DiscoveryV1Interface
+	events    eventsv1.EventsV1Interface
 }
 
 func newClient(cfg Config) (*client, error) {
@@ -69,9 +67,6 @@ func clientsOf(rc *rest.Config, h *http.Client) (c *client, err error) {
 		return nil, err
 	}
 	if c.discovery, err = discoveryv1.NewForConfigAndClient(rc, h); err != nil {
-		return nil, err
-	}
-	if c.networking, err = networkingv1.NewForConfigAndClient(rc, h); err != nil {
 		return nil, err
 	}
 	c.events, err = eventsv1.NewForConfigAndClient(forEvents, h)

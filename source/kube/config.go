@@ -31,11 +31,6 @@ type Config struct {
 	Logger      *slog.Logger // nil discards
 }
 
-// DefaultConfig returns kube-proxy's defaults.
-func DefaultConfig() Config {
-	return Config{QPS: 5, Burst: 10, ContentType: protobuf, UserAgent: "kproxy"}
-}
-
 const (
 	protobuf = "application/vnd.kubernetes.protobuf"
 	asJSON   = "application/json"

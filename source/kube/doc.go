@@ -1,5 +1,5 @@
-// Package kube follows the Kubernetes API: Services, EndpointSlices, this
-// node's Node, and ServiceCIDRs where the API has them.
+// Package kube follows the Kubernetes API: Services, EndpointSlices, and this
+// node's Node.
 //
 // There is one watch of each, resumed where it broke off; nothing is polled.
 // Objects are trimmed to what source.Build reads before they are kept. While

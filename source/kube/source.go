@@ -2,17 +2,14 @@ package kube
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"log/slog"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 
@@ -38,11 +35,10 @@ type Source struct {
 	state  *state
 	events *recorder
 
-	services, slices, nodes, cidrs *health
+	services, slices, nodes *health
 
 	changed chan struct{}
 	reread  chan struct{}
-	contact chan struct{} // 1 slot: the API server answers again
 	retries retries
 	current atomic.Pointer[service.Snapshot]
 }
@@ -58,23 +54,15 @@ func Open(cfg Config) (*Source, error) {
 	}
 	s := &Source{
 		cfg: cfg, log: cfg.Logger, client: c, state: newState(cfg),
-		changed: make(chan struct{}, 1), reread: make(chan struct{}, 1), contact: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1), reread: make(chan struct{}, 1),
 	}
 	s.events = newRecorder(c.events, cfg.Node, s.state.uid, cfg.Logger)
 	s.services, s.slices, s.nodes = s.newHealth("Services"), s.newHealth("EndpointSlices"), s.newHealth("Node")
-	s.cidrs = s.newHealth("ServiceCIDRs")
-	s.cidrs.optional = true
 	return s, nil
 }
 
 func (s *Source) newHealth(kind string) *health {
-	return &health{kind: kind, log: s.log, recovered: s.answers}
-}
-
-// answers is called when a watch works that didn't before.
-func (s *Source) answers() {
-	wake(s.contact)
-	s.retries.hurry()
+	return &health{kind: kind, log: s.log, recovered: s.retries.hurry}
 }
 
 // Snapshots receives a value after every change of Latest. Changes that come
@@ -93,8 +81,8 @@ func (s *Source) Reread() { wake(s.reread) }
 
 // Status says whether the API has been heard, and what is wrong with it now.
 func (s *Source) Status() []source.Status {
-	st := source.Status{Name: s.client.host, Synced: s.Latest() != nil, ServiceNetworks: s.state.serviceNetworks()}
-	for _, h := range []*health{s.services, s.slices, s.nodes, s.cidrs} {
+	st := source.Status{Name: s.client.host, Synced: s.Latest() != nil}
+	for _, h := range []*health{s.services, s.slices, s.nodes} {
 		if p := h.problem(); p != "" {
 			st.Errors = append(st.Errors, p)
 		}
@@ -123,7 +111,6 @@ func (s *Source) Run(ctx context.Context) error {
 	g.Go(func() { s.followServices(ctx) })
 	g.Go(func() { s.followSlices(ctx) })
 	g.Go(func() { s.followNode(ctx) })
-	g.Go(func() { s.followServiceCIDRs(ctx) })
 	s.convert(ctx)
 	g.Wait()
 	return nil
@@ -212,44 +199,4 @@ func wake(c chan<- struct{}) {
 	case c <- struct{}{}:
 	default:
 	}
-}
-
-// followServiceCIDRs watches ServiceCIDRs once the API has them (Kubernetes
-// 1.33 and later). It asks when the API server answers for the first time, and
-// whenever one of the other watches had to be set up anew after a failure: an
-// API server learns a new kind of object by being restarted.
-func (s *Source) followServiceCIDRs(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-s.contact:
-		}
-		there, err := s.client.hasServiceCIDRs(ctx)
-		if err != nil {
-			s.log.Debug("the Kubernetes API can't say whether it has ServiceCIDRs", "error", plain(err))
-			continue
-		}
-		if there {
-			follower[*networkingv1.ServiceCIDRList, *networkingv1.ServiceCIDR]{
-				api: s.client.networking.ServiceCIDRs(), health: s.cidrs, table: s.state.cidrs, example: &networkingv1.ServiceCIDR{}, retries: &s.retries,
-			}.run(ctx)
-			return
-		}
-		s.log.Debug("the Kubernetes API has no ServiceCIDRs")
-	}
-}
-
-// hasServiceCIDRs asks for the kinds of networking.k8s.io/v1.
-func (c *client) hasServiceCIDRs(ctx context.Context) (bool, error) {
-	text, err := c.networking.RESTClient().Get().AbsPath("/apis", networkingv1.SchemeGroupVersion.String()).
-		SetHeader("Accept", asJSON).DoRaw(ctx)
-	if err != nil {
-		return false, fmt.Errorf("list the kinds of %s: %w", networkingv1.SchemeGroupVersion, err)
-	}
-	var kinds metav1.APIResourceList
-	if err := json.Unmarshal(text, &kinds); err != nil {
-		return false, fmt.Errorf("read the kinds of %s: %w", networkingv1.SchemeGroupVersion, err)
-	}
-	return slices.ContainsFunc(kinds.APIResources, func(r metav1.APIResource) bool { return r.Name == "servicecidrs" }), nil
 }

@@ -13,7 +13,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -39,7 +38,7 @@ func waitFor(t *testing.T, what string, holds func() bool) {
 // follow runs a Source on a until the test ends.
 func follow(t *testing.T, a *api) *Source {
 	t.Helper()
-	cfg := DefaultConfig()
+	cfg := Config{QPS: 5, Burst: 10, ContentType: protobuf, UserAgent: "kproxy"}
 	cfg.Master, cfg.Node, cfg.QPS = "http://"+a.address, node, -1
 	s, err := Open(cfg)
 	if err != nil {
@@ -163,23 +162,20 @@ func name3(n string) name { return name{Namespace: "default", Name: n} }
 // What another proxy serves, and what is headless, isn't even asked for.
 func TestSelectors(t *testing.T) {
 	a := world(t)
-	a.set("servicecidrs", &networkingv1.ServiceCIDR{ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}})
 	a.start()
 	s := follow(t, a)
 	waitFor(t, "the first Snapshot", func() bool { return agrees(s, a) })
-	waitFor(t, "a watch of ServiceCIDRs", func() bool { return a.watches("servicecidrs") > 0 })
 	want := map[string][]string{
 		"services":       {"!service.kubernetes.io/service-proxy-name spec.clusterIP!=None"},
 		"endpointslices": {"!service.kubernetes.io/headless "},
 		"nodes":          {" metadata.name=node-1"},
-		"servicecidrs":   {" "},
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if diff := cmp.Diff(want, a.asked); diff != "" {
 		t.Errorf("selectors (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff(map[string]int{"services": 1, "endpointslices": 1, "nodes": 1, "servicecidrs": 1}, a.opened); diff != "" {
+	if diff := cmp.Diff(map[string]int{"services": 1, "endpointslices": 1, "nodes": 1}, a.opened); diff != "" {
 		t.Errorf("watches opened (-want +got):\n%s", diff)
 	}
 }
@@ -287,30 +283,6 @@ func TestRefused(t *testing.T) {
 			waitFor(t, "the first Snapshot", func() bool { return agrees(s, a) && len(problems(s)) == 0 })
 		})
 	}
-}
-
-func TestServiceCIDRs(t *testing.T) {
-	a := world(t)
-	a.start()
-	s := follow(t, a)
-	waitFor(t, "the first Snapshot", func() bool { return agrees(s, a) })
-	if got := s.Status()[0]; len(got.Errors) != 0 || len(got.ServiceNetworks) != 0 {
-		t.Errorf("an API without ServiceCIDRs: %+v", got)
-	}
-	a.stop() // to be upgraded
-	a.set("servicecidrs", &networkingv1.ServiceCIDR{
-		ObjectMeta: metav1.ObjectMeta{Name: "kubernetes"}, Spec: networkingv1.ServiceCIDRSpec{CIDRs: []string{"10.96.0.0/16", "fd00:96::/112"}},
-	})
-	waitFor(t, "every watch fails", func() bool { return len(problems(s)) == 3 })
-	a.start()
-	waitFor(t, "service networks", func() bool { return len(s.Status()[0].ServiceNetworks) == 2 })
-	if got, want := fmt.Sprint(s.Status()[0].ServiceNetworks), "[10.96.0.0/16 fd00:96::/112]"; got != want {
-		t.Errorf("service networks %s, want %s", got, want)
-	}
-	a.answer("servicecidrs", http.StatusForbidden)
-	a.stop()
-	a.start()
-	waitFor(t, "no watch fails", func() bool { return len(problems(s)) == 0 })
 }
 
 func TestNodeUnknown(t *testing.T) {

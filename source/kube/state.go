@@ -8,7 +8,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"kproxy.dev/kproxy/service"
@@ -30,7 +29,6 @@ type state struct {
 	services *table[*corev1.Service]
 	slices   *table[*discoveryv1.EndpointSlice]
 	nodes    *table[*corev1.Node]
-	cidrs    *table[*networkingv1.ServiceCIDR]
 	of       map[name][]string // the names of each Service's slices
 	dirty    map[name]bool     // Services that changed, or their slices
 	own      *corev1.Node      // as it was when it was whole; nil before
@@ -44,7 +42,6 @@ func newState(cfg Config) *state {
 	s.services = newTable(&s.mu, fresh[corev1.Service], trimService, s.serviceChanged)
 	s.slices = newTable(&s.mu, fresh[discoveryv1.EndpointSlice], trimSlice, s.sliceChanged)
 	s.nodes = newTable(&s.mu, fresh[corev1.Node], trimNode, s.nodeChanged)
-	s.cidrs = newTable(&s.mu, fresh[networkingv1.ServiceCIDR], trimServiceCIDR, func(_, _ *networkingv1.ServiceCIDR, _, _ bool) {})
 	return s
 }
 
@@ -103,7 +100,7 @@ func serviceOf(s *discoveryv1.EndpointSlice) name {
 }
 
 // synced reports whether the API has said once what there is of everything
-// that a Snapshot needs. ServiceCIDRs it doesn't: not every API has them.
+// that a Snapshot needs.
 func (s *state) synced() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -178,24 +175,6 @@ func (s *state) ownNode() (n *corev1.Node, known bool) {
 	defer s.mu.Unlock()
 	n, _ = s.nodes.get(name{Name: s.node})
 	return n, s.nodes.synced
-}
-
-// serviceNetworks returns the networks that cluster IPs are from, sorted; none
-// where the API doesn't say.
-func (s *state) serviceNetworks() []netip.Prefix {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	var out []netip.Prefix
-	for k := range s.cidrs.objects {
-		c, _ := s.cidrs.get(k)
-		for _, text := range c.Spec.CIDRs {
-			if p, err := source.ParsePrefix(text); err == nil {
-				out = append(out, p)
-			}
-		}
-	}
-	slices.SortFunc(out, netip.Prefix.Compare)
-	return slices.Compact(out)
 }
 
 // toBeDeletedTaint is how the cluster autoscaler marks a node that it is about

@@ -6,7 +6,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kproxy.dev/kproxy/source"
@@ -94,11 +93,5 @@ func trimNode(n *corev1.Node) *corev1.Node {
 		Status:     corev1.NodeStatus{Addresses: n.Status.Addresses},
 	}
 	out.DeletionTimestamp = n.DeletionTimestamp
-	return out
-}
-
-func trimServiceCIDR(c *networkingv1.ServiceCIDR) *networkingv1.ServiceCIDR {
-	out := &networkingv1.ServiceCIDR{ObjectMeta: trimMeta(&c.ObjectMeta), Spec: networkingv1.ServiceCIDRSpec{CIDRs: c.Spec.CIDRs}}
-	out.DeletionTimestamp = c.DeletionTimestamp
 	return out
 }

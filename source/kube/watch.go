@@ -166,7 +166,6 @@ func (c impatient) After(d time.Duration) <-chan time.Time { return c.retries.pa
 // health is how one watch is doing. Safe for concurrent use.
 type health struct {
 	kind      string // "Services"
-	optional  bool   // an API that has none, or forbids it, is no error
 	log       *slog.Logger
 	recovered func() // called when it works, at first and after it didn't
 
@@ -201,11 +200,7 @@ func (h *health) fails(request string, err error) {
 	defer h.mu.Unlock()
 	if h.during == "" {
 		h.since = time.Now()
-		if h.optional && absent(err) {
-			h.log.Info("the Kubernetes API doesn't give them; going on without", "kind", h.kind, "error", plain(err))
-		} else {
-			h.log.Warn("watch failed; what it said last stays in force", "kind", h.kind, "error", plain(err))
-		}
+		h.log.Warn("watch failed; what it said last stays in force", "kind", h.kind, "error", plain(err))
 	}
 	h.during, h.err = request, err
 }
@@ -230,12 +225,8 @@ func (h *health) works(request string) {
 func (h *health) problem() string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.during == "" || h.optional && absent(h.err) {
+	if h.during == "" {
 		return ""
 	}
 	return fmt.Sprintf("%s: %s fails since %s: %s", h.kind, h.during, h.since.UTC().Format(time.RFC3339), plain(h.err))
 }
-
-// absent reports whether err says that the API has no such objects, or none
-// for kproxy.
-func absent(err error) bool { return apierrors.IsNotFound(err) || apierrors.IsForbidden(err) }

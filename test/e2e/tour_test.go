@@ -118,7 +118,7 @@ func TestLabIsOneAtATime(t *testing.T) {
 		t.Errorf("the first lab isn't as it was: %v", err)
 	}
 	l.eventually("its log to say what happens", func() error {
-		return missing(said.String(), `msg="10\.2\.0\.2:9000 is up" kind=health service=default/web:line`)
+		return missing(said.String(), `health +default/web:line +10\.2\.0\.2:9000 is up`)
 	})
 
 	l.sh(kproxy + " lab down")

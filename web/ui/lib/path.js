@@ -48,7 +48,7 @@ function branch(row, trace) {
 }
 
 function kernelPlane(row, service) {
-  if (row.dataplane === "iptables" || row.dataplane === "ipvs") return row.dataplane;
+  if (words.kernelPlanes.includes(row.dataplane)) return row.dataplane;
   return service?.service?.beneath || "none";
 }
 
@@ -127,7 +127,6 @@ export function shape(path) {
 // stands is what is remarkable about an address, by its kind.
 const stands = {
   "cluster IP": ". No machine has this address: it stands for the service.",
-  ipvs: ". It stands for the service: IPVS needs it on a link, so each node that IPVS serves it on has it, and no other machine.",
   "node port": ". The address is this node’s, the port stands for the service.",
 };
 
@@ -137,7 +136,7 @@ export function story(p) {
   const out = [];
   const add = (text, kind = "step") => out.push({ text, kind });
   const who = p.client.from ? `${p.client.from} (${p.client.who})` : words.capital(p.client.who);
-  add(`${who} opens a ${p.protocol} connection to ${p.address}${stands[p.kind === "cluster IP" && p.beneath === "ipvs" ? "ipvs" : p.kind] ?? "."}`);
+  add(`${who} opens a ${p.protocol} connection to ${p.address}${(p.kind === "cluster IP" && words.plane(p.beneath).clusterIP) || stands[p.kind] || "."}`);
   add(p.hook === "OUTPUT"
     ? "Its first packet leaves this node, so the kernel shows it to the rules at OUTPUT, where kproxy’s are."
     : "Its first packet arrives at this node, so the kernel shows it to the rules at PREROUTING, where kproxy’s are.");
@@ -162,8 +161,7 @@ function question(p) {
 
 function carries(p) {
   if (p.taken === "userspace") return `kproxy accepts the connection, picks an endpoint (${p.algorithm}), connects to it, and relays the bytes. If the endpoint doesn’t answer, it tries another one.`;
-  if (p.beneath === "ipvs") return `IPVS finds the virtual server in a hash table, and its scheduler${p.scheduler ? ` (${p.scheduler})` : ""} chooses a real server. Later packets follow the first.`;
-  return `A chain of rules that belongs to the service${p.chain ? ` (${p.chain})` : ""} picks an endpoint and rewrites the packet’s destination (DNAT). conntrack remembers it for all later packets.`;
+  return (words.plane(p.beneath).carries ?? words.planes.iptables.carries)(p);
 }
 
 function source(m) {

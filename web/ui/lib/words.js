@@ -3,7 +3,8 @@
 // see them for the first time.
 
 // planes are the generations of the service proxy, in order of age. Levels of
-// cost are 1 (little) to 3 (much).
+// cost are 1 (little) to 3 (much). Those in the kernel also say what the diagram's box
+// and the story tell of a path p, and what is remarkable about their cluster IPs.
 export const planes = {
   userspace: {
     label: "Userspace", icon: "i-userspace", generation: "first generation",
@@ -28,6 +29,8 @@ export const planes = {
       { what: "A change of endpoints", level: 3, words: "rules are written; seconds when there are many" },
       { what: "An endpoint that refuses", level: 2, words: "the client waits about a second; the service is recalled" },
     ],
+    box: { wide: "DNAT chain", narrow: "DNAT chain", first: (p) => p.chain || "rewrites the destination" },
+    carries: (p) => `A chain of rules that belongs to the service${p.chain ? ` (${p.chain})` : ""} picks an endpoint and rewrites the packet’s destination (DNAT). conntrack remembers it for all later packets.`,
   },
   ipvs: {
     label: "IPVS", icon: "i-ipvs", generation: "third generation",
@@ -40,6 +43,9 @@ export const planes = {
       { what: "A change of endpoints", level: 1, words: "one message to the kernel" },
       { what: "An endpoint that refuses", level: 2, words: "the client waits about a second; the service is recalled" },
     ],
+    box: { wide: "Virtual server", narrow: "IPVS", first: (p) => `scheduler ${p.scheduler || "of IPVS"}` },
+    carries: (p) => `IPVS finds the virtual server in a hash table, and its scheduler${p.scheduler ? ` (${p.scheduler})` : ""} chooses a real server. Later packets follow the first.`,
+    clusterIP: ". It stands for the service: IPVS needs it on a link, so each node that IPVS serves it on has it, and no other machine.",
   },
   none: {
     label: "Not served", icon: "i-none", generation: "",
@@ -51,7 +57,10 @@ export const planes = {
 };
 
 // planeOrder is the order in which planes are shown.
-export const planeOrder = ["userspace", "iptables", "ipvs", "none"];
+export const planeOrder = Object.keys(planes);
+
+// kernelPlanes are those in the kernel.
+export const kernelPlanes = planeOrder.filter((name) => planes[name].carries);
 
 // states are where a service is on its way between data planes.
 export const states = {

@@ -63,14 +63,14 @@ export class Diagram {
   }
 
   #boxes(p, l) {
-    const plane = words.plane(p.beneath);
+    const plane = words.plane(p.beneath), box = plane.box ?? words.planes.iptables.box;
     const userspace = p.taken === "userspace", kernel = p.taken === "kernel";
     const out = [
       this.#box(l.boxes.client, { heading: "Client", lines: [() => p.client.from || words.capital(p.client.who), () => (p.client.from ? p.client.who : "")], taken: true }),
       this.#box(l.boxes.hook, { heading: p.hook, lines: [() => (p.hook === "OUTPUT" ? "packets of this node" : "packets that arrive"), (x) => counter(x.packets.hook)], taken: true }),
       this.#box(l.boxes.check, { heading: "Redirect rules ask", lines: [(x) => `${mark(x.alive)} kproxy alive? ${yes(x.alive)}`, (x) => `${mark(x.inSet)} in userspace set? ${yes(x.inSet)}`], taken: true }),
       this.#box(l.boxes.userspace, { heading: l.vertical ? "kproxy" : "kproxy’s listener", plane: "userspace", icon: "i-userspace", taken: userspace, lines: [() => `picks: ${p.algorithm}`, ...(userspace ? [() => "relays every byte", everybody] : [() => "not taken"])] }),
-      this.#box(l.boxes.kernel, { heading: p.taken === "none" ? ends[p.verdict] ?? "Refused" : p.userspaceOnly ? "No rules" : p.beneath !== "ipvs" ? "DNAT chain" : l.vertical ? "IPVS" : "Virtual server", plane: p.taken === "none" ? "none" : p.beneath, icon: p.taken === "none" ? "i-stop" : plane.icon, taken: kernel || p.taken === "none", lines: this.#kernelLines(p, kernel) }),
+      this.#box(l.boxes.kernel, { heading: p.taken === "none" ? ends[p.verdict] ?? "Refused" : p.userspaceOnly ? "No rules" : (l.vertical ? box.narrow : box.wide), plane: p.taken === "none" ? "none" : p.beneath, icon: p.taken === "none" ? "i-stop" : plane.icon, taken: kernel || p.taken === "none", lines: this.#kernelLines(p, kernel) }),
     ];
     return s("g", null, out);
   }
@@ -78,7 +78,7 @@ export class Diagram {
   #kernelLines(p, taken) {
     if (p.taken === "none") return [() => ({ dropped: "the client gets no answer", undetermined: "what becomes of it isn’t known" }[p.verdict] ?? "the client is refused at once"), () => "see below why"];
     if (p.userspaceOnly) return [() => "this service has none", () => "not taken"];
-    const first = p.beneath === "ipvs" ? () => `scheduler ${p.scheduler || "of IPVS"}` : (x) => x.chain || "rewrites the destination";
+    const { first } = words.plane(p.beneath).box ?? words.planes.iptables.box;
     if (!taken) return [first, () => "ready as fallback, not taken"];
     return [first, (x) => counter(x.packets.kernel) || "rewrites each packet", everybody];
   }

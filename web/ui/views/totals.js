@@ -49,7 +49,7 @@ export class Totals {
       h("div", { class: "stations" },
         h("div", { class: "zone" }, h("p", { class: "zone-name", text: "kproxy (a process)" }), get("userspace")),
         h("div", { class: "bridge", "aria-hidden": "true" }, h("span", null, "offload", icon("i-swap"), "recall")),
-        h("div", { class: "zone kernel" }, h("p", { class: "zone-name", text: "Linux kernel" }), h("div", { class: "pair" }, get("iptables"), get("ipvs"))),
+        h("div", { class: "zone kernel" }, h("p", { class: "zone-name", text: "Linux kernel" }), h("div", { class: "pair" }, words.kernelPlanes.map(get))),
         h("div", { class: "zone rest" }, h("p", { class: "zone-name", text: "no data plane" }), get("none"))),
       this.#share,
       h("dl", { class: "sums" }, figure("ports", "Service ports"), figure("active", "Active connections"), figure("rate", "New per second"), figure("bytes", "Throughput"), figure("failed", "Failed"), figure("retried", "Retried and saved")));
