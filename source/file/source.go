@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -128,11 +129,20 @@ func (s *Source) Run(ctx context.Context) error {
 // an editor replaces it by renaming another over it. Where that fails, the directory is
 // missing, or a change is found by the next poll.
 func watch(w *fsnotify.Watcher, paths []string) {
+	var dirs []string
 	for _, path := range paths {
 		if info, err := os.Stat(path); err != nil || !info.IsDir() {
 			path = filepath.Dir(path)
 		}
-		_ = w.Add(path) // does nothing for one that is watched
+		if dir, err := filepath.EvalSymlinks(path); err == nil {
+			_ = w.Add(dir) // does nothing for one that is watched
+			dirs = append(dirs, dir)
+		}
+	}
+	for _, dir := range w.WatchList() {
+		if !slices.Contains(dirs, dir) { // a link led to it
+			_ = w.Remove(dir)
+		}
 	}
 }
 
