@@ -35,7 +35,7 @@ func TestRules(t *testing.T) {
 	want := map[string][]string{
 		"/endpoints": {"list", "watch"}, "/services": {"list", "watch"}, "/nodes": {"get", "list", "watch"},
 		"discovery.k8s.io/endpointslices": {"list", "watch"},
-		"/events": {"create", "patch", "update"}, "events.k8s.io/events": {"create", "patch", "update"},
+		"/events":                         {"create", "patch", "update"}, "events.k8s.io/events": {"create", "patch", "update"},
 	}
 	have := map[string][]string{}
 	for _, r := range m.clusterRole.Rules {
