@@ -112,10 +112,11 @@ var fields = map[string]func(w *walker, p *Packet) value{
 	"fib saddr type":    func(w *walker, p *Packet) value { return w.addressType(p.Src.Addr()) },
 	"fib daddr type":    func(w *walker, p *Packet) value { return w.addressType(p.Dst.Addr()) },
 	"fib saddr iif oif": reversePath, "fib saddr iif oifname": reversePath,
+	"fib saddr mark iif oif": markedPath, "fib saddr mark iif oifname": markedPath,
 }
 
 // sameField are other names of fields.
-var sameField = strings.NewReplacer(" ip ", " ", " ip6 ", " ", "mark iif", "iif")
+var sameField = strings.NewReplacer(" ip ", " ", " ip6 ", " ")
 
 // inWords is how messages name a field, if not by nft's name.
 var inWords = map[string]string{
@@ -370,6 +371,14 @@ func reversePath(_ *walker, p *Packet) value {
 		return value{kind: isTruth, words: []string{"false"}}
 	}
 	return value{}
+}
+
+// markedPath is that for a packet back with the same mark, which routing rules may lead elsewhere.
+func markedPath(w *walker, p *Packet) value {
+	if p.Mark != 0 {
+		return value{}
+	}
+	return reversePath(w, p)
 }
 
 // protocolNumbers are those of the protocols that service ports have.

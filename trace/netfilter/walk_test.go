@@ -57,26 +57,30 @@ COMMIT
 }
 
 // TestWayBack: by which interface a packet back leaves isn't known where it is known only whether
-// that is the one that this packet came in on.
+// that is the one that this packet came in on, nor where a mark may route it elsewhere.
 func TestWayBack(t *testing.T) {
 	for _, c := range []struct {
-		to   string
-		want Verdict
-	}{{`true`, Drop}, {`false`, Accept}, {`"eth0"`, Unknown}} {
+		flags, to string
+		mark      uint32
+		want      Verdict
+	}{
+		{`["saddr", "iif"]`, `true`, 1, Drop}, {`["saddr", "iif"]`, `false`, 1, Accept}, {`["saddr", "iif"]`, `"eth0"`, 0, Unknown},
+		{`["saddr", "mark", "iif"]`, `false`, 0, Accept}, {`["saddr", "mark", "iif"]`, `false`, 1, Unknown},
+	} {
 		tables, err := Parse(service.IPv4, "nft", "")
 		if err != nil {
 			t.Fatal(err)
 		}
 		list := `{"nftables": [{"chain": {"family": "ip", "table": "t", "name": "c", "type": "filter", "hook": "prerouting", "prio": 0}},
 			{"rule": {"family": "ip", "table": "t", "chain": "c", "handle": 1, "expr": [
-				{"match": {"op": "==", "left": {"fib": {"result": "oif", "flags": ["saddr", "iif"]}}, "right": ` + c.to + `}}, {"drop": null}]}}]}`
+				{"match": {"op": "==", "left": {"fib": {"result": "oif", "flags": ` + c.flags + `}}, "right": ` + c.to + `}}, {"drop": null}]}}]}`
 		if err := tables.ParseNFT([]byte(list), ""); err != nil {
 			t.Fatal(err)
 		}
 		p := NewPacket(service.TCP, netip.MustParseAddrPort("10.1.0.2:40000"), netip.MustParseAddrPort("10.2.0.2:80"), "eth0")
-		p.Reversed = Yes
+		p.Reversed, p.Mark = Yes, c.mark
 		if got := tables.Walk(p, Prerouting, Whole).Verdict(); got != c.want {
-			t.Errorf("%s: %s, want %s", c.to, got, c.want)
+			t.Errorf("%s is %s, mark %d: %s, want %s", c.flags, c.to, c.mark, got, c.want)
 		}
 	}
 }
