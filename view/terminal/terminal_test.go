@@ -48,9 +48,7 @@ func open(t *testing.T, width, height int) (*tty, *shown) {
 		t.Fatal(err)
 	}
 	s := &shown{}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	go func() { // ends with the process: reads of both ends block, and a screen's reader keeps the line open
 		buf := make([]byte, 4096)
 		for {
 			n, err := tty.keyboard.Read(buf)
@@ -65,7 +63,6 @@ func open(t *testing.T, width, height int) (*tty, *shown) {
 	t.Cleanup(func() {
 		line.Close()
 		keyboard.Close()
-		<-done
 	})
 	return tty, s
 }
