@@ -73,9 +73,10 @@ func (h *heartbeat) count(err error) {
 	if err == nil {
 		h.missed = 0
 		h.served.Store(true)
-		if !h.alive.Swap(true) {
+		if !h.alive.Load() {
 			h.log.Info("the forwarder serves")
 			h.revived()
+			h.alive.Store(true) // last: who reads it may stop this process at once, and what revived ends would last
 		}
 		return
 	}
