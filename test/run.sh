@@ -94,37 +94,23 @@ stage() {
 	printf '{"Action":"stage","Package":"%s","Elapsed":%d}\n' "$name" $((SECONDS - start))
 }
 
-# beside NAME COMMAND... runs a stage in the background: tests with real packets wait for
-# much of their time. together waits for such stages and passes their events on.
+# beside NAME COMMAND... runs a stage in the background, with the time that others leave of
+# the processors: tests with real packets wait for much of theirs. together waits for such
+# stages and passes their events on. Guests don't run beside them: they take all of the
+# processors, and tests with real packets then fail by their time limits.
 beside() {
 	local name=$1
 	shift
 	set -m # a process group, which ends with this script
 	(
 		set +m
+		chrt --idle -p 0 $BASHPID
 		stage "$name (beside others)" "$@"
 	) >"bin/stage-$name.json" &
 	set +m
 	background+=("$name=$!")
 }
 background=()
-
-# idly COMMAND... has the time that others leave of the processors.
-idly() {
-	chrt --idle -p 0 $BASHPID
-	"$@"
-}
-
-# instead_of_a_guest COMMAND... takes one of the turns for which guests queue (test/vm/run.sh),
-# so that as many of them run beside the command as leave it a processor.
-instead_of_a_guest() {
-	local turn cache=${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm
-	mkdir -p "$cache"
-	exec {turn}>"$cache/turn-$(($(nproc) - 1))"
-	flock -n "$turn" || true # another run's guest has it
-	"$@"
-	exec {turn}>&-
-}
 
 together() {
 	local b
@@ -182,19 +168,15 @@ everything() {
 	trap 'for b in "${background[@]}"; do kill -- "-${b#*=}" || true; done' EXIT
 	stage code code
 	stage unit unit
-	beside vm in_vm
-	beside lint idly lint
-	beside arm64 idly check build-arm64 env GOARCH=arm64 go build -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
-	beside benchmarks idly benchmarks
-	instead_of_a_guest with_real_packets
-	stage "the rest of these" together
-	stage bench bench_works
-}
-
-with_real_packets() {
+	beside lint lint
+	beside arm64 check build-arm64 env GOARCH=arm64 go build -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
+	beside benchmarks benchmarks
 	stage end-to-end tests end-to-end -count=1 ./test/e2e/...
 	stage browser with_browser
 	stage kubernetes with_kubernetes
+	stage "the rest of these" together
+	stage vm in_vm
+	stage bench bench_works
 }
 
 # changed prints the packages that differ from main, but for those whose tests take minutes,
@@ -231,7 +213,7 @@ if [[ ${1:-} == check ]]; then
 	exit
 fi
 packages=$(go list ./... | grep -v '/test/e2e$')
-echo "every check and test: some half an hour on two processors, and a quarter of an hour more where the control plane" \
+echo "every check and test: some three quarters of an hour on two processors, and a quarter of an hour more where the control plane" \
 	"of Kubernetes and the VM's kernel are still to be built" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;
 # each with all it starts is a process group, which ends with this script.

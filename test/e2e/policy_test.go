@@ -197,3 +197,49 @@ func TestHealthCheckNodePort(t *testing.T) {
 	taken.Close()
 	says(503, 0)
 }
+
+// TestLastLocalEndpointGoesElsewhere: with traffic policies Local, new connections end
+// when the last endpoint of this node moves to another, and succeed once it is back, in
+// userspace and in the kernel.
+func TestLastLocalEndpointGoesElsewhere(t *testing.T) {
+	w := newWorld(t)
+	if mode == plan.ModeAuto {
+		w.plane = plan.IPTables // IPVS can't tell apart whom the policy is for
+	}
+	m := newManifest("web", 10, w.net.Backends[0])
+	m.Type, m.ExternalLocal, m.InternalLocal = "NodePort", true, true
+	m.Ports[0].NodePort = 30080
+	w.must(m.Write(w.manifests))
+	w.start()
+	targets := frontends(m)
+	for _, node := range w.net.Config.NodeAddresses() {
+		targets = append(targets, netip.AddrPortFrom(node, 30080))
+	}
+	answers := func(want bool) {
+		t.Helper()
+		for _, target := range targets {
+			client := w.net.Config.ClientAddresses(0)[service.FamilyOf(target.Addr())]
+			w.eventually(8*time.Second, fmt.Sprintf("an answer from %s: %t", target, want), func() error {
+				err := w.askFrom(client, "tcp", target, lasting(700*time.Millisecond))
+				if err == nil && !want {
+					return errAnswered
+				}
+				if !want {
+					return nil
+				}
+				return err
+			})
+		}
+	}
+	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+		if plane == service.PreferKernel && mode == plan.ModeUserspace {
+			continue
+		}
+		w.pin("web", "line", plane)
+		answers(true)
+		w.must(m.Edit("b1", func(e *lab.ManifestEndpoint) { e.Node = "another" }).Write(w.manifests))
+		answers(false)
+		w.must(m.Write(w.manifests))
+		answers(true)
+	}
+}
