@@ -97,7 +97,7 @@ stage() {
 # beside NAME COMMAND... runs a stage in the background, with the time that others leave of
 # the processors: tests with real packets wait for much of theirs. together waits for such
 # stages and passes their events on. Guests don't run beside them: they take all of the
-# processors, and tests with real packets then fail by their time limits.
+# processors, and tests with real packets then take half as long again.
 beside() {
 	local name=$1
 	shift
