@@ -371,7 +371,7 @@ func TestProgrammerRepairs(t *testing.T) {
 	}
 }
 
-// TestProgrammerTellsWhatItReplaced: whoever looks for flows that began by rules
+// TestProgrammerTellsWhatItReplaced: the clean-up of flows that began by rules
 // of an earlier plan learns which plan that was, also when a pass failed between;
 // and what has changed since, unless they may have begun otherwise.
 func TestProgrammerTellsWhatItReplaced(t *testing.T) {

@@ -26,7 +26,7 @@ type Conntrack struct {
 const maxConntrack = 1 << 20
 
 // Max is the number of entries to allow on a machine of this many CPUs; 0 leaves
-// the kernel's. Min isn't capped: whoever asks for more gets it.
+// the kernel's. Min isn't capped: a configuration that asks for more gets it.
 func (c Conntrack) Max(cpus int) int {
 	if c.MaxPerCore <= 0 {
 		return 0

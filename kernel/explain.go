@@ -11,8 +11,8 @@ import (
 // something other than rules of netfilter. Its methods read the network namespace of the
 // calling thread, change nothing, and may be used from several goroutines at once.
 type Explainer interface {
-	// Explain returns what takes a client's new connections to an address, whoever made
-	// it; nil if nothing does.
+	// Explain returns what takes a client's new connections to an address, also if another
+	// program made it; nil if nothing does.
 	Explain(p service.Protocol, at netip.AddrPort, client netip.Addr) (*Balancer, error)
 	// Compare returns how what is at an address differs from what want has there.
 	Compare(want *Ruleset, p service.Protocol, at netip.AddrPort) ([]Mismatch, error)

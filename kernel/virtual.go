@@ -10,7 +10,7 @@ import (
 
 // DummyLink is the link that holds the service addresses which virtual servers
 // answer on, so that packets to them are delivered to this node (LOCAL_IN, where
-// IPVS picks them up). It is kproxy's, whoever made it.
+// IPVS picks them up). It is kproxy's, also where another program made it.
 const DummyLink = "kproxy0"
 
 // Virtual is a virtual server of IPVS (struct ip_vs_service) with its real

@@ -209,7 +209,7 @@ func TestRefusals(t *testing.T) {
 	}
 }
 
-// TestLeaves: whoever may still have connections, but gets no new ones.
+// TestLeaves: an endpoint that leaves keeps its connections and gets no new ones.
 func TestLeaves(t *testing.T) {
 	for _, tt := range []struct {
 		name   string

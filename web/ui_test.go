@@ -77,7 +77,7 @@ func TestEveryFileOfTheDashboardIsServed(t *testing.T) {
 			}
 			again := fetch(h, "/"+name, "If-None-Match", w.Header().Get("ETag"), "Accept-Encoding", encoding)
 			if again.Code != http.StatusNotModified || again.Body.Len() != 0 {
-				t.Errorf("%s, %s: whoever has it gets %d with %d bytes, want 304", name, encoding, again.Code, again.Body.Len())
+				t.Errorf("%s, %s: a client that has it gets %d with %d bytes, want 304", name, encoding, again.Code, again.Body.Len())
 			}
 		}
 		return nil

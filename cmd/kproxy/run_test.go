@@ -81,7 +81,7 @@ func TestWriteConfig(t *testing.T) {
 	}
 }
 
-// kube-proxy has the flag, and whoever probes a command line with it gets an answer.
+// kube-proxy has the flag, and a program that probes a command line with it gets an answer.
 func TestRunPrintsTheVersion(t *testing.T) {
 	stdout, _, err := runApp("--version", "--mode", "nonsense")
 	if want := "kproxy " + version + ", commit "; err != nil || !strings.HasPrefix(stdout, want) {

@@ -73,7 +73,7 @@ func modelBackend(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) *
 }
 
 // foreignLines are the chains and rules of others in what iptables-save printed.
-// Empty tables of built-in chains come and go with whoever looks at them.
+// Empty tables of built-in chains come and go with programs that list them.
 func foreignLines(text []byte) string {
 	var out []string
 	table := ""

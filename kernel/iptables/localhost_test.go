@@ -13,7 +13,7 @@ import (
 
 // TestNodePortsOnLoopback: a live kproxy serves node ports on loopback addresses
 // of both families, whatever the data plane, unless it isn't to; and then
-// whoever listens there is reached.
+// the program that listens there is reached.
 func TestNodePortsOnLoopback(t *testing.T) {
 	onEachKernel(t, func(s *scene) {
 		loopback := netip.MustParseAddrPort(s.addr("127.0.0.1:30080", "[::1]:30080"))

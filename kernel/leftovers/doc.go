@@ -5,7 +5,7 @@
 //
 // kube-proxy leaves all of that when it ends, so that traffic goes on. kproxy
 // works besides, but rules of services that no longer exist stay for ever, and
-// those that do are served by whoever comes first.
+// those that do are served by the proxy whose rules come first.
 //
 // What kubelet or others own stays, also where its name begins in the same way,
 // and so does a chain of kube-proxy's that others' rules lead to, with

@@ -121,7 +121,7 @@ func TestTrimLosesNothing(t *testing.T) {
 	}
 }
 
-// What is left is spelled out, so that whoever adds to it sees what it costs.
+// What is left is spelled out, so that a change that adds to it shows what it costs.
 func TestTrim(t *testing.T) {
 	svc, slice, n := fullService(), fullSlice(), fullNode()
 	wantService := &corev1.Service{

@@ -277,7 +277,7 @@ func (w *world) serveOnNode(at netip.AddrPort) {
 	}()
 }
 
-// TestClientBesideTheEndpoint: a client on the endpoint's own network, to whom
+// TestClientBesideTheEndpoint: a client on the endpoint's own network, which
 // the endpoint would answer past the node, is served all the same, in every data
 // plane, and the endpoint sees the node's address.
 func TestClientBesideTheEndpoint(t *testing.T) {

@@ -18,8 +18,8 @@ import (
 )
 
 // TestFlows tries every flow of the flow matrix (test/flows/matrix.txtar) with real
-// packets: who reaches which endpoints, who is refused or dropped, and as whom an
-// endpoint sees the client; TCP and UDP, IPv4 and IPv6; first while all services are
+// packets: who reaches which endpoints, who is refused or dropped, and which
+// address an endpoint sees for the client; TCP and UDP, IPv4 and IPv6; first while all services are
 // in userspace, then when all are offloaded.
 func TestFlows(t *testing.T) {
 	onFlowWorlds(t, func(w *flowWorld, mode plan.Mode, args []string) {

@@ -204,7 +204,7 @@ func TestHealthCheckNodePort(t *testing.T) {
 func TestLastLocalEndpointGoesElsewhere(t *testing.T) {
 	w := newWorld(t)
 	if mode == plan.ModeAuto {
-		w.plane = plan.IPTables // IPVS can't tell apart whom the policy is for
+		w.plane = plan.IPTables // IPVS can't choose endpoints by client
 	}
 	m := newManifest("web", 10, w.net.Backends[0])
 	m.Type, m.ExternalLocal, m.InternalLocal = "NodePort", true, true

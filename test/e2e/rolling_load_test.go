@@ -86,7 +86,7 @@ func (r *rollout) lasting(target netip.AddrPort) func(context.Context) error {
 
 // resolver asks from one port all the time, to the kernel one flow for good, or from
 // another each time. An answer that is on its way while its flow is taken from an
-// endpoint that has stopped serving is lost, as nothing tells any more whom it is for;
+// endpoint that has stopped serving is lost, as nothing says any more which client it is for;
 // so it asks again, once, as resolvers do.
 func (r *rollout) resolver(target netip.AddrPort, anew bool) func(context.Context) error {
 	var conn net.Conn
