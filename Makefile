@@ -18,11 +18,11 @@ build: ## bin/kproxy
 	@test/setup.sh build
 	CGO_ENABLED=0 go build -buildvcs=false -trimpath -ldflags '$(LDFLAGS)' -o bin/kproxy ./cmd/kproxy
 
-demo: ## set all up, build, and show kproxy at work on real packets (as root, about a minute)
+demo: ## set all up, build, and show kproxy at work on real packets (as root, about a minute; MODE=nftables: in that mode)
 	@[ "$$(id -u)" = 0 ] || { echo "make demo builds a network of namespaces, which needs root: sudo make demo" >&2; exit 3; }
 	@test/setup.sh run
 	@$(MAKE) --no-print-directory build
-	bin/kproxy lab demo
+	bin/kproxy lab demo $(if $(MODE),--mode $(MODE))
 
 demo-ipvs: ## the same through IPVS, in a VM with Debian's kernel, on any x86-64 Linux with qemu
 	@test/setup.sh vm
@@ -53,8 +53,8 @@ bench-go: ## Go's micro-benchmarks, ten times each, for benchstat
 	@test/setup.sh build
 	go test -buildvcs=false -run '^$$' -bench . -benchmem -count 10 -p 1 -timeout 60m ./...
 
-image: ## the image for deploy/, with docker or a program like it: make image IMAGE=registry/kproxy:v1
-	$(DOCKER) build -f deploy/Dockerfile --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t $(IMAGE) .
+image: ## the image for deploy/, with docker or a program like it: make image IMAGE=registry/kproxy:v1; TARGET=nftables: the small one
+	$(DOCKER) build -f deploy/Dockerfile $(if $(TARGET),--target $(TARGET)) --build-arg VERSION=$(VERSION) --build-arg COMMIT=$(COMMIT) -t $(IMAGE) .
 
 release: ## what a release consists of, in dist/: binaries, the image's tar, SBOMs, checksums (as root, on Debian)
 	@test/setup.sh build

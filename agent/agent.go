@@ -9,6 +9,9 @@
 //
 // The heartbeat keeps the alive sets filled for as long as the
 // forwarder proves that it serves.
+//
+// An Agent can take over from another process's (takeover.go), and hand over to another
+// one (handover.go): handover/takeover.proto has the steps.
 package agent
 
 import (
@@ -27,6 +30,7 @@ import (
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/health/probe"
 	"kproxy.dev/kproxy/kernel"
@@ -46,6 +50,17 @@ type Options struct {
 	Reread  <-chan os.Signal // asks to read manifests again (SIGHUP); may be nil
 
 	Observer Observer // of how long things take; may be nil
+
+	// Predecessor is the kproxy to take over from; nil for none. TookOver is called when this one has.
+	Predecessor *Predecessor
+	TookOver    func()
+
+	// Remains are what a kproxy of this node has left that crashed; nil without one. Recorded gets
+	// what Salvage needs to know of this one; nil where nothing outlives it.
+	Remains  *userspace.Remains
+	Recorded func(memory int)
+	// Pause is how long new connections go to the kernel's rules before this one serves.
+	Pause time.Duration
 
 	// HealthPort answers load balancers at Services' health-check node ports; nil
 	// leaves these closed.
@@ -92,10 +107,22 @@ type Agent struct {
 	refusals       refusals
 	repair         *conntrackRepair
 	staleFlows     *staleCleanup
-	affinity       *affinityMover // nil where the kernel keeps no clients
+	affinity       *affinityMover     // nil where the kernel keeps no clients
+	remains        *userspace.Remains // until userspace has recovered them
+	recorded       func(memory int)
+	pause          time.Duration
 	healthPort     ServeHealthPort
 	healths        *healthPorts
 	left           atomic.Pointer[[]plan.CapStatus] // of kube-proxy's; nil until looked for
+
+	from      *Predecessor // nil if there is none to take over from
+	tookOver  func()
+	lock      *os.File // the node's
+	end       context.CancelFunc
+	passing   turn        // of the fast loop's passes
+	handing   atomic.Bool // another kproxy is taking over
+	relieved  atomic.Bool // and has
+	successor atomic.Pointer[handover.Conn]
 
 	trigger chan struct{} // 1 slot: triggers coalesce
 	current atomic.Pointer[plan.Plan]
@@ -107,11 +134,13 @@ type Agent struct {
 	skipped  uint16              // port whose closed connections it doesn't tell of; likewise
 	sync     syncState
 	figures  figures
+	warnings warnings
 	events   events
 	record   recorder // nil without Kubernetes
 
-	wasReady atomic.Bool // since the start, once
-	eligible func() bool // whether this node may be sent connections; nil says yes
+	wasReady atomic.Bool               // since the start, once
+	stopping atomic.Pointer[time.Time] // since when; nil before
+	eligible func() bool               // whether this node may be sent connections; nil says yes
 }
 
 // New returns an Agent that does nothing before Run.
@@ -124,7 +153,7 @@ func New(o Options) *Agent {
 		dirty: map[service.Key]bool{},
 		cfg:   o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
 		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
-		trigger: make(chan struct{}, 1), healthPort: o.HealthPort,
+		trigger: make(chan struct{}, 1), passing: make(turn, 1), healthPort: o.HealthPort, remains: o.Remains, recorded: o.Recorded, pause: o.Pause, from: o.Predecessor, tookOver: o.TookOver,
 	}
 	a.figures.observer = o.Observer
 	return a
@@ -161,19 +190,30 @@ func healthOf(c config.Config) health.Defaults {
 	}
 }
 
-// Run serves until ctx is done, then lets the kernel take new connections,
-// drains what userspace carries, and returns nil. The kernel rules stay: traffic
+// Run takes over from the kproxy that runs, if there is one, and serves until ctx is done, then lets the kernel take new connections,
+// drains what userspace carries, and returns nil. In mode userspace, where no other data
+// plane takes new connections, it serves them until those that it had have ended. The kernel rules stay: traffic
 // goes on, and the next kproxy adopts them. An error of type *kernel.Missing
-// says what this host lacks.
+// says what this host lacks. After another kproxy has taken over, Run serves what that couldn't
+// take to its end, and returns nil.
 func (a *Agent) Run(ctx context.Context) error {
 	if err := a.openSource(); err != nil {
 		return err
 	}
-	release, err := lockNode()
+	ctx, a.end = context.WithCancel(ctx)
+	defer a.end()
+	var err error
+	if a.from != nil {
+		defer a.from.Close()
+		defer context.AfterFunc(ctx, a.from.interrupt)()
+		a.lock, err = a.from.nodeLock()
+	} else {
+		a.lock, err = lockNode()
+	}
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer a.unlock()
 	if a.pins, err = openPins(a.cfg.StateDir); err != nil {
 		return err
 	}
@@ -181,19 +221,33 @@ func (a *Agent) Run(ctx context.Context) error {
 		a.log.Error("pins are lost", "problem", a.pins.problem)
 	}
 	if err := a.setUp(ctx); ctx.Err() != nil {
-		return nil // stopped before there was anything to serve; whatever failed, that is why
+		return a.leave(nil) // stopped before there was anything to serve; whatever failed, that is why
 	} else if err != nil {
-		return err
+		return a.leave(err)
 	}
 	a.repair = newConntrackRepair(a.log, a.conntrack, a.steering, a.userspace, a.current.Load)
 	a.healths = newHealthPorts(a.healthPort, a.log, a.healthPortFailed)
 	a.isSetUp.Store(true)
 	defer a.conntrack.Close()
 
-	err = a.work(ctx)
+	serving, stop := a.untilDrained(ctx)
+	defer stop()
+	err = a.work(serving)
+	if a.from.pending() {
+		return a.leave(err)
+	}
 	err = errors.Join(err, a.drain())
 	a.events.close()
 	return err
+}
+
+// unlock releases the node's lock, unless another kproxy has it as well.
+func (a *Agent) unlock() {
+	if a.from.pending() || a.relieved.Load() {
+		_ = a.lock.Close()
+		return
+	}
+	unlockNode(a.lock)
 }
 
 // work runs every loop until ctx is done or one fails.
@@ -205,20 +259,15 @@ func (a *Agent) work(ctx context.Context) error {
 	if a.waitForSource(ctx) != nil {
 		return g.Wait() // stopped before there was anything to serve
 	}
-	if err := a.adopt(ctx); err != nil {
+	ended, err := a.begin(ctx)
+	if err != nil {
 		if ctx.Err() != nil {
 			err = nil // stopped meanwhile, or the source says why
 		}
 		stop()
 		return errors.Join(err, g.Wait())
 	}
-	ended, err := conntrack.Subscribe()
-	if err != nil {
-		stop()
-		return errors.Join(err, g.Wait())
-	}
 	defer ended.Close()
-	a.hear(ended)
 	damaged := make(chan error, 1)
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
 	g.Go(func() error { return a.repair.run(ctx) })
@@ -238,6 +287,33 @@ func (a *Agent) work(ctx context.Context) error {
 	g.Go(func() error { return a.watchArrivals(ctx) })
 	g.Go(func() error { return a.rereadOnSignal(ctx) })
 	return g.Wait()
+}
+
+// begin does what comes between the first snapshot and the first pass. From its end on this process serves.
+func (a *Agent) begin(ctx context.Context) (ended *conntrack.Listener, err error) {
+	if a.from != nil {
+		if err := a.pausePredecessor(); err != nil {
+			return nil, err
+		}
+	}
+	first, err := a.adopt(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if ended, err = conntrack.Subscribe(); err != nil {
+		return nil, err
+	}
+	a.hear(ended)
+	switch {
+	case a.from != nil:
+		err = a.takeOver(first)
+	case a.remains != nil:
+		a.recover(first)
+	}
+	if err != nil {
+		ended.Close()
+	}
+	return ended, err
 }
 
 // hear makes l the one that tells of the ends of flows.
@@ -274,19 +350,105 @@ func (a *Agent) flowEnded(f conntrack.Flow) {
 	a.repair.ended(f)
 }
 
+// untilDrained returns a context that ends some time after ctx where nothing but userspace takes new
+// connections: when the TCP connections that there were have ended, or all but a tenth of --drain-timeout has
+// passed, which is left to those that have begun since. Elsewhere it ends with ctx.
+func (a *Agent) untilDrained(ctx context.Context) (context.Context, context.CancelFunc) {
+	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
+	go func() {
+		defer stop()
+		select {
+		case <-serving.Done(): // it failed
+			return
+		case <-ctx.Done():
+		}
+		if a.relieved.Load() {
+			return
+		}
+		began := time.Now()
+		a.stopping.Store(&began)
+		if p := a.current.Load(); p == nil || p.Offloads() {
+			return
+		}
+		tick := time.NewTicker(drainTick)
+		defer tick.Stop()
+		over := time.After(a.cfg.DrainTimeout * 9 / 10)
+		var said time.Time
+		for {
+			left := a.begunBefore(began)
+			if left == 0 {
+				return
+			}
+			if time.Since(said) >= drainReport {
+				a.log.Info("stopping; new connections are served until those that there were have ended", "left", left, "within", time.Until(began.Add(a.cfg.DrainTimeout)).Round(time.Second))
+				said = time.Now()
+			}
+			select {
+			case <-serving.Done():
+				return
+			case <-over:
+				return
+			case <-tick.C:
+			}
+		}
+	}()
+	return serving, stop
+}
+
+const (
+	drainTick   = 100 * time.Millisecond // between two looks at what is left
+	drainReport = 5 * time.Second        // between two lines of the log
+)
+
+// begunBefore is how many TCP connections userspace carries that began before a time. UDP sessions aren't
+// waited for: a client's next datagram begins another one, wherever it comes to.
+func (a *Agent) begunBefore(before time.Time) (n int) {
+	for _, c := range a.userspace.Connections() {
+		if c.Protocol == service.TCP && c.Started.Before(before) {
+			n++
+		}
+	}
+	return n
+}
+
 // drain ends what userspace carries, in good order and within --drain-timeout.
 // The heartbeat has emptied the alive sets, so nothing new arrives.
 func (a *Agent) drain() error {
-	ctx, cancel := context.WithTimeout(context.Background(), a.cfg.DrainTimeout)
-	defer cancel()
-	a.repair.redirectAll(nil, a.cfg.DrainTimeout)
-	if n := len(a.userspace.Connections()); n > 0 {
-		a.log.Info("draining", "connections", n, "within", a.cfg.DrainTimeout)
+	end := time.Now().Add(a.cfg.DrainTimeout)
+	if began := a.stopping.Load(); began != nil {
+		end = began.Add(a.cfg.DrainTimeout)
 	}
-	if err := a.userspace.Drain(ctx); err != nil {
+	ctx, cancel := context.WithDeadline(context.Background(), end)
+	defer cancel()
+	if !a.relieved.Load() {
+		a.repair.redirectAll(nil, a.cfg.DrainTimeout)
+	}
+	go a.reportDrain(ctx, end)
+	err := a.userspace.Drain(ctx)
+	cancel()
+	if err != nil {
 		a.log.Warn("connections were cut short", "error", err)
 	}
+	if a.relieved.Load() {
+		return nil
+	}
 	return a.forgetListener()
+}
+
+// reportDrain says how many connections are left until ctx is done.
+func (a *Agent) reportDrain(ctx context.Context, end time.Time) {
+	tick := time.NewTicker(drainReport)
+	defer tick.Stop()
+	for {
+		if n := len(a.userspace.Connections()); n > 0 {
+			a.log.Info("draining", "connections", n, "within", time.Until(end).Round(time.Second))
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-tick.C:
+		}
+	}
 }
 
 // forgetListener deletes the UDP entries that lead to this process, which is

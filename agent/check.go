@@ -34,7 +34,10 @@ func Check(paths []string, node string) (CheckReport, error) {
 	for _, p := range problems {
 		r.Problems = append(r.Problems, p.String())
 	}
-	abilities := driversOf(config.Default()).assume(plan.ModeAuto).Abilities(nil, time.Time{})
+	ds := driversOf(config.Default())
+	driver := ds[len(ds)-1]
+	driver.Assume()
+	abilities := driver.Abilities(nil, time.Time{})
 	last := abilities[len(abilities)-1].Plane // which needs nothing of the host that manifests could be wrong about
 	p, _ := plan.Compute(nil, plan.Inputs{
 		Now: time.Now(), Snapshot: snapshot, Policy: renderPolicy(RenderOptions{Mode: plan.Mode(last)}), Caps: plan.Caps{Planes: abilities},
@@ -58,6 +61,10 @@ type HostReport struct {
 	// Missing says of each mode that isn't possible here what it lacks; every part is
 	// a [*kernel.Missing].
 	Missing map[plan.Mode]error
+	// Auto are the titles of the data planes that mode auto offloads to here, PassedOver why
+	// not to those that it prefers.
+	Auto       []string
+	PassedOver string
 	// Without are capabilities that kproxy does without, and what that costs.
 	Without []plan.Capability
 	// Loaded are the kernel's modules that were loaded because this asked for them.
@@ -84,14 +91,24 @@ func CheckHost(ctx context.Context) (HostReport, error) {
 		var errs []error
 		for _, d := range ds.of(m) {
 			err := errors.Join(facts[d].Missing, tracking)
-			if all := d.Abilities(nil, time.Time{}); err == nil || !m.Needs(all[len(all)-1].Plane) { // what else the last one lacks follows from that
+			all := d.Abilities(nil, time.Time{})
+			if err == nil || !m.Needs(all[len(all)-1].Plane) { // what else the last one lacks follows from that
 				err = errors.Join(err, missing(d, m))
 			}
 			errs = append(errs, err)
 		}
 		if !slices.Contains(errs, nil) {
-			r.Missing[m] = errs[len(errs)-1]
+			r.Missing[m] = errors.Join(errs...)
 		}
+	}
+	if r.Missing[plan.ModeAuto] == nil {
+		auto, _ := ds.choose(plan.ModeAuto, "", func(d kernel.Driver) (kernel.Facts, error) { return facts[d], nil })
+		for _, a := range auto.driver.Abilities(nil, time.Time{}) {
+			if a.Host.Supported {
+				r.Auto = append(r.Auto, a.Title)
+			}
+		}
+		r.PassedOver = auto.passedOver
 	}
 	for _, d := range ds {
 		for _, c := range facts[d].Capabilities {

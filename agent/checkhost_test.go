@@ -53,7 +53,15 @@ func TestCheckHostNamesWhatIsMissing(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, m := range []plan.Mode{plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS, plan.ModeAuto} {
+	for _, m := range []plan.Mode{plan.ModeUserspace, plan.ModeAuto, plan.ModeNFTables} { // these do without
+		if r.Missing[m] != nil {
+			t.Errorf("mode %s: %v", m, r.Missing[m])
+		}
+	}
+	if len(r.Auto) != 1 || r.Auto[0] != "nftables" {
+		t.Errorf("mode auto offloads to %q", r.Auto)
+	}
+	for _, m := range []plan.Mode{plan.ModeIPTables, plan.ModeIPVS} {
 		if missing := (*kernel.Missing)(nil); !errors.As(r.Missing[m], &missing) || missing.What != "iptables" || !strings.Contains(missing.How, "install") {
 			t.Errorf("mode %s: %v", m, r.Missing[m])
 		}

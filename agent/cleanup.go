@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"time"
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
@@ -14,24 +16,29 @@ import (
 )
 
 // Cleanup removes everything kproxy ever programmed on this host, in every
-// mode, and forgets the pins in stateDir. Nothing else is touched. It refuses
+// mode, and forgets the pins and the services saved in stateDir. Nothing else is touched. It refuses
 // while a kproxy runs, which would put everything back.
 func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
-	release, err := lockNode()
+	lock, err := lockNode()
 	if err != nil {
 		return err
 	}
-	defer release()
+	defer unlockNode(lock)
 	for _, d := range driversOf(config.Default()) {
 		if err := d.Remove(ctx, routeTable); err != nil {
 			return err
 		}
 	}
-	if err := os.Remove(filepath.Join(stateDir, pinsFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("forget pins: %w", err)
+	for _, name := range stateFiles {
+		if err := os.Remove(filepath.Join(stateDir, name)); err != nil && !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("forget what is in --state-dir: %w", err)
+		}
 	}
 	return nil
 }
+
+// stateFiles are those in --state-dir.
+var stateFiles = []string{pinsFile, apiState}
 
 // PreviewCleanup says what [Cleanup] would remove, a line each, and changes nothing. A
 // kproxy may run.
@@ -40,13 +47,49 @@ func PreviewCleanup(ctx context.Context, stateDir string, routeTable int) ([]str
 	var errs error
 	for _, d := range driversOf(config.Default()) {
 		lines, err := d.Preview(ctx, routeTable)
+		lines = slices.DeleteFunc(lines, func(l string) bool { return slices.Contains(out, l) }) // all have the same routes
 		out, errs = append(out, lines...), errors.Join(errs, err)
 	}
-	if _, none := os.Stat(filepath.Join(stateDir, pinsFile)); none == nil {
-		out = append(out, "file "+filepath.Join(stateDir, pinsFile))
+	for _, name := range stateFiles {
+		if _, none := os.Stat(filepath.Join(stateDir, name)); none == nil {
+			out = append(out, "file "+filepath.Join(stateDir, name))
+		}
 	}
 	return out, errs
 }
+
+// displace removes what an earlier kproxy left by drivers that this process doesn't use,
+// but for routes, which all have in common. Until then it served new connections. What its
+// connections still need it returns; that is removed once they have drained.
+func (a *Agent) displace(ctx context.Context) (left []retired) {
+	for _, d := range driversOf(a.cfg) {
+		if d.Abilities(nil, time.Time{})[0].Plane == a.driver.Abilities(nil, time.Time{})[0].Plane {
+			continue
+		}
+		lines, err := d.Preview(ctx, noRoutes)
+		if len(lines) > 0 && err == nil {
+			a.log.Info("removing what a kproxy of another mode programmed", "objects", len(lines))
+			var drainer kernel.Drainer
+			if drainer, err = d.Retire(ctx); drainer != nil {
+				left = append(left, retired{drainer, d})
+			}
+		}
+		var missing *kernel.Missing // there is nothing of it here
+		if err != nil && !errors.As(err, &missing) && ctx.Err() == nil {
+			a.log.Warn("what a kproxy of another mode programmed can't be removed", "error", err)
+		}
+	}
+	return left
+}
+
+// retired are connections of a driver that this process doesn't use.
+type retired struct {
+	kernel.Drainer
+	driver kernel.Driver
+}
+
+// noRoutes has a driver leave routes and routing rules alone.
+const noRoutes = 0
 
 // DefaultRouteTable is the routing table unless --route-table says otherwise.
 var DefaultRouteTable = config.Default().RouteTable

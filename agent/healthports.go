@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -37,10 +38,10 @@ type healthPorts struct {
 	excluded []netip.Prefix      // networks that wanted leaves out; follow's own
 	failed   chan netip.AddrPort // a server that ended by itself
 
-	open map[netip.AddrPort]*healthServer // run's own
-
-	mu       sync.Mutex // status reads while run writes
-	problems map[[2]string][]string
+	mu        sync.Mutex                       // status and a successor read while run writes
+	open      map[netip.AddrPort]*healthServer // which run alone changes
+	inherited map[netip.AddrPort]net.Listener  // of a predecessor, until the first plan; run's own
+	problems  map[[2]string][]string
 }
 
 // wantedHealthPorts is never modified.
@@ -153,8 +154,28 @@ func (h *healthPorts) bring(ctx context.Context) bool {
 			errs[p] = append(errs[p], err)
 		}
 	}
+	for at, l := range h.inherited {
+		l.Close() // this one's plan hasn't it
+		delete(h.inherited, at)
+	}
 	return h.report(w.ports, errs) && len(errs) == 0
 }
+
+// files are the listeners, for a successor, with descriptors that the caller closes.
+func (h *healthPorts) files() (out []*handover.File, fds []int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for at, s := range h.open {
+		if fd, err := ListenerFile(s.listen); err == nil { // else it is being closed
+			fds = append(fds, fd)
+			out = append(out, &handover.File{Name: healthListener + at.String(), File: uint32(len(fds))})
+		}
+	}
+	return out, fds
+}
+
+// healthListener and an address are the name by which a successor gets a listener.
+const healthListener = "listener health-check node port "
 
 // listenAddresses are those of family f, or the wildcard address where all are meant.
 func listenAddresses(addresses [2][]netip.Addr, f service.Family) []netip.Addr {
@@ -166,8 +187,11 @@ func listenAddresses(addresses [2][]netip.Addr, f service.Family) []netip.Addr {
 
 func (h *healthPorts) start(ctx context.Context, at netip.AddrPort, p *plan.HealthPort) error {
 	network := [2]string{service.IPv4: "tcp4", service.IPv6: "tcp6"}[p.Family]
-	var lc net.ListenConfig
-	l, err := lc.Listen(ctx, network, at.String())
+	l, err := h.inherited[at], error(nil)
+	if delete(h.inherited, at); l == nil {
+		var lc net.ListenConfig
+		l, err = lc.Listen(ctx, network, at.String())
+	}
 	switch {
 	case errors.Is(err, unix.EADDRINUSE):
 		return fmt.Errorf("%s is taken by another program of this node (ss -ltnp shows which)", at)
@@ -177,7 +201,9 @@ func (h *healthPorts) start(ctx context.Context, at netip.AddrPort, p *plan.Heal
 	serving, stop := context.WithCancel(ctx)
 	s := &healthServer{listen: l, stop: stop, ended: make(chan struct{})}
 	s.now.Store(p)
+	h.mu.Lock()
 	h.open[at] = s
+	h.mu.Unlock()
 	go func() {
 		err := h.serve(serving, l, func() plan.HealthPort { return *s.now.Load() })
 		close(s.ended)
@@ -199,7 +225,9 @@ func (h *healthPorts) close(at netip.AddrPort) {
 	if s == nil {
 		return
 	}
+	h.mu.Lock()
 	delete(h.open, at)
+	h.mu.Unlock()
 	s.stop()
 	_ = s.listen.Close() // the server may have closed it already
 	<-s.ended

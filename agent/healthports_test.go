@@ -98,7 +98,7 @@ func (w *healthWorld) answers(address string, port uint16, want string) {
 	w.Errorf("%s port %d answers %q, want %q", address, port, got, want)
 }
 
-// freePorts finds ports that nobody listens on.
+// freePorts finds ports that nothing listens on.
 func freePorts(t *testing.T, n int) []uint16 {
 	var out []uint16
 	for range n {

@@ -12,7 +12,6 @@ import (
 	"runtime/metrics"
 	"slices"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -25,11 +24,14 @@ import (
 // root may write there, so no other user can keep kproxy from starting.
 const lockDir = "/run/kproxy"
 
+// nodeLock is the name by which a successor gets the node's lock.
+const nodeLock = "lock node"
+
 // lockNode makes sure that one kproxy programs this network namespace,
 // whatever its control socket. The kernel drops the lock when the process ends,
-// however it ends. The returned function releases it and removes the file. That of one that
+// however it ends; [unlockNode] releases it. The file of one that
 // was killed stays until the next in the namespace ends.
-func lockNode() (release func(), err error) {
+func lockNode() (*os.File, error) {
 	path, err := lockPath()
 	if err != nil {
 		return nil, err
@@ -51,23 +53,23 @@ func lockNode() (release func(), err error) {
 			f.Close() // its last holder has just removed it
 			continue
 		case err == nil:
-			err = errors.Join(f.Truncate(0), writePID(f))
+			err = writePID(f)
 		}
 		if err != nil {
 			f.Close()
 			return nil, fmt.Errorf("take the node's lock: %w", err)
 		}
-		return func() { os.Remove(path); f.Close() }, nil
+		return f, nil
 	}
 }
 
+// unlockNode releases the lock and removes its file.
+func unlockNode(f *os.File) { os.Remove(f.Name()); f.Close() }
+
 // lockPath is the lock file of the calling thread's network namespace.
 func lockPath() (string, error) {
-	ns, err := os.Stat("/proc/thread-self/ns/net")
-	if err != nil {
-		return "", fmt.Errorf("find own network namespace: %w", err)
-	}
-	return filepath.Join(lockDir, fmt.Sprintf("node-%d.lock", ns.Sys().(*syscall.Stat_t).Ino)), nil
+	ns, err := networkNamespace()
+	return filepath.Join(lockDir, fmt.Sprintf("node-%d.lock", ns)), err
 }
 
 // isFile reports whether f is what path names now.
@@ -81,7 +83,10 @@ func isFile(f *os.File, path string) bool {
 }
 
 func writePID(f *os.File) error {
-	_, err := fmt.Fprintln(f, os.Getpid())
+	if err := f.Truncate(0); err != nil {
+		return err
+	}
+	_, err := f.WriteAt(fmt.Appendln(nil, os.Getpid()), 0)
 	return err
 }
 

@@ -12,14 +12,14 @@ import (
 // TestLockNode: one at a time in a network namespace; nothing is left behind.
 func TestLockNode(t *testing.T) {
 	kerneltest.Namespace(t)
-	release, err := lockNode()
+	lock, err := lockNode()
 	if err != nil {
 		t.Fatal(err)
 	}
 	if _, err := lockNode(); err == nil || !strings.Contains(err.Error(), "(process "+strconv.Itoa(os.Getpid())+") is already running") {
 		t.Errorf("a second kproxy gets error %v, want one that names the first", err)
 	}
-	release()
+	unlockNode(lock)
 	again, err := lockNode()
 	if err != nil {
 		t.Fatalf("after the first has ended: %v", err)
@@ -31,7 +31,7 @@ func TestLockNode(t *testing.T) {
 	if _, err := os.Stat(path); err != nil {
 		t.Errorf("while it is held: %v", err)
 	}
-	again()
+	unlockNode(again)
 	if _, err := os.Stat(path); !os.IsNotExist(err) {
 		t.Errorf("after the end the file is still there (%v)", err)
 	}

@@ -94,6 +94,26 @@ func TestPinsThatCantBeWrittenDontHold(t *testing.T) {
 	}
 }
 
+// TestReplaceFileOnAFullDisk: the old file stays, and nothing else is left that takes room.
+func TestReplaceFileOnAFullDisk(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "state")
+	if err := replaceFile(path, []byte("old")); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink("/dev/full", path+".new"); err != nil { // full(4): every write says ENOSPC
+		t.Fatal(err)
+	}
+	if err := replaceFile(path, []byte("new")); !errors.Is(err, syscall.ENOSPC) {
+		t.Errorf("error %v, want that there is no room", err)
+	}
+	if left, err := filepath.Glob(path + "*"); err != nil || len(left) != 1 {
+		t.Errorf("left are %v (%v)", left, err)
+	}
+	if got, err := os.ReadFile(path); err != nil || string(got) != "old" {
+		t.Errorf("the file holds %q (%v)", got, err)
+	}
+}
+
 // TestHeartbeat: entries are refreshed while the forwarder proves that it
 // serves, not before what leads to userspace is there, and removed at the end.
 func TestHeartbeat(t *testing.T) {

@@ -122,8 +122,7 @@ func (p *pins) set(keys []service.Key, pref service.Preference) error {
 	return nil
 }
 
-// write replaces the file by rename, so a crash leaves the old or the new one, and
-// has both on the disk before it returns: a rename can get there before the content.
+// write replaces the file.
 func (p *pins) write(m map[service.Key]service.Preference) error {
 	records := make([]pinRecord, 0, len(m))
 	for _, k := range slices.SortedFunc(maps.Keys(m), service.Key.Compare) {
@@ -133,14 +132,21 @@ func (p *pins) write(m map[service.Key]service.Preference) error {
 	if err != nil {
 		return err
 	}
-	tmp := p.path + ".new"
-	if err := writeSynced(tmp, append(raw, '\n')); err != nil {
+	return replaceFile(p.path, append(raw, '\n'))
+}
+
+// replaceFile replaces a file by rename, so a crash leaves the old or the new one, and
+// has both on the disk before it returns: a rename can get there before the content.
+func replaceFile(path string, content []byte) error {
+	tmp := path + ".new"
+	if err := writeSynced(tmp, content); err != nil {
+		os.Remove(tmp) // the disk may be full
 		return err
 	}
-	if err := os.Rename(tmp, p.path); err != nil {
+	if err := os.Rename(tmp, path); err != nil {
 		return err
 	}
-	return syncDirectory(filepath.Dir(p.path))
+	return syncDirectory(filepath.Dir(path))
 }
 
 func writeSynced(path string, content []byte) error {

@@ -5,23 +5,26 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/kernel/nftables"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 )
 
-// driversOf is the table of the kernel's data planes, by driver: mode auto prefers the first
-// driver whose steering the host can do, and of that the first data plane. Data planes of two
-// drivers aren't used together. This file is the only place of package agent that names a
-// data plane.
+// driversOf is the table of the kernel's data planes, by driver, in mode auto's order of
+// preference, see [drivers.probe]; of a driver's data planes it prefers the first. Data planes of
+// two drivers aren't used together: IPVS's rules are iptables'. This file is the only place of
+// package agent that names a data plane.
 func driversOf(c config.Config) drivers {
 	v := c.IPVS
 	return drivers{
+		nftables.NewDriver(" (--mode ipvs may)"),
 		steering.NewDriver(
 			ipvs.NewDriver(ipvs.Settings{
 				Scheduler: v.Scheduler, StrictARP: v.StrictARP, DrainTimeout: c.DrainTimeout,
@@ -38,11 +41,12 @@ func driversOf(c config.Config) drivers {
 var howTo = map[plan.DataPlane]string{
 	plan.IPVS:     "get it, or choose --mode iptables, or auto, which does without",
 	plan.IPTables: "get what it says, or choose --mode userspace",
+	plan.NFTables: "get what it says, or choose --mode iptables or userspace",
 }
 
 // modes are the modes of which there is one; those but the first two are named for the
 // data plane that they can't do without.
-var modes = []plan.Mode{plan.ModeAuto, plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS}
+var modes = []plan.Mode{plan.ModeAuto, plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS, plan.ModeNFTables}
 
 // ErrNoMode is the end of an Agent whose mode isn't one.
 var ErrNoMode = errors.New("is no mode")
@@ -50,7 +54,7 @@ var ErrNoMode = errors.New("is no mode")
 // checkMode reports whether m is a mode.
 func checkMode(m plan.Mode) error {
 	if !slices.Contains(modes, m) {
-		return fmt.Errorf("--mode %s %w; use auto, userspace, iptables or ipvs", m, ErrNoMode)
+		return fmt.Errorf("--mode %s %w; use auto, userspace, iptables, ipvs or nftables", m, ErrNoMode)
 	}
 	return nil
 }
@@ -58,33 +62,125 @@ func checkMode(m plan.Mode) error {
 // drivers are in order of preference. One goroutine uses them.
 type drivers []kernel.Driver
 
-// of are the drivers that mode m may use: all, or those of the data plane that it needs.
+// of are the drivers that mode m may use: those of the data plane that it needs, or all.
+// Mode userspace, which gains nothing by nftables, prefers those that firewalls don't keep
+// from their work.
 func (ds drivers) of(m plan.Mode) drivers {
 	out := slices.DeleteFunc(slices.Clone(ds), func(d kernel.Driver) bool {
 		return !slices.ContainsFunc(d.Abilities(nil, time.Time{}), func(a plan.Abilities) bool { return m.Needs(a.Plane) })
 	})
 	if len(out) == 0 {
-		return ds
+		out = slices.Clone(ds)
+	}
+	if m == plan.ModeUserspace {
+		slices.Reverse(out)
 	}
 	return out
 }
 
-// probe returns the driver that mode m uses on this host, the first whose steering works,
-// and what was found of it.
-func (ds drivers) probe(ctx context.Context, m plan.Mode, trial bool) (d kernel.Driver, facts kernel.Facts, err error) {
-	for _, d = range ds.of(m) {
-		if facts, err = d.Probe(ctx, m, trial); err != nil || facts.Missing == nil {
-			break
-		}
-	}
-	return d, facts, err
+// found is what [drivers.probe] found.
+type found struct {
+	driver kernel.Driver
+	kernel.Facts
+	passedOver string // why mode auto doesn't use the drivers that it prefers; empty if it does
 }
 
-// assume returns the driver that mode m uses on a host that has everything.
-func (ds drivers) assume(m plan.Mode) kernel.Driver {
-	d := ds.of(m)[0]
-	d.Assume()
-	return d
+// probe is choose among what is found of this host.
+func (ds drivers) probe(ctx context.Context, m plan.Mode, c *config.Config, trial bool) (*found, error) {
+	return ds.choose(m, c.IPVS.Scheduler, func(d kernel.Driver) (kernel.Facts, error) { return d.Probe(ctx, m, trial) })
+}
+
+// choose finds the driver that mode m uses, given what a look finds of each: the first whose steering works, in mode
+// auto one that is fit before those that aren't. Why none works is in what was found of the first. One
+// that this process lacks the permission for isn't passed over: it couldn't remove there what
+// an earlier process left.
+func (ds drivers) choose(m plan.Mode, scheduler string, look func(kernel.Driver) (kernel.Facts, error)) (*found, error) {
+	var unfit, missing *found
+	var passed []plan.Capability
+	for _, d := range ds.of(m) {
+		facts, err := look(d)
+		f := &found{driver: d, Facts: facts}
+		for _, c := range passed {
+			if m != plan.ModeAuto {
+				break
+			}
+			f.passedOver = strings.TrimPrefix(f.passedOver+"; "+c.Name+" isn't used: "+c.Reason, "; ")
+		}
+		f.Capabilities = append(f.Capabilities, passed...)
+		why := unfitFor(f, m, scheduler)
+		if len(facts.Dropping) > 0 {
+			scheduler = "" // which counts for less
+		}
+		switch {
+		case err != nil, errors.Is(facts.Missing, kernel.ErrPermission), facts.Missing == nil && why == "":
+			return f, err
+		case facts.Missing == nil && unfit == nil:
+			unfit = f
+		case missing == nil:
+			missing = f
+		default:
+			missing.Missing = errors.Join(missing.Missing, facts.Missing)
+		}
+		if facts.Missing != nil {
+			why = facts.Missing.Error()
+		}
+		for _, a := range d.Abilities(nil, time.Time{}) {
+			passed = append(passed, plan.Capability{Name: string(a.Plane), Reason: why})
+		}
+	}
+	if unfit == nil {
+		return missing, nil
+	}
+	unfit.passedOver = ""
+	return unfit, nil
+}
+
+// unfitFor says why mode auto passes over a driver that works where another does too; empty if it
+// doesn't.
+func unfitFor(f *found, m plan.Mode, scheduler string) string {
+	switch {
+	case m != plan.ModeAuto:
+	case len(f.Dropping) > 0:
+		why := f.Dropping[0]
+		if n := len(f.Dropping) - 1; n > 0 {
+			why += fmt.Sprintf(", and %d more", n)
+		}
+		return why
+	case scheduler != "" && !slices.ContainsFunc(f.driver.Abilities(nil, time.Time{}), func(a plan.Abilities) bool { return a.Schedulers && a.Host.Supported }):
+		return "it has no scheduler " + scheduler + ", which --ipvs-scheduler names"
+	}
+	return ""
+}
+
+// mayRemove returns an error where drivers but the one given left what only a process with
+// CAP_NET_RAW removes, and this one isn't.
+func (ds drivers) mayRemove(ctx context.Context, but kernel.Driver) error {
+	if kernel.RawSockets() {
+		return nil
+	}
+	for _, d := range ds {
+		if d == but {
+			continue
+		}
+		if lines, err := d.Preview(ctx, noRoutes); len(lines) > 0 || errors.Is(err, kernel.ErrPermission) {
+			return kernel.NoPermission(fmt.Errorf("%w: CAP_NET_RAW, to remove what a kproxy of another mode programmed", kernel.ErrPermission))
+		}
+	}
+	return nil
+}
+
+// assume returns the driver that mode m uses on a host that has everything; dropping are rules
+// of others there.
+func (ds drivers) assume(m plan.Mode, c *config.Config, dropping ...string) kernel.Driver {
+	of := ds.of(m)
+	for _, d := range of {
+		d.Assume()
+		if unfitFor(&found{driver: d, Facts: kernel.Facts{Dropping: dropping}}, m, c.IPVS.Scheduler) == "" {
+			return d
+		}
+		dropping = nil // the others'
+	}
+	return of[0]
 }
 
 // missing says what mode m lacks of the data plane that it needs; nil if nothing.

@@ -28,7 +28,11 @@ type programmer struct {
 	// were written change, else it is Full.
 	applied func(was *plan.Plan, d plan.Delta)
 	figures *figures
+	// displace is called once, when the kernel holds a plan for the first time; may be nil. What
+	// it returns is to drain.
+	displace func(context.Context) []retired
 
+	passing turn          // of what changes the kernel
 	wake    chan struct{} // 1 slot: triggers coalesce
 	steered chan struct{} // closed once the rules that lead to userspace are in the kernel
 
@@ -73,7 +77,7 @@ type programResult struct {
 }
 
 func newProgrammer(plane kernel.Plane, log *slog.Logger, changed func(), applied func(was *plan.Plan, d plan.Delta)) *programmer {
-	g := &programmer{figures: &figures{}, plane: plane, log: log, changed: changed, applied: applied, wake: make(chan struct{}, 1), steered: make(chan struct{}), programmed: map[service.Key]uint64{}, dirty: map[service.Key]bool{}}
+	g := &programmer{figures: &figures{}, plane: plane, log: log, changed: changed, applied: applied, passing: make(turn, 1), wake: make(chan struct{}, 1), steered: make(chan struct{}), programmed: map[service.Key]uint64{}, dirty: map[service.Key]bool{}}
 	_, g.drains.active = plane.(kernel.Drainer)
 	return g
 }
@@ -204,7 +208,10 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 		case <-ctx.Done():
 			return nil
 		case <-g.drains.due():
-			g.drain(ctx)
+			if g.passing.enter(ctx) {
+				g.drain(ctx)
+				g.passing.leave()
+			}
 			continue
 		case why := <-damaged:
 			g.log.Warn("kproxy's rules were changed by somebody else; repairing", "found", why)
@@ -220,8 +227,12 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 		if known, changed := g.render(); !known || !changed && !again {
 			continue // no plan brings the retry forward that wants nothing else than what failed
 		}
+		if !g.passing.enter(ctx) {
+			return nil
+		}
 		start := time.Now()
 		full, err := g.pass(ctx)
+		g.passing.leave()
 		if d := pauseAfter(time.Since(start)); d > 0 && !full {
 			wake = nil
 			pause.Reset(d)
@@ -263,6 +274,12 @@ func (g *programmer) pass(ctx context.Context) (full bool, err error) {
 	}
 	switch {
 	case r.OK():
+		if g.displace != nil {
+			if g.drains.retired = g.displace(ctx); len(g.drains.retired) > 0 {
+				g.drains.soon()
+			}
+			g.displace = nil
+		}
 		was, d := g.was, g.unwritten
 		d.Full = d.Full || r.Full || !g.exact
 		if r.Tried {
@@ -381,6 +398,7 @@ const drainEvery = time.Second
 type draining struct {
 	active  bool // there may be something that drains, an earlier kproxy's too
 	timer   <-chan time.Time
+	retired []retired
 	left    int
 	trouble string // the last error, said once
 }
@@ -405,11 +423,19 @@ func (d *draining) soon() {
 func (g *programmer) drain(ctx context.Context) {
 	d := &g.drains
 	d.active, d.timer = false, nil
-	drainer, drains := g.plane.(kernel.Drainer)
-	if !drains {
-		return
+	left, err := 0, error(nil)
+	if drainer, ok := g.plane.(kernel.Drainer); ok {
+		left, err = drainer.Drain(ctx)
 	}
-	left, err := drainer.Drain(ctx)
+	d.retired = slices.DeleteFunc(d.retired, func(r retired) bool {
+		n, errOne := r.Drain(ctx)
+		drained := n == 0 && errOne == nil
+		if drained {
+			errOne = r.driver.Remove(ctx, noRoutes)
+		}
+		left, err = left+n, errors.Join(err, errOne)
+		return drained
+	})
 	if ctx.Err() != nil {
 		return
 	}

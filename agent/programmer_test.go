@@ -26,14 +26,14 @@ type modelHost struct {
 	given   *plan.Plan // last
 	host    *kerneltest.Host
 	backend *gate
-	layer   steering.Layer
+	layer   steering.RulesetPlane
 	watch   *expectations
 	changes int
 }
 
 // over is a layer whose backend and watch are other ones.
 type over struct {
-	steering.Layer
+	steering.RulesetPlane
 	backend kernel.Backend
 	steering.Watch
 }
@@ -47,7 +47,7 @@ func (o *over) Check(ctx context.Context) ([]string, error)         { return o.W
 func (o *over) Close()                                              {}
 
 // stack has the programmer begin with a layer.
-func (m *modelHost) stack(l steering.Layer) {
+func (m *modelHost) stack(l steering.RulesetPlane) {
 	m.layer = l
 	m.programmer = newProgrammer(steering.NewStack(l, nil), slog.New(slog.DiscardHandler), func() { m.changes++ }, func(*plan.Plan, plan.Delta) {})
 }
@@ -128,7 +128,7 @@ func newModelHost(t *testing.T) *modelHost {
 	o := iptables.DefaultOptions()
 	o.TCPPort, o.UDPPort = 10244, 10244
 	m := &modelHost{host: host, backend: &gate{Backend: b}, watch: &expectations{}}
-	m.stack(&over{Layer: &iptables.Plane{Backend: b, Renderer: iptables.NewRenderer(o)}, backend: m.backend, Watch: m.watch})
+	m.stack(&over{RulesetPlane: &iptables.Plane{Backend: b, Renderer: iptables.NewRenderer(o)}, backend: m.backend, Watch: m.watch})
 	return m
 }
 

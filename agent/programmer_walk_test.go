@@ -51,7 +51,7 @@ func newProgrammerWalk(t *testing.T, seed uint64) *programmerWalk {
 		T: t, Rand: rand.New(rand.NewPCG(seed, 1)), modelHost: m, Backend: m.layer,
 		plans: kerneltest.NewWalk(seed, plan.ModeAuto, plan.IPVS, 10), counts: map[service.Key]bool{},
 	}
-	m.stack(&over{Layer: m.layer, backend: w, Watch: m.watch})
+	m.stack(&over{RulesetPlane: m.layer, backend: w, Watch: m.watch})
 	return w
 }
 

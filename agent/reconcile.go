@@ -35,7 +35,11 @@ func (a *Agent) fast(ctx context.Context) error {
 	defer damage.Stop()
 	wait := retryFirst
 	for a.waitForTrigger(ctx, wake.C, count.C, damage.C) {
+		if !a.passing.enter(ctx) {
+			return nil
+		}
 		p, err := a.pass(ctx)
+		a.passing.leave()
 		switch {
 		case ctx.Err() != nil:
 			return nil
@@ -152,9 +156,14 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	took := time.Since(start)
 	a.sync.done(took)
 	a.figures.done(snapshot, took)
-	a.announce(d.Events(p.Time), old == nil)
+	if old != nil || a.from == nil { // else they are no news
+		a.announce(d.Events(p.Time), old == nil)
+	}
 	a.recordMoves(d)
 	a.figures.moves.count(d)
+	if old == nil && a.from != nil {
+		a.accounting.Resume(a.from.kernel)
+	}
 	if old == nil { // what is there now began before this process: it is counted from here
 		if err := a.accounting.Refresh(0, a.conntrack.List); err != nil {
 			a.log.Warn("the kernel's connections can't be counted", "error", err)

@@ -1,9 +1,11 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,6 +16,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source/file"
+	"kproxy.dev/kproxy/source/kube"
 )
 
 // RenderOptions says what `kproxy render` renders.
@@ -23,6 +26,8 @@ type RenderOptions struct {
 	Node      string
 	// Config is what `kproxy run` would be told besides; nil for its defaults.
 	Config *config.Config
+	// Firewalled: as on a host with a firewall to which mode auto yields; see [drivers.probe].
+	Firewalled bool
 }
 
 func (o *RenderOptions) config() config.Config {
@@ -32,28 +37,81 @@ func (o *RenderOptions) config() config.Config {
 	return config.Default()
 }
 
-// Section is one part of what would be programmed: "plan", or of a driver's.
-type Section = kernel.Section
-
-// Render returns the plan for manifests on a host that has everything, and what
-// would be programmed for it. Services stand as at the first start: in
-// userspace, with their fallback rules. Equal manifests give equal text.
-func Render(o RenderOptions) ([]Section, error) {
-	if err := checkMode(o.Mode); err != nil {
-		return nil, err
+// load reads what Services come from: manifests, or the Kubernetes API, which is asked once.
+func (o *RenderOptions) load(ctx context.Context) (*service.Snapshot, error) {
+	if c := o.config(); c.Kubernetes() {
+		return loadCluster(ctx, &c, o.Node)
 	}
 	snapshot, problems, err := file.Load(o.Manifests, o.Node)
+	if err == nil && len(problems) > 0 {
+		err = fmt.Errorf("%s (kproxy check prints every problem)", problems[0])
+	}
+	return snapshot, err
+}
+
+// clusterTimeout is how long an API server is waited for that is away.
+const clusterTimeout = 30 * time.Second
+
+func loadCluster(ctx context.Context, c *config.Config, node string) (*service.Snapshot, error) {
+	log := slog.New(slog.DiscardHandler)
+	k, err := kube.Open(kube.Config{
+		Kubeconfig: c.Kubeconfig, Master: c.Master, Node: node, NodeAddresses: c.NodeAddresses(),
+		QPS: float32(c.Client.QPS), Burst: c.Client.Burst, ContentType: c.Client.ContentType, UserAgent: "kproxy", Logger: log,
+	})
 	if err != nil {
 		return nil, err
 	}
-	if len(problems) > 0 {
-		return nil, fmt.Errorf("%s (kproxy check prints every problem)", problems[0])
+	kube.LogTo(log)
+	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- k.Run(ctx) }()
+	for k.Latest() == nil && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-k.Snapshots():
+		}
+	}
+	snapshot, status := k.Latest(), k.Status()
+	cancel()
+	<-done
+	if snapshot == nil {
+		return nil, fmt.Errorf("read Services of %s: %w", status[0].Name, cmp.Or(errors.Join(asErrors(status[0].Errors)...), context.DeadlineExceeded))
+	}
+	return snapshot, nil
+}
+
+func asErrors(texts []string) (out []error) {
+	for _, t := range texts {
+		out = append(out, errors.New(t))
+	}
+	return out
+}
+
+// Section is one part of what would be programmed: "plan", or of a driver's.
+type Section = kernel.Section
+
+// Render returns the plan for a source's Services on a host that has everything, and what
+// would be programmed for it. Services stand as at the first start: in
+// userspace, with their fallback rules. Equal Services give equal text.
+func Render(ctx context.Context, o RenderOptions) ([]Section, error) {
+	if err := checkMode(o.Mode); err != nil {
+		return nil, err
+	}
+	snapshot, err := o.load(ctx)
+	if err != nil {
+		return nil, err
 	}
 	policy := renderPolicy(o)
 	addresses, assumed := nodeAddresses(snapshot.Node())
 	policy.NodeAddresses = addresses
-	ds := driversOf(o.config())
-	driver := ds.assume(o.Mode)
+	cfg := o.config()
+	ds := driversOf(cfg)
+	var dropping []string
+	if o.Firewalled {
+		dropping = []string{"a firewall"}
+	}
+	driver := ds.assume(o.Mode, &cfg, dropping...)
 	caps := plan.Caps{Planes: driver.Abilities(nil, time.Time{})}
 	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Unix(0, 0).UTC(), Snapshot: snapshot, Policy: policy, Caps: caps})
 	sections := append([]Section{{Name: "plan", Text: planText(p)}}, driver.Render(p, o.settings())...)
@@ -104,8 +162,8 @@ func assumption(p *plan.Plan, plane plan.DataPlane) string {
 }
 
 // RenderText is Render for people: every section with a heading.
-func RenderText(o RenderOptions) (string, error) {
-	sections, err := Render(o)
+func RenderText(ctx context.Context, o RenderOptions) (string, error) {
+	sections, err := Render(ctx, o)
 	if err != nil {
 		return "", err
 	}
@@ -177,16 +235,14 @@ func groupText(b *strings.Builder, name string, group []plan.Backend) {
 // it lacks, with "-" for what it has besides. Sets that a running kproxy fills as it goes
 // aren't compared. It changes nothing and returns "" where nothing differs.
 func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
-	snapshot, problems, err := file.Load(o.Manifests, o.Node)
+	snapshot, err := o.load(ctx)
 	if err != nil {
 		return "", err
 	}
-	if len(problems) > 0 {
-		return "", fmt.Errorf("%s (kproxy check prints every problem)", problems[0])
-	}
-	driver, facts, err := driversOf(o.config()).probe(ctx, o.Mode, true)
+	cfg := o.config()
+	host, err := driversOf(cfg).probe(ctx, o.Mode, &cfg, true)
 	if err == nil {
-		err = errors.Join(facts.Missing, missing(driver, o.Mode))
+		err = errors.Join(host.Missing, missing(host.driver, o.Mode))
 	}
 	if err != nil {
 		return "", err
@@ -198,7 +254,7 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 		return "", fmt.Errorf("look up this node's addresses: %w", err)
 	}
 	policy.Links, policy.BridgedLinks, policy.NodeAddresses = links, bridged, addresses
-	caps := plan.Caps{Planes: driver.Abilities(nil, time.Time{}), Forwarding: kernel.Forwarding()}
+	caps := plan.Caps{Planes: host.driver.Abilities(nil, time.Time{}), PassedOver: host.passedOver, Forwarding: kernel.Forwarding()}
 	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Now(), Snapshot: snapshot, Policy: policy, Caps: caps})
-	return driver.Diff(ctx, p, o.settings())
+	return host.driver.Diff(ctx, p, o.settings())
 }

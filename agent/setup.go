@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,24 +26,34 @@ const startBound = 15 * time.Second
 
 // setUp finds out what this host can do and opens everything that work needs. What
 // may be refused, because of the configuration or the host, comes before anything that
-// changes the host. Nothing is programmed yet, except that redirecting is stopped: who
-// held it open before is gone, and until this process serves, new connections belong to
+// changes the host. Nothing is programmed yet, except that redirecting is stopped where no kproxy is
+// taken over from: the one before is gone, and until this process serves, new connections belong to
 // the kernel's rules.
 func (a *Agent) setUp(ctx context.Context) error {
 	mode := a.policy.Mode
 	if err := checkMode(mode); err != nil {
 		return err
 	}
-	driver, facts, err := driversOf(a.cfg).probe(ctx, mode, false)
+	ds := driversOf(a.cfg)
+	host, err := ds.probe(ctx, mode, &a.cfg, false)
+	if err == nil {
+		err = cmp.Or(host.Missing, missing(host.driver, mode))
+	}
+	if err == nil && mode == plan.ModeAuto {
+		err = ds.mayRemove(ctx, host.driver)
+	}
 	if err != nil {
 		return err
 	}
-	if facts.Missing != nil {
-		return facts.Missing
+	driver := host.driver
+	a.driver, a.caps = driver, plan.Caps{All: host.Capabilities, Planes: driver.Abilities(nil, time.Time{}), PassedOver: host.passedOver}
+	for _, p := range a.caps.Planes {
+		if mode.Allows(p.Plane) {
+			a.log.Info("data plane of the kernel", "name", p.Title, "possible", p.Host.Supported, "reason", p.Host.Reason)
+		}
 	}
-	a.driver, a.caps = driver, plan.Caps{All: facts.Capabilities, Planes: driver.Abilities(nil, time.Time{})}
-	if err := missing(driver, mode); err != nil {
-		return err
+	if mode == plan.ModeAuto && host.passedOver != "" {
+		a.log.Info("mode auto prefers another data plane", "reason", host.passedOver)
 	}
 	if _, err := a.networks.read(a.log); err != nil {
 		return fmt.Errorf("look up this node's addresses: %w", err)
@@ -59,11 +70,17 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if a.steering, err = driver.Steering(settings); err != nil {
 		return err
 	}
-	if err := a.steering.Dead(); err != nil {
-		return fmt.Errorf("stop redirecting: %w", err)
+	if a.from == nil && a.remains == nil { // else clients wait in the listeners
+		if err := a.steering.Dead(); err != nil {
+			return fmt.Errorf("stop redirecting: %w", err)
+		}
+		if err := a.steering.Starting(startBound); err != nil {
+			return fmt.Errorf("have clients try again: %w", err)
+		}
 	}
-	if err := a.steering.Starting(startBound); err != nil {
-		return fmt.Errorf("have clients try again: %w", err)
+	select {
+	case <-ctx.Done():
+	case <-time.After(a.pause):
 	}
 	if err := a.enableAccounting(); err != nil {
 		return err
@@ -108,11 +125,18 @@ func (a *Agent) openUserspace() error {
 	var c userspace.Config
 	c.Logger, c.Origin, c.Mark = a.log, a.conntrack, a.marks().Own()
 	c.TCPPort, c.UDPPort = uint16(a.cfg.ListenTCPPort), uint16(a.cfg.ListenUDPPort)
-	c.OnFirst = a.carried.first
+	c.OnFirst, c.Recorded = a.carried.first, a.recorded
 	a.userspace = userspace.New(c)
 	a.carried.enough, a.carried.counters, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Counters, a.kick
 	a.accounting = conntrack.NewAccounting(a.local)
-	if err := a.userspace.Listen(); errors.Is(err, unix.EADDRINUSE) {
+	listen := a.userspace.Listen
+	switch {
+	case a.from != nil:
+		listen = a.inherit
+	case a.remains != nil:
+		listen = func() error { return a.userspace.Inherit(a.remains.Listeners()) }
+	}
+	if err := listen(); errors.Is(err, unix.EADDRINUSE) {
 		return fmt.Errorf("%w; stop what has it (ss -lntup shows which), or choose another with --listen-tcp-port and --listen-udp-port", err)
 	} else if err != nil {
 		return err
@@ -158,11 +182,19 @@ func (a *Agent) openKernel(settings kernel.Settings) error {
 		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, cleaned: a.figures.cleaned, wake: make(chan struct{}, 1),
 	}
 	a.programmer = newProgrammer(plane, a.log, a.kick, a.staleFlows.written)
-	a.programmer.figures = &a.figures
+	a.programmer.figures, a.programmer.displace = &a.figures, a.displace
 	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.steered,
-		probe: a.userspace.Probe, refresh: a.steering.Alive, expire: a.steering.Dead, log: a.log, revived: a.revived}
+		probe: a.userspace.Probe, refresh: a.steering.Alive, expire: a.expire, log: a.log, revived: a.revived}
 	return nil
+}
+
+// expire leads new connections to the kernel's rules, unless another kproxy serves them.
+func (a *Agent) expire() error {
+	if a.relieved.Load() {
+		return nil
+	}
+	return a.steering.Dead()
 }
 
 // revived is called when new connections are redirected to userspace. Flows that began before may have gone
@@ -184,11 +216,11 @@ func (a *Agent) marks() kernel.Marks {
 }
 
 // adopt finds out what an earlier kproxy left in the kernel, so that services
-// that were offloaded stay so.
-func (a *Agent) adopt(ctx context.Context) error {
+// that were offloaded stay so, and returns the first plan.
+func (a *Agent) adopt(ctx context.Context) (*plan.Plan, error) {
 	var err error
 	if a.adopted, err = a.programmer.plane.Adopt(ctx, a.source.Latest()); err != nil {
-		return err
+		return nil, err
 	}
 	// What is programmed is found by comparing, and a plan says with what.
 	first, _ := plan.Compute(nil, a.inputs(time.Now(), nil, a.source.Latest()))
@@ -196,7 +228,7 @@ func (a *Agent) adopt(ctx context.Context) error {
 	if n := len(a.adopted); n > 0 {
 		a.log.Info("adopted what an earlier kproxy programmed", "offloaded", n)
 	}
-	return nil
+	return first, nil
 }
 
 // Prepare does what takes more than CAP_NET_ADMIN and CAP_NET_RAW, and nothing

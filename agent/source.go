@@ -2,8 +2,10 @@ package agent
 
 import (
 	"context"
+	"path/filepath"
 	"time"
 
+	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source"
 	"kproxy.dev/kproxy/source/file"
@@ -20,6 +22,7 @@ func (a *Agent) openSource() error {
 		Kubeconfig: a.cfg.Kubeconfig, Master: a.cfg.Master, Node: a.node, NodeAddresses: a.cfg.NodeAddresses(),
 		QPS: float32(a.cfg.Client.QPS), Burst: a.cfg.Client.Burst, ContentType: a.cfg.Client.ContentType,
 		UserAgent: "kproxy/" + a.version, Logger: a.log,
+		StateFile: stateFile(a.cfg), StateMaxAge: a.cfg.StateMaxAge, WriteFile: replaceFile,
 	})
 	if err != nil {
 		return err
@@ -29,6 +32,17 @@ func (a *Agent) openSource() error {
 	return nil
 }
 
+// apiState is the name of the file in --state-dir with what the Kubernetes API said last.
+const apiState = "api-state.zip"
+
+// stateFile is its path; empty for none.
+func stateFile(c config.Config) string {
+	if c.StateMaxAge == 0 {
+		return ""
+	}
+	return filepath.Join(c.StateDir, apiState)
+}
+
 // NodeEligible reports whether load balancers may send this node new
 // connections. Manifests don't say; then they may.
 func (a *Agent) NodeEligible() bool {
@@ -36,8 +50,8 @@ func (a *Agent) NodeEligible() bool {
 }
 
 // waitForSource waits until every place that services come from has been read
-// once. A path that can't be read yet, or an API server that is away, must not look like
-// one whose services were deleted: until then the kernel keeps what it holds.
+// once, or what was saved of it. A path that can't be read yet, or an API server that is away,
+// must not look like one whose services were deleted: until then the kernel keeps what it holds.
 func (a *Agent) waitForSource(ctx context.Context) error {
 	tick := time.NewTicker(100 * time.Millisecond)
 	defer tick.Stop()
@@ -63,7 +77,7 @@ func (a *Agent) waitForSource(ctx context.Context) error {
 // they can't be.
 func (a *Agent) unread() (places []string, failing bool) {
 	for _, s := range a.source.Status() {
-		if !s.Synced {
+		if !s.Synced && s.Saved.IsZero() {
 			places, failing = append(places, s.Name), failing || len(s.Errors) > 0
 		}
 	}

@@ -8,9 +8,8 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"time"
-
-	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel"
@@ -44,6 +43,7 @@ func (a *Agent) Status() plan.Status {
 	if left := a.left.Load(); left != nil {
 		st.Capabilities = slices.Concat(st.Capabilities, *left)
 	}
+	st.Warnings = a.warnings.list(a.programmer.plane)
 	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}
@@ -64,6 +64,31 @@ func (a *Agent) Status() plan.Status {
 	return st
 }
 
+// warnings are those of the plane, as of the last few seconds. Safe for concurrent use.
+type warnings struct {
+	mu   sync.Mutex
+	last []string
+	at   time.Time
+}
+
+// warningsAge is how old they may be: live screens ask all the time.
+const warningsAge = 5 * time.Second
+
+func (w *warnings) list(p kernel.Plane) []string {
+	warner, ok := p.(kernel.Warner)
+	if !ok {
+		return nil
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if time.Since(w.at) >= warningsAge {
+		if found, err := warner.Warnings(); err == nil {
+			w.last, w.at = found, time.Now()
+		}
+	}
+	return w.last
+}
+
 // counters returns the current plan, and what the data planes have counted for its
 // services.
 func (a *Agent) counters() (*plan.Plan, map[service.Key]userspace.Counters, map[service.Key]conntrack.ServiceFigures) {
@@ -75,7 +100,7 @@ func (a *Agent) counters() (*plan.Plan, map[service.Key]userspace.Counters, map[
 func (a *Agent) sourceStatus() []plan.SourceStatus {
 	out := []plan.SourceStatus{}
 	for _, s := range a.source.Status() {
-		out = append(out, plan.SourceStatus{Name: s.Name, Synced: s.Synced, Error: strings.Join(s.Errors, "\n")})
+		out = append(out, plan.SourceStatus{Name: s.Name, Synced: s.Synced, Error: strings.Join(s.Errors, "\n"), Saved: s.Saved})
 	}
 	return out
 }
@@ -154,8 +179,11 @@ func (a *Agent) NotReady() string {
 func (a *Agent) everReady() bool { return a.wasReady.Load() || a.NotReady() == "" }
 
 func (a *Agent) notReady() string {
-	if !a.isSetUp.Load() {
+	switch {
+	case !a.isSetUp.Load():
 		return "kproxy is still setting up"
+	case a.stopping.Load() != nil:
+		return "kproxy is being stopped"
 	}
 	st, _ := a.sync.get()
 	if st.Generation == 0 {
@@ -178,7 +206,7 @@ func (a *Agent) notReady() string {
 	case !a.heart.served.Load():
 		return "the forwarder doesn't serve yet"
 	case !a.heart.alive.Load():
-		return "the forwarder doesn't serve: its heartbeat failed, or it is being stopped"
+		return "the forwarder doesn't serve: its heartbeat failed"
 	}
 	return a.arrivals.notReady()
 }
@@ -212,7 +240,7 @@ func (a *Agent) LastSync() (success, pendingSince time.Time) {
 
 // Traffic calls each for every service port of the plan: what Status says of its
 // connections, without making a row for each of thousands.
-func (a *Agent) Traffic(each func(service.Key, plan.Connections)) {
+func (a *Agent) Traffic(each func(service.Key, plan.DataPlane, plan.Connections)) {
 	p := a.current.Load()
 	if p == nil {
 		return
@@ -226,7 +254,7 @@ func (a *Agent) Traffic(each func(service.Key, plan.Connections)) {
 	user := map[service.Key]userspace.Counters{}
 	a.userspace.Traffic(func(k service.Key, c userspace.Counters) { user[k] = c })
 	for _, s := range p.Services {
-		each(s.Port.Key, connectionsOf(user[s.Port.Key], kernel[s.Port.Key]))
+		each(s.Port.Key, s.DataPlane, connectionsOf(user[s.Port.Key], kernel[s.Port.Key]))
 	}
 }
 
@@ -266,6 +294,8 @@ func (a *Agent) Trace(ctx context.Context, req trace.Request) (trace.Result, err
 	}
 	if r, ok := a.programmer.plane.(kernel.Renderer); ok {
 		proxy.Render = r.Fresh
+	} else if c, ok := a.programmer.plane.(kernel.Comparer); ok {
+		proxy.Compare = c.Compare
 	}
 	return trace.Run(ctx, req, proxy)
 }
@@ -273,7 +303,8 @@ func (a *Agent) Trace(ctx context.Context, req trace.Request) (trace.Result, err
 // NodeFigures returns what there is to say about this node as of now. It reads
 // two small files and lists sets without their entries; it runs no program.
 func (a *Agent) NodeFigures() plan.NodeFigures {
-	out := plan.NodeFigures{Kernel: kernelRelease(), Syncs: a.sync.recent(), Rules: map[string]map[string]int{}}
+	release, _ := kernel.Release() // empty if it can't be read
+	out := plan.NodeFigures{Kernel: release, Syncs: a.sync.recent(), Rules: map[string]map[string]int{}}
 	if count, limit, err := conntrack.Use(); err == nil { // else there is none, and 0 is true
 		out.Conntrack = plan.Usage{Count: count, Max: limit}
 	}
@@ -294,14 +325,6 @@ func (a *Agent) NodeFigures() plan.NodeFigures {
 		}
 	}
 	return out
-}
-
-func kernelRelease() string {
-	var u unix.Utsname
-	if unix.Uname(&u) != nil {
-		return ""
-	}
-	return unix.ByteSliceToString(u.Release[:])
 }
 
 // SubscribeDeep is Subscribe for subscribers that keep events for others: it also keeps

@@ -47,12 +47,13 @@ type Config struct {
 	Health Health `json:"health"`
 	IPVS   IPVS   `json:"ipvs"`
 
-	MetricsBindAddress string `json:"metricsBindAddress" flag:"metrics-bind-address"` // ip:port; empty serves none
-	HealthzBindAddress string `json:"healthzBindAddress" flag:"healthz-bind-address"` // ip:port; empty serves none
-	Socket             string `json:"socket" flag:"socket"`                           // path of the control socket
-	StateDir           string `json:"stateDir" flag:"state-dir"`                      // what must survive a restart: pins
-	ListenTCPPort      int    `json:"listenTCPPort" flag:"listen-tcp-port"`           // of the shared listener; 0 lets the kernel choose
-	ListenUDPPort      int    `json:"listenUDPPort" flag:"listen-udp-port"`           // of the shared listener; 0 lets the kernel choose
+	MetricsBindAddress string        `json:"metricsBindAddress" flag:"metrics-bind-address"` // ip:port; empty serves none
+	HealthzBindAddress string        `json:"healthzBindAddress" flag:"healthz-bind-address"` // ip:port; empty serves none
+	Socket             string        `json:"socket" flag:"socket"`                           // path of the control socket
+	StateDir           string        `json:"stateDir" flag:"state-dir"`                      // what must survive a restart: pins, the last state of the Kubernetes API
+	StateMaxAge        time.Duration `json:"stateMaxAge" flag:"state-max-age"`               // of that state, to be served; 0 keeps none
+	ListenTCPPort      int           `json:"listenTCPPort" flag:"listen-tcp-port"`           // of the shared listener; 0 lets the kernel choose
+	ListenUDPPort      int           `json:"listenUDPPort" flag:"listen-udp-port"`           // of the shared listener; 0 lets the kernel choose
 
 	// So many service ports, and endpoints of theirs, have series of their own in
 	// /metrics; the others share one.
@@ -60,6 +61,7 @@ type Config struct {
 	MetricsEndpoints int `json:"metricsEndpointLimit" flag:"metrics-endpoint-limit"`
 
 	Profiling bool `json:"enableProfiling" flag:"profiling"` // /debug/pprof on MetricsBindAddress
+	Supervise bool `json:"supervise" flag:"supervise"`       // another process does the work, and a next one goes on should it crash
 	// OOMScoreAdj is this process's oom_score_adj, -1000 to 1000 (proc(5)); nil
 	// leaves it as it is.
 	OOMScoreAdj *int `json:"oomScoreAdj" flag:"oom-score-adj"`
@@ -125,7 +127,7 @@ type Conntrack struct {
 const LikeConntrack = "conntrack"
 
 // Modes are the values of --mode, the default first.
-var Modes = []string{"auto", "userspace", "iptables", "ipvs"}
+var Modes = []string{"auto", "userspace", "iptables", "ipvs", "nftables"}
 
 // DetectLocalModes are the values of --detect-local-mode, the default first.
 var DetectLocalModes = []string{"ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"}
@@ -174,6 +176,7 @@ func Default() Config {
 		HealthzBindAddress: "0.0.0.0:10256",
 		Socket:             "/run/kproxy/kproxy.sock",
 		StateDir:           "/var/lib/kproxy",
+		StateMaxAge:        24 * time.Hour,
 		// Fixed, so that flows which a kproxy carried that has died find the next
 		// one; outside of Kubernetes' node ports and the kernel's ephemeral ports.
 		ListenTCPPort: 10244,

@@ -67,6 +67,8 @@ func TestValidate(t *testing.T) {
 		{"no address", func(c *Config) { c.NodeIPs = []string{"eth0", "0.0.0.0"} }, "--node-ip: \"eth0\" is not an IP\n--node-ip: 0.0.0.0 is no node's address; give one that other nodes reach this node at, or leave the flag out"},
 		{"dual-stack pods", func(c *Config) { c.ClusterCIDRs = []string{"10.244.0.0/16", "fd00::/48"} }, ""},
 		{"no network", func(c *Config) { c.ClusterCIDRs = []string{"10.244.0.0"} }, `--cluster-cidr: "10.244.0.0" is not a network`},
+		{"a network of IPv4 as IPv6 maps it", func(c *Config) { c.ClusterCIDRs = []string{"::ffff:10.244.0.0/112"} }, `--cluster-cidr: "::ffff:10.244.0.0/112" is an IPv4 network as IPv6 maps it`},
+		{"a node port network of IPv4 as IPv6 maps it", func(c *Config) { c.NodePortAddresses = []string{"::FFFF:0:0/90"} }, `--nodeport-addresses: "::FFFF:0:0/90" is an IPv4 network`},
 		{"pods excluded", func(c *Config) { c.ExcludeClusterCIDRs = []string{"10.245.0.0/16", "10.246.0.0/16"} }, ""},
 		{"excluded nonsense", func(c *Config) { c.ExcludeClusterCIDRs = []string{"10.245"} }, `--exclude-cluster-cidr: "10.245" is not a network`},
 		{"node port addresses", func(c *Config) {

@@ -60,8 +60,8 @@ var fields = []Field{
 	{Path: "bindAddressHardFail", Ignored: bindFatal},
 	{Path: "enableProfiling", Sets: "enableProfiling"},
 	{Path: "showHiddenMetricsForVersion", Ignored: currentOnly},
-	{Path: "mode", Sets: "mode", Note: "iptables and ipvs are the furthest a service may go; empty leaves the choice to kproxy, which is auto; " +
-		"nftables, which kproxy doesn't program, is auto too; kproxy's own auto and userspace are understood"},
+	{Path: "mode", Sets: "mode", Note: "iptables, ipvs and nftables are the furthest a service may go; empty leaves the choice to kproxy, which is auto; " +
+		"kproxy's own auto and userspace are understood"},
 	{Path: "iptables.masqueradeBit", Sets: "iptablesMasqueradeBit", Only: "!nftables"},
 	{Path: "iptables.masqueradeAll", Sets: "masqueradeAll", Only: "!nftables"},
 	{Path: "iptables.localhostNodePorts", Sets: "localhostNodePorts", Note: localhostNote},

@@ -85,7 +85,7 @@ logging: {format: klog}
 	f.Apply(&c)
 	c.InCluster, c.AliveTimeout = true, 0
 	got := f.Locate(c.Validate(), func(flag string) bool { return flag == "cluster-cidr" })
-	want := `f.conf:3: mode: "kernelspace" is not a mode; use one of auto, userspace, iptables, ipvs
+	want := `f.conf:3: mode: "kernelspace" is not a mode; use one of auto, userspace, iptables, ipvs, nftables
 --cluster-cidr: 10.0.0.0/8 and 10.1.0.0/16 are both ipv4; give at most one per family
 f.conf:10: detectLocalMode: BridgeInterface needs the name of the bridge that pods are at; give it, cni0 for example, with --pod-bridge-interface or detectLocal.bridgeInterface
 f.conf:9: nodePortAddresses: "10.0.0.1" is not a network such as 192.0.2.0/24; use one, or primary, localhost or all
@@ -112,7 +112,7 @@ func TestLocateWhatAFileCauses(t *testing.T) {
 		{"bindAddress: 224.0.0.1\n", "f.conf:3: bindAddress: 224.0.0.1 is no node's address; give one that other nodes reach this node at"},
 		{"ipvs: {scheduler: Fair}\n", `f.conf:3: ipvs.scheduler: "Fair" is not the name of a scheduler; use rr, wlc or sed, for example`},
 		{"clientConnection: {qps: 1e-46}\n", ""}, // the nearest float32 is 0, for kube-proxy too
-		{"mode: kernelspace\nbindAddress: foo\n", "f.conf:3: mode: \"kernelspace\" is not a mode; use one of auto, userspace, iptables, ipvs\n" +
+		{"mode: kernelspace\nbindAddress: foo\n", "f.conf:3: mode: \"kernelspace\" is not a mode; use one of auto, userspace, iptables, ipvs, nftables\n" +
 			"f.conf:4: bindAddress: \"foo\" is not an IP address such as 192.0.2.10 or 2001:db8::10"},
 	} {
 		f, err := Parse("f.conf", []byte(head+tt.text))
@@ -176,7 +176,7 @@ func TestDefaultsDependOnOtherFields(t *testing.T) {
 		{"metrics of an IPv6 node", "bindAddress: '::'\n", "metricsBindAddress", "[::1]:10249"},
 		{"health of an IPv6 node", "bindAddress: 'fd00::1'\n", "healthzBindAddress", "[::]:10256"},
 		{"no mode", "", "mode", "auto"},
-		{"nftables", "mode: nftables\n", "mode", "auto"},
+		{"nftables", "mode: nftables\n", "mode", "nftables"},
 		{"kproxy's own mode", "mode: userspace\n", "mode", "userspace"},
 		{"nftables serves node ports on primary addresses", "mode: nftables\n", "nodePortAddresses", "primary"},
 		{"nftables as asked", "mode: nftables\nnodePortAddresses: [all]\n", "nodePortAddresses", "all"},
@@ -217,7 +217,7 @@ nftables:
 	}
 	if d := cmp.Diff([]string{
 		`udpIdleTimeout: "1s": ignored: ` + former[0].Ignored,
-		`mode: "nftables": --mode=auto`,
+		`mode: "nftables": --mode=nftables`,
 		`clientConnection.kubeconfig: "/k": ignored: --manifests is given`,
 		`clientConnection.qps: 7: ignored: --kube-api-qps is given`,
 		`iptables.masqueradeBit: 3: ignored: mode is "nftables"`,

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"cmp"
 	"log/slog"
 	"net"
 	"net/netip"
@@ -127,13 +128,9 @@ const (
 
 // ModeOf returns the mode for one of kube-proxy's; others are returned as they
 // are. "" is left to kproxy, as kube-proxy leaves it to itself: its default was
-// another one before and will be again. kproxy programs no nftables rules; who
-// asks for them asks for the fastest there is.
+// another one before and will be again.
 func ModeOf(kubeProxy string) string {
-	if kubeProxy == "" || kubeProxy == "nftables" {
-		return "auto"
-	}
-	return kubeProxy
+	return cmp.Or(kubeProxy, "auto")
 }
 
 // WithPort appends the port to an IP that comes without one.

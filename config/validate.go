@@ -172,22 +172,21 @@ func (p *problems) once(flag string, seen *[2]string, f service.Family, s string
 }
 
 func checkNetworks(p *problems, c Config) {
+	const networks = "10.244.0.0/16 or fd00:244::/56"
 	var seen [2]string
 	for _, s := range c.ClusterCIDRs {
-		if n, ok := p.prefix("cluster-cidr", s); ok {
+		if n, ok := p.network("cluster-cidr", s, networks); ok {
 			p.once("cluster-cidr", &seen, service.FamilyOf(n.Addr()), s)
 		}
 	}
 	for _, s := range c.ExcludeClusterCIDRs {
-		p.prefix("exclude-cluster-cidr", s)
+		p.network("exclude-cluster-cidr", s, networks)
 	}
 	for _, s := range c.NodePortAddresses {
 		if _, word := nodePortWords[s]; word || s == PrimaryAddresses {
 			continue
 		}
-		if _, err := source.ParsePrefix(s); err != nil {
-			p.add("nodeport-addresses", "%q is not a network such as 192.0.2.0/24; use one, or primary, localhost or all", s)
-		}
+		p.network("nodeport-addresses", s, "192.0.2.0/24; use one, or primary, localhost or all")
 	}
 	checkDetector(p, c)
 }
@@ -218,13 +217,15 @@ func (p *problems) linkName(flag, s string) {
 	}
 }
 
-func (p *problems) prefix(flag, s string) (netip.Prefix, bool) {
+func (p *problems) network(flag, s, example string) (netip.Prefix, bool) {
 	n, err := source.ParsePrefix(s)
 	if err != nil {
-		p.add(flag, "%q is not a network such as 10.244.0.0/16 or fd00:244::/56", s)
-		return netip.Prefix{}, false
+		p.add(flag, "%q is not a network such as %s", s, example)
+	} else if mapped, _ := netip.ParsePrefix(strings.TrimSpace(s)); mapped.Addr().Is4In6() {
+		p.add(flag, "%q is an IPv4 network as IPv6 maps it; write it as IPv4, such as 192.0.2.0/24", s)
+		return n, false
 	}
-	return n, true
+	return n, err == nil
 }
 
 func checkMarks(p *problems, c Config) {
@@ -369,6 +370,9 @@ func checkPaths(p *problems, c Config) {
 	}
 	if !filepath.IsAbs(c.StateDir) {
 		p.add("state-dir", "%q is not an absolute path; use /var/lib/kproxy, for example", c.StateDir)
+	}
+	if c.StateMaxAge < 0 {
+		p.add("state-max-age", "%s is negative; use 0s to save no state", c.StateMaxAge)
 	}
 }
 

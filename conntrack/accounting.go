@@ -151,6 +151,26 @@ func (a *Accounting) SetPlan(p *plan.Plan, d plan.Delta) {
 	a.plan = p
 }
 
+// Resume counts on from the figures of another process, as far as the plan has their service ports and endpoints. It comes
+// between the first SetPlan and the first Refresh.
+func (a *Accounting) Resume(figures map[service.Key]ServiceFigures) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for key, is := range figures {
+		s := a.plan.Find(key)
+		if s == nil {
+			continue
+		}
+		acc := a.of(s)
+		acc.ended, acc.ended.Active = is.Figures, 0
+		for address, f := range is.Endpoints {
+			if f.Active = 0; endpoint(s, address) != nil {
+				*acc.endpoint(address) = f
+			}
+		}
+	}
+}
+
 // HadEndpointAt reports whether an endpoint of any plan so far has had a port.
 func (a *Accounting) HadEndpointAt(port uint16) bool {
 	a.mu.Lock()

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Makes a release: static binaries for amd64 and arm64, the image for this machine's
-# processor as a tar for `docker load`, `podman load` and `ctr images import` (an OCI
+# Makes a release: static binaries for amd64 and arm64, both images for this machine's
+# processor, each as a tar for `docker load`, `podman load` and `ctr images import` (an OCI
 # layout that also has Docker's manifest), what each is made of (SBOM, CycloneDX), and
 # SHA256SUMS. The same commit, Go and Debian packages make the same bytes.
 #
@@ -45,6 +45,7 @@ modules() {
 
 # packages ROOT prints the Debian packages that are in it.
 packages() {
+	[[ -d $1/var/lib/dpkg ]] || return 0
 	awk '/^Package:/ { name = $2 } /^Version:/ { version = $2 }
 		/^Architecture:/ { print name, version, "pkg:deb/debian/" name "@" version "?arch=" $2 }' "$1"/var/lib/dpkg/status.d/*
 }
@@ -67,11 +68,12 @@ blob() {
 	printf '{"mediaType":"%s","digest":"sha256:%s","size":%d}' "$1" "$sum" "$(stat -c %s "$tmp/layout/blobs/sha256/$sum")"
 }
 
-# image does what deploy/Dockerfile says.
+# image [nftables] does what deploy/Dockerfile says, for one of its targets.
 image() {
-	local root=$tmp/root layout=$tmp/layout types=application/vnd.oci.image name=kproxy-$version-image-linux-$here config layer
+	local root=$tmp/root$1 layout=$tmp/layout types=application/vnd.oci.image tag=$version${1:+-$1} name=kproxy-$version-image${1:+-$1}-linux-$here config layer
+	rm -rf "$layout"
 	mkdir -p "$layout/blobs/sha256"
-	if [[ -n ${KPROXY_ROOTFS:-} ]]; then cp -a "$KPROXY_ROOTFS" "$root"; else deploy/rootfs.sh "$root"; fi
+	if [[ -n ${KPROXY_ROOTFS:-} && -z $1 ]]; then cp -a "$KPROXY_ROOTFS" "$root"; else deploy/rootfs.sh "$root" "$1"; fi
 	install -m 755 "$out/kproxy-$version-linux-$here" "$root/usr/local/bin/kproxy"
 	{ modules "$root/usr/local/bin/kproxy"; packages "$root"; } | sbom kproxy-image >"$out/$name.cdx.json"
 
@@ -82,16 +84,17 @@ image() {
 	config=$(blob $types.config.v1+json "$tmp/config")
 	printf '{"schemaVersion":2,"mediaType":"%s","config":%s,"layers":[%s]}' $types.manifest.v1+json "$config" "$layer" >"$tmp/manifest"
 	printf '{"schemaVersion":2,"manifests":[%s,"annotations":{"org.opencontainers.image.ref.name":"%s","io.containerd.image.name":"docker.io/library/kproxy:%s"}}]}' \
-		"$(blob $types.manifest.v1+json "$tmp/manifest" | sed 's/}$//')" "$version" "$version" >"$layout/index.json"
+		"$(blob $types.manifest.v1+json "$tmp/manifest" | sed 's/}$//')" "$tag" "$tag" >"$layout/index.json"
 	printf '{"imageLayoutVersion":"1.0.0"}' >"$layout/oci-layout"
 	printf '[{"Config":"blobs/sha256/%s","RepoTags":["kproxy:%s"],"Layers":["blobs/sha256/%s"]}]' \
-		"$(sed -E 's/.*sha256:([0-9a-f]+).*/\1/' <<<"$config")" "$version" "$(sed -E 's/.*sha256:([0-9a-f]+).*/\1/' <<<"$layer")" >"$layout/manifest.json"
+		"$(sed -E 's/.*sha256:([0-9a-f]+).*/\1/' <<<"$config")" "$tag" "$(sed -E 's/.*sha256:([0-9a-f]+).*/\1/' <<<"$layer")" >"$layout/manifest.json"
 	pack "$layout" >"$out/$name.tar"
 }
 
 rm -rf "$out"
 mkdir -p "$out"
 binaries
-image
+image ""
+image nftables
 (cd "$out" && sha256sum kproxy-* >SHA256SUMS)
 ls -l "$out"

@@ -4,9 +4,18 @@
 # no shell in it and no package manager. Runs on Debian, as root; it is a stage of
 # deploy/Dockerfile and a part of the test of deploy/.
 #
-# Usage: rootfs.sh DIRECTORY
+# Usage: rootfs.sh DIRECTORY [nftables]   # nftables: without programs, for mode nftables alone
 set -eu
 root=$1
+
+# What a container runtime mounts over, since it can't make it in a read-only root.
+mkdir -p "$root/proc" "$root/sys" "$root/dev" "$root/run/kproxy" "$root/tmp" "$root/var/run" "$root/var/lib/kproxy" \
+	"$root/var/lib/kube-proxy" "$root/etc" "$root/usr/local/bin"
+: >"$root/run/xtables.lock"
+echo 'root:x:0:0:root:/:/usr/sbin/nologin' >"$root/etc/passwd"
+echo 'root:x:0:' >"$root/etc/group"
+echo 'hosts: files dns' >"$root/etc/nsswitch.conf" # an API server may be named in the node's /etc/hosts only
+[ "${2:-}" != nftables ] || exit 0
 
 # iptables and ipset with their dependencies, without debconf, which only sets
 # packages up, and libgcc, which only C++ and cancelled threads need. netbase has
@@ -42,14 +51,6 @@ find "$root/usr/share/doc" -type d -empty -delete
 for name in iptables iptables-save iptables-restore ip6tables ip6tables-save ip6tables-restore; do
 	ln -sf xtables-nft-multi "$root/usr/sbin/$name"
 done
-
-# What a container runtime mounts over, since it can't make it in a read-only root.
-mkdir -p "$root/proc" "$root/sys" "$root/dev" "$root/run/kproxy" "$root/tmp" "$root/var/run" "$root/var/lib/kproxy" \
-	"$root/var/lib/kube-proxy" "$root/etc" "$root/usr/local/bin"
-: >"$root/run/xtables.lock"
-echo 'root:x:0:0:root:/:/usr/sbin/nologin' >"$root/etc/passwd"
-echo 'root:x:0:' >"$root/etc/group"
-echo 'hosts: files dns' >"$root/etc/nsswitch.conf" # an API server may be named in the node's /etc/hosts only
 
 # Whatever is missing shows here, and not on a node.
 for program in iptables ip6tables iptables-nft ip6tables-nft iptables-legacy ip6tables-legacy iptables-nft-save \

@@ -115,3 +115,33 @@ func (e *Ejection) Until(now time.Time) time.Time {
 	}
 	return time.Time{}
 }
+
+// EjectionState is an Ejection at some moment, for another process to go on with.
+type EjectionState struct {
+	Failures, Times int           // in a row
+	Left            time.Duration // until it ends, if it hasn't
+	Last            netip.Addr    // client of the last FailedFor; invalid if none
+}
+
+// State returns it; false if it is the zero value's.
+func (e *Ejection) State(now time.Time) (EjectionState, bool) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	s := EjectionState{Failures: e.failures, Times: e.times, Last: e.last}
+	if e.Ejected(now) {
+		s.Left = e.Until(now).Sub(now)
+	}
+	return s, e.bad.Load()
+}
+
+// Restore makes it what State had returned.
+func (e *Ejection) Restore(s EjectionState, now time.Time) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.failures, e.times, e.last = s.Failures, s.Times, s.Last
+	e.until.Store(0)
+	if s.Left > 0 {
+		e.until.Store(int64(now.Add(s.Left).Sub(begin)))
+	}
+	e.bad.Store(true)
+}

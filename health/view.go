@@ -2,6 +2,8 @@ package health
 
 import (
 	"fmt"
+	"iter"
+	"maps"
 	"net/netip"
 	"time"
 
@@ -143,6 +145,9 @@ func (v *View) Defaults() Defaults {
 	}
 	return v.defaults
 }
+
+// States returns what is known of every Target.
+func (v *View) States() iter.Seq2[Target, State] { return maps.All(v.states) }
 
 // Of returns what is known of port p's endpoint at address.
 func (v *View) Of(p *service.Port, address netip.AddrPort) State {

@@ -18,6 +18,13 @@ type Explainer interface {
 	Compare(want *Ruleset, p service.Protocol, at netip.AddrPort) ([]Mismatch, error)
 }
 
+// Comparer is a Plane that compares what the kernel holds with what is wanted.
+type Comparer interface {
+	// Compare returns how the kernel's objects of family f for the services of one differ, and
+	// those that all services share. It changes nothing and may be called at any time.
+	Compare(one *plan.Plan, f service.Family) ([]Mismatch, error)
+}
+
 // Balancer distributes the new connections to an address.
 type Balancer struct {
 	Plane          plan.DataPlane

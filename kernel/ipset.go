@@ -133,10 +133,13 @@ func (s *IPSets) change(cmd int, set Set, timeout uint32, entries []string) erro
 	return nil
 }
 
-// List implements [SetStore].
+// List implements [SetStore]. A kernel without ip_set has none: its nfnetlink knows no such
+// subsystem (nfnetlink_rcv_msg in net/netfilter/nfnetlink.c).
 func (s *IPSets) List(entries func(name string) bool) ([]SetState, error) {
 	msgs, err := s.request(nl.IPSET_CMD_LIST, "", appendUint32(nil, nl.IPSET_ATTR_FLAGS, ipsetListHeader))
-	if err != nil {
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		return nil, nil
+	} else if err != nil {
 		return nil, err
 	}
 	var out []SetState

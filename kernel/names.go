@@ -11,7 +11,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Prefix begins the name of every chain and set of kproxy's. Whatever doesn't
+// Prefix begins the name of every chain and set that kproxy makes. Whatever doesn't
 // begin with it is foreign and never touched.
 const Prefix = "KPROXY-"
 

@@ -43,6 +43,9 @@ type Survey interface {
 type Facts struct {
 	Missing      error             // what no mode can do without, each part a [*Missing]; nil if nothing
 	Capabilities []plan.Capability // everything that was tried
+	// Dropping are rules of others that drop packets of services, which the driver's rules
+	// can't prevent and those of another driver may, a sentence each: mode auto prefers that.
+	Dropping []string
 }
 
 // Opener opens what was probed.
@@ -84,12 +87,17 @@ type Section struct {
 	Text string
 }
 
-// Cleaner removes what a driver has in the kernel, whichever process put it there.
+// Cleaner removes what a driver has in the kernel, whichever process put it there. Without a
+// routeTable, 0, routes and routing rules are left alone.
 type Cleaner interface {
 	// Preview says what Remove would remove, a line each, and changes nothing.
 	Preview(ctx context.Context, routeTable int) ([]string, error)
 	// Remove removes all of it. It goes on after errors and returns all of them.
 	Remove(ctx context.Context, routeTable int) error
+	// Retire is Remove for a host on which another driver serves by now, without routes and
+	// routing rules. It leaves what connections still need: then it returns a Drainer. When
+	// nothing of that is left, Remove removes the rest.
+	Retire(ctx context.Context) (Drainer, error)
 }
 
 // Steering decides who gets a service's new connections: userspace while it is alive and the
@@ -164,7 +172,8 @@ type SetCounter interface {
 // Plane is the data planes of a driver. What each carries is decided in plans; it renders
 // them, compares with what the kernel holds, and applies the difference. One goroutine calls
 // its methods, but Check, which may be called at any time. A Plane may also be a [Drainer], a
-// [Counter], an [AffinityKeeper] and a [Renderer], and have a method Close.
+// [Counter], an [AffinityKeeper], a [Warner], and a [Renderer] or a [Comparer], and have a method
+// Close.
 type Plane interface {
 	// Adopt reads what an earlier process left in the kernel, and returns the service
 	// ports of s that it was serving there.
@@ -195,6 +204,12 @@ type Drainer interface {
 // Counter is a Plane that counts what steering's rules see.
 type Counter interface {
 	Counts(ctx context.Context) (Counts, error)
+}
+
+// Warner is a Plane that finds what of others' may keep packets from services.
+type Warner interface {
+	// Warnings are a sentence each. It may be called at any time.
+	Warnings() ([]string, error)
 }
 
 // Renderer is a Plane whose objects are a [Ruleset].

@@ -28,7 +28,8 @@ type Host struct {
 }
 
 // Missing returns what kproxy can't do without in any mode, or nil. Every part
-// is a [*Missing].
+// is a [*Missing]. It is [ErrPermission] where the host has iptables, and this process may
+// not use it.
 func (h *Host) Missing() error { return errors.Join(h.missing...) }
 
 // Prober finds out what this host can do, by trying it in a scratch chain and a
@@ -59,20 +60,25 @@ const (
 // result.
 func (p *Prober) Probe(ctx context.Context) (*Host, error) {
 	h := &Host{}
-	const how = "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW"
-	h.need(p.probeCapability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN), how)
-	// iptables asks the kernel for its sets (-m set), and its legacy variant for
-	// everything, through a raw socket.
-	h.need(p.probeCapability("CAP_NET_RAW", unix.CAP_NET_RAW), how)
-	sets, c := p.probeSets()
-	h.need(c, "kernel options CONFIG_IP_SET, CONFIG_IP_SET_HASH_IPPORT, _HASH_IPPORTIP, _HASH_IPPORTNET, _HASH_NET, _HASH_IP, _BITMAP_PORT")
 	find := p.Find
 	if find == nil {
 		find = p.FindVariant
 	}
-	h.Variant, c = find(ctx)
-	h.need(c, "install the Debian package iptables")
-	if c.Supported && sets != nil {
+	variant, programs := find(ctx)
+	h.Variant = variant
+	const how = "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW"
+	h.need(p.probeCapability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN), how, ErrPermission)
+	// iptables asks the kernel for its sets (-m set), and its legacy variant for
+	// everything, through a raw socket.
+	var denied error
+	if programs.Supported {
+		denied = ErrPermission
+	}
+	h.need(p.probeCapability("CAP_NET_RAW", unix.CAP_NET_RAW), how, denied)
+	sets, c := p.probeSets()
+	h.need(c, "kernel options CONFIG_IP_SET, CONFIG_IP_SET_HASH_IPPORT, _HASH_IPPORTIP, _HASH_IPPORTNET, _HASH_NET, _HASH_IP, _BITMAP_PORT", nil)
+	h.need(programs, "install the Debian package iptables", nil)
+	if programs.Supported && sets != nil {
 		keepAccounting(func() { p.probeRules(ctx, h, sets) })
 	}
 	if err := ctx.Err(); err != nil {
@@ -82,14 +88,24 @@ func (p *Prober) Probe(ctx context.Context) (*Host, error) {
 	return h, nil
 }
 
-// need records a capability, and that it is missing where everything depends on it.
-func (h *Host) need(c plan.Capability, how string) {
+// need records a capability, and that it is missing where everything depends on it; kind is
+// what that is an error of, nil for none.
+func (h *Host) need(c plan.Capability, how string, kind error) {
 	if !c.Supported {
-		h.missing = append(h.missing, &Missing{What: c.Name, How: how, Err: errors.New(c.Reason)})
+		h.missing = append(h.missing, &Missing{What: c.Name, How: how, Err: &reason{c.Reason, kind}})
 		c.Reason += ": " + how
 	}
 	h.Caps.All = append(h.Caps.All, c)
 }
+
+// reason is a capability's, as an error of a kind.
+type reason struct {
+	text string
+	kind error
+}
+
+func (r *reason) Error() string { return r.text }
+func (r *reason) Unwrap() error { return r.kind }
 
 // summary is supported if every named capability is.
 func (h *Host) summary(name string, parts []string) plan.Capability {
@@ -127,6 +143,21 @@ func (p *Prober) probeCapability(name string, bit int) plan.Capability {
 		c.Supported, c.Reason = true, fmt.Sprintf("user %d has it", os.Geteuid())
 	}
 	return c
+}
+
+// Release returns the release of the running kernel.
+func Release() (string, error) {
+	var u unix.Utsname
+	if err := unix.Uname(&u); err != nil {
+		return "", fmt.Errorf("read the kernel's release: %w", err)
+	}
+	return unix.ByteSliceToString(u.Release[:]), nil
+}
+
+// RawSockets reports whether this process may open them, as the programs of iptables do.
+func RawSockets() bool {
+	have, err := effectiveCapabilities()
+	return err == nil && have&(1<<unix.CAP_NET_RAW) != 0
 }
 
 // effectiveCapabilities are those of the calling thread (capget(2)).

@@ -94,7 +94,7 @@ func (p *Prober) probeRules(ctx context.Context, h *Host, sets SetStore) {
 			}
 		case f.must:
 			c.Reason = err.Error()
-			h.need(c, f.how)
+			h.need(c, f.how, nil)
 			continue
 		default:
 			c.Reason = fmt.Sprintf("%v: %s", err, f.how)

@@ -117,7 +117,7 @@ type Set struct {
 // Backend puts one mode's rules into the kernel. Implementations are safe for
 // use by one goroutine at a time.
 type Backend interface {
-	// Observe reads back everything of kproxy's that is in the kernel.
+	// Observe reads back everything that kproxy has in the kernel.
 	Observe(ctx context.Context) (Ruleset, error)
 	// Apply carries out ops in order and reports what took effect, also when
 	// it returns an error.

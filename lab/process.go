@@ -114,6 +114,9 @@ func (p *Process) Signal(s os.Signal) error {
 	if !p.running() {
 		return nil
 	}
+	if s == syscall.SIGKILL { // also those that it started, which would go on
+		_ = syscall.Kill(-p.run.cmd.Process.Pid, syscall.SIGKILL)
+	}
 	if err := p.run.cmd.Process.Signal(s); err != nil && !errors.Is(err, os.ErrProcessDone) {
 		return fmt.Errorf("signal %s: %w", p.Path, err)
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 // Abilities are what a kernel data plane can do for services on this host. Compute
-// compares them with what each service asks for. Host, Scheduler and Unusable are
+// compares them with what each service asks for. Host, Scheduler and MissingSchedulers are
 // about this host and its configuration; the rest follows from Plane.
 type Abilities struct {
 	Plane DataPlane
@@ -22,14 +22,16 @@ type Abilities struct {
 	Algorithms map[service.Algorithm]string
 	// Otherwise is how it chooses endpoints where it can't as asked, for a sentence.
 	Otherwise string
+	// Elsewhere says after "can't do …" in which mode it may be done; may be empty.
+	Elsewhere string
 	// Schedulers: services may ask for its schedulers by name.
 	Schedulers bool
 	// Scheduler is for services that ask for none, nor for an algorithm; empty for
 	// that of the default algorithm.
 	Scheduler string
-	// Unusable says, for schedulers that were tried, why they can't be used; empty if
+	// MissingSchedulers says, for schedulers that were tried, why they can't be used; empty if
 	// they can. One that wasn't tried is taken to work.
-	Unusable map[string]string
+	MissingSchedulers map[string]string
 
 	// TellsClients: it can choose endpoints by client, as externalTrafficPolicy
 	// Local asks for pods and this node.
@@ -48,7 +50,7 @@ type Abilities struct {
 
 // same reports whether both say the same of services.
 func (a *Abilities) same(b *Abilities) bool {
-	return a.Plane == b.Plane && a.Host == b.Host && a.Scheduler == b.Scheduler && maps.Equal(a.Unusable, b.Unusable)
+	return a.Plane == b.Plane && a.Host == b.Host && a.Scheduler == b.Scheduler && maps.Equal(a.MissingSchedulers, b.MissingSchedulers)
 }
 
 // schedulerOf returns the scheduler that p asks for; empty if it can't be named.
@@ -65,7 +67,7 @@ func (a *Abilities) scheduler(p *service.Port) string {
 	if !a.Schedulers {
 		return ""
 	}
-	if name := a.schedulerOf(p); name != "" && a.Unusable[name] == "" {
+	if name := a.schedulerOf(p); name != "" && a.MissingSchedulers[name] == "" {
 		return name
 	}
 	return a.Algorithms[service.RoundRobin]
@@ -119,9 +121,9 @@ func (c *computation) choosing(a *Abilities, p *service.Port) (shortfall, bool) 
 			instead = algorithmText(p.Algorithm)
 		}
 	case !a.Schedulers && !known, a.Schedulers && name == "":
-		why = "can't do " + wanted
-	case a.Unusable[name] != "":
-		why = "has no scheduler " + name + " here: " + a.Unusable[name]
+		why = "can't do " + wanted + a.Elsewhere
+	case a.MissingSchedulers[name] != "":
+		why = "has no scheduler " + name + " here: " + a.MissingSchedulers[name]
 		if p.Scheduler == "" && name != a.Algorithms[p.Algorithm] {
 			wanted = "scheduler " + name // the configured one
 		}
@@ -270,7 +272,7 @@ func (c *computation) choosePlane(s *Service) (*Abilities, string) {
 	}
 	a := &c.kernel.planes[best]
 	s.Kernel, s.KernelReason = a.Plane, c.kernel.only
-	if len(all) > 1 {
+	if c.in.Policy.Mode == ModeAuto && s.KernelReason == "" {
 		s.KernelReason = whyChosen(a, all, best)
 	}
 	s.Degraded, s.Scheduler, s.TellsClients = degraded(all[best]), a.scheduler(s.Port), a.TellsClients
@@ -293,7 +295,7 @@ func whyChosen(a *Abilities, all [][]shortfall, best int) string {
 	}
 	var whys []string
 	for i, lacking := range all {
-		if i > 0 || slices.ContainsFunc(all[1:], func(o []shortfall) bool { return compareShortfalls(o, all[0]) == 0 }) {
+		if i > 0 || len(all) == 1 || slices.ContainsFunc(all[1:], func(o []shortfall) bool { return compareShortfalls(o, all[0]) == 0 }) {
 			whys = append(whys, lacking[0].why)
 		}
 	}

@@ -287,6 +287,9 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 	if s.Kernel != c.kernel.preferred() {
 		f.qualified += " (" + string(s.Kernel) + ": " + s.KernelReason + ")"
 	}
+	if over := c.in.Caps.PassedOver; over != "" && s.Kernel != None && c.in.Policy.Mode == ModeAuto {
+		s.KernelReason += "; " + over
+	}
 	s.Endpoints, f.flaps = c.rows(p, eps)
 	if len(s.Frontends) == 0 && s.Excluded != [2]bool{} {
 		f.left, f.inexpressible = c.leave(s), ""

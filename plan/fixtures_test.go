@@ -29,7 +29,7 @@ var (
 func capsOf(iptables, ipvs Capability, unusable map[string]string) Caps {
 	return Caps{Planes: []Abilities{
 		{
-			Plane: IPVS, Title: "IPVS", Host: ipvs, Otherwise: "scheduler rr", Schedulers: true, Unusable: unusable, Drains: true, LocalAddresses: true,
+			Plane: IPVS, Title: "IPVS", Host: ipvs, Otherwise: "scheduler rr", Schedulers: true, MissingSchedulers: unusable, Drains: true, LocalAddresses: true,
 			Algorithms: map[service.Algorithm]string{
 				service.RoundRobin: "rr", service.WeightedRoundRobin: "wrr", service.LeastConnections: "wlc", service.SourceHash: "sh", service.Maglev: "mh",
 			},
@@ -45,7 +45,7 @@ func capsOf(iptables, ipvs Capability, unusable map[string]string) Caps {
 func unusable(why map[string]string) func(*world) {
 	return func(w *world) {
 		w.in.Caps.Planes = slices.Clone(w.in.Caps.Planes)
-		w.in.Caps.Planes[0].Unusable = why
+		w.in.Caps.Planes[0].MissingSchedulers = why
 	}
 }
 

@@ -19,6 +19,7 @@ func kernelHash(s *Service, p *Policy, a *Abilities) uint64 {
 	d.String(s.Port.Port)
 	d.Byte(byte(s.Port.Protocol))
 	d.String(string(s.Port.Algorithm))
+	d.Bool(s.Port.AlgorithmGiven)
 	d.Uint(uint64(s.Port.Affinity))
 	d.Bool(p.MasqueradeAll)
 	d.Prefixes(p.PodCIDRs)

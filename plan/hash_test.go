@@ -1,6 +1,9 @@
 package plan
 
 import (
+	"net/netip"
+	"reflect"
+	"slices"
 	"testing"
 	"time"
 
@@ -144,5 +147,92 @@ func TestKernelHash(t *testing.T) {
 				t.Errorf("hash changed: %v, want %v", after != before, tt.changes)
 			}
 		})
+	}
+}
+
+// TestKernelHashKnowsEveryField: of what renderers are given, each field either changes the hash, or is
+// named here with what stands for it. A new field has to be one or the other.
+func TestKernelHashKnowsEveryField(t *testing.T) {
+	frontends, groups, userspace, decides := "in Frontends", "in Groups", "userspace's", "decides about the data plane only"
+	without := map[string]string{
+		"Port.Created": "decides who gets an address", "Port.Number": frontends, "Port.NodePort": frontends, "Port.ClusterIPs": frontends, "Port.ExternalIPs": frontends,
+		"Port.LoadBalancerIPs": frontends, "Port.SourceRanges": frontends, "Port.ExternallyAccessible": frontends, "Port.InternalLocal": frontends, "Port.ExternalLocal": frontends,
+		"Port.HealthCheckNodePort": "the agent's", "Port.Scheduler": "in Service.Scheduler", "Port.Prefer": decides, "Port.Health": groups, "Port.ProxyProtocol": decides,
+		"Port.ConnectTimeout": userspace, "Port.Retries": userspace, "Port.IdleTimeout": userspace, "Port.Problems": "for people", "Port.Source": "for people",
+
+		"Policy.Mode": decides, "Policy.OffloadAfter": decides, "Policy.OffloadMinConnections": decides, "Policy.BackoffMax": decides, "Policy.FlapLimit": decides,
+		"Policy.NodePodCIDRs": "in PodCIDRs", "Policy.ExcludeCIDRs": "in Endpoints",
+	}
+	for _, f := range []string{"NodePortNetworks", "PrimaryNodePorts", "NoLocalhostNodePorts", "Links", "BridgedLinks", "NodeAddresses"} {
+		without["Policy."+f] = "of rules that all services share; see localAddresses"
+	}
+	hash := func(change func(*Service, *Policy)) uint64 {
+		w := newWorld(t)
+		in(ModeIPVS)(w)
+		w.set(port("a"), "10.0.0.1 n1 ready", "10.0.0.2 n2 ready")
+		s := *w.one()
+		p, copied := w.in.Policy, *s.Port
+		s.Port, s.Frontends = &copied, slices.Clone(s.Frontends)
+		s.Groups[0].Cluster = slices.Clone(s.Groups[0].Cluster)
+		change(&s, &p)
+		return kernelHash(&s, &p, &Abilities{Drains: true})
+	}
+	before := hash(func(*Service, *Policy) {})
+	for name, value := range map[string]func(*Service, *Policy) any{
+		"Port":     func(s *Service, _ *Policy) any { return s.Port },
+		"Policy":   func(_ *Service, p *Policy) any { return p },
+		"Frontend": func(s *Service, _ *Policy) any { return &s.Frontends[0] },
+		"Backend":  func(s *Service, _ *Policy) any { return &s.Groups[0].Cluster[0] },
+	} {
+		var fields []string
+		hash(func(s *Service, p *Policy) {
+			for _, f := range reflect.VisibleFields(reflect.TypeOf(value(s, p)).Elem()) {
+				if len(f.Index) == 1 {
+					fields = append(fields, f.Name)
+				}
+			}
+		})
+		for _, field := range fields {
+			changed := hash(func(s *Service, p *Policy) { vary(t, reflect.ValueOf(value(s, p)).Elem().FieldByName(field)) }) != before
+			_, listed := without[name+"."+field]
+			if delete(without, name+"."+field); changed == listed {
+				t.Errorf("%s.%s changes the hash: %v, and is listed as what doesn't: %v", name, field, changed, listed)
+			}
+		}
+	}
+	for field := range without {
+		t.Errorf("there is no %s", field)
+	}
+}
+
+// vary gives a field another value.
+func vary(t *testing.T, v reflect.Value) {
+	switch x := v.Addr().Interface().(type) {
+	case *service.Key:
+		x.Namespace += "x"
+	case *netip.AddrPort:
+		*x = netip.MustParseAddrPort("192.0.2.99:99")
+	case *[]netip.Prefix:
+		*x = append(slices.Clone(*x), netip.MustParsePrefix("192.0.2.0/24"))
+	case *[]netip.Addr:
+		*x = append(slices.Clone(*x), netip.MustParseAddr("192.0.2.99"))
+	case *[]string:
+		*x = append(slices.Clone(*x), "x")
+	case *time.Time:
+		*x = x.Add(time.Hour)
+	case *service.HealthCheck, *service.ProxyProtocol, *service.Preference:
+	default:
+		switch v.Kind() {
+		case reflect.Bool:
+			v.SetBool(!v.Bool())
+		case reflect.String:
+			v.SetString(v.String() + "x")
+		case reflect.Int, reflect.Int64, reflect.Int32:
+			v.SetInt(v.Int() + 1)
+		case reflect.Uint8, reflect.Uint16, reflect.Uint32, reflect.Uint64:
+			v.SetUint(v.Uint() + 1)
+		default:
+			t.Fatalf("how is a %T varied?", x)
+		}
 	}
 }

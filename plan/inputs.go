@@ -17,6 +17,7 @@ const (
 	ModeUserspace Mode = "userspace"
 	ModeIPTables  Mode = "iptables"
 	ModeIPVS      Mode = "ipvs"
+	ModeNFTables  Mode = "nftables"
 	ModeAuto      Mode = "auto"
 )
 
@@ -102,6 +103,9 @@ type Caps struct {
 	// Planes are the kernel data planes that kproxy has, whether this host has them or
 	// not. Mode auto prefers the first.
 	Planes []Abilities
+	// PassedOver says why mode auto uses none of the data planes that it prefers to those;
+	// empty if there are none.
+	PassedOver string
 	// Forwarding is per family whether the host passes on packets of others;
 	// the zero Capability counts as supported. Its Reason names the setting.
 	Forwarding [2]Capability

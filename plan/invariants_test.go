@@ -194,7 +194,7 @@ func checkKernel(t *testing.T, in *Inputs, p *Plan, s *Service) {
 	if auto != (s.KernelReason != "") {
 		t.Fatalf("%v: mode %s, beneath %s because %q", s.Port.Key, in.Policy.Mode, s.Kernel, s.KernelReason)
 	}
-	if s.Kernel == IPVS && in.Caps.Planes[0].Unusable[s.Scheduler] != "" && s.Scheduler != "rr" {
+	if s.Kernel == IPVS && in.Caps.Planes[0].MissingSchedulers[s.Scheduler] != "" && s.Scheduler != "rr" {
 		t.Fatalf("%v: scheduler %q, which this host lacks", s.Port.Key, s.Scheduler)
 	}
 	if s.Kernel != None && inexpressible(s.Kernel, s.Port, in) != "" &&

@@ -17,11 +17,12 @@ const (
 	Userspace DataPlane = "userspace"
 	IPTables  DataPlane = "iptables"
 	IPVS      DataPlane = "ipvs"
+	NFTables  DataPlane = "nftables"
 	None      DataPlane = "none"
 )
 
 // DataPlanes lists all of them, in the order in which they are shown.
-var DataPlanes = []DataPlane{Userspace, IPTables, IPVS, None}
+var DataPlanes = []DataPlane{Userspace, NFTables, IPTables, IPVS, None}
 
 // State is where a service is on its way between data planes.
 type State string

@@ -61,7 +61,7 @@ func (p *Policy) Detector() Capability {
 		c.Reason = "pods have addresses in " + joinedText(p.PodCIDRs)
 	default:
 		c.Supported = false
-		c.Reason = "nothing tells pods from other clients, so nobody is masqueraded towards cluster addresses, and a traffic policy Local holds for pods too: "
+		c.Reason = "nothing tells pods from other clients, so no client is masqueraded towards cluster addresses, and a traffic policy Local holds for pods too: "
 		if p.NodePodCIDRs {
 			c.Reason += "the Node object has no podCIDRs"
 		} else {

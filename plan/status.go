@@ -20,6 +20,7 @@ type Status struct {
 	Exhausted     []Resource      `json:"exhausted,omitempty"` // what userspace lacks room of, now or in the last 10 s
 	Ready         bool            `json:"ready"`               // new connections to every service are carried, and the fallback rules are written
 	NotReady      string          `json:"notReady,omitempty"`  // why not
+	Warnings      []string        `json:"warnings,omitempty"`  // what of others' may keep packets from services
 	Sync          SyncStatus      `json:"sync"`
 	Sources       []SourceStatus  `json:"sources"`
 	Capabilities  []CapStatus     `json:"capabilities"`
@@ -55,6 +56,9 @@ type SourceStatus struct {
 	Name   string `json:"name"`
 	Synced bool   `json:"synced"`
 	Error  string `json:"error"` // empty, or every problem, a line each
+	// Saved is as of when the source was saved, where that is served because it couldn't be
+	// read since the start; else zero.
+	Saved time.Time `json:"saved,omitzero"`
 }
 
 // CapStatus is one capability of this host.

@@ -4,6 +4,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -201,4 +202,6 @@ type Status struct {
 	Name   string   // the path, or the API server's URL
 	Synced bool     // it has been read at least once
 	Errors []string // what is wrong now, a line each: "file:line: what" of a file
+	// Saved is not zero where, as it couldn't be read yet, what was saved of it then is served.
+	Saved time.Time
 }

@@ -44,6 +44,22 @@ in_vm() {
 	fi
 }
 
+# in_nftables runs the end-to-end tests in mode nftables, but those that are the same in every
+# mode, or take long to say what the others say.
+in_nftables() {
+	local same
+	same="NothingArrives|CommandsThat.*|ConfigurationFile|WrongUse|NobodyRuns|MalformedManifest|BrokenFromTheStart|DuplicateDefinition"
+	same+="|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|ManifestsThatAreLate|PortInUse|SecondKproxy|StoppedWhileStarting"
+	same+="|PinsSurviveARestart|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd|AnotherProxy"
+	same+="|LeastConnectionsInUserspace|LegacyVariant|ScrapesOfManyServices|MetricsWithinLimits|WatchStatus|WatchLeavesTheTerminal|FewDescriptors"
+	same+="|ConntrackSettings|SilentEndpoint|UDPEndpointThatRefuses|Lab.*|Compare.*|Trace.*|AutoTakesWhatThereIs|ReadyMeansReady|CrashesKeepStreamsWhole|SupervisorFaults"
+	go test -c -o bin/e2e.test ./test/e2e && (
+		cd test/e2e
+		KPROXY_E2E_MODE=nftables go tool test2json -t -p "$(go list .) (nftables)" \
+			../../bin/e2e.test -test.v=test2json -test.timeout=15m -test.skip="^Test($same)\$" || true
+	) || printf '{"Action":"fail","Package":"test/e2e (nftables)"}\n'
+}
+
 # with_kubernetes runs what needs a real API server. It is a module of its own, so that
 # the product's go.mod stays clean; what both require is as in the product's (-mod=mod).
 # Not vetted is controlplane/, one page, for which vet would read all of Kubernetes.
@@ -172,6 +188,7 @@ everything() {
 	beside arm64 check build-arm64 env GOARCH=arm64 go build -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
 	beside benchmarks benchmarks
 	stage end-to-end tests end-to-end -count=1 ./test/e2e/...
+	stage "mode nftables" in_nftables
 	stage browser with_browser
 	stage kubernetes with_kubernetes
 	stage "the rest of these" together

@@ -113,7 +113,7 @@ func (t *tracer) notDelivered(p *netfilter.Packet) *Finding {
 		return nil
 	}
 	return &Finding{SeverityError, fmt.Sprintf("the answers of %s don't reach kproxy, which connects from the client's address: the kernel sends them to %s", p.Src.Addr(), back.to), back.command(),
-		"look whether kproxy's rules in the table mangle mark them (iptables -t mangle -S KPROXY-PREROUTING), and whether the mark leads to kproxy's table of routes (ip rule); kproxy repairs what is its own"}
+		"look whether kproxy's rules mark them (iptables -t mangle -S KPROXY-PREROUTING, or nft list chain ip kproxy prerouting), and whether the mark leads to kproxy's table of routes (ip rule); kproxy repairs what is its own"}
 }
 
 // wayBack asks for an answer's route to the client, and says why the answer doesn't get there; nil

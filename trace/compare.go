@@ -27,6 +27,10 @@ func (t *tracer) compare() {
 	// of them, whatever the number of services; what all services share is that of a plan of none.
 	one, none := *t.proxy.Plan, *t.proxy.Plan
 	one.Services, none.Services = []*plan.Service{t.service}, nil
+	if t.proxy.Compare != nil {
+		t.differs(func() ([]Mismatch, error) { return t.proxy.Compare(&one, t.frontend.Family) })
+		return
+	}
 	if t.proxy.Render == nil {
 		t.compareSets(&one, nil)
 		return
@@ -74,13 +78,17 @@ func (t *tracer) mismatch(object, planned, found string) {
 // settle is how long a set may differ while kproxy follows a change.
 const settle = 50 * time.Millisecond
 
-// compareSets compares the sets that steer the service's addresses, and further ones. What
-// differs is read twice.
+// compareSets compares the sets that steer the service's addresses, and further ones.
 func (t *tracer) compareSets(one *plan.Plan, further []kernel.Set) {
-	found, err := t.setsDiffer(one, further)
+	t.differs(func() ([]Mismatch, error) { return t.setsDiffer(one, further) })
+}
+
+// differs records what differs, which is read twice.
+func (t *tracer) differs(read func() ([]Mismatch, error)) {
+	found, err := read()
 	if len(found) > 0 {
 		time.Sleep(settle)
-		again, _ := t.setsDiffer(one, further)
+		again, _ := read()
 		found = slices.DeleteFunc(found, func(m Mismatch) bool { return !slices.Contains(again, m) })
 	}
 	if err != nil {
@@ -147,7 +155,7 @@ func (t *tracer) compareJump(j kernel.Jump) {
 
 // isOwn reports whether a rule is kproxy's.
 func isOwn(s *netfilter.Step) bool {
-	return kernel.Own(s.Chain) || strings.Contains(s.Text, kernel.Prefix)
+	return kernel.Own(s.Chain) || strings.Contains(s.Text, kernel.Prefix) || netfilter.Own(s)
 }
 
 // compareChain compares a chain that the packet met, rule by rule.
@@ -175,6 +183,9 @@ func (t *tracer) compareChain(want kernel.Chain) {
 
 // findOwnSets finds the address in kproxy's sets where no kproxy can be asked.
 func (t *tracer) findOwnSets() {
+	if t.host.sets == nil {
+		return
+	}
 	states, err := t.host.sets(func(name string) bool {
 		return slices.ContainsFunc([]string{kernel.SetUser, kernel.SetReject, kernel.SetDrop, kernel.SetVirtual}, func(b string) bool { return strings.HasPrefix(name, b+"-") })
 	})
@@ -198,7 +209,7 @@ func (t *tracer) findOwnSets() {
 				state, remedy = "hangs", "restart kproxy"
 			}
 			t.warn(SeverityError, fmt.Sprintf("%s is served in userspace, but kproxy %s, and the kernel has no rules of its own for it", to, state), "set "+s.Name,
-				remedy+"; with --mode iptables, ipvs or auto the kernel serves while kproxy is dead")
+				remedy+"; in every mode but userspace the kernel serves while kproxy is dead")
 		}
 	}
 }

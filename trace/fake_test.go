@@ -99,7 +99,9 @@ func (fakeHost) InterfaceAddress(string, service.Family) (netip.Addr, error) {
 func (fakeHost) MasqueradeAddress(string, netip.Addr) (netip.Addr, error) {
 	return netip.MustParseAddr("10.2.0.1"), nil
 }
-func (fakeHost) Listens(service.Protocol, netip.AddrPort) (bool, error) { return false, nil }
+func (fakeHost) Listens(service.Protocol, netip.AddrPort) (netfilter.Socket, error) {
+	return netfilter.Socket{}, nil
+}
 
 // trace follows a packet through the scene.
 func (c scene) trace(t *testing.T, from, to string, proxy *Proxy) Result {

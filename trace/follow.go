@@ -172,11 +172,16 @@ func (t *tracer) stoppedBy(walk *netfilter.Walk, o *netfilter.Outcome) *Finding 
 	s := &walk.Steps[o.By]
 	if isOwn(s) {
 		for i := o.By; i >= 0; i-- {
-			if at := &walk.Steps[i]; at.Chain == kernel.Prefix+"UNSERVED" && (i == o.By || at.Outcome == "jump to "+s.Chain) {
+			at := &walk.Steps[i]
+			if (at.Chain == kernel.Prefix+"UNSERVED" || netfilter.Own(at) && at.Chain == "unserved") && (i == o.By || at.Outcome == "jump to "+s.Chain || at.Outcome == "goto "+s.Chain) {
 				return t.unserved(at, o.Verdict)
 			}
+			if netfilter.Own(at) && at.Matched == netfilter.Yes && strings.Contains(at.Text, "vmap @refused") {
+				s = at
+				break
+			}
 		}
-		return t.ownStop(s, does)
+		return t.ownStop(s, o.Verdict)
 	}
 	where := place(s)
 	if s.Source == "iptables-legacy" {
@@ -248,25 +253,25 @@ func (t *tracer) unserved(s *netfilter.Step, v netfilter.Verdict) *Finding {
 		return &Finding{SeverityError, fmt.Sprintf("kproxy is alive, but no rule leads packets for %s to it", t.req.Address), place(s), t.repairs()}
 	}
 	return &Finding{SeverityError, fmt.Sprintf("no live kproxy serves %s in userspace, and the kernel has no rules of its own for it", t.req.Address), place(s),
-		"start kproxy, or look at its log and restart it; with --mode iptables, ipvs or auto the kernel serves while kproxy is dead"}
+		"start kproxy, or look at its log and restart it; in every mode but userspace the kernel serves while kproxy is dead"}
 }
 
 // ownStop explains what kproxy's own rules stop.
-func (t *tracer) ownStop(s *netfilter.Step, does string) *Finding {
-	where := place(s)
+func (t *tracer) ownStop(s *netfilter.Step, v netfilter.Verdict) *Finding {
+	where, refused := place(s), strings.Contains(s.Text, "@refused")
 	switch {
-	case strings.Contains(s.Text, kernel.SetRanged) || strings.Contains(s.Text, kernel.SetAllow):
+	case strings.Contains(s.Text, kernel.SetRanged) || strings.Contains(s.Text, kernel.SetAllow) || strings.Contains(s.Text, "@limited"):
 		return &Finding{SeverityError, t.notAdmitted(), where,
 			"add it to spec.loadBalancerSourceRanges of the Service, if it is to be admitted"}
-	case strings.Contains(s.Text, kernel.SetReject):
+	case strings.Contains(s.Text, kernel.SetReject) || refused && v == netfilter.Reject:
 		return &Finding{SeverityError, t.noUsableEndpoint(), where, remedyPods}
-	case strings.Contains(s.Text, kernel.SetDrop):
+	case strings.Contains(s.Text, kernel.SetDrop) || refused:
 		return &Finding{SeverityError, t.noLocalEndpoint(), where,
 			"send it to a node that has one, or set the Service's traffic policy to Cluster"}
-	case s.Chain == steering.ChainInvalid:
+	case s.Chain == steering.ChainInvalid || strings.Contains(s.Text, "ct state invalid"):
 		return &Finding{SeverityError, "conntrack can't place the packet (INVALID)", where, "look whether answers take another way than requests"}
 	}
-	return &Finding{SeverityError, fmt.Sprintf("kproxy's own rule %s the packet: %s", does, s.Text), where, ""}
+	return &Finding{SeverityError, fmt.Sprintf("kproxy's own rule %s the packet: %s", stops[v].does, s.Text), where, ""}
 }
 
 // noEndpoints says what the endpoints lack.
@@ -364,7 +369,7 @@ func worthShowing(s *netfilter.Step) bool {
 	case s.Policy:
 		return !strings.Contains(strings.ToLower(s.Outcome), "accept")
 	case s.Matched == netfilter.No:
-		return s.Chain == kernel.Prefix+"PORTAL"
+		return s.Chain == kernel.Prefix+"PORTAL" || netfilter.Own(s) && s.Chain == "redirect"
 	}
 	return true
 }
@@ -448,7 +453,7 @@ func (t *tracer) diverted(w way) {
 		f.What, f.Where, f.Remedy = f.What+": "+s.Text, place(s), t.ruleRemedy(s)
 	}
 	if _, ok, err := t.host.listener(t.req.Protocol, to); err == nil && !ok {
-		f.What += ", where nobody listens"
+		f.What += ", where nothing listens"
 		t.finish(w, Dropped, f)
 		return
 	}
@@ -489,11 +494,11 @@ func (t *tracer) noRoute(r *route) *Finding {
 // deliver follows what is delivered to this node: IPVS takes it behind the rules
 // that filter, or a socket gets it.
 func (t *tracer) deliver(w way) {
-	t.pass(w, netfilter.Input, netfilter.InputBeforeIPVS, func(w way) {
+	t.pass(w, netfilter.Input, netfilter.InputBeforeBalancing, func(w way) {
 		if t.balance(w) {
 			return
 		}
-		t.pass(w, netfilter.Input, netfilter.InputAfterIPVS, t.receive)
+		t.pass(w, netfilter.Input, netfilter.InputAfterBalancing, t.receive)
 	})
 }
 
@@ -512,11 +517,11 @@ func (t *tracer) originate(source netip.Addr) {
 	}
 	t.showRoute(w, &r, "this node connects from "+source.String())
 	w.packet.Out = r.link
-	t.pass(w, netfilter.Output, netfilter.OutputBeforeIPVS, func(w way) {
+	t.pass(w, netfilter.Output, netfilter.OutputBeforeBalancing, func(w way) {
 		if t.balance(w) {
 			return
 		}
-		t.pass(w, netfilter.Output, netfilter.OutputAfterIPVS, func(w way) { t.reroute(w, &r) })
+		t.pass(w, netfilter.Output, netfilter.OutputAfterBalancing, func(w way) { t.reroute(w, &r) })
 	})
 }
 
@@ -617,13 +622,13 @@ func (t *tracer) receive(w way) {
 			t.finish(w, NotAService, nil)
 			return
 		}
-		t.finish(w, Refused, &Finding{SeverityError, "nobody listens there", text, ""})
+		t.finish(w, Refused, &Finding{SeverityError, "nothing listens there", text, ""})
 	case ok && w.packet.Redirected:
 		show("userspace", "kproxy's listener takes it")
 		t.userspace(w)
 	case w.packet.Redirected:
-		show("userspace", "nobody listens")
-		t.finish(w, Refused, &Finding{SeverityError, "the packet is redirected to kproxy's listener, but nobody listens there", text,
+		show("userspace", "nothing listens")
+		t.finish(w, Refused, &Finding{SeverityError, "the packet is redirected to kproxy's listener, but nothing listens there", text,
 			"kproxy has died a moment ago: start it again; in a few seconds the kernel's own rules take new connections, where there are any"})
 	case ok && w.endpoint.IsValid():
 		show(input, "a process of this node takes it")
@@ -632,8 +637,8 @@ func (t *tracer) receive(w way) {
 		show(input, "a process of this node takes it")
 		t.finish(w, NotAService, nil)
 	default:
-		show(input, "nobody listens")
-		t.finish(w, Refused, &Finding{SeverityError, fmt.Sprintf("nobody listens on %s of this node", text), "sockets of this node",
+		show(input, "nothing listens")
+		t.finish(w, Refused, &Finding{SeverityError, fmt.Sprintf("nothing listens on %s of this node", text), "sockets of this node",
 			"start what is to listen there (ss -lntup shows who does)"})
 	}
 }

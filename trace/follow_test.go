@@ -99,7 +99,7 @@ func TestFollow(t *testing.T) {
 		}, nil, Forwarded, nil, nil},
 		{"given to a socket that isn't there", "10.1.0.2", func(c *scene) {
 			c.rules = toEndpoints + "*mangle\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 10.96.0.10/32 -p tcp -j TPROXY --on-port 9 --on-ip 0.0.0.0 --tproxy-mark 0x1/0xffffffff\nCOMMIT\n"
-		}, nil, Dropped, []string{"TPROXY", "nobody listens"}, nil},
+		}, nil, Dropped, []string{"TPROXY", "nothing listens"}, nil},
 		{"given to a socket", "10.1.0.2", func(c *scene) {
 			c.listening = []string{"0.0.0.0:9"}
 			c.rules = toEndpoints + "*mangle\n:PREROUTING ACCEPT [0:0]\n-A PREROUTING -d 10.96.0.10/32 -p tcp -j TPROXY --on-port 9 --on-ip 0.0.0.0 --tproxy-mark 0x1/0xffffffff\nCOMMIT\n"
@@ -116,7 +116,7 @@ func TestFollow(t *testing.T) {
 			map[string]float64{"10.2.0.2:9000": 0.25, "10.2.0.3:9000": 0.75}},
 		{"userspace, and answers to the client's address aren't marked", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} },
 			forecasts(onePlan(plan.Userspace), "10.1.0.2", 1), Dropped, []string{"don't reach kproxy", "10.1.0.2", "KPROXY-PREROUTING"}, nil},
-		{"userspace is dead", "10.1.0.2", func(c *scene) { c.rules = toUserspace }, forecasts(onePlan(plan.Userspace), "", 1), Refused, []string{"nobody listens", "10244"}, nil},
+		{"userspace is dead", "10.1.0.2", func(c *scene) { c.rules = toUserspace }, forecasts(onePlan(plan.Userspace), "", 1), Refused, []string{"nothing listens", "10244"}, nil},
 		{"userspace has nobody", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, forecasts(onePlan(plan.Userspace), ""), Refused, []string{"no endpoint that takes connections"}, nil},
 		{"userspace, and OUTPUT drops", "10.1.0.2", func(c *scene) {
 			c.rules, c.listening = toUserspace+filterRule("-A OUTPUT -p tcp -m tcp --dport 9000 -j DROP"), []string{"0.0.0.0:10244"}

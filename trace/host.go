@@ -56,6 +56,10 @@ func readHost(ctx context.Context, f service.Family, proxy *Proxy) (*hostState, 
 	if err != nil {
 		return nil, fmt.Errorf("read sets: %w", err)
 	}
+	list := sets.List
+	if _, err := sets.List(func(string) bool { return false }); errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+		list = func(func(string) bool) ([]kernel.SetState, error) { return nil, nil } // a kernel without sets
+	}
 	c := netfilter.DefaultConfig()
 	c.Sets, c.Host = sets, matchHost{}
 	if proxy != nil && proxy.Variant.Name != "" {
@@ -71,7 +75,7 @@ func readHost(ctx context.Context, f service.Family, proxy *Proxy) (*hostState, 
 		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrack.Use, notes: tables.Notes,
 		hop: readHop, throughDefault: throughDefault, linksDown: linksDown,
 		neighbours: sync.OnceValues(neighbours), listens: (*guest).listens, guestRoute: (*guest).routeTo,
-		sets: sets.List, close: func() { sets.Close() },
+		sets: list, close: func() { sets.Close() },
 	}, nil
 }
 
@@ -122,14 +126,9 @@ func (matchHost) MasqueradeAddress(out string, dst netip.Addr) (netip.Addr, erro
 }
 
 // Listens implements netfilter.Host.
-func (matchHost) Listens(proto service.Protocol, a netip.AddrPort) (bool, error) {
-	all, err := listenersOn(proto, a.Port())
-	for _, l := range all {
-		if l.address.Addr().Unmap() == a.Addr() {
-			return true, nil
-		}
-	}
-	return false, err
+func (matchHost) Listens(proto service.Protocol, a netip.AddrPort) (netfilter.Socket, error) {
+	l, ok, err := listenerFor(proto, a)
+	return netfilter.Socket{Found: ok, Wildcard: l.address.Addr().IsUnspecified(), Transparent: l.transparent}, err
 }
 
 // query is a packet as the routing decision sees it.
@@ -447,8 +446,8 @@ func martian(from netip.Addr) string {
 
 // listener is a socket that waits for connections or datagrams.
 type listener struct {
-	address netip.AddrPort
-	v6only  bool
+	address             netip.AddrPort
+	v6only, transparent bool
 }
 
 // sockets that wait: a UDP socket that isn't connected is in TCP_CLOSE
@@ -458,8 +457,12 @@ const (
 	tcpClose  = 7
 )
 
-// inetDiagSKV6Only is INET_DIAG_SKV6ONLY (include/uapi/linux/inet_diag.h).
-const inetDiagSKV6Only = 11
+// Attributes of sockets, and bits of the last (include/uapi/linux/inet_diag.h; since Linux 5.10).
+const (
+	inetDiagSKV6Only   = 11
+	inetDiagSockopt    = 22
+	sockoptTransparent = 1 << 5
+)
 
 // listenersOn returns the sockets that wait on a port (sock_diag(7)), asking only
 // for those: a host has many sockets.
@@ -504,6 +507,7 @@ func parseListener(m []byte) (listener, bool) {
 	l := listener{address: netip.AddrPortFrom(a, binary.BigEndian.Uint16(m[4:]))}
 	for kind, value := range nlmsg.Attributes(m[size:]) {
 		l.v6only = l.v6only || kind == inetDiagSKV6Only && len(value) > 0 && value[0] != 0
+		l.transparent = l.transparent || kind == inetDiagSockopt && len(value) > 0 && value[0]&sockoptTransparent != 0
 	}
 	return l, true
 }
@@ -520,10 +524,18 @@ func (l *listener) takes(a netip.Addr) bool {
 // listenerFor returns the socket that gets what is sent to a local address.
 func listenerFor(proto service.Protocol, to netip.AddrPort) (listener, bool, error) {
 	all, err := listenersOn(proto, to.Port())
-	for _, l := range all {
-		if l.takes(to.Addr()) {
-			return l, true, nil
+	var wild *listener
+	for i := range all {
+		switch l := &all[i]; {
+		case !l.takes(to.Addr()):
+		case !l.address.Addr().IsUnspecified():
+			return *l, true, nil
+		case wild == nil:
+			wild = l
 		}
+	}
+	if wild != nil {
+		return *wild, true, nil
 	}
 	return listener{}, false, err
 }

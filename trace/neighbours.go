@@ -141,7 +141,7 @@ func (t *tracer) noHop(r *route) *Finding {
 		return &Finding{SeverityError, fmt.Sprintf("the neighbour entry of %s on %s is wrong: packets are addressed to %s, but %s has %s", h.to, h.link, h.mac, g.link, strings.Join(g.macs, ", ")),
 			fmt.Sprintf("neighbour %s on %s (%s)", h.to, h.link, neighbourText(h.neighbour)), fmt.Sprintf("ip neigh del %s dev %s", h.to, h.link)}
 	case h.neighbour&(unix.NUD_FAILED|unix.NUD_INCOMPLETE) != 0 && g == nil:
-		return &Finding{SeverityError, fmt.Sprintf("nobody on %s says that it has %s: the kernel asks (ARP, neighbour discovery) and gets no answer", h.link, h.to),
+		return &Finding{SeverityError, fmt.Sprintf("no host on %s answers for %s: the kernel asks (ARP, neighbour discovery) in vain", h.link, h.to),
 			fmt.Sprintf("neighbour %s on %s (%s)", h.to, h.link, neighbourText(h.neighbour)), "look whether the pod or host is there, and has this address"}
 	}
 	return nil
@@ -197,7 +197,7 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 		return t.unhealthy(e)
 	}
 	if listens, err := t.host.listens(g, t.req.Protocol, to); err == nil && !listens {
-		return Refused, &Finding{SeverityError, fmt.Sprintf("nobody listens at %s %s, in network namespace %s", t.req.Protocol, to, g.path), "endpoint " + to.String(),
+		return Refused, &Finding{SeverityError, fmt.Sprintf("nothing listens at %s %s, in network namespace %s", t.req.Protocol, to, g.path), "endpoint " + to.String(),
 			"look whether the program there runs, and whether targetPort is the port that it listens on (ss -lntup in that namespace)"}
 	}
 	if src := p.Src.Addr(); src.IsValid() {

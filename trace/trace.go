@@ -40,6 +40,8 @@ type Proxy struct {
 	Missing func() ([]string, error)
 	// Render says what a plan wants in the kernel. It is given plans of one service.
 	Render func(*plan.Plan) kernel.Ruleset
+	// Compare compares plans of one service with the kernel, where they aren't rendered as a Ruleset.
+	Compare func(*plan.Plan, service.Family) ([]kernel.Mismatch, error)
 	// Explainers are those of the data planes. They need no plan.
 	Explainers []kernel.Explainer
 }

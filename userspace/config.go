@@ -43,6 +43,10 @@ type Config struct {
 	// means half of what net.ipv4.tcp_mem calls pressure.
 	MaxSocketMemory int
 
+	// Recorded, if it isn't nil, has the Server record what Salvage needs in another process should
+	// this one crash, and gets the descriptor of the records once they are there.
+	Recorded func(memory int)
+
 	// ConnectTimeout bounds one attempt, ConnectTotal all attempts for one
 	// client. Retries is how many further endpoints are tried where a service
 	// doesn't say; -1 means none.

@@ -44,5 +44,15 @@
 // Room: file descriptors, UDP sessions and what sockets hold in the kernel are bounded. Where one of
 // them is short, connections and sessions beyond their client's share give way (shed.go).
 //
+// Takeover: a Server in another process goes on with all that one has (handover.go, takeover.go; package
+// handover is what it is told):
+//
+//	Listeners ─────────> Inherit, Prepare: clients still come to the one before
+//	HandOver ──────────> TakeOver: both are still, so that either may go on
+//	Release or Resume    Run, as soon as it is certain that the other one doesn't resume
+//
+// What makes that possible is the end of a turn: a loop has no byte then that isn't in a socket, a pipe or a
+// connection's own buffer, and a worker no datagram. Descriptors are copied, so no peer hears of one of the two being closed.
+//
 // All methods of a Server are safe for concurrent use.
 package userspace

@@ -195,7 +195,7 @@ func named(name string) func(*net.TCPConn) {
 	}
 }
 
-// refusing is an address on which nobody listens.
+// refusing is an address on which nothing listens.
 func refusing(t testing.TB) netip.AddrPort {
 	t.Helper()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
@@ -336,4 +336,4 @@ func loopbackUp() error {
 // as a process of its own.
 const roleEnv = "KPUS_ROLE"
 
-var roles = map[string]func() int{"limited": limitedServer, "starving": starvingServer}
+var roles = map[string]func() int{"limited": limitedServer, "starving": starvingServer, "successor": successor, "echoes": echoes}

@@ -111,11 +111,22 @@ type process struct {
 	addr netip.AddrPort // where it serves
 }
 
-func startProcess(t *testing.T, role string, endpoint netip.AddrPort) *process {
+func startProcess(t testing.TB, role string, endpoint netip.AddrPort) *process {
+	t.Helper()
+	p := launch(t, role, endpoint, func(*exec.Cmd) {})
+	var err error
+	p.addr, err = netip.ParseAddrPort("127.0.0.1:" + p.line(t))
+	must(t, err)
+	return p
+}
+
+// launch starts a process that needn't say where it serves.
+func launch(t testing.TB, role string, endpoint netip.AddrPort, prepare func(*exec.Cmd)) *process {
 	t.Helper()
 	p := &process{cmd: exec.Command(os.Args[0])}
 	p.cmd.Env = append(os.Environ(), roleEnv+"="+role, "KPUS_ENDPOINT="+endpoint.String())
 	p.cmd.Stderr = os.Stderr
+	prepare(p.cmd)
 	var err error
 	p.in, err = p.cmd.StdinPipe()
 	must(t, err)
@@ -124,12 +135,10 @@ func startProcess(t *testing.T, role string, endpoint netip.AddrPort) *process {
 	p.out = bufio.NewReader(out)
 	must(t, p.cmd.Start())
 	t.Cleanup(func() { p.cmd.Process.Kill() })
-	p.addr, err = netip.ParseAddrPort("127.0.0.1:" + p.line(t))
-	must(t, err)
 	return p
 }
 
-func (p *process) line(t *testing.T) string {
+func (p *process) line(t testing.TB) string {
 	t.Helper()
 	line, err := p.out.ReadString('\n')
 	must(t, err)
@@ -137,7 +146,7 @@ func (p *process) line(t *testing.T) string {
 }
 
 // end ends the process's input and returns the last line it prints.
-func (p *process) end(t *testing.T) string {
+func (p *process) end(t testing.TB) string {
 	t.Helper()
 	p.in.Close()
 	line := p.line(t)

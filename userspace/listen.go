@@ -42,6 +42,27 @@ type udpListener struct {
 // Listen opens the shared listeners, and raises the limit on file descriptors.
 // A family this host doesn't have is left out.
 func (s *Server) Listen() error {
+	return s.listenWith(func() error {
+		var err error
+		if s.tcp, err = listen(s.cfg.TCPPort, s.openTCP); err != nil {
+			return fmt.Errorf("listen on TCP :%d: %w", s.cfg.TCPPort, err)
+		}
+		if s.cfg.Origin == nil {
+			return nil
+		}
+		opened, err := listen(s.cfg.UDPPort, s.openUDP)
+		if err != nil {
+			return fmt.Errorf("listen on UDP :%d: %w", s.cfg.UDPPort, err)
+		}
+		for _, l := range opened {
+			s.udp = append(s.udp, &udpListener{listener: l})
+		}
+		return nil
+	})
+}
+
+// listenWith gets the listeners by open, and makes all that serves them.
+func (s *Server) listenWith(open func() error) error {
 	limit := s.cfg.MaxFDs
 	if limit == 0 {
 		var err error
@@ -59,22 +80,15 @@ func (s *Server) Listen() error {
 	s.tcpBudget, s.udpBudget, s.pipes = newBudget(l.tcp), newBudget(l.udp), newPipes(l.pipes)
 	s.tcpBudget.notify = s.acceptAgain
 	s.locals.refresh()
-	var err error
-	if s.tcp, err = listen(s.cfg.TCPPort, s.openTCP); err != nil {
-		return fmt.Errorf("listen on TCP :%d: %w", s.cfg.TCPPort, err)
-	}
-	makeRoomForFDs(s.tcp[0].fds[0], limit)
-	if s.cfg.Origin != nil {
-		var opened []*listener
-		if opened, err = listen(s.cfg.UDPPort, s.openUDP); err != nil {
-			err = fmt.Errorf("listen on UDP :%d: %w", s.cfg.UDPPort, err)
-		}
-		for _, l := range opened {
-			s.udp = append(s.udp, &udpListener{listener: l})
-		}
-	}
+	err := open()
 	if err == nil {
+		makeRoomForFDs(s.tcp[0].fds[0], limit)
 		err = s.makeLoops()
+	}
+	if err == nil && s.cfg.Recorded != nil {
+		if s.records, err = s.makeRecords(limit); err == nil {
+			s.cfg.Recorded(s.records.fd)
+		}
 	}
 	if err != nil {
 		s.closeAll()
@@ -124,11 +138,12 @@ func listen(port uint16, open func(*listener) error) ([]*listener, error) {
 	}
 }
 
+// close closes its sockets. A worker that still has events of one finds none.
 func (l *listener) close() {
-	for _, fd := range l.fds {
+	for i, fd := range l.fds {
 		sysClose(fd)
+		l.fds[i] = -1
 	}
-	l.fds = nil
 }
 
 // bind opens a socket of a kind at the port, which it notes. What prepare does comes before.

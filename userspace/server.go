@@ -37,7 +37,8 @@ type Server struct {
 	loops     []*loop
 	udp       []*udpListener
 	workers   []*udpWorker
-	started   bool           // Run was called
+	records   *records       // nil where nothing outlives this process
+	started   bool           // Run was called; under gate until shut
 	running   sync.WaitGroup // loops and workers
 	prober    prober
 
@@ -52,6 +53,8 @@ type Server struct {
 	stop    context.CancelFunc
 	gate    sync.Mutex // guards shut, and orders it with flows
 	shut    bool       // no session may begin any more
+
+	handing sync.Mutex // held from HandOver to Resume, and from Release on
 }
 
 // New returns a Server that does nothing yet.
@@ -77,7 +80,7 @@ func (s *Server) Run(ctx context.Context) error {
 	if len(s.tcp) == 0 {
 		return errors.New("run userspace: not listening")
 	}
-	if !s.enter() { // so that Drain waits for what is accepted last
+	if !s.enter(true) { // so that Drain waits for what is accepted last
 		return nil
 	}
 	defer s.flows.Done()
@@ -105,7 +108,7 @@ func (s *Server) makeLoops() error {
 		}
 		s.loops = append(s.loops, l)
 	}
-	for i := 0; len(s.udp) > 0 && i < s.cfg.Loops; i++ {
+	for i := 0; len(s.udp) > 0 && i < len(s.udp[0].fds); i++ {
 		w, err := s.newUDPWorker(i)
 		if err != nil {
 			return err
@@ -131,7 +134,6 @@ func (s *Server) raiseProcessors() {
 
 // start starts the goroutines of loops and workers, which outlive Run.
 func (s *Server) start() {
-	s.started = true
 	s.raiseProcessors()
 	for _, l := range s.loops {
 		l.post(l.startAccepting)
@@ -153,11 +155,7 @@ func (s *Server) acceptAgain() {
 // stopAccepting accepts the clients that the kernel has connected, and resets
 // those that come after. It returns when the listeners are closed.
 func (s *Server) stopAccepting() {
-	everyPoller(s.loops, func(l *loop) {
-		for _, a := range l.acceptors {
-			a.stop()
-		}
-	})
+	everyPoller(s.loops, (*loop).stopAccepting)
 	everyPoller(s.loops, func(*loop) {}) // what loops had handed to each other before has been taken
 	for _, l := range s.tcp {
 		l.close()
@@ -215,6 +213,9 @@ func (s *Server) retries(p *service.Port) int {
 func (s *Server) Drain(ctx context.Context) error {
 	s.stop()
 	s.shutGate(ctx)
+	if !s.started { // nor will it be: what was taken over has no loop that would end it
+		s.abandon()
+	}
 	gone := make(chan struct{})
 	go func() {
 		s.flows.Wait()
@@ -250,13 +251,14 @@ func (s *Server) shutGate(ctx context.Context) {
 }
 
 // enter counts a goroutine that begins connections or is a session, unless
-// none may begin any more.
-func (s *Server) enter() bool {
+// none may begin any more. Starts says that it is Run.
+func (s *Server) enter(starts bool) bool {
 	s.gate.Lock()
 	defer s.gate.Unlock()
 	if s.shut {
 		return false
 	}
+	s.started = s.started || starts
 	s.flows.Add(1)
 	return true
 }
@@ -292,6 +294,7 @@ func (s *Server) closeAll() {
 	if s.pipes != nil {
 		s.pipes.close()
 	}
+	s.records.close()
 }
 
 func (s *Server) isStopped() bool { return s.stopped.Err() != nil }

@@ -174,55 +174,79 @@ func connectFrom(t testing.TB, s *Server, from net.IP) *net.TCPConn {
 	return c.(*net.TCPConn)
 }
 
-// Where sockets hold too much memory, who holds most gives way: clients that don't read what they asked for. A
-// hundred others lose nothing.
+// Where sockets hold too much memory, those who hold most give way: clients that don't read what they asked for, or
+// too slowly, and those who send what an endpoint doesn't read. A hundred others lose nothing.
 func TestMemoryBesideAHundred(t *testing.T) {
-	const hundred, share, bound = 100, 64, 16 << 20
+	const hundred, greedy, bound = 100, 64, 16 << 20
 	flooded := netip.MustParseAddrPort("10.96.0.2:80")
-	flood := tcpEndpoint(t, func(c *net.TCPConn) {
+	block := make([]byte, 1<<16)
+	flood := func(c *net.TCPConn) {
 		defer c.Close()
-		for b := make([]byte, 1<<16); ; {
-			if _, err := c.Write(b); err != nil {
+		for {
+			if _, err := c.Write(block); err != nil {
 				return
 			}
 		}
-	})
-	services := []testService{
-		{name: "within", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}},
-		{name: "flooded", vip: flooded, eps: []netip.AddrPort{flood}},
 	}
-	s := start(t, Config{MaxSocketMemory: bound, TCPOrigin: func(fd int, _ service.Family) (netip.AddrPort, error) {
-		peer, err := unix.Getpeername(fd)
-		if from, ok := peer.(*unix.SockaddrInet4); ok && from.Addr[1] == 1 {
-			return flooded, err
-		}
-		return vip, err
-	}}, testPlan(services...))
-	var kept []*net.TCPConn
-	for i := range hundred {
-		c := connectFrom(t, s, net.IPv4(127, 0, 1, byte(i+1)))
-		ask(t, c, strings.Repeat("x", 50000)) // it has carried something as well
-		kept = append(kept, c)
-	}
-	for range share {
-		connectFrom(t, s, net.IPv4(127, 1, 0, 1))
-	}
-	held := func() (n int) {
-		for _, h := range s.connections((*tcpConn).memory) {
-			n += h.weight
-		}
-		return n
-	}
-	eventually(t, "memory to be short", func() bool { return slices.Contains(s.Exhausted(), plan.Memory) })
-	eventually(t, "sockets to hold less than the bound", func() bool { return s.Shed(service.TCP)[shedClient] > 0 && held() <= bound })
-	for _, c := range kept {
-		if got := ask(t, c, "old"); got != "a old" {
-			t.Fatalf("a connection got %q", got)
+	one, many := func(int) net.IP { return net.IPv4(127, 1, 0, 1) }, func(i int) net.IP { return net.IPv4(127, 1, 0, byte(i+1)) }
+	sip := func(c *net.TCPConn) { // a byte at a time, so that it is never silent
+		for b := make([]byte, 1); ; time.Sleep(100 * time.Millisecond) {
+			if _, err := c.Read(b); err != nil {
+				return
+			}
 		}
 	}
-	for r, n := range s.Shed(service.TCP) {
-		if r != int(shedClient) && n > 0 {
-			t.Errorf("%d gave way: %s", n, plan.ShedReasons[r])
-		}
+	tests := []struct {
+		name     string
+		from     func(i int) net.IP
+		endpoint func(*net.TCPConn)
+		client   func(*net.TCPConn)
+	}{
+		{"a client that doesn't read", one, flood, func(*net.TCPConn) {}},
+		{"a client that reads slowly", one, flood, sip},
+		{"a client that sends what isn't read", one, func(*net.TCPConn) {}, flood},
+		{"many clients that read slowly", many, flood, sip},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			services := []testService{
+				{name: "within", eps: []netip.AddrPort{tcpEndpoint(t, named("a"))}},
+				{name: "flooded", vip: flooded, eps: []netip.AddrPort{tcpEndpoint(t, tt.endpoint)}},
+			}
+			s := start(t, Config{MaxSocketMemory: bound, TCPOrigin: func(fd int, _ service.Family) (netip.AddrPort, error) {
+				peer, err := unix.Getpeername(fd)
+				if from, ok := peer.(*unix.SockaddrInet4); ok && from.Addr[1] == 1 {
+					return flooded, err
+				}
+				return vip, err
+			}}, testPlan(services...))
+			var kept []*net.TCPConn
+			for i := range hundred {
+				c := connectFrom(t, s, net.IPv4(127, 0, 1, byte(i+1)))
+				ask(t, c, strings.Repeat("x", 50000)) // it has carried something as well
+				kept = append(kept, c)
+			}
+			for i := range greedy {
+				go tt.client(connectFrom(t, s, tt.from(i)))
+			}
+			held := func() (n int) {
+				for _, h := range s.connections((*tcpConn).memory) {
+					n += h.weight
+				}
+				return n
+			}
+			eventually(t, "memory to be short", func() bool { return slices.Contains(s.Exhausted(), plan.Memory) })
+			eventually(t, "sockets to hold less than the bound", func() bool { return s.Shed(service.TCP)[shedClient] > 0 && held() <= bound })
+			for _, c := range kept {
+				if got := ask(t, c, "old"); got != "a old" {
+					t.Fatalf("a connection got %q", got)
+				}
+			}
+			for r, n := range s.Shed(service.TCP) {
+				if r != int(shedClient) && n > 0 {
+					t.Errorf("%d gave way: %s", n, plan.ShedReasons[r])
+				}
+			}
+		})
 	}
 }

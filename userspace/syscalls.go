@@ -106,6 +106,13 @@ func sysLocal(fd int, local *rawAddress) unix.Errno {
 	return e
 }
 
+// sysPeer is getpeername(2).
+func sysPeer(fd int, peer *rawAddress) unix.Errno {
+	size := uint32(sizeofAddress6)
+	_, _, e := unix.RawSyscall(unix.SYS_GETPEERNAME, uintptr(fd), uintptr(unsafe.Pointer(peer)), uintptr(unsafe.Pointer(&size)))
+	return e
+}
+
 // sysOption is setsockopt(2) of an int.
 func sysOption(fd, level, name int, value int32) unix.Errno {
 	_, _, e := unix.RawSyscall6(unix.SYS_SETSOCKOPT, uintptr(fd), uintptr(level), uintptr(name), uintptr(unsafe.Pointer(&value)), 4, 0)

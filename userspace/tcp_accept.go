@@ -104,6 +104,7 @@ func (a *acceptor) accept() {
 			}
 			return
 		}
+		s.records.of(fd).accepted()
 		a.wait = acceptWaitMin
 		s.starved.Store(0)
 		a.loop.assign(t, fd, a.from.addrPort())

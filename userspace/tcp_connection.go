@@ -37,7 +37,8 @@ type tcpConn struct {
 	loop    *loop
 	slot    int32
 	phase   connPhase
-	queued  bool // in the loop's list of busy ones
+	queued  bool    // in the loop's list of busy ones
+	record  *record // nil where nothing outlives this process
 	front   front
 	from    plan.Client
 	reached bool // an endpoint has taken it at least once
@@ -60,6 +61,7 @@ func (l *loop) admit(t *listener, fd int, client netip.AddrPort) {
 	s := l.server
 	x, group := l.admitTCP(t, fd, client)
 	if x == nil {
+		s.records.of(fd).forget()
 		(&side{fd: fd}).abort()
 		s.tcpBudget.release(fdsPerConnection)
 		l.assigned.Add(-1)
@@ -92,7 +94,7 @@ func (l *loop) admitTCP(t *listener, fd int, client netip.AddrPort) (*tcpConn, *
 	if !ok {
 		return nil, nil
 	}
-	x := &tcpConn{loop: l, front: f, from: from}
+	x := &tcpConn{loop: l, front: f, from: from, record: s.records.of(fd)}
 	x.state, x.client, x.orig, x.started = f.view.state, client, orig, time.Now()
 	x.sides = [2]side{{fd: fd, tag: l.conns.tag(), readable: true, writable: true}, {fd: -1}}
 	return x, f.group(from, s.table.rules())
@@ -153,6 +155,7 @@ func (x *tcpConn) dial() {
 		}
 	}
 	x.state.failed.Add(1)
+	x.record.forget()
 	x.sides[clientSide].abort()
 	x.end()
 }
@@ -168,6 +171,7 @@ func (x *tcpConn) failed(err error) {
 
 // again gives the endpoint up for the next one.
 func (x *tcpConn) again(err error) {
+	x.record.back()
 	x.sides[endpointSide].close()
 	x.failed(err)
 	if sinceEpoch() >= x.until {
@@ -280,6 +284,7 @@ func (x *tcpConn) die() {
 
 // cut resets both sides.
 func (x *tcpConn) cut() {
+	x.record.forget()
 	x.sides[clientSide].abort()
 	x.sides[endpointSide].abort()
 	x.end()
@@ -312,7 +317,6 @@ type side struct {
 	writable bool
 	last     bool // there is an end to be read, or an error
 	broken   bool // both directions are shut, or it has an error
-	failed   bool // a read has told of an error, which it does once
 	urgent   bool // it got urgent data, at which reads stop short
 	watched  bool // epoll reports its events
 	asksOut  bool // and when it can be written to

@@ -23,8 +23,9 @@ type loop struct {
 
 	conns  slots[*tcpConn]
 	timers timers
-	busy   []*tcpConn // whose turn ended before they ran out of bytes
-	buf    []byte     // what is copied: one read at a time
+	busy   []*tcpConn    // whose turn ended before they ran out of bytes
+	buf    []byte        // what is copied: one read at a time
+	moving *atomic.Int32 // of records; nil without
 
 	acceptors []*acceptor
 }
@@ -131,5 +132,12 @@ func (l *loop) resume() {
 func (l *loop) startAccepting() {
 	for _, a := range l.acceptors {
 		a.start()
+	}
+}
+
+// stopAccepting stops that, until stopped is reset.
+func (l *loop) stopAccepting() {
+	for _, a := range l.acceptors {
+		a.stop()
 	}
 }

@@ -76,9 +76,6 @@ func (p *pump) turn(c *tcpConn, src, dst *side) ending {
 // tcp_read_sock in net/ipv4/tcp.c): such a stream is copied until a read finds
 // nothing. Urgent data itself isn't passed on.
 func (p *pump) take(c *tcpConn, src, dst *side) (n int, e ending) {
-	if src.failed {
-		return 0, sourceDied
-	}
 	bulk := p.bulk && !src.urgent
 	if bulk && !p.piped {
 		p.pipe, p.piped = c.loop.server.pipes.get()
@@ -139,15 +136,27 @@ func (p *pump) give(c *tcpConn, dst *side, b []byte) ending {
 		case err == unix.EAGAIN:
 			dst.full(c)
 		default:
-			p.keep(b)
+			p.keep(c, b)
 			return sinkDied
 		}
 	}
-	p.keep(b)
+	p.keep(c, b)
 	return unfinished
 }
 
-func (p *pump) keep(b []byte) {
+// keep keeps it in a pipe, which may outlive this process (see records); without one, in memory.
+func (p *pump) keep(c *tcpConn, b []byte) {
+	if c.record != nil && !p.piped {
+		p.pipe, p.piped = c.loop.server.pipes.get()
+	}
+	if c.record != nil && p.piped {
+		if n, err := unix.Write(p.pipe.w, b); n == len(b) && err == nil {
+			p.pending = n
+			return
+		}
+		c.loop.server.pipes.discard(p.pipe) // it holds less than was asked for (fs.pipe-user-pages-soft)
+		p.piped = false
+	}
 	p.buf = buffers.Get().(*[copySize]byte)
 	p.offset, p.pending = 0, copy(p.buf[:], b)
 }

@@ -33,6 +33,7 @@ func (x *tcpConn) begin() {
 		x.pumps[d].meter = &x.meters[d]
 	}
 	x.restrict(x.front.view.plan.Port.IdleTimeout)
+	x.record.relaying(x)
 	// Its request is there already, most of the time: a read costs less than an event.
 	x.relay()
 	if x.phase != relaying {
@@ -49,11 +50,13 @@ func (x *tcpConn) begin() {
 // relay moves what can be moved. The endpoint comes first: that it resets first
 // thing has to be known before it is written to.
 func (x *tcpConn) relay() {
+	x.record.move(x)
 	for _, d := range []int{endpointSide, clientSide} {
 		if x.phase == relaying {
 			x.direction(d)
 		}
 	}
+	x.record.moved(x)
 }
 
 // direction lets a pump have its turn, and then says at its sink how it ended.
@@ -120,6 +123,7 @@ func (x *tcpConn) sourceFinished(d int) {
 		x.endpoint.Load().ejection.Succeeded()
 	}
 	if x.ended[sink] {
+		x.record.forget()
 		x.sides[clientSide].close()
 		x.sides[endpointSide].close()
 		x.end()
@@ -143,6 +147,7 @@ func (x *tcpConn) sourceDied(d int) {
 		x.again(nil)
 		return
 	}
+	x.record.forget()
 	x.sides[d].close()
 	x.leave()
 }
@@ -165,6 +170,7 @@ func (x *tcpConn) sinkDied(d int) {
 	case x.dead[d]:
 		x.cut()
 	case x.ended[sink]:
+		x.record.forget()
 		x.sides[sink].close()
 		x.leave()
 	default:

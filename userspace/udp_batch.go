@@ -264,6 +264,14 @@ type sessionKey struct {
 	family        service.Family
 }
 
+// newSessionKey makes the key of datagrams from a client to an address.
+func newSessionKey(from netip.AddrPort, to netip.Addr, zone uint32) sessionKey {
+	k := sessionKey{zone: zone, port: from.Port(), family: service.FamilyOf(to)}
+	copy(k.client[:], from.Addr().AsSlice())
+	copy(k.local[:], to.AsSlice())
+	return k
+}
+
 // keyOf makes the key of a datagram; false if its control messages don't say
 // where it arrived. in is the index of the interface.
 func keyOf(name *unix.RawSockaddrInet6, oob []byte) (k sessionKey, in int, ok bool) {

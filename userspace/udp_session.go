@@ -216,6 +216,7 @@ func (x *session) connect(failed *endpoint) bool {
 			c.connected(e)
 			x.endpoint.Store(e)
 			x.upstream, u.session, x.greeted = u, x, false
+			s.records.of(u.fd).session(x)
 			return true
 		}
 		x.state.release(e)
@@ -232,6 +233,7 @@ func (x *session) disconnect(sound bool) {
 	}
 	u := x.upstream
 	x.upstream = nil
+	x.worker.server.records.of(u.fd).forget()
 	x.settle()
 	x.state.release(x.endpoint.Load())
 	if sound && class(x.class.Load()) == exchanged && !x.pending {

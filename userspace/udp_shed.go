@@ -14,12 +14,21 @@ const spentAfter = 50 * time.Millisecond
 // processors a clock would show what others take.
 const choiceTakes = 500
 
+// sessionParts is the part of all sessions that is chosen at once: it takes a pass over all of them, and each
+// of those chosen is ended only when another one begins.
+const sessionParts = 8
+
 // sessionVictims are the sessions that are to be ended, chosen among those of all workers.
 type sessionVictims struct {
-	mu     sync.Mutex // held while they are chosen
-	queues [][]victim // by worker: each ends its own at once
-	chosen int64      // when they were
-	next   int64      // when others may be chosen
+	mu   sync.Mutex // held while they are chosen
+	next int64      // when others may be chosen
+	of   []victims  // by the worker that needs room
+}
+
+// victims are those chosen for a worker, its own first: each worker ends its own at once.
+type victims struct {
+	queue  []victim
+	chosen int64 // when they were
 }
 
 // makeRoom ends a session while there is room for few more: one of the worker's own, if there is any among those
@@ -50,30 +59,32 @@ func (w *udpWorker) makeRoom() {
 	}
 }
 
-// take returns a victim, one of w's own if there is any; false if there is none.
-func (d *sessionVictims) take(w *udpWorker) (v victim, found bool) {
+// take returns a victim that has had no datagram since it was chosen, one of w's own if there is any: another
+// worker's makes room only when that has its turn, and new clients' datagrams come until then. It returns false
+// if there is none.
+func (d *sessionVictims) take(w *udpWorker) (victim, bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if w.now-d.chosen > int64(trustFor) {
-		d.queues = nil
+	if d.of == nil {
+		d.of = make([]victims, len(w.server.workers))
 	}
-	if v, found = d.first(w); !found && w.now >= d.next {
-		d.choose(w.server, w.now)
-		v, found = d.first(w)
+	vs := &d.of[w.number]
+	if w.now-vs.chosen > int64(trustFor) {
+		vs.queue = nil
 	}
-	return v, found
+	if v, found := vs.first(); found || w.now < d.next {
+		return v, found
+	}
+	vs.queue, vs.chosen = d.choose(w), w.now
+	return vs.first()
 }
 
-// first takes the first victim that has had no datagram since it was chosen.
-func (d *sessionVictims) first(w *udpWorker) (victim, bool) {
-	for i := range d.queues {
-		q := &d.queues[(w.number+i)%len(d.queues)]
-		for len(*q) > 0 {
-			v := (*q)[0]
-			*q = (*q)[1:]
-			if v.flow.(*session).active.Load() == v.active {
-				return v, true
-			}
+func (vs *victims) first() (victim, bool) {
+	for len(vs.queue) > 0 {
+		v := vs.queue[0]
+		vs.queue = vs.queue[1:]
+		if v.flow.(*session).active.Load() == v.active {
+			return v, true
 		}
 	}
 	return victim{}, false
@@ -96,8 +107,10 @@ func (x *session) giveWay(v victim) bool {
 // choose chooses sessions that have to give way. First
 // come single questions that were answered, then those that were never answered, then the others; where most
 // were never answered, as in a flood, these come first. In each of these, where a holder has more than its
-// share, only its sessions go, else those that were silent for long enough to believe that they won't be missed.
-func (d *sessionVictims) choose(s *Server, now int64) {
+// share, only its sessions go, else those that were silent for long enough to believe that they won't be missed;
+// those of worker w before others.
+func (d *sessionVictims) choose(w *udpWorker) (out []victim) {
+	s, now := w.server, w.now
 	var all []holding
 	var kinds [classes]int
 	for _, f := range s.live.all() {
@@ -114,31 +127,29 @@ func (d *sessionVictims) choose(s *Server, now int64) {
 	if kinds[unanswered] > len(all)/2 {
 		order = []class{unanswered, exchanged, talking}
 	}
-	want := max(len(all)/shedParts, shedLeast) * len(s.workers)
-	left := want
-	d.queues, d.chosen = make([][]victim, len(s.workers)), now
+	want := max(len(all)/sessionParts, shedLeast*len(s.workers))
 	for _, c := range order {
 		for i := range all {
 			if all[i].weight = 0; all[i].class == c {
 				all[i].weight = 1
 			}
 		}
-		for _, v := range chooseVictims(all, left, shareLeast, func(h *holding, is share) int {
+		out = append(out, chooseVictims(all, want-len(out), shareLeast, func(h *holding, is share) int {
 			switch {
 			case c == exchanged && is != within, c == unanswered && is >= serviceOver, is == clientOver,
 				is != within && now-h.active > int64(trustFor):
-				return 0
+				if h.flow.(*session).worker == w {
+					return 0
+				}
+				return 1
 			}
 			return -1
-		}) {
-			n := v.flow.(*session).worker.number
-			d.queues[n] = append(d.queues[n], v)
-			left--
-		}
+		})...)
 	}
-	if took := choiceTakes * int64(len(all)); left == want || left > 0 && took > int64(time.Millisecond) {
+	if took := choiceTakes * int64(len(all)); len(out) == 0 || len(out) < want && took > int64(time.Millisecond) {
 		d.next = now + shedCost*took
 	}
+	return out
 }
 
 // holding is x as others count it.

@@ -169,7 +169,7 @@ func TestUDPIdleTimeout(t *testing.T) {
 	}
 }
 
-// A port that nobody listens on is found out by ICMP; the datagram goes to
+// A port that nothing listens on is found out by ICMP; the datagram goes to
 // another endpoint, and after some failures nobody is sent there.
 func TestUDPPortUnreachable(t *testing.T) {
 	dead, stop := udpEndpoint(t, "dead")
@@ -228,6 +228,42 @@ func TestUDPEndpointDies(t *testing.T) {
 	}
 	if got := s.Counters()[udpKey()]; got.Retried == 0 || got.Total != 1 {
 		t.Errorf("counters %+v, want one session that was retried", got)
+	}
+}
+
+// Many clients at once get answers from several workers, while endpoints come and go, one refuses, sessions make
+// room for others, and counts are read.
+func TestUDPBesideChanges(t *testing.T) {
+	a, _ := udpEndpoint(t, "a")
+	b, _ := udpEndpoint(t, "b")
+	gone, stop := udpEndpoint(t, "gone")
+	stop()
+	s := start(t, Config{Origin: newOrigins(), Loops: 4, MaxSessions: 64}, testPlan(udpService(a, b)))
+	var clients sync.WaitGroup
+	for range 20 {
+		clients.Go(func() {
+			for range 10 {
+				c := udpClient(t, s)
+				for range 3 {
+					if got := udpAsk(t, c, "x"); got != "a x" && got != "b x" {
+						t.Errorf("answer %q", got)
+					}
+				}
+			}
+		})
+	}
+	done := make(chan struct{})
+	go func() { clients.Wait(); close(done) }()
+	for i := 0; ; i++ {
+		select {
+		case <-done:
+			return
+		case <-time.After(time.Millisecond):
+		}
+		serve(s, testPlan(udpService([][]netip.AddrPort{{a}, {a, b}, {b, gone}}[i%3]...)))
+		s.Budget(service.UDP)
+		s.Shed(service.UDP)
+		s.everySession(func(x *session) { x.holding() })
 	}
 }
 

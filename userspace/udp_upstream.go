@@ -30,6 +30,11 @@ func (w *udpWorker) upstream(k socketKey) (*upstream, error) {
 	if err != nil {
 		return nil, err
 	}
+	return w.adopt(k, fd)
+}
+
+// adopt makes an upstream of a socket.
+func (w *udpWorker) adopt(k socketKey, fd int) (*upstream, error) {
 	u := &upstream{key: k, fd: fd, tag: w.upstreams.tag()}
 	u.number = w.upstreams.add(u)
 	if err := w.watch(fd, unix.EPOLLIN|unix.EPOLLET, u.number, u.tag); err != nil {

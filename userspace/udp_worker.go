@@ -204,7 +204,7 @@ func (w *udpWorker) open(k sessionKey, in int) *session {
 		s.short[shortSessions].note()
 		return nil
 	}
-	if !s.enter() {
+	if !s.enter(false) {
 		s.udpBudget.release(fdsPerSession)
 		return nil
 	}

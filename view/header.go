@@ -8,7 +8,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// header is who and how it is: the program, its last sync, what it carries.
+// header is who and how it is: the program, what is wrong with it, how services fare, what it carries.
 func (m *Model) header(now time.Time, width int) []line {
 	g := m.theme.glyphs()
 	if m.received.IsZero() {
@@ -37,14 +37,18 @@ func (m *Model) header(now time.Time, width int) []line {
 	} else if !st.Alive {
 		out = append(out, text("new connections go to the fallback rules"))
 	}
-	out = append(out, m.syncLine(now, width))
+	if sync := &st.Sync; sync.LastError != "" {
+		out = append(out, styled(bad, "last sync failed: ").with(plain, sync.LastError))
+	} else if sync.LastSuccess.IsZero() {
+		out = append(out, styled(warn, "no sync yet"))
+	}
 	for _, s := range st.Sources {
 		if s.Error != "" {
 			first, _, _ := strings.Cut(s.Error, "\n")
 			out = append(out, styled(bad, "source "+s.Name+": ").with(plain, first))
 		}
 	}
-	return append(fit(out, min(len(out), 6)), m.totals(width))
+	return append(fit(out, min(len(out), 6)), m.verdict(width), m.totals(width))
 }
 
 // paragraph is a marked start and the rest of a message, in up to three lines.
@@ -60,18 +64,30 @@ func paragraph(st style, start, rest string, width int) []line {
 	return out
 }
 
-func (m *Model) syncLine(now time.Time, width int) line {
-	s := &m.status.Sync
-	if s.LastError != "" {
-		return styled(bad, "last sync failed: ").with(plain, s.LastError)
+// verdict says how all services fare, also those that a filter hides.
+func (m *Model) verdict(width int) line {
+	counts := map[plan.Condition]int{}
+	for _, s := range m.services {
+		counts[s.status.Condition(s.rates.failed > 0)]++
 	}
-	if s.LastSuccess.IsZero() {
-		return styled(warn, "no sync yet")
+	var items []line
+	tallies := plan.Summarize(counts)
+	for i, t := range tallies {
+		look, comma := warn, ","
+		if i == len(tallies)-1 {
+			comma = ""
+		}
+		switch t.Condition {
+		case plan.Unanswered, plan.Failing:
+			look = bad
+		case plan.Vacant:
+			look = plain
+		case plan.Fine:
+			look = good
+		}
+		items = append(items, styled(look, t.Text).with(plain, comma))
 	}
-	return flow([]line{
-		text(fmt.Sprintf("sync %d", s.Generation)), text(Age(now.Sub(s.LastSuccess)) + " ago"),
-		text("took " + Age(time.Duration(s.DurationSeconds*float64(time.Second)))),
-	}, width)
+	return flow(items, width)
 }
 
 // totals sums up all services, also those that a filter hides.

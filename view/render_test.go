@@ -106,7 +106,7 @@ var scenes = map[string]func(Theme) *Model{
 	},
 	"gone": func(t Theme) *Model {
 		m := watched(Config{Theme: t}, 4)
-		m.Fail(errors.New("kproxy isn't running here: nobody listens on the control socket /run/kproxy/kproxy.sock"), noon)
+		m.Fail(errors.New("kproxy isn't running here: nothing listens on the control socket /run/kproxy/kproxy.sock"), noon)
 		return m
 	},
 	// As the lab begins: more lines for endpoints than there is room, the busy service not

@@ -96,7 +96,7 @@ func ratesOf(was, now *plan.Connections, seconds float64) rates {
 func (s *service) attention(now time.Time) rank {
 	st := s.status
 	switch {
-	case st.State == plan.StateRejecting || st.Degraded != "" || len(st.Problems) > 0 || s.rates.failed > 0 || anyDown(st.Endpoints):
+	case st.State != plan.StateRecalled && st.Condition(s.rates.failed > 0) != plan.Fine:
 		return wrong
 	// A service that waits for its first connection is at rest.
 	case st.QualifiesInSeconds > 0 || st.State == plan.StateRecalled || s.rates.retried > 0,
@@ -104,15 +104,6 @@ func (s *service) attention(now time.Time) rank {
 		return changing
 	}
 	return fine
-}
-
-func anyDown(endpoints []plan.EndpointStatus) bool {
-	for i := range endpoints {
-		if endpoints[i].Health == "down" {
-			return true
-		}
-	}
-	return false
 }
 
 // state is the state of s in a word, with a countdown while s qualifies.

@@ -1,6 +1,7 @@
 package web
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -172,6 +173,13 @@ func dashboard(mux *http.ServeMux, rec *Recorder, long *slots) {
 			return nil, httpError{http.StatusBadRequest, fmt.Sprintf("the request names %d services; ask for at most %d at once", len(keys), maxHistoryKeys)}
 		}
 		return rec.History(keys), nil
+	})
+	get("/api/v1/curve", func(r *http.Request) (any, error) {
+		minutes, err := strconv.Atoi(cmp.Or(r.URL.Query().Get("minutes"), "60"))
+		if most := int(curveSpan.Minutes()); err != nil || minutes < 1 || minutes > most {
+			return nil, httpError{http.StatusBadRequest, fmt.Sprintf("minutes is not a number from 1 to %d", most)}
+		}
+		return rec.Curve(time.Now(), time.Duration(minutes)*time.Minute), nil
 	})
 	get("/api/v1/service", func(r *http.Request) (any, error) {
 		key := r.URL.Query().Get("key")

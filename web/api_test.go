@@ -41,6 +41,8 @@ func TestAPI(t *testing.T) {
 		{"/ui/none.js", "text/plain; charset=utf-8", "404", 404},
 		{"/api/v1/history?service=shop/cart", "application/json", `"shop/cart":{"active":[1],"connections":[0]`, 200},
 		{"/api/v1/history?service=shop/none", "application/json", `"services":{}`, 200},
+		{"/api/v1/curve?minutes=361", "application/json", "a number from 1 to 360", 400},
+		{"/api/v1/curve", "application/json", `{"stepSeconds":20,"begin":"`, 200},
 		{"/api/v1/timeline", "application/json", `{"events":[]}`, 200},
 		{"/api/v1/timeline?limit=0", "application/json", "a number from 1 to 2000", 400},
 		{"/api/v1/timeline?limit=x", "application/json", "a number from 1 to 2000", 400},

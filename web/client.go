@@ -58,6 +58,23 @@ func (c *Client) Status(ctx context.Context) (plan.Status, error) {
 	return s, err
 }
 
+// NotReady says why new connections to some service aren't carried, empty if all are; here says whether it is this container's
+// kproxy that answers, which shares its PID namespace, and not one that ran before it or has taken over from it.
+func (c *Client) NotReady(ctx context.Context) (why string, here bool, err error) {
+	conn, err := net.Dial("unix", c.socket)
+	if err != nil {
+		return "", false, c.explain(err)
+	}
+	defer conn.Close()
+	peer, err := peerOf(conn.(*net.UnixConn))
+	if err != nil {
+		return "", false, err
+	}
+	var r readiness
+	err = c.call(ctx, callTimeout, http.MethodGet, "/ready", nil, &r)
+	return r.NotReady, peer.Pid != 0, err // unix(7): 0 is a process of another PID namespace
+}
+
 // Connections lists live connections; of one service NAMESPACE/NAME[:PORT], or
 // of all if it is empty.
 func (c *Client) Connections(ctx context.Context, service string) ([]plan.ConnectionStatus, error) {

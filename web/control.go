@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/netip"
 	"slices"
@@ -28,13 +29,19 @@ type PinResult struct {
 	Pinned []string `json:"pinned"`
 }
 
+// readiness is whether new connections to every service are carried.
+type readiness struct {
+	NotReady string `json:"notReady"` // why not; empty if they are
+}
+
 // maxPinBody is far more than any PinRequest needs.
 const maxPinBody = 64 << 10
 
 // Control is the handler of the control socket. Who can open the socket can
 // change the proxy: the socket's mode is the only protection. rec keeps
-// the events of the past.
-func Control(src Source, rec *Recorder) http.Handler {
+// the events of the past. handOver is called for each kproxy that asks to take over, and has the connection to it; with nil
+// none can.
+func Control(src Source, rec *Recorder, handOver func(*net.UnixConn)) http.Handler {
 	mux := http.NewServeMux()
 	long := newSlots(answersAtOnce, answersAtOnce) // all are one client here
 	mux.Handle("GET /status", long.bound(status(src)))
@@ -42,7 +49,13 @@ func Control(src Source, rec *Recorder) http.Handler {
 	mux.Handle("GET /events", newEventStream(src))
 	mux.Handle("GET /timeline", long.bound(timeline(rec)))
 	mux.HandleFunc("POST /pin", pin(src))
+	mux.HandleFunc("GET /ready", answer(func(http.ResponseWriter, *http.Request) (any, error) {
+		return readiness{src.Health().NotReady}, nil
+	}))
 	serveTraces(mux, "GET /trace", src, true)
+	if handOver != nil {
+		mux.HandleFunc("POST "+takeoverPath, takeover(handOver))
+	}
 	return mux
 }
 

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"log/slog"
 	"net"
@@ -38,7 +37,7 @@ func serveControl(t *testing.T, src Source) string {
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() {
-		done <- Serve(ctx, ln, Control(src, NewRecorder(DefaultRecorderConfig(src))), slog.New(slog.DiscardHandler))
+		done <- Serve(ctx, ln, Control(src, NewRecorder(DefaultRecorderConfig(src)), nil), slog.New(slog.DiscardHandler))
 	}()
 	t.Cleanup(func() {
 		cancel()
@@ -113,7 +112,7 @@ func TestPin(t *testing.T) {
 }
 
 func TestPinRefusesMalformedRequests(t *testing.T) {
-	h := Control(shop(), NewRecorder(DefaultRecorderConfig(shop())))
+	h := Control(shop(), NewRecorder(DefaultRecorderConfig(shop())), nil)
 	for _, body := range []string{
 		"", "{", "[]", `"x"`, `{"nmae":"web"}`, `{"namespace":"shop"} {}`, `{"namespace":1}`,
 		`{"name":"` + strings.Repeat("x", maxPinBody) + `"}`,
@@ -202,7 +201,7 @@ func TestLockWaitsForItsHolder(t *testing.T) {
 		t.Fatalf("nobody holds it, and it says %v after %d waits", err, len(told))
 	}
 	type outcome struct {
-		lock io.Closer
+		lock *Lock
 		err  error
 	}
 	got := make(chan outcome, 1)

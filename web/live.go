@@ -145,6 +145,7 @@ type overview struct {
 	Sync      plan.SyncStatus     `json:"sync"`
 	Sources   []plan.SourceStatus `json:"sources"`
 	Services  []*Row              `json:"services"`
+	Verdict   []plan.Tally        `json:"verdict"`
 }
 
 // delta is what one read of the status found changed.
@@ -153,6 +154,7 @@ type delta struct {
 	Alive     bool            `json:"alive"`
 	Exhausted []plan.Resource `json:"exhausted"`
 	Changed   []*Row          `json:"changed"`
+	Verdict   []plan.Tally    `json:"verdict"`
 	Removed   []string        `json:"removed"`
 }
 

@@ -114,15 +114,19 @@ func collectProcess(s plan.Status, send sender) {
 // collectSources takes sources of one name for one: a folder may be given twice,
 // and a series that is there twice would be left out.
 func collectSources(sources []plan.SourceStatus, send sender) {
-	errs, synced := map[string]int{}, map[string]bool{}
+	errs, synced, saved := map[string]int{}, map[string]bool{}, map[string]float64{}
 	for _, src := range sources {
 		before, known := synced[src.Name]
 		synced[src.Name] = src.Synced && (before || !known)
 		errs[src.Name] += lines(src.Error)
+		if !src.Saved.IsZero() {
+			saved[src.Name] = seconds(src.Saved)
+		}
 	}
 	for name, all := range synced {
 		send.gauge("kproxy_source_errors", "Problems in what a source holds now.", float64(errs[name]), "source", name)
 		send.gauge("kproxy_source_synced", "1 once a source has been read.", number(all), "source", name)
+		send.gauge("kproxy_source_saved_timestamp_seconds", "As of when what is served was saved, where the source couldn't be read since the start; else 0.", saved[name], "source", name)
 	}
 }
 

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -33,6 +34,7 @@ kproxy_endpoints{health="up",usable="true"} 3
 # TYPE kproxy_services gauge
 kproxy_services{dataplane="iptables"} 1
 kproxy_services{dataplane="ipvs"} 0
+kproxy_services{dataplane="nftables"} 0
 kproxy_services{dataplane="none"} 0
 kproxy_services{dataplane="userspace"} 2
 # HELP kproxy_source_errors Problems in what a source holds now.
@@ -63,7 +65,8 @@ kproxy_sync_duration_seconds 0.25
 // lacks in one place it lacks.
 func TestNamesThatOccurTwice(t *testing.T) {
 	src := shop()
-	src.status.Sources = append(src.status.Sources, plan.SourceStatus{Name: "manifests", Error: "c.yaml:1: what"})
+	src.status.Sources = append(src.status.Sources, plan.SourceStatus{Name: "manifests", Error: "c.yaml:1: what"},
+		plan.SourceStatus{Name: "https://192.0.2.1:6443", Error: "away", Saved: time.Unix(1790000000, 0)})
 	src.status.Capabilities = append(src.status.Capabilities, plan.CapStatus{Name: "iptables"})
 	reg := prometheus.NewPedanticRegistry()
 	NewMetrics(reg, metricsOf(src))
@@ -74,12 +77,18 @@ kproxy_capability{name="iptables"} 0
 kproxy_capability{name="ipvs"} 0
 # HELP kproxy_source_errors Problems in what a source holds now.
 # TYPE kproxy_source_errors gauge
+kproxy_source_errors{source="https://192.0.2.1:6443"} 1
 kproxy_source_errors{source="manifests"} 3
+# HELP kproxy_source_saved_timestamp_seconds As of when what is served was saved, where the source couldn't be read since the start; else 0.
+# TYPE kproxy_source_saved_timestamp_seconds gauge
+kproxy_source_saved_timestamp_seconds{source="https://192.0.2.1:6443"} 1.79e+09
+kproxy_source_saved_timestamp_seconds{source="manifests"} 0
 # HELP kproxy_source_synced 1 once a source has been read.
 # TYPE kproxy_source_synced gauge
+kproxy_source_synced{source="https://192.0.2.1:6443"} 0
 kproxy_source_synced{source="manifests"} 0
 `
-	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "kproxy_capability", "kproxy_source_errors", "kproxy_source_synced"); err != nil {
+	if err := testutil.GatherAndCompare(reg, strings.NewReader(want), "kproxy_capability", "kproxy_source_errors", "kproxy_source_synced", "kproxy_source_saved_timestamp_seconds"); err != nil {
 		t.Error(err)
 	}
 }

@@ -22,7 +22,17 @@ func (r *Recorder) overview() overview {
 	for i, rec := range r.services {
 		o.Services[i] = rec.row
 	}
+	o.Verdict = verdict(r.services)
 	return o
+}
+
+// verdict counts service ports by condition.
+func verdict(services []*record) []plan.Tally {
+	counts := map[plan.Condition]int{}
+	for _, rec := range services {
+		counts[rec.row.Condition]++
+	}
+	return plan.Summarize(counts)
 }
 
 func (r *Recorder) hello() hello {

@@ -19,10 +19,10 @@ type RecorderConfig struct {
 	Subscribe func() (<-chan plan.Event, func())
 	// Node returns the figures that the status lacks; nil leaves them out.
 	Node func() plan.NodeFigures
-	// Traffic calls each for every service port with its counters. It costs much less
+	// Traffic calls each for every service port with its data plane and counters. It costs much less
 	// than a status, so the Recorder reads nothing else while it is idle; with nil it
 	// never is.
-	Traffic func(each func(service.Key, plan.Connections))
+	Traffic func(each func(service.Key, plan.DataPlane, plan.Connections))
 	// Interval is the time between two samples while streams are open, IdleInterval
 	// while none is.
 	Interval, IdleInterval time.Duration
@@ -70,6 +70,7 @@ type Recorder struct {
 	read     time.Time // when the status was last; zero while idle
 	kept     time.Time // when the history last got a sample
 	samples  int       // how many it ever got
+	curve    curve
 	asked    time.Time // when a stream was last open, or a request came
 }
 
@@ -221,11 +222,14 @@ func (r *Recorder) isIdle(now time.Time) bool {
 // holds reading.
 func (r *Recorder) readTraffic(now time.Time) {
 	type reading struct {
-		port service.Key
+		port  service.Key
+		plane plan.DataPlane
 		plan.Connections
 	}
 	var all []reading // the kernel's counters may take a while: requests and events don't wait for them
-	r.cfg.Traffic(func(port service.Key, c plan.Connections) { all = append(all, reading{port, c}) })
+	r.cfg.Traffic(func(port service.Key, plane plan.DataPlane, c plan.Connections) {
+		all = append(all, reading{port, plane, c})
+	})
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.read.IsZero() {
@@ -248,7 +252,7 @@ func (r *Recorder) readTraffic(now time.Time) {
 		}
 		rec.seen = r.passes
 		rec.begun = rec.begun || r.samples > 0 // it had no traffic at the last sample
-		r.keepCounts(rec, s.Connections, k)
+		r.keepCounts(rec, s.plane, s.Connections, k)
 	}
 	r.keptAt(now, k)
 	r.forget()
@@ -287,12 +291,12 @@ func (r *Recorder) readStatus(now time.Time, keep bool) {
 		services[i] = rec
 		rec.at, rec.seen = i, r.passes
 		was := rec.row
-		rec.row = newRow(was, s, r.keepCounts(rec, s.Connections, k), now)
+		rec.row = newRow(was, s, r.keepCounts(rec, s.DataPlane, s.Connections, k), now)
 		if rec.row != was {
 			d.Changed = append(d.Changed, rec.row)
 		}
 	}
-	d.Removed = r.forget()
+	d.Removed, d.Verdict = r.forget(), verdict(services)
 	changed := len(d.Changed) > 0 || len(d.Removed) > 0 || st.Health() != r.status.Health()
 	r.status, r.services = st, services
 	if keep {
@@ -335,7 +339,7 @@ func (r *Recorder) keptAt(now time.Time, s sampling) {
 
 // keepCounts adds to the history and returns the rates to show. The first reading of a
 // service port is where its rates begin.
-func (r *Recorder) keepCounts(rec *record, c plan.Connections, s sampling) Rates {
+func (r *Recorder) keepCounts(rec *record, plane plan.DataPlane, c plan.Connections, s sampling) Rates {
 	if !rec.begun {
 		rec.counted, rec.begun = c, true
 	}
@@ -346,6 +350,7 @@ func (r *Recorder) keepCounts(rec *record, c plan.Connections, s sampling) Rates
 		return rec.row.Rates
 	}
 	now := rates(rec.counted, c, s.took)
+	r.curve.add(r.kept, r.kept.Add(s.took), plane, rec.counted, c)
 	rec.counted = c
 	for i, v := range [seriesCount]float64{
 		seriesActive: float64(c.Active), seriesConnections: now.Connections,

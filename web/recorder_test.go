@@ -525,10 +525,10 @@ type trafficSource struct {
 	reads int
 }
 
-func (g *trafficSource) traffic(each func(service.Key, plan.Connections)) {
+func (g *trafficSource) traffic(each func(service.Key, plan.DataPlane, plan.Connections)) {
 	g.reads++
 	for _, s := range g.Status().Services {
-		each(service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port}, s.Connections)
+		each(service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port}, s.DataPlane, s.Connections)
 	}
 }
 
@@ -587,7 +587,7 @@ func TestRequestWhileIdleBegins(t *testing.T) {
 	c.IdleAfter = 1
 	var rec *Recorder
 	asked := make(chan bool)
-	c.Traffic = func(each func(service.Key, plan.Connections)) {
+	c.Traffic = func(each func(service.Key, plan.DataPlane, plan.Connections)) {
 		go func() {
 			rec.refresh()
 			close(asked)
@@ -638,13 +638,13 @@ func BenchmarkIdleSample(b *testing.B) {
 	n := uint64(0)
 	c := DefaultRecorderConfig(nil)
 	c.Subscribe = func() (<-chan plan.Event, func()) { return nil, nil }
-	c.Traffic = func(each func(service.Key, plan.Connections)) {
+	c.Traffic = func(each func(service.Key, plan.DataPlane, plan.Connections)) {
 		n++
 		for i, k := range keys {
 			if i%20 == 0 {
-				each(k, plan.Connections{Active: 1, Total: n, BytesIn: n, BytesOut: n})
+				each(k, plan.Userspace, plan.Connections{Active: 1, Total: n, BytesIn: n, BytesOut: n})
 			} else {
-				each(k, plan.Connections{})
+				each(k, plan.Userspace, plan.Connections{})
 			}
 		}
 	}

@@ -21,6 +21,7 @@ type Row struct {
 	DataPlane plan.DataPlane   `json:"dataplane"`
 	State     plan.State       `json:"state"`
 	Reason    string           `json:"reason"`
+	Condition plan.Condition   `json:"condition"`
 	// QualifiesAt is when the service may be offloaded at the earliest; absent
 	// where it isn't known.
 	QualifiesAt *time.Time       `json:"qualifiesAt,omitempty"`
@@ -29,7 +30,8 @@ type Row struct {
 	Connections plan.Connections `json:"connections"`
 	Rates       Rates            `json:"rates"`
 	Endpoints   EndpointCount    `json:"endpoints"`
-	Dots        []Dot            `json:"dots"` // of the first endpoints
+	Fault       string           `json:"fault"` // of the first endpoint that is down
+	Dots        []Dot            `json:"dots"`  // of the first endpoints
 	// Others are the addresses of the further endpoints, for the search.
 	Others []netip.AddrPort `json:"others,omitzero"`
 }
@@ -72,7 +74,7 @@ func newRow(was *Row, s *plan.ServiceStatus, rates Rates, now time.Time) *Row {
 		Key: s.Title(), Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: s.Protocol,
 		Addresses: s.Addresses, NodePort: s.NodePort, Algorithm: s.Algorithm,
 		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason, QualifiesAt: qualifiesAt(was, s, now),
-		Problems: listed(s.Problems), Degraded: s.Degraded, Connections: s.Connections, Rates: rates,
+		Problems: listed(s.Problems), Degraded: s.Degraded, Connections: s.Connections, Rates: rates, Condition: s.Condition(rates.Failed > 0),
 		Endpoints: EndpointCount{Total: len(s.Endpoints)}, Dots: make([]Dot, 0, min(len(s.Endpoints), maxDots)),
 	}
 	for i := range s.Endpoints {
@@ -82,6 +84,9 @@ func newRow(was *Row, s *plan.ServiceStatus, rates Rates, now time.Time) *Row {
 			r.Endpoints.Up++
 		case "down":
 			r.Endpoints.Down++
+			if r.Fault == "" && e.LastError != "" {
+				r.Fault = e.Address.String() + " is down: " + e.LastError
+			}
 		default:
 			r.Endpoints.Unknown++
 		}
@@ -115,9 +120,9 @@ func qualifiesAt(was *Row, s *plan.ServiceStatus, now time.Time) *time.Time {
 
 // same reports whether r and o say the same about one service port.
 func (r *Row) same(o *Row) bool {
-	return r.DataPlane == o.DataPlane && r.State == o.State && r.Reason == o.Reason &&
+	return r.DataPlane == o.DataPlane && r.State == o.State && r.Reason == o.Reason && r.Condition == o.Condition &&
 		r.Connections == o.Connections && r.Rates == o.Rates && r.Endpoints == o.Endpoints &&
-		r.QualifiesAt == o.QualifiesAt && r.Degraded == o.Degraded &&
+		r.QualifiesAt == o.QualifiesAt && r.Degraded == o.Degraded && r.Fault == o.Fault &&
 		r.Protocol == o.Protocol && r.NodePort == o.NodePort && r.Algorithm == o.Algorithm &&
 		slices.Equal(r.Dots, o.Dots) && slices.Equal(r.Others, o.Others) && slices.Equal(r.Addresses, o.Addresses) && slices.Equal(r.Problems, o.Problems)
 }

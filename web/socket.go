@@ -4,11 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
+	"sync/atomic"
 	"syscall"
 	"time"
 )
@@ -42,7 +42,7 @@ const lockRetry = 100 * time.Millisecond
 // reason. Where a pod is replaced at once, its predecessor is still draining. The
 // caller closes the lock when everything of this kproxy has ended, which removes the
 // file; the kernel releases the lock however a process ends.
-func LockControl(ctx context.Context, path string, patience time.Duration, waiting func(error)) (io.Closer, error) {
+func LockControl(ctx context.Context, path string, patience time.Duration, waiting func(error)) (*Lock, error) {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return nil, fmt.Errorf("open control socket: %w", err)
 	}
@@ -74,11 +74,28 @@ func describe(path string, err error) error {
 	return fmt.Errorf("open control socket: %w", err)
 }
 
-// fileLock is a locked file, which Close removes before it unlocks it.
-type fileLock struct{ *os.File }
+// Lock is a locked file, which Close removes before it unlocks it.
+type Lock struct {
+	*os.File
+	shared atomic.Bool // with another process, which it is left to
+}
 
-func (l fileLock) Close() error {
-	err := os.Remove(l.Name())
+// InheritLock is the lock of the control socket at path that another process has as well, whose descriptor it takes over.
+func InheritLock(fd int, path string) *Lock {
+	return &Lock{File: os.NewFile(uintptr(fd), path+".lock")}
+}
+
+// Leave leaves the lock to another process that has its descriptor: Close neither removes nor unlocks it. Keep ends that.
+func (l *Lock) Leave() { l.shared.Store(true) }
+
+// Keep has Close release the lock again.
+func (l *Lock) Keep() { l.shared.Store(false) }
+
+// Close releases the lock.
+func (l *Lock) Close() (err error) {
+	if !l.shared.Load() {
+		err = os.Remove(l.Name())
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	}
@@ -88,7 +105,7 @@ func (l fileLock) Close() error {
 // LockFile makes and locks the file at path; the error is ErrRunning while another
 // process holds it. Closing the lock removes the file. It locks the file that path names
 // once it is locked: a holder may have removed the one that was opened.
-func LockFile(path string) (io.Closer, error) {
+func LockFile(path string) (*Lock, error) {
 	for {
 		f, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o600)
 		if err != nil {
@@ -97,7 +114,7 @@ func LockFile(path string) (io.Closer, error) {
 		err = syscall.Flock(int(f.Fd()), syscall.LOCK_EX|syscall.LOCK_NB)
 		if err == nil {
 			if named(f, path) {
-				return fileLock{f}, nil
+				return &Lock{File: f}, nil
 			}
 			_ = f.Close()
 			continue

@@ -111,7 +111,7 @@ func (f *fakeProxy) serve(t *testing.T) string {
 	for len(rec.Timeline("", eventsAtMost)) < len(f.past) {
 		time.Sleep(time.Millisecond)
 	}
-	go func() { done <- web.Serve(ctx, ln, web.Control(f, rec), slog.New(slog.DiscardHandler)) }()
+	go func() { done <- web.Serve(ctx, ln, web.Control(f, rec, nil), slog.New(slog.DiscardHandler)) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := errors.Join(<-done, <-done); err != nil {
@@ -263,8 +263,8 @@ func TestWrongCommandLines(t *testing.T) {
 		"run --kube-api-qps x":              `--kube-api-qps: "x" is not a number`,
 		"run --profiling=maybe":             `--profiling: "maybe" is neither true nor false`,
 		"run --manifets /m":                 "there is no flag --manifets, did you mean --manifests?",
-		"run --manifests /m --mode iptable": `--mode: "iptable" is not a mode; use one of auto, userspace, iptables, ipvs, did you mean iptables?`,
-		"lab up --mode ipsv":                `--mode: "ipsv" is not one of auto, userspace, iptables, ipvs, did you mean ipvs?`,
+		"run --manifests /m --mode iptable": `--mode: "iptable" is not a mode; use one of auto, userspace, iptables, ipvs, nftables, did you mean iptables?`,
+		"lab up --mode ipsv":                `--mode: "ipsv" is not one of auto, userspace, iptables, ipvs, nftables, did you mean ipvs?`,
 	} {
 		args := strings.Fields(line)
 		for i := range args {

@@ -186,7 +186,13 @@ func printHost(w io.Writer, r agent.HostReport) error {
 	for _, m := range config.Modes {
 		err := r.Missing[plan.Mode(m)]
 		if err == nil {
-			fmt.Fprintf(&b, "%-12spossible\n", m+":")
+			with := ""
+			if plan.Mode(m) == plan.ModeAuto {
+				if with = ", with " + strings.Join(r.Auto, " and "); r.PassedOver != "" {
+					with += "\n  " + r.PassedOver
+				}
+			}
+			fmt.Fprintf(&b, "%-12spossible%s\n", m+":", with)
 			continue
 		}
 		fmt.Fprintf(&b, "%-12snot possible\n", m+":")

@@ -17,10 +17,11 @@ func TestCheckHost(t *testing.T) {
 		t.Errorf("a mode that isn't one: %+v", got)
 	}
 	t.Setenv("PATH", t.TempDir())
-	for _, args := range [][]string{{"check", "--host"}, {"check", "--host", "--mode", "iptables"}} {
-		got := runLine(t, args...)
-		if got.status != exitHost || !strings.Contains(got.stdout, "userspace:  not possible\n") || !strings.Contains(got.stdout, "install the Debian package iptables") {
-			t.Errorf("%q: %+v", args, got)
+	for mode, status := range map[string]int{"iptables": exitHost, "nftables": 0, "auto": 0, "userspace": 0} {
+		got := runLine(t, "check", "--host", "--mode", mode)
+		if got.status != status || !strings.Contains(got.stdout, "auto:       possible, with nftables\nuserspace:  possible\n") ||
+			!strings.Contains(got.stdout, "iptables:   not possible\n") || !strings.Contains(got.stdout, "install the Debian package iptables") {
+			t.Errorf("%s without programs: %+v", mode, got)
 		}
 	}
 }

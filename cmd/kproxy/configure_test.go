@@ -75,7 +75,7 @@ func TestConfigure(t *testing.T) {
 		})},
 		{"--config " + file + " --manifests /m", with(fromFile, func(c *config.Config) { c.Manifests, c.Kubeconfig = []string{"/m"}, "" })},
 		{"--config " + file + " --master https://10.0.0.1", with(fromFile, func(c *config.Config) { c.Master = "https://10.0.0.1" })},
-		{"--manifests /m --proxy-mode nftables", manifests},
+		{"--manifests /m --proxy-mode nftables", with(manifests, func(c *config.Config) { c.Mode = "nftables" })},
 		{"--manifests /m --proxy-mode ipvs --mode iptables", with(manifests, func(c *config.Config) { c.Mode = "iptables" })},
 		{"--manifests /m --bind-address 0.0.0.0", manifests},
 		{"--manifests /m --bind-address= --nodeport-addresses= --cluster-cidr= --node-ip=", manifests},

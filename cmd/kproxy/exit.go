@@ -46,6 +46,9 @@ func flagError(flag string, err error) error {
 
 // statusOf returns the exit status for err.
 func statusOf(err error) int {
+	if err == nil {
+		return 0
+	}
 	var e *exitError
 	if errors.As(err, &e) {
 		return e.status

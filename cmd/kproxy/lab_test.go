@@ -16,7 +16,7 @@ func TestSenselessLabs(t *testing.T) {
 		"up --traffic +Inf": "--traffic +Inf: want 0",
 		"up --traffic 1e6":  "want 0, for none, to 1000",
 		"up --slow 0":       "--slow 0: want 1 to 1000",
-		"up --mode ebpf":    `"ebpf" is not one of auto, userspace, iptables, ipvs`,
+		"up --mode ebpf":    `"ebpf" is not one of auto, userspace, iptables, ipvs, nftables`,
 		"up now":            `takes no arguments, got ["now"]`,
 		"demo --mode ebpf":  `"ebpf" is not one of`,
 		"demo now":          `takes no arguments, got ["now"]`,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"time"
 
@@ -30,6 +31,7 @@ type tour struct {
 	named     bool   // commands must name the lab's socket: a kproxy runs on this host, too
 	mode      plan.Mode
 	fallback  plan.DataPlane // the kernel data plane; plan.None for none
+	tables    bool           // kproxy programs tables of nftables' own
 	servers   string         // a command that shows virtual servers; empty where there are none
 	dashboard string
 	manifest  string // file of the service
@@ -45,6 +47,7 @@ func (s *labSession) newTour(st plan.Status) tour {
 			t.fallback, t.servers = svc.Kernel, virtualServers(&svc)
 		}
 	}
+	t.tables = slices.ContainsFunc(st.Capabilities, func(c plan.CapStatus) bool { return c.Name == string(plan.NFTables) && c.Supported })
 	if host, ok := s.net.HostAddress(); ok {
 		t.dashboard = fmt.Sprintf("http://%s:10249/", host)
 	}
@@ -94,12 +97,16 @@ func (t *tour) steps() []view.Step {
 	}
 	steps = append(steps, t.rules())
 	if t.backends > 1 {
+		onBackend, refuse, accept := "ip netns exec "+lab.DefaultPrefix+"-b2 ", "iptables -I INPUT -p tcp -j REJECT --reject-with tcp-reset", "iptables -D INPUT -p tcp -j REJECT --reject-with tcp-reset"
+		if t.tables {
+			refuse, accept = "nft 'table ip dead { chain input { type filter hook input priority 0; meta l4proto tcp reject with tcp reset; }; }'", "nft delete table ip dead"
+		}
 		steps = append(steps, view.Step{
 			Title: "Kill a backend",
 			Commands: []string{
-				fmt.Sprintf("ip netns exec %s-b2 iptables -I INPUT -p tcp -j REJECT --reject-with tcp-reset", lab.DefaultPrefix),
+				onBackend + refuse,
 				t.kproxy("status", "-o wide default/web:line"),
-				fmt.Sprintf("ip netns exec %s-b2 iptables -D INPUT -p tcp -j REJECT --reject-with tcp-reset", lab.DefaultPrefix),
+				onBackend + accept,
 			},
 			Look: "10.2.0.3 goes down after two failed checks, within two seconds, and gets no new connections: the traffic goes to the others. After the last command it comes back.",
 		})
@@ -136,10 +143,14 @@ func (t *tour) planes() []view.Step {
 
 // rules is about what is in the kernel.
 func (t *tour) rules() view.Step {
+	list, all := "iptables-save -c -t nat", "all of the rules that kproxy made: their chains begin with KPROXY-."
+	if t.tables {
+		list, all = "nft list table ip kproxy", "all that kproxy made: a service is an element of maps."
+	}
 	step := view.Step{
 		Title:    "Read the rules",
-		Commands: []string{t.kproxy("trace", "--from 10.1.0.2 "+labService.String()), onNode("iptables-save -c -t nat")},
-		Look:     "trace follows a packet of the client through what is really in the kernel, rule by rule with its counters, to each endpoint and how likely it is. The second command shows all of the rules that kproxy made: their chains begin with KPROXY-.",
+		Commands: []string{t.kproxy("trace", "--from 10.1.0.2 "+labService.String()), onNode(list)},
+		Look:     "trace follows a packet of the client through what is really in the kernel, rule by rule with its counters, to each endpoint and how likely it is. The second command shows " + all,
 	}
 	switch {
 	case t.servers != "":

@@ -28,11 +28,14 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == "run" {
 		hangups() // also while the command line is being read
 	}
-	err := run(ctx, newApp(), os.Args)
+	supervisor, err := underSupervisor()
 	if err == nil {
-		return
+		err = run(withSupervisor(ctx, supervisor), newApp(), os.Args)
 	}
-	fmt.Fprintln(os.Stderr, "kproxy:", err)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kproxy:", err)
+	}
+	supervisor.end()
 	os.Exit(statusOf(err))
 }
 
@@ -55,7 +58,7 @@ func signalContext() (context.Context, context.CancelFunc) {
 func groupedCommands() map[string][]*cli.Command {
 	return map[string][]*cli.Command{
 		"Run":                   {runCommand(), pinCommand(), cleanupCommand()},
-		"Inspect":               {statusCommand(), describeCommand(), connectionsCommand(), eventsCommand(), traceCommand()},
+		"Inspect":               {statusCommand(), readyCommand(), describeCommand(), connectionsCommand(), eventsCommand(), traceCommand()},
 		"Validate and preview":  {checkCommand(), renderCommand()},
 		"Try it on one machine": {labCommand()},
 		"Program":               {completeCommand(), completionCommand(), helpCommand(), manCommand(), versionCommand()},
@@ -65,7 +68,7 @@ func groupedCommands() map[string][]*cli.Command {
 func newApp() *cli.App {
 	app := &cli.App{
 		Name:            "kproxy",
-		Usage:           "a Layer-4 service proxy: userspace, iptables and IPVS in one program",
+		Usage:           "a Layer-4 service proxy: userspace, iptables, IPVS and nftables in one program",
 		HideHelpCommand: true, // helpCommand knows commands of commands
 		HideVersion:     true, // the library's flag is also -v
 		Flags:           []cli.Flag{&cli.BoolFlag{Name: "version", Usage: "print what kproxy version does", DisableDefaultText: true}, cli.HelpFlag},

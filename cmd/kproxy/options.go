@@ -23,7 +23,7 @@ func settings() []setting {
 		group("Services",
 			words("mode", "the furthest data plane", config.Modes),
 			setting{
-				&cli.StringFlag{Name: "proxy-mode", Usage: "kube-proxy's name for --mode; nftables, which kproxy doesn't program, means auto"},
+				&cli.StringFlag{Name: "proxy-mode", Usage: "kube-proxy's name for --mode"},
 				func(c *cli.Context, cfg *config.Config) {
 					if !c.IsSet("mode") {
 						cfg.Mode = config.ModeOf(c.String("proxy-mode"))
@@ -104,11 +104,13 @@ func settings() []setting {
 			set("metrics-endpoint-limit", "the same for endpoints of those"),
 			set("profiling", "serve Go's profiles at /debug/pprof on --metrics-bind-address"),
 			set("socket", "control socket, a `PATH`"),
-			set("state-dir", "`DIR` for what survives a restart: pins"),
+			set("state-dir", "`DIR` for what survives a restart: pins, and the last state of the Kubernetes API"),
+			set("state-max-age", "how old that state may be, to be served while the API is away at the start; 0s saves none"),
 			set("listen-tcp-port", "`PORT` of the shared TCP listener; 0 lets the kernel choose"),
 			set("listen-udp-port", "`PORT` of the shared UDP listener; 0 lets the kernel choose"),
 		),
 		group("Process and log",
+			set("supervise", "work in another process; should it crash, the next one goes on with its connections"),
 			setting{
 				&cli.IntFlag{Name: "oom-score-adj", Usage: "of this process, -1000 to 1000", DefaultText: "-999 with --config or the Kubernetes API, else unchanged"},
 				func(c *cli.Context, cfg *config.Config) {

@@ -17,29 +17,34 @@ func renderCommand() *cli.Command {
 	decisive := decisiveSettings()
 	return &cli.Command{
 		Name:  "render",
-		Usage: "print what would be programmed; needs no root, deterministic",
+		Usage: "print what would be programmed for manifests, or for the Services of a cluster; needs no root, deterministic",
 		Flags: append([]cli.Flag{
-			&cli.StringFlag{Name: "mode", Usage: "`MODE`: " + strings.Join(config.Modes, ", "), Value: string(plan.ModeIPTables)},
-			manifestsFlag(), nodeFlag(),
+			&cli.StringFlag{Name: "mode", Usage: "`MODE`: " + strings.Join(config.Modes, ", "), Value: defaults.Mode},
+			configFlag(), manifestsFlag(), nodeFlag(),
 			&cli.BoolFlag{Name: "diff", Usage: "print instead what of it the kernel doesn't hold (+) and what it holds besides (-); needs root, fails with status 1 where they differ"},
 		}, flagsOf(decisive)...),
 		Action: func(c *cli.Context) error {
-			paths := c.StringSlice("manifests")
-			if len(paths) == 0 {
-				return usageError("nothing to render: pass --manifests PATH")
+			cfg, err := configure(c)
+			if err == nil && len(cfg.Manifests) == 0 && !cfg.Kubernetes() {
+				return usageError("nothing to render: pass --manifests PATH or --kubeconfig FILE")
+			} else if err == nil {
+				err = cfg.validate()
 			}
-			cfg := defaults
-			given(c, decisive, &cfg)
-			cfg.Mode, cfg.Manifests = c.String("mode"), paths
-			if err := cfg.Validate(); err != nil {
+			if err != nil {
 				return &exitError{exitUsage, err}
 			}
-			options := agent.RenderOptions{Mode: plan.Mode(cfg.Mode), Manifests: paths, Node: c.String("node"), Config: &cfg}
+			node := c.String("node")
+			if cfg.HostnameOverride != "" && !c.IsSet("node") {
+				node = cfg.HostnameOverride
+			}
+			options := agent.RenderOptions{Mode: plan.Mode(cfg.Mode), Manifests: cfg.Manifests, Node: node, Config: &cfg.Config}
 			if c.Bool("diff") {
 				return renderDiff(c, options)
 			}
-			text, err := agent.RenderText(options)
-			if err != nil {
+			text, err := agent.RenderText(c.Context, options)
+			if err != nil && cfg.Kubernetes() {
+				return err
+			} else if err != nil {
 				return &exitError{exitUsage, err}
 			}
 			_, err = fmt.Fprint(c.App.Writer, text)
@@ -63,13 +68,13 @@ func renderDiff(c *cli.Context, o agent.RenderOptions) error {
 	return nil
 }
 
-// decisiveSettings are those flags of `kproxy run` that rules depend on, and that
-// aren't about this host.
+// decisiveSettings are those flags of `kproxy run` that say where Services come from, or that rules
+// depend on and that aren't about this host.
 func decisiveSettings() []setting {
 	names := []string{
 		"cluster-cidr", "exclude-cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
 		"nodeport-addresses", "iptables-localhost-nodeports", "masquerade-all", "ipvs-scheduler",
-		"listen-tcp-port", "listen-udp-port", "iptables-masquerade-bit", "transparent-bit",
+		"listen-tcp-port", "listen-udp-port", "iptables-masquerade-bit", "transparent-bit", "kubeconfig", "master",
 	}
 	return slices.DeleteFunc(settings(), func(s setting) bool { return !slices.Contains(names, s.flag.Names()[0]) })
 }

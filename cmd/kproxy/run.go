@@ -52,12 +52,16 @@ func runCommand() *cli.Command {
 			for _, line := range notices(c, cfg) {
 				log.Info("configuration", "note", line)
 			}
+			supervisor := supervisorOf(c.Context)
+			if cfg.Supervise && supervisor == nil {
+				return supervise(log)
+			}
 			adjustOOMScore(cfg.Config, log)
 			s := &settled{configure: func() (configured, error) { return configureValid(c) }, log: log, level: level, reread: file}
 			s.now.Store(&cfg)
-			return hostError(runProxy(c.Context, agent.Options{
-				Config: cfg.Config, Version: version, Log: log, Reread: services,
-			}, s))
+			o := agent.Options{Config: cfg.Config, Version: version, Log: log, Reread: services}
+			supervisor.recover(&o)
+			return hostError(runProxy(c.Context, o, s))
 		},
 	}
 }
@@ -131,10 +135,13 @@ func writeConfig(c *cli.Context, cfg configured) error {
 	return nil
 }
 
+func configFlag() cli.Flag {
+	return &cli.StringFlag{Name: "config", Usage: "`FILE` with a KubeProxyConfiguration; flags win over it"}
+}
+
 func runFlags() []cli.Flag {
-	config := &cli.StringFlag{Name: "config", Usage: "`FILE` with a KubeProxyConfiguration; flags win over it"}
 	initOnly := &cli.BoolFlag{Name: "init-only", Usage: "only do what needs a privileged container (kernel settings, modules) and end; then CAP_NET_ADMIN and CAP_NET_RAW are enough to run"}
-	flags := slices.Concat([]cli.Flag{config,
+	flags := slices.Concat([]cli.Flag{configFlag(),
 		&cli.StringFlag{Name: "write-config-to", Usage: "write all this says to `FILE`, as a KubeProxyConfiguration, name on stderr what that can't say, and end"},
 		initOnly,
 		&cli.BoolFlag{Name: "version", Usage: "print what kproxy version does, and end"},

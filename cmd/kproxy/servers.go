@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
+	"slices"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -14,6 +16,7 @@ import (
 
 	"kproxy.dev/kproxy/agent"
 	"kproxy.dev/kproxy/config"
+	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/userspace"
 	"kproxy.dev/kproxy/web"
@@ -25,23 +28,79 @@ type servers struct {
 	control, api, health net.Listener
 }
 
-// openServers opens what the configuration asks for; an empty address opens none.
-func openServers(ctx context.Context, cfg config.Config) (s servers, err error) {
+// openServers opens what the configuration asks for; an empty address opens none. What from has at the same address
+// it takes over from there; from may be nil.
+func openServers(ctx context.Context, cfg config.Config, from *agent.Predecessor) (s servers, err error) {
 	defer func() {
 		if err != nil {
 			s.close()
 		}
 	}()
-	if s.control, err = web.ListenControl(ctx, cfg.Socket); errors.Is(err, web.ErrRunning) {
-		return s, err
-	} else if err != nil {
-		return s, flagError("socket", err)
+	for _, l := range s.named(cfg) {
+		if *l.listener, err = from.Listener(l.name()); err == nil && *l.listener == nil && l.address != "" {
+			*l.listener, err = l.open(ctx)
+		}
+		var named *exitError // the flag, by listenTCP
+		switch {
+		case errors.Is(err, web.ErrRunning), errors.As(err, &named):
+			return s, err
+		case err != nil:
+			return s, flagError(l.flag, err)
+		}
 	}
-	if s.api, err = listenTCP(ctx, "metrics-bind-address", cfg.MetricsBindAddress); err != nil {
-		return s, err
+	return s, nil
+}
+
+// named is a listener by the flag that gives its address.
+type named struct {
+	flag, address string
+	listener      *net.Listener
+}
+
+// name is what a successor calls the listener: with another address it opens one of its own.
+func (l *named) name() string { return "listener --" + l.flag + " " + l.address }
+
+func (l *named) open(ctx context.Context) (net.Listener, error) {
+	if l.flag == "socket" {
+		return web.ListenControl(ctx, l.address)
 	}
-	s.health, err = listenTCP(ctx, "healthz-bind-address", cfg.HealthzBindAddress)
-	return s, err
+	return listenTCP(ctx, l.flag, l.address)
+}
+
+func (s *servers) named(cfg config.Config) []named {
+	return []named{
+		{"socket", cfg.Socket, &s.control},
+		{"metrics-bind-address", cfg.MetricsBindAddress, &s.api},
+		{"healthz-bind-address", cfg.HealthzBindAddress, &s.health},
+	}
+}
+
+// files are the descriptors of all, for a successor; the caller closes them.
+func (s *servers) files(cfg config.Config) (out []agent.File, err error) {
+	for _, l := range s.named(cfg) {
+		if *l.listener == nil {
+			continue
+		}
+		fd, err := agent.ListenerFile(*l.listener)
+		if err != nil {
+			return out, err
+		}
+		out = append(out, agent.File{Name: l.name(), FD: fd})
+	}
+	return out, nil
+}
+
+// keepControl makes an inherited control socket this process's: its file goes with the listener, and clients are told that it
+// is this process that listens (SO_PEERCRED: unix_listen in net/unix/af_unix.c).
+func keepControl(l net.Listener) error {
+	control := l.(*net.UnixListener)
+	control.SetUnlinkOnClose(true)
+	raw, err := control.SyscallConn()
+	if err == nil {
+		ctrl := raw.Control(func(fd uintptr) { err = unix.Listen(int(fd), unix.SOMAXCONN) })
+		err = errors.Join(ctrl, err)
+	}
+	return err
 }
 
 func listenTCP(ctx context.Context, flag, address string) (net.Listener, error) {
@@ -69,13 +128,12 @@ func (s *servers) close() {
 	}
 }
 
-// run answers on every listener until ctx is done.
-func (s *servers) run(ctx context.Context, src source, reg *prometheus.Registry, conns *web.Connections) error {
+// run answers on every listener until ctx is done. A kproxy that takes over comes to handOver.
+func (s *servers) run(ctx context.Context, src source, rec *web.Recorder, reg *prometheus.Registry, conns *web.Connections, handOver func(*net.UnixConn)) error {
 	var g errgroup.Group
 	cfg, log := src.cfg, src.cfg.log
-	rec := recorder(src)
 	g.Go(func() error { return rec.Run(ctx) })
-	g.Go(func() error { return web.Serve(ctx, s.control, web.Control(src, rec), log) })
+	g.Go(func() error { return web.Serve(ctx, s.control, web.Control(src, rec, handOver), log) })
 	if s.api != nil {
 		api := web.API(web.APIConfig{
 			Source: src, Recorder: rec, Gatherer: reg, Profiling: cfg.profiling,
@@ -117,16 +175,20 @@ func (s source) Health() web.HealthReport {
 }
 
 // lockMargin is how much longer than --drain-timeout a kproxy waits for another one
-// to end: kubelet starts the next pod before it tells the last one to stop.
+// to end that it can't take over from.
 const lockMargin = 5 * time.Second
 
-// runProxy runs the agent with its servers around it: they answer
-// until the very end, draining included.
+// runProxy runs the agent with its servers around it. From a kproxy that runs it takes over; where it can't, it waits for that
+// one's end.
 func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
-	patience := o.Config.DrainTimeout + lockMargin
-	lock, err := web.LockControl(ctx, o.Config.Socket, patience, func(why error) {
-		o.Log.Warn("waiting for another kproxy to end, as one does that is being replaced", "for", patience, "problem", why)
-	})
+	lock, from, err := begin(ctx, o)
+	if err == nil && from != nil {
+		if err = runWith(ctx, o, cfg, lock, from); !errors.Is(err, agent.ErrNotTakenOver) {
+			return err
+		}
+		o.Log.Warn("can't take over; waiting for the other kproxy to end", "problem", err)
+		lock, err = waitForLock(ctx, o)
+	}
 	switch {
 	case ctx.Err() != nil:
 		return nil // stopped while starting
@@ -135,8 +197,55 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	case err != nil:
 		return flagError("socket", err)
 	}
+	return runWith(ctx, o, cfg, lock, nil)
+}
+
+// begin takes the lock of the control socket, or gets it from the kproxy to take over from.
+func begin(ctx context.Context, o agent.Options) (*web.Lock, *agent.Predecessor, error) {
+	lock, err := web.LockControl(ctx, o.Config.Socket, 0, nil)
+	if !errors.Is(err, web.ErrRunning) {
+		return lock, nil, err
+	}
+	conn, err := web.AskToTakeOver(ctx, o.Config.Socket)
+	if err == nil {
+		var from *agent.Predecessor
+		if from, err = agent.Succeed(handover.NewConn(conn)); err == nil {
+			if fd, found := from.File(lockName); found {
+				return web.InheritLock(fd, o.Config.Socket), from, nil
+			}
+			from.Close()
+			err = errors.New("it didn't pass on the lock of the control socket")
+		}
+	}
+	o.Log.Warn("can't take over from the kproxy that runs", "problem", err)
+	lock, err = waitForLock(ctx, o)
+	return lock, nil, err
+}
+
+// lockName is the name by which a successor gets the lock of the control socket.
+const lockName = "lock --socket"
+
+// waitForLock takes the lock of the control socket once another kproxy has ended: one that is being replaced, or that is of a release
+// that can't be taken over.
+func waitForLock(ctx context.Context, o agent.Options) (*web.Lock, error) {
+	patience := o.Config.DrainTimeout + lockMargin
+	return web.LockControl(ctx, o.Config.Socket, patience, func(why error) {
+		o.Log.Warn("waiting for another kproxy to end", "for", patience, "problem", why)
+	})
+}
+
+// inPod reports whether the kubelet would start this process again at once, beside the one that has taken over from it.
+func inPod() bool { return os.Getenv("KUBERNETES_SERVICE_HOST") != "" }
+
+// runWith runs the agent with its servers, which answer until the very end, draining included, unless another kproxy has
+// taken over: that has their listeners.
+func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock, from *agent.Predecessor) error {
 	defer lock.Close() // last: the next one opens the same ports
-	s, err := openServers(ctx, o.Config)
+	if from != nil {
+		lock.Leave() // until this one has taken over
+		defer from.Close()
+	}
+	s, err := openServers(ctx, o.Config, from)
 	if ctx.Err() != nil {
 		s.close()
 		return nil
@@ -156,6 +265,17 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	o.HealthPort = func(ctx context.Context, l net.Listener, now func() plan.HealthPort) error {
 		return conns.Serve(ctx, l, web.HealthPort(source{a, cfg}, now))
 	}
+	began := make(chan struct{}) // a predecessor answers before
+	o.Predecessor, o.TookOver = from, func() {
+		lock.Keep()
+		if err := keepControl(s.control); err != nil {
+			o.Log.Warn("the control socket is the last kproxy's", "error", err)
+		}
+		close(began)
+	}
+	if from == nil {
+		close(began)
+	}
 	a = agent.New(o)
 	web.NewMetrics(reg, web.MetricsConfig{
 		Source: source{a, cfg}, Figures: a.Figures,
@@ -164,21 +284,64 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
+	rec := recorder(source{a, cfg})
+	handOver := func(conn *net.UnixConn) {
+		files, err := s.files(o.Config)
+		defer func() {
+			for _, f := range files {
+				_ = unix.Close(f.FD)
+			}
+		}()
+		if err != nil {
+			o.Log.Warn("another kproxy can't take over", "error", err)
+			_ = conn.Close()
+			return
+		}
+		a.HandOver(handover.NewConn(conn), agent.Belongings{
+			Files: append(slices.Clone(files), agent.File{Name: lockName, FD: int(lock.Fd())}), History: rec.Save,
+			Relieved: func() {
+				lock.Leave()
+				s.control.(*net.UnixListener).SetUnlinkOnClose(false)
+				stop()
+			},
+		})
+	}
 	served := make(chan error, 1)
-	go func() { served <- s.run(serving, source{a, cfg}, reg, conns) }()
+	go func() {
+		select {
+		case <-began:
+			if from != nil {
+				rec.Load(from.History)
+			}
+			served <- s.run(serving, source{a, cfg}, rec, reg, conns, handOver)
+		case <-serving.Done():
+			served <- nil
+		}
+	}()
+	stopped := ctx // by a signal
 	ctx, change := context.WithCancelCause(ctx)
 	followed := make(chan struct{})
 	go func() {
 		defer close(followed)
 		cfg.follow(ctx, lookEvery, change)
 	}()
+	notified := make(chan struct{})
+	go func() {
+		defer close(notified)
+		notifySystemd(ctx, a.NotReady, o.Log)
+	}()
 	err = a.Run(ctx)
 	change(nil)
 	<-followed
+	<-notified
 	stop()
 	var changed *errChanged
 	if errors.As(context.Cause(ctx), &changed) {
 		err = errors.Join(err, changed)
 	}
-	return errors.Join(err, <-served)
+	err = errors.Join(err, <-served)
+	if err == nil && inPod() {
+		a.AwaitSuccessor(stopped)
+	}
+	return err
 }

@@ -114,6 +114,9 @@ func printNode(w io.Writer, st plan.Status) error {
 	if st.Sync.LastError != "" {
 		fmt.Fprintf(w, "last sync failed: %s\n", st.Sync.LastError)
 	}
+	for _, warning := range st.Warnings {
+		fmt.Fprintf(w, "warning: %s\n", warning)
+	}
 	for _, s := range st.Sources {
 		if s.Error != "" {
 			fmt.Fprintf(w, "source %s: %s\n", s.Name, s.Error)
@@ -127,6 +130,7 @@ func printStatus(w io.Writer, st plan.Status, wide bool) error {
 	if err := printNode(w, st); err != nil {
 		return err
 	}
+	fmt.Fprintln(w, st.Verdict())
 	t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(t, "SERVICE\tADDRESS\tDATA PLANE\tSTATE\tENDPOINTS\tACTIVE\tTOTAL\tFAILED\tREASON")
 	for i := range st.Services {

@@ -318,6 +318,8 @@ func (l *loop) update(now time.Time) {
 		e.pace = pace
 		keep[w.Target] = e
 	}
+	l.resume(fresh, l.known)
+	l.known = nil
 	l.resume(fresh, l.drop(keep))
 	l.stagger(fresh, now)
 	l.dirty = l.dirty || len(fresh) > 0 || len(keep) != len(l.entries)

@@ -82,7 +82,7 @@ func answering(answer string) func(*net.TCPConn) {
 	}
 }
 
-// refusing returns an address on which nobody listens.
+// refusing returns an address on which nothing listens.
 func refusing(t *testing.T, host string) netip.AddrPort {
 	t.Helper()
 	l, err := net.Listen("tcp", net.JoinHostPort(host, "0"))

@@ -21,6 +21,7 @@ type Scheduler struct {
 
 	mu     sync.Mutex // guards wanted, which is handed from Update to the loop
 	wanted []health.Wanted
+	known  map[health.Target]health.State // by question, for the loop's first update; not written once it runs
 	paces  atomic.Pointer[map[string]float64]
 
 	counters
@@ -70,6 +71,23 @@ func (s *Scheduler) Update(targets []health.Wanted) {
 	s.wanted = wanted
 	s.mu.Unlock()
 	signal(s.updates)
+}
+
+// Resume begins with what another Scheduler knew of targets: whose intervals, time-outs, rises and falls may be
+// others. It includes an Update. Call it before Run.
+func (s *Scheduler) Resume(targets []health.Wanted, known map[health.Target]health.State) {
+	s.known = make(map[health.Target]health.State, len(known))
+	for t, state := range known {
+		s.known[question(t)] = state
+	}
+	states := make(map[health.Target]health.State, len(targets))
+	for _, t := range targets {
+		if state, ok := s.known[question(t.Target)]; ok {
+			states[t.Target] = state
+		}
+	}
+	s.view.Store(health.NewView(s.cfg.Defaults, states))
+	s.Update(targets)
 }
 
 // View returns what is known now. States that change are in it within 100ms.

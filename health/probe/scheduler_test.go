@@ -286,6 +286,39 @@ func TestUpdateBeforeRun(t *testing.T) {
 	})
 }
 
+// TestResume: what another process knew holds at once and until probes say otherwise, also of checks that are now made
+// at another pace; of the rest nothing is known.
+func TestResume(t *testing.T) {
+	n := newNetwork()
+	n.hang = func(netip.AddrPort) bool { return true }
+	synctest.Test(t, func(t *testing.T) {
+		s := New(Config{Prober: n, Defaults: health.StandardDefaults()})
+		slower := targetOf(0)
+		slower.Check.Interval *= 2
+		s.Resume(targetsOf(3), map[health.Target]health.State{
+			slower: {Status: health.Up}, targetOf(1): {Status: health.Down, LastError: "refused"}, targetOf(7): {Status: health.Up},
+		})
+		now := func() (out []string) { return []string{statusOf(s, 0), statusOf(s, 1), statusOf(s, 2), statusOf(s, 7)} }
+		want := []string{"up", "down", "unknown", "unknown"}
+		if diff := cmp.Diff(want, now()); diff != "" {
+			t.Errorf("at once (-want +got):\n%s", diff)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- s.Run(ctx) }()
+		time.Sleep(time.Second)
+		s.Update(targetsOf(4))
+		time.Sleep(time.Second)
+		if diff := cmp.Diff(want, now()); diff != "" {
+			t.Errorf("after a second, and an update (-want +got):\n%s", diff)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestInconclusiveProbesChangeNothing(t *testing.T) {
 	n := newNetwork()
 	run(t, 0, n, func(t *testing.T, s *Scheduler) {

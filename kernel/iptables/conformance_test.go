@@ -154,7 +154,7 @@ func restoreText(t testing.TB, program, text string) {
 	}
 }
 
-// TestCleanup: nothing of kproxy's is left, in either variant, and everything of
+// TestCleanup: nothing that kproxy made is left, in either variant, and everything of
 // others is.
 func TestCleanup(t *testing.T) {
 	kerneltest.Namespace(t)

@@ -38,7 +38,7 @@ func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
 }
 
 // packets adds up the packets of a chain's rules, without those that lead to another
-// chain of kproxy's, from which they may come back.
+// chain that kproxy made, from which they may come back.
 func (b *Backend) packets(ctx context.Context, f service.Family, table, chain string) (sum uint64, err error) {
 	text, err := b.config.Runner.Run(ctx, nil, b.config.Variant.Program[f], "-w", b.lockWait(), "-t", table, "-v", "-S", chain)
 	if errors.Is(err, kernel.ErrNotFound) || errors.Is(err, kernel.ErrSyntax) { // the legacy variant's word for no such chain

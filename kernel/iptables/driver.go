@@ -51,7 +51,7 @@ func configOf(e *steering.Env) Config {
 }
 
 // Open opens the tables.
-func (d *Driver) Open(e *steering.Env, _ steering.Layer, _ bool) (steering.Layer, error) {
+func (d *Driver) Open(e *steering.Env, _ steering.RulesetPlane, _ bool) (steering.RulesetPlane, error) {
 	o := optionsOf(e)
 	if e.ReadOnly {
 		return &Plane{Backend: New(configOf(e)), Renderer: NewRenderer(o)}, nil

@@ -20,16 +20,16 @@ import (
 
 // alive makes the kernel think that kproxy serves.
 func (s *scene) alive() {
-	s.t.Helper()
+	s.T.Helper()
 	if err := (&steering.Redirects{Store: s.sets}).Alive(time.Hour); err != nil {
-		s.t.Fatal(err)
+		s.T.Fatal(err)
 	}
 }
 
 // closeInput makes the node drop what comes to it, but for neighbour discovery.
 func (s *scene) closeInput() {
-	s.t.Helper()
-	run(s.t, fmt.Sprintf("%[1]s -P INPUT DROP; %[1]s -A INPUT -p %[2]s -j ACCEPT", s.variant.Program[s.family], s.addr("icmp", "icmpv6")))
+	s.T.Helper()
+	run(s.T, fmt.Sprintf("%[1]s -P INPUT DROP; %[1]s -A INPUT -p %[2]s -j ACCEPT", s.variant.Program[s.Family], s.Addr("icmp", "icmpv6")))
 }
 
 func rejected(f *plan.Frontend) { f.Verdict = plan.Reject }
@@ -45,15 +45,15 @@ func TestRedirectedArentRefused(t *testing.T) {
 		for proto, port := range ports {
 			s.Serve(0, "userspace", port)
 			services = append(services,
-				kerneltest.Service("web", proto, kerneltest.Cluster(s.virtual(1)), s.endpoints(2), kerneltest.InUserspace),
-				kerneltest.Service("same", proto, kerneltest.External(netip.AddrPortFrom(s.NodeAddress(s.family, 1), port).String(), rejected)))
+				kerneltest.Service("web", proto, kerneltest.Cluster(s.Virtual(1)), s.Endpoints(2), kerneltest.InUserspace),
+				kerneltest.Service("same", proto, kerneltest.External(netip.AddrPortFrom(s.NodeAddress(s.Family, 1), port).String(), rejected)))
 		}
 		s.program(kerneltest.Plan(plan.ModeIPTables, services...))
 		s.alive()
 		for proto, port := range ports {
-			s.expect(proto.String()+" redirected", map[string]int{"userspace": 2}, s.asks(2, 1, proto, s.virtual(1)))
-			same := netip.AddrPortFrom(s.NodeAddress(s.family, 1), port).String()
-			s.expect(proto.String()+" to the listener's address", map[string]int{kerneltest.ErrRefused.Error(): 1}, s.asks(1, 1, proto, same))
+			s.Expect(proto.String()+" redirected", map[string]int{"userspace": 2}, s.Asks(2, 1, proto, s.Virtual(1)))
+			same := netip.AddrPortFrom(s.NodeAddress(s.Family, 1), port).String()
+			s.Expect(proto.String()+" to the listener's address", map[string]int{kerneltest.ErrRefused.Error(): 1}, s.Asks(1, 1, proto, same))
 		}
 	})
 }
@@ -65,41 +65,41 @@ func TestForgottenAnswersArentRefused(t *testing.T) {
 	onEachKernel(t, func(s *scene) {
 		s.closeInput()
 		if err := steering.DefaultRouting().Ensure(); err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
 		s.program(kerneltest.Plan(plan.ModeIPTables))
 		l := s.listen(2, 9000)
-		c, err := dialAs(s.Address(s.family, 1), service.TCP, netip.AddrPortFrom(s.Address(s.family, 2), 9000))
+		c, err := dialAs(s.Address(s.Family, 1), service.TCP, netip.AddrPortFrom(s.Address(s.Family, 2), 9000))
 		if err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
 		defer c.Close()
 		answering, err := l.Accept()
 		if err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
 		defer answering.Close()
 		s.program(kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("same", service.TCP, kerneltest.External(c.LocalAddr().String(), rejected))))
-		run(s.t, "conntrack -F -f "+s.family.String())
+		run(s.T, "conntrack -F -f "+s.Family.String())
 		fmt.Fprintln(answering, "late")
 		_ = c.SetDeadline(time.Now().Add(5 * time.Second))
 		if got, err := bufio.NewReader(c).ReadString('\n'); strings.TrimSpace(got) != "late" {
-			s.t.Errorf("got %q, %v; want the answer", got, err)
+			s.T.Errorf("got %q, %v; want the answer", got, err)
 		}
 	})
 }
 
 // listen listens on a host.
 func (s *scene) listen(host int, port uint16) *net.TCPListener {
-	s.t.Helper()
+	s.T.Helper()
 	var l net.Listener
 	s.On(host, func() {
 		var err error
-		if l, err = net.Listen("tcp", netip.AddrPortFrom(s.Address(s.family, host), port).String()); err != nil {
-			s.t.Fatal(err)
+		if l, err = net.Listen("tcp", netip.AddrPortFrom(s.Address(s.Family, host), port).String()); err != nil {
+			s.T.Fatal(err)
 		}
 	})
-	s.t.Cleanup(func() { l.Close() })
+	s.T.Cleanup(func() { l.Close() })
 	return l.(*net.TCPListener)
 }
 
@@ -111,31 +111,31 @@ func (s *scene) listen(host int, port uint16) *net.TCPListener {
 // net/ipv4/ip_forward.c); kproxy's ports are others than clients', see userspace.
 func TestConnectionPassesStaleSocket(t *testing.T) {
 	onEachKernel(t, func(s *scene) {
-		run(s.t, "echo 0 > /proc/sys/net/ipv4/tcp_early_demux") // of IPv6 as well
+		run(s.T, "echo 0 > /proc/sys/net/ipv4/tcp_early_demux") // of IPv6 as well
 		if err := steering.DefaultRouting().Ensure(); err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
 		s.program(kerneltest.Plan(plan.ModeIPTables))
 		l := s.listen(2, 9000)
-		stale, err := dialAs(s.Address(s.family, 1), service.TCP, l.Addr().(*net.TCPAddr).AddrPort())
+		stale, err := dialAs(s.Address(s.Family, 1), service.TCP, l.Addr().(*net.TCPAddr).AddrPort())
 		if err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
 		end, err := l.Accept()
 		if err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
 		l.Close()
 		stale.Close() // first: its socket waits
 		if _, err := end.Read(make([]byte, 1)); err != io.EOF {
-			s.t.Fatalf("the endpoint reads %v, want %v", err, io.EOF)
+			s.T.Fatalf("the endpoint reads %v, want %v", err, io.EOF)
 		}
 		end.Close()
 		client := stale.LocalAddr().(*net.TCPAddr)
 		s.Serve(1, "client", uint16(client.Port))
 		var c net.Conn
 		for end := time.Now().Add(5 * time.Second); ; time.Sleep(time.Millisecond) {
-			run(s.t, "conntrack -F -f "+s.family.String())
+			run(s.T, "conntrack -F -f "+s.Family.String())
 			s.On(2, func() {
 				d := net.Dialer{Timeout: 5 * time.Second, LocalAddr: l.Addr()}
 				c, err = d.Dial("tcp", client.String())
@@ -146,10 +146,10 @@ func TestConnectionPassesStaleSocket(t *testing.T) {
 			}
 		}
 		if err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
-		if got, err := answer(c); got != "client "+s.Address(s.family, 2).String() {
-			s.t.Errorf("got %q, %v; want the client's answer", got, err)
+		if got, err := answer(c); got != "client "+s.Address(s.Family, 2).String() {
+			s.T.Errorf("got %q, %v; want the client's answer", got, err)
 		}
 	})
 }
@@ -162,19 +162,19 @@ func TestHealthPortAndInvalid(t *testing.T) {
 		const port = 9
 		s.Serve(0, "health", port)
 		s.closeInput()
-		s.program(kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("web", service.TCP, kerneltest.Cluster(s.virtual(1)), s.endpoints(2),
+		s.program(kerneltest.Plan(plan.ModeIPTables, kerneltest.Service("web", service.TCP, kerneltest.Cluster(s.Virtual(1)), s.Endpoints(2),
 			func(s *plan.Service) { s.Port.HealthCheckNodePort = port })))
-		node := s.NodeAddress(s.family, 2)
+		node := s.NodeAddress(s.Family, 2)
 		for to, want := range map[uint16]string{port: "health", 8080: kerneltest.ErrTimeout.Error()} {
-			s.expect(fmt.Sprint("a load balancer at port ", to), map[string]int{want: 1}, s.asks(1, 1, service.TCP, netip.AddrPortFrom(node, to).String()))
-			s.expect(fmt.Sprint("an endpoint at port ", to), map[string]int{want: 1}, s.asks(1, 2, service.TCP, netip.AddrPortFrom(node, to).String()))
+			s.Expect(fmt.Sprint("a load balancer at port ", to), map[string]int{want: 1}, s.Asks(1, 1, service.TCP, netip.AddrPortFrom(node, to).String()))
+			s.Expect(fmt.Sprint("an endpoint at port ", to), map[string]int{want: 1}, s.Asks(1, 2, service.TCP, netip.AddrPortFrom(node, to).String()))
 		}
 		s.acknowledge(2, node, port)
-		counts, err := s.backend.Counts(s.t.Context())
+		counts, err := s.backend.Counts(s.T.Context())
 		if err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
-		s.expect("dropped", uint64(1), counts.Invalid)
+		s.Expect("dropped", uint64(1), counts.Invalid)
 	})
 }
 
@@ -182,9 +182,9 @@ func TestHealthPortAndInvalid(t *testing.T) {
 // refuse or to be silent is refused or dropped, on its way out.
 func TestOwnConnectionsAreRefused(t *testing.T) {
 	onEachKernel(t, func(s *scene) {
-		run(s.t, "ip link set lo up")
+		run(s.T, "ip link set lo up")
 		silent := func(f *plan.Frontend) { f.Verdict = plan.Drop }
-		node := s.NodeAddress(s.family, 1)
+		node := s.NodeAddress(s.Family, 1)
 		at := func(port uint16) netip.AddrPort { return netip.AddrPortFrom(node, port) }
 		for _, port := range []uint16{9001, 9002, 9003} {
 			s.Serve(0, "node", port)
@@ -202,7 +202,7 @@ func TestOwnConnectionsAreRefused(t *testing.T) {
 				err = unix.ETIMEDOUT
 			}
 			if !errors.Is(err, want) {
-				s.t.Errorf("port %d: %v, want %v", port, err, want)
+				s.T.Errorf("port %d: %v, want %v", port, err, want)
 			}
 		}
 	})

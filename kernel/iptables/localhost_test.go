@@ -16,14 +16,14 @@ import (
 // the program that listens there is reached.
 func TestNodePortsOnLoopback(t *testing.T) {
 	onEachKernel(t, func(s *scene) {
-		loopback := netip.MustParseAddrPort(s.addr("127.0.0.1:30080", "[::1]:30080"))
-		run(s.t, "ip link set lo up")
+		loopback := netip.MustParseAddrPort(s.Addr("127.0.0.1:30080", "[::1]:30080"))
+		run(s.T, "ip link set lo up")
 		for _, l := range []uint16{options().TCPPort, options().UDPPort} {
 			s.Serve(0, "userspace", l)
 		}
 		s.Serve(0, "host", 30081)
-		offloaded := kerneltest.Service("offloaded", service.TCP, kerneltest.NodePort(30080), s.endpoints(2))
-		user := kerneltest.Service("user", service.UDP, kerneltest.NodePort(30080), s.endpoints(2))
+		offloaded := kerneltest.Service("offloaded", service.TCP, kerneltest.NodePort(30080), s.Endpoints(2))
+		user := kerneltest.Service("user", service.UDP, kerneltest.NodePort(30080), s.Endpoints(2))
 		kerneltest.InUserspace(user)
 		rejected := func(f *plan.Frontend) { f.Verdict = plan.Reject }
 		refused := kerneltest.Service("refused", service.TCP, kerneltest.NodePort(30081, rejected))
@@ -45,19 +45,19 @@ func TestNodePortsOnLoopback(t *testing.T) {
 			p.Policy = tt.policy
 			s.program(p)
 			if err := (&steering.Redirects{Store: s.sets}).Alive(time.Hour); err != nil {
-				s.t.Fatal(err)
+				s.T.Fatal(err)
 			}
 			for _, proto := range []service.Protocol{service.TCP, service.UDP} {
-				s.expect(tt.name+", "+proto.String(), map[string]int{tt.answer: 1}, s.asks(1, 0, proto, loopback.String()))
+				s.Expect(tt.name+", "+proto.String(), map[string]int{tt.answer: 1}, s.Asks(1, 0, proto, loopback.String()))
 			}
-			s.expect(tt.name+", a node port without endpoints", map[string]int{tt.host: 1},
-				s.asks(1, 0, service.TCP, netip.AddrPortFrom(loopback.Addr(), 30081).String()))
-			node := netip.AddrPortFrom(s.NodeAddress(s.family, 1), 30080).String()
+			s.Expect(tt.name+", a node port without endpoints", map[string]int{tt.host: 1},
+				s.Asks(1, 0, service.TCP, netip.AddrPortFrom(loopback.Addr(), 30081).String()))
+			node := netip.AddrPortFrom(s.NodeAddress(s.Family, 1), 30080).String()
 			want := "two"
-			if !p.Policy.AnswersNodePorts(s.NodeAddress(s.family, 1)) {
+			if !p.Policy.AnswersNodePorts(s.NodeAddress(s.Family, 1)) {
 				want = kerneltest.ErrRefused.Error()
 			}
-			s.expect(tt.name+", from another host", map[string]int{want: 1}, s.asks(1, 1, service.TCP, node))
+			s.Expect(tt.name+", from another host", map[string]int{want: 1}, s.Asks(1, 1, service.TCP, node))
 		}
 	})
 }

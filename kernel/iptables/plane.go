@@ -11,7 +11,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Plane is the [steering.Layer] of iptables: the rules that all services share, and those
+// Plane is the [steering.RulesetPlane] of iptables: the rules that all services share, and those
 // of the services that iptables carries.
 type Plane struct {
 	*Backend
@@ -20,7 +20,7 @@ type Plane struct {
 }
 
 var (
-	_ steering.Layer        = (*Plane)(nil)
+	_ steering.RulesetPlane = (*Plane)(nil)
 	_ kernel.Counter        = (*Plane)(nil)
 	_ kernel.AffinityKeeper = (*Plane)(nil)
 )

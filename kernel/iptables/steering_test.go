@@ -19,10 +19,10 @@ import (
 
 // inUserspace programs a service at virtual(1), TCP and UDP, that a live kproxy serves.
 func (s *scene) inUserspace(mode plan.Mode) {
-	s.t.Helper()
+	s.T.Helper()
 	var services []*plan.Service
 	for _, proto := range []service.Protocol{service.TCP, service.UDP} {
-		services = append(services, kerneltest.Service("web", proto, kerneltest.Cluster(s.virtual(1)), kerneltest.NodePort(30080), s.endpoints(2), kerneltest.InUserspace))
+		services = append(services, kerneltest.Service("web", proto, kerneltest.Cluster(s.Virtual(1)), kerneltest.NodePort(30080), s.Endpoints(2), kerneltest.InUserspace))
 	}
 	if mode == plan.ModeUserspace {
 		for _, x := range services {
@@ -36,28 +36,28 @@ func (s *scene) inUserspace(mode plan.Mode) {
 // unnumber takes the addresses away from the node's end of a host's link, as
 // Calico, AWS VPC CNI and others lay their pods out.
 func (s *scene) unnumber(host int) {
-	s.t.Helper()
+	s.T.Helper()
 	link := fmt.Sprintf("host%d", host)
-	run(s.t, "ip addr flush dev "+link+" scope global")
-	run(s.t, fmt.Sprintf("ip route add %s dev %s", s.Address(s.family, host), link))
-	if s.family == service.IPv4 {
+	run(s.T, "ip addr flush dev "+link+" scope global")
+	run(s.T, fmt.Sprintf("ip route add %s dev %s", s.Address(s.Family, host), link))
+	if s.Family == service.IPv4 {
 		for path, value := range map[string]string{"conf/" + link + "/proxy_arp": "1", "neigh/" + link + "/proxy_delay": "0"} {
 			if err := os.WriteFile("/proc/sys/net/ipv4/"+path, []byte(value), 0o644); err != nil {
-				s.t.Fatal(err)
+				s.T.Fatal(err)
 			}
 		}
 		s.On(host, func() {
-			run(s.t, "ip route add 169.254.1.1 dev eth0 scope link; ip route replace default via 169.254.1.1 dev eth0")
+			run(s.T, "ip route add 169.254.1.1 dev eth0 scope link; ip route replace default via 169.254.1.1 dev eth0")
 		})
 		return
 	}
 	var own string
-	for _, word := range strings.Fields(run(s.t, "ip -6 -o addr show dev "+link+" scope link")) {
+	for _, word := range strings.Fields(run(s.T, "ip -6 -o addr show dev "+link+" scope link")) {
 		if strings.HasPrefix(word, "fe80") {
 			own, _, _ = strings.Cut(word, "/")
 		}
 	}
-	s.On(host, func() { run(s.t, "ip -6 route replace default via "+own+" dev eth0") })
+	s.On(host, func() { run(s.T, "ip -6 route replace default via "+own+" dev eth0") })
 }
 
 // TestUserspaceIsReachedFromUnnumberedLinks: an interface without an address, or with a
@@ -70,10 +70,10 @@ func TestUserspaceIsReachedFromUnnumberedLinks(t *testing.T) {
 		s.inUserspace(plan.ModeIPTables)
 		s.unnumber(1)
 		for _, proto := range []service.Protocol{service.TCP, service.UDP} {
-			s.expect(proto.String(), map[string]int{"userspace": 2}, s.asks(2, 1, proto, s.virtual(1)))
-			s.expect(proto.String()+" from the node", map[string]int{"userspace": 1}, s.asks(1, 0, proto, s.virtual(1)))
-			nodePort := netip.AddrPortFrom(s.NodeAddress(s.family, 2), 30080).String()
-			s.expect(proto.String()+" by node port", map[string]int{"userspace": 1}, s.asks(1, 1, proto, nodePort))
+			s.Expect(proto.String(), map[string]int{"userspace": 2}, s.Asks(2, 1, proto, s.Virtual(1)))
+			s.Expect(proto.String()+" from the node", map[string]int{"userspace": 1}, s.Asks(1, 0, proto, s.Virtual(1)))
+			nodePort := netip.AddrPortFrom(s.NodeAddress(s.Family, 2), 30080).String()
+			s.Expect(proto.String()+" by node port", map[string]int{"userspace": 1}, s.Asks(1, 1, proto, nodePort))
 		}
 	})
 }
@@ -89,14 +89,14 @@ func TestAnswersPassSourceValidation(t *testing.T) {
 				for name, value := range map[string]string{"rp_filter": filter, "src_valid_mark": valid} {
 					for _, link := range []string{"all", "host1", "host2"} {
 						if err := os.WriteFile("/proc/sys/net/ipv4/conf/"+link+"/"+name, []byte(value), 0o644); err != nil {
-							s.t.Fatal(err)
+							s.T.Fatal(err)
 						}
 					}
 				}
 				for _, proto := range []service.Protocol{service.TCP, service.UDP} {
-					for want, to := range map[string]netip.Addr{"two": s.Address(s.family, 2), "node": s.NodeAddress(s.family, 3)} {
+					for want, to := range map[string]netip.Addr{"two": s.Address(s.Family, 2), "node": s.NodeAddress(s.Family, 3)} {
 						what := fmt.Sprintf("rp_filter=%s src_valid_mark=%s, %s", filter, valid, proto)
-						s.expect(what, want+" "+s.Address(s.family, 1).String(), s.answerAs(1, proto, netip.AddrPortFrom(to, 8080)))
+						s.Expect(what, want+" "+s.Address(s.Family, 1).String(), s.answerAs(1, proto, netip.AddrPortFrom(to, 8080)))
 					}
 				}
 			}
@@ -109,17 +109,17 @@ func TestAnswersPassSourceValidation(t *testing.T) {
 func TestOwnSocketsMayHaveTheListenersPort(t *testing.T) {
 	onEachKernel(t, func(s *scene) {
 		s.program(kerneltest.Plan(plan.ModeIPTables))
-		client := s.Address(s.family, 1)
+		client := s.Address(s.Family, 1)
 		for proto, port := range map[service.Protocol]uint16{service.TCP: options().TCPPort, service.UDP: options().UDPPort} {
-			c, err := dialFrom(netip.AddrPortFrom(client, port), proto, netip.AddrPortFrom(s.Address(s.family, 2), 8080))
-			s.expect(proto.String(), "two "+client.String(), firstAnswer(c, err))
+			c, err := dialFrom(netip.AddrPortFrom(client, port), proto, netip.AddrPortFrom(s.Address(s.Family, 2), 8080))
+			s.Expect(proto.String(), "two "+client.String(), firstAnswer(c, err))
 		}
 	})
 }
 
 // answerAs is what an endpoint answers to kproxy that bears a host's address.
 func (s *scene) answerAs(host int, proto service.Protocol, to netip.AddrPort) string {
-	c, err := dialAs(s.Address(s.family, host), proto, to)
+	c, err := dialAs(s.Address(s.Family, host), proto, to)
 	return firstAnswer(c, err)
 }
 
@@ -139,41 +139,41 @@ func firstAnswer(c net.Conn, err error) string {
 // only rules are missing, clients are to try again.
 func TestUnservedAreRefused(t *testing.T) {
 	onEachKernel(t, func(s *scene) {
-		run(s.t, fmt.Sprintf("ip route replace default via %s", s.Address(s.family, 4)))
-		firewall := s.variant.Program[s.family]
+		run(s.T, fmt.Sprintf("ip route replace default via %s", s.Address(s.Family, 4)))
+		firewall := s.variant.Program[s.Family]
 		s.On(4, func() {
-			run(s.t, fmt.Sprintf("%s -t raw -A PREROUTING -d %s -j DROP", firewall, netip.MustParseAddrPort(s.virtual(1)).Addr()))
+			run(s.T, fmt.Sprintf("%s -t raw -A PREROUTING -d %s -j DROP", firewall, netip.MustParseAddrPort(s.Virtual(1)).Addr()))
 		})
 		s.inUserspace(plan.ModeUserspace)
 		asks := func(what string, want error) {
-			s.t.Helper()
+			s.T.Helper()
 			for _, proto := range []service.Protocol{service.TCP, service.UDP} {
-				s.expect(what+": "+proto.String(), map[string]int{want.Error(): 1}, s.asks(1, 1, proto, s.virtual(1)))
+				s.Expect(what+": "+proto.String(), map[string]int{want.Error(): 1}, s.Asks(1, 1, proto, s.Virtual(1)))
 			}
-			s.expect(what+": from the node", map[string]int{want.Error(): 1}, s.asks(1, 0, service.TCP, s.virtual(1)))
+			s.Expect(what+": from the node", map[string]int{want.Error(): 1}, s.Asks(1, 0, service.TCP, s.Virtual(1)))
 			// What OUTPUT refuses or drops, the sender hears of at once.
-			if _, _, err := s.Ask(0, service.UDP, netip.MustParseAddrPort(s.virtual(1))); !errors.Is(err, unix.EPERM) {
-				s.t.Errorf("%s: udp from the node: %v, want %v", what, err, unix.EPERM)
+			if _, _, err := s.Ask(0, service.UDP, netip.MustParseAddrPort(s.Virtual(1))); !errors.Is(err, unix.EPERM) {
+				s.T.Errorf("%s: udp from the node: %v, want %v", what, err, unix.EPERM)
 			}
 		}
 		if err := (&steering.Redirects{Store: s.sets}).Dead(); err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
 		asks("no live kproxy", kerneltest.ErrRefused)
 		if err := (&steering.Redirects{Store: s.sets}).Starting(time.Hour); err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
 		asks("kproxy starts", kerneltest.ErrTimeout)
 		if err := (&steering.Redirects{Store: s.sets}).Started(); err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
 		asks("no kproxy came", kerneltest.ErrRefused)
 		s.alive()
-		run(s.t, firewall+" -t nat -F KPROXY-PORTAL")
+		run(s.T, firewall+" -t nat -F KPROXY-PORTAL")
 		asks("no rules", kerneltest.ErrTimeout)
 		s.On(4, func() {
-			if out := run(s.t, firewall+" -t raw -nvxL PREROUTING"); !strings.Contains(out, "       0        0 DROP") {
-				s.t.Errorf("packets left by the default route:\n%s", out)
+			if out := run(s.T, firewall+" -t raw -nvxL PREROUTING"); !strings.Contains(out, "       0        0 DROP") {
+				s.T.Errorf("packets left by the default route:\n%s", out)
 			}
 		})
 	})

@@ -52,30 +52,30 @@ func TestEndpointsSeeTheClientThroughUserspace(t *testing.T) {
 		s.Serve(0, "node", 8080)
 		// The endpoints' own address is a service as well, to show that
 		// kproxy's connections aren't caught by its own rules.
-		self := netip.AddrPortFrom(s.Address(s.family, 2), 8080)
-		trap := kerneltest.Service("trap", service.TCP, kerneltest.External(self.String()), s.endpoints(3))
+		self := netip.AddrPortFrom(s.Address(s.Family, 2), 8080)
+		trap := kerneltest.Service("trap", service.TCP, kerneltest.External(self.String()), s.Endpoints(3))
 		kerneltest.InUserspace(trap)
 		s.program(kerneltest.Plan(plan.ModeIPTables, trap))
 		if err := (&steering.Redirects{Store: s.sets}).Alive(time.Hour); err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
 		if err := steering.DefaultRouting().Ensure(); err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
-		client := s.Address(s.family, 1)
+		client := s.Address(s.Family, 1)
 		for _, proto := range []service.Protocol{service.TCP, service.UDP} {
 			for name, to := range map[string]netip.AddrPort{
 				"two":  self,
-				"node": netip.AddrPortFrom(s.NodeAddress(s.family, 1), 8080),
+				"node": netip.AddrPortFrom(s.NodeAddress(s.Family, 1), 8080),
 			} {
 				c, err := dialAs(client, proto, to)
 				if err != nil {
-					s.t.Errorf("%s to %s: %v", proto, name, err)
+					s.T.Errorf("%s to %s: %v", proto, name, err)
 					continue
 				}
 				got, err := answer(c)
 				if want := name + " " + client.String(); err != nil || got != want {
-					s.t.Errorf("%s to %s: %q, %v; want %q", proto, name, got, err, want)
+					s.T.Errorf("%s to %s: %q, %v; want %q", proto, name, got, err, want)
 				}
 			}
 		}

@@ -42,7 +42,7 @@ type stamp any
 // stamper takes stamps of the rules of one variant of iptables.
 type stamper interface {
 	stamp() (stamp, error)
-	// follows reports whether nothing but so many commits of kproxy's, which led from was
+	// follows reports whether nothing but so many of kproxy's commits, which led from was
 	// to want, lies between two stamps; sure that it can't be otherwise.
 	follows(old, now stamp, commits int, was, want *kernel.Ruleset) (follows, sure bool)
 	close()
@@ -50,11 +50,11 @@ type stamper interface {
 
 // Reading the rules of 10,000 services takes seconds. Programs that change their own
 // rules all the time don't make kproxy do so all the time: between two readings passes
-// restFactor times what one takes, but no more than restMax. Where a stamp can't be sure
+// pauseFactor times what one takes, but no more than pauseMax. Where a stamp can't be sure
 // that only kproxy has changed rules, they are read after verifyAfter.
 const (
-	restFactor  = 4
-	restMax     = 5 * time.Second
+	pauseFactor = 4
+	pauseMax    = 5 * time.Second
 	verifyAfter = time.Minute
 )
 
@@ -175,7 +175,7 @@ func (w *Watch) checkRules(ctx context.Context, want *kernel.Ruleset, changes in
 		return nil, nil // kproxy has changed them meanwhile
 	}
 	if w.at != nil { // others' change, not kproxy's
-		w.notBefore = time.Now().Add(min(restFactor*time.Since(start), restMax))
+		w.notBefore = time.Now().Add(min(pauseFactor*time.Since(start), pauseMax))
 	}
 	if len(damage) == 0 {
 		w.at, w.agreed, w.owed, w.compared = now, want, false, start

@@ -91,7 +91,7 @@ func (w *tableSizes) follows(old, now stamp, _ int, was, want *kernel.Ruleset) (
 	return true, now == old
 }
 
-// entries counts what of kproxy's is in each of ownTables: a chain has an entry with its
+// entries counts what kproxy has in each of ownTables: a chain has an entry with its
 // name and one at its end besides its rules (iptcc_compile_chain, libiptc.c).
 func entries(want *kernel.Ruleset) (out [2][3]int) {
 	for f := range service.Families {

@@ -32,13 +32,13 @@ func Schedulers(given string) []string {
 
 // Abilities returns what IPVS can do on a host of which host says whether it has
 // IPVS. scheduler is for services that ask for none, nor for an algorithm;
-// unusable says why schedulers can't be used, as [ProbeSchedulers] does. A virtual
+// missing says why schedulers can't be used, as [ProbeSchedulers] does. A virtual
 // server is chosen by its address, not by the client.
-func Abilities(host plan.Capability, scheduler string, unusable map[string]string) plan.Abilities {
+func Abilities(host plan.Capability, scheduler string, missing map[string]string) plan.Abilities {
 	return plan.Abilities{
 		Plane: plan.IPVS, Title: "IPVS", Host: host,
 		Algorithms: schedulers, Otherwise: "scheduler " + schedulers[service.RoundRobin],
-		Schedulers: true, Scheduler: scheduler, Unusable: unusable,
+		Schedulers: true, Scheduler: scheduler, MissingSchedulers: missing,
 		Drains: true, LocalAddresses: true,
 	}
 }

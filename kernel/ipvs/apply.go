@@ -105,7 +105,7 @@ func (b *Backend) claim(changes []kernel.VirtualChange, a *kernel.Applied) ([]ke
 var flagOf = map[service.Protocol]string{service.TCP: "-t", service.UDP: "-u", service.SCTP: "--sctp-service"}
 
 func errForeign(v kernel.Virtual) error {
-	return fmt.Errorf("there is a virtual server at %s %s that isn't kproxy's, and kproxy leaves it alone; if nobody needs it: ipvsadm -D %s %s",
+	return fmt.Errorf("there is a virtual server at %s %s that isn't kproxy's, and kproxy leaves it alone; if it is not needed: ipvsadm -D %s %s",
 		v.Protocol, v.Address, flagOf[v.Protocol], v.Address)
 }
 

@@ -61,6 +61,8 @@ type server struct {
 	draining map[netip.AddrPort]time.Time
 	// removed: it goes with the last of draining.
 	removed bool
+	// foreign: only other programs' real servers are left. That these go can't be waited for.
+	foreign bool
 }
 
 func newServer(v kernel.Virtual) *server {

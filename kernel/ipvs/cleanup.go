@@ -12,7 +12,7 @@ import (
 )
 
 // Cleanup removes everything of IPVS that is kproxy's, without waiting for
-// connections, and nothing else; then everything else of kproxy's by rules,
+// connections, and nothing else; then, by rules, everything else that kproxy made,
 // which destroys the record. As long as virtual servers couldn't be removed,
 // the record stays, and so do the rules. Where the kernel has no IPVS, there is
 // only the link to remove.
@@ -25,13 +25,13 @@ func Cleanup(ctx context.Context, sets kernel.SetStore, rules func(context.Conte
 	if err := cleanTable(link, sets); err != nil {
 		return fmt.Errorf("clean up: %w", err)
 	}
-	if err = link.Remove(); errors.Is(err, ErrForeignLink) {
-		err = nil
+	var errs []error
+	for _, name := range []string{kernel.DummyLink, probeName} {
+		if err := link.remove(name); err != nil && !errors.Is(err, ErrForeignLink) {
+			errs = append(errs, fmt.Errorf("clean up: %w", err))
+		}
 	}
-	if err := errors.Join(err, link.remove(probeName)); err != nil {
-		return errors.Join(fmt.Errorf("clean up: %w", err), rules(ctx))
-	}
-	return rules(ctx)
+	return errors.Join(append(errs, rules(ctx))...)
 }
 
 // cleanTable removes kproxy's virtual servers, and stops its synchronisation daemon before
@@ -61,7 +61,7 @@ func cleanTable(link Link, sets kernel.SetStore) error {
 	return errs.ErrorOrNil()
 }
 
-// removals remove every virtual server of kproxy's, or its own real servers where
+// removals remove every virtual server that kproxy made, or its own real servers where
 // it has others' as well.
 func removals(t Table, link Link, sets kernel.SetStore) ([]Request, error) {
 	b := &Backend{config: Config{Table: t, Link: link, Sets: sets, Now: time.Now}}

@@ -76,11 +76,11 @@ func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) ke
 		State:   func(*testing.T) string { return h.State() },
 		Drain:   b.Drain,
 		Restart: func(t *testing.T) kerneltest.System { return modelSystem(t, h, faults) },
-		Intrude: func(t *testing.T, v kernel.Virtual) {
-			_ = h.AddForeignReal(v, intruder(v)) // there may be one already
+		AddForeign: func(t *testing.T, v kernel.Virtual) {
+			_ = h.AddForeignReal(v, foreignReal(v)) // there may be one already
 		},
-		Expel: func(*testing.T) { h.RemoveForeignReals() },
-		Squat: func(t *testing.T, there bool) {
+		RemoveForeign: func(*testing.T) { h.RemoveForeignReals() },
+		Take: func(t *testing.T, there bool) {
 			if !there {
 				h.RemoveForeignVirtual(kerneltest.Taken())
 			} else if err := h.AddForeignVirtual(kerneltest.Taken()); err != nil {
@@ -166,16 +166,16 @@ func kernelSystem(t *testing.T, table *ipvs.Netlink, faults *kerneltest.Faults) 
 		Foreign: func(t *testing.T) string {
 			return foreignServers(t, table) + run(t, "ipset save FOREIGN; ip -o addr show dev foreign0 | sed 's/valid_lft.*//'")
 		},
-		State:   func(t *testing.T) string { return ownState(t, table, sets, link) },
-		Drain:   b.Drain,
-		Restart: func(t *testing.T) kerneltest.System { return kernelSystem(t, table, faults) },
-		Intrude: func(t *testing.T, v kernel.Virtual) { _ = change(table, ipvs.Add, v, intruder(v)) },
-		Expel: func(t *testing.T) {
+		State:      func(t *testing.T) string { return ownState(t, table, sets, link) },
+		Drain:      b.Drain,
+		Restart:    func(t *testing.T) kerneltest.System { return kernelSystem(t, table, faults) },
+		AddForeign: func(t *testing.T, v kernel.Virtual) { _ = change(table, ipvs.Add, v, foreignReal(v)) },
+		RemoveForeign: func(t *testing.T) {
 			for _, s := range list(t, table) {
-				_ = change(table, ipvs.Delete, s.Virtual, intruder(s.Virtual))
+				_ = change(table, ipvs.Delete, s.Virtual, foreignReal(s.Virtual))
 			}
 		},
-		Squat: func(t *testing.T, there bool) {
+		Take: func(t *testing.T, there bool) {
 			if there {
 				add(t, table, kerneltest.Taken())
 			} else if err := change(table, ipvs.Delete, kerneltest.Taken()); err != nil {
@@ -206,7 +206,7 @@ func foreignServers(t *testing.T, table ipvs.Table) string {
 	for _, s := range list(t, table) {
 		if isForeign(s) {
 			fmt.Fprintln(&out, s.Virtual)
-		} else if slices.ContainsFunc(s.Reals, func(r kernel.Real) bool { return r == intruder(s.Virtual) }) {
+		} else if slices.ContainsFunc(s.Reals, func(r kernel.Real) bool { return r == foreignReal(s.Virtual) }) {
 			fmt.Fprintln(&out, "foreign real server in", s.Protocol, s.Address)
 		}
 	}
@@ -226,7 +226,7 @@ func ownState(t *testing.T, table ipvs.Table, sets kernel.SetStore, link ipvs.Li
 	}
 	for _, s := range list(t, table) {
 		if !isForeign(s) {
-			s.Reals = slices.DeleteFunc(s.Reals, func(r kernel.Real) bool { return r.Address == intruder(s.Virtual).Address })
+			s.Reals = slices.DeleteFunc(s.Reals, func(r kernel.Real) bool { return r.Address == foreignReal(s.Virtual).Address })
 			fmt.Fprintln(&out, s.Virtual)
 		}
 	}

@@ -18,7 +18,7 @@
 // removed after it, so that a crash between the two leaves an entry without an
 // object, which is harmless, and never an object without an owner. Virtual
 // servers, real servers and links of others are never touched; a virtual server
-// of kproxy's in which others have a real server stays as long as that
+// that kproxy made in which others have a real server stays as long as that
 // does. The link itself is kproxy's with every address on it.
 //
 // # Draining

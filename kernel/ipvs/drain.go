@@ -58,7 +58,7 @@ func (b *Backend) draining() int {
 	n := 0
 	for _, s := range b.servers {
 		n += len(s.draining)
-		if s.removed && len(s.draining) == 0 {
+		if s.removed && len(s.draining) == 0 && !s.foreign {
 			n++ // to be tried again
 		}
 	}
@@ -160,6 +160,12 @@ func (s *server) finished(found Server, requests []Request, results []error, gon
 		}
 	}
 	s.forgetDrained(there, gone)
+	s.foreign = len(there) > 0
+	for address := range there {
+		if _, draining := s.draining[address]; draining || s.reals[address] {
+			s.foreign = false
+		}
+	}
 	return false, errs.ErrorOrNil()
 }
 

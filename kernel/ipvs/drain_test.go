@@ -20,7 +20,7 @@ func drainWorld(t *testing.T) (*kerneltest.Network, *host) {
 	echo(t, n, 2, "two", 8080)
 	echo(t, n, 3, "three", 8080)
 	h := newHost(t)
-	release, err := ipvs.Release()
+	release, err := kernel.Release()
 	h.must(err)
 	_, err = kernel.EnsureSysctls(ipvs.Sysctls(release, false))
 	h.must(err)

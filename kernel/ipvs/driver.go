@@ -35,7 +35,7 @@ type Driver struct {
 	Settings
 	Explainer
 	host       plan.Capability
-	schedulers knownSchedulers
+	schedulers schedulerProbes
 }
 
 // NewDriver returns the driver of a host of which nothing is known yet.
@@ -67,7 +67,7 @@ func (d *Driver) Abilities(s *service.Snapshot, now time.Time) plan.Abilities {
 
 // Sysctls are the kernel settings that IPVS is to have.
 func (d *Driver) Sysctls() ([]kernel.Sysctl, error) {
-	release, err := Release()
+	release, err := kernel.Release()
 	if err != nil {
 		return nil, err
 	}
@@ -88,7 +88,7 @@ func optionsOf(e *steering.Env) Options {
 
 // Open opens IPVS where it may be used, and where there are virtual servers of an earlier
 // kproxy, which are to go. It returns below where there is neither.
-func (d *Driver) Open(e *steering.Env, below steering.Layer, use bool) (steering.Layer, error) {
+func (d *Driver) Open(e *steering.Env, below steering.RulesetPlane, use bool) (steering.RulesetPlane, error) {
 	if e.ReadOnly {
 		if _, err := os.Stat(procPath); err != nil { // asking for it would load it
 			return below, nil
@@ -138,7 +138,7 @@ func (d *Driver) prepare(e *steering.Env, table *Netlink) error {
 	return nil
 }
 
-// leftBehind reports whether there is a record of virtual servers of kproxy's, and IPVS is
+// leftBehind reports whether there is a record of kproxy's virtual servers, and IPVS is
 // still in the kernel.
 func leftBehind(sets kernel.SetStore) (bool, error) {
 	if _, err := os.Stat(procPath); err != nil {
@@ -178,4 +178,79 @@ func (d *Driver) Preview(_ context.Context, e *steering.Env) ([]string, error) {
 // Remove is [Cleanup].
 func (d *Driver) Remove(ctx context.Context, e *steering.Env, below func(context.Context) error) error {
 	return Cleanup(ctx, e.Sets, below)
+}
+
+// Retire is Remove, but connections go on: it returns what is to be drained before Remove. The
+// record of it stays, for a kproxy that comes after this one.
+func (d *Driver) Retire(ctx context.Context, e *steering.Env, below func(context.Context) error) (kernel.Drainer, error) {
+	left, err := leftBehind(e.Sets)
+	if err != nil {
+		return nil, err
+	} else if !left || d.DrainTimeout == 0 {
+		return nil, Cleanup(ctx, e.Sets, below)
+	}
+	r, err := newRetired(min(d.DrainTimeout, MaxDrainTimeout))
+	if err != nil {
+		return nil, err
+	}
+	have, err := r.Observe(ctx)
+	if err == nil {
+		_, err = r.Apply(ctx, kernel.Diff(have, kernel.Ruleset{})) // what fails is tried again
+	}
+	if err != nil {
+		r.close()
+		return nil, err
+	}
+	e.Sets = unrecorded{e.Sets}
+	return r, below(ctx)
+}
+
+// retired are virtual servers on a host where nothing else of the driver is left.
+type retired struct {
+	*Backend
+	close func()
+}
+
+func newRetired(drain time.Duration) (*retired, error) {
+	sets, err := kernel.OpenIPSets()
+	if err != nil {
+		return nil, err
+	}
+	table, err := OpenTable()
+	if err != nil {
+		sets.Close()
+		return nil, err
+	}
+	link, err := OpenLink()
+	if err != nil {
+		sets.Close()
+		table.Close()
+		return nil, err
+	}
+	b := New(Config{Rules: noRules{}, Sets: sets, Table: table, Link: link, DrainTimeout: drain})
+	return &retired{b, func() { sets.Close(); table.Close(); link.Close() }}, nil
+}
+
+// Drain implements [kernel.Drainer].
+func (r *retired) Drain(ctx context.Context) (left int, err error) {
+	if left, err = r.Backend.Drain(ctx); left == 0 && err == nil {
+		r.close()
+	}
+	return left, err
+}
+
+// noRules is the Backend of rules and sets where there are none.
+type noRules struct{}
+
+func (noRules) Observe(context.Context) (kernel.Ruleset, error) { return kernel.Ruleset{}, nil }
+func (noRules) Apply(context.Context, kernel.Ops) (kernel.Applied, error) {
+	return kernel.Applied{}, nil
+}
+
+// unrecorded are sets without the record.
+type unrecorded struct{ kernel.SetStore }
+
+func (u unrecorded) List(entries func(string) bool) ([]kernel.SetState, error) {
+	all, err := u.SetStore.List(entries)
+	return slices.DeleteFunc(all, func(s kernel.SetState) bool { return isRecordName(s.Name) }), err
 }

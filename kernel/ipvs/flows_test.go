@@ -24,7 +24,7 @@ import (
 // namespace of the calling thread.
 func wholeBackend(t *testing.T) (kernel.Backend, kernel.SetStore) {
 	t.Helper()
-	release, err := ipvs.Release()
+	release, err := kernel.Release()
 	if err != nil {
 		t.Fatal(err)
 	}

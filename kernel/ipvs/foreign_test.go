@@ -55,12 +55,14 @@ func TestForeignIsLeftAlone(t *testing.T) {
 		h.expect("addresses: none where a foreigner answers", "10.96.0.11", h.addresses())
 		h.restart()
 	}
-	intruder := kernel.Real{Address: netip.MustParseAddrPort("192.0.2.77:9"), Weight: 5}
-	h.must(change(h.table, ipvs.Add, dns, intruder))
+	foreignReal := kernel.Real{Address: netip.MustParseAddrPort("192.0.2.77:9"), Weight: 5}
+	h.must(change(h.table, ipvs.Add, dns, foreignReal))
 	with := func() bool { return strings.Contains(h.servers(), " 192.0.2.77:9=5;") }
 	for _, want := range []kernel.Ruleset{ruleset(dns), ruleset(virtual(service.UDP, "10.96.0.11:53", "10.2.0.3:53")), {}, ruleset(dns)} {
 		h.bring(want)
-		h.drain()
+		if left := h.drain(); left > 0 {
+			t.Errorf("%d are said to drain beside a foreign real server, without an end", left)
+		}
 		if !with() {
 			t.Errorf("the foreign real server is gone: %s", h.servers())
 		}
@@ -84,7 +86,7 @@ func TestForeignIsLeftAlone(t *testing.T) {
 	}
 }
 
-// TestForeignLink: a link of the name of kproxy's that is something else.
+// TestForeignLink: another kind of link has the name that kproxy's has.
 func TestForeignLink(t *testing.T) {
 	kerneltest.Namespace(t)
 	must := func(err error) {
@@ -93,7 +95,7 @@ func TestForeignLink(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: kernel.DummyLink}, PeerName: "peer"}))
+	must(netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: kernel.DummyLink}, PeerName: "kproxy-probe"}))
 	l, err := ipvs.OpenLink()
 	must(err)
 	defer l.Close()
@@ -107,8 +109,10 @@ func TestForeignLink(t *testing.T) {
 	must(err)
 	defer sets.Close()
 	must(ipvs.Cleanup(context.Background(), sets, func(context.Context) error { return nil }))
-	if _, err := netlink.LinkByName(kernel.DummyLink); err != nil {
-		t.Errorf("after clean-up: %v", err)
+	for _, name := range []string{kernel.DummyLink, "kproxy-probe"} {
+		if _, err := netlink.LinkByName(name); err != nil {
+			t.Errorf("after clean-up: %s: %v", name, err)
+		}
 	}
 }
 

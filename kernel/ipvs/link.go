@@ -33,8 +33,8 @@ type Link interface {
 	Remove() error
 }
 
-// ErrForeignLink says that another link has the name of kproxy's.
-var ErrForeignLink = errors.New("link " + kernel.DummyLink + " is somebody else's")
+// ErrForeignLink says that a link of another type has the name that kproxy's has.
+var ErrForeignLink = errors.New("another program's link")
 
 // LinkState is what is known of the link.
 type LinkState struct {
@@ -82,8 +82,8 @@ func (d *Dummy) find(name string) (netlink.Link, error) {
 		return nil, nil
 	case err != nil:
 		return nil, fmt.Errorf("find link %s: %w", name, err)
-	case l.Type() != "dummy" && name == kernel.DummyLink:
-		return nil, fmt.Errorf("%w: it is of type %s, kproxy's is a dummy; rename or delete it", ErrForeignLink, l.Type())
+	case l.Type() != "dummy":
+		return nil, fmt.Errorf("%w is called %s: it is of type %s, kproxy's is a dummy; rename or delete it", ErrForeignLink, name, l.Type())
 	}
 	return l, nil
 }
@@ -102,7 +102,7 @@ func (d *Dummy) create(name string) error {
 	return fmt.Errorf("make dummy link %s: %w", name, classify(err))
 }
 
-// remove removes a link. That there is none is no error.
+// remove removes a dummy link. That there is none is no error.
 func (d *Dummy) remove(name string) error {
 	l, err := d.find(name)
 	if err != nil || l == nil {
@@ -229,7 +229,7 @@ func (d *Dummy) Remove() error { return d.remove(kernel.DummyLink) }
 // probeName is the link by which dummy links are tried.
 const probeName = "kproxy-probe"
 
-// probeLink finds out whether there can be a link of kproxy's.
+// probeLink finds out whether the kernel can make [kernel.DummyLink].
 func probeLink() error {
 	d, err := OpenLink()
 	if err != nil {

@@ -29,8 +29,8 @@ func changed(failed map[netip.Addr]error, err error) error {
 	return errors.Join(err, errors.Join(slices.Collect(maps.Values(failed))...))
 }
 
-// intruder is a foreign real server for a virtual server of either family.
-func intruder(v kernel.Virtual) kernel.Real {
+// foreignReal is a foreign real server for a virtual server of either family.
+func foreignReal(v kernel.Virtual) kernel.Real {
 	a := "203.0.113.99:9"
 	if service.FamilyOf(v.Address.Addr()) == service.IPv6 {
 		a = "[2001:db8:99::9]:9"

@@ -10,7 +10,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Observe reads back everything of kproxy's, without what drains, and mends the
+// Observe reads back everything that kproxy made, without what drains, and mends the
 // record where others changed it.
 func (b *Backend) Observe(ctx context.Context) (kernel.Ruleset, error) {
 	b.mu.Lock()
@@ -155,7 +155,7 @@ func (v *view) mine(s kernel.Virtual) bool {
 	return len(set) == 0 && v.onLink[s.Address.Addr()]
 }
 
-// read returns what is known of a virtual server of kproxy's, and which of its
+// read returns what is known of kproxy's virtual server, and which of its
 // real servers are in use. Real servers that neither are endpoints nor drain
 // are foreign.
 func (v *view) read(found Server) (*server, []kernel.Real) {

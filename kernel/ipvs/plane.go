@@ -11,23 +11,23 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Plane is the [steering.Layer] of IPVS. The layer below has the rules and sets.
+// Plane is the [steering.RulesetPlane] of IPVS. The layer below has the rules and sets.
 type Plane struct {
 	*Backend
 	*Watch
 	*over
-	below steering.Layer
+	below steering.RulesetPlane
 }
 
 var (
-	_ steering.Layer        = (*Plane)(nil)
+	_ steering.RulesetPlane = (*Plane)(nil)
 	_ kernel.Counter        = (*Plane)(nil)
 	_ kernel.AffinityKeeper = (*Plane)(nil)
 	_ kernel.Drainer        = (*Plane)(nil)
 )
 
 // NewPlane returns the layer over another, which is to be c's Rules.
-func NewPlane(c Config, o Options, below steering.Layer) *Plane {
+func NewPlane(c Config, o Options, below steering.RulesetPlane) *Plane {
 	c.Rules = below
 	b := New(c)
 	return &Plane{b, NewWatch(b, below), &over{below, NewRenderer(o)}, below}
@@ -49,14 +49,14 @@ func (r *over) Fresh(p *plan.Plan) kernel.Ruleset {
 	return kernel.Merge(r.below.Fresh(p), Render(p, r.own.options))
 }
 
-// Programmed implements [steering.Layer].
+// Programmed implements [steering.RulesetPlane].
 func (p *Plane) Programmed(have, want kernel.Ruleset, of *plan.Plan) map[service.Key]uint64 {
 	out := p.below.Programmed(have, want, of)
 	maps.Copy(out, Programmed(have, want, of))
 	return out
 }
 
-// Adopted implements [steering.Layer].
+// Adopted implements [steering.RulesetPlane].
 func (p *Plane) Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 	out := p.below.Adopted(have, s)
 	maps.Copy(out, Adopted(have, s))

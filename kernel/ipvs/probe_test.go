@@ -110,7 +110,7 @@ func TestSysctlsOfKernel(t *testing.T) {
 	kerneltest.Namespace(t)
 	needsIPVS(t)
 	newHost(t)
-	release, err := ipvs.Release()
+	release, err := kernel.Release()
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -9,10 +9,10 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// knownSchedulers is what is known of the kernel's schedulers. Trying one may load a
+// schedulerProbes is what trying the kernel's schedulers told. Trying one may load a
 // module, so that is done once for each name that services ask for. One goroutine uses
 // it; the zero value tries none, and takes every one to work.
-type knownSchedulers struct {
+type schedulerProbes struct {
 	try    func(name string) error // nil where there is no IPVS
 	log    *slog.Logger
 	always []string // asked for whatever services want
@@ -29,7 +29,7 @@ const retryScheduler = time.Minute
 
 // of returns what is known of the schedulers that services of a snapshot ask
 // for. Unless they ask for a new one it costs next to nothing.
-func (s *knownSchedulers) of(snapshot *service.Snapshot, now time.Time) map[string]string {
+func (s *schedulerProbes) of(snapshot *service.Snapshot, now time.Time) map[string]string {
 	if s.try == nil {
 		return nil
 	}
@@ -48,7 +48,7 @@ func (s *knownSchedulers) of(snapshot *service.Snapshot, now time.Time) map[stri
 }
 
 // learn tries a scheduler.
-func (s *knownSchedulers) learn(name string, now time.Time) {
+func (s *schedulerProbes) learn(name string, now time.Time) {
 	was, known := s.known[name]
 	why := ""
 	if err := s.try(name); err != nil {

@@ -17,7 +17,7 @@ import (
 func TestSchedulersAreTriedOnce(t *testing.T) {
 	var tried []string
 	missing := errors.New("no module ip_vs_nope")
-	s := knownSchedulers{log: slog.New(slog.DiscardHandler), always: []string{"rr", "mh"}, try: func(name string) error {
+	s := schedulerProbes{log: slog.New(slog.DiscardHandler), always: []string{"rr", "mh"}, try: func(name string) error {
 		tried = append(tried, name)
 		if name == "nope" {
 			return missing
@@ -67,7 +67,7 @@ func TestSchedulersAreTriedOnce(t *testing.T) {
 
 // TestSchedulersWithoutIPVS: nothing is tried and everything is left open.
 func TestSchedulersWithoutIPVS(t *testing.T) {
-	if got := (&knownSchedulers{always: []string{"rr"}}).of(&service.Snapshot{}, time.Now()); got != nil {
+	if got := (&schedulerProbes{always: []string{"rr"}}).of(&service.Snapshot{}, time.Now()); got != nil {
 		t.Errorf("known of schedulers without IPVS: %v", got)
 	}
 }

@@ -35,7 +35,7 @@ type syncDaemon struct {
 }
 
 // startSync starts the daemon in the network namespace of the calling thread. One
-// of kproxy's that an earlier process left is replaced.
+// that an earlier kproxy left is replaced.
 func (t *Netlink) startSync(mark uint32) (*syncDaemon, error) {
 	// A backup that only listens would direct no traffic at all (ip_vs_in).
 	if b, err := os.ReadFile("/proc/sys/net/ipv4/vs/backup_only"); err == nil && strings.TrimSpace(string(b)) != "0" {

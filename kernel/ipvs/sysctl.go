@@ -1,11 +1,9 @@
 package ipvs
 
 import (
-	"fmt"
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
 )
 
@@ -57,13 +55,4 @@ func olderThan(release string, major, minor int) bool {
 	a, errA := strconv.Atoi(parts[0])
 	b, errB := strconv.Atoi(strings.TrimRight(parts[1], "-+abcdefghijklmnopqrstuvwxyz"))
 	return errA == nil && errB == nil && (a < major || a == major && b < minor)
-}
-
-// Release returns the release of the running kernel.
-func Release() (string, error) {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "", fmt.Errorf("read the kernel's release: %w", err)
-	}
-	return unix.ByteSliceToString(u.Release[:]), nil
 }

@@ -22,7 +22,7 @@ type Mode struct {
 	Plane  plan.DataPlane
 	Render func(*plan.Plan) kernel.Ruleset
 	// Open returns a backend on a host of its own, which holds foreign state
-	// and nothing of kproxy's. Calls of the backend to the host may fail
+	// and nothing that kproxy made. Calls of the backend to the host may fail
 	// as faults say.
 	Open func(t *testing.T, faults *Faults) System
 	// Seeds is how many random walks to take; Steps how long each is.
@@ -42,32 +42,32 @@ type System struct {
 	Drain func(context.Context) (left int, err error)
 	// Restart returns the system with a backend that knows nothing yet.
 	Restart func(t *testing.T) System
-	// Intrude puts a foreign real server into a virtual server, and Expel
+	// AddForeign puts a foreign real server into a virtual server, and RemoveForeign
 	// removes all of those; nil for a mode without virtual servers.
-	Intrude func(t *testing.T, v kernel.Virtual)
-	Expel   func(t *testing.T)
-	// Squat makes [Taken], a foreign virtual server, or removes it; nil as well.
-	Squat func(t *testing.T, there bool)
+	AddForeign    func(t *testing.T, v kernel.Virtual)
+	RemoveForeign func(t *testing.T)
+	// Take makes [Taken], a foreign virtual server, or removes it; nil as well.
+	Take func(t *testing.T, there bool)
 	// Host is the host if it is a model, which can do more than a kernel.
 	Host *Host
 
-	squatted bool // Taken is there
+	taken bool // Taken is there
 }
 
 // restarted is the system with a backend that knows nothing yet.
 func (s System) restarted(t *testing.T) System {
 	t.Helper()
 	next := s.Restart(t)
-	next.squatted = s.squatted
+	next.taken = s.taken
 	return next
 }
 
-// squat makes Taken, or removes it.
-func (s *System) squat(t *testing.T, there bool) {
+// take makes Taken, or removes it.
+func (s *System) take(t *testing.T, there bool) {
 	t.Helper()
-	if s.Squat != nil && s.squatted != there {
-		s.Squat(t, there)
-		s.squatted = there
+	if s.Take != nil && s.taken != there {
+		s.Take(t, there)
+		s.taken = there
 	}
 }
 
@@ -80,9 +80,9 @@ func Conformance(t *testing.T, m Mode) {
 	}
 	t.Run("a fault at any call is made up for", m.everyCall)
 	t.Run("drains", m.drains)
-	t.Run("foreign real servers stay", m.intruders)
-	t.Run("a foreign virtual server stays", m.squatter)
-	t.Run("what others undo is done again", m.vandalism)
+	t.Run("foreign real servers stay", m.foreignReals)
+	t.Run("a foreign virtual server stays", m.foreignServer)
+	t.Run("what others undo is done again", m.damage)
 }
 
 func (m Mode) idempotent(t *testing.T) {
@@ -141,7 +141,7 @@ func (m Mode) bring(t *testing.T, s System, want kernel.Ruleset) {
 		t.Fatalf("Apply: %v", err)
 	}
 	taken, contested := want.Virtual(Taken().Protocol, Taken().Address)
-	contested = contested && s.squatted
+	contested = contested && s.taken
 	if _, failed := applied.Failed[taken.Owner]; contested && !failed {
 		t.Errorf("Apply didn't fail for %s, whose address %s a foreigner has", taken.Owner, taken.Address)
 	}

@@ -17,9 +17,9 @@ import (
 // must come to hold what it holds where the last plan was the first.
 func (m Mode) walk(t *testing.T, seed uint64) {
 	faults := NewFaults(seed, 0.1)
-	j := newJourney(t, m, faults, seed)
+	j := newRun(t, m, faults, seed)
 	if seed%4 == 0 {
-		j.system.squat(t, true)
+		j.system.take(t, true)
 		j.foreign = j.system.Foreign(t)
 	}
 	w := NewWalk(seed, m.Mode, m.Plane, 12)
@@ -30,7 +30,7 @@ func (m Mode) walk(t *testing.T, seed uint64) {
 			j.system.Host.SetNodeAddresses(p.Policy.NodeAddresses)
 		}
 		j.step(want)
-		j.intrude()
+		j.addForeign()
 		if s := j.system; s.Restart != nil && j.rng.IntN(8) == 0 {
 			j.system, j.known = s.restarted(t), false
 		}
@@ -52,7 +52,7 @@ func (m Mode) everyCall(t *testing.T) {
 	first, second := w.Next(), w.Next()
 	from, to := m.Render(first), m.Render(second)
 	way := func(t *testing.T, faults *Faults) (before, after int) {
-		j := newJourney(t, m, faults, 11)
+		j := newRun(t, m, faults, 11)
 		m.bring(t, j.system, from)
 		j.system.Host.SetNodeAddresses(second.Policy.NodeAddresses)
 		before = faults.Calls()
@@ -78,25 +78,25 @@ func (m Mode) everyCall(t *testing.T) {
 	}
 }
 
-// journey is a system on its way through plans.
-type journey struct {
+// run is a system that is brought from one plan to the next.
+type run struct {
 	t       *testing.T
 	mode    Mode
 	system  System
 	faults  *Faults
-	rng     *rand.Rand // of clients and intruders
+	rng     *rand.Rand // of clients and foreign real servers
 	foreign string
 	have    kernel.Ruleset
 	known   bool
 }
 
-func newJourney(t *testing.T, m Mode, faults *Faults, seed uint64) *journey {
+func newRun(t *testing.T, m Mode, faults *Faults, seed uint64) *run {
 	s := m.Open(t, faults)
-	return &journey{t: t, mode: m, system: s, faults: faults, rng: rand.New(rand.NewPCG(seed, 2)), foreign: s.Foreign(t)}
+	return &run{t: t, mode: m, system: s, faults: faults, rng: rand.New(rand.NewPCG(seed, 2)), foreign: s.Foreign(t)}
 }
 
 // step does what the agent does for one plan.
-func (j *journey) step(want kernel.Ruleset) {
+func (j *run) step(want kernel.Ruleset) {
 	j.t.Helper()
 	ctx, s := context.Background(), j.system
 	var err error
@@ -123,7 +123,7 @@ func (j *journey) step(want kernel.Ruleset) {
 }
 
 // check compares what must never change, not for a moment either.
-func (j *journey) check() {
+func (j *run) check() {
 	j.t.Helper()
 	if diff := gocmp.Diff(j.foreign, j.system.Foreign(j.t)); diff != "" {
 		j.t.Fatalf("foreign state after %d faults (-before +after):\n%s", j.faults.Count(), diff)
@@ -135,28 +135,28 @@ func (j *journey) check() {
 	}
 }
 
-// intrude puts, now and then, a foreign real server into one of the virtual
+// addForeign puts, now and then, a foreign real server into one of the virtual
 // servers.
-func (j *journey) intrude() {
-	if j.system.Intrude == nil || !j.known || len(j.have.Virtuals) == 0 || j.rng.IntN(4) > 0 {
+func (j *run) addForeign() {
+	if j.system.AddForeign == nil || !j.known || len(j.have.Virtuals) == 0 || j.rng.IntN(4) > 0 {
 		return
 	}
-	j.system.Intrude(j.t, j.have.Virtuals[j.rng.IntN(len(j.have.Virtuals))])
+	j.system.AddForeign(j.t, j.have.Virtuals[j.rng.IntN(len(j.have.Virtuals))])
 	j.foreign = j.system.Foreign(j.t)
 }
 
 // arrive brings the system to want, without faults, and compares.
-func (j *journey) arrive(want kernel.Ruleset) {
+func (j *run) arrive(want kernel.Ruleset) {
 	j.t.Helper()
 	j.faults.Stop()
 	j.mode.bring(j.t, j.system, want)
 	j.check()
-	if j.system.squatted {
-		j.system.squat(j.t, false)
+	if j.system.taken {
+		j.system.take(j.t, false)
 		j.mode.bring(j.t, j.system, want)
 	}
-	if j.system.Expel != nil {
-		j.system.Expel(j.t)
+	if j.system.RemoveForeign != nil {
+		j.system.RemoveForeign(j.t)
 	}
 	j.system.settle(j.t)
 	j.mode.same(j.t, j.system, want)

@@ -3,6 +3,7 @@
 //   - [Conformance], which each backend must pass on a model of the host and on
 //     the kernel: random walks with faults and deaths, drains, foreign objects,
 //     damage;
+//   - [Packets], which each data plane must pass with real packets;
 //   - [RulesMatchPlan], which simulates packets through what is rendered of
 //     random plans;
 //   - what these are made of: a model that stands in for the kernel ([Host]),

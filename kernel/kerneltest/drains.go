@@ -147,11 +147,11 @@ func (m Mode) uncut(t *testing.T, s System) {
 	}
 }
 
-// intruders puts foreign real servers into kproxy's virtual servers and changes
+// foreignReals puts foreign real servers into kproxy's virtual servers and changes
 // those in every way.
-func (m Mode) intruders(t *testing.T) {
+func (m Mode) foreignReals(t *testing.T) {
 	s := m.Open(t, &Faults{})
-	if s.Intrude == nil {
+	if s.AddForeign == nil {
 		return
 	}
 	web := func(endpoint string) kernel.Ruleset {
@@ -163,7 +163,7 @@ func (m Mode) intruders(t *testing.T) {
 	if !ok {
 		t.Fatalf("the service has no virtual server among %v", have.Virtuals)
 	}
-	s.Intrude(t, v)
+	s.AddForeign(t, v)
 	foreign := s.Foreign(t)
 	if !strings.Contains(foreign, v.Address.String()) {
 		t.Fatalf("there is no real server at %s among:\n%s", v.Address, foreign)
@@ -185,20 +185,20 @@ func (m Mode) intruders(t *testing.T) {
 		}
 		s = s.restarted(t)
 	}
-	s.Expel(t)
+	s.RemoveForeign(t)
 	s.settle(t)
 	m.bring(t, s, kernel.Ruleset{})
 	m.same(t, s, kernel.Ruleset{})
 }
 
-// squatter has a foreign virtual server at an address that a service wants: only
+// foreignServer has a foreign virtual server at an address that a service wants: only
 // that service fails, until the foreigner has gone.
-func (m Mode) squatter(t *testing.T) {
+func (m Mode) foreignServer(t *testing.T) {
 	s := m.Open(t, &Faults{})
-	if s.Squat == nil {
+	if s.Take == nil {
 		return
 	}
-	s.squat(t, true)
+	s.take(t, true)
 	foreign := s.Foreign(t)
 	web := Service("web", service.TCP, Kernel(m.Plane), Cluster("10.96.0.1:80"), NodePort(30080), Endpoints("10.244.7.1:8080"))
 	other := Service("other", service.TCP, Kernel(m.Plane), Cluster("10.96.0.1:81"), Cluster("10.96.0.2:80"), Endpoints("10.244.7.1:8080"))
@@ -217,7 +217,7 @@ func (m Mode) squatter(t *testing.T) {
 	}
 	m.bring(t, s, m.plan(other))
 	m.bring(t, s, m.plan(web, other))
-	s.squat(t, false)
+	s.take(t, false)
 	m.bring(t, s, m.plan(web, other))
 	s.settle(t)
 	m.same(t, s, m.plan(web, other))

@@ -124,9 +124,9 @@ func (f *Faults) program(call func() error) error {
 	})
 }
 
-// netlink carries out call, or not. A fault is an error of the kernel, but none that
+// Netlink carries out call, or not. A fault is an error of the kernel, but none that
 // says something about an object which isn't true: the kernel doesn't lie.
-func (f *Faults) netlink(call func() error) error {
+func (f *Faults) Netlink(call func() error) error {
 	return f.do(call, func() error {
 		return errors.Join(ErrInjected, f.one(unix.ENOBUFS, unix.ENOMEM, unix.EINTR, kernel.ErrPermission, unix.ETIMEDOUT, unix.EAGAIN))
 	})
@@ -243,11 +243,11 @@ type faultyTable struct {
 }
 
 func (t faultyTable) List(of ...kernel.Virtual) ([]ipvs.Server, error) {
-	return reading(t.faults.netlink, func() ([]ipvs.Server, error) { return t.next.List(of...) })
+	return reading(t.faults.Netlink, func() ([]ipvs.Server, error) { return t.next.List(of...) })
 }
 
 func (t faultyTable) Scan(want []kernel.Virtual) ([]ipvs.Server, error) {
-	return reading(t.faults.netlink, func() ([]ipvs.Server, error) { return t.next.Scan(want) })
+	return reading(t.faults.Netlink, func() ([]ipvs.Server, error) { return t.next.Scan(want) })
 }
 
 // Change lets some requests fail, carried out or not, and hands the others over together.
@@ -256,7 +256,7 @@ func (t faultyTable) Change(requests ...ipvs.Request) []error {
 	var carried []ipvs.Request
 	var of []int
 	for i, r := range requests {
-		errs[i] = t.faults.netlink(func() error {
+		errs[i] = t.faults.Netlink(func() error {
 			carried, of = append(carried, r), append(of, i)
 			return nil
 		})
@@ -277,16 +277,16 @@ type faultyLink struct {
 	next   ipvs.Link
 }
 
-func (l faultyLink) State() (ipvs.LinkState, error) { return reading(l.faults.netlink, l.next.State) }
+func (l faultyLink) State() (ipvs.LinkState, error) { return reading(l.faults.Netlink, l.next.State) }
 
 func (l faultyLink) Ensure() error {
 	if m, ok := l.next.(modelLink); ok { // it may stay down
-		if err := l.faults.netlink(m.create); err != nil {
+		if err := l.faults.Netlink(m.create); err != nil {
 			return err
 		}
-		return l.faults.netlink(m.setUp)
+		return l.faults.Netlink(m.setUp)
 	}
-	return l.faults.netlink(l.next.Ensure)
+	return l.faults.Netlink(l.next.Ensure)
 }
 
 func (l faultyLink) Add(addresses ...netip.Addr) (map[netip.Addr]error, error) {
@@ -303,7 +303,7 @@ func (l faultyLink) each(addresses []netip.Addr, do func(...netip.Addr) (map[net
 	for _, a := range addresses {
 		var one map[netip.Addr]error
 		var all error
-		err := l.faults.netlink(func() error {
+		err := l.faults.Netlink(func() error {
 			one, all = do(a)
 			return all
 		})
@@ -319,4 +319,4 @@ func (l faultyLink) each(addresses []netip.Addr, do func(...netip.Addr) (map[net
 	return failed, nil
 }
 
-func (l faultyLink) Remove() error { return l.faults.netlink(l.next.Remove) }
+func (l faultyLink) Remove() error { return l.faults.Netlink(l.next.Remove) }

@@ -11,6 +11,7 @@ import (
 
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
+	"kproxy.dev/kproxy/kernel/nftables"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -21,7 +22,7 @@ func Planes(has ...plan.DataPlane) []plan.Abilities {
 	host := func(d plan.DataPlane) plan.Capability {
 		return plan.Capability{Name: string(d), Supported: slices.Contains(has, d)}
 	}
-	return []plan.Abilities{ipvs.Abilities(host(plan.IPVS), "", nil), iptables.Abilities(host(plan.IPTables))}
+	return []plan.Abilities{ipvs.Abilities(host(plan.IPVS), "", nil), iptables.Abilities(host(plan.IPTables)), nftables.Abilities(host(plan.NFTables))}
 }
 
 // Plan returns a plan of services, in key order, with hashes filled in.
@@ -30,6 +31,8 @@ func Plan(mode plan.Mode, services ...*plan.Service) *plan.Plan {
 	switch mode {
 	case plan.ModeUserspace:
 		p.Kernel, p.TellsClients = nil, false
+	case plan.ModeNFTables:
+		p.Kernel = []plan.DataPlane{plan.NFTables}
 	case plan.ModeIPVS:
 		p.Kernel, p.TellsClients = []plan.DataPlane{plan.IPVS}, false
 	case plan.ModeAuto:

@@ -79,7 +79,7 @@ func compareFrontend(t *testing.T, sim *simulation, p *plan.Plan, s *plan.Servic
 	}
 }
 
-// compareExcluded: nothing of kproxy's touches connections to the addresses of a
+// compareExcluded: no rule or set entry touches connections to the addresses of a
 // service that another proxy serves, unless they are another service's as well.
 func compareExcluded(t *testing.T, sim *simulation, p *plan.Plan, s *plan.Service, f service.Family) {
 	t.Helper()

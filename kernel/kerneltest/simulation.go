@@ -183,7 +183,9 @@ func (sim *simulation) MasqueradeAddress(string, netip.Addr) (netip.Addr, error)
 }
 
 // Listens implements [netfilter.Host].
-func (sim *simulation) Listens(service.Protocol, netip.AddrPort) (bool, error) { return false, nil }
+func (sim *simulation) Listens(service.Protocol, netip.AddrPort) (netfilter.Socket, error) {
+	return netfilter.Socket{}, nil
+}
 
 // first is the first packet of a connection.
 func first(proto service.Protocol, c plan.Client, to netip.AddrPort) netfilter.Packet {
@@ -199,7 +201,7 @@ func (sim *simulation) connect(p netfilter.Packet) []Fate {
 	out := map[Fate]bool{}
 	hook, span := netfilter.Prerouting, netfilter.Whole
 	if p.In == "" {
-		hook, span = netfilter.Output, netfilter.OutputBeforeIPVS
+		hook, span = netfilter.Output, netfilter.OutputBeforeBalancing
 	}
 	sim.walk(out, p, hook, span, func(p netfilter.Packet) { sim.route(out, p) })
 	return sortedFates(out)
@@ -228,7 +230,7 @@ func (sim *simulation) route(out map[Fate]bool, p netfilter.Packet) {
 	case slices.Contains(steering.ListenerAddress[:], p.Dst.Addr()):
 		out[Fate{To: "userspace"}] = true
 	case p.DNAT && own:
-		sim.leave(out, p, netfilter.Output, netfilter.OutputAfterIPVS)
+		sim.leave(out, p, netfilter.Output, netfilter.OutputAfterBalancing)
 	case p.DNAT:
 		sim.leave(out, p, netfilter.Forward, netfilter.Whole)
 	case own:
@@ -238,7 +240,7 @@ func (sim *simulation) route(out map[Fate]bool, p netfilter.Packet) {
 			}
 			return
 		}
-		sim.walk(out, p, netfilter.Output, netfilter.OutputAfterIPVS, func(p netfilter.Packet) {
+		sim.walk(out, p, netfilter.Output, netfilter.OutputAfterBalancing, func(p netfilter.Packet) {
 			if !sim.local(p.Dst.Addr()) {
 				nobody(p)
 				return
@@ -247,7 +249,7 @@ func (sim *simulation) route(out map[Fate]bool, p netfilter.Packet) {
 			sim.walk(out, p, netfilter.Input, netfilter.Whole, nobody)
 		})
 	case sim.local(p.Dst.Addr()):
-		sim.walk(out, p, netfilter.Input, netfilter.InputBeforeIPVS, func(p netfilter.Packet) {
+		sim.walk(out, p, netfilter.Input, netfilter.InputBeforeBalancing, func(p netfilter.Packet) {
 			fates := sim.schedule(p)
 			if fates == nil {
 				fates = none
@@ -273,7 +275,7 @@ func (sim *simulation) schedule(p netfilter.Packet) []Fate {
 		if r.Weight > 0 {
 			to := p
 			to.Dst, to.DstDone, to.In = r.Address, true, ""
-			sim.leave(out, to, netfilter.Output, netfilter.OutputAfterIPVS)
+			sim.leave(out, to, netfilter.Output, netfilter.OutputAfterBalancing)
 		}
 	}
 	if len(out) == 0 {

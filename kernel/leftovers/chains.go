@@ -100,7 +100,7 @@ type parsed struct {
 func (t *parsed) own(program string) (out table, kept []string) {
 	out = table{program: program, name: t.name}
 	leads := map[string][]string{}
-	var held []string
+	var reached []string
 	for _, r := range t.rules {
 		from, to := ends(r)
 		switch {
@@ -108,21 +108,21 @@ func (t *parsed) own(program string) (out table, kept []string) {
 		case ownChain(t.name, from):
 			leads[from] = append(leads[from], to)
 		case !t.builtin[from]:
-			held = append(held, to)
+			reached = append(reached, to)
 			kept = append(kept, fmt.Sprintf("%s, table %s: %s stays, because the rules of %s lead there", program, t.name, to, from))
 		case ownJump(t.name, r):
 			out.jumps = append(out.jumps, r)
 		default:
-			held = append(held, to)
+			reached = append(reached, to)
 			kept = append(kept, fmt.Sprintf("%s, table %s: %s stays, because a rule that isn't kube-proxy's leads there: -A %s", program, t.name, to, r))
 		}
 	}
 	stays := map[string]bool{}
-	for len(held) > 0 {
-		c := held[0]
-		if held = held[1:]; !stays[c] {
+	for len(reached) > 0 {
+		c := reached[0]
+		if reached = reached[1:]; !stays[c] {
 			stays[c] = true
-			held = append(held, leads[c]...)
+			reached = append(reached, leads[c]...)
 		}
 	}
 	for _, c := range t.chains {

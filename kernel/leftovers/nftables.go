@@ -21,7 +21,7 @@ func (n nft) String() string {
 
 // findNFT lists the tables. There may be no program nft on the host.
 func findNFT() (out []nft, err error) {
-	err = nlmsg.DumpNFTables(unix.NFT_MSG_GETTABLE, func(family uint8, attributes []byte) {
+	err = nlmsg.DumpNFTables(unix.NFT_MSG_GETTABLE, unix.NFPROTO_UNSPEC, nil, func(family uint8, attributes []byte) {
 		for typ, value := range nlmsg.Attributes(attributes) {
 			if typ == unix.NFTA_TABLE_NAME && nlmsg.Text(value) == nftTable && (family == unix.NFPROTO_IPV4 || family == unix.NFPROTO_IPV6) {
 				out = append(out, nft{family})

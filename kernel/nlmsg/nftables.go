@@ -15,9 +15,10 @@ const nftRoom = 64 << 10
 const dumps = 5
 
 // DumpNFTables lists the objects that an nf_tables message (unix.NFT_MSG_GETTABLE, …) asks
-// for, of all families, in the network namespace of the calling thread. A kernel without
-// nf_tables has none.
-func DumpNFTables(message uint16, each func(family uint8, attributes []byte)) error {
+// for, of a family, or of all (unix.NFPROTO_UNSPEC), in the network namespace of the calling
+// thread; which appends attributes that say of which table or set, nil for all. A kernel
+// without nf_tables has none.
+func DumpNFTables(message uint16, family uint8, which func([]byte) []byte, each func(family uint8, attributes []byte)) error {
 	s, err := Open(unix.NETLINK_NETFILTER, nftRoom)
 	if err != nil {
 		return err
@@ -27,7 +28,11 @@ func DumpNFTables(message uint16, each func(family uint8, attributes []byte)) er
 	for range dumps {
 		list = nil
 		err = s.Dump(func(b []byte) []byte {
-			return AppendNetfilter(AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|message, unix.NLM_F_DUMP), unix.NFPROTO_UNSPEC)
+			b = AppendNetfilter(AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|message, unix.NLM_F_DUMP), family)
+			if which != nil {
+				b = which(b)
+			}
+			return b
 		}, func(body []byte) { list = append(list, bytes.Clone(body)) })
 		if !errors.Is(err, ErrInterrupted) {
 			break
@@ -43,3 +48,11 @@ func DumpNFTables(message uint16, each func(family uint8, attributes []byte)) er
 	}
 	return err
 }
+
+// Parts of sets that x/sys/unix doesn't have of linux/netfilter/nf_tables.h.
+const (
+	SetConcat     = 0x80 // NFT_SET_CONCAT
+	SetDescConcat = 2    // NFTA_SET_DESC_CONCAT
+	SetFieldLen   = 1    // NFTA_SET_FIELD_LEN
+	SetElemKeyEnd = 10   // NFTA_SET_ELEM_KEY_END
+)

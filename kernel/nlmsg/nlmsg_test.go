@@ -103,3 +103,29 @@ func TestChange(t *testing.T) {
 		t.Errorf("%d results", len(errs))
 	}
 }
+
+// TestDumpAfterOverrun: a list is had from a socket that had no room for the list before.
+func TestDumpAfterOverrun(t *testing.T) {
+	s, err := Open(unix.NETLINK_ROUTE, 64<<10)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	if err := unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_RCVBUF, 1); err != nil { // the least there is
+		t.Fatal(err)
+	}
+	links := func(flags uint16) func(b []byte) []byte {
+		return func(b []byte) []byte {
+			b = AppendRequest(b, unix.RTM_GETLINK, flags)
+			return append(b, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0) // number 1 is lo
+		}
+	}
+	for range 3 {
+		_ = s.send(1, func(b []byte, _ int) []byte { return links(0)(b) })
+		_ = s.send(1, func(b []byte, _ int) []byte { return links(unix.NLM_F_DUMP)(b) }) // refused (ENOBUFS), and goes on
+	}
+	n := 0
+	if err := s.Dump(links(unix.NLM_F_DUMP), func([]byte) { n++ }); err != nil || n == 0 {
+		t.Errorf("%d links, %v", n, err)
+	}
+}

@@ -3,8 +3,10 @@ package nlmsg
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"iter"
 	"os"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -25,6 +27,7 @@ type Socket struct {
 
 	sequence uint32
 	out, in  []byte // room, kept
+	sendRoom int    // that the socket was given
 }
 
 // Open opens a socket in the network namespace of the calling thread. room holds
@@ -121,8 +124,14 @@ func (s *Socket) send(n int, request func(b []byte, i int) []byte) error {
 
 // Dump makes one request for a list (NLM_F_DUMP), and calls each with the body of every
 // message of it, whatever the error. The kernel has the next part ready when one has
-// been read (netlink_recvmsg in net/netlink/af_netlink.c).
+// been read (netlink_recvmsg in net/netlink/af_netlink.c). It refuses another list before that
+// (EBUSY), so what was given up of earlier ones is read first.
 func (s *Socket) Dump(request func(b []byte) []byte, each func(body []byte)) error {
+	for err := error(nil); err != unix.EAGAIN; {
+		if _, err = unix.Read(s.FD, s.in); err != nil && err != unix.EINTR && err != unix.ENOBUFS && err != unix.EAGAIN {
+			return os.NewSyscallError("receive", err)
+		}
+	}
 	if err := s.send(1, func(b []byte, _ int) []byte { return request(b) }); err != nil {
 		return err
 	}
@@ -214,3 +223,102 @@ func (s *Socket) Change(n int, request func(b []byte, i int) []byte) []error {
 	}
 	return errs
 }
+
+// RequestError is the error of one of many requests.
+type RequestError struct {
+	Index int
+	Err   error
+}
+
+func (e *RequestError) Error() string { return fmt.Sprintf("request %d: %v", e.Index, e.Err) }
+
+// Unwrap returns what the kernel said.
+func (e *RequestError) Unwrap() error { return e.Err }
+
+// Transaction hands requests to a subsystem of nfnetlink as one transaction: all of them
+// take effect, or none. The error is the first that a request had, a [*RequestError]; or
+// [ErrNoAnswer] where it isn't known whether they took effect.
+func (s *Socket) Transaction(subsystem uint16, requests [][]byte) error {
+	failures, err := s.transaction(subsystem, requests, true)
+	if len(failures) > 0 {
+		return &failures[0]
+	}
+	return err
+}
+
+// Refusals has the kernel check a transaction without carrying it out, as it lacks an end
+// (nfnetlink_rcv_batch in net/netfilter/nfnetlink.c), and returns the requests that it
+// refuses: all of them, if the socket's buffer has room for so many answers. The error is
+// about the transaction as a whole.
+func (s *Socket) Refusals(subsystem uint16, requests [][]byte) ([]RequestError, error) {
+	return s.transaction(subsystem, requests, false)
+}
+
+func (s *Socket) transaction(subsystem uint16, requests [][]byte, carryOut bool) (failures []RequestError, _ error) {
+	mark := func(kind uint16) []byte {
+		b := AppendRequest(nil, kind, 0)
+		return append(b, unix.AF_UNSPEC, unix.NFNETLINK_V0, byte(subsystem>>8), byte(subsystem)) // nfgenmsg's res_id
+	}
+	size := 64
+	for _, r := range requests {
+		size += len(r)
+	}
+	// The socket takes no more than its buffer (netlink_sendmsg in net/netlink/af_netlink.c).
+	if size > s.sendRoom {
+		if err := unix.SetsockoptInt(s.FD, unix.SOL_SOCKET, unix.SO_SNDBUFFORCE, 2*size); err != nil {
+			return nil, os.NewSyscallError("setsockopt", err)
+		}
+		s.sendRoom = size
+	}
+	s.out = slices.Grow(s.out[:0], size)
+	first, last, n := s.sequence+1, len(requests), len(requests)+1
+	if carryOut {
+		n++
+	}
+	err := s.send(n, func(b []byte, i int) []byte {
+		switch i {
+		case 0:
+			return append(b, mark(unix.NFNL_MSG_BATCH_BEGIN)...)
+		case len(requests) + 1:
+			return append(b, mark(unix.NFNL_MSG_BATCH_END)...)
+		}
+		at := len(b)
+		if b = append(b, requests[i-1]...); i == last {
+			b[at+6] |= unix.NLM_F_ACK
+		}
+		return b
+	})
+	if s.out = s.out[:0]; cap(s.out) > keptRoom {
+		s.out = nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for done, lost := false, false; ; {
+		size, err := unix.Read(s.FD, s.in)
+		switch {
+		case err == unix.EINTR:
+		case err == unix.ENOBUFS:
+			lost = true
+		case err == unix.EAGAIN && (len(failures) > 0 || done && !lost):
+			return failures, nil
+		case err == unix.EAGAIN:
+			return nil, ErrNoAnswer
+		case err != nil:
+			return nil, os.NewSyscallError("receive", err)
+		}
+		for m := range Messages(s.in[:max(0, size)]) {
+			i := int(m.Sequence - first)
+			if i < 0 || i >= n || m.Type != unix.NLMSG_ERROR {
+				continue
+			}
+			if err := m.failure(); err != nil {
+				failures = append(failures, RequestError{i - 1, err})
+			}
+			done = done || i == last
+		}
+	}
+}
+
+// keptRoom is how large a buffer is kept from one request to the next.
+const keptRoom = 1 << 20

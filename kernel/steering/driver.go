@@ -15,7 +15,7 @@ import (
 // Driver is the [kernel.Driver] of iptables and ipset: steering by redirect sets, and the
 // data planes whose rules are in the same tables.
 type Driver struct {
-	layers []LayerDriver // in order of preference; each builds on those after it
+	layers []RulesetDriver // in order of preference; each builds on those after it
 
 	// Found by Probe.
 	mode plan.Mode
@@ -27,18 +27,18 @@ var _ kernel.Driver = (*Driver)(nil)
 
 // NewDriver returns the driver of data planes in order of preference. Each builds on
 // those after it.
-func NewDriver(layers ...LayerDriver) *Driver { return &Driver{layers: layers} }
+func NewDriver(layers ...RulesetDriver) *Driver { return &Driver{layers: layers} }
 
-// LayerDriver is a data plane of a [Stack] before there is a plan to carry out. It may
+// RulesetDriver is a data plane of a [Stack] before there is a plan to carry out. It may
 // also have methods Sysctls, Show, and those of [kernel.Explainer].
-type LayerDriver interface {
-	LayerSurvey
-	LayerOpener
-	LayerCleaner
+type RulesetDriver interface {
+	RulesetSurvey
+	RulesetOpener
+	RulesetCleaner
 }
 
-// LayerSurvey finds out what a host has of a layer.
-type LayerSurvey interface {
+// RulesetSurvey finds out what a host has of a layer.
+type RulesetSurvey interface {
 	// Assume takes the host to be as c says, without a look.
 	Assume(c plan.Capability)
 	// Probe finds out what the host has, of which h is known; with load, it may have the
@@ -48,39 +48,45 @@ type LayerSurvey interface {
 	Abilities(s *service.Snapshot, now time.Time) plan.Abilities
 }
 
-// LayerOpener opens a layer.
-type LayerOpener interface {
+// RulesetOpener opens a layer.
+type RulesetOpener interface {
 	// InSteering is what steering's rules are to know of it.
 	InSteering() Plane
 	// Renderer renders what plans want of this data plane and of what is below.
 	Renderer(e *Env, below kernel.Renderer) kernel.Renderer
 	// Open opens it for a mode that may use it, and for one that finds things of an
 	// earlier kproxy, which are to go; it returns below where there is neither.
-	Open(e *Env, below Layer, use bool) (Layer, error)
+	Open(e *Env, below RulesetPlane, use bool) (RulesetPlane, error)
 }
 
-// LayerCleaner removes what a layer has in the kernel.
-type LayerCleaner interface {
+// RulesetCleaner removes what a layer has in the kernel.
+type RulesetCleaner interface {
 	// Preview says what Remove would remove, a line each.
 	Preview(ctx context.Context, e *Env) ([]string, error)
-	// Remove removes all of kproxy's, then what is below.
+	// Remove removes all that kproxy made, then what is below.
 	Remove(ctx context.Context, e *Env, below func(context.Context) error) error
 }
 
-// loaded is a LayerDriver that needs modules and settings of the kernel besides those of
+// loaded is a RulesetDriver that needs modules and settings of the kernel besides those of
 // iptables.
 type loaded interface {
 	Sysctls() ([]kernel.Sysctl, error)
 }
 
-// shower is a LayerDriver that has more than rules and sets.
+// retiree is a RulesetDriver whose connections need more than conntrack.
+type retiree interface {
+	// Retire is Remove, but for what drains then.
+	Retire(ctx context.Context, e *Env, below func(context.Context) error) (kernel.Drainer, error)
+}
+
+// shower is a RulesetDriver that has more than rules and sets.
 type shower interface {
 	// Show returns the sets of a ruleset that the data plane fills itself, with what it puts
 	// there, and the rest as text.
 	Show(kernel.Ruleset) ([]kernel.Set, string)
 }
 
-func planeOf(l LayerDriver) plan.DataPlane { return l.Abilities(nil, time.Time{}).Plane }
+func planeOf(l RulesetDriver) plan.DataPlane { return l.Abilities(nil, time.Time{}).Plane }
 
 // Assume implements [kernel.Survey].
 func (d *Driver) Assume() {
@@ -196,7 +202,7 @@ func (d *Driver) Plane(s kernel.Settings) (kernel.Plane, error) {
 	return NewStack(top, &e.Routing), nil
 }
 
-func (d *Driver) open(e *Env) (top Layer, err error) {
+func (d *Driver) open(e *Env) (top RulesetPlane, err error) {
 	for _, l := range slices.Backward(d.layers) {
 		if top, err = l.Open(e, top, d.mode.Allows(planeOf(l))); err != nil {
 			return nil, err
@@ -311,6 +317,25 @@ func (d *Driver) Remove(ctx context.Context, routeTable int) error {
 		}
 		return remove(ctx)
 	})
+}
+
+// Retire implements [kernel.Cleaner].
+func (d *Driver) Retire(ctx context.Context) (drainer kernel.Drainer, err error) {
+	err = d.inKernel(0, func(e *Env) error {
+		remove := func(context.Context) error { return nil }
+		for _, l := range slices.Backward(d.layers) {
+			below := remove
+			remove = func(ctx context.Context) error { return l.Remove(ctx, e, below) }
+			if r, ok := l.(retiree); ok {
+				remove = func(ctx context.Context) (err error) {
+					drainer, err = r.Retire(ctx, e, below)
+					return err
+				}
+			}
+		}
+		return remove(ctx)
+	})
+	return drainer, err
 }
 
 // inKernel calls f with what kproxy's things in the kernel are reached by.

@@ -27,7 +27,7 @@ func (s Rules) refusals() []string {
 
 // untaken matches connections to a service in userspace that neither userspace
 // has taken nor a data plane beneath, where there is any. Node ports need no such
-// rule: nobody listens at them, and their packets stay on this node.
+// rule: nothing listens at them, and their packets stay on this node.
 func (s Rules) untaken() string {
 	own := s.Marks.Own()
 	out := fmt.Sprintf("-m mark ! --mark %#x/%#x %s -m conntrack ! --ctstate DNAT", own, own, kernel.InSet(s.Set(kernel.SetUser), "dst,dst"))

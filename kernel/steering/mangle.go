@@ -49,7 +49,7 @@ func (s Rules) manglePreroutingNew() []string {
 	return out
 }
 
-// answer matches what comes back on a connection of kproxy's. It goes by the
+// answer matches what comes back on kproxy's own connections. It goes by the
 // packet's own mark, not by conntrack's direction: where conntrack has forgotten
 // a connection and picks it up from an answer, the answer is the original
 // direction. Most packets of a node fail the first of the two matches.

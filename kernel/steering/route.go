@@ -88,6 +88,9 @@ func (r Routing) present(f service.Family) ([]netlink.Rule, error) {
 // Present says what is there, a line each: what Remove would remove.
 func (r Routing) Present() ([]string, error) {
 	var out []string
+	if r.Table == 0 {
+		return nil, nil
+	}
 	for _, f := range r.families() {
 		rules, err := r.present(f)
 		if err != nil {
@@ -219,6 +222,9 @@ func (r Routing) ensureRules(f service.Family) error {
 // Remove removes rules and routes, and nothing else that may be in the table.
 func (r Routing) Remove() error {
 	var errs *multierror.Error
+	if r.Table == 0 {
+		return nil
+	}
 	for _, f := range r.families() {
 		rules, err := r.present(f)
 		errs = multierror.Append(errs, err)

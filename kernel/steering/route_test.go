@@ -111,7 +111,7 @@ func TestSysctls(t *testing.T) {
 }
 
 // noRules is a layer without rules or sets.
-type noRules struct{ steering.Layer }
+type noRules struct{ steering.RulesetPlane }
 
 func (noRules) Render(*plan.Plan, plan.Delta) kernel.Ruleset    { return kernel.Ruleset{} }
 func (noRules) Fresh(*plan.Plan) kernel.Ruleset                 { return kernel.Ruleset{} }

@@ -13,12 +13,12 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Layer is a data plane whose objects are a [kernel.Ruleset]. Planes that have rules in the
+// RulesetPlane is a data plane whose objects are a [kernel.Ruleset]. Planes that have rules in the
 // tables of iptables, and entries in ipsets, are layers of one [Stack] with steering: its
 // chains lead to theirs, the set of endpoints is all of theirs, and one iptables-restore
 // takes as long as many where a table is replaced as a whole. A layer includes the one
 // below it: it adds to what that renders, observes, applies, and remembers of clients.
-type Layer interface {
+type RulesetPlane interface {
 	kernel.Backend
 	kernel.Renderer
 	Watch
@@ -41,7 +41,7 @@ type Watch interface {
 
 // Stack is the [kernel.Plane] of a layer and those below it.
 type Stack struct {
-	Layer
+	RulesetPlane
 	routes  *Routing       // nil for none
 	routed  atomic.Bool    // they are there
 	plan    *plan.Plan     // that was rendered last
@@ -55,7 +55,9 @@ type Stack struct {
 
 // NewStack returns a Stack that knows nothing of the kernel. It sees to the routes, unless
 // they are nil.
-func NewStack(top Layer, routes *Routing) *Stack { return &Stack{Layer: top, routes: routes} }
+func NewStack(top RulesetPlane, routes *Routing) *Stack {
+	return &Stack{RulesetPlane: top, routes: routes}
+}
 
 var (
 	_ kernel.Plane          = (*Stack)(nil)
@@ -70,7 +72,7 @@ func (s *Stack) Adopt(ctx context.Context, snapshot *service.Snapshot) (map[serv
 	if err := s.read(ctx); err != nil {
 		return nil, fmt.Errorf("read what is programmed: %w", err)
 	}
-	return s.Layer.Adopted(s.have, snapshot), nil
+	return s.RulesetPlane.Adopted(s.have, snapshot), nil
 }
 
 func (s *Stack) read(ctx context.Context) error {
@@ -95,7 +97,7 @@ func (s *Stack) Programmed() map[service.Key]uint64 {
 	if !s.known {
 		return map[service.Key]uint64{}
 	}
-	return s.Layer.Programmed(s.have, s.want, s.plan)
+	return s.RulesetPlane.Programmed(s.have, s.want, s.plan)
 }
 
 // Sync implements [kernel.Plane].
@@ -180,7 +182,7 @@ func (s *Stack) steer(ctx context.Context, r *kernel.Result) error {
 
 // Check implements [kernel.Plane].
 func (s *Stack) Check(ctx context.Context) ([]string, error) {
-	found, err := s.Layer.Check(ctx)
+	found, err := s.RulesetPlane.Check(ctx)
 	if err == nil && s.routed.Load() {
 		var gone []string
 		if gone, err = s.routes.Missing(); err != nil {
@@ -198,7 +200,7 @@ func (s *Stack) Check(ctx context.Context) ([]string, error) {
 
 // Drain implements [kernel.Drainer].
 func (s *Stack) Drain(ctx context.Context) (left int, err error) {
-	if d, ok := s.Layer.(kernel.Drainer); ok {
+	if d, ok := s.RulesetPlane.(kernel.Drainer); ok {
 		return d.Drain(ctx)
 	}
 	return 0, nil
@@ -206,7 +208,7 @@ func (s *Stack) Drain(ctx context.Context) (left int, err error) {
 
 // Counts implements [kernel.Counter].
 func (s *Stack) Counts(ctx context.Context) (kernel.Counts, error) {
-	if c, ok := s.Layer.(kernel.Counter); ok {
+	if c, ok := s.RulesetPlane.(kernel.Counter); ok {
 		return c.Counts(ctx)
 	}
 	return kernel.Counts{}, nil
@@ -214,7 +216,7 @@ func (s *Stack) Counts(ctx context.Context) (kernel.Counts, error) {
 
 // ReadAffinity implements [kernel.AffinityKeeper].
 func (s *Stack) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Client, error) {
-	if k, ok := s.Layer.(kernel.AffinityKeeper); ok {
+	if k, ok := s.RulesetPlane.(kernel.AffinityKeeper); ok {
 		return k.ReadAffinity(from)
 	}
 	return nil, nil
@@ -222,7 +224,7 @@ func (s *Stack) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Cli
 
 // SeedAffinity implements [kernel.AffinityKeeper].
 func (s *Stack) SeedAffinity(ctx context.Context, to []kernel.Moving, clients map[service.Key][]kernel.Client) error {
-	if k, ok := s.Layer.(kernel.AffinityKeeper); ok {
+	if k, ok := s.RulesetPlane.(kernel.AffinityKeeper); ok {
 		return k.SeedAffinity(ctx, to, clients)
 	}
 	return nil

@@ -33,11 +33,11 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// Direct is no data plane of kproxy's: the node only routes.
+// Direct is no proxy at all: the node only routes.
 const Direct plan.DataPlane = "direct"
 
 // Planes are the ways for packets from client to backend.
-var Planes = []plan.DataPlane{Direct, plan.Userspace, plan.IPTables, plan.IPVS}
+var Planes = []plan.DataPlane{Direct, plan.Userspace, plan.IPTables, plan.IPVS, plan.NFTables}
 
 // Config says what to compare. Start from [DefaultConfig].
 type Config struct {
@@ -57,7 +57,7 @@ type Config struct {
 	Connections, Sessions, Firsts int
 }
 
-// DefaultConfig takes two to four minutes.
+// DefaultConfig takes two to five minutes.
 func DefaultConfig() Config {
 	return Config{
 		Prefix: lab.DefaultPrefix, Repeat: 5, Services: []int{10, 1000, 10000}, Slow: 1, Progress: func(string) {},
@@ -65,7 +65,7 @@ func DefaultConfig() Config {
 	}
 }
 
-// QuickConfig takes well under a minute, and says less.
+// QuickConfig takes under a minute, and says less.
 func QuickConfig() Config {
 	c := DefaultConfig()
 	c.Repeat, c.Services = 3, []int{10, 1000}
@@ -258,7 +258,10 @@ func (x *comparison) conclude() {
 		return len(order)
 	}
 	slices.SortStableFunc(r.Cases, func(a, b report.Case) int { return rank(a) - rank(b) })
-	planes := []string{string(plan.Userspace), string(plan.IPTables), string(plan.IPVS)}
+	var planes []string
+	for _, p := range Planes[1:] {
+		planes = append(planes, string(p))
+	}
 	for _, name := range []string{"throughput", "connections", "sessions"} {
 		for _, p := range planes {
 			r.Find(name, p, string(Direct))
@@ -269,7 +272,9 @@ func (x *comparison) conclude() {
 		for _, p := range planes[1:] {
 			r.Find(name, planes[0], p)
 		}
-		r.Find(name, planes[2], planes[1])
+		for _, p := range planes[2:] {
+			r.Find(name, p, planes[1])
+		}
 	}
 	if r.Host.Others.Median > 0.25 {
 		r.Findings = append([]string{fmt.Sprintf("Other programs used %.0f%% of the processors: what follows is as much about them as about data planes. Measure again on a calm machine.", 100*r.Host.Others.Median)}, r.Findings...)

@@ -24,6 +24,7 @@ const dialTimeout = 10 * time.Second
 // have a rate limit of their own: they are the ones to wait.
 type client struct {
 	host      string
+	authority string // see authorityOf
 	core      corev1.CoreV1Interface
 	discovery discoveryv1.DiscoveryV1Interface
 	events    eventsv1.EventsV1Interface
@@ -58,7 +59,7 @@ func (c Config) place() string {
 }
 
 func clientsOf(rc *rest.Config, h *http.Client) (c *client, err error) {
-	c = &client{host: rc.Host}
+	c = &client{host: rc.Host, authority: authorityOf(rc)}
 	forEvents := rest.CopyConfig(rc)
 	if rc.QPS > 0 {
 		rc.RateLimiter = flowcontrol.NewTokenBucketRateLimiter(rc.QPS, max(rc.Burst, 1))

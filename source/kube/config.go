@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"strings"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -29,6 +30,13 @@ type Config struct {
 	ContentType string  // that objects are asked for in
 	UserAgent   string
 	Logger      *slog.Logger // nil discards
+
+	// StateFile is where the last state is saved, and taken from when the API is away at the
+	// start, if it is no older than StateMaxAge; empty for none. WriteFile replaces a file, and
+	// returns when it is on the disk.
+	StateFile   string
+	StateMaxAge time.Duration
+	WriteFile   func(path string, content []byte) error
 }
 
 const (

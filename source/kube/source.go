@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -39,8 +40,17 @@ type Source struct {
 
 	changed chan struct{}
 	reread  chan struct{}
+	failed  chan struct{} // a watch has begun to fail
+	unsaved chan struct{} // there is something to save
+
+	answerBound time.Duration
+
 	retries retries
 	current atomic.Pointer[service.Snapshot]
+
+	heard       atomic.Bool               // current is what the API says, or said last
+	savedAt     atomic.Pointer[time.Time] // before that: as of when current was saved; nil if it wasn't
+	saveProblem atomic.Pointer[string]    // with the file of saved state
 }
 
 // Open reads the configuration. It connects in Run.
@@ -55,6 +65,8 @@ func Open(cfg Config) (*Source, error) {
 	s := &Source{
 		cfg: cfg, log: cfg.Logger, client: c, state: newState(cfg),
 		changed: make(chan struct{}, 1), reread: make(chan struct{}, 1),
+		failed: make(chan struct{}, 1), unsaved: make(chan struct{}, 1),
+		answerBound: answerBound,
 	}
 	s.events = newRecorder(c.events, cfg.Node, s.state.uid, cfg.Logger)
 	s.services, s.slices, s.nodes = s.newHealth("Services"), s.newHealth("EndpointSlices"), s.newHealth("Node")
@@ -62,14 +74,15 @@ func Open(cfg Config) (*Source, error) {
 }
 
 func (s *Source) newHealth(kind string) *health {
-	return &health{kind: kind, log: s.log, recovered: s.retries.hurry}
+	return &health{kind: kind, log: s.log, recovered: s.retries.hurry, failed: func() { wake(s.failed) }}
 }
 
 // Snapshots receives a value after every change of Latest. Changes that come
 // before the last one was received are one.
 func (s *Source) Snapshots() <-chan struct{} { return s.changed }
 
-// Latest returns what the API says, nil before it has been heard once.
+// Latest returns what the API says. Before it has been heard once that is what was saved of
+// it, if it is away and there is something, else nil.
 func (s *Source) Latest() *service.Snapshot { return s.current.Load() }
 
 // Triggers returns, once and by family, when pods changed whose changes are in
@@ -81,16 +94,28 @@ func (s *Source) Reread() { wake(s.reread) }
 
 // Status says whether the API has been heard, and what is wrong with it now.
 func (s *Source) Status() []source.Status {
-	st := source.Status{Name: s.client.host, Synced: s.Latest() != nil}
-	for _, h := range []*health{s.services, s.slices, s.nodes} {
+	st := source.Status{Name: s.client.host, Synced: s.heard.Load()}
+	if at := s.savedAt.Load(); at != nil && !st.Synced && s.Latest() != nil {
+		st.Saved = *at
+		st.Errors = append(st.Errors, "the API hasn't been heard since the start; served is its state as saved at "+at.Format(time.RFC3339))
+	}
+	for _, h := range s.failing() {
 		if p := h.problem(); p != "" {
 			st.Errors = append(st.Errors, p)
 		}
+	}
+	if p := s.saveProblem.Load(); p != nil {
+		st.Errors = append(st.Errors, *p)
 	}
 	if n, known := s.state.ownNode(); known && n == nil {
 		st.Errors = append(st.Errors, fmt.Sprintf("Node: there is none named %s; --hostname-override says which one this is", s.cfg.Node))
 	}
 	return []source.Status{st}
+}
+
+// failing are the watches that fail now.
+func (s *Source) failing() []*health {
+	return slices.DeleteFunc([]*health{s.services, s.slices, s.nodes}, func(h *health) bool { return h.problem() == "" })
 }
 
 // NodeEligible reports whether load balancers may send this node new
@@ -111,6 +136,8 @@ func (s *Source) Run(ctx context.Context) error {
 	g.Go(func() { s.followServices(ctx) })
 	g.Go(func() { s.followSlices(ctx) })
 	g.Go(func() { s.followNode(ctx) })
+	g.Go(func() { s.restoreIfAway(ctx) })
+	g.Go(func() { s.keepSaved(ctx) })
 	s.convert(ctx)
 	g.Wait()
 	return nil
@@ -156,11 +183,12 @@ func (s *Source) convert(ctx context.Context) {
 		case <-s.reread:
 			last = nil
 		}
-		if !s.state.synced() {
+		synced := s.state.synced()
+		if !synced && !s.state.takeRestored() {
 			continue
 		}
 		began := time.Now()
-		s.publish(last)
+		s.publish(last, synced)
 		select {
 		case <-ctx.Done():
 			return
@@ -169,29 +197,31 @@ func (s *Source) convert(ctx context.Context) {
 	}
 }
 
-// publish makes the Snapshot after last current, if it says anything new.
-func (s *Source) publish(last *service.Snapshot) {
+// publish makes the Snapshot after last current, if it says anything new. Synced says that
+// it is what the API says, and not a saved state.
+func (s *Source) publish(last *service.Snapshot, synced bool) {
 	next, triggers := s.state.next(last)
 	before := s.current.Load()
-	if before != nil && before.Hash() == next.Hash() {
-		// A slice may come before it has endpoints. What led to it has taken effect with
-		// the next pass, as with kube-proxy.
-		if len(triggers[service.IPv4])+len(triggers[service.IPv6]) > 0 {
-			s.state.triggers.converted(triggers)
-			wake(s.changed)
+	changed := before == nil || before.Hash() != next.Hash()
+	if changed {
+		if last == nil {
+			next = next.Sharing(before)
 		}
-		return
+		s.current.Store(next)
+		wake(s.unsaved)
 	}
-	if last == nil {
-		next = next.Sharing(before)
-	}
-	s.current.Store(next)
-	s.state.triggers.converted(triggers)
-	if before == nil {
+	if synced && !s.heard.Swap(true) {
 		s.log.Info("heard the Kubernetes API", "server", s.client.host, "service ports", next.Len())
 		s.events.starting()
+		s.saveProblem.Store(nil)
+		wake(s.unsaved)
 	}
-	wake(s.changed)
+	s.state.triggers.converted(triggers)
+	// A slice may come before it has endpoints. What led to it has taken effect with
+	// the next pass, as with kube-proxy.
+	if changed || len(triggers[service.IPv4])+len(triggers[service.IPv6]) > 0 {
+		wake(s.changed)
+	}
 }
 
 func wake(c chan<- struct{}) {

@@ -32,6 +32,7 @@ type state struct {
 	of       map[name][]string // the names of each Service's slices
 	dirty    map[name]bool     // Services that changed, or their slices
 	own      *corev1.Node      // as it was when it was whole; nil before
+	restored bool              // there is a saved state to convert
 }
 
 func newState(cfg Config) *state {

@@ -168,6 +168,7 @@ type health struct {
 	kind      string // "Services"
 	log       *slog.Logger
 	recovered func() // called when it works, at first and after it didn't
+	failed    func() // called when it doesn't
 
 	mu     sync.Mutex
 	worked bool
@@ -203,6 +204,7 @@ func (h *health) fails(request string, err error) {
 		h.log.Warn("watch failed; what it said last stays in force", "kind", h.kind, "error", plain(err))
 	}
 	h.during, h.err = request, err
+	h.failed()
 }
 
 func (h *health) works(request string) {

@@ -6,9 +6,12 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/chromedp/chromedp"
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/web"
@@ -51,7 +54,7 @@ func (l *liveLab) build() error {
 	if err := errors.Join(m.Write(w.manifests), lab.NewManifest("lonely", 11).Write(w.manifests)); err != nil {
 		return err
 	}
-	err = w.start(ctx, "--mode", "iptables", "--offload-after", "1s", "--health-interval", "300ms", "--health-timeout", "250ms")
+	err = w.start(ctx, "--mode", "nftables", "--offload-after", "1s", "--health-interval", "300ms", "--health-timeout", "250ms")
 	l.traffic = w.ask(netip.MustParseAddrPort("10.96.0.10:80"))
 	return err
 }
@@ -111,8 +114,8 @@ func TestOverviewFollows(t *testing.T) {
 
 	stop := w.ask(netip.MustParseAddrPort("10.96.0.20:80"))
 	defer stop()
-	p.eventually("it is offloaded", row(key, `.pill[data-plane="iptables"]`))
-	p.eventually("the timeline says so", timelineSays("default/shop:line", "userspace to iptables"))
+	p.eventually("it is offloaded", row(key, `.pill[data-plane="nftables"]`))
+	p.eventually("the timeline says so", timelineSays("default/shop:line", "userspace to nftables"))
 	p.eventually("new connections are counted", `Number(`+row(key, `.c-rate .number`)+`?.textContent) > 3`)
 
 	t.Run("killed backend", func(t *testing.T) {
@@ -142,7 +145,7 @@ func TestOverviewFollows(t *testing.T) {
 			t.Fatal(err)
 		}
 		p.eventually("it is pinned in userspace", row(key, `.pill[data-plane="userspace"]`)+` && `+row(key, `[data-state="pinned"]`))
-		p.eventually("the timeline says so", timelineSays("default/shop:line", "iptables to userspace"))
+		p.eventually("the timeline says so", timelineSays("default/shop:line", "nftables to userspace"))
 	})
 
 	if err := os.Remove(m.Path(w.manifests)); err != nil {
@@ -166,20 +169,90 @@ func TestServicePage(t *testing.T) {
 	in := func(inside string) string {
 		return `document.querySelector('#page-service:not([hidden]) ` + inside + `')`
 	}
-	p.eventually("it says where connections go", in("h1")+`.textContent === "default/web:line" && `+in(`.service-title [data-plane="iptables"]`))
+	p.eventually("it says where connections go", in("h1")+`.textContent === "default/web:line" && `+in(`.service-title [data-plane="nftables"]`))
 	p.eventually("the endpoints have a history", in(`.endpoints-table [data-health="up"] .strip rect`))
 	p.eventually("the open connection is listed", in(".p-connections tbody")+`?.textContent.includes("`+held.LocalAddr().String()+`")`)
-	p.eventually("the offload is in its timeline", timelineSays("", "userspace to iptables"))
+	p.eventually("the offload is in its timeline", timelineSays("", "userspace to nftables"))
 	p.eventually("its way is drawn", in(".drawing svg")+`?.textContent.includes("10.2.0.2:9000")`)
 	p.eventually("the rate of all clients stands at the service's box", `[...document.querySelectorAll(".drawing svg .box[data-plane].taken .detail")].some((e) => e.textContent.endsWith(" new/s in all"))`)
 	if eval[bool](p, `[...document.querySelectorAll(".drawing svg .edge-label")].some((e) => e.textContent.includes("new/s"))`) {
 		t.Error("it stands at the client as well")
 	}
 	eval[bool](p, `(`+in(".real-rules summary")+`.click(), true)`)
-	p.eventually("the rules are the kernel's", in(".real-rules .rules code")+` && [...document.querySelectorAll(".real-rules code")].some((c) => c.textContent.includes("-j DNAT --to-destination 10.2.0."))`)
-	before := eval[string](p, in(".real-rules")+`.textContent`)
-	p.eventually("their counters count", in(".real-rules")+fmt.Sprintf(`.textContent !== %q`, before))
+	p.eventually("the rules are the kernel's", in(".real-rules .rules code")+` && [...document.querySelectorAll(".real-rules code")].some((c) => c.textContent.includes("map @backends"))`)
+	p.eventually("the story names the service's chain", in(".story")+`.textContent.includes("(of-3)")`)
 	p.shoot("service-rules-1280", wholePage)
+}
+
+// TestRulesCount: iptables' rules have counters, and the page follows them.
+func TestRulesCount(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root to make network namespaces")
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Minute)
+	defer cancel()
+	w, err := newWorld(ctx, 2)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := w.stop(); err != nil {
+			t.Error(err)
+		}
+	})
+	must(t)(nil, w.manifest("web", 10).Write(w.manifests))
+	must(t)(nil, w.start(ctx, "--mode", "iptables", "--offload-after", "1s"))
+	defer w.ask(netip.MustParseAddrPort("10.96.0.10:80"))()
+	p := open(t, w.url("localhost"), 1280, 900)
+	p.visit("#/service/default/web:line", `document.querySelector('.service-title [data-plane="iptables"]')`)
+	const rules = `document.querySelector(".real-rules")`
+	eval[bool](p, `(`+rules+`.querySelector("summary").click(), true)`)
+	p.eventually("the rules are the kernel's", `[...document.querySelectorAll(".real-rules code")].some((c) => c.textContent.includes("-j DNAT --to-destination 10.2.0."))`)
+	before := eval[string](p, rules+`.textContent`)
+	p.eventually("their counters count", fmt.Sprintf(rules+`.textContent !== %q`, before))
+}
+
+// TestVerdict: what doesn't answer is said first, in the words of `kproxy status`, and is
+// one click away.
+func TestVerdict(t *testing.T) {
+	w := shared.world(t)
+	m := w.manifest("zzz", 40)                                        // last by name
+	m.Ports = []lab.ManifestPort{{Name: "http", Port: 80, Target: 9}} // where nothing listens
+	must(t)(nil, m.Write(w.manifests))
+	t.Cleanup(func() { _ = os.Remove(m.Path(w.manifests)) })
+	p := open(t, w.url("localhost"), 1280, 900)
+	part := func(condition string) string {
+		return fmt.Sprintf(`document.querySelector('.verdict [data-condition="%s"]')`, condition)
+	}
+	p.eventually("the verdict says what doesn't answer", part("unanswered")+`.textContent === "1 service port doesn't answer"`)
+	p.eventually("and what has nothing behind it", part("vacant")+`.textContent === "3 have no endpoint here"`)
+	p.eventually("what is broken comes first", `document.querySelector(".rows .row").dataset.key === "default/zzz:http"`)
+	p.eventually("with the cause", row("default/zzz:http", ".c-why")+`.textContent.includes(":9 is down: connect: connection refused")`)
+	st, err := w.client.Status(t.Context())
+	must(t)(nil, err)
+	said := eval[string](p, `[...document.querySelectorAll(".verdict button")].filter((b) => !b.hidden).map((b) => b.textContent).join(", ")`)
+	if want := st.Verdict(); !strings.EqualFold(said, want) {
+		t.Errorf("the page says %q, status %q", said, want)
+	}
+	p.shoot("verdict-1280", wholePage)
+	eval[bool](p, `(`+part("unanswered")+`.click(), true)`)
+	p.eventually("a click leaves only those", `document.querySelectorAll(".rows .row").length === 1 && location.hash === "#/?condition=unanswered"`)
+	eval[bool](p, `(`+part("unanswered")+`.click(), true)`)
+	p.eventually("another one shows all", `document.querySelectorAll(".rows .row").length > 5`)
+	eval[string](p, `location.hash = "#/?hide=why,rate&sort=name"`)
+	p.eventually("the address chooses columns and order", `!document.querySelector(".c-why").checkVisibility() && document.querySelector(".c-name").checkVisibility() && document.querySelector(".rows .row").dataset.key === "default/lonely:datagram"`)
+
+	p.visit("#/service/default/zzz:http", `document.querySelector('.endpoints-table .strip rect[data-health="down"]')`)
+	p.eventually("how long an endpoint was down, and of what", `/down once, \d+ s: refused/.test(document.querySelector(".strip-cell").textContent)`)
+
+	p.run(chromedp.EmulateViewport(360, 740))
+	eval[string](p, `location.hash = "#/"`)
+	p.eventually("on a phone services come first", `scrollTo(0, 0) || document.querySelector(".rows .row").getBoundingClientRect().bottom <= innerHeight`)
+
+	if err := os.Remove(m.Path(w.manifests)); err != nil {
+		t.Fatal(err)
+	}
+	p.eventually("what is well again leaves the verdict", part("unanswered")+`.hidden`)
 }
 
 func TestNodePage(t *testing.T) {
@@ -189,7 +262,7 @@ func TestNodePage(t *testing.T) {
 	says := func(text string) string {
 		return fmt.Sprintf(`document.querySelector("#page-node").textContent.includes(%q)`, text)
 	}
-	for _, text := range []string{"iptables", "CAP_NET_ADMIN", w.manifests, " entries"} {
+	for _, text := range []string{"nftables", "local traffic detector", w.manifests, " entries"} {
 		p.eventually("it names "+text, says(text))
 	}
 	if err := os.WriteFile(w.manifests+"/broken.yaml", []byte("kind: Service\napiVersion: v1\nmetadata: {name: UPPER}\n"), 0o644); err != nil {
@@ -214,7 +287,7 @@ func colour(element string) string {
 func TestPageOutlivesKproxy(t *testing.T) {
 	w := shared.world(t)
 	p := open(t, w.url("localhost"), 1280, 900)
-	p.eventually("it is live", row("default/web:line", `.pill[data-plane="iptables"]`))
+	p.eventually("it is live", row("default/web:line", `.pill[data-plane="nftables"]`))
 	p.forgive("/api/v1/") // the browser complains that nobody answers
 	if err := w.proxy.Kill(); err != nil {
 		t.Fatal(err)

@@ -169,11 +169,10 @@ func (p *tab) searches() {
 	p.eventually("nothing is found, and that is said", `!document.querySelector(".empty").hidden && document.querySelector(".empty").textContent.includes("No service port matches")`)
 	p.press(kb.Escape)
 	p.eventually("Escape shows all again", `document.querySelector(".shown").textContent.startsWith("5,000 service")`)
-	choose := func(field, value string) {
-		eval[bool](p, fmt.Sprintf(`(() => { const s = document.querySelector("#filter-%s"); s.value = %q; return s.dispatchEvent(new Event("change", { bubbles: true })) })()`, field, value))
-	}
-	choose("plane", "ipvs")
+	eval[string](p, `location.hash = "#/?plane=ipvs"`)
 	p.eventually("a filter leaves out what it should", `document.querySelector(".shown").textContent.startsWith("0 of 5,000")`)
-	choose("plane", "userspace")
+	eval[string](p, `location.hash = "#/"`)
+	p.eventually("the state filter counts what it leaves", `[...document.querySelector("#filter-state").options].some((o) => !o.hidden && o.textContent.endsWith(" (5,000)"))`)
+	eval[bool](p, `(document.querySelector('.station[data-plane="userspace"]').click(), true)`)
 	p.eventually("and keeps the rest", `document.querySelector(".shown").textContent.startsWith("5,000 of 5,000")`)
 }

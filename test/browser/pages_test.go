@@ -24,7 +24,7 @@ import (
 
 // pages are those of the dashboard, and how to tell that each is there.
 var pages = []struct{ name, hash, ready string }{
-	{"overview", "#/", row("default/web:line", `.pill[data-plane="iptables"]`)},
+	{"overview", "#/", row("default/web:line", `.pill[data-plane="nftables"]`)},
 	{"service", "#/service/default/web:line", `document.querySelector("#page-service:not([hidden]) .endpoints-table tbody tr")`},
 	{"node", "#/node", `document.querySelector("#page-node:not([hidden]) table, #page-node:not([hidden]) dl")`},
 }
@@ -136,6 +136,7 @@ func TestPicture(t *testing.T) {
 		file, shown = filepath.Join(t.TempDir(), "dashboard.png"), 0
 	}
 	w := shared.world(t)
+	p := open(t, w.url("localhost"), 1360, 800)
 	for i, name := range []string{"cart", "checkout", "search"} {
 		m := w.manifest(name, 30+i)
 		m.Ports = m.Ports[:1]
@@ -143,12 +144,13 @@ func TestPicture(t *testing.T) {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = os.Remove(m.Path(w.manifests)) })
+		// What was sent before the service was there is lost, and sent again to nowhere.
+		p.eventually("the service is there", row("default/"+name+":line", ""))
 		t.Cleanup(w.ask(netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", 30+i))))
 	}
-	p := open(t, w.url("localhost"), 1360, 800)
 	p.prefers("light")
 	p.eventually("everything is offloaded, and the charts have a minute",
-		fmt.Sprintf(`%s && performance.now() > %d`, row("default/cart:line", `.pill[data-plane="iptables"]`), shown.Milliseconds()))
+		fmt.Sprintf(`%s && performance.now() > %d`, row("default/cart:line", `.pill[data-plane="nftables"]`), shown.Milliseconds()))
 	full, err := chromedp.Run(p.ctx, chromedp.CaptureScreenshot())
 	if err != nil {
 		t.Fatal(err)
@@ -191,7 +193,7 @@ func TestScreens(t *testing.T) {
 	// As on a phone, where they take no room; a picture of a whole page would be cut by it.
 	must(t)(chromedp.Call(p.ctx, emulation.SetScrollbarsHidden, emulation.SetScrollbarsHiddenParams{Hidden: true}))
 	p.eventually("the first samples are drawn", `performance.now() > 5000`)
-	for _, size := range [][2]int64{{360, 800}, {1280, 900}, {2560, 1440}} {
+	for _, size := range [][2]int64{{360, 800}, {800, 600}, {1440, 900}, {2560, 1440}} {
 		p.run(chromedp.EmulateViewport(size[0], size[1]))
 		for _, page := range pages {
 			p.visit(page.hash, page.ready)
@@ -212,9 +214,11 @@ func TestOverviewIsInOrder(t *testing.T) {
 		p.run(chromedp.EmulateViewport(width, 900))
 		p := p.in(t)
 		p.eventually("there is a list", pages[0].ready)
+		eval[bool](p, `new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(() => done(true)))))`) // what listens for sizes has moved
 		for what, wrong := range map[string]string{
 			"headings touch each other":                       `[...document.querySelectorAll(".heading")].filter((e) => e.offsetWidth > 1).some((e, i, all) => { const r = document.createRange(); r.selectNodeContents(e); return i + 1 < all.length && r.getBoundingClientRect().right > all[i + 1].getBoundingClientRect().left - 8 })`,
 			"numbers aren't under their headings":             `innerWidth > 800 && ["active", "rate"].some((c) => { const h = document.querySelector(".h-" + c), f = document.querySelector(".c-" + c + " .figure"); return h.offsetWidth > 0 && Math.abs(h.getBoundingClientRect().left - f.getBoundingClientRect().left) > 1 })`,
+			"a row's figures don't fit":                       `[...document.querySelectorAll(".row")].some((r) => { const b = r.getBoundingClientRect(); return [...r.querySelectorAll(".cell > *, .endpoints > *")].some((e) => { const c = e.getBoundingClientRect(); return c.height > 0 && getComputedStyle(e).display !== "none" && (c.bottom > b.bottom + 1 || c.top < b.top - 1) }) })`,
 			"a row is wider than the list":                    `[...document.querySelectorAll(".row")].some((r) => r.scrollWidth > r.clientWidth + 1)`,
 			"something is cut off":                            `[...document.querySelectorAll(innerWidth > 800 && innerWidth < 1200 ? ".reason, .addresses" : ".addresses")].some((e) => e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)`,
 			"Tab comes by in another order than what is seen": `(() => { const s = document.querySelector(".services"), a = document.querySelector(".beside aside"), s1 = s.getBoundingClientRect(), a1 = a.getBoundingClientRect(); const before = a1.bottom <= s1.top || a1.right <= s1.left; return before !== Boolean(s.compareDocumentPosition(a) & Node.DOCUMENT_POSITION_PRECEDING) })()`,

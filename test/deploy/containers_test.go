@@ -18,13 +18,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 	core "k8s.io/api/core/v1"
+	"sigs.k8s.io/yaml"
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 )
 
-// probe asks what the kubelet asks, on the node's own address.
+// probe asks what the kubelet asks: on the node's own address, or in the container that was started last.
 func (n *node) probe(ctx context.Context, p *core.Probe) error {
+	if p.Exec != nil {
+		if out, err := n.inContainer(ctx, "kproxy", p.Exec.Command...).CombinedOutput(); err != nil {
+			return fmt.Errorf("%v: %w: %s", p.Exec.Command, err, out)
+		}
+		return nil
+	}
 	client := n.net.Node.HTTPClient(0) // ctx bounds it
 	url := fmt.Sprintf("http://%s:%s%s", n.net.Config.NodeAddresses()[0], p.HTTPGet.Port.String(), p.HTTPGet.Path)
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
@@ -96,12 +103,19 @@ func (n *node) asks(m lab.Manifest) {
 
 // TestServe: with the privileges of the DaemonSet kproxy can all it can as a
 // privileged container, in every data plane of this host, and a pod that
-// replaces another loses no connection.
+// replaces another loses no connection. Beside a firewall of either variant that is not nftables.
 func TestServe(t *testing.T) {
-	for _, variant := range []string{"nft", "legacy"} {
-		t.Run(variant, func(t *testing.T) {
+	for _, tt := range []struct {
+		variant  string
+		firewall bool
+	}{{"nft", false}, {"nft", true}, {"legacy", true}} {
+		variant := tt.variant
+		t.Run(fmt.Sprintf("%s, firewall %v", variant, tt.firewall), func(t *testing.T) {
 			n := newNode(t)
 			n.holdsRules(variant)
+			if tt.firewall {
+				n.must(n.net.Node.Command(n.ctx, "iptables-"+variant, "-P", "FORWARD", "DROP").Run())
+			}
 			n.asBooted()
 			m := service(n)
 			n.must(m.Write(n.manifestDir()))
@@ -117,12 +131,14 @@ func TestServe(t *testing.T) {
 				t.Errorf("kproxy status in the container says:\n%s", st)
 			}
 			capabilities := n.capabilities()
-			if c := capabilities["iptables"]; !c.Supported || !strings.Contains(c.Reason, variant) {
-				t.Errorf("kproxy works with %q, want the variant that has the node's rules, %s", c.Reason, variant)
-			}
-			plane := plan.IPTables
-			if capabilities["ipvs"].Supported {
-				plane = plan.IPVS
+			plane := plan.NFTables
+			if tt.firewall {
+				if c := capabilities["iptables"]; !c.Supported || !strings.Contains(c.Reason, variant) {
+					t.Errorf("kproxy works with %q, want the variant that has the node's rules, %s", c.Reason, variant)
+				}
+				if plane = plan.IPTables; capabilities["ipvs"].Supported {
+					plane = plan.IPVS
+				}
 			}
 			n.carriedBy("web", plane)
 			n.asks(m)
@@ -136,16 +152,65 @@ func TestServe(t *testing.T) {
 	}
 }
 
-// replace updates the pod while clients go on.
-func (n *node) replace(first *lab.Process, m lab.Manifest, plane plan.DataPlane) {
+// TestServeWithoutPrograms: in mode nftables the image without iptables and ipset does,
+// with fewer privileges, as the component mode-nftables has it.
+func TestServeWithoutPrograms(t *testing.T) {
+	n := newNode(t)
+	var mode edit
+	for _, p := range kustomize(t, folder+"/components/mode-nftables").Patches {
+		if !strings.HasPrefix(p.Patch, "- op:") {
+			n.must(n.deploy.patch(p.Patch))
+			continue
+		}
+		var ops []struct{ Value string }
+		n.must(yaml.Unmarshal([]byte(p.Patch), &ops))
+		mode = func(b *bundle) { b.Process.Args = append(b.Process.Args, ops[0].Value) } // both containers have the same: TestKustomizations
+	}
+	c, err := n.deploy.container("kproxy")
+	n.must(err)
+	if diff := cmp.Diff([]core.Capability{"NET_ADMIN"}, c.SecurityContext.Capabilities.Add); diff != "" {
+		t.Errorf("capabilities (-want +got):\n%s", diff)
+	}
+	bare := t.TempDir()
+	n.must(errors.Join(os.Chmod(bare, 0o755), asBuilt(folder+"/rootfs.sh", bare, "nftables"), run("cp", n.image+program, bare+program)))
+	n.image = bare
+	n.asBooted()
+	m := service(n)
+	n.must(m.Write(n.manifestDir()))
+	n.must(n.initialize(mode))
+	first := n.start("kproxy", mode)
+	n.ready(first)
+	if log := first.Log(); strings.Contains(log, "not permitted") {
+		t.Errorf("after the init container something is left to set:\n%s", log)
+	}
+	n.asks(m)
+	n.carriedBy("web", plan.NFTables)
+	n.asks(m)
+	n.crash(first)
+	n.carriedBy("web", plan.NFTables)
+	n.asks(m)
+	n.replace(first, m, plan.NFTables, mode)
+	n.cleanUp("nft")
+}
+
+// replace updates the pod while clients go on: the second one takes over from the first, which idles until it is deleted.
+func (n *node) replace(first *lab.Process, m lab.Manifest, plane plan.DataPlane, edits ...edit) {
 	n.Helper()
 	traffic, err := lab.StartTraffic(n.ctx, lab.TrafficConfig{From: n.net.Client, Target: address(m, 0), Network: "tcp", Rate: 50, Count: 5000, Timeout: within(2 * time.Second)})
 	n.must(err)
 	grace := time.Duration(*n.deploy.daemonSet.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second
-	n.must(first.Stop(within(grace)))
-	second := n.start("kproxy")
+	held, err := lab.Hold(n.ctx, lab.HoldConfig{From: n.net.Client, Network: "tcp", Target: address(m, 0), Timeout: within(2 * time.Second)})
+	n.must(err)
+	second := n.start("kproxy", edits...)
 	n.ready(second)
+	if log := second.Log(); !first.Running() || !strings.Contains(log, "took over") {
+		n.Errorf("the second one is ready; the first one runs: %v; the second one's log:\n%s", first.Running(), log)
+	}
+	n.must(first.Stop(within(5 * time.Second))) // it has nothing to drain
 	n.carriedBy("web", plane)
+	if err := held.Close(); err != nil {
+		n.Errorf("a connection broke while the pod was replaced: %v", err)
+	}
 	results := traffic.Stop()
 	if failed := results.Failed(); len(results) == 0 || len(failed) > 0 {
 		n.Errorf("%d of %d connections failed while the pod was replaced:\n%s", len(failed), len(results), failed)
@@ -182,7 +247,7 @@ func (n *node) privileged() map[string]plan.CapStatus {
 }
 
 // cleanUp runs kproxy cleanup with the privileges of the DaemonSet, as who goes
-// back to kube-proxy does, and checks that nothing of kproxy's is left.
+// back to kube-proxy does, and checks that nothing of it is left.
 func (n *node) cleanUp(variant string) {
 	n.Helper()
 	ctx, cancel := context.WithTimeout(n.ctx, within(time.Minute))

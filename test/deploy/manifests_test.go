@@ -7,6 +7,7 @@ package deploy
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -21,6 +22,7 @@ import (
 	core "k8s.io/api/core/v1"
 	rbac "k8s.io/api/rbac/v1"
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/strategicpatch"
 	"k8s.io/kube-proxy/config/v1alpha1"
 	"sigs.k8s.io/yaml"
 
@@ -109,8 +111,8 @@ func TestTools(t *testing.T) {
 	}
 }
 
-// TestUpdate: connections have the time to drain, and two pods never need the
-// same ports of a node.
+// TestUpdate: connections have the time to drain, and two pods can be on a node, of which the new
+// one takes over: they declare no ports, which would be the node's, and share where the control socket is.
 func TestUpdate(t *testing.T) {
 	m := load(t)
 	grace := time.Duration(*m.daemonSet.Spec.Template.Spec.TerminationGracePeriodSeconds) * time.Second
@@ -118,12 +120,33 @@ func TestUpdate(t *testing.T) {
 		t.Errorf("%s until the pod is killed, but draining alone may take %s", grace, d)
 	}
 	u := m.daemonSet.Spec.UpdateStrategy
-	if u.Type != apps.RollingUpdateDaemonSetStrategyType || u.RollingUpdate.MaxSurge.IntValue() != 0 {
-		t.Errorf("update strategy %+v, want a rolling update without surge", u)
+	if r := u.RollingUpdate; u.Type != apps.RollingUpdateDaemonSetStrategyType || r.MaxSurge.IntValue() != 1 || r.MaxUnavailable.IntValue() != 0 {
+		t.Errorf("update strategy %+v, want a rolling update with a surge", u)
+	}
+	components, err := filepath.Glob(folder + "/components/*")
+	if err != nil || len(components) == 0 {
+		t.Fatalf("components: %v (%v)", components, err)
+	}
+	for _, c := range components {
+		for _, p := range kustomize(t, c).Patches {
+			if p.Target.Kind == "DaemonSet" && strings.HasPrefix(p.Patch, "apiVersion:") {
+				if err := m.patch(p.Patch); err != nil {
+					t.Fatalf("%s: %v", c, err)
+				}
+			}
+		}
+	}
+	kproxy, err := m.container("kproxy")
+	if err != nil || len(kproxy.Ports) > 0 {
+		t.Errorf("with every component it declares the ports %+v (%v), want none", kproxy.Ports, err)
+	}
+	socket := filepath.Dir(config.Default().Socket)
+	if v, err := m.volume("run"); err != nil || v.HostPath == nil || v.HostPath.Path != socket {
+		t.Errorf("%s, where the control socket is, isn't the node's: %v", socket, err)
 	}
 }
 
-// TestProbes: they ask what kproxy serves, where it serves it.
+// TestProbes: they ask what kproxy serves, where it serves it; readiness is this container's.
 func TestProbes(t *testing.T) {
 	m := load(t)
 	c, err := m.container("kproxy")
@@ -131,11 +154,14 @@ func TestProbes(t *testing.T) {
 		t.Fatal(err)
 	}
 	_, port, _ := strings.Cut(configuration(t, m).HealthzBindAddress, ":")
-	for name, p := range map[string]*core.Probe{"/livez startup": c.StartupProbe, "/livez": c.LivenessProbe, "/readyz": c.ReadinessProbe} {
+	for name, p := range map[string]*core.Probe{"/livez startup": c.StartupProbe, "/livez": c.LivenessProbe} {
 		path, _, _ := strings.Cut(name, " ")
 		if p.HTTPGet.Path != path || p.HTTPGet.Port.String() != port {
 			t.Errorf("probe %s asks port %s for %s, want %s", name, p.HTTPGet.Port.String(), p.HTTPGet.Path, port)
 		}
+	}
+	if ask := c.ReadinessProbe.Exec; ask == nil || !slices.Equal(ask.Command, []string{c.Command[0], "ready"}) {
+		t.Errorf("readiness is asked for by %+v", c.ReadinessProbe.ProbeHandler)
 	}
 }
 
@@ -191,15 +217,18 @@ func TestKustomizations(t *testing.T) {
 			if names[p.Target.Kind] != p.Target.Name {
 				t.Errorf("%s: patches %s %s, which isn't in deploy/base", f, p.Target.Kind, p.Target.Name)
 			}
-			if strings.HasPrefix(filepath.Base(dir), "mode-") {
-				checkModePatch(t, f, p.Patch)
-			} else if strings.HasPrefix(p.Patch, "- op:") {
-				checkArgumentPatch(t, f, p.Patch)
-			} else if p.Target.Kind == "DaemonSet" {
+			if !strings.HasPrefix(p.Patch, "- op:") {
+				if p.Target.Kind != "DaemonSet" {
+					continue
+				}
 				var d apps.DaemonSet
-				if err := yaml.UnmarshalStrict([]byte(p.Patch), &d); err != nil {
+				if err := yaml.UnmarshalStrict([]byte(strings.ReplaceAll(p.Patch, "$patch: delete", "")), &d); err != nil {
 					t.Errorf("%s: %v", f, err)
 				}
+			} else if strings.HasPrefix(filepath.Base(dir), "mode-") {
+				checkModePatch(t, f, p.Patch)
+			} else {
+				checkArgumentPatch(t, f, p.Patch)
 			}
 		}
 	}
@@ -227,7 +256,7 @@ func checkModePatch(t *testing.T, file, patch string) {
 }
 
 // checkArgumentPatch: a JSON patch gives the container that runs kproxy one more
-// argument, which is a flag of kproxy's.
+// argument, which is one of kproxy's flags.
 func checkArgumentPatch(t *testing.T, file, patch string) {
 	t.Helper()
 	var ops []struct{ Op, Path, Value string }
@@ -251,8 +280,11 @@ func TestMonitoring(t *testing.T) {
 				MatchLabels map[string]string `json:"matchLabels"`
 			} `json:"selector"`
 			PodMetricsEndpoints []struct {
-				Port        string `json:"port"`
-				HonorLabels bool   `json:"honorLabels"`
+				HonorLabels bool `json:"honorLabels"`
+				Relabelings []struct {
+					TargetLabel string `json:"targetLabel"`
+					Replacement string `json:"replacement"`
+				} `json:"relabelings"`
 			} `json:"podMetricsEndpoints"`
 		} `json:"spec"`
 	}
@@ -272,13 +304,15 @@ func TestMonitoring(t *testing.T) {
 	if job := labels[monitor.Spec.JobLabel]; job != "kproxy" {
 		t.Errorf("the job is called %q, alerts are about kproxy", job)
 	}
-	var patch apps.DaemonSet
-	if err := yaml.UnmarshalStrict([]byte(kustomize(t, folder+"/components/metrics").Patches[0].Patch), &patch); err != nil {
-		t.Fatal(err)
+	endpoint := monitor.Spec.PodMetricsEndpoints[0]
+	addresses := 0
+	for _, r := range endpoint.Relabelings {
+		if r.TargetLabel == "__address__" && strings.HasSuffix(r.Replacement, fmt.Sprintf(":%d", config.MetricsPort)) {
+			addresses++
+		}
 	}
-	endpoint, port := monitor.Spec.PodMetricsEndpoints[0], patch.Spec.Template.Spec.Containers[0].Ports[0]
-	if endpoint.Port != port.Name || int(port.ContainerPort) != config.MetricsPort || !endpoint.HonorLabels {
-		t.Errorf("the monitor scrapes %+v, the pods serve %s, %d", endpoint, port.Name, port.ContainerPort)
+	if addresses != 2 || !endpoint.HonorLabels {
+		t.Errorf("the monitor scrapes %+v, the pods serve port %d at addresses of both families", endpoint, config.MetricsPort)
 	}
 }
 
@@ -431,6 +465,24 @@ func (m *manifests) volume(name string) (*core.Volume, error) {
 		}
 	}
 	return nil, fmt.Errorf("the DaemonSet has no volume %s", name)
+}
+
+// patch applies a strategic merge patch to the DaemonSet.
+func (m *manifests) patch(text string) error {
+	patch, err := yaml.YAMLToJSON([]byte(text))
+	if err != nil {
+		return err
+	}
+	was, err := json.Marshal(m.daemonSet)
+	if err != nil {
+		return err
+	}
+	is, err := strategicpatch.StrategicMergePatch(was, patch, apps.DaemonSet{})
+	if err != nil {
+		return err
+	}
+	m.daemonSet = apps.DaemonSet{}
+	return json.Unmarshal(is, &m.daemonSet)
 }
 
 // dockerfile returns the instructions of deploy/Dockerfile, a line each.

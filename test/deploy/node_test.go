@@ -7,16 +7,20 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
@@ -210,6 +214,7 @@ func (n *node) start(name string, edits ...edit) *lab.Process {
 	n.must(err)
 	b := n.bundleOf(c)
 	b.Process.Args = append(b.Process.Args, "--manifests=/tmp", "--offload-after=1s")
+	b.Process.Env = append(b.Process.Env, "KUBERNETES_SERVICE_HOST=192.0.2.1") // as the kubelet sets it in every pod
 	b.Mounts = append(b.Mounts, ociMnt{"/tmp", "bind", n.manifestDir(), []string{"rbind", "ro"}})
 	for _, e := range edits {
 		e(b)
@@ -235,12 +240,17 @@ func (n *node) start(name string, edits ...edit) *lab.Process {
 	return p
 }
 
-// exec runs a command in the container that was started last, as kubectl exec does.
+// inContainer is a command in the container that was started last, as kubectl exec and the kubelet's probes run it.
+func (n *node) inContainer(ctx context.Context, name string, args ...string) *exec.Cmd {
+	id := fmt.Sprintf("%s-%s-%d", n.id, name, n.number.Load())
+	return n.net.Node.Command(ctx, "runc", append([]string{"--root", n.dir + "/runc", "exec", id}, args...)...)
+}
+
+// exec runs a command there.
 func (n *node) exec(name string, args ...string) string {
 	n.Helper()
-	id := fmt.Sprintf("%s-%s-%d", n.id, name, n.number.Load())
 	var out bytes.Buffer
-	c := n.net.Node.Command(n.ctx, "runc", append([]string{"--root", n.dir + "/runc", "exec", id}, args...)...)
+	c := n.inContainer(n.ctx, name, args...)
 	c.Stdout, c.Stderr = &out, &out
 	if err := c.Run(); err != nil {
 		n.Fatalf("exec %v: %v\n%s", args, err, &out)
@@ -313,4 +323,25 @@ func service(n *node) lab.Manifest {
 // address is that of the test's service in a family.
 func address(m lab.Manifest, family int) netip.AddrPort {
 	return netip.AddrPortFrom(m.ClusterIPs[family], m.Ports[0].Port)
+}
+
+// crash kills the worker, a child of the container's first process, and waits until another one serves.
+func (n *node) crash(p *lab.Process) {
+	n.Helper()
+	c, err := net.Dial("unix", n.host("/run/kproxy/kproxy.sock"))
+	n.must(err)
+	defer c.Close()
+	raw, err := c.(*net.UnixConn).SyscallConn()
+	n.must(err)
+	var peer *unix.Ucred
+	n.must(raw.Control(func(fd uintptr) { peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED) }))
+	n.must(err)
+	n.must(unix.Kill(int(peer.Pid), unix.SIGKILL))
+	n.eventually("another process to go on", func() error {
+		if !strings.Contains(p.Log(), "going on with what a kproxy left that crashed") {
+			return errors.New("the log doesn't say so")
+		}
+		return nil
+	})
+	n.ready(p)
 }

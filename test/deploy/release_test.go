@@ -56,7 +56,8 @@ func TestRelease(t *testing.T) {
 	if out, err := command(dir, binary, "version"); err != nil || !strings.Contains(out, "v0.0.0-test") {
 		t.Errorf("kproxy version: %v\n%s", err, out)
 	}
-	checkImage(t, dir+"/kproxy-v0.0.0-test-image-linux-"+runtime.GOARCH)
+	checkImage(t, dir+"/kproxy-v0.0.0-test-image-linux-"+runtime.GOARCH, "iptables")
+	checkImage(t, dir+"/kproxy-v0.0.0-test-image-nftables-linux-"+runtime.GOARCH)
 }
 
 // command runs a program in a directory and returns all it printed.
@@ -129,8 +130,9 @@ type descriptor struct {
 	Size   int64  `json:"size"`
 }
 
-// checkImage follows the image's tar as a container runtime does, and runs what is in its layer.
-func checkImage(t *testing.T, name string) {
+// checkImage follows the image's tar as a container runtime does, and runs what is in its
+// layer: kproxy, and programs.
+func checkImage(t *testing.T, name string, programs ...string) {
 	t.Helper()
 	layout, root := t.TempDir(), t.TempDir()
 	if err := run("tar", "-xf", name+".tar", "-C", layout); err != nil {
@@ -182,13 +184,26 @@ func checkImage(t *testing.T, name string) {
 	if err := run("tar", "-xf", layer, "-C", root); err != nil {
 		t.Fatal(err)
 	}
-	for _, words := range [][]string{append(slices.Clone(image.Config.Entrypoint), "version"), {"/usr/sbin/iptables", "--version"}} {
+	commands := [][]string{append(slices.Clone(image.Config.Entrypoint), "version")}
+	for _, p := range programs {
+		commands = append(commands, []string{"/usr/sbin/" + p, "--version"})
+	}
+	for _, words := range commands {
 		if out, err := exec.Command("chroot", append([]string{root}, words...)...).CombinedOutput(); err != nil || !bytes.Contains(out, []byte("v")) {
 			t.Errorf("%v in the image: %v\n%s", words, err, out)
 		}
 	}
-	if purls := components(t, name+".cdx.json"); !slices.ContainsFunc(purls, func(p string) bool { return strings.HasPrefix(p, "pkg:deb/debian/iptables@") }) ||
-		!slices.ContainsFunc(purls, func(p string) bool { return strings.HasPrefix(p, "pkg:golang/k8s.io/client-go@") }) {
-		t.Errorf("the image's bill of materials lacks iptables or client-go: %q", purls)
+	want := []string{"pkg:golang/k8s.io/client-go@"}
+	for _, p := range programs {
+		want = append(want, "pkg:deb/debian/"+p+"@")
+	}
+	purls := components(t, name+".cdx.json")
+	for _, w := range want {
+		if !slices.ContainsFunc(purls, func(p string) bool { return strings.HasPrefix(p, w) }) {
+			t.Errorf("the image's bill of materials lacks %s: %q", w, purls)
+		}
+	}
+	if debian := slices.ContainsFunc(purls, func(p string) bool { return strings.HasPrefix(p, "pkg:deb/") }); debian != (len(programs) > 0) {
+		t.Errorf("the image's bill of materials has Debian packages: %v, with programs %q", debian, programs)
 	}
 }

@@ -213,7 +213,7 @@ func (s *stage) run(command string) string {
 // chains matches a chain in what iptables-save prints, after its table.
 var chains = regexp.MustCompile(`(?m)^\*(\w+)$|^:(KPROXY-\S+) `)
 
-// everyChain checks that each chain of kproxy's is on the page, or on the basis
+// everyChain checks that each of kproxy's chains is on the page, or on the basis
 // just as it is here.
 func (s *stage) everyChain(name, page string) {
 	s.Helper()

@@ -223,7 +223,7 @@ func TestEndpointAtItsOwnNodePort(t *testing.T) {
 		w.serveOnNode(netip.AddrPortFrom(address, lab.LinePort))
 	}
 	m := newManifest("web", 10, w.net.Backends[:1]...)
-	m.Type, m.Ports = "NodePort", m.Ports[:1]
+	m.Type, m.Ports, m.Algorithm = "NodePort", m.Ports[:1], string(service.RoundRobin)
 	m.Ports[0].NodePort = lab.LinePort
 	m.Endpoints = append(m.Endpoints, lab.ManifestEndpoint{Name: "node", Addresses: w.net.Config.NodeAddresses(), Weight: 1})
 	w.must(m.Write(w.manifests))
@@ -244,7 +244,7 @@ func TestEndpointAtItsOwnNodePort(t *testing.T) {
 		}
 	}
 	round("at first")
-	if kernelPlane == plan.IPTables {
+	if kernelPlane != plan.IPVS {
 		w.await("web", "line", w.plane, plan.StateOffloaded)
 		round("offloaded")
 		return

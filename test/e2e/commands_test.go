@@ -184,6 +184,14 @@ func TestCommandsThatNeedNoRoot(t *testing.T) {
 		t.Errorf("mode userspace has rules to endpoints:\n%s", userspace.stdout)
 	}
 	run("render", "--mode", "sideways", "--manifests", dir).wants(t, 2, "sideways")
+	configuration := filepath.Join(dir, "config.conf") // not a manifest, by its name
+	write(t, configuration, "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nclusterCIDR: 10.99.0.0/16\n")
+	run("render", "--config", configuration, "--manifests", dir, "--node", "node").wants(t, 0, "table ip kproxy", "10.99.0.0/16")
+	run("render", "--config", configuration, "--mode", "iptables", "--manifests", dir).wants(t, 0, "KPROXY-SERVICES", "10.99.0.0/16")
+	run("render", "--config", configuration).wants(t, 2, "--manifests")
+	inPod := asNobody(t, command(t, "render"))
+	inPod.Env = []string{"PATH=/nonexistent", "KUBERNETES_SERVICE_HOST=10.96.0.1", "KUBERNETES_SERVICE_PORT=443"}
+	finish(t, nil, inPod).wants(t, 1, "/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 	write(t, filepath.Join(dir, "broken.yaml"), "apiVersion: v1\nkind: Service\nmetadata:\n  name: broken\n  namespace: default\nspec:\n  prots: []\n")
 	run("check", "--manifests", dir).wants(t, 2, filepath.Join(dir, "broken.yaml")+":7: ", "prots")
@@ -356,13 +364,19 @@ func TestRenderDiff(t *testing.T) {
 	w.eventually(5*time.Second, "all rules are written", same)
 	w.stop()
 	w.must(same())
-	w.inflict("nft", "iptables -t nat -F KPROXY-SERVICES")
-	w.inflict("nft", "iptables -t nat -N KPROXY-STRAY")
-	w.inflict("nft", "ipset add KPROXY-ENDPOINT-4 192.0.2.9,tcp:80,192.0.2.9")
+	damage := []string{"iptables -t nat -F KPROXY-SERVICES", "iptables -t nat -N KPROXY-STRAY", "ipset add KPROXY-ENDPOINT-4 192.0.2.9,tcp:80,192.0.2.9"}
+	told := []string{"+ ipv4 nat KPROXY-SERVICES: ", "- ipv4 nat chain KPROXY-STRAY\n", "- set KPROXY-ENDPOINT-4: 192.0.2.9,tcp:80,192.0.2.9\n"}
+	if kernelPlane == plan.NFTables {
+		damage = []string{"nft flush map ip kproxy services", "nft add chain ip kproxy stray", "nft add element ip kproxy endpoints { 192.0.2.9 . tcp . 80 . 192.0.2.9 }"}
+		told = []string{"+ ip services: 10.96.0.10 . tcp . 80", "- ip chain stray\n", "- ip endpoints: 192.0.2.9 . tcp . 80 . 192.0.2.9\n"}
+	}
+	for _, line := range damage {
+		w.inflict("nft", line)
+	}
 	before := w.everything()
 	got := diff()
-	got.wants(t, 1, "+ ipv4 nat KPROXY-SERVICES: ", "- ipv4 nat chain KPROXY-STRAY\n", "- set KPROXY-ENDPOINT-4: 192.0.2.9,tcp:80,192.0.2.9\n", "something else")
-	if strings.Contains(got.stdout, "ipv6") {
+	got.wants(t, 1, append(told, "something else")...)
+	if strings.Contains(got.stdout, "ipv6") || strings.Contains(got.stdout, "ip6") {
 		t.Errorf("nothing of IPv6 was changed:\n%s", got.stdout)
 	}
 	if after := w.everything(); after != before {

@@ -230,6 +230,7 @@ func TestKernelRefusalCostsNoRequest(t *testing.T) {
 func TestKernelHangIsFoundOut(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
+	m.Algorithm = string(service.RoundRobin)
 	w.must(m.Write(w.manifests))
 	w.start()
 	w.pin("web", "line", service.PreferKernel)
@@ -267,6 +268,7 @@ func (w *world) awaitHealth(name, port string, want map[string]string) {
 func TestAllDown(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
+	m.Algorithm = string(service.RoundRobin)
 	m = m.Annotate("kproxy.dev/health-check", "http").Annotate("kproxy.dev/health-port", fmt.Sprint(lab.HTTPPort))
 	w.must(m.Write(w.manifests))
 	w.start()

@@ -53,7 +53,7 @@ func TestNobodyRuns(t *testing.T) {
 	}
 	dead, err := syscall.Socket(syscall.AF_UNIX, syscall.SOCK_STREAM|syscall.SOCK_CLOEXEC, 0)
 	if err == nil {
-		err = syscall.Bind(dead, &syscall.SockaddrUnix{Name: socket}) // and nobody listens
+		err = syscall.Bind(dead, &syscall.SockaddrUnix{Name: socket}) // and nothing listens
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -81,7 +81,11 @@ func TestWhatTheHostLacks(t *testing.T) {
 		finish(t, w.net.Node, asNobody(t, command(t, "lab", "demo"))).wants(t, 3, "root")
 	})
 	t.Run("iptables", func(t *testing.T) {
-		cmd := command(t, w.runArgs()...)
+		needs := mode
+		if kernelPlane == plan.NFTables { // which needs no program
+			needs = plan.ModeIPTables
+		}
+		cmd := command(t, w.runArgs("--mode", string(needs))...)
 		cmd.Env = []string{"PATH=/nonexistent"}
 		finish(t, w.net.Node, cmd).wants(t, 3, "iptables", "install", "package")
 	})
@@ -90,7 +94,7 @@ func TestWhatTheHostLacks(t *testing.T) {
 			finish(t, w.net.Node, command(t, w.runArgs("--mode", "ipvs")...)).wants(t, 3, "IPVS", "CONFIG_IP_VS")
 		})
 	}
-	if rules := w.rules(); strings.Contains(rules, "KPROXY") {
+	if rules := w.rules() + w.tables(); strings.Contains(rules, "KPROXY") || strings.Contains(rules, "kproxy") {
 		t.Errorf("a kproxy that couldn't start has left something behind:\n%s", rules)
 	}
 }
@@ -125,14 +129,12 @@ func TestPortInUse(t *testing.T) {
 }
 
 // TestSecondKproxy: of two on one node, the second ends with status 1 and says
-// so, whether or not it has a socket and ports of its own; the first goes on.
+// so where it has a socket of its own, and so can't take over; the first goes on.
 func TestSecondKproxy(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
-	// It waits for the first to end, for its own --drain-timeout and a while.
-	finish(t, w.net.Node, command(t, w.runArgs("--drain-timeout", "0s")...)).wants(t, 1, "waiting for another kproxy to end", "another kproxy", w.socket())
 	own := w.runArgs("--socket", filepath.Join(w.dir, "second.sock"), "--metrics-bind-address", "127.0.0.1:11249",
 		"--healthz-bind-address", "127.0.0.1:11256", "--listen-tcp-port", "0", "--listen-udp-port", "0")
 	finish(t, w.net.Node, command(t, own...)).wants(t, 1, "another kproxy", "already running")
@@ -153,11 +155,12 @@ var foreign = []string{
 	"ip6tables -t mangle -A PREROUTING -s 2001:db8::7 -j MARK --set-xmark 0x10/0x10", "ip6tables -N OTHERS", "ip6tables -A FORWARD -s 2001:db8::7 -j OTHERS",
 	"ipset create others hash:ip", "ipset add others 203.0.113.7", "iptables -A INPUT -m set --match-set others src -j DROP",
 	"ipset create KPROXYLIKE hash:ip", "ipset add KPROXYLIKE 203.0.113.8",
+	"nft add table ip others", "nft add chain ip others kproxy",
 	"ip rule add fwmark 0x10/0x10 lookup 77 priority 700", "ip -6 rule add fwmark 0x10/0x10 lookup 77 priority 700",
 	"ip route add 203.0.113.0/24 dev lo table 77", "ip route add 203.0.113.0/24 dev lo table 10249",
 }
 
-// foreignIPVS is what others have of IPVS, one of it beside an address of kproxy's.
+// foreignIPVS is what others have of IPVS, one of it beside kproxy's address.
 var foreignIPVS = []string{
 	"ipvsadm -A -t 203.0.113.9:80 -s wrr -p 60", "ipvsadm -a -t 203.0.113.9:80 -r 203.0.113.10:80 -m -w 3",
 	"ipvsadm -A -t 10.96.0.10:81 -s rr", "ipvsadm -a -t 10.96.0.10:81 -r 10.2.0.2:9000 -m",
@@ -182,8 +185,13 @@ func TestCleanupLeavesWhatIsForeign(t *testing.T) {
 			}
 			before := w.everything()
 			w.runThroughAllOfIt(variant)
-			if now := w.everything(); !strings.Contains(now, map[plan.DataPlane]string{plan.IPTables: "KPROXY-SVC-", plan.IPVS: "10.96.0.10:80"}[w.plane]) || !strings.Contains(now, "KPROXY-USER-6") || !strings.Contains(now, "10249") {
-				t.Fatalf("kproxy left no rules, sets or routes when it stopped, so this test shows nothing:\n%s", now)
+			now, left := w.everything(), map[plan.DataPlane][]string{
+				plan.IPTables: {"KPROXY-SVC-", "KPROXY-USER-6"}, plan.IPVS: {"10.96.0.10:80", "KPROXY-USER-6"}, plan.NFTables: {"table ip kproxy", "10.96.0.10 . tcp . 80", "table ip6 kproxy"},
+			}[w.plane]
+			for _, what := range append(left, "10249") {
+				if !strings.Contains(now, what) {
+					t.Fatalf("kproxy left no %s when it stopped, so this test shows nothing:\n%s", what, now)
+				}
 			}
 			w.previewsCleanup()
 			w.kproxy("cleanup", "--state-dir", filepath.Join(w.dir, "state")).wants(t, 0, "gone")
@@ -199,7 +207,7 @@ func TestCleanupLeavesWhatIsForeign(t *testing.T) {
 	}
 }
 
-// previewsCleanup: a dry run names everything of kproxy's and nothing else, and changes nothing.
+// previewsCleanup: a dry run names everything that kproxy made and nothing else, and changes nothing.
 func (w *world) previewsCleanup() {
 	w.Helper()
 	before := w.everything()
@@ -217,6 +225,9 @@ func (w *world) previewsCleanup() {
 		if strings.Contains(got.stdout, name) {
 			w.Errorf("a dry run names %s, which isn't kproxy's", name)
 		}
+	}
+	if w.plane == plan.NFTables {
+		got.wants(w.T, 0, "nftables table ip kproxy\n", "nftables table ip6 kproxy\n")
 	}
 	if w.plane == plan.IPVS && !strings.Contains(got.stdout, "virtual server tcp 10.96.0.10:80\n") {
 		w.Errorf("a dry run names no virtual server:\n%s", got.stdout)
@@ -240,7 +251,9 @@ func (w *world) runThroughAllOfIt(variant string) {
 	w.stop()
 	w.proxy.Args = append(w.proxy.Args, "--mode", string(mode))
 	w.startAgain()
-	if c := w.capability("iptables"); !strings.Contains(c.Reason, variant) {
+	if kernelPlane == plan.NFTables {
+		w.capability("nftables")
+	} else if c := w.capability("iptables"); !strings.Contains(c.Reason, variant) {
 		w.Fatalf("it works with %q, want the variant that holds the node's rules, %s", c.Reason, variant)
 	}
 	for _, port := range []string{"line", "datagram"} {
@@ -270,8 +283,30 @@ func (w *world) capability(name string) plan.CapStatus {
 // everything is what kproxy could have changed on the node.
 func (w *world) everything() string {
 	w.Helper()
-	return w.rules() + w.sets() + w.routes() + w.virtuals()
+	return w.rules() + w.sets() + w.tables() + w.routes() + w.virtuals()
 }
+
+// tables are those of nftables that iptables doesn't list, without counters and elements
+// that come and go by themselves.
+func (w *world) tables() string {
+	w.Helper()
+	var lines []string
+	for _, table := range []string{"ip kproxy", "ip6 kproxy", "ip others"} {
+		out, err := w.net.Node.Command(w.ctx, "sh", "-c", "nft -s list table "+table).Output()
+		if err != nil {
+			continue // there is none
+		}
+		for _, line := range strings.FieldsFunc(expiring.ReplaceAllString(string(out), ""), func(r rune) bool { return r == '\n' || r == ',' }) {
+			if line = strings.TrimSpace(strings.NewReplacer("elements = {", "", "}", "").Replace(line)); line != "" {
+				lines = append(lines, line)
+			}
+		}
+	}
+	return "nftables:\n" + sortedLines(lines)
+}
+
+// expiring are elements with a lifetime.
+var expiring = regexp.MustCompile(`elements = \{[^}]* timeout [^}]*\}`)
 
 // changing are the parts of iptables-save's output that differ with time.
 var changing = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`)

@@ -27,6 +27,13 @@ type harm struct {
 
 // damage is done in every mode.
 var damage = []harm{
+	{"the routing rule is deleted", []string{"ip -4 rule del priority 10249", "ip -6 rule del priority 10249"}},
+	{"the routing table is flushed", []string{"ip -4 route flush table 10249", "ip -6 route flush table 10249"}},
+	{"connections are forgotten", []string{"conntrack -F"}},
+}
+
+// damageOfIPTables is done where iptables and ipset lead to userspace.
+var damageOfIPTables = []harm{
 	{"nat is flushed", []string{"iptables -t nat -F", "ip6tables -t nat -F"}},
 	{"the first chain is flushed", []string{"iptables -t nat -F KPROXY-SERVICES", "ip6tables -t nat -F KPROXY-SERVICES"}},
 	{"the jumps are deleted", []string{"iptables -t nat -D PREROUTING 1", "ip6tables -t nat -D PREROUTING 1"}},
@@ -36,13 +43,26 @@ var damage = []harm{
 	{"entries are added to the userspace set", []string{"ipset add KPROXY-USER-4 10.96.0.10,tcp:80", "ipset add KPROXY-USER-6 fd00:96::a,tcp:80"}},
 	{"the endpoints' set is flushed", []string{"ipset flush KPROXY-ENDPOINT-4", "ipset flush KPROXY-ENDPOINT-6"}},
 	{"the heartbeat's set is flushed", []string{"ipset flush KPROXY-ALIVE-4", "ipset flush KPROXY-ALIVE-6"}},
-	{"the routing rule is deleted", []string{"ip -4 rule del priority 10249", "ip -6 rule del priority 10249"}},
-	{"the routing table is flushed", []string{"ip -4 route flush table 10249", "ip -6 route flush table 10249"}},
-	{"connections are forgotten", []string{"conntrack -F"}},
 }
 
 // damageOf is done where services are offloaded to a data plane.
 var damageOf = map[plan.DataPlane][]harm{
+	plan.NFTables: {
+		{"the ruleset is flushed", []string{"nft flush ruleset"}},
+		{"the tables are deleted", []string{"nft delete table ip kproxy", "nft delete table ip6 kproxy"}},
+		{"the first chain is flushed", []string{"nft flush chain ip kproxy services", "nft flush chain ip6 kproxy services"}},
+		{"a rule is added", []string{"nft insert rule ip kproxy services accept", "nft insert rule ip6 kproxy services drop"}},
+		{"a chain of services is flushed", []string{"nft flush chain ip kproxy of-3-for-1h", "nft flush chain ip6 kproxy of-3-for-1h"}},
+		{"chains are added", []string{"nft add chain ip kproxy others", "nft add chain ip6 kproxy others"}},
+		{"masquerading is flushed", []string{"nft flush chain ip kproxy nat-postrouting", "nft flush chain ip6 kproxy nat-postrouting"}},
+		{"the userspace set is flushed", []string{"nft flush set ip kproxy userspace", "nft flush set ip6 kproxy userspace"}},
+		{"entries are deleted from the userspace set", []string{"nft delete element ip kproxy userspace { 10.96.0.11 . tcp . 80 }", "nft delete element ip6 kproxy userspace { fd00:96::b . tcp . 80 }"}},
+		{"entries are added to the userspace set", []string{"nft add element ip kproxy userspace { 10.96.0.10 . tcp . 80 }", "nft add element ip6 kproxy userspace { fd00:96::a . tcp . 80 }"}},
+		{"the map of services is flushed", []string{"nft flush map ip kproxy services", "nft flush map ip6 kproxy services"}},
+		{"the map of endpoints is flushed", []string{"nft flush map ip kproxy backends", "nft flush map ip6 kproxy backends"}},
+		{"the endpoints' set is flushed", []string{"nft flush set ip kproxy endpoints", "nft flush set ip6 kproxy endpoints"}},
+		{"the heartbeat's set is flushed", []string{"nft flush set ip kproxy alive", "nft flush set ip6 kproxy alive"}},
+	},
 	plan.IPTables: {
 		{"a rule of a service is deleted", []string{"iptables -t nat -D {chain} 2", "ip6tables -t nat -D {chain} 1"}},
 		{"a service's chain gets a foreign rule", []string{"iptables -t nat -I {chain} -j RETURN", "ip6tables -t nat -A {chain} -j ACCEPT"}},
@@ -68,10 +88,16 @@ var damageOf = map[plan.DataPlane][]harm{
 // data planes serve both families.
 func TestDamageIsRepaired(t *testing.T) {
 	t.Parallel()
-	for _, variant := range []string{"nft", "legacy"} {
+	variants, harms := []string{"nft", "legacy"}, slices.Concat(damageOfIPTables, damage, damageOf[kernelPlane])
+	if kernelPlane == plan.NFTables {
+		variants, harms = variants[:1], slices.Concat(damage, damageOf[kernelPlane])
+	}
+	for _, variant := range variants {
 		t.Run(variant, func(t *testing.T) {
 			w := newWorld(t)
-			w.holdsRules(variant)
+			if w.plane != plan.NFTables {
+				w.holdsRules(variant)
+			}
 			inKernel, inUserspace := newManifest("web", 10, w.net.Backends...), newManifest("other", 11, w.net.Backends...)
 			inKernel.Affinity = time.Hour // has chains and sets of its own
 			w.must(inKernel.Write(w.manifests))
@@ -81,7 +107,7 @@ func TestDamageIsRepaired(t *testing.T) {
 			w.pin("other", "line", service.PreferUserspace)
 			w.settled()
 			before := w.everything()
-			for _, d := range slices.Concat(damage, damageOf[w.plane]) {
+			for _, d := range harms {
 				if variant == "legacy" && !strings.Contains(d.lines[0], "tables") {
 					continue // the same whatever the variant
 				}

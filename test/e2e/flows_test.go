@@ -19,8 +19,8 @@ import (
 
 // TestFlows tries every flow of the flow matrix (test/flows/matrix.txtar) with real
 // packets: who reaches which endpoints, who is refused or dropped, and which
-// address an endpoint sees for the client; TCP and UDP, IPv4 and IPv6; first while all services are
-// in userspace, then when all are offloaded.
+// address an endpoint sees for the client; TCP, UDP and, where the kernel has it, SCTP, IPv4 and IPv6; first while
+// all services are in userspace that can be, then when all are offloaded.
 func TestFlows(t *testing.T) {
 	onFlowWorlds(t, func(w *flowWorld, mode plan.Mode, args []string) {
 		w.start(append(args, "--offload-after", "1h")...)
@@ -32,7 +32,7 @@ func TestFlows(t *testing.T) {
 		w.stop()
 		w.proxy.Args = append(w.proxy.Args, "--offload-after", "0s", "--offload-min-connections", "0")
 		w.startAgain()
-		w.settled(plan.IPTables, plan.IPVS)
+		w.settled(plan.IPTables, plan.IPVS, plan.NFTables)
 		w.tryOnHosts("offloaded")
 	})
 }
@@ -45,6 +45,9 @@ func (w *flowWorld) tryOnHosts(state string) {
 	w.tryAll(state, all)
 	some := slices.DeleteFunc(all, func(a attempt) bool { return !a.Service.OnEveryHost() })
 	for _, h := range w.configuration.Hosts {
+		if h == flows.Firewall && mode == plan.ModeNFTables {
+			continue // no rule of nftables lifts the drop of another table's
+		}
 		w.onHost(h, func() { w.tryAll(fmt.Sprintf("%s, host %s", state, h), some) })
 	}
 }
@@ -120,6 +123,7 @@ type flowWorld struct {
 	flows         []flows.Flow
 	// names are the endpoints by the backends' names.
 	names map[string]string
+	sctp  bool // there is SCTP, and the mode serves it
 }
 
 func newFlowWorld(t *testing.T, mode plan.Mode, matrix *flows.Matrix, c flows.Configuration) *flowWorld {
@@ -140,6 +144,14 @@ func newFlowWorld(t *testing.T, mode plan.Mode, matrix *flows.Matrix, c flows.Co
 		w.network.Endpoints[name] = w.net.Backends[i].Addresses
 		w.names[w.net.Backends[i].Name], w.names[second(w.net.Backends[i].Name)] = name, name
 		w.serveSecond(w.net.Backends[i])
+	}
+	if w.sctp = lab.HasSCTP() == nil && mode != plan.ModeUserspace; w.sctp {
+		for i := range flows.EndpointNames {
+			b := w.net.Backends[i]
+			s := lab.NewBackend(b.Name, b.Namespace, lab.LinePort, b.Addresses...)
+			w.must(s.Start(w.ctx))
+			w.Cleanup(s.Stop)
+		}
 	}
 	// Of many refusals at a time, each is to be told, so that one that isn't was dropped.
 	w.node("sysctl", "-qw", "net.ipv4.icmp_ratelimit=0", "net.ipv6.icmp.ratelimit=0")
@@ -163,7 +175,7 @@ func (w *flowWorld) settled(planes ...plan.DataPlane) {
 	want := 0
 	for _, f := range w.flows {
 		serves[f.Service.Name] = serves[f.Service.Name] || f.Want.Verdict == flows.Serve
-		ports[f.Service.Name] = 2 * f.Service.Ports()
+		ports[f.Service.Name] = len(f.Service.Protocols()) * f.Service.Ports()
 	}
 	for _, n := range ports {
 		want += n
@@ -181,7 +193,7 @@ func (w *flowWorld) settled(planes ...plan.DataPlane) {
 			return fmt.Errorf("%d service ports, want %d", len(st.Services), want)
 		}
 		for _, s := range st.Services {
-			if !slices.Contains(planes, s.DataPlane) && (serves[s.Name] || s.DataPlane != plan.None) {
+			if !slices.Contains(planes, s.DataPlane) && s.Protocol != "SCTP" && (serves[s.Name] || s.DataPlane != plan.None) {
 				return fmt.Errorf("%s:%s is in %s, %s: %s", s.Name, s.Port, s.DataPlane, s.State, s.Reason)
 			}
 		}
@@ -203,12 +215,22 @@ type attempt struct {
 func (w *flowWorld) pod() *lab.Backend { return w.net.Backends[len(w.net.Backends)-1] }
 
 // attempts are all there are to make: pods that are endpoints try what pods try. A
-// machine that is slow tries each flow by TCP or by UDP, in turns.
+// machine that is slow tries each flow by TCP or by UDP, in turns. SCTP is tried where the kernel has it.
 func (w *flowWorld) attempts() (out []attempt) {
 	for i := range w.flows {
 		f := &w.flows[i]
-		for n, network := range []string{"tcp", "udp"} {
-			if slow > 1 && (i/len(service.Families)+n+int(f.Family))%2 > 0 {
+		f.Want = f.In(w.mode)
+		protocols := f.Service.Protocols()
+		for n, protocol := range protocols {
+			network := protocol.String()
+			if protocol == service.SCTP && !w.sctp {
+				continue
+			}
+			// A defect that docs/limits.md names: these time out.
+			if protocol == service.SCTP && w.mode == plan.ModeIPVS && w.configuration.Detector != flows.NoDetector && f.Family == service.IPv6 && f.From == flows.Node {
+				continue
+			}
+			if slow > 1 && len(protocols) > 1 && (i/len(service.Families)+n+int(f.Family))%2 > 0 {
 				continue
 			}
 			a := attempt{Flow: f, network: network}

@@ -177,7 +177,11 @@ func (w *flowWorld) askPatiently(a attempt) (answer lab.Answer, err error) {
 func (a attempt) ask(ctx context.Context) (lab.Answer, error) {
 	d := net.Dialer{KeepAlive: -1}
 	d.SetMultipathTCP(false)
-	c, err := d.DialContext(ctx, a.network, a.target.String())
+	dial := d.DialContext
+	if a.network == "sctp" {
+		dial = a.client.Dial
+	}
+	c, err := dial(ctx, a.network, a.target.String())
 	if err != nil {
 		return lab.Answer{}, err
 	}

@@ -249,10 +249,11 @@ func TestIPVSScheduler(t *testing.T) {
 	}
 }
 
-// TestIPVSBesideIPTables: in mode auto, services that IPVS can't express go to
+// TestIPVSBesideIPTables: in mode auto beside a firewall, services that IPVS can't express go to
 // iptables, all others to IPVS, and the status says why.
 func TestIPVSBesideIPTables(t *testing.T) {
 	w := newWorld(t)
+	w.node("iptables", "-P", "FORWARD", "DROP")
 	planes := map[string]plan.DataPlane{}
 	manifests := map[string]lab.Manifest{}
 	for i, c := range []struct {
@@ -499,7 +500,7 @@ func TestIPVSForeignStays(t *testing.T) {
 		return nil
 	})
 
-	// A foreign real server behind a virtual server of kproxy's.
+	// A foreign real server behind kproxy's virtual server.
 	own, stranger := frontends(m)[0].String(), "203.0.113.10:9000"
 	w.node("ipvsadm", "-a", "-t", own, "-r", stranger, "-m", "-w", "0")
 	w.must(m.Without("b1").Write(w.manifests))
@@ -594,7 +595,10 @@ func TestIPVSModeChanges(t *testing.T) {
 	for _, next := range []struct {
 		mode  plan.Mode
 		plane plan.DataPlane
-	}{{plan.ModeIPTables, plan.IPTables}, {plan.ModeIPVS, plan.IPVS}, {plan.ModeAuto, plan.IPVS}, {plan.ModeIPTables, plan.IPTables}} {
+	}{
+		{plan.ModeIPTables, plan.IPTables}, {plan.ModeIPVS, plan.IPVS}, {plan.ModeNFTables, plan.NFTables}, {plan.ModeIPVS, plan.IPVS},
+		{plan.ModeAuto, plan.NFTables}, {plan.ModeIPTables, plan.IPTables},
+	} {
 		w.stop()
 		start(next.mode, next.plane)
 	}

@@ -62,6 +62,14 @@ func (w *world) metric(name string, right func(float64) bool) {
 	})
 }
 
+// tables are those with rules that kproxy counts.
+func tables() []string {
+	if kernelPlane == plan.NFTables {
+		return []string{"kproxy"}
+	}
+	return []string{"nat", "filter"}
+}
+
 // TestKubeProxyMetrics: what kube-proxy's dashboards look at follows what happens.
 func TestKubeProxyMetrics(t *testing.T) {
 	w := newWorld(t)
@@ -75,8 +83,9 @@ func TestKubeProxyMetrics(t *testing.T) {
 	w.metric(`kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family="IPv6"}`, positive)
 	w.metric(`kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family="IPv4"}`, positive)
 	w.metric(`kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family="IPv4"}`, positive)
-	w.metric(`kubeproxy_sync_proxy_rules_iptables_total{ip_family="IPv4",table="filter"}`, positive)
-	w.metric(`kubeproxy_sync_proxy_rules_iptables_total{ip_family="IPv6",table="nat"}`, positive)
+	for _, table := range tables() {
+		w.metric(`kubeproxy_sync_proxy_rules_iptables_total{ip_family="IPv6",table="`+table+`"}`, positive)
+	}
 	w.metric("kubeproxy_sync_proxy_rules_service_changes_total", is(1))
 	w.metric("kubeproxy_sync_proxy_rules_endpoint_changes_total", is(1))
 	w.metric("kubeproxy_sync_proxy_rules_service_changes_pending", is(0))
@@ -275,9 +284,13 @@ func TestMetricsOfTrouble(t *testing.T) {
 		t.Errorf("without a health check %d endpoints have one, %g of them up", n, up)
 	}
 	w.becomes(0, "kproxy_repairs_total")
-	w.node("ipset", "flush", "KPROXY-USER-4")
+	sets, rules := "ipset flush KPROXY-USER-4", "iptables -t nat -F KPROXY-SERVICES"
+	if kernelPlane == plan.NFTables {
+		sets, rules = "nft flush set ip kproxy userspace", "nft flush chain ip kproxy services"
+	}
+	w.inflict("nft", sets)
 	w.becomes(1, "kproxy_repairs_total", `object="sets"`)
-	w.node("iptables", "-t", "nat", "-F", "KPROXY-SERVICES")
+	w.inflict("nft", rules)
 	w.eventually(20*time.Second, "a repair of rules", func() error {
 		if n, _ := w.sumOf("kproxy_repairs_total", `object="rules"`); n == 0 {
 			return fmt.Errorf("none")
@@ -297,9 +310,13 @@ func TestMetricsOfTheKernel(t *testing.T) {
 	w.pin("web", "line", service.PreferKernel)
 	w.pin("web", "http", service.PreferUserspace)
 	w.pin("web", "datagram", service.PreferUserspace)
-	w.becomes(2, "kproxy_set_entries", `set="KPROXY-USER-4"`)
+	userspace := `set="KPROXY-USER-4"`
+	if kernelPlane == plan.NFTables {
+		userspace = `set="ip kproxy userspace"`
+	}
+	w.becomes(2, "kproxy_set_entries", userspace)
 	w.pin("web", "http", service.PreferKernel)
-	w.becomes(1, "kproxy_set_entries", `set="KPROXY-USER-4"`)
+	w.becomes(1, "kproxy_set_entries", userspace)
 	ports, reals := 0.0, 0.0
 	if w.plane == plan.IPVS { // in both families
 		ports, reals = float64(2*len(m.Ports)), float64(2*len(m.Ports)*len(m.Endpoints))
@@ -309,7 +326,7 @@ func TestMetricsOfTheKernel(t *testing.T) {
 	held := w.hold(frontends(m)[0])
 	for _, name := range []string{
 		"kproxy_conntrack_entries", "kproxy_conntrack_entries_limit", "kproxy_userspace_descriptors_limit", `kproxy_kernel_writes_total{object="rule"}`,
-		`kproxy_kernel_writes_total{object="set_entry"}`, `kubeproxy_sync_proxy_rules_iptables_total{ip_family="IPv4",table="nat"}`,
+		`kproxy_kernel_writes_total{object="set_entry"}`, `kubeproxy_sync_proxy_rules_iptables_total{ip_family="IPv4",table="` + tables()[0] + `"}`,
 	} {
 		metric, label, _ := strings.Cut(strings.TrimSuffix(name, "}"), "{")
 		if v, n := w.sumOf(metric, label); v <= 0 {
@@ -333,7 +350,7 @@ func TestMetricsOfTheKernel(t *testing.T) {
 	w.startAgain() // and adopts what is there: it has nothing to write
 	w.becomes(ports, "kproxy_virtual_servers")
 	w.becomes(reals, "kproxy_real_servers")
-	w.metric(`kubeproxy_sync_proxy_rules_iptables_total{ip_family="IPv4",table="nat"}`, func(v float64) bool { return v > 0 })
+	w.metric(`kubeproxy_sync_proxy_rules_iptables_total{ip_family="IPv4",table="`+tables()[0]+`"}`, func(v float64) bool { return v > 0 })
 	w.becomes(0, "kproxy_offloads_total")
 }
 

@@ -21,13 +21,14 @@ var hasIPVS = program.HasIPVS()
 var kernelPlane = map[plan.Mode]plan.DataPlane{
 	plan.ModeIPTables: plan.IPTables,
 	plan.ModeIPVS:     plan.IPVS,
-	plan.ModeAuto:     map[bool]plan.DataPlane{false: plan.IPTables, true: plan.IPVS}[hasIPVS],
+	plan.ModeNFTables: plan.NFTables,
+	plan.ModeAuto:     plan.NFTables,
 }[mode]
 
 // selectTests leaves out the tests whose names begin with another data plane than
 // the one that mode offloads to: they aren't run, rather than skipped.
 func selectTests() error {
-	prefixes := map[plan.DataPlane]string{plan.IPTables: "TestIPTables", plan.IPVS: "TestIPVS"}
+	prefixes := map[plan.DataPlane]string{plan.IPTables: "TestIPTables", plan.IPVS: "TestIPVS", plan.NFTables: "TestNFTables"}
 	delete(prefixes, kernelPlane)
 	skip := flag.Lookup("test.skip").Value.String()
 	for _, p := range prefixes {

@@ -136,6 +136,9 @@ func (w *world) askHealth(from *lab.Namespace, at netip.AddrPort) (a healthAnswe
 func TestHealthCheckNodePort(t *testing.T) {
 	w := newWorld(t)
 	for tables, icmp := range map[string]string{"iptables": "icmp", "ip6tables": "ipv6-icmp"} {
+		if kernelPlane == plan.NFTables {
+			break // no rule of nftables lifts the drop of another table's
+		}
 		w.node(tables, "-P", "INPUT", "DROP")
 		w.node(tables, "-A", "INPUT", "-p", icmp, "-j", "ACCEPT")
 	}

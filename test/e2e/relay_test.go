@@ -43,17 +43,19 @@ func (w *world) serveOn(b *lab.Backend, name string, number int, serve func(*net
 	return m
 }
 
+// echoAndHash answers with what it gets, and, once that has ended, with its hash.
+func echoAndHash(c *net.TCPConn) {
+	h := sha256.New()
+	if _, err := io.Copy(io.MultiWriter(c, h), c); err == nil {
+		_, _ = c.Write(h.Sum(nil)) // if it fails, the client sees
+	}
+}
+
 // TestStreamsAreWhole: what both ends send arrives whole, in both directions at
 // once; the end of one direction is passed on and doesn't end the other.
 func TestStreamsAreWhole(t *testing.T) {
 	w := newWorld(t)
-	// Answers with what it got, and, once that has ended, with its hash.
-	m := w.serveOn(w.net.Backends[0], "own", 10, func(c *net.TCPConn) {
-		h := sha256.New()
-		if _, err := io.Copy(io.MultiWriter(c, h), c); err == nil {
-			_, _ = c.Write(h.Sum(nil)) // if it fails, the client sees
-		}
-	})
+	m := w.serveOn(w.net.Backends[0], "own", 10, echoAndHash)
 	w.must(m.Write(w.manifests))
 	w.start()
 	sent := make([]byte, 8<<20)

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -172,34 +173,50 @@ COMMIT
 	sleep(500 * time.Millisecond)
 	w.noneFailed("while it was removed", tr.Stop())
 	after := w.node("iptables-save", "-t", "nat")
-	if strings.Contains(after, "KUBE-S") || strings.Contains(after, "KUBE-MARK-MASQ") || !strings.Contains(after, ":KUBE-KUBELET-CANARY") || !strings.Contains(after, "-j KPROXY-SERVICES") {
+	if strings.Contains(after, "KUBE-S") || strings.Contains(after, "KUBE-MARK-MASQ") || !strings.Contains(after, ":KUBE-KUBELET-CANARY") || kernelPlane != plan.NFTables && !strings.Contains(after, "-j KPROXY-SERVICES") {
 		t.Errorf("afterwards:\n%s", after)
 	}
 	w.kproxy("cleanup", "--kube-proxy").wants(t, 0, "removed of kube-proxy: nothing")
 }
 
-// TestAutoTakesWhatThereIs: mode auto offloads to the best data plane that this
-// host has, and says why it isn't a better one.
+// TestAutoTakesWhatThereIs: mode auto offloads to nftables; where a firewall would drop what
+// that forwards, to the best of the others that this host has. It says why in its log, status and
+// `check --host`, and a service changes from one to the other at a restart, with its connections.
 func TestAutoTakesWhatThereIs(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.plane = plan.IPTables
-	if hasIPVS {
-		w.plane = plan.IPVS
+	const drops = "chain FORWARD of nftables table ip filter drops what is forwarded"
+	w.node("iptables-nft", "-A", "FORWARD", "-m", "conntrack", "--ctstate", "ESTABLISHED,RELATED", "-j", "ACCEPT")
+	var held []*lab.Held
+	for _, firewall := range []bool{false, true, false} {
+		policy, titles := map[bool]string{false: "ACCEPT", true: "DROP"}[firewall], "with nftables"
+		w.plane = plan.NFTables
+		if firewall {
+			if w.plane, titles = plan.IPTables, "with iptables"; hasIPVS {
+				w.plane, titles = plan.IPVS, "with IPVS and iptables"
+			}
+		}
+		w.node("iptables-nft", "-P", "FORWARD", policy)
+		checked := w.kproxy("check", "--host")
+		checked.wants(t, 0, titles)
+		w.start("--mode", "auto", "--drain-timeout", within(2*time.Minute).String())
+		w.ask(w.net.Client, "tcp", frontends(m)[0])
+		w.await("web", "line", w.plane, plan.StateOffloaded)
+		w.ask(w.net.Client, "tcp", frontends(m)[0])
+		c, s := w.capability("nftables"), w.service("web", "line")
+		if firewall && (c.Supported || !strings.Contains(c.Reason, drops) || !strings.Contains(checked.stdout, drops) || !strings.Contains(w.proxy.Log(), drops)) || !firewall && !c.Supported {
+			t.Errorf("policy %s: capability nftables: %+v; check --host:\n%s\nlog:\n%s", policy, c, checked.stdout, w.proxy.Log())
+		}
+		if s.Kernel != w.plane || firewall != strings.Contains(s.KernelReason, drops) || !firewall && s.KernelReason != "nftables does all that it asks for" {
+			t.Errorf("policy %s: beneath lies %s, because %q; want %s", policy, s.Kernel, s.KernelReason, w.plane)
+		}
+		for _, target := range frontends(m) {
+			held = append(held, w.hold(target))
+		}
+		w.unbroken("with policy "+policy, held...)
+		w.stop()
 	}
-	w.start("--mode", "auto")
-	w.ask(w.net.Client, "tcp", frontends(m)[0])
-	w.await("web", "line", w.plane, plan.StateOffloaded)
-	w.ask(w.net.Client, "tcp", frontends(m)[0])
-	c, s := w.capability("ipvs"), w.service("web", "line")
-	if c.Supported != hasIPVS || c.Reason == "" {
-		t.Errorf("capability ipvs: %+v, want supported %v and a reason", c, hasIPVS)
-	}
-	if s.Kernel != w.plane || !hasIPVS && !strings.Contains(s.KernelReason, c.Reason) {
-		t.Errorf("beneath lies %s, because %q; want %s, and without IPVS because %q", s.Kernel, s.KernelReason, w.plane, c.Reason)
-	}
-	w.stop()
 }
 
 // sender sends datagrams from one port all the time, like a resolver or a

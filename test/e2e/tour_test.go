@@ -165,8 +165,13 @@ var tourChecks = map[string]func(*tourLab, tourStep){
 	"Read the rules": func(l *tourLab, s tourStep) {
 		traced := l.sh(s.commands[0])
 		l.matches(traced, `(10\.2\.0\.2:9000)`)
-		l.matches(traced, `(KPROXY-[A-Z])`)
-		l.matches(l.sh(s.commands[1]), `(?m)^\[[1-9]\d*:\d+\] -A (KPROXY-.*)`)
+		rules := l.sh(s.commands[1])
+		if strings.HasPrefix(rules, "table ip kproxy") {
+			l.matches(rules, `10\.96\.0\.10 \. tcp \. 80 comment "(default/web:line)"`)
+		} else {
+			l.matches(traced, `(KPROXY-[A-Z])`)
+			l.matches(rules, `(?m)^\[[1-9]\d*:\d+\] -A (KPROXY-.*)`)
+		}
 		if l.plane == plan.IPVS {
 			l.matches(l.sh(s.commands[2]), `(?i)TCP +(10\.96\.0\.10:80|0A60000A:0050) rr`)
 		}

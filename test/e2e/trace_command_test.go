@@ -86,6 +86,26 @@ func (w *world) apiTraces(t *testing.T, at string) {
 	}
 }
 
+// TestNFTablesWarnsOfFirewalls: in mode nftables, status names the chains of others that drop by default.
+func TestNFTablesWarnsOfFirewalls(t *testing.T) {
+	w := newWorld(t)
+	w.must(newManifest("web", 10, w.net.Backends...).Write(w.manifests))
+	w.start()
+	if e := w.kproxy("status"); e.status != 0 || strings.Contains(e.stdout, "warning") {
+		t.Errorf("without a firewall: status %d, %s", e.status, e.stdout)
+	}
+	w.node("iptables", "-P", "FORWARD", "DROP")
+	w.node("nft", "add table inet guard; add chain inet guard fw { type filter hook input priority 10; policy drop; }; add rule inet guard fw iif lo accept")
+	w.eventually(20*time.Second, "status to name the firewalls", func() error {
+		st, err := w.client.Status(w.ctx)
+		if err == nil && len(st.Warnings) != 2 {
+			err = fmt.Errorf("warnings are %q", st.Warnings)
+		}
+		return err
+	})
+	w.kproxy("status").wants(t, 0, "warning: chain FORWARD of nftables table ip filter drops what is forwarded", "warning: chain fw of nftables table inet guard drops what comes in")
+}
+
 // TestTraceProbe: a probe reaches the endpoint that trace says, in every data
 // plane, by TCP and UDP, from wherever the client is, and comes with its own entry of conntrack.
 func TestTraceProbe(t *testing.T) {

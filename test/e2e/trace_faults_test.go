@@ -25,6 +25,7 @@ import (
 type fault struct {
 	name string
 	in   []plan.DataPlane // in which it stops clients; all if none is named
+	by   string           // the steering
 	// stopped: kproxy is stopped meanwhile, or it would repair what is its own.
 	stopped bool
 	at      string // the service: one, with the one endpoint b1, if empty
@@ -43,15 +44,24 @@ type fault struct {
 
 var (
 	inUserspace = []plan.DataPlane{plan.Userspace}
-	inKernel    = []plan.DataPlane{plan.IPTables, plan.IPVS}
+	inKernel    = []plan.DataPlane{plan.IPTables, plan.IPVS, plan.NFTables}
+	inDNAT      = []plan.DataPlane{plan.IPTables, plan.NFTables}
 	inIPTables  = []plan.DataPlane{plan.IPTables}
 	inIPVS      = []plan.DataPlane{plan.IPVS}
+	inNFTables  = []plan.DataPlane{plan.NFTables}
+)
+
+// Whose steering fault is about; in any mode if nothing is said. By iptables, kproxy accepts what is its own
+// before a firewall drops it, which nftables can't.
+const (
+	byIPTables = "iptables"
+	byNFTables = "nftables"
 )
 
 var faults = []fault{
 	// Foreign rules.
 	{
-		name: "DNAT to where nobody listens", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.3:7777"},
+		name: "DNAT to where nothing listens", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.3:7777"},
 		remedy: "iptables -t nat -D PREROUTING 1",
 		fate:   isRefused, verdict: trace.Refused, culprit: []string{"10.2.0.3:7777", "no endpoint of default/one:line", "-j DNAT --to-destination 10.2.0.3:7777", "rule 1 of chain PREROUTING in table nat"},
 	},
@@ -61,9 +71,9 @@ var faults = []fault{
 		fate:   isSilent, verdict: trace.Undetermined, culprit: []string{"203.0.113.9:80", "rule 1 of chain PREROUTING in table nat"},
 	},
 	{
-		name: "redirect to where nobody listens", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j REDIRECT --to-ports 9"},
+		name: "redirect to where nothing listens", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j REDIRECT --to-ports 9"},
 		remedy: "iptables -t nat -D PREROUTING 1",
-		fate:   isRefused, verdict: trace.Refused, culprit: []string{"isn't kproxy's leads the packet to 10.1.0.1:9", "nobody listens", "REDIRECT --to-ports 9"},
+		fate:   isRefused, verdict: trace.Refused, culprit: []string{"isn't kproxy's leads the packet to 10.1.0.1:9", "nothing listens", "REDIRECT --to-ports 9"},
 	},
 	{
 		name: "redirect to another program", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j REDIRECT --to-ports 10256"},
@@ -71,12 +81,12 @@ var faults = []fault{
 		fate:   isRefused, verdict: trace.NotAService, culprit: []string{"isn't kproxy's leads the packet to 10.1.0.1:10256", "REDIRECT --to-ports 10256"},
 	},
 	{
-		name: "TPROXY to where nobody listens", plant: []string{"iptables -t mangle -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j TPROXY --on-ip 127.0.0.1 --on-port 9 --tproxy-mark 0x1"},
+		name: "TPROXY to where nothing listens", plant: []string{"iptables -t mangle -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j TPROXY --on-ip 127.0.0.1 --on-port 9 --tproxy-mark 0x1"},
 		remedy: "iptables -t mangle -D PREROUTING 1",
-		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"TPROXY", "nobody listens"},
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"TPROXY", "nothing listens"},
 	},
 	{
-		name: "untracked", in: inIPTables, plant: []string{"iptables -t raw -I PREROUTING 1 -d 10.96.0.20 -j CT --notrack"},
+		name: "untracked", in: inDNAT, plant: []string{"iptables -t raw -I PREROUTING 1 -d 10.96.0.20 -j CT --notrack"},
 		remedy: "iptables -t raw -D PREROUTING 1",
 		fate:   isSilent, verdict: trace.NotAService, culprit: []string{"NOTRACK", "rule 1 of chain PREROUTING in table raw"},
 	},
@@ -86,12 +96,12 @@ var faults = []fault{
 		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"rule 1 of chain PREROUTING in table raw"},
 	},
 	{
-		name: "a rule drops in FORWARD", in: inIPTables, plant: []string{"iptables -I FORWARD 1 -d 10.2.0.0/16 -j DROP"},
+		name: "a rule drops in FORWARD", in: inDNAT, plant: []string{"iptables -I FORWARD 1 -d 10.2.0.0/16 -j DROP"},
 		remedy: "iptables -t filter -D FORWARD 1",
 		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"-d 10.2.0.0/16", "rule 1 of chain FORWARD in table filter"},
 	},
 	{
-		name: "a rule resets in FORWARD", in: inIPTables, plant: []string{"iptables -I FORWARD 1 -p tcp --dport 9000 -j REJECT --reject-with tcp-reset"},
+		name: "a rule resets in FORWARD", in: inDNAT, plant: []string{"iptables -I FORWARD 1 -p tcp --dport 9000 -j REJECT --reject-with tcp-reset"},
 		remedy: "iptables -t filter -D FORWARD 1",
 		fate:   isRefused, verdict: trace.Refused, culprit: []string{"refuses the packet", "rule 1 of chain FORWARD in table filter"},
 	},
@@ -101,19 +111,37 @@ var faults = []fault{
 		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"-s 10.2.0.0/16", "the answer of 10.2.0.", "rule 1 of chain FORWARD in table filter"},
 	},
 	{
-		name: "a closing rule of FORWARD", in: inIPTables, plant: []string{"iptables -A FORWARD -j DROP"}, lift: []string{"iptables -D FORWARD -j DROP"},
+		name: "a closing rule of FORWARD", in: inDNAT, by: byIPTables, plant: []string{"iptables -A FORWARD -j DROP"}, lift: []string{"iptables -D FORWARD -j DROP"},
 		fate: isAnswered, verdict: trace.Forwarded, // kproxy accepts what is its own before
 	},
 	{
-		name: "the policy of FORWARD", in: inKernel, plant: []string{"iptables -P FORWARD DROP"}, lift: []string{"iptables -P FORWARD ACCEPT"},
+		name: "the policy of FORWARD", in: inKernel, by: byIPTables, plant: []string{"iptables -P FORWARD DROP"}, lift: []string{"iptables -P FORWARD ACCEPT"},
 		fate: isAnswered, verdict: trace.Forwarded, // kproxy accepts what is its own
 	},
 	{
-		name: "the policy of INPUT", plant: []string{"iptables -P INPUT DROP"}, lift: []string{"iptables -P INPUT ACCEPT"},
+		name: "the policy of INPUT", by: byIPTables, plant: []string{"iptables -P INPUT DROP"}, lift: []string{"iptables -P INPUT ACCEPT"},
 		fate: isAnswered, verdict: trace.Forwarded,
 	},
 	{
-		name: "the policy of OUTPUT, for kproxy's answers", in: inUserspace, plant: []string{"iptables -P OUTPUT DROP"},
+		name: "the policy of FORWARD, of another program", in: inNFTables, by: byNFTables, plant: []string{"iptables -P FORWARD DROP"},
+		remedy: "iptables -t filter -A FORWARD -m conntrack --ctstate DNAT --ctorigdst 10.96.0.20 --ctorigdstport 80 -j ACCEPT",
+		lift:   []string{"iptables -D FORWARD -m conntrack --ctstate DNAT --ctorigdst 10.96.0.20 --ctorigdstport 80 -j ACCEPT", "iptables -P FORWARD ACCEPT"},
+		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"the policy of chain FORWARD in table filter"},
+	},
+	{
+		name: "a closing rule of FORWARD, of another program", in: inNFTables, by: byNFTables, plant: []string{"iptables -A FORWARD -j DROP"}, remedy: "iptables -t filter -D FORWARD 1",
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"rule 1 of chain FORWARD in table filter"},
+	},
+	{
+		name: "the policy of INPUT, of another program", in: inUserspace, by: byNFTables, plant: []string{"iptables -P INPUT DROP"}, lift: []string{"iptables -P INPUT ACCEPT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the policy of chain INPUT in table filter"},
+	},
+	{
+		name: "the policy of OUTPUT, of another program", in: inUserspace, by: byNFTables, plant: []string{"iptables -P OUTPUT DROP"}, lift: []string{"iptables -P OUTPUT ACCEPT"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the policy of chain OUTPUT in table filter", "accept this, and no more"},
+	},
+	{
+		name: "the policy of OUTPUT, for kproxy's answers", in: inUserspace, by: byIPTables, plant: []string{"iptables -P OUTPUT DROP"},
 		remedy: "iptables -t filter -A OUTPUT -s 169.254.102.49 -p tcp --sport 10244 -m conntrack --ctstate ESTABLISHED -j ACCEPT", lift: []string{"iptables -P OUTPUT ACCEPT", "iptables -D OUTPUT -s 169.254.102.49 -p tcp --sport 10244 -m conntrack --ctstate ESTABLISHED -j ACCEPT"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the policy of chain OUTPUT in table filter", "the answer of"},
 	},
@@ -137,19 +165,19 @@ var faults = []fault{
 		fate:   isSilent, verdict: trace.Dropped, culprit: []string{"-d 10.1.0.2/32 -j DROP", "the answer of", "rule 1 of chain OUTPUT in table filter"},
 	},
 	{
-		name: "nftables drops in forward", in: inIPTables,
+		name: "nftables drops in forward", in: inDNAT,
 		plant: []string{"nft add table ip guard", "nft add chain ip guard fw {type filter hook forward priority 10; policy accept;}", "nft add rule ip guard fw tcp dport 9000 drop"},
 		lift:  []string{"nft delete table ip guard"},
 		fate:  isSilent, verdict: trace.Dropped, culprit: []string{"guard", "tcp dport 9000 drop", "nft -a list chain ip guard fw"},
 	},
 	{
-		name: "the policy of a chain of nftables", in: inIPTables,
+		name: "the policy of a chain of nftables", in: inDNAT,
 		plant:  []string{"nft add table inet guard", "nft add chain inet guard fw {type filter hook forward priority 10; policy drop;}"},
 		remedy: "nft add rule inet guard fw meta l4proto tcp ct original ip daddr 10.96.0.20 ct original proto-dst 80 accept", lift: []string{"nft delete table inet guard"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the policy of chain fw in nftables table inet guard"},
 	},
 	{
-		name: "a program decides", in: inIPTables, plant: []string{"iptables -I FORWARD 1 -p tcp --dport 9000 -j NFQUEUE --queue-num 77"},
+		name: "a program decides", in: inDNAT, plant: []string{"iptables -I FORWARD 1 -p tcp --dport 9000 -j NFQUEUE --queue-num 77"},
 		remedy: "iptables -t filter -D FORWARD 1",
 		fate:   isSilent, verdict: trace.Undetermined, culprit: []string{"decides by itself", "NFQUEUE", "rule 1 of chain FORWARD"},
 	},
@@ -159,7 +187,7 @@ var faults = []fault{
 		verdict: trace.Forwarded, culprit: []string{"on the way to 10.2.0.2:9000", "no way to 10.2.0.2", "blackhole", "ip route get 10.2.0.2"},
 	},
 	{
-		name: "the endpoint's route is a blackhole", in: inIPTables, plant: []string{"ip route replace blackhole 10.2.0.2/32 metric 0"}, lift: []string{"ip route replace 10.2.0.2/32 dev b1 scope link metric 0"},
+		name: "the endpoint's route is a blackhole", in: inDNAT, plant: []string{"ip route replace blackhole 10.2.0.2/32 metric 0"}, lift: []string{"ip route replace 10.2.0.2/32 dev b1 scope link metric 0"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"no way to 10.2.0.2", "of type blackhole", "delete it"},
 	},
 	{
@@ -167,7 +195,7 @@ var faults = []fault{
 		fate: isRefused, verdict: trace.Refused, culprit: []string{"no way to 10.2.0.2", "of type blackhole", "delete it"},
 	},
 	{
-		name: "a rule of routing is a blackhole", in: inIPTables, plant: []string{"ip rule add pref 5 to 10.2.0.2 blackhole"}, lift: []string{"ip rule delete pref 5"},
+		name: "a rule of routing is a blackhole", in: inDNAT, plant: []string{"ip rule add pref 5 to 10.2.0.2 blackhole"}, lift: []string{"ip rule delete pref 5"},
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"no way to 10.2.0.2", "blackhole", "ip rule show"},
 	},
 	{
@@ -237,27 +265,27 @@ var faults = []fault{
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"the answers of 10.2.0.2", "net.ipv4.conf.all.src_valid_mark = 1"},
 	},
 	{
-		name: "what the client's link brings isn't forwarded", in: inIPTables, plant: []string{"sysctl -qw net.ipv4.conf.client.forwarding=0"}, remedy: "sysctl -w net.ipv4.conf.client.forwarding=1",
+		name: "what the client's link brings isn't forwarded", in: inDNAT, plant: []string{"sysctl -qw net.ipv4.conf.client.forwarding=0"}, remedy: "sysctl -w net.ipv4.conf.client.forwarding=1",
 		fate: isSilent, verdict: trace.Dropped, culprit: []string{"doesn't forward", "come in on client"},
 	},
 	// Endpoints.
 	{
-		name: "nobody listens at the target port", at: "closed",
-		fate: isRefused, verdict: trace.Refused, culprit: []string{"nobody listens at tcp 10.2.0.2:9999", "{b1}", "targetPort"},
+		name: "nothing listens at the target port", at: "closed",
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"nothing listens at tcp 10.2.0.2:9999", "{b1}", "targetPort"},
 	},
 	// What is kproxy's own.
 	{
-		name: "an entry is missing in the userspace set", in: inUserspace, stopped: true, at: "web",
+		name: "an entry is missing in the userspace set", in: inUserspace, by: byIPTables, stopped: true, at: "web",
 		plant: []string{"ipset del KPROXY-USER-4 10.96.0.10,tcp:80"}, lift: []string{"ipset add KPROXY-USER-4 10.96.0.10,tcp:80"},
 		verdict: trace.Forwarded, mismatch: []string{"entry 10.96.0.10,tcp:80 of set KPROXY-USER-4", "missing"}, fate: isAnswered,
 	},
 	{
-		name: "an entry is in the userspace set that isn't to be there", in: inKernel, stopped: true, at: "web",
+		name: "an entry is in the userspace set that isn't to be there", in: inKernel, by: byIPTables, stopped: true, at: "web",
 		plant: []string{"ipset add KPROXY-USER-4 10.96.0.10,tcp:80"}, lift: []string{"ipset del KPROXY-USER-4 10.96.0.10,tcp:80"},
 		verdict: trace.Undetermined, mismatch: []string{"entry 10.96.0.10,tcp:80 of set KPROXY-USER-4", "not there"}, fate: isSilent,
 	},
 	{
-		name: "the policy of FORWARD, and an entry of kproxy's is missing", in: inIPTables, stopped: true, at: "one",
+		name: "the policy of FORWARD, and one of kproxy's entries is missing", in: inIPTables, stopped: true, at: "one",
 		plant: []string{"iptables -P FORWARD DROP", "ipset del KPROXY-ENDPOINT-4 10.2.0.2,tcp:9000,10.2.0.2"},
 		lift:  []string{"ipset add KPROXY-ENDPOINT-4 10.2.0.2,tcp:9000,10.2.0.2", "iptables -P FORWARD ACCEPT"},
 		fate:  isSilent, verdict: trace.Dropped, culprit: []string{"kproxy's own rule doesn't accept", "entry 10.2.0.2,tcp:9000,10.2.0.2 of set KPROXY-ENDPOINT-4 is missing", "kproxy repairs"},
@@ -280,7 +308,7 @@ var faults = []fault{
 		verdict: trace.Forwarded, mismatch: []string{"--dport 9 -j RETURN", "chain KPROXY-SERVICES in table nat", "not there", "rule 1"}, fate: isAnswered,
 	},
 	{
-		name: "forwarding is off", in: inIPTables, stopped: true, at: "web",
+		name: "forwarding is off", in: inDNAT, stopped: true, at: "web",
 		plant: []string{"sysctl -qw net.ipv4.ip_forward=0"}, lift: []string{"sysctl -qw net.ipv4.ip_forward=1"},
 		verdict: trace.Dropped, culprit: []string{"doesn't forward", "net.ipv4.ip_forward", "sysctl -w"}, fate: isSilent,
 	},
@@ -308,6 +336,31 @@ var faults = []fault{
 		name: "the virtual server is missing", in: inIPVS, stopped: true, at: "web",
 		plant:   []string{"ipvsadm -D -t 10.96.0.10:80"},
 		verdict: trace.Refused, mismatch: []string{"virtual server tcp 10.96.0.10:80", "missing"}, fate: "",
+	},
+	{
+		name: "an element is missing in the set userspace", in: inUserspace, by: byNFTables, stopped: true, at: "web",
+		plant: []string{"nft delete element ip kproxy userspace { 10.96.0.10 . tcp . 80 }"}, lift: []string{"nft add element ip kproxy userspace { 10.96.0.10 . tcp . 80 }"},
+		verdict: trace.Forwarded, mismatch: []string{"element 10.96.0.10 . tcp . 80 of set userspace of table ip kproxy", "missing"}, fate: isAnswered,
+	},
+	{
+		name: "an element is in the set userspace that isn't to be there", in: inNFTables, stopped: true, at: "web",
+		plant: []string{"nft add element ip kproxy userspace { 10.96.0.10 . tcp . 80 }"}, lift: []string{"nft delete element ip kproxy userspace { 10.96.0.10 . tcp . 80 }"},
+		verdict: trace.Undetermined, mismatch: []string{"element 10.96.0.10 . tcp . 80 of set userspace", "not there"}, fate: isSilent,
+	},
+	{
+		name: "an endpoint's element is missing", in: inNFTables, stopped: true, at: "web",
+		plant: []string{"nft delete element ip kproxy backends { 10.96.0.10 . tcp . 80 . 0x1 }"}, lift: []string{"nft add element ip kproxy backends { 10.96.0.10 . tcp . 80 . 0x1 : 10.2.0.3 . 9000 }"},
+		verdict: trace.Forwarded, mismatch: []string{"10.96.0.10 . tcp . 80 . 0x00000001 : 10.2.0.3 . 9000 of set backends", "missing"}, unused: "",
+	},
+	{
+		name: "a service's element is missing", in: inNFTables, stopped: true, at: "web",
+		plant: []string{"nft delete element ip kproxy services { 10.96.0.10 . tcp . 80 }"}, lift: []string{"nft add element ip kproxy services { 10.96.0.10 . tcp . 80 : goto of-3 }"},
+		verdict: trace.NotAService, culprit: []string{"leads packets for 10.96.0.10:80", "kproxy repairs"}, mismatch: []string{"10.96.0.10 . tcp . 80", "of set services", "missing"}, fate: isSilent,
+	},
+	{
+		name: "a chain of kproxy's is empty", in: inNFTables, stopped: true, at: "web",
+		plant:   []string{"nft flush chain ip kproxy services"},
+		verdict: trace.NotAService, mismatch: []string{"chain services of table ip kproxy", "0 rules"}, fate: isSilent,
 	},
 	{
 		// The last one: kproxy repairs it when it goes on.
@@ -347,7 +400,8 @@ func TestTraceNamesFaults(t *testing.T) {
 				w.must(w.proxy.Signal(syscall.SIGSTOP))
 			}
 			for _, f := range faults {
-				if f.stopped == stopped && (f.in == nil || slices.Contains(f.in, plane)) {
+				steering := map[bool]string{true: byNFTables, false: byIPTables}[mode == plan.ModeNFTables]
+				if f.stopped == stopped && (f.in == nil || slices.Contains(f.in, plane)) && (f.by == "" || f.by == steering) {
 					f.at = frontends(services[cmp.Or(f.at, "one")])[0].String()
 					t.Run(string(plane)+"/"+f.name, func(t *testing.T) { w.faulty(t, proxy, f) })
 				}
@@ -515,7 +569,7 @@ func TestTraceNamesWhatTheServiceLacks(t *testing.T) {
 	w.Run("dead endpoint", func(t *testing.T) {
 		w.net.Backends[0].Stop()
 		r := w.traced(trace.Request{Address: frontends(ranged)[0], Probe: true})
-		names(t, r, trace.Forwarded, "on the way to 10.2.0.2:9000", "nobody listens", "whether the program there runs")
+		names(t, r, trace.Forwarded, "on the way to 10.2.0.2:9000", "nothing listens", "whether the program there runs")
 		if !slices.ContainsFunc(r.Findings, func(x trace.Finding) bool { return strings.Contains(x.What, "endpoint 10.2.0.2:9000 is dead") }) {
 			w.Errorf("the probe doesn't say that 10.2.0.2:9000 is dead: %q", r.Findings)
 		}
@@ -543,6 +597,9 @@ func TestTraceOfADeadKproxy(t *testing.T) {
 			w.ask(w.net.Client, "tcp", at)
 			w.must(w.proxy.Kill())
 			w.eventually(10*time.Second, "the heartbeat to expire", func() error {
+				if c.mode == plan.ModeNFTables {
+					return w.kproxyOnNode("nft list set ip kproxy alive", "tcp", false)
+				}
 				return w.kproxyOnNode("ipset list KPROXY-ALIVE-4", "0.0.0.0/1", false)
 			})
 			client := w.net.Config.ClientAddresses(0)[0]

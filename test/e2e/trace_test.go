@@ -15,6 +15,7 @@ import (
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/nftables"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
@@ -100,7 +101,9 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 		return nil, err
 	}
 	has := []plan.DataPlane{plan.IPTables}
-	if hasIPVS {
+	if mode == plan.ModeNFTables {
+		has = []plan.DataPlane{plan.NFTables}
+	} else if hasIPVS {
 		has = append(has, plan.IPVS)
 	}
 	in := plan.Inputs{
@@ -116,18 +119,30 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 		in.Observed.Programmed[s.Port.Key] = s.KernelHash
 	}
 	p, _ = plan.Compute(nil, in)
+	proxy := &trace.Proxy{
+		Plan: p, Alive: true, Marks: kernel.DefaultMarks(), Variant: host.Variant, Missing: steering.DefaultRouting().Missing, Explainers: agent.Explainers(),
+	}
+	if mode == plan.ModeNFTables {
+		o := nftables.DefaultOptions()
+		o.TCPPort, o.UDPPort, o.CatchRefusals, o.DropInvalid = 10244, 10244, true, !kernel.LiberalConntrack()
+		routing := steering.DefaultRouting()
+		plane, redirects, err := nftables.Open(o, &routing)
+		if err == nil {
+			w.Cleanup(redirects.Close)
+			proxy.Compare = plane.Compare
+		}
+		return proxy, err
+	}
 	rules, virtuals := iptables.DefaultOptions(), ipvs.DefaultOptions()
 	rules.Planes = append(rules.Planes, ipvs.InSteering)
 	rules.TCPPort, rules.UDPPort = 10244, 10244
 	rules.RandomFully, rules.SocketMatch, rules.CatchRefusals = host.RandomFully, host.SocketMatch, host.CatchRefusals
 	rules.DropInvalid = !kernel.LiberalConntrack()
 	virtuals.CatchRefusals = host.CatchRefusals
-	return &trace.Proxy{
-		Plan: p, Alive: true, Marks: rules.Marks, Variant: host.Variant, Missing: steering.DefaultRouting().Missing, Explainers: agent.Explainers(),
-		Render: func(p *plan.Plan) kernel.Ruleset {
-			return kernel.Merge(iptables.Render(p, rules), ipvs.Render(p, virtuals))
-		},
-	}, nil
+	proxy.Render = func(p *plan.Plan) kernel.Ruleset {
+		return kernel.Merge(iptables.Render(p, rules), ipvs.Render(p, virtuals))
+	}
+	return proxy, nil
 }
 
 // names checks that a result has a verdict and that its culprit has words.

@@ -31,7 +31,7 @@ func TestMain(m *testing.M) { os.Exit(run(m)) }
 func run(m *testing.M) int {
 	flag.Parse()
 	if kernelPlane == "" {
-		fmt.Fprintf(os.Stderr, "KPROXY_E2E_MODE: %q is none of iptables, ipvs and auto\n", mode)
+		fmt.Fprintf(os.Stderr, "KPROXY_E2E_MODE: %q is none of iptables, ipvs, nftables and auto\n", mode)
 		return 2
 	}
 	if err := errors.Join(selectTests(), setParallel()); err != nil {
@@ -312,8 +312,14 @@ func (w *world) remembered(failed lab.Results) string {
 // hold opens a connection that must last until the test's end.
 func (w *world) hold(target netip.AddrPort) *lab.Held {
 	w.Helper()
+	return w.holdBy("tcp", target)
+}
+
+// holdBy is hold by a protocol: a UDP session from one port.
+func (w *world) holdBy(network string, target netip.AddrPort) *lab.Held {
+	w.Helper()
 	h, err := lab.Hold(w.ctx, lab.HoldConfig{
-		From: w.net.Client, Network: "tcp", Target: target, Every: within(50 * time.Millisecond), Timeout: within(5 * time.Second),
+		From: w.net.Client, Network: network, Target: target, Every: within(50 * time.Millisecond), Timeout: within(5 * time.Second),
 	})
 	w.must(err)
 	w.Cleanup(func() { h.Close() })

@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -19,6 +20,19 @@ type Flow struct {
 	Source  Source // that endpoints see, if Want serves
 	Left    bool   // the address isn't the service's: what becomes of it is the host's doing
 	Row     *Row
+}
+
+// In returns what becomes of the flow in a mode: SCTP can't be served in userspace, and
+// IPVS doesn't choose endpoints by client.
+func (f *Flow) In(mode plan.Mode) Outcome {
+	switch {
+	case f.Service.Special != SCTP || f.Want.Verdict != Serve:
+	case mode == plan.ModeUserspace:
+		return Outcome{Verdict: Refuse}
+	case mode == plan.ModeIPVS && f.Kind != ClusterIP && f.Service.External == Local:
+		return f.Service.Endpoints.Local
+	}
+	return f.Want
 }
 
 // String names the flow as a test does.
@@ -46,7 +60,7 @@ func (m *Matrix) Flows(c Configuration) ([]Flow, error) {
 			}
 			for _, from := range Froms {
 				cell := r.Cells[from]
-				if !cell.Exists || from == Localhost && kind != NodePort {
+				if !cell.Exists || from == Localhost && (kind != NodePort || s.Special == SCTP) {
 					continue
 				}
 				for _, family := range service.Families {

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/service"
 )
 
 //go:embed matrix.txtar
@@ -146,9 +147,18 @@ const (
 	Ports    Special = "ports"    // a second port of each protocol, with another target port
 	Slices   Special = "slices"   // an EndpointSlice for each endpoint, with another target port for one
 	Affinity Special = "affinity" // session affinity by the client's address
+	SCTP     Special = "sctp"     // it speaks SCTP
 )
 
-var specials = []Special{Ports, Slices, Affinity}
+var specials = []Special{Ports, Slices, Affinity, SCTP}
+
+// Protocols are those that the service speaks.
+func (s *Service) Protocols() []service.Protocol {
+	if s.Special == SCTP {
+		return []service.Protocol{service.SCTP}
+	}
+	return []service.Protocol{service.TCP, service.UDP}
+}
 
 // Ports are how many ports the service has of each protocol.
 func (s *Service) Ports() int {

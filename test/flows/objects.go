@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"fmt"
 	"net/netip"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -107,10 +108,10 @@ func (s *Service) object(n *Network) *corev1.Service {
 		out.Spec.SessionAffinity = corev1.ServiceAffinityClientIP
 	}
 	for port := range s.Ports() {
-		for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
-			name := portName(protocol, port)
+		for _, p := range s.Protocols() {
+			name := portName(p, port)
 			out.Spec.Ports = append(out.Spec.Ports, corev1.ServicePort{
-				Name: name, Protocol: protocol, Port: int32(ClusterPort(port)),
+				Name: name, Protocol: objectProtocol(p), Port: int32(ClusterPort(port)),
 				TargetPort: intstr.FromString(name), NodePort: int32(s.NodePort(port)),
 			})
 		}
@@ -118,8 +119,12 @@ func (s *Service) object(n *Network) *corev1.Service {
 	return out
 }
 
-func portName(p corev1.Protocol, port int) string {
-	return map[corev1.Protocol]string{corev1.ProtocolTCP: "line", corev1.ProtocolUDP: "datagram"}[p] + []string{"", "-2"}[port]
+func objectProtocol(p service.Protocol) corev1.Protocol {
+	return corev1.Protocol(strings.ToUpper(p.String()))
+}
+
+func portName(p service.Protocol, port int) string {
+	return map[service.Protocol]string{service.TCP: "line", service.UDP: "datagram", service.SCTP: "sctp"}[p] + []string{"", "-2"}[port]
 }
 
 // slices are the endpoints' names, by EndpointSlice of a family.
@@ -151,8 +156,9 @@ func (s *Service) slice(n *Network, family service.Family, names []string) *disc
 		}
 	}
 	for port := range s.Ports() {
-		for _, protocol := range []corev1.Protocol{corev1.ProtocolTCP, corev1.ProtocolUDP} {
-			name, target := portName(protocol, port), int32(n.TargetPorts[s.Target(names[0], port)])
+		for _, p := range s.Protocols() {
+			protocol := objectProtocol(p)
+			name, target := portName(p, port), int32(n.TargetPorts[s.Target(names[0], port)])
 			out.Ports = append(out.Ports, discoveryv1.EndpointPort{Name: &name, Protocol: &protocol, Port: &target})
 		}
 	}

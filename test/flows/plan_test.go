@@ -5,11 +5,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	corev1 "k8s.io/api/core/v1"
 
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
@@ -63,7 +61,7 @@ func TestPlan(t *testing.T) {
 				in.Caps.Planes = kerneltest.Planes(plan.IPVS, plan.IPTables)
 				p, _ := plan.Compute(nil, in)
 				for i := range flows {
-					for _, protocol := range []service.Protocol{service.TCP, service.UDP} {
+					for _, protocol := range flows[i].Service.Protocols() {
 						checkFlow(t, p, &flows[i], protocol)
 					}
 				}
@@ -109,7 +107,7 @@ func policyOf(c Configuration, mode plan.Mode) plan.Policy {
 
 func checkFlow(t *testing.T, p *plan.Plan, flow *Flow, protocol service.Protocol) {
 	t.Helper()
-	name := portName(corev1.Protocol(strings.ToUpper(protocol.String())), flow.Port)
+	name := portName(protocol, flow.Port)
 	s := p.Find(service.Key{Namespace: "default", Name: flow.Service.Name, Port: name, Protocol: protocol})
 	if s == nil {
 		t.Fatalf("service %s isn't in the plan", flow.Service.Name)
@@ -132,10 +130,11 @@ func checkFlow(t *testing.T, p *plan.Plan, flow *Flow, protocol service.Protocol
 		}
 		return
 	}
-	if diff := cmp.Diff(flow.Want, outcomeOf(s, f, client, &p.Policy, flow)); diff != "" {
+	want := flow.In(p.Policy.Mode)
+	if diff := cmp.Diff(want, outcomeOf(s, f, client, &p.Policy, flow)); diff != "" {
 		t.Errorf("%s, %s (-want +got):\n%s", protocol, flow, diff)
 	}
-	if flow.Want.Verdict != Serve || client.Node {
+	if want.Verdict != Serve || client.Node {
 		return // what the node sends has its address anyway
 	}
 	for _, b := range s.Backends(f, client, &p.Policy) {

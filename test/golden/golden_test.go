@@ -12,6 +12,7 @@ package golden
 
 import (
 	"bytes"
+	"context"
 	"flag"
 	"os"
 	"path/filepath"
@@ -29,8 +30,8 @@ import (
 
 var update = flag.Bool("update", false, "rewrite the output sections of every scenario")
 
-// modes are rendered for every scenario, in this order.
-var modes = []plan.Mode{plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS, plan.ModeAuto}
+// modes are rendered for every scenario, in this order; mode auto as on a host with a firewall.
+var modes = []plan.Mode{plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS, plan.ModeAuto, plan.ModeNFTables}
 
 func TestScenarios(t *testing.T) {
 	files, err := filepath.Glob("*.txtar")
@@ -69,6 +70,19 @@ func checkScenario(t *testing.T, file string) {
 				continue
 			}
 			got.Files = append(got.Files, txtar.File{Name: string(mode) + "/" + s.Name, Data: []byte(s.Text)})
+		}
+	}
+	if cfg := configOf(t, archive); cfg.IPVS.Scheduler == "" {
+		sections := map[plan.Mode][]agent.Section{}
+		for _, mode := range []plan.Mode{plan.ModeAuto, plan.ModeNFTables} {
+			s, err := agent.Render(context.Background(), agent.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1", Config: &cfg})
+			if err != nil {
+				t.Fatal(err)
+			}
+			sections[mode] = s
+		}
+		if diff := cmp.Diff(sections[plan.ModeNFTables], sections[plan.ModeAuto]); diff != "" {
+			t.Errorf("without a firewall, mode auto isn't mode nftables (-want +got):\n%s", diff)
 		}
 	}
 	want, err := os.ReadFile(file)
@@ -110,7 +124,7 @@ func outputs(t *testing.T, mode plan.Mode, manifests string, cfg config.Config, 
 }
 
 func rendered(t *testing.T, mode plan.Mode, manifests string, cfg config.Config) []agent.Section {
-	sections, err := agent.Render(agent.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1", Config: &cfg})
+	sections, err := agent.Render(context.Background(), agent.RenderOptions{Mode: mode, Manifests: []string{manifests}, Node: "node-1", Config: &cfg, Firewalled: true})
 	if err != nil {
 		t.Fatalf("mode %s: %v", mode, err)
 	}

@@ -32,7 +32,7 @@ const settleTime = 2 * time.Minute
 
 // TestKernel runs kproxy on the manifests of every scenario and compares what
 // `ipvsadm -Ln`, `ip address` and `ipset save` print with the scenario's
-// sections. Mode auto programs what mode ipvs does where a scenario says nothing else
+// sections. Mode auto beside a firewall programs what mode ipvs does where a scenario says nothing else
 // of it, as TestScenarios finds, and is tried where it does.
 func TestKernel(t *testing.T) {
 	if os.Getuid() != 0 {
@@ -99,6 +99,11 @@ func checkKernel(t *testing.T, binary string, mode plan.Mode, name string) {
 		}
 	}
 	kerneltest.Namespace(t)
+	if mode == plan.ModeAuto { // else it would take nftables
+		if out, err := exec.Command("iptables", "-P", "FORWARD", "DROP").CombinedOutput(); err != nil {
+			t.Fatalf("%v: %s", err, out)
+		}
+	}
 	addNode(t, manifests)
 	socket := filepath.Join(dir, "kproxy.sock")
 	log := start(t, binary, dir, append([]string{"run", "--mode", string(mode), "--manifests", manifests, "--hostname-override", "node-1",

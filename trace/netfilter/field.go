@@ -1,7 +1,7 @@
 package netfilter
 
 import (
-	"encoding/json"
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -22,7 +22,6 @@ const (
 	isWord   // "tcp", "local", an interface
 	isTruth  // "true" or "false", whatever else may be asked
 	isFlags  // words, any of which may hold at a time
-	isTuple  // of parts
 	isEither // of parts, of which one is enough
 )
 
@@ -70,7 +69,7 @@ func (v value) String() string {
 		return v.address.String()
 	case isNumber:
 		return strconv.FormatUint(v.number, 10)
-	case isTuple, isEither:
+	case isEither:
 		var parts []string
 		for _, p := range v.parts {
 			parts = append(parts, p.String())
@@ -82,25 +81,22 @@ func (v value) String() string {
 
 // fields are what rules look at, by the names that nft has for them, without that of the header.
 var fields = map[string]func(w *walker, p *Packet) value{
-	"saddr":    func(_ *walker, p *Packet) value { return addressed(p.Src.Addr()) },
-	"daddr":    func(_ *walker, p *Packet) value { return addressed(p.Dst.Addr()) },
-	"sport":    func(_ *walker, p *Packet) value { return sourcePort(p.Src.Port()) },
-	"dport":    func(_ *walker, p *Packet) value { return numeric(uint64(p.Dst.Port())) },
-	"ports":    eitherPort,
-	"protocol": layer4, "nexthdr": layer4, "meta l4proto": layer4,
+	"saddr":        func(_ *walker, p *Packet) value { return addressed(p.Src.Addr()) },
+	"daddr":        func(_ *walker, p *Packet) value { return addressed(p.Dst.Addr()) },
+	"sport":        func(_ *walker, p *Packet) value { return sourcePort(p.Src.Port()) },
+	"dport":        func(_ *walker, p *Packet) value { return numeric(uint64(p.Dst.Port())) },
+	"ports":        eitherPort,
+	"meta l4proto": layer4,
 	"fragment":     func(*walker, *Packet) value { return named("no") },
 	"flags":        tcpFlags,
-	"meta iifname": incoming, "meta iif": incoming,
-	"meta oifname": outgoing, "meta oif": outgoing,
-	"meta mark":     func(_ *walker, p *Packet) value { return numeric(uint64(p.Mark)) },
-	"meta nfproto":  func(_ *walker, p *Packet) value { return named(strings.ToLower(p.Family().String())) },
-	"meta protocol": func(_ *walker, p *Packet) value { return named(nftFamily[p.Family()]) },
-	"pkttype":       packetType,
-	"ct state":      func(w *walker, p *Packet) value { return named(strings.ToLower(w.states(p)[0])) },
-	"ct states":     func(w *walker, p *Packet) value { return flagged(w.states(p)) },
-	"ct status":     conntrackStatus,
-	"ct mark":       func(_ *walker, p *Packet) value { return numeric(uint64(p.ConnMark)) },
-	"ct direction":  func(_ *walker, p *Packet) value { return named(p.direction()) },
+	"meta iifname": incoming,
+	"meta oifname": outgoing,
+	"meta mark":    func(_ *walker, p *Packet) value { return numeric(uint64(p.Mark)) },
+	"pkttype":      packetType,
+	"ct states":    func(w *walker, p *Packet) value { return flagged(w.states(p)) },
+	"ct status":    conntrackStatus,
+	"ct mark":      func(_ *walker, p *Packet) value { return numeric(uint64(p.ConnMark)) },
+	"ct direction": func(_ *walker, p *Packet) value { return named(p.direction()) },
 
 	"ct original saddr":     func(_ *walker, p *Packet) value { return addressed(p.OrigSrc.Addr()) },
 	"ct original daddr":     func(_ *walker, p *Packet) value { return addressed(p.OrigDst.Addr()) },
@@ -109,14 +105,9 @@ var fields = map[string]func(w *walker, p *Packet) value{
 	"ct reply saddr":        func(_ *walker, p *Packet) value { return addressed(replySource(p).Addr()) },
 	"ct reply proto-src":    func(_ *walker, p *Packet) value { return sourcePort(replySource(p).Port()) },
 
-	"fib saddr type":    func(w *walker, p *Packet) value { return w.addressType(p.Src.Addr()) },
-	"fib daddr type":    func(w *walker, p *Packet) value { return w.addressType(p.Dst.Addr()) },
-	"fib saddr iif oif": reversePath, "fib saddr iif oifname": reversePath,
-	"fib saddr mark iif oif": markedPath, "fib saddr mark iif oifname": markedPath,
+	"fib saddr type": func(w *walker, p *Packet) value { return w.addressType(p.Src.Addr()) },
+	"fib daddr type": func(w *walker, p *Packet) value { return w.addressType(p.Dst.Addr()) },
 }
-
-// sameField are other names of fields.
-var sameField = strings.NewReplacer(" ip ", " ", " ip6 ", " ")
 
 // inWords is how messages name a field, if not by nft's name.
 var inWords = map[string]string{
@@ -137,40 +128,6 @@ func words(text string) map[string]bool {
 	return out
 }
 
-// evaluate gives an expression's value for a packet. It is a field's name, or one of nftables'
-// (libnftables-json(5)).
-func (w *walker) evaluate(p *Packet, expr any) value {
-	switch e := expr.(type) {
-	case string:
-		if fields[e] != nil {
-			return w.field(p, e)
-		}
-	case json.Number:
-		if n, err := strconv.ParseUint(e.String(), 10, 64); err == nil {
-			return numeric(n)
-		}
-		return value{}
-	case map[string]any:
-		for op, detail := range e {
-			list, _ := detail.([]any)
-			switch op {
-			case "concat":
-				return w.tuple(p, list)
-			case "&", "|", "^":
-				return w.bitwise(p, op, list)
-			}
-		}
-	}
-	name := fieldName(expr)
-	switch header, rest, _ := strings.Cut(name, " "); {
-	case header == nftFamily[p.Family()], header == "th", header == p.Protocol.String():
-		name = rest
-	case otherHeaders[header], header == "ip", header == "ip6", header == "tcp", header == "udp", header == "sctp":
-		return value{kind: isAbsent}
-	}
-	return w.field(p, sameField.Replace(name))
-}
-
 // field gives a field's value. A packet without an entry of conntrack has a state and
 // nothing else of one (nft_ct_get_eval in net/netfilter/nft_ct.c, connmark_mt in xt_connmark.c).
 func (w *walker) field(p *Packet, name string) value {
@@ -178,71 +135,10 @@ func (w *walker) field(p *Packet, name string) value {
 	switch {
 	case f == nil:
 		return value{}
-	case strings.HasPrefix(name, "ct ") && name != "ct state" && name != "ct states" && !w.hasEntry(p):
+	case strings.HasPrefix(name, "ct ") && name != "ct states" && !w.hasEntry(p):
 		return value{kind: isAbsent}
 	}
 	return f(w, p)
-}
-
-// fieldName names an expression as nft writes it.
-func fieldName(expr any) string {
-	if name, ok := expr.(string); ok {
-		return name
-	}
-	m, _ := expr.(map[string]any)
-	for kind, detail := range m {
-		var out []string
-		switch d := detail.(type) {
-		case map[string]any:
-			if kind != "payload" {
-				out = append(out, kind)
-			}
-			for _, k := range []string{"dir", "protocol", "flags", "field", "key", "result"} {
-				if v, ok := d[k]; ok {
-					out = append(out, texts(v)...)
-				}
-			}
-			return strings.Join(out, " ")
-		case []any:
-			for _, e := range d {
-				out = append(out, fieldName(e))
-			}
-			return strings.Join(out, map[bool]string{true: " . ", false: " " + kind + " "}[kind == "concat"])
-		}
-	}
-	return fmt.Sprint(expr)
-}
-
-func (w *walker) tuple(p *Packet, list []any) value {
-	out := value{kind: isTuple}
-	for _, e := range list {
-		v := w.evaluate(p, e)
-		if v.kind == isUnknown {
-			return v
-		} else if v.kind == isAbsent {
-			out.kind = isAbsent
-		}
-		out.parts = append(out.parts, v)
-	}
-	return out
-}
-
-func (w *walker) bitwise(p *Packet, op string, list []any) value {
-	if len(list) != 2 {
-		return value{}
-	}
-	a := w.evaluate(p, list[0])
-	switch {
-	case a.kind == isAbsent:
-		return a
-	case a.kind == isFlags && op == "&":
-		return flagged(a.only(texts(list[1])))
-	}
-	b := w.evaluate(p, list[1])
-	if a.kind != isNumber || b.kind != isNumber {
-		return value{}
-	}
-	return numeric(map[string]uint64{"&": a.number & b.number, "|": a.number | b.number, "^": a.number ^ b.number}[op])
 }
 
 // only is a value's words that are also in a mask.
@@ -373,42 +269,22 @@ func reversePath(_ *walker, p *Packet) value {
 	return value{}
 }
 
-// markedPath is that for a packet back with the same mark, which routing rules may lead elsewhere.
-func markedPath(w *walker, p *Packet) value {
-	if p.Mark != 0 {
-		return value{}
-	}
-	return reversePath(w, p)
-}
-
 // protocolNumbers are those of the protocols that service ports have.
 var protocolNumbers = map[string]service.Protocol{"tcp": service.TCP, "udp": service.UDP, "sctp": service.SCTP}
 
 // compare asks whether the value of an expression is one of constants: exactly (==, !=), among
 // others (in, not in), or in order (<, >, <=, >=).
-func compare(left any, op string, right any, set *ruleset) condition {
+func compare(field string, not bool, right any) condition {
+	name := cmp.Or(inWords[field], field)
 	return func(w *walker, p *Packet) matched {
-		have, name := w.evaluate(p, left), fieldName(left)
-		if in, ok := inWords[name]; ok {
-			name = in
-		}
-		answer, not := Maybe, op == "!=" || op == "not in"
+		have := w.field(p, field)
 		switch {
 		case have.kind == isUnknown:
 			return maybe("its %s isn't known", name)
 		case have.kind == isAbsent:
 			return matched{answer: No, why: "it has no " + name}
-		case (op == "==" || op == "!=") && have.kind == isFlags:
-			answer = have.exactly(right)
-		case op == "==" || op == "in" || not:
-			answer = have.in(right, set)
-		default:
-			n, err := strconv.ParseUint(fmt.Sprint(right), 10, 64)
-			yes, known := map[string]bool{"<": have.number < n, ">": have.number > n, "<=": have.number <= n, ">=": have.number >= n}[op]
-			if err == nil && known && have.kind == isNumber {
-				answer = answerTo(yes)
-			}
 		}
+		answer := have.in(right)
 		if answer == Maybe {
 			return maybe("its %s can't be compared", name)
 		}
@@ -423,44 +299,20 @@ func answerTo(yes bool) Answer {
 	return No
 }
 
-// elementsOf are the elements of a set or map, given by name or in place.
-func elementsOf(data any, set *ruleset) ([]any, bool) {
-	if name, ok := data.(string); ok && strings.HasPrefix(name, "@") {
-		elements, ok := set.sets[name[1:]]
-		return elements, ok
-	}
-	m, _ := data.(map[string]any)
-	list, ok := m["set"]
-	return flat(list), ok
-}
-
 // in reports whether a value is what an expression of constants says: one, a
 // network, a range, or one of several.
-func (v value) in(want any, set *ruleset) Answer {
+func (v value) in(want any) Answer {
 	if v.kind == isEither {
-		return anyOf(v.parts, func(part value) Answer { return part.in(want, set) })
-	}
-	if set != nil {
-		if elements, ok := elementsOf(want, set); ok {
-			want = elements
-		}
+		return anyOf(v.parts, func(part value) Answer { return part.in(want) })
 	}
 	switch x := want.(type) {
 	case string:
-		switch {
-		case x == "*":
-			return Yes // for whatever isn't in the set by itself
-		case set != nil && strings.HasPrefix(x, "@"):
-			return Maybe // a set that isn't there
-		}
 		return v.equals(x)
-	case json.Number, bool:
-		return v.equals(fmt.Sprint(x))
 	case []any: // flags, of which one is enough
-		return anyOf(x, func(e any) Answer { return v.in(e, set) })
+		return anyOf(x, v.in)
 	case map[string]any:
 		for kind, detail := range x {
-			return v.inObject(kind, detail, set)
+			return v.inObject(kind, detail)
 		}
 	}
 	return Maybe
@@ -489,23 +341,15 @@ func (v value) exactly(want any) Answer {
 	return answerTo(slices.Equal(slices.Compact(names), slices.Sorted(slices.Values(v.words))))
 }
 
-func (v value) inObject(kind string, detail any, set *ruleset) Answer {
+func (v value) inObject(kind string, detail any) Answer {
 	d, _ := detail.(map[string]any)
 	list, _ := detail.([]any)
 	switch {
-	case kind == "elem":
-		return v.in(d["val"], set)
 	case kind == "prefix" && v.kind == isAddress:
 		return contains(fmt.Sprint(d["addr"], "/", d["len"]), v.address)
 	case kind == "range" && len(list) == 2:
 		return v.between(fmt.Sprint(list[0]), fmt.Sprint(list[1]))
-	case kind == "concat" && v.kind == isTuple && len(list) == len(v.parts):
-		at := -1
-		not := func(a Answer) Answer { return map[Answer]Answer{Yes: No, No: Yes, Maybe: Maybe}[a] }
-		return not(anyOf(list, func(e any) Answer { at++; return not(v.parts[at].in(e, set)) }))
-	case kind == "|":
-		return v.in(list, set)
-	case kind == "masked" && v.kind == isNumber: // of iptables, as the next
+	case kind == "masked" && v.kind == isNumber:
 		n, mask, ok := masked(fmt.Sprint(detail))
 		if ok {
 			return answerTo(uint32(v.number)&mask == n)

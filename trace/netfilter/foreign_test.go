@@ -85,6 +85,7 @@ var foreign = []struct {
 	{name: "mangle drops", rules: `-t mangle -A POSTROUTING -o host2 -j DROP`},
 	{name: "certainly at random", rules: `-A FORWARD -m statistic --mode random --probability 1 -j R`},
 	{name: "every one", rules: `-A FORWARD -m statistic --mode nth --every 1 --packet 0 -j R`},
+	{name: "none of every one", rules: `-A FORWARD -m statistic --mode nth ! --every 1 --packet 0 -j R`},
 	{name: "published port", rules: `-t nat -A PREROUTING -p tcp --dport 8080 -j DNAT --to-destination {10.3.0.2:8080|[fd00:3::2]:8080}`},
 	{name: "published without a port", rules: `-t nat -A PREROUTING -p tcp -j DNAT --to-destination {10.3.0.2|fd00:3::2}`},
 	{name: "first published counts", rules: `-t nat -A PREROUTING -p tcp -j DNAT --to-destination {10.3.0.2|fd00:3::2}; -t nat -A PREROUTING -p tcp -j DNAT --to-destination {10.4.0.2|fd00:4::2}`},

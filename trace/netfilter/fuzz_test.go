@@ -77,24 +77,3 @@ func FuzzSave(f *testing.F) {
 		checkWalk(t, tables)
 	})
 }
-
-// FuzzNFT is FuzzSave for what nft prints.
-func FuzzNFT(f *testing.F) {
-	archives(f, "nft.json")
-	f.Add(`{"nftables":[{"chain":{"family":"inet","table":"x","name":"y","type":"filter","hook":"input","prio":0,"policy":"drop"}},
-{"rule":{"family":"inet","table":"x","chain":"y","handle":1,"expr":[{"match":{"op":"in","left":{"ct":{"key":"state"}},"right":["new",{"range":[1,2]}]}},
-{"vmap":{"key":{"meta":{"key":"mark"}},"data":{"set":[[1,{"jump":{"target":"y"}}]]}}},{"dnat":{"addr":"1.2.3.4","port":{"range":[1,2]}}}]}}]}`)
-	f.Fuzz(func(t *testing.T, list string) {
-		if len(list) > 4096 {
-			return
-		}
-		tables, err := netfilter.Parse(service.IPv4, "nft", "")
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := tables.ParseNFT([]byte(list), "\t\tip saddr 1.2.3.4 drop # handle 1\n"); err != nil {
-			return
-		}
-		checkWalk(t, tables)
-	})
-}

@@ -40,11 +40,11 @@ type Span struct{ From, Before int }
 // LOCAL_IN with priority NF_IP_PRI_NAT_SRC - 1, after filtering; at LOCAL_OUT with
 // NF_IP_PRI_NAT_DST + 2, before it (ip_vs_ops4 in net/netfilter/ipvs/ip_vs_core.c).
 var (
-	Whole            = Span{math.MinInt, math.MaxInt}
-	InputBeforeIPVS  = Span{math.MinInt, priorityNATSrc - 1}
-	InputAfterIPVS   = Span{priorityNATSrc - 1, math.MaxInt}
-	OutputBeforeIPVS = Span{math.MinInt, priorityNATDst + 2}
-	OutputAfterIPVS  = Span{priorityNATDst + 2, math.MaxInt}
+	Whole                 = Span{math.MinInt, math.MaxInt}
+	InputBeforeBalancing  = Span{math.MinInt, priorityNATSrc - 1}
+	InputAfterBalancing   = Span{priorityNATSrc - 1, math.MaxInt}
+	OutputBeforeBalancing = Span{math.MinInt, priorityNATDst + 2}
+	OutputAfterBalancing  = Span{priorityNATDst + 2, math.MaxInt}
 )
 
 // priority is that of an iptables table's built-in chain, and whether the table

@@ -90,7 +90,7 @@ func (w *walker) element(s *kernel.AnySet, dirs []string, p *Packet) []part {
 		if dirs[len(out)] == "src" {
 			side = 0
 		}
-		v := w.evaluate(p, setFields[kind][side])
+		v := w.field(p, setFields[kind][side])
 		text := v.String()
 		switch {
 		case kind == "port" && dimensions != "port":

@@ -12,7 +12,7 @@ import (
 
 // parseSave reads what iptables-save -c printed. What iptables can't print, because
 // nft put it there, it leaves out or, base chains, shows as ones of its own that
-// are empty: they are told apart by their names, see [Tables.readNFT].
+// are empty: they are told apart by their names, see Tables.readNFT.
 func parseSave(source string, f service.Family, text string) (*ruleset, error) {
 	r := &ruleset{source: source, family: f, chains: map[string]*chain{}}
 	table := ""
@@ -290,8 +290,7 @@ func (e *extension) conditions() []condition {
 		}
 		holds := func(*walker, *Packet) matched { return maybe("the option %s isn't known to this program", o.name) }
 		if ok {
-			op := map[bool]string{false: "in", true: "not in"}[o.not]
-			holds = compare(c.field, op, c.constant(o), nil)
+			holds = compare(c.field, o.not, c.constant(o))
 		}
 		if e.name == "conntrack" {
 			holds = e.ofEntry(o, holds)
@@ -370,14 +369,15 @@ func socket(w *walker, p *Packet, e *extension) matched {
 	case e.has("--nowildcard") || w.tables.host == nil:
 		return maybe("which sockets this host has isn't known")
 	}
-	listens, err := w.tables.host.Listens(p.Protocol, p.Dst)
-	switch {
-	case err != nil:
+	found, err := w.tables.host.Listens(p.Protocol, p.Dst)
+	if err != nil {
 		return maybe("%v", err)
-	case listens && len(e.options) > 0:
-		return maybe("whether the socket at %s is transparent isn't known", p.Dst)
 	}
-	return is(listens, false, "no socket is bound to %s", p.Dst)
+	bound := found.Found && !found.Wildcard
+	if bound && e.has("--transparent") {
+		return is(found.Transparent, false, "the socket at %s isn't transparent", p.Dst)
+	}
+	return is(bound, false, "no socket is bound to %s", p.Dst)
 }
 
 // owner is for what sockets of this host send; nothing else has an owner.
@@ -448,7 +448,13 @@ func (e *extension) action(leave bool) action {
 	case e.name == "CT", e.name == "NOTRACK":
 		out.change = modify(untrack)
 	case e.name == "DNAT", e.name == "SNAT", e.name == "REDIRECT", e.name == "MASQUERADE":
-		out.change = translate(strings.ToLower(e.name), e.addressRange)
+		out.change = func(w *walker, x way, at position) (result, bool) {
+			to, ok := e.addressRange()
+			if !ok {
+				return result{}, false
+			}
+			return w.translate(strings.ToLower(e.name), x, to, at), true
+		}
 	case !undecided[e.name] && e.name != "SET":
 		return action{text: "jump to " + e.name, chain: e.name}
 	}

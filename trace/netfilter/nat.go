@@ -49,17 +49,26 @@ func parseRange(s string) (r addressRange, ok bool) {
 	}
 	a, err := netip.ParseAddr(first)
 	end, err2 := netip.ParseAddr(last)
-	if err != nil || err2 != nil || end.Less(a) || end.BitLen() != a.BitLen() {
+	if err != nil || err2 != nil {
 		return r, false
 	}
-	r.addresses = []netip.Addr{a}
-	for a != end {
-		if a = a.Next(); len(r.addresses) == maxRange {
-			return r, false
-		}
-		r.addresses = append(r.addresses, a)
+	r.addresses = addressesOf(a, end)
+	return r, r.addresses != nil
+}
+
+// addressesOf are those from one address to another; nil if there are none, or too many.
+func addressesOf(a, end netip.Addr) []netip.Addr {
+	if end.Less(a) || end.BitLen() != a.BitLen() {
+		return nil
 	}
-	return r, true
+	out := []netip.Addr{a}
+	for a != end {
+		if a = a.Next(); len(out) == maxRange {
+			return nil
+		}
+		out = append(out, a)
+	}
+	return out
 }
 
 func parsePort(s string) (uint16, bool) {
@@ -68,30 +77,24 @@ func parsePort(s string) (uint16, bool) {
 }
 
 // translate is one of dnat, snat, redirect and masquerade, as nftables calls them.
-func translate(kind string, read func() (addressRange, bool)) func(*walker, way, position) (result, bool) {
-	return func(w *walker, x way, at position) (result, bool) {
-		to, ok := read()
-		if !ok {
-			return result{}, false
+func (w *walker) translate(kind string, x way, to addressRange, at position) result {
+	p := &x.packet
+	switch kind {
+	case "redirect":
+		to.addresses = []netip.Addr{w.redirected(p)}
+		p.Redirected = true
+	case "masquerade":
+		to = addressRange{addresses: make([]netip.Addr, 1)}
+		if w.tables.host != nil && p.Out != AnyInterface && p.Out != "" {
+			to.addresses[0], _ = w.tables.host.MasqueradeAddress(p.Out, p.Dst.Addr()) // invalid: unknown
 		}
-		p := &x.packet
-		switch kind {
-		case "redirect":
-			to.addresses = []netip.Addr{w.redirected(p)}
-			p.Redirected = true
-		case "masquerade":
-			to = addressRange{addresses: make([]netip.Addr, 1)}
-			if w.tables.host != nil && p.Out != AnyInterface && p.Out != "" {
-				to.addresses[0], _ = w.tables.host.MasqueradeAddress(p.Out, p.Dst.Addr()) // invalid: unknown
-			}
-			p.Masquerade = true
-		}
-		if kind == "snat" || kind == "masquerade" {
-			x.setSource(to, at)
-			return result{pass: []way{x}}, true
-		}
-		return x.setDestination(to, at), true
+		p.Masquerade = true
 	}
+	if kind == "snat" || kind == "masquerade" {
+		x.setSource(to, at)
+		return result{pass: []way{x}}
+	}
+	return x.setDestination(to, at)
 }
 
 // redirected is where REDIRECT leads: what this node sends goes to its loopback, what it

@@ -43,6 +43,10 @@ type Packet struct {
 	Masquerade bool
 	// Socket is where a TPROXY rule delivers the packet.
 	Socket netip.AddrPort
+	// Priority is the packet's, if a rule has set it.
+	Priority    uint32
+	PrioritySet bool
+	added       storing
 	// Reversed says whether a packet back to the source would leave by In, for
 	// the match rpfilter.
 	Reversed Answer

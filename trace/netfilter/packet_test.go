@@ -114,7 +114,9 @@ func (s *scene) MasqueradeAddress(out string, _ netip.Addr) (netip.Addr, error) 
 	return s.InterfaceAddress(out, s.family)
 }
 
-func (s *scene) Listens(service.Protocol, netip.AddrPort) (bool, error) { return false, nil }
+func (s *scene) Listens(service.Protocol, netip.AddrPort) (netfilter.Socket, error) {
+	return netfilter.Socket{}, nil
+}
 
 // link is the one that leads to an address.
 func (s *scene) link(a netip.Addr) string {

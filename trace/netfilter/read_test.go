@@ -92,9 +92,8 @@ func (w without) Run(ctx context.Context, stdin []byte, program string, args ...
 	return kernel.Exec{}.Run(ctx, stdin, program, args...)
 }
 
-// TestReadWithoutNFT: without the program nft, base chains that have rules are
-// known to be there, and may drop; those that have none are known.
-func TestReadWithoutNFT(t *testing.T) {
+// TestReadNeedsNoNFT: rules of nftables are read from the kernel, without the program nft.
+func TestReadNeedsNoNFT(t *testing.T) {
 	kerneltest.Namespace(t)
 	run(t, `
 iptables-nft -A INPUT -p tcp --dport 22 -j ACCEPT
@@ -122,7 +121,7 @@ INPUT 0 iptables-nft filter INPUT accept`
 		verdict netfilter.Verdict
 		certain bool
 	}{
-		{netfilter.Input, "d1", netfilter.Unknown, false},
+		{netfilter.Input, "d1", netfilter.Accept, true},
 		{netfilter.Forward, "d1", netfilter.Drop, true},
 		{netfilter.Prerouting, "d0", netfilter.Drop, true},
 		{netfilter.Prerouting, "d1", netfilter.Accept, true},
@@ -145,14 +144,40 @@ func TestReadWithoutAVariant(t *testing.T) {
 	if err != nil || len(tables.Notes) > 0 || bases(tables) != "INPUT 0 iptables-nft filter INPUT accept" {
 		t.Errorf("%v, %+v", err, tables)
 	}
-	c.Runner = without{"iptables-nft"}
-	if _, err := netfilter.Read(context.Background(), c, service.IPv4); err == nil {
-		t.Error("no error without the variant in use")
+	// The nft variant's rules are read from the kernel where it isn't installed, and those of the legacy
+	// one are missed.
+	for _, missing := range []string{"iptables-nft", "iptables"} {
+		for _, v := range []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy()} {
+			c.Variant, c.Runner = v, without{missing}
+			tables, err = netfilter.Read(context.Background(), c, service.IPv4)
+			if err != nil || len(tables.Notes) > 0 || bases(tables) != "INPUT 0 nftables ip filter INPUT accept" {
+				t.Errorf("without %s: %v, %q, %s", missing, err, tables.Notes, bases(tables))
+			}
+		}
 	}
-	// The nft variant's rules are read by nft where only the legacy one is installed.
-	c.Variant = kernel.VariantLegacy()
-	tables, err = netfilter.Read(context.Background(), c, service.IPv4)
-	if err != nil || bases(tables) != "INPUT 0 nftables ip filter INPUT accept" {
-		t.Errorf("%v, %s", err, bases(tables))
+	run(t, "iptables-legacy -A INPUT -j DROP")
+	if tables, err = netfilter.Read(context.Background(), c, service.IPv4); err != nil || len(tables.Notes) != 1 || !strings.Contains(tables.Notes[0], "iptables-legacy") {
+		t.Errorf("%v, notes %q", err, tables.Notes)
+	}
+}
+
+// TestWayBack: by which interface a packet back leaves isn't known where it is known only whether
+// that is the one that this packet came in on, nor where a mark may route it elsewhere.
+func TestWayBack(t *testing.T) {
+	for _, c := range []struct {
+		rule string
+		mark uint32
+		want netfilter.Verdict
+	}{
+		{"fib saddr . iif oif exists", 1, netfilter.Drop}, {"fib saddr . iif oif missing", 1, netfilter.Accept}, {"fib saddr oif lo", 0, netfilter.Unknown},
+		{"fib saddr . mark . iif oif missing", 0, netfilter.Accept}, {"fib saddr . mark . iif oif missing", 1, netfilter.Unknown},
+	} {
+		kerneltest.Namespace(t)
+		run(t, "nft 'add table ip t; add chain ip t c { type filter hook prerouting priority 0; }; add rule ip t c "+c.rule+" drop'")
+		p := netfilter.NewPacket(service.TCP, ap("10.1.0.2:40000"), ap("10.2.0.2:80"), "eth0")
+		p.Reversed, p.Mark = netfilter.Yes, c.mark
+		if got := read(t, service.IPv4, kernel.VariantNFT(), nil).Walk(p, netfilter.Prerouting, netfilter.Whole).Verdict(); got != c.want {
+			t.Errorf("%s, mark %d: %s, want %s", c.rule, c.mark, got, c.want)
+		}
 	}
 }

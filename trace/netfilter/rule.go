@@ -12,7 +12,7 @@ type ruleset struct {
 	source string
 	family service.Family
 	chains map[string]*chain // "table chain"
-	sets   map[string][]any  // elements of those of nftables
+	nft    *nftTable         // of nftables: what its rules look at
 }
 
 func (r *ruleset) chain(table, name string) *chain { return r.chains[table+" "+name] }
@@ -35,6 +35,10 @@ type rule struct {
 	spec       string
 	conditions []condition
 	actions    []action
+	// program is a rule of nftables, in which matches and actions alternate; actions are only
+	// for people then.
+	program []instruction
+	isNFT   bool
 }
 
 // condition is one thing that a rule asks about a packet.

@@ -23,6 +23,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 
@@ -87,9 +88,15 @@ type Host interface {
 	// MasqueradeAddress is what MASQUERADE makes the source of a packet to dst that
 	// leaves by an interface.
 	MasqueradeAddress(out string, dst netip.Addr) (netip.Addr, error)
-	// Listens reports whether a socket of this host is bound to exactly this
-	// address and port, not to a wildcard, for the match socket.
-	Listens(proto service.Protocol, a netip.AddrPort) (bool, error)
+	// Listens returns the socket that gets what is new at an address and port.
+	Listens(proto service.Protocol, a netip.AddrPort) (Socket, error)
+}
+
+// Socket is one that waits for connections or datagrams.
+type Socket struct {
+	Found       bool
+	Wildcard    bool // it is bound to no address
+	Transparent bool // it may get what is sent to other hosts (IP_TRANSPARENT)
 }
 
 // SetReader reads sets, kproxy's and others'; [kernel.IPSets] does.
@@ -157,17 +164,28 @@ func Read(ctx context.Context, c Config, f service.Family) (*Tables, error) {
 		other = kernel.VariantNFT()
 	}
 	printed := map[string]bool{} // base chains of nftables that iptables has printed: "ip nat PREROUTING"
-	if err := t.readIPTables(ctx, c.Runner, main, printed); err != nil {
+	err := t.readIPTables(ctx, c.Runner, main, printed)
+	if err != nil && !errors.Is(err, kernel.ErrNoProgram) {
 		return nil, err
 	}
-	if err := t.readIPTables(ctx, c.Runner, other, printed); err != nil && !errors.Is(err, kernel.ErrNoProgram) {
-		t.Notes = append(t.Notes, fmt.Sprintf("the rules of %s can't be read: %v", other.Program[f], err))
+	otherErr := t.readIPTables(ctx, c.Runner, other, printed)
+	if otherErr != nil && !errors.Is(otherErr, kernel.ErrNoProgram) {
+		t.Notes = append(t.Notes, fmt.Sprintf("the rules of %s can't be read: %v", other.Program[f], otherErr))
 	}
-	if err := t.readNFT(ctx, c.Runner, printed); err != nil {
+	if legacyTables(f) && !slices.ContainsFunc(t.Bases, func(b *Base) bool { return b.Source == sourceXTLegacy }) && errors.Is(errors.Join(err, otherErr), kernel.ErrNoProgram) {
+		t.Notes = append(t.Notes, fmt.Sprintf("rules of the legacy variant can't be read: there is no %s", kernel.VariantLegacy().Program[f]))
+	}
+	if err := t.readNFT(printed); err != nil {
 		return nil, err
 	}
 	t.sort()
 	return t, nil
+}
+
+// legacyTables reports whether the kernel has tables of the legacy variant.
+func legacyTables(f service.Family) bool {
+	names, err := os.ReadFile("/proc/thread-self/net/" + [2]string{service.IPv4: "ip_tables_names", service.IPv6: "ip6_tables_names"}[f])
+	return err == nil && len(names) > 0
 }
 
 // variantName finds out which variant the host's own is; nft if it can't.

@@ -93,7 +93,7 @@ type walker struct {
 // rules are written; text that was read may say anything.
 const (
 	maxWork = 400_000
-	maxWays = 512
+	maxWays = 4096
 )
 
 // Walk follows a packet through a hook's base chains, or some of them.
@@ -326,6 +326,9 @@ func (w *walker) giveUp(ways []way, why string) []way {
 
 // walkRule returns the ways that go on after rule r, and adds the others to out.
 func (w *walker) walkRule(set *ruleset, c *chain, i int, r *rule, ways []way, depth int, out *result) []way {
+	if r.isNFT {
+		return w.walkNFT(set, c, i, r, ways, depth, out)
+	}
 	r.prepare()
 	at := position{step: len(w.steps), depth: depth, table: c.table, rules: set}
 	step := Step{
@@ -360,6 +363,22 @@ func (w *walker) walkRule(set *ruleset, c *chain, i int, r *rule, ways []way, de
 	}
 	if len(unsure) > 0 {
 		next = append(next, w.applyUnsure(r.actions, at, unsure, out)...)
+	}
+	return next
+}
+
+// walkNFT is walkRule for a rule of nftables.
+func (w *walker) walkNFT(set *ruleset, c *chain, i int, r *rule, ways []way, depth int, out *result) []way {
+	at := position{step: len(w.steps), depth: depth, table: c.table, rules: set}
+	w.steps = append(w.steps, Step{
+		Hook: w.base.Hook, Source: set.source, Table: c.table, Chain: c.name, Index: i + 1, Depth: depth, Text: r.text,
+		Packets: r.counter.Packets, Bytes: r.counter.Bytes, Outcome: describe(r.actions),
+	})
+	next, seen := w.runNFT(r, at, ways, out)
+	s := &w.steps[at.step]
+	why := s.Why // a way that was given up
+	if s.summarise(seen); why != "" {
+		s.Why = why
 	}
 	return next
 }

@@ -34,7 +34,7 @@ function contrast(a, b) {
 }
 
 const grounds = ["bg", "surface", "sunken"];
-const planes = ["userspace", "iptables", "ipvs", "none"];
+const planes = ["userspace", "iptables", "ipvs", "nftables", "none"];
 const tones = ["good", "bad", "warn"];
 
 for (const [scheme, name] of ["light", "dark"].entries()) {

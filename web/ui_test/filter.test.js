@@ -8,11 +8,11 @@ import { row } from "./rows.js";
 const rows = [
   row("default/api", { dataplane: "ipvs", addresses: ["10.96.0.20:443"] }),
   row("shop/cart:http", { dataplane: "userspace", state: "qualifying", reason: "waiting for its first connection", connections: { active: 9, failed: 0, retried: 3, total: 9 } }),
-  row("shop/dead", { dataplane: "none", state: "rejecting", endpoints: { total: 1, up: 0, down: 1, unknown: 0, usable: 0 }, dots: [] }),
+  row("shop/dead", { dataplane: "none", state: "rejecting", condition: "unanswered", endpoints: { total: 1, up: 0, down: 1, unknown: 0, usable: 0 }, dots: [] }),
   row("shop/web:http", { nodePort: 30080, others: ["10.2.9.77:8080", "[fd00:2::4d]:8080"], connections: { active: 50, failed: 1, retried: 0, total: 70 } }),
 ];
 const none = filter.fromQuery(new URLSearchParams());
-const keys = (f) => filter.select(rows, { ...none, ...f }).map((r) => r.key);
+const keys = (f) => filter.select(rows, { ...none, sort: "name", ...f }).map((r) => r.key);
 
 test("select", () => {
   const all = rows.map((r) => r.key);
@@ -29,9 +29,9 @@ test("select", () => {
     [{ q: "nothing like it" }, []],
     [{ plane: "ipvs" }, ["default/api"]],
     [{ state: "rejecting" }, ["shop/dead"]],
-    [{ health: "unusable" }, ["shop/dead"]],
-    [{ health: "up" }, ["default/api", "shop/cart:http", "shop/web:http"]],
-    [{ attention: true }, ["shop/dead"]],
+    [{ condition: "unanswered" }, ["shop/dead"]],
+    [{ condition: "fine" }, ["default/api", "shop/cart:http", "shop/web:http"]],
+    [{ sort: "" }, ["shop/dead", "default/api", "shop/cart:http", "shop/web:http"]],
     [{ sort: "active" }, ["shop/web:http", "shop/cart:http", "default/api", "shop/dead"]],
     [{ sort: "errors" }, ["shop/cart:http", "shop/web:http", "default/api", "shop/dead"]],
     [{ sort: "active", plane: "userspace" }, ["shop/cart:http"]],
@@ -45,13 +45,13 @@ test("select leaves its argument in order", () => {
 });
 
 test("a filter survives its address", () => {
-  const f = { q: "web & co", plane: "ipvs", state: "offloaded", health: "down", attention: true, sort: "rate" };
+  const f = { q: "web & co", plane: "ipvs", state: "offloaded", condition: "down", sort: "rate", hide: "why,rate" };
   assert.deepEqual(filter.fromQuery(route.parse(route.withQuery("#/", f)).query), f);
   assert.equal(route.withQuery("#/", none), "#/");
 });
 
 test("what an address can't mean is left out", () => {
-  assert.deepEqual(filter.fromQuery(new URLSearchParams("health=toString&sort=__proto__")), none);
+  assert.deepEqual(filter.fromQuery(new URLSearchParams("condition=toString&sort=__proto__")), none);
 });
 
 test("a page's address is read and written", () => {

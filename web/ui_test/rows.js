@@ -4,7 +4,7 @@ export function row(key, more = {}) {
   const [name, port = ""] = rest.split(":");
   return {
     key, namespace, name, port, protocol: "TCP", addresses: ["10.96.0.10:80"], nodePort: 0, algorithm: "round-robin",
-    dataplane: "iptables", state: "offloaded", reason: "qualified", problems: [], degraded: "",
+    dataplane: "iptables", state: "offloaded", reason: "qualified", condition: "fine", problems: [], degraded: "",
     connections: { active: 0, total: 0, failed: 0, retried: 0, bytesIn: 0, bytesOut: 0 },
     rates: { connections: 0, bytesIn: 0, bytesOut: 0, failed: 0, retried: 0 },
     endpoints: { total: 2, up: 2, down: 0, unknown: 0, usable: 2 },

@@ -100,7 +100,7 @@ func (o *Options) Validate() error {
 }
 
 // Run measures, and adds what it found to out, also after an error. It fails when
-// a case of kproxy's did; if Quick, when any did.
+// one of kproxy's cases did; if Quick, when any did.
 func Run(ctx context.Context, o Options, out *report.Report) error {
 	if o.Quick {
 		o.Services, o.Rounds, o.Changes = []int{100}, 1, 2
@@ -291,7 +291,7 @@ var subjects = []subject{
 	{Name: "kproxy-nft", class: report.KProxy, kind: kproxy, mode: "iptables", variant: "nft", About: kproxyConfig},
 	{Name: "kube-proxy-iptables-nft", class: report.Peer, kind: kubeProxy, mode: "iptables", variant: "nft", About: kubeConfig, most: 2000},
 	{Name: "kube-proxy-nftables", class: report.Peer, kind: kubeProxy, mode: "nftables", variant: "nft", About: kubeConfig},
-	{Name: "kproxy-legacy", class: report.KProxy, kind: kproxy, mode: "iptables", variant: "legacy", About: kproxyConfig},
+	{Name: "kproxy-nftables", class: report.KProxy, kind: kproxy, mode: "nftables", variant: "nft", About: kproxyConfig},
 	{Name: "kube-proxy-iptables-legacy", class: report.Peer, kind: kubeProxy, mode: "iptables", variant: "legacy", About: kubeConfig},
 	{Name: "kproxy-userspace", class: report.KProxy, kind: kproxy, mode: "userspace", variant: "nft", About: "kproxy with defaults, in userspace"},
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,7 +37,8 @@ type rig struct {
 	load.Rig
 	subject *subject
 	config  rigConfig
-	tracks  bool // the node tracks connections
+	tracks  bool           // the node tracks connections
+	plane   plan.DataPlane // of kproxy's service
 }
 
 // newRig describes a rig; nothing exists before up.
@@ -122,13 +124,13 @@ func (r *rig) load(ctx context.Context, l load.Load) (out load.Outcome, err erro
 	if !r.Proxy.Running() {
 		return out, fmt.Errorf("%s ended: %s", r.subject.name, r.Proxy.Log())
 	}
-	if out.CPU.Proxy <= 0 {
+	if out.CPU.Proxy <= 0 && r.plane != plan.NFTables {
 		return out, fmt.Errorf("%s has used no processor time for its load", r.subject.name)
 	}
 	if r.KProxy == nil {
 		return out, nil
 	}
-	if _, err := r.Programmed(ctx, plan.Userspace, 0); err != nil {
+	if _, err := r.Programmed(ctx, r.plane, 0); err != nil {
 		return out, err
 	}
 	// Until kproxy has read the events of every flow that the kernel forgot.
@@ -156,7 +158,7 @@ func (r *rig) restart(ctx context.Context) error {
 		return err
 	}
 	if r.KProxy != nil {
-		if err := r.AwaitProgrammed(ctx, plan.Userspace); err != nil {
+		if err := r.AwaitProgrammed(ctx, r.plane); err != nil {
 			return err
 		}
 	}
@@ -169,9 +171,14 @@ func (r *rig) processes() ([]int, error) {
 		return nil, nil
 	}
 	pid := r.Proxy.PID()
-	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/task/%d/children", pid, pid))
-	if err != nil {
-		return nil, fmt.Errorf("list children of %s: %w", r.subject.name, err)
+	threads, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/children", pid)) // of whichever thread started them
+	var text []byte
+	for _, file := range threads {
+		of, _ := os.ReadFile(file) // threads come and go
+		text = append(text, of...)
+	}
+	if err != nil || threads == nil {
+		return nil, fmt.Errorf("list children of %s: %w", r.subject.name, cmp.Or(err, os.ErrNotExist))
 	}
 	out := []int{pid}
 	for field := range strings.FieldsSeq(string(text)) {

@@ -5,7 +5,6 @@ import (
 	"embed"
 	"encoding/json"
 	"fmt"
-	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -43,7 +42,7 @@ const ioCopy = "io.Copy"
 // subjects are in the order of the report.
 var subjects = []subject{
 	{"direct", "no proxy: the node routes", report.Limit, true, true, false, toBackend, nil},
-	{"dnat", "the kernel rewrites the destination (iptables DNAT)", report.Limit, true, true, false, toNode, startDNAT},
+	{"offloaded", "kproxy in mode nftables, which has offloaded the service: the kernel rewrites the destination", report.Limit, true, true, false, toService, startKProxy(plan.NFTables)},
 	{"haproxy", "HAProxy, at the node's address", report.Peer, true, false, true, toNode, haproxy("haproxy.cfg")},
 	{"haproxy-splice", "HAProxy with option splice-auto, at the node's address", report.Peer, true, false, false, toNode, haproxy("haproxy-splice.cfg")},
 	{"nginx", "nginx stream, at the node's address", report.Peer, true, true, true, toNode, startNginx},
@@ -51,8 +50,8 @@ var subjects = []subject{
 	{"engine", "kproxy's userspace data plane alone, at the node's address", report.KProxy, true, true, true, toNode, startOwn("engine")},
 	{"haproxy-redirect", "HAProxy, reached by a REDIRECT rule as kproxy is", report.Peer, true, false, false, toService, redirected(haproxy("haproxy.cfg"))},
 	{"nginx-redirect", "nginx stream, reached by a REDIRECT rule as kproxy is", report.Peer, false, true, false, toService, redirected(startNginx)},
-	{"kproxy", "kproxy at a service's address, the client's address kept", report.KProxy, true, true, true, toService, startKProxy()},
-	{"kproxy-masquerade", "kproxy at a service's address, masquerading as others do", report.KProxy, true, true, false, toService, startKProxy("--masquerade-all")},
+	{"kproxy", "kproxy in mode iptables at a service's address, the client's address kept", report.KProxy, true, true, true, toService, startKProxy(plan.Userspace, "--mode", "iptables")},
+	{"kproxy-nftables", "the same in mode nftables", report.KProxy, true, true, false, toService, startKProxy(plan.Userspace, "--mode", "nftables")},
 }
 
 // carries reports whether a subject can carry a kind of load.
@@ -134,37 +133,26 @@ func startOwn(name string) func(context.Context, *rig) error {
 	}
 }
 
-// rule adds a rule for the server's ports to the node's nat table.
-func (r *rig) rule(ctx context.Context, to netip.Addr, target ...string) error {
-	r.tracks = true
-	for _, protocol := range []string{"tcp", "udp"} {
-		args := append([]string{"-w", "-t", "nat", "-A", "PREROUTING", "-d", to.String(), "-p", protocol, "-m", "multiport", "--dports", "9201:9299", "-j"}, target...)
-		if out, err := r.Net.Node.Command(ctx, "iptables", args...).CombinedOutput(); err != nil {
-			return fmt.Errorf("iptables %s: %w: %s", strings.Join(args, " "), err, out)
-		}
-	}
-	return nil
-}
-
-func startDNAT(ctx context.Context, r *rig) error {
-	return r.rule(ctx, r.node(), "DNAT", "--to-destination", r.server().String())
-}
-
 // redirected redirects a service's address to a proxy, as kproxy's rules do.
 func redirected(start func(context.Context, *rig) error) func(context.Context, *rig) error {
 	return func(ctx context.Context, r *rig) error {
-		if err := r.rule(ctx, load.ServiceAddress, "REDIRECT"); err != nil {
-			return err
+		r.tracks = true
+		for _, protocol := range []string{"tcp", "udp"} {
+			out, err := r.Net.Node.Command(ctx, "iptables", "-w", "-t", "nat", "-A", "PREROUTING", "-d", load.ServiceAddress.String(),
+				"-p", protocol, "-m", "multiport", "--dports", "9201:9299", "-j", "REDIRECT").CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("redirect %s: %w: %s", protocol, err, out)
+			}
 		}
 		return start(ctx, r)
 	}
 }
 
-// startKProxy starts the real program with a service that it keeps in userspace.
-func startKProxy(further ...string) func(context.Context, *rig) error {
+// startKProxy starts the real program with a service that it keeps in a data plane.
+func startKProxy(in plan.DataPlane, further ...string) func(context.Context, *rig) error {
 	return func(ctx context.Context, r *rig) error {
-		r.tracks = true
+		r.tracks, r.plane = true, in
 		// The clients have gone when the drain ends.
-		return r.StartKProxy(ctx, r.config.kproxy, plan.Userspace, append([]string{"--drain-timeout", "3s"}, further...)...)
+		return r.StartKProxy(ctx, r.config.kproxy, in, append([]string{"--drain-timeout", "3s"}, further...)...)
 	}
 }

@@ -2,6 +2,7 @@
 
 // orders are the ways to sort, by the name they have in the address.
 export const orders = {
+  worst: { label: "Worst first", compare: (a, b) => severity(a) - severity(b) },
   name: { label: "Name", compare: byKey },
   active: { label: "Active connections", compare: most((r) => r.connections.active) },
   rate: { label: "New connections", compare: most((r) => r.rates.connections) },
@@ -9,56 +10,48 @@ export const orders = {
   errors: { label: "Errors", compare: most((r) => r.connections.failed + r.connections.retried) },
 };
 
-// healths are the choices of the health filter.
-export const healths = {
-  down: { label: "Some endpoint down", has: (r) => r.endpoints.down > 0 },
-  unusable: { label: "No usable endpoint", has: (r) => r.endpoints.usable === 0 },
-  unknown: { label: "Some health unknown", has: (r) => r.endpoints.unknown > 0 },
-  up: { label: "All endpoints up", has: (r) => r.endpoints.total > 0 && r.endpoints.up === r.endpoints.total },
-};
+// conditions are how a service port can fare, worst first, as kproxy says it.
+export const conditions = ["unanswered", "failing", "down", "troubled", "vacant", "fine"];
+
+const severities = new Map(conditions.map((c, i) => [c, i]));
+
+function severity(r) {
+  return severities.get(r.condition) ?? 0;
+}
 
 // fromQuery reads a filter from an address; what isn't a choice is left out.
 export function fromQuery(query) {
   const sort = query.get("sort") ?? "";
-  const health = query.get("health") ?? "";
+  const condition = query.get("condition") ?? "";
   return {
     q: query.get("q") ?? "",
     plane: query.get("plane") ?? "",
     state: query.get("state") ?? "",
-    health: Object.hasOwn(healths, health) ? health : "",
-    attention: query.get("attention") === "true",
-    sort: Object.hasOwn(orders, sort) && sort !== "name" ? sort : "",
+    condition: conditions.includes(condition) ? condition : "",
+    sort: Object.hasOwn(orders, sort) && sort !== "worst" ? sort : "",
+    hide: query.get("hide") ?? "",
   };
 }
 
 // isEmpty reports whether a filter lets everything pass.
 export function isEmpty(f) {
-  return f.q.trim() === "" && !f.plane && !f.state && !f.health && !f.attention;
+  return f.q.trim() === "" && !f.plane && !f.state && !f.condition;
 }
 
 // select returns the rows that pass, in order. rows must be in order of key.
 export function select(rows, f) {
   const words = f.q.toLowerCase().split(/\s+/).filter((w) => w !== "");
   const out = isEmpty(f) ? [...rows] : rows.filter((r) => passes(r, f, words));
-  const order = orders[f.sort];
-  return order ? out.sort(order.compare) : out;
+  return f.sort === "name" ? out : out.sort(orders[f.sort || "worst"].compare);
 }
 
 function passes(r, f, words) {
   if (f.plane && r.dataplane !== f.plane) return false;
   if (f.state && r.state !== f.state) return false;
-  if (f.attention && !needsAttention(r)) return false;
-  if (f.health && !healths[f.health].has(r)) return false;
+  if (f.condition && r.condition !== f.condition) return false;
   if (words.length === 0) return true;
   const text = haystack(r);
   return words.every((w) => text.includes(w) || r.others?.some((address) => address.includes(w)));
-}
-
-// needsAttention reports whether a person should look at r: it refuses
-// connections, has a problem or an endpoint that is down, or fails connections now.
-export function needsAttention(r) {
-  return r.state === "rejecting" || r.state === "recalled" || (r.problems?.length ?? 0) > 0 || Boolean(r.degraded) ||
-    r.endpoints.down > 0 || r.rates.failed > 0;
 }
 
 function haystack(r) {

@@ -54,13 +54,13 @@ function kernelPlane(row, service) {
 
 // aliveIn prefers what the kernel's set said to what kproxy believes.
 function aliveIn(trace, alive) {
-  const step = trace?.steps?.find((s) => s.text?.includes("KPROXY-ALIVE"));
+  const step = trace?.steps?.find((s) => s.text?.includes("KPROXY-ALIVE") || s.text?.includes("@alive "));
   if (!step) return alive;
   return !/^no match/i.test(step.outcome ?? "");
 }
 
 function chainOf(trace) {
-  const step = trace?.steps?.findLast?.((s) => /^KPROXY-SVC-/.test(s.chain ?? ""));
+  const step = trace?.steps?.findLast?.((s) => /^KPROXY-SVC-/.test(s.chain ?? "") || / map @backends\b/.test(s.text ?? ""));
   return step?.chain ?? "";
 }
 

@@ -1,7 +1,7 @@
 // Addresses of pages. Everything that a person may want to send to a colleague is
 // in the hash: the page, the service, the search and its filters.
 //
-//   #/?q=web&plane=ipvs   the overview
+//   #/?q=web&plane=ipvs&hide=why,rate   the overview
 //   #/service/shop/web:http?from=10.1.0.2   a service port
 //   #/node                the node
 

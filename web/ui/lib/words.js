@@ -47,6 +47,20 @@ export const planes = {
     carries: (p) => `IPVS finds the virtual server in a hash table, and its scheduler${p.scheduler ? ` (${p.scheduler})` : ""} chooses a real server. Later packets follow the first.`,
     clusterIP: ". It stands for the service: IPVS needs it on a link, so each node that IPVS serves it on has it, and no other machine.",
   },
+  nftables: {
+    label: "nftables", icon: "i-nftables", generation: "fourth generation",
+    brief: "services are elements of the kernel’s maps",
+    how: "As with iptables, the kernel rewrites the destination of a connection’s first packet (DNAT), and conntrack remembers it. But services aren’t chains: their addresses and endpoints are elements of maps, and a few rules that all services share look them up. kproxy isn’t on the way.",
+    pays: "Bytes are nearly free, the first packet costs the same however many services there are, and a change of endpoints is a few elements in one message to the kernel. Endpoints are chosen at random, or in turn where a service asks for it. An endpoint that refuses a connection costs the client about a second: its own second try goes to another endpoint, and kproxy recalls the service to look after it.",
+    costs: [
+      { what: "Opening a connection", level: 1, words: "look-ups in maps" },
+      { what: "Every byte", level: 1, words: "a lookup in conntrack" },
+      { what: "A change of endpoints", level: 1, words: "one message to the kernel" },
+      { what: "An endpoint that refuses", level: 2, words: "the client waits about a second; the service is recalled" },
+    ],
+    box: { wide: "Element of a map", narrow: "nftables", first: (p) => (p.chain ? `chain ${p.chain}` : "rewrites the destination") },
+    carries: (p) => `The map of services leads its address to a chain${p.chain ? ` (${p.chain})` : ""} that many share; a number drawn there stands for an endpoint in the map of backends, and the packet’s destination is rewritten (DNAT). conntrack remembers it for all later packets.`,
+  },
   none: {
     label: "Not served", icon: "i-none", generation: "",
     brief: "new connections are refused, dropped, or another proxy’s",

@@ -10,7 +10,7 @@ import { downs } from "../lib/health.js";
 const remembered = 500;
 
 export class Store {
-  meta = { node: "", mode: "", version: "", alive: false, exhausted: [], sync: null, sources: [], intervalSeconds: 1 };
+  meta = { node: "", mode: "", version: "", alive: false, exhausted: [], sync: null, sources: [], verdict: [], intervalSeconds: 1 };
   firstVersion = ""; // of the kproxy that this page came from
   // link is the stream's state: "connecting", "live", "waiting", "paused" (while
   // the page is hidden); until (ms) is when the next attempt is made; error says what went
@@ -66,7 +66,7 @@ export class Store {
     this.#rows = new Map((o.services ?? []).map((r) => [r.key, r]));
     this.#sorted = null;
     this.loaded = true;
-    Object.assign(this.meta, { alive: o.alive, exhausted: o.exhausted ?? [], sync: o.sync, sources: o.sources ?? [] });
+    Object.assign(this.meta, { alive: o.alive, exhausted: o.exhausted ?? [], sync: o.sync, sources: o.sources ?? [], verdict: o.verdict ?? [] });
     this.#heard(o.time);
     this.#touch("meta", "rows");
   }
@@ -87,6 +87,7 @@ export class Store {
       this.meta.exhausted = u.exhausted;
       this.#touch("meta");
     }
+    this.meta.verdict = u.verdict ?? this.meta.verdict;
     this.#heard(u.time);
     this.#touch("rows");
   }

@@ -24,6 +24,25 @@ export function segments(changes, now) {
   return out;
 }
 
+// classes are what failed checks say, in a word each.
+const classes = [[/refused/, "refused"], [/no answer within|timed out/, "timeout"], [/reset/, "reset"], [/unreachable|no route/, "unreachable"]];
+
+// outages sums up how often an endpoint was down in the span that ends now, for how many
+// milliseconds in all, and with which classes of error. Pure.
+export function outages(changes, now) {
+  const out = { times: 0, total: 0, errors: [] };
+  changes.forEach((c, i) => {
+    const end = i + 1 < changes.length ? Date.parse(changes[i + 1].time) : now;
+    const took = end - Math.max(Date.parse(c.time), now - span);
+    if (c.health !== "down" || took <= 0) return;
+    out.times++;
+    out.total += took;
+    const error = classes.find(([re]) => re.test(c.error ?? ""))?.[1] ?? (c.error ? "other error" : "");
+    if (error && !out.errors.includes(error)) out.errors.push(error);
+  });
+  return out;
+}
+
 // table makes the table of a /api/v1/service answer.
 export function table(answer, path, now) {
   const history = new Map((answer.health ?? []).map((x) => [x.address, x.changes ?? []]));
@@ -52,15 +71,18 @@ function row(e, changes, chance, now) {
 
 function strip(changes, now) {
   const recent = segments(changes, now);
-  const downs = recent.filter((x) => x.health === "down").length;
-  const label = recent.length === 0 ? "no health history" : downs === 0 ? "never down" : `down ${downs === 1 ? "once" : downs === 2 ? "twice" : `${downs} times`}`;
+  const { times, total, errors } = outages(changes, now);
+  const often = times === 1 ? "once" : times === 2 ? "twice" : `${times} times`;
+  const label = recent.length === 0 ? "no health history" : times === 0 ? "never down" : [`down ${often}, ${format.duration(total / 1000)}`, errors.join(", ")].filter(Boolean).join(": ");
   const width = 160, height = 22;
   const shapes = { up: [3, 16], down: [17, 5], unknown: [10, 2] };
   const svg = s("svg", { class: "strip", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": `Health of the last 15 minutes: ${label}` },
     s("path", { class: "base", d: `M0 ${height - 0.5}H${width}` }),
-    recent.map((x) => {
+    // Outages last, and never too narrow to be seen: a second is a tenth of a pixel.
+    [...recent].sort((a, b) => Number(a.health === "down") - Number(b.health === "down")).map((x) => {
       const [y, tall] = shapes[x.health] ?? shapes.unknown;
-      return s("rect", { "data-health": x.health, x: x.from * width, y, width: Math.max(1.5, (x.to - x.from) * width), height: tall });
+      const wide = Math.max(x.health === "down" ? 3 : 1.5, (x.to - x.from) * width);
+      return s("rect", { "data-health": x.health, x: Math.min(x.from * width, width - wide), y, width: wide, height: tall });
     }));
   return h("div", { class: "strip-cell" }, svg, h("span", { class: "dim small", "aria-hidden": "true", text: label }));
 }

@@ -18,8 +18,8 @@ export function explain(current) {
 function costs(current) {
   const planes = words.planeOrder.filter((n) => words.plane(n).costs.length > 0);
   const rows = words.plane("userspace").costs.map((c) => c.what);
-  return scroller("Costs of the three data planes", h("table", { class: "data costs" },
-    h("caption", { class: "sr", text: "What the three generations cost" }),
+  return scroller("Costs of the data planes", h("table", { class: "data costs" },
+    h("caption", { class: "sr", text: "What the data planes cost" }),
     h("thead", null, h("tr", null, h("th", { scope: "col", text: "Costs" }), planes.map((n) => h("th", { scope: "col", data: { plane: n, now: n === current } }, icon(words.plane(n).icon), " ", words.plane(n).label, n === current ? h("span", { class: "here", text: "in use" }) : null)))),
     h("tbody", null, rows.map((what, i) => h("tr", null, h("th", { scope: "row", text: what }), planes.map((n) => cost(words.plane(n).costs[i], n, n === current)))))));
 }

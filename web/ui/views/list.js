@@ -15,6 +15,7 @@ export class List {
   #spare = [];
   #active = ""; // key of the row with the tab stop
   #now = 0;
+  #hidden = null; // ids of the columns left out, as the page's address has them
   #height = 0; // of a row, with the gap below it; 0 is not measured
   #top = 0; // of the rows, in the document
   #body = h("div", { class: "rows", role: "rowgroup" });
@@ -47,15 +48,28 @@ export class List {
   }
 
   // show replaces the rows, which are in order, and brings all of them up to date.
-  show(rows, sort, now) {
+  show(rows, { sort, hide }, now) {
     this.#rows = rows;
     this.#now = now;
     setAttr(this.el, "aria-rowcount", rows.length + 1);
     columns.forEach((c, i) => {
-      if (c.sort) setAttr(this.#headings[i], "aria-sort", c.sort === (sort || "name") ? (c.sort === "name" ? "ascending" : "descending") : "none");
+      if (c.sort) setAttr(this.#headings[i], "aria-sort", c.sort === sort ? (c.sort === "name" ? "ascending" : "descending") : "none");
     });
+    this.#choose(hide);
     if (!rows.some((r) => r.key === this.#active)) this.#active = rows[0]?.key ?? "";
     this.tick(now);
+  }
+
+  // choose shows all columns but those of a list of ids, at both widths of a row.
+  #choose(hide) {
+    if (hide === this.#hidden) return;
+    this.#hidden = hide;
+    const ids = hide.split(",");
+    const shown = columns.filter((c) => !ids.includes(c.id));
+    this.el.dataset.hide = columns.filter((c) => ids.includes(c.id)).map((c) => c.id).join(" ");
+    this.el.style.setProperty("--wide", shown.map((c) => c.wide).join(" "));
+    this.el.style.setProperty("--medium", shown.map((c) => c.medium).join(" "));
+    this.#height = 0;
   }
 
   // tick updates countdowns and sparklines of what is in the document.

@@ -17,7 +17,7 @@ export class NodePage {
   #sources = h("ul", { class: "sources" });
   #chart = h("figure", { class: "syncs" });
   #conntrack = h("div", { class: "meter" });
-  #rules = scroller("Rules by table");
+  #rules = scroller("Rules by table", h("p", { class: "dim", text: "Nothing yet." }));
   #said = new Map();
 
   constructor(store) {
@@ -112,11 +112,12 @@ function meter({ count, max }) {
 function rules(n) {
   const families = Object.keys(n.rules ?? {}).sort();
   const tables = [...new Set(families.flatMap((f) => Object.keys(n.rules[f] ?? {})))].sort();
+  if (tables.length === 0 && !n.sets && !n.virtualServers) return h("p", { class: "dim", text: "Nothing yet." });
   const row = (name, cells) => h("tr", null, h("th", { scope: "row", text: name }), cells.map((c) => h("td", { class: "end", text: c })));
   return h("table", { class: "data rules-table" },
     h("thead", null, h("tr", null, h("td"), families.map((f) => h("th", { scope: "col", class: "end", text: { ipv4: "IPv4", ipv6: "IPv6" }[f] ?? f })))),
-    h("tbody", null, tables.map((t) => row(`iptables rules, table ${t}`, families.map((f) => format.exact(n.rules[f][t] ?? 0)))),
-      [["Sets (ipset)", n.sets], ["Virtual servers (IPVS)", n.virtualServers]].map(([name, v]) => h("tr", null, h("th", { scope: "row", text: name }), h("td", { class: "end", colspan: String(Math.max(1, families.length)), text: format.exact(v) })))));
+    h("tbody", null, tables.map((t) => row(t === "kproxy" ? "nftables rules, table kproxy" : `iptables rules, table ${t}`, families.map((f) => format.exact(n.rules[f][t] ?? 0)))),
+      [[tables.includes("kproxy") ? "Sets and maps" : "Sets (ipset)", n.sets], ["Virtual servers (IPVS)", n.virtualServers]].filter(([, v]) => v > 0).map(([name, v]) => h("tr", null, h("th", { scope: "row", text: name }), h("td", { class: "end", colspan: String(Math.max(1, families.length)), text: format.exact(v) })))));
 }
 
 // syncs draws a bar for each of the recent passes, oldest first.

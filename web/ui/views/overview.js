@@ -1,15 +1,18 @@
-// The overview: totals, search, the list of all service ports, and recent events
-// beside it. What is searched for is in the page's address.
+// The overview: the verdict, totals, search, the list of all service ports, and recent
+// events beside it. What is searched for is in the page's address.
 
 import { byId, h, setText } from "../lib/dom.js";
+import { csv } from "../lib/csv.js";
 import * as filters from "../lib/filter.js";
 import * as format from "../lib/format.js";
 import * as route from "../lib/route.js";
+import { CurvePanel } from "./curve.js";
 import { Filters } from "./filters.js";
 import { List } from "./list.js";
 import { scroller } from "./parts.js";
 import { Timeline } from "./timeline.js";
 import { Totals } from "./totals.js";
+import { Verdict } from "./verdict.js";
 
 // settle is how many milliseconds an order by figures stays as it is, so that
 // rows don't change places under the pointer every second.
@@ -20,13 +23,15 @@ export class Overview {
   #page = byId("page-overview");
   #filter = filters.fromQuery(new URLSearchParams());
   #totals = new Totals((plane) => this.#change({ plane: this.#filter.plane === plane ? "" : plane }));
-  #filters = new Filters((fields) => this.#change(fields));
+  #verdict = new Verdict((condition) => this.#change({ condition: this.#filter.condition === condition ? "" : condition }));
+  #filters = new Filters((fields) => this.#change(fields), () => this.#save());
   #timeline = new Timeline({ most: 60, named: true });
   #latest = h("span", { class: "latest small" });
   #count = h("p", { class: "shown dim small", role: "status" });
   #empty = h("div", { class: "empty" });
   #events = h("details", { class: "panel recent" }, h("summary", null, h("h2", { text: "Recent changes" }), this.#latest), scroller("Recent changes", this.#timeline.el), h("p", { class: "dim small none-yet", text: "Nothing has changed since kproxy began to keep events. Offloads, recalls and endpoints that go down or come back are listed here." }));
   #list;
+  #curve;
   #selected = [];
   #sortedAt = 0;
   #scroll = 0;
@@ -34,11 +39,12 @@ export class Overview {
 
   constructor(store, history) {
     this.#store = store;
-    this.#list = new List(history, (sort) => this.#change({ sort: sort === "name" ? "" : sort }));
+    this.#list = new List(history, (sort) => this.#change({ sort }));
+    this.#curve = new CurvePanel(store);
     const main = h("section", { class: "services", "aria-label": "Services" }, this.#filters.el, this.#count, this.#list.el, this.#empty);
     const aside = h("aside", { "aria-label": "Recent changes" }, this.#events);
     const beside = h("div", { class: "beside" }, main);
-    this.#page.append(h("h1", { class: "sr", text: "Services" }), this.#totals.el, beside);
+    this.#page.append(h("h1", { class: "sr", text: "Services" }), this.#verdict.el, this.#totals.el, this.#curve.el, beside);
     const wide = matchMedia("(min-width: 100rem)");
     // Where it is to be seen it is in the document as well, so that Tab comes by in order.
     const place = () => {
@@ -47,6 +53,7 @@ export class Overview {
       else beside.prepend(aside);
     };
     wide.addEventListener("change", place);
+    this.#curve.el.open = matchMedia("(min-width: 60rem) and (min-height: 40rem)").matches; // elsewhere services come first
     place();
     store.subscribe((changed) => {
       if (this.#shown) this.#update(changed);
@@ -72,7 +79,7 @@ export class Overview {
   // clear empties the search; false if there was nothing to clear.
   clear() {
     if (filters.isEmpty(this.#filter)) return false;
-    this.#change({ q: "", plane: "", state: "", health: "", attention: false });
+    this.#change({ q: "", plane: "", state: "", condition: "" });
     return true;
   }
 
@@ -102,6 +109,7 @@ export class Overview {
       setText(this.#latest, last ? `${format.ago(last.time, now)}: ${last.service ?? ""}, ${last.message}` : "none yet");
       this.#events.classList.toggle("quiet", this.#store.events.length === 0);
     }
+    if (changed.has("tick")) this.#curve.tick();
     if (changed.has("rows")) this.#rows(now);
     else if (changed.has("tick")) this.#list.tick(now);
   }
@@ -111,20 +119,28 @@ export class Overview {
     byId("starting").hidden = loaded;
     this.#page.classList.toggle("waiting", !loaded);
     if (!loaded) return;
-    this.#totals.show(rows, this.#filter.plane, this.#store.node?.capabilities);
+    this.#verdict.show(this.#store.meta.verdict, this.#filter.condition);
+    this.#totals.show(rows, this.#filter.plane);
     const empty = filters.isEmpty(this.#filter);
-    this.#filters.show(this.#filter, empty);
+    this.#filters.show(this.#filter, empty, rows);
     this.#select(rows);
     setText(this.#count, empty ? format.plural(rows.length, "service port") : `${format.exact(this.#selected.length)} of ${format.plural(rows.length, "service port")}`);
     this.#list.el.hidden = this.#selected.length === 0;
-    this.#list.show(this.#selected, this.#filter.sort, now);
+    this.#list.show(this.#selected, this.#filter, now);
     this.#explainEmpty(rows.length);
+  }
+
+  // save has the browser save what the list shows.
+  #save() {
+    const url = URL.createObjectURL(new Blob([csv(this.#selected)], { type: "text/csv" }));
+    h("a", { href: url, download: `kproxy-${this.#store.meta.node}.csv` }).click();
+    URL.revokeObjectURL(url);
   }
 
   // select keeps an order by figures for a while, and only brings its rows up to date.
   #select(rows) {
-    if (this.#filter.sort && Date.now() - this.#sortedAt < settle) {
-      const found = filters.select(rows, { ...this.#filter, sort: "" });
+    if (this.#filter.sort !== "name" && Date.now() - this.#sortedAt < settle) {
+      const found = filters.select(rows, { ...this.#filter, sort: "name" });
       const place = new Map(this.#selected.map((r, i) => [r.key, i]));
       this.#selected = found.sort((a, b) => (place.get(a.key) ?? Infinity) - (place.get(b.key) ?? Infinity) || filters.byKey(a, b));
       return;

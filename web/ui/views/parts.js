@@ -79,8 +79,8 @@ export function dots() {
       }
       const { usable, total, down, unknown } = row.endpoints;
       const mended = row.dots.filter((d) => d.health === "up" && downs.has(d.address)).length;
-      setText(text, total === 0 ? "no endpoints" : `${usable} of ${total} usable` + (down > 0 ? `, ${down} down` : mended > 0 ? `, ${mended} ${mended === 1 ? "was" : "were"} down lately` : unknown === total ? ", unchecked" : ""));
-      setAttr(el, "data-down", down > 0 || usable === 0);
+      setText(text, total === 0 ? "" : `${usable} of ${total} usable` + (down > 0 ? `, ${down} down` : mended > 0 ? `, ${mended} down lately` : unknown === total ? ", unchecked" : ""));
+      setAttr(el, "data-down", down > 0 || (usable === 0 && total > 0));
     },
   };
 }
@@ -97,7 +97,10 @@ export function spark({ slots, width = 96, height = 26, filled = true }) {
     show(ring) {
       const values = ring.values();
       const samples = thin(values, Math.max(Math.min(values.length, 2), Math.round((points * values.length) / slots)));
-      const max = ceiling(peak(samples));
+      const top = peak(samples);
+      el.classList.toggle("blank", top === 0); // a line along the edge says nothing
+      if (top === 0) return;
+      const max = ceiling(top);
       const box = { width, height, max, slots: Math.max(points, samples.length) };
       over.setAttribute("d", line(samples, box));
       under?.setAttribute("d", area(samples, box));

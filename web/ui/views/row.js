@@ -8,15 +8,16 @@ import { sentence, why as reasonOf } from "../lib/words.js";
 import { slots } from "../state/history.js";
 import { dots, pill, spark, stateMark } from "./parts.js";
 
-// columns are the list's headings, in order.
+// columns are the list's headings, in order, with the widths that they have in wide and in
+// medium rows; the name's can't be hidden.
 export const columns = [
-  { id: "name", label: "Service and addresses", sort: "name" },
-  { id: "plane", label: "Data plane" },
-  { id: "why", label: "Why" },
-  { id: "endpoints", label: "Endpoints" },
-  { id: "active", label: "Active", sort: "active" },
-  { id: "rate", label: "New per second", sort: "rate" },
-  { id: "errors", label: "Errors", sort: "errors" },
+  { id: "name", label: "Service and addresses", sort: "name", wide: "minmax(15rem, 2fr)", medium: "minmax(0, 1.6fr)" },
+  { id: "plane", label: "Data plane", wide: "8.5rem", medium: "8.5rem" },
+  { id: "why", label: "Why", wide: "minmax(11rem, 1.6fr)", medium: "" },
+  { id: "endpoints", label: "Endpoints", wide: "11.25rem", medium: "11.25rem" },
+  { id: "active", label: "Active", sort: "active", wide: "minmax(6.25rem, 0.7fr)", medium: "minmax(5rem, 0.6fr)" },
+  { id: "rate", label: "New per second", sort: "rate", wide: "minmax(7.75rem, 0.7fr)", medium: "" },
+  { id: "errors", label: "Errors", sort: "errors", wide: "6rem", medium: "6rem" },
 ];
 
 export class Row {
@@ -73,18 +74,19 @@ export class Row {
     setText(this.#port, row.port ? `:${row.port}` : "");
     setAttr(this.#link, "href", route.service(row.key));
     const [first, ...more] = row.addresses;
-    const nodePort = row.nodePort ? `node\u00a0port\u00a0${row.nodePort}` : ""; // stays together
-    setText(this.#addresses, [first ?? "no address", row.protocol, more.length > 0 ? `+${more.length}` : "", nodePort].filter(Boolean).join("  "));
-    setAttr(this.#addresses, "title", [...row.addresses, nodePort].filter(Boolean).join("\n"));
+    setText(this.#addresses, [first ?? "no address", row.protocol, more.length > 0 ? `+${more.length}` : "", row.nodePort ? `:${row.nodePort}` : ""].filter(Boolean).join(" "));
+    setAttr(this.#addresses, "title", [...row.addresses, row.nodePort ? `node port ${row.nodePort}` : ""].filter(Boolean).join("\n"));
+    setAttr(this.el, "data-condition", row.condition);
     p.plane.show(row.dataplane);
     p.state.show(row.state);
-    const why = row.degraded ? `${reasonOf(row)} ${sentence(row.degraded)}` : reasonOf(row);
+    p.state.el.hidden = row.state === "rejecting"; // the data plane says it: none
+    const why = [row.fault, row.reason === "qualified" ? "" : row.reason, row.degraded].filter(Boolean).map(sentence).join(" ") || reasonOf(row);
     setText(this.#reason, why);
     setAttr(this.#reason, "title", why);
     setText(this.#active, format.count(row.connections.active));
     setText(this.#rate, format.rate(row.rates.connections));
     const { failed, retried } = row.connections;
-    setText(this.#errors, failed + retried === 0 ? "no errors" : [failed > 0 ? `${format.count(failed)} failed` : "", retried > 0 ? `${format.count(retried)} retried` : ""].filter(Boolean).join(", "));
+    setText(this.#errors, failed + retried === 0 ? "" : [failed > 0 ? `${format.count(failed)} failed` : "", retried > 0 ? `${format.count(retried)} retried` : ""].filter(Boolean).join(", "));
     setAttr(this.#errors, "data-tone", row.rates.failed > 0 ? "bad" : failed > 0 ? "warn" : null);
     const trouble = row.problems?.length > 0 ? row.problems.join("\n") : "";
     this.#trouble.hidden = trouble === "";

@@ -12,8 +12,8 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// vandals are what others do to kproxy's objects behind its back.
-var vandals = []struct {
+// damages are what other programs do to kproxy's objects.
+var damages = []struct {
 	name string
 	do   func(h *Host)
 	// forgotten: only a backend that knows what there was can put it right.
@@ -78,9 +78,9 @@ func (h *Host) own() []server {
 	return slices.DeleteFunc(h.servers(), func(k server) bool { return h.virtuals[k].foreign })
 }
 
-// vandalism lets others have their way with kproxy's objects. The backend looks
-// again, as the agent has it do, and puts all of it right.
-func (m Mode) vandalism(t *testing.T) {
+// damage has other programs change kproxy's objects. The backend reads them again, as the agent
+// has it do, and repairs all of them.
+func (m Mode) damage(t *testing.T) {
 	if s := m.Open(t, &Faults{}); s.Host == nil || s.Drain == nil {
 		return
 	}
@@ -90,14 +90,14 @@ func (m Mode) vandalism(t *testing.T) {
 	}
 	before := m.plan(web("10.244.7.1:8080", "10.244.7.2:8080", "[fd00:244:7::1]:8080", "[fd00:244:7::2]:8080"))
 	after := m.plan(web("10.244.7.1:8080", "[fd00:244:7::1]:8080"))
-	vandalized := func(t *testing.T, do func(*Host)) System {
+	damaged := func(t *testing.T, do func(*Host)) System {
 		s := m.Open(t, &Faults{})
 		m.bring(t, s, before)
 		for range 5 {
 			s.Host.Connect(rand.New(rand.NewPCG(3, 3)))
 		}
 		m.bring(t, s, after) // something drains
-		s.Host.vandalize(do)
+		s.Host.damage(do)
 		return s
 	}
 	finish := func(t *testing.T, s System, want kernel.Ruleset) {
@@ -107,12 +107,12 @@ func (m Mode) vandalism(t *testing.T) {
 		s.settle(t)
 		m.same(t, s, want)
 	}
-	for _, v := range vandals {
+	for _, v := range damages {
 		t.Run(v.name, func(t *testing.T) {
-			finish(t, vandalized(t, v.do), after)
+			finish(t, damaged(t, v.do), after)
 		})
 		t.Run(v.name+", and kproxy doesn't look", func(t *testing.T) {
-			s := vandalized(t, v.do)
+			s := damaged(t, v.do)
 			for _, way := range []kernel.Ops{kernel.Diff(after, before), kernel.Diff(before, after)} {
 				applied, err := s.Backend.Apply(context.Background(), way)
 				if err != nil {
@@ -126,7 +126,7 @@ func (m Mode) vandalism(t *testing.T) {
 			continue
 		}
 		t.Run(v.name+", and kproxy starts again", func(t *testing.T) {
-			finish(t, vandalized(t, v.do).restarted(t), after)
+			finish(t, damaged(t, v.do).restarted(t), after)
 		})
 	}
 }
@@ -150,7 +150,7 @@ func (h *Host) hold(t *testing.T, ops kernel.Ops, a kernel.Applied) {
 	}
 }
 
-func (h *Host) vandalize(do func(*Host)) {
+func (h *Host) damage(do func(*Host)) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	do(h)

@@ -1,0 +1,265 @@
+package agent
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/handover"
+)
+
+// handoverVersion is the version of the way that a kproxy takes over from another: of what can't be
+// done without. Either release may be the older one; what is added besides are fields (handover.proto).
+const handoverVersion = 1
+
+// How long each side waits for the other. Until userspace is frozen, no client waits for it.
+const (
+	answerBound  = 5 * time.Second // for an answer that takes no work
+	prepareBound = 5 * time.Minute // until the successor has read its services
+	pauseBound   = time.Minute     // until a pass has ended, and until the successor has read the kernel's rules
+)
+
+// freezeBound is how long connections are at rest at worst, before they go on here. The heartbeat rests as well,
+// a third of its time-out after the last one: new connections wait meanwhile, and nothing is taken for dead.
+func (a *Agent) freezeBound() time.Duration { return a.cfg.AliveTimeout / 2 }
+
+// File is a descriptor that a successor gets, and what it names it by.
+type File struct {
+	Name string
+	FD   int
+}
+
+// turn lets one at a time in: a pass that programs the kernel, or a successor that keeps passes from it.
+type turn chan struct{}
+
+// enter waits until it is in, and reports whether ctx ended before.
+func (g turn) enter(ctx context.Context) bool {
+	select {
+	case g <- struct{}{}:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
+
+func (g turn) leave() { <-g }
+
+// Belongings are what a successor gets that isn't the Agent's.
+type Belongings struct {
+	Files    []File        // which stay the caller's
+	History  func() []byte // of the dashboard
+	Relieved func()        // called when they are the successor's; Run returns soon after
+}
+
+// HandOver hands this kproxy over to the one at the other end of conn, which takes over from it, and takes conn over.
+// Whatever fails until that has confirmed, this one goes on.
+func (a *Agent) HandOver(conn *handover.Conn, with Belongings) {
+	h := &predecessor{Agent: a, conn: conn, with: with}
+	err := h.run()
+	switch {
+	case h.over:
+		a.successor.Store(conn) // open until this process ends
+		return
+	case err != nil:
+		a.log.Warn("another kproxy hasn't taken over; this one goes on", "error", err)
+	}
+	conn.Close()
+}
+
+// Relieved reports whether another kproxy has taken over.
+func (a *Agent) Relieved() bool { return a.relieved.Load() }
+
+// AwaitSuccessor waits until ctx is done, or the kproxy has ended that has taken over, or asked this one to end.
+func (a *Agent) AwaitSuccessor(ctx context.Context) {
+	conn := a.successor.Load()
+	if conn == nil {
+		return
+	}
+	defer context.AfterFunc(ctx, conn.Close)()
+	conn.Ended()
+}
+
+// predecessor is a kproxy in the conversation with its successor.
+type predecessor struct {
+	*Agent
+	conn *handover.Conn
+	with Belongings
+	over bool // it has been taken over
+}
+
+// refuse tells the successor why it can't take over.
+func (h *predecessor) refuse(answer handover.Message, why string) error {
+	return errors.Join(errors.New(why), h.conn.Send(answerBound, answer))
+}
+
+func (h *predecessor) run() error {
+	var hello handover.Hello
+	if _, err := h.conn.Receive(answerBound, &hello); err != nil {
+		return err
+	}
+	if why := h.unwilling(&hello); why != "" {
+		return h.refuse(&handover.Welcome{Refused: why}, why)
+	}
+	if !h.handing.CompareAndSwap(false, true) {
+		why := "another one is taking over at this moment"
+		return h.refuse(&handover.Welcome{Refused: why}, why)
+	}
+	defer h.handing.Store(false)
+	tcp, udp := h.userspace.Ports()
+	welcome := &handover.Welcome{Steering: h.madeFor(tcp, udp), TcpPort: uint32(tcp), UdpPort: uint32(udp)}
+	rows, fds := h.userspace.Listeners()
+	welcome.Listeners = rows
+	for _, f := range append(slices.Clone(h.with.Files), File{nodeLock, int(h.lock.Fd())}) {
+		fds = append(fds, f.FD)
+		welcome.Files = append(welcome.Files, &handover.File{Name: f.Name, File: uint32(len(fds))})
+	}
+	if err := h.conn.Send(answerBound, welcome, fds...); err != nil {
+		return err
+	}
+	h.log.Info("another kproxy prepares to take over")
+	step, err := h.asked(prepareBound)
+	if err != nil {
+		return err
+	}
+	if step == handover.Ask_END {
+		h.log.Info("another kproxy takes this one's place once this has ended")
+		h.successor.Store(h.conn)
+		h.over = true
+		h.end()
+		return nil
+	}
+	return h.paused(step)
+}
+
+// unwilling says why hello's sender can't take over; empty if it can.
+func (h *predecessor) unwilling(hello *handover.Hello) string {
+	own, err := networkNamespace()
+	switch {
+	case err != nil:
+		return err.Error()
+	case hello.Version != handoverVersion:
+		return fmt.Sprintf("it speaks version %d of the way to take over, this one version %d", hello.Version, handoverVersion)
+	case hello.Network != own:
+		return "it is in another network namespace"
+	case !h.isSetUp.Load() || h.current.Load() == nil || !h.heart.served.Load():
+		return "this one hasn't begun to serve yet"
+	}
+	return ""
+}
+
+// asked receives what the successor asks for next.
+func (h *predecessor) asked(within time.Duration) (handover.Ask_Step, error) {
+	var ask handover.Ask
+	_, err := h.conn.Receive(within, &ask)
+	return ask.Step, err
+}
+
+// paused keeps the loops from programming the kernel while the successor reads it, and goes on with the freeze.
+func (h *predecessor) paused(step handover.Ask_Step) error {
+	if step != handover.Ask_PAUSE {
+		return fmt.Errorf("unexpected step %v", step)
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), pauseBound)
+	defer cancel()
+	for _, g := range []turn{h.passing, h.programmer.passing} {
+		if !g.enter(ctx) {
+			return h.refuse(&handover.Paused{Refused: "its rules are being written all the time"}, "the pass under way didn't end")
+		}
+		defer func() {
+			if !h.over {
+				g.leave()
+			}
+		}()
+	}
+	listeners, fds := h.healths.files()
+	defer handover.CloseFiles(fds)
+	if err := h.accounting.Refresh(0, h.conntrack.List); err != nil {
+		h.log.Warn("the kernel's connections can't be counted", "error", err)
+	}
+	paused := &handover.Paused{
+		Files: listeners, Health: healthOut(h.prober.View()), Kernel: countersOut(h.accounting.Figures()), History: h.with.History(),
+	}
+	if err := h.conn.Send(pauseBound, paused, fds...); err != nil {
+		return err
+	}
+	switch step, err := h.asked(pauseBound); {
+	case err != nil:
+		return err
+	case step != handover.Ask_GIVE:
+		return fmt.Errorf("unexpected step %v", step)
+	}
+	return h.frozen()
+}
+
+// frozen gives away what userspace carries.
+func (h *predecessor) frozen() error {
+	began := time.Now()
+	ctx, cancel := context.WithTimeout(context.Background(), h.freezeBound())
+	defer cancel()
+	left := func() time.Duration { return h.freezeBound() - time.Since(began) }
+	us, err := h.userspace.HandOver(ctx)
+	if err != nil {
+		return h.refuse(&handover.Given{Refused: err.Error()}, err.Error())
+	}
+	err = h.conn.Send(left(), &handover.Given{Userspace: us.State}, us.Files...)
+	var ask handover.Ask
+	if err == nil {
+		_, err = h.conn.Receive(left(), &ask)
+	}
+	// From here on CONFIRM can't arrive any more, so that both know how it ended.
+	if err != nil && h.conn.Decided(&ask) {
+		err = nil
+	}
+	if err == nil && ask.Step != handover.Ask_CONFIRM {
+		err = fmt.Errorf("unexpected step %v", ask.Step)
+	}
+	if err != nil {
+		us.Resume()
+		return fmt.Errorf("connections were at rest for %s: %w", time.Since(began).Round(time.Millisecond), err)
+	}
+	h.over = true
+	h.relieved.Store(true)
+	h.with.Relieved()
+	us.Release()
+	h.log.Info("another kproxy has taken over", "connections were at rest for", time.Since(began).Round(time.Microsecond).String(), "descriptors", len(us.Files))
+	h.end()
+	return nil
+}
+
+// madeFor says what the rules are made for that lead to userspace's listeners at these ports. Where two kproxies
+// differ in that, one can't take over from the other.
+func (a *Agent) madeFor(tcp, udp uint16) string {
+	planes := a.driver.Abilities(nil, time.Time{})
+	s := settingsOf(&a.cfg)
+	return fmt.Sprintf("%s marks=%#x,%#x route-table=%d ports=%d,%d",
+		planes[len(planes)-1].Plane, s.Marks.Masquerade, s.Marks.Transparent, s.RouteTable, tcp, udp)
+}
+
+// networkNamespace is the inode number of the calling thread's.
+func networkNamespace() (uint64, error) {
+	ns, err := os.Stat("/proc/thread-self/ns/net")
+	if err != nil {
+		return 0, fmt.Errorf("find own network namespace: %w", err)
+	}
+	return ns.Sys().(*syscall.Stat_t).Ino, nil
+}
+
+// ListenerFile returns a descriptor of l, which the caller closes. [net.TCPListener.File] would make the socket, which
+// both share, a blocking one.
+func ListenerFile(l net.Listener) (fd int, err error) {
+	raw, err := l.(syscall.Conn).SyscallConn()
+	if err != nil {
+		return -1, err
+	}
+	if ctrl := raw.Control(func(own uintptr) { fd, err = unix.FcntlInt(own, unix.F_DUPFD_CLOEXEC, 0) }); ctrl != nil {
+		return -1, ctrl
+	}
+	return fd, err
+}

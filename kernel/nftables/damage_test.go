@@ -1,0 +1,351 @@
+package nftables_test
+
+import (
+	"encoding/binary"
+	"hash/fnv"
+	"math/rand/v2"
+	"net"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/nftables"
+	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// node is a node with nothing on it but the tables.
+type node struct {
+	t        *testing.T
+	plane    *nftables.Plane
+	steering *nftables.Redirects
+	was      *plan.Plan
+}
+
+func newNode(t *testing.T) *node {
+	kerneltest.Namespace(t)
+	n := &node{t: t}
+	n.restart()
+	return n
+}
+
+// restart is a new process that finds what the last one left.
+func (n *node) restart() {
+	n.t.Helper()
+	if n.plane != nil {
+		n.steering.Close()
+	}
+	routing := steering.DefaultRouting()
+	var err error
+	if n.plane, n.steering, err = nftables.Open(options(), &routing); err != nil {
+		n.t.Fatal(err)
+	}
+	n.was = nil
+}
+
+func (n *node) program(p *plan.Plan) {
+	n.t.Helper()
+	d := plan.Between(n.was, p)
+	d.Full = n.was == nil
+	n.was = p
+	if _, err := n.steering.Follow(n.t.Context(), p, d); err != nil {
+		n.t.Fatal(err)
+	}
+	n.plane.Want(p, d)
+	n.sync()
+}
+
+func (n *node) sync() {
+	n.t.Helper()
+	if r := n.plane.Sync(n.t.Context(), func() {}); !r.OK() {
+		n.t.Fatal(r.Err)
+	}
+}
+
+// listing is what nft lists, and the routes.
+func (n *node) listing() string {
+	n.t.Helper()
+	return run(n.t, "nft -s list table ip kproxy; nft -s list table ip6 kproxy; ip rule; ip route show table 10249")
+}
+
+func web(endpoints ...string) *plan.Service {
+	return kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.NodePort(30080), kerneltest.Endpoints(endpoints...))
+}
+
+func TestDamageIsFoundAndMended(t *testing.T) {
+	n := newNode(t)
+	p := plane(web("10.1.0.1:80", "10.1.0.2:80"))
+	n.program(p)
+	if found, err := n.plane.Check(t.Context()); err != nil || len(found) > 0 {
+		t.Fatalf("nothing was damaged, and Check says %v, %v", found, err)
+	}
+	want := n.listing()
+	for _, damage := range []string{
+		"nft delete table ip kproxy",
+		"nft flush ruleset",
+		"nft flush chain ip kproxy services",
+		"nft insert rule ip6 kproxy services accept",
+		"nft delete element ip kproxy backends '{ 10.96.0.1 . tcp . 80 . 0x00000001 }'",
+		"nft add element ip kproxy endpoints '{ 10.9.0.1 . tcp . 80 . 10.9.0.1 }'",
+		"nft flush map ip kproxy services",
+		"ip rule del pref 10249",
+	} {
+		run(t, "nft add table ip foreign; "+damage)
+		time.Sleep(50 * time.Millisecond) // four times what the last look took
+		found, err := n.plane.Check(t.Context())
+		if err != nil || len(found) == 0 {
+			t.Errorf("%s: Check says %v, %v", damage, found, err)
+		}
+		if _, err := n.steering.Damage(); err != nil {
+			t.Errorf("%s: Damage says %v", damage, err)
+		}
+		if _, err := n.steering.Follow(t.Context(), p, plan.Delta{}); err != nil {
+			t.Fatal(err)
+		}
+		n.sync()
+		if now := n.listing(); sorted(now) != sorted(want) {
+			t.Errorf("%s: after Sync:\n%s", damage, now)
+		}
+	}
+}
+
+// sorted leaves the order of elements out of account.
+func sorted(listing string) string {
+	words := strings.FieldsFunc(listing, func(r rune) bool { return r == '\n' || r == ',' || r == '{' || r == '}' })
+	for i := range words {
+		words[i] = strings.TrimSpace(words[i])
+	}
+	slices.Sort(words)
+	return strings.Join(words, "\n")
+}
+
+func TestOthersAreLeftAlone(t *testing.T) {
+	n := newNode(t)
+	n.program(plane(web("10.1.0.1:80")))
+	for range 3 {
+		run(t, "nft add table ip foreign; nft add chain ip foreign x; nft delete table ip foreign")
+		if found, err := n.plane.Check(t.Context()); err != nil || len(found) > 0 {
+			t.Errorf("others' changes are taken for damage: %v, %v", found, err)
+		}
+	}
+}
+
+func TestAdoption(t *testing.T) {
+	n := newNode(t)
+	p := plane(web("10.1.0.1:80", "10.1.0.2:80"))
+	p.Services[0].KernelHash = 7
+	n.program(p)
+	want := n.listing()
+	n.restart()
+	n.plane.Want(p, plan.Between(nil, p))
+	if _, err := n.plane.Adopt(t.Context(), (&service.Builder{}).Build()); err != nil {
+		t.Fatal(err)
+	}
+	if got := n.plane.Programmed(); got[p.Services[0].Port.Key] != 7 {
+		t.Errorf("Programmed = %v after a restart", got)
+	}
+	n.program(p)
+	if now := n.listing(); sorted(now) != sorted(want) {
+		t.Errorf("a restart changed what is programmed:\n%s", now)
+	}
+	// A table of another layout is replaced.
+	tableOf := func(comment string) {
+		run(t, "nft delete table ip kproxy\nnft -f - <<END\nadd table ip kproxy { comment \""+comment+"\"; }\nEND\nnft add map ip kproxy services '{ type ipv4_addr : verdict; }'")
+	}
+	tableOf("kproxy's, layout 0")
+	n.restart()
+	n.program(p)
+	if now := n.listing(); sorted(now) != sorted(want) {
+		t.Errorf("the table of another release isn't replaced:\n%s", now)
+	}
+	// A table that another program made stays, and the error says what to do about it.
+	tableOf("another's")
+	theirs := run(t, "nft list table ip kproxy")
+	d := nftables.NewDriver("")
+	facts, err := d.Probe(t.Context(), plan.ModeNFTables, false)
+	if err != nil || facts.Missing == nil || !strings.Contains(facts.Missing.Error(), "nft delete table ip kproxy") {
+		t.Errorf("with another program's table: %v, %v", facts.Missing, err)
+	}
+	if _, err := d.Preview(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+	if err := d.Remove(t.Context(), 0); err != nil {
+		t.Error(err)
+	}
+	if now := run(t, "nft list table ip kproxy"); now != theirs {
+		t.Errorf("another program's table became\n%s", now)
+	}
+}
+
+// TestWalk: random plans, one after the other, lead where each does by itself; and doing
+// it again changes nothing.
+func TestWalk(t *testing.T) {
+	n := newNode(t)
+	walk := kerneltest.NewWalk(3, plan.ModeNFTables, plan.NFTables, 12)
+	for step := range 60 {
+		p := walk.Next()
+		n.program(p)
+		if step%6 > 0 {
+			continue
+		}
+		got := n.listing()
+		r := n.plane
+		if r.Want(p, plan.Delta{}); step%12 == 0 {
+			if x := r.Sync(t.Context(), func() {}); !x.OK() || x.Tried {
+				t.Fatalf("step %d: a second pass did something: %+v", step, x)
+			}
+		}
+		run(t, "nft flush ruleset")
+		n.restart()
+		n.program(p)
+		if want := n.listing(); sorted(got) != sorted(want) {
+			t.Fatalf("step %d: changes led to\n%s\nwhere a fresh start leads to\n%s", step, got, want)
+		}
+	}
+}
+
+// TestChainInUseIsWrittenAgain: a chain that can't be deleted, as kernels before 6.2 refuse for a
+// moment, is emptied. The service that needs it next finds its rules there.
+func TestChainInUseIsWrittenAgain(t *testing.T) {
+	n := newNode(t)
+	two, three := plane(web("10.1.0.1:80", "10.1.0.2:80")), plane(web("10.1.0.1:80", "10.1.0.2:80", "10.1.0.3:80"))
+	n.program(two)
+	of2 := func() string { return run(t, "nft -s list chain ip kproxy of-2") }
+	want := of2()
+	run(t, "nft add chain ip kproxy user; nft add rule ip kproxy user jump of-2")
+	n.program(three)
+	if of2() == want {
+		t.Fatal("the chain that is used no more was left alone")
+	}
+	n.program(two)
+	if got := of2(); got != want {
+		t.Errorf("chain of-2 is\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestTablesOfAnotherRelease: they are replaced, and nothing that they held is taken to be there.
+func TestTablesOfAnotherRelease(t *testing.T) {
+	n := newNode(t)
+	p := plane(kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.1.0.1:80"), kerneltest.InUserspace))
+	run(t, `nft -f - <<END
+table ip kproxy {
+	comment "kproxy's, layout 0"
+	set userspace {
+		type ipv4_addr . inet_proto . inet_service
+		elements = { 10.96.0.1 . tcp . 80 }
+	}
+}
+END`)
+	n.program(p)
+	got := n.listing()
+	run(t, "nft flush ruleset")
+	n.restart()
+	n.program(p)
+	if want := n.listing(); sorted(got) != sorted(want) {
+		t.Errorf("got\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestKeepConnectionsOfOneSocket: a client may have connections from one port to two of a
+// service's; both are the same element.
+func TestKeepConnectionsOfOneSocket(t *testing.T) {
+	n := newNode(t)
+	n.program(plane(web("10.1.0.1:80")))
+	a := netip.MustParseAddrPort
+	both := []kernel.Redirected{{Client: a("192.0.2.1:5000"), Address: a("10.96.0.1:80")}, {Client: a("192.0.2.1:5000"), Address: a("10.96.0.1:443")}}
+	for range 2 {
+		if err := n.steering.KeepConnections(time.Minute, both); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// TestEndpointsOfOneNumber: two endpoints whose addresses have the same hash don't keep a
+// service with affinity out.
+func TestEndpointsOfOneNumber(t *testing.T) {
+	seen := map[uint32]netip.AddrPort{}
+	random := rand.New(rand.NewPCG(1, 2))
+	for {
+		b := [16]byte{0: 0xfd}
+		binary.BigEndian.PutUint64(b[8:], random.Uint64())
+		e, h := netip.AddrPortFrom(netip.AddrFrom16(b), 80), fnv.New32a()
+		_, _ = h.Write(append(b[:], 0, 80))
+		number := h.Sum32() | 1<<31
+		if other, is := seen[number]; is {
+			n := newNode(t)
+			n.program(plane(kerneltest.Service("web", service.TCP, kerneltest.Cluster("[fd00:96::1]:80"), kerneltest.Affinity(time.Hour), kerneltest.Endpoints(other.String(), e.String()))))
+			return
+		}
+		seen[number] = e
+	}
+}
+
+// TestAnySourceRangesAreTaken: memberships are one transaction, so that an element which the kernel refuses would keep all
+// of them from following. Source ranges are the only ones that could contradict each other: whichever a service has, nested, twice,
+// side by side or of every address, and whichever it had before, the kernel takes them.
+func TestAnySourceRangesAreTaken(t *testing.T) {
+	n := newNode(t)
+	random := rand.New(rand.NewPCG(5, 6))
+	some := func(within netip.Prefix) (out []netip.Prefix) {
+		for range random.IntN(8) {
+			a := within.Addr().AsSlice()
+			a[len(a)-1], a[len(a)-2] = byte(random.IntN(4)<<6|random.IntN(4)), byte(random.IntN(2))
+			at, _ := netip.AddrFromSlice(a)
+			out = append(out, netip.PrefixFrom(at, max(0, at.BitLen()-random.IntN(18))))
+			if random.IntN(30) == 0 {
+				out = append(out, netip.PrefixFrom(at, 0))
+			}
+		}
+		return out
+	}
+	limited := func(f *plan.Frontend) {
+		f.SourceRanges = slices.Concat(some(netip.MustParsePrefix("192.0.2.0/24")), some(netip.MustParsePrefix("2001:db8::/64")))
+	}
+	var p *plan.Plan
+	for range 150 {
+		p = plane(
+			kerneltest.Service("one", service.TCP, kerneltest.LoadBalancer("198.51.100.1:80", limited), kerneltest.LoadBalancer("[2001:db8:1::1]:80", limited), kerneltest.Endpoints("10.1.0.1:80", "[fd00::1]:80")),
+			kerneltest.Service("two", service.TCP, kerneltest.LoadBalancer("198.51.100.1:81", limited), kerneltest.Endpoints("10.1.0.1:80")))
+		n.program(p)
+	}
+	got := n.listing()
+	run(t, "nft flush ruleset")
+	n.restart()
+	n.program(p)
+	if diff := cmp.Diff(lines(n.listing()), lines(got)); diff != "" {
+		t.Errorf("(-from a fresh start +got):\n%s", diff)
+	}
+}
+
+// TestPacketsBetweenTransactions: a packet that meets the elements of two transactions, so that there is
+// no endpoint of its number, is dropped, and its client's next packet served. Conntrack remembers nothing
+// of it, or that one would go where the first went, to nowhere.
+func TestPacketsBetweenTransactions(t *testing.T) {
+	onEachFamily(t, func(s *scene) {
+		for _, more := range []func(*plan.Service){func(*plan.Service) {}, kerneltest.Affinity(time.Hour)} {
+			p := plane(kerneltest.Service("web", service.TCP, kerneltest.Cluster(s.Virtual(1)), s.Endpoints(2), more))
+			s.program(p)
+			run(t, "nft flush map "+map[service.Family]string{service.IPv4: "ip", service.IPv6: "ip6"}[s.Family]+" kproxy backends")
+			dial := make(chan error, 1)
+			go s.On(1, func() {
+				c, err := net.DialTimeout("tcp", s.Virtual(1), 20*time.Second)
+				if err == nil {
+					err = c.Close()
+				}
+				dial <- err
+			})
+			time.Sleep(300 * time.Millisecond)
+			s.open() // reads the damage, and mends it
+			s.program(p)
+			if err := <-dial; err != nil {
+				s.T.Error(err)
+			}
+		}
+	})
+}

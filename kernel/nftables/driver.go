@@ -1,0 +1,343 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Driver is the [kernel.Driver] of nftables.
+type Driver struct {
+	host     plan.Capability
+	skipIPv6 bool
+	tables   *tables               // opened by Steering
+	through  func(netlink) netlink // what tests put in front of the kernel; else nil
+
+	elsewhere string
+}
+
+var _ kernel.Driver = (*Driver)(nil)
+
+// NewDriver returns the driver of a host of which nothing is known yet. What it can't do
+// may be done elsewhere, see [plan.Abilities].
+func NewDriver(elsewhere string) *Driver { return &Driver{elsewhere: elsewhere} }
+
+// Assume implements [kernel.Survey].
+func (d *Driver) Assume() {
+	d.host = plan.Capability{Name: string(plan.NFTables), Supported: true}
+}
+
+// Probe implements [kernel.Survey]. The kernel checks everything that may be programmed, in
+// a transaction that isn't carried out.
+func (d *Driver) Probe(_ context.Context, _ plan.Mode, trial bool) (kernel.Facts, error) {
+	d.host = plan.Capability{Name: string(plan.NFTables)}
+	var err error
+	look := func() error {
+		if err = d.try(service.IPv4); err == nil {
+			d.skipIPv6 = d.try(service.IPv6) != nil
+		}
+		return nil
+	}
+	if !trial {
+		_ = look()
+	} else if apart := kernel.Apart(look); apart != nil { // a rule that counts packets has conntrack count (nft_ct_get_init)
+		err = apart
+	}
+	ipv6 := plan.Capability{Name: "ip6 nftables", Supported: err == nil && !d.skipIPv6}
+	if errors.Is(err, kernel.ErrPermission) {
+		return kernel.Facts{Missing: kernel.NoPermission(err), Capabilities: []plan.Capability{d.host}}, nil
+	}
+	if d.host.Supported = err == nil; err != nil {
+		d.host.Reason = err.Error()
+	} else {
+		d.host.Reason = "every rule works"
+	}
+	facts := kernel.Facts{Capabilities: []plan.Capability{d.host, ipv6}}
+	if err == nil {
+		// A firewall that can't be read is taken to let services through: status tells of it later.
+		chains, _ := droppingChains()
+		facts.Dropping = yields(chains)
+	} else {
+		release, _ := kernel.Release()
+		facts.Missing = &kernel.Missing{What: "nftables", How: "run Linux 5.13 or later (this is " + release + ") with CONFIG_NF_TABLES, CONFIG_NFT_NAT, _MASQ, _FIB_IPV4, _SOCKET, _NUMGEN, _REJECT, _CT, or choose another --mode", Err: err}
+	}
+	return facts, nil
+}
+
+// try has the kernel check the rules of a family, and nothing else.
+func (d *Driver) try(f service.Family) error {
+	o := DefaultOptions()
+	t, err := openTables([]service.Family{f})
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	if d.through != nil {
+		t.socket = d.through(t.socket)
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	requests, err := t.setUp()
+	if err != nil {
+		return err
+	}
+	policy := plan.Policy{}
+	r := newRules(&o, f, &policy)
+	more, _, _ := t.writeChains(f, append(r.chains(), r.treat(treatment{endpoints: 2, pods: 3, masquerade: plan.MasqueradeUnlessPod, affinity: 60})...))
+	requests = append(requests, more...)
+	refusals, err := t.socket.Refusals(unix.NFNL_SUBSYS_NFTABLES, requests)
+	if len(refusals) > 0 {
+		err = requestError(requests, &refusals[0])
+	}
+	return classify(err)
+}
+
+// Load implements [kernel.Survey]: the kernel loads what rules need when it checks them.
+func (d *Driver) Load(ctx context.Context, m plan.Mode) ([]plan.Capability, error) {
+	if !m.Allows(plan.NFTables) {
+		return nil, nil
+	}
+	_, err := d.Probe(ctx, m, true)
+	return []plan.Capability{d.host}, err
+}
+
+// Abilities implements [kernel.Survey].
+func (d *Driver) Abilities(*service.Snapshot, time.Time) []plan.Abilities {
+	a := Abilities(d.host)
+	a.Elsewhere = d.elsewhere
+	return []plan.Abilities{a}
+}
+
+// Sysctls implements [kernel.Survey].
+func (*Driver) Sysctls() ([]kernel.Sysctl, error) { return nil, nil }
+
+func (d *Driver) options(s kernel.Settings) Options {
+	o := DefaultOptions()
+	o.Marks, o.TCPPort, o.UDPPort, o.SkipIPv6 = s.Marks, s.TCPPort, s.UDPPort, d.skipIPv6
+	return o
+}
+
+func (d *Driver) routing(s kernel.Settings) *steering.Routing {
+	r := steering.DefaultRouting()
+	r.Marks, r.Table, r.SkipIPv6 = s.Marks, s.RouteTable, d.skipIPv6
+	return &r
+}
+
+// Steering implements [kernel.Opener].
+func (d *Driver) Steering(s kernel.Settings) (_ kernel.Steering, err error) {
+	if d.tables, err = openTables(families(d.skipIPv6)); err != nil {
+		return nil, err
+	}
+	return newRedirects(d.tables, d.routing(s)), nil
+}
+
+// Plane implements [kernel.Opener].
+func (d *Driver) Plane(s kernel.Settings) (kernel.Plane, error) {
+	o := d.options(s)
+	o.DropInvalid = !kernel.LiberalConntrack()
+	return newPlane(d.tables, &o, d.routing(s)), nil
+}
+
+// Render implements [kernel.Viewer].
+func (d *Driver) Render(p *plan.Plan, s kernel.Settings) []kernel.Section {
+	o := d.options(s)
+	var b strings.Builder
+	for _, f := range families(d.skipIPv6) {
+		b.WriteString(tableText(p, &o, f))
+	}
+	return []kernel.Section{{Name: string(plan.NFTables), Text: b.String()}}
+}
+
+// tableText prints what is programmed for p in one family: the table as nft lists it, and
+// the elements of its sets as commands of nft.
+func tableText(p *plan.Plan, o *Options, f service.Family) string {
+	scope := newScope(everything, slices.Concat(steeringSets, serviceSets)...)
+	all := scope.whole([]service.Family{f}, nil, p, nil)
+	var b strings.Builder
+	fmt.Fprintf(&b, "table %s %s {\n\tcomment %q\n", nfWord(f), Name, layout)
+	for _, c := range counters {
+		fmt.Fprintf(&b, "\tcounter %s {\n\t}\n", c)
+	}
+	bySet := map[string]*Set{}
+	for _, s := range sets(f) {
+		bySet[s.Name] = &s
+		b.WriteString(s.text())
+	}
+	for _, c := range newRules(o, f, &p.Policy).withTreatments(scope.wanted(f)) {
+		b.WriteString(c.text())
+	}
+	b.WriteString("}\n")
+	slices.SortFunc(all.come, func(x, y member) int { return x.place().compare(y.place()) })
+	for _, e := range all.come {
+		fmt.Fprintf(&b, "add element %s %s %s { %s }\n", nfWord(f), Name, e.set, bySet[e.set].textOf(&e.Element))
+	}
+	return b.String()
+}
+
+// everything is what a service wants of all sets.
+func everything(m *members, s *plan.Service) {
+	m.addSteering(s)
+	m.addService(s)
+}
+
+func typesText(types []Type) string {
+	names := make([]string, len(types))
+	for i, t := range types {
+		names[i] = t.Name
+	}
+	return strings.Join(names, " . ")
+}
+
+// text prints s.
+func (s *Set) text() string {
+	kind, typ := "set", typesText(s.Key)
+	if s.Verdicts {
+		kind, typ = "map", typ+" : verdict"
+	} else if len(s.Data) > 0 {
+		kind, typ = "map", typ+" : "+typesText(s.Data)
+	}
+	var flags []string
+	for _, f := range []struct {
+		name string
+		on   bool
+	}{{"dynamic", s.Dynamic}, {"interval", s.Intervals}, {"timeout", s.Timeouts}} {
+		if f.on {
+			flags = append(flags, f.name)
+		}
+	}
+	out := fmt.Sprintf("\t%s %s {\n\t\ttype %s\n", kind, s.Name, typ)
+	if s.Dynamic {
+		out += fmt.Sprintf("\t\tsize %d\n", dynamicElements)
+	}
+	if len(flags) > 0 {
+		out += "\t\tflags " + strings.Join(flags, ",") + "\n"
+	}
+	out += fmt.Sprintf("\t\tcomment %q\n", s.Comment)
+	return out + "\t}\n"
+}
+
+// text prints c.
+func (c *Chain) text() string {
+	out := "\tchain " + c.Name + " {\n"
+	if c.Base {
+		hook := []string{"prerouting", "input", "forward", "output", "postrouting"}[c.Hook]
+		priority := map[int32]string{-150: "mangle", -100: "dstnat", 0: "filter", 100: "srcnat"}[c.Priority]
+		if priority == "dstnat" && hook != "prerouting" {
+			priority = "-100"
+		}
+		out += fmt.Sprintf("\t\ttype %s hook %s priority %s; policy accept;\n", c.Type, hook, priority)
+	}
+	for i := range c.Rules {
+		out += "\t\t" + c.Rules[i].String() + "\n"
+	}
+	return out + "\t}\n"
+}
+
+// Diff implements [kernel.Viewer], by what is in sets and maps, and which chains there are.
+func (d *Driver) Diff(_ context.Context, p *plan.Plan, s kernel.Settings) (string, error) {
+	t, err := openTables(families(d.skipIPv6))
+	if err != nil {
+		return "", err
+	}
+	defer t.close()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	scope := newScope(everything, slices.Concat(steeringSets, serviceSets)...)
+	have, err := t.elements(scope.names...)
+	if err != nil {
+		return "", err
+	}
+	chains, err := t.readRules()
+	if err != nil {
+		return "", err
+	}
+	x := scope.whole(t.families, have, p, nil)
+	var lines []string
+	add := func(sign string, list []member) {
+		for _, e := range list {
+			lines = append(lines, fmt.Sprintf("%s %s %s: %s\n", sign, nfWord(e.family), e.set, t.sets[e.family][e.set].textOf(&e.Element)))
+		}
+	}
+	add("-", x.gone)
+	add("+", x.come)
+	o := d.options(s)
+	o.DropInvalid = !kernel.LiberalConntrack()
+	for _, f := range t.families {
+		wanted := map[string]bool{}
+		for _, c := range newRules(&o, f, &p.Policy).withTreatments(scope.wanted(f)) {
+			wanted[c.Name] = true
+			if is, there := chains[f][c.Name]; !there {
+				lines = append(lines, fmt.Sprintf("+ %s chain %s\n", nfWord(f), c.Name))
+			} else if is.rules != len(c.Rules) {
+				lines = append(lines, fmt.Sprintf("+ %s chain %s: %s\n", nfWord(f), c.Name, countText(len(c.Rules))), fmt.Sprintf("- %s chain %s: %s\n", nfWord(f), c.Name, countText(is.rules)))
+			}
+		}
+		for name := range chains[f] {
+			if !wanted[name] {
+				lines = append(lines, fmt.Sprintf("- %s chain %s\n", nfWord(f), name))
+			}
+		}
+	}
+	slices.Sort(lines)
+	return strings.Join(lines, ""), nil
+}
+
+// Explainers implements [kernel.Viewer].
+func (*Driver) Explainers() []kernel.Explainer { return nil }
+
+// Preview implements [kernel.Cleaner].
+func (d *Driver) Preview(_ context.Context, routeTable int) (out []string, err error) {
+	r := d.routing(kernel.Settings{Marks: kernel.DefaultMarks(), RouteTable: routeTable})
+	if out, err = r.Present(); err != nil {
+		return nil, err
+	}
+	err = d.each(func(t *tables, f service.Family) error {
+		found, err := t.find(f)
+		if found >= old {
+			out = append(out, fmt.Sprintf("nftables table %s %s", nfWord(f), Name))
+		}
+		return err
+	})
+	return out, err
+}
+
+// Remove implements [kernel.Cleaner].
+func (d *Driver) Remove(_ context.Context, routeTable int) error {
+	return errors.Join(d.each(func(t *tables, f service.Family) error {
+		found, err := t.find(f)
+		if found >= old {
+			err = t.commit([][]byte{deleteTable(f)})
+		}
+		return err
+	}), d.routing(kernel.Settings{Marks: kernel.DefaultMarks(), RouteTable: routeTable}).Remove())
+}
+
+// Retire implements [kernel.Cleaner]. Conntrack rewrites what belongs to connections without rules.
+func (d *Driver) Retire(ctx context.Context) (kernel.Drainer, error) { return nil, d.Remove(ctx, 0) }
+
+// each calls f for both families. A kernel without nf_tables has nothing.
+func (d *Driver) each(f func(*tables, service.Family) error) error {
+	t, err := openTables(families(false))
+	if err != nil {
+		return nil
+	}
+	defer t.close()
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	var errs error
+	for _, family := range t.families {
+		if err := f(t, family); err != nil && !errors.Is(err, unix.EOPNOTSUPP) && !errors.Is(err, unix.EINVAL) {
+			errs = errors.Join(errs, err)
+		}
+	}
+	return errs
+}

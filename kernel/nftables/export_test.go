@@ -1,0 +1,10 @@
+package nftables
+
+// Netlink is what tests put faults in front of.
+type Netlink = netlink
+
+// Lacking returns a driver whose kernel is what wrap returns.
+func Lacking(wrap func(Netlink) Netlink) *Driver { return &Driver{through: wrap} }
+
+// Through has p and its steering speak to the kernel through what wrap returns.
+func Through(p *Plane, wrap func(Netlink) Netlink) { p.tables.socket = wrap(p.tables.socket) }

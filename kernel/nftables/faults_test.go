@@ -1,0 +1,247 @@
+package nftables_test
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/nftables"
+	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// faulty is a socket whose calls fail as faults say.
+type faulty struct {
+	nftables.Netlink
+	faults *kerneltest.Faults
+}
+
+func (f faulty) Transaction(subsystem uint16, requests [][]byte) error {
+	return f.faults.Netlink(func() error { return f.Netlink.Transaction(subsystem, requests) })
+}
+
+func (f faulty) Dump(request func([]byte) []byte, each func([]byte)) error {
+	return f.faults.Netlink(func() error { return f.Netlink.Dump(request, each) })
+}
+
+func (f faulty) Do(n int, request func([]byte, int) []byte, reply func(int, []byte, error)) error {
+	return f.faults.Netlink(func() error { return f.Netlink.Do(n, request, reply) })
+}
+
+// step does what the agent does for one plan, and goes on after errors as it does.
+func (n *node) step(p *plan.Plan, faults *kerneltest.Faults) {
+	d := plan.Between(n.was, p)
+	d.Full = n.was == nil
+	n.was = p
+	_, _ = n.steering.Follow(n.t.Context(), p, d)
+	n.plane.Want(p, d)
+	n.plane.Sync(n.t.Context(), func() {})
+	if faults.Died() {
+		n.restart()
+		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return faulty{s, faults} })
+	}
+}
+
+// lines leaves the order of elements out of account.
+func lines(listing string) []string { return strings.Split(sorted(listing), "\n") }
+
+// TestFaults: random plans while calls to the kernel fail, or are cut short by kproxy's
+// death, lead where the last plan by itself leads; and a fault at any single call is made up for.
+func TestFaults(t *testing.T) {
+	arrive := func(n *node, p *plan.Plan, faults *kerneltest.Faults) {
+		n.t.Helper()
+		faults.Stop()
+		n.program(p)
+		n.sync() // chains that were busy a moment ago
+		got := n.listing()
+		run(n.t, "nft flush ruleset")
+		n.restart()
+		n.program(p)
+		if diff := cmp.Diff(lines(n.listing()), lines(got)); diff != "" {
+			n.t.Fatalf("after %d faults (-from a fresh start +got):\n%s", faults.Count(), diff)
+		}
+	}
+	for seed := range uint64(12) {
+		n, faults := newNode(t), kerneltest.NewFaults(seed, 0.1)
+		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return faulty{s, faults} })
+		walk := kerneltest.NewWalk(seed, plan.ModeNFTables, plan.NFTables, 12)
+		var p *plan.Plan
+		for range 15 {
+			p = walk.Next()
+			n.step(p, faults)
+		}
+		if faults.Count() == 0 {
+			t.Error("no fault was injected")
+		}
+		arrive(n, p, faults)
+	}
+	walk := kerneltest.NewWalk(11, plan.ModeNFTables, plan.NFTables, 6)
+	first, second := walk.Next(), walk.Next()
+	way := func(faults *kerneltest.Faults) (before, after int) {
+		n := newNode(t)
+		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return faulty{s, faults} })
+		n.program(first)
+		before = faults.Calls()
+		n.step(second, faults)
+		after = faults.Calls()
+		arrive(n, second, faults)
+		return before, after
+	}
+	before, after := way(&kerneltest.Faults{})
+	if after-before < 5 {
+		t.Fatalf("the way from one plan to the other takes %d calls", after-before)
+	}
+	for _, kind := range []kerneltest.FaultKind{kerneltest.Refused, kerneltest.Late, kerneltest.Death} {
+		for i := before + 1; i <= after; i++ {
+			if faults := kerneltest.FaultAt(i, kind); true {
+				way(faults)
+				if faults.Count() != 1 {
+					t.Errorf("%s at call %d: %d faults", kind, i-before, faults.Count())
+				}
+			}
+		}
+	}
+}
+
+// TestBadServiceFailsAlone: the kernel refuses a chain's name that is too long, and with it the
+// whole transaction. All other services are programmed, at the start and afterwards, and the
+// bad one is as soon as it isn't bad any more.
+func TestBadServiceFailsAlone(t *testing.T) {
+	n := newNode(t)
+	named := func(i int, name string) *plan.Service {
+		return inTurn(kerneltest.Service(name, service.TCP, kerneltest.Cluster(fmt.Sprintf("10.96.1.%d:80", i)), kerneltest.Endpoints("10.1.0.1:80", "10.1.0.2:80")))
+	}
+	bad := strings.Repeat("long-", 60)
+	sync := func(p *plan.Plan, retry bool, want ...string) {
+		t.Helper()
+		d := plan.Between(n.was, p)
+		if retry {
+			d = plan.Delta{}
+		}
+		n.was = p
+		if _, err := n.steering.Follow(t.Context(), p, d); err != nil {
+			t.Fatal(err)
+		}
+		n.plane.Want(p, d)
+		r := n.plane.Sync(t.Context(), func() {})
+		var failed []string
+		for k, why := range r.Failed {
+			if failed = append(failed, k.Name[len(k.Name)-7:]); !errors.Is(why, unix.ERANGE) && !errors.Is(why, unix.EINVAL) {
+				t.Errorf("%s failed because %v", k.Name[290:], why)
+			}
+		}
+		slices.Sort(failed)
+		if r.Err != nil || !slices.Equal(failed, want) || len(want) > 0 && !r.Tried {
+			t.Fatalf("failed: %v, %v; want %v", failed, r.Err, want)
+		}
+		programmed := slices.Collect(maps.Keys(n.plane.Programmed()))
+		if len(programmed) != len(p.Services)-len(want) {
+			t.Errorf("programmed are %v", programmed)
+		}
+		time.Sleep(50 * time.Millisecond)
+		if found, err := n.plane.Check(t.Context()); err != nil || len(found) > 0 {
+			t.Errorf("Check says %v, %v", found, err)
+		}
+	}
+	good := kerneltest.Many(40, 3)
+	sync(plane(append(good[:10:10], named(1, "fine"))...), false)
+	p := plane(append(good[:20:20], named(1, "fine"), named(2, bad), named(3, bad+"er"))...)
+	sync(p, false, "g-long-", "long-er")
+	sync(plane(append(good[:30:30], named(1, "fine"), named(2, bad), named(3, bad+"er"))...), false, "g-long-", "long-er")
+	p = plane(append(good, named(1, "fine"), named(2, bad), named(3, "better"))...)
+	sync(p, false, "g-long-")
+	sync(p, true, "g-long-")
+	last := plane(append(good, named(1, "fine"), named(3, "better"))...)
+	sync(last, false)
+	got := n.listing()
+	run(t, "nft flush ruleset")
+	n.restart()
+	n.program(last)
+	if diff := cmp.Diff(lines(n.listing()), lines(got)); diff != "" {
+		t.Errorf("(-from a fresh start +got):\n%s", diff)
+	}
+}
+
+// refusing is a kernel that lacks something.
+type refusing struct {
+	nftables.Netlink
+	err error
+}
+
+func (r refusing) Transaction(uint16, [][]byte) error {
+	return &nlmsg.RequestError{Index: 3, Err: r.err}
+}
+func (r refusing) Refusals(uint16, [][]byte) ([]nlmsg.RequestError, error) {
+	return []nlmsg.RequestError{{Index: 3, Err: r.err}}, nil
+}
+
+// TestFailuresOfTheWholeTransaction: what is wrong with none of the services fails for all, and
+// leaves what the kernel holds.
+func TestFailuresOfTheWholeTransaction(t *testing.T) {
+	for _, errno := range []unix.Errno{unix.ENOBUFS, unix.EINTR, unix.EMSGSIZE, unix.ENOMEM, unix.EPERM, unix.EOPNOTSUPP} {
+		n := newNode(t)
+		before := plane(kerneltest.Many(3, 2)...)
+		n.program(before)
+		want := n.listing()
+		var socket nftables.Netlink
+		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { socket = s; return refusing{s, errno} })
+		p := plane(kerneltest.Many(5, 2)...)
+		n.plane.Want(p, plan.Between(before, p))
+		if r := n.plane.Sync(t.Context(), func() {}); !errors.Is(r.Err, errno) || len(r.Failed) > 0 || errno == unix.EPERM && !errors.Is(r.Err, kernel.ErrPermission) {
+			t.Errorf("%v: %v, failed %v", errno, r.Err, r.Failed)
+		}
+		if got := n.plane.Programmed(); len(got) != 3 {
+			t.Errorf("%v: %d services count as programmed, want 3", errno, len(got))
+		}
+		if now := n.listing(); sorted(now) != sorted(want) {
+			t.Errorf("%v: the kernel has\n%s", errno, now)
+		}
+		nftables.Through(n.plane, func(nftables.Netlink) nftables.Netlink { return socket })
+		n.was = before
+		n.program(p)
+		if got := n.plane.Programmed(); len(got) != 5 {
+			t.Errorf("%v: then %d services count as programmed, want 5", errno, len(got))
+		}
+	}
+}
+
+// TestKernelsWithoutIt: a kernel that has no nf_tables, or an older one, is told from one that
+// doesn't let this process, and what is missing and what to do instead are said.
+func TestKernelsWithoutIt(t *testing.T) {
+	kerneltest.Namespace(t)
+	release, err := kernel.Release()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		err  unix.Errno
+		want []string
+	}{
+		{unix.EOPNOTSUPP, []string{"nftables", "operation not supported", "Linux 5.13", "CONFIG_NF_TABLES", "another --mode"}}, // no nf_tables
+		{unix.ENOENT, []string{"nftables", "make counter", "Linux 5.13"}},                                                      // no such expression
+		{unix.EINVAL, []string{"nftables", "invalid argument", "Linux 5.13", "this is " + release}},                            // before 5.13
+		{unix.EPERM, []string{"permission", "CAP_NET_ADMIN"}},
+	} {
+		d := nftables.Lacking(func(s nftables.Netlink) nftables.Netlink { return refusing{s, tt.err} })
+		for _, trial := range []bool{false, true} {
+			facts, err := d.Probe(t.Context(), plan.ModeNFTables, trial)
+			if err != nil || facts.Missing == nil || facts.Capabilities[0].Supported {
+				t.Fatalf("%v: %+v, %v", tt.err, facts, err)
+			}
+			for _, phrase := range tt.want {
+				if !strings.Contains(facts.Missing.Error(), phrase) {
+					t.Errorf("%v: %q doesn't say %q", tt.err, facts.Missing, phrase)
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,133 @@
+package nftables_test
+
+import (
+	"os/exec"
+	"testing"
+
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/nftables"
+	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+func options() nftables.Options {
+	o := nftables.DefaultOptions()
+	o.TCPPort, o.UDPPort = 10244, 10244
+	return o
+}
+
+// scene is a scene whose node has the tables.
+type scene struct {
+	*kerneltest.Scene
+	plane    *nftables.Plane
+	steering *nftables.Redirects
+	was      *plan.Plan
+}
+
+func onEachFamily(t *testing.T, test func(s *scene)) {
+	for _, f := range service.Families {
+		t.Run(f.String(), func(t *testing.T) {
+			s := &scene{Scene: kerneltest.NewScene(t, f)}
+			s.open()
+			test(s)
+		})
+	}
+}
+
+func (s *scene) open() {
+	s.T.Helper()
+	routing := steering.DefaultRouting()
+	var err error
+	if s.plane, s.steering, err = nftables.Open(options(), &routing); err != nil {
+		s.T.Fatal(err)
+	}
+	s.was = nil
+	s.T.Cleanup(s.steering.Close)
+}
+
+// program makes the kernel do what p says.
+func (s *scene) program(p *plan.Plan) {
+	s.T.Helper()
+	d := plan.Between(s.was, p)
+	d.Full = s.was == nil
+	s.was = p
+	if _, err := s.steering.Follow(s.T.Context(), p, d); err != nil {
+		s.T.Fatal(err)
+	}
+	s.plane.Want(p, d)
+	if r := s.plane.Sync(s.T.Context(), func() {}); !r.OK() {
+		s.T.Fatal(r.Err)
+	}
+	if out, err := exec.Command("nft", "list", "ruleset").CombinedOutput(); err != nil {
+		s.T.Errorf("nft list ruleset: %v: %s", err, out)
+	}
+}
+
+func plane(services ...*plan.Service) *plan.Plan {
+	for _, s := range services {
+		kerneltest.Kernel(plan.NFTables)(s)
+	}
+	return kerneltest.Plan(plan.ModeNFTables, services...)
+}
+
+func run(t testing.TB, command string) string {
+	t.Helper()
+	out, err := exec.Command("sh", "-ec", command).CombinedOutput()
+	if err != nil {
+		t.Fatalf("%s: %v\n%s", command, err, out)
+	}
+	return string(out)
+}
+
+func TestSplit(t *testing.T) {
+	onEachFamily(t, func(s *scene) {
+		e := func(h int, weight uint32) func(*plan.Service) {
+			return kerneltest.Endpoint(s.Endpoint(h).String(), weight, false)
+		}
+		s.program(plane(
+			kerneltest.Service("tcp", service.TCP, kerneltest.Cluster(s.Virtual(1)), kerneltest.NodePort(30080), s.Endpoints(2, 3, 4)),
+			kerneltest.Service("udp", service.UDP, kerneltest.Cluster(s.Virtual(1)), s.Endpoints(2, 3, 4)),
+			kerneltest.Service("weighted", service.TCP, kerneltest.Cluster(s.Virtual(2)), kerneltest.Algorithm(service.WeightedRoundRobin), e(2, 3), e(3, 1), e(4, 0)),
+			inTurn(kerneltest.Service("turns", service.TCP, kerneltest.Cluster(s.Virtual(3)), kerneltest.NodePort(30081), s.Endpoints(2, 3, 4))),
+			inTurn(kerneltest.Service("turns", service.UDP, kerneltest.Cluster(s.Virtual(3)), kerneltest.Algorithm(service.WeightedRoundRobin), e(2, 3), e(3, 2), e(4, 0))),
+		))
+		equal := map[string]int{"two": 10, "three": 10, "four": 10}
+		s.Expect("in turn", equal, s.Asks(30, 1, service.TCP, s.Virtual(3)))
+		s.Expect("in turn, node port", equal, s.Asks(30, 1, service.TCP, s.NodePort(30081)))
+		s.Expect("weights 3, 2, 0, in turn", map[string]int{"two": 18, "three": 12}, s.Asks(30, 1, service.UDP, s.Virtual(3)))
+		for what, got := range map[string]map[string]int{
+			"TCP": s.Asks(90, 1, service.TCP, s.Virtual(1)), "UDP": s.Asks(90, 1, service.UDP, s.Virtual(1)),
+			"from the node": s.Asks(90, 0, service.TCP, s.Virtual(1)), "node port": s.Asks(90, 1, service.TCP, s.NodePort(30080)),
+		} {
+			for _, name := range []string{"two", "three", "four"} {
+				if got[name] < 10 || got[name] > 55 { // 30 expected, more than four standard deviations
+					s.T.Errorf("%s: 90 connections went to %v", what, got)
+				}
+			}
+		}
+		if got := s.Asks(100, 1, service.TCP, s.Virtual(2)); got["two"] < 55 || got["three"] < 5 || got["two"]+got["three"] != 100 {
+			s.T.Errorf("weights 3, 1, 0: %v", got)
+		}
+	})
+}
+
+// inTurn is a service that asks for its algorithm.
+func inTurn(s *plan.Service) *plan.Service {
+	s.Port.AlgorithmGiven = true
+	return s
+}
+
+// TestPackets: what every data plane does.
+func TestPackets(t *testing.T) {
+	for name, test := range kerneltest.Packets {
+		t.Run(name, func(t *testing.T) {
+			onEachFamily(t, func(s *scene) {
+				test(s.Scene, &kerneltest.Subject{
+					Mode: plan.ModeNFTables, DataPlane: plan.NFTables, TCPPort: options().TCPPort, UDPPort: options().UDPPort,
+					Program: s.program, Heartbeat: s.steering, Plane: s.plane,
+				})
+			})
+		})
+	}
+}

@@ -1,0 +1,582 @@
+package nftables
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// Plane is the data plane nftables: the rules that all services share, and the elements of
+// those that it carries.
+type Plane struct {
+	tables  *tables
+	options *Options
+	routing *steering.Routing
+	held    *scope // changed under the tables' lock, because of Check
+
+	want    *plan.Plan
+	pending plan.Delta // from held.plan to want
+	have    map[place]Element
+	failing *plan.Plan
+	refused map[service.Key]error // services that the kernel has nothing of, because it refused them
+	steered bool
+	damaged atomic.Bool
+	checked int       // foreign transactions after which what the kernel holds was as it should be
+	next    time.Time // when to look again
+}
+
+var (
+	_ kernel.Plane          = (*Plane)(nil)
+	_ kernel.Counter        = (*Plane)(nil)
+	_ kernel.AffinityKeeper = (*Plane)(nil)
+)
+
+// Open opens the tables in the network namespace of the calling thread, and changes
+// nothing. Both have one socket, which [Redirects.Close] closes.
+func Open(o Options, r *steering.Routing) (*Plane, *Redirects, error) {
+	t, err := openTables(families(o.SkipIPv6))
+	if err != nil {
+		return nil, nil, err
+	}
+	return newPlane(t, &o, r), newRedirects(t, r), nil
+}
+
+func families(skipIPv6 bool) []service.Family {
+	if skipIPv6 {
+		return []service.Family{service.IPv4}
+	}
+	return service.Families[:]
+}
+
+func newPlane(t *tables, o *Options, r *steering.Routing) *Plane {
+	p := &Plane{tables: t, options: o, routing: r}
+	p.held = newScope((*members).addService, serviceSets...)
+	p.held.begin()
+	return p
+}
+
+// Adopt implements [kernel.Plane].
+func (p *Plane) Adopt(_ context.Context, s *service.Snapshot) (map[service.Key]bool, error) {
+	if err := p.read(); err != nil {
+		return nil, err
+	}
+	p.tables.mu.Lock()
+	users, err := p.tables.elements(setUserspace)
+	p.tables.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	out := map[service.Key]bool{}
+	for x := range s.All() {
+		served, user := false, false
+		for _, at := range addresses(x) {
+			_, is := p.have[place{at.family, setServices, at.key}]
+			_, in := users[place{at.family, setUserspace, at.key}]
+			served, user = served || is, user || in
+		}
+		if served && !user {
+			out[x.Key] = true
+		}
+	}
+	return out, nil
+}
+
+// addresses are where a service port's addresses would be found in sets, whose name is left out.
+func addresses(p *service.Port) (out []place) {
+	for _, list := range [][]netip.Addr{p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs} {
+		for _, a := range list {
+			out = append(out, place{family: service.FamilyOf(a), key: destination(a, p.Protocol, p.Number)})
+		}
+	}
+	if p.NodePort != 0 {
+		for _, f := range service.Families {
+			out = append(out, place{family: f, key: destination(zero[f], p.Protocol, p.NodePort)})
+		}
+	}
+	return out
+}
+
+// read reads back what the kernel holds.
+func (p *Plane) read() (err error) {
+	p.damaged.Store(false)
+	p.tables.mu.Lock()
+	defer p.tables.mu.Unlock()
+	p.held.begin()
+	p.have, err = p.tables.elements(p.held.names...)
+	return err
+}
+
+// Want implements [kernel.Plane].
+func (p *Plane) Want(x *plan.Plan, d plan.Delta) bool {
+	p.want, p.pending = x, p.pending.Then(d)
+	return p.failing == nil || p.failing != x && (len(d.Changes) > 0 || d.Full)
+}
+
+// Programmed implements [kernel.Plane].
+func (p *Plane) Programmed() map[service.Key]uint64 {
+	out := map[service.Key]uint64{}
+	if p.want == nil {
+		return out
+	}
+	for _, s := range p.want.Services {
+		if s.Kernel == plan.NFTables && p.holds(s) {
+			out[s.Port.Key] = s.KernelHash
+		}
+	}
+	return out
+}
+
+// holds reports whether the kernel holds what s wants.
+func (p *Plane) holds(s *plan.Service) bool {
+	if p.refused[s.Port.Key] != nil {
+		return false
+	}
+	if p.held.plan != nil {
+		was := p.held.plan.Find(s.Port.Key)
+		return was != nil && was.Kernel == s.Kernel && was.KernelHash == s.KernelHash
+	}
+	m := p.held.of(p.tables.families, s)
+	return p.have != nil && !slices.ContainsFunc(m.list, func(e member) bool {
+		h, ok := p.have[e.place()]
+		return !ok || !h.same(&e.Element)
+	})
+}
+
+// Sync implements [kernel.Plane]. Where the kernel refuses a transaction, the second attempt
+// begins with reading what is there, which others may have changed; if it is refused again,
+// the next does without the services that it is refused for.
+func (p *Plane) Sync(_ context.Context, steered func()) (r kernel.Result) {
+	const attempts = 5
+	again := len(p.refused) > 0 && len(p.pending.Changes) == 0
+	r.Full = p.held.plan == nil || p.damaged.Load() || again
+	if r.Full {
+		p.refused = nil
+	}
+	for range attempts {
+		var culprits map[service.Key]error
+		culprits, r.Err = p.sync(&r, steered)
+		if r.Err == nil || !refused(r.Err) || r.Full && len(culprits) == 0 {
+			break
+		}
+		if p.refused == nil || !r.Full {
+			p.refused = map[service.Key]error{}
+		}
+		maps.Copy(p.refused, culprits)
+		r.Full = true
+	}
+	if p.failing = nil; r.Err != nil || len(p.refused) > 0 {
+		p.failing = p.want
+	}
+	if r.Failed, r.Tried = maps.Clone(p.refused), r.Tried || len(p.refused) > 0; r.Err != nil {
+		r.Failed = nil
+		_ = p.read() // what took effect is known only by looking
+	}
+	return r
+}
+
+// sync makes one attempt. If the kernel refuses what is read and rendered anew, culprits are
+// the services for which it does.
+func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key]error, _ error) {
+	t := p.tables
+	if r.Full {
+		if err := p.read(); err != nil {
+			return nil, err
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if r.Full { // write every rule anew
+		for _, f := range t.families {
+			clear(t.chains[f])
+		}
+	}
+	if !p.steered || r.Full {
+		if err := p.writeRules(r); err != nil {
+			return nil, fmt.Errorf("lead connections to userspace: %w", err)
+		}
+		if !p.steered {
+			r.Steered, p.steered = true, true
+			steered()
+		}
+	}
+	var d difference
+	if r.Full {
+		d = p.held.whole(t.families, p.have, p.want, p.refused)
+	} else {
+		d = p.held.change(t.families, p.pending, p.refused)
+	}
+	p.have = nil
+	var chains [][]byte
+	written := [2]map[string]code{}
+	rules := 0
+	for _, f := range t.families {
+		more, w, n := t.writeChains(f, p.chains(f, r.Full, &d))
+		chains, written[f], rules = append(chains, more...), w, rules+n
+		if n += r.Written[f][Name]; n > 0 {
+			r.Written[f] = map[string]int{Name: n}
+		}
+	}
+	requests := append(chains, d.requests(t)...)
+	if r.Tried = r.Tried || len(requests) > 0; len(requests) > 0 {
+		if err := t.commit(requests); err != nil {
+			if r.Full && refused(err) {
+				culprits = p.culprits(chains, d)
+			}
+			p.held.begin()
+			return culprits, fmt.Errorf("program nftables: %w", err)
+		}
+		r.Applied.Add(kernel.Applied{Rules: rules, Entries: len(d.gone) + len(d.come), Chains: len(written[0]) + len(written[1])})
+	}
+	for f := range written {
+		maps.Copy(t.chains[f], written[f])
+	}
+	if r.Full || rules > 0 {
+		if err := p.learn(r.Full, written); err != nil {
+			return nil, err
+		}
+	}
+	p.sweep()
+	maps.Copy(t.entries, p.held.sizes)
+	for _, c := range p.pending.Changes {
+		if !r.Full {
+			delete(p.refused, c.Key())
+		}
+	}
+	p.held.plan, p.pending = p.want, plan.Delta{}
+	r.Holds = p.count()
+	return nil, nil
+}
+
+// chains are those that all services share, and those of treatments: of all, if it is to be
+// whole or the policy that they are made by has changed, else of those that d touches. Of
+// these, the ones that nobody needs any more are stale.
+func (p *Plane) chains(f service.Family, whole bool, d *difference) []Chain {
+	t := p.tables
+	r := newRules(p.options, f, &p.want.Policy)
+	shared := r.chains()
+	for i := range shared {
+		if whole {
+			break
+		}
+		_, written, _ := t.writeChains(f, shared[i:i+1])
+		whole = len(written) > 0
+	}
+	wanted := p.held.wanted(f)
+	touched := map[treatment]bool{}
+	for _, x := range d.touched[f] {
+		touched[x] = wanted[x]
+		for _, c := range r.treat(x) {
+			if _, there := t.chains[f][c.Name]; there {
+				t.stale[f][c.Name] = !wanted[x]
+			}
+		}
+	}
+	if whole {
+		return r.withTreatments(wanted)
+	}
+	maps.DeleteFunc(touched, func(_ treatment, wanted bool) bool { return !wanted })
+	return r.withTreatments(touched)
+}
+
+// culprits are the services for which the kernel refuses a transaction that makes chains and
+// changes elements. It is asked about every element by itself.
+func (p *Plane) culprits(chains [][]byte, d difference) map[service.Key]error {
+	t := p.tables
+	requests := append(slices.Clip(chains), (&difference{gone: d.gone}).requests(t)...)
+	first := len(requests)
+	for i := range d.come {
+		e := &d.come[i]
+		requests = append(requests, changeElements(e.family, unix.NFT_MSG_NEWSETELEM, t.sets[e.family][e.set], 1, func(int) *Element { return &e.Element })...)
+	}
+	refusals, err := t.socket.Refusals(unix.NFNL_SUBSYS_NFTABLES, requests)
+	if err != nil {
+		return nil
+	}
+	elements, named := map[place]error{}, map[string]error{}
+	for i := range refusals {
+		at := refusals[i].Index
+		if err := requestError(requests, &refusals[i]); at >= first {
+			elements[d.come[at-first].place()] = err
+		} else if at >= 0 {
+			_, chain := about(requests[at])
+			named[chain] = err
+		}
+	}
+	out := map[service.Key]error{}
+	for _, s := range p.want.Services {
+		m := p.held.of(t.families, s)
+		for _, e := range m.list {
+			if err := elements[e.place()]; err != nil {
+				out[s.Port.Key] = err
+			}
+		}
+		for f := range m.treatments {
+			for _, x := range m.treatments[f] {
+				if len(named) == 0 {
+					break
+				}
+				for _, c := range newRules(p.options, service.Family(f), &p.want.Policy).treat(x) {
+					if err := named[c.Name]; err != nil {
+						out[s.Port.Key] = err
+					}
+				}
+			}
+		}
+	}
+	return out
+}
+
+// writeRules makes the tables where they aren't there, and writes the rules that all
+// services share.
+func (p *Plane) writeRules(r *kernel.Result) error {
+	if err := p.routing.Ensure(); err != nil {
+		return err
+	}
+	t := p.tables
+	if err := t.ensure(); err != nil {
+		return err
+	}
+	var requests [][]byte
+	for _, f := range t.families {
+		more, written, n := t.writeChains(f, newRules(p.options, f, &p.want.Policy).chains())
+		requests = append(requests, more...)
+		maps.Copy(t.chains[f], written)
+		r.Applied.Rules += n
+		r.Written[f] = map[string]int{Name: n}
+	}
+	return t.commit(requests)
+}
+
+// learn notes how the kernel lists the chains that were written. One that has another number
+// of rules was changed meanwhile: the next pass writes it anew. If everything was, other
+// chains are stale.
+func (p *Plane) learn(whole bool, written [2]map[string]code) error {
+	t := p.tables
+	have, err := t.readRules()
+	if err != nil {
+		return err
+	}
+	for _, f := range t.families {
+		for name, c := range t.chains[f] {
+			if _, now := written[f][name]; now || whole {
+				if have[f][name].rules != c.rules {
+					p.damaged.Store(true)
+				}
+				t.listed[f][name] = have[f][name]
+			}
+		}
+		if !whole {
+			continue
+		}
+		wanted := map[string]bool{}
+		for _, c := range newRules(p.options, f, &p.want.Policy).withTreatments(p.held.wanted(f)) {
+			wanted[c.Name] = true
+		}
+		for name := range have[f] {
+			if t.stale[f][name] = !wanted[name]; t.stale[f][name] {
+				t.listed[f][name] = have[f][name]
+			}
+		}
+	}
+	return nil
+}
+
+// sweep deletes stale chains, in one transaction unless that fails: others may have deleted
+// some, or keep some in use. Kernels before 6.2 say that chains are busy until a moment after
+// the last element that led there. Then the next pass deletes them.
+func (p *Plane) sweep() {
+	t := p.tables
+	for _, f := range t.families {
+		var stale []string
+		for name, is := range t.stale[f] {
+			if is {
+				stale = append(stale, name)
+			}
+		}
+		var requests [][]byte
+		for _, name := range stale {
+			requests = append(requests, flushChain(f, name))
+		}
+		for _, name := range stale {
+			requests = append(requests, deleteChain(f, name))
+		}
+		all := t.commit(requests)
+		for i, name := range stale {
+			err := all
+			if err != nil {
+				if t.commit(requests[i:i+1]) == nil { // it is written anew if a service needs it again
+					t.chains[f][name], t.listed[f][name] = code{}, listed{}
+				}
+				err = t.commit([][]byte{deleteChain(f, name)})
+			}
+			if err == nil || errors.Is(err, unix.ENOENT) {
+				delete(t.stale[f], name)
+				delete(t.chains[f], name)
+				delete(t.listed[f], name)
+			}
+		}
+	}
+}
+
+func (p *Plane) count() *kernel.Objects {
+	var o kernel.Objects
+	for _, f := range p.tables.families {
+		n := 0
+		for _, c := range p.tables.chains[f] {
+			n += c.rules
+		}
+		o.Rules[f] = map[string]int{Name: n}
+	}
+	return &o
+}
+
+// Check implements [kernel.Plane]. While nobody else has changed anything in the kernel's
+// nftables, it is one question. Programs that do so all the time don't make kproxy read
+// its elements all the time: it does so for a fifth of the time.
+func (p *Plane) Check(context.Context) ([]string, error) {
+	const rest = 4
+	t := p.tables
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if err := t.notice(0); err != nil {
+		return nil, err
+	}
+	if p.held.plan == nil {
+		return nil, nil
+	}
+	out, err := p.routing.Missing()
+	if err != nil {
+		return nil, err
+	}
+	for i := range out {
+		out[i] += " is gone"
+	}
+	if len(out) > 0 {
+		p.damaged.Store(true)
+	}
+	begin := time.Now()
+	if t.foreign == p.checked || begin.Before(p.next) {
+		return out, nil
+	}
+	foreign := t.foreign
+	chains, err := t.readRules()
+	if err != nil {
+		return nil, err
+	}
+	have, err := t.elements(p.held.names...)
+	if err != nil {
+		return nil, err
+	}
+	for _, f := range t.families {
+		if !maps.Equal(chains[f], t.listed[f]) {
+			out = append(out, fmt.Sprintf("rules of table %s %s were changed", nfWord(f), Name))
+		}
+	}
+	d := newScope(p.held.add, p.held.names...).whole(t.families, have, p.held.plan, p.refused)
+	if len(d.gone)+len(d.come) > 0 {
+		out = append(out, fmt.Sprintf("table %s: %d elements are gone or changed, %d foreign", Name, len(d.come), len(d.gone)))
+	}
+	if p.next = time.Now().Add(rest * time.Since(begin)); len(out) > 0 {
+		p.damaged.Store(true)
+	}
+	p.checked = foreign
+	return out, nil
+}
+
+// Counts implements [kernel.Counter].
+func (p *Plane) Counts(context.Context) (c kernel.Counts, err error) {
+	t := p.tables
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	sums := map[string]*uint64{countInvalid: &c.Invalid, countRefused: &c.Refused, countSteered: &c.Steered}
+	for _, f := range t.families {
+		err := t.dump(unix.NFT_MSG_GETOBJ, f, func(b []byte) []byte {
+			b = nlmsg.AppendText(b, unix.NFTA_OBJ_TABLE, Name)
+			return nlmsg.AppendUint32(b, unix.NFTA_OBJ_TYPE, unix.NFT_OBJECT_COUNTER)
+		}, func(b []byte) {
+			table, name, packets := readCounter(b)
+			if sum := sums[name]; table == Name && sum != nil {
+				*sum += packets
+			}
+		})
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return kernel.Counts{}, err
+		}
+	}
+	return c, nil
+}
+
+// ReadAffinity implements [kernel.AffinityKeeper].
+func (p *Plane) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Client, error) {
+	p.tables.mu.Lock()
+	have, err := p.tables.elements(setAffinity)
+	p.tables.mu.Unlock()
+	if err != nil {
+		return nil, err
+	}
+	type endpoint struct {
+		key    service.Key
+		number string
+	}
+	services, endpoints := map[string]service.Key{}, map[endpoint]netip.AddrPort{}
+	for _, m := range from {
+		k := m.Service.Port.Key
+		for i := range m.Service.Frontends {
+			services[keyOf(&m.Service.Frontends[i])] = k
+		}
+		for i := range m.Service.Endpoints {
+			a := m.Service.Endpoints[i].Address
+			endpoints[endpoint{k, numberBytes(endpointNumber(a))}] = a
+		}
+	}
+	out := map[service.Key][]kernel.Client{}
+	for at, e := range have {
+		n := typeAddr[at.family].size
+		client, _ := netip.AddrFromSlice([]byte(at.key[:n]))
+		k, ok := services[at.key[n:]]
+		if a, known := endpoints[endpoint{k, e.Data}]; ok && known {
+			out[k] = append(out[k], kernel.Client{Address: client, Endpoint: a, Remaining: e.Timeout})
+		}
+	}
+	return out, nil
+}
+
+// SeedAffinity implements [kernel.AffinityKeeper].
+func (p *Plane) SeedAffinity(_ context.Context, to []kernel.Moving, clients map[service.Key][]kernel.Client) error {
+	var d difference
+	for _, m := range to {
+		usable, local := map[netip.AddrPort]bool{}, map[netip.AddrPort]bool{}
+		for i := range m.Service.Endpoints {
+			e := &m.Service.Endpoints[i]
+			usable[e.Address], local[e.Address] = e.Usable, e.Local
+		}
+		seen := map[string]bool{}
+		for i := range m.Service.Frontends {
+			f := &m.Service.Frontends[i]
+			for _, c := range clients[m.Service.Port.Key] {
+				k := bytesOf(c.Address) + homeOf(m.Service, f)
+				if service.FamilyOf(c.Address) == f.Family && usable[c.Endpoint] && (local[c.Endpoint] || !f.Local) && !seen[k] && c.Remaining > 0 {
+					seen[k] = true
+					d.come = append(d.come, member{f.Family, setAffinity, Element{
+						Key: k, Data: numberBytes(endpointNumber(c.Endpoint)), Timeout: max(c.Remaining, time.Second)}})
+				}
+			}
+		}
+	}
+	t := p.tables
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.renew(d.come)
+}

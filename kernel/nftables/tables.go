@@ -1,0 +1,586 @@
+package nftables
+
+import (
+	"bytes"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// layout is the comment of a table. One with the same beginning was made by another release,
+// and is replaced as a whole; one with another comment, or none, isn't kproxy's.
+const layout = owner + "layout 1"
+
+const owner = "kproxy's, "
+
+// maker is whose a table of kproxy's name is.
+type maker int
+
+const (
+	absent  maker = iota
+	another       // program's
+	old           // of another release of kproxy
+	current
+)
+
+// tables are kproxy's two tables in the kernel. They are safe for concurrent use.
+type tables struct {
+	families []service.Family
+
+	mu      sync.Mutex // guards what follows
+	socket  netlink
+	sets    [2]map[string]*Set
+	chains  [2]map[string]code   // what was written
+	stale   [2]map[string]bool   // chains that aren't used any more
+	entries map[place]int        // how many elements the kernel has of sets that follow plans; keys are empty
+	listed  [2]map[string]listed // chains as the kernel gave them back when they had been written
+	at      uint32               // generation after the last transaction that was noticed
+	foreign int                  // how often others' transactions were noticed
+}
+
+// netlink is a [nlmsg.Socket], or one with faults.
+type netlink interface {
+	Do(n int, request func(b []byte, i int) []byte, reply func(i int, body []byte, err error)) error
+	Dump(request func(b []byte) []byte, each func(body []byte)) error
+	Transaction(subsystem uint16, requests [][]byte) error
+	Refusals(subsystem uint16, requests [][]byte) ([]nlmsg.RequestError, error)
+	Close() error
+}
+
+// code is the expressions of a chain's rules, and how many rules there are.
+type code struct {
+	text  string
+	rules int
+}
+
+// listed is a chain as the kernel lists it, in bytes that are the same as long as it is
+// left alone.
+type listed code
+
+// openTables opens a socket in the network namespace of the calling thread. It changes nothing.
+func openTables(families []service.Family) (*tables, error) {
+	s, err := nlmsg.Open(unix.NETLINK_NETFILTER, 64<<10)
+	if err != nil {
+		return nil, err
+	}
+	t := &tables{families: families, socket: s, entries: map[place]int{}}
+	for _, f := range families {
+		t.sets[f], t.chains[f], t.stale[f], t.listed[f] = map[string]*Set{}, map[string]code{}, map[string]bool{}, map[string]listed{}
+		for _, s := range sets(f) {
+			t.sets[f][s.Name] = &s
+		}
+	}
+	return t, nil
+}
+
+func (t *tables) close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.socket.Close()
+}
+
+// ensure makes the tables with their sets, where they aren't there. Without chains they
+// do nothing.
+func (t *tables) ensure() error {
+	requests, err := t.setUp()
+	if err == nil {
+		err = t.commit(requests)
+	}
+	return err
+}
+
+// setUp are the requests for that.
+func (t *tables) setUp() (requests [][]byte, _ error) {
+	for _, f := range t.families {
+		found, err := t.find(f)
+		switch {
+		case err != nil:
+			return nil, err
+		case found == another:
+			return nil, fmt.Errorf("nftables table %s %s isn't kproxy's, which has a comment that begins with %q; "+
+				"rename it, or remove it with nft delete table %[1]s %[2]s", nfWord(f), Name, owner)
+		case found == old:
+			requests = append(requests, deleteTable(f))
+		}
+		requests = append(requests, newTable(f, layout))
+		for _, c := range counters {
+			requests = append(requests, newCounter(f, c))
+		}
+		for i, s := range sets(f) {
+			requests = append(requests, newSet(f, &s, uint32(i+1)))
+		}
+	}
+	return requests, nil
+}
+
+// find says which table of kproxy's name family f has.
+func (t *tables) find(f service.Family) (found maker, err error) {
+	err = t.dump(unix.NFT_MSG_GETTABLE, f, nil, func(b []byte) {
+		switch about := userdataText(attribute(b, tableUserdata)); {
+		case nlmsg.Text(attribute(b, unix.NFTA_TABLE_NAME)) != Name:
+		case about == layout:
+			found = current
+		case strings.HasPrefix(about, owner):
+			found = old
+		default:
+			found = another
+		}
+	})
+	return found, err
+}
+
+// dump lists objects of family f; each gets their attributes. A list that others' transactions
+// interrupt again and again is taken for whole when it is the same twice.
+func (t *tables) dump(kind uint16, f service.Family, more func([]byte) []byte, each func([]byte)) error {
+	const attempts = 20
+	var last [][]byte
+	for i := 0; ; i++ {
+		var all [][]byte // given out when the list is whole
+		err := t.socket.Dump(func(b []byte) []byte {
+			b = header(b, kind, unix.NLM_F_DUMP, f)
+			if more != nil {
+				b = more(b)
+			}
+			return b
+		}, func(body []byte) {
+			if len(body) >= nlmsg.SizeofNetfilter {
+				all = append(all, bytes.Clone(body[nlmsg.SizeofNetfilter:]))
+			}
+		})
+		if errors.Is(err, nlmsg.ErrInterrupted) {
+			if i > 0 && slices.EqualFunc(all, last, bytes.Equal) {
+				err = nil
+			} else if i < attempts {
+				last = all
+				continue
+			}
+		}
+		if err != nil {
+			return fmt.Errorf("list nftables: %w", classify(err))
+		}
+		for _, b := range all {
+			each(b)
+		}
+		return nil
+	}
+}
+
+// classify tells callers what they can act on.
+func classify(err error) error {
+	if errors.Is(err, unix.EPERM) {
+		return errors.Join(kernel.ErrPermission, err)
+	}
+	return err
+}
+
+// commit carries out a transaction, and notices others'.
+func (t *tables) commit(requests [][]byte) error {
+	if len(requests) == 0 {
+		return nil
+	}
+	if err := t.notice(0); err != nil {
+		return err
+	}
+	if err := t.socket.Transaction(unix.NFNL_SUBSYS_NFTABLES, requests); err != nil {
+		return classify(requestError(requests, err))
+	}
+	return t.notice(1)
+}
+
+// requestError says which request an error is about, if it is about one.
+func requestError(requests [][]byte, err error) error {
+	var at *nlmsg.RequestError
+	if errors.As(err, &at) && at.Index >= 0 && at.Index < len(requests) {
+		what, name := about(requests[at.Index])
+		return &refusal{what + " " + name, at.Err}
+	}
+	return err
+}
+
+// refusal is a request that the kernel refused.
+type refusal struct {
+	request string // what it was to do
+	err     error
+}
+
+func (r *refusal) Error() string { return r.request + ": " + r.err.Error() }
+func (r *refusal) Unwrap() error { return r.err }
+
+// refused reports whether err is about what a transaction was to change, so that another may
+// succeed.
+func refused(err error) bool {
+	var r *refusal
+	return errors.As(err, &r) && !slices.ContainsFunc([]unix.Errno{unix.EPERM, unix.EACCES, unix.ENOMEM, unix.ENOBUFS, unix.EINTR, unix.EAGAIN},
+		func(e unix.Errno) bool { return errors.Is(err, e) })
+}
+
+// notice looks whether there were other transactions than so many of kproxy's own since
+// the last time.
+func (t *tables) notice(own uint32) error {
+	now, err := t.generation()
+	if err != nil {
+		return err
+	}
+	if now != t.at+own {
+		t.foreign++
+	}
+	t.at = now
+	return nil
+}
+
+// about says what a request does, and the name of the chain, set or object that it does it to.
+func about(b []byte) (what, name string) {
+	kind := binary.NativeEndian.Uint16(b[4:]) & 0xff
+	what = map[uint16]string{unix.NFT_MSG_NEWTABLE: "make table", unix.NFT_MSG_DELTABLE: "delete table", unix.NFT_MSG_NEWCHAIN: "make chain", unix.NFT_MSG_DELCHAIN: "delete chain", unix.NFT_MSG_NEWRULE: "add rule to", unix.NFT_MSG_DELRULE: "flush", unix.NFT_MSG_NEWSET: "make set", unix.NFT_MSG_NEWSETELEM: "add to set", unix.NFT_MSG_DELSETELEM: "delete from set", unix.NFT_MSG_NEWOBJ: "make counter"}[kind]
+	for typ, v := range nlmsg.Attributes(b[unix.NLMSG_HDRLEN+nlmsg.SizeofNetfilter:]) {
+		if typ == 2 || typ == unix.NFTA_CHAIN_NAME && (kind == unix.NFT_MSG_NEWCHAIN || kind == unix.NFT_MSG_DELCHAIN) {
+			return what, nlmsg.Text(v)
+		}
+	}
+	return what, ""
+}
+
+// generation is how many transactions the kernel has carried out, whosever.
+func (t *tables) generation() (out uint32, err error) {
+	var failure error
+	err = t.socket.Do(1, func(b []byte, _ int) []byte {
+		return nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, unix.NFT_MSG_GETGEN|unix.NFNL_SUBSYS_NFTABLES<<8, 0), unix.AF_UNSPEC)
+	}, func(_ int, body []byte, err error) {
+		failure = err
+		for typ, v := range nlmsg.Attributes(body[min(len(body), nlmsg.SizeofNetfilter):]) {
+			if typ == unix.NFTA_GEN_ID && len(v) >= 4 {
+				out = binary.BigEndian.Uint32(v)
+			}
+		}
+	})
+	if err = errors.Join(err, failure); err != nil {
+		return 0, fmt.Errorf("read nftables' generation: %w", classify(err))
+	}
+	return out, nil
+}
+
+// elements reads sets back.
+func (t *tables) elements(names ...string) (map[place]Element, error) {
+	out := map[place]Element{}
+	for _, f := range t.families {
+		for _, name := range names {
+			err := t.dump(unix.NFT_MSG_GETSETELEM, f, func(b []byte) []byte {
+				b = nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_TABLE, Name)
+				return nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, name)
+			}, func(b []byte) {
+				readElements(b, func(e Element) { out[place{f, name, e.Key}] = e })
+			})
+			if errors.Is(err, unix.ENOENT) {
+				continue
+			} else if err != nil {
+				return nil, err
+			}
+		}
+	}
+	return out, nil
+}
+
+// place is where an element is.
+type place struct {
+	family service.Family
+	set    string
+	key    string
+}
+
+// readRules lists the chains.
+func (t *tables) readRules() (out [2]map[string]listed, err error) {
+	for _, f := range t.families {
+		out[f] = map[string]listed{}
+		err = t.dump(unix.NFT_MSG_GETCHAIN, f, nil, func(attributes []byte) {
+			if nlmsg.Text(attribute(attributes, unix.NFTA_CHAIN_TABLE)) == Name {
+				out[f][nlmsg.Text(attribute(attributes, unix.NFTA_CHAIN_NAME))] = listed{}
+			}
+		})
+		rules := map[string]*strings.Builder{}
+		if err == nil {
+			err = t.dump(unix.NFT_MSG_GETRULE, f, func(b []byte) []byte { return nlmsg.AppendText(b, unix.NFTA_RULE_TABLE, Name) }, func(attributes []byte) {
+				if nlmsg.Text(attribute(attributes, unix.NFTA_RULE_TABLE)) != Name {
+					return
+				}
+				c := nlmsg.Text(attribute(attributes, unix.NFTA_RULE_CHAIN))
+				if rules[c] == nil {
+					rules[c] = &strings.Builder{}
+				}
+				rules[c].Write(attributes)
+				out[f][c] = listed{rules: out[f][c].rules + 1}
+			})
+		}
+		if err != nil && !errors.Is(err, unix.ENOENT) {
+			return out, err
+		}
+		for c, b := range rules {
+			out[f][c] = listed{b.String(), out[f][c].rules}
+		}
+	}
+	return out, nil
+}
+
+// writeChains returns the requests that make chains what they should be, where they
+// aren't. What was written before is taken to be there.
+func (t *tables) writeChains(f service.Family, want []Chain) (requests [][]byte, written map[string]code, rules int) {
+	var fill [][]byte
+	written = map[string]code{}
+	for i := range want {
+		c := &want[i]
+		var text strings.Builder
+		for j := range c.Rules {
+			text.Write(c.Rules[j].code)
+			text.WriteByte(0)
+		}
+		now := code{text.String(), len(c.Rules)}
+		was, known := t.chains[f][c.Name]
+		if _, twice := written[c.Name]; twice || known && was == now {
+			continue
+		}
+		written[c.Name] = now
+		requests = append(requests, newChain(f, c))
+		fill = append(fill, flushChain(f, c.Name))
+		for j := range c.Rules {
+			fill = append(fill, newRule(f, c.Name, &c.Rules[j]))
+			rules++
+		}
+	}
+	return append(requests, fill...), written, rules
+}
+
+// difference is what a transaction changes of sets.
+type difference struct {
+	gone, come []member
+	touched    [2][]treatment // of services that change
+}
+
+func (d *difference) requests(t *tables) (out [][]byte) {
+	each := func(kind uint16, list []member) {
+		at := map[place][]int32{} // by set
+		for i := range list {
+			set := list[i].setPlace()
+			at[set] = append(at[set], int32(i))
+		}
+		for _, f := range t.families {
+			for _, s := range sets(f) { // in a fixed order
+				if here := at[place{family: f, set: s.Name}]; len(here) > 0 {
+					out = append(out, changeElements(f, kind, &s, len(here), func(i int) *Element { return &list[here[i]].Element })...)
+				}
+			}
+		}
+	}
+	each(unix.NFT_MSG_DELSETELEM, d.gone)
+	each(unix.NFT_MSG_NEWSETELEM, d.come)
+	return out
+}
+
+// setPlace is its set, as a place without a key.
+func (m *member) setPlace() place { return place{family: m.family, set: m.set} }
+
+func (m *member) place() place { return place{m.family, m.set, m.Key} }
+
+func (p place) compareSet(o place) int {
+	if p.family != o.family {
+		return int(p.family) - int(o.family)
+	}
+	return strings.Compare(p.set, o.set)
+}
+
+func (p place) compare(o place) int {
+	if c := p.compareSet(o); c != 0 {
+		return c
+	}
+	return strings.Compare(p.key, o.key)
+}
+
+// scope is those sets that one of the two loops keeps: steering's, or those of services.
+// One goroutine uses it.
+type scope struct {
+	names []string
+	add   func(*members, *plan.Service)
+
+	plan       *plan.Plan    // whose elements the kernel holds; nil if that isn't known
+	sizes      map[place]int // how many there are; keys are empty
+	counts     map[place]int
+	treatments [2]map[treatment]int
+}
+
+func newScope(add func(*members, *plan.Service), names ...string) *scope {
+	return &scope{names: names, add: add}
+}
+
+// shared are the sets in which several services may have the same element.
+func shared(set string) bool { return set == setEndpoints || set == setLeaving }
+
+// of returns what a service wants, sorted, each element once.
+func (s *scope) of(f []service.Family, x *plan.Service) members {
+	var m members
+	s.add(&m, x)
+	m.unique(f)
+	return m
+}
+
+// unique leaves out other families, and what is there twice. It sorts.
+func (m *members) unique(f []service.Family) {
+	if len(f) < len(service.Families) {
+		m.list = slices.DeleteFunc(m.list, func(e member) bool { return !slices.Contains(f, e.family) })
+	}
+	slices.SortFunc(m.list, func(a, b member) int { return a.place().compare(b.place()) })
+	m.list = slices.CompactFunc(m.list, func(a, b member) bool { return a.place() == b.place() })
+}
+
+// begin forgets everything.
+func (s *scope) begin() {
+	s.plan, s.counts, s.sizes = nil, map[place]int{}, map[place]int{}
+	for _, f := range service.Families {
+		for _, name := range s.names {
+			s.sizes[place{family: f, set: name}] = 0
+		}
+	}
+	for f := range s.treatments {
+		s.treatments[f] = map[treatment]int{}
+	}
+}
+
+// count changes how many services want what m has. It leaves those elements of list that
+// some service wanted before, or still wants.
+func (s *scope) count(m *members, by int) {
+	s.countTreatments(m, by)
+	m.list = slices.DeleteFunc(m.list, func(e member) bool {
+		if !shared(e.set) {
+			return false
+		}
+		p := e.place()
+		was := s.counts[p]
+		if s.counts[p] = was + by; was+by == 0 {
+			delete(s.counts, p)
+		}
+		return was != 0 && was+by != 0
+	})
+}
+
+func (s *scope) countTreatments(m *members, by int) {
+	for f := range m.treatments {
+		for _, t := range m.treatments[f] {
+			if s.treatments[f][t] += by; s.treatments[f][t] == 0 {
+				delete(s.treatments[f], t)
+			}
+		}
+	}
+}
+
+// wanted are the treatments in use.
+func (s *scope) wanted(f service.Family) map[treatment]bool {
+	out := map[treatment]bool{}
+	for t := range s.treatments[f] {
+		out[t] = true
+	}
+	return out
+}
+
+// change returns what leads from the elements of the plan that the kernel holds to those
+// of p, between which lies d. The kernel has nothing of what is in without.
+func (s *scope) change(f []service.Family, d plan.Delta, without map[service.Key]error) (out difference) {
+	var gone, come members
+	for _, c := range d.Changes {
+		var was members
+		if without[c.Key()] == nil {
+			was = s.of(f, c.Was)
+		}
+		is := s.of(f, c.Is)
+		come.treatments = joined(come.treatments, is.treatments)
+		gone.treatments = joined(gone.treatments, was.treatments)
+		for i, j := range service.Merge(len(was.list), len(is.list), func(i, j int) int { return was.list[i].place().compare(is.list[j].place()) }) {
+			switch {
+			case j < 0:
+				gone.list = append(gone.list, was.list[i])
+			case i < 0:
+				come.list = append(come.list, is.list[j])
+			case !was.list[i].same(&is.list[j].Element):
+				gone.list, come.list = append(gone.list, was.list[i]), append(come.list, is.list[j])
+			}
+		}
+	}
+	s.count(&come, 1) // first, so that an element which moves from one service to another stays
+	s.count(&gone, -1)
+	for i := range gone.list {
+		s.sizes[gone.list[i].setPlace()]--
+	}
+	for i := range come.list {
+		s.sizes[come.list[i].setPlace()]++
+	}
+	return difference{gone.list, come.list, joined(come.treatments, gone.treatments)}
+}
+
+func joined(a, b [2][]treatment) [2][]treatment {
+	for f := range a {
+		a[f] = append(a[f], b[f]...)
+	}
+	return a
+}
+
+// whole returns what leads from what the kernel has to the elements of p, but those of
+// services in without.
+func (s *scope) whole(f []service.Family, have map[place]Element, p *plan.Plan, without map[service.Key]error) (out difference) {
+	s.begin()
+	var m members
+	var sizes [2]map[string]int
+	for f := range sizes {
+		sizes[f] = map[string]int{}
+	}
+	endpoints, room := 0, 0
+	for _, x := range p.Services {
+		n := len(x.Groups[0].Cluster) + len(x.Groups[1].Cluster)
+		endpoints += n
+		room += len(x.Frontends) * (1 + 2*n)
+	}
+	s.counts = make(map[place]int, endpoints)
+	out.come = make([]member, 0, room)
+	for _, x := range p.Services {
+		if without[x.Port.Key] != nil {
+			continue
+		}
+		m.list, m.treatments = m.list[:0], [2][]treatment{m.treatments[0][:0], m.treatments[1][:0]}
+		if s.add(&m, x); len(x.Frontends) > 1 || x.Port.Affinity > 0 || len(f) < len(service.Families) || slices.ContainsFunc(x.Frontends, func(f plan.Frontend) bool { return f.ShortCircuit }) {
+			m.unique(f) // else it is
+		}
+		s.countTreatments(&m, 1)
+		for i := range m.list {
+			e := &m.list[i]
+			if shared(e.set) {
+				at := e.place()
+				if s.counts[at]++; s.counts[at] > 1 {
+					continue
+				}
+			}
+			sizes[e.family][e.set]++
+			if len(have) > 0 {
+				if h, ok := have[e.place()]; ok {
+					if delete(have, e.place()); h.same(&e.Element) {
+						continue
+					}
+					out.gone = append(out.gone, member{e.family, e.set, h})
+				}
+			}
+			out.come = append(out.come, *e)
+		}
+	}
+	for p, e := range have {
+		out.gone = append(out.gone, member{p.family, p.set, e})
+	}
+	for f := range sizes {
+		for name, n := range sizes[f] {
+			s.sizes[place{family: service.Family(f), set: name}] = n
+		}
+	}
+	return out
+}

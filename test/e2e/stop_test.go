@@ -1,0 +1,132 @@
+package e2e
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+)
+
+// TestStopInModeUserspace: while connections drain, new ones are served, TCP and UDP; then they are
+// refused at once. The log says how many are left.
+func TestStopInModeUserspace(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	drain := within(time.Minute)
+	w.start("--mode", "userspace", "--drain-timeout", drain.String())
+	at := frontends(m)[0]
+	held := w.hold(at)
+	began := time.Now()
+	w.must(w.proxy.Signal(syscall.SIGTERM))
+	w.eventually(5*time.Second, "kproxy to say that it is being stopped", func() error {
+		st, err := w.client.Status(w.ctx)
+		if err == nil && st.NotReady != "kproxy is being stopped" {
+			err = fmt.Errorf("ready %v: %q", st.Ready, st.NotReady)
+		}
+		return err
+	})
+	for range 20 {
+		w.ask(w.net.Client, "tcp", at)
+		w.ask(w.net.Client, "udp", at)
+		sleep(50 * time.Millisecond)
+	}
+	w.unbroken("while kproxy stops", held)
+	if !w.proxy.Running() {
+		t.Fatal("kproxy has ended before its connections")
+	}
+	if !strings.Contains(w.proxy.Log(), "left=1") {
+		t.Error("the log doesn't say how many connections are left")
+	}
+	w.must(held.Close())
+	ctx, cancel := context.WithTimeout(w.ctx, drain/2)
+	defer cancel()
+	w.must(w.proxy.Wait(ctx)) // with status 0
+	t.Logf("it ended %s after the signal", time.Since(began).Round(10*time.Millisecond))
+	w.refuses(w.net.Client, "tcp", at)
+	w.refuses(w.net.Client, "udp", at)
+}
+
+// TestStopWithoutEnd: a connection that never ends keeps kproxy for --drain-timeout, and others are served for
+// most of it.
+func TestStopWithoutEnd(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	drain := lasting(5 * time.Second)
+	w.start("--mode", "userspace", "--drain-timeout", drain.String())
+	w.hold(frontends(m)[0])
+	began := time.Now()
+	w.must(w.proxy.Signal(syscall.SIGTERM))
+	served := 0
+	for w.proxy.Running() {
+		ctx, cancel := context.WithTimeout(w.ctx, within(5*time.Second))
+		_, err := w.net.Client.Ask(ctx, "tcp", frontends(m)[0], "hello")
+		cancel()
+		switch {
+		case err == nil:
+			served++
+		case !strings.Contains(err.Error(), "refused") && !strings.Contains(err.Error(), "reset"):
+			t.Errorf("%s after the signal a connection wasn't refused: %v", time.Since(began).Round(time.Millisecond), err)
+		}
+		sleep(50 * time.Millisecond)
+	}
+	ended := time.Since(began)
+	if ended < drain || ended > drain+within(5*time.Second) {
+		t.Errorf("it ended %s after the signal, want %s", ended, drain)
+	}
+	if served < 20 {
+		t.Errorf("%d connections were served meanwhile, want them served until the last moment", served)
+	}
+	w.must(w.proxy.Wait(w.ctx))
+	if !strings.Contains(w.proxy.Log(), "connections were cut short") {
+		t.Error("the log doesn't say that a connection was ended")
+	}
+	w.refuses(w.net.Client, "tcp", frontends(m)[0])
+}
+
+// TestServiceManagerIsNotified: systemd is told that kproxy is ready when it is, not before, and that it stops.
+func TestServiceManagerIsNotified(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.configure()
+	socket := filepath.Join(w.dir, "notify")
+	l, err := net.ListenUnixgram("unixgram", &net.UnixAddr{Name: socket, Net: "unixgram"})
+	w.must(err)
+	defer l.Close()
+	w.proxy.Env = append(w.proxy.Env, "NOTIFY_SOCKET="+socket)
+	w.must(w.proxy.Start())
+	told := func() string {
+		buf := make([]byte, 4096)
+		w.must(l.SetReadDeadline(time.Now().Add(within(20 * time.Second))))
+		n, err := l.Read(buf)
+		w.must(err)
+		return string(buf[:n])
+	}
+	var before []string
+	for state := told(); !strings.HasPrefix(state, "READY=1\n"); state = told() {
+		before = append(before, state)
+	}
+	if len(before) == 0 || !strings.HasPrefix(before[0], "STATUS=not ready: kproxy is still setting up") {
+		t.Errorf("before it was ready it said %q", before)
+	}
+	st, err := w.client.Status(w.ctx)
+	w.must(err)
+	if !st.Ready {
+		t.Errorf("systemd takes it for ready, and it isn't: %s", st.NotReady)
+	}
+	w.ask(w.net.Client, "tcp", frontends(m)[0])
+	w.stop()
+	state := told()
+	for strings.HasPrefix(state, "STATUS=") {
+		state = told()
+	}
+	if state != "STOPPING=1\nSTATUS=draining" {
+		t.Errorf("at the end it said %q", state)
+	}
+}
