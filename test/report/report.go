@@ -12,7 +12,7 @@ import (
 )
 
 // event is one line of `go test -json` (go doc test2json), or one that run.sh adds:
-// "stage", what a part of it took.
+// "stage", what a part of it took, and "again", that a failed test is run once more.
 type event struct {
 	Action      string
 	Package     string
@@ -32,6 +32,7 @@ type report struct {
 	passed    int
 	failed    []string
 	reasons   map[string][]string // of failed, the lines that say why
+	again     []string            // tests that failed and run once more, each followed by why
 	skipped   []skip
 	elsewhere map[string]bool // tests that passed there, as they are named here
 
@@ -95,6 +96,14 @@ func (r *report) add(e event) {
 		delete(r.output, name)
 	case "fail":
 		r.fail(name, e)
+	case "again":
+		r.failed = slices.DeleteFunc(r.failed, func(f string) bool {
+			if f != name && !strings.HasPrefix(f, name+"/") {
+				return false
+			}
+			r.again = append(append(r.again, "failed once, so ran again, alone: "+f), r.reasons[f]...)
+			return true
+		})
 	case "stage":
 		r.stages = append(r.stages, e)
 	}
@@ -197,6 +206,9 @@ func (r *report) finish(failSkipped bool) bool {
 	}
 	for _, s := range r.stages {
 		fmt.Fprintf(r.out, "stage %-40s %6.0fs\n", s.Package, s.Elapsed)
+	}
+	for _, line := range r.again {
+		fmt.Fprintln(r.out, line)
 	}
 	for _, name := range r.failed {
 		fmt.Fprintln(r.out, "failed:", name)
