@@ -2,6 +2,7 @@ package lb
 
 import (
 	"encoding/binary"
+	"math/bits"
 	"net/netip"
 	"slices"
 	"sync"
@@ -36,6 +37,51 @@ func hashAddrPort(a netip.AddrPort, salt uint64) uint64 {
 func hash16(b [16]byte, salt uint64) uint64 {
 	h := mix(binary.BigEndian.Uint64(b[:8]) + salt)
 	return mix((h ^ binary.BigEndian.Uint64(b[8:])) + golden)
+}
+
+// SourceSlot is the slot of n that a client's address leads to, from 0 on: what nftables'
+// `jhash ip saddr mod n seed 0x1` computes (SourceSeed), so that a client has one endpoint in
+// userspace and in the kernel.
+func SourceSlot(client netip.Addr, n int) int {
+	at, _ := bits.Mul32(JHash(client.Unmap().WithZone("").AsSlice(), SourceSeed), uint32(n))
+	return int(at)
+}
+
+// SourceSeed is the seed of SourceSlot. It is the same on every node and in every version.
+const SourceSeed = 1
+
+// JHash is the kernel's jhash (include/linux/jhash.h), which is Bob Jenkins's lookup3: of
+// bytes in the order in which they are in memory.
+func JHash(key []byte, seed uint32) uint32 {
+	a := 0xdeadbeef + uint32(len(key)) + seed
+	b, c := a, a
+	rol := bits.RotateLeft32
+	for ; len(key) > 12; key = key[12:] {
+		a += binary.NativeEndian.Uint32(key)
+		b += binary.NativeEndian.Uint32(key[4:])
+		c += binary.NativeEndian.Uint32(key[8:])
+		a, c = (a-c)^rol(c, 4), c+b
+		b, a = (b-a)^rol(a, 6), a+c
+		c, b = (c-b)^rol(b, 8), b+a
+		a, c = (a-c)^rol(c, 16), c+b
+		b, a = (b-a)^rol(a, 19), a+c
+		c, b = (c-b)^rol(b, 4), b+a
+	}
+	if len(key) == 0 {
+		return c
+	}
+	var rest [12]byte
+	copy(rest[:], key)
+	a += binary.LittleEndian.Uint32(rest[:])
+	b += binary.LittleEndian.Uint32(rest[4:])
+	c += binary.LittleEndian.Uint32(rest[8:])
+	c = (c ^ b) - rol(b, 14)
+	a = (a ^ c) - rol(c, 11)
+	b = (b ^ a) - rol(a, 25)
+	c = (c ^ b) - rol(b, 16)
+	a = (a ^ c) - rol(c, 4)
+	b = (b ^ a) - rol(a, 14)
+	return (c ^ b) - rol(b, 24)
 }
 
 // maglevSize is the size of the lookup table: a prime, and the smaller one of

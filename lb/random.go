@@ -27,22 +27,30 @@ func (p *random) Pick(_ netip.Addr, skip Skip) int {
 
 func (p *random) Acquire(c netip.Addr, skip Skip) int { return p.acquire(p.Pick(c, skip)) }
 
-// sourceHash sends a client always to the same target: its address takes the
-// place of the random number. When the targets change, most clients move;
-// Maglev is for where that matters.
+// sourceHash sends a client always to the same target: its address decides. When the targets
+// change, most clients move; Maglev is for where that matters.
 type sourceHash struct {
 	loads
+	slots []int // as kernel rules have them
 	table alias
 }
 
 func newSourceHash(targets []Target) *sourceHash {
-	return &sourceHash{loads: loadsOf(targets), table: newAlias(targets)}
+	return &sourceHash{loads: loadsOf(targets), slots: Slots(weightsOf(targets), SlotLimit), table: newAlias(targets)}
 }
 
-// Pick draws the client's next choice where the one before is excluded; the
-// choices are the client's own, so that the clients of an ejected endpoint
-// spread over all others, and come back when it does.
-func (p *sourceHash) Pick(c netip.Addr, skip Skip) int { return p.table.draw(hashAddr(c), skip) }
+// Pick draws where the client's own target is excluded; the draws are the client's own as
+// well, so that the clients of an ejected endpoint spread over all others, and come back when
+// it does.
+func (p *sourceHash) Pick(c netip.Addr, skip Skip) int {
+	if len(p.slots) == 0 {
+		return -1
+	}
+	if own := p.slots[SourceSlot(c, len(p.slots))]; !excluded(skip, int32(own)) {
+		return own
+	}
+	return p.table.draw(hashAddr(c), skip)
+}
 
 func (p *sourceHash) Acquire(c netip.Addr, skip Skip) int { return p.acquire(p.Pick(c, skip)) }
 

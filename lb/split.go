@@ -6,6 +6,10 @@ import (
 	"slices"
 )
 
+// SlotLimit bounds the slots of a service whose endpoints have weights, where Slots choose:
+// weights that need more are rounded to the closest split.
+const SlotLimit = 64
+
 // Slots spreads weights over a sequence of equal slots, for kernel rules that
 // can only go round: each element is an index into weights, each index has
 // slots in proportion to its weight, and they are interleaved as smooth

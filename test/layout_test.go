@@ -51,7 +51,7 @@ var layout = []row{
 	{folder: "source/kube", imports: "service source", third: kubernetes + " k8s.io/client-go k8s.io/utils k8s.io/klog github.com/go-logr/logr"},
 	// source: kube-proxy's reading of addresses with leading zeros.
 	{folder: "config", imports: "service source strict", third: "sigs.k8s.io/yaml sigs.k8s.io/json k8s.io/kube-proxy k8s.io/component-base k8s.io/apimachinery"},
-	{folder: "trace/netfilter", imports: "kernel kernel/steering kernel/nlmsg service", third: "golang.org/x/sys"},
+	{folder: "trace/netfilter", imports: "kernel kernel/steering kernel/nlmsg lb service", third: "golang.org/x/sys"},
 	{folder: "lab", third: "golang.org/x/sys"},
 	{folder: "kernel/kerneltest", imports: "kernel kernel/steering kernel/iptables kernel/ipvs kernel/nftables plan service health trace/netfilter lab", third: netlink + " github.com/google/go-cmp"},
 	{folder: "trace", imports: "service plan kernel kernel/steering kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},

@@ -9,7 +9,7 @@ import (
 func Abilities(host plan.Capability) plan.Abilities {
 	return plan.Abilities{
 		Plane: plan.NFTables, Title: "nftables", Host: host,
-		Algorithms:   map[service.Algorithm]string{service.RoundRobin: "", service.WeightedRoundRobin: "", service.Random: ""},
+		Algorithms:   map[service.Algorithm]string{service.RoundRobin: "", service.WeightedRoundRobin: "", service.Random: "", service.SourceHash: ""},
 		Otherwise:    "random choice",
 		TellsClients: true, DestinationNAT: true,
 	}

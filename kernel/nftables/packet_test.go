@@ -1,12 +1,17 @@
 package nftables_test
 
 import (
+	"errors"
+	"fmt"
+	"net/netip"
 	"os/exec"
 	"testing"
+	"time"
 
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/nftables"
 	"kproxy.dev/kproxy/kernel/steering"
+	"kproxy.dev/kproxy/lb"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -108,6 +113,51 @@ func TestSplit(t *testing.T) {
 		}
 		if got := s.Asks(100, 1, service.TCP, s.Virtual(2)); got["two"] < 55 || got["three"] < 5 || got["two"]+got["three"] != 100 {
 			s.T.Errorf("weights 3, 1, 0: %v", got)
+		}
+	})
+}
+
+// TestSourceHash: the kernel sends each client where userspace would, by every address, whatever the weights.
+func TestSourceHash(t *testing.T) {
+	onEachFamily(t, func(s *scene) {
+		bySource := func(more ...func(*plan.Service)) []func(*plan.Service) {
+			return append(more, kerneltest.Algorithm(service.SourceHash))
+		}
+		weighted := []uint32{3, 1, 0}
+		s.program(plane(
+			kerneltest.Service("equal", service.TCP, bySource(kerneltest.Cluster(s.Virtual(1)), kerneltest.NodePort(30080), s.Endpoints(2, 3, 4))...),
+			kerneltest.Service("weighted", service.TCP, bySource(kerneltest.Cluster(s.Virtual(2)), kerneltest.Affinity(time.Hour),
+				kerneltest.Endpoint(s.Endpoint(2).String(), weighted[0], false), kerneltest.Endpoint(s.Endpoint(3).String(), weighted[1], false), kerneltest.Endpoint(s.Endpoint(4).String(), weighted[2], false))...),
+		))
+		picker := func(weights ...uint32) lb.Picker {
+			targets := make([]lb.Target, len(weights))
+			for i, w := range weights {
+				targets[i] = lb.Target{Address: s.Endpoint(i + 2), Weight: w}
+			}
+			return lb.New(service.SourceHash, targets, 0)
+		}
+		nodePort := netip.AddrPortFrom(s.NodeAddress(s.Family, 2), 30080).String() // not that of the client's network, from which it would have another source
+		names, reached := []string{"two", "three", "four"}, map[string]bool{}
+		for i := range 20 {
+			client := netip.MustParseAddr(s.Addr(fmt.Sprintf("192.0.2.%d", i+1), fmt.Sprintf("2001:db8::%d", i+1)))
+			s.On(1, func() {
+				run(t, fmt.Sprintf("ip addr add %s/%d dev lo nodad; ip route replace default via %s src %[1]s", client, client.BitLen(), s.NodeAddress(s.Family, 1)))
+			})
+			s.On(0, func() { run(t, fmt.Sprintf("ip route add %s via %s", client, s.Address(s.Family, 1))) })
+			for to, p := range map[string]lb.Picker{s.Virtual(1): picker(1, 1, 1), nodePort: picker(1, 1, 1), s.Virtual(2): picker(weighted...)} {
+				want := names[p.Pick(client, nil)]
+				got, _, err := s.Ask(1, service.TCP, netip.MustParseAddrPort(to))
+				for deadline := time.Now().Add(20 * time.Second); errors.Is(err, kerneltest.ErrTimeout) && time.Now().Before(deadline); { // a busy machine
+					got, _, err = s.Ask(1, service.TCP, netip.MustParseAddrPort(to))
+				}
+				if err != nil || got != want {
+					s.T.Errorf("%s at %s is answered by %s, %v; want %s", client, to, got, err, want)
+				}
+				reached[want] = true
+			}
+		}
+		if len(reached) < 3 {
+			s.T.Errorf("20 clients reach %v", reached)
 		}
 	})
 }

@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/lb"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -164,6 +165,19 @@ func numgen(turns bool, n, offset int) field {
 	}
 	return field{text, 4, func(r *Rule, at uint32) {
 		r.numbers("numgen", unix.NFTA_NG_DREG, at, unix.NFTA_NG_MODULUS, uint32(n), unix.NFTA_NG_TYPE, kind, unix.NFTA_NG_OFFSET, uint32(offset))
+	}}
+}
+
+// hashed is a number below n, and from offset on, that f leads to ([lb.SourceSlot]).
+func hashed(f field, n, offset int) field {
+	text := fmt.Sprintf("jhash %s mod %d seed 0x%x", f.text, n, lb.SourceSeed)
+	if offset > 0 {
+		text += fmt.Sprintf(" offset %d", offset)
+	}
+	return field{text, 4, func(r *Rule, at uint32) {
+		f.load(r, at)
+		r.numbers("hash", unix.NFTA_HASH_SREG, at, unix.NFTA_HASH_DREG, at, unix.NFTA_HASH_LEN, uint32(f.size),
+			unix.NFTA_HASH_MODULUS, uint32(n), unix.NFTA_HASH_SEED, lb.SourceSeed, unix.NFTA_HASH_OFFSET, uint32(offset))
 	}}
 }
 

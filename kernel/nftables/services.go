@@ -17,10 +17,6 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// slotLimit bounds the numbers of a weighted service. Weights that need more are rounded
-// to the closest split.
-const slotLimit = 64
-
 // podNumbers is where the numbers of the endpoints begin that pods and this node may use,
 // where other clients use those on this node only.
 const podNumbers = 1 << 16
@@ -36,6 +32,7 @@ type treatment struct {
 	affinity   int    // seconds
 	home       string // with affinity: as which address of the service it is remembered; empty for that it is met at
 	turns      string // the service whose endpoints take turns, as a word of nft's; empty for random choice
+	bySource   bool   // the client's address chooses
 }
 
 // chain is the name of its chain: "of-3", "node-port-masquerade-of-2-pods-5-for-3h".
@@ -55,6 +52,9 @@ func (t treatment) chain() string {
 	out += "of-" + strconv.Itoa(t.endpoints)
 	if t.pods > 0 {
 		out += "-pods-" + strconv.Itoa(t.pods)
+	}
+	if t.bySource {
+		out += "-by-source"
 	}
 	if t.affinity > 0 {
 		out += "-for-" + secondsText(t.affinity)
@@ -126,14 +126,18 @@ func (r *rules) choose(chain string, t treatment, offset int, begin []Rule) []Ch
 		return []Chain{{Name: chain, Rules: begin}}
 	}
 	gone := rule(drop, comment("that endpoint has just gone: the next packet finds another"))
-	number := append(k, numgen(t.turns != "", t.endpoints, offset))
+	chosen := numgen(t.turns != "", t.endpoints, offset)
+	if t.bySource {
+		chosen = hashed(saddr[r.family], t.endpoints, offset)
+	}
+	number := append(k, chosen)
 	if t.affinity == 0 {
 		return []Chain{{Name: chain, Rules: append(begin, rule(number.to(r.family, setBackends)), gone)}}
 	}
-	client, chosen := append(key{saddr[r.family]}, r.home(k, t.home)...), append(k, scratch)
+	client, kept := append(key{saddr[r.family]}, r.home(k, t.home)...), append(k, scratch)
 	known := Chain{Name: chain + "-again", Rules: []Rule{
 		rule(client.dynset(setAffinity, t.affinity)),
-		rule(chosen.to(r.family, setBackends)),
+		rule(kept.to(r.family, setBackends)),
 		rule(client.dynset(setAffinity, 0), comment("that endpoint is gone")),
 	}}
 	return []Chain{known, {Name: chain, Rules: append(begin,
@@ -141,7 +145,7 @@ func (r *rules) choose(chain string, t treatment, offset int, begin []Rule) []Ch
 		rule(number.setScratch(setChoices)),
 		rule(client.dynset(setAffinity, t.affinity)),
 		rule(client.setScratch(setAffinity)),
-		rule(chosen.to(r.family, setBackends)),
+		rule(kept.to(r.family, setBackends)),
 		gone,
 	)}}
 }
@@ -228,7 +232,7 @@ func (m *members) addFrontend(s *plan.Service, f *plan.Frontend) {
 			pods = g.Cluster
 		}
 	}
-	t := treatment{node: f.Kind == plan.NodePort, masquerade: f.Masquerade, turns: turnsOf(s.Port)}
+	t := treatment{node: f.Kind == plan.NodePort, masquerade: f.Masquerade, turns: turnsOf(s.Port), bySource: s.Port.Algorithm == service.SourceHash}
 	at := addressOf(f)
 	to := keyOf(f)
 	if s.Port.Affinity > 0 {
@@ -302,7 +306,7 @@ func slotsOf(p *service.Port, group []plan.Backend) []int {
 	if each {
 		return slots // as almost always
 	}
-	return lb.Slots(weights, slotLimit)
+	return lb.Slots(weights, lb.SlotLimit)
 }
 
 // endpointNumber is an endpoint's number where clients stay with it: the same as long as

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"encoding/hex"
 	"fmt"
+	"math/bits"
 	"net"
 	"net/netip"
 	"slices"
@@ -14,6 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/lb"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -301,6 +303,8 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 		return d.load(offset(a.number(dreg)), socketFields[a.number(key)], "field of sockets")
 	case "numgen":
 		return d.numgen(dreg, a)
+	case "hash":
+		return d.hash(a)
 	case "immediate":
 		if a.number(unix.NFTA_IMMEDIATE_DREG) == unix.NFT_REG_VERDICT {
 			v := a.verdict(unix.NFTA_IMMEDIATE_DATA)
@@ -392,7 +396,7 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 			return nil
 		}
 		return func(w *walker, s *nftState, _ position) effect { return unknown(w, s, "the target "+target) }
-	case "exthdr", "rt", "osf", "xfrm", "hash", "tunnel":
+	case "exthdr", "rt", "osf", "xfrm", "tunnel":
 		if a.has(unix.NFTA_EXTHDR_SREG) && name == "exthdr" {
 			d.act("set an option of the header")
 			return nil
@@ -675,12 +679,46 @@ func (d *nftDecoder) numgen(at int, a attributes) instruction {
 		text += fmt.Sprintf(" offset %d", from)
 	}
 	d.hold(at, symbol{text: text, kind: asHostNumber, size: 4})
+	return oneOf(at, n, from, "by chance")
+}
+
+// hash is a number that a field leads to, or, for what isn't known, any.
+func (d *nftDecoder) hash(a attributes) instruction {
+	n, seed, from := uint32(a.number(unix.NFTA_HASH_MODULUS)), uint32(a.number(unix.NFTA_HASH_SEED)), uint32(a.number(unix.NFTA_HASH_OFFSET))
+	at, to, size := offset(a.number(unix.NFTA_HASH_SREG)), offset(a.number(unix.NFTA_HASH_DREG)), a.length(unix.NFTA_HASH_LEN)
+	text, known := "symhash", func(*nftState) bool { return false }
+	if a.number(unix.NFTA_HASH_TYPE) == unix.NFT_HASH_JENKINS {
+		text, known = "jhash "+d.held(at).text, func(s *nftState) bool {
+			return a.has(unix.NFTA_HASH_SEED) && at+size <= registerBytes && allKnown(s.known[at:at+size])
+		}
+	}
+	text += fmt.Sprintf(" mod %d", n)
+	if a.has(unix.NFTA_HASH_SEED) {
+		text += fmt.Sprintf(" seed 0x%x", seed)
+	}
+	if from > 0 {
+		text += fmt.Sprintf(" offset %d", from)
+	}
+	d.hold(to, symbol{text: text, kind: asHostNumber, size: 4})
+	either := oneOf(to, n, from, "by the hash")
+	return func(w *walker, s *nftState, p position) effect {
+		if !known(s) {
+			return either(w, s, p)
+		}
+		v, _ := bits.Mul32(lb.JHash(s.value[at:at+size], seed), n)
+		s.set(to, native(from+v), bytes.Repeat([]byte{0xff}, 4))
+		return goOn
+	}
+}
+
+// oneOf is any of n numbers from one on.
+func oneOf(at int, n, from uint32, why string) instruction {
 	return func(_ *walker, s *nftState, _ position) effect {
 		if n == 0 || n > maxWays {
 			s.set(at, make([]byte, 4), make([]byte, 4))
 			return goOn
 		}
-		out := effect{matched: matched{answer: Yes, why: fmt.Sprintf("1 of %d by chance", n)}}
+		out := effect{matched: matched{answer: Yes, why: fmt.Sprintf("1 of %d %s", n, why)}}
 		if n == 1 {
 			out.why = ""
 		}

@@ -67,7 +67,7 @@ func FuzzNFTRule(f *testing.F) {
 			return nlmsg.AppendNested(b, unix.NFTA_EXPR_DATA, func(b []byte) []byte { return append(b, attributes...) })
 		})
 	}
-	for _, name := range []string{"payload", "meta", "ct", "fib", "socket", "numgen", "immediate", "cmp", "range", "bitwise", "byteorder", "lookup", "dynset", "nat", "masq", "redir", "tproxy", "reject", "objref", "limit", "match", "target", "exthdr", "queue"} {
+	for _, name := range []string{"payload", "meta", "ct", "fib", "socket", "numgen", "immediate", "cmp", "range", "bitwise", "byteorder", "lookup", "dynset", "nat", "masq", "redir", "tproxy", "hash", "reject", "objref", "limit", "match", "target", "exthdr", "queue"} {
 		f.Add(expression(name))
 		f.Add(append(expression(name, nlmsg.AppendUint32(nlmsg.AppendUint32(nil, 1, 8), 2, 4)...), expression("cmp", nlmsg.AppendUint32(nil, 1, 8)...)...))
 	}
