@@ -4,6 +4,8 @@ import (
 	"bufio"
 	"bytes"
 	"context"
+	"encoding/binary"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
@@ -118,6 +120,31 @@ func parseTemplate(fields [][]byte) (t template, b binding, ok bool) {
 	seconds, err := strconv.ParseUint(string(fields[8]), 10, 32)
 	b.remaining = time.Duration(seconds) * time.Second
 	return t, b, ok && err == nil
+}
+
+var errProc = errors.New("it isn't of the form that the kernel prints")
+
+// protocols are those that IPVS knows, by the names of its files in /proc.
+var protocols = map[string]service.Protocol{"TCP": service.TCP, "UDP": service.UDP, "SCTP": service.SCTP}
+
+// hexAddr reads "0A010002" and "fd00:0001:0000:0000:0000:0000:0000:0002".
+func hexAddr(s []byte) (netip.Addr, bool) {
+	var v4 [4]byte
+	if len(s) == hex.EncodedLen(len(v4)) && bytes.IndexByte(s, ':') < 0 {
+		_, err := hex.Decode(v4[:], s)
+		return netip.AddrFrom4(v4), err == nil
+	}
+	a, err := netip.ParseAddr(string(s))
+	return a, err == nil && a.Is6()
+}
+
+func hexPort(s []byte) (uint16, bool) {
+	var b [2]byte
+	if len(s) != hex.EncodedLen(len(b)) {
+		return 0, false
+	}
+	_, err := hex.Decode(b[:], s)
+	return binary.BigEndian.Uint16(b[:]), err == nil
 }
 
 // seed is a template that is wanted.

@@ -49,6 +49,8 @@ type Backend struct {
 	// doomed are sets of the record to destroy when there is nothing to record.
 	doomed   []string
 	expected *kernel.Ruleset // by the Watch; nil before, and while things change
+	// checkAfter is when the Watch reads virtual servers again.
+	checkAfter time.Time
 }
 
 var _ kernel.Backend = (*Backend)(nil)

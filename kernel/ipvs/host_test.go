@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -284,4 +285,15 @@ func holdAt(t *testing.T, n *kerneltest.Network, to, name string) *held {
 	}
 	t.Fatalf("no connection to %s is answered by %s", to, name)
 	return nil
+}
+
+// needsIPVS skips a test of the real kernel where there is no IPVS.
+func needsIPVS(t testing.TB) {
+	t.Helper()
+	if os.Getuid() != 0 {
+		t.Skip("needs root")
+	}
+	if err := ipvs.Load(); err != nil {
+		t.Skipf("needs IPVS in the kernel: %v", err)
+	}
 }

@@ -15,7 +15,7 @@ import (
 // containers may have them, hide none of this one's.
 func TestOtherNamespaces(t *testing.T) {
 	needsIPVS(t)
-	const many = 80 // more than a page of /proc/net/ip_vs
+	const many = 80
 	var hosts []*host
 	var want kernel.Ruleset
 	for range 3 {

@@ -1,12 +1,10 @@
 package ipvs
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
-	"maps"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -31,9 +29,6 @@ type Table interface {
 	// them, or those of the ones given that exist. Those by firewall mark, and of
 	// protocols that kproxy doesn't know, are left out.
 	List(of ...kernel.Virtual) ([]Server, error)
-	// Scan is List of all at the lowest price: SchedFlags and Persistence may be
-	// missing, and so may virtual servers other than want, which is in order.
-	Scan(want []kernel.Virtual) ([]Server, error)
 	// Change carries out requests in order, and returns the error of each: one that
 	// fails keeps none from the next. A scheduler that the kernel doesn't have is an
 	// [ErrScheduler].
@@ -81,15 +76,16 @@ func (r *Request) ofReal() bool { return r.Real.Address.IsValid() }
 // Netlink is the [Table] of the kernel. It belongs to the network namespace of
 // the thread that opened it.
 type Netlink struct {
-	mu      sync.Mutex   // one request and its answer at a time: moby's Handle mixes them up
-	handle  *ipvs.Handle // reads
-	changes *nlmsg.Socket
-	family  uint16 // of IPVS, in generic netlink
-	proc    *os.File
-	text    bytes.Buffer // of proc, kept for its memory
+	mu      sync.Mutex    // one request and its answer at a time: moby's Handle mixes them up
+	handle  *ipvs.Handle  // reads
+	changes *nlmsg.Socket // and reads real servers
+	family  uint16        // of IPVS, in generic netlink
 }
 
 var _ Table = (*Netlink)(nil)
+
+// procPath is there where IPVS is in the kernel.
+const procPath = "/proc/thread-self/net/ip_vs"
 
 // Loaded reports whether the kernel has IPVS now. To ask for its netlink family would have
 // the module loaded.
@@ -110,11 +106,8 @@ func OpenTable() (*Netlink, error) {
 	}
 	t := &Netlink{family: family.ID}
 	if t.handle, err = ipvs.New(""); err == nil {
-		if t.proc, err = os.Open(procPath); err == nil {
-			if t.changes, err = nlmsg.Open(unix.NETLINK_GENERIC, 4<<10); err == nil {
-				return t, nil
-			}
-			t.proc.Close()
+		if t.changes, err = nlmsg.Open(unix.NETLINK_GENERIC, 32<<10); err == nil {
+			return t, nil
 		}
 		t.handle.Close()
 	}
@@ -125,7 +118,6 @@ func OpenTable() (*Netlink, error) {
 func (t *Netlink) Close() {
 	t.handle.Close()
 	t.changes.Close()
-	t.proc.Close()
 }
 
 // Flags of a virtual server (include/uapi/linux/ip_vs.h).
@@ -134,71 +126,97 @@ const (
 	flagHashed     = 0x2 // the kernel's own
 )
 
-// fewServers is up to how many virtual servers are asked for one by one, two
-// requests each, rather than all at once.
+// fewServers is up to how many virtual servers are asked for one by one, rather than all
+// at once.
 const fewServers = 64
 
-// List implements [Table].
+// List implements [Table]. What is deleted meanwhile is left out, or has no real servers.
 func (t *Netlink) List(of ...kernel.Virtual) ([]Server, error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if len(of) > 0 && len(of) <= fewServers {
-		return t.listSome(of)
-	}
-	// The settings come from netlink, the real servers from /proc if it has them.
-	// What is deleted in between is left out.
-	services, err := t.handle.GetServices()
+	services, err := t.services(of)
 	if err != nil {
-		return nil, fmt.Errorf("list virtual servers: %w", classify(err))
+		return nil, err
 	}
 	asked := make(map[key]bool, len(of))
 	for _, v := range of {
 		asked[keyOf(v)] = true
 	}
-	settings := make(map[key]kernel.Virtual, len(services))
+	out := make([]Server, 0, len(services))
 	for _, s := range services {
-		if v, ok := virtualOf(s); ok && (len(of) == 0 || asked[keyOf(v)]) {
-			settings[keyOf(v)] = v
-		}
-	}
-	servers, err := t.scan(slices.SortedFunc(maps.Values(settings), kernel.CompareVirtuals))
-	if err != nil {
-		return nil, err
-	}
-	out := servers[:0]
-	for _, s := range servers {
-		if v, ok := settings[keyOf(s.Virtual)]; ok {
-			v.Reals = s.Reals
-			out = append(out, Server{Virtual: v, Connections: s.Connections})
-		}
-	}
-	return out, nil
-}
-
-// listSome asks for each of a few virtual servers.
-func (t *Netlink) listSome(of []kernel.Virtual) ([]Server, error) {
-	var out []Server
-	for _, v := range of {
-		s, destinations, err := t.get(v)
-		if err != nil {
-			return nil, err
-		}
-		if s == nil {
+		v, ok := virtualOf(s)
+		if !ok || len(of) > 0 && !asked[keyOf(v)] {
 			continue
 		}
-		found, ok := virtualOf(s)
-		if !ok {
-			continue
-		}
-		server := Server{Virtual: found}
-		for _, d := range destinations {
-			server.Reals = append(server.Reals, realOf(d))
-			server.Connections = append(server.Connections, d.ActiveConnections+d.InactiveConnections)
+		server := Server{Virtual: v}
+		if err := t.readReals(&server); err != nil {
+			return nil, fmt.Errorf("list real servers of %s %s: %w", v.Protocol, v.Address, classify(err))
 		}
 		out = append(out, server)
 	}
 	sortServers(out)
 	return out, nil
+}
+
+// services are all virtual servers, or, of a few, those that there are.
+func (t *Netlink) services(of []kernel.Virtual) (out []*ipvs.Service, err error) {
+	if len(of) == 0 || len(of) > fewServers {
+		if out, err = t.handle.GetServices(); err != nil {
+			err = fmt.Errorf("list virtual servers: %w", classify(err))
+		}
+		return out, err
+	}
+	for _, v := range of {
+		s, err := t.handle.GetService(serviceOf(v))
+		if err = classify(err); errors.Is(err, kernel.ErrNotFound) {
+			continue
+		}
+		if err != nil {
+			return nil, fmt.Errorf("read virtual server %s %s: %w", v.Protocol, v.Address, err)
+		}
+		out = append(out, s)
+	}
+	return out, nil
+}
+
+// readReals asks for the real servers of s. moby's way takes 64 KiB of memory for each answer,
+// and the Watch asks for those of every virtual server every few seconds.
+func (t *Netlink) readReals(s *Server) error {
+	about := Request{Do: Delete, Virtual: s.Virtual} // which names it, without settings
+	return t.changes.Dump(func(b []byte) []byte {
+		return nlmsg.AppendNested(append(nlmsg.AppendRequest(b, t.family, unix.NLM_F_DUMP), cmdGetDest, 1, 0, 0), attrService, about.appendVirtual) // version 1
+	}, func(body []byte) {
+		for typ, value := range nlmsg.Attributes(body[min(len(body), sizeofGeneric):]) {
+			if typ == attrDest {
+				r, connections := decodeReal(value, s.Address.Addr().Is6())
+				s.Reals, s.Connections = append(s.Reals, r), append(s.Connections, connections)
+			}
+		}
+	})
+}
+
+// decodeReal reads the attributes of a real server. Addresses have room for IPv6.
+func decodeReal(attributes []byte, ipv6 bool) (r kernel.Real, connections int) {
+	length := net.IPv4len
+	if ipv6 {
+		length = net.IPv6len
+	}
+	var address netip.Addr
+	var port uint16
+	for typ, v := range nlmsg.Attributes(attributes) {
+		switch {
+		case typ == destAddress && len(v) >= length:
+			address, _ = netip.AddrFromSlice(v[:length])
+		case typ == destPort && len(v) >= 2:
+			port = binary.BigEndian.Uint16(v)
+		case typ == destWeight && len(v) >= 4:
+			r.Weight = binary.NativeEndian.Uint32(v)
+		case (typ == destActive || typ == destInactive) && len(v) >= 4:
+			connections += int(binary.NativeEndian.Uint32(v))
+		}
+	}
+	r.Address = netip.AddrPortFrom(address, port)
+	return r, connections
 }
 
 // get asks for a virtual server and its real servers; nil if there is none.
@@ -217,47 +235,27 @@ func (t *Netlink) get(v kernel.Virtual) (*ipvs.Service, []*ipvs.Destination, err
 	return s, destinations, nil
 }
 
-// Scan implements [Table].
-func (t *Netlink) Scan(want []kernel.Virtual) ([]Server, error) {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	return t.scan(want)
+// sortServers brings virtual servers, and each one's real servers, in order.
+func sortServers(servers []Server) {
+	for i := range servers {
+		servers[i].sortReals()
+	}
+	slices.SortFunc(servers, func(a, b Server) int { return kernel.CompareVirtuals(a.Virtual, b.Virtual) })
 }
 
-// scan reads /proc/net/ip_vs, which comes a page at a time, and asks for those of want
-// that it lacks. Where other network namespaces have virtual servers too, the kernel
-// leaves out some of this one's between two pages: it counts all of them to know where it
-// is, and this namespace's only to get there again (ip_vs_info_seq_next and
-// ip_vs_info_array in net/netfilter/ipvs/ip_vs_ctl.c).
-func (t *Netlink) scan(want []kernel.Virtual) ([]Server, error) {
-	if _, err := t.proc.Seek(0, io.SeekStart); err != nil {
-		return nil, fmt.Errorf("read %s: %w", procPath, err)
+func (s *Server) sortReals() {
+	byAddress := func(a, b kernel.Real) int { return a.Address.Compare(b.Address) }
+	if slices.IsSortedFunc(s.Reals, byAddress) {
+		return
 	}
-	t.text.Reset()
-	if _, err := t.text.ReadFrom(t.proc); err != nil {
-		return nil, fmt.Errorf("read %s: %w", procPath, err)
+	counts := make(map[netip.AddrPort]int, len(s.Reals))
+	for i, r := range s.Reals {
+		counts[r.Address] = s.Connections[i]
 	}
-	servers, err := ParseProc(t.text.Bytes())
-	if err != nil {
-		return nil, err
+	slices.SortFunc(s.Reals, byAddress)
+	for i, r := range s.Reals {
+		s.Connections[i] = counts[r.Address]
 	}
-	var missing []kernel.Virtual
-	at := 0
-	for _, w := range want {
-		for at < len(servers) && kernel.CompareVirtuals(servers[at].Virtual, w) < 0 {
-			at++
-		}
-		if at == len(servers) || kernel.CompareVirtuals(servers[at].Virtual, w) != 0 {
-			missing = append(missing, w)
-		}
-	}
-	found, err := t.listSome(missing)
-	if err != nil || len(found) == 0 {
-		return servers, err
-	}
-	servers = append(servers, found...)
-	sortServers(servers)
-	return servers, nil
 }
 
 // key is what tells virtual servers apart.
@@ -368,6 +366,7 @@ func (r *Request) explain(err error) error {
 const (
 	cmdNewService = 1 // the next ones edit and delete
 	cmdNewDest    = 5 // as these
+	cmdGetDest    = 8
 
 	attrService = 1 // of a command
 	attrDest    = 2
@@ -387,6 +386,8 @@ const (
 	destWeight         = 4
 	destUpperThreshold = 5
 	destLowerThreshold = 6
+	destActive         = 7 // connections
+	destInactive       = 8
 )
 
 // append encodes the request, to the netlink family of IPVS.

@@ -14,8 +14,7 @@ import (
 
 // Watch notices when others change what kproxy has in the kernel, so
 // that the agent reads back and repairs: virtual and real servers, the link and
-// its addresses, the record, and by another Watch the rules. A check reads one
-// text and two lists, whatever changed. It is safe for concurrent use.
+// its addresses, the record, and by another Watch the rules. It is safe for concurrent use.
 type Watch struct {
 	backend *Backend
 	rules   steering.Watch
@@ -64,13 +63,23 @@ func (w *Watch) Check(ctx context.Context) ([]string, error) {
 	return out, nil
 }
 
+// pauseFactor is how many times what it took to read all virtual servers passes before they
+// are read again: at most a twentieth of a processor's time goes into it.
+const pauseFactor = 20
+
 // checkServers looks for what is missing or has other settings. What there is
 // besides may be foreign, or drain.
 func (b *Backend) checkServers(want *kernel.Ruleset) ([]string, error) {
-	servers, err := b.config.Table.Scan(want.Virtuals)
+	start := b.config.Now()
+	if start.Before(b.checkAfter) {
+		return nil, nil
+	}
+	servers, err := b.config.Table.List()
 	if err != nil {
 		return nil, err
 	}
+	now := b.config.Now()
+	b.checkAfter = now.Add(pauseFactor * now.Sub(start))
 	var gone, changed, reals []string
 	for i := range want.Virtuals {
 		w := &want.Virtuals[i]
@@ -82,7 +91,7 @@ func (b *Backend) checkServers(want *kernel.Ruleset) ([]string, error) {
 			continue
 		}
 		have := &servers[0].Virtual
-		if have.Scheduler != w.Scheduler || (have.Persistence > 0) != (w.Persistence > 0) {
+		if have.Scheduler != w.Scheduler || have.SchedFlags != w.SchedFlags || have.Persistence != w.Persistence {
 			changed = append(changed, name(w))
 		}
 		if !sameReals(have.Reals, w.Reals) {

@@ -246,10 +246,6 @@ func (t faultyTable) List(of ...kernel.Virtual) ([]ipvs.Server, error) {
 	return reading(t.faults.Netlink, func() ([]ipvs.Server, error) { return t.next.List(of...) })
 }
 
-func (t faultyTable) Scan(want []kernel.Virtual) ([]ipvs.Server, error) {
-	return reading(t.faults.Netlink, func() ([]ipvs.Server, error) { return t.next.Scan(want) })
-}
-
 // Change lets some requests fail, carried out or not, and hands the others over together.
 func (t faultyTable) Change(requests ...ipvs.Request) []error {
 	errs := make([]error, len(requests))

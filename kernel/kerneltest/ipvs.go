@@ -69,8 +69,6 @@ func (m modelTable) List(of ...kernel.Virtual) ([]ipvs.Server, error) {
 	return out, nil
 }
 
-func (m modelTable) Scan([]kernel.Virtual) ([]ipvs.Server, error) { return m.List() }
-
 func (m modelTable) Change(requests ...ipvs.Request) []error {
 	m.host.mu.Lock()
 	defer m.host.mu.Unlock()
