@@ -3,15 +3,13 @@ package agent
 import (
 	"context"
 	"log/slog"
-	"net"
 	"net/netip"
 	"sync"
-	"syscall"
 	"time"
 
-	"golang.org/x/sys/unix"
-
 	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/health/probe"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
@@ -179,16 +177,5 @@ const confirmTimeout = 500 * time.Millisecond
 func connectOnce(endpoint netip.AddrPort, mark uint32) error {
 	ctx, cancel := context.WithTimeout(context.Background(), confirmTimeout)
 	defer cancel()
-	d := net.Dialer{Control: func(_, _ string, c syscall.RawConn) (err error) {
-		ctrlErr := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_MARK, int(mark)) })
-		if ctrlErr != nil {
-			return ctrlErr
-		}
-		return err
-	}}
-	c, err := d.DialContext(ctx, "tcp", endpoint.String())
-	if err != nil {
-		return err
-	}
-	return c.Close()
+	return probe.Network{Mark: mark}.Probe(ctx, health.Target{Address: endpoint, Check: service.HealthCheck{Kind: service.CheckTCP, Timeout: confirmTimeout}})
 }

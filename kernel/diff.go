@@ -123,30 +123,14 @@ func differing(a, b []string) ([]string, []string) {
 	return a, b
 }
 
-// diffChains merges two lists that are sorted by table and name.
+// diffChains compares two lists that are sorted by table and name.
 func diffChains(have, want []Chain) (changed, gone []Chain) {
-	for len(have)+len(want) > 0 {
-		order := 0
+	for i, j := range service.Merge(len(have), len(want), func(i, j int) int { return CompareChains(have[i], want[j]) }) {
 		switch {
-		case len(have) == 0:
-			order = 1
-		case len(want) == 0:
-			order = -1
-		default:
-			order = CompareChains(have[0], want[0])
-		}
-		switch {
-		case order < 0:
-			gone = append(gone, Chain{Table: have[0].Table, Name: have[0].Name})
-			have = have[1:]
-		case order > 0:
-			changed = append(changed, want[0])
-			want = want[1:]
-		default:
-			if !have[0].SameText(&want[0]) {
-				changed = append(changed, want[0])
-			}
-			have, want = have[1:], want[1:]
+		case j < 0:
+			gone = append(gone, Chain{Table: have[i].Table, Name: have[i].Name})
+		case i < 0 || !have[i].SameText(&want[j]):
+			changed = append(changed, want[j])
 		}
 	}
 	return changed, gone

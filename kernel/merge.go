@@ -15,20 +15,21 @@ import (
 // only in one of them is shared with the result, not copied.
 func Merge(a, b Ruleset) Ruleset {
 	out := Ruleset{
-		Sets:      mergeSorted(a.Sets, b.Sets, func(x, y Set) int { return strings.Compare(x.Name, y.Name) }, mergeSet),
-		Virtuals:  mergeSorted(a.Virtuals, b.Virtuals, CompareVirtuals, mergeVirtual),
-		Addresses: mergeSorted(a.Addresses, b.Addresses, netip.Addr.Compare, first[netip.Addr]),
+		Sets:      MergeSorted(a.Sets, b.Sets, func(x, y Set) int { return strings.Compare(x.Name, y.Name) }, mergeSet),
+		Virtuals:  MergeSorted(a.Virtuals, b.Virtuals, CompareVirtuals, mergeVirtual),
+		Addresses: MergeSorted(a.Addresses, b.Addresses, netip.Addr.Compare, First[netip.Addr]),
 		Step:      mergeSteps(&a.Step, &b.Step),
 	}
 	for f := range service.Families {
-		out.Chains[f] = mergeSorted(a.Chains[f], b.Chains[f], CompareChains, mergeChain)
+		out.Chains[f] = MergeSorted(a.Chains[f], b.Chains[f], CompareChains, mergeChain)
 		out.Jumps[f] = mergeJumps(a.Jumps[f], b.Jumps[f])
 	}
 	return out
 }
 
-// mergeSorted merges two sorted lists; both makes one of two equal elements.
-func mergeSorted[T any](a, b []T, compare func(T, T) int, both func(T, T) T) []T {
+// MergeSorted merges two sorted lists; both makes one of two equal elements. Where one is
+// empty it returns the other.
+func MergeSorted[T any](a, b []T, compare func(T, T) int, both func(T, T) T) []T {
 	switch {
 	case len(a) == 0:
 		return b
@@ -49,7 +50,7 @@ func mergeSorted[T any](a, b []T, compare func(T, T) int, both func(T, T) T) []T
 	return out
 }
 
-func first[T any](x, _ T) T { return x }
+func First[T any](x, _ T) T { return x }
 
 // owner is whose an object is that both want: nobody's in particular, unless
 // they agree.
@@ -61,7 +62,7 @@ func owner(x, y service.Key) service.Key {
 }
 
 func mergeSet(x, y Set) Set {
-	x.Entries = mergeSorted(x.Entries, y.Entries, strings.Compare, first[string])
+	x.Entries = MergeSorted(x.Entries, y.Entries, strings.Compare, First[string])
 	x.Dynamic = x.Dynamic && y.Dynamic
 	x.Owner = owner(x.Owner, y.Owner)
 	return x
@@ -85,7 +86,7 @@ func mergeChain(x, y Chain) Chain {
 
 // mergeVirtual takes a's settings; no two services have one address.
 func mergeVirtual(x, y Virtual) Virtual {
-	x.Reals = mergeSorted(x.Reals, y.Reals, func(a, b Real) int { return a.Address.Compare(b.Address) }, first[Real])
+	x.Reals = MergeSorted(x.Reals, y.Reals, func(a, b Real) int { return a.Address.Compare(b.Address) }, First[Real])
 	return x
 }
 
@@ -124,14 +125,19 @@ func Patch[T any](list, gone, come []T, compare func(T, T) int) []T {
 	slices.SortFunc(gone, compare)
 	slices.SortFunc(come, compare)
 	out := make([]T, 0, max(0, len(list)+len(come)-len(gone)))
-	for len(gone)+len(come) > 0 {
-		next, removed := step(&gone, &come, compare)
+	for i, j := range service.Merge(len(gone), len(come), func(i, j int) int { return compare(gone[i], come[j]) }) {
+		var next T
+		if j >= 0 {
+			next = come[j]
+		} else {
+			next = gone[i]
+		}
 		at, found := slices.BinarySearchFunc(list, next, compare)
 		out = append(out, list[:at]...)
 		if list = list[at:]; found {
 			list = list[1:]
 		}
-		if !removed {
+		if j >= 0 {
 			out = append(out, next)
 		}
 	}
@@ -139,25 +145,4 @@ func Patch[T any](list, gone, come []T, compare func(T, T) int) []T {
 		return nil // as where there never was anything
 	}
 	return out
-}
-
-// step takes the next element from gone or come, from both if both have it, and
-// says whether it is only to be removed.
-func step[T any](gone, come *[]T, compare func(T, T) int) (next T, removed bool) {
-	order := -1
-	switch {
-	case len(*gone) == 0:
-		order = 1
-	case len(*come) > 0:
-		order = cmp.Compare(compare((*gone)[0], (*come)[0]), 0)
-	}
-	if order <= 0 {
-		next, removed = (*gone)[0], order < 0
-		*gone = (*gone)[1:]
-	}
-	if order >= 0 {
-		next = (*come)[0]
-		*come = (*come)[1:]
-	}
-	return next, removed
 }

@@ -67,27 +67,15 @@ func (r *Ruleset) Virtual(p service.Protocol, a netip.AddrPort) (Virtual, bool) 
 // diffVirtuals returns what leads from have to want; both are in order.
 func diffVirtuals(have, want []Virtual) []VirtualChange {
 	var out []VirtualChange
-	for len(have)+len(want) > 0 {
-		order := 0
-		switch {
-		case len(have) == 0:
-			order = 1
-		case len(want) == 0:
-			order = -1
-		default:
-			order = CompareVirtuals(have[0], want[0])
-		}
+	for i, j := range service.Merge(len(have), len(want), func(i, j int) int { return CompareVirtuals(have[i], want[j]) }) {
 		var c VirtualChange
 		switch {
-		case order < 0:
-			c = VirtualChange{Virtual: have[0], Drain: have[0].Reals, Remove: true}
-			have = have[1:]
-		case order > 0:
-			c = VirtualChange{Virtual: want[0], Settings: true, Set: want[0].Reals}
-			want = want[1:]
+		case j < 0:
+			c = VirtualChange{Virtual: have[i], Drain: have[i].Reals, Remove: true}
+		case i < 0:
+			c = VirtualChange{Virtual: want[j], Settings: true, Set: want[j].Reals}
 		default:
-			c = changeVirtual(have[0], want[0])
-			have, want = have[1:], want[1:]
+			c = changeVirtual(have[i], want[j])
 		}
 		c.Reals = nil
 		if c.Settings || c.Remove || len(c.Set)+len(c.Drain) > 0 {
@@ -101,19 +89,12 @@ func changeVirtual(have, want Virtual) VirtualChange {
 	c := VirtualChange{Virtual: want}
 	c.Settings = have.Scheduler != want.Scheduler || have.SchedFlags != want.SchedFlags || have.Persistence != want.Persistence
 	h, w := have.Reals, want.Reals
-	for len(h)+len(w) > 0 {
+	for i, j := range service.Merge(len(h), len(w), func(i, j int) int { return h[i].Address.Compare(w[j].Address) }) {
 		switch {
-		case len(w) == 0 || len(h) > 0 && h[0].Address.Compare(w[0].Address) < 0:
-			c.Drain = append(c.Drain, h[0])
-			h = h[1:]
-		case len(h) == 0 || w[0].Address.Compare(h[0].Address) < 0:
-			c.Set = append(c.Set, w[0])
-			w = w[1:]
-		default:
-			if h[0].Weight != w[0].Weight {
-				c.Set = append(c.Set, w[0])
-			}
-			h, w = h[1:], w[1:]
+		case j < 0:
+			c.Drain = append(c.Drain, h[i])
+		case i < 0 || h[i].Weight != w[j].Weight:
+			c.Set = append(c.Set, w[j])
 		}
 	}
 	return c

@@ -7,13 +7,13 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
@@ -358,24 +358,6 @@ func spaceName() string {
 	return fmt.Sprintf("net:[%d], which has no name", own)
 }
 
-// onThread runs f on a thread of its own that ends with it, so that f may change
-// the thread's namespaces. Sockets that f opens stay where they were opened.
-func onThread(f func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread() // and never unlocked: the runtime ends the thread
-		if unix.Gettid() == unix.Getpid() {
-			// The main thread can't be ended, and its namespaces are those that /proc shows
-			// of the process; locked, it isn't used for the goroutine that f gets instead.
-			defer runtime.UnlockOSThread()
-			done <- onThread(f)
-			return
-		}
-		done <- f()
-	}()
-	return <-done
-}
-
 // enter moves the calling thread to a namespace.
 func enter(path string, kind int) error {
 	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
@@ -391,7 +373,7 @@ func enter(path string, kind int) error {
 
 // inside runs f in the network namespace at path.
 func inside(path string, f func() error) error {
-	return onThread(func() error {
+	return kernel.OnThread(func() error {
 		if err := enter(path, unix.CLONE_NEWNET); err != nil {
 			return err
 		}
@@ -440,7 +422,7 @@ func neighbours() (neighbourhood, error) {
 		masters[a.Index] = cmp.Or(names[a.MasterIndex], a.Name)
 	}
 	all := spaces()
-	err = onThread(func() error {
+	err = kernel.OnThread(func() error {
 		for _, s := range all {
 			if enter(s.path, unix.CLONE_NEWNET) == nil {
 				out.add(s, here, names, masters)
@@ -514,7 +496,7 @@ var errNoPod = errors.New("there is no such pod on this node, as far as this pro
 func podSpace(pod string) (string, error) {
 	var found []string
 	all := spaces()
-	err := onThread(func() error {
+	err := kernel.OnThread(func() error {
 		for _, s := range all {
 			var u unix.Utsname
 			if s.pid == 0 || enter(fmt.Sprintf("/proc/%d/ns/uts", s.pid), unix.CLONE_NEWUTS) != nil || unix.Uname(&u) != nil {

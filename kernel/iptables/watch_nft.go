@@ -1,7 +1,6 @@
 package iptables
 
 import (
-	"encoding/binary"
 	"fmt"
 
 	"golang.org/x/sys/unix"
@@ -9,8 +8,7 @@ import (
 	"kproxy.dev/kproxy/kernel/nlmsg"
 )
 
-// generation is the stamper of the nft variant: the kernel counts commits to the
-// tables of a network namespace, of all families together.
+// generation is the stamper of the nft variant: the kernel counts commits.
 type generation struct{ socket *nlmsg.Socket }
 
 func newGeneration() (*generation, error) {
@@ -21,24 +19,7 @@ func newGeneration() (*generation, error) {
 func (g *generation) close() { g.socket.Close() }
 
 func (g *generation) stamp() (stamp, error) {
-	var out stamp
-	var failure error
-	err := g.socket.Do(1, func(b []byte, _ int) []byte {
-		return nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, unix.NFT_MSG_GETGEN|unix.NFNL_SUBSYS_NFTABLES<<8, 0), unix.AF_UNSPEC)
-	}, func(_ int, body []byte, err error) {
-		failure = err
-		for typ, v := range nlmsg.Attributes(body[min(len(body), nlmsg.SizeofNetfilter):]) {
-			if typ == unix.NFTA_GEN_ID && len(v) >= 4 {
-				out = binary.BigEndian.Uint32(v)
-			}
-		}
-	})
-	if err == nil {
-		err = failure
-	}
-	if err == nil && out == nil {
-		err = nlmsg.ErrNoAnswer
-	}
+	out, err := nlmsg.Generation(g.socket)
 	if err != nil {
 		return nil, fmt.Errorf("read nftables' generation: %w", err)
 	}

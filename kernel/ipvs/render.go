@@ -192,17 +192,7 @@ func (t *totals) change(gone, come []*fragment, step *kernel.Step) {
 	step.Virtuals = slices.Concat(was.virtuals, was.nodePorts, is.virtuals, is.nodePorts)
 	t.virtuals = kernel.Patch(t.virtuals, was.virtuals, is.virtuals, kernel.CompareVirtuals)
 	t.nodePorts = kernel.Patch(t.nodePorts, was.nodePorts, is.nodePorts, kernel.CompareVirtuals)
-	if t.all = t.virtuals; len(t.nodePorts) == 0 {
-		return
-	}
-	t.all = make([]kernel.Virtual, 0, len(t.virtuals)+len(t.nodePorts))
-	for i, j := range service.Merge(len(t.virtuals), len(t.nodePorts), func(i, j int) int { return kernel.CompareVirtuals(t.virtuals[i], t.nodePorts[j]) }) {
-		if i >= 0 {
-			t.all = append(t.all, t.virtuals[i])
-		} else {
-			t.all = append(t.all, t.nodePorts[j])
-		}
-	}
+	t.all = kernel.MergeSorted(t.virtuals, t.nodePorts, kernel.CompareVirtuals, kernel.First)
 }
 
 // join puts fragments together.

@@ -250,19 +250,9 @@ func about(b []byte) (what, name string) {
 }
 
 // generation is how many transactions the kernel has carried out, whosever.
-func (t *tables) generation() (out uint32, err error) {
-	var failure error
-	err = t.socket.Do(1, func(b []byte, _ int) []byte {
-		return nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, unix.NFT_MSG_GETGEN|unix.NFNL_SUBSYS_NFTABLES<<8, 0), unix.AF_UNSPEC)
-	}, func(_ int, body []byte, err error) {
-		failure = err
-		for typ, v := range nlmsg.Attributes(body[min(len(body), nlmsg.SizeofNetfilter):]) {
-			if typ == unix.NFTA_GEN_ID && len(v) >= 4 {
-				out = binary.BigEndian.Uint32(v)
-			}
-		}
-	})
-	if err = errors.Join(err, failure); err != nil {
+func (t *tables) generation() (uint32, error) {
+	out, err := nlmsg.Generation(t.socket)
+	if err != nil {
 		return 0, fmt.Errorf("read nftables' generation: %w", classify(err))
 	}
 	return out, nil

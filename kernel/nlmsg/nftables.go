@@ -2,6 +2,8 @@ package nlmsg
 
 import (
 	"bytes"
+	"cmp"
+	"encoding/binary"
 	"errors"
 
 	"golang.org/x/sys/unix"
@@ -47,6 +49,32 @@ func DumpNFTables(message uint16, family uint8, which func([]byte) []byte, each 
 		}
 	}
 	return err
+}
+
+// Requester has the method Do of a [Socket].
+type Requester interface {
+	Do(n int, request func(b []byte, i int) []byte, result func(i int, body []byte, err error)) error
+}
+
+// Generation is how many transactions nf_tables has carried out in the socket's network
+// namespace, of all families together and whosever they were.
+func Generation(s Requester) (out uint32, err error) {
+	var failure error
+	answered := false
+	err = s.Do(1, func(b []byte, _ int) []byte {
+		return AppendNetfilter(AppendRequest(b, unix.NFT_MSG_GETGEN|unix.NFNL_SUBSYS_NFTABLES<<8, 0), unix.AF_UNSPEC)
+	}, func(_ int, body []byte, err error) {
+		failure = err
+		for typ, v := range Attributes(body[min(len(body), SizeofNetfilter):]) {
+			if typ == unix.NFTA_GEN_ID && len(v) >= 4 {
+				out, answered = binary.BigEndian.Uint32(v), true
+			}
+		}
+	})
+	if err = cmp.Or(err, failure); err == nil && !answered {
+		err = ErrNoAnswer
+	}
+	return out, err
 }
 
 // Parts of sets that x/sys/unix doesn't have of linux/netfilter/nf_tables.h.
