@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build check demo demo-ipvs vm test bench bench-go image release golden-update clean
+.PHONY: help build check demo demo-ipvs vm test conformance bench bench-go image release golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,13 @@ test: ## set all up and run every check and test (as root: also those with real 
 	@test/setup.sh test
 	@$(MAKE) --no-print-directory build
 	@test/run.sh
+
+conformance: ## upstream's network tests against a cluster on this machine (as root, long; QUICK=1: a dozen; MODE, NODES, FOCUS, POD_NETWORK, ROLLOUT=1: docs/conformance.md)
+	@[ "$$(id -u)" = 0 ] || { echo "make conformance builds a cluster of namespaces, which needs root: sudo make conformance" >&2; exit 3; }
+	@test/setup.sh conformance
+	go build -buildvcs=false -o bin/conformance/ ./test/conformance
+	@programs=$$(test/conformance/build.sh) && bin/conformance/conformance -programs "$$programs" $(if $(MODE),-modes $(MODE)) $(if $(NODES),-nodes $(NODES)) \
+		$(if $(FOCUS),-focus '$(FOCUS)') $(if $(POD_NETWORK),-pod-network $(POD_NETWORK)) $(if $(QUICK),-quick) $(if $(ROLLOUT),-rollout) $(if $(PAGE),-page docs/conformance.md)
 
 bench: ## measure kproxy beside its peers (as root, long; QUICK=1: each once, in minutes, to see that it works)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench builds networks of namespaces, which needs root: sudo make bench" >&2; exit 3; }

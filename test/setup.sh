@@ -3,7 +3,7 @@
 # needs. Fast when all is there; otherwise it installs Debian's packages, and Go
 # (test/go.sh), for which it has to be root.
 #
-# Usage: test/setup.sh build|run|vm|bench|test
+# Usage: test/setup.sh build|run|vm|bench|conformance|test
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
@@ -16,6 +16,9 @@ test=(nft=nftables conntrack=conntrack socat=socat ping=iputils-ping ps=procps c
 	runc=runc /usr/share/containers/seccomp.json=golang-github-containers-common)
 # What kproxy is measured beside.
 bench=(haproxy=haproxy nginx=nginx /usr/lib/nginx/modules/ngx_stream_module.so=libnginx-mod-stream)
+# What nodes of a cluster run, and what upstream's tests run in their pods.
+conformance=(runc=runc /usr/lib/cni/bridge=containernetworking-plugins conntrack=conntrack busybox=busybox-static gcc=gcc /usr/include/stdlib.h=libc6-dev
+	curl=curl wget=wget nc.openbsd=netcat-openbsd iperf=iperf dig=bind9-dnsutils host=bind9-host nsenter=util-linux git=git)
 # The VM runs this machine's programs, so it takes a machine of its own kind.
 vm=()
 if [[ $(uname -m) == x86_64 ]]; then
@@ -28,9 +31,10 @@ build) needs=("${build[@]}") ;;
 run) needs=("${run[@]}") ;;
 vm) needs=("${run[@]}" "${vm[@]}") ;;
 bench) needs=("${run[@]}" "${bench[@]}" nft=nftables) ;;
+conformance) needs=("${run[@]}" "${conformance[@]}") ;;
 test) needs=("${run[@]}" "${test[@]}" "${bench[@]}" "${vm[@]}") ;;
 *)
-	echo "usage: test/setup.sh build|run|vm|bench|test" >&2
+	echo "usage: test/setup.sh build|run|vm|bench|conformance|test" >&2
 	exit 2
 	;;
 esac

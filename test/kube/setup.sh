@@ -4,7 +4,9 @@
 # and kubectl, by these names. Put it first in PATH to use them by hand.
 #
 # With the argument kube-proxy it builds that alone, as its project does: with the optimising
-# compiler, as its speed is measured (test/bench).
+# compiler, as its speed is measured (test/bench). With conformance it builds what a cluster
+# of nodes needs besides (test/conformance): kubelet, kube-scheduler, upstream's end-to-end tests
+# of the network with ginkgo, which runs them, and agnhost, which their pods run.
 #
 # It is kept in $XDG_CACHE_HOME/kproxy-kube (~/.cache/kproxy-kube), by what it was built
 # from. Building takes some minutes and 2 GB of Go's own cache; after that, nothing.
@@ -17,15 +19,20 @@ programs="etcd kube-apiserver kube-controller-manager kube-proxy kubectl"
 # packets and not for this, and half of its CPU time is the compiler's.
 gcflags='all=-l -dwarf=false'
 package=.
-if [[ ${1:-} == kube-proxy ]]; then
-	programs=kube-proxy gcflags= package=k8s.io/kubernetes/cmd/kube-proxy
-fi
+more=()
+case ${1:-} in
+kube-proxy) programs=kube-proxy gcflags= package=k8s.io/kubernetes/cmd/kube-proxy ;;
+conformance)
+	programs="kubelet kube-scheduler" package=./node
+	more=(github.com/onsi/ginkgo/v2/ginkgo k8s.io/kubernetes/test/images/agnhost)
+	;;
+esac
 version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
 stamp=k8s.io/component-base/version
 IFS=. read -r major minor _ <<<"${version#v}"
 ldflags="-s -w -X $stamp.gitVersion=$version -X $stamp.gitMajor=$major -X $stamp.gitMinor=$minor"
 
-key=$({ go env GOVERSION GOARCH; echo "$gcflags $ldflags $programs"; cat go.mod go.sum ./*.go; } | sha256sum | cut -c 1-16)
+key=$({ go env GOVERSION GOARCH; echo "$gcflags $ldflags $programs"; cat go.mod go.sum ./*.go; ((${#more[@]} == 0)) || cat node/*.go e2e/*.go; } | sha256sum | cut -c 1-16)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-kube
 folder=$cache/$version-$key
 
@@ -38,7 +45,12 @@ if [[ ! -e $folder ]]; then
 	echo "building $programs of Kubernetes $version, which takes minutes once" >&2
 	new=$(mktemp -d "$cache/new.XXXXXX")
 	trap 'rm -rf "$new"' EXIT
-	CGO_ENABLED=0 GOFLAGS= GOWORK=off go build -buildvcs=false -trimpath -gcflags "$gcflags" -ldflags "$ldflags" -o "$new/programs" "$package"
+	export CGO_ENABLED=0 GOFLAGS=-buildvcs=false GOWORK=off
+	go build -trimpath -gcflags "$gcflags" -ldflags "$ldflags" -o "$new/programs" "$package"
+	for program in "${more[@]}"; do
+		go build -trimpath -gcflags "$gcflags" -ldflags "$ldflags" -o "$new/" "$program"
+	done
+	((${#more[@]} == 0)) || go test -c -trimpath -gcflags "$gcflags" -ldflags "$ldflags" -o "$new/e2e.test" ./e2e
 	for program in $programs; do ln -s programs "$new/$program"; done
 	chmod 755 "$new"
 	find "$cache" -mindepth 1 -maxdepth 1 \( -name 'v*' -o -name 'objects-*' \) -mtime +30 -exec rm -rf {} + # that nothing uses any more

@@ -1,0 +1,66 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+)
+
+// runInside makes the cluster in the namespaces that the outer program made, and does with it
+// what was asked for.
+func runInside(o options) error {
+	ctx, cancel := context.WithCancel(context.Background())
+	defer cancel()
+	c := &cluster{options: o, image: "conformance"}
+	defer c.keepLogs()
+	began := time.Now()
+	if err := c.start(ctx); err != nil {
+		return err
+	}
+	if err := c.makeImage(ctx); err != nil {
+		return err
+	}
+	fmt.Printf("a cluster of %d nodes after %.0f s\n", o.nodes, time.Since(began).Seconds())
+	b, err := newBalancer(c.server.Config(), c.nodes)
+	if err != nil {
+		return err
+	}
+	go b.run(ctx)
+	if o.rollout {
+		if err := c.serve(ctx, "kube-proxy"); err != nil {
+			return err
+		}
+		return c.rollout(ctx)
+	}
+	failed := 0
+	for i, mode := range strings.Split(o.modes, ",") {
+		if err := c.serve(ctx, mode); err != nil {
+			return fmt.Errorf("start %s: %w", mode, err)
+		}
+		if i == 0 {
+			if err := c.startDNS(ctx); err != nil {
+				return err
+			}
+		}
+		if o.keep {
+			fmt.Printf("%s serves. Enter it: nsenter -a -t $(pgrep -f 'inside -state %s' | tail -n 1); KUBECONFIG=%s\n", mode, c.state, c.kube)
+			select {}
+		}
+		n, err := c.test(ctx)
+		if err != nil {
+			return err
+		}
+		failed += n
+	}
+	if o.page != "" {
+		if err := o.writePage(); err != nil {
+			return err
+		}
+	}
+	if failed > 0 {
+		return errors.New("tests failed")
+	}
+	return nil
+}

@@ -1,0 +1,217 @@
+// Command conformance makes a Kubernetes cluster on this machine, with real kubelets, containerd
+// and pods, lets kproxy or kube-proxy serve it, and runs upstream's own network tests against
+// that. See docs/conformance.md; `make conformance` runs it, as root.
+//
+// All of it lives in namespaces of processes, mounts and networks: the program starts itself as
+// the first process of such namespaces, and when that one ends, however it does, the kernel ends
+// every process, mount and link of the cluster. Only empty control groups and the folder of its
+// state are then left, which the outer program removes.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"syscall"
+)
+
+// options are what the user chose.
+type options struct {
+	modes      string
+	nodes      int
+	focus      string
+	podNetwork string
+	procs      int
+	quick      bool
+	rollout    bool
+	keep       bool
+	page       string
+	programs   string // the folder that build.sh printed
+	repository string
+	state      string // of the cluster, on a real file system: overlayfs doesn't lie on itself
+	results    string
+}
+
+func main() {
+	runtime.LockOSThread() // a child dies with the thread that started it (PR_SET_PDEATHSIG)
+	if len(os.Args) > 2 && os.Args[1] == "first-process" {
+		os.Exit(firstProcess(os.Args[2:]))
+	}
+	var o options
+	inside := flag.Bool("inside", false, "for the program's own use")
+	flag.StringVar(&o.modes, "modes", "nftables", "whom to test, one after the other: userspace, iptables, nftables, auto, kube-proxy, kube-proxy-nftables")
+	flag.IntVar(&o.nodes, "nodes", 3, "number of nodes, 1 to 9, in three zones")
+	flag.StringVar(&o.focus, "focus", "", "regular expression of upstream's tests to run, instead of all that concern a proxy")
+	flag.StringVar(&o.podNetwork, "pod-network", "bridge", "how pods are connected to their node: bridge, routed")
+	flag.IntVar(&o.procs, "procs", 4, "tests that run at the same time")
+	flag.BoolVar(&o.quick, "quick", false, "run a dozen tests only")
+	flag.BoolVar(&o.rollout, "rollout", false, "instead of upstream's tests, roll kproxy out beside kube-proxy, upgrade it and go back, under load")
+	flag.BoolVar(&o.keep, "keep", false, "leave the cluster running until the program is interrupted, and print how to enter it")
+	flag.StringVar(&o.page, "page", "", "write the table of results into this page")
+	flag.StringVar(&o.programs, "programs", "", "folder that build.sh printed")
+	flag.StringVar(&o.results, "results", "bin/conformance", "folder of reports and logs")
+	flag.StringVar(&o.state, "state", "", "for the program's own use")
+	flag.Parse()
+	err := o.check()
+	switch {
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		os.Exit(2)
+	case *inside:
+		err = runInside(o)
+	default:
+		err = runOutside(o)
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		os.Exit(1)
+	}
+}
+
+// check completes the options, or says which are wrong.
+func (o *options) check() error {
+	var errs []error
+	if os.Geteuid() != 0 {
+		errs = append(errs, errors.New("a cluster of namespaces needs root"))
+	}
+	if flag.NArg() > 0 {
+		errs = append(errs, fmt.Errorf("unexpected argument %q", flag.Arg(0)))
+	}
+	for _, m := range strings.Split(o.modes, ",") {
+		if _, ok := proxies[m]; !ok {
+			errs = append(errs, fmt.Errorf("-modes: no proxy is called %q; there are userspace, iptables, nftables, auto, kube-proxy, kube-proxy-nftables", m))
+		}
+	}
+	if o.nodes < 1 || o.nodes > 9 {
+		errs = append(errs, fmt.Errorf("-nodes: %d is not between 1 and 9", o.nodes))
+	}
+	if _, ok := podNetworks[o.podNetwork]; !ok {
+		errs = append(errs, fmt.Errorf("-pod-network: %q is neither bridge nor routed", o.podNetwork))
+	}
+	if o.programs == "" {
+		errs = append(errs, errors.New("-programs: no folder; build.sh prints one"))
+	}
+	var err error
+	if o.repository, err = os.Getwd(); err != nil {
+		errs = append(errs, err)
+	}
+	if _, err := os.Stat(filepath.Join(o.repository, "deploy/base")); err != nil {
+		errs = append(errs, fmt.Errorf("run it in the folder of the repository: %w", err))
+	}
+	if o.results, err = filepath.Abs(o.results); err != nil {
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
+// cgroupName is the control group of all pods, in each hierarchy.
+const cgroupName = "kproxy-conformance"
+
+// runOutside starts the program again in namespaces of its own, waits for it and tidies up.
+func runOutside(o options) (err error) {
+	lock, err := os.OpenFile("/run/kproxy-conformance.lock", os.O_CREATE|os.O_RDWR|syscall.O_CLOEXEC, 0o600)
+	if err != nil {
+		return err
+	}
+	defer lock.Close()
+	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
+		return errors.New("another cluster runs on this machine: wait for it, or end it")
+	}
+	if o.state, err = os.MkdirTemp("", "kproxy-conformance"); err != nil {
+		return err
+	}
+	removeGroups()
+	defer func() {
+		removeGroups()
+		err = errors.Join(err, os.RemoveAll(o.state))
+	}()
+	if err := os.MkdirAll(o.results, 0o755); err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	args := append([]string{"first-process", self, "-inside", "-state", o.state}, os.Args[1:]...)
+	cmd := exec.Command(self, args...)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	cmd.SysProcAttr = &syscall.SysProcAttr{
+		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC,
+		Setpgid:    true, Pdeathsig: syscall.SIGKILL,
+	}
+	interrupted, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer stop()
+	if err := cmd.Start(); err != nil {
+		return fmt.Errorf("start in namespaces of its own: %w", err)
+	}
+	done := make(chan struct{})
+	defer close(done)
+	go func() {
+		select {
+		case <-interrupted.Done():
+			_ = cmd.Process.Kill() // with the first process end all others of its namespace
+		case <-done:
+		}
+	}()
+	err = cmd.Wait()
+	if interrupted.Err() != nil {
+		return errors.New("interrupted")
+	}
+	return err
+}
+
+// removeGroups removes the control groups of pods, which no process is in any more.
+func removeGroups() {
+	roots, _ := filepath.Glob("/sys/fs/cgroup/*/" + cgroupName)
+	for _, root := range roots {
+		var groups []string
+		_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
+			if err == nil && d.IsDir() {
+				groups = append(groups, path)
+			}
+			return nil
+		})
+		for i := len(groups) - 1; i >= 0; i-- { // children first
+			_ = os.Remove(groups[i])
+		}
+	}
+}
+
+// firstProcess is the first of a namespace of processes: it gives it a /proc, starts a program
+// and waits for all that end, as those do that have lost their parent, until the program ends.
+func firstProcess(command []string) int {
+	err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, "")
+	if err == nil {
+		err = syscall.Mount("proc", "/proc", "proc", 0, "")
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "conformance: mount /proc:", err)
+		return 1
+	}
+	p, err := os.StartProcess(command[0], command, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "conformance:", err)
+		return 1
+	}
+	for {
+		var status syscall.WaitStatus
+		pid, err := syscall.Wait4(-1, &status, 0, nil)
+		switch {
+		case errors.Is(err, syscall.EINTR):
+		case err != nil:
+			return 1
+		case pid == p.Pid && status.Exited():
+			return status.ExitStatus()
+		case pid == p.Pid:
+			return 128 + int(status.Signal())
+		}
+	}
+}

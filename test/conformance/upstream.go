@@ -1,0 +1,175 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+)
+
+// quick are a dozen of upstream's tests, of which each is about something else that a proxy does.
+var quick = []string{
+	"Services should serve a basic endpoint from pods",
+	"Services should serve multiport endpoints from pods",
+	"Services should be able to create a functioning NodePort service",
+	"Services should be able to switch session affinity for service with type clusterIP",
+	"Services should be able to change the type from ExternalName to ClusterIP",
+	"Services should allow pods to hairpin back to themselves through services",
+	"Services should be rejected when no endpoints exist",
+	"Services should be rejected for evicted pods",
+	"Services should respect internalTrafficPolicy=Local Pod to Pod",
+	"Services should preserve source pod IP for traffic thru service cluster IP",
+	"Services should implement service.kubernetes.io/service-proxy-name",
+	"Conntrack should be able to preserve UDP traffic when server pod cycles for a ClusterIP service",
+	"Conntrack should drop INVALID conntrack entries",
+	"LoadBalancers should be able to change the type and ports of a TCP service",
+	"EndpointSlice should support a Service with multiple ports specified in multiple EndpointSlices",
+}
+
+// left are the tests that are left out, and why.
+var left = []struct{ tests, why string }{
+	{"evicted pods", "the kubelets here don't measure local storage"},
+	{"should only target nodes with endpoints", "upstream asks addresses of IPv6 without brackets, on dual stack"},
+	{"configurable pod resolv.conf|[Pp]rovider GCE|DNS configMap|Internet connection|Feature:Networking-IPv4|Feature:Networking-IPv6|using DNS", "they want agnhost's own DNS, a cloud or the internet"},
+	{"SCTP|sctp", "the kernel of the run had none"},
+	{"NetworkPolicy|Netpol|Ingress|Gateway|IPerf2|KubeProxyNFAcct|Loadbalancing: L7|KubeProxy should", "no matter of a service proxy, or of kube-proxy's own"},
+	{"PerformanceDNS|Scale|large number of|rolling update|work after restarting apiserver|recreate its iptables rules|work after restarting kube-proxy", "they take long, or change the machine's"},
+	{"API operations|lifecycle of|NodePort collisions|out-of-range|release NodePorts|find a service from|delete a collection|Mirroring|EndpointsController|Granular Checks: Pods|static URL|kube-proxy urls|" +
+		"should create (pod|service|a single)|dual-stack node|reach pod|logs on node|API Server|service status|ServiceCIDR and|terminating Pod|forward", "the API server and its controllers pass them without a proxy"},
+}
+
+func skips() string {
+	var all []string
+	for _, l := range left {
+		all = append(all, l.tests)
+	}
+	return strings.Join(all, "|")
+}
+
+// spec is one test in ginkgo's report.
+type spec struct {
+	ContainerHierarchyTexts []string
+	LeafNodeType            string
+	LeafNodeText            string
+	State                   string
+	RunTime                 time.Duration
+	Failure                 struct{ Message string }
+}
+
+// test runs upstream's tests and returns how many have failed. Ginkgo's reports are in the results.
+func (c *cluster) test(ctx context.Context) (failed int, err error) {
+	dir := filepath.Join(c.results, c.proxy)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return 0, err
+	}
+	_ = os.Remove(filepath.Join(dir, "report.json"))
+	log, err := os.Create(filepath.Join(dir, "log"))
+	if err != nil {
+		return 0, err
+	}
+	defer log.Close()
+	focus := c.focus
+	if c.quick {
+		focus = strings.Join(quick, "|")
+	}
+	cmd := exec.CommandContext(ctx, c.program("ginkgo"), fmt.Sprintf("--procs=%d", c.procs), "--no-color", "--timeout=90m", "--output-dir", dir, "--json-report=report.json", "--junit-report=junit.xml",
+		"--focus", cmp.Or(focus, `\[sig-network\]`), "--skip", skips(), c.program("e2e.test"), "--",
+		"--provider=local", "--kubeconfig="+c.kube, "--kubectl-path="+c.program("kubectl"), "--host=https://"+controlPlane+":6443",
+		"--prepull-images=false", "--num-nodes="+fmt.Sprint(c.options.nodes), "--minStartupPods=0", "--delete-namespace-on-failure=true", "--dump-logs-on-failure=false")
+	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kube)
+	cmd.Stdout, cmd.Stderr = log, log
+	ran := cmd.Run()
+	specs, err := report(filepath.Join(dir, "report.json"))
+	if err != nil {
+		return 0, errors.Join(fmt.Errorf("run upstream's tests, see %s: %w", log.Name(), ran), err)
+	}
+	passed := 0
+	for name, s := range specs {
+		switch s.State {
+		case "passed":
+			passed++
+		case "skipped":
+			fmt.Printf("skipped: %s: %s\n", name, s.Failure.Message)
+		default:
+			failed++
+			fmt.Printf("%s: %s: %.300s\n", s.State, name, s.Failure.Message)
+		}
+	}
+	fmt.Printf("%s: %d passed, %d failed\n", c.proxy, passed, failed)
+	if passed == 0 {
+		return failed, fmt.Errorf("no test ran, see %s", log.Name())
+	}
+	return failed, nil
+}
+
+// report reads the tests that ran from ginkgo's report, by name.
+func report(file string) (map[string]spec, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	var suites []struct{ SpecReports []spec }
+	if err := json.Unmarshal(text, &suites); err != nil {
+		return nil, fmt.Errorf("read %s: %w", file, err)
+	}
+	specs := map[string]spec{}
+	for _, suite := range suites {
+		for _, s := range suite.SpecReports {
+			if s.LeafNodeType != "It" || s.State == "skipped" && s.Failure.Message == "" { // not chosen
+				continue
+			}
+			specs[strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")] = s
+		}
+	}
+	return specs, nil
+}
+
+// page writes the table of all reports in the results between the marks of a page.
+func (o *options) writePage() error {
+	text, err := os.ReadFile(o.page)
+	if err != nil {
+		return err
+	}
+	before, rest, ok := strings.Cut(string(text), "<!-- results -->\n")
+	_, after, ok2 := strings.Cut(rest, "<!-- end of results -->")
+	if !ok || !ok2 {
+		return fmt.Errorf("%s has no marks for the results", o.page)
+	}
+	var columns []string
+	states := map[string]map[string]string{} // by test, then proxy
+	for _, name := range []string{"kube-proxy", "kube-proxy-nftables", "iptables", "nftables", "userspace", "auto"} {
+		specs, err := report(filepath.Join(o.results, name, "report.json"))
+		if errors.Is(err, os.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return err
+		}
+		columns = append(columns, name)
+		for test, s := range specs {
+			test = strings.TrimPrefix(test, "[sig-network] ")
+			if states[test] == nil {
+				states[test] = map[string]string{}
+			}
+			states[test][name] = s.State
+		}
+	}
+	var table strings.Builder
+	fmt.Fprintf(&table, "| test | %s |\n|---|%s\n", strings.Join(columns, " | "), strings.Repeat("---|", len(columns)))
+	for _, test := range slices.Sorted(maps.Keys(states)) {
+		fmt.Fprintf(&table, "| %s |", strings.ReplaceAll(test, "|", `\|`))
+		for _, name := range columns {
+			fmt.Fprintf(&table, " %s |", cmp.Or(states[test][name], "not run"))
+		}
+		table.WriteString("\n")
+	}
+	return os.WriteFile(o.page, []byte(before+"<!-- results -->\n"+table.String()+"<!-- end of results -->"+after), 0o644)
+}
