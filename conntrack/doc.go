@@ -9,7 +9,8 @@
 //   - [Stale] names the UDP entries that would lead datagrams to a gone
 //     endpoint, a deleted service or the wrong data plane, and [Client.Delete]
 //     deletes exactly those. [HalfOpen] names the TCP entries of connections that wait
-//     for an endpoint which isn't used any more; established ones end by themselves.
+//     for an endpoint which isn't used any more, or that were begun before there was
+//     a service; established ones end by themselves.
 //   - A [Listener] tells which entries end, and [Client.Restore] puts back those that
 //     vanished under a connection of userspace.
 //   - [Accounting] counts, per service port and endpoint, what the kernel

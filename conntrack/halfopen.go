@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"net/netip"
+	"slices"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -45,17 +46,29 @@ func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
 	return out
 }
 
-// HalfOpenIn returns the families in which d stops using an endpoint, so that the
-// table needs to be listed.
+// HalfOpenIn returns the families in which the table needs to be listed: those in
+// which d stops using an endpoint, or serves an address that no service had before. A
+// client that asked too early has left this node by a route; its further SYNs would
+// follow the first for two minutes.
 func HalfOpenIn(d plan.Delta) (in [2]bool) {
 	for _, c := range d.Changes {
 		was, is := c.Was, c.Is
-		if was != nil && is != nil && is.Port.Protocol == service.TCP {
-			for i := range was.Endpoints {
-				e := &was.Endpoints[i]
-				if now := endpoint(is, e.Address); e.Usable && (now == nil || !now.Usable) {
-					in[service.FamilyOf(e.Address.Addr())] = true
-				}
+		if is == nil || is.Port.Protocol != service.TCP {
+			continue
+		}
+		for i := range is.Frontends {
+			f := &is.Frontends[i]
+			if f.Verdict == plan.Forward && (was == nil || !slices.ContainsFunc(was.Frontends, func(w plan.Frontend) bool { return keyOf(&w) == keyOf(f) })) {
+				in[f.Family] = true
+			}
+		}
+		if was == nil {
+			continue
+		}
+		for i := range was.Endpoints {
+			e := &was.Endpoints[i]
+			if now := endpoint(is, e.Address); e.Usable && (now == nil || !now.Usable) {
+				in[service.FamilyOf(e.Address.Addr())] = true
 			}
 		}
 	}

@@ -274,17 +274,20 @@ func clusterOnly(s *plan.Service) {
 	s.Frontends = slices.DeleteFunc(s.Frontends, func(f plan.Frontend) bool { return f.Kind == plan.NodePort })
 }
 
+// refused has no usable endpoint.
+func refused(s *plan.Service) {
+	for i := range s.Frontends {
+		s.Frontends[i].Verdict = plan.Reject
+	}
+}
+
 // TestHalfOpen: only connections are given up that wait for an endpoint which isn't
 // used any more, or that began without a rule.
 func TestHalfOpen(t *testing.T) {
 	p := &plan.Plan{Services: []*plan.Service{
 		serviceOf(tcpKey("web"), 10, unusable(3)),
 		serviceOf(tcpKey("virtual"), 12, clusterOnly, func(s *plan.Service) { s.DataPlane = plan.IPVS }),
-		serviceOf(tcpKey("closed"), 13, clusterOnly, func(s *plan.Service) {
-			for i := range s.Frontends {
-				s.Frontends[i].Verdict = plan.Reject
-			}
-		}),
+		serviceOf(tcpKey("closed"), 13, clusterOnly, refused),
 	}}
 	for _, f := range service.Families {
 		waiting := Flow{
@@ -332,7 +335,11 @@ func TestHalfOpenIn(t *testing.T) {
 		old, now *plan.Plan
 		want     bool
 	}{
-		{"at start", nil, planOf(), false},
+		{"at start", nil, planOf(), true},
+		{"a service came", &plan.Plan{}, planOf(), true},
+		{"one that is refused came", &plan.Plan{}, planOf(refused), false},
+		{"a node port was added", planOf(clusterOnly), planOf(), true},
+		{"a node port was removed", planOf(), planOf(clusterOnly), false},
 		{"nothing changed", planOf(), planOf(), false},
 		{"an endpoint went down", planOf(), planOf(unusable(2)), true},
 		{"an endpoint was removed", planOf(), planOf(without), true},

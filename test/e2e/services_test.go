@@ -174,6 +174,54 @@ func (w *world) editAffinity(m lab.Manifest) {
 	}
 }
 
+// TestAskedTooEarly: a connection that was begun while nothing answered at a service's
+// address succeeds once something does, by its client's next SYN, although conntrack
+// remembers where the first one went.
+func TestAskedTooEarly(t *testing.T) {
+	t.Parallel()
+	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+		t.Run(string(plane), func(t *testing.T) {
+			w := newWorld(t)
+			w.must(newManifest("other", 11, w.net.Backends...).Write(w.manifests))
+			w.start("--health-check", "off")
+			m := newManifest("web", 10, w.net.Backends...)
+			m.DataPlane = string(plane)
+			early := m
+			early.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.10"), netip.MustParseAddr("2001:db8::10")}
+			for _, c := range []struct {
+				what     string
+				manifest lab.Manifest
+				targets  []netip.AddrPort
+			}{
+				{"before the service existed", m, frontends(m)},
+				{"before the service had that address", early, []netip.AddrPort{netip.AddrPortFrom(early.ExternalIPs[0], 80), netip.AddrPortFrom(early.ExternalIPs[1], 80)}},
+			} {
+				answers := make(chan error, len(c.targets))
+				for _, target := range c.targets {
+					go func() {
+						ctx, cancel := context.WithTimeout(w.ctx, within(30*time.Second))
+						defer cancel()
+						_, err := w.net.Client.Ask(ctx, "tcp", target, "hello")
+						answers <- err
+					}()
+					w.eventually(10*time.Second, "the node to have seen a SYN to "+target.String(), func() error {
+						if !strings.Contains(w.node("conntrack", "-L", "-p", "tcp", "-f", []string{"ipv4", "ipv6"}[service.FamilyOf(target.Addr())], "-d", target.Addr().String()), "SYN_SENT") {
+							return errors.New("no entry")
+						}
+						return nil
+					})
+				}
+				w.must(c.manifest.Write(w.manifests))
+				for range c.targets {
+					if err := <-answers; err != nil {
+						t.Errorf("a connection begun %s: %v", c.what, err)
+					}
+				}
+			}
+		})
+	}
+}
+
 // TestIPTablesAffinityEnds: a client keeps its endpoint as long as it comes again in
 // time, and may get another after that. (IPVS keeps it longer: as long as it
 // remembers a connection, which is a matter of minutes.)
