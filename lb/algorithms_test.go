@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"container/heap"
 	"fmt"
 	"math/rand/v2"
 	"net/netip"
@@ -96,7 +97,7 @@ func TestWeightedWithExtremeWeights(t *testing.T) {
 	p := newWeighted(targetsOf(1<<32-1, 1<<32-1, 1), 0)
 	p.turn[0], p.turn[1] = 1<<60, 1<<60 // after centuries
 	p.turn[2] = 1 << 28
-	p.heap = newHeap([]int32{0, 1, 2}, p.before)
+	heap.Init(p)
 	got := make([]int, 3)
 	for range 1000 {
 		got[p.Pick(netip.Addr{}, nil)]++

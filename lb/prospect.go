@@ -1,9 +1,6 @@
 package lb
 
-import (
-	"net/netip"
-	"time"
-)
+import "net/netip"
 
 // Prospect is what a Picker would do with a client's next connection.
 type Prospect struct {
@@ -30,8 +27,7 @@ func ProspectOf(p Picker, targets []Target, client netip.Addr, skip Skip) Prospe
 	case *weighted:
 		out.share(eligible(targets), skip, byWeight)
 		p.mu.Lock()
-		out.Next = int(p.heap.first(skip))
-		p.heap.restore()
+		out.Next = int(p.first(skip))
 		p.mu.Unlock()
 	case *leastConnections:
 		p.mu.Lock()
@@ -67,16 +63,4 @@ func (o *Prospect) share(ids []int32, skip Skip, weight func(int) float64) {
 			o.Shares[i] /= sum
 		}
 	}
-}
-
-// Peek returns the client's endpoint like Get, but leaves its time-out alone.
-func (a *Affinity) Peek(client netip.Addr, now time.Time) (netip.AddrPort, bool) {
-	s := a.shard(client)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	i, ok := s.find(client)
-	if !ok || now.Sub(a.base)-s.entries[i].last >= a.timeout {
-		return netip.AddrPort{}, false
-	}
-	return s.entries[i].endpoint(), true
 }

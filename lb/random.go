@@ -3,18 +3,19 @@ package lb
 import (
 	"math/bits"
 	"net/netip"
+	"slices"
 	"sync/atomic"
 )
 
 // random draws each target with a probability proportional to its weight.
 type random struct {
 	loads
-	table alias
+	table draws
 	state atomic.Uint64
 }
 
 func newRandom(targets []Target, seed uint64) *random {
-	p := &random{loads: loadsOf(targets), table: newAlias(targets)}
+	p := &random{loads: loadsOf(targets), table: newDraws(targets)}
 	p.state.Store(seed)
 	return p
 }
@@ -32,11 +33,11 @@ func (p *random) Acquire(c netip.Addr, skip Skip) int { return p.acquire(p.Pick(
 type sourceHash struct {
 	loads
 	slots []int // as kernel rules have them
-	table alias
+	table draws
 }
 
 func newSourceHash(targets []Target) *sourceHash {
-	return &sourceHash{loads: loadsOf(targets), slots: Slots(weightsOf(targets), SlotLimit), table: newAlias(targets)}
+	return &sourceHash{loads: loadsOf(targets), slots: Slots(weightsOf(targets), SlotLimit), table: newDraws(targets)}
 }
 
 // Pick draws where the client's own target is excluded; the draws are the client's own as
@@ -54,53 +55,20 @@ func (p *sourceHash) Pick(c netip.Addr, skip Skip) int {
 
 func (p *sourceHash) Acquire(c netip.Addr, skip Skip) int { return p.acquire(p.Pick(c, skip)) }
 
-// alias draws from a discrete distribution in O(1) (Vose: A linear algorithm
-// for generating random numbers with a given distribution, IEEE TSE 1991).
-// Each column holds a target, and with what remains of its width another one.
-type alias struct {
-	ids     []int32
-	weight  []uint32
-	columns []column
+// draws draws targets with probabilities proportional to their weights.
+type draws struct {
+	ids    []int32
+	weight []uint32
+	sums   []uint64 // of the weights of ids, each with those before it
 }
 
-type column struct {
-	own, other int32
-	width      uint64 // of own, as a fraction of 2^64
-}
-
-func newAlias(targets []Target) alias {
-	t := alias{ids: eligible(targets), weight: weightsOf(targets)}
-	n, sum := uint64(len(t.ids)), uint64(0)
-	for _, w := range t.weight {
-		sum += uint64(w)
+func newDraws(targets []Target) draws {
+	d, sum := draws{ids: eligible(targets), weight: weightsOf(targets)}, uint64(0)
+	for _, id := range d.ids {
+		sum += uint64(d.weight[id])
+		d.sums = append(d.sums, sum)
 	}
-	// A column is sum wide, and all columns together have room for n times
-	// each weight: whole numbers, so nothing is rounded until the very end.
-	rest := make([]uint64, n)
-	var small, large []int
-	for i, id := range t.ids {
-		rest[i] = n * uint64(t.weight[id])
-		if rest[i] < sum {
-			small = append(small, i)
-		} else {
-			large = append(large, i)
-		}
-	}
-	t.columns = make([]column, n)
-	for len(small) > 0 {
-		s, l := small[len(small)-1], large[len(large)-1]
-		small = small[:len(small)-1]
-		width, _ := bits.Div64(rest[s], 0, sum)
-		t.columns[s] = column{t.ids[s], t.ids[l], width}
-		if rest[l] -= sum - rest[s]; rest[l] < sum {
-			large = large[:len(large)-1]
-			small = append(small, l)
-		}
-	}
-	for _, l := range large {
-		t.columns[l] = column{t.ids[l], t.ids[l], 0}
-	}
-	return t
+	return d
 }
 
 // redraws is how often an excluded target leads to another draw before the
@@ -110,21 +78,15 @@ const redraws = 16
 
 // draw maps x to a target, and x's successors in splitmix64's sequence to the
 // choices after it.
-func (t *alias) draw(x uint64, skip Skip) int {
-	n := uint64(len(t.columns))
-	if n == 0 {
+func (t *draws) draw(x uint64, skip Skip) int {
+	if len(t.ids) == 0 {
 		return -1
 	}
 	for range redraws {
-		r := mix(x)
-		i, fraction := bits.Mul64(r, n)
-		c := &t.columns[i]
-		id := c.own
-		if fraction >= c.width {
-			id = c.other
-		}
-		if !excluded(skip, id) {
-			return int(id)
+		at, _ := bits.Mul64(mix(x), t.sums[len(t.sums)-1])
+		i, _ := slices.BinarySearch(t.sums, at+1)
+		if !excluded(skip, t.ids[i]) {
+			return int(t.ids[i])
 		}
 		x = mix(x + golden)
 	}
@@ -132,7 +94,7 @@ func (t *alias) draw(x uint64, skip Skip) int {
 }
 
 // drawLeft draws among the targets that skip leaves, in O(n).
-func (t *alias) drawLeft(x uint64, skip Skip) int {
+func (t *draws) drawLeft(x uint64, skip Skip) int {
 	var sum uint64
 	for _, id := range t.ids {
 		if !excluded(skip, id) {

@@ -1,6 +1,7 @@
 package lb
 
 import (
+	"container/heap"
 	"math/bits"
 	"net/netip"
 	"sync"
@@ -57,11 +58,12 @@ type weighted struct {
 	schedule
 }
 
-// schedule is the sequence of turns, not safe for concurrent use.
+// schedule is the sequence of turns, not safe for concurrent use. It is the [heap.Interface]
+// of order.
 type schedule struct {
 	weight []uint32
 	turn   []uint64 // by target: k of its next turn
-	heap   *heap
+	order  []int32  // a heap of targets by their next turn
 }
 
 func newWeighted(targets []Target, seed uint64) *weighted {
@@ -83,7 +85,8 @@ func (s *schedule) init(weights []uint32, ids []int32, seed uint64) {
 			}
 		}
 	}
-	s.heap = newHeap(ids, s.before)
+	s.order = ids
+	heap.Init(s)
 }
 
 // Pick takes the next turn of a target that isn't excluded. Turns of excluded
@@ -97,16 +100,35 @@ func (p *weighted) Pick(_ netip.Addr, skip Skip) int {
 func (p *weighted) Acquire(c netip.Addr, skip Skip) int { return p.acquire(p.Pick(c, skip)) }
 
 func (s *schedule) next(skip Skip) int32 {
-	id := s.heap.first(skip)
-	if id >= 0 {
-		for _, other := range s.heap.aside {
-			s.pass(other, id)
+	id := s.first(skip)
+	switch {
+	case id < 0:
+	case id == s.order[0]:
+		s.turn[id]++
+		heap.Fix(s, 0)
+	default:
+		for _, other := range s.order {
+			if other != id && s.before(other, id) { // it is excluded
+				s.pass(other, id)
+			}
 		}
 		s.turn[id]++
-		s.heap.down()
+		heap.Init(s)
 	}
-	s.heap.restore()
 	return id
+}
+
+// first returns the target that skip doesn't exclude whose turn comes first, or -1.
+func (s *schedule) first(skip Skip) int32 {
+	first := int32(-1)
+	for i, id := range s.order {
+		if (first < 0 || s.before(id, first)) && !excluded(skip, id) {
+			if first = id; i == 0 {
+				break
+			}
+		}
+	}
+	return first
 }
 
 // before reports whether a's next turn comes before b's; of turns at the same
@@ -137,71 +159,10 @@ func (s *schedule) pass(id, at int32) {
 	s.turn[id] = max(s.turn[id], k)
 }
 
-// heap is a binary min-heap of targets. It allocates only when it is made. Its owner's
-// mutex guards it.
-type heap struct {
-	less  func(a, b int32) bool
-	order []int32
-	aside []int32 // excluded targets, taken out during one pick
-}
+func (s *schedule) Len() int           { return len(s.order) }
+func (s *schedule) Less(i, j int) bool { return s.before(s.order[i], s.order[j]) }
+func (s *schedule) Swap(i, j int)      { s.order[i], s.order[j] = s.order[j], s.order[i] }
 
-func newHeap(ids []int32, less func(a, b int32) bool) *heap {
-	h := &heap{less: less, order: make([]int32, 0, len(ids)), aside: make([]int32, 0, len(ids))}
-	for _, id := range ids {
-		h.push(id)
-	}
-	return h
-}
-
-// first returns the least target that skip doesn't exclude, or -1. The
-// excluded ones before it are in aside until restore puts them back.
-func (h *heap) first(skip Skip) int32 {
-	for len(h.order) > 0 {
-		id := h.order[0]
-		if !excluded(skip, id) {
-			return id
-		}
-		last := len(h.order) - 1
-		h.order[0], h.order = h.order[last], h.order[:last]
-		h.down()
-		h.aside = append(h.aside, id)
-	}
-	return -1
-}
-
-// restore puts the targets that first took out back in.
-func (h *heap) restore() {
-	for _, id := range h.aside {
-		h.push(id)
-	}
-	h.aside = h.aside[:0]
-}
-
-func (h *heap) push(id int32) {
-	i := len(h.order)
-	for h.order = append(h.order, id); i > 0; {
-		parent := (i - 1) / 2
-		if !h.less(id, h.order[parent]) {
-			break
-		}
-		h.order[i], i = h.order[parent], parent
-	}
-	h.order[i] = id
-}
-
-// down moves the first target to where it belongs.
-func (h *heap) down() {
-	for i := 0; ; {
-		child := 2*i + 1
-		if child >= len(h.order) {
-			return
-		}
-		if r := child + 1; r < len(h.order) && h.less(h.order[r], h.order[child]) {
-			child = r
-		}
-		if !h.less(h.order[child], h.order[i]) {
-			return
-		}
-		h.order[i], h.order[child], i = h.order[child], h.order[i], child
-	}
-}
+// Push and Pop are never called: the targets stay the same.
+func (*schedule) Push(any) {}
+func (*schedule) Pop() any { return nil }
