@@ -24,7 +24,7 @@ import (
 func driversOf(c config.Config) drivers {
 	v := c.IPVS
 	return drivers{
-		nftables.NewDriver(" (--mode ipvs may)"),
+		nftables.NewDriver(" (--mode ipvs may)", c.NFTables.Flowtable),
 		steering.NewDriver(
 			ipvs.NewDriver(ipvs.Settings{
 				Scheduler: v.Scheduler, StrictARP: v.StrictARP, DrainTimeout: c.DrainTimeout,

@@ -44,8 +44,9 @@ type Config struct {
 
 	Conntrack Conntrack `json:"conntrack"`
 
-	Health Health `json:"health"`
-	IPVS   IPVS   `json:"ipvs"`
+	Health   Health   `json:"health"`
+	IPVS     IPVS     `json:"ipvs"`
+	NFTables NFTables `json:"nftables"`
 
 	MetricsBindAddress string        `json:"metricsBindAddress" flag:"metrics-bind-address"` // ip:port; empty serves none
 	HealthzBindAddress string        `json:"healthzBindAddress" flag:"healthz-bind-address"` // ip:port; empty serves none
@@ -107,6 +108,12 @@ type IPVS struct {
 	TCPTimeout    string        `json:"tcpTimeout" flag:"ipvs-tcp-timeout"`
 	TCPFinTimeout time.Duration `json:"tcpFinTimeout" flag:"ipvs-tcpfin-timeout"` // after a FIN; 0 leaves the kernel's setting
 	UDPTimeout    time.Duration `json:"udpTimeout" flag:"ipvs-udp-timeout"`       // of idle UDP flows; 0 leaves the kernel's setting
+}
+
+// NFTables is what only the data plane nftables goes by (flags --nftables-*).
+type NFTables struct {
+	// Flowtable has established connections to endpoints pass by a flowtable, where the kernel has it.
+	Flowtable bool `json:"flowtable" flag:"nftables-flowtable"`
 }
 
 // Conntrack is what kproxy sets of the kernel's connection tracking (flags

@@ -73,7 +73,7 @@ func renderDiff(c *cli.Context, o agent.RenderOptions) error {
 func decisiveSettings() []setting {
 	names := []string{
 		"cluster-cidr", "exclude-cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
-		"nodeport-addresses", "iptables-localhost-nodeports", "masquerade-all", "ipvs-scheduler",
+		"nodeport-addresses", "iptables-localhost-nodeports", "masquerade-all", "ipvs-scheduler", "nftables-flowtable",
 		"listen-tcp-port", "listen-udp-port", "iptables-masquerade-bit", "transparent-bit", "kubeconfig", "master",
 	}
 	return slices.DeleteFunc(settings(), func(s setting) bool { return !slices.Contains(names, s.flag.Names()[0]) })

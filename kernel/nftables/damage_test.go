@@ -90,6 +90,8 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 		"nft delete table ip kproxy",
 		"nft flush ruleset",
 		"nft flush chain ip kproxy services",
+		"nft delete chain ip kproxy nat-postrouting",
+		"nft flush map ip kproxy services; nft delete chain ip kproxy of-2",
 		"nft insert rule ip6 kproxy services accept",
 		"nft delete element ip kproxy backends '{ 10.96.0.1 . tcp . 80 . 0x00000001 }'",
 		"nft add element ip kproxy endpoints '{ 10.9.0.1 . tcp . 80 . 10.9.0.1 }'",
@@ -167,7 +169,7 @@ func TestAdoption(t *testing.T) {
 	// A table that another program made stays, and the error says what to do about it.
 	tableOf("another's")
 	theirs := run(t, "nft list table ip kproxy")
-	d := nftables.NewDriver("")
+	d := nftables.NewDriver("", false)
 	facts, err := d.Probe(t.Context(), plan.ModeNFTables, false)
 	if err != nil || facts.Missing == nil || !strings.Contains(facts.Missing.Error(), "nft delete table ip kproxy") {
 		t.Errorf("with another program's table: %v, %v", facts.Missing, err)

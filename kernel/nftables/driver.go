@@ -23,13 +23,18 @@ type Driver struct {
 	through  func(netlink) netlink // what tests put in front of the kernel; else nil
 
 	elsewhere string
+	flowtable bool // is wanted
+	without   bool // the kernel has none
 }
 
 var _ kernel.Driver = (*Driver)(nil)
 
 // NewDriver returns the driver of a host of which nothing is known yet. What it can't do
-// may be done elsewhere, see [plan.Abilities].
-func NewDriver(elsewhere string) *Driver { return &Driver{elsewhere: elsewhere} }
+// may be done elsewhere, see [plan.Abilities]. With a flowtable, established connections pass by
+// that, where the kernel has one.
+func NewDriver(elsewhere string, flowtable bool) *Driver {
+	return &Driver{elsewhere: elsewhere, flowtable: flowtable}
+}
 
 // Assume implements [kernel.Survey].
 func (d *Driver) Assume() {
@@ -40,10 +45,13 @@ func (d *Driver) Assume() {
 // a transaction that isn't carried out.
 func (d *Driver) Probe(_ context.Context, _ plan.Mode, trial bool) (kernel.Facts, error) {
 	d.host = plan.Capability{Name: string(plan.NFTables)}
-	var err error
+	var err, flowtable error
 	look := func() error {
-		if err = d.try(service.IPv4); err == nil {
-			d.skipIPv6 = d.try(service.IPv6) != nil
+		if err = d.try(service.IPv4, false); err == nil {
+			d.skipIPv6 = d.try(service.IPv6, false) != nil
+		}
+		if err == nil && d.flowtable {
+			flowtable = d.try(service.IPv4, true)
 		}
 		return nil
 	}
@@ -62,6 +70,13 @@ func (d *Driver) Probe(_ context.Context, _ plan.Mode, trial bool) (kernel.Facts
 		d.host.Reason = "every rule works"
 	}
 	facts := kernel.Facts{Capabilities: []plan.Capability{d.host, ipv6}}
+	if d.flowtable && err == nil {
+		c := plan.Capability{Name: "flowtables", Supported: flowtable == nil, Reason: "established connections to endpoints pass by one"}
+		if flowtable != nil {
+			c.Reason = fmt.Sprintf("the kernel lacks CONFIG_NF_FLOW_TABLE, CONFIG_NF_FLOW_TABLE_INET or CONFIG_NFT_FLOW_OFFLOAD (%v), so connections take the usual way", flowtable)
+		}
+		facts.Capabilities, d.without = append(facts.Capabilities, c), !c.Supported
+	}
 	if err == nil {
 		// A firewall that can't be read is taken to let services through: status tells of it later.
 		chains, _ := droppingChains()
@@ -74,8 +89,9 @@ func (d *Driver) Probe(_ context.Context, _ plan.Mode, trial bool) (kernel.Facts
 }
 
 // try has the kernel check the rules of a family, and nothing else.
-func (d *Driver) try(f service.Family) error {
+func (d *Driver) try(f service.Family, flowtable bool) error {
 	o := DefaultOptions()
+	o.Flowtable = flowtable
 	t, err := openTables([]service.Family{f})
 	if err != nil {
 		return err
@@ -89,6 +105,9 @@ func (d *Driver) try(f service.Family) error {
 	requests, err := t.setUp()
 	if err != nil {
 		return err
+	}
+	if flowtable {
+		requests = append(requests, newFlowtable(f))
 	}
 	policy := plan.Policy{}
 	r := newRules(&o, f, &policy)
@@ -122,7 +141,7 @@ func (*Driver) Sysctls() ([]kernel.Sysctl, error) { return nil, nil }
 
 func (d *Driver) options(s kernel.Settings) Options {
 	o := DefaultOptions()
-	o.Marks, o.TCPPort, o.UDPPort, o.SkipIPv6 = s.Marks, s.TCPPort, s.UDPPort, d.skipIPv6
+	o.Marks, o.TCPPort, o.UDPPort, o.SkipIPv6, o.Flowtable = s.Marks, s.TCPPort, s.UDPPort, d.skipIPv6, d.flowtable && !d.without
 	return o
 }
 
@@ -171,6 +190,9 @@ func tableText(p *plan.Plan, o *Options, f service.Family) string {
 	for _, s := range sets(f) {
 		bySet[s.Name] = &s
 		b.WriteString(s.text())
+	}
+	if o.Flowtable {
+		b.WriteString(flowtableText())
 	}
 	for _, c := range newRules(o, f, &p.Policy).withTreatments(scope.wanted(f)) {
 		b.WriteString(c.text())

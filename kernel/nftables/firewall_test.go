@@ -48,7 +48,7 @@ func TestDroppingChains(t *testing.T) {
 			if strings.Contains(tt.script, "tables-") {
 				yields = tt.want
 			}
-			facts, err := nftables.NewDriver("").Probe(t.Context(), plan.ModeAuto, true)
+			facts, err := nftables.NewDriver("", false).Probe(t.Context(), plan.ModeAuto, true)
 			got = strings.Join(facts.Dropping, "\n")
 			if err != nil || facts.Missing != nil || (got == "") != (yields == "") || !strings.HasPrefix(got, yields) || strings.Contains(got, "\n") {
 				t.Errorf("mode auto yields to %q, missing %v, %v; want %q", got, facts.Missing, err, yields)

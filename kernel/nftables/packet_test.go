@@ -3,8 +3,11 @@ package nftables_test
 import (
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"os/exec"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -40,11 +43,13 @@ func onEachFamily(t *testing.T, test func(s *scene)) {
 	}
 }
 
-func (s *scene) open() {
+func (s *scene) open() { s.openWith(options()) }
+
+func (s *scene) openWith(o nftables.Options) {
 	s.T.Helper()
 	routing := steering.DefaultRouting()
 	var err error
-	if s.plane, s.steering, err = nftables.Open(options(), &routing); err != nil {
+	if s.plane, s.steering, err = nftables.Open(o, &routing); err != nil {
 		s.T.Fatal(err)
 	}
 	s.was = nil
@@ -159,6 +164,70 @@ func TestSourceHash(t *testing.T) {
 		if len(reached) < 3 {
 			s.T.Errorf("20 clients reach %v", reached)
 		}
+	})
+}
+
+// TestFlowtable: where the kernel has flowtables, established connections to endpoints pass by one, by devices that
+// came later too, and go on when it isn't wanted any more. Where the kernel has none, all works without, and
+// kproxy says why.
+func TestFlowtable(t *testing.T) {
+	onEachFamily(t, func(s *scene) {
+		facts, err := nftables.NewDriver("", true).Probe(t.Context(), plan.ModeNFTables, true)
+		at := slices.IndexFunc(facts.Capabilities, func(c plan.Capability) bool { return c.Name == "flowtables" })
+		if err != nil || facts.Missing != nil || at < 0 {
+			s.T.Fatalf("%+v, %v", facts, err)
+		}
+		c := facts.Capabilities[at]
+		o := options()
+		o.Flowtable = c.Supported
+		s.openWith(o)
+		p := plane(kerneltest.Service("web", service.TCP, kerneltest.Cluster(s.Virtual(1)), s.Endpoints(2)))
+		s.program(p)
+		s.Expect("who answers", map[string]int{"two": 3}, s.Asks(3, 1, service.TCP, s.Virtual(1)))
+		if !c.Supported {
+			if !strings.Contains(c.Reason, "CONFIG_NF_FLOW_TABLE") {
+				s.T.Errorf("the kernel has no flowtables, because %s", c.Reason)
+			}
+			return
+		}
+		var held net.Conn
+		s.On(1, func() { held, err = net.DialTimeout("tcp", s.Virtual(1), 20*time.Second) })
+		if err != nil {
+			s.T.Fatal(err)
+		}
+		defer held.Close()
+		exchange := func() {
+			for range 10 {
+				if _, err := held.Write([]byte("hello\n")); err != nil {
+					s.T.Fatal(err)
+				}
+				if err := held.SetReadDeadline(time.Now().Add(20 * time.Second)); err != nil {
+					s.T.Fatal(err)
+				}
+				if n, err := held.Read(make([]byte, 100)); err != nil || n == 0 {
+					s.T.Fatalf("%d bytes, %v", n, err)
+				}
+			}
+		}
+		exchange()
+		family := s.Addr("ipv4", "ipv6")
+		if list := run(t, "conntrack -L -f "+family+" 2>/dev/null | grep -v TIME_WAIT"); !strings.Contains(list, "[OFFLOAD]") {
+			s.T.Errorf("no connection passes by the flowtable:\n%s", list)
+		}
+		run(t, "ip link add later type veth peer name later-peer && ip link set later up")
+		if found, err := s.plane.Check(t.Context()); err != nil || len(found) > 0 {
+			s.T.Errorf("Check says %v, %v", found, err)
+		}
+		if list := run(t, "nft list flowtables "+s.Addr("ip", "ip6")); !strings.Contains(list, "later") || strings.Contains(list, "lo,") {
+			s.T.Errorf("after a device came:\n%s", list)
+		}
+		exchange()
+		s.open()
+		s.program(p)
+		if list := run(t, "nft list ruleset"); strings.Contains(list, "flowtable") {
+			s.T.Errorf("without the flag:\n%s", list)
+		}
+		exchange()
 	})
 }
 

@@ -350,13 +350,26 @@ func (p *Plane) writeRules(r *kernel.Result) error {
 	}
 	var requests [][]byte
 	for _, f := range t.families {
+		if p.options.Flowtable {
+			requests = append(requests, newFlowtable(f))
+		}
 		more, written, n := t.writeChains(f, newRules(p.options, f, &p.want.Policy).chains())
 		requests = append(requests, more...)
 		maps.Copy(t.chains[f], written)
 		r.Applied.Rules += n
 		r.Written[f] = map[string]int{Name: n}
 	}
-	return t.commit(requests)
+	if err := t.commit(requests); err != nil {
+		return err
+	}
+	if p.options.Flowtable {
+		t.devices = nil
+		return t.followDevices()
+	}
+	for _, f := range t.families {
+		_ = t.commit([][]byte{deleteFlowtable(f)}) // that of a kproxy that was told to have one
+	}
+	return nil
 }
 
 // learn notes how the kernel lists the chains that were written. One that has another number
@@ -455,6 +468,11 @@ func (p *Plane) Check(context.Context) ([]string, error) {
 	}
 	if p.held.plan == nil {
 		return nil, nil
+	}
+	if p.options.Flowtable && !p.damaged.Load() {
+		if err := t.followDevices(); err != nil {
+			return nil, err
+		}
 	}
 	out, err := p.routing.Missing()
 	if err != nil {

@@ -2,6 +2,7 @@ package nftables
 
 import (
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
@@ -21,7 +22,9 @@ type Options struct {
 	// DropInvalid drops packets of endpoints that conntrack takes for invalid. It must not
 	// where the host has conntrack be liberal (net.netfilter.nf_conntrack_tcp_be_liberal).
 	DropInvalid bool
-	SkipIPv6    bool
+	// Flowtable has established connections to endpoints pass by a flowtable.
+	Flowtable bool
+	SkipIPv6  bool
 }
 
 // DefaultOptions returns options for a host that has everything. The listener's ports are
@@ -373,7 +376,12 @@ func (r *rules) input() []Rule {
 }
 
 func (r *rules) forward() []Rule {
-	return append([]Rule{established(), rule(state("new", stateNew), jumpTo(chainRefuse))}, r.invalid()...)
+	out := []Rule{established(), rule(state("new", stateNew), jumpTo(chainRefuse))}
+	if r.Flowtable {
+		add := rule(state("established", stateEstablished), rewritten, append(r.to(), daddr[r.family]).in(setEndpoints), flowAdd)
+		out = slices.Insert(out, 0, add)
+	}
+	return append(out, r.invalid()...)
 }
 
 // invalid drops packets of endpoints that conntrack can't place: they would reach the

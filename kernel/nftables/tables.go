@@ -43,6 +43,7 @@ type tables struct {
 	stale   [2]map[string]bool   // chains that aren't used any more
 	entries map[place]int        // how many elements the kernel has of sets that follow plans; keys are empty
 	listed  [2]map[string]listed // chains as the kernel gave them back when they had been written
+	devices map[string]int       // of the flowtables, by name: their indices
 	at      uint32               // generation after the last transaction that was noticed
 	foreign int                  // how often others' transactions were noticed
 }
@@ -240,7 +241,7 @@ func (t *tables) notice(own uint32) error {
 // about says what a request does, and the name of the chain, set or object that it does it to.
 func about(b []byte) (what, name string) {
 	kind := binary.NativeEndian.Uint16(b[4:]) & 0xff
-	what = map[uint16]string{unix.NFT_MSG_NEWTABLE: "make table", unix.NFT_MSG_DELTABLE: "delete table", unix.NFT_MSG_NEWCHAIN: "make chain", unix.NFT_MSG_DELCHAIN: "delete chain", unix.NFT_MSG_NEWRULE: "add rule to", unix.NFT_MSG_DELRULE: "flush", unix.NFT_MSG_NEWSET: "make set", unix.NFT_MSG_NEWSETELEM: "add to set", unix.NFT_MSG_DELSETELEM: "delete from set", unix.NFT_MSG_NEWOBJ: "make counter"}[kind]
+	what = map[uint16]string{unix.NFT_MSG_NEWTABLE: "make table", unix.NFT_MSG_DELTABLE: "delete table", unix.NFT_MSG_NEWCHAIN: "make chain", unix.NFT_MSG_DELCHAIN: "delete chain", unix.NFT_MSG_NEWRULE: "add rule to", unix.NFT_MSG_DELRULE: "flush", unix.NFT_MSG_NEWSET: "make set", unix.NFT_MSG_NEWSETELEM: "add to set", unix.NFT_MSG_DELSETELEM: "delete from set", unix.NFT_MSG_NEWOBJ: "make counter", unix.NFT_MSG_NEWFLOWTABLE: "make flowtable"}[kind]
 	for typ, v := range nlmsg.Attributes(b[unix.NLMSG_HDRLEN+nlmsg.SizeofNetfilter:]) {
 		if typ == 2 || typ == unix.NFTA_CHAIN_NAME && (kind == unix.NFT_MSG_NEWCHAIN || kind == unix.NFT_MSG_DELCHAIN) {
 			return what, nlmsg.Text(v)

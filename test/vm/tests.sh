@@ -38,7 +38,7 @@ skip+="|^TestTraceNamesFaults\$/^userspace\$|^TestServiceIsEdited\$/^userspace\$
 skip+="|^TestFlows\$/^ipvs\$/^(by-.*|on-bridge|detector-and-all)\$|^TestTraceFlows\$/^ipvs\$/^(by-.*|on-bridge|detector-and-all|masquerade-all|unnumbered)\$"
 # What a model shows is the same on every kernel.
 models="^Test(ConformanceOfModel|RulesDoWhatThePlanSays|RendererRemembers)\$"
-# In mode nftables on Debian's own kernel, whose modules of iptables and ipset are kept out,
+# In mode nftables on Debian's own kernel, which has flowtables, and whose modules of iptables and ipset are kept out,
 # with the programs: emulated, it takes little longer than User Mode Linux.
 without='rm -f /usr/sbin/{iptables,ip6tables,xtables,ipset}*'
 without+=' && printf "install %s /bin/false\n" {ip,ip6,x}_tables ip_set nft_compat >/etc/modprobe.d/without.conf && '
@@ -50,6 +50,7 @@ rows=(
 	"test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$"
 	"test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"
 	"test/e2e      (vm,nftables)   KPROXY_E2E_MODE=nftables -test.run=^Test(Flows|RestartIsHitless|AffinityAcrossMoves|UDPMovesBetweenDataPlanes)\$/^(nftables)?\$/^(plain)?\$"
+	"kernel/nftables (vm,nftables) -test.run=^Test(Walk|Packets|SourceHash|Flowtable)\$"
 	"test/golden   (vm)            -test.run=^TestKernel\$"
 	"test/docs     (vm)             -test.run=^TestIPVSPage\$"
 	"test/deploy   (vm)             -test.run=^TestServe\$"

@@ -95,7 +95,6 @@ func TestEndpointPattern(t *testing.T) {
 		`-A KUBE-SEP-X -p tcp -m tcp -j DNAT --to-destination 10.128.1.50:9100`,
 		`ip saddr 10.128.1.50 jump mark-for-masquerade meta l4proto tcp dnat to 10.128.1.50:9100`,
 		`dnat ip to numgen random mod 2 map { 0 : 10.128.1.50 . 9100, }`,
-		`10.96.0.10 . tcp . 80 . 0x00000001 : 10.128.1.50 . 9100,`,
 	} {
 		m := endpointPattern.FindAllStringSubmatch(text, -1)
 		if len(m) != 1 || m[0][1] != "10.128.1.50" {

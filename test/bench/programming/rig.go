@@ -2,6 +2,7 @@ package programming
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -17,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/lab/load"
 	"kproxy.dev/kproxy/lab/report"
@@ -330,10 +332,10 @@ var endpointPattern = regexp.MustCompile(`(10\.1[2-9][0-9]\.[0-9]+\.[0-9]+)(?::|
 func (r *rig) ruleCount(ctx context.Context, s subject) (int, error) {
 	args := []string{"iptables-" + s.variant + "-save", "-t", "nat"}
 	if s.mode == "nftables" {
-		args = []string{"nft", "list", "table", "ip", "kube-proxy"}
-		if s.kind == kproxy { // nft 1.0.6 takes more than a minute for 10,000 services' whole table
-			args = []string{"nft", "list", "map", "ip", "kproxy", "backends"}
+		if s.kind == kproxy { // nft 1.0.6 takes minutes for so many elements
+			return r.elementCount()
 		}
+		args = []string{"nft", "list", "table", "ip", "kube-proxy"}
 	}
 	out, err := r.net.Node.Command(ctx, args[0], args[1:]...).Output()
 	if err != nil {
@@ -342,6 +344,38 @@ func (r *rig) ruleCount(ctx context.Context, s subject) (int, error) {
 	seen := map[string]bool{}
 	for _, m := range endpointPattern.FindAllSubmatch(out, -1) {
 		seen[string(m[1])] = true
+	}
+	return len(seen), nil
+}
+
+// elementCount counts the endpoints in kproxy's map.
+func (r *rig) elementCount() (int, error) {
+	seen := map[string]bool{}
+	err := r.net.Node.Do(func() error {
+		s, err := nlmsg.Open(unix.NETLINK_NETFILTER, 64<<10)
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		return s.Dump(func(b []byte) []byte {
+			b = nlmsg.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETSETELEM, unix.NLM_F_DUMP)
+			b = nlmsg.AppendText(nlmsg.AppendNetfilter(b, unix.NFPROTO_IPV4), unix.NFTA_SET_ELEM_LIST_TABLE, "kproxy")
+			return nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, "backends")
+		}, func(body []byte) {
+			for _, list := range nlmsg.Attributes(body[nlmsg.SizeofNetfilter:]) {
+				for _, element := range nlmsg.Attributes(list) {
+					for typ, data := range nlmsg.Attributes(element) {
+						_, value, _, _ := nlmsg.Next(data)
+						if typ == unix.NFTA_SET_ELEM_DATA && len(value) > 5 && binary.BigEndian.Uint16(value[4:]) == serverPort { // others are the API server's
+							seen[string(value)] = true
+						}
+					}
+				}
+			}
+		})
+	})
+	if err != nil {
+		return 0, fmt.Errorf("count endpoints in the kernel: %w", err)
 	}
 	return len(seen), nil
 }
