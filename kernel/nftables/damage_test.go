@@ -117,6 +117,39 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 	}
 }
 
+// TestAnotherTableInItsPlace: where another program replaces kproxy's table by one of its own, that stays, kproxy says
+// what to do, and makes its own again when there is room.
+func TestAnotherTableInItsPlace(t *testing.T) {
+	n := newNode(t)
+	p := plane(web("10.1.0.1:80", "10.1.0.2:80"))
+	n.program(p)
+	want := n.listing()
+	run(t, "nft delete table ip kproxy; nft add table ip kproxy; nft add chain ip kproxy theirs")
+	theirs := run(t, "nft list table ip kproxy")
+	if found, err := n.plane.Check(t.Context()); err != nil || len(found) == 0 {
+		t.Errorf("Check says %v, %v", found, err)
+	}
+	for range 2 {
+		if r := n.plane.Sync(t.Context(), func() {}); r.Err == nil || !strings.Contains(r.Err.Error(), "nft delete table ip kproxy") {
+			t.Errorf("Sync says %v", r.Err)
+		}
+		if now := run(t, "nft list table ip kproxy"); now != theirs {
+			t.Fatalf("their table became\n%s", now)
+		}
+	}
+	run(t, "nft delete table ip kproxy")
+	if _, err := n.steering.Damage(); err != nil {
+		t.Error(err)
+	}
+	if _, err := n.steering.Follow(t.Context(), p, plan.Delta{}); err != nil {
+		t.Fatal(err)
+	}
+	n.sync()
+	if now := n.listing(); sorted(now) != sorted(want) {
+		t.Errorf("afterwards:\n%s", now)
+	}
+}
+
 // sorted leaves the order of elements out of account.
 func sorted(listing string) string {
 	words := strings.FieldsFunc(listing, func(r rune) bool { return r == '\n' || r == ',' || r == '{' || r == '}' })
