@@ -48,13 +48,13 @@ put() {
 	done
 }
 
-# archive NAMES ENTRYPOINT makes an archive of what is in $root: names with commas between them.
+# archive FILE NAMES ENTRYPOINT [COMMAND] makes an archive of what is in $root: names with commas between them.
 archive() {
-	local names=$1 entry=$2 file=$new/images/${3:-$(basename "$root")}.tar layer config name tags=
+	local file=$new/images/$1.tar names=$2 entry=$3 command=${4:-} layer config name tags=
 	tar -C "$root" --owner=0 --group=0 -cf "$new/layer.tar" .
 	layer=$(sha256sum "$new/layer.tar" | cut -d ' ' -f 1)
-	printf '{"architecture":"%s","os":"linux","config":{"Env":["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],"Entrypoint":[%s]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
-		"$(go env GOARCH)" "$entry" "$layer" >"$new/config.json"
+	printf '{"architecture":"%s","os":"linux","config":{"Env":["PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"],"Entrypoint":[%s],"Cmd":[%s]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
+		"$(go env GOARCH)" "$entry" "$command" "$layer" >"$new/config.json"
 	config=$(sha256sum "$new/config.json" | cut -d ' ' -f 1).json
 	mv "$new/config.json" "$new/$config"
 	for name in ${names//,/ }; do tags+=",\"$name\""; done
@@ -93,29 +93,29 @@ echo 'hosts: files dns' >"$root/etc/nsswitch.conf"
 printf 'root:x:0:0:root:/:/bin/sh\n' >"$root/etc/passwd"
 printf 'root:x:0:\n' >"$root/etc/group"
 cp /etc/protocols /etc/services "$root/etc/" 2>/dev/null || true
-archive "$(upstream e2e-test-images/busybox),$(upstream distroless-iptables)" '' busybox
+archive busybox "$(upstream e2e-test-images/busybox),$(upstream e2e-test-images/glibc-dns-testing),$(upstream distroless-iptables)" '' '"sh"'
 
 install "$new/bin/agnhost" "$root/agnhost"
 ln -s agnhost "$root/agnhost-2"
 cp "$kubernetes"/test/images/agnhost/porter/localhost.{crt,key} "$root/"
-archive "$(upstream e2e-test-images/agnhost)" '"/agnhost"' agnhost
+archive agnhost "localhost/agnhost:conformance,$(upstream e2e-test-images/agnhost)" '"/agnhost"' '"pause"'
 
 root=$new/pause
 mkdir "$root"
 gcc -Os -static -DVERSION=conformance -o "$root/pause" "$kubernetes/build/pause/linux/pause.c"
-archive "localhost/pause:conformance,$(upstream pause)" '"/pause"'
+archive pause "localhost/pause:conformance,$(upstream pause)" '"/pause"'
 
 root=$new/coredns
 mkdir -p "$root/etc"
 install "$new/bin/coredns" "$root/coredns"
 echo 'hosts: files dns' >"$root/etc/nsswitch.conf"
-archive localhost/coredns:conformance '"/coredns"'
+archive coredns localhost/coredns:conformance '"/coredns"'
 
 ../../deploy/rootfs.sh "$new/rootfs" >&2
 root=$new/kube-proxy
 cp -a "$new/rootfs" "$root"
 install "$(realpath "$controlplane/kube-proxy")" "$root/usr/local/bin/kube-proxy"
-archive localhost/kube-proxy:conformance '"/usr/local/bin/kube-proxy"'
+archive kube-proxy localhost/kube-proxy:conformance '"/usr/local/bin/kube-proxy"'
 
 rm -rf "$new"/{tools,pause,coredns,kube-proxy}
 chmod 755 "$new"

@@ -50,7 +50,7 @@ func main() {
 	flag.StringVar(&o.modes, "modes", "nftables", "whom to test, one after the other: userspace, iptables, nftables, auto, kube-proxy, kube-proxy-nftables")
 	flag.IntVar(&o.nodes, "nodes", 3, "number of nodes, 1 to 9, in three zones")
 	flag.StringVar(&o.focus, "focus", "", "regular expression of upstream's tests to run, instead of all that concern a proxy")
-	flag.StringVar(&o.podNetwork, "pod-network", "bridge", "how pods are connected to their node: bridge, routed")
+	flag.StringVar(&o.podNetwork, "pod-network", "bridge", "how pods are connected to their node: bridge, routed, unnumbered")
 	flag.IntVar(&o.procs, "procs", 4, "tests that run at the same time")
 	flag.BoolVar(&o.quick, "quick", false, "run a dozen tests only")
 	flag.BoolVar(&o.rollout, "rollout", false, "instead of upstream's tests, roll kproxy out beside kube-proxy, upgrade it and go back, under load")
@@ -94,7 +94,7 @@ func (o *options) check() error {
 		errs = append(errs, fmt.Errorf("-nodes: %d is not between 1 and 9", o.nodes))
 	}
 	if _, ok := podNetworks[o.podNetwork]; !ok {
-		errs = append(errs, fmt.Errorf("-pod-network: %q is neither bridge nor routed", o.podNetwork))
+		errs = append(errs, fmt.Errorf("-pod-network: %q is none of bridge, routed and unnumbered", o.podNetwork))
 	}
 	if o.programs == "" {
 		errs = append(errs, errors.New("-programs: no folder; build.sh prints one"))

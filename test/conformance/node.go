@@ -18,6 +18,9 @@ import (
 //go:embed node.sh
 var nodeScript string
 
+//go:embed unnumbered.sh
+var unnumberedPlugin string
+
 //go:embed containerd.toml
 var containerdConfig string
 
@@ -27,8 +30,9 @@ var kubeletConfig string
 // podNetworks are the ways in which pods are connected to their node, as the first plugin
 // of a CNI configuration without its addresses.
 var podNetworks = map[string]string{
-	"bridge": `"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true`,
-	"routed": `"type": "ptp"`,
+	"bridge":     `"type": "bridge", "bridge": "cni0", "isGateway": true, "hairpinMode": true`,
+	"routed":     `"type": "ptp"`,
+	"unnumbered": `"type": "unnumbered"`,
 }
 
 // node is one node of the cluster: namespaces of its own, with containerd and a kubelet.
@@ -62,11 +66,12 @@ func (n *node) configure(all []*node, podNetwork, kubeconfig string) error {
 		return err
 	}
 	etc := filepath.Join(n.folder, "etc")
-	if err := os.MkdirAll(filepath.Join(etc, "cni"), 0o755); err != nil {
+	if err := errors.Join(os.MkdirAll(filepath.Join(etc, "cni"), 0o755), os.MkdirAll(filepath.Join(etc, "plugins"), 0o755)); err != nil {
 		return err
 	}
 	for name, text := range map[string]string{
 		"cni/10-pods.conflist": network,
+		"plugins/unnumbered":   unnumberedPlugin,
 		"containerd.toml":      containerdConfig,
 		"kubelet.yaml":         kubeletConfig,
 		"kubeconfig":           string(access),
@@ -74,7 +79,7 @@ func (n *node) configure(all []*node, podNetwork, kubeconfig string) error {
 		"routes":               routes.String(),
 		"zone":                 fmt.Sprintf("zone-%d", (n.number-1)%3+1),
 	} {
-		if err := os.WriteFile(filepath.Join(etc, name), []byte(text), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(etc, name), []byte(text), 0o700); err != nil {
 			return err
 		}
 	}

@@ -17,17 +17,7 @@ var loadManifest string
 // service again and again, and prints after each step how many of its connections failed. Steps
 // after which the service must not have failed anybody end with an error if it did.
 func (c *cluster) rollout(ctx context.Context) error {
-	listed, err := run(ctx, c.program("e2e.test"), "--list-images")
-	if err != nil {
-		return err
-	}
-	var agnhost string
-	for image := range strings.Lines(listed) {
-		if strings.Contains(image, "/agnhost:") {
-			agnhost = strings.TrimSpace(image)
-		}
-	}
-	if err := c.apply(ctx, strings.ReplaceAll(loadManifest, "{{AGNHOST}}", agnhost)); err != nil {
+	if err := c.apply(ctx, loadManifest); err != nil {
 		return err
 	}
 	if err := c.rolledOut(ctx, "default", "server", "client"); err != nil {

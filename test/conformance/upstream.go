@@ -87,6 +87,9 @@ func (c *cluster) test(ctx context.Context) (failed int, err error) {
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kube)
 	cmd.Stdout, cmd.Stderr = log, log
 	ran := cmd.Run()
+	if logs, err := c.kubectl(ctx, "-n", "kube-system", "logs", "-l", "k8s-app in (kproxy, kube-proxy)", "--tail=-1", "--prefix", "--max-log-requests=9"); err == nil {
+		_ = os.WriteFile(filepath.Join(dir, "proxy.log"), []byte(logs), 0o644)
+	}
 	specs, err := report(filepath.Join(dir, "report.json"))
 	if err != nil {
 		return 0, errors.Join(fmt.Errorf("run upstream's tests, see %s: %w", log.Name(), ran), err)
@@ -104,7 +107,7 @@ func (c *cluster) test(ctx context.Context) (failed int, err error) {
 		}
 	}
 	fmt.Printf("%s: %d passed, %d failed\n", c.proxy, passed, failed)
-	if passed == 0 {
+	if passed+failed == 0 {
 		return failed, fmt.Errorf("no test ran, see %s", log.Name())
 	}
 	return failed, nil
