@@ -85,6 +85,7 @@ type Agent struct {
 	driver     kernel.Driver
 	adopted    map[service.Key]bool
 	pins       *pins
+	drained    drained
 	steering   kernel.Steering
 	networks   networks
 	programmer *programmer
@@ -217,6 +218,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	if a.pins, err = openPins(a.cfg.StateDir); err != nil {
 		return err
 	}
+	a.drained.read(a.cfg.StateDir)
 	if a.pins.problem != "" {
 		a.log.Error("pins are lost", "problem", a.pins.problem)
 	}
@@ -350,9 +352,9 @@ func (a *Agent) flowEnded(f conntrack.Flow) {
 	a.repair.ended(f)
 }
 
-// untilDrained returns a context that ends some time after ctx where nothing but userspace takes new
-// connections: when the TCP connections that there were have ended, or all but a tenth of --drain-timeout has
-// passed, which is left to those that have begun since. Elsewhere it ends with ctx.
+// untilDrained returns a context that ends some time after ctx: when the TCP connections that there were have ended, or all but
+// a tenth of --drain-timeout has passed. Until then everything goes on, and another kproxy may take over; but where the kernel has rules of
+// its own, they take new connections.
 func (a *Agent) untilDrained(ctx context.Context) (context.Context, context.CancelFunc) {
 	serving, stop := context.WithCancel(context.WithoutCancel(ctx))
 	go func() {
@@ -367,8 +369,15 @@ func (a *Agent) untilDrained(ctx context.Context) (context.Context, context.Canc
 		}
 		began := time.Now()
 		a.stopping.Store(&began)
-		if p := a.current.Load(); p == nil || p.Offloads() {
+		p := a.current.Load()
+		if p == nil {
 			return
+		}
+		what := "stopping; new connections are served until those that there were have ended"
+		if p.Offloads() {
+			what = "stopping; new connections go to the kernel's rules, and those that there were go on"
+			close(a.heart.retired)
+			a.repair.redirectAll(nil, a.cfg.DrainTimeout)
 		}
 		tick := time.NewTicker(drainTick)
 		defer tick.Stop()
@@ -380,7 +389,7 @@ func (a *Agent) untilDrained(ctx context.Context) (context.Context, context.Canc
 				return
 			}
 			if time.Since(said) >= drainReport {
-				a.log.Info("stopping; new connections are served until those that there were have ended", "left", left, "within", time.Until(began.Add(a.cfg.DrainTimeout)).Round(time.Second))
+				a.log.Info(what, "left", left, "within", time.Until(began.Add(a.cfg.DrainTimeout)).Round(time.Second))
 				said = time.Now()
 			}
 			select {

@@ -27,6 +27,9 @@ type heartbeat struct {
 	// meanwhile may have taken a way that isn't theirs.
 	revived func()
 
+	// retired is closed when the kernel's rules are to take new connections, while the forwarder goes on with those it has.
+	retired chan struct{}
+
 	missed int // beats in a row
 	alive  atomic.Bool
 	served atomic.Bool // alive, once
@@ -46,6 +49,13 @@ func (h *heartbeat) run(ctx context.Context) error {
 	for {
 		h.beat(ctx)
 		select {
+		case <-h.retired:
+			h.alive.Store(false)
+			if err := h.expire(); err != nil {
+				return err
+			}
+			<-ctx.Done()
+			return h.expire()
 		case <-ctx.Done():
 			h.alive.Store(false)
 			return h.expire()

@@ -246,6 +246,7 @@ func (n *networks) get() networkState {
 func (a *Agent) policyNow() plan.Policy {
 	p, n := a.policy, a.networks.get()
 	p.Links, p.BridgedLinks, p.NodeAddresses = n.links, n.bridged, n.addresses
+	p.Drained = a.drained.since.Load() != nil
 	return p
 }
 

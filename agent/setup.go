@@ -184,7 +184,7 @@ func (a *Agent) openKernel(settings kernel.Settings) error {
 	a.programmer = newProgrammer(plane, a.log, a.kick, a.staleFlows.written)
 	a.programmer.figures, a.programmer.displace = &a.figures, a.displace
 	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
-	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.steered,
+	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.steered, retired: make(chan struct{}),
 		probe: a.userspace.Probe, refresh: a.steering.Alive, expire: a.expire, log: a.log, revived: a.revived}
 	return nil
 }

@@ -40,6 +40,7 @@ func (a *Agent) Status() plan.Status {
 	}
 	st.Alive, st.Capabilities, st.Sync = a.heart.alive.Load(), append(capabilities(a.caps), plan.CapStatus(p.Policy.Detector())), a.syncStatus()
 	st.Exhausted = a.userspace.Exhausted()
+	st.Drain = a.drainStatus(p)
 	if left := a.left.Load(); left != nil {
 		st.Capabilities = slices.Concat(st.Capabilities, *left)
 	}

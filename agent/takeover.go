@@ -185,6 +185,7 @@ func (a *Agent) pausePredecessor() error {
 	a.from.kernel, a.from.History = countersIn(paused.Kernel), paused.History
 	a.prober.Resume(plan.Targets(a.source.Latest(), a.health, a.policyNow().ExcludeCIDRs...), healthIn(paused.Health))
 	a.pins, err = openPins(a.cfg.StateDir) // it may have written some since
+	a.drained.read(a.cfg.StateDir)
 	return err
 }
 

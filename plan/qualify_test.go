@@ -145,6 +145,12 @@ var timelines = []timeline{
 		moment{at: 22, do: pinTo(service.PreferKernel), plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},
 		moment{at: 23, do: unpin, plane: Userspace, state: StatePinned, reason: "pinned to userspace by its annotation"},
 	)},
+	{"a drained node's services go to the kernel, pinned to userspace or not", pinTo(service.PreferUserspace), []moment{
+		{at: 0, plane: Userspace, state: StatePinned, reason: "pinned to userspace by kproxy pin"},
+		{at: 1, do: func(w *world) { w.in.Policy.Drained = true }, plane: Userspace, state: StatePinned, reason: reasonUpdating},
+		{at: 1, do: program, plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy drain"},
+		{at: 2, do: func(w *world) { w.in.Policy.Drained = false }, plane: Userspace, state: StatePinned, reason: "pinned to userspace by kproxy pin"},
+	}},
 	{"a pin to the kernel waits for nothing but its rules", pinTo(service.PreferKernel), []moment{
 		{at: 0, plane: Userspace, state: StatePinned, reason: reasonUpdating},
 		{at: 0, do: program, plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},

@@ -20,11 +20,23 @@ type Status struct {
 	Exhausted     []Resource      `json:"exhausted,omitempty"` // what userspace lacks room of, now or in the last 10 s
 	Ready         bool            `json:"ready"`               // new connections to every service are carried, and the fallback rules are written
 	NotReady      string          `json:"notReady,omitempty"`  // why not
+	Drain         *Drain          `json:"drain,omitempty"`     // by kproxy drain; nil if it isn't
 	Warnings      []string        `json:"warnings,omitempty"`  // what of others' may keep packets from services
 	Sync          SyncStatus      `json:"sync"`
 	Sources       []SourceStatus  `json:"sources"`
 	Capabilities  []CapStatus     `json:"capabilities"`
 	Services      []ServiceStatus `json:"services"`
+}
+
+// Drain is a kproxy that load balancers are told to leave out, and whose userspace gets no new connections that
+// the kernel can take.
+type Drain struct {
+	Since time.Time `json:"since"`
+	// Left is how many TCP connections userspace carries, without those that have begun since to service ports that
+	// stay there.
+	Left int `json:"left"`
+	// Kept are the service ports that stay in userspace, as NAMESPACE/NAME:PORT: the kernel can't serve them.
+	Kept []string `json:"kept,omitempty"`
 }
 
 // Health says in a word or two whether userspace serves new connections: "alive",

@@ -133,13 +133,15 @@ type Source interface {
 	Health() HealthReport
 }
 
-// Pins keeps service ports in the data planes that users want.
+// Pins keeps new connections in the data planes that users want.
 type Pins interface {
 	// Ports returns what Status says of the ports of one service, without the
 	// counters; none if there is no such service.
 	Ports(namespace, name string) []plan.ServiceStatus
 	// Pin keeps a service port in a data plane until PreferAuto.
 	Pin(k service.Key, p service.Preference) error
+	// Drain drains the node, or ends that.
+	Drain(on bool) error
 }
 
 // HealthReport is what the health endpoints report. One pass programs both
@@ -148,6 +150,7 @@ type HealthReport struct {
 	LastUpdated  time.Time // end of the last pass that succeeded; zero if none has
 	PendingSince time.Time // since when a change waits for a successful pass; zero if none waits
 	NodeEligible bool      // the node isn't about to be deleted (KEP-3836)
+	Drained      bool      // by kproxy drain: load balancers leave the node out
 	NotReady     string    // why new connections to some service aren't carried; empty while all are
 }
 

@@ -106,6 +106,11 @@ func (c *Client) Pin(ctx context.Context, req PinRequest) (PinResult, error) {
 	return res, err
 }
 
+// Drain drains kproxy's node, or ends that.
+func (c *Client) Drain(ctx context.Context, on bool) error {
+	return c.call(ctx, callTimeout, http.MethodPost, "/drain?on="+strconv.FormatBool(on), nil, &struct{}{})
+}
+
 // call reads the answer to a request into a value.
 func (c *Client) call(ctx context.Context, timeout time.Duration, method, path string, body []byte, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)

@@ -49,6 +49,7 @@ func Control(src Source, rec *Recorder, handOver func(*net.UnixConn)) http.Handl
 	mux.Handle("GET /events", newEventStream(src))
 	mux.Handle("GET /timeline", long.bound(timeline(rec)))
 	mux.HandleFunc("POST /pin", pin(src))
+	mux.HandleFunc("POST /drain", drain(src))
 	mux.HandleFunc("GET /ready", answer(func(http.ResponseWriter, *http.Request) (any, error) {
 		return readiness{src.Health().NotReady}, nil
 	}))
@@ -88,6 +89,20 @@ func pin(src Pins) http.HandlerFunc {
 			result.Pinned = append(result.Pinned, k.String())
 		}
 		return result, nil
+	})
+}
+
+// drain takes whether the node is to be drained, as on=true or on=false.
+func drain(src Pins) http.HandlerFunc {
+	return answer(func(_ http.ResponseWriter, r *http.Request) (any, error) {
+		on, err := strconv.ParseBool(r.URL.Query().Get("on"))
+		if err != nil {
+			return nil, httpError{http.StatusBadRequest, "read drain request: on is neither true nor false"}
+		}
+		if err := src.Drain(on); err != nil {
+			return nil, httpError{http.StatusInternalServerError, err.Error()}
+		}
+		return struct{}{}, nil
 	})
 }
 

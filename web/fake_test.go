@@ -52,6 +52,13 @@ func (f *fakeSource) Subscribe() (<-chan plan.Event, func()) {
 	}
 }
 
+func (f *fakeSource) Drain(on bool) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.report.Drained = on
+	return nil
+}
+
 func (f *fakeSource) Pin(k service.Key, p service.Preference) error {
 	f.mu.Lock()
 	defer f.mu.Unlock()

@@ -62,8 +62,9 @@ func Health(c HealthConfig) http.Handler {
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		report := c.Source.Health()
 		body := healthOfProxy(report, c.Now())
-		body.NodeEligible = &report.NodeEligible
-		answerHealth(w, body, body.Healthy && report.NodeEligible, healthz)
+		eligible := report.NodeEligible && !report.Drained
+		body.NodeEligible = &eligible
+		answerHealth(w, body, body.Healthy && eligible, healthz)
 	})
 	mux.HandleFunc("/livez", func(w http.ResponseWriter, _ *http.Request) {
 		body := healthOfProxy(c.Source.Health(), c.Now())
@@ -114,14 +115,15 @@ type healthPortBody struct {
 // HealthPort is the handler for a Service's healthCheckNodePort, as kube-proxy's:
 // load balancers ask it, by whatever path, whether this node has endpoints for
 // them. It has where it says 200; the header says how many, for those that
-// weigh nodes by that. The node's eligibility is for /healthz to say.
+// weigh nodes by that. The node's eligibility is for /healthz to say, unless an operator drains it.
 func HealthPort(src Source, now func() plan.HealthPort) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		h := now()
 		var body healthPortBody
 		body.Service.Namespace, body.Service.Name = h.Namespace, h.Name
 		body.LocalEndpoints = h.Endpoints
-		body.ServiceProxyHealthy = healthOfProxy(src.Health(), time.Now()).Healthy
+		report := src.Health()
+		body.ServiceProxyHealthy = healthOfProxy(report, time.Now()).Healthy && !report.Drained
 		code := http.StatusServiceUnavailable
 		if body.LocalEndpoints > 0 && body.ServiceProxyHealthy {
 			code = http.StatusOK

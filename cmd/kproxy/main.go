@@ -57,7 +57,7 @@ func signalContext() (context.Context, context.CancelFunc) {
 // groupedCommands are the commands under the headings that the help sorts them by.
 func groupedCommands() map[string][]*cli.Command {
 	return map[string][]*cli.Command{
-		"Run":                   {runCommand(), pinCommand(), cleanupCommand()},
+		"Run":                   {runCommand(), pinCommand(), drainCommand(), cleanupCommand()},
 		"Inspect":               {statusCommand(), readyCommand(), describeCommand(), connectionsCommand(), eventsCommand(), traceCommand()},
 		"Validate and preview":  {checkCommand(), renderCommand()},
 		"Try it on one machine": {labCommand()},

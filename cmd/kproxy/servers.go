@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"slices"
@@ -171,7 +172,7 @@ func (s source) Status() plan.Status {
 // Health returns what the health endpoints report.
 func (s source) Health() web.HealthReport {
 	updated, pending := s.LastSync()
-	return web.HealthReport{LastUpdated: updated, PendingSince: pending, NodeEligible: s.NodeEligible(), NotReady: s.NotReady()}
+	return web.HealthReport{LastUpdated: updated, PendingSince: pending, NodeEligible: s.NodeEligible(), Drained: s.Drained(), NotReady: s.NotReady()}
 }
 
 // lockMargin is how much longer than --drain-timeout a kproxy waits for another one
@@ -182,12 +183,25 @@ const lockMargin = 5 * time.Second
 // one's end.
 func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	lock, from, err := begin(ctx, o)
-	if err == nil && from != nil {
-		if err = runWith(ctx, o, cfg, lock, from); !errors.Is(err, agent.ErrNotTakenOver) {
-			return err
+	for tries := 1; ; tries++ {
+		if err == nil && from != nil {
+			if err = runWith(ctx, o, cfg, lock, from); !errors.Is(err, agent.ErrNotTakenOver) {
+				return err
+			}
 		}
-		o.Log.Warn("can't take over; waiting for the other kproxy to end", "problem", err)
-		lock, err = waitForLock(ctx, o)
+		if !errors.Is(err, agent.ErrNotTakenOver) {
+			break
+		}
+		if tries == takeovers || !vanished(err) {
+			o.Log.Warn("can't take over; waiting for the other kproxy to end", "problem", err)
+			lock, err = waitForLock(ctx, o)
+			break
+		}
+		o.Log.Warn("the kproxy to take over from has ended, or hasn't begun; trying again", "problem", err)
+		if !sleep(ctx, takeoverRetry) {
+			return nil
+		}
+		lock, from, err = begin(ctx, o)
 	}
 	switch {
 	case ctx.Err() != nil:
@@ -200,7 +214,24 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	return runWith(ctx, o, cfg, lock, nil)
 }
 
-// begin takes the lock of the control socket, or gets it from the kproxy to take over from.
+// A kproxy that crashes while it is being taken over from is started again by its supervisor, and then is there to take over from.
+const (
+	takeovers     = 4 // attempts
+	takeoverRetry = 2 * time.Second
+)
+
+// vanished reports whether an attempt to take over failed for want of an answer, rather than by what one said.
+func vanished(err error) bool {
+	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, unix.ECONNRESET, unix.EPIPE, unix.ECONNREFUSED, unix.ENOENT} {
+		if errors.Is(err, e) {
+			return true
+		}
+	}
+	return false
+}
+
+// begin takes the lock of the control socket, or gets it from the kproxy to take over from. The error is agent.ErrNotTakenOver if
+// that one keeps it.
 func begin(ctx context.Context, o agent.Options) (*web.Lock, *agent.Predecessor, error) {
 	lock, err := web.LockControl(ctx, o.Config.Socket, 0, nil)
 	if !errors.Is(err, web.ErrRunning) {
@@ -217,9 +248,10 @@ func begin(ctx context.Context, o agent.Options) (*web.Lock, *agent.Predecessor,
 			err = errors.New("it didn't pass on the lock of the control socket")
 		}
 	}
-	o.Log.Warn("can't take over from the kproxy that runs", "problem", err)
-	lock, err = waitForLock(ctx, o)
-	return lock, nil, err
+	if !errors.Is(err, agent.ErrNotTakenOver) {
+		err = fmt.Errorf("%w: %w", agent.ErrNotTakenOver, err)
+	}
+	return nil, nil, err
 }
 
 // lockName is the name by which a successor gets the lock of the control socket.

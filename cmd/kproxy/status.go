@@ -111,6 +111,9 @@ func printNode(w io.Writer, st plan.Status) error {
 	if st.Alive && !st.Ready {
 		fmt.Fprintf(w, "not ready: %s\n", st.NotReady)
 	}
+	if st.Drain != nil {
+		fmt.Fprintf(w, "%s (kproxy drain --undo ends it)\n", drainTitle(st.Drain))
+	}
 	if st.Sync.LastError != "" {
 		fmt.Fprintf(w, "last sync failed: %s\n", st.Sync.LastError)
 	}

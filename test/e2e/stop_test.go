@@ -4,11 +4,14 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"net/http"
 	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
 	"time"
+
+	"kproxy.dev/kproxy/plan"
 )
 
 // TestStopInModeUserspace: while connections drain, new ones are served, TCP and UDP; then they are
@@ -49,6 +52,49 @@ func TestStopInModeUserspace(t *testing.T) {
 	t.Logf("it ended %s after the signal", time.Since(began).Round(10*time.Millisecond))
 	w.refuses(w.net.Client, "tcp", at)
 	w.refuses(w.net.Client, "udp", at)
+}
+
+// TestDrain: a drained node is left out by load balancers, and new connections go to the kernel at once; those that there are go
+// on. It stays so when another kproxy takes over, until it is undone.
+func TestDrain(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	m.DataPlane = "userspace"
+	w.must(m.Write(w.manifests))
+	w.start("--offload-after", "1h")
+	at := frontends(m)[0]
+	held := w.hold(at)
+	drain := func(args ...string) string {
+		return w.node(binary, append([]string{"drain", "--socket", w.socket()}, args...)...)
+	}
+	healthz := func(want int) {
+		t.Helper()
+		resp, err := w.net.Node.HTTPClient(within(5 * time.Second)).Get("http://127.0.0.1:10256/healthz")
+		w.must(err)
+		resp.Body.Close()
+		if resp.StatusCode != want {
+			t.Errorf("/healthz answers %d, want %d", resp.StatusCode, want)
+		}
+	}
+	healthz(http.StatusOK)
+	if said := drain(); !strings.Contains(said, "1 TCP connections left") {
+		t.Errorf("kproxy drain said %q", said)
+	}
+	w.await("web", "line", w.plane, plan.StatePinned)
+	healthz(http.StatusServiceUnavailable)
+	w.ask(w.net.Client, "tcp", at)
+	w.takeOver("--offload-after", "1h")
+	w.await("web", "line", w.plane, plan.StatePinned)
+	healthz(http.StatusServiceUnavailable)
+	if st, err := w.client.Status(w.ctx); err != nil || st.Drain == nil || st.Drain.Left != 1 {
+		t.Errorf("the status says %+v of the drain (%v), want 1 connection left", st.Drain, err)
+	}
+	w.unbroken("while drained", held)
+	w.must(held.Close())
+	drain("--wait")
+	drain("--undo")
+	w.await("web", "line", plan.Userspace, plan.StatePinned)
+	healthz(http.StatusOK)
 }
 
 // TestStopWithoutEnd: a connection that never ends keeps kproxy for --drain-timeout, and others are served for
