@@ -9,7 +9,7 @@ LDFLAGS := -s -w -X main.version=$(VERSION) -X main.commit=$(COMMIT)
 DOCKER ?= docker
 IMAGE  ?= kproxy:latest
 
-.PHONY: help build check demo demo-ipvs vm test conformance bench bench-go image release golden-update clean
+.PHONY: help build check demo demo-ipvs vm test soak conformance bench bench-go image release golden-update clean
 
 help: ## what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -49,6 +49,13 @@ conformance: ## upstream's network tests against a cluster on this machine (as r
 	go build -buildvcs=false -o bin/conformance/ ./test/conformance
 	@programs=$$(test/conformance/build.sh) && bin/conformance/conformance -programs "$$programs" $(if $(MODE),-modes $(MODE)) $(if $(NODES),-nodes $(NODES)) \
 		$(if $(FOCUS),-focus '$(FOCUS)') $(if $(POD_NETWORK),-pod-network $(POD_NETWORK)) $(if $(QUICK),-quick) $(if $(ROLLOUT),-rollout) $(if $(PAGE),-page docs/conformance.md)
+
+soak: ## takeovers, kills, stops, flushes and API losses at random for an hour (as root; DURATION=5m in each of three modes; SEED repeats a run)
+	@[ "$$(id -u)" = 0 ] || { echo "make soak builds networks of namespaces, which needs root: sudo make soak" >&2; exit 3; }
+	@test/setup.sh run
+	@$(MAKE) --no-print-directory build
+	for mode in iptables nftables; do KPROXY_BIN=$(CURDIR)/bin/kproxy KPROXY_E2E_MODE=$$mode KPROXY_CHAOS=$(or $(DURATION),20m) KPROXY_SEED=$(SEED) \
+		go test -buildvcs=false -count=1 -timeout 3h -v -run '^TestChaos$$' ./test/e2e || exit; done
 
 bench: ## measure kproxy beside its peers (as root, long; QUICK=1: each once, in minutes, to see that it works)
 	@[ "$$(id -u)" = 0 ] || { echo "make bench builds networks of namespaces, which needs root: sudo make bench" >&2; exit 3; }

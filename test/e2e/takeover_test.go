@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/sha256"
 	"errors"
@@ -70,13 +71,18 @@ func (w *world) ready() {
 // stream is a TCP connection on which a client sends without end, at a pace, and the backend sends all of it back and, when
 // it has ended, its hash.
 type stream struct {
-	name    string
-	conn    *net.TCPConn
-	written chan error
-	read    chan error
-	stop    atomic.Bool
-	sent    chan []byte // the hash of all that was written
+	name string
+	conn *net.TCPConn
+	stop atomic.Bool
+	sent chan []byte // the hash of all that was written
+
+	over   chan struct{} // closed when both directions have ended
+	err    error         // of both
+	failed time.Time     // the first of them
 }
+
+// streamPatience is how long a stream may move nothing.
+const streamPatience = time.Minute
 
 // echoHash is the backend's side of a stream.
 func echoHash(c *net.TCPConn) {
@@ -89,49 +95,87 @@ func echoHash(c *net.TCPConn) {
 // stream begins one: chunks of so many bytes with pauses between them, read with pauses as well.
 func (w *world) stream(name string, target netip.AddrPort, chunk int, pause time.Duration) *stream {
 	w.Helper()
-	c, err := w.net.Client.Dial(w.ctx, "tcp", target.String())
+	s, err := w.openStream(w.ctx, name, target, chunk, pause)
 	w.must(err)
-	s := &stream{name: name, conn: c.(*net.TCPConn), written: make(chan error, 1), read: make(chan error, 1), sent: make(chan []byte, 1)}
-	w.Cleanup(func() { c.Close() })
-	w.must(c.SetDeadline(time.Now().Add(within(2 * time.Minute))))
-	go func() {
-		h, random, buf := sha256.New(), rand.NewChaCha8([32]byte{}), make([]byte, chunk)
-		var err error
-		for !s.stop.Load() && err == nil {
-			_, _ = random.Read(buf)
-			h.Write(buf)
-			_, err = c.Write(buf)
-			sleep(pause)
-		}
-		s.sent <- h.Sum(nil)
-		s.written <- errors.Join(err, s.conn.CloseWrite())
-	}()
-	go func() {
-		// All but the last bytes are what was sent; these are its hash.
-		h, tail, buf := sha256.New(), []byte(nil), make([]byte, max(chunk, 4096))
-		for {
-			n, err := c.Read(buf)
-			tail = append(tail, buf[:n]...)
-			if more := len(tail) - sha256.Size; more > 0 {
-				h.Write(tail[:more])
-				tail = bytes.Clone(tail[more:])
-			}
-			if err == io.EOF {
-				if sent := <-s.sent; !bytes.Equal(tail, sent) || !bytes.Equal(h.Sum(nil), sent) {
-					s.read <- errors.New("what arrived, or what came back, isn't what was sent")
-				} else {
-					s.read <- nil
-				}
-				return
-			}
-			if err != nil {
-				s.read <- err
-				return
-			}
-			sleep(pause)
-		}
-	}()
+	w.Cleanup(func() { s.conn.Close() })
 	return s
+}
+
+// openStream is stream for any goroutine.
+func (w *world) openStream(ctx context.Context, name string, target netip.AddrPort, chunk int, pause time.Duration) (*stream, error) {
+	c, err := w.net.Client.Dial(ctx, "tcp", target.String())
+	if err != nil {
+		return nil, err
+	}
+	s := &stream{name: name, conn: c.(*net.TCPConn), sent: make(chan []byte, 1), over: make(chan struct{})}
+	ends := make(chan error)
+	go func() { ends <- s.write(chunk, pause) }()
+	go func() { ends <- s.read(max(chunk, 4096), pause) }()
+	go func() {
+		defer close(s.over)
+		defer s.conn.Close()
+		for range 2 {
+			if err := <-ends; err != nil {
+				s.err, s.failed = errors.Join(s.err, err), cmp.Or(s.failed, time.Now())
+			}
+		}
+	}()
+	return s, nil
+}
+
+func (s *stream) write(chunk int, pause time.Duration) (err error) {
+	h, random, buf := sha256.New(), rand.NewChaCha8([32]byte{}), make([]byte, chunk)
+	for !s.stop.Load() && err == nil {
+		_, _ = random.Read(buf)
+		h.Write(buf)
+		if err = s.conn.SetWriteDeadline(time.Now().Add(within(streamPatience))); err == nil {
+			_, err = s.conn.Write(buf)
+		}
+		sleep(pause)
+	}
+	s.sent <- h.Sum(nil)
+	if err != nil {
+		return fmt.Errorf("write: %w", err)
+	}
+	return s.conn.CloseWrite()
+}
+
+// read checks what comes back. All but the last bytes are what was sent; these are its hash.
+func (s *stream) read(size int, pause time.Duration) error {
+	h, tail, buf := sha256.New(), []byte(nil), make([]byte, size)
+	for {
+		err := s.conn.SetReadDeadline(time.Now().Add(within(streamPatience)))
+		n := 0
+		if err == nil {
+			n, err = s.conn.Read(buf)
+		}
+		tail = append(tail, buf[:n]...)
+		if more := len(tail) - sha256.Size; more > 0 {
+			h.Write(tail[:more])
+			tail = bytes.Clone(tail[more:])
+		}
+		switch {
+		case err == io.EOF:
+			s.stop.Store(true) // where it wasn't asked to end
+			if sent := <-s.sent; !bytes.Equal(tail, sent) || !bytes.Equal(h.Sum(nil), sent) {
+				return errWrongBytes
+			}
+			return nil
+		case err != nil:
+			s.stop.Store(true)
+			return fmt.Errorf("read: %w", err)
+		}
+		sleep(pause)
+	}
+}
+
+var errWrongBytes = errors.New("what arrived, or what came back, isn't what was sent")
+
+// end has the client send no more, and waits for the rest to come back.
+func (s *stream) end() error {
+	s.stop.Store(true)
+	<-s.over
+	return s.err
 }
 
 // halfClosed is a stream whose client has sent all, of which much is on its way still.
@@ -148,15 +192,10 @@ func (w *world) whole(streams ...*stream) {
 	w.Helper()
 	for _, s := range streams {
 		s.stop.Store(true)
-		for what, c := range map[string]chan error{"write": s.written, "read": s.read} {
-			select {
-			case err := <-c:
-				if err != nil {
-					w.Errorf("%s stream, %s: %v", s.name, what, err)
-				}
-			case <-time.After(within(time.Minute)):
-				w.Errorf("%s stream: its %s doesn't end", s.name, what)
-			}
+	}
+	for _, s := range streams {
+		if err := s.end(); err != nil {
+			w.Errorf("%s stream: %v", s.name, err)
 		}
 	}
 }

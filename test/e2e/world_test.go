@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -54,6 +55,7 @@ type world struct {
 	net       *lab.Network
 	dir       string
 	manifests string
+	cluster   *cluster       // where services come from instead; may be nil
 	plane     plan.DataPlane // where the service of this test goes when it is offloaded
 	env       []string       // of kproxy, besides this process's
 	proxy     *lab.Process
@@ -119,14 +121,18 @@ func (w *world) configure(args ...string) {
 	w.Helper()
 	socket := filepath.Join(w.dir, "kproxy.sock")
 	w.client = web.NewClient(socket)
+	from := []string{"--manifests", w.manifests}
+	if w.cluster != nil {
+		from = []string{"--master", "http://" + w.cluster.address}
+	}
 	w.proxy = &lab.Process{
 		Namespace: w.net.Node, Path: binary, Env: w.env,
-		Args: append([]string{
-			"run", "--mode", string(mode), "--manifests", w.manifests, "--socket", socket,
+		Args: slices.Concat([]string{"run"}, from, []string{
+			"--mode", string(mode), "--socket", socket,
 			"--state-dir", filepath.Join(w.dir, "state"), "--hostname-override", "node", "--v", "debug",
 			"--offload-after", "1s", "--alive-timeout", lasting(3 * time.Second).String(), "--drain-timeout", lasting(5 * time.Second).String(),
 			"--health-interval", within(300 * time.Millisecond).String(), "--health-timeout", within(250 * time.Millisecond).String(),
-		}, args...),
+		}, args),
 	}
 	w.Cleanup(func() {
 		if w.proxy.Running() {
