@@ -84,7 +84,7 @@ func measure(ctx context.Context, args []string) error {
 	o := options{programming: programming.Default()}
 	set := flag.NewFlagSet("run", flag.ContinueOnError)
 	cases := set.String("cases", "", "`LIST` of cases, separated by commas (default: all)")
-	names := set.String("subjects", "", "`LIST` of subjects (default: all)")
+	names := set.String("subjects", "", "`LIST` of subjects (default: all but kproxy-supervised)")
 	set.IntVar(&o.repeat, "repeat", 0, fmt.Sprintf("`N` rounds (default: %d of the data plane, %d of programming)", dataPlaneRounds, programmingRounds))
 	seconds := set.Float64("seconds", 0, "`S` of each run of the data plane (default: 1.5 or 2)")
 	set.StringVar(&o.json, "json", "", "write the report as JSON to `FILE`")
@@ -155,7 +155,7 @@ func (o *options) dataPlane(ctx context.Context, r *report.Report) error {
 	}
 	b.idle = chosen(o.cases, idleName)
 	for i := range subjects {
-		if chosen(o.subjects, subjects[i].name) {
+		if chosen(o.subjects, subjects[i].name) && (!subjects[i].named || len(o.subjects) > 0) {
 			b.subjects = append(b.subjects, &subjects[i])
 		}
 	}

@@ -24,6 +24,7 @@ type subject struct {
 	tcp, udp    bool
 	idle        bool // has its share in the case of idle connections, which cost seconds
 	way         way
+	named       bool                              // only measured where -subjects names it
 	start       func(context.Context, *rig) error // nil for nothing to start
 }
 
@@ -41,17 +42,18 @@ const ioCopy = "io.Copy"
 
 // subjects are in the order of the report.
 var subjects = []subject{
-	{"direct", "no proxy: the node routes", report.Limit, true, true, false, toBackend, nil},
-	{"offloaded", "kproxy in mode nftables, which has offloaded the service: the kernel rewrites the destination", report.Limit, true, true, false, toService, startKProxy(plan.NFTables)},
-	{"haproxy", "HAProxy, at the node's address", report.Peer, true, false, true, toNode, haproxy("haproxy.cfg")},
-	{"haproxy-splice", "HAProxy with option splice-auto, at the node's address", report.Peer, true, false, false, toNode, haproxy("haproxy-splice.cfg")},
-	{"nginx", "nginx stream, at the node's address", report.Peer, true, true, true, toNode, startNginx},
-	{ioCopy, "a Go proxy of io.Copy, at the node's address", report.Peer, true, false, true, toNode, startOwn("copy")},
-	{"engine", "kproxy's userspace data plane alone, at the node's address", report.KProxy, true, true, true, toNode, startOwn("engine")},
-	{"haproxy-redirect", "HAProxy, reached by a REDIRECT rule as kproxy is", report.Peer, true, false, false, toService, redirected(haproxy("haproxy.cfg"))},
-	{"nginx-redirect", "nginx stream, reached by a REDIRECT rule as kproxy is", report.Peer, false, true, false, toService, redirected(startNginx)},
-	{"kproxy", "kproxy in mode iptables at a service's address, the client's address kept", report.KProxy, true, true, true, toService, startKProxy(plan.Userspace, "--mode", "iptables")},
-	{"kproxy-nftables", "the same in mode nftables", report.KProxy, true, true, false, toService, startKProxy(plan.Userspace, "--mode", "nftables")},
+	{"direct", "no proxy: the node routes", report.Limit, true, true, false, toBackend, false, nil},
+	{"offloaded", "kproxy in mode nftables, which has offloaded the service: the kernel rewrites the destination", report.Limit, true, true, false, toService, false, startKProxy(plan.NFTables)},
+	{"haproxy", "HAProxy, at the node's address", report.Peer, true, false, true, toNode, false, haproxy("haproxy.cfg")},
+	{"haproxy-splice", "HAProxy with option splice-auto, at the node's address", report.Peer, true, false, false, toNode, false, haproxy("haproxy-splice.cfg")},
+	{"nginx", "nginx stream, at the node's address", report.Peer, true, true, true, toNode, false, startNginx},
+	{ioCopy, "a Go proxy of io.Copy, at the node's address", report.Peer, true, false, true, toNode, false, startOwn("copy")},
+	{"engine", "kproxy's userspace data plane alone, at the node's address", report.KProxy, true, true, true, toNode, false, startOwn("engine")},
+	{"haproxy-redirect", "HAProxy, reached by a REDIRECT rule as kproxy is", report.Peer, true, false, false, toService, false, redirected(haproxy("haproxy.cfg"))},
+	{"nginx-redirect", "nginx stream, reached by a REDIRECT rule as kproxy is", report.Peer, false, true, false, toService, false, redirected(startNginx)},
+	{"kproxy", "kproxy in mode iptables at a service's address, the client's address kept", report.KProxy, true, true, true, toService, false, startKProxy(plan.Userspace, "--mode", "iptables")},
+	{"kproxy-nftables", "the same in mode nftables", report.KProxy, true, true, false, toService, false, startKProxy(plan.Userspace, "--mode", "nftables")},
+	{"kproxy-supervised", "kproxy with --supervise", report.KProxy, true, true, false, toService, true, startKProxy(plan.Userspace, "--mode", "iptables", "--supervise")},
 }
 
 // carries reports whether a subject can carry a kind of load.
