@@ -77,7 +77,7 @@ in_nftables() {
 	same+="|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|ManifestsThatAreLate|PortInUse|SecondKproxy|StoppedWhileStarting"
 	same+="|PinsSurviveARestart|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd|AnotherProxy"
 	same+="|LeastConnectionsInUserspace|LegacyVariant|ScrapesOfManyServices|MetricsWithinLimits|WatchStatus|WatchLeavesTheTerminal|FewDescriptors"
-	same+="|ConntrackSettings|SilentEndpoint|UDPEndpointThatRefuses|Lab.*|Compare.*|Trace.*|AutoTakesWhatThereIs|ReadyMeansReady|CrashesGoUnnoticed|SupervisorFaults|Drain"
+	same+="|ConntrackSettings|SilentEndpoint|UDPEndpointThatRefuses|Lab.*|Compare.*|Trace.*|AutoTakesWhatThereIs|ReadyMeansReady|CrashesGoUnnoticed|CrashesKeepStreamsWhole|SupervisorFaults|Drain"
 	label=" (nftables)" KPROXY_E2E_MODE=nftables tests nftables -count=1 -skip="^Test($same)\$" ./test/e2e
 }
 

@@ -1,13 +1,20 @@
 package e2e
 
 import (
+	"bytes"
+	"crypto/sha256"
 	"errors"
+	"fmt"
+	"io"
+	mathrand "math/rand/v2"
 	"net"
+	"net/netip"
 	"os/exec"
 	"path/filepath"
 	"runtime"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -114,6 +121,91 @@ func TestCrashesGoUnnoticed(t *testing.T) {
 			w.stop()
 		})
 	}
+}
+
+// TestCrashesKeepStreamsWhole: streams that are being moved when the process is killed lose no byte and get none twice,
+// fast ones, slow ones that fill the pipes, and half-closed ones; or they are reset, at most one a loop.
+func TestCrashesKeepStreamsWhole(t *testing.T) {
+	w := newWorld(t)
+	m := w.serveOn(w.net.Backends[0], "own", 10, echoAndHash)
+	w.must(m.Write(w.manifests))
+	w.start("--supervise", "--mode", "userspace", "--alive-timeout", lasting(20*time.Second).String())
+	var done atomic.Bool
+	ends := make(chan error)
+	stream := func(id int, target netip.AddrPort) error {
+		c, err := w.net.Client.Dial(w.ctx, "tcp", target.String())
+		if err != nil {
+			return fmt.Errorf("connect: %w", err)
+		}
+		defer c.Close()
+		if err := c.SetDeadline(time.Now().Add(within(time.Minute))); err != nil {
+			return err
+		}
+		sent := sha256.New()
+		refused := make(chan error, 1)
+		go func() {
+			chunk := make([]byte, 64<<10)
+			random := mathrand.NewChaCha8([32]byte{byte(id)})
+			for n := 0; !done.Load() && (id%3 != 2 || n < 40); n++ { // every third is half closed soon
+				_, _ = random.Read(chunk)
+				sent.Write(chunk)
+				if _, err := c.Write(chunk); err != nil {
+					refused <- err // a socket tells of a reset once
+					return
+				}
+			}
+			_ = c.(*net.TCPConn).CloseWrite()
+		}()
+		got, b := sha256.New(), make([]byte, 256<<10)
+		var tail []byte // the last bytes, which may be the hash
+		for {
+			n, err := c.Read(b)
+			tail = append(tail, b[:n]...)
+			if over := len(tail) - sha256.Size; over > 0 {
+				got.Write(tail[:over])
+				tail = append(tail[:0], tail[over:]...)
+			}
+			if errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				return err
+			}
+			if id%3 != 0 && !done.Load() {
+				sleep(10 * time.Millisecond)
+			}
+		}
+		if want := sent.Sum(nil); !bytes.Equal(tail, want) || !bytes.Equal(got.Sum(nil), want) {
+			select {
+			case err := <-refused:
+				return err
+			default:
+			}
+			return errors.New("it isn't what was sent")
+		}
+		return nil
+	}
+	const streams = 12
+	for id := range streams {
+		go func() { ends <- stream(id, frontends(m)[id%2]) }()
+	}
+	pid := 0
+	for range 3 {
+		sleep(time.Second)
+		pid = w.crash(pid)
+	}
+	done.Store(true)
+	broken := 0
+	for range streams {
+		if err := <-ends; errors.Is(err, syscall.ECONNRESET) {
+			broken++
+		} else if err != nil {
+			t.Error(err)
+		}
+	}
+	if allowed := w.reset(w.proxy.Log()); broken > allowed {
+		t.Errorf("%d streams were reset, and the log says %d", broken, allowed)
+	}
+	t.Logf("%d of %d streams were reset", broken, streams)
 }
 
 // TestSupervisorFaults: the supervisor passes on how the process that works ends, one that is killed itself
