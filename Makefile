@@ -48,7 +48,7 @@ conformance: ## upstream's network tests against a cluster on this machine (as r
 	@test/setup.sh conformance
 	go build -buildvcs=false -o bin/conformance/ ./test/conformance
 	@programs=$$(test/conformance/build.sh) && bin/conformance/conformance -programs "$$programs" $(if $(MODE),-modes $(MODE)) $(if $(NODES),-nodes $(NODES)) \
-		$(if $(FOCUS),-focus '$(FOCUS)') $(if $(POD_NETWORK),-pod-network $(POD_NETWORK)) $(if $(QUICK),-quick) $(if $(ROLLOUT),-rollout) $(if $(PAGE),-page docs/conformance.md)
+		$(if $(FOCUS),-focus '$(FOCUS)') $(if $(POD_NETWORK),-pod-network $(POD_NETWORK)) $(if $(QUICK),-quick) $(if $(ROLLOUT),-rollout)
 
 soak: ## takeovers, kills, stops, flushes and API losses at random for an hour (as root; DURATION=5m in each of three modes; SEED repeats a run)
 	@[ "$$(id -u)" = 0 ] || { echo "make soak builds networks of namespaces, which needs root: sudo make soak" >&2; exit 3; }

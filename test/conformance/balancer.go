@@ -162,14 +162,11 @@ func (b *balancer) healthy(ctx context.Context, n *node, port int32) bool {
 // route leads an address to nodes, from a client that isn't of their network.
 func (b *balancer) route(ctx context.Context, address string, nodes []*node) error {
 	six := strings.Contains(address, ":")
-	args := []string{"route", "replace", address}
-	if len(nodes) == 0 {
-		args = []string{"route", "replace", "blackhole", address}
-	} else if six {
-		args = append(args, "src", outside6)
-	} else {
-		args = append(args, "src", outside4)
+	source := outside4
+	if six {
+		source = outside6
 	}
+	args := []string{"route", "replace", address, "src", source}
 	for _, n := range nodes {
 		via := n.address4()
 		if six {
@@ -177,9 +174,16 @@ func (b *balancer) route(ctx context.Context, address string, nodes []*node) err
 		}
 		args = append(args, "nexthop", "via", via)
 	}
+	if len(nodes) == 0 { // then it isn't answered
+		args = nil
+	}
 	if key := strings.Join(args, " "); b.routes[address] != key {
 		if b.routes[address] != "" { // of IPv6, replace adds hops to those that are there
 			_, _ = run(ctx, "ip", "route", "del", address)
+			delete(b.routes, address)
+		}
+		if args == nil {
+			return nil
 		}
 		if _, err := run(ctx, "ip", args...); err != nil {
 			return err

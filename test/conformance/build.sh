@@ -100,6 +100,11 @@ ln -s agnhost "$root/agnhost-2"
 cp "$kubernetes"/test/images/agnhost/porter/localhost.{crt,key} "$root/"
 archive agnhost "localhost/agnhost:conformance,$(upstream e2e-test-images/agnhost)" '"/agnhost"' '"pause"'
 
+root=$new/regression
+mkdir "$root"
+install "$(realpath "$new/bin/regression-issue-74839")" "$root/regression-issue-74839"
+archive regression "$(upstream regression-issue-74839)" '"/regression-issue-74839"'
+
 root=$new/pause
 mkdir "$root"
 gcc -Os -static -DVERSION=conformance -o "$root/pause" "$kubernetes/build/pause/linux/pause.c"
@@ -117,7 +122,7 @@ cp -a "$new/rootfs" "$root"
 install "$(realpath "$controlplane/kube-proxy")" "$root/usr/local/bin/kube-proxy"
 archive kube-proxy localhost/kube-proxy:conformance '"/usr/local/bin/kube-proxy"'
 
-rm -rf "$new"/{tools,pause,coredns,kube-proxy}
+rm -rf "$new"/{tools,regression,pause,coredns,kube-proxy}
 chmod 755 "$new"
 find "$cache" -mindepth 1 -maxdepth 1 -name '????????????????' -mtime +30 -exec rm -rf {} + # that nothing uses any more
 mv "$new" "$folder"

@@ -94,7 +94,11 @@ address add fd00:31::1/64 dev nodes nodad
 address add `+outside4+`/32 dev lo
 address add `+outside6+`/128 dev lo nodad
 link set nodes up
-`), "ip", "-batch", "-")
+neighbour add 172.31.0.254 lladdr 02:00:00:00:00:fe dev nodes nud permanent
+neighbour add fd00:31::fe lladdr 02:00:00:00:00:fe dev nodes nud permanent
+route add 172.32.0.0/16 via 172.31.0.254 src `+outside4+`
+route add fd00:32::/64 via fd00:31::fe src `+outside6+`
+`), "ip", "-batch", "-") // what goes to a load balancer that isn't there gets no answer, by a neighbour that isn't there
 	if err != nil {
 		return err
 	}

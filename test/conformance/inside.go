@@ -54,11 +54,6 @@ func runInside(o options) error {
 		}
 		failed += n
 	}
-	if o.page != "" {
-		if err := o.writePage(); err != nil {
-			return err
-		}
-	}
 	if failed > 0 {
 		return errors.New("tests failed")
 	}

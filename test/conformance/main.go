@@ -55,7 +55,7 @@ func main() {
 	flag.BoolVar(&o.quick, "quick", false, "run a dozen tests only")
 	flag.BoolVar(&o.rollout, "rollout", false, "instead of upstream's tests, roll kproxy out beside kube-proxy, upgrade it and go back, under load")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster running until the program is interrupted, and print how to enter it")
-	flag.StringVar(&o.page, "page", "", "write the table of results into this page")
+	flag.StringVar(&o.page, "page", "", "only write the table of the reports that there are into this page")
 	flag.StringVar(&o.programs, "programs", "", "folder that build.sh printed")
 	flag.StringVar(&o.results, "results", "bin/conformance", "folder of reports and logs")
 	flag.StringVar(&o.state, "state", "", "for the program's own use")
@@ -65,6 +65,8 @@ func main() {
 	case err != nil:
 		fmt.Fprintln(os.Stderr, "conformance:", err)
 		os.Exit(2)
+	case o.page != "":
+		err = o.writePage()
 	case *inside:
 		err = runInside(o)
 	default:
@@ -79,7 +81,7 @@ func main() {
 // check completes the options, or says which are wrong.
 func (o *options) check() error {
 	var errs []error
-	if os.Geteuid() != 0 {
+	if os.Geteuid() != 0 && o.page == "" {
 		errs = append(errs, errors.New("a cluster of namespaces needs root"))
 	}
 	if flag.NArg() > 0 {
@@ -96,7 +98,7 @@ func (o *options) check() error {
 	if _, ok := podNetworks[o.podNetwork]; !ok {
 		errs = append(errs, fmt.Errorf("-pod-network: %q is none of bridge, routed and unnumbered", o.podNetwork))
 	}
-	if o.programs == "" {
+	if o.programs == "" && o.page == "" {
 		errs = append(errs, errors.New("-programs: no folder; build.sh prints one"))
 	}
 	var err error

@@ -180,16 +180,30 @@ func (c *cluster) upgrade(ctx context.Context, component string) error {
 	return errors.Join(err, c.rolledOut(ctx, "kube-system", "kproxy"))
 }
 
-// withoutAPI cuts a node off from the API server, lets its kproxy die there, which starts again by
-// what the API said last, and reconnects the node.
+// withoutAPI cuts a node off from the API server, lets its kproxy die there, waits until the kubelet
+// has started it again, by what the API said last, and reconnects the node.
 func (c *cluster) withoutAPI(ctx context.Context) error {
 	n := c.nodes[0]
 	if _, err := run(ctx, "nft", "table inet cut { chain input { type filter hook input priority 0; iifname nodes tcp dport 6443 ip saddr "+n.address4()+" drop; }; }"); err != nil {
 		return err
 	}
+	first, err := n.exec(ctx, "pgrep", "-o", "-x", "kproxy")
+	if err == nil {
+		_, err = n.exec(ctx, "kill", "-KILL", strings.TrimSpace(first))
+	}
+	if err == nil {
+		err = poll(ctx, 2*time.Minute, func() error {
+			now, err := n.exec(ctx, "pgrep", "-o", "-x", "kproxy")
+			if err == nil && now == first {
+				err = errors.New("kproxy hasn't died")
+			}
+			if err == nil {
+				_, err = n.exec(ctx, "curl", "-sf", "http://"+n.address4()+":10256/livez")
+			}
+			return err
+		})
+	}
 	time.Sleep(10 * time.Second)
-	_, err := n.exec(ctx, "pkill", "-KILL", "-x", "kproxy")
-	time.Sleep(20 * time.Second)
 	_, errMend := run(ctx, "nft", "delete table inet cut")
 	return errors.Join(err, errMend, c.rolledOut(ctx, "kube-system", "kproxy"))
 }

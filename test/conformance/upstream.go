@@ -126,7 +126,7 @@ func report(file string) (map[string]spec, error) {
 	specs := map[string]spec{}
 	for _, suite := range suites {
 		for _, s := range suite.SpecReports {
-			if s.LeafNodeType != "It" || s.State == "skipped" && s.Failure.Message == "" { // not chosen
+			if s.LeafNodeType != "It" || s.State == "interrupted" || s.State == "skipped" && s.Failure.Message == "" { // not chosen
 				continue
 			}
 			specs[strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")] = s
@@ -135,7 +135,7 @@ func report(file string) (map[string]spec, error) {
 	return specs, nil
 }
 
-// page writes the table of all reports in the results between the marks of a page.
+// writePage writes the table of all reports in the results between the marks of a page.
 func (o *options) writePage() error {
 	text, err := os.ReadFile(o.page)
 	if err != nil {
@@ -170,7 +170,7 @@ func (o *options) writePage() error {
 	for _, test := range slices.Sorted(maps.Keys(states)) {
 		fmt.Fprintf(&table, "| %s |", strings.ReplaceAll(test, "|", `\|`))
 		for _, name := range columns {
-			fmt.Fprintf(&table, " %s |", cmp.Or(states[test][name], "not run"))
+			fmt.Fprintf(&table, " %s |", states[test][name])
 		}
 		table.WriteString("\n")
 	}

@@ -6,7 +6,7 @@
 # With the argument kube-proxy it builds that alone, as its project does: with the optimising
 # compiler, as its speed is measured (test/bench). With conformance it builds what a cluster
 # of nodes needs besides (test/conformance): kubelet, kube-scheduler, upstream's end-to-end tests
-# of the network with ginkgo, which runs them, and agnhost, which their pods run.
+# of the network with ginkgo, which runs them, and agnhost and another, which their pods run.
 #
 # It is kept in $XDG_CACHE_HOME/kproxy-kube (~/.cache/kproxy-kube), by what it was built
 # from. Building takes some minutes and 2 GB of Go's own cache; after that, nothing.
@@ -24,7 +24,7 @@ case ${1:-} in
 kube-proxy) programs=kube-proxy gcflags= package=k8s.io/kubernetes/cmd/kube-proxy ;;
 conformance)
 	programs="kubelet kube-scheduler" package=./node
-	more=(github.com/onsi/ginkgo/v2/ginkgo k8s.io/kubernetes/test/images/agnhost)
+	more=(github.com/onsi/ginkgo/v2/ginkgo k8s.io/kubernetes/test/images/{agnhost,regression-issue-74839})
 	;;
 esac
 version=$(go list -m -f '{{.Version}}' k8s.io/kubernetes)
@@ -32,7 +32,7 @@ stamp=k8s.io/component-base/version
 IFS=. read -r major minor _ <<<"${version#v}"
 ldflags="-s -w -X $stamp.gitVersion=$version -X $stamp.gitMajor=$major -X $stamp.gitMinor=$minor"
 
-key=$({ go env GOVERSION GOARCH; echo "$gcflags $ldflags $programs"; cat go.mod go.sum ./*.go; ((${#more[@]} == 0)) || cat node/*.go e2e/*.go; } | sha256sum | cut -c 1-16)
+key=$({ go env GOVERSION GOARCH; echo "$gcflags $ldflags $programs"; cat go.mod go.sum ./*.go; ((${#more[@]} == 0)) || { echo "${more[@]}"; cat node/*.go e2e/*.go; }; } | sha256sum | cut -c 1-16)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-kube
 folder=$cache/$version-$key
 
