@@ -106,6 +106,7 @@ type Agent struct {
 	arrivals       arrivals
 	carried        carried
 	refusals       refusals
+	recents        recents
 	repair         *conntrackRepair
 	staleFlows     *staleCleanup
 	affinity       *affinityMover     // nil where the kernel keeps no clients

@@ -143,6 +143,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.commit(p, d)
 	a.dirty, a.healthRevision = map[service.Key]bool{}, in.Health.Revision
 	a.carried.forget(d)
+	a.recents.follow(d)
 	a.probe(snapshot, p, d)
 	a.logDetector(old, p)
 	a.healths.follow(p, d, healthAddresses(&p.Policy))

@@ -53,6 +53,7 @@ func (a *Agent) Status() plan.Status {
 	st.Services = p.Rows(now)
 	for i, s := range p.Services {
 		addCounters(&st.Services[i], us[s.Port.Key], kernel[s.Port.Key])
+		a.addChecks(&st.Services[i], s.Port)
 		st.Services[i].Offloads, st.Services[i].Recalls = moved[s.Port.Key].offloads, moved[s.Port.Key].recalls
 		if pace := a.prober.Pace(s.Port.Namespace); pace > 1 && a.health.Fill(s.Port.Health, s.Port.Protocol).Kind != service.CheckOff {
 			st.Services[i].Problems = append(slices.Clone(st.Services[i].Problems), fmt.Sprintf(
@@ -133,6 +134,16 @@ func addCounters(row *plan.ServiceStatus, us userspace.Counters, k conntrack.Ser
 			e.BytesIn += u.BytesIn
 			e.BytesOut += u.BytesOut
 		}
+	}
+}
+
+// addChecks says of a row's endpoints when they were last checked, and how long that took.
+func (a *Agent) addChecks(row *plan.ServiceStatus, p *service.Port) {
+	view := a.prober.View()
+	for i := range row.Endpoints {
+		e := &row.Endpoints[i]
+		c := a.prober.Last(view.Target(p, e.Address))
+		e.LastCheck, e.LastCheckSeconds = c.At, c.Took.Seconds()
 	}
 }
 

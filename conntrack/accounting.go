@@ -65,6 +65,10 @@ type Connection struct {
 // The kernel keeps a closed connection for two minutes, so that all of those
 // would be counted again after a restart. It is safe for concurrent use.
 type Accounting struct {
+	// OnEnd, if it isn't nil, is called with the flows of service ports that have ended. It returns at once and
+	// doesn't call the Accounting. Set it before there are any.
+	OnEnd func(*plan.Service, *Flow)
+
 	refresh sync.Mutex // held while listing: an older list must not replace a newer
 
 	mu        sync.Mutex // guards what follows: three goroutines meet here (events, plans, readers)
@@ -241,7 +245,15 @@ func (a *Accounting) Ended(f Flow) {
 	}
 	e := a.entryOf(&f)
 	e.flow = f
+	a.over(&e)
+}
+
+// over counts a flow that has ended, and tells of it.
+func (a *Accounting) over(e *entry) {
 	e.end()
+	if a.OnEnd != nil && e.account != nil && e.service != nil {
+		a.OnEnd(e.service, &e.flow)
+	}
 }
 
 // end adds a flow that has ended to the account.
@@ -293,7 +305,7 @@ func (a *Accounting) listed(flows []Flow, first bool) {
 			continue
 		}
 		if f.OrigPackets < e.flow.OrigPackets {
-			e.end() // another flow with the same identity, and nobody told the end of the first
+			a.over(&e) // another flow with the same identity, and nobody told the end of the first
 			e.before = nil
 		}
 		if e.flow, e.gone = *f, (time.Time{}); first && !f.Opening() {
@@ -303,7 +315,7 @@ func (a *Accounting) listed(flows []Flow, first bool) {
 	}
 	for id, e := range a.missing {
 		if a.refreshed.Sub(e.gone) > endGrace {
-			e.end()
+			a.over(&e)
 			delete(a.missing, id)
 		}
 	}
@@ -391,6 +403,23 @@ func (a *Accounting) Figures() map[service.Key]ServiceFigures {
 		out[e.service.Port.Key] = s
 	})
 	return out
+}
+
+// Carried calls each with the flows of a service port that were in the table at the last Refresh and that the kernel
+// hasn't told the end of: those that are open, and TCP connections that it remembers for a while
+// after they were closed ([Flow.Lingered]). Each doesn't call the Accounting.
+func (a *Accounting) Carried(k service.Key, each func(*plan.Service, *Flow)) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	acc := a.services[k]
+	if acc == nil {
+		return
+	}
+	for _, e := range a.live {
+		if e.account == acc && e.service != nil {
+			each(e.service, &e.flow)
+		}
+	}
 }
 
 // Connections returns the open connections that the kernel carried at the last

@@ -106,6 +106,33 @@ func (f *Flow) CutShort() bool {
 	return false
 }
 
+// How long the kernel remembers a TCP connection after its end, unless it is told otherwise
+// (nf_conntrack_tcp_timeout_time_wait and _close), and one whose first packet hasn't been answered (_syn_sent).
+const (
+	timeWait    = 2 * time.Minute
+	closeWait   = 10 * time.Second
+	synSentWait = 2 * time.Minute
+)
+
+// Lingered is how long ago the last packet came of a TCP connection that is closed or that hasn't been answered yet, by the
+// time that is left of the kernel's default for its state. The time left of an entry that is gone is 0.
+func (f *Flow) Lingered() time.Duration {
+	var full time.Duration
+	switch {
+	case f.Protocol != service.TCP || f.Refused():
+	case f.TCPState == tcpTimeWait:
+		full = timeWait
+	case f.TCPState == tcpClose:
+		full = closeWait
+	case f.TCPState == tcpSynSent:
+		full = synSentWait
+	}
+	return max(full-f.Timeout, 0)
+}
+
+// Reset reports whether a TCP connection was ended by a reset.
+func (f *Flow) Reset() bool { return f.Protocol == service.TCP && f.TCPState == tcpClose }
+
 // String shows the flow as "udp 10.1.0.2:5000 > 10.96.0.10:53 = 10.2.0.2:9000".
 func (f Flow) String() string {
 	return fmt.Sprintf("%s %s > %s = %s", f.Protocol, f.OrigSrc, f.OrigDst, f.ReplySrc)

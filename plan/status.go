@@ -150,6 +150,8 @@ type EndpointStatus struct {
 	Health            string         `json:"health"`
 	Since             time.Time      `json:"since"`
 	LastError         string         `json:"lastError"`
+	LastCheck         time.Time      `json:"lastCheck,omitzero"`         // when the last active check ended; absent where there was none
+	LastCheckSeconds  float64        `json:"lastCheckSeconds,omitempty"` // how long it took
 	Usable            bool           `json:"usable"`
 	ActiveConnections int64          `json:"activeConnections"`
 	TotalConnections  uint64         `json:"totalConnections"`

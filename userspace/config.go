@@ -66,6 +66,9 @@ type Config struct {
 	// OnFirst is called once for each service, from some goroutine and without
 	// locks held, when its first connection or session has reached an endpoint.
 	OnFirst func(service.Key)
+	// OnEnd is called with each connection and session that ends, or that no endpoint takes, by the
+	// goroutine that serves it: it has to return at once, and may not call the Server.
+	OnEnd func(End)
 }
 
 // filled returns c with the defaults in place of zero fields. HalfCloseTimeout is the kernel's own bound for
@@ -89,6 +92,9 @@ func (c Config) filled() Config {
 	}
 	if c.OnFirst == nil {
 		c.OnFirst = func(service.Key) {}
+	}
+	if c.OnEnd == nil {
+		c.OnEnd = func(End) {}
 	}
 	return c
 }

@@ -152,6 +152,7 @@ type endpoint struct {
 	counters traffic
 	failures atomic.Uint64
 	ejection health.Ejection
+	connects connectTimes
 	departed atomic.Bool // the last plan hasn't it
 }
 

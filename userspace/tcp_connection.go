@@ -49,6 +49,10 @@ type tcpConn struct {
 
 	search  *choice // nil once no other endpoint may be tried
 	attempt int     // endpoints tried
+	began   int64   // when the last attempt did, in nanoseconds since epoch
+	missed  *missed // the last attempt that failed; nil for none
+	refused bool    // no endpoint took it
+	cutOff  bool    // it ended by a reset
 	until   int64   // when the search has to end
 	source  source  // of the endpoint's socket
 	timer   timer   // of the dial, of silence, or of the reset
@@ -88,10 +92,12 @@ func (l *loop) admitTCP(t *listener, fd int, client netip.AddrPort) (*tcpConn, *
 	}
 	f, ok := s.table.lookup(service.TCP, orig, s.locals.mustContain)
 	if !ok {
+		s.turnedAway(front{}, service.TCP, client, orig, plan.Client{})
 		return nil, nil
 	}
 	from, ok := s.admit(f, client.Addr(), func() string { return incomingTCP(fd, f.Family, client.Addr()) })
 	if !ok {
+		s.turnedAway(f, service.TCP, client, orig, from)
 		return nil, nil
 	}
 	x := &tcpConn{loop: l, front: f, from: from, record: s.records.of(fd)}
@@ -139,6 +145,7 @@ func (x *tcpConn) dial() {
 		x.endpoint.Store(e)
 		x.source = s.table.source(x.front, x.from, e.address.Addr())
 		now := sinceEpoch()
+		x.began = now
 		fd, err := s.dialers.connect(unix.SOCK_STREAM, x.source, e.address)
 		if err == nil {
 			end := &x.sides[endpointSide]
@@ -155,6 +162,7 @@ func (x *tcpConn) dial() {
 		}
 	}
 	x.state.failed.Add(1)
+	x.refused = true
 	x.record.forget()
 	x.sides[clientSide].abort()
 	x.end()
@@ -163,6 +171,7 @@ func (x *tcpConn) dial() {
 // failed counts the failure of the endpoint that was tried last.
 func (x *tcpConn) failed(err error) {
 	e := x.endpoint.Swap(nil)
+	x.missed = &missed{e.address, err}
 	x.state.release(e)
 	if err == nil || blames(err) {
 		x.loop.server.endpointFailed(x.state, e, x.source, err)
@@ -210,6 +219,9 @@ func (x *tcpConn) dialed() {
 	}
 	x.loop.timers.stop(&x.timer)
 	e := x.endpoint.Load()
+	if x.began > 0 { // else another process began it
+		e.connects.add(time.Duration(sinceEpoch() - x.began))
+	}
 	x.search.connected(e)
 	if err := x.sendProxyHeader(end); err != nil {
 		x.again(err)
@@ -251,6 +263,11 @@ func (x *tcpConn) end() {
 		x.pumps[i].drop(s.pipes)
 	}
 	x.settle()
+	over := End{Connection: x.describe(), Reset: x.cutOff}
+	if x.refused {
+		over.Endpoint, over.Refused = x.missed.explain(len(x.search.tried))
+	}
+	s.cfg.OnEnd(over)
 	if e := x.endpoint.Load(); e != nil {
 		x.state.release(e)
 	}
@@ -284,6 +301,7 @@ func (x *tcpConn) die() {
 
 // cut resets both sides.
 func (x *tcpConn) cut() {
+	x.cutOff = true
 	x.record.forget()
 	x.sides[clientSide].abort()
 	x.sides[endpointSide].abort()

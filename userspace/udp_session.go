@@ -76,6 +76,8 @@ type session struct {
 	resends int    // of copied
 	greeted bool   // this endpoint has answered
 	errors  int    // in a row that say nothing about the endpoint
+
+	refused error // why no endpoint took it
 }
 
 // silent returns how long no datagram has come.
@@ -169,7 +171,7 @@ func (x *session) begin(o origin) {
 	x.worker.server.live.add(x)
 	x.worker.timers.set(&x.timer, x.worker.now+int64(x.idle()))
 	if !x.connect(nil) {
-		x.fail()
+		x.fail(errNoEndpoint)
 		return
 	}
 	x.worker.server.connected(x.state, x.endpoint.Load(), true)
@@ -185,11 +187,15 @@ func (x *session) admit(o origin) (ok bool) {
 	}
 	x.orig, x.client = o.orig, o.client
 	if x.front, ok = s.table.lookup(service.UDP, o.orig, s.locals.mustContain); !ok {
+		s.turnedAway(front{}, service.UDP, o.client, o.orig, plan.Client{})
 		return false
 	}
 	x.from, ok = s.admit(x.front, o.client.Addr(), func() string {
 		return arrival(x.worker.socket(x.key.family), x.in, o.client.Addr())
 	})
+	if !ok {
+		s.turnedAway(x.front, service.UDP, o.client, o.orig, x.from)
+	}
 	return ok
 }
 
@@ -244,8 +250,9 @@ func (x *session) disconnect(sound bool) {
 }
 
 // fail ends a session that no endpoint takes.
-func (x *session) fail() {
+func (x *session) fail(why error) {
 	x.state.failed.Add(1)
+	x.refused = why
 	x.end()
 }
 
@@ -264,6 +271,7 @@ func (x *session) end() {
 	w.server.udpBudget.release(fdsPerSession)
 	x.disconnect(true)
 	if x.state != nil {
+		w.server.cfg.OnEnd(End{Connection: x.describe(), Refused: x.refused})
 		x.state.active.Add(-1)
 		w.server.live.remove(x)
 	}
@@ -353,7 +361,7 @@ func (x *session) move(why error) {
 	x.disconnect(false)
 	s.endpointFailed(x.state, failed, from, why)
 	if !x.connect(failed) {
-		x.fail()
+		x.fail(why)
 		return
 	}
 	x.state.retried.Add(1)

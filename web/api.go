@@ -188,12 +188,44 @@ func dashboard(mux *http.ServeMux, rec *Recorder, long *slots) {
 		key := r.URL.Query().Get("key")
 		page, ok := rec.Service(key)
 		if !ok {
-			return nil, httpError{http.StatusNotFound, fmt.Sprintf("there is no service port %q; a key is namespace/name or namespace/name:port, as in /api/v1/status", key)}
+			return nil, noService(key)
 		}
 		return page, nil
 	})
+	if c, ok := rec.cfg.Source.(Clients); ok {
+		get("/api/v1/clients", func(r *http.Request) (any, error) { return clientsOf(rec, c, r.URL.Query().Get("service")) })
+		get("/api/v1/refused", func(*http.Request) (any, error) { return refusedList{Refused: c.Refused()}, nil })
+	}
 	get("/api/v1/node", func(*http.Request) (any, error) { return rec.Node(), nil })
 	mux.Handle("/api/v1/timeline", long.bound(timeline(rec)))
+}
+
+// Clients is a Source that remembers connections that are over.
+type Clients interface {
+	Recent(service.Key) (plan.Recent, error)
+	Refused() []plan.Ended
+}
+
+// refusedList is the JSON of /api/v1/refused.
+type refusedList struct {
+	Refused []plan.Ended `json:"refused"`
+}
+
+func clientsOf(rec *Recorder, c Clients, key string) (any, error) {
+	page, ok := rec.Service(key)
+	if !ok {
+		return nil, noService(key)
+	}
+	s := &page.Service
+	protocol, err := service.ParseProtocol(s.Protocol)
+	if err != nil {
+		return nil, err
+	}
+	return c.Recent(service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: protocol})
+}
+
+func noService(key string) error {
+	return httpError{http.StatusNotFound, fmt.Sprintf("there is no service port %q; a key is namespace/name or namespace/name:port, as in /api/v1/status", key)}
 }
 
 // eventList is the JSON of /api/v1/timeline.

@@ -11,8 +11,8 @@ import (
 const (
 	curveStep  = 10 * time.Second
 	curveSpan  = 6 * time.Hour
-	curveMost  = 180 // points of one answer
-	curveSlots = int(curveSpan / curveStep)
+	curveMost  = 180                                                           // points of one answer
+	curveSlots = int(curveSpan/curveStep) + int(curveSpan/curveStep)/curveMost // one point more: the one that isn't over
 )
 
 // curve counts, in steps of time, the connections of all service ports by the data plane
@@ -63,7 +63,7 @@ func (c *curve) slot(step int64) *curveSlot {
 // Curve is the JSON of /api/v1/curve.
 type Curve struct {
 	StepSeconds float64                       `json:"stepSeconds"`
-	Begin       time.Time                     `json:"begin"` // of the first step; the last one isn't over yet, and its rates are those so far
+	Begin       time.Time                     `json:"begin"` // of the first step; the last one is over
 	Planes      map[plan.DataPlane]CurvePlane `json:"planes"`
 }
 
@@ -75,23 +75,21 @@ type CurvePlane struct {
 }
 
 // Curve returns the connections of the time before now, which is at most curveSpan, in at
-// most curveMost steps. Data planes that had none are left out.
+// most curveMost steps that are over. Data planes that had none are left out.
 func (r *Recorder) Curve(now time.Time, span time.Duration) Curve {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
-	if counted := r.curve.until.Add(-1); counted.Before(now) && now.Sub(counted) < curveStep {
+	if counted := r.curve.until; counted.Before(now) && now.Sub(counted) < curveStep {
 		now = counted // what came since is in no step yet
 	}
 	steps := int64(span / curveStep)
 	group := (steps + curveMost - 1) / curveMost
 	points := steps / group
-	first := (now.UnixNano()/int64(curveStep)/group - points + 1) * group
+	first := (now.UnixNano()/int64(curveStep)/group - points) * group // the step of now isn't over: its rate would be a guess
 	out := Curve{
 		StepSeconds: float64(group) * curveStep.Seconds(), Begin: time.Unix(0, first*int64(curveStep)).UTC(),
 		Planes: map[plan.DataPlane]CurvePlane{},
 	}
-	last := time.Unix(0, (first+(points-1)*group)*int64(curveStep)) // step, as far as it has come
-	lastSeconds := max(now.Sub(last).Seconds(), 1)
 	for i := range points * group {
 		s := r.curve.slots[(first+i)%int64(curveSlots)]
 		if s == nil || s.step != first+i {
@@ -99,9 +97,6 @@ func (r *Recorder) Curve(now time.Time, span time.Duration) Curve {
 		}
 		for name, n := range s.planes {
 			per := 1 / out.StepSeconds
-			if i/group == points-1 {
-				per = 1 / lastSeconds
-			}
 			p, ok := out.Planes[name]
 			if !ok {
 				p = CurvePlane{make([]float64, points), make([]float64, points), make([]float64, points)}

@@ -74,6 +74,15 @@ func (f *fakeSource) Pin(k service.Key, p service.Preference) error {
 
 func (f *fakeSource) Health() HealthReport { return f.report }
 
+// Recent and Refused make it one that remembers clients.
+func (f *fakeSource) Recent(k service.Key) (plan.Recent, error) {
+	return plan.Recent{Ended: []plan.Ended{{Service: k.String() + "/" + k.Protocol.String(), Reset: true}}}, nil
+}
+
+func (f *fakeSource) Refused() []plan.Ended {
+	return []plan.Ended{{Service: "shop/cart", Client: netip.MustParseAddrPort("10.0.0.7:4711"), Refused: "no endpoint can take it"}}
+}
+
 // send hands an event to every subscriber.
 func (f *fakeSource) send(e plan.Event) {
 	f.mu.Lock()

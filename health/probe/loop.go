@@ -10,6 +10,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -179,6 +180,7 @@ func (l *loop) observe(r result, now time.Time) {
 		return
 	}
 	l.probes.Add(1)
+	e.last.Store(&Check{At: now, Took: r.took})
 	e.slow = r.took > timeout(e.target)/2
 	if inconclusive(r.err) {
 		l.inconclusive.Add(1)
@@ -249,6 +251,8 @@ type entry struct {
 	place   int       // in its queue; -1 while a probe is under way
 	slow    bool      // its last probe took more than half of its time-out, or there was none
 	gone    bool      // no longer wanted; drop what its probe finds
+
+	last atomic.Pointer[Check] // for any goroutine; nil before there was one
 }
 
 // interval is the time between two probes of e.
@@ -324,6 +328,7 @@ func (l *loop) update(now time.Time) {
 	l.stagger(fresh, now)
 	l.dirty = l.dirty || len(fresh) > 0 || len(keep) != len(l.entries)
 	l.entries = keep
+	l.shown.Store(&keep)
 	l.targets.Store(int64(len(keep)))
 }
 

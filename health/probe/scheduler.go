@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"kproxy.dev/kproxy/health"
 )
@@ -23,6 +24,7 @@ type Scheduler struct {
 	wanted []health.Wanted
 	known  map[health.Target]health.State // by question, for the loop's first update; not written once it runs
 	paces  atomic.Pointer[map[string]float64]
+	shown  atomic.Pointer[map[health.Target]*entry] // of the loop; the map isn't written any more
 
 	counters
 }
@@ -104,6 +106,25 @@ func (s *Scheduler) Pace(namespace string) float64 {
 		return max(1, (*m)[namespace])
 	}
 	return 1
+}
+
+// Check is one probe of a Target.
+type Check struct {
+	At   time.Time // when it ended
+	Took time.Duration
+}
+
+// Last returns the last probe of a Target; zero if there was none. A successful one by TCP took as long as a connect from
+// this node.
+func (s *Scheduler) Last(t health.Target) Check {
+	if entries := s.shown.Load(); entries != nil {
+		if e := (*entries)[t]; e != nil {
+			if c := e.last.Load(); c != nil {
+				return *c
+			}
+		}
+	}
+	return Check{}
 }
 
 // Stats returns the figures of this moment.

@@ -148,6 +148,14 @@ func TestSchedulerFindsEndpointsUpAndDown(t *testing.T) {
 		if got := statusOf(s, 0) + " " + statusOf(s, 1); got != "up down" {
 			t.Errorf("after the second change: %s", got)
 		}
+		probed := n.times(1)
+		want := Check{At: probed[len(probed)-1].Add(200 * time.Microsecond), Took: 200 * time.Microsecond}
+		if got := s.Last(targetOf(1)); !got.At.Equal(want.At) || got.Took != want.Took {
+			t.Errorf("the last check is %v, want %v", got, want)
+		}
+		if got := s.Last(targetOf(9)); got != (Check{}) {
+			t.Errorf("one that isn't probed has a last check: %v", got)
+		}
 		n.set(1, nil)
 		<-s.Changes()
 		n.set(1, errDown)

@@ -13,16 +13,21 @@ export function family(address) {
   return address.includes(":") ? 6 : 4;
 }
 
-// recentClient returns the client with the most connections among those that
-// could connect to an address (IP:PORT); empty if there is none.
+// recentClient returns the first of recentClients; empty if there is none.
 export function recentClient(connections, address) {
+  return recentClients(connections, address)[0] ?? "";
+}
+
+// recentClients returns the clients that could connect to an address (IP:PORT), those
+// with the most connections first.
+export function recentClients(connections, address) {
   const want = family(host(address));
   const seen = new Map();
   for (const c of connections) {
     const from = host(c.client);
     if (from && family(from) === want) seen.set(from, (seen.get(from) ?? 0) + 1);
   }
-  return [...seen].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1))[0]?.[0] ?? "";
+  return [...seen].sort((a, b) => b[1] - a[1] || (a[0] < b[0] ? -1 : 1)).map(([c]) => c);
 }
 
 // addresses returns where a service port can be reached: its own addresses, then

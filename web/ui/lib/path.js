@@ -10,9 +10,9 @@ import * as words from "./words.js";
 const most = 8;
 
 // build returns the path. row is the service port's live row; trace the answer of
-// /api/v1/trace or null; service that of /api/v1/service or null; alive whether the
-// heartbeat holds.
-export function build({ row, trace, service, alive }) {
+// /api/v1/trace or null; service that of /api/v1/service or null; talks who has talked to whom;
+// alive whether the heartbeat holds.
+export function build({ row, trace, service, talks = [], alive }) {
   const taken = branch(row, trace);
   const beneath = kernelPlane(row, service);
   const address = trace?.address ?? row.addresses[0] ?? (row.nodePort ? `node:${row.nodePort}` : "");
@@ -28,7 +28,7 @@ export function build({ row, trace, service, alive }) {
     masquerade: trace?.masquerade ?? null,
     verdict: trace?.verdict ?? (row.dataplane === "none" ? "refused" : "forwarded"),
     culprit: trace?.culprit ?? "", reason: row.reason,
-    ...endpoints(row, trace, service, family(host(address))),
+    ...endpoints(row, trace, service, family(host(address)), talks.filter((t) => t.client === trace?.from)),
   };
   return path;
 }
@@ -79,7 +79,7 @@ function packets(trace) {
 // endpoints joins what is known of each endpoint: health and use from the service,
 // probability and counters from the trace, or only the row's dots. A connection
 // stays in its address' family, so that only endpoints of family fam count.
-function endpoints(row, trace, service, fam) {
+function endpoints(row, trace, service, fam, talks) {
   const known = new Map();
   for (const d of row.dots) known.set(d.address, { address: d.address, health: d.health, usable: d.usable });
   for (const e of service?.service?.endpoints ?? []) {
@@ -89,6 +89,7 @@ function endpoints(row, trace, service, fam) {
   for (const c of trace?.candidates ?? []) {
     known.set(c.endpoint, { ...known.get(c.endpoint), address: c.endpoint, usable: takes(c), health: c.health || known.get(c.endpoint)?.health || "unknown", probability: c.probability, why: c.why, packets: c.packets });
   }
+  for (const t of talks) if (known.has(t.endpoint)) known.get(t.endpoint).own = t.connections;
   const every = [...known.values()];
   const all = every.filter((e) => family(host(e.address)) === fam);
   const usable = all.filter((e) => e.usable).length;
@@ -130,6 +131,9 @@ const stands = {
   "node port": ". The address is this node’s, the port stands for the service.",
 };
 
+// ends is the step that something stops, which the page says before the story.
+const ends = "It gets no further: what stops it stands above.";
+
 // story tells the path in sentences, in order: {text, kind} where kind is "step",
 // "good" or "bad".
 export function story(p) {
@@ -141,7 +145,7 @@ export function story(p) {
     ? "Its first packet leaves this node, so the kernel shows it to the rules at OUTPUT, where kproxy’s are."
     : "Its first packet arrives at this node, so the kernel shows it to the rules at PREROUTING, where kproxy’s are.");
   if (p.taken === "none") {
-    add(p.culprit ? words.sentence(p.culprit) : `No endpoint can take it: ${words.sentence(p.reason)}`, "bad");
+    add(p.culprit ? ends : `No endpoint can take it: ${words.sentence(p.reason)}`, "bad");
     return out;
   }
   add(question(p));
@@ -149,7 +153,7 @@ export function story(p) {
   if (p.masquerade) add(source(p.masquerade));
   // That some don't is mostly meant: a traffic policy, zones, a pod that ends. Down isn't.
   add(`${p.usable} of ${format.plural(p.total, "endpoint")} can take it now${spread(p)}.${others(p)}`, p.down > 0 ? "bad" : p.usable === p.total ? "good" : "step");
-  if (p.culprit) add(words.sentence(p.culprit), "bad");
+  if (p.culprit) add(ends, "bad");
   return out;
 }
 

@@ -26,10 +26,10 @@ export class Charts {
       const values = c.of(track);
       const top = peak(values);
       const box = { width, height, slots, max: ceiling(top), pad: 2 };
-      c.over.setAttribute("d", line(values, box));
-      c.under.setAttribute("d", area(values, box));
+      c.over.setAttribute("d", top > 0 ? line(values, box) : ""); // a line along the edge says nothing
+      c.under.setAttribute("d", top > 0 ? area(values, box) : "");
       setText(c.value, c.print(values.at(-1) ?? 0));
-      setText(c.scale, c.print(box.max));
+      setText(c.scale, top > 0 ? c.print(box.max) : "");
       setText(c.begin, `${span} ago`);
       setAttr(c.svg, "aria-label", `${c.title}, last ${span}: now ${c.print(values.at(-1) ?? 0)}, at most ${c.print(top)}`);
       setAttr(c.el, "data-tone", c.tone && top > 0 ? c.tone : null);

@@ -48,6 +48,7 @@ export class CurvePanel {
   #said = h("p", { class: "small number curve-said" });
   #scale = h("span", { class: "scale-end number dim", "aria-hidden": "true" });
   #begin = h("span");
+  #end = h("span");
   #table = h("details", { class: "curve-table" }, h("summary", { class: "small", text: "As a table" }), scroller("Connections over time"));
   el;
 
@@ -68,7 +69,7 @@ export class CurvePanel {
     this.el = h("details", { class: "panel recent curve-panel" }, h("summary", null, h("h2", { text: "Connections over time" })),
       h("div", { class: "curve-tools", role: "group", "aria-label": "Range" }, buttons),
       h("div", { class: "chart-box" }, this.#scale, this.#svg), this.#slider,
-      h("p", { class: "axis dim", "aria-hidden": "true" }, this.#begin, h("span", { text: "now" })), this.#said, this.#table);
+      h("p", { class: "axis dim", "aria-hidden": "true" }, this.#begin, this.#end), this.#said, this.#table);
     this.el.addEventListener("toggle", () => this.tick(true));
   }
 
@@ -105,7 +106,8 @@ export class CurvePanel {
       ...this.#marks.map((m) => s("path", { class: "mark", "data-tone": look(m.event)[1] || null, d: `M${this.#x(m.at)} 0V${height}` })),
       ...lines.map(([values, look]) => s("path", { class: "over", ...look, d: line(values, { width, height, slots: n, max, pad }) })));
     setText(this.#scale, `${format.rate(max)}/s`);
-    setText(this.#begin, `${format.duration(this.#minutes * 60)} ago`);
+    setText(this.#begin, format.clock(this.#points[0].time));
+    setText(this.#end, format.clock(this.#points[n - 1].time + curve.stepSeconds * 1000)); // the step of now isn’t over
     setAttr(this.#slider, "max", String(n - 1));
     if (last || before !== n) this.#slider.value = String(n - 1);
     this.#read();

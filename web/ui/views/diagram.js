@@ -171,6 +171,7 @@ function detail(e) {
   if (!e.usable) return e.health === "down" ? "down: gets no connections" : "gets no new connections";
   if (e.active !== undefined) parts.push(`${format.count(e.active)} active`);
   if (e.packets !== undefined && e.packets !== null) parts.push(`${format.count(e.packets)} packets`);
+  if (e.own > 0) parts.push(`${format.count(e.own)} of this client`);
   return parts.join(" · ") || e.health;
 }
 

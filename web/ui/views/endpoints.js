@@ -44,16 +44,24 @@ export function outages(changes, now) {
 }
 
 // table makes the table of a /api/v1/service answer.
-export function table(answer, path, now) {
+export function table(answer, path, connects, now) {
   const history = new Map((answer.health ?? []).map((x) => [x.address, x.changes ?? []]));
+  const took = new Map(connects.map((c) => [c.endpoint, c]));
   const chance = new Map(path.all.map((e) => [e.address, e.probability]));
   const head = (text, end) => h("th", { scope: "col", class: end ? "end" : null, text });
-  return h("table", { class: "data endpoints-table" },
-    h("thead", null, h("tr", null, head("Endpoint"), head("Health"), head("Last 15 minutes"), head("Chance", true), head("Active", true), head("Total", true), head("Failures", true))),
-    h("tbody", null, answer.service.endpoints.map((e) => row(e, history.get(e.address) ?? [], chance.get(e.address), now))));
+  return h("div", null, h("table", { class: "data endpoints-table" },
+    h("thead", null, h("tr", null, head("Endpoint"), head("Health"), head("Last 15 minutes"), head("Last check", true), head("Connect", true), head("Chance", true), head("Active", true), head("Total", true), head("Failures", true))),
+    h("tbody", null, answer.service.endpoints.map((e) => row(e, history.get(e.address) ?? [], took.get(e.address), chance.get(e.address), now)))),
+    h("p", { class: "dim small", text: note(answer.service) }));
 }
 
-function row(e, changes, chance, now) {
+// note says of what the times are.
+function note(service) {
+  const last = "Connect is the median of the last 64 connects that kproxy made in userspace, and the longest.";
+  return service.dataplane === "userspace" ? last : `${last} What the kernel connects isn’t timed: the last check’s duration says most.`;
+}
+
+function row(e, changes, took, chance, now) {
   const mark = icon(healthIcon(e));
   mark.classList.add("dot");
   const where = [e.local ? "this node" : e.node, e.weight !== 1 ? `weight ${e.weight}` : "", e.terminating ? "terminating" : e.ready ? "" : "not ready"].filter(Boolean).join(", ");
@@ -63,6 +71,8 @@ function row(e, changes, chance, now) {
       h("br"), h("span", { class: "dim small nowrap", text: format.isSet(e.since) ? `for ${format.duration((now - Date.parse(e.since)) / 1000)}` : "not checked" }),
       e.lastError && e.health !== "up" ? h("p", { class: "small error", text: e.lastError }) : null),
     h("td", null, strip(changes, now)),
+    format.isSet(e.lastCheck) ? h("td", { class: "end" }, format.seconds(e.lastCheckSeconds ?? 0), h("br"), h("span", { class: "dim small nowrap", text: format.ago(e.lastCheck, now) })) : h("td", { class: "end", text: "–" }),
+    h("td", { class: "end" }, took ? [format.seconds(took.medianSeconds), h("br"), h("span", { class: "dim small nowrap", text: `at most ${format.seconds(took.maxSeconds)}` })] : "–"),
     h("td", { class: "end", text: e.usable ? format.percent(chance) : "0%" }),
     h("td", { class: "end", text: format.count(e.activeConnections) }),
     h("td", { class: "end", text: format.count(e.totalConnections) }),

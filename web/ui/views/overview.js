@@ -6,6 +6,9 @@ import { csv } from "../lib/csv.js";
 import * as filters from "../lib/filter.js";
 import * as format from "../lib/format.js";
 import * as route from "../lib/route.js";
+import { sentence } from "../lib/words.js";
+import { get } from "../state/api.js";
+import * as clients from "./clients.js";
 import { CurvePanel } from "./curve.js";
 import { Filters } from "./filters.js";
 import { List } from "./list.js";
@@ -18,6 +21,9 @@ import { Verdict } from "./verdict.js";
 // rows don't change places under the pointer every second.
 const settle = 4_000;
 
+// every is how many milliseconds apart kproxy is asked for those that were refused.
+const every = 4_000;
+
 export class Overview {
   #store;
   #page = byId("page-overview");
@@ -27,6 +33,10 @@ export class Overview {
   #filters = new Filters((fields) => this.#change(fields), () => this.#save());
   #timeline = new Timeline({ most: 60, named: true });
   #latest = h("span", { class: "latest small" });
+  #refusedAt = 0;
+  #refusedLast = h("span", { class: "latest small" });
+  #refusedList = scroller("Refused and dropped");
+  #refused = h("details", { class: "panel recent refused-panel", hidden: true }, h("summary", null, h("h2", { text: "Refused and dropped" }), this.#refusedLast), this.#refusedList);
   #count = h("p", { class: "shown dim small", role: "status" });
   #empty = h("div", { class: "empty" });
   #events = h("details", { class: "panel recent" }, h("summary", null, h("h2", { text: "Recent changes" }), this.#latest), scroller("Recent changes", this.#timeline.el), h("p", { class: "dim small none-yet", text: "Nothing has changed since kproxy began to keep events. Offloads, recalls and endpoints that go down or come back are listed here." }));
@@ -44,15 +54,18 @@ export class Overview {
     const main = h("section", { class: "services", "aria-label": "Services" }, this.#filters.el, this.#count, this.#list.el, this.#empty);
     const aside = h("aside", { "aria-label": "Recent changes" }, this.#events);
     const beside = h("div", { class: "beside" }, main);
-    this.#page.append(h("h1", { class: "sr", text: "Services" }), this.#verdict.el, this.#totals.el, this.#curve.el, beside);
-    const wide = matchMedia("(min-width: 100rem)");
+    this.#page.append(h("h1", { class: "sr", text: "Services" }), this.#verdict.el, this.#totals.el, this.#curve.el, this.#refused, beside);
+    const wide = matchMedia("(min-width: 100rem)"), narrow = matchMedia("(max-width: 50rem)");
     // Where it is to be seen it is in the document as well, so that Tab comes by in order.
     const place = () => {
       this.#events.open = wide.matches;
-      if (wide.matches) beside.append(aside);
+      if (wide.matches || narrow.matches) beside.append(aside);
       else beside.prepend(aside);
+      if (narrow.matches) this.#page.append(this.#curve.el, this.#refused); // services come first
+      else beside.before(this.#curve.el, this.#refused);
     };
     wide.addEventListener("change", place);
+    narrow.addEventListener("change", place);
     this.#curve.el.open = matchMedia("(min-width: 60rem) and (min-height: 40rem)").matches; // elsewhere services come first
     place();
     store.subscribe((changed) => {
@@ -109,7 +122,10 @@ export class Overview {
       setText(this.#latest, last ? `${format.ago(last.time, now)}: ${last.service ?? ""}, ${last.message}` : "none yet");
       this.#events.classList.toggle("quiet", this.#store.events.length === 0);
     }
-    if (changed.has("tick")) this.#curve.tick();
+    if (changed.has("tick")) {
+      this.#curve.tick();
+      this.#askRefused();
+    }
     if (changed.has("rows")) this.#rows(now);
     else if (changed.has("tick")) this.#list.tick(now);
   }
@@ -128,6 +144,23 @@ export class Overview {
     this.#list.el.hidden = this.#selected.length === 0;
     this.#list.show(this.#selected, this.#filter, now);
     this.#explainEmpty(rows.length);
+  }
+
+  // askRefused shows the last connections that no endpoint took, if there are any.
+  async #askRefused() {
+    if (document.hidden || Date.now() - this.#refusedAt < every) return;
+    this.#refusedAt = Date.now();
+    try {
+      const { refused: list } = await get("/api/v1/refused");
+      const now = this.#store.now();
+      this.#refused.hidden = list.length === 0;
+      if (list.length === 0) return;
+      const [last] = list;
+      setText(this.#refusedLast, `${format.ago(last.time, now)}: ${last.client} at ${last.service || last.address}, ${sentence(last.refused)}`);
+      this.#refusedList.replaceChildren(clients.refused(list, now, true));
+    } catch {
+      // The header says that kproxy doesn't answer.
+    }
   }
 
   // save has the browser save what the list shows.

@@ -79,7 +79,7 @@ export function dots() {
       }
       const { usable, total, down, unknown } = row.endpoints;
       const mended = row.dots.filter((d) => d.health === "up" && downs.has(d.address)).length;
-      setText(text, total === 0 ? "" : `${usable} of ${total} usable` + (down > 0 ? `, ${down} down` : mended > 0 ? `, ${mended} down lately` : unknown === total ? ", unchecked" : ""));
+      setText(text, total === 0 ? "" : down === total ? `all ${total} down` : `${usable} of ${total} usable` + (down > 0 ? `, ${down} down` : mended > 0 ? `, ${mended} down lately` : unknown === total ? ", unchecked" : ""));
       setAttr(el, "data-down", down > 0 || (usable === 0 && total > 0));
     },
   };

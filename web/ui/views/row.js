@@ -72,6 +72,7 @@ export class Row {
     setText(this.#namespace, row.namespace + "/");
     setText(this.#name, row.name);
     setText(this.#port, row.port ? `:${row.port}` : "");
+    setAttr(this.#link, "title", row.key);
     setAttr(this.#link, "href", route.service(row.key));
     const [first, ...more] = row.addresses;
     setText(this.#addresses, [first ?? "no address", row.protocol, more.length > 0 ? `+${more.length}` : "", row.nodePort ? `:${row.nodePort}` : ""].filter(Boolean).join(" "));
@@ -85,6 +86,8 @@ export class Row {
     setAttr(this.#reason, "title", why);
     setText(this.#active, format.count(row.connections.active));
     setText(this.#rate, format.rate(row.rates.connections));
+    setAttr(this.#active, "data-zero", row.connections.active === 0);
+    setAttr(this.#rate, "data-zero", row.rates.connections === 0);
     const { failed, retried } = row.connections;
     setText(this.#errors, failed + retried === 0 ? "" : [failed > 0 ? `${format.count(failed)} failed` : "", retried > 0 ? `${format.count(retried)} retried` : ""].filter(Boolean).join(", "));
     setAttr(this.#errors, "data-tone", row.rates.failed > 0 ? "bad" : failed > 0 ? "warn" : null);

@@ -78,13 +78,24 @@ function step(st) {
 // nothing is.
 export function findings(trace) {
   const order = { error: 0, warning: 1, note: 2 };
-  const list = [...(trace.findings ?? [])].sort((a, b) => (order[a.severity] ?? 3) - (order[b.severity] ?? 3));
-  const items = list.map((f) => callout({ error: "bad", warning: "warn" }[f.severity] ?? "note", f.what, [f.where, f.remedy].filter(Boolean).join(". ")));
+  const list = alike([...(trace.findings ?? [])].filter((f) => !trace.culprit?.includes(f.what)).sort((a, b) => (order[a.severity] ?? 3) - (order[b.severity] ?? 3)));
+  const items = list.map((f) => callout({ error: "bad", warning: "warn" }[f.severity] ?? "note", f.what, [f.also > 0 ? `The same at ${f.also} more` : f.where, f.remedy].filter(Boolean).map(sentence).join(" ")));
   for (const m of trace.mismatches ?? []) {
     items.push(callout("bad", `The kernel differs from the plan at ${m.object}`, `planned: ${m.planned || "nothing"}; in the kernel: ${m.kernel || "nothing"}`));
   }
   if (trace.culprit) items.unshift(callout("bad", "What stops it", trace.culprit));
   return items.length > 0 ? h("div", { class: "findings" }, items) : null;
+}
+
+// alike leaves one of several findings that have the same remedy, and says of how many more. Pure.
+export function alike(findings) {
+  const out = [];
+  for (const f of findings) {
+    const same = f.remedy && out.find((o) => o.remedy === f.remedy && o.severity === f.severity);
+    if (same) same.also++;
+    else out.push({ ...f, also: 0 });
+  }
+  return out;
 }
 
 function callout(tone, what, more) {

@@ -9,6 +9,7 @@ import * as route from "../lib/route.js";
 import { sentence, why } from "../lib/words.js";
 import { get } from "../state/api.js";
 import { Charts } from "./charts.js";
+import * as clients from "./clients.js";
 import * as connections from "./connections.js";
 import { Diagram } from "./diagram.js";
 import * as endpoints from "./endpoints.js";
@@ -19,6 +20,8 @@ import { Timeline } from "./timeline.js";
 import { Tracer } from "./tracer.js";
 
 const every = 2_000;
+
+const none = { ended: [], refused: [], talks: [], others: 0, connects: [] };
 
 // ease is how many times as long as a trace took the next one waits: reading the
 // rules of thousands of services takes the node a second of CPU time. Longest
@@ -33,7 +36,7 @@ export class ServicePage {
   #shown = false;
   #timer = 0;
   #abort = null;
-  #answers = { service: null, trace: null, connections: [] };
+  #answers = { service: null, trace: null, connections: [], clients: none };
   #traced = { what: "", again: 0 }; // the last trace, and when it may be made anew
   #stood = ""; // where the service was at the last look
   #past = []; // this service's events from before the stream
@@ -55,7 +58,10 @@ export class ServicePage {
   #explain = h("div");
   #explained = h("h2", { id: "explain-name", text: "What is this?" });
   #endpoints = scroller("Endpoints");
-  #connections = scroller("Live connections");
+  #connections = scroller("Connections");
+  #talks = scroller("Who talks to whom");
+  #refused = scroller("Refused and dropped");
+  #turnedAway;
   #count = h("span", { class: "dim small number" });
   #timeline = new Timeline({ most: 100, named: false });
   #quiet = h("p", { class: "dim small", text: "Nothing has happened to it since kproxy began to keep events." });
@@ -75,12 +81,14 @@ export class ServicePage {
       h("div", { class: "service-title" }, this.#title, this.#pill.el, this.#state.el),
       this.#address, reason);
     this.#body = h("div", { class: "service-body" }, this.#troubles, this.#charts.el,
-      panel("p-path", [h("h2", { text: "The way of a connection" }), h("span", { class: "end" }, this.#tracer.el)], h("div", { class: "path-grid" }, drawing, h("div", { class: "path-words" }, this.#findings, this.#story)), this.#rules),
+      panel("p-path", [h("h2", { text: "The way of a connection" }), h("span", { class: "end" }, this.#tracer.el)], this.#tracer.command, h("div", { class: "path-grid" }, drawing, h("div", { class: "path-words" }, this.#findings, this.#story)), this.#rules),
       h("div", { class: "service-grid" },
-        panel("p-explain", this.#explained, this.#explain),
         panel("p-endpoints", h("h2", { text: "Endpoints" }), this.#endpoints),
         panel("p-timeline", h("h2", { text: "What happened" }), this.#quiet, scroller("What happened", this.#timeline.el)),
-        panel("p-connections", [h("h2", { text: "Live connections" }), this.#count], this.#connections)));
+        panel("p-talks", h("h2", { text: "Who talks to whom" }), this.#talks),
+        (this.#turnedAway = panel("p-refused", [h("h2", { text: "Refused and dropped" }), h("p", { class: "dim small", text: "By userspace and by endpoints. What the kernel’s rules reject leaves no client’s name." })], this.#refused)),
+        panel("p-connections", [h("h2", { text: "Connections" }), this.#count], this.#connections),
+        panel("p-explain", this.#explained, this.#explain)));
     this.#page.append(head, this.#gone, this.#body);
     this.#diagram = new Diagram(drawing);
     this.#rules.addEventListener("toggle", () => this.#update());
@@ -95,12 +103,12 @@ export class ServicePage {
   enter({ key, query }) {
     this.#key = key;
     this.#shown = true;
-    this.#answers = { service: null, trace: null, connections: [] };
+    this.#answers = { service: null, trace: null, connections: [], clients: none };
     this.#past = [];
     this.#traced = { what: "", again: 0 };
     this.#stood = "";
     this.#said.clear();
-    for (const el of [this.#endpoints, this.#connections, this.#steps, this.#findings]) el.replaceChildren();
+    for (const el of [this.#endpoints, this.#connections, this.#talks, this.#refused, this.#steps, this.#findings]) el.replaceChildren();
     this.#rules.open = false;
     this.#page.hidden = false;
     const [namespace, rest] = route.split(key);
@@ -131,11 +139,13 @@ export class ServicePage {
     const key = this.#key;
     const row = this.#store.row(key);
     if (row && !document.hidden) {
-      const [service, open] = await Promise.allSettled([get("/api/v1/service", { key }, abort.signal), get("/api/v1/connections", { service: key }, abort.signal)]);
+      const [service, open, seen] = await Promise.allSettled([get("/api/v1/service", { key }, abort.signal), get("/api/v1/connections", { service: key }, abort.signal), get("/api/v1/clients", { service: key }, abort.signal)]);
       if (abort.signal.aborted || key !== this.#key) return;
       if (service.status === "fulfilled") this.#answers.service = service.value;
       if (open.status === "fulfilled") this.#answers.connections = open.value.connections ?? [];
-      this.#tracer.offer(row, this.#answers.connections);
+      if (seen.status === "fulfilled") this.#answers.clients = seen.value;
+      const { ended, refused } = this.#answers.clients;
+      this.#tracer.offer(row, [...this.#answers.connections, ...ended, ...refused]);
       await this.#trace(row, abort.signal);
       if (abort.signal.aborted || key !== this.#key) return;
       this.#update();
@@ -191,7 +201,7 @@ export class ServicePage {
     this.#retrace(row);
     this.#head(row, now);
     this.#charts.show(this.#history.track(this.#key), this.#store.meta.intervalSeconds);
-    const path = pathOf.build({ row, trace: this.#answers.trace, service: this.#answers.service, alive: this.#store.meta.alive });
+    const path = pathOf.build({ row, trace: this.#answers.trace, service: this.#answers.service, talks: this.#answers.clients.talks, alive: this.#store.meta.alive });
     this.#diagram.show(path);
     this.#words(path);
     this.#tables(path, now);
@@ -233,13 +243,16 @@ export class ServicePage {
   }
 
   #tables(path, now) {
-    const { service, connections: open } = this.#answers;
+    const { service, connections: open, clients: seen } = this.#answers;
     // Strips move on: draw them anew every few seconds at least.
-    if (service) this.#once("endpoints", [service.service.endpoints, service.health, path.all.map((e) => e.probability), Math.floor(now / 5000)], () => this.#endpoints.replaceChildren(endpoints.table(service, path, now)));
-    this.#once("connections", open, () => {
-      this.#connections.replaceChildren(connections.table(open));
-      setText(this.#count, open.length > 0 ? format.exact(open.length) : "");
+    if (service) this.#once("endpoints", [service.service.endpoints, service.health, path.all.map((e) => e.probability), seen.connects, Math.floor(now / 5000)], () => this.#endpoints.replaceChildren(endpoints.table(service, path, seen.connects, now)));
+    this.#once("connections", [open, seen.ended, Math.floor(now / 5000)], () => {
+      this.#connections.replaceChildren(connections.table(open, seen.ended, now));
+      setText(this.#count, `${format.exact(open.length)} open`);
     });
+    this.#once("talks", [seen.talks, seen.others], () => this.#talks.replaceChildren(clients.talks(seen, (client) => this.#tracer.choose(client))));
+    this.#turnedAway.hidden = seen.refused.length === 0;
+    this.#once("refused", seen.refused, (list) => this.#refused.replaceChildren(clients.refused(list, now, false)));
   }
 
   #events(now) {

@@ -1,0 +1,302 @@
+package agent
+
+import (
+	"cmp"
+	"maps"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+
+	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/userspace"
+)
+
+// How much is remembered of connections that are over: at most some 10 MB.
+const (
+	recentServices = 1000 // service ports; of more, one that has been quiet for long makes room
+	recentEnds     = 16   // of each, connections that ended, and as many that were refused
+	recentTalks    = 40   // of each, pairs of client and endpoint
+	recentRefused  = 100  // connections refused, of all service ports
+	recentShown    = 50   // connections of a service port in one answer, those that the kernel remembers included
+	talkIdle       = 10 * time.Minute
+)
+
+// unansweredAfter is how long the kernel has had no answer to a first packet when that is shown: a client has
+// sent it twice more by then.
+const unansweredAfter = 3 * time.Second
+
+// recents remembers connections that are over, who talked to whom, and who was refused, as userspace's
+// connections and the kernel's flows end. Safe for concurrent use; the zero value is ready. It is on the path of
+// every connection's end.
+type recents struct {
+	mu       sync.Mutex
+	services map[service.Key]*recent
+	refused  lastEnds
+}
+
+// recent is a service port's.
+type recent struct {
+	last           time.Time
+	ended, refused lastEnds
+	talks          []plan.Talk
+	others         uint64 // connections of pairs that made room
+}
+
+// lastEnds are the last ends, in a ring.
+type lastEnds struct {
+	list []plan.Ended
+	next int
+}
+
+func (l *lastEnds) add(e plan.Ended, most int) {
+	if len(l.list) < most {
+		l.list = append(l.list, e)
+		return
+	}
+	l.list[l.next] = e
+	l.next = (l.next + 1) % most
+}
+
+// add remembers a connection of a service port that is over.
+func (r *recents) add(k service.Key, e plan.Ended) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if e.Refused != "" {
+		if k != (service.Key{}) {
+			e.Service = k.String()
+		}
+		r.refused.add(e, recentRefused)
+	}
+	if k == (service.Key{}) {
+		return
+	}
+	s := r.services[k]
+	if s == nil {
+		s = &recent{}
+		r.makeRoom()
+		r.services[k] = s
+	}
+	s.last = e.Time
+	if e.Refused != "" {
+		s.refused.add(e, recentEnds)
+	} else {
+		s.ended.add(e, recentEnds)
+	}
+	s.talked(talkOf(e))
+}
+
+// makeRoom forgets a service port, if there are too many: of a few, the one that has been quiet for longest.
+func (r *recents) makeRoom() {
+	if r.services == nil {
+		r.services = map[service.Key]*recent{}
+	}
+	if len(r.services) < recentServices {
+		return
+	}
+	const few = 8 // Go begins to go through a map anywhere
+	var oldest service.Key
+	n := 0
+	for k, s := range r.services {
+		if n == 0 || s.last.Before(r.services[oldest].last) {
+			oldest = k
+		}
+		if n++; n == few {
+			break
+		}
+	}
+	delete(r.services, oldest)
+}
+
+// talkOf is what a connection that is over adds to what a client had with an endpoint.
+func talkOf(e plan.Ended) plan.Talk {
+	t := plan.Talk{Client: e.Client.Addr(), Endpoint: e.Endpoint, Connections: 1, BytesIn: e.BytesIn, BytesOut: e.BytesOut, Last: e.Time}
+	if e.Refused != "" {
+		t.Connections, t.Refused = 0, 1
+	}
+	return t
+}
+
+func addTalk(to *plan.Talk, t plan.Talk) {
+	to.Connections += t.Connections
+	to.Refused += t.Refused
+	to.BytesIn += t.BytesIn
+	to.BytesOut += t.BytesOut
+	if t.Last.After(to.Last) {
+		to.Last = t.Last
+	}
+}
+
+// talked adds to what a client had with an endpoint. A new pair takes the place of one that has been silent for
+// long, else of one that had least.
+func (s *recent) talked(t plan.Talk) {
+	for i := range s.talks {
+		if x := &s.talks[i]; x.Client == t.Client && x.Endpoint == t.Endpoint {
+			addTalk(x, t)
+			return
+		}
+	}
+	if len(s.talks) < recentTalks {
+		s.talks = append(s.talks, t)
+		return
+	}
+	worth := func(x *plan.Talk) uint64 {
+		if t.Last.Sub(x.Last) > talkIdle {
+			return 0
+		}
+		return x.Connections + x.Refused
+	}
+	least := 0
+	for i := range s.talks {
+		a, b := &s.talks[i], &s.talks[least]
+		if cmp.Or(cmp.Compare(worth(a), worth(b)), a.Last.Compare(b.Last)) < 0 {
+			least = i
+		}
+	}
+	s.others += s.talks[least].Connections + s.talks[least].Refused
+	s.talks[least] = t
+}
+
+// follow forgets the service ports that d removes.
+func (r *recents) follow(d plan.Delta) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, c := range d.Changes {
+		if c.Is == nil {
+			delete(r.services, c.Key())
+		}
+	}
+}
+
+// of returns what is remembered of a service port.
+func (r *recents) of(k service.Key) plan.Recent {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	s := r.services[k]
+	if s == nil {
+		s = &recent{}
+	}
+	for i := range s.ended.list { // what most connections don't need: they are many
+		s.ended.list[i].Service = k.String()
+	}
+	return plan.Recent{Ended: slices.Clone(s.ended.list), Refused: slices.Clone(s.refused.list), Talks: slices.Clone(s.talks), Others: s.others}
+}
+
+// allRefused returns the last connections that were refused, of all service ports, newest first.
+func (r *recents) allRefused() []plan.Ended {
+	r.mu.Lock()
+	out := append([]plan.Ended{}, r.refused.list...)
+	r.mu.Unlock()
+	return newestFirst(out)
+}
+
+func newestFirst(list []plan.Ended) []plan.Ended {
+	slices.SortStableFunc(list, func(a, b plan.Ended) int { return b.Time.Compare(a.Time) })
+	return append([]plan.Ended{}, list[:min(len(list), recentShown)]...)
+}
+
+// userspaceEnded takes each of userspace's connections and sessions as it ends.
+func (r *recents) userspaceEnded(x userspace.End) {
+	now := time.Now()
+	e := plan.Ended{
+		Time: now, Protocol: x.Protocol.String(), Client: x.Client, Address: x.Address, Endpoint: x.Endpoint, DataPlane: plan.Userspace,
+		LastedSeconds: now.Sub(x.Started).Seconds(), BytesIn: x.BytesIn, BytesOut: x.BytesOut, Reset: x.Reset,
+	}
+	if x.Refused != nil {
+		e.Refused, e.Reset = x.Refused.Error(), false
+	}
+	r.add(x.Service, e)
+}
+
+// kernelEnded takes each of the kernel's flows as it ends.
+func (r *recents) kernelEnded(s *plan.Service, f *conntrack.Flow) {
+	r.add(s.Port.Key, endOf(s, f, time.Now()))
+}
+
+// endOf is the end of a flow of the kernel's, as far as it tells.
+func endOf(s *plan.Service, f *conntrack.Flow, now time.Time) plan.Ended {
+	e := plan.Ended{
+		Time: now.Add(-f.Lingered()), Protocol: f.Protocol.String(), Service: s.Port.String(), Client: f.OrigSrc, Address: f.OrigDst, Endpoint: f.ReplySrc,
+		DataPlane: s.Kernel, BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes, Reset: f.Reset(),
+	}
+	if !f.Start.IsZero() {
+		e.LastedSeconds = e.Time.Sub(f.Start).Seconds()
+	}
+	switch {
+	case f.Refused():
+		e.Refused, e.Reset = "the endpoint refused it", false
+	case f.Failed():
+		e.Refused, e.Reset = "the endpoint didn't answer", false
+	}
+	return e
+}
+
+// Recent returns what is remembered of a service port's clients, and what the kernel and userspace carry
+// for them now.
+func (a *Agent) Recent(k service.Key) (plan.Recent, error) {
+	if a.current.Load() == nil {
+		return plan.Recent{}, errStarting
+	}
+	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
+		return plan.Recent{}, err
+	}
+	out := a.recents.of(k)
+	now := time.Now()
+	type pair struct {
+		client   netip.Addr
+		endpoint netip.AddrPort
+	}
+	talks := map[pair]*plan.Talk{}
+	talk := func(t plan.Talk) {
+		at := pair{t.Client, t.Endpoint}
+		if talks[at] == nil {
+			talks[at] = &plan.Talk{Client: t.Client, Endpoint: t.Endpoint}
+		}
+		addTalk(talks[at], t)
+	}
+	for _, t := range out.Talks {
+		talk(t)
+	}
+	a.accounting.Carried(k, func(s *plan.Service, f *conntrack.Flow) {
+		e := endOf(s, f, now)
+		t := talkOf(e)
+		switch {
+		case f.Opening():
+			if f.Answered() || f.Lingered() < unansweredAfter {
+				return
+			}
+			out.Refused = append(out.Refused, e)
+		case f.Open():
+			t.Last = time.Time{}
+		case e.Refused != "":
+			out.Refused = append(out.Refused, e)
+		default:
+			out.Ended = append(out.Ended, e)
+		}
+		talk(t)
+	})
+	for _, c := range a.userspace.Connections() {
+		if c.Service == k && c.Endpoint.IsValid() {
+			talk(plan.Talk{Client: c.Client.Addr(), Endpoint: c.Endpoint, Connections: 1, BytesIn: c.BytesIn, BytesOut: c.BytesOut})
+		}
+	}
+	out.Ended, out.Refused = newestFirst(out.Ended), newestFirst(out.Refused)
+	out.Talks = make([]plan.Talk, 0, len(talks))
+	for _, t := range slices.SortedFunc(maps.Values(talks), func(x, y *plan.Talk) int {
+		return cmp.Or(cmp.Compare(y.Connections+y.Refused, x.Connections+x.Refused), x.Client.Compare(y.Client), x.Endpoint.Compare(y.Endpoint))
+	}) {
+		if len(out.Talks) == recentTalks {
+			out.Others += t.Connections + t.Refused
+			continue
+		}
+		out.Talks = append(out.Talks, *t)
+	}
+	out.Connects = a.userspace.ConnectTimes(k)
+	return out, nil
+}
+
+// Refused returns the last connections that no endpoint took, of all service ports, newest first: those that came to
+// userspace or to an endpoint. What the kernel's rules reject or drop leaves no flow that would tell of its client.
+func (a *Agent) Refused() []plan.Ended { return a.recents.allRefused() }

@@ -1,0 +1,133 @@
+package userspace
+
+import (
+	"fmt"
+	"io"
+	"net"
+	"net/netip"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+)
+
+// TestEnds: each connection is told of once when it is over, with how it ended, and what no endpoint took with the reason.
+func TestEnds(t *testing.T) {
+	good := func(t testing.TB) []netip.AddrPort {
+		return []netip.AddrPort{tcpEndpoint(t, func(c *net.TCPConn) { io.WriteString(c, "good"); c.Close() })}
+	}
+	bad := func(t testing.TB) []netip.AddrPort { return []netip.AddrPort{refusing(t), refusing(t)} }
+	none := func(testing.TB) []netip.AddrPort { return nil }
+	for _, tt := range []struct {
+		name  string
+		eps   func(testing.TB) []netip.AddrPort
+		front func(*plan.Frontend)
+		orig  netip.AddrPort
+		want  string // outcome, bytes to the client; reason
+	}{
+		{name: "served", eps: good, want: "test/s served 4"},
+		{name: "reset", eps: func(t testing.TB) []netip.AddrPort {
+			return []netip.AddrPort{tcpEndpoint(t, func(c *net.TCPConn) { io.WriteString(c, "half"); waitForAck(c); c.SetLinger(0); c.Close() })}
+		}, want: "test/s reset 4"},
+		{name: "refused by all", eps: bad, want: "test/s refused 0: none of 2 endpoints tried took it; the last one: connection refused"},
+		{name: "no endpoint", eps: none, front: func(f *plan.Frontend) { f.Verdict = plan.Reject }, want: "test/s refused 0: no endpoint can take it"},
+		{name: "outside the source ranges", eps: good, front: func(f *plan.Frontend) { f.SourceRanges = []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")} }, want: "test/s refused 0: the client is outside the service's source ranges"},
+		{name: "no service", eps: good, orig: netip.MustParseAddrPort("10.96.0.1:81"), want: "/ refused 0: there is no service at this address"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			var mu sync.Mutex // loops tell, the test reads
+			var ends []End
+			cfg := Config{OnEnd: func(e End) { mu.Lock(); ends = append(ends, e); mu.Unlock() }}
+			if tt.orig.IsValid() {
+				cfg.TCPOrigin = func(int, service.Family) (netip.AddrPort, error) { return tt.orig, nil }
+			}
+			s := start(t, cfg, testPlan(testService{name: "s", eps: tt.eps(t), front: tt.front, port: service.Port{Retries: 1}}))
+			tcp, _ := s.Ports()
+			var client netip.AddrPort
+			// A client that is refused at once may hear of it while it connects.
+			if c, err := net.Dial("tcp", fmt.Sprintf("127.0.0.1:%d", tcp)); err == nil {
+				client = addrPort(c.LocalAddr())
+				_, _ = io.Copy(io.Discard, c)
+				c.Close()
+			}
+			eventually(t, "its end is told", func() bool { mu.Lock(); defer mu.Unlock(); return len(ends) > 0 })
+			mu.Lock()
+			defer mu.Unlock()
+			if len(ends) != 1 {
+				t.Fatalf("%d ends of one connection", len(ends))
+			}
+			e := ends[0]
+			outcome, why := "served", ""
+			if e.Reset {
+				outcome = "reset"
+			}
+			if e.Refused != nil {
+				outcome, why = "refused", ": "+e.Refused.Error()
+			}
+			if got := fmt.Sprintf("%s %s %d%s", e.Service, outcome, e.BytesOut, why); !strings.HasPrefix(got, tt.want) {
+				t.Errorf("%q, want %q", got, tt.want)
+			}
+			if client.IsValid() && e.Client != client {
+				t.Errorf("client %s, want %s", e.Client, client)
+			}
+		})
+	}
+}
+
+// waitForAck gives what was sent to c time to arrive, so that a reset doesn't overtake it.
+func waitForAck(c *net.TCPConn) {
+	raw, err := c.SyscallConn()
+	if err != nil {
+		return
+	}
+	for unsent := true; unsent; time.Sleep(time.Millisecond) {
+		if raw.Control(func(fd uintptr) { unsent = (&side{fd: int(fd)}).unsent() }) != nil {
+			return
+		}
+	}
+}
+
+// TestUDPEnds: the same of sessions.
+func TestUDPEnds(t *testing.T) {
+	ep, _ := udpEndpoint(t, "a")
+	o := newOrigins()
+	ends := make(chan End, 8)
+	s := start(t, Config{Origin: o, UDPIdleTimeout: 50 * time.Millisecond, OnEnd: func(e End) { ends <- e }}, testPlan(udpService(ep)))
+	c := udpClient(t, s)
+	o.set(addrPort(c.LocalAddr()), vip)
+	c.Write([]byte("x"))
+	select {
+	case e := <-ends:
+		if e.Refused != nil || e.Service != udpKey() || e.Endpoint != ep || e.BytesIn != 1 {
+			t.Errorf("%+v", e)
+		}
+	case <-time.After(patience):
+		t.Error("its end wasn't told")
+	}
+}
+
+func TestConnectTimes(t *testing.T) {
+	ep := tcpEndpoint(t, named("a"))
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep, refusing(t)}}))
+	k := testServiceKey("s")
+	if got := s.ConnectTimes(k); len(got) != 0 {
+		t.Errorf("before any connect: %v", got)
+	}
+	for range 3 {
+		ask(t, connect(t, s), "hi")
+	}
+	got := s.ConnectTimes(k)
+	if len(got) != 1 || got[0].Endpoint != ep || got[0].Connects != 3 || got[0].MedianSeconds <= 0 || got[0].MaxSeconds < got[0].MedianSeconds {
+		t.Errorf("%+v", got)
+	}
+	var c connectTimes
+	for i := range 200 { // the last 64 of them
+		c.add(time.Duration(i+1) * time.Millisecond)
+	}
+	if got, want := c.summary(ep), (plan.ConnectTime{Endpoint: ep, Connects: 64, MedianSeconds: 0.169, MaxSeconds: 0.2}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
+	}
+}
