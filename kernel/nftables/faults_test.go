@@ -245,3 +245,48 @@ func TestKernelsWithoutIt(t *testing.T) {
 		}
 	}
 }
+
+// forgetful is a kernel whose next list of many elements lacks some.
+type forgetful struct {
+	nftables.Netlink
+	lists *int // how many more lack some
+}
+
+func (f forgetful) Dump(request func([]byte) []byte, each func([]byte)) error {
+	messages := 0
+	err := f.Netlink.Dump(request, func(b []byte) {
+		if messages++; messages == 2 && *f.lists > 0 {
+			*f.lists--
+			return
+		}
+		each(b)
+	})
+	return err
+}
+
+// TestListsThatLackSome: the kernel may leave elements out of a list, while it enlarges the table of a set. That is no damage.
+func TestListsThatLackSome(t *testing.T) {
+	n := newNode(t)
+	p := plane(kerneltest.Many(600, 3)...)
+	n.program(p)
+	lists := 0
+	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return forgetful{s, &lists} })
+	look := func(lacking, want int) {
+		t.Helper()
+		run(t, "nft add table ip foreign; nft delete table ip foreign")
+		lists = lacking
+		for deadline := time.Now().Add(time.Minute); ; time.Sleep(20 * time.Millisecond) { // it takes pauses
+			found, err := n.plane.Check(t.Context())
+			if err != nil || len(found) > want || time.Now().After(deadline) {
+				t.Fatalf("%d lists lack some: Check says %v, %v, and %d lists were whole; want %d findings", lacking, found, err, lists, want)
+			}
+			if len(found) == want && lists == 0 {
+				return
+			}
+		}
+	}
+	look(0, 0)
+	look(1, 0)
+	run(t, "nft flush map ip kproxy backends")
+	look(0, 1)
+}

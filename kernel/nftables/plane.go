@@ -493,7 +493,10 @@ func (p *Plane) Check(context.Context) ([]string, error) {
 	if err != nil {
 		return nil, err
 	}
-	have, err := t.elements(p.held.names...)
+	d, err := lackingTwice(func() (difference, error) {
+		have, err := t.elements(p.held.names...)
+		return newScope(p.held.add, p.held.names...).whole(t.families, have, p.held.plan, p.refused), err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -502,7 +505,6 @@ func (p *Plane) Check(context.Context) ([]string, error) {
 			out = append(out, fmt.Sprintf("rules of table %s %s were changed", nfWord(f), Name))
 		}
 	}
-	d := newScope(p.held.add, p.held.names...).whole(t.families, have, p.held.plan, p.refused)
 	if len(d.gone)+len(d.come) > 0 {
 		out = append(out, fmt.Sprintf("table %s: %d elements are gone or changed, %d foreign", Name, len(d.come), len(d.gone)))
 	}

@@ -89,17 +89,22 @@ func (s *Redirects) Damage() (string, error) {
 	t.mu.Lock()
 	err := t.notice(0)
 	foreign := t.foreign
-	var have map[place]Element
-	if err == nil && s.held.plan != nil && foreign != s.checked {
-		have, err = t.elements(s.held.names...)
+	p, look := s.held.plan, err == nil && s.held.plan != nil && foreign != s.checked
+	var d difference
+	if look {
+		d, err = lackingTwice(func() (difference, error) {
+			have, err := t.elements(s.held.names...)
+			if err != nil {
+				return difference{}, err
+			}
+			return s.held.whole(t.families, have, p, nil), nil
+		})
 	}
 	t.mu.Unlock()
-	if have == nil || err != nil {
+	if !look || err != nil {
 		return "", err
 	}
 	s.checked = foreign
-	p := s.held.plan
-	d := s.held.whole(t.families, have, p, nil)
 	if len(d.gone)+len(d.come) == 0 {
 		s.held.plan = p
 		return "", nil

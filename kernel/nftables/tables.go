@@ -280,6 +280,23 @@ func (t *tables) elements(names ...string) (map[place]Element, error) {
 	return out, nil
 }
 
+// lackingTwice looks what the kernel has otherwise than it should, and again where it seems to lack elements: a list of
+// many that is made while it enlarges the set's table lacks some (nft_rhash_walk in net/netfilter/nft_set_hash.c),
+// and nothing tells. Those are lacking that both lists lack.
+func lackingTwice(look func() (difference, error)) (difference, error) {
+	first, err := look()
+	if err != nil || len(first.come) == 0 {
+		return first, err
+	}
+	lacking := map[place]bool{}
+	for i := range first.come {
+		lacking[first.come[i].place()] = true
+	}
+	d, err := look()
+	d.come = slices.DeleteFunc(d.come, func(m member) bool { return !lacking[m.place()] })
+	return d, err
+}
+
 // place is where an element is.
 type place struct {
 	family service.Family
