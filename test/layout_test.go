@@ -168,8 +168,8 @@ var namesOfPlanes = map[string]map[string]int{
 		"web":              3,  // what metrics are about
 	},
 	"iptables": {
-		"cmd/kproxy":       9,  // flags, and the lab's tour
-		"kernel":           12, // its programs, and which the host has
+		"cmd/kproxy":       9, // flags, and the lab's tour
+		"kernel":           4, // its programs
 		"kernel/leftovers": 1,
 		"kernel/nftables":  1, // reads other programs' rules
 		"plan":             3, // the words for mode and data plane

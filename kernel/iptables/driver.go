@@ -21,7 +21,7 @@ func NewDriver() *Driver { return &Driver{} }
 func (d *Driver) Assume(c plan.Capability) { d.host = c }
 
 // Probe takes what was found of h.
-func (d *Driver) Probe(_ context.Context, h *kernel.Host, _ bool) error {
+func (d *Driver) Probe(_ context.Context, h *steering.Host, _ bool) error {
 	d.host = h.Rules
 	return nil
 }

@@ -49,7 +49,7 @@ func (d *Driver) Assume(c plan.Capability) {
 
 // Probe finds out whether the host has IPVS. With load it has the kernel load its module,
 // and tries the schedulers of algorithms. The error is only about ctx.
-func (d *Driver) Probe(ctx context.Context, _ *kernel.Host, load bool) (err error) {
+func (d *Driver) Probe(ctx context.Context, _ *steering.Host, load bool) (err error) {
 	if !load {
 		d.host = Look(ctx)
 		return ctx.Err()

@@ -19,7 +19,7 @@ type Driver struct {
 
 	// Found by Probe.
 	mode plan.Mode
-	host *kernel.Host
+	host *Host
 	sets kernel.SetStore // nil after a trial
 }
 
@@ -43,7 +43,7 @@ type RulesetSurvey interface {
 	Assume(c plan.Capability)
 	// Probe finds out what the host has, of which h is known; with load, it may have the
 	// kernel load modules. The error is only about ctx.
-	Probe(ctx context.Context, h *kernel.Host, load bool) error
+	Probe(ctx context.Context, h *Host, load bool) error
 	// Abilities returns what the host can do for the services of a snapshot; nil for none.
 	Abilities(s *service.Snapshot, now time.Time) plan.Abilities
 }
@@ -99,7 +99,7 @@ func (d *Driver) Assume() {
 func (d *Driver) Probe(ctx context.Context, m plan.Mode, trial bool) (facts kernel.Facts, err error) {
 	d.mode = m
 	if trial {
-		prober := kernel.NewProber(nil)
+		prober := NewProber(nil)
 		variant, found := prober.FindVariant(ctx) // by the host's own rules
 		prober.Find = func(context.Context) (kernel.Variant, plan.Capability) { return variant, found }
 		prober.OpenSets = func() (kernel.SetStore, error) { return kernel.OpenIPSets() }
@@ -108,7 +108,7 @@ func (d *Driver) Probe(ctx context.Context, m plan.Mode, trial bool) (facts kern
 		if d.sets, err = kernel.OpenIPSets(); err != nil {
 			return kernel.Facts{Missing: noSets(err)}, nil
 		}
-		err = d.probe(ctx, kernel.NewProber(d.sets), true)
+		err = d.probe(ctx, NewProber(d.sets), true)
 	}
 	if err != nil {
 		return facts, err
@@ -122,7 +122,7 @@ func (d *Driver) Probe(ctx context.Context, m plan.Mode, trial bool) (facts kern
 	return facts, nil
 }
 
-func (d *Driver) probe(ctx context.Context, prober *kernel.Prober, load bool) (err error) {
+func (d *Driver) probe(ctx context.Context, prober *Prober, load bool) (err error) {
 	if d.host, err = prober.Probe(ctx); err != nil {
 		return err
 	}
@@ -149,7 +149,7 @@ func (d *Driver) Load(ctx context.Context, m plan.Mode) (out []plan.Capability, 
 		}
 		c := plan.Capability{Name: string(planeOf(l))}
 		if m.Allows(planeOf(l)) {
-			if err := l.Probe(ctx, &kernel.Host{}, true); err != nil {
+			if err := l.Probe(ctx, &Host{}, true); err != nil {
 				return nil, err
 			}
 			c = l.Abilities(nil, time.Time{}).Host

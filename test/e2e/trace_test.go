@@ -84,7 +84,7 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 		return nil, err
 	}
 	defer sets.Close()
-	host, err := kernel.NewProber(sets).Probe(w.ctx)
+	host, err := steering.NewProber(sets).Probe(w.ctx)
 	if err != nil {
 		return nil, err
 	}

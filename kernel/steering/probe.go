@@ -1,4 +1,4 @@
-package kernel
+package steering
 
 import (
 	"context"
@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -17,7 +18,7 @@ import (
 type Host struct {
 	Caps        plan.Caps
 	Rules       plan.Capability // every rule of iptables that carries services works
-	Variant     Variant         // of iptables, the one that holds the host's rules
+	Variant     kernel.Variant  // of iptables, the one that holds the host's rules
 	RandomFully bool            // MASQUERADE --random-fully works
 	SocketMatch bool            // -m socket works
 	// CatchRefusals: -m connbytes works
@@ -28,7 +29,7 @@ type Host struct {
 }
 
 // Missing returns what kproxy can't do without in any mode, or nil. Every part
-// is a [*Missing]. It is [ErrPermission] where the host has iptables, and this process may
+// is a [*kernel.Missing]. It is [kernel.ErrPermission] where the host has iptables, and this process may
 // not use it.
 func (h *Host) Missing() error { return errors.Join(h.missing...) }
 
@@ -36,24 +37,24 @@ func (h *Host) Missing() error { return errors.Join(h.missing...) }
 // scratch set of kproxy's own, which it removes again. It works in the network
 // namespace of the calling thread.
 type Prober struct {
-	Runner Runner
+	Runner kernel.Runner
 	// OpenSets opens the set store.
-	OpenSets func() (SetStore, error)
+	OpenSets func() (kernel.SetStore, error)
 	// Capabilities is the effective capability set; nil reads the process's.
 	Capabilities func() (uint64, error)
 	// Find finds the variant of iptables; nil for [Prober.FindVariant].
-	Find func(context.Context) (Variant, plan.Capability)
+	Find func(context.Context) (kernel.Variant, plan.Capability)
 }
 
 // NewProber returns a Prober of this host.
-func NewProber(sets SetStore) *Prober {
-	return &Prober{Runner: Exec{}, OpenSets: func() (SetStore, error) { return sets, nil }}
+func NewProber(sets kernel.SetStore) *Prober {
+	return &Prober{Runner: kernel.Exec{}, OpenSets: func() (kernel.SetStore, error) { return sets, nil }}
 }
 
 // Names of the scratch objects.
 const (
-	probeChain = Prefix + "PROBE"
-	probeSet   = Prefix + "PROBE"
+	probeChain = kernel.Prefix + "PROBE"
+	probeSet   = kernel.Prefix + "PROBE"
 )
 
 // Probe tries everything. The error is only about ctx: what the host lacks is a
@@ -67,12 +68,12 @@ func (p *Prober) Probe(ctx context.Context) (*Host, error) {
 	variant, programs := find(ctx)
 	h.Variant = variant
 	const how = "run kproxy as root, or give it CAP_NET_ADMIN and CAP_NET_RAW"
-	h.need(p.probeCapability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN), how, ErrPermission)
+	h.need(p.probeCapability("CAP_NET_ADMIN", unix.CAP_NET_ADMIN), how, kernel.ErrPermission)
 	// iptables asks the kernel for its sets (-m set), and its legacy variant for
 	// everything, through a raw socket.
 	var denied error
 	if programs.Supported {
-		denied = ErrPermission
+		denied = kernel.ErrPermission
 	}
 	h.need(p.probeCapability("CAP_NET_RAW", unix.CAP_NET_RAW), how, denied)
 	sets, c := p.probeSets()
@@ -92,7 +93,7 @@ func (p *Prober) Probe(ctx context.Context) (*Host, error) {
 // what that is an error of, nil for none.
 func (h *Host) need(c plan.Capability, how string, kind error) {
 	if !c.Supported {
-		h.missing = append(h.missing, &Missing{What: c.Name, How: how, Err: &reason{c.Reason, kind}})
+		h.missing = append(h.missing, &kernel.Missing{What: c.Name, How: how, Err: &reason{c.Reason, kind}})
 		c.Reason += ": " + how
 	}
 	h.Caps.All = append(h.Caps.All, c)
@@ -131,7 +132,7 @@ func (p *Prober) probeCapability(name string, bit int) plan.Capability {
 	c := plan.Capability{Name: name}
 	caps := p.Capabilities
 	if caps == nil {
-		caps = effectiveCapabilities
+		caps = kernel.Capabilities
 	}
 	have, err := caps()
 	switch {
@@ -145,41 +146,16 @@ func (p *Prober) probeCapability(name string, bit int) plan.Capability {
 	return c
 }
 
-// Release returns the release of the running kernel.
-func Release() (string, error) {
-	var u unix.Utsname
-	if err := unix.Uname(&u); err != nil {
-		return "", fmt.Errorf("read the kernel's release: %w", err)
-	}
-	return unix.ByteSliceToString(u.Release[:]), nil
-}
-
-// RawSockets reports whether this process may open them, as the programs of iptables do.
-func RawSockets() bool {
-	have, err := effectiveCapabilities()
-	return err == nil && have&(1<<unix.CAP_NET_RAW) != 0
-}
-
-// effectiveCapabilities are those of the calling thread (capget(2)).
-func effectiveCapabilities() (uint64, error) {
-	header := unix.CapUserHeader{Version: unix.LINUX_CAPABILITY_VERSION_3}
-	var data [2]unix.CapUserData
-	if err := unix.Capget(&header, &data[0]); err != nil {
-		return 0, fmt.Errorf("read capabilities: %w", err)
-	}
-	return uint64(data[1].Effective)<<32 | uint64(data[0].Effective), nil
-}
-
 // probeSets creates one set of each type that kproxy uses.
-func (p *Prober) probeSets() (SetStore, plan.Capability) {
+func (p *Prober) probeSets() (kernel.SetStore, plan.Capability) {
 	c := plan.Capability{Name: "ipset"}
 	sets, err := p.OpenSets()
 	if err != nil {
 		c.Reason = err.Error()
 		return nil, c
 	}
-	for _, t := range []SetType{HashIP, HashIPPort, HashIPPortIP, HashIPPortNet, HashNet, BitmapPort} {
-		s := Set{Name: probeSet, Type: t, Timeout: 1}
+	for _, t := range []kernel.SetType{kernel.HashIP, kernel.HashIPPort, kernel.HashIPPortIP, kernel.HashIPPortNet, kernel.HashNet, kernel.BitmapPort} {
+		s := kernel.Set{Name: probeSet, Type: t, Timeout: 1}
 		if err := sets.Create(s); err != nil {
 			c.Reason = fmt.Sprintf("create a %s set: %v", t, err)
 			return nil, c
@@ -197,18 +173,18 @@ func (p *Prober) probeSets() (SetStore, plan.Capability) {
 // Kubernetes' iptables-wrappers find it: where the kubelet left its hints, else
 // where kproxy's own chains are, else where more rules are, else what the host
 // calls iptables.
-func (p *Prober) FindVariant(ctx context.Context) (Variant, plan.Capability) {
+func (p *Prober) FindVariant(ctx context.Context) (kernel.Variant, plan.Capability) {
 	c := plan.Capability{Name: "iptables"}
 	out, err := p.Runner.Run(ctx, nil, "iptables", "--version")
 	version := strings.TrimSpace(string(out))
 	if err != nil {
 		c.Reason = err.Error()
 	}
-	usual := DefaultVariant()
+	usual := kernel.DefaultVariant()
 	usual.Name = variantName(version)
-	candidates := []Variant{VariantNFT(), VariantLegacy(), usual}
+	candidates := []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy(), usual}
 	if usual.Name == "legacy" {
-		candidates = []Variant{VariantLegacy(), VariantNFT(), usual}
+		candidates = []kernel.Variant{kernel.VariantLegacy(), kernel.VariantNFT(), usual}
 	}
 	best, score := usual, -1
 	for i, v := range candidates {
@@ -216,7 +192,7 @@ func (p *Prober) FindVariant(ctx context.Context) (Variant, plan.Capability) {
 			break // the same rules under the usual name
 		}
 		s, err := p.score(ctx, v)
-		if err != nil && !errors.Is(err, ErrNoProgram) {
+		if err != nil && !errors.Is(err, kernel.ErrNoProgram) {
 			c.Reason = err.Error()
 		}
 		if err == nil && s > score {
@@ -247,7 +223,7 @@ const (
 	ownScore  = 1 << 30
 )
 
-func (p *Prober) score(ctx context.Context, v Variant) (int, error) {
+func (p *Prober) score(ctx context.Context, v kernel.Variant) (int, error) {
 	total := 0
 	for _, f := range service.Families {
 		text, err := p.Runner.Run(ctx, nil, v.Program[f]+"-save")
@@ -261,7 +237,7 @@ func (p *Prober) score(ctx context.Context, v Variant) (int, error) {
 		if strings.Contains(s, ":KUBE-IPTABLES-HINT ") || strings.Contains(s, ":KUBE-KUBELET-CANARY ") {
 			total += hintScore
 		}
-		if strings.Contains(s, ":"+Prefix+"SERVICES ") {
+		if strings.Contains(s, ":"+kernel.Prefix+"SERVICES ") {
 			total += ownScore
 		}
 		total += strings.Count(s, "\n-A ")

@@ -1,4 +1,4 @@
-package kernel
+package steering
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -63,7 +64,7 @@ func keepAccounting(probe func()) {
 // probeRules tries every feature in a scratch chain: all of a table at once,
 // and one by one where that fails, to find out which it is. IPv6 is there if
 // everything that works for IPv4 works for IPv6.
-func (p *Prober) probeRules(ctx context.Context, h *Host, sets SetStore) {
+func (p *Prober) probeRules(ctx context.Context, h *Host, sets kernel.SetStore) {
 	works := map[string][2]bool{} // tables that have all that is needed, by family
 	for _, f := range features {
 		if _, tried := works[f.table]; tried {
@@ -116,8 +117,8 @@ func (p *Prober) probeRules(ctx context.Context, h *Host, sets SetStore) {
 // try makes a chain with a rule for each feature, all of one table, and removes it
 // again. iptables-restore does all of a table or nothing, so nothing is left when
 // a rule is refused.
-func (p *Prober) try(ctx context.Context, v Variant, sets SetStore, family service.Family, fs ...feature) error {
-	set := Set{Name: FamilySet(probeSet, family), Type: HashIP, Family: family, Timeout: 1}
+func (p *Prober) try(ctx context.Context, v kernel.Variant, sets kernel.SetStore, family service.Family, fs ...feature) error {
+	set := kernel.Set{Name: kernel.FamilySet(probeSet, family), Type: kernel.HashIP, Family: family, Timeout: 1}
 	var rules []string
 	for _, f := range fs {
 		rules = append(rules, "-A "+probeChain+" "+strings.NewReplacer("@set", set.Name, "@address", probeAddress[family]).Replace(f.rule))
@@ -127,7 +128,7 @@ func (p *Prober) try(ctx context.Context, v Variant, sets SetStore, family servi
 		if err := sets.Create(set); err != nil {
 			return err
 		}
-		defer func() { _ = DestroySets(context.WithoutCancel(ctx), sets, []string{set.Name}) }()
+		defer func() { _ = kernel.DestroySets(context.WithoutCancel(ctx), sets, []string{set.Name}) }()
 	}
 	restore := func(text string) error {
 		_, err := p.Runner.Run(ctx, []byte("*"+fs[0].table+"\n:"+probeChain+" - [0:0]\n"+text+"\nCOMMIT\n"), v.Program[family]+"-restore", "--noflush", "-w", "5")

@@ -1,4 +1,4 @@
-package kernel_test
+package steering_test
 
 import (
 	"context"
@@ -10,6 +10,7 @@ import (
 
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 )
 
 func TestProbeOfThisHost(t *testing.T) {
@@ -24,7 +25,7 @@ func TestProbeOfThisHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	h, err := kernel.NewProber(sets).Probe(context.Background())
+	h, err := steering.NewProber(sets).Probe(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -80,26 +81,26 @@ func TestProbeSaysWhatIsMissing(t *testing.T) {
 		noSets       bool
 		missing      string // in the error of Missing; empty: nothing is
 		iptables     bool   // the mode works
-		check        func(h *kernel.Host) bool
+		check        func(h *steering.Host) bool
 	}{
-		{name: "nothing", iptables: true, check: func(h *kernel.Host) bool { return h.IPv6 && h.RandomFully && h.SocketMatch }},
+		{name: "nothing", iptables: true, check: func(h *steering.Host) bool { return h.IPv6 && h.RandomFully && h.SocketMatch }},
 		{name: "privilege", capabilities: func() (uint64, error) { return 0, nil }, missing: "CAP_NET_ADMIN"},
 		{name: "raw sockets", capabilities: func() (uint64, error) { return 1 << 12, nil }, missing: "CAP_NET_RAW"},
 		{name: "iptables", without: "tables", missing: "install the Debian package iptables"},
 		{name: "ipset", noSets: true, missing: "CONFIG_IP_SET"},
 		{name: "set match", refuses: "--match-set", missing: "CONFIG_NETFILTER_XT_SET"},
 		{name: "DNAT", refuses: "DNAT", missing: "CONFIG_NETFILTER_XT_NAT"},
-		{name: "statistic", refuses: "statistic", check: func(h *kernel.Host) bool {
+		{name: "statistic", refuses: "statistic", check: func(h *steering.Host) bool {
 			return strings.Contains(h.Rules.Reason, "CONFIG_NETFILTER_XT_MATCH_STATISTIC")
 		}},
-		{name: "random-fully", refuses: "--random-fully", iptables: true, check: func(h *kernel.Host) bool { return !h.RandomFully && h.SocketMatch }},
-		{name: "socket match", refuses: "-m socket", iptables: true, check: func(h *kernel.Host) bool { return h.RandomFully && !h.SocketMatch }},
-		{name: "ip6tables", without: "ip6tables", iptables: true, check: func(h *kernel.Host) bool { return !h.IPv6 }},
+		{name: "random-fully", refuses: "--random-fully", iptables: true, check: func(h *steering.Host) bool { return !h.RandomFully && h.SocketMatch }},
+		{name: "socket match", refuses: "-m socket", iptables: true, check: func(h *steering.Host) bool { return h.RandomFully && !h.SocketMatch }},
+		{name: "ip6tables", without: "ip6tables", iptables: true, check: func(h *steering.Host) bool { return !h.IPv6 }},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			host := lacking{kerneltest.NewHost(), tt.refuses, tt.without}
-			p := &kernel.Prober{
+			p := &steering.Prober{
 				Runner: host, Capabilities: tt.capabilities,
 				OpenSets: func() (kernel.SetStore, error) { return host.Sets(), nil },
 			}
@@ -165,7 +166,7 @@ func TestFindVariant(t *testing.T) {
 					tt.want = "legacy"
 				}
 			}
-			v, c := (&kernel.Prober{Runner: kernel.Exec{}}).FindVariant(context.Background())
+			v, c := (&steering.Prober{Runner: kernel.Exec{}}).FindVariant(context.Background())
 			if v.Name != tt.want || !c.Supported {
 				t.Errorf("FindVariant = %s (%s), want %s", v.Name, c.Reason, tt.want)
 			}
