@@ -39,7 +39,7 @@ func Open(protocol, room int) (*Socket, error) {
 	}
 	// A message about an error is not to repeat what was asked.
 	if err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(fd, unix.SOL_NETLINK, unix.NETLINK_CAP_ACK, 1)); err == nil {
-		// Nobody but the kernel is to answer.
+		// Only the kernel is to answer.
 		err = os.NewSyscallError("connect", unix.Connect(fd, &unix.SockaddrNetlink{Family: unix.AF_NETLINK}))
 	}
 	if err != nil {
