@@ -146,11 +146,15 @@ func (k *Kept) take(numbers []int) ([]int, error) {
 	for _, n := range numbers {
 		ask = binary.NativeEndian.AppendUint32(ask, uint32(n))
 	}
-	if err := unix.Sendto(k.Socket, ask, unix.MSG_NOSIGNAL, nil); err != nil {
+	if err := uninterrupted(func() error { return unix.Sendto(k.Socket, ask, unix.MSG_NOSIGNAL, nil) }); err != nil {
 		return nil, err
 	}
 	oob := make([]byte, unix.CmsgSpace(4*keeperAtOnce))
-	n, oobn, flags, _, err := unix.Recvmsg(k.Socket, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+	var n, oobn, flags int
+	err := uninterrupted(func() (err error) {
+		n, oobn, flags, _, err = unix.Recvmsg(k.Socket, make([]byte, 1), oob, unix.MSG_CMSG_CLOEXEC)
+		return err
+	})
 	switch {
 	case err != nil:
 		return nil, err
@@ -171,9 +175,22 @@ func (k *Kept) take(numbers []int) ([]int, error) {
 // Release ends the keeper, and returns when it has closed the descriptors that weren't taken.
 func (k *Kept) Release() {
 	process, err := unix.PidfdOpen(k.Keeper, 0)
-	_ = unix.Sendto(k.Socket, []byte{0}, unix.MSG_NOSIGNAL, nil)
+	_ = uninterrupted(func() error { return unix.Sendto(k.Socket, []byte{0}, unix.MSG_NOSIGNAL, nil) })
 	if err == nil { // else it has ended
-		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}, keeperPatience*1000)
+		_ = uninterrupted(func() error {
+			_, err := unix.Poll([]unix.PollFd{{Fd: int32(process), Events: unix.POLLIN}}, keeperPatience*1000)
+			return err
+		})
 		unix.Close(process)
+	}
+}
+
+// uninterrupted makes a system call again that a signal has interrupted: the Go runtime's own signals do that to
+// one with a time-out, whatever SA_RESTART says (signal(7)).
+func uninterrupted(call func() error) error {
+	for {
+		if err := call(); err != unix.EINTR {
+			return err
+		}
 	}
 }

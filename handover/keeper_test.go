@@ -98,6 +98,7 @@ func TestDescriptorsOutliveTheProcess(t *testing.T) {
 	defer waiting.Close()
 
 	kept := &Kept{Socket: pair[0], Keeper: keeper}
+	takeAmongSignals(t, kept, accepted)
 	fds, err := kept.Take(accepted, 1000, accepted)
 	if err != nil {
 		t.Fatal(err)
@@ -122,5 +123,30 @@ func TestDescriptorsOutliveTheProcess(t *testing.T) {
 	}
 	if fds, err := kept.Take(accepted); err == nil {
 		t.Errorf("took %v of a keeper that has ended", fds)
+	}
+}
+
+// takeAmongSignals takes a descriptor many times, while the Go runtime's signal interrupts system calls.
+func takeAmongSignals(t *testing.T, kept *Kept, number int) {
+	t.Helper()
+	thread, stop, stopped := unix.Gettid(), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = unix.Tgkill(os.Getpid(), thread, unix.SIGURG)
+			}
+		}
+	}()
+	defer func() { close(stop); <-stopped }()
+	for range 200 {
+		fds, err := kept.Take(number)
+		CloseFiles(fds)
+		if err != nil || len(fds) != 1 || fds[0] < 0 {
+			t.Fatalf("took %v, %v among signals", fds, err)
+		}
 	}
 }

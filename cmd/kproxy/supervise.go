@@ -161,7 +161,11 @@ func (w *worker) hear() {
 func (w *worker) release() {
 	if w.keeper != 0 {
 		_ = unix.Kill(w.keeper, unix.SIGKILL) // a child of this process, which only this call waits for
-		_, _ = unix.Wait4(w.keeper, nil, 0, nil)
+		for {
+			if _, err := unix.Wait4(w.keeper, nil, 0, nil); err != unix.EINTR {
+				break
+			}
+		}
 	}
 	if w.socket != nil {
 		w.socket.Close()
