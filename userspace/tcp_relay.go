@@ -89,7 +89,8 @@ func (x *tcpConn) direction(d int) {
 
 // boundStall bounds how long direction d waits for a sink that takes nothing, once its
 // source has no more to say: the source's end or reset is read only behind the bytes
-// before it. A sink that goes on taking bytes gets all of them first.
+// before it. A sink that goes on taking bytes gets all of them first. Where the source has been sent the
+// other direction's end, it is closed in either case once it has said its own.
 //
 // TCP_USER_TIMEOUT wouldn't do: it also ends a connection whose peer answers window
 // probes and only pauses (tcp_probe_timer in net/ipv4/tcp_timer.c).
@@ -97,7 +98,7 @@ func (x *tcpConn) boundStall(d int) {
 	s := &x.sides[d]
 	switch {
 	case x.pumps[d].pending == 0 || !s.last:
-	case x.dead[d] || s.broken && s.dead():
+	case x.dead[d] || !x.ended[1-d] && s.broken && s.dead():
 		x.restrict(resetPatience)
 	default:
 		x.restrict(x.loop.server.cfg.HalfCloseTimeout)

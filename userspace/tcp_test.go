@@ -392,6 +392,48 @@ func TestResetBehindBackPressure(t *testing.T) {
 	eventually(t, "no connection is left", func() bool { return len(s.Connections())+len(other.Connections()) == 0 })
 }
 
+// TestEndBehindBackPressure: a client that has finished, and that rests while it reads a long answer, gets all of it,
+// although the endpoint has closed long before: that is no reset.
+func TestEndBehindBackPressure(t *testing.T) {
+	t.Parallel()
+	sent := make(chan int, 1)
+	ep := tcpEndpoint(t, func(c *net.TCPConn) {
+		io.ReadAll(c)
+		total := 0
+		for n := 1; n > 0; total += n { // until the other end takes no more
+			c.SetWriteDeadline(time.Now().Add(200 * time.Millisecond))
+			n, _ = c.Write(make([]byte, 1<<16))
+		}
+		sent <- total
+		for unacknowledged(t, c) > 0 {
+			time.Sleep(time.Millisecond)
+		}
+		c.Close()
+		close(sent)
+	})
+	c := connect(t, start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}})))
+	c.CloseWrite()
+	want, got, closed := <-sent, 0, false
+	for b := make([]byte, 1<<14); !closed; {
+		n, err := c.Read(b)
+		must(t, err)
+		got += n
+		select {
+		case <-sent:
+			closed = true
+		case <-time.After(time.Millisecond):
+		}
+	}
+	if got == want {
+		t.Fatal("nothing was left to read when the endpoint closed")
+	}
+	time.Sleep(resetPatience + time.Second)
+	data, end := readEnd(c)
+	if got += len(data); got != want || end != "eof" {
+		t.Errorf("client read %d bytes of %d, %s", got, want, end)
+	}
+}
+
 func TestIdleTimeout(t *testing.T) {
 	ep := tcpEndpoint(t, echo)
 	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}, port: service.Port{IdleTimeout: time.Second}}))
