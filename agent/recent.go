@@ -14,7 +14,7 @@ import (
 	"kproxy.dev/kproxy/userspace"
 )
 
-// How much is remembered of connections that are over: at most some 10 MB.
+// How much is remembered of connections that are over: at most some 20 MB.
 const (
 	recentServices = 1000 // service ports; of more, one that has been quiet for long makes room
 	recentEnds     = 16   // of each, connections that ended, and as many that were refused
@@ -24,9 +24,12 @@ const (
 	talkIdle       = 10 * time.Minute
 )
 
-// unansweredAfter is how long the kernel has had no answer to a first packet when that is shown: a client has
-// sent it twice more by then.
-const unansweredAfter = 3 * time.Second
+// A connection without an answer is shown after its third SYN, which Linux sends three seconds after the first, or
+// where the kernel doesn't count packets, when the last one was as long ago.
+const (
+	unansweredPackets = 3
+	unansweredAfter   = 3 * time.Second
+)
 
 // recents remembers connections that are over, who talked to whom, and who was refused, as userspace's
 // connections and the kernel's flows end. Safe for concurrent use; the zero value is ready. It is on the path of
@@ -264,9 +267,11 @@ func (a *Agent) Recent(k service.Key) (plan.Recent, error) {
 		t := talkOf(e)
 		switch {
 		case f.Opening():
-			if f.Answered() || f.Lingered() < unansweredAfter {
+			if f.Answered() || f.OrigPackets < unansweredPackets && f.Lingered() < unansweredAfter {
 				return
 			}
+			e.Refused = "the endpoint didn't answer"
+			t = talkOf(e)
 			out.Refused = append(out.Refused, e)
 		case f.Open():
 			t.Last = time.Time{}

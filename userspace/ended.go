@@ -72,16 +72,17 @@ func (c *connectTimes) add(d time.Duration) {
 }
 
 func (c *connectTimes) summary(of netip.AddrPort) plan.ConnectTime {
-	n := min(int(c.count.Load()), len(c.last))
-	if n == 0 {
+	var all []float64
+	for i := range c.last {
+		if t := c.last[i].Load(); t > 0 { // else it is counted, but not stored yet
+			all = append(all, float64(t)/1e6)
+		}
+	}
+	if len(all) == 0 {
 		return plan.ConnectTime{Endpoint: of}
 	}
-	all := make([]float64, n)
-	for i := range all {
-		all[i] = float64(c.last[i].Load()) / 1e6
-	}
 	slices.Sort(all)
-	return plan.ConnectTime{Endpoint: of, Connects: n, MedianSeconds: all[n/2], MaxSeconds: all[n-1]}
+	return plan.ConnectTime{Endpoint: of, Connects: len(all), MedianSeconds: all[len(all)/2], MaxSeconds: all[len(all)-1]}
 }
 
 // ConnectTimes returns how long the last TCP connects to the endpoints of a service port took, from connect(2) to when its loop

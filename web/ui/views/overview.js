@@ -157,7 +157,7 @@ export class Overview {
       if (list.length === 0) return;
       const [last] = list;
       setText(this.#refusedLast, `${format.ago(last.time, now)}: ${last.client} at ${last.service || last.address}, ${sentence(last.refused)}`);
-      this.#refusedList.replaceChildren(clients.refused(list, now, true));
+      if (!this.#refusedList.contains(document.activeElement)) this.#refusedList.replaceChildren(clients.refused(list, now, true));
     } catch {
       // The header says that kproxy doesn't answer.
     }

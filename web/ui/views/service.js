@@ -250,7 +250,7 @@ export class ServicePage {
       this.#connections.replaceChildren(connections.table(open, seen.ended, now));
       setText(this.#count, `${format.exact(open.length)} open`);
     });
-    this.#once("talks", [seen.talks, seen.others], () => this.#talks.replaceChildren(clients.talks(seen, (client) => this.#tracer.choose(client))));
+    if (!this.#talks.contains(document.activeElement)) this.#once("talks", [seen.talks, seen.others], () => this.#talks.replaceChildren(clients.talks(seen, (client) => this.#tracer.choose(client))));
     this.#turnedAway.hidden = seen.refused.length === 0;
     this.#once("refused", seen.refused, (list) => this.#refused.replaceChildren(clients.refused(list, now, false)));
   }

@@ -14,7 +14,7 @@ export class Tracer {
   #go = h("button", { type: "submit", class: "tool", text: "Trace" });
   #error = h("p", { class: "small trace-error", role: "status" });
   #command = h("code");
-  #copy = h("button", { type: "button", class: "tool", text: "Copy", "aria-label": "Copy the command" });
+  #copy = h("button", { type: "button", class: "tool", text: "Copy" });
   #recent = "";
   #chosen = false;
   #protocol = "tcp";
@@ -41,8 +41,12 @@ export class Tracer {
     this.command = h("p", { class: "trace-command small" }, h("span", { class: "dim", text: "On the node:" }), this.#command, this.#copy);
     this.#copy.hidden = !navigator.clipboard; // browsers have it at https and loopback addresses only
     this.#copy.addEventListener("click", async () => {
-      await navigator.clipboard.writeText(this.#command.textContent);
-      setText(this.#copy, "Copied");
+      try {
+        await navigator.clipboard.writeText(this.#command.textContent);
+        setText(this.#copy, "Copied");
+      } catch {
+        setText(this.#copy, "Not allowed");
+      }
       setTimeout(() => setText(this.#copy, "Copy"), 2_000);
     });
   }
@@ -93,11 +97,14 @@ export class Tracer {
     return { recent: this.#recent, node: "", other: this.#from.value.trim() }[this.#who.value] ?? this.#who.value;
   }
 
-  // show writes the command that prints what is drawn.
+  // show writes the command that prints what is drawn, if there is one. Readers paste it into a shell, and parts of it come
+  // from the page's address, which may be another's link: so nothing but addresses gets in.
   #show() {
     const from = this.#client();
     setText(this.#command, `kproxy trace ${from ? `--from ${from} ` : ""}${this.#protocol === "udp" ? "--proto udp " : ""}${this.#address.value}`);
-    this.command.hidden = !this.#address.value || this.#protocol === "sctp";
+    const address = /^[0-9A-Za-z.:%[\]_-]+$/;
+    const unknown = this.#who.value === "recent" && !from; // the command would have the node itself ask
+    this.command.hidden = unknown || !address.test(this.#address.value) || (from !== "" && !address.test(from)) || this.#protocol === "sctp";
   }
 
   // request returns the parameters of /api/v1/trace; null if there is no address.
