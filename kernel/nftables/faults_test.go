@@ -246,16 +246,17 @@ func TestKernelsWithoutIt(t *testing.T) {
 	}
 }
 
-// forgetful is a kernel whose next list of many elements lacks some.
+// forgetful is a kernel whose next list of many elements lacks some: a message of the list.
 type forgetful struct {
 	nftables.Netlink
 	lists *int // how many more lack some
 }
 
 func (f forgetful) Dump(request func([]byte) []byte, each func([]byte)) error {
+	elements := request(nil)[4] == unix.NFT_MSG_GETSETELEM // the low byte of nlmsg_type
 	messages := 0
 	err := f.Netlink.Dump(request, func(b []byte) {
-		if messages++; messages == 2 && *f.lists > 0 {
+		if messages++; elements && messages == 2 && *f.lists > 0 {
 			*f.lists--
 			return
 		}

@@ -102,6 +102,7 @@ func (s *Redirects) Damage() (string, error) {
 	}
 	t.mu.Unlock()
 	if !look || err != nil {
+		s.held.plan = p // which the first look may have taken away
 		return "", err
 	}
 	s.checked = foreign
