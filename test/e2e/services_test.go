@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/lab"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -180,6 +181,9 @@ func (w *world) editAffinity(m lab.Manifest) {
 func TestAskedTooEarly(t *testing.T) {
 	t.Parallel()
 	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+		if plane == service.PreferKernel && kernelPlane == plan.IPVS {
+			break // it doesn't rewrite what conntrack knows already (ip_vs_update_conntrack): docs/limits.md
+		}
 		t.Run(string(plane), func(t *testing.T) {
 			w := newWorld(t)
 			w.must(newManifest("other", 11, w.net.Backends...).Write(w.manifests))
@@ -199,7 +203,7 @@ func TestAskedTooEarly(t *testing.T) {
 				answers := make(chan error, len(c.targets))
 				for _, target := range c.targets {
 					go func() {
-						ctx, cancel := context.WithTimeout(w.ctx, within(30*time.Second))
+						ctx, cancel := context.WithTimeout(w.ctx, within(70*time.Second))
 						defer cancel()
 						_, err := w.net.Client.Ask(ctx, "tcp", target, "hello")
 						answers <- err
