@@ -309,7 +309,9 @@ func (a *Agent) begin(ctx context.Context) (ended *conntrack.Listener, err error
 	a.hear(ended)
 	switch {
 	case a.from != nil:
-		err = a.takeOver(first)
+		if err = a.takeOver(first); err == nil {
+			a.dropRemains()
+		}
 	case a.remains != nil:
 		a.recover(first)
 	}
