@@ -305,7 +305,7 @@ func (a *Accounting) listed(flows []Flow, first bool) {
 			continue
 		}
 		if f.OrigPackets < e.flow.OrigPackets {
-			a.over(&e) // another flow with the same identity, and nobody told the end of the first
+			a.over(&e) // another flow with the same identity, and no event told the end of the first
 			e.before = nil
 		}
 		if e.flow, e.gone = *f, (time.Time{}); first && !f.Opening() {

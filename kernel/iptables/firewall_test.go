@@ -50,7 +50,7 @@ func TestHeartbeatPassesFirewall(t *testing.T) {
 				s.T.Errorf("%s: %q, %v", proto, got, err)
 			}
 			if _, _, err := s.Ask(0, proto, listener); !errors.Is(err, kerneltest.ErrTimeout) {
-				s.T.Errorf("%s of somebody else: %v, want %v", proto, err, kerneltest.ErrTimeout)
+				s.T.Errorf("%s of another program: %v, want %v", proto, err, kerneltest.ErrTimeout)
 			}
 		}
 	})

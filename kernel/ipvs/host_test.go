@@ -291,7 +291,7 @@ func holdAt(t *testing.T, n *kerneltest.Network, to, name string) *held {
 func needsIPVS(t testing.TB) {
 	t.Helper()
 	if os.Getuid() != 0 {
-		t.Skip("needs root")
+		t.Skip("needs root to make virtual servers")
 	}
 	if err := ipvs.Load(); err != nil {
 		t.Skipf("needs IPVS in the kernel: %v", err)

@@ -261,7 +261,7 @@ func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key
 
 // chains are those that all services share, and those of treatments: of all, if it is to be
 // whole or the policy that they are made by has changed, else of those that d touches. Of
-// these, the ones that nobody needs any more are stale.
+// these, the ones that are needed no more are stale.
 func (p *Plane) chains(f service.Family, whole bool, d *difference) []Chain {
 	t := p.tables
 	r := newRules(p.options, f, &p.want.Policy)
@@ -455,7 +455,7 @@ func (p *Plane) count() *kernel.Objects {
 	return &o
 }
 
-// Check implements [kernel.Plane]. While nobody else has changed anything in the kernel's
+// Check implements [kernel.Plane]. While no other program has changed anything in the kernel's
 // nftables, it is one question. Programs that do so all the time don't make kproxy read
 // its elements all the time: it does so for a fifth of the time.
 func (p *Plane) Check(context.Context) ([]string, error) {

@@ -221,7 +221,7 @@ func TestDamagedAnywhere(t *testing.T) {
 		bad[i] ^= 1 << (i % 8)
 		f, o, err := readArchive(bad)
 		if err == nil && (f != from || !cmp.Equal(o, objects, cmp.AllowUnexported(savedObjects{}))) {
-			t.Errorf("byte %d of %d is another, and nobody noticed", i, len(content))
+			t.Errorf("byte %d of %d is another, and the file was taken all the same", i, len(content))
 		}
 	}
 }

@@ -47,7 +47,7 @@ func main() {
 	}
 	var o options
 	inside := flag.Bool("inside", false, "for the program's own use")
-	flag.StringVar(&o.modes, "modes", "nftables", "whom to test, one after the other: userspace, iptables, nftables, auto, kube-proxy, kube-proxy-nftables")
+	flag.StringVar(&o.modes, "modes", "nftables", "what to test, one after the other: userspace, iptables, nftables, auto, kube-proxy, kube-proxy-nftables")
 	flag.IntVar(&o.nodes, "nodes", 3, "number of nodes, 1 to 9, in three zones")
 	flag.StringVar(&o.focus, "focus", "", "regular expression of upstream's tests to run, instead of all that concern a proxy")
 	flag.StringVar(&o.podNetwork, "pod-network", "bridge", "how pods are connected to their node: bridge, routed, unnumbered")

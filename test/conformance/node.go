@@ -75,7 +75,7 @@ func (n *node) configure(all []*node, podNetwork, kubeconfig string) error {
 		"containerd.toml":      containerdConfig,
 		"kubelet.yaml":         kubeletConfig,
 		"kubeconfig":           string(access),
-		"resolv.conf":          "nameserver 127.0.0.1\n", // there is nobody outside to ask
+		"resolv.conf":          "nameserver 127.0.0.1\n", // nothing outside answers
 		"routes":               routes.String(),
 		"zone":                 fmt.Sprintf("zone-%d", (n.number-1)%3+1),
 	} {
