@@ -121,7 +121,8 @@ type Agent struct {
 	tookOver  func()
 	lock      *os.File // the node's
 	end       context.CancelFunc
-	passing   turn        // of the fast loop's passes
+	passing   turn // of the fast loop's passes
+	orders    orders
 	handing   atomic.Bool // another kproxy is taking over
 	relieved  atomic.Bool // and has
 	successor atomic.Pointer[handover.Conn]
@@ -379,7 +380,7 @@ func (a *Agent) untilDrained(ctx context.Context) (context.Context, context.Canc
 		what := "stopping; new connections are served until those that there were have ended"
 		if p.Offloads() {
 			what = "stopping; new connections go to the kernel's rules, and those that there were go on"
-			close(a.heart.retired)
+			a.heart.retire(serving)
 			a.repair.redirectAll(nil, a.cfg.DrainTimeout)
 		}
 		tick := time.NewTicker(drainTick)

@@ -14,8 +14,8 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// drained is since when this node is drained (`kproxy drain`), in a file, so that it stays so after a restart. Safe for
-// concurrent use.
+// drained is since when this node is drained (`kproxy drain`), in a file, so that it stays so after a restart. Its methods aren't
+// safe for concurrent use.
 type drained struct {
 	path  string
 	since atomic.Pointer[time.Time] // nil if it isn't
@@ -74,7 +74,7 @@ func (a *Agent) Drain(on bool) error {
 	if a.current.Load() == nil {
 		return errStarting
 	}
-	if err := a.drained.set(on); err != nil {
+	if err := a.orders.take(func() error { return a.drained.set(on) }); err != nil {
 		return err
 	}
 	a.log.Info("drained by kproxy drain", "on", on)

@@ -7,6 +7,7 @@ import (
 	"net"
 	"os"
 	"slices"
+	"sync"
 	"syscall"
 	"time"
 
@@ -50,6 +51,30 @@ func (g turn) enter(ctx context.Context) bool {
 }
 
 func (g turn) leave() { <-g }
+
+// orders are what users ask for by commands (pins, a drain), and are kept in files that a successor reads. The zero value
+// takes them.
+type orders struct {
+	mu      sync.Mutex
+	stopped bool
+}
+
+// take carries one out, one at a time.
+func (o *orders) take(carryOut func() error) error {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.stopped {
+		return errors.New("another kproxy is taking over at this moment, and would miss this; ask again in a few seconds")
+	}
+	return carryOut()
+}
+
+// stop has orders refused, or ends that.
+func (o *orders) stop(on bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.stopped = on
+}
 
 // Belongings are what a successor gets that isn't the Agent's.
 type Belongings struct {
@@ -178,6 +203,12 @@ func (h *predecessor) paused(step handover.Ask_Step) error {
 			}
 		}()
 	}
+	h.orders.stop(true) // the successor has read those that there were, and hears of no other
+	defer func() {
+		if !h.over {
+			h.orders.stop(false)
+		}
+	}()
 	listeners, fds := h.healths.files()
 	defer handover.CloseFiles(fds)
 	if err := h.accounting.Refresh(0, h.conntrack.List); err != nil {

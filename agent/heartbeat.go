@@ -29,6 +29,7 @@ type heartbeat struct {
 
 	// retired is closed when the kernel's rules are to take new connections, while the forwarder goes on with those it has.
 	retired chan struct{}
+	expired chan struct{} // closed when they do
 
 	missed int // beats in a row
 	alive  atomic.Bool
@@ -47,11 +48,17 @@ func (h *heartbeat) run(ctx context.Context) error {
 	tick := time.NewTicker(h.timeout / 3)
 	defer tick.Stop()
 	for {
-		h.beat(ctx)
+		select {
+		case <-h.retired:
+		default:
+			h.beat(ctx)
+		}
 		select {
 		case <-h.retired:
 			h.alive.Store(false)
-			if err := h.expire(); err != nil {
+			err := h.expire()
+			close(h.expired)
+			if err != nil {
 				return err
 			}
 			<-ctx.Done()
@@ -61,6 +68,15 @@ func (h *heartbeat) run(ctx context.Context) error {
 			return h.expire()
 		case <-tick.C:
 		}
+	}
+}
+
+// retire has the kernel's rules take new connections, and returns when they do, or ctx is done.
+func (h *heartbeat) retire(ctx context.Context) {
+	close(h.retired)
+	select {
+	case <-h.expired:
+	case <-ctx.Done():
 	}
 }
 

@@ -168,6 +168,53 @@ func TestHeartbeat(t *testing.T) {
 	})
 }
 
+// TestHeartbeatRetires: once the kernel's rules are to take new connections they do, as soon as the beat under way is over, and no
+// further one comes.
+func TestHeartbeatRetires(t *testing.T) {
+	for range 20 { // what is ready at once is chosen at random
+		synctest.Test(t, func(t *testing.T) {
+			start := make(chan struct{})
+			close(start)
+			var refreshed, expired atomic.Int32
+			h := heartbeat{
+				timeout: 3 * time.Second, start: start, log: slog.New(slog.DiscardHandler), retired: make(chan struct{}), expired: make(chan struct{}),
+				probe:   func(context.Context) error { time.Sleep(time.Second); return nil }, // until the next beat is due
+				refresh: func(time.Duration) error { refreshed.Add(1); return nil },
+				expire:  func() error { expired.Add(1); return nil },
+				revived: func() {},
+			}
+			ctx, cancel := context.WithCancel(t.Context())
+			done := make(chan error, 1)
+			go func() { done <- h.run(ctx) }()
+			time.Sleep(500 * time.Millisecond)
+			h.retire(ctx)
+			if refreshed.Load() != 1 || expired.Load() != 1 || h.alive.Load() {
+				t.Errorf("there were %d beats, emptied %d times, alive %v; want one, and the sets emptied", refreshed.Load(), expired.Load(), h.alive.Load())
+			}
+			time.Sleep(10 * time.Second)
+			cancel()
+			if err := <-done; err != nil || refreshed.Load() != 1 {
+				t.Errorf("later there were %d beats (%v), want none", refreshed.Load()-1, err)
+			}
+		})
+	}
+}
+
+// TestOrders: what users ask for isn't carried out while a successor has read what they had, and is again if that fails.
+func TestOrders(t *testing.T) {
+	var o orders
+	carried := 0
+	order := func() error { return o.take(func() error { carried++; return nil }) }
+	o.stop(true)
+	if err := order(); err == nil || !strings.Contains(err.Error(), "another kproxy is taking over") || carried != 0 {
+		t.Errorf("meanwhile %d are carried out (%v)", carried, err)
+	}
+	o.stop(false)
+	if err := order(); err != nil || carried != 1 {
+		t.Errorf("afterwards %d are carried out (%v)", carried, err)
+	}
+}
+
 // TestRefusals: an endpoint that answered a SYN with a reset, and refuses the
 // node as well, counts for a while; its refusals are let through once the
 // recall is done. One that refuses a single client doesn't count.

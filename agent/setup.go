@@ -142,6 +142,9 @@ func (a *Agent) openUserspace() error {
 	} else if err != nil {
 		return err
 	}
+	if a.from == nil {
+		a.userspace.Confirm()
+	}
 	share, err := userspace.Reserve()
 	if err != nil {
 		return err
@@ -185,7 +188,7 @@ func (a *Agent) openKernel(settings kernel.Settings) error {
 	a.programmer = newProgrammer(plane, a.log, a.kick, a.staleFlows.written)
 	a.programmer.figures, a.programmer.displace = &a.figures, a.displace
 	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
-	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.steered, retired: make(chan struct{}),
+	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.steered, retired: make(chan struct{}), expired: make(chan struct{}),
 		probe: a.userspace.Probe, refresh: a.steering.Alive, expire: a.expire, log: a.log, revived: a.revived}
 	return nil
 }

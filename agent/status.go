@@ -166,7 +166,7 @@ func (a *Agent) Pin(k service.Key, pref service.Preference) error {
 	if a.current.Load() == nil {
 		return errStarting
 	}
-	if err := a.pins.set([]service.Key{k}, pref); err != nil {
+	if err := a.orders.take(func() error { return a.pins.set([]service.Key{k}, pref) }); err != nil {
 		return err
 	}
 	a.log.Info("pinned", "service", k, "dataplane", pref)

@@ -202,6 +202,7 @@ func (a *Agent) takeOver(first *plan.Plan) error {
 	if err := a.userspace.TakeOver(given.Userspace, files); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotTakenOver, err)
 	}
+	a.userspace.Confirm() // first: a crash right after CONFIRM would leave nothing to go on with
 	// Once this is sent the predecessor can't but let go, also where it hangs: nothing else decides.
 	if err := a.from.conn.Send(answerBound, &handover.Ask{Step: handover.Ask_CONFIRM}); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotTakenOver, err)

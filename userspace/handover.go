@@ -24,6 +24,7 @@ type Handover struct {
 	Files []int
 
 	server *Server
+	began  int64         // the freeze, in nanoseconds since epoch
 	thaw   chan struct{} // closed: loops and workers go on
 }
 
@@ -57,7 +58,7 @@ func (s *Server) HandOver(ctx context.Context) (*Handover, error) {
 	if !s.handing.TryLock() {
 		return nil, errors.New("hand over userspace: it is being handed over already")
 	}
-	h := &Handover{server: s, thaw: make(chan struct{})}
+	h := &Handover{server: s, began: sinceEpoch(), thaw: make(chan struct{})}
 	if err := h.freeze(ctx); err != nil {
 		h.Resume()
 		return nil, fmt.Errorf("hand over userspace: %w", err)
@@ -109,6 +110,7 @@ func (h *Handover) freeze(ctx context.Context) error {
 // Resume goes on as if nothing had happened: no other Server takes over.
 func (h *Handover) Resume() {
 	s := h.server
+	rest(h.began)
 	close(h.thaw)
 	for _, l := range s.loops {
 		l.post(func() {

@@ -545,7 +545,16 @@ func TestWhatWasBegunGoesOn(t *testing.T) {
 		eventually(t, "a connection is "+want.String(), func() bool {
 			h, state := freeze(t, s)
 			defer h.Resume()
-			return len(state.Connections) == 1 && state.Connections[0].Phase == want
+			if len(state.Connections) != 1 || state.Connections[0].Phase != want {
+				return false
+			}
+			if want == handover.Phase_LEAVING { // whatever closes it
+				linger, err := unix.GetsockoptLinger(h.Files[state.Connections[0].Client.File-1], unix.SOL_SOCKET, unix.SO_LINGER)
+				if err != nil || linger.Onoff != 1 || linger.Linger != 0 {
+					t.Errorf("a crash would end it by a FIN: %+v (%v)", linger, err)
+				}
+			}
+			return true
 		})
 		return succeed(t, s, cfg, p)
 	}
@@ -656,4 +665,34 @@ func TestRecordsEndWithTheHandover(t *testing.T) {
 		t.Error("records still count after Release")
 	}
 	go next.Run(context.Background())
+}
+
+// TestRestDoesntCount: while connections are at rest, as their Server is frozen, or has taken over and doesn't run yet, what bounds their
+// silence stands still. The clock goes on by hours meanwhile.
+func TestRestDoesntCount(t *testing.T) {
+	p := testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, echo)}, port: service.Port{IdleTimeout: time.Hour}})
+	s := start(t, Config{}, p)
+	c := connect(t, s)
+	alive := func(s *Server, after string) {
+		t.Helper()
+		for range 3 { // turns, before it moves something
+			everyPoller(s.loops, func(*loop) {})
+		}
+		if got := ask(t, c, "x"); got != "x" {
+			t.Errorf("after %s the echo is %q", after, got)
+		}
+	}
+	alive(s, "the start")
+	passes := func() { rested.Add(-int64(2 * time.Hour)) }
+	h, _ := freeze(t, s)
+	passes()
+	h.Resume()
+	alive(s, "a freeze")
+	next := heir(t, s, Config{}, p)
+	h, state := freeze(t, s)
+	must(t, next.TakeOver(state, copies(t, h.Files)))
+	passes()
+	h.Release()
+	go next.Run(context.Background())
+	alive(next, "a takeover")
 }

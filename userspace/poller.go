@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -241,7 +242,14 @@ func (ts *timers) Pop() any {
 	return t
 }
 
-// epoch is where sinceEpoch starts: a monotonic clock that fits an atomic.
-var epoch = time.Now()
+// epoch is where sinceEpoch starts: a monotonic clock that fits an atomic. It stands still while connections are at rest (rest): what
+// bounds their silence, or how long a connect takes, counts when this process could have served them.
+var (
+	epoch  = time.Now()
+	rested atomic.Int64 // in nanoseconds
+)
 
-func sinceEpoch() int64 { return int64(time.Since(epoch)) }
+func sinceEpoch() int64 { return int64(time.Since(epoch)) - rested.Load() }
+
+// rest ends a rest that began at a time, to which it sets the clock.
+func rest(began int64) { rested.Add(sinceEpoch() - began) }

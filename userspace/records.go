@@ -96,7 +96,6 @@ func (s *Server) makeRecords(limit int) (*records, error) {
 		unix.Close(fd)
 		return nil, err
 	}
-	r.head.layout = layoutOf()
 	for _, l := range s.tcp {
 		r.head.tcp[l.family] = int32(l.fds[0])
 	}
@@ -142,6 +141,13 @@ func (r *records) close() {
 	}
 	unix.Munmap(r.memory)
 	unix.Close(r.fd)
+}
+
+// validate says that what is recorded is this process's from now on.
+func (r *records) validate() {
+	if r != nil {
+		r.head.layout = layoutOf()
+	}
 }
 
 // void says that nothing is this process's any more: numbers of descriptors may soon be others'.

@@ -39,7 +39,11 @@ func Salvage(from *handover.Kept, memory int) (*Remains, error) {
 		return nil, err
 	}
 	defer records.close()
-	if records.head.layout != layoutOf() {
+	switch records.head.layout {
+	case layoutOf():
+	case [64]byte{}: // nothing was that process's, not yet or no more
+		return nil, nil
+	default:
 		return nil, errors.New("recover connections: another program recorded them")
 	}
 	numbers := records.descriptors()
@@ -202,12 +206,13 @@ func (r *Remains) Listeners() ([]*handover.Listener, []int) {
 func (s *Server) Recover(r *Remains) error {
 	defer r.Close()
 	services := map[service.Key]uint32{}
-	find := func(p service.Protocol, row *handover.Flow) (known bool) {
+	find := func(p service.Protocol, row *handover.Flow) *service.Port {
 		f, known := s.table.lookup(p, handover.Unpacked(row.Original), s.locals.mustContain)
 		if !known {
-			return false
+			return nil
 		}
-		key := f.view.plan.Port.Key
+		port := f.view.plan.Port
+		key := port.Key
 		if _, ok := services[key]; !ok {
 			services[key] = uint32(len(r.state.Services))
 			r.state.Services = append(r.state.Services, &handover.Service{Namespace: key.Namespace, Name: key.Name, Port: key.Port, Protocol: uint32(key.Protocol)})
@@ -216,10 +221,14 @@ func (s *Server) Recover(r *Remains) error {
 		client := handover.Unpacked(row.Client)
 		c, _ := s.admit(f, client.Addr(), func() string { return "" })
 		row.Interface = c.Interface
-		return true
+		return port
 	}
 	r.state.Connections = slices.DeleteFunc(r.state.Connections, func(c *handover.Connection) bool {
-		if find(service.TCP, c.Flow) {
+		if port := find(service.TCP, c.Flow); port != nil {
+			c.SilenceLimit = int64(port.IdleTimeout)
+			if half := int64(s.cfg.HalfCloseTimeout); (c.Client.Ended || c.Endpoint.Ended || c.Client.Dead || c.Endpoint.Dead) && (c.SilenceLimit == 0 || half < c.SilenceLimit) {
+				c.SilenceLimit = half
+			}
 			return false
 		}
 		r.Broken++
@@ -228,12 +237,7 @@ func (s *Server) Recover(r *Remains) error {
 		}
 		return true
 	})
-	r.state.Sessions = slices.DeleteFunc(r.state.Sessions, func(x *handover.Session) bool { return !find(service.UDP, x.Flow) })
-	for _, c := range r.state.Connections {
-		if c.Client.Ended || c.Endpoint.Ended || c.Client.Dead || c.Endpoint.Dead {
-			c.SilenceLimit = int64(s.cfg.HalfCloseTimeout)
-		}
-	}
+	r.state.Sessions = slices.DeleteFunc(r.state.Sessions, func(x *handover.Session) bool { return find(service.UDP, x.Flow) == nil })
 	files := r.files
 	r.files = nil
 	if err := s.TakeOver(r.state, files); err != nil {

@@ -38,6 +38,7 @@ type Server struct {
 	udp       []*udpListener
 	workers   []*udpWorker
 	records   *records       // nil where nothing outlives this process
+	tookOver  int64          // when TakeOver began, in nanoseconds since epoch; 0 without
 	started   bool           // Run was called; under gate until shut
 	running   sync.WaitGroup // loops and workers
 	prober    prober
@@ -84,6 +85,10 @@ func (s *Server) Run(ctx context.Context) error {
 		return nil
 	}
 	defer s.flows.Done()
+	if s.tookOver > 0 {
+		rest(s.tookOver)
+	}
+	s.Confirm()
 	s.start()
 	var room sync.WaitGroup
 	room.Go(s.makeRoomForClients)

@@ -113,6 +113,7 @@ func (s *Server) TakeOver(state *handover.Userspace, files []int) error {
 		s.abandon()
 		return fmt.Errorf("take over userspace: %w", err)
 	}
+	s.tookOver = t.now
 	for _, v := range t.services {
 		v.retain()
 		if v.state.counters.total.Load() > 0 && v.state.reached.CompareAndSwap(false, true) {
@@ -408,6 +409,10 @@ func (t *takeover) session(row *handover.Session) error {
 	x.follow()
 	return nil
 }
+
+// Confirm has the records count, where there are some: what they tell of is this Server's from now on. It comes
+// before another Server learns that it has been taken over from, or as soon as this one listens; at last with Run.
+func (s *Server) Confirm() { s.records.validate() }
 
 // GiveBack closes all that was taken over, of which no peer hears: the other Server goes on. It comes instead of Run,
 // and Drain comes after it.

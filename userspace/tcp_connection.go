@@ -423,8 +423,13 @@ func (s *side) close() {
 
 // abort closes it with a reset instead of a FIN.
 func (s *side) abort() {
+	s.resetOnClose()
+	s.close()
+}
+
+// resetOnClose has the kernel reset it instead when it is closed, by whatever.
+func (s *side) resetOnClose() {
 	if s.fd >= 0 {
 		unix.SetsockoptLinger(s.fd, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
-		s.close()
 	}
 }

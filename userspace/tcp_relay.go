@@ -180,9 +180,13 @@ func (x *tcpConn) sinkDied(d int) {
 	}
 }
 
-// leave resets the side that is left, once what was sent to it has arrived.
+// leave resets the side that is left, once what was sent to it has arrived. The kernel resets it if this process ends before:
+// a FIN would make an answer look complete.
 func (x *tcpConn) leave() {
 	x.phase = leaving
+	for i := range x.sides {
+		x.sides[i].resetOnClose()
+	}
 	x.wait, x.reset = resetWaitMin, sinceEpoch()+int64(resetPatience)
 	x.resetSoon()
 }

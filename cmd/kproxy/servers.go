@@ -182,6 +182,10 @@ const lockMargin = 5 * time.Second
 // runProxy runs the agent with its servers around it. From a kproxy that runs it takes over; where it can't, it waits for that
 // one's end.
 func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
+	wait, most := takeoverRetry, takeovers
+	if o.Remains != nil { // whose clients wait: it comes before other newcomers
+		wait, most = remainsRetry, remainsTries
+	}
 	lock, from, err := begin(ctx, o)
 	for tries := 1; ; tries++ {
 		if err == nil && from != nil {
@@ -192,13 +196,13 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 		if !errors.Is(err, agent.ErrNotTakenOver) {
 			break
 		}
-		if tries == takeovers || !vanished(err) {
+		if tries == most || o.Remains == nil && !vanished(err) {
 			o.Log.Warn("can't take over; waiting for the other kproxy to end", "problem", err)
 			lock, err = waitForLock(ctx, o)
 			break
 		}
-		o.Log.Warn("the kproxy to take over from has ended, or hasn't begun; trying again", "problem", err)
-		if !sleep(ctx, takeoverRetry) {
+		o.Log.Warn("the kproxy to take over from gives no answer, or hasn't begun; trying again", "problem", err)
+		if !sleep(ctx, wait) {
 			return nil
 		}
 		lock, from, err = begin(ctx, o)
@@ -218,11 +222,16 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 const (
 	takeovers     = 4 // attempts
 	takeoverRetry = 2 * time.Second
+
+	// Those of the one that was started again, until a newcomer has let go of the lock that the crashed one had passed on.
+	remainsTries = 80
+	remainsRetry = 100 * time.Millisecond
 )
 
-// vanished reports whether an attempt to take over failed for want of an answer, rather than by what one said.
+// vanished reports whether an attempt to take over failed for want of an answer, rather than by what one said. That there is
+// none in time may also mean a crash: the keeper has the socket open for a while.
 func vanished(err error) bool {
-	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, unix.ECONNRESET, unix.EPIPE, unix.ECONNREFUSED, unix.ENOENT} {
+	for _, e := range []error{io.EOF, io.ErrUnexpectedEOF, unix.ECONNRESET, unix.EPIPE, unix.ECONNREFUSED, unix.ENOENT, os.ErrDeadlineExceeded, context.DeadlineExceeded} {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -391,6 +391,14 @@ func TestTakeoverThatFails(t *testing.T) {
 				}
 				handover.CloseFiles(files)
 			}
+			if n == 2 { // it has read the pins
+				_, pinned := w.client.Pin(w.ctx, web.PinRequest{Namespace: "default", Name: "web", Port: "line", Preference: service.PreferUserspace})
+				for _, err := range []error{pinned, w.client.Drain(w.ctx, true)} {
+					if err == nil || !strings.Contains(err.Error(), "another kproxy is taking over") {
+						t.Errorf("what the successor would miss is answered %v", err)
+					}
+				}
+			}
 			said := strings.Count(w.proxy.Log(), "this one goes on")
 			fault(c, conn)
 			w.eventually(20*time.Second, "kproxy to notice "+what, func() error {
@@ -424,7 +432,8 @@ func TestTakeoverThatFails(t *testing.T) {
 	if !w.proxy.Running() {
 		t.Error("kproxy has ended")
 	}
-	w.takeOver() // nothing of all that keeps a good one away
+	w.pin("web", "line", service.PreferUserspace) // which isn't refused any more
+	w.takeOver()                                  // nothing of all that keeps a good one away
 	w.noneFailed("during takeovers that failed", tr.Stop())
 	w.unbroken("during takeovers that failed", held...)
 	w.whole(streams...)
@@ -476,7 +485,7 @@ func TestTakeoverFromOneThatHangs(t *testing.T) {
 	w.start("--drain-timeout", within(time.Minute).String())
 	w.must(w.proxy.Signal(syscall.SIGSTOP))
 	next := w.newcomer()
-	w.eventually(20*time.Second, "the newcomer to give up", func() error {
+	w.eventually(time.Minute, "the newcomer to give up", func() error {
 		if !strings.Contains(next.Log(), "can't take over") {
 			return errors.New("it doesn't say so")
 		}

@@ -1,0 +1,222 @@
+package e2e
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"kproxy.dev/kproxy/handover"
+	"kproxy.dev/kproxy/lab"
+)
+
+// between stands between a kproxy and the next one that asks to take over from it. It passes on what they say, each message with its
+// descriptors, whatever messages there are, and calls a function just before and just after each.
+type between struct {
+	at      func(point int, said string) // may kill; the points are numbered from 0
+	mu      sync.Mutex
+	point   int
+	stopped bool // nothing is passed on any more
+	last    bool // CONFIRM was passed on
+}
+
+// watch has b stand between the one that runs and a newcomer that it starts. It returns when their conversation is over.
+func (b *between) watch(w *world, start func() *lab.Process) (next *lab.Process) {
+	w.Helper()
+	path, aside := w.socket(), w.socket()+".aside"
+	w.must(os.Rename(path, aside))
+	l, err := net.Listen("unix", path)
+	w.must(err)
+	next = start()
+	w.must(l.(*net.UnixListener).SetDeadline(time.Now().Add(within(30 * time.Second))))
+	theirs, err := l.Accept()
+	l.Close() // which removes it
+	w.must(os.Rename(aside, path))
+	w.must(err)
+	defer theirs.Close()
+	ours, err := net.Dial("unix", path)
+	w.must(err)
+	defer ours.Close()
+	w.must(passHead(theirs, ours))
+	w.must(passHead(ours, theirs))
+	var both sync.WaitGroup
+	for _, c := range [][2]net.Conn{{theirs, ours}, {ours, theirs}} {
+		from, to := handover.NewConn(c[0].(*net.UnixConn)), handover.NewConn(c[1].(*net.UnixConn))
+		both.Go(func() {
+			for b.pass(from, to) {
+			}
+			theirs.Close()
+			ours.Close()
+		})
+	}
+	both.Wait()
+	return next
+}
+
+// passHead passes on the head of a request or an answer of HTTP, and nothing behind it.
+func passHead(from, to net.Conn) error {
+	var head []byte
+	for one := make([]byte, 1); !strings.HasSuffix(string(head), "\r\n\r\n"); head = append(head, one...) {
+		if _, err := from.Read(one); err != nil {
+			return err
+		}
+	}
+	_, err := to.Write(head)
+	return err
+}
+
+// pass passes a message on; false if there is none any more. What a message says is in fields that emptypb.Empty doesn't know, and keeps.
+func (b *between) pass(from, to *handover.Conn) bool {
+	var m emptypb.Empty
+	files, err := from.Receive(within(time.Minute), &m)
+	defer handover.CloseFiles(files)
+	if err != nil {
+		return false
+	}
+	said := fmt.Sprintf("%d bytes and %d descriptors", len(m.ProtoReflect().GetUnknown()), len(files))
+	confirm := string(m.ProtoReflect().GetUnknown()) == "\x08\x03" && len(files) == 0
+	if confirm {
+		said = "CONFIRM"
+	}
+	if !b.reached(false, said) || to.Send(within(time.Minute), &m, files...) != nil {
+		return false
+	}
+	b.mu.Lock()
+	b.last = b.last || confirm
+	b.mu.Unlock()
+	return b.reached(true, said)
+}
+
+// reached says that a point was, and reports whether to go on.
+func (b *between) reached(after bool, said string) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.stopped {
+		return false
+	}
+	what := "before "
+	if after {
+		what = "after "
+	}
+	b.at(b.point, what+said)
+	b.point++
+	return !b.stopped
+}
+
+// killAt kills a process, at a point; 0 is none.
+func (b *between) killAt(w *world, point int, victim func() int) (where *string) {
+	where = new(string)
+	b.at = func(n int, said string) {
+		if n != point {
+			return
+		}
+		if pid := victim(); pid != 0 {
+			*where, b.stopped = fmt.Sprintf("point %d, %s", n, said), true
+			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+				w.Errorf("kill at %s: %v", *where, err)
+			}
+		}
+	}
+	return where
+}
+
+// stepsClients are what must not notice.
+func stepsClients(w *world, args ...string) (check func(what string)) {
+	w.Helper()
+	m := newManifest("web", 10, w.net.Backends...)
+	own := w.serveOn(w.net.Backends[0], "own", 12, echoHash)
+	w.must(m.Write(w.manifests))
+	w.must(own.Write(w.manifests))
+	w.start(append(args, "--mode", "userspace")...)
+	at := frontends(m)[0]
+	held := []*lab.Held{w.hold(at), w.holdBy("udp", at)}
+	slow := w.stream("slow", frontends(own)[0], 1000, 20*time.Millisecond)
+	tr := w.traffic("tcp", at, 20)
+	return func(what string) {
+		w.Helper()
+		w.noneFailed(what, tr.Stop())
+		w.unbroken(what, held...)
+		w.whole(slow)
+	}
+}
+
+// TestNewcomerKilledAtEveryStep: a kproxy that is to take over is killed before and after each message, and the one that runs goes on: no
+// connection breaks or fails. Once CONFIRM has arrived there is no way back.
+func TestNewcomerKilledAtEveryStep(t *testing.T) {
+	w := newWorld(t)
+	check := stepsClients(w)
+	points := 0
+	for ; ; points++ {
+		b := &between{}
+		var mu sync.Mutex
+		var next *lab.Process
+		mu.Lock()
+		where := b.killAt(w, points, func() int {
+			mu.Lock()
+			defer mu.Unlock()
+			if b.last {
+				return 0
+			}
+			return next.PID()
+		})
+		said := strings.Count(w.proxy.Log(), "this one goes on")
+		b.watch(w, func() *lab.Process { next = w.newcomer(); mu.Unlock(); return next })
+		if b.last {
+			w.must(w.proxy.Wait(w.ctx))
+			w.proxy = next
+			break
+		}
+		w.eventually(30*time.Second, "kproxy to go on after the newcomer was killed at "+*where, func() error {
+			if strings.Count(w.proxy.Log(), "this one goes on") == said {
+				return errors.New("it doesn't say so")
+			}
+			return nil
+		})
+		if *where == "" || !w.proxy.Running() {
+			t.Fatalf("their conversation ended before point %d, and CONFIRM didn't come; running: %v", points, w.proxy.Running())
+		}
+		_ = next.Wait(w.ctx)
+	}
+	t.Logf("a newcomer was killed at %d points", points)
+	check("while newcomers were killed at every step")
+}
+
+// TestKilledAtEveryStepOfATakeover: the process that works is killed before and after each message of the one that takes over from it. Its
+// supervisor starts it again, or the other one has it all: one is left, and connections go on.
+func TestKilledAtEveryStepOfATakeover(t *testing.T) {
+	w := newWorld(t)
+	check := stepsClients(w, "--supervise", "--alive-timeout", lasting(20*time.Second).String())
+	points := 0
+	for done := false; !done; points++ {
+		b := &between{}
+		old, last := w.worker(0), w.proxy
+		where := b.killAt(w, points, func() int { return old })
+		next := b.watch(w, func() *lab.Process { return w.newcomer() })
+		done = *where == ""
+		w.eventually(time.Minute, "one to be left after the other was killed at "+*where, func() error {
+			if last.Running() == next.Running() {
+				return fmt.Errorf("running: the last %v, the next %v", last.Running(), next.Running())
+			}
+			return nil
+		})
+		if next.Running() {
+			w.proxy = next
+		} else {
+			w.Logf("the one that was killed at %s is left", *where)
+			w.takeOver() // or its supervisor would wait before it starts it the next time
+		}
+		w.ready()
+		if w.reset(last.Log())+w.reset(next.Log()) > 0 {
+			t.Errorf("connections were reset after a kill at %s", *where)
+		}
+	}
+	t.Logf("the process that works was killed at %d points", points-1)
+	check("while it was killed at every step")
+}

@@ -1,0 +1,101 @@
+package userspace
+
+import (
+	"context"
+	"encoding/binary"
+	"net/netip"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/handover"
+	"kproxy.dev/kproxy/service"
+)
+
+// keeping answers as the keeper of this very process would.
+func keeping(t *testing.T) *handover.Kept {
+	t.Helper()
+	pair, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_SEQPACKET|unix.SOCK_CLOEXEC, 0)
+	must(t, err)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		for ask := make([]byte, 4096); ; {
+			n, _, err := unix.Recvfrom(pair[1], ask, 0)
+			if err == unix.EINTR {
+				continue
+			} else if err != nil || n < 4 {
+				return
+			}
+			var numbers []int
+			for b := ask[:n]; len(b) > 0; b = b[4:] {
+				numbers = append(numbers, int(binary.NativeEndian.Uint32(b)))
+			}
+			if unix.Sendmsg(pair[1], []byte{0}, unix.UnixRights(numbers...), nil, unix.MSG_NOSIGNAL) != nil {
+				_ = unix.Sendto(pair[1], []byte{0}, unix.MSG_NOSIGNAL, nil)
+			}
+		}
+	}()
+	t.Cleanup(func() {
+		unix.Close(pair[0])
+		<-done
+		unix.Close(pair[1])
+	})
+	return &handover.Kept{Socket: pair[0]}
+}
+
+// TestRecover: what a Server has left that stopped at any moment goes on in another one, with the limits of its service.
+func TestRecover(t *testing.T) {
+	const idle = 300 * time.Millisecond
+	ep := tcpEndpoint(t, echo)
+	of := func(limit time.Duration) testService {
+		return testService{name: "s", eps: []netip.AddrPort{ep}, port: service.Port{IdleTimeout: limit}}
+	}
+	s := start(t, Config{Recorded: func(int) {}}, testPlan(of(time.Hour)))
+	c := connect(t, s)
+	ask(t, c, "x")
+	h, _ := freeze(t, s) // as if it had crashed
+	remains, err := Salvage(keeping(t), s.records.fd)
+	must(t, err)
+	next := New(Config{TCPOrigin: s.cfg.TCPOrigin})
+	must(t, next.Inherit(remains.Listeners()))
+	t.Cleanup(func() {
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		next.Drain(over)
+	})
+	serve(next, testPlan(of(idle)))
+	must(t, next.Recover(remains))
+	h.Release()
+	go next.Run(context.Background())
+	if got := ask(t, c, "y"); got != "y" {
+		t.Errorf("echo is %q", got)
+	}
+	if _, end := readEnd(c); end != "reset" {
+		t.Errorf("a client that is silent for longer than its service allows met %s, want a reset", end)
+	}
+}
+
+// TestNothingToRecover: a Server that hasn't confirmed that it has taken over leaves nothing, as another one goes on; one that has does.
+func TestNothingToRecover(t *testing.T) {
+	p := testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, echo)}})
+	s := start(t, Config{}, p)
+	ask(t, connect(t, s), "x")
+	next := heir(t, s, Config{Recorded: func(int) {}}, p)
+	h, state := freeze(t, s)
+	must(t, next.TakeOver(state, copies(t, h.Files)))
+	kept := keeping(t)
+	if remains, err := Salvage(kept, next.records.fd); remains != nil || err != nil {
+		t.Errorf("before it confirmed, there are %+v (%v)", remains, err)
+	}
+	next.Confirm()
+	remains, err := Salvage(kept, next.records.fd)
+	if err != nil || remains == nil || len(remains.state.Connections) != 1 {
+		t.Errorf("once it has, there are %+v (%v)", remains, err)
+	} else {
+		remains.Close()
+	}
+	h.Release()
+	go next.Run(context.Background())
+}
