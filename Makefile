@@ -43,12 +43,12 @@ test: ## set all up and run every check and test (as root: also those with real 
 	@$(MAKE) --no-print-directory build
 	@test/run.sh
 
-conformance: ## upstream's network tests against a cluster on this machine (as root, long; QUICK=1: a dozen; MODE, NODES, FOCUS, POD_NETWORK, ROLLOUT=1: docs/conformance.md)
+conformance: ## upstream's network tests against a cluster on this machine (as root, long; QUICK=1: a dozen; MODE, NODES, FOCUS, POD_NETWORK, ROLLOUT=1, PLUGIN=1: docs/conformance.md)
 	@[ "$$(id -u)" = 0 ] || { echo "make conformance builds a cluster of namespaces, which needs root: sudo make conformance" >&2; exit 3; }
 	@test/setup.sh conformance
 	go build -buildvcs=false -o bin/conformance/ ./test/conformance
 	@programs=$$(test/conformance/build.sh) && bin/conformance/conformance -programs "$$programs" $(if $(MODE),-modes $(MODE)) $(if $(NODES),-nodes $(NODES)) \
-		$(if $(FOCUS),-focus '$(FOCUS)') $(if $(POD_NETWORK),-pod-network $(POD_NETWORK)) $(if $(QUICK),-quick) $(if $(ROLLOUT),-rollout)
+		$(if $(FOCUS),-focus '$(FOCUS)') $(if $(POD_NETWORK),-pod-network $(POD_NETWORK)) $(if $(QUICK),-quick) $(if $(ROLLOUT),-rollout) $(if $(PLUGIN),-plugin)
 
 soak: ## takeovers, kills, stops, flushes and API losses at random for an hour (as root; DURATION=5m in each of three modes; SEED repeats a run)
 	@[ "$$(id -u)" = 0 ] || { echo "make soak builds networks of namespaces, which needs root: sudo make soak" >&2; exit 3; }

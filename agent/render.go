@@ -240,7 +240,10 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 		return "", err
 	}
 	cfg := o.config()
-	host, err := driversOf(cfg).probe(ctx, o.Mode, &cfg, true)
+	// In a container that may not make one, such as those of deploy/, there is a kproxy to compare with, which has
+	// tried the same on the host itself.
+	apart := kernel.Apart(func() error { return nil }) == nil
+	host, err := driversOf(cfg).probe(ctx, o.Mode, &cfg, apart)
 	if err == nil {
 		err = errors.Join(host.Missing, missing(host.driver, o.Mode))
 	}

@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
 # Makes a release: static binaries for amd64 and arm64, both images for this machine's
 # processor, each as a tar for `docker load`, `podman load` and `ctr images import` (an OCI
-# layout that also has Docker's manifest), what each is made of (SBOM, CycloneDX), and
-# SHA256SUMS. The same commit, Go and Debian packages make the same bytes.
+# layout that also has Docker's manifest), what each is made of (SBOM, CycloneDX), kubectl's
+# plugin, as an archive and a manifest for krew each, and SHA256SUMS. The same commit, Go and Debian packages make the same bytes.
 #
 # On Debian, as root, as the image's root file system is made of Debian's packages
 # (rootfs.sh) unless KPROXY_ROOTFS names a folder with one.
 #
 # Usage: deploy/release.sh [FOLDER]   # dist, if none is given
 #
-# KPROXY_ARCHITECTURES are others than both.
+# KPROXY_ARCHITECTURES are others than both, KPROXY_DOWNLOADS is where krew will find the release.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export PATH=$PATH:/usr/local/go/bin
@@ -60,6 +60,40 @@ binaries() {
 	done
 }
 
+# plugin packs each binary under the name by which kubectl finds plugins, and writes krew's manifest
+# (https://krew.sigs.k8s.io/docs/developer-guide/plugin-manifest/).
+plugin() {
+	local arch archive
+	cat >"$out/kproxy.yaml" <<-END
+		apiVersion: krew.googlecontainertools.github.com/v1alpha2
+		kind: Plugin
+		metadata:
+		  name: kproxy
+		spec:
+		  version: $version
+		  homepage: https://kproxy.dev
+		  shortDescription: Ask kproxy on all nodes of a cluster
+		  description: |
+		    What each service does on which node and where nodes differ, where a pod's
+		    connection goes, connections, events, rates and drift, by the API server
+		    and with your rights.
+		  platforms:
+	END
+	for arch in ${KPROXY_ARCHITECTURES:-amd64 arm64}; do
+		archive=kubectl-kproxy-$version-linux-$arch.tar.gz
+		mkdir -p "$tmp/plugin-$arch"
+		install -m 755 "$out/kproxy-$version-linux-$arch" "$tmp/plugin-$arch/kubectl-kproxy"
+		install -m 644 LICENSE "$tmp/plugin-$arch/"
+		pack "$tmp/plugin-$arch" | gzip -n >"$out/$archive"
+		cat >>"$out/kproxy.yaml" <<-END
+			  - selector: {matchLabels: {os: linux, arch: $arch}}
+			    uri: ${KPROXY_DOWNLOADS:-https://kproxy.dev/releases}/$version/$archive
+			    sha256: $(digest "$out/$archive")
+			    bin: kubectl-kproxy
+		END
+	done
+}
+
 # blob MEDIA-TYPE FILE makes a file a blob of the layout and prints what refers to it.
 blob() {
 	local sum
@@ -94,7 +128,8 @@ image() {
 rm -rf "$out"
 mkdir -p "$out"
 binaries
+plugin
 image ""
 image nftables
-(cd "$out" && sha256sum kproxy-* >SHA256SUMS)
+(cd "$out" && sha256sum kproxy* kubectl-* >SHA256SUMS)
 ls -l "$out"

@@ -57,6 +57,8 @@ var layout = []row{
 	{folder: "trace", imports: "service plan kernel kernel/steering kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
 	{folder: "agent", imports: "*", third: "golang.org/x/sync golang.org/x/sys golang.org/x/time"},
 	{folder: "web", imports: "plan service trace", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},
+	// The cluster's nodes, asked over the API server with the user's rights.
+	{folder: "cluster", imports: "plan service source/kube web", third: kubernetes + " k8s.io/client-go k8s.io/streaming"},
 	{folder: "lab/report"},
 	{folder: "lab/load", imports: "plan web lab lab/report", third: "golang.org/x/sys"},
 	{folder: "lab/compare", imports: "service plan conntrack lab lab/report lab/load"},

@@ -1,13 +1,16 @@
 package web
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
+	"log/slog"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -222,5 +225,37 @@ func TestProfilesWhileTheyAreOn(t *testing.T) {
 		if w := get(h, tt.path); w.Code != tt.code || !strings.Contains(w.Body.String(), tt.has) {
 			t.Errorf("on %t, %s: got %d, want %d and %q in:\n%.200s", tt.on, tt.path, w.Code, tt.code, tt.has, w.Body)
 		}
+	}
+}
+
+// A client elsewhere reads the same as one at the control socket, and is told when a kproxy doesn't know its question.
+func TestRemoteClient(t *testing.T) {
+	src := shop()
+	ln, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error, 1)
+	go func() { done <- Serve(ctx, ln, api(src), slog.New(slog.DiscardHandler)) }()
+	defer func() {
+		cancel()
+		<-done
+	}()
+	c := NewRemoteClient(func(ctx context.Context) (net.Conn, error) {
+		return (&net.Dialer{}).DialContext(ctx, "tcp", ln.Addr().String())
+	})
+	st, err := c.Status(t.Context())
+	if err != nil || len(st.Services) != len(src.status.Services) {
+		t.Errorf("status with %d services (%v), want %d", len(st.Services), err, len(src.status.Services))
+	}
+	if list, err := c.Connections(t.Context(), ""); err != nil || len(list) == 0 {
+		t.Errorf("%d connections, %v", len(list), err)
+	}
+	if err := c.Drain(t.Context(), true); err == nil || !strings.Contains(err.Error(), "only reads") {
+		t.Errorf("drain: %v, want that this address only reads", err)
+	}
+	if err := c.call(t.Context(), time.Minute, http.MethodGet, "/tomorrow", nil, &struct{}{}); !errors.Is(err, ErrUnknown) {
+		t.Errorf("a question that isn't known: %v, want %v", err, ErrUnknown)
 	}
 }

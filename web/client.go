@@ -26,10 +26,14 @@ var ErrNotRunning = errors.New("kproxy isn't running here")
 // ErrNoAnswer is returned by a Client whose kproxy hangs up, or takes too long.
 var ErrNoAnswer = errors.New("kproxy doesn't answer")
 
+// ErrUnknown is about a question that the asked kproxy doesn't know.
+var ErrUnknown = errors.New("the kproxy there is older and doesn't know this")
+
 // Client talks to the kproxy that runs on this host by its control socket. It
 // is safe for concurrent use.
 type Client struct {
-	socket string
+	socket string // empty for one elsewhere
+	url    string // before the path
 	http   *http.Client
 }
 
@@ -37,13 +41,21 @@ type Client struct {
 // each call.
 func NewClient(path string) *Client {
 	var d net.Dialer
-	return &Client{socket: path, http: &http.Client{
+	return newClient(path, "http://kproxy", func(ctx context.Context) (net.Conn, error) { return d.DialContext(ctx, "unix", path) })
+}
+
+// NewRemoteClient returns a client for the API of a kproxy on another host, which only reads. dial
+// connects to it, once for each call.
+func NewRemoteClient(dial func(context.Context) (net.Conn, error)) *Client {
+	return newClient("", "http://localhost/api/v1", dial)
+}
+
+func newClient(socket, url string, dial func(context.Context) (net.Conn, error)) *Client {
+	return &Client{socket: socket, url: url, http: &http.Client{
 		Transport: &http.Transport{
 			DisableKeepAlives:  true,
 			DisableCompression: true,
-			DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-				return d.DialContext(ctx, "unix", path)
-			},
+			DialContext:        func(ctx context.Context, _, _ string) (net.Conn, error) { return dial(ctx) },
 		},
 	}}
 }
@@ -130,7 +142,7 @@ func (c *Client) call(ctx context.Context, timeout time.Duration, method, path s
 }
 
 func (c *Client) ask(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, "http://kproxy"+path, bytes.NewReader(body))
+	req, err := http.NewRequestWithContext(ctx, method, c.url+path, bytes.NewReader(body))
 	if err != nil {
 		return nil, fmt.Errorf("ask kproxy: %w", err)
 	}
@@ -144,6 +156,8 @@ func (c *Client) ask(ctx context.Context, method, path string, body []byte) (*ht
 // explain says what a failed connection means and what to do about it.
 func (c *Client) explain(err error) error {
 	switch {
+	case c.socket == "":
+		return err
 	case errors.Is(err, fs.ErrNotExist):
 		return fmt.Errorf("%w: no control socket at %s; start it with kproxy run, or pass --socket", ErrNotRunning, c.socket)
 	case errors.Is(err, syscall.ECONNREFUSED):
@@ -166,6 +180,9 @@ func refusal(resp *http.Response) error {
 	var e errorBody
 	if json.Unmarshal(b, &e) == nil && e.Error != "" {
 		return errors.New(e.Error)
+	}
+	if resp.StatusCode == http.StatusNotFound {
+		return ErrUnknown
 	}
 	return fmt.Errorf("ask kproxy: HTTP status %s", resp.Status)
 }

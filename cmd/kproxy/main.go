@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"strings"
@@ -28,9 +29,13 @@ func main() {
 	if len(os.Args) > 1 && os.Args[1] == "run" {
 		hangups() // also while the command line is being read
 	}
+	app := newApp()
+	if strings.HasPrefix(filepath.Base(os.Args[0]), pluginName) {
+		app = newPlugin()
+	}
 	supervisor, err := underSupervisor()
 	if err == nil {
-		err = run(withSupervisor(ctx, supervisor), newApp(), os.Args)
+		err = run(withSupervisor(ctx, supervisor), app, os.Args)
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "kproxy:", err)
@@ -66,9 +71,14 @@ func groupedCommands() map[string][]*cli.Command {
 }
 
 func newApp() *cli.App {
+	return appOf("kproxy", "a Layer-4 service proxy: userspace, iptables, IPVS and nftables in one program", groupedCommands())
+}
+
+// appOf is a program of that name with commands under headings.
+func appOf(name, usage string, groups map[string][]*cli.Command) *cli.App {
 	app := &cli.App{
-		Name:            "kproxy",
-		Usage:           "a Layer-4 service proxy: userspace, iptables, IPVS and nftables in one program",
+		Name:            name,
+		Usage:           usage,
 		HideHelpCommand: true, // helpCommand knows commands of commands
 		HideVersion:     true, // the library's flag is also -v
 		Flags:           []cli.Flag{&cli.BoolFlag{Name: "version", Usage: "print what kproxy version does", DisableDefaultText: true}, cli.HelpFlag},
@@ -85,7 +95,7 @@ func newApp() *cli.App {
 			return cli.ShowAppHelp(c)
 		},
 	}
-	for group, commands := range groupedCommands() {
+	for group, commands := range groups {
 		for _, c := range commands {
 			c.Category = group
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"time"
@@ -27,6 +28,7 @@ import (
 // opened before anything is programmed: a port in use is found out at once.
 type servers struct {
 	control, api, health net.Listener
+	local                net.Listener // of the API besides, or nil; see loopbackBeside
 }
 
 // openServers opens what the configuration asks for; an empty address opens none. What from has at the same address
@@ -43,6 +45,7 @@ func openServers(ctx context.Context, cfg config.Config, from *agent.Predecessor
 		}
 		var named *exitError // the flag, by listenTCP
 		switch {
+		case l.listener == &s.local: // which isn't what the flag asks for
 		case errors.Is(err, web.ErrRunning), errors.As(err, &named):
 			return s, err
 		case err != nil:
@@ -72,8 +75,19 @@ func (s *servers) named(cfg config.Config) []named {
 	return []named{
 		{"socket", cfg.Socket, &s.control},
 		{"metrics-bind-address", cfg.MetricsBindAddress, &s.api},
+		{"metrics-bind-address", loopbackBeside(cfg.MetricsBindAddress), &s.local},
 		{"healthz-bind-address", cfg.HealthzBindAddress, &s.health},
 	}
+}
+
+// loopbackBeside is where the API is served besides its address, so that a port forward to the node's loopback finds it
+// wherever that is; empty where it is found anyway.
+func loopbackBeside(address string) string {
+	a, err := netip.ParseAddrPort(address)
+	if err != nil || a.Addr().IsLoopback() || a.Addr().IsUnspecified() {
+		return ""
+	}
+	return netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), a.Port()).String()
 }
 
 // files are the descriptors of all, for a successor; the caller closes them.
@@ -122,7 +136,7 @@ func listenTCP(ctx context.Context, flag, address string) (net.Listener, error) 
 }
 
 func (s *servers) close() {
-	for _, l := range []net.Listener{s.control, s.api, s.health} {
+	for _, l := range []net.Listener{s.control, s.api, s.local, s.health} {
 		if l != nil {
 			l.Close()
 		}
@@ -140,7 +154,11 @@ func (s *servers) run(ctx context.Context, src source, rec *web.Recorder, reg *p
 			Source: src, Recorder: rec, Gatherer: reg, Profiling: cfg.profiling,
 			Configz: map[string]any{"kproxy.dev": configz{cfg, false}, "kubeproxy.config.k8s.io": configz{cfg, true}},
 		})
-		g.Go(func() error { return conns.Serve(ctx, s.api, api) })
+		for _, l := range []net.Listener{s.api, s.local} {
+			if l != nil {
+				g.Go(func() error { return conns.Serve(ctx, l, api) })
+			}
+		}
 	}
 	if s.health != nil {
 		health := web.Health(web.HealthConfig{Source: src, Registerer: reg})

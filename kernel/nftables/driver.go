@@ -264,7 +264,8 @@ func (c *Chain) text() string {
 	return out + "\t}\n"
 }
 
-// Diff implements [kernel.Viewer], by what is in sets and maps, and which chains there are.
+// Diff implements [kernel.Viewer], by what is in sets and maps, and which chains there are. Which services are in
+// userspace isn't compared: a kproxy that runs decides that as it goes.
 func (d *Driver) Diff(_ context.Context, p *plan.Plan, s kernel.Settings) (string, error) {
 	t, err := openTables(families(d.skipIPv6))
 	if err != nil {
@@ -286,6 +287,9 @@ func (d *Driver) Diff(_ context.Context, p *plan.Plan, s kernel.Settings) (strin
 	var lines []string
 	add := func(sign string, list []member) {
 		for _, e := range list {
+			if e.set == setUserspace {
+				continue
+			}
 			lines = append(lines, fmt.Sprintf("%s %s %s: %s\n", sign, nfWord(e.family), e.set, t.sets[e.family][e.set].textOf(&e.Element)))
 		}
 	}

@@ -21,7 +21,9 @@ type Config struct {
 	// account of the pod this runs in is used.
 	Kubeconfig string
 	Master     string
-	Node       string // the node this kproxy runs on
+	// Access is the way to the API that was found before; nil for that by the above.
+	Access *rest.Config
+	Node   string // the node this kproxy runs on
 	// NodeAddresses are this node's; empty for those of its Node object.
 	NodeAddresses []netip.Addr
 
@@ -77,6 +79,8 @@ func (c Config) rest() (*rest.Config, error) {
 // access finds out where the API is and who kproxy is there.
 func (c Config) access() (*rest.Config, error) {
 	switch {
+	case c.Access != nil:
+		return rest.CopyConfig(c.Access), nil
 	case c.Kubeconfig != "":
 		return c.fromFile()
 	case c.Master != "" && !inCluster():

@@ -48,6 +48,12 @@ func runInside(o options) error {
 			fmt.Printf("%s serves. Enter it: nsenter -a -t $(pgrep -f 'inside -state %s' | tail -n 1); KUBECONFIG=%s\n", mode, c.state, c.kube)
 			select {}
 		}
+		if o.plugin {
+			if err := c.plugin(ctx); err != nil {
+				return err
+			}
+			continue
+		}
 		n, err := c.test(ctx)
 		if err != nil {
 			return err

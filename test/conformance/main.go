@@ -32,6 +32,7 @@ type options struct {
 	procs      int
 	quick      bool
 	rollout    bool
+	plugin     bool
 	keep       bool
 	page       string
 	programs   string // the folder that build.sh printed
@@ -54,6 +55,7 @@ func main() {
 	flag.IntVar(&o.procs, "procs", 4, "tests that run at the same time")
 	flag.BoolVar(&o.quick, "quick", false, "run a dozen tests only")
 	flag.BoolVar(&o.rollout, "rollout", false, "instead of upstream's tests, roll kproxy out beside kube-proxy, upgrade it and go back, under load")
+	flag.BoolVar(&o.plugin, "plugin", false, "instead of upstream's tests, ask all nodes by kubectl kproxy, also while some don't answer")
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster running until the program is interrupted, and print how to enter it")
 	flag.StringVar(&o.page, "page", "", "only write the table of the reports that there are into this page")
 	flag.StringVar(&o.programs, "programs", "", "folder that build.sh printed")

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -48,6 +49,8 @@ func (n *node) address4() string { return fmt.Sprintf("172.31.0.%d", 10+n.number
 func (n *node) address6() string { return fmt.Sprintf("fd00:31::%d", 10+n.number) }
 func (n *node) pods4() string    { return fmt.Sprintf("10.244.%d.0/24", n.number) }
 func (n *node) pods6() string    { return fmt.Sprintf("fd00:10:244:%d::/64", n.number) }
+
+func (n *node) podPrefix() netip.Prefix { return netip.MustParsePrefix(n.pods4()) }
 
 // configure writes the configuration of a node among others.
 func (n *node) configure(all []*node, podNetwork, kubeconfig string) error {

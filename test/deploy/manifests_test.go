@@ -500,3 +500,24 @@ func dockerfile(t *testing.T) []string {
 	}
 	return out
 }
+
+// TestPluginRoles: who only reads may execute nothing, and connects to pods of kproxy's namespace alone.
+func TestPluginRoles(t *testing.T) {
+	for _, name := range kustomize(t, filepath.Join(folder, "plugin")).Resources {
+		for _, document := range documents(t, filepath.Join(folder, "plugin", name)) {
+			var role rbac.Role // whose fields a ClusterRole has as well
+			if err := yaml.UnmarshalStrict(document, &role); err != nil {
+				t.Fatal(err)
+			}
+			for _, rule := range role.Rules {
+				has := func(resource string) bool { return slices.Contains(rule.Resources, resource) }
+				if (has("pods/exec") || has("pods/portforward")) && (role.Kind != "Role" || role.Namespace != load(t).daemonSet.Namespace) {
+					t.Errorf("%s %s reaches pods of every namespace: %v", role.Kind, role.Name, rule)
+				}
+				if role.Name == "kproxy-viewer" && (has("pods/exec") || slices.ContainsFunc(rule.Verbs, func(v string) bool { return v != "get" && v != "list" && !has("pods/portforward") })) {
+					t.Errorf("%s %s doesn't only read: %v", role.Kind, role.Name, rule)
+				}
+			}
+		}
+	}
+}

@@ -8,8 +8,10 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"os/exec"
+	"path"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -17,6 +19,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
 )
 
 // TestRelease makes a release twice, which has to be the same, and runs what is in it.
@@ -56,6 +60,7 @@ func TestRelease(t *testing.T) {
 	if out, err := command(dir, binary, "version"); err != nil || !strings.Contains(out, "v0.0.0-test") {
 		t.Errorf("kproxy version: %v\n%s", err, out)
 	}
+	checkPlugin(t, dir, binary)
 	checkImage(t, dir+"/kproxy-v0.0.0-test-image-linux-"+runtime.GOARCH, "iptables")
 	checkImage(t, dir+"/kproxy-v0.0.0-test-image-nftables-linux-"+runtime.GOARCH)
 }
@@ -90,6 +95,58 @@ func checkBinary(t *testing.T, name string) {
 	slices.Sort(want)
 	if diff := cmp.Diff(want, components(t, name+".cdx.json")); diff != "" {
 		t.Errorf("modules in %s (-binary +SBOM):\n%s", name, diff)
+	}
+}
+
+// checkPlugin does with krew's manifest what krew does: takes the archive of this platform by its name and checksum, and
+// runs what it names, which has to be the binary of the release.
+func checkPlugin(t *testing.T, dir, binary string) {
+	t.Helper()
+	text, err := os.ReadFile(dir + "/kproxy.yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var m struct {
+		APIVersion string `json:"apiVersion"`
+		Kind       string `json:"kind"`
+		Metadata   struct {
+			Name string `json:"name"`
+		} `json:"metadata"`
+		Spec struct {
+			Version          string `json:"version"`
+			Homepage         string `json:"homepage"`
+			ShortDescription string `json:"shortDescription"`
+			Description      string `json:"description"`
+			Platforms        []struct {
+				Selector meta.LabelSelector `json:"selector"`
+				URI      string             `json:"uri"`
+				SHA256   string             `json:"sha256"`
+				Bin      string             `json:"bin"`
+			} `json:"platforms"`
+		} `json:"spec"`
+	}
+	if err := yaml.UnmarshalStrict(text, &m); err != nil {
+		t.Fatalf("krew's manifest: %v", err)
+	}
+	want := map[string]string{"os": "linux", "arch": runtime.GOARCH}
+	if m.Kind != "Plugin" || m.Metadata.Name != "kproxy" || m.Spec.Version != "v0.0.0-test" || len(m.Spec.Platforms) != 1 || !maps.Equal(m.Spec.Platforms[0].Selector.MatchLabels, want) {
+		t.Fatalf("krew's manifest is\n%s", text)
+	}
+	p := m.Spec.Platforms[0]
+	archive := filepath.Join(dir, path.Base(p.URI))
+	content, err := os.ReadFile(archive)
+	if sum := sha256.Sum256(content); err != nil || hex.EncodeToString(sum[:]) != p.SHA256 {
+		t.Errorf("%s hasn't the checksum in krew's manifest: %v", archive, err)
+	}
+	installed := t.TempDir()
+	if err := run("tar", "-xzf", archive, "-C", installed); err != nil {
+		t.Fatal(err)
+	}
+	if err := run("cmp", binary, filepath.Join(installed, p.Bin)); err != nil {
+		t.Error(err)
+	}
+	if out, err := command(installed, "./"+p.Bin, "--help"); err != nil || !strings.Contains(out, "all nodes of a cluster") {
+		t.Errorf("%s isn't the plugin: %v\n%s", p.Bin, err, out)
 	}
 }
 

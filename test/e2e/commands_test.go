@@ -362,6 +362,8 @@ func TestRenderDiff(t *testing.T) {
 		return nil
 	}
 	w.eventually(5*time.Second, "all rules are written", same)
+	w.ok(w.kproxy("pin", "default/web", "kernel"))
+	w.eventually(5*time.Second, "a service that has left userspace makes no difference", same)
 	w.stop()
 	w.must(same())
 	damage := []string{"iptables -t nat -F KPROXY-SERVICES", "iptables -t nat -N KPROXY-STRAY", "ipset add KPROXY-ENDPOINT-4 192.0.2.9,tcp:80,192.0.2.9"}

@@ -1,0 +1,106 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"slices"
+	"strings"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/source/kube"
+)
+
+// Snapshot reads what the API server has of Services now, by the rules that kproxy reads it by, as seen from a node.
+func (c *Cluster) Snapshot(ctx context.Context, node string) (*service.Snapshot, error) {
+	log := slog.New(slog.DiscardHandler)
+	kube.LogTo(log)
+	k, err := kube.Open(kube.Config{Access: c.rest, Node: node, QPS: -1, UserAgent: "kubectl-kproxy", Logger: log})
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, c.timeout)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- k.Run(ctx) }()
+	for k.Latest() == nil && ctx.Err() == nil {
+		select {
+		case <-ctx.Done():
+		case <-k.Snapshots():
+		}
+	}
+	snapshot := k.Latest()
+	if snapshot == nil {
+		var errs []error
+		for _, text := range k.Status()[0].Errors {
+			errs = append(errs, errors.New(text))
+		}
+		err = c.inWords("read Services and EndpointSlices", cmp.Or(errors.Join(errs...), ctx.Err()))
+	}
+	cancel()
+	<-done
+	return snapshot, err
+}
+
+// Missed says in what the status of a node differs from what the API has: a line that begins with "+" for what the
+// node lacks, with "-" for what it has besides, sorted. A change that is on its way shows as well.
+func Missed(api *service.Snapshot, st *plan.Status) []string {
+	have, want := map[string]bool{}, map[string]bool{}
+	add := func(lines map[string]bool, k service.Key, endpoint netip.AddrPort) {
+		lines[fmt.Sprintf("%s/%s", k, strings.ToLower(k.Protocol.String()))] = true
+		if endpoint.IsValid() {
+			lines[fmt.Sprintf("%s/%s endpoint %s", k, strings.ToLower(k.Protocol.String()), endpoint)] = true
+		}
+	}
+	for port, endpoints := range api.All() {
+		add(want, port.Key, netip.AddrPort{})
+		for i := range endpoints {
+			add(want, port.Key, endpoints[i].Address)
+		}
+	}
+	for i := range st.Services {
+		s := &st.Services[i]
+		protocol, err := service.ParseProtocol(s.Protocol)
+		if err != nil {
+			continue
+		}
+		k := service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port, Protocol: protocol}
+		add(have, k, netip.AddrPort{})
+		for j := range s.Endpoints {
+			add(have, k, s.Endpoints[j].Address)
+		}
+	}
+	var out []string
+	for line := range want {
+		if !have[line] {
+			out = append(out, "+"+line)
+		}
+	}
+	for line := range have {
+		if !want[line] {
+			out = append(out, "-"+line)
+		}
+	}
+	slices.Sort(out)
+	return out
+}
+
+// RenderFlags are those flags of `kproxy render` that make it decide as the kproxy of a node does, by the arguments of
+// its container; named says which flags render has.
+func (n Node) RenderFlags(named func(string) bool) []string {
+	out := []string{"--node=" + n.Name}
+	for _, arg := range n.args {
+		name, value, ok := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if name == "proxy-mode" {
+			name = "mode"
+		}
+		if ok && named(name) && name != "node" && !strings.Contains(value, "$(") {
+			out = append(out, "--"+name+"="+value)
+		}
+	}
+	return out
+}

@@ -1,0 +1,70 @@
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"strings"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"kproxy.dev/kproxy/web"
+)
+
+// State is how a node stands that was asked, in a word or two.
+type State string
+
+// The states of nodes that don't answer. One that does has the words of its own kproxy.
+const (
+	Absent    State = "absent"    // no kproxy runs there
+	Forbidden State = "forbidden" // the user lacks a right
+	Silent    State = "no answer" // in time: kproxy, the kubelet or what is between hangs
+	Older     State = "older"     // its kproxy doesn't know the question
+	Failed    State = "failed"
+)
+
+// Trouble is why a node didn't answer.
+type Trouble struct {
+	State State
+	Text  string
+}
+
+func (t *Trouble) Error() string { return string(t.State) + ": " + t.Text }
+
+// troubleOf sorts an error; nil for nil.
+func (c *Cluster) troubleOf(err error) *Trouble {
+	if err == nil {
+		return nil
+	}
+	text := strings.Join(strings.Fields(err.Error()), " ")
+	switch {
+	case isForbidden(err):
+		return &Trouble{Forbidden, c.inWords("", err).Error()}
+	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
+		return &Trouble{Silent, fmt.Sprintf("not within %s", c.timeout)}
+	case errors.Is(err, web.ErrUnknown):
+		return &Trouble{Older, text}
+	case strings.Contains(text, "connection refused"): // of the kubelet's end of a port forward, as text only
+		return &Trouble{Failed, fmt.Sprintf("nothing answers on port %d of the node's loopback, where kproxy has its metrics unless metricsBindAddress says otherwise: %s", apiPort, text)}
+	}
+	return &Trouble{Failed, text}
+}
+
+// isForbidden also knows a denial that came as text only: an upgraded connection's.
+func isForbidden(err error) bool {
+	return apierrors.IsForbidden(err) || strings.Contains(err.Error(), " is forbidden: User ")
+}
+
+// inWords says what a denial takes besides the right that the API server names in it.
+func (c *Cluster) inWords(what string, err error) error {
+	switch {
+	case isForbidden(err) && what == "":
+		return fmt.Errorf("%w (deploy/plugin has roles with the rights)", err)
+	case isForbidden(err):
+		return fmt.Errorf("%s: %w (deploy/plugin has roles with the rights)", what, err)
+	case errors.Is(err, context.DeadlineExceeded):
+		return fmt.Errorf("%s: the API server doesn't answer within %s", what, c.timeout)
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

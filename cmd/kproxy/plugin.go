@@ -1,0 +1,473 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net/netip"
+	"slices"
+	"strings"
+	"text/tabwriter"
+	"time"
+
+	"github.com/urfave/cli/v2"
+
+	"kproxy.dev/kproxy/cluster"
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace"
+	"kproxy.dev/kproxy/view"
+	"kproxy.dev/kproxy/web"
+)
+
+// pluginName is this program's as a plugin of kubectl, which finds it by that.
+const pluginName = "kubectl-kproxy"
+
+// newPlugin is `kubectl kproxy`: the commands of a node, asked of all.
+func newPlugin() *cli.App {
+	commands := []*cli.Command{
+		{
+			Name: "status", Usage: "show what every service does on all nodes, and where nodes differ", ArgsUsage: "[" + pluginTarget + "]",
+			Flags: clusterFlags(outputFlag("table", "wide", "json", "yaml", "name")), Action: clusterStatus,
+		},
+		{
+			Name: "top", Usage: "show which services, or nodes, carry most", ArgsUsage: "[services|nodes]",
+			Flags: clusterFlags(outputFlag("table", "json", "yaml"),
+				&cli.DurationFlag{Name: "interval", Value: 2 * time.Second, Usage: "how long rates are measured"},
+				&cli.IntFlag{Name: "limit", Value: 20, Usage: "print at most `N`; 0 for all"}),
+			Action: clusterTop,
+		},
+		{
+			Name: "connections", Usage: "list live connections of all nodes", ArgsUsage: "[" + pluginTarget + "]",
+			Flags: clusterFlags(outputFlag("table", "wide", "json", "yaml"),
+				choiceFlag(&cli.StringFlag{Name: "sort", Value: view.ConnectionOrders[0], Usage: "`ORDER` on each node: " + strings.Join(view.ConnectionOrders, ", ")}, view.ConnectionOrders...),
+				&cli.IntFlag{Name: "limit", Value: rowsAtMost, Usage: "print at most `N` connections of each node; 0 for all. JSON and YAML have all unless this is given"}),
+			Action: clusterConnections,
+		},
+		{
+			Name: "events", Usage: "list what happened on all nodes", ArgsUsage: "[" + pluginTarget + "]",
+			Flags:  clusterFlags(outputFlag("table", "json", "yaml"), &cli.IntFlag{Name: "limit", Value: 100, Usage: fmt.Sprintf("list the last `N` events, at most %d", eventsAtMost)}),
+			Action: clusterEvents,
+		},
+		{
+			Name: "trace", Usage: "say where a pod's connection would go, on its node", ArgsUsage: "pod/NAME|node/NAME " + pluginTarget,
+			Flags: clusterFlags(outputFlag("text", "json", "yaml"), &cli.StringFlag{Name: "proto", Usage: "tcp or udp", Value: "tcp"}), Action: clusterTrace,
+		},
+		{
+			Name: "pin", Usage: "keep a service in a data plane until `auto`, on all nodes or those of --node", ArgsUsage: pluginTarget + " userspace|kernel|auto",
+			Flags: clusterFlags(), Action: clusterPin,
+		},
+		{
+			Name: "drift", Usage: "say what differs between API server, kproxy and kernel on each node; fails with status 1 where something does",
+			Flags: clusterFlags(outputFlag("text", "json", "yaml")), Action: clusterDrift,
+		},
+	}
+	return appOf(pluginName, "kproxy on all nodes of a cluster, with your rights there", map[string][]*cli.Command{
+		"Cluster": commands,
+		"Program": {completeCommand(), helpCommand(), versionCommand()},
+	})
+}
+
+// pluginTarget is how the help spells a target of the plugin.
+const pluginTarget = "svc/NAME[:PORT] | " + targetUsage
+
+// clusterFlags are a command's flags and those that say which cluster, as kubectl has them.
+func clusterFlags(flags ...cli.Flag) []cli.Flag {
+	return append(flags,
+		&cli.StringFlag{Name: "kubeconfig", Usage: "kubectl's configuration, a `FILE`"},
+		&cli.StringFlag{Name: "context", Usage: "the `NAME` of the kubeconfig's context"},
+		&cli.StringFlag{Name: "namespace", Aliases: []string{"n"}, Usage: "`NAMESPACE` of svc/NAME and pod/NAME; that of the context if not given"},
+		&cli.StringFlag{Name: "kproxy-namespace", Value: "kube-system", Usage: "`NAMESPACE` of kproxy's pods"},
+		&cli.StringSliceFlag{Name: "node", Usage: "ask this node only, a `NAME`; repeatable"},
+		&cli.DurationFlag{Name: "timeout", Value: 10 * time.Second, Usage: "how long each node is waited for"},
+	)
+}
+
+// openCluster reads the flags and finds the nodes that they are about.
+func openCluster(c *cli.Context) (*cluster.Cluster, []cluster.Node, error) {
+	k, err := cluster.Open(cluster.Config{
+		Kubeconfig: c.String("kubeconfig"), Context: c.String("context"), Namespace: c.String("namespace"),
+		PodNamespace: c.String("kproxy-namespace"), Timeout: c.Duration("timeout"),
+	})
+	if err != nil {
+		return nil, nil, &exitError{exitUsage, err}
+	}
+	nodes, err := k.Nodes(c.Context, c.StringSlice("node"))
+	if errors.Is(err, cluster.ErrNoNode) {
+		err = &exitError{exitUsage, err}
+	}
+	return k, nodes, err
+}
+
+// clusterTarget reads the argument at i as a target, kubectl's way of naming a Service included; nil where there is none.
+func clusterTarget(c *cli.Context, k *cluster.Cluster, i int) (*target, error) {
+	if c.NArg() <= i {
+		return nil, nil
+	}
+	text := c.Args().Get(i)
+	for _, prefix := range []string{"svc/", "service/", "services/"} {
+		if name, ok := strings.CutPrefix(text, prefix); ok {
+			text = k.Namespace + "/" + name
+			break
+		}
+	}
+	t, err := parseTarget(text)
+	return &t, err
+}
+
+// troubled prints why nodes didn't answer, and is the error that says how many.
+func troubled[T any](w io.Writer, answers []cluster.Answer[T]) error {
+	n := 0
+	for _, a := range answers {
+		if a.Trouble != nil {
+			n++
+			fmt.Fprintf(w, "kproxy: node %s: %s\n", a.Node.Name, a.Trouble)
+		}
+	}
+	return unanswered(n, len(answers))
+}
+
+// unanswered is the error about n of all nodes.
+func unanswered(n, all int) error {
+	if n == 0 {
+		return nil
+	}
+	return fmt.Errorf("%d of %d nodes didn't answer", n, all)
+}
+
+// atMost checks the number of arguments.
+func atMost(c *cli.Context, n int) error {
+	if c.NArg() > n {
+		return usageError("%s takes %d arguments at most, got %q", c.Command.Name, n, c.Args().Slice())
+	}
+	return nil
+}
+
+// ofNode is what one node answered, for programs.
+type ofNode[T any] struct {
+	Node  string `json:"node"`
+	Error string `json:"error,omitempty"`
+	Items T      `json:"items"`
+}
+
+func byNode[T any](answers []cluster.Answer[T]) []ofNode[T] {
+	out := []ofNode[T]{}
+	for _, a := range answers {
+		n := ofNode[T]{Node: a.Node.Name, Items: a.Value}
+		if a.Trouble != nil {
+			n.Error = a.Trouble.Error()
+		}
+		out = append(out, n)
+	}
+	return out
+}
+
+// isKnown is an error if t names a service that none of the nodes has, which then have nothing of it.
+func isKnown(c *cli.Context, k *cluster.Cluster, nodes []cluster.Node, t *target) error {
+	if t == nil {
+		return nil
+	}
+	_, err := matching(cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (plan.Status, error) { return k.Client(n).Status(ctx) }), t)
+	return err
+}
+
+// matching leaves in nodes' answers what t names, and fails if they have nothing of it.
+func matching(answers []cluster.Answer[plan.Status], t *target) ([]cluster.Answer[plan.Status], error) {
+	var all []plan.ServiceStatus
+	answered, found := false, false
+	for i := range answers {
+		st := &answers[i].Value
+		answered = answered || answers[i].Trouble == nil
+		all = append(all, st.Services...)
+		services, err := t.selectFrom(st.Services)
+		st.Services, found = services, found || err == nil
+	}
+	if answered && !found {
+		_, err := t.selectFrom(all) // which knows all names
+		return nil, err
+	}
+	return answers, nil
+}
+
+func clusterConnections(c *cli.Context) error {
+	if err := atMost(c, 1); err != nil {
+		return err
+	}
+	k, nodes, err := openCluster(c)
+	if err != nil {
+		return err
+	}
+	which, err := clusterTarget(c, k, 0)
+	if err != nil {
+		return err
+	}
+	f := connectionsShown{format: c.String("output"), sort: c.String("sort"), limit: c.Int("limit"), width: terminalWidth(c.App.Writer)}
+	if f.limit < 0 {
+		return usageError("limit %d is less than 0", f.limit)
+	}
+	answers := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) ([]plan.ConnectionStatus, error) {
+		rows, err := which.connections(ctx, k.Client(n))
+		view.SortConnections(rows, f.sort)
+		if isForPrograms(f.format) && c.IsSet("limit") && f.limit > 0 {
+			rows = rows[:min(f.limit, len(rows))]
+		}
+		return rows, err
+	})
+	if !slices.ContainsFunc(answers, func(a cluster.Answer[[]plan.ConnectionStatus]) bool { return len(a.Value) > 0 }) {
+		if err := isKnown(c, k, nodes, which); err != nil {
+			return err
+		}
+	}
+	if isForPrograms(f.format) {
+		return errors.Join(printValue(c.App.Writer, f.format, byNode(answers)), troubled(c.App.ErrWriter, answers))
+	}
+	for _, a := range answers {
+		if a.Trouble == nil {
+			fmt.Fprintf(c.App.Writer, "node %s\n", a.Node.Name)
+			if err := f.print(c.App.Writer, a.Value); err != nil {
+				return err
+			}
+			fmt.Fprintln(c.App.Writer)
+		}
+	}
+	return troubled(c.App.ErrWriter, answers)
+}
+
+// nodeEvent is an event and where it happened.
+type nodeEvent struct {
+	Node string `json:"node"`
+	plan.Event
+}
+
+func clusterEvents(c *cli.Context) error {
+	limit := c.Int("limit")
+	if limit < 1 || limit > eventsAtMost {
+		return usageError("--limit: %d is not from 1 to %d", limit, eventsAtMost)
+	}
+	if err := atMost(c, 1); err != nil {
+		return err
+	}
+	k, nodes, err := openCluster(c)
+	if err != nil {
+		return err
+	}
+	which, err := clusterTarget(c, k, 0)
+	if err != nil {
+		return err
+	}
+	answers := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) ([]plan.Event, error) {
+		client := k.Client(n)
+		of, err := which.eventsOf(ctx, client)
+		if err != nil {
+			return nil, err
+		}
+		return pastEvents(ctx, client, of, limit)
+	})
+	all := []nodeEvent{}
+	for _, a := range answers {
+		for _, e := range a.Value {
+			all = append(all, nodeEvent{a.Node.Name, e})
+		}
+	}
+	if len(all) == 0 {
+		if err := isKnown(c, k, nodes, which); err != nil {
+			return err
+		}
+	}
+	slices.SortStableFunc(all, func(a, b nodeEvent) int { return a.Time.Compare(b.Time) })
+	all = all[max(0, len(all)-limit):]
+	print := printer(c, func(w io.Writer, all []nodeEvent) error {
+		t := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
+		fmt.Fprintln(t, "TIME\tNODE\tKIND\tSERVICE\tMESSAGE")
+		for _, e := range all {
+			fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\n", e.Time.Local().Format(time.DateTime), e.Node, e.Kind, cmp.Or(e.Service, "-"), e.Message)
+		}
+		return t.Flush()
+	})
+	return errors.Join(print(c.App.Writer, all), troubled(c.App.ErrWriter, answers))
+}
+
+func clusterTrace(c *cli.Context) error {
+	if c.NArg() != 2 {
+		return usageError("trace takes a client, pod/NAME or node/NAME, and a service, got %q", c.Args().Slice())
+	}
+	protocol, err := service.ParseProtocol(c.String("proto"))
+	if err != nil || protocol == service.SCTP {
+		return usageError("--proto %q is neither tcp nor udp", c.String("proto"))
+	}
+	kind, name, ok := strings.Cut(c.Args().First(), "/")
+	if !ok || name == "" || !slices.Contains([]string{"pod", "pods", "po", "node", "nodes", "no"}, kind) {
+		return usageError("%q is neither pod/NAME nor node/NAME", c.Args().First())
+	}
+	k, nodes, err := openCluster(c)
+	if err != nil {
+		return err
+	}
+	which, err := clusterTarget(c, k, 1)
+	if err != nil {
+		return err
+	}
+	if which.protocol != nil {
+		protocol = *which.protocol
+	}
+	client := cluster.Pod{Node: name}
+	if strings.HasPrefix(kind, "po") {
+		if client, err = k.FindPod(c.Context, k.Namespace, name); err != nil {
+			return err
+		}
+	}
+	i := slices.IndexFunc(nodes, func(n cluster.Node) bool { return n.Name == client.Node })
+	if i < 0 {
+		return usageError("%w %s among those that were asked for", cluster.ErrNoNode, client.Node)
+	}
+	answers := cluster.Ask(c.Context, k, nodes[i:i+1], func(ctx context.Context, n cluster.Node) (trace.Result, error) {
+		return traceFrom(ctx, k.Client(n), client, *which, protocol)
+	})
+	if t := answers[0].Trouble; t != nil {
+		return fmt.Errorf("node %s: %w", client.Node, t)
+	}
+	if !isForPrograms(c.String("output")) {
+		fmt.Fprintf(c.App.Writer, "on node %s\n", client.Node)
+	}
+	return printer(c, printTrace)(c.App.Writer, &answers[0].Value)
+}
+
+func clusterPin(c *cli.Context) error {
+	if c.NArg() != 2 {
+		return usageError("pin takes a service and one of %s", strings.Join(preferences, ", "))
+	}
+	if err := oneOf("data plane", c.Args().Get(1), preferences...); err != nil {
+		return err
+	}
+	k, nodes, err := openCluster(c)
+	if err != nil {
+		return err
+	}
+	which, err := clusterTarget(c, k, 0)
+	if err != nil {
+		return err
+	}
+	answers := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (string, error) {
+		return k.Exec(ctx, n, "pin", which.text, c.Args().Get(1))
+	})
+	for _, a := range answers {
+		for line := range strings.Lines(a.Value) {
+			fmt.Fprintf(c.App.Writer, "node %s: %s", a.Node.Name, line)
+		}
+	}
+	return troubled(c.App.ErrWriter, answers)
+}
+
+// drift is what differs on a node; lines begin with "+" for what is missing, with "-" for what is there besides.
+type drift struct {
+	Kproxy []string `json:"kproxy"` // of what the API server has
+	Kernel []string `json:"kernel"` // of what kproxy would program for what the API server has
+}
+
+func clusterDrift(c *cli.Context) error {
+	if err := atMost(c, 0); err != nil {
+		return err
+	}
+	k, nodes, err := openCluster(c)
+	if err != nil || len(nodes) == 0 {
+		return err
+	}
+	api, err := k.Snapshot(c.Context, nodes[0].Name)
+	if err != nil {
+		return err
+	}
+	flags := renderCommand().Flags
+	answers := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (drift, error) {
+		d := drift{Kproxy: []string{}, Kernel: []string{}}
+		half, cancel := context.WithTimeout(ctx, c.Duration("timeout")/2) // the kernel can be compared where kproxy hangs
+		defer cancel()
+		st, silent := k.Client(n).Status(half)
+		if silent == nil {
+			d.Kproxy = cluster.Missed(api, &st)
+		}
+		text, err := k.Exec(ctx, n, append([]string{"render", "--diff"}, n.RenderFlags(func(name string) bool { return flagNamed(flags, name) != nil })...)...)
+		var exit *cluster.ExitError
+		if errors.As(err, &exit) && exit.Status == exitFailed && text != "" {
+			err = nil // they differ
+		}
+		d.Kernel = slices.AppendSeq(d.Kernel, strings.FieldsFuncSeq(text, func(r rune) bool { return r == '\n' }))
+		return d, errors.Join(silent, err)
+	})
+	differ := 0
+	for _, a := range answers {
+		if len(a.Value.Kproxy)+len(a.Value.Kernel) > 0 {
+			differ++
+		}
+	}
+	print := printer(c, printDrift)
+	err = errors.Join(print(c.App.Writer, byNode(answers)), troubled(c.App.ErrWriter, answers))
+	if differ > 0 {
+		err = errors.Join(err, fmt.Errorf("%d of %d nodes differ", differ, len(answers)))
+	}
+	return err
+}
+
+func printDrift(w io.Writer, nodes []ofNode[drift]) error {
+	var b strings.Builder
+	for _, n := range nodes {
+		d := n.Items
+		fmt.Fprintf(&b, "node %s", n.Node)
+		switch {
+		case n.Error != "":
+			fmt.Fprintf(&b, ": not all is known: %s", n.Error)
+		case len(d.Kproxy)+len(d.Kernel) == 0:
+			b.WriteString(": no difference")
+		}
+		b.WriteString("\n")
+		for _, part := range []struct {
+			title string
+			lines []string
+		}{{"kproxy against the API server:", d.Kproxy}, {"the kernel against what kproxy would program:", d.Kernel}} {
+			if len(part.lines) > 0 {
+				fmt.Fprintf(&b, "  %s\n    %s\n", part.title, strings.Join(part.lines, "\n    "))
+			}
+		}
+	}
+	_, err := io.WriteString(w, b.String())
+	return err
+}
+
+// traceFrom traces a client's packet to an address, or to the first address of a service port that the client has a
+// family with.
+func traceFrom(ctx context.Context, kproxy *web.Client, client cluster.Pod, to target, protocol service.Protocol) (trace.Result, error) {
+	addresses := []netip.AddrPort{to.address}
+	if to.name != "" {
+		st, err := kproxy.Status(ctx)
+		if err != nil {
+			return trace.Result{}, err
+		}
+		services, err := to.selectFrom(st.Services)
+		if err != nil {
+			return trace.Result{}, err
+		}
+		addresses = nil
+		for i := range services {
+			if strings.EqualFold(services[i].Protocol, protocol.String()) {
+				addresses = append(addresses, services[i].Addresses...)
+			}
+		}
+	}
+	for _, a := range addresses {
+		if from, ok := addressOf(client, a.Addr()); ok && a.IsValid() {
+			return kproxy.Trace(ctx, trace.Request{Address: a, Protocol: protocol, From: from})
+		}
+	}
+	return trace.Result{}, fmt.Errorf("%s has no %s port with an address of the client's family", to.text, protocol)
+}
+
+// addressOf is that of a client's family, if it has one; the zero one for a client that is the node itself.
+func addressOf(client cluster.Pod, to netip.Addr) (netip.Addr, bool) {
+	for _, text := range client.Addresses {
+		if a, err := netip.ParseAddr(text); err == nil && service.FamilyOf(a) == service.FamilyOf(to) {
+			return a, true
+		}
+	}
+	return netip.Addr{}, len(client.Addresses) == 0
+}

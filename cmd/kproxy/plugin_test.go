@@ -1,0 +1,113 @@
+package main
+
+import (
+	"bytes"
+	"net/netip"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/cluster"
+	"kproxy.dev/kproxy/plan"
+)
+
+// A report has a line a node, those that don't answer among them, and a line a service.
+func TestPluginReport(t *testing.T) {
+	since := time.Date(2026, 11, 24, 12, 0, 0, 0, time.Local)
+	r := &cluster.Report{
+		Nodes: []cluster.NodeReport{
+			{Node: "n1", State: "alive", Version: "v1", Mode: "auto", Services: 1, Active: 2},
+			{Node: "n2", State: cluster.Forbidden, Error: `User "u" cannot create resource "pods/portforward"`},
+		},
+		Services: []cluster.ServiceReport{{
+			Namespace: "default", Name: "web", Port: "http", Protocol: "TCP", Addresses: []netip.AddrPort{netip.MustParseAddrPort("10.96.0.1:80")},
+			DataPlanes: map[plan.DataPlane]int{plan.Userspace: 2, "nftables": 5}, Endpoints: 3, Up: 2, Nodes: 7,
+			Differences: []cluster.Difference{
+				{Node: "n3", What: "in userspace", Since: since, Why: "refused"}, {Node: "n4", What: "in userspace", Since: since.Add(-time.Hour)},
+				{Node: "n5", What: "in userspace"}, {Node: "n6", What: "in userspace"}, {Node: "n7", What: "doesn't have it"},
+			},
+		}},
+	}
+	var out bytes.Buffer
+	if err := printReport(&out, r, false); err != nil {
+		t.Fatal(err)
+	}
+	want := `NODE  STATE      VERSION  MODE  SERVICES  ACTIVE  NOTE
+n1    alive      v1       auto  1         2       
+n2    forbidden  -        -     0         0       User "u" cannot create resource "pods/portforward"
+
+SERVICE           ADDRESS           DATA PLANE               ENDPOINTS  ACTIVE  TOTAL  FAILED  NODES  DIFFER
+default/web:http  10.96.0.1:80/tcp  nftables 5, userspace 2  2/3        0       0      0       7      n3, n4, n5 and 1 more in userspace since 2026-11-24 11:00:00 (refused); n7 doesn't have it
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	out.Reset()
+	if err := printReport(&out, r, true); err != nil || !strings.Contains(out.String(), "\n  n7 doesn't have it\n") {
+		t.Errorf("wide: %v\n%s", err, out.String())
+	}
+}
+
+// Rates are those between two samples, also of a kproxy that has begun anew, and the busiest come first.
+func TestPluginTop(t *testing.T) {
+	row := func(name string, total, bytes uint64) plan.ServiceStatus {
+		return plan.ServiceStatus{Namespace: "default", Name: name, Protocol: "TCP", Connections: plan.Connections{Active: 1, Total: total, BytesIn: bytes}}
+	}
+	status := func(rows ...plan.ServiceStatus) plan.Status { return plan.Status{Services: rows} }
+	answers := []cluster.Answer[sample]{
+		{Node: cluster.Node{Name: "n1"}, Value: sample{status(row("a", 10, 0), row("b", 10, 100)), status(row("a", 20, 0), row("b", 30, 300)), 2}},
+		{Node: cluster.Node{Name: "n2"}, Value: sample{status(row("b", 90, 900)), status(row("b", 4, 400)), 2}},
+		{Node: cluster.Node{Name: "n3"}, Trouble: &cluster.Trouble{State: cluster.Silent}},
+	}
+	want := []carried{{Name: "default/b/tcp", Active: 2, New: 12, BytesIn: 300}, {Name: "default/a/tcp", Active: 1, New: 5}}
+	if diff := cmp.Diff(want, loads(answers, false)); diff != "" {
+		t.Errorf("services (-want +got):\n%s", diff)
+	}
+	want = []carried{{Name: "n2", Active: 1, New: 2, BytesIn: 200}, {Name: "n1", Active: 2, New: 15, BytesIn: 100}}
+	if diff := cmp.Diff(want, loads(answers, true)); diff != "" {
+		t.Errorf("nodes (-want +got):\n%s", diff)
+	}
+}
+
+// What is wrong on the command line is said before any node is asked.
+func TestPluginUsage(t *testing.T) {
+	t.Setenv("KUBECONFIG", t.TempDir()+"/none")
+	t.Setenv("HOME", t.TempDir())
+	t.Setenv("KUBERNETES_SERVICE_HOST", "")
+	for line, want := range map[string]string{
+		"stauts":                      `there is no command "kubectl-kproxy stauts", did you mean status?`,
+		"status a b":                  "takes 1 arguments at most",
+		"status --nod x":              "there is no flag --nod, did you mean --node?",
+		"status --kubeconfig /none":   "/none",
+		"status":                      "find the cluster: ",
+		"trace default/web":           "trace takes a client",
+		"trace web svc/web":           "neither pod/NAME nor node/NAME",
+		"trace pod/a svc/b --proto x": `--proto "x" is neither tcp nor udp`,
+		"pin svc/web":                 "pin takes a service and one of",
+		"pin svc/web kernal":          "did you mean kernel?",
+		"top pods":                    "is not one of services, nodes",
+		"top --interval 1m":           "is not between 0 and --timeout",
+		"events --limit 0":            "0 is not from 1 to 2000",
+	} {
+		t.Run(line, func(t *testing.T) {
+			err := run(t.Context(), newPlugin(), append([]string{pluginName}, strings.Fields(line)...))
+			if err == nil || !strings.Contains(err.Error(), want) || statusOf(err) != exitUsage {
+				t.Errorf("%v, status %d, want status 2 and %q", err, statusOf(err), want)
+			}
+		})
+	}
+}
+
+// A port forward finds the API on the node's loopback, wherever else it is served.
+func TestLoopbackBeside(t *testing.T) {
+	for address, want := range map[string]string{
+		"127.0.0.1:10249": "", "[::1]:10249": "", "0.0.0.0:10249": "", "[::]:10249": "", "": "",
+		"192.0.2.1:10249": "127.0.0.1:10249", "[2001:db8::1]:9000": "127.0.0.1:9000",
+	} {
+		if got := loopbackBeside(address); got != want {
+			t.Errorf("%s: %q, want %q", address, got, want)
+		}
+	}
+}
