@@ -152,7 +152,7 @@ func (c *Connections) Key(k Key, _ time.Time) (quit bool) {
 		c.arrange()
 		return quit
 	}
-	if c.keys.typing {
+	if c.keys.typing != noPrompt {
 		return false
 	}
 	switch k {
@@ -187,7 +187,7 @@ func (c *Connections) Render(now time.Time, width, height int) []string {
 }
 
 func (c *Connections) footer(shown, width int) line {
-	if c.keys.typing {
+	if c.keys.typing != noPrompt {
 		return c.keys.prompt()
 	}
 	position := "none"

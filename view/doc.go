@@ -1,5 +1,5 @@
 // Package view draws what a running kproxy does on a terminal: the screen of
-// `kproxy status --watch` and of `kproxy lab up`.
+// `kproxy status --watch` and of `kproxy lab up`, with the pages of services.
 //
 // It is pure. A [Model] takes in what happens (a status, an event, a key) and
 // [Model.Render] gives the lines for a screen of a given size at a given time,

@@ -8,34 +8,49 @@ import (
 	"unicode/utf8"
 )
 
-// Key is a key that was pressed: a character, or one of the names below.
+// Key is a key that was pressed: a character, or one of the names below, which are
+// Bubble Tea's.
 type Key string
 
 // Keys without a character of their own.
 const (
 	KeyUp        Key = "up"
 	KeyDown      Key = "down"
-	KeyPageUp    Key = "page up"
-	KeyPageDown  Key = "page down"
+	KeyPageUp    Key = "pgup"
+	KeyPageDown  Key = "pgdown"
 	KeyHome      Key = "home"
 	KeyEnd       Key = "end"
 	KeyEnter     Key = "enter"
-	KeyEscape    Key = "escape"
+	KeyEscape    Key = "esc"
 	KeyBackspace Key = "backspace"
-	KeyInterrupt Key = "ctrl-c"
-	KeyErase     Key = "ctrl-u"
+	KeyInterrupt Key = "ctrl+c"
+	KeyErase     Key = "ctrl+u"
+	KeyTab       Key = "tab"
+	KeyBackTab   Key = "shift+tab"
 )
 
 // keys is what keys have changed.
 type keys struct {
 	filter string
-	typing bool // keys go into the filter
+	typing prompt // where keys go
+	input  string // what is typed but into the filter
 	order  order
 	paused bool
 	help   bool
-	top    int // services above the screen
-	page   int // services on the screen, as last drawn
+	top    int // rows above the screen
+	page   int // rows on the screen, as last drawn
+	rows   int // how many there are, as last drawn
 }
+
+// prompt is what a line at the bottom asks for.
+type prompt uint8
+
+const (
+	noPrompt prompt = iota
+	filterPrompt
+	commandPrompt
+	answerPrompt
+)
 
 // screen is what all screens have.
 type screen struct {
@@ -65,29 +80,122 @@ func (s *screen) encode(lines []line, width, height int) []string {
 
 // Key takes in a key; it returns true when the user wants to leave.
 func (m *Model) Key(k Key, now time.Time) (quit bool) {
+	m.said = ""
+	asking, onPage := m.keys.typing, m.page != nil && m.keys.typing == noPrompt && !m.keys.help
+	if onPage && (k == KeyEscape || k == "/") {
+		if k == KeyEscape && !m.lesson {
+			m.page = nil
+		}
+		return false
+	}
+	top := m.keys.top // scrolled by the cursor
+	m.keys.top = m.at
 	quit, filtered := m.keys.press(k, len(m.shown))
+	at := m.keys.top
+	m.keys.top = top
 	if quit || filtered {
 		m.arrange(now)
 		return quit
 	}
-	if m.keys.typing {
+	switch {
+	case asking != noPrompt && m.keys.typing == noPrompt && k == KeyEnter:
+		return m.entered(asking)
+	case asking != noPrompt || m.keys.typing != noPrompt || m.keys.help:
 		return false
 	}
 	switch k {
+	case ":":
+		m.keys.ask(commandPrompt)
+		return false
+	case "a":
+		if m.guideAt < len(m.guide) && m.guide[m.guideAt].Question {
+			m.keys.ask(answerPrompt)
+		}
+		return false
+	case "n":
+		m.turn(m.guideAt + 1)
+		return false
+	case "b":
+		m.turn(m.guideAt - 1)
+		return false
+	case "p", " ":
+		m.pause(now)
+		return false
+	}
+	switch {
+	case m.lesson:
+		m.reading.scroll(k, m.reading.rows)
+		return false
+	case m.page != nil:
+		m.pageKey(k)
+		return false
+	}
+	if at != m.at {
+		m.move(at)
+	}
+	switch k {
+	case KeyEnter:
+		m.open()
 	case "s":
 		m.keys.order = (m.keys.order + 1) % orders
 		m.arrange(m.received)
 	case "e":
 		m.endpoints = !m.endpoints
-	case "p", " ":
-		m.pause(now)
-	case "n":
-		m.guideAt = min(m.guideAt+1, max(len(m.guide)-1, 0))
-	case "b":
-		m.guideAt = max(m.guideAt-1, 0)
 	}
 	return false
 }
+
+// turn shows another step of the guide.
+func (m *Model) turn(to int) {
+	if to = max(min(to, len(m.guide)-1), 0); to != m.guideAt {
+		m.guideAt, m.reading = to, keys{}
+	}
+}
+
+// move puts the cursor on a row.
+func (m *Model) move(to int) {
+	m.at = max(min(to, len(m.shown)-1), 0)
+	if s := m.current(); s != nil {
+		m.cursor = keyOf(s.status)
+	}
+}
+
+// current is the service that keys are about: under the cursor, or whose page is open.
+func (m *Model) current() *service {
+	if m.page != nil {
+		return m.services[m.page.of]
+	}
+	if m.at < len(m.shown) {
+		return m.shown[m.at]
+	}
+	return nil
+}
+
+// pinWords are what a command can name.
+var pinWords = []string{"userspace", "kernel", "auto"}
+
+// entered takes in what was typed at a prompt.
+func (m *Model) entered(at prompt) (quit bool) {
+	input := strings.TrimSpace(m.keys.input)
+	switch words := strings.Fields(input); {
+	case at == filterPrompt || len(words) == 0:
+	case at == answerPrompt:
+		m.answer(m.guideAt, input)
+	case words[0] == "q" || words[0] == "quit":
+		return true
+	case words[0] == "pin" && len(words) == 2 && slices.Contains(pinWords, words[1]):
+		if s := m.current(); s != nil && m.pin != nil {
+			m.said = "pinning " + s.name + " to " + words[1]
+			m.pin(*s.status, words[1])
+		}
+	default:
+		m.said = "there is no command " + input + "; there are pin userspace, pin kernel, pin auto, quit"
+	}
+	return false
+}
+
+// Say shows a message at the bottom until the next key.
+func (m *Model) Say(message string) { m.said = message }
 
 // press takes in a key that means the same on all screens, of which n rows can be
 // scrolled: it leaves, filters, helps or scrolls.
@@ -95,7 +203,7 @@ func (k *keys) press(key Key, n int) (quit, filtered bool) {
 	if key == KeyInterrupt {
 		return true, false
 	}
-	if k.typing {
+	if k.typing != noPrompt {
 		return false, k.typeKey(key)
 	}
 	helped := k.help
@@ -112,7 +220,7 @@ func (k *keys) press(key Key, n int) (quit, filtered bool) {
 	case "?", "h":
 		k.help = !k.help
 	case "/":
-		k.typing, k.help = true, false
+		k.typing, k.help = filterPrompt, false
 	default:
 		k.scroll(key, n)
 	}
@@ -139,27 +247,39 @@ func (k *keys) scroll(key Key, n int) {
 	k.top = max(min(k.top, n-1), 0)
 }
 
-// typeKey edits the filter, which holds while it is typed; it returns true when
-// that has changed.
+// ask begins a prompt with nothing typed.
+func (k *keys) ask(p prompt) { k.typing, k.input = p, "" }
+
+// typeKey edits what is typed. A filter holds while it is typed; typeKey returns true when
+// it has changed.
 func (k *keys) typeKey(key Key) (changed bool) {
-	was := k.filter
+	filter, was := k.typing == filterPrompt, k.input
+	if filter {
+		was = k.filter
+	}
+	now := was
 	switch key {
 	case KeyEnter:
-		k.typing = false
+		k.typing = noPrompt
 	case KeyEscape:
-		k.typing = false
-		k.setFilter("")
+		k.typing, now = noPrompt, ""
 	case KeyErase:
-		k.setFilter("")
+		now = ""
 	case KeyBackspace:
 		_, n := utf8.DecodeLastRuneInString(was)
-		k.setFilter(was[:len(was)-n])
+		now = was[:len(was)-n]
 	default:
 		if utf8.RuneCountInString(string(key)) == 1 && len(was) < 200 {
-			k.setFilter(was + string(key))
+			now = was + string(key)
 		}
 	}
-	return k.filter != was
+	if !filter {
+		k.input = now
+	} else if now != was {
+		k.setFilter(now)
+		return true
+	}
+	return false
 }
 
 func (k *keys) setFilter(s string) { k.filter, k.top = s, 0 }

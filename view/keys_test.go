@@ -98,8 +98,12 @@ func TestScrolling(t *testing.T) {
 	}{{KeyDown, 1}, {KeyUp, 0}, {KeyUp, 0}, {KeyEnd, 4}, {KeyDown, 4}, {KeyHome, 0}, {KeyPageDown, 2}, {KeyPageUp, 0}} {
 		m.Render(noon, 40, 14) // settles the page
 		press(m, step.key)
-		if m.keys.top != step.want {
-			t.Errorf("%s: scrolled by %d, want %d", step.key, m.keys.top, step.want)
+		if m.at != step.want {
+			t.Errorf("%s: the cursor is at %d, want %d", step.key, m.at, step.want)
+		}
+		screen := strings.Join(m.Render(noon, 40, 14), "\n")
+		if want := ">"; strings.Count("\n"+screen, "\n"+want) != 1 {
+			t.Errorf("%s: the cursor isn't on the screen once:\n%s", step.key, screen)
 		}
 	}
 }
@@ -153,5 +157,64 @@ func TestCountdown(t *testing.T) {
 		if got := m.state(m.services["default/shop:http/TCP"], noon.Add(after)); got != want {
 			t.Errorf("after %s: %q, want %q", after, got, want)
 		}
+	}
+}
+
+// TestPage: Enter opens the service under the cursor, wherever sorting moves it, Esc goes back, and
+// a command pins what the cursor or the page is at.
+func TestPage(t *testing.T) {
+	var pinned []string
+	m := watched(Config{Pin: func(s plan.ServiceStatus, where string) { pinned = append(pinned, s.Title()+" "+where) }}, 4)
+	press(m, KeyDown, "s") // orphan; sorted by name it is the last
+	command := func(words string) {
+		press(m, ":")
+		for _, r := range words {
+			press(m, Key(r))
+		}
+		press(m, KeyEnter)
+	}
+	command("pin kernel")
+	if press(m, KeyEnter); m.page == nil || m.page.last.Name != "orphan" {
+		t.Fatalf("the page is %+v", m.page)
+	}
+	command("pin auto")
+	command("pin nowhere")
+	if want := []string{"shop/orphan kernel", "shop/orphan auto"}; !cmp.Equal(pinned, want) || !strings.Contains(m.said, "no command pin nowhere") {
+		t.Errorf("pinned %q, want %q; said %q", pinned, want, m.said)
+	}
+	if _, trace, open := m.Open(); trace || !open {
+		t.Error("the page asks for a trace that it doesn't show")
+	}
+	press(m, "3")
+	s, trace, _ := m.Open()
+	if !trace {
+		t.Error("the page doesn't ask for the trace that it shows")
+	}
+	m.Fill(&s, Page{Trace: []string{"here"}})
+	if _, trace, _ = m.Open(); trace {
+		t.Error("the page asks for the trace again")
+	}
+	if press(m, KeyEscape); m.page != nil {
+		t.Error("Esc doesn't leave the page")
+	}
+	m.Fill(&s, Page{Trace: []string{"late"}})
+	if press(m, "q"); m.page != nil {
+		t.Error("an answer that comes late opens a page")
+	}
+}
+
+// TestGuide: a question takes an answer, and the guide says how it went.
+func TestGuide(t *testing.T) {
+	var answers []string
+	m := watched(Config{Guide: []Step{{Title: "One"}, {Title: "Two", Question: true}}, Answer: func(step int, a string) { answers = append(answers, a) }}, 1)
+	press(m, "a", "x", KeyEnter) // no question here; x and Enter do what they do elsewhere
+	m.page = nil
+	press(m, "n", "n", "a", "q", "4", KeyEnter)
+	if want := []string{"q4"}; !cmp.Equal(answers, want) {
+		t.Errorf("answers %q, want %q", answers, want)
+	}
+	m.Guide(1, StepState{Done: true, Said: "q4 it is"})
+	if screen := strings.Join(m.Render(noon, 80, 40), "\n"); !strings.Contains(screen, "ok confirmed: q4 it is") || !strings.Contains(screen, "2 of 2 (a answers, n next") {
+		t.Errorf("the step isn't confirmed:\n%s", screen)
 	}
 }

@@ -20,9 +20,18 @@ type Model struct {
 	shown    []*service // those that pass the filter, in order
 	events   []plan.Event
 
+	cursor    string // the service that the user put the cursor on, a key of services
+	at        int    // its place in shown
+	page      *page  // the service whose page is open; nil for none
+	said      string // a message at the bottom
+	pin       func(s plan.ServiceStatus, where string)
 	note      func() string // a line of the caller's, such as of its traffic; nil for none
 	guide     []Step
 	guideAt   int
+	states    []StepState // of guide
+	answer    func(step int, answer string)
+	lesson    bool      // the guide is what the screen is for
+	reading   keys      // how far a lesson's page is scrolled
 	endpoints bool      // a line for each, below its service
 	paused    time.Time // when the screen was paused
 	// What came since: the last status, and events.
@@ -33,8 +42,16 @@ type Model struct {
 // Step is one thing to try, shown at the bottom; keys go back and forth.
 type Step struct {
 	Title    string
+	Text     []string // paragraphs to read before
 	Commands []string
 	Look     string // what to look for
+	Question bool   // an answer is to be typed
+}
+
+// StepState is how far the user is with a step.
+type StepState struct {
+	Done bool
+	Said string // what is waited for, what is wrong with an answer, or what was seen
 }
 
 // Config is what a Model starts with.
@@ -43,11 +60,26 @@ type Config struct {
 	Endpoints bool          // show a line for each endpoint
 	Guide     []Step        // things to try
 	Note      func() string // the line above the events; nil for none
+	// Pin pins a service to "userspace", "kernel" or "auto". It returns at once, and what came of it
+	// is for [Model.Say].
+	Pin func(s plan.ServiceStatus, where string)
+	// Answer takes in what was typed at a step with a question; it returns at once.
+	Answer func(step int, answer string)
+	// Lesson is a service, namespace/name[:port]/PROTOCOL, that the screen draws above the guide,
+	// which gets all of the room; empty for the screen of all services.
+	Lesson string
 }
 
 // New returns a Model that has seen nothing yet.
 func New(c Config) *Model {
-	return &Model{screen: screen{theme: c.Theme}, note: c.Note, guide: c.Guide, endpoints: c.Endpoints, services: map[string]*service{}}
+	m := &Model{
+		screen: screen{theme: c.Theme}, note: c.Note, guide: c.Guide, states: make([]StepState, len(c.Guide)), endpoints: c.Endpoints,
+		pin: c.Pin, answer: c.Answer, lesson: c.Lesson != "", services: map[string]*service{},
+	}
+	if m.lesson {
+		m.page = &page{of: c.Lesson}
+	}
+	return m
 }
 
 // Update takes in a status of now.
@@ -78,8 +110,22 @@ func (m *Model) Update(st plan.Status, now time.Time) {
 			delete(m.services, key)
 		}
 	}
+	if m.page != nil && m.services[m.page.of] != nil {
+		m.page.update(m.services[m.page.of])
+	}
 	m.arrange(now)
 }
+
+// Guided returns the step that is shown and its state; -1 without a guide.
+func (m *Model) Guided() (step int, state StepState) {
+	if len(m.guide) == 0 {
+		return -1, state
+	}
+	return m.guideAt, m.states[m.guideAt]
+}
+
+// Guide sets the state of a step.
+func (m *Model) Guide(step int, s StepState) { m.states[step] = s }
 
 // Event takes in something that happened.
 func (m *Model) Event(e plan.Event) {
@@ -111,6 +157,10 @@ func (m *Model) arrange(now time.Time) {
 		}
 	}
 	slices.SortFunc(m.shown, m.keys.order.compare)
+	if i := slices.IndexFunc(m.shown, func(s *service) bool { return keyOf(s.status) == m.cursor }); i >= 0 {
+		m.at = i // the cursor goes where its service goes
+	}
+	m.at = max(min(m.at, len(m.shown)-1), 0)
 }
 
 func last[T any](list []T, n int) []T {

@@ -22,7 +22,13 @@ func (m *Model) Render(now time.Time, width, height int) []string {
 func (m *Model) compose(now time.Time, width, height int) []line {
 	lines := m.header(now, width)
 	if m.keys.help {
-		return append(fit(append(lines, helpText(len(m.guide) > 0, width)...), height-1), m.footer(len(m.shown), width))
+		return append(fit(append(lines[:1], helpText(len(m.guide) > 0, width)...), height-1), m.footer(len(m.shown), width))
+	}
+	switch room := max(height-2, 0); {
+	case m.lesson:
+		return append(fit(append(lines[:1], m.lessonLines(now, width, room)...), height-1), m.footer(0, width))
+	case m.page != nil:
+		return append(fit(append(lines[:1], m.pageLines(now, width, room)...), height-1), m.footer(0, width))
 	}
 	if height < 8 && len(lines) > 1 {
 		lines = lines[:1] // the most that a tiny screen can spare
@@ -86,9 +92,19 @@ func (m *Model) guideLines(width int) []line {
 	if len(m.guide) == 0 {
 		return nil
 	}
-	step := m.guide[m.guideAt]
-	out := []line{rule(fmt.Sprintf("try in another terminal: %d of %d (n next, b back)", m.guideAt+1, len(m.guide)), width)}
+	step, state := m.guide[m.guideAt], m.states[m.guideAt]
+	next := "n skips, b back"
+	if state.Done || state.Said == "" {
+		next = "n next, b back"
+	}
+	if step.Question {
+		next = "a answers, " + next
+	}
+	out := []line{rule(fmt.Sprintf("try in another terminal: %d of %d (%s)", m.guideAt+1, len(m.guide), next), width)}
 	out = append(out, styled(bold, step.Title))
+	for _, p := range step.Text {
+		out = append(out, wrapped(p, width)...)
+	}
 	for _, c := range step.Commands {
 		parts := Wrap(c, max(width-4, 1), 4)
 		for i, part := range parts {
@@ -98,28 +114,74 @@ func (m *Model) guideLines(width int) []line {
 			out = append(out, styled(accent, "  "+part))
 		}
 	}
-	for _, part := range Wrap("Look for: "+step.Look, width, 4) {
-		out = append(out, text(part))
+	if step.Look != "" {
+		for _, part := range Wrap("Look for: "+step.Look, width, 4) {
+			out = append(out, text(part))
+		}
 	}
-	return out
+	return append(out, m.stateLines(state, width)...)
+}
+
+// stateLines say what a step waits for, or that it is done.
+func (m *Model) stateLines(s StepState, width int) []line {
+	look, mark := warn, "waiting: "
+	switch g := m.theme.glyphs(); {
+	case s.Said == "":
+		return nil
+	case s.Done:
+		look, mark = good, g.done+" confirmed: "
+	}
+	return paragraph(look, mark, s.Said, width)
+}
+
+// lessonLines are a lesson: the drawing, what there is to read and to do, and how that goes, which
+// stays on the screen however far the rest is scrolled.
+func (m *Model) lessonLines(now time.Time, width, room int) []line {
+	out := append(m.drawing(now, width), nil)
+	state := m.stateLines(m.states[m.guideAt], width)
+	body := m.guideLines(width)
+	body = body[:len(body)-len(state)]
+	out, body = append(out, body[0]), body[1:]
+	r := &m.reading
+	r.rows, r.page = len(body), max(room-len(out)-len(state), 1)
+	r.top = max(min(r.top, len(body)-r.page), 0)
+	body = body[r.top:]
+	if len(body) > r.page {
+		body = append(body[:r.page-1:r.page-1], styled(dim, "more below: arrows scroll"))
+	}
+	return append(fit(append(out, body...), room-len(state)), state...)
 }
 
 // footer says which keys there are, or is where the filter is typed.
 func (m *Model) footer(shown, width int) line {
-	if m.keys.typing {
+	switch {
+	case m.keys.typing != noPrompt:
 		return m.keys.prompt()
+	case m.said != "":
+		return text(m.said)
+	case m.lesson:
+		return flow(append([]line{styled(inverse, " q quit ")}, text("n next, b back"), text("a answer"), text("arrows scroll"), text("? help")), width)
+	case m.page != nil:
+		return flow(append(append([]line{styled(inverse, " q quit "), text("Esc back")}, m.keys.flags()...),
+			text("Tab, 1-3 other pages"), text(": pin"), text("r trace again"), text("arrows scroll"), text("? help")), width)
 	}
 	position := fmt.Sprintf("%d services", len(m.shown))
 	if shown < len(m.shown) {
 		position = fmt.Sprintf("%d-%d of %d", m.keys.top+1, m.keys.top+shown, len(m.shown))
 	}
 	items := append([]line{styled(inverse, " q quit "), text(position)}, m.keys.flags()...)
-	items = append(items, text("? help"), text("/ filter"), text("s sort: "+orderNames[m.keys.order]), text("p pause"), text("e endpoints"))
+	items = append(items, text("? help"), text("Enter opens"), text("/ filter"), text(": pin"), text("s sort: "+orderNames[m.keys.order]), text("p pause"), text("e endpoints"))
 	return flow(items, width)
 }
 
-// prompt is where the filter is typed.
+// prompt is where something is typed.
 func (k *keys) prompt() line {
+	switch k.typing {
+	case commandPrompt:
+		return styled(inverse, ":"+k.input+"_").with(plain, "  pin userspace, pin kernel, pin auto; Enter does it, Esc doesn't")
+	case answerPrompt:
+		return styled(inverse, "answer: "+k.input+"_").with(plain, "  Enter gives it, Esc doesn't")
+	}
 	return styled(inverse, "filter: "+k.filter+"_").with(plain, "  Enter keeps it, Esc clears it")
 }
 
@@ -138,15 +200,18 @@ func (k *keys) flags() []line {
 func helpText(guide bool, width int) []line {
 	rows := [][2]string{
 		{"q, Ctrl-C", "quit"},
-		{"arrows, PageUp/Down", "scroll; Home and End too"},
+		{"arrows, PageUp/Down", "move the cursor, or scroll; Home and End too"},
+		{"Enter, Esc", "open the page of a service, with endpoints, connections and trace; and back"},
+		{":", "pin the service: pin userspace, pin kernel, pin auto"},
 		{"/", "filter by words of a name, an address, a data plane or a state; Esc clears it"},
 		{"s", "sort: what needs attention first and then what is busy, by name, by connections per second, by failures"},
 		{"p", "pause, and go on"},
 		{"e", "show or hide a line for each endpoint"},
+		{"Tab, 1, 2, 3; r", "on a page: its parts; trace again"},
 		{"?", "this help"},
 	}
 	if guide {
-		rows = append(rows, [2]string{"n, b", "next and previous thing to try"})
+		rows = append(rows, [2]string{"n, b", "next and previous thing to try; a types an answer"})
 	}
 	rows = append(rows,
 		[2]string{"! and ~", "something is wrong with a service; it changes, or just did"},

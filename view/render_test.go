@@ -87,11 +87,25 @@ func watched(c Config, n int) *Model {
 }
 
 var guide = []Step{
-	{"First", []string{"kproxy connections"}, "a line"},
+	{Title: "First", Commands: []string{"kproxy connections"}, Look: "a line"},
 	{
-		"Take it back, to see each connection", []string{"kproxy pin --socket /run/kproxy-lab/kproxy.sock default/web userspace", "kproxy connections"},
-		"data plane userspace, state pinned; connections that the kernel carries go on where they are, and new ones are listed with their age.",
+		Title: "Take it back, to see each connection", Commands: []string{"kproxy pin --socket /run/kproxy-lab/kproxy.sock default/web userspace", "kproxy connections"},
+		Look: "data plane userspace, state pinned; connections that the kernel carries go on where they are, and new ones are listed with their age.",
 	},
+}
+
+// pageScene is the page of a service whose endpoints get connections.
+func pageScene(t Theme) *Model {
+	m := watched(Config{Theme: t}, 4)
+	press(m, KeyDown, KeyDown, KeyDown, KeyEnter) // default/web:line
+	for n := range 4 {
+		st := statusAfter(4 + n)
+		for i := range 3 {
+			st.Services[2].Endpoints[i].TotalConnections += uint64(n * (i + 1))
+		}
+		m.Update(st, noon.Add(time.Duration(n)*time.Second))
+	}
+	return m
 }
 
 // scenes are screens worth looking at.
@@ -145,6 +159,29 @@ var scenes = map[string]func(Theme) *Model{
 	"never": func(t Theme) *Model {
 		m := New(Config{Theme: t})
 		m.Fail(errors.New("kproxy isn't running here: no control socket at /run/kproxy/kproxy.sock"), noon)
+		return m
+	},
+	"page": pageScene,
+	"page-connections": func(t Theme) *Model {
+		m := pageScene(t)
+		press(m, KeyTab)
+		s, _, _ := m.Open()
+		m.Fill(&s, Page{Connections: connectionRows()})
+		return m
+	},
+	"page-trace": func(t Theme) *Model {
+		m := pageScene(t)
+		press(m, "3")
+		s, _, _ := m.Open()
+		m.Fill(&s, Page{Trace: []string{"10.1.0.2 to 10.96.0.10:80/tcp", "  table ip kproxy, chain nat-prerouting, rule 1: a long line that says what this rule does with packets of that kind and why"}})
+		return m
+	},
+	"lesson": func(t Theme) *Model {
+		m := New(Config{Theme: t, Guide: []Step{{Title: "Read", Text: []string{strings.Repeat("A paragraph to read. ", 40)}, Commands: []string{"kproxy status"}, Question: true}}, Lesson: "default/web:line/TCP"})
+		for n := range 3 {
+			m.Update(statusAfter(n), noon.Add(time.Duration(n)*time.Second))
+		}
+		m.Guide(0, StepState{Said: "10.2.0.9 isn't an endpoint"})
 		return m
 	},
 	"help": func(t Theme) *Model {

@@ -45,8 +45,8 @@ func (m *Model) layout(width int) []column {
 		from int
 		column
 	}{
-		{0, column{"", 1, false, func(s *service, _ time.Time) line { return g.mark(s.rank) }}},
-		{0, column{"SERVICE", 0, false, func(s *service, _ time.Time) line { return text(s.name) }}},
+		{0, column{"", 2, false, func(s *service, _ time.Time) line { return append(m.cursorMark(s), g.mark(s.rank)...) }}},
+		{0, column{"SERVICE", 0, false, func(s *service, _ time.Time) line { return styled(m.look(s), s.name) }}},
 		{150, column{"ADDRESS", 24, false, func(s *service, _ time.Time) line { return text(Address(s.status, "")) }}},
 		{0, column{"PLANE", at(0, 5, 100, 9), false, func(s *service, _ time.Time) line {
 			return styled(accent, planeName(s.status.DataPlane, width < 100))
@@ -82,8 +82,32 @@ func (m *Model) layout(width int) []column {
 	return out
 }
 
-// table draws the services that fit in room lines; shown is how many do.
+// cursorMark shows which service keys are about, by shape and by look.
+func (m *Model) cursorMark(s *service) line {
+	if s == m.current() {
+		return styled(bold, m.theme.glyphs().cursor)
+	}
+	return text(" ")
+}
+
+func (m *Model) look(s *service) style {
+	if s == m.current() {
+		return inverse
+	}
+	return plain
+}
+
+// table draws the services that fit in room lines, the one under the cursor among them; shown is
+// how many do.
 func (m *Model) table(now time.Time, width, room int) (lines []line, shown int) {
+	m.keys.top = min(m.keys.top, m.at)
+	for lines, shown = m.tableFrom(now, width, room); shown > 0 && m.keys.top+shown <= m.at; lines, shown = m.tableFrom(now, width, room) {
+		m.keys.top += max(m.at-m.keys.top-shown+1, 1)
+	}
+	return lines, shown
+}
+
+func (m *Model) tableFrom(now time.Time, width, room int) (lines []line, shown int) {
 	g, columns := m.theme.glyphs(), m.layout(width)
 	if room == 0 {
 		return nil, 0

@@ -32,20 +32,26 @@ type glyphs struct {
 	up, down, unknown, unused string // of endpoints
 	wrong, changing, fine     string // of services
 	alive, dead               string
-	branch, ellipsis          string
+	branch, ellipsis, cursor  string
+	done                      string // of a step
 	spark                     []rune
+	// Of the drawing: an arrow, what moves along it, and where it forks: first, between, last, alone.
+	shaft, head, moving rune
+	forks               [4]rune
 }
 
 var (
 	unicodeGlyphs = glyphs{
 		up: "●", down: "✗", unknown: "?", unused: "○",
 		wrong: "!", changing: "~", fine: " ", alive: "●", dead: "✗",
-		branch: "└ ", ellipsis: "…", spark: []rune(" ▁▂▃▄▅▆▇█"),
+		branch: "└ ", ellipsis: "…", cursor: "›", done: "✓", spark: []rune(" ▁▂▃▄▅▆▇█"),
+		shaft: '─', head: '▶', moving: '●', forks: [4]rune{'┬', '├', '└', '─'},
 	}
 	asciiGlyphs = glyphs{
 		up: "o", down: "x", unknown: "?", unused: "-",
 		wrong: "!", changing: "~", fine: " ", alive: "*", dead: "x",
-		branch: "- ", ellipsis: ">", spark: []rune(" ._-=+*#@"),
+		branch: "- ", ellipsis: ">", cursor: ">", done: "ok", spark: []rune(" ._-=+*#@"),
+		shaft: '-', head: '>', moving: 'o', forks: [4]rune{'+', '+', '+', '-'},
 	}
 )
 

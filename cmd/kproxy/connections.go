@@ -72,7 +72,7 @@ func showConnections(c *cli.Context) error {
 	}
 	model := view.NewConnections(view.ThemeOf(os.Getenv), f.format == "wide", f.sort)
 	model.Update(rows, time.Now())
-	return watchOnScreen(c.Context, model, list, nil)
+	return watchOnScreen(c.Context, model, list)
 }
 
 // print prints the rows that the limit allows, and says what it cut.

@@ -75,13 +75,11 @@ func checkLabUp(c *cli.Context) error {
 
 // watch is the lab's screen: the status, the traffic, and the tour step by step.
 func (s *labSession) watch(ctx context.Context, st plan.Status, t *tour, traffic *recentTraffic) error {
-	c := view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: true, Guide: t.steps()}
+	c := view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: true}
 	if traffic != nil {
 		c.Note = func() string { return "the client's last second: " + traffic.second() }
 	}
-	m := view.New(c)
-	m.Update(st, time.Now())
-	return watchStatus(ctx, s.client, m, s.client.Status)
+	return watchStatus(ctx, s.client, c, st, s.client.Status, newGuide(t.steps()))
 }
 
 // recentTraffic keeps connections coming and remembers the last stretch of

@@ -7,6 +7,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/web"
 )
@@ -55,12 +56,16 @@ func (t *target) pins(ctx context.Context, client *web.Client, pref service.Pref
 	services, err := t.lookUp(ctx, client)
 	var requests []web.PinRequest
 	for i := range services {
-		s := &services[i]
-		port := s.Port
-		if port == "" && len(s.Addresses) > 0 {
-			port = strconv.Itoa(int(s.Addresses[0].Port()))
-		}
-		requests = append(requests, web.PinRequest{Namespace: s.Namespace, Name: s.Name, Port: port, Preference: pref})
+		requests = append(requests, pinRequest(&services[i], pref))
 	}
 	return requests, err
+}
+
+// pinRequest pins one service port.
+func pinRequest(s *plan.ServiceStatus, pref service.Preference) web.PinRequest {
+	port := s.Port
+	if port == "" && len(s.Addresses) > 0 {
+		port = strconv.Itoa(int(s.Addresses[0].Port()))
+	}
+	return web.PinRequest{Namespace: s.Namespace, Name: s.Name, Port: port, Preference: pref}
 }

@@ -75,14 +75,10 @@ func showStatus(c *cli.Context) error {
 		}
 		return st, err
 	}
-	m := view.New(view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: output == "wide"})
-	switch {
-	case err == nil:
-		m.Update(st, time.Now())
-	case !errors.Is(err, web.ErrNotRunning):
+	if err != nil && !errors.Is(err, web.ErrNotRunning) {
 		return err
 	}
-	return watchStatus(c.Context, client, m, follow)
+	return watchStatus(c.Context, client, view.Config{Theme: view.ThemeOf(os.Getenv), Endpoints: output == "wide"}, st, follow, nil)
 }
 
 // sleep returns false when ctx ended first.

@@ -5,11 +5,16 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
 	"os"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace"
 	"kproxy.dev/kproxy/view"
 	"kproxy.dev/kproxy/view/terminal"
 	"kproxy.dev/kproxy/web"
@@ -32,24 +37,39 @@ type model[T any] interface {
 	Render(now time.Time, width, height int) []string
 }
 
+// screen is what changes a model while a terminal shows it.
+type screen struct {
+	updates chan func()
+	ctx     context.Context // ends with the screen
+}
+
+// apply has the screen call f, and waits until it has; it returns false if the screen is left first.
+func (s *screen) apply(f func()) bool {
+	done := make(chan struct{})
+	select {
+	case s.updates <- func() { f(); close(done) }:
+	case <-s.ctx.Done():
+		return false
+	}
+	select {
+	case <-done:
+		return true
+	case <-s.ctx.Done():
+		return false
+	}
+}
+
 // watchOnScreen draws m on the terminal until the user leaves, and asks for what it shows
-// every second, whether or not kproxy is there. Beside, it has feed change m by apply, if
-// there is a feed.
-func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Context) (T, error), feed func(ctx context.Context, apply func(func()))) error {
+// every second, whether or not kproxy is there. Beside, it has the others change m.
+func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Context) (T, error), others ...func(context.Context, *screen)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	updates := make(chan func())
-	apply := func(f func()) {
-		select {
-		case updates <- f:
-		case <-ctx.Done():
-		}
-	}
+	s := &screen{updates: make(chan func()), ctx: ctx}
 	var feeds sync.WaitGroup
 	feeds.Go(func() {
 		for again := true; again; again = sleep(ctx, watchEvery) {
 			answer, err := ask(ctx)
-			apply(func() {
+			s.apply(func() {
 				if err != nil {
 					m.Fail(err, time.Now())
 				} else {
@@ -58,11 +78,11 @@ func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Cont
 			})
 		}
 	})
-	if feed != nil {
-		feeds.Go(func() { feed(ctx, apply) })
+	for _, feed := range others {
+		feeds.Go(func() { feed(ctx, s) })
 	}
 	t := terminal.Screen{
-		In: os.Stdin, Out: os.Stdout, Updates: updates,
+		In: os.Stdin, Out: os.Stdout, Updates: s.updates,
 		Draw: func(w, h int) []string { return m.Render(time.Now(), w, h) },
 		Key:  func(k view.Key) bool { return m.Key(k, time.Now()) },
 	}
@@ -72,15 +92,99 @@ func watchOnScreen[T any](ctx context.Context, m model[T], ask func(context.Cont
 	return err
 }
 
-// watchStatus watches a kproxy on the terminal: its status, and its events, also after a
-// restart.
-func watchStatus(ctx context.Context, client *web.Client, m *view.Model, status func(context.Context) (plan.Status, error)) error {
-	return watchOnScreen(ctx, m, status, func(ctx context.Context, apply func(func())) {
+// watchStatus watches a kproxy on the terminal: its status, the page of a service, and its events,
+// also after a restart. first is the first status; zero where none is known yet.
+func watchStatus(ctx context.Context, client *web.Client, c view.Config, first plan.Status, status func(context.Context) (plan.Status, error), g *guide) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	pins := make(chan web.PinRequest, 1)
+	c.Pin = func(s plan.ServiceStatus, where string) {
+		select {
+		case pins <- pinRequest(&s, service.Preference(where)):
+		default: // the one before isn't answered yet
+		}
+	}
+	if g != nil {
+		c.Guide, c.Answer = g.views(), g.answer
+	}
+	m := view.New(c)
+	if first.Version != "" {
+		m.Update(first, time.Now())
+	}
+	events := func(ctx context.Context, s *screen) {
 		for again := true; again; again = sleep(ctx, watchEvery) {
 			// The status shows why the events ended.
-			_ = client.Events(ctx, func() error { return nil }, func(e plan.Event) { apply(func() { m.Event(e) }) })
+			_ = client.Events(ctx, func() error { return nil }, func(e plan.Event) { s.apply(func() { m.Event(e) }) })
 		}
-	})
+	}
+	others := []func(context.Context, *screen){events, func(ctx context.Context, s *screen) { fillPages(ctx, client, m, s) }, func(ctx context.Context, s *screen) {
+		for {
+			select {
+			case <-ctx.Done():
+				return
+			case req := <-pins:
+				said := "pinned to " + string(req.Preference)
+				if res, err := client.Pin(ctx, req); err != nil {
+					said = "it isn't pinned: " + err.Error()
+				} else if len(res.Pinned) > 0 {
+					said = fmt.Sprintf("%s: %s", strings.Join(res.Pinned, ", "), req.Preference)
+				}
+				s.apply(func() { m.Say(said) })
+			}
+		}
+	}}
+	if g != nil {
+		others = append(others, func(ctx context.Context, s *screen) { g.run(ctx, m, s) })
+	}
+	return watchOnScreen(ctx, m, status, others...)
+}
+
+// fillPages looks up what the page that is open has besides its status.
+func fillPages(ctx context.Context, client *web.Client, m *view.Model, screen *screen) {
+	var asked time.Time
+	was := ""
+	for ; ; sleep(ctx, watchEvery/5) {
+		var s plan.ServiceStatus
+		var wantTrace, open bool
+		if !screen.apply(func() { s, wantTrace, open = m.Open() }) {
+			return
+		}
+		if title := s.Title(); title != was {
+			was, asked = title, time.Time{}
+		}
+		if !open || !wantTrace && time.Since(asked) < watchEvery {
+			continue
+		}
+		asked = time.Now()
+		rows, err := client.Connections(ctx, s.Title())
+		if err != nil {
+			continue // the status says why
+		}
+		p := view.Page{Connections: slices.DeleteFunc(rows, func(r plan.ConnectionStatus) bool { return !strings.EqualFold(r.Protocol, s.Protocol) })}
+		if wantTrace {
+			p.Trace = traceLines(ctx, client, &s, p.TraceFrom())
+		}
+		screen.apply(func() { m.Fill(&s, p) })
+	}
+}
+
+// traceLines are what `kproxy trace` says of a service's first address, or why there is no trace.
+func traceLines(ctx context.Context, client *web.Client, s *plan.ServiceStatus, from netip.Addr) []string {
+	if len(s.Addresses) == 0 {
+		return []string{"it has no address of its own; kproxy trace follows packets to a node port"}
+	}
+	req := trace.Request{Address: s.Addresses[0], From: from}
+	if from.IsValid() && from.Is4() != req.Address.Addr().Is4() {
+		req.From = netip.Addr{}
+	}
+	err := req.Protocol.UnmarshalText([]byte(s.Protocol))
+	if err == nil {
+		var res trace.Result
+		if res, err = client.Trace(ctx, req); err == nil {
+			return strings.Split(strings.TrimSpace(res.Text(trace.Look{})), "\n")
+		}
+	}
+	return []string{"no trace: " + err.Error(), "r tries again"}
 }
 
 // watchPlainly prints a snapshot every second, for pipes and files. A kproxy

@@ -64,10 +64,13 @@ func TestLabTour(t *testing.T) {
 					return err
 				})
 				check := tourChecks[s.title]
-				if check == nil {
+				if l.shows("(?m)^waiting: "); check == nil {
 					t.Errorf("nothing checks the step %q", s.title)
 				} else if check(l, s); t.Failed() {
 					t.Fatalf("the step %q isn't as it says:\n%s", s.title, strings.Join(l.screen.screen(), "\n"))
+				}
+				if s.title != stepCompare || m.plane != plan.None && slow == 1 {
+					l.shows("✓ confirmed: ") // also after a while, which a step may take
 				}
 				done[s.title] = true
 				l.screen.press("n")
@@ -132,6 +135,7 @@ func TestLabIsOneAtATime(t *testing.T) {
 const (
 	stepPin     = "Pin the service to userspace, and see each connection"
 	stepOffload = "Watch the offload happen"
+	stepCompare = "Compare the generations"
 )
 
 // tourChecks run a step's commands and look for what it says, by its title.
@@ -172,6 +176,7 @@ var tourChecks = map[string]func(*tourLab, tourStep){
 			l.matches(traced, `(KPROXY-[A-Z])`)
 			l.matches(rules, `(?m)^\[[1-9]\d*:\d+\] -A (KPROXY-.*)`)
 		}
+		l.answers("7", "3")
 		if l.plane == plan.IPVS {
 			l.matches(l.sh(s.commands[2]), `(?i)TCP +(10\.96\.0\.10:80|0A60000A:0050) rr`)
 		}
@@ -197,6 +202,7 @@ var tourChecks = map[string]func(*tourLab, tourStep){
 		if err := json.Unmarshal([]byte(l.sh(s.commands[0])), &st); err != nil || !st.Alive || len(st.Services) != 3 {
 			l.Errorf("%s: %v, alive %v, %d services", s.commands[0], err, st.Alive, len(st.Services))
 		}
+		l.answers("many", fmt.Sprint(st.Sync.Generation))
 		address := l.matches(s.look, `(http://\S+/) `)
 		l.matches(l.sh("curl -s -i "+address), `(?s)^HTTP/1.1 200 .*\r\n\r\n(?i:<!doctype html>).*(kproxy)`)
 	},
@@ -214,12 +220,20 @@ var tourChecks = map[string]func(*tourLab, tourStep){
 		l.eventually("kproxy to be back", func() error { return l.state("", "") })
 		l.shows(`● alive`)
 	},
-	"Compare the generations": func(l *tourLab, s tourStep) {
+	stepCompare: func(l *tourLab, s tourStep) {
 		if slow > 1 || l.plane == plan.None {
 			return // minutes where it is emulated; once is enough elsewhere
 		}
 		l.matches(l.sh(s.commands[0]), `(iptables)`)
 	},
+}
+
+// answers gives a wrong answer to the question on the screen, and then the right one.
+func (l *tourLab) answers(wrong, right string) {
+	l.Helper()
+	l.screen.press("a" + wrong + "\r")
+	l.shows("waiting: .*" + wrong + ".* isn't it")
+	l.screen.press("a" + right + "\r")
 }
 
 // newTourLab makes a world for a lab; it isn't up yet.

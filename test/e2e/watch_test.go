@@ -4,16 +4,16 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
-	"regexp"
-	"strconv"
 	"strings"
 	"sync"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/charmbracelet/x/vt"
 	"github.com/creack/pty"
 	diff "github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -32,8 +32,9 @@ type tty struct {
 	cmd            *exec.Cmd
 	before         unix.Termios
 
-	mu  sync.Mutex // the terminal is read on a goroutine
-	out []byte
+	mu       sync.Mutex // the terminal is read on a goroutine
+	out      []byte
+	emulator *vt.Emulator
 }
 
 // onTerminal runs a command of the binary under test on a terminal of its own.
@@ -51,7 +52,8 @@ func startTTY(t *testing.T, wait func(time.Duration, string, func() error), widt
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &tty{T: t, wait: wait, keyboard: keyboard, line: line, cmd: cmd}
+	s := &tty{T: t, wait: wait, keyboard: keyboard, line: line, cmd: cmd, emulator: vt.NewEmulator(width, height)}
+	go io.Copy(keyboard, s.emulator) // a terminal answers questions about itself
 	s.resize(width, height)
 	done := make(chan struct{})
 	go func() {
@@ -61,6 +63,7 @@ func startTTY(t *testing.T, wait func(time.Duration, string, func() error), widt
 			n, err := keyboard.Read(buf)
 			s.mu.Lock()
 			s.out = append(s.out, buf[:n]...)
+			s.emulator.Write(buf[:n])
 			s.mu.Unlock()
 			if err != nil {
 				return
@@ -83,6 +86,9 @@ func startTTY(t *testing.T, wait func(time.Duration, string, func() error), widt
 
 func (t *tty) resize(width, height int) {
 	t.Helper()
+	t.mu.Lock()
+	t.emulator.Resize(width, height)
+	t.mu.Unlock()
 	if err := pty.Setsize(t.keyboard, &pty.Winsize{Rows: uint16(height), Cols: uint16(width)}); err != nil {
 		t.Fatal(err)
 	}
@@ -103,25 +109,13 @@ func (t *tty) raw() string {
 	return string(t.out)
 }
 
-// drawn matches what draws a line of the screen: to its start, erase it, text.
-var drawn = regexp.MustCompile(`\x1b\[(?:(\d+);1H\x1b\[K([^\x1b]*)|2J)`)
-
-// colour is a colour or another look of text.
-var colour = regexp.MustCompile(`\x1b\[[0-9;]*m`)
-
-// screen is what the terminal shows, by the sequences that kproxy uses.
+// screen is what the terminal shows.
 func (t *tty) screen() []string {
-	var lines []string
-	for _, m := range drawn.FindAllStringSubmatch(colour.ReplaceAllString(t.raw(), ""), -1) {
-		if m[1] == "" {
-			lines = nil // cleared
-			continue
-		}
-		n, _ := strconv.Atoi(m[1]) // digits, by the pattern
-		for len(lines) < n {
-			lines = append(lines, "")
-		}
-		lines[n-1] = m[2]
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	lines := strings.Split(t.emulator.String(), "\n")
+	for i := range lines {
+		lines[i] = strings.TrimRight(lines[i], " \r")
 	}
 	return lines
 }
@@ -159,7 +153,7 @@ func (t *tty) left(how string) {
 	}
 	t.wait(5*time.Second, how+": the terminal to be restored", func() error {
 		raw := t.raw()
-		for on, off := range map[string]string{"\x1b[?1049h": "\x1b[?1049l", "\x1b[?25l": "\x1b[?25h", "\x1b[?7l": "\x1b[?7h"} {
+		for on, off := range map[string]string{"\x1b[?1049h": "\x1b[?1049l", "\x1b[?25l": "\x1b[?25h", "\x1b[?2004h": "\x1b[?2004l"} {
 			if strings.LastIndex(raw, off) <= strings.LastIndex(raw, on) {
 				return fmt.Errorf("%q isn't undone by %q", on, off)
 			}
@@ -184,6 +178,9 @@ func TestWatchStatus(t *testing.T) {
 	w.must(w.net.Backends[1].Fail(w.ctx, lab.Refuse))
 	tt.shows("✗", "! default/web:line", "10.2.0.3:9000 is down")
 
+	if lines := tt.screen(); !strings.Contains(strings.Join(lines, "\n"), "\u203a! default/web") {
+		t.Errorf("no service is under the cursor:\n%s", strings.Join(lines, "\n"))
+	}
 	tt.press("/other\r")
 	tt.shows("filter: other", "3 services")
 	tt.press("\x1b")
@@ -192,6 +189,22 @@ func TestWatchStatus(t *testing.T) {
 	tt.shows("this help")
 	tt.press("q") // leaves the help
 	tt.shows("default/web:datagram")
+
+	tt.press("/web:line\r")
+	tt.shows("1 services")
+	tt.press("\r") // opens its page
+	tt.shows("[1 endpoints]", "clients ", "10.2.0.3:9000", "without kproxy: "+string(w.plane))
+	held := w.hold(frontends(m)[0])
+	tt.press("\t")
+	tt.shows("[2 connections]", held.LocalAddr().String())
+	tt.press("3")
+	tt.shows("[3 trace]", "10.1.0.2", "10.96.0.10:80")
+	tt.press(":pin userspace\r")
+	tt.shows("default/web:line: userspace", "userspace  pinned")
+	tt.press("\x1b")
+	tt.shows("filter: web:line")
+	tt.press("\x1b")
+	tt.shows("6 services")
 	tt.resize(60, 12)
 	tt.wait(10*time.Second, "12 lines of at most 60 columns", func() error {
 		lines := tt.screen()

@@ -1,16 +1,18 @@
 // Package terminal gives a terminal to a program that draws whole screens: the
 // alternate screen, keys one by one, the size as it changes, and at the end the
-// terminal as it was.
+// terminal as it was. Bubble Tea does all of that; this package leads what it
+// says to a [Screen] and draws what that returns.
 //
 // The terminal is restored however the program leaves: by [Screen.Run]
 // returning, by a panic in one of its callbacks, by SIGTERM, SIGHUP or Ctrl-C,
 // and for the time that Ctrl-Z stops it. After SIGKILL, `reset` does it.
 //
-// All callbacks run on the goroutine of Run.
+// All callbacks run on one goroutine, one at a time.
 package terminal
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -18,6 +20,7 @@ import (
 	"syscall"
 	"time"
 
+	tea "charm.land/bubbletea/v2"
 	"golang.org/x/sys/unix"
 	"golang.org/x/term"
 
@@ -39,160 +42,100 @@ type Screen struct {
 	Key func(view.Key) (quit bool)
 	// Updates are called one by one; the screen is drawn anew after each.
 	Updates <-chan func()
-
-	drawn  []string // what the terminal shows, a line each
-	width  int      // of what is drawn
-	height int
 }
 
 // refresh is how often the screen is drawn when nothing happens, for what
 // counts seconds.
 const refresh = 250 * time.Millisecond
 
-// Control sequences of ECMA-48 and xterm (ctlseqs): the alternate screen is
-// entered with its cursor saved (1049), the cursor hidden (25), and lines don't
-// wrap (7): one that is too wide after all does no harm.
-const (
-	enter     = "\x1b[?1049h\x1b[?25l\x1b[?7l\x1b[H\x1b[2J"
-	leave     = "\x1b[?7h\x1b[?25h\x1b[?1049l"
-	eraseLine = "\x1b[K"
-)
-
-// Run draws until Key wants to leave or ctx ends.
-func (s *Screen) Run(ctx context.Context) (err error) {
-	signals := make(chan os.Signal, 8)
-	signal.Notify(signals, unix.SIGWINCH, unix.SIGCONT, unix.SIGHUP)
-	defer signal.Stop(signals)
-	restore, err := s.enter()
-	if err != nil {
-		return err
+// Run draws until Key wants to leave, ctx ends, or the terminal goes (SIGHUP).
+func (s *Screen) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	hangup, stop := signal.NotifyContext(ctx, unix.SIGHUP)
+	defer stop()
+	p := tea.NewProgram(&program{Screen: s},
+		tea.WithInput(s.In), tea.WithOutput(output{s.Out}), tea.WithoutSignalHandler())
+	go func() {
+		for {
+			select {
+			case <-hangup.Done():
+				p.Quit()
+				return
+			case f := <-s.Updates:
+				p.Send(f)
+			}
+		}
+	}()
+	_, err := p.Run()
+	if err != nil && !errors.Is(err, tea.ErrProgramPanic) && hangup.Err() != nil {
+		return nil // there may be no terminal any more to restore
 	}
-	defer func() { restore() }()
-	in := startReader(s.In)
-	defer in.stop()
-	tick := time.NewTicker(refresh)
-	defer tick.Stop()
+	return err
+}
+
+// program is a Screen as Bubble Tea's loop calls it.
+type program struct {
+	*Screen
+	width, height int
+}
+
+type tick struct{}
+
+func nextTick() tea.Cmd { return tea.Tick(refresh, func(time.Time) tea.Msg { return tick{} }) }
+
+// Init starts the clock.
+func (p *program) Init() tea.Cmd { return nextTick() }
+
+// Update takes in a key, a size or what happened.
+func (p *program) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+	switch msg := msg.(type) {
+	case tick:
+		return p, nextTick()
+	case tea.WindowSizeMsg:
+		p.width, p.height = msg.Width, msg.Height
+	case func():
+		if msg != nil {
+			msg()
+		}
+	case tea.PasteMsg:
+		for _, r := range msg.Content {
+			if p.Key(view.Key(r)) {
+				return p, tea.Quit
+			}
+		}
+	case tea.KeyPressMsg:
+		switch k := msg.String(); {
+		case k == "ctrl+z":
+			return p, tea.Suspend
+		case msg.Text != "" && p.Key(view.Key(msg.Text)), msg.Text == "" && p.Key(view.Key(k)):
+			return p, tea.Quit
+		}
+	}
+	return p, nil
+}
+
+// View draws.
+func (p *program) View() tea.View {
+	return tea.View{AltScreen: true, Content: strings.Join(p.Draw(p.width, p.height), "\n")}
+}
+
+// output is a terminal that another process may set O_NONBLOCK on, which is a flag of the open
+// file that they share: then it waits until the terminal takes more.
+type output struct{ *os.File }
+
+func (o output) Write(b []byte) (written int, err error) {
 	for {
-		if err := s.draw(); err != nil {
-			return err
+		n, err := o.File.Write(b[written:])
+		written += n
+		if err == nil {
+			return written, nil
 		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-tick.C:
-		case f := <-s.Updates:
-			f()
-		case k, ok := <-in.keys:
-			if !ok {
-				return in.err // the terminal has gone
-			}
-			if k == keySuspend {
-				restore()
-				if err := stopUntilContinued(signals); err != nil {
-					return err
-				}
-				if restore, err = s.enter(); err != nil {
-					return err
-				}
-			} else if s.Key(k) {
-				return nil
-			}
-		case sig := <-signals:
-			switch sig {
-			case unix.SIGHUP:
-				return nil
-			case unix.SIGCONT: // a shell may have changed the terminal meanwhile
-				restore()
-				if restore, err = s.enter(); err != nil {
-					return err
-				}
-			}
+		if !errors.Is(err, syscall.EAGAIN) {
+			return written, fmt.Errorf("write to terminal: %w", err)
 		}
-	}
-}
-
-// stopUntilContinued stops the process group, as the terminal does for Ctrl-Z
-// where it isn't in raw mode. Threads go on for a moment after kill(2), so the
-// end of it is SIGCONT.
-func stopUntilContinued(signals <-chan os.Signal) error {
-	if err := syscall.Kill(0, unix.SIGSTOP); err != nil {
-		return fmt.Errorf("stop: %w", err)
-	}
-	for sig := range signals {
-		if sig == unix.SIGCONT {
-			break
+		if _, err := unix.Poll([]unix.PollFd{{Fd: int32(o.Fd()), Events: unix.POLLOUT}}, -1); err != nil && !errors.Is(err, unix.EINTR) {
+			return written, fmt.Errorf("wait for terminal: %w", err)
 		}
-	}
-	return nil
-}
-
-// enter takes the terminal and returns what gives it back.
-func (s *Screen) enter() (restore func(), err error) {
-	state, err := term.MakeRaw(int(s.In.Fd()))
-	if err != nil {
-		return func() {}, fmt.Errorf("set terminal to raw mode: %w", err)
-	}
-	s.drawn, s.width, s.height = nil, 0, 0
-	if err := s.write(enter); err != nil {
-		_ = term.Restore(int(s.In.Fd()), state)
-		return func() {}, fmt.Errorf("enter alternate screen: %w", err)
-	}
-	done := false
-	return func() {
-		if done {
-			return
-		}
-		done = true
-		_ = s.write(leave) // a terminal that has gone needs no restoring
-		_ = term.Restore(int(s.In.Fd()), state)
-	}, nil
-}
-
-// draw writes the lines that differ from what is on the terminal.
-func (s *Screen) draw() error {
-	width, height, err := term.GetSize(int(s.Out.Fd()))
-	if err != nil {
-		return fmt.Errorf("get size of terminal: %w", err)
-	}
-	if width <= 0 || height <= 0 { // a line that doesn't tell, such as a serial one
-		width, height = 80, 24
-	}
-	lines := s.Draw(width, height)
-	var b strings.Builder
-	if width != s.width || height != s.height {
-		b.WriteString("\x1b[H\x1b[2J") // terminals differ in what a new size leaves
-		s.drawn, s.width, s.height = nil, width, height
-	}
-	for i := range max(len(lines), len(s.drawn)) {
-		now, was := "", ""
-		if i < len(lines) {
-			now = lines[i]
-		}
-		if i < len(s.drawn) {
-			was = s.drawn[i]
-		}
-		if now != was {
-			// Erased first: after a line of full width the cursor is still in the last
-			// column, and erasing from there would take that (xterm's ctlseqs, DECAWM).
-			fmt.Fprintf(&b, "\x1b[%d;1H%s%s", i+1, eraseLine, now)
-		}
-	}
-	s.drawn = lines
-	if b.Len() == 0 {
-		return nil
-	}
-	if err := s.write(b.String()); err != nil {
-		return fmt.Errorf("write to terminal: %w", err)
-	}
-	return nil
-}
-
-func (s *Screen) write(text string) error {
-	for {
-		n, err := s.Out.WriteString(text)
-		if !ready(s.Out, unix.POLLOUT, err) {
-			return err
-		}
-		text = text[n:]
 	}
 }

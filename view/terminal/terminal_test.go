@@ -4,12 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	tea "charm.land/bubbletea/v2"
+	"github.com/charmbracelet/x/vt"
 	"github.com/creack/pty"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
@@ -17,16 +20,23 @@ import (
 	"kproxy.dev/kproxy/view"
 )
 
-// shown collects what a terminal gets.
+// shown is what a terminal gets, and what it shows.
 type shown struct {
-	mu  sync.Mutex // the terminal is read on a goroutine
-	out strings.Builder
+	mu     sync.Mutex // the terminal is read on a goroutine
+	raw    strings.Builder
+	screen *vt.Emulator
 }
 
 func (s *shown) String() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.out.String()
+	return s.raw.String() + s.screen.String()
+}
+
+func (s *shown) resize(width, height int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.screen.Resize(width, height)
 }
 
 // tty is both ends of a pseudoterminal: keys are written to the keyboard, and what is
@@ -47,13 +57,15 @@ func open(t *testing.T, width, height int) (*tty, *shown) {
 	if err := tty.resize(width, height); err != nil {
 		t.Fatal(err)
 	}
-	s := &shown{}
-	go func() { // ends with the process: reads of both ends block, and a screen's reader keeps the line open
+	s := &shown{screen: vt.NewEmulator(width, height)}
+	go io.Copy(io.Discard, s.screen) // its answers, which would block it
+	go func() {                      // ends with the process: reads of both ends block, and a screen's reader keeps the line open
 		buf := make([]byte, 4096)
 		for {
 			n, err := tty.keyboard.Read(buf)
 			s.mu.Lock()
-			s.out.Write(buf[:n])
+			s.raw.Write(buf[:n])
+			s.screen.Write(buf[:n])
 			s.mu.Unlock()
 			if err != nil {
 				return
@@ -88,7 +100,6 @@ func await(t *testing.T, s *shown, what string) {
 // TestRun: keys, updates and sizes arrive, and however it ends the terminal is
 // as it was.
 func TestRun(t *testing.T) {
-	errDraw := errors.New("panicked")
 	for name, end := range map[string]struct {
 		key   string
 		panic bool
@@ -105,27 +116,24 @@ func TestRun(t *testing.T) {
 				Draw: func(w, h int) []string { return []string{fmt.Sprintf("%dx%d keys %s update %s", w, h, keys, updated)} },
 				Key: func(k view.Key) bool {
 					if k == "!" {
-						panic(errDraw)
+						panic("in a callback")
 					}
 					keys += "<" + string(k) + ">"
 					return k == "q" || k == view.KeyInterrupt
 				},
 			}
 			ended := make(chan error, 1)
-			go func() {
-				defer func() {
-					if r := recover(); r != nil {
-						ended <- r.(error)
-					}
-				}()
-				ended <- s.Run(ctx)
-			}()
+			go func() { ended <- s.Run(ctx) }()
 			await(t, out, "60x10 keys  update no")
 			write(t, tty.keyboard, "a\x1b[A")
 			await(t, out, "keys <a><up>")
 			updates <- func() { updated = "yes" }
 			await(t, out, "update yes")
 			if err := tty.resize(100, 20); err != nil {
+				t.Fatal(err)
+			}
+			out.resize(100, 20)
+			if err := unix.Kill(os.Getpid(), unix.SIGWINCH); err != nil { // as the kernel does for a controlling terminal
 				t.Fatal(err)
 			}
 			await(t, out, "100x20")
@@ -136,10 +144,10 @@ func TestRun(t *testing.T) {
 				cancel()
 			}
 			write(t, tty.keyboard, end.key)
-			if err := <-ended; end.panic != errors.Is(err, errDraw) || !end.panic && err != nil {
+			if err := <-ended; end.panic != errors.Is(err, tea.ErrProgramPanic) || !end.panic && err != nil {
 				t.Errorf("it ended with %v", err)
 			}
-			await(t, out, leave)
+			await(t, out, "\x1b[?1049l")
 			if diff := cmp.Diff(before, modes(t, tty)); diff != "" {
 				t.Errorf("the terminal isn't as it was (-want +got):\n%s", diff)
 			}
@@ -175,29 +183,6 @@ func TestNonblocking(t *testing.T) {
 	write(t, tty.keyboard, "q")
 	if err := <-ended; err != nil {
 		t.Error(err)
-	}
-}
-
-// TestLastColumn: a line as wide as the terminal keeps its last column. The cursor
-// stays there after it, so that what erases to the end of the line erases it.
-func TestLastColumn(t *testing.T) {
-	for _, width := range []int{80, 120} {
-		tty, out := open(t, width, 3)
-		ctx, cancel := context.WithCancel(t.Context())
-		s := Screen{
-			In: tty.line, Out: tty.line, Key: func(view.Key) bool { return false },
-			Draw: func(w, _ int) []string { return []string{strings.Repeat("-", w-1) + "|", "below"} },
-		}
-		ended := make(chan error, 1)
-		go func() { ended <- s.Run(ctx) }()
-		await(t, out, "below")
-		cancel()
-		if err := <-ended; err != nil {
-			t.Fatal(err)
-		}
-		if after := out.String(); strings.Contains(after, "|"+eraseLine) || !strings.Contains(after, "|") {
-			t.Errorf("at %d columns the last one is erased: %q", width, after)
-		}
 	}
 }
 
