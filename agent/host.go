@@ -193,7 +193,8 @@ func readHeap() heap {
 // own link, a list of addresses takes longer than a plan does. Safe for
 // concurrent use.
 type networks struct {
-	now atomic.Pointer[networkState]
+	host kernel.Facts
+	now  atomic.Pointer[networkState]
 }
 
 // networkState is never modified.
@@ -213,7 +214,7 @@ func (n *networks) read(log *slog.Logger) (changed bool, err error) {
 		was = *last
 	}
 	now := was
-	links, bridged, linksErr := kernel.Links()
+	links, bridged, linksErr := n.host.Links()
 	if linksErr == nil {
 		now.links, now.bridged = links, bridged
 	}

@@ -251,7 +251,7 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 		return "", err
 	}
 	policy := renderPolicy(o)
-	links, bridged, linksErr := kernel.Links()
+	links, bridged, linksErr := host.Links()
 	addresses, addressesErr := kernel.NodeAddresses()
 	if err := errors.Join(linksErr, addressesErr); err != nil {
 		return "", fmt.Errorf("look up this node's addresses: %w", err)

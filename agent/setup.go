@@ -55,6 +55,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 	if mode == plan.ModeAuto && host.passedOver != "" {
 		a.log.Info("mode auto prefers another data plane", "reason", host.passedOver)
 	}
+	a.networks.host = host.Facts
 	if _, err := a.networks.read(a.log); err != nil {
 		return fmt.Errorf("look up this node's addresses: %w", err)
 	}

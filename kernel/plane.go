@@ -46,6 +46,17 @@ type Facts struct {
 	// Dropping are rules of others that drop packets of services, which the driver's rules
 	// can't prevent and those of another driver may, a sentence each: mode auto prefers that.
 	Dropping []string
+	// WithoutNetmap: rules can't replace the addresses of one network by those of another.
+	WithoutNetmap bool
+}
+
+// Links returns those of [Links]. Without NETMAP, userspace can't bear the addresses of clients behind a
+// bridge towards endpoints there: the kernel then masquerades those as well as userspace does.
+func (f *Facts) Links() (links, bridged []netip.Prefix, err error) {
+	if links, bridged, err = Links(); f.WithoutNetmap {
+		links, bridged = sorted(append(links, bridged...)), nil
+	}
+	return links, bridged, err
 }
 
 // Opener opens what was probed.

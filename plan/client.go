@@ -78,12 +78,6 @@ func (f *Frontend) Masquerades(c Client, backend netip.Addr, p *Policy) bool {
 	return false
 }
 
-// MasqueradesSocket reports whether a socket of the node's can't bear c's address
-// towards a backend, whatever f says: c would get the answer in its stead.
-func (p *Policy) MasqueradesSocket(c Client, backend netip.Addr) bool {
-	return p.bypasses(p.BridgedLinks, c, backend)
-}
-
 // bypasses reports whether a client and a backend are hosts of one of the networks
 // given, and neither is this node.
 func (p *Policy) bypasses(networks []netip.Prefix, c Client, backend netip.Addr) bool {

@@ -78,7 +78,7 @@ type Policy struct {
 	// BridgedLinks are networks behind bridges of the node's own whose packets pass
 	// netfilter, as is usual on Kubernetes nodes: rules that rewrite what a client
 	// sends rewrite the answers too, but an answer to a client's address is bridged
-	// to the client, never to a socket of the node's that bears that address.
+	// to the client, never to a socket of the node's that bears that address ([StandIn]).
 	BridgedLinks []netip.Prefix
 	// NodeAddresses are the node's own, sorted: those of every link that is up but
 	// loopback and kproxy's own, and no link-local ones.

@@ -38,7 +38,8 @@ func TestSource(t *testing.T) {
 		{"link-local", "fe80::1", false, plan.MasqueradeNever, ""},
 		{"a service's, on this node", vip.Addr().String(), true, plan.MasqueradeNever, ""},
 		{"hairpin", backend.String(), false, plan.MasqueradeNever, ""},
-		{"on the backend's bridge", "10.2.0.3", false, plan.MasqueradeNever, ""},
+		{"on the backend's bridge", "10.2.0.3", false, plan.MasqueradeNever, "250.2.0.3 transparent"},
+		{"on the backend's bridge, masqueraded", "10.2.0.3", false, plan.MasqueradeAlways, ""},
 		{"the node's, on the backend's bridge", "10.2.0.1", true, plan.MasqueradeNever, "10.2.0.1"},
 	}
 	for _, tt := range tests {

@@ -100,7 +100,8 @@ func (t *table) drop(v *view) {
 // from where service addresses are on an interface of it (mode ipvs).
 func (t *table) source(f front, c plan.Client, backend netip.Addr) source {
 	p := t.rules()
-	if f.Masquerades(c, backend, p) || p.MasqueradesSocket(c, backend) || c.Address.IsLoopback() || c.Address.IsLinkLocalUnicast() {
+	addr := p.SocketAddress(c, backend)
+	if !addr.IsValid() || f.Masquerades(c, backend, p) || c.Address.IsLoopback() || c.Address.IsLinkLocalUnicast() {
 		return source{}
 	}
 	if c.Node {
@@ -111,5 +112,5 @@ func (t *table) source(f front, c plan.Client, backend netip.Addr) source {
 			return source{}
 		}
 	}
-	return source{addr: c.Address, transparent: !c.Node}
+	return source{addr, !c.Node}
 }

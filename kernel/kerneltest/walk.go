@@ -119,6 +119,9 @@ func (w *Walk) newPolicy() plan.Policy {
 	if w.one(4) { // whose hosts would answer each other past the node
 		p.Links = []netip.Prefix{netip.MustParsePrefix("10.244.0.0/20"), netip.MustParsePrefix("fd00:244::/120")}
 	}
+	if w.one(4) { // whose hosts' answers to each other only pass its rules
+		p.BridgedLinks = []netip.Prefix{netip.MustParsePrefix("10.244.16.0/24"), netip.MustParsePrefix("fd00:244:0:1::/64")}
+	}
 	return p
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -109,7 +110,7 @@ func (d *Driver) try(f service.Family, flowtable bool) error {
 	if flowtable {
 		requests = append(requests, newFlowtable(f))
 	}
-	policy := plan.Policy{}
+	policy := plan.Policy{BridgedLinks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}}
 	r := newRules(&o, f, &policy)
 	more, _, _ := t.writeChains(f, append(r.chains(), r.treat(treatment{endpoints: 2, pods: 3, masquerade: plan.MasqueradeUnlessPod, affinity: 60})...))
 	requests = append(requests, more...)

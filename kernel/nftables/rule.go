@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -571,6 +572,26 @@ func toAddress(a netip.AddrPort) part {
 		r.immediate(register, a.Addr().AsSlice()...)
 		r.immediate(next(register, typeAddr[f].size), byte(a.Port()>>8), byte(a.Port()))
 		r.dnat(f)
+	}
+}
+
+// netmap rewrites the source to that of network n with the same last bits
+// (nft_nat_setup_netmap in net/netfilter/nft_nat.c).
+func netmap(n netip.Prefix) part {
+	const netmap = 1 << 6 // NF_NAT_RANGE_NETMAP
+	f := service.FamilyOf(n.Addr())
+	first := n.Masked().Addr().AsSlice()
+	last := slices.Clone(first)
+	for i := n.Bits(); i < f.Bits(); i++ {
+		last[i/8] |= 0x80 >> (i % 8)
+	}
+	return func(r *Rule) {
+		end := next(register, len(first))
+		r.say("snat %s prefix to %s", nfWord(f), n)
+		r.immediate(register, first...)
+		r.immediate(end, last...)
+		r.numbers("nat", unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT, unix.NFTA_NAT_FAMILY, nfproto(f),
+			unix.NFTA_NAT_REG_ADDR_MIN, register, unix.NFTA_NAT_REG_ADDR_MAX, end, unix.NFTA_NAT_FLAGS, netmap)
 	}
 }
 

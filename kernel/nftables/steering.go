@@ -333,7 +333,11 @@ func (r *rules) redirects() []Rule {
 // itself.
 func (r *rules) postrouting() []Rule {
 	m, f := r.Marks.Masquerade, r.family
-	out := []Rule{rule(rewritten, append(r.to(), saddr[f]).in(setEndpoints), r.mark(), comment("hairpin: an endpoint that reaches itself"))}
+	var out []Rule
+	for _, n := range r.policy.StandIns(f) {
+		out = append(out, rule(r.source(n.Network, "=="), r.own("=="), netmap(n.For), comment("clients behind a bridge")))
+	}
+	out = append(out, rule(rewritten, append(r.to(), saddr[f]).in(setEndpoints), r.mark(), comment("hairpin: an endpoint that reaches itself")))
 	for _, l := range r.policy.Links {
 		if service.FamilyOf(l.Addr()) == f {
 			out = append(out, rule(r.source(l, "=="), r.destination(l, "=="), rewritten, append(r.to(), daddr[f]).in(setEndpoints), r.mark(),

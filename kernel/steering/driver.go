@@ -113,7 +113,7 @@ func (d *Driver) Probe(ctx context.Context, m plan.Mode, trial bool) (facts kern
 	if err != nil {
 		return facts, err
 	}
-	facts = kernel.Facts{Missing: d.host.Missing(), Capabilities: d.host.Caps.All}
+	facts = kernel.Facts{Missing: d.host.Missing(), Capabilities: d.host.Caps.All, WithoutNetmap: !d.host.Netmap}
 	for _, a := range d.Abilities(nil, time.Time{}) {
 		if !slices.ContainsFunc(facts.Capabilities, func(c plan.Capability) bool { return c.Name == string(a.Plane) }) {
 			facts.Capabilities = append(facts.Capabilities, a.Host)

@@ -21,6 +21,7 @@ type Host struct {
 	Variant     kernel.Variant  // of iptables, the one that holds the host's rules
 	RandomFully bool            // MASQUERADE --random-fully works
 	SocketMatch bool            // -m socket works
+	Netmap      bool            // NETMAP works
 	// CatchRefusals: -m connbytes works
 	CatchRefusals bool
 	IPv6          bool // ip6tables works

@@ -21,8 +21,8 @@ type feature struct {
 	must  bool // no mode works without it
 }
 
-// features are tried in order. @set and @address stand for
-// a set and an endpoint of the family.
+// features are tried in order. @set, @address and @network stand for a set, an endpoint and
+// a network of the family.
 var features = []feature{
 	{"nat table", "nat", "-p tcp -j DNAT --to-destination @address", "kernel options CONFIG_NF_NAT, CONFIG_NETFILTER_XT_NAT", true},
 	{"set match", "nat", "-m set --match-set @set src -j RETURN", "kernel option CONFIG_NETFILTER_XT_SET", true},
@@ -38,17 +38,22 @@ var features = []feature{
 	{"statistic match", "nat", "-m statistic --mode nth --every 2 --packet 0 -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_STATISTIC", false},
 	{"set target", "nat", "-j SET --add-set @set src --exist --timeout 1", "kernel option CONFIG_NETFILTER_XT_SET", false},
 	{"masquerade", "nat", "-j MASQUERADE", "kernel option CONFIG_NETFILTER_XT_TARGET_MASQUERADE", false},
+	{"netmap", "nat", "-j NETMAP --to @network",
+		"kernel option CONFIG_NETFILTER_XT_TARGET_NETMAP; without it endpoints on a bridge see the node's address of its other pods", false},
 	{"masquerade --random-fully", "nat", "-j MASQUERADE --random-fully", "iptables 1.6.2 and Linux 3.13; without it source ports may collide under load", false},
 }
 
 // iptablesFeatures are those that the mode iptables needs; socket match,
-// packet counts and --random-fully only make it better.
+// packet counts, netmap and --random-fully only make it better.
 var iptablesFeatures = []string{
 	"CAP_NET_ADMIN", "CAP_NET_RAW", "ipset", "iptables", "nat table", "set match", "address type match", "mark match", "comment match",
 	"connection mark", "connection state match", "statistic match", "set target", "masquerade",
 }
 
-var probeAddress = [2]string{service.IPv4: "192.0.2.1:1", service.IPv6: "[2001:db8::1]:1"}
+var (
+	probeAddress = [2]string{service.IPv4: "192.0.2.1:1", service.IPv6: "[2001:db8::1]:1"}
+	probeNetwork = [2]string{service.IPv4: "192.0.2.0/24", service.IPv6: "2001:db8::/64"}
+)
 
 // keepAccounting calls probe and sets conntrack's accounting back, which the kernel turns
 // on when a rule has -m connbytes (connbytes_mt_check in net/netfilter/xt_connbytes.c).
@@ -105,6 +110,8 @@ func (p *Prober) probeRules(ctx context.Context, h *Host, sets kernel.SetStore) 
 			h.SocketMatch = c.Supported
 		case "packet counts":
 			h.CatchRefusals = c.Supported
+		case "netmap":
+			h.Netmap = c.Supported
 		case "masquerade --random-fully":
 			h.RandomFully = c.Supported
 		}
@@ -121,7 +128,7 @@ func (p *Prober) try(ctx context.Context, v kernel.Variant, sets kernel.SetStore
 	set := kernel.Set{Name: kernel.FamilySet(probeSet, family), Type: kernel.HashIP, Family: family, Timeout: 1}
 	var rules []string
 	for _, f := range fs {
-		rules = append(rules, "-A "+probeChain+" "+strings.NewReplacer("@set", set.Name, "@address", probeAddress[family]).Replace(f.rule))
+		rules = append(rules, "-A "+probeChain+" "+strings.NewReplacer("@set", set.Name, "@address", probeAddress[family], "@network", probeNetwork[family]).Replace(f.rule))
 	}
 	text := strings.Join(rules, "\n")
 	if strings.Contains(text, set.Name) {

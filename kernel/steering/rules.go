@@ -138,7 +138,7 @@ func (s Rules) jumps() []kernel.Jump {
 			out = append(out, jump("filter", from, ChainAccept))
 		}
 	}
-	if len(s.planes) > 0 {
+	if len(s.postrouting()) > 0 {
 		out = append(out, jump("nat", "POSTROUTING", ChainPostrouting))
 	}
 	return out
@@ -173,8 +173,10 @@ func (s Rules) chains() []kernel.Chain {
 	if len(s.planes) > 0 {
 		out = append(out,
 			chain("filter", ChainAccept, s.accept()...),
-			chain("filter", ChainInvalid, s.drop()...),
-			chain("nat", ChainPostrouting, s.postrouting()...))
+			chain("filter", ChainInvalid, s.drop()...))
+	}
+	if rules := s.postrouting(); len(rules) > 0 {
+		out = append(out, chain("nat", ChainPostrouting, rules...))
 	}
 	if s.short {
 		out = append(out, chain("nat", ChainShort, s.shorts()...))
@@ -253,8 +255,9 @@ func (s Rules) redirect(i int) string {
 
 // postrouting masquerades what is marked, and hairpin connections: an endpoint
 // that reaches itself through a service would see its own address as the
-// client's and answer itself. kproxy's own connections have the right address
-// already: they bear no masquerade bit, and nothing rewrites their destination.
+// client's and answer itself. kproxy's own connections bear no masquerade bit, and
+// nothing rewrites their destination: they have the right address already, but for
+// those that bear a stand-in's.
 func (s Rules) postrouting() []string {
 	m := s.Marks
 	masquerade := "-j MASQUERADE"
@@ -264,6 +267,12 @@ func (s Rules) postrouting() []string {
 	mark := kernel.SetMark(m.Masquerade, m.Masquerade)
 	endpoint := kernel.InSet(s.Set(kernel.SetEndpoint), "dst,dst,dst")
 	var out []string
+	for _, n := range s.policy.StandIns(s.Family) {
+		out = append(out, fmt.Sprintf("-s %s -m mark --mark %#x/%#x %s -j NETMAP --to %s", n.Network, m.Own(), m.Own(), kernel.Comment("clients behind a bridge"), n.For))
+	}
+	if len(s.planes) == 0 {
+		return out // nothing else rewrites packets
+	}
 	for _, w := range s.planes {
 		rewritten := w.rewritten()
 		out = append(out, rewritten+" "+kernel.InSet(s.Set(kernel.SetEndpoint), "dst,dst,src")+" "+kernel.Comment("hairpin: an endpoint that reaches itself")+" "+mark)

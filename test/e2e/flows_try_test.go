@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/lab"
-	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/test/flows"
 )
 
@@ -124,33 +123,19 @@ func (w *flowWorld) tryServed(a attempt) error {
 		if want := a.Service.Target(name, a.Port) > 0; (answer.Backend == second(w.net.Backends[slices.Index(flows.EndpointNames, name)].Name)) != want {
 			return fmt.Errorf("answered by %s, want its second target port: %v", answer.Backend, want)
 		}
-		want := w.sources(a)
+		want := a.Source
 		if name == a.name {
-			want = []flows.Source{flows.AsNode} // or the answer would never leave the pod
+			want = flows.AsNode // or the answer would never leave the pod
 		}
 		saw := flows.AsClient
 		if w.isNode(answer) {
 			saw = flows.AsNode
 		}
-		if !slices.Contains(want, saw) || saw == flows.AsClient && !w.addressOf(a.client, answer.Peer) {
+		if saw != want || saw == flows.AsClient && !w.addressOf(a.client, answer.Peer) {
 			return fmt.Errorf("%s saw %s, want the address of %v", name, answer.Peer, want)
 		}
 	}
 	return nil
-}
-
-// sources are those that endpoints may see. A bridge would hand the client the answers
-// that are for userspace, which then connects from the node's address; but some of what
-// others reach in userspace, pods may reach by the kernel's rules beneath. Beside IPVS,
-// userspace serves pods under the policy Local.
-func (w *flowWorld) sources(a attempt) []flows.Source {
-	switch beside := w.configuration.Topology == lab.Bridge && a.From == flows.Pod; {
-	case beside && w.mode != plan.ModeUserspace && w.plane == plan.Userspace:
-		return []flows.Source{a.Source, flows.AsNode}
-	case beside && (w.mode == plan.ModeUserspace || w.mode == plan.ModeIPVS && a.Row.Policy == flows.Local):
-		return []flows.Source{flows.AsNode}
-	}
-	return []flows.Source{a.Source}
 }
 
 // isNode reports whether the endpoint saw an address of the node's.

@@ -217,8 +217,7 @@ func (w *flowWorld) checkSource(a *attempt, r *trace.Result) error {
 		return nil
 	}
 	m := r.Masquerade
-	want := w.sources(*a)[0]
-	itself := a.name != "" && a.Source == flows.AsClient && slices.Contains(a.Want.Endpoints, a.name)
+	want, itself := a.Source, a.name != "" && a.Source == flows.AsClient && slices.Contains(a.Want.Endpoints, a.name)
 	switch {
 	case want == flows.AsNode && m.Source.IsValid() && !w.isNodes(m.Source):
 		return fmt.Errorf("endpoints see %s, want the node's address: %s", m.Source, m.Reason)
