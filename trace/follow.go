@@ -369,7 +369,7 @@ func worthShowing(s *netfilter.Step) bool {
 	case s.Policy:
 		return !strings.Contains(strings.ToLower(s.Outcome), "accept")
 	case s.Matched == netfilter.No:
-		return s.Chain == kernel.Prefix+"PORTAL" || netfilter.Own(s) && s.Chain == "redirect"
+		return s.Chain == kernel.Prefix+"PORTAL" || netfilter.Own(s) && strings.Contains(s.Text, "@userspace")
 	}
 	return true
 }

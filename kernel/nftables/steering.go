@@ -94,15 +94,17 @@ var counters = []string{countInvalid, countRefused, countSteered}
 
 // Chains that others lead to.
 const (
-	chainServices  = "services"
-	chainRedirect  = "redirect"
-	chainReject    = "reject"
-	chainRefuse    = "refuse"
-	chainUnserved  = "unserved"
-	chainOutsiders = "masquerade-unless-pod"
-	chainOwn       = "masquerade-node-clients"
-	chainNew       = "prerouting-new"
-	chainSent      = "output-own"
+	chainServices   = "services"
+	chainRedirect   = "redirect"
+	chainReject     = "reject"
+	chainNode       = "node-ports"
+	chainRefuse     = "refuse"
+	chainRefuseHere = "refuse-here"
+	chainUnserved   = "unserved"
+	chainOutsiders  = "masquerade-unless-pod"
+	chainOwn        = "masquerade-node-clients"
+	chainNew        = "prerouting-new"
+	chainSent       = "output-own"
 )
 
 // rules makes the rules of one family that all services share.
@@ -136,22 +138,16 @@ func anyAddress(f service.Family) field {
 	}}
 }
 
-// toNode matches packets to those of the node's own addresses that node ports answer on;
-// loopback says whether it is for loopback addresses too, if node ports answer there at
-// all. There is a rule for each network that the addresses are limited to.
-func (r *rules) toNode(loopback bool, what ...part) []Rule {
+// toNode are rules for what is to those of the node's own addresses that node ports answer
+// on: one for each network that these are limited to, or one.
+func (r *rules) toNode(what ...part) []Rule {
 	var begin []part
-	if !loopback || r.policy.NoLocalhostNodePorts {
+	if r.policy.NoLocalhostNodePorts {
 		begin = append(begin, r.destination(netip.MustParsePrefix(kernel.Loopback[r.family]), "!="))
 	}
 	begin = append(begin, daddrFib.is("local", native(unix.RTN_LOCAL)...))
-	return r.answering(begin, what)
-}
-
-// answering is a rule for each network that node ports are limited to, or one.
-func (r *rules) answering(begin, what []part) []Rule {
 	if !r.limited {
-		return []Rule{rule(append(begin[:len(begin):len(begin)], what...)...)}
+		return []Rule{rule(append(begin, what...)...)}
 	}
 	var out []Rule
 	for _, n := range r.within {
@@ -194,7 +190,9 @@ func (r *rules) chains() []Chain {
 		{Name: chainSent, Rules: r.outputOwn()},
 		{Name: chainServices, Rules: r.services()},
 		{Name: chainRedirect, Rules: r.redirects()},
+		{Name: chainNode, Rules: r.nodePorts()},
 		{Name: chainRefuse, Rules: r.refuse()},
+		{Name: chainRefuseHere, Rules: r.refuseHere()},
 		{Name: chainUnserved, Rules: r.unserved()},
 		{Name: chainReject, Rules: []Rule{
 			rule(count(countRefused)),
@@ -291,7 +289,7 @@ func (r *rules) catchRefusals() []Rule {
 	if !r.CatchRefusals {
 		return nil
 	}
-	return []Rule{rule(reset, rewritten, firstReply, key{l4proto}.in(setAlive), r.fromEndpoint(),
+	return []Rule{rule(reset, rewritten, firstReply, r.live(), r.fromEndpoint(),
 		key{saddr[r.family], l4proto, sport}.notIn(setTold), drop, comment("refused: the next SYN of the client finds another endpoint"))}
 }
 
@@ -302,28 +300,45 @@ func (r *rules) fromEndpoint() part {
 // services is the way of every new connection. The own mark comes first, or kproxy's
 // connection to an endpoint that is a service address of its own would come back to it.
 // Then those that aren't new, but forgotten by conntrack: they go on where they were.
+//
+// Most are to no service at all: they meet two look-ups and whether their destination is this
+// node's, once.
 func (r *rules) services() []Rule {
 	out := []Rule{
 		rule(r.own("=="), returns, comment("connections of kproxy to endpoints")),
 		rule(append([]part{protocol(service.TCP), notSYN, key{saddr[r.family], sport, daddr[r.family]}.in(setKept)}, r.listener(service.TCP)...)...),
-		rule(key{l4proto}.in(setAlive), jumpTo(chainRedirect), comment("a live kproxy serves these in userspace")),
+		rule(r.to().in(setUserspace), r.live(), goesTo(chainRedirect), comment("a live kproxy serves these in userspace")),
 		rule(r.to().vmap(setServices)),
 	}
-	return append(out, r.toNode(false, r.node().vmap(setServices))...)
+	return append(out, r.toNode(goesTo(chainNode))...)
 }
 
-// redirects leads to the shared listener. Node ports on loopback addresses are always
-// served in userspace, and only for this node's clients: DNAT would need route_localnet,
-// which opens the node's own loopback services to its neighbours (CVE-2020-8558).
+// nodePorts is the way of those that are to an address of this node. Node ports on
+// loopback addresses are always served in userspace, and only for this node's clients: DNAT
+// would need route_localnet, which opens the node's own loopback services to its neighbours
+// (CVE-2020-8558).
+func (r *rules) nodePorts() []Rule {
+	var out []Rule
+	if !r.policy.NoLocalhostNodePorts {
+		loopback := r.destination(netip.MustParsePrefix(kernel.Loopback[r.family]), "==")
+		out = []Rule{
+			rule(loopback, saddrFib.is("local", native(unix.RTN_LOCAL)...), key{l4proto, dport}.in(setLoopback), r.live(), goesTo(chainRedirect)),
+			rule(loopback, returns),
+		}
+	}
+	return append(out,
+		rule(r.node().in(setUserspace), r.live(), goesTo(chainRedirect)),
+		rule(r.node().vmap(setServices)))
+}
+
+// live matches protocols that a live kproxy serves.
+func (r *rules) live() part { return key{l4proto}.in(setAlive) }
+
+// redirects leads to the shared listener.
 func (r *rules) redirects() []Rule {
 	var out []Rule
 	for _, p := range userProtocols {
-		if !r.policy.NoLocalhostNodePorts {
-			begin := []part{protocol(p), r.destination(netip.MustParsePrefix(kernel.Loopback[r.family]), "=="), saddrFib.is("local", native(unix.RTN_LOCAL)...)}
-			out = append(out, r.answering(begin, append([]part{key{l4proto, dport}.in(setLoopback)}, r.listener(p)...))...)
-		}
-		out = append(out, rule(append([]part{protocol(p), r.to().in(setUserspace)}, r.listener(p)...)...))
-		out = append(out, r.toNode(false, append([]part{protocol(p), r.node().in(setUserspace)}, r.listener(p)...)...)...)
+		out = append(out, rule(append([]part{protocol(p)}, r.listener(p)...)...))
 	}
 	return out
 }
@@ -349,10 +364,15 @@ func (r *rules) postrouting() []Rule {
 
 // refuse meets connections whose destination nothing has rewritten.
 func (r *rules) refuse() []Rule {
-	return append([]Rule{
+	return []Rule{
 		rule(r.to().vmap(setRefused)),
 		rule(r.own("!="), notRewritten, r.to().in(setUserspace), goesTo(chainUnserved)),
-	}, r.toNode(true, r.node().vmap(setRefused))...)
+	}
+}
+
+// refuseHere is the same where the destination may be this node.
+func (r *rules) refuseHere() []Rule {
+	return append(r.toNode(r.node().vmap(setRefused)), rule(goesTo(chainRefuse)))
 }
 
 // unserved refuses what userspace should have taken, or it would leave by the default
@@ -361,7 +381,7 @@ func (r *rules) refuse() []Rule {
 // conntrack has forgotten this one. Likewise while a kproxy starts.
 func (r *rules) unserved() []Rule {
 	return []Rule{
-		rule(key{l4proto}.in(setAlive), drop, comment("kproxy will take the next packet")),
+		rule(r.live(), drop, comment("kproxy will take the next packet")),
 		rule(key{l4proto}.in(setStarting), drop, comment("kproxy starts")),
 		rule(goesTo(chainReject), comment("no live kproxy")),
 	}
@@ -371,7 +391,7 @@ func (r *rules) input() []Rule {
 	out := []Rule{
 		established(),
 		rule(arrives("lo"), r.own("=="), accept, comment("connections of kproxy to this node")),
-		rule(state("new", stateNew), jumpTo(chainRefuse)),
+		rule(state("new", stateNew), jumpTo(chainRefuseHere)),
 	}
 	if r.DropInvalid {
 		out = append(out, rule(state("invalid", stateInvalid), protocol(service.TCP), socket("wildcard", socketWildcard, 0), accept, comment("TCP knows better")))
@@ -414,6 +434,6 @@ func (r *rules) filterOutput() []Rule {
 		established(),
 		from(service.TCP, r.TCPPort, notSYN),
 		from(service.UDP, r.UDPPort),
-		rule(state("new", stateNew), jumpTo(chainRefuse)),
+		rule(state("new", stateNew), jumpTo(chainRefuseHere)),
 	}
 }
