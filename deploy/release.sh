@@ -2,7 +2,7 @@
 # Makes a release: static binaries for amd64 and arm64, both images for this machine's
 # processor, each as a tar for `docker load`, `podman load` and `ctr images import` (an OCI
 # layout that also has Docker's manifest), what each is made of (SBOM, CycloneDX), kubectl's
-# plugin, as an archive and a manifest for krew each, and SHA256SUMS. The same commit, Go and Debian packages make the same bytes.
+# plugin, as an archive and a manifest for krew each, the Helm chart, and SHA256SUMS. The same commit, Go and Debian packages make the same bytes.
 #
 # On Debian, as root, as the image's root file system is made of Debian's packages
 # (rootfs.sh) unless KPROXY_ROOTFS names a folder with one.
@@ -22,7 +22,7 @@ out=$(realpath -m "${1:-dist}")
 tmp=$(mktemp -d)
 trap 'rm -rf "$tmp"' EXIT
 
-pack() { tar --create --format=gnu --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner -C "$1" .; }
+pack() { tar --create --format=gnu --sort=name --mtime="@$epoch" --owner=0 --group=0 --numeric-owner -C "$1" "${2:-.}"; }
 digest() { sha256sum "$1" | cut -d ' ' -f 1; }
 
 # sbom NAME reads lines 'name version purl' and prints them as a bill of materials.
@@ -94,6 +94,17 @@ plugin() {
 	done
 }
 
+# chart packs the Helm chart, in which deploy/base is a link, for this version.
+chart() {
+	mkdir -p "$tmp/chart"
+	cp -rL deploy/helm/kproxy "$tmp/chart/"
+	sed -i "s/^appVersion:.*/appVersion: \"$version\"/" "$tmp/chart/kproxy/Chart.yaml"
+	if [[ $version =~ ^v([0-9]+\.[0-9]+\.[0-9]+.*)$ ]]; then
+		sed -i "s/^version:.*/version: ${BASH_REMATCH[1]}/" "$tmp/chart/kproxy/Chart.yaml"
+	fi
+	pack "$tmp/chart" kproxy | gzip -n >"$out/kproxy-chart-$version.tgz"
+}
+
 # blob MEDIA-TYPE FILE makes a file a blob of the layout and prints what refers to it.
 blob() {
 	local sum
@@ -129,6 +140,7 @@ rm -rf "$out"
 mkdir -p "$out"
 binaries
 plugin
+chart
 image ""
 image nftables
 (cd "$out" && sha256sum kproxy* kubectl-* >SHA256SUMS)

@@ -101,6 +101,13 @@ with_browser() (
 	tests browser -count=1 ./...
 )
 
+# with_helm compares the chart with the kustomizations, by the libraries of both.
+with_helm() (
+	cd test/helm
+	export GOFLAGS="$GOFLAGS -mod=mod"
+	tests helm -count=1 ./...
+)
+
 # dashboard tests what the pages compute, without a browser.
 dashboard() { node --test web/ui_test/*.test.js; }
 
@@ -184,7 +191,7 @@ lint() {
 # other_modules vet|staticcheck checks the tests that are modules of their own.
 other_modules() {
 	local module
-	for module in kube browser; do
+	for module in kube browser helm; do
 		(
 			cd "test/$module"
 			export GOFLAGS="$GOFLAGS -mod=mod"
@@ -208,6 +215,7 @@ everything() {
 	beside lint lint
 	beside arm64 check build-arm64 env GOARCH=arm64 go build -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
 	beside benchmarks benchmarks
+	beside helm with_helm
 	stage end-to-end tests end-to-end -count=1 ./test/e2e/...
 	stage "mode nftables" in_nftables
 	stage browser with_browser

@@ -61,6 +61,10 @@ func TestRelease(t *testing.T) {
 		t.Errorf("kproxy version: %v\n%s", err, out)
 	}
 	checkPlugin(t, dir, binary)
+	if out, err := command(dir, "tar", "-xzOf", "kproxy-chart-v0.0.0-test.tgz", "kproxy/Chart.yaml", "kproxy/base/daemonset.yaml"); err != nil ||
+		!strings.Contains(out, "version: 0.0.0-test\nappVersion: \"v0.0.0-test\"\n") || !strings.Contains(out, "kind: DaemonSet") {
+		t.Errorf("the chart isn't this release's: %v\n%s", err, out)
+	}
 	checkImage(t, dir+"/kproxy-v0.0.0-test-image-linux-"+runtime.GOARCH, "iptables")
 	checkImage(t, dir+"/kproxy-v0.0.0-test-image-nftables-linux-"+runtime.GOARCH)
 }
