@@ -36,8 +36,9 @@ type recordsHead struct {
 const (
 	// maxLoops is for how many loops there is room.
 	maxLoops = 1024
-	// maxRecords is the highest number of a descriptor that has a record. Memory is used only where there is one.
-	maxRecords = 1 << 18
+	// maxRecords is the highest number of a descriptor that has a record: as many as a process may have by Linux's default
+	// (fs.nr_open). Memory is used only where there is one.
+	maxRecords = 1 << 20
 )
 
 // record is a connection's or a session's.

@@ -54,7 +54,7 @@ func TestRecover(t *testing.T) {
 	}
 	s := start(t, Config{Recorded: func(int) {}}, testPlan(of(time.Hour)))
 	c := connect(t, s)
-	ask(t, c, "x")
+	ask(t, c, "before")
 	h, _ := freeze(t, s) // as if it had crashed
 	remains, err := Salvage(keeping(t), s.records.fd)
 	must(t, err)
@@ -71,6 +71,9 @@ func TestRecover(t *testing.T) {
 	go next.Run(context.Background())
 	if got := ask(t, c, "y"); got != "y" {
 		t.Errorf("echo is %q", got)
+	}
+	if n := next.Counters()[testServiceKey("s")]; n.Total != 0 || n.BytesIn != 2 || n.BytesOut != 2 {
+		t.Errorf("counted are %+v, want a line each way: what came before was counted before", n)
 	}
 	if _, end := readEnd(c); end != "reset" {
 		t.Errorf("a client that is silent for longer than its service allows met %s, want a reset", end)
@@ -98,4 +101,32 @@ func TestNothingToRecover(t *testing.T) {
 	}
 	h.Release()
 	go next.Run(context.Background())
+}
+
+// TestMoreThanRecords: a connection whose descriptor's number is too high for a record is served as others, and Salvage finds the others.
+func TestMoreThanRecords(t *testing.T) {
+	s := New(Config{Recorded: func(int) {}, TCPOrigin: func(int, service.Family) (netip.AddrPort, error) { return vip, nil }})
+	must(t, s.Listen())
+	serve(s, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, echo)}}))
+	go s.Run(context.Background())
+	t.Cleanup(func() {
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		s.Drain(over)
+	})
+	low := connect(t, s)
+	ask(t, low, "x")
+	h, state := freeze(t, s)
+	s.records.number = s.records.number[:h.Files[state.Connections[0].Client.File-1]+1]
+	h.Resume()
+	high := connect(t, s)
+	ask(t, high, "y")
+	h, _ = freeze(t, s)
+	defer h.Resume()
+	remains, err := Salvage(keeping(t), s.records.fd)
+	must(t, err)
+	defer remains.Close()
+	if len(remains.state.Connections) != 1 || remains.Broken != 0 {
+		t.Errorf("of two connections, one of which can't be recorded, %d are there, and %d broken", len(remains.state.Connections), remains.Broken)
+	}
 }
