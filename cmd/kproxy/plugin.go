@@ -66,7 +66,7 @@ func newPlugin() *cli.App {
 	}
 	return appOf(pluginName, "kproxy on all nodes of a cluster, with your rights there", map[string][]*cli.Command{
 		"Cluster": commands,
-		"Program": {completeCommand(), helpCommand(), versionCommand()},
+		"Program": {helpCommand(), versionCommand()},
 	})
 }
 
