@@ -323,7 +323,7 @@ func (t *tracer) show(w way, s Step) {
 		if _, ok := t.legs[w.leg]; !ok {
 			t.legs[w.leg] = len(t.legs)
 		}
-		if t.legs[w.leg] >= shownLegs {
+		if t.legs[w.leg] >= shownLegs && !t.req.Every {
 			return
 		}
 	}
@@ -354,7 +354,7 @@ func (t *tracer) showWalk(w way, walk *netfilter.Walk) {
 			continue
 		}
 		step := Step{
-			Hook: string(s.Hook), Table: s.Table, Chain: s.Chain, Kind: KindRule, Text: s.Text,
+			Hook: string(s.Hook), Silent: netfilter.Silent(s), Table: s.Table, Chain: s.Chain, Kind: KindRule, Text: s.Text,
 			Packets: s.Packets, Bytes: s.Bytes, Outcome: outcomeText(s), Why: s.Why,
 		}
 		if s.Policy {
@@ -664,7 +664,7 @@ func (t *tracer) balance(w way) bool {
 	if b.Note != "" {
 		t.warn(SeverityWarning, b.Note, b.Name, "")
 	}
-	t.show(w, Step{Hook: b.Name, Kind: KindVirtualServer, Text: b.Text, Packets: &b.Packets, Bytes: &b.Bytes, Outcome: "takes it"})
+	t.show(w, Step{Hook: b.Name, Kind: KindVirtualServer, Silent: true, Text: b.Text, Packets: &b.Packets, Bytes: &b.Bytes, Outcome: "takes it"})
 	taken := false
 	for i := range b.Targets {
 		r := &b.Targets[i]
@@ -679,7 +679,7 @@ func (t *tracer) balance(w way) bool {
 		case r.Share == 0:
 			outcome = "not chosen now"
 		}
-		t.show(v, Step{Hook: b.Name, Kind: KindRealServer, Text: r.Text, Packets: &r.Packets, Bytes: &r.Bytes, Outcome: outcome, Why: r.Why})
+		t.show(v, Step{Hook: b.Name, Kind: KindRealServer, Silent: true, Text: r.Text, Packets: &r.Packets, Bytes: &r.Bytes, Outcome: outcome, Why: r.Why})
 		if r.Weight == 0 {
 			continue
 		}

@@ -22,6 +22,8 @@ type Request struct {
 	From netip.Addr `json:"from,omitzero"`
 	// Probe sends one real connection or datagram, from where the client is.
 	Probe bool `json:"-"`
+	// Every has Steps hold the ways to all endpoints that are followed, not to the first few.
+	Every bool `json:"-"`
 	// AnyClient has From be another host or a pod, whichever is known.
 	AnyClient bool `json:"-"`
 	// Netns is the path of the client's network namespace, and Pod the name of the pod on
@@ -91,8 +93,10 @@ type Step struct {
 	Hook  string `json:"hook"`
 	Leg   string `json:"leg,omitempty"`   // the endpoint, from where the ways to endpoints part
 	Table string `json:"table,omitempty"` // of netfilter
-	Chain string `json:"chain,omitempty"`
-	Kind  string `json:"kind"`
+	// Silent says that the kernel doesn't tell which packets meet it, so that only its counters show.
+	Silent bool   `json:"silent,omitempty"`
+	Chain  string `json:"chain,omitempty"`
+	Kind   string `json:"kind"`
 	// Text is the object as the kernel's own tool prints it.
 	Text    string  `json:"text"`
 	Packets *uint64 `json:"packets,omitempty"` // nil: it has no counter

@@ -18,10 +18,7 @@ type Look struct {
 
 // Text prints a Result for a person: the answer first, then the way there.
 func (r *Result) Text(l Look) string {
-	if l.Width <= 0 {
-		l.Width = 80
-	}
-	p := &printer{Look: l}
+	p := newPrinter(l)
 	p.headline(r)
 	if r.Namespace != "" {
 		p.wrapped("Traced   ", "network namespace "+r.Namespace)
@@ -38,6 +35,13 @@ func (r *Result) Text(l Look) string {
 type printer struct {
 	Look
 	b strings.Builder
+}
+
+func newPrinter(l Look) *printer {
+	if l.Width <= 0 {
+		l.Width = 80
+	}
+	return &printer{Look: l}
 }
 
 // Colours (ECMA-48 SGR): of what is wrong, doubtful, right, and less important.

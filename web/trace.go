@@ -59,7 +59,7 @@ func serveTraces(mux *http.ServeMux, path string, src Source, mayProbe bool) {
 }
 
 // parseTrace reads a request for a trace:
-// ?address=IP:PORT&protocol=tcp&from=IP&netns=PATH&pod=NAME&probe=true.
+// ?address=IP:PORT&protocol=tcp&from=IP&netns=PATH&pod=NAME&probe=true&steps=all.
 func parseTrace(q url.Values) (req trace.Request, err error) {
 	if req.Address, err = netip.ParseAddrPort(q.Get("address")); err != nil {
 		return req, fmt.Errorf("address %q isn't IP:PORT: %w", q.Get("address"), err)
@@ -77,7 +77,7 @@ func parseTrace(q url.Values) (req trace.Request, err error) {
 			return req, fmt.Errorf("from %q isn't an IP address: %w", from, err)
 		}
 	}
-	req.Probe, req.Netns, req.Pod = q.Get("probe") == "true", q.Get("netns"), q.Get("pod")
+	req.Probe, req.Netns, req.Pod, req.Every = q.Get("probe") == "true", q.Get("netns"), q.Get("pod"), q.Get("steps") == "all"
 	return req, req.Check()
 }
 
@@ -87,6 +87,9 @@ func (c *Client) Trace(ctx context.Context, req trace.Request) (trace.Result, er
 	q := url.Values{"address": {req.Address.String()}, "protocol": {req.Protocol.String()}}
 	if req.From.IsValid() {
 		q.Set("from", req.From.String())
+	}
+	if req.Every {
+		q.Set("steps", "all")
 	}
 	if req.Probe {
 		q.Set("probe", "true")

@@ -33,6 +33,9 @@ func traceCommand() *cli.Command {
 			&cli.StringFlag{Name: "proto", Usage: "tcp or udp", Value: "tcp"},
 			&cli.StringFlag{Name: "from-pod", Usage: "the client is the pod of this node with this `NAME`"},
 			&cli.StringFlag{Name: "netns", Usage: "the client is in this network namespace, a `PATH` (/proc/PID/ns/net) or a name of ip netns"},
+			&cli.BoolFlag{Name: "watch", Usage: "mark the next packets that really come there, and show what each met beside what was predicted; as root in kproxy's network namespace"},
+			&cli.IntFlag{Name: "count", Usage: "with --watch: end after so `MANY` connections", Value: 5},
+			&cli.DurationFlag{Name: "timeout", Usage: "with --watch: end after this `TIME` at last", Value: 30 * time.Second},
 			&cli.BoolFlag{Name: "probe", Usage: "send one connection or datagram from where the client is, and show its conntrack entry"},
 			outputFlag("text", "json", "yaml"),
 		},
@@ -42,16 +45,30 @@ func traceCommand() *cli.Command {
 
 func runTrace(c *cli.Context) error {
 	client := clientOf(c)
+	if !c.Bool("watch") && (c.IsSet("count") || c.IsSet("timeout")) {
+		return usageError("--count and --timeout say when --watch ends")
+	}
 	req, err := traceRequest(c, client)
 	if err != nil {
 		return err
 	}
-	var res trace.Result
+	if c.Bool("watch") {
+		return runWatch(c, client, req)
+	}
+	res, err := traceWith(c, client, req)
+	if err != nil {
+		return err
+	}
+	return printer(c, printTrace)(c.App.Writer, &res)
+}
+
+// traceWith asks the running kproxy, or reads the kernel alone where there is none.
+func traceWith(c *cli.Context, client *web.Client, req trace.Request) (res trace.Result, err error) {
 	if err = client.Answers(c.Context, traceWait); err == nil {
 		res, err = client.Trace(c.Context, req)
 	}
 	if notAnswering(err) && (c.IsSet("socket") || req.Probe) {
-		return fmt.Errorf("trace: %w; nothing was traced: without --socket and --probe, kproxy trace reads the kernel alone, of the network namespace it is run in (nsenter --net=PATH enters another)", err)
+		return res, fmt.Errorf("trace: %w; nothing was traced: without --socket and --probe, kproxy trace reads the kernel alone, of the network namespace it is run in (nsenter --net=PATH enters another)", err)
 	}
 	if notAnswering(err) {
 		fmt.Fprintf(c.App.ErrWriter, "kproxy: %v\nkproxy: reading the kernel alone\n", err)
@@ -64,9 +81,46 @@ func runTrace(c *cli.Context) error {
 		res, err = trace.Run(ctx, req, proxy)
 	}
 	if err != nil {
+		return res, traceError(err)
+	}
+	return res, nil
+}
+
+// runWatch prints packets as they come, for programs all at the end.
+func runWatch(c *cli.Context, client *web.Client, req trace.Request) error {
+	switch {
+	case req.Probe:
+		return usageError("--watch waits for real packets; --probe sends one: run it meanwhile")
+	case c.Int("count") < 1:
+		return usageError("--count %d isn't at least 1", c.Int("count"))
+	case c.Duration("timeout") <= 0:
+		return usageError("--timeout %s isn't longer than nothing", c.Duration("timeout"))
+	}
+	forPeople := !isForPrograms(c.String("output"))
+	var seen []trace.Packet
+	look := traceLook(c.App.Writer)
+	res, err := trace.Watch(c.Context, trace.WatchRequest{
+		Request: req, Count: c.Int("count"), Timeout: c.Duration("timeout"),
+		Started: func() {
+			fmt.Fprintf(c.App.ErrWriter, "kproxy: watching %s %s for %s, or until %d connections have come\n", req.Protocol, req.Address, c.Duration("timeout"), c.Int("count"))
+		},
+		Predict: func(_ context.Context, req trace.Request) (trace.Result, error) { return traceWith(c, client, req) },
+	}, func(p *trace.Packet) {
+		if forPeople {
+			fmt.Fprintln(c.App.Writer, p.Text(look, p.Same(seen)))
+			seen = append(seen, *p)
+		}
+	})
+	var told *exitError
+	if errors.As(err, &told) { // by traceWith
+		return err
+	} else if err != nil {
 		return traceError(err)
 	}
-	return printer(c, printTrace)(c.App.Writer, &res)
+	return printer(c, func(w io.Writer, r *trace.Watched) error {
+		_, err := io.WriteString(w, r.Summary(look))
+		return err
+	})(c.App.Writer, &res)
 }
 
 // traceWait is how long a kproxy that hangs is waited for.
@@ -171,8 +225,11 @@ func serviceAddress(ctx context.Context, client *web.Client, which target, req t
 // printTrace fits the answer to the terminal that w is, if it is one: 80 columns and no colour
 // otherwise.
 func printTrace(w io.Writer, r *trace.Result) error {
-	width := terminalWidth(w)
-	look := trace.Look{Width: width, Colour: width > 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
-	_, err := io.WriteString(w, r.Text(look))
+	_, err := io.WriteString(w, r.Text(traceLook(w)))
 	return err
+}
+
+func traceLook(w io.Writer) trace.Look {
+	width := terminalWidth(w)
+	return trace.Look{Width: width, Colour: width > 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
 }

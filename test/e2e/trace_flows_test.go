@@ -35,7 +35,7 @@ func TestTraceFlows(t *testing.T) {
 	})
 }
 
-// Of those traced, every so-manieth is tried with real packets as well, and of
+// Of those traced, every so-manieth is tried with real packets as well, which are watched, and of
 // those of the node itself, so many are probed.
 const (
 	traceTries  = 9
@@ -66,7 +66,7 @@ func (w *flowWorld) traceAll() {
 			defer func() { <-slots }()
 			err := w.traceOne(a, probe)
 			if err == nil && try {
-				err = a.client.Do(func() error { return w.try(a) })
+				err = w.watched(a)
 			}
 			if err != nil {
 				mu.Lock()

@@ -38,6 +38,9 @@ func (t *Tables) readNFT(printed map[string]bool) error {
 			return
 		}
 		b := decodeChain(family, attributes)
+		if strings.HasPrefix(b.Table, family+" "+watchTable) {
+			return
+		}
 		if family == "bridge" {
 			if b.Hook != "" {
 				t.note("nftables chain %s %s is at hook %s of bridges, with policy %s: what it does to packets between ports of a bridge isn't followed", b.Table, b.Chain, b.Hook, b.Policy)

@@ -46,6 +46,8 @@ type Tables struct {
 	host Host
 	sets SetReader
 	read map[string]setRead
+	// handles are those of rules, where they were asked for.
+	handles handles
 }
 
 // setRead is what came of reading a set.

@@ -233,13 +233,9 @@ func (w *walker) policy(b *Base, ways []way) result {
 	if len(ways) == 0 {
 		return result{}
 	}
-	text := fmt.Sprintf(":%s %s", b.Chain, map[bool]string{true: "DROP", false: "ACCEPT"}[b.Policy == Drop])
-	if b.Source == sourceNFT {
-		text = fmt.Sprintf("policy %s", b.Policy)
-	}
 	at := len(w.steps)
 	w.steps = append(w.steps, Step{
-		Hook: w.base.Hook, Source: b.Source, Table: b.Table, Chain: b.Chain, Text: text, Policy: true,
+		Hook: w.base.Hook, Source: b.Source, Table: b.Table, Chain: b.Chain, Text: b.policyText(), Policy: true,
 		Packets: b.Policies.Packets, Bytes: b.Policies.Bytes, Matched: Yes, Outcome: "policy " + string(b.Policy),
 	})
 	if b.Policy != Drop {

@@ -1,0 +1,377 @@
+package netfilter
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/service"
+)
+
+// What x/sys/unix doesn't have of linux/netfilter/nf_tables.h and nfnetlink.h.
+const (
+	tableIsOwned  = 2 // NFT_TABLE_F_OWNER, Linux 5.12
+	groupTraces   = 9 // NFNLGRP_NFTRACE
+	metaIsTraced  = unix.NFT_META_NFTRACE
+	firstRegister = unix.NFT_REG32_00
+	lookupInverts = 1 // NFT_LOOKUP_F_INV
+)
+
+// Bounds of marking: packets a second, and connections in all.
+const (
+	markedPerSecond = 20
+	markedAtMost    = 4096
+)
+
+// watchTable is what names of tables begin with that do nothing but mark packets.
+const watchTable = "kproxy-watch-"
+
+// Watcher marks packets (nftrace) and hears from the kernel which rules of nf_tables they
+// meet. What it needs in the kernel is one table that the kernel deletes with the Watcher's
+// socket, however the process ends. It is for one goroutine at a time.
+type Watcher struct {
+	owner, traces *nlmsg.Socket
+	family        service.Family
+	table         string
+	states        map[uint64]State // by handle, what the table's own rules have seen of it
+	buffer        []byte
+	pending       []Sight
+}
+
+// Sight is one thing that a marked packet met: a rule, or a base chain's end.
+type Sight struct {
+	// Packet is the same for what one packet meets, and for others later.
+	Packet       uint32
+	Table, Chain string // the table with its family: "ip nat"
+	Handle       uint64 // of the rule; 0 at a chain's end
+	Dropped      bool   // it ends here
+	// Begins says that it has been marked, before any rule; Ends that it has met the last
+	// base chain of INPUT or POSTROUTING, which is Hook.
+	Begins, Ends bool
+	Hook         Hook
+	// State is conntrack's, at the one sight that tells it.
+	State State
+	// Src and Dst are as in the packet now; invalid in sights that don't repeat them.
+	Src, Dst netip.AddrPort
+	In, Out  string // interfaces; empty for none, or where they aren't repeated
+}
+
+// Watch begins to mark the first packet that comes of each connection to an address, from
+// one client or, if that isn't valid, from any, in the network namespace of the calling
+// thread. It needs CAP_NET_ADMIN there.
+func Watch(proto service.Protocol, to netip.AddrPort, from netip.Addr) (*Watcher, error) {
+	w := &Watcher{family: service.FamilyOf(to.Addr()), table: watchTable + strconv.Itoa(os.Getpid()), buffer: make([]byte, 64<<10)}
+	var err error
+	if w.owner, err = nlmsg.Open(unix.NETLINK_NETFILTER, 64<<10); err != nil {
+		return nil, err
+	}
+	if w.traces, err = nlmsg.Open(unix.NETLINK_NETFILTER, 0); err != nil {
+		return nil, errors.Join(err, w.owner.Close())
+	}
+	// Before packets are marked: the kernel tells only those who listen (nft_trace_notify in
+	// net/netfilter/nf_tables_trace.c).
+	_ = unix.SetsockoptInt(w.traces.FD, unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20)
+	err = os.NewSyscallError("setsockopt", unix.SetsockoptInt(w.traces.FD, unix.SOL_NETLINK, unix.NETLINK_ADD_MEMBERSHIP, groupTraces))
+	if err == nil {
+		err = w.owner.Transaction(unix.NFNL_SUBSYS_NFTABLES, w.requests(proto, to, from))
+	}
+	if err == nil {
+		err = w.readStates()
+	}
+	if err != nil {
+		w.Close()
+		var refused *nlmsg.RequestError
+		switch {
+		case errors.Is(err, unix.EPERM):
+			return nil, errors.Join(kernel.ErrPermission, err)
+		case errors.As(err, &refused):
+			return nil, &kernel.Missing{What: "nf_tables whose tables end with their owner", How: "Linux 5.12 or later", Err: err}
+		}
+		return nil, fmt.Errorf("mark packets: %w", err)
+	}
+	return w, nil
+}
+
+// Close ends the marking, and takes the table away.
+func (w *Watcher) Close() error { return errors.Join(w.owner.Close(), w.traces.Close()) }
+
+// The base chains of the table: packets are marked before any rule but those of devices, the
+// state is known behind conntrack, and the last ones see what has become of addresses.
+var watchChains = []struct {
+	name     string
+	hook     Hook
+	priority int
+}{
+	{"arrives", Prerouting, priorityRaw - 50}, {"originates", Output, priorityRaw - 50},
+	{"arrived", Prerouting, priorityConntrack + 1}, {"originated", Output, priorityConntrack + 1},
+	{"delivered", Input, priorityNATSrc + 150}, {"leaves", Postrouting, priorityNATSrc + 150},
+}
+
+func isMarking(chain string) bool { return chain == "arrives" || chain == "originates" }
+
+// watchStates are conntrack's states, each with a rule of its own in the chains that tell it.
+var watchStates = []State{New, Established, Related, Invalid, Untracked}
+
+const watchSet = "seen"
+
+// requests make the table.
+func (w *Watcher) requests(proto service.Protocol, to netip.AddrPort, from netip.Addr) (out [][]byte) {
+	addressSize, sourceAt, destinationAt := uint32(4), uint32(12), uint32(16)
+	keyType := uint32(7<<6 | 13) // nft's ipv4_addr . inet_service
+	if w.family == service.IPv6 {
+		addressSize, sourceAt, destinationAt, keyType = 16, 8, 24, 8<<6|13
+	}
+	out = append(out,
+		w.request(unix.NFT_MSG_NEWTABLE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, func(b []byte) []byte {
+			return nlmsg.AppendUint32(nlmsg.AppendText(b, unix.NFTA_TABLE_NAME, w.table), unix.NFTA_TABLE_FLAGS, tableIsOwned)
+		}),
+		w.request(unix.NFT_MSG_NEWSET, unix.NLM_F_CREATE, func(b []byte) []byte {
+			b = nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_SET_TABLE, w.table), unix.NFTA_SET_NAME, watchSet)
+			b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_SET_FLAGS, unix.NFT_SET_EVAL), unix.NFTA_SET_KEY_TYPE, keyType)
+			b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_SET_KEY_LEN, addressSize+4), unix.NFTA_SET_ID, 1)
+			return nlmsg.AppendNested(b, unix.NFTA_SET_DESC, func(b []byte) []byte {
+				const size = 1 // NFTA_SET_DESC_SIZE
+				return nlmsg.AppendUint32(b, size, markedAtMost)
+			})
+		}))
+	for _, c := range watchChains {
+		out = append(out, w.request(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, func(b []byte) []byte {
+			b = nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_CHAIN_TABLE, w.table), unix.NFTA_CHAIN_NAME, c.name)
+			b = nlmsg.AppendNested(b, unix.NFTA_CHAIN_HOOK, func(b []byte) []byte {
+				return nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_HOOK_HOOKNUM, hookNumber(c.hook)), unix.NFTA_HOOK_PRIORITY, uint32(int32(c.priority)))
+			})
+			return nlmsg.AppendText(b, unix.NFTA_CHAIN_TYPE, "filter")
+		}))
+	}
+	ours := func(e expressions) expressions {
+		e = e.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, destinationAt, addressSize, firstRegister).is(to.Addr().AsSlice()...)
+		if from.IsValid() {
+			e = e.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, sourceAt, addressSize, firstRegister).is(from.AsSlice()...)
+		}
+		e = e.numbers("meta", unix.NFTA_META_DREG, firstRegister, unix.NFTA_META_KEY, unix.NFT_META_L4PROTO).is(byte(proto))
+		return e.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, firstRegister).is(byte(to.Port()>>8), byte(to.Port()))
+	}
+	client := func(e expressions) expressions {
+		e = e.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, sourceAt, addressSize, firstRegister)
+		return e.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2, firstRegister+addressSize/4)
+	}
+	for _, c := range watchChains {
+		switch {
+		case isMarking(c.name):
+			out = append(out, w.rule(c.name, client(ours(nil)).seen("lookup").limit().seen("dynset").mark()))
+		case c.hook == Prerouting || c.hook == Output:
+			for _, s := range watchStates {
+				e := ours(nil).numbers("ct", unix.NFTA_CT_DREG, firstRegister, unix.NFTA_CT_KEY, unix.NFT_CT_STATE)
+				out = append(out, w.rule(c.name, e.bit(stateBits[strings.ToLower(string(s))])))
+			}
+		}
+	}
+	return out
+}
+
+func hookNumber(h Hook) uint32 {
+	for i, x := range nfHooks {
+		if x == h {
+			return uint32(i)
+		}
+	}
+	return 0
+}
+
+func (w *Watcher) proto() byte {
+	return [2]byte{service.IPv4: unix.NFPROTO_IPV4, service.IPv6: unix.NFPROTO_IPV6}[w.family]
+}
+
+func (w *Watcher) request(kind, flags uint16, attributes func([]byte) []byte) []byte {
+	return attributes(nlmsg.AppendNetfilter(nlmsg.AppendRequest(nil, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags), w.proto()))
+}
+
+func (w *Watcher) rule(chain string, e expressions) []byte {
+	return w.request(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func(b []byte) []byte {
+		b = nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_RULE_TABLE, w.table), unix.NFTA_RULE_CHAIN, chain)
+		return nlmsg.AppendNested(b, unix.NFTA_RULE_EXPRESSIONS, func(b []byte) []byte { return append(b, e...) })
+	})
+}
+
+// expressions are those of a rule, one behind the other.
+type expressions []byte
+
+func (e expressions) add(name string, attributes func([]byte) []byte) expressions {
+	return nlmsg.AppendNested(e, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
+		return nlmsg.AppendNested(nlmsg.AppendText(b, unix.NFTA_EXPR_NAME, name), unix.NFTA_EXPR_DATA, attributes)
+	})
+}
+
+func (e expressions) numbers(name string, pairs ...uint32) expressions {
+	return e.add(name, func(b []byte) []byte {
+		for i := 0; i < len(pairs); i += 2 {
+			b = nlmsg.AppendUint32(b, uint16(pairs[i]), pairs[i+1])
+		}
+		return b
+	})
+}
+
+func (e expressions) payload(base, offset, size, register uint32) expressions {
+	return e.numbers("payload", unix.NFTA_PAYLOAD_DREG, register, unix.NFTA_PAYLOAD_BASE, base, unix.NFTA_PAYLOAD_OFFSET, offset, unix.NFTA_PAYLOAD_LEN, size)
+}
+
+func data(b []byte, typ uint16, v ...byte) []byte {
+	return nlmsg.AppendNested(b, typ, func(b []byte) []byte { return nlmsg.Append(b, unix.NFTA_DATA_VALUE, v...) })
+}
+
+func (e expressions) compare(op uint32, v ...byte) expressions {
+	return e.add("cmp", func(b []byte) []byte {
+		b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_CMP_SREG, firstRegister), unix.NFTA_CMP_OP, op)
+		return data(b, unix.NFTA_CMP_DATA, v...)
+	})
+}
+
+func (e expressions) is(v ...byte) expressions { return e.compare(unix.NFT_CMP_EQ, v...) }
+
+// bit matches numbers in which a bit is set.
+func (e expressions) bit(n uint32) expressions {
+	e = e.add("bitwise", func(b []byte) []byte {
+		b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_BITWISE_SREG, firstRegister), unix.NFTA_BITWISE_DREG, firstRegister)
+		b = nlmsg.AppendUint32(b, unix.NFTA_BITWISE_LEN, 4)
+		return data(data(b, unix.NFTA_BITWISE_MASK, binary.NativeEndian.AppendUint32(nil, n)...), unix.NFTA_BITWISE_XOR, 0, 0, 0, 0)
+	})
+	return e.compare(unix.NFT_CMP_NEQ, 0, 0, 0, 0)
+}
+
+// seen matches clients that haven't been seen ("lookup"), or has them seen ("dynset").
+func (e expressions) seen(what string) expressions {
+	return e.add(what, func(b []byte) []byte {
+		if what == "lookup" {
+			b = nlmsg.AppendUint32(nlmsg.AppendText(b, unix.NFTA_LOOKUP_SET, watchSet), unix.NFTA_LOOKUP_SREG, firstRegister)
+			return nlmsg.AppendUint32(b, unix.NFTA_LOOKUP_FLAGS, lookupInverts)
+		}
+		b = nlmsg.AppendUint32(nlmsg.AppendText(b, unix.NFTA_DYNSET_SET_NAME, watchSet), unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_ADD)
+		return nlmsg.AppendUint32(b, unix.NFTA_DYNSET_SREG_KEY, firstRegister)
+	})
+}
+
+func (e expressions) limit() expressions {
+	return e.add("limit", func(b []byte) []byte {
+		b = nlmsg.Append(b, unix.NFTA_LIMIT_RATE, binary.BigEndian.AppendUint64(nil, markedPerSecond)...)
+		b = nlmsg.Append(b, unix.NFTA_LIMIT_UNIT, binary.BigEndian.AppendUint64(nil, 1)...)
+		return nlmsg.AppendUint32(b, unix.NFTA_LIMIT_BURST, markedPerSecond)
+	})
+}
+
+func (e expressions) mark() expressions {
+	e = e.add("immediate", func(b []byte) []byte {
+		return data(nlmsg.AppendUint32(b, unix.NFTA_IMMEDIATE_DREG, firstRegister), unix.NFTA_IMMEDIATE_DATA, 1)
+	})
+	return e.numbers("meta", unix.NFTA_META_KEY, metaIsTraced, unix.NFTA_META_SREG, firstRegister)
+}
+
+// readStates finds out the handles of the rules that tell the state.
+func (w *Watcher) readStates() error {
+	w.states = map[uint64]State{}
+	at := map[string]int{}
+	return nlmsg.DumpNFTables(unix.NFT_MSG_GETRULE, w.proto(), func(b []byte) []byte { return nlmsg.AppendText(b, unix.NFTA_RULE_TABLE, w.table) }, func(_ uint8, b []byte) {
+		a := attributesOf(b)
+		chain := nlmsg.Text(a[unix.NFTA_RULE_CHAIN])
+		if nlmsg.Text(a[unix.NFTA_RULE_TABLE]) != w.table || isMarking(chain) {
+			return
+		}
+		w.states[a.number(unix.NFTA_RULE_HANDLE)] = watchStates[at[chain]%len(watchStates)]
+		at[chain]++
+	})
+}
+
+// Next returns the next sight, and waits for it until the deadline; false if there is none.
+func (w *Watcher) Next(deadline time.Time) (Sight, bool, error) {
+	for len(w.pending) == 0 {
+		wait := time.Until(deadline)
+		n, err := unix.Poll([]unix.PollFd{{Fd: int32(w.traces.FD), Events: unix.POLLIN}}, max(0, int(wait.Milliseconds())))
+		switch {
+		case err == unix.EINTR:
+			continue
+		case err != nil:
+			return Sight{}, false, os.NewSyscallError("poll", err)
+		case n == 0 && wait < time.Millisecond:
+			return Sight{}, false, nil
+		}
+		size, err := unix.Read(w.traces.FD, w.buffer)
+		switch err {
+		case nil:
+		case unix.EINTR, unix.EAGAIN, unix.ENOBUFS: // what was lost, the packet's other sights show
+			continue
+		default:
+			return Sight{}, false, os.NewSyscallError("receive", err)
+		}
+		for m := range nlmsg.Messages(w.buffer[:size]) {
+			if m.Type == unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_TRACE && len(m.Body) >= nlmsg.SizeofNetfilter {
+				w.pending = append(w.pending, w.sight(m.Body[0], attributesOf(m.Body[nlmsg.SizeofNetfilter:])))
+			}
+		}
+	}
+	s := w.pending[0]
+	w.pending = w.pending[1:]
+	return s, true, nil
+}
+
+// sight reads one message (nft_trace_notify in net/netfilter/nf_tables_trace.c).
+func (w *Watcher) sight(family uint8, a attributes) Sight {
+	name := nlmsg.Text(a[unix.NFTA_TRACE_TABLE])
+	s := Sight{
+		Packet: uint32(a.number(unix.NFTA_TRACE_ID)), Table: nftFamilies[family] + " " + name, Chain: nlmsg.Text(a[unix.NFTA_TRACE_CHAIN]),
+		Handle: a.number(unix.NFTA_TRACE_RULE_HANDLE), In: linkName(a.number(unix.NFTA_TRACE_IIF)), Out: linkName(a.number(unix.NFTA_TRACE_OIF)),
+	}
+	s.Src, s.Dst = ends(a[unix.NFTA_TRACE_NETWORK_HEADER], a[unix.NFTA_TRACE_TRANSPORT_HEADER])
+	if kind := a.number(unix.NFTA_TRACE_TYPE); kind == unix.NFT_TRACETYPE_POLICY {
+		s.Dropped = a.number(unix.NFTA_TRACE_POLICY) == 0 // NF_DROP
+	} else if v := attributesOf(a[unix.NFTA_TRACE_VERDICT]); kind == unix.NFT_TRACETYPE_RULE {
+		s.Dropped = v.number(unix.NFTA_VERDICT_CODE)&0xff == 0
+	}
+	if name != w.table {
+		return s
+	}
+	for _, c := range watchChains {
+		if c.name == s.Chain {
+			s.Hook = c.hook
+		}
+	}
+	s.Begins, s.Ends = isMarking(s.Chain) && s.Handle != 0, s.Hook == Input || s.Hook == Postrouting
+	if s.Handle != 0 {
+		s.State = w.states[s.Handle]
+	}
+	s.Table, s.Chain, s.Handle = "", "", 0
+	return s
+}
+
+// ends are the addresses and ports that headers name; invalid where they are cut short.
+func ends(network, transport []byte) (src, dst netip.AddrPort) {
+	at, size := 12, 4
+	if len(network) > 0 && network[0]>>4 == 6 {
+		at, size = 8, 16
+	}
+	if len(network) < at+2*size || len(transport) < 4 {
+		return
+	}
+	from, _ := netip.AddrFromSlice(network[at : at+size])
+	to, _ := netip.AddrFromSlice(network[at+size : at+2*size])
+	return netip.AddrPortFrom(from, binary.BigEndian.Uint16(transport)), netip.AddrPortFrom(to, binary.BigEndian.Uint16(transport[2:]))
+}
+
+// linkName is an interface's name; its number if it has gone.
+func linkName(index uint64) string {
+	if index == 0 {
+		return ""
+	}
+	if link, err := net.InterfaceByIndex(int(index)); err == nil {
+		return link.Name
+	}
+	return fmt.Sprint("interface ", index)
+}
