@@ -46,10 +46,11 @@ func (n *node) restart() {
 	if n.plane, n.steering, err = nftables.Open(options(), &routing); err != nil {
 		n.t.Fatal(err)
 	}
+	nftables.SweepAtOnce(n.plane)
 	n.was = nil
 }
 
-func (n *node) program(p *plan.Plan) {
+func (n *node) program(p *plan.Plan) kernel.Result {
 	n.t.Helper()
 	d := plan.Between(n.was, p)
 	d.Full = n.was == nil
@@ -58,14 +59,16 @@ func (n *node) program(p *plan.Plan) {
 		n.t.Fatal(err)
 	}
 	n.plane.Want(p, d)
-	n.sync()
+	return n.sync()
 }
 
-func (n *node) sync() {
+func (n *node) sync() kernel.Result {
 	n.t.Helper()
-	if r := n.plane.Sync(n.t.Context(), func() {}); !r.OK() {
+	r := n.plane.Sync(n.t.Context(), func() {})
+	if !r.OK() {
 		n.t.Fatal(r.Err)
 	}
+	return r
 }
 
 // listing is what nft lists, and the routes.
@@ -261,6 +264,26 @@ func TestChainInUseIsWrittenAgain(t *testing.T) {
 	n.program(two)
 	if got := of2(); got != want {
 		t.Errorf("chain of-2 is\n%s\nwant\n%s", got, want)
+	}
+}
+
+// TestChainIsKeptForAWhile: a chain that no service uses any more is there for the next that
+// does, which then costs no rule; and it goes, with the next change, once it was kept for
+// long enough.
+func TestChainIsKeptForAWhile(t *testing.T) {
+	n := newNode(t)
+	two, three := plane(web("10.1.0.1:80", "10.1.0.2:80")), plane(web("10.1.0.1:80", "10.1.0.2:80", "10.1.0.3:80"))
+	nftables.KeepSpare(n.plane)
+	n.program(two)
+	n.program(three)
+	if r := n.program(two); r.Applied.Chains != 0 || r.Applied.Entries == 0 {
+		t.Errorf("a change back wrote %+v", r.Applied)
+	}
+	run(t, "nft list chain ip kproxy of-3")
+	nftables.SweepAtOnce(n.plane)
+	n.program(plane(web("10.1.0.1:80", "10.1.0.4:80")))
+	if out := run(t, "nft -t list table ip kproxy"); strings.Contains(out, "chain of-3 ") || !strings.Contains(out, "chain of-2 ") {
+		t.Errorf("the chain that wasn't needed any more is still there, or the one that is isn't:\n%s", out)
 	}
 }
 

@@ -8,3 +8,9 @@ func Lacking(wrap func(Netlink) Netlink) *Driver { return &Driver{through: wrap}
 
 // Through has p and its steering speak to the kernel through what wrap returns.
 func Through(p *Plane, wrap func(Netlink) Netlink) { p.tables.socket = wrap(p.tables.socket) }
+
+// SweepAtOnce has p keep no chain that isn't used any more.
+func SweepAtOnce(p *Plane) { p.tables.spare = 0 }
+
+// KeepSpare has p keep them for as long as it does outside of tests.
+func KeepSpare(p *Plane) { p.tables.spare = spare }

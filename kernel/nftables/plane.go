@@ -279,7 +279,7 @@ func (p *Plane) chains(f service.Family, whole bool, d *difference) []Chain {
 		touched[x] = wanted[x]
 		for _, c := range r.treat(x) {
 			if _, there := t.chains[f][c.Name]; there {
-				t.stale[f][c.Name] = !wanted[x]
+				t.use(f, c.Name, wanted[x])
 			}
 		}
 	}
@@ -398,23 +398,23 @@ func (p *Plane) learn(whole bool, written [2]map[string]code) error {
 			wanted[c.Name] = true
 		}
 		for name := range have[f] {
-			if t.stale[f][name] = !wanted[name]; t.stale[f][name] {
-				t.listed[f][name] = have[f][name]
+			if delete(t.stale[f], name); !wanted[name] {
+				t.stale[f][name], t.listed[f][name] = time.Time{}, have[f][name]
 			}
 		}
 	}
 	return nil
 }
 
-// sweep deletes stale chains, in one transaction unless that fails: others may have deleted
+// sweep deletes chains that have been stale for long enough, in one transaction unless that fails: others may have deleted
 // some, or keep some in use. Kernels before 6.2 say that chains are busy until a moment after
 // the last element that led there. Then the next pass deletes them.
 func (p *Plane) sweep() {
 	t := p.tables
 	for _, f := range t.families {
 		var stale []string
-		for name, is := range t.stale[f] {
-			if is {
+		for name, since := range t.stale[f] {
+			if time.Since(since) >= t.spare {
 				stale = append(stale, name)
 			}
 		}

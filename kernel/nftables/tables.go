@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
@@ -32,6 +33,12 @@ const (
 	current
 )
 
+// spare is how long a chain is kept that no service uses any more: an endpoint that comes and
+// goes has a service use two in turn. When a rule that looks something up in a map is added
+// to a new chain, the kernel goes through all of the map (nf_tables_bind_set in
+// net/netfilter/nf_tables_api.c), which takes ten milliseconds and more for 100,000 endpoints.
+const spare = time.Minute
+
 // tables are kproxy's two tables in the kernel. They are safe for concurrent use.
 type tables struct {
 	families []service.Family
@@ -39,13 +46,14 @@ type tables struct {
 	mu      sync.Mutex // guards what follows
 	socket  netlink
 	sets    [2]map[string]*Set
-	chains  [2]map[string]code   // what was written
-	stale   [2]map[string]bool   // chains that aren't used any more
-	entries map[place]int        // how many elements the kernel has of sets that follow plans; keys are empty
-	listed  [2]map[string]listed // chains as the kernel gave them back when they had been written
-	devices map[string]int       // of the flowtables, by name: their indices
-	at      uint32               // generation after the last transaction that was noticed
-	foreign int                  // how often others' transactions were noticed
+	chains  [2]map[string]code      // what was written
+	stale   [2]map[string]time.Time // chains that aren't used any more, since when
+	spare   time.Duration           // how long they are kept
+	entries map[place]int           // how many elements the kernel has of sets that follow plans; keys are empty
+	listed  [2]map[string]listed    // chains as the kernel gave them back when they had been written
+	devices map[string]int          // of the flowtables, by name: their indices
+	at      uint32                  // generation after the last transaction that was noticed
+	foreign int                     // how often others' transactions were noticed
 }
 
 // netlink is a [nlmsg.Socket], or one with faults.
@@ -73,9 +81,9 @@ func openTables(families []service.Family) (*tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tables{families: families, socket: s, entries: map[place]int{}}
+	t := &tables{families: families, socket: s, spare: spare, entries: map[place]int{}}
 	for _, f := range families {
-		t.sets[f], t.chains[f], t.stale[f], t.listed[f] = map[string]*Set{}, map[string]code{}, map[string]bool{}, map[string]listed{}
+		t.sets[f], t.chains[f], t.stale[f], t.listed[f] = map[string]*Set{}, map[string]code{}, map[string]time.Time{}, map[string]listed{}
 		for _, s := range sets(f) {
 			t.sets[f][s.Name] = &s
 		}
@@ -87,6 +95,15 @@ func (t *tables) close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return t.socket.Close()
+}
+
+// use notes whether a chain is in use.
+func (t *tables) use(f service.Family, name string, is bool) {
+	if is {
+		delete(t.stale[f], name)
+	} else if _, already := t.stale[f][name]; !already {
+		t.stale[f][name] = time.Now()
+	}
 }
 
 // ensure makes the tables with their sets, where they aren't there. Without chains they
