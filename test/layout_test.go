@@ -60,6 +60,7 @@ var layout = []row{
 	// The cluster's nodes, asked over the API server with the user's rights.
 	{folder: "cluster", imports: "plan service source/kube web", third: kubernetes + " k8s.io/client-go k8s.io/streaming"},
 	{folder: "lab/report"},
+	{folder: "lab/lesson"},
 	{folder: "lab/load", imports: "plan web lab lab/report", third: "golang.org/x/sys"},
 	{folder: "lab/compare", imports: "service plan conntrack lab lab/report lab/load"},
 	{folder: "view", imports: "plan", third: "golang.org/x/text", pure: true},

@@ -138,6 +138,9 @@ func (m *Model) stateLines(s StepState, width int) []line {
 // stays on the screen however far the rest is scrolled.
 func (m *Model) lessonLines(now time.Time, width, room int) []line {
 	out := append(m.drawing(now, width), nil)
+	if m.note != nil {
+		out[len(out)-1] = text(m.note())
+	}
 	state := m.stateLines(m.states[m.guideAt], width)
 	body := m.guideLines(width)
 	body = body[:len(body)-len(state)]

@@ -45,7 +45,7 @@ func labCommand() *cli.Command {
 				Flags:  []cli.Flag{mode(), slow()},
 				Action: func(c *cli.Context) error { return hostError(labDemo(c)) },
 			},
-			labCompareCommand(), compareProcessCommand(),
+			labLessonCommand(), labCompareCommand(), compareProcessCommand(),
 			{
 				Name: "down", Usage: "end the lab that is up, and remove what one that was killed has left",
 				Action: func(c *cli.Context) error {
@@ -99,7 +99,7 @@ func (p pace) aliveTimeout() time.Duration { return p.atMost(3*time.Second, 9*ti
 
 // startLab builds the network and starts this very program as `kproxy run` in
 // the node's namespace.
-func startLab(ctx context.Context, mode string, backends int, slow pace, extra ...string) (_ *labSession, err error) {
+func startLab(ctx context.Context, mode string, cfg lab.Config, slow pace, extra ...string) (_ *labSession, err error) {
 	if err := needRoot(); err != nil {
 		return nil, err
 	}
@@ -111,8 +111,7 @@ func startLab(ctx context.Context, mode string, backends int, slow pace, extra .
 	if err != nil {
 		return nil, err
 	}
-	cfg := lab.DefaultConfig()
-	cfg.Backends, cfg.HostAccess = backends, true
+	cfg.HostAccess = true
 	s := &labSession{pace: slow, lock: lock, net: lab.New(cfg), manifests: filepath.Join(labDir, "manifests")}
 	defer func() {
 		if err != nil {
@@ -152,6 +151,13 @@ func needRoot() error {
 		return &exitError{exitHost, errors.New("the lab makes network namespaces and needs root: run it with sudo")}
 	}
 	return nil
+}
+
+// labConfig is a lab with that many backends.
+func labConfig(backends int) lab.Config {
+	cfg := lab.DefaultConfig()
+	cfg.Backends = backends
+	return cfg
 }
 
 // noArguments is the error of a command that takes none and got some.

@@ -52,7 +52,7 @@ func labDemo(c *cli.Context) (err error) {
 	defer cancel()
 	d := &demo{out: c.App.Writer, mode: plan.Mode(c.String("mode")), start: time.Now()}
 	d.say("a client, a node and three backends, each in its own network namespace; kproxy runs on the node")
-	d.labSession, err = startLab(ctx, string(d.mode), 3, slow, "--offload-after", offloadAfter.String(), "--offload-min-connections", strconv.Itoa(firstConnections+1))
+	d.labSession, err = startLab(ctx, string(d.mode), labConfig(3), slow, "--offload-after", offloadAfter.String(), "--offload-min-connections", strconv.Itoa(firstConnections+1))
 	if err != nil {
 		return err
 	}

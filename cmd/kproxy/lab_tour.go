@@ -79,7 +79,7 @@ func ask(host string, port int) string { return fmt.Sprintf("%s %s %d", labAsk, 
 const askScript = `#!/bin/sh
 # Connects to HOST PORT as the lab's client, sends a line, and prints the answer:
 # the backend's name, the address that it saw, and the line. The tour reads the answer, too.
-answer=$(ip netns exec %s timeout 5 bash -c 'exec 3<>"/dev/tcp/$0/$1" && echo hello >&3 && head -n 1 <&3' "$1" "$2") && test -n "$answer" || exit 1
+answer=$(ip netns exec %s timeout "${WITHIN:-5}" bash -c 'exec 3<>"/dev/tcp/$0/$1" && echo hello >&3 && head -n 1 <&3' "$1" "$2") && test -n "$answer" || exit 1
 echo "$answer" | tee -a %s
 `
 

@@ -20,7 +20,7 @@ func labUp(c *cli.Context) (err error) {
 	if err := checkLabUp(c); err != nil {
 		return err
 	}
-	s, err := startLab(c.Context, c.String("mode"), c.Int("backends"), paceOf(c))
+	s, err := startLab(c.Context, c.String("mode"), labConfig(c.Int("backends")), paceOf(c))
 	if err != nil {
 		return err
 	}
