@@ -123,6 +123,7 @@ func (o *Outcome) Late() bool {
 type Percentiles struct {
 	P50 float64 `json:"p50"`
 	P99 float64 `json:"p99"`
+	Max float64 `json:"max"`
 }
 
 // percentilesOf sorts d; nil of none.
@@ -135,7 +136,7 @@ func percentilesOf(d []time.Duration) *Percentiles {
 		// Nearest rank: the smallest value that at least p of all don't exceed.
 		return float64(d[max(0, int(math.Ceil(p*float64(len(d))))-1)]) / float64(time.Microsecond)
 	}
-	return &Percentiles{P50: at(0.5), P99: at(0.99)}
+	return &Percentiles{P50: at(0.5), P99: at(0.99), Max: at(1)}
 }
 
 // Bounds of a load.

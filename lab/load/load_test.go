@@ -228,9 +228,9 @@ func TestPercentiles(t *testing.T) {
 		want *Percentiles
 	}{
 		{nil, nil},
-		{d[:1], &Percentiles{200, 200}},
-		{[]time.Duration{2 * time.Microsecond, time.Microsecond}, &Percentiles{1, 2}},
-		{d, &Percentiles{100, 198}},
+		{d[:1], &Percentiles{200, 200, 200}},
+		{[]time.Duration{2 * time.Microsecond, time.Microsecond}, &Percentiles{1, 2, 2}},
+		{d, &Percentiles{100, 198, 200}},
 	} {
 		if diff := cmp.Diff(tt.want, percentilesOf(slices.Clone(tt.d))); diff != "" {
 			t.Errorf("percentiles of %d (-want +got):\n%s", len(tt.d), diff)

@@ -17,6 +17,7 @@ import (
 type bench struct {
 	works    []work
 	idle     bool
+	reload   bool
 	subjects []*subject
 	repeat   int
 	time     time.Duration // of each run; 0 for what is usual
@@ -53,7 +54,7 @@ func (b *bench) run(ctx context.Context) (err error) {
 		}
 	}
 	for _, s := range b.subjects {
-		if !(b.idle && s.idle) && !slices.ContainsFunc(b.works, func(w work) bool { return s.carries(w.Load.Kind) }) {
+		if !(b.idle && s.idle) && !(b.reload && s.replace != nil) && !slices.ContainsFunc(b.works, func(w work) bool { return s.carries(w.Load.Kind) }) {
 			continue
 		}
 		r := newRig(b.config, s)
@@ -68,7 +69,12 @@ func (b *bench) run(ctx context.Context) (err error) {
 		}
 	}
 	if b.idle {
-		return b.idleConnections(ctx)
+		if err := b.idleConnections(ctx); err != nil {
+			return err
+		}
+	}
+	if b.reload {
+		return b.reloads(ctx)
 	}
 	return nil
 }

@@ -153,13 +153,13 @@ func (o *options) dataPlane(ctx context.Context, r *report.Report) error {
 			b.works = append(b.works, w)
 		}
 	}
-	b.idle = chosen(o.cases, idleName)
+	b.idle, b.reload = chosen(o.cases, idleName), chosen(o.cases, reloadName)
 	for i := range subjects {
 		if chosen(o.subjects, subjects[i].name) && (!subjects[i].named || len(o.subjects) > 0) {
 			b.subjects = append(b.subjects, &subjects[i])
 		}
 	}
-	if len(b.subjects) == 0 || len(b.works) == 0 && !b.idle {
+	if len(b.subjects) == 0 || len(b.works) == 0 && !b.idle && !b.reload {
 		return nil
 	}
 	r.Notes = append(r.Notes,
@@ -281,7 +281,7 @@ func known(flag string, names, all []string) error {
 }
 
 func caseNames() []string {
-	out := []string{idleName, "programming"}
+	out := []string{idleName, reloadName, "programming"}
 	for _, w := range works(0) {
 		out = append(out, w.name)
 	}
@@ -307,6 +307,7 @@ func list() error {
 		fmt.Printf("  %-20s %s\n", w.name, w.Title)
 	}
 	fmt.Printf("  %-20s memory of %d idle connections, and an active one's tail beside them\n", idleName, idleCount)
+	fmt.Printf("  %-20s another process of the proxy goes on, with %d connections held\n", reloadName, reloadHeld)
 	fmt.Printf("  %-20s programming the kernel; a part of it: programming-%s\nsubjects:\n", "programming", strings.Join(programming.Cases, ", programming-"))
 	for _, s := range subjects {
 		fmt.Printf("  %-26s %s\n", s.name, s.about)

@@ -26,6 +26,7 @@ type subject struct {
 	way         way
 	named       bool                              // only measured where -subjects names it
 	start       func(context.Context, *rig) error // nil for nothing to start
+	replace     func(context.Context, *rig) error // has another process of the program go on, as its manual says; nil where it can't
 }
 
 // way is the address that the client connects to.
@@ -42,18 +43,18 @@ const ioCopy = "io.Copy"
 
 // subjects are in the order of the report.
 var subjects = []subject{
-	{"direct", "no proxy: the node routes", report.Limit, true, true, false, toBackend, false, nil},
-	{"offloaded", "kproxy in mode nftables, which has offloaded the service: the kernel rewrites the destination", report.Limit, true, true, false, toService, false, startKProxy(plan.NFTables)},
-	{"haproxy", "HAProxy, at the node's address", report.Peer, true, false, true, toNode, false, haproxy("haproxy.cfg")},
-	{"haproxy-splice", "HAProxy with option splice-auto, at the node's address", report.Peer, true, false, false, toNode, false, haproxy("haproxy-splice.cfg")},
-	{"nginx", "nginx stream, at the node's address", report.Peer, true, true, true, toNode, false, startNginx},
-	{ioCopy, "a Go proxy of io.Copy, at the node's address", report.Peer, true, false, true, toNode, false, startOwn("copy")},
-	{"engine", "kproxy's userspace data plane alone, at the node's address", report.KProxy, true, true, true, toNode, false, startOwn("engine")},
-	{"haproxy-redirect", "HAProxy, reached by a REDIRECT rule as kproxy is", report.Peer, true, false, false, toService, false, redirected(haproxy("haproxy.cfg"))},
-	{"nginx-redirect", "nginx stream, reached by a REDIRECT rule as kproxy is", report.Peer, false, true, false, toService, false, redirected(startNginx)},
-	{"kproxy", "kproxy in mode iptables at a service's address, the client's address kept", report.KProxy, true, true, true, toService, false, startKProxy(plan.Userspace, "--mode", "iptables")},
-	{"kproxy-nftables", "the same in mode nftables", report.KProxy, true, true, false, toService, false, startKProxy(plan.Userspace, "--mode", "nftables")},
-	{"kproxy-supervised", "kproxy with --supervise", report.KProxy, true, true, false, toService, true, startKProxy(plan.Userspace, "--mode", "iptables", "--supervise")},
+	{"direct", "no proxy: the node routes", report.Limit, true, true, false, toBackend, false, nil, nil},
+	{"offloaded", "kproxy in mode nftables, which has offloaded the service: the kernel rewrites the destination", report.Limit, true, true, false, toService, false, startKProxy(plan.NFTables), nil},
+	{"haproxy", "HAProxy, at the node's address", report.Peer, true, false, true, toNode, false, haproxy("haproxy.cfg"), reloadHAProxy},
+	{"haproxy-splice", "HAProxy with option splice-auto, at the node's address", report.Peer, true, false, false, toNode, false, haproxy("haproxy-splice.cfg"), nil},
+	{"nginx", "nginx stream, at the node's address", report.Peer, true, true, true, toNode, false, startNginx, reloadNginx},
+	{ioCopy, "a Go proxy of io.Copy, at the node's address", report.Peer, true, false, true, toNode, false, startOwn("copy"), nil},
+	{"engine", "kproxy's userspace data plane alone, at the node's address", report.KProxy, true, true, true, toNode, false, startOwn("engine"), nil},
+	{"haproxy-redirect", "HAProxy, reached by a REDIRECT rule as kproxy is", report.Peer, true, false, false, toService, false, redirected(haproxy("haproxy.cfg")), nil},
+	{"nginx-redirect", "nginx stream, reached by a REDIRECT rule as kproxy is", report.Peer, false, true, false, toService, false, redirected(startNginx), nil},
+	{"kproxy", "kproxy in mode iptables at a service's address, the client's address kept", report.KProxy, true, true, true, toService, false, startKProxy(plan.Userspace, "--mode", "iptables"), takeOver},
+	{"kproxy-nftables", "the same in mode nftables", report.KProxy, true, true, false, toService, false, startKProxy(plan.Userspace, "--mode", "nftables"), takeOver},
+	{"kproxy-supervised", "kproxy with --supervise", report.KProxy, true, true, false, toService, true, startKProxy(plan.Userspace, "--mode", "iptables", "--supervise"), nil},
 }
 
 // carries reports whether a subject can carry a kind of load.
