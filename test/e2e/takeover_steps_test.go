@@ -110,15 +110,16 @@ func (b *between) reached(after bool, said string) bool {
 	return !b.stopped
 }
 
-// killAt kills a process, at a point; 0 is none.
-func (b *between) killAt(w *world, point int, victim func() int) (where *string) {
+// killAt kills a process, at a point; 0 is none. Last says that nothing is passed on from then on; else the two are cut off by the kernel
+// only: a keeper has the sockets of its process open for a while.
+func (b *between) killAt(w *world, point int, last bool, victim func() int) (where *string) {
 	where = new(string)
 	b.at = func(n int, said string) {
 		if n != point {
 			return
 		}
 		if pid := victim(); pid != 0 {
-			*where, b.stopped = fmt.Sprintf("point %d, %s", n, said), true
+			*where, b.stopped = fmt.Sprintf("point %d, %s", n, said), last
 			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 				w.Errorf("kill at %s: %v", *where, err)
 			}
@@ -158,7 +159,7 @@ func TestNewcomerKilledAtEveryStep(t *testing.T) {
 		var mu sync.Mutex
 		var next *lab.Process
 		mu.Lock()
-		where := b.killAt(w, points, func() int {
+		where := b.killAt(w, points, true, func() int {
 			mu.Lock()
 			defer mu.Unlock()
 			if b.last {
@@ -197,7 +198,7 @@ func TestKilledAtEveryStepOfATakeover(t *testing.T) {
 	for done := false; !done; points++ {
 		b := &between{}
 		old, last := w.worker(0), w.proxy
-		where := b.killAt(w, points, func() int { return old })
+		where := b.killAt(w, points, false, func() int { return old })
 		next := b.watch(w, func() *lab.Process { return w.newcomer() })
 		done = *where == ""
 		w.eventually(time.Minute, "one to be left after the other was killed at "+*where, func() error {
