@@ -82,7 +82,7 @@ type stream struct {
 }
 
 // streamPatience is how long a stream may move nothing.
-const streamPatience = time.Minute
+const streamPatience = 30 * time.Second
 
 // echoHash is the backend's side of a stream.
 func echoHash(c *net.TCPConn) {
