@@ -35,7 +35,9 @@ func newClient(cfg Config) (*client, error) {
 	if err != nil {
 		return nil, err
 	}
-	rc.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
+	if rc.Dial == nil { // cfg.Access may have one
+		rc.Dial = (&net.Dialer{Timeout: dialTimeout, KeepAlive: 30 * time.Second}).DialContext
+	}
 	h, err := rest.HTTPClientFor(rc)
 	if err != nil {
 		return nil, configError("use what %s says: %s", cfg.place(), oneLine(err))
