@@ -228,11 +228,16 @@ func TestPage(t *testing.T) {
 					ids[a.Value] = true
 				case "aria-labelledby":
 					refs = append(refs, strings.Fields(a.Value)...)
-				case "style", "src", "href":
+				case "href":
+					refs = append(refs, strings.TrimPrefix(a.Value, "#")) // another page is no id
+				case "style", "src":
 					t.Errorf("<%s %s=%q>", token.Name.Local, a.Name.Local, a.Value)
 				}
 			}
 		}
+	}
+	if chart, words := strings.Index(page, "<svg"), strings.Index(page, `id="tells"`); chart < 0 || words < chart {
+		t.Errorf("the charts don't come first: at %d, sentences at %d", chart, words)
 	}
 	for _, id := range refs {
 		if !ids[id] {
