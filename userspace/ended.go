@@ -59,23 +59,34 @@ func (s *Server) turnedAway(f front, proto service.Protocol, client, orig netip.
 	s.cfg.OnEnd(x)
 }
 
-// connectTimes keeps how long the last connects to an endpoint took, in microseconds. The zero value is ready;
-// any number of goroutines may use it.
-type connectTimes struct {
+// connectTimes keeps how long the last connects to an endpoint took. The zero value is ready, and small: of many
+// endpoints the first connect may never come. Any number of goroutines may use it.
+type connectTimes struct{ last atomic.Pointer[lastTimes] }
+
+// lastTimes are the last ones, in microseconds.
+type lastTimes struct {
 	count atomic.Uint64
-	last  [64]atomic.Uint32
+	times [64]atomic.Uint32
 }
 
 func (c *connectTimes) add(d time.Duration) {
-	i := c.count.Add(1) - 1
-	c.last[i%uint64(len(c.last))].Store(uint32(min(max(d.Microseconds(), 1), 1<<31)))
+	l := c.last.Load()
+	if l == nil {
+		if l = new(lastTimes); !c.last.CompareAndSwap(nil, l) {
+			l = c.last.Load()
+		}
+	}
+	i := l.count.Add(1) - 1
+	l.times[i%uint64(len(l.times))].Store(uint32(min(max(d.Microseconds(), 1), 1<<31)))
 }
 
 func (c *connectTimes) summary(of netip.AddrPort) plan.ConnectTime {
 	var all []float64
-	for i := range c.last {
-		if t := c.last[i].Load(); t > 0 { // else it is counted, but not stored yet
-			all = append(all, float64(t)/1e6)
+	if l := c.last.Load(); l != nil {
+		for i := range l.times {
+			if t := l.times[i].Load(); t > 0 { // else it is counted, but not stored yet
+				all = append(all, float64(t)/1e6)
+			}
 		}
 	}
 	if len(all) == 0 {

@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 	"time"
+	"unsafe"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -106,6 +107,60 @@ func TestUDPEnds(t *testing.T) {
 		}
 	case <-time.After(patience):
 		t.Error("its end wasn't told")
+	}
+}
+
+// TestUDPEndpointGoneIsNoRefusal: a session that had answers isn't one that was refused when its last endpoint goes.
+func TestUDPEndpointGoneIsNoRefusal(t *testing.T) {
+	ep, stop := udpEndpoint(t, "a")
+	o := newOrigins()
+	ends := make(chan End, 8)
+	s := start(t, Config{Origin: o, OnEnd: func(e End) { ends <- e }}, testPlan(udpService(ep)))
+	c := udpClient(t, s)
+	o.set(addrPort(c.LocalAddr()), vip)
+	udpAsk(t, c, "x")
+	leaving := testPlan(udpService(ep)) // keeps what it has, and gets nothing new
+	leaving.Services[0].Groups[service.IPv4].Cluster = nil
+	serve(s, leaving)
+	stop()
+	eventually(t, "the session's end", func() bool {
+		c.Write([]byte("y")) // until the answer that the port is closed has come
+		select {
+		case e := <-ends:
+			if e.Refused != nil || !e.Reset || e.BytesOut == 0 {
+				t.Errorf("refused %v, reset %v, %d bytes to the client", e.Refused, e.Reset, e.BytesOut)
+			}
+			return true
+		case <-time.After(10 * time.Millisecond):
+			return false
+		}
+	})
+}
+
+// TestKilledWhileDialingIsNoRefusal: a connection that is killed before an endpoint has answered isn't one that no endpoint took.
+func TestKilledWhileDialingIsNoRefusal(t *testing.T) {
+	ends := make(chan End, 8)
+	s := start(t, Config{ConnectTimeout: time.Hour, ConnectTotal: time.Hour, OnEnd: func(e End) { ends <- e }}, testPlan(testService{name: "s", eps: []netip.AddrPort{hanging(t)}}))
+	connect(t, s)
+	eventually(t, "the connection", func() bool { return len(s.live.all()) > 0 })
+	for _, f := range s.live.all() {
+		f.kill()
+	}
+	select {
+	case e := <-ends:
+		if e.Refused != nil || !e.Reset {
+			t.Errorf("refused %v, reset %v", e.Refused, e.Reset)
+		}
+	case <-time.After(patience):
+		t.Error("its end wasn't told")
+	}
+}
+
+// TestConnectTimesTakeRoomWhenThereAreSome: of ten thousand endpoints most may never be connected to.
+func TestConnectTimesTakeRoomWhenThereAreSome(t *testing.T) {
+	var c connectTimes
+	if size := unsafe.Sizeof(c); size > 8 {
+		t.Errorf("an endpoint without connects takes %d bytes for their times", size)
 	}
 }
 

@@ -162,7 +162,8 @@ func (x *tcpConn) dial() {
 		}
 	}
 	x.state.failed.Add(1)
-	x.refused = true
+	x.cutOff = x.killed.Load() // before its endpoints had their say
+	x.refused = !x.cutOff
 	x.record.forget()
 	x.sides[clientSide].abort()
 	x.end()

@@ -78,6 +78,7 @@ type session struct {
 	errors  int    // in a row that say nothing about the endpoint
 
 	refused error // why no endpoint took it
+	cutOff  bool  // it had answers, and no endpoint takes it any more
 }
 
 // silent returns how long no datagram has come.
@@ -249,10 +250,14 @@ func (x *session) disconnect(sound bool) {
 	}
 }
 
-// fail ends a session that no endpoint takes.
+// fail ends a session that no endpoint takes, or none any more.
 func (x *session) fail(why error) {
 	x.state.failed.Add(1)
-	x.refused = why
+	if x.answers > 0 {
+		x.cutOff = true
+	} else {
+		x.refused = why
+	}
 	x.end()
 }
 
@@ -271,7 +276,7 @@ func (x *session) end() {
 	w.server.udpBudget.release(fdsPerSession)
 	x.disconnect(true)
 	if x.state != nil {
-		w.server.cfg.OnEnd(End{Connection: x.describe(), Refused: x.refused})
+		w.server.cfg.OnEnd(End{Connection: x.describe(), Reset: x.cutOff, Refused: x.refused})
 		x.state.active.Add(-1)
 		w.server.live.remove(x)
 	}
