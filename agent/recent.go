@@ -21,6 +21,7 @@ const (
 	recentTalks    = 40   // of each, pairs of client and endpoint
 	recentRefused  = 100  // connections refused, of all service ports
 	recentShown    = 50   // connections of a service port in one answer, those that the kernel remembers included
+	recentPairs    = 4096 // pairs that are told apart while an answer is made; of more, the connections count as others'
 	talkIdle       = 10 * time.Minute
 )
 
@@ -195,6 +196,57 @@ func (r *recents) allRefused() []plan.Ended {
 	return newestFirst(out)
 }
 
+// keepNewest adds to what newestFirst will get, without keeping all of it.
+func keepNewest(list []plan.Ended, e plan.Ended) []plan.Ended {
+	if list = append(list, e); len(list) >= 8*recentShown {
+		return newestFirst(list)
+	}
+	return list
+}
+
+// talkSum sums up what clients had with endpoints.
+type talkSum struct {
+	pairs  map[pair]*plan.Talk
+	others uint64 // connections of pairs too many
+}
+
+type pair struct {
+	client   netip.Addr
+	endpoint netip.AddrPort
+}
+
+func (s *talkSum) add(t plan.Talk) {
+	at := pair{t.Client, t.Endpoint}
+	to := s.pairs[at]
+	switch {
+	case to != nil:
+		addTalk(to, t)
+	case len(s.pairs) >= recentPairs:
+		s.others += t.Connections + t.Refused
+	default:
+		if s.pairs == nil {
+			s.pairs = map[pair]*plan.Talk{}
+		}
+		s.pairs[at] = &t
+	}
+}
+
+// most returns the n pairs that had most, and how many connections the others had.
+func (s *talkSum) most(n int) (out []plan.Talk, others uint64) {
+	all := slices.SortedFunc(maps.Values(s.pairs), func(x, y *plan.Talk) int {
+		return cmp.Or(cmp.Compare(y.Connections+y.Refused, x.Connections+x.Refused), x.Client.Compare(y.Client), x.Endpoint.Compare(y.Endpoint))
+	})
+	out, others = make([]plan.Talk, 0, min(n, len(all))), s.others
+	for i, t := range all {
+		if i < n {
+			out = append(out, *t)
+		} else {
+			others += t.Connections + t.Refused
+		}
+	}
+	return out, others
+}
+
 func newestFirst(list []plan.Ended) []plan.Ended {
 	slices.SortStableFunc(list, func(a, b plan.Ended) int { return b.Time.Compare(a.Time) })
 	return append([]plan.Ended{}, list[:min(len(list), recentShown)]...)
@@ -218,10 +270,10 @@ func (r *recents) kernelEnded(s *plan.Service, f *conntrack.Flow) {
 	r.add(s.Port.Key, endOf(s, f, time.Now()))
 }
 
-// endOf is the end of a flow of the kernel's, as far as it tells.
+// endOf is the end of a flow of the kernel's, as far as it tells. Service is left to who shows it: flows are many.
 func endOf(s *plan.Service, f *conntrack.Flow, now time.Time) plan.Ended {
 	e := plan.Ended{
-		Time: now.Add(-f.Lingered()), Protocol: f.Protocol.String(), Service: s.Port.String(), Client: f.OrigSrc, Address: f.OrigDst, Endpoint: f.ReplySrc,
+		Time: now.Add(-f.Lingered()), Protocol: f.Protocol.String(), Client: f.OrigSrc, Address: f.OrigDst, Endpoint: f.ReplySrc,
 		DataPlane: s.Kernel, BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes, Reset: f.Reset(),
 	}
 	if !f.Start.IsZero() {
@@ -247,20 +299,9 @@ func (a *Agent) Recent(k service.Key) (plan.Recent, error) {
 	}
 	out := a.recents.of(k)
 	now := time.Now()
-	type pair struct {
-		client   netip.Addr
-		endpoint netip.AddrPort
-	}
-	talks := map[pair]*plan.Talk{}
-	talk := func(t plan.Talk) {
-		at := pair{t.Client, t.Endpoint}
-		if talks[at] == nil {
-			talks[at] = &plan.Talk{Client: t.Client, Endpoint: t.Endpoint}
-		}
-		addTalk(talks[at], t)
-	}
+	var talks talkSum
 	for _, t := range out.Talks {
-		talk(t)
+		talks.add(t)
 	}
 	a.accounting.Carried(k, func(s *plan.Service, f *conntrack.Flow) {
 		e := endOf(s, f, now)
@@ -272,32 +313,30 @@ func (a *Agent) Recent(k service.Key) (plan.Recent, error) {
 			}
 			e.Refused = "the endpoint didn't answer"
 			t = talkOf(e)
-			out.Refused = append(out.Refused, e)
+			out.Refused = keepNewest(out.Refused, e)
 		case f.Open():
 			t.Last = time.Time{}
 		case e.Refused != "":
-			out.Refused = append(out.Refused, e)
+			out.Refused = keepNewest(out.Refused, e)
 		default:
-			out.Ended = append(out.Ended, e)
+			out.Ended = keepNewest(out.Ended, e)
 		}
-		talk(t)
+		talks.add(t)
 	})
 	for _, c := range a.userspace.Connections() {
 		if c.Service == k && c.Endpoint.IsValid() {
-			talk(plan.Talk{Client: c.Client.Addr(), Endpoint: c.Endpoint, Connections: 1, BytesIn: c.BytesIn, BytesOut: c.BytesOut})
+			talks.add(plan.Talk{Client: c.Client.Addr(), Endpoint: c.Endpoint, Connections: 1, BytesIn: c.BytesIn, BytesOut: c.BytesOut})
 		}
 	}
 	out.Ended, out.Refused = newestFirst(out.Ended), newestFirst(out.Refused)
-	out.Talks = make([]plan.Talk, 0, len(talks))
-	for _, t := range slices.SortedFunc(maps.Values(talks), func(x, y *plan.Talk) int {
-		return cmp.Or(cmp.Compare(y.Connections+y.Refused, x.Connections+x.Refused), x.Client.Compare(y.Client), x.Endpoint.Compare(y.Endpoint))
-	}) {
-		if len(out.Talks) == recentTalks {
-			out.Others += t.Connections + t.Refused
-			continue
+	for _, list := range [][]plan.Ended{out.Ended, out.Refused} {
+		for i := range list {
+			list[i].Service = k.String()
 		}
-		out.Talks = append(out.Talks, *t)
 	}
+	var others uint64
+	out.Talks, others = talks.most(recentTalks)
+	out.Others += others
 	out.Connects = a.userspace.ConnectTimes(k)
 	return out, nil
 }

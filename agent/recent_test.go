@@ -109,9 +109,32 @@ func TestEndsOfFlows(t *testing.T) {
 		{"no answer", flow(synSent, 110*time.Second, 3, 0), "10s false the endpoint didn't answer"},
 	} {
 		e := endOf(s, tt.flow, now)
-		if got := fmt.Sprint(now.Sub(e.Time), " ", e.Reset, " ", e.Refused); got != tt.want || e.DataPlane != plan.NFTables || e.Service != "default/s1" {
+		if got := fmt.Sprint(now.Sub(e.Time), " ", e.Reset, " ", e.Refused); got != tt.want || e.DataPlane != plan.NFTables {
 			t.Errorf("%s: %q, want %q (%+v)", tt.name, got, tt.want, e)
 		}
+	}
+}
+
+// TestWhatIsShownIsBoundedWhileItIsGathered: of a service with very many flows, too.
+func TestWhatIsShownIsBoundedWhileItIsGathered(t *testing.T) {
+	var ends []plan.Ended
+	var talks talkSum
+	const flows = 10 * recentPairs
+	for i := range flows {
+		e := ended(i, netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)}).String(), "10.2.0.2:80", "")
+		ends = keepNewest(ends, e)
+		talks.add(talkOf(e))
+		if cap(ends) > 16*recentShown || len(talks.pairs) > recentPairs {
+			t.Fatalf("room for %d ends, %d pairs after %d flows", cap(ends), len(talks.pairs), i+1)
+		}
+	}
+	shown := newestFirst(ends)
+	if len(shown) != recentShown || !shown[0].Time.Equal(ended(flows-1, "10.0.0.1", "10.2.0.2:80", "").Time) || !shown[recentShown-1].Time.Equal(ended(flows-recentShown, "10.0.0.1", "10.2.0.2:80", "").Time) {
+		t.Errorf("%d ends are shown, from %v to %v", len(shown), shown[0].Time, shown[len(shown)-1].Time)
+	}
+	list, others := talks.most(recentTalks)
+	if len(list) != recentTalks || others != flows-recentTalks {
+		t.Errorf("%d pairs, %d connections of others", len(list), others)
 	}
 }
 
