@@ -101,3 +101,15 @@ func BenchmarkSlots(b *testing.B) {
 		Slots(weights, 256)
 	}
 }
+
+// BenchmarkSlotsOfMany is of 1000 endpoints, of which the last weighs as much as all others.
+func BenchmarkSlotsOfMany(b *testing.B) {
+	weights := make([]uint32, 1000)
+	for i := range weights {
+		weights[i] = 1
+	}
+	weights[len(weights)-1] = uint32(len(weights))
+	for b.Loop() {
+		Slots(weights, SlotLimit)
+	}
+}

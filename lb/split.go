@@ -105,12 +105,30 @@ func apportion(weights []uint32, sum uint64, total int) []uint32 {
 		counts[order[i%len(order)]]++
 		given++
 	}
-	for given > total { // the small ones' first slots came at the expense of the big ones
-		at := slices.IndexFunc(counts, func(c uint32) bool { return c == slices.Max(counts) })
-		counts[at]--
-		given--
+	if given > total { // the small ones' first slots came at the expense of the big ones
+		shave(counts, given-total)
 	}
 	return counts
+}
+
+// shave takes n slots away, one after the other from the largest count, of equal ones the first;
+// none gets less than others had.
+func shave(counts []uint32, n int) {
+	of := map[uint32]int{} // how many have a count
+	for _, c := range counts {
+		of[c]++
+	}
+	top := slices.Max(counts)
+	for ; n > 0 && n >= of[top]; top-- { // a whole round
+		n -= of[top]
+		of[top-1] += of[top]
+	}
+	for i, c := range counts {
+		if counts[i] = min(c, top); counts[i] == top && n > 0 {
+			counts[i]--
+			n--
+		}
+	}
 }
 
 func deviation(weights []uint32, sum uint64, counts []uint32, total int) float64 {

@@ -2,6 +2,8 @@ package lb
 
 import (
 	"math"
+	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -89,5 +91,25 @@ func TestProbabilities(t *testing.T) {
 				t.Errorf("probabilities (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// TestShave: what is taken at once is what would be taken one by one, of the largest each time.
+func TestShave(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 2000 {
+		counts, sum := make([]uint32, 1+random.IntN(20)), 0
+		for i := range counts {
+			counts[i] = uint32(1 + random.IntN(9))
+			sum += int(counts[i])
+		}
+		n := random.IntN(sum + 1)
+		want, got := slices.Clone(counts), slices.Clone(counts)
+		for range n {
+			want[slices.Index(want, slices.Max(want))]--
+		}
+		if shave(got, n); !slices.Equal(got, want) {
+			t.Fatalf("%v without %d: %v, want %v", counts, n, got, want)
+		}
 	}
 }
