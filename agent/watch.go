@@ -40,10 +40,10 @@ func (a *Agent) watch(ctx context.Context, damaged chan<- error, overflows func(
 		}
 		found, err := a.programmer.plane.Check(ctx)
 		if err != nil {
-			if ctx.Err() == nil {
-				a.log.Warn("kproxy's rules can't be watched", "error", err)
+			if ctx.Err() != nil {
+				continue
 			}
-			continue
+			a.log.Warn("kproxy's rules can't all be watched", "error", err)
 		}
 		if len(found) == 0 {
 			continue

@@ -1,6 +1,7 @@
 package nftables_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"hash/fnv"
 	"math/rand/v2"
@@ -12,9 +13,11 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/nftables"
+	"kproxy.dev/kproxy/kernel/nlmsg"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -406,4 +409,69 @@ func TestPacketsBetweenTransactions(t *testing.T) {
 			}
 		}
 	})
+}
+
+// withoutFlowtables is a kernel in which flowtables do nothing, and one of whose devices can't be in any.
+type withoutFlowtables struct {
+	nftables.Netlink
+	odd   string
+	added map[string]bool // devices
+}
+
+func (w withoutFlowtables) Transaction(subsystem uint16, requests [][]byte) error {
+	var left [][]byte
+	for i, b := range requests {
+		kind := binary.NativeEndian.Uint16(b[4:]) & 0xff
+		switch {
+		case kind == unix.NFT_MSG_NEWFLOWTABLE && bytes.Contains(b, []byte(w.odd+"\x00")):
+			return &nlmsg.RequestError{Index: i, Err: unix.EOPNOTSUPP}
+		case kind == unix.NFT_MSG_NEWFLOWTABLE:
+			for _, d := range []string{"one", "two"} {
+				w.added[d] = w.added[d] || bytes.Contains(b, []byte(d+"\x00"))
+			}
+		case kind == unix.NFT_MSG_DELFLOWTABLE:
+		case bytes.Contains(b, []byte("flow_offload")): // a rule that says nothing is in its place
+			const header = unix.NLMSG_HDRLEN + nlmsg.SizeofNetfilter
+			bare := bytes.Clone(b[:header])
+			for typ, v := range nlmsg.Attributes(b[header:]) {
+				if typ == unix.NFTA_RULE_TABLE || typ == unix.NFTA_RULE_CHAIN {
+					bare = nlmsg.Append(bare, typ, v...)
+				}
+			}
+			left = append(left, bare)
+		default:
+			left = append(left, b)
+		}
+	}
+	if len(left) == 0 {
+		return nil
+	}
+	return w.Netlink.Transaction(subsystem, left)
+}
+
+// TestADeviceThatIsRefusedStopsNothing: neither that other devices are followed, nor the search for damage; and it is told once.
+func TestADeviceThatIsRefusedStopsNothing(t *testing.T) {
+	n := newNode(t)
+	o, routing := options(), steering.DefaultRouting()
+	o.Flowtable = true
+	n.steering.Close()
+	var err error
+	if n.plane, n.steering, err = nftables.Open(o, &routing); err != nil {
+		t.Fatal(err)
+	}
+	kernel := withoutFlowtables{odd: "odd", added: map[string]bool{}}
+	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { kernel.Netlink = s; return kernel })
+	n.program(plane(kerneltest.Service("web", service.TCP, kerneltest.Cluster("10.96.1.1:80"), kerneltest.Endpoints("10.1.0.1:80"))))
+	run(t, "ip link add one type veth peer name odd && ip link add two type veth peer name three; ip link set one up; ip link set odd up; ip link set two up; nft add rule ip kproxy services accept")
+	if found, err := n.plane.Check(t.Context()); err == nil || !strings.Contains(err.Error(), "without device odd:") || len(found) == 0 {
+		t.Errorf("Check says %v, %v", found, err)
+	}
+	if !kernel.added["one"] || !kernel.added["two"] {
+		t.Errorf("devices in the flowtables: %v", kernel.added)
+	}
+	n.sync()
+	_, _ = n.plane.Check(t.Context()) // of the flowtables that were made anew
+	if found, err := n.plane.Check(t.Context()); err != nil || len(found) > 0 {
+		t.Errorf("once more, Check says %v, %v", found, err)
+	}
 }

@@ -69,7 +69,8 @@ func flowtableText() string {
 }
 
 // followDevices adds to the flowtables the devices that came up. Those that go leave by themselves;
-// connections by a device that isn't there take the usual way.
+// connections by a device that isn't there take the usual way, so one that the kernel refuses is
+// left out, and told of once, by the next Check.
 func (t *tables) followDevices() error {
 	all, err := net.Interfaces()
 	if err != nil {
@@ -85,13 +86,21 @@ func (t *tables) followDevices() error {
 		}
 	}
 	slices.Sort(come)
-	var requests [][]byte
-	for some := range slices.Chunk(come, devicesAtMost) {
-		for _, f := range t.families {
-			requests = append(requests, newFlowtable(f, some...))
+	err = t.addDevices(slices.Collect(slices.Chunk(come, devicesAtMost))...)
+	if errors.As(err, new(*refusal)) && !errors.Is(err, unix.ENOENT) {
+		err = nil
+		for _, d := range come {
+			switch alone := t.addDevices([]string{d}); {
+			case errors.Is(alone, unix.ENOENT):
+				delete(now, d)
+			case errors.As(alone, new(*refusal)):
+				t.unfollowed = errors.Join(t.unfollowed, fmt.Errorf("the flowtables go without device %s: %w", d, alone))
+			default:
+				err = errors.Join(err, alone)
+			}
 		}
 	}
-	switch err := t.commit(requests); {
+	switch {
 	case errors.Is(err, unix.ENOENT): // one has gone meanwhile; the next look finds the others
 		return nil
 	case err != nil:
@@ -99,4 +108,15 @@ func (t *tables) followDevices() error {
 	}
 	t.devices = now
 	return nil
+}
+
+// addDevices adds devices to the flowtables, all or none.
+func (t *tables) addDevices(some ...[]string) error {
+	var requests [][]byte
+	for _, devices := range some {
+		for _, f := range t.families {
+			requests = append(requests, newFlowtable(f, devices...))
+		}
+	}
+	return t.commit(requests)
 }

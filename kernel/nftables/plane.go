@@ -457,9 +457,9 @@ func (p *Plane) count() *kernel.Objects {
 
 // Check implements [kernel.Plane]. While no other program has changed anything in the kernel's
 // nftables, it is one question. Programs that do so all the time don't make kproxy read
-// its elements all the time: it does so for a fifth of the time.
+// its elements all the time: it does so for a fifth of the time. A device that can't be followed
+// is an error beside what is damaged.
 func (p *Plane) Check(context.Context) ([]string, error) {
-	const rest = 4
 	t := p.tables
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -469,11 +469,20 @@ func (p *Plane) Check(context.Context) ([]string, error) {
 	if p.held.plan == nil {
 		return nil, nil
 	}
+	var devices error
 	if p.options.Flowtable && !p.damaged.Load() {
-		if err := t.followDevices(); err != nil {
-			return nil, err
-		}
+		devices = t.followDevices()
 	}
+	devices = errors.Join(devices, t.unfollowed)
+	t.unfollowed = nil
+	out, err := p.damage()
+	return out, errors.Join(devices, err)
+}
+
+// damage is what isn't as it was written.
+func (p *Plane) damage() ([]string, error) {
+	const rest = 4
+	t := p.tables
 	out, err := p.routing.Missing()
 	if err != nil {
 		return nil, err

@@ -52,8 +52,10 @@ type tables struct {
 	entries map[place]int           // how many elements the kernel has of sets that follow plans; keys are empty
 	listed  [2]map[string]listed    // chains as the kernel gave them back when they had been written
 	devices map[string]int          // of the flowtables, by name: their indices
-	at      uint32                  // generation after the last transaction that was noticed
-	foreign int                     // how often others' transactions were noticed
+	// unfollowed are devices that the flowtables lack, until it has been told.
+	unfollowed error
+	at         uint32 // generation after the last transaction that was noticed
+	foreign    int    // how often others' transactions were noticed
 }
 
 // netlink is a [nlmsg.Socket], or one with faults.
