@@ -57,11 +57,12 @@ func (m *Model) below(width, room int) []line {
 	if m.note != nil && room >= 6 {
 		out = append(out, text(m.note()))
 	}
-	if guide := m.guideLines(width); len(guide) > 0 && len(out)+len(guide) <= room*2/3 {
+	if guide := m.guideLines(width); len(guide) > 0 && len(out)+len(guide) <= max(room*2/3, room-5) {
 		out = append(out, guide...)
 	}
-	most := min(6, room/4, room/2-len(out)/2)
-	if len(m.events) == 0 || most < 1 || len(m.events) > 0 && room-len(out)-most < 4 {
+	services := 1 + min(3, len(m.shown)) // with their head; they go before events
+	most := min(6, room/4, room/2-len(out)/2, room-len(out)-1-services)
+	if len(m.events) == 0 || most < 1 {
 		return out
 	}
 	out = append(out, rule("recent events", width))
@@ -115,7 +116,7 @@ func (m *Model) guideLines(width int) []line {
 		}
 	}
 	if step.Look != "" {
-		for _, part := range Wrap("Look for: "+step.Look, width, 4) {
+		for _, part := range Wrap("Look for: "+step.Look, width, 7) {
 			out = append(out, text(part))
 		}
 	}
