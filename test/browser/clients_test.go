@@ -27,6 +27,19 @@ func TestClients(t *testing.T) {
 	p.eventually("endpoints say when they were last checked, and how long that took", `[...document.querySelectorAll(".endpoints-table tbody tr")].every((e) => /[\d.]+ m?s(just now|\d+ s ago)/.test(e.textContent))`)
 	p.shoot("clients-1440", wholePage)
 
+	// Clients that are offered can connect to the address that is chosen.
+	stop6 := w.ask(netip.MustParseAddrPort("[fd00:96::a]:80"))
+	to := func(address string) {
+		eval[bool](p, `((a) => { a.value = "`+address+`"; a.dispatchEvent(new Event("change")); return a.value === "`+address+`"; })(document.querySelector("#trace-address"))`)
+	}
+	offered := `[...document.querySelector("#trace-who").options].map((o) => o.value).filter((v) => /[.:]/.test(v))`
+	p.eventually("the service has an address of IPv6", `[...document.querySelector("#trace-address").options].some((o) => o.value === "[fd00:96::a]:80")`)
+	to("[fd00:96::a]:80")
+	p.eventually("clients of IPv6 are offered, and none of IPv4", offered+`.length > 0 && `+offered+`.every((v) => v.includes(":"))`)
+	to("10.96.0.10:80")
+	p.eventually("clients of IPv4 are offered again, and none of IPv6", offered+`.length > 0 && `+offered+`.every((v) => !v.includes(":"))`)
+	stop6()
+
 	// In userspace connects are timed, and a service that nothing answers refuses.
 	pin := func(name, port string) {
 		_, err := w.client.Pin(t.Context(), web.PinRequest{Namespace: "default", Name: name, Port: port, Preference: "userspace"})

@@ -73,6 +73,11 @@ export class Tracer {
     if (recent && (!this.#recent || clients.family(recent) !== clients.family(this.#recent))) this.#recent = recent;
     else if (this.#recent && this.#address.value && clients.family(this.#recent) !== clients.family(clients.host(this.#address.value))) this.#recent = "";
     setText(this.#who.options[0], this.#recent ? `a recent client, ${this.#recent}` : "a recent client (none yet: another host or pod)");
+    const family = clients.family(clients.host(this.#address.value));
+    for (const o of [...this.#who.options]) {
+      const client = o.value !== "recent" && o.value !== "node" && o.value !== "other";
+      if (client && !o.selected && clients.family(o.value) !== family) o.remove(); // it can't connect there
+    }
     const known = new Set([...this.#who.options].map((o) => o.value));
     for (const c of clients.recentClients(connections, this.#address.value)) {
       if (!known.has(c) && this.#who.options.length < 3 + mostClients) this.#who.add(h("option", { value: c, text: c }), this.#who.options.length - 2);
