@@ -16,6 +16,7 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime/debug"
 	"strings"
 	"syscall"
 	"time"
@@ -54,7 +55,8 @@ func (s *Screen) Run(ctx context.Context) error {
 	defer cancel()
 	hangup, stop := signal.NotifyContext(ctx, unix.SIGHUP)
 	defer stop()
-	p := tea.NewProgram(&program{Screen: s},
+	screen := &program{Screen: s}
+	p := tea.NewProgram(screen,
 		tea.WithInput(s.In), tea.WithOutput(output{s.Out}), tea.WithoutSignalHandler())
 	go func() {
 		for {
@@ -68,16 +70,27 @@ func (s *Screen) Run(ctx context.Context) error {
 		}
 	}()
 	_, err := p.Run()
-	if err != nil && !errors.Is(err, tea.ErrProgramPanic) && hangup.Err() != nil {
-		return nil // there may be no terminal any more to restore
+	if err != nil && hangup.Err() != nil {
+		err = nil // there may be no terminal any more to restore
 	}
-	return err
+	return errors.Join(screen.panicked, err)
 }
+
+// ErrPanic is what a panic in one of the callbacks is an error of.
+var ErrPanic = errors.New("panic while drawing")
 
 // program is a Screen as Bubble Tea's loop calls it.
 type program struct {
 	*Screen
 	width, height int
+	panicked      error // ends the program in good order, with the terminal restored
+}
+
+// caught notes a panic. Bubble Tea's own way out of one closes its reader while it reads.
+func (p *program) caught() {
+	if r := recover(); r != nil && p.panicked == nil {
+		p.panicked = fmt.Errorf("%w: %v\n%s", ErrPanic, r, debug.Stack())
+	}
 }
 
 type tick struct{}
@@ -88,7 +101,13 @@ func nextTick() tea.Cmd { return tea.Tick(refresh, func(time.Time) tea.Msg { ret
 func (p *program) Init() tea.Cmd { return nextTick() }
 
 // Update takes in a key, a size or what happened.
-func (p *program) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
+func (p *program) Update(msg tea.Msg) (m tea.Model, cmd tea.Cmd) {
+	defer func() {
+		if p.panicked != nil {
+			m, cmd = p, tea.Quit
+		}
+	}()
+	defer p.caught()
 	switch msg := msg.(type) {
 	case tick:
 		return p, nextTick()
@@ -116,8 +135,11 @@ func (p *program) Update(msg tea.Msg) (tea.Model, tea.Cmd) {
 }
 
 // View draws.
-func (p *program) View() tea.View {
-	return tea.View{AltScreen: true, Content: strings.Join(p.Draw(p.width, p.height), "\n")}
+func (p *program) View() (v tea.View) {
+	defer p.caught()
+	v.AltScreen = true
+	v.Content = strings.Join(p.Draw(p.width, p.height), "\n")
+	return v
 }
 
 // output is a terminal that another process may set O_NONBLOCK on, which is a flag of the open

@@ -11,7 +11,6 @@ import (
 	"testing"
 	"time"
 
-	tea "charm.land/bubbletea/v2"
 	"github.com/charmbracelet/x/vt"
 	"github.com/creack/pty"
 	"github.com/google/go-cmp/cmp"
@@ -72,10 +71,8 @@ func open(t *testing.T, width, height int) (*tty, *shown) {
 			}
 		}
 	}()
-	t.Cleanup(func() {
-		line.Close()
-		keyboard.Close()
-	})
+	// The line stays open, as standard input does: Bubble Tea's reader may look at it until a moment after the end.
+	t.Cleanup(func() { keyboard.Close() })
 	return tty, s
 }
 
@@ -144,7 +141,7 @@ func TestRun(t *testing.T) {
 				cancel()
 			}
 			write(t, tty.keyboard, end.key)
-			if err := <-ended; end.panic != errors.Is(err, tea.ErrProgramPanic) || !end.panic && err != nil {
+			if err := <-ended; end.panic != errors.Is(err, ErrPanic) || !end.panic && err != nil {
 				t.Errorf("it ended with %v", err)
 			}
 			await(t, out, "\x1b[?1049l")
