@@ -85,31 +85,36 @@ func clusterFlags(flags ...cli.Flag) []cli.Flag {
 	)
 }
 
-// openCluster reads the flags and finds the nodes that they are about.
-func openCluster(c *cli.Context) (*cluster.Cluster, []cluster.Node, error) {
-	k, err := cluster.Open(cluster.Config{
+// openCluster reads the flags of a command that takes so many arguments at most, finds the nodes that they are about, and
+// reads the service that the argument at names, from 0; nil where there is no such argument.
+func openCluster(c *cli.Context, most, at int) (k *cluster.Cluster, nodes []cluster.Node, which *target, err error) {
+	if c.NArg() > most {
+		return nil, nil, nil, usageError("%s takes %d arguments at most, got %q", c.Command.Name, most, c.Args().Slice())
+	}
+	k, err = cluster.Open(cluster.Config{
 		Kubeconfig: c.String("kubeconfig"), Context: c.String("context"), Namespace: c.String("namespace"),
 		PodNamespace: c.String("kproxy-namespace"), Timeout: c.Duration("timeout"),
 	})
 	if err != nil {
-		return nil, nil, &exitError{exitUsage, err}
+		return nil, nil, nil, &exitError{exitUsage, err}
 	}
-	nodes, err := k.Nodes(c.Context, c.StringSlice("node"))
+	if at < c.NArg() {
+		if which, err = clusterTarget(c.Args().Get(at), k.Namespace); err != nil {
+			return nil, nil, nil, err
+		}
+	}
+	nodes, err = k.Nodes(c.Context, c.StringSlice("node"))
 	if errors.Is(err, cluster.ErrNoNode) {
 		err = &exitError{exitUsage, err}
 	}
-	return k, nodes, err
+	return k, nodes, which, err
 }
 
-// clusterTarget reads the argument at i as a target, kubectl's way of naming a Service included; nil where there is none.
-func clusterTarget(c *cli.Context, k *cluster.Cluster, i int) (*target, error) {
-	if c.NArg() <= i {
-		return nil, nil
-	}
-	text := c.Args().Get(i)
+// clusterTarget reads a target, kubectl's way of naming a Service included.
+func clusterTarget(text, namespace string) (*target, error) {
 	for _, prefix := range []string{"svc/", "service/", "services/"} {
 		if name, ok := strings.CutPrefix(text, prefix); ok {
-			text = k.Namespace + "/" + name
+			text = namespace + "/" + name
 			break
 		}
 	}
@@ -135,14 +140,6 @@ func unanswered(n, all int) error {
 		return nil
 	}
 	return fmt.Errorf("%d of %d nodes didn't answer", n, all)
-}
-
-// atMost checks the number of arguments.
-func atMost(c *cli.Context, n int) error {
-	if c.NArg() > n {
-		return usageError("%s takes %d arguments at most, got %q", c.Command.Name, n, c.Args().Slice())
-	}
-	return nil
 }
 
 // ofNode is what one node answered, for programs.
@@ -192,14 +189,7 @@ func matching(answers []cluster.Answer[plan.Status], t *target) ([]cluster.Answe
 }
 
 func clusterConnections(c *cli.Context) error {
-	if err := atMost(c, 1); err != nil {
-		return err
-	}
-	k, nodes, err := openCluster(c)
-	if err != nil {
-		return err
-	}
-	which, err := clusterTarget(c, k, 0)
+	k, nodes, which, err := openCluster(c, 1, 0)
 	if err != nil {
 		return err
 	}
@@ -246,14 +236,7 @@ func clusterEvents(c *cli.Context) error {
 	if limit < 1 || limit > eventsAtMost {
 		return usageError("--limit: %d is not from 1 to %d", limit, eventsAtMost)
 	}
-	if err := atMost(c, 1); err != nil {
-		return err
-	}
-	k, nodes, err := openCluster(c)
-	if err != nil {
-		return err
-	}
-	which, err := clusterTarget(c, k, 0)
+	k, nodes, which, err := openCluster(c, 1, 0)
 	if err != nil {
 		return err
 	}
@@ -301,11 +284,7 @@ func clusterTrace(c *cli.Context) error {
 	if !ok || name == "" || !slices.Contains([]string{"pod", "pods", "po", "node", "nodes", "no"}, kind) {
 		return usageError("%q is neither pod/NAME nor node/NAME", c.Args().First())
 	}
-	k, nodes, err := openCluster(c)
-	if err != nil {
-		return err
-	}
-	which, err := clusterTarget(c, k, 1)
+	k, nodes, which, err := openCluster(c, 2, 1)
 	if err != nil {
 		return err
 	}
@@ -341,11 +320,7 @@ func clusterPin(c *cli.Context) error {
 	if err := oneOf("data plane", c.Args().Get(1), preferences...); err != nil {
 		return err
 	}
-	k, nodes, err := openCluster(c)
-	if err != nil {
-		return err
-	}
-	which, err := clusterTarget(c, k, 0)
+	k, nodes, which, err := openCluster(c, 2, 0)
 	if err != nil {
 		return err
 	}
@@ -367,10 +342,7 @@ type drift struct {
 }
 
 func clusterDrift(c *cli.Context) error {
-	if err := atMost(c, 0); err != nil {
-		return err
-	}
-	k, nodes, err := openCluster(c)
+	k, nodes, _, err := openCluster(c, 0, 0)
 	if err != nil || len(nodes) == 0 {
 		return err
 	}

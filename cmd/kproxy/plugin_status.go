@@ -19,14 +19,7 @@ import (
 )
 
 func clusterStatus(c *cli.Context) error {
-	if err := atMost(c, 1); err != nil {
-		return err
-	}
-	k, nodes, err := openCluster(c)
-	if err != nil {
-		return err
-	}
-	which, err := clusterTarget(c, k, 0)
+	k, nodes, which, err := openCluster(c, 1, 0)
 	if err != nil {
 		return err
 	}
@@ -173,13 +166,13 @@ type sample struct {
 func clusterTop(c *cli.Context) error {
 	by := cmp.Or(c.Args().First(), "services")
 	interval := c.Duration("interval")
-	if err := errors.Join(atMost(c, 1), oneOf("top", by, "services", "nodes")); err != nil {
-		return &exitError{exitUsage, err}
+	if err := oneOf("top", by, "services", "nodes"); err != nil {
+		return err
 	}
 	if interval <= 0 || interval >= c.Duration("timeout") || c.Int("limit") < 0 {
 		return usageError("--interval %s is not between 0 and --timeout %s, or --limit %d is less than 0", interval, c.Duration("timeout"), c.Int("limit"))
 	}
-	k, nodes, err := openCluster(c)
+	k, nodes, _, err := openCluster(c, 1, 1)
 	if err != nil {
 		return err
 	}
