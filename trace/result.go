@@ -441,7 +441,7 @@ func (t *tracer) masquerade() Masquerade {
 // changesSource reports whether the endpoint sees another address than the
 // client's.
 func (e *end) changesSource(c plan.Client) bool {
-	return e.masked != "" || e.userspace && !e.transparent && e.packet.Src.Addr() != c.Address
+	return e.packet.Src.Addr() != c.Address && (e.masked != "" || e.userspace && !e.transparent)
 }
 
 func (t *tracer) masqueradeReason(source netip.Addr) string {

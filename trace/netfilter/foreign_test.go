@@ -92,6 +92,8 @@ var foreign = []struct {
 	{name: "masquerade", rules: `-t nat -A POSTROUTING -o host2 -j MASQUERADE`},
 	{name: "masquerade others", rules: `-t nat -A POSTROUTING ! -o host2 -j MASQUERADE`},
 	{name: "own source", rules: `-t nat -A POSTROUTING -s C -j SNAT --to-source {10.2.0.1|fd00:2::1}`},
+	{name: "own network", rules: `-t nat -A POSTROUTING -s C -j NETMAP --to {10.244.7.0/24|fd00:7::/64}`},
+	{name: "another network", rules: `-t nat -A PREROUTING -p tcp -j NETMAP --to {10.3.0.0/24|fd00:3::/64}`},
 	{name: "policy", rules: `-P FORWARD DROP`},
 	{name: "policy with replies", rules: `-P FORWARD DROP; -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT; -A FORWARD -i host1 -p tcp -j ACCEPT`},
 

@@ -421,7 +421,7 @@ func recent(_ *walker, _ *Packet, e *extension) matched {
 var passive = words("LOG NFLOG ULOG TRACE AUDIT CLASSIFY DSCP TOS TTL HL TCPMSS TCPOPTSTRIP CHECKSUM SECMARK CONNSECMARK IDLETIMER LED RATEEST TEE ECN")
 
 // undecided are the targets that may do anything.
-var undecided = words("NETMAP NFQUEUE QUEUE SYNPROXY HMARK")
+var undecided = words("NFQUEUE QUEUE SYNPROXY HMARK")
 
 var verdicts = map[string]Verdict{"ACCEPT": Accept, "DROP": Drop, "REJECT": Reject, "RETURN": returns}
 
@@ -454,6 +454,15 @@ func (e *extension) action(leave bool) action {
 				return result{}, false
 			}
 			return w.translate(strings.ToLower(e.name), x, to, at), true
+		}
+	case e.name == "NETMAP":
+		out.change = func(w *walker, x way, at position) (result, bool) {
+			network, err := netip.ParsePrefix(e.arg("--to"))
+			kind := "dnat"
+			if w.hook == Postrouting || w.hook == Input {
+				kind = "snat"
+			}
+			return w.translate(kind, x, addressRange{netmap: network}, at), err == nil
 		}
 	case !undecided[e.name] && e.name != "SET":
 		return action{text: "jump to " + e.name, chain: e.name}

@@ -19,6 +19,19 @@ type addressRange struct {
 	addresses []netip.Addr // none: the packet's own
 	first     uint16       // 0: the packet's own
 	last      uint16
+	// netmap is where the packet's own address goes, but for the network's bits; invalid for nowhere.
+	netmap netip.Prefix
+}
+
+// netmapped has a's last bits, and the network's first ones (netmap_tg4 in net/netfilter/xt_NETMAP.c).
+func netmapped(a netip.Addr, network netip.Prefix) netip.Addr {
+	out, first := a.AsSlice(), network.Addr().AsSlice()
+	for i := range network.Bits() {
+		bit := byte(0x80 >> (i % 8))
+		out[i/8] = out[i/8]&^bit | first[i/8]&bit
+	}
+	a, _ = netip.AddrFromSlice(out)
+	return a
 }
 
 // parseRange reads "10.0.0.1-10.0.0.4:80-90", "[fd00::1]:80", "[fd00::1]-[fd00::4]:80", ":80".
@@ -79,6 +92,13 @@ func parsePort(s string) (uint16, bool) {
 // translate is one of dnat, snat, redirect and masquerade, as nftables calls them.
 func (w *walker) translate(kind string, x way, to addressRange, at position) result {
 	p := &x.packet
+	if to.netmap.IsValid() {
+		own := p.Dst
+		if kind == "snat" {
+			own = p.Src
+		}
+		to.addresses = []netip.Addr{netmapped(own.Addr(), to.netmap)}
+	}
 	switch kind {
 	case "redirect":
 		to.addresses = []netip.Addr{w.redirected(p)}

@@ -95,6 +95,7 @@ var native = []struct {
 	{name: "only counted", rules: `add rule inet x f counter`},
 	{name: "published", rules: `add chain inet x g [ type nat hook prerouting priority -100; ]; add rule inet x g tcp dport 8080 dnat IP to {10.3.0.2:8080|[fd00:3::2]:8080}`},
 	{name: "masquerade", rules: `add chain inet x g [ type nat hook postrouting priority 100; ]; add rule inet x g oifname host2 masquerade`},
+	{name: "own network", rules: `add chain inet x g [ type nat hook postrouting priority 100; ]; add rule inet x g snat IP prefix to {10.244.7.0/24|fd00:7::/64}`},
 	{name: "own source", rules: `add chain inet x g [ type nat hook postrouting priority 100; ]; add rule inet x g snat IP to {10.2.0.1|fd00:2::1}`},
 	{name: "ingress of a device", rules: `add table netdev x; add chain netdev x i [ type filter hook ingress device host1 priority 0; ]; add rule netdev x i tcp dport 8080 drop`},
 	{name: "ingress of another", rules: `add table netdev x; add chain netdev x i [ type filter hook ingress device host3 priority 0; ]; add rule netdev x i tcp dport 8080 drop`},

@@ -1252,10 +1252,15 @@ func (d *nftDecoder) nat(name string, a attributes) instruction {
 		}
 	}
 	size := [2]int{service.IPv4: 4, service.IPv6: 16}[d.set.family]
+	const flagNetmap = 1 << 6 // NF_NAT_RANGE_NETMAP
+	maps := name == "nat" && a.number(unix.NFTA_NAT_FLAGS)&flagNetmap != 0
 	to := ""
 	if at, ok := register(addressAttribute); ok {
 		f := d.held(at)
-		if f.kind = asAddress; f.fixed == nil {
+		end, _ := register(lastAttribute)
+		if f.kind = asAddress; maps && f.fixed != nil && d.held(end).fixed != nil {
+			to = fmt.Sprintf(" %s prefix to %s", nftFamily[d.set.family], networkOf(f.fixed, d.held(end).fixed))
+		} else if f.fixed == nil {
 			to = " " + nftFamily[d.set.family] + " to " + f.text
 		} else {
 			to = " to " + f.String()
@@ -1284,7 +1289,13 @@ func (d *nftDecoder) nat(name string, a attributes) instruction {
 			if !isRange {
 				last = first
 			}
-			if r.addresses = addressesBetween(first, last); !ok || r.addresses == nil {
+			switch {
+			case ok && maps && isRange:
+				r.netmap = networkOf(first, last)
+			case ok:
+				r.addresses = addressesBetween(first, last)
+			}
+			if r.addresses == nil && !r.netmap.IsValid() {
 				return unknown(w, s, "the statement "+kind)
 			}
 		}
@@ -1298,6 +1309,19 @@ func (d *nftDecoder) nat(name string, a attributes) instruction {
 		out := w.translate(kind, s.way, r, at)
 		return effect{matched: goOn.matched, ends: &out}
 	}
+}
+
+// networkOf is the network from its first address to its last.
+func networkOf(first, last []byte) netip.Prefix {
+	a, _ := netip.AddrFromSlice(first)
+	n := 0
+	for i := range first {
+		same := bits.LeadingZeros8(first[i] ^ last[i])
+		if n += same; same < 8 {
+			break
+		}
+	}
+	return netip.PrefixFrom(a, n)
 }
 
 func addressesBetween(first, last []byte) []netip.Addr {
