@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -199,8 +200,15 @@ func TestPodOfNode(t *testing.T) {
 	}
 	n := nodeWith("n1", []core.Pod{pod("a", "n1", true, true, "")})
 	want := []string{"--node=n1", "--config=/c", "--mode=nftables"}
-	if diff := cmp.Diff(want, n.RenderFlags(func(name string) bool { return name == "config" || name == "mode" || name == "node" })); diff != "" {
+	named := func(name string) bool {
+		return slices.Contains([]string{"config", "mode", "node", "masquerade-all", "cluster-cidr"}, name)
+	}
+	if diff := cmp.Diff(want, n.RenderFlags(named)); diff != "" {
 		t.Errorf("flags of render (-want +got):\n%s", diff)
+	}
+	n.args = []string{"run", "--masquerade-all", "--cluster-cidr", "10.0.0.0/8", "--supervise", "--node", "$(NODE)", "--config", "$(C)"}
+	if diff := cmp.Diff([]string{"--node=n1", "--masquerade-all", "--cluster-cidr=10.0.0.0/8"}, n.RenderFlags(named)); diff != "" {
+		t.Errorf("flags in other forms (-want +got):\n%s", diff)
 	}
 }
 

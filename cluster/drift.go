@@ -93,13 +93,26 @@ func Missed(api *service.Snapshot, st *plan.Status) []string {
 // its container; named says which flags render has.
 func (n Node) RenderFlags(named func(string) bool) []string {
 	out := []string{"--node=" + n.Name}
-	for _, arg := range n.args {
+	for i, arg := range n.args {
 		name, value, ok := strings.Cut(strings.TrimLeft(arg, "-"), "=")
+		if !strings.HasPrefix(arg, "-") {
+			continue // a command, or a value
+		}
 		if name == "proxy-mode" {
 			name = "mode"
 		}
-		if ok && named(name) && name != "node" && !strings.Contains(value, "$(") {
+		if !named(name) || name == "node" {
+			continue
+		}
+		if next := i + 1; !ok && next < len(n.args) && !strings.HasPrefix(n.args[next], "-") {
+			value, ok = n.args[next], true
+		}
+		switch {
+		case strings.Contains(value, "$("):
+		case ok:
 			out = append(out, "--"+name+"="+value)
+		default:
+			out = append(out, "--"+name)
 		}
 	}
 	return out

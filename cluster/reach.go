@@ -11,6 +11,7 @@ import (
 	"net/url"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	core "k8s.io/api/core/v1"
@@ -148,8 +149,11 @@ func (c *Cluster) Exec(ctx context.Context, n Node, args ...string) (string, err
 	if err != nil {
 		return "", err
 	}
-	stdout, stderr := &bounded{}, &bounded{}
-	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: stdout, Stderr: stderr})
+	var stdout, stderr bounded
+	err = executor.StreamWithContext(ctx, remotecommand.StreamOptions{Stdout: &stdout, Stderr: &stderr})
+	if err == nil && (stdout.over() || stderr.over()) { // which client-go only logs
+		err = errTooLong
+	}
 	var exit exec.CodeExitError
 	if errors.As(err, &exit) {
 		message := strings.TrimSpace(stderr.String())
@@ -174,12 +178,33 @@ func (e *ExitError) Error() string {
 	return e.Message
 }
 
-// bounded keeps the beginning of what is written to it.
-type bounded struct{ bytes.Buffer }
+var errTooLong = fmt.Errorf("the answer is longer than %d bytes", outputAtMost)
+
+// bounded keeps the beginning of what is written to it. What reads it may come while it is
+// still written to, by a connection whose end isn't waited for.
+type bounded struct {
+	mu   sync.Mutex
+	text strings.Builder
+	cut  bool
+}
 
 func (b *bounded) Write(p []byte) (int, error) {
-	if left := outputAtMost - b.Len(); left < len(p) {
-		return 0, fmt.Errorf("the answer is longer than %d bytes", outputAtMost)
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.cut = b.cut || b.text.Len()+len(p) > outputAtMost; b.cut {
+		return 0, errTooLong
 	}
-	return b.Buffer.Write(p)
+	return b.text.Write(p)
+}
+
+func (b *bounded) String() string {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.text.String()
+}
+
+func (b *bounded) over() bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.cut
 }

@@ -10,8 +10,8 @@ PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
 
 # What each purpose needs, as command=package; a path stands for itself.
 build=()
-run=(iptables=iptables ipset=ipset ip=iproute2)
-test=(nft=nftables conntrack=conntrack socat=socat ping=iputils-ping ps=procps curl=curl git=git gcc=gcc /usr/include/stdlib.h=libc6-dev protoc=protobuf-compiler
+run=(iptables=iptables ipset=ipset nft=nftables ip=iproute2)
+test=(conntrack=conntrack socat=socat ping=iputils-ping ps=procps curl=curl git=git gcc=gcc /usr/include/stdlib.h=libc6-dev protoc=protobuf-compiler
 	node=nodejs chromium=chromium /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf=fonts-dejavu-core
 	runc=runc /usr/share/containers/seccomp.json=golang-github-containers-common)
 # What kproxy is measured beside.
@@ -30,7 +30,7 @@ case "${1:-}" in
 build) needs=("${build[@]}") ;;
 run) needs=("${run[@]}") ;;
 vm) needs=("${run[@]}" "${vm[@]}") ;;
-bench) needs=("${run[@]}" "${bench[@]}" nft=nftables) ;;
+bench) needs=("${run[@]}" "${bench[@]}") ;;
 conformance) needs=("${run[@]}" "${conformance[@]}") ;;
 test) needs=("${run[@]}" "${test[@]}" "${bench[@]}" "${vm[@]}") ;;
 *)

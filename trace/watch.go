@@ -175,6 +175,7 @@ func (w *watch) readRules(ctx context.Context) (err error) {
 }
 
 func (w *watch) run(ctx context.Context, deadline time.Time) error {
+	settled := time.Now()
 	for len(w.out.Packets) < w.req.Count && ctx.Err() == nil {
 		now := time.Now()
 		if now.After(deadline) && len(w.flights) == 0 {
@@ -184,12 +185,11 @@ func (w *watch) run(ctx context.Context, deadline time.Time) error {
 		if err != nil {
 			return err
 		}
-		if ok {
-			if now.Before(deadline) || !s.Begins {
-				err = w.see(ctx, &s)
-			}
-		} else {
-			err = w.settle(ctx)
+		if ok && (now.Before(deadline) || !s.Begins) {
+			err = w.see(ctx, &s)
+		}
+		if err == nil && now.Sub(settled) >= settles/5 { // also while packets keep coming
+			settled, err = now, w.settle(ctx)
 		}
 		if err != nil {
 			return err

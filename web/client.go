@@ -123,6 +123,9 @@ func (c *Client) Drain(ctx context.Context, on bool) error {
 	return c.call(ctx, callTimeout, http.MethodPost, "/drain?on="+strconv.FormatBool(on), nil, &struct{}{})
 }
 
+// answerAtMost bounds an answer, in bytes: that of another node's kproxy is not to be trusted.
+const answerAtMost = 256 << 20
+
 // call reads the answer to a request into a value.
 func (c *Client) call(ctx context.Context, timeout time.Duration, method, path string, body []byte, into any) error {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
@@ -135,7 +138,7 @@ func (c *Client) call(ctx context.Context, timeout time.Duration, method, path s
 	if resp.StatusCode != http.StatusOK {
 		return refusal(resp)
 	}
-	if err := json.NewDecoder(resp.Body).Decode(into); err != nil {
+	if err := json.NewDecoder(io.LimitReader(resp.Body, answerAtMost)).Decode(into); err != nil {
 		return fmt.Errorf("read kproxy's answer: %w", err)
 	}
 	return nil

@@ -91,10 +91,11 @@ func runLesson(c *cli.Context, number int, l *lesson.Lesson) (err error) {
 	mode := l.Mode
 	s, err := startLab(c.Context, mode, cfg, paceOf(c))
 	var lacks *exitError
+	missing := ""
 	if errors.As(err, &lacks) && lacks.status == exitHost && needRoot() == nil {
 		mode = string(plan.ModeUserspace) // the tasks for it say what is missing
 		if s, err = startLab(c.Context, mode, cfg, paceOf(c)); err == nil {
-			fmt.Fprintf(c.App.ErrWriter, "kproxy: %v; the lab is in mode %s instead\n", lacks, mode)
+			missing = fmt.Sprintf("the lab is in mode %s, as %v. ", mode, lacks)
 		}
 	}
 	if err != nil {
@@ -117,6 +118,9 @@ func runLesson(c *cli.Context, number int, l *lesson.Lesson) (err error) {
 		return err
 	}
 	if len(steps) == 0 {
+		if lacks == nil {
+			lacks = &exitError{exitHost, errors.New("this lesson needs the program nft: install Debian's package nftables")}
+		}
 		return lacks
 	}
 	for i := range steps {
@@ -126,7 +130,7 @@ func runLesson(c *cli.Context, number int, l *lesson.Lesson) (err error) {
 	if err := traffic.start(ctx, s, 20); err != nil {
 		return err
 	}
-	note := func() string { return "the client's last second: " + traffic.second() }
+	note := func() string { return missing + "the client's last second: " + traffic.second() }
 	return watchStatus(ctx, s.client, view.Config{Theme: view.ThemeOf(os.Getenv), Lesson: "default/web:line/TCP", Note: note}, st, s.client.Status, newGuide(steps))
 }
 
@@ -166,6 +170,10 @@ func (s *shell) run(ctx context.Context, block string, since time.Time) (string,
 	cmd.WaitDelay = time.Second // for what it has left running
 	cmd.Env = append(os.Environ(), "PATH="+labBin+":"+os.Getenv("PATH"), "MODE="+s.mode, fmt.Sprintf("SINCE=%.3f", float64(since.UnixMilli())/1000))
 	out, err := cmd.Output()
+	var failed *exec.ExitError
+	if errors.As(err, &failed) && len(failed.Stderr) > 0 {
+		err = fmt.Errorf("%w: %s", err, strings.TrimSpace(string(failed.Stderr)))
+	}
 	return strings.TrimSpace(string(out)), err
 }
 

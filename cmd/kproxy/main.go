@@ -38,7 +38,7 @@ func main() {
 		err = run(withSupervisor(ctx, supervisor), app, os.Args)
 	}
 	if err != nil {
-		fmt.Fprintln(os.Stderr, "kproxy:", err)
+		fmt.Fprintln(app.ErrWriter, "kproxy:", err)
 	}
 	supervisor.end()
 	os.Exit(statusOf(err))
@@ -77,6 +77,7 @@ func newApp() *cli.App {
 // appOf is a program of that name with commands under headings.
 func appOf(name, usage string, groups map[string][]*cli.Command) *cli.App {
 	app := &cli.App{
+		Writer: os.Stdout, ErrWriter: os.Stderr,
 		Name:            name,
 		Usage:           usage,
 		HideHelpCommand: true, // helpCommand knows commands of commands

@@ -50,6 +50,9 @@ func printValue(w io.Writer, format string, v any) error {
 
 // terminalWidth is how many columns the terminal has that w is; 0 if it is none.
 func terminalWidth(w io.Writer) int {
+	if plain, ok := w.(*plainWriter); ok {
+		w = plain.to
+	}
 	f, ok := w.(*os.File)
 	if !ok {
 		return 0

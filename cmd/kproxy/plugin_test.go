@@ -2,7 +2,10 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -109,5 +112,18 @@ func TestLoopbackBeside(t *testing.T) {
 		if got := loopbackBeside(address); got != want {
 			t.Errorf("%s: %q, want %q", address, got, want)
 		}
+	}
+}
+
+// TestPlainWriter: what nodes say commands no terminal.
+func TestPlainWriter(t *testing.T) {
+	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	fmt.Fprint(&plainWriter{file}, "a\x1b[2Jb\tc\u009b1mé\r\n")
+	if got, err := os.ReadFile(file.Name()); err != nil || string(got) != "a?[2Jb\tc?1mé?\n" {
+		t.Errorf("%q, %v", got, err)
 	}
 }

@@ -231,5 +231,6 @@ func printTrace(w io.Writer, r *trace.Result) error {
 
 func traceLook(w io.Writer) trace.Look {
 	width := terminalWidth(w)
-	return trace.Look{Width: width, Colour: width > 0 && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	_, plain := w.(*plainWriter)
+	return trace.Look{Width: width, Colour: width > 0 && !plain && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
 }

@@ -94,7 +94,7 @@ func Watch(proto service.Protocol, to netip.AddrPort, from netip.Addr) (*Watcher
 		switch {
 		case errors.Is(err, unix.EPERM):
 			return nil, errors.Join(kernel.ErrPermission, err)
-		case errors.As(err, &refused):
+		case errors.As(err, &refused) && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EINVAL)):
 			return nil, &kernel.Missing{What: "nf_tables whose tables end with their owner", How: "Linux 5.12 or later", Err: err}
 		}
 		return nil, fmt.Errorf("mark packets: %w", err)
