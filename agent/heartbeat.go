@@ -42,6 +42,11 @@ func (h *heartbeat) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
+	case <-h.retired: // no rule leads to the forwarder
+		err := h.expire()
+		close(h.expired)
+		<-ctx.Done()
+		return err
 	case <-h.start:
 	}
 	// Three beats in a lifetime: one may be lost or late without an effect.

@@ -202,6 +202,7 @@ type networkState struct {
 	links     []netip.Prefix // whose hosts answer each other without passing this node
 	bridged   []netip.Prefix // whose hosts' answers to each other pass its netfilter only
 	addresses []netip.Addr   // the node's own, sorted
+	filtered  bool           // what the node sends to hosts of bridged is, by network policies
 }
 
 // read lists them and reports whether anything has changed. What can't be
@@ -214,7 +215,7 @@ func (n *networks) read(log *slog.Logger) (changed bool, err error) {
 		was = *last
 	}
 	now := was
-	links, bridged, linksErr := n.host.Links()
+	links, bridged, linksErr := kernel.Links()
 	if linksErr == nil {
 		now.links, now.bridged = links, bridged
 	}
@@ -222,10 +223,22 @@ func (n *networks) read(log *slog.Logger) (changed bool, err error) {
 	if addressesErr == nil {
 		now.addresses = addresses
 	}
-	if err = errors.Join(linksErr, addressesErr); err != nil {
-		log.Warn("this node's networks and addresses can't be listed", "error", err)
+	var filterErr error
+	if len(now.bridged) > 0 {
+		var filtered bool
+		if filtered, filterErr = kernel.SentIsFiltered(context.Background()); filterErr == nil {
+			now.filtered = filtered
+		} else if last == nil {
+			now.filtered = true // what always works
+		}
 	}
-	if slices.Equal(was.links, now.links) && slices.Equal(was.bridged, now.bridged) && slices.Equal(was.addresses, now.addresses) {
+	if err = errors.Join(linksErr, addressesErr); err != nil || filterErr != nil {
+		log.Warn("this node's networks and addresses can't be listed", "error", errors.Join(err, filterErr))
+	}
+	if now.filtered != was.filtered && now.filtered {
+		log.Info("network policies of kube-router filter what the node sends: while a service is in userspace, its endpoints see the node's address of clients on their own bridge")
+	}
+	if now.filtered == was.filtered && slices.Equal(was.links, now.links) && slices.Equal(was.bridged, now.bridged) && slices.Equal(was.addresses, now.addresses) {
 		return false, err
 	}
 	n.now.Store(&now)
@@ -247,6 +260,7 @@ func (n *networks) get() networkState {
 func (a *Agent) policyNow() plan.Policy {
 	p, n := a.policy, a.networks.get()
 	p.Links, p.BridgedLinks, p.NodeAddresses = n.links, n.bridged, n.addresses
+	p.NoStandIns = n.filtered || a.networks.host.WithoutNetmap
 	p.Drained = a.drained.since.Load() != nil
 	return p
 }

@@ -200,6 +200,25 @@ func TestHeartbeatRetires(t *testing.T) {
 	}
 }
 
+// TestHeartbeatRetiresBeforeItBegins: while rules can't be written, a stop doesn't wait for them.
+func TestHeartbeatRetiresBeforeItBegins(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		expired := 0
+		h := heartbeat{timeout: 3 * time.Second, start: make(chan struct{}), retired: make(chan struct{}), expired: make(chan struct{}), expire: func() error { expired++; return nil }}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- h.run(ctx) }()
+		h.retire(ctx)
+		if expired != 1 {
+			t.Errorf("the sets are emptied %d times, want once", expired)
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // TestOrders: what users ask for isn't carried out while a successor has read what they had, and is again if that fails.
 func TestOrders(t *testing.T) {
 	var o orders

@@ -31,6 +31,8 @@ type programmer struct {
 	// displace is called once, when the kernel holds a plan for the first time; may be nil. What
 	// it returns is to drain.
 	displace func(context.Context) []retired
+	// ruled is told of the policy of a plan that the kernel holds; may be nil.
+	ruled func(*plan.Policy)
 
 	passing turn          // of what changes the kernel
 	wake    chan struct{} // 1 slot: triggers coalesce
@@ -279,6 +281,9 @@ func (g *programmer) pass(ctx context.Context) (full bool, err error) {
 				g.drains.soon()
 			}
 			g.displace = nil
+		}
+		if g.ruled != nil {
+			g.ruled(&g.plan.Policy)
 		}
 		was, d := g.was, g.unwritten
 		d.Full = d.Full || r.Full || !g.exact

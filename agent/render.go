@@ -251,12 +251,14 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 		return "", err
 	}
 	policy := renderPolicy(o)
-	links, bridged, linksErr := host.Links()
+	links, bridged, linksErr := kernel.Links()
 	addresses, addressesErr := kernel.NodeAddresses()
-	if err := errors.Join(linksErr, addressesErr); err != nil {
+	filtered, filterErr := kernel.SentIsFiltered(ctx)
+	if err := errors.Join(linksErr, addressesErr, filterErr); err != nil {
 		return "", fmt.Errorf("look up this node's addresses: %w", err)
 	}
 	policy.Links, policy.BridgedLinks, policy.NodeAddresses = links, bridged, addresses
+	policy.NoStandIns = filtered || host.WithoutNetmap
 	caps := plan.Caps{Planes: host.driver.Abilities(nil, time.Time{}), PassedOver: host.passedOver, Forwarding: kernel.Forwarding()}
 	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Now(), Snapshot: snapshot, Policy: policy, Caps: caps})
 	return host.driver.Diff(ctx, p, o.settings())

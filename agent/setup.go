@@ -187,7 +187,7 @@ func (a *Agent) openKernel(settings kernel.Settings) error {
 		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, cleaned: a.figures.cleaned, wake: make(chan struct{}, 1),
 	}
 	a.programmer = newProgrammer(plane, a.log, a.kick, a.staleFlows.written)
-	a.programmer.figures, a.programmer.displace = &a.figures, a.displace
+	a.programmer.figures, a.programmer.displace, a.programmer.ruled = &a.figures, a.displace, a.userspace.Ruled
 	a.arrivals.every = min(arrivalsEvery, 10*a.cfg.AliveTimeout)
 	a.heart = heartbeat{timeout: a.cfg.AliveTimeout, start: a.programmer.steered, retired: make(chan struct{}), expired: make(chan struct{}),
 		probe: a.userspace.Probe, refresh: a.steering.Alive, expire: a.expire, log: a.log, revived: a.revived}

@@ -50,15 +50,6 @@ type Facts struct {
 	WithoutNetmap bool
 }
 
-// Links returns those of [Links]. Without NETMAP, userspace can't bear the addresses of clients behind a
-// bridge towards endpoints there: the kernel then masquerades those as well as userspace does.
-func (f *Facts) Links() (links, bridged []netip.Prefix, err error) {
-	if links, bridged, err = Links(); f.WithoutNetmap {
-		links, bridged = sorted(append(links, bridged...)), nil
-	}
-	return links, bridged, err
-}
-
 // Opener opens what was probed.
 type Opener interface {
 	// Steering returns the driver's steering. It changes nothing.

@@ -163,7 +163,7 @@ func TestKernelHashKnowsEveryField(t *testing.T) {
 		"Policy.Mode": decides, "Policy.OffloadAfter": decides, "Policy.OffloadMinConnections": decides, "Policy.Drained": decides, "Policy.BackoffMax": decides, "Policy.FlapLimit": decides,
 		"Policy.NodePodCIDRs": "in PodCIDRs", "Policy.ExcludeCIDRs": "in Endpoints",
 	}
-	for _, f := range []string{"NodePortNetworks", "PrimaryNodePorts", "NoLocalhostNodePorts", "Links", "BridgedLinks", "NodeAddresses"} {
+	for _, f := range []string{"NodePortNetworks", "PrimaryNodePorts", "NoLocalhostNodePorts", "Links", "BridgedLinks", "NoStandIns", "NodeAddresses"} {
 		without["Policy."+f] = "of rules that all services share; see localAddresses"
 	}
 	hash := func(change func(*Service, *Policy)) uint64 {

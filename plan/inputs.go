@@ -80,6 +80,8 @@ type Policy struct {
 	// sends rewrite the answers too, but an answer to a client's address is bridged
 	// to the client, never to a socket of the node's that bears that address ([StandIn]).
 	BridgedLinks []netip.Prefix
+	// NoStandIns: the host has no NETMAP, or filters what sockets send before that.
+	NoStandIns bool
 	// NodeAddresses are the node's own, sorted: those of every link that is up but
 	// loopback and kproxy's own, and no link-local ones.
 	NodeAddresses []netip.Addr

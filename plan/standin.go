@@ -29,12 +29,12 @@ func standIn(a netip.Addr) netip.Addr {
 	return out
 }
 
-// StandIns returns those for p's bridged links of a family. A link has none if it is in the reserved space
-// itself, or if its stand-in would be another link's.
+// StandIns returns those for p's bridged links of a family, unless p is to have none. A link has none if it is in the
+// reserved space itself, or if its stand-in would be another link's.
 func (p *Policy) StandIns(f service.Family) (out []StandIn) {
 links:
 	for _, l := range p.BridgedLinks {
-		if service.FamilyOf(l.Addr()) != f || reserved[f].Overlaps(l) {
+		if p.NoStandIns || service.FamilyOf(l.Addr()) != f || reserved[f].Overlaps(l) {
 			continue
 		}
 		n := netip.PrefixFrom(standIn(l.Addr()), l.Bits())

@@ -47,7 +47,7 @@ func keeping(t *testing.T) *handover.Kept {
 
 // TestRecover: what a Server has left that stopped at any moment goes on in another one, with the limits of its service.
 func TestRecover(t *testing.T) {
-	const idle = time.Second
+	const idle = 3 * time.Second
 	ep := tcpEndpoint(t, echo)
 	of := func(limit time.Duration) testService {
 		return testService{name: "s", eps: []netip.AddrPort{ep}, port: service.Port{IdleTimeout: limit}}

@@ -270,6 +270,9 @@ func newPlans() plans {
 	}
 }
 
+// Ruled says by which policy the kernel's rules are.
+func (s *Server) Ruled(p *plan.Policy) { s.table.ruled.Store(p) }
+
 // Prepare serves what p adds from now on, to which d leads from the plan that was
 // prepared last; what only earlier plans have is still served.
 func (s *Server) Prepare(p *plan.Plan, d plan.Delta) {

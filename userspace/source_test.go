@@ -19,6 +19,7 @@ func TestSource(t *testing.T) {
 	p := testPlan(testService{name: "s"})
 	p.Policy.BridgedLinks = []netip.Prefix{netip.MustParsePrefix("10.2.0.0/24")}
 	serve(s, p)
+	s.Ruled(&p.Policy)
 	f, _ := s.table.lookup(6, vip, func(netip.Addr) bool { return false })
 	backend := netip.MustParseAddr("10.2.0.2")
 	tests := []struct {
@@ -55,6 +56,13 @@ func TestSource(t *testing.T) {
 		}
 		if text != tt.want {
 			t.Errorf("%s: source is %q, want %q", tt.name, text, tt.want)
+		}
+	}
+	neighbour := plan.Client{Address: netip.MustParseAddr("10.2.0.3")}
+	for name, policy := range map[string]plan.Policy{"that host has none": {NoStandIns: true}, "none is written yet": {}} {
+		s.Ruled(&policy)
+		if got := s.table.source(f, neighbour, backend); got.addr.IsValid() {
+			t.Errorf("rules for stand-ins: %s; source is %s, want the node's", name, got.addr)
 		}
 	}
 }

@@ -16,6 +16,7 @@ type table struct {
 	fronts map[frontKey]front
 	addrs  map[netip.Addr]int // service addresses: how many fronts each has
 	policy atomic.Pointer[plan.Policy]
+	ruled  atomic.Pointer[plan.Policy] // whose rules the kernel has; nil for none
 }
 
 // frontKey is a service address; for a node port its address is the zero Addr,
@@ -101,6 +102,9 @@ func (t *table) drop(v *view) {
 func (t *table) source(f front, c plan.Client, backend netip.Addr) source {
 	p := t.rules()
 	addr := p.SocketAddress(c, backend)
+	if ruled := t.ruled.Load(); addr != c.Address && (ruled == nil || ruled.SocketAddress(c, backend) != addr) {
+		return source{} // no rule would give the packets the client's address
+	}
 	if !addr.IsValid() || f.Masquerades(c, backend, p) || c.Address.IsLoopback() || c.Address.IsLinkLocalUnicast() {
 		return source{}
 	}

@@ -75,8 +75,8 @@ func (s *servers) named(cfg config.Config) []named {
 	return []named{
 		{"socket", cfg.Socket, &s.control},
 		{"metrics-bind-address", cfg.MetricsBindAddress, &s.api},
-		{"metrics-bind-address", loopbackBeside(cfg.MetricsBindAddress), &s.local},
 		{"healthz-bind-address", cfg.HealthzBindAddress, &s.health},
+		{"metrics-bind-address", loopbackBeside(cfg.MetricsBindAddress), &s.local}, // last: it may be missing
 	}
 }
 

@@ -309,7 +309,7 @@ func (d *Driver) Diff(_ context.Context, p *plan.Plan, s kernel.Settings) (strin
 			}
 		}
 		for name := range chains[f] {
-			if !wanted[name] {
+			if !wanted[name] && !isTreatment(name) { // those are kept for a while when nothing leads there any more
 				lines = append(lines, fmt.Sprintf("- %s chain %s\n", nfWord(f), name))
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/fnv"
 	"net/netip"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +35,9 @@ type treatment struct {
 	turns      string // the service whose endpoints take turns, as a word of nft's; empty for random choice
 	bySource   bool   // the client's address chooses
 }
+
+// isTreatment reports whether a chain is a treatment's, by its name.
+var isTreatment = regexp.MustCompile(`(^|-)of-[0-9]`).MatchString
 
 // chain is the name of its chain: "of-3", "node-port-masquerade-of-2-pods-5-for-3h".
 func (t treatment) chain() string {

@@ -39,7 +39,7 @@ var features = []feature{
 	{"set target", "nat", "-j SET --add-set @set src --exist --timeout 1", "kernel option CONFIG_NETFILTER_XT_SET", false},
 	{"masquerade", "nat", "-j MASQUERADE", "kernel option CONFIG_NETFILTER_XT_TARGET_MASQUERADE", false},
 	{"netmap", "nat", "-j NETMAP --to @network",
-		"kernel option CONFIG_NETFILTER_XT_TARGET_NETMAP; without it endpoints on a bridge see the node's address of its other pods", false},
+		"kernel option CONFIG_NETFILTER_XT_TARGET_NETMAP; without it endpoints on a bridge see the node's address of its other pods while a service is in userspace", false},
 	{"masquerade --random-fully", "nat", "-j MASQUERADE --random-fully", "iptables 1.6.2 and Linux 3.13; without it source ports may collide under load", false},
 }
 
