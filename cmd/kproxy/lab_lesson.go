@@ -95,7 +95,7 @@ func runLesson(c *cli.Context, number int, l *lesson.Lesson) (err error) {
 	if errors.As(err, &lacks) && lacks.status == exitHost && needRoot() == nil {
 		mode = string(plan.ModeUserspace) // the tasks for it say what is missing
 		if s, err = startLab(c.Context, mode, cfg, paceOf(c)); err == nil {
-			missing = fmt.Sprintf("the lab is in mode %s, as %v. ", mode, lacks)
+			missing = fmt.Sprintf("; mode %s, as %v", mode, lacks)
 		}
 	}
 	if err != nil {
@@ -130,7 +130,7 @@ func runLesson(c *cli.Context, number int, l *lesson.Lesson) (err error) {
 	if err := traffic.start(ctx, s, 20); err != nil {
 		return err
 	}
-	note := func() string { return missing + "the client's last second: " + traffic.second() }
+	note := func() string { return "the client's last second: " + traffic.second() + missing }
 	return watchStatus(ctx, s.client, view.Config{Theme: view.ThemeOf(os.Getenv), Lesson: "default/web:line/TCP", Note: note}, st, s.client.Status, newGuide(steps))
 }
 
