@@ -193,8 +193,9 @@ func readHeap() heap {
 // own link, a list of addresses takes longer than a plan does. Safe for
 // concurrent use.
 type networks struct {
-	host kernel.Facts
-	now  atomic.Pointer[networkState]
+	host  kernel.Facts
+	blind bool // it was said that filters can't be read
+	now   atomic.Pointer[networkState]
 }
 
 // networkState is never modified.
@@ -226,14 +227,18 @@ func (n *networks) read(log *slog.Logger) (changed bool, err error) {
 	var filterErr error
 	if len(now.bridged) > 0 {
 		var filtered bool
-		if filtered, filterErr = kernel.SentIsFiltered(context.Background()); filterErr == nil {
+		if filtered, filterErr = kernel.SentIsFiltered(); filterErr == nil {
 			now.filtered = filtered
 		} else if last == nil {
 			now.filtered = true // what always works
 		}
 	}
-	if err = errors.Join(linksErr, addressesErr); err != nil || filterErr != nil {
-		log.Warn("this node's networks and addresses can't be listed", "error", errors.Join(err, filterErr))
+	if filterErr != nil && !errors.Is(filterErr, unix.EAGAIN) && !n.blind {
+		n.blind = true
+		log.Warn("it can't be known what filters packets that the node sends", "error", filterErr)
+	}
+	if err = errors.Join(linksErr, addressesErr); err != nil {
+		log.Warn("this node's networks and addresses can't be listed", "error", err)
 	}
 	if now.filtered != was.filtered && now.filtered {
 		log.Info("network policies of kube-router filter what the node sends: while a service is in userspace, its endpoints see the node's address of clients on their own bridge")

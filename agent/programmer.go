@@ -31,7 +31,7 @@ type programmer struct {
 	// displace is called once, when the kernel holds a plan for the first time; may be nil. What
 	// it returns is to drain.
 	displace func(context.Context) []retired
-	// ruled is told of the policy of a plan that the kernel holds; may be nil.
+	// ruled is told by which policy the kernel's rules are, nil for not known; may be nil.
 	ruled func(*plan.Policy)
 
 	passing turn          // of what changes the kernel
@@ -275,15 +275,19 @@ func (g *programmer) pass(ctx context.Context) (full bool, err error) {
 		g.drains.soon()
 	}
 	switch {
+	case g.ruled == nil:
+	case r.Err == nil: // also where some services failed: all rules that they share are there
+		g.ruled(&g.plan.Policy)
+	case r.Tried || r.Steered:
+		g.ruled(nil)
+	}
+	switch {
 	case r.OK():
 		if g.displace != nil {
 			if g.drains.retired = g.displace(ctx); len(g.drains.retired) > 0 {
 				g.drains.soon()
 			}
 			g.displace = nil
-		}
-		if g.ruled != nil {
-			g.ruled(&g.plan.Policy)
 		}
 		was, d := g.was, g.unwritten
 		d.Full = d.Full || r.Full || !g.exact

@@ -1,12 +1,9 @@
 package kernel
 
 import (
-	"context"
+	"bytes"
 	"errors"
 	"fmt"
-	"os"
-	"slices"
-	"strings"
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel/nlmsg"
@@ -18,24 +15,32 @@ import (
 const policyChain = "KUBE-ROUTER-OUTPUT"
 
 // SentIsFiltered reports whether kube-router's network policies filter what the node of the calling
-// thread sends to pods. They go by the source that a packet has in OUTPUT, where one that is rewritten later
-// has no address that they know.
-func SentIsFiltered(ctx context.Context) (found bool, err error) {
-	err = nlmsg.DumpNFTables(unix.NFT_MSG_GETCHAIN, unix.NFPROTO_UNSPEC, nil, func(_ uint8, b []byte) {
-		for kind, value := range nlmsg.Attributes(b) {
-			found = found || kind == unix.NFTA_CHAIN_NAME && nlmsg.Text(value) == policyChain
+// thread sends to pods, by either variant of iptables. They go by the source that a packet has in OUTPUT, where
+// one that is rewritten later has no address that they know.
+func SentIsFiltered() (found bool, err error) {
+	s, err := nlmsg.Open(unix.NETLINK_NETFILTER, 1<<12)
+	if err != nil {
+		return false, err
+	}
+	defer s.Close()
+	var errs []error
+	err = s.Do(len(service.Families), func(b []byte, i int) []byte {
+		family := [2]byte{service.IPv4: unix.NFPROTO_IPV4, service.IPv6: unix.NFPROTO_IPV6}[i]
+		b = nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0), family)
+		return nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_CHAIN_TABLE, "filter"), unix.NFTA_CHAIN_NAME, policyChain)
+	}, func(_ int, body []byte, err error) {
+		found = found || err == nil && body != nil
+		if err != nil && !errors.Is(err, unix.ENOENT) && !errors.Is(err, unix.EINVAL) && !errors.Is(err, unix.EOPNOTSUPP) { // a kernel without nf_tables
+			errs = append(errs, err)
 		}
 	})
-	names, _ := os.ReadFile("/proc/thread-self/net/ip_tables_names") // of the legacy variant; none without it
-	if err != nil || found || !slices.Contains(strings.Fields(string(names)), "filter") {
-		return found, err
+	for _, f := range service.Families {
+		legacy, errLegacy := ReadLegacyFilter(f)
+		found = found || legacy != nil && bytes.Contains(legacy.Rules, []byte(policyChain+"\x00"))
+		errs = append(errs, errLegacy)
 	}
-	out, err := Exec{}.Run(ctx, nil, VariantLegacy().Program[service.IPv4], "-w", "5", "-S")
-	switch {
-	case errors.Is(err, ErrNoProgram):
-		return true, nil // it can't be known, and what follows from true always works
-	case err != nil:
-		return false, fmt.Errorf("look for network policies: %w", err)
+	if err = errors.Join(append(errs, err)...); err != nil && !found {
+		return false, fmt.Errorf("look for kube-router's network policies: %w", err)
 	}
-	return strings.Contains(string(out), "-N "+policyChain+"\n"), nil
+	return found, nil
 }

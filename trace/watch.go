@@ -185,6 +185,7 @@ func (w *watch) run(ctx context.Context, deadline time.Time) error {
 		if err != nil {
 			return err
 		}
+		busy := time.Now()
 		if ok && (now.Before(deadline) || !s.Begins) {
 			err = w.see(ctx, &s)
 		}
@@ -194,14 +195,18 @@ func (w *watch) run(ctx context.Context, deadline time.Time) error {
 		if err != nil {
 			return err
 		}
+		for _, f := range w.flights { // what has come meanwhile is yet to be read
+			f.seen = f.seen.Add(time.Since(busy))
+		}
 	}
 	return nil
 }
 
 // settle ends the way of packets of which nothing more comes.
 func (w *watch) settle(ctx context.Context) error {
+	now := time.Now()
 	for _, f := range w.flights {
-		if time.Since(f.seen) < settles || len(w.out.Packets) == w.req.Count {
+		if now.Sub(f.seen) < settles || len(w.out.Packets) == w.req.Count {
 			continue
 		}
 		f.Fate, f.Where = Lost, string(f.hook)

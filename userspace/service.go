@@ -270,7 +270,7 @@ func newPlans() plans {
 	}
 }
 
-// Ruled says by which policy the kernel's rules are.
+// Ruled says by which policy the kernel's rules are; nil for not known.
 func (s *Server) Ruled(p *plan.Policy) { s.table.ruled.Store(p) }
 
 // Prepare serves what p adds from now on, to which d leads from the plan that was

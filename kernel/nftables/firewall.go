@@ -5,10 +5,8 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"strings"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -146,52 +144,20 @@ const (
 	legacyVerdict  = 32
 	legacyNameSize = 29
 	legacyDrop     = -codeDrop - 1
-	legacyGetInfo  = 64 // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
-	legacyGetRules = 65 // IPT_SO_GET_ENTRIES, IP6T_SO_GET_ENTRIES
-	legacyRulesAt  = 40 // in struct ipt_get_entries
 )
 
 // legacyLayout is that of a family's entries: the size of the header's part, and of an entry.
 var legacyLayout = [2]struct{ header, entry int }{service.IPv4: {84, 112}, service.IPv6: {136, 168}}
 
-// droppingLegacy is droppingChains of iptables' legacy variant. It asks for table filter only where there
-// is one: the question makes it.
+// droppingLegacy is droppingChains of iptables' legacy variant.
 func droppingLegacy(f service.Family) (out []dropper, err error) {
-	words := [2]string{service.IPv4: "ip", service.IPv6: "ip6"}
-	names, err := os.ReadFile("/proc/thread-self/net/" + words[f] + "_tables_names")
-	if err != nil || !slices.Contains(strings.Fields(string(names)), "filter") {
-		return nil, nil
-	}
-	fd, err := unix.Socket([2]int{unix.AF_INET, unix.AF_INET6}[f], unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		return nil, fmt.Errorf("read rules of %s: %w", legacyProgram, err)
-	}
-	defer unix.Close(fd)
-	ask := func(option uintptr, b []byte) error {
-		size := uint32(len(b))
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), [2]uintptr{unix.SOL_IP, unix.SOL_IPV6}[f], option,
-			uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
-		if errno != 0 {
-			return fmt.Errorf("read rules of %s: %w", legacyProgram, errno)
-		}
-		return nil
-	}
-	// struct ipt_getinfo: name, valid hooks, first and last entry of each of five hooks, number of entries, size.
-	info := make([]byte, 84)
-	copy(info, "filter")
-	if err := ask(legacyGetInfo, info); err != nil {
-		return nil, err
-	}
-	field := func(i int) uint32 { return binary.NativeEndian.Uint32(info[32+4*i:]) }
-	rules := make([]byte, legacyRulesAt+int(field(12)))
-	copy(rules, "filter")
-	binary.NativeEndian.PutUint32(rules[32:], field(12))
-	if err := ask(legacyGetRules, rules); err != nil { // EAGAIN: it has just changed
+	t, err := kernel.ReadLegacyFilter(f)
+	if t == nil || err != nil {
 		return nil, err
 	}
 	for hook, chain := range builtinChains {
-		if legacyDrops(rules[legacyRulesAt:], legacyLayout[f].header, legacyLayout[f].entry, int(field(1+int(hook))), int(field(6+int(hook)))) {
-			out = append(out, dropper{droppingText(chain, legacyProgram+"'s "+words[f]+" table filter", hook), true})
+		if legacyDrops(t.Rules, legacyLayout[f].header, legacyLayout[f].entry, t.First[hook], t.Policy[hook]) {
+			out = append(out, dropper{droppingText(chain, legacyProgram+"'s "+nfWord(f)+" table filter", hook), true})
 		}
 	}
 	slices.SortFunc(out, func(x, y dropper) int { return strings.Compare(x.text, y.text) })

@@ -1,0 +1,71 @@
+package kernel
+
+import (
+	"encoding/binary"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"unsafe"
+
+	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/service"
+)
+
+// LegacyFilter is table filter of iptables' legacy variant, as the kernel holds it.
+type LegacyFilter struct {
+	// Rules are struct ipt_entry or ip6t_entry, one behind the other, with names of chains
+	// as those of error targets (linux/netfilter_ipv4/ip_tables.h).
+	Rules []byte
+	// First and Policy are where a hook's first entry and that of its policy begin in Rules.
+	First, Policy [5]int
+}
+
+// Options of sockets, and offsets (linux/netfilter_ipv4/ip_tables.h).
+const (
+	legacyGetInfo  = 64 // IPT_SO_GET_INFO, IP6T_SO_GET_INFO
+	legacyGetRules = 65 // IPT_SO_GET_ENTRIES, IP6T_SO_GET_ENTRIES
+	legacyRulesAt  = 40 // in struct ipt_get_entries
+)
+
+// ReadLegacyFilter reads that of the calling thread's network namespace, without a program; nil where there
+// is none, as the question would make it. It needs CAP_NET_ADMIN. The error is [unix.EAGAIN] where the table has
+// changed meanwhile.
+func ReadLegacyFilter(f service.Family) (*LegacyFilter, error) {
+	names, err := os.ReadFile("/proc/thread-self/net/" + [2]string{service.IPv4: "ip", service.IPv6: "ip6"}[f] + "_tables_names")
+	if err != nil || !slices.Contains(strings.Fields(string(names)), "filter") {
+		return nil, nil
+	}
+	fd, err := unix.Socket([2]int{unix.AF_INET, unix.AF_INET6}[f], unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("read rules of iptables-legacy: %w", err)
+	}
+	defer unix.Close(fd)
+	ask := func(option uintptr, b []byte) error {
+		size := uint32(len(b))
+		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), [2]uintptr{unix.SOL_IP, unix.SOL_IPV6}[f], option,
+			uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
+		if errno != 0 {
+			return fmt.Errorf("read rules of iptables-legacy: %w", errno)
+		}
+		return nil
+	}
+	// struct ipt_getinfo: name, valid hooks, first and last entry of each of five hooks, number of entries, size.
+	info := make([]byte, 84)
+	copy(info, "filter")
+	if err := ask(legacyGetInfo, info); err != nil {
+		return nil, err
+	}
+	field := func(i int) int { return int(binary.NativeEndian.Uint32(info[32+4*i:])) }
+	rules := make([]byte, legacyRulesAt+field(12))
+	copy(rules, "filter")
+	binary.NativeEndian.PutUint32(rules[32:], uint32(field(12)))
+	if err := ask(legacyGetRules, rules); err != nil {
+		return nil, err
+	}
+	t := &LegacyFilter{Rules: rules[legacyRulesAt:]}
+	for hook := range t.First {
+		t.First[hook], t.Policy[hook] = field(1+hook), field(6+hook)
+	}
+	return t, nil
+}
