@@ -28,6 +28,7 @@ same+="|LeastConnectionsInUserspace|LegacyVariant|ScrapesOfManyServices|WatchSta
 same+="|ConntrackSettings|SilentEndpoint|UDPEndpointThatRefuses|Lab.*|CompareInterrupted|CompareNeedsRoot|TraceCommand|Stop.*|ServiceManagerIsNotified"
 # the metrics' frame and kproxy's own, what trace says of userspace and of the cluster's objects,
 same+="|TakeoverInModeUserspace|TakeoverThatFails|TakeoverWithTooFewDescriptors|TakeoverFromOneThatHangs|TakeoverInAnotherMode|TakeoverInAPod|TwoNewcomers"
+same+="|NewcomerKilledAtEveryStep|KilledAtEveryStepOfATakeover|Disk|NetworkPoliciesOnABridge"
 same+="|Chaos|Drain|CrashesKeepStreamsWhole|SupervisorFaults|MetricsWithinLimits|MetricsAreInOrder|MetricsFollowConnections|MetricsOfTrouble|TraceOfADeadKproxy|TraceNamesWhatTheServiceLacks"
 # and the way from a failure, a hang or a host that doesn't forward to a decision, which every plane then carries out.
 same+="|KernelHangIsFoundOut|HangIsNoOutage|NodeThatDoesNotForward|LastLocalEndpointGoesElsewhere"
