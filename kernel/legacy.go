@@ -38,7 +38,7 @@ func ReadLegacyFilter(f service.Family) (*LegacyFilter, error) {
 	}
 	fd, err := unix.Socket([2]int{unix.AF_INET, unix.AF_INET6}[f], unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
-		return nil, fmt.Errorf("read rules of iptables-legacy: %w", err)
+		return nil, fmt.Errorf("read legacy rules of xtables: %w", err)
 	}
 	defer unix.Close(fd)
 	ask := func(option uintptr, b []byte) error {
@@ -46,7 +46,7 @@ func ReadLegacyFilter(f service.Family) (*LegacyFilter, error) {
 		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), [2]uintptr{unix.SOL_IP, unix.SOL_IPV6}[f], option,
 			uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
 		if errno != 0 {
-			return fmt.Errorf("read rules of iptables-legacy: %w", errno)
+			return fmt.Errorf("read legacy rules of xtables: %w", errno)
 		}
 		return nil
 	}

@@ -471,6 +471,10 @@ func (f *flight) strays(p *Result) string {
 	return ""
 }
 
+// estimates is what a counter of IPVS may be behind: the kernel sums them up every two seconds
+// (net/netfilter/ipvs/ip_vs_est.c).
+const estimates = 2500 * time.Millisecond
+
 // count compares the counters of what doesn't say which packets it meets.
 func (w *watch) count(ctx context.Context, before *Result) error {
 	counted := func(s *Step) bool {
@@ -480,6 +484,9 @@ func (w *watch) count(ctx context.Context, before *Result) error {
 		return nil
 	}
 	w.out.Notes = append(w.out.Notes, "legacy rules and virtual servers don't tell which packets they meet; their counters are of all clients' packets")
+	if slices.ContainsFunc(before.Steps, func(s Step) bool { return s.Kind == KindVirtualServer }) {
+		time.Sleep(estimates)
+	}
 	after, err := w.req.Predict(ctx, w.req.Request)
 	if err != nil {
 		return err
