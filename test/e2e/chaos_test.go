@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -469,10 +470,14 @@ func (c *chaos) judge() {
 	const late = 200 * time.Millisecond // that a SYN may leave after its time was taken
 	var broken []string
 	flushed := 0 // of those that began then
+	connects := func(err error) bool {
+		var op *net.OpError
+		return errors.As(err, &op) && op.Op == "dial"
+	}
 	for _, f := range c.failures {
 		what := fmt.Sprintf("%s, from %s to %s: %v", f.what, f.from.Format("15:04:05.000"), f.to.Format("15:04:05.000"), f.err)
 		switch {
-		case f.what == "new connection" && slices.ContainsFunc(c.windows, func(w window) bool { return f.from.After(w.from.Add(-late)) && f.from.Before(w.to) }):
+		case (f.what == "new connection" || connects(f.err)) && slices.ContainsFunc(c.windows, func(w window) bool { return f.from.After(w.from.Add(-late)) && f.from.Before(w.to) }):
 			flushed++
 		case f.reset():
 			broken = append(broken, what)
