@@ -78,8 +78,8 @@ type failure struct {
 	err      error
 }
 
-func (f failure) reset() bool {
-	return errors.Is(f.err, syscall.ECONNRESET) || errors.Is(f.err, syscall.EPIPE)
+func isReset(err error) bool {
+	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
 }
 
 func (c *chaos) run() {
@@ -479,7 +479,7 @@ func (c *chaos) judge() {
 		switch {
 		case (f.what == "new connection" || connects(f.err)) && slices.ContainsFunc(c.windows, func(w window) bool { return f.from.After(w.from.Add(-late)) && f.from.Before(w.to) }):
 			flushed++
-		case f.reset():
+		case isReset(f.err):
 			broken = append(broken, what)
 		default:
 			c.Error(what)
