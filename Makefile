@@ -34,7 +34,7 @@ vm: ## run a command as root in the VM: make vm CMD='ipvsadm -Ln'
 	@test/setup.sh vm
 	@test/vm/run.sh bash -c "$$CMD"
 
-check: ## in less than a minute: the checks of the code, and the tests of what changed
+check: ## in less than a minute: the checks and the unit tests of what differs from main
 	@test/setup.sh build
 	@test/run.sh check
 

@@ -4,8 +4,8 @@
 # failure.
 #
 # Usage: test/run.sh [check]
-#   check   only what takes less than a minute: the checks of all code, and the unit tests of
-#           packages that differ from main and of some that import them
+#   check   only what takes less than a minute: the checks and unit tests of packages that differ from main and of
+#           some that import them
 #
 # Everything writes test2json events (go doc test2json) into one pipe; the
 # program in test/report counts them.
@@ -166,7 +166,7 @@ together() {
 }
 
 # slow matches the packages whose tests take longest.
-slow='/(kernel/iptables|kernel/ipvs|userspace|cmd/kproxy|plan|test/vm|test/deploy|trace/netfilter)$'
+slow='/(kernel/iptables|kernel/ipvs|kernel/nftables|userspace|cmd/kproxy|plan|test/vm|test/deploy|trace/netfilter)$'
 
 # unit runs the packages that take longest first, so that none of them ends alone, and one
 # package more at a time than there are processors, as some wait.
@@ -184,14 +184,14 @@ code() {
 # lint is the part of the checks that takes long, and none of it is in vain when it ends late.
 lint() {
 	check staticcheck go run "$staticcheck" ./...
-	other_modules vet
-	other_modules staticcheck
+	other_modules vet kube browser helm
+	other_modules staticcheck kube browser helm
 }
 
-# other_modules vet|staticcheck checks the tests that are modules of their own.
+# other_modules vet|staticcheck MODULE... checks tests that are modules of their own.
 other_modules() {
 	local module
-	for module in kube browser helm; do
+	for module in "${@:2}"; do
 		(
 			cd "test/$module"
 			export GOFLAGS="$GOFLAGS -mod=mod"
@@ -225,31 +225,42 @@ everything() {
 	stage bench bench_works
 }
 
-# changed prints the packages that differ from main, but for those whose tests take minutes,
-# and up to ten of the fast ones that import them.
+# changed finds the packages that differ from main, with other modules' folders of test/ among them, and those that
+# import such a package: what a change of it can break.
 changed() {
-	local base folders all name folder imports own=() users=()
+	local base files folders all name folder imports
 	base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || echo HEAD)
-	folders=$({ git diff --name-only --relative "$base"; git ls-files --others --exclude-standard; } | xargs -r -n 1 dirname | sort -u)
-	all=$(go list -f '{{.ImportPath}} {{.Dir}} {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}} ' ./... |
-		grep -vE '^[^ ]*/test/(e2e|deploy|vm) ')
+	files=$({ git diff --name-only --relative "$base"; git ls-files --others --exclude-standard; } | sort -u)
+	folders=$(xargs -r -n 1 dirname <<<"$files" | sort -u)
+	all=$(go list -f '{{.ImportPath}} {{.Dir}} {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}} ' ./...)
 	while read -r name folder imports; do
-		! grep -qxF "${folder#"$PWD/"}" <<<"$folders" || own+=("$name")
+		! grep -qxE "go\.mod|go\.sum" <<<"$files" && ! grep -qxF "${folder#"$PWD/"}" <<<"$folders" || own+=("$name")
 	done <<<"$all"
 	for name in "${own[@]}"; do
 		mapfile -t -O ${#users[@]} users < <(grep -F " $name " <<<"$all" | cut -d ' ' -f 1)
 	done
-	printf '%s\n' "${own[@]}"
-	printf '%s\n' "${users[@]}" | sort -u | grep -vE "$slow" | grep -vxFf <(printf '%s\n' "${own[@]}") | head -n 10 || true
+	mapfile -t users < <(printf '%s\n' "${users[@]}" | sort -u | grep -vxF -e '' "${own[@]/#/-e}")
+	mapfile -t modules < <(sed -nE 's|^test/(kube\|browser\|helm)/.*|\1|p' <<<"$files" | sort -u)
 }
+own=() users=() modules=()
 
+# quick checks what changed and what imports it. Tests that take minutes don't run, and of what only imports a change,
+# ten packages at most.
 quick() {
-	local packages
-	packages=$(changed)
+	local tested=()
+	changed
+	echo "checks ${own[*]:-no package} ${modules[*]}, and ${#users[@]} packages that import it" >&2
 	check gofmt formatted
-	check vet go vet ./...
-	tests layout ./test ./test/golden $packages
-	lint
+	mapfile -t tested < <({ printf '%s\n' "${own[@]}"; printf '%s\n' "${users[@]}" | grep -vE "$slow" | head -n 10; } | grep -vE '^$|/test/(e2e|deploy|vm)$')
+	if ((${#own[@]})); then
+		check vet go vet "${own[@]}" "${users[@]}"
+		check staticcheck go run "$staticcheck" "${own[@]}" >bin/staticcheck.json &
+	fi
+	tests layout ./test ./test/golden "${tested[@]}"
+	wait
+	((${#own[@]} == 0)) || cat bin/staticcheck.json
+	other_modules vet "${modules[@]}"
+	other_modules staticcheck "${modules[@]}"
 }
 
 mkdir -p bin
