@@ -2,10 +2,12 @@ package main
 
 import (
 	"bufio"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
 	"maps"
+	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,7 +26,7 @@ type event struct {
 }
 
 // report counts events and prints as they come: a line a package, and the
-// output of what fails; at the end what failed and why, and why tests were skipped. A package that is run
+// output of what fails; at the end what took long, what failed and why, and why tests were skipped. A package that is run
 // once more elsewhere has that in its name: 'package (vm)'. A test that is
 // skipped here and passes there isn't skipped. It is used by one goroutine.
 type report struct {
@@ -39,7 +41,14 @@ type report struct {
 	output map[string][]string // per test that runs, its output so far
 	broken map[string]bool     // packages with a failed test
 	stages []event             // that have ended, with what each took
+	long   []event             // tests that took longSeconds or more
 }
+
+// The mostLong tests that took longest are named at the end, if they took longSeconds.
+const (
+	longSeconds = 10
+	mostLong    = 20
+)
 
 // skip is a test that was skipped, and the reason it gave.
 type skip struct{ name, why string }
@@ -82,6 +91,9 @@ func (r *report) add(e event) {
 	case "pass", "bench":
 		if e.Test != "" {
 			r.passed++
+			if e.Elapsed >= longSeconds && !strings.Contains(e.Test, "/") {
+				r.long = append(r.long, e)
+			}
 			if pkg, _, ok := strings.Cut(e.Package, " ("); ok {
 				r.elsewhere[pkg+" "+e.Test] = true
 			}
@@ -206,6 +218,10 @@ func (r *report) finish(failSkipped bool) bool {
 	}
 	for _, s := range r.stages {
 		fmt.Fprintf(r.out, "stage %-40s %6.0fs\n", s.Package, s.Elapsed)
+	}
+	slices.SortFunc(r.long, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
+	for _, e := range r.long[:min(len(r.long), mostLong)] {
+		fmt.Fprintf(r.out, "long  %-40s %6.0fs\n", path.Base(e.Package)+" "+e.Test, e.Elapsed)
 	}
 	for _, line := range r.again {
 		fmt.Fprintln(r.out, line)

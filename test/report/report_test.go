@@ -185,6 +185,15 @@ failed: p TestB
 			want: "stage unit tests                                   61s\n1 passed, 0 failed, 0 skipped\n",
 			ok:   true,
 		},
+		{
+			name: "the tests that took long, the longest first, without their parts",
+			in: `{"Action":"pass","Package":"m/p","Test":"TestA","Elapsed":10}
+{"Action":"pass","Package":"m/p","Test":"TestShort","Elapsed":9.9}
+{"Action":"pass","Package":"m/q (vm)","Test":"TestB/part","Elapsed":70}
+{"Action":"pass","Package":"m/q (vm)","Test":"TestB","Elapsed":71.2}`,
+			want: "long  q (vm) TestB                                 71s\nlong  p TestA                                      10s\n4 passed, 0 failed, 0 skipped\n",
+			ok:   true,
+		},
 		{name: "nothing ran", want: "nothing ran\n0 passed, 0 failed, 0 skipped\n"},
 		{
 			name: "what isn't an event is passed on",
