@@ -251,13 +251,14 @@ func (a *Agent) LastSync() (success, pendingSince time.Time) {
 }
 
 // Traffic calls each for every service port of the plan: what Status says of its
-// connections, without making a row for each of thousands.
+// connections, without making a row for each of thousands. It is for samples that are taken all the
+// time: what the kernel carries may be older the more connections there are.
 func (a *Agent) Traffic(each func(service.Key, plan.DataPlane, plan.Connections)) {
 	p := a.current.Load()
 	if p == nil {
 		return
 	}
-	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
+	if err := a.accounting.Refresh(max(accountingAge, a.accounting.BackgroundAge()), a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}
 	a.counting.RLock()

@@ -79,6 +79,7 @@ type Accounting struct {
 	missing   map[identity]entry // gone from the list, end not yet told
 	ended     map[identity]bool  // ends told while a list is under way; else nil
 	refreshed time.Time
+	took      time.Duration        // of the last list
 	ports     [1 << 16 / 64]uint64 // that an endpoint of any plan has had, a bit each
 }
 
@@ -279,6 +280,7 @@ func (a *Accounting) Refresh(maxAge time.Duration, list func(service.Protocol) (
 	}
 	a.ended = map[identity]bool{}
 	a.mu.Unlock()
+	began := time.Now()
 	flows, err := list(0)
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -286,9 +288,18 @@ func (a *Accounting) Refresh(maxAge time.Duration, list func(service.Protocol) (
 		first := a.refreshed.IsZero()
 		a.refreshed = time.Now()
 		a.listed(flows, first)
+		a.took = time.Since(began)
 	}
 	a.ended = nil
 	return err
+}
+
+// BackgroundAge is how old figures may be that are read all the time though no person waits for
+// them: so old that lists take at most a hundredth of a processor, however many flows there are.
+func (a *Accounting) BackgroundAge() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return 100 * a.took
 }
 
 // listed replaces the live flows. What is in the list no more goes missing,

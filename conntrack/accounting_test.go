@@ -348,6 +348,10 @@ func TestAccountingRefresh(t *testing.T) {
 				t.Errorf("after %s: %d lists, %v, want %d", c.wait, lists, err, c.want)
 			}
 		}
+		slow := func(service.Protocol) ([]Flow, error) { time.Sleep(300 * time.Millisecond); return nil, nil }
+		if err := l.Refresh(0, slow); err != nil || l.BackgroundAge() != 30*time.Second {
+			t.Errorf("after a list of 0.3 s: %v, background age %s", err, l.BackgroundAge())
+		}
 		l.refresh(counted(1, 100))
 		broken := errors.New("broken")
 		if err := l.Refresh(0, func(service.Protocol) ([]Flow, error) { return nil, broken }); err != broken {
