@@ -175,11 +175,6 @@ func Kernel(d plan.DataPlane) func(*plan.Service) {
 	}
 }
 
-// Scheduler sets the scheduler of IPVS.
-func Scheduler(name string) func(*plan.Service) {
-	return func(s *plan.Service) { s.Port.Scheduler, s.Scheduler = name, name }
-}
-
 // Algorithm sets how endpoints are chosen.
 func Algorithm(a service.Algorithm) func(*plan.Service) {
 	return func(s *plan.Service) { s.Port.Algorithm = a }
