@@ -274,6 +274,7 @@ func (a *Agent) work(ctx context.Context) error {
 	defer ended.Close()
 	damaged := make(chan error, 1)
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
+	g.Go(func() error { return a.readRefusals(ctx) })
 	g.Go(func() error { return a.repair.run(ctx) })
 	g.Go(func() error { return a.staleFlows.run(ctx) })
 	g.Go(func() error { return a.keepSmall(ctx) })

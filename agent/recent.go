@@ -64,6 +64,16 @@ func (l *lastEnds) add(e plan.Ended, most int) {
 	l.next = (l.next + 1) % most
 }
 
+// again gives a connection that was refused, and is there, the time of e.
+func (l *lastEnds) again(e *plan.Ended) (there bool) {
+	for i := range l.list {
+		if x := &l.list[i]; x.Client == e.Client && x.Address == e.Address && x.Refused == e.Refused {
+			x.Time, there = e.Time, true
+		}
+	}
+	return there
+}
+
 // add remembers a connection of a service port that is over.
 func (r *recents) add(k service.Key, e plan.Ended) {
 	r.mu.Lock()
@@ -90,6 +100,20 @@ func (r *recents) add(k service.Key, e plan.Ended) {
 		s.ended.add(e, recentEnds)
 	}
 	s.talked(talkOf(e))
+}
+
+// ruleRefused remembers a client that a rule of the kernel's refused or dropped. One whose packets are dropped
+// sends them again and again: that is one connection.
+func (r *recents) ruleRefused(k service.Key, e plan.Ended) {
+	r.mu.Lock()
+	there := r.refused.again(&e)
+	if s := r.services[k]; s != nil {
+		there = s.refused.again(&e) || there
+	}
+	r.mu.Unlock()
+	if !there {
+		r.add(k, e)
+	}
 }
 
 // makeRoom forgets a service port, if there are too many: of a few, the one that has been quiet for longest.
@@ -341,6 +365,6 @@ func (a *Agent) Recent(k service.Key) (plan.Recent, error) {
 	return out, nil
 }
 
-// Refused returns the last connections that no endpoint took, of all service ports, newest first: those that came to
-// userspace or to an endpoint. What the kernel's rules reject or drop leaves no flow that would tell of its client.
+// Refused returns the last connections that no endpoint took, of all service ports, newest first. Of those that the
+// kernel's rules refuse or drop it knows what [kernel.RefusalLog] tells.
 func (a *Agent) Refused() []plan.Ended { return a.recents.allRefused() }

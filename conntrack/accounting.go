@@ -176,6 +176,17 @@ func (a *Accounting) Resume(figures map[service.Key]ServiceFigures) {
 	}
 }
 
+// ServiceAt returns the service port of the plan that answers at an address; false if there is none.
+func (a *Accounting) ServiceAt(protocol service.Protocol, address netip.AddrPort) (service.Key, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	hit, ok := a.index.find(&Flow{Protocol: protocol, Family: service.FamilyOf(address.Addr()), OrigDst: address})
+	if !ok {
+		return service.Key{}, false
+	}
+	return hit.service.Port.Key, true
+}
+
 // HadEndpointAt reports whether an endpoint of any plan so far has had a port.
 func (a *Accounting) HadEndpointAt(port uint16) bool {
 	a.mu.Lock()

@@ -163,6 +163,9 @@ func place(s *netfilter.Step) string {
 	return fmt.Sprintf("rule %d of chain %s in %s", s.Index, s.Chain, table)
 }
 
+// dropping are kproxy's chains that do nothing but drop, and say that they do: of iptables and of nftables.
+var dropping = map[string]bool{steering.ChainElsewhere: true, steering.ChainOutside: true, "outside": true}
+
 // stoppedBy says what stopped a packet, and the remedy.
 func (t *tracer) stoppedBy(walk *netfilter.Walk, o *netfilter.Outcome) *Finding {
 	does := stops[o.Verdict].does
@@ -176,8 +179,11 @@ func (t *tracer) stoppedBy(walk *netfilter.Walk, o *netfilter.Outcome) *Finding 
 			if (at.Chain == kernel.Prefix+"UNSERVED" || netfilter.Own(at) && at.Chain == "unserved") && (i == o.By || at.Outcome == "jump to "+s.Chain || at.Outcome == "goto "+s.Chain) {
 				return t.unserved(at, o.Verdict)
 			}
-			if netfilter.Own(at) && at.Matched == netfilter.Yes && strings.Contains(at.Text, "vmap @refused") {
-				s = at
+			if at.Matched != netfilter.Yes || !isOwn(at) {
+				continue
+			}
+			if dropping[s.Chain] && (at.Outcome == "jump to "+s.Chain || at.Outcome == "goto "+s.Chain) || netfilter.Own(at) && strings.Contains(at.Text, "vmap @refused") {
+				s = at // the rule that says why
 				break
 			}
 		}

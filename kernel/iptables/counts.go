@@ -37,8 +37,8 @@ func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
 	return c, nil
 }
 
-// packets adds up the packets of a chain's rules, without those that lead to another
-// chain that kproxy made, from which they may come back.
+// packets adds up the packets of a chain's rules, without those after which they go on: that
+// lead to another chain that kproxy made, from which they may come back, or log.
 func (b *Backend) packets(ctx context.Context, f service.Family, table, chain string) (sum uint64, err error) {
 	text, err := b.config.Runner.Run(ctx, nil, b.config.Variant.Program[f], "-w", b.lockWait(), "-t", table, "-v", "-S", chain)
 	if errors.Is(err, kernel.ErrNotFound) || errors.Is(err, kernel.ErrSyntax) { // the legacy variant's word for no such chain
@@ -49,7 +49,7 @@ func (b *Backend) packets(ctx context.Context, f service.Family, table, chain st
 	for line := range strings.Lines(string(text)) {
 		words := strings.Fields(line) // -A KPROXY-INVALID -c 12 720 -j DROP
 		at := slices.Index(words, "-c")
-		if at < 0 || at+1 == len(words) || words[0] != "-A" || strings.Contains(line, "-j "+kernel.Prefix) {
+		if at < 0 || at+1 == len(words) || words[0] != "-A" || strings.Contains(line, "-j "+kernel.Prefix) || strings.Contains(line, "-j NFLOG") {
 			continue
 		}
 		n, err := strconv.ParseUint(words[at+1], 10, 64)

@@ -166,7 +166,7 @@ var InSteering = steering.Plane{Name: plan.IPVS, Rules: func(s steering.Rules) s
 		// (ip_vs_local_request at LOCAL_OUT, before NF_IP_PRI_FILTER), and refuses it where a
 		// virtual server is left to endpoints that drain. What is in SHORT is userspace's.
 		OutputNew: []string{kernel.InSet(s.Set(kernel.SetVIP), "dst") + " " + kernel.InSet(s.Set(kernel.SetDrop), "dst,dst") + " " +
-			kernel.NotInSet(s.Set(kernel.SetShort), "dst,dst") + " " + kernel.Comment("the traffic policy allows no endpoint here") + " -j DROP"},
+			kernel.NotInSet(s.Set(kernel.SetShort), "dst,dst") + " " + kernel.Comment(kernel.ReasonElsewhere) + " -j " + steering.ChainElsewhere},
 		Refusals: []string{"-p tcp -m tcp --tcp-flags RST RST " + s.Accepted() + " -j " + chainRefused},
 	}
 	if s.Family == service.IPv4 {

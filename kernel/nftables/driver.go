@@ -26,6 +26,7 @@ type Driver struct {
 	elsewhere string
 	flowtable bool // is wanted
 	without   bool // the kernel has none
+	silent    bool // nor a log of refusals
 }
 
 var _ kernel.Driver = (*Driver)(nil)
@@ -46,13 +47,19 @@ func (d *Driver) Assume() {
 // a transaction that isn't carried out.
 func (d *Driver) Probe(_ context.Context, _ plan.Mode, trial bool) (kernel.Facts, error) {
 	d.host = plan.Capability{Name: string(plan.NFTables)}
-	var err, flowtable error
+	var err, flowtable, log error
 	look := func() error {
-		if err = d.try(service.IPv4, false); err == nil {
-			d.skipIPv6 = d.try(service.IPv6, false) != nil
+		o := DefaultOptions()
+		if log = d.try(service.IPv4, o); log != nil {
+			o.LogRefusals = false
+			err = d.try(service.IPv4, o)
+		}
+		if err == nil {
+			d.skipIPv6 = d.try(service.IPv6, o) != nil
 		}
 		if err == nil && d.flowtable {
-			flowtable = d.try(service.IPv4, true)
+			o.Flowtable = true
+			flowtable = d.try(service.IPv4, o)
 		}
 		return nil
 	}
@@ -71,6 +78,13 @@ func (d *Driver) Probe(_ context.Context, _ plan.Mode, trial bool) (kernel.Facts
 		d.host.Reason = "every rule works"
 	}
 	facts := kernel.Facts{Capabilities: []plan.Capability{d.host, ipv6}}
+	if d.silent = log != nil; err == nil {
+		c := plan.Capability{Name: "log of refusals", Supported: log == nil, Reason: "rules tell which clients they refuse"}
+		if log != nil {
+			c.Reason = fmt.Sprintf("the kernel lacks CONFIG_NFT_LOG, CONFIG_NFT_LIMIT or CONFIG_NETFILTER_NETLINK_LOG (%v); nothing names the clients that rules refuse", log)
+		}
+		facts.Capabilities = append(facts.Capabilities, c)
+	}
 	if d.flowtable && err == nil {
 		c := plan.Capability{Name: "flowtables", Supported: flowtable == nil, Reason: "established connections to endpoints pass by one"}
 		if flowtable != nil {
@@ -90,9 +104,7 @@ func (d *Driver) Probe(_ context.Context, _ plan.Mode, trial bool) (kernel.Facts
 }
 
 // try has the kernel check the rules of a family, and nothing else.
-func (d *Driver) try(f service.Family, flowtable bool) error {
-	o := DefaultOptions()
-	o.Flowtable = flowtable
+func (d *Driver) try(f service.Family, o Options) error {
 	t, err := openTables([]service.Family{f})
 	if err != nil {
 		return err
@@ -107,7 +119,7 @@ func (d *Driver) try(f service.Family, flowtable bool) error {
 	if err != nil {
 		return err
 	}
-	if flowtable {
+	if o.Flowtable {
 		requests = append(requests, newFlowtable(f))
 	}
 	policy := plan.Policy{BridgedLinks: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24"), netip.MustParsePrefix("2001:db8::/64")}}
@@ -143,6 +155,7 @@ func (*Driver) Sysctls() ([]kernel.Sysctl, error) { return nil, nil }
 func (d *Driver) options(s kernel.Settings) Options {
 	o := DefaultOptions()
 	o.Marks, o.TCPPort, o.UDPPort, o.SkipIPv6, o.Flowtable = s.Marks, s.TCPPort, s.UDPPort, d.skipIPv6, d.flowtable && !d.without
+	o.LogRefusals = !d.silent
 	return o
 }
 

@@ -56,10 +56,15 @@ func (s *Redirects) Follow(_ context.Context, p *plan.Plan, d plan.Delta) (entri
 	}
 	var requests [][]byte
 	if requests = x.requests(t); len(requests) > 0 {
-		// The chain that refused services lead to.
+		// The chains that refused services lead to. An earlier release's rules may be there, which
+		// drop nothing by themselves.
 		var chains [][]byte
 		for _, f := range t.families {
-			chains = append(chains, newChain(f, &Chain{Name: chainReject}))
+			chains = append(chains, newChain(f, &Chain{Name: chainReject}), newChain(f, &Chain{Name: chainElsewhere}))
+			if _, written := t.chains[f][chainElsewhere]; !written {
+				dropping := rule(drop)
+				chains = append(chains, flushChain(f, chainElsewhere), newRule(f, chainElsewhere, &dropping))
+			}
 		}
 		requests = append(chains, requests...)
 	}

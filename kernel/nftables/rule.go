@@ -485,6 +485,28 @@ func count(name string) part {
 	}
 }
 
+// limit matches so many packets a second, and a burst of more after a pause.
+func limit(rate, burst int) part {
+	return func(r *Rule) {
+		r.say("limit rate %d/second burst %d packets", rate, burst)
+		r.expr("limit", func(b []byte) []byte {
+			b = nlmsg.Append(b, unix.NFTA_LIMIT_RATE, binary.BigEndian.AppendUint64(nil, uint64(rate))...)
+			b = nlmsg.Append(b, unix.NFTA_LIMIT_UNIT, binary.BigEndian.AppendUint64(nil, 1)...)
+			return nlmsg.AppendUint32(b, unix.NFTA_LIMIT_BURST, uint32(burst))
+		})
+	}
+}
+
+// log hands the packet to who reads a group of nfnetlink_log.
+func log(prefix string, group uint16) part {
+	return func(r *Rule) {
+		r.say("log prefix %q group %d", prefix, group)
+		r.expr("log", func(b []byte) []byte {
+			return nlmsg.AppendText(nlmsg.AppendUint16(b, unix.NFTA_LOG_GROUP, group), unix.NFTA_LOG_PREFIX, prefix)
+		})
+	}
+}
+
 // verdict appends a verdict, with its chain if it has one.
 func verdict(b []byte, typ uint16, code int32, chain string) []byte {
 	return nlmsg.AppendNested(b, typ, func(b []byte) []byte {

@@ -347,7 +347,7 @@ func (m *members) addSteered(s *plan.Service, f *plan.Frontend) {
 	case plan.Reject:
 		m.put(f.Family, setRefused, Element{Key: e.Key, Verdict: codeGoto, Chain: chainReject, Comment: s.Port.Key.String()})
 	case plan.Drop:
-		m.put(f.Family, setRefused, Element{Key: e.Key, Verdict: codeDrop, Comment: s.Port.Key.String()})
+		m.put(f.Family, setRefused, Element{Key: e.Key, Verdict: codeGoto, Chain: chainElsewhere, Comment: s.Port.Key.String()})
 	}
 	if s.DataPlane == plan.Userspace && f.Verdict == plan.Forward {
 		m.put(f.Family, setUserspace, e)

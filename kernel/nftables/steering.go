@@ -22,6 +22,9 @@ type Options struct {
 	// DropInvalid drops packets of endpoints that conntrack takes for invalid. It must not
 	// where the host has conntrack be liberal (net.netfilter.nf_conntrack_tcp_be_liberal).
 	DropInvalid bool
+	// LogRefusals says that the kernel has nft_log and nft_limit, by which rules tell of clients
+	// that they refuse ([kernel.RefusalLog]).
+	LogRefusals bool
 	// Flowtable has established connections to endpoints pass by a flowtable.
 	Flowtable bool
 	SkipIPv6  bool
@@ -30,7 +33,7 @@ type Options struct {
 // DefaultOptions returns options for a host that has everything. The listener's ports are
 // the caller's to fill in.
 func DefaultOptions() Options {
-	return Options{Marks: kernel.DefaultMarks(), CatchRefusals: true, DropInvalid: true}
+	return Options{Marks: kernel.DefaultMarks(), CatchRefusals: true, DropInvalid: true, LogRefusals: true}
 }
 
 // Names of sets and maps. Where a key has a service's address, that of a node port is
@@ -97,6 +100,8 @@ const (
 	chainServices   = "services"
 	chainRedirect   = "redirect"
 	chainReject     = "reject"
+	chainElsewhere  = "elsewhere"
+	chainOutside    = "outside"
 	chainNode       = "node-ports"
 	chainRefuse     = "refuse"
 	chainRefuseHere = "refuse-here"
@@ -194,13 +199,21 @@ func (r *rules) chains() []Chain {
 		{Name: chainRefuse, Rules: r.refuse()},
 		{Name: chainRefuseHere, Rules: r.refuseHere()},
 		{Name: chainUnserved, Rules: r.unserved()},
-		{Name: chainReject, Rules: []Rule{
-			rule(count(countRefused)),
-			rule(reject(r.family, service.TCP)), rule(reject(r.family, service.UDP)),
-		}},
+		{Name: chainReject, Rules: append(r.logged(kernel.ReasonNoEndpoint, rule(count(countRefused))),
+			rule(reject(r.family, service.TCP)), rule(reject(r.family, service.UDP)))},
+		{Name: chainElsewhere, Rules: r.logged(kernel.ReasonElsewhere, rule(drop))},
+		{Name: chainOutside, Rules: r.logged(kernel.ReasonOutside, rule(drop))},
 		{Name: chainOutsiders, Rules: append(r.pods(returns), rule(r.mark()))},
 		{Name: chainOwn, Rules: []Rule{rule(saddrFib.is("local", native(unix.RTN_LOCAL)...), r.mark())}},
 	}
+}
+
+// logged logs a refusal before what comes next.
+func (r *rules) logged(reason string, next Rule) []Rule {
+	if !r.LogRefusals {
+		return []Rule{next}
+	}
+	return []Rule{rule(limit(kernel.RefusalRate, kernel.RefusalBurst), log(reason, kernel.RefusalGroup)), next}
 }
 
 // mark has the packet leave with the node's address.
@@ -248,7 +261,7 @@ func (r *rules) preroutingNew() []Rule {
 
 // ranges drops clients that an address isn't for (loadBalancerSourceRanges).
 func (r *rules) ranges() Rule {
-	return rule(state("new", stateNew), r.to().in(setLimited), append(r.to(), saddr[r.family]).notIn(setAllowed), drop, comment("not in the source ranges"))
+	return rule(state("new", stateNew), r.to().in(setLimited), append(r.to(), saddr[r.family]).notIn(setAllowed), goesTo(chainOutside), comment(kernel.ReasonOutside))
 }
 
 // output marks answers of endpoints on the node itself.

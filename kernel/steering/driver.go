@@ -217,7 +217,7 @@ func (d *Driver) env(s kernel.Settings) *Env {
 	e := Env{Options: DefaultOptions(), Runner: kernel.Exec{}, Sets: d.sets, Variant: kernel.DefaultVariant(), Routing: DefaultRouting()}
 	if h := d.host; h != nil {
 		e.Variant = h.Variant
-		e.RandomFully, e.SocketMatch, e.CatchRefusals = h.RandomFully, h.SocketMatch, h.CatchRefusals
+		e.RandomFully, e.SocketMatch, e.CatchRefusals, e.LogRefusals = h.RandomFully, h.SocketMatch, h.CatchRefusals, h.LogRefusals
 		e.SkipIPv6, e.DropInvalid, e.Routing.SkipIPv6 = !h.IPv6, !kernel.LiberalConntrack(), !h.IPv6
 	}
 	e.Marks, e.TCPPort, e.UDPPort, e.Log = s.Marks, s.TCPPort, s.UDPPort, s.Log

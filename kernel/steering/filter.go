@@ -18,7 +18,7 @@ func (s Rules) refuse() string { return state("NEW") + " -j " + chainRefuse }
 // an address of this node is told by a look-up of a route, so that is done once.
 func (s Rules) refusals() []string {
 	return []string{
-		kernel.InSet(s.Set(kernel.SetDrop), "dst,dst") + " " + kernel.Comment("endpoints exist, but the traffic policy allows none here") + " -j DROP",
+		kernel.InSet(s.Set(kernel.SetDrop), "dst,dst") + " " + kernel.Comment("endpoints exist, but the traffic policy allows none here") + " -j " + ChainElsewhere,
 		kernel.InSet(s.Set(kernel.SetReject), "dst,dst") + " " + kernel.Comment("no usable endpoint") + " -j " + ChainReject,
 		s.untaken() + " -j " + chainUnserved,
 		s.toNode(true, "") + " " + kernel.Comment("the same by node port") + " -j " + chainRefuseNode,
@@ -53,7 +53,7 @@ func (s Rules) refusalsNode() []string {
 	var out []string
 	for _, p := range userProtocols {
 		out = append(out,
-			"-p "+p.String()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p, s.Family), "dst")+" -j DROP",
+			"-p "+p.String()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetDrop, p, s.Family), "dst")+" -j "+ChainElsewhere,
 			"-p "+p.String()+" "+kernel.InSet(kernel.NodePortSet(kernel.SetReject, p, s.Family), "dst")+" -j "+ChainReject)
 	}
 	return out
@@ -62,10 +62,19 @@ func (s Rules) refusalsNode() []string {
 // reject refuses TCP with a reset: ICMP is rate limited per client, and a client
 // that a router has just redirected would learn nothing for a second.
 func (s Rules) reject() []string {
-	return []string{
+	return append(s.logs(kernel.ReasonNoEndpoint),
 		"-p tcp -j REJECT --reject-with tcp-reset",
-		"-j REJECT --reject-with " + kernel.RejectWith[s.Family],
+		"-j REJECT --reject-with "+kernel.RejectWith[s.Family])
+}
+
+// dropped logs and drops.
+func (s Rules) dropped(reason string) []string { return append(s.logs(reason), s.drop()...) }
+
+func (s Rules) logs(reason string) []string {
+	if !s.LogRefusals {
+		return nil
 	}
+	return []string{kernel.LogRefusal(reason)}
 }
 
 // forward lets others' established connections pass at once.
@@ -202,5 +211,5 @@ func (s Rules) invalidInput() []string {
 	return append(out, s.invalid()...)
 }
 
-// drop is the end of them, in a chain of its own: its counter tells how many.
+// drop is the end of packets, in chains of their own: that of invalid ones has a counter that tells how many.
 func (s Rules) drop() []string { return []string{"-j DROP"} }

@@ -10,7 +10,7 @@ import (
 // (loadBalancerSourceRanges), in every data plane alike.
 func (s Rules) ranges() string {
 	return kernel.InSet(s.Set(kernel.SetRanged), "dst,dst") + " " + state("NEW") + " " +
-		kernel.NotInSet(s.Set(kernel.SetAllow), "dst,dst,src") + " " + kernel.Comment("not in the source ranges") + " -j DROP"
+		kernel.NotInSet(s.Set(kernel.SetAllow), "dst,dst,src") + " " + kernel.Comment(kernel.ReasonOutside) + " -j " + ChainOutside
 }
 
 // manglePrerouting marks packets to sockets that bear a client's address, so

@@ -29,6 +29,9 @@ type Options struct {
 	// must not where the host has conntrack be liberal
 	// (net.netfilter.nf_conntrack_tcp_be_liberal).
 	DropInvalid bool
+	// LogRefusals says that the host has xt_NFLOG and xt_limit, by which rules tell of
+	// clients that they refuse ([kernel.RefusalLog]).
+	LogRefusals bool
 	// SkipIPv6 renders nothing for IPv6, for hosts without ip6tables.
 	SkipIPv6 bool
 	// Planes are all that a plan may use.
@@ -38,7 +41,7 @@ type Options struct {
 // DefaultOptions returns options for a host that has everything. The
 // listener's ports and the planes are the caller's to fill in.
 func DefaultOptions() Options {
-	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, CatchRefusals: true, DropInvalid: true}
+	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, CatchRefusals: true, DropInvalid: true, LogRefusals: true}
 }
 
 // Validate reports every problem.

@@ -24,6 +24,7 @@ type Host struct {
 	Netmap      bool            // NETMAP works
 	// CatchRefusals: -m connbytes works
 	CatchRefusals bool
+	LogRefusals   bool // NFLOG and -m limit work
 	IPv6          bool // ip6tables works
 
 	missing []error

@@ -35,6 +35,8 @@ var features = []feature{
 		"kernel option CONFIG_NETFILTER_XT_MATCH_SOCKET; without it userspace can't keep clients' addresses", false},
 	{"packet counts", "mangle", "-p tcp -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply -j RETURN",
 		"kernel option CONFIG_NETFILTER_XT_MATCH_CONNBYTES; without it a connection that an endpoint refuses in the kernel is refused to the client", false},
+	{"log of refusals", "filter", kernel.LogRefusal(kernel.ReasonNoEndpoint), "kernel options CONFIG_NETFILTER_XT_TARGET_NFLOG, CONFIG_NETFILTER_XT_MATCH_LIMIT, CONFIG_NETFILTER_NETLINK_LOG; " +
+		"without it nothing names the clients that rules refuse", false},
 	{"statistic match", "nat", "-m statistic --mode nth --every 2 --packet 0 -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_STATISTIC", false},
 	{"set target", "nat", "-j SET --add-set @set src --exist --timeout 1", "kernel option CONFIG_NETFILTER_XT_SET", false},
 	{"masquerade", "nat", "-j MASQUERADE", "kernel option CONFIG_NETFILTER_XT_TARGET_MASQUERADE", false},
@@ -44,7 +46,7 @@ var features = []feature{
 }
 
 // iptablesFeatures are those that the mode iptables needs; socket match,
-// packet counts, netmap and --random-fully only make it better.
+// packet counts, log of refusals, netmap and --random-fully only make it better.
 var iptablesFeatures = []string{
 	"CAP_NET_ADMIN", "CAP_NET_RAW", "ipset", "iptables", "nat table", "set match", "address type match", "mark match", "comment match",
 	"connection mark", "connection state match", "statistic match", "set target", "masquerade",
@@ -110,6 +112,8 @@ func (p *Prober) probeRules(ctx context.Context, h *Host, sets kernel.SetStore) 
 			h.SocketMatch = c.Supported
 		case "packet counts":
 			h.CatchRefusals = c.Supported
+		case "log of refusals":
+			h.LogRefusals = c.Supported
 		case "netmap":
 			h.Netmap = c.Supported
 		case "masquerade --random-fully":

@@ -21,6 +21,8 @@ const (
 	ChainAccept      = kernel.Prefix + "ACCEPT"  // jumped to at the end of built-in chains
 	ChainInvalid     = kernel.Prefix + "INVALID" // ends packets that conntrack can't place, in table filter
 	ChainReject      = kernel.Prefix + "REJECT"
+	ChainElsewhere   = kernel.Prefix + "ELSEWHERE" // drops what a traffic policy allows no endpoint
+	ChainOutside     = kernel.Prefix + "OUTSIDE"   // drops clients outside the source ranges, in table mangle
 	ChainRedirect    = kernel.Prefix + "PORTAL"
 	ChainShort       = kernel.Prefix + "SHORT"
 
@@ -154,6 +156,7 @@ func (s Rules) chains() []kernel.Chain {
 		chain("filter", chainInputNew, s.inputNew()...),
 		chain("filter", ChainOutput, s.output()...),
 		chain("filter", chainOutputNew, s.outputNew()...),
+		chain("filter", ChainElsewhere, s.dropped(kernel.ReasonElsewhere)...),
 		chain("filter", chainRefuse, s.refusals()...),
 		chain("filter", chainRefuseNode, s.refusalsNode()...),
 		chain("filter", ChainReject, s.reject()...),
@@ -161,6 +164,7 @@ func (s Rules) chains() []kernel.Chain {
 		chain("mangle", ChainOutput, s.mangleOutput()...),
 		chain("mangle", chainOutputNew, s.mangleOutputNew()...),
 		chain("mangle", chainOutputOwn, s.mangleOutputOwn()...),
+		chain("mangle", ChainOutside, s.dropped(kernel.ReasonOutside)...),
 		chain("mangle", chainAnswers, s.manglePreroutingAnswers()...),
 		chain("mangle", chainPrerouting, s.manglePrerouting()...),
 		chain("mangle", chainPreroutingNew, s.manglePreroutingNew()...),
@@ -169,6 +173,9 @@ func (s Rules) chains() []kernel.Chain {
 	}
 	if s.nat() {
 		out = append(out, chain("filter", chainForwarded, s.forwarded()...))
+	}
+	if len(s.each(func(w *PlaneRules) []string { return w.OutputNew })) > 0 {
+		out = append(out, chain("mangle", ChainElsewhere, s.dropped(kernel.ReasonElsewhere)...))
 	}
 	if len(s.planes) > 0 {
 		out = append(out,

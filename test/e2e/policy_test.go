@@ -8,10 +8,12 @@ import (
 	"io"
 	"maps"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -245,4 +247,85 @@ func TestLastLocalEndpointGoesElsewhere(t *testing.T) {
 		w.must(m.Write(w.manifests))
 		answers(true)
 	}
+}
+
+// TestRefusedClientsAreListed: who is refused or dropped by rules of the kernel's is listed with the client, the
+// service and the reason: without endpoints, outside the source ranges, and by a traffic policy. A client that tries
+// again with the same packet is listed once.
+func TestRefusedClientsAreListed(t *testing.T) {
+	w := newWorld(t)
+	inside := []netip.Prefix{netip.MustParsePrefix("10.9.0.0/24"), netip.MustParsePrefix("fd00:9::/64")}
+	ranged := newManifest("ranged", 10, w.net.Backends...)
+	ranged.Type, ranged.SourceRanges = "LoadBalancer", inside
+	ranged.LoadBalancerIPs = []netip.Addr{netip.MustParseAddr("192.0.2.11"), netip.MustParseAddr("2001:db8::11")}
+	empty := newManifest("empty", 11, w.net.Backends...)
+	empty.Endpoints = nil
+	local := newManifest("local", 12, w.net.Backends...)
+	local.Type, local.ExternalLocal, local.Ports[0].NodePort, local.Ports[1].NodePort = "NodePort", true, 30080, 30080
+	local.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.12"), netip.MustParseAddr("2001:db8::12")}
+	for i := range local.Endpoints {
+		local.Endpoints[i].Node = "another"
+	}
+	for _, m := range []lab.Manifest{ranged, empty, local} {
+		w.must(m.Write(w.manifests))
+	}
+	w.start()
+	type refusal struct{ protocol, service, client, address, reason string }
+	want := map[refusal]bool{}
+	for _, network := range []string{"tcp", "udp"} {
+		port := map[string]string{"tcp": "line", "udp": "datagram"}[network]
+		for f := range empty.ClusterIPs {
+			client, node := w.net.Config.ClientAddresses(0)[f], w.net.Config.NodeAddresses()[f]
+			for _, c := range []struct {
+				service string
+				at      netip.AddrPort
+				reason  string
+			}{
+				{"ranged", netip.AddrPortFrom(ranged.LoadBalancerIPs[f], 80), kernel.ReasonOutside},
+				{"empty", frontends(empty)[f], kernel.ReasonNoEndpoint},
+				{"local", netip.AddrPortFrom(local.ExternalIPs[f], 80), kernel.ReasonElsewhere},
+				{"local", netip.AddrPortFrom(node, 30080), kernel.ReasonElsewhere},
+			} {
+				if err := w.askFrom(client, network, c.at, lasting(1500*time.Millisecond)); err == nil {
+					t.Errorf("%s to %s is answered", network, c.at)
+				}
+				want[refusal{network, "default/" + c.service + ":" + port, client.String(), c.at.String(), c.reason}] = true
+			}
+		}
+	}
+	var list struct{ Refused []plan.Ended }
+	w.eventually(10*time.Second, "everybody who was refused to be listed", func() error {
+		if err := w.json("/api/v1/refused", &list); err != nil {
+			return err
+		}
+		got, tcp := map[refusal]bool{}, 0
+		for _, e := range list.Refused {
+			got[refusal{e.Protocol, e.Service, e.Client.Addr().String(), e.Address.String(), e.Refused}] = true
+			if e.Protocol == "tcp" {
+				tcp++
+			}
+		}
+		if !maps.Equal(got, want) {
+			return fmt.Errorf("listed are %v, want %v", slices.Collect(maps.Keys(got)), slices.Collect(maps.Keys(want)))
+		}
+		if tcp != len(want)/2 {
+			return fmt.Errorf("%d connections of TCP are listed, want %d: each once", tcp, len(want)/2)
+		}
+		return nil
+	})
+	var clients plan.Recent
+	w.must(w.json("/api/v1/clients?service=default/empty:line", &clients))
+	if len(clients.Refused) != len(empty.ClusterIPs) || len(clients.Talks) != len(empty.ClusterIPs) || clients.Talks[0].Refused != 1 {
+		t.Errorf("the service's own page has %d who were refused and the talks %+v", len(clients.Refused), clients.Talks)
+	}
+}
+
+// json reads what the dashboard reads.
+func (w *world) json(path string, into any) error {
+	resp, err := w.net.Node.HTTPClient(within(5 * time.Second)).Get("http://127.0.0.1:10249" + path)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	return json.NewDecoder(resp.Body).Decode(into)
 }

@@ -86,7 +86,7 @@ export class ServicePage {
         panel("p-endpoints", h("h2", { text: "Endpoints" }), this.#endpoints),
         panel("p-timeline", h("h2", { text: "What happened" }), this.#quiet, scroller("What happened", this.#timeline.el)),
         panel("p-talks", h("h2", { text: "Who talks to whom" }), this.#talks),
-        (this.#turnedAway = panel("p-refused", [h("h2", { text: "Refused and dropped" }), h("p", { class: "dim small", text: "By userspace and by endpoints. What the kernel’s rules reject leaves no client’s name." })], this.#refused)),
+        (this.#turnedAway = panel("p-refused", h("h2", { text: "Refused and dropped" }), this.#refused)),
         panel("p-connections", [h("h2", { text: "Connections" }), this.#count], this.#connections),
         panel("p-explain", this.#explained, this.#explain)));
     this.#page.append(head, this.#gone, this.#body);
