@@ -10,6 +10,7 @@ test2json=$1 binary=$2 package=$3
 shift 3
 most=6 # more than these don't fail by chance
 
+trap 'printf "{\"Action\":\"stage\",\"Package\":\"guest %s\",\"Elapsed\":%d}\n" "${package#*/*/}" $SECONDS' EXIT
 first=$(mktemp)
 "$test2json" -t -p "$package" "$binary" -test.v=test2json -test.timeout=45m "$@" | tee "$first" || true
 failed=$(sed -n 's/.*"Action":"fail".*"Test":"\([^"/]*\)".*/\1/p' "$first" | sort -u)

@@ -30,11 +30,14 @@ same+="|ConntrackSettings|SilentEndpoint|UDPEndpointThatRefuses|Lab.*|CompareInt
 same+="|TakeoverInModeUserspace|TakeoverThatFails|TakeoverWithTooFewDescriptors|TakeoverFromOneThatHangs|TakeoverInAnotherMode|TakeoverInAPod|TwoNewcomers"
 same+="|NewcomerKilledAtEveryStep|KilledAtEveryStepOfATakeover|Disk|NetworkPoliciesOnABridge"
 same+="|Chaos|Drain|CrashesKeepStreamsWhole|SupervisorFaults|MetricsWithinLimits|MetricsAreInOrder|MetricsFollowConnections|MetricsOfTrouble|TraceOfADeadKproxy|TraceNamesWhatTheServiceLacks"
-# and the way from a failure, a hang or a host that doesn't forward to a decision, which every plane then carries out.
-same+="|KernelHangIsFoundOut|HangIsNoOutage|NodeThatDoesNotForward|LastLocalEndpointGoesElsewhere"
+# the way from a failure, a hang or a host that doesn't forward to a decision, which every plane then carries out,
+same+="|KernelHangIsFoundOut|HangIsNoOutage|NodeThatDoesNotForward|LastLocalEndpointGoesElsewhere|AllDown"
+# and what only a part that all modes share does here: the next process of a supervisor, the server that load balancers ask, kube-proxy's
+# metrics, what a host without root or programs is told, and in mode ipvs, userspace's answer to a client that was too early.
+same+="|CrashesGoUnnoticed|HealthCheckNodePort|KubeProxyMetrics|WhatTheHostLacks|AskedTooEarly"
 skip="^Test($same)\$"
 # What goes by userspace only; rules of the legacy variant, which row iptables has on this kernel.
-skip+="|^TestTraceNamesFaults\$/^userspace\$|^TestServiceIsEdited\$/^userspace\$|^TestAnotherProxy\$/userspace\$|^TestDamageIsRepaired\$/^legacy\$"
+skip+="|^TestTraceProbe\$/^userspace_|^TestTraceNamesFaults\$/^userspace\$|^TestServiceIsEdited\$/^userspace\$|^TestAnotherProxy\$/userspace\$|^TestDamageIsRepaired\$/^legacy\$"
 # Ways of telling pods from others, by rules that all modes share, and sums of two configurations that stay.
 skip+="|^TestFlows\$/^ipvs\$/^(by-.*|on-bridge|detector-and-all)\$|^TestTraceFlows\$/^ipvs\$/^(by-.*|on-bridge|detector-and-all|masquerade-all|unnumbered)\$"
 # What a model shows is the same on every kernel.
