@@ -75,9 +75,9 @@ type Accounting struct {
 	plan      *plan.Plan
 	index     *index // of all protocols
 	services  map[service.Key]*account
-	live      map[identity]entry // as of the last list
-	missing   map[identity]entry // gone from the list, end not yet told
-	ended     map[identity]bool  // ends told while a list is under way; else nil
+	flows     map[identity]*entry
+	lists     uint64            // how many there were
+	ended     map[identity]bool // ends told while a list is under way; else nil
 	refreshed time.Time
 	took      time.Duration        // of the last list
 	ports     [1 << 16 / 64]uint64 // that an endpoint of any plan has had, a bit each
@@ -102,7 +102,8 @@ type account struct {
 type entry struct {
 	*account
 	flow   Flow
-	gone   time.Time // when it went missing
+	list   uint64    // the last that had it
+	gone   time.Time // when it went missing from lists, its end not yet told; zero while it is live
 	before *Figures  // what of the flow isn't counted, as it was there before the first list; nil for nothing
 }
 
@@ -111,7 +112,7 @@ type entry struct {
 func NewAccounting(local func(netip.Addr) bool) *Accounting {
 	return &Accounting{
 		index:    &index{fronts: map[frontendKey]front{}, local: local},
-		services: map[service.Key]*account{}, live: map[identity]entry{}, missing: map[identity]entry{},
+		services: map[service.Key]*account{}, flows: map[identity]*entry{},
 	}
 }
 
@@ -219,19 +220,12 @@ func (acc *account) counts(address netip.AddrPort) bool {
 	return acc.endpoints[address] != nil || acc.service != nil && endpoint(acc.service, address) != nil
 }
 
-// entryOf returns what is known of a flow, which it takes off live and missing, or
-// that of a new one that the kernel data plane of a service port carries. The entry of
-// any other flow has no account. Where the service port was deleted and made anew, a flow that
+// entryOf returns what is known of a flow, or a new entry for one that the kernel data plane of a
+// service port carries; nil for any other. Where the service port was deleted and made anew, a flow that
 // is known belongs to the new one, which counts what it carries from then on.
-func (a *Accounting) entryOf(f *Flow) entry {
-	id := f.identity()
-	e, known := a.live[id]
-	if !known {
-		e, known = a.missing[id]
-	}
-	delete(a.live, id)
-	delete(a.missing, id)
-	if known && e.service != nil || !f.Rewritten() { // kproxy's own connections to endpoints aren't
+func (a *Accounting) entryOf(f *Flow) *entry {
+	e := a.flows[f.identity()]
+	if e != nil && e.service != nil || !f.Rewritten() { // kproxy's own connections to endpoints aren't
 		return e
 	}
 	at, ok := a.index.find(f)
@@ -242,7 +236,10 @@ func (a *Accounting) entryOf(f *Flow) entry {
 	if acc := a.services[at.service.Port.Key]; endpoint(at.service, f.ReplySrc) == nil && (acc == nil || acc.endpoints[f.ReplySrc] == nil) {
 		return e
 	}
-	if e.account = a.of(at.service); known && !e.flow.Opening() {
+	if e == nil {
+		return &entry{account: a.of(at.service)}
+	}
+	if e.account = a.of(at.service); !e.flow.Opening() {
 		e.before = &Figures{BytesIn: e.flow.OrigBytes, BytesOut: e.flow.ReplyBytes}
 	}
 	return e
@@ -255,23 +252,25 @@ func (a *Accounting) Ended(f Flow) {
 	if a.ended != nil {
 		a.ended[f.identity()] = true
 	}
-	e := a.entryOf(&f)
-	e.flow = f
-	a.over(&e)
+	if e := a.entryOf(&f); e != nil {
+		e.flow = f
+		a.over(e)
+		delete(a.flows, f.identity())
+	}
 }
 
 // over counts a flow that has ended, and tells of it.
 func (a *Accounting) over(e *entry) {
 	e.end()
-	if a.OnEnd != nil && e.account != nil && e.service != nil {
+	if a.OnEnd != nil && e.service != nil {
 		a.OnEnd(e.service, &e.flow)
 	}
 }
 
 // end adds a flow that has ended to the account.
 func (e *entry) end() {
-	if e.account == nil || e.service == nil {
-		return // not counted, or its service port is gone
+	if e.service == nil {
+		return // its service port is gone
 	}
 	e.account.ended.count(&e.flow, true, e.before)
 	if e.counts(e.flow.ReplySrc) {
@@ -316,36 +315,35 @@ func (a *Accounting) BackgroundAge() time.Duration {
 // listed replaces the live flows. What is in the list no more goes missing,
 // and comes back if it had only been overlooked: a list isn't a snapshot.
 func (a *Accounting) listed(flows []Flow, first bool) {
-	live := make(map[identity]entry, len(a.live))
+	a.lists++
 	for i := range flows {
 		f := &flows[i]
 		if a.ended[f.identity()] {
 			continue // it ended after it was listed, and has been counted
 		}
 		e := a.entryOf(f)
-		if e.account == nil {
+		if e == nil {
 			continue
 		}
 		if f.OrigPackets < e.flow.OrigPackets {
-			a.over(&e) // another flow with the same identity, and no event told the end of the first
+			a.over(e) // another flow with the same identity, and no event told the end of the first
 			e.before = nil
 		}
-		if e.flow, e.gone = *f, (time.Time{}); first && !f.Opening() {
+		if e.flow, e.list, e.gone = *f, a.lists, (time.Time{}); first && !f.Opening() {
 			e.before = &Figures{BytesIn: f.OrigBytes, BytesOut: f.ReplyBytes}
 		}
-		live[f.identity()] = e
+		a.flows[f.identity()] = e
 	}
-	for id, e := range a.missing {
-		if a.refreshed.Sub(e.gone) > endGrace {
-			a.over(&e)
-			delete(a.missing, id)
+	for id, e := range a.flows {
+		switch {
+		case e.list == a.lists:
+		case e.gone.IsZero():
+			e.gone = a.refreshed
+		case a.refreshed.Sub(e.gone) > endGrace:
+			a.over(e)
+			delete(a.flows, id)
 		}
 	}
-	for id, e := range a.live {
-		e.gone = a.refreshed
-		a.missing[id] = e
-	}
-	a.live = live
 	a.forgetEndpoints()
 }
 
@@ -355,18 +353,22 @@ func (a *Accounting) forgetEndpoints() {
 		*account
 		address netip.AddrPort
 	}
-	used := map[use]bool{}
-	for _, m := range []map[identity]entry{a.live, a.missing} {
-		for _, e := range m {
-			used[use{e.account, e.flow.ReplySrc}] = true
-		}
-	}
+	unused := map[use]bool{}
 	for _, acc := range a.services {
 		for address := range acc.endpoints {
-			if endpoint(acc.service, address) == nil && !used[use{acc, address}] {
-				delete(acc.endpoints, address)
+			if endpoint(acc.service, address) == nil {
+				unused[use{acc, address}] = true
 			}
 		}
+	}
+	if len(unused) == 0 {
+		return
+	}
+	for _, e := range a.flows {
+		delete(unused, use{e.account, e.flow.ReplySrc})
+	}
+	for u := range unused {
+		delete(u.endpoints, u.address)
 	}
 }
 
@@ -392,11 +394,9 @@ func (a *Accounting) Traffic() map[service.Key]Figures {
 // eachOpen calls f with the flows of the plan's service ports that haven't been
 // counted for good. Those that are missing have ended.
 func (a *Accounting) eachOpen(f func(e *entry, ended bool)) {
-	for i, m := range []map[identity]entry{a.live, a.missing} {
-		for _, e := range m {
-			if e.service != nil {
-				f(&e, i == 1)
-			}
+	for _, e := range a.flows {
+		if e.service != nil {
+			f(e, !e.gone.IsZero())
 		}
 	}
 }
@@ -437,8 +437,8 @@ func (a *Accounting) Carried(k service.Key, each func(*plan.Service, *Flow)) {
 	if acc == nil {
 		return
 	}
-	for _, e := range a.live {
-		if e.account == acc && e.service != nil {
+	for _, e := range a.flows {
+		if e.account == acc && e.service != nil && e.gone.IsZero() {
 			each(e.service, &e.flow)
 		}
 	}
@@ -449,9 +449,9 @@ func (a *Accounting) Carried(k service.Key, each func(*plan.Service, *Flow)) {
 func (a *Accounting) Connections() []Connection {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	out := make([]Connection, 0, len(a.live))
-	for _, e := range a.live {
-		if e.flow.Open() && e.service != nil {
+	out := make([]Connection, 0, len(a.flows))
+	for _, e := range a.flows {
+		if e.flow.Open() && e.service != nil && e.gone.IsZero() {
 			out = append(out, Connection{Service: e.service.Port.Key, Flow: e.flow})
 		}
 	}

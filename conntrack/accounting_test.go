@@ -169,7 +169,7 @@ func TestAccountingEnds(t *testing.T) {
 				l.refresh()
 				l.want("list without it", total(0, 1, 100))
 			}
-			if n := len(l.missing); n != 0 {
+			if n := len(l.flows); n != 0 {
 				t.Errorf("%d flows are still waited for", n)
 			}
 		})
