@@ -105,11 +105,14 @@ type logWatch struct {
 	marks []time.Time
 }
 
-// newLogWatch writes the output to a file in dir, unless that is empty.
+// newLogWatch writes the output to a file in dir, which it makes, unless dir is empty.
 func newLogWatch(mark, dir, name string) (*logWatch, error) {
 	w := &logWatch{mark: []byte(mark), onto: io.Discard, close: func() error { return nil }}
 	if dir == "" {
 		return w, nil
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return nil, fmt.Errorf("make folder of logs: %w", err)
 	}
 	f, err := os.OpenFile(filepath.Join(dir, name+".log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
