@@ -93,6 +93,21 @@ with_kubernetes() (
 	tests kubernetes -count=1 ./...
 )
 
+# with_cluster runs a dozen of upstream's own network tests in a cluster of nodes on this machine, in one mode: each
+# commit on the way to this one moves on to the next.
+with_cluster() {
+	local modes=(nftables iptables userspace auto) mode programs
+	mode=${modes[$(git rev-list --count HEAD 2>/dev/null || echo 0) % ${#modes[@]}]}
+	if ((EUID != 0)); then
+		printf '{"Action":"%s","Package":"test/conformance","Test":"quick","Output":"it makes a cluster of namespaces, which needs root\\n"}\n' output skip
+		return
+	fi
+	echo "upstream's network tests, in mode $mode" >&2
+	check conformance-programs eval 'programs=$(test/conformance/build.sh)' # waits for what was started first
+	go build -o bin/conformance/ ./test/conformance && bin/conformance/conformance -programs "$programs" -modes "$mode" -quick -events ||
+		printf '{"Action":"fail","Package":"test/conformance (%s)"}\n' "$mode"
+}
+
 # with_browser looks at the dashboard with a real browser. A module of its own as well.
 # What it saw is in bin/artifacts afterwards.
 with_browser() (
@@ -221,6 +236,7 @@ everything() {
 	stage browser with_browser
 	stage kubernetes with_kubernetes
 	stage "the rest of these" together
+	stage conformance with_cluster
 	stage vm in_vm
 	stage bench bench_works
 }
@@ -276,7 +292,7 @@ echo "every check and test: 30 to 45 minutes on two processors, and a quarter of
 # each with all it starts is a process group, which ends with this script.
 early=()
 if ((EUID == 0)); then
-	setsid chrt --idle 0 test/kube/setup.sh >/dev/null 2>&1 &
+	setsid chrt --idle 0 test/conformance/build.sh >/dev/null 2>&1 & # test/kube/setup.sh is its first step
 	early+=("-$!")
 fi
 if [[ $(uname -m) == x86_64 ]]; then

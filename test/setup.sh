@@ -32,7 +32,7 @@ run) needs=("${run[@]}") ;;
 vm) needs=("${run[@]}" "${vm[@]}") ;;
 bench) needs=("${run[@]}" "${bench[@]}") ;;
 conformance) needs=("${run[@]}" "${conformance[@]}") ;;
-test) needs=("${run[@]}" "${test[@]}" "${bench[@]}" "${vm[@]}") ;;
+test) needs=("${run[@]}" "${test[@]}" "${bench[@]}" "${vm[@]}" "${conformance[@]}") ;;
 *)
 	echo "usage: test/setup.sh build|run|vm|bench|conformance|test" >&2
 	exit 2

@@ -61,7 +61,14 @@ type spec struct {
 	LeafNodeText            string
 	State                   string
 	RunTime                 time.Duration
-	Failure                 struct{ Message string }
+	NumAttempts             int
+	Failure                 struct {
+		Message  string
+		Location struct {
+			FileName   string
+			LineNumber int
+		}
+	}
 }
 
 // test runs upstream's tests and returns how many have failed. Ginkgo's reports are in the results.
@@ -80,7 +87,11 @@ func (c *cluster) test(ctx context.Context) (failed int, err error) {
 	if c.quick {
 		focus = strings.Join(quick, "|")
 	}
-	cmd := exec.CommandContext(ctx, c.program("ginkgo"), fmt.Sprintf("--procs=%d", c.procs), "--no-color", "--timeout=90m", "--output-dir", dir, "--json-report=report.json", "--junit-report=junit.xml",
+	attempts := 1
+	if c.quick {
+		attempts = 2 // a deadline missed once doesn't fail a quick run; the table in the docs is of first attempts
+	}
+	cmd := exec.CommandContext(ctx, c.program("ginkgo"), fmt.Sprintf("--procs=%d", c.procs), fmt.Sprintf("--flake-attempts=%d", attempts), "--no-color", "--timeout=90m", "--output-dir", dir, "--json-report=report.json", "--junit-report=junit.xml",
 		"--focus", cmp.Or(focus, `\[sig-network\]`), "--skip", skips(), c.program("e2e.test"), "--",
 		"--provider=local", "--kubeconfig="+c.kube, "--kubectl-path="+c.program("kubectl"), "--host=https://"+controlPlane+":6443",
 		"--prepull-images=false", "--num-nodes="+fmt.Sprint(c.options.nodes), "--minStartupPods=0", "--delete-namespace-on-failure=true", "--dump-logs-on-failure=false")
@@ -95,10 +106,17 @@ func (c *cluster) test(ctx context.Context) (failed int, err error) {
 		return 0, errors.Join(fmt.Errorf("run upstream's tests, see %s: %w", log.Name(), ran), err)
 	}
 	passed := 0
-	for name, s := range specs {
+	for _, name := range slices.Sorted(maps.Keys(specs)) {
+		s := specs[name]
+		if c.events {
+			c.writeEvents(name, s)
+		}
 		switch s.State {
 		case "passed":
 			passed++
+			if s.NumAttempts > 1 {
+				fmt.Printf("passed at attempt %d: %s\n", s.NumAttempts, name)
+			}
 		case "skipped":
 			fmt.Printf("skipped: %s: %s\n", name, s.Failure.Message)
 		default:
@@ -111,6 +129,36 @@ func (c *cluster) test(ctx context.Context) (failed int, err error) {
 		return failed, fmt.Errorf("no test ran, see %s", log.Name())
 	}
 	return failed, nil
+}
+
+// writeEvents writes what became of a test as go test -json does (go doc test2json), for test/report.
+func (c *cluster) writeEvents(name string, s spec) {
+	event := map[string]any{"Package": "test/conformance (" + c.proxy + ")", "Test": name, "Elapsed": s.RunTime.Seconds()}
+	write := func(action string) {
+		event["Action"] = action
+		line, err := json.Marshal(event)
+		if err != nil {
+			panic(err) // strings and numbers
+		}
+		fmt.Printf("%s\n", line)
+	}
+	if s.NumAttempts > 1 { // as run.sh's own retry says it
+		write("fail")
+		write("again")
+	}
+	if f := s.Failure; f.Message != "" {
+		event["Output"] = fmt.Sprintf("    %s:%d: %s\n", filepath.Base(f.Location.FileName), f.Location.LineNumber, f.Message)
+		write("output")
+		delete(event, "Output")
+	}
+	switch s.State {
+	case "passed":
+		write("pass")
+	case "skipped":
+		write("skip")
+	default:
+		write("fail")
+	}
 }
 
 // report reads the tests that ran from ginkgo's report, by name.
