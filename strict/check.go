@@ -80,7 +80,7 @@ func (c *checker) checkStruct(n *Node, t reflect.Type, path string) {
 		return
 	}
 	known := fieldsOf(t)
-	c.checkKeys(n, path, func(key string) string { return join(path, key) })
+	c.checkKeys(n, func(key string) string { return join(path, key) })
 	for _, f := range n.fields {
 		ft, ok := known[f.key]
 		if !ok {
@@ -97,14 +97,14 @@ func (c *checker) checkMap(n *Node, t reflect.Type, path string) {
 		return
 	}
 	at := func(key string) string { return path + "[" + key + "]" }
-	c.checkKeys(n, path, at)
+	c.checkKeys(n, at)
 	for _, f := range n.fields {
 		c.check(f.value, t.Elem(), at(f.key))
 	}
 }
 
 // checkKeys reports keys that are given twice.
-func (c *checker) checkKeys(n *Node, path string, at func(string) string) {
+func (c *checker) checkKeys(n *Node, at func(string) string) {
 	if len(n.fields) < 2 {
 		return
 	}

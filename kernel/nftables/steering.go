@@ -163,7 +163,7 @@ func (r *rules) toNode(what ...part) []Rule {
 }
 
 func (r *rules) destination(n netip.Prefix, op string) part { return daddr[r.family].within(n, op) }
-func (r *rules) source(n netip.Prefix, op string) part      { return saddr[r.family].within(n, op) }
+func (r *rules) source(n netip.Prefix) part                 { return saddr[r.family].within(n, "==") }
 
 // own matches packets that kproxy's sockets send.
 func (r *rules) own(op string) part { return metaMark.bits(r.Marks.Own(), op, r.Marks.Own()) }
@@ -231,7 +231,7 @@ func (r *rules) pods(target part) []Rule {
 	var out []Rule
 	for _, n := range r.policy.PodCIDRs {
 		if service.FamilyOf(n.Addr()) == r.family {
-			out = append(out, rule(r.source(n, "=="), target))
+			out = append(out, rule(r.source(n), target))
 		}
 	}
 	return out
@@ -288,7 +288,7 @@ func (r *rules) outputOwn() []Rule {
 // fromListener matches what the listener answers.
 func (r *rules) fromListener() part {
 	address := steering.ListenerAddress[r.family]
-	return r.source(netip.PrefixFrom(address, address.BitLen()), "==")
+	return r.source(netip.PrefixFrom(address, address.BitLen()))
 }
 
 // established lets packets of established connections pass the rules that follow: these
@@ -363,12 +363,12 @@ func (r *rules) postrouting() []Rule {
 	m, f := r.Marks.Masquerade, r.family
 	var out []Rule
 	for _, n := range r.policy.StandIns(f) {
-		out = append(out, rule(r.source(n.Network, "=="), r.own("=="), netmap(n.For), comment("clients behind a bridge")))
+		out = append(out, rule(r.source(n.Network), r.own("=="), netmap(n.For), comment("clients behind a bridge")))
 	}
 	out = append(out, rule(rewritten, append(r.to(), saddr[f]).in(setEndpoints), r.mark(), comment("hairpin: an endpoint that reaches itself")))
 	for _, l := range r.policy.Links {
 		if service.FamilyOf(l.Addr()) == f {
-			out = append(out, rule(r.source(l, "=="), r.destination(l, "=="), rewritten, append(r.to(), daddr[f]).in(setEndpoints), r.mark(),
+			out = append(out, rule(r.source(l), r.destination(l, "=="), rewritten, append(r.to(), daddr[f]).in(setEndpoints), r.mark(),
 				comment("the endpoint would answer without passing this node")))
 		}
 	}

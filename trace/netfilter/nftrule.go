@@ -879,7 +879,7 @@ func (d *nftDecoder) bitwise(a attributes) instruction {
 func (d *nftDecoder) compare(at, op int, with []byte) instruction {
 	f := d.held(at)
 	sign := [...]string{"", "!= ", "< ", "<= ", "> ", ">= "}[min(max(op, 0), 5)]
-	text := f.constant(with, op)
+	text := f.constant(with)
 	if op == unix.NFT_CMP_EQ {
 		if f.kind == asProtocol && f.text == "meta l4proto" {
 			d.protocol, d.protocolAt = text, len(d.words)
@@ -929,7 +929,7 @@ func (f symbol) comparison(sign, text string) string {
 }
 
 // constant writes what a field is compared with.
-func (f symbol) constant(v []byte, op int) string {
+func (f symbol) constant(v []byte) string {
 	switch {
 	case f.kind == asAddress && f.mask != nil && len(f.mask) == len(v):
 		bits := 0
@@ -956,7 +956,7 @@ func (f symbol) constant(v []byte, op int) string {
 // printLoaded writes what a register held.
 func (f symbol) printLoaded(v []byte) string {
 	if f.kind == asAddress { // or a network, if that is all that was looked at
-		return f.constant(v, 0)
+		return f.constant(v)
 	}
 	return strings.Trim(f.print(v), `"`)
 }
