@@ -45,9 +45,14 @@ test("the story says what stops a connection", () => {
 });
 
 test("the story tells a dead kproxy from an offloaded service", () => {
-  const told = (alive) => path.story(path.build({ row: row("a/b"), alive, service: null, trace: null })).map((x) => x.text).join(" ");
+  const told = (alive, trace = null) => path.story(path.build({ row: row("a/b"), alive, service: null, trace })).map((x) => x.text).join(" ");
   assert.match(told(true), /was offloaded/);
   assert.match(told(false), /heartbeat has stopped/);
+  const rule = (text, why) => ({ verdict: "forwarded", steps: [{ text, outcome: "no match", why }] });
+  const nft = "ip daddr . meta l4proto . th dport @userspace meta l4proto @alive goto redirect";
+  assert.match(told(true, rule(nft, "not in set userspace: 10.96.0.10 . tcp . 80")), /was offloaded/);
+  assert.match(told(true, rule(nft, "not in set alive: tcp")), /heartbeat has stopped/);
+  assert.match(told(true, rule("-m set --match-set KPROXY-ALIVE-4 src -j KPROXY-PORTAL", "not in set KPROXY-ALIVE-4: 10.1.0.2")), /heartbeat has stopped/);
 });
 
 test("only of a cluster IP the story says that no machine has it", () => {

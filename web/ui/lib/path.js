@@ -52,10 +52,11 @@ function kernelPlane(row, service) {
   return service?.service?.beneath || "none";
 }
 
-// aliveIn prefers what the kernel's set said to what kproxy believes.
+// aliveIn prefers what the kernel's set said to what kproxy believes. nftables doesn't ask it of an
+// address that isn't in the userspace set.
 function aliveIn(trace, alive) {
   const step = trace?.steps?.find((s) => s.text?.includes("KPROXY-ALIVE") || s.text?.includes("@alive "));
-  if (!step) return alive;
+  if (!step || step.why?.includes("set userspace")) return alive;
   return !/^no match/i.test(step.outcome ?? "");
 }
 

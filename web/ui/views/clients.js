@@ -5,6 +5,7 @@ import { h, icon } from "../lib/dom.js";
 import * as format from "../lib/format.js";
 import * as route from "../lib/route.js";
 import { capital, plane, sentence } from "../lib/words.js";
+import { labelled } from "./parts.js";
 
 // matrix turns pairs into rows of clients and columns of endpoints: {clients: [{client,
 // total, refused, cells}], endpoints, most}, most connections first. What no endpoint took is
@@ -51,13 +52,13 @@ export function talks({ talks: list, others }, onFollow) {
 // refused makes the list of connections that no endpoint took; named says that each
 // names its service.
 export function refused(list, now, named) {
-  return h("table", { class: "data refused" },
+  return labelled(h("table", { class: "data refused" },
     h("caption", { class: "sr", text: "Connections that were refused or dropped" }),
     h("thead", null, h("tr", null, ["When", "Client", named ? "Service" : "", "Connected to", "Endpoint", "Why"].filter(Boolean).map((text) => h("th", { scope: "col", text })))),
     h("tbody", null, list.map((e) => h("tr", null,
       h("td", { class: "nowrap number", title: format.ago(e.time, now), text: format.clock(e.time) }),
       h("td", { class: "mono", text: e.client }),
-      named ? h("td", null, e.service ? h("a", { href: route.service(e.service), text: e.service }) : h("span", { class: "dim", text: "none" })) : null,
+      named ? h("td", { class: "whole" }, e.service ? h("a", { href: route.service(e.service), text: e.service }) : h("span", { class: "dim", text: "none" })) : null,
       h("td", { class: "mono", text: e.address }), h("td", { class: "mono", text: e.endpoint || "–" }),
-      h("td", null, e.dataplane ? [icon(plane(e.dataplane).icon), " "] : null, sentence(capital(e.refused)))))));
+      h("td", { class: "whole" }, e.dataplane ? [icon(plane(e.dataplane).icon), " "] : null, sentence(capital(e.refused))))))));
 }

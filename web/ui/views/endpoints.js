@@ -5,7 +5,7 @@
 import { h, icon, s } from "../lib/dom.js";
 import * as format from "../lib/format.js";
 import { capital, health } from "../lib/words.js";
-import { healthIcon } from "./parts.js";
+import { healthIcon, labelled } from "./parts.js";
 
 // span is how many milliseconds a strip shows.
 export const span = 15 * 60_000;
@@ -45,13 +45,14 @@ export function outages(changes, now) {
 
 // table makes the table of a /api/v1/service answer.
 export function table(answer, path, connects, now) {
+  if (answer.service.endpoints.length === 0) return h("p", { class: "dim", text: "It has none." });
   const history = new Map((answer.health ?? []).map((x) => [x.address, x.changes ?? []]));
   const took = new Map(connects.map((c) => [c.endpoint, c]));
   const chance = new Map(path.all.map((e) => [e.address, e.probability]));
   const head = (text, end) => h("th", { scope: "col", class: end ? "end" : null, text });
-  return h("div", null, h("table", { class: "data endpoints-table" },
+  return h("div", null, labelled(h("table", { class: "data endpoints-table" },
     h("thead", null, h("tr", null, head("Endpoint"), head("Health"), head("Last 15 minutes"), head("Last check", true), head("Connect", true), head("Chance", true), head("Active", true), head("Total", true), head("Failures", true))),
-    h("tbody", null, answer.service.endpoints.map((e) => row(e, history.get(e.address) ?? [], took.get(e.address), chance.get(e.address), now)))),
+    h("tbody", null, answer.service.endpoints.map((e) => row(e, history.get(e.address) ?? [], took.get(e.address), chance.get(e.address), now))))),
     h("p", { class: "dim small", text: note(answer.service) }));
 }
 
@@ -67,10 +68,10 @@ function row(e, changes, took, chance, now) {
   const where = [e.local ? "this node" : e.node, e.weight !== 1 ? `weight ${e.weight}` : "", e.terminating ? "terminating" : e.ready ? "" : "not ready"].filter(Boolean).join(", ");
   return h("tr", { data: { health: e.health } },
     h("th", { scope: "row" }, h("span", { class: "mono", text: e.address }), h("br"), h("span", { class: "dim small", text: where })),
-    h("td", null, h("span", { class: "nowrap" }, mark, " ", h("b", { text: capital(health(e.health).label) }), e.usable ? "" : ", not used"),
+    h("td", { class: "whole" }, h("span", { class: "nowrap" }, mark, " ", h("b", { text: capital(health(e.health).label) }), e.usable ? "" : ", not used"),
       h("br"), h("span", { class: "dim small nowrap", text: format.isSet(e.since) ? `for ${format.duration((now - Date.parse(e.since)) / 1000)}` : "not checked" }),
       e.lastError && e.health !== "up" ? h("p", { class: "small error", text: e.lastError }) : null),
-    h("td", null, strip(changes, now)),
+    h("td", { class: "whole" }, strip(changes, now)),
     format.isSet(e.lastCheck) ? h("td", { class: "end" }, format.seconds(e.lastCheckSeconds ?? 0), h("br"), h("span", { class: "dim small nowrap", text: format.ago(e.lastCheck, now) })) : h("td", { class: "end", text: "–" }),
     h("td", { class: "end" }, took ? [format.seconds(took.medianSeconds), h("br"), h("span", { class: "dim small nowrap", text: `at most ${format.seconds(took.maxSeconds)}` })] : "–"),
     h("td", { class: "end", text: e.usable ? format.percent(chance) : "0%" }),

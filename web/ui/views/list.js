@@ -3,7 +3,7 @@
 // has the tab stop; arrow keys move it (WAI-ARIA APG, grid), and its element stays
 // in the document even when it was scrolled away, so that focus is never lost.
 
-import { h, setAttr } from "../lib/dom.js";
+import { h, icon, setAttr } from "../lib/dom.js";
 import * as route from "../lib/route.js";
 import * as virtual from "../lib/window.js";
 import { columns, Row } from "./row.js";
@@ -16,6 +16,7 @@ export class List {
   #active = ""; // key of the row with the tab stop
   #now = 0;
   #hidden = null; // ids of the columns left out, as the page's address has them
+  #longest = ""; // of the keys
   #height = 0; // of a row, with the gap below it; 0 is not measured
   #top = 0; // of the rows, in the document
   #body = h("div", { class: "rows", role: "rowgroup" });
@@ -56,6 +57,9 @@ export class List {
       if (c.sort) setAttr(this.#headings[i], "aria-sort", c.sort === sort ? (c.sort === "name" ? "ascending" : "descending") : "none");
     });
     this.#choose(hide);
+    const longest = rows.reduce((most, r) => (r.key.length > most.length ? r.key : most), "");
+    if (longest !== this.#longest) this.#height = 0;
+    this.#longest = longest;
     if (!rows.some((r) => r.key === this.#active)) this.#active = rows[0]?.key ?? "";
     this.tick(now);
   }
@@ -143,12 +147,16 @@ export class List {
     return row;
   }
 
-  // measure finds out how tall a row is and where the list begins, after something
-  // may have changed that.
+  // measure finds out how tall a row is, in which the longest name is to fit, and where the list
+  // begins, after something may have changed that.
   #measure() {
     if (this.#height === 0) {
-      const probe = h("div", { class: "row" });
+      const name = h("a", { class: "name" }, h("b", { text: this.#longest }));
+      const trouble = this.#rows.some((r) => r.problems?.length > 0) ? h("span", { class: "trouble" }, icon("i-warn"), "99 problems") : null;
+      const probe = h("div", { class: "row" }, h("div", { class: "cell c-name" }, h("div", { class: "line" }, name, trouble)));
+      this.el.style.removeProperty("--lines");
       this.#body.append(probe);
+      this.el.style.setProperty("--lines", Math.max(1, Math.round(name.scrollHeight / parseFloat(getComputedStyle(name).lineHeight))));
       const { height } = probe.getBoundingClientRect();
       this.#height = height === 0 ? 0 : height + parseFloat(getComputedStyle(probe).marginBottom);
       this.#top = this.#body.getBoundingClientRect().top + scrollY;

@@ -43,6 +43,14 @@ export function scroller(name, ...children) {
   return h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": name }, ...children);
 }
 
+// labelled repeats a table's headings in its cells: on a phone each row is a card.
+export function labelled(table) {
+  const headings = [...table.tHead.rows[0].cells].map((c) => c.textContent);
+  table.classList.add("cards");
+  for (const r of table.tBodies[0].rows) [...r.cells].forEach((c, i) => { c.dataset.label = headings[i]; });
+  return table;
+}
+
 // healthIcon is the symbol of an endpoint: its shape says as much as its colour.
 export function healthIcon(e) {
   return e.health === "up" && !e.usable ? "h-idle" : words.health(e.health).icon;
