@@ -69,15 +69,12 @@ in_vm() {
 	fi
 }
 
-# in_nftables runs the end-to-end tests in mode nftables, but those that are the same in every
-# mode, or take long to say what the others say.
+# in_nftables runs the end-to-end tests in mode nftables, but those that are the same in every mode, or that mode
+# iptables runs with nftables as well.
 in_nftables() {
 	local same
-	same="NothingArrives|CommandsThat.*|ConfigurationFile|WrongUse|NobodyRuns|MalformedManifest|BrokenFromTheStart|DuplicateDefinition"
-	same+="|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|ManifestsThatAreLate|PortInUse|SecondKproxy|StoppedWhileStarting"
-	same+="|PinsSurviveARestart|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd|AnotherProxy"
-	same+="|LeastConnectionsInUserspace|LegacyVariant|ScrapesOfManyServices|MetricsWithinLimits|WatchStatus|WatchLeavesTheTerminal|FewDescriptors"
-	same+="|ConntrackSettings|SilentEndpoint|UDPEndpointThatRefuses|Lab.*|Compare.*|Trace.*|AutoTakesWhatThereIs|ReadyMeansReady|CrashesGoUnnoticed|CrashesKeepStreamsWhole|SupervisorFaults|Drain"
+	. test/e2e/same.sh
+	same+="|AnotherProxy|AutoTakesWhatThereIs|Compare|Trace(Flows|NamesFaults|Probe|Watch)"
 	label=" (nftables)" KPROXY_E2E_MODE=nftables tests nftables -count=1 -skip="^Test($same)\$" ./test/e2e
 }
 

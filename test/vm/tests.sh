@@ -20,21 +20,16 @@ bin=$PWD/bin/vm
 # of mode ipvs all but what is the same in every mode.
 tables="OffloadByItself|AffinityAcrossMoves|DamageIsRepaired|LegacyVariant|InvalidPackets|UDPFlowsFollowChanges"
 tables+="|CleanupLeavesWhatIsForeign|ForgottenConnectionsGoOn|IPTablesAffinityEnds"
-# Natively, in modes iptables and nftables, run these: manifests, commands, userspace, the process itself,
-same="NothingArrives|Commands.*|ConfigurationFile|WrongUse|NobodyRuns|MalformedManifest|BrokenFromTheStart|DuplicateDefinition"
-same+="|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|ManifestsThatAreLate|PortInUse|SecondKproxy|StoppedWhileStarting"
-same+="|PinsSurviveARestart|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd|EndpointThatResets|ResetsOfClients"
-same+="|LeastConnectionsInUserspace|LegacyVariant|ScrapesOfManyServices|WatchStatus|WatchLeavesTheTerminal|FewDescriptors|ReadyMeansReady"
-same+="|ConntrackSettings|SilentEndpoint|UDPEndpointThatRefuses|Lab.*|CompareInterrupted|CompareNeedsRoot|TraceCommand|Stop.*|ServiceManagerIsNotified"
-# the metrics' frame and kproxy's own, what trace says of userspace and of the cluster's objects,
-same+="|TakeoverInModeUserspace|TakeoverThatFails|TakeoverWithTooFewDescriptors|TakeoverFromOneThatHangs|TakeoverInAnotherMode|TakeoverInAPod|TwoNewcomers"
-same+="|NewcomerKilledAtEveryStep|KilledAtEveryStepOfATakeover|Disk|NetworkPoliciesOnABridge"
-same+="|Chaos|Drain|CrashesKeepStreamsWhole|SupervisorFaults|MetricsWithinLimits|MetricsAreInOrder|MetricsFollowConnections|MetricsOfTrouble|TraceOfADeadKproxy|TraceNamesWhatTheServiceLacks"
+# Natively, in modes iptables and nftables, run these: what is the same in every mode,
+. test/e2e/same.sh
+# what stops, what takes over, what crashes at random, on a bridge,
+same+="|Stop.*|TakeoverInModeUserspace|TakeoverThatFails|TakeoverFromOneThatHangs|TakeoverInAnotherMode|TakeoverInAPod|TwoNewcomers"
+same+="|NewcomerKilledAtEveryStep|KilledAtEveryStepOfATakeover|Chaos|NetworkPoliciesOnABridge|MetricsFollowConnections|MetricsOfTrouble"
 # the way from a failure, a hang or a host that doesn't forward to a decision, which every plane then carries out,
-same+="|KernelHangIsFoundOut|HangIsNoOutage|NodeThatDoesNotForward|LastLocalEndpointGoesElsewhere|AllDown"
-# and what only a part that all modes share does here: the next process of a supervisor, the server that load balancers ask, kube-proxy's
-# metrics, what a host without root or programs is told, and in mode ipvs, userspace's answer to a client that was too early.
-same+="|CrashesGoUnnoticed|HealthCheckNodePort|KubeProxyMetrics|WhatTheHostLacks|AskedTooEarly"
+same+="|KernelHangIsFoundOut|HangIsNoOutage|NodeThatDoesNotForward|LastLocalEndpointGoesElsewhere"
+# and what only a part that all modes share does here: the server that load balancers ask, kube-proxy's metrics, and in mode ipvs,
+# userspace's answer to a client that was too early.
+same+="|HealthCheckNodePort|KubeProxyMetrics|AskedTooEarly"
 skip="^Test($same)\$"
 # What goes by userspace only; rules of the legacy variant, which row iptables has on this kernel.
 skip+="|^TestTraceProbe\$/^userspace_|^TestTraceNamesFaults\$/^userspace\$|^TestServiceIsEdited\$/^userspace\$|^TestAnotherProxy\$/userspace\$|^TestDamageIsRepaired\$/^legacy\$"

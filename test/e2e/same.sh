@@ -1,0 +1,13 @@
+# Sourced by test/run.sh and test/vm/tests.sh: the end-to-end tests that are the same in every mode. Mode iptables runs them natively.
+# Manifests, commands and settings,
+same="NothingArrives|Commands.*|ConfigurationFile|WrongUse|NobodyRuns|MalformedManifest|BrokenFromTheStart|DuplicateDefinition"
+same+="|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|ManifestsThatAreLate|WatchStatus|WatchLeavesTheTerminal|Lab.*"
+same+="|CompareInterrupted|CompareNeedsRoot|TraceCommand|TraceOfADeadKproxy|TraceNamesWhatTheServiceLacks|ConntrackSettings"
+# userspace,
+same+="|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd|EndpointThatResets|ResetsOfClients"
+same+="|LeastConnectionsInUserspace|FewDescriptors|SilentEndpoint|UDPEndpointThatRefuses"
+# the process itself, its pins, its files and its metrics,
+same+="|PortInUse|SecondKproxy|StoppedWhileStarting|ReadyMeansReady|PinsSurviveARestart|Disk|Drain|ServiceManagerIsNotified|WhatTheHostLacks"
+same+="|CrashesGoUnnoticed|CrashesKeepStreamsWhole|SupervisorFaults|TakeoverWithTooFewDescriptors|ScrapesOfManyServices|MetricsWithinLimits|MetricsAreInOrder"
+# what health checks make of endpoints that are all down, and another variant of iptables.
+same+="|AllDown|LegacyVariant"
