@@ -20,6 +20,9 @@ type guideStep struct {
 	view.Step
 	// setup is run when the step is first shown; nil for nothing.
 	setup func(context.Context) error
+	// skipped is run when the user goes on from the step, which isn't done; nil for nothing. It does what
+	// the user was to do, for the steps that follow.
+	skipped func(context.Context) error
 	// check looks whether the step is done, and says what it saw or what is missing. since is when
 	// the step was first shown, answer what was typed if the step is a question. A step without a
 	// check can't be seen from outside.
@@ -58,7 +61,8 @@ func (g *guide) answer(step int, text string) {
 
 // run looks at the step that m shows until ctx ends.
 func (g *guide) run(ctx context.Context, m *view.Model, s *screen) {
-	begun := map[int]time.Time{}
+	begun, done := map[int]time.Time{}, map[int]bool{}
+	was := 0 // the step that was shown
 	for {
 		var given *answer
 		select {
@@ -72,6 +76,13 @@ func (g *guide) run(ctx context.Context, m *view.Model, s *screen) {
 		if !s.apply(func() { at, state = m.Guided() }) {
 			return
 		}
+		for ; was < at; was++ {
+			if left := &g.steps[was]; left.skipped != nil && !done[was] {
+				_ = left.skipped(ctx) // what was never begun needs no end
+				done[was] = true
+			}
+		}
+		was = at
 		step := &g.steps[at]
 		if step.check == nil || state.Done {
 			continue
@@ -96,6 +107,7 @@ func (g *guide) run(ctx context.Context, m *view.Model, s *screen) {
 			state.Said = "your answer: press a"
 		}
 		cancel()
+		done[at] = state.Done
 		s.apply(func() { m.Guide(at, state) })
 	}
 }

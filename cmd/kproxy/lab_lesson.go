@@ -197,6 +197,12 @@ func (s *shell) steps(ctx context.Context, l *lesson.Lesson) ([]guideStep, error
 				return err
 			}
 		}
+		if solution := t.Blocks["solution"]; solution != "" {
+			step.skipped = func(ctx context.Context) error {
+				_, err := s.run(ctx, solution, time.Now())
+				return err
+			}
+		}
 		step.check = func(ctx context.Context, since time.Time, answer string) (bool, string) {
 			if step.Question {
 				return s.right(ctx, t.Blocks["answer"], answer)

@@ -10,7 +10,7 @@
 //	setup     is run when the task is first shown
 //	check     the task is done once this ends with status 0; what it prints says what it saw, or what is missing
 //	answer    the task is a question, and this prints the right answers, one a line
-//	solution  what to run, where sh doesn't say it: for teachers, and for tests
+//	solution  what to run, where sh doesn't say it: for teachers, for tests, and for who skips the task
 //
 // The package reads files that are part of the program, and runs nothing. It is safe for concurrent use.
 package lesson

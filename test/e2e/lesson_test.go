@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"errors"
 	"fmt"
 	"regexp"
 	"strconv"
@@ -94,6 +95,37 @@ func TestLabLessons(t *testing.T) {
 			t.Errorf("no lesson has asked %q", name)
 		}
 	}
+}
+
+// TestSkippedFaultIsMended: who goes on from a fault without mending it has only the next one to find.
+func TestSkippedFaultIsMended(t *testing.T) {
+	l := newTourLab(t, plan.ModeAuto, plan.None)
+	command := fmt.Sprintf("TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 exec %s lab lesson 6 --slow %d", absolute(t, binary), int(slow))
+	l.screen = startTTY(t, func(_ time.Duration, what string, f func() error) { l.eventually(what, f) }, 80, 24, l.inside(command))
+	t.Cleanup(func() { l.screen.cmd.Process.Signal(syscall.SIGTERM) })
+	l.shows("Fault 1: find it")
+	planted := func() bool {
+		return strings.Contains(l.try("export PATH=/run/kproxy-lab/bin:$PATH\nnode nft list ruleset"), "table ip guard")
+	}
+	l.eventually("the fault", func() error {
+		if !planted() {
+			return errors.New("it isn't planted")
+		}
+		return nil
+	})
+	l.screen.press("n")
+	l.shows("Fault 1: mend it(?s:.*)waiting: the fault is still there")
+	l.screen.press("n")
+	l.shows("Fault 2: find it")
+	l.eventually("the fault to be gone", func() error {
+		if planted() {
+			return errors.New("it is still there")
+		}
+		return nil
+	})
+	l.screen.press("q")
+	l.screen.left("q")
+	l.nothingLeft()
 }
 
 // taskOn is the task whose title is on the screen.
