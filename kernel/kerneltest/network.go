@@ -118,16 +118,23 @@ func slowness() time.Duration {
 // Ask connects from host i to address and returns the answer: who served, and
 // which client address it saw.
 func (n *Network) Ask(i int, proto service.Protocol, to netip.AddrPort) (server, client string, err error) {
-	ctx, cancel := context.WithTimeout(n.t.Context(), askTimeout)
+	return n.ask(i, proto, to, askTimeout)
+}
+
+// patience is how many times as long as Ask those wait that expect an answer.
+const patience = 10
+
+func (n *Network) ask(i int, proto service.Protocol, to netip.AddrPort, timeout time.Duration) (server, client string, err error) {
+	ctx, cancel := context.WithTimeout(n.t.Context(), timeout)
 	defer cancel()
 	a, err := n.hosts[i].Ask(ctx, proto.String(), to, "?")
-	var timeout net.Error
+	var timedOut net.Error
 	switch {
 	case err == nil:
 		return a.Backend, a.Peer.String(), nil
 	case errors.Is(err, unix.ECONNREFUSED):
 		err = ErrRefused
-	case errors.As(err, &timeout) && timeout.Timeout():
+	case errors.As(err, &timedOut) && timedOut.Timeout():
 		err = ErrTimeout
 	}
 	return "", "", err

@@ -60,12 +60,12 @@ func (s *Scene) Endpoints(hosts ...int) func(*plan.Service) {
 	return Endpoints(out...)
 }
 
-// Asks counts who answers n connections from a host, or with which error they end.
+// Asks counts who answers n connections from a host, or with which error they end. It waits longer for answers than Ask.
 func (s *Scene) Asks(n, from int, proto service.Protocol, to string) map[string]int {
 	s.T.Helper()
 	out := map[string]int{}
 	for range n {
-		server, _, err := s.Ask(from, proto, netip.MustParseAddrPort(to))
+		server, _, err := s.ask(from, proto, netip.MustParseAddrPort(to), patience*askTimeout)
 		if err != nil {
 			server = err.Error()
 		}
@@ -87,7 +87,7 @@ func (s *Scene) Who(n, from int, proto service.Protocol, to string) map[string]b
 // Seen is the client's address that the endpoint of a TCP connection sees.
 func (s *Scene) Seen(from int, to string) string {
 	s.T.Helper()
-	_, client, err := s.Ask(from, service.TCP, netip.MustParseAddrPort(to))
+	_, client, err := s.ask(from, service.TCP, netip.MustParseAddrPort(to), patience*askTimeout)
 	if err != nil {
 		return err.Error()
 	}
