@@ -221,7 +221,7 @@ func (r *report) finish(failSkipped bool) bool {
 	}
 	slices.SortFunc(r.long, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
 	for _, e := range r.long[:min(len(r.long), mostLong)] {
-		fmt.Fprintf(r.out, "long  %-40s %6.0fs\n", path.Base(e.Package)+" "+e.Test, e.Elapsed)
+		fmt.Fprintf(r.out, "long  %5.0fs  %s %s\n", e.Elapsed, path.Base(e.Package), e.Test)
 	}
 	for _, line := range r.again {
 		fmt.Fprintln(r.out, line)

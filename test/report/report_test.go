@@ -191,7 +191,7 @@ failed: p TestB
 {"Action":"pass","Package":"m/p","Test":"TestShort","Elapsed":9.9}
 {"Action":"pass","Package":"m/q (vm)","Test":"TestB/part","Elapsed":70}
 {"Action":"pass","Package":"m/q (vm)","Test":"TestB","Elapsed":71.2}`,
-			want: "long  q (vm) TestB                                 71s\nlong  p TestA                                      10s\n4 passed, 0 failed, 0 skipped\n",
+			want: "long     71s  q (vm) TestB\nlong     10s  p TestA\n4 passed, 0 failed, 0 skipped\n",
 			ok:   true,
 		},
 		{name: "nothing ran", want: "nothing ran\n0 passed, 0 failed, 0 skipped\n"},
