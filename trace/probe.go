@@ -21,11 +21,10 @@ import (
 // honestly be sent from there.
 var ErrClient = errors.New("the client can't be found")
 
-// How long a probe waits: for a connection, and for the answer to a datagram.
 const (
-	probeTimeout  = 3 * time.Second
-	answerTimeout = time.Second
-	probesAtOnce  = 16
+	// probeTimeout is how long a probe waits for a connection, or for the answer to a datagram.
+	probeTimeout = 3 * time.Second
+	probesAtOnce = 16
 )
 
 // probe makes one connection and closes it, or sends one datagram, from where the
@@ -45,7 +44,7 @@ func (t *tracer) probe(ctx context.Context, r *Result) *Probe {
 		defer c.Close()
 		good = "answered"
 		if _, err = c.Write([]byte("kproxy trace\n")); err == nil {
-			c.SetReadDeadline(time.Now().Add(answerTimeout))
+			c.SetReadDeadline(time.Now().Add(probeTimeout))
 			_, err = c.Read(make([]byte, 1))
 		}
 	default:
