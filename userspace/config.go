@@ -44,7 +44,7 @@ type Config struct {
 	MaxSocketMemory int
 
 	// Recorded, if it isn't nil, has the Server record what Salvage needs in another process should
-	// this one crash, and gets the descriptor of the records once they are there.
+	// this one crash, and gets the descriptor of the records once they count (Confirm).
 	Recorded func(memory int)
 
 	// ConnectTimeout bounds one attempt, ConnectTotal all attempts for one

@@ -86,9 +86,7 @@ func (s *Server) listenWith(open func() error) error {
 		err = s.makeLoops()
 	}
 	if err == nil && s.cfg.Recorded != nil {
-		if s.records, err = s.makeRecords(limit); err == nil {
-			s.cfg.Recorded(s.records.fd)
-		}
+		s.records, err = s.makeRecords(limit)
 	}
 	if err != nil {
 		s.closeAll()

@@ -144,11 +144,13 @@ func (r *records) close() {
 	unix.Close(r.fd)
 }
 
-// validate says that what is recorded is this process's from now on.
-func (r *records) validate() {
-	if r != nil {
-		r.head.layout = layoutOf()
+// validate says that what is recorded is this process's from now on, and reports whether that is new.
+func (r *records) validate() bool {
+	if r == nil || r.head.layout == layoutOf() {
+		return false
 	}
+	r.head.layout = layoutOf()
+	return true
 }
 
 // void says that nothing is this process's any more: numbers of descriptors may soon be others'.

@@ -86,14 +86,21 @@ func TestNothingToRecover(t *testing.T) {
 	p := testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, echo)}})
 	s := start(t, Config{}, p)
 	ask(t, connect(t, s), "x")
-	next := heir(t, s, Config{Recorded: func(int) {}}, p)
+	recorded := 0
+	next := heir(t, s, Config{Recorded: func(int) { recorded++ }}, p)
 	h, state := freeze(t, s)
 	must(t, next.TakeOver(state, copies(t, h.Files)))
+	if recorded > 0 {
+		t.Error("before it confirmed, it says that there are records")
+	}
 	kept := keeping(t)
 	if remains, err := Salvage(kept, next.records.fd); remains != nil || err != nil {
 		t.Errorf("before it confirmed, there are %+v (%v)", remains, err)
 	}
 	next.Confirm()
+	if recorded != 1 {
+		t.Errorf("once it has, it says %d times that there are records", recorded)
+	}
 	remains, err := Salvage(kept, next.records.fd)
 	if err != nil || remains == nil || len(remains.state.Connections) != 1 {
 		t.Errorf("once it has, there are %+v (%v)", remains, err)

@@ -412,7 +412,11 @@ func (t *takeover) session(row *handover.Session) error {
 
 // Confirm has the records count, where there are some: what they tell of is this Server's from now on. It comes
 // before another Server learns that it has been taken over from, or as soon as this one listens; at last with Run.
-func (s *Server) Confirm() { s.records.validate() }
+func (s *Server) Confirm() {
+	if s.records.validate() {
+		s.cfg.Recorded(s.records.fd)
+	}
+}
 
 // GiveBack closes all that was taken over, of which no peer hears: the other Server goes on. It comes instead of Run,
 // and Drain comes after it.

@@ -75,7 +75,10 @@ func supervise(log *slog.Logger) error {
 		left = w
 		if crashes++; crashes > crashesInARow {
 			pause = min(max(2*pause, pauseMin), pauseMax)
-			left.release()
+			left.memory = 0
+		}
+		if left.memory == 0 {
+			left.release() // copies of what isn't its own, as it hasn't taken over yet, stay open no longer
 		}
 		log.Error("kproxy crashed; starting it again", "end", state.String(), "connections go on", left.memory != 0, "pause", pause)
 	}
