@@ -193,6 +193,7 @@ func (a *Agent) pausePredecessor() error {
 func (a *Agent) takeOver(first *plan.Plan) error {
 	a.userspace.Prepare(first, plan.Between(nil, first))
 	a.uncommitted = true
+	defer pauseCollector()()
 	var given handover.Given
 	began := time.Now()
 	files, err := a.from.ask(handover.Ask_GIVE, answerBound, &given)

@@ -1,6 +1,7 @@
 package handover
 
 import (
+	"cmp"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -84,6 +85,14 @@ func (c *Conn) receive(m Message) (files []int, err error) {
 	if _, err := io.ReadFull(c.unix, body); err != nil {
 		return nil, unexpected(err)
 	}
+	decoded := make(chan error, 1)
+	go func() { decoded <- proto.Unmarshal(body, m) }() // while descriptors come
+	files, err = c.descriptors(count)
+	return files, cmp.Or(<-decoded, err)
+}
+
+// descriptors receives so many; after an error those until then.
+func (c *Conn) descriptors(count int) (files []int, err error) {
 	for oob := make([]byte, syscall.CmsgSpace(4*perMessage)); len(files) < count; {
 		n, oobn, flags, _, err := c.unix.ReadMsgUnix(make([]byte, 1), oob)
 		if err != nil || n == 0 {
@@ -100,7 +109,7 @@ func (c *Conn) receive(m Message) (files []int, err error) {
 			return files, errors.New("descriptors are missing")
 		}
 	}
-	return files, proto.Unmarshal(body, m)
+	return files, nil
 }
 
 func unexpected(err error) error {
