@@ -72,8 +72,8 @@ type Node struct {
 	Name string
 	Pod  string   // empty where there is none
 	args []string // of the container that runs kproxy
-	// trouble is why the node can't be asked; nil if it can.
-	trouble *Trouble
+	// Trouble is why the node can't be asked; nil if it can.
+	Trouble *Trouble
 }
 
 // Nodes returns those of the given names, or all that may have a kproxy, in the order of their names.
@@ -120,10 +120,10 @@ func nodeWith(name string, pods []core.Pod) Node {
 	}
 	switch {
 	case best == nil:
-		n.trouble = &Trouble{Absent, "no pod of kproxy is on the node"}
+		n.Trouble = &Trouble{Absent, "no pod of kproxy is on the node"}
 		return n
 	case rank(best) == 0:
-		n.trouble = &Trouble{Absent, fmt.Sprintf("pod %s doesn't run: %s", best.Name, phaseOf(best))}
+		n.Trouble = &Trouble{Absent, fmt.Sprintf("pod %s doesn't run: %s", best.Name, phaseOf(best))}
 	}
 	n.Pod = best.Name
 	for i := range best.Spec.Containers {
@@ -184,8 +184,8 @@ func Ask[T any](ctx context.Context, c *Cluster, nodes []Node, f func(context.Co
 	var wg sync.WaitGroup
 	for i, n := range nodes {
 		out[i].Node = n
-		if n.trouble != nil {
-			out[i].Trouble = n.trouble
+		if n.Trouble != nil {
+			out[i].Trouble = n.Trouble
 			continue
 		}
 		slots <- struct{}{}
@@ -193,7 +193,7 @@ func Ask[T any](ctx context.Context, c *Cluster, nodes []Node, f func(context.Co
 			defer func() { <-slots }()
 			var err error
 			out[i].Value, err = within(ctx, c.timeout, func(ctx context.Context) (T, error) { return f(ctx, n) })
-			out[i].Trouble = c.troubleOf(err)
+			out[i].Trouble = troubleOf(err, c.timeout)
 		})
 	}
 	wg.Wait()

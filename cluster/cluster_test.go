@@ -193,7 +193,7 @@ func TestPodOfNode(t *testing.T) {
 			if n.Pod != tc.pod {
 				t.Errorf("pod %q, want %q", n.Pod, tc.pod)
 			}
-			if diff := cmp.Diff(tc.trouble, n.trouble); diff != "" {
+			if diff := cmp.Diff(tc.trouble, n.Trouble); diff != "" {
 				t.Errorf("trouble (-want +got):\n%s", diff)
 			}
 		})
@@ -220,7 +220,7 @@ func TestAsk(t *testing.T) {
 		for i := range 3 * atOnce {
 			nodes = append(nodes, Node{Name: fmt.Sprint(i)})
 		}
-		nodes[1].trouble = &Trouble{Absent, "no pod"}
+		nodes[1].Trouble = &Trouble{Absent, "no pod"}
 		never := make(chan struct{})
 		began := time.Now()
 		answers := Ask(t.Context(), c, nodes, func(_ context.Context, n Node) (string, error) {
@@ -267,7 +267,7 @@ func TestTrouble(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			c := &Cluster{timeout: 10 * time.Second}
-			got := c.troubleOf(tc.err)
+			got := troubleOf(tc.err, c.timeout)
 			if got.State != tc.state || !strings.Contains(got.Text, tc.text) {
 				t.Errorf("%v, want %s with %q", got, tc.state, tc.text)
 			}

@@ -79,10 +79,7 @@ func Merge(answers []Answer[plan.Status]) *Report {
 		st := &a.Value
 		answered = append(answered, n.Node)
 		n.State, n.Version, n.Mode, n.Warnings, n.Services = State(st.Health()), st.Version, string(st.Mode), st.Warnings, len(st.Services)
-		n.Error = cmp.Or(st.Sync.LastError, st.NotReady)
-		for _, s := range st.Sources {
-			n.Error = cmp.Or(n.Error, s.Error)
-		}
+		n.Error = errorOf(st)
 		for j := range st.Services {
 			s := &st.Services[j]
 			n.Active += s.Connections.Active

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strings"
+	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
@@ -22,6 +23,7 @@ const (
 	Silent    State = "no answer" // in time: kproxy, the kubelet or what is between hangs
 	Older     State = "older"     // its kproxy doesn't know the question
 	Failed    State = "failed"
+	Unasked   State = "not asked yet" // on a board
 )
 
 // Trouble is why a node didn't answer.
@@ -32,20 +34,20 @@ type Trouble struct {
 
 func (t *Trouble) Error() string { return string(t.State) + ": " + t.Text }
 
-// troubleOf sorts an error; nil for nil.
-func (c *Cluster) troubleOf(err error) *Trouble {
+// troubleOf sorts an error of a node that was waited for so long; nil for nil.
+func troubleOf(err error, timeout time.Duration) *Trouble {
 	if err == nil {
 		return nil
 	}
 	text := strings.Join(strings.Fields(err.Error()), " ")
 	switch {
 	case isForbidden(err):
-		return &Trouble{Forbidden, c.inWords("", err).Error()}
+		return &Trouble{Forbidden, denied(err).Error()}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return &Trouble{Silent, fmt.Sprintf("not within %s", c.timeout)}
+		return &Trouble{Silent, fmt.Sprintf("not within %s", timeout)}
 	case errors.Is(err, web.ErrUnknown):
 		return &Trouble{Older, text}
-	case strings.Contains(text, "connection refused"): // of the kubelet's end of a port forward, as text only
+	case strings.Contains(text, "connection refused") && strings.Contains(text, fmt.Sprintf(":%d", apiPort)): // of the kubelet's end of a port forward, as text only
 		return &Trouble{Failed, fmt.Sprintf("nothing answers on port %d of the node's loopback, where kproxy has its metrics unless metricsBindAddress says otherwise: %s", apiPort, text)}
 	}
 	return &Trouble{Failed, text}
@@ -56,13 +58,16 @@ func isForbidden(err error) bool {
 	return apierrors.IsForbidden(err) || strings.Contains(err.Error(), " is forbidden: User ")
 }
 
-// inWords says what a denial takes besides the right that the API server names in it.
+// denied says what a denial takes besides the right that the API server names in it.
+func denied(err error) error {
+	return fmt.Errorf("%w (deploy/plugin has roles with the rights)", err)
+}
+
+// inWords says of an error what was tried, and what it takes.
 func (c *Cluster) inWords(what string, err error) error {
 	switch {
-	case isForbidden(err) && what == "":
-		return fmt.Errorf("%w (deploy/plugin has roles with the rights)", err)
 	case isForbidden(err):
-		return fmt.Errorf("%s: %w (deploy/plugin has roles with the rights)", what, err)
+		return fmt.Errorf("%s: %w", what, denied(err))
 	case errors.Is(err, context.DeadlineExceeded):
 		return fmt.Errorf("%s: the API server doesn't answer within %s", what, c.timeout)
 	}

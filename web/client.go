@@ -3,6 +3,7 @@ package web
 import (
 	"bufio"
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -45,9 +46,11 @@ func NewClient(path string) *Client {
 }
 
 // NewRemoteClient returns a client for the API of a kproxy on another host, which only reads. dial
-// connects to it, once for each call.
+// connects to it, once for each call. Answers come compressed: the API server carries those of all nodes.
 func NewRemoteClient(dial func(context.Context) (net.Conn, error)) *Client {
-	return newClient("", "http://localhost/api/v1", dial)
+	c := newClient("", "http://localhost/api/v1", dial)
+	c.http.Transport.(*http.Transport).DisableCompression = false
+	return c
 }
 
 func newClient(socket, url string, dial func(context.Context) (net.Conn, error)) *Client {
@@ -68,6 +71,83 @@ func (c *Client) Status(ctx context.Context) (plan.Status, error) {
 	var s plan.Status
 	err := c.call(ctx, callTimeout, http.MethodGet, "/status", nil, &s)
 	return s, err
+}
+
+// EachService is Status with f called for each service port in place of a list of them: so an answer about thousands
+// never is in memory as a whole.
+func (c *Client) EachService(ctx context.Context, f func(*plan.ServiceStatus)) (plan.Status, error) {
+	var s plan.Status
+	err := each(ctx, c, "/status", "services", &s, f)
+	return s, err
+}
+
+// EachConnection calls f for each live connection of all services.
+func (c *Client) EachConnection(ctx context.Context, f func(*plan.ConnectionStatus)) error {
+	return each(ctx, c, "/connections", "connections", &struct{}{}, f)
+}
+
+// each asks for an object, calls f for each element of its list that has the given name, and reads the rest into a value. The
+// caller bounds the time: it may be f that takes it.
+func each[T any](ctx context.Context, c *Client, path, list string, into any, f func(*T)) error {
+	resp, err := c.ask(ctx, http.MethodGet, path, nil)
+	if err != nil {
+		return err
+	}
+	defer resp.Body.Close()
+	if resp.StatusCode != http.StatusOK {
+		return refusal(resp)
+	}
+	if err := eachOf(json.NewDecoder(io.LimitReader(resp.Body, answerAtMost)), list, into, f); err != nil {
+		return fmt.Errorf("read kproxy's answer: %w", err)
+	}
+	return nil
+}
+
+func eachOf[T any](d *json.Decoder, list string, into any, f func(*T)) error {
+	if t, err := d.Token(); err != nil || t != json.Delim('{') {
+		return cmp.Or(err, errors.New("it is no object"))
+	}
+	rest := map[string]json.RawMessage{}
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return err
+		}
+		if name != list {
+			var v json.RawMessage
+			if err := d.Decode(&v); err != nil {
+				return err
+			}
+			rest[fmt.Sprint(name)] = v
+			continue
+		}
+		switch t, err := d.Token(); {
+		case err != nil:
+			return err
+		case t == nil:
+			continue // null
+		case t != json.Delim('['):
+			return fmt.Errorf("%s is no list", list)
+		}
+		for d.More() {
+			var v T
+			if err := d.Decode(&v); err != nil {
+				return err
+			}
+			f(&v)
+		}
+		if _, err := d.Token(); err != nil {
+			return err
+		}
+	}
+	if _, err := d.Token(); err != nil {
+		return err
+	}
+	whole, err := json.Marshal(rest)
+	if err != nil {
+		return err
+	}
+	return json.Unmarshal(whole, into)
 }
 
 // NotReady says why new connections to some service aren't carried, empty if all are; here says whether it is this container's

@@ -5,6 +5,7 @@ import (
 	"compress/gzip"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"strings"
@@ -23,6 +24,11 @@ type httpError struct {
 }
 
 func (e httpError) Error() string { return e.text }
+
+// Refusal is an error that is answered with an HTTP status.
+func Refusal(code int, format string, args ...any) error {
+	return httpError{code, fmt.Sprintf(format, args...)}
+}
 
 // answer serves what value returns as JSON, or its error.
 func answer(value func(w http.ResponseWriter, r *http.Request) (any, error)) http.HandlerFunc {

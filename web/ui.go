@@ -16,6 +16,11 @@ import (
 //go:embed ui
 var uiFiles embed.FS
 
+// The pages of the dashboard of all nodes, which use files of the other.
+//
+//go:embed clusterui
+var clusterFiles embed.FS
+
 // contentTypes are those of the files there are. Go's own table depends on what
 // the host has in /etc/mime.types, and browsers refuse a module of the wrong type.
 var contentTypes = map[string]string{
@@ -25,14 +30,18 @@ var contentTypes = map[string]string{
 	".svg":  "image/svg+xml",
 }
 
-// ui serves the pages: / and what is under /ui/. Browsers keep them, but ask each time:
-// another kproxy may be here by then.
+// ui serves the pages: / and what is under /ui/.
 func ui(w http.ResponseWriter, r *http.Request) {
 	name := strings.TrimPrefix(r.URL.Path, "/")
 	if name == "" || name == "ui/" {
 		name = "ui/index.html"
 	}
-	content, err := uiFiles.ReadFile(name)
+	serveFile(w, r, uiFiles, name)
+}
+
+// serveFile serves a file. Browsers keep it, but ask each time: another kproxy may be here by then.
+func serveFile(w http.ResponseWriter, r *http.Request, files embed.FS, name string) {
+	content, err := files.ReadFile(name)
 	if err != nil {
 		http.NotFound(w, r)
 		return
@@ -42,4 +51,22 @@ func ui(w http.ResponseWriter, r *http.Request) {
 	h.Set("Content-Type", contentTypes[path.Ext(name)])
 	h.Set("ETag", fmt.Sprintf(`W/"%x"`, sha256.Sum256(content)))       // weak: of the content, however it is encoded
 	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content)) // answers what is conditional, or asks for a range
+}
+
+// ClusterAPI is the handler for the dashboard of all nodes: the pages, and answers in JSON by path. All of it only
+// reads, and pages of other origins can't read it.
+func ClusterAPI(answers map[string]func(*http.Request) (any, error)) http.Handler {
+	long := newSlots(answersAtOnce, answersOfClient)
+	mux := http.NewServeMux()
+	mux.HandleFunc("/{$}", compressed(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		serveFile(w, r, clusterFiles, "clusterui/index.html")
+	})))
+	mux.HandleFunc("/ui/", compressed(http.HandlerFunc(ui)))
+	mux.HandleFunc("/clusterui/", compressed(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		serveFile(w, r, clusterFiles, strings.TrimPrefix(r.URL.Path, "/"))
+	})))
+	for path, value := range answers {
+		mux.Handle(path, long.bound(answer(func(_ http.ResponseWriter, r *http.Request) (any, error) { return value(r) })))
+	}
+	return withSecurityHeaders(ownHost(readOnly(mux)))
 }

@@ -6,6 +6,7 @@ import (
 	"context"
 	"io"
 	"io/fs"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
@@ -177,4 +178,40 @@ func equalAddrPort(a, b netip.AddrPort) bool { return a == b }
 
 func contextWith(ctx context.Context, key, value any) context.Context {
 	return context.WithValue(ctx, key, value)
+}
+
+// The dashboard of all nodes keeps to the same: each file is served and preloaded, nothing is inline or from elsewhere, all
+// addresses are relative, and what changes something or comes under a foreign name is refused.
+func TestClusterPages(t *testing.T) {
+	h := ClusterAPI(map[string]func(*http.Request) (any, error){"/api/v1/summary": func(*http.Request) (any, error) { return 1, nil }})
+	index := fetch(h, "/").Body.String()
+	if regexp.MustCompile(`(?:src|href)="(?:/|https?:)|<style|\sstyle=|\son[a-z]+=|<script(?:\s[^>]*)?>[^<]`).MatchString(index) {
+		t.Error("the page has something inline, from elsewhere, or by an absolute path")
+	}
+	for _, m := range regexp.MustCompile(`(?:src|href)="([^"#?]+)"`).FindAllStringSubmatch(index, -1) {
+		if w := fetch(h, "/"+m[1]); w.Code != http.StatusOK && m[1] != "api/v1/nodes" {
+			t.Errorf("%s: %d", m[1], w.Code)
+		}
+	}
+	entries, err := clusterFiles.ReadDir("clusterui")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range entries {
+		if path.Ext(e.Name()) != ".html" && !strings.Contains(index, `="clusterui/`+e.Name()+`"`) {
+			t.Errorf("the page names %s neither as a script nor to be preloaded", e.Name())
+		}
+	}
+	r := httptest.NewRequest(http.MethodPost, "/api/v1/summary", nil)
+	w := httptest.NewRecorder()
+	if h.ServeHTTP(w, r); w.Code != http.StatusMethodNotAllowed {
+		t.Errorf("POST: %d", w.Code)
+	}
+	r = httptest.NewRequest(http.MethodGet, "/api/v1/summary", nil)
+	r.Host = "evil.example"
+	r = r.WithContext(contextWith(r.Context(), http.LocalAddrContextKey, &net.TCPAddr{IP: net.IPv4(127, 0, 0, 1)}))
+	w = httptest.NewRecorder()
+	if h.ServeHTTP(w, r); w.Code != http.StatusForbidden {
+		t.Errorf("a foreign host: %d", w.Code)
+	}
 }

@@ -65,6 +65,10 @@ func newPlugin() *cli.App {
 			Name: "drift", Usage: "say what differs between API server, kproxy and kernel on each node; fails with status 1 where something does",
 			Flags: clusterFlags(outputFlag("text", "json", "yaml")), Action: clusterDrift,
 		},
+		{
+			Name: "ui", Usage: "serve a dashboard of all nodes on this host's loopback interface, until it is ended",
+			Flags: clusterFlags(&cli.StringFlag{Name: "address", Value: "127.0.0.1:8249", Usage: "`ADDRESS:PORT` to serve on, a loopback one; port 0 for any that is free"}), Action: clusterUI,
+		},
 	}
 	app := appOf(pluginName, "kproxy on all nodes of a cluster, with your rights there", map[string][]*cli.Command{
 		"Cluster": commands,
@@ -112,12 +116,8 @@ func openCluster(c *cli.Context, most, at int) (k *cluster.Cluster, nodes []clus
 	if c.NArg() > most {
 		return nil, nil, nil, usageError("%s takes %d arguments at most, got %q", c.Command.Name, most, c.Args().Slice())
 	}
-	k, err = cluster.Open(cluster.Config{
-		Kubeconfig: c.String("kubeconfig"), Context: c.String("context"), Namespace: c.String("namespace"),
-		PodNamespace: c.String("kproxy-namespace"), Timeout: c.Duration("timeout"),
-	})
-	if err != nil {
-		return nil, nil, nil, &exitError{exitUsage, err}
+	if k, err = theCluster(c); err != nil {
+		return nil, nil, nil, err
 	}
 	if at < c.NArg() {
 		if which, err = clusterTarget(c.Args().Get(at), k.Namespace); err != nil {
@@ -129,6 +129,18 @@ func openCluster(c *cli.Context, most, at int) (k *cluster.Cluster, nodes []clus
 		err = &exitError{exitUsage, err}
 	}
 	return k, nodes, which, err
+}
+
+// theCluster is the one that a command's flags are about.
+func theCluster(c *cli.Context) (*cluster.Cluster, error) {
+	k, err := cluster.Open(cluster.Config{
+		Kubeconfig: c.String("kubeconfig"), Context: c.String("context"), Namespace: c.String("namespace"),
+		PodNamespace: c.String("kproxy-namespace"), Timeout: c.Duration("timeout"),
+	})
+	if err != nil {
+		return nil, &exitError{exitUsage, err}
+	}
+	return k, nil
 }
 
 // clusterTarget reads a target, kubectl's way of naming a Service included.

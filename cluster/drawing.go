@@ -1,0 +1,178 @@
+package cluster
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// drawing is a board summed up.
+type drawing struct {
+	at       time.Time
+	services []drawnService // by id
+	order    []int32        // ids, broken ones first
+	members  []drawnMember
+	tally    tally // service ports by their worst class; nodes that don't answer aren't counted
+	silent   int   // nodes that don't answer
+	lagging  int   // nodes that differ
+	ailing   int   // nodes that answer with a problem of their own
+	unasked  int
+}
+
+type tally [9]int32 // by index in classes
+
+// drawnService is a service port on all nodes.
+type drawnService struct {
+	classes tally
+	planes  [6]int32 // by index in planes
+	errors  uint64   // that failed between the last two answers
+	active  int64
+	differ  int32 // nodes that differ from most
+	split   bool  // no view is most nodes'
+	worst   uint8 // class, of nodes that answer; index in classes
+	rank    uint8
+}
+
+// drawnMember is a node with all service ports.
+type drawnMember struct {
+	classes  tally
+	errors   uint64
+	services int32
+	differ   int32  // service ports in which it differs from most nodes
+	since    uint32 // of those, the earliest; Unix seconds
+}
+
+// drawEvery bounds how often a board is summed up: 2.5 million cells take some 50 ms.
+const drawEvery = time.Second
+
+// draw sums the board up, unless that was done lately or nothing has changed. The caller holds the lock.
+//
+// Nodes are asked at different times, so that after each change some have another view until they are asked again:
+// only who differs for longer than two rounds counts as differing.
+func (b *Board) draw(now time.Time) *drawing {
+	if len(b.drawn.members) == len(b.members) && (!b.stale || now.Sub(b.drawn.at) < drawEvery) && !b.drawn.at.IsZero() {
+		return b.drawn
+	}
+	d := &drawing{at: now, services: make([]drawnService, len(b.services)), members: make([]drawnMember, len(b.members))}
+	b.drawn, b.stale = d, false
+	var answering []*member
+	for i, m := range b.members {
+		switch {
+		case m.trouble != nil:
+			d.silent++
+		case !m.known:
+			d.unasked++
+		default:
+			answering = append(answering, m)
+			m.cells = append(m.cells, make([]cell, max(0, len(b.services)-len(m.cells)))...)
+			if m.err != "" || m.health != "alive" || len(m.warnings) > 0 {
+				d.ailing++
+			}
+			continue
+		}
+		d.members[i].classes[classUnknown] = int32(len(b.ids))
+	}
+	views, most := majority(answering, len(b.services))
+	settled := uint32(now.Add(-2 * b.interval()).Unix())
+	for i, m := range b.members {
+		if m.trouble != nil || !m.known {
+			continue
+		}
+		of := &d.members[i]
+		for id := range m.cells {
+			c, s := &m.cells[id], &d.services[id]
+			if b.services[id].key == "" {
+				continue
+			}
+			differs := most[id] && c.view != views[id]
+			switch {
+			case !differs:
+				c.since = 0
+			case c.since == 0:
+				c.since = uint32(now.Unix())
+			}
+			differs = differs && c.since <= settled
+			if differs {
+				s.differ++
+				of.differ++
+				if of.since == 0 || c.since < of.since {
+					of.since = c.since
+				}
+			}
+			class := c.class
+			if c.view == 0 {
+				if c.class = 0; differs {
+					c.class = classMissing
+				}
+				class = c.class
+			} else {
+				of.services++
+			}
+			s.classes[class]++
+			of.classes[class]++
+			s.planes[c.plane]++
+			s.errors += uint64(c.errors)
+			of.errors += uint64(c.errors)
+			s.active += int64(c.active)
+		}
+		if of.differ > 0 {
+			d.lagging++
+		}
+	}
+	for id := range d.services {
+		s := &d.services[id]
+		if b.services[id].key == "" {
+			continue
+		}
+		s.classes[classUnknown] = int32(d.silent)
+		s.split = !most[id] && len(answering) > 1
+		for class := uint8(1); class <= classFine; class++ { // from the worst
+			if s.classes[class] > 0 && class != classUnknown {
+				s.worst = class
+				break
+			}
+		}
+		if s.rank = s.worst; s.differ > 0 && s.rank > classUnknown {
+			s.rank = classUnknown
+		}
+		d.tally[s.worst]++
+		d.order = append(d.order, int32(id))
+	}
+	slices.SortFunc(d.order, func(x, y int32) int {
+		s, t := &d.services[x], &d.services[y]
+		return cmp.Or(cmp.Compare(s.rank, t.rank), cmp.Compare(t.errors, s.errors), cmp.Compare(t.differ, s.differ), strings.Compare(b.services[x].key, b.services[y].key))
+	})
+	return d
+}
+
+// majority finds for each service port the view that more than half of the nodes have, if there is one (Boyer and Moore,
+// MJRTY, 1981: two passes in the order of memory).
+func majority(nodes []*member, services int) (views []uint32, most []bool) {
+	views, most = make([]uint32, services), make([]bool, services)
+	count := make([]int32, services)
+	for _, m := range nodes {
+		for id := range m.cells {
+			switch v := m.cells[id].view; {
+			case count[id] == 0:
+				views[id], count[id] = v, 1
+			case views[id] == v:
+				count[id]++
+			default:
+				count[id]--
+			}
+		}
+	}
+	clear(count)
+	for _, m := range nodes {
+		for id := range m.cells {
+			if m.cells[id].view == views[id] {
+				count[id]++
+			}
+		}
+	}
+	for id := range most {
+		most[id] = 2*int(count[id]) > len(nodes)
+	}
+	return views, most
+}

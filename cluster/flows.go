@@ -1,0 +1,141 @@
+package cluster
+
+import (
+	"cmp"
+	"context"
+	"maps"
+	"net/http"
+	"slices"
+	"strconv"
+
+	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/web"
+)
+
+// flow is who talks to what on a node, all their connections together. A client is named by a service that its address is
+// an endpoint of, if there is one; else by its address.
+type flow struct {
+	from, to    string
+	connections uint32
+	bytes       uint64
+}
+
+const (
+	flowsOfNode  = 32   // of each node, those with most connections
+	pairsAtOnce  = 4096 // while they are counted
+	flowsAtMost  = 200  // of an answer
+	flowsAnswers = 40   // unless a request says
+)
+
+// readFlows counts a node's live connections.
+func (b *Board) readFlows(ctx context.Context, client *web.Client, s *said) error {
+	pairs := map[[2]string]*flow{}
+	err := client.EachConnection(ctx, func(c *plan.ConnectionStatus) {
+		k := [2]string{b.nameOf(c), c.Service}
+		f := pairs[k]
+		if f == nil {
+			if len(pairs) >= pairsAtOnce {
+				s.unlisted++
+				return
+			}
+			f = &flow{from: k[0], to: k[1]}
+			pairs[k] = f
+		}
+		f.connections++
+		f.bytes += c.BytesIn + c.BytesOut
+	})
+	for i, f := range slices.SortedFunc(maps.Values(pairs), busier) {
+		if i < flowsOfNode {
+			s.flows = append(s.flows, *f)
+		} else {
+			s.unlisted += int(f.connections)
+		}
+	}
+	return err
+}
+
+func busier(a, b *flow) int {
+	return cmp.Or(cmp.Compare(b.connections, a.connections), cmp.Compare(b.bytes, a.bytes), cmp.Compare(a.from, b.from), cmp.Compare(a.to, b.to))
+}
+
+// nameOf is a connection's client.
+func (b *Board) nameOf(c *plan.ConnectionStatus) string {
+	a := c.Client.Addr().Unmap()
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if id := b.owners[a]; id > 0 {
+		return b.services[id-1].namespace + "/" + b.services[id-1].name
+	}
+	return a.String()
+}
+
+// FlowRow is who talks to what, on all nodes.
+type FlowRow struct {
+	From        string `json:"from"` // NAMESPACE/NAME of a service it is an endpoint of, or an address
+	To          string `json:"to"`   // NAMESPACE/NAME[:PORT]
+	Connections int    `json:"connections"`
+	Bytes       uint64 `json:"bytes"`
+	Nodes       int    `json:"nodes"` // where the connections begin
+}
+
+// FlowList is the JSON of /api/v1/flows.
+type FlowList struct {
+	Flows    []FlowRow `json:"flows"`    // most connections first
+	Pairs    int       `json:"pairs"`    // of all nodes' lists, shown or not
+	Unlisted int       `json:"unlisted"` // connections that are too few of a kind on their node to be in its list
+	Unknown  int       `json:"unknown"`  // nodes whose connections aren't known
+}
+
+func (b *Board) flowList(r *http.Request) (any, error) {
+	limit, err := number(r, "limit", flowsAnswers, 1, flowsAtMost)
+	if err != nil {
+		return nil, err
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	of := r.URL.Query().Get("service")
+	sums := map[[2]string]*FlowRow{}
+	list := &FlowList{Flows: []FlowRow{}}
+	for _, m := range b.members {
+		if m.trouble != nil || m.silent != "" || m.flowsAt.IsZero() {
+			list.Unknown++
+			continue
+		}
+		list.Unlisted += m.unlisted
+		for i := range m.flows {
+			f := &m.flows[i]
+			if of != "" && f.to != of {
+				continue
+			}
+			k := [2]string{f.from, f.to}
+			if sums[k] == nil {
+				sums[k] = &FlowRow{From: f.from, To: f.to}
+			}
+			sums[k].Connections += int(f.connections)
+			sums[k].Bytes += f.bytes
+			sums[k].Nodes++
+		}
+	}
+	list.Pairs = len(sums)
+	for i, f := range slices.SortedFunc(maps.Values(sums), func(a, b *FlowRow) int {
+		return cmp.Or(cmp.Compare(b.Connections, a.Connections), cmp.Compare(b.Bytes, a.Bytes), cmp.Compare(a.From, b.From), cmp.Compare(a.To, b.To))
+	}) {
+		if i < limit {
+			list.Flows = append(list.Flows, *f)
+		}
+	}
+	return list, nil
+}
+
+// number is a parameter of a request, from least to most.
+func number(r *http.Request, name string, otherwise, least, most int) (int, error) {
+	text := r.URL.Query().Get(name)
+	if text == "" {
+		return otherwise, nil
+	}
+	n, err := strconv.Atoi(text)
+	if err != nil || n < least || n > most {
+		return 0, web.Refusal(http.StatusBadRequest, "%s %q is not a number from %d to %d", name, text, least, most)
+	}
+	return n, nil
+}

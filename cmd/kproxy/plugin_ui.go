@@ -1,0 +1,50 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/netip"
+
+	"github.com/urfave/cli/v2"
+	"golang.org/x/sync/errgroup"
+
+	"kproxy.dev/kproxy/cluster"
+	"kproxy.dev/kproxy/web"
+)
+
+// clusterUI serves the dashboard of all nodes. It has the user's rights, so that nothing but loopback reaches it.
+func clusterUI(c *cli.Context) error {
+	if c.NArg() > 0 {
+		return usageError("ui takes no arguments, got %q", c.Args().Slice())
+	}
+	at, err := netip.ParseAddrPort(c.String("address"))
+	if err != nil || !at.Addr().IsLoopback() {
+		return usageError("--address %q is no loopback address with a port, such as 127.0.0.1:8249: who reaches it sees what you may see", c.String("address"))
+	}
+	k, err := theCluster(c)
+	if err != nil {
+		return err
+	}
+	nodes := c.StringSlice("node")
+	if _, err := k.Nodes(c.Context, nodes); errors.Is(err, cluster.ErrNoNode) {
+		return &exitError{exitUsage, err}
+	} else if err != nil {
+		fmt.Fprintln(c.App.ErrWriter, "kproxy:", err) // the page says so too, until it is otherwise
+	}
+	ln, err := (&net.ListenConfig{}).Listen(c.Context, "tcp", at.String())
+	if err != nil {
+		return fmt.Errorf("serve the dashboard: %w; --address chooses another port, 0 any that is free", err)
+	}
+	fmt.Fprintf(c.App.Writer, "The dashboard of all nodes is at http://%s/ until this command ends.\n", ln.Addr())
+	board := cluster.NewBoard(k, nodes, c.Duration("timeout"))
+	g, ctx := errgroup.WithContext(c.Context)
+	g.Go(func() error { return web.Serve(ctx, ln, board.Handler(), slog.New(slog.DiscardHandler)) })
+	g.Go(func() error { return board.Run(ctx) })
+	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+		return err
+	}
+	return nil
+}

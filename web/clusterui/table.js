@@ -1,0 +1,48 @@
+// Tables that are brought up to date in place, and their pages.
+
+import { h, setText } from "../ui/lib/dom.js";
+import * as format from "../ui/lib/format.js";
+
+// Table shows rows under headings: [label, class] each. The first cell of a row is its heading.
+export class Table {
+  #shown = "";
+  #body = h("tbody");
+  #count = h("span", { class: "small dim number" });
+  #before = h("button", { type: "button", class: "tool", text: "Previous" });
+  #after = h("button", { type: "button", class: "tool", text: "Next" });
+  #empty = h("p", { class: "empty", hidden: true });
+  #headings;
+  #offset = 0;
+  #limit = 50;
+
+  // onPage is called with the offset of another page.
+  constructor(name, headings, onPage) {
+    this.#headings = headings;
+    const pager = h("div", { class: "pager" }, this.#before, this.#after, this.#count);
+    this.#before.addEventListener("click", () => onPage(Math.max(0, this.#offset - this.#limit)));
+    this.#after.addEventListener("click", () => onPage(this.#offset + this.#limit));
+    this.el = h("div", null, h("table", { class: "data cards", "aria-label": name },
+      h("thead", null, h("tr", null, headings.map(([label, c]) => h("th", { scope: "col", class: c, text: label })))), this.#body), this.#empty, pager);
+  }
+
+  // show fills in a page of total rows; cells makes the cells of one. What has the focus keeps it.
+  show({ rows, offset = 0, total = rows.length }, cells, empty) {
+    this.#offset = offset;
+    const end = offset + rows.length;
+    setText(this.#count, total === 0 ? "" : `${format.exact(offset + 1)}–${format.exact(end)} of ${format.exact(total)}`);
+    this.#before.disabled = offset === 0;
+    this.#after.disabled = end >= total;
+    this.#before.hidden = this.#after.hidden = offset === 0 && end >= total;
+    this.#empty.hidden = rows.length > 0;
+    setText(this.#empty, empty);
+    const now = JSON.stringify(rows);
+    if (now === this.#shown) return;
+    this.#shown = now;
+    const focus = this.#body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
+    this.#body.replaceChildren(...rows.map((r) => h("tr", null, cells(r).map((c, i) => {
+      const [label, look] = this.#headings[i];
+      return i === 0 ? h("th", { scope: "row" }, c) : h("td", { class: look, data: { label } }, c);
+    }))));
+    if (focus) [...this.#body.querySelectorAll("a")].find((a) => a.getAttribute("href") === focus)?.focus({ preventScroll: true });
+  }
+}
