@@ -15,6 +15,7 @@ mkdir -p "$root/proc" "$root/sys" "$root/dev" "$root/run/kproxy" "$root/tmp" "$r
 echo 'root:x:0:0:root:/:/usr/sbin/nologin' >"$root/etc/passwd"
 echo 'root:x:0:' >"$root/etc/group"
 echo 'hosts: files dns' >"$root/etc/nsswitch.conf" # an API server may be named in the node's /etc/hosts only
+ln -s kproxy "$root/usr/local/bin/kubectl-kproxy"             # for the dashboard of all nodes
 [ "${2:-}" != nftables ] || exit 0
 
 # iptables and ipset with their dependencies, without debconf, which only sets

@@ -245,7 +245,7 @@ func checkImage(t *testing.T, name string, programs ...string) {
 	if err := run("tar", "-xf", layer, "-C", root); err != nil {
 		t.Fatal(err)
 	}
-	commands := [][]string{append(slices.Clone(image.Config.Entrypoint), "version")}
+	commands := [][]string{append(slices.Clone(image.Config.Entrypoint), "version"), {"/usr/local/bin/kubectl-kproxy", "version"}}
 	for _, p := range programs {
 		commands = append(commands, []string{"/usr/sbin/" + p, "--version"})
 	}

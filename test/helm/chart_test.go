@@ -126,6 +126,7 @@ func TestSame(t *testing.T) {
 		{"kubeadm", "existingConfigMap: kube-proxy", "components: [../components/kubeadm]"},
 		{"trial", "{existingConfigMap: kube-proxy, nodeSelector: {kproxy.dev/proxy: kproxy}}", "components: [../components/kubeadm, ../components/chosen-nodes]"},
 		{"metrics", "metricsOnNode: true", "components: [../components/metrics]"},
+		{"dashboard of all nodes", "ui: true", "components: [../components/ui]"},
 		{"all", "{mode: nftables, existingConfigMap: kube-proxy, metricsOnNode: true, nodeSelector: {kproxy.dev/proxy: kproxy}}",
 			"components: [../components/kubeadm, ../components/mode-nftables, ../components/metrics, ../components/chosen-nodes]"},
 		{"image", "image: {repository: registry.example/kproxy, tag: v1}", "images: [{name: kproxy, newName: registry.example/kproxy, newTag: v1}]"},
@@ -151,7 +152,7 @@ func TestValues(t *testing.T) {
 		return spec["containers"].([]any)[0].(map[string]any)
 	}
 	t.Run("namespace", func(t *testing.T) {
-		got, err := template(t, "proxies", "pluginRoles: true")
+		got, err := template(t, "proxies", "{pluginRoles: true, ui: true}")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -213,7 +214,7 @@ func TestValues(t *testing.T) {
 
 // TestLint is `helm lint --strict`, for each mode.
 func TestLint(t *testing.T) {
-	for _, values := range []map[string]any{nil, {"mode": "nftables", "metricsOnNode": true, "pluginRoles": true}} {
+	for _, values := range []map[string]any{nil, {"mode": "nftables", "metricsOnNode": true, "pluginRoles": true, "ui": true}} {
 		for _, m := range lint.All(folder, values, "kube-system", true).Messages {
 			if m.Severity >= support.WarningSev {
 				t.Errorf("%v: %s", values, m)
