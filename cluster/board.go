@@ -118,10 +118,12 @@ func NewBoard(f Fleet, names []string, timeout time.Duration) *Board {
 const (
 	askEvery     = 5 * time.Second        // at the most often
 	askNode      = 100 * time.Millisecond // for each node, at least
-	cellsASecond = 10_000                 // at most; reading a thousand takes a processor some 20 ms
+	cellsASecond = 10_000                 // at most; reading these takes a fifth of a processor
 	flowsEvery   = 30 * time.Second
-	boardAtOnce  = 32 // nodes that are asked
-	readAtOnce   = 4  // of these, those whose answers are read
+	// troubledEvery is how often a node is asked again that didn't answer, at the least often.
+	troubledEvery = 30 * time.Second
+	boardAtOnce   = 32 // nodes that are asked
+	readAtOnce    = 4  // of these, those whose answers are read
 
 	answerTimeout = time.Minute // of all of an answer
 )
@@ -216,7 +218,11 @@ func (b *Board) due(now time.Time) (out []*member) {
 	defer b.mu.Unlock()
 	every := b.interval()
 	for _, m := range b.members {
-		if !m.pending && m.Node.Trouble == nil && now.Sub(m.asked) >= every {
+		wait := every
+		if m.trouble != nil {
+			wait = min(wait, troubledEvery)
+		}
+		if !m.pending && m.Node.Trouble == nil && now.Sub(m.asked) >= wait {
 			out = append(out, m)
 		}
 	}
