@@ -1,0 +1,178 @@
+package fleet
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"kproxy.dev/kproxy/cluster"
+)
+
+// ask reads an answer of the dashboard of all nodes, and returns how many bytes it has.
+func ask(t *testing.T, b *cluster.Board, path string, into any) int {
+	t.Helper()
+	w := httptest.NewRecorder()
+	b.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+	if w.Code != http.StatusOK {
+		t.Fatalf("%s: %d %s", path, w.Code, w.Body)
+	}
+	if err := json.Unmarshal(w.Body.Bytes(), into); err != nil {
+		t.Fatal(err)
+	}
+	return w.Body.Len()
+}
+
+// start has a board ask a fleet until the test ends.
+func start(t *testing.T, f *Fleet, timeout time.Duration) *cluster.Board {
+	t.Helper()
+	b := cluster.NewBoard(f, nil, timeout)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- b.Run(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	return b
+}
+
+// eventually waits until something is true.
+func eventually(t *testing.T, what string, f func() bool) {
+	t.Helper()
+	for deadline := time.Now().Add(12 * time.Minute); !f(); time.Sleep(200 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("it didn't happen that %s", what)
+		}
+	}
+}
+
+// TestFaults: nodes that don't answer are listed with the reason, also those that do so only later, and a denied list is said
+// first while what was known stays.
+func TestFaults(t *testing.T) {
+	f, err := New(12, 50)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := map[string]cluster.State{"node-0001": cluster.Forbidden, "node-0002": cluster.Silent, "node-0005": cluster.Absent, "node-0007": cluster.Older}
+	for node, fault := range map[string]Fault{"node-0001": Forbidden, "node-0002": Hung, "node-0005": Absent, "node-0007": Older} {
+		f.Break(node, fault)
+	}
+	b := start(t, f, 2*time.Second)
+	states := func() (n int, all bool) {
+		var list cluster.NodeList
+		ask(t, b, "/api/v1/nodes", &list)
+		all = list.All == 12 && len(list.Rows) == 12
+		for _, r := range list.Rows {
+			if of := want[r.Node]; of != "" {
+				all = all && r.State == of && r.Error != ""
+				n++
+			} else {
+				all = all && r.State == "alive"
+			}
+		}
+		return n, all
+	}
+	eventually(t, "each node has its state", func() bool { n, all := states(); return n == 4 && all })
+
+	f.Break("node-0009", Partitioned)
+	want["node-0009"] = cluster.Silent
+	eventually(t, "a node that can't be reached any more is said to be silent, and when it answered last", func() bool {
+		var list cluster.NodeList
+		ask(t, b, "/api/v1/nodes?q=node-0009", &list)
+		_, all := states()
+		return all && !list.Rows[0].Answered.IsZero() && list.Rows[0].Services == 0 && list.Rows[0].Classes[cluster.Unknown] == 50
+	})
+	f.Break("node-0009", None)
+	delete(want, "node-0009")
+	eventually(t, "it is alive once it can be reached", func() bool { _, all := states(); return all })
+
+	f.Deny(errors.New(`list nodes: nodes is forbidden: User "viewer" cannot list resource "nodes"`))
+	eventually(t, "the missing right is said first", func() bool {
+		var s cluster.Summary
+		ask(t, b, "/api/v1/summary", &s)
+		return strings.Contains(s.Verdict[0].Text, `cannot list resource "nodes"`) && s.Nodes == 12
+	})
+}
+
+// TestBounds: 500 nodes with 5,000 service ports each take less than 500 MB, the generator of their answers included, and no
+// answer of the dashboard grows with the cluster.
+func TestBounds(t *testing.T) {
+	const nodes, services, most = 500, 5000, 500 << 20
+	f, err := New(nodes, services)
+	if err != nil {
+		t.Fatal(err)
+	}
+	began := time.Now()
+	b := start(t, f, time.Minute) // nothing hangs here, but the processors may be busy
+	eventually(t, "all nodes have answered", func() bool {
+		var s cluster.Summary
+		ask(t, b, "/api/v1/summary", &s)
+		return s.States["alive"] == nodes && s.Services == services
+	})
+	t.Logf("all nodes have answered after %s", time.Since(began).Round(time.Second))
+	for path, bound := range map[string]int{
+		"/api/v1/summary":                                       4 << 10,
+		"/api/v1/services":                                      24 << 10,
+		"/api/v1/services?limit=200":                            96 << 10,
+		"/api/v1/grid?rows=70&columns=240":                      96 << 10,
+		"/api/v1/grid?rows=256&columns=1024":                    640 << 10,
+		"/api/v1/nodes":                                         32 << 10,
+		"/api/v1/service?key=team-7/svc-0017:http/tcp":          24 << 10,
+		"/api/v1/flows?limit=200":                               48 << 10,
+		"/api/v1/services?class=failing&node=node-0003&limit=1": 4 << 10,
+	} {
+		asked := time.Now()
+		var v map[string]any
+		n := ask(t, b, path, &v)
+		t.Logf("%s: %d bytes in %s", path, n, time.Since(asked).Round(time.Millisecond))
+		if n > bound {
+			t.Errorf("%s: %d bytes, want at most %d", path, n, bound)
+		}
+	}
+	var list cluster.ServiceList
+	ask(t, b, "/api/v1/services?limit=3", &list)
+	for i, key := range []string{"team-7/svc-0017:http/tcp", "team-2/svc-0042:http/tcp", "team-4/svc-0004:http/tcp"} {
+		if i < len(list.Rows) && f.Asked() > 2*nodes && list.Rows[i].Key != key {
+			t.Errorf("row %d is %s, want %s", i, list.Rows[i].Key, key)
+		}
+	}
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	peak := peakRSS(t)
+	t.Logf("heap %d MB, peak of the process %d MB", m.HeapAlloc>>20, peak>>20)
+	if m.HeapAlloc > most || peak > most {
+		t.Errorf("the heap has %d bytes, the process had %d at most, want less than %d", m.HeapAlloc, peak, most)
+	}
+}
+
+// peakRSS is the most memory that this process has had (proc_pid_status(5), VmHWM), in bytes.
+func peakRSS(t *testing.T) uint64 {
+	t.Helper()
+	text, err := os.ReadFile("/proc/self/status")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		if rest, ok := strings.CutPrefix(line, "VmHWM:"); ok {
+			kb, err := strconv.ParseUint(strings.TrimSuffix(strings.TrimSpace(rest), " kB"), 10, 64)
+			if err != nil {
+				t.Fatal(fmt.Errorf("read %q: %w", line, err))
+			}
+			return kb << 10
+		}
+	}
+	t.Fatal("/proc/self/status has no VmHWM")
+	return 0
+}
