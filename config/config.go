@@ -61,6 +61,8 @@ type Config struct {
 	MetricsServices  int `json:"metricsServiceLimit" flag:"metrics-service-limit"`
 	MetricsEndpoints int `json:"metricsEndpointLimit" flag:"metrics-endpoint-limit"`
 
+	GrafanaURL string `json:"grafanaURL" flag:"grafana-url"` // that has deploy/monitoring's dashboard, which pages link to; empty for none
+
 	Profiling bool `json:"enableProfiling" flag:"profiling"` // /debug/pprof on MetricsBindAddress
 	Supervise bool `json:"supervise" flag:"supervise"`       // another process does the work, and a next one goes on should it crash
 	// OOMScoreAdj is this process's oom_score_adj, -1000 to 1000 (proc(5)); nil

@@ -129,6 +129,7 @@ func TestValidate(t *testing.T) {
 		{"port out of range", func(c *Config) { c.ListenUDPPort = 70000 }, "--listen-udp-port: 70000 is out"},
 		{"relative paths", func(c *Config) { c.Socket, c.StateDir = "s", "" }, "--socket: \"s\" is not\n--state-dir: \"\" is not"},
 		{"long socket", func(c *Config) { c.Socket = "/" + strings.Repeat("x", 107) }, "--socket: the path has 108 bytes"},
+		{"no URL", func(c *Config) { c.GrafanaURL = "grafana.example" }, `--grafana-url: "grafana.example" is not a URL such as`},
 		{"log", func(c *Config) { c.LogFormat, c.Verbosity = "logfmt", "loud" }, "--log-format: \"logfmt\" is not\n-v: \"loud\" is not"},
 	}
 	for _, tt := range tests {

@@ -20,7 +20,7 @@ import (
 
 var checks = []func(*problems, Config){
 	checkMode, checkSources, checkNode, checkNetworks, checkMarks,
-	checkOffload, checkHealth, checkIPVS, checkAddresses, checkPaths, checkLog,
+	checkOffload, checkHealth, checkIPVS, checkAddresses, checkPaths, checkGrafana, checkLog,
 }
 
 // numbers are the least and the greatest value of flags that take a number.
@@ -373,6 +373,13 @@ func checkPaths(p *problems, c Config) {
 	}
 	if c.StateMaxAge < 0 {
 		p.add("state-max-age", "%s is negative; use 0s to save no state", c.StateMaxAge)
+	}
+}
+
+func checkGrafana(p *problems, c Config) {
+	u, err := url.Parse(c.GrafanaURL)
+	if c.GrafanaURL != "" && (err != nil || u.Scheme != "http" && u.Scheme != "https" || u.Host == "" || u.RawQuery != "" || u.Fragment != "") {
+		p.add("grafana-url", "%q is not a URL such as https://grafana.example or https://example/grafana", c.GrafanaURL)
 	}
 }
 

@@ -55,8 +55,9 @@ var layout = []row{
 	{folder: "lab", third: "golang.org/x/sys"},
 	{folder: "kernel/kerneltest", imports: "kernel kernel/steering kernel/iptables kernel/ipvs kernel/nftables plan service health trace/netfilter lab", third: netlink + " github.com/google/go-cmp"},
 	{folder: "trace", imports: "service plan kernel kernel/steering kernel/nlmsg conntrack userspace trace/netfilter", third: netlink + " golang.org/x/sync"},
+	{folder: "docs"},
 	{folder: "agent", imports: "*", third: "golang.org/x/sync golang.org/x/sys golang.org/x/time"},
-	{folder: "web", imports: "plan service trace", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},
+	{folder: "web", imports: "plan service trace docs", third: "github.com/prometheus/client_golang github.com/prometheus/client_model"},
 	// The cluster's nodes, asked over the API server with the user's rights.
 	{folder: "cluster", imports: "plan service source/kube web", third: kubernetes + " k8s.io/client-go k8s.io/streaming"},
 	{folder: "lab/report"},

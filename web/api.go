@@ -41,6 +41,7 @@ func API(c APIConfig) http.Handler {
 	pages := compressed(http.HandlerFunc(ui))
 	mux.HandleFunc("/{$}", pages)
 	mux.HandleFunc("/ui/", pages)
+	mux.HandleFunc("/docs/", compressed(http.HandlerFunc(docPage)))
 	if c.Recorder != nil {
 		dashboard(mux, c.Recorder, long)
 	}

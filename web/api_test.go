@@ -40,6 +40,8 @@ func TestAPI(t *testing.T) {
 		code                        int
 	}{
 		{"/", "text/html; charset=utf-8", `<html lang="en"`, 200},
+		{"/docs/trace.md", "text/plain; charset=utf-8", "kproxy trace", 200},
+		{"/docs/docs.go", "text/plain; charset=utf-8", "404 page not found", 404},
 		{"/ui/index.html", "text/html; charset=utf-8", `<html lang="en"`, 200},
 		{"/ui/none.js", "text/plain; charset=utf-8", "404", 404},
 		{"/api/v1/history?service=shop/cart", "application/json", `"shop/cart":{"active":[1],"connections":[0]`, 200},

@@ -9,6 +9,8 @@ import (
 	"path"
 	"strings"
 	"time"
+
+	"kproxy.dev/kproxy/docs"
 )
 
 // The dashboard's pages. They are served as they are: nothing is built.
@@ -28,6 +30,17 @@ var contentTypes = map[string]string{
 	".css":  "text/css; charset=utf-8",
 	".js":   "text/javascript; charset=utf-8",
 	".svg":  "image/svg+xml",
+}
+
+// docPage serves the pages of docs/ as they were written.
+func docPage(w http.ResponseWriter, r *http.Request) {
+	content, err := docs.Pages.ReadFile(strings.TrimPrefix(r.URL.Path, "/docs/"))
+	if err != nil {
+		http.NotFound(w, r)
+		return
+	}
+	w.Header().Set("Content-Type", "text/plain; charset=utf-8")
+	http.ServeContent(w, r, "", time.Time{}, bytes.NewReader(content))
 }
 
 // ui serves the pages: / and what is under /ui/.

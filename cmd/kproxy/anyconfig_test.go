@@ -396,6 +396,7 @@ func (h *host) special() map[string]values {
 		"listen-udp-port":                   port,
 		"metrics-service-limit":             {list("1 1000"), list("-1 2000000")},
 		"metrics-endpoint-limit":            {list("1 1000"), list("-1 2000000")},
+		"grafana-url":                       {list("https://grafana.example http://10.0.0.1:3000/grafana"), list("grafana.example ftp://g")},
 		"socket":                            paths,
 		"state-dir":                         paths,
 		"oom-score-adj":                     {list("0 1000"), list("-1001 x")},

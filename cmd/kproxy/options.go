@@ -105,6 +105,7 @@ func settings() []setting {
 			portSetting("healthz", config.HealthzPort, func(c *config.Config) *string { return &c.HealthzBindAddress }),
 			set("metrics-service-limit", "so many service ports have series of their own in /metrics, the others share one"),
 			set("metrics-endpoint-limit", "the same for endpoints of those"),
+			set("grafana-url", "`URL` of the Grafana that has the dashboard of deploy/monitoring, for links to it"),
 			set("profiling", "serve Go's profiles at /debug/pprof on --metrics-bind-address"),
 			set("socket", "control socket, a `PATH`"),
 			set("state-dir", "`DIR` for what survives a restart: pins, and the last state of the Kubernetes API"),

@@ -54,7 +54,7 @@ func (l *liveLab) build() error {
 	if err := errors.Join(m.Write(w.manifests), lab.NewManifest("lonely", 11).Write(w.manifests)); err != nil {
 		return err
 	}
-	err = w.start(ctx, "--mode", "nftables", "--offload-after", "1s", "--health-interval", "300ms", "--health-timeout", "250ms")
+	err = w.start(ctx, "--mode", "nftables", "--offload-after", "1s", "--health-interval", "300ms", "--health-timeout", "250ms", "--grafana-url", "https://grafana.example")
 	l.traffic = w.ask(netip.MustParseAddrPort("10.96.0.10:80"))
 	return err
 }
@@ -182,6 +182,8 @@ func TestServicePage(t *testing.T) {
 	p.eventually("the rules are the kernel's", in(".real-rules .rules code")+` && [...document.querySelectorAll(".real-rules code")].some((c) => c.textContent.includes("map @backends"))`)
 	p.eventually("the story names the service's chain", in(".story")+`.textContent.includes("(of-3)")`)
 	p.shoot("service-rules-1280", wholePage)
+	p.eventually("Grafana's dashboard of the service is a link away", `document.querySelector("#grafana:not([hidden])")?.href === "https://grafana.example/d/kproxy?var-instance=node&var-namespace=default&var-service=web"`)
+	p.eventually("so is the page about its data plane, which kproxy has with it", in(`.p-explain a[href="/docs/nftables.md"]`)+` && fetch("/docs/nftables.md").then((r) => r.ok)`)
 }
 
 // TestRulesCount: iptables' rules have counters, and the page follows them.

@@ -9,6 +9,7 @@ import { Header } from "./shell/header.js";
 import { fillLegend } from "./shell/legend.js";
 import { keys } from "./shell/keys.js";
 import { theme } from "./shell/theme.js";
+import { get } from "./state/api.js";
 import { History } from "./state/history.js";
 import { Store } from "./state/store.js";
 import { Stream } from "./state/stream.js";
@@ -23,6 +24,7 @@ const history = new History(store);
 const announcer = new Announcer();
 const pages = { overview: new Overview(store, history), service: new ServicePage(store, history), node: new NodePage(store) };
 let current = "";
+let grafana = ""; // its address
 
 function go() {
   const to = route.parse(location.hash);
@@ -34,6 +36,7 @@ function go() {
   setAttr(byId("nav-overview"), "aria-current", current === "overview" ? "page" : null);
   setAttr(byId("nav-node"), "aria-current", current === "node" ? "page" : null);
   store.tick(); // the title
+  linkGrafana();
   if (came === "") return;
   // A change of page is announced by moving the focus, as a browser does.
   if (current === "overview" && came === "service") pages.overview.focus();
@@ -61,8 +64,27 @@ function announce() {
   });
 }
 
+// linkGrafana has the footer lead to what Grafana has of what is shown, if kproxy was told where that is.
+function linkGrafana() {
+  byId("grafana").hidden = grafana === "";
+  if (grafana !== "") setAttr(byId("grafana"), "href", route.grafana(grafana, store.meta.node, route.parse(location.hash).key));
+}
+
+async function askGrafana() {
+  try {
+    grafana = (await get("/configz"))["kproxy.dev"].grafanaURL ?? "";
+  } catch {
+    return; // all that is missing is a link
+  }
+  linkGrafana();
+  store.subscribe((changed) => {
+    if (changed.has("meta")) linkGrafana();
+  });
+}
+
 theme();
 fillLegend();
+askGrafana();
 new Header(store, () => stream.retry());
 keys({
   search() {

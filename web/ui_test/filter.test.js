@@ -70,3 +70,8 @@ test("a page's address is read and written", () => {
   assert.equal(route.service("shop/web:http"), "#/service/shop/web:http");
   assert.equal(route.parse(route.service("a b/c?d#e")).key, "a b/c?d#e");
 });
+
+test("Grafana's dashboard is shown for the node, and the Service of a service port", () => {
+  assert.equal(route.grafana("https://g.example/", "node-1", ""), "https://g.example/d/kproxy?var-instance=node-1");
+  assert.equal(route.grafana("http://g:3000/x", "node-1", "shop/web:http"), "http://g:3000/x/d/kproxy?var-instance=node-1&var-namespace=shop&var-service=web");
+});

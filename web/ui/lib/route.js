@@ -34,6 +34,14 @@ export function withQuery(path, params) {
   return text === "" ? path : `${path}?${text}`;
 }
 
+// grafana returns the address of deploy/monitoring's dashboard in the Grafana at an address, for a node
+// and, unless key is empty, the Service of that service port.
+export function grafana(base, node, key) {
+  const [namespace, rest] = split(key);
+  const service = key === "" ? {} : { "var-namespace": namespace, "var-service": rest.split(":")[0] };
+  return withQuery(`${base.replace(/\/+$/, "")}/d/kproxy`, { "var-instance": node, ...service });
+}
+
 // split cuts "namespace/name:port" after the namespace.
 export function split(key) {
   const slash = key.indexOf("/");

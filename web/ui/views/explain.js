@@ -10,7 +10,8 @@ const levels = ["", "little", "some", "much"];
 export function explain(current) {
   const p = words.plane(current);
   return h("div", { class: "explain" },
-    h("div", { class: "prose" }, h("p", null, h("b", { text: p.costs.length > 0 ? `How ${p.label} works. ` : `${p.label}. ` }), p.how), h("p", null, h("b", { text: p.costs.length > 0 ? "What it costs. " : "What clients see. " }), p.pays)),
+    h("div", { class: "prose" }, h("p", null, h("b", { text: p.costs.length > 0 ? `How ${p.label} works. ` : `${p.label}. ` }), p.how), h("p", null, h("b", { text: p.costs.length > 0 ? "What it costs. " : "What clients see. " }), p.pays),
+      p.costs.length > 0 ? h("p", null, h("a", { href: `/docs/${current}.md`, text: `The packet’s path and the rules, one by one: ${p.label}` })) : null),
     costs(current),
     h("p", { class: "dim small" }, "How much that is on this machine: ", h("code", { text: "kproxy lab compare" }), " measures the same work through every data plane and writes a page with charts."));
 }
