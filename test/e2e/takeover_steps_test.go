@@ -164,7 +164,7 @@ func stepsClients(w *world, args ...string) (check func(what string, resets, kil
 // connection breaks or fails. There is no way back from the moment on in which it sends CONFIRM: it serves from then on.
 func TestNewcomerKilledAtEveryStep(t *testing.T) {
 	w := newWorld(t)
-	check := stepsClients(w)
+	check := stepsClients(w, "--alive-timeout", lasting(20*time.Second).String()) // half of it is how long it waits for the newcomer
 	points := 0
 	for ; ; points++ {
 		b := &between{}
