@@ -2,13 +2,16 @@ package kube
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -95,6 +98,14 @@ func TestPlugin(t *testing.T) {
 			}
 		}
 	}
+	// The dashboard says the same of each node, and of a right that is missing.
+	for user, want := range map[string]map[string]string{
+		"viewer":   {"node": "absent: no pod of kproxy", "waits": "absent: pod kproxy-waits doesn't run", "hangs": "no answer: not within", "refuses": "failed: "},
+		"lister":   {"node": "absent: ", "waits": "absent: ", "hangs": "forbidden: ", "refuses": `User "lister" cannot create resource "pods/portforward"`},
+		"stranger": {},
+	} {
+		w.asksDashboard(link, user, want)
+	}
 	for user, try := range map[string]struct{ command, want string }{
 		"stranger": {"status", `list nodes: nodes is forbidden: User "stranger" cannot list resource "nodes" in API group "" at the cluster scope (deploy/plugin has roles with the rights)`},
 		"viewer":   {"pin default/web kernel --node hangs", `cannot create resource "pods/exec"`},
@@ -102,6 +113,53 @@ func TestPlugin(t *testing.T) {
 		if _, complaint, status := plugin(user, strings.Fields(try.command)...); status != 1 || !strings.Contains(complaint, try.want) {
 			t.Errorf("%s as %s: status %d, %q, want %q", try.command, user, status, complaint, try.want)
 		}
+	}
+}
+
+// asksDashboard waits until the dashboard of all nodes has each node's state, or says that nodes can't be listed where none is wanted.
+func (w *world) asksDashboard(program, user string, want map[string]string) {
+	w.Helper()
+	host := w.net.Backends[pods].Namespace
+	ctx, cancel := context.WithTimeout(w.ctx, time.Minute)
+	defer cancel()
+	cmd := host.Command(ctx, program, "ui", "--address", "127.0.0.1:8249", "--timeout", "5s", "--kubeconfig", w.File(user+".kubeconfig"))
+	w.must(cmd.Start())
+	defer func() {
+		_ = cmd.Process.Kill() // it may have ended
+		_ = cmd.Wait()
+	}()
+	client := host.HTTPClient(5 * time.Second)
+	get := func(path string, into any) error {
+		resp, err := client.Get("http://127.0.0.1:8249/api/v1/" + path)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		return json.NewDecoder(resp.Body).Decode(into)
+	}
+	for {
+		var list kproxies.NodeList
+		var summary kproxies.Summary
+		err := errors.Join(get("nodes", &list), get("summary", &summary))
+		if err == nil && len(list.Rows) != len(want) {
+			err = fmt.Errorf("%d nodes, want %d", len(list.Rows), len(want))
+		}
+		for _, n := range list.Rows {
+			if got := fmt.Sprintf("%s: %s", n.State, n.Error); !strings.Contains(got, want[n.Node]) {
+				err = fmt.Errorf("node %s is %q, want %q", n.Node, got, want[n.Node])
+			}
+		}
+		denied := fmt.Sprintf("User %q cannot list resource \"nodes\"", user)
+		if err == nil && len(want) == 0 && !strings.Contains(fmt.Sprint(summary.Verdict), denied) {
+			err = fmt.Errorf("verdict %v, want %q", summary.Verdict, denied)
+		}
+		if err == nil {
+			return
+		}
+		if ctx.Err() != nil {
+			w.Fatalf("the dashboard as %s: %v", user, err)
+		}
+		time.Sleep(200 * time.Millisecond)
 	}
 }
 
