@@ -80,7 +80,7 @@ export class Diagram {
     if (p.userspaceOnly) return [() => "this service has none", () => "not taken"];
     const { first } = words.plane(p.beneath).box ?? words.planes.iptables.box;
     if (!taken) return [first, () => "ready as fallback, not taken"];
-    return [first, (x) => counter(x.packets.kernel) || "rewrites each packet", everybody];
+    return [first, (x) => counter(x.packets.kernel) || "rewrites packets", everybody];
   }
 
   #box(b, { heading, lines, taken, plane, icon }) {
