@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/emulation"
+	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
 	"github.com/chromedp/chromedp/kb"
 
@@ -128,4 +129,26 @@ func TestClusterForeignHost(t *testing.T) {
 			t.Errorf("/%s under a foreign name: got %d, want %d", path, resp.Status, http.StatusForbidden)
 		}
 	}
+}
+
+// TestClusterOfManyNodes: 500 nodes and 5,000 services are listed on one page, and its answers are small; how soon is noted.
+func TestClusterOfManyNodes(t *testing.T) {
+	f := troubledFleet(t, 500, many)
+	url := serveFleet(t, f, 20*time.Second)
+	for deadline := time.Now().Add(12 * time.Minute); f.Asked() < 496; time.Sleep(time.Second) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d nodes have answered", f.Asked())
+		}
+	}
+	p := blank(t)
+	must(t)(chromedp.Call(p.ctx, page.AddScriptToEvaluateOnNewDocument, page.AddScriptToEvaluateOnNewDocumentParams{Source: strings.ReplaceAll(firstRow, ".rows [data-key]", "#page tbody tr")}))
+	p.run(chromedp.EmulateViewport(1440, 900), chromedp.Navigate(url("localhost")))
+	p.eventually("service ports are listed", `window.firstRow`)
+	p.figure("500 nodes, %d services: first paint after %.0f ms, heat map and list after %.0f ms", many, eval[float64](p, `performance.getEntriesByName("first-contentful-paint")[0].startTime`), eval[float64](p, `window.firstRow`))
+	size := eval[float64](p, `performance.getEntriesByType("resource").filter((e) => e.name.includes("/api/")).slice(0, 3).reduce((n, e) => n + e.decodedBodySize, 0)`)
+	if p.figure("its first answers have %.0f bytes", size); size == 0 || size > 200<<10 {
+		t.Errorf("the page's first answers have %.0f bytes", size)
+	}
+	p.eventually("all are counted", `document.querySelector("#chip-size").textContent === "500 nodes, 5,000 service ports"`)
+	p.shoot("cluster-many", wholePage)
 }
