@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net"
 	"os"
-	"runtime/debug"
 	"slices"
 	"sync"
 	"syscall"
@@ -228,13 +227,6 @@ func (h *predecessor) paused(step handover.Ask_Step) error {
 		return fmt.Errorf("unexpected step %v", step)
 	}
 	return h.frozen()
-}
-
-// pauseCollector keeps garbage from being collected until the function that it returns is called: while connections
-// are at rest, that would take a sixth of the processor time that they wait for.
-func pauseCollector() (resume func()) {
-	percent := debug.SetGCPercent(-1) // waits for the end of a collection
-	return func() { debug.SetGCPercent(percent) }
 }
 
 // frozen gives away what userspace carries.

@@ -67,7 +67,7 @@ func (l *lastEnds) add(e plan.Ended, most int) {
 // again gives a connection that was refused, and is there, the time of e.
 func (l *lastEnds) again(e *plan.Ended) (there bool) {
 	for i := range l.list {
-		if x := &l.list[i]; x.Client == e.Client && x.Address == e.Address && x.Refused == e.Refused {
+		if x := &l.list[i]; x.Protocol == e.Protocol && x.Client == e.Client && x.Address == e.Address && x.Refused == e.Refused {
 			x.Time, there = e.Time, true
 		}
 	}

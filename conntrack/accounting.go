@@ -2,6 +2,7 @@ package conntrack
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -76,6 +77,7 @@ type Accounting struct {
 	index     *index // of all protocols
 	services  map[service.Key]*account
 	flows     map[identity]*entry
+	peak      int               // the most flows since flows was made
 	lists     uint64            // how many there were
 	ended     map[identity]bool // ends told while a list is under way; else nil
 	refreshed time.Time
@@ -305,11 +307,11 @@ func (a *Accounting) Refresh(maxAge time.Duration, list func(service.Protocol) (
 }
 
 // BackgroundAge is how old figures may be that are read all the time though no person waits for
-// them: so old that lists take at most a hundredth of a processor, however many flows there are.
+// them: so old that lists take at most a hundredth of a processor, however many flows there are, but a minute at most.
 func (a *Accounting) BackgroundAge() time.Duration {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return 100 * a.took
+	return min(100*a.took, time.Minute)
 }
 
 // listed replaces the live flows. What is in the list no more goes missing,
@@ -343,6 +345,12 @@ func (a *Accounting) listed(flows []Flow, first bool) {
 			a.over(e)
 			delete(a.flows, id)
 		}
+	}
+	if a.peak = max(a.peak, len(a.flows)); len(a.flows) < a.peak/4 { // maps don't shrink
+		a.peak = len(a.flows)
+		flows := make(map[identity]*entry, a.peak)
+		maps.Copy(flows, a.flows)
+		a.flows = flows
 	}
 	a.forgetEndpoints()
 }
