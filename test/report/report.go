@@ -39,7 +39,7 @@ type report struct {
 	elsewhere map[string]bool // tests that passed there, as they are named here
 
 	output map[string][]string // per test that runs, its output so far
-	broken map[string]bool     // packages with a failed test
+	broken map[string]bool     // packages of which something that failed counts
 	stages []event             // that have ended, with what each took
 	long   []event             // tests that took longSeconds or more
 }
@@ -115,6 +115,10 @@ func (r *report) add(e event) {
 			}
 			r.again = append(append(r.again, "failed once, so ran again, alone: "+f), r.reasons[f]...)
 			return true
+		})
+		r.broken[e.Package] = slices.ContainsFunc(r.failed, func(f string) bool {
+			test, ok := strings.CutPrefix(f, e.Package)
+			return ok && (test == "" || test[0] == ' ' && !strings.HasPrefix(test, " (")) // not of its run elsewhere
 		})
 	case "stage":
 		r.stages = append(r.stages, e)

@@ -172,6 +172,39 @@ failed: p TestB
 `,
 		},
 		{
+			name: "a package that fails after all that failed in it has passed again counts",
+			in: `{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p (vm)","Test":"TestA"}
+{"Action":"fail","Package":"p","Elapsed":2}
+{"Action":"again","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p","Elapsed":3}`,
+			want: `FAIL  p TestA
+FAIL  p (vm) TestA
+FAIL  p                                           2.0s
+FAIL  p
+failed once, so ran again, alone: p TestA
+failed: p (vm) TestA
+failed: p
+1 passed, 2 failed, 0 skipped
+`,
+		},
+		{
+			name: "a package that fails again with one of its tests isn't counted again",
+			in: `{"Action":"fail","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p","Test":"TestB"}
+{"Action":"again","Package":"p","Test":"TestA"}
+{"Action":"pass","Package":"p","Test":"TestA"}
+{"Action":"fail","Package":"p","Elapsed":3}`,
+			want: `FAIL  p TestA
+FAIL  p TestB
+FAIL  p                                           3.0s
+failed once, so ran again, alone: p TestA
+failed: p TestB
+1 passed, 1 failed, 0 skipped
+`,
+		},
+		{
 			name: "a benchmark that ran counts; its figures after one round mean nothing",
 			in: `{"Action":"output","Package":"p","Test":"BenchmarkA","Output":"BenchmarkA-2 1 5 ns/op\n"}
 {"Action":"bench","Package":"p","Test":"BenchmarkA"}`,
