@@ -1,6 +1,7 @@
 package kerneltest
 
 import (
+	"errors"
 	"fmt"
 	"net/netip"
 	"testing"
@@ -60,7 +61,8 @@ func (s *Scene) Endpoints(hosts ...int) func(*plan.Service) {
 	return Endpoints(out...)
 }
 
-// Asks counts who answers n connections from a host, or with which error they end. It waits longer for answers than Ask.
+// Asks counts who answers n connections from a host, or with which error they end. It waits longer for answers than Ask: for none,
+// see Unanswered.
 func (s *Scene) Asks(n, from int, proto service.Protocol, to string) map[string]int {
 	s.T.Helper()
 	out := map[string]int{}
@@ -72,6 +74,14 @@ func (s *Scene) Asks(n, from int, proto service.Protocol, to string) map[string]
 		out[server]++
 	}
 	return out
+}
+
+// Unanswered expects that no answer comes to a connection from a host.
+func (s *Scene) Unanswered(what string, from int, proto service.Protocol, to string) {
+	s.T.Helper()
+	if server, _, err := s.Ask(from, proto, netip.MustParseAddrPort(to)); !errors.Is(err, ErrTimeout) {
+		s.T.Errorf("%s: %q, %v, want %v", what, server, err, ErrTimeout)
+	}
 }
 
 // Who are those that answer some of n connections.
