@@ -2,12 +2,12 @@
 # Manifests, commands and settings,
 same="NothingArrives|Commands.*|ConfigurationFile|WrongUse|NobodyRuns|MalformedManifest|BrokenFromTheStart|DuplicateDefinition"
 same+="|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|ManifestsThatAreLate|WatchStatus|WatchLeavesTheTerminal|Lab.*"
-same+="|CompareInterrupted|CompareNeedsRoot|TraceCommand|TraceOfADeadKproxy|TraceNamesWhatTheServiceLacks|ConntrackSettings"
+same+="|CompareInterrupted|CompareNeedsRoot|TraceCommand|ConntrackSettings"
 # userspace,
-same+="|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd|EndpointThatResets|ResetsOfClients"
+same+="|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd"
 same+="|LeastConnectionsInUserspace|FewDescriptors|SilentEndpoint|UDPEndpointThatRefuses"
 # the process itself, its pins, its files and its metrics,
 same+="|PortInUse|SecondKproxy|StoppedWhileStarting|ReadyMeansReady|PinsSurviveARestart|Disk|Drain|ServiceManagerIsNotified|WhatTheHostLacks"
-same+="|CrashesGoUnnoticed|CrashesKeepStreamsWhole|SupervisorFaults|TakeoverWithTooFewDescriptors|ScrapesOfManyServices|MetricsWithinLimits|MetricsAreInOrder"
-# what health checks make of endpoints that are all down, and another variant of iptables.
-same+="|AllDown|LegacyVariant"
+same+="|CrashesKeepStreamsWhole|SupervisorFaults|TakeoverWithTooFewDescriptors|ScrapesOfManyServices|MetricsWithinLimits|MetricsAreInOrder"
+# and another variant of iptables.
+same+="|LegacyVariant"

@@ -27,6 +27,8 @@ same+="|Stop.*|TakeoverInModeUserspace|TakeoverThatFails|TakeoverFromOneThatHang
 same+="|NewcomerKilledAtEveryStep|KilledAtEveryStepOfATakeover|Chaos|NetworkPoliciesOnABridge|MetricsFollowConnections|MetricsOfTrouble"
 # the way from a failure, a hang or a host that doesn't forward to a decision, which every plane then carries out,
 same+="|KernelHangIsFoundOut|HangIsNoOutage|NodeThatDoesNotForward|LastLocalEndpointGoesElsewhere"
+# what endpoints, clients and crashes do, and what trace says of it, which modes iptables and nftables show,
+same+="|AllDown|EndpointThatResets|ResetsOfClients|CrashesGoUnnoticed|TraceOfADeadKproxy|TraceNamesWhatTheServiceLacks"
 # and what only a part that all modes share does here: the server that load balancers ask, kube-proxy's metrics, and in mode ipvs,
 # userspace's answer to a client that was too early.
 same+="|HealthCheckNodePort|KubeProxyMetrics|AskedTooEarly"
