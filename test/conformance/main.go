@@ -19,8 +19,11 @@ import (
 	"os/signal"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strings"
 	"syscall"
+
+	"golang.org/x/sys/unix"
 )
 
 // options are what the user chose.
@@ -131,7 +134,10 @@ func runOutside(o options) (err error) {
 	if err := syscall.Flock(int(lock.Fd()), syscall.LOCK_EX|syscall.LOCK_NB); err != nil {
 		return errors.New("another cluster runs on this machine: wait for it, or end it")
 	}
-	if o.state, err = os.MkdirTemp("", "kproxy-conformance"); err != nil {
+	if err := removeStates(); err != nil {
+		return fmt.Errorf("remove what an earlier run left: %w", err)
+	}
+	if o.state, err = os.MkdirTemp("", stateName); err != nil {
 		return err
 	}
 	removeGroups()
@@ -174,10 +180,49 @@ func runOutside(o options) (err error) {
 	return err
 }
 
+// stateName begins the name of a state's folder, in [os.TempDir]. Numbers follow.
+const stateName = "kproxy-conformance"
+
+// removeStates removes the folders of runs that were killed. Where a file system is mounted in one it is unmounted first, or
+// the folder stays.
+func removeStates() error {
+	states, err := filepath.Glob(filepath.Join(os.TempDir(), stateName+"[0-9]*"))
+	if err != nil || len(states) == 0 {
+		return err
+	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, state := range states {
+		var mounted []string
+		for line := range strings.Lines(string(mounts)) {
+			at := strings.Fields(line)[4] // proc_pid_mountinfo(5): the mount point; a space in it is \040
+			if at == state || strings.HasPrefix(at, state+"/") {
+				mounted = append(mounted, at)
+			}
+		}
+		var err error
+		slices.Sort(mounted)
+		for _, at := range slices.Backward(mounted) { // what is mounted on another mount before that
+			if err = unix.Unmount(strings.ReplaceAll(at, `\040`, " "), unix.UMOUNT_NOFOLLOW); err != nil {
+				err = fmt.Errorf("unmount %s: %w", at, err)
+				break
+			}
+		}
+		if err == nil {
+			err = os.RemoveAll(state)
+		}
+		errs = append(errs, err)
+	}
+	return errors.Join(errs...)
+}
+
 // removeGroups removes the control groups of pods, which no process is in any more.
 func removeGroups() {
-	roots, _ := filepath.Glob("/sys/fs/cgroup/*/" + cgroupName)
-	for _, root := range roots {
+	roots, _ := filepath.Glob("/sys/fs/cgroup/*/" + cgroupName) // of version 1
+	for _, root := range append(roots, "/sys/fs/cgroup/"+cgroupName) {
 		var groups []string
 		_ = filepath.WalkDir(root, func(path string, d fs.DirEntry, err error) error {
 			if err == nil && d.IsDir() {

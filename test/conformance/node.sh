@@ -38,10 +38,16 @@ done <<-END
 END
 mount --make-rshared / # for mounts of pods that propagate
 
-for group in /sys/fs/cgroup/*/kproxy-conformance; do
+hierarchies=(/sys/fs/cgroup/*/) # of control groups version 1
+[[ ! -e /sys/fs/cgroup/cgroup.controllers ]] || hierarchies=(/sys/fs/cgroup/)
+for hierarchy in "${hierarchies[@]}"; do
+	[[ -e $hierarchy/cgroup.procs ]] || continue
+	group=${hierarchy}kproxy-conformance
 	mkdir -p "$group/$name"
-	for file in cpuset.cpus cpuset.mems; do
-		[[ ! -e $group/$file ]] || cat "$group/../$file" | tee "$group/$file" >"$group/$name/$file"
+	for file in cpuset.cpus cpuset.mems; do # where they aren't the parent's by themselves
+		[[ -e $hierarchy/$file ]] || continue
+		cat "$hierarchy/$file" >"$group/$file"
+		cat "$hierarchy/$file" >"$group/$name/$file"
 	done
 done
 
