@@ -69,12 +69,12 @@ in_vm() {
 	fi
 }
 
-# in_nftables runs the end-to-end tests in mode nftables, but those that are the same in every mode, or that mode
-# iptables runs with nftables as well.
+# in_nftables runs the end-to-end tests in mode nftables, but those that are the same in every mode, or that in mode
+# iptables go through nftables too.
 in_nftables() {
 	local same
 	. test/e2e/same.sh
-	same+="|AnotherProxy|AutoTakesWhatThereIs|Compare|Trace(Flows|NamesFaults|Probe|Watch)"
+	same+="|AnotherProxy|AutoTakesWhatThereIs|Compare|Trace(Flows|Probe|Watch)"
 	label=" (nftables)" KPROXY_E2E_MODE=nftables tests nftables -count=1 -skip="^Test($same)\$" ./test/e2e
 }
 
@@ -90,11 +90,12 @@ with_kubernetes() (
 	tests kubernetes -count=1 ./...
 )
 
-# with_cluster runs a dozen of upstream's own network tests in a cluster of nodes on this machine, in one mode: each
-# commit on the way to this one moves on to the next.
+# with_cluster runs a dozen of upstream's own network tests in a cluster of nodes on this machine, in one mode, which
+# the commit's hash chooses: it is the same in a shallow clone.
 with_cluster() {
 	local modes=(nftables iptables userspace auto) mode programs
-	mode=${modes[$(git rev-list --count HEAD 2>/dev/null || echo 0) % ${#modes[@]}]}
+	mode=$(git rev-parse --verify -q HEAD || echo 0)
+	mode=${modes[0x${mode:0:8} % ${#modes[@]}]}
 	if ((EUID != 0)); then
 		printf '{"Action":"%s","Package":"test/conformance","Test":"quick","Output":"it makes a cluster of namespaces, which needs root\\n"}\n' output skip
 		return
@@ -239,12 +240,15 @@ everything() {
 }
 
 # changed finds the packages that differ from main, with other modules' folders of test/ among them, and those that
-# import such a package: what a change of it can break.
+# import such a package: what a change of it can break. A file is of the nearest folder above it with Go files.
 changed() {
 	local base files folders all name folder imports
 	base=$(git merge-base HEAD origin/main 2>/dev/null || git merge-base HEAD main 2>/dev/null || echo HEAD)
 	files=$({ git diff --name-only --relative "$base"; git ls-files --others --exclude-standard; } | sort -u)
-	folders=$(xargs -r -n 1 dirname <<<"$files" | sort -u)
+	folders=$(xargs -r -n 1 dirname <<<"$files" | sort -u | while read -r folder; do
+		until [[ $folder == . ]] || compgen -G "$folder/*.go" >/dev/null; do folder=$(dirname "$folder"); done
+		echo "$folder"
+	done | sort -u)
 	all=$(go list -f '{{.ImportPath}} {{.Dir}} {{join .Imports " "}} {{join .TestImports " "}} {{join .XTestImports " "}} ' ./...)
 	while read -r name folder imports; do
 		! grep -qxE "go\.mod|go\.sum" <<<"$files" && ! grep -qxF "${folder#"$PWD/"}" <<<"$folders" || own+=("$name")
@@ -253,9 +257,10 @@ changed() {
 		mapfile -t -O ${#users[@]} users < <(grep -F " $name " <<<"$all" | cut -d ' ' -f 1)
 	done
 	mapfile -t users < <(printf '%s\n' "${users[@]}" | sort -u | grep -vxF -e '' "${own[@]/#/-e}")
+	! grep -q "^web/ui" <<<"$files" || pages=changed
 	mapfile -t modules < <(sed -nE 's|^test/(kube\|browser\|helm)/.*|\1|p' <<<"$files" | sort -u)
 }
-own=() users=() modules=()
+own=() users=() modules=() pages=
 
 # quick checks what changed and what imports it. Tests that take minutes don't run, and of what only imports a change,
 # ten packages at most.
@@ -264,6 +269,7 @@ quick() {
 	changed
 	echo "checks ${own[*]:-no package} ${modules[*]}, and ${#users[@]} packages that import it" >&2
 	check gofmt formatted
+	[[ -z $pages ]] || check dashboard dashboard
 	mapfile -t tested < <({ printf '%s\n' "${own[@]}"; printf '%s\n' "${users[@]}" | grep -vE "$slow" | head -n 10; } | grep -vE '^$|/test/(e2e|deploy|vm)$')
 	if ((${#own[@]})); then
 		check vet go vet "${own[@]}" "${users[@]}"
