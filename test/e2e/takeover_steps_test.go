@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net"
@@ -130,9 +131,10 @@ func (b *between) killAt(w *world, point int, newcomer bool, victim func() int) 
 	return where
 }
 
-// stepsClients are clients of services in userspace. Of connections may break, by resets, as many as the logs tell of, and of sessions
-// as many datagrams may be lost as kills; all else goes on.
-func stepsClients(w *world, args ...string) (check func(what string, resets, kills int)) {
+// stepsServices starts a kproxy with services in userspace. Clients of theirs come by begin and end by check: of connections may have
+// broken, by resets, as many as resets says, which is what the logs tell of, and datagrams of a session may be lost where there were
+// kills; all else goes on.
+func stepsServices(w *world, args ...string) (begin func() (check func(what string, resets func() int, kills int))) {
 	w.Helper()
 	m := newManifest("web", 10, w.net.Backends...)
 	own := w.serveOn(w.net.Backends[0], "own", 12, echoHash)
@@ -140,23 +142,26 @@ func stepsClients(w *world, args ...string) (check func(what string, resets, kil
 	w.must(own.Write(w.manifests))
 	w.start(append(args, "--mode", "userspace")...)
 	at := frontends(m)[0]
-	tcp, udp := w.hold(at), w.holdBy("udp", at)
-	slow := w.stream("slow", frontends(own)[0], 1000, 20*time.Millisecond)
-	tr := w.traffic("tcp", at, 20)
-	return func(what string, resets, kills int) {
+	return func() func(string, func() int, int) {
 		w.Helper()
-		ends := []error{tcp.Err(), slow.end()}
-		for _, r := range tr.Stop().Failed() {
-			ends = append(ends, r.Err)
+		tcp, udp := w.hold(at), w.holdBy("udp", at)
+		slow := w.stream("slow", frontends(own)[0], 1000, 20*time.Millisecond)
+		tr := w.traffic("tcp", at, 20)
+		return func(what string, resets func() int, kills int) {
+			w.Helper()
+			ends := []error{tcp.Close(), slow.end()}
+			for _, r := range tr.Stop().Failed() {
+				ends = append(ends, r.Err)
+			}
+			broken, told := slices.DeleteFunc(ends, func(err error) bool { return err == nil }), resets()
+			if len(broken) > told || slices.ContainsFunc(broken, func(err error) bool { return !isReset(err) }) {
+				w.Errorf("%s %d connections broke, and the logs tell of %d resets: %v", what, len(broken), told, errors.Join(broken...))
+			}
+			if err := udp.Close(); err != nil && (kills == 0 || !errors.Is(err, os.ErrDeadlineExceeded)) {
+				w.unbroken(what, udp)
+			}
+			w.Logf("%s %d connections broke, and the logs tell of %d resets", what, len(broken), told)
 		}
-		broken := slices.DeleteFunc(ends, func(err error) bool { return err == nil })
-		if len(broken) > resets || slices.ContainsFunc(broken, func(err error) bool { return !isReset(err) }) {
-			w.Errorf("%s %d connections broke, and the logs tell of %d resets: %v", what, len(broken), resets, errors.Join(broken...))
-		}
-		if err := udp.Err(); err != nil && (kills == 0 || !errors.Is(err, os.ErrDeadlineExceeded)) {
-			w.unbroken(what, udp)
-		}
-		w.Logf("%d connections broke, and the logs tell of %d resets", len(broken), resets)
 	}
 }
 
@@ -164,7 +169,7 @@ func stepsClients(w *world, args ...string) (check func(what string, resets, kil
 // connection breaks or fails. There is no way back from the moment on in which it sends CONFIRM: it serves from then on.
 func TestNewcomerKilledAtEveryStep(t *testing.T) {
 	w := newWorld(t)
-	check := stepsClients(w, "--alive-timeout", lasting(20*time.Second).String()) // half of it is how long it waits for the newcomer
+	check := stepsServices(w, "--alive-timeout", lasting(20*time.Second).String())() // half of it is how long it waits for the newcomer
 	points := 0
 	for ; ; points++ {
 		b := &between{}
@@ -195,16 +200,24 @@ func TestNewcomerKilledAtEveryStep(t *testing.T) {
 		_ = next.Wait(w.ctx)
 	}
 	t.Logf("a newcomer was killed at %d points", points)
-	check("while newcomers were killed at every step", 0, 0)
+	check("while newcomers were killed at every step", func() int { return 0 }, 0)
 }
 
 // TestKilledAtEveryStepOfATakeover: the process that works is killed before and after each message of the one that takes over from it. Its
 // supervisor starts it again, or the other one has it all: one is left, and connections go on, but for those that a loop was moving.
 func TestKilledAtEveryStepOfATakeover(t *testing.T) {
 	w := newWorld(t)
-	check := stepsClients(w, "--supervise", "--alive-timeout", lasting(20*time.Second).String())
+	begin := stepsServices(w, "--supervise", "--alive-timeout", lasting(20*time.Second).String())
 	points, all := 0, []*lab.Process{w.proxy}
+	resets := func() (sum int) {
+		for _, p := range all {
+			sum += w.reset(p.Log())
+		}
+		return sum
+	}
+	check := begin() // of clients that see every kill
 	for done := false; !done; points++ {
+		before, checkPoint := resets(), begin()
 		b := &between{}
 		old, last := w.worker(0), w.proxy
 		where := b.killAt(w, points, false, func() int { return old })
@@ -224,11 +237,12 @@ func TestKilledAtEveryStepOfATakeover(t *testing.T) {
 			all = append(all, w.proxy)
 		}
 		w.ready()
+		kills := 1
+		if done { // the takeover was over before that point
+			kills = 0
+		}
+		checkPoint("while it was killed at "+cmp.Or(*where, "no point"), func() int { return resets() - before }, kills)
 	}
-	resets, kills := 0, points-1
-	for _, p := range all {
-		resets += w.reset(p.Log())
-	}
-	t.Logf("the process that works was killed at %d points", kills)
-	check("while it was killed at every step", resets, kills)
+	t.Logf("the process that works was killed at %d points", points-1)
+	check("while it was killed at every step", resets, points-1)
 }
