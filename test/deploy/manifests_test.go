@@ -524,3 +524,24 @@ func TestPluginRoles(t *testing.T) {
 		}
 	}
 }
+
+// TestUIRights: the dashboard that stays may list nodes, and list pods of kproxy's namespace and connect to them, and no more.
+func TestUIRights(t *testing.T) {
+	got := map[string][]string{}
+	for _, document := range documents(t, filepath.Join(folder, "components", "ui", "ui.yaml")) {
+		var role rbac.Role
+		if err := yaml.Unmarshal(document, &role); err != nil {
+			t.Fatal(err)
+		}
+		for _, rule := range role.Rules {
+			got[role.Kind+" "+role.Namespace] = append(got[role.Kind+" "+role.Namespace], fmt.Sprint(rule.Resources, rule.Verbs))
+		}
+	}
+	want := map[string][]string{
+		"ClusterRole ":     {"[nodes] [list]"},
+		"Role kube-system": {"[pods] [list]", "[pods/portforward] [get create]"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

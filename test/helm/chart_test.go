@@ -127,6 +127,7 @@ func TestSame(t *testing.T) {
 		{"trial", "{existingConfigMap: kube-proxy, nodeSelector: {kproxy.dev/proxy: kproxy}}", "components: [../components/kubeadm, ../components/chosen-nodes]"},
 		{"metrics", "metricsOnNode: true", "components: [../components/metrics]"},
 		{"dashboard of all nodes", "ui: true", "components: [../components/ui]"},
+		{"dashboard of all nodes beside the plugin's roles", "{ui: true, pluginRoles: true}", "resources: [../base, ../plugin]\ncomponents: [../components/ui]"},
 		{"all", "{mode: nftables, existingConfigMap: kube-proxy, metricsOnNode: true, nodeSelector: {kproxy.dev/proxy: kproxy}}",
 			"components: [../components/kubeadm, ../components/mode-nftables, ../components/metrics, ../components/chosen-nodes]"},
 		{"image", "image: {repository: registry.example/kproxy, tag: v1}", "images: [{name: kproxy, newName: registry.example/kproxy, newTag: v1}]"},
