@@ -30,6 +30,12 @@ const (
 	gridRowsAtMost, gridColsAtMost = 256, 1024
 )
 
+// look is draw for a request.
+func (b *Board) look() *drawing {
+	b.viewed = time.Now()
+	return b.draw(b.viewed)
+}
+
 // Summary is the JSON of /api/v1/summary.
 type Summary struct {
 	Time     time.Time              `json:"time"`
@@ -58,10 +64,10 @@ type Line struct {
 func (b *Board) summary(*http.Request) (any, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	d := b.draw(time.Now())
+	d := b.look()
 	s := &Summary{
-		Time: time.Now(), Failure: b.failure, Nodes: len(b.members), States: map[State]int{}, Services: len(b.ids),
-		Classes: map[Class]int32{}, Planes: map[plan.DataPlane]int{}, Interval: b.interval().Seconds(),
+		Time: time.Now(), Failure: b.failure, Nodes: len(b.members), States: map[State]int{}, Services: len(d.order),
+		Classes: map[Class]int32{}, Planes: map[plan.DataPlane]int{}, Interval: b.interval(time.Now()).Seconds(),
 	}
 	for _, m := range b.members {
 		s.States[m.state()]++
@@ -136,17 +142,24 @@ func (b *Board) verdict(d *drawing) (out []Line) {
 	if d.lagging > 0 {
 		out = append(out, Line{Text: counted(d.lagging, "node lags: it differs from most others", "nodes lag: they differ from most others"), Tone: "warn", Page: "nodes", Filter: laggingNodes})
 	}
+	if d.split > 0 {
+		out = append(out, Line{Text: counted(d.split, "service port differs between nodes, without a majority", "service ports differ between nodes, without a majority"), Tone: "warn", Page: "services", Filter: differs})
+	}
 	if d.ailing > 0 {
 		out = append(out, Line{Text: counted(d.ailing, "node answers with a problem", "nodes answer with a problem"), Tone: "warn", Page: "nodes", Filter: ailingNodes})
 	}
 	if d.unasked > 0 {
 		out = append(out, Line{Text: counted(d.unasked, "node hasn't been asked yet", "nodes haven't been asked yet"), Tone: "note", Page: "nodes", Filter: string(Unasked)})
 	}
-	if len(out) == 0 {
-		text := fmt.Sprintf("All %d service ports are fine on all %d nodes", len(b.ids), len(b.members))
-		if len(b.members) == 0 {
-			text = "There are no nodes"
+	if len(b.members) == 0 && b.failure == "" {
+		text := "There are no nodes"
+		if b.listed.IsZero() {
+			text = "The nodes are being listed"
 		}
+		out = append(out, Line{Text: text, Tone: "note", Page: "nodes"})
+	}
+	if len(out) == 0 {
+		text := fmt.Sprintf("All %d service ports are fine on all %d nodes", len(d.order), len(b.members))
 		out = append(out, Line{Text: text, Tone: "good", Page: "services"})
 	}
 	return out
@@ -225,13 +238,13 @@ func (b *Board) member(name string) *member {
 	return nil
 }
 
-// at is the cell of a service port as it is known now.
+// at is the cell of a service port as it is known now: what a node said that doesn't answer any more isn't.
 func (m *member) at(id int32) (c cell) {
-	if int(id) < len(m.cells) {
-		c = m.cells[id]
-	}
-	if m.trouble != nil || !m.known {
+	switch {
+	case m.trouble != nil || !m.known:
 		c.class = classUnknown
+	case int(id) < len(m.cells):
+		c = m.cells[id]
 	}
 	return c
 }
@@ -265,12 +278,12 @@ type ServiceList struct {
 func (b *Board) serviceList(r *http.Request) (any, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	d := b.draw(time.Now())
+	d := b.look()
 	ids, err := b.chosen(d, r)
 	if err != nil {
 		return nil, err
 	}
-	list := &ServiceList{All: len(b.ids), Total: len(ids), Rows: []ServiceRow{}}
+	list := &ServiceList{All: len(d.order), Total: len(ids), Rows: []ServiceRow{}}
 	if ids, list.Offset, err = page(r, ids); err != nil {
 		return nil, err
 	}
@@ -309,7 +322,7 @@ func (b *Board) grid(r *http.Request) (any, error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	ids, err := b.chosen(b.draw(time.Now()), r)
+	ids, err := b.chosen(b.look(), r)
 	if err != nil {
 		return nil, err
 	}
@@ -387,7 +400,7 @@ func (b *Board) service(r *http.Request) (any, error) {
 	if !ok {
 		return nil, web.Refusal(http.StatusNotFound, "there is no service port %q on any node; a key is NAMESPACE/NAME[:PORT]/PROTOCOL", key)
 	}
-	d := b.draw(time.Now())
+	d := b.look()
 	p := &b.services[id]
 	out := &ServicePage{ServiceRow: b.row(d, id), Addresses: p.addresses, Endpoints: len(p.endpoints), On: []EndpointsOn{}, All: len(b.members), Nodes: []ServiceOnNode{}}
 	on := map[string]int{}
@@ -440,7 +453,8 @@ type NodeRow struct {
 	Error      string          `json:"error,omitempty"`
 	Warnings   []string        `json:"warnings,omitempty"`
 	Since      time.Time       `json:"since"`             // it answers, or doesn't
-	Answered   time.Time       `json:"answered,omitzero"` // last; what is said of it is as of then
+	Answering  bool            `json:"answering"`         // now; what it said before isn't shown as of now
+	Answered   time.Time       `json:"answered,omitzero"` // last
 	Version    string          `json:"version"`
 	Mode       string          `json:"mode"`
 	Generation uint64          `json:"generation"` // passes of its reconcile loop
@@ -462,19 +476,23 @@ type NodeList struct {
 	Rows   []NodeRow `json:"rows"`
 }
 
-// nodeList lists nodes, those with trouble first: whose name has q, in a state, or that are silent, lag or have a problem.
+// nodeList lists nodes, those with trouble first: whose name has q or is that of node, in a state, or that are silent, lag or have a problem.
 func (b *Board) nodeList(r *http.Request) (any, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	d := b.draw(time.Now())
-	text, state := strings.ToLower(r.URL.Query().Get("q")), r.URL.Query().Get("state")
+	d := b.look()
+	q := r.URL.Query()
+	text, state, name := strings.ToLower(q.Get("q")), q.Get("state"), q.Get("node")
+	if name != "" && b.member(name) == nil {
+		return nil, noNode(name)
+	}
 	list := &NodeList{All: len(b.members)}
 	rows := []NodeRow{}
 	for i, m := range b.members {
 		n := b.nodeRow(d, i)
 		ails := n.rank == rankAiling || m.trouble == nil && (m.err != "" || len(m.warnings) > 0)
 		fits := state == "" || state == string(n.State) || state == silentNodes && m.trouble != nil || state == laggingNodes && n.Differ > 0 || state == ailingNodes && ails
-		if fits && strings.Contains(strings.ToLower(n.Node), text) {
+		if fits && strings.Contains(strings.ToLower(n.Node), text) && (name == "" || n.Node == name) {
 			rows = append(rows, n)
 		}
 	}
@@ -498,12 +516,15 @@ func (b *Board) nodeRow(d *drawing, i int) NodeRow {
 	m, of := b.members[i], &d.members[i]
 	n := NodeRow{
 		Node: m.Name, Pod: m.Pod, State: m.state(), Error: m.err, Warnings: m.warnings, Since: m.changed, Answered: m.answered, Version: m.version, Mode: m.mode,
-		Generation: m.generation, LastSync: m.lastSync, Services: of.services, Active: m.active, Errors: of.errors, Differ: of.differ, Classes: map[Class]int32{}, rank: rankFine,
+		Generation: m.generation, LastSync: m.lastSync, Services: of.services, Answering: m.trouble == nil && m.known, Errors: of.errors, Differ: of.differ, Classes: map[Class]int32{}, rank: rankFine,
 	}
 	for class, count := range of.classes {
 		if count > 0 && class > 0 {
 			n.Classes[classes[class]] = count
 		}
+	}
+	if n.Answering {
+		n.Active = m.active
 	}
 	if of.since > 0 {
 		n.Differs = time.Unix(int64(of.since), 0)

@@ -3,7 +3,9 @@ package cluster
 import (
 	"cmp"
 	"context"
+	"fmt"
 	"hash/fnv"
+	"net"
 	"net/netip"
 	"slices"
 	"strings"
@@ -18,7 +20,8 @@ import (
 type Fleet interface {
 	// Nodes returns those of the given names, or all.
 	Nodes(ctx context.Context, names []string) ([]Node, error)
-	Client(Node) *web.Client
+	// Dial connects to the kproxy of a node. It may go on after ctx has ended.
+	Dial(ctx context.Context, n Node) (net.Conn, error)
 }
 
 // Board is what all nodes said last, in a few bytes for each service port of each node. Nodes are asked in turn rather
@@ -36,10 +39,15 @@ type Board struct {
 	listed   time.Time
 	ids      map[string]int32 // of service ports, by key
 	services []servicePort
-	free     []int32 // of services, to be used again
-	owners   map[netip.Addr]int32
+	free     []int32               // of services, to be used again
+	owners   map[netip.Addr]string // NAMESPACE/NAME of a service that has an endpoint there; made by draw
 	drawn    *drawing
-	stale    bool // members have changed since drawn
+	stale    bool            // members have said something since drawn
+	rehoused bool            // endpoints have changed since drawn
+	remade   bool            // which members and service ports there are has changed since drawn
+	relist   bool            // a node's pod has gone
+	dialing  map[string]bool // pods to which a connection is being opened
+	viewed   time.Time       // when the board was read last; when it began to run, if it wasn't yet
 }
 
 // member is a node, and what it said last.
@@ -56,11 +64,10 @@ type member struct {
 	lastSync        time.Time
 	active          int64
 	cells           []cell // by id of the service port
-	flows           []flow
-	unlisted        int    // connections that aren't in flows
-	silent          string // why there are no flows
+	flows           flows
 	flowsAt         time.Time
-	pending, known  bool // a question is under way; it has answered at least once
+	pending         int  // questions under way
+	known           bool // it has answered at least once
 }
 
 // cell is a service port on a node.
@@ -100,7 +107,8 @@ var planes = append([]plan.DataPlane{""}, plan.DataPlanes...)
 type servicePort struct {
 	key, namespace, name, title string // key is namespace/name[:port]/protocol; empty for one that is free
 	holders                     int    // nodes that have it
-	view                        uint32 // that endpoints are of
+	view                        uint32 // that addresses and endpoints are of: most nodes'
+	split                       uint32 // Unix seconds since when no view is most nodes'; 0 if one is
 	addresses                   []netip.AddrPort
 	endpoints                   []endpoint
 }
@@ -112,7 +120,7 @@ type endpoint struct {
 
 // NewBoard returns a board of the nodes of given names, or of all. Each is waited for so long.
 func NewBoard(f Fleet, names []string, timeout time.Duration) *Board {
-	return &Board{fleet: f, names: names, timeout: timeout, reading: make(chan struct{}, readAtOnce), ids: map[string]int32{}, owners: map[netip.Addr]int32{}, drawn: &drawing{}}
+	return &Board{fleet: f, names: names, timeout: timeout, reading: make(chan struct{}, readAtOnce), ids: map[string]int32{}, dialing: map[string]bool{}, drawn: &drawing{}}
 }
 
 const (
@@ -125,19 +133,33 @@ const (
 	boardAtOnce   = 32 // nodes that are asked
 	readAtOnce    = 4  // of these, those whose answers are read
 
-	answerTimeout = time.Minute // of all of an answer
+	answerTimeout = time.Minute // of all of an answer, from when it is read
+	rowsAtMost    = 50_000      // service ports of an answer
+
+	viewedFor  = 5 * time.Minute // after a request nodes are asked as often as while there are some
+	unviewed   = time.Minute     // how often at most otherwise
+	unviewedBy = 4               // how many times more seldom at least
 )
 
-// interval is how often each node is asked: the more nodes and service ports, the more seldom.
-func (b *Board) interval() time.Duration {
+// interval is how often each node is asked: the more nodes and service ports, the more seldom, and still more so
+// while nothing is requested.
+func (b *Board) interval(now time.Time) time.Duration {
 	cells := len(b.members) * len(b.ids)
-	return max(askEvery, time.Duration(len(b.members))*askNode, time.Duration(cells/cellsASecond)*time.Second)
+	every := max(askEvery, time.Duration(len(b.members))*askNode, time.Duration(cells/cellsASecond)*time.Second)
+	if !b.viewed.IsZero() && now.Sub(b.viewed) > viewedFor {
+		every = max(unviewed, unviewedBy*every)
+	}
+	return every
 }
 
 // Run asks all nodes, again and again, until ctx ends.
 func (b *Board) Run(ctx context.Context) error {
 	var wg sync.WaitGroup
 	defer wg.Wait()
+	b.mu.Lock()
+	b.viewed = time.Now()
+	b.mu.Unlock()
+	wg.Go(func() { b.keepDrawn(ctx) })
 	slots := make(chan struct{}, boardAtOnce)
 	tick := time.NewTicker(200 * time.Millisecond)
 	defer tick.Stop()
@@ -162,11 +184,29 @@ func (b *Board) Run(ctx context.Context) error {
 	return nil
 }
 
+// keepDrawn sums the board up where no request does, since it is by drawings that it is known since when nodes differ.
+func (b *Board) keepDrawn(ctx context.Context) {
+	tick := time.NewTicker(drawEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case now := <-tick.C:
+			b.mu.Lock()
+			if b.stale && now.Sub(b.drawn.at) >= b.interval(now)/20 {
+				b.draw(now)
+			}
+			b.mu.Unlock()
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // list brings the list of nodes up to date. Where that fails, the former one stays.
 func (b *Board) list(ctx context.Context) {
 	b.mu.Lock()
-	every := b.interval()
-	if b.failure != "" {
+	every := b.interval(time.Now())
+	if b.failure != "" || b.relist {
 		every = askEvery
 	}
 	wait := time.Since(b.listed) < every
@@ -177,7 +217,7 @@ func (b *Board) list(ctx context.Context) {
 	nodes, err := b.fleet.Nodes(ctx, b.names)
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	b.listed, b.stale, b.failure = time.Now(), true, ""
+	b.listed, b.stale, b.failure, b.relist = time.Now(), true, "", false
 	if err != nil {
 		b.failure = err.Error()
 		return
@@ -190,7 +230,10 @@ func (b *Board) list(ctx context.Context) {
 	for _, n := range nodes {
 		m := former[n.Name]
 		if m == nil {
-			m = &member{changed: time.Now()}
+			m, b.remade = &member{changed: time.Now()}, true
+		}
+		if m.Pod != n.Pod {
+			m.asked = time.Time{}
 		}
 		delete(former, n.Name)
 		m.Node = n
@@ -201,6 +244,7 @@ func (b *Board) list(ctx context.Context) {
 	}
 	for _, m := range former {
 		b.fill(m, nil)
+		b.remade = true
 	}
 }
 
@@ -216,19 +260,19 @@ func (m *member) fails(t *Trouble, now time.Time) {
 func (b *Board) due(now time.Time) (out []*member) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	every := b.interval()
+	every := b.interval(now)
 	for _, m := range b.members {
 		wait := every
 		if m.trouble != nil {
 			wait = min(wait, troubledEvery)
 		}
-		if !m.pending && m.Node.Trouble == nil && now.Sub(m.asked) >= wait {
+		if m.pending == 0 && m.Node.Trouble == nil && now.Sub(m.asked) >= wait {
 			out = append(out, m)
 		}
 	}
 	slices.SortStableFunc(out, func(a, b *member) int { return a.asked.Compare(b.asked) })
 	for _, m := range out {
-		m.pending = true
+		m.pending++
 	}
 	return out
 }
@@ -237,9 +281,6 @@ func (b *Board) due(now time.Time) (out []*member) {
 type said struct {
 	status   plan.Status // without service ports
 	services []saidService
-	flows    []flow
-	unlisted int
-	silent   string // why there are no flows
 }
 
 type saidService struct {
@@ -248,50 +289,44 @@ type saidService struct {
 	failed uint64
 }
 
-// ask asks a node and takes in what it says. A question that isn't over with its time keeps the node from being asked again.
-// A node has the board's time-out to begin its answer, and then for each part of it: it isn't its fault that others' are being read.
+// ask asks a node and takes in what it says. That its connections can't be read costs it nothing but its flows.
 func (b *Board) ask(ctx context.Context, m *member) {
+	defer b.over(m)
 	b.mu.Lock()
-	n, flows := m.Node, time.Since(m.flowsAt) >= max(flowsEvery, b.interval())
+	n, wantFlows := m.Node, time.Since(m.flowsAt) >= max(flowsEvery, b.interval(time.Now()))
 	b.mu.Unlock()
-	waiting, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	idle := time.AfterFunc(b.timeout, func() { cancel(context.DeadlineExceeded) })
-	defer idle.Stop()
-	s, err := within(waiting, answerTimeout, func(ctx context.Context) (*said, error) {
-		defer func() {
-			b.mu.Lock()
-			m.pending = false
-			b.mu.Unlock()
-		}()
+	s, err := listen(ctx, b, m, func(ctx context.Context, p *patience) (*said, error) {
 		s, held := &said{}, false
-		client := b.fleet.Client(n)
+		defer func() {
+			if held {
+				<-b.reading
+			}
+		}()
 		var err error
-		s.status, err = client.EachService(ctx, func(row *plan.ServiceStatus) {
+		s.status, err = b.client(ctx, n).EachService(ctx, func(row *plan.ServiceStatus) {
 			if !held {
-				idle.Stop()
+				p.rest()
 				select {
 				case b.reading <- struct{}{}:
 					held = true
 				case <-ctx.Done():
 				}
 			}
-			idle.Reset(b.timeout)
+			p.hears()
+			if len(s.services) >= rowsAtMost {
+				p.end(errTooManyRows)
+				return
+			}
 			s.services = append(s.services, newSaid(row))
 		})
-		if held {
-			<-b.reading
-		}
-		if err != nil || !flows {
-			return s, err
-		}
-		if err := b.readFlows(ctx, client, s); err != nil {
-			s.silent = troubleOf(err, b.timeout).Error()
-		}
-		return s, nil
+		return s, err
 	})
-	if err != nil && context.Cause(waiting) == context.DeadlineExceeded {
-		err = context.DeadlineExceeded
+	var f flows
+	if wantFlows = wantFlows && err == nil; wantFlows {
+		var failure error
+		if f, failure = listen(ctx, b, m, func(ctx context.Context, p *patience) (flows, error) { return b.readFlows(ctx, b.client(ctx, n), p) }); failure != nil {
+			f = flows{failure: troubleOf(failure, b.timeout).Error()}
+		}
 	}
 	if ctx.Err() != nil {
 		return
@@ -301,6 +336,7 @@ func (b *Board) ask(ctx context.Context, m *member) {
 	defer b.mu.Unlock()
 	b.stale = true
 	if t := troubleOf(err, b.timeout); t != nil {
+		b.relist = b.relist || isGone(err)
 		m.fails(t, now)
 		return
 	}
@@ -311,12 +347,88 @@ func (b *Board) ask(ctx context.Context, m *member) {
 	st := &s.status
 	m.health, m.version, m.mode, m.warnings, m.generation, m.lastSync = State(st.Health()), st.Version, string(st.Mode), st.Warnings, st.Sync.Generation, st.Sync.LastSuccess
 	m.err = errorOf(st)
-	if flows {
-		m.flows, m.unlisted, m.silent, m.flowsAt = s.flows, s.unlisted, s.silent, now
+	if wantFlows {
+		m.flows, m.flowsAt = f, now
 	}
 	if slices.Contains(b.members, m) {
 		b.fill(m, s.services)
 	}
+}
+
+var errTooManyRows = fmt.Errorf("its answer has more than %d service ports", rowsAtMost)
+
+// over takes note that a question to a node isn't under way any more.
+func (b *Board) over(m *member) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	m.pending--
+}
+
+// client is for one question. Its connection is given up with the question: net/http would go on with it for later ones.
+func (b *Board) client(ctx context.Context, n Node) *web.Client {
+	return web.NewRemoteClient(func(context.Context) (net.Conn, error) { return b.dial(ctx, n) })
+}
+
+// dial connects to a node's kproxy. It refuses to while an earlier connection to the pod is still being opened: client-go can't
+// be told to give up, so that a node which hangs would have one more with each question.
+func (b *Board) dial(ctx context.Context, n Node) (net.Conn, error) {
+	b.mu.Lock()
+	busy := b.dialing[n.Pod]
+	b.dialing[n.Pod] = true
+	b.mu.Unlock()
+	if busy {
+		return nil, fmt.Errorf("an earlier connection is still being opened: %w", context.DeadlineExceeded)
+	}
+	defer func() {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		delete(b.dialing, n.Pod)
+	}()
+	return b.fleet.Dial(ctx, n)
+}
+
+// patience is how long an answer is waited for: for the board's time-out until it begins, and then for each part of it; it isn't
+// a node's fault that others' are being read. All of it has answerTimeout from its first part on.
+type patience struct {
+	timeout   time.Duration
+	idle, all *time.Timer
+	end       context.CancelCauseFunc
+}
+
+// rest stops the time until the answer's next part.
+func (p *patience) rest() { p.idle.Stop() }
+
+// hears is called for each part.
+func (p *patience) hears() {
+	p.idle.Reset(p.timeout)
+	if p.all == nil {
+		p.all = time.AfterFunc(answerTimeout, func() { p.end(context.DeadlineExceeded) })
+	}
+}
+
+// listen has f read an answer of a node as long as there is patience. It leaves f behind where that doesn't end with its context;
+// as long as f goes on, the node isn't asked again.
+func listen[T any](ctx context.Context, b *Board, m *member, f func(context.Context, *patience) (T, error)) (T, error) {
+	ctx, end := context.WithCancelCause(ctx)
+	defer end(nil)
+	b.mu.Lock()
+	m.pending++
+	b.mu.Unlock()
+	v, err := until(ctx, func(ctx context.Context) (T, error) {
+		defer b.over(m)
+		p := &patience{timeout: b.timeout, idle: time.AfterFunc(b.timeout, func() { end(context.DeadlineExceeded) }), end: end}
+		defer func() {
+			p.idle.Stop()
+			if p.all != nil {
+				p.all.Stop()
+			}
+		}()
+		return f(ctx, p)
+	})
+	if cause := context.Cause(ctx); cause != nil {
+		err = cause
+	}
+	return v, err
 }
 
 // errorOf says what keeps an answering kproxy from what it should do.
@@ -408,32 +520,24 @@ func (b *Board) intern(s *saidService) int32 {
 		}
 		b.services[id] = servicePort{key: strings.Clone(s.key)}
 		b.ids[b.services[id].key] = id
+		b.remade = true
 	}
 	p := &b.services[id]
-	if p.view != s.cell.view {
-		b.disown(id)
+	if p.view != s.cell.view && (!known || b.follows(id, s.cell.view)) {
 		p.view, p.namespace, p.name, p.title, p.addresses, p.endpoints = s.cell.view, s.namespace, s.name, s.title, s.addresses, s.servicePort.endpoints
-		for i := range p.endpoints {
-			if a := p.endpoints[i].address.Addr(); b.owners[a] == 0 {
-				b.owners[a] = id + 1
-			}
-		}
+		b.rehoused = true
 	}
 	return id
 }
 
-// disown forgets whose a service port's endpoints are.
-func (b *Board) disown(id int32) {
-	for i := range b.services[id].endpoints {
-		if a := b.services[id].endpoints[i].address.Addr(); b.owners[a] == id+1 {
-			delete(b.owners, a)
-		}
-	}
+// follows reports whether a view is to be shown in place of another: it is most nodes', or none is.
+func (b *Board) follows(id int32, view uint32) bool {
+	return int(id) >= len(b.drawn.views) || b.drawn.views[id] == 0 || b.drawn.views[id] == view
 }
 
 func (b *Board) release(id int32) {
-	b.disown(id)
 	delete(b.ids, b.services[id].key)
 	b.services[id] = servicePort{}
 	b.free = append(b.free, id)
+	b.remade, b.rehoused = true, true
 }

@@ -204,6 +204,11 @@ func Ask[T any](ctx context.Context, c *Cluster, nodes []Node, f func(context.Co
 func within[T any](ctx context.Context, timeout time.Duration, f func(context.Context) (T, error)) (T, error) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
+	return until(ctx, f)
+}
+
+// until leaves f behind where ctx ends first.
+func until[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
 	type result struct {
 		value T
 		err   error

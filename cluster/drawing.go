@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"cmp"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -11,11 +12,13 @@ import (
 type drawing struct {
 	at       time.Time
 	services []drawnService // by id
-	order    []int32        // ids, broken ones first
+	order    []int32        // ids of those that a node which answers has, or if none does, of all; broken ones first
+	views    []uint32       // most nodes', by id; 0 where there is none
 	members  []drawnMember
 	tally    tally // service ports by their worst class; nodes that don't answer aren't counted
 	silent   int   // nodes that don't answer
 	lagging  int   // nodes that differ
+	split    int   // service ports of which no view is most nodes'
 	ailing   int   // nodes that answer with a problem of their own
 	unasked  int
 }
@@ -29,7 +32,7 @@ type drawnService struct {
 	errors  uint64   // that failed between the last two answers
 	active  int64
 	differ  int32 // nodes that differ from most
-	split   bool  // no view is most nodes'
+	split   bool  // no view is most nodes', and none has been for two rounds
 	worst   uint8 // class, of nodes that answer; index in classes
 	rank    uint8
 }
@@ -46,18 +49,22 @@ type drawnMember struct {
 // drawEvery bounds how often a board is summed up: 2.5 million cells take some 50 ms.
 const drawEvery = time.Second
 
-// draw sums the board up, unless that was done lately or nothing has changed. The caller holds the lock.
+// draw sums the board up, unless that was done lately or nothing has changed. The caller holds the lock. It is done anew at
+// once where service ports or members have come or gone: a drawing is by their places.
 //
 // Nodes are asked at different times, so that after each change some have another view until they are asked again:
 // only who differs for longer than two rounds counts as differing.
 func (b *Board) draw(now time.Time) *drawing {
-	if len(b.drawn.members) == len(b.members) && (!b.stale || now.Sub(b.drawn.at) < drawEvery) && !b.drawn.at.IsZero() {
+	if !b.remade && (!b.stale || now.Sub(b.drawn.at) < drawEvery) && !b.drawn.at.IsZero() {
 		return b.drawn
 	}
+	if b.rehoused {
+		b.house()
+	}
 	d := &drawing{at: now, services: make([]drawnService, len(b.services)), members: make([]drawnMember, len(b.members))}
-	b.drawn, b.stale = d, false
+	b.drawn, b.stale, b.remade, b.rehoused = d, false, false, false
 	var answering []*member
-	for i, m := range b.members {
+	for _, m := range b.members {
 		switch {
 		case m.trouble != nil:
 			d.silent++
@@ -71,10 +78,10 @@ func (b *Board) draw(now time.Time) *drawing {
 			}
 			continue
 		}
-		d.members[i].classes[classUnknown] = int32(len(b.ids))
 	}
 	views, most := majority(answering, len(b.services))
-	settled := uint32(now.Add(-2 * b.interval()).Unix())
+	d.views = views
+	settled := uint32(now.Add(-2 * b.interval(now)).Unix())
 	for i, m := range b.members {
 		if m.trouble != nil || !m.known {
 			continue
@@ -121,29 +128,67 @@ func (b *Board) draw(now time.Time) *drawing {
 		}
 	}
 	for id := range d.services {
-		s := &d.services[id]
-		if b.services[id].key == "" {
+		s, p := &d.services[id], &b.services[id]
+		if p.key == "" {
 			continue
 		}
 		s.classes[classUnknown] = int32(d.silent)
-		s.split = !most[id] && len(answering) > 1
+		switch {
+		case most[id] || len(answering) < 2:
+			p.split = 0
+		case p.split == 0:
+			p.split = uint32(now.Unix())
+		}
+		if s.split = p.split > 0 && p.split <= settled; s.split {
+			d.split++
+		}
 		for class := uint8(1); class <= classFine; class++ { // from the worst
 			if s.classes[class] > 0 && class != classUnknown {
 				s.worst = class
 				break
 			}
 		}
-		if s.rank = s.worst; s.differ > 0 && s.rank > classUnknown {
+		if s.worst == 0 {
+			s.worst = classUnknown
+			if len(answering) > 0 {
+				continue // it has gone, as far as is known
+			}
+		}
+		if s.rank = s.worst; (s.differ > 0 || s.split) && s.rank > classUnknown {
 			s.rank = classUnknown
 		}
 		d.tally[s.worst]++
 		d.order = append(d.order, int32(id))
+	}
+	for i, m := range b.members {
+		if m.trouble != nil {
+			d.members[i].classes[classUnknown] = int32(len(d.order))
+		}
+	}
+	for id := range views {
+		if !most[id] {
+			views[id] = 0
+		}
 	}
 	slices.SortFunc(d.order, func(x, y int32) int {
 		s, t := &d.services[x], &d.services[y]
 		return cmp.Or(cmp.Compare(s.rank, t.rank), cmp.Compare(t.errors, s.errors), cmp.Compare(t.differ, s.differ), strings.Compare(b.services[x].key, b.services[y].key))
 	})
 	return d
+}
+
+// house notes whose endpoints are where. Where several services have one at an address, one of them.
+func (b *Board) house() {
+	b.owners = map[netip.Addr]string{}
+	for i := range b.services {
+		p := &b.services[i]
+		name := p.namespace + "/" + p.name
+		for j := range p.endpoints {
+			if a := p.endpoints[j].address.Addr(); b.owners[a] == "" {
+				b.owners[a] = name
+			}
+		}
+	}
 }
 
 // majority finds for each service port the view that more than half of the nodes have, if there is one (Boyer and Moore,

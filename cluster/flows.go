@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"time"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/web"
@@ -27,15 +28,23 @@ const (
 	flowsAnswers = 40   // unless a request says
 )
 
+// flows are those of a node.
+type flows struct {
+	busiest  []flow
+	unlisted int    // connections that aren't among them
+	failure  string // why there are none
+}
+
 // readFlows counts a node's live connections.
-func (b *Board) readFlows(ctx context.Context, client *web.Client, s *said) error {
+func (b *Board) readFlows(ctx context.Context, client *web.Client, p *patience) (out flows, err error) {
 	pairs := map[[2]string]*flow{}
-	err := client.EachConnection(ctx, func(c *plan.ConnectionStatus) {
+	err = client.EachConnection(ctx, func(c *plan.ConnectionStatus) {
+		p.hears()
 		k := [2]string{b.nameOf(c), c.Service}
 		f := pairs[k]
 		if f == nil {
 			if len(pairs) >= pairsAtOnce {
-				s.unlisted++
+				out.unlisted++
 				return
 			}
 			f = &flow{from: k[0], to: k[1]}
@@ -46,12 +55,12 @@ func (b *Board) readFlows(ctx context.Context, client *web.Client, s *said) erro
 	})
 	for i, f := range slices.SortedFunc(maps.Values(pairs), busier) {
 		if i < flowsOfNode {
-			s.flows = append(s.flows, *f)
+			out.busiest = append(out.busiest, *f)
 		} else {
-			s.unlisted += int(f.connections)
+			out.unlisted += int(f.connections)
 		}
 	}
-	return err
+	return out, err
 }
 
 func busier(a, b *flow) int {
@@ -63,10 +72,7 @@ func (b *Board) nameOf(c *plan.ConnectionStatus) string {
 	a := c.Client.Addr().Unmap()
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	if id := b.owners[a]; id > 0 {
-		return b.services[id-1].namespace + "/" + b.services[id-1].name
-	}
-	return a.String()
+	return cmp.Or(b.owners[a], a.String())
 }
 
 // FlowRow is who talks to what, on all nodes.
@@ -93,17 +99,18 @@ func (b *Board) flowList(r *http.Request) (any, error) {
 	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	b.viewed = time.Now()
 	of := r.URL.Query().Get("service")
 	sums := map[[2]string]*FlowRow{}
 	list := &FlowList{Flows: []FlowRow{}}
 	for _, m := range b.members {
-		if m.trouble != nil || m.silent != "" || m.flowsAt.IsZero() {
+		if m.trouble != nil || m.flows.failure != "" || m.flowsAt.IsZero() {
 			list.Unknown++
 			continue
 		}
-		list.Unlisted += m.unlisted
-		for i := range m.flows {
-			f := &m.flows[i]
+		list.Unlisted += m.flows.unlisted
+		for i := range m.flows.busiest {
+			f := &m.flows.busiest[i]
 			if of != "" && f.to != of {
 				continue
 			}

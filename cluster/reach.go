@@ -30,7 +30,12 @@ const apiPort = 10249
 
 // Client returns a client for the kproxy of a node. It can only read.
 func (c *Cluster) Client(n Node) *web.Client {
-	return web.NewRemoteClient(func(ctx context.Context) (net.Conn, error) { return c.dial(ctx, n.Pod, apiPort) })
+	return web.NewRemoteClient(func(ctx context.Context) (net.Conn, error) { return c.Dial(ctx, n) })
+}
+
+// Dial connects to the address on a node's loopback where its kproxy serves what only reads. It doesn't end with ctx.
+func (c *Cluster) Dial(ctx context.Context, n Node) (net.Conn, error) {
+	return c.dial(ctx, n.Pod, apiPort)
 }
 
 // subresource is the URL of exec or portforward of a pod.

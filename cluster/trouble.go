@@ -58,6 +58,11 @@ func isForbidden(err error) bool {
 	return apierrors.IsForbidden(err) || strings.Contains(err.Error(), " is forbidden: User ")
 }
 
+// isGone reports whether a node's pod isn't there any more; so too where that came as text only.
+func isGone(err error) bool {
+	return apierrors.IsNotFound(err) || strings.Contains(err.Error(), "pods ") && strings.HasSuffix(err.Error(), " not found")
+}
+
 // denied says what a denial takes besides the right that the API server names in it.
 func denied(err error) error {
 	return fmt.Errorf("%w (deploy/plugin has roles with the rights)", err)

@@ -20,7 +20,6 @@ import (
 
 	"kproxy.dev/kproxy/cluster"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/web"
 )
 
 // recorded is what kproxy answered at /api/v1/status and /api/v1/connections: while all was well, and while a backend refused.
@@ -35,6 +34,7 @@ type Fleet struct {
 	rows        [variants][][]byte
 	connections []plan.ConnectionStatus
 	asked       atomic.Uint64
+	dialing     atomic.Int32 // connections to deaf nodes
 
 	mu     sync.Mutex // faults change while nodes are asked
 	faults map[string]Fault
@@ -52,6 +52,8 @@ const (
 	Forbidden
 	Older
 	Partitioned
+	Deaf // a connection to it is never opened, nor given up: client-go's dialers know no context
+	Slow // it lists its services, and its connections never
 )
 
 // Variants of a service port on a node.
@@ -152,6 +154,9 @@ func (f *Fleet) fault(node string) Fault {
 // Asked is how many questions for a status nodes have answered.
 func (f *Fleet) Asked() int { return int(f.asked.Load()) }
 
+// Dialing is how many connections to nodes that are deaf are being opened.
+func (f *Fleet) Dialing() int { return int(f.dialing.Load()) }
+
 // Nodes returns all nodes.
 func (f *Fleet) Nodes(context.Context, []string) ([]cluster.Node, error) {
 	f.mu.Lock()
@@ -167,23 +172,24 @@ func (f *Fleet) Nodes(context.Context, []string) ([]cluster.Node, error) {
 	return out, f.denied
 }
 
-// Client returns a client for a node's kproxy.
-func (f *Fleet) Client(n cluster.Node) *web.Client {
-	return web.NewRemoteClient(func(ctx context.Context) (net.Conn, error) {
-		switch f.fault(n.Name) {
-		case Forbidden:
-			return nil, fmt.Errorf("pods %q is forbidden: User %q cannot create resource %q in API group %q in the namespace %q", n.Pod, "viewer", "pods/portforward", "", "kube-system")
-		case Partitioned:
-			<-ctx.Done() // the API server doesn't reach the node's kubelet
-			return nil, ctx.Err()
-		}
-		near, far := net.Pipe()
-		go func() {
-			defer far.Close()
-			_ = f.answer(far, n.Name) // fails when the client hangs up
-		}()
-		return near, nil
-	})
+// Dial connects to a node's kproxy.
+func (f *Fleet) Dial(ctx context.Context, n cluster.Node) (net.Conn, error) {
+	switch f.fault(n.Name) {
+	case Forbidden:
+		return nil, fmt.Errorf("pods %q is forbidden: User %q cannot create resource %q in API group %q in the namespace %q", n.Pod, "viewer", "pods/portforward", "", "kube-system")
+	case Partitioned:
+		<-ctx.Done() // the API server doesn't reach the node's kubelet
+		return nil, ctx.Err()
+	case Deaf:
+		f.dialing.Add(1)
+		select {}
+	}
+	near, far := net.Pipe()
+	go func() {
+		defer far.Close()
+		_ = f.answer(far, n.Name) // fails when the client hangs up
+	}()
+	return near, nil
 }
 
 // answer answers a request as a node's kproxy does.
@@ -195,7 +201,7 @@ func (f *Fleet) answer(c net.Conn, node string) error {
 	}
 	out := bufio.NewWriterSize(c, 64<<10)
 	switch fault := f.fault(node); {
-	case fault == Hung:
+	case fault == Hung || fault == Slow && r.URL.Path == "/api/v1/connections":
 		_, err = in.ReadByte() // until the client gives up
 		return err
 	case fault == Older:

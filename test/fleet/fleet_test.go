@@ -64,8 +64,8 @@ func TestFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]cluster.State{"node-0001": cluster.Forbidden, "node-0002": cluster.Silent, "node-0005": cluster.Absent, "node-0007": cluster.Older}
-	for node, fault := range map[string]Fault{"node-0001": Forbidden, "node-0002": Hung, "node-0005": Absent, "node-0007": Older} {
+	want := map[string]cluster.State{"node-0001": cluster.Forbidden, "node-0002": cluster.Silent, "node-0004": cluster.Silent, "node-0005": cluster.Absent, "node-0007": cluster.Older}
+	for node, fault := range map[string]Fault{"node-0001": Forbidden, "node-0002": Hung, "node-0004": Deaf, "node-0005": Absent, "node-0007": Older, "node-0010": Slow} {
 		f.Break(node, fault)
 	}
 	b := start(t, f, 2*time.Second)
@@ -83,7 +83,7 @@ func TestFaults(t *testing.T) {
 		}
 		return n, all
 	}
-	eventually(t, "each node has its state", func() bool { n, all := states(); return n == 4 && all })
+	eventually(t, "each node has its state", func() bool { n, all := states(); return n == 5 && all })
 
 	f.Break("node-0009", Partitioned)
 	want["node-0009"] = cluster.Silent
@@ -97,6 +97,17 @@ func TestFaults(t *testing.T) {
 	delete(want, "node-0009")
 	eventually(t, "it is alive once it can be reached", func() bool { _, all := states(); return all })
 
+	eventually(t, "a node whose connections take too long is alive without them, and what is broken comes first", func() bool {
+		var flows cluster.FlowList
+		ask(t, b, "/api/v1/flows", &flows)
+		var list cluster.ServiceList
+		ask(t, b, "/api/v1/services?limit=2", &list)
+		return flows.Unknown == len(want)+1 && list.Rows[0].Key == "team-7/svc-0017:http/tcp" && list.Rows[1].Key == "team-2/svc-0042:http/tcp"
+	})
+	if n := f.Dialing(); n != 1 {
+		t.Errorf("%d connections are being opened to one node, want 1", n)
+	}
+
 	f.Deny(errors.New(`list nodes: nodes is forbidden: User "viewer" cannot list resource "nodes"`))
 	eventually(t, "the missing right is said first", func() bool {
 		var s cluster.Summary
@@ -108,7 +119,8 @@ func TestFaults(t *testing.T) {
 // TestBounds: 500 nodes with 5,000 service ports each take less than 500 MB, the generator of their answers included, and no
 // answer of the dashboard grows with the cluster.
 func TestBounds(t *testing.T) {
-	const nodes, services, most = 500, 5000, 500 << 20
+	const nodes, services = 500, 5000
+	const most = uint64(500e6)
 	f, err := New(nodes, services)
 	if err != nil {
 		t.Fatal(err)
@@ -140,18 +152,11 @@ func TestBounds(t *testing.T) {
 			t.Errorf("%s: %d bytes, want at most %d", path, n, bound)
 		}
 	}
-	var list cluster.ServiceList
-	ask(t, b, "/api/v1/services?limit=3", &list)
-	for i, key := range []string{"team-7/svc-0017:http/tcp", "team-2/svc-0042:http/tcp", "team-4/svc-0004:http/tcp"} {
-		if i < len(list.Rows) && f.Asked() > 2*nodes && list.Rows[i].Key != key {
-			t.Errorf("row %d is %s, want %s", i, list.Rows[i].Key, key)
-		}
-	}
 	runtime.GC()
 	var m runtime.MemStats
 	runtime.ReadMemStats(&m)
 	peak := peakRSS(t)
-	t.Logf("heap %d MB, peak of the process %d MB", m.HeapAlloc>>20, peak>>20)
+	t.Logf("heap %d MB, peak of the process %d MB", m.HeapAlloc/1e6, peak/1e6)
 	if m.HeapAlloc > most || peak > most {
 		t.Errorf("the heap has %d bytes, the process had %d at most, want less than %d", m.HeapAlloc, peak, most)
 	}
