@@ -10,7 +10,7 @@ import * as words from "./words.js";
 const states = ["", "silent", "lagging", "problem", "alive", "absent", "forbidden", "no answer", "older", "failed", "not asked yet"];
 const labels = { "": "All", silent: "don’t answer", lagging: "lag", problem: "answer with a problem" };
 
-const ago = (iso) => (iso ? time(format.ago(iso, Date.now()), iso) : "");
+const ago = (iso, now) => (iso ? time(format.ago(iso, now), iso) : "");
 
 // lag says how far a node is behind.
 function lag(n) {
@@ -37,14 +37,15 @@ export class Nodes {
     ];
   }
 
-  async refresh({ query }, _, signal) {
+  async refresh({ query }, summary, signal) {
+    const now = Date.parse(summary.time); // by the clock that the other times are of
     this.#query = query;
     if (this.#select.value !== (query.state ?? "")) this.#select.value = query.state ?? "";
     if (document.activeElement !== this.#search) this.#search.value = query.q ?? "";
     const list = await get("api/v1/nodes", query, signal);
     this.#table.show(list, (n) => [
-      h("a", { href: route.node(n.node), text: n.node }), words.state(n.state), ago(n.since), ago(n.answered), lag(n), note(n),
-      n.version, n.mode, ...[n.services, n.activeConnections, n.errors].map((x) => (n.answered ? format.count(x) : "")),
+      h("a", { href: route.node(n.node), text: n.node }), words.state(n.state), ago(n.since, now), ago(n.answered, now), lag(n), note(n),
+      n.version, n.mode, ...[n.services, n.activeConnections, n.errors].map((x) => (n.answering ? format.count(x) : "")),
     ], "No node matches.");
   }
 }
@@ -66,16 +67,32 @@ export class NodePage {
     ];
   }
 
-  async refresh({ key, query }, _, signal) {
+  // empty leaves nothing of another node, or of one that has gone, on the page.
+  #empty(why) {
+    this.#state.replaceChildren();
+    this.#note.hidden = why === "";
+    setText(this.#note, why);
+    for (const el of [this.#facts, this.#command]) setText(el, "");
+    this.#table.show({ rows: [] }, () => [], "");
+  }
+
+  async refresh({ key, query }, summary, signal) {
+    const now = Date.parse(summary.time);
+    if (key !== this.#name) this.#empty("");
     this.#name = key;
-    const [list, services] = await Promise.all([get("api/v1/nodes", { q: key, limit: 200 }, signal), get("api/v1/services", { node: key, class: "differs", offset: query.offset }, signal)]);
-    const n = list.rows.find((r) => r.node === key);
     setText(this.#title, `Node ${key}`);
-    if (!n) return;
-    this.#state.replaceChildren(words.state(n.state), h("span", { class: "dim" }, " since ", ago(n.since)));
+    let list, services;
+    try {
+      [list, services] = await Promise.all([get("api/v1/nodes", { node: key }, signal), get("api/v1/services", { node: key, class: "differs", offset: query.offset }, signal)]);
+    } catch (e) {
+      if (e.status === 404) this.#empty(e.message);
+      throw e;
+    }
+    const [n] = list.rows;
+    this.#state.replaceChildren(words.state(n.state), h("span", { class: "dim" }, " since ", ago(n.since, now)));
     this.#note.hidden = note(n) === "";
     setText(this.#note, note(n));
-    setText(this.#facts, [`pod ${n.pod || "–"}`, `version ${n.version || "–"}`, `mode ${n.mode || "–"}`, `answered ${format.ago(n.answered, Date.now())}`, `pass ${format.exact(n.generation)}, the last that succeeded at ${format.clock(n.lastSuccess)}`, `lag: ${lag(n)}`].join("; "));
+    setText(this.#facts, [`pod ${n.pod || "–"}`, `version ${n.version || "–"}`, `mode ${n.mode || "–"}`, `answered ${format.ago(n.answered, now)}`, `pass ${format.exact(n.generation)}, the last that succeeded at ${format.clock(n.lastSuccess)}`, `lag: ${lag(n)}`].join("; "));
     setText(this.#command, `kubectl kproxy status --node ${key} -o wide`);
     this.#table.show(services, (r) => [h("a", { href: route.service(r.key), text: r.key }), words.worst(r, list.all), words.planes(r.planes), format.count(r.errors)], "In none, as far as it is known.");
   }

@@ -28,10 +28,25 @@ export class ServicePage {
     ];
   }
 
+  // empty leaves nothing of another service port, or of one that has gone, on the page.
+  #empty(why) {
+    for (const el of [this.#health, this.#way]) el.replaceChildren();
+    setText(this.#facts, why);
+    setText(this.#said, "");
+    this.#table.show({ rows: [] }, () => [], why);
+  }
+
   async refresh({ key, query }, _, signal) {
+    if (key !== this.#key) this.#empty("");
     this.#key = key;
     setText(this.#title, key);
-    const s = await get("api/v1/service", { key, offset: query.offset }, signal);
+    let s;
+    try {
+      s = await get("api/v1/service", { key, offset: query.offset }, signal);
+    } catch (e) {
+      if (e.status === 404) this.#empty(e.message);
+      throw e;
+    }
     const clients = await get("api/v1/flows", { service: s.title, limit: clientsAtMost }, signal);
     this.#health.replaceChildren(words.worst(s, s.all));
     setText(this.#facts, `${(s.addresses ?? []).join(", ") || "no address"}; ${format.plural(s.endpoints, "endpoint")} on ${format.plural(s.onAll, "node")}; ${format.count(s.activeConnections)} connections; ${format.count(s.errors)} errors${s.split ? "; no view of it is that of most nodes" : ""}`);
@@ -53,7 +68,7 @@ export class ServicePage {
       const c = words.classes[n.class];
       return [
         h("a", { href: route.node(n.node), text: n.node }), c ? words.toned(c.tone, c.icon, n.class === "unknown" ? `isn’t known: ${n.state}` : c.label) : "isn’t there",
-        n.dataplane ? planes.plane(n.dataplane).label : "", n.dataplane ? `${n.usable} of ${n.endpoints}` : "", format.exact(n.here), format.count(n.activeConnections), format.count(n.errors), n.differs ? format.clock(n.differs) : "",
+        n.dataplane ? planes.plane(n.dataplane).label : "", n.dataplane ? `${n.usable} of ${n.endpoints}` : "", format.exact(n.here), n.dataplane ? format.count(n.activeConnections) : "", n.dataplane ? format.count(n.errors) : "", n.differs ? format.clock(n.differs) : "",
       ];
     }, "There are no nodes.");
   }

@@ -5,7 +5,6 @@ import * as format from "../ui/lib/format.js";
 
 // Table shows rows under headings: [label, class] each. The first cell of a row is its heading.
 export class Table {
-  #shown = "";
   #body = h("tbody");
   #count = h("span", { class: "small dim number" });
   #before = h("button", { type: "button", class: "tool", text: "Previous" });
@@ -25,7 +24,7 @@ export class Table {
       h("thead", null, h("tr", null, headings.map(([label, c]) => h("th", { scope: "col", class: c, text: label })))), this.#body), this.#empty, pager);
   }
 
-  // show fills in a page of total rows; cells makes the cells of one. What has the focus keeps it.
+  // show fills in a page of total rows; cells makes the cells of one. Cells that say the same stay, and what has the focus keeps it.
   show({ rows, offset = 0, total = rows.length }, cells, empty) {
     this.#offset = offset;
     const end = offset + rows.length;
@@ -35,14 +34,17 @@ export class Table {
     this.#before.hidden = this.#after.hidden = offset === 0 && end >= total;
     this.#empty.hidden = rows.length > 0;
     setText(this.#empty, empty);
-    const now = JSON.stringify(rows);
-    if (now === this.#shown) return;
-    this.#shown = now;
     const focus = this.#body.contains(document.activeElement) ? document.activeElement.getAttribute("href") : null;
-    this.#body.replaceChildren(...rows.map((r) => h("tr", null, cells(r).map((c, i) => {
+    const wanted = rows.map((r) => h("tr", null, cells(r).map((c, i) => {
       const [label, look] = this.#headings[i];
       return i === 0 ? h("th", { scope: "row" }, c) : h("td", { class: look, data: { label } }, c);
-    }))));
+    })));
+    while (this.#body.rows.length > wanted.length) this.#body.lastElementChild.remove();
+    for (const [i, row] of wanted.entries()) {
+      const old = this.#body.rows[i];
+      if (!old) this.#body.append(row);
+      else for (const [j, cell] of [...row.cells].entries()) if (!old.cells[j].isEqualNode(cell)) old.cells[j].replaceWith(cell);
+    }
     if (focus) [...this.#body.querySelectorAll("a")].find((a) => a.getAttribute("href") === focus)?.focus({ preventScroll: true });
   }
 }
