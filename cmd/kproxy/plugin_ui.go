@@ -7,6 +7,8 @@ import (
 	"log/slog"
 	"net"
 	"net/netip"
+	"os"
+	"runtime/debug"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/sync/errgroup"
@@ -39,6 +41,9 @@ func clusterUI(c *cli.Context) error {
 		return fmt.Errorf("serve the dashboard: %w; --address chooses another port, 0 any that is free", err)
 	}
 	fmt.Fprintf(c.App.Writer, "The dashboard of all nodes is at http://%s/ until this command ends.\n", ln.Addr())
+	if os.Getenv("GOMEMLIMIT") == "" {
+		debug.SetMemoryLimit(440 << 20) // what the largest clusters need of what a laptop can spare, as deploy/components/ui has it
+	}
 	board := cluster.NewBoard(k, nodes, c.Duration("timeout"))
 	g, ctx := errgroup.WithContext(c.Context)
 	g.Go(func() error { return web.Serve(ctx, ln, board.Handler(), slog.New(slog.DiscardHandler)) })

@@ -32,7 +32,8 @@ same+="|AllDown|EndpointThatResets|ResetsOfClients|CrashesGoUnnoticed|TraceOfADe
 # and what only a part that all modes share does here: the server that load balancers ask, kube-proxy's metrics, and in mode ipvs,
 # userspace's answer to a client that was too early.
 same+="|HealthCheckNodePort|KubeProxyMetrics|AskedTooEarly"
-skip="^Test($same)\$"
+# A takeover has a guest of its own: with its streams it takes a whole one.
+skip="^Test($same|Takeover)\$"
 # What goes by userspace only; rules of the legacy variant, which row iptables has on this kernel.
 skip+="|^TestTraceProbe\$/^userspace_|^TestTraceNamesFaults\$/^userspace\$|^TestServiceIsEdited\$/^userspace\$|^TestAnotherProxy\$/userspace\$|^TestDamageIsRepaired\$/^legacy\$"
 # Ways of telling pods from others, by rules that all modes share, and sums of two configurations that stay.
@@ -47,6 +48,7 @@ rows=(
 	"test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #1/3"
 	"test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #2/3"
 	"test/e2e      (vm,ipvs,3)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #3/3"
+	"test/e2e      (vm,ipvs,takeover) KPROXY_E2E_MODE=ipvs -test.run=^TestTakeover\$"
 	"kernel/ipvs   (vm)            -test.skip=$models"
 	"test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$"
 	"test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"
