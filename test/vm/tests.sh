@@ -99,10 +99,10 @@ guest_command() {
 		"$PWD/test/vm/suite.sh" "$bin/test2json" "$(binary "$package")" "$module/$package $name" "${rest[*]@Q}"
 }
 
-# guest NUMBER ROW writes events into the guest's own file, as lines of two writers would mix.
+# guest NUMBER ROW COMMAND writes events into the guest's own file, as lines of two writers would mix.
 guest() {
 	[[ $2 != *nftables* || $kind == kvm ]] || export KPROXY_VM_ACCEL=tcg
-	KPROXY_VM_TIMEOUT=3600 test/vm/run.sh bash -c "$(guest_command "$2")" >"$bin/$1.json" ||
+	KPROXY_VM_TIMEOUT=3600 test/vm/run.sh bash -c "$3" >"$bin/$1.json" ||
 		printf '{"Action":"fail","Package":"vm (%s)"}\n' "$2" >>"$bin/$1.json"
 }
 
@@ -110,7 +110,8 @@ test/vm/prepare.sh || echo "vm: no User Mode Linux, so this takes an hour and mo
 build
 kind=$(test/vm/accel.sh "${XDG_CACHE_HOME:-$HOME/.cache}/kproxy-vm")
 for i in "${!rows[@]}"; do
-	guest "$i" "${rows[i]}" &
+	command=$(guest_command "${rows[i]}") # which takes some seconds
+	guest "$i" "${rows[i]}" "$command" &
 	sleep 1 # they queue in the order in which they come
 done
 wait
