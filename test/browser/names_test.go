@@ -12,7 +12,7 @@ import (
 )
 
 // TestLongNames: names as long as Kubernetes allows are read as a whole at every size, and tables of a phone are cards
-// that nobody scrolls sideways. Who is refused by rules of the kernel's is listed.
+// without scrolling sideways. Who is refused by rules of the kernel's is listed.
 func TestLongNames(t *testing.T) {
 	w := shared.world(t)
 	long := func(word string) string { return strings.Repeat(word+"-", 63/len(word)+1)[:62] + "x" }
