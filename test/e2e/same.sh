@@ -1,7 +1,7 @@
 # Sourced by test/run.sh and test/vm/tests.sh: the end-to-end tests that are the same in every mode. Mode iptables runs them natively.
 # Manifests, commands and settings,
 same="NothingArrives|Commands.*|ConfigurationFile|WrongUse|NobodyRuns|MalformedManifest|BrokenFromTheStart|DuplicateDefinition"
-same+="|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|ManifestsThatAreLate|WatchStatus|WatchLeavesTheTerminal|Lab.*"
+same+="|TwoServicesOnOneAddress|WrongAnnotation|DirectoryComesBack|ManifestsThatAreLate|WatchStatus|WatchLeavesTheTerminal|Lab.*|SkippedFaultIsMended"
 same+="|CompareInterrupted|CompareNeedsRoot|TraceCommand|ConntrackSettings"
 # userspace,
 same+="|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd"
