@@ -138,12 +138,18 @@ func (r *rig) load(ctx context.Context, l load.Load) (out load.Outcome, err erro
 }
 
 // forget empties the kernel's connection table, so that no run meets what an
-// earlier one left there, and the table's bound.
+// earlier one left there, and the table's bound; and ends the sockets that wait for TIME_WAIT to pass. Without the table
+// the kernel can't tell that a client takes its port again for another service, and so doesn't take another port where both
+// lead to one listener: such a socket would answer the SYN, and the client send it again.
 func (r *rig) forget() error {
 	if !r.tracks {
 		return nil
 	}
-	return r.Net.Node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+	flushed := r.Net.Node.Do(func() error { return netlink.ConntrackTableFlush(netlink.ConntrackTable) })
+	if out, err := r.Net.Node.Command(context.Background(), "ss", "--kill", "--tcp", "state", "time-wait").CombinedOutput(); err != nil {
+		return errors.Join(flushed, fmt.Errorf("end sockets in TIME_WAIT: %w: %s", err, out))
+	}
+	return flushed
 }
 
 // restart ends the proxy and starts it again.
