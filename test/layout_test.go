@@ -164,15 +164,14 @@ func find(folder string) int {
 // other folder name one: a bound may only fall. A plane that is added needs none.
 var namesOfPlanes = map[string]map[string]int{
 	"ipvs": {
-		"cmd/kproxy":       4,  // help, what render goes by, and the lab's tour
+		"cmd/kproxy":       3,  // help, and the lab's tour
 		"conntrack":        1,  // whose half-open entries nothing has rewritten
 		"kernel/leftovers": 20, // what kube-proxy's mode left
 		"plan":             3,  // the words for mode and data plane
 		"source":           2,  // an annotation
-		"web":              3,  // what metrics are about
 	},
 	"iptables": {
-		"cmd/kproxy":       5, // what render goes by, and the lab's tour
+		"cmd/kproxy":       3, // the lab's tour
 		"kernel":           4, // its programs
 		"kernel/leftovers": 1,
 		"kernel/nftables":  1, // reads other programs' rules

@@ -195,10 +195,10 @@ func collectNode(f *plan.Figures, send sender) {
 	send.counter("kproxy_steered_packets_total", "Packets that began a connection and that rules sent to userspace.", float64(f.Steered))
 	send.counter("kproxy_refused_packets_total", "Packets that rules refused, to services without a usable endpoint.", float64(f.Refused))
 	for i, family := range ipFamilies {
-		send.gauge("kproxy_virtual_servers", "Virtual servers of IPVS that are kproxy's.", float64(f.VirtualServers[i]), "ip_family", family)
-		send.gauge("kproxy_real_servers", "Real servers of IPVS that get new connections.", float64(f.RealServers[i]), "ip_family", family)
+		send.gauge("kproxy_virtual_servers", "Virtual servers that are kproxy's.", float64(f.VirtualServers[i]), "ip_family", family)
+		send.gauge("kproxy_real_servers", "Real servers that get new connections.", float64(f.RealServers[i]), "ip_family", family)
 	}
-	send.gauge("kproxy_real_servers_draining", "Real servers of IPVS that only keep the connections they have.", float64(f.Draining))
+	send.gauge("kproxy_real_servers_draining", "Real servers that only keep the connections they have.", float64(f.Draining))
 	byCause(send, "kproxy_offloads_total", "Moves of service ports from userspace into the kernel, by reason.", f.Offloads, plan.OffloadCauses)
 	byCause(send, "kproxy_recalls_total", "Moves of service ports from the kernel back to userspace, by reason.", f.Recalls, plan.RecallCauses)
 	send.counter("kproxy_catch_ups_total", "Times that userspace stood in for a service port until the kernel's rules had followed a change.", float64(f.CatchUps))

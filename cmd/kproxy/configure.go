@@ -82,8 +82,8 @@ func isPod() bool {
 // nothing, but chooses the family of the defaults of those that do.
 func bindAddressSetting() setting {
 	return setting{
-		&cli.StringFlag{Name: "bind-address", Usage: "kube-proxy's name for --node-ip; 0.0.0.0, :: and an empty one leave the address to the Node object"},
-		func(c *cli.Context, cfg *config.Config) {
+		flag: &cli.StringFlag{Name: "bind-address", Usage: "kube-proxy's name for --node-ip; 0.0.0.0, :: and an empty one leave the address to the Node object"},
+		set: func(c *cli.Context, cfg *config.Config) {
 			a, err := kubeobjects.ParseAddr(cmp.Or(c.String("bind-address"), "0.0.0.0"))
 			if err == nil && a.Is6() && !c.IsSet("config") {
 				cfg.MetricsBindAddress = config.WithPort("::1", config.MetricsPort)

@@ -23,41 +23,41 @@ func settings() []setting {
 		group("Services",
 			words("mode", "the furthest data plane", config.Modes),
 			setting{
-				&cli.StringFlag{Name: "proxy-mode", Usage: "kube-proxy's name for --mode"},
-				func(c *cli.Context, cfg *config.Config) {
+				flag: &cli.StringFlag{Name: "proxy-mode", Usage: "kube-proxy's name for --mode"},
+				set: func(c *cli.Context, cfg *config.Config) {
 					if !c.IsSet("mode") {
 						cfg.Mode = config.ModeOf(c.String("proxy-mode"))
 					}
 				},
 			},
-			setting{manifestsFlag(), func(c *cli.Context, cfg *config.Config) { cfg.Manifests = c.StringSlice("manifests") }},
-			set("kubeconfig", "`FILE` that says how to reach the Kubernetes API"),
-			set("master", "`URL` of the Kubernetes API; wins over the one in --kubeconfig"),
+			setting{flag: manifestsFlag(), set: func(c *cli.Context, cfg *config.Config) { cfg.Manifests = c.StringSlice("manifests") }},
+			decisive(set("kubeconfig", "`FILE` that says how to reach the Kubernetes API")),
+			decisive(set("master", "`URL` of the Kubernetes API; wins over the one in --kubeconfig")),
 			set("kube-api-qps", "requests a second to the Kubernetes API; negative for no limit"),
 			set("kube-api-burst", "so many more requests at a time"),
 			set("kube-api-content-type", "what the Kubernetes API is asked for objects in"),
 		),
 		group("Node and cluster",
 			setting{
-				&cli.StringFlag{Name: "hostname-override", Usage: "`NAME` of this node (default: the host name)"},
-				func(c *cli.Context, cfg *config.Config) {
+				flag: &cli.StringFlag{Name: "hostname-override", Usage: "`NAME` of this node (default: the host name)"},
+				set: func(c *cli.Context, cfg *config.Config) {
 					cfg.HostnameOverride = strings.ToLower(strings.TrimSpace(c.String("hostname-override")))
 				},
 			},
 			bindAddressSetting(),
 			set("node-ip", "`ADDRESS` of this node, one per family (default: those of its Node object)"),
-			set("cluster-cidr", "`CIDR` of the pods, one per family; clients outside are masqueraded"),
-			set("exclude-cluster-cidr", "`CIDR` of pods that another proxy serves; repeatable"),
-			words("detect-local-mode", "how pods of this cluster are told from other clients", config.DetectLocalModes),
-			set("pod-bridge-interface", "`NAME` of the bridge that pods are at, for BridgeInterface"),
-			set("pod-interface-name-prefix", "what the names of pods' interfaces begin with, for InterfaceNamePrefix"),
-			set("nodeport-addresses", "`CIDR` of the node's addresses that node ports answer on, or primary, localhost, all (default: all)"),
-			set("iptables-localhost-nodeports", "node ports answer on loopback addresses too"),
+			decisive(set("cluster-cidr", "`CIDR` of the pods, one per family; clients outside are masqueraded")),
+			decisive(set("exclude-cluster-cidr", "`CIDR` of pods that another proxy serves; repeatable")),
+			decisive(words("detect-local-mode", "how pods of this cluster are told from other clients", config.DetectLocalModes)),
+			decisive(set("pod-bridge-interface", "`NAME` of the bridge that pods are at, for BridgeInterface")),
+			decisive(set("pod-interface-name-prefix", "what the names of pods' interfaces begin with, for InterfaceNamePrefix")),
+			decisive(set("nodeport-addresses", "`CIDR` of the node's addresses that node ports answer on, or primary, localhost, all (default: all)")),
+			decisive(set("iptables-localhost-nodeports", "node ports answer on loopback addresses too")),
 		),
 		group("Marks and routes",
-			set("masquerade-all", "every connection reaches its endpoint with the node's address"),
-			set("iptables-masquerade-bit", "`BIT` of the packet mark for masquerade, 0-31"),
-			set("transparent-bit", "`BIT` of the packet mark for replies to transparent sockets, 1-31; kproxy's own packets bear it and the bit below"),
+			decisive(set("masquerade-all", "every connection reaches its endpoint with the node's address")),
+			decisive(set("iptables-masquerade-bit", "`BIT` of the packet mark for masquerade, 0-31")),
+			decisive(set("transparent-bit", "`BIT` of the packet mark for replies to transparent sockets, 1-31; kproxy's own packets bear it and the bit below")),
 			set("route-table", "routing `TABLE` for replies to transparent sockets"),
 		),
 		group("Offload",
@@ -68,8 +68,8 @@ func settings() []setting {
 		),
 		group("Health checks",
 			setting{
-				&cli.StringFlag{Name: "health-check", Usage: "default active check of endpoints: off, tcp, http, udp, grpc (default: tcp for manifests, off for Kubernetes)"},
-				func(c *cli.Context, cfg *config.Config) { cfg.Health.Check = service.Check(c.String("health-check")) },
+				flag: &cli.StringFlag{Name: "health-check", Usage: "default active check of endpoints: off, tcp, http, udp, grpc (default: tcp for manifests, off for Kubernetes)"},
+				set:  func(c *cli.Context, cfg *config.Config) { cfg.Health.Check = service.Check(c.String("health-check")) },
 			},
 			set("health-interval", "time between two probes of an endpoint"),
 			set("health-timeout", "bound on one probe"),
@@ -89,14 +89,14 @@ func settings() []setting {
 			set("conntrack-tcp-be-liberal", "don't take packets outside of the TCP window for invalid, nor drop them"),
 		),
 		group("IPVS",
-			set("ipvs-scheduler", "`NAME` of the kernel's scheduler for services that ask for none, nor for an algorithm (default: rr)"),
+			decisive(set("ipvs-scheduler", "`NAME` of the kernel's scheduler for services that ask for none, nor for an algorithm (default: rr)")),
 			set("ipvs-strict-arp", "answer ARP only for addresses of the link that is asked, as load balancers that announce addresses need it"),
 			set("ipvs-tcp-timeout", "`TIME` after which IPVS forgets an idle TCP connection: 15m, "+config.LikeConntrack+" for as long as conntrack keeps it, 0 for the kernel's setting"),
 			set("ipvs-tcpfin-timeout", "the same after a FIN; 0 for the kernel's setting"),
 			set("ipvs-udp-timeout", "the same for UDP; 0 for the kernel's setting"),
 		),
 		group("nftables",
-			set("nftables-flowtable", "established connections to endpoints pass by a flowtable: faster, and by no rule of other programs either"),
+			decisive(set("nftables-flowtable", "established connections to endpoints pass by a flowtable: faster, and by no rule of other programs either")),
 		),
 		group("Servers and listeners",
 			bindSetting("metrics", "`IP:PORT` of JSON API and metrics; empty for none", config.MetricsPort, func(c *config.Config) *string { return &c.MetricsBindAddress }),
@@ -110,21 +110,21 @@ func settings() []setting {
 			set("socket", "control socket, a `PATH`"),
 			set("state-dir", "`DIR` for what survives a restart: pins, and the last state of the Kubernetes API"),
 			set("state-max-age", "how old that state may be, to be served while the API is away at the start; 0s saves none"),
-			set("listen-tcp-port", "`PORT` of the shared TCP listener; 0 lets the kernel choose"),
-			set("listen-udp-port", "`PORT` of the shared UDP listener; 0 lets the kernel choose"),
+			decisive(set("listen-tcp-port", "`PORT` of the shared TCP listener; 0 lets the kernel choose")),
+			decisive(set("listen-udp-port", "`PORT` of the shared UDP listener; 0 lets the kernel choose")),
 		),
 		group("Process and log",
 			set("supervise", "work in another process; should it crash, the next one goes on with its connections"),
 			setting{
-				&cli.IntFlag{Name: "oom-score-adj", Usage: "of this process, -1000 to 1000", DefaultText: "-999 with --config or the Kubernetes API, else unchanged"},
-				func(c *cli.Context, cfg *config.Config) {
+				flag: &cli.IntFlag{Name: "oom-score-adj", Usage: "of this process, -1000 to 1000", DefaultText: "-999 with --config or the Kubernetes API, else unchanged"},
+				set: func(c *cli.Context, cfg *config.Config) {
 					adj := c.Int("oom-score-adj")
 					cfg.OOMScoreAdj = &adj
 				},
 			},
 			setting{
-				&cli.StringFlag{Name: "log-format", Aliases: []string{"logging-format"}, Value: defaults.LogFormat, Usage: strings.Join(config.LogFormats, " or ")},
-				func(c *cli.Context, cfg *config.Config) { cfg.LogFormat = c.String("log-format") },
+				flag: &cli.StringFlag{Name: "log-format", Aliases: []string{"logging-format"}, Value: defaults.LogFormat, Usage: strings.Join(config.LogFormats, " or ")},
+				set:  func(c *cli.Context, cfg *config.Config) { cfg.LogFormat = c.String("log-format") },
 			},
 			set("v", "log `LEVEL`: debug, info, warn, error, or kube-proxy's number"),
 		),
@@ -151,8 +151,8 @@ const onCluster = " with --config or the Kubernetes API, else the kernel's setti
 func bindSetting(name, usage string, port int, at func(*config.Config) *string) setting {
 	flag := name + "-bind-address"
 	return setting{
-		&cli.StringFlag{Name: flag, Value: *at(&defaults), Usage: usage},
-		func(c *cli.Context, cfg *config.Config) { *at(cfg) = config.WithPort(c.String(flag), port) },
+		flag: &cli.StringFlag{Name: flag, Value: *at(&defaults), Usage: usage},
+		set:  func(c *cli.Context, cfg *config.Config) { *at(cfg) = config.WithPort(c.String(flag), port) },
 	}
 }
 
@@ -161,8 +161,8 @@ func bindSetting(name, usage string, port int, at func(*config.Config) *string) 
 func portSetting(name string, port int, at func(*config.Config) *string) setting {
 	flag, address := name+"-port", name+"-bind-address"
 	return setting{
-		&cli.IntFlag{Name: flag, Usage: "`PORT` for --" + address + "; 0 for none", DefaultText: strconv.Itoa(port)},
-		func(c *cli.Context, cfg *config.Config) {
+		flag: &cli.IntFlag{Name: flag, Usage: "`PORT` for --" + address + "; 0 for none", DefaultText: strconv.Itoa(port)},
+		set: func(c *cli.Context, cfg *config.Config) {
 			given := c.Int(flag)
 			switch host, _, err := net.SplitHostPort(*at(cfg)); {
 			case given == 0:
@@ -184,6 +184,14 @@ func isIP(s string) bool {
 type setting struct {
 	flag cli.Flag
 	set  func(*cli.Context, *config.Config)
+	// decides is whether what is rendered depends on it: it says where Services come from, or rules
+	// depend on it and it isn't about this host.
+	decides bool
+}
+
+func decisive(s setting) setting {
+	s.decides = true
+	return s
 }
 
 // given applies the flags on the command line to cfg.

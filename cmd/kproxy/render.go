@@ -14,7 +14,6 @@ import (
 )
 
 func renderCommand() *cli.Command {
-	decisive := decisiveSettings()
 	return &cli.Command{
 		Name:  "render",
 		Usage: "print what would be programmed for manifests, or for the Services of a cluster; needs no root, deterministic",
@@ -22,7 +21,7 @@ func renderCommand() *cli.Command {
 			&cli.StringFlag{Name: "mode", Usage: "`MODE`: " + strings.Join(config.Modes, ", "), Value: defaults.Mode},
 			configFlag(), manifestsFlag(), nodeFlag(),
 			&cli.BoolFlag{Name: "diff", Usage: "print instead what of it the kernel doesn't hold (+) and what it holds besides (-); needs root, fails with status 1 where they differ"},
-		}, flagsOf(decisive)...),
+		}, flagsOf(slices.DeleteFunc(settings(), func(s setting) bool { return !s.decides }))...),
 		Action: func(c *cli.Context) error {
 			cfg, err := configure(c)
 			if err == nil && len(cfg.Manifests) == 0 && !cfg.Kubernetes() {
@@ -66,15 +65,4 @@ func renderDiff(c *cli.Context, o agent.RenderOptions) error {
 		return errors.New("the kernel holds something else")
 	}
 	return nil
-}
-
-// decisiveSettings are those flags of `kproxy run` that say where Services come from, or that rules
-// depend on and that aren't about this host.
-func decisiveSettings() []setting {
-	names := []string{
-		"cluster-cidr", "exclude-cluster-cidr", "detect-local-mode", "pod-bridge-interface", "pod-interface-name-prefix",
-		"nodeport-addresses", "iptables-localhost-nodeports", "masquerade-all", "ipvs-scheduler", "nftables-flowtable",
-		"listen-tcp-port", "listen-udp-port", "iptables-masquerade-bit", "transparent-bit", "kubeconfig", "master",
-	}
-	return slices.DeleteFunc(settings(), func(s setting) bool { return !slices.Contains(names, s.flag.Names()[0]) })
 }
