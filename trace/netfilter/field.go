@@ -2,7 +2,6 @@ package netfilter
 
 import (
 	"cmp"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -19,9 +18,7 @@ const (
 	isAbsent              // the packet has no such field: no rule that looks at it matches (NFT_BREAK)
 	isAddress
 	isNumber
-	isWord   // "tcp", "local", an interface
-	isTruth  // "true" or "false", whatever else may be asked
-	isFlags  // words, any of which may hold at a time
+	isWords  // "tcp", "local", an interface; or flags, any of which may hold at a time
 	isEither // of parts, of which one is enough
 )
 
@@ -32,7 +29,6 @@ type value struct {
 	number  uint64
 	words   []string
 	parts   []value
-	more    bool // there may be other flags than words
 }
 
 func addressed(a netip.Addr) value {
@@ -42,9 +38,8 @@ func addressed(a netip.Addr) value {
 	return value{kind: isAddress, address: a}
 }
 
-func numeric(n uint64) value       { return value{kind: isNumber, number: n} }
-func named(name string) value      { return value{kind: isWord, words: []string{name}} }
-func flagged(names []string) value { return value{kind: isFlags, words: names} }
+func numeric(n uint64) value      { return value{kind: isNumber, number: n} }
+func named(words ...string) value { return value{kind: isWords, words: words} }
 
 // sourcePort is one that the caller may not know.
 func sourcePort(n uint16) value {
@@ -93,7 +88,7 @@ var fields = map[string]func(w *walker, p *Packet) value{
 	"meta oifname": outgoing,
 	"meta mark":    func(_ *walker, p *Packet) value { return numeric(uint64(p.Mark)) },
 	"pkttype":      packetType,
-	"ct states":    func(w *walker, p *Packet) value { return flagged(w.states(p)) },
+	"ct states":    func(w *walker, p *Packet) value { return named(w.states(p)...) },
 	"ct status":    conntrackStatus,
 	"ct mark":      func(_ *walker, p *Packet) value { return numeric(uint64(p.ConnMark)) },
 	"ct direction": func(_ *walker, p *Packet) value { return named(p.direction()) },
@@ -141,36 +136,6 @@ func (w *walker) field(p *Packet, name string) value {
 	return f(w, p)
 }
 
-// only is a value's words that are also in a mask.
-func (v value) only(mask []string) []string {
-	return slices.DeleteFunc(slices.Clone(v.words), func(s string) bool { return !slices.Contains(mask, s) })
-}
-
-// flat is a list, or the operands of "|", or one value alone.
-func flat(v any) []any {
-	if list, ok := v.([]any); ok {
-		return list
-	}
-	if m, ok := v.(map[string]any); ok {
-		if list, ok := m["|"].([]any); ok {
-			var out []any
-			for _, e := range list {
-				out = append(out, flat(e)...)
-			}
-			return out
-		}
-	}
-	return []any{v}
-}
-
-func texts(v any) []string {
-	var out []string
-	for _, e := range flat(v) {
-		out = append(out, fmt.Sprint(e))
-	}
-	return out
-}
-
 func incoming(_ *walker, p *Packet) value { return device(p.In) }
 func outgoing(_ *walker, p *Packet) value { return device(p.Out) }
 
@@ -185,9 +150,9 @@ func eitherPort(_ *walker, p *Packet) value {
 func tcpFlags(_ *walker, p *Packet) value {
 	switch {
 	case p.Reply:
-		return flagged([]string{"syn", "ack"})
+		return named("syn", "ack")
 	case p.State == New || p.State == Untracked || p.State == Invalid:
-		return flagged([]string{"syn"})
+		return named("syn")
 	}
 	return value{}
 }
@@ -213,11 +178,7 @@ func conntrackStatus(w *walker, p *Packet) value {
 	if p.State != New {
 		return value{}
 	}
-	out := value{kind: isFlags, more: true}
-	for _, s := range w.states(p)[1:] {
-		out.words = append(out.words, strings.ToLower(s))
-	}
-	return out
+	return named(w.states(p)[1:]...)
 }
 
 // hasEntry reports whether conntrack has seen a packet, and keeps an entry.
@@ -259,32 +220,30 @@ func (w *walker) addressType(a netip.Addr) value {
 
 // reversePath is whether a packet back would leave by the interface that this one came in on,
 // which the caller knows.
-func reversePath(_ *walker, p *Packet) value {
-	switch {
-	case p.In == "lo" || p.Reversed == Yes:
-		return value{kind: isTruth, words: []string{"true"}}
-	case p.Reversed == No:
-		return value{kind: isTruth, words: []string{"false"}}
+func (p *Packet) reversePath() Answer {
+	if p.In == "lo" {
+		return Yes
 	}
-	return value{}
+	return cmp.Or(p.Reversed, Maybe)
 }
 
-// protocolNumbers are those of the protocols that service ports have.
-var protocolNumbers = map[string]service.Protocol{"tcp": service.TCP, "udp": service.UDP, "sctp": service.SCTP}
-
-// compare asks whether the value of an expression is one of constants: exactly (==, !=), among
-// others (in, not in), or in order (<, >, <=, >=).
-func compare(field string, not bool, right any) condition {
+// compare asks whether the value of a field is as a constant says.
+func compare(field string, not bool, want constant) condition {
 	name := cmp.Or(inWords[field], field)
 	return func(w *walker, p *Packet) matched {
 		have := w.field(p, field)
-		switch {
-		case have.kind == isUnknown:
+		switch have.kind {
+		case isUnknown:
 			return maybe("its %s isn't known", name)
-		case have.kind == isAbsent:
+		case isAbsent:
 			return matched{answer: No, why: "it has no " + name}
 		}
-		answer := have.in(right)
+		answer := No
+		if have.kind == isEither {
+			answer = anyOf(have.parts, want)
+		} else {
+			answer = want(have)
+		}
 		if answer == Maybe {
 			return maybe("its %s can't be compared", name)
 		}
@@ -297,25 +256,6 @@ func answerTo(yes bool) Answer {
 		return Yes
 	}
 	return No
-}
-
-// in reports whether a value is what an expression of constants says: one, a
-// network, a range, or one of several.
-func (v value) in(want any) Answer {
-	if v.kind == isEither {
-		return anyOf(v.parts, func(part value) Answer { return part.in(want) })
-	}
-	switch x := want.(type) {
-	case string:
-		return v.equals(x)
-	case []any: // flags, of which one is enough
-		return anyOf(x, v.in)
-	case map[string]any:
-		for kind, detail := range x {
-			return v.inObject(kind, detail)
-		}
-	}
-	return Maybe
 }
 
 func anyOf[T any](all []T, is func(T) Answer) Answer {
@@ -331,77 +271,12 @@ func anyOf[T any](all []T, is func(T) Answer) Answer {
 	return out
 }
 
-// exactly reports whether flags are those that are wanted, and no others.
-func (v value) exactly(want any) Answer {
-	names := slices.DeleteFunc(texts(want), func(s string) bool { return s == "0" })
-	if v.more || slices.ContainsFunc(names, func(s string) bool { return strings.HasPrefix(s, "@") || strings.HasPrefix(s, "map[") }) {
-		return Maybe
-	}
-	slices.Sort(names)
-	return answerTo(slices.Equal(slices.Compact(names), slices.Sorted(slices.Values(v.words))))
-}
+// constant is what an option compares a field with, as iptables-save prints it: which values of the
+// field are meant. Maybe is for text that can't be read.
+type constant func(value) Answer
 
-func (v value) inObject(kind string, detail any) Answer {
-	d, _ := detail.(map[string]any)
-	list, _ := detail.([]any)
-	switch {
-	case kind == "prefix" && v.kind == isAddress:
-		return contains(fmt.Sprint(d["addr"], "/", d["len"]), v.address)
-	case kind == "range" && len(list) == 2:
-		return v.between(fmt.Sprint(list[0]), fmt.Sprint(list[1]))
-	case kind == "masked" && v.kind == isNumber:
-		n, mask, ok := masked(fmt.Sprint(detail))
-		if ok {
-			return answerTo(uint32(v.number)&mask == n)
-		}
-	case kind == "masked" && v.kind == isFlags && len(list) == 2:
-		return flagged(v.only(texts(list[0]))).exactly(list[1])
-	}
-	return Maybe
-}
-
-func (v value) between(first, last string) Answer {
-	switch v.kind {
-	case isNumber:
-		lo, err := strconv.ParseUint(first, 10, 64)
-		hi, err2 := strconv.ParseUint(last, 10, 64)
-		if err == nil && err2 == nil {
-			return answerTo(lo <= v.number && v.number <= hi)
-		}
-	case isAddress:
-		lo, err := netip.ParseAddr(first)
-		hi, err2 := netip.ParseAddr(last)
-		if err == nil && err2 == nil {
-			return answerTo(lo.BitLen() == v.address.BitLen() && lo.Compare(v.address) <= 0 && v.address.Compare(hi) <= 0)
-		}
-	}
-	return Maybe
-}
-
-// equals compares with a constant as nft prints it: a protocol by name, an
-// interface with a final "*" for the rest.
-func (v value) equals(want string) Answer {
-	switch v.kind {
-	case isNumber:
-		if n, err := strconv.ParseUint(want, 0, 64); err == nil {
-			return answerTo(n == v.number)
-		}
-	case isAddress:
-		return contains(want, v.address)
-	case isFlags:
-		return answerTo(slices.Contains(v.words, want))
-	case isTruth:
-		if want == "true" || want == "false" {
-			return answerTo(v.words[0] == want)
-		}
-	case isWord:
-		if prefix, wild := strings.CutSuffix(want, "*"); wild {
-			return answerTo(strings.HasPrefix(v.words[0], prefix))
-		}
-		n, known := protocolNumbers[v.words[0]]
-		return answerTo(v.words[0] == want || known && want == strconv.Itoa(int(n)))
-	}
-	return Maybe
+func network(o option) constant {
+	return func(v value) Answer { return contains(o.arg(0), v.address) }
 }
 
 // contains reads a network as iptables prints it: an address, with a length, or with a mask
@@ -446,4 +321,88 @@ func masked(s string) (value, mask uint32, ok bool) {
 		b, err2 = strconv.ParseUint(m, 0, 32)
 	}
 	return uint32(a), uint32(b), err == nil && err2 == nil
+}
+
+// iface compares as ifname_compare does: "eth+" is every name that begins so.
+func iface(o option) constant {
+	prefix, wild := strings.CutSuffix(o.arg(0), "+")
+	return func(v value) Answer {
+		return answerTo(v.words[0] == o.arg(0) || wild && strings.HasPrefix(v.words[0], prefix))
+	}
+}
+
+// list is one of several words.
+func list(o option) constant {
+	want := strings.Split(o.arg(0), ",")
+	return func(v value) Answer {
+		return answerTo(slices.ContainsFunc(v.words, func(have string) bool {
+			return slices.ContainsFunc(want, func(s string) bool { return strings.EqualFold(s, have) })
+		}))
+	}
+}
+
+// protocol is one by name or number.
+func protocol(o option) constant {
+	return func(v value) Answer {
+		p, _ := service.ParseProtocol(v.words[0])
+		return answerTo(strings.EqualFold(o.arg(0), v.words[0]) || o.arg(0) == strconv.Itoa(int(p)))
+	}
+}
+
+// ports are "80", "80:90", or several, by number: iptables-save never prints names of ports.
+func ports(o option) constant {
+	want := strings.Split(o.arg(0), ",")
+	return func(v value) Answer {
+		return anyOf(want, func(s string) Answer {
+			first, last, isRange := strings.Cut(s, ":")
+			if !isRange {
+				last = first
+			}
+			lo, ok := parsePort(first)
+			hi, ok2 := parsePort(last)
+			if !ok || !ok2 {
+				return Maybe
+			}
+			return answerTo(uint64(lo) <= v.number && v.number <= uint64(hi))
+		})
+	}
+}
+
+func addresses(o option) constant {
+	first, last, isRange := strings.Cut(o.arg(0), "-")
+	if !isRange {
+		last = first
+	}
+	lo, err := netip.ParseAddr(first)
+	hi, err2 := netip.ParseAddr(last)
+	return func(v value) Answer {
+		if err != nil || err2 != nil {
+			return Maybe
+		}
+		return answerTo(lo.BitLen() == v.address.BitLen() && lo.Compare(v.address) <= 0 && v.address.Compare(hi) <= 0)
+	}
+}
+
+func markValue(o option) constant {
+	n, mask, ok := masked(o.arg(0))
+	return func(v value) Answer {
+		if !ok {
+			return Maybe
+		}
+		return answerTo(uint32(v.number)&mask == n)
+	}
+}
+
+// tcpMask is which flags a rule looks at, and which of them are to be set.
+func tcpMask(o option) constant {
+	read := func(s string) []string {
+		s = strings.NewReplacer("ALL", "FIN,SYN,RST,PSH,ACK,URG", "NONE", "").Replace(s)
+		return strings.FieldsFunc(strings.ToLower(s), func(r rune) bool { return r == ',' })
+	}
+	mask, want := read(o.arg(0)), read(o.arg(1))
+	return func(v value) Answer {
+		return answerTo(!slices.ContainsFunc(slices.Concat(mask, want), func(flag string) bool {
+			return (slices.Contains(mask, flag) && slices.Contains(v.words, flag)) != slices.Contains(want, flag)
+		}))
+	}
 }

@@ -179,78 +179,20 @@ var comparing = words("tcp udp sctp multiport mark connmark iprange pkttype conn
 // compared says which field an option compares, and how iptables writes constants.
 var compared = map[string]struct {
 	field    string
-	constant func(option) any
+	constant func(option) constant
 }{
-	"-s": {"saddr", network}, "-d": {"daddr", network}, "-p": {"meta l4proto", lower}, "-f": {"fragment", always},
+	"-s": {"saddr", network}, "-d": {"daddr", network}, "-p": {"meta l4proto", protocol}, "-f": {"fragment", list},
 	"-i": {"meta iifname", iface}, "-o": {"meta oifname", iface},
 	"--sport": {"sport", ports}, "--source-port": {"sport", ports}, "--sports": {"sport", ports},
 	"--dport": {"dport", ports}, "--destination-port": {"dport", ports}, "--dports": {"dport", ports}, "--ports": {"ports", ports},
-	"--tcp-flags": {"flags", tcpMask}, "--src-range": {"saddr", addresses}, "--dst-range": {"daddr", addresses}, "--pkt-type": {"pkttype", lower},
-	"mark --mark": {"meta mark", maskedValue}, "connmark --mark": {"ct mark", maskedValue},
-	"--src-type": {"fib saddr type", lower}, "--dst-type": {"fib daddr type", lower},
-	"--ctstate": {"ct states", list}, "--state": {"ct states", list}, "--ctstatus": {"ct status", lower},
-	"--ctdir": {"ct direction", lower}, "--ctproto": {"meta l4proto", lower},
+	"--tcp-flags": {"flags", tcpMask}, "--src-range": {"saddr", addresses}, "--dst-range": {"daddr", addresses}, "--pkt-type": {"pkttype", list},
+	"mark --mark": {"meta mark", markValue}, "connmark --mark": {"ct mark", markValue},
+	"--src-type": {"fib saddr type", list}, "--dst-type": {"fib daddr type", list},
+	"--ctstate": {"ct states", list}, "--state": {"ct states", list}, "--ctstatus": {"ct status", list},
+	"--ctdir": {"ct direction", list}, "--ctproto": {"meta l4proto", protocol},
 	"--ctorigsrc": {"ct original saddr", network}, "--ctorigdst": {"ct original daddr", network},
 	"--ctorigsrcport": {"ct original proto-src", ports}, "--ctorigdstport": {"ct original proto-dst", ports},
 	"--ctreplsrc": {"ct reply saddr", network}, "--ctreplsrcport": {"ct reply proto-src", ports},
-}
-
-func always(option) any { return "yes" }
-
-func network(o option) any {
-	base, length, ok := strings.Cut(o.arg(0), "/")
-	if !ok {
-		return base
-	}
-	return map[string]any{"prefix": map[string]any{"addr": base, "len": length}}
-}
-
-// iface compares as ifname_compare does: "eth+" is every name that begins so.
-func iface(o option) any {
-	if prefix, wild := strings.CutSuffix(o.arg(0), "+"); wild {
-		return prefix + "*"
-	}
-	return o.arg(0)
-}
-
-func list(o option) any {
-	var out []any
-	for s := range strings.SplitSeq(o.arg(0), ",") {
-		out = append(out, s)
-	}
-	return out
-}
-
-func lower(o option) any { return list(option{args: []string{strings.ToLower(o.arg(0))}}) }
-
-func interval(s, separator string) any {
-	first, last, ok := strings.Cut(s, separator)
-	if !ok {
-		return s
-	}
-	return map[string]any{"range": []any{first, last}}
-}
-
-// ports are "80", "80:90", or several, by number: iptables-save never prints names of ports.
-func ports(o option) any {
-	var out []any
-	for s := range strings.SplitSeq(o.arg(0), ",") {
-		out = append(out, interval(s, ":"))
-	}
-	return out
-}
-
-func addresses(o option) any { return interval(o.arg(0), "-") }
-
-func maskedValue(o option) any { return map[string]any{"masked": o.arg(0)} }
-
-// tcpMask is which flags a rule looks at, and which of them are to be set.
-func tcpMask(o option) any {
-	read := func(s string) any {
-		s = strings.NewReplacer("ALL", "FIN,SYN,RST,PSH,ACK,URG", "NONE", "0").Replace(s)
-		return lower(option{args: []string{s}})
-	}
-	return map[string]any{"masked": []any{read(o.arg(0)), read(o.arg(1))}}
 }
 
 // depends says what matches look at that a walk doesn't know.
@@ -319,16 +261,16 @@ func (e *extension) ofEntry(o option, holds condition) condition {
 }
 
 // rpfilter asks whether a packet back would leave by the same interface.
-func rpfilter(w *walker, p *Packet, e *extension) matched {
+func rpfilter(_ *walker, p *Packet, e *extension) matched {
 	invert := e.has("--invert")
-	back := reversePath(w, p)
+	back := p.reversePath()
 	switch {
 	case len(e.options) > 0 && !(invert && len(e.options) == 1):
 		return maybe("the option %s of rpfilter can't be decided", e.options[0].name)
-	case back.kind == isUnknown:
+	case back == Maybe:
 		return maybe("whether a packet back would leave by the same interface isn't known (-m rpfilter)")
 	}
-	return is(back.words[0] == "true", invert, "whether a packet back would leave by %s: %s", p.In, back)
+	return is(back == Yes, invert, "whether a packet back would leave by %s: %t", p.In, back == Yes)
 }
 
 // statistic is a matter of chance: at random, or each n-th packet, which in the

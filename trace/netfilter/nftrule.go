@@ -635,13 +635,13 @@ func fibField(result, flags uint64) *loaded {
 	} else if result == unix.NFT_FIB_RESULT_OIFNAME {
 		size, kind = unix.IFNAMSIZ, asName
 	}
-	return &loaded{symbol{text: "fib saddr . iif oif", kind: kind, size: size}, func(w *walker, p *Packet) (v, k []byte, ok bool) {
-		back := reversePath(w, p)
-		if back.kind == isUnknown || flags&mark != 0 && p.Mark != 0 {
+	return &loaded{symbol{text: "fib saddr . iif oif", kind: kind, size: size}, func(_ *walker, p *Packet) (v, k []byte, ok bool) {
+		back := p.reversePath()
+		if back == Maybe || flags&mark != 0 && p.Mark != 0 {
 			return notKnown(size)
 		}
 		in := ""
-		if back.words[0] == "true" {
+		if back == Yes {
 			in = p.In
 		}
 		switch kind {
