@@ -53,19 +53,19 @@ const ipsetListHeader = 1 << 2
 
 // Create implements [SetStore].
 func (s *IPSets) Create(set Set) error {
-	d, ok := setDimensions[set.Type]
+	revision, ok := setRevision[set.Type]
 	if !ok {
 		return fmt.Errorf("unknown set type %q", set.Type)
 	}
-	family := byte(unix.AF_UNSPEC)
-	if d.addr {
-		family = familyNumber[set.Family]
+	family := familyNumber[set.Family]
+	if set.Type == BitmapPort {
+		family = unix.AF_UNSPEC
 	}
 	b := nlmsg.AppendText(nil, nl.IPSET_ATTR_TYPENAME, string(set.Type))
-	b = nlmsg.Append(b, nl.IPSET_ATTR_REVISION, setRevision[set.Type])
+	b = nlmsg.Append(b, nl.IPSET_ATTR_REVISION, revision)
 	b = nlmsg.Append(b, nl.IPSET_ATTR_FAMILY, family)
 	b = nlmsg.AppendNested(b, nl.IPSET_ATTR_DATA, func(b []byte) []byte {
-		if d.addr {
+		if set.Type != BitmapPort {
 			b = appendUint32(b, nl.IPSET_ATTR_MAXELEM, maxElements)
 		} else {
 			b = nlmsg.AppendUint16(b, nl.IPSET_ATTR_PORT_FROM|nlmsg.NetByteOrder, 0)
@@ -85,7 +85,7 @@ var familyNumber = [2]byte{service.IPv4: unix.AF_INET, service.IPv6: unix.AF_INE
 
 // setRevision is the first revision of each type that has what kproxy needs
 // (net/netfilter/ipset/ip_set_*.c), so that old kernels do.
-var setRevision = map[SetType]uint8{HashIPPort: 1, HashIPPortIP: 1, HashIPPortNet: 2}
+var setRevision = map[SetType]uint8{BitmapPort: 0, HashIP: 0, HashNet: 0, HashIPPort: 1, HashIPPortIP: 1, HashIPPortNet: 2}
 
 // Destroy implements [SetStore].
 func (s *IPSets) Destroy(name string) error {
@@ -111,9 +111,9 @@ func (s *IPSets) change(cmd int, set Set, timeout uint32, entries []string) erro
 		var err error
 		b := nlmsg.AppendNested(appendUint32(nil, nl.IPSET_ATTR_LINENO, 0), nl.IPSET_ATTR_ADT, func(b []byte) []byte {
 			for ; n < len(entries) && len(b) < batchBytes && err == nil; n++ {
-				var e element
-				if e, err = parseElement(set.Type, entries[n]); err == nil {
-					b = appendElement(b, e, timeout)
+				var e AnyEntry
+				if e, err = ParseEntry(set.Type, entries[n]); err == nil {
+					b = appendEntry(b, &e, timeout)
 				}
 			}
 			return b
@@ -144,12 +144,12 @@ func (s *IPSets) List(entries func(name string) bool) ([]SetState, error) {
 	}
 	var out []SetState
 	for _, m := range msgs {
-		st := SetState{Count: uncounted}
-		if err := st.decode(m); err != nil {
+		a := newAnySet()
+		if err := a.decode(m); err != nil {
 			return nil, err
 		}
-		if Own(st.Name) {
-			out = append(out, st)
+		if Own(a.Name) {
+			out = append(out, SetState{Set: Set{Name: a.Name, Type: SetType(a.Type), Family: a.Family, Timeout: a.timeout}, Count: a.count})
 		}
 	}
 	slices.SortFunc(out, func(a, b SetState) int { return strings.Compare(a.Name, b.Name) })
@@ -172,18 +172,22 @@ func (s *IPSets) List(entries func(name string) bool) ([]SetState, error) {
 	return kept, nil
 }
 
-// uncounted is the count of a set by a kernel that doesn't tell: before Linux 4.9
-// headers have none (IPSET_ATTR_ELEMENTS, mtype_head in net/netfilter/ipset/).
-const uncounted = -1
-
 func (s *IPSets) listEntries(st *SetState) error {
 	msgs, err := s.request(nl.IPSET_CMD_LIST, st.Name, nil)
 	if err != nil {
 		return err
 	}
+	a := newAnySet()
 	for _, m := range msgs {
-		if err := st.decode(m); err != nil {
+		a.Entries = a.Entries[:0]
+		if err := a.decode(m); err != nil {
 			return err
+		}
+		for i := range a.Entries {
+			st.Entries = append(st.Entries, a.Entries[i].Text(st.Type))
+			if a.Timed {
+				st.Remaining = append(st.Remaining, a.Entries[i].Remaining)
+			}
 		}
 	}
 	sortEntries(st)

@@ -48,9 +48,6 @@ func (Unchanged) Add(Set, uint32, ...string) error { return nil }
 // Delete implements [SetStore].
 func (Unchanged) Delete(Set, ...string) error { return nil }
 
-// AllEntries asks [SetStore.List] for every set's entries.
-func AllEntries(string) bool { return true }
-
 // destroyWait bounds the wait for references to a set to go. The nft variant
 // frees a deleted rule's set in a work queue after the commit
 // (nf_tables_trans_destroy_work).

@@ -80,7 +80,7 @@ func TestSetsHoldWhatWasAdded(t *testing.T) {
 				}
 			}
 		}
-		states, err := s.List(kernel.AllEntries)
+		states, err := s.List(kerneltest.AllEntries)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -141,7 +141,7 @@ func TestManyEntriesInOneCall(t *testing.T) {
 		if err := s.Add(set, 0, set.Entries...); err != nil {
 			t.Fatal(err)
 		}
-		states, err := s.List(kernel.AllEntries)
+		states, err := s.List(kerneltest.AllEntries)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -192,7 +192,7 @@ func TestSetErrors(t *testing.T) {
 func TestAlive(t *testing.T) {
 	onEachStore(t, func(t *testing.T, s kernel.SetStore) {
 		alive := func() (n int, remaining []uint32) {
-			states, err := s.List(kernel.AllEntries)
+			states, err := s.List(kerneltest.AllEntries)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -289,7 +289,7 @@ func TestLetRefusals(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		states, err := s.List(kernel.AllEntries)
+		states, err := s.List(kerneltest.AllEntries)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -148,7 +148,7 @@ func BenchmarkOffload(b *testing.B) {
 	})
 	b.Run("list 10000", func(b *testing.B) {
 		for b.Loop() {
-			if _, err := sets.List(kernel.AllEntries); err != nil {
+			if _, err := sets.List(kerneltest.AllEntries); err != nil {
 				b.Fatal(err)
 			}
 		}

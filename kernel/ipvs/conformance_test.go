@@ -217,7 +217,7 @@ func foreignServers(t *testing.T, table ipvs.Table) string {
 func ownState(t *testing.T, table ipvs.Table, sets kernel.SetStore, link ipvs.Link) string {
 	t.Helper()
 	var out strings.Builder
-	states, err := sets.List(kernel.AllEntries)
+	states, err := sets.List(kerneltest.AllEntries)
 	if err != nil {
 		t.Fatal(err)
 	}

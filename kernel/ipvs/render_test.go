@@ -157,7 +157,7 @@ kproxy0 inet 10.96.0.1/32
 			}
 			for _, s := range r.Sets {
 				for _, e := range s.Entries {
-					if err := kernel.CheckEntry(s, e); err != nil {
+					if err := kerneltest.CheckEntry(s, e); err != nil {
 						t.Errorf("%s: %v", s.Name, err)
 					}
 				}

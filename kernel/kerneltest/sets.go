@@ -3,10 +3,12 @@ package kerneltest
 import (
 	"fmt"
 	"maps"
+	"net/netip"
 	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/service"
 )
 
 // modelSet is a set of a [Host]. Entries hold when they expire; the zero Time
@@ -44,6 +46,23 @@ func (h *Host) ForeignSets() string {
 		}
 	}
 	return out
+}
+
+// AllEntries asks [kernel.SetStore]'s List for every set's entries.
+func AllEntries(string) bool { return true }
+
+// CheckEntry reports whether a set would take an entry: form and family.
+func CheckEntry(set kernel.Set, entry string) error {
+	e, err := kernel.ParseEntry(set.Type, entry)
+	if err != nil {
+		return err
+	}
+	for _, n := range []netip.Prefix{e.Net, e.Net2} {
+		if n.IsValid() && service.FamilyOf(n.Addr()) != set.Family {
+			return fmt.Errorf("entry %s isn't of the set's family %s", entry, set.Family)
+		}
+	}
+	return nil
 }
 
 // Create implements [kernel.SetStore].
@@ -98,7 +117,7 @@ func (s *Sets) Add(set kernel.Set, timeout uint32, entries ...string) error {
 		timeout = m.Timeout
 	}
 	for _, e := range entries {
-		if err := kernel.CheckEntry(m.Set, e); err != nil {
+		if err := CheckEntry(m.Set, e); err != nil {
 			return err
 		}
 		var until time.Time
@@ -119,7 +138,7 @@ func (s *Sets) Delete(set kernel.Set, entries ...string) error {
 		return err
 	}
 	for _, e := range entries {
-		if err := kernel.CheckEntry(m.Set, e); err != nil {
+		if err := CheckEntry(m.Set, e); err != nil {
 			return err
 		}
 		delete(m.entries, e)

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"strconv"
 	"strings"
 	"testing"
 
@@ -50,8 +49,12 @@ func simulate(t *testing.T, p *plan.Plan, r kernel.Ruleset, redirects []kernel.S
 	add := func(s kernel.Set) {
 		known := sim.sets[s.Name]
 		known.Name, known.Type, known.Family = s.Name, string(s.Type), s.Family
-		for _, e := range s.Entries {
-			known.Entries = append(known.Entries, AnyEntry(known.Type, e))
+		for _, text := range s.Entries {
+			e, err := kernel.ParseEntry(s.Type, text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			known.Entries = append(known.Entries, e)
 		}
 		sim.sets[s.Name] = known
 	}
@@ -115,43 +118,6 @@ func (sim *simulation) ReadAny(name string) (kernel.AnySet, error) {
 		return kernel.AnySet{}, errors.New("what is in " + name + " isn't known")
 	}
 	return s, nil
-}
-
-// AnyEntry reads an entry of a set as ipset prints it, without its options.
-func AnyEntry(typ, text string) kernel.AnyEntry {
-	var e kernel.AnyEntry
-	_, fields, _ := strings.Cut(typ, ":")
-	values := strings.Split(text, ",")
-	for i, field := range strings.Split(fields, ",") {
-		v := values[min(i, len(values)-1)]
-		switch field {
-		case "ip", "net":
-			p, err := netip.ParsePrefix(v)
-			if a, err2 := netip.ParseAddr(v); err != nil && err2 == nil {
-				p = netip.PrefixFrom(a, a.BitLen())
-			}
-			if e.Net.IsValid() {
-				e.Net2 = p
-			} else {
-				e.Net = p
-			}
-		case "port":
-			if proto, port, ok := strings.Cut(v, ":"); ok {
-				known, _ := service.ParseProtocol(proto)
-				e.Protocol, v = uint8(known), port
-			}
-			n, _ := strconv.ParseUint(v, 10, 16)
-			e.Port = uint16(n)
-		case "mark":
-			n, _ := strconv.ParseUint(v, 0, 32)
-			e.Mark = uint32(n)
-		case "iface":
-			e.Interface = v
-		case "set":
-			e.Member = v
-		}
-	}
-	return e
 }
 
 // local reports whether an address is one of the node's, kproxy's link included.

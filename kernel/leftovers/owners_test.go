@@ -27,7 +27,11 @@ func (s saved) read(name string) (kernel.AnySet, error) {
 	}
 	for line := range strings.Lines(text) {
 		if words := strings.Fields(line); words[0] == "add" {
-			out.Entries = append(out.Entries, kerneltest.AnyEntry(out.Type, words[2]))
+			e, err := kernel.ParseEntry(kernel.SetType(out.Type), words[2])
+			if err != nil {
+				return out, err
+			}
+			out.Entries = append(out.Entries, e)
 		}
 	}
 	return out, nil

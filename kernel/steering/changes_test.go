@@ -32,7 +32,7 @@ func leadWhereTheWholeDoes(t *testing.T, walk *kerneltest.Walk) {
 		if _, err := kernel.ApplySets(t.Context(), store, ops); err != nil {
 			t.Fatalf("step %d: %v", step, err)
 		}
-		states, err := store.List(kernel.AllEntries)
+		states, err := store.List(kerneltest.AllEntries)
 		if err != nil {
 			t.Fatal(err)
 		}

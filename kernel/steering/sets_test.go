@@ -80,7 +80,7 @@ func TestSets(t *testing.T) {
 					got[s.Name] = s.Entries
 				}
 				for _, e := range s.Entries {
-					if err := kernel.CheckEntry(s, e); err != nil {
+					if err := kerneltest.CheckEntry(s, e); err != nil {
 						t.Errorf("%s: %v", s.Name, err)
 					}
 				}

@@ -15,7 +15,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/tools/txtar"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/trace/netfilter"
 )
@@ -179,7 +178,10 @@ func (s savedSets) ReadAny(name string) (kernel.AnySet, error) {
 }
 
 func savedEntry(typ string, words []string) kernel.AnyEntry {
-	e := kerneltest.AnyEntry(typ, words[0])
+	e, err := kernel.ParseEntry(kernel.SetType(typ), words[0])
+	if err != nil {
+		panic(err)
+	}
 	for i, w := range words {
 		switch {
 		case w == "nomatch":

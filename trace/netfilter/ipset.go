@@ -192,7 +192,7 @@ func covers(s *kernel.AnySet, e *kernel.AnyEntry, parts []part, proto service.Pr
 
 // entryText prints an entry as ipset does, with its lifetime.
 func entryText(s *kernel.AnySet, e *kernel.AnyEntry) string {
-	out := e.Text(s.Type)
+	out := e.Text(kernel.SetType(s.Type))
 	if e.NoMatch {
 		out += " nomatch"
 	}

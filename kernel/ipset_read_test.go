@@ -81,7 +81,7 @@ create empty hash:net,port family inet
 		}
 		var got []string
 		for _, e := range s.Entries {
-			text := e.Text(s.Type)
+			text := e.Text(kernel.SetType(s.Type))
 			if e.NoMatch {
 				text += " nomatch"
 			}
