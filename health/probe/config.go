@@ -1,8 +1,6 @@
 package probe
 
 import (
-	"errors"
-	"fmt"
 	"log/slog"
 
 	"kproxy.dev/kproxy/health"
@@ -33,21 +31,6 @@ type Config struct {
 // once.
 func DefaultConfig() Config {
 	return Config{Defaults: health.StandardDefaults(), Workers: 1024}
-}
-
-// Validate reports every value that makes no sense.
-func (c Config) Validate() error {
-	var errs []error
-	if c.Workers < minWorkers {
-		errs = append(errs, fmt.Errorf("%d workers are too few; use %d at least", c.Workers, minWorkers))
-	}
-	if c.Defaults.Interval < 0 || c.Defaults.Timeout < 0 {
-		errs = append(errs, fmt.Errorf("interval %s and time-out %s must not be negative", c.Defaults.Interval, c.Defaults.Timeout))
-	}
-	if c.Rate < 0 {
-		errs = append(errs, fmt.Errorf("%v probes a second must not be negative", c.Rate))
-	}
-	return errors.Join(errs...)
 }
 
 // minWorkers leaves one slot to targets that answer.

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"container/heap"
 	"context"
-	"errors"
 	"maps"
 	"math"
 	"math/rand/v2"
@@ -109,8 +108,6 @@ func (l *loop) start(ctx context.Context, now time.Time) {
 		if r.slow {
 			l.slowOnes++
 		}
-		l.counters.inFlight.Store(int64(l.inFlight))
-		l.lag.Store(int64(now.Sub(e.due)))
 		go func() {
 			began := time.Now()
 			ctx, cancel := context.WithTimeout(ctx, timeout(e.target))
@@ -169,7 +166,6 @@ func (l *loop) release(r result) {
 	if r.slow {
 		l.slowOnes--
 	}
-	l.counters.inFlight.Store(int64(l.inFlight))
 }
 
 // observe takes note of a probe's result and schedules the next one: an
@@ -179,22 +175,15 @@ func (l *loop) observe(r result, now time.Time) {
 	if e.gone {
 		return
 	}
-	l.probes.Add(1)
 	e.last.Store(&Check{At: now, Took: r.took})
 	e.slow = r.took > timeout(e.target)/2
-	if inconclusive(r.err) {
-		l.inconclusive.Add(1)
-		if l.cfg.Logger != nil {
-			l.cfg.Logger.Debug("endpoint not probed", "endpoint", e.target.Address, "error", r.err)
-		}
-	} else {
-		if r.err != nil && !errors.Is(r.err, health.ErrSilent) {
-			l.failures.Add(1)
-		}
+	if !inconclusive(r.err) {
 		before := e.machine.State()
 		after := e.machine.Observe(r.err, now)
 		l.changed = l.changed || after.Status != before.Status
 		l.dirty = l.dirty || after.Status != before.Status || after.LastError != before.LastError
+	} else if l.cfg.Logger != nil {
+		l.cfg.Logger.Debug("endpoint not probed", "endpoint", e.target.Address, "error", r.err)
 	}
 	e.due = e.due.Add(time.Duration(float64(e.interval()) * (1 - jitter + 2*jitter*rand.Float64())))
 	if e.due.Before(now) {
@@ -329,7 +318,6 @@ func (l *loop) update(now time.Time) {
 	l.dirty = l.dirty || len(fresh) > 0 || len(keep) != len(l.entries)
 	l.entries = keep
 	l.shown.Store(&keep)
-	l.targets.Store(int64(len(keep)))
 }
 
 // drop takes the entries that aren't in keep out of the schedule, and returns

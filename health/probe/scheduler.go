@@ -25,23 +25,6 @@ type Scheduler struct {
 	known  map[health.Target]health.State // by question, for the loop's first update; not written once it runs
 	paces  atomic.Pointer[map[string]float64]
 	shown  atomic.Pointer[map[health.Target]*entry] // of the loop; the map isn't written any more
-
-	counters
-}
-
-// Stats are figures for metrics. The counters count since New.
-type Stats struct {
-	Targets      int64 // probed now
-	InFlight     int64 // probes under way
-	Probes       uint64
-	Failures     uint64 // of the endpoint
-	Inconclusive uint64 // of this host, see Config.Logger
-	LagSeconds   float64
-}
-
-type counters struct {
-	targets, inFlight, lag         atomic.Int64
-	probes, failures, inconclusive atomic.Uint64
 }
 
 // New returns a Scheduler that knows nothing yet: its View is empty.
@@ -125,15 +108,6 @@ func (s *Scheduler) Last(t health.Target) Check {
 		}
 	}
 	return Check{}
-}
-
-// Stats returns the figures of this moment.
-func (s *Scheduler) Stats() Stats {
-	return Stats{
-		Targets: s.targets.Load(), InFlight: s.inFlight.Load(),
-		Probes: s.probes.Load(), Failures: s.failures.Load(), Inconclusive: s.inconclusive.Load(),
-		LagSeconds: float64(s.lag.Load()) / 1e9,
-	}
 }
 
 // Run probes until ctx ends, and returns nil when every probe has stopped. It
