@@ -188,7 +188,7 @@ func TestBoardSplit(t *testing.T) {
 func TestBoardGone(t *testing.T) {
 	answers := recorded(t)
 	b := boardOf(answers)
-	b.members[2].fails(&Trouble{Silent, "x"}, time.Now())
+	b.members[2].fails(&Trouble{TimedOut, "x"}, time.Now())
 	for i := range 2 {
 		for j := range answers[i].Value.Services {
 			answers[i].Value.Services[j].Namespace = "renamed"
@@ -204,8 +204,8 @@ func TestBoardGone(t *testing.T) {
 	if s := read[Summary](t, b, "/api/v1/summary"); s.Services != len(answers[0].Value.Services) {
 		t.Errorf("%d service ports are counted, want %d", s.Services, len(answers[0].Value.Services))
 	}
-	b.members[0].fails(&Trouble{Silent, "x"}, time.Now())
-	b.members[1].fails(&Trouble{Silent, "x"}, time.Now())
+	b.members[0].fails(&Trouble{TimedOut, "x"}, time.Now())
+	b.members[1].fails(&Trouble{TimedOut, "x"}, time.Now())
 	b.settle()
 	if rows := read[ServiceList](t, b, "/api/v1/services").Rows; len(rows) != 2*len(answers[0].Value.Services) || rows[0].Worst != Unknown {
 		t.Errorf("%d service ports, the first %+v; want all that some node had, unknown", len(rows), rows)
@@ -270,10 +270,10 @@ func TestBoardSilent(t *testing.T) {
 		answers[0].Value.Services[i].Connections.Active = 5
 	}
 	b := boardOf(answers)
-	b.members[0].fails(&Trouble{Silent, "x"}, time.Now())
+	b.members[0].fails(&Trouble{TimedOut, "x"}, time.Now())
 	b.settle()
 	for _, n := range read[ServicePage](t, b, "/api/v1/service?key="+server).Nodes {
-		if n.State == Silent && (n.Active != 0 || n.Endpoints != 0 || n.DataPlane != "") {
+		if n.State == TimedOut && (n.Active != 0 || n.Endpoints != 0 || n.DataPlane != "") {
 			t.Errorf("%+v", n)
 		}
 	}
@@ -383,7 +383,7 @@ func testDialsOnce(t *testing.T) {
 	for i := range 5 {
 		for _, m := range b.due(time.Now().Add(time.Duration(i+1) * time.Minute)) {
 			b.ask(t.Context(), m)
-			if m.trouble == nil || m.trouble.State != Silent {
+			if m.trouble == nil || m.trouble.State != TimedOut {
 				t.Errorf("%v", m.trouble)
 			}
 		}
@@ -464,7 +464,7 @@ func TestBoardAnswers(t *testing.T) {
 	}
 	_, text = ask("/api/v1/nodes?state=silent")
 	var list NodeList
-	if err := json.Unmarshal([]byte(text), &list); err != nil || list.Total != 1 || list.Rows[0].State != Silent || list.Rows[0].Error == "" {
+	if err := json.Unmarshal([]byte(text), &list); err != nil || list.Total != 1 || list.Rows[0].State != TimedOut || list.Rows[0].Error == "" {
 		t.Errorf("%v, %s: want the node that doesn't answer, and why", err, text)
 	}
 }

@@ -40,7 +40,7 @@ func recorded(t *testing.T) []Answer[plan.Status] {
 		}
 		out = append(out, a)
 	}
-	return append(out, Answer[plan.Status]{Node: Node{Name: "n4", Pod: "kproxy-n4"}, Trouble: &Trouble{Silent, "not within 10s"}})
+	return append(out, Answer[plan.Status]{Node: Node{Name: "n4", Pod: "kproxy-n4"}, Trouble: &Trouble{TimedOut, "not within 10s"}})
 }
 
 // service returns the report about a service port.
@@ -67,7 +67,7 @@ func (r *Report) differences(t *testing.T, title string) (out []string) {
 func TestMerge(t *testing.T) {
 	answers := recorded(t)
 	r := Merge(answers)
-	if len(r.Nodes) != 4 || r.Nodes[3].State != Silent || r.Nodes[3].Error == "" || r.Nodes[0].State != "alive" {
+	if len(r.Nodes) != 4 || r.Nodes[3].State != TimedOut || r.Nodes[3].Error == "" || r.Nodes[0].State != "alive" {
 		t.Errorf("nodes %+v, want all four, the last without an answer", r.Nodes)
 	}
 	want := []string{"n1 in userspace pinned to userspace by kproxy pin"}
@@ -238,7 +238,7 @@ func TestAsk(t *testing.T) {
 			t.Errorf("it took %s, want the time-out of the one that hangs", took)
 		}
 		close(never)
-		for i, want := range []State{Silent, Absent, Older} {
+		for i, want := range []State{TimedOut, Absent, Older} {
 			if tr := answers[i].Trouble; tr == nil || tr.State != want {
 				t.Errorf("node %d: %v, want %s", i, tr, want)
 			}
@@ -260,7 +260,7 @@ func TestTrouble(t *testing.T) {
 	}{
 		"a denial":                    {apierrors.NewForbidden(schema.GroupResource{Resource: "pods"}, "kproxy-x", errors.New(`User "u" cannot list resource`)), Forbidden, "deploy/plugin"},
 		"a denial as text":            {errors.New("unable to upgrade connection: " + denial), Forbidden, `cannot create resource "pods/portforward"`},
-		"a time-out":                  {fmt.Errorf("ask: %w", context.DeadlineExceeded), Silent, "not within 10s"},
+		"a time-out":                  {fmt.Errorf("ask: %w", context.DeadlineExceeded), TimedOut, "not within 10s"},
 		"an older one":                {fmt.Errorf("ask: %w", web.ErrUnknown), Older, "older"},
 		"nothing on that port":        {errors.New("dial tcp4 127.0.0.1:10249: connect: connection refused"), Failed, "metricsBindAddress"},
 		"whatever else there may be ": {errors.New("no space\nleft"), Failed, "no space left"},

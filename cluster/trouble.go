@@ -20,7 +20,7 @@ type State string
 const (
 	Absent    State = "absent"    // no kproxy runs there
 	Forbidden State = "forbidden" // the user lacks a right
-	Silent    State = "no answer" // in time: kproxy, the kubelet or what is between hangs
+	TimedOut  State = "timed out" // kproxy, the kubelet or what is between hangs
 	Older     State = "older"     // its kproxy doesn't know the question
 	Failed    State = "failed"
 	Unasked   State = "not asked yet" // on a board
@@ -44,7 +44,7 @@ func troubleOf(err error, timeout time.Duration) *Trouble {
 	case isForbidden(err):
 		return &Trouble{Forbidden, denied(err).Error()}
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, os.ErrDeadlineExceeded):
-		return &Trouble{Silent, fmt.Sprintf("not within %s", timeout)}
+		return &Trouble{TimedOut, fmt.Sprintf("not within %s", timeout)}
 	case errors.Is(err, web.ErrUnknown):
 		return &Trouble{Older, text}
 	case strings.Contains(text, "connection refused") && strings.Contains(text, fmt.Sprintf(":%d", apiPort)): // of the kubelet's end of a port forward, as text only

@@ -62,7 +62,7 @@ func TestPluginTop(t *testing.T) {
 	answers := []cluster.Answer[sample]{
 		{Node: cluster.Node{Name: "n1"}, Value: sample{status(row("a", 10, 0), row("b", 10, 100)), status(row("a", 20, 0), row("b", 30, 300)), 2}},
 		{Node: cluster.Node{Name: "n2"}, Value: sample{status(row("b", 90, 900)), status(row("b", 4, 400)), 2}},
-		{Node: cluster.Node{Name: "n3"}, Trouble: &cluster.Trouble{State: cluster.Silent}},
+		{Node: cluster.Node{Name: "n3"}, Trouble: &cluster.Trouble{State: cluster.TimedOut}},
 	}
 	want := []carried{{Name: "default/b/tcp", Active: 2, New: 12, BytesIn: 300}, {Name: "default/a/tcp", Active: 1, New: 5}}
 	if diff := cmp.Diff(want, loads(answers, false)); diff != "" {

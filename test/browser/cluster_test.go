@@ -68,6 +68,7 @@ func TestClusterPages(t *testing.T) {
 	p := open(t, url("localhost"), 1280, 900)
 	must(t)(chromedp.Call(p.ctx, emulation.SetScrollbarsHidden, emulation.SetScrollbarsHiddenParams{Hidden: true}))
 	p.eventually("the verdict counts who doesn't answer", `document.querySelector("#verdict a").textContent === "5 of 20 nodes don't answer"`)
+	p.eventually("the tab says it too", `document.title === "5 of 20 nodes don't answer · kproxy"`)
 	p.eventually("and what fails", `document.querySelector("#verdict").textContent.includes("1 service port fails connections")`)
 	p.eventually("which comes first", `document.querySelector('#page tbody a').textContent === "team-7/svc-0017:http/tcp"`)
 	for _, width := range []int64{360, 800, 1440, 2560} {
@@ -85,6 +86,8 @@ func TestClusterPages(t *testing.T) {
 			p.fits(fmt.Sprintf("%s at %d px", page.name, width))
 		}
 	}
+	p.visit(clusterPages[1].hash, clusterPages[1].ready)
+	p.eventually("the tab says which page it is", `document.title === "team-7/svc-0017:http/tcp · kproxy"`)
 	p.visit("#/nodes?q=node-0005", `document.querySelectorAll("#page tbody tr").length === 1`) // nothing of it changes but the time
 	answered := `document.querySelector('#page a[href="#/node/node-0005"]').closest("tr").querySelector('[data-label="Since"]').textContent`
 	p.eventually("it goes on since when a node doesn't answer", fmt.Sprintf("%s !== %q", answered, eval[string](p, answered)))
@@ -98,7 +101,7 @@ func TestClusterPages(t *testing.T) {
 	}
 	p.visit("#/nodes?state=silent", `document.querySelectorAll("#page tbody tr").length === 5`)
 	list := eval[string](p, `document.querySelector("#page tbody").textContent`)
-	for _, want := range []string{"forbidden", `cannot create resource "pods/portforward"`, "no answer", "absent", "no pod of kproxy", "older"} {
+	for _, want := range []string{"forbidden", `cannot create resource "pods/portforward"`, "timed out", "absent", "no pod of kproxy", "older"} {
 		if !strings.Contains(list, want) {
 			t.Errorf("the nodes that don't answer are listed without %q: %s", want, list)
 		}

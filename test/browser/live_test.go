@@ -169,6 +169,7 @@ func TestServicePage(t *testing.T) {
 	in := func(inside string) string {
 		return `document.querySelector('#page-service:not([hidden]) ` + inside + `')`
 	}
+	p.eventually("the tab says which page it is", `document.title === "default/web:line · kproxy · node"`)
 	p.eventually("it says where connections go", in("h1")+`.textContent === "default/web:line" && `+in(`.service-title [data-plane="nftables"]`))
 	p.eventually("the endpoints have a history", in(`.endpoints-table [data-health="up"] .strip rect`))
 	p.eventually("the open connection is listed", in(".p-connections tbody")+`?.textContent.includes("`+held.LocalAddr().String()+`")`)
@@ -230,6 +231,7 @@ func TestVerdict(t *testing.T) {
 	p.eventually("and what has nothing behind it", part("vacant")+`.textContent === "3 have no endpoint here"`)
 	p.eventually("what is broken comes first", `document.querySelector(".rows .row").dataset.key === "default/zzz:http"`)
 	p.eventually("with the cause", row("default/zzz:http", ".c-why")+`.textContent.includes(":9 is down: connect: connection refused")`)
+	p.eventually("the tab says the worst of it", `document.title === "1 service port doesn't answer · kproxy · node"`)
 	st, err := w.client.Status(t.Context())
 	must(t)(nil, err)
 	said := eval[string](p, `[...document.querySelectorAll(".verdict button")].filter((b) => !b.hidden).map((b) => b.textContent).join(", ")`)
@@ -296,6 +298,7 @@ func TestPageOutlivesKproxy(t *testing.T) {
 	}
 	p.eventually("the page says that it isn't live, and keeps what it knew",
 		`document.querySelector("#banners").textContent.includes("Not live") && `+row("default/web:line", ""))
+	p.eventually("so does the tab", `document.title === "Not live · kproxy · node"`)
 	if err := w.again(t.Context()); err != nil {
 		t.Fatal(err)
 	}

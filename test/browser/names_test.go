@@ -32,7 +32,7 @@ func TestLongNames(t *testing.T) {
 	p := open(t, w.url("localhost"), 1440, 900)
 	must(t)(chromedp.Call(p.ctx, emulation.SetScrollbarsHidden, emulation.SetScrollbarsHiddenParams{Hidden: true})) // as on a phone
 	p.eventually("who is refused for want of an endpoint is listed", `/10\.1\.0\.2:\d+default\/nothing.*No usable endpoint/.test(document.querySelector(".refused-panel tbody")?.textContent)`)
-	const cut = `[...document.querySelectorAll(".name, .service-title h1, .cards td, .cards th")].filter((e) => e.offsetWidth > 0 && (e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)).map((e) => e.outerHTML.slice(0, 200))`
+	const cut = `[...document.querySelectorAll(".name, .page:not([hidden]) h1:not(.sr), h2, .timeline .what, .cards td, .cards th")].filter((e) => e.offsetWidth > 0 && (e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)).map((e) => e.outerHTML.slice(0, 200))`
 	const sideways = `[...document.querySelectorAll(".refused-panel .scroll, .p-refused .scroll, .p-endpoints .scroll, .p-connections .scroll")].filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.getAttribute("aria-label"))`
 	for _, width := range []int64{360, 800, 1440, 2560} {
 		p.run(chromedp.EmulateViewport(width, 900))

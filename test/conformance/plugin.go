@@ -290,7 +290,7 @@ func (c *cluster) pluginHangs(ctx context.Context) error {
 	if _, err := n.exec(ctx, "pkill", "-STOP", "-f", "kproxy run"); err != nil {
 		return err
 	}
-	err := c.stateOf(ctx, n, kproxies.Silent)
+	err := c.stateOf(ctx, n, kproxies.TimedOut)
 	_, goOn := n.exec(ctx, "pkill", "-CONT", "-f", "kproxy run")
 	return errors.Join(err, goOn, c.rolledOut(ctx, "kube-system", "kproxy"))
 }
@@ -301,7 +301,7 @@ func (c *cluster) pluginCut(ctx context.Context) error {
 	if _, err := run(ctx, "nft", "table inet cut { chain output { type filter hook output priority 0; tcp dport 10250 ip daddr "+n.address4()+" drop; }; }"); err != nil {
 		return err
 	}
-	err := c.stateOf(ctx, n, kproxies.Silent)
+	err := c.stateOf(ctx, n, kproxies.TimedOut)
 	_, mend := run(ctx, "nft", "delete table inet cut")
 	return errors.Join(err, mend)
 }

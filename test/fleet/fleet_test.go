@@ -64,7 +64,7 @@ func TestFaults(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]cluster.State{"node-0001": cluster.Forbidden, "node-0002": cluster.Silent, "node-0004": cluster.Silent, "node-0005": cluster.Absent, "node-0007": cluster.Older}
+	want := map[string]cluster.State{"node-0001": cluster.Forbidden, "node-0002": cluster.TimedOut, "node-0004": cluster.TimedOut, "node-0005": cluster.Absent, "node-0007": cluster.Older}
 	for node, fault := range map[string]Fault{"node-0001": Forbidden, "node-0002": Hung, "node-0004": Deaf, "node-0005": Absent, "node-0007": Older, "node-0010": Slow} {
 		f.Break(node, fault)
 	}
@@ -86,7 +86,7 @@ func TestFaults(t *testing.T) {
 	eventually(t, "each node has its state", func() bool { n, all := states(); return n == 5 && all })
 
 	f.Break("node-0009", Partitioned)
-	want["node-0009"] = cluster.Silent
+	want["node-0009"] = cluster.TimedOut
 	eventually(t, "a node that can't be reached any more is said to be silent, and when it answered last", func() bool {
 		var list cluster.NodeList
 		ask(t, b, "/api/v1/nodes?q=node-0009", &list)

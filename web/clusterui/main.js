@@ -47,6 +47,8 @@ async function refresh() {
     await page.refresh(to, summary, mine.signal);
     byId("starting").hidden = true;
     link("");
+    const heading = document.querySelector("#page h1").textContent;
+    document.title = `${to.page === "services" ? summary.verdict[0].text : heading} · kproxy`;
   } catch (e) {
     if (e.name === "AbortError") return;
     if (!e.status) byId("starting").hidden = false;
@@ -60,8 +62,10 @@ async function refresh() {
 function link(trouble) {
   setAttr(byId("chip-link"), "data-tone", trouble ? "bad" : "good");
   setText(byId("chip-link"), trouble || "live");
-  if (trouble) setText(byId("starting"), trouble);
-  if (trouble) byId("starting").hidden = false;
+  if (!trouble) return;
+  setText(byId("starting"), trouble);
+  byId("starting").hidden = false;
+  document.title = `${trouble} · kproxy`;
 }
 
 theme();

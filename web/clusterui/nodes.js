@@ -7,15 +7,15 @@ import * as route from "./route.js";
 import { Table } from "./table.js";
 import * as words from "./words.js";
 
-const states = ["", "silent", "lagging", "problem", "alive", "absent", "forbidden", "no answer", "older", "failed", "not asked yet"];
+const states = ["", "silent", "lagging", "problem", "alive", "absent", "forbidden", "timed out", "older", "failed", "not asked yet"];
 const labels = { "": "All", silent: "don’t answer", lagging: "lag", problem: "answer with a problem" };
 
 const ago = (iso, now) => (iso ? time(format.ago(iso, now), iso) : "");
 
-// lag says how far a node is behind.
-function lag(n) {
+// lag says how far a node is behind at now.
+function lag(n, now) {
   if (n.differ === 0) return n.classes.unknown ? "isn’t known" : "none";
-  return `differs from most nodes in ${format.plural(n.differ, "service port")} since ${format.clock(n.differs)}`;
+  return `differs from most nodes in ${format.plural(n.differ, "service port")} since ${format.clock(n.differs, now)}`;
 }
 
 // note is what a node, or the API server of it, says of its trouble.
@@ -25,7 +25,7 @@ export class Nodes {
   #query = {};
   #select = h("select", { id: "filter-state", on: { change: (e) => (location.hash = route.to("nodes", { state: e.target.value, q: this.#query.q })) } }, states.map((s) => h("option", { value: s, text: labels[s] ?? s })));
   #search = h("input", { type: "search", id: "search", placeholder: "Search by name …", autocomplete: "off", spellcheck: "false", on: { change: (e) => (location.hash = route.to("nodes", { ...this.#query, offset: 0, q: e.target.value })) } });
-  #table = new Table("Nodes", [["Node"], ["State"], ["Since"], ["Answered"], ["Lag"], ["Note"], ["Version"], ["Mode"], ["Service ports", "end"], ["Active", "end"], ["Errors", "end"]], (offset) => (location.hash = route.to("nodes", { ...this.#query, offset })));
+  #table = new Table("Nodes", [["Node"], ["State"], ["Since"], ["Answered"], ["Lag"], ["Note"], ["Version"], ["Mode"], ["Service ports", "end"], ["Active", "end"], ["New errors", "end"]], (offset) => (location.hash = route.to("nodes", { ...this.#query, offset })));
 
   constructor() {
     this.el = [
@@ -44,7 +44,7 @@ export class Nodes {
     if (document.activeElement !== this.#search) this.#search.value = query.q ?? "";
     const list = await get("api/v1/nodes", query, signal);
     this.#table.show(list, (n) => [
-      h("a", { href: route.node(n.node), text: n.node }), words.state(n.state), ago(n.since, now), ago(n.answered, now), lag(n), note(n),
+      h("a", { href: route.node(n.node), text: n.node }), words.state(n.state), ago(n.since, now), ago(n.answered, now), lag(n, now), note(n),
       n.version, n.mode, ...[n.services, n.activeConnections, n.errors].map((x) => (n.answering ? format.count(x) : "")),
     ], "No node matches.");
   }
@@ -56,7 +56,7 @@ export class NodePage {
   #note = h("p", { class: "callout warn", hidden: true });
   #facts = h("p", { class: "small dim" });
   #command = h("pre", { class: "small" });
-  #table = new Table("Service ports on this node", [["Service port"], ["On all nodes"], ["Data planes, by nodes"], ["Errors", "end"]], (offset) => (location.hash = `${route.node(this.#name)}?offset=${offset}`));
+  #table = new Table("Service ports on this node", [["Service port"], ["On all nodes"], ["Data planes, by nodes"], ["New errors", "end"]], (offset) => (location.hash = `${route.node(this.#name)}?offset=${offset}`));
   #name = "";
 
   constructor() {
@@ -92,7 +92,7 @@ export class NodePage {
     this.#state.replaceChildren(words.state(n.state), h("span", { class: "dim" }, " since ", ago(n.since, now)));
     this.#note.hidden = note(n) === "";
     setText(this.#note, note(n));
-    setText(this.#facts, [`pod ${n.pod || "–"}`, `version ${n.version || "–"}`, `mode ${n.mode || "–"}`, `answered ${format.ago(n.answered, now)}`, `pass ${format.exact(n.generation)}, the last that succeeded at ${format.clock(n.lastSuccess)}`, `lag: ${lag(n)}`].join("; "));
+    setText(this.#facts, [`pod ${n.pod || "–"}`, `version ${n.version || "–"}`, `mode ${n.mode || "–"}`, `answered ${format.ago(n.answered, now)}`, `pass ${format.exact(n.generation)}, the last that succeeded at ${format.clock(n.lastSuccess, now)}`, `lag: ${lag(n, now)}`].join("; "));
     setText(this.#command, `kubectl kproxy status --node ${key} -o wide`);
     this.#table.show(services, (r) => [h("a", { href: route.service(r.key), text: r.key }), words.worst(r, list.all), words.planes(r.planes), format.count(r.errors)], "In none, as far as it is known.");
   }

@@ -18,7 +18,7 @@ export class ServicePage {
   #health = h("p");
   #way = h("div");
   #said = h("p", { class: "small" });
-  #table = new Table("Nodes", [["Node"], ["Health"], ["Data plane"], ["Endpoints", "end"], ["On the node", "end"], ["Active", "end"], ["Errors", "end"], ["Differs since"]], (offset) => (location.hash = `${route.service(this.#key)}?offset=${offset}`));
+  #table = new Table("Nodes", [["Node"], ["Health"], ["Data plane"], ["Endpoints", "end"], ["On the node", "end"], ["Active", "end"], ["New errors", "end"], ["Differs since"]], (offset) => (location.hash = `${route.service(this.#key)}?offset=${offset}`));
 
   constructor() {
     this.el = [
@@ -36,7 +36,7 @@ export class ServicePage {
     this.#table.show({ rows: [] }, () => [], why);
   }
 
-  async refresh({ key, query }, _, signal) {
+  async refresh({ key, query }, summary, signal) {
     if (key !== this.#key) this.#empty("");
     this.#key = key;
     setText(this.#title, key);
@@ -49,7 +49,7 @@ export class ServicePage {
     }
     const clients = await get("api/v1/flows", { service: s.title, limit: clientsAtMost }, signal);
     this.#health.replaceChildren(words.worst(s, s.all));
-    setText(this.#facts, `${(s.addresses ?? []).join(", ") || "no address"}; ${format.plural(s.endpoints, "endpoint")} on ${format.plural(s.onAll, "node")}; ${format.count(s.activeConnections)} connections; ${format.count(s.errors)} errors${s.split ? "; no view of it is that of most nodes" : ""}`);
+    setText(this.#facts, `${(s.addresses ?? []).join(", ") || "no address"}; ${format.plural(s.endpoints, "endpoint")} on ${format.plural(s.onAll, "node")}; ${format.count(s.activeConnections)} connections; ${format.count(s.errors)} errors between the nodes’ last two answers${s.split ? "; no view of it is that of most nodes" : ""}`);
     const carried = Object.entries(s.planes).sort((a, b) => b[1] - a[1]);
     const named = s.on.map((o) => ({ text: o.node || "outside the cluster’s nodes", count: o.endpoints }));
     const columns = [
@@ -68,7 +68,7 @@ export class ServicePage {
       const c = words.classes[n.class];
       return [
         h("a", { href: route.node(n.node), text: n.node }), c ? words.toned(c.tone, c.icon, n.class === "unknown" ? `isn’t known: ${n.state}` : c.label) : "isn’t there",
-        n.dataplane ? planes.plane(n.dataplane).label : "", n.dataplane ? `${n.usable} of ${n.endpoints}` : "", format.exact(n.here), n.dataplane ? format.count(n.activeConnections) : "", n.dataplane ? format.count(n.errors) : "", n.differs ? format.clock(n.differs) : "",
+        n.dataplane ? planes.plane(n.dataplane).label : "", n.dataplane ? `${n.usable} of ${n.endpoints}` : "", format.exact(n.here), n.dataplane ? format.count(n.activeConnections) : "", n.dataplane ? format.count(n.errors) : "", n.differs ? format.clock(n.differs, Date.parse(summary.time)) : "",
       ];
     }, "There are no nodes.");
   }

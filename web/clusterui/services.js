@@ -17,7 +17,7 @@ export class Services {
   #timer = 0;
   #inputs = {};
   #shown = h("p", { class: "small dim shown number", role: "status" });
-  #table = new Table("Service ports", [["Service port"], ["Health"], ["Data planes, by nodes"], ["Errors", "end"], ["Active", "end"], ["Nodes that differ", "end"]], (offset) => this.#go({ offset }));
+  #table = new Table("Service ports", [["Service port"], ["Health"], ["Data planes, by nodes"], ["New errors", "end"], ["Active", "end"], ["Nodes that differ", "end"]], (offset) => this.#go({ offset }));
 
   constructor() {
     const select = (name, label, choices) => {

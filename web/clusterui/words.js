@@ -17,7 +17,7 @@ export const classes = {
 };
 
 // tones are those of nodes' states; every other is trouble.
-const tones = { alive: ["good", "i-check"], "not asked yet": ["", "h-unknown"], absent: ["bad", "i-none"], forbidden: ["bad", "i-stop"], "no answer": ["bad", "h-unknown"], older: ["warn", "i-warn"] };
+const tones = { alive: ["good", "i-check"], "not asked yet": ["", "h-unknown"], absent: ["bad", "i-none"], forbidden: ["bad", "i-stop"], "timed out": ["bad", "h-unknown"], older: ["warn", "i-warn"] };
 
 export function toned(tone, symbol, text) {
   return h("span", { class: `tone ${tone}` }, icon(symbol), h("span", { text }));

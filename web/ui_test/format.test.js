@@ -25,6 +25,15 @@ test("ago and countdown go by the clock they are given", () => {
   assert.equal(format.countdown(undefined, now), "");
 });
 
+test("clock says the date of another day", () => {
+  const at = (text) => new Date(text).toISOString(); // of a time in the reader's zone
+  const now = Date.parse(at("2026-01-02T00:10:00"));
+  assert.equal(format.clock(at("2026-01-02T00:09:07"), now), "00:09:07");
+  assert.equal(format.clock(at("2026-01-01T23:59:59"), now), "2026-01-01 23:59:59");
+  assert.equal(format.clock(at("2025-01-02T00:09:07"), now), "2025-01-02 00:09:07");
+  assert.equal(format.clock("0001-01-01T00:00:00Z", now), "–");
+});
+
 test("plural", () => {
   assert.equal(format.plural(1, "endpoint"), "1 endpoint");
   assert.equal(format.plural(5000, "endpoint"), "5,000 endpoints");

@@ -86,11 +86,14 @@ export function countdown(time, now) {
   return s <= 0 ? "" : duration(Math.ceil(s));
 }
 
-// clock prints a time of day in the reader's zone: 14:03:27.
-export function clock(time) {
+// clock prints a time of day in the reader's zone, 14:03:27; with its date, 2026-11-24 14:03:27,
+// where that isn't the date of now (milliseconds).
+export function clock(time, now) {
   if (!isSet(time)) return nothing;
-  const d = new Date(time);
-  return [d.getHours(), d.getMinutes(), d.getSeconds()].map((n) => String(n).padStart(2, "0")).join(":");
+  const d = new Date(time), two = (n) => String(n).padStart(2, "0");
+  const day = (x) => [x.getFullYear(), two(x.getMonth() + 1), two(x.getDate())].join("-");
+  const text = [d.getHours(), d.getMinutes(), d.getSeconds()].map(two).join(":");
+  return day(d) === day(new Date(now)) ? text : `${day(d)} ${text}`;
 }
 
 // isSet reports whether a time (RFC 3339, or milliseconds) is one: Go's zero time is

@@ -4,6 +4,7 @@
 
 import { byId, h, icon, setAttr, setText } from "../lib/dom.js";
 import * as format from "../lib/format.js";
+import { capital } from "../lib/words.js";
 
 export class Header {
   #store;
@@ -16,18 +17,27 @@ export class Header {
     store.subscribe((changed) => {
       if (changed.has("meta") || changed.has("link") || changed.has("tick")) this.#show();
     });
+    document.addEventListener("visibilitychange", () => this.#title());
   }
 
   #show() {
     const { meta, link, loaded } = this.#store;
     setText(byId("head-node"), meta.node || "…");
     setText(byId("head-mode"), meta.mode || "…");
-    document.title = [pageTitle(), meta.node].filter(Boolean).join(" · ");
+    this.#title();
     const live = link.state === "live";
     chip(byId("chip-alive"), !loaded || link.state === "paused" ? ["", "i-heart", "…"] : !live ? ["warn", "i-heart", "heartbeat not known"] : !meta.alive ? ["bad", "i-warn", "not alive"] : meta.exhausted.length > 0 ? ["bad", "i-warn", `exhausted: ${meta.exhausted.join(", ")}`] : ["good", "i-heart", "alive"]);
     chip(byId("chip-sync"), this.#sync(meta));
     chip(byId("chip-live"), connection(link, loaded));
     this.#banners();
+  }
+
+  // title has the browser's tab say the verdict or which page it is. A hidden page isn't kept up to date.
+  #title() {
+    const { meta, link, loaded } = this.#store, seen = loaded && !document.hidden;
+    const heading = document.querySelector(".page:not([hidden]) h1");
+    const verdict = seen && !byId("page-overview").hidden ? capital(meta.verdict[0]?.text) : "";
+    document.title = [seen && link.state !== "live" ? "Not live" : verdict || (heading?.dataset.title ?? heading?.textContent), "kproxy", meta.node].filter(Boolean).join(" · ");
   }
 
   #sync(meta) {
@@ -93,10 +103,4 @@ function chip(el, [tone, id, text]) {
     el.replaceChildren(icon(id), h("span"));
   }
   setText(el.lastChild, text);
-}
-
-function pageTitle() {
-  const heading = document.querySelector(".page:not([hidden]) h1");
-  const text = heading?.dataset.title ?? heading?.textContent ?? "";
-  return text ? `${text} · kproxy` : "kproxy";
 }

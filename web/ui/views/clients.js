@@ -56,7 +56,7 @@ export function refused(list, now, named) {
     h("caption", { class: "sr", text: "Connections that were refused or dropped" }),
     h("thead", null, h("tr", null, ["When", "Client", named ? "Service" : "", "Connected to", "Endpoint", "Why"].filter(Boolean).map((text) => h("th", { scope: "col", text })))),
     h("tbody", null, list.map((e) => h("tr", null,
-      h("td", { class: "nowrap number", title: format.ago(e.time, now), text: format.clock(e.time) }),
+      h("td", { class: "nowrap number", title: format.ago(e.time, now), text: format.clock(e.time, now) }),
       h("td", { class: "mono", text: e.client }),
       named ? h("td", { class: "whole" }, e.service ? h("a", { href: route.service(e.service), text: e.service }) : h("span", { class: "dim", text: "none" })) : null,
       h("td", { class: "mono", text: e.address }), h("td", { class: "mono", text: e.endpoint || "–" }),

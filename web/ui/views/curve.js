@@ -95,7 +95,7 @@ export class CurvePanel {
   #show(curve) {
     const before = this.#points.length, last = this.#slider.value === this.#slider.max;
     this.#curve = curve;
-    const planes = words.planeOrder.filter((p) => curve.planes[p]);
+    const planes = words.planeOrder.filter((p) => curve.planes[p]), now = this.#store.now();
     const n = Math.round((this.#minutes * 60) / curve.stepSeconds);
     this.#points = Array.from({ length: n }, (_, i) => point(curve, i));
     this.#marks = marks(curve, n, this.#store.events);
@@ -106,8 +106,8 @@ export class CurvePanel {
       ...this.#marks.map((m) => s("path", { class: "mark", "data-tone": look(m.event)[1] || null, d: `M${this.#x(m.at)} 0V${height}` })),
       ...lines.map(([values, look]) => s("path", { class: "over", ...look, d: line(values, { width, height, slots: n, max, pad }) })));
     setText(this.#scale, `${format.rate(max)}/s`);
-    setText(this.#begin, format.clock(this.#points[0].time));
-    setText(this.#end, format.clock(this.#points[n - 1].time + curve.stepSeconds * 1000)); // the step of now isn’t over
+    setText(this.#begin, format.clock(this.#points[0].time, now));
+    setText(this.#end, format.clock(this.#points[n - 1].time + curve.stepSeconds * 1000, now)); // the step of now isn’t over
     setAttr(this.#slider, "max", String(n - 1));
     if (last || before !== n) this.#slider.value = String(n - 1);
     this.#read();
@@ -124,18 +124,18 @@ export class CurvePanel {
     if (!p) return;
     this.#cursor.setAttribute("d", `M${this.#x(i)} 0V${height}`);
     const happened = this.#marks.filter((m) => m.at === i).map((m) => `${m.event.service ?? ""}: ${m.event.message}`);
-    const text = [format.clock(p.time), ...p.planes.map(([name, rate]) => `${words.plane(name).label} ${format.rate(rate)} new/s`), `${format.rate(p.failed)} failed/s`, `${format.rate(p.retried)} retried/s`, ...happened.slice(0, 3), happened.length > 3 ? `and ${happened.length - 3} more changes` : ""].filter(Boolean).join(" · ");
+    const text = [format.clock(p.time, this.#store.now()), ...p.planes.map(([name, rate]) => `${words.plane(name).label} ${format.rate(rate)} new/s`), `${format.rate(p.failed)} failed/s`, `${format.rate(p.retried)} retried/s`, ...happened.slice(0, 3), happened.length > 3 ? `and ${happened.length - 3} more changes` : ""].filter(Boolean).join(" · ");
     setText(this.#said, text);
     setAttr(this.#slider, "aria-valuetext", text);
   }
 
   #list() {
     if (!this.#table.open || !this.#curve) return;
-    const planes = this.#points[0]?.planes.map(([name]) => name) ?? [];
+    const planes = this.#points[0]?.planes.map(([name]) => name) ?? [], now = this.#store.now();
     const head = (text) => h("th", { scope: "col", class: "end", text });
     const cell = (n) => h("td", { class: "end", text: format.rate(n) });
     this.#table.lastChild.replaceChildren(h("table", { class: "data" },
       h("thead", null, h("tr", null, h("th", { scope: "col", text: "From" }), planes.map((p) => head(`${words.plane(p).label}, new/s`)), head("Failed/s"), head("Retried/s"), h("th", { scope: "col", text: "Changes" }))),
-      h("tbody", null, [...this.#points.entries()].reverse().map(([i, p]) => h("tr", null, h("th", { scope: "row", class: "number", text: format.clock(p.time) }), p.planes.map(([, n]) => cell(n)), cell(p.failed), cell(p.retried), h("td", { text: this.#marks.filter((m) => m.at === i).map((m) => `${m.event.service ?? ""}: ${m.event.message}`).join("; ") }))))));
+      h("tbody", null, [...this.#points.entries()].reverse().map(([i, p]) => h("tr", null, h("th", { scope: "row", class: "number", text: format.clock(p.time, now) }), p.planes.map(([, n]) => cell(n)), cell(p.failed), cell(p.retried), h("td", { text: this.#marks.filter((m) => m.at === i).map((m) => `${m.event.service ?? ""}: ${m.event.message}`).join("; ") }))))));
   }
 }

@@ -57,7 +57,7 @@ export class NodePage {
     this.#once("sources", n.sources ?? [], (list) => this.#sources.replaceChildren(...(list.length > 0 ? list.map(source) : [h("li", { class: "dim", text: "None yet." })])));
     this.#once("conntrack", n.conntrack ?? {}, (c) => this.#conntrack.replaceChildren(...meter(c)));
     this.#once("rules", [n.rules, n.sets, n.virtualServers], () => this.#rules.replaceChildren(rules(n)));
-    this.#once("sync", n.sync?.recent ?? [], (list) => this.#chart.replaceChildren(...syncs(list)));
+    this.#once("sync", n.sync?.recent ?? [], (list) => this.#chart.replaceChildren(...syncs(list, this.#store.now())));
   }
 
   // once calls draw only when the value differs from what was drawn before.
@@ -121,7 +121,7 @@ function rules(n) {
 }
 
 // syncs draws a bar for each of the recent passes, oldest first.
-function syncs(recent) {
+function syncs(recent, now) {
   const list = recent.slice(-60);
   if (list.length === 0) return [h("p", { class: "dim", text: "No pass has taken effect yet." })];
   const longest = Math.max(...list.map((r) => r.durationSeconds));
@@ -130,13 +130,13 @@ function syncs(recent) {
   const bars = list.map((r, i) => {
     const tall = Math.max(2, (r.durationSeconds / max) * height);
     const bar = s("rect", { x: (60 - list.length + i) * slot + 1, y: height - tall, width: slot - 2, height: tall, rx: 1.5 });
-    bar.append(s("title", { text: `${format.clock(r.time)}: ${format.seconds(r.durationSeconds)}` }));
+    bar.append(s("title", { text: `${format.clock(r.time, now)}: ${format.seconds(r.durationSeconds)}` }));
     return bar;
   });
   const svg = s("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": `The last ${list.length} syncs: the longest took ${format.seconds(longest)}, the latest ${format.seconds(list.at(-1).durationSeconds)}` },
     s("path", { class: "grid", d: `M0 .5H${width}M0 ${height / 2}H${width}M0 ${height - 0.5}H${width}` }), bars);
   return [
     h("div", { class: "plot" }, h("span", { class: "scale number", "aria-hidden": "true" }, h("span", { text: format.seconds(max) }), h("span", { text: format.seconds(max / 2) }), h("span", { text: "0" })), svg),
-    h("figcaption", { class: "dim small" }, `${format.plural(list.length, "pass", "passes")} since ${format.clock(list[0].time)}; the longest took ${format.seconds(longest)}.`),
+    h("figcaption", { class: "dim small" }, `${format.plural(list.length, "pass", "passes")} since ${format.clock(list[0].time, now)}; the longest took ${format.seconds(longest)}.`),
   ];
 }

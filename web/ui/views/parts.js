@@ -71,8 +71,8 @@ export function dots() {
   let shown = "";
   return {
     el,
-    // show draws the endpoints; downs are those that were found down lately.
-    show(row, downs) {
+    // show draws the endpoints at now; downs are those that were found down lately.
+    show(row, downs, now) {
       const key = row.dots.map((d) => d.address + d.health + d.usable + (downs.get(d.address)?.times ?? "")).join();
       if (key !== shown) {
         shown = key;
@@ -81,7 +81,7 @@ export function dots() {
           const mark = icon(was && d.usable ? "h-mended" : healthIcon(d));
           mark.classList.add("dot");
           mark.dataset.health = d.health;
-          mark.append(s("title", { text: healthText(d) + (was ? `; was down ${format.plural(was.times, "time")}, last at ${format.clock(was.last)}` : "") }));
+          mark.append(s("title", { text: healthText(d) + (was ? `; was down ${format.plural(was.times, "time")}, last at ${format.clock(was.last, now)}` : "") }));
           return mark;
         }));
       }

@@ -60,7 +60,7 @@ export class Row {
     if (fresh) this.#fill(row);
     this.#row = row;
     setAttr(this.el, "aria-rowindex", index + 2); // the headings are row 1
-    this.#parts.dots.show(row, this.#history.downs(row.key));
+    this.#parts.dots.show(row, this.#history.downs(row.key), now);
     const left = format.countdown(row.qualifiesAt, now);
     const counts = left !== "" && row.dataplane === "userspace";
     setText(this.#counts, counts ? `moves in ${left}` : "");
