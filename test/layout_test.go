@@ -13,6 +13,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
 )
 
@@ -192,8 +193,7 @@ var ownFolders = map[string][]string{
 var planeNamesAllowed = []string{"config", "kernel/kerneltest", "lab", "test"}
 
 func TestPlanesAreNamedAtHome(t *testing.T) {
-	fset := token.NewFileSet()
-	files := parseInto(t, fset)
+	files := parse(t)
 	for plane, bounds := range namesOfPlanes {
 		found := map[string]int{}
 		for _, f := range files {
@@ -248,8 +248,7 @@ func TestPackagesHaveDocs(t *testing.T) {
 }
 
 func TestHabits(t *testing.T) {
-	fset := token.NewFileSet()
-	for _, f := range parseInto(t, fset) {
+	for _, f := range parse(t) {
 		if f.test || ast.IsGenerated(f.ast) {
 			continue
 		}
@@ -298,14 +297,22 @@ func callee(c *ast.CallExpr) string {
 	return ""
 }
 
-func parse(t *testing.T) []file { return parseInto(t, token.NewFileSet()) }
+// fset has the positions of all that parse returns.
+var fset = token.NewFileSet()
 
-// parseInto parses every Go file of the repository.
-func parseInto(t *testing.T, fset *token.FileSet) []file {
+// parse returns every Go file of the repository.
+func parse(t *testing.T) []file {
 	t.Helper()
+	files, err := parsed()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+var parsed = sync.OnceValues(func() (files []file, err error) {
 	const root = ".."
-	var files []file
-	err := filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
+	err = filepath.WalkDir(root, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
@@ -331,8 +338,5 @@ func parseInto(t *testing.T, fset *token.FileSet) []file {
 		})
 		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return files
-}
+	return files, err
+})
