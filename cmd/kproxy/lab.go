@@ -24,9 +24,6 @@ func labCommand() *cli.Command {
 	mode := func() cli.Flag {
 		return choiceFlag(&cli.StringFlag{Name: "mode", Value: config.Default().Mode, Usage: "mode of the lab's kproxy: " + strings.Join(config.Modes, ", ")}, config.Modes...)
 	}
-	slow := func() cli.Flag {
-		return &cli.IntFlag{Name: "slow", Value: 1, EnvVars: []string{"KPROXY_E2E_SLOW"}, Usage: "this machine is `N` times slower than usual, as an emulated one is: everything gets more time"}
-	}
 	return &cli.Command{
 		Name:  "lab",
 		Usage: "a network of namespaces on this machine, with a real kproxy in it; needs root",
@@ -34,7 +31,7 @@ func labCommand() *cli.Command {
 			{
 				Name: "up", Usage: "start the lab and watch it until Ctrl-C",
 				Flags: []cli.Flag{
-					mode(), slow(),
+					mode(), slowFlag(),
 					&cli.IntFlag{Name: "backends", Value: 3, Usage: "`N` backends"},
 					&cli.Float64Flag{Name: "traffic", Value: 20, Usage: "`RATE` of new connections per second; 0 for none"},
 				},
@@ -42,7 +39,7 @@ func labCommand() *cli.Command {
 			},
 			{
 				Name: "demo", Usage: "show offload, a dying backend, recall, a killed proxy and its return, in under a minute",
-				Flags:  []cli.Flag{mode(), slow()},
+				Flags:  []cli.Flag{mode(), slowFlag()},
 				Action: func(c *cli.Context) error { return hostError(labDemo(c)) },
 			},
 			labLessonCommand(), labCompareCommand(), compareProcessCommand(),
@@ -158,6 +155,11 @@ func labConfig(backends int) lab.Config {
 	cfg := lab.DefaultConfig()
 	cfg.Backends = backends
 	return cfg
+}
+
+// slowFlag is the one that paceOf reads.
+func slowFlag() cli.Flag {
+	return &cli.IntFlag{Name: "slow", Value: 1, EnvVars: []string{"KPROXY_E2E_SLOW"}, Usage: "this machine is `N` times slower than usual, as an emulated one is: everything gets more time"}
 }
 
 // noArguments is the error of a command that takes none and got some.

@@ -27,7 +27,7 @@ func labCompareCommand() *cli.Command {
 			&cli.BoolFlag{Name: "quick", Usage: "under a minute: shorter and fewer runs, which say less"},
 			&cli.IntFlag{Name: "repeat", Usage: "`N` rounds", DefaultText: fmt.Sprintf("%d, or %d with --quick", usual.Repeat, quick.Repeat)},
 			&cli.StringFlag{Name: "services", Usage: "how many services there are when first packets are measured: a `LIST` of numbers", DefaultText: numbers(usual.Services) + ", or " + numbers(quick.Services) + " with --quick"},
-			&cli.IntFlag{Name: "slow", Value: 1, EnvVars: []string{"KPROXY_E2E_SLOW"}, Usage: "this machine is `N` times slower than usual, as an emulated one is: everything gets more time"},
+			slowFlag(),
 			&cli.StringFlag{Name: "prefix", Value: lab.DefaultPrefix, Hidden: true, Usage: "of the namespaces' names, so that tests don't meet"},
 		},
 		Action: func(c *cli.Context) error { return hostError(labCompare(c)) },

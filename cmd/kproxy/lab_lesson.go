@@ -28,7 +28,7 @@ func labLessonCommand() *cli.Command {
 		Name: "lesson", Usage: "learn how a service proxy works, by tasks that are checked on real packets; without a number, lists the lessons",
 		ArgsUsage: "[NUMBER]",
 		Flags: []cli.Flag{
-			&cli.IntFlag{Name: "slow", Value: 1, EnvVars: []string{"KPROXY_E2E_SLOW"}, Usage: "this machine is `N` times slower than usual, as an emulated one is: everything gets more time"},
+			slowFlag(),
 			&cli.BoolFlag{Name: "solutions", Usage: "print the lesson with the solution of each task, for teachers, and end"},
 		},
 		Action: func(c *cli.Context) error { return hostError(labLesson(c)) },

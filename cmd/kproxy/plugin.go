@@ -164,15 +164,10 @@ func troubled[T any](w io.Writer, answers []cluster.Answer[T]) error {
 			fmt.Fprintf(w, "kproxy: node %s: %s\n", a.Node.Name, a.Trouble)
 		}
 	}
-	return unanswered(n, len(answers))
-}
-
-// unanswered is the error about n of all nodes.
-func unanswered(n, all int) error {
 	if n == 0 {
 		return nil
 	}
-	return fmt.Errorf("%d of %d nodes didn't answer", n, all)
+	return fmt.Errorf("%d of %d nodes didn't answer", n, len(answers))
 }
 
 // ofNode is what one node answered, for programs.
@@ -199,12 +194,13 @@ func isKnown(c *cli.Context, k *cluster.Cluster, nodes []cluster.Node, t *target
 	if t == nil {
 		return nil
 	}
-	_, err := matching(cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (plan.Status, error) { return k.Client(n).Status(ctx) }), t)
+	_, err := matching(c, k, nodes, t)
 	return err
 }
 
-// matching leaves in nodes' answers what t names, and fails if they have nothing of it.
-func matching(answers []cluster.Answer[plan.Status], t *target) ([]cluster.Answer[plan.Status], error) {
+// matching asks nodes for their status, leaves in it what t names, and fails if they have nothing of it.
+func matching(c *cli.Context, k *cluster.Cluster, nodes []cluster.Node, t *target) ([]cluster.Answer[plan.Status], error) {
+	answers := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (plan.Status, error) { return k.Client(n).Status(ctx) })
 	var all []plan.ServiceStatus
 	answered, found := false, false
 	for i := range answers {
@@ -448,15 +444,8 @@ func traceFrom(ctx context.Context, kproxy *web.Client, client cluster.Pod, to t
 		if err != nil {
 			return trace.Result{}, err
 		}
-		services, err := to.selectFrom(st.Services)
-		if err != nil {
+		if addresses, err = to.addresses(st.Services, protocol); err != nil {
 			return trace.Result{}, err
-		}
-		addresses = nil
-		for i := range services {
-			if strings.EqualFold(services[i].Protocol, protocol.String()) {
-				addresses = append(addresses, services[i].Addresses...)
-			}
 		}
 	}
 	for _, a := range addresses {

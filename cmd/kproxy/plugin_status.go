@@ -23,9 +23,7 @@ func clusterStatus(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
-	answers, err := matching(cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (plan.Status, error) {
-		return k.Client(n).Status(ctx)
-	}), which)
+	answers, err := matching(c, k, nodes, which)
 	if err != nil {
 		return err
 	}
@@ -49,13 +47,7 @@ func clusterStatus(c *cli.Context) error {
 			return nil
 		}
 	}
-	silent := 0
-	for _, a := range answers {
-		if a.Trouble != nil {
-			silent++
-		}
-	}
-	return errors.Join(print(c.App.Writer, report), unanswered(silent, len(answers)))
+	return errors.Join(print(c.App.Writer, report), troubled(io.Discard, answers)) // the report says who, and why
 }
 
 // printReport prints a line a node and a line a service port; wide has a line for each difference instead of a summary.

@@ -100,6 +100,18 @@ func (t *target) selectFrom(all []plan.ServiceStatus) ([]plan.ServiceStatus, err
 	return nil, fmt.Errorf("there is no service %s%s", t.text, strict.DidYouMean(t.text, known...))
 }
 
+// addresses are those of the service ports of a protocol that t names.
+func (t *target) addresses(all []plan.ServiceStatus, p service.Protocol) ([]netip.AddrPort, error) {
+	services, err := t.selectFrom(all)
+	var out []netip.AddrPort
+	for i := range services {
+		if strings.EqualFold(services[i].Protocol, p.String()) {
+			out = append(out, services[i].Addresses...)
+		}
+	}
+	return out, err
+}
+
 // isFrontend reports whether s is named, or has the address.
 func (t *target) isFrontend(s *plan.ServiceStatus) bool {
 	if t.name == "" {

@@ -205,18 +205,13 @@ func serviceAddress(ctx context.Context, client *web.Client, which target, req t
 	if err != nil {
 		return netip.AddrPort{}, fmt.Errorf("look up %s: %w (an ADDRESS:PORT can be traced without)", which.text, err)
 	}
-	services, err := which.selectFrom(st.Services)
+	addresses, err := which.addresses(st.Services, req.Protocol)
 	if err != nil {
 		return netip.AddrPort{}, usageError("%w", err)
 	}
-	for i := range services {
-		for _, a := range services[i].Addresses {
-			if !strings.EqualFold(services[i].Protocol, req.Protocol.String()) {
-				continue
-			}
-			if !req.From.IsValid() || service.FamilyOf(req.From) == service.FamilyOf(a.Addr()) {
-				return a, nil
-			}
+	for _, a := range addresses {
+		if !req.From.IsValid() || service.FamilyOf(req.From) == service.FamilyOf(a.Addr()) {
+			return a, nil
 		}
 	}
 	return netip.AddrPort{}, usageError("%s has no %s port with an address of the client's family", which.text, req.Protocol)

@@ -37,9 +37,8 @@ type Options struct {
 	Endpoints       int   // of each service
 	Subjects, Cases []string
 	Rounds, Changes int
-	KProxy          string   // program
-	KProxyArgs      []string // further arguments of kproxy run
-	Logs            string   // folder for the proxies' logs; none if empty
+	KProxy          string // program
+	Logs            string // folder for the proxies' logs; none if empty
 	Deadline        time.Duration
 	Quick, Slow     bool
 }
@@ -77,10 +76,6 @@ func (o *Options) Flags(set *flag.FlagSet) {
 		return nil
 	})
 	set.IntVar(&o.Changes, "changes", o.Changes, "programming: `N` changes of endpoints in each turn and case")
-	set.Func("kproxy-args", "programming: further `ARGUMENTS` of kproxy run", func(s string) error {
-		o.KProxyArgs = strings.Fields(s)
-		return nil
-	})
 	set.StringVar(&o.Logs, "logs", "", "programming: write the proxies' logs to `FOLDER`")
 	set.BoolVar(&o.Slow, "slow", false, "programming: measure those too that take many minutes for so many services")
 }
@@ -245,9 +240,6 @@ func (o *Options) notes() []report.Note {
 	for _, name := range o.Subjects {
 		s := subjectOf(name)
 		out = append(out, report.Note{Title: s.Name, Text: s.About})
-	}
-	if len(o.KProxyArgs) > 0 {
-		out = append(out, report.Note{Title: "kproxy's arguments", Text: strings.Join(o.KProxyArgs, " ")})
 	}
 	return out
 }

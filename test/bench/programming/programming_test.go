@@ -112,7 +112,7 @@ func TestOptions(t *testing.T) {
 		want string // a part of the error
 	}{
 		{"-services 0,100", "0 services"}, {"-services x", `"x"`}, {"-changes 0", "must be positive"}, {"-services 100000", "100000 services"},
-		{"-services 10,20 -changes 3 -slow -kproxy-args a", ""},
+		{"-services 10,20 -changes 3 -slow", ""},
 	} {
 		o := Default()
 		set := flag.NewFlagSet("", flag.ContinueOnError)

@@ -287,7 +287,7 @@ func (r *rig) start(s subject) (*proxy, func() error, error) {
 	}
 	if s.kind == kproxy {
 		p.process.Path = r.KProxy
-		p.process.Args = append(append([]string{"run", "--mode", s.mode, "-v", "debug", "--socket", p.socket(), "--state-dir", p.dir}, p.process.Args...), r.KProxyArgs...)
+		p.process.Args = append([]string{"run", "--mode", s.mode, "-v", "debug", "--socket", p.socket(), "--state-dir", p.dir}, p.process.Args...)
 		if s.kernel() {
 			p.process.Args = append(p.process.Args, everyService...)
 		}

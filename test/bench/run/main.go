@@ -63,7 +63,7 @@ func process(ctx context.Context, args []string) error {
 // options are the command line.
 type options struct {
 	cases, subjects []string
-	json, out       string
+	out             string
 	repeat          int
 	time            time.Duration
 	quick           bool
@@ -87,7 +87,6 @@ func measure(ctx context.Context, args []string) error {
 	names := set.String("subjects", "", "`LIST` of subjects (default: all but kproxy-supervised)")
 	set.IntVar(&o.repeat, "repeat", 0, fmt.Sprintf("`N` rounds (default: %d of the data plane, %d of programming)", dataPlaneRounds, programmingRounds))
 	seconds := set.Float64("seconds", 0, "`S` of each run of the data plane (default: 1.5 or 2)")
-	set.StringVar(&o.json, "json", "", "write the report as JSON to `FILE`")
 	set.StringVar(&o.out, "out", "", "write bench.json, bench.md and bench.html to `FOLDER`")
 	set.BoolVar(&o.quick, "quick", false, "each once and short, to see that all works; fails when one of them does, or is late in four tries")
 	set.StringVar(&o.rig.prefix, "prefix", "kpbench", "of the namespaces' names")
@@ -188,25 +187,18 @@ func (o *options) programmingKernel(ctx context.Context, r *report.Report) error
 }
 
 func (o *options) write(r *report.Report) error {
-	files := map[string]func(io.Writer) error{}
-	if o.json != "" {
-		files[o.json] = r.WriteJSON
-	}
 	if o.out != "" {
 		if err := os.MkdirAll(o.out, 0o755); err != nil {
 			return fmt.Errorf("make folder for the report: %w", err)
 		}
-		files[filepath.Join(o.out, "bench.json")] = r.WriteJSON
-		files[filepath.Join(o.out, "bench.md")] = r.WriteMarkdown
-		files[filepath.Join(o.out, "bench.html")] = r.WriteHTML
-	}
-	for name, print := range files {
-		f, err := os.Create(name)
-		if err != nil {
-			return fmt.Errorf("write report: %w", err)
-		}
-		if err := errors.Join(print(f), f.Close()); err != nil {
-			return fmt.Errorf("write report: %w", err)
+		for name, print := range map[string]func(io.Writer) error{"bench.json": r.WriteJSON, "bench.md": r.WriteMarkdown, "bench.html": r.WriteHTML} {
+			f, err := os.Create(filepath.Join(o.out, name))
+			if err == nil {
+				err = errors.Join(print(f), f.Close())
+			}
+			if err != nil {
+				return fmt.Errorf("write report: %w", err)
+			}
 		}
 	}
 	return r.WriteMarkdown(os.Stdout)

@@ -27,6 +27,7 @@ const (
 	reloadNew    = 4               // at a time
 	reloadBefore = time.Second     // of the load, before
 	reloadTime   = 4 * time.Second // of it all
+	reloadQuick  = 2 * time.Second // of a quick run
 )
 
 // reloads measures what clients notice.
@@ -72,9 +73,9 @@ func (b *bench) reloadRun(ctx context.Context, r *rig) (values [6]float64, err e
 	if err = r.restart(ctx); err != nil {
 		return
 	}
-	held := reloadHeld
+	held, lasts := reloadHeld, reloadTime
 	if b.quick {
-		held = idleCountQuick
+		held, lasts = idleCountQuick, reloadQuick
 	}
 	milliseconds := func(p *load.Percentiles) float64 {
 		if p == nil {
@@ -88,7 +89,7 @@ func (b *bench) reloadRun(ctx context.Context, r *rig) (values [6]float64, err e
 			all, ctx := errgroup.WithContext(ctx)
 			run := func(out *load.Outcome, k load.Kind, conns int) {
 				all.Go(func() (err error) {
-					*out, err = r.Load(ctx, load.Load{Kind: k, Conns: conns, Time: reloadTime, Targets: []netip.AddrPort{r.target(k)}})
+					*out, err = r.Load(ctx, load.Load{Kind: k, Conns: conns, Time: lasts, Targets: []netip.AddrPort{r.target(k)}})
 					return err
 				})
 			}
