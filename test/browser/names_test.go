@@ -33,6 +33,9 @@ func TestLongNames(t *testing.T) {
 	must(t)(chromedp.Call(p.ctx, emulation.SetScrollbarsHidden, emulation.SetScrollbarsHiddenParams{Hidden: true})) // as on a phone
 	p.eventually("who is refused for want of an endpoint is listed", `/10\.1\.0\.2:\d+default\/nothing.*No usable endpoint/.test(document.querySelector(".refused-panel tbody")?.textContent)`)
 	const cut = `[...document.querySelectorAll(".name, .page:not([hidden]) h1:not(.sr), h2, .timeline .what, .cards td, .cards th")].filter((e) => e.offsetWidth > 0 && (e.scrollHeight > e.clientHeight + 1 || e.scrollWidth > e.clientWidth + 1)).map((e) => e.outerHTML.slice(0, 200))`
+	const choices = `(() => { const pen = document.createElement("canvas").getContext("2d"); return [...document.querySelectorAll(".filters select")].filter((e) => {
+	  const s = getComputedStyle(e); pen.font = s.font;
+	  return e.offsetWidth > 0 && pen.measureText(e.selectedOptions[0].textContent).width + parseFloat(s.paddingLeft) + parseFloat(s.paddingRight) + 20 > e.clientWidth }).map((e) => e.id) })()` // 20 for the arrow
 	const sideways = `[...document.querySelectorAll(".refused-panel .scroll, .p-refused .scroll, .p-endpoints .scroll, .p-connections .scroll")].filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.getAttribute("aria-label"))`
 	for _, width := range []int64{360, 800, 1440, 2560} {
 		p.run(chromedp.EmulateViewport(width, 900))
@@ -45,6 +48,9 @@ func TestLongNames(t *testing.T) {
 			p.visit(page[0], page[1])
 			if name == "overview" {
 				eval[bool](p, `(document.querySelector(".refused-panel").open = true)`)
+				if got := eval[[]string](p, choices); len(got) > 0 {
+					t.Errorf("%s cuts off the choice of %s", where, got)
+				}
 			}
 			p.fits(where)
 			if got := eval[[]string](p, cut); len(got) > 0 {
