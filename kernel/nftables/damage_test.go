@@ -123,6 +123,27 @@ func TestDamageIsFoundAndMended(t *testing.T) {
 	}
 }
 
+// TestCheckAsksOnce: what a first pass has written to an empty kernel isn't read back, until another program changes something.
+func TestCheckAsksOnce(t *testing.T) {
+	n, faults := newNode(t), &kerneltest.Faults{}
+	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return faulty{s, faults} })
+	n.program(plane(kerneltest.Many(5, 3)...))
+	check := func() int {
+		before := faults.Calls()
+		if found, err := n.plane.Check(t.Context()); err != nil || len(found) > 0 {
+			t.Fatal(found, err)
+		}
+		return faults.Calls() - before
+	}
+	if calls := check(); calls != 1 {
+		t.Errorf("%d requests", calls)
+	}
+	run(t, "nft add table ip another")
+	if calls := check(); calls < 2 {
+		t.Errorf("%d requests after another program's transaction", calls)
+	}
+}
+
 // TestAnotherTableInItsPlace: where another program replaces kproxy's table by one of its own, that stays, kproxy says
 // what to do, and makes its own again when there is room.
 func TestAnotherTableInItsPlace(t *testing.T) {

@@ -160,6 +160,11 @@ func TestBadServiceFailsAlone(t *testing.T) {
 	p = plane(append(good, named(1, "fine"), named(2, bad), named(3, "better"))...)
 	sync(p, false, "g-long-")
 	sync(p, true, "g-long-")
+	same, other := *p, *p
+	other.Policy.NoLocalhostNodePorts = !p.Policy.NoLocalhostNodePorts
+	if n.plane.Want(&same, plan.Delta{}) || !n.plane.Want(&other, plan.Delta{}) {
+		t.Error("a plan that wants what failed is taken for news, or one with another policy isn't")
+	}
 	last := plane(append(good, named(1, "fine"), named(3, "better"))...)
 	sync(last, false)
 	got := n.listing()

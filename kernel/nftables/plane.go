@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -109,10 +110,15 @@ func addresses(p *service.Port) (out []place) {
 }
 
 // read reads back what the kernel holds.
-func (p *Plane) read() (err error) {
-	p.damaged.Store(false)
+func (p *Plane) read() error {
 	p.tables.mu.Lock()
 	defer p.tables.mu.Unlock()
+	return p.readLocked()
+}
+
+// readLocked is read where the caller holds the tables' lock.
+func (p *Plane) readLocked() (err error) {
+	p.damaged.Store(false)
 	p.held.begin()
 	p.have, err = p.tables.elements(p.held.names...)
 	return err
@@ -121,7 +127,7 @@ func (p *Plane) read() (err error) {
 // Want implements [kernel.Plane].
 func (p *Plane) Want(x *plan.Plan, d plan.Delta) bool {
 	p.want, p.pending = x, p.pending.Then(d)
-	return p.failing == nil || p.failing != x && (len(d.Changes) > 0 || d.Full)
+	return p.failing == nil || p.failing != x && (len(d.Changes) > 0 || d.Full || !reflect.DeepEqual(p.failing.Policy, x.Policy))
 }
 
 // Programmed implements [kernel.Plane].
@@ -147,8 +153,11 @@ func (p *Plane) holds(s *plan.Service) bool {
 		was := p.held.plan.Find(s.Port.Key)
 		return was != nil && was.Kernel == s.Kernel && was.KernelHash == s.KernelHash
 	}
+	if len(p.have) == 0 {
+		return false
+	}
 	m := p.held.of(p.tables.families, s)
-	return p.have != nil && !slices.ContainsFunc(m.list, func(e member) bool {
+	return !slices.ContainsFunc(m.list, func(e member) bool {
 		h, ok := p.have[e.place()]
 		return !ok || !h.same(&e.Element)
 	})
@@ -190,13 +199,21 @@ func (p *Plane) Sync(_ context.Context, steered func()) (r kernel.Result) {
 // the services for which it does.
 func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key]error, _ error) {
 	t := p.tables
-	if r.Full {
-		if err := p.read(); err != nil {
-			return nil, err
-		}
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
+	seen := p.checked
+	if r.Full {
+		if err := t.notice(0); err != nil {
+			return nil, err
+		}
+		foreign := t.foreign
+		if err := p.readLocked(); err != nil {
+			return nil, err
+		}
+		if len(p.have) == 0 {
+			seen = foreign // where there was something, the list may have lacked some, see lackingTwice
+		}
+	}
 	if r.Full { // write every rule anew
 		for _, f := range t.families {
 			clear(t.chains[f])
@@ -254,7 +271,7 @@ func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key
 			delete(p.refused, c.Key())
 		}
 	}
-	p.held.plan, p.pending = p.want, plan.Delta{}
+	p.held.plan, p.pending, p.checked = p.want, plan.Delta{}, seen
 	r.Holds = p.count()
 	return nil, nil
 }

@@ -570,8 +570,10 @@ func (s *scope) whole(f []service.Family, have map[place]Element, p *plan.Plan, 
 		endpoints += n
 		room += len(x.Frontends) * (1 + 2*n)
 	}
-	s.counts = make(map[place]int, endpoints)
-	out.come = make([]member, 0, room)
+	if slices.Contains(s.names, setEndpoints) {
+		s.counts = make(map[place]int, endpoints)
+	}
+	out.come = make([]member, 0, max(0, room-len(have)))
 	for _, x := range p.Services {
 		if without[x.Port.Key] != nil {
 			continue
