@@ -36,7 +36,8 @@ same+="|HealthCheckNodePort|KubeProxyMetrics|AskedTooEarly"
 skip="^Test($same|Takeover)\$"
 # What goes by userspace only; rules of the legacy variant, which row iptables has on this kernel.
 skip+="|^TestTraceProbe\$/^userspace_|^TestTraceNamesFaults\$/^userspace\$|^TestServiceIsEdited\$/^userspace\$|^TestAnotherProxy\$/userspace\$|^TestDamageIsRepaired\$/^legacy\$"
-# Ways of telling pods from others, by rules that all modes share, and sums of two configurations that stay.
+# Ways of telling pods from others, by rules that all modes share, and sums of two configurations that stay; of what trace says,
+# also what rules and routes do that are the same in every mode: masquerading and pods' links.
 skip+="|^TestFlows\$/^ipvs\$/^(by-.*|on-bridge|detector-and-all)\$|^TestTraceFlows\$/^ipvs\$/^(by-.*|on-bridge|detector-and-all|masquerade-all|unnumbered)\$"
 # What a model shows is the same on every kernel.
 models="^Test(ConformanceOfModel|RulesDoWhatThePlanSays|RendererRemembers)\$"

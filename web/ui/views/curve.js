@@ -1,6 +1,6 @@
 // The curve: new, failed and retried connections of all services in the last minutes
-// or hours, new ones by data plane, with marks where services moved or endpoints went
-// down. A slider under it reads the values out, by pointer, keyboard and screen reader.
+// or hours, new ones by data plane, with marks where services moved or endpoints went down
+// or came back. A slider under it reads the values out, by pointer, keyboard and screen reader.
 
 import { h, s, setAttr, setText } from "../lib/dom.js";
 import * as format from "../lib/format.js";
@@ -25,11 +25,11 @@ export function point(curve, i) {
   return { time: Date.parse(curve.begin) + i * curve.stepSeconds * 1000, planes: planes.map((p) => [p, curve.planes[p].new[i]]), failed: sum("failed"), retried: sum("retried") };
 }
 
-// marks returns the events that are moves or endpoints that went down, each with the
+// marks returns the events that are moves or changes of health, each with the
 // index of its step. Pure.
 export function marks(curve, points, events) {
   const begin = Date.parse(curve.begin), step = curve.stepSeconds * 1000;
-  return events.filter((e) => e.move === "offload" || e.move === "recall" || / is down\b/.test(e.message))
+  return events.filter((e) => e.move === "offload" || e.move === "recall" || e.kind === "health")
     .map((e) => ({ event: e, at: Math.floor((Date.parse(e.time) - begin) / step) })).filter((m) => m.at >= 0 && m.at < points);
 }
 
