@@ -41,31 +41,50 @@ func ReadLegacyFilter(f service.Family) (*LegacyFilter, error) {
 		return nil, fmt.Errorf("read legacy rules of xtables: %w", err)
 	}
 	defer unix.Close(fd)
-	ask := func(option uintptr, b []byte) error {
-		size := uint32(len(b))
-		_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), [2]uintptr{unix.SOL_IP, unix.SOL_IPV6}[f], option,
-			uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
-		if errno != 0 {
-			return fmt.Errorf("read legacy rules of xtables: %w", errno)
-		}
-		return nil
-	}
-	// struct ipt_getinfo: name, valid hooks, first and last entry of each of five hooks, number of entries, size.
-	info := make([]byte, 84)
-	copy(info, "filter")
-	if err := ask(legacyGetInfo, info); err != nil {
+	info, err := LegacyTableInfo(fd, f, "filter")
+	if err != nil {
 		return nil, err
 	}
-	field := func(i int) int { return int(binary.NativeEndian.Uint32(info[32+4*i:])) }
-	rules := make([]byte, legacyRulesAt+field(12))
+	rules := make([]byte, legacyRulesAt+int(info.Size))
 	copy(rules, "filter")
-	binary.NativeEndian.PutUint32(rules[32:], uint32(field(12)))
-	if err := ask(legacyGetRules, rules); err != nil {
+	binary.NativeEndian.PutUint32(rules[32:], info.Size)
+	if err := legacyOption(fd, f, legacyGetRules, rules); err != nil {
 		return nil, err
 	}
 	t := &LegacyFilter{Rules: rules[legacyRulesAt:]}
 	for hook := range t.First {
-		t.First[hook], t.Policy[hook] = field(1+hook), field(6+hook)
+		t.First[hook], t.Policy[hook] = int(info.HookEntry[hook]), int(info.Underflow[hook])
 	}
 	return t, nil
+}
+
+// LegacyInfo is struct ipt_getinfo, and ip6t_getinfo, of a table of the legacy variant.
+type LegacyInfo struct {
+	Name       [32]byte
+	ValidHooks uint32
+	HookEntry  [5]uint32 // where a hook's first entry begins
+	Underflow  [5]uint32 // and that of its policy
+	NumEntries uint32
+	Size       uint32 // of all entries, in bytes
+}
+
+// LegacyTableInfo asks for it by a socket of the family. The kernel makes a table that isn't there.
+func LegacyTableInfo(socket int, f service.Family, table string) (info LegacyInfo, err error) {
+	b := make([]byte, binary.Size(info))
+	copy(b, table)
+	if err = legacyOption(socket, f, legacyGetInfo, b); err == nil {
+		_, err = binary.Decode(b, binary.NativeEndian, &info)
+	}
+	return info, err
+}
+
+// legacyOption reads an option of a socket into b, which names the table.
+func legacyOption(socket int, f service.Family, option uintptr, b []byte) error {
+	size := uint32(len(b))
+	_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(socket), [2]uintptr{service.IPv4: unix.SOL_IP, service.IPv6: unix.SOL_IPV6}[f], option,
+		uintptr(unsafe.Pointer(&b[0])), uintptr(unsafe.Pointer(&size)), 0)
+	if errno != 0 {
+		return fmt.Errorf("read legacy rules of xtables: %w", errno)
+	}
+	return nil
 }

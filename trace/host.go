@@ -56,10 +56,6 @@ func readHost(ctx context.Context, f service.Family, proxy *Proxy) (*hostState, 
 	if err != nil {
 		return nil, fmt.Errorf("read sets: %w", err)
 	}
-	list := sets.List
-	if _, err := sets.List(func(string) bool { return false }); errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
-		list = func(func(string) bool) ([]kernel.SetState, error) { return nil, nil } // a kernel without sets
-	}
 	c := netfilter.DefaultConfig()
 	c.Sets, c.Host = sets, matchHost{}
 	if proxy != nil && proxy.Variant.Name != "" {
@@ -75,7 +71,7 @@ func readHost(ctx context.Context, f service.Family, proxy *Proxy) (*hostState, 
 		forwarding: forwardingOff, reversePath: checkReversePath, conntrack: conntrack.Use, notes: tables.Notes,
 		hop: readHop, throughDefault: throughDefault, linksDown: linksDown,
 		neighbours: sync.OnceValues(neighbours), listens: (*guest).listens, guestRoute: (*guest).routeTo,
-		sets: list, close: func() { sets.Close() },
+		sets: sets.List, close: sets.Close,
 	}, nil
 }
 

@@ -19,11 +19,7 @@ type Plane struct {
 	*Renderer
 }
 
-var (
-	_ steering.RulesetPlane = (*Plane)(nil)
-	_ kernel.Counter        = (*Plane)(nil)
-	_ kernel.AffinityKeeper = (*Plane)(nil)
-)
+var _ steering.RulesetPlane = (*Plane)(nil)
 
 // NewPlane returns the layer. It opens the sockets of a [Watch].
 func NewPlane(c Config, o Options) (*Plane, error) {

@@ -3,7 +3,6 @@ package iptables
 import (
 	"fmt"
 	"slices"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
@@ -17,21 +16,7 @@ import (
 type tableSizes struct{ sockets [2]int }
 
 // sizes are those of each of ownTables, by family.
-type sizes [2][3]tableInfo
-
-// tableInfo is struct ipt_getinfo, and ip6t_getinfo, of
-// include/uapi/linux/netfilter_ipv4/ip_tables.h.
-type tableInfo struct {
-	name       [32]byte
-	validHooks uint32
-	hookEntry  [5]uint32
-	underflow  [5]uint32
-	numEntries uint32
-	size       uint32
-}
-
-// soGetInfo is IPT_SO_GET_INFO and IP6T_SO_GET_INFO.
-const soGetInfo = 64
+type sizes [2][3]kernel.LegacyInfo
 
 func newTableSizes(families []service.Family) (*tableSizes, error) {
 	w := &tableSizes{sockets: [2]int{-1, -1}}
@@ -64,15 +49,10 @@ func (w *tableSizes) stamp() (stamp, error) {
 		if fd < 0 {
 			continue
 		}
-		level := [2]uintptr{service.IPv4: unix.SOL_IP, service.IPv6: unix.SOL_IPV6}[f]
 		for i, table := range ownTables {
-			info := &out[f][i]
-			copy(info.name[:], table)
-			size := uint32(unsafe.Sizeof(*info))
-			_, _, errno := unix.Syscall6(unix.SYS_GETSOCKOPT, uintptr(fd), level, soGetInfo,
-				uintptr(unsafe.Pointer(info)), uintptr(unsafe.Pointer(&size)), 0)
-			if errno != 0 {
-				return nil, fmt.Errorf("read %s table %s: %w", service.Family(f), table, errno)
+			var err error
+			if out[f][i], err = kernel.LegacyTableInfo(fd, service.Family(f), table); err != nil {
+				return nil, err
 			}
 		}
 	}
@@ -83,7 +63,7 @@ func (w *tableSizes) follows(old, now stamp, _ int, was, want *kernel.Ruleset) (
 	before, after := entries(was), entries(want)
 	for f := range before {
 		for i := range before[f] {
-			if int(now.(sizes)[f][i].numEntries)-after[f][i] != int(old.(sizes)[f][i].numEntries)-before[f][i] {
+			if int(now.(sizes)[f][i].NumEntries)-after[f][i] != int(old.(sizes)[f][i].NumEntries)-before[f][i] {
 				return false, false
 			}
 		}

@@ -21,8 +21,6 @@ type Plane struct {
 
 var (
 	_ steering.RulesetPlane = (*Plane)(nil)
-	_ kernel.Counter        = (*Plane)(nil)
-	_ kernel.AffinityKeeper = (*Plane)(nil)
 	_ kernel.Drainer        = (*Plane)(nil)
 )
 
@@ -65,22 +63,16 @@ func (p *Plane) Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Ke
 
 // Counts implements [kernel.Counter].
 func (p *Plane) Counts(ctx context.Context) (kernel.Counts, error) {
-	if c, ok := p.below.(kernel.Counter); ok {
-		return c.Counts(ctx)
-	}
-	return kernel.Counts{}, nil
+	return p.below.Counts(ctx)
 }
 
 // ReadAffinity implements [kernel.AffinityKeeper].
 func (p *Plane) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Client, error) {
-	out, err := map[service.Key][]kernel.Client{}, error(nil)
+	out, err := p.below.ReadAffinity(from)
 	if own := p.virtuals(from); len(own) > 0 {
-		out, err = ReadAffinity(own)
-	}
-	if k, ok := p.below.(kernel.AffinityKeeper); ok {
-		more, errBelow := k.ReadAffinity(from)
+		more, errOwn := ReadAffinity(own)
 		maps.Copy(out, more)
-		err = errors.Join(err, errBelow)
+		err = errors.Join(err, errOwn)
 	}
 	return out, err
 }
@@ -90,10 +82,7 @@ func (p *Plane) SeedAffinity(ctx context.Context, to []kernel.Moving, clients ma
 	if own := p.virtuals(to); len(own) > 0 {
 		err = SeedAffinity(ctx, p.own.options.Marks.Own(), own, clients)
 	}
-	if k, ok := p.below.(kernel.AffinityKeeper); ok {
-		err = errors.Join(err, k.SeedAffinity(ctx, to, clients))
-	}
-	return err
+	return errors.Join(err, p.below.SeedAffinity(ctx, to, clients))
 }
 
 func (p *Plane) virtuals(services []kernel.Moving) []kernel.Virtual {

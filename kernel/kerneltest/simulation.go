@@ -2,7 +2,6 @@ package kerneltest
 
 import (
 	"errors"
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -40,7 +39,14 @@ var none = []Fate{{To: "none"}}
 
 func simulate(t *testing.T, p *plan.Plan, r kernel.Ruleset, redirects []kernel.Set, f service.Family) *simulation {
 	t.Helper()
-	tables, err := netfilter.Parse(f, "nft", saved(&r, f))
+	h := NewHost()
+	for _, c := range r.Chains[f] {
+		h.tables[f][c.Table][c.Name] = c.Text()
+	}
+	for _, j := range r.Jumps[f] {
+		h.tables[f][j.Table][j.From] = append(h.tables[f][j.Table][j.From], j.Rule)
+	}
+	tables, err := netfilter.Parse(f, "nft", string(h.save(f)))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,36 +77,6 @@ func simulate(t *testing.T, p *plan.Plan, r kernel.Ruleset, redirects []kernel.S
 		add(kernel.Set{Name: kernel.FamilySet(kernel.SetVIP, service.FamilyOf(a)), Type: kernel.HashIP, Family: service.FamilyOf(a), Entries: []string{a.String()}})
 	}
 	return sim
-}
-
-// saved prints a ruleset as iptables-save does.
-func saved(r *kernel.Ruleset, f service.Family) string {
-	var b strings.Builder
-	for table, hooks := range builtin {
-		fmt.Fprintf(&b, "*%s\n", table)
-		for _, h := range hooks {
-			fmt.Fprintf(&b, ":%s ACCEPT [0:0]\n", h)
-		}
-		for _, c := range r.Chains[f] {
-			if c.Table == table {
-				fmt.Fprintf(&b, ":%s - [0:0]\n", c.Name)
-			}
-		}
-		for _, j := range r.Jumps[f] {
-			if j.Table == table {
-				fmt.Fprintf(&b, "-A %s %s\n", j.From, j.Rule)
-			}
-		}
-		for _, c := range r.Chains[f] {
-			for _, rule := range c.Text() {
-				if c.Table == table {
-					fmt.Fprintf(&b, "-A %s %s\n", c.Name, rule)
-				}
-			}
-		}
-		b.WriteString("COMMIT\n")
-	}
-	return b.String()
 }
 
 // ReadAny implements [netfilter.SetReader]. Every packet is in the sets that say

@@ -21,6 +21,8 @@ import (
 type RulesetPlane interface {
 	kernel.Backend
 	kernel.Renderer
+	kernel.Counter
+	kernel.AffinityKeeper
 	Watch
 	// Programmed returns the KernelHash of the services of p whose rules in have are
 	// those in want, which was rendered of p.
@@ -204,30 +206,6 @@ func (s *Stack) Drain(ctx context.Context) (left int, err error) {
 		return d.Drain(ctx)
 	}
 	return 0, nil
-}
-
-// Counts implements [kernel.Counter].
-func (s *Stack) Counts(ctx context.Context) (kernel.Counts, error) {
-	if c, ok := s.RulesetPlane.(kernel.Counter); ok {
-		return c.Counts(ctx)
-	}
-	return kernel.Counts{}, nil
-}
-
-// ReadAffinity implements [kernel.AffinityKeeper].
-func (s *Stack) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Client, error) {
-	if k, ok := s.RulesetPlane.(kernel.AffinityKeeper); ok {
-		return k.ReadAffinity(from)
-	}
-	return nil, nil
-}
-
-// SeedAffinity implements [kernel.AffinityKeeper].
-func (s *Stack) SeedAffinity(ctx context.Context, to []kernel.Moving, clients map[service.Key][]kernel.Client) error {
-	if k, ok := s.RulesetPlane.(kernel.AffinityKeeper); ok {
-		return k.SeedAffinity(ctx, to, clients)
-	}
-	return nil
 }
 
 // count counts what have has.
