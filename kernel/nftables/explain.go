@@ -87,8 +87,8 @@ func (t *tables) look(list []member) ([]*Element, error) {
 			b = nlmsg.AppendText(b, unix.NFTA_SET_ELEM_LIST_SET, e.set)
 			return nlmsg.AppendNested(b, unix.NFTA_SET_ELEM_LIST_ELEMENTS, func(b []byte) []byte {
 				return nlmsg.AppendNested(b, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
-					if b = value(b, unix.NFTA_SET_ELEM_KEY, []byte(e.Key)...); e.End != "" {
-						b = value(b, nlmsg.SetElemKeyEnd, []byte(e.End)...)
+					if b = nlmsg.AppendData(b, unix.NFTA_SET_ELEM_KEY, []byte(e.Key)...); e.End != "" {
+						b = nlmsg.AppendData(b, nlmsg.SetElemKeyEnd, []byte(e.End)...)
 					}
 					return b
 				})

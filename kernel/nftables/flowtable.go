@@ -60,7 +60,7 @@ func deleteFlowtable(f service.Family) []byte {
 // established, and of UDP.
 func flowAdd(r *Rule) {
 	r.say("flow add @%s", flowtable)
-	r.expr("flow_offload", func(b []byte) []byte { return nlmsg.AppendText(b, flowAddTable, flowtable) })
+	r.Add("flow_offload", func(b []byte) []byte { return nlmsg.AppendText(b, flowAddTable, flowtable) })
 }
 
 // flowtableText is the flowtable as nft lists it, without its devices.

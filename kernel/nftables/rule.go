@@ -17,7 +17,7 @@ import (
 type Rule struct {
 	Text    string
 	Comment string
-	code    []byte // NFTA_LIST_ELEM of NFTA_RULE_EXPRESSIONS
+	nlmsg.Expressions
 }
 
 // String prints r as nft does.
@@ -50,35 +50,10 @@ func (r *Rule) say(format string, args ...any) {
 	r.Text += fmt.Sprintf(format, args...)
 }
 
-// expr appends an expression (NFTA_EXPR_NAME, NFTA_EXPR_DATA).
-func (r *Rule) expr(name string, attributes func([]byte) []byte) {
-	r.code = nlmsg.AppendNested(r.code, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
-		b = nlmsg.AppendText(b, unix.NFTA_EXPR_NAME, name)
-		return nlmsg.AppendNested(b, unix.NFTA_EXPR_DATA, attributes)
-	})
-}
-
-// numbers is an expression whose attributes are 32-bit numbers: type, value, and so on.
-func (r *Rule) numbers(name string, pairs ...uint32) {
-	r.expr(name, func(b []byte) []byte {
-		for i := 0; i < len(pairs); i += 2 {
-			b = nlmsg.AppendUint32(b, uint16(pairs[i]), pairs[i+1])
-		}
-		return b
-	})
-}
-
-// Expressions work on registers of four bytes. A concatenation is in those that follow
-// each other.
-const register = unix.NFT_REG32_00
+const register = nlmsg.Register
 
 // next is the register behind n bytes in at.
 func next(at uint32, n int) uint32 { return at + uint32(n+3)/4 }
-
-// value appends an attribute with a value (NFTA_DATA_VALUE).
-func value(b []byte, typ uint16, v ...byte) []byte {
-	return nlmsg.AppendNested(b, typ, func(b []byte) []byte { return nlmsg.Append(b, unix.NFTA_DATA_VALUE, v...) })
-}
 
 // native is a number in the machine's byte order, which marks, states and types have.
 func native(v uint32) []byte { return binary.NativeEndian.AppendUint32(nil, v) }
@@ -107,26 +82,26 @@ type field struct {
 
 func payload(text string, base, offset uint32, size int) field {
 	return field{text, size, func(r *Rule, at uint32) {
-		r.numbers("payload", unix.NFTA_PAYLOAD_DREG, at, unix.NFTA_PAYLOAD_BASE, base, unix.NFTA_PAYLOAD_OFFSET, offset, unix.NFTA_PAYLOAD_LEN, uint32(size))
+		r.Payload(at, base, offset, uint32(size))
 	}}
 }
 
 func meta(text string, key uint32, size int) field {
 	return field{text, size, func(r *Rule, at uint32) {
-		r.numbers("meta", unix.NFTA_META_DREG, at, unix.NFTA_META_KEY, key)
+		r.Numbers("meta", unix.NFTA_META_DREG, at, unix.NFTA_META_KEY, key)
 	}}
 }
 
 func ct(text string, key uint32) field {
 	return field{text, 4, func(r *Rule, at uint32) {
-		r.numbers("ct", unix.NFTA_CT_DREG, at, unix.NFTA_CT_KEY, key)
+		r.Numbers("ct", unix.NFTA_CT_DREG, at, unix.NFTA_CT_KEY, key)
 	}}
 }
 
 func fib(text string, flag uint32) field {
 	const dreg, result, flags = 1, 2, 3 // enum nft_fib_attributes; the library's have other names
 	return field{text, 4, func(r *Rule, at uint32) {
-		r.numbers("fib", dreg, at, result, unix.NFT_FIB_RESULT_ADDRTYPE, flags, flag)
+		r.Numbers("fib", dreg, at, result, unix.NFT_FIB_RESULT_ADDRTYPE, flags, flag)
 	}}
 }
 
@@ -165,7 +140,7 @@ func numgen(turns bool, n, offset int) field {
 		text += fmt.Sprintf(" offset %d", offset)
 	}
 	return field{text, 4, func(r *Rule, at uint32) {
-		r.numbers("numgen", unix.NFTA_NG_DREG, at, unix.NFTA_NG_MODULUS, uint32(n), unix.NFTA_NG_TYPE, kind, unix.NFTA_NG_OFFSET, uint32(offset))
+		r.Numbers("numgen", unix.NFTA_NG_DREG, at, unix.NFTA_NG_MODULUS, uint32(n), unix.NFTA_NG_TYPE, kind, unix.NFTA_NG_OFFSET, uint32(offset))
 	}}
 }
 
@@ -177,7 +152,7 @@ func hashed(f field, n, offset int) field {
 	}
 	return field{text, 4, func(r *Rule, at uint32) {
 		f.load(r, at)
-		r.numbers("hash", unix.NFTA_HASH_SREG, at, unix.NFTA_HASH_DREG, at, unix.NFTA_HASH_LEN, uint32(f.size),
+		r.Numbers("hash", unix.NFTA_HASH_SREG, at, unix.NFTA_HASH_DREG, at, unix.NFTA_HASH_LEN, uint32(f.size),
 			unix.NFTA_HASH_MODULUS, uint32(n), unix.NFTA_HASH_SEED, lb.SourceSeed, unix.NFTA_HASH_OFFSET, uint32(offset))
 	}}
 }
@@ -212,26 +187,15 @@ func constant(f field, t Type, v string) field {
 	}
 	return field{fmt.Sprintf("%s & %s | %s", f.text, value, set), f.size, func(r *Rule, at uint32) {
 		f.load(r, at)
-		r.maskAt(at, make([]byte, f.size), []byte(v))
+		r.Mask(at, make([]byte, f.size), []byte(v))
 	}}
-}
-
-func (r *Rule) lookup(set string, from uint32, more ...uint32) {
-	r.expr("lookup", func(b []byte) []byte {
-		b = nlmsg.AppendText(b, unix.NFTA_LOOKUP_SET, set)
-		b = nlmsg.AppendUint32(b, unix.NFTA_LOOKUP_SREG, from)
-		for i := 0; i < len(more); i += 2 {
-			b = nlmsg.AppendUint32(b, uint16(more[i]), more[i+1])
-		}
-		return b
-	})
 }
 
 // mapped is what a map has for k.
 func (k key) mapped(set string) field {
 	return field{k.text() + " map @" + set, 0, func(r *Rule, at uint32) {
 		k.load(r, at)
-		r.lookup(set, at, unix.NFTA_LOOKUP_DREG, at)
+		r.Lookup(set, at, unix.NFTA_LOOKUP_DREG, at)
 	}}
 }
 
@@ -240,7 +204,7 @@ func (k key) in(set string) part {
 	return func(r *Rule) {
 		r.say("%s @%s", k.text(), set)
 		k.load(r, register)
-		r.lookup(set, register)
+		r.Lookup(set, register)
 	}
 }
 
@@ -248,7 +212,7 @@ func (k key) notIn(set string) part {
 	return func(r *Rule) {
 		r.say("%s != @%s", k.text(), set)
 		k.load(r, register)
-		r.lookup(set, register, unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV)
+		r.Lookup(set, register, unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV)
 	}
 }
 
@@ -257,27 +221,8 @@ func (k key) vmap(set string) part {
 	return func(r *Rule) {
 		r.say("%s vmap @%s", k.text(), set)
 		k.load(r, register)
-		r.lookup(set, register, unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
+		r.Lookup(set, register, unix.NFTA_LOOKUP_DREG, unix.NFT_REG_VERDICT)
 	}
-}
-
-func (r *Rule) compare(op uint32, v ...byte) {
-	r.expr("cmp", func(b []byte) []byte {
-		b = nlmsg.AppendUint32(b, unix.NFTA_CMP_SREG, register)
-		return value(nlmsg.AppendUint32(b, unix.NFTA_CMP_OP, op), unix.NFTA_CMP_DATA, v...)
-	})
-}
-
-// mask makes a register (itself & and) ^ xor.
-func (r *Rule) mask(and, xor []byte) { r.maskAt(register, and, xor) }
-
-func (r *Rule) maskAt(at uint32, and, xor []byte) {
-	r.expr("bitwise", func(b []byte) []byte {
-		b = nlmsg.AppendUint32(b, unix.NFTA_BITWISE_SREG, at)
-		b = nlmsg.AppendUint32(b, unix.NFTA_BITWISE_DREG, at)
-		b = nlmsg.AppendUint32(b, unix.NFTA_BITWISE_LEN, uint32(len(and)))
-		return value(value(b, unix.NFTA_BITWISE_MASK, and...), unix.NFTA_BITWISE_XOR, xor...)
-	})
 }
 
 // is matches one value, whose text is given.
@@ -285,7 +230,7 @@ func (f field) is(text string, v ...byte) part {
 	return func(r *Rule) {
 		r.say("%s %s", f.text, text)
 		f.load(r, register)
-		r.compare(unix.NFT_CMP_EQ, v...)
+		r.Compare(unix.NFT_CMP_EQ, v...)
 	}
 }
 
@@ -294,8 +239,8 @@ func (f field) bits(mask uint32, op string, v uint32) part {
 	return func(r *Rule) {
 		r.say("%s & 0x%08x %s 0x%08x", f.text, mask, op, v)
 		f.load(r, register)
-		r.mask(native(mask), native(0))
-		r.compare(operators[op], native(v)...)
+		r.Mask(register, native(mask), native(0))
+		r.Compare(operators[op], native(v)...)
 	}
 }
 
@@ -319,9 +264,9 @@ func (f field) within(n netip.Prefix, op string) part {
 			for i := range n.Bits() {
 				mask[i/8] |= 0x80 >> (i % 8)
 			}
-			r.mask(mask, make([]byte, f.size))
+			r.Mask(register, mask, make([]byte, f.size))
 		}
-		r.compare(operators[op], n.Masked().Addr().AsSlice()...)
+		r.Compare(operators[op], n.Masked().Addr().AsSlice()...)
 	}
 }
 
@@ -339,8 +284,8 @@ func state(text string, states uint32) part {
 	return func(r *Rule) {
 		r.say("ct state %s", text)
 		ct("", unix.NFT_CT_STATE).load(r, register)
-		r.mask(native(states), native(0))
-		r.compare(unix.NFT_CMP_NEQ, native(0)...)
+		r.Mask(register, native(states), native(0))
+		r.Compare(unix.NFT_CMP_NEQ, native(0)...)
 	}
 }
 
@@ -348,31 +293,31 @@ func state(text string, states uint32) part {
 func rewritten(r *Rule) {
 	r.say("ct status dnat")
 	ct("", unix.NFT_CT_STATUS).load(r, register)
-	r.mask(native(statusDNAT), native(0))
-	r.compare(unix.NFT_CMP_NEQ, native(0)...)
+	r.Mask(register, native(statusDNAT), native(0))
+	r.Compare(unix.NFT_CMP_NEQ, native(0)...)
 }
 
 // notRewritten matches all others.
 func notRewritten(r *Rule) {
 	r.say("ct status ! dnat")
 	ct("", unix.NFT_CT_STATUS).load(r, register)
-	r.mask(native(statusDNAT), native(0))
-	r.compare(unix.NFT_CMP_EQ, native(0)...)
+	r.Mask(register, native(statusDNAT), native(0))
+	r.Compare(unix.NFT_CMP_EQ, native(0)...)
 }
 
 // firstReply matches the packet that is a connection's first in the direction of the
 // reply. Whether there are counters is up to net.netfilter.nf_conntrack_acct.
 func firstReply(r *Rule) {
 	r.say("ct direction reply ct reply packets 1")
-	r.expr("ct", func(b []byte) []byte {
+	r.Add("ct", func(b []byte) []byte {
 		return nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_CT_DREG, register), unix.NFTA_CT_KEY, unix.NFT_CT_DIRECTION)
 	})
-	r.compare(unix.NFT_CMP_EQ, 1)
-	r.expr("ct", func(b []byte) []byte {
+	r.Compare(unix.NFT_CMP_EQ, 1)
+	r.Add("ct", func(b []byte) []byte {
 		b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_CT_DREG, register), unix.NFTA_CT_KEY, unix.NFT_CT_PKTS)
 		return nlmsg.Append(b, unix.NFTA_CT_DIRECTION, 1)
 	})
-	r.compare(unix.NFT_CMP_EQ, binary.NativeEndian.AppendUint64(nil, 1)...)
+	r.Compare(unix.NFT_CMP_EQ, binary.NativeEndian.AppendUint64(nil, 1)...)
 }
 
 // protocol matches a transport protocol.
@@ -392,8 +337,8 @@ func notSYN(r *Rule) {
 	r.say("tcp flags != syn / fin,syn,rst,ack")
 	r.tcp()
 	tcpFlags.load(r, register)
-	r.mask([]byte{flagFIN | flagSYN | flagRST | flagACK}, []byte{0})
-	r.compare(unix.NFT_CMP_NEQ, flagSYN)
+	r.Mask(register, []byte{flagFIN | flagSYN | flagRST | flagACK}, []byte{0})
+	r.Compare(unix.NFT_CMP_NEQ, flagSYN)
 }
 
 // reset matches TCP's refusals.
@@ -401,14 +346,14 @@ func reset(r *Rule) {
 	r.say("tcp flags rst")
 	r.tcp()
 	tcpFlags.load(r, register)
-	r.mask([]byte{flagRST}, []byte{0})
-	r.compare(unix.NFT_CMP_NEQ, 0)
+	r.Mask(register, []byte{flagRST}, []byte{0})
+	r.Compare(unix.NFT_CMP_NEQ, 0)
 }
 
 // tcp is what a match of a field of TCP depends on; nft doesn't print it.
 func (r *Rule) tcp() {
 	l4proto.load(r, register)
-	r.compare(unix.NFT_CMP_EQ, unix.IPPROTO_TCP)
+	r.Compare(unix.NFT_CMP_EQ, unix.IPPROTO_TCP)
 }
 
 // socket matches packets for which there is a socket that is transparent, or bound to
@@ -417,8 +362,8 @@ func socket(text string, key uint32, v byte) part {
 	const keyAttribute, dreg = 1, 2 // enum nft_socket_attributes
 	return func(r *Rule) {
 		r.say("socket %s %d", text, v)
-		r.numbers("socket", keyAttribute, key, dreg, register)
-		r.compare(unix.NFT_CMP_EQ, v)
+		r.Numbers("socket", keyAttribute, key, dreg, register)
+		r.Compare(unix.NFT_CMP_EQ, v)
 	}
 }
 
@@ -440,7 +385,7 @@ func arrives(name string) part {
 		} else {
 			v = append(v, make([]byte, max(0, unix.IFNAMSIZ-len(v)))...)
 		}
-		r.compare(unix.NFT_CMP_EQ, v...)
+		r.Compare(unix.NFT_CMP_EQ, v...)
 	}
 }
 
@@ -456,11 +401,11 @@ func setMark(f field, mask, v uint32) part {
 			r.say("%s set %s & 0x%08x | 0x%08x", f.text, f.text, ^mask|v, v)
 		}
 		f.load(r, register)
-		r.mask(native(^mask), native(v))
+		r.Mask(register, native(^mask), native(v))
 		if f.text == metaMark.text {
-			r.numbers("meta", unix.NFTA_META_KEY, unix.NFT_META_MARK, unix.NFTA_META_SREG, register)
+			r.Numbers("meta", unix.NFTA_META_KEY, unix.NFT_META_MARK, unix.NFTA_META_SREG, register)
 		} else {
-			r.numbers("ct", unix.NFTA_CT_KEY, unix.NFT_CT_MARK, unix.NFTA_CT_SREG, register)
+			r.Numbers("ct", unix.NFTA_CT_KEY, unix.NFT_CT_MARK, unix.NFTA_CT_SREG, register)
 		}
 	}
 }
@@ -471,7 +416,7 @@ func (k key) setScratch(set string) part {
 		v := k.mapped(set)
 		r.say("%s set %s", scratch.text, v.text)
 		v.load(r, register)
-		r.numbers("meta", unix.NFTA_META_KEY, unix.NFT_META_PRIORITY, unix.NFTA_META_SREG, register)
+		r.Numbers("meta", unix.NFTA_META_KEY, unix.NFT_META_PRIORITY, unix.NFTA_META_SREG, register)
 	}
 }
 
@@ -479,7 +424,7 @@ func (k key) setScratch(set string) part {
 func count(name string) part {
 	return func(r *Rule) {
 		r.say("counter name %q", name)
-		r.expr("objref", func(b []byte) []byte {
+		r.Add("objref", func(b []byte) []byte {
 			return nlmsg.AppendText(nlmsg.AppendUint32(b, unix.NFTA_OBJREF_IMM_TYPE, unix.NFT_OBJECT_COUNTER), unix.NFTA_OBJREF_IMM_NAME, name)
 		})
 	}
@@ -489,11 +434,7 @@ func count(name string) part {
 func limit(rate, burst int) part {
 	return func(r *Rule) {
 		r.say("limit rate %d/second burst %d packets", rate, burst)
-		r.expr("limit", func(b []byte) []byte {
-			b = nlmsg.Append(b, unix.NFTA_LIMIT_RATE, binary.BigEndian.AppendUint64(nil, uint64(rate))...)
-			b = nlmsg.Append(b, unix.NFTA_LIMIT_UNIT, binary.BigEndian.AppendUint64(nil, 1)...)
-			return nlmsg.AppendUint32(b, unix.NFTA_LIMIT_BURST, uint32(burst))
-		})
+		r.Limit(rate, burst)
 	}
 }
 
@@ -501,7 +442,7 @@ func limit(rate, burst int) part {
 func log(prefix string, group uint16) part {
 	return func(r *Rule) {
 		r.say("log prefix %q group %d", prefix, group)
-		r.expr("log", func(b []byte) []byte {
+		r.Add("log", func(b []byte) []byte {
 			return nlmsg.AppendText(nlmsg.AppendUint16(b, unix.NFTA_LOG_GROUP, group), unix.NFTA_LOG_PREFIX, prefix)
 		})
 	}
@@ -534,7 +475,7 @@ var verdictWords = map[int32]string{codeDrop: "drop", codeAccept: "accept", code
 func ends(code int32, chain string) part {
 	return func(r *Rule) {
 		r.say("%s", strings.TrimSpace(verdictWords[code]+" "+chain))
-		r.expr("immediate", func(b []byte) []byte {
+		r.Add("immediate", func(b []byte) []byte {
 			return verdict(nlmsg.AppendUint32(b, unix.NFTA_IMMEDIATE_DREG, unix.NFT_REG_VERDICT), unix.NFTA_IMMEDIATE_DATA, code, chain)
 		})
 	}
@@ -566,14 +507,8 @@ func nfWord(f service.Family) string {
 }
 
 func (r *Rule) dnat(f service.Family) {
-	r.numbers("nat", unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT, unix.NFTA_NAT_FAMILY, nfproto(f),
+	r.Numbers("nat", unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT, unix.NFTA_NAT_FAMILY, nfproto(f),
 		unix.NFTA_NAT_REG_ADDR_MIN, register, unix.NFTA_NAT_REG_PROTO_MIN, next(register, typeAddr[f].size))
-}
-
-func (r *Rule) immediate(at uint32, v ...byte) {
-	r.expr("immediate", func(b []byte) []byte {
-		return value(nlmsg.AppendUint32(b, unix.NFTA_IMMEDIATE_DREG, at), unix.NFTA_IMMEDIATE_DATA, v...)
-	})
 }
 
 // to rewrites the destination to what a map has for k.
@@ -591,8 +526,8 @@ func toAddress(a netip.AddrPort) part {
 	f := service.FamilyOf(a.Addr())
 	return func(r *Rule) {
 		r.say("dnat to %s", a)
-		r.immediate(register, a.Addr().AsSlice()...)
-		r.immediate(next(register, typeAddr[f].size), byte(a.Port()>>8), byte(a.Port()))
+		r.Immediate(register, a.Addr().AsSlice()...)
+		r.Immediate(next(register, typeAddr[f].size), byte(a.Port()>>8), byte(a.Port()))
 		r.dnat(f)
 	}
 }
@@ -610,9 +545,9 @@ func netmap(n netip.Prefix) part {
 	return func(r *Rule) {
 		end := next(register, len(first))
 		r.say("snat %s prefix to %s", nfWord(f), n)
-		r.immediate(register, first...)
-		r.immediate(end, last...)
-		r.numbers("nat", unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT, unix.NFTA_NAT_FAMILY, nfproto(f),
+		r.Immediate(register, first...)
+		r.Immediate(end, last...)
+		r.Numbers("nat", unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT, unix.NFTA_NAT_FAMILY, nfproto(f),
 			unix.NFTA_NAT_REG_ADDR_MIN, register, unix.NFTA_NAT_REG_ADDR_MAX, end, unix.NFTA_NAT_FLAGS, netmap)
 	}
 }
@@ -621,7 +556,7 @@ func netmap(n netip.Prefix) part {
 func masquerade(r *Rule) {
 	const randomFully = 1 << 4 // NF_NAT_RANGE_PROTO_RANDOM_FULLY
 	r.say("masquerade fully-random")
-	r.numbers("masq", unix.NFTA_MASQ_FLAGS, randomFully)
+	r.Numbers("masq", unix.NFTA_MASQ_FLAGS, randomFully)
 }
 
 // reject refuses: TCP by a reset, as ICMP is rate limited per client, and a client that a
@@ -640,7 +575,7 @@ func reject(f service.Family, p service.Protocol) part {
 			r.tcp()
 		}
 		r.say("reject with %s", text)
-		r.expr("reject", func(b []byte) []byte {
+		r.Add("reject", func(b []byte) []byte {
 			return nlmsg.Append(nlmsg.AppendUint32(b, unix.NFTA_REJECT_TYPE, kind), unix.NFTA_REJECT_ICMP_CODE, code)
 		})
 	}
@@ -658,7 +593,7 @@ func (k key) dynset(set string, seconds int) part {
 		r.say("%s @%s { %s%s : %s }", word, set, k.text(), timeout, scratch.text)
 		at := k.load(r, register)
 		scratch.load(r, at)
-		r.expr("dynset", func(b []byte) []byte {
+		r.Add("dynset", func(b []byte) []byte {
 			b = nlmsg.AppendText(b, unix.NFTA_DYNSET_SET_NAME, set)
 			b = nlmsg.AppendUint32(b, unix.NFTA_DYNSET_OP, op)
 			b = nlmsg.AppendUint32(b, unix.NFTA_DYNSET_SREG_KEY, register)

@@ -139,7 +139,7 @@ func anyAddress(f service.Family) field {
 	zero, _ := netip.AddrFromSlice(none)
 	return field{d.text + " & " + zero.String(), d.size, func(r *Rule, at uint32) {
 		d.load(r, at)
-		r.maskAt(at, none, none)
+		r.Mask(at, none, none)
 	}}
 }
 

@@ -274,7 +274,7 @@ func flushChain(f service.Family, name string) []byte {
 func newRule(f service.Family, chain string, r *Rule) []byte {
 	return message(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, f, func(b []byte) []byte {
 		b = nlmsg.AppendText(b, unix.NFTA_RULE_CHAIN, chain)
-		b = nlmsg.AppendNested(b, unix.NFTA_RULE_EXPRESSIONS, func(b []byte) []byte { return append(b, r.code...) })
+		b = nlmsg.AppendNested(b, unix.NFTA_RULE_EXPRESSIONS, func(b []byte) []byte { return append(b, r.Expressions...) })
 		return userdata(b, unix.NFTA_RULE_USERDATA, userdataComment, r.Comment)
 	})
 }
@@ -347,9 +347,9 @@ func changeElements(f service.Family, kind uint16, s *Set, n int, at func(i int)
 
 // append appends an element's attributes; to delete one its key is enough.
 func (e *Element) append(b []byte, s *Set, bare bool) []byte {
-	b = value(b, unix.NFTA_SET_ELEM_KEY, keyBytes(s.Key, e.Key)...)
+	b = nlmsg.AppendData(b, unix.NFTA_SET_ELEM_KEY, keyBytes(s.Key, e.Key)...)
 	if s.Intervals {
-		b = value(b, nlmsg.SetElemKeyEnd, keyBytes(s.Key, cmp.Or(e.End, e.Key))...)
+		b = nlmsg.AppendData(b, nlmsg.SetElemKeyEnd, keyBytes(s.Key, cmp.Or(e.End, e.Key))...)
 	}
 	if bare {
 		return b
@@ -358,7 +358,7 @@ func (e *Element) append(b []byte, s *Set, bare bool) []byte {
 	case s.Verdicts:
 		b = verdict(b, unix.NFTA_SET_ELEM_DATA, e.Verdict, e.Chain)
 	case len(s.Data) > 0:
-		b = value(b, unix.NFTA_SET_ELEM_DATA, keyBytes(s.Data, e.Data)...)
+		b = nlmsg.AppendData(b, unix.NFTA_SET_ELEM_DATA, keyBytes(s.Data, e.Data)...)
 	}
 	if e.Timeout > 0 {
 		b = nlmsg.Append(b, unix.NFTA_SET_ELEM_TIMEOUT, binary.BigEndian.AppendUint64(nil, uint64(e.Timeout.Milliseconds()))...)

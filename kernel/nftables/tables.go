@@ -365,7 +365,7 @@ func (t *tables) writeChains(f service.Family, want []Chain) (requests [][]byte,
 		c := &want[i]
 		var text strings.Builder
 		for j := range c.Rules {
-			text.Write(c.Rules[j].code)
+			text.Write(c.Rules[j].Expressions)
 			text.WriteByte(0)
 		}
 		now := code{text.String(), len(c.Rules)}

@@ -20,11 +20,8 @@ import (
 
 // What x/sys/unix doesn't have of linux/netfilter/nf_tables.h and nfnetlink.h.
 const (
-	tableIsOwned  = 2 // NFT_TABLE_F_OWNER, Linux 5.12
-	groupTraces   = 9 // NFNLGRP_NFTRACE
-	metaIsTraced  = unix.NFT_META_NFTRACE
-	firstRegister = unix.NFT_REG32_00
-	lookupInverts = 1 // NFT_LOOKUP_F_INV
+	tableIsOwned = 2 // NFT_TABLE_F_OWNER, Linux 5.12
+	groupTraces  = 9 // NFNLGRP_NFTRACE
 )
 
 // Bounds of marking: packets a second, and connections in all.
@@ -153,26 +150,47 @@ func (w *Watcher) requests(proto service.Protocol, to netip.AddrPort, from netip
 			return nlmsg.AppendText(b, unix.NFTA_CHAIN_TYPE, "filter")
 		}))
 	}
-	ours := func(e expressions) expressions {
-		e = e.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, destinationAt, addressSize, firstRegister).is(to.Addr().AsSlice()...)
+	add := func(chain string, more func(*nlmsg.Expressions)) {
+		var e nlmsg.Expressions
+		is := func(v ...byte) { e.Compare(unix.NFT_CMP_EQ, v...) }
+		e.Payload(nlmsg.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, destinationAt, addressSize)
+		is(to.Addr().AsSlice()...)
 		if from.IsValid() {
-			e = e.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, sourceAt, addressSize, firstRegister).is(from.AsSlice()...)
+			e.Payload(nlmsg.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, sourceAt, addressSize)
+			is(from.AsSlice()...)
 		}
-		e = e.numbers("meta", unix.NFTA_META_DREG, firstRegister, unix.NFTA_META_KEY, unix.NFT_META_L4PROTO).is(byte(proto))
-		return e.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2, firstRegister).is(byte(to.Port()>>8), byte(to.Port()))
-	}
-	client := func(e expressions) expressions {
-		e = e.payload(unix.NFT_PAYLOAD_NETWORK_HEADER, sourceAt, addressSize, firstRegister)
-		return e.payload(unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2, firstRegister+addressSize/4)
+		e.Numbers("meta", unix.NFTA_META_DREG, nlmsg.Register, unix.NFTA_META_KEY, unix.NFT_META_L4PROTO)
+		is(byte(proto))
+		e.Payload(nlmsg.Register, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 2, 2)
+		is(byte(to.Port()>>8), byte(to.Port()))
+		more(&e)
+		out = append(out, w.request(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func(b []byte) []byte {
+			b = nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_RULE_TABLE, w.table), unix.NFTA_RULE_CHAIN, chain)
+			return nlmsg.AppendNested(b, unix.NFTA_RULE_EXPRESSIONS, func(b []byte) []byte { return append(b, e...) })
+		}))
 	}
 	for _, c := range watchChains {
 		switch {
-		case isMarking(c.name):
-			out = append(out, w.rule(c.name, client(ours(nil)).seen("lookup").limit().seen("dynset").mark()))
+		case isMarking(c.name): // clients that haven't been seen, and have them seen
+			add(c.name, func(e *nlmsg.Expressions) {
+				e.Payload(nlmsg.Register, unix.NFT_PAYLOAD_NETWORK_HEADER, sourceAt, addressSize)
+				e.Payload(nlmsg.Register+addressSize/4, unix.NFT_PAYLOAD_TRANSPORT_HEADER, 0, 2)
+				e.Lookup(watchSet, nlmsg.Register, unix.NFTA_LOOKUP_FLAGS, unix.NFT_LOOKUP_F_INV)
+				e.Limit(markedPerSecond, markedPerSecond)
+				e.Add("dynset", func(b []byte) []byte {
+					b = nlmsg.AppendUint32(nlmsg.AppendText(b, unix.NFTA_DYNSET_SET_NAME, watchSet), unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_ADD)
+					return nlmsg.AppendUint32(b, unix.NFTA_DYNSET_SREG_KEY, nlmsg.Register)
+				})
+				e.Immediate(nlmsg.Register, 1)
+				e.Numbers("meta", unix.NFTA_META_KEY, unix.NFT_META_NFTRACE, unix.NFTA_META_SREG, nlmsg.Register)
+			})
 		case c.hook == Prerouting || c.hook == Output:
 			for _, s := range watchStates {
-				e := ours(nil).numbers("ct", unix.NFTA_CT_DREG, firstRegister, unix.NFTA_CT_KEY, unix.NFT_CT_STATE)
-				out = append(out, w.rule(c.name, e.bit(stateBits[strings.ToLower(string(s))])))
+				add(c.name, func(e *nlmsg.Expressions) {
+					e.Numbers("ct", unix.NFTA_CT_DREG, nlmsg.Register, unix.NFTA_CT_KEY, unix.NFT_CT_STATE)
+					e.Mask(nlmsg.Register, native(stateBits[strings.ToLower(string(s))]), native(0))
+					e.Compare(unix.NFT_CMP_NEQ, native(0)...)
+				})
 			}
 		}
 	}
@@ -194,85 +212,6 @@ func (w *Watcher) proto() byte {
 
 func (w *Watcher) request(kind, flags uint16, attributes func([]byte) []byte) []byte {
 	return attributes(nlmsg.AppendNetfilter(nlmsg.AppendRequest(nil, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags), w.proto()))
-}
-
-func (w *Watcher) rule(chain string, e expressions) []byte {
-	return w.request(unix.NFT_MSG_NEWRULE, unix.NLM_F_CREATE|unix.NLM_F_APPEND, func(b []byte) []byte {
-		b = nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_RULE_TABLE, w.table), unix.NFTA_RULE_CHAIN, chain)
-		return nlmsg.AppendNested(b, unix.NFTA_RULE_EXPRESSIONS, func(b []byte) []byte { return append(b, e...) })
-	})
-}
-
-// expressions are those of a rule, one behind the other.
-type expressions []byte
-
-func (e expressions) add(name string, attributes func([]byte) []byte) expressions {
-	return nlmsg.AppendNested(e, unix.NFTA_LIST_ELEM, func(b []byte) []byte {
-		return nlmsg.AppendNested(nlmsg.AppendText(b, unix.NFTA_EXPR_NAME, name), unix.NFTA_EXPR_DATA, attributes)
-	})
-}
-
-func (e expressions) numbers(name string, pairs ...uint32) expressions {
-	return e.add(name, func(b []byte) []byte {
-		for i := 0; i < len(pairs); i += 2 {
-			b = nlmsg.AppendUint32(b, uint16(pairs[i]), pairs[i+1])
-		}
-		return b
-	})
-}
-
-func (e expressions) payload(base, offset, size, register uint32) expressions {
-	return e.numbers("payload", unix.NFTA_PAYLOAD_DREG, register, unix.NFTA_PAYLOAD_BASE, base, unix.NFTA_PAYLOAD_OFFSET, offset, unix.NFTA_PAYLOAD_LEN, size)
-}
-
-func data(b []byte, typ uint16, v ...byte) []byte {
-	return nlmsg.AppendNested(b, typ, func(b []byte) []byte { return nlmsg.Append(b, unix.NFTA_DATA_VALUE, v...) })
-}
-
-func (e expressions) compare(op uint32, v ...byte) expressions {
-	return e.add("cmp", func(b []byte) []byte {
-		b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_CMP_SREG, firstRegister), unix.NFTA_CMP_OP, op)
-		return data(b, unix.NFTA_CMP_DATA, v...)
-	})
-}
-
-func (e expressions) is(v ...byte) expressions { return e.compare(unix.NFT_CMP_EQ, v...) }
-
-// bit matches numbers in which a bit is set.
-func (e expressions) bit(n uint32) expressions {
-	e = e.add("bitwise", func(b []byte) []byte {
-		b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_BITWISE_SREG, firstRegister), unix.NFTA_BITWISE_DREG, firstRegister)
-		b = nlmsg.AppendUint32(b, unix.NFTA_BITWISE_LEN, 4)
-		return data(data(b, unix.NFTA_BITWISE_MASK, binary.NativeEndian.AppendUint32(nil, n)...), unix.NFTA_BITWISE_XOR, 0, 0, 0, 0)
-	})
-	return e.compare(unix.NFT_CMP_NEQ, 0, 0, 0, 0)
-}
-
-// seen matches clients that haven't been seen ("lookup"), or has them seen ("dynset").
-func (e expressions) seen(what string) expressions {
-	return e.add(what, func(b []byte) []byte {
-		if what == "lookup" {
-			b = nlmsg.AppendUint32(nlmsg.AppendText(b, unix.NFTA_LOOKUP_SET, watchSet), unix.NFTA_LOOKUP_SREG, firstRegister)
-			return nlmsg.AppendUint32(b, unix.NFTA_LOOKUP_FLAGS, lookupInverts)
-		}
-		b = nlmsg.AppendUint32(nlmsg.AppendText(b, unix.NFTA_DYNSET_SET_NAME, watchSet), unix.NFTA_DYNSET_OP, unix.NFT_DYNSET_OP_ADD)
-		return nlmsg.AppendUint32(b, unix.NFTA_DYNSET_SREG_KEY, firstRegister)
-	})
-}
-
-func (e expressions) limit() expressions {
-	return e.add("limit", func(b []byte) []byte {
-		b = nlmsg.Append(b, unix.NFTA_LIMIT_RATE, binary.BigEndian.AppendUint64(nil, markedPerSecond)...)
-		b = nlmsg.Append(b, unix.NFTA_LIMIT_UNIT, binary.BigEndian.AppendUint64(nil, 1)...)
-		return nlmsg.AppendUint32(b, unix.NFTA_LIMIT_BURST, markedPerSecond)
-	})
-}
-
-func (e expressions) mark() expressions {
-	e = e.add("immediate", func(b []byte) []byte {
-		return data(nlmsg.AppendUint32(b, unix.NFTA_IMMEDIATE_DREG, firstRegister), unix.NFTA_IMMEDIATE_DATA, 1)
-	})
-	return e.numbers("meta", unix.NFTA_META_KEY, metaIsTraced, unix.NFTA_META_SREG, firstRegister)
 }
 
 // readStates finds out the handles of the rules that tell the state.
