@@ -1,12 +1,15 @@
 package iptables
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/netip"
 	"time"
 
+	"github.com/hashicorp/go-multierror"
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -22,15 +25,29 @@ func EndpointAffinity(k service.Key, endpoint netip.AddrPort) kernel.Set {
 	}
 }
 
-// SeedAffinity makes clients keep their endpoints when k moves to the kernel.
-// Clients of endpoints that have no set (they aren't used any more) are passed
-// over. Endpoints are all of k's: a client may be in another's set from an
-// earlier time in the kernel, and the rules take the first that has it.
-func SeedAffinity(store kernel.SetStore, k service.Key, endpoints []netip.AddrPort, clients []kernel.Client) error {
+// SeedAffinity implements [kernel.AffinityKeeper].
+func (p *Plane) SeedAffinity(_ context.Context, to []kernel.Moving, clients map[service.Key][]kernel.Client) error {
+	var errs *multierror.Error
+	for _, m := range to {
+		if k := m.Service.Port.Key; m.Service.DataPlane == plan.IPTables {
+			if err := seed(p.config.Sets, m.Service, clients[k]); err != nil {
+				errs = multierror.Append(errs, fmt.Errorf("seed affinity of %s: %w", k, err))
+			}
+		}
+	}
+	return errs.ErrorOrNil()
+}
+
+// seed makes clients keep their endpoints when s moves to the kernel. Clients of
+// endpoints that have no set (they aren't used any more) are passed over. A client may
+// be in another endpoint's set from an earlier time in the kernel, and the rules take
+// the first that has it, so it is deleted there.
+func seed(store kernel.SetStore, s *plan.Service, clients []kernel.Client) error {
 	type batch struct {
 		endpoint netip.AddrPort
 		seconds  uint32
 	}
+	k := s.Port.Key
 	batches := map[batch][]string{}
 	kept := map[netip.AddrPort][]string{} // what each endpoint has, of any lifetime
 	for _, c := range clients {
@@ -41,64 +58,66 @@ func SeedAffinity(store kernel.SetStore, k service.Key, endpoints []netip.AddrPo
 		}
 	}
 	for b, addresses := range batches {
-		s := EndpointAffinity(k, b.endpoint)
-		err := store.Add(s, b.seconds, addresses...)
-		if err != nil && !errors.Is(err, kernel.ErrNotFound) {
-			return fmt.Errorf("seed affinity of %s: %w", k, err)
-		}
-		if err != nil {
+		err := store.Add(EndpointAffinity(k, b.endpoint), b.seconds, addresses...)
+		if errors.Is(err, kernel.ErrNotFound) {
 			delete(kept, b.endpoint) // these clients are wherever they are
+		} else if err != nil {
+			return err
 		}
 	}
-	for _, e := range endpoints {
-		if err := forgetElsewhere(store, k, e, kept); err != nil {
-			return fmt.Errorf("seed affinity of %s: %w", k, err)
+	for i := range s.Endpoints {
+		e := s.Endpoints[i].Address
+		var others []string
+		for o, addresses := range kept {
+			if o != e && o.Addr().Is4() == e.Addr().Is4() {
+				others = append(others, addresses...)
+			}
+		}
+		if len(others) == 0 {
+			continue
+		}
+		if err := store.Delete(EndpointAffinity(k, e), others...); err != nil && !errors.Is(err, kernel.ErrNotFound) {
+			return err
 		}
 	}
 	return nil
 }
 
-// forgetElsewhere deletes from e's set the clients that other endpoints of its
-// family have been given.
-func forgetElsewhere(store kernel.SetStore, k service.Key, e netip.AddrPort, kept map[netip.AddrPort][]string) error {
-	var others []string
-	for o, addresses := range kept {
-		if o != e && o.Addr().Is4() == e.Addr().Is4() {
-			others = append(others, addresses...)
+// ReadAffinity implements [kernel.AffinityKeeper].
+func (p *Plane) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Client, error) {
+	type place struct {
+		service  service.Key
+		endpoint netip.AddrPort
+	}
+	sets := map[string]place{}
+	for _, m := range from {
+		if m.Service.DataPlane != plan.IPTables {
+			continue
+		}
+		for i := range m.Service.Endpoints {
+			at := place{m.Service.Port.Key, m.Service.Endpoints[i].Address}
+			sets[kernel.AffinitySet(at.service, at.endpoint)] = at
 		}
 	}
-	if len(others) == 0 {
-		return nil
+	out := map[service.Key][]kernel.Client{}
+	if len(sets) == 0 {
+		return out, nil
 	}
-	if err := store.Delete(EndpointAffinity(k, e), others...); err != nil && !errors.Is(err, kernel.ErrNotFound) {
-		return err
-	}
-	return nil
-}
-
-// ReadAffinity returns the clients that the kernel keeps with the given
-// endpoints of k, for userspace to go on with.
-func ReadAffinity(store kernel.SetStore, k service.Key, endpoints []netip.AddrPort) ([]kernel.Client, error) {
-	of := make(map[string]netip.AddrPort, len(endpoints))
-	for _, e := range endpoints {
-		of[kernel.AffinitySet(k, e)] = e
-	}
-	states, err := store.List(func(name string) bool { _, ok := of[name]; return ok })
+	states, err := p.config.Sets.List(func(name string) bool { _, ok := sets[name]; return ok })
 	if err != nil {
-		return nil, fmt.Errorf("read affinity of %s: %w", k, err)
+		return out, fmt.Errorf("read affinity: %w", err)
 	}
-	var out []kernel.Client
 	for _, s := range states {
-		endpoint, ok := of[s.Name]
+		at, ok := sets[s.Name]
 		if !ok {
 			continue
 		}
 		for i, e := range s.Entries {
 			a, err := netip.ParseAddr(e)
 			if err != nil {
-				return nil, fmt.Errorf("read affinity of %s: %w", k, err)
+				return out, fmt.Errorf("read affinity of %s: %w", at.service, err)
 			}
-			out = append(out, kernel.Client{Address: a, Endpoint: endpoint, Remaining: time.Duration(s.Remaining[i]) * time.Second})
+			out[at.service] = append(out[at.service], kernel.Client{Address: a, Endpoint: at.endpoint, Remaining: time.Duration(s.Remaining[i]) * time.Second})
 		}
 	}
 	return out, nil

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -64,17 +65,8 @@ func simulate(t *testing.T, p *plan.Plan, r kernel.Ruleset, redirects []kernel.S
 		}
 		sim.sets[s.Name] = known
 	}
-	for _, s := range slices.Concat(r.Sets, redirects) {
+	for _, s := range slices.Concat(r.Sets, redirects, ipvs.Record(r)) {
 		add(s)
-	}
-	for _, v := range r.Virtuals { // the backend records what it makes
-		add(kernel.Set{
-			Name: kernel.FamilySet(kernel.SetVirtual, service.FamilyOf(v.Address.Addr())), Type: kernel.HashIPPort,
-			Family: service.FamilyOf(v.Address.Addr()), Entries: []string{kernel.AddressEntry(v.Protocol, v.Address)},
-		})
-	}
-	for _, a := range r.Addresses {
-		add(kernel.Set{Name: kernel.FamilySet(kernel.SetVIP, service.FamilyOf(a)), Type: kernel.HashIP, Family: service.FamilyOf(a), Entries: []string{a.String()}})
 	}
 	return sim
 }
