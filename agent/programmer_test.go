@@ -117,7 +117,6 @@ func newModelHost(t *testing.T) *modelHost {
 	host := kerneltest.NewHost()
 	c := iptables.DefaultConfig()
 	c.Runner, c.Sets, c.Variant = host, host.Sets(), kernel.VariantNFT()
-	c.Jumper = func(f service.Family) (iptables.Jumper, error) { return host.Jumper(f), nil }
 	b := iptables.New(c)
 	// The fast loop makes the redirect sets before it hands over a plan.
 	for _, s := range steering.EmptySets() {

@@ -6,7 +6,6 @@ import (
 	"strconv"
 	"time"
 
-	goiptables "github.com/coreos/go-iptables/iptables"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 )
@@ -22,8 +21,6 @@ type Config struct {
 	LockWait time.Duration
 	// SkipIPv6 leaves IPv6 alone, for hosts without ip6tables.
 	SkipIPv6 bool
-	// Jumper opens a family's built-in chains; nil for the real ones.
-	Jumper func(service.Family) (Jumper, error)
 }
 
 // DefaultConfig returns a Config for this host's own programs. The set store is
@@ -36,7 +33,6 @@ func DefaultConfig() Config {
 // namespace of the calling thread. It may be used by one goroutine at a time.
 type Backend struct {
 	config  Config
-	jumps   [2]Jumper
 	watch   *Watch // is told what the backend changes; may be nil
 	written int    // rules of a family that are known to be in the kernel, about
 }
@@ -44,18 +40,7 @@ type Backend struct {
 var _ kernel.Backend = (*Backend)(nil)
 
 // New returns a Backend. It touches nothing.
-func New(c Config) *Backend {
-	b := &Backend{config: c}
-	if c.Jumper == nil {
-		b.config.Jumper = func(f service.Family) (Jumper, error) {
-			return goiptables.New(
-				goiptables.IPFamily(goiptables.Protocol(f)),
-				goiptables.Timeout(int(c.LockWait/time.Second)),
-				goiptables.Path(c.Variant.Program[f]))
-		}
-	}
-	return b
-}
+func New(c Config) *Backend { return &Backend{config: c} }
 
 func (b *Backend) families() []service.Family {
 	if b.config.SkipIPv6 {
@@ -72,6 +57,11 @@ func (b *Backend) restore(ctx context.Context, f service.Family, text []byte) er
 		b.watch.committed(bytes.Count(text, []byte(commit)), err == nil)
 	}
 	return err
+}
+
+// run runs iptables on one table.
+func (b *Backend) run(ctx context.Context, f service.Family, table string, args ...string) ([]byte, error) {
+	return b.config.Runner.Run(ctx, nil, b.config.Variant.Program[f], append([]string{"-w", b.lockWait(), "-t", table}, args...)...)
 }
 
 // commit ends a table's part.

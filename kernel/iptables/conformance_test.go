@@ -67,7 +67,6 @@ func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) ke
 func modelBackend(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) *iptables.Backend {
 	c := iptables.DefaultConfig()
 	c.Runner, c.Sets = faults.Runner(h), faults.Sets(h.Sets())
-	c.Jumper = func(f service.Family) (iptables.Jumper, error) { return faults.Jumper(h.Jumper(f)), nil }
 	b := iptables.New(c)
 	return b
 }

@@ -40,7 +40,7 @@ func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
 // packets adds up the packets of a chain's rules, without those after which they go on: that
 // lead to another chain that kproxy made, from which they may come back, or log.
 func (b *Backend) packets(ctx context.Context, f service.Family, table, chain string) (sum uint64, err error) {
-	text, err := b.config.Runner.Run(ctx, nil, b.config.Variant.Program[f], "-w", b.lockWait(), "-t", table, "-v", "-S", chain)
+	text, err := b.run(ctx, f, table, "-v", "-S", chain)
 	if errors.Is(err, kernel.ErrNotFound) || errors.Is(err, kernel.ErrSyntax) { // the legacy variant's word for no such chain
 		return 0, nil
 	} else if err != nil {

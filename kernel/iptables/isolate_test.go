@@ -165,7 +165,6 @@ func TestServiceWithoutSetsFailsAlone(t *testing.T) {
 	h := kerneltest.NewHost()
 	c := iptables.DefaultConfig()
 	c.Runner, c.Sets = h, full{h.Sets(), "sticky-2"}
-	c.Jumper = func(f service.Family) (iptables.Jumper, error) { return h.Jumper(f), nil }
 	b := iptables.New(c)
 	var services []*plan.Service
 	for i := range 20 {

@@ -5,44 +5,24 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
-	goiptables "github.com/coreos/go-iptables/iptables"
 	"github.com/hashicorp/go-multierror"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/service"
 )
 
-// Jumper reads and changes single rules of built-in chains. *iptables.IPTables of
-// coreos/go-iptables is one.
-type Jumper interface {
-	Exists(table, chain string, rulespec ...string) (bool, error)
-	List(table, chain string) ([]string, error) // as iptables -S prints them
-	Insert(table, chain string, pos int, rulespec ...string) error
-	Append(table, chain string, rulespec ...string) error
-	Delete(table, chain string, rulespec ...string) error
-}
-
 // applyJumps adds what is missing, then deletes what isn't wanted. A jump that is
 // in both lists has been moved by then.
 func (b *Backend) applyJumps(ctx context.Context, f service.Family, add, del []kernel.Jump) error {
-	if len(add)+len(del) == 0 {
-		return nil
-	}
-	if b.jumps[f] == nil {
-		j, err := b.config.Jumper(f)
-		if err != nil {
-			return fmt.Errorf("open %s built-in chains: %w", f, err)
-		}
-		b.jumps[f] = j
-	}
 	var errs *multierror.Error
 	for _, j := range add {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := addJump(b.jumps[f], j); err != nil {
-			errs = multierror.Append(errs, fmt.Errorf("add jump to %s %s %s: %w", f, j.Table, j.From, classifyJump(err)))
+		if err := b.addJump(ctx, f, j); err != nil {
+			errs = multierror.Append(errs, fmt.Errorf("add jump to %s %s %s: %w", f, j.Table, j.From, err))
 		}
 	}
 	for _, j := range del {
@@ -54,7 +34,7 @@ func (b *Backend) applyJumps(ctx context.Context, f service.Family, add, del []k
 		}) {
 			continue
 		}
-		err := classifyJump(b.jumps[f].Delete(j.Table, j.From, kernel.Words(j.Rule)...))
+		err := b.change(ctx, f, j, "-D", j.From)
 		if err != nil && !errors.Is(err, kernel.ErrNotFound) {
 			errs = multierror.Append(errs, fmt.Errorf("delete jump from %s %s %s: %w", f, j.Table, j.From, err))
 		}
@@ -62,29 +42,33 @@ func (b *Backend) applyJumps(ctx context.Context, f service.Family, add, del []k
 	return errs.ErrorOrNil()
 }
 
-func addJump(to Jumper, j kernel.Jump) error {
+// change runs iptables with a command on a built-in chain, and j's rule behind it.
+func (b *Backend) change(ctx context.Context, f service.Family, j kernel.Jump, command ...string) error {
+	_, err := b.run(ctx, f, j.Table, append(command, kernel.Words(j.Rule)...)...)
+	return err
+}
+
+func (b *Backend) addJump(ctx context.Context, f service.Family, j kernel.Jump) error {
 	if j.Last {
-		return addLast(to, j)
+		return b.addLast(ctx, f, j)
 	}
-	spec := kernel.Words(j.Rule)
-	if present, err := to.Exists(j.Table, j.From, spec...); err != nil || present {
-		return err
+	if err := b.change(ctx, f, j, "-C", j.From); !errors.Is(err, kernel.ErrNotFound) {
+		return err // or it is there
 	}
-	return to.Insert(j.Table, j.From, 1, spec...)
+	return b.change(ctx, f, j, "-I", j.From, "1")
 }
 
 // addLast puts j at the end of its chain, or right before the first rule there
 // that nothing gets past. One that is behind such a rule does nothing, so it is
 // deleted first: by what it says, because numbers change under others' hands.
-func addLast(to Jumper, j kernel.Jump) error {
-	spec := kernel.Words(j.Rule)
-	lines, err := to.List(j.Table, j.From)
+func (b *Backend) addLast(ctx context.Context, f service.Family, j kernel.Jump) error {
+	list, err := b.run(ctx, f, j.Table, "-S", j.From)
 	if err != nil {
 		return err
 	}
 	number, end := 0, 0
-	for _, line := range lines {
-		rule, ok := strings.CutPrefix(line, "-A "+j.From+" ")
+	for line := range strings.Lines(string(list)) {
+		rule, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "-A "+j.From+" ")
 		if !ok {
 			continue // the policy
 		}
@@ -93,7 +77,7 @@ func addLast(to Jumper, j kernel.Jump) error {
 		case same && end == 0:
 			return nil
 		case same:
-			if err := to.Delete(j.Table, j.From, spec...); err != nil {
+			if err := b.change(ctx, f, j, "-D", j.From); err != nil {
 				return err
 			}
 		case end == 0 && refusesAll(rule):
@@ -101,9 +85,9 @@ func addLast(to Jumper, j kernel.Jump) error {
 		}
 	}
 	if end == 0 {
-		return to.Append(j.Table, j.From, spec...)
+		return b.change(ctx, f, j, "-A", j.From)
 	}
-	return to.Insert(j.Table, j.From, end, spec...)
+	return b.change(ctx, f, j, "-I", j.From, strconv.Itoa(end))
 }
 
 // refusesAll reports whether a rule rejects or drops every packet: where a host
@@ -115,16 +99,4 @@ func refusesAll(rule string) bool {
 		words = words[2:]
 	}
 	return len(words) >= 2 && words[0] == "-j" && (words[1] == "DROP" || words[1] == "REJECT")
-}
-
-// classifyJump gives go-iptables' errors the meaning that [kernel.Exec] gives
-// those of the programs it runs.
-func classifyJump(err error) error {
-	var e *goiptables.Error
-	if !errors.As(err, &e) {
-		return err
-	}
-	out := &kernel.ExecError{Program: "iptables", Status: e.ExitStatus(), Stderr: e.Error()}
-	kernel.Classify(out)
-	return out
 }

@@ -64,7 +64,6 @@ func foreignVirtuals() []kernel.Virtual {
 func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) kerneltest.System {
 	rules := iptables.DefaultConfig()
 	rules.Runner, rules.Sets = faults.Runner(h), faults.Sets(h.Sets())
-	rules.Jumper = func(f service.Family) (iptables.Jumper, error) { return faults.Jumper(h.Jumper(f)), nil }
 	c := ipvs.Config{
 		Sets: rules.Sets, Table: faults.Table(h.Table()), Link: faults.Link(h.Link()),
 		DrainTimeout: time.Hour, Now: h.Now,

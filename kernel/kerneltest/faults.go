@@ -200,40 +200,6 @@ func (s faultySets) List(entries func(string) bool) ([]kernel.SetState, error) {
 	return reading(s.faults.program, func() ([]kernel.SetState, error) { return s.next.List(entries) })
 }
 
-// Jumper puts faults in front of j.
-func (f *Faults) Jumper(j *Jumper) *FaultyJumper { return &FaultyJumper{f, j} }
-
-// FaultyJumper is a [Jumper] some of whose calls fail.
-type FaultyJumper struct {
-	faults *Faults
-	next   *Jumper
-}
-
-// Exists reports whether the chain has the rule.
-func (j *FaultyJumper) Exists(tbl, chain string, spec ...string) (bool, error) {
-	return reading(j.faults.program, func() (bool, error) { return j.next.Exists(tbl, chain, spec...) })
-}
-
-// List returns the chain's rules as iptables -S does.
-func (j *FaultyJumper) List(tbl, chain string) ([]string, error) {
-	return reading(j.faults.program, func() ([]string, error) { return j.next.List(tbl, chain) })
-}
-
-// Insert adds a rule before the one with number pos.
-func (j *FaultyJumper) Insert(tbl, chain string, pos int, spec ...string) error {
-	return j.faults.program(func() error { return j.next.Insert(tbl, chain, pos, spec...) })
-}
-
-// Append adds a rule at the end.
-func (j *FaultyJumper) Append(tbl, chain string, spec ...string) error {
-	return j.faults.program(func() error { return j.next.Append(tbl, chain, spec...) })
-}
-
-// Delete removes a rule.
-func (j *FaultyJumper) Delete(tbl, chain string, spec ...string) error {
-	return j.faults.program(func() error { return j.next.Delete(tbl, chain, spec...) })
-}
-
 // Table puts faults in front of t.
 func (f *Faults) Table(t ipvs.Table) ipvs.Table { return faultyTable{f, t} }
 

@@ -78,7 +78,7 @@ func (h *Host) Now() time.Time {
 
 func (h *Host) now() time.Time { return time.Now().Add(h.ahead) }
 
-// Run implements [kernel.Runner] for iptables and its -save and -restore, under
+// Run implements [kernel.Runner] for iptables, on single rules, and its -save and -restore, under
 // the names of every variant.
 func (h *Host) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
 	if err := ctx.Err(); err != nil {
@@ -99,6 +99,8 @@ func (h *Host) Run(ctx context.Context, stdin []byte, program string, args ...st
 			return nil, err
 		}
 		return nil, nil
+	case len(args) > 5 && slices.Contains([]string{"-S", "-C", "-A", "-I", "-D"}, args[4]): // -w SECONDS -t TABLE
+		return h.command(f, args[3], args[4:])
 	case slices.Equal(args, []string{"--version"}):
 		return []byte("iptables v1.8.9 (nf_tables)\n"), nil
 	}
@@ -260,58 +262,29 @@ func mentions(rule, flag, arg string) bool {
 	return strings.Contains(" "+rule+" ", " "+flag+" "+arg+" ")
 }
 
-// Jumper changes single rules of the family's built-in chains.
-func (h *Host) Jumper(f service.Family) *Jumper { return &Jumper{h, f} }
-
-// Jumper is the model of coreos/go-iptables.
-type Jumper struct {
-	host   *Host
-	family service.Family
-}
-
-// Exists reports whether the chain has the rule.
-func (j *Jumper) Exists(tbl, chain string, spec ...string) (bool, error) {
-	j.host.mu.Lock()
-	defer j.host.mu.Unlock()
-	return slices.Contains(j.host.tables[j.family][tbl][chain], join(spec)), nil
-}
-
-// List returns the chain's rules as iptables -S does.
-func (j *Jumper) List(tbl, chain string) ([]string, error) {
-	j.host.mu.Lock()
-	defer j.host.mu.Unlock()
-	out := []string{"-P " + chain + " ACCEPT"}
-	for _, r := range j.host.tables[j.family][tbl][chain] {
-		out = append(out, "-A "+chain+" "+r)
+// command is iptables with -C, -S, -A, -I or -D on one chain.
+func (h *Host) command(f service.Family, name string, args []string) ([]byte, error) {
+	word, chain, rule := args[0], args[1], join(args[2:])
+	switch word {
+	case "-S":
+		out := "-P " + chain + " ACCEPT\n"
+		for _, r := range h.tables[f][name][chain] {
+			out += "-A " + chain + " " + r + "\n"
+		}
+		return []byte(out), nil
+	case "-C":
+		if !slices.Contains(h.tables[f][name][chain], rule) {
+			return nil, &kernel.ExecError{Status: 1, Stderr: "no such rule", Kind: kernel.ErrNotFound}
+		}
+		return nil, nil
 	}
-	return out, nil
-}
-
-// Insert adds a rule before the one with number pos.
-func (j *Jumper) Insert(tbl, chain string, pos int, spec ...string) error {
-	return j.run(tbl, fmt.Sprintf("-I %s %d %s", chain, pos, join(spec)))
-}
-
-// Append adds a rule at the end.
-func (j *Jumper) Append(tbl, chain string, spec ...string) error {
-	return j.run(tbl, "-A "+chain+" "+join(spec))
-}
-
-// Delete removes a rule.
-func (j *Jumper) Delete(tbl, chain string, spec ...string) error {
-	return j.run(tbl, "-D "+chain+" "+join(spec))
-}
-
-func (j *Jumper) run(tbl, line string) error {
-	j.host.mu.Lock()
-	defer j.host.mu.Unlock()
-	if err := j.host.restore(j.family, []byte("*"+tbl+"\n"+line+"\nCOMMIT\n")); err != nil {
+	if err := h.restore(f, []byte("*"+name+"\n"+word+" "+chain+" "+rule+"\nCOMMIT\n")); err != nil {
 		if strings.Contains(err.Stderr, "no such rule") {
 			err.Kind = kernel.ErrNotFound
 		}
-		return err
+		return nil, err
 	}
-	return nil
+	return nil, nil
 }
 
 // join quotes words as iptables-save does.
