@@ -36,16 +36,13 @@ type writer struct {
 	ctx     context.Context
 	family  service.Family
 	applied *kernel.Applied
-	lines   []*kernel.Chain // that those of the last text are about
 }
 
 func (w *writer) write(chains []kernel.Chain) error {
 	if err := w.ctx.Err(); err != nil {
 		return err
 	}
-	var text []byte
-	text, w.lines = restoreText(w.b.parts(chains))
-	if err := w.b.restore(w.ctx, w.family, text); err != nil {
+	if err := w.b.restore(w.ctx, w.family, restoreText(w.b.parts(chains))); err != nil {
 		return err
 	}
 	rules := 0
@@ -88,18 +85,7 @@ func (w *writer) isolate(chains []kernel.Chain) error {
 	return w.services(own, keys)
 }
 
-// culprit is the service that the refused line was about.
-func (w *writer) culprit(err error) (service.Key, bool) {
-	var e *kernel.ExecError
-	if !errors.As(err, &e) || e.Line < 1 || e.Line > len(w.lines) || w.lines[e.Line-1] == nil {
-		return service.Key{}, false
-	}
-	k := w.lines[e.Line-1].Owner
-	return k, k != service.Key{}
-}
-
-// services writes the chains of keys. If they are refused it looks for the
-// culprit in each half.
+// services writes the chains of keys. If they are refused it tries each half.
 func (w *writer) services(own map[service.Key][]kernel.Chain, keys []service.Key) error {
 	if len(keys) == 0 {
 		return nil
@@ -118,13 +104,6 @@ func (w *writer) services(own map[service.Key][]kernel.Chain, keys []service.Key
 	case len(keys) == 1:
 		w.applied.Failed[keys[0]] = fmt.Errorf("write %s chains: %w", w.family, err)
 		return nil
-	}
-	if k, ok := w.culprit(err); ok {
-		rest := slices.DeleteFunc(slices.Clone(keys), func(o service.Key) bool { return o == k })
-		if err := w.services(own, []service.Key{k}); err != nil {
-			return err
-		}
-		return w.services(own, rest)
 	}
 	half := len(keys) / 2
 	if err := w.services(own, keys[:half]); err != nil {

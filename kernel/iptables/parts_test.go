@@ -76,30 +76,6 @@ func TestPartsLeadToWhatIsThere(t *testing.T) {
 	}
 }
 
-// TestRestoreTextTellsLines: what a line is about is known, as a refusal names it.
-func TestRestoreTextTellsLines(t *testing.T) {
-	parts := [][]kernel.Chain{
-		{{Table: "nat", Name: "A", Rules: []string{"-j RETURN", "-p tcp"}}},
-		{{Table: "nat", Name: "B"}, {Table: "nat", Name: "C", Rules: []string{"-j A"}}},
-	}
-	text, about := restoreText(parts)
-	const want = "*nat\n:A - [0:0]\n-A A -j RETURN\n-A A -p tcp\nCOMMIT\n*nat\n:B - [0:0]\n:C - [0:0]\n-A C -j A\nCOMMIT\n"
-	if string(text) != want {
-		t.Errorf("text is\n%s", text)
-	}
-	names := ""
-	for _, c := range about {
-		if c == nil {
-			names += "."
-		} else {
-			names += c.Name
-		}
-	}
-	if names != ".AAA..BCC." {
-		t.Errorf("lines are about %s", names)
-	}
-}
-
 func addrOf(n uint32) netip.Addr {
 	return netip.AddrFrom4([4]byte{byte(n >> 24), byte(n >> 16), byte(n >> 8), byte(n)})
 }

@@ -67,7 +67,7 @@ func FuzzParseSave(f *testing.F) {
 		}
 		name = kernel.Prefix + name
 		want := []kernel.Chain{{Table: "nat", Name: name, Rules: []string{rule}}}
-		restored, _ := restoreText([][]kernel.Chain{want})
+		restored := restoreText([][]kernel.Chain{want})
 		text := around + "\n" + string(restored) + around
 		got, _, err := ParseSave([]byte(text))
 		if err != nil {
