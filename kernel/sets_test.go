@@ -258,15 +258,18 @@ func TestAffinityMoves(t *testing.T) {
 		}
 		// An earlier stay in the kernel left the first client with another endpoint.
 		old := []kernel.Client{{Address: clients[0].Address, Endpoint: c, Remaining: time.Hour}}
+		p := &iptables.Plane{Backend: iptables.New(iptables.Config{Sets: s})}
+		moving := []kernel.Moving{{Service: kerneltest.Service("web", service.TCP, kerneltest.Endpoints(c.String(), a.String(), b.String(), gone.String()))}}
 		for _, seed := range [][]kernel.Client{old, clients} {
-			if err := iptables.SeedAffinity(s, key, []netip.AddrPort{c, a, b, gone}, seed); err != nil {
+			if err := p.SeedAffinity(t.Context(), moving, map[service.Key][]kernel.Client{key: seed}); err != nil {
 				t.Fatal(err)
 			}
 		}
-		got, err := iptables.ReadAffinity(s, key, []netip.AddrPort{a, b, c, gone})
+		all, err := p.ReadAffinity(moving)
 		if err != nil {
 			t.Fatal(err)
 		}
+		got := all[key]
 		about := cmp.Comparer(func(x, y time.Duration) bool { return (x - y).Abs() < time.Minute })
 		byAddress := cmpopts.SortSlices(func(x, y kernel.Client) bool { return x.Address.Less(y.Address) })
 		if diff := cmp.Diff(want, got, about, byAddress, cmp.Comparer(func(x, y netip.Addr) bool { return x == y }), cmp.Comparer(func(x, y netip.AddrPort) bool { return x == y })); diff != "" {
