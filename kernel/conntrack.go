@@ -1,14 +1,11 @@
 package kernel
 
 import (
-	"errors"
 	"fmt"
 	"os"
 	"strconv"
 	"strings"
 	"time"
-
-	"golang.org/x/sys/unix"
 )
 
 // Conntrack is what users set of the kernel's connection tracking. What is 0 or
@@ -68,56 +65,23 @@ func (c Conntrack) Sysctls(cpus int) []Sysctl {
 // ConntrackBuckets is where the size of conntrack's hash table is.
 const ConntrackBuckets = "/sys/module/nf_conntrack/parameters/hashsize"
 
-// RaiseBuckets makes the hash table in the file path (ConntrackBuckets) big enough
-// for max entries, four to a bucket, which is what the kernel's own default comes
-// to. It never makes it smaller. The report is nil where nothing was to do; a
-// table that this process may not change is reported, and is slow, but works.
-func RaiseBuckets(path string, max int) (*SysctlReport, error) {
-	b, err := os.ReadFile(path)
-	if errors.Is(err, os.ErrNotExist) || max <= 0 {
-		return nil, nil
-	} else if err != nil {
-		return nil, fmt.Errorf("read the size of conntrack's hash table: %w", err)
-	}
-	r := &SysctlReport{Was: strings.TrimSpace(string(b)), Sysctl: Sysctl{
-		Name: path, Value: strconv.Itoa(max / 4), Reason: fmt.Sprintf("%d connections are found quickly", max),
-	}}
-	have, err := strconv.Atoi(r.Was)
-	if err != nil {
-		return nil, fmt.Errorf("read the size of conntrack's hash table: %w", err)
-	}
-	if have >= max/4 {
-		return nil, nil
-	}
-	// The kernel refuses it outside of the host's own network namespace
-	// (nf_conntrack_set_hashsize: EOPNOTSUPP).
-	err = os.WriteFile(path, []byte(r.Value), 0o644)
-	if Unwritable(err) || errors.Is(err, unix.EOPNOTSUPP) {
-		r.Err = err
-		return r, nil
-	} else if err != nil {
-		return nil, fmt.Errorf("set the size of conntrack's hash table to %s: %w", r.Value, err)
-	}
-	if b, err = os.ReadFile(path); err != nil {
-		return nil, fmt.Errorf("read the size of conntrack's hash table: %w", err)
-	}
-	// The kernel rounds up to what fills whole pages.
-	if have, err = strconv.Atoi(strings.TrimSpace(string(b))); err != nil || have < max/4 {
-		return nil, fmt.Errorf("set the size of conntrack's hash table to %s: it is %s afterwards", r.Value, strings.TrimSpace(string(b)))
-	}
-	r.Changed = true
-	return r, nil
+// Buckets makes the hash table in the file path (ConntrackBuckets) big enough for max
+// entries, four to a bucket, which is what the kernel's own default comes to. The kernel
+// rounds up to what fills whole pages, and refuses outside of the host's own network namespace
+// (nf_conntrack_set_hashsize: EOPNOTSUPP).
+func Buckets(path string, max int) Sysctl {
+	return Sysctl{Name: path, Value: strconv.Itoa(max / 4), Raise: true, Reason: fmt.Sprintf("%d connections are found quickly", max)}
 }
 
 // EnsureConntrack carries out c in the network namespace of the calling thread
-// and reports what wasn't so.
+// and reports what wasn't so. A hash table that this process may not change is reported, and
+// is slow, but works.
 func EnsureConntrack(c Conntrack, cpus int) ([]SysctlReport, error) {
-	reports, err := EnsureSysctls(c.Sysctls(cpus))
-	r, bucketsErr := RaiseBuckets(ConntrackBuckets, c.Max(cpus))
-	if r != nil {
-		reports = append(reports, *r)
+	settings := c.Sysctls(cpus)
+	if max := c.Max(cpus); max > 0 {
+		settings = append(settings, Buckets(ConntrackBuckets, max))
 	}
-	return reports, errors.Join(err, bucketsErr)
+	return EnsureSysctls(settings)
 }
 
 // LiberalConntrack reports whether packets outside of the TCP window count as

@@ -105,7 +105,7 @@ func TestEnsureConntrack(t *testing.T) {
 	}
 }
 
-func TestRaiseBuckets(t *testing.T) {
+func TestBuckets(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "hashsize")
 	tests := []struct {
 		name, was, want string
@@ -121,8 +121,8 @@ func TestRaiseBuckets(t *testing.T) {
 			if err := os.WriteFile(path, []byte(tt.was), 0o644); err != nil {
 				t.Fatal(err)
 			}
-			r, err := kernel.RaiseBuckets(path, tt.max)
-			if err != nil || (r != nil) != (tt.was != tt.want) || r != nil && !r.Changed {
+			r, err := kernel.EnsureSysctls([]kernel.Sysctl{kernel.Buckets(path, tt.max)})
+			if err != nil || (len(r) > 0) != (tt.was != tt.want) || len(r) > 0 && !r[0].Changed {
 				t.Errorf("report %v, error %v", r, err)
 			}
 			if b, _ := os.ReadFile(path); string(b) != tt.want {
@@ -130,7 +130,7 @@ func TestRaiseBuckets(t *testing.T) {
 			}
 		})
 	}
-	if r, err := kernel.RaiseBuckets(filepath.Join(t.TempDir(), "none"), 1000); r != nil || err != nil {
+	if r, err := kernel.EnsureSysctls([]kernel.Sysctl{kernel.Buckets(filepath.Join(t.TempDir(), "none"), 1000)}); r != nil || err != nil {
 		t.Errorf("without the file: %v, %v; want nothing", r, err)
 	}
 }
@@ -144,8 +144,8 @@ func TestBucketsOfTheHost(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	r, err := kernel.RaiseBuckets(kernel.ConntrackBuckets, 1<<30)
-	if err != nil || r == nil || r.Err == nil || !strings.Contains(r.String(), "it can't be set here") {
+	r, err := kernel.EnsureSysctls([]kernel.Sysctl{kernel.Buckets(kernel.ConntrackBuckets, 1<<30)})
+	if err != nil || len(r) != 1 || r[0].Err == nil || !strings.Contains(r[0].String(), "it can't be set here") {
 		t.Errorf("report %v, error %v; want the reason", r, err)
 	}
 	if after, _ := os.ReadFile(kernel.ConntrackBuckets); string(after) != string(before) {

@@ -13,7 +13,7 @@ import (
 
 // Sysctl is a kernel setting that kproxy depends on.
 type Sysctl struct {
-	Name   string // "net.ipv4.ip_forward"
+	Name   string // "net.ipv4.ip_forward", or the path of a file
 	Value  string
 	Reason string
 	// Advise only says so when the setting differs, because changing it may
@@ -21,6 +21,20 @@ type Sysctl struct {
 	Advise bool
 	// AtLeast: a higher Value does as well, where it can't be set.
 	AtLeast bool
+	// Raise: a higher Value does as well, and is left alone.
+	Raise bool
+}
+
+func (s *Sysctl) path() string {
+	if filepath.IsAbs(s.Name) {
+		return s.Name
+	}
+	return filepath.Join("/proc/sys", strings.ReplaceAll(s.Name, ".", "/"))
+}
+
+// is reports whether a setting's text is as it should be.
+func (s *Sysctl) is(now string) bool {
+	return now == s.Value || s.Raise && number(now) >= number(s.Value)
 }
 
 // Sysctls lists the settings. There are few on purpose: nothing here opens
@@ -72,7 +86,7 @@ func Unwritable(err error) bool {
 // SysctlRemedy says how to set what is Unwritable.
 func SysctlRemedy(name, value string) string {
 	set := fmt.Sprintf("sysctl -w %s=%s", name, value)
-	if strings.HasPrefix(name, "/") {
+	if filepath.IsAbs(name) {
 		set = fmt.Sprintf("echo %s > %s", value, name)
 	}
 	return "let a privileged container run kproxy run --init-only before, as deploy/ does, or set it on the node: " + set
@@ -93,8 +107,7 @@ func number(s string) int {
 func EnsureSysctls(settings []Sysctl) ([]SysctlReport, error) {
 	var out []SysctlReport
 	for _, s := range settings {
-		path := filepath.Join("/proc/sys", strings.ReplaceAll(s.Name, ".", "/"))
-		b, err := os.ReadFile(path)
+		b, err := os.ReadFile(s.path())
 		if os.IsNotExist(err) {
 			continue
 		}
@@ -102,12 +115,12 @@ func EnsureSysctls(settings []Sysctl) ([]SysctlReport, error) {
 			return out, fmt.Errorf("read sysctl %s: %w", s.Name, err)
 		}
 		r := SysctlReport{Sysctl: s, Was: strings.TrimSpace(string(b))}
-		if r.Was == s.Value {
+		if s.is(r.Was) {
 			continue
 		}
 		if !s.Advise {
-			err := os.WriteFile(path, []byte(s.Value), 0o644)
-			if Unwritable(err) {
+			err := os.WriteFile(s.path(), []byte(s.Value), 0o644)
+			if Unwritable(err) || errors.Is(err, unix.EOPNOTSUPP) {
 				if s.AtLeast && number(r.Was) >= number(s.Value) {
 					continue
 				}
@@ -117,10 +130,10 @@ func EnsureSysctls(settings []Sysctl) ([]SysctlReport, error) {
 			} else if err != nil {
 				return out, fmt.Errorf("set sysctl %s to %s: %w", s.Name, s.Value, err)
 			}
-			if b, err = os.ReadFile(path); err != nil {
+			if b, err = os.ReadFile(s.path()); err != nil {
 				return out, fmt.Errorf("read sysctl %s: %w", s.Name, err)
 			}
-			if now := strings.TrimSpace(string(b)); now != s.Value {
+			if now := strings.TrimSpace(string(b)); !s.is(now) {
 				return out, fmt.Errorf("set sysctl %s to %s: it is %s afterwards", s.Name, s.Value, now)
 			}
 			r.Changed = true
