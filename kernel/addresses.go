@@ -7,7 +7,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 
@@ -186,6 +185,6 @@ func shared(a linkAddress) (netip.Prefix, bool) {
 // pass iptables. Without the module br_netfilter there is no such setting.
 func BridgeCallsNetfilter(f service.Family) bool {
 	name := [2]string{service.IPv4: "bridge-nf-call-iptables", service.IPv6: "bridge-nf-call-ip6tables"}[f]
-	b, err := os.ReadFile("/proc/sys/net/bridge/" + name)
-	return err == nil && strings.TrimSpace(string(b)) == "1"
+	n, _ := ReadSysctl("net", "bridge", name)
+	return n == 1
 }

@@ -87,8 +87,8 @@ func EnsureConntrack(c Conntrack, cpus int) ([]SysctlReport, error) {
 // LiberalConntrack reports whether packets outside of the TCP window count as
 // valid, in the network namespace of the calling thread.
 func LiberalConntrack() bool {
-	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_be_liberal")
-	return err == nil && strings.TrimSpace(string(b)) != "0"
+	n, _ := ReadSysctl("net", "netfilter", "nf_conntrack_tcp_be_liberal")
+	return n != 0
 }
 
 // OnlineCPUs reads the number of CPUs from the list in the file path, normally

@@ -100,6 +100,17 @@ func number(s string) int {
 	return -1
 }
 
+// ReadSysctl reads a setting that is a number, in the network namespace of the calling thread; false
+// where there is none. Parts aren't joined by dots, which names of interfaces may contain.
+func ReadSysctl(parts ...string) (n int, ok bool) {
+	b, err := os.ReadFile("/proc/sys/" + strings.Join(parts, "/"))
+	if err != nil {
+		return 0, false
+	}
+	n, err = strconv.Atoi(strings.TrimSpace(string(b)))
+	return n, err == nil
+}
+
 // EnsureSysctls sets what isn't as it should be, in the network namespace of
 // the calling thread, reads it back, and reports it. Settings that this kernel doesn't have
 // are passed over. Those that this process may not change are reported too: nobody is

@@ -6,8 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"strconv"
 	"strings"
 	"sync"
 
@@ -320,17 +318,6 @@ func linkAddress(name string, f service.Family) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("link %s has no %s address", name, f)
 }
 
-// sysctl reads a setting of the network namespace of the calling thread; parts
-// are not to be joined with dots, which names of interfaces may contain.
-func sysctl(parts ...string) (int, bool) {
-	b, err := os.ReadFile("/proc/sys/" + strings.Join(parts, "/"))
-	if err != nil {
-		return 0, false
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	return n, err == nil
-}
-
 // settingName is how sysctl(8) spells a setting; a dot in a name is a slash
 // there.
 func settingName(parts ...string) string {
@@ -348,19 +335,19 @@ func settingName(parts ...string) string {
 // force_forwarding of the interface.
 func forwardingOff(f service.Family, in string) string {
 	if f == service.IPv6 {
-		if n, ok := sysctl("net", "ipv6", "conf", "all", "forwarding"); ok && n == 0 {
-			if n, ok := sysctl("net", "ipv6", "conf", in, "force_forwarding"); !ok || n == 0 {
+		if n, ok := kernel.ReadSysctl("net", "ipv6", "conf", "all", "forwarding"); ok && n == 0 {
+			if n, ok := kernel.ReadSysctl("net", "ipv6", "conf", in, "force_forwarding"); !ok || n == 0 {
 				return "net.ipv6.conf.all.forwarding"
 			}
 		}
 		return ""
 	}
-	if n, ok := sysctl("net", "ipv4", "ip_forward"); ok && n == 0 {
-		if n, ok := sysctl("net", "ipv4", "conf", in, "forwarding"); !ok || n == 0 {
+	if n, ok := kernel.ReadSysctl("net", "ipv4", "ip_forward"); ok && n == 0 {
+		if n, ok := kernel.ReadSysctl("net", "ipv4", "conf", in, "forwarding"); !ok || n == 0 {
 			return "net.ipv4.ip_forward"
 		}
 	}
-	if n, ok := sysctl("net", "ipv4", "conf", in, "forwarding"); ok && n == 0 {
+	if n, ok := kernel.ReadSysctl("net", "ipv4", "conf", in, "forwarding"); ok && n == 0 {
 		return settingName("net", "ipv4", "conf", in, "forwarding")
 	}
 	return ""
@@ -384,12 +371,12 @@ func checkReversePath(from netip.Addr, in string, mark uint32) reversePath {
 	}
 	var r reversePath
 	for _, conf := range []string{in, "all"} {
-		if n, ok := sysctl("net", "ipv4", "conf", conf, "rp_filter"); ok && n > r.mode {
+		if n, ok := kernel.ReadSysctl("net", "ipv4", "conf", conf, "rp_filter"); ok && n > r.mode {
 			r.mode, r.setting = n, settingName("net", "ipv4", "conf", conf, "rp_filter")
 		}
 	}
 	for _, conf := range []string{in, "all"} {
-		if n, _ := sysctl("net", "ipv4", "conf", conf, "src_valid_mark"); n != 0 && mark != 0 {
+		if n, _ := kernel.ReadSysctl("net", "ipv4", "conf", conf, "src_valid_mark"); n != 0 && mark != 0 {
 			r.marked = settingName("net", "ipv4", "conf", conf, "src_valid_mark")
 		}
 	}

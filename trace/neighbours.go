@@ -453,7 +453,7 @@ func (n *neighbourhood) add(s space, here int, names, masters map[int]string) {
 		if a.NetNsID != id || a.ParentIndex == 0 {
 			continue
 		}
-		forwarding, _ := sysctl("net", "ipv4", "ip_forward")
+		forwarding, _ := kernel.ReadSysctl("net", "ipv4", "ip_forward")
 		g := guest{
 			path: s.path, link: a.Name, peer: names[a.ParentIndex], by: masters[a.ParentIndex], veth: l.Type() == "veth",
 			forwards: forwarding != 0, mtu: a.MTU, macs: macs,

@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"os"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
@@ -118,11 +116,11 @@ func (d *Driver) Open(e *steering.Env, below steering.RulesetPlane, use bool) (s
 
 // prepare sets the time-outs, and has services' schedulers tried from now on.
 func (d *Driver) prepare(e *steering.Env, table *Netlink) error {
-	established, err := establishedTimeout()
-	if err != nil {
-		return err
+	established, ok := kernel.ReadSysctl("net", "netfilter", "nf_conntrack_tcp_timeout_established")
+	if !ok {
+		return errors.New("conntrack's time-out of idle TCP connections can't be read")
 	}
-	now, err := table.SetTimeouts(d.Timeouts(established))
+	now, err := table.SetTimeouts(d.Timeouts(time.Duration(established) * time.Second))
 	if err != nil {
 		return err
 	}
@@ -149,19 +147,6 @@ func leftBehind(sets kernel.SetStore) (bool, error) {
 		return false, fmt.Errorf("look for virtual servers of an earlier kproxy: %w", err)
 	}
 	return slices.ContainsFunc(states, func(s kernel.SetState) bool { return isRecordName(s.Name) }), nil
-}
-
-// establishedTimeout is how long conntrack keeps an idle TCP connection.
-func establishedTimeout() (time.Duration, error) {
-	b, err := os.ReadFile("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_established")
-	if err != nil {
-		return 0, fmt.Errorf("read conntrack's time-out: %w", err)
-	}
-	n, err := strconv.Atoi(strings.TrimSpace(string(b)))
-	if err != nil {
-		return 0, fmt.Errorf("read conntrack's time-out: %w", err)
-	}
-	return time.Duration(n) * time.Second, nil
 }
 
 // Show returns the sets of a ruleset that IPVS fills itself, with what it puts there, and

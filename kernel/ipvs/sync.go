@@ -10,11 +10,11 @@ import (
 	"net"
 	"net/netip"
 	"os"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/nlmsg"
 )
 
@@ -38,7 +38,7 @@ type syncDaemon struct {
 // that an earlier kproxy left is replaced.
 func (t *Netlink) startSync(mark uint32) (*syncDaemon, error) {
 	// A backup that only listens would direct no traffic at all (ip_vs_in).
-	if b, err := os.ReadFile("/proc/sys/net/ipv4/vs/backup_only"); err == nil && strings.TrimSpace(string(b)) != "0" {
+	if n, _ := kernel.ReadSysctl("net", "ipv4", "vs", "backup_only"); n != 0 {
 		return nil, fmt.Errorf("%w: net.ipv4.vs.backup_only is set", ErrSyncDaemon)
 	}
 	if err := t.StopSync(); err != nil {
