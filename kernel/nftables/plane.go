@@ -232,7 +232,11 @@ func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key
 	if r.Full {
 		d = p.held.whole(t.families, p.have, p.want, p.refused)
 	} else {
-		d = p.held.change(t.families, p.pending, p.refused)
+		// Most changes of a start are of who carries a service, which its elements here don't say.
+		changes := slices.DeleteFunc(slices.Clone(p.pending.Changes), func(c plan.Change) bool {
+			return !c.Rules() && p.refused[c.Key()] == nil
+		})
+		d = p.held.change(t.families, plan.Delta{Changes: changes}, p.refused)
 	}
 	p.have = nil
 	var chains [][]byte
