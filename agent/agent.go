@@ -119,6 +119,7 @@ type Agent struct {
 
 	from      *Predecessor // nil if there is none to take over from
 	tookOver  func()
+	serves    func()   // called when userspace does
 	lock      *os.File // the node's
 	end       context.CancelFunc
 	passing   turn // of the fast loop's passes
@@ -156,7 +157,7 @@ func New(o Options) *Agent {
 		dirty: map[service.Key]bool{},
 		cfg:   o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
 		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
-		trigger: make(chan struct{}, 1), passing: make(turn, 1), healthPort: o.HealthPort, remains: o.Remains, recorded: o.Recorded, pause: o.Pause, from: o.Predecessor, tookOver: o.TookOver,
+		trigger: make(chan struct{}, 1), passing: make(turn, 1), healthPort: o.HealthPort, remains: o.Remains, recorded: o.Recorded, pause: o.Pause, from: o.Predecessor, tookOver: o.TookOver, serves: func() {},
 	}
 	a.figures.observer = o.Observer
 	return a
@@ -273,6 +274,7 @@ func (a *Agent) work(ctx context.Context) error {
 	}
 	defer ended.Close()
 	damaged := make(chan error, 1)
+	g.Go(func() error { return a.userspace.Run(ctx) }) // first: connections may wait
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
 	g.Go(func() error { return a.readRefusals(ctx) })
 	g.Go(func() error { return a.repair.run(ctx) })
@@ -281,7 +283,6 @@ func (a *Agent) work(ctx context.Context) error {
 	if a.affinity != nil {
 		g.Go(func() error { return a.affinity.run(ctx) })
 	}
-	g.Go(func() error { return a.userspace.Run(ctx) })
 	g.Go(func() error { return a.prober.Run(ctx) })
 	g.Go(func() error { return a.fast(ctx) })
 	g.Go(func() error { return a.healths.run(ctx) })

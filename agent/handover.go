@@ -260,7 +260,7 @@ func (h *predecessor) frozen() error {
 	h.relieved.Store(true)
 	h.with.Relieved()
 	us.Release()
-	h.log.Info("another kproxy has taken over", "connections were at rest for", time.Since(began).Round(time.Microsecond).String(), "descriptors", len(us.Files))
+	h.log.Info("another kproxy has taken over", "descriptors", len(us.Files))
 	h.end()
 	return nil
 }

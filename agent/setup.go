@@ -126,7 +126,7 @@ func (a *Agent) openUserspace() error {
 	var c userspace.Config
 	c.Logger, c.Origin, c.Mark = a.log, a.conntrack, a.marks().Own()
 	c.TCPPort, c.UDPPort = uint16(a.cfg.ListenTCPPort), uint16(a.cfg.ListenUDPPort)
-	c.OnFirst, c.OnEnd, c.Recorded = a.carried.first, a.recents.userspaceEnded, a.recorded
+	c.OnFirst, c.OnEnd, c.OnServing, c.Recorded = a.carried.first, a.recents.userspaceEnded, func() { a.serves() }, a.recorded
 	a.userspace = userspace.New(c)
 	a.carried.enough, a.carried.counters, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Counters, a.kick
 	a.accounting = conntrack.NewAccounting(a.local)

@@ -193,7 +193,12 @@ func (a *Agent) pausePredecessor() error {
 func (a *Agent) takeOver(first *plan.Plan) error {
 	a.userspace.Prepare(first, plan.Between(nil, first))
 	a.uncommitted = true
-	defer pauseCollector()()
+	resume := pauseCollector()
+	defer func() {
+		if a.from.pending() {
+			resume()
+		}
+	}()
 	var given handover.Given
 	began := time.Now()
 	files, err := a.from.ask(handover.Ask_GIVE, answerBound, &given)
@@ -209,7 +214,10 @@ func (a *Agent) takeOver(first *plan.Plan) error {
 		return fmt.Errorf("%w: %w", ErrNotTakenOver, err)
 	}
 	a.from.over = true
-	a.log.Info("took over from the kproxy that ran", "took", time.Since(began).Round(time.Microsecond).String(), "descriptors", len(files))
+	a.serves = func() {
+		resume()
+		a.log.Info("took over from the kproxy that ran", "connections were at rest for", time.Since(began).Round(time.Microsecond).String(), "descriptors", len(files))
+	}
 	if err := writePID(a.lock); err != nil {
 		a.log.Warn("the node's lock names the process that ran before", "error", err)
 	}

@@ -66,6 +66,8 @@ type Config struct {
 	// OnFirst is called once for each service, from some goroutine and without
 	// locks held, when its first connection or session has reached an endpoint.
 	OnFirst func(service.Key)
+	// OnServing is called once after Run, from some goroutine, when each loop and worker has begun.
+	OnServing func()
 	// OnEnd is called with each connection and session that ends, or that no endpoint takes, by the
 	// goroutine that serves it: it has to return at once, and may not call the Server.
 	OnEnd func(End)
@@ -92,6 +94,9 @@ func (c Config) filled() Config {
 	}
 	if c.OnFirst == nil {
 		c.OnFirst = func(service.Key) {}
+	}
+	if c.OnServing == nil {
+		c.OnServing = func() {}
 	}
 	if c.OnEnd == nil {
 		c.OnEnd = func(End) {}

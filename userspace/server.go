@@ -90,14 +90,19 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	s.Confirm()
 	s.start()
-	var room sync.WaitGroup
-	room.Go(s.makeRoomForClients)
+	var beside sync.WaitGroup
+	beside.Go(s.makeRoomForClients)
+	beside.Go(func() {
+		everyPoller(s.loops, func(*loop) {})
+		everyPoller(s.workers, func(*udpWorker) {})
+		s.cfg.OnServing()
+	})
 	select {
 	case <-ctx.Done():
 		s.stop()
 	case <-s.stopped.Done():
 	}
-	room.Wait()
+	beside.Wait()
 	time.Sleep(acceptGrace)
 	s.stopAccepting()
 	return nil

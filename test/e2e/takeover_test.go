@@ -582,7 +582,7 @@ func TestTakeoverInAPod(t *testing.T) {
 		last := w.proxy
 		next := w.newcomer()
 		w.eventually(20*time.Second, "the newcomer to take over", func() error {
-			if !strings.Contains(next.Log(), "took over from the kproxy that ran") {
+			if !strings.Contains(next.Log(), "took over from the kproxy that ran\" \"connections were at rest for\"=") {
 				return errors.New("it hasn't")
 			}
 			return nil

@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -40,6 +41,7 @@ func (b *bench) reloads(ctx context.Context) error {
 		figure("refused", "new connections that failed", ""), figure("broken", "held connections that broke", ""),
 		figure("pause", "longest answer on a held connection", "ms"), figure("before", "the same without a reload", "ms"),
 		figure("connect", "longest new connection, connect to close", "ms"), figure("left", "processes besides the new one's, while connections are held", ""),
+		figure("rest", "how long connections were at rest, as kproxy logs it", "ms"),
 	}
 	for round := range b.repeat {
 		for _, r := range b.rigs {
@@ -55,6 +57,9 @@ func (b *bench) reloads(ctx context.Context) error {
 			}
 			fmt.Fprintf(b.progress, "%s %d %-18s %.4g\n", reloadName, round+1, r.subject.name, values)
 			for i, f := range figures {
+				if i == len(values)-1 && r.subject.class != report.KProxy {
+					continue // they leave connections where they are
+				}
 				if s := b.measured.Add(w, f, r.measured(), round, values[i]); err != nil {
 					s.Fail(1, err.Error())
 				}
@@ -69,7 +74,7 @@ func (b *bench) reloads(ctx context.Context) error {
 }
 
 // reloadRun returns the figures in the order of reloads.
-func (b *bench) reloadRun(ctx context.Context, r *rig) (values [6]float64, err error) {
+func (b *bench) reloadRun(ctx context.Context, r *rig) (values [7]float64, err error) {
 	if err = r.restart(ctx); err != nil {
 		return
 	}
@@ -126,12 +131,27 @@ func (b *bench) reloadRun(ctx context.Context, r *rig) (values [6]float64, err e
 				values[5]++
 			}
 		}
-		return nil
+		if r.subject.class == report.KProxy {
+			values[6], err = atRest(r.Proxy.Log())
+		}
+		return err
 	})
 	if err != nil {
 		values[1]++ // one of those that did nothing, and there may be more
 	}
 	return values, errors.Join(err, r.forget())
+}
+
+// atRest returns how long connections were at rest, in milliseconds, as the log tells of the kproxy that took over: from before the last
+// one's loops stopped until all of this one's have begun, whenever the clients get their turn.
+func atRest(log string) (float64, error) {
+	_, after, _ := strings.Cut(log, `"connections were at rest for"=`)
+	value, _, _ := strings.Cut(after, " ")
+	d, err := time.ParseDuration(value)
+	if err != nil {
+		return 0, fmt.Errorf("the log doesn't tell how long connections were at rest: %w", err)
+	}
+	return float64(d.Microseconds()) / 1000, nil
 }
 
 // reloadHAProxy is what its management guide has for a reload without a refused connection: the next process gets the listening sockets
