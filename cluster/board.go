@@ -40,7 +40,7 @@ type Board struct {
 	ids      map[string]int32 // of service ports, by key
 	services []servicePort
 	free     []int32               // of services, to be used again
-	owners   map[netip.Addr]string // NAMESPACE/NAME of a service that has an endpoint there; made by draw
+	owners   map[netip.Addr]string // whose an address is, as flows name it; made by draw
 	drawn    *drawing
 	stale    bool            // members have said something since drawn
 	rehoused bool            // endpoints have changed since drawn
@@ -226,6 +226,7 @@ func (b *Board) list(ctx context.Context) {
 	for _, m := range b.members {
 		former[m.Name] = m
 	}
+	b.rehoused = true // nodes may have other addresses
 	b.members = b.members[:0]
 	for _, n := range nodes {
 		m := former[n.Name]

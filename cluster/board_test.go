@@ -10,6 +10,7 @@ import (
 	"net"
 	"net/http"
 	"net/http/httptest"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -263,6 +264,24 @@ func TestBoardOwners(t *testing.T) {
 	}
 }
 
+// An address that is a node's own is the node's, not that of one of the services with endpoints there, and its again once it has another one.
+func TestBoardNodesAddresses(t *testing.T) {
+	server := recorded(t)[0].Value.Services[0]
+	a, b := server.Endpoints[0].Address.Addr(), netip.MustParseAddr("192.0.2.9")
+	f := &one{pod: "p", addresses: []netip.Addr{a}}
+	board := NewBoard(f, nil, time.Second)
+	board.list(t.Context())
+	board.fill(board.members[0], []saidService{newSaid(&server)})
+	for i, want := range []string{"node n", server.Namespace + "/" + server.Name} {
+		board.draw(time.Now().Add(time.Duration(i) * time.Minute))
+		if got := board.nameOf(&plan.ConnectionStatus{Client: netip.AddrPortFrom(a, 40000)}); got != want {
+			t.Errorf("a client with the address of node n %v is %q, want %q", f.addresses, got, want)
+		}
+		f.addresses, board.listed = []netip.Addr{b}, time.Time{}
+		board.list(t.Context())
+	}
+}
+
 // What a silent node said before isn't shown as of now.
 func TestBoardSilent(t *testing.T) {
 	answers := recorded(t)
@@ -312,12 +331,13 @@ func TestBoardUnviewed(t *testing.T) {
 
 // one is a fleet of one node.
 type one struct {
-	pod  string
-	dial func(context.Context) (net.Conn, error)
+	pod       string
+	addresses []netip.Addr
+	dial      func(context.Context) (net.Conn, error)
 }
 
 func (f *one) Nodes(context.Context, []string) ([]Node, error) {
-	return []Node{{Name: "n", Pod: f.pod}}, nil
+	return []Node{{Name: "n", Pod: f.pod, Addresses: f.addresses}}, nil
 }
 func (f *one) Dial(ctx context.Context, _ Node) (net.Conn, error) { return f.dial(ctx) }
 
@@ -341,7 +361,7 @@ func serving(h http.HandlerFunc) func(context.Context) (net.Conn, error) {
 func TestBoardListens(t *testing.T) {
 	rows := 1
 	done := t.Context().Done()
-	b := NewBoard(&one{"p", serving(func(w http.ResponseWriter, r *http.Request) {
+	b := NewBoard(&one{pod: "p", dial: serving(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path == "/api/v1/connections" {
 			<-done
 			return
@@ -373,7 +393,7 @@ func testDialsOnce(t *testing.T) {
 	var dials atomic.Int32
 	end := make(chan struct{})
 	defer close(end)
-	f := &one{"p", func(context.Context) (net.Conn, error) {
+	f := &one{pod: "p", dial: func(context.Context) (net.Conn, error) {
 		dials.Add(1)
 		<-end
 		return nil, net.ErrClosed
@@ -404,7 +424,7 @@ func testDialsOnce(t *testing.T) {
 
 // A pod that has gone has nodes and pods listed again soon.
 func TestBoardLists(t *testing.T) {
-	f := &one{"p", func(context.Context) (net.Conn, error) { return nil, errors.New(`pods "p" not found`) }}
+	f := &one{pod: "p", dial: func(context.Context) (net.Conn, error) { return nil, errors.New(`pods "p" not found`) }}
 	b := NewBoard(f, nil, time.Second)
 	b.list(t.Context())
 	b.viewed = time.Now().Add(-time.Hour) // seldom otherwise

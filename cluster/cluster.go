@@ -10,6 +10,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -70,8 +71,10 @@ const podLabel = "k8s-app=kproxy"
 // Node is a node and the pod of kproxy that answers for it.
 type Node struct {
 	Name string
-	Pod  string   // empty where there is none
-	args []string // of the container that runs kproxy
+	Pod  string // empty where there is none
+	// Addresses are the node's own, which pods with the node's network have too.
+	Addresses []netip.Addr
+	args      []string // of the container that runs kproxy
 	// Trouble is why the node can't be asked; nil if it can.
 	Trouble *Trouble
 }
@@ -94,7 +97,13 @@ func (c *Cluster) Nodes(ctx context.Context, names []string) ([]Node, error) {
 		if nodes.Items[i].Labels[core.LabelOSStable] == "windows" || len(names) > 0 && !slices.Contains(names, name) {
 			continue
 		}
-		out = append(out, nodeWith(name, pods.Items))
+		n := nodeWith(name, pods.Items)
+		for _, of := range nodes.Items[i].Status.Addresses {
+			if a, err := netip.ParseAddr(of.Address); err == nil { // else a name
+				n.Addresses = append(n.Addresses, a.Unmap())
+			}
+		}
+		out = append(out, n)
 	}
 	for _, name := range names {
 		if !slices.ContainsFunc(out, func(n Node) bool { return n.Name == name }) {

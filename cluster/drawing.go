@@ -177,9 +177,15 @@ func (b *Board) draw(now time.Time) *drawing {
 	return d
 }
 
-// house notes whose endpoints are where. Where several services have one at an address, one of them.
+// house notes whose addresses are whose. A node's own are the node's: of the pods that share them, which may be of several
+// services, nothing tells them apart. Where several services have an endpoint at another address, it is one of theirs.
 func (b *Board) house() {
 	b.owners = map[netip.Addr]string{}
+	for _, m := range b.members {
+		for _, a := range m.Addresses {
+			b.owners[a] = "node " + m.Name // which no NAMESPACE/NAME can be
+		}
+	}
 	for i := range b.services {
 		p := &b.services[i]
 		name := p.namespace + "/" + p.name

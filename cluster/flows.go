@@ -13,8 +13,8 @@ import (
 	"kproxy.dev/kproxy/web"
 )
 
-// flow is who talks to what on a node, all their connections together. A client is named by a service that its address is
-// an endpoint of, if there is one; else by its address.
+// flow is who talks to what on a node, all their connections together. A client is named by the node whose address it has, or
+// by a service that its address is an endpoint of, if there is one; else by its address.
 type flow struct {
 	from, to    string
 	connections uint32
@@ -77,7 +77,7 @@ func (b *Board) nameOf(c *plan.ConnectionStatus) string {
 
 // FlowRow is who talks to what, on all nodes.
 type FlowRow struct {
-	From        string `json:"from"` // NAMESPACE/NAME of a service it is an endpoint of, or an address
+	From        string `json:"from"` // "node NAME", NAMESPACE/NAME of a service it is an endpoint of, or an address
 	To          string `json:"to"`   // NAMESPACE/NAME[:PORT]
 	Connections int    `json:"connections"`
 	Bytes       uint64 `json:"bytes"`

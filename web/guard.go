@@ -13,7 +13,7 @@ func readOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
-			refuse(w, http.StatusMethodNotAllowed, "this address only reads; changes go through the control socket, for example with `kproxy pin`")
+			refuse(w, http.StatusMethodNotAllowed, "this address only reads; changes are made by commands: `kproxy pin` on the node, `kubectl kproxy pin` on all")
 			return
 		}
 		next.ServeHTTP(w, r)

@@ -28,7 +28,7 @@ export class Flows {
     const sum = (of, name) => drawn.filter((f) => f[of] === name).reduce((n, f) => n + f.connections, 0);
     const column = (title, names, of) => ({ title, boxes: names.map((text) => ({ text, count: sum(of, text) })) });
     this.#picture.replaceChildren(layers(Math.max(300, this.#picture.clientWidth), [column("Clients", froms, "from"), column("Service ports", tos, "to")], drawn.map((f) => [0, froms.indexOf(f.from), tos.indexOf(f.to), f.connections])));
-    setText(this.#said, `Live connections where they begin, the busiest ${format.plural(list.flows.length, "pair")} of ${format.exact(list.pairs)}. A client is named by the service that it is an endpoint of, else by its address.${list.unlisted ? ` ${format.plural(list.unlisted, "connection")} of rarer pairs aren’t counted.` : ""}${list.unknown ? ` Those of ${list.unknown} of ${format.plural(summary.nodes, "node")} aren’t known.` : ""}`);
-    this.#table.show({ rows: list.flows }, (f) => [f.from, f.to, format.exact(f.connections), format.bytes(f.bytes), format.exact(f.nodes)], "No connections are known of.");
+    setText(this.#said, `Live connections where they begin, the busiest ${format.plural(list.flows.length, "pair")} of ${format.exact(list.pairs)}. A client is named by the node whose address it has, by a service that it is an endpoint of, or by its address.${list.unlisted ? ` ${format.plural(list.unlisted, "connection")} of rarer pairs aren’t counted.` : ""}${list.unknown ? ` Those of ${list.unknown} of ${format.plural(summary.nodes, "node")} aren’t known.` : ""}`);
+    this.#table.show({ rows: list.flows }, (f) => [f.from, f.to, format.exact(f.connections), format.bytes(f.bytes), format.exact(f.nodes)], list.unknown === summary.nodes ? "No node’s connections are known." : "There are no connections.");
   }
 }

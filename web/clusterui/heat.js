@@ -24,6 +24,7 @@ export function decode(grid) {
 export class Heat {
   #grid = null;
   #cells = new Uint8Array();
+  #frame = 0;
   #mode = "class";
   #at = [0, 0]; // row, column
   #canvas = h("canvas", { class: "heat", tabindex: "0", role: "application", "aria-roledescription": "heat map", "aria-label": "Service ports by nodes. Arrow keys move, Enter opens; the table that follows says the same.", "aria-describedby": "heat-said" });
@@ -113,7 +114,7 @@ export class Heat {
     const where = nodes === 1 ? `node ${g.nodes[column]}` : `${nodes} nodes from ${g.nodes[column]} on`;
     const fares = words.classes[c.class]?.label ?? "isn’t there";
     const plane = c.plane === "several" ? "several data planes" : c.plane ? planes.plane(c.plane).label : "";
-    setText(this.#said, `In the order of the table, ${which} on ${where}: ${n * nodes > 1 ? "the worst " : ""}${fares}${plane ? `; ${plane}` : ""}${c.errors ? `; ${c.errors === 1 ? "1 failed connection" : `${format.exact(2 ** (c.errors - 1))} failed connections or more`}` : ""}.`);
+    setText(this.#said, `In the order of the table, ${which} on ${where}: ${n * nodes > 1 ? "the worst " : ""}${fares}${plane ? `; ${plane}` : ""}${c.errors ? `; ${c.errors === 1 ? "1 failed connection" : `${format.exact(2 ** (c.errors - 1))} failed connections or more`} between the node’s last two answers` : ""}.`);
   }
 
   // colour resolves a colour of tokens.css as it is now.
@@ -122,9 +123,15 @@ export class Heat {
     return getComputedStyle(this.#probe).color;
   }
 
+  // draw paints with the next frame, however often it is called until then: the pointer moves more often.
   draw() {
-    const g = this.#grid;
-    if (!g) return;
+    this.#frame ||= requestAnimationFrame(() => {
+      this.#frame = 0;
+      if (this.#grid) this.#paint(this.#grid);
+    });
+  }
+
+  #paint(g) {
     const colours = {};
     for (const name of ["surface", "sunken", "edge", "ink", "good", "good-tint", "bad", "warn", "warn-tint", "none", "none-tint", "userspace", "iptables", "ipvs", "nftables"]) colours[name] = this.#colour(name);
     const [w, height] = g.rows ? this.#size() : [1, 1], scale = devicePixelRatio || 1;

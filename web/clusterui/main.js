@@ -52,7 +52,7 @@ async function refresh() {
   } catch (e) {
     if (e.name === "AbortError") return;
     if (!e.status) byId("starting").hidden = false;
-    link(e.status === undefined ? String(e) : e.message);
+    link(e.status === undefined ? String(e) : e.status === 0 ? "The dashboard doesn’t answer: kubectl kproxy ui, or the port forward to it, has ended" : e.message);
     if (e.status === undefined) console.error(e);
   }
   if (asking === mine) timer = setTimeout(refresh, document.hidden ? 4 * every : every);

@@ -46,7 +46,7 @@ export class Nodes {
     this.#table.show(list, (n) => [
       h("a", { href: route.node(n.node), text: n.node }), words.state(n.state), ago(n.since, now), ago(n.answered, now), lag(n, now), note(n),
       n.version, n.mode, ...[n.services, n.activeConnections, n.errors].map((x) => (n.answering ? format.count(x) : "")),
-    ], "No node matches.");
+    ], list.all > 0 ? "No node matches." : "No nodes are known of.");
   }
 }
 
@@ -94,6 +94,6 @@ export class NodePage {
     setText(this.#note, note(n));
     setText(this.#facts, [`pod ${n.pod || "–"}`, `version ${n.version || "–"}`, `mode ${n.mode || "–"}`, `answered ${format.ago(n.answered, now)}`, `pass ${format.exact(n.generation)}, the last that succeeded at ${format.clock(n.lastSuccess, now)}`, `lag: ${lag(n, now)}`].join("; "));
     setText(this.#command, `kubectl kproxy status --node ${key} -o wide`);
-    this.#table.show(services, (r) => [h("a", { href: route.service(r.key), text: r.key }), words.worst(r, list.all), words.planes(r.planes), format.count(r.errors)], "In none, as far as it is known.");
+    this.#table.show(services, (r) => [h("a", { href: route.service(r.key), text: r.key }), words.worst(r, list.all), words.planes(r.planes), format.count(r.errors)], n.answering ? "It differs in none." : "That isn’t known, as it doesn’t answer.");
   }
 }

@@ -67,6 +67,6 @@ export class Services {
     this.#table.show(list, (r) => [
       h("a", { href: route.service(r.key), text: r.key }), words.worst(r, summary.nodes), words.planes(r.planes),
       format.count(r.errors), format.count(r.activeConnections), r.differ > 0 ? format.exact(r.differ) : r.split ? "no majority" : "–",
-    ], "No service port matches.");
+    ], list.all > 0 ? "No service port matches." : "No node has told of a service port yet.");
   }
 }
