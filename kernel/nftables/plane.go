@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -127,7 +126,17 @@ func (p *Plane) readLocked() (err error) {
 // Want implements [kernel.Plane].
 func (p *Plane) Want(x *plan.Plan, d plan.Delta) bool {
 	p.want, p.pending = x, p.pending.Then(d)
-	return p.failing == nil || p.failing != x && (len(d.Changes) > 0 || d.Full || !reflect.DeepEqual(p.failing.Policy, x.Policy))
+	return p.failing == nil || len(d.Changes) > 0 || d.Full || !p.sameRules(&p.failing.Policy, &x.Policy)
+}
+
+// sameRules reports whether the rules that all services share are the same by policies a and b.
+func (p *Plane) sameRules(a, b *plan.Policy) bool {
+	same := func(x, y Chain) bool {
+		return slices.EqualFunc(x.Rules, y.Rules, func(x, y Rule) bool { return x.Text == y.Text })
+	}
+	return !slices.ContainsFunc(p.tables.families, func(f service.Family) bool {
+		return !slices.EqualFunc(newRules(p.options, f, a).chains(), newRules(p.options, f, b).chains(), same)
+	})
 }
 
 // Programmed implements [kernel.Plane].
