@@ -40,9 +40,11 @@ func newState(cfg Config) *state {
 		node: cfg.Node, addresses: cfg.NodeAddresses, kick: make(chan struct{}, 1), triggers: triggers{since: time.Now()},
 		of: map[name][]string{}, dirty: map[name]bool{},
 	}
-	s.services = newTable(&s.mu, fresh[corev1.Service], trimService, s.serviceChanged)
-	s.slices = newTable(&s.mu, fresh[discoveryv1.EndpointSlice], trimSlice, s.sliceChanged)
-	s.nodes = newTable(&s.mu, fresh[corev1.Node], trimNode, s.nodeChanged)
+	s.services = newTable(&s.mu, fresh[corev1.Service], trimService, func(o *corev1.Service) *corev1.Service { return &corev1.Service{ObjectMeta: o.ObjectMeta} }, s.serviceChanged)
+	s.slices = newTable(&s.mu, fresh[discoveryv1.EndpointSlice], trimSlice, func(o *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
+		return &discoveryv1.EndpointSlice{ObjectMeta: o.ObjectMeta, AddressType: o.AddressType}
+	}, s.sliceChanged)
+	s.nodes = newTable(&s.mu, fresh[corev1.Node], trimNode, func(o *corev1.Node) *corev1.Node { return o }, s.nodeChanged)
 	return s
 }
 

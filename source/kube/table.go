@@ -18,6 +18,7 @@ type table[T object] struct {
 	mu      *sync.Mutex // guards everything below; tables that are read together share it
 	fresh   func() T    // an empty object
 	trim    func(T) T
+	brief   func(T) T                      // what changed reads of an object that comes: to unpack all at a start would take a while
 	changed func(was, is T, had, has bool) // called with mu held
 
 	objects map[name]packed
@@ -31,8 +32,8 @@ type object interface {
 	Unmarshal([]byte) error
 }
 
-func newTable[T object](mu *sync.Mutex, fresh func() T, trim func(T) T, changed func(was, is T, had, has bool)) *table[T] {
-	return &table[T]{mu: mu, fresh: fresh, trim: trim, changed: changed, objects: map[name]packed{}}
+func newTable[T object](mu *sync.Mutex, fresh func() T, trim, brief func(T) T, changed func(was, is T, had, has bool)) *table[T] {
+	return &table[T]{mu: mu, fresh: fresh, trim: trim, brief: brief, changed: changed, objects: map[name]packed{}}
 }
 
 // Add takes an object that a watch says is new.
@@ -51,7 +52,7 @@ func (t *table[T]) Update(obj any) error {
 }
 
 // put stores c and calls changed unless it is the one that was there.
-func (t *table[T]) put(c *collected) {
+func (t *table[T]) put(c *collected[T]) {
 	before, had := t.objects[c.name]
 	if had && before.version == c.version && c.version != "" {
 		return
@@ -61,7 +62,7 @@ func (t *table[T]) put(c *collected) {
 	if had {
 		was = t.unpack(before)
 	}
-	t.changed(was, t.unpack(c.packed), had, true)
+	t.changed(was, c.brief, had, true)
 }
 
 // Delete forgets an object.
@@ -135,19 +136,20 @@ type packed struct {
 }
 
 // collected is an object on its way into a table.
-type collected struct {
-	name name
+type collected[T object] struct {
+	name  name
+	brief T
 	packed
 }
 
 // GetObjectMeta is what a Reflector finds the object's name by.
-func (c *collected) GetObjectMeta() metav1.Object {
+func (c *collected[T]) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: c.name.Namespace, Name: c.name.Name}
 }
 
 // collect packs an object of the API, unless that was done.
-func (t *table[T]) collect(obj any) (*collected, error) {
-	if c, done := obj.(*collected); done {
+func (t *table[T]) collect(obj any) (*collected[T], error) {
+	if c, done := obj.(*collected[T]); done {
 		return c, nil
 	}
 	o, ok := obj.(T)
@@ -159,7 +161,7 @@ func (t *table[T]) collect(obj any) (*collected, error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep %s: %w", nameOf(o), err)
 	}
-	return &collected{nameOf(o), packed{o.GetResourceVersion(), message}}, nil
+	return &collected[T]{nameOf(o), t.brief(o), packed{o.GetResourceVersion(), message}}, nil
 }
 
 // get unpacks an object. Who calls holds mu.
