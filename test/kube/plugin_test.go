@@ -77,7 +77,7 @@ func TestPlugin(t *testing.T) {
 	for user, want := range map[string]map[string]string{
 		"viewer": {
 			"node": "absent: no pod of kproxy", "waits": "absent: pod kproxy-waits doesn't run: ImagePullBackOff: no such image",
-			"hangs": "no answer: not within 5s", "refuses": "failed: ",
+			"hangs": "timed out: not within 5s", "refuses": "failed: ",
 		},
 		"lister": {
 			"node": "absent: no pod of kproxy", "waits": "absent: pod kproxy-waits doesn't run", "hangs": `forbidden: `,
@@ -100,7 +100,7 @@ func TestPlugin(t *testing.T) {
 	}
 	// The dashboard says the same of each node, and of a right that is missing.
 	for user, want := range map[string]map[string]string{
-		"viewer":   {"node": "absent: no pod of kproxy", "waits": "absent: pod kproxy-waits doesn't run", "hangs": "no answer: not within", "refuses": "failed: "},
+		"viewer":   {"node": "absent: no pod of kproxy", "waits": "absent: pod kproxy-waits doesn't run", "hangs": "timed out: not within", "refuses": "failed: "},
 		"lister":   {"node": "absent: ", "waits": "absent: ", "hangs": "forbidden: ", "refuses": `User "lister" cannot create resource "pods/portforward"`},
 		"stranger": {},
 	} {
