@@ -274,7 +274,11 @@ func (a *Agent) work(ctx context.Context) error {
 	}
 	defer ended.Close()
 	damaged := make(chan error, 1)
-	g.Go(func() error { return a.userspace.Run(ctx) }) // first: connections may wait
+	serves, serving := a.serves, make(chan struct{})
+	begun := sync.OnceFunc(func() { close(serving) })
+	a.serves = func() { serves(); begun() }
+	g.Go(func() error { defer begun(); return a.userspace.Run(ctx) })
+	<-serving // connections may be at rest, and what follows would take processors from the loops
 	g.Go(func() error { return ended.Run(ctx, a.flowEnded) })
 	g.Go(func() error { return a.readRefusals(ctx) })
 	g.Go(func() error { return a.repair.run(ctx) })
