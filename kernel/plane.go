@@ -252,7 +252,7 @@ type Objects struct {
 // both address families.
 type Counts struct {
 	Invalid uint64 // of endpoints, dropped because conntrack takes them for invalid
-	Refused uint64 // that began a connection to a service without a usable endpoint, and were refused
+	Refused uint64 // that began a connection to a service without a usable endpoint or a live kproxy, and were refused
 	Steered uint64 // that began a connection and were sent to userspace
 }
 

@@ -30,6 +30,7 @@ const (
 	ReasonNoEndpoint = "no usable endpoint"
 	ReasonElsewhere  = "the traffic policy allows no endpoint here"
 	ReasonOutside    = "not in the source ranges"
+	ReasonNoKproxy   = "no live kproxy"
 )
 
 // LogRefusal is the rule of iptables that logs, as iptables-save prints it.

@@ -21,7 +21,7 @@ type Figures struct {
 	Written            [2]map[string]int // of these, those of the last change
 	RestoreFailures    [2]uint64         // of iptables-restore
 	InvalidDropped     uint64            // packets that conntrack can't place
-	Refused            uint64            // packets that began a connection to a service without a usable endpoint
+	Refused            uint64            // packets that began a connection to a service without a usable endpoint or a live kproxy
 	Steered            uint64            // packets that began a connection and were sent to userspace
 	ConntrackDeletions [2]uint64         // stale entries
 

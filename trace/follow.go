@@ -176,7 +176,7 @@ func (t *tracer) stoppedBy(walk *netfilter.Walk, o *netfilter.Outcome) *Finding 
 	if isOwn(s) {
 		for i := o.By; i >= 0; i-- {
 			at := &walk.Steps[i]
-			if (at.Chain == kernel.Prefix+"UNSERVED" || netfilter.Own(at) && at.Chain == "unserved") && (i == o.By || at.Outcome == "jump to "+s.Chain || at.Outcome == "goto "+s.Chain) {
+			if (at.Chain == steering.ChainUnserved || netfilter.Own(at) && at.Chain == "unserved") && (i == o.By || at.Outcome == "jump to "+s.Chain || at.Outcome == "goto "+s.Chain) {
 				return t.unserved(at, o.Verdict)
 			}
 			if at.Matched != netfilter.Yes || !isOwn(at) {

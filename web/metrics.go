@@ -193,7 +193,7 @@ func collectNode(f *plan.Figures, send sender) {
 		send.gauge("kproxy_set_entries", "Entries of kproxy's ipsets; KPROXY-AFF stands for all sets of session affinity.", float64(n), "set", name)
 	}
 	send.counter("kproxy_steered_packets_total", "Packets that began a connection and that rules sent to userspace.", float64(f.Steered))
-	send.counter("kproxy_refused_packets_total", "Packets that rules refused, to services without a usable endpoint.", float64(f.Refused))
+	send.counter("kproxy_refused_packets_total", "Packets that rules refused, to services without a usable endpoint or without a live kproxy.", float64(f.Refused))
 	for i, family := range ipFamilies {
 		send.gauge("kproxy_virtual_servers", "Virtual servers that are kproxy's.", float64(f.VirtualServers[i]), "ip_family", family)
 		send.gauge("kproxy_real_servers", "Real servers that get new connections.", float64(f.RealServers[i]), "ip_family", family)

@@ -18,16 +18,17 @@ import (
 func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
 	var c kernel.Counts
 	for _, chain := range []struct {
-		table, name string
-		sum         *uint64
+		table, name, target string
+		sum                 *uint64
 	}{
-		{"filter", steering.ChainInvalid, &c.Invalid},
-		{"filter", steering.ChainReject, &c.Refused},
-		{"nat", steering.ChainRedirect, &c.Steered},
-		{"nat", steering.ChainShort, &c.Steered},
+		{"filter", steering.ChainInvalid, "DROP", &c.Invalid},
+		{"filter", steering.ChainReject, "REJECT", &c.Refused},
+		{"filter", steering.ChainUnserved, "REJECT", &c.Refused},
+		{"nat", steering.ChainRedirect, "DNAT", &c.Steered},
+		{"nat", steering.ChainShort, "DNAT", &c.Steered},
 	} {
 		for _, f := range b.families() {
-			n, err := b.packets(ctx, f, chain.table, chain.name)
+			n, err := b.packets(ctx, f, chain.table, chain.name, chain.target)
 			if err != nil {
 				return kernel.Counts{}, fmt.Errorf("read counters of %s: %w", chain.name, err)
 			}
@@ -37,9 +38,8 @@ func (b *Backend) Counts(ctx context.Context) (kernel.Counts, error) {
 	return c, nil
 }
 
-// packets adds up the packets of a chain's rules, without those after which they go on: that
-// lead to another chain that kproxy made, from which they may come back, or log.
-func (b *Backend) packets(ctx context.Context, f service.Family, table, chain string) (sum uint64, err error) {
+// packets adds up the packets of a chain's rules with a target.
+func (b *Backend) packets(ctx context.Context, f service.Family, table, chain, target string) (sum uint64, err error) {
 	text, err := b.run(ctx, f, table, "-v", "-S", chain)
 	if errors.Is(err, kernel.ErrNotFound) || errors.Is(err, kernel.ErrSyntax) { // the legacy variant's word for no such chain
 		return 0, nil
@@ -49,7 +49,7 @@ func (b *Backend) packets(ctx context.Context, f service.Family, table, chain st
 	for line := range strings.Lines(string(text)) {
 		words := strings.Fields(line) // -A KPROXY-INVALID -c 12 720 -j DROP
 		at := slices.Index(words, "-c")
-		if at < 0 || at+1 == len(words) || words[0] != "-A" || strings.Contains(line, "-j "+kernel.Prefix) || strings.Contains(line, "-j NFLOG") {
+		if at < 0 || at+1 == len(words) || words[0] != "-A" || !strings.Contains(line, "-j "+target) {
 			continue
 		}
 		n, err := strconv.ParseUint(words[at+1], 10, 64)

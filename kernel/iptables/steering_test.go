@@ -167,6 +167,9 @@ func TestUnservedAreRefused(t *testing.T) {
 			s.T.Fatal(err)
 		}
 		asks("no live kproxy", kerneltest.ErrRefused)
+		if c, err := s.backend.Counts(s.T.Context()); err != nil || c.Refused < 4 {
+			s.T.Errorf("counts %+v, %v; want four refusals", c, err)
+		}
 		if err := (&steering.Redirects{Store: s.sets}).Starting(time.Hour); err != nil {
 			s.T.Fatal(err)
 		}

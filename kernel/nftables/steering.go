@@ -199,8 +199,7 @@ func (r *rules) chains() []Chain {
 		{Name: chainRefuse, Rules: r.refuse()},
 		{Name: chainRefuseHere, Rules: r.refuseHere()},
 		{Name: chainUnserved, Rules: r.unserved()},
-		{Name: chainReject, Rules: append(r.logged(kernel.ReasonNoEndpoint, rule(count(countRefused))),
-			rule(reject(r.family, service.TCP)), rule(reject(r.family, service.UDP)))},
+		{Name: chainReject, Rules: r.rejected(kernel.ReasonNoEndpoint)},
 		{Name: chainElsewhere, Rules: r.logged(kernel.ReasonElsewhere, rule(drop))},
 		{Name: chainOutside, Rules: r.logged(kernel.ReasonOutside, rule(drop))},
 		{Name: chainOutsiders, Rules: append(r.pods(returns), rule(r.mark()))},
@@ -214,6 +213,11 @@ func (r *rules) logged(reason string, next Rule) []Rule {
 		return []Rule{next}
 	}
 	return []Rule{rule(limit(kernel.RefusalRate, kernel.RefusalBurst), log(reason, kernel.RefusalGroup)), next}
+}
+
+// rejected logs, counts and refuses.
+func (r *rules) rejected(reason string) []Rule {
+	return append(r.logged(reason, rule(count(countRefused))), rule(reject(r.family, service.TCP)), rule(reject(r.family, service.UDP)))
 }
 
 // mark has the packet leave with the node's address.
@@ -393,11 +397,10 @@ func (r *rules) refuseHere() []Rule {
 // connection began: they are back in a moment, and the client's next packet passes once
 // conntrack has forgotten this one. Likewise while a kproxy starts.
 func (r *rules) unserved() []Rule {
-	return []Rule{
+	return append([]Rule{
 		rule(r.live(), drop, comment("kproxy will take the next packet")),
 		rule(key{l4proto}.in(setStarting), drop, comment("kproxy starts")),
-		rule(goesTo(chainReject), comment("no live kproxy")),
-	}
+	}, r.rejected(kernel.ReasonNoKproxy)...)
 }
 
 func (r *rules) input() []Rule {

@@ -20,7 +20,7 @@ func (s Rules) refusals() []string {
 	return []string{
 		kernel.InSet(s.Set(kernel.SetDrop), "dst,dst") + " " + kernel.Comment("endpoints exist, but the traffic policy allows none here") + " -j " + ChainElsewhere,
 		kernel.InSet(s.Set(kernel.SetReject), "dst,dst") + " " + kernel.Comment("no usable endpoint") + " -j " + ChainReject,
-		s.untaken() + " -j " + chainUnserved,
+		s.untaken() + " -j " + ChainUnserved,
 		s.toNode(true, "") + " " + kernel.Comment("the same by node port") + " -j " + chainRefuseNode,
 	}
 }
@@ -42,11 +42,10 @@ func (s Rules) untaken() string {
 // connection began: they are back in a moment, and the client's next packet passes
 // once conntrack has forgotten this one. Likewise while a kproxy starts.
 func (s Rules) unserved() []string {
-	return []string{
+	return append([]string{
 		kernel.InSet(s.Set(kernel.SetAlive), "src") + " " + kernel.Comment("kproxy will take the next packet") + " -j DROP",
 		kernel.InSet(s.Set(kernel.SetStarting), "src") + " " + kernel.Comment("kproxy starts") + " -j DROP",
-		kernel.Comment("no live kproxy") + " -j " + ChainReject,
-	}
+	}, s.rejected(kernel.ReasonNoKproxy)...)
 }
 
 func (s Rules) refusalsNode() []string {
@@ -59,10 +58,10 @@ func (s Rules) refusalsNode() []string {
 	return out
 }
 
-// reject refuses TCP with a reset: ICMP is rate limited per client, and a client
-// that a router has just redirected would learn nothing for a second.
-func (s Rules) reject() []string {
-	return append(s.logs(kernel.ReasonNoEndpoint),
+// rejected logs and refuses: TCP with a reset, because ICMP is rate limited per client, and a
+// client that a router has just redirected would learn nothing for a second.
+func (s Rules) rejected(reason string) []string {
+	return append(s.logs(reason),
 		"-p tcp -j REJECT --reject-with tcp-reset",
 		"-j REJECT --reject-with "+kernel.RejectWith[s.Family])
 }

@@ -21,6 +21,7 @@ const (
 	ChainAccept      = kernel.Prefix + "ACCEPT"  // jumped to at the end of built-in chains
 	ChainInvalid     = kernel.Prefix + "INVALID" // ends packets that conntrack can't place, in table filter
 	ChainReject      = kernel.Prefix + "REJECT"
+	ChainUnserved    = kernel.Prefix + "UNSERVED"  // of userspace, that no kproxy takes
 	ChainElsewhere   = kernel.Prefix + "ELSEWHERE" // drops what a traffic policy allows no endpoint
 	ChainOutside     = kernel.Prefix + "OUTSIDE"   // drops clients outside the source ranges, in table mangle
 	ChainRedirect    = kernel.Prefix + "PORTAL"
@@ -41,7 +42,6 @@ const (
 	chainInputNew      = ChainInput + "-NEW"
 	chainForwarded     = kernel.Prefix + "FORWARDED"
 	chainRefuseNode    = chainRefuse + "-NODE"
-	chainUnserved      = kernel.Prefix + "UNSERVED"
 )
 
 // userProtocols are what userspace serves, and node-port bitmaps exist for.
@@ -159,8 +159,8 @@ func (s Rules) chains() []kernel.Chain {
 		chain("filter", ChainElsewhere, s.dropped(kernel.ReasonElsewhere)...),
 		chain("filter", chainRefuse, s.refusals()...),
 		chain("filter", chainRefuseNode, s.refusalsNode()...),
-		chain("filter", ChainReject, s.reject()...),
-		chain("filter", chainUnserved, s.unserved()...),
+		chain("filter", ChainReject, s.rejected(kernel.ReasonNoEndpoint)...),
+		chain("filter", ChainUnserved, s.unserved()...),
 		chain("mangle", ChainOutput, s.mangleOutput()...),
 		chain("mangle", chainOutputNew, s.mangleOutputNew()...),
 		chain("mangle", chainOutputOwn, s.mangleOutputOwn()...),

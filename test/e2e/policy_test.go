@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -318,6 +319,43 @@ func TestRefusedClientsAreListed(t *testing.T) {
 	if len(clients.Refused) != len(empty.ClusterIPs) || len(clients.Talks) != len(empty.ClusterIPs) || clients.Talks[0].Refused != 1 {
 		t.Errorf("the service's own page has %d who were refused and the talks %+v", len(clients.Refused), clients.Talks)
 	}
+}
+
+// TestClientsOfAHungKproxyAreListed: who is refused while kproxy hangs, in mode userspace, is listed with that as the
+// reason once it goes on.
+func TestClientsOfAHungKproxyAreListed(t *testing.T) {
+	w := newWorld(t)
+	if mode == plan.ModeNFTables {
+		w.env = append(w.env, "PATH=") // without iptables, rules of nftables lead to userspace
+	}
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start("--mode", string(plan.ModeUserspace))
+	w.must(w.proxy.Signal(syscall.SIGSTOP))
+	w.heartbeatEnds(mode == plan.ModeNFTables)
+	type refusal struct{ protocol, service, address, reason string }
+	want := map[refusal]bool{}
+	for network, port := range map[string]string{"tcp": "line", "udp": "datagram"} {
+		for _, at := range frontends(m) {
+			w.refuses(w.net.Client, network, at)
+			want[refusal{network, "default/web:" + port, at.String(), kernel.ReasonNoKproxy}] = true
+		}
+	}
+	w.must(w.proxy.Signal(syscall.SIGCONT))
+	w.eventually(10*time.Second, "everybody who was refused to be listed", func() error {
+		var list struct{ Refused []plan.Ended }
+		if err := w.json("/api/v1/refused", &list); err != nil {
+			return err
+		}
+		got := map[refusal]bool{}
+		for _, e := range list.Refused {
+			got[refusal{e.Protocol, e.Service, e.Address.String(), e.Refused}] = true
+		}
+		if !maps.Equal(got, want) {
+			return fmt.Errorf("listed are %v, want %v", slices.Collect(maps.Keys(got)), slices.Collect(maps.Keys(want)))
+		}
+		return nil
+	})
 }
 
 // json reads what the dashboard reads.

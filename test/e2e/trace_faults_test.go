@@ -596,12 +596,7 @@ func TestTraceOfADeadKproxy(t *testing.T) {
 			at := frontends(m)[0]
 			w.ask(w.net.Client, "tcp", at)
 			w.must(w.proxy.Kill())
-			w.eventually(10*time.Second, "the heartbeat to expire", func() error {
-				if c.mode == plan.ModeNFTables {
-					return w.kproxyOnNode("nft list set ip kproxy alive", "tcp", false)
-				}
-				return w.kproxyOnNode("ipset list KPROXY-ALIVE-4", "0.0.0.0/1", false)
-			})
+			w.heartbeatEnds(c.mode == plan.ModeNFTables)
 			client := w.net.Config.ClientAddresses(0)[0]
 			w.kproxy("trace", "--socket", w.socket(), "--from", client.String(), at.String()).wants(t, 1, "nothing was traced", "without --socket")
 			out := w.node(binary, "trace", "--from", client.String(), at.String())
@@ -618,6 +613,17 @@ func TestTraceOfADeadKproxy(t *testing.T) {
 			}
 		})
 	}
+}
+
+// heartbeatEnds waits until the kernel takes a kproxy that was killed or stopped for dead.
+func (w *world) heartbeatEnds(byNFTables bool) {
+	w.Helper()
+	w.eventually(10*time.Second, "the heartbeat to expire", func() error {
+		if byNFTables {
+			return errors.Join(w.kproxyOnNode("nft list set ip kproxy alive", "tcp", false), w.kproxyOnNode("nft list set ip6 kproxy alive", "tcp", false))
+		}
+		return errors.Join(w.kproxyOnNode("ipset list KPROXY-ALIVE-4", "0.0.0.0/1", false), w.kproxyOnNode("ipset list KPROXY-ALIVE-6", "::/1", false))
+	})
 }
 
 // intruder sits on a backend and answers every TCP packet that clients send to
