@@ -224,16 +224,23 @@ func (c *Client) call(ctx context.Context, timeout time.Duration, method, path s
 	return nil
 }
 
+// ask asks once more where the kproxy on this host hangs up without an answer: it has been taken over from or has crashed, and
+// another one serves, or one of the two processes was starved for longer than [headerTimeout]. It does no harm to ask for
+// anything twice.
 func (c *Client) ask(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, c.url+path, bytes.NewReader(body))
-	if err != nil {
-		return nil, fmt.Errorf("ask kproxy: %w", err)
+	for again := false; ; again = true {
+		req, err := http.NewRequestWithContext(ctx, method, c.url+path, bytes.NewReader(body))
+		if err != nil {
+			return nil, fmt.Errorf("ask kproxy: %w", err)
+		}
+		resp, err := c.http.Do(req)
+		if err == nil {
+			return resp, nil
+		}
+		if err = c.explain(err); again || !errors.Is(err, ErrNoAnswer) || ctx.Err() != nil {
+			return nil, err
+		}
 	}
-	resp, err := c.http.Do(req)
-	if err != nil {
-		return nil, c.explain(err)
-	}
-	return resp, nil
 }
 
 // explain says what a failed connection means and what to do about it.

@@ -111,6 +111,39 @@ func TestPin(t *testing.T) {
 	}
 }
 
+// A kproxy hangs up on a client that was starved for longer than it waits for a request, and on whom its successor or
+// supervisor leaves; what such a client asks for happens all the same.
+func TestClientAsksAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		ln, src, dials := listenPipe(t.Context()), shop(), 0
+		served := make(chan error, 1)
+		go func() {
+			served <- Serve(ctx, ln, Control(src, NewRecorder(DefaultRecorderConfig(src)), nil), slog.New(slog.DiscardHandler))
+		}()
+		starved := 1
+		c := newClient("kproxy.sock", "http://kproxy", func(ctx context.Context) (net.Conn, error) {
+			conn, err := ln.dial(ctx, "", "")
+			if dials++; dials <= starved {
+				time.Sleep(headerTimeout + time.Second)
+			}
+			return conn, err
+		})
+		pin := PinRequest{"shop", "web", "http", "kernel"}
+		if got, err := c.Pin(ctx, pin); err != nil || len(got.Pinned) != 1 || len(src.pins) != 1 {
+			t.Errorf("got %v, %v and %d pins; want one", got.Pinned, err, len(src.pins))
+		}
+		dials, starved = 0, 10
+		if _, err := c.Pin(ctx, pin); !errors.Is(err, ErrNoAnswer) || dials != 2 {
+			t.Errorf("got %v after %d connections, want ErrNoAnswer after 2", err, dials)
+		}
+		cancel()
+		if err := <-served; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+}
+
 func TestPinRefusesMalformedRequests(t *testing.T) {
 	h := Control(shop(), NewRecorder(DefaultRecorderConfig(shop())), nil)
 	for _, body := range []string{
