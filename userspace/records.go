@@ -30,8 +30,11 @@ type recordsHead struct {
 	tcp     [2]int32 // listeners by family; 0 for none
 	udp     [2][maxLoops]int32
 	highest atomic.Int32           // number that has had a record
-	moving  [maxLoops]atomic.Int32 // by loop: the client's descriptor of the connection whose bytes it moves; 0 for none
+	moving  [maxLoops]atomic.Int32 // by loop: the client's descriptor of the connection whose bytes it moves; 0 for none; or accepting
 }
+
+// accepting is a loop whose next client may be accepted and have no record yet.
+const accepting = -1
 
 const (
 	// maxLoops is for how many loops there is room.
@@ -182,6 +185,21 @@ func (r *record) state() uint32 {
 func (r *record) forget() {
 	if r != nil {
 		r.phase.Store(recordFree)
+	}
+}
+
+// accepting notes that a loop accepts a client, until accepted.
+func (r *records) accepting(l *loop) {
+	if r != nil {
+		l.moving.Store(accepting)
+	}
+}
+
+// accepted notes which client a loop has accepted; -1 for none.
+func (r *records) accepted(l *loop, fd int) {
+	if r != nil {
+		r.of(fd).accepted()
+		l.moving.Store(0)
 	}
 }
 

@@ -2,7 +2,11 @@ package userspace
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"slices"
+	"strconv"
+	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -64,6 +68,9 @@ func Salvage(from *handover.Kept, memory int) (*Remains, error) {
 	for n := range records.used() {
 		x.take(int32(n), records.of(n))
 	}
+	if x.moving[accepting] {
+		x.takeStrays(from)
+	}
 	return &x.Remains, nil
 }
 
@@ -123,6 +130,47 @@ func (x *salvage) takeListeners(head *recordsHead) {
 		add(service.TCP, f, head.tcp[f:f+1])
 		add(service.UDP, f, head.udp[f][:])
 	}
+}
+
+// takeStrays takes the clients that were accepted and have no record yet. Where /proc doesn't show them, they end with the keeper.
+func (x *salvage) takeStrays(from *handover.Kept) {
+	place := fmt.Sprintf("/proc/%d/fd", from.Keeper)
+	entries, _ := os.ReadDir(place)
+	for _, e := range entries {
+		n, err := strconv.Atoi(e.Name())
+		if _, known := x.own[int32(n)]; known || err != nil {
+			continue
+		}
+		if is, _ := os.Readlink(place + "/" + e.Name()); !strings.HasPrefix(is, "socket:") {
+			continue
+		}
+		fds, err := from.Take(n)
+		switch {
+		case err != nil:
+		case x.untouched(fds[0]):
+			x.accepted = append(x.accepted, fds[0])
+		default:
+			unix.Close(fds[0])
+		}
+	}
+}
+
+// untouched reports whether fd is of a client that came to a listener, and that nothing has been read from or sent to. Of one
+// whose record was invalid because it was about to be closed, the beginning would be missing.
+func (x *salvage) untouched(fd int) bool {
+	info, err := unix.GetsockoptTCPInfo(fd, unix.IPPROTO_TCP, unix.TCP_INFO)
+	if err != nil || info.State != unix.BPF_TCP_ESTABLISHED && info.State != unix.BPF_TCP_CLOSE_WAIT {
+		return false
+	}
+	unread, err := unix.IoctlGetInt(fd, unix.SIOCINQ)
+	if info.State == unix.BPF_TCP_CLOSE_WAIT {
+		unread++ // the client's FIN, which counts as received
+	}
+	var local, listener rawAddress
+	return err == nil && info.Bytes_sent == 0 && info.Bytes_received == uint64(unread) && sysLocal(fd, &local) == 0 &&
+		slices.ContainsFunc(x.ports, func(l int) bool {
+			return sysLocal(l, &listener) == 0 && listener.addrPort().Port() == local.addrPort().Port()
+		})
 }
 
 // take takes what a record tells of, the connection or session of the descriptor n.

@@ -1,9 +1,13 @@
 package userspace
 
 import (
+	"bufio"
 	"context"
 	"encoding/binary"
+	"io"
+	"net"
 	"net/netip"
+	"os"
 	"testing"
 	"time"
 
@@ -42,7 +46,7 @@ func keeping(t *testing.T) *handover.Kept {
 		<-done
 		unix.Close(pair[1])
 	})
-	return &handover.Kept{Socket: pair[0]}
+	return &handover.Kept{Socket: pair[0], Keeper: os.Getpid()}
 }
 
 // TestRecover: what a Server has left that stopped at any moment goes on in another one, with the limits of its service.
@@ -78,6 +82,67 @@ func TestRecover(t *testing.T) {
 	})
 	if _, end := readEnd(c); end != "reset" {
 		t.Errorf("a client that is silent for longer than its service allows met %s, want a reset", end)
+	}
+}
+
+// TestRecoverBeforeTheRecord: a client that a Server had accepted when it crashed, and not recorded, is served in the next one
+// from the beginning; one that bytes were read from isn't.
+func TestRecoverBeforeTheRecord(t *testing.T) {
+	p := testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, echo)}})
+	s := start(t, Config{Recorded: func(int) {}}, p)
+	h, _ := freeze(t, s)
+	accept := func() (*net.TCPConn, int) {
+		c := connect(t, s)
+		var fd int
+		eventually(t, "a client to accept", func() bool {
+			n, err := sysAccept(s.tcp[0].fds[0], new(rawAddress))
+			fd = n
+			return err == 0
+		})
+		return c, fd
+	}
+	silent, a := accept()
+	spoke, b := accept()
+	_, err := io.WriteString(spoke, "hello\n")
+	must(t, err)
+	ended, c := accept()
+	_, err = io.WriteString(ended, "hello\n")
+	must(t, err)
+	must(t, ended.CloseWrite())
+	late, d := accept()
+	_, err = io.WriteString(late, "hello\n")
+	must(t, err)
+	eventually(t, "a byte to read", func() bool {
+		n, err := unix.Read(d, make([]byte, 1))
+		return n == 1 && err == nil
+	})
+	s.records.head.moving[0].Store(accepting)
+	remains, err := Salvage(keeping(t), s.records.fd)
+	must(t, err)
+	for _, fd := range []int{a, b, c, d} { // the keeper's
+		unix.Close(fd)
+	}
+	next := New(Config{TCPOrigin: s.cfg.TCPOrigin})
+	must(t, next.Inherit(remains.Listeners()))
+	t.Cleanup(func() {
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		next.Drain(over)
+	})
+	serve(next, p)
+	must(t, next.Recover(remains))
+	h.Release()
+	go next.Run(context.Background())
+	if got := ask(t, silent, "x"); got != "x" {
+		t.Errorf("of a client that was silent, echo is %q", got)
+	}
+	for what, c := range map[string]*net.TCPConn{"spoke": spoke, "spoke and ended": ended} {
+		if got, err := bufio.NewReader(c).ReadString('\n'); got != "hello\n" {
+			t.Errorf("of a client that %s, echo is %q, %v", what, got, err)
+		}
+	}
+	if got, end := readEnd(late); got != "" {
+		t.Errorf("a client that a byte was read from got %q, and %s", got, end)
 	}
 }
 

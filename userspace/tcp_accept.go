@@ -93,7 +93,9 @@ func (a *acceptor) accept() {
 			return
 		}
 		s.supplied()
+		s.records.accepting(a.loop)
 		fd, err := sysAccept(t.fds[0], &a.from)
+		s.records.accepted(a.loop, fd)
 		if err != 0 {
 			s.tcpBudget.release(fdsPerConnection)
 			if err != unix.EAGAIN && !transient(err) {
@@ -104,7 +106,6 @@ func (a *acceptor) accept() {
 			}
 			return
 		}
-		s.records.of(fd).accepted()
 		a.wait = acceptWaitMin
 		s.starved.Store(0)
 		a.loop.assign(t, fd, a.from.addrPort())
