@@ -50,7 +50,7 @@ if [[ ! -e $folder ]]; then
 	for program in "${more[@]}"; do
 		go build -trimpath -gcflags "$gcflags" -ldflags "$ldflags" -o "$new/" "$program"
 	done
-	((${#more[@]} == 0)) || go test -c -trimpath -gcflags "$gcflags" -ldflags "$ldflags" -o "$new/e2e.test" ./e2e
+	((${#more[@]} == 0)) || go test -c -vet=off -trimpath -gcflags "$gcflags" -ldflags "$ldflags" -o "$new/e2e.test" ./e2e
 	for program in $programs; do ln -s programs "$new/$program"; done
 	chmod 755 "$new"
 	find "$cache" -mindepth 1 -maxdepth 1 \( -name 'v*' -o -name 'objects-*' \) -mtime +30 -exec rm -rf {} + # that nothing uses any more
