@@ -14,7 +14,7 @@ import (
 
 // many fills a state with n Services of ten endpoints on 500 nodes, each object
 // decoded from what the API sends, as a watch decodes it.
-func many(b *testing.B, n int) *state {
+func many(b testing.TB, n int) *state {
 	b.Helper()
 	s := newState(Config{Node: node})
 	managed := []metav1.ManagedFieldsEntry{{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(string(make([]byte, 600)))}}
@@ -53,7 +53,7 @@ func tenEndpoints(i, revision int) *discoveryv1.EndpointSlice {
 func decoded[T interface {
 	Marshal() ([]byte, error)
 	Unmarshal([]byte) error
-}](b *testing.B, o, into T) T {
+}](b testing.TB, o, into T) T {
 	b.Helper()
 	text, err := o.Marshal()
 	check(b, err)
@@ -61,7 +61,7 @@ func decoded[T interface {
 	return into
 }
 
-func check(b *testing.B, err error) {
+func check(b testing.TB, err error) {
 	b.Helper()
 	if err != nil {
 		b.Fatal(err)

@@ -237,39 +237,65 @@ func (s *state) archive(from origin) ([]byte, error) {
 		return nil, err
 	}
 	s.mu.Lock()
-	members := []struct {
-		name    string
-		content []byte
-	}{{originMember, text}, {servicesMember, s.services.list()}, {slicesMember, s.slices.list()}, {nodesMember, s.nodes.list()}}
+	lists := []struct {
+		name     string
+		messages [][]byte
+	}{{servicesMember, s.services.messages()}, {slicesMember, s.slices.messages()}, {nodesMember, s.nodes.messages()}}
 	s.mu.Unlock()
 	var out bytes.Buffer
 	z := zip.NewWriter(&out)
-	z.RegisterCompressor(zip.Deflate, func(w io.Writer) (io.WriteCloser, error) { return flate.NewWriter(w, flate.BestSpeed) })
-	for _, m := range members {
-		w, err := z.Create(m.name)
+	var deflate *flate.Writer // one for all members, which follow each other: it has room of its own
+	z.RegisterCompressor(zip.Deflate, func(w io.Writer) (_ io.WriteCloser, err error) {
+		if deflate == nil {
+			deflate, err = flate.NewWriter(w, flate.BestSpeed)
+		} else {
+			deflate.Reset(w)
+		}
+		return deflate, err
+	})
+	w, err := z.Create(originMember)
+	if err == nil {
+		_, err = w.Write(text)
+	}
+	for _, l := range lists {
 		if err == nil {
-			_, err = w.Write(m.content)
+			w, err = z.Create(l.name)
 		}
-		if err != nil {
-			return nil, err
+		if err == nil {
+			err = writeList(w, l.messages)
 		}
 	}
-	if err := z.Close(); err != nil {
-		return nil, err
+	if err == nil {
+		err = z.Close()
 	}
-	return out.Bytes(), nil
+	return out.Bytes(), err
 }
 
-// list is every object as the API's list of them in protobuf, whose field items is number 2.
-// The caller holds mu.
-func (t *table[T]) list() []byte {
-	var out []byte
-	for _, k := range slices.SortedFunc(maps.Keys(t.objects), func(a, b name) int {
-		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
-	}) {
+// writeList writes objects as the API's list of them in protobuf, whose field items is number 2.
+func writeList(w io.Writer, messages [][]byte) error {
+	var head [1 + binary.MaxVarintLen64]byte
+	for _, m := range messages {
 		const items = 2<<3 | 2 // its number, and that its length comes first
-		out = binary.AppendUvarint(append(out, items), uint64(len(t.objects[k].message)))
-		out = append(out, t.objects[k].message...)
+		_, err := w.Write(binary.AppendUvarint(append(head[:0], items), uint64(len(m))))
+		if err == nil {
+			_, err = w.Write(m)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// messages are every object, by name. What they hold is never modified. The caller holds mu.
+func (t *table[T]) messages() [][]byte {
+	names := slices.AppendSeq(make([]name, 0, len(t.objects)), maps.Keys(t.objects))
+	slices.SortFunc(names, func(a, b name) int {
+		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+	})
+	out := make([][]byte, len(names))
+	for i, k := range names {
+		out[i] = t.objects[k].message
 	}
 	return out
 }

@@ -9,6 +9,8 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -256,6 +258,22 @@ func TestSilent(t *testing.T) {
 	defer l.Close()
 	s, _ := run(t, saving(a, file), func(s *Source) { s.answerBound = time.Millisecond })
 	waitFor(t, "the saved state", func() bool { return agrees(s, a) && !s.Status()[0].Saved.IsZero() })
+}
+
+// Much is saved without a copy of all of it, which would stay as garbage.
+func TestSavingIsSmall(t *testing.T) {
+	s := many(t, 5000)
+	kept := 0
+	for _, m := range slices.Concat(s.services.messages(), s.slices.messages()) {
+		kept += len(m)
+	}
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	content, err := s.archive(origin{})
+	runtime.ReadMemStats(&after)
+	if took := int(after.TotalAlloc - before.TotalAlloc); err != nil || took > kept {
+		t.Errorf("%d bytes of memory to save objects of %d bytes in a file of %d, %v", took, kept, len(content), err)
+	}
 }
 
 // With a change every second there is one write in ten. An hour without changes renews the time in the file. While the

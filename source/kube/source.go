@@ -208,12 +208,14 @@ func (s *Source) publish(last *service.Snapshot, synced bool) {
 			next = next.Sharing(before)
 		}
 		s.current.Store(next)
-		wake(s.unsaved)
 	}
-	if synced && !s.heard.Swap(true) {
+	first := synced && !s.heard.Swap(true)
+	if first {
 		s.log.Info("heard the Kubernetes API", "server", s.client.host, "service ports", next.Len())
 		s.events.starting()
 		s.saveProblem.Store(nil)
+	}
+	if changed || first {
 		wake(s.unsaved)
 	}
 	s.state.triggers.converted(triggers)
