@@ -112,6 +112,63 @@ func TestFaults(t *testing.T) {
 	}
 }
 
+// staged tells of every transaction; one fails.
+type staged struct {
+	nftables.Netlink
+	after func()
+	n     *int
+	fails int
+}
+
+func (s staged) Transaction(subsystem uint16, requests [][]byte) error {
+	if *s.n++; *s.n == s.fails {
+		return unix.ENOBUFS
+	}
+	err := s.Netlink.Transaction(subsystem, requests)
+	s.after()
+	return err
+}
+
+// TestFirstWriteOfMany: many services go to an empty kernel in several transactions, and no service leads to an
+// endpoint before that is there. Whichever of them fails, the next pass arrives.
+func TestFirstWriteOfMany(t *testing.T) {
+	p := plane(kerneltest.Many(3200, 2)...)
+	elements := func(set string) int { return strings.Count(run(t, "nft list map ip kproxy "+set), " . tcp . ") }
+	transactions := 1
+	for fails := 0; fails <= transactions; fails++ {
+		n := newNode(t)
+		made, led, parts := 0, 0, 0
+		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink {
+			return staged{s, func() {
+				if fails > 0 {
+					return
+				}
+				services, backends := elements("services"), elements("backends")
+				if services > 0 && backends != 6400 {
+					t.Errorf("%d services lead to %d endpoints", services, backends)
+				}
+				if backends > 0 && backends < 6400 {
+					parts++
+				}
+				led = services
+			}, &made, fails}
+		})
+		if fails == 0 {
+			n.program(p)
+			if transactions = made; led != 3200 || parts < 2 {
+				t.Errorf("%d services are programmed, after %d transactions with a part of the endpoints", led, parts)
+			}
+			continue
+		}
+		n.step(p, &kerneltest.Faults{})
+		n.step(p, &kerneltest.Faults{})
+		n.restart()
+		if r := n.program(p); r.Applied.Entries != 0 {
+			t.Errorf("with transaction %d of %d failed, %d elements were left to be changed", fails, transactions, r.Applied.Entries)
+		}
+	}
+}
+
 // TestBadServiceFailsAlone: the kernel refuses a chain's name that is too long, and with it the
 // whole transaction. All other services are programmed, at the start and afterwards, and the
 // bad one is as soon as it isn't bad any more.

@@ -238,6 +238,7 @@ func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key
 		}
 	}
 	var d difference
+	empty := r.Full && len(p.have) == 0
 	if r.Full {
 		d = p.held.whole(t.families, p.have, p.want, p.refused)
 	} else {
@@ -258,9 +259,15 @@ func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key
 			r.Written[f] = map[string]int{Name: n}
 		}
 	}
-	requests := append(chains, d.requests(t)...)
-	if r.Tried = r.Tried || len(requests) > 0; len(requests) > 0 {
-		if err := t.commit(requests); err != nil {
+	if len(chains)+len(d.gone)+len(d.come) > 0 {
+		r.Tried = true
+		var err error
+		if empty {
+			err = t.fill(chains, d.come)
+		} else {
+			err = t.commit(append(slices.Clip(chains), d.requests(t)...))
+		}
+		if err != nil {
 			if r.Full && refused(err) {
 				culprits = p.culprits(chains, d)
 			}

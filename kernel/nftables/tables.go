@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -390,24 +391,64 @@ type difference struct {
 	touched    [2][]treatment // of services that change
 }
 
-func (d *difference) requests(t *tables) (out [][]byte) {
-	each := func(kind uint16, list []member) {
-		at := map[place][]int32{} // by set
-		for i := range list {
-			set := list[i].setPlace()
-			at[set] = append(at[set], int32(i))
-		}
-		for _, f := range t.families {
-			for _, s := range sets(f) { // in a fixed order
-				if here := at[place{family: f, set: s.Name}]; len(here) > 0 {
-					out = append(out, changeElements(f, kind, &s, len(here), func(i int) *Element { return &list[here[i]].Element })...)
-				}
+func (d *difference) requests(t *tables) [][]byte {
+	return append(bySet(d.gone).requests(t, unix.NFT_MSG_DELSETELEM, whole), bySet(d.come).requests(t, unix.NFT_MSG_NEWSETELEM, whole)...)
+}
+
+func whole(_ place, here []int32) []int32 { return here }
+
+// grouped are members by their sets.
+type grouped struct {
+	list []member
+	at   map[place][]int32 // indices in list
+}
+
+func bySet(list []member) grouped {
+	g := grouped{list, map[place][]int32{}}
+	for i := range list {
+		set := list[i].setPlace()
+		g.at[set] = append(g.at[set], int32(i))
+	}
+	return g
+}
+
+// requests change those elements that part leaves of each set's.
+func (g grouped) requests(t *tables, kind uint16, part func(set place, here []int32) []int32) (out [][]byte) {
+	for _, f := range t.families {
+		for _, s := range sets(f) { // in a fixed order
+			set := place{family: f, set: s.Name}
+			if here := part(set, g.at[set]); len(here) > 0 {
+				out = append(out, changeElements(f, kind, &s, len(here), func(i int) *Element { return &g.list[here[i]].Element })...)
 			}
 		}
 	}
-	each(unix.NFT_MSG_DELSETELEM, d.gone)
-	each(unix.NFT_MSG_NEWSETELEM, d.come)
 	return out
+}
+
+// fill puts the first elements into sets that have none, and carries out requests before them. What services lead to comes first, in
+// transactions of which each ends where the kernel enlarges a set's table, when it is three quarters full: it does so in the
+// background, and what is inserted meanwhile takes several times as long (rhashtable_insert_slow in lib/rhashtable.c).
+func (t *tables) fill(requests [][]byte, come []member) error {
+	const small = 3 << 10 // three quarters of a table of 4096
+	g, done := bySet(come), map[place]int{}
+	for to := small + 1; ; to = 2*to - 1 {
+		piece := g.requests(t, unix.NFT_MSG_NEWSETELEM, func(set place, here []int32) []int32 {
+			if set.set == setServices || len(here) <= to {
+				return nil
+			}
+			from := done[set]
+			done[set] = to
+			return here[from:to]
+		})
+		if len(piece) == 0 {
+			break
+		}
+		if err := t.commit(append(requests, piece...)); err != nil {
+			return err
+		}
+		requests = nil
+	}
+	return t.commit(append(requests, g.requests(t, unix.NFT_MSG_NEWSETELEM, func(set place, here []int32) []int32 { return here[done[set]:] })...))
 }
 
 // setPlace is its set, as a place without a key.
@@ -435,9 +476,9 @@ type scope struct {
 	names []string
 	add   func(*members, *plan.Service)
 
-	plan       *plan.Plan    // whose elements the kernel holds; nil if that isn't known
-	sizes      map[place]int // how many there are; keys are empty
-	counts     map[place]int
+	plan       *plan.Plan       // whose elements the kernel holds; nil if that isn't known
+	sizes      map[place]int    // how many there are; keys are empty
+	counts     map[common]int32 // how many services want an element of a set that they share
 	treatments [2]map[treatment]int
 }
 
@@ -447,6 +488,22 @@ func newScope(add func(*members, *plan.Service), names ...string) *scope {
 
 // shared are the sets in which several services may have the same element.
 func shared(set string) bool { return set == setEndpoints || set == setLeaving }
+
+// common is an element of those. There is one for every endpoint, so it is small, and without pointers that
+// would keep all that was allocated with its key, and that the garbage collector would follow.
+type common struct {
+	address  [16]byte
+	port     [2]byte
+	protocol byte
+	leaving  bool
+}
+
+func (m *member) common() common {
+	n := typeAddr[m.family].size
+	a, _ := netip.AddrFromSlice([]byte(m.Key[:n]))
+	port := m.Key[n+registerAlign:]
+	return common{a.As16(), [2]byte{port[0], port[1]}, m.Key[n], m.set == setLeaving}
+}
 
 // of returns what a service wants, sorted, each element once.
 func (s *scope) of(f []service.Family, x *plan.Service) members {
@@ -467,7 +524,7 @@ func (m *members) unique(f []service.Family) {
 
 // begin forgets everything.
 func (s *scope) begin() {
-	s.plan, s.counts, s.sizes = nil, map[place]int{}, map[place]int{}
+	s.plan, s.counts, s.sizes = nil, map[common]int32{}, map[place]int{}
 	for _, f := range service.Families {
 		for _, name := range s.names {
 			s.sizes[place{family: f, set: name}] = 0
@@ -480,16 +537,16 @@ func (s *scope) begin() {
 
 // count changes how many services want what m has. It leaves those elements of list that
 // some service wanted before, or still wants.
-func (s *scope) count(m *members, by int) {
-	s.countTreatments(m, by)
+func (s *scope) count(m *members, by int32) {
+	s.countTreatments(m, int(by))
 	m.list = slices.DeleteFunc(m.list, func(e member) bool {
 		if !shared(e.set) {
 			return false
 		}
-		p := e.place()
-		was := s.counts[p]
-		if s.counts[p] = was + by; was+by == 0 {
-			delete(s.counts, p)
+		c := e.common()
+		was := s.counts[c]
+		if s.counts[c] = was + by; was+by == 0 {
+			delete(s.counts, c)
 		}
 		return was != 0 && was+by != 0
 	})
@@ -571,7 +628,7 @@ func (s *scope) whole(f []service.Family, have map[place]Element, p *plan.Plan, 
 		room += len(x.Frontends) * (1 + 2*n)
 	}
 	if slices.Contains(s.names, setEndpoints) {
-		s.counts = make(map[place]int, endpoints)
+		s.counts = make(map[common]int32, endpoints)
 	}
 	out.come = make([]member, 0, max(0, room-len(have)))
 	for _, x := range p.Services {
@@ -586,8 +643,8 @@ func (s *scope) whole(f []service.Family, have map[place]Element, p *plan.Plan, 
 		for i := range m.list {
 			e := &m.list[i]
 			if shared(e.set) {
-				at := e.place()
-				if s.counts[at]++; s.counts[at] > 1 {
+				c := e.common()
+				if s.counts[c]++; s.counts[c] > 1 {
 					continue
 				}
 			}
