@@ -9,7 +9,7 @@
 // A node port has the zero address in keys. Treatments differ in who is masqueraded, in
 // whether pods use other endpoints, and in affinity; see [treatment]. An offload is an
 // element less in the set userspace, a changed endpoint one in backends, and every change is
-// one transaction.
+// one transaction; only what goes to an empty kernel, where nothing leads to it yet, is several.
 //
 // Endpoints are chosen at random, by rules that services share. A counter there would give
 // services that are used in turn the same endpoint for ever; so one that asks for round
