@@ -145,7 +145,6 @@ func (h *Hasher) endpoints(eps []Endpoint) {
 func (h *Hasher) endpoint(e *Endpoint) {
 	h.AddrPort(e.Address)
 	h.String(e.Node)
-	h.String(e.Zone)
 	h.Bool(e.Ready)
 	h.Bool(e.Serving)
 	h.Bool(e.Terminating)

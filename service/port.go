@@ -119,7 +119,6 @@ type Port struct {
 type Endpoint struct {
 	Address     netip.AddrPort
 	Node        string // the node it runs on; empty if unknown
-	Zone        string
 	Hints       *Hints // who should use it; nil for none
 	Weight      uint16 // 1 unless annotated; 0 drains
 	Ready       bool

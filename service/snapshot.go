@@ -184,7 +184,6 @@ func compareEndpoint(a, b Endpoint) int {
 		compareBool(b.Serving, a.Serving),
 		cmp.Compare(b.Weight, a.Weight),
 		strings.Compare(a.Node, b.Node),
-		strings.Compare(a.Zone, b.Zone),
 		slices.Compare(a.ZoneHints(), b.ZoneHints()),
 		slices.Compare(a.NodeHints(), b.NodeHints()),
 	)

@@ -33,7 +33,6 @@ func addSlice(b *service.Builder, k service.Key, s *discoveryv1.EndpointSlice, w
 		e := service.Endpoint{
 			Address:     netip.AddrPortFrom(a, number),
 			Node:        shared(deref(ep.NodeName, "")),
-			Zone:        shared(deref(ep.Zone, "")),
 			Ready:       deref(ep.Conditions.Ready, true),
 			Serving:     deref(ep.Conditions.Serving, true),
 			Terminating: deref(ep.Conditions.Terminating, false),

@@ -49,7 +49,7 @@ func TestEndpoints(t *testing.T) {
 		"node, zone and hints": {
 			slice + "addressType: IPv4\n" + ports + "endpoints: [{addresses: [10.2.0.2], nodeName: node-1, zone: z, hints: {forZones: [{name: b}, {name: a}], forNodes: [{name: node-1}]}}]",
 			[]service.Endpoint{ready("10.2.0.2:8080", func(e *service.Endpoint) {
-				e.Node, e.Zone, e.Hints = "node-1", "z", &service.Hints{Zones: []string{"a", "b"}, Nodes: []string{"node-1"}}
+				e.Node, e.Hints = "node-1", &service.Hints{Zones: []string{"a", "b"}, Nodes: []string{"node-1"}}
 			})},
 		},
 		"the first address only": {

@@ -80,7 +80,7 @@ func trimSlice(s *discoveryv1.EndpointSlice) *discoveryv1.EndpointSlice {
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
 		out.Endpoints[i] = discoveryv1.Endpoint{
-			Addresses: e.Addresses, NodeName: e.NodeName, Zone: e.Zone, Hints: e.Hints, Conditions: e.Conditions,
+			Addresses: e.Addresses, NodeName: e.NodeName, Hints: e.Hints, Conditions: e.Conditions,
 		}
 	}
 	return out

@@ -147,7 +147,7 @@ func TestTrim(t *testing.T) {
 		Ports:       []discoveryv1.EndpointPort{{Name: ptr.To("http"), Port: ptr.To(int32(8080)), Protocol: ptr.To(corev1.ProtocolTCP)}},
 		Endpoints: []discoveryv1.Endpoint{
 			{
-				Addresses: []string{"10.2.0.1"}, NodeName: ptr.To("node-1"), Zone: ptr.To("zone-a"),
+				Addresses: []string{"10.2.0.1"}, NodeName: ptr.To("node-1"),
 				Conditions: slice.Endpoints[0].Conditions, Hints: slice.Endpoints[0].Hints,
 			},
 			slice.Endpoints[1],
