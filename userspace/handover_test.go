@@ -16,7 +16,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	"google.golang.org/protobuf/encoding/protowire"
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/reflect/protopath"
+	"google.golang.org/protobuf/reflect/protorange"
+	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/lb"
@@ -54,18 +58,29 @@ func heir(t testing.TB, s *Server, cfg Config, p *plan.Plan) *Server {
 	return next
 }
 
-// freeze hands s over, and returns what another process would read of its state.
+// freeze hands s over, and returns what another process would read of its state, which might be of a later release.
 func freeze(t testing.TB, s *Server) (*Handover, *handover.Userspace) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	h, err := s.HandOver(ctx)
 	must(t, err)
+	addUnknown(t, h.State)
 	b, err := proto.Marshal(h.State)
 	must(t, err)
 	state := &handover.Userspace{}
 	must(t, proto.Unmarshal(b, state))
 	return h, state
+}
+
+// addUnknown adds to all messages in m a field that this release doesn't know.
+func addUnknown(t testing.TB, m handover.Message) {
+	must(t, protorange.Range(m.ProtoReflect(), func(at protopath.Values) error {
+		if m, is := at.Index(-1).Value.Interface().(protoreflect.Message); is {
+			m.SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 1000, protowire.BytesType), "more"))
+		}
+		return nil
+	}))
 }
 
 // succeed has a new Server take over from s.
