@@ -120,7 +120,7 @@ func (g *programmer) observed(dirty map[service.Key]bool) (map[service.Key]uint6
 	markDiffering(dirty, g.failed, failed)
 	g.failed = failed
 	maps.Copy(dirty, g.dirty)
-	clear(g.dirty)
+	g.dirty = map[service.Key]bool{} // cleared, it would stay as large as it was when all services changed
 	return g.programmed, failed
 }
 
