@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -302,12 +303,9 @@ func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key
 func (p *Plane) chains(f service.Family, whole bool, d *difference) []Chain {
 	t := p.tables
 	r := newRules(p.options, f, &p.want.Policy)
-	shared := r.chains()
-	for i := range shared {
-		if whole {
-			break
-		}
-		_, written, _ := t.writeChains(f, shared[i:i+1])
+	// A change of services hardly ever comes with another policy, and to make the rules by it costs more than all else.
+	if was := p.held.plan; !whole && (was == nil || !reflect.DeepEqual(&was.Policy, &p.want.Policy)) {
+		_, written, _ := t.writeChains(f, r.chains())
 		whole = len(written) > 0
 	}
 	wanted := p.held.wanted(f)
@@ -324,7 +322,7 @@ func (p *Plane) chains(f service.Family, whole bool, d *difference) []Chain {
 		return r.withTreatments(wanted)
 	}
 	maps.DeleteFunc(touched, func(_ treatment, wanted bool) bool { return !wanted })
-	return r.withTreatments(touched)
+	return r.treatments(touched)
 }
 
 // culprits are the services for which the kernel refuses a transaction that makes chains and

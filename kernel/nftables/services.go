@@ -105,12 +105,15 @@ func (r *rules) treat(t treatment) []Chain {
 
 // withTreatments are the chains of the family with those of treatments, in a fixed order.
 func (r *rules) withTreatments(wanted map[treatment]bool) []Chain {
-	var more []Chain
+	return append(r.chains(), r.treatments(wanted)...)
+}
+
+func (r *rules) treatments(wanted map[treatment]bool) (out []Chain) {
 	for t := range wanted {
-		more = append(more, r.treat(t)...)
+		out = append(out, r.treat(t)...)
 	}
-	slices.SortFunc(more, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
-	return append(r.chains(), more...)
+	slices.SortFunc(out, func(a, b Chain) int { return strings.Compare(a.Name, b.Name) })
+	return out
 }
 
 // choose returns the chain that rewrites the destination, after the rules it begins with.
