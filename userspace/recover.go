@@ -292,18 +292,20 @@ func (s *Server) Recover(r *Remains) error {
 		return err
 	}
 	for i, fd := range r.accepted {
-		s.readmit(s.loops[i%len(s.loops)], fd)
+		if !s.readmit(s.loops[i%len(s.loops)], fd) {
+			r.Broken++
+		}
 	}
 	r.accepted = nil
 	return nil
 }
 
-// readmit serves a client from the beginning.
-func (s *Server) readmit(l *loop, fd int) {
+// readmit serves a client from the beginning, or resets it.
+func (s *Server) readmit(l *loop, fd int) bool {
 	var local, client rawAddress
 	if sysLocal(fd, &local) != 0 || sysPeer(fd, &client) != 0 || !s.tcpBudget.tryAcquire(fdsPerConnection) {
 		(&side{fd: fd}).abort()
-		return
+		return false
 	}
 	family := service.FamilyOf(local.addrPort().Addr())
 	for _, t := range s.tcp {
@@ -311,7 +313,10 @@ func (s *Server) readmit(l *loop, fd int) {
 			s.records.of(fd).accepted()
 			l.assigned.Add(1)
 			l.post(func() { l.admit(t, fd, client.addrPort()) })
-			return
+			return true
 		}
 	}
+	(&side{fd: fd}).abort() // this process listens for the other family only
+	s.tcpBudget.release(fdsPerConnection)
+	return false
 }
