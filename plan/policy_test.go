@@ -2,11 +2,26 @@ package plan
 
 import (
 	"net/netip"
+	"reflect"
 	"strings"
 	"testing"
 
 	"kproxy.dev/kproxy/service"
 )
+
+// TestPoliciesDiffer: two policies are equal if nothing differs, whatever field a release adds.
+func TestPoliciesDiffer(t *testing.T) {
+	for _, f := range reflect.VisibleFields(reflect.TypeFor[Policy]()) {
+		a, b := newWorld(t).in.Policy, newWorld(t).in.Policy
+		if !a.Equal(&b) {
+			t.Fatal("a policy differs from a copy of it")
+		}
+		vary(t, reflect.ValueOf(&b).Elem().FieldByName(f.Name))
+		if a.Equal(&b) {
+			t.Errorf("policies that differ in %s are equal", f.Name)
+		}
+	}
+}
 
 func TestIsPod(t *testing.T) {
 	client := func(a, in string) Client { return Client{Address: netip.MustParseAddr(a), Interface: in} }

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"reflect"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -127,17 +126,7 @@ func (p *Plane) readLocked() (err error) {
 // Want implements [kernel.Plane].
 func (p *Plane) Want(x *plan.Plan, d plan.Delta) bool {
 	p.want, p.pending = x, p.pending.Then(d)
-	return p.failing == nil || len(d.Changes) > 0 || d.Full || !p.sameRules(&p.failing.Policy, &x.Policy)
-}
-
-// sameRules reports whether the rules that all services share are the same by policies a and b.
-func (p *Plane) sameRules(a, b *plan.Policy) bool {
-	same := func(x, y Chain) bool {
-		return slices.EqualFunc(x.Rules, y.Rules, func(x, y Rule) bool { return x.Text == y.Text })
-	}
-	return !slices.ContainsFunc(p.tables.families, func(f service.Family) bool {
-		return !slices.EqualFunc(newRules(p.options, f, a).chains(), newRules(p.options, f, b).chains(), same)
-	})
+	return p.failing == nil || len(d.Changes) > 0 || d.Full || !p.failing.Policy.Equal(&x.Policy)
 }
 
 // Programmed implements [kernel.Plane].
@@ -304,7 +293,7 @@ func (p *Plane) chains(f service.Family, whole bool, d *difference) []Chain {
 	t := p.tables
 	r := newRules(p.options, f, &p.want.Policy)
 	// A change of services hardly ever comes with another policy, and to make the rules by it costs more than all else.
-	if was := p.held.plan; !whole && (was == nil || !reflect.DeepEqual(&was.Policy, &p.want.Policy)) {
+	if was := p.held.plan; !whole && (was == nil || !was.Policy.Equal(&p.want.Policy)) {
 		_, written, _ := t.writeChains(f, r.chains())
 		whole = len(written) > 0
 	}
