@@ -38,7 +38,7 @@ var quick = []string{
 var left = []struct{ tests, why string }{
 	{"evicted pods", "the kubelets here don't measure local storage"},
 	{"should only target nodes with endpoints", "upstream asks addresses of IPv6 without brackets, on dual stack"},
-	{"configurable pod resolv.conf|[Pp]rovider GCE|DNS configMap|Internet connection|Feature:Networking-IPv4|Feature:Networking-IPv6|using DNS", "they want agnhost's own DNS, a cloud or the internet"},
+	{"configurable pod resolv.conf|[Pp]rovider.GCE|DNS configMap|Internet connection|Feature:Networking-IPv4|Feature:Networking-IPv6|using DNS", "they want agnhost's own DNS, a cloud or the internet"},
 	{"SCTP|sctp", "the kernel of the run had none"},
 	{"NetworkPolicy|Netpol|Ingress|Gateway|IPerf2|KubeProxyNFAcct|Loadbalancing: L7|KubeProxy should", "no matter of a service proxy, or of kube-proxy's own"},
 	{"PerformanceDNS|Scale|large number of|rolling update|work after restarting apiserver|recreate its iptables rules|work after restarting kube-proxy", "they take long, or change the machine's"},
