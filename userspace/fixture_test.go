@@ -85,6 +85,15 @@ func testPlan(services ...testService) *plan.Plan {
 	return p
 }
 
+// drainAtEnd ends at the test's end what s has left.
+func drainAtEnd(t testing.TB, s *Server) {
+	t.Cleanup(func() {
+		over, cancel := context.WithCancel(context.Background())
+		cancel()
+		s.Drain(over)
+	})
+}
+
 // start runs a Server with p until the test ends.
 func start(t testing.TB, cfg Config, p *plan.Plan) *Server {
 	t.Helper()

@@ -49,11 +49,7 @@ func heir(t testing.TB, s *Server, cfg Config, p *plan.Plan) *Server {
 	next := New(cfg)
 	listeners, files := s.Listeners()
 	must(t, next.Inherit(listeners, copies(t, files)))
-	t.Cleanup(func() {
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		next.Drain(over)
-	})
+	drainAtEnd(t, next)
 	serve(next, p)
 	return next
 }

@@ -64,11 +64,7 @@ func TestRecover(t *testing.T) {
 	must(t, err)
 	next := New(Config{TCPOrigin: s.cfg.TCPOrigin})
 	must(t, next.Inherit(remains.Listeners()))
-	t.Cleanup(func() {
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		next.Drain(over)
-	})
+	drainAtEnd(t, next)
 	serve(next, testPlan(of(idle)))
 	must(t, next.Recover(remains))
 	h.Release()
@@ -124,11 +120,7 @@ func TestRecoverBeforeTheRecord(t *testing.T) {
 	}
 	next := New(Config{TCPOrigin: s.cfg.TCPOrigin})
 	must(t, next.Inherit(remains.Listeners()))
-	t.Cleanup(func() {
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		next.Drain(over)
-	})
+	drainAtEnd(t, next)
 	serve(next, p)
 	must(t, next.Recover(remains))
 	h.Release()
@@ -182,11 +174,7 @@ func TestMoreThanRecords(t *testing.T) {
 	must(t, s.Listen())
 	serve(s, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, echo)}}))
 	go s.Run(context.Background())
-	t.Cleanup(func() {
-		over, cancel := context.WithCancel(context.Background())
-		cancel()
-		s.Drain(over)
-	})
+	drainAtEnd(t, s)
 	low := connect(t, s)
 	ask(t, low, "x")
 	h, state := freeze(t, s)
