@@ -4,15 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 )
 
 // runInside makes the cluster in the namespaces that the outer program made, and does with it
 // what was asked for.
 func runInside(o options) error {
-	ctx, cancel := context.WithCancel(context.Background())
-	defer cancel()
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM)
+	defer stop()
 	c := &cluster{options: o, image: "conformance"}
 	defer c.keepLogs()
 	began := time.Now()
@@ -46,7 +48,8 @@ func runInside(o options) error {
 		}
 		if o.keep {
 			fmt.Printf("%s serves. Enter it: nsenter -a -t $(pgrep -f 'inside -state %s' | tail -n 1); KUBECONFIG=%s\n", mode, c.state, c.kube)
-			select {}
+			<-ctx.Done()
+			return nil
 		}
 		if o.plugin {
 			if err := c.plugin(ctx); err != nil {
@@ -59,6 +62,9 @@ func runInside(o options) error {
 			return err
 		}
 		failed += n
+		if ctx.Err() != nil {
+			return nil // the outer program says that it was interrupted
+		}
 	}
 	if failed > 0 {
 		return errors.New("tests failed")

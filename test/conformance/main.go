@@ -9,7 +9,6 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -22,6 +21,7 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -159,26 +159,33 @@ func runOutside(o options) (err error) {
 		Cloneflags: syscall.CLONE_NEWPID | syscall.CLONE_NEWNS | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC,
 		Setpgid:    true, Pdeathsig: syscall.SIGKILL,
 	}
-	interrupted, stop := signal.NotifyContext(context.Background(), syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
-	defer stop()
+	interrupts := make(chan os.Signal, 2)
+	signal.Notify(interrupts, syscall.SIGINT, syscall.SIGTERM, syscall.SIGHUP)
+	defer signal.Stop(interrupts)
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("start in namespaces of its own: %w", err)
 	}
-	done := make(chan struct{})
-	defer close(done)
-	go func() {
-		select {
-		case <-interrupted.Done():
-			_ = cmd.Process.Kill() // with the first process end all others of its namespace
-		case <-done:
-		}
-	}()
-	err = cmd.Wait()
-	if interrupted.Err() != nil {
-		return errors.New("interrupted")
+	done := make(chan error, 1)
+	go func() { done <- cmd.Wait() }()
+	select {
+	case err := <-done:
+		return err
+	case <-interrupts:
+		_ = cmd.Process.Signal(syscall.SIGTERM) // it reports what has ended by now
 	}
-	return err
+	select {
+	case <-done:
+	case <-interrupts:
+	case <-time.After(reportWithin):
+	}
+	if cmd.Process.Kill() == nil { // with the first process end all others of its namespace
+		<-done
+	}
+	return errors.New("interrupted")
 }
+
+// reportWithin bounds what an interrupted run still does.
+const reportWithin = 90 * time.Second
 
 // stateName begins the name of a state's folder, in [os.TempDir]. Numbers follow.
 const stateName = "kproxy-conformance"
@@ -237,7 +244,7 @@ func removeGroups() {
 }
 
 // firstProcess is the first of a namespace of processes: it gives it a /proc, starts a program
-// and waits for all that end, as those do that have lost their parent, until the program ends.
+// and waits for all that end, as those do that have lost their parent, until the program ends. It passes SIGTERM on to the program.
 func firstProcess(command []string) int {
 	err := syscall.Mount("", "/", "", syscall.MS_REC|syscall.MS_PRIVATE, "")
 	if err == nil {
@@ -247,11 +254,18 @@ func firstProcess(command []string) int {
 		fmt.Fprintln(os.Stderr, "conformance: mount /proc:", err)
 		return 1
 	}
+	terminated := make(chan os.Signal, 1)
+	signal.Notify(terminated, syscall.SIGTERM)
 	p, err := os.StartProcess(command[0], command, &os.ProcAttr{Files: []*os.File{os.Stdin, os.Stdout, os.Stderr}})
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "conformance:", err)
 		return 1
 	}
+	go func() {
+		for s := range terminated {
+			_ = p.Signal(s) // it may have ended
+		}
+	}()
 	for {
 		var status syscall.WaitStatus
 		pid, err := syscall.Wait4(-1, &status, 0, nil)

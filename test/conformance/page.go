@@ -22,22 +22,47 @@ func (o *options) writePage() error {
 	if err != nil {
 		return err
 	}
-	reports := map[string]map[string]spec{}
-	for name := range proxies {
-		specs, err := report(filepath.Join(o.results, name, "report.json"))
-		if errors.Is(err, os.ErrNotExist) {
-			continue
-		}
-		if err != nil {
-			return err
-		}
-		reports[name] = specs
+	reports, err := readReports(o.results)
+	if err != nil {
+		return err
 	}
 	text, err := withReports(string(page), reports)
 	if err != nil {
 		return fmt.Errorf("%s: %w", o.page, err)
 	}
 	return os.WriteFile(o.page, []byte(text), 0o644)
+}
+
+// readReports reads the reports of all runs, a later one's over an earlier one's unless it skipped the test, by proxy and test.
+func readReports(results string) (map[string]map[string]spec, error) {
+	reports := map[string]map[string]spec{}
+	for name := range proxies {
+		files, err := filepath.Glob(filepath.Join(results, name, "*", "report.json"))
+		if err != nil {
+			return nil, err
+		}
+		slices.Sort(files) // by when they began
+		for _, file := range files {
+			specs, partial, err := report(file)
+			if err != nil {
+				return nil, err
+			}
+			fmt.Printf("%s: %d tests", file, len(specs))
+			if partial != "" {
+				fmt.Printf(", not all that were chosen: %s", partial)
+			}
+			fmt.Println()
+			if reports[name] == nil {
+				reports[name] = map[string]spec{}
+			}
+			for test, s := range specs {
+				if _, ran := reports[name][test]; s.State != "skipped" || !ran {
+					reports[name][test] = s
+				}
+			}
+		}
+	}
+	return reports, nil
 }
 
 // withReports returns a page whose table has what reports say, by proxy and test.

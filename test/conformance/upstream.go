@@ -13,6 +13,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -71,13 +72,16 @@ type spec struct {
 	}
 }
 
-// test runs upstream's tests and returns how many have failed. Ginkgo's reports are in the results.
+// runName is how the folder of a run is called, by when it began.
+const runName = "20060102T150405Z"
+
+// test runs upstream's tests and returns how many have failed. Ginkgo's reports are in a folder of this run. When ctx ends, they have
+// the tests that have ended by then.
 func (c *cluster) test(ctx context.Context) (failed int, err error) {
-	dir := filepath.Join(c.results, c.proxy)
+	dir := filepath.Join(c.results, c.proxy, time.Now().UTC().Format(runName))
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return 0, err
 	}
-	_ = os.Remove(filepath.Join(dir, "report.json"))
 	log, err := os.Create(filepath.Join(dir, "log"))
 	if err != nil {
 		return 0, err
@@ -97,11 +101,20 @@ func (c *cluster) test(ctx context.Context) (failed int, err error) {
 		"--prepull-images=false", "--num-nodes="+fmt.Sprint(c.options.nodes), "--minStartupPods=0", "--delete-namespace-on-failure=true", "--dump-logs-on-failure=false")
 	cmd.Env = append(os.Environ(), "KUBECONFIG="+c.kube)
 	cmd.Stdout, cmd.Stderr = log, log
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	cmd.Cancel = func() error { // as ^C in a terminal, twice: it reports, and leaves out what tests do to tidy up
+		err := syscall.Kill(-cmd.Process.Pid, syscall.SIGINT)
+		time.Sleep(time.Second)
+		return errors.Join(err, syscall.Kill(-cmd.Process.Pid, syscall.SIGINT))
+	}
+	cmd.WaitDelay = reportWithin / 2
 	ran := cmd.Run()
-	if logs, err := c.kubectl(ctx, "-n", "kube-system", "logs", "-l", "k8s-app in (kproxy, kube-proxy)", "--tail=-1", "--prefix", "--max-log-requests=9"); err == nil {
+	after, cancel := context.WithTimeout(context.WithoutCancel(ctx), reportWithin/4)
+	defer cancel()
+	if logs, err := c.kubectl(after, "-n", "kube-system", "logs", "-l", "k8s-app in (kproxy, kube-proxy)", "--tail=-1", "--prefix", "--max-log-requests=9"); err == nil {
 		_ = os.WriteFile(filepath.Join(dir, "proxy.log"), []byte(logs), 0o644)
 	}
-	specs, err := report(filepath.Join(dir, "report.json"))
+	specs, partial, err := report(filepath.Join(dir, "report.json"))
 	if err != nil {
 		return 0, errors.Join(fmt.Errorf("run upstream's tests, see %s: %w", log.Name(), ran), err)
 	}
@@ -125,8 +138,14 @@ func (c *cluster) test(ctx context.Context) (failed int, err error) {
 		}
 	}
 	fmt.Printf("%s: %d passed, %d failed\n", c.proxy, passed, failed)
+	if partial != "" {
+		fmt.Printf("%s: not all that were chosen: %s\n", c.proxy, partial)
+	}
 	if passed+failed == 0 {
 		return failed, fmt.Errorf("no test ran, see %s", log.Name())
+	}
+	if ctx.Err() != nil {
+		return failed, nil
 	}
 	if c.quick {
 		err = unmatched(quick, specs)
@@ -179,18 +198,22 @@ func (c *cluster) writeEvents(name string, s spec) {
 	}
 }
 
-// report reads the tests that ran from ginkgo's report, by name.
-func report(file string) (map[string]spec, error) {
+// report reads the tests that have ended from ginkgo's report, by name, and why others haven't that were chosen, if so.
+func report(file string) (specs map[string]spec, partial string, err error) {
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return nil, err
+		return nil, "", err
 	}
-	var suites []struct{ SpecReports []spec }
+	var suites []struct {
+		SpecReports                []spec
+		SpecialSuiteFailureReasons []string
+	}
 	if err := json.Unmarshal(text, &suites); err != nil {
-		return nil, fmt.Errorf("read %s: %w", file, err)
+		return nil, "", fmt.Errorf("read %s: %w", file, err)
 	}
-	specs := map[string]spec{}
+	specs = map[string]spec{}
 	for _, suite := range suites {
+		partial = strings.Join(suite.SpecialSuiteFailureReasons, ", ")
 		for _, s := range suite.SpecReports {
 			if s.LeafNodeType != "It" || s.State == "interrupted" || s.State == "skipped" && s.Failure.Message == "" { // not chosen
 				continue
@@ -198,5 +221,5 @@ func report(file string) (map[string]spec, error) {
 			specs[strings.Join(append(s.ContainerHierarchyTexts, s.LeafNodeText), " ")] = s
 		}
 	}
-	return specs, nil
+	return specs, partial, nil
 }
