@@ -38,8 +38,8 @@ func (c *cluster) plugin(ctx context.Context) error {
 		do   func(context.Context) error
 	}{
 		{"status", c.pluginStatus}, {"trace", c.pluginTrace}, {"connections, events, top", c.pluginLists}, {"drift", c.pluginDrift},
-		{"pin", c.pluginPin}, {"rights", c.pluginRights}, {"a kproxy that hangs", c.pluginHangs}, {"a node that can't be reached", c.pluginCut},
-		{"a node without kproxy", c.pluginAbsent},
+		{"pin", c.pluginPin}, {"rights", c.pluginRights}, {"ui", c.pluginUI}, {"a kproxy that hangs", c.pluginHangs}, {"a node that can't be reached", c.pluginCut},
+		{"a node without kproxy", c.pluginAbsent}, {"ui, a node without kproxy", c.pluginUIAbsent},
 	} {
 		if err := step.do(ctx); err != nil {
 			return fmt.Errorf("kubectl kproxy: %s: %w", step.name, err)
@@ -86,8 +86,13 @@ func (c *cluster) access(user string) string { return filepath.Join(c.state, use
 
 // kproxyAs runs `kubectl kproxy` as a user.
 func (c *cluster) kproxyAs(ctx context.Context, user string, args ...string) (string, error) {
+	return run(ctx, "env", c.pluginArgs(user, args...)...)
+}
+
+// pluginArgs are env's to run `kubectl kproxy` as a user.
+func (c *cluster) pluginArgs(user string, args ...string) []string {
 	search := filepath.Join(c.programs, "bin") + ":" + c.state + ":" + os.Getenv("PATH") // kubectl looks for plugins there
-	return run(ctx, "env", append([]string{"PATH=" + search, "KUBECONFIG=" + c.access(user), "kubectl", "kproxy"}, args...)...)
+	return append([]string{"PATH=" + search, "KUBECONFIG=" + c.access(user), "kubectl", "kproxy"}, args...)
 }
 
 // report is what `kubectl kproxy status` says; its exit status has to be the one that goes with it.
