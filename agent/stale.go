@@ -30,27 +30,30 @@ type staleCleanup struct {
 	// stale deletes what going from a former plan to p has made stale.
 	stale func(former []*plan.Plan, p *plan.Plan) error
 	// halfOpen deletes what waits for endpoints that p doesn't use.
-	halfOpen func(families [2]bool, p *plan.Plan) error
+	halfOpen func(p *plan.Plan) error
 	cleaned  func(time.Duration)
 
 	wake chan struct{} // 1 slot: triggers coalesce
 
 	mu      sync.Mutex // the loops request, run takes
 	pending pending
+	soon    bool  // a clean-up has been triggered, halfOpenDelay after the request
 	err     error // of the last clean-up
 }
+
+// halfOpenDelay is how long a search for half-open connections waits for others, to be one with them: a client
+// sends its SYN again after a second (RFC 6298), and going through the kernel's table is most of what a change costs.
+const halfOpenDelay = 200 * time.Millisecond
 
 // pending is what a clean-up has to look for.
 type pending struct {
 	stale    bool
 	former   []*plan.Plan // whose rules were in the kernel until a moment ago
-	halfOpen [2]bool      // by family
+	halfOpen bool
 }
 
 // maxFormer is how many plans are remembered while clean-ups fail.
 const maxFormer = 64
-
-var bothFamilies = [2]bool{service.IPv4: true, service.IPv6: true}
 
 func (w *pending) add(o pending) {
 	w.stale = w.stale || o.stale
@@ -58,12 +61,10 @@ func (w *pending) add(o pending) {
 	if more := len(w.former) - maxFormer; more > 0 {
 		w.former = slices.Delete(w.former, 0, more)
 	}
-	for f := range w.halfOpen {
-		w.halfOpen[f] = w.halfOpen[f] || o.halfOpen[f]
-	}
+	w.halfOpen = w.halfOpen || o.halfOpen
 }
 
-func (w *pending) empty() bool { return !w.stale && w.halfOpen == [2]bool{} }
+func (w *pending) empty() bool { return !w.stale && !w.halfOpen }
 
 // follow requests a search for what going from old by d may have left.
 func (s *staleCleanup) follow(old *plan.Plan, d plan.Delta) { s.request(between(old, d)) }
@@ -72,7 +73,7 @@ func (s *staleCleanup) follow(old *plan.Plan, d plan.Delta) { s.request(between(
 // no rules led to their endpoints: UDP clients would otherwise stay with what
 // conntrack remembers for as long as they send.
 func (s *staleCleanup) all() {
-	s.request(pending{stale: true, halfOpen: bothFamilies})
+	s.request(pending{stale: true, halfOpen: true})
 }
 
 // written is called when the kernel's rules were written; was is the plan that they
@@ -81,7 +82,7 @@ func (s *staleCleanup) all() {
 // otherwise. Where that can't be, d isn't Full and says what has changed: the rest
 // has misled no flow.
 func (s *staleCleanup) written(was *plan.Plan, d plan.Delta) {
-	w := pending{stale: true, former: []*plan.Plan{was}, halfOpen: bothFamilies}
+	w := pending{stale: true, former: []*plan.Plan{was}, halfOpen: true}
 	if was != nil && !d.Full {
 		w = between(was, d)
 	}
@@ -90,20 +91,31 @@ func (s *staleCleanup) written(was *plan.Plan, d plan.Delta) {
 
 // between is what going from old by d may leave.
 func between(old *plan.Plan, d plan.Delta) pending {
-	w := pending{halfOpen: conntrack.HalfOpenIn(d)}
+	w := pending{halfOpen: conntrack.MayBeHalfOpen(d)}
 	if conntrack.MayBeStale(d) {
 		w.stale, w.former = true, []*plan.Plan{old}
 	}
 	return w
 }
 
+// request asks for a clean-up: at once, or soon where only TCP clients wait.
 func (s *staleCleanup) request(w pending) {
 	if w.empty() {
 		return
 	}
 	s.mu.Lock()
+	defer s.mu.Unlock()
 	s.pending.add(w)
-	s.mu.Unlock()
+	switch {
+	case w.stale:
+		s.trigger()
+	case !s.soon:
+		s.soon = true
+		time.AfterFunc(halfOpenDelay, s.trigger)
+	}
+}
+
+func (s *staleCleanup) trigger() {
 	select {
 	case s.wake <- struct{}{}:
 	default:
@@ -145,7 +157,7 @@ func (s *staleCleanup) run(ctx context.Context) error {
 func (s *staleCleanup) clean() error {
 	s.mu.Lock()
 	w := s.pending
-	s.pending = pending{}
+	s.pending, s.soon = pending{}, false
 	s.mu.Unlock()
 	// Only now: a plan is in force before it requests anything, and what a later one
 	// requests is the next clean-up's.
@@ -176,15 +188,15 @@ func (s *staleCleanup) do(w pending, p *plan.Plan) error {
 			return err
 		}
 	}
-	if w.halfOpen == [2]bool{} {
+	if !w.halfOpen {
 		return nil
 	}
-	return s.halfOpen(w.halfOpen, p)
+	return s.halfOpen(p)
 }
 
 // deleteHalfOpen deletes the TCP entries that wait for endpoints which p doesn't use.
-func (a *Agent) deleteHalfOpen(families [2]bool, p *plan.Plan) error {
-	flows, err := a.conntrack.ListUnanswered(service.TCP, families)
+func (a *Agent) deleteHalfOpen(p *plan.Plan) error {
+	flows, err := a.conntrack.ListUnanswered(service.TCP)
 	if err != nil {
 		return err
 	}

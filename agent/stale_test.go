@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"context"
 	"errors"
 	"log/slog"
 	"net/netip"
+	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -36,7 +39,6 @@ func TestStaleCleanup(t *testing.T) {
 	tcp, moved := oneService(service.TCP, plan.IPTables, one), oneService(service.TCP, plan.Userspace, one)
 	pointed := oneService(service.TCP, plan.Userspace, other)
 	dns, pointedDNS := oneService(service.UDP, plan.IPTables, one), oneService(service.UDP, plan.Userspace, other)
-	v4, both := [2]bool{service.IPv4: true}, bothFamilies
 	for _, tt := range []struct {
 		name string
 		now  *plan.Plan
@@ -46,16 +48,16 @@ func TestStaleCleanup(t *testing.T) {
 		{"nothing", tcp, func(s *staleCleanup) { s.follow(tcp, changes(tcp, tcp)) }, pending{}},
 		{"the first plan", tcp, func(s *staleCleanup) { s.follow(nil, plan.Between(nil, tcp)) }, pending{stale: true, former: []*plan.Plan{nil}}},
 		{"a TCP service moved", moved, func(s *staleCleanup) { s.follow(tcp, changes(tcp, moved)) }, pending{}},
-		{"its endpoint is gone", pointed, func(s *staleCleanup) { s.follow(tcp, changes(tcp, pointed)) }, pending{halfOpen: v4}},
-		{"its rules were written over the former plan's", pointed, func(s *staleCleanup) { s.written(tcp, changes(tcp, pointed)) }, pending{halfOpen: v4}},
-		{"its rules were written", pointed, func(s *staleCleanup) { s.written(tcp, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{tcp}, halfOpen: both}},
+		{"its endpoint is gone", pointed, func(s *staleCleanup) { s.follow(tcp, changes(tcp, pointed)) }, pending{halfOpen: true}},
+		{"its rules were written over the former plan's", pointed, func(s *staleCleanup) { s.written(tcp, changes(tcp, pointed)) }, pending{halfOpen: true}},
+		{"its rules were written", pointed, func(s *staleCleanup) { s.written(tcp, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{tcp}, halfOpen: true}},
 		{"a UDP endpoint is gone", pointedDNS, func(s *staleCleanup) { s.follow(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}}},
 		{"rules of no endpoint that is gone were written", moved, func(s *staleCleanup) { s.written(tcp, changes(tcp, moved)) }, pending{}},
 		{"UDP rules were written over the former plan's", pointedDNS, func(s *staleCleanup) { s.written(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}}},
-		{"UDP rules were written", pointedDNS, func(s *staleCleanup) { s.written(dns, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: both}},
-		{"rules were written over unknown ones", tcp, func(s *staleCleanup) { s.written(nil, changes(nil, tcp)) }, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
-		{"redirecting had stopped", tcp, (*staleCleanup).all, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: both}},
-		{"two things", pointedDNS, func(s *staleCleanup) { s.follow(tcp, changes(tcp, pointed)); s.follow(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: v4}},
+		{"UDP rules were written", pointedDNS, func(s *staleCleanup) { s.written(dns, plan.Delta{Full: true}) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: true}},
+		{"rules were written over unknown ones", tcp, func(s *staleCleanup) { s.written(nil, changes(nil, tcp)) }, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: true}},
+		{"redirecting had stopped", tcp, (*staleCleanup).all, pending{stale: true, former: []*plan.Plan{nil}, halfOpen: true}},
+		{"two things", pointedDNS, func(s *staleCleanup) { s.follow(tcp, changes(tcp, pointed)); s.follow(dns, changes(dns, pointedDNS)) }, pending{stale: true, former: []*plan.Plan{dns}, halfOpen: true}},
 	} {
 		var got pending
 		failing := true
@@ -68,8 +70,8 @@ func TestStaleCleanup(t *testing.T) {
 				got.stale, got.former = true, former
 				return nil
 			},
-			halfOpen: func(families [2]bool, p *plan.Plan) error {
-				got.halfOpen = families
+			halfOpen: func(*plan.Plan) error {
+				got.halfOpen = true
 				return nil
 			},
 		}
@@ -106,7 +108,7 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 		return p
 	}
 	s.stale = func(_ []*plan.Plan, p *plan.Plan) error { by = append(by, p.Mode); return nil }
-	s.halfOpen = func([2]bool, *plan.Plan) error { return nil }
+	s.halfOpen = func(*plan.Plan) error { return nil }
 	for s.all(); len(s.wake) > 0; {
 		<-s.wake
 		if err := s.clean(); err != nil {
@@ -130,4 +132,41 @@ func TestSweepsThatFailKeepFewPlans(t *testing.T) {
 	if n := len(s.pending.former); n != maxFormer {
 		t.Errorf("%d plans are kept, want %d", n, maxFormer)
 	}
+}
+
+// Changes that follow each other have one search for half-open connections, before a client sends its SYN again. UDP
+// clients don't wait for it.
+func TestHalfOpenSearchesAreOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var udp, tcp int
+		s := &staleCleanup{
+			wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler), cleaned: func(time.Duration) {},
+			plan:     func() *plan.Plan { return &plan.Plan{} },
+			stale:    func([]*plan.Plan, *plan.Plan) error { udp++; return nil },
+			halfOpen: func(*plan.Plan) error { tcp++; return nil },
+		}
+		var running sync.WaitGroup
+		running.Go(func() { s.run(ctx) })
+		for range 10 {
+			s.request(pending{halfOpen: true})
+			time.Sleep(halfOpenDelay / 20)
+		}
+		synctest.Wait()
+		if tcp != 0 {
+			t.Errorf("%d searches while changes follow each other, want none", tcp)
+		}
+		time.Sleep(halfOpenDelay)
+		synctest.Wait()
+		if tcp != 1 {
+			t.Errorf("%d searches after ten changes, want 1", tcp)
+		}
+		s.request(pending{stale: true})
+		synctest.Wait()
+		if udp != 1 {
+			t.Errorf("%d searches for UDP flows at once, want 1", udp)
+		}
+		cancel()
+		running.Wait()
+	})
 }

@@ -188,13 +188,18 @@ func TestDumpIsFilteredByTheKernel(t *testing.T) {
 	if _, err := silent.Write([]byte("hello")); err != nil {
 		t.Fatal(err)
 	}
-	for w, want := range map[wanted]int{
-		{protocol: service.UDP}: 2, {protocol: service.TCP}: 0,
-		{protocol: service.UDP, unanswered: true}: 1, {protocol: service.TCP, unanswered: true}: 0, {unanswered: true}: 1,
+	for _, tt := range []struct {
+		family byte
+		filter wanted
+		want   int
+	}{
+		{unix.AF_INET, wanted{protocol: service.UDP}, 2}, {unix.AF_INET, wanted{protocol: service.TCP}, 0}, {unix.AF_INET6, wanted{protocol: service.UDP}, 0},
+		{unix.AF_INET, wanted{protocol: service.UDP, unanswered: true}, 1}, {unix.AF_INET, wanted{protocol: service.TCP, unanswered: true}, 0},
+		{unix.AF_UNSPEC, wanted{unanswered: true}, 1}, {unix.AF_UNSPEC, wanted{}, 2},
 	} {
-		flows, err := c.dump(nil, service.IPv4, w, wanted{})
-		if err != nil || len(flows) != want {
-			t.Errorf("kernel's filter for %+v: %d entries, %v, want %d", w, len(flows), err, want)
+		flows, err := c.dump(nil, tt.family, tt.filter, wanted{})
+		if err != nil || len(flows) != tt.want {
+			t.Errorf("kernel's filter for %+v of family %d: %d entries, %v, want %d", tt.filter, tt.family, len(flows), err, tt.want)
 		}
 	}
 }
@@ -539,7 +544,7 @@ func FuzzDecode(f *testing.F) {
 	for _, family := range service.Families {
 		f.Add(full(family))
 		f.Add(getBody(service.UDP, at(family, 1, 1, 1), at(family, 2, 2, 2)))
-		f.Add(appendDump(nil, family, wanted{protocol: service.UDP, unanswered: true})[unix.NLMSG_HDRLEN:])
+		f.Add(appendDump(nil, [2]byte{unix.AF_INET, unix.AF_INET6}[family], wanted{protocol: service.UDP, unanswered: true})[unix.NLMSG_HDRLEN:])
 		flow := flow(family, service.UDP, at(family, 1, 1, 1), at(family, 2, 2, 2))
 		f.Add(appendDelete(nil, &flow)[unix.NLMSG_HDRLEN:])
 	}

@@ -46,31 +46,22 @@ func HalfOpen(flows []Flow, p *plan.Plan, local func(netip.Addr) bool) []Flow {
 	return out
 }
 
-// HalfOpenIn returns the families in which the table needs to be listed: those in
-// which d stops using an endpoint, or serves an address that no service had before. A
+// MayBeHalfOpen reports whether d can leave any, so that the table needs to be listed: it
+// stops using an endpoint, or serves an address that no service had before. A
 // client that asked too early has left this node by a route; its further SYNs would
 // follow the first for two minutes.
-func HalfOpenIn(d plan.Delta) (in [2]bool) {
-	for _, c := range d.Changes {
+func MayBeHalfOpen(d plan.Delta) bool {
+	return slices.ContainsFunc(d.Changes, func(c plan.Change) bool {
 		was, is := c.Was, c.Is
 		if is == nil || is.Port.Protocol != service.TCP {
-			continue
+			return false
 		}
-		for i := range is.Frontends {
-			f := &is.Frontends[i]
-			if f.Verdict == plan.Forward && (was == nil || !slices.ContainsFunc(was.Frontends, func(w plan.Frontend) bool { return keyOf(&w) == keyOf(f) })) {
-				in[f.Family] = true
-			}
-		}
-		if was == nil {
-			continue
-		}
-		for i := range was.Endpoints {
-			e := &was.Endpoints[i]
-			if now := endpoint(is, e.Address); e.Usable && (now == nil || !now.Usable) {
-				in[service.FamilyOf(e.Address.Addr())] = true
-			}
-		}
-	}
-	return in
+		begins := slices.ContainsFunc(is.Frontends, func(f plan.Frontend) bool {
+			return f.Verdict == plan.Forward && (was == nil || !slices.ContainsFunc(was.Frontends, func(w plan.Frontend) bool { return keyOf(&w) == keyOf(&f) }))
+		})
+		return begins || was != nil && slices.ContainsFunc(was.Endpoints, func(e plan.Endpoint) bool {
+			now := endpoint(is, e.Address)
+			return e.Usable && (now == nil || !now.Usable)
+		})
+	})
 }

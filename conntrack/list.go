@@ -28,27 +28,32 @@ func (w wanted) takes(f *Flow) bool {
 // List returns all entries of both families; p, if it isn't 0, limits it to a
 // protocol. Entries that come or go meanwhile may be missing.
 func (c *Client) List(p service.Protocol) ([]Flow, error) {
-	return c.lists([2]bool{true, true}, wanted{protocol: p})
+	return c.lists(wanted{protocol: p})
 }
 
-// ListUnanswered is List, in some families, of flows of which no packet has come
+// ListUnanswered is List of flows of which no packet has come
 // back yet. They are few: a list of everything takes a second of CPU with some hundred thousand
 // entries, most of it to hand them over, and this one doesn't.
-func (c *Client) ListUnanswered(p service.Protocol, families [2]bool) ([]Flow, error) {
-	return c.lists(families, wanted{protocol: p, unanswered: true})
+func (c *Client) ListUnanswered(p service.Protocol) ([]Flow, error) {
+	return c.lists(wanted{protocol: p, unanswered: true})
 }
 
-func (c *Client) lists(families [2]bool, w wanted) (out []Flow, err error) {
+// lists lets the kernel go through its table once, which takes it ten milliseconds if
+// there is no entry; or, where it shall hand over one protocol of many entries, once for each family,
+// as it takes that filter for no more (ctnetlink_parse_tuple_filter in net/netfilter/nf_conntrack_netlink.c).
+func (c *Client) lists(w wanted) (out []Flow, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.closed {
 		return nil, fmt.Errorf("list conntrack entries: %w", fs.ErrClosed)
 	}
-	for _, family := range service.Families {
-		if families[family] {
-			if out, err = c.list(out, family, w); err != nil {
-				return nil, fmt.Errorf("list %s conntrack entries: %w", family, err)
-			}
+	families := []byte{unix.AF_UNSPEC}
+	if w.protocol != 0 && !w.unanswered {
+		families = []byte{unix.AF_INET, unix.AF_INET6}
+	}
+	for _, family := range families {
+		if out, err = c.list(out, family, w); err != nil {
+			return nil, fmt.Errorf("list conntrack entries: %w", err)
 		}
 	}
 	return out, nil
@@ -56,10 +61,10 @@ func (c *Client) lists(families [2]bool, w wanted) (out []Flow, err error) {
 
 // list retries what the kernel interrupts. If it keeps doing so, the last
 // attempt is used as it is: an entry too few now is better than none ever.
-func (c *Client) list(out []Flow, f service.Family, w wanted) ([]Flow, error) {
+func (c *Client) list(out []Flow, family byte, w wanted) ([]Flow, error) {
 	filter := w
 	for attempt := 1; ; attempt++ {
-		flows, err := c.dump(out, f, filter, w)
+		flows, err := c.dump(out, family, filter, w)
 		switch {
 		case err == nil:
 			return flows, nil
@@ -74,9 +79,9 @@ func (c *Client) list(out []Flow, f service.Family, w wanted) ([]Flow, error) {
 }
 
 // dump appends what one list has; also what it got before an error.
-func (c *Client) dump(out []Flow, f service.Family, filter, w wanted) ([]Flow, error) {
+func (c *Client) dump(out []Flow, family byte, filter, w wanted) ([]Flow, error) {
 	var problem error
-	err := c.dumper.Dump(func(b []byte) []byte { return appendDump(b, f, filter) }, func(body []byte) {
+	err := c.dumper.Dump(func(b []byte) []byte { return appendDump(b, family, filter) }, func(body []byte) {
 		flow, err := decode(body)
 		if err != nil {
 			problem = err

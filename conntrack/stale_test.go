@@ -325,7 +325,7 @@ func TestHalfOpen(t *testing.T) {
 	}
 }
 
-func TestHalfOpenIn(t *testing.T) {
+func TestMayBeHalfOpen(t *testing.T) {
 	planOf := func(change ...func(*plan.Service)) *plan.Plan {
 		return &plan.Plan{Services: []*plan.Service{serviceOf(tcpKey("web"), 10, change...)}}
 	}
@@ -346,7 +346,7 @@ func TestHalfOpenIn(t *testing.T) {
 		{"an endpoint came up", planOf(unusable(2)), planOf(), false},
 		{"the service is gone", planOf(), &plan.Plan{}, false},
 	} {
-		if got := HalfOpenIn(plan.Between(tt.old, tt.now)) != [2]bool{}; got != tt.want {
+		if got := MayBeHalfOpen(plan.Between(tt.old, tt.now)); got != tt.want {
 			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
 		}
 	}

@@ -171,12 +171,12 @@ func appendTranslation(b []byte, typ uint16, to netip.AddrPort) []byte {
 	})
 }
 
-// appendDump asks for all entries of a family and lets the kernel leave out what
-// w doesn't take: other protocols since Linux 5.8, by status since 5.15. Older ones
+// appendDump asks for all entries of a family, AF_UNSPEC for both, and lets the kernel leave out what
+// w doesn't take: other protocols of one family since Linux 5.8, by status since 5.15. Older ones
 // ignore that.
-func appendDump(b []byte, f service.Family, w wanted) []byte {
-	b = appendHeader(nlmsg.AppendRequest(b, messageGet, unix.NLM_F_DUMP), f)
-	if w.protocol != 0 {
+func appendDump(b []byte, family byte, w wanted) []byte {
+	b = nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, messageGet, unix.NLM_F_DUMP), family)
+	if w.protocol != 0 && family != unix.AF_UNSPEC {
 		b = nlmsg.AppendNested(b, ctaTupleOrig, func(b []byte) []byte {
 			return nlmsg.AppendNested(b, ctaTupleProto, func(b []byte) []byte { return nlmsg.Append(b, ctaProtoNum, byte(w.protocol)) })
 		})
