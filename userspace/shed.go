@@ -76,15 +76,20 @@ type victim struct {
 // chooseVictims chooses which of hs have to give way so that want others have room: those that rank
 // lowest, and the one silent longest first; none whose rank is negative. A greedy client loses
 // no more than what it has beyond its share, and more than those that hold less; where no client is
-// greedy, services are compared in the same way. No share is less than least.
-func chooseVictims(hs []holding, want, least int, rank func(*holding, share) int) []victim {
-	clients := beyondShare(hs, want, least, func(h *holding) netip.Addr { return h.client })
+// greedy, services are compared in the same way; clients aren't compared if byClient is false. No share is less than least. What is
+// chosen weighs nothing in hs then.
+func chooseVictims(hs []holding, want, least int, byClient bool, rank func(*holding, share) int) []victim {
+	var clients map[netip.Addr]int
+	if byClient {
+		clients = beyondShare(hs, want, least, func(h *holding) netip.Addr { return h.client })
+	}
 	var services map[*serviceState]int
 	if len(clients) == 0 {
 		services = beyondShare(hs, want, least, func(h *holding) *serviceState { return h.service })
 	}
 	type candidate struct {
 		victim
+		of   *holding
 		rank int
 	}
 	var found []candidate
@@ -93,7 +98,7 @@ func chooseVictims(hs []holding, want, least int, rank func(*holding, share) int
 		if h.weight == 0 {
 			continue
 		}
-		c, is := candidate{victim: victim{*h, shedIdle}}, within
+		c, is := candidate{victim: victim{*h, shedIdle}, of: h}, within
 		switch {
 		case clients[h.client] > 0:
 			c.reason, is = shedClient, clientOver
@@ -128,6 +133,7 @@ func chooseVictims(hs []holding, want, least int, rank func(*holding, share) int
 			services[c.service] -= c.weight
 		}
 		want -= c.weight
+		c.of.weight = 0
 		out = append(out, c.victim)
 	}
 	return out

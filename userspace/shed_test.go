@@ -51,7 +51,7 @@ func TestChooseVictims(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			got := map[string]int{}
-			for _, v := range chooseVictims(tt.hs, tt.want, shareLeast, tt.rank) {
+			for _, v := range chooseVictims(tt.hs, tt.want, shareLeast, true, tt.rank) {
 				who := "crowd"
 				if v.client.Compare(address(1000)) >= 0 && tt.name != "one service" {
 					who = v.client.String()
@@ -69,7 +69,7 @@ func TestChooseVictims(t *testing.T) {
 	t.Run("lowest rank first, then the longest silent", func(t *testing.T) {
 		hs := []holding{{weight: 1, active: 1}, {weight: 1, active: 2, reset: true}, {weight: 1, active: 4}, {weight: 1, active: 3, reset: true}}
 		var got []int64
-		for _, v := range chooseVictims(hs, 3, shareLeast, func(h *holding, _ share) int {
+		for _, v := range chooseVictims(hs, 3, shareLeast, true, func(h *holding, _ share) int {
 			if h.reset {
 				return 0
 			}

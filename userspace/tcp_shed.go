@@ -81,7 +81,7 @@ func (s *Server) shedConnections(urgent bool) bool {
 	hs := s.connections(func(*tcpConn) int { return 1 })
 	now, fallback := sinceEpoch(), s.fallback.Load()
 	want := max(len(hs)/shedParts, shedLeast)
-	victims := chooseVictims(hs, want, shareLeast, func(h *holding, is share) int {
+	victims := chooseVictims(hs, want, shareLeast, true, func(h *holding, is share) int {
 		silent := time.Duration(now - h.active)
 		switch {
 		case h.reset:
@@ -177,7 +177,7 @@ func (s *Server) boundMemory(w *memoryWatch) {
 		return
 	}
 	s.short[shortMemory].note()
-	victims := chooseVictims(hs, held-w.bound+w.bound/memorySpare, w.bound/shareParts, func(h *holding, is share) int {
+	victims := chooseVictims(hs, held-w.bound+w.bound/memorySpare, w.bound/shareParts, true, func(h *holding, is share) int {
 		silent := time.Duration(now - h.active)
 		switch {
 		case h.reset:

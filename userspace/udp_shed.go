@@ -108,7 +108,8 @@ func (x *session) giveWay(v victim) bool {
 // come single questions that were answered, then those that were never answered, then the others; where most
 // were never answered, as in a flood, these come first. In each of these, where a holder has more than its
 // share, only its sessions go, else those that were silent for long enough to believe that they won't be missed;
-// those of worker w before others.
+// those of worker w before others. Of those that were never answered, if the clients that hold most aren't enough, the
+// services' go that do.
 func (d *sessionVictims) choose(w *udpWorker) (out []victim) {
 	s, now := w.server, w.now
 	var all []holding
@@ -134,17 +135,23 @@ func (d *sessionVictims) choose(w *udpWorker) (out []victim) {
 				all[i].weight = 1
 			}
 		}
-		out = append(out, chooseVictims(all, want-len(out), shareLeast, func(h *holding, is share) int {
-			switch {
-			case c == exchanged && is != within, c == unanswered && is >= serviceOver, is == clientOver,
-				is != within && now-h.active > int64(trustFor):
-				if h.flow.(*session).worker == w {
-					return 0
+		more := func(byClient bool) {
+			out = append(out, chooseVictims(all, want-len(out), shareLeast, byClient, func(h *holding, is share) int {
+				switch {
+				case c == exchanged && is != within, c == unanswered && is >= serviceOver, is == clientOver,
+					is != within && now-h.active > int64(trustFor):
+					if h.flow.(*session).worker == w {
+						return 0
+					}
+					return 1
 				}
-				return 1
-			}
-			return -1
-		})...)
+				return -1
+			})...)
+		}
+		more(true)
+		if c == unanswered { // a flood comes from many addresses, none of which holds much
+			more(false)
+		}
 	}
 	if took := choiceTakes * int64(len(all)); len(out) == 0 || len(out) < want && took > int64(time.Millisecond) {
 		d.next = now + shedCost*took
