@@ -133,6 +133,9 @@ func openCluster(c *cli.Context, most, at int) (k *cluster.Cluster, nodes []clus
 
 // theCluster is the one that a command's flags are about.
 func theCluster(c *cli.Context) (*cluster.Cluster, error) {
+	if c.Duration("timeout") <= 0 {
+		return nil, usageError("--timeout: %s is not more than 0", c.Duration("timeout"))
+	}
 	k, err := cluster.Open(cluster.Config{
 		Kubeconfig: c.String("kubeconfig"), Context: c.String("context"), Namespace: c.String("namespace"),
 		PodNamespace: c.String("kproxy-namespace"), Timeout: c.Duration("timeout"),
@@ -218,13 +221,13 @@ func matching(c *cli.Context, k *cluster.Cluster, nodes []cluster.Node, t *targe
 }
 
 func clusterConnections(c *cli.Context) error {
-	k, nodes, which, err := openCluster(c, 1, 0)
-	if err != nil {
-		return err
-	}
 	f := connectionsShown{format: c.String("output"), sort: c.String("sort"), limit: c.Int("limit"), width: terminalWidth(c.App.Writer)}
 	if f.limit < 0 {
 		return usageError("limit %d is less than 0", f.limit)
+	}
+	k, nodes, which, err := openCluster(c, 1, 0)
+	if err != nil {
+		return err
 	}
 	answers := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) ([]plan.ConnectionStatus, error) {
 		rows, err := which.connections(ctx, k.Client(n))

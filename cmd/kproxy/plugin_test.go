@@ -93,6 +93,9 @@ func TestPluginUsage(t *testing.T) {
 		"top pods":                    "is not one of services, nodes",
 		"top --interval 1m":           "is not between 0 and --timeout",
 		"events --limit 0":            "0 is not from 1 to 2000",
+		"connections --limit -1":      "limit -1 is less than 0",
+		"status --timeout 0s":         "--timeout: 0s is not more than 0",
+		"ui --timeout -1s":            "--timeout: -1s is not more than 0",
 	} {
 		t.Run(line, func(t *testing.T) {
 			err := run(t.Context(), newPlugin(), append([]string{pluginName}, strings.Fields(line)...))
