@@ -97,7 +97,7 @@ func (c *Cluster) Nodes(ctx context.Context, names []string) ([]Node, error) {
 		if nodes.Items[i].Labels[core.LabelOSStable] == "windows" || len(names) > 0 && !slices.Contains(names, name) {
 			continue
 		}
-		n := nodeWith(name, pods.Items)
+		n := nodeWith(name, c.podNamespace, pods.Items)
 		for _, of := range nodes.Items[i].Status.Addresses {
 			if a, err := netip.ParseAddr(of.Address); err == nil { // else a name
 				n.Addresses = append(n.Addresses, a.Unmap())
@@ -119,7 +119,7 @@ var ErrNoNode = errors.New("there is no node")
 
 // nodeWith finds the pod of a node that answers: while one takes over from another both are there, and share the
 // control socket.
-func nodeWith(name string, pods []core.Pod) Node {
+func nodeWith(name, namespace string, pods []core.Pod) Node {
 	n := Node{Name: name}
 	var best *core.Pod
 	for i := range pods {
@@ -129,7 +129,7 @@ func nodeWith(name string, pods []core.Pod) Node {
 	}
 	switch {
 	case best == nil:
-		n.Trouble = &Trouble{Absent, "no pod of kproxy is on the node"}
+		n.Trouble = &Trouble{Absent, fmt.Sprintf("no pod of kproxy in namespace %s is on the node", namespace)}
 		return n
 	case rank(best) == 0:
 		n.Trouble = &Trouble{Absent, fmt.Sprintf("pod %s doesn't run: %s", best.Name, phaseOf(best))}

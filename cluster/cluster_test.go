@@ -181,7 +181,7 @@ func TestPodOfNode(t *testing.T) {
 		pod     string
 		trouble *Trouble
 	}{
-		"none":                 {[]core.Pod{pod("other", "n2", true, true, "")}, "", &Trouble{Absent, "no pod of kproxy is on the node"}},
+		"none":                 {[]core.Pod{pod("other", "n2", true, true, "")}, "", &Trouble{Absent, "no pod of kproxy in namespace proxies is on the node"}},
 		"one":                  {[]core.Pod{pod("a", "n1", true, true, "")}, "a", nil},
 		"one that takes over":  {[]core.Pod{pod("a", "n1", true, true, ""), pod("b", "n1", true, false, "")}, "a", nil},
 		"one that has to go":   {[]core.Pod{leaving, pod("b", "n1", true, false, "")}, "b", nil},
@@ -189,7 +189,7 @@ func TestPodOfNode(t *testing.T) {
 		"one that isn't ready": {[]core.Pod{pod("a", "n1", true, false, "")}, "a", nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := nodeWith("n1", tc.pods)
+			n := nodeWith("n1", "proxies", tc.pods)
 			if n.Pod != tc.pod {
 				t.Errorf("pod %q, want %q", n.Pod, tc.pod)
 			}
@@ -198,7 +198,7 @@ func TestPodOfNode(t *testing.T) {
 			}
 		})
 	}
-	n := nodeWith("n1", []core.Pod{pod("a", "n1", true, true, "")})
+	n := nodeWith("n1", "proxies", []core.Pod{pod("a", "n1", true, true, "")})
 	want := []string{"--node=n1", "--config=/c", "--mode=nftables"}
 	named := func(name string) bool {
 		return slices.Contains([]string{"config", "mode", "node", "masquerade-all", "cluster-cidr"}, name)

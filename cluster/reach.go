@@ -161,13 +161,17 @@ func (c *Cluster) Exec(ctx context.Context, n Node, args ...string) (string, err
 	}
 	var exit exec.CodeExitError
 	if errors.As(err, &exit) {
-		message := strings.TrimSpace(stderr.String())
-		err = &ExitError{Status: exit.Code, Message: strings.TrimPrefix(message, "kproxy: ")}
-		if exit.Code == 2 && strings.Contains(message, "there is no ") && strings.Contains(message, "--help)") {
-			err = fmt.Errorf("%w: %s", web.ErrUnknown, message) // its command line's words for a command or flag that it doesn't have
-		}
+		err = exitError(exit.Code, strings.TrimSpace(stderr.String()))
 	}
 	return stdout.String(), err
+}
+
+// exitError is a command's that printed a message and exited with a status.
+func exitError(status int, message string) error {
+	if status == 2 && strings.Contains(message, "there is no ") && strings.Contains(message, "--help)") {
+		return fmt.Errorf("%w: %s", web.ErrUnknown, message) // its command line's words for a command or flag that it doesn't have
+	}
+	return &ExitError{Status: status, Message: strings.TrimPrefix(message, "kproxy: ")}
 }
 
 // ExitError is a command on a node that failed.

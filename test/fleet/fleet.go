@@ -165,7 +165,7 @@ func (f *Fleet) Nodes(context.Context, []string) ([]cluster.Node, error) {
 	for _, name := range f.names {
 		n := cluster.Node{Name: name, Pod: "kproxy-" + name}
 		if f.faults[name] == Absent {
-			n = cluster.Node{Name: name, Trouble: &cluster.Trouble{State: cluster.Absent, Text: "no pod of kproxy is on the node"}}
+			n = cluster.Node{Name: name, Trouble: &cluster.Trouble{State: cluster.Absent, Text: "no pod of kproxy in namespace kube-system is on the node"}}
 		}
 		out = append(out, n)
 	}
