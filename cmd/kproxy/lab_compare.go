@@ -14,6 +14,7 @@ import (
 	"kproxy.dev/kproxy/lab/compare"
 	"kproxy.dev/kproxy/lab/load"
 	"kproxy.dev/kproxy/lab/report"
+	"kproxy.dev/kproxy/plan"
 )
 
 // labCompareCommand runs kproxy as load and server too: processes of their own.
@@ -25,8 +26,9 @@ func labCompareCommand() *cli.Command {
 			outputFlag("table", "json"),
 			&cli.StringFlag{Name: "html", Value: "./kproxy-compare.html", Usage: "`PATH` of the page; empty for none"},
 			&cli.BoolFlag{Name: "quick", Usage: "under a minute: shorter and fewer runs, which say less"},
+			&cli.StringFlag{Name: "planes", Usage: "measure these data planes only: a `LIST` of names", DefaultText: "all: " + listed(compare.Planes[1:])},
 			&cli.IntFlag{Name: "repeat", Usage: "`N` rounds", DefaultText: fmt.Sprintf("%d, or %d with --quick", usual.Repeat, quick.Repeat)},
-			&cli.StringFlag{Name: "services", Usage: "how many services there are when first packets are measured: a `LIST` of numbers", DefaultText: numbers(usual.Services) + ", or " + numbers(quick.Services) + " with --quick"},
+			&cli.StringFlag{Name: "services", Usage: "how many services there are when first packets are measured: a `LIST` of numbers", DefaultText: listed(usual.Services) + ", or " + listed(quick.Services) + " with --quick"},
 			slowFlag(),
 			&cli.StringFlag{Name: "prefix", Value: lab.DefaultPrefix, Hidden: true, Usage: "of the namespaces' names, so that tests don't meet"},
 		},
@@ -41,8 +43,9 @@ func compareProcessCommand() *cli.Command {
 	}}
 }
 
-func numbers(list []int) string {
-	return strings.ReplaceAll(strings.Trim(fmt.Sprint(list), "[]"), " ", ",")
+// listed prints values as the flags take them.
+func listed[T any](values []T) string {
+	return strings.ReplaceAll(strings.Trim(fmt.Sprint(values), "[]"), " ", ",")
 }
 
 func labCompare(c *cli.Context) error {
@@ -94,6 +97,12 @@ func compareConfig(c *cli.Context) (compare.Config, error) {
 	cfg := compare.DefaultConfig()
 	if c.Bool("quick") {
 		cfg = compare.QuickConfig()
+	}
+	if c.IsSet("planes") {
+		cfg.Planes = nil
+		for name := range strings.SplitSeq(c.String("planes"), ",") {
+			cfg.Planes = append(cfg.Planes, plan.DataPlane(strings.TrimSpace(name)))
+		}
 	}
 	if c.IsSet("repeat") {
 		cfg.Repeat = c.Int("repeat")

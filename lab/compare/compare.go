@@ -36,18 +36,19 @@ import (
 // Direct is no proxy at all: the node only routes.
 const Direct plan.DataPlane = "direct"
 
-// Planes are the ways for packets from client to backend.
+// Planes are the ways for packets from client to backend, [Direct] first.
 var Planes = []plan.DataPlane{Direct, plan.Userspace, plan.IPTables, plan.IPVS, plan.NFTables}
 
 // Config says what to compare. Start from [DefaultConfig].
 type Config struct {
-	Prefix   string // of the namespaces' names, as in lab.Config
-	Program  string // kproxy itself: it is the proxy, the load and the server
-	Version  string // of the program
-	Command  string // that was typed, for the report
-	Repeat   int    // rounds
-	Services []int  // how many services there are when first packets are measured; ascending
-	Slow     int    // this machine is so many times slower than usual
+	Prefix   string           // of the namespaces' names, as in lab.Config
+	Program  string           // kproxy itself: it is the proxy, the load and the server
+	Version  string           // of the program
+	Command  string           // that was typed, for the report
+	Planes   []plan.DataPlane // what to measure beside [Direct], in any order
+	Repeat   int              // rounds
+	Services []int            // how many services there are when first packets are measured; ascending
+	Slow     int              // this machine is so many times slower than usual
 	Progress func(string)
 
 	// Bounds of one run: of throughput, new connections and sessions, and first
@@ -60,7 +61,7 @@ type Config struct {
 // DefaultConfig takes two to five minutes.
 func DefaultConfig() Config {
 	return Config{
-		Prefix: lab.DefaultPrefix, Repeat: 5, Services: []int{10, 1000, 10000}, Slow: 1, Progress: func(string) {},
+		Prefix: lab.DefaultPrefix, Planes: slices.Clone(Planes[1:]), Repeat: 5, Services: []int{10, 1000, 10000}, Slow: 1, Progress: func(string) {},
 		Time: 1500 * time.Millisecond, Short: time.Second, Connections: 25000, Sessions: 4500, Firsts: 1000,
 	}
 }
@@ -86,6 +87,17 @@ func (c Config) Validate() error {
 	var errs []error
 	if !prefixPattern.MatchString(c.Prefix) {
 		errs = append(errs, fmt.Errorf("prefix %q is not of at most 30 lower-case letters, digits and inner dashes", c.Prefix))
+	}
+	if len(c.Planes) == 0 {
+		errs = append(errs, errors.New("planes: at least one is needed"))
+	}
+	for i, p := range c.Planes {
+		if !slices.Contains(Planes[1:], p) {
+			errs = append(errs, fmt.Errorf("planes: %q is none of %v", p, Planes[1:]))
+		}
+		if slices.Contains(c.Planes[:i], p) {
+			errs = append(errs, fmt.Errorf("planes: %s is there twice", p))
+		}
 	}
 	if c.Repeat < 1 || c.Repeat > MaxRepeat {
 		errs = append(errs, fmt.Errorf("repeat: %d is not between 1 and %d", c.Repeat, MaxRepeat))
@@ -162,9 +174,12 @@ func Run(ctx context.Context, c Config) (out *report.Report, err error) {
 	return &x.report, nil
 }
 
-// up builds a rig for every plane that this host has.
+// up builds a rig for every plane that is asked for and that this host has.
 func (x *comparison) up(ctx context.Context) error {
 	for _, p := range Planes {
+		if p != Direct && !slices.Contains(x.Planes, p) {
+			continue
+		}
 		x.Progress(fmt.Sprintf("%s: building its network", p))
 		r := newRig(x.Config, p)
 		err := r.up(ctx)
@@ -183,7 +198,7 @@ func (x *comparison) up(ctx context.Context) error {
 		}
 	}
 	if len(x.rigs) < 2 {
-		return fmt.Errorf("compare: %w: none of kproxy's data planes: %s", ErrNoPlane, x.report.Absent[len(x.report.Absent)-1].Reason)
+		return fmt.Errorf("compare: %w: no data plane that was asked for: %s", ErrNoPlane, x.report.Absent[len(x.report.Absent)-1].Reason)
 	}
 	return nil
 }

@@ -18,6 +18,10 @@ func TestValidate(t *testing.T) {
 	}{
 		{"usual", func(*Config) {}, ""},
 		{"quick", func(c *Config) { *c = QuickConfig() }, ""},
+		{"one plane", func(c *Config) { c.Planes = []plan.DataPlane{plan.IPVS} }, ""},
+		{"no plane", func(c *Config) { c.Planes = nil }, "planes: at least one"},
+		{"another plane", func(c *Config) { c.Planes = []plan.DataPlane{"ebpf"} }, `planes: "ebpf" is none of [userspace iptables ipvs nftables]`},
+		{"twice the same plane", func(c *Config) { c.Planes = []plan.DataPlane{plan.IPVS, plan.IPVS} }, "planes: ipvs is there twice"},
 		{"no rounds", func(c *Config) { c.Repeat = 0 }, "repeat: 0"},
 		{"too many rounds", func(c *Config) { c.Repeat = 11 }, "repeat: 11"},
 		{"no services", func(c *Config) { c.Services = nil }, "at least one"},
