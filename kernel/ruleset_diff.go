@@ -46,7 +46,7 @@ func Diff(have, want Ruleset) Ops {
 	for f := range service.Families {
 		ops.Chains[f], ops.DelChains[f] = diffChains(have.Chains[f], want.Chains[f])
 		ops.AddJumps[f] = without(want.Jumps[f], have.Jumps[f])
-		ops.DelJumps[f] = without(have.Jumps[f], want.Jumps[f])
+		ops.DelJumps[f] = append(without(have.Jumps[f], want.Jumps[f]), surplus(have.Jumps[f], want.Jumps[f])...)
 	}
 	return ops
 }
@@ -155,6 +155,17 @@ func without(a, b []Jump) []Jump {
 	var out []Jump
 	for _, j := range a {
 		if !HasJump(b, j) {
+			out = append(out, j)
+		}
+	}
+	return out
+}
+
+// surplus are the jumps of have that are there more than once, as where two programs have added one at a time, and that want has.
+func surplus(have, want []Jump) []Jump {
+	var out []Jump
+	for i, j := range have {
+		if HasJump(have[:i], j) && HasJump(want, j) {
 			out = append(out, j)
 		}
 	}

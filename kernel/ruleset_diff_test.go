@@ -78,6 +78,12 @@ func TestDiff(t *testing.T) {
 			kernel.Ruleset{Jumps: [2][]kernel.Jump{nil, {last}}},
 			kernel.Ops{AddJumps: [2][]kernel.Jump{nil, {last}}, DelJumps: [2][]kernel.Jump{nil, {jump}}},
 		},
+		{
+			"a jump that is there twice",
+			kernel.Ruleset{Jumps: [2][]kernel.Jump{{jump, jump}, nil}},
+			kernel.Ruleset{Jumps: [2][]kernel.Jump{{jump}, nil}},
+			kernel.Ops{DelJumps: [2][]kernel.Jump{{jump}, nil}},
+		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

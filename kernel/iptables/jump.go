@@ -1,6 +1,7 @@
 package iptables
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -17,7 +18,17 @@ import (
 // in both lists has been moved by then.
 func (b *Backend) applyJumps(ctx context.Context, f service.Family, add, del []kernel.Jump) error {
 	var errs *multierror.Error
-	for _, j := range add {
+	first, last := split(add)
+	if len(first) > 0 {
+		// At once: most of what a start takes, programs take.
+		switch err := b.restore(ctx, f, jumpText(first)); {
+		case refused(err):
+			last = add // each on its own
+		case err != nil:
+			return fmt.Errorf("add %s jumps: %w", f, err)
+		}
+	}
+	for _, j := range last {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
@@ -40,6 +51,33 @@ func (b *Backend) applyJumps(ctx context.Context, f service.Family, add, del []k
 		}
 	}
 	return errs.ErrorOrNil()
+}
+
+// split tells the jumps that begin their chains from those that end them.
+func split(jumps []kernel.Jump) (first, last []kernel.Jump) {
+	for _, j := range jumps {
+		if j.Last {
+			last = append(last, j)
+		} else {
+			first = append(first, j)
+		}
+	}
+	return first, last
+}
+
+// jumpText puts each jump at the beginning of its chain.
+func jumpText(jumps []kernel.Jump) []byte {
+	var text bytes.Buffer
+	for i, j := range jumps {
+		if i == 0 || j.Table != jumps[i-1].Table {
+			fmt.Fprintf(&text, "*%s\n", j.Table)
+		}
+		fmt.Fprintf(&text, "-I %s 1 %s\n", j.From, j.Rule)
+		if i == len(jumps)-1 || j.Table != jumps[i+1].Table {
+			text.WriteString("COMMIT\n")
+		}
+	}
+	return text.Bytes()
 }
 
 // change runs iptables with a command on a built-in chain, and j's rule behind it.

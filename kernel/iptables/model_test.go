@@ -70,6 +70,33 @@ func TestRestore(t *testing.T) {
 	}
 }
 
+// TestStartRunsFewPrograms: programs are most of what a start takes, so it runs a few for each family, whatever the number of rules and jumps.
+func TestStartRunsFewPrograms(t *testing.T) {
+	h := kerneltest.NewHost()
+	programs := &recorder{Runner: h}
+	c := iptables.DefaultConfig()
+	c.Runner, c.Sets = programs, h.Sets()
+	want := iptables.Render(everything(), options())
+	if applied, err := iptables.New(c).Apply(t.Context(), kernel.Diff(kernel.Ruleset{}, want)); err != nil || len(applied.Failed) > 0 {
+		t.Fatalf("Apply: %v, failed %v", err, applied.Failed)
+	}
+	// Chains, jumps, and two for the jump at the end of FORWARD.
+	if len(programs.ran) > 2*4 {
+		t.Errorf("%d programs ran:\n%s", len(programs.ran), strings.Join(programs.ran, "\n"))
+	}
+}
+
+// recorder is a Runner that keeps what was run.
+type recorder struct {
+	kernel.Runner
+	ran []string
+}
+
+func (r *recorder) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
+	r.ran = append(r.ran, program+" "+strings.Join(args, " "))
+	return r.Runner.Run(ctx, stdin, program, args...)
+}
+
 // ownLines are kproxy's chains in what iptables-save printed, a line for each
 // rule or empty chain.
 func ownLines(t *testing.T, text []byte) []string {
