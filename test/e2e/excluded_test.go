@@ -3,6 +3,7 @@ package e2e
 import (
 	"fmt"
 	"net/netip"
+	"strings"
 	"testing"
 	"time"
 
@@ -55,8 +56,9 @@ func TestAnotherProxy(t *testing.T) {
 // host's, which come (-A) and go (-D).
 func (w *world) anotherProxy(verb string, m lab.Manifest, to *lab.Backend) {
 	w.Helper()
-	for f, program := range []string{"iptables", "ip6tables"} {
+	for f, program := range []string{"iptables-restore", "ip6tables-restore"} {
 		target := to.Address(service.Family(f) == service.IPv6, lab.LinePort)
+		rules := []string{"*nat"}
 		for _, chain := range []string{"PREROUTING", "OUTPUT"} {
 			for _, network := range []string{"tcp", "udp"} {
 				for _, at := range []string{
@@ -64,9 +66,14 @@ func (w *world) anotherProxy(verb string, m lab.Manifest, to *lab.Backend) {
 					fmt.Sprintf("-d %s -p %s --dport 80", m.LoadBalancerIPs[f], network),
 					fmt.Sprintf("-p %s --dport 30080 -m addrtype --dst-type LOCAL", network),
 				} {
-					w.node("sh", "-ec", fmt.Sprintf("%s -w -t nat %s %s %s -j DNAT --to-destination %s", program, verb, chain, at, target))
+					rules = append(rules, fmt.Sprintf("%s %s %s -j DNAT --to-destination %s", verb, chain, at, target))
 				}
 			}
+		}
+		cmd := w.net.Node.Command(w.ctx, program, "-w", "--noflush")
+		cmd.Stdin = strings.NewReader(strings.Join(append(rules, "COMMIT\n"), "\n"))
+		if out, err := cmd.CombinedOutput(); err != nil {
+			w.Fatalf("%s: %v\n%s", program, err, out)
 		}
 	}
 }
