@@ -40,7 +40,7 @@ type Config struct {
 	// MaxSessions bounds the UDP sessions; 0 means what MaxFDs leaves room for.
 	MaxSessions int
 	// MaxSocketMemory bounds what the sockets of TCP connections hold in the kernel, in bytes; 0
-	// means half of what net.ipv4.tcp_mem calls pressure.
+	// means half of what net.ipv4.tcp_mem calls pressure, or of the kernel's default for that.
 	MaxSocketMemory int
 
 	// Recorded, if it isn't nil, has the Server record what Salvage needs in another process should

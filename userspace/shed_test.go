@@ -2,6 +2,7 @@ package userspace
 
 import (
 	"fmt"
+	"log/slog"
 	"net"
 	"net/netip"
 	"slices"
@@ -15,6 +16,19 @@ import (
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
+
+// What connections may hold is known too where the network namespace has no net.ipv4.tcp_mem, as tests' and labs' don't.
+func TestMemoryIsBoundedInEveryNamespace(t *testing.T) {
+	var host unix.Sysinfo_t
+	if err := unix.Sysinfo(&host); err != nil {
+		t.Fatal(err)
+	}
+	s := &Server{cfg: Config{Logger: slog.New(slog.DiscardHandler)}}
+	all := int(uint64(host.Totalram) * uint64(host.Unit))
+	if got := s.memoryBound(); got < all/64 || got > all/16 {
+		t.Errorf("%d bytes of %d, want about a 32nd", got, all)
+	}
+}
 
 func TestChooseVictims(t *testing.T) {
 	web, dns := &serviceState{}, &serviceState{}

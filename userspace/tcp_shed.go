@@ -202,14 +202,15 @@ func (s *Server) memoryBound() int {
 	}
 	var low, pressure int // pages
 	text, err := os.ReadFile("/proc/sys/net/ipv4/tcp_mem")
-	if err == nil {
-		_, err = fmt.Sscan(string(text), &low, &pressure)
-	}
 	switch {
+	case err == nil:
+		_, err = fmt.Sscan(string(text), &low, &pressure)
 	case errors.Is(err, fs.ErrNotExist): // only the host's own network namespace has it
-		s.cfg.Logger.Info("socket memory isn't bounded: this network namespace has no net.ipv4.tcp_mem")
-		return -1
-	case err != nil:
+		var host unix.Sysinfo_t
+		err = unix.Sysinfo(&host)
+		pressure = int(uint64(host.Totalram)*uint64(host.Unit)) / os.Getpagesize() / 16 // as tcp_init_mem of net/ipv4/tcp.c sets it
+	}
+	if err != nil {
 		s.cfg.Logger.Warn("socket memory isn't bounded: net.ipv4.tcp_mem can't be read", "error", err)
 		return -1
 	}
