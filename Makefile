@@ -43,7 +43,7 @@ test: ## set all up and run every check and test (as root: also those with real 
 	@$(MAKE) --no-print-directory build
 	@test/run.sh
 
-conformance: ## upstream's network tests against a cluster on this machine (as root, long; QUICK=1: a dozen; MODE, NODES, FOCUS, POD_NETWORK, ROLLOUT=1, PLUGIN=1: docs/conformance.md)
+conformance: ## upstream's network tests against a cluster on this machine (as root, long; QUICK=1: a dozen; MODE, NODES, FOCUS, POD_NETWORK, KUBERNETES, ROLLOUT=1, PLUGIN=1: docs/conformance.md)
 	@[ "$$(id -u)" = 0 ] || { echo "make conformance builds a cluster of namespaces, which needs root: sudo make conformance" >&2; exit 3; }
 	@test/setup.sh conformance
 	go build -buildvcs=false -o bin/conformance/ ./test/conformance

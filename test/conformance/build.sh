@@ -64,10 +64,10 @@ archive() {
 }
 
 listed=$("$new/bin/e2e.test" --list-images 2>/dev/null)
-upstream() { grep "/$1:" <<<"$listed" | sort -V | tail -n 1; }
-kubernetes=$(cd ../kube/controlplane && go list -m -f '{{.Dir}}' k8s.io/kubernetes)
+upstream() { grep -E "/($1):" <<<"$listed" | sort -V | tail -n 1; }
+kubernetes=$(go env GOMODCACHE)/k8s.io/kubernetes@$(basename "${controlplane%-*}")
 
-# What upstream's tests call in their pods.
+# What upstream's tests call in their pods. jessie-dnsutils is the older name, until 1.35.
 root=$new/tools
 mkdir -p "$root"/{bin,sbin,usr/{bin,sbin,local/bin},etc,tmp,run,proc,sys,dev,root,uploads,var}
 chmod 1777 "$root/tmp"
@@ -93,7 +93,7 @@ echo 'hosts: files dns' >"$root/etc/nsswitch.conf"
 printf 'root:x:0:0:root:/:/bin/sh\n' >"$root/etc/passwd"
 printf 'root:x:0:\n' >"$root/etc/group"
 cp /etc/protocols /etc/services "$root/etc/" 2>/dev/null || true
-archive busybox "$(upstream e2e-test-images/busybox),$(upstream e2e-test-images/glibc-dns-testing),$(upstream distroless-iptables)" '' '"sh"'
+archive busybox "$(upstream e2e-test-images/busybox),$(upstream 'e2e-test-images/glibc-dns-testing|e2e-test-images/jessie-dnsutils'),$(upstream distroless-iptables)" '' '"sh"'
 
 install "$new/bin/agnhost" "$root/agnhost"
 ln -s agnhost "$root/agnhost-2"

@@ -64,7 +64,7 @@ func main() {
 	flag.BoolVar(&o.keep, "keep", false, "leave the cluster running until the program is interrupted, and print how to enter it")
 	flag.StringVar(&o.page, "page", "", "only write the table of the reports that there are into this page")
 	flag.StringVar(&o.programs, "programs", "", "folder that build.sh printed")
-	flag.StringVar(&o.results, "results", "bin/conformance", "folder of reports and logs")
+	flag.StringVar(&o.results, "results", filepath.Join("bin/conformance", os.Getenv("KUBERNETES")), "folder of reports and logs; $KUBERNETES, which build.sh goes by, has one of its own")
 	flag.StringVar(&o.state, "state", "", "for the program's own use")
 	flag.Parse()
 	err := o.check()
