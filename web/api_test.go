@@ -254,6 +254,11 @@ func TestRemoteClient(t *testing.T) {
 	if list, err := c.Connections(t.Context(), ""); err != nil || len(list) == 0 {
 		t.Errorf("%d connections, %v", len(list), err)
 	}
+	refused := errors.New("forward a port: refused")
+	none := NewRemoteClient(func(context.Context) (net.Conn, error) { return nil, refused })
+	if _, err := none.Status(t.Context()); !errors.Is(err, refused) || err.Error() != refused.Error() {
+		t.Errorf("where no connection comes about: %v, want %v and not a URL that is made up", err, refused)
+	}
 	if err := c.Drain(t.Context(), true); err == nil || !strings.Contains(err.Error(), "only reads") {
 		t.Errorf("drain: %v, want that this address only reads", err)
 	}

@@ -245,7 +245,10 @@ func (c *Client) ask(ctx context.Context, method, path string, body []byte) (*ht
 
 // explain says what a failed connection means and what to do about it.
 func (c *Client) explain(err error) error {
+	var request *url.Error
 	switch {
+	case c.socket == "" && errors.As(err, &request):
+		return request.Err // its URL is made up
 	case c.socket == "":
 		return err
 	case errors.Is(err, fs.ErrNotExist):

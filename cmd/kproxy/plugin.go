@@ -204,6 +204,12 @@ func isKnown(c *cli.Context, k *cluster.Cluster, nodes []cluster.Node, t *target
 // matching asks nodes for their status, leaves in it what t names, and fails if they have nothing of it.
 func matching(c *cli.Context, k *cluster.Cluster, nodes []cluster.Node, t *target) ([]cluster.Answer[plan.Status], error) {
 	answers := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (plan.Status, error) { return k.Client(n).Status(ctx) })
+	return answers, keepMatching(c.App.ErrWriter, answers, t)
+}
+
+// keepMatching leaves in answers what t names. If none has anything of it, that is an error, and nodes that didn't answer, which
+// may have it, are printed.
+func keepMatching(w io.Writer, answers []cluster.Answer[plan.Status], t *target) error {
 	var all []plan.ServiceStatus
 	answered, found := false, false
 	for i := range answers {
@@ -215,9 +221,9 @@ func matching(c *cli.Context, k *cluster.Cluster, nodes []cluster.Node, t *targe
 	}
 	if answered && !found {
 		_, err := t.selectFrom(all) // which knows all names
-		return nil, err
+		return errors.Join(err, troubled(w, answers))
 	}
-	return answers, nil
+	return nil
 }
 
 func clusterConnections(c *cli.Context) error {

@@ -106,6 +106,23 @@ func TestPluginUsage(t *testing.T) {
 	}
 }
 
+// A service that no node has which answers may be on one that doesn't: that is said of each.
+func TestPluginUnknownService(t *testing.T) {
+	answers := []cluster.Answer[plan.Status]{
+		{Node: cluster.Node{Name: "n1"}, Value: plan.Status{Services: []plan.ServiceStatus{{Namespace: "default", Name: "server", Protocol: "TCP"}}}},
+		{Node: cluster.Node{Name: "n2"}, Trouble: &cluster.Trouble{State: cluster.TimedOut, Text: "not within 5s"}},
+	}
+	which, err := clusterTarget("svc/servr", "default")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var out bytes.Buffer
+	err = keepMatching(&out, answers, which)
+	if got, want := fmt.Sprintf("%skproxy: %v", out.String(), err), "kproxy: node n2: timed out: not within 5s\nkproxy: there is no service default/servr, did you mean default/server?\n1 of 2 nodes didn't answer"; got != want {
+		t.Errorf("%s, want %s", got, want)
+	}
+}
+
 // A port forward finds the API on the node's loopback, wherever else it is served.
 func TestLoopbackBeside(t *testing.T) {
 	for address, want := range map[string]string{
