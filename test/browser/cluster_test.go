@@ -1,6 +1,7 @@
 package browser
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -107,6 +109,18 @@ func TestClusterPages(t *testing.T) {
 			t.Errorf("the nodes that don't answer are listed without %q: %s", want, list)
 		}
 	}
+}
+
+// TestClusterPicture makes the picture of docs/cluster.md. It writes it to the file that $KPROXY_CLUSTER_PICTURE names, if there is one.
+func TestClusterPicture(t *testing.T) {
+	const nodes = 60
+	url := serveFleet(t, troubledFleet(t, nodes, 300), 3*time.Second)
+	p := open(t, url("localhost"), 1360, 960)
+	must(t)(chromedp.Call(p.ctx, emulation.SetScrollbarsHidden, emulation.SetScrollbarsHiddenParams{Hidden: true}))
+	p.prefers("light")
+	p.eventually("all nodes have been asked", fmt.Sprintf(`document.querySelector("#verdict a").textContent === "5 of %d nodes don't answer"`, nodes))
+	p.eventually("what is broken comes first", `document.querySelector('#page tbody a').textContent === "team-7/svc-0017:http/tcp" && document.querySelector(".heat-said").textContent`)
+	p.picture(cmp.Or(os.Getenv("KPROXY_CLUSTER_PICTURE"), filepath.Join(t.TempDir(), "cluster.png")))
 }
 
 // TestClusterKeyboard: the heat map can be read and opened by keys, and a search leaves what matches.

@@ -151,21 +151,27 @@ func TestPicture(t *testing.T) {
 	p.prefers("light")
 	p.eventually("everything is offloaded, and the charts have a minute",
 		fmt.Sprintf(`%s && performance.now() > %d`, row("default/cart:line", `.pill[data-plane="nftables"]`), shown.Milliseconds()))
+	p.picture(file)
+}
+
+// picture writes what is in sight to a file, with few bytes.
+func (p *tab) picture(file string) {
+	p.Helper()
 	full, err := chromedp.Run(p.ctx, chromedp.CaptureScreenshot())
 	if err != nil {
-		t.Fatal(err)
+		p.Fatal(err)
 	}
 	img, err := png.Decode(bytes.NewReader(full))
 	if err != nil {
-		t.Fatal(err)
+		p.Fatal(err)
 	}
 	var small bytes.Buffer
-	must(t)(nil, png.Encode(&small, fewColours(img)))
-	const most = 150 << 10 // bytes that a reader of the README has to load
+	must(p.T)(nil, png.Encode(&small, fewColours(img)))
+	const most = 150 << 10 // bytes that a reader has to load
 	if small.Len() > most {
-		t.Errorf("the picture has %d bytes, more than %d", small.Len(), most)
+		p.Errorf("the picture has %d bytes, more than %d", small.Len(), most)
 	}
-	must(t)(nil, os.WriteFile(file, small.Bytes(), 0o644))
+	must(p.T)(nil, os.WriteFile(file, small.Bytes(), 0o644))
 }
 
 // fewColours keeps the 256 colours that img has most of: a third of the bytes.
