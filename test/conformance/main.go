@@ -17,6 +17,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"runtime"
 	"slices"
 	"strings"
@@ -95,9 +96,19 @@ func (o *options) check() error {
 		errs = append(errs, fmt.Errorf("unexpected argument %q", flag.Arg(0)))
 	}
 	for _, m := range strings.Split(o.modes, ",") {
-		if _, ok := proxies[m]; !ok {
+		p, ok := proxies[m]
+		switch {
+		case !ok:
 			errs = append(errs, fmt.Errorf("-modes: no proxy is called %q; there are userspace, iptables, nftables, auto, kube-proxy, kube-proxy-nftables", m))
+		case p.kubeProxyMode != "" && (o.rollout || o.plugin):
+			errs = append(errs, fmt.Errorf("-rollout, -plugin: %s is no mode of kproxy", m))
 		}
+	}
+	if _, err := regexp.Compile(o.focus); err != nil {
+		errs = append(errs, fmt.Errorf("-focus: %w", err))
+	}
+	if o.procs < 1 {
+		errs = append(errs, fmt.Errorf("-procs: %d is less than 1", o.procs))
 	}
 	if o.nodes < 1 || o.nodes > 9 {
 		errs = append(errs, fmt.Errorf("-nodes: %d is not between 1 and 9", o.nodes))
