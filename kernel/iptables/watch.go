@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -147,7 +148,7 @@ func (w *Watch) Check(ctx context.Context) ([]string, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.changes != changes {
-		return nil, nil // kproxy has changed it meanwhile
+		return damage, nil // kproxy has changed the sets meanwhile
 	}
 	return append(damage, sets...), nil
 }
@@ -168,11 +169,17 @@ func (w *Watch) checkRules(ctx context.Context, want *kernel.Ruleset, changes in
 			return nil, err
 		}
 	}
-	damage := describe(kernel.Diff(have, kernel.Ruleset{Chains: want.Chains, Jumps: want.Jumps}))
+	ops := kernel.Diff(have, rules(want))
+	damage := describe(ops)
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.changes != changes {
-		return nil, nil // kproxy has changed them meanwhile
+		// kproxy has changed them meanwhile. What it wanted before and wants now isn't its own change: else nothing would be
+		// repaired while endpoints come and go faster than rules can be read.
+		if w.expected == nil {
+			return nil, nil
+		}
+		return describe(inBoth(ops, kernel.Diff(have, rules(w.expected)))), nil
 	}
 	if w.at != nil { // others' change, not kproxy's
 		w.notBefore = time.Now().Add(min(pauseFactor*time.Since(start), pauseMax))
@@ -181,6 +188,25 @@ func (w *Watch) checkRules(ctx context.Context, want *kernel.Ruleset, changes in
 		w.at, w.agreed, w.owed, w.compared = now, want, false, start
 	}
 	return damage, nil
+}
+
+func rules(r *kernel.Ruleset) kernel.Ruleset { return kernel.Ruleset{Chains: r.Chains, Jumps: r.Jumps} }
+
+// inBoth returns the jumps that both add and the chains that both write alike.
+func inBoth(a, b kernel.Ops) (out kernel.Ops) {
+	for f := range service.Families {
+		for _, j := range a.AddJumps[f] {
+			if kernel.HasJump(b.AddJumps[f], j) {
+				out.AddJumps[f] = append(out.AddJumps[f], j)
+			}
+		}
+		for _, c := range a.Chains[f] {
+			if i, ok := slices.BinarySearchFunc(b.Chains[f], c, kernel.CompareChains); ok && c.SameText(&b.Chains[f][i]) {
+				out.Chains[f] = append(out.Chains[f], c)
+			}
+		}
+	}
+	return out
 }
 
 // checkSets compares headers: which sets there are and how many entries those

@@ -237,3 +237,59 @@ func BenchmarkWatch(b *testing.B) {
 		}
 	}
 }
+
+// TestWatchWhileRulesChange: what others did is noticed although kproxy changes rules whenever they are read; what kproxy changed
+// itself isn't taken for damage.
+func TestWatchWhileRulesChange(t *testing.T) {
+	kerneltest.Namespace(t)
+	h := kerneltest.NewHost()
+	reading := &hooked{Runner: h}
+	c := iptables.DefaultConfig()
+	c.Runner, c.Sets = reading, h.Sets()
+	b := iptables.New(c)
+	w, err := iptables.NewWatch(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	have := kernel.Ruleset{}
+	change := func(services int) {
+		want := iptables.Render(kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(services, 2)...), options())
+		if _, err := b.Apply(t.Context(), kernel.Diff(have, want)); err != nil {
+			t.Fatal(err)
+		}
+		w.Expect(want)
+		have = want
+	}
+	change(2)
+	for i, damage := range []struct{ line, found string }{
+		{"", ""},
+		{"-D PREROUTING -j KPROXY-SERVICES", "jump from nat PREROUTING is gone"},
+		{"-F KPROXY-POSTROUTING", "chain nat KPROXY-POSTROUTING was changed"},
+	} {
+		if damage.line != "" {
+			if _, err := h.Run(t.Context(), []byte("*nat\n"+damage.line+"\nCOMMIT\n"), "iptables-restore"); err != nil {
+				t.Fatal(err)
+			}
+		}
+		reading.before = func() { change(3 + i) }
+		found, err := w.Check(t.Context())
+		if err != nil || damage.found == "" && len(found) > 0 || !strings.Contains(strings.Join(found, "\n"), damage.found) {
+			t.Errorf("after %q: %q, %v, want %q", damage.line, found, err, damage.found)
+		}
+	}
+}
+
+// hooked is a Runner that does something before it lists rules, once.
+type hooked struct {
+	kernel.Runner
+	before func()
+}
+
+func (h *hooked) Run(ctx context.Context, stdin []byte, program string, args ...string) ([]byte, error) {
+	if do := h.before; do != nil && strings.HasSuffix(program, "-save") {
+		h.before = nil
+		do()
+	}
+	return h.Runner.Run(ctx, stdin, program, args...)
+}
