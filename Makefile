@@ -54,7 +54,7 @@ soak: ## takeovers, kills, stops, flushes and API losses at random for an hour (
 	@[ "$$(id -u)" = 0 ] || { echo "make soak builds networks of namespaces, which needs root: sudo make soak" >&2; exit 3; }
 	@test/setup.sh run
 	@$(MAKE) --no-print-directory build
-	for mode in iptables nftables; do KPROXY_BIN=$(CURDIR)/bin/kproxy KPROXY_E2E_MODE=$$mode KPROXY_CHAOS=$(or $(DURATION),20m) KPROXY_SEED=$(SEED) \
+	for mode in iptables nftables; do KPROXY_BIN=$(CURDIR)/bin/kproxy KPROXY_E2E_MODE=$$mode KPROXY_CHAOS=$(or $(DURATION),20m) KPROXY_CHAOS_SHARE=1 KPROXY_SEED=$(SEED) \
 		go test -buildvcs=false -count=1 -timeout 3h -v -run '^TestChaos$$' ./test/e2e || exit; done
 
 bench: ## measure kproxy beside its peers (as root, long; QUICK=1: each once, in minutes, to see that it works)

@@ -26,14 +26,20 @@ import (
 // one after another and at once, at random, while clients hold connections and sessions and open new ones. None notices, but those
 // whose bytes a killed loop was moving, at most one a loop each time.
 //
-// $KPROXY_CHAOS is how long that goes on in each mode (`make soak`), with all clients instead of two fifths of them; $KPROXY_SEED repeats a run's order.
+// $KPROXY_CHAOS is how long that goes on in each mode, $KPROXY_CHAOS_SHARE the part of the clients that take part (all in `make soak`, 0.4 otherwise);
+// $KPROXY_SEED repeats a run's order.
 func TestChaos(t *testing.T) {
 	lasts, share := 20*time.Second, 0.4
 	if s := os.Getenv("KPROXY_CHAOS"); s != "" {
 		var err error
-		share = 1
 		if lasts, err = time.ParseDuration(s); err != nil {
 			t.Fatalf("KPROXY_CHAOS: %v", err)
+		}
+	}
+	if s := os.Getenv("KPROXY_CHAOS_SHARE"); s != "" {
+		var err error
+		if share, err = strconv.ParseFloat(s, 64); err != nil {
+			t.Fatalf("KPROXY_CHAOS_SHARE: %v", err)
 		}
 	}
 	modes := []plan.Mode{plan.ModeUserspace, mode}
