@@ -24,7 +24,8 @@ import (
 
 // TestChaos: kproxy is taken over from, killed, stopped, its rules are flushed, the API server goes away and endpoints change,
 // one after another and at once, at random, while clients hold connections and sessions and open new ones. None notices, but those
-// whose bytes a killed loop was moving, at most one a loop each time.
+// whose bytes a killed loop was moving, at most one a loop each time, and those that are there while the rules that divert packets
+// to userspace are gone.
 //
 // $KPROXY_CHAOS is how long that goes on in each mode, $KPROXY_CHAOS_SHARE the part of the clients that take part (all in `make soak`, 0.4 otherwise);
 // $KPROXY_SEED repeats a run's order.
@@ -68,21 +69,29 @@ type chaos struct {
 	killed   []time.Time    // workers of the kproxy that runs
 	told     map[string]int // events, by name
 
-	mu       sync.Mutex // clients and events
+	mu       sync.Mutex      // clients and events
+	streams  context.Context // ends when the long ones are to end
+	renew    func()          // ends them, so that others begin
 	windows  []window
 	failures []failure
 	counts   map[string]int // what clients did
 }
 
 // window is when kproxy's rules weren't what it had made them.
-type window struct{ from, to time.Time }
+type window struct {
+	from, to time.Time
+	breaks   bool // connections
+}
 
-// failure is what a client saw.
+// failure is what a client saw of what it began and ended then.
 type failure struct {
 	from, to time.Time
 	what     string
 	err      error
 }
+
+// during reports whether any of it was in w.
+func (f *failure) during(w window) bool { return f.from.Before(w.to) && f.to.After(w.from) }
 
 func isReset(err error) bool {
 	return errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
@@ -134,6 +143,12 @@ func (c *chaos) run() {
 // clients starts all of them, and returns what ends them.
 func (c *chaos) clients() (stop func()) {
 	ctx, cancel := context.WithCancel(c.ctx)
+	end := func() {}
+	c.renew = func() {
+		end()
+		c.streams, end = context.WithCancel(ctx)
+	}
+	c.renew()
 	var all sync.WaitGroup
 	repeat := func(f func()) {
 		all.Go(func() {
@@ -151,9 +166,9 @@ func (c *chaos) clients() (stop func()) {
 		case i%5 == 0:
 			repeat(func() { c.halfClosedStream(at(i/5, 81)) })
 		case i%50 == 1:
-			repeat(func() { c.longStream(ctx, "fast", at(i/50, 81), 64<<10, 20*time.Millisecond) })
+			repeat(func() { c.longStream("fast", at(i/50, 81), 64<<10, 20*time.Millisecond) })
 		default:
-			repeat(func() { c.longStream(ctx, "slow", at(i, 81), 1000, 250*time.Millisecond) })
+			repeat(func() { c.longStream("slow", at(i, 81), 1000, 250*time.Millisecond) })
 		}
 	}
 	for i := range int(thinned(200 * c.share)) {
@@ -161,10 +176,11 @@ func (c *chaos) clients() (stop func()) {
 	}
 	var traffic []*lab.Traffic
 	for i := range 2 * len(c.services) {
+		target := at(i, 80)
 		tr, err := lab.StartTraffic(c.ctx, lab.TrafficConfig{
-			From: c.net.Client, Network: "tcp", Target: at(i, 80), Rate: thinned(25 * c.share), Count: int(30 * (c.lasts + within(5*time.Minute)).Seconds()),
+			From: c.net.Client, Network: "tcp", Target: target, Rate: thinned(25 * c.share), Count: int(30 * (c.lasts + within(5*time.Minute)).Seconds()),
 			Timeout: within(time.Minute), Concurrency: 1024,
-			OnResult: func(r lab.Result) { c.note("new connection", r.Start, r.Err) },
+			OnResult: func(r lab.Result) { c.note("new connection to "+target.String(), r.Start, r.Err) },
 		})
 		c.must(err)
 		traffic = append(traffic, tr)
@@ -190,8 +206,11 @@ func (c *chaos) note(what string, began time.Time, err error) {
 	}
 }
 
-// longStream is a stream for as long as it goes on, until ctx is done.
-func (c *chaos) longStream(ctx context.Context, kind string, target netip.AddrPort, chunk int, pause time.Duration) {
+// longStream is a stream for as long as it goes on, until those of its time are to end.
+func (c *chaos) longStream(kind string, target netip.AddrPort, chunk int, pause time.Duration) {
+	c.mu.Lock()
+	ctx := c.streams
+	c.mu.Unlock()
 	began := time.Now()
 	s, err := c.openStream(c.ctx, kind, target, chunk, pause)
 	if err != nil {
@@ -200,7 +219,10 @@ func (c *chaos) longStream(ctx context.Context, kind string, target netip.AddrPo
 	}
 	defer context.AfterFunc(ctx, func() { s.stop.Store(true) })()
 	<-s.over
-	c.note(kind+" stream to "+target.String(), cmp.Or(s.failed, began), s.err)
+	if err = s.err; err != nil {
+		err = fmt.Errorf("at %s: %w", s.failed.Format("15:04:05.000"), err)
+	}
+	c.note(kind+" stream to "+target.String(), began, err)
 }
 
 // halfClosedStream sends all at once, and takes its time to read it back.
@@ -424,26 +446,45 @@ func (c *chaos) parentKilled() {
 	c.one(last, next)
 }
 
-// flushes are the harms that cost no connection. Without the rules that divert packets to sockets, in mangle or in nftables' first
-// chain, the node forwards endpoints' answers to clients, which answer by a reset: docs/limits.md.
-var flushes = map[string]bool{
-	"nat is flushed": true, "the jumps are deleted": true, "the map of services is flushed": true,
-	"the userspace set is flushed": true, "the heartbeat's set is flushed": true,
+// flushes are harms by name. They cost no connection, but those with a command that shows whether they are mended: without the
+// rules that divert packets to sockets, the node forwards endpoints' answers to clients, which answer by a reset: docs/limits.md. A
+// service may be in userspace for a moment whichever data plane it asks for, and without table kproxy of nftables the kernel
+// translates no connections either.
+var flushes = map[string]string{
+	"nat is flushed": "", "the jumps are deleted": "", "the map of services is flushed": "",
+	"the userspace set is flushed": "", "the heartbeat's set is flushed": "",
+	"mangle and filter chains are flushed": "iptables -t mangle -S; ip6tables -t mangle -S",
+	"the routing rule is deleted":          "ip -4 rule; ip -6 rule",
+	"the routing table is flushed":         "ip -4 route show table 10249; ip -6 route show table 10249",
+	"the ruleset is flushed":               "nft list chain ip kproxy services; nft list chain ip6 kproxy services",
+	"the tables are deleted":               "nft list chain ip kproxy services; nft list chain ip6 kproxy services",
 }
 
-// flush does to the kernel's rules what others may do, and waits until it is mended.
+// flush does to the kernel's rules what others may do, and waits until it is mended. Where that breaks connections, all end soon, so
+// that those that have been through it excuse nothing else.
 func (c *chaos) flush() {
 	harms := damageOfIPTables
 	if c.mode == plan.ModeNFTables {
 		harms = damageOf[plan.NFTables]
 	}
-	harms = slices.DeleteFunc(slices.Clone(harms), func(h harm) bool { return !flushes[h.name] })
+	harms = slices.DeleteFunc(slices.Concat(harms, damage), func(h harm) bool { _, ok := flushes[h.name]; return !ok })
 	h := harms[c.random.IntN(len(harms))]
 	c.Logf("%s", h.name)
-	began := time.Now()
+	there := func() string {
+		out, _ := c.net.Node.Command(c.ctx, "sh", "-c", flushes[h.name]).Output() // fails where it is gone
+		return string(out)
+	}
+	before := there()
+	w := window{from: time.Now(), breaks: before != ""}
 	for _, line := range h.lines {
 		_ = c.net.Node.Command(c.ctx, "sh", "-c", line).Run() // there may be nothing to remove
 	}
+	c.eventually(30*time.Second, h.name+", and mended", func() error {
+		if now := there(); now != before {
+			return fmt.Errorf("there is\n%s\nand was\n%s", now, before)
+		}
+		return nil
+	})
 	for i := range 2 * len(c.services) {
 		at := netip.AddrPortFrom(c.services[i/2].ClusterIPs[i%2], 80)
 		c.eventually(30*time.Second, fmt.Sprintf("%s to be served after %s", at, h.name), func() error {
@@ -453,9 +494,13 @@ func (c *chaos) flush() {
 			return err
 		})
 	}
+	w.to = time.Now()
 	c.mu.Lock()
-	c.windows = append(c.windows, window{began, time.Now()})
-	c.mu.Unlock()
+	defer c.mu.Unlock()
+	c.windows = append(c.windows, w)
+	if w.breaks {
+		c.renew()
+	}
 }
 
 // judge says what was wrong.
@@ -475,7 +520,7 @@ func (c *chaos) judge() {
 	}
 	const late = 200 * time.Millisecond // that a SYN may leave after its time was taken
 	var broken []string
-	flushed := 0 // of those that began then
+	flushed, diverted := 0, 0 // of those that began then, and of those that were there
 	connects := func(err error) bool {
 		var op *net.OpError
 		return errors.As(err, &op) && op.Op == "dial"
@@ -483,8 +528,10 @@ func (c *chaos) judge() {
 	for _, f := range c.failures {
 		what := fmt.Sprintf("%s, from %s to %s: %v", f.what, f.from.Format("15:04:05.000"), f.to.Format("15:04:05.000"), f.err)
 		switch {
-		case (f.what == "new connection" || connects(f.err)) && slices.ContainsFunc(c.windows, func(w window) bool { return f.from.After(w.from.Add(-late)) && f.from.Before(w.to) }):
+		case (strings.HasPrefix(f.what, "new connection") || connects(f.err)) && slices.ContainsFunc(c.windows, func(w window) bool { return f.from.After(w.from.Add(-late)) && f.from.Before(w.to) }):
 			flushed++
+		case !strings.HasPrefix(f.what, "session") && (isReset(f.err) || !errors.Is(f.err, errWrongBytes)) && slices.ContainsFunc(c.windows, func(w window) bool { return w.breaks && f.during(w) }):
+			diverted++
 		case isReset(f.err):
 			broken = append(broken, what)
 		default:
@@ -494,7 +541,8 @@ func (c *chaos) judge() {
 	if len(broken) > allowed {
 		c.Errorf("%d connections were reset, and the logs say %d: %v", len(broken), allowed, strings.Join(broken[:min(20, len(broken))], "\n"))
 	}
-	c.Logf("%v; clients: %v; %d connections reset, %d by the logs; %d connects failed that began while rules were being mended, for %s in all", c.told, c.counts, len(broken), allowed, flushed, mended.Round(time.Millisecond))
+	c.Logf("%v; clients: %v; %d connections reset, %d by the logs; %d connects failed that began while rules were being mended, for %s in all, and %d connections broke that nothing diverted meanwhile",
+		c.told, c.counts, len(broken), allowed, flushed, mended.Round(time.Millisecond), diverted)
 	if c.Failed() {
 		for _, p := range c.all {
 			c.Logf("a kproxy's log:\n%s", p.Log())
