@@ -108,10 +108,10 @@ func (n *node) start(ctx context.Context) error {
 	if err := n.process.Start(); err != nil {
 		return fmt.Errorf("start node %s: %w", n.name, err)
 	}
-	link, bridged := "veth-"+n.name, "nodes"
-	_, err = run(ctx, "ip", "link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", strconv.Itoa(n.process.Process.Pid))
+	const bridged = "nodes"
+	_, err = run(ctx, "ip", "link", "add", n.link(), "type", "veth", "peer", "name", "eth0", "netns", strconv.Itoa(n.process.Process.Pid))
 	if err == nil {
-		_, err = run(ctx, "ip", "link", "set", link, "master", bridged, "up")
+		_, err = run(ctx, "ip", "link", "set", n.link(), "master", bridged, "up")
 	}
 	for _, route := range [][]string{{"-4", n.pods4(), n.address4()}, {"-6", n.pods6(), n.address6()}} {
 		if err == nil {
@@ -127,8 +127,13 @@ func (n *node) crash() error {
 		return err
 	}
 	_ = n.process.Wait() // killed
+	// The kernel removes the link as well, but some time after the namespace's end.
+	_, _ = run(context.Background(), "ip", "link", "del", n.link())
 	return nil
 }
+
+// link is the machine's end of the node's.
+func (n *node) link() string { return "veth-" + n.name }
 
 // exec runs a program of the machine in the node's namespaces.
 func (n *node) exec(ctx context.Context, args ...string) (string, error) {
