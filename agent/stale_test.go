@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -139,12 +140,12 @@ func TestSweepsThatFailKeepFewPlans(t *testing.T) {
 func TestHalfOpenSearchesAreOne(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
-		var udp, tcp int
+		var udp, tcp atomic.Int32
 		s := &staleCleanup{
 			wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler), cleaned: func(time.Duration) {},
 			plan:     func() *plan.Plan { return &plan.Plan{} },
-			stale:    func([]*plan.Plan, *plan.Plan) error { udp++; return nil },
-			halfOpen: func(*plan.Plan) error { tcp++; return nil },
+			stale:    func([]*plan.Plan, *plan.Plan) error { udp.Add(1); return nil },
+			halfOpen: func(*plan.Plan) error { tcp.Add(1); return nil },
 		}
 		var running sync.WaitGroup
 		running.Go(func() { s.run(ctx) })
@@ -153,18 +154,18 @@ func TestHalfOpenSearchesAreOne(t *testing.T) {
 			time.Sleep(halfOpenDelay / 20)
 		}
 		synctest.Wait()
-		if tcp != 0 {
-			t.Errorf("%d searches while changes follow each other, want none", tcp)
+		if n := tcp.Load(); n != 0 {
+			t.Errorf("%d searches while changes follow each other, want none", n)
 		}
 		time.Sleep(halfOpenDelay)
 		synctest.Wait()
-		if tcp != 1 {
-			t.Errorf("%d searches after ten changes, want 1", tcp)
+		if n := tcp.Load(); n != 1 {
+			t.Errorf("%d searches after ten changes, want 1", n)
 		}
 		s.request(pending{stale: true})
 		synctest.Wait()
-		if udp != 1 {
-			t.Errorf("%d searches for UDP flows at once, want 1", udp)
+		if n := udp.Load(); n != 1 {
+			t.Errorf("%d searches for UDP flows at once, want 1", n)
 		}
 		cancel()
 		running.Wait()
