@@ -124,7 +124,7 @@ type Agent struct {
 	end       context.CancelFunc
 	passing   turn // of the fast loop's passes
 	orders    orders
-	handing   atomic.Bool // another kproxy is taking over
+	handing   turn        // of the kproxy that is taking over, or of this one's end
 	relieved  atomic.Bool // and has
 	successor atomic.Pointer[handover.Conn]
 
@@ -157,7 +157,7 @@ func New(o Options) *Agent {
 		dirty: map[service.Key]bool{},
 		cfg:   o.Config, version: o.Version, log: o.Log, reread: o.Reread, started: time.Now(),
 		node: strings.ToLower(node), policy: policyOf(o.Config), health: healthOf(o.Config),
-		trigger: make(chan struct{}, 1), passing: make(turn, 1), healthPort: o.HealthPort, remains: o.Remains, recorded: o.Recorded, pause: o.Pause, from: o.Predecessor, tookOver: o.TookOver, serves: func() {},
+		trigger: make(chan struct{}, 1), passing: make(turn, 1), handing: make(turn, 1), healthPort: o.HealthPort, remains: o.Remains, recorded: o.Recorded, pause: o.Pause, from: o.Predecessor, tookOver: o.TookOver, serves: func() {},
 	}
 	a.figures.observer = o.Observer
 	return a
@@ -389,9 +389,12 @@ func (a *Agent) untilDrained(ctx context.Context) (context.Context, context.Canc
 			a.heart.retire(serving)
 			a.repair.redirectAll(nil, a.cfg.DrainTimeout)
 		}
+		// One that is taking over gets what is left, sessions above all. Once this one ends none can begin to.
+		bounded, cancel := context.WithDeadline(serving, began.Add(a.cfg.DrainTimeout*9/10))
+		defer cancel()
+		defer a.handing.enter(bounded)
 		tick := time.NewTicker(drainTick)
 		defer tick.Stop()
-		over := time.After(a.cfg.DrainTimeout * 9 / 10)
 		var said time.Time
 		for {
 			left := a.begunBefore(began)
@@ -403,9 +406,7 @@ func (a *Agent) untilDrained(ctx context.Context) (context.Context, context.Canc
 				said = time.Now()
 			}
 			select {
-			case <-serving.Done():
-				return
-			case <-over:
+			case <-bounded.Done():
 				return
 			case <-tick.C:
 			}

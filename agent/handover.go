@@ -132,11 +132,13 @@ func (h *predecessor) run() error {
 	if why := h.unwilling(&hello); why != "" {
 		return h.refuse(&handover.Welcome{Refused: why}, why)
 	}
-	if !h.handing.CompareAndSwap(false, true) {
-		why := "another one is taking over at this moment"
+	select {
+	case h.handing <- struct{}{}:
+		defer h.handing.leave()
+	default:
+		why := "another one is taking over at this moment, or this one is about to end"
 		return h.refuse(&handover.Welcome{Refused: why}, why)
 	}
-	defer h.handing.Store(false)
 	tcp, udp := h.userspace.Ports()
 	welcome := &handover.Welcome{Steering: h.madeFor(tcp, udp), TcpPort: uint32(tcp), UdpPort: uint32(udp)}
 	rows, fds := h.userspace.Listeners()

@@ -212,6 +212,27 @@ func TestDrain(t *testing.T) {
 			t.Errorf("Drain() = %v", err)
 		}
 	})
+	t.Run("doesn't wait for sessions that are never silent", func(t *testing.T) {
+		ep, _ := udpEndpoint(t, "a")
+		s := start(t, Config{Origin: newOrigins()}, testPlan(udpService(ep)))
+		c := udpClient(t, s)
+		udpAsk(t, c, "x")
+		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+		defer cancel()
+		var asks sync.WaitGroup
+		defer asks.Wait()
+		defer c.Close()
+		asks.Go(func() {
+			for range time.Tick(50 * time.Millisecond) {
+				if _, err := c.Write([]byte("x")); errors.Is(err, net.ErrClosed) {
+					return
+				}
+			}
+		})
+		if err := s.Drain(ctx); err != nil {
+			t.Errorf("Drain() = %v", err)
+		}
+	})
 	t.Run("of a server that never ran", func(t *testing.T) {
 		s := New(Config{})
 		if err := s.Drain(context.Background()); err != nil {

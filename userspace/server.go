@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/netip"
 	"runtime"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -215,9 +216,9 @@ func (s *Server) retries(p *service.Port) int {
 	return max(s.cfg.Retries, 0)
 }
 
-// Drain stops accepting and waits until every connection and session has
-// ended; a session has when it is silent for a second. When ctx is done first,
-// it ends those that are left, and says how many. After it nothing is left: no
+// Drain stops accepting and waits until every connection has ended. A session ends when it is
+// silent for a second, or a second after the last connection: its client's next datagram may begin another
+// one elsewhere. When ctx is done first, it ends those that are left, and says how many. After it nothing is left: no
 // goroutine, no socket. It may be called instead of ending Run's context, or
 // after it.
 func (s *Server) Drain(ctx context.Context) error {
@@ -231,16 +232,34 @@ func (s *Server) Drain(ctx context.Context) error {
 		s.flows.Wait()
 		close(gone)
 	}()
-	var err error
-	select {
-	case <-gone:
-	case <-ctx.Done():
-		if n := s.killAll(gone); n > 0 {
-			err = fmt.Errorf("drain userspace: ended %d connections that were left: %w", n, ctx.Err())
-		}
+	err := s.untilOnlySessions(ctx, gone)
+	if n := s.killAll(gone); err != nil && n > 0 {
+		err = fmt.Errorf("drain userspace: ended %d connections that were left: %w", n, err)
+	} else {
+		err = nil
 	}
 	s.closeAll()
 	return err
+}
+
+// untilOnlySessions returns when all is gone, when there has been no connection for a second, or with its error when ctx is done.
+func (s *Server) untilOnlySessions(ctx context.Context, gone <-chan struct{}) error {
+	tick := time.NewTicker(trustFor / 10)
+	defer tick.Stop()
+	for last := time.Now(); ; {
+		select {
+		case <-gone:
+			return nil
+		case <-ctx.Done():
+			return ctx.Err()
+		case now := <-tick.C:
+			if slices.ContainsFunc(s.live.all(), func(f flow) bool { _, is := f.(*session); return !is }) {
+				last = now
+			} else if now.Sub(last) > trustFor {
+				return nil
+			}
+		}
+	}
 }
 
 // shutGate lets no session begin any more, once the clients that were on their

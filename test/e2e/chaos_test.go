@@ -315,9 +315,14 @@ func (c *chaos) next() {
 	}
 	names := slices.Sorted(maps.Keys(events))
 	name := names[c.random.IntN(len(names))]
-	c.Logf("%s %s", time.Now().Format("15:04:05.000"), name)
+	c.tell("%s", name)
 	c.told[name]++
 	events[name]()
+}
+
+// tell prints what isn't an error, without the place that errors have: a report finds these by it.
+func (c *chaos) tell(format string, args ...any) {
+	fmt.Fprintf(c.Output(), time.Now().Format("15:04:05.000 ")+format+"\n", args...)
 }
 
 func (c *cluster) away() bool {
@@ -469,7 +474,7 @@ func (c *chaos) flush() {
 	}
 	harms = slices.DeleteFunc(slices.Concat(harms, damage), func(h harm) bool { _, ok := flushes[h.name]; return !ok })
 	h := harms[c.random.IntN(len(harms))]
-	c.Logf("%s", h.name)
+	c.tell("%s", h.name)
 	there := func() string {
 		out, _ := c.net.Node.Command(c.ctx, "sh", "-c", flushes[h.name]).Output() // fails where it is gone
 		return string(out)
@@ -543,9 +548,4 @@ func (c *chaos) judge() {
 	}
 	c.Logf("%v; clients: %v; %d connections reset, %d by the logs; %d connects failed that began while rules were being mended, for %s in all, and %d connections broke that nothing diverted meanwhile",
 		c.told, c.counts, len(broken), allowed, flushed, mended.Round(time.Millisecond), diverted)
-	if c.Failed() {
-		for _, p := range c.all {
-			c.Logf("a kproxy's log:\n%s", p.Log())
-		}
-	}
 }

@@ -439,6 +439,54 @@ func TestTakeoverThatFails(t *testing.T) {
 	w.whole(streams...)
 }
 
+// TestStopDuringTakeover: a kproxy that is told to stop, and has no connection to wait for, hands its sessions to the one that is
+// taking over; where that fails it ends.
+func TestStopDuringTakeover(t *testing.T) {
+	w := newWorld(t)
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	w.start("--mode", "userspace", "--drain-timeout", within(2*time.Minute).String())
+	w.holdBy("udp", frontends(m)[0])
+	var c *net.UnixConn
+	w.must(w.net.Node.Do(func() (err error) {
+		c, err = web.AskToTakeOver(w.ctx, w.socket())
+		return err
+	}))
+	conn := handover.NewConn(c)
+	defer conn.Close()
+	patience := within(20 * time.Second)
+	next := func(send handover.Message, answer interface {
+		handover.Message
+		GetRefused() string
+	}) {
+		t.Helper()
+		w.must(conn.Send(patience, send))
+		files, err := conn.Receive(patience, answer)
+		handover.CloseFiles(files)
+		if err != nil || answer.GetRefused() != "" {
+			t.Fatalf("to %T it answers %v %s", send, err, answer.GetRefused())
+		}
+	}
+	next(&handover.Hello{Version: 1, Network: inode(w, w.net.Node.Path())}, &handover.Welcome{})
+	w.must(w.proxy.Signal(syscall.SIGTERM))
+	w.eventually(10*time.Second, "kproxy to stop", func() error {
+		st, err := w.client.Status(w.ctx)
+		if err == nil && st.NotReady != "kproxy is being stopped" {
+			err = fmt.Errorf("not ready: %q", st.NotReady)
+		}
+		return err
+	})
+	sleep(time.Second) // in which it would end
+	next(&handover.Ask{Step: handover.Ask_PAUSE}, &handover.Paused{})
+	given := &handover.Given{}
+	next(&handover.Ask{Step: handover.Ask_GIVE}, given)
+	if n := len(given.Userspace.GetSessions()); n != 1 {
+		t.Errorf("it gives %d sessions, want 1", n)
+	}
+	conn.Close()
+	w.must(w.proxy.Wait(w.ctx))
+}
+
 // inode is the inode number of a file.
 func inode(w *world, path string) uint64 {
 	w.Helper()
