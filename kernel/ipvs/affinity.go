@@ -241,13 +241,15 @@ func compareSeeds(wanted []seed) (missing, elsewhere []seed, err error) {
 	return missing, elsewhere, nil
 }
 
-// seedTries is how often seeds are sent: datagrams may be lost, even here.
-const seedTries = 5
+// seedPatience is the longest pause before seeds are sent again, of pauses that double: datagrams may be
+// lost, even here, and until Linux 6.5 a processor whose ksoftirqd waits for its turn delivers
+// none (ksoftirqd_running in kernel/softirq.c).
+const seedPatience = 2 * time.Second
 
 // seed sends seeds until the kernel has a template for each, and returns those
 // that it has with another real server.
 func (d *syncDaemon) seed(ctx context.Context, wanted []seed) (elsewhere []seed, err error) {
-	for range seedTries {
+	for wait := time.Millisecond; ; wait *= 2 {
 		if err := d.send(ctx, wanted); err != nil {
 			return nil, err
 		}
@@ -259,8 +261,13 @@ func (d *syncDaemon) seed(ctx context.Context, wanted []seed) (elsewhere []seed,
 		if wanted = missing; len(wanted) == 0 {
 			return elsewhere, nil
 		}
+		if wait > seedPatience {
+			return nil, fmt.Errorf("%d of the kernel's templates don't appear", len(wanted))
+		}
+		if err := pause(ctx, wait); err != nil {
+			return nil, err
+		}
 	}
-	return nil, fmt.Errorf("%d of the kernel's templates don't appear", len(wanted))
 }
 
 // endPatience is ample for a template that ends after a second.

@@ -98,6 +98,15 @@ func TestAffinityReplaces(t *testing.T) {
 	}
 }
 
+// TestAffinityOutlastsLoss: that what the daemon is sent is lost for a moment, or late, costs a moment.
+func TestAffinityOutlastsLoss(t *testing.T) {
+	n, h, virtuals := affinityWorld(t)
+	const drop = "INPUT -d %s -j DROP"
+	run(t, fmt.Sprintf("iptables -I "+drop+"; (sleep 0.3; iptables -D "+drop+") >/dev/null 2>&1 &", ipvs.SyncGroup.Addr(), ipvs.SyncGroup.Addr()))
+	h.must(ipvs.SeedAffinity(context.Background(), ownMark, virtuals, clientsOf(service.IPv4, of[service.IPv4].three, n.Address(service.IPv4, 1))))
+	h.expect("the client", "three", hold(t, n, of[service.IPv4].vip).ask())
+}
+
 // TestAffinityOfMany: none is lost, however many there are.
 func TestAffinityOfMany(t *testing.T) {
 	_, h, virtuals := affinityWorld(t)
