@@ -343,6 +343,9 @@ func (t *tracer) showRoute(w way, r *route, outcome string) {
 		if r.local() {
 			outcome = "stays on this node"
 		}
+		if r.local() && t.departs {
+			outcome = "comes back to the client"
+		}
 	}
 	t.show(w, Step{Hook: "routing", Kind: KindRoute, Text: r.String(), Outcome: outcome, Why: r.command()})
 }
@@ -516,12 +519,17 @@ func (t *tracer) originate(source netip.Addr) {
 		source = r.source
 	}
 	w.packet = netfilter.NewPacket(t.req.Protocol, netip.AddrPortFrom(source, clientPort), t.req.Address, "")
+	w.packet.Unnamed = t.departs
 	if !r.passes() {
 		t.showRoute(w, &r, "the connection fails at once")
 		t.finish(w, Refused, t.noRoute(&r))
 		return
 	}
-	t.showRoute(w, &r, "this node connects from "+source.String())
+	who := "this node"
+	if t.departs {
+		who = "the client"
+	}
+	t.showRoute(w, &r, who+" connects from "+source.String())
 	w.packet.Out = r.link
 	t.pass(w, netfilter.Output, netfilter.OutputBeforeBalancing, func(w way) {
 		if t.balance(w) {
@@ -594,6 +602,10 @@ func (t *tracer) emit(w way) {
 
 // arrived is the end of a way that leads to another host or pod.
 func (t *tracer) arrived(w way, r *route) {
+	if t.departs {
+		t.leaves(w, r)
+		return
+	}
 	if !w.endpoint.IsValid() {
 		t.finish(w, NotAService, nil)
 		return
@@ -622,6 +634,9 @@ func (t *tracer) receive(w way) {
 		t.show(w, Step{Hook: hook, Kind: KindListener, Text: text, Outcome: outcome})
 	}
 	switch input := string(netfilter.Input); {
+	case t.departs:
+		show(input, map[bool]string{true: "a program of the client's own takes it", false: "nothing listens"}[ok])
+		t.taken(w, ok)
 	case w.packet.Redirected && t.strayed(w):
 		show(input, "not kproxy's")
 		if ok {

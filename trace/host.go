@@ -289,6 +289,17 @@ func localAddresses() (addresses, error) {
 	return out, nil
 }
 
+// someAddress is an address of the calling thread's network namespace that others may know; invalid if there is none.
+func someAddress(f service.Family) netip.Addr {
+	all, _ := netlink.AddrList(nil, netlinkFamily(f))
+	for _, a := range all {
+		if at := addrOf(a.IP); at.IsGlobalUnicast() {
+			return at
+		}
+	}
+	return netip.Addr{}
+}
+
 // linkTo returns the link whose network an address is in; empty if none is.
 func (a *addresses) linkTo(to netip.Addr) string {
 	best := network{}

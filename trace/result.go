@@ -22,7 +22,8 @@ type Request struct {
 	From netip.Addr `json:"from,omitzero"`
 	// Probe sends one real connection or datagram, from where the client is.
 	Probe bool `json:"-"`
-	// Every has Steps hold the ways to all endpoints that are followed, not to the first few.
+	// Every is for packets that come to the node: Steps hold the ways to all endpoints that are followed,
+	// not to the first few, and the client's own network namespace is left out.
 	Every bool `json:"-"`
 	// AnyClient has From be another host or a pod, whichever is known.
 	AnyClient bool `json:"-"`
@@ -43,6 +44,8 @@ const (
 	Dropped      Verdict = "dropped"
 	NotAService  Verdict = "not a service"
 	Undetermined Verdict = "undetermined"
+	// Leaves is the end of a way in the client's own network namespace: the packet goes on to the node.
+	Leaves Verdict = "leaves"
 )
 
 // Result is the answer to a Request.
@@ -50,6 +53,8 @@ type Result struct {
 	Request
 	// Namespace is the network namespace that was traced.
 	Namespace string `json:"namespace"`
+	// Departure is the packet's way before it comes to that; nil where it wasn't followed.
+	Departure *Departure `json:"departure,omitempty"`
 	// Service is "namespace/name" or "namespace/name:port"; empty if the address
 	// is none of a service's, or no plan was there to ask.
 	Service string `json:"service"`
@@ -226,7 +231,7 @@ func (t *tracer) verdict() Verdict {
 			doubtful = doubtful || !e.certain || e.verdict == Undetermined
 		}
 	}
-	for _, v := range []Verdict{Forwarded, Refused, Dropped, NotAService} {
+	for _, v := range []Verdict{Leaves, Forwarded, Refused, Dropped, NotAService} {
 		if all[v] && (!doubtful || len(all) == 1) {
 			return v
 		}
@@ -244,6 +249,9 @@ func (t *tracer) addStops(r *Result) {
 		if m, ok := t.unaccepted(&e); ok {
 			f.What = fmt.Sprintf("kproxy's own rule doesn't accept the packet, because %s is %s; so %s", m.Object, m.Kernel, f.What)
 			f.Remedy = t.repairs()
+		}
+		if r.Verdict == Leaves {
+			f.What = fmt.Sprintf("%s of new connections: %s", percent(e.share), f.What)
 		}
 		if e.endpoint.IsValid() && t.anyForwarded() {
 			f.What = fmt.Sprintf("on the way to %s (%s of new connections): %s", e.endpoint, percent(e.share), f.What)
@@ -501,6 +509,9 @@ func percent(p float64) string { return fmt.Sprintf("%.3g %%", 100*p) }
 
 // checkPlan adds what the plan says is wrong.
 func (t *tracer) checkPlan(r *Result) {
+	if t.departs {
+		return
+	}
 	if t.proxy == nil {
 		if t.silent != "" {
 			t.warn(SeverityError, "kproxy hangs: it runs, and doesn't answer ("+t.silent+"). This is what the kernel does by itself", "kproxy run", "look at its log, and restart it")

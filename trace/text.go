@@ -24,10 +24,12 @@ func (r *Result) Text(l Look) string {
 		p.wrapped("Traced   ", "network namespace "+r.Namespace)
 	}
 	p.candidates(r)
-	p.wrapped("Source   ", r.sourceText())
+	if r.Verdict != Leaves {
+		p.wrapped("Source   ", r.sourceText())
+	}
 	p.findings(r)
 	p.probe(r.Probe)
-	p.path(r.Steps)
+	p.path(r)
 	return p.b.String()
 }
 
@@ -220,11 +222,20 @@ func (p *printer) probe(r *Probe) {
 
 // path is the packet's way, hook by hook; that to one endpoint, and to others
 // where it is another one.
-func (p *printer) path(steps []Step) {
-	if len(steps) == 0 {
+func (p *printer) path(r *Result) {
+	steps, d := r.Steps, r.Departure
+	if len(steps) == 0 && d == nil {
 		return
 	}
 	p.b.WriteString("\n" + p.coloured("The packet's way", bold) + ", with counters of packets so far\n")
+	if d != nil {
+		p.block("", "", "In "+d.Where+":", bold)
+		p.leg(d.Steps)
+		if len(steps) == 0 {
+			return
+		}
+		p.block("", "", "On the node:", bold)
+	}
 	legs, order := map[string][]Step{}, []string{}
 	for _, s := range steps {
 		if _, ok := legs[s.Leg]; !ok && s.Leg != "" {

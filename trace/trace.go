@@ -67,6 +67,7 @@ type tracer struct {
 	mismatches []Mismatch
 	warned     map[string]bool
 	full       bool // the conntrack table
+	departs    bool // it is in the client's own network namespace, and ends where the packet leaves that
 	// acceptable are stops of packets that kproxy's own rules accept before, if they are as planned.
 	acceptable map[*Finding]bool
 }
@@ -84,14 +85,19 @@ func (r *Request) Check() error {
 	return nil
 }
 
+// settle brings addresses into the form that they are compared in.
+func (r *Request) settle() error {
+	r.Address = netip.AddrPortFrom(r.Address.Addr().Unmap().WithZone(""), r.Address.Port())
+	r.From = r.From.Unmap().WithZone("")
+	return r.Check()
+}
+
 // Run traces a request in the network namespace of the calling thread. Without a
 // proxy, it has what the kernel says alone. The error is about the request, or
 // that the kernel can't be read at all; what is wrong on the packet's way is in
 // the Result.
 func Run(ctx context.Context, req Request, proxy *Proxy) (Result, error) {
-	req.Address = netip.AddrPortFrom(req.Address.Addr().Unmap().WithZone(""), req.Address.Port())
-	req.From = req.From.Unmap().WithZone("")
-	if err := req.Check(); err != nil {
+	if err := req.settle(); err != nil {
 		return Result{}, err
 	}
 	silent := ""
@@ -119,8 +125,12 @@ func Run(ctx context.Context, req Request, proxy *Proxy) (Result, error) {
 	t.silent, t.explainers = silent, explainers
 	t.follow()
 	t.compare()
+	first, where := t.departure(ctx)
 	r := t.result()
 	r.Namespace = spaceName()
+	if first != nil {
+		r.After(where, first)
+	}
 	if req.Probe {
 		r.Probe = t.probe(ctx, &r)
 		t.checkProbe(ctx, &r)
@@ -156,7 +166,12 @@ func (s *hostState) settleClient(req Request) (Request, error) {
 	if req.Netns != "" && !req.From.IsValid() {
 		var r route
 		err := inside(req.Netns, func() error {
-			r = askRoute(query{to: req.Address.Addr()})
+			if r = askRoute(query{to: req.Address.Addr()}); r.err != nil { // which departure tells
+				r.source = someAddress(service.FamilyOf(req.Address.Addr()))
+			}
+			if r.source.IsValid() {
+				return nil
+			}
 			return r.err
 		})
 		if err != nil {
@@ -191,6 +206,8 @@ func (t *tracer) follow() {
 	in, ok := t.findClient()
 	t.findService()
 	switch {
+	case t.departs:
+		t.originate(t.req.From)
 	case !ok:
 		back := t.host.route(query{to: t.req.From})
 		w := way{share: 1, certain: true}
@@ -208,7 +225,7 @@ func (t *tracer) follow() {
 // to it. False if there is no way back.
 func (t *tracer) findClient() (in string, ok bool) {
 	from := t.req.From
-	if !from.IsValid() || t.host.local(from) {
+	if t.departs || !from.IsValid() || t.host.local(from) {
 		t.client = plan.Client{Address: from, Node: true}
 		if !from.IsValid() {
 			r := t.host.route(query{to: t.req.Address.Addr()})
@@ -228,6 +245,8 @@ func (t *tracer) findClient() (in string, ok bool) {
 // clientText says who the client is.
 func (t *tracer) clientText() string {
 	switch {
+	case t.departs:
+		return "this network namespace"
 	case t.client.Node:
 		return "this node itself"
 	case t.proxy == nil:

@@ -33,6 +33,7 @@ func traceCommand() *cli.Command {
 			&cli.StringFlag{Name: "proto", Usage: "tcp or udp", Value: "tcp"},
 			&cli.StringFlag{Name: "from-pod", Usage: "the client is the pod of this node with this `NAME`"},
 			&cli.StringFlag{Name: "netns", Usage: "the client is in this network namespace, a `PATH` (/proc/PID/ns/net) or a name of ip netns"},
+			&cli.BoolFlag{Name: "in-pod", Usage: "follow what this network namespace, a pod's, sends, until it leaves; kubectl kproxy trace --in-pod runs it there"},
 			&cli.BoolFlag{Name: "watch", Usage: "mark the next packets that really come there, and show what each met beside what was predicted; as root in kproxy's network namespace"},
 			&cli.IntFlag{Name: "count", Usage: "with --watch: end after so `MANY` connections", Value: 5},
 			&cli.DurationFlag{Name: "timeout", Usage: "with --watch: end after this `TIME` at last", Value: 30 * time.Second},
@@ -52,12 +53,31 @@ func runTrace(c *cli.Context) error {
 	if err != nil {
 		return err
 	}
+	if c.Bool("in-pod") {
+		return runInPod(c, req)
+	}
 	if c.Bool("watch") {
 		return runWatch(c, client, req)
 	}
 	res, err := traceWith(c, client, req)
 	if err != nil {
 		return err
+	}
+	return printer(c, printTrace)(c.App.Writer, &res)
+}
+
+// runInPod asks no kproxy.
+func runInPod(c *cli.Context, req trace.Request) error {
+	for _, other := range []string{"socket", "from", "from-pod", "netns", "probe", "watch"} {
+		if c.IsSet(other) {
+			return usageError("--in-pod follows what this network namespace sends, by its kernel alone; leave --%s out", other)
+		}
+	}
+	ctx, cancel := context.WithTimeout(c.Context, trace.Timeout)
+	defer cancel()
+	res, err := trace.Depart(ctx, req)
+	if err != nil {
+		return traceError(err)
 	}
 	return printer(c, printTrace)(c.App.Writer, &res)
 }

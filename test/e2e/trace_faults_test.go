@@ -59,6 +59,21 @@ const (
 )
 
 var faults = []fault{
+	// The client's own namespace.
+	{
+		name: "a mesh that is down", plant: []string{"client: iptables -t nat -A OUTPUT -d 10.96.0.20 -p tcp -j REDIRECT --to-ports 9"},
+		lift: []string{"client: iptables -t nat -D OUTPUT 1"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"in network namespace {client}", "leads the packet to 127.0.0.1:9", "nothing listens", "rule 1 of chain OUTPUT in table nat"},
+	},
+	{
+		name: "the client's firewall", plant: []string{"client: nft add table ip guard { chain in { type filter hook input priority 0 ; ip saddr 10.96.0.20 drop ; } ; }"},
+		lift: []string{"client: nft delete table ip guard"},
+		fate: isSilent, verdict: trace.Dropped, culprit: []string{"in network namespace {client}", "the answer of 10.96.0.20:80", "chain in in nftables table ip guard"},
+	},
+	{
+		name: "the client has no way out", plant: []string{"client: ip route del default"}, lift: []string{"client: ip route add default via 10.1.0.1"},
+		fate: isRefused, verdict: trace.Refused, culprit: []string{"in network namespace {client}", "no way to 10.96.0.20: there is no route"},
+	},
 	// Foreign rules.
 	{
 		name: "DNAT to where nothing listens", plant: []string{"iptables -t nat -I PREROUTING 1 -d 10.96.0.20 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.3:7777"},
@@ -498,9 +513,13 @@ func (w *world) mend(t *testing.T, f fault, look func() trace.Result) {
 func (w *world) at(line string) {
 	w.Helper()
 	name, rest, ok := strings.Cut(line, ": ")
-	if b := w.net.Backend(name); ok && b != nil {
+	at := w.net.Client
+	if b := w.net.Backend(name); b != nil {
+		at = b.Namespace
+	}
+	if ok && (name == "client" || at != w.net.Client) {
 		words := strings.Fields(rest)
-		if out, err := b.Namespace.Command(w.ctx, words[0], words[1:]...).CombinedOutput(); err != nil {
+		if out, err := at.Command(w.ctx, words[0], words[1:]...).CombinedOutput(); err != nil {
 			w.Fatalf("%s: %v\n%s", line, err, out)
 		}
 		return

@@ -324,10 +324,13 @@ func socket(w *walker, p *Packet, e *extension) matched {
 
 // owner is for what sockets of this host send; nothing else has an owner.
 func owner(_ *walker, p *Packet, e *extension) matched {
-	if p.In == "" {
-		return maybe("who sends it isn't known (-m owner)")
+	switch {
+	case p.In != "":
+		return e.nothing("it isn't sent by this host")
+	case p.Unnamed && !e.has("--socket-exists"):
+		return e.nothing("it is followed for a sender that no rule names")
 	}
-	return e.nothing("it isn't sent by this host")
+	return maybe("who sends it isn't known (-m owner)")
 }
 
 // physdev looks at ports of bridges. Where bridged packets don't pass netfilter,

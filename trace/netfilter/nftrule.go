@@ -509,6 +509,9 @@ var metaFields = map[uint64]*loaded{
 
 // ofSender is of who sends a packet, which only packets of this host have.
 func ofSender(_ *walker, p *Packet) (v, k []byte, ok bool) {
+	if p.Unnamed && p.In == "" {
+		return known(255, 255, 255, 255) // no user or group has it (INVALID_UID)
+	}
 	v, k, _ = notKnown(4)
 	return v, k, p.In == ""
 }

@@ -41,6 +41,9 @@ type Packet struct {
 	// Masquerade says that the new source is chosen by the interface that it leaves
 	// by; Src is that address if the Host knows it, else invalid.
 	Masquerade bool
+	// Unnamed says that its sender is a user and a group that no rule names; who sends a packet
+	// isn't known otherwise.
+	Unnamed bool
 	// Socket is where a TPROXY rule delivers the packet.
 	Socket netip.AddrPort
 	// Priority is the packet's, if a rule has set it.

@@ -1,0 +1,81 @@
+package trace
+
+import (
+	"fmt"
+	"net"
+	"net/netip"
+	"os"
+	"strings"
+	"testing"
+
+	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/service"
+)
+
+// TestDeparture: a client's own network namespace is followed first, and decides what becomes of a packet that doesn't leave it.
+func TestDeparture(t *testing.T) {
+	const mesh = "iptables -t nat -A OUTPUT -m owner --uid-owner 1337 -j RETURN && iptables -t nat -A OUTPUT -p tcp -j REDIRECT --to-ports 15001"
+	for _, tt := range []struct {
+		name, setup string
+		listening   bool
+		verdict     Verdict
+		first       Verdict
+		culprit     []string
+	}{
+		{"plain", "true", false, Forwarded, Leaves, nil},
+		{"the mesh's own user", "iptables -t nat -A OUTPUT -p tcp -m owner --uid-owner 1337 -j REDIRECT --to-ports 15001", false, Forwarded, Leaves, nil},
+		{"a mesh", mesh, true, NotAService, NotAService, []string{"in network namespace /proc/", "leads the packet to 127.0.0.1:15001", "service mesh", "rule 2 of chain OUTPUT"}},
+		{"a mesh that is down", mesh, false, Refused, Refused, []string{"127.0.0.1:15001", "nothing listens there", "in that network namespace, start", "iptables -t nat -D OUTPUT 2"}},
+		{"another destination", "iptables -t nat -A OUTPUT -d 10.96.0.10 -p tcp -j DNAT --to-destination 10.9.9.9:90", false, NotAService, NotAService, []string{"sends the packet to 10.9.9.9:90 instead of 10.96.0.10:80", "rule 1 of chain OUTPUT"}},
+		{"dropped", "nft add table ip guard && nft add chain ip guard out { type filter hook output priority 0 ; } && nft add rule ip guard out meta skuid 1337 accept && nft add rule ip guard out tcp dport 80 drop", false, Dropped, Dropped, []string{"drops the packet", "chain out"}},
+		{"the answer is dropped", "iptables -A INPUT -p tcp --sport 80 -j DROP", false, Dropped, Dropped, []string{"drops the packet", "the answer of 10.96.0.10:80", "rule 1 of chain INPUT"}},
+		{"some are dropped", "iptables -A OUTPUT -m statistic --mode random --probability 0.25 -j DROP", false, Forwarded, Leaves, []string{"25 % of new connections: a rule"}},
+		{"no route", "ip route del default", false, Refused, Refused, []string{"no way to 10.96.0.10: there is no route"}},
+		{"its link is down", "ip link set eth0 down", false, Refused, Refused, []string{"there is no route", "down"}},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			n := kerneltest.NewNetwork(t, 2)
+			sh(t, "iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.2.0.2:9000")
+			n.Serve(2, "b", 9000)
+			var client string
+			n.On(1, func() {
+				space, err := os.Open(ownSpace)
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { space.Close() })
+				client = fmt.Sprintf("/proc/%d/fd/%d", os.Getpid(), space.Fd())
+				if tt.listening {
+					l, err := net.Listen("tcp", "127.0.0.1:15001")
+					if err != nil {
+						t.Fatal(err)
+					}
+					t.Cleanup(func() { l.Close() })
+				}
+				for line := range strings.SplitSeq(tt.setup, " && ") {
+					sh(t, line)
+				}
+			})
+			req := Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP, Netns: client}
+			r, err := Run(t.Context(), req, nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			text := r.Text(Look{Width: 200})
+			if r.Verdict != tt.verdict || r.Departure == nil || r.Departure.Verdict != tt.first {
+				t.Errorf("verdict %s, departure %+v, want %s and %s:\n%s", r.Verdict, r.Departure, tt.verdict, tt.first, text)
+			}
+			if (len(tt.culprit) == 0) != (r.Culprit == "") {
+				t.Errorf("culprit %q", r.Culprit)
+			}
+			for _, words := range tt.culprit {
+				if !strings.Contains(r.Culprit, words) {
+					t.Errorf("culprit %q doesn't say %q", r.Culprit, words)
+				}
+			}
+			if on := strings.Contains(text, "On the node:"); on != (tt.first == Leaves) || !strings.Contains(text, fmt.Sprintf("In network namespace %s, where the client is:", client)) {
+				t.Errorf("the way in the namespace isn't told, or one on the node although the packet doesn't come there:\n%s", text)
+			}
+		})
+	}
+}
