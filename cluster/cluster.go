@@ -75,6 +75,7 @@ type Node struct {
 	// Addresses are the node's own, which pods with the node's network have too.
 	Addresses []netip.Addr
 	args      []string // of the container that runs kproxy
+	image     string   // of it
 	// Trouble is why the node can't be asked; nil if it can.
 	Trouble *Trouble
 }
@@ -137,7 +138,7 @@ func nodeWith(name, namespace string, pods []core.Pod) Node {
 	n.Pod = best.Name
 	for i := range best.Spec.Containers {
 		if best.Spec.Containers[i].Name == container {
-			n.args = best.Spec.Containers[i].Args
+			n.args, n.image = best.Spec.Containers[i].Args, best.Spec.Containers[i].Image
 		}
 	}
 	return n
@@ -238,7 +239,8 @@ func until[T any](ctx context.Context, f func(context.Context) (T, error)) (T, e
 
 // Pod is a pod as a client of services.
 type Pod struct {
-	Node      string
+	Namespace, Name, Node string
+
 	Addresses []string // none where it has the node's network
 }
 
@@ -255,7 +257,7 @@ func (c *Cluster) FindPod(ctx context.Context, namespace, name string) (Pod, err
 	case p.Spec.NodeName == "" || p.Status.PodIP == "":
 		return Pod{}, fmt.Errorf("pod %s/%s has no address yet: it is %s", namespace, name, phaseOf(p))
 	}
-	out := Pod{Node: p.Spec.NodeName}
+	out := Pod{Namespace: namespace, Name: name, Node: p.Spec.NodeName}
 	for _, ip := range p.Status.PodIPs {
 		if !p.Spec.HostNetwork {
 			out.Addresses = append(out.Addresses, ip.IP)

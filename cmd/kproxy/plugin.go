@@ -3,6 +3,7 @@ package main
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -55,7 +56,8 @@ func newPlugin() *cli.App {
 		},
 		{
 			Name: "trace", Usage: "say where a pod's connection would go, on its node", ArgsUsage: "pod/NAME|node/NAME " + pluginTarget,
-			Flags: clusterFlags(outputFlag("text", "json", "yaml"), &cli.StringFlag{Name: "proto", Usage: "tcp or udp", Value: "tcp"}), Action: clusterTrace,
+			Flags: clusterFlags(outputFlag("text", "json", "yaml"), &cli.StringFlag{Name: "proto", Usage: "tcp or udp", Value: "tcp"},
+				&cli.BoolFlag{Name: "in-pod", Usage: "begin in the pod, with its own rules and routes: an ephemeral container with NET_ADMIN is added to it, which stays in its record"}), Action: clusterTrace,
 		},
 		{
 			Name: "pin", Usage: "keep a service in a data plane until `auto`, on all nodes or those of --node", ArgsUsage: pluginTarget + " userspace|kernel|auto",
@@ -322,6 +324,11 @@ func clusterTrace(c *cli.Context) error {
 	if !ok || name == "" || !slices.Contains([]string{"pod", "pods", "po", "node", "nodes", "no"}, kind) {
 		return usageError("%q is neither pod/NAME nor node/NAME", c.Args().First())
 	}
+	isPod := strings.HasPrefix(kind, "po")
+	notApart := usageError("%s has the node's network, and no rules of its own: leave --in-pod out", c.Args().First())
+	if c.Bool("in-pod") && !isPod {
+		return notApart
+	}
 	k, nodes, which, err := openCluster(c, 2, 1)
 	if err != nil {
 		return err
@@ -330,10 +337,13 @@ func clusterTrace(c *cli.Context) error {
 		protocol = *which.protocol
 	}
 	client := cluster.Pod{Node: name}
-	if strings.HasPrefix(kind, "po") {
+	if isPod {
 		if client, err = k.FindPod(c.Context, k.Namespace, name); err != nil {
 			return err
 		}
+	}
+	if c.Bool("in-pod") && len(client.Addresses) == 0 {
+		return notApart
 	}
 	i := slices.IndexFunc(nodes, func(n cluster.Node) bool { return n.Name == client.Node })
 	if i < 0 {
@@ -344,6 +354,11 @@ func clusterTrace(c *cli.Context) error {
 	})
 	if t := answers[0].Trouble; t != nil {
 		return fmt.Errorf("node %s: %w", client.Node, t)
+	}
+	if c.Bool("in-pod") {
+		if err := traceInPod(c.Context, k, nodes[i], client, &answers[0].Value); err != nil {
+			return err
+		}
 	}
 	if !isForPrograms(c.String("output")) {
 		fmt.Fprintf(c.App.Writer, "on node %s\n", client.Node)
@@ -463,6 +478,20 @@ func traceFrom(ctx context.Context, kproxy *web.Client, client cluster.Pod, to t
 		}
 	}
 	return trace.Result{}, fmt.Errorf("%s has no %s port with an address of the client's family", to.text, protocol)
+}
+
+// traceInPod puts before r what becomes of its packet in the client's own network namespace.
+func traceInPod(ctx context.Context, k *cluster.Cluster, n cluster.Node, client cluster.Pod, r *trace.Result) error {
+	out, err := k.InPod(ctx, n, client, "trace", "--in-pod", "-o", "json", "--proto", r.Protocol.String(), r.Address.String())
+	if err != nil {
+		return err
+	}
+	var first trace.Result
+	if err := json.Unmarshal([]byte(out), &first); err != nil {
+		return fmt.Errorf("read what kproxy printed in pod %s/%s: %w: %.200q", client.Namespace, client.Name, err, out)
+	}
+	r.After(fmt.Sprintf("pod %s/%s", client.Namespace, client.Name), &first)
+	return nil
 }
 
 // addressOf is that of a client's family, if it has one; the zero one for a client that is the node itself.

@@ -88,6 +88,7 @@ func TestPluginUsage(t *testing.T) {
 		"trace default/web":           "trace takes a client",
 		"trace web svc/web":           "neither pod/NAME nor node/NAME",
 		"trace pod/a svc/b --proto x": `--proto "x" is neither tcp nor udp`,
+		"trace node/a svc/b --in-pod": "--in-pod out",
 		"pin svc/web":                 "pin takes a service and one of",
 		"pin svc/web kernal":          "did you mean kernel?",
 		"top pods":                    "is not one of services, nodes",

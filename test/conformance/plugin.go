@@ -23,6 +23,7 @@ import (
 var roles = map[string]struct{ cluster, pods []string }{
 	"operator": {[]string{"kproxy-viewer", "kproxy-operator"}, []string{"kproxy-viewer", "kproxy-operator"}},
 	"viewer":   {[]string{"kproxy-viewer"}, []string{"kproxy-viewer"}},
+	"tracer":   {[]string{"kproxy-viewer", "kproxy-tracer"}, []string{"kproxy-viewer"}},
 	"lister":   {[]string{"kproxy-viewer"}, nil}, // sees the pods, and may not connect to them
 	"stranger": {},
 }
@@ -37,7 +38,7 @@ func (c *cluster) plugin(ctx context.Context) error {
 		name string
 		do   func(context.Context) error
 	}{
-		{"status", c.pluginStatus}, {"trace", c.pluginTrace}, {"connections, events, top", c.pluginLists}, {"drift", c.pluginDrift},
+		{"status", c.pluginStatus}, {"trace", c.pluginTrace}, {"trace --in-pod", c.pluginInPod}, {"connections, events, top", c.pluginLists}, {"drift", c.pluginDrift},
 		{"pin", c.pluginPin}, {"rights", c.pluginRights}, {"ui", c.pluginUI}, {"a kproxy that hangs", c.pluginHangs}, {"a node that can't be reached", c.pluginCut},
 		{"a node without kproxy", c.pluginAbsent}, {"ui, a node without kproxy", c.pluginUIAbsent},
 	} {
@@ -184,6 +185,63 @@ func (c *cluster) traceFrom(ctx context.Context, n *node) error {
 	}
 	if want := n.podPrefix(); r.Verdict != trace.Forwarded || r.Service != "default/server" || !want.Contains(r.From) {
 		return fmt.Errorf("from %s on %s: %s to %q from %s, want forwarded to default/server from %s: %+v", pod, n.name, r.Verdict, r.Service, r.From, want, r.Findings)
+	}
+	return nil
+}
+
+// pluginInPod traces from a pod that has a rule of its own for one address, as a service mesh has for all; in a namespace
+// whose Pod Security forbids it; and without the right.
+func (c *cluster) pluginInPod(ctx context.Context) error {
+	n := c.nodes[1]
+	pod, err := c.client(ctx, n)
+	if err != nil {
+		return err
+	}
+	if _, err := c.kproxyAs(ctx, "viewer", "trace", "--in-pod", pod, "svc/server:80"); err == nil || !strings.Contains(err.Error(), `User "viewer" cannot patch resource "pods/ephemeralcontainers"`) {
+		return fmt.Errorf("without the right: %w", err)
+	}
+	first, err := n.exec(ctx, "pgrep", "-o", "-f", "until curl")
+	if err != nil {
+		return err
+	}
+	rule := []string{"iptables", "-t", "nat", "-A", "OUTPUT", "-d", "10.96.0.1", "-p", "tcp", "-j", "REDIRECT", "--to-ports", "15001"}
+	if strings.Split(c.modes, ",")[0] == "nftables" { // whose image has no iptables to read that with
+		rule = []string{"nft", "table ip mesh { chain output { type nat hook output priority -100; ip daddr 10.96.0.1 tcp dport 443 redirect to :15001; }; }"}
+	}
+	if _, err := n.exec(ctx, append([]string{"nsenter", "-t", strings.TrimSpace(first), "-n"}, rule...)...); err != nil {
+		return err
+	}
+	for address, want := range map[string]struct {
+		verdict trace.Verdict
+		first   trace.Verdict
+		words   string
+	}{
+		"10.96.0.80:80": {trace.Forwarded, trace.Leaves, ""},
+		"10.96.0.1:443": {trace.Refused, trace.Refused, "in " + strings.Replace(pod, "/", " default/", 1) + ": a rule leads the packet to 127.0.0.1:15001"},
+	} {
+		out, err := c.kproxyAs(ctx, "tracer", "trace", "--in-pod", pod, address, "-o", "json")
+		if err != nil {
+			return err
+		}
+		var r trace.Result
+		if err := json.Unmarshal([]byte(out), &r); err != nil {
+			return err
+		}
+		if r.Verdict != want.verdict || r.Departure == nil || r.Departure.Verdict != want.first || len(r.Departure.Steps) == 0 || !strings.Contains(r.Culprit, want.words) {
+			return fmt.Errorf("from %s to %s: want %s, and %s in the pod: %s", pod, address, want.verdict, want.first, out)
+		}
+	}
+	for _, args := range [][]string{
+		{"create", "namespace", "guarded"}, {"label", "namespace", "guarded", "pod-security.kubernetes.io/enforce=baseline"},
+		{"-n", "guarded", "run", "guarded", "--image=localhost/agnhost:conformance", "--image-pull-policy=Never", "--", "pause"},
+		{"-n", "guarded", "wait", "--for=condition=Ready", "--timeout=2m", "pod/guarded"},
+	} {
+		if _, err := c.kubectl(ctx, args...); err != nil {
+			return err
+		}
+	}
+	if _, err := c.kproxyAs(ctx, "tracer", "trace", "--in-pod", "-n", "guarded", "pod/guarded", "10.96.0.80:80"); err == nil || !strings.Contains(err.Error(), "Pod Security of namespace guarded forbids") {
+		return fmt.Errorf("where Pod Security forbids it: %w", err)
 	}
 	return nil
 }

@@ -525,6 +525,7 @@ func TestReadersRights(t *testing.T) {
 		},
 		"kproxy-operator":             {"[] [services nodes] [] [list watch]", "[discovery.k8s.io] [endpointslices] [] [list watch]"},
 		"kproxy-operator kube-system": {"[] [pods/exec] [] [get create]"},
+		"kproxy-tracer":               {"[] [pods/ephemeralcontainers] [] [patch]", "[] [pods/log] [] [get]"},
 		"kproxy-ui":                   {"[] [nodes] [] [list]"},
 		"kproxy-ui kube-system":       {"[] [pods] [] [list]", "[] [pods/portforward] [] [get create]"},
 	}

@@ -166,7 +166,7 @@ func TestValues(t *testing.T) {
 				t.Errorf("%s is about kube-system:\n%s", name, text)
 			}
 		}
-		for _, name := range []string{"Role kproxy-viewer", "ClusterRole kproxy-viewer", "Role kproxy-operator", "ClusterRole kproxy-operator"} {
+		for _, name := range []string{"Role kproxy-viewer", "ClusterRole kproxy-viewer", "Role kproxy-operator", "ClusterRole kproxy-operator", "ClusterRole kproxy-tracer"} {
 			if got[name] == nil {
 				t.Errorf("there is no %s", name)
 			}
