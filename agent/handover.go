@@ -129,6 +129,9 @@ func (h *predecessor) run() error {
 	if _, err := h.conn.Receive(answerBound, &hello); err != nil {
 		return err
 	}
+	if !h.isSetUp.Load() || h.current.Load() == nil || !h.heart.served.Load() {
+		return errors.New("this one hasn't begun to serve yet") // without an answer, so that it is asked again
+	}
 	if why := h.unwilling(&hello); why != "" {
 		return h.refuse(&handover.Welcome{Refused: why}, why)
 	}
@@ -175,8 +178,6 @@ func (h *predecessor) unwilling(hello *handover.Hello) string {
 		return fmt.Sprintf("it speaks version %d of the way to take over, this one version %d", hello.Version, handoverVersion)
 	case hello.Network != own:
 		return "it is in another network namespace"
-	case !h.isSetUp.Load() || h.current.Load() == nil || !h.heart.served.Load():
-		return "this one hasn't begun to serve yet"
 	}
 	return ""
 }

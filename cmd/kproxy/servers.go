@@ -223,6 +223,9 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 		if !sleep(ctx, wait) {
 			return nil
 		}
+		if o.Remains == nil {
+			wait *= 2
+		}
 		lock, from, err = begin(ctx, o)
 	}
 	switch {
@@ -236,10 +239,11 @@ func runProxy(ctx context.Context, o agent.Options, cfg *settled) error {
 	return runWith(ctx, o, cfg, lock, nil)
 }
 
-// A kproxy that crashes while it is being taken over from is started again by its supervisor, and then is there to take over from.
+// A kproxy that crashes while it is being taken over from is started again by its supervisor, and is there to take over from once
+// it serves, as one is that has only begun.
 const (
-	takeovers     = 4 // attempts
-	takeoverRetry = 2 * time.Second
+	takeovers     = 4               // attempts
+	takeoverRetry = 2 * time.Second // at first; each pause is twice the last
 
 	// Those of the one that was started again, until a newcomer has let go of the lock that the crashed one had passed on.
 	remainsTries = 80

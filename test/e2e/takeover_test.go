@@ -551,6 +551,33 @@ func TestTakeoverFromOneThatHangs(t *testing.T) {
 	w.ask(w.net.Client, "tcp", frontends(m)[0])
 }
 
+// TestTakeoverFromOneThatHasOnlyBegun: as after a crash, while the API server is away.
+func TestTakeoverFromOneThatHasOnlyBegun(t *testing.T) {
+	w := newWorld(t)
+	w.cluster = w.newCluster()
+	m := newManifest("web", 10, w.net.Backends...)
+	w.must(w.cluster.set(m))
+	w.cluster.stop()
+	w.configure()
+	w.must(w.proxy.Start())
+	w.eventually(20*time.Second, "kproxy to answer", func() error {
+		_, err := w.client.Status(w.ctx)
+		return err
+	})
+	next := w.newcomer()
+	w.eventually(20*time.Second, "the newcomer to ask", func() error {
+		if !strings.Contains(next.Log(), "the other kproxy") && !strings.Contains(next.Log(), "trying again") {
+			return errors.New("it doesn't say so")
+		}
+		return nil
+	})
+	w.must(w.cluster.start())
+	w.must(w.proxy.Wait(w.ctx))
+	w.proxy = next
+	w.ready()
+	w.ask(w.net.Client, "tcp", frontends(m)[0])
+}
+
 // TestTwoNewcomers: one of two takes over, the other one after it, or waits; one is left.
 func TestTwoNewcomers(t *testing.T) {
 	w := newWorld(t)
