@@ -289,7 +289,7 @@ func (c *cluster) pluginDrift(ctx context.Context) error {
 	if err == nil {
 		var out string
 		out, err = c.kproxyAs(ctx, "operator", "drift", "--timeout", "30s")
-		if err == nil || !strings.Contains(out, "node "+n.name+": not all is known: no answer") || !strings.Contains(out, "    + ip chain services") ||
+		if err == nil || !strings.Contains(out, "node "+n.name+": not all is known: timed out: ") || !strings.Contains(out, "    + ip chain services") ||
 			strings.Count(out, ": no difference") != len(c.nodes)-1 {
 			err = fmt.Errorf("another program's rule isn't found on %s: %w: %s", n.name, err, out)
 		} else {
