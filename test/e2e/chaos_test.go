@@ -108,10 +108,10 @@ func (c *chaos) run() {
 	}
 	stream := backends[0].Ports[0]
 	stream.Port = 81
-	for i, name := range []string{"user", "kernel", "moves", "sticky"} {
+	for i, name := range []string{"kernel", "user", "moves", "sticky"} {
 		m := newManifest(name, 10+i, c.net.Backends...)
 		m.Ports = append(m.Ports, stream)
-		m.DataPlane = []string{"userspace", "kernel", "", "userspace"}[i]
+		m.DataPlane = []string{"kernel", "userspace", "", "userspace"}[i]
 		if name == "sticky" {
 			m.Affinity = time.Hour
 		}
@@ -454,25 +454,31 @@ func (c *chaos) parentKilled() {
 // flushes are harms by name. They cost no connection, but those with a command that shows whether they are mended: without the
 // rules that divert packets to sockets, the node forwards endpoints' answers to clients, which answer by a reset: docs/limits.md. A
 // service may be in userspace for a moment whichever data plane it asks for, and without table kproxy of nftables the kernel
-// translates no connections either.
+// translates no connections either. A virtual server's connections end with it, at their next packet; without the dummy link or
+// an address of it packets are lost, and sent again.
 var flushes = map[string]string{
 	"nat is flushed": "", "the jumps are deleted": "", "the map of services is flushed": "",
 	"the userspace set is flushed": "", "the heartbeat's set is flushed": "",
-	"mangle and filter chains are flushed": "iptables -t mangle -S; ip6tables -t mangle -S",
-	"the routing rule is deleted":          "ip -4 rule; ip -6 rule",
-	"the routing table is flushed":         "ip -4 route show table 10249; ip -6 route show table 10249",
-	"the ruleset is flushed":               "nft list chain ip kproxy services; nft list chain ip6 kproxy services",
-	"the tables are deleted":               "nft list chain ip kproxy services; nft list chain ip6 kproxy services",
+	"mangle and filter chains are flushed":     "iptables -t mangle -S; ip6tables -t mangle -S",
+	"the routing rule is deleted":              "ip -4 rule; ip -6 rule",
+	"the routing table is flushed":             "ip -4 route show table 10249; ip -6 route show table 10249",
+	"the chains that lead to IPVS are flushed": "", "the dummy link is deleted": "", "the dummy link is set down": "",
+	"addresses are deleted from the dummy link": "", "weights are changed": "", "schedulers are changed": "",
+	"the set of virtual servers is flushed": "", "the set of addresses is flushed": "", "the set of drains is destroyed": "",
+	"virtual servers are deleted":     "ipvsadm -Sn | grep -c ^-A",
+	"all virtual servers are deleted": "ipvsadm -Sn | grep -c ^-A",
+	"the ruleset is flushed":          "nft list chain ip kproxy services; nft list chain ip6 kproxy services",
+	"the tables are deleted":          "nft list chain ip kproxy services; nft list chain ip6 kproxy services",
 }
 
 // flush does to the kernel's rules what others may do, and waits until it is mended. Where that breaks connections, all end soon, so
 // that those that have been through it excuse nothing else.
 func (c *chaos) flush() {
-	harms := damageOfIPTables
-	if c.mode == plan.ModeNFTables {
-		harms = damageOf[plan.NFTables]
+	harms := slices.Concat(damage, damageOf[kernelPlane])
+	if kernelPlane != plan.NFTables {
+		harms = append(harms, damageOfIPTables...)
 	}
-	harms = slices.DeleteFunc(slices.Concat(harms, damage), func(h harm) bool { _, ok := flushes[h.name]; return !ok })
+	harms = slices.DeleteFunc(harms, func(h harm) bool { _, ok := flushes[h.name]; return !ok })
 	h := harms[c.random.IntN(len(harms))]
 	c.tell("%s", h.name)
 	there := func() string {

@@ -8,6 +8,6 @@ same+="|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|Id
 same+="|LeastConnectionsInUserspace|FewDescriptors|SilentEndpoint|UDPEndpointThatRefuses"
 # the process itself, its pins, its files and its metrics,
 same+="|PortInUse|SecondKproxy|StoppedWhileStarting|ReadyMeansReady|PinsSurviveARestart|Disk|Drain|ServiceManagerIsNotified|WhatTheHostLacks"
-same+="|CrashesKeepStreamsWhole|SupervisorFaults|TakeoverWithTooFewDescriptors|ScrapesOfManyServices|MetricsWithinLimits|MetricsAreInOrder"
+same+="|CrashesKeepStreamsWhole|SupervisorFaults|TakeoverWithTooFewDescriptors|TakeoverFromOneThatHasOnlyBegun|ScrapesOfManyServices|MetricsWithinLimits|MetricsAreInOrder"
 # and another variant of iptables.
 same+="|LegacyVariant"

@@ -32,7 +32,7 @@ same+="|AllDown|EndpointThatResets|ResetsOfClients|CrashesGoUnnoticed|TraceOfADe
 # and what only a part that all modes share does here: the server that load balancers ask, kube-proxy's metrics, and in mode ipvs,
 # userspace's answer to a client that was too early.
 same+="|HealthCheckNodePort|KubeProxyMetrics|AskedTooEarly"
-# A takeover has a guest of its own: with its streams it takes a whole one.
+# A takeover has a guest of its own, and so has chaos: with their streams they take a whole one.
 skip="^Test($same|Takeover)\$"
 # What goes by userspace only; rules of the legacy variant, which row iptables has on this kernel.
 skip+="|^TestTraceProbe\$/^userspace_|^TestTraceNamesFaults\$/^userspace\$|^Test(ServiceIsEdited|UDPFlowsFollowChanges)\$/^userspace\$|^TestAnotherProxy\$/userspace\$"
@@ -56,6 +56,7 @@ rows=(
 	"test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #2/3"
 	"test/e2e      (vm,ipvs,3)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #3/3"
 	"test/e2e      (vm,ipvs,takeover) KPROXY_E2E_MODE=ipvs -test.run=^TestTakeover\$"
+	"test/e2e      (vm,ipvs,chaos) KPROXY_E2E_MODE=ipvs KPROXY_CHAOS=15s KPROXY_CHAOS_SHARE=0.1 -test.run=^TestChaos\$"
 	"kernel/ipvs   (vm)            -test.skip=$models|$auto"
 	"test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$ -test.skip=$nft"
 	"test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"
