@@ -1,6 +1,7 @@
 package nftables_test
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"maps"
@@ -230,6 +231,101 @@ func TestBadServiceFailsAlone(t *testing.T) {
 	n.program(last)
 	if diff := cmp.Diff(lines(n.listing()), lines(got)); diff != "" {
 		t.Errorf("(-from a fresh start +got):\n%s", diff)
+	}
+}
+
+// disturbed does something before a transaction.
+type disturbed struct {
+	nftables.Netlink
+	before func()
+}
+
+func (d disturbed) Transaction(subsystem uint16, requests [][]byte) error {
+	d.before()
+	return d.Netlink.Transaction(subsystem, requests)
+}
+
+// TestTablesDeletedAmidAPass: another program deletes the tables before a pass, and before any two of its transactions. The pass arrives, and takes
+// that for no service's fault.
+func TestTablesDeletedAmidAPass(t *testing.T) {
+	first, second := plane(kerneltest.Many(5, 2)...), plane(kerneltest.Many(5, 3)...)
+	for at := 1; ; at++ {
+		n, made := newNode(t), 0
+		n.program(first)
+		nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink {
+			return disturbed{s, func() {
+				if made++; made == at || made == at+2 {
+					run(t, "nft flush ruleset")
+				}
+			}}
+		})
+		run(t, "nft flush ruleset")
+		n.plane.Want(second, plan.Between(first, second))
+		r := n.plane.Sync(t.Context(), func() {})
+		if r.Err != nil || len(r.Failed) > 0 {
+			t.Errorf("deleted before transactions %d and %d: %v, of services %v", at, at+2, r.Err, r.Failed)
+		}
+		if made < at {
+			if at < 4 {
+				t.Errorf("a pass takes %d transactions", made)
+			}
+			return
+		}
+	}
+}
+
+// picky refuses requests in which a word is; none while that is empty.
+type picky struct {
+	nftables.Netlink
+	word *string
+}
+
+func (p picky) refused(requests [][]byte) (out []nlmsg.RequestError) {
+	for i, r := range requests {
+		if *p.word != "" && bytes.Contains(r, []byte(*p.word)) {
+			out = append(out, nlmsg.RequestError{Index: i, Err: unix.ENOSPC})
+		}
+	}
+	return out
+}
+
+func (p picky) Transaction(subsystem uint16, requests [][]byte) error {
+	if r := p.refused(requests); len(r) > 0 {
+		return &r[0]
+	}
+	return p.Netlink.Transaction(subsystem, requests)
+}
+
+func (p picky) Refusals(subsystem uint16, requests [][]byte) ([]nlmsg.RequestError, error) {
+	if r := p.refused(requests); len(r) > 0 {
+		return r, nil
+	}
+	return p.Netlink.Refusals(subsystem, requests)
+}
+
+// TestRefusedServiceIsAskedForAgain: what the kernel refuses for a while is programmed afterwards, also while others change all the time.
+func TestRefusedServiceIsAskedForAgain(t *testing.T) {
+	n := newNode(t)
+	many := kerneltest.Many(6, 2)
+	first, second, third := plane(many[:3]...), plane(many[:5]...), plane(many...)
+	nftables.AskAtOnce(n.plane)
+	n.program(first)
+	word := many[4].Port.Key.String()
+	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink { return picky{s, &word} })
+	step := func(is *plan.Plan, come ...*plan.Service) kernel.Result {
+		var d plan.Delta
+		for _, s := range come {
+			d.Changes = append(d.Changes, plan.Change{Is: s})
+		}
+		n.plane.Want(is, d)
+		return n.plane.Sync(t.Context(), func() {})
+	}
+	if r := step(second, many[3:5]...); len(r.Failed) != 1 {
+		t.Fatalf("%d services fail, want 1", len(r.Failed))
+	}
+	word = ""
+	if r := step(third, many[5]); !r.OK() || len(n.plane.Programmed()) != 6 {
+		t.Errorf("%v, %d of 6 services are programmed", r.Err, len(n.plane.Programmed()))
 	}
 }
 

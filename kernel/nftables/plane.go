@@ -31,6 +31,7 @@ type Plane struct {
 	have    map[place]Element
 	failing *plan.Plan
 	refused map[service.Key]error // services that the kernel has nothing of, because it refused them
+	asked   time.Time             // when it was asked for all of them last
 	steered bool
 	damaged atomic.Bool
 	checked int       // foreign transactions after which what the kernel holds was as it should be
@@ -164,18 +165,33 @@ func (p *Plane) holds(s *plan.Service) bool {
 
 // Sync implements [kernel.Plane]. Where the kernel refuses a transaction, the second attempt
 // begins with reading what is there, which others may have changed; if it is refused again,
-// the next does without the services that it is refused for.
+// the next does without the services that it is refused for, unless others have changed something meanwhile: then that
+// may be why, as where they deleted a table. The kernel is asked again for those that it refused when no change
+// comes with that, or after some time.
 func (p *Plane) Sync(_ context.Context, steered func()) (r kernel.Result) {
-	const attempts = 5
-	again := len(p.refused) > 0 && len(p.pending.Changes) == 0
+	const attempts, disturbed = 6, 3
+	again := len(p.refused) > 0 && (len(p.pending.Changes) == 0 || time.Since(p.asked) > p.tables.again)
 	r.Full = p.held.plan == nil || p.damaged.Load() || again
 	if r.Full {
 		p.refused = nil
 	}
-	for range attempts {
+	for attempt := range attempts {
+		if r.Full && p.refused == nil {
+			p.asked = time.Now()
+		}
 		var culprits map[service.Key]error
+		before := 0
+		if r.Full {
+			before = p.tables.disturbances()
+		}
 		culprits, r.Err = p.sync(&r, steered)
-		if r.Err == nil || !refused(r.Err) || r.Full && len(culprits) == 0 {
+		if r.Err == nil || !refused(r.Err) {
+			break
+		}
+		if r.Full && attempt < disturbed && p.tables.disturbances() != before {
+			continue
+		}
+		if r.Full && len(culprits) == 0 {
 			break
 		}
 		if p.refused == nil || !r.Full {
