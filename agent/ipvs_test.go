@@ -16,10 +16,10 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// withModelIPVS gives a model host's programmer IPVS as well.
-func withModelIPVS(t *testing.T, m *modelHost) {
+// withModelIPVS gives a model host's programmer IPVS as well, with the table of virtual servers that it is to have.
+func withModelIPVS(t *testing.T, m *modelHost, table ipvs.Table) {
 	t.Helper()
-	c := ipvs.Config{Sets: m.host.Sets(), Table: m.host.Table(), Link: m.host.Link(), DrainTimeout: time.Minute, Now: m.host.Now}
+	c := ipvs.Config{Sets: m.host.Sets(), Table: table, Link: m.host.Link(), DrainTimeout: time.Minute, Now: m.host.Now}
 	l := ipvs.NewPlane(c, ipvs.DefaultOptions(), m.layer)
 	m.stack(l)
 }
@@ -50,7 +50,7 @@ func bothPlanes(t *testing.T, host *kerneltest.Host, endpoints ...string) *plan.
 // both over without a change.
 func TestProgrammerOfBothDataPlanes(t *testing.T) {
 	m := newModelHost(t)
-	withModelIPVS(t, m)
+	withModelIPVS(t, m, m.host.Table())
 	p := bothPlanes(t, m.host, "10.2.0.1:8080")
 	if err := m.pass(t.Context(), p); err != nil {
 		t.Fatal(err)
@@ -104,7 +104,7 @@ func TestProgrammerOfBothDataPlanes(t *testing.T) {
 func TestProgrammerDrainsRealServers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		m := newModelHost(t)
-		withModelIPVS(t, m)
+		withModelIPVS(t, m, m.host.Table())
 		ctx, cancel := context.WithCancel(t.Context())
 		done := make(chan error, 1)
 		go func() { done <- m.run(ctx, nil) }()

@@ -199,13 +199,15 @@ func pauseAfter(took time.Duration) time.Duration {
 // kproxy's rules; then they are read back and repaired.
 func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 	retry := time.NewTimer(time.Hour)
+	retry.Stop()
 	defer retry.Stop()
+	var due time.Time // when it ends; zero while it doesn't run
 	wait := retryFirst
 	pause := time.NewTimer(0)
 	defer pause.Stop()
 	wake := g.wake // nil during a pause
 	for {
-		again := false // although the last pass failed for the same rules
+		repair, retrying := false, false
 		select {
 		case <-ctx.Done():
 			return nil
@@ -218,16 +220,20 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 		case why := <-damaged:
 			g.log.Warn("kproxy's rules were changed by somebody else; repairing", "found", why)
 			g.figures.ruleRepairs.Add(1)
-			again = true
+			repair = true
 		case <-wake:
 		case <-pause.C:
 			wake = g.wake
 			continue
 		case <-retry.C:
-			again = true
+			due, retrying = time.Time{}, true
 		}
-		if known, changed := g.render(); !known || !changed && !again {
-			continue // no plan brings the retry forward that wants nothing else than what failed
+		// A retry is for what was wanted, and plans come after it, or it would never come where they come all the time: what
+		// was refused is sure to be tried again only where nothing else is wanted (see [kernel.Plane]).
+		if !retrying {
+			if known, changed := g.render(); !known || !changed && !repair {
+				continue // no plan brings the retry forward that wants nothing else than what failed
+			}
 		}
 		if !g.passing.enter(ctx) {
 			return nil
@@ -240,13 +246,16 @@ func (g *programmer) run(ctx context.Context, damaged <-chan error) error {
 			pause.Reset(d)
 		}
 		if err != nil && ctx.Err() == nil {
-			g.log.Error("programming the kernel failed; services whose rules aren't there are served in userspace meanwhile", "error", err, "retry", wait)
-			retry.Reset(wait)
-			wait = min(2*wait, retryMax)
+			if due.IsZero() { // no plan that fails as well puts it off
+				due = time.Now().Add(wait)
+				retry.Reset(wait)
+				wait = min(2*wait, retryMax)
+			}
+			g.log.Error("programming the kernel failed; services whose rules aren't there are served in userspace meanwhile", "error", err, "retry", time.Until(due).Round(time.Millisecond))
 			continue
 		}
 		retry.Stop()
-		wait = retryFirst
+		due, wait = time.Time{}, retryFirst
 	}
 }
 

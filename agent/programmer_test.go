@@ -102,6 +102,12 @@ func (g *gate) fail(err error) {
 	g.failing = err
 }
 
+func (g *gate) refuse(k service.Key) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.refuses = k
+}
+
 // expectations is a watch that only remembers what it was told.
 type expectations struct {
 	told   *kernel.Ruleset

@@ -46,7 +46,7 @@ type programmerWalk struct {
 
 func newProgrammerWalk(t *testing.T, seed uint64) *programmerWalk {
 	m := newModelHost(t)
-	withModelIPVS(t, m)
+	withModelIPVS(t, m, m.host.Table())
 	w := &programmerWalk{
 		T: t, Rand: rand.New(rand.NewPCG(seed, 1)), modelHost: m, Backend: m.layer,
 		plans: kerneltest.NewWalk(seed, plan.ModeAuto, plan.IPVS, 10), counts: map[service.Key]bool{},

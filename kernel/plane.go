@@ -186,7 +186,8 @@ type Plane interface {
 	Want(p *plan.Plan, d plan.Delta) bool
 	// Sync brings the kernel to what is wanted. The first one begins with routes and rules
 	// that lead to userspace, and then calls steered: that takes a moment, the rules of all
-	// services may take many seconds, or fail.
+	// services may take many seconds, or fail. What failed is tried again at the latest by a
+	// Sync before which nothing else was wanted.
 	Sync(ctx context.Context, steered func()) Result
 	// Programmed returns the KernelHash of the rules that the kernel holds of what is
 	// wanted, by service port; nothing while that isn't known.

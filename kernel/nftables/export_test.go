@@ -14,6 +14,3 @@ func SweepAtOnce(p *Plane) { p.tables.spare = 0 }
 
 // KeepSpare has p keep them for as long as it does outside of tests.
 func KeepSpare(p *Plane) { p.tables.spare = spare }
-
-// AskAtOnce has p ask the kernel at once again for what it refused.
-func AskAtOnce(p *Plane) { p.tables.again = 0 }

@@ -31,7 +31,6 @@ type Plane struct {
 	have    map[place]Element
 	failing *plan.Plan
 	refused map[service.Key]error // services that the kernel has nothing of, because it refused them
-	asked   time.Time             // when it was asked for all of them last
 	steered bool
 	damaged atomic.Bool
 	checked int       // foreign transactions after which what the kernel holds was as it should be
@@ -167,18 +166,15 @@ func (p *Plane) holds(s *plan.Service) bool {
 // begins with reading what is there, which others may have changed; if it is refused again,
 // the next does without the services that it is refused for, unless others have changed something meanwhile: then that
 // may be why, as where they deleted a table. The kernel is asked again for those that it refused when no change
-// comes with that, or after some time.
+// comes with that: it takes reading and comparing all.
 func (p *Plane) Sync(_ context.Context, steered func()) (r kernel.Result) {
 	const attempts, disturbed = 6, 3
-	again := len(p.refused) > 0 && (len(p.pending.Changes) == 0 || time.Since(p.asked) > p.tables.again)
+	again := len(p.refused) > 0 && len(p.pending.Changes) == 0
 	r.Full = p.held.plan == nil || p.damaged.Load() || again
 	if r.Full {
 		p.refused = nil
 	}
 	for attempt := range attempts {
-		if r.Full && p.refused == nil {
-			p.asked = time.Now()
-		}
 		var culprits map[service.Key]error
 		before := 0
 		if r.Full {

@@ -40,10 +40,6 @@ const (
 // net/netfilter/nf_tables_api.c), which takes ten milliseconds and more for 100,000 endpoints.
 const spare = time.Minute
 
-// askAgain is how long services that the kernel refused wait at most while others change all the time. To ask for them
-// is to read and compare all.
-const askAgain = 30 * time.Second
-
 // tables are kproxy's two tables in the kernel. They are safe for concurrent use.
 type tables struct {
 	families []service.Family
@@ -54,7 +50,6 @@ type tables struct {
 	chains  [2]map[string]code      // what was written
 	stale   [2]map[string]time.Time // chains that aren't used any more, since when
 	spare   time.Duration           // how long they are kept
-	again   time.Duration           // [askAgain]
 	entries map[place]int           // how many elements the kernel has of sets that follow plans; keys are empty
 	listed  [2]map[string]listed    // chains as the kernel gave them back when they had been written
 	devices map[string]int          // of the flowtables, by name: their indices
@@ -89,7 +84,7 @@ func openTables(families []service.Family) (*tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tables{families: families, socket: s, spare: spare, again: askAgain, entries: map[place]int{}}
+	t := &tables{families: families, socket: s, spare: spare, entries: map[place]int{}}
 	for _, f := range families {
 		t.sets[f], t.chains[f], t.stale[f], t.listed[f] = map[string]*Set{}, map[string]code{}, map[string]time.Time{}, map[string]listed{}
 		for _, s := range sets(f) {
