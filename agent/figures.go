@@ -257,11 +257,11 @@ func (m *moveCounts) byCause() (offloads, recalls map[plan.Cause]uint64, catchUp
 	return maps.Clone(m.offloads), maps.Clone(m.recalls), m.catchUps
 }
 
-// byService returns the services that have moved.
-func (m *moveCounts) byService() map[service.Key]serviceMoves {
+// of returns the moves of a service port.
+func (m *moveCounts) of(k service.Key) serviceMoves {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return maps.Clone(m.services)
+	return m.services[k]
 }
 
 // setCounts is how many entries kproxy's ipsets have. Safe for concurrent use;

@@ -39,7 +39,7 @@ func TestMoveCounts(t *testing.T) {
 		m.count(plan.Between(old, p))
 		old = p
 	}
-	check := func(what string, services map[service.Key]serviceMoves) {
+	check := func(what string, moves serviceMoves) {
 		t.Helper()
 		offloads, recalls, catchUps := m.byCause()
 		if diff := cmp.Diff(map[plan.Cause]uint64{plan.CauseQualified: 1, plan.CausePinned: 1}, offloads); diff != "" {
@@ -51,13 +51,13 @@ func TestMoveCounts(t *testing.T) {
 		if catchUps != 2 {
 			t.Errorf("%s: %d catch-ups, want 2", what, catchUps)
 		}
-		if diff := cmp.Diff(services, m.byService(), cmp.AllowUnexported(serviceMoves{})); diff != "" {
-			t.Errorf("%s: services (-want +got):\n%s", what, diff)
+		if got := m.of(web); got != moves {
+			t.Errorf("%s: %+v, want %+v", what, got, moves)
 		}
 	}
-	check("at the end", map[service.Key]serviceMoves{web: {offloads: 2, recalls: 1}})
+	check("at the end", serviceMoves{offloads: 2, recalls: 1})
 	m.count(plan.Between(old, &plan.Plan{}))
-	check("service gone", map[service.Key]serviceMoves{})
+	check("service gone", serviceMoves{})
 }
 
 // listed is a set store that only lists.

@@ -22,6 +22,45 @@ import (
 // Status describes everything as of now.
 func (a *Agent) Status() plan.Status {
 	now := time.Now()
+	st, c := a.summary(now)
+	if c.plan == nil {
+		return st
+	}
+	st.Services = c.plan.Rows(now)
+	for i, s := range c.plan.Services {
+		row := &st.Services[i]
+		a.addCounters(row, s.Port.Key, &c)
+		a.addChecks(row, s.Port)
+		if pace := a.prober.Pace(s.Port.Namespace); pace > 1 && a.health.Fill(s.Port.Health, s.Port.Protocol).Kind != service.CheckOff {
+			row.Problems = append(slices.Clone(row.Problems), fmt.Sprintf(
+				"its endpoints are probed %.3g times less often than they should be: its namespace asks for more than its share of --health-max-rate %d probes a second", pace, a.cfg.Health.MaxRate))
+		}
+		if more := a.healths.problemsOf(s.Port.Namespace, s.Port.Name); len(more) > 0 {
+			row.Problems = slices.Concat(row.Problems, more)
+		}
+	}
+	return st
+}
+
+// Summary is Status without rows for service ports, and the plan's service ports with what makes a row of one, but for
+// what active checks have left to say. A row is good until the next: of many, each costs a fraction of one to keep.
+func (a *Agent) Summary() (st plan.Status, services []*plan.Service, row func(*plan.Service) *plan.ServiceStatus) {
+	now := time.Now()
+	st, c := a.summary(now)
+	if c.plan == nil {
+		return st, nil, nil
+	}
+	var r plan.ServiceStatus
+	return st, c.plan.Services, func(s *plan.Service) *plan.ServiceStatus {
+		s.Fill(&r, now)
+		a.addCounters(&r, s.Port.Key, &c)
+		return &r
+	}
+}
+
+// summary is the status without service ports, and what is counted of those. While Run may still be setting up what
+// is read for that, there is no plan.
+func (a *Agent) summary(now time.Time) (plan.Status, counters) {
 	st := plan.Status{
 		Version: a.version, Mode: a.policy.Mode, Node: a.node, UptimeSeconds: int64(now.Sub(a.started).Seconds()),
 		Sources: []plan.SourceStatus{}, Capabilities: []plan.CapStatus{}, Services: []plan.ServiceStatus{},
@@ -33,7 +72,7 @@ func (a *Agent) Status() plan.Status {
 	st.Ready = st.NotReady == ""
 	p := a.current.Load()
 	if p == nil {
-		return st // Run may still be setting up what is read below
+		return st, counters{}
 	}
 	if a.pins.problem != "" {
 		st.Sources = append(st.Sources, plan.SourceStatus{Name: a.pins.path, Synced: true, Error: a.pins.problem})
@@ -48,22 +87,7 @@ func (a *Agent) Status() plan.Status {
 	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}
-	p, us, kernel := a.counters()
-	moved := a.figures.moves.byService()
-	st.Services = p.Rows(now)
-	for i, s := range p.Services {
-		addCounters(&st.Services[i], us[s.Port.Key], kernel[s.Port.Key])
-		a.addChecks(&st.Services[i], s.Port)
-		st.Services[i].Offloads, st.Services[i].Recalls = moved[s.Port.Key].offloads, moved[s.Port.Key].recalls
-		if pace := a.prober.Pace(s.Port.Namespace); pace > 1 && a.health.Fill(s.Port.Health, s.Port.Protocol).Kind != service.CheckOff {
-			st.Services[i].Problems = append(slices.Clone(st.Services[i].Problems), fmt.Sprintf(
-				"its endpoints are probed %.3g times less often than they should be: its namespace asks for more than its share of --health-max-rate %d probes a second", pace, a.cfg.Health.MaxRate))
-		}
-		if more := a.healths.problemsOf(s.Port.Namespace, s.Port.Name); len(more) > 0 {
-			st.Services[i].Problems = slices.Concat(st.Services[i].Problems, more)
-		}
-	}
-	return st
+	return st, a.counters()
 }
 
 // warnings are those of the plane, as of the last few seconds. Safe for concurrent use.
@@ -91,12 +115,18 @@ func (w *warnings) list(p kernel.Plane) []string {
 	return w.last
 }
 
-// counters returns the current plan, and what the data planes have counted for its
-// services.
-func (a *Agent) counters() (*plan.Plan, map[service.Key]userspace.Counters, map[service.Key]conntrack.ServiceFigures) {
+// counters are a plan, and what the data planes have counted for its services.
+type counters struct {
+	plan   *plan.Plan
+	user   map[service.Key]userspace.Counters
+	kernel map[service.Key]conntrack.ServiceFigures
+}
+
+// counters are those of the current plan.
+func (a *Agent) counters() counters {
 	a.counting.RLock()
 	defer a.counting.RUnlock()
-	return a.current.Load(), a.userspace.Counters(), a.accounting.Figures()
+	return counters{a.current.Load(), a.userspace.Counters(), a.accounting.Figures()}
 }
 
 func (a *Agent) sourceStatus() []plan.SourceStatus {
@@ -115,9 +145,10 @@ func capabilities(c plan.Caps) []plan.CapStatus {
 	return out
 }
 
-// addCounters fills a row's counters from both kinds of data planes.
-func addCounters(row *plan.ServiceStatus, us userspace.Counters, k conntrack.ServiceFigures) {
-	row.Connections = connectionsOf(us, k.Figures)
+// addCounters fills a row's counters.
+func (a *Agent) addCounters(row *plan.ServiceStatus, key service.Key, c *counters) {
+	us, k, moved := c.user[key], c.kernel[key], a.figures.moves.of(key)
+	row.Connections, row.Offloads, row.Recalls = connectionsOf(us, k.Figures), moved.offloads, moved.recalls
 	at := make(map[netip.AddrPort]*userspace.EndpointCounters, len(us.Endpoints))
 	for i := range us.Endpoints {
 		at[us.Endpoints[i].Address] = &us.Endpoints[i]

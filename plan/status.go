@@ -207,17 +207,24 @@ func (p *Plan) RowsOf(namespace, name string) []ServiceStatus {
 // Row returns the status of s as of now, without the counters. Its endpoints
 // are in the order of s.Endpoints.
 func (s *Service) Row(now time.Time) ServiceStatus {
+	row := ServiceStatus{Addresses: []netip.AddrPort{}, Endpoints: make([]EndpointStatus, 0, len(s.Endpoints))}
+	s.Fill(&row, now)
+	return row
+}
+
+// Fill makes row what Row returns, with the room of the lists in it.
+func (s *Service) Fill(row *ServiceStatus, now time.Time) {
 	proto, _ := s.Port.Protocol.MarshalText() // never fails
-	row := ServiceStatus{
+	*row = ServiceStatus{
 		Namespace: s.Port.Namespace, Name: s.Port.Name, Port: s.Port.Port,
 		Protocol: string(proto), Algorithm: string(s.Port.Algorithm),
 		AffinitySeconds: s.Port.Affinity.Seconds(), SourceRanges: s.Port.SourceRanges,
-		Addresses: []netip.AddrPort{},
+		Addresses: row.Addresses[:0],
 		DataPlane: s.DataPlane, State: s.State, Reason: s.Reason, Cause: s.Cause,
 		QualifiesInSeconds: secondsUntil(s.QualifiesAt, now),
 		Kernel:             s.Kernel, KernelReason: s.KernelReason, Scheduler: s.Scheduler,
 		Degraded: s.Degraded, Problems: s.Problems,
-		Endpoints: make([]EndpointStatus, len(s.Endpoints)),
+		Endpoints: row.Endpoints[:0],
 	}
 	if s.Port.InternalLocal {
 		row.InternalPolicy = "Local"
@@ -235,14 +242,13 @@ func (s *Service) Row(now time.Time) ServiceStatus {
 	slices.SortFunc(row.Addresses, netip.AddrPort.Compare)
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
-		row.Endpoints[i] = EndpointStatus{
+		row.Endpoints = append(row.Endpoints, EndpointStatus{
 			Address: e.Address, Node: e.Node,
 			Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
 			Local: e.Local, Weight: e.Weight, Usable: e.Usable,
 			Health: e.Health, Since: e.Since, LastError: e.Error,
-		}
+		})
 	}
-	return row
 }
 
 func secondsUntil(at, now time.Time) float64 {

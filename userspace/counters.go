@@ -60,7 +60,7 @@ func (s *Server) Connections() []Connection {
 	return out
 }
 
-// Counters returns every service port's figures, live bytes included.
+// Counters returns the figures of every service port that a client came to, live bytes included.
 func (s *Server) Counters() map[service.Key]Counters {
 	for _, f := range s.live.all() {
 		f.settle()
@@ -68,9 +68,11 @@ func (s *Server) Counters() map[service.Key]Counters {
 	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	out := make(map[service.Key]Counters, len(s.plans.views))
+	out := map[service.Key]Counters{}
 	for k, v := range s.plans.views {
-		out[k] = v.state.figures(now)
+		if c := v.state.figures(now); len(c.Endpoints) > 0 || !c.silent() {
+			out[k] = c
+		}
 	}
 	return out
 }
@@ -84,10 +86,15 @@ func (s *Server) Traffic(visit func(service.Key, Counters)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for k, v := range s.plans.views {
-		if c := v.state.totals(); c.Active != 0 || c.Total|c.Failed|c.Retried|c.BytesIn|c.BytesOut != 0 {
+		if c := v.state.totals(); !c.silent() {
 			visit(k, c)
 		}
 	}
+}
+
+// silent reports whether nothing was carried, nor failed.
+func (c *Counters) silent() bool {
+	return c.Active == 0 && c.Total|c.Failed|c.Retried|c.BytesIn|c.BytesOut == 0
 }
 
 // totals are the figures without those of endpoints.

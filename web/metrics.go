@@ -1,6 +1,8 @@
 package web
 
 import (
+	"maps"
+	"net/netip"
 	"runtime"
 	"slices"
 	"strconv"
@@ -10,11 +12,14 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // MetricsConfig is what Metrics shows.
 type MetricsConfig struct {
-	Source  Source
+	// Summary returns the status without service ports, and those as the plan has them, in order of their keys, with
+	// what makes a row of one. A row is good until the next.
+	Summary func() (st plan.Status, services []*plan.Service, row func(*plan.Service) *plan.ServiceStatus)
 	Figures func() plan.Figures
 	// Services and Endpoints bound how many service ports and endpoints have series
 	// of their own; the others share one.
@@ -27,15 +32,16 @@ type Metrics struct {
 	cfg MetricsConfig
 
 	mu        sync.Mutex // scrapes may overlap; the series must not
-	services  series[serviceKey, plan.ServiceStatus]
-	endpoints series[endpointKey, plan.EndpointStatus]
+	services  series[plan.ServiceStatus]
+	endpoints series[plan.EndpointStatus]
+	kept      map[service.Key]*kept // of every service port
 }
 
 // NewMetrics returns the metrics that c says, registered with reg.
 func NewMetrics(reg prometheus.Registerer, c MetricsConfig) *Metrics {
-	m := &Metrics{cfg: c}
-	m.services.columns, m.services.limit = serviceColumns, c.Services
-	m.endpoints.columns, m.endpoints.limit = endpointColumns, c.Endpoints
+	m := &Metrics{cfg: c, kept: map[service.Key]*kept{}}
+	m.services = series[plan.ServiceStatus]{columns: serviceColumns, limit: c.Services}
+	m.endpoints = series[plan.EndpointStatus]{columns: endpointColumns, limit: c.Endpoints}
 	reg.MustRegister(m)
 	return m
 }
@@ -69,20 +75,48 @@ func (m *Metrics) Describe(chan<- *prometheus.Desc) {}
 
 // Collect implements prometheus.Collector.
 func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
-	s, f := m.cfg.Source.Status(), m.cfg.Figures()
-	send := sender(ch)
-	collectProcess(s, send)
-	countServices(s, send)
-	collectNode(&f, send)
-	m.mu.Lock()
+	m.mu.Lock() // first: counters of before others' would look as if they began anew
 	defer m.mu.Unlock()
-	m.services.collect(send, eachService(s.Services), func(serviceKey) bool { return true })
-	m.endpoints.collect(send, eachEndpoint(s.Services), func(k endpointKey) bool { return m.services.own[k.service] })
-	for k, port := range eachService(s.Services) {
-		if m.services.own[k] {
-			ch <- prometheus.MustNewConstMetric(serviceInfo, prometheus.GaugeValue, 1, append(k.labels(), string(port.DataPlane), string(port.State), string(port.Cause))...)
+	st, services, row := m.cfg.Summary()
+	f := m.cfg.Figures()
+	send := sender(ch)
+	collectProcess(st, send)
+	collectNode(&f, send)
+	m.forget(services)
+	m.services.begin()
+	m.endpoints.begin()
+	n := census{map[plan.DataPlane]int{}, map[plan.State]int{}, map[plan.Cause]int{}, map[standing]int{}}
+	for _, s := range services {
+		r, o := row(s), m.services.assign(m.kept[s.Port.Key], true)
+		n.add(r)
+		var labels []string
+		if o.own {
+			labels = []string{r.Namespace, r.Name, r.Port, r.Protocol}
+			m.services.send(send, r, labels)
+			ch <- prometheus.MustNewConstMetric(serviceInfo, prometheus.GaugeValue, 1, append(labels, string(r.DataPlane), string(r.State), string(r.Cause))...)
+		} else {
+			m.services.share(o, r)
+		}
+		for i := range r.Endpoints {
+			e := &r.Endpoints[i]
+			was := o.endpoints[e.Address]
+			is := m.endpoints.assign(was, o.own)
+			if is != nil && is.own {
+				m.endpoints.send(send, e, append(labels, e.Address.String()))
+			} else {
+				is = m.endpoints.share(is, e)
+			}
+			if is != was {
+				if o.endpoints == nil {
+					o.endpoints = map[netip.AddrPort]*kept{}
+				}
+				o.endpoints[e.Address] = is
+			}
 		}
 	}
+	n.collect(send)
+	m.services.sendShared(send, serviceLabels)
+	m.endpoints.sendShared(send, endpointLabels)
 	for _, n := range []struct {
 		object        string
 		limit, shared int
@@ -90,6 +124,30 @@ func (m *Metrics) Collect(ch chan<- prometheus.Metric) {
 		send.gauge("kproxy_metrics_limit", "So many services, or endpoints, have series of their own at most.", float64(n.limit), "object", n.object)
 		send.gauge("kproxy_metrics_shared", "Service ports, or endpoints, beyond the limit: they share the series labelled other.", float64(n.shared), "object", n.object)
 	}
+}
+
+// forget drops what is kept of others than these: that makes room. It costs little beside their rows.
+func (m *Metrics) forget(services []*plan.Service) {
+	for _, s := range services {
+		o := m.kept[s.Port.Key]
+		if o == nil {
+			o = &kept{}
+			m.kept[s.Port.Key] = o
+		}
+		o.found = true
+		if len(o.endpoints) == 0 {
+			continue
+		}
+		for i := range s.Endpoints {
+			if e := o.endpoints[s.Endpoints[i].Address]; e != nil {
+				e.found = true
+			}
+		}
+	}
+	maps.DeleteFunc(m.kept, func(_ service.Key, o *kept) bool {
+		maps.DeleteFunc(o.endpoints, func(_ netip.AddrPort, e *kept) bool { return m.endpoints.isGone(e) })
+		return m.services.isGone(o)
+	})
 }
 
 func collectProcess(s plan.Status, send sender) {
@@ -130,36 +188,46 @@ func collectSources(sources []plan.SourceStatus, send sender) {
 	}
 }
 
-// countServices shows every data plane and state, also empty ones: a
-// series that comes and goes is hard to alert on.
-func countServices(s plan.Status, send sender) {
-	planes := map[plan.DataPlane]int{}
-	states := map[plan.State]int{}
-	reasons := map[plan.Cause]int{}
-	endpoints := map[[2]string]int{}
-	for i := range s.Services {
-		planes[s.Services[i].DataPlane]++
-		states[s.Services[i].State]++
-		reasons[s.Services[i].Cause]++
-		for _, e := range s.Services[i].Endpoints {
-			endpoints[[2]string{e.Health, strconv.FormatBool(e.Usable)}]++
-		}
+// census is how many service ports and endpoints there are of each kind.
+type census struct {
+	planes    map[plan.DataPlane]int
+	states    map[plan.State]int
+	reasons   map[plan.Cause]int
+	endpoints map[standing]int
+}
+
+type standing struct {
+	health string
+	usable bool
+}
+
+func (n *census) add(s *plan.ServiceStatus) {
+	n.planes[s.DataPlane]++
+	n.states[s.State]++
+	n.reasons[s.Cause]++
+	for i := range s.Endpoints {
+		n.endpoints[standing{s.Endpoints[i].Health, s.Endpoints[i].Usable}]++
 	}
+}
+
+// collect shows every data plane and state, also empty ones: a
+// series that comes and goes is hard to alert on.
+func (n *census) collect(send sender) {
 	for _, p := range plan.DataPlanes {
-		send.gauge("kproxy_services", "Service ports by the data plane that carries their new connections.", float64(planes[p]), "dataplane", string(p))
+		send.gauge("kproxy_services", "Service ports by the data plane that carries their new connections.", float64(n.planes[p]), "dataplane", string(p))
 	}
 	for _, st := range []plan.State{
 		plan.StateUserspace, plan.StateQualifying, plan.StateOffloaded,
 		plan.StateRecalled, plan.StatePinned, plan.StateRejecting, plan.StateExcluded,
 	} {
-		send.gauge("kproxy_service_states", "Service ports by state.", float64(states[st]), "state", string(st))
+		send.gauge("kproxy_service_states", "Service ports by state.", float64(n.states[st]), "state", string(st))
 	}
 	for _, c := range plan.Causes {
-		send.gauge("kproxy_service_reasons", "Service ports by the reason for their data plane and state.", float64(reasons[c]), "reason", string(c))
+		send.gauge("kproxy_service_reasons", "Service ports by the reason for their data plane and state.", float64(n.reasons[c]), "reason", string(c))
 	}
 	for _, health := range []string{"up", "down", "unknown"} {
-		for _, usable := range []string{"true", "false"} {
-			send.gauge("kproxy_endpoints", "Endpoints by health, usable or not.", float64(endpoints[[2]string{health, usable}]), "health", health, "usable", usable)
+		for _, usable := range []bool{true, false} {
+			send.gauge("kproxy_endpoints", "Endpoints by health, usable or not.", float64(n.endpoints[standing{health, usable}]), "health", health, "usable", strconv.FormatBool(usable))
 		}
 	}
 }

@@ -13,6 +13,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/testutil"
 
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 func TestMetrics(t *testing.T) {
@@ -95,7 +96,32 @@ kproxy_source_synced{source="manifests"} 0
 
 // metricsOf is what metrics of src need.
 func metricsOf(src Source) MetricsConfig {
-	return MetricsConfig{Source: src, Figures: kubeProxyFigures, Services: 500, Endpoints: 1000}
+	return MetricsConfig{Summary: summaryOf(src), Figures: kubeProxyFigures, Services: 500, Endpoints: 1000}
+}
+
+// summaryOf is the status of src as Metrics reads it, with all rows in the same room.
+func summaryOf(src Source) func() (plan.Status, []*plan.Service, func(*plan.Service) *plan.ServiceStatus) {
+	return func() (plan.Status, []*plan.Service, func(*plan.Service) *plan.ServiceStatus) {
+		st := src.Status()
+		rows := map[*plan.Service]plan.ServiceStatus{}
+		var services []*plan.Service
+		for _, r := range st.Services {
+			protocol, _ := service.ParseProtocol(r.Protocol)
+			s := &plan.Service{Port: &service.Port{Key: service.Key{Namespace: r.Namespace, Name: r.Name, Port: r.Port, Protocol: protocol}}}
+			for _, e := range r.Endpoints {
+				s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: &service.Endpoint{Address: e.Address}})
+			}
+			rows[s] = r
+			services = append(services, s)
+		}
+		var row plan.ServiceStatus
+		return st, services, func(s *plan.Service) *plan.ServiceStatus {
+			room := row.Endpoints[:0]
+			row = rows[s]
+			row.Endpoints = append(room, row.Endpoints...)
+			return &row
+		}
+	}
 }
 
 func documentation(t *testing.T) string {
@@ -172,7 +198,7 @@ func TestNodeMetrics(t *testing.T) {
 	}
 	reg := prometheus.NewPedanticRegistry()
 	NewMetrics(reg, c)
-	text := get(API(APIConfig{Source: c.Source, Gatherer: reg}), "/metrics").Body.String()
+	text := get(API(APIConfig{Source: shop(), Gatherer: reg}), "/metrics").Body.String()
 	want := map[string]string{
 		"kproxy_set_entries": `{set="KPROXY-AFF"} 5
 {set="KPROXY-USER-4"} 7`,

@@ -1,11 +1,12 @@
 package web
 
 import (
-	"iter"
 	"math"
 	"net/netip"
+	"slices"
 
 	"github.com/prometheus/client_golang/prometheus"
+	dto "github.com/prometheus/client_model/go"
 
 	"kproxy.dev/kproxy/plan"
 )
@@ -76,48 +77,6 @@ var endpointColumns = []column[plan.EndpointStatus]{
 	})),
 }
 
-// serviceKey is the labels of a service port, endpointKey those of an endpoint.
-type (
-	serviceKey  struct{ namespace, name, port, protocol string }
-	endpointKey struct {
-		service serviceKey
-		address netip.AddrPort
-	}
-)
-
-func keyOf(s *plan.ServiceStatus) serviceKey {
-	return serviceKey{s.Namespace, s.Name, s.Port, s.Protocol}
-}
-
-func (k serviceKey) labels() []string { return []string{k.namespace, k.name, k.port, k.protocol} }
-func (k endpointKey) labels() []string {
-	return append(k.service.labels(), k.address.String())
-}
-
-// eachService yields the service ports, in the status's order.
-func eachService(services []plan.ServiceStatus) iter.Seq2[serviceKey, *plan.ServiceStatus] {
-	return func(yield func(serviceKey, *plan.ServiceStatus) bool) {
-		for i := range services {
-			if !yield(keyOf(&services[i]), &services[i]) {
-				return
-			}
-		}
-	}
-}
-
-// eachEndpoint yields the endpoints of all service ports.
-func eachEndpoint(services []plan.ServiceStatus) iter.Seq2[endpointKey, *plan.EndpointStatus] {
-	return func(yield func(endpointKey, *plan.EndpointStatus) bool) {
-		for i := range services {
-			for j := range services[i].Endpoints {
-				if e := &services[i].Endpoints[j]; !yield(endpointKey{keyOf(&services[i]), e.Address}, e) {
-					return
-				}
-			}
-		}
-	}
-}
-
 // figures are the values of an object's columns; an endpoint has fewer.
 type figures [10]float64
 
@@ -127,93 +86,124 @@ type figures [10]float64
 // Which objects have their own is decided once: in the order of keys at first, then by
 // who comes when there is room. An object keeps its series for as long as it exists, and
 // the shared counters only grow, by what was added since the last scrape: no counter runs
-// backwards when others come and go, and nothing is counted twice. Of those that share
-// and have never done anything it keeps nothing: there may be very many.
-type series[K interface {
-	comparable
-	labels() []string
-}, T any] struct {
+// backwards when others come and go, and nothing is counted twice. Of endpoints that share
+// and have never done anything nothing is kept: there may be very many.
+type series[T any] struct {
 	columns []column[T]
 	limit   int
-	own     map[K]bool    // those with series of their own
-	shared  map[K]figures // last counters of those that share and have done something
-	other   figures       // what the shared counters show
-	sharing int           // how many share
+	own     int     // how many have series of their own
+	sharing int     // how many share
+	other   figures // what the shared series show
 }
 
-// collect sends the series of all objects, of which those that may can have their own.
-// They come in the same order every time.
-func (s *series[K, T]) collect(send sender, all iter.Seq2[K, *T], may func(K) bool) {
-	s.assign(all, may)
-	var now figures // what the shared series show
-	for k, t := range all {
-		var labels []string
-		if s.own[k] {
-			labels = k.labels()
-		}
-		last := s.shared[k]
-		was := last
-		for i, c := range s.columns {
-			v := c.value(t)
-			switch {
-			case math.IsNaN(v):
-			case s.own[k]:
-				send <- prometheus.MustNewConstMetric(c.desc, c.kind, v, labels...)
-			case c.kind == prometheus.GaugeValue:
-				now[i] += v
-			default:
-				s.other[i] += grown(last[i], v)
-				last[i] = v
-			}
-		}
-		if last != was {
-			s.shared[k] = last
+// kept is what is kept of an object between scrapes.
+type kept struct {
+	found     bool                     // by the scrape that is under way
+	own       bool                     // it has series of its own
+	last      *figures                 // its counters, if it shares and has done something
+	endpoints map[netip.AddrPort]*kept // of a service port
+}
+
+// isGone reports whether the scrape hasn't found o, and takes its series.
+func (s *series[T]) isGone(o *kept) bool {
+	found := o.found
+	if o.found = false; !found && o.own {
+		s.own--
+	}
+	return !found
+}
+
+// begin empties what a scrape adds up.
+func (s *series[T]) begin() {
+	s.sharing = 0
+	for i, c := range s.columns {
+		if c.kind == prometheus.GaugeValue {
+			s.other[i] = 0
 		}
 	}
+}
+
+// assign gives an object series of its own if it may have them, has never shared what it did, and there is room. It
+// returns what is to be kept of it; o is what was, nil for nothing.
+func (s *series[T]) assign(o *kept, may bool) *kept {
+	if !may || s.own >= s.limit || o != nil && (o.own || o.last != nil) {
+		return o
+	}
+	if o == nil {
+		o = &kept{}
+	}
+	o.own = true
+	s.own++
+	return o
+}
+
+// send sends the series of t.
+func (s *series[T]) send(ch sender, t *T, labels []string) {
+	pairs := prometheus.MakeLabelPairs(s.columns[0].desc, labels)
+	for _, c := range s.columns {
+		if v := c.value(t); !math.IsNaN(v) {
+			ch <- sample{c.desc, c.kind, v, pairs}
+		}
+	}
+}
+
+// share adds t to the shared series, and returns what is to be kept of it; o is what was, nil for nothing.
+func (s *series[T]) share(o *kept, t *T) *kept {
+	s.sharing++
+	for i, c := range s.columns {
+		v := c.value(t)
+		switch {
+		case c.noSum:
+		case c.kind == prometheus.GaugeValue:
+			s.other[i] += v
+		case v != 0 || o != nil && o.last != nil:
+			if o == nil {
+				o = &kept{}
+			}
+			if o.last == nil {
+				o.last = &figures{}
+			}
+			s.other[i] += grown(o.last[i], v)
+			o.last[i] = v
+		}
+	}
+	return o
+}
+
+// sendShared sends the shared series, once there are any.
+func (s *series[T]) sendShared(ch sender, labels []string) {
 	if s.sharing == 0 && s.other == (figures{}) {
 		return
 	}
-	var none K
-	others := none.labels()
-	for i := range others {
-		others[i] = "other" // no protocol is called so
-	}
+	others := slices.Repeat([]string{"other"}, len(labels)) // no protocol is called so
 	for i, c := range s.columns {
-		if c.noSum {
-			continue
+		if !c.noSum {
+			ch <- prometheus.MustNewConstMetric(c.desc, c.kind, s.other[i], others...)
 		}
-		if c.kind == prometheus.CounterValue {
-			now[i] = s.other[i]
-		}
-		send <- prometheus.MustNewConstMetric(c.desc, c.kind, now[i], others...)
 	}
 }
 
-// assign forgets objects that are gone and gives free series to new ones.
-func (s *series[K, T]) assign(all iter.Seq2[K, *T], may func(K) bool) {
-	if s.own == nil {
-		s.own, s.shared = map[K]bool{}, map[K]figures{}
+// sample is a metric as prometheus's own, but that all series of an object share the labels: making those was half of
+// the garbage that a scrape left.
+type sample struct {
+	desc  *prometheus.Desc
+	kind  prometheus.ValueType
+	value float64
+	pairs []*dto.LabelPair
+}
+
+// Desc implements prometheus.Metric.
+func (s sample) Desc() *prometheus.Desc { return s.desc }
+
+// Write implements prometheus.Metric.
+func (s sample) Write(out *dto.Metric) error {
+	out.Label = s.pairs
+	if s.kind == prometheus.CounterValue {
+		out.Counter = &dto.Counter{Value: &s.value}
+	} else {
+		out.Gauge = &dto.Gauge{Value: &s.value}
 	}
-	present := map[K]bool{}
-	for k := range all {
-		present[k] = true
-	}
-	for k := range s.own {
-		if !present[k] {
-			delete(s.own, k)
-		}
-	}
-	for k := range s.shared {
-		if !present[k] {
-			delete(s.shared, k)
-		}
-	}
-	for k := range all {
-		if _, shares := s.shared[k]; !shares && !s.own[k] && len(s.own) < s.limit && may(k) {
-			s.own[k] = true
-		}
-	}
-	s.sharing = len(present) - len(s.own)
+	return nil
 }
 
 // grown is the growth of a counter. One that fell began anew: its service was deleted and

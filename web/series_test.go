@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
@@ -119,6 +120,8 @@ func TestOthersKeepTheirSum(t *testing.T) {
 		want     family
 	}{
 		{"room for all", services(0, 5, 10), family{5, -1, 100}},
+		{"two in the place of two", services(2, 7, 10), family{5, -1, 100}},
+		{"and back", services(0, 5, 10), family{5, -1, 100}},
 		{"two more", services(0, 7, 10), family{6, 40, 140}},
 		{"the two deleted", services(0, 5, 10), family{6, 40, 140}},
 		{"all deleted", nil, family{1, 40, 40}},
@@ -130,6 +133,39 @@ func TestOthersKeepTheirSum(t *testing.T) {
 		if got := scrape(t, reg, "kproxy_service_connections_total"); got != step.want {
 			t.Errorf("%s: %+v, want %+v", step.name, got, step.want)
 		}
+	}
+}
+
+// TestScrapesThatOverlap: one whose counters are older than those of another doesn't take them for begun anew.
+func TestScrapesThatOverlap(t *testing.T) {
+	src := &fakeSource{status: plan.Status{Services: services(0, 1, 10)}}
+	reg := prometheus.NewPedanticRegistry()
+	c := metricsOf(src)
+	c.Services = 0
+	began := make(chan bool, 3)
+	c.Summary = func() (plan.Status, []*plan.Service, func(*plan.Service) *plan.ServiceStatus) {
+		began <- true
+		st, all, row := summaryOf(src)()
+		if st.Services[0].Connections.Total == 20 { // the first: the second is to be done before
+			time.Sleep(200 * time.Millisecond)
+		}
+		return st, all, row
+	}
+	NewMetrics(reg, c)
+	first := make(chan bool)
+	go func() {
+		_, _ = reg.Gather()
+		close(first)
+	}()
+	<-began
+	time.Sleep(50 * time.Millisecond)
+	src.mu.Lock()
+	src.status.Services = services(0, 1, 11)
+	src.mu.Unlock()
+	_, _ = reg.Gather()
+	<-first
+	if got, want := scrape(t, reg, "kproxy_service_connections_total"), (family{1, 22, 22}); got != want {
+		t.Errorf("%+v, want %+v", got, want)
 	}
 }
 

@@ -187,6 +187,13 @@ func (s source) Status() plan.Status {
 	return st
 }
 
+// Summary returns the agent's, and the state of the configuration file.
+func (s source) Summary() (plan.Status, []*plan.Service, func(*plan.Service) *plan.ServiceStatus) {
+	st, services, row := s.Agent.Summary()
+	st.Sources = append(st.Sources, s.cfg.source()...)
+	return st, services, row
+}
+
 // Health returns what the health endpoints report.
 func (s source) Health() web.HealthReport {
 	updated, pending := s.LastSync()
@@ -341,7 +348,7 @@ func runWith(ctx context.Context, o agent.Options, cfg *settled, lock *web.Lock,
 	}
 	a = agent.New(o)
 	web.NewMetrics(reg, web.MetricsConfig{
-		Source: source{a, cfg}, Figures: a.Figures,
+		Summary: source{a, cfg}.Summary, Figures: a.Figures,
 		Services: o.Config.MetricsServices, Endpoints: o.Config.MetricsEndpoints,
 	})
 
