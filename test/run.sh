@@ -60,33 +60,37 @@ again() {
 	go test -json -timeout=15m "${arguments[@]}" -p=1 -parallel=1 -run="^($names)\$" $packages | labelled || true
 }
 
-# in_vm runs on another kernel, Debian's, what needs IPVS and what shall pass on both.
+# in_vm runs on another kernel, Debian's, what needs IPVS and what shall pass on both, beside others, but not idle: a guest
+# that gets nothing for long misses its deadlines.
 in_vm() {
+	not_idle
 	if [[ $(uname -m) == x86_64 ]]; then
-		test/vm/tests.sh || printf '{"Action":"fail","Package":"test/vm/tests.sh"}\n'
+		nice -n 5 test/vm/tests.sh || printf '{"Action":"fail","Package":"test/vm/tests.sh"}\n'
 	else
 		printf '{"Action":"%s","Package":"vm","Test":"all","Output":"the VM needs an x86-64 machine\\n"}\n' output skip
 	fi
 }
 
 # in_nftables runs the end-to-end tests in mode nftables, but those that are the same in every mode, or that in mode
-# iptables go through nftables too.
+# iptables go through nftables too. It runs beside mode iptables, as both wait for most of their time.
 in_nftables() {
+	not_idle
 	local same
 	. test/e2e/same.sh
 	same+="|Chaos|AnotherProxy|AutoTakesWhatThereIs|Compare|Trace(Flows|Probe|Watch)"
 	label=" (nftables)" KPROXY_E2E_MODE=nftables tests nftables -count=1 -skip="^Test($same)\$" ./test/e2e
 }
 
-# in_chaos runs ten minutes of takeovers, kills, stops and flushes at random, beside others, as clients wait for most of
-# their time. Where the processors are short, it isn't idle as what else runs beside: clients have deadlines.
+# in_chaos MODE runs minutes of takeovers, kills, stops and flushes at random, beside others, as clients wait for most of
+# their time: of 200 seconds, with iptables twice, as mode userspace is there too.
 in_chaos() {
-	chrt --other -p 0 $BASHPID
-	local mode
-	for mode in iptables nftables; do # with iptables runs mode userspace
-		label=" (chaos, $mode)" KPROXY_E2E_MODE=$mode KPROXY_CHAOS=200s tests "chaos-$mode" -count=1 -run='^TestChaos$' ./test/e2e
-	done
+	not_idle
+	label=" (chaos, $1)" KPROXY_E2E_MODE=$1 KPROXY_CHAOS=200s tests "chaos-$1" -count=1 -run='^TestChaos$' ./test/e2e
 }
+
+# not_idle is for a stage that runs beside others, and whose tests have deadlines: where the processors are short, it gets
+# its share of them.
+not_idle() { chrt --other -p 0 $BASHPID; }
 
 # with_kubernetes runs what needs a real API server. It is a module of its own, so that
 # the product's go.mod stays clean; what both require is as in the product's (-mod=mod).
@@ -153,18 +157,24 @@ formatted() {
 # Tests never rewrite goldens, so in CI they are as they were committed.
 goldens_clean() { [[ -z $ci ]] || git diff --exit-code --stat -- test/golden; }
 
-# stage NAME COMMAND... runs a part of it all, and notes what it took.
+# stage NAME COMMAND... runs a part of it all, and notes what it took, and how much of the machine's processors all that ran
+# meanwhile took: what is less than all was waiting.
 stage() {
-	local name=$1 start=$SECONDS
+	local name=$1 start=$SECONDS busy=$(jiffies)
 	shift
 	"$@"
-	printf '{"Action":"stage","Package":"%s","Elapsed":%d}\n' "$name" $((SECONDS - start))
+	busy=$(($(jiffies) - busy))
+	printf '{"Action":"stage","Package":"%s","Elapsed":%d,"Busy":%d}\n' "$name" $((SECONDS - start)) \
+		$((SECONDS > start ? busy / (SECONDS - start) / $(nproc) : 0))
 }
+
+# jiffies prints the time in which processors worked since the machine's start, in hundredths of a second (proc(5)).
+jiffies() { awk '/^cpu / { print $2 + $3 + $4 + $7 + $8 }' /proc/stat; }
 
 # beside NAME COMMAND... runs a stage in the background, with the time that others leave of
 # the processors: tests with real packets wait for much of theirs. together waits for such
-# stages and passes their events on. Guests don't run beside them: they take all of the
-# processors, and tests with real packets then take half as long again.
+# stages and passes their events on. Guests don't run beside end-to-end tests: they take all of the
+# processors, and those then take half as long again. They run beside what waits most.
 beside() {
 	local name=$1
 	shift
@@ -191,10 +201,21 @@ together() {
 # slow matches the packages whose tests take longest.
 slow='/(kernel/iptables|kernel/ipvs|kernel/nftables|userspace|cmd/kproxy|plan|test/vm|test/deploy|trace/netfilter)$'
 
+# sequential matches those of them without concurrency of their own, or that only run programs: the race detector would take
+# several times as long, and find nothing.
+sequential='/(kernel/ipvs|plan|test/vm|test/deploy|trace/netfilter)$'
+
 # unit runs the packages that take longest first, so that none of them ends alone, and one
 # package more at a time than there are processors, as some wait.
 unit() {
-	CGO_ENABLED=1 tests unit -race -p=$(($(nproc) + 1)) $(grep -E "$slow" <<<"$packages") $(grep -vE "$slow" <<<"$packages")
+	local raced
+	raced=$(grep -vE "$sequential" <<<"$packages")
+	CGO_ENABLED=1 tests unit -race -p=$(($(nproc) + 1)) $(grep -E "$slow" <<<"$raced") $(grep -vE "$slow" <<<"$raced")
+}
+
+unit_sequential() {
+	not_idle
+	tests unit-sequential -p=1 $(grep -E "$sequential" <<<"$packages")
 }
 
 code() {
@@ -228,26 +249,33 @@ other_modules() {
 
 # benchmarks run once, so that they keep working; `make bench-go` measures. Those of
 # kernel/ipvs run in the VM.
-benchmarks() { tests benchmarks -run='^$' -bench=. -benchtime=1x -p=1 $(grep -v '/kernel/ipvs$' <<<"$packages"); }
+benchmarks() {
+	local folders
+	folders=$(git grep -l '^func Benchmark' -- ':!test/kube' ':!kernel/ipvs' | xargs -n 1 dirname | sort -u)
+	tests benchmarks -run='^$' -bench=. -benchtime=1x -p=1 $(sed 's|^|./|' <<<"$folders")
+}
 
 everything() {
 	local b
 	trap 'for b in "${background[@]}"; do kill -- "-${b#*=}" || true; done' EXIT
 	stage code code
+	beside unit-sequential unit_sequential
 	stage unit unit
 	beside lint lint
 	beside arm64 check build-arm64 env GOARCH=arm64 go build -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
 	beside benchmarks benchmarks
 	beside helm with_helm
-	beside chaos in_chaos
+	beside chaos-iptables in_chaos iptables
+	beside chaos-nftables in_chaos nftables
+	beside nftables in_nftables
 	stage end-to-end tests end-to-end -count=1 -skip='^TestChaos$' ./test/e2e/...
-	stage "mode nftables" in_nftables
+	stage "the rest of these" together
+	beside vm in_vm
 	stage browser with_browser
 	stage kubernetes with_kubernetes
-	stage "the rest of these" together
 	stage conformance with_cluster
-	stage vm in_vm
 	stage bench bench_works
+	stage "the rest of the vm" together
 }
 
 # changed finds the packages that differ from main, with other modules' folders of test/ among them, and those that

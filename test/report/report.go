@@ -21,6 +21,7 @@ type event struct {
 	ImportPath  string // of build events
 	Test        string
 	Elapsed     float64
+	Busy        float64 // of a stage, the percentage of the machine's processors
 	Output      string
 	FailedBuild string
 }
@@ -221,7 +222,11 @@ func (r *report) finish(failSkipped bool) bool {
 		fmt.Fprintf(r.out, "SKIP  %s: %s\n", s.name, s.why)
 	}
 	for _, s := range r.stages {
-		fmt.Fprintf(r.out, "stage %-40s %6.0fs\n", s.Package, s.Elapsed)
+		busy := ""
+		if s.Busy > 0 {
+			busy = fmt.Sprintf(", processors %.0f%% busy", s.Busy)
+		}
+		fmt.Fprintf(r.out, "stage %-40s %6.0fs%s\n", s.Package, s.Elapsed, busy)
 	}
 	slices.SortFunc(r.long, func(a, b event) int { return cmp.Compare(b.Elapsed, a.Elapsed) })
 	for _, e := range r.long[:min(len(r.long), mostLong)] {

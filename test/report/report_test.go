@@ -212,10 +212,11 @@ failed: p TestB
 			ok:   true,
 		},
 		{
-			name: "what each stage took, before what failed",
+			name: "what each stage took, and how busy the processors were, before what failed",
 			in: `{"Action":"pass","Package":"p","Test":"TestA"}
-{"Action":"stage","Package":"unit tests","Elapsed":61}`,
-			want: "stage unit tests                                   61s\n1 passed, 0 failed, 0 skipped\n",
+{"Action":"stage","Package":"unit tests","Elapsed":61,"Busy":95}
+{"Action":"stage","Package":"guest","Elapsed":7}`,
+			want: "stage unit tests                                   61s, processors 95% busy\nstage guest                                         7s\n1 passed, 0 failed, 0 skipped\n",
 			ok:   true,
 		},
 		{
