@@ -30,8 +30,11 @@ import (
 // lists in protobuf. Of a later release's file, fields and members that aren't known are left out.
 
 const (
-	// saveEvery is the least time between two writes of the file.
-	saveEvery = 10 * time.Second
+	// saveEvery is the least time between two writes of the file, saveEveryMost the most after changes: between them a
+	// pause is saveShare times what the write before took, so that a large state neither costs much nor wears out a disk.
+	saveEvery     = 10 * time.Second
+	saveEveryMost = time.Minute
+	saveShare     = 1000
 	// answerBound is how long an API server may take to say all there is before the saved state
 	// is served: one that accepts connections may answer none.
 	answerBound = 5 * time.Second
@@ -66,13 +69,14 @@ func authorityOf(rc *rest.Config) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// keepSaved writes the file after changes, at most once in saveEvery, until ctx is done.
+// keepSaved writes the file after changes until ctx is done.
 // Without changes it renews the time in the file, while the API is there to confirm it.
 func (s *Source) keepSaved(ctx context.Context) {
 	if s.cfg.StateFile == "" {
 		return
 	}
 	renewal := max(s.cfg.StateMaxAge/8, saveEvery)
+	pause := saveEvery
 	for wait := renewal; ; {
 		select {
 		case <-ctx.Done():
@@ -82,7 +86,9 @@ func (s *Source) keepSaved(ctx context.Context) {
 		}
 		wait = saveEvery // to try again
 		if s.heard.Load() && len(s.failing()) == 0 {
+			began := time.Now()
 			err := s.save()
+			pause = min(max(saveShare*time.Since(began), saveEvery), saveEveryMost)
 			s.noteSaved(err)
 			if err == nil {
 				wait = renewal
@@ -91,7 +97,7 @@ func (s *Source) keepSaved(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(saveEvery):
+		case <-time.After(pause):
 		}
 	}
 }

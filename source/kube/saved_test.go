@@ -327,6 +327,36 @@ func TestHowOftenItIsSaved(t *testing.T) {
 	})
 }
 
+// What takes long to save is saved less often, but once a minute while there are changes.
+func TestHowOftenMuchIsSaved(t *testing.T) {
+	for took, want := range map[time.Duration]int64{time.Millisecond: 60, 30 * time.Millisecond: 20, time.Second: 10} {
+		synctest.Test(t, func(t *testing.T) {
+			var writes atomic.Int64
+			s, err := Open(Config{Master: "http://127.0.0.1:1", Node: node, StateFile: "/state.zip", StateMaxAge: time.Hour, WriteFile: func(string, []byte) error {
+				time.Sleep(took)
+				writes.Add(1)
+				return nil
+			}})
+			if err != nil {
+				t.Fatal(err)
+			}
+			s.heard.Store(true)
+			ctx, cancel := context.WithCancel(t.Context())
+			ended := make(chan struct{})
+			go func() { s.keepSaved(ctx); close(ended) }()
+			for range 600 {
+				wake(s.unsaved)
+				time.Sleep(time.Second)
+			}
+			if n := writes.Load(); n < want-1 || n > want+1 {
+				t.Errorf("%d writes of %s in ten minutes of changes, want %d", n, took, want)
+			}
+			cancel()
+			<-ended
+		})
+	}
+}
+
 func TestCannotSave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var full atomic.Bool
