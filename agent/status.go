@@ -281,24 +281,25 @@ func (a *Agent) LastSync() (success, pendingSince time.Time) {
 	return s.LastSuccess, pending
 }
 
-// Traffic calls each for every service port of the plan: what Status says of its
-// connections, without making a row for each of thousands. It is for samples that are taken all the
+// Traffic reads what Status says of connections, and returns what calls each for every service port of the plan, without
+// making a row for each of thousands. It is for samples that are taken all the
 // time: what the kernel carries may be older the more connections there are.
-func (a *Agent) Traffic(each func(service.Key, plan.DataPlane, plan.Connections)) {
-	p := a.current.Load()
-	if p == nil {
-		return
+func (a *Agent) Traffic() (all func(each func(service.Key, plan.DataPlane, plan.Connections))) {
+	if a.current.Load() == nil {
+		return func(func(service.Key, plan.DataPlane, plan.Connections)) {}
 	}
 	if err := a.accounting.Refresh(max(accountingAge, a.accounting.BackgroundAge()), a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}
 	a.counting.RLock()
 	defer a.counting.RUnlock()
-	kernel := a.accounting.Traffic()
+	p, kernel := a.current.Load(), a.accounting.Traffic()
 	user := map[service.Key]userspace.Counters{}
 	a.userspace.Traffic(func(k service.Key, c userspace.Counters) { user[k] = c })
-	for _, s := range p.Services {
-		each(s.Port.Key, s.DataPlane, connectionsOf(user[s.Port.Key], kernel[s.Port.Key]))
+	return func(each func(service.Key, plan.DataPlane, plan.Connections)) {
+		for _, s := range p.Services {
+			each(s.Port.Key, s.DataPlane, connectionsOf(user[s.Port.Key], kernel[s.Port.Key]))
+		}
 	}
 }
 

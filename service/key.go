@@ -102,11 +102,15 @@ type Key struct {
 }
 
 // String returns "namespace/name", followed by ":port" where the port is named.
-func (k Key) String() string {
-	if k.Port == "" {
-		return k.Namespace + "/" + k.Name
+func (k Key) String() string { return string(k.Append(make([]byte, 0, 64))) }
+
+// Append appends what String returns.
+func (k Key) Append(b []byte) []byte {
+	b = append(append(append(b, k.Namespace...), '/'), k.Name...)
+	if k.Port != "" {
+		b = append(append(b, ':'), k.Port...)
 	}
-	return k.Namespace + "/" + k.Name + ":" + k.Port
+	return b
 }
 
 // Compare orders keys by namespace, name, port name, then protocol.

@@ -19,10 +19,10 @@ type RecorderConfig struct {
 	Subscribe func() (<-chan plan.Event, func())
 	// Node returns the figures that the status lacks; nil leaves them out.
 	Node func() plan.NodeFigures
-	// Traffic calls each for every service port with its data plane and counters. It costs much less
-	// than a status, so the Recorder reads nothing else while it is idle; with nil it
+	// Traffic reads counters, and returns what calls each for every service port with its data plane and counters. It
+	// costs much less than a status, so the Recorder reads nothing else while it is idle; with nil it
 	// never is.
-	Traffic func(each func(service.Key, plan.DataPlane, plan.Connections))
+	Traffic func() (all func(each func(service.Key, plan.DataPlane, plan.Connections)))
 	// Interval is the time between two samples while streams are open, IdleInterval
 	// while none is.
 	Interval, IdleInterval time.Duration
@@ -221,15 +221,7 @@ func (r *Recorder) isIdle(now time.Time) bool {
 // readTraffic adds a sample of the counters alone, and drops the status. The caller
 // holds reading.
 func (r *Recorder) readTraffic(now time.Time) {
-	type reading struct {
-		port  service.Key
-		plane plan.DataPlane
-		plan.Connections
-	}
-	var all []reading // the kernel's counters may take a while: requests and events don't wait for them
-	r.cfg.Traffic(func(port service.Key, plane plan.DataPlane, c plan.Connections) {
-		all = append(all, reading{port, plane, c})
-	})
+	all := r.cfg.Traffic() // the kernel's counters may take a while: requests and events don't wait for them
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if !r.read.IsZero() {
@@ -240,20 +232,21 @@ func (r *Recorder) readTraffic(now time.Time) {
 	}
 	r.passes++
 	k := r.sampleAt(now)
-	for _, s := range all {
-		key := s.port.String()
-		rec := r.byKey[key]
-		if s.Connections == (plan.Connections{}) && (rec == nil || rec.isEmpty()) {
-			delete(r.byKey, key)
-			continue
+	var key []byte
+	all(func(port service.Key, plane plan.DataPlane, c plan.Connections) {
+		key = port.Append(key[:0])
+		rec := r.byKey[string(key)]
+		if c == (plan.Connections{}) && (rec == nil || rec.isEmpty()) {
+			delete(r.byKey, string(key))
+			return
 		}
 		if rec == nil {
-			rec = r.newRecord(key)
+			rec = r.newRecord(string(key))
 		}
 		rec.seen = r.passes
 		rec.begun = rec.begun || r.samples > 0 // it had no traffic at the last sample
-		r.keepCounts(rec, s.plane, s.Connections, k)
-	}
+		r.keepCounts(rec, plane, c, k)
+	})
 	r.keptAt(now, k)
 	r.forget()
 }

@@ -525,10 +525,13 @@ type trafficSource struct {
 	reads int
 }
 
-func (g *trafficSource) traffic(each func(service.Key, plan.DataPlane, plan.Connections)) {
+func (g *trafficSource) traffic() func(each func(service.Key, plan.DataPlane, plan.Connections)) {
 	g.reads++
-	for _, s := range g.Status().Services {
-		each(service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port}, s.DataPlane, s.Connections)
+	services := g.Status().Services
+	return func(each func(service.Key, plan.DataPlane, plan.Connections)) {
+		for _, s := range services {
+			each(service.Key{Namespace: s.Namespace, Name: s.Name, Port: s.Port}, s.DataPlane, s.Connections)
+		}
 	}
 }
 
@@ -587,7 +590,7 @@ func TestRequestWhileIdleBegins(t *testing.T) {
 	c.IdleAfter = 1
 	var rec *Recorder
 	asked := make(chan bool)
-	c.Traffic = func(each func(service.Key, plan.DataPlane, plan.Connections)) {
+	c.Traffic = func() func(each func(service.Key, plan.DataPlane, plan.Connections)) {
 		go func() {
 			rec.refresh()
 			close(asked)
@@ -596,7 +599,7 @@ func TestRequestWhileIdleBegins(t *testing.T) {
 		case <-asked: // the status is new enough
 		case <-time.After(50 * time.Millisecond): // it waits
 		}
-		g.traffic(each)
+		return g.traffic()
 	}
 	rec = NewRecorder(c)
 	rec.refresh()
@@ -638,13 +641,15 @@ func BenchmarkIdleSample(b *testing.B) {
 	n := uint64(0)
 	c := DefaultRecorderConfig(nil)
 	c.Subscribe = func() (<-chan plan.Event, func()) { return nil, nil }
-	c.Traffic = func(each func(service.Key, plan.DataPlane, plan.Connections)) {
+	c.Traffic = func() func(each func(service.Key, plan.DataPlane, plan.Connections)) {
 		n++
-		for i, k := range keys {
-			if i%20 == 0 {
-				each(k, plan.Userspace, plan.Connections{Active: 1, Total: n, BytesIn: n, BytesOut: n})
-			} else {
-				each(k, plan.Userspace, plan.Connections{})
+		return func(each func(service.Key, plan.DataPlane, plan.Connections)) {
+			for i, k := range keys {
+				if i%20 == 0 {
+					each(k, plan.Userspace, plan.Connections{Active: 1, Total: n, BytesIn: n, BytesOut: n})
+				} else {
+					each(k, plan.Userspace, plan.Connections{})
+				}
 			}
 		}
 	}
