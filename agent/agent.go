@@ -21,6 +21,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -144,6 +145,7 @@ type Agent struct {
 
 	wasReady atomic.Bool               // since the start, once
 	stopping atomic.Pointer[time.Time] // since when; nil before
+	yielded  atomic.Pointer[plan.Plan] // in force when all that the kernel can serve was to go there, because of a stop; nil before
 	eligible func() bool               // whether this node may be sent connections; nil says yes
 }
 
@@ -386,7 +388,13 @@ func (a *Agent) untilDrained(ctx context.Context) (context.Context, context.Canc
 		what := "stopping; new connections are served until those that there were have ended"
 		if p.Offloads() {
 			what = "stopping; new connections go to the kernel's rules, and those that there were go on"
-			a.heart.retire(serving)
+			if a.heart.alive.Load() && a.kernelLacks(serving) {
+				what = "stopping; new connections go to the kernel's rules, but for services that it can't serve, and those that there were go on"
+				a.yielded.Store(p)
+				a.kick()
+			} else {
+				a.heart.retire(serving)
+			}
 			a.repair.redirectAll(nil, a.cfg.DrainTimeout)
 		}
 		// One that is taking over gets what is left, sessions above all. Once this one ends none can begin to.
@@ -413,6 +421,20 @@ func (a *Agent) untilDrained(ctx context.Context) (context.Context, context.Canc
 		}
 	}()
 	return serving, stop
+}
+
+// kernelLacks reports whether userspace serves a service that the kernel can't, or hasn't the rules for. Where no pass ends for
+// a while, it isn't known, and false.
+func (a *Agent) kernelLacks(ctx context.Context) bool {
+	ctx, cancel := context.WithTimeout(ctx, a.cfg.AliveTimeout)
+	defer cancel()
+	if !a.passing.enter(ctx) { // what is programmed is the fast loop's
+		return false
+	}
+	defer a.passing.leave()
+	return slices.ContainsFunc(a.current.Load().Services, func(s *plan.Service) bool {
+		return s.DataPlane == plan.Userspace && (s.Kernel == plan.None || s.Cause == plan.CauseInexpressible || a.programmer.programmed[s.Port.Key] != s.KernelHash)
+	})
 }
 
 const (
@@ -442,6 +464,11 @@ func (a *Agent) drain() error {
 	defer cancel()
 	if !a.relieved.Load() {
 		a.repair.redirectAll(nil, a.cfg.DrainTimeout)
+		if was := a.yielded.Load(); was != nil { // what the next kproxy finds in the kernel it leaves there
+			if _, err := a.steering.Follow(ctx, was, plan.Between(a.current.Load(), was)); err != nil {
+				a.log.Warn("the next kproxy takes services for offloaded that aren't", "error", err)
+			}
+		}
 	}
 	go a.reportDrain(ctx, end)
 	err := a.userspace.Drain(ctx)

@@ -282,7 +282,12 @@ func (a *Agent) policyNow() plan.Policy {
 	p, n := a.policy, a.networks.get()
 	p.Links, p.BridgedLinks, p.NodeAddresses = n.links, n.bridged, n.addresses
 	p.NoStandIns = n.filtered || a.networks.host.WithoutNetmap
-	p.Drained = a.drained.since.Load() != nil
+	switch {
+	case a.yielded.Load() != nil:
+		p.DrainedBy = "the stop of kproxy"
+	case a.drained.since.Load() != nil:
+		p.DrainedBy = "kproxy drain"
+	}
 	return p
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"kproxy.dev/kproxy/conntrack"
+	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/userspace"
@@ -217,6 +218,39 @@ func TestHeartbeatRetiresBeforeItBegins(t *testing.T) {
 			t.Error(err)
 		}
 	})
+}
+
+// TestKernelLacks: a stop leaves to the kernel what it has the rules for, and asks first where userspace serves what it hasn't.
+func TestKernelLacks(t *testing.T) {
+	there := kerneltest.Service("a", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Endpoints("10.2.0.1:8080"))
+	for name, tt := range map[string]struct {
+		edit  func(s *plan.Service)
+		holds bool // rules of the service, as they were
+		want  bool
+	}{
+		"in userspace, with rules":                      {func(s *plan.Service) { s.DataPlane = plan.Userspace }, true, false},
+		"refused, or not programmed yet":                {func(s *plan.Service) { s.DataPlane = plan.Userspace }, false, true},
+		"changed, with the former rules":                {func(s *plan.Service) { s.DataPlane = plan.Userspace; s.KernelHash++ }, true, true},
+		"with rules that can't do all":                  {func(s *plan.Service) { s.DataPlane, s.Cause = plan.Userspace, plan.CauseInexpressible }, true, true},
+		"one that no data plane of the kernel can have": {func(s *plan.Service) { s.DataPlane, s.Kernel, s.KernelHash = plan.Userspace, plan.None, 0 }, false, true},
+		"offloaded":         {func(s *plan.Service) {}, true, false},
+		"without endpoints": {func(s *plan.Service) { s.DataPlane = plan.None }, false, false},
+	} {
+		p := kerneltest.Plan(plan.ModeIPTables, there)
+		s := *p.Services[0]
+		k, hash := s.Port.Key, s.KernelHash
+		tt.edit(&s)
+		p.Services[0] = &s
+		a := &Agent{passing: make(turn, 1), programmer: &programmer{programmed: map[service.Key]uint64{}}}
+		a.cfg.AliveTimeout = time.Second
+		a.current.Store(p)
+		if tt.holds {
+			a.programmer.programmed[k] = hash
+		}
+		if got := a.kernelLacks(t.Context()); got != tt.want {
+			t.Errorf("%s: %v, want %v", name, got, tt.want)
+		}
+	}
 }
 
 // TestOrders: what users ask for isn't carried out while a successor has read what they had, and is again if that fails.

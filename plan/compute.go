@@ -207,7 +207,7 @@ func (c *computation) samePolicy(old *Policy) bool {
 // sameMoves reports whether old and today's policy move services alike.
 func (c *computation) sameMoves(old *Policy) bool {
 	p := &c.in.Policy
-	return old.Drained == p.Drained && old.OffloadAfter == p.OffloadAfter && old.OffloadMinConnections == p.OffloadMinConnections &&
+	return old.DrainedBy == p.DrainedBy && old.OffloadAfter == p.OffloadAfter && old.OffloadMinConnections == p.OffloadMinConnections &&
 		old.BackoffMax == p.BackoffMax && old.FlapLimit == p.FlapLimit
 }
 

@@ -160,7 +160,7 @@ func TestKernelHashKnowsEveryField(t *testing.T) {
 		"Port.HealthCheckNodePort": "the agent's", "Port.Scheduler": "in Service.Scheduler", "Port.Prefer": decides, "Port.Health": groups, "Port.ProxyProtocol": decides,
 		"Port.ConnectTimeout": userspace, "Port.Retries": userspace, "Port.IdleTimeout": userspace, "Port.Problems": "for people", "Port.Source": "for people",
 
-		"Policy.Mode": decides, "Policy.OffloadAfter": decides, "Policy.OffloadMinConnections": decides, "Policy.Drained": decides, "Policy.BackoffMax": decides, "Policy.FlapLimit": decides,
+		"Policy.Mode": decides, "Policy.OffloadAfter": decides, "Policy.OffloadMinConnections": decides, "Policy.DrainedBy": decides, "Policy.BackoffMax": decides, "Policy.FlapLimit": decides,
 		"Policy.NodePodCIDRs": "in PodCIDRs", "Policy.ExcludeCIDRs": "in Endpoints",
 	}
 	for _, f := range []string{"NodePortNetworks", "PrimaryNodePorts", "NoLocalhostNodePorts", "Links", "BridgedLinks", "NoStandIns", "NodeAddresses"} {

@@ -50,7 +50,7 @@ type Policy struct {
 	Mode                  Mode
 	OffloadAfter          time.Duration // steady this long before offload; 0 at once
 	OffloadMinConnections uint64        // carried this many before offload
-	Drained               bool          // userspace is to get no new connections that the kernel can take, pins or not
+	DrainedBy             string        // what wants userspace to get no new connections that the kernel can take, pins or not; empty for nothing
 	BackoffMax            time.Duration // longest wait before requalifying
 	FlapLimit             int           // more health transitions than this within a minute recall
 	MasqueradeAll         bool

@@ -47,7 +47,7 @@ func (p *Policy) IsPod(c Client) bool {
 // Equal reports whether all of two policies is the same.
 func (p *Policy) Equal(o *Policy) bool {
 	return p.Mode == o.Mode && p.OffloadAfter == o.OffloadAfter && p.OffloadMinConnections == o.OffloadMinConnections &&
-		p.Drained == o.Drained && p.BackoffMax == o.BackoffMax && p.FlapLimit == o.FlapLimit &&
+		p.DrainedBy == o.DrainedBy && p.BackoffMax == o.BackoffMax && p.FlapLimit == o.FlapLimit &&
 		p.MasqueradeAll == o.MasqueradeAll && p.NodePodCIDRs == o.NodePodCIDRs && p.SameDetector(o) &&
 		p.PrimaryNodePorts == o.PrimaryNodePorts && p.NoLocalhostNodePorts == o.NoLocalhostNodePorts && p.NoStandIns == o.NoStandIns &&
 		slices.Equal(p.NodePortNetworks, o.NodePortNetworks) && slices.Equal(p.ExcludeCIDRs, o.ExcludeCIDRs) &&

@@ -219,8 +219,8 @@ func (c *computation) programmed(s *Service) bool {
 
 // pinOf returns what a user wants for p and what says so.
 func (c *computation) pinOf(p *service.Port) (service.Preference, string) {
-	if c.in.Policy.Drained {
-		return service.PreferKernel, "kproxy drain"
+	if by := c.in.Policy.DrainedBy; by != "" {
+		return service.PreferKernel, by
 	}
 	if pin, ok := c.in.Pins[p.Key]; ok {
 		return pin, "kproxy pin"

@@ -147,9 +147,9 @@ var timelines = []timeline{
 	)},
 	{"a drained node's services go to the kernel, pinned to userspace or not", pinTo(service.PreferUserspace), []moment{
 		{at: 0, plane: Userspace, state: StatePinned, reason: "pinned to userspace by kproxy pin"},
-		{at: 1, do: func(w *world) { w.in.Policy.Drained = true }, plane: Userspace, state: StatePinned, reason: reasonUpdating},
+		{at: 1, do: func(w *world) { w.in.Policy.DrainedBy = "kproxy drain" }, plane: Userspace, state: StatePinned, reason: reasonUpdating},
 		{at: 1, do: program, plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy drain"},
-		{at: 2, do: func(w *world) { w.in.Policy.Drained = false }, plane: Userspace, state: StatePinned, reason: "pinned to userspace by kproxy pin"},
+		{at: 2, do: func(w *world) { w.in.Policy.DrainedBy = "" }, plane: Userspace, state: StatePinned, reason: "pinned to userspace by kproxy pin"},
 	}},
 	{"a pin to the kernel waits for nothing but its rules", pinTo(service.PreferKernel), []moment{
 		{at: 0, plane: Userspace, state: StatePinned, reason: reasonUpdating},

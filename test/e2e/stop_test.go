@@ -1,8 +1,10 @@
 package e2e
 
 import (
+	"bufio"
 	"context"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -52,6 +54,49 @@ func TestStopInModeUserspace(t *testing.T) {
 	t.Logf("it ended %s after the signal", time.Since(began).Round(10*time.Millisecond))
 	w.refuses(w.net.Client, "tcp", at)
 	w.refuses(w.net.Client, "udp", at)
+}
+
+// TestStopServesWhatTheKernelLacks: while connections drain, new ones of a service that the kernel can't serve go on being served, and
+// those of others are the kernel's. The next kproxy takes none for offloaded because of that.
+func TestStopServesWhatTheKernelLacks(t *testing.T) {
+	w := newWorld(t)
+	own := w.serveOn(w.net.Backends[0], "own", 10, func(c *net.TCPConn) {
+		if _, err := bufio.NewReader(c).ReadString('\n'); err == nil { // "PROXY …"
+			_, _ = c.Write([]byte("x"))
+		}
+	})
+	w.must(own.Annotate("kproxy.dev/proxy-protocol", "v1").Write(w.manifests))
+	m := newManifest("web", 11, w.net.Backends...)
+	w.must(m.Write(w.manifests))
+	args := []string{"--health-check", "off", "--offload-after", "1h", "--drain-timeout", within(time.Minute).String()}
+	w.start(args...)
+	held := w.hold(frontends(m)[0])
+	w.must(w.proxy.Signal(syscall.SIGTERM))
+	w.await("web", "line", w.plane, plan.StatePinned)
+	for i := range 20 {
+		at := frontends(own)[i%2]
+		c, err := w.net.Client.Dial(w.ctx, "tcp", at.String())
+		if err == nil {
+			w.must(c.SetDeadline(time.Now().Add(within(5 * time.Second))))
+			_, err = io.ReadFull(c, make([]byte, 1))
+			c.Close()
+		}
+		if err != nil {
+			t.Errorf("a connection to %s while kproxy stops: %v", at, err)
+		}
+		w.ask(w.net.Client, "tcp", frontends(m)[i%2])
+		w.ask(w.net.Client, "udp", frontends(m)[i%2])
+		sleep(50 * time.Millisecond)
+	}
+	w.unbroken("while kproxy stops", held)
+	if !w.proxy.Running() {
+		t.Fatal("kproxy has ended before its connections")
+	}
+	w.must(held.Close())
+	w.must(w.proxy.Wait(w.ctx))
+	w.ask(w.net.Client, "tcp", frontends(m)[0])
+	w.start(args...)
+	w.await("web", "line", plan.Userspace, plan.StateQualifying)
 }
 
 // TestDrain: a drained node is left out by load balancers, and new connections go to the kernel at once; those that there are go
