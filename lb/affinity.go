@@ -29,11 +29,11 @@ func DefaultAffinityConfig() AffinityConfig {
 // ClientIP). A client is an address; IPv4-mapped addresses are IPv4, zones
 // don't count. It is safe for concurrent use.
 type Affinity struct {
-	timeout time.Duration
-	limit   int
-	base    time.Time // times are kept as distance from it, 8 bytes instead of 24
+	limit int
+	base  time.Time // times are kept as distance from it, 8 bytes instead of 24
 
 	mu      sync.Mutex
+	timeout time.Duration
 	clients map[[16]byte]affine // no pointers, which the garbage collector would follow
 }
 
@@ -67,7 +67,18 @@ func NewAffinity(cfg AffinityConfig) *Affinity {
 }
 
 // Timeout returns how long a silent client keeps its endpoint.
-func (a *Affinity) Timeout() time.Duration { return a.timeout }
+func (a *Affinity) Timeout() time.Duration {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.timeout
+}
+
+// SetTimeout changes how long a silent client keeps its endpoint, those that have one included.
+func (a *Affinity) SetTimeout(d time.Duration) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.timeout = d
+}
 
 // Get returns the client's endpoint, and refreshes its time-out.
 func (a *Affinity) Get(client netip.Addr, now time.Time) (netip.AddrPort, bool) {

@@ -313,3 +313,25 @@ func TestAffinityOfClientsElsewhere(t *testing.T) {
 		t.Errorf("the client of the other endpoint stays with %s, want %s", at, second)
 	}
 }
+
+// TestAffinityOfAnotherTimeout: clients keep their endpoints when the time-out is edited, for as long as the new one says.
+func TestAffinityOfAnotherTimeout(t *testing.T) {
+	s := New(Config{})
+	d := testService{name: "s", eps: []netip.AddrPort{netip.MustParseAddrPort("10.2.0.2:80")}, port: service.Port{Affinity: time.Hour}}
+	serve(s, testPlan(d))
+	client, began := netip.MustParseAddr("192.0.2.1"), time.Now()
+	s.Affinity(testServiceKey("s")).Set(client, d.eps[0], began)
+	for _, timeout := range []time.Duration{2 * time.Hour, time.Minute} {
+		d.port.Affinity = timeout
+		serve(s, testPlan(d))
+		for after, want := range map[time.Duration]bool{timeout - time.Second: true, timeout + time.Second: false} {
+			left := 0
+			for range s.Affinity(testServiceKey("s")).All(began.Add(after)) {
+				left++
+			}
+			if (left == 1) != want {
+				t.Errorf("%s after its connection, with a time-out of %s, %d clients have an endpoint", after, timeout, left)
+			}
+		}
+	}
+}

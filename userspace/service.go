@@ -178,14 +178,15 @@ func (s *serviceState) endpoint(a netip.AddrPort) *endpoint {
 	return e
 }
 
-// configure prepares the affinity table the port asks for. A table with
-// another time-out starts empty, as a new sessionAffinityConfig does upstream.
+// configure prepares the affinity table the port asks for. With another time-out, clients keep their endpoints.
 func (s *serviceState) configure(p *service.Port) {
 	switch a := s.affinity.Load(); {
 	case p.Affinity <= 0:
 		s.affinity.Store(nil)
-	case a == nil || a.Timeout() != p.Affinity:
+	case a == nil:
 		s.affinity.Store(lb.NewAffinity(lb.AffinityConfig{Timeout: p.Affinity}))
+	default:
+		a.SetTimeout(p.Affinity)
 	}
 }
 
