@@ -21,7 +21,8 @@ type configured struct {
 // again when the file may have changed; the flags stay what they are.
 func configure(c *cli.Context) (configured, error) {
 	out := configured{Config: config.Default(), flags: c}
-	if c.IsSet("config") || c.IsSet("kubeconfig") || c.IsSet("master") || isPod() && !c.IsSet("manifests") {
+	pod := isPod() || c.IsSet("write-config-to") // a file that names no services is for pods
+	if c.IsSet("config") || c.IsSet("kubeconfig") || c.IsSet("master") || pod && !c.IsSet("manifests") {
 		out.Config = config.AsKubeProxy()
 	}
 	if c.IsSet("config") {
@@ -36,7 +37,7 @@ func configure(c *cli.Context) (configured, error) {
 	case c.IsSet("manifests") && !c.IsSet("kubeconfig"):
 		out.Kubeconfig = "" // the file's; a flag wins
 	case !c.IsSet("manifests"):
-		out.InCluster = out.Kubeconfig == "" && out.Master == "" && isPod()
+		out.InCluster = out.Kubeconfig == "" && out.Master == "" && pod
 	}
 	return out, nil
 }

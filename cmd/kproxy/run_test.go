@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"errors"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -78,6 +79,26 @@ func TestWriteConfig(t *testing.T) {
 				t.Errorf("the file: %v", err)
 			}
 		})
+	}
+}
+
+// Without services to serve, the file is what a pod would be given.
+func TestWriteConfigForPods(t *testing.T) {
+	outsideOfPods(t)
+	dir := t.TempDir()
+	write := func(name string) string {
+		_, _, err := runApp("--mode", "nftables", "--write-config-to", filepath.Join(dir, name))
+		text, err2 := os.ReadFile(filepath.Join(dir, name))
+		if err := errors.Join(err, err2); err != nil {
+			t.Fatal(err)
+		}
+		return string(text)
+	}
+	outside := write("outside")
+	t.Setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+	t.Setenv("KUBERNETES_SERVICE_PORT", "443")
+	if d := cmp.Diff(write("inside"), outside); d != "" {
+		t.Errorf("(-in a pod +outside):\n%s", d)
 	}
 }
 
