@@ -60,12 +60,32 @@ func (f *File) Outcomes(c Config, isGiven func(flag string) bool) []Outcome {
 		case isGiven(field.Flag()):
 			o.Instead = "--" + field.Flag() + " is given"
 		default:
-			o.Effect = values[field.Sets]
+			if o.Instead = c.Idle(field.Flag()); o.Instead == "" {
+				o.Effect = values[field.Sets]
+			}
 		}
 		out = append(out, o)
 	}
 	slices.SortStableFunc(out, func(a, b Outcome) int { return cmp.Compare(a.Line, b.Line) })
 	return out
+}
+
+// Idle says why the part of c that a flag sets has no effect beside the others; empty if it may have one.
+func (c Config) Idle(flag string) string {
+	ipvs, detectors := []string{"ipvs", "auto"}, DetectLocalModes
+	needs := map[string]struct{ mode, detector []string }{
+		"ipvs-scheduler": {ipvs, nil}, "ipvs-strict-arp": {ipvs, nil}, "ipvs-tcp-timeout": {ipvs, nil}, "ipvs-tcpfin-timeout": {ipvs, nil}, "ipvs-udp-timeout": {ipvs, nil},
+		"nftables-flowtable": {[]string{"nftables", "auto"}, nil},
+		"cluster-cidr":       {nil, detectors[:1]}, "pod-bridge-interface": {nil, detectors[2:3]}, "pod-interface-name-prefix": {nil, detectors[3:]},
+	}[flag]
+	detector := cmp.Or(c.DetectLocalMode, detectors[0])
+	switch {
+	case needs.mode != nil && !slices.Contains(needs.mode, c.Mode):
+		return "mode is " + c.Mode
+	case needs.detector != nil && !slices.Contains(needs.detector, detector):
+		return "pods are told by " + detector
+	}
+	return ""
 }
 
 // Change is a part of a Config that differs between two.

@@ -78,6 +78,9 @@ func checkConfig(c *cli.Context, w io.Writer) int {
 	for _, f := range ignored(c) {
 		fmt.Fprintln(w, f.line(c))
 	}
+	for _, line := range idle(c, cfg.Config) {
+		fmt.Fprintln(w, line)
+	}
 	summarize(cfg.Config, w)
 	return 0
 }

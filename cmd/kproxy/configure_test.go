@@ -168,7 +168,7 @@ func TestKubeProxyFlags(t *testing.T) {
 			cfg, err := configure(c)
 			if err != nil {
 				t.Errorf("%s: %v", arg, err)
-			} else if lines := notices(c, cfg); len(ignored(c)) != len(lines) {
+			} else if lines := notices(c, cfg); len(ignored(c))+len(idle(c, cfg.Config)) != len(lines) {
 				t.Errorf("%s: reported %q", arg, lines)
 			}
 		})
@@ -179,6 +179,32 @@ func TestKubeProxyFlags(t *testing.T) {
 	for _, f := range ignoredFlags() {
 		if !strings.Contains(kubeProxyFlags, "--"+f.name()) {
 			t.Errorf("--%s is ignored, but none of kube-proxy's", f.name())
+		}
+	}
+}
+
+// What has no effect beside other flags, or in another mode, is said.
+func TestIdleFlags(t *testing.T) {
+	outsideOfPods(t)
+	name := writeFile(t, "config.conf", fileHead+"mode: iptables\nipvs: {scheduler: wlc, strictARP: false}\nclusterCIDR: 10.0.0.0/8\ndetectLocalMode: NodeCIDR\n")
+	for args, want := range map[string][]string{
+		"--mode auto --ipvs-scheduler wlc --nftables-flowtable --cluster-cidr 10.0.0.0/8":        nil,
+		"--mode userspace --nftables-flowtable":                                                  {"--nftables-flowtable: ignored: mode is userspace"},
+		"--mode nftables --ipvs-udp-timeout 1m":                                                  {"--ipvs-udp-timeout: ignored: mode is nftables"},
+		"--pod-bridge-interface cni0":                                                            {"--pod-bridge-interface: ignored: pods are told by ClusterCIDR"},
+		"--detect-local-mode BridgeInterface --pod-bridge-interface b --cluster-cidr 10.0.0.0/8": {"--cluster-cidr: ignored: pods are told by BridgeInterface"},
+		"--config " + name: {
+			name + `:4: ipvs.scheduler: "wlc": ignored: mode is iptables`, name + `:5: clusterCIDR: "10.0.0.0/8": ignored: pods are told by NodeCIDR`,
+		},
+	} {
+		err := withFlags(t, strings.Fields(args), func(c *cli.Context) {
+			cfg, err := configure(c)
+			if d := cmp.Diff(want, notices(c, cfg)); err != nil || d != "" {
+				t.Errorf("%s: %v (-want +got):\n%s", args, err, d)
+			}
+		})
+		if err != nil {
+			t.Error(err)
 		}
 	}
 }

@@ -332,3 +332,15 @@ func (f ignoredFlag) line(c *cli.Context) string {
 func ignored(c *cli.Context) []ignoredFlag {
 	return slices.DeleteFunc(ignoredFlags(), func(f ignoredFlag) bool { return !c.IsSet(f.name()) })
 }
+
+// idle are lines about those that have no effect beside others.
+func idle(c *cli.Context, cfg config.Config) []string {
+	var out []string
+	for _, s := range settings() {
+		name := s.flag.Names()[0]
+		if why := cfg.Idle(name); why != "" && c.IsSet(name) {
+			out = append(out, fmt.Sprintf("--%s: ignored: %s", name, why))
+		}
+	}
+	return out
+}

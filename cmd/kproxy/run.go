@@ -109,7 +109,7 @@ func notices(c *cli.Context, cfg configured) []string {
 	for _, f := range ignored(c) {
 		out = append(out, f.line(c))
 	}
-	return out
+	return append(out, idle(c, cfg.Config)...)
 }
 
 // writeConfig writes cfg as a KubeProxyConfiguration, and to stderr what such a
