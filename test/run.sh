@@ -274,8 +274,8 @@ everything() {
 	stage browser with_browser
 	stage kubernetes with_kubernetes
 	stage conformance with_cluster
-	stage bench bench_works
 	stage "the rest of the vm" together
+	stage bench bench_works
 }
 
 # changed finds the packages that differ from main, with other modules' folders of test/ among them, and those that

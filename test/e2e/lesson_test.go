@@ -42,6 +42,7 @@ var taskNumber = regexp.MustCompile(`(?m)^try in another terminal: (\d+) of (\d+
 // TestLabLessons goes through every lesson on a terminal of 80 columns and 24 lines: a question takes
 // no wrong answer, a task isn't done before it is done, and then each is.
 func TestLabLessons(t *testing.T) {
+	t.Parallel()
 	lessons, err := lesson.All()
 	if err != nil || len(lessons) != 6 {
 		t.Fatalf("%d lessons, %v", len(lessons), err)
@@ -99,6 +100,7 @@ func TestLabLessons(t *testing.T) {
 
 // TestSkippedFaultIsMended: who goes on from a fault without mending it has only the next one to find.
 func TestSkippedFaultIsMended(t *testing.T) {
+	t.Parallel()
 	l := newTourLab(t, plan.ModeAuto, plan.None)
 	command := fmt.Sprintf("TERM=xterm LC_ALL=C.UTF-8 NO_COLOR=1 exec %s lab lesson 6 --slow %d", absolute(t, binary), int(slow))
 	l.screen = startTTY(t, func(_ time.Duration, what string, f func() error) { l.eventually(what, f) }, 80, 24, l.inside(command))

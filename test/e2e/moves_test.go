@@ -64,7 +64,7 @@ func (w *world) carriedBy(held []*lab.Held, plane plan.DataPlane) {
 }
 
 // TestTwentyCyclesAndAKill: new connections keep coming while the service moves
-// 20 times to the kernel and back, and while kproxy is killed: none fails once
+// 20 times to the kernel and back (6 on a slow machine), and while kproxy is killed: none fails once
 // the alive time-out is over, and connections that the kernel carries live on.
 func TestTwentyCyclesAndAKill(t *testing.T) {
 	w := newWorld(t)
@@ -74,7 +74,11 @@ func TestTwentyCyclesAndAKill(t *testing.T) {
 	tcp4, tcp6 := w.traffic("tcp", frontends(m)[0], 60), w.traffic("tcp", frontends(m)[1], 60)
 	udp := w.traffic("udp", frontends(m)[0], 30)
 	var kernel, userspace []*lab.Held
-	for cycle := range 20 {
+	cycles := 20
+	if slow > 1 {
+		cycles = 6 // which are two connections of each, of both families
+	}
+	for cycle := range cycles {
 		w.pin("web", "line", service.PreferKernel)
 		w.pin("web", "datagram", service.PreferKernel)
 		if cycle%5 == 0 {
@@ -88,10 +92,10 @@ func TestTwentyCyclesAndAKill(t *testing.T) {
 		}
 		sleep(150 * time.Millisecond)
 	}
-	w.unbroken("opened in the kernel, after 20 cycles", kernel...)
-	w.unbroken("opened in userspace, after 20 cycles", userspace...)
+	w.unbroken("opened in the kernel, after all cycles", kernel...)
+	w.unbroken("opened in userspace, after all cycles", userspace...)
 	for _, tr := range []*lab.Traffic{tcp4, tcp6, udp} {
-		w.noneFailed("across 20 cycles", tr.Results())
+		w.noneFailed("across all cycles", tr.Results())
 	}
 
 	w.must(w.proxy.Kill())

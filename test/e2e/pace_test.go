@@ -5,6 +5,8 @@ import (
 	"os"
 	"strconv"
 	"time"
+
+	"kproxy.dev/kproxy/service"
 )
 
 // slow is how many times slower than a usual machine this one is: an emulated
@@ -34,3 +36,12 @@ func sleep(d time.Duration) { time.Sleep(lasting(d)) }
 // thinned lowers how much comes at a time, so that a slow machine has time left
 // for all that goes on besides.
 func thinned(rate float64) float64 { return rate / slow }
+
+// preferences are the data planes that a test tries in turn whose userspace does the same on every kernel: on a slow machine
+// the kernel's alone.
+func preferences() []service.Preference {
+	if slow > 1 {
+		return []service.Preference{service.PreferKernel}
+	}
+	return []service.Preference{service.PreferUserspace, service.PreferKernel}
+}

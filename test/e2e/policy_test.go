@@ -49,7 +49,7 @@ func TestSharesAreExact(t *testing.T) {
 			}
 			w.must(m.Write(w.manifests))
 			w.start()
-			for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+			for _, plane := range preferences() {
 				w.pin("web", "line", plane)
 				for _, target := range frontends(m) {
 					got := map[string]int{}

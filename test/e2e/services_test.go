@@ -236,7 +236,7 @@ func TestIPTablesAffinityEnds(t *testing.T) {
 	m.Affinity = timeout
 	w.must(m.Write(w.manifests))
 	w.start()
-	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
+	for _, plane := range preferences() {
 		w.pin("web", "line", plane)
 		for _, target := range frontends(m) {
 			last := time.Now()

@@ -163,11 +163,13 @@ func (w *world) startAgain() {
 	})
 }
 
-// eventually polls until f returns nil. limit is for a machine of usual speed.
+// eventually polls until f returns nil. limit is for a machine of usual speed. Where f runs programs and takes long, it is
+// asked less often: what it looks for needs the processor too.
 func (w *world) eventually(limit time.Duration, what string, f func() error) {
 	w.Helper()
 	start := time.Now()
 	for poll := 20 * time.Millisecond; ; poll = min(2*poll, within(20*time.Millisecond)) {
+		began := time.Now()
 		err := f()
 		if err == nil {
 			return
@@ -175,7 +177,7 @@ func (w *world) eventually(limit time.Duration, what string, f func() error) {
 		if waited := time.Since(start); waited > within(limit) {
 			w.Fatalf("waited %s for %s: %v", waited, what, err)
 		}
-		time.Sleep(poll)
+		time.Sleep(max(poll, min(2*time.Since(began), time.Second)))
 	}
 }
 

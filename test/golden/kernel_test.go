@@ -111,12 +111,17 @@ func checkKernel(t *testing.T, binary string, mode plan.Mode, name string) {
 	client := web.NewClient(socket)
 	deadline := time.Now().Add(settleTime)
 	for {
-		gotIPVS, gotSets := kerneltest.SortServers(kerneltest.Ipvsadm(t)+linkText(t)), savedSets(t)
 		status, err := client.Status(t.Context())
+		over := time.Now().After(deadline)
+		if (err != nil || status.Sync.Generation == 0) && !over {
+			time.Sleep(50 * time.Millisecond) // programs would only take kproxy's time
+			continue
+		}
+		gotIPVS, gotSets := kerneltest.SortServers(kerneltest.Ipvsadm(t)+linkText(t)), savedSets(t)
 		if wantIPVS == gotIPVS && wantSets == gotSets && err == nil && status.Sync.Generation > 0 {
 			return
 		}
-		if time.Now().After(deadline) {
+		if over {
 			text, _ := os.ReadFile(log)
 			t.Fatalf("status: %v\nvirtual servers and addresses (-golden +kernel):\n%s\nsets (-golden +kernel):\n%s\nkproxy's log:\n%s",
 				err, cmp.Diff(wantIPVS, gotIPVS), cmp.Diff(wantSets, gotSets), text)

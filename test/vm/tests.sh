@@ -38,9 +38,11 @@ skip="^Test($same|Takeover)\$"
 skip+="|^TestTraceProbe\$/^userspace_|^TestTraceNamesFaults\$/^userspace\$|^Test(ServiceIsEdited|UDPFlowsFollowChanges)\$/^userspace\$|^TestAnotherProxy\$/userspace\$"
 skip+="|^Test(DamageIsRepaired|CleanupLeavesWhatIsForeign)\$/^legacy\$"
 # Ways of telling pods from others, by rules that all modes share, and sums of two configurations that stay; of what trace says,
-# also what rules and routes do that are the same in every mode: masquerading and pods' links.
+# also what rules, routes and pods do that are the same in every mode: masquerading, pods' links, and what stops a packet before a
+# service's own way begins.
 skip+="|^TestFlows\$/^ipvs\$/^(by-.*|on-bridge|detector-and-all)\$|^TestTraceFlows\$/^ipvs\$/^(by-.*|on-bridge|detector-and-all|masquerade-all|unnumbered|bridged)\$"
 skip+="|^TestTraceNamesFaults\$/^ipvs\$/^(no_route_at_all|the_endpoint.s_(route_is_missing|link|neighbour|address)|the_link.s_other|the_client.s_neighbour)"
+skip+="|^TestTraceNamesFaults\$/^ipvs\$/^(a_mesh|the_client.s_firewall|the_client_has_no|DNAT_to|redirect_to|TPROXY|a_rule_drops_in_raw|the_endpoint.s_route_is_(unreachable|prohibited)|strict_reverse)"
 # Of rules of iptables in variant nft, mode ipvs has on this kernel all but a service's own.
 nft="^Test(DamageIsRepaired|CleanupLeavesWhatIsForeign)\$/^nft\$"
 # What IPVS does in mode auto is what it does in mode ipvs, but where a service moves between it and iptables, as in walks.
