@@ -79,3 +79,37 @@ func TestDeparture(t *testing.T) {
 		})
 	}
 }
+
+// TestHairpin: where a bridge shows packets to netfilter, a pod reaches itself by the kernel's rules only if its port sends packets back.
+func TestHairpin(t *testing.T) {
+	if _, err := os.Stat("/proc/sys/net/bridge"); err != nil {
+		t.Skipf("needs the module br_netfilter: %v", err)
+	}
+	n := kerneltest.NewNetwork(t, 1)
+	n.Serve(1, "b", 9000)
+	sh(t, "ip link add cni0 type bridge", "ip link set cni0 up", "ip addr del 10.1.0.1/24 dev host1", "ip link set host1 master cni0", "ip addr add 10.1.0.1/24 dev cni0",
+		"iptables -t nat -A PREROUTING -d 10.96.0.10 -p tcp --dport 80 -j DNAT --to-destination 10.1.0.2:9000",
+		"iptables -t nat -A POSTROUTING -s 10.1.0.2 -d 10.1.0.2 -j MASQUERADE")
+	n.On(1, func() { sh(t, "ip neigh flush dev eth0") })
+	req := Request{Address: netip.MustParseAddrPort("10.96.0.10:80"), Protocol: service.TCP, From: n.Address(service.IPv4, 1)}
+	for _, tt := range []struct {
+		setup   string
+		verdict Verdict
+		culprit string
+	}{
+		{"sysctl -qw net.bridge.bridge-nf-call-iptables=1", Dropped, "port host1 of bridge cni0 doesn't send packets back"},
+		{"ip link set dev host1 type bridge_slave hairpin on", Forwarded, ""},
+		{"ip link set dev host1 type bridge_slave hairpin off", Dropped, "ip link set dev host1 type bridge_slave hairpin on"},
+		{"sysctl -qw net.bridge.bridge-nf-call-iptables=0", Forwarded, ""},
+	} {
+		sh(t, tt.setup)
+		_, _, err := n.Ask(1, service.TCP, req.Address)
+		r, runErr := Run(t.Context(), req, nil)
+		if (err == nil) != (tt.verdict == Forwarded) || runErr != nil {
+			t.Errorf("%s: packets: %v, trace: %v", tt.setup, err, runErr)
+		}
+		if r.Verdict != tt.verdict || !strings.Contains(r.Culprit, tt.culprit) || tt.culprit == "" && r.Culprit != "" {
+			t.Errorf("%s: verdict %s, culprit %q, want %s and %q", tt.setup, r.Verdict, r.Culprit, tt.verdict, tt.culprit)
+		}
+	}
+}

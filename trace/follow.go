@@ -614,6 +614,10 @@ func (t *tracer) arrived(w way, r *route) {
 		t.finish(w, v, stop)
 		return
 	}
+	if stop := t.noHairpin(w, r); stop != nil {
+		t.finish(w, Dropped, stop)
+		return
+	}
 	t.checkMTU(w, r)
 	for _, e := range t.answer(w, r) {
 		t.finish(e.way, e.verdict, e.stop)

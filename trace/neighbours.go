@@ -209,6 +209,35 @@ func (t *tracer) unreached(p netfilter.Packet, r *route) (Verdict, *Finding) {
 	return Forwarded, nil
 }
 
+// noHairpin says why a pod on a bridge doesn't reach itself; nil if nothing speaks against it. Where bridges show
+// packets to netfilter, one whose new destination is on the bridge that it came in by is bridged, not routed
+// (br_nf_pre_routing_finish in net/bridge/br_netfilter_hooks.c), and a port sends back what came in by it only in hairpin mode.
+func (t *tracer) noHairpin(w way, r *route) *Finding {
+	if w.userspace || w.balanced || w.packet.In != r.link || w.packet.Dst.Addr() != t.client.Address {
+		return nil
+	}
+	if shown, _ := kernel.ReadSysctl("net", "bridge", "bridge-nf-call-"+t.program(&netfilter.Step{})); shown == 0 {
+		return nil
+	}
+	h, err := t.host.hop(r)
+	if err != nil {
+		return nil
+	}
+	learned, _ := netlink.NeighList(0, unix.AF_BRIDGE) // none, where there is no bridge
+	for _, n := range learned {
+		port, err := netlink.LinkByIndex(n.LinkIndex)
+		if err != nil || n.MasterIndex == 0 || n.HardwareAddr.String() != h.mac {
+			continue
+		}
+		if mode, err := netlink.LinkGetProtinfo(port); err == nil && !mode.Hairpin {
+			name := port.Attrs().Name
+			return &Finding{SeverityError, fmt.Sprintf("the client is the endpoint itself, and port %s of bridge %s doesn't send packets back to where they came from (hairpin mode is off)", name, r.link),
+				"port " + name, fmt.Sprintf("ip link set dev %s type bridge_slave hairpin on; the network plugin is to do so for every pod (hairpinMode of the CNI plugin bridge)", name)}
+		}
+	}
+	return nil
+}
+
 // planned is the plan's endpoint at an address; nil if it has none.
 func (t *tracer) planned(a netip.AddrPort) *plan.Endpoint {
 	if t.service == nil {
