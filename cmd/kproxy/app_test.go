@@ -372,3 +372,12 @@ func TestTheLabIsFound(t *testing.T) {
 		}
 	}
 }
+
+// TestStrayArguments: a command that takes no arguments does nothing if it gets some. `cleanup dry-run` removes nothing.
+func TestStrayArguments(t *testing.T) {
+	for _, line := range []string{"cleanup --dry-run stray", "check --manifests testdata stray", "render --manifests testdata stray", "version stray", "man stray", "ready stray", "drain stray", "run stray"} {
+		if got := runLine(t, strings.Fields(line)...); got.status != exitUsage || got.stdout != "" || !strings.Contains(got.err, `takes no arguments, got ["stray"]`) {
+			t.Errorf("%s: status %d, %q", line, got.status, got.err)
+		}
+	}
+}

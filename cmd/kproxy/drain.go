@@ -22,10 +22,7 @@ func drainCommand() *cli.Command {
 			&cli.DurationFlag{Name: "timeout", Value: 5 * time.Minute, Usage: "how long --wait waits"},
 		},
 		Action: func(c *cli.Context) error {
-			switch {
-			case c.Args().Present():
-				return usageError("drain takes no argument, got %q", c.Args().First())
-			case c.Bool("undo") && c.Bool("wait"):
+			if c.Bool("undo") && c.Bool("wait") {
 				return usageError("drain takes one of --undo and --wait")
 			}
 			client := clientOf(c)

@@ -46,9 +46,6 @@ func labCommand() *cli.Command {
 			{
 				Name: "down", Usage: "end the lab that is up, and remove what one that was killed has left",
 				Action: func(c *cli.Context) error {
-					if err := noArguments(c); err != nil {
-						return err
-					}
 					if err := needRoot(); err != nil {
 						return err
 					}
@@ -162,19 +159,8 @@ func slowFlag() cli.Flag {
 	return &cli.IntFlag{Name: "slow", Value: 1, EnvVars: []string{"KPROXY_E2E_SLOW"}, Usage: "this machine is `N` times slower than usual, as an emulated one is: everything gets more time"}
 }
 
-// noArguments is the error of a command that takes none and got some.
-func noArguments(c *cli.Context) error {
-	if c.Args().Present() {
-		return usageError("%s takes no arguments, got %q", c.Command.HelpName, c.Args().Slice())
-	}
-	return nil
-}
-
 // checkLabFlags says what of a lab's flags makes no sense, before anything is made.
 func checkLabFlags(c *cli.Context) error {
-	if err := noArguments(c); err != nil {
-		return err
-	}
 	if slow := c.Int("slow"); slow < 1 || slow > 1000 {
 		return usageError("--slow %d: want 1 to 1000", slow)
 	}

@@ -49,9 +49,6 @@ func listed[T any](values []T) string {
 }
 
 func labCompare(c *cli.Context) error {
-	if err := noArguments(c); err != nil {
-		return err
-	}
 	cfg, err := compareConfig(c)
 	if err != nil {
 		return err

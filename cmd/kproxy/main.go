@@ -103,8 +103,21 @@ func appOf(name, usage string, groups map[string][]*cli.Command) *cli.App {
 		app.Commands = append(app.Commands, commands...)
 	}
 	slices.SortFunc(app.Commands, func(a, b *cli.Command) int { return strings.Compare(a.Name, b.Name) })
-	everyCommand(app.Commands, func(c *cli.Command) { c.OnUsageError, c.HideHelpCommand = wrongFlag, true })
+	everyCommand(app.Commands, func(c *cli.Command) {
+		c.OnUsageError, c.HideHelpCommand = wrongFlag, true
+		if c.ArgsUsage == "" && len(c.Subcommands) == 0 && !c.Hidden {
+			c.Before = noArguments
+		}
+	})
 	return app
+}
+
+// noArguments is the error of a command that takes none and got some.
+func noArguments(c *cli.Context) error {
+	if c.Args().Present() {
+		return usageError("%s takes no arguments, got %q", c.Command.HelpName, c.Args().Slice())
+	}
+	return nil
 }
 
 // wrongFlag is what becomes of an error of the library about a flag.

@@ -19,9 +19,6 @@ import (
 
 // clusterUI serves the dashboard of all nodes. It has the user's rights, so that nothing but loopback reaches it.
 func clusterUI(c *cli.Context) error {
-	if c.NArg() > 0 {
-		return usageError("ui takes no arguments, got %q", c.Args().Slice())
-	}
 	at, err := netip.ParseAddrPort(c.String("address"))
 	if err != nil || !at.Addr().IsLoopback() {
 		return usageError("--address %q is no loopback address with a port, such as 127.0.0.1:8249: who reaches it sees what you may see", c.String("address"))

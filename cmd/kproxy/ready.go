@@ -13,9 +13,6 @@ func readyCommand() *cli.Command {
 		Usage: "exit 0 if new connections to every service are carried by the kproxy of this container, else 1 and say why; for probes, while another pod's may still have the ports",
 		Flags: []cli.Flag{socketFlag()},
 		Action: func(c *cli.Context) error {
-			if c.Args().Present() {
-				return usageError("ready takes no argument, got %q", c.Args().First())
-			}
 			why, here, err := clientOf(c).NotReady(c.Context)
 			switch {
 			case err != nil:

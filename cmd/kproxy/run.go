@@ -27,9 +27,6 @@ func runCommand() *cli.Command {
 			if c.Bool("version") {
 				return printVersion(c)
 			}
-			if c.Args().Present() {
-				return usageError("run takes no argument, got %q", c.Args().First())
-			}
 			if err := refused(c); err != nil {
 				return err
 			}
