@@ -61,7 +61,8 @@ func listenSCTP(address string) (net.Listener, error) {
 	return net.FileListener(f)
 }
 
-// dialSCTP connects, and waits for it until the deadline of ctx.
+// dialSCTP connects, and waits for it until the deadline of ctx. It does so from one address, for the same reason; and all that a
+// node has in mode ipvs don't fit into a packet (docs/limits.md).
 func dialSCTP(ctx context.Context, address string) (net.Conn, error) {
 	to, err := netip.ParseAddrPort(address)
 	if err != nil {
@@ -78,6 +79,13 @@ func dialSCTP(ctx context.Context, address string) (net.Conn, error) {
 			return nil, err
 		}
 	}
+	from, err := sourceTo(ctx, to)
+	if err != nil {
+		return nil, err
+	}
+	if err := unix.Bind(int(f.Fd()), socketAddress(netip.AddrPortFrom(from, 0))); err != nil {
+		return nil, fmt.Errorf("bind to %s by SCTP: %w", from, err)
+	}
 	switch err := unix.Connect(int(f.Fd()), socketAddress(to)); {
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINPROGRESS):
 		return nil, os.ErrDeadlineExceeded
@@ -85,4 +93,15 @@ func dialSCTP(ctx context.Context, address string) (net.Conn, error) {
 		return nil, fmt.Errorf("connect to %s by SCTP: %w", to, err)
 	}
 	return net.FileConn(f)
+}
+
+// sourceTo is the address that the kernel chooses for packets to another.
+func sourceTo(ctx context.Context, to netip.AddrPort) (netip.Addr, error) {
+	var d net.Dialer
+	c, err := d.DialContext(ctx, "udp", to.String())
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	defer c.Close()
+	return c.LocalAddr().(*net.UDPAddr).AddrPort().Addr().Unmap(), nil
 }

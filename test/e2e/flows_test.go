@@ -226,10 +226,6 @@ func (w *flowWorld) attempts() (out []attempt) {
 			if protocol == service.SCTP && !w.sctp {
 				continue
 			}
-			// A defect that docs/limits.md names: these time out.
-			if protocol == service.SCTP && w.mode == plan.ModeIPVS && w.configuration.Detector != flows.NoDetector && f.Family == service.IPv6 && f.From == flows.Node {
-				continue
-			}
 			if slow > 1 && len(protocols) > 1 && (i/len(service.Families)+n+int(f.Family))%2 > 0 {
 				continue
 			}
