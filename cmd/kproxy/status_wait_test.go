@@ -50,3 +50,15 @@ func TestStatusWaits(t *testing.T) {
 		})
 	}
 }
+
+// TestStatusIsInterrupted: what is said is how long it waited.
+func TestStatusIsInterrupted(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
+		defer cancel()
+		err := waitUntilReady(ctx, time.Minute, func(context.Context) (plan.Status, error) { return plan.Status{NotReady: "so"}, nil })
+		if err == nil || !strings.Contains(err.Error(), "isn't ready after 3s: so") {
+			t.Errorf("got %v", err)
+		}
+	})
+}

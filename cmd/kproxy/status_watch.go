@@ -218,6 +218,7 @@ const waitEvery = 100 * time.Millisecond
 // waitUntilReady asks until kproxy is ready. One that isn't there yet, or doesn't
 // answer, is waited for; one that may not be asked isn't.
 func waitUntilReady(ctx context.Context, timeout time.Duration, status func(context.Context) (plan.Status, error)) error {
+	began := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	why := "it didn't answer in time"
@@ -235,7 +236,7 @@ func waitUntilReady(ctx context.Context, timeout time.Duration, status func(cont
 			return err
 		}
 		if !sleep(ctx, waitEvery) {
-			return fmt.Errorf("kproxy isn't ready after %v: %s", timeout, why)
+			return fmt.Errorf("kproxy isn't ready after %v: %s", min(timeout, time.Since(began).Round(waitEvery)), why) // it may be interrupted
 		}
 	}
 }
