@@ -245,7 +245,7 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 	apart := kernel.Apart(func() error { return nil }) == nil
 	host, err := driversOf(cfg).probe(ctx, o.Mode, &cfg, apart)
 	if err == nil {
-		err = errors.Join(host.Missing, missing(host.driver, o.Mode))
+		err = cmp.Or(host.Missing, missing(host.driver, o.Mode)) // without permission nothing else is known
 	}
 	if err != nil {
 		return "", err

@@ -79,6 +79,10 @@ func TestWhatTheHostLacks(t *testing.T) {
 		}
 		finish(t, w.net.Node, asNobody(t, command(t, "cleanup", "--state-dir", public))).wants(t, 3, "root")
 		finish(t, w.net.Node, asNobody(t, command(t, "lab", "demo"))).wants(t, 3, "root")
+		diff := finish(t, w.net.Node, asNobody(t, command(t, "render", "--diff", "--mode", string(kernelPlane), "--manifests", public)))
+		if diff.wants(t, 3, "root"); strings.Contains(diff.stderr, "get ") {
+			t.Errorf("it says what to get, which can't be known without the permission to look:\n%s", diff.stderr)
+		}
 	})
 	t.Run("iptables", func(t *testing.T) {
 		needs := mode
