@@ -81,7 +81,7 @@ func (c Config) Idle(flag string) string {
 	detector := cmp.Or(c.DetectLocalMode, detectors[0])
 	switch {
 	case needs.mode != nil && !slices.Contains(needs.mode, c.Mode):
-		return "mode is " + c.Mode
+		return fmt.Sprintf("mode is %q", c.Mode)
 	case needs.detector != nil && !slices.Contains(needs.detector, detector):
 		return "pods are told by " + detector
 	}

@@ -189,12 +189,12 @@ func TestIdleFlags(t *testing.T) {
 	name := writeFile(t, "config.conf", fileHead+"mode: iptables\nipvs: {scheduler: wlc, strictARP: false}\nclusterCIDR: 10.0.0.0/8\ndetectLocalMode: NodeCIDR\n")
 	for args, want := range map[string][]string{
 		"--mode auto --ipvs-scheduler wlc --nftables-flowtable --cluster-cidr 10.0.0.0/8":        nil,
-		"--mode userspace --nftables-flowtable":                                                  {"--nftables-flowtable: ignored: mode is userspace"},
-		"--mode nftables --ipvs-udp-timeout 1m":                                                  {"--ipvs-udp-timeout: ignored: mode is nftables"},
+		"--mode userspace --nftables-flowtable":                                                  {"--nftables-flowtable: ignored: mode is \"userspace\""},
+		"--mode nftables --ipvs-udp-timeout 1m":                                                  {"--ipvs-udp-timeout: ignored: mode is \"nftables\""},
 		"--pod-bridge-interface cni0":                                                            {"--pod-bridge-interface: ignored: pods are told by ClusterCIDR"},
 		"--detect-local-mode BridgeInterface --pod-bridge-interface b --cluster-cidr 10.0.0.0/8": {"--cluster-cidr: ignored: pods are told by BridgeInterface"},
 		"--config " + name: {
-			name + `:4: ipvs.scheduler: "wlc": ignored: mode is iptables`, name + `:5: clusterCIDR: "10.0.0.0/8": ignored: pods are told by NodeCIDR`,
+			name + `:4: ipvs.scheduler: "wlc": ignored: mode is "iptables"`, name + `:5: clusterCIDR: "10.0.0.0/8": ignored: pods are told by NodeCIDR`,
 		},
 	} {
 		err := withFlags(t, strings.Fields(args), func(c *cli.Context) {
