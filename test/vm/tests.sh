@@ -74,7 +74,7 @@ rows=(
 
 binary() { echo "$bin/${1//\//-}.test"; }
 
-# build makes what the guests run: static, as dynamic linking costs most where it is emulated.
+# build makes what the guests run: static, as dynamic linking costs most where it is emulated, and without what debuggers read.
 build() {
 	local row package
 	export CGO_ENABLED=0
@@ -83,7 +83,7 @@ build() {
 	go build -buildvcs=false -o "$bin/test2json" cmd/test2json
 	for row in "${rows[@]}"; do
 		package=${row%% *}
-		[[ -e $(binary "$package") ]] || go test -buildvcs=false -c -o "$(binary "$package")" "./$package"
+		[[ -e $(binary "$package") ]] || go test -buildvcs=false -ldflags='-s -w' -c -o "$(binary "$package")" "./$package"
 	done
 }
 
