@@ -149,6 +149,7 @@ var (
 	figChangeCPU      = figure{"change/cpu", caseCPU, changes, "CPU time of a change, with children", "ms"}
 	figChangeChildren = figure{"change/cpu-children", caseCPU, changes, "of that, children such as iptables-restore", "ms"}
 	figIdleCPU        = figure{"change/idle-cpu", caseCPU, "nothing changes", "CPU time in a second", "ms"}
+	figScrapeCPU      = figure{"scrape/cpu", caseCPU, "a scrape of /metrics", "CPU time", "ms"}
 	figBackToBack     = figure{"change/back-to-back", caseBackToBack, "changes back to back", "each", "ms"}
 	figConnectOther   = figure{"connect/other", caseConnect, "connect to an address that is no service's", "p50", "µs"}
 	figConnectService = figure{"connect/service", caseConnect, "connect to a service, any of all", "p50", "µs"}
@@ -165,7 +166,7 @@ var (
 // figures are all of them, in the order of the report.
 var figures = []figure{
 	figStartAnswer, figStartKernel, figStartCPU, figStartCalm, figChange, figChangeReported, figChangeKernel, figChangeCPU, figChangeChildren,
-	figIdleCPU, figBackToBack, figConnectOther, figConnectService, figRecallOwn, figRecall, figOffloadOwn, figOffload, figRSS, figPss, figPeak, figRSSLater,
+	figIdleCPU, figScrapeCPU, figBackToBack, figConnectOther, figConnectService, figRecallOwn, figRecall, figOffloadOwn, figOffload, figRSS, figPss, figPeak, figRSSLater,
 }
 
 // describe makes the cases of the report, without values.

@@ -61,6 +61,7 @@ func (r *rig) cases(ctx context.Context, p *proxy) {
 		{caseConnect, r.connects},
 		{caseChange, r.changes},
 		{caseCPU, r.changeCPU},
+		{caseCPU, r.scrapeCPU},
 		{caseBackToBack, r.backToBack},
 		{caseMove, r.moves},
 		{caseMemory, r.memoryAfterChanges},
@@ -404,6 +405,25 @@ func (r *rig) changeCPU(ctx context.Context, p *proxy) error {
 	return nil
 }
 
+// scrapeCPU measures what Prometheus costs the proxy.
+func (r *rig) scrapeCPU(ctx context.Context, p *proxy) error {
+	const scrapes = 10
+	was, err := p.cpu()
+	for range scrapes {
+		if err == nil {
+			_, err = r.get(ctx, "/metrics")
+		}
+	}
+	if err != nil {
+		return err
+	}
+	is, err := p.cpu()
+	if err == nil {
+		r.add(p.subject, figScrapeCPU, 1000*(is-was)/scrapes)
+	}
+	return err
+}
+
 // moveQuietly moves an endpoint and waits until the proxy has done with it.
 func (r *rig) moveQuietly(ctx context.Context, p *proxy, i, side int) error {
 	at := time.Now()
@@ -551,7 +571,7 @@ func (r *rig) passes(ctx context.Context) (out passes, err error) {
 	return out, nil
 }
 
-// get asks kproxy's server on the node's loopback.
+// get asks the proxy's server of metrics on the node's loopback, which has one port for all.
 func (r *rig) get(ctx context.Context, path string) ([]byte, error) {
 	client := http.Client{Transport: &http.Transport{DialContext: r.net.Node.Dial, DisableKeepAlives: true}}
 	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:10249"+path, nil)
@@ -560,12 +580,12 @@ func (r *rig) get(ctx context.Context, path string) ([]byte, error) {
 	}
 	resp, err := client.Do(req)
 	if err != nil {
-		return nil, fmt.Errorf("ask kproxy: %w", err)
+		return nil, fmt.Errorf("ask the proxy: %w", err)
 	}
 	defer resp.Body.Close()
 	text, err := io.ReadAll(resp.Body)
 	if err == nil && resp.StatusCode != http.StatusOK {
-		err = fmt.Errorf("ask kproxy for %s: %s: %s", path, resp.Status, text)
+		err = fmt.Errorf("ask the proxy for %s: %s: %s", path, resp.Status, text)
 	}
 	return text, err
 }
