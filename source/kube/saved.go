@@ -31,10 +31,11 @@ import (
 
 const (
 	// saveEvery is the least time between two writes of the file, saveEveryMost the most after changes: between them a
-	// pause is saveShare times what the write before took, so that a large state neither costs much nor wears out a disk.
+	// pause is as long as what was written takes at saveRate bytes a second, so that a large state neither costs much nor
+	// wears out a disk.
 	saveEvery     = 10 * time.Second
 	saveEveryMost = time.Minute
-	saveShare     = 1000
+	saveRate      = 10_000
 	// answerBound is how long an API server may take to say all there is before the saved state
 	// is served: one that accepts connections may answer none.
 	answerBound = 5 * time.Second
@@ -76,7 +77,6 @@ func (s *Source) keepSaved(ctx context.Context) {
 		return
 	}
 	renewal := max(s.cfg.StateMaxAge/8, saveEvery)
-	pause := saveEvery
 	for wait := renewal; ; {
 		select {
 		case <-ctx.Done():
@@ -85,13 +85,13 @@ func (s *Source) keepSaved(ctx context.Context) {
 		case <-time.After(wait):
 		}
 		wait = saveEvery // to try again
+		pause := saveEvery
 		if s.heard.Load() && len(s.failing()) == 0 {
-			began := time.Now()
-			err := s.save()
-			pause = min(max(saveShare*time.Since(began), saveEvery), saveEveryMost)
+			size, err := s.save()
 			s.noteSaved(err)
 			if err == nil {
 				wait = renewal
+				pause = min(max(time.Duration(size)*time.Second/saveRate, saveEvery), saveEveryMost)
 			}
 		}
 		select {
@@ -102,12 +102,13 @@ func (s *Source) keepSaved(ctx context.Context) {
 	}
 }
 
-func (s *Source) save() error {
+// save returns how many bytes it wrote.
+func (s *Source) save() (int, error) {
 	content, err := s.state.archive(s.origin())
 	if err != nil {
-		return err
+		return 0, err
 	}
-	return s.cfg.WriteFile(s.cfg.StateFile, content)
+	return len(content), s.cfg.WriteFile(s.cfg.StateFile, content)
 }
 
 func (s *Source) origin() origin {

@@ -327,19 +327,20 @@ func TestHowOftenItIsSaved(t *testing.T) {
 	})
 }
 
-// What takes long to save is saved less often, but once a minute while there are changes.
+// A large state is saved less often, but once a minute while there are changes.
 func TestHowOftenMuchIsSaved(t *testing.T) {
-	for took, want := range map[time.Duration]int64{time.Millisecond: 60, 30 * time.Millisecond: 20, time.Second: 10} {
+	for services, want := range map[int]int64{100: 60, 4000: 20, 10000: 10} {
+		state := many(t, services)
 		synctest.Test(t, func(t *testing.T) {
 			var writes atomic.Int64
 			s, err := Open(Config{Master: "http://127.0.0.1:1", Node: node, StateFile: "/state.zip", StateMaxAge: time.Hour, WriteFile: func(string, []byte) error {
-				time.Sleep(took)
 				writes.Add(1)
 				return nil
 			}})
 			if err != nil {
 				t.Fatal(err)
 			}
+			s.state = state
 			s.heard.Store(true)
 			ctx, cancel := context.WithCancel(t.Context())
 			ended := make(chan struct{})
@@ -349,7 +350,7 @@ func TestHowOftenMuchIsSaved(t *testing.T) {
 				time.Sleep(time.Second)
 			}
 			if n := writes.Load(); n < want-1 || n > want+1 {
-				t.Errorf("%d writes of %s in ten minutes of changes, want %d", n, took, want)
+				t.Errorf("%d writes of %d Services in ten minutes of changes, want %d", n, services, want)
 			}
 			cancel()
 			<-ended
