@@ -42,9 +42,12 @@ func testTakeover(w *world, mode, mark string) {
 	w.must(kubeProxy.Kill())
 	w.run()
 	w.eventually("the service in the kernel", func() error { return w.offloaded("steady") })
-	if !strings.Contains(w.proxy.Log(), "kube-proxy has left behind") {
-		w.Error("kproxy's log doesn't say that there are rules of kube-proxy")
-	}
+	w.eventually("the log to say that there are rules of kube-proxy", func() error {
+		if !strings.Contains(w.proxy.Log(), "kube-proxy has left behind") {
+			return errors.New("it doesn't")
+		}
+		return nil
+	})
 	w.Log(strings.TrimSpace(w.node(binary, "cleanup", "--kube-proxy")))
 	w.gone("kube-proxy", "KUBE-SERVICES", "KUBE-NODEPORTS", "KUBE-SVC-", "KUBE-SEP-", "table ip kube-proxy", "table ip6 kube-proxy")
 	w.point("steady", w.net.Backends[1])

@@ -12,7 +12,7 @@ bin=$PWD/bin/vm
 
 # A row is a package, what tells this run of it, and its environment and
 # arguments. Each has a guest of its own, and guests start in this order, as many
-# at a time as there are processors: the longest first. The arguments #1/3, #2/3
+# at a time as there are processors: the longest first, and last what needs most at once, when little runs beside them. The arguments #1/3, #2/3
 # and #3/3 share out the tests. A guest is busy, not waiting: each test costs what it
 # computes, several times what it does natively. So only those run here that depend on
 # the kernel: of mode iptables what one kernel's tables, sets and connection tracking
@@ -57,8 +57,6 @@ rows=(
 	"test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #1/3"
 	"test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #2/3"
 	"test/e2e      (vm,ipvs,3)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #3/3"
-	"test/e2e      (vm,ipvs,takeover) KPROXY_E2E_MODE=ipvs -test.run=^TestTakeover\$"
-	"test/e2e      (vm,ipvs,chaos) KPROXY_E2E_MODE=ipvs KPROXY_CHAOS=15s KPROXY_CHAOS_SHARE=0.1 -test.run=^TestChaos\$"
 	"kernel/ipvs   (vm)            -test.skip=$models|$auto"
 	"test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$ -test.skip=$nft"
 	"test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"
@@ -70,6 +68,8 @@ rows=(
 	"kernel        (vm)"
 	"kernel/leftovers (vm)"
 	"kernel/ipvs   (vm,bench)      -test.run=^\$ -test.bench=. -test.benchtime=1x"
+	"test/e2e      (vm,ipvs,takeover) KPROXY_E2E_MODE=ipvs -test.run=^TestTakeover\$"
+	"test/e2e      (vm,ipvs,chaos) KPROXY_E2E_MODE=ipvs KPROXY_CHAOS=15s KPROXY_CHAOS_SHARE=0.1 -test.run=^TestChaos\$"
 )
 
 binary() { echo "$bin/${1//\//-}.test"; }
