@@ -72,20 +72,22 @@ in_vm() {
 }
 
 # in_nftables runs the end-to-end tests in mode nftables, but those that are the same in every mode, or that in mode
-# iptables go through nftables too. It runs beside mode iptables, as both wait for most of their time.
+# iptables go through nftables too.
 in_nftables() {
-	not_idle
 	local same
 	. test/e2e/same.sh
 	same+="|Chaos|AnotherProxy|AutoTakesWhatThereIs|Compare|Trace(Flows|Probe|Watch)"
 	label=" (nftables)" KPROXY_E2E_MODE=nftables tests nftables -count=1 -skip="^Test($same)\$" ./test/e2e
 }
 
-# in_chaos MODE runs minutes of takeovers, kills, stops and flushes at random, beside others, as clients wait for most of
-# their time: of 200 seconds, with iptables twice, as mode userspace is there too.
+# in_chaos runs ten minutes of takeovers, kills, stops and flushes at random, beside others, as clients wait for most of
+# their time.
 in_chaos() {
 	not_idle
-	label=" (chaos, $1)" KPROXY_E2E_MODE=$1 KPROXY_CHAOS=200s tests "chaos-$1" -count=1 -run='^TestChaos$' ./test/e2e
+	local mode
+	for mode in iptables nftables; do # with iptables runs mode userspace
+		label=" (chaos, $mode)" KPROXY_E2E_MODE=$mode KPROXY_CHAOS=200s tests "chaos-$mode" -count=1 -run='^TestChaos$' ./test/e2e
+	done
 }
 
 # not_idle is for a stage that runs beside others, and whose tests have deadlines: where the processors are short, it gets
@@ -265,10 +267,9 @@ everything() {
 	beside arm64 check build-arm64 env GOARCH=arm64 go build -trimpath -o bin/kproxy-arm64 ./cmd/kproxy
 	beside benchmarks benchmarks
 	beside helm with_helm
-	beside chaos-iptables in_chaos iptables
-	beside chaos-nftables in_chaos nftables
-	beside nftables in_nftables
+	beside chaos in_chaos
 	stage end-to-end tests end-to-end -count=1 -skip='^TestChaos$' ./test/e2e/...
+	stage "mode nftables" in_nftables
 	stage "the rest of these" together
 	beside vm in_vm
 	stage browser with_browser
