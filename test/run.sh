@@ -60,12 +60,10 @@ again() {
 	go test -json -timeout=15m "${arguments[@]}" -p=1 -parallel=1 -run="^($names)\$" $packages | labelled || true
 }
 
-# in_vm runs on another kernel, Debian's, what needs IPVS and what shall pass on both, beside others, but not idle: a guest
-# that gets nothing for long misses its deadlines.
+# in_vm runs on another kernel, Debian's, what needs IPVS and what shall pass on both.
 in_vm() {
-	not_idle
 	if [[ $(uname -m) == x86_64 ]]; then
-		nice -n 5 test/vm/tests.sh || printf '{"Action":"fail","Package":"test/vm/tests.sh"}\n'
+		test/vm/tests.sh || printf '{"Action":"fail","Package":"test/vm/tests.sh"}\n'
 	else
 		printf '{"Action":"%s","Package":"vm","Test":"all","Output":"the VM needs an x86-64 machine\\n"}\n' output skip
 	fi
@@ -175,8 +173,8 @@ jiffies() { awk '/^cpu / { print $2 + $3 + $4 + $7 + $8 }' /proc/stat; }
 
 # beside NAME COMMAND... runs a stage in the background, with the time that others leave of
 # the processors: tests with real packets wait for much of theirs. together waits for such
-# stages and passes their events on. Guests don't run beside end-to-end tests: they take all of the
-# processors, and those then take half as long again. They run beside what waits most.
+# stages and passes their events on. Guests don't run beside others: they take all of the
+# processors, so that tests with real packets take half as long again, and guests miss deadlines of their own.
 beside() {
 	local name=$1
 	shift
@@ -271,11 +269,10 @@ everything() {
 	stage end-to-end tests end-to-end -count=1 -skip='^TestChaos$' ./test/e2e/...
 	stage "mode nftables" in_nftables
 	stage "the rest of these" together
-	beside vm in_vm
 	stage browser with_browser
 	stage kubernetes with_kubernetes
 	stage conformance with_cluster
-	stage "the rest of the vm" together
+	stage vm in_vm
 	stage bench bench_works
 }
 
@@ -329,7 +326,7 @@ if [[ ${1:-} == check ]]; then
 	exit
 fi
 packages=$(go list ./... | grep -v '/test/e2e$')
-echo "every check and test: half an hour on two processors, and a quarter of an hour more where the control plane" \
+echo "every check and test: 35 minutes on two processors, and a quarter of an hour more where the control plane" \
 	"of Kubernetes and the VM's kernel are still to be built" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;
 # each with all it starts is a process group, which ends with this script.

@@ -12,7 +12,7 @@ bin=$PWD/bin/vm
 
 # A row is a package, what tells this run of it, and its environment and
 # arguments. Each has a guest of its own, and guests start in this order, as many
-# at a time as there are processors: the longest first, and last what needs most at once, when little runs beside them. The arguments #1/3, #2/3
+# at a time as there are processors: the longest first, and last what needs most at once, when fewer run beside it. The arguments #1/3, #2/3
 # and #3/3 share out the tests. A guest is busy, not waiting: each test costs what it
 # computes, several times what it does natively. So only those run here that depend on
 # the kernel: of mode iptables what one kernel's tables, sets and connection tracking
