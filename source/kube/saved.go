@@ -91,7 +91,7 @@ func (s *Source) keepSaved(ctx context.Context) {
 			s.noteSaved(err)
 			if err == nil {
 				wait = renewal
-				pause = min(max(time.Duration(size)*time.Second/saveRate, saveEvery), saveEveryMost)
+				pause = pauseAfter(size)
 			}
 		}
 		select {
@@ -100,6 +100,11 @@ func (s *Source) keepSaved(ctx context.Context) {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// pauseAfter is how long after a write of so many bytes the next one waits.
+func pauseAfter(size int) time.Duration {
+	return min(max(time.Duration(size)*(time.Second/saveRate), saveEvery), saveEveryMost)
 }
 
 // save returns how many bytes it wrote.

@@ -327,34 +327,12 @@ func TestHowOftenItIsSaved(t *testing.T) {
 	})
 }
 
-// A large state is saved less often.
-func TestHowOftenMuchIsSaved(t *testing.T) {
-	for services, want := range map[int]int64{100: 12, 2600: 6} {
-		state := many(t, services)
-		synctest.Test(t, func(t *testing.T) {
-			var writes atomic.Int64
-			s, err := Open(Config{Master: "http://127.0.0.1:1", Node: node, StateFile: "/state.zip", StateMaxAge: time.Hour, WriteFile: func(string, []byte) error {
-				writes.Add(1)
-				return nil
-			}})
-			if err != nil {
-				t.Fatal(err)
-			}
-			s.state = state
-			s.heard.Store(true)
-			ctx, cancel := context.WithCancel(t.Context())
-			ended := make(chan struct{})
-			go func() { s.keepSaved(ctx); close(ended) }()
-			for range 120 {
-				wake(s.unsaved)
-				time.Sleep(time.Second)
-			}
-			if n := writes.Load(); n < want || n > want+1 {
-				t.Errorf("%d writes of %d Services in two minutes of changes, want %d", n, services, want)
-			}
-			cancel()
-			<-ended
-		})
+// A large state is saved less often, but once a minute while there are changes.
+func TestPauseAfter(t *testing.T) {
+	for size, want := range map[int]time.Duration{0: 10 * time.Second, 100_000: 10 * time.Second, 250_000: 25 * time.Second, 600_000: time.Minute, 1 << 40: time.Minute} {
+		if got := pauseAfter(size); got != want {
+			t.Errorf("%s after %d bytes, want %s", got, size, want)
+		}
 	}
 }
 
