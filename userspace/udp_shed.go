@@ -14,8 +14,12 @@ const spentAfter = 50 * time.Millisecond
 // processors a clock would show what others take.
 const choiceTakes = 500
 
-// sessionParts is the part of all sessions that is chosen at once: it takes a pass over all of them, and each
-// of those chosen is ended only when another one begins.
+// sessionsChosenFrom is how many of its own sessions a worker chooses among, at random, when it has more: the worker
+// serves none meanwhile, which takes some milliseconds. The kernel spreads each client's over all workers.
+const sessionsChosenFrom = 1 << 11
+
+// sessionParts is the part of the sessions chosen among that is chosen at once: each of those is ended only when another
+// one begins.
 const sessionParts = 8
 
 // sessionVictims are the sessions that are to be ended, chosen among those of all workers.
@@ -104,7 +108,7 @@ func (x *session) giveWay(v victim) bool {
 	return true
 }
 
-// choose chooses sessions that have to give way. First
+// choose chooses sessions that have to give way, among those of all workers or, where w has many, its own. First
 // come single questions that were answered, then those that were never answered, then the others; where most
 // were never answered, as in a flood, these come first. In each of these, where a holder has more than its
 // share, only its sessions go, else those that were silent for long enough to believe that they won't be missed;
@@ -114,14 +118,25 @@ func (d *sessionVictims) choose(w *udpWorker) (out []victim) {
 	s, now := w.server, w.now
 	var all []holding
 	var kinds [classes]int
-	for _, f := range s.live.all() {
-		if x, ok := f.(*session); ok {
-			h := x.holding()
-			if h.class == exchanged && now-h.active <= int64(spentAfter) {
-				h.class = talking
+	consider := func(x *session) {
+		h := x.holding()
+		if h.class == exchanged && now-h.active <= int64(spentAfter) {
+			h.class = talking
+		}
+		kinds[h.class]++
+		all = append(all, h)
+	}
+	if len(w.sessions) > sessionsChosenFrom {
+		for _, x := range w.sessions { // begins anywhere
+			if consider(x); len(all) == sessionsChosenFrom {
+				break
 			}
-			kinds[h.class]++
-			all = append(all, h)
+		}
+	} else {
+		for _, f := range s.live.all() {
+			if x, ok := f.(*session); ok {
+				consider(x)
+			}
 		}
 	}
 	order := []class{exchanged, unanswered, talking}

@@ -153,6 +153,37 @@ func TestEndedSessionsAreNoVictims(t *testing.T) {
 	}
 }
 
+// A worker with very many sessions chooses among some of its own, or all clients would wait for it; those of the client that
+// holds most still give way.
+func TestVictimsAmongManySessions(t *testing.T) {
+	s, d := &Server{}, &sessionVictims{}
+	w, other := &udpWorker{server: s, now: int64(time.Hour), sessions: map[sessionKey]*session{}}, &udpWorker{server: s}
+	s.workers = []*udpWorker{w, other}
+	const greedy = 9
+	for i := range 16 * sessionsChosenFrom {
+		x := &session{worker: w}
+		x.state = &serviceState{}
+		x.key.client, x.key.port = [16]byte{10, 0, byte(i >> 8), byte(i)}, uint16(i)
+		if i%4 == 0 {
+			x.key.client = [16]byte{greedy}
+		}
+		x.class.Store(int32(talking))
+		x.active.Store(w.now)
+		w.sessions[x.key] = x
+		s.live.add(x)
+		s.live.add(&session{worker: other})
+	}
+	chosen := d.choose(w)
+	if len(chosen) != sessionsChosenFrom/sessionParts {
+		t.Errorf("%d chosen, want %d", len(chosen), sessionsChosenFrom/sessionParts)
+	}
+	for _, v := range chosen {
+		if v.flow.(*session).worker != w || v.reason != shedClient || v.client.AsSlice()[0] != greedy {
+			t.Fatalf("%s gives way: %s", v.client, plan.ShedReasons[v.reason])
+		}
+	}
+}
+
 // A session moves on to another endpoint where no descriptor is free: it keeps its own.
 func TestSessionMovesWithoutFreeDescriptors(t *testing.T) {
 	a, _ := udpEndpoint(t, "a")
