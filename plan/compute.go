@@ -310,11 +310,6 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 	c.keepFromOwnAddress(s, &f, a)
 	c.keepFromForwarding(s, &f)
 	s.KernelHash = kernelHash(s, &c.in.Policy, a)
-	if s.Leaves() {
-		s.leaves = someLeave
-	} else {
-		s.leaves = noneLeaves
-	}
 	f.steady = steadyHash(s)
 	return s, f
 }

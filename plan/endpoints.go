@@ -168,26 +168,6 @@ func (e *Endpoint) Leaves() bool {
 	return !e.Usable && !e.Excluded && !takes
 }
 
-// Leaves reports whether any endpoint of s does, which Compute has found out.
-func (s *Service) Leaves() bool {
-	switch s.leaves {
-	case noneLeaves:
-		return false
-	case someLeave:
-		return true
-	}
-	return slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool { return e.Leaves() })
-}
-
-// leaving is what is known of whether endpoints leave.
-type leaving uint8
-
-const (
-	leavingUnknown leaving = iota // not Compute's making
-	noneLeaves
-	someLeave
-)
-
 // group makes the backends of the endpoints chosen. Those that are down are
 // left out, unless all are; then they are served as if they were up, and the
 // sentence returned says so. Endpoints of weight 0 stay in the group for the sake of

@@ -162,7 +162,6 @@ type Service struct {
 	KernelHash uint64
 
 	record *record
-	leaves leaving
 	entry  uint64 // the snapshot's hash of its specification and endpoints
 }
 
