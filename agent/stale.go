@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"log/slog"
-	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -228,10 +227,10 @@ func (a *Agent) deleteStale(former []*plan.Plan, p *plan.Plan) error {
 	}
 	plans := a.plansSince(p) // after the list
 	_, udp := a.userspace.Ports()
-	sessions := a.udpSessions()
+	alive := liveFlows(a.userspace.Connections())
 	c := conntrack.StaleConfig{
 		Listeners: []uint16{udp}, Local: a.local,
-		HasSession: func(f conntrack.Flow) bool { return sessions[session{f.OrigSrc, f.OrigDst}] },
+		HasSession: func(f conntrack.Flow) bool { return alive[flowOf(f)] },
 	}
 	for _, old := range former {
 		stale := staleByAll(flows, old, plans, c)
@@ -266,19 +265,6 @@ func (a *Agent) deleteFlows(flows []conntrack.Flow) error {
 		a.figures.forgot(&f)
 	}
 	return nil
-}
-
-// session is a UDP flow that userspace carries.
-type session struct{ client, orig netip.AddrPort }
-
-func (a *Agent) udpSessions() map[session]bool {
-	m := map[session]bool{}
-	for _, c := range a.userspace.Connections() {
-		if c.Protocol == service.UDP {
-			m[session{c.Client, c.Address}] = true
-		}
-	}
-	return m
 }
 
 // accountingAge is how old the figures of the kernel's live connections may be:
