@@ -84,8 +84,6 @@ func TestServedFromDisk(t *testing.T) {
 		t.Errorf("this node is %+v, eligible: %v", n, s.NodeEligible())
 	}
 	before := s.Latest()
-	s.Reread()
-
 	a.remove("services", name3("api"))
 	a.set("services", aService("new", 3))
 	a.set("endpointslices", aSlice("web-1", "web", 1, 9))

@@ -39,7 +39,6 @@ type Source struct {
 	services, slices, nodes *health
 
 	changed chan struct{}
-	reread  chan struct{}
 	failed  chan struct{} // a watch has begun to fail
 	unsaved chan struct{} // there is something to save
 
@@ -64,8 +63,7 @@ func Open(cfg Config) (*Source, error) {
 	}
 	s := &Source{
 		cfg: cfg, log: cfg.Logger, client: c, state: newState(cfg),
-		changed: make(chan struct{}, 1), reread: make(chan struct{}, 1),
-		failed: make(chan struct{}, 1), unsaved: make(chan struct{}, 1),
+		changed: make(chan struct{}, 1), failed: make(chan struct{}, 1), unsaved: make(chan struct{}, 1),
 		answerBound: answerBound,
 	}
 	s.events = newRecorder(c.events, cfg.Node, s.state.uid, cfg.Logger)
@@ -89,8 +87,8 @@ func (s *Source) Latest() *service.Snapshot { return s.current.Load() }
 // Latest, as far as the controller of EndpointSlices says.
 func (s *Source) Triggers() [2][]time.Time { return s.state.triggers.drain() }
 
-// Reread has every Service converted anew. The watches need no reminding.
-func (s *Source) Reread() { wake(s.reread) }
+// Reread does nothing: the watches need no reminding.
+func (s *Source) Reread() {}
 
 // Status says whether the API has been heard, and what is wrong with it now.
 func (s *Source) Status() []source.Status {
@@ -175,20 +173,17 @@ func (s *Source) followNode(ctx context.Context) {
 // convert makes Snapshots of changes until ctx is done.
 func (s *Source) convert(ctx context.Context) {
 	for {
-		last := s.current.Load()
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.state.kick:
-		case <-s.reread:
-			last = nil
 		}
 		synced := s.state.synced()
 		if !synced && !s.state.takeRestored() {
 			continue
 		}
 		began := time.Now()
-		s.publish(last, synced)
+		s.publish(synced)
 		select {
 		case <-ctx.Done():
 			return
@@ -197,16 +192,13 @@ func (s *Source) convert(ctx context.Context) {
 	}
 }
 
-// publish makes the Snapshot after last current, if it says anything new. Synced says that
+// publish makes the next Snapshot current, if it says anything new. Synced says that
 // it is what the API says, and not a saved state.
-func (s *Source) publish(last *service.Snapshot, synced bool) {
+func (s *Source) publish(synced bool) {
+	last := s.current.Load()
 	next, triggers := s.state.next(last)
-	before := s.current.Load()
-	changed := before == nil || before.Hash() != next.Hash()
+	changed := last == nil || last.Hash() != next.Hash()
 	if changed {
-		if last == nil {
-			next = next.Sharing(before)
-		}
 		s.current.Store(next)
 	}
 	first := synced && !s.heard.Swap(true)

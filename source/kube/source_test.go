@@ -324,7 +324,6 @@ func TestRandomChanges(t *testing.T) {
 			waitFor(t, "the same as from scratch", func() bool { return agrees(s, a) })
 		}
 	}
-	s.Reread()
 	waitFor(t, "the same as from scratch", func() bool { return agrees(s, a) })
 }
 
