@@ -38,6 +38,7 @@ type api struct {
 	asked    map[string][]string               // by resource: the selectors asked for
 	opened   map[string]int                    // by resource: how many watches were opened
 	events   []eventsv1.Event
+	counted  int  // one more of an event, how often
 	noStream bool // doesn't know sendInitialEvents, as servers before Kubernetes 1.32
 }
 
@@ -168,6 +169,11 @@ func (a *api) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 		fail(w, status)
 	case r.Method == http.MethodPost && resource == "events":
 		a.write(w, r)
+	case r.Method == http.MethodPatch: // of an event, to count one more
+		a.mu.Lock()
+		a.counted++
+		a.mu.Unlock()
+		encode(w, &eventsv1.Event{TypeMeta: metav1.TypeMeta{APIVersion: "events.k8s.io/v1", Kind: "Event"}})
 	case !known:
 		fail(w, http.StatusNotFound)
 	case r.FormValue("watch") != "":

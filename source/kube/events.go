@@ -4,9 +4,7 @@ import (
 	"context"
 	"log/slog"
 	"strings"
-	"sync"
 	"sync/atomic"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -56,10 +54,10 @@ func (r *recorder) open(ctx context.Context) (close func()) {
 	}
 }
 
-// event says of a Service that something happened. It doesn't wait. What comes
-// too often is left out.
+// event says of a Service that something happened. It doesn't wait. What is too
+// much is left out.
 func (r *recorder) event(svc name, warning bool, reason, action, note string) {
-	if !r.limits.allow(limited{svc, reason, action}, warning) {
+	if !r.limits.allow(warning) {
 		r.log.Debug("left out an event", "service", svc, "reason", reason, "note", note)
 		return
 	}
@@ -138,57 +136,24 @@ func (s *sink) saw(ctx context.Context, err error) error {
 const (
 	eventsBurst  = 50
 	eventsPerMin = 6
-	// repeatAfter is the least time between two events of one kind about one
-	// Service.
-	repeatAfter = time.Minute
-	maxLimited  = 4096 // that limits remembers
 )
 
-// limited identifies events that count as one kind.
-type limited struct {
-	service        name
-	reason, action string
-}
-
-// limits says which events may be written. Warnings have a budget of their
+// limits says whether an event may be written. Warnings have a budget of their
 // own: they are rare. Safe for concurrent use.
 type limits struct {
-	now              func() time.Time
 	normal, warnings flowcontrol.PassiveRateLimiter
-
-	mu   sync.Mutex
-	last map[limited]time.Time
 }
 
 func newLimits() limits {
 	budget := func() flowcontrol.PassiveRateLimiter {
 		return flowcontrol.NewTokenBucketPassiveRateLimiter(eventsPerMin/60.0, eventsBurst)
 	}
-	return limits{now: time.Now, normal: budget(), warnings: budget(), last: map[limited]time.Time{}}
+	return limits{budget(), budget()}
 }
 
-// allow reports whether l may be written now.
-func (m *limits) allow(l limited, warning bool) bool {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	now := m.now()
-	if t, ok := m.last[l]; ok && now.Sub(t) < repeatAfter {
-		return false
-	}
-	budget := m.normal
+func (m *limits) allow(warning bool) bool {
 	if warning {
-		budget = m.warnings
+		return m.warnings.TryAccept()
 	}
-	if !budget.TryAccept() {
-		return false
-	}
-	if len(m.last) >= maxLimited {
-		for k, t := range m.last {
-			if now.Sub(t) >= repeatAfter {
-				delete(m.last, k)
-			}
-		}
-	}
-	m.last[l] = now
-	return true
+	return m.normal.TryAccept()
 }

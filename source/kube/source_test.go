@@ -334,10 +334,15 @@ func TestEvents(t *testing.T) {
 	waitFor(t, "the first Snapshot", func() bool { return agrees(s, a) })
 	s.Event("default", "web", false, "DataPlaneChanged", "Offload", "userspace to iptables: steady for 100%")
 	s.Event("default", "web", true, "FailedToStartServiceHealthcheck", "Listen", strings.Repeat("x", 2000))
-	for range 20 {
+	waitFor(t, "three events", func() bool { return len(a.written()) == 3 })
+	for range 20 { // they are one with the first
 		s.Event("default", "web", false, "DataPlaneChanged", "Offload", "again")
 	}
-	waitFor(t, "three events", func() bool { return len(a.written()) == 3 })
+	waitFor(t, "the first to be counted", func() bool {
+		a.mu.Lock()
+		defer a.mu.Unlock()
+		return a.counted > 0
+	})
 	type row struct{ Regarding, Related, UID, Type, Reason, Action, Note, From string }
 	want := []row{
 		{"Node /node-1", "", "node-1", "Normal", "Starting", "StartKproxy", "", "kproxy"},
