@@ -90,12 +90,13 @@ type move struct {
 }
 
 // moves returns the Services that d moves to another data plane, in key order, with
-// one note for each of their ports.
+// one note for each of their ports. That userspace bridges the moment that the kernel's
+// rules take to follow a change is none: every change of endpoints may take that way.
 func moves(d plan.Delta) []move {
 	var out []move
 	for _, c := range d.Changes {
 		was, is := c.Was, c.Is
-		if was == nil || is == nil || was.DataPlane == is.DataPlane || catchesUp(was, is) {
+		if was == nil || is == nil || was.DataPlane == is.DataPlane || c.Move() == plan.CatchUp {
 			continue
 		}
 		k := is.Port.Key
@@ -110,14 +111,6 @@ func moves(d plan.Delta) []move {
 		m.notes = append(m.notes, note)
 	}
 	return out
-}
-
-// catchesUp reports whether userspace only bridges the moment that the kernel's
-// rules take to follow a change, or has just done so: every change of endpoints
-// may take that way, and the service is one of the kernel's before and after.
-func catchesUp(was, is *plan.Service) bool {
-	return was.State == plan.StateOffloaded && is.State == plan.StateOffloaded &&
-		(was.DataPlane == plan.Userspace || is.DataPlane == plan.Userspace)
 }
 
 // actionOf names what kproxy does when it moves a service port.

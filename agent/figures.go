@@ -207,12 +207,7 @@ type moveCounts struct {
 }
 
 // serviceMoves are those of one service port since it exists.
-type serviceMoves struct {
-	offloads, recalls uint64
-	// bridged: userspace stands in until the kernel's rules have caught up; that
-	// it stops isn't an offload, also where a pin hides that it was one before.
-	bridged bool
-}
+type serviceMoves struct{ offloads, recalls uint64 }
 
 // count counts what d moves. The first plan moves nothing: what stands in the kernel
 // then was adopted.
@@ -230,19 +225,17 @@ func (m *moveCounts) count(d plan.Delta) {
 			continue
 		}
 		s := m.services[is.Port.Key]
-		switch move := c.Move(); {
-		case move == plan.NoMove:
+		switch c.Move() {
+		case plan.NoMove:
 			continue
-		case move == plan.Recall:
+		case plan.Recall:
 			m.recalls[is.Cause]++
 			s.recalls++
-			s.bridged = false
-		case move == plan.Offload && !s.bridged:
+		case plan.Offload:
 			m.offloads[is.Cause]++
 			s.offloads++
-		default:
-			s.bridged = is.DataPlane == plan.Userspace
-			if s.bridged {
+		case plan.CatchUp:
+			if is.DataPlane == plan.Userspace {
 				m.catchUps++
 			}
 		}

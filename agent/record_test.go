@@ -27,19 +27,27 @@ func TestRecordMoves(t *testing.T) {
 	}
 	offloaded := func(name string, d plan.DataPlane) *plan.Service {
 		s := port(name, "", d, "kernel rules are being updated")
-		s.State = plan.StateOffloaded
+		s.State, s.Cause = plan.StateOffloaded, plan.CauseQualified
+		if d == plan.Userspace {
+			s.Cause = plan.CauseUpdating
+		}
+		return s
+	}
+	pinned := func(name string, d plan.DataPlane) *plan.Service {
+		s := offloaded(name, d)
+		s.State = plan.StatePinned
 		return s
 	}
 	same := port("same", "", plan.Userspace, "qualifying")
 	old := &plan.Plan{Services: []*plan.Service{
 		port("a", "http", plan.Userspace, ""), port("a", "metrics", plan.Userspace, ""), port("b", "", plan.IPTables, ""),
 		port("c", "", plan.Userspace, ""), port("d", "", plan.None, ""),
-		offloaded("e", plan.IPTables), offloaded("f", plan.Userspace), offloaded("g", plan.IPTables), port("gone", "", plan.IPTables, ""), same,
+		offloaded("e", plan.IPTables), offloaded("f", plan.Userspace), offloaded("g", plan.IPTables), pinned("h", plan.IPTables), pinned("i", plan.Userspace), port("gone", "", plan.IPTables, ""), same,
 	}}
 	p := &plan.Plan{Services: []*plan.Service{
 		port("a", "http", plan.IPTables, "steady"), port("a", "metrics", plan.IPTables, "steady too"), port("b", "", plan.Userspace, "its endpoints flap"),
 		port("c", "", plan.None, "no usable endpoint"), port("d", "", plan.Userspace, "qualifying"),
-		offloaded("e", plan.Userspace), offloaded("f", plan.IPTables), offloaded("g", plan.IPVS), port("new", "", plan.Userspace, "new"), same,
+		offloaded("e", plan.Userspace), offloaded("f", plan.IPTables), offloaded("g", plan.IPVS), pinned("h", plan.Userspace), pinned("i", plan.IPTables), port("new", "", plan.Userspace, "new"), same,
 	}}
 	var got recorded
 	a := &Agent{record: &got}

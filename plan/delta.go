@@ -110,7 +110,7 @@ func (c Change) Move() Move {
 		}
 		return Recall
 	case was.DataPlane == Userspace && is.InKernel():
-		if was.State == StateOffloaded {
+		if was.Cause == CauseUpdating {
 			return CatchUp
 		}
 		return Offload

@@ -101,7 +101,7 @@ func TestForwardingTimelines(t *testing.T) {
 			{at: 61, do: forward(true, true), plane: IPTables, state: StateOffloaded, reason: reasonQualified},
 		}},
 		{"pinned to the kernel", do(dual, pinTo(service.PreferKernel)), []moment{
-			{at: 0, do: program0, plane: Userspace, state: StatePinned, reason: reasonUpdating},
+			{at: 0, do: program0, plane: Userspace, state: StatePinned, reason: reasonWriting},
 			{at: 1, do: program, plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},
 			{at: 2, do: forward(false, true), plane: Userspace, state: StateUserspace, reason: v4Off + cannot},
 			{at: 3, do: forward(true, true), plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},

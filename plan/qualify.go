@@ -53,13 +53,13 @@ func (c *computation) outcomeOf(s *Service, f *facts, m *memory) outcome {
 		if m.waitHash != 0 && c.in.Now.Before(m.waitUntil) {
 			return c.waiting(m)
 		}
-		m.offload(c.in.Now)
-		return c.offloaded(s, outcome{state: StatePinned, reason: "pinned to the kernel by " + by + f.choice(), cause: CausePinned}, failure)
+		m.stopWaiting()
+		return c.offloaded(s, m, outcome{state: StatePinned, reason: "pinned to the kernel by " + by + f.choice(), cause: CausePinned}, failure)
 	}
 	c.recallFlapping(s, f, m)
 	c.recallRefused(s, m)
 	if m.offloaded {
-		return c.offloaded(s, f.offloaded(), failure)
+		return c.offloaded(s, m, f.offloaded(), failure)
 	}
 	return c.qualifying(s, f, m, failure)
 }
@@ -80,15 +80,20 @@ func (c *computation) kernelOnly(s *Service, f *facts, m *memory) outcome {
 	return out
 }
 
-// offloaded is for a service that has left userspace. While the kernel's
+// offloaded is for a service that leaves userspace, or has left it. While the kernel's
 // rules aren't those of this plan, userspace serves it for them.
-func (c *computation) offloaded(s *Service, out outcome, failure string) outcome {
-	if c.programmed(s) {
+func (c *computation) offloaded(s *Service, m *memory, out outcome, failure string) outcome {
+	switch {
+	case c.programmed(s):
+		m.offload(c.in.Now)
 		out.plane = s.Kernel
 		return out
+	case m.offloaded:
+		out.reason, out.cause = orFailure(failure, reasonUpdating, CauseUpdating)
+	default:
+		out.reason, out.cause = orFailure(failure, reasonWriting, CauseWriting)
 	}
 	out.plane = Userspace
-	out.reason, out.cause = orFailure(failure, reasonUpdating, CauseUpdating)
 	return out
 }
 
@@ -129,8 +134,7 @@ func (c *computation) qualifying(s *Service, f *facts, m *memory, failure string
 	case !c.programmed(s):
 		out.reason, out.cause = orFailure(failure, reasonWriting, CauseWriting)
 	default:
-		m.offload(c.in.Now)
-		return c.offloaded(s, f.offloaded(), failure)
+		return c.offloaded(s, m, f.offloaded(), failure)
 	}
 	return out
 }

@@ -147,12 +147,12 @@ var timelines = []timeline{
 	)},
 	{"a drained node's services go to the kernel, pinned to userspace or not", pinTo(service.PreferUserspace), []moment{
 		{at: 0, plane: Userspace, state: StatePinned, reason: "pinned to userspace by kproxy pin"},
-		{at: 1, do: func(w *world) { w.in.Policy.DrainedBy = "kproxy drain" }, plane: Userspace, state: StatePinned, reason: reasonUpdating},
+		{at: 1, do: func(w *world) { w.in.Policy.DrainedBy = "kproxy drain" }, plane: Userspace, state: StatePinned, reason: reasonWriting},
 		{at: 1, do: program, plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy drain"},
 		{at: 2, do: func(w *world) { w.in.Policy.DrainedBy = "" }, plane: Userspace, state: StatePinned, reason: "pinned to userspace by kproxy pin"},
 	}},
 	{"a pin to the kernel waits for nothing but its rules", pinTo(service.PreferKernel), []moment{
-		{at: 0, plane: Userspace, state: StatePinned, reason: reasonUpdating},
+		{at: 0, plane: Userspace, state: StatePinned, reason: reasonWriting},
 		{at: 0, do: program, plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},
 		{at: 5, do: unpin, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
 	}},
@@ -197,7 +197,7 @@ var timelines = []timeline{
 		moment{at: 20, do: refused("10.0.0.9:8080"), plane: IPTables, state: StateOffloaded, reason: reasonQualified},
 	)},
 	{"a refusal doesn't recall what is pinned to the kernel", pinTo(service.PreferKernel), []moment{
-		{at: 0, plane: Userspace, state: StatePinned, reason: reasonUpdating},
+		{at: 0, plane: Userspace, state: StatePinned, reason: reasonWriting},
 		{at: 1, do: program, plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},
 		{at: 2, do: refused("10.0.0.1:8080"), plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},
 	}},
@@ -235,7 +235,7 @@ var timelines = []timeline{
 		{at: 12, do: func(w *world) { clear(w.in.Failed); w.program() }, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
 	}},
 	{"failing rules of a service pinned to the kernel", pinTo(service.PreferKernel), []moment{
-		{at: 0, do: program0, plane: Userspace, state: StatePinned, reason: reasonUpdating},
+		{at: 0, do: program0, plane: Userspace, state: StatePinned, reason: reasonWriting},
 		{at: 1, do: failNow, plane: Userspace, state: StateRecalled, reason: noMemory, wake: 11},
 		{at: 11, plane: Userspace, state: StatePinned, reason: noMemory},
 	}},
@@ -352,15 +352,21 @@ var causeTimelines = map[string][]causeMoment{
 		{at: 10, do: failNow, cause: CauseRulesFailed},
 	},
 	"pins": {
-		{do: pinTo(service.PreferKernel), cause: CauseUpdating},
+		{do: pinTo(service.PreferKernel), cause: CauseWriting},
 		{at: 1, do: program, cause: CausePinned, move: Offload},
 		{at: 2, do: pinTo(service.PreferUserspace), cause: CausePinned, move: Recall},
 	},
 	"pinned, and a failure": {
-		{do: do(pinTo(service.PreferKernel), program0), cause: CauseUpdating},
+		{do: do(pinTo(service.PreferKernel), program0), cause: CauseWriting},
 		{at: 1, do: program, cause: CausePinned, move: Offload},
 		{at: 2, do: setTo("10.0.0.1 n1 ready"), cause: CauseUpdating, move: CatchUp},
 		{at: 3, do: failNow, cause: CauseRulesFailed},
+	},
+	"pinned, and a new endpoint": {
+		{do: do(pinTo(service.PreferKernel), program0), cause: CauseWriting},
+		{at: 1, do: program, cause: CausePinned, move: Offload},
+		{at: 2, do: setTo("10.0.0.1 n1 ready"), cause: CauseUpdating, move: CatchUp},
+		{at: 3, do: program, cause: CausePinned, move: CatchUp},
 	},
 	"no endpoint": then(
 		causeMoment{at: 20, do: setTo(), cause: CauseNoEndpoint},

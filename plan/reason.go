@@ -25,7 +25,7 @@ const (
 
 	// In userspace for a moment.
 	CauseUpdating Cause = "rules-updating" // the kernel's rules follow a change
-	CauseWriting  Cause = "rules-writing"  // it qualifies, its rules aren't written yet
+	CauseWriting  Cause = "rules-writing"  // it qualifies or is pinned, its rules aren't written yet
 	CauseFew      Cause = "few-connections"
 	CauseUnsteady Cause = "not-steady" // it changed less than Policy.OffloadAfter ago
 
