@@ -139,7 +139,7 @@ type Agent struct {
 	skipped  uint16              // port whose closed connections it doesn't tell of; likewise
 	sync     syncState
 	figures  figures
-	warnings warnings
+	warnings cached[[]string] // of the plane
 	events   events
 	record   recorder // nil without Kubernetes
 

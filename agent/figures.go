@@ -47,9 +47,32 @@ type figures struct {
 	draining                                                       atomic.Int64
 
 	moves moveCounts
-	sets  setCounts
+	sets  cached[map[string]int] // entries of kproxy's ipsets
 
-	packets packetCounts
+	packets cached[packetCounts]
+}
+
+// cached is what was read last. Safe for concurrent use; the zero value is ready.
+type cached[T any] struct {
+	mu   sync.Mutex // one reader at a time
+	last T
+	at   time.Time // when that, or something newer, was asked for
+}
+
+// get returns what was read less than age ago, else what read makes of that; after an
+// error the last.
+func (c *cached[T]) get(age time.Duration, read func(last T) (T, error)) (T, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if time.Since(c.at) < age {
+		return c.last, nil
+	}
+	c.at = time.Now()
+	now, err := read(c.last)
+	if err == nil {
+		c.last = now
+	}
+	return c.last, err
 }
 
 // begun counts what is new in s, which triggers led to.
@@ -120,16 +143,16 @@ func (f *figures) forgot(flow *conntrack.Flow) {
 	f.deleted[service.FamilyOf(flow.OrigSrc.Addr())].Add(1)
 }
 
-// countsAge is how old counts of packets may be, which takes processes to find out.
-const countsAge = 5 * time.Second
+// How old counts may be: those of packets take processes to find out, and a list of sets
+// takes its turn among the requests by which services move.
+const (
+	countsAge    = 5 * time.Second
+	setCountsAge = time.Second
+)
 
 // packetCounts are the packets that the shared rules have counted since the start,
-// also those of rules that were written anew. Safe for concurrent use.
-type packetCounts struct {
-	mu       sync.Mutex // one reader at a time
-	sum, was kernel.Counts
-	at       time.Time
-}
+// also those of rules that were written anew, and what the rules said last.
+type packetCounts struct{ sum, was kernel.Counts }
 
 // Figures returns what is counted, as of now.
 func (a *Agent) Figures() plan.Figures {
@@ -158,10 +181,7 @@ func (a *Agent) Figures() plan.Figures {
 	out.RuleRepairs, out.SetRepairs = f.ruleRepairs.Load(), f.setRepairs.Load()
 	out.ConntrackOverflows, out.Draining = f.overflows.Load(), int(f.draining.Load())
 	out.Offloads, out.Recalls, out.CatchUps = f.moves.byCause()
-	var err error
-	if out.Sets, err = f.sets.count(a.steering); err != nil {
-		a.log.Warn("kproxy's sets can't be counted", "error", err)
-	}
+	out.Sets = a.countSets()
 	if count, limit, err := conntrack.Use(); err == nil {
 		out.Conntrack = plan.Usage{Count: count, Max: limit}
 	}
@@ -176,24 +196,35 @@ func (a *Agent) Figures() plan.Figures {
 
 // countPackets returns what the shared rules have counted, at most countsAge ago.
 func (a *Agent) countPackets() kernel.Counts {
-	c := &a.figures.packets
-	c.mu.Lock()
-	defer c.mu.Unlock()
 	counter, counts := a.programmer.plane.(kernel.Counter)
-	if time.Since(c.at) < countsAge || !counts {
-		return c.sum
+	if !counts {
+		return kernel.Counts{}
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), countsAge)
-	defer cancel()
-	is, err := counter.Counts(ctx)
-	c.at = time.Now()
+	c, err := a.figures.packets.get(countsAge, func(c packetCounts) (packetCounts, error) {
+		ctx, cancel := context.WithTimeout(context.Background(), countsAge)
+		defer cancel()
+		is, err := counter.Counts(ctx)
+		c.sum.Add(c.was, is)
+		c.was = is
+		return c, err
+	})
 	if err != nil {
 		a.log.Warn("packets can't be counted", "error", err)
-		return c.sum
 	}
-	c.sum.Add(c.was, is)
-	c.was = is
 	return c.sum
+}
+
+// countSets returns how many entries kproxy's ipsets have, as of setCountsAge ago; nil without ipsets.
+func (a *Agent) countSets() map[string]int {
+	counter, counts := a.steering.(kernel.SetCounter)
+	if !counts {
+		return nil
+	}
+	sets, err := a.figures.sets.get(setCountsAge, func(map[string]int) (map[string]int, error) { return counter.SetEntries() })
+	if err != nil {
+		a.log.Warn("kproxy's sets can't be counted", "error", err)
+	}
+	return sets
 }
 
 // moveCounts counts how services go between userspace and the kernel. Safe for
@@ -255,35 +286,4 @@ func (m *moveCounts) of(k service.Key) serviceMoves {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.services[k]
-}
-
-// setCounts is how many entries kproxy's ipsets have. Safe for concurrent use;
-// the zero value is ready.
-type setCounts struct {
-	mu      sync.Mutex // one list at a time
-	entries map[string]int
-	at      time.Time
-}
-
-// setCountsAge is how old the counts may be: a list takes its turn among the
-// requests by which services move.
-const setCountsAge = time.Second
-
-// count counts the entries, unless that was just done. After an error it returns the last
-// counts.
-func (c *setCounts) count(s kernel.Steering) (map[string]int, error) {
-	counter, counts := s.(kernel.SetCounter)
-	if !counts {
-		return nil, nil
-	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var err error
-	if time.Since(c.at) >= setCountsAge {
-		var entries map[string]int
-		if entries, err = counter.SetEntries(); err == nil {
-			c.entries, c.at = entries, time.Now()
-		}
-	}
-	return maps.Clone(c.entries), err
 }

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"kproxy.dev/kproxy/conntrack"
@@ -83,37 +82,17 @@ func (a *Agent) summary(now time.Time) (plan.Status, counters) {
 	if left := a.left.Load(); left != nil {
 		st.Capabilities = slices.Concat(st.Capabilities, *left)
 	}
-	st.Warnings = a.warnings.list(a.programmer.plane)
+	if w, ok := a.programmer.plane.(kernel.Warner); ok { // what it can't find out, the next status may
+		st.Warnings, _ = a.warnings.get(warningsAge, func([]string) ([]string, error) { return w.Warnings() })
+	}
 	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}
 	return st, a.counters()
 }
 
-// warnings are those of the plane, as of the last few seconds. Safe for concurrent use.
-type warnings struct {
-	mu   sync.Mutex
-	last []string
-	at   time.Time
-}
-
-// warningsAge is how old they may be: live screens ask all the time.
+// warningsAge is how old a plane's warnings may be: live screens ask all the time.
 const warningsAge = 5 * time.Second
-
-func (w *warnings) list(p kernel.Plane) []string {
-	warner, ok := p.(kernel.Warner)
-	if !ok {
-		return nil
-	}
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if time.Since(w.at) >= warningsAge {
-		if found, err := warner.Warnings(); err == nil {
-			w.last, w.at = found, time.Now()
-		}
-	}
-	return w.last
-}
 
 // counters are a plan, and what the data planes have counted for its services.
 type counters struct {
@@ -353,14 +332,10 @@ func (a *Agent) NodeFigures() plan.NodeFigures {
 	if count, limit, err := conntrack.Use(); err == nil { // else there is none, and 0 is true
 		out.Conntrack = plan.Usage{Count: count, Max: limit}
 	}
-	f := &a.figures
 	if a.current.Load() != nil { // else Run may still be setting up
-		sets, err := f.sets.count(a.steering)
-		if err != nil {
-			a.log.Warn("kproxy's sets can't be counted", "error", err)
-		}
-		out.Sets = len(sets)
+		out.Sets = len(a.countSets())
 	}
+	f := &a.figures
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, fam := range service.Families {
