@@ -116,7 +116,7 @@ type Agent struct {
 	pause          time.Duration
 	healthPort     ServeHealthPort
 	healths        *healthPorts
-	left           atomic.Pointer[[]plan.CapStatus] // of kube-proxy's; nil until looked for
+	left           atomic.Pointer[[]plan.Capability] // of kube-proxy's; nil until looked for
 
 	from      *Predecessor // nil if there is none to take over from
 	tookOver  func()

@@ -100,11 +100,11 @@ const cleanLeftovers = "kproxy cleanup --kube-proxy"
 // reportLeftovers says, in one line each, that kube-proxy runs here and what one
 // has left behind. Nothing is touched: others may rely on it.
 func (a *Agent) reportLeftovers(ctx context.Context) {
-	rows := []plan.CapStatus{}
+	rows := []plan.Capability{}
 	defer a.left.Store(&rows)
 	report := func(name, reason string) {
 		a.log.Warn("this node isn't kproxy's alone", "report", reason)
-		rows = append(rows, plan.CapStatus{Name: name, Reason: reason})
+		rows = append(rows, plan.Capability{Name: name, Reason: reason})
 	}
 	if pids := leftovers.Running("/proc"); len(pids) > 0 {
 		report("kube-proxy is gone", fmt.Sprintf("kube-proxy runs on this node (process %v): it serves the same services and undoes what kproxy does; stop it, then run %s", pids, cleanLeftovers))

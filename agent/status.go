@@ -62,7 +62,7 @@ func (a *Agent) Summary() (st plan.Status, services []*plan.Service, row func(*p
 func (a *Agent) summary(now time.Time) (plan.Status, counters) {
 	st := plan.Status{
 		Version: a.version, Mode: a.policy.Mode, Node: a.node, UptimeSeconds: int64(now.Sub(a.started).Seconds()),
-		Sources: []plan.SourceStatus{}, Capabilities: []plan.CapStatus{}, Services: []plan.ServiceStatus{},
+		Sources: []plan.SourceStatus{}, Capabilities: []plan.Capability{}, Services: []plan.ServiceStatus{},
 	}
 	if a.isSetUp.Load() {
 		st.Sources = a.sourceStatus()
@@ -76,7 +76,7 @@ func (a *Agent) summary(now time.Time) (plan.Status, counters) {
 	if a.pins.problem != "" {
 		st.Sources = append(st.Sources, plan.SourceStatus{Name: a.pins.path, Synced: true, Error: a.pins.problem})
 	}
-	st.Alive, st.Capabilities, st.Sync = a.heart.alive.Load(), append(capabilities(a.caps), plan.CapStatus(p.Policy.Detector())), a.syncStatus()
+	st.Alive, st.Capabilities, st.Sync = a.heart.alive.Load(), slices.Concat(a.caps.All, []plan.Capability{p.Policy.Detector()}), a.syncStatus()
 	st.Exhausted = a.userspace.Exhausted()
 	st.Drain = a.drainStatus(p)
 	if left := a.left.Load(); left != nil {
@@ -112,14 +112,6 @@ func (a *Agent) sourceStatus() []plan.SourceStatus {
 	out := []plan.SourceStatus{}
 	for _, s := range a.source.Status() {
 		out = append(out, plan.SourceStatus{Name: s.Name, Synced: s.Synced, Error: strings.Join(s.Errors, "\n"), Saved: s.Saved})
-	}
-	return out
-}
-
-func capabilities(c plan.Caps) []plan.CapStatus {
-	out := make([]plan.CapStatus, len(c.All))
-	for i, x := range c.All {
-		out[i] = plan.CapStatus(x)
 	}
 	return out
 }

@@ -95,9 +95,9 @@ func (p *Policy) ownAddress(a netip.Addr) bool {
 
 // Capability is one thing this host can or can't do.
 type Capability struct {
-	Name      string
-	Supported bool
-	Reason    string // why not, and how to get it; or the version found
+	Name      string `json:"name"`
+	Supported bool   `json:"supported"`
+	Reason    string `json:"reason"` // why not, and how to get it; or the version found
 }
 
 // Caps are facts about this host, given as input: found out once at start, but

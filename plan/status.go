@@ -24,7 +24,7 @@ type Status struct {
 	Warnings      []string        `json:"warnings,omitempty"`  // what of others' may keep packets from services
 	Sync          SyncStatus      `json:"sync"`
 	Sources       []SourceStatus  `json:"sources"`
-	Capabilities  []CapStatus     `json:"capabilities"`
+	Capabilities  []Capability    `json:"capabilities"`
 	Services      []ServiceStatus `json:"services"`
 }
 
@@ -71,13 +71,6 @@ type SourceStatus struct {
 	// Saved is as of when the source was saved, where that is served because it couldn't be
 	// read since the start; else zero.
 	Saved time.Time `json:"saved,omitzero"`
-}
-
-// CapStatus is one capability of this host.
-type CapStatus struct {
-	Name      string `json:"name"`
-	Supported bool   `json:"supported"`
-	Reason    string `json:"reason"`
 }
 
 // ServiceStatus is one service port.

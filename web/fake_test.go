@@ -119,7 +119,7 @@ func shop() *fakeSource {
 			Version: "v0.1.0", Mode: plan.ModeIPTables, Node: "n1", UptimeSeconds: 42, Alive: true,
 			Sync:         plan.SyncStatus{Generation: 5, LastSuccess: start, DurationSeconds: 0.25},
 			Sources:      []plan.SourceStatus{{Name: "manifests", Synced: true, Error: "a.yaml:3: what\nb.yaml:9: what"}},
-			Capabilities: []plan.CapStatus{{Name: "iptables", Supported: true}, {Name: "ipvs"}},
+			Capabilities: []plan.Capability{{Name: "iptables", Supported: true}, {Name: "ipvs"}},
 			Services: []plan.ServiceStatus{
 				port("cart", "", "TCP", "10.96.0.9:6379", plan.Userspace, plan.StateQualifying),
 				port("web", "http", "TCP", "10.96.0.10:80", plan.IPTables, plan.StateOffloaded),

@@ -68,7 +68,7 @@ func TestNamesThatOccurTwice(t *testing.T) {
 	src := shop()
 	src.status.Sources = append(src.status.Sources, plan.SourceStatus{Name: "manifests", Error: "c.yaml:1: what"},
 		plan.SourceStatus{Name: "https://192.0.2.1:6443", Error: "away", Saved: time.Unix(1790000000, 0)})
-	src.status.Capabilities = append(src.status.Capabilities, plan.CapStatus{Name: "iptables"})
+	src.status.Capabilities = append(src.status.Capabilities, plan.Capability{Name: "iptables"})
 	reg := prometheus.NewPedanticRegistry()
 	NewMetrics(reg, metricsOf(src))
 	want := `

@@ -164,7 +164,7 @@ type NodeFigures struct {
 	Node           string                    `json:"node"`
 	Alive          bool                      `json:"alive"`
 	Exhausted      []plan.Resource           `json:"exhausted"`
-	Capabilities   []plan.CapStatus          `json:"capabilities"`
+	Capabilities   []plan.Capability         `json:"capabilities"`
 	Sources        []plan.SourceStatus       `json:"sources"`
 	Sync           NodeSync                  `json:"sync"`
 	Conntrack      Use                       `json:"conntrack"`

@@ -56,7 +56,7 @@ func (s *labSession) newTour(st plan.Status) tour {
 			t.fallback, t.servers = svc.Kernel, virtualServers(&svc)
 		}
 	}
-	t.tables = slices.ContainsFunc(st.Capabilities, func(c plan.CapStatus) bool { return c.Name == string(plan.NFTables) && c.Supported })
+	t.tables = slices.ContainsFunc(st.Capabilities, func(c plan.Capability) bool { return c.Name == string(plan.NFTables) && c.Supported })
 	if host, ok := s.net.HostAddress(); ok {
 		t.dashboard = fmt.Sprintf("http://%s:10249/", host)
 	}

@@ -220,11 +220,11 @@ func (n *node) replace(first *lab.Process, m lab.Manifest, plane plan.DataPlane,
 }
 
 // capabilities are what kproxy says it can do.
-func (n *node) capabilities() map[string]plan.CapStatus {
+func (n *node) capabilities() map[string]plan.Capability {
 	n.Helper()
 	st, err := n.client.Status(n.ctx)
 	n.must(err)
-	out := map[string]plan.CapStatus{}
+	out := map[string]plan.Capability{}
 	for _, c := range st.Capabilities {
 		out[c.Name] = c
 	}
@@ -232,7 +232,7 @@ func (n *node) capabilities() map[string]plan.CapStatus {
 }
 
 // privileged are the capabilities of kproxy in a privileged container.
-func (n *node) privileged() map[string]plan.CapStatus {
+func (n *node) privileged() map[string]plan.Capability {
 	n.Helper()
 	c, err := n.deploy.container("init")
 	n.must(err)

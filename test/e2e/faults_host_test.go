@@ -271,7 +271,7 @@ func (w *world) runThroughAllOfIt(variant string) {
 }
 
 // capability returns what kproxy says about this host.
-func (w *world) capability(name string) plan.CapStatus {
+func (w *world) capability(name string) plan.Capability {
 	w.Helper()
 	st, err := w.client.Status(w.ctx)
 	w.must(err)
@@ -281,7 +281,7 @@ func (w *world) capability(name string) plan.CapStatus {
 		}
 	}
 	w.Fatalf("there is no capability %s in the status", name)
-	return plan.CapStatus{}
+	return plan.Capability{}
 }
 
 // everything is what kproxy could have changed on the node.
