@@ -19,7 +19,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"slices"
 	"strings"
@@ -95,7 +94,6 @@ type Agent struct {
 	accounting *conntrack.Accounting
 	source     objects
 	prober     *probe.Scheduler
-	unprobed   []netip.Prefix // networks that the prober leaves out; the fast loop's own
 	// dirty are the service ports of which something else is known than for the current
 	// plan, which was made of a View of health of that revision. Both are the fast loop's.
 	dirty          map[service.Key]bool

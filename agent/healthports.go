@@ -33,10 +33,9 @@ type healthPorts struct {
 	log   *slog.Logger
 	event func(h plan.HealthPort, why string) // keeps the event that h can't be served
 
-	wake     chan struct{} // 1 slot
-	wanted   atomic.Pointer[wantedHealthPorts]
-	excluded []netip.Prefix      // networks that wanted leaves out; follow's own
-	failed   chan netip.AddrPort // a server that ended by itself
+	wake   chan struct{} // 1 slot
+	wanted atomic.Pointer[wantedHealthPorts]
+	failed chan netip.AddrPort // a server that ended by itself
 
 	mu        sync.Mutex                       // status and a successor read while run writes
 	open      map[netip.AddrPort]*healthServer // which run alone changes
@@ -76,12 +75,11 @@ func (h *healthPorts) follow(p *plan.Plan, d plan.Delta, addresses [2][]netip.Ad
 	}
 	was := h.wanted.Load()
 	w := &wantedHealthPorts{addresses: addresses}
-	if was != nil && d.SameHealthPorts() && slices.Equal(h.excluded, p.Policy.ExcludeCIDRs) {
+	if was != nil && d.SameHealthPorts() {
 		w.ports = was.ports
 	} else {
 		w.ports = plan.HealthPorts(p)
 	}
-	h.excluded = p.Policy.ExcludeCIDRs
 	h.wanted.Store(w)
 	if len(w.ports) == 0 && (was == nil || len(was.ports) == 0) {
 		return

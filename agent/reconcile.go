@@ -144,7 +144,9 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.dirty, a.healthRevision = map[service.Key]bool{}, in.Health.Revision
 	a.carried.forget(d)
 	a.recents.follow(d)
-	a.probe(snapshot, p, d)
+	if d.Full || !d.SameTargets(a.health) {
+		a.prober.Update(plan.Targets(snapshot, a.health, p.Policy.ExcludeCIDRs...))
+	}
 	a.logDetector(old, p)
 	a.healths.follow(p, d, healthAddresses(&p.Policy))
 	a.adopted = nil // only the first plan asks: a service that comes later is new
@@ -171,14 +173,6 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 		}
 	}
 	return p, nil
-}
-
-// probe has the endpoints of a snapshot probed that p's policy doesn't exclude.
-func (a *Agent) probe(s *service.Snapshot, p *plan.Plan, d plan.Delta) {
-	if exclude := p.Policy.ExcludeCIDRs; d.Full || !d.SameTargets(a.health) || !slices.Equal(exclude, a.unprobed) {
-		a.prober.Update(plan.Targets(s, a.health, exclude...))
-		a.unprobed = exclude
-	}
 }
 
 // commit makes p the current plan.
