@@ -173,8 +173,8 @@ func (a *Agent) Figures() plan.Figures {
 	for _, fam := range service.Families {
 		out.RestoreFailures[fam], out.ConntrackDeletions[fam] = f.restores[fam].Load(), f.deleted[fam].Load()
 	}
-	st, _ := a.sync.get()
-	out.Queued, out.Synced = a.sync.lastQueued(), st.LastSuccess
+	st := a.sync.get()
+	out.Queued, out.Synced = st.queued, st.status.LastSuccess
 	packets := a.countPackets()
 	out.InvalidDropped, out.Refused, out.Steered = packets.Invalid, packets.Refused, packets.Steered
 	out.PassFailures, out.RuleFailures = f.passFailures.Load(), f.ruleFailures.Load()

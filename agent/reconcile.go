@@ -138,7 +138,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 	a.figures.wrote(kernel.Applied{Entries: entries})
 	if err != nil {
 		a.repairing = true
-		return p, a.sync.failed(start, fmt.Errorf("update the redirect sets: %w", err))
+		return p, a.sync.failed(fmt.Errorf("update the redirect sets: %w", err))
 	}
 	a.commit(p, d)
 	a.dirty, a.healthRevision = map[service.Key]bool{}, in.Health.Revision
@@ -230,13 +230,18 @@ func (a *Agent) announce(events []plan.Event, first bool) {
 	a.events.publish(events)
 }
 
-// syncState is what is known of the fast loop's passes. Safe for concurrent use.
-type syncState struct {
-	mu      sync.Mutex
+// passes is what is known of the fast loop's.
+type passes struct {
 	status  plan.SyncStatus
-	queued  time.Time // when a pass was last due
-	pending time.Time // since when a change waits for a successful pass
-	last    []plan.SyncTime
+	queued  time.Time       // when one was last due
+	pending time.Time       // since when a change waits for a successful one
+	last    []plan.SyncTime // when they ended and how long they took, oldest first; never modified
+}
+
+// syncState holds passes. Safe for concurrent use.
+type syncState struct {
+	mu sync.Mutex
+	passes
 }
 
 // announceSync publishes what became of the syncs since it was last called. Only
@@ -289,20 +294,11 @@ func (s *syncState) begun(start time.Time) {
 	}
 }
 
-func (s *syncState) lastQueued() time.Time {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.queued
-}
-
 // failed records a failed pass and returns its error.
-func (s *syncState) failed(start time.Time, err error) error {
+func (s *syncState) failed(err error) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.status.LastError = err.Error()
-	if s.pending.IsZero() {
-		s.pending = start
-	}
 	return err
 }
 
@@ -314,21 +310,12 @@ func (s *syncState) done(took time.Duration) {
 		Generation: s.status.Generation + 1, LastSuccess: time.Now(), DurationSeconds: took.Seconds(),
 	}
 	s.pending = time.Time{}
-	if len(s.last) == maxSyncTimes {
-		s.last = append(s.last[:0], s.last[1:]...)
-	}
-	s.last = append(s.last, plan.SyncTime{Time: s.status.LastSuccess, DurationSeconds: s.status.DurationSeconds})
+	kept := s.last[max(0, len(s.last)-maxSyncTimes+1):]
+	s.last = slices.Concat(kept, []plan.SyncTime{{Time: s.status.LastSuccess, DurationSeconds: s.status.DurationSeconds}})
 }
 
-// recent returns when the last passes ended and how long they took, oldest first.
-func (s *syncState) recent() []plan.SyncTime {
+func (s *syncState) get() passes {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return slices.Clone(s.last)
-}
-
-func (s *syncState) get() (status plan.SyncStatus, pending time.Time) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.status, s.pending
+	return s.passes
 }

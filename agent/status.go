@@ -199,7 +199,7 @@ func (a *Agent) notReady() string {
 	case a.stopping.Load() != nil:
 		return "kproxy is being stopped"
 	}
-	st, _ := a.sync.get()
+	st := a.sync.get().status
 	if st.Generation == 0 {
 		if st.LastError != "" {
 			return "the first pass failed: " + st.LastError
@@ -229,7 +229,7 @@ func (a *Agent) notReady() string {
 // error of the sync, although the services it concerns are served in userspace.
 // No pass counts as a success before kproxy has been ready.
 func (a *Agent) syncStatus() plan.SyncStatus {
-	s, _ := a.sync.get()
+	s := a.sync.get().status
 	if !a.everReady() {
 		s.LastSuccess = time.Time{}
 	}
@@ -245,11 +245,11 @@ func (a *Agent) syncStatus() plan.SyncStatus {
 // LastSync returns when the last pass succeeded, zero until kproxy has been ready,
 // and since when a change waits for one, zero if none waits.
 func (a *Agent) LastSync() (success, pendingSince time.Time) {
-	s, pending := a.sync.get()
+	s := a.sync.get()
 	if !a.everReady() {
-		return time.Time{}, pending
+		return time.Time{}, s.pending
 	}
-	return s.LastSuccess, pending
+	return s.status.LastSuccess, s.pending
 }
 
 // Traffic reads what Status says of connections, and returns what calls each for every service port of the plan, without
@@ -320,7 +320,7 @@ func (a *Agent) Trace(ctx context.Context, req trace.Request) (trace.Result, err
 // two small files and lists sets without their entries; it runs no program.
 func (a *Agent) NodeFigures() plan.NodeFigures {
 	release, _ := kernel.Release() // empty if it can't be read
-	out := plan.NodeFigures{Kernel: release, Syncs: a.sync.recent(), Rules: map[string]map[string]int{}}
+	out := plan.NodeFigures{Kernel: release, Syncs: a.sync.get().last, Rules: map[string]map[string]int{}}
 	if count, limit, err := conntrack.Use(); err == nil { // else there is none, and 0 is true
 		out.Conntrack = plan.Usage{Count: count, Max: limit}
 	}

@@ -10,13 +10,13 @@ import (
 
 func TestSyncTimesAreBounded(t *testing.T) {
 	var s syncState
-	if got := s.recent(); len(got) != 0 {
+	if got := s.get().last; len(got) != 0 {
 		t.Fatalf("before the first pass: %v", got)
 	}
 	for i := range maxSyncTimes + 5 {
 		s.done(time.Duration(i) * time.Second)
 	}
-	got := s.recent()
+	got := s.get().last
 	if len(got) != maxSyncTimes || got[0].DurationSeconds != 5 || got[maxSyncTimes-1].DurationSeconds != maxSyncTimes+4 {
 		t.Errorf("got %d times from %v to %v, want the last %d in order", len(got), got[0], got[len(got)-1], maxSyncTimes)
 	}
