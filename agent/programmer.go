@@ -71,11 +71,9 @@ type written struct {
 // programResult is what the programmer reports. Its map is never modified.
 type programResult struct {
 	failed  map[service.Key]plan.Failure
-	passes  uint64
 	written bool // a pass has written the rules of every service, but for those that failed by name
 	lastOK  time.Time
 	lastErr error
-	took    time.Duration
 }
 
 func newProgrammer(plane kernel.Plane, log *slog.Logger, changed func(), applied func(was *plan.Plan, d plan.Delta)) *programmer {
@@ -304,9 +302,9 @@ func (g *programmer) pass(ctx context.Context) (full bool, err error) {
 			defer g.applied(was, d)
 			g.log.Debug("programmed the kernel", "chains", r.Applied.Chains, "rules", r.Applied.Rules, "entries", r.Applied.Entries, "virtual servers", r.Applied.Virtuals, "took", time.Since(start))
 		}
-		return r.Full, g.finish(start, g.wroteAll(), nil, nil)
+		return r.Full, g.finish(g.wroteAll(), nil, nil)
 	case !r.Tried:
-		return r.Full, g.finish(start, nil, nil, r.Err)
+		return r.Full, g.finish(nil, nil, r.Err)
 	}
 	defer g.applied(g.was, plan.Delta{Full: true})
 	g.exact = false
@@ -319,7 +317,7 @@ func (g *programmer) pass(ctx context.Context) (full bool, err error) {
 	if r.Err == nil {
 		r.Err = servicesFailed(len(failed))
 	}
-	return r.Full, g.finish(start, &written{all: g.plane.Programmed()}, failed, r.Err)
+	return r.Full, g.finish(&written{all: g.plane.Programmed()}, failed, r.Err)
 }
 
 // wroteAll notes that the kernel holds all that plan wants, and returns what that
@@ -378,7 +376,7 @@ func (g *programmer) failure(k service.Key, f plan.Failure) plan.Failure {
 }
 
 // finish publishes the outcome of a pass; nil for what was written leaves the last.
-func (g *programmer) finish(start time.Time, now *written, failed map[service.Key]plan.Failure, err error) error {
+func (g *programmer) finish(now *written, failed map[service.Key]plan.Failure, err error) error {
 	if err != nil {
 		g.figures.ruleFailures.Add(1)
 	}
@@ -392,7 +390,7 @@ func (g *programmer) finish(start time.Time, now *written, failed map[service.Ke
 	}
 	var some servicesFailed
 	r := programResult{
-		failed: failed, passes: old.passes + 1, lastOK: old.lastOK, lastErr: err, took: time.Since(start),
+		failed: failed, lastOK: old.lastOK, lastErr: err,
 		written: old.written || err == nil || errors.As(err, &some),
 	}
 	if err == nil {

@@ -454,7 +454,7 @@ func TestOneRefusedServiceDoesNotSpin(t *testing.T) {
 		time.Sleep(time.Minute)
 		synctest.Wait()
 		// 0.5, 1, 2, 4, 8, 16 and 30 seconds apart.
-		if n := m.report().passes; n > 8 {
+		if n := m.figures.ruleFailures.Load(); n > 8 {
 			t.Errorf("%d passes in a minute, want the back-off's few", n)
 		}
 		if again := m.report().failed[m.backend.refuses]; again != first {
