@@ -36,41 +36,37 @@ type heartbeat struct {
 	served atomic.Bool // alive, once
 }
 
-// run beats until ctx is done, then removes the entries at once, so that new
-// connections go to the kernel before this process stops accepting.
+// run beats until ctx is done or it is retired, then removes the entries at once, so that
+// new connections go to the kernel before this process stops accepting.
 func (h *heartbeat) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
-		return nil
 	case <-h.retired: // no rule leads to the forwarder
-		err := h.expire()
-		close(h.expired)
-		<-ctx.Done()
-		return err
 	case <-h.start:
+		h.beats(ctx)
 	}
+	h.alive.Store(false)
+	err := h.expire()
+	close(h.expired)
+	<-ctx.Done()
+	return err
+}
+
+func (h *heartbeat) beats(ctx context.Context) {
 	// Three beats in a lifetime: one may be lost or late without an effect.
 	tick := time.NewTicker(h.timeout / 3)
 	defer tick.Stop()
 	for {
 		select {
 		case <-h.retired:
+			return
 		default:
 			h.beat(ctx)
 		}
 		select {
 		case <-h.retired:
-			h.alive.Store(false)
-			err := h.expire()
-			close(h.expired)
-			if err != nil {
-				return err
-			}
-			<-ctx.Done()
-			return h.expire()
 		case <-ctx.Done():
-			h.alive.Store(false)
-			return h.expire()
+			return
 		case <-tick.C:
 		}
 	}

@@ -123,7 +123,7 @@ func TestHeartbeat(t *testing.T) {
 		var refreshed, expired atomic.Int32
 		var broken atomic.Bool
 		h := heartbeat{
-			timeout: 3 * time.Second, start: start, log: slog.New(slog.DiscardHandler),
+			timeout: 3 * time.Second, start: start, log: slog.New(slog.DiscardHandler), expired: make(chan struct{}),
 			probe: func(context.Context) error {
 				if broken.Load() {
 					return errors.New("the accept loop is stuck")
