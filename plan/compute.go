@@ -19,7 +19,6 @@ type computation struct {
 	node      service.Node
 	previous  *Plan // nil at start
 	kernel    kernelChoice
-	reasons   policyReasons
 	conflicts *conflicts
 	detects   [2]bool // something tells pods from other clients, per family
 	// localAddresses: a data plane that may be used answers on local addresses only.
@@ -163,7 +162,6 @@ func newComputation(previous *Plan, in Inputs) *computation {
 			c.schedulersTitle = a.Title + " "
 		}
 	}
-	c.reasons = reasonsOf(&in.Policy)
 	for _, f := range service.Families {
 		c.detects[f] = c.in.Policy.Detects(f)
 	}

@@ -128,9 +128,10 @@ func (c *computation) qualifying(s *Service, f *facts, m *memory, failure string
 	case f.panic != "":
 		out.reason, out.cause = f.panic, CausePanic
 	case !ready:
-		out.reason, out.cause = c.reasons.carry, CauseFew
+		out.reason, out.cause = carryText(p), CauseFew
 	case c.in.Now.Before(steadyAt):
-		out.reason, out.cause, out.qualifiesAt, out.wake = c.reasons.steady, CauseUnsteady, steadyAt, steadyAt
+		out.reason, out.cause = "its endpoints must stay as they are for "+durationText(p.OffloadAfter), CauseUnsteady
+		out.qualifiesAt, out.wake = steadyAt, steadyAt
 	case !c.programmed(s):
 		out.reason, out.cause = orFailure(failure, reasonWriting, CauseWriting)
 	default:

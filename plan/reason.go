@@ -75,22 +75,12 @@ const (
 	reasonKernelOnly = "SCTP is served by the kernel only"
 )
 
-// policyReasons are the reasons that depend on the policy only, made once per
-// Compute.
-type policyReasons struct {
-	carry  string
-	steady string
-}
-
-func reasonsOf(p *Policy) policyReasons {
-	r := policyReasons{
-		carry:  "waiting for its first connection",
-		steady: "its endpoints must stay as they are for " + durationText(p.OffloadAfter),
-	}
+// carryText says what a service waits for that has carried too little.
+func carryText(p *Policy) string {
 	if n := p.OffloadMinConnections; n > 1 {
-		r.carry = "waiting for its first " + strconv.FormatUint(n, 10) + " connections"
+		return "waiting for its first " + strconv.FormatUint(n, 10) + " connections"
 	}
-	return r
+	return "waiting for its first connection"
 }
 
 // refusal says why s serves no client; empty if it serves some.
