@@ -5,6 +5,7 @@ import (
 	"errors"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -95,9 +96,9 @@ func TestStaleCleanup(t *testing.T) {
 // What a plan requests is looked for by that plan, though it comes in force while a
 // clean-up begins.
 func TestSweepByThePlanThatOwes(t *testing.T) {
-	first, second := &plan.Plan{Mode: "first"}, &plan.Plan{Mode: "second"}
+	first, second := new(plan.Plan), new(plan.Plan)
 	current, comes := first, true
-	var by []plan.Mode
+	var by []*plan.Plan
 	s := &staleCleanup{wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler), cleaned: func(time.Duration) {}}
 	s.plan = func() *plan.Plan {
 		p := current
@@ -108,7 +109,7 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 		}
 		return p
 	}
-	s.stale = func(_ []*plan.Plan, p *plan.Plan) error { by = append(by, p.Mode); return nil }
+	s.stale = func(_ []*plan.Plan, p *plan.Plan) error { by = append(by, p); return nil }
 	s.halfOpen = func(*plan.Plan) error { return nil }
 	for s.all(); len(s.wake) > 0; {
 		<-s.wake
@@ -116,8 +117,8 @@ func TestSweepByThePlanThatOwes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	if diff := cmp.Diff([]plan.Mode{"first", "second"}, by); diff != "" {
-		t.Errorf("plans cleaned up by (-want +got):\n%s", diff)
+	if want := []*plan.Plan{first, second}; !slices.Equal(want, by) {
+		t.Errorf("cleaned up by %v, want %v", by, want)
 	}
 }
 

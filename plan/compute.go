@@ -44,7 +44,7 @@ func Compute(previous *Plan, in Inputs) (*Plan, Delta) {
 	c := newComputation(previous, in)
 	n := c.snapshot.Len()
 	p := &Plan{
-		Time: in.Now, Mode: in.Policy.Mode, Kernel: c.kernel.names(), Forwarding: in.Caps.Forwarding,
+		Time: in.Now, Kernel: c.kernel.names(), Forwarding: in.Caps.Forwarding,
 		Node: c.node, Policy: c.in.Policy,
 		Services: make([]*Service, n), conflicts: c.conflicts, kernel: c.kernel,
 		TellsClients: len(c.kernel.planes) > 0 && !c.kernel.any(func(a *Abilities) bool { return !a.TellsClients }),

@@ -83,8 +83,7 @@ const (
 // Plan is what every stage downstream carries out. Services are in key order.
 type Plan struct {
 	Time time.Time
-	Mode Mode
-	// Kernel are the kernel data planes that Mode leads to on this host, in order of
+	// Kernel are the kernel data planes that Policy.Mode leads to on this host, in order of
 	// preference: a service gets the first of those that fall least short of what it
 	// asks for. There is none in mode userspace.
 	Kernel []DataPlane
@@ -123,7 +122,7 @@ func (p *Plan) Offloads() bool { return len(p.Kernel) > 0 }
 
 // Empty returns p without its services.
 func (p *Plan) Empty() *Plan {
-	return &Plan{Mode: p.Mode, Kernel: p.Kernel, TellsClients: p.TellsClients, Policy: p.Policy}
+	return &Plan{Kernel: p.Kernel, TellsClients: p.TellsClients, Policy: p.Policy}
 }
 
 // Service is the decision for one service port.

@@ -27,7 +27,7 @@ func Planes(has ...plan.DataPlane) []plan.Abilities {
 
 // Plan returns a plan of services, in key order, with hashes filled in.
 func Plan(mode plan.Mode, services ...*plan.Service) *plan.Plan {
-	p := &plan.Plan{Mode: mode, Kernel: []plan.DataPlane{plan.IPTables}, TellsClients: true, Services: slices.Clone(services)}
+	p := &plan.Plan{Kernel: []plan.DataPlane{plan.IPTables}, TellsClients: true, Services: slices.Clone(services)}
 	switch mode {
 	case plan.ModeUserspace:
 		p.Kernel, p.TellsClients = nil, false

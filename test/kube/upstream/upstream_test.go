@@ -129,7 +129,7 @@ func (w *world) compare(t *testing.T, o *objects, seen []int) int {
 					seen[at]++
 					continue
 				}
-				t.Errorf("%s, mode %s: %s (-upstream +kproxy):\n%s", w.name, p.Mode, &f, cmp.Diff(want, got))
+				t.Errorf("%s, mode %s: %s (-upstream +kproxy):\n%s", w.name, p.Policy.Mode, &f, cmp.Diff(want, got))
 				if wrong++; wrong == 10 {
 					t.Log("there may be more")
 					return tried
@@ -249,7 +249,7 @@ var exceptions = []exception{
 		name:   "SCTP in mode userspace",
 		reason: "userspace forwards TCP and UDP; without a kernel data plane nothing serves SCTP, and it is refused",
 		is: func(f *flow, p *plan.Plan, kproxy, _ outcome) bool {
-			return p.Mode == plan.ModeUserspace && f.protocol == service.SCTP && kproxy.is(reject)
+			return p.Policy.Mode == plan.ModeUserspace && f.protocol == service.SCTP && kproxy.is(reject)
 		},
 	},
 	{
@@ -257,7 +257,7 @@ var exceptions = []exception{
 		reason: "IPVS can't choose endpoints by client, and userspace, which does it for TCP and UDP, has no SCTP: pods and the node itself reach " +
 			"local endpoints only, as in upstream's ipvs mode",
 		is: func(f *flow, p *plan.Plan, _, _ outcome) bool {
-			return p.Mode == plan.ModeIPVS && f.protocol == service.SCTP && f.place != clusterIP &&
+			return p.Policy.Mode == plan.ModeIPVS && f.protocol == service.SCTP && f.place != clusterIP &&
 				f.service.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal && (f.client.node || isPod(f, p))
 		},
 	},
