@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"time"
 
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/service"
@@ -74,10 +75,12 @@ type HealthPort struct {
 	Endpoints int
 	// Problem says why kproxy doesn't answer there; empty if nothing is wrong.
 	Problem string
+
+	created time.Time // of the Service
 }
 
 // HealthPorts returns what p wants to be answered at health-check node ports,
-// in order of family, port and Service. As in kube-proxy each family has a
+// in order of family, port and Service, the older first. As in kube-proxy each family has a
 // server and a count of its own. A Service that is left to another proxy has none.
 func HealthPorts(p *Plan) []HealthPort {
 	var out []HealthPort
@@ -88,7 +91,7 @@ func HealthPorts(p *Plan) []HealthPort {
 			if last != nil && counts[f].served {
 				out = append(out, HealthPort{
 					Family: service.Family(f), Port: last.HealthCheckNodePort, Namespace: last.Namespace, Name: last.Name,
-					Endpoints: len(counts[f].addresses),
+					Endpoints: len(counts[f].addresses), created: last.Created,
 				})
 			}
 			counts[f] = healthCount{}
@@ -138,7 +141,7 @@ func (h *healthCount) add(policy *Policy, s *Service, f service.Family) {
 			continue
 		}
 		all++
-		if slices.ContainsFunc(policy.ExcludeCIDRs, func(c netip.Prefix) bool { return c.Contains(a) }) {
+		if policy.excluded(a) {
 			continue
 		}
 		own++
@@ -159,44 +162,29 @@ func (h *healthCount) add(policy *Policy, s *Service, f service.Family) {
 // port, whose connections go to endpoints before a server here would see them.
 func settleHealthPorts(p *Plan, ports []HealthPort) {
 	slices.SortFunc(ports, func(a, b HealthPort) int {
-		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
+		return cmp.Or(cmp.Compare(a.Family, b.Family), cmp.Compare(a.Port, b.Port), a.created.Compare(b.created), cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name))
 	})
-	nodePorts, created := map[uint16]service.Key{}, map[[2]string]*service.Port{}
+	nodePorts := map[uint16]service.Key{}
 	for _, s := range p.Services {
 		if s.Port.NodePort != 0 && s.Port.Protocol == service.TCP {
 			nodePorts[s.Port.NodePort] = s.Port.Key
 		}
-		if s.Port.HealthCheckNodePort != 0 {
-			created[[2]string{s.Port.Namespace, s.Port.Name}] = s.Port
-		}
-	}
-	of := func(h *HealthPort) *service.Port { return created[[2]string{h.Namespace, h.Name}] }
-	type at struct {
-		f    service.Family
-		port uint16
-	}
-	winners := map[at]*HealthPort{}
-	for i := range ports {
-		h := &ports[i]
-		if w := winners[at{h.Family, h.Port}]; w == nil || of(h).Created.Before(of(w).Created) {
-			winners[at{h.Family, h.Port}] = h
-		}
 	}
 	const remedy = ": load balancers can't learn whether this node has endpoints; give one of the two another port"
+	var first *HealthPort // of those that want a port
 	for i := range ports {
 		h := &ports[i]
-		w := winners[at{h.Family, h.Port}]
+		if first == nil || first.Family != h.Family || first.Port != h.Port {
+			first = h
+		}
 		if k, taken := nodePorts[h.Port]; taken {
 			h.Problem = fmt.Sprintf("its health check node port %d is the node port of %s%s", h.Port, k, remedy)
-		} else if w != h {
-			h.Problem = fmt.Sprintf("its health check node port %d belongs to %s/%s, which %s%s", h.Port, w.Namespace, w.Name, older(of(w), of(h)), remedy)
+		} else if first != h {
+			why := "comes first by name"
+			if first.created.Before(h.created) {
+				why = "is older"
+			}
+			h.Problem = fmt.Sprintf("its health check node port %d belongs to %s/%s, which %s%s", h.Port, first.Namespace, first.Name, why, remedy)
 		}
 	}
-}
-
-func older(winner, loser *service.Port) string {
-	if winner.Created.Before(loser.Created) {
-		return "is older"
-	}
-	return "comes first by name"
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -72,7 +73,7 @@ func TestHealthPorts(t *testing.T) {
 		{"one port for two: the older Service has it", func(w *world) {
 			w.set(port("a", checked(32000, func(p *service.Port) { p.Created = t0.Add(time.Hour) })))
 			w.set(port("b", checked(32000)))
-		}, []HealthPort{at(service.IPv4, 32000, "a", 0, "its health check node port 32000 belongs to ns/b, which is older"), at(service.IPv4, 32000, "b", 0)}},
+		}, []HealthPort{at(service.IPv4, 32000, "b", 0), at(service.IPv4, 32000, "a", 0, "its health check node port 32000 belongs to ns/b, which is older")}},
 		{"of equally old ones the first", func(w *world) {
 			w.set(port("a", checked(32000)))
 			w.set(port("b", checked(32000)))
@@ -101,7 +102,7 @@ func TestHealthPorts(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			w := newWorld(t)
 			tt.build(w)
-			if diff := cmp.Diff(tt.want, HealthPorts(w.compute())); diff != "" {
+			if diff := cmp.Diff(tt.want, HealthPorts(w.compute()), cmpopts.IgnoreUnexported(HealthPort{})); diff != "" {
 				t.Errorf("health ports (-want +got):\n%s", diff)
 			}
 		})
