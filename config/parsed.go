@@ -31,21 +31,13 @@ func (c Config) HealthCheck() service.Check {
 }
 
 // NodeAddresses returns --node-ip.
-func (c Config) NodeAddresses() []netip.Addr {
-	var out []netip.Addr
-	for _, s := range c.NodeIPs {
-		if a, err := source.ParseAddr(s); err == nil {
-			out = append(out, a)
-		}
-	}
-	return out
-}
+func (c Config) NodeAddresses() []netip.Addr { return source.Addrs(c.NodeIPs) }
 
 // PodNetworks returns --cluster-cidr.
-func (c Config) PodNetworks() []netip.Prefix { return prefixes(c.ClusterCIDRs) }
+func (c Config) PodNetworks() []netip.Prefix { return source.Prefixes(c.ClusterCIDRs) }
 
 // ExcludedNetworks returns --exclude-cluster-cidr.
-func (c Config) ExcludedNetworks() []netip.Prefix { return prefixes(c.ExcludeClusterCIDRs) }
+func (c Config) ExcludedNetworks() []netip.Prefix { return source.Prefixes(c.ExcludeClusterCIDRs) }
 
 // NodePortNetworks returns --nodeport-addresses with AllAddresses and
 // LocalhostAddresses spelt out; primary says that the node's primary addresses
@@ -57,14 +49,14 @@ func (c Config) NodePortNetworks() (networks []netip.Prefix, primary bool) {
 			continue
 		}
 		networks = append(networks, nodePortWords[s]...)
-		networks = append(networks, prefixes([]string{s})...)
+		networks = append(networks, source.Prefixes([]string{s})...)
 	}
 	return networks, primary
 }
 
 var nodePortWords = map[string][]netip.Prefix{
-	AllAddresses:       prefixes([]string{"0.0.0.0/0", "::/0"}),
-	LocalhostAddresses: prefixes([]string{"127.0.0.0/8", "::1/128"}),
+	AllAddresses:       source.Prefixes([]string{"0.0.0.0/0", "::/0"}),
+	LocalhostAddresses: source.Prefixes([]string{"127.0.0.0/8", "::1/128"}),
 }
 
 // TCPTimeoutOf returns --ipvs-tcp-timeout, given conntrack's time-out for
@@ -108,16 +100,6 @@ func parseLevel(s string) (slog.Level, error) {
 		return slog.LevelError, nil
 	}
 	return slog.LevelInfo, strconv.ErrSyntax
-}
-
-func prefixes(in []string) []netip.Prefix {
-	var out []netip.Prefix
-	for _, s := range in {
-		if p, err := source.ParsePrefix(s); err == nil {
-			out = append(out, p)
-		}
-	}
-	return out
 }
 
 // The ports of kube-proxy's servers, which are kproxy's too.

@@ -3,6 +3,7 @@ package source
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	netutils "k8s.io/utils/net"
@@ -46,13 +47,22 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	return p.Masked(), nil
 }
 
-// addrs parses what can be parsed and is of a wanted family.
-func addrs(in []string, want families) []netip.Addr {
-	var out []netip.Addr
+// Addrs returns what ParseAddr reads, and leaves out the rest.
+func Addrs(in []string) []netip.Addr { return parsed(in, ParseAddr) }
+
+// Prefixes returns what ParsePrefix reads, and leaves out the rest.
+func Prefixes(in []string) []netip.Prefix { return parsed(in, ParsePrefix) }
+
+func parsed[T any](in []string, parse func(string) (T, error)) (out []T) {
 	for _, s := range in {
-		if a, err := ParseAddr(s); err == nil && want.has(a) {
-			out = append(out, a)
+		if x, err := parse(s); err == nil {
+			out = append(out, x)
 		}
 	}
 	return out
+}
+
+// addrs are those of a wanted family.
+func addrs(in []string, want families) []netip.Addr {
+	return slices.DeleteFunc(Addrs(in), func(a netip.Addr) bool { return !want.has(a) })
 }

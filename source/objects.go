@@ -187,13 +187,7 @@ func podCIDRs(n *corev1.Node) []netip.Prefix {
 	if len(list) == 0 {
 		list = []string{n.Spec.PodCIDR}
 	}
-	var out []netip.Prefix
-	for _, s := range list {
-		if p, err := ParsePrefix(s); err == nil {
-			out = append(out, p)
-		}
-	}
-	return out
+	return Prefixes(list)
 }
 
 // Status is what is known of one place that objects come from: a configured

@@ -261,19 +261,21 @@ func TestServiceFields(t *testing.T) {
 				p.SourceRanges, p.ExternallyAccessible = prefixes("10.0.0.0/8", "192.0.2.0/24"), true
 			},
 		},
-		"a range of length 0 allows all": {
+		"a range of length 0 is one": { // which allows all of its family; plan goes by that
 			`{type: LoadBalancer, loadBalancerSourceRanges: ["10.0.0.0/8", "0.0.0.0/0"], ports: [{port: 80}]}`,
-			func(p *service.Port) { p.ExternallyAccessible = true },
+			func(p *service.Port) {
+				p.SourceRanges, p.ExternallyAccessible = prefixes("0.0.0.0/0", "10.0.0.0/8"), true
+			},
 		},
-		"a range of length 0 of another family doesn't": {
+		"a range of length 0 of another family": {
 			`{type: LoadBalancer, loadBalancerSourceRanges: ["10.0.0.0/8", "::/0"], ports: [{port: 80}]}`,
 			func(p *service.Port) { p.SourceRanges, p.ExternallyAccessible = prefixes("10.0.0.0/8"), true },
 		},
-		"a range of length 0 allows all of its family only": {
+		"a range of length 0 in one of two families": {
 			`{clusterIPs: [10.96.0.1, "fd00::1"], type: LoadBalancer, loadBalancerSourceRanges: ["10.0.0.0/8", "::/0"], ports: [{port: 80}]}`,
 			func(p *service.Port) {
 				p.ClusterIPs = ips("10.96.0.1", "fd00::1")
-				p.SourceRanges, p.ExternallyAccessible = prefixes("10.0.0.0/8"), true
+				p.SourceRanges, p.ExternallyAccessible = prefixes("10.0.0.0/8", "::/0"), true
 			},
 		},
 		"affinity without a time-out": {

@@ -31,7 +31,7 @@ func clusterIPs(svc *corev1.Service) []netip.Addr {
 	if len(list) == 0 {
 		list = []string{svc.Spec.ClusterIP}
 	}
-	return addrs(list, families{true, true}) // "None" and "" are no addresses
+	return Addrs(list) // "None" and "" are no addresses
 }
 
 // basePort is what svc's ports have in common.
@@ -50,7 +50,7 @@ func basePort(svc *corev1.Service) service.Port {
 	p.ExternalIPs = served(&p, "spec.externalIPs", svc.Spec.ExternalIPs, want)
 	if svc.Spec.Type == corev1.ServiceTypeLoadBalancer {
 		p.LoadBalancerIPs = served(&p, "status.loadBalancer.ingress", ingressIPs(svc), want)
-		p.SourceRanges = sourceRanges(svc.Spec.LoadBalancerSourceRanges, want)
+		p.SourceRanges = slices.DeleteFunc(Prefixes(svc.Spec.LoadBalancerSourceRanges), func(r netip.Prefix) bool { return !want.has(r.Addr()) })
 	}
 	p.ExternallyAccessible = externallyAccessible(&svc.Spec)
 	p.ExternalLocal = p.ExternallyAccessible && svc.Spec.ExternalTrafficPolicy == corev1.ServiceExternalTrafficPolicyLocal
@@ -138,24 +138,4 @@ func ingressIPs(svc *corev1.Service) []string {
 		}
 	}
 	return out
-}
-
-// sourceRanges returns the ranges of the wanted families. A family with a
-// range of length 0 is left without any, which allows all of it.
-func sourceRanges(in []string, want families) []netip.Prefix {
-	var out []netip.Prefix
-	var all families
-	for _, s := range in {
-		if p, err := ParsePrefix(s); err == nil && want.has(p.Addr()) {
-			out = append(out, p)
-			all[service.FamilyOf(p.Addr())] = all[service.FamilyOf(p.Addr())] || p.Bits() == 0
-		}
-	}
-	kept := out[:0]
-	for _, p := range out {
-		if !all.has(p.Addr()) {
-			kept = append(kept, p)
-		}
-	}
-	return kept
 }
