@@ -87,7 +87,8 @@ func CheckHost(ctx context.Context) (HostReport, error) {
 			return HostReport{}, err
 		}
 	}
-	for _, m := range modes {
+	for _, name := range config.Modes {
+		m := plan.Mode(name)
 		var errs []error
 		for _, d := range ds.of(m) {
 			err := errors.Join(facts[d].Missing, tracking)

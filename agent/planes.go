@@ -44,21 +44,6 @@ var howTo = map[plan.DataPlane]string{
 	plan.NFTables: "get what it says, or choose --mode iptables or userspace",
 }
 
-// modes are the modes of which there is one; those but the first two are named for the
-// data plane that they can't do without.
-var modes = []plan.Mode{plan.ModeAuto, plan.ModeUserspace, plan.ModeIPTables, plan.ModeIPVS, plan.ModeNFTables}
-
-// ErrNoMode is the end of an Agent whose mode isn't one.
-var ErrNoMode = errors.New("is no mode")
-
-// checkMode reports whether m is a mode.
-func checkMode(m plan.Mode) error {
-	if !slices.Contains(modes, m) {
-		return fmt.Errorf("--mode %s %w; use auto, userspace, iptables, ipvs or nftables", m, ErrNoMode)
-	}
-	return nil
-}
-
 // drivers are in order of preference. One goroutine uses them.
 type drivers []kernel.Driver
 

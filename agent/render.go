@@ -95,9 +95,6 @@ type Section = kernel.Section
 // would be programmed for it. Services stand as at the first start: in
 // userspace, with their fallback rules. Equal Services give equal text.
 func Render(ctx context.Context, o RenderOptions) ([]Section, error) {
-	if err := checkMode(o.Mode); err != nil {
-		return nil, err
-	}
 	snapshot, err := o.load(ctx)
 	if err != nil {
 		return nil, err

@@ -31,9 +31,6 @@ const startBound = 15 * time.Second
 // the kernel's rules.
 func (a *Agent) setUp(ctx context.Context) error {
 	mode := a.policy.Mode
-	if err := checkMode(mode); err != nil {
-		return err
-	}
 	ds := driversOf(a.cfg)
 	host, err := ds.probe(ctx, mode, &a.cfg, false)
 	if err == nil {
@@ -243,9 +240,6 @@ func (a *Agent) adopt(ctx context.Context) (*plan.Plan, error) {
 // programmed, and a kproxy that runs on this node isn't disturbed.
 func (a *Agent) Prepare(ctx context.Context) error {
 	mode := a.policy.Mode
-	if err := checkMode(mode); err != nil {
-		return err
-	}
 	if err := loadConntrack(); err != nil {
 		return &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
 	}

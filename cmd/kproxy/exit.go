@@ -7,7 +7,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/agent"
 	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/source/kube"
@@ -69,7 +68,7 @@ func hostError(err error) error {
 		return &exitError{exitHost, fmt.Errorf("%w; run kproxy as root", err)}
 	case errors.Is(err, os.ErrPermission):
 		return &exitError{exitHost, err}
-	case errors.Is(err, agent.ErrNoMode), errors.As(err, &access), errors.As(err, &setting):
+	case errors.As(err, &access), errors.As(err, &setting):
 		return &exitError{exitUsage, err}
 	}
 	return err
