@@ -282,16 +282,6 @@ func connectionsOf(us userspace.Counters, k conntrack.Figures) plan.Connections 
 	}
 }
 
-// Ports returns a row for every port of a service, without the counters; none if
-// there is no such service.
-func (a *Agent) Ports(namespace, name string) []plan.ServiceStatus {
-	p := a.current.Load()
-	if p == nil {
-		return nil
-	}
-	return p.RowsOf(namespace, name)
-}
-
 // Trace follows a packet through the kernel as it is now, and through userspace
 // as the plan in force has it. It changes nothing; a request may ask it to send
 // one probe.

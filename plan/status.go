@@ -186,17 +186,6 @@ func (p *Plan) Rows(now time.Time) []ServiceStatus {
 	return out
 }
 
-// RowsOf is Rows for the ports of one service.
-func (p *Plan) RowsOf(namespace, name string) []ServiceStatus {
-	var out []ServiceStatus
-	for _, s := range p.Services {
-		if s.Port.Namespace == namespace && s.Port.Name == name {
-			out = append(out, s.Row(p.Time))
-		}
-	}
-	return out
-}
-
 // Row returns the status of s as of now, without the counters. Its endpoints
 // are in the order of s.Endpoints.
 func (s *Service) Row(now time.Time) ServiceStatus {

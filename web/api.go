@@ -136,9 +136,6 @@ type Source interface {
 
 // Pins keeps new connections in the data planes that users want.
 type Pins interface {
-	// Ports returns what Status says of the ports of one service, without the
-	// counters; none if there is no such service.
-	Ports(namespace, name string) []plan.ServiceStatus
 	// Pin keeps a service port in a data plane until PreferAuto.
 	Pin(k service.Key, p service.Preference) error
 	// Drain drains the node, or ends that.

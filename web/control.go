@@ -60,7 +60,7 @@ func Control(src Source, rec *Recorder, handOver func(*net.UnixConn)) http.Handl
 	return mux
 }
 
-func pin(src Pins) http.HandlerFunc {
+func pin(src Source) http.HandlerFunc {
 	return answer(func(w http.ResponseWriter, r *http.Request) (any, error) {
 		var req PinRequest
 		dec := json.NewDecoder(http.MaxBytesReader(w, r.Body, maxPinBody))
@@ -77,7 +77,7 @@ func pin(src Pins) http.HandlerFunc {
 		if !slices.Contains([]service.Preference{service.PreferAuto, service.PreferUserspace, service.PreferKernel}, req.Preference) {
 			return nil, httpError{http.StatusBadRequest, fmt.Sprintf("%q is not a preference; use userspace, kernel or auto", string(req.Preference))}
 		}
-		keys, err := match(src.Ports(req.Namespace, req.Name), req)
+		keys, err := match(src.Status().Services, req)
 		if err != nil {
 			return nil, httpError{http.StatusNotFound, err.Error()}
 		}
@@ -106,12 +106,15 @@ func drain(src Pins) http.HandlerFunc {
 	})
 }
 
-// match finds those of a service's ports that a request means.
+// match finds the service ports that a request means.
 func match(services []plan.ServiceStatus, req PinRequest) ([]service.Key, error) {
 	var keys []service.Key
 	var ports []string
 	for i := range services {
 		s := &services[i]
+		if s.Namespace != req.Namespace || s.Name != req.Name {
+			continue
+		}
 		ports = append(ports, portNames(s))
 		number := func(a netip.AddrPort) bool { return strconv.Itoa(int(a.Port())) == req.Port }
 		if req.Port != "" && req.Port != s.Port && !slices.ContainsFunc(s.Addresses, number) {

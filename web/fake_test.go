@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -27,10 +26,6 @@ func (f *fakeSource) Status() plan.Status {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.status
-}
-
-func (f *fakeSource) Ports(namespace, name string) []plan.ServiceStatus {
-	return slices.DeleteFunc(slices.Clone(f.Status().Services), func(s plan.ServiceStatus) bool { return s.Namespace != namespace || s.Name != name })
 }
 
 func (f *fakeSource) Connections(context.Context) ([]plan.ConnectionStatus, error) {

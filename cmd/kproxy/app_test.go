@@ -63,10 +63,6 @@ func (f *fakeProxy) Connections(context.Context) ([]plan.ConnectionStatus, error
 	return f.connections, nil
 }
 
-func (f *fakeProxy) Ports(namespace, name string) []plan.ServiceStatus {
-	return slices.DeleteFunc(slices.Clone(f.status.Services), func(s plan.ServiceStatus) bool { return s.Namespace != namespace || s.Name != name })
-}
-
 func (f *fakeProxy) Drain(bool) error { return nil }
 
 func (f *fakeProxy) Pin(k service.Key, p service.Preference) error {
