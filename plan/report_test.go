@@ -118,18 +118,6 @@ func TestEmpty(t *testing.T) {
 	}
 }
 
-// TestSourceIsCurrent: where a service was read isn't part of any hash, but a
-// plan names the data plane of the moment.
-func TestSourceIsCurrent(t *testing.T) {
-	w := newWorld(t)
-	w.set(port("a"), "10.0.0.1 n1 ready")
-	w.compute()
-	change(func(p *service.Port) { p.Source = "other.yaml:7" })(w)
-	if s := w.one(); s.Port.Source != "other.yaml:7" {
-		t.Errorf("source %q", s.Port.Source)
-	}
-}
-
 // TestSameTargets: a change of what nobody probes leaves the probes as they are.
 func TestSameTargets(t *testing.T) {
 	off := testHealth

@@ -93,7 +93,7 @@ func (s *Snapshot) follow(old *Snapshot, names []Name) {
 		first--
 		n += len(old.steps[first].names)
 	}
-	s.steps = append(slices.Clone(old.steps[first:]), step{old.sum.hash, names})
+	s.steps = append(slices.Clone(old.steps[first:]), step{old.sum, names})
 }
 
 // since returns the Services, sorted, in which s may differ from old, and whether that
@@ -104,7 +104,7 @@ func (s *Snapshot) since(old *Snapshot) (names []Name, known bool) {
 	}
 	for _, st := range slices.Backward(s.steps) {
 		names = append(names, st.names...)
-		if st.before == old.sum.hash {
+		if st.before == old.sum {
 			slices.SortFunc(names, Name.Compare)
 			return slices.Compact(names), true
 		}

@@ -157,9 +157,7 @@ func newEntry(p *Port, eps []Endpoint) entry {
 	h := NewHasher()
 	h.port(p)
 	h.endpoints(eps)
-	content := uint64(h)
-	h.String(p.Source)
-	return entry{p, eps, hashes{content, uint64(h)}}
+	return entry{p, eps, uint64(h)}
 }
 
 func hashPort(p *Port) uint64 {

@@ -112,7 +112,7 @@ type Port struct {
 	// The Port is served as without them.
 	Problems []string
 
-	Source string // where it was read: "file:line", or the API server
+	Source string // "file:line" where it was read; empty for the API server
 }
 
 // Endpoint is one address that serves a Port.

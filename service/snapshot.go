@@ -15,7 +15,7 @@ import (
 type Snapshot struct {
 	node    Node
 	entries []entry
-	sum     hashes // of the mixed hashes of entries
+	sum     uint64 // of the mixed hashes of entries
 	hash    uint64 // of everything but where ports were read
 	steps   []step // the last changes that led here, the latest last
 }
@@ -23,13 +23,7 @@ type Snapshot struct {
 type entry struct {
 	port      *Port
 	endpoints []Endpoint
-	hashes
-}
-
-// hashes are those of a service port and its endpoints, or sums of such.
-type hashes struct {
-	content uint64 // without where it was read, which changes nothing for clients
-	hash    uint64 // with it
+	hash      uint64 // of both, but for where they were read
 }
 
 // Node returns this node.
@@ -147,13 +141,12 @@ func (b *Builder) Build() *Snapshot {
 	return s
 }
 
-// count adds the hashes of list to the sums n times. A sum knows no order, and needs
-// none: an entry's hashes cover its key, and the order is that of the keys. So a
+// count adds the hashes of list to the sum n times. A sum knows no order, and needs
+// none: an entry's hash covers its key, and the order is that of the keys. So a
 // Snapshot that differs from another in one entry is hashed by reading that one.
 func (s *Snapshot) count(list []entry, n int) {
 	for i := range list {
-		s.sum.content += uint64(n) * mixed(list[i].content)
-		s.sum.hash += uint64(n) * mixed(list[i].hash)
+		s.sum += uint64(n) * mixed(list[i].hash)
 	}
 }
 
@@ -162,7 +155,7 @@ func (s *Snapshot) rehash() {
 	h := NewHasher()
 	h.node(&s.node)
 	h.Uint(uint64(len(s.entries)))
-	h.Uint(s.sum.content)
+	h.Uint(s.sum)
 	s.hash = uint64(h)
 }
 

@@ -100,7 +100,7 @@ func world(t *testing.T) *api {
 func (a *api) fromScratch() *service.Snapshot {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	o := source.Objects{Where: func(*corev1.Service) string { return sourceName }}
+	o := source.Objects{}
 	for _, x := range a.objects["services"] {
 		o.Services = append(o.Services, x.(*corev1.Service))
 	}
@@ -147,11 +147,6 @@ func TestFollow(t *testing.T) {
 			want := []source.Status{{Name: "http://" + a.address, Synced: true}}
 			if diff := cmp.Diff(want, s.Status()); diff != "" {
 				t.Errorf("status (-want +got):\n%s", diff)
-			}
-			for p := range s.Latest().All() {
-				if p.Source != "Kubernetes API" {
-					t.Errorf("%s is from %q", p.Key, p.Source)
-				}
 			}
 		})
 	}

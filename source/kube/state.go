@@ -14,9 +14,6 @@ import (
 	"kproxy.dev/kproxy/source"
 )
 
-// sourceName is what service.Port.Source says.
-const sourceName = "Kubernetes API"
-
 // state is what the API has said so far, and which Services are to be converted
 // anew. Safe for concurrent use.
 type state struct {
@@ -135,7 +132,6 @@ func (s *state) take(everything bool) (source.Objects, map[name]bool, [2][]time.
 	o := source.Objects{
 		Nodes:         s.lastNode(),
 		NodeAddresses: s.addresses,
-		Where:         func(*corev1.Service) string { return sourceName },
 	}
 	add := func(k name) {
 		svc, ok := s.services.get(k)
