@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"sync"
@@ -50,18 +51,15 @@ func fresh[T any]() *T { return new(T) }
 // wake says that there is something to convert.
 func (s *state) wake() { wake(s.kick) }
 
-func (s *state) serviceChanged(was, is *corev1.Service, had, has bool) {
-	if had {
-		s.dirty[nameOf(was)] = true
-	}
-	if has {
-		s.dirty[nameOf(is)] = true
+func (s *state) serviceChanged(was, is *corev1.Service) {
+	if o := cmp.Or(is, was); o != nil {
+		s.dirty[nameOf(o)] = true
 	}
 	s.wake()
 }
 
-func (s *state) sliceChanged(was, is *discoveryv1.EndpointSlice, had, has bool) {
-	if had {
+func (s *state) sliceChanged(was, is *discoveryv1.EndpointSlice) {
+	if was != nil {
 		k := serviceOf(was)
 		s.of[k] = slices.DeleteFunc(s.of[k], func(n string) bool { return n == was.Name })
 		if len(s.of[k]) == 0 {
@@ -69,7 +67,7 @@ func (s *state) sliceChanged(was, is *discoveryv1.EndpointSlice, had, has bool) 
 		}
 		s.dirty[k] = true
 	}
-	if has {
+	if is != nil {
 		k := serviceOf(is)
 		s.triggers.changed(was, is)
 		s.of[k] = append(s.of[k], is.Name)
@@ -78,8 +76,8 @@ func (s *state) sliceChanged(was, is *discoveryv1.EndpointSlice, had, has bool) 
 	s.wake()
 }
 
-func (s *state) nodeChanged(_, is *corev1.Node, _, has bool) {
-	if has && is.Name == s.node {
+func (s *state) nodeChanged(_, is *corev1.Node) {
+	if is != nil && is.Name == s.node {
 		s.own = withFacts(is, s.own)
 	}
 	s.wake()

@@ -18,8 +18,8 @@ type table[T object] struct {
 	mu      *sync.Mutex // guards everything below; tables that are read together share it
 	fresh   func() T    // an empty object
 	trim    func(T) T
-	brief   func(T) T                      // what changed reads of an object that comes: to unpack all at a start would take a while
-	changed func(was, is T, had, has bool) // called with mu held
+	brief   func(T) T       // what changed reads of an object that comes: to unpack all at a start would take a while
+	changed func(was, is T) // called with mu held; nil for one that isn't there
 
 	objects map[name]packed
 	synced  bool // the API has said once what there is
@@ -32,7 +32,7 @@ type object interface {
 	Unmarshal([]byte) error
 }
 
-func newTable[T object](mu *sync.Mutex, fresh func() T, trim, brief func(T) T, changed func(was, is T, had, has bool)) *table[T] {
+func newTable[T object](mu *sync.Mutex, fresh func() T, trim, brief func(T) T, changed func(was, is T)) *table[T] {
 	return &table[T]{mu: mu, fresh: fresh, trim: trim, brief: brief, changed: changed, objects: map[name]packed{}}
 }
 
@@ -62,7 +62,7 @@ func (t *table[T]) put(c *collected[T]) {
 	if had {
 		was = t.unpack(before)
 	}
-	t.changed(was, c.brief, had, true)
+	t.changed(was, c.brief)
 }
 
 // Delete forgets an object.
@@ -84,7 +84,7 @@ func (t *table[T]) remove(k name) {
 	if was, had := t.get(k); had {
 		delete(t.objects, k)
 		var none T
-		t.changed(was, none, true, false)
+		t.changed(was, none)
 	}
 }
 
@@ -110,7 +110,7 @@ func (t *table[T]) Replace(list []any, _ string) error {
 	if !t.synced {
 		t.synced = true
 		var none T
-		t.changed(none, none, false, false)
+		t.changed(none, none)
 	}
 	return nil
 }
