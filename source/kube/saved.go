@@ -70,27 +70,29 @@ func authorityOf(rc *rest.Config) string {
 	return hex.EncodeToString(sum[:])
 }
 
-// keepSaved writes the file after changes until ctx is done.
+// keepSaved writes the file after changes until ctx is done, also those heard just before the API went away.
 // Without changes it renews the time in the file, while the API is there to confirm it.
 func (s *Source) keepSaved(ctx context.Context) {
 	if s.cfg.StateFile == "" {
 		return
 	}
 	renewal := max(s.cfg.StateMaxAge/8, saveEvery)
+	changed := false // since the last write
 	for wait := renewal; ; {
 		select {
 		case <-ctx.Done():
 			return
 		case <-s.unsaved:
+			changed = true
 		case <-time.After(wait):
 		}
 		wait = saveEvery // to try again
 		pause := saveEvery
-		if s.heard.Load() && len(s.failing()) == 0 {
+		if s.heard.Load() && (changed || len(s.failing()) == 0) {
 			size, err := s.save()
 			s.noteSaved(err)
 			if err == nil {
-				wait = renewal
+				changed, wait = false, renewal
 				pause = pauseAfter(size)
 			}
 		}
@@ -107,9 +109,15 @@ func pauseAfter(size int) time.Duration {
 	return min(max(time.Duration(size)*(time.Second/saveRate), saveEvery), saveEveryMost)
 }
 
-// save returns how many bytes it wrote.
+// save returns how many bytes it wrote. What is saved is as of now, or of when a watch began to fail.
 func (s *Source) save() (int, error) {
-	content, err := s.state.archive(s.origin())
+	from := s.origin()
+	for _, h := range s.failing() {
+		if at := h.failingSince(); at.Before(from.Time) {
+			from.Time = at
+		}
+	}
+	content, err := s.state.archive(from)
 	if err != nil {
 		return 0, err
 	}
@@ -353,6 +361,13 @@ func (s *state) takeRestored() bool {
 	was := s.restored
 	s.restored = false
 	return was
+}
+
+// failingSince is since when it fails, or failed last.
+func (h *health) failingSince() time.Time {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.since.UTC()
 }
 
 // refused reports whether the API server answers, but not to this client.

@@ -325,6 +325,38 @@ func TestHowOftenItIsSaved(t *testing.T) {
 	})
 }
 
+// What changed in a pause between two writes is saved although the API is away when that ends, as of when it went.
+func TestChangeBeforeTheAPIGoesIsSaved(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var saved []time.Time
+		cfg := Config{Master: "http://127.0.0.1:1", Node: node, StateFile: "/state.zip", StateMaxAge: time.Hour, WriteFile: func(_ string, content []byte) error {
+			from, _, err := readArchive(content)
+			saved = append(saved, from.Time)
+			return err
+		}}
+		s, err := Open(cfg)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.heard.Store(true)
+		ctx, cancel := context.WithCancel(t.Context())
+		ended := make(chan struct{})
+		go func() { s.keepSaved(ctx); close(ended) }()
+		wake(s.unsaved)
+		first := time.Now().UTC()
+		time.Sleep(time.Second)
+		wake(s.unsaved)
+		time.Sleep(time.Second)
+		s.slices.fails(watching, errors.New("away"))
+		time.Sleep(time.Hour)
+		cancel()
+		<-ended
+		if want := []time.Time{first, first.Add(2 * time.Second)}; !slices.EqualFunc(want, saved, time.Time.Equal) {
+			t.Errorf("saved as of %v, want %v", saved, want)
+		}
+	})
+}
+
 // A large state is saved less often, but once a minute while there are changes.
 func TestPauseAfter(t *testing.T) {
 	for size, want := range map[int]time.Duration{0: 10 * time.Second, 100_000: 10 * time.Second, 250_000: 25 * time.Second, 600_000: time.Minute, 1 << 40: time.Minute} {
