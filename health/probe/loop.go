@@ -28,8 +28,6 @@ const (
 	// publishGap bounds the rate of new Views: making one takes milliseconds
 	// with 10,000 Targets.
 	publishGap = 100 * time.Millisecond
-	// minInterval protects endpoints and this host from a check without one.
-	minInterval = 10 * time.Millisecond
 	// limitBurst is for how long Config.Rate may go unused and be made up for.
 	limitBurst = 50 * time.Millisecond
 )
@@ -110,7 +108,7 @@ func (l *loop) start(ctx context.Context, now time.Time) {
 		}
 		go func() {
 			began := time.Now()
-			ctx, cancel := context.WithTimeout(ctx, timeout(e.target))
+			ctx, cancel := context.WithTimeout(ctx, e.target.Check.Timeout)
 			defer cancel()
 			r.err = l.prober.Probe(ctx, e.target)
 			r.took = time.Since(began)
@@ -176,7 +174,7 @@ func (l *loop) observe(r result, now time.Time) {
 		return
 	}
 	e.last.Store(&Check{At: now, Took: r.took})
-	e.slow = r.took > timeout(e.target)/2
+	e.slow = r.took > e.target.Check.Timeout/2
 	if !inconclusive(r.err) {
 		before := e.machine.State()
 		after := e.machine.Observe(r.err, now)
@@ -219,18 +217,6 @@ func (l *loop) publish(now time.Time) {
 	l.dirty, l.changed, l.published = false, false, now
 }
 
-// interval is the time between two probes of t.
-func interval(t health.Target) time.Duration { return max(t.Check.Interval, minInterval) }
-
-// timeout is what a probe of t may take: all the time there is, if its check
-// doesn't say.
-func timeout(t health.Target) time.Duration {
-	if t.Check.Timeout <= 0 {
-		return interval(t)
-	}
-	return t.Check.Timeout
-}
-
 // entry is a Target with its schedule. The Scheduler's loop owns it.
 type entry struct {
 	target  health.Target
@@ -246,7 +232,7 @@ type entry struct {
 
 // interval is the time between two probes of e.
 func (e *entry) interval() time.Duration {
-	return time.Duration(float64(interval(e.target)) * e.pace)
+	return time.Duration(float64(e.target.Check.Interval) * e.pace)
 }
 
 // queue holds the entries that wait, the one that is due first at the top.
@@ -381,7 +367,7 @@ func paces(wanted []health.Wanted, rate float64) map[string]float64 {
 	}
 	asked, all := map[string]float64{}, 0.0
 	for _, w := range wanted {
-		asked[w.Namespace] += 1 / interval(w.Target).Seconds()
+		asked[w.Namespace] += 1 / w.Check.Interval.Seconds()
 	}
 	names := slices.SortedFunc(maps.Keys(asked), func(a, b string) int {
 		return cmp.Or(cmp.Compare(asked[a], asked[b]), strings.Compare(a, b))

@@ -63,15 +63,6 @@ func (n Network) Probe(ctx context.Context, t health.Target) error {
 	return clean(describe(err, t.Check.Timeout))
 }
 
-// supported reports whether there is a probe of this kind.
-func supported(k service.Check) bool {
-	switch k {
-	case service.CheckTCP, service.CheckHTTP, service.CheckUDP, service.CheckGRPC:
-		return true
-	}
-	return false
-}
-
 // tcp is up when a connection is accepted, whatever happens to it then. That
 // includes one that is reset before this host has looked at it: a refused
 // handshake would be ECONNREFUSED.

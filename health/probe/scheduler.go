@@ -2,7 +2,6 @@ package probe
 
 import (
 	"context"
-	"errors"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -15,7 +14,6 @@ import (
 type Scheduler struct {
 	cfg     Config
 	prober  Prober
-	ran     atomic.Bool
 	view    atomic.Pointer[health.View]
 	changes chan struct{}
 	updates chan struct{}
@@ -43,17 +41,11 @@ func New(cfg Config) *Scheduler {
 
 // Update replaces the set of Targets. Those that stay keep their state and
 // their schedule, also if only interval, time-out, rise or fall of their check
-// changed; new ones are Unknown. Duplicates are probed once, and Targets whose
-// check is off or not known not at all. It returns at once.
+// changed; new ones are Unknown. Duplicates are probed once. It returns at once, and
+// takes targets over; their checks have an interval and a time-out.
 func (s *Scheduler) Update(targets []health.Wanted) {
-	wanted := make([]health.Wanted, 0, len(targets))
-	for _, t := range targets {
-		if supported(t.Check.Kind) {
-			wanted = append(wanted, t)
-		}
-	}
 	s.mu.Lock()
-	s.wanted = wanted
+	s.wanted = targets
 	s.mu.Unlock()
 	signal(s.updates)
 }
@@ -113,9 +105,6 @@ func (s *Scheduler) Last(t health.Target) Check {
 // Run probes until ctx ends, and returns nil when every probe has stopped. It
 // runs once.
 func (s *Scheduler) Run(ctx context.Context) error {
-	if !s.ran.CompareAndSwap(false, true) {
-		return errors.New("run health probes: they were run before")
-	}
 	newLoop(s).run(ctx)
 	return nil
 }

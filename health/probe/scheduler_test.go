@@ -253,18 +253,13 @@ func TestUpdateOfParametersKeepsState(t *testing.T) {
 	})
 }
 
-func TestTargetsAreSharedAndFiltered(t *testing.T) {
+func TestTargetsAreShared(t *testing.T) {
 	n := newNetwork()
-	off := targetOf(1)
-	off.Check = service.HealthCheck{Kind: service.CheckOff}
 	run(t, 0, n, func(t *testing.T, s *Scheduler) {
-		s.Update(wanted("", targetOf(0), targetOf(0), off, targetOf(0)))
+		s.Update(wanted("", targetOf(0), targetOf(0), targetOf(0)))
 		time.Sleep(20 * time.Second)
 		if got := len(n.times(0)); got < 9 || got > 12 {
 			t.Errorf("%d probes in 20s, want 10", got)
-		}
-		if got := len(n.times(1)); got != 0 {
-			t.Errorf("%d probes of a target whose check is off", got)
 		}
 		if got := maps.Collect(s.View().States()); len(got) != 1 {
 			t.Errorf("states %v, want one", got)
@@ -284,9 +279,6 @@ func TestUpdateBeforeRun(t *testing.T) {
 		}
 		if got := statusOf(s, 0); got != "up" {
 			t.Errorf("status %s", got)
-		}
-		if err := s.Run(t.Context()); err == nil {
-			t.Error("a second Run says nothing")
 		}
 	})
 }
