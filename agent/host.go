@@ -269,19 +269,20 @@ func (n *networks) read(log *slog.Logger) (changed bool, err error) {
 	return true, err
 }
 
-// get returns how things were when they were last looked at.
-func (n *networks) get() networkState {
-	if s := n.now.Load(); s != nil {
-		return *s
+// fill puts how things were when they were last looked at into p.
+func (n *networks) fill(p *plan.Policy) {
+	s := n.now.Load()
+	if s == nil {
+		return
 	}
-	return networkState{}
+	p.Links, p.BridgedLinks, p.NodeAddresses = s.links, s.bridged, s.addresses
+	p.NoStandIns = s.filtered || n.host.WithoutNetmap
 }
 
 // policyNow is the policy with the host's networks as they were last seen.
 func (a *Agent) policyNow() plan.Policy {
-	p, n := a.policy, a.networks.get()
-	p.Links, p.BridgedLinks, p.NodeAddresses = n.links, n.bridged, n.addresses
-	p.NoStandIns = n.filtered || a.networks.host.WithoutNetmap
+	p := a.policy
+	a.networks.fill(&p)
 	switch {
 	case a.yielded.Load() != nil:
 		p.DrainedBy = "the stop of kproxy"

@@ -248,18 +248,11 @@ func RenderDiff(ctx context.Context, o RenderOptions) (string, error) {
 		return "", err
 	}
 	policy := renderPolicy(o)
-	links, bridged, linksErr := kernel.Links()
-	addresses, addressesErr := kernel.NodeAddresses()
-	filtered := host.WithoutNetmap
-	var filterErr error
-	if len(bridged) > 0 && !filtered {
-		filtered, filterErr = kernel.SentIsFiltered()
-	}
-	if err := errors.Join(linksErr, addressesErr, filterErr); err != nil {
+	n := networks{host: host.Facts}
+	if _, err := n.read(slog.New(slog.DiscardHandler)); err != nil {
 		return "", fmt.Errorf("look up this node's addresses: %w", err)
 	}
-	policy.Links, policy.BridgedLinks, policy.NodeAddresses = links, bridged, addresses
-	policy.NoStandIns = filtered
+	n.fill(&policy)
 	caps := plan.Caps{Planes: host.driver.Abilities(nil, time.Time{}), PassedOver: host.passedOver, Forwarding: kernel.Forwarding()}
 	p, _ := plan.Compute(nil, plan.Inputs{Now: time.Now(), Snapshot: snapshot, Policy: policy, Caps: caps})
 	return host.driver.Diff(ctx, p, o.settings())
