@@ -160,9 +160,11 @@ func (a *Agent) openKernel(settings kernel.Settings) error {
 	if err := a.ensureSysctls(kernel.Sysctls()); err != nil {
 		return err
 	}
-	if err := a.setUpConntrack(); err != nil {
+	lacking, err := a.ensureConntrack()
+	if err != nil {
 		return err
 	}
+	a.caps.All = append(a.caps.All, lacking...)
 	sysctls, err := a.driver.Sysctls()
 	if err == nil {
 		err = a.ensureSysctls(sysctls)
@@ -306,33 +308,19 @@ func (a *Agent) unprepared(prepared []any) error {
 const onlineCPUs = "/sys/devices/system/cpu/online"
 
 // ensureConntrack sets what is configured of the kernel's connection tracking,
-// says what wasn't so, and returns what can't be set.
-func (a *Agent) ensureConntrack() (lacking []kernel.SysctlReport, err error) {
-	c := a.cfg.Conntrack
+// says what wasn't so, and returns what can't be set: services work without.
+func (a *Agent) ensureConntrack() (lacking []plan.Capability, err error) {
 	cpus, err := kernel.OnlineCPUs(onlineCPUs)
 	if err != nil {
 		cpus = runtime.NumCPU()
 		a.log.Warn("taking this process's CPUs for the machine's", "cpus", cpus, "error", err)
 	}
-	reports, err := kernel.EnsureConntrack(kernel.Conntrack{
-		MaxPerCore: c.MaxPerCore, Min: c.Min, TCPEstablished: c.TCPEstablished, TCPCloseWait: c.TCPCloseWait,
-		UDP: c.UDP, UDPStream: c.UDPStream, TCPBeLiberal: c.TCPBeLiberal,
-	}, cpus)
+	reports, err := kernel.EnsureConntrack(kernel.Conntrack(a.cfg.Conntrack), cpus)
 	for _, r := range reports {
 		if r.Err != nil {
-			lacking = append(lacking, r)
+			lacking = append(lacking, plan.Capability{Name: "conntrack " + r.Name, Reason: r.String()})
 		}
 		a.log.Warn("conntrack", "report", r.String())
 	}
 	return lacking, err
-}
-
-// setUpConntrack is ensureConntrack, and shows in the status what can't be set:
-// services work without.
-func (a *Agent) setUpConntrack() error {
-	lacking, err := a.ensureConntrack()
-	for _, r := range lacking {
-		a.caps.All = append(a.caps.All, plan.Capability{Name: "conntrack " + r.Name, Reason: r.String()})
-	}
-	return err
 }
