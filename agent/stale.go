@@ -271,8 +271,11 @@ func (a *Agent) deleteFlows(flows []conntrack.Flow) error {
 // a list of a full table takes a while, and status may be asked for often.
 const accountingAge = time.Second
 
-// connections lists what is alive in every data plane, sorted.
-func (a *Agent) connections() ([]plan.ConnectionStatus, error) {
+// Connections lists what is alive in every data plane, sorted.
+func (a *Agent) Connections(context.Context) ([]plan.ConnectionStatus, error) {
+	if a.current.Load() == nil {
+		return nil, errStarting
+	}
 	if err := a.accounting.Refresh(0, a.conntrack.List); err != nil {
 		return nil, err
 	}

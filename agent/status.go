@@ -149,14 +149,6 @@ func (a *Agent) addChecks(row *plan.ServiceStatus, p *service.Port) {
 	}
 }
 
-// Connections lists what is alive in every data plane.
-func (a *Agent) Connections(context.Context) ([]plan.ConnectionStatus, error) {
-	if a.current.Load() == nil {
-		return nil, errStarting
-	}
-	return a.connections()
-}
-
 // errStarting is what is said while Run sets up.
 var errStarting = errors.New("kproxy is still starting")
 
