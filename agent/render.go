@@ -3,7 +3,6 @@ package agent
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"net/netip"
@@ -40,7 +39,9 @@ func (o *RenderOptions) config() config.Config {
 // load reads what Services come from: manifests, or the Kubernetes API, which is asked once.
 func (o *RenderOptions) load(ctx context.Context) (*service.Snapshot, error) {
 	if c := o.config(); c.Kubernetes() {
-		return loadCluster(ctx, &c, o.Node)
+		ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
+		defer cancel()
+		return kube.Read(ctx, kubeConfig(&c, o.Node, "kproxy", slog.New(slog.DiscardHandler)))
 	}
 	snapshot, problems, err := file.Load(o.Manifests, o.Node)
 	if err == nil && len(problems) > 0 {
@@ -51,42 +52,6 @@ func (o *RenderOptions) load(ctx context.Context) (*service.Snapshot, error) {
 
 // clusterTimeout is how long an API server is waited for that is away.
 const clusterTimeout = 30 * time.Second
-
-func loadCluster(ctx context.Context, c *config.Config, node string) (*service.Snapshot, error) {
-	log := slog.New(slog.DiscardHandler)
-	k, err := kube.Open(kube.Config{
-		Kubeconfig: c.Kubeconfig, Master: c.Master, Node: node, NodeAddresses: c.NodeAddresses(),
-		QPS: float32(c.Client.QPS), Burst: c.Client.Burst, ContentType: c.Client.ContentType, UserAgent: "kproxy", Logger: log,
-	})
-	if err != nil {
-		return nil, err
-	}
-	kube.LogTo(log)
-	ctx, cancel := context.WithTimeout(ctx, clusterTimeout)
-	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- k.Run(ctx) }()
-	for k.Latest() == nil && ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-k.Snapshots():
-		}
-	}
-	snapshot, status := k.Latest(), k.Status()
-	cancel()
-	<-done
-	if snapshot == nil {
-		return nil, fmt.Errorf("read Services of %s: %w", status[0].Name, cmp.Or(errors.Join(asErrors(status[0].Errors)...), context.DeadlineExceeded))
-	}
-	return snapshot, nil
-}
-
-func asErrors(texts []string) (out []error) {
-	for _, t := range texts {
-		out = append(out, errors.New(t))
-	}
-	return out
-}
 
 // Section is one part of what would be programmed: "plan", or of a driver's.
 type Section = kernel.Section

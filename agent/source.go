@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"log/slog"
 	"path/filepath"
 	"time"
 
@@ -18,12 +19,12 @@ func (a *Agent) openSource() error {
 		a.source = file.New(file.Config{Paths: a.cfg.Manifests, Node: a.node, NodeAddresses: a.cfg.NodeAddresses(), Logger: a.log})
 		return nil
 	}
-	k, err := kube.Open(kube.Config{
-		Kubeconfig: a.cfg.Kubeconfig, Master: a.cfg.Master, Node: a.node, NodeAddresses: a.cfg.NodeAddresses(),
-		QPS: float32(a.cfg.Client.QPS), Burst: a.cfg.Client.Burst, ContentType: a.cfg.Client.ContentType,
-		UserAgent: "kproxy/" + a.version, Logger: a.log,
-		StateFile: stateFile(a.cfg), StateMaxAge: a.cfg.StateMaxAge, WriteFile: replaceFile,
-	})
+	c := kubeConfig(&a.cfg, a.node, "kproxy/"+a.version, a.log)
+	c.StateMaxAge, c.WriteFile = a.cfg.StateMaxAge, replaceFile
+	if c.StateMaxAge > 0 {
+		c.StateFile = filepath.Join(a.cfg.StateDir, apiState)
+	}
+	k, err := kube.Open(c)
 	if err != nil {
 		return err
 	}
@@ -35,12 +36,12 @@ func (a *Agent) openSource() error {
 // apiState is the name of the file in --state-dir with what the Kubernetes API said last.
 const apiState = "api-state.zip"
 
-// stateFile is its path; empty for none.
-func stateFile(c config.Config) string {
-	if c.StateMaxAge == 0 {
-		return ""
+// kubeConfig is how the Kubernetes API is reached.
+func kubeConfig(c *config.Config, node, userAgent string, log *slog.Logger) kube.Config {
+	return kube.Config{
+		Kubeconfig: c.Kubeconfig, Master: c.Master, Node: node, NodeAddresses: c.NodeAddresses(),
+		QPS: float32(c.Client.QPS), Burst: c.Client.Burst, ContentType: c.Client.ContentType, UserAgent: userAgent, Logger: log,
 	}
-	return filepath.Join(c.StateDir, apiState)
 }
 
 // NodeEligible reports whether load balancers may send this node new

@@ -1,11 +1,8 @@
 package cluster
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,33 +14,9 @@ import (
 
 // Snapshot reads what the API server has of Services now, by the rules that kproxy reads it by, as seen from a node.
 func (c *Cluster) Snapshot(ctx context.Context, node string) (*service.Snapshot, error) {
-	log := slog.New(slog.DiscardHandler)
-	kube.LogTo(log)
-	k, err := kube.Open(kube.Config{Access: c.rest, Node: node, QPS: -1, UserAgent: "kubectl-kproxy", Logger: log})
-	if err != nil {
-		return nil, err
-	}
 	ctx, cancel := context.WithTimeout(ctx, c.timeout)
 	defer cancel()
-	done := make(chan error, 1)
-	go func() { done <- k.Run(ctx) }()
-	for k.Latest() == nil && ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-k.Snapshots():
-		}
-	}
-	snapshot := k.Latest()
-	if snapshot == nil {
-		var errs []error
-		for _, text := range k.Status()[0].Errors {
-			errs = append(errs, errors.New(text))
-		}
-		err = c.inWords("read Services and EndpointSlices", cmp.Or(errors.Join(errs...), ctx.Err()))
-	}
-	cancel()
-	<-done
-	return snapshot, err
+	return kube.Read(ctx, kube.Config{Access: c.rest, Node: node, QPS: -1, UserAgent: "kubectl-kproxy"})
 }
 
 // Missed says in what the status of a node differs from what the API has: a line that begins with "+" for what the

@@ -1,10 +1,12 @@
 package kube
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -130,6 +132,33 @@ func (s *Source) Event(namespace, service string, warning bool, reason, action, 
 func (s *Source) Run(ctx context.Context) error {
 	ctx = withLogger(ctx, s.log)
 	defer s.events.open(ctx)()
+	s.follow(ctx)
+	return nil
+}
+
+// Read returns what the API says now, as a Source does that follows it, and writes
+// nothing. The error says what is wrong if ctx ends before.
+func Read(ctx context.Context, cfg Config) (*service.Snapshot, error) {
+	s, err := Open(cfg)
+	if err != nil {
+		return nil, err
+	}
+	LogTo(s.log)
+	ctx, cancel := context.WithCancel(withLogger(ctx, s.log))
+	var g sync.WaitGroup
+	g.Go(func() { s.follow(ctx) })
+	defer g.Wait()
+	defer cancel()
+	select {
+	case <-ctx.Done():
+		why := cmp.Or(strings.Join(s.Status()[0].Errors, "\n"), "no answer: "+ctx.Err().Error())
+		return nil, fmt.Errorf("read Services of %s: %s", s.client.host, why)
+	case <-s.Snapshots():
+		return s.Latest(), nil
+	}
+}
+
+func (s *Source) follow(ctx context.Context) {
 	var g sync.WaitGroup
 	g.Go(func() { s.followServices(ctx) })
 	g.Go(func() { s.followSlices(ctx) })
@@ -138,7 +167,6 @@ func (s *Source) Run(ctx context.Context) error {
 	g.Go(func() { s.keepSaved(ctx) })
 	s.convert(ctx)
 	g.Wait()
-	return nil
 }
 
 // The selectors below are kube-proxy's: what it doesn't serve, it doesn't ask for.

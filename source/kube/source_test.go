@@ -322,6 +322,25 @@ func TestRandomChanges(t *testing.T) {
 	waitFor(t, "the same as from scratch", func() bool { return agrees(s, a) })
 }
 
+// TestRead: who only looks gets what who follows gets, and writes nothing, not even that it starts.
+func TestRead(t *testing.T) {
+	a := world(t)
+	a.start()
+	got, err := Read(t.Context(), Config{Master: "http://" + a.address, Node: node, QPS: -1})
+	if err != nil || got.Hash() != a.fromScratch().Hash() {
+		t.Errorf("%+v, %v", got, err)
+	}
+	if events := a.written(); len(events) > 0 {
+		t.Errorf("it has written %+v", events)
+	}
+	a.stop()
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	if _, err := Read(ctx, Config{Master: "http://" + a.address, Node: node, QPS: -1}); err == nil || !strings.Contains(err.Error(), "read Services of http://"+a.address+": ") {
+		t.Errorf("an API that is away: %v", err)
+	}
+}
+
 func TestEvents(t *testing.T) {
 	a := world(t)
 	a.start()
