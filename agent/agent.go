@@ -468,32 +468,16 @@ func (a *Agent) drain() error {
 			}
 		}
 	}
-	go a.reportDrain(ctx, end)
-	err := a.userspace.Drain(ctx)
-	cancel()
-	if err != nil {
+	if n := len(a.userspace.Connections()); n > 0 {
+		a.log.Info("draining", "connections", n, "within", time.Until(end).Round(time.Second))
+	}
+	if err := a.userspace.Drain(ctx); err != nil {
 		a.log.Warn("connections were cut short", "error", err)
 	}
 	if a.relieved.Load() {
 		return nil
 	}
 	return a.forgetListener()
-}
-
-// reportDrain says how many connections are left until ctx is done.
-func (a *Agent) reportDrain(ctx context.Context, end time.Time) {
-	tick := time.NewTicker(drainReport)
-	defer tick.Stop()
-	for {
-		if n := len(a.userspace.Connections()); n > 0 {
-			a.log.Info("draining", "connections", n, "within", time.Until(end).Round(time.Second))
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
 }
 
 // forgetListener deletes the UDP entries that lead to this process, which is
