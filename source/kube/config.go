@@ -83,26 +83,17 @@ func (c Config) access() (*rest.Config, error) {
 		return rest.CopyConfig(c.Access), nil
 	case c.Kubeconfig != "":
 		return c.fromFile()
-	case c.Master != "" && !inCluster():
-		return &rest.Config{Host: c.Master}, nil
 	}
 	out, err := rest.InClusterConfig()
-	if err != nil {
+	if err != nil && c.Master != "" {
+		return &rest.Config{Host: c.Master}, nil
+	} else if err != nil {
 		return nil, configError("use the service account of this pod: %w; name another way to the Kubernetes API with --kubeconfig FILE", err)
 	}
 	if c.Master != "" {
 		out.Host = c.Master
 	}
 	return out, nil
-}
-
-// inCluster reports whether this is a pod with a service account.
-func inCluster() bool {
-	if os.Getenv("KUBERNETES_SERVICE_HOST") == "" || os.Getenv("KUBERNETES_SERVICE_PORT") == "" {
-		return false
-	}
-	_, err := rest.InClusterConfig()
-	return err == nil
 }
 
 func (c Config) fromFile() (*rest.Config, error) {
