@@ -16,7 +16,7 @@ import (
 )
 
 // Cleanup removes everything kproxy ever programmed on this host, in every
-// mode, and forgets the pins and the services saved in stateDir. Nothing else is touched. It refuses
+// mode, and forgets the pins, a drain and the services saved in stateDir. Nothing else is touched. It refuses
 // while a kproxy runs, which would put everything back.
 func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 	lock, err := lockNode()
@@ -38,7 +38,7 @@ func Cleanup(ctx context.Context, stateDir string, routeTable int) error {
 }
 
 // stateFiles are those in --state-dir.
-var stateFiles = []string{pinsFile, apiState}
+var stateFiles = []string{pinsFile, drainFile, apiState}
 
 // PreviewCleanup says what [Cleanup] would remove, a line each, and changes nothing. A
 // kproxy may run.

@@ -115,8 +115,8 @@ func (r *refusals) ended(f conntrack.Flow) {
 	if r.until == nil {
 		r.until = map[netip.AddrPort]time.Time{}
 	}
-	now := time.Now()
-	if until, known := r.until[f.ReplySrc]; known && now.Before(until) || len(r.until) >= refusalsMost {
+	until, known := r.until[f.ReplySrc]
+	if known && (until.IsZero() || time.Now().Before(until)) || len(r.until) >= refusalsMost {
 		return
 	}
 	r.until[f.ReplySrc] = time.Time{} // being looked at

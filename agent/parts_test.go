@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -92,6 +93,29 @@ func TestPinsThatCantBeWrittenDontHold(t *testing.T) {
 	}
 	if err := p.set([]service.Key{web}, service.PreferKernel); err == nil || len(p.get(map[service.Key]bool{})) != 0 {
 		t.Errorf("error %v, pins %v; want an error and no pin", err, p.get(map[service.Key]bool{}))
+	}
+}
+
+// TestCleanupForgetsOrders: whatever users have asked for is in a file that clean-up removes.
+func TestCleanupForgetsOrders(t *testing.T) {
+	dir := t.TempDir()
+	p, err := openPins(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var d drained
+	d.read(dir)
+	if err := errors.Join(p.set([]service.Key{web}, service.PreferKernel), d.set(true)); err != nil {
+		t.Fatal(err)
+	}
+	files, err := os.ReadDir(dir)
+	if err != nil || len(files) != 2 {
+		t.Fatalf("files %v, %v", files, err)
+	}
+	for _, f := range files {
+		if !slices.Contains(stateFiles, f.Name()) {
+			t.Errorf("%s stays: the next kproxy on this node goes by it", f.Name())
+		}
 	}
 }
 
@@ -321,6 +345,28 @@ func TestRefusals(t *testing.T) {
 		time.Sleep(refusalMemory + time.Second)
 		if got := r.now(time.Now()); len(got) != 0 {
 			t.Errorf("a while later: %v, want nothing", got)
+		}
+	})
+}
+
+// TestRefusalsAreExaminedOnce: however many connections an endpoint refuses while it is being looked at.
+func TestRefusalsAreExaminedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int32
+		r := refusals{
+			kick: func() {}, log: slog.New(slog.DiscardHandler), let: func(netip.AddrPort, time.Duration) error { return nil },
+			confirm: func(netip.AddrPort) error { asked.Add(1); time.Sleep(confirmTimeout); return syscall.ETIMEDOUT },
+		}
+		for range 100 {
+			r.ended(conntrack.Flow{
+				Protocol: service.TCP, OrigPackets: 1, ReplyPackets: 1,
+				ReplySrc: netip.MustParseAddrPort("10.2.0.2:8080"), OrigDst: netip.MustParseAddrPort("10.96.0.10:80"),
+			})
+			time.Sleep(time.Millisecond)
+		}
+		time.Sleep(time.Minute)
+		if n := asked.Load(); n != 1 {
+			t.Errorf("the endpoint was connected to %d times, want once", n)
 		}
 	})
 }

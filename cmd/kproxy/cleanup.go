@@ -16,7 +16,7 @@ func cleanupCommand() *cli.Command {
 		Flags: []cli.Flag{
 			&cli.BoolFlag{Name: "kube-proxy", Usage: "remove what kube-proxy left behind instead: chains, nftables tables, virtual servers, ipsets; beside a running kproxy too"},
 			&cli.BoolFlag{Name: "dry-run", Usage: "print what would be removed, and change nothing; beside a running kproxy too"},
-			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` with the pins and services to forget", Value: agent.DefaultStateDir},
+			&cli.StringFlag{Name: "state-dir", Usage: "`DIR` with the pins, drain and services to forget", Value: agent.DefaultStateDir},
 			&cli.IntFlag{Name: "route-table", Usage: "routing `TABLE` that kproxy run was given", Value: agent.DefaultRouteTable},
 		},
 		Action: func(c *cli.Context) error {
