@@ -8,10 +8,11 @@ import (
 	"net/url"
 	"path/filepath"
 	"reflect"
-	"regexp"
 	"slices"
 	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"kproxy.dev/kproxy/service"
 	"kproxy.dev/kproxy/source"
@@ -141,11 +142,8 @@ func isServer(s string) bool {
 	return err == nil && u.Host != "" && (u.Path == "" || u.Path == "/")
 }
 
-// hostname is RFC 1123's, which Kubernetes demands of node names, lower case.
-var hostname = regexp.MustCompile(`^[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*$`)
-
 func checkNode(p *problems, c Config) {
-	if h := c.HostnameOverride; h != "" && (len(h) > 253 || !hostname.MatchString(h)) {
+	if h := c.HostnameOverride; h != "" && len(validation.IsDNS1123Subdomain(h)) > 0 {
 		p.add("hostname-override", "%q is not a node name; use lower-case letters, digits, '-' and '.', at most 253 of them", h)
 	}
 	var seen [2]string
