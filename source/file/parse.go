@@ -229,11 +229,8 @@ func (p *parser) adviseOn(n *strict.Node, o metav1.Object, prefix string) {
 	}
 }
 
-// newObject returns an empty object of a kind that kproxy reads.
-type newObject func() metav1.Object
-
-// kinds are the kinds that kproxy reads.
-var kinds = map[metav1.TypeMeta]newObject{
+// kinds make an empty object of each kind that kproxy reads.
+var kinds = map[metav1.TypeMeta]func() metav1.Object{
 	{APIVersion: "v1", Kind: "Service"}:                        func() metav1.Object { return new(corev1.Service) },
 	{APIVersion: "v1", Kind: "Endpoints"}:                      func() metav1.Object { return new(source.Endpoints) },
 	{APIVersion: "v1", Kind: "Node"}:                           func() metav1.Object { return new(corev1.Node) },
