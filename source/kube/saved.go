@@ -315,7 +315,7 @@ func (t *table[T]) messages() [][]byte {
 	})
 	out := make([][]byte, len(names))
 	for i, k := range names {
-		out[i] = t.objects[k].message
+		out[i] = t.objects[k]
 	}
 	return out
 }
@@ -339,15 +339,13 @@ func (s *state) restore(o savedObjects) error {
 	return err
 }
 
-// restore puts in a saved object. It has no version: what the API says of it is news, since an earlier
-// release may have kept less of it. The caller holds mu.
+// restore puts in a saved object. The caller holds mu.
 func (t *table[T]) restore(o T) error {
 	if t.synced {
 		return nil
 	}
 	c, err := t.collect(o)
 	if err == nil {
-		c.version = ""
 		t.put(c)
 	}
 	return err

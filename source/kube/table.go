@@ -1,6 +1,7 @@
 package kube
 
 import (
+	"bytes"
 	"fmt"
 	"sync"
 
@@ -21,8 +22,8 @@ type table[T object] struct {
 	brief   func(T) T       // what changed reads of an object that comes: to unpack all at a start would take a while
 	changed func(was, is T) // called with mu held; nil for one that isn't there
 
-	objects map[name]packed
-	synced  bool // the API has said once what there is
+	objects map[name][]byte // packed, see collect
+	synced  bool            // the API has said once what there is
 }
 
 // object is an object of the API.
@@ -33,7 +34,7 @@ type object interface {
 }
 
 func newTable[T object](mu *sync.Mutex, fresh func() T, trim, brief func(T) T, changed func(was, is T)) *table[T] {
-	return &table[T]{mu: mu, fresh: fresh, trim: trim, brief: brief, changed: changed, objects: map[name]packed{}}
+	return &table[T]{mu: mu, fresh: fresh, trim: trim, brief: brief, changed: changed, objects: map[name][]byte{}}
 }
 
 // Add takes an object that a watch says is new.
@@ -51,13 +52,13 @@ func (t *table[T]) Update(obj any) error {
 	return nil
 }
 
-// put stores c and calls changed unless it is the one that was there.
+// put stores c and calls changed unless all that is kept of it was there.
 func (t *table[T]) put(c *collected[T]) {
 	before, had := t.objects[c.name]
-	if had && before.version == c.version && c.version != "" {
+	if had && bytes.Equal(before, c.message) {
 		return
 	}
-	t.objects[c.name] = c.packed
+	t.objects[c.name] = c.message
 	var was T
 	if had {
 		was = t.unpack(before)
@@ -126,20 +127,11 @@ func (t *table[T]) Transformer() cache.TransformFunc {
 
 func nameOf(o metav1.Object) name { return name{Namespace: o.GetNamespace(), Name: o.GetName()} }
 
-// packed is an object as a table keeps it. A slice of ten endpoints takes half a
-// kilobyte as a message of protobuf, and two and a half as structs with pointers,
-// which the garbage collector follows one by one. To unpack one takes microseconds,
-// and only those that change are.
-type packed struct {
-	version string // resource version
-	message []byte
-}
-
 // collected is an object on its way into a table.
 type collected[T object] struct {
-	name  name
-	brief T
-	packed
+	name    name
+	brief   T
+	message []byte
 }
 
 // GetObjectMeta is what a Reflector finds the object's name by.
@@ -147,7 +139,10 @@ func (c *collected[T]) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: c.name.Namespace, Name: c.name.Name}
 }
 
-// collect packs an object of the API, unless that was done.
+// collect packs what is kept of an object of the API, unless that was done. A slice of ten
+// endpoints takes half a kilobyte as a message of protobuf, and two and a half as structs with
+// pointers, which the garbage collector follows one by one. To unpack one takes microseconds,
+// and only those that change are.
 func (t *table[T]) collect(obj any) (*collected[T], error) {
 	if c, done := obj.(*collected[T]); done {
 		return c, nil
@@ -161,21 +156,21 @@ func (t *table[T]) collect(obj any) (*collected[T], error) {
 	if err != nil {
 		return nil, fmt.Errorf("keep %s: %w", nameOf(o), err)
 	}
-	return &collected[T]{nameOf(o), t.brief(o), packed{o.GetResourceVersion(), message}}, nil
+	return &collected[T]{nameOf(o), t.brief(o), message}, nil
 }
 
 // get unpacks an object. Who calls holds mu.
 func (t *table[T]) get(k name) (o T, ok bool) {
-	p, ok := t.objects[k]
+	message, ok := t.objects[k]
 	if !ok {
 		return o, false
 	}
-	return t.unpack(p), true
+	return t.unpack(message), true
 }
 
-func (t *table[T]) unpack(p packed) T {
+func (t *table[T]) unpack(message []byte) T {
 	o := t.fresh()
-	if err := o.Unmarshal(p.message); err != nil {
+	if err := o.Unmarshal(message); err != nil {
 		panic(fmt.Sprintf("kube: unpack what was packed: %v", err)) // a broken invariant
 	}
 	return o

@@ -17,7 +17,7 @@ import (
 
 // trimMeta keeps the identity, the annotations of kproxy and the labels named.
 func trimMeta(m *metav1.ObjectMeta, labels ...string) metav1.ObjectMeta {
-	out := metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID, ResourceVersion: m.ResourceVersion}
+	out := metav1.ObjectMeta{Namespace: m.Namespace, Name: m.Name, UID: m.UID}
 	for _, l := range labels {
 		if v, ok := m.Labels[l]; ok {
 			if out.Labels == nil {

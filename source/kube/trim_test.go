@@ -126,7 +126,7 @@ func TestTrim(t *testing.T) {
 	svc, slice, n := fullService(), fullSlice(), fullNode()
 	wantService := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "default", Name: "web", UID: "uid", ResourceVersion: "7", CreationTimestamp: svc.CreationTimestamp,
+			Namespace: "default", Name: "web", UID: "uid", CreationTimestamp: svc.CreationTimestamp,
 			Annotations: map[string]string{"kproxy.dev/algorithm": "maglev"},
 		},
 		Spec: corev1.ServiceSpec{
@@ -140,7 +140,7 @@ func TestTrim(t *testing.T) {
 	}
 	wantSlice := &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: "default", Name: "web-1", UID: "uid", ResourceVersion: "7",
+			Namespace: "default", Name: "web-1", UID: "uid",
 			Labels: map[string]string{discoveryv1.LabelServiceName: "web"}, Annotations: map[string]string{"kproxy.dev/weights": "10.2.0.1=3", "endpoints.kubernetes.io/last-change-trigger-time": "now"},
 		},
 		AddressType: discoveryv1.AddressTypeIPv4,
@@ -155,7 +155,7 @@ func TestTrim(t *testing.T) {
 	}
 	wantNode := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
-			Name: "node-1", UID: "uid", ResourceVersion: "7", DeletionTimestamp: n.DeletionTimestamp,
+			Name: "node-1", UID: "uid", DeletionTimestamp: n.DeletionTimestamp,
 			Labels: map[string]string{corev1.LabelTopologyZone: "zone-a"},
 		},
 		Spec:   corev1.NodeSpec{PodCIDR: n.Spec.PodCIDR, PodCIDRs: n.Spec.PodCIDRs, Taints: n.Spec.Taints},
@@ -195,5 +195,35 @@ func TestPackLosesNothing(t *testing.T) {
 	}
 	if _, ok := s.slices.get(name{Name: "another"}); ok {
 		t.Error("an object that was never there")
+	}
+}
+
+// TestContentDecides: an object that says something else is a change, though its version is the one that was there, as after
+// a restore of the API's database; a version that says the same of all that is kept is none.
+func TestContentDecides(t *testing.T) {
+	s := newState(Config{Node: "node-1"})
+	woken := func() bool {
+		select {
+		case <-s.kick:
+			return true
+		default:
+			return false
+		}
+	}
+	if err := s.services.Replace([]any{fullService()}, "7"); err != nil || !woken() {
+		t.Fatalf("a first object is no change (%v)", err)
+	}
+	other := fullService()
+	other.Spec.Ports[0].Port = 81
+	if err := s.services.Replace([]any{other}, "7"); err != nil || !woken() {
+		t.Errorf("another port is no change (%v)", err)
+	}
+	later := other.DeepCopy()
+	later.ResourceVersion, later.Labels["app"] = "8", "shop"
+	if err := s.services.Update(later); err != nil || woken() {
+		t.Errorf("a label that isn't kept is a change (%v)", err)
+	}
+	if got, _ := s.services.get(nameOf(other)); got == nil || got.Spec.Ports[0].Port != 81 {
+		t.Errorf("kept is %+v", got)
 	}
 }
