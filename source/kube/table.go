@@ -68,9 +68,6 @@ func (t *table[T]) put(c *collected[T]) {
 
 // Delete forgets an object.
 func (t *table[T]) Delete(obj any) error {
-	if gone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = gone.Obj
-	}
 	o, ok := obj.(T)
 	if !ok {
 		return fmt.Errorf("forget an object of the API: it is a %T", obj)
