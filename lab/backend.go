@@ -39,7 +39,6 @@ type Backend struct {
 
 	mu      sync.Mutex // guards what follows: a server is started and stopped as a whole
 	fault   Fault
-	delay   time.Duration
 	running *server
 }
 
@@ -59,7 +58,7 @@ func newBackend(name string, ns *Namespace, addresses []netip.Addr) *Backend {
 // NewBackend describes a further server of lines and datagrams in a namespace, at another
 // port. With addresses it speaks SCTP at those instead.
 func NewBackend(name string, ns *Namespace, port uint16, sctp ...netip.Addr) *Backend {
-	b := &Backend{Name: name, Namespace: ns, delay: DefaultDelay}
+	b := &Backend{Name: name, Namespace: ns}
 	for _, a := range sctp {
 		b.listens = append(b.listens, listens{"sctp", netip.AddrPortFrom(a, port).String(), (*server).serveLines})
 	}
@@ -119,13 +118,11 @@ type server struct {
 	conns     map[net.Conn]bool
 	closed    bool
 	fault     atomic.Int32
-	delay     atomic.Int64
 }
 
 func (b *Backend) listen(ctx context.Context, f Fault) (*server, error) {
 	s := &server{backend: b, conns: map[net.Conn]bool{}}
 	s.ctx, s.cancel = context.WithCancel(context.Background())
-	s.delay.Store(int64(b.delay))
 	if err := s.apply(ctx, f); err != nil {
 		s.close()
 		return nil, err

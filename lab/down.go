@@ -1,12 +1,12 @@
 package lab
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"net"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -31,17 +31,19 @@ func DownAll(prefix string) error {
 	if err != nil {
 		return err
 	}
-	endProcesses(names)
-	var errs []error
-	for _, name := range names {
-		// Also a name that isn't mounted: a lab that was killed between making the file and
-		// mounting the namespace leaves one.
-		if out, err := exec.Command("ip", "netns", "delete", name).CombinedOutput(); err != nil {
-			errs = append(errs, fmt.Errorf("delete namespace %s: %w: %s", name, err, out))
+	if len(names) > 0 {
+		endProcesses(names)
+		var gone []string
+		for _, name := range names {
+			// Also a name that isn't mounted: a lab that was killed between making the file and
+			// mounting the namespace leaves one.
+			gone = append(gone, "netns delete "+name)
+		}
+		if err = (*Namespace)(nil).ip(context.Background(), gone...); err != nil {
+			err = fmt.Errorf("delete namespaces: %w", err)
 		}
 	}
-	errs = append(errs, deleteHostLink(Config{Prefix: prefix}.hostLink()))
-	return errors.Join(errs...)
+	return errors.Join(err, deleteHostLink(Config{Prefix: prefix}.hostLink()))
 }
 
 func leftovers(prefix string) ([]string, error) {
@@ -68,8 +70,8 @@ func deleteHostLink(name string) error {
 	if _, err := net.InterfaceByName(name); err != nil {
 		return nil // there is none
 	}
-	if out, err := exec.Command("ip", "link", "delete", name).CombinedOutput(); err != nil && !strings.Contains(string(out), "Cannot find device") {
-		return fmt.Errorf("delete link %s: %w: %s", name, err, out)
+	if err := (*Namespace)(nil).ip(context.Background(), "link delete "+name); err != nil && !strings.Contains(err.Error(), "Cannot find device") {
+		return err
 	}
 	return nil
 }

@@ -37,15 +37,19 @@ func (n *Namespace) Ask(ctx context.Context, network string, target netip.AddrPo
 
 // AskFrom is Ask from a given local address; the zero Addr lets the kernel choose.
 func (n *Namespace) AskFrom(ctx context.Context, local netip.Addr, network string, target netip.AddrPort, payload string) (Answer, error) {
-	return n.askFrom(ctx, netip.AddrPortFrom(local, 0), network, target, payload)
+	return n.askFrom(ctx, netip.AddrPortFrom(local, 0), network, target, payload, false)
 }
 
-func (n *Namespace) askFrom(ctx context.Context, local netip.AddrPort, network string, target netip.AddrPort, payload string) (Answer, error) {
+// askFrom ends a TCP connection in order, or by a reset.
+func (n *Namespace) askFrom(ctx context.Context, local netip.AddrPort, network string, target netip.AddrPort, payload string, reset bool) (Answer, error) {
 	c, err := n.DialFrom(ctx, localAddr(local, network, target.Addr()), network, target.String())
 	if err != nil {
 		return Answer{}, err
 	}
 	defer c.Close()
+	if tcp, ok := c.(*net.TCPConn); ok && reset {
+		_ = tcp.SetLinger(0) // fails only on a closed connection
+	}
 	stop := context.AfterFunc(ctx, func() { _ = c.SetDeadline(time.Unix(1, 0)) })
 	defer stop()
 	return exchange(c, network, payload)

@@ -27,13 +27,11 @@ const (
 	Reset
 	// Silent accepts and reads, and answers nothing.
 	Silent
-	// Slow answers after the backend's delay.
-	Slow
 	// Failing answers HTTP with status 500; TCP and UDP are healthy.
 	Failing
 )
 
-var faultNames = [...]string{"healthy", "refuse", "hang", "reset", "silent", "slow", "failing"}
+var faultNames = [...]string{"healthy", "refuse", "hang", "reset", "silent", "failing"}
 
 // String returns the fault's name in lower case.
 func (f Fault) String() string {
@@ -41,19 +39,6 @@ func (f Fault) String() string {
 		return faultNames[f]
 	}
 	return fmt.Sprintf("fault(%d)", int32(f))
-}
-
-// DefaultDelay is how long a Slow backend takes unless SetDelay says otherwise.
-const DefaultDelay = 500 * time.Millisecond
-
-// SetDelay sets how long the backend takes to answer while it is Slow.
-func (b *Backend) SetDelay(d time.Duration) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.delay = d
-	if b.running != nil {
-		b.running.delay.Store(int64(d))
-	}
 }
 
 // Fail puts the backend into a fault, or out of it with [Healthy]. When Fail

@@ -90,6 +90,16 @@ func (n *Namespace) Command(ctx context.Context, name string, args ...string) *e
 	return exec.CommandContext(ctx, "nsenter", append([]string{"--net=" + n.Path(), "--", name}, args...)...)
 }
 
+// Output runs a program in the namespace to its end and returns all that it prints. It starts one program less than
+// [Namespace.Command].
+func (n *Namespace) Output(ctx context.Context, name string, args ...string) (out []byte, err error) {
+	err = n.Do(func() (err error) {
+		out, err = exec.CommandContext(ctx, name, args...).CombinedOutput()
+		return err
+	})
+	return out, err
+}
+
 // Dial connects from the namespace. address must be numeric: names would be
 // resolved in the caller's namespace.
 func (n *Namespace) Dial(ctx context.Context, network, address string) (net.Conn, error) {

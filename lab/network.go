@@ -63,13 +63,14 @@ func (n *Network) check() error {
 }
 
 func (n *Network) up(ctx context.Context) error {
+	var add []string
 	for _, ns := range n.namespaces() {
-		if err := ctx.Err(); err != nil {
-			return err
-		}
-		if err := (*Namespace)(nil).ip(ctx, "netns add "+ns.Name); err != nil {
-			return fmt.Errorf("create namespace %s: %w", ns.Name, err)
-		}
+		add = append(add, "netns add "+ns.Name)
+	}
+	if err := (*Namespace)(nil).ip(ctx, add...); err != nil {
+		return fmt.Errorf("create namespaces: %w", err)
+	}
+	for _, ns := range n.namespaces() {
 		if err := ns.Prepare(ns == n.Node, n.Config.IPv6); err != nil {
 			return err
 		}

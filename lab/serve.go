@@ -2,7 +2,6 @@ package lab
 
 import (
 	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -18,16 +17,11 @@ import (
 // maxLine bounds a line of the TCP protocol.
 const maxLine = 1 << 20
 
-// answers waits as the fault says and reports whether to answer at all. It
-// asks anew for each exchange, so a fault changes open connections as well.
+// answers reports whether the fault lets it answer. It is asked anew for each
+// exchange, so a fault changes open connections as well.
 func (s *server) answers() bool {
-	switch s.current() {
-	case Silent, Hang:
-		return false
-	case Slow:
-		return s.sleep(time.Duration(s.delay.Load()))
-	}
-	return true
+	f := s.current()
+	return f != Silent && f != Hang
 }
 
 func (s *server) serveLines(c net.Conn) {
@@ -93,24 +87,15 @@ func (s *server) serveDatagrams(c *net.UDPConn) {
 			}
 			continue
 		}
-		payload, from := bytes.Clone(buf[:n]), anyInterface(bytes.Clone(oob[:m]))
-		if s.current() == Slow {
-			s.wg.Go(func() { s.answerDatagram(c, peer, from, payload) }) // one slow answer doesn't delay the others
+		if !s.answers() {
 			continue
 		}
-		s.answerDatagram(c, peer, from, payload)
+		out := fmt.Appendf(nil, "%s %s %s", s.backend.Name, peer.Addr().Unmap(), buf[:n])
+		if len(out) > MaxDatagram {
+			out = out[:MaxDatagram]
+		}
+		_, _, _ = c.WriteMsgUDPAddrPort(out, anyInterface(oob[:m]), peer) // datagrams get lost; so may this one
 	}
-}
-
-func (s *server) answerDatagram(c *net.UDPConn, peer netip.AddrPort, from, payload []byte) {
-	if !s.answers() {
-		return
-	}
-	out := fmt.Appendf(nil, "%s %s %s", s.backend.Name, peer.Addr().Unmap(), payload)
-	if len(out) > MaxDatagram {
-		out = out[:MaxDatagram]
-	}
-	_, _, _ = c.WriteMsgUDPAddrPort(out, from, peer) // datagrams get lost; so may this one
 }
 
 // wantDestinations asks for the address that each datagram was sent to. An answer may

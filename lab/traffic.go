@@ -21,6 +21,7 @@ type TrafficConfig struct {
 	// so that none meets what the kernel remembers of another. 0 leaves the
 	// choice to the kernel.
 	FirstPort   uint16
+	Reset       bool          // ends TCP connections by resets, which kernels forget sooner
 	Rate        float64       // new connections per second
 	Count       int           // ends after so many; required, it bounds memory
 	Timeout     time.Duration // of one exchange, connect included; 0 means 2s
@@ -118,7 +119,7 @@ func (t *Traffic) one(i int) {
 		local = netip.AddrPortFrom(t.config.Local, t.config.FirstPort+uint16(i))
 	}
 	r := Result{Start: time.Now()}
-	r.Answer, r.Err = t.config.From.askFrom(ctx, local, t.config.Network, t.config.Target, fmt.Sprint(i))
+	r.Answer, r.Err = t.config.From.askFrom(ctx, local, t.config.Network, t.config.Target, fmt.Sprint(i), t.config.Reset)
 	r.Latency = time.Since(r.Start)
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -32,21 +32,23 @@ func TestTrafficRecordsEachExchange(t *testing.T) {
 func TestTrafficStopsWithoutFailures(t *testing.T) {
 	n := build(t, dualStack("kplab-stop", 1))
 	b := n.Backends[0]
-	b.SetDelay(100 * time.Millisecond)
-	if err := b.Fail(t.Context(), Slow); err != nil {
-		t.Fatal(err)
+	fail := func(f Fault) {
+		t.Helper()
+		if err := b.Fail(t.Context(), f); err != nil {
+			t.Fatal(err)
+		}
 	}
+	fail(Hang) // until it ends, all of them are under way: their SYNs come again a second later
 	ctx, cancel := context.WithCancel(t.Context())
-	started := make(chan struct{}, 1000)
 	traffic, err := StartTraffic(ctx, TrafficConfig{
-		From: n.Client, Network: "tcp", Target: b.Address(false, LinePort), Rate: 500, Count: 1000, Concurrency: 8,
-		OnResult: func(Result) { started <- struct{}{} },
+		From: n.Client, Network: "tcp", Target: b.Address(false, LinePort), Rate: 500, Count: 1000, Concurrency: 8, Timeout: 20 * time.Second,
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	<-started
+	time.Sleep(100 * time.Millisecond)
 	cancel()
+	fail(Healthy)
 	got := traffic.Wait()
 	if len(got) == 0 || len(got) == 1000 || len(got.Failed()) > 0 {
 		t.Errorf("got %s; want some, not all, and none failed", got)

@@ -52,14 +52,22 @@ func (n *Namespace) setSysctls(values [][2]string) error {
 	})
 }
 
-// ip carries out commands of ip(8) in the namespace; nil is the caller's.
+// ip carries out commands of ip(8) in the namespace, each also after one that fails; nil is the caller's.
 func (n *Namespace) ip(ctx context.Context, commands ...string) error {
-	cmd := exec.CommandContext(ctx, "ip", "-batch", "-")
-	if n != nil {
-		cmd = n.Command(ctx, "ip", "-batch", "-")
-	}
+	cmd := exec.CommandContext(ctx, "ip", "-force", "-batch", "-")
 	cmd.Stdin = strings.NewReader(strings.Join(commands, "\n") + "\n")
-	if out, err := cmd.CombinedOutput(); err != nil {
+	var out []byte
+	run := func() (err error) {
+		out, err = cmd.CombinedOutput()
+		return err
+	}
+	var err error
+	if n == nil {
+		err = run()
+	} else {
+		err = n.Do(run)
+	}
+	if err != nil {
 		return fmt.Errorf("ip: %w: %s; of:\n%s", err, strings.TrimSpace(string(out)), strings.Join(commands, "\n"))
 	}
 	return nil

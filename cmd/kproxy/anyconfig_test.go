@@ -207,7 +207,7 @@ func (h *host) stop(t *testing.T, p *lab.Process, c configuration) {
 	if at := slices.IndexFunc(c.args, func(a string) bool { return strings.HasPrefix(a, "--route-table=") }); at >= 0 {
 		cleanup = append(cleanup, c.args[at])
 	}
-	if out, err := h.net.Node.Command(t.Context(), h.kproxy, cleanup...).CombinedOutput(); err != nil {
+	if out, err := h.net.Node.Output(t.Context(), h.kproxy, cleanup...); err != nil {
 		t.Errorf("kproxy cleanup: %v\n%s", err, out)
 	}
 	for name, value := range h.look(t) {

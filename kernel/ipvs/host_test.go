@@ -204,33 +204,6 @@ func (h *host) expect(what, want, got string) {
 	}
 }
 
-// echo answers every line on host i with its name.
-func echo(t *testing.T, n *kerneltest.Network, i int, name string, port int) {
-	t.Helper()
-	n.On(i, func() {
-		l, err := net.Listen("tcp", fmt.Sprintf(":%d", port))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { l.Close() })
-		go func() {
-			for {
-				c, err := l.Accept()
-				if err != nil {
-					return
-				}
-				go func() {
-					defer c.Close()
-					lines := bufio.NewScanner(c)
-					for lines.Scan() {
-						fmt.Fprintln(c, name)
-					}
-				}()
-			}
-		}()
-	})
-}
-
 // held is a connection that stays open.
 type held struct {
 	net.Conn
@@ -260,7 +233,7 @@ func (h *held) cut() {
 	h.Close()
 }
 
-// ask sends a line and returns the answer.
+// ask sends a line and returns who answers.
 func (h *held) ask() string {
 	_ = h.SetDeadline(time.Now().Add(patience))
 	if _, err := fmt.Fprintln(h, "?"); err != nil {
@@ -270,7 +243,8 @@ func (h *held) ask() string {
 	if err != nil {
 		return err.Error()
 	}
-	return strings.TrimSpace(line)
+	name, _, _ := strings.Cut(line, " ")
+	return name
 }
 
 // holdAt connects until a connection is answered by the server of a name.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"net/netip"
 	"os"
@@ -105,8 +106,11 @@ var (
 
 // askTimeout is long enough on a busy machine for an answer, and short enough
 // to wait for none. Where everything is slower (test/vm/run.sh says so), it is
-// longer.
-var askTimeout = 700 * time.Millisecond * slowness()
+// longer; silence, for where none is expected, is less so.
+var (
+	askTimeout = 700 * time.Millisecond * slowness()
+	silence    = 700 * time.Millisecond * time.Duration(math.Round(math.Sqrt(float64(slowness()))))
+)
 
 func slowness() time.Duration {
 	if n, err := strconv.Atoi(os.Getenv("KPROXY_E2E_SLOW")); err == nil && n > 1 {

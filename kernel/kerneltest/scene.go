@@ -79,7 +79,7 @@ func (s *Scene) Asks(n, from int, proto service.Protocol, to string) map[string]
 // Unanswered expects that no answer comes to a connection from a host.
 func (s *Scene) Unanswered(what string, from int, proto service.Protocol, to string) {
 	s.T.Helper()
-	if server, _, err := s.Ask(from, proto, netip.MustParseAddrPort(to)); !errors.Is(err, ErrTimeout) {
+	if server, _, err := s.ask(from, proto, netip.MustParseAddrPort(to), silence); !errors.Is(err, ErrTimeout) {
 		s.T.Errorf("%s: %q, %v, want %v", what, server, err, ErrTimeout)
 	}
 }

@@ -1,9 +1,7 @@
 package e2e
 
 import (
-	"bufio"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -19,35 +17,12 @@ import (
 // hostPort is a port that the node itself serves, at all of its addresses.
 const hostPort = 7000
 
-// serveHost makes the node say "host" to everybody who connects to hostPort.
-func (w *world) serveHost() {
-	w.Helper()
-	l, err := w.net.Node.Listen(w.ctx, "tcp", fmt.Sprintf(":%d", hostPort))
-	w.must(err)
-	w.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			_, _ = c.Write([]byte("host\n")) // if it fails, the client sees
-			c.Close()
-		}
-	}()
-}
-
-// askHost reads what the node says at an address.
+// askHost sees that the node's own server answers at an address.
 func (w *world) askHost(from *lab.Namespace, a netip.Addr) {
 	w.Helper()
 	target := netip.AddrPortFrom(a, hostPort)
-	c, err := from.Dial(w.ctx, "tcp", target.String())
-	w.must(err)
-	defer c.Close()
-	w.must(c.SetDeadline(time.Now().Add(within(5 * time.Second))))
-	buf := make([]byte, 100)
-	if n, err := c.Read(buf); string(buf[:n]) != "host\n" {
-		w.Errorf("%s from %s says %q, %v; want the host's own server", target, from.Name, buf[:n], err)
+	if got := w.ask(from, "tcp", target).Backend; got != "host" {
+		w.Errorf("%s from %s is answered by %s; want the host's own server", target, from.Name, got)
 	}
 }
 
@@ -57,7 +32,7 @@ func TestHostPortsStayPrivate(t *testing.T) {
 	w := newWorld(t)
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
-	w.serveHost()
+	w.serve(w.net.Node, "host", hostPort)
 	w.start()
 	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
 		w.pin("web", "line", plane)
@@ -94,7 +69,7 @@ func TestServiceAtHostAddress(t *testing.T) {
 	m := newManifest("web", 10, w.net.Backends...)
 	m.ExternalIPs = own
 	w.must(m.Write(w.manifests))
-	w.serveHost()
+	w.serve(w.net.Node, "host", hostPort)
 	w.start()
 	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel} {
 		w.pin("web", "line", plane)
@@ -222,9 +197,7 @@ ports: [{name: line, protocol: TCP, port: %[3]d}]
 // that is on its way there comes back to be shared out again.
 func TestEndpointAtItsOwnNodePort(t *testing.T) {
 	w := newWorld(t)
-	for _, address := range w.net.Config.NodeAddresses() {
-		w.serveOnNode(netip.AddrPortFrom(address, lab.LinePort))
-	}
+	w.serve(w.net.Node, "node", lab.LinePort)
 	m := newManifest("web", 10, w.net.Backends[:1]...)
 	m.Type, m.Ports, m.Algorithm = "NodePort", m.Ports[:1], string(service.RoundRobin)
 	m.Ports[0].NodePort = lab.LinePort
@@ -261,25 +234,6 @@ func TestEndpointAtItsOwnNodePort(t *testing.T) {
 	round("not offloaded")
 }
 
-// serveOnNode answers lines on the node as a lab's backends do.
-func (w *world) serveOnNode(at netip.AddrPort) {
-	w.Helper()
-	l, err := w.net.Node.Listen(w.ctx, "tcp", at.String())
-	w.must(err)
-	w.Cleanup(func() { l.Close() })
-	go func() {
-		for c, err := l.Accept(); err == nil; c, err = l.Accept() {
-			go func(c net.Conn) {
-				defer c.Close()
-				peer := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr()
-				for in := bufio.NewScanner(c); in.Scan(); {
-					fmt.Fprintf(c, "node %s %s\n", peer, in.Text())
-				}
-			}(c)
-		}
-	}()
-}
-
 // TestClientBesideTheEndpoint: a client on the endpoint's own network, which
 // the endpoint would answer past the node, is served all the same, in every data
 // plane, and the endpoint sees the node's address.
@@ -288,24 +242,7 @@ func TestClientBesideTheEndpoint(t *testing.T) {
 	// The endpoint is in the client's namespace, at another address of its network.
 	beside := w.net.Config.ClientAddresses(2)
 	echo := w.net.Backends[0]
-	l, err := w.net.Client.Listen(w.ctx, "tcp", ":9100")
-	w.must(err)
-	t.Cleanup(func() { l.Close() })
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			host := netip.MustParseAddrPort(c.RemoteAddr().String()).Addr().Unmap()
-			go func() {
-				defer c.Close()
-				if _, err := c.Read(make([]byte, 100)); err == nil {
-					_, _ = c.Write([]byte("beside " + host.String() + " hello\n"))
-				}
-			}()
-		}
-	}()
+	w.serve(w.net.Client, "beside", 9100)
 	m := newManifest("web", 10, echo)
 	m.Ports = []lab.ManifestPort{{Name: "line", Protocol: "TCP", Port: 80, Target: 9100}}
 	m.Endpoints[0].Addresses = beside
@@ -336,7 +273,7 @@ func TestLoopbackNodePortsAreTheNodesOwn(t *testing.T) {
 		{"ip", "address", "delete", "127.0.0.1/8", "dev", "lo"},
 		{"ip", "route", "add", "127.0.0.1/32", "via", w.net.Config.NodeAddresses()[0].String()},
 	} {
-		if out, err := w.net.Client.Command(w.ctx, command[0], command[1:]...).CombinedOutput(); err != nil {
+		if out, err := w.net.Client.Output(w.ctx, command[0], command[1:]...); err != nil {
 			t.Fatalf("%v: %v\n%s", command, err, out)
 		}
 	}

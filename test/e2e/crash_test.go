@@ -85,6 +85,7 @@ func (w *world) reset(log string) (sum int) {
 // TestCrashesGoUnnoticed: the process that works is killed, several times, and clients don't notice: connections
 // and sessions go on, and new connections wait for the next process. Only what a loop is moving that very moment is lost.
 func TestCrashesGoUnnoticed(t *testing.T) {
+	t.Parallel()
 	for _, carrier := range []plan.Mode{plan.ModeUserspace, mode} {
 		t.Run(string(carrier), func(t *testing.T) {
 			w := newWorld(t)

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -295,12 +296,12 @@ func (w *world) everything() string {
 func (w *world) tables() string {
 	w.Helper()
 	var lines []string
-	there, _ := w.net.Node.Command(w.ctx, "nft", "list", "tables").Output() // none without the program
+	there, _ := w.net.Node.Output(w.ctx, "nft", "list", "tables") // none without the program
 	for _, table := range []string{"ip kproxy", "ip6 kproxy", "ip others"} {
 		if !strings.Contains(string(there), "table "+table+"\n") {
 			continue
 		}
-		out, err := w.net.Node.Command(w.ctx, "sh", "-c", "nft -s list table "+table).Output()
+		out, err := w.net.Node.Output(w.ctx, "nft", "-s", "list", "table "+table)
 		if err != nil {
 			continue // it has gone meanwhile
 		}
@@ -328,9 +329,7 @@ func (w *world) rules() string {
 	w.Helper()
 	var b strings.Builder
 	for _, program := range []string{"iptables-nft-save", "ip6tables-nft-save", "iptables-legacy-save", "ip6tables-legacy-save"} {
-		out, err := w.net.Node.Command(w.ctx, program).Output()
-		w.must(err)
-		b.WriteString(program + ":\n" + empty.ReplaceAllString(changing.ReplaceAllString(string(out), ""), ""))
+		b.WriteString(program + ":\n" + empty.ReplaceAllString(changing.ReplaceAllString(w.node(program), ""), ""))
 	}
 	return b.String()
 }
@@ -356,13 +355,13 @@ func (w *world) routes() string {
 	w.Helper()
 	out := "routes:\n"
 	for _, family := range []string{"-4", "-6"} {
-		list := w.net.Node.Command(w.ctx, "ip", family, "-force", "-batch", "-")
+		list := exec.CommandContext(w.ctx, "ip", family, "-force", "-batch", "-")
 		list.Stdin = strings.NewReader("rule list\nroute list table 77\nroute list table 10249\n")
-		b, err := list.Output() // fails where one of the tables isn't there
-		if !strings.Contains(string(b), "lookup main") {
-			w.Fatalf("list rules of routing: %v, %q", err, b)
+		e := finish(w.T, w.net.Node, list) // fails where one of the tables isn't there
+		if !strings.Contains(e.stdout, "lookup main") {
+			w.Fatalf("list rules of routing: %+v", e)
 		}
-		out += string(b)
+		out += e.stdout
 	}
 	return out
 }

@@ -94,7 +94,7 @@ func TestDamageIsRepaired(t *testing.T) {
 	}
 	for _, variant := range variants {
 		t.Run(variant, func(t *testing.T) {
-			w := newWorld(t)
+			w := newLoneWorld(t) // one after the other: as parallel tests of their own they would begin last, and they take longest
 			if w.plane != plan.NFTables {
 				w.holdsRules(variant)
 			}

@@ -146,7 +146,11 @@ func TestRestartIsHitless(t *testing.T) {
 	inKernel := w.hold(frontends(m)[0])
 	other := newManifest("other", 11, w.net.Backends...)
 	tr, slow := w.traffic("tcp", frontends(m)[0], 60), w.traffic("tcp", frontends(other)[1], 60)
-	for range 3 {
+	restarts := 3
+	if pace > 1 { // slow is traffic here
+		restarts = 1
+	}
+	for range restarts {
 		sleep(300 * time.Millisecond)
 		w.stop()
 		sleep(300 * time.Millisecond)
@@ -155,9 +159,9 @@ func TestRestartIsHitless(t *testing.T) {
 			t.Errorf("after the restart it is in %s, %s: %s; want it still offloaded", s.DataPlane, s.State, s.Reason)
 		}
 	}
-	w.noneFailed("an offloaded service across 3 restarts", tr.Stop())
-	w.noneFailed("a service in userspace across 3 restarts", slow.Stop())
-	w.unbroken("across 3 restarts", inKernel)
+	w.noneFailed("an offloaded service across restarts", tr.Stop())
+	w.noneFailed("a service in userspace across restarts", slow.Stop())
+	w.unbroken("across restarts", inKernel)
 }
 
 // TestPinsSurviveARestart, as does the way back.
@@ -182,21 +186,20 @@ func TestAffinityAcrossMoves(t *testing.T) {
 	m.Affinity = time.Hour
 	w.must(m.Write(w.manifests))
 	w.start()
-	for family, target := range frontends(m) {
-		for client := range w.net.Config.Clients {
-			local := w.net.Config.ClientAddresses(client)[family]
-			w.pin("web", "line", service.PreferUserspace)
-			first := ""
-			for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel, service.PreferUserspace, service.PreferKernel} {
-				w.pin("web", "line", plane)
+	first := map[netip.Addr]string{}
+	for _, plane := range []service.Preference{service.PreferUserspace, service.PreferKernel, service.PreferUserspace, service.PreferKernel} {
+		w.pin("web", "line", plane)
+		for family, target := range frontends(m) {
+			for client := range w.net.Config.Clients {
+				local := w.net.Config.ClientAddresses(client)[family]
 				for range 5 {
 					a, err := w.net.Client.AskFrom(w.ctx, local, "tcp", target, "hello")
 					w.must(err)
-					if first == "" {
-						first = a.Backend
+					if first[local] == "" {
+						first[local] = a.Backend
 					}
-					if a.Backend != first {
-						t.Fatalf("client %s came to %s in %s, want it to stay with %s", local, a.Backend, plane, first)
+					if a.Backend != first[local] {
+						t.Fatalf("client %s came to %s in %s, want it to stay with %s", local, a.Backend, plane, first[local])
 					}
 				}
 			}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -273,6 +274,7 @@ func TestRefusedClientsAreListed(t *testing.T) {
 	w.start()
 	type refusal struct{ protocol, service, client, address, reason string }
 	want := map[refusal]bool{}
+	var asking sync.WaitGroup // at once, as most wait for the time in which a client tries again
 	for _, network := range []string{"tcp", "udp"} {
 		port := map[string]string{"tcp": "line", "udp": "datagram"}[network]
 		for f := range empty.ClusterIPs {
@@ -287,13 +289,16 @@ func TestRefusedClientsAreListed(t *testing.T) {
 				{"local", netip.AddrPortFrom(local.ExternalIPs[f], 80), kernel.ReasonElsewhere},
 				{"local", netip.AddrPortFrom(node, 30080), kernel.ReasonElsewhere},
 			} {
-				if err := w.askFrom(client, network, c.at, lasting(1500*time.Millisecond)); err == nil {
-					t.Errorf("%s to %s is answered", network, c.at)
-				}
+				asking.Go(func() {
+					if err := w.askFrom(client, network, c.at, lasting(1500*time.Millisecond)); err == nil {
+						t.Errorf("%s to %s is answered", network, c.at)
+					}
+				})
 				want[refusal{network, "default/" + c.service + ":" + port, client.String(), c.at.String(), c.reason}] = true
 			}
 		}
 	}
+	asking.Wait()
 	var list struct{ Refused []plan.Ended }
 	w.eventually(10*time.Second, "everybody who was refused to be listed", func() error {
 		if err := w.json("/api/v1/refused", &list); err != nil {

@@ -138,6 +138,9 @@ func TestTraceProbe(t *testing.T) {
 					"an address":    {From: client},
 					"a pod by name": {Pod: pod},
 				} {
+					if slow > 1 && (i == 1) == (proto == service.TCP) { // a trace takes a second there
+						continue
+					}
 					req.Address, req.Protocol, req.Probe = at, proto, true
 					t.Run(fmt.Sprint(plane, " ", proto, " ", at, " from ", name), func(t *testing.T) { w.probed(t, req) })
 				}

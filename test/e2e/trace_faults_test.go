@@ -440,7 +440,7 @@ func (w *world) faulty(t *testing.T, proxy *trace.Proxy, f fault) {
 	}
 	r := look()
 	if f.fate != "" {
-		patience := lasting(700 * time.Millisecond)
+		patience := lasting(300 * time.Millisecond)
 		if f.fate != isSilent {
 			patience = within(5 * time.Second)
 		}
@@ -519,7 +519,7 @@ func (w *world) at(line string) {
 	}
 	if ok && (name == "client" || at != w.net.Client) {
 		words := strings.Fields(rest)
-		if out, err := at.Command(w.ctx, words[0], words[1:]...).CombinedOutput(); err != nil {
+		if out, err := at.Output(w.ctx, words[0], words[1:]...); err != nil {
 			w.Fatalf("%s: %v\n%s", line, err, out)
 		}
 		return
@@ -598,6 +598,7 @@ func TestTraceNamesWhatTheServiceLacks(t *testing.T) {
 // TestTraceOfADeadKproxy: with kproxy killed, trace says what the kernel does by
 // itself, and what it doesn't.
 func TestTraceOfADeadKproxy(t *testing.T) {
+	t.Parallel()
 	for _, c := range []struct {
 		mode    plan.Mode
 		verdict string

@@ -188,7 +188,7 @@ func (w *world) backendsOf(from *lab.Namespace, target netip.AddrPort, n int) ma
 // kproxyOnNode checks whether what a command prints on the node has a word.
 func (w *world) kproxyOnNode(line, word string, want bool) error {
 	words := strings.Fields(line)
-	out, err := w.net.Node.Command(w.ctx, words[0], words[1:]...).CombinedOutput()
+	out, err := w.net.Node.Output(w.ctx, words[0], words[1:]...)
 	if err != nil {
 		return err
 	}

@@ -166,11 +166,11 @@ func TestUDPMovesBetweenDataPlanes(t *testing.T) {
 	m := newManifest("web", 10, w.net.Backends...)
 	w.must(m.Write(w.manifests))
 	w.start()
-	for _, target := range frontends(m) {
-		k := w.talk(target)
-		for range 2 {
-			for _, plane := range udpPlanes {
-				w.pin("web", "datagram", plane)
+	both := []*talker{w.talk(frontends(m)[0]), w.talk(frontends(m)[1])}
+	for range 2 {
+		for _, plane := range udpPlanes {
+			w.pin("web", "datagram", plane)
+			for _, k := range both {
 				k.becomes("after a move to "+string(plane)+", an answer", answered)
 			}
 		}

@@ -70,7 +70,7 @@ func newWorld(t *testing.T) *world {
 	return newLoneWorld(t)
 }
 
-// newLoneWorld is newWorld for a test that takes the whole machine.
+// newLoneWorld is newWorld for a test that takes the whole machine, or is parallel to others already.
 func newLoneWorld(t *testing.T) *world {
 	t.Helper()
 	return buildWorld(t, func(*lab.Config) {})
@@ -265,7 +265,7 @@ func (w *world) refuses(from *lab.Namespace, network string, target netip.AddrPo
 // node runs a command on the node and returns what it printed.
 func (w *world) node(name string, args ...string) string {
 	w.Helper()
-	out, err := w.net.Node.Command(w.ctx, name, args...).CombinedOutput()
+	out, err := w.net.Node.Output(w.ctx, name, args...)
 	if err != nil {
 		w.Fatalf("%s %s on the node: %v\n%s", name, strings.Join(args, " "), err, out)
 	}
@@ -344,6 +344,14 @@ func (w *world) unbroken(what string, held ...*lab.Held) {
 			w.Errorf("%s: connection %d of %d broke after %d exchanges: %v", what, i+1, len(held), h.Exchanges(), err)
 		}
 	}
+}
+
+// serve has a namespace answer at a port as the lab's backends do, by a name, until the test ends; with addresses, SCTP at those.
+func (w *world) serve(at *lab.Namespace, name string, port uint16, sctp ...netip.Addr) {
+	w.Helper()
+	b := lab.NewBackend(name, at, port, sctp...)
+	w.must(b.Start(w.ctx))
+	w.Cleanup(b.Stop)
 }
 
 // newManifest is lab.NewManifest for a machine like this one: on a slow one,

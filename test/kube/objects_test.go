@@ -1,10 +1,7 @@
 package kube
 
 import (
-	"bufio"
-	"context"
 	"fmt"
-	"net"
 	"net/netip"
 
 	corev1 "k8s.io/api/core/v1"
@@ -178,28 +175,3 @@ func ignoreNotFound(err error) error {
 }
 
 func addrPort(a string) netip.AddrPort { return netip.AddrPortFrom(netip.MustParseAddr(a), 80) }
-
-// serveLines answers like a backend's line server, at a further port, with the
-// port in its name.
-func serveLines(ctx context.Context, b *lab.Backend, port uint16) (stop func(), err error) {
-	l, err := b.Namespace.Listen(ctx, "tcp", fmt.Sprintf("[::]:%d", port))
-	if err != nil {
-		return nil, err
-	}
-	go func() {
-		for {
-			c, err := l.Accept()
-			if err != nil {
-				return
-			}
-			go func() {
-				defer c.Close()
-				peer := c.RemoteAddr().(*net.TCPAddr).AddrPort().Addr().Unmap()
-				for in := bufio.NewScanner(c); in.Scan(); {
-					fmt.Fprintf(c, "%s:%d %s %s\n", b.Name, port, peer, in.Text())
-				}
-			}()
-		}
-	}()
-	return func() { l.Close() }, nil
-}

@@ -185,10 +185,9 @@ func testHeadless(w *world) {
 // EndpointSlices with different ports.
 func testNamedPorts(w *world) {
 	const otherPort = 9100
-	b := w.net.Backends[1]
-	stop, err := serveLines(w.ctx, b, otherPort)
-	w.must(err)
-	w.Cleanup(stop)
+	other := lab.NewBackend("other", w.net.Backends[1].Namespace, otherPort)
+	w.must(other.Start(w.ctx))
+	w.Cleanup(other.Stop)
 	labels := map[string]string{"app": "ports"}
 	service := newService("ports", labels)
 	service.Spec.Ports[0].TargetPort = intstr.FromString("line")
@@ -197,7 +196,7 @@ func testNamedPorts(w *world) {
 		w.createPod(newPod(fmt.Sprintf("ports-%d", i), labels, map[string]uint16{"line": port}), w.net.Backends[i], corev1.ConditionTrue)
 	}
 	w.everywhere(s, "b1")
-	w.everywhere(s, fmt.Sprintf("b2:%d", otherPort))
+	w.everywhere(s, "other")
 	w.deletePod("ports-0")
 	w.deletePod("ports-1")
 }

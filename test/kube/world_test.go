@@ -282,7 +282,7 @@ func (w *world) eventually(what string, f func() error) {
 // node runs a command on the node and returns what it printed.
 func (w *world) node(name string, args ...string) string {
 	w.Helper()
-	out, err := w.net.Node.Command(w.ctx, name, args...).CombinedOutput()
+	out, err := w.net.Node.Output(w.ctx, name, args...)
 	if err != nil {
 		w.Fatalf("%s %s on the node: %v\n%s", name, strings.Join(args, " "), err, out)
 	}
