@@ -68,7 +68,7 @@ func TestRemember(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		a := netip.MustParseAddr
 		two, three, gone := netip.MustParseAddrPort("10.2.0.2:8080"), netip.MustParseAddrPort("10.2.0.3:8080"), netip.MustParseAddrPort("10.2.0.9:8080")
-		table := lb.NewAffinity(lb.AffinityConfig{Timeout: time.Hour})
+		table := lb.NewAffinity(time.Hour)
 		table.Set(a("10.1.0.2"), two, time.Now()) // from before the service was in IPVS
 		time.Sleep(10 * time.Minute)
 		begun := time.Now()

@@ -9,21 +9,9 @@ import (
 	"time"
 )
 
-// AffinityConfig configures an Affinity.
-type AffinityConfig struct {
-	// Timeout is how long a client that is silent keeps its endpoint
-	// (sessionAffinityConfig.clientIP.timeoutSeconds, 1s to 24h).
-	Timeout time.Duration
-	// MaxClients bounds the memory: beyond it, clients that have been silent for long
-	// lose their affinity. A client takes about 100 bytes.
-	MaxClients int
-}
-
-// DefaultAffinityConfig returns Kubernetes' default time-out, and room for
-// 65536 clients.
-func DefaultAffinityConfig() AffinityConfig {
-	return AffinityConfig{Timeout: 10800 * time.Second, MaxClients: 65536}
-}
+// maxClients bounds the memory of an Affinity: beyond it, clients that have been silent for
+// long lose their affinity. A client takes about 100 bytes.
+const maxClients = 65536
 
 // Affinity remembers which endpoint each client had (sessionAffinity:
 // ClientIP). A client is an address; IPv4-mapped addresses are IPv4, zones
@@ -54,16 +42,10 @@ type Affine struct {
 	Remaining time.Duration // until it expires, if the client stays silent
 }
 
-// NewAffinity returns an empty table. Zero fields of cfg mean the defaults.
-func NewAffinity(cfg AffinityConfig) *Affinity {
-	d := DefaultAffinityConfig()
-	if cfg.Timeout <= 0 {
-		cfg.Timeout = d.Timeout
-	}
-	if cfg.MaxClients <= 0 {
-		cfg.MaxClients = d.MaxClients
-	}
-	return &Affinity{timeout: cfg.Timeout, limit: cfg.MaxClients, base: time.Now(), clients: map[[16]byte]affine{}}
+// NewAffinity returns an empty table, in which a client that is silent keeps its endpoint for
+// as long as timeout (sessionAffinityConfig.clientIP.timeoutSeconds, 1s to 24h).
+func NewAffinity(timeout time.Duration) *Affinity {
+	return &Affinity{timeout: timeout, limit: maxClients, base: time.Now(), clients: map[[16]byte]affine{}}
 }
 
 // Timeout returns how long a silent client keeps its endpoint.

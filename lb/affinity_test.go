@@ -18,7 +18,7 @@ var (
 )
 
 func TestAffinitySlides(t *testing.T) {
-	a := NewAffinity(AffinityConfig{Timeout: 10 * time.Second})
+	a := NewAffinity(10 * time.Second)
 	c := clientOf(0)
 	a.Set(c, endpointA, epoch)
 	steps := []struct {
@@ -39,14 +39,15 @@ func TestAffinitySlides(t *testing.T) {
 	}
 }
 
-func TestAffinityDefaults(t *testing.T) {
-	if got := NewAffinity(AffinityConfig{}).Timeout(); got != 3*time.Hour {
-		t.Errorf("time-out %s, want 10800s", got)
-	}
+// bounded returns an Affinity that has room for so many clients.
+func bounded(timeout time.Duration, clients int) *Affinity {
+	a := NewAffinity(timeout)
+	a.limit = clients
+	return a
 }
 
 func TestAffinitySetAndForget(t *testing.T) {
-	a := NewAffinity(DefaultAffinityConfig())
+	a := NewAffinity(time.Hour)
 	four := netip.MustParseAddr("192.0.2.1")
 	mapped := netip.AddrFrom16(four.As16())
 	six := netip.MustParseAddr("fe80::1%eth0")
@@ -74,7 +75,7 @@ func TestAffinitySetAndForget(t *testing.T) {
 }
 
 func TestAffinityRestoresRemainingTime(t *testing.T) {
-	a := NewAffinity(AffinityConfig{Timeout: time.Minute})
+	a := NewAffinity(time.Minute)
 	a.Set(clientOf(0), endpointA, epoch.Add(5*time.Second-a.Timeout()))
 	for e := range a.All(epoch) {
 		if e.Remaining != 5*time.Second {
@@ -88,7 +89,7 @@ func TestAffinityRestoresRemainingTime(t *testing.T) {
 
 func TestAffinityIsBounded(t *testing.T) {
 	t.Run("the one silent longest goes first", func(t *testing.T) {
-		a := NewAffinity(AffinityConfig{MaxClients: 3})
+		a := bounded(time.Hour, 3)
 		for i := range 3 {
 			a.Set(clientOf(i), endpointA, epoch.Add(time.Duration(i)*time.Second))
 		}
@@ -102,7 +103,7 @@ func TestAffinityIsBounded(t *testing.T) {
 	})
 	t.Run("of many, those that were silent for long", func(t *testing.T) {
 		const most, talking = 5000, 500
-		a := NewAffinity(AffinityConfig{MaxClients: most})
+		a := bounded(time.Hour, most)
 		for i := range 20_000 {
 			now := epoch.Add(time.Duration(i) * time.Millisecond)
 			a.Set(clientOf(i), endpointA, now)
@@ -122,7 +123,7 @@ func TestAffinityIsBounded(t *testing.T) {
 		}
 	})
 	t.Run("expired ones make room", func(t *testing.T) {
-		a := NewAffinity(AffinityConfig{Timeout: time.Second, MaxClients: 1000})
+		a := bounded(time.Second, 1000)
 		for i := range 10_000 {
 			a.Set(clientOf(i), endpointA, epoch.Add(time.Duration(i)*10*time.Millisecond))
 		}
@@ -133,7 +134,7 @@ func TestAffinityIsBounded(t *testing.T) {
 }
 
 func TestAffinityAllocatesNothing(t *testing.T) {
-	a := NewAffinity(AffinityConfig{MaxClients: 100})
+	a := bounded(time.Hour, 100)
 	for i := range 200 {
 		a.Set(clientOf(i), endpointA, epoch)
 	}
@@ -147,7 +148,7 @@ func TestAffinityAllocatesNothing(t *testing.T) {
 }
 
 func TestAffinityInParallel(t *testing.T) {
-	a := NewAffinity(AffinityConfig{MaxClients: 4096})
+	a := bounded(time.Hour, 4096)
 	var wg sync.WaitGroup
 	for g := range 64 {
 		wg.Go(func() {

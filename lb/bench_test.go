@@ -70,7 +70,7 @@ func BenchmarkNew(b *testing.B) {
 }
 
 func BenchmarkAffinity(b *testing.B) {
-	a := NewAffinity(DefaultAffinityConfig())
+	a := NewAffinity(time.Hour)
 	now := time.Now()
 	for i := range 50_000 {
 		a.Set(clientOf(i), endpointA, now)

@@ -272,7 +272,7 @@ func TestProspect(t *testing.T) {
 }
 
 func TestPeekRefreshesNothing(t *testing.T) {
-	a := NewAffinity(AffinityConfig{Timeout: time.Minute})
+	a := NewAffinity(time.Minute)
 	client, endpoint, start := netip.MustParseAddr("10.1.0.2"), netip.MustParseAddrPort("10.2.0.2:80"), time.Now()
 	a.Set(client, endpoint, start)
 	if got, ok := a.Peek(client, start.Add(59*time.Second)); !ok || got != endpoint {

@@ -574,7 +574,7 @@ func TestWhatWasBegunGoesOn(t *testing.T) {
 		hung := hanging(t)
 		p := testPlan(testService{name: "s", eps: []netip.AddrPort{hung, tcpEndpoint(t, named("good"))}})
 		s := start(t, cfg, p)
-		s.plans.views[testServiceKey("s")].state.affinity.Store(lb.NewAffinity(lb.AffinityConfig{}))
+		s.plans.views[testServiceKey("s")].state.affinity.Store(lb.NewAffinity(time.Hour))
 		s.Affinity(testServiceKey("s")).Set(netip.MustParseAddr("127.0.0.1"), hung, time.Now())
 		c := connect(t, s)
 		s = phase(t, s, cfg, p, handover.Phase_DIALING)

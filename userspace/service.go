@@ -184,7 +184,7 @@ func (s *serviceState) configure(p *service.Port) {
 	case p.Affinity <= 0:
 		s.affinity.Store(nil)
 	case a == nil:
-		s.affinity.Store(lb.NewAffinity(lb.AffinityConfig{Timeout: p.Affinity}))
+		s.affinity.Store(lb.NewAffinity(p.Affinity))
 	default:
 		a.SetTimeout(p.Affinity)
 	}
