@@ -7,18 +7,15 @@ import (
 	"time"
 )
 
-// EjectionConfig says when failed connects put an endpoint aside.
-type EjectionConfig struct {
-	Failures int           // consecutive failed connects that eject
-	First    time.Duration // how long the first time
-	Max      time.Duration // how long at most; it doubles each time
-}
-
-// DefaultEjection ejects after 3 failed connects in a row, as active checks
-// call an endpoint down after 3 failed probes: for 5s, 10s, 20s … 5m.
-func DefaultEjection() EjectionConfig {
-	return EjectionConfig{Failures: 3, First: 5 * time.Second, Max: 5 * time.Minute}
-}
+const (
+	// EjectAfter is how many failed connects in a row eject an endpoint: as many as failed
+	// probes by which active checks call it down.
+	EjectAfter = 3
+	// firstEjection is how long the first one lasts. Each further one lasts twice as long as
+	// that before, but no longer than maxEjection.
+	firstEjection = 5 * time.Second
+	maxEjection   = 5 * time.Minute
+)
 
 // Ejection is passive health: what connects to one endpoint prove about it, between
 // two probes and without any. Consecutive failures eject it for
@@ -46,10 +43,10 @@ var begin = time.Now()
 // Failed records a failed connect, and reports whether it ejected the
 // endpoint. Failures during an ejection don't count: they belong to connects
 // that began before it.
-func (e *Ejection) Failed(c EjectionConfig, now time.Time) bool {
+func (e *Ejection) Failed(now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.failed(c, now)
+	return e.failed(now)
 }
 
 // FailedFor is Failed for a connect that was made from the client's own
@@ -57,7 +54,7 @@ func (e *Ejection) Failed(c EjectionConfig, now time.Time) bool {
 // endpoint's firewall refuses that client. So it counts only if it follows the
 // failure of another client, with no success between the two. What one client
 // alone meets ejects nothing, however often it comes back.
-func (e *Ejection) FailedFor(client netip.Addr, c EjectionConfig, now time.Time) bool {
+func (e *Ejection) FailedFor(client netip.Addr, now time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.Ejected(now) {
@@ -66,22 +63,19 @@ func (e *Ejection) FailedFor(client netip.Addr, c EjectionConfig, now time.Time)
 	before := e.last
 	e.last = client
 	e.bad.Store(true)
-	return before.IsValid() && before != client && e.failed(c, now)
+	return before.IsValid() && before != client && e.failed(now)
 }
 
 // failed counts a failure. The caller holds mu.
-func (e *Ejection) failed(c EjectionConfig, now time.Time) bool {
+func (e *Ejection) failed(now time.Time) bool {
 	if e.Ejected(now) {
 		return false
 	}
 	e.bad.Store(true)
-	if e.failures++; e.times == 0 && e.failures < c.Failures {
+	if e.failures++; e.times == 0 && e.failures < EjectAfter {
 		return false
 	}
-	d := c.Max
-	if shift := min(e.times, 30); c.First <= c.Max>>shift {
-		d = c.First << shift
-	}
+	d := min(firstEjection<<min(e.times, 30), maxEjection)
 	e.times++
 	e.last = netip.Addr{} // on trial, one client's failure isn't enough either
 	e.until.Store(int64(now.Add(d).Sub(begin)))

@@ -11,14 +11,13 @@ import (
 )
 
 func TestEjectionNeedsFailuresInARow(t *testing.T) {
-	c := DefaultEjection()
 	var e Ejection
 	for i, failed := range []bool{true, true, false, true, true, true} {
 		if !failed {
 			e.Succeeded()
 			continue
 		}
-		ejected := e.Failed(c, epoch)
+		ejected := e.Failed(epoch)
 		if want := i == 5; ejected != want || e.Ejected(epoch) != want {
 			t.Errorf("step %d: ejected %t, want %t", i, ejected, want)
 		}
@@ -26,19 +25,18 @@ func TestEjectionNeedsFailuresInARow(t *testing.T) {
 }
 
 func TestEjectionGrows(t *testing.T) {
-	c := DefaultEjection()
 	var e Ejection
 	now := epoch
-	e.Failed(c, now)
-	e.Failed(c, now)
+	e.Failed(now)
+	e.Failed(now)
 	var got []time.Duration
 	for range 9 {
-		if !e.Failed(c, now) {
+		if !e.Failed(now) {
 			t.Fatalf("the first failure after %v does not eject again", got)
 		}
 		d := e.Until(now).Sub(now)
 		got = append(got, d)
-		if e.Failed(c, now.Add(d-1)) {
+		if e.Failed(now.Add(d - 1)) {
 			t.Error("a failure during an ejection ejects again")
 		}
 		if !e.Ejected(now.Add(d-1)) || e.Ejected(now.Add(d)) {
@@ -53,18 +51,17 @@ func TestEjectionGrows(t *testing.T) {
 }
 
 func TestEjectionEndsWithSuccess(t *testing.T) {
-	c := DefaultEjection()
 	var e Ejection
 	for range 3 {
-		e.Failed(c, epoch)
+		e.Failed(epoch)
 	}
 	e.Succeeded() // a connect to it because no other was left
 	if e.Ejected(epoch) || !e.Until(epoch).IsZero() {
 		t.Error("still ejected after a success")
 	}
-	e.Failed(c, epoch)
-	e.Failed(c, epoch)
-	if !e.Failed(c, epoch) || e.Until(epoch).Sub(epoch) != c.First {
+	e.Failed(epoch)
+	e.Failed(epoch)
+	if !e.Failed(epoch) || e.Until(epoch).Sub(epoch) != firstEjection {
 		t.Errorf("after a success, three failures eject until %s", e.Until(epoch))
 	}
 }
@@ -89,7 +86,6 @@ func TestEjectionNeedsTwoClients(t *testing.T) {
 	}
 	for name, tt := range tests {
 		t.Run(name, func(t *testing.T) {
-			c := DefaultEjection()
 			var e Ejection
 			now := epoch
 			got := make([]byte, 0, len(tt.steps))
@@ -101,9 +97,9 @@ func TestEjectionNeedsTwoClients(t *testing.T) {
 				case '>':
 					now = e.Until(now)
 				case 'n':
-					ejected = e.Failed(c, now)
+					ejected = e.Failed(now)
 				default:
-					ejected = e.FailedFor(netip.AddrFrom4([4]byte{192, 0, 2, byte(step)}), c, now)
+					ejected = e.FailedFor(netip.AddrFrom4([4]byte{192, 0, 2, byte(step)}), now)
 				}
 				got = append(got, map[bool]byte{false: '.', true: 'y'}[ejected])
 			}
@@ -115,14 +111,13 @@ func TestEjectionNeedsTwoClients(t *testing.T) {
 }
 
 func TestEjectionInParallel(t *testing.T) {
-	c := DefaultEjection()
 	var e Ejection
 	var mu sync.Mutex
 	ejections := 0
 	var wg sync.WaitGroup
 	for range 64 {
 		wg.Go(func() {
-			if e.Failed(c, epoch) {
+			if e.Failed(epoch) {
 				mu.Lock()
 				ejections++
 				mu.Unlock()
@@ -130,18 +125,17 @@ func TestEjectionInParallel(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	if ejections != 1 || e.Until(epoch).Sub(epoch) != c.First {
+	if ejections != 1 || e.Until(epoch).Sub(epoch) != firstEjection {
 		t.Errorf("one outage ejected %d times, for %s", ejections, e.Until(epoch).Sub(epoch))
 	}
 }
 
 func TestEjectionAllocatesNothing(t *testing.T) {
-	c := DefaultEjection()
 	var e Ejection
 	if n := testing.AllocsPerRun(100, func() {
 		e.Succeeded()
 		e.Ejected(epoch)
-		e.Failed(c, epoch)
+		e.Failed(epoch)
 	}); n != 0 {
 		t.Errorf("%v allocations", n)
 	}
@@ -160,7 +154,7 @@ func TestEjectionsEndWhenTheClockIsSetBack(t *testing.T) {
 	var e Ejection
 	now := time.Now()
 	for range 3 {
-		e.Failed(DefaultEjection(), now)
+		e.Failed(now)
 	}
 	for _, tt := range []struct {
 		after   time.Duration

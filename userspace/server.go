@@ -11,7 +11,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -193,9 +192,9 @@ func (s *Server) endpointFailed(state *serviceState, e *endpoint, from source, e
 	e.failures.Add(1)
 	ejected, now := false, time.Now()
 	if from.transparent {
-		ejected = e.ejection.FailedFor(from.addr, health.DefaultEjection(), now)
+		ejected = e.ejection.FailedFor(from.addr, now)
 	} else {
-		ejected = e.ejection.Failed(health.DefaultEjection(), now)
+		ejected = e.ejection.Failed(now)
 	}
 	if ejected {
 		s.cfg.Logger.Warn("endpoint ejected: connects to it fail", "service", state.key, "endpoint", e.address, "until", e.ejection.Until(now), "error", err)

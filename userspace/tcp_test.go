@@ -86,8 +86,8 @@ func TestEjection(t *testing.T) {
 	}
 	c := s.Counters()[testServiceKey("s")]
 	for _, e := range c.Endpoints {
-		if e.Address == bad && (e.Failures != uint64(health.DefaultEjection().Failures) || e.Ejected.IsZero()) {
-			t.Errorf("endpoint %+v, want %d failures and an ejection", e, health.DefaultEjection().Failures)
+		if e.Address == bad && (e.Failures != health.EjectAfter || e.Ejected.IsZero()) {
+			t.Errorf("endpoint %+v, want %d failures and an ejection", e, health.EjectAfter)
 		}
 	}
 	only := testPlan(testService{name: "s", eps: []netip.AddrPort{bad}})
