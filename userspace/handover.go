@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -234,7 +233,6 @@ func (d *description) service(s *serviceState) {
 		for e := range a.All(d.clock) {
 			out.Affinity = append(out.Affinity, &handover.Affine{Client: e.Client.AsSlice(), Endpoint: handover.Packed(e.Endpoint), Remaining: int64(e.Remaining)})
 		}
-		slices.Reverse(out.Affinity)
 	}
 	if out.Counters != nil || out.Endpoints != nil || out.Affinity != nil {
 		d.add(s, out)
