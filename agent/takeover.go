@@ -136,7 +136,6 @@ func (a *Agent) leave(err error) error {
 	if a.from.pending() && a.userspace != nil {
 		now, cancel := context.WithCancel(context.Background())
 		cancel()
-		a.userspace.GiveBack()
 		_ = a.userspace.Drain(now)
 	}
 	return err

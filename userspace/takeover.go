@@ -101,8 +101,9 @@ func (s *Server) inherit(row *handover.Listener, f inherited) error {
 }
 
 // TakeOver takes over what another Server has handed over, whose listeners this one has inherited. It comes after
-// Prepare and before Run, and moves nothing: the other one may still go on instead. It takes the descriptors,
-// whether it fails or not; after an error there is only Drain.
+// Prepare and before Run, and moves nothing: the other one may still go on instead, after this one's Drain, which closes
+// what was taken over and has no peer hear of it. TakeOver takes the descriptors, whether it fails or not; after an error there is
+// only Drain.
 //
 // As with a plan that is new, connections live on without their service, and sessions end without
 // their service or endpoint.
@@ -417,7 +418,3 @@ func (s *Server) Confirm() {
 		s.cfg.Recorded(s.records.fd)
 	}
 }
-
-// GiveBack closes all that was taken over, of which no peer hears: the other Server goes on. It comes instead of Run,
-// and Drain comes after it.
-func (s *Server) GiveBack() { s.abandon() }
