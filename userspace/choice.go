@@ -61,12 +61,20 @@ func (c *choice) sticky() int {
 	if !ok {
 		return -1
 	}
+	i := c.takes(addr)
+	if i >= 0 {
+		c.group.endpoints[i].load.Acquire()
+	}
+	return i
+}
+
+// takes returns which endpoint is at an address, -1 if none is that takes connections.
+func (c *choice) takes(addr netip.AddrPort) int {
 	for i := range c.group.backends {
 		if b := &c.group.backends[i]; b.Address == addr {
 			if b.Weight == 0 || c.Skip(i) {
 				return -1
 			}
-			c.group.endpoints[i].load.Acquire()
 			return i
 		}
 	}
@@ -124,56 +132,31 @@ func (s *Server) Forecast(proto service.Protocol, to netip.AddrPort, c plan.Clie
 	if !ok {
 		return Forecast{}, false
 	}
-	state, now := f.view.state, time.Now()
 	g := f.group(c, s.table.rules())
+	search := newChoice(g, f.view.state.affinity.Load(), c.Address)
+	search.now = time.Now()
 	out := Forecast{Service: f.view.plan.Port.Key, Algorithm: g.algorithm, Retries: s.retries(f.view.plan.Port)}
 	targets := make([]lb.Target, len(g.backends))
 	for i, b := range g.backends {
 		targets[i] = lb.Target{Address: b.Address, Weight: b.Weight}
 	}
-	p := lb.ProspectOf(g.picker, targets, c.Address, &ejected{g, now})
-	if p.Next < 0 && !anyShare(p.Shares) { // those in ejection are better than none
+	p := lb.ProspectOf(g.picker, targets, c.Address, search)
+	if p.Next < 0 && !slices.ContainsFunc(p.Shares, func(share float64) bool { return share > 0 }) { // those in ejection are better than none
 		p = lb.ProspectOf(g.picker, targets, c.Address, nil)
 	}
-	if a := state.affinity.Load(); a != nil {
-		out.Affine, _ = a.Peek(c.Address, now)
-		p = stay(g, p, out.Affine, &ejected{g, now})
+	if search.affinity != nil {
+		out.Affine, _ = search.affinity.Peek(c.Address, search.now)
+		if i := search.takes(out.Affine); i >= 0 {
+			p = lb.Prospect{Shares: make([]float64, len(g.backends)), Next: i}
+			p.Shares[i] = 1
+		}
 	}
 	for i, b := range g.backends {
 		e, from := g.endpoints[i], s.table.source(f, c, b.Address.Addr())
 		out.Endpoints = append(out.Endpoints, Prospect{
 			Address: b.Address, Share: p.Shares[i], Next: p.Next == i, Active: e.load.Active(),
-			Ejected: e.ejection.Until(now), Source: from.addr, Transparent: from.transparent,
+			Ejected: e.ejection.Until(search.now), Source: from.addr, Transparent: from.transparent,
 		})
 	}
 	return out, true
-}
-
-// ejected skips those in ejection.
-type ejected struct {
-	group *group
-	now   time.Time
-}
-
-func (e *ejected) Skip(i int) bool { return e.group.endpoints[i].ejection.Ejected(e.now) }
-
-func anyShare(shares []float64) bool {
-	for _, s := range shares {
-		if s > 0 {
-			return true
-		}
-	}
-	return false
-}
-
-// stay gives everything to the endpoint that the client stays with, if it takes
-// connections; see choice.sticky.
-func stay(g *group, p lb.Prospect, affine netip.AddrPort, skip lb.Skip) lb.Prospect {
-	for i := range g.backends {
-		if b := &g.backends[i]; b.Address == affine && b.Weight > 0 && !skip.Skip(i) {
-			p = lb.Prospect{Shares: make([]float64, len(g.backends)), Next: i}
-			p.Shares[i] = 1
-		}
-	}
-	return p
 }
