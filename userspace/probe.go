@@ -8,6 +8,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"sync"
 	"time"
 
@@ -169,7 +170,7 @@ func (s *Server) exchange(ctx context.Context, c *net.UDPConn) error {
 			return err
 		}
 		err := expect(c, want)
-		if err == nil || !isTimeout(err) {
+		if err == nil || !errors.Is(err, os.ErrDeadlineExceeded) {
 			return err
 		}
 		if ctx.Err() != nil {
@@ -194,11 +195,6 @@ func expect(c *net.UDPConn, want []byte) error {
 			return nil
 		}
 	}
-}
-
-func isTimeout(err error) bool {
-	var t net.Error
-	return errors.As(err, &t) && t.Timeout()
 }
 
 // absent reports whether a probe failed because the host has no loopback
