@@ -154,10 +154,10 @@ func (x *tcpConn) sourceDied(d int) {
 }
 
 // mayRetry reports whether the endpoint can be replaced: neither side has had a byte from
-// the other one, and neither has finished.
+// the other one, neither has finished, and the search isn't over.
 func (x *tcpConn) mayRetry() bool {
-	return x.search != nil && x.attempt <= x.loop.server.retries(x.front.view.plan.Port) && !x.killed.Load() &&
-		x.meters[clientSide].count.Load() == 0 && x.meters[endpointSide].count.Load() == 0 && !x.ended[clientSide]
+	return x.search != nil && x.attempt <= x.loop.server.retries(x.front.view.plan.Port) && !x.killed.Load() && x.loop.now < x.until &&
+		x.meters[clientSide].count.Load() == 0 && x.meters[endpointSide].count.Load() == 0 && x.ended == [2]bool{}
 }
 
 // sinkDied leaves it to the other direction, which reads what the sink had

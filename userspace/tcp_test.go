@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -60,6 +61,57 @@ func TestRetry(t *testing.T) {
 			c := s.Counters()[testServiceKey("s")]
 			if c.Retried == 0 || c.Failed != 0 || c.Total != 4 {
 				t.Errorf("counters %+v, want 4 in total, some retried, none failed", c)
+			}
+		})
+	}
+}
+
+// TestNoRetryAfterTheEnd: what has been told to the client, or lasts for longer than a search may, isn't begun anew at another
+// endpoint, and a reset then isn't held against the endpoint, which has taken the connection.
+func TestNoRetryAfterTheEnd(t *testing.T) {
+	for _, tt := range []struct {
+		name   string
+		search time.Duration // 0: as by default, longer than the test
+		end    func(c *net.TCPConn, told <-chan struct{})
+		want   string // how it ends for the client
+	}{
+		{"a reset after the end", 0, func(c *net.TCPConn, told <-chan struct{}) {
+			c.CloseWrite()
+			<-told // the client knows of the end
+			reset(c)
+		}, "eof"},
+		{"a reset after the search", 100 * time.Millisecond, func(c *net.TCPConn, _ <-chan struct{}) {
+			time.Sleep(300 * time.Millisecond)
+			reset(c)
+		}, "reset"},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			told, taken := make(chan struct{}), make(chan struct{}, 8)
+			var tried atomic.Int32
+			serve := func(c *net.TCPConn) {
+				tried.Add(1)
+				taken <- struct{}{}
+				tt.end(c, told)
+			}
+			ends := make(chan End, 8)
+			cfg := Config{ConnectTimeout: tt.search, ConnectTotal: tt.search, OnEnd: func(e End) { ends <- e }}
+			s := start(t, cfg, testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, serve), tcpEndpoint(t, serve)}}))
+			c := connect(t, s)
+			<-taken
+			if data, end := readEnd(c); data != "" || end != tt.want {
+				t.Errorf("client read %q, %s; want %s", data, end, tt.want)
+			}
+			close(told)
+			if e := <-ends; e.Refused != nil || !e.Reset {
+				t.Errorf("it ended like this: %+v; want a reset", e)
+			}
+			counted := s.Counters()[testServiceKey("s")]
+			var failures uint64
+			for _, e := range counted.Endpoints {
+				failures += e.Failures
+			}
+			if tried.Load() != 1 || counted.Total != 1 || counted.Failed+counted.Retried+failures != 0 {
+				t.Errorf("%d endpoints tried, %d failures of theirs, counters %+v; want one connection, and nothing failed", tried.Load(), failures, counted)
 			}
 		})
 	}
