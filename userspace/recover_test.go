@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -136,6 +137,65 @@ func TestRecoverBeforeTheRecord(t *testing.T) {
 	if got, end := readEnd(late); got != "" {
 		t.Errorf("a client that a byte was read from got %q, and %s", got, end)
 	}
+}
+
+// TestEndsLeaveRecordsOfOthers: a connection whose client is gone and whose endpoint still has to take what was sent leaves alone
+// the record of another one, which has the descriptor that the client had.
+func TestEndsLeaveRecordsOfOthers(t *testing.T) {
+	const size = 512 << 10 // more than an endpoint takes that doesn't read
+	var first atomic.Bool
+	read := make(chan struct{})
+	ep := tcpEndpoint(t, func(c *net.TCPConn) {
+		if first.CompareAndSwap(false, true) {
+			<-read
+		}
+		echo(c)
+	})
+	s := start(t, Config{Recorded: func(int) {}, Loops: 1}, testPlan(testService{name: "s", eps: []netip.AddrPort{ep}}))
+	inLoop := func(f func(*tcpConn)) {
+		everyPoller(s.loops, func(l *loop) {
+			for _, x := range l.conns.items {
+				if x != nil {
+					f(x)
+				}
+			}
+		})
+	}
+	c := connect(t, s)
+	_, err := c.Write(make([]byte, size))
+	must(t, err)
+	eventually(t, "all is on its way to the endpoint", func() bool { return s.Counters()[testServiceKey("s")].BytesIn == size })
+	var left *tcpConn
+	var fd int
+	inLoop(func(x *tcpConn) { left, fd = x, x.sides[clientSide].fd })
+	reset(c)
+	eventually(t, "it waits for its endpoint", func() (is bool) {
+		inLoop(func(x *tcpConn) { is = x.phase == leaving })
+		return is
+	})
+	var other *tcpConn
+	for tries := 0; other == nil; tries++ {
+		if tries == 20 {
+			t.Fatalf("of %d further connections none has descriptor %d", tries, fd)
+		}
+		ask(t, connect(t, s), "x")
+		inLoop(func(x *tcpConn) {
+			if x != left && x.sides[clientSide].fd == fd {
+				other = x
+			}
+		})
+	}
+	close(read)
+	eventually(t, "it ends", func() bool {
+		there := false
+		inLoop(func(x *tcpConn) { there = there || x == left })
+		return !there
+	})
+	inLoop(func(x *tcpConn) {
+		if x == other && x.record.state() != recordRelaying {
+			t.Errorf("the record of a connection is in phase %d, want %d", x.record.state(), recordRelaying)
+		}
+	})
 }
 
 // TestNothingToRecover: a Server that hasn't confirmed that it has taken over leaves nothing, as another one goes on; one that has does.

@@ -50,13 +50,14 @@ func (x *tcpConn) begin() {
 // relay moves what can be moved. The endpoint comes first: that it resets first
 // thing has to be known before it is written to.
 func (x *tcpConn) relay() {
-	x.record.move(x)
+	r := x.record // which leave takes away
+	r.move(x)
 	for _, d := range []int{endpointSide, clientSide} {
 		if x.phase == relaying {
 			x.direction(d)
 		}
 	}
-	x.record.moved(x)
+	r.moved(x)
 }
 
 // direction lets a pump have its turn, and then says at its sink how it ended.
@@ -148,9 +149,7 @@ func (x *tcpConn) sourceDied(d int) {
 		x.again(nil)
 		return
 	}
-	x.record.forget()
-	x.sides[d].close()
-	x.leave()
+	x.leave(d)
 }
 
 // mayRetry reports whether the endpoint can be replaced: neither side has had a byte from
@@ -171,18 +170,19 @@ func (x *tcpConn) sinkDied(d int) {
 	case x.dead[d]:
 		x.cut()
 	case x.ended[sink]:
-		x.record.forget()
-		x.sides[sink].close()
-		x.leave()
+		x.leave(sink)
 	default:
 		x.sides[sink].readable, x.sides[sink].last = true, true // the error has come by the write
 		x.direction(sink)
 	}
 }
 
-// leave resets the side that is left, once what was sent to it has arrived. The kernel resets it if this process ends before:
-// a FIN would make an answer look complete.
-func (x *tcpConn) leave() {
+// leave closes a side and resets the other one, once what was sent to that has arrived. The kernel resets it if this process ends
+// before: a FIN would make an answer look complete.
+func (x *tcpConn) leave(closed int) {
+	x.record.forget()
+	x.record = nil // the client's descriptor, if that is closed, may be another connection's soon, and the record with it
+	x.sides[closed].close()
 	x.phase = leaving
 	for i := range x.sides {
 		x.sides[i].resetOnClose()
