@@ -114,10 +114,10 @@ func (d *dialers) prepare(fd, kind int, transparent bool, local netip.AddrPort, 
 	return cmp.Or(err, sysBind(fd, &address))
 }
 
-// blames reports whether a failed connect says something about the endpoint,
+// blames reports whether a failed attempt says something about the endpoint,
 // rather than about this node: its ports, descriptors, memory or firewall.
 func blames(err error) bool {
-	for _, e := range []error{unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT, unix.EHOSTDOWN} {
+	for _, e := range []error{errReset, unix.ECONNREFUSED, unix.ECONNRESET, unix.EHOSTUNREACH, unix.ENETUNREACH, unix.ETIMEDOUT, unix.EHOSTDOWN} {
 		if errors.Is(err, e) {
 			return true
 		}

@@ -27,7 +27,7 @@ var (
 	errReset      = errors.New("it reset the connection before it said anything")
 )
 
-// missed is an attempt that failed. A nil error means that the endpoint took the connection and reset it.
+// missed is an attempt that failed.
 type missed struct {
 	endpoint netip.AddrPort
 	err      error
@@ -38,10 +38,7 @@ func (m *missed) explain(tried int) (last netip.AddrPort, why error) {
 	if m == nil {
 		return last, errNoEndpoint
 	}
-	if why = m.err; why == nil {
-		why = errReset
-	}
-	if tried > 1 {
+	if why = m.err; tried > 1 {
 		why = fmt.Errorf("none of %d endpoints tried took it; the last one: %w", tried, why)
 	}
 	return m.endpoint, why

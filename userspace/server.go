@@ -186,8 +186,7 @@ func (s *Server) connected(state *serviceState, e *endpoint, first bool) {
 }
 
 // endpointFailed counts a failed attempt from an address, and ejects an
-// endpoint that fails again and again. A nil error means that it took the
-// connection and then reset it.
+// endpoint that fails again and again.
 func (s *Server) endpointFailed(state *serviceState, e *endpoint, from source, err error) {
 	e.failures.Add(1)
 	ejected, now := false, time.Now()

@@ -174,7 +174,7 @@ func (x *tcpConn) failed(err error) {
 	e := x.endpoint.Swap(nil)
 	x.missed = &missed{e.address, err}
 	x.state.release(e)
-	if err == nil || blames(err) {
+	if blames(err) {
 		x.loop.server.endpointFailed(x.state, e, x.source, err)
 	}
 }

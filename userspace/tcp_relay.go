@@ -146,7 +146,7 @@ func (x *tcpConn) sourceDied(d int) {
 		x.pumps[clientSide].over = false
 		x.pumps[endpointSide] = pump{}
 		x.loop.timers.stop(&x.timer)
-		x.again(nil)
+		x.again(errReset)
 		return
 	}
 	x.leave(d)
