@@ -35,7 +35,7 @@ func TestMasked(t *testing.T) {
 		{"kproxy status", "web  2  11  up 8s", "web   12  9  up 1m2s", true},
 		{"kproxy status", "web userspace", "web iptables", false},
 		{"kproxy connections", "tcp 10.1.0.2:40000 web 1.6K 350\ntcp 10.1.0.2:5 a 3 1", "tcp 10.1.0.2:50 a  2.5M 33\ntcp 10.1.0.2:5 web 3 10", true},
-		{"kproxy trace 10.96.0.10:80", "  541  -j X\n  for 2 s yet", "  7  -j X\n  for 1 s yet", true},
+		{"kproxy trace 10.96.0.10:80", "  541  -j X\n  expires in 2 s", "  7  -j X\n  expires in 1 s", true},
 		{"kproxy trace 10.96.0.10:80", "  541  -j X", "  541  -j Y", false},
 		{"iptables -t nat -S KPROXY-PORTAL", "-j DNAT --to-destination 169.254.102.49:10244", "-j DNAT --to-destination 169.254.102.49:10245", false},
 		{"ipset save | grep '^add'", "add A 0.0.0.0/1 timeout 2\nadd B 1", "add B 1\nadd A 0.0.0.0/1 timeout 3", true},

@@ -197,7 +197,7 @@ func entryText(s *kernel.AnySet, e *kernel.AnyEntry) string {
 		out += " nomatch"
 	}
 	if s.Timed && e.Remaining > 0 {
-		out += fmt.Sprintf(", for %d s yet", e.Remaining)
+		out += fmt.Sprintf(", expires in %d s", e.Remaining)
 	}
 	return out
 }

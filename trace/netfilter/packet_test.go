@@ -357,7 +357,7 @@ func (s *scene) checkAffinity() {
 	i := slices.IndexFunc(w.Steps, func(st netfilter.Step) bool {
 		return st.Matched == netfilter.Yes && strings.Contains(st.Text, "AFF-")
 	})
-	if i < 0 || !strings.Contains(w.Steps[i].Why, " s yet") {
+	if i < 0 || !strings.Contains(w.Steps[i].Why, "expires in ") {
 		s.t.Errorf("no step says for how long the client stays: %+v", w.Steps)
 	}
 	c := w.Choices()
