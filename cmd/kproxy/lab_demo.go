@@ -127,7 +127,7 @@ func (d *demo) userspace(ctx context.Context) error {
 	d.observe(peers[client] == firstConnections, "the backends saw the client's own address %s in %d of them", client, peers[client])
 	d.observe(svc.DataPlane == plan.Userspace, "data plane %s, state %s: %s", svc.DataPlane, svc.State, reasonTitle(&svc))
 	udp, err := d.net.Client.Ask(ctx, "udp", labService, "hello")
-	d.observe(err == nil, "UDP works too: %s answered a datagram (%v)", udp.Backend, errWord(err))
+	d.observe(err == nil, "UDP works too: %s answered a datagram%s", udp.Backend, because(err))
 	if err := d.hold(ctx, "opened in userspace", plan.Userspace); err != nil {
 		return err
 	}
@@ -138,11 +138,12 @@ func (d *demo) userspace(ctx context.Context) error {
 	return err
 }
 
-func errWord(err error) string {
+// because ends a sentence about what failed by the error, if it did.
+func because(err error) string {
 	if err == nil {
-		return "no error"
+		return ""
 	}
-	return err.Error()
+	return ": " + err.Error()
 }
 
 // hold opens one more connection that has to last.
@@ -159,7 +160,7 @@ func (d *demo) hold(ctx context.Context, name string, plane plan.DataPlane) erro
 func (d *demo) checkHeld() {
 	for _, h := range d.held {
 		if !h.ends {
-			d.observe(h.conn.Err() == nil, "the connection %s lives on, %d exchanges so far (%s)", h.name, h.conn.Exchanges(), errWord(h.conn.Err()))
+			d.observe(h.conn.Err() == nil, "the connection %s lives on, %d exchanges so far%s", h.name, h.conn.Exchanges(), because(h.conn.Err()))
 		}
 	}
 }
@@ -187,7 +188,7 @@ func (d *demo) await(ctx context.Context, within time.Duration, what string, wan
 			return svc, nil
 		}
 		if !sleep(ctx, 50*time.Millisecond) {
-			return svc, fmt.Errorf("waited up to %s for %s; data plane %s, state %s: %s (%v)", d.pace.time(within), what, svc.DataPlane, svc.State, svc.Reason, errWord(err))
+			return svc, fmt.Errorf("waited up to %s for %s; data plane %s, state %s: %s%s", d.pace.time(within), what, svc.DataPlane, svc.State, svc.Reason, because(err))
 		}
 	}
 }
@@ -202,7 +203,7 @@ func (d *demo) offload(ctx context.Context) error {
 	}
 	if command := virtualServers(&svc); command != "" {
 		servers, err := exec.CommandContext(ctx, "sh", "-c", command).Output()
-		d.observe(err == nil, "the virtual servers (%v):", errWord(err))
+		d.observe(err == nil, "the virtual servers%s:", because(err))
 		d.show(string(servers))
 	}
 	return d.holdAndCheck(ctx, "opened in the kernel", d.kernel, t)

@@ -145,7 +145,7 @@ func (t *tour) steps() []guideStep {
 		}})
 	}
 	return append(steps, t.kill(), guideStep{Step: view.Step{
-		Title: "Compare the generations", Commands: []string{t.self + " lab compare --quick"},
+		Title: "Compare the data planes", Commands: []string{t.self + " lab compare --quick"},
 		Look: "the same work through every data plane that this host has, and without a proxy as the limit: how many connections a second, how long requests take, how much CPU they cost. The page has charts.",
 	}, check: compared()})
 }

@@ -105,7 +105,7 @@ func TestLabIsOneAtATime(t *testing.T) {
 	go func() { ended <- first.Wait() }()
 	t.Cleanup(func() { first.Process.Kill() })
 	l.eventually("the tour", func() error {
-		return missing(said.String(), `1\. Be a client(?s:.*)Compare the generations(?s:.*)\n\n`)
+		return missing(said.String(), `1\. Be a client(?s:.*)Compare the data planes(?s:.*)\n\n`)
 	})
 
 	for _, command := range []string{"up", "demo"} {
@@ -136,7 +136,7 @@ func TestLabIsOneAtATime(t *testing.T) {
 const (
 	stepPin     = "Pin the service to userspace, and see each connection"
 	stepOffload = "Watch the offload happen"
-	stepCompare = "Compare the generations"
+	stepCompare = "Compare the data planes"
 )
 
 // tourChecks run a step's commands and look for what it says, by its title.
