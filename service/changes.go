@@ -40,7 +40,6 @@ func (s *Snapshot) With(other *Snapshot, changed []Name) *Snapshot {
 		out.count(other.entries[from:to], 1)
 	}
 	out.entries = append(out.entries, s.entries[done:]...)
-	out.follow(s, changed)
 	out.rehash()
 	return out
 }
@@ -53,70 +52,18 @@ func (s *Snapshot) Sharing(old *Snapshot) *Snapshot {
 	}
 	out := *s
 	out.entries = slices.Clone(s.entries)
-	var changed []Name
 	for i, j := range Pairs(old, s) {
-		switch {
-		case i < 0:
-			changed = append(changed, s.entries[j].name())
-		case j < 0 || old.entries[i].hash != s.entries[j].hash:
-			changed = append(changed, old.entries[i].name())
-		default:
+		if i >= 0 && j >= 0 && old.entries[i].hash == s.entries[j].hash {
 			out.entries[j] = old.entries[i]
 		}
 	}
-	out.follow(old, slices.Compact(changed))
 	return &out
-}
-
-// step is a change that a Snapshot was made by: the one before it, known by the sum of
-// its hashes, and the Services in which the two may differ.
-type step struct {
-	before uint64
-	names  []Name // sorted
-}
-
-// How many steps a Snapshot remembers at most, and names in all of them. Snapshots that
-// lie further apart are compared in full.
-const (
-	maxSteps = 64
-	maxNames = 1024
-)
-
-// follow records that s differs from old in the named Services at most.
-func (s *Snapshot) follow(old *Snapshot, names []Name) {
-	s.steps = nil
-	n, first := len(names), len(old.steps)
-	if n > maxNames {
-		return
-	}
-	for first > 0 && len(old.steps)-first < maxSteps-1 && n+len(old.steps[first-1].names) <= maxNames {
-		first--
-		n += len(old.steps[first].names)
-	}
-	s.steps = append(slices.Clone(old.steps[first:]), step{old.sum, names})
-}
-
-// since returns the Services, sorted, in which s may differ from old, and whether that
-// is known.
-func (s *Snapshot) since(old *Snapshot) (names []Name, known bool) {
-	if s.sum == old.sum && len(s.entries) == len(old.entries) {
-		return nil, true
-	}
-	for _, st := range slices.Backward(s.steps) {
-		names = append(names, st.names...)
-		if st.before == old.sum {
-			slices.SortFunc(names, Name.Compare)
-			return slices.Compact(names), true
-		}
-	}
-	return nil, false
 }
 
 // Pairs iterates over the service ports of two Snapshots in key order: their indexes in
 // old and in now, -1 for one that isn't there.
-func Pairs(old, now *Snapshot) iter.Seq2[int, int] { return pairs(old.entries, now.entries) }
-
-func pairs(a, b []entry) iter.Seq2[int, int] {
+func Pairs(old, now *Snapshot) iter.Seq2[int, int] {
+	a, b := old.entries, now.entries
 	return Merge(len(a), len(b), func(i, j int) int {
 		if a[i].hash == b[j].hash {
 			return 0
@@ -126,43 +73,17 @@ func pairs(a, b []entry) iter.Seq2[int, int] {
 }
 
 // Changes iterates like [Pairs] over the service ports in which two Snapshots differ.
-// If now was made of old in a few steps of [Snapshot.With] and [Snapshot.Sharing], it
-// compares the Services that those named, else all.
 func Changes(old, now *Snapshot) iter.Seq2[int, int] {
 	return func(yield func(int, int) bool) {
-		names, known := now.since(old)
-		if !known {
-			changesWithin(old.entries, now.entries, 0, 0, yield)
-			return
+		if old.sum == now.sum {
+			return // the hash of the whole says so
 		}
-		for _, n := range names {
-			a, b := old.portsOf(n)
-			c, d := now.portsOf(n)
-			if !changesWithin(old.entries[a:b], now.entries[c:d], a, c, yield) {
+		for i, j := range Pairs(old, now) {
+			if same := i >= 0 && j >= 0 && old.entries[i].hash == now.entries[j].hash; !same && !yield(i, j) {
 				return
 			}
 		}
 	}
-}
-
-// changesWithin yields where was and is differ, which begin at the indexes oldFrom and
-// nowFrom. It reports whether the caller wants more.
-func changesWithin(was, is []entry, oldFrom, nowFrom int, yield func(int, int) bool) bool {
-	for i, j := range pairs(was, is) {
-		if i >= 0 && j >= 0 && was[i].hash == is[j].hash {
-			continue
-		}
-		if i >= 0 {
-			i += oldFrom
-		}
-		if j >= 0 {
-			j += nowFrom
-		}
-		if !yield(i, j) {
-			return false
-		}
-	}
-	return true
 }
 
 // CountChanges returns how many Services of two snapshots differ, and how many

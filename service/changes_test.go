@@ -2,6 +2,7 @@ package service
 
 import (
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -58,7 +59,7 @@ func TestWith(t *testing.T) {
 }
 
 // TestChanges walks through Snapshots made of one another in every way, also of wrong
-// names, and compares what Changes finds between any two with a comparison in full.
+// names, and compares what Changes finds between any two with what they hold.
 func TestChanges(t *testing.T) {
 	rng := rand.New(rand.NewPCG(5, 6))
 	numbers := map[string]uint16{}
@@ -73,14 +74,14 @@ func TestChanges(t *testing.T) {
 		}
 		return b.Build()
 	}
-	list := func(old, now *Snapshot) (out [][2]int) {
-		for i, j := range Changes(old, now) {
-			out = append(out, [2]int{i, j})
+	held := func(s *Snapshot) map[Key]uint16 {
+		out := map[Key]uint16{}
+		for p := range s.All() {
+			out[p.Key] = p.Number
 		}
 		return out
 	}
 	all := []*Snapshot{{}}
-	known, unknown := 0, 0
 	for range 1500 {
 		var names []Name
 		for range rng.IntN(4) {
@@ -104,40 +105,26 @@ func TestChanges(t *testing.T) {
 		}
 		all = append(all, next)
 		old := all[max(0, len(all)-1-rng.IntN(100))]
-		if _, ok := next.since(old); ok {
-			known++
-		} else {
-			unknown++
+		was, is := held(old), held(next)
+		want := map[Key]bool{}
+		for k := range was {
+			want[k] = is[k] != was[k]
 		}
-		bare := *next
-		bare.steps, bare.sum = nil, 0
-		if got, want := list(old, next), list(old, &bare); !slices.Equal(got, want) {
-			t.Fatalf("changes %v, compared in full %v", got, want)
+		for k := range is {
+			want[k] = is[k] != was[k]
 		}
-	}
-	if known < 200 || unknown < 200 {
-		t.Errorf("%d pairs of Snapshots had known changes, %d unknown ones", known, unknown)
-	}
-}
-
-// A Snapshot remembers a bounded number of names and steps.
-func TestStepsAreBounded(t *testing.T) {
-	s := &Snapshot{}
-	for i := range 4 * maxSteps {
-		var b Builder
-		var names []Name
-		for j := range [...]int{1, 1, 1, 5, 90, 1, 1, maxNames + 1}[rand.IntN(8)] {
-			name := fmt.Sprint(j)
-			mustAdd(t, &b, Port{Key: key(name), Number: uint16(i + 1)})
-			names = append(names, Name{"default", name})
+		maps.DeleteFunc(want, func(_ Key, differs bool) bool { return !differs })
+		got := map[Key]bool{}
+		for i, j := range Changes(old, next) {
+			if i >= 0 {
+				got[old.entries[i].port.Key] = true
+			}
+			if j >= 0 {
+				got[next.entries[j].port.Key] = true
+			}
 		}
-		s = s.With(b.Build(), names)
-		n := 0
-		for _, st := range s.steps {
-			n += len(st.names)
-		}
-		if len(s.steps) > maxSteps || n > maxNames || len(names) <= maxNames && len(s.steps) == 0 {
-			t.Fatalf("after %d names: %d steps with %d names", len(names), len(s.steps), n)
+		if !maps.Equal(got, want) {
+			t.Fatalf("changes %v, want %v", got, want)
 		}
 	}
 }

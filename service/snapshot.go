@@ -17,7 +17,6 @@ type Snapshot struct {
 	entries []entry
 	sum     uint64 // of the mixed hashes of entries
 	hash    uint64 // of everything but where ports were read
-	steps   []step // the last changes that led here, the latest last
 }
 
 type entry struct {
