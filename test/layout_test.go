@@ -178,7 +178,7 @@ var namesOfPlanes = map[string]map[string]int{
 		"kernel/nftables":  1, // reads other programs' rules
 		"plan":             3, // the words for mode and data plane
 		"trace":            7, // commands that mend other programs' rules
-		"trace/netfilter":  8, // reads other programs' rules
+		"trace/netfilter":  7, // reads other programs' rules
 		"web":              4, // kube-proxy's names of metrics
 	},
 }

@@ -183,9 +183,6 @@ func (t *tracer) compareChain(want kernel.Chain) {
 
 // findOwnSets finds the address in kproxy's sets where no kproxy can be asked.
 func (t *tracer) findOwnSets() {
-	if t.host.sets == nil {
-		return
-	}
 	states, err := t.host.sets(func(name string) bool {
 		return slices.ContainsFunc([]string{kernel.SetUser, kernel.SetReject, kernel.SetDrop, kernel.SetVirtual}, func(b string) bool { return strings.HasPrefix(name, b+"-") })
 	})

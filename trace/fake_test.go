@@ -43,11 +43,11 @@ func (c scene) host(t *testing.T) *hostState {
 	for _, a := range c.local {
 		own.links[netip.MustParseAddr(a)] = "client"
 	}
-	tables, err := netfilter.Parse(service.IPv4, "nft", c.rules)
+	tables, err := netfilter.Parse(service.IPv4, c.rules, nil, fakeHost{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &hostState{addresses: own, walk: tables.With(nil, fakeHost{}).Walk, rules: tables.Rules}
+	s := &hostState{addresses: own, walk: tables.Walk, rules: tables.Rules}
 	s.route = func(q query) route {
 		r := route{query: q, kind: unix.RTN_UNICAST, source: netip.MustParseAddr("10.1.0.1")}
 		if s.local(q.to) || q.mark&transparentMark == transparentMark && q.in != "" {

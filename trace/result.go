@@ -83,7 +83,6 @@ type Result struct {
 const (
 	KindRule          = "rule"
 	KindPolicy        = "policy"
-	KindSet           = "set"
 	KindRoute         = "route"
 	KindVirtualServer = "virtual server"
 	KindRealServer    = "real server"

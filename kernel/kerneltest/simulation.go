@@ -47,12 +47,11 @@ func simulate(t *testing.T, p *plan.Plan, r kernel.Ruleset, redirects []kernel.S
 	for _, j := range r.Jumps[f] {
 		h.tables[f][j.Table][j.From] = append(h.tables[f][j.Table][j.From], j.Rule)
 	}
-	tables, err := netfilter.Parse(f, "nft", string(h.save(f)))
-	if err != nil {
+	sim := &simulation{t: t, rules: &r, plan: p, family: f, sets: map[string]kernel.AnySet{}}
+	var err error
+	if sim.tables, err = netfilter.Parse(f, string(h.save(f)), sim, sim); err != nil {
 		t.Fatal(err)
 	}
-	sim := &simulation{t: t, rules: &r, plan: p, family: f, sets: map[string]kernel.AnySet{}}
-	sim.tables = tables.With(sim, sim)
 	add := func(s kernel.Set) {
 		known := sim.sets[s.Name]
 		known.Name, known.Type, known.Family = s.Name, string(s.Type), s.Family
@@ -111,9 +110,9 @@ func (sim *simulation) InterfaceAddress(string, service.Family) (netip.Addr, err
 	return nodeAddress(sim.plan, sim.family), nil
 }
 
-// MasqueradeAddress implements [netfilter.Host].
-func (sim *simulation) MasqueradeAddress(string, netip.Addr) (netip.Addr, error) {
-	return nodeAddress(sim.plan, sim.family), nil
+// MasqueradeAddress implements [netfilter.Host]. That it is none tells masked packets from others.
+func (sim *simulation) MasqueradeAddress(string, netip.Addr) (a netip.Addr, err error) {
+	return a, nil
 }
 
 // Listens implements [netfilter.Host].
@@ -223,7 +222,7 @@ func (sim *simulation) leave(out map[Fate]bool, p netfilter.Packet, h netfilter.
 	p.Out = "eth1"
 	sim.walk(out, p, h, s, func(p netfilter.Packet) {
 		sim.walk(out, p, netfilter.Postrouting, netfilter.Whole, func(p netfilter.Packet) {
-			out[Fate{To: p.Dst.String(), Masked: p.Masquerade}] = true
+			out[Fate{To: p.Dst.String(), Masked: !p.Src.Addr().IsValid()}] = true
 		})
 	})
 }

@@ -54,7 +54,7 @@ func BenchmarkParse(b *testing.B) {
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			b.SetBytes(int64(len(text)))
 			for b.Loop() {
-				if _, err := netfilter.Parse(service.IPv4, "nft", text); err != nil {
+				if _, err := netfilter.Parse(service.IPv4, text, empty{}, knownHost{}); err != nil {
 					b.Fatal(err)
 				}
 			}
@@ -64,11 +64,10 @@ func BenchmarkParse(b *testing.B) {
 
 func BenchmarkWalk(b *testing.B) {
 	for _, n := range []int{10, 1000, 10000} {
-		tables, err := netfilter.Parse(service.IPv4, "nft", saved(n))
+		tables, err := netfilter.Parse(service.IPv4, saved(n), empty{}, knownHost{})
 		if err != nil {
 			b.Fatal(err)
 		}
-		tables = tables.With(empty{}, knownHost{})
 		p := netfilter.NewPacket(service.TCP, ap("192.0.2.9:40000"), ap(kerneltest.Many(n, 3)[n/2].Frontends[0].Address.String()), "eth0")
 		b.Run(fmt.Sprint(n), func(b *testing.B) {
 			for b.Loop() {

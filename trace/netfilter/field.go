@@ -49,14 +49,6 @@ func sourcePort(n uint16) value {
 	return numeric(uint64(n))
 }
 
-// device is an interface; of a packet that has none, the empty name (nft_meta_store_ifname).
-func device(name string) value {
-	if name == AnyInterface {
-		return value{}
-	}
-	return named(name)
-}
-
 // String prints a value for people.
 func (v value) String() string {
 	switch v.kind {
@@ -84,8 +76,8 @@ var fields = map[string]func(w *walker, p *Packet) value{
 	"meta l4proto": layer4,
 	"fragment":     func(*walker, *Packet) value { return named("no") },
 	"flags":        tcpFlags,
-	"meta iifname": incoming,
-	"meta oifname": outgoing,
+	"meta iifname": func(_ *walker, p *Packet) value { return named(p.In) }, // empty for none, as in nft_meta_store_ifname
+	"meta oifname": func(_ *walker, p *Packet) value { return named(p.Out) },
 	"meta mark":    func(_ *walker, p *Packet) value { return numeric(uint64(p.Mark)) },
 	"pkttype":      packetType,
 	"ct states":    func(w *walker, p *Packet) value { return named(w.states(p)...) },
@@ -135,9 +127,6 @@ func (w *walker) field(p *Packet, name string) value {
 	}
 	return f(w, p)
 }
-
-func incoming(_ *walker, p *Packet) value { return device(p.In) }
-func outgoing(_ *walker, p *Packet) value { return device(p.Out) }
 
 func layer4(_ *walker, p *Packet) value { return named(p.Protocol.String()) }
 
@@ -208,7 +197,7 @@ func (w *walker) states(p *Packet) []string {
 
 // addressType asks the host for the type of the route to an address.
 func (w *walker) addressType(a netip.Addr) value {
-	if w.tables.host == nil || !a.IsValid() {
+	if !a.IsValid() {
 		return value{}
 	}
 	typ, err := w.tables.host.AddressType(a)

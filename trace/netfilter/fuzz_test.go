@@ -14,7 +14,6 @@ import (
 // checkWalk checks what holds of every walk, whatever the rules are.
 func checkWalk(t *testing.T, tables *netfilter.Tables) {
 	t.Helper()
-	tables = tables.With(savedSets("create a hash:ip family inet\nadd a 192.0.2.9\n"), knownHost{})
 	for _, h := range []netfilter.Hook{netfilter.Prerouting, netfilter.Input, netfilter.Forward, netfilter.Output, netfilter.Postrouting} {
 		p := netfilter.NewPacket(service.TCP, ap("192.0.2.9:40000"), ap("192.0.2.1:80"), "eth0")
 		w := tables.Walk(p, h, netfilter.Whole)
@@ -70,7 +69,7 @@ func FuzzSave(f *testing.F) {
 		if len(text) > 4096 {
 			return
 		}
-		tables, err := netfilter.Parse(service.IPv4, "nft", text)
+		tables, err := netfilter.Parse(service.IPv4, text, savedSets("create a hash:ip family inet\nadd a 192.0.2.9\n"), knownHost{})
 		if err != nil {
 			return
 		}

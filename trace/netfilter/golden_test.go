@@ -60,11 +60,10 @@ func walks(t *testing.T, parts map[string]string) string {
 	if save == "" {
 		f, save = service.IPv6, parts["ipv6/save"]
 	}
-	tables, err := netfilter.Parse(f, "nft", save)
+	tables, err := netfilter.Parse(f, save, savedSets(parts["sets"]), knownHost{})
 	if err != nil {
 		t.Fatal(err)
 	}
-	tables = tables.With(savedSets(parts["sets"]), knownHost{})
 	var b strings.Builder
 	for line := range strings.Lines(parts["packets"]) {
 		line = strings.TrimSpace(line)

@@ -25,9 +25,6 @@ func (t *Tables) set(name string) (kernel.AnySet, error) {
 	return s, err
 }
 
-// maxNested bounds sets of sets, which the kernel lets be one deep.
-const maxNested = 4
-
 // inSet is the match set. Its other options compare counters of the entry, or
 // update them.
 func inSet(w *walker, p *Packet, m *extension) matched {
@@ -48,7 +45,7 @@ func inSet(w *walker, p *Packet, m *extension) matched {
 		return maybe("%v", err)
 	}
 	dirs := strings.Split(o.arg(1), ",")
-	e, found := w.lookup(&s, dirs, p, 0)
+	e, found := w.lookup(&s, dirs, p)
 	switch {
 	case found.answer == Maybe:
 		return found
@@ -107,13 +104,13 @@ func (w *walker) element(s *kernel.AnySet, dirs []string, p *Packet) []part {
 
 // lookup finds the entry that a packet is in. The kernel tries the longest
 // networks first (mtype_test_cidrs in ip_set_hash_gen.h).
-func (w *walker) lookup(s *kernel.AnySet, dirs []string, p *Packet, depth int) (kernel.AnyEntry, matched) {
+func (w *walker) lookup(s *kernel.AnySet, dirs []string, p *Packet) (kernel.AnyEntry, matched) {
 	if s.Masked {
 		return kernel.AnyEntry{}, maybe("the bitmask of set %s can't be read", s.Name)
 	}
 	kind, dimensions, _ := strings.Cut(s.Type, ":")
 	if kind == "list" {
-		return w.lookupList(s, dirs, p, depth)
+		return w.lookupList(s, dirs, p)
 	}
 	parts := w.element(s, dirs, p)
 	// A set of addresses has a family; packets of the other are in none.
@@ -138,18 +135,15 @@ func (w *walker) lookup(s *kernel.AnySet, dirs []string, p *Packet, depth int) (
 	return *best, matched{answer: Yes}
 }
 
-// lookupList asks the sets of a list, in order.
-func (w *walker) lookupList(s *kernel.AnySet, dirs []string, p *Packet, depth int) (kernel.AnyEntry, matched) {
-	if depth == maxNested {
-		return kernel.AnyEntry{}, maybe("set %s leads to itself", s.Name)
-	}
+// lookupList asks the sets of a list, in order. The kernel lets none of them be a list.
+func (w *walker) lookupList(s *kernel.AnySet, dirs []string, p *Packet) (kernel.AnyEntry, matched) {
 	out := matched{answer: No}
 	for _, e := range s.Entries {
 		member, err := w.tables.set(e.Member)
 		if err != nil {
 			return kernel.AnyEntry{}, maybe("%v", err)
 		}
-		found, m := w.lookup(&member, dirs, p, depth+1)
+		found, m := w.lookup(&member, dirs, p)
 		if m.answer == Yes && !found.NoMatch {
 			e.Remaining = found.Remaining
 			return e, m

@@ -308,7 +308,7 @@ func socket(w *walker, p *Packet, e *extension) matched {
 	switch {
 	case p.State != New && p.State != Invalid && p.State != Untracked:
 		return maybe("whether a socket has this connection isn't known")
-	case e.has("--nowildcard") || w.tables.host == nil:
+	case e.has("--nowildcard"):
 		return maybe("which sockets this host has isn't known")
 	}
 	found, err := w.tables.host.Listens(p.Protocol, p.Dst)

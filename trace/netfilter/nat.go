@@ -105,10 +105,7 @@ func (w *walker) translate(kind string, x way, to addressRange, at position) res
 		p.Redirected = true
 	case "masquerade":
 		to = addressRange{addresses: make([]netip.Addr, 1)}
-		if w.tables.host != nil && p.Out != AnyInterface && p.Out != "" {
-			to.addresses[0], _ = w.tables.host.MasqueradeAddress(p.Out, p.Dst.Addr()) // invalid: unknown
-		}
-		p.Masquerade = true
+		to.addresses[0], _ = w.tables.host.MasqueradeAddress(p.Out, p.Dst.Addr()) // invalid: unknown
 	}
 	if kind == "snat" || kind == "masquerade" {
 		x.setSource(to, at)
@@ -120,12 +117,10 @@ func (w *walker) translate(kind string, x way, to addressRange, at position) res
 // redirected is where REDIRECT leads: what this node sends goes to its loopback, what it
 // receives to the interface's first address (nf_nat_redirect.c); invalid if it isn't known.
 func (w *walker) redirected(p *Packet) (a netip.Addr) {
-	switch {
-	case w.hook == Output:
+	if w.hook == Output {
 		return [2]netip.Addr{service.IPv4: netip.AddrFrom4([4]byte{127, 0, 0, 1}), service.IPv6: netip.IPv6Loopback()}[w.tables.Family]
-	case w.tables.host != nil && p.In != AnyInterface && p.In != "":
-		a, _ = w.tables.host.InterfaceAddress(p.In, w.tables.Family)
 	}
+	a, _ = w.tables.host.InterfaceAddress(p.In, w.tables.Family)
 	return a
 }
 

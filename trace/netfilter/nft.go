@@ -65,7 +65,7 @@ func (t *Tables) readNFT(printed map[string]bool) error {
 				return fmt.Errorf("read nftables table %s: %w", b.Table, err)
 			}
 		}
-		b.Read, b.Rules = true, len(b.set.chain(b.Table, b.Chain).rules)
+		b.Rules = len(b.set.chain(b.Table, b.Chain).rules)
 		t.Bases = append(t.Bases, b)
 	}
 	return nil
@@ -385,11 +385,7 @@ func equal(value, known, with []byte) Answer {
 			return No
 		}
 	}
-	return answerIf(allKnown(known))
-}
-
-func answerIf(sure bool) Answer {
-	if sure {
+	if allKnown(known) {
 		return Yes
 	}
 	return Maybe

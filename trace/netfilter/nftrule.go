@@ -364,7 +364,7 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 			return effect{matched: goOn.matched, ends: &r}
 		}
 	case "log":
-		d.act("%s", strings.TrimSpace("log "+prefixText(nlmsg.Text(a[unix.NFTA_LOG_PREFIX]))))
+		d.act("%s", strings.TrimSuffix(fmt.Sprintf("log prefix %q", nlmsg.Text(a[unix.NFTA_LOG_PREFIX])), ` prefix ""`))
 		return nil
 	case "objref":
 		d.say("%s", map[uint64]string{unix.NFT_OBJECT_COUNTER: fmt.Sprintf("counter name %q", nlmsg.Text(a[unix.NFTA_OBJREF_IMM_NAME]))}[a.number(unix.NFTA_OBJREF_IMM_TYPE)])
@@ -405,13 +405,6 @@ func (d *nftDecoder) decode(name string, a attributes) instruction {
 	}
 	d.act("%s", name)
 	return func(w *walker, s *nftState, _ position) effect { return unknown(w, s, "the statement "+name) }
-}
-
-func prefixText(prefix string) string {
-	if prefix == "" {
-		return ""
-	}
-	return fmt.Sprintf("prefix %q", prefix)
 }
 
 // loaded is a field that goes to a register. It has no value where the packet hasn't the field,
@@ -460,9 +453,6 @@ func native(n uint32) []byte { return binary.NativeEndian.AppendUint32(nil, n) }
 
 // deviceName and deviceIndex are of an interface; of none, empty and 0.
 func deviceName(name string) (value, mask []byte, ok bool) {
-	if name == AnyInterface {
-		return notKnown(unix.IFNAMSIZ)
-	}
 	return known(append([]byte(name), make([]byte, max(0, unix.IFNAMSIZ-len(name)))...)...)
 }
 
@@ -662,7 +652,7 @@ var socketFields = map[uint64]*loaded{0: socketField("transparent"), 2: socketFi
 
 func socketField(key string) *loaded {
 	return &loaded{symbol{text: "socket " + key, kind: asHostNumber, size: 1}, func(w *walker, p *Packet) (v, k []byte, ok bool) {
-		if p.State != New && p.State != Invalid && p.State != Untracked || w.tables.host == nil {
+		if p.State != New && p.State != Invalid && p.State != Untracked {
 			return notKnown(1)
 		}
 		found, err := w.tables.host.Listens(p.Protocol, p.Dst)
@@ -1360,9 +1350,6 @@ func (d *nftDecoder) tproxy(a attributes) instruction {
 		}
 		if v, k := s.get(offset(a.number(port)), 2); a.has(port) && allKnown(k) && len(v) == 2 {
 			to = netip.AddrPortFrom(to.Addr(), binary.BigEndian.Uint16(v))
-		}
-		if w.tables.host == nil {
-			return may("which sockets this host has isn't known")
 		}
 		found, err := w.tables.host.Listens(s.packet.Protocol, to)
 		switch {

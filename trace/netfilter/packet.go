@@ -15,7 +15,7 @@ type Packet struct {
 	// choose one as a client would. An invalid address is unknown as well.
 	Src, Dst netip.AddrPort
 	// In and Out are the interfaces; empty for none (a packet of this node's own
-	// has no In), [AnyInterface] for one that the caller doesn't know.
+	// has no In).
 	In, Out string
 
 	Mark     uint32
@@ -38,9 +38,6 @@ type Packet struct {
 	// Redirected says that the new destination is this node: by REDIRECT, or
 	// kproxy's listener.
 	Redirected bool
-	// Masquerade says that the new source is chosen by the interface that it leaves
-	// by; Src is that address if the Host knows it, else invalid.
-	Masquerade bool
 	// Unnamed says that its sender is a user and a group that no rule names; who sends a packet
 	// isn't known otherwise.
 	Unnamed bool
@@ -54,9 +51,6 @@ type Packet struct {
 	// the match rpfilter.
 	Reversed Answer
 }
-
-// AnyInterface stands for an interface that the caller doesn't know.
-const AnyInterface = "?"
 
 // State is conntrack's state of a packet.
 type State string

@@ -42,7 +42,7 @@ func read(t *testing.T, f service.Family, variant kernel.Variant, host netfilter
 func bases(t *netfilter.Tables) string {
 	var out []string
 	for _, b := range t.Bases {
-		if b.Rules > 0 || b.Policy != netfilter.Accept || !b.Read {
+		if b.Rules > 0 || b.Policy != netfilter.Accept {
 			out = append(out, fmt.Sprintf("%s %d %s %s %s %s", b.Hook, b.Priority, b.Source, b.Table, b.Chain, b.Policy))
 		}
 	}
@@ -119,16 +119,14 @@ INPUT 0 iptables-nft filter INPUT accept`
 		hook    netfilter.Hook
 		in      string
 		verdict netfilter.Verdict
-		certain bool
 	}{
-		{netfilter.Input, "d1", netfilter.Accept, true},
-		{netfilter.Forward, "d1", netfilter.Drop, true},
-		{netfilter.Prerouting, "d0", netfilter.Drop, true},
-		{netfilter.Prerouting, "d1", netfilter.Accept, true},
-		{netfilter.Prerouting, netfilter.AnyInterface, netfilter.Unknown, false},
+		{netfilter.Input, "d1", netfilter.Accept},
+		{netfilter.Forward, "d1", netfilter.Drop},
+		{netfilter.Prerouting, "d0", netfilter.Drop},
+		{netfilter.Prerouting, "d1", netfilter.Accept},
 	} {
 		w := tables.Walk(netfilter.NewPacket(service.TCP, ap("192.0.2.1:40000"), ap("192.0.2.2:22"), c.in), c.hook, netfilter.Whole)
-		if w.Verdict() != c.verdict || w.Outcomes[0].Certain != c.certain {
+		if w.Verdict() != c.verdict || !w.Outcomes[0].Certain {
 			t.Errorf("%s by %q: %+v", c.hook, c.in, w.Outcomes)
 		}
 	}

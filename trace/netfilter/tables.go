@@ -67,11 +67,7 @@ type Base struct {
 	Devices  []string // of an ingress or egress chain
 	Policy   Verdict
 	Policies Counter
-	// Read says that its rules are known. If they aren't, a packet may fare any way
-	// that Why tells of.
-	Read  bool
-	Why   string
-	Rules int // their number, without those of the chains that they lead to
+	Rules    int // their number, without those of the chains that they lead to
 
 	set *ruleset // that its chains are in
 }
@@ -139,7 +135,7 @@ type Config struct {
 	Variant kernel.Variant
 	// Sets reads sets when a rule asks for them; nil for none.
 	Sets SetReader
-	// Host answers what rules ask about it; nil leaves that undecided.
+	// Host answers what rules ask about it.
 	Host Host
 }
 
@@ -151,7 +147,7 @@ func DefaultConfig() Config {
 
 // Read reads back everything that packets of a family meet, in the network
 // namespace of the calling thread. What can't be read but may be there is in the
-// result: as a base chain that isn't Read, or as a note.
+// result as a note.
 func Read(ctx context.Context, c Config, f service.Family) (*Tables, error) {
 	t := &Tables{Family: f, bridged: No, host: c.Host, sets: c.Sets}
 	if kernel.BridgeCallsNetfilter(f) {
@@ -199,22 +195,14 @@ func (c Config) variantName(ctx context.Context) string {
 	return "nft"
 }
 
-// Parse makes a Tables of what iptables-save -c printed, without sets and without
-// a host, for one variant: "nft" or "legacy".
-func Parse(f service.Family, variant, text string) (*Tables, error) {
-	t := &Tables{Family: f}
-	if err := t.addSave("iptables-"+variant, text, nil); err != nil {
+// Parse makes a Tables of what iptables-save -c of the nft variant printed.
+func Parse(f service.Family, text string, sets SetReader, host Host) (*Tables, error) {
+	t := &Tables{Family: f, sets: sets, host: host}
+	if err := t.addSave(sourceXTNFT, text, map[string]bool{}); err != nil {
 		return nil, err
 	}
 	t.sort()
 	return t, nil
-}
-
-// With returns t with another reader of sets and another host.
-func (t *Tables) With(sets SetReader, host Host) *Tables {
-	out := *t
-	out.sets, out.host, out.read = sets, host, nil
-	return &out
 }
 
 func (t *Tables) readIPTables(ctx context.Context, run kernel.Runner, v kernel.Variant, printed map[string]bool) error {
@@ -246,13 +234,13 @@ func (t *Tables) addSave(source, text string, printed map[string]bool) error {
 		}
 		b := &Base{
 			Source: source, Table: c.table, Chain: c.name, Type: "filter", Hook: h, Priority: p,
-			Policy: c.policy, Policies: c.counter, Read: true, Rules: len(c.rules), set: set,
+			Policy: c.policy, Policies: c.counter, Rules: len(c.rules), set: set,
 		}
 		if c.table == "nat" {
 			b.Type = "nat"
 		}
 		t.Bases = append(t.Bases, b)
-		if source == sourceXTNFT && printed != nil {
+		if source == sourceXTNFT {
 			printed[nftFamily[t.Family]+" "+c.table+" "+c.name] = true
 		}
 	}

@@ -1,7 +1,6 @@
 package netfilter
 
 import (
-	"fmt"
 	"math"
 	"slices"
 )
@@ -145,8 +144,7 @@ func (t *Tables) at(p Packet, h Hook, span Span) []*Base {
 func (t *Tables) onDevice(h Hook, device string) []*Base {
 	var out []*Base
 	for _, b := range t.Bases {
-		// A chain without a device is for one that isn't read.
-		if b.Hook == h && (len(b.Devices) == 0 || device == AnyInterface || slices.Contains(b.Devices, device)) {
+		if b.Hook == h && slices.Contains(b.Devices, device) {
 			out = append(out, b)
 		}
 	}
@@ -210,12 +208,7 @@ func (w *walker) walkBase(b *Base, in []way) result {
 	if len(ways) == 0 {
 		return out
 	}
-	if why := w.unknown(b, &ways[0].packet); why != "" {
-		out.add(w.unread(b, ways, why))
-		return out
-	}
-	c := b.set.chain(b.Table, b.Chain)
-	r := w.walkChain(b.set, c, ways, 0)
+	r := w.walkChain(b.set, b.set.chain(b.Table, b.Chain), ways, 0)
 	out.add(result{pass: r.pass, ended: r.ended})
 	if b.Type == "nat" {
 		for i := range out.pass {
@@ -245,41 +238,6 @@ func (w *walker) policy(b *Base, ways []way) result {
 		ways[i].verdict, ways[i].by = Drop, at
 	}
 	return result{ended: ways}
-}
-
-// unknown says why it can't be said what a base chain does; empty if it can.
-func (w *walker) unknown(b *Base, p *Packet) string {
-	device := p.In
-	if b.Hook == Egress {
-		device = p.Out
-	}
-	switch {
-	case !b.Read:
-		return b.Why
-	case b.Hook != Ingress && b.Hook != Egress || b.Policy == Accept && b.Rules == 0:
-		return ""
-	case len(b.Devices) == 0 || device == AnyInterface:
-		return fmt.Sprintf("whether chain %s %s is for the packet's device isn't known", b.Table, b.Chain)
-	}
-	return ""
-}
-
-// unread is a base chain of which it isn't known what it does: it may do what it
-// can.
-func (w *walker) unread(b *Base, ways []way, why string) result {
-	at := len(w.steps)
-	w.steps = append(w.steps, Step{
-		Hook: w.base.Hook, Source: b.Source, Table: b.Table, Chain: b.Chain, Text: "policy " + string(b.Policy), Policy: true,
-		Matched: Maybe, Outcome: "may drop it", Why: why,
-	})
-	var out result
-	for _, x := range ways {
-		x.doubt(at)
-		out.pass = append(out.pass, x)
-		x.verdict, x.by = Drop, at
-		out.ended = append(out.ended, x)
-	}
-	return out
 }
 
 // doubt notes that it can't be said whether the packet comes this way.

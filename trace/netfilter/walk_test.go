@@ -1,6 +1,7 @@
 package netfilter
 
 import (
+	"errors"
 	"net/netip"
 	"testing"
 
@@ -21,7 +22,7 @@ COMMIT
 `
 
 func TestChoicesInTurn(t *testing.T) {
-	tables, err := Parse(service.IPv4, "nft", turns)
+	tables, err := Parse(service.IPv4, turns, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,12 +38,12 @@ func TestChoicesInTurn(t *testing.T) {
 
 // TestBridgePorts: where bridged packets don't pass netfilter, none has a port.
 func TestBridgePorts(t *testing.T) {
-	tables, err := Parse(service.IPv4, "nft", `*filter
+	tables, err := Parse(service.IPv4, `*filter
 :FORWARD DROP [0:0]
 -A FORWARD -m physdev --physdev-is-bridged -j ACCEPT
 -A FORWARD -p udp -m physdev ! --physdev-is-in -j REJECT
 COMMIT
-`)
+`, nil, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,6 +58,20 @@ COMMIT
 			t.Errorf("%s, bridged %s: %s, want %s", c.proto, c.bridged, got, c.want)
 		}
 	}
+}
+
+// vague is a host that knows nothing.
+type vague struct{}
+
+func (vague) AddressType(netip.Addr) (string, error) { return "", errors.New("unknown") }
+func (vague) InterfaceAddress(string, service.Family) (a netip.Addr, err error) {
+	return a, errors.New("unknown")
+}
+func (vague) MasqueradeAddress(string, netip.Addr) (a netip.Addr, err error) {
+	return a, errors.New("unknown")
+}
+func (vague) Listens(service.Protocol, netip.AddrPort) (s Socket, err error) {
+	return s, errors.New("unknown")
 }
 
 // FuzzNFTRule: whatever expressions a rule of nftables seems to have are read, and a walk ends.
@@ -75,7 +90,7 @@ func FuzzNFTRule(f *testing.F) {
 		set := &ruleset{source: sourceNFT, family: service.IPv4, chains: map[string]*chain{}, nft: &nftTable{name: "x", sets: map[string]*nftSet{}}}
 		c := &chain{table: "ip x", name: "y", rules: []*rule{decodeRule(set, attributes{unix.NFTA_RULE_EXPRESSIONS: expressions})}}
 		set.chains["ip x y"] = c
-		tables := &Tables{Bases: []*Base{{Source: sourceNFT, Table: "ip x", Chain: "y", Type: "filter", Hook: Prerouting, Policy: Accept, Read: true, set: set}}}
+		tables := &Tables{host: vague{}, Bases: []*Base{{Source: sourceNFT, Table: "ip x", Chain: "y", Type: "filter", Hook: Prerouting, Policy: Accept, set: set}}}
 		p := NewPacket(service.TCP, netip.MustParseAddrPort("10.1.0.2:40000"), netip.MustParseAddrPort("10.2.0.2:80"), "eth0")
 		if w := tables.Walk(p, Prerouting, Whole); len(w.Outcomes) == 0 {
 			t.Fatal("a packet has no outcome")

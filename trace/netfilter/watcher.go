@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -145,7 +146,7 @@ func (w *Watcher) requests(proto service.Protocol, to netip.AddrPort, from netip
 		out = append(out, w.request(unix.NFT_MSG_NEWCHAIN, unix.NLM_F_CREATE, func(b []byte) []byte {
 			b = nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_CHAIN_TABLE, w.table), unix.NFTA_CHAIN_NAME, c.name)
 			b = nlmsg.AppendNested(b, unix.NFTA_CHAIN_HOOK, func(b []byte) []byte {
-				return nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_HOOK_HOOKNUM, hookNumber(c.hook)), unix.NFTA_HOOK_PRIORITY, uint32(int32(c.priority)))
+				return nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_HOOK_HOOKNUM, uint32(slices.Index(nfHooks, c.hook))), unix.NFTA_HOOK_PRIORITY, uint32(int32(c.priority)))
 			})
 			return nlmsg.AppendText(b, unix.NFTA_CHAIN_TYPE, "filter")
 		}))
@@ -195,15 +196,6 @@ func (w *Watcher) requests(proto service.Protocol, to netip.AddrPort, from netip
 		}
 	}
 	return out
-}
-
-func hookNumber(h Hook) uint32 {
-	for i, x := range nfHooks {
-		if x == h {
-			return uint32(i)
-		}
-	}
-	return 0
 }
 
 func (w *Watcher) proto() byte {
