@@ -162,10 +162,12 @@ func decodeChain(family string, message []byte) *Base {
 	if h.has(unix.NFTA_HOOK_DEV) {
 		b.Devices = append(b.Devices, nlmsg.Text(h[unix.NFTA_HOOK_DEV]))
 	}
-	for _, name := range nlmsg.Attributes(h[hookDevices]) {
-		if !slices.Contains(b.Devices, nlmsg.Text(name)) {
-			b.Devices = append(b.Devices, nlmsg.Text(name))
+	for kind, name := range nlmsg.Attributes(h[hookDevices]) {
+		device := nlmsg.Text(name)
+		if kind == devicePrefix {
+			device += "*"
 		}
+		b.Devices = append(b.Devices, device)
 	}
 	return b
 }
@@ -173,6 +175,7 @@ func decodeChain(family string, message []byte) *Base {
 // What x/sys/unix doesn't have of linux/netfilter/nf_tables.h.
 const (
 	hookDevices       = 4 // NFTA_HOOK_DEVS
+	devicePrefix      = 2 // NFTA_DEVICE_PREFIX
 	elementIsEnd      = 1 // NFT_SET_ELEM_INTERVAL_END
 	elementIsCatchall = 2 // NFT_SET_ELEM_CATCHALL
 )

@@ -64,7 +64,7 @@ type Base struct {
 	Type     string // "filter", "nat" or "route"
 	Hook     Hook
 	Priority int
-	Devices  []string // of an ingress or egress chain
+	Devices  []string // of an ingress or egress chain; "eth*" are those that begin so
 	Policy   Verdict
 	Policies Counter
 	Rules    int // their number, without those of the chains that they lead to

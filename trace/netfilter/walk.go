@@ -3,6 +3,7 @@ package netfilter
 import (
 	"math"
 	"slices"
+	"strings"
 )
 
 // Walk is what a packet meets in one hook, and what comes of it.
@@ -144,7 +145,10 @@ func (t *Tables) at(p Packet, h Hook, span Span) []*Base {
 func (t *Tables) onDevice(h Hook, device string) []*Base {
 	var out []*Base
 	for _, b := range t.Bases {
-		if b.Hook == h && slices.Contains(b.Devices, device) {
+		if b.Hook == h && slices.ContainsFunc(b.Devices, func(name string) bool {
+			start, isPrefix := strings.CutSuffix(name, "*")
+			return name == device || isPrefix && strings.HasPrefix(device, start)
+		}) {
 			out = append(out, b)
 		}
 	}

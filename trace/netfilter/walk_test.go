@@ -60,6 +60,22 @@ COMMIT
 	}
 }
 
+// TestDevicesByPrefix: a chain on devices whose names begin alike (nft prints device "veth*") meets the packets of each of them.
+func TestDevicesByPrefix(t *testing.T) {
+	b := decodeChain("netdev", nlmsg.AppendNested(nil, unix.NFTA_CHAIN_HOOK, func(b []byte) []byte {
+		b = nlmsg.AppendUint32(nlmsg.AppendUint32(b, unix.NFTA_HOOK_HOOKNUM, 0), unix.NFTA_HOOK_PRIORITY, 0)
+		return nlmsg.AppendNested(b, hookDevices, func(b []byte) []byte {
+			return nlmsg.Append(nlmsg.AppendText(b, 1, "eth1"), devicePrefix, []byte("veth")...)
+		})
+	}))
+	tables := &Tables{Bases: []*Base{b}}
+	for device, want := range map[string]int{"veth": 1, "veth3f": 1, "eth1": 1, "eth10": 0, "vet": 0, "": 0} {
+		if got := len(tables.onDevice(Ingress, device)); got != want {
+			t.Errorf("packets of %q meet %d chains, want %d", device, got, want)
+		}
+	}
+}
+
 // vague is a host that knows nothing.
 type vague struct{}
 
