@@ -57,14 +57,14 @@ func (t *tracer) answer(w way, r *route) []end {
 	return append(out, end{w, Forwarded, nil})
 }
 
-// accepts follows the answer of kproxy's listener to a client elsewhere, and ends what is
-// stopped of it. It returns what is left of w.
-func (t *tracer) accepts(w way) way {
+// accepts follows the answer of a socket of this node's to a client elsewhere, and ends what is
+// stopped of it. It returns what is left of w. whose says whose answers they are.
+func (t *tracer) accepts(w way, whose string) way {
 	if t.client.Node {
 		return w
 	}
-	from := w.packet.Dst
-	back, stop := t.wayBack(query{to: t.client.Address}, "kproxy's answers don't get to the client", "")
+	from, endpoint := w.packet.Dst, w.endpoint
+	back, stop := t.wayBack(query{to: t.client.Address}, whose+" answers don't get to the client", "")
 	if stop != nil {
 		t.finish(w, Dropped, stop)
 		w.share = 0
@@ -74,16 +74,16 @@ func (t *tracer) accepts(w way) way {
 		Protocol: t.req.Protocol, Src: from, Dst: w.packet.OrigSrc, Out: back.link, State: netfilter.Established, Reply: true,
 		OrigSrc: w.packet.OrigSrc, OrigDst: w.packet.OrigDst, ConnMark: w.packet.ConnMark, DNAT: w.packet.DNAT, DstDone: true, SrcDone: true,
 	}
-	w.endpoint = from // whose answer it is
+	w.endpoint = from
 	for _, h := range []netfilter.Hook{netfilter.Output, netfilter.Postrouting} {
 		var stopped []end
 		w, p, stopped = t.answerPasses(w, p, h)
 		for _, e := range stopped {
-			e.way.endpoint = netip.AddrPort{}
+			e.way.endpoint = endpoint
 			t.finish(e.way, e.verdict, e.stop)
 		}
 	}
-	w.endpoint = netip.AddrPort{}
+	w.endpoint = endpoint
 	return w
 }
 

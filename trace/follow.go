@@ -657,7 +657,12 @@ func (t *tracer) receive(w way) {
 			"kproxy has died a moment ago: start it again; in a few seconds the kernel's own rules take new connections, where there are any"})
 	case ok && w.endpoint.IsValid():
 		show(input, "a process of this node takes it")
-		t.finish(w, Forwarded, nil)
+		if !w.userspace { // whose own answers don't leave the node
+			w = t.accepts(w, w.endpoint.String()+"'s")
+		}
+		if w.share >= 1e-9 {
+			t.finish(w, Forwarded, nil)
+		}
 	case ok:
 		show(input, "a process of this node takes it")
 		t.finish(w, NotAService, nil)
@@ -723,7 +728,7 @@ func (t *tracer) balance(w way) bool {
 // userspace follows the connections that kproxy may make.
 func (t *tracer) userspace(w way) {
 	w.userspace = true
-	if w = t.accepts(w); w.share < 1e-9 {
+	if w = t.accepts(w, "kproxy's"); w.share < 1e-9 {
 		return
 	}
 	if t.proxy == nil || t.proxy.Forecast == nil {

@@ -121,6 +121,13 @@ func TestFollow(t *testing.T) {
 		{"userspace, and OUTPUT drops", "10.1.0.2", func(c *scene) {
 			c.rules, c.listening = toUserspace+filterRule("-A OUTPUT -p tcp -m tcp --dport 9000 -j DROP"), []string{"0.0.0.0:10244"}
 		}, forecasts(onePlan(plan.Userspace), "", 0.5, 0.5), Dropped, []string{"chain OUTPUT"}, nil},
+		{"an endpoint on this node", "10.1.0.2", func(c *scene) {
+			c.rules, c.listening, c.local = toEndpoints, []string{"0.0.0.0:9000"}, append(c.local, "10.2.0.3")
+		}, nil, Forwarded, nil, map[string]float64{"10.2.0.2:9000": 0.5, "10.2.0.3:9000": 0.5}},
+		{"an endpoint on this node whose answers are dropped", "10.1.0.2", func(c *scene) {
+			c.rules = toEndpoints + filterRule("-A OUTPUT -p tcp -m tcp --sport 9000 -j DROP")
+			c.listening, c.local = []string{"0.0.0.0:9000"}, append(c.local, "10.2.0.2", "10.2.0.3")
+		}, nil, Dropped, []string{"rule 1 of chain OUTPUT", "the answer of 10.2.0.2:9000"}, map[string]float64{"10.2.0.2:9000": 0.5, "10.2.0.3:9000": 0.5}},
 		{"userspace that can't be asked", "10.1.0.2", func(c *scene) { c.rules, c.listening = toUserspace, []string{"0.0.0.0:10244"} }, nil, Undetermined, nil, nil},
 		{"from a martian", "127.0.0.5", func(c *scene) { c.rules = toEndpoints }, nil, Forwarded, nil, nil}, // that is this node itself
 	}
