@@ -159,19 +159,21 @@ func TestLongAnswersAreCompressed(t *testing.T) {
 // A browser finds out what a module imports only when it has read it: without the
 // list, one level of imports waits for the other.
 func TestEveryModuleIsLoadedAtOnce(t *testing.T) {
-	index, err := uiFiles.ReadFile("ui/index.html")
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = fs.WalkDir(uiFiles, "ui", func(name string, d fs.DirEntry, err error) error {
-		if err == nil && path.Ext(name) == ".js" && !bytes.Contains(index, []byte(`="/`+name+`"`)) {
-			t.Errorf("index.html names %s neither as a script nor to be preloaded", name)
+	w := fetch(api(shop()), "/")
+	err := fs.WalkDir(uiFiles, "ui", func(name string, d fs.DirEntry, err error) error {
+		if err == nil && path.Ext(name) == ".js" && !mentioned(w, name) {
+			t.Errorf("the page names %s neither as a script nor to be preloaded", name)
 		}
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// mentioned reports whether a page refers to a file: as a script or style, or to be preloaded.
+func mentioned(page *httptest.ResponseRecorder, file string) bool {
+	return strings.Contains(page.Header().Get("Link"), "<"+file+">; rel=modulepreload") || regexp.MustCompile(`="/?`+regexp.QuoteMeta(file)+`"`).Match(page.Body.Bytes())
 }
 
 func equalAddrPort(a, b netip.AddrPort) bool { return a == b }
@@ -184,7 +186,8 @@ func contextWith(ctx context.Context, key, value any) context.Context {
 // addresses are relative, and what changes something or comes under a foreign name is refused.
 func TestClusterPages(t *testing.T) {
 	h := ClusterAPI(map[string]func(*http.Request) (any, error){"/api/v1/summary": func(*http.Request) (any, error) { return 1, nil }})
-	index := fetch(h, "/").Body.String()
+	page := fetch(h, "/")
+	index := page.Body.String()
 	if regexp.MustCompile(`(?:src|href)="(?:/|https?:)|<style|\sstyle=|\son[a-z]+=|<script(?:\s[^>]*)?>[^<]`).MatchString(index) {
 		t.Error("the page has something inline, from elsewhere, or by an absolute path")
 	}
@@ -198,7 +201,7 @@ func TestClusterPages(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, e := range entries {
-		if path.Ext(e.Name()) != ".html" && !strings.Contains(index, `="clusterui/`+e.Name()+`"`) {
+		if path.Ext(e.Name()) != ".html" && !mentioned(page, "clusterui/"+e.Name()) {
 			t.Errorf("the page names %s neither as a script nor to be preloaded", e.Name())
 		}
 	}

@@ -78,12 +78,6 @@ test("modules load without a document; only main.js begins by itself", async () 
   for (const f of files.filter((f) => f.endsWith(".js") && !/(main|early)\.js$/.test(f))) await import(pathToFileURL(f));
 });
 
-test("the browser is told of every module at once", () => {
-  const told = [...read("index.html").matchAll(/<link rel="modulepreload" href="\/ui\/([^"]+)">/g)].map((m) => m[1]);
-  const want = files.filter((f) => f.endsWith(".js") && !/(main|early)\.js$/.test(f)).map((f) => relative(root, f)).sort();
-  assert.deepEqual(told, want);
-});
-
 test("files are of a size that a person reads, and begin with what they are for", () => {
   for (const f of files) {
     const text = readFileSync(f, "utf8");
