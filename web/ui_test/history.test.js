@@ -2,89 +2,71 @@ import assert from "node:assert/strict";
 import { mock, test } from "node:test";
 
 import { History } from "../ui/state/history.js";
-import { row } from "./rows.js";
 
-// setup makes a history of one service port with a sample every two seconds; tick is a
-// second of a page in sight, with n connections active; known is what kproxy answers.
-function setup() {
+// setup makes a history of a kproxy that knows n samples of each service port; later lets time pass.
+function setup(t) {
   mock.timers.enable({ apis: ["setTimeout", "Date"], now: 1_000_000 });
-  let shown = () => {};
-  globalThis.document = { hidden: false, addEventListener: (_, f) => (shown = f) };
-  const world = { known: [], asked: 0 };
-  globalThis.fetch = async () => {
-    world.asked++;
-    return { ok: true, json: async () => ({ services: { "a/b": { active: world.known } } }) };
+  t.after(() => mock.timers.reset());
+  const world = { n: 1, down: false, asked: [] };
+  globalThis.fetch = async (url) => {
+    const keys = new URL(url, "http://x").searchParams.getAll("service");
+    world.asked.push(keys);
+    if (world.down) throw new Error("refused");
+    return { ok: true, json: async () => ({ services: Object.fromEntries(keys.map((k) => [k, { active: Array(world.n).fill(7) }])) }) };
   };
-  let hear;
-  const store = { meta: { intervalSeconds: 2 }, link: { state: "live" }, row: () => row("a/b", { connections: { active: world.active } }), subscribe: (f) => (hear = f) };
-  const history = new History(store);
-  return {
-    world, shown: () => shown(),
-    active: () => history.track("a/b").active.values(),
-    link(state) {
-      store.link.state = state;
-      hear(new Set(["link"]));
-    },
-    tick(n, ms = 1000) {
-      world.active = n;
-      mock.timers.tick(ms);
-      hear(new Set(["tick"]));
-    },
-    // asks lets the history ask kproxy, and take the answer.
-    async asks() {
-      mock.timers.tick(200);
+  const store = { link: { state: "live" } };
+  world.later = async (ms) => {
+    for (let at = 0; at < ms; at += 50) {
+      mock.timers.tick(50);
       for (let i = 0; i < 10; i++) await null;
-    },
+    }
   };
+  return { world, store, history: new History(store) };
 }
 
-test("while the stream is lost nothing is sampled, and the time isn't left out", async (t) => {
-  t.after(() => mock.timers.reset());
-  const h = setup();
-  assert.deepEqual(h.active(), []);
-  await h.asks();
-  for (const n of [1, 1, 2, 2, 3]) h.tick(n);
-  assert.deepEqual(h.active(), [1, 2, 3]);
-  h.link("waiting");
-  for (let i = 0; i < 6; i++) h.tick(9);
-  h.link("live");
-  h.tick(4);
-  h.tick(4);
-  assert.deepEqual(h.active(), [1, 2, 3, NaN, NaN, 4, 4]);
-
-  h.world.known = [5, 6, 7, 8]; // it wasn't restarted, and knows what was
-  await h.asks();
-  assert.equal(h.world.asked, 2);
-  assert.deepEqual(h.active(), [1, 2, 3, 5, 6, 4, 4]);
+test("what kproxy keeps comes soon after the first look, and anew for as long as one looks", async (t) => {
+  const { world, history } = setup(t);
+  const seen = [];
+  for (let i = 0; i < 10; i++) {
+    seen.push(history.track("a/b").active.length);
+    world.n++;
+    await world.later(1000);
+  }
+  assert.deepEqual(seen, [0, 2, 2, 2, 2, 6, 6, 6, 6, 10]);
+  await world.later(60_000);
+  assert.equal(world.asked.length, 3, "nothing is asked for what is not looked at");
+  history.track("a/c");
+  await world.later(200);
+  assert.deepEqual(world.asked.at(-1), ["a/c"]);
+  assert.equal(history.track("a/b").active.length, 0, "and it isn't kept");
 });
 
-test("a machine that slept leaves a gap, a late tick doesn't", async (t) => {
-  t.after(() => mock.timers.reset());
-  const h = setup();
-  h.active();
-  await h.asks();
-  h.tick(1);
-  h.tick(2, 3900);
-  assert.deepEqual(h.active(), [1, 2, 2]);
-  h.tick(3, 8100);
-  assert.deepEqual(h.active(), [1, 2, 2, NaN, NaN, NaN, 3]);
-  h.tick(4, 3_600_000);
-  assert.equal(h.active().length, 150);
-  assert.deepEqual(h.active().filter((x) => !Number.isNaN(x)), [4]);
+test("while kproxy isn't there what was known stays", async (t) => {
+  const { world, store, history } = setup(t);
+  history.track("a/b");
+  await world.later(200);
+  world.down = true;
+  await world.later(5000);
+  history.track("a/b");
+  await world.later(200);
+  assert.equal(history.track("a/b").active.length, 1);
+  store.link.state = "waiting";
+  await world.later(5000);
+  const asked = world.asked.length;
+  assert.equal(history.track("a/b").active.length, 1);
+  await world.later(200);
+  assert.equal(world.asked.length, asked, "nothing is asked while the stream is lost");
+  world.down = false;
+  store.link.state = "live";
+  history.track("a/b");
+  await world.later(200);
+  assert.equal(world.asked.length, asked + 1);
 });
 
-test("a page that is shown again begins anew, with what kproxy knows", async (t) => {
-  t.after(() => mock.timers.reset());
-  const h = setup();
-  h.active();
-  await h.asks();
-  h.tick(1);
-  h.world.known = [7, 8, 9];
-  h.shown();
-  h.tick(2, 600_000);
-  h.active();
-  await h.asks();
-  assert.deepEqual(h.active(), [7, 8, 9]);
-  h.tick(5, 2000);
-  assert.deepEqual(h.active(), [7, 8, 9, 5]);
+test("requests name a bounded number of services", async (t) => {
+  const { world, history } = setup(t);
+  for (let i = 0; i < 90; i++) history.track(`a/${i}`);
+  await world.later(500);
+  assert.deepEqual(world.asked.map((keys) => keys.length), [40, 40, 10]);
+  assert.equal(history.track("a/89").active.length, 1);
 });

@@ -1,34 +1,23 @@
-// Geometry of sparklines and area charts. Pure: samples in, path data out. A sample
-// that is NaN is a missing one: lines have a gap there.
+// Geometry of sparklines and area charts. Pure: samples in, path data out.
 
 // line returns the SVG path of samples, oldest first, in a box of width and height
 // where a full history has slots samples; a shorter one ends at the right edge too.
 // The scale begins at 0 and ends at max.
 export function line(samples, box) {
-  return runs(samples, box).map((points) => points.map(([x, y], i) => `${i === 0 ? "M" : "L"}${x} ${y}`).join("")).join("");
+  return points(samples, box).map(([x, y], i) => `${i === 0 ? "M" : "L"}${x} ${y}`).join("");
 }
 
 // area closes line's path along the lower edge.
 export function area(samples, box) {
-  return runs(samples, box).map((points) => `${points.map(([x, y], i) => `${i === 0 ? "M" : "L"}${x} ${y}`).join("")}L${points.at(-1)[0]} ${box.height}L${points[0][0]} ${box.height}Z`).join("");
+  const p = points(samples, box);
+  return p.length === 0 ? "" : `${line(samples, box)}L${p.at(-1)[0]} ${box.height}L${p[0][0]} ${box.height}Z`;
 }
 
-// runs returns the points of samples without gaps in between, each run as a list.
-function runs(samples, { width, height, slots, max, pad = 1.5 }) {
+function points(samples, { width, height, slots, max, pad = 1.5 }) {
   const top = Math.max(max, 1e-9);
   const step = width / Math.max(1, slots - 1);
   const left = width - (samples.length - 1) * step;
-  const out = [];
-  let run = null;
-  samples.forEach((sample, i) => {
-    if (Number.isNaN(sample)) {
-      run = null;
-      return;
-    }
-    if (!run) out.push((run = []));
-    run.push([fixed(left + i * step), fixed(height - pad - (sample / top) * (height - 2 * pad))]);
-  });
-  return out;
+  return samples.map((sample, i) => [fixed(left + i * step), fixed(height - pad - (sample / top) * (height - 2 * pad))]);
 }
 
 // thin returns at most n samples, each the largest of its bucket: a peak of one
@@ -37,8 +26,7 @@ export function thin(samples, n) {
   if (samples.length <= n) return samples;
   const out = [];
   for (let i = 0; i < n; i++) {
-    const bucket = samples.slice(Math.floor((i * samples.length) / n), Math.floor(((i + 1) * samples.length) / n));
-    out.push(bucket.every(Number.isNaN) ? NaN : peak(bucket));
+    out.push(peak(samples.slice(Math.floor((i * samples.length) / n), Math.floor(((i + 1) * samples.length) / n))));
   }
   return out;
 }

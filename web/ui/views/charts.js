@@ -9,10 +9,10 @@ import { slots } from "../state/history.js";
 const width = 360, height = 72;
 
 const charts = [
-  { title: "Active connections", print: format.count, of: (t) => t.active.values() },
-  { title: "New connections per second", print: format.rate, of: (t) => t.connections.values() },
-  { title: "Bytes per second, both ways", print: (n) => `${format.bytes(n)}/s`, of: (t) => both(t.bytesIn.values(), t.bytesOut.values()) },
-  { title: "Failed per second", print: format.rate, of: (t) => t.failed.values(), tone: "bad" },
+  { title: "Active connections", print: format.count, of: (t) => t.active },
+  { title: "New connections per second", print: format.rate, of: (t) => t.connections },
+  { title: "Bytes per second, both ways", print: (n) => `${format.bytes(n)}/s`, of: (t) => t.bytesIn.map((x, i) => x + t.bytesOut[i]) },
+  { title: "Failed per second", print: format.rate, of: (t) => t.failed, tone: "bad" },
 ];
 
 export class Charts {
@@ -42,8 +42,4 @@ function chart({ title }) {
   const svg = s("svg", { class: "chart", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", role: "img" }, s("path", { class: "grid", d: `M0 .5H${width}M0 ${height - 0.5}H${width}` }), under, over);
   const value = h("span", { class: "big number" }), scale = h("span", { class: "scale-end number dim", "aria-hidden": "true" }), begin = h("span");
   return { under, over, svg, value, scale, begin, el: h("figure", { class: "panel figure-panel" }, h("figcaption", { class: "small dim", text: title }), value, h("div", { class: "chart-box" }, scale, svg), h("p", { class: "axis dim", "aria-hidden": "true" }, begin, h("span", { text: "now" }))) };
-}
-
-function both(a, b) {
-  return a.map((x, i) => x + (b[i] ?? 0));
 }

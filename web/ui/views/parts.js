@@ -95,15 +95,15 @@ export function dots() {
 
 // spark is a small chart of one figure. Its box is fixed, so that it costs no
 // layout; what it shows stands as a number beside it.
-export function spark({ slots, width = 96, height = 26, filled = true }) {
+export function spark({ slots, filled = true }) {
+  const width = 96, height = 26;
   const under = filled ? s("path", { class: "under" }) : null;
   const over = s("path", { class: "over" });
   const el = s("svg", { class: "spark", viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true", focusable: "false" }, under, over);
   const points = Math.min(slots, Math.round(width * 0.75));
   return {
     el,
-    show(ring) {
-      const values = ring.values();
+    show(values) {
       const samples = thin(values, Math.max(Math.min(values.length, 2), Math.round((points * values.length) / slots)));
       const top = peak(samples);
       el.classList.toggle("blank", top === 0); // a line along the edge says nothing
