@@ -76,9 +76,7 @@ export class Heat {
     const g = this.#grid;
     if (!g || g.rows * g.columns === 0) return;
     const [w, height] = this.#size();
-    this.#at = [Math.max(0, Math.min(g.rows - 1, Math.floor(e.offsetY / height))), Math.max(0, Math.min(g.columns - 1, Math.floor(e.offsetX / w)))];
-    this.draw();
-    this.#say();
+    this.#move(Math.floor(e.offsetY / height) - this.#at[0], Math.floor(e.offsetX / w) - this.#at[1]);
   }
 
   #move(down, right) {

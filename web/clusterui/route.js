@@ -6,6 +6,8 @@
 //   #/node/NAME                                   a node
 //   #/flows                                       who talks to what
 
+import { decode } from "../ui/lib/route.js";
+
 const pages = ["services", "service", "nodes", "node", "flows"];
 
 // parse returns {page, key, query}. What isn't an address is that of the service ports.
@@ -23,12 +25,4 @@ export const node = (name) => `#/node/${encodeURIComponent(name)}`;
 export function to(page, params = {}) {
   const query = new URLSearchParams(Object.entries(params).filter(([, v]) => v !== "" && v !== 0 && v !== undefined)).toString();
   return `#/${page === "services" ? "" : page}${query ? `?${query}` : ""}`;
-}
-
-function decode(s) {
-  try {
-    return decodeURIComponent(s);
-  } catch {
-    return s;
-  }
 }

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { recentClient } from "../ui/lib/clients.js";
+import { recentClients } from "../ui/lib/clients.js";
 import { layout, narrow } from "../ui/lib/layout.js";
 import * as path from "../ui/lib/path.js";
 import { row } from "./rows.js";
@@ -109,7 +109,7 @@ for (const width of [300, 336, 640, narrow, 900, 1240, 1800]) {
 
 test("a recent client is one that could reach the address", () => {
   const open = [{ client: "10.1.0.2:4000" }, { client: "10.1.0.3:4000" }, { client: "10.1.0.3:4001" }, { client: "[fd00::5]:4000" }];
-  assert.equal(recentClient(open, "10.96.0.10:80"), "10.1.0.3");
-  assert.equal(recentClient(open, "[fd00:96::1]:80"), "fd00::5");
-  assert.equal(recentClient([], "10.96.0.10:80"), "");
+  assert.equal(recentClients(open, "10.96.0.10:80")[0], "10.1.0.3");
+  assert.equal(recentClients(open, "[fd00:96::1]:80")[0], "fd00::5");
+  assert.deepEqual(recentClients([], "10.96.0.10:80"), []);
 });

@@ -13,11 +13,6 @@ export function family(address) {
   return address.includes(":") ? 6 : 4;
 }
 
-// recentClient returns the first of recentClients; empty if there is none.
-export function recentClient(connections, address) {
-  return recentClients(connections, address)[0] ?? "";
-}
-
 // recentClients returns the clients that could connect to an address (IP:PORT), those
 // with the most connections first.
 export function recentClients(connections, address) {

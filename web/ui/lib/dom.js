@@ -27,10 +27,9 @@ function fill(el, props, children) {
 }
 
 // icon refers to a symbol of index.html. Icons are decoration: what they mean
-// stands beside them as text, or as the hidden label given here.
-export function icon(id, label) {
-  const el = s("svg", { class: "icon", viewBox: "0 0 16 16", "aria-hidden": "true", focusable: "false" }, s("use", { href: `#${id}` }));
-  return label ? [el, h("span", { class: "sr", text: label })] : el;
+// stands beside them as text.
+export function icon(id) {
+  return s("svg", { class: "icon", viewBox: "0 0 16 16", "aria-hidden": "true", focusable: "false" }, s("use", { href: `#${id}` }));
 }
 
 // setIcon changes which symbol an icon shows.

@@ -45,8 +45,8 @@ function rightwards(width, n) {
   const edges = {
     "client-hook": across(boxes.client, boxes.hook),
     "hook-check": across(boxes.hook, boxes.check),
-    "check-userspace": across(boxes.check, boxes.userspace, { from: 0.25 }),
-    "check-kernel": across(boxes.check, boxes.kernel, { from: 0.5 }),
+    "check-userspace": across(boxes.check, boxes.userspace, 0.25),
+    "check-kernel": across(boxes.check, boxes.kernel),
   };
   for (let i = 0; i < n; i++) {
     const to = boxes[`endpoint-${i}`];
@@ -58,7 +58,7 @@ function rightwards(width, n) {
 
 // across is a line from a box's right side to another's left one, straight where
 // they are level, else an S.
-function across(a, b, { from = 0.5 } = {}) {
+function across(a, b, from = 0.5) {
   const x1 = a.x + a.w, y1 = a.y + a.h * from, x2 = b.x - 6, y2 = b.y + b.h / 2;
   const mid = (x1 + x2) / 2;
   const d = Math.abs(y1 - y2) < 1 ? `M${round(x1)} ${round(y1)}H${round(x2)}` : `M${round(x1)} ${round(y1)}C${round(mid)} ${round(y1)} ${round(mid)} ${round(y2)} ${round(x2)} ${round(y2)}`;

@@ -53,7 +53,7 @@ function encode(s) {
   return encodeURIComponent(s).replaceAll("%3A", ":");
 }
 
-function decode(s) {
+export function decode(s) {
   try {
     return decodeURIComponent(s);
   } catch {

@@ -50,10 +50,6 @@ export class Row {
       cell("c-errors", this.#errors));
   }
 
-  get key() {
-    return this.#row?.key ?? "";
-  }
-
   // show brings the row up to date. index counts from 0 in the list as shown.
   show(row, index, now) {
     const fresh = row !== this.#row;

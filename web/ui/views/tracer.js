@@ -69,7 +69,7 @@ export class Tracer {
   offer(row, connections) {
     const have = new Set([...this.#address.options].map((o) => o.value));
     for (const a of clients.addresses(row, connections)) if (!have.has(a)) this.#address.append(h("option", { value: a, text: a }));
-    const recent = clients.recentClient(connections, this.#address.value);
+    const [recent] = clients.recentClients(connections, this.#address.value);
     if (recent && (!this.#recent || clients.family(recent) !== clients.family(this.#recent))) this.#recent = recent;
     else if (this.#recent && this.#address.value && clients.family(this.#recent) !== clients.family(clients.host(this.#address.value))) this.#recent = "";
     setText(this.#who.options[0], this.#recent ? `a recent client, ${this.#recent}` : "a recent client (none yet: another host or pod)");
