@@ -16,16 +16,17 @@ const hooks = {
   IPVS: "the kernel’s load balancer",
 };
 
-// steps makes the list of a trace's steps, grouped by hook.
+// steps makes the list of a trace's steps, grouped by hook, behind those in the client's own network namespace.
 export function steps(trace) {
+  const own = trace.departure ? [h("details", { class: "leg", open: !trace.steps?.length }, h("summary", { text: `In ${trace.departure.where}: ${format.plural(trace.departure.steps.length, "step")}` }), hooksOf(trace.departure.steps))] : [];
   const legs = [];
   for (const st of trace.steps ?? []) {
     if (legs.length === 0 || (legs.at(-1).leg ?? "") !== (st.leg ?? "")) legs.push({ leg: st.leg, steps: [] });
     legs.at(-1).steps.push(st);
   }
-  if (legs.length === 0) return h("p", { class: "dim", text: "The trace met no rules." });
+  if (legs.length + own.length === 0) return h("p", { class: "dim", text: "The trace met no rules." });
   // What packets meet on the way to an endpoint is much the same for all of them.
-  return h("div", { class: "legs" }, legs.map((l) => (l.leg
+  return h("div", { class: "legs" }, own, legs.map((l) => (l.leg
     ? h("details", { class: "leg" }, h("summary", { text: `${onwards(trace)} ${l.leg}: ${l.steps.length} steps` }), hooksOf(l.steps))
     : hooksOf(l.steps))));
 }
