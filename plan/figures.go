@@ -74,7 +74,10 @@ type Writes struct {
 
 // Usage is how much there is of something that is limited. Max is 0 where that
 // isn't known.
-type Usage struct{ Count, Max int }
+type Usage struct {
+	Count int `json:"count"`
+	Max   int `json:"max"`
+}
 
 // NoLocal counts the service ports that have endpoints, but none where their
 // traffic policies allow: connections to their cluster addresses, or from outside
@@ -102,12 +105,12 @@ func (p *Plan) NoLocal() (internal, external [2]int) {
 
 // NodeFigures are what the dashboard's page of the node shows beside the Status.
 type NodeFigures struct {
-	Kernel    string // release, as of uname -r
-	Conntrack Usage
-	Syncs     []SyncTime                // the last passes that took effect, oldest first
-	Rules     map[string]map[string]int // iptables rules by family ("ipv4", "ipv6"), then table
-	Sets      int                       // ipsets; those of session affinity are one
-	Virtuals  int                       // virtual servers of IPVS
+	Kernel    string                    `json:"kernel"` // release, as of uname -r
+	Conntrack Usage                     `json:"conntrack"`
+	Syncs     []SyncTime                `json:"-"`              // the last passes that took effect, oldest first
+	Rules     map[string]map[string]int `json:"rules"`          // iptables rules by family ("ipv4", "ipv6"), then table
+	Sets      int                       `json:"sets"`           // ipsets; those of session affinity are one
+	Virtuals  int                       `json:"virtualServers"` // of IPVS
 }
 
 // SyncTime is how long one pass of the reconcile loop took.

@@ -139,13 +139,25 @@ type hello struct {
 
 // overview is everything, as of one read of the status.
 type overview struct {
-	Time      time.Time           `json:"time"`
+	Time time.Time `json:"time"`
+	nodeState
+	Sync     plan.SyncStatus `json:"sync"`
+	Services []*Row          `json:"services"`
+	Verdict  []plan.Tally    `json:"verdict"`
+}
+
+// nodeState is how kproxy is on this node.
+type nodeState struct {
 	Alive     bool                `json:"alive"`
 	Exhausted []plan.Resource     `json:"exhausted"`
-	Sync      plan.SyncStatus     `json:"sync"`
+	NotReady  string              `json:"notReady"`
+	Drain     *plan.Drain         `json:"drain"` // null where it isn't drained
+	Warnings  []string            `json:"warnings"`
 	Sources   []plan.SourceStatus `json:"sources"`
-	Services  []*Row              `json:"services"`
-	Verdict   []plan.Tally        `json:"verdict"`
+}
+
+func stateOf(s *plan.Status) nodeState {
+	return nodeState{s.Alive, listed(s.Exhausted), s.NotReady, s.Drain, listed(s.Warnings), listed(s.Sources)}
 }
 
 // delta is what one read of the status found changed.

@@ -16,8 +16,7 @@ func (r *Recorder) overview() overview {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	o := overview{
-		Time: time.Now().UTC(), Alive: r.status.Alive, Exhausted: listed(r.status.Exhausted), Sync: r.status.Sync,
-		Sources: listed(r.status.Sources), Services: make([]*Row, len(r.services)),
+		Time: time.Now().UTC(), nodeState: stateOf(&r.status), Sync: r.status.Sync, Services: make([]*Row, len(r.services)),
 	}
 	for i, rec := range r.services {
 		o.Services[i] = rec.row
@@ -156,29 +155,17 @@ func listed[T any](list []T) []T {
 
 // NodeFigures is the JSON of /api/v1/node.
 type NodeFigures struct {
-	Version        string                    `json:"version"`
-	GoVersion      string                    `json:"goVersion"`
-	Kernel         string                    `json:"kernel"`
-	UptimeSeconds  int64                     `json:"uptimeSeconds"`
-	Mode           plan.Mode                 `json:"mode"`
-	Node           string                    `json:"node"`
-	Alive          bool                      `json:"alive"`
-	Exhausted      []plan.Resource           `json:"exhausted"`
-	Capabilities   []plan.Capability         `json:"capabilities"`
-	Sources        []plan.SourceStatus       `json:"sources"`
-	Sync           NodeSync                  `json:"sync"`
-	Conntrack      Use                       `json:"conntrack"`
-	Rules          map[string]map[string]int `json:"rules"`
-	Sets           int                       `json:"sets"`
-	VirtualServers int                       `json:"virtualServers"`
-	MemoryBytes    uint64                    `json:"memoryBytes"`
-	Goroutines     int                       `json:"goroutines"`
-}
-
-// Use is how much of something that is limited is in use.
-type Use struct {
-	Count int `json:"count"`
-	Max   int `json:"max"` // 0 if unknown
+	plan.NodeFigures
+	nodeState
+	Version       string            `json:"version"`
+	GoVersion     string            `json:"goVersion"`
+	UptimeSeconds int64             `json:"uptimeSeconds"`
+	Mode          plan.Mode         `json:"mode"`
+	Node          string            `json:"node"`
+	Capabilities  []plan.Capability `json:"capabilities"`
+	Sync          NodeSync          `json:"sync"`
+	MemoryBytes   uint64            `json:"memoryBytes"`
+	Goroutines    int               `json:"goroutines"`
 }
 
 // NodeSync is the last pass of the reconcile loop, and how long some before took.
@@ -195,18 +182,16 @@ func (r *Recorder) Node() NodeFigures {
 	r.mu.RUnlock()
 	n := NodeFigures{
 		Version: s.Version, GoVersion: runtime.Version(), UptimeSeconds: s.UptimeSeconds, Mode: s.Mode, Node: s.Node,
-		Alive: s.Alive, Exhausted: listed(s.Exhausted), Capabilities: listed(s.Capabilities), Sources: listed(s.Sources), Sync: NodeSync{SyncStatus: s.Sync},
+		nodeState: stateOf(&s), Capabilities: listed(s.Capabilities), Sync: NodeSync{SyncStatus: s.Sync},
 		MemoryBytes: memoryInUse(), Goroutines: runtime.NumGoroutine(),
 	}
 	if r.cfg.Node != nil {
-		f := r.cfg.Node()
-		n.Kernel, n.Rules, n.Sets, n.VirtualServers, n.Sync.Recent = f.Kernel, f.Rules, f.Sets, f.Virtuals, f.Syncs
-		n.Conntrack = Use{Count: f.Conntrack.Count, Max: f.Conntrack.Max}
+		n.NodeFigures = r.cfg.Node()
 	}
 	if n.Rules == nil {
 		n.Rules = map[string]map[string]int{}
 	}
-	n.Sync.Recent = listed(n.Sync.Recent)
+	n.Sync.Recent = listed(n.Syncs)
 	return n
 }
 

@@ -32,3 +32,12 @@ test("what is short is told by an overview, an update and the node's figures", (
   store.figures({ exhausted: ["memory"] });
   assert.deepEqual(store.meta.exhausted, ["memory"]);
 });
+
+test("how kproxy is, besides, is told by an overview and by the node's figures", () => {
+  globalThis.requestAnimationFrame = () => {};
+  const store = new Store();
+  store.overview({ services: [], notReady: "kproxy is still setting up", drain: null, warnings: ["a"] });
+  assert.equal(store.meta.notReady, "kproxy is still setting up");
+  store.figures({ notReady: "", drain: { since: "2026-11-24T12:00:00Z", left: 3 }, warnings: ["b"] });
+  assert.deepEqual([store.meta.notReady, store.meta.drain.left, store.meta.warnings], ["", 3, ["b"]]);
+});

@@ -4,7 +4,7 @@
 
 import { byId, h, icon, setAttr, setText } from "../lib/dom.js";
 import * as format from "../lib/format.js";
-import { capital } from "../lib/words.js";
+import { capital, sentence } from "../lib/words.js";
 
 export class Header {
   #store;
@@ -51,7 +51,7 @@ export class Header {
   // banners are rebuilt only when what they say changes, so that a button in them
   // keeps the focus.
   #banners() {
-    const list = problems(this.#store);
+    const list = problems(this.#store, this.#store.now());
     const said = list.map((p) => p.tone + p.title + p.text).join("\n");
     if (said === this.#shown) return;
     this.#shown = said;
@@ -63,7 +63,7 @@ export class Header {
 }
 
 // problems returns what the banners say.
-function problems({ meta, link, loaded, firstVersion }) {
+export function problems({ meta, link, loaded, firstVersion }, now) {
   const out = [];
   if (meta.version !== (firstVersion || meta.version)) {
     out.push({ tone: "note", title: `kproxy is version ${meta.version} now.`, text: `This page is that of ${firstVersion}; load it again when it suits you.` });
@@ -80,6 +80,9 @@ function problems({ meta, link, loaded, firstVersion }) {
   if (link.state === "live" && loaded && meta.alive && meta.exhausted.length > 0) {
     out.push({ tone: "bad", title: `kproxy is short of ${meta.exhausted.join(" and ")}.`, text: "New clients wait or are refused, and connections of who holds most end for them. kproxy_userspace_shed_total counts these; the log names the client.", href: "#/node" });
   }
+  if (link.state === "live" && loaded && meta.alive && meta.notReady) out.push({ tone: "warn", title: "kproxy isn’t ready:", text: sentence(meta.notReady), href: "#/node" });
+  if (meta.drain) out.push({ tone: "note", title: `This node is drained since ${format.clock(meta.drain.since, now)}.`, text: "Load balancers are told to leave it out, and new connections go to the kernel where it can take them. kproxy drain --undo ends it." });
+  for (const w of meta.warnings) out.push({ tone: "warn", title: "A warning:", text: sentence(w) });
   if (meta.sync?.lastError) out.push({ tone: "bad", title: "The last sync failed:", text: `${meta.sync.lastError}. What was programmed before stays in force.`, href: "#/node" });
   const broken = (meta.sources ?? []).filter((s) => s.error);
   if (broken.length > 0) {

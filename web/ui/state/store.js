@@ -10,12 +10,12 @@ import { downs } from "../lib/health.js";
 const remembered = 500;
 
 export class Store {
-  meta = { node: "", mode: "", version: "", alive: false, exhausted: [], sync: null, sources: [], verdict: [], intervalSeconds: 1 };
+  meta = { node: "", mode: "", version: "", alive: false, exhausted: [], notReady: "", drain: null, warnings: [], sync: null, sources: [], verdict: [], intervalSeconds: 1 };
   firstVersion = ""; // of the kproxy that this page came from
   // link is the stream's state: "connecting", "live", "waiting", "paused" (while
   // the page is hidden); until (ms) is when the next attempt is made; error says what went
   // wrong last.
-  link = { state: "connecting", until: 0, error: "", since: Date.now() };
+  link = { state: "connecting", until: 0, error: "" };
   node = null;
   events = [];
   loaded = false; // an overview has arrived
@@ -66,7 +66,8 @@ export class Store {
     this.#rows = new Map((o.services ?? []).map((r) => [r.key, r]));
     this.#sorted = null;
     this.loaded = true;
-    Object.assign(this.meta, { alive: o.alive, exhausted: o.exhausted ?? [], sync: o.sync, sources: o.sources ?? [], verdict: o.verdict ?? [] });
+    this.#stands(o);
+    this.meta.verdict = o.verdict ?? [];
     this.#heard(o.time);
     this.#touch("meta", "rows");
   }
@@ -94,10 +95,7 @@ export class Store {
 
   figures(n) {
     this.node = n;
-    this.meta.alive = n.alive ?? this.meta.alive;
-    this.meta.exhausted = n.exhausted ?? this.meta.exhausted;
-    if (n.sync) this.meta.sync = n.sync;
-    if (n.sources) this.meta.sources = n.sources;
+    this.#stands(n);
     this.#touch("node", "meta");
   }
 
@@ -117,13 +115,17 @@ export class Store {
   }
 
   linked(state, { until = 0, error = "" } = {}) {
-    const since = state === this.link.state ? this.link.since : Date.now();
-    this.link = { state, until, error, since };
+    this.link = { state, until, error };
     this.#touch("link");
   }
 
   tick() {
     this.#touch("tick");
+  }
+
+  // stands takes in how kproxy is.
+  #stands(x) {
+    for (const name of ["alive", "exhausted", "notReady", "drain", "warnings", "sync", "sources"]) if (x[name] !== undefined) this.meta[name] = x[name];
   }
 
   #heard(time) {
