@@ -266,10 +266,14 @@ func wrapped(s string, width int) []line {
 // TraceFrom is the client that a page's trace begins at: that of its newest connection that isn't
 // the node's own, so that it shows a way that packets took; invalid where there is none.
 func (p *Page) TraceFrom() netip.Addr {
-	for i := range slices.Backward(p.Connections) {
-		if c := p.Connections[i].Client.Addr().Unmap(); !c.IsLoopback() {
-			return c
+	var newest *plan.ConnectionStatus
+	for i := range p.Connections {
+		if c := &p.Connections[i]; !c.Client.Addr().Unmap().IsLoopback() && (newest == nil || c.AgeSeconds < newest.AgeSeconds) {
+			newest = c
 		}
 	}
-	return netip.Addr{}
+	if newest == nil {
+		return netip.Addr{}
+	}
+	return newest.Client.Addr().Unmap()
 }

@@ -319,3 +319,17 @@ func BenchmarkUpdateAndRender(b *testing.B) {
 		m.Render(now, 200, 50)
 	}
 }
+
+// TestTraceFrom: the trace of a page begins at the client of the newest connection, whatever their order, but not at the node itself.
+func TestTraceFrom(t *testing.T) {
+	connection := func(client string, age float64) plan.ConnectionStatus {
+		return plan.ConnectionStatus{Client: netip.MustParseAddrPort(client), AgeSeconds: age}
+	}
+	p := Page{Connections: []plan.ConnectionStatus{connection("127.0.0.1:1000", 1), connection("10.1.0.2:1000", 5), connection("[::ffff:10.1.0.3]:1000", 2), connection("10.1.0.4:1000", 9)}}
+	if got := p.TraceFrom(); got != netip.MustParseAddr("10.1.0.3") {
+		t.Errorf("it begins at %s", got)
+	}
+	if got := (&Page{}).TraceFrom(); got.IsValid() {
+		t.Errorf("without connections it begins at %s", got)
+	}
+}
