@@ -35,20 +35,58 @@ func (m *Model) header(now time.Time, width int) []line {
 	if m.gone != "" {
 		out = append(out, paragraph(bad, fmt.Sprintf("For %s it hasn't answered; this is what it last said. ", Age(now.Sub(m.since))), m.gone, width)...)
 	} else if !st.Alive {
-		out = append(out, text("new connections go to the fallback rules"))
+		out = append(out, text(Unserved(st)))
 	}
-	if sync := &st.Sync; sync.LastError != "" {
-		out = append(out, styled(bad, "last sync failed: ").with(plain, sync.LastError))
-	} else if sync.LastSuccess.IsZero() {
+	if st.Sync.LastError == "" && st.Sync.LastSuccess.IsZero() {
 		out = append(out, styled(warn, "no sync yet"))
+	}
+	for _, r := range Remarks(st) {
+		first, _, _ := strings.Cut(r.Text, "\n")
+		out = append(out, styled(bad, r.Label).with(plain, first))
+	}
+	return append(fit(out, min(len(out), 6)), m.verdict(width), m.totals(width))
+}
+
+// Unserved says what becomes of new connections while a kproxy's heartbeat has stopped.
+func Unserved(st *plan.Status) string {
+	if st.Mode == plan.ModeUserspace {
+		return "new connections are refused: mode userspace has no fallback rules"
+	}
+	return "new connections go to the fallback rules"
+}
+
+// Remark is something to know of a running kproxy, behind what it is about.
+type Remark struct{ Label, Text string }
+
+// Remarks are what keeps a kproxy from doing what it should, besides what is wrong with single services.
+func Remarks(st *plan.Status) (out []Remark) {
+	if st.Alive && st.NotReady != "" {
+		out = append(out, Remark{"not ready: ", st.NotReady})
+	}
+	if st.Drain != nil {
+		out = append(out, Remark{"drained ", strings.TrimPrefix(DrainTitle(st.Drain), "drained ") + " (kproxy drain --undo ends it)"})
+	}
+	if st.Sync.LastError != "" {
+		out = append(out, Remark{"last sync failed: ", st.Sync.LastError})
+	}
+	for _, warning := range st.Warnings {
+		out = append(out, Remark{"warning: ", warning})
 	}
 	for _, s := range st.Sources {
 		if s.Error != "" {
-			first, _, _ := strings.Cut(s.Error, "\n")
-			out = append(out, styled(bad, "source "+s.Name+": ").with(plain, first))
+			out = append(out, Remark{"source " + s.Name + ": ", s.Error})
 		}
 	}
-	return append(fit(out, min(len(out), 6)), m.verdict(width), m.totals(width))
+	return out
+}
+
+// DrainTitle is a drain in one line.
+func DrainTitle(d *plan.Drain) string {
+	out := fmt.Sprintf("drained since %s: userspace has %d TCP connections left", d.Since.Local().Format(time.DateTime), d.Left)
+	if len(d.Kept) > 0 {
+		out += fmt.Sprintf(", and goes on to serve %d service ports that the kernel can't, such as %s", len(d.Kept), d.Kept[0])
+	}
+	return out
 }
 
 // paragraph is a marked start and the rest of a message, in up to three lines.

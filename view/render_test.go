@@ -320,6 +320,28 @@ func BenchmarkUpdateAndRender(b *testing.B) {
 	}
 }
 
+// TestScreenTellsWhatStatusTells: a screen has the lines that `kproxy status` prints of the node.
+func TestScreenTellsWhatStatusTells(t *testing.T) {
+	st := statusAfter(0)
+	st.NotReady, st.Warnings = "the kernel's rules aren't written yet", []string{"kube-proxy's chains are there, too"}
+	st.Drain = &plan.Drain{Since: noon, Left: 3}
+	st.Sources = []plan.SourceStatus{{Name: "web.yaml", Error: "web.yaml:3: what\nweb.yaml:4: else"}}
+	st.Sync.LastError = "iptables-restore: no"
+	m := New(Config{})
+	m.Update(st, noon)
+	screen := strings.Join(m.Render(noon, 120, 30), "\n")
+	remarks := Remarks(&st)
+	if len(remarks) != 5 {
+		t.Errorf("remarks are %q", remarks)
+	}
+	for _, r := range remarks {
+		first, _, _ := strings.Cut(r.Label+r.Text, "\n")
+		if !strings.Contains(screen, "\n"+first+"\n") {
+			t.Errorf("the screen lacks %q:\n%s", first, screen)
+		}
+	}
+}
+
 // TestTraceFrom: the trace of a page begins at the client of the newest connection, whatever their order, but not at the node itself.
 func TestTraceFrom(t *testing.T) {
 	connection := func(client string, age float64) plan.ConnectionStatus {
@@ -331,5 +353,18 @@ func TestTraceFrom(t *testing.T) {
 	}
 	if got := (&Page{}).TraceFrom(); got.IsValid() {
 		t.Errorf("without connections it begins at %s", got)
+	}
+}
+
+// TestUnserved: a screen promises no fallback rules where there are none.
+func TestUnserved(t *testing.T) {
+	for mode, want := range map[plan.Mode]string{plan.ModeUserspace: "are refused: mode userspace has no fallback rules", plan.ModeAuto: "go to the fallback rules"} {
+		st := statusAfter(0)
+		st.Alive, st.Mode = false, mode
+		m := New(Config{})
+		m.Update(st, noon)
+		if screen := strings.Join(m.Render(noon, 120, 30), "\n"); !strings.Contains(screen, "NOT SERVING") || !strings.Contains(screen, "\nnew connections "+want+"\n") {
+			t.Errorf("mode %s:\n%s", mode, screen)
+		}
 	}
 }

@@ -7,7 +7,7 @@ import (
 
 	"github.com/urfave/cli/v2"
 
-	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/view"
 )
 
 func drainCommand() *cli.Command {
@@ -42,7 +42,7 @@ func drainCommand() *cli.Command {
 				if st.Drain == nil {
 					return errors.New("the drain was ended meanwhile")
 				}
-				if now := drainTitle(st.Drain); now != said {
+				if now := view.DrainTitle(st.Drain); now != said {
 					fmt.Fprintln(c.App.Writer, now)
 					said = now
 				}
@@ -58,13 +58,4 @@ func drainCommand() *cli.Command {
 			}
 		},
 	}
-}
-
-// drainTitle is a drain in one line.
-func drainTitle(d *plan.Drain) string {
-	out := fmt.Sprintf("drained since %s: userspace has %d TCP connections left", d.Since.Local().Format(time.DateTime), d.Left)
-	if len(d.Kept) > 0 {
-		out += fmt.Sprintf(", and goes on to serve %d service ports that the kernel can't, such as %s", len(d.Kept), d.Kept[0])
-	}
-	return out
 }

@@ -104,22 +104,8 @@ func printNames(w io.Writer, st plan.Status) error {
 // printNode prints how kproxy is, and what is wrong with it.
 func printNode(w io.Writer, st plan.Status) error {
 	_, err := fmt.Fprintf(w, "kproxy %s on %s, mode %s, %s, up %s\n", st.Version, st.Node, st.Mode, healthTitle(&st), time.Duration(st.UptimeSeconds)*time.Second)
-	if st.Alive && !st.Ready {
-		fmt.Fprintf(w, "not ready: %s\n", st.NotReady)
-	}
-	if st.Drain != nil {
-		fmt.Fprintf(w, "%s (kproxy drain --undo ends it)\n", drainTitle(st.Drain))
-	}
-	if st.Sync.LastError != "" {
-		fmt.Fprintf(w, "last sync failed: %s\n", st.Sync.LastError)
-	}
-	for _, warning := range st.Warnings {
-		fmt.Fprintf(w, "warning: %s\n", warning)
-	}
-	for _, s := range st.Sources {
-		if s.Error != "" {
-			fmt.Fprintf(w, "source %s: %s\n", s.Name, s.Error)
-		}
+	for _, r := range view.Remarks(&st) {
+		fmt.Fprintf(w, "%s%s\n", r.Label, r.Text)
 	}
 	return err
 }
@@ -146,7 +132,7 @@ func printStatus(w io.Writer, st plan.Status, wide bool) error {
 func healthTitle(st *plan.Status) string {
 	switch {
 	case !st.Alive:
-		return st.Health() + " (new connections go to the fallback rules)"
+		return fmt.Sprintf("%s (%s)", st.Health(), view.Unserved(st))
 	case len(st.Exhausted) > 0:
 		return st.Health() + " (clients wait, or others end for them: see kproxy_userspace_shed_total)"
 	}
