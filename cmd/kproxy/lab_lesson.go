@@ -37,7 +37,7 @@ func labLessonCommand() *cli.Command {
 
 func labLesson(c *cli.Context) error {
 	lessons, err := lesson.All()
-	if err != nil {
+	if err = errors.Join(err, checkLabFlags(c)); err != nil {
 		return err
 	}
 	if c.NArg() == 0 {
@@ -51,8 +51,6 @@ func labLesson(c *cli.Context) error {
 	switch {
 	case err != nil || n < 1 || n > len(lessons) || c.NArg() > 1:
 		return usageError("kproxy lab lesson takes a number from 1 to %d, got %q", len(lessons), c.Args().Slice())
-	case c.Int("slow") < 1:
-		return usageError("--slow %d: want 1 to 1000", c.Int("slow"))
 	case c.Bool("solutions"):
 		_, err := fmt.Fprint(c.App.Writer, solutions(&lessons[n-1]))
 		return err
@@ -137,7 +135,7 @@ func runLesson(c *cli.Context, number int, l *lesson.Lesson) (err error) {
 // binScript runs the kproxy that made the lab; commands that ask a running one ask the lab's.
 const binScript = `#!/bin/sh
 case "$1" in
-status|ready|describe|connections|events|pin|trace) exec %[1]s "$@" --socket %[2]s ;;
+status|ready|describe|connections|events|pin|drain|trace) exec %[1]s "$@" --socket %[2]s ;;
 esac
 exec %[1]s "$@"
 `
