@@ -202,7 +202,9 @@ func Ask[T any](ctx context.Context, c *Cluster, nodes []Node, f func(context.Co
 		wg.Go(func() {
 			defer func() { <-slots }()
 			var err error
-			out[i].Value, err = within(ctx, c.timeout, func(ctx context.Context) (T, error) { return f(ctx, n) })
+			ctx, cancel := context.WithTimeout(ctx, c.timeout)
+			defer cancel()
+			out[i].Value, err = until(ctx, func(ctx context.Context) (T, error) { return f(ctx, n) })
 			out[i].Trouble = troubleOf(err, c.timeout)
 		})
 	}
@@ -210,14 +212,7 @@ func Ask[T any](ctx context.Context, c *Cluster, nodes []Node, f func(context.Co
 	return out
 }
 
-// within bounds f, also where it doesn't end with its context: client-go's dialers of upgraded connections have none.
-func within[T any](ctx context.Context, timeout time.Duration, f func(context.Context) (T, error)) (T, error) {
-	ctx, cancel := context.WithTimeout(ctx, timeout)
-	defer cancel()
-	return until(ctx, f)
-}
-
-// until leaves f behind where ctx ends first.
+// until leaves f behind where ctx ends first: client-go's dialers of upgraded connections have none.
 func until[T any](ctx context.Context, f func(context.Context) (T, error)) (T, error) {
 	type result struct {
 		value T

@@ -33,11 +33,6 @@ func (c *Cluster) Client(n Node) *web.Client {
 	return web.NewRemoteClient(func(ctx context.Context) (net.Conn, error) { return c.Dial(ctx, n) })
 }
 
-// Dial connects to the address on a node's loopback where its kproxy serves what only reads. It doesn't end with ctx.
-func (c *Cluster) Dial(ctx context.Context, n Node) (net.Conn, error) {
-	return c.dial(ctx, n.Pod, apiPort)
-}
-
 // subresource is the URL of exec or portforward of a pod.
 func (c *Cluster) subresource(pod, name string, options *core.PodExecOptions) *url.URL {
 	r := c.core.RESTClient().Post().Namespace(c.podNamespace).Resource("pods").Name(pod).SubResource(name)
@@ -53,9 +48,9 @@ func upgradeFails(err error) bool {
 	return httpstream.IsUpgradeFailure(err) || httpstream.IsHTTPSProxyError(err)
 }
 
-// dial connects to a port of a pod's loopback.
-func (c *Cluster) dial(ctx context.Context, pod string, port int) (net.Conn, error) {
-	to := c.subresource(pod, "portforward", nil)
+// Dial connects to the address on a node's loopback where its kproxy serves what only reads. It doesn't end with ctx.
+func (c *Cluster) Dial(ctx context.Context, n Node) (net.Conn, error) {
+	to := c.subresource(n.Pod, "portforward", nil)
 	transport, upgrader, err := spdy.RoundTripperFor(c.rest)
 	if err != nil {
 		return nil, err
@@ -67,19 +62,19 @@ func (c *Cluster) dial(ctx context.Context, pod string, port int) (net.Conn, err
 	older := spdy.NewDialerForStreaming(upgrader, &http.Client{Transport: transport}, http.MethodPost, to)
 	conn, _, err := portforward.NewFallbackDialerForStreaming(tunnel, older, upgradeFails).Dial(portforward.PortForwardProtocolV1Name)
 	if err != nil {
-		return nil, fmt.Errorf("forward a port to pod %s: %w", pod, err)
+		return nil, fmt.Errorf("forward a port to pod %s: %w", n.Pod, err)
 	}
 	if ctx.Err() != nil { // it came too late
 		conn.Close()
 		return nil, ctx.Err()
 	}
-	return streamTo(conn, port)
+	return streamTo(conn)
 }
 
 // streamTo opens the two streams of a forwarded connection (k8s.io/client-go/tools/portforward has the protocol, but only
 // behind a listener).
-func streamTo(conn httpstream.Connection, port int) (net.Conn, error) {
-	headers := http.Header{core.PortHeader: {strconv.Itoa(port)}, core.PortForwardRequestIDHeader: {"0"}}
+func streamTo(conn httpstream.Connection) (net.Conn, error) {
+	headers := http.Header{core.PortHeader: {strconv.Itoa(apiPort)}, core.PortForwardRequestIDHeader: {"0"}}
 	open := func(kind string) (httpstream.Stream, error) {
 		headers.Set(core.StreamType, kind)
 		return conn.CreateStream(headers)
