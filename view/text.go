@@ -4,7 +4,7 @@ import (
 	"strings"
 	"unicode"
 
-	"golang.org/x/text/width"
+	"github.com/charmbracelet/x/ansi"
 )
 
 // style is how a piece of text looks where there are colours.
@@ -112,37 +112,10 @@ func clean(s string) string {
 
 // columns is how many columns s takes on a terminal: two for wide characters
 // (Unicode Standard Annex 11), none for those that combine with the one before.
-func columns(s string) int {
-	n := 0
-	for _, r := range s {
-		n += columnsOf(r)
-	}
-	return n
-}
-
-func columnsOf(r rune) int {
-	if r < 0x300 {
-		return 1
-	}
-	if unicode.In(r, unicode.Mn, unicode.Me) {
-		return 0
-	}
-	switch width.LookupRune(r).Kind() {
-	case width.EastAsianWide, width.EastAsianFullwidth:
-		return 2
-	}
-	return 1
-}
+func columns(s string) int { return ansi.StringWidth(s) }
 
 // prefix is the longest start of s that takes at most w columns.
-func prefix(s string, w int) string {
-	for i, r := range s {
-		if w -= columnsOf(r); w < 0 {
-			return s[:i]
-		}
-	}
-	return s
-}
+func prefix(s string, w int) string { return ansi.Truncate(s, w, "") }
 
 // Wrap breaks s at spaces into at most most lines of w columns. What doesn't
 // fit in them makes the last one too long, for clip to show.
