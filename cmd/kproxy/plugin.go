@@ -316,9 +316,13 @@ func clusterTrace(c *cli.Context) error {
 	if c.NArg() != 2 {
 		return usageError("trace takes a client, pod/NAME or node/NAME, and a service, got %q", c.Args().Slice())
 	}
-	protocol, err := service.ParseProtocol(c.String("proto"))
-	if err != nil || protocol == service.SCTP {
-		return usageError("--proto %q is neither tcp nor udp", c.String("proto"))
+	anyTarget, err := clusterTarget(c.Args().Get(1), "default") // the namespace is known later
+	if err != nil {
+		return err
+	}
+	protocol, err := traceProtocol(c, anyTarget)
+	if err != nil {
+		return err
 	}
 	kind, name, ok := strings.Cut(c.Args().First(), "/")
 	if !ok || name == "" || !slices.Contains([]string{"pod", "pods", "po", "node", "nodes", "no"}, kind) {
@@ -332,9 +336,6 @@ func clusterTrace(c *cli.Context) error {
 	k, nodes, which, err := openCluster(c, 2, 1)
 	if err != nil {
 		return err
-	}
-	if which.protocol != nil {
-		protocol = *which.protocol
 	}
 	client := cluster.Pod{Node: name}
 	if isPod {

@@ -89,14 +89,20 @@ func TestPluginUsage(t *testing.T) {
 		"trace web svc/web":           "neither pod/NAME nor node/NAME",
 		"trace pod/a svc/b --proto x": `--proto "x" is neither tcp nor udp`,
 		"trace node/a svc/b --in-pod": "--in-pod out",
-		"pin svc/web":                 "pin takes a service and one of",
-		"pin svc/web kernal":          "did you mean kernel?",
-		"top pods":                    "is not one of services, nodes",
-		"top --interval 1m":           "is not between 0 and --timeout",
-		"events --limit 0":            "0 is not from 1 to 2000",
-		"connections --limit -1":      "limit -1 is less than 0",
-		"status --timeout 0s":         "--timeout: 0s is not more than 0",
-		"ui --timeout -1s":            "--timeout: -1s is not more than 0",
+
+		"trace node/a 10.0.0.1:53/udp --proto tcp": `--proto tcp contradicts "10.0.0.1:53/udp"`,
+		"trace node/a 10.0.0.1:53/sctp":            `"10.0.0.1:53/sctp" is neither tcp nor udp`,
+		"trace node/a *:30080":                     "name one, such as 192.0.2.1:30080",
+		"trace node/a web":                         "neither NAMESPACE/NAME[:PORT] nor",
+
+		"pin svc/web":            "pin takes a service and one of",
+		"pin svc/web kernal":     "did you mean kernel?",
+		"top pods":               "is not one of services, nodes",
+		"top --interval 1m":      "is not between 0 and --timeout",
+		"events --limit 0":       "0 is not from 1 to 2000",
+		"connections --limit -1": "limit -1 is less than 0",
+		"status --timeout 0s":    "--timeout: 0s is not more than 0",
+		"ui --timeout -1s":       "--timeout: -1s is not more than 0",
 	} {
 		t.Run(line, func(t *testing.T) {
 			err := run(t.Context(), newPlugin(), append([]string{pluginName}, strings.Fields(line)...))

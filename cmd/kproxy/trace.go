@@ -169,8 +169,12 @@ func traceRequest(c *cli.Context, client *web.Client) (req trace.Request, err er
 	if c.NArg() != 1 {
 		return req, usageError("trace takes one ADDRESS:PORT or NAMESPACE/NAME[:PORT], got %q", c.Args().Slice())
 	}
-	if req.Protocol, err = service.ParseProtocol(c.String("proto")); err != nil || req.Protocol == service.SCTP {
-		return req, usageError("--proto %q is neither tcp nor udp", c.String("proto"))
+	which, err := parseTarget(c.Args().First())
+	if err != nil {
+		return req, err
+	}
+	if req.Protocol, err = traceProtocol(c, &which); err != nil {
+		return req, err
 	}
 	if from := c.String("from"); from != "" {
 		if ap, portErr := netip.ParseAddrPort(from); portErr == nil { // as kproxy connections prints clients
@@ -190,32 +194,33 @@ func traceRequest(c *cli.Context, client *web.Client) (req trace.Request, err er
 			return req, fmt.Errorf("find network namespace %s: %w", c.String("netns"), err)
 		}
 	}
-	which, err := parseTarget(c.Args().First())
-	if err != nil {
-		return req, err
-	}
-	if p := which.protocol; p != nil && c.IsSet("proto") && *p != req.Protocol {
-		return req, usageError("--proto %s contradicts %q", c.String("proto"), which.text)
-	} else if p != nil && *p == service.SCTP {
-		return req, usageError("%q is neither tcp nor udp", which.text)
-	} else if p != nil {
-		req.Protocol = *p
-	}
-	switch {
-	case which.name != "":
-		req.Address, err = serviceAddress(c.Context, client, which, req)
-	case which.nodePort != 0:
-		err = usageError("%q is a node port on every address of the node: name one, such as 192.0.2.1:%d", which.text, which.nodePort)
-	default:
-		req.Address = which.address
-	}
-	if err != nil {
-		return req, err
+	if req.Address = which.address; which.name != "" {
+		if req.Address, err = serviceAddress(c.Context, client, which, req); err != nil {
+			return req, err
+		}
 	}
 	if err := req.Check(); err != nil {
 		return req, usageError("%w", err)
 	}
 	return req, nil
+}
+
+// traceProtocol is that of the packet to follow, by --proto and by the target; an error if they don't say one packet.
+func traceProtocol(c *cli.Context, which *target) (service.Protocol, error) {
+	p, err := service.ParseProtocol(c.String("proto"))
+	switch {
+	case err != nil || p == service.SCTP:
+		return p, usageError("--proto %q is neither tcp nor udp", c.String("proto"))
+	case which.nodePort != 0:
+		return p, usageError("%q is a node port on every address of the node: name one, such as 192.0.2.1:%d", which.text, which.nodePort)
+	case which.protocol == nil:
+		return p, nil
+	case c.IsSet("proto") && *which.protocol != p:
+		return p, usageError("--proto %s contradicts %q", c.String("proto"), which.text)
+	case *which.protocol == service.SCTP:
+		return p, usageError("%q is neither tcp nor udp", which.text)
+	}
+	return *which.protocol, nil
 }
 
 // serviceAddress is the first address of a service port that is named, of the
