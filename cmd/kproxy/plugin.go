@@ -205,8 +205,12 @@ func isKnown(c *cli.Context, k *cluster.Cluster, nodes []cluster.Node, t *target
 
 // matching asks nodes for their status, leaves in it what t names, and fails if they have nothing of it.
 func matching(c *cli.Context, k *cluster.Cluster, nodes []cluster.Node, t *target) ([]cluster.Answer[plan.Status], error) {
-	answers := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (plan.Status, error) { return k.Client(n).Status(ctx) })
+	answers := statuses(c, k, nodes)
 	return answers, keepMatching(c.App.ErrWriter, answers, t)
+}
+
+func statuses(c *cli.Context, k *cluster.Cluster, nodes []cluster.Node) []cluster.Answer[plan.Status] {
+	return cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (plan.Status, error) { return k.Client(n).Status(ctx) })
 }
 
 // keepMatching leaves in answers what t names. If none has anything of it, that is an error, and nodes that didn't answer, which
@@ -405,22 +409,15 @@ func clusterDrift(c *cli.Context) error {
 		return err
 	}
 	flags := renderCommand().Flags
-	answers := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (drift, error) {
-		d := drift{Kproxy: []string{}, Kernel: []string{}}
-		half, cancel := context.WithTimeout(ctx, c.Duration("timeout")/2) // the kernel can be compared where kproxy hangs
-		defer cancel()
-		st, silent := k.Client(n).Status(half)
-		if silent == nil {
-			d.Kproxy = cluster.Missed(api, &st)
-		}
+	kernels := cluster.Ask(c.Context, k, nodes, func(ctx context.Context, n cluster.Node) (string, error) {
 		text, err := k.Exec(ctx, n, append([]string{"render", "--diff"}, n.RenderFlags(func(name string) bool { return flagNamed(flags, name) != nil })...)...)
 		var exit *cluster.ExitError
 		if errors.As(err, &exit) && exit.Status == exitFailed && text != "" {
 			err = nil // they differ
 		}
-		d.Kernel = slices.AppendSeq(d.Kernel, strings.FieldsFuncSeq(text, func(r rune) bool { return r == '\n' }))
-		return d, errors.Join(silent, err)
+		return text, err
 	})
+	answers := drifts(api, statuses(c, k, nodes), kernels)
 	differ := 0
 	for _, a := range answers {
 		if len(a.Value.Kproxy)+len(a.Value.Kernel) > 0 {
@@ -433,6 +430,22 @@ func clusterDrift(c *cli.Context) error {
 		err = errors.Join(err, fmt.Errorf("%d of %d nodes differ", differ, len(answers)))
 	}
 	return err
+}
+
+// drifts joins what nodes answered to the two questions. What is known of a node by one counts where it doesn't answer the other: the
+// kernel can be compared where kproxy hangs.
+func drifts(api *service.Snapshot, statuses []cluster.Answer[plan.Status], kernels []cluster.Answer[string]) []cluster.Answer[drift] {
+	out := make([]cluster.Answer[drift], len(statuses))
+	for i := range out {
+		out[i].Node, out[i].Trouble = statuses[i].Node, cmp.Or(statuses[i].Trouble, kernels[i].Trouble)
+		d := &out[i].Value
+		d.Kproxy, d.Kernel = []string{}, []string{}
+		if statuses[i].Trouble == nil {
+			d.Kproxy = append(d.Kproxy, cluster.Missed(api, &statuses[i].Value)...)
+		}
+		d.Kernel = slices.AppendSeq(d.Kernel, strings.FieldsFuncSeq(kernels[i].Value, func(r rune) bool { return r == '\n' }))
+	}
+	return out
 }
 
 func printDrift(w io.Writer, nodes []ofNode[drift]) error {

@@ -14,6 +14,7 @@ import (
 
 	"kproxy.dev/kproxy/cluster"
 	"kproxy.dev/kproxy/plan"
+	"kproxy.dev/kproxy/service"
 )
 
 // A report has a line a node, those that don't answer among them, and a line a service.
@@ -152,5 +153,33 @@ func TestPlainWriter(t *testing.T) {
 	fmt.Fprint(&plainWriter{file}, "a\x1b[2Jb\tc\u009b1mé\r\n")
 	if got, err := os.ReadFile(file.Name()); err != nil || string(got) != "a?[2Jb\tc?1mé?\n" {
 		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// TestDrift: what a node's kproxy lacks is told where its kernel can't be compared, and the other way round.
+func TestDrift(t *testing.T) {
+	var b service.Builder
+	if err := b.AddPort(service.Port{Key: service.Key{Namespace: "default", Name: "web", Port: "http", Protocol: service.TCP}}); err != nil {
+		t.Fatal(err)
+	}
+	api := b.Build()
+	late := &cluster.Trouble{State: cluster.TimedOut, Text: "not within 10s"}
+	nodes := []cluster.Node{{Name: "n1"}, {Name: "n2"}, {Name: "n3"}}
+	statuses := []cluster.Answer[plan.Status]{{Node: nodes[0]}, {Node: nodes[1], Trouble: late}, {Node: nodes[2], Value: plan.Status{Services: []plan.ServiceStatus{{Namespace: "default", Name: "web", Port: "http", Protocol: "TCP"}}}}}
+	kernels := []cluster.Answer[string]{{Node: nodes[0], Trouble: late}, {Node: nodes[1], Value: "+ip chain services\n"}, {Node: nodes[2]}}
+	var out bytes.Buffer
+	if err := printDrift(&out, byNode(drifts(api, statuses, kernels))); err != nil {
+		t.Fatal(err)
+	}
+	want := `node n1: not all is known: timed out: not within 10s
+  kproxy against the API server:
+    +default/web:http/tcp
+node n2: not all is known: timed out: not within 10s
+  the kernel against what kproxy would program:
+    +ip chain services
+node n3: no difference
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
