@@ -308,6 +308,7 @@ func (c *computation) settle(p *service.Port, eps []service.Endpoint, entry uint
 	c.keepFromOwnAddress(s, &f, a)
 	c.keepFromForwarding(s, &f)
 	s.KernelHash = kernelHash(s, &c.in.Policy, a)
+	s.Leaving = slices.ContainsFunc(s.Endpoints, func(e Endpoint) bool { return e.Leaves() })
 	f.steady = steadyHash(s)
 	return s, f
 }

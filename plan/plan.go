@@ -133,6 +133,7 @@ type Service struct {
 	// has empty groups.
 	Groups    [2]Groups
 	Endpoints []Endpoint // all of them, usable or not, in address order
+	Leaving   bool       // one of them leaves, see [Endpoint.Leaves]
 	// Excluded are the families in which another proxy serves it; there are no
 	// frontends in those.
 	Excluded [2]bool

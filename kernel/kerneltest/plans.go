@@ -47,6 +47,7 @@ func Plan(mode plan.Mode, services ...*plan.Service) *plan.Plan {
 func rehash(p *plan.Plan) {
 	for _, s := range p.Services {
 		s.KernelHash = hash(s, &p.Policy)
+		s.Leaving = slices.ContainsFunc(s.Endpoints, func(e plan.Endpoint) bool { return e.Leaves() })
 	}
 }
 

@@ -333,7 +333,7 @@ func (m *members) addSteering(s *plan.Service) {
 	for i := range s.Frontends {
 		m.addSteered(s, &s.Frontends[i])
 	}
-	if s.Kernel == plan.None {
+	if s.Kernel == plan.None || !s.Leaving {
 		return
 	}
 	for i := range s.Endpoints {

@@ -238,7 +238,7 @@ func (b *members) sets() []kernel.Set {
 // those that terminate, are down, or drain. The rules against packets that conntrack
 // takes for invalid have to know them, besides those in [kernel.SetEndpoint].
 func leaving(s *plan.Service, put func(set string, entries ...string)) {
-	if s.Kernel == plan.None {
+	if s.Kernel == plan.None || !s.Leaving {
 		return
 	}
 	for i := range s.Endpoints {
