@@ -163,6 +163,25 @@ func TestFollow(t *testing.T) {
 	}
 }
 
+// TestOtherPortsOfTheAddress: of an address with services at other ports, the trace says which.
+func TestOtherPortsOfTheAddress(t *testing.T) {
+	c := usual()
+	for to, want := range map[string]string{
+		"10.96.0.10:81": "no service has port 81/tcp at 10.96.0.10; there are 80/tcp (default/web)",
+		"10.96.0.11:80": "",
+	} {
+		got := ""
+		for _, f := range c.trace(t, "10.1.0.2", to, forecasts(onePlan(plan.Userspace), "")).Findings {
+			if f.Severity == SeverityNote {
+				got += f.What
+			}
+		}
+		if got != want {
+			t.Errorf("%s: note %q, want %q", to, got, want)
+		}
+	}
+}
+
 // TestHungProxy: what a kproxy does that runs and doesn't answer isn't known, and it is named.
 func TestHungProxy(t *testing.T) {
 	c := usual()

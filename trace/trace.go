@@ -14,6 +14,7 @@ import (
 	"context"
 	"fmt"
 	"net/netip"
+	"strings"
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
@@ -285,6 +286,31 @@ func (t *tracer) findService() {
 			}
 		}
 	}
+	t.noteOtherPorts()
+}
+
+// portsNoted is how many other ports of an address a note names.
+const portsNoted = 4
+
+// noteOtherPorts says which ports services have at the address that isn't one of theirs with this port and protocol.
+func (t *tracer) noteOtherPorts() {
+	var others []string
+	for _, s := range t.proxy.Plan.Services {
+		for i := range s.Frontends {
+			if f := &s.Frontends[i]; f.Kind != plan.NodePort && f.Address.Addr() == t.req.Address.Addr() {
+				others = append(others, fmt.Sprintf("%d/%s (%s)", f.Address.Port(), f.Protocol, s.Port.Key))
+			}
+		}
+	}
+	if len(others) == 0 {
+		return
+	}
+	rest := ""
+	if n := len(others) - portsNoted; n > 0 {
+		others, rest = others[:portsNoted], fmt.Sprintf(" and %d more", n)
+	}
+	t.warn(SeverityNote, fmt.Sprintf("no service has port %d/%s at %s; there are %s%s", t.req.Address.Port(), t.req.Protocol, t.req.Address.Addr(),
+		strings.Join(others, ", "), rest), "", "")
 }
 
 // answersNodePorts reports whether node ports answer on an address.

@@ -99,6 +99,18 @@ const (
 	predicts = 3 * time.Second
 )
 
+// ErrElsewhere says that Watch is called in another network namespace than kproxy's.
+var ErrElsewhere = errors.New("kproxy is in another network namespace")
+
+// elsewhere says which, and how to get there.
+func elsewhere(theirs, own string) error {
+	path := "PATH"
+	if strings.HasPrefix(theirs, "/") {
+		path = theirs
+	}
+	return fmt.Errorf("%w, %s, and packets of this one would be watched, %s; run it there: nsenter --net=%s kproxy trace --watch …", ErrElsewhere, theirs, own, path)
+}
+
 // Watch marks the next packets that come to an address, in the network namespace of the calling
 // thread, which is to be the one that Predict traces, and calls each with every one as it is
 // seen. It needs CAP_NET_ADMIN and leaves nothing behind, however the process ends.
@@ -109,7 +121,7 @@ func Watch(ctx context.Context, req WatchRequest, each func(*Packet)) (Watched, 
 		return Watched{}, err
 	}
 	if own := spaceName(); baseline.Namespace != own {
-		return Watched{}, fmt.Errorf("%w: kproxy traces network namespace %s, and this command would watch %s; run it there (nsenter --net=PATH)", ErrClient, baseline.Namespace, own)
+		return Watched{}, elsewhere(baseline.Namespace, own)
 	}
 	from := req.From
 	if req.Netns != "" || req.Pod != "" {

@@ -156,7 +156,7 @@ func notAnswering(err error) bool {
 // traceError gives errors about the question their exit status.
 func traceError(err error) error {
 	switch {
-	case errors.Is(err, trace.ErrClient), strings.HasPrefix(err.Error(), trace.ErrClient.Error()): // the latter by way of the socket
+	case errors.Is(err, trace.ErrElsewhere), errors.Is(err, trace.ErrClient), strings.HasPrefix(err.Error(), trace.ErrClient.Error()): // the latter by way of the socket
 		return &exitError{exitUsage, err}
 	case errors.Is(err, kernel.ErrPermission):
 		return &exitError{exitHost, fmt.Errorf("%w; run kproxy trace as root", err)}
