@@ -158,7 +158,7 @@ func BenchmarkOffload(b *testing.B) {
 // BenchmarkApply measures one endpoint's change and reading back, per variant.
 func BenchmarkApply(b *testing.B) {
 	for _, v := range variants {
-		for _, n := range []int{100, 1000, 10000} {
+		for _, n := range programmable() {
 			b.Run(fmt.Sprintf("%s/one endpoint changed/services=%d", v.Name, n), func(b *testing.B) {
 				r := iptables.NewRenderer(options())
 				p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(n, endpointsEach)...)
@@ -188,7 +188,7 @@ func BenchmarkApply(b *testing.B) {
 // BenchmarkAll measures all services' rules at once: a cold start, and a clean-up.
 func BenchmarkAll(b *testing.B) {
 	for _, v := range variants {
-		for _, n := range []int{1000, 10000} {
+		for _, n := range programmable() {
 			rules := iptables.Render(kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(n, endpointsEach)...), options())
 			for _, up := range []bool{true, false} {
 				name := map[bool]string{true: "cold start", false: "clean up"}[up]
@@ -212,6 +212,14 @@ func BenchmarkAll(b *testing.B) {
 			}
 		}
 	}
+}
+
+// programmable are the sizes of what is written to the kernel: with -short only the least, as the largest takes seconds each.
+func programmable() []int {
+	if testing.Short() {
+		return []int{100}
+	}
+	return []int{100, 1000, 10000}
 }
 
 // programmed is a backend in a namespace of its own that holds rules. It must

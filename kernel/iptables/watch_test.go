@@ -2,6 +2,8 @@ package iptables_test
 
 import (
 	"context"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -174,11 +176,12 @@ func TestWatchFollowsOwnChanges(t *testing.T) {
 	}
 }
 
-// BenchmarkExpect is what the Watch does after one service's change among 10,000.
+// BenchmarkExpect is what the Watch does after one service's change among all.
 func BenchmarkExpect(b *testing.B) {
 	for _, v := range variants {
-		b.Run(v.Name+"/services=10000", func(b *testing.B) {
-			p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(10000, endpointsEach)...)
+		n := slices.Max(programmable())
+		b.Run(fmt.Sprintf("%s/services=%d", v.Name, n), func(b *testing.B) {
+			p := kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(n, endpointsEach)...)
 			rules := [2]kernel.Ruleset{iptables.Render(p, options()), iptables.Render(oneEndpointLess(p), options())}
 			backend := programmed(b, v, rules[0])
 			w, err := iptables.NewWatch(backend)
@@ -210,8 +213,9 @@ func BenchmarkWatch(b *testing.B) {
 			if touched {
 				name = v.Name + "/after a foreign change"
 			}
-			b.Run(name+"/services=10000", func(b *testing.B) {
-				want := iptables.Render(kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(10000, endpointsEach)...), options())
+			n := slices.Max(programmable())
+			b.Run(fmt.Sprintf("%s/services=%d", name, n), func(b *testing.B) {
+				want := iptables.Render(kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(n, endpointsEach)...), options())
 				backend := programmed(b, v, want)
 				w, err := iptables.NewWatch(backend)
 				if err != nil {

@@ -9,5 +9,8 @@ same+="|LeastConnectionsInUserspace|FewDescriptors|SilentEndpoint|UDPEndpointTha
 # the process itself, its pins, its files and its metrics,
 same+="|PortInUse|SecondKproxy|StoppedWhileStarting|ReadyMeansReady|PinsSurviveARestart|Disk|Drain|ServiceManagerIsNotified|WhatTheHostLacks"
 same+="|CrashesKeepStreamsWhole|SupervisorFaults|TakeoverWithTooFewDescriptors|TakeoverFromOneThatHasOnlyBegun|ScrapesOfManyServices|MetricsWithinLimits|MetricsAreInOrder"
+# stops and takeovers of a kproxy in a mode that the test names,
+same+="|StopInModeUserspace|StopDuringTakeover|StopWithoutEnd|TakeoverInModeUserspace|TakeoverThatFails|TakeoverInAnotherMode|TakeoverInAPod"
+same+="|TwoNewcomers|NewcomerKilledAtEveryStep|KilledAtEveryStepOfATakeover"
 # and another variant of iptables.
 same+="|LegacyVariant"
