@@ -327,7 +327,7 @@ if [[ ${1:-} == check ]]; then
 	exit
 fi
 packages=$(go list ./... | grep -v '/test/e2e$')
-echo "every check and test: 35 minutes on two processors, and a quarter of an hour more where the control plane" \
+echo "every check and test: 30 minutes on two processors, and a quarter of an hour more where the control plane" \
 	"of Kubernetes and the VM's kernel are still to be built" >&2
 # What takes minutes where it isn't kept from before is built in the time that tests wait;
 # each with all it starts is a process group, which ends with this script.

@@ -104,6 +104,7 @@ func blank(t *testing.T) *tab {
 		cancel()
 	})
 	go p.console.listen(chromedp.Console(ctx))
+	p.prefers("light")
 	return p
 }
 

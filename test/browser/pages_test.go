@@ -148,7 +148,6 @@ func TestPicture(t *testing.T) {
 		p.eventually("the service is there", row("default/"+name+":line", ""))
 		t.Cleanup(w.ask(netip.MustParseAddrPort(fmt.Sprintf("10.96.0.%d:80", 30+i))))
 	}
-	p.prefers("light")
 	p.eventually("everything is offloaded, and the charts have a minute",
 		fmt.Sprintf(`%s && performance.now() > %d`, row("default/cart:line", `.pill[data-plane="nftables"]`), shown.Milliseconds()))
 	p.picture(file)
