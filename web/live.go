@@ -43,15 +43,11 @@ func newEventStream(src Source) *eventStream {
 	}}
 }
 
-// newLiveStream serves what a Recorder finds: hello and an overview, then what changes.
+// newLiveStream serves what a Recorder finds: an overview, then what changes.
 // A client that falls behind gets an overview again, in the same stream.
 func newLiveStream(rec *Recorder) *eventStream {
 	return &eventStream{"live", newSlots(maxStreams, streamsOfClient), func(ctx context.Context, out *eventWriter) error {
 		err := out.write([]byte(retry))
-		if err == nil {
-			rec.refresh()
-			err = out.write(sse(nil, "hello", rec.hello()))
-		}
 		for behind := true; behind && err == nil; {
 			rec.refresh()
 			overview, changes := rec.hub.subscribe(rec.overview)
@@ -128,26 +124,21 @@ func sse(b []byte, event string, v any) []byte {
 	return fmt.Appendf(b, "event: %s\ndata: %s\n\n", event, data)
 }
 
-// hello is the first event of a live stream.
-type hello struct {
-	Node            string    `json:"node"`
-	Mode            plan.Mode `json:"mode"`
-	Version         string    `json:"version"`
-	Time            time.Time `json:"time"`
-	IntervalSeconds float64   `json:"intervalSeconds"`
-}
-
 // overview is everything, as of one read of the status.
 type overview struct {
 	Time time.Time `json:"time"`
 	nodeState
-	Sync     plan.SyncStatus `json:"sync"`
-	Services []*Row          `json:"services"`
-	Verdict  []plan.Tally    `json:"verdict"`
+	IntervalSeconds float64         `json:"intervalSeconds"` // between samples
+	Sync            plan.SyncStatus `json:"sync"`
+	Services        []*Row          `json:"services"`
+	Verdict         []plan.Tally    `json:"verdict"`
 }
 
 // nodeState is how kproxy is on this node.
 type nodeState struct {
+	Node      string              `json:"node"`
+	Mode      plan.Mode           `json:"mode"`
+	Version   string              `json:"version"`
 	Alive     bool                `json:"alive"`
 	Exhausted []plan.Resource     `json:"exhausted"`
 	NotReady  string              `json:"notReady"`
@@ -157,7 +148,7 @@ type nodeState struct {
 }
 
 func stateOf(s *plan.Status) nodeState {
-	return nodeState{s.Alive, listed(s.Exhausted), s.NotReady, s.Drain, listed(s.Warnings), listed(s.Sources)}
+	return nodeState{s.Node, s.Mode, s.Version, s.Alive, listed(s.Exhausted), s.NotReady, s.Drain, listed(s.Warnings), listed(s.Sources)}
 }
 
 // delta is what one read of the status found changed.

@@ -16,7 +16,7 @@ func (r *Recorder) overview() overview {
 	r.mu.RLock()
 	defer r.mu.RUnlock()
 	o := overview{
-		Time: time.Now().UTC(), nodeState: stateOf(&r.status), Sync: r.status.Sync, Services: make([]*Row, len(r.services)),
+		Time: time.Now().UTC(), nodeState: stateOf(&r.status), IntervalSeconds: r.cfg.Interval.Seconds(), Sync: r.status.Sync, Services: make([]*Row, len(r.services)),
 	}
 	for i, rec := range r.services {
 		o.Services[i] = rec.row
@@ -32,15 +32,6 @@ func verdict(services []*record) []plan.Tally {
 		counts[rec.row.Condition]++
 	}
 	return plan.Summarize(counts)
-}
-
-func (r *Recorder) hello() hello {
-	r.mu.RLock()
-	defer r.mu.RUnlock()
-	return hello{
-		Node: r.status.Node, Mode: r.status.Mode, Version: r.status.Version,
-		Time: time.Now().UTC(), IntervalSeconds: r.cfg.Interval.Seconds(),
-	}
 }
 
 // History is the JSON of /api/v1/history.
@@ -157,11 +148,8 @@ func listed[T any](list []T) []T {
 type NodeFigures struct {
 	plan.NodeFigures
 	nodeState
-	Version       string            `json:"version"`
 	GoVersion     string            `json:"goVersion"`
 	UptimeSeconds int64             `json:"uptimeSeconds"`
-	Mode          plan.Mode         `json:"mode"`
-	Node          string            `json:"node"`
 	Capabilities  []plan.Capability `json:"capabilities"`
 	Sync          NodeSync          `json:"sync"`
 	MemoryBytes   uint64            `json:"memoryBytes"`
@@ -181,8 +169,7 @@ func (r *Recorder) Node() NodeFigures {
 	s := r.status
 	r.mu.RUnlock()
 	n := NodeFigures{
-		Version: s.Version, GoVersion: runtime.Version(), UptimeSeconds: s.UptimeSeconds, Mode: s.Mode, Node: s.Node,
-		nodeState: stateOf(&s), Capabilities: listed(s.Capabilities), Sync: NodeSync{SyncStatus: s.Sync},
+		nodeState: stateOf(&s), GoVersion: runtime.Version(), UptimeSeconds: s.UptimeSeconds, Capabilities: listed(s.Capabilities), Sync: NodeSync{SyncStatus: s.Sync},
 		MemoryBytes: memoryInUse(), Goroutines: runtime.NumGoroutine(),
 	}
 	if r.cfg.Node != nil {

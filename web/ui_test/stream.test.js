@@ -32,7 +32,7 @@ function setup(t, hidden = false) {
   };
   const said = [];
   const store = {
-    link: { state: "connecting", error: "" }, hello() {}, overview() {}, past() {},
+    link: { state: "connecting", error: "" }, overview() {}, past() {},
     linked(state, { error = "" } = {}) {
       store.link = { state, error };
       if (state !== said.at(-1)) said.push(state);

@@ -54,20 +54,14 @@ export class Store {
     return () => this.#listeners.delete(listener);
   }
 
-  hello(h) {
-    Object.assign(this.meta, { node: h.node, mode: h.mode, version: h.version, intervalSeconds: h.intervalSeconds || 1 });
-    this.firstVersion ||= h.version;
-    this.#heard(h.time);
-    this.#touch("meta");
-  }
-
   // overview replaces everything: what a lost stream missed is unknown.
   overview(o) {
     this.#rows = new Map((o.services ?? []).map((r) => [r.key, r]));
     this.#sorted = null;
     this.loaded = true;
     this.#stands(o);
-    this.meta.verdict = o.verdict ?? [];
+    this.firstVersion ||= o.version;
+    Object.assign(this.meta, { verdict: o.verdict ?? [], intervalSeconds: o.intervalSeconds || 1 });
     this.#heard(o.time);
     this.#touch("meta", "rows");
   }
@@ -125,7 +119,7 @@ export class Store {
 
   // stands takes in how kproxy is.
   #stands(x) {
-    for (const name of ["alive", "exhausted", "notReady", "drain", "warnings", "sync", "sources"]) if (x[name] !== undefined) this.meta[name] = x[name];
+    for (const name of ["node", "mode", "version", "alive", "exhausted", "notReady", "drain", "warnings", "sync", "sources"]) if (x[name] !== undefined) this.meta[name] = x[name];
   }
 
   #heard(time) {

@@ -71,7 +71,6 @@ export class Stream {
       this.#heard = Date.now();
       take(JSON.parse(e.data));
     });
-    on("hello", (h) => this.#store.hello(h));
     on("overview", (o) => {
       this.#attempt = 0;
       this.#store.overview(o);
