@@ -38,18 +38,13 @@ func (b *Board) look() *drawing {
 
 // Summary is the JSON of /api/v1/summary.
 type Summary struct {
-	Time     time.Time              `json:"time"`
-	Failure  string                 `json:"failure,omitempty"` // why nodes can't be listed; the rest is as of before
-	Verdict  []Line                 `json:"verdict"`           // what matters most first
-	Nodes    int                    `json:"nodes"`
-	States   map[State]int          `json:"states"` // nodes by state
-	Services int                    `json:"services"`
-	Classes  map[Class]int32        `json:"classes"` // service ports by their worst class
-	Planes   map[plan.DataPlane]int `json:"planes"`  // service ports on nodes, by data plane
-	Active   int64                  `json:"activeConnections"`
-	Errors   uint64                 `json:"errors"` // connections that failed between the last two answers
-	Interval float64                `json:"intervalSeconds"`
-	Oldest   time.Time              `json:"oldest,omitzero"` // answer of a node that answers
+	Time     time.Time `json:"time"`
+	Failure  string    `json:"failure,omitempty"` // why nodes can't be listed; the rest is as of before
+	Verdict  []Line    `json:"verdict"`           // what matters most first
+	Nodes    int       `json:"nodes"`
+	Services int       `json:"services"`
+	Interval float64   `json:"intervalSeconds"`
+	Oldest   time.Time `json:"oldest,omitzero"` // answer of a node that answers
 }
 
 // Line is a part of the verdict, and where more of it stands.
@@ -66,30 +61,13 @@ func (b *Board) summary(*http.Request) (any, error) {
 	defer b.mu.Unlock()
 	d := b.look()
 	s := &Summary{
-		Time: time.Now(), Failure: b.failure, Nodes: len(b.members), States: map[State]int{}, Services: len(d.order),
-		Classes: map[Class]int32{}, Planes: map[plan.DataPlane]int{}, Interval: b.interval(time.Now()).Seconds(),
+		Time: time.Now(), Failure: b.failure, Verdict: b.verdict(d), Nodes: len(b.members), Services: len(d.order), Interval: b.interval(time.Now()).Seconds(),
 	}
 	for _, m := range b.members {
-		s.States[m.state()]++
 		if m.trouble == nil && m.known && (s.Oldest.IsZero() || m.answered.Before(s.Oldest)) {
 			s.Oldest = m.answered
 		}
 	}
-	for class, n := range d.tally {
-		if n > 0 {
-			s.Classes[classes[class]] = n
-		}
-	}
-	for id := range d.services {
-		of := &d.services[id]
-		s.Active, s.Errors = s.Active+of.active, s.Errors+of.errors
-		for i, n := range of.planes[1:] {
-			if n > 0 {
-				s.Planes[planes[i+1]] += int(n)
-			}
-		}
-	}
-	s.Verdict = b.verdict(d)
 	return s, nil
 }
 
