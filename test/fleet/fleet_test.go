@@ -139,8 +139,10 @@ func TestBounds(t *testing.T) {
 	b := start(t, f, time.Minute) // nothing hangs here, but the processors may be busy
 	eventually(t, "all nodes have answered", func() bool {
 		var s cluster.Summary
+		var alive cluster.NodeList
 		ask(t, b, "/api/v1/summary", &s)
-		return s.States["alive"] == nodes && s.Services == services
+		ask(t, b, "/api/v1/nodes?state=alive&limit=1", &alive)
+		return alive.Total == nodes && s.Services == services
 	})
 	t.Logf("all nodes have answered after %s", time.Since(began).Round(time.Second))
 	for path, bound := range map[string]int{
