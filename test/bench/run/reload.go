@@ -79,9 +79,9 @@ func (b *bench) reloadRun(ctx context.Context, r *rig) (values [7]float64, err e
 	if err = r.restart(ctx); err != nil {
 		return
 	}
-	held := reloadHeld
+	held, lasts := reloadHeld, reloadTime
 	if b.quick {
-		held = idleCountQuick
+		held, lasts = idleCountQuick, reloadTime/2
 	}
 	milliseconds := func(p *load.Percentiles) float64 {
 		if p == nil {
@@ -95,7 +95,7 @@ func (b *bench) reloadRun(ctx context.Context, r *rig) (values [7]float64, err e
 			all, ctx := errgroup.WithContext(ctx)
 			run := func(out *load.Outcome, k load.Kind, conns int) {
 				all.Go(func() (err error) {
-					*out, err = r.Load(ctx, load.Load{Kind: k, Conns: conns, Time: reloadTime, Targets: []netip.AddrPort{r.target(k)}})
+					*out, err = r.Load(ctx, load.Load{Kind: k, Conns: conns, Time: lasts, Targets: []netip.AddrPort{r.target(k)}})
 					return err
 				})
 			}
