@@ -54,6 +54,11 @@ func signalContext() (context.Context, context.CancelFunc) {
 		<-signals
 		cancel()
 		<-signals
+		left := ""
+		if len(os.Args) > 1 && os.Args[1] == "lab" {
+			left = "; kproxy lab down removes what is left"
+		}
+		fmt.Fprintln(os.Stderr, "kproxy: a second signal ended it at once"+left)
 		os.Exit(exitFailed)
 	}()
 	return ctx, cancel
