@@ -103,12 +103,12 @@ const (
 var ErrElsewhere = errors.New("kproxy is in another network namespace")
 
 // elsewhere says which, and how to get there.
-func elsewhere(theirs, own string) error {
+func elsewhere(name string) error {
 	path := "PATH"
-	if strings.HasPrefix(theirs, "/") {
-		path = theirs
+	if strings.HasPrefix(name, "/") {
+		path = name
 	}
-	return fmt.Errorf("%w, %s, and packets of this one would be watched, %s; run it there: nsenter --net=%s kproxy trace --watch …", ErrElsewhere, theirs, own, path)
+	return fmt.Errorf("%w, %s; watch there: nsenter --net=%s kproxy trace --watch …", ErrElsewhere, name, path)
 }
 
 // Watch marks the next packets that come to an address, in the network namespace of the calling
@@ -120,8 +120,8 @@ func Watch(ctx context.Context, req WatchRequest, each func(*Packet)) (Watched, 
 	if err != nil {
 		return Watched{}, err
 	}
-	if own := spaceName(); baseline.Namespace != own {
-		return Watched{}, elsewhere(baseline.Namespace, own)
+	if baseline.Namespace != spaceName() {
+		return Watched{}, elsewhere(baseline.Namespace)
 	}
 	from := req.From
 	if req.Netns != "" || req.Pod != "" {
