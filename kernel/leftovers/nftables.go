@@ -46,29 +46,13 @@ func removeNFT(tables []nft) error {
 		return fmt.Errorf("remove nftables tables: %w", err)
 	}
 	defer s.Close()
+	var requests [][]byte
 	for _, t := range tables {
-		if err := t.remove(s); err != nil {
-			return fmt.Errorf("remove nftables table %s: %w", t, err)
-		}
+		b := nlmsg.AppendNetfilter(nlmsg.AppendRequest(nil, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_DELTABLE, 0), t.family)
+		requests = append(requests, nlmsg.AppendText(b, unix.NFTA_TABLE_NAME, nftTable))
+	}
+	if err := s.Transaction(unix.NFNL_SUBSYS_NFTABLES, requests); err != nil {
+		return fmt.Errorf("remove nftables tables %v: %w", tables, err)
 	}
 	return nil
-}
-
-// remove is a batch of one: nf_tables takes changes in batches only. Their ends aren't
-// acknowledged, by kernels before 6.10 not even when asked to.
-func (n nft) remove(s *nlmsg.Socket) error {
-	const subsystem = unix.NFNL_SUBSYS_NFTABLES
-	answered, failure := false, error(nil)
-	err := s.Do(3, func(b []byte, i int) []byte {
-		if i == 1 {
-			b = nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, subsystem<<8|unix.NFT_MSG_DELTABLE, unix.NLM_F_ACK), n.family)
-			return nlmsg.AppendText(b, unix.NFTA_TABLE_NAME, nftTable)
-		}
-		kind := [...]uint16{0: unix.NFNL_MSG_BATCH_BEGIN, 2: unix.NFNL_MSG_BATCH_END}[i]
-		return append(nlmsg.AppendRequest(b, kind, 0), unix.AF_UNSPEC, 0, 0, subsystem) // in network byte order
-	}, func(_ int, _ []byte, err error) { answered, failure = true, errors.Join(failure, err) })
-	if answered {
-		return failure
-	}
-	return err
 }
