@@ -1,7 +1,6 @@
 package nftables
 
 import (
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -61,8 +60,8 @@ type tables struct {
 
 // netlink is a [nlmsg.Socket], or one with faults.
 type netlink interface {
-	Do(n int, request func(b []byte, i int) []byte, reply func(i int, body []byte, err error)) error
-	Dump(request func(b []byte) []byte, each func(body []byte)) error
+	nlmsg.Requester
+	nlmsg.Dumper
 	Transaction(subsystem uint16, requests [][]byte) error
 	Refusals(subsystem uint16, requests [][]byte) ([]nlmsg.RequestError, error)
 	Close() error
@@ -159,40 +158,12 @@ func (t *tables) find(f service.Family) (found maker, err error) {
 	return found, err
 }
 
-// dump lists objects of family f; each gets their attributes. A list that others' transactions
-// interrupt again and again is taken for whole when it is the same twice.
+// dump lists objects of family f; each gets their attributes.
 func (t *tables) dump(kind uint16, f service.Family, more func([]byte) []byte, each func([]byte)) error {
-	const attempts = 20
-	var last [][]byte
-	for i := 0; ; i++ {
-		var all [][]byte // given out when the list is whole
-		err := t.socket.Dump(func(b []byte) []byte {
-			b = header(b, kind, unix.NLM_F_DUMP, f)
-			if more != nil {
-				b = more(b)
-			}
-			return b
-		}, func(body []byte) {
-			if len(body) >= nlmsg.SizeofNetfilter {
-				all = append(all, bytes.Clone(body[nlmsg.SizeofNetfilter:]))
-			}
-		})
-		if errors.Is(err, nlmsg.ErrInterrupted) {
-			if i > 0 && slices.EqualFunc(all, last, bytes.Equal) {
-				err = nil
-			} else if i < attempts {
-				last = all
-				continue
-			}
-		}
-		if err != nil {
-			return fmt.Errorf("list nftables: %w", classify(err))
-		}
-		for _, b := range all {
-			each(b)
-		}
-		return nil
+	if err := nlmsg.ListNFTables(t.socket, kind, byte(nfproto(f)), more, func(_ uint8, b []byte) { each(b) }); err != nil {
+		return fmt.Errorf("list nftables: %w", classify(err))
 	}
+	return nil
 }
 
 // classify tells callers what they can act on.

@@ -5,6 +5,7 @@ import (
 	"cmp"
 	"encoding/binary"
 	"errors"
+	"slices"
 
 	"golang.org/x/sys/unix"
 )
@@ -13,12 +14,50 @@ import (
 // longer message is made for one that doesn't fit).
 const nftRoom = 64 << 10
 
-// dumps is how often a list is asked for that changes interrupt.
-const dumps = 5
+// Dumper has the method Dump of a [Socket].
+type Dumper interface {
+	Dump(request func(b []byte) []byte, each func(body []byte)) error
+}
 
-// DumpNFTables lists the objects that an nf_tables message (unix.NFT_MSG_GETTABLE, …) asks
-// for, of a family, or of all (unix.NFPROTO_UNSPEC), in the network namespace of the calling
-// thread; which appends attributes that say of which table or set, nil for all. A kernel
+// ListNFTables lists the objects that an nf_tables message (unix.NFT_MSG_GETTABLE, …) asks
+// for, of a family, or of all (unix.NFPROTO_UNSPEC); which appends attributes that say of which
+// table or set, nil for all. Each is called when the list is whole. One that others' transactions interrupt again
+// and again is taken for whole when it is the same twice.
+func ListNFTables(s Dumper, message uint16, family uint8, which func([]byte) []byte, each func(family uint8, attributes []byte)) error {
+	const attempts = 20
+	var last [][]byte
+	for i := 0; ; i++ {
+		var list [][]byte
+		err := s.Dump(func(b []byte) []byte {
+			b = AppendNetfilter(AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|message, unix.NLM_F_DUMP), family)
+			if which != nil {
+				b = which(b)
+			}
+			return b
+		}, func(body []byte) {
+			if len(body) >= SizeofNetfilter {
+				list = append(list, bytes.Clone(body))
+			}
+		})
+		if errors.Is(err, ErrInterrupted) {
+			if i > 0 && slices.EqualFunc(list, last, bytes.Equal) {
+				err = nil
+			} else if i < attempts {
+				last = list
+				continue
+			}
+		}
+		if err != nil {
+			return err
+		}
+		for _, body := range list {
+			each(body[0], body[SizeofNetfilter:])
+		}
+		return nil
+	}
+}
+
+// DumpNFTables is [ListNFTables] in the network namespace of the calling thread. A kernel
 // without nf_tables has none.
 func DumpNFTables(message uint16, family uint8, which func([]byte) []byte, each func(family uint8, attributes []byte)) error {
 	s, err := Open(unix.NETLINK_NETFILTER, nftRoom)
@@ -26,27 +65,8 @@ func DumpNFTables(message uint16, family uint8, which func([]byte) []byte, each 
 		return err
 	}
 	defer s.Close()
-	var list [][]byte
-	for range dumps {
-		list = nil
-		err = s.Dump(func(b []byte) []byte {
-			b = AppendNetfilter(AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|message, unix.NLM_F_DUMP), family)
-			if which != nil {
-				b = which(b)
-			}
-			return b
-		}, func(body []byte) { list = append(list, bytes.Clone(body)) })
-		if !errors.Is(err, ErrInterrupted) {
-			break
-		}
-	}
-	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
+	if err = ListNFTables(s, message, family, which, each); errors.Is(err, unix.EINVAL) || errors.Is(err, unix.EOPNOTSUPP) {
 		return nil
-	}
-	for _, body := range list {
-		if len(body) >= SizeofNetfilter {
-			each(body[0], body[SizeofNetfilter:])
-		}
 	}
 	return err
 }
