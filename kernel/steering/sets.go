@@ -52,7 +52,14 @@ func SetChanges(old, p *plan.Plan, d plan.Delta) kernel.SetOps {
 		before.addHealthPorts(cmp.Or(old, p))
 		now.addHealthPorts(p)
 	}
-	shareLeaving(before, now, p, changed)
+	if slices.ContainsFunc(d.Changes, func(c plan.Change) bool { return leaves(c.Was) || leaves(c.Is) }) { // other services may have the same endpoints
+		for _, s := range p.Services {
+			if !changed[s.Port.Key] {
+				before.leaving(s)
+				now.leaving(s)
+			}
+		}
+	}
 	return kernel.DiffSets(before.sets(), now.sets())
 }
 
@@ -145,7 +152,7 @@ func (b *members) addService(s *plan.Service) {
 	for i := range s.Frontends {
 		b.add(s, &s.Frontends[i])
 	}
-	leaving(s, b.put)
+	b.leaving(s)
 }
 
 func (b *members) add(s *plan.Service, f *plan.Frontend) {
@@ -234,49 +241,19 @@ func (b *members) sets() []kernel.Set {
 	return out
 }
 
-// leaving puts s's endpoints that get no new connection, but may still have some:
-// those that terminate, are down, or drain. The rules against packets that conntrack
-// takes for invalid have to know them, besides those in [kernel.SetEndpoint].
-func leaving(s *plan.Service, put func(set string, entries ...string)) {
-	if s.Kernel == plan.None || !s.Leaving {
+// leaves reports whether s has endpoints that get no new connection, but may still have some:
+// those that terminate, are down, or drain.
+func leaves(s *plan.Service) bool { return s != nil && s.Kernel != plan.None && s.Leaving }
+
+// leaving adds these. The rules against packets that conntrack takes for invalid have to
+// know them, besides those in [kernel.SetEndpoint].
+func (b *members) leaving(s *plan.Service) {
+	if !leaves(s) {
 		return
 	}
 	for i := range s.Endpoints {
 		if e := &s.Endpoints[i]; e.Leaves() {
-			put(kernel.FamilySet(kernel.SetLeaving, service.FamilyOf(e.Address.Addr())), kernel.AddressEntry(s.Port.Protocol, e.Address))
-		}
-	}
-}
-
-// shareLeaving adds to before and now the endpoints in which they differ that services
-// have which didn't change.
-func shareLeaving(before, now *members, p *plan.Plan, changed map[service.Key]bool) {
-	was, differs := map[kernel.SetEntry]bool{}, map[kernel.SetEntry]bool{}
-	for _, f := range service.Families {
-		set := kernel.FamilySet(kernel.SetLeaving, f)
-		for _, entry := range before.entries[set] {
-			e := kernel.SetEntry{Set: set, Entry: entry}
-			was[e], differs[e] = true, true
-		}
-		for _, entry := range now.entries[set] {
-			if e := (kernel.SetEntry{Set: set, Entry: entry}); was[e] {
-				delete(differs, e)
-			} else {
-				differs[e] = true
-			}
-		}
-	}
-	if len(differs) == 0 {
-		return
-	}
-	for _, s := range p.Services {
-		if !changed[s.Port.Key] {
-			leaving(s, func(set string, entries ...string) {
-				if differs[kernel.SetEntry{Set: set, Entry: entries[0]}] {
-					before.put(set, entries...)
-					now.put(set, entries...)
-				}
-			})
+			b.put(kernel.FamilySet(kernel.SetLeaving, service.FamilyOf(e.Address.Addr())), kernel.AddressEntry(s.Port.Protocol, e.Address))
 		}
 	}
 }
