@@ -4,10 +4,9 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"os"
 	"path/filepath"
 	"strings"
-
-	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -30,7 +29,7 @@ func Forwarding() [2]plan.Capability { return forwardingUnder("/proc/sys") }
 func forwardingUnder(root string) (out [2]plan.Capability) {
 	for i, s := range forwardingSysctls {
 		c := plan.Capability{Name: s.family + " forwarding", Supported: true, Reason: "sysctl " + s.name}
-		b, err := readSetting(filepath.Join(root, strings.ReplaceAll(s.name, ".", "/")))
+		b, err := os.ReadFile(filepath.Join(root, strings.ReplaceAll(s.name, ".", "/")))
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
 			c.Reason = "no " + s.family
@@ -42,20 +41,4 @@ func forwardingUnder(root string) (out [2]plan.Capability) {
 		out[i] = c
 	}
 	return out
-}
-
-// readSetting is os.ReadFile for what is short and never waits, in three system
-// calls: each plan asks.
-func readSetting(path string) ([]byte, error) {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, &fs.PathError{Op: "open", Path: path, Err: err}
-	}
-	defer unix.Close(fd)
-	b := make([]byte, 64)
-	n, err := unix.Read(fd, b)
-	if err != nil {
-		return nil, &fs.PathError{Op: "read", Path: path, Err: err}
-	}
-	return b[:n], nil
 }
