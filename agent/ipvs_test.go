@@ -20,7 +20,7 @@ import (
 func withModelIPVS(t *testing.T, m *modelHost, table ipvs.Table) {
 	t.Helper()
 	c := ipvs.Config{Sets: m.host.Sets(), Table: table, Link: m.host.Link(), DrainTimeout: time.Minute, Now: m.host.Now}
-	l := ipvs.NewPlane(c, ipvs.DefaultOptions(), m.layer)
+	l := ipvs.NewPlane(c, steering.DefaultOptions(), m.layer)
 	m.stack(l)
 }
 

@@ -10,13 +10,14 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
 var variants = []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy()}
 
-func options() iptables.Options {
+func options() steering.Options {
 	o := iptables.DefaultOptions()
 	o.TCPPort, o.UDPPort = 4001, 4002
 	return o

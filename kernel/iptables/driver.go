@@ -34,13 +34,7 @@ func (d *Driver) InSteering() steering.Plane { return InSteering }
 
 // Renderer renders what plans want of iptables and of steering.
 func (d *Driver) Renderer(e *steering.Env, _ kernel.Renderer) kernel.Renderer {
-	return NewRenderer(optionsOf(e))
-}
-
-func optionsOf(e *steering.Env) Options {
-	o := DefaultOptions()
-	o.Options = e.Options
-	return o
+	return NewRenderer(e.Options)
 }
 
 // configOf is the Config of a Backend that works with e.
@@ -52,11 +46,10 @@ func configOf(e *steering.Env) Config {
 
 // Open opens the tables.
 func (d *Driver) Open(e *steering.Env, _ steering.RulesetPlane, _ bool) (steering.RulesetPlane, error) {
-	o := optionsOf(e)
 	if e.ReadOnly {
-		return &Plane{Backend: New(configOf(e)), Renderer: NewRenderer(o)}, nil
+		return &Plane{Backend: New(configOf(e)), Renderer: NewRenderer(e.Options)}, nil
 	}
-	return NewPlane(configOf(e), o)
+	return NewPlane(configOf(e), e.Options)
 }
 
 // Preview says what Remove would remove, a line each.

@@ -34,7 +34,7 @@ type leaf struct {
 }
 
 // fragment is what one service port contributes. It depends on nothing but the
-// service's KernelHash and the Options; see [known].
+// service's KernelHash and the options; see [known].
 type fragment struct {
 	chains    [2][]kernel.Chain
 	leaves    [2][]leaf // by address
@@ -52,7 +52,7 @@ type treatment struct {
 
 // builder renders one service port in one family.
 type builder struct {
-	*Options
+	*steering.Options
 	policy   *plan.Policy
 	s        *plan.Service
 	family   service.Family
@@ -62,7 +62,7 @@ type builder struct {
 	rendered map[string]bool
 }
 
-func renderService(s *plan.Service, p *plan.Policy, o *Options) *fragment {
+func renderService(s *plan.Service, p *plan.Policy, o *steering.Options) *fragment {
 	out := &fragment{}
 	for _, f := range service.Families {
 		renderFamily(out, s, p, o, f)
@@ -70,7 +70,7 @@ func renderService(s *plan.Service, p *plan.Policy, o *Options) *fragment {
 	return out
 }
 
-func renderFamily(out *fragment, s *plan.Service, p *plan.Policy, o *Options, f service.Family) {
+func renderFamily(out *fragment, s *plan.Service, p *plan.Policy, o *steering.Options, f service.Family) {
 	if f == service.IPv6 && o.SkipIPv6 || !slices.ContainsFunc(s.Frontends, func(fe plan.Frontend) bool { return fe.Family == f }) {
 		return
 	}
@@ -267,7 +267,7 @@ func weights(group []plan.Backend) []uint32 {
 // inTurn gives every slot its turn: the first of n rules takes each n-th
 // connection, the second each (n-1)th of those that are left, and so on.
 func (b *builder) inTurn(group []plan.Backend, weights []uint32) []string {
-	slots := lb.Slots(weights, b.SlotLimit)
+	slots := lb.Slots(weights, lb.SlotLimit)
 	rules := make([]string, len(slots))
 	for i, slot := range slots {
 		match := ""

@@ -18,7 +18,7 @@ type Plane struct {
 var _ steering.RulesetPlane = (*Plane)(nil)
 
 // NewPlane returns the layer. It opens the sockets of a [Watch].
-func NewPlane(c Config, o Options) (*Plane, error) {
+func NewPlane(c Config, o steering.Options) (*Plane, error) {
 	if err := o.Validate(); err != nil {
 		return nil, err
 	}

@@ -173,8 +173,8 @@ func TestOptionsValidate(t *testing.T) {
 	if err := options().Validate(); err != nil {
 		t.Errorf("good options: %v", err)
 	}
-	err := iptables.Options{Options: steering.Options{Marks: kernel.Marks{Masquerade: 3, Transparent: 0}}}.Validate()
-	for _, want := range []string{"0x3 isn't a single bit", "listener ports", "slot limit"} {
+	err := steering.Options{Marks: kernel.Marks{Masquerade: 3, Transparent: 0}}.Validate()
+	for _, want := range []string{"0x3 isn't a single bit", "listener ports"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("Validate = %v, want it to mention %q", err, want)
 		}

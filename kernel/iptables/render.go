@@ -13,7 +13,7 @@ import (
 
 // Render returns what p wants of steering, and of the services that iptables carries. It
 // is pure: equal plans and options give equal rulesets.
-func Render(p *plan.Plan, o Options) kernel.Ruleset {
+func Render(p *plan.Plan, o steering.Options) kernel.Ruleset {
 	out := NewRenderer(o).Render(p, plan.Between(nil, p))
 	out.Step = kernel.Step{}
 	for f := range out.Chains {
@@ -31,7 +31,7 @@ func Render(p *plan.Plan, o Options) kernel.Ruleset {
 // isn't safe for concurrent use. Its rulesets share memory and must not be
 // modified.
 type Renderer struct {
-	options  Options
+	options  steering.Options
 	carries  bool // the last plan used iptables
 	known    map[service.Key]*known
 	shared   []kernel.Set // of all services
@@ -49,7 +49,7 @@ type rendered struct {
 }
 
 // NewRenderer returns a Renderer that remembers nothing yet.
-func NewRenderer(o Options) *Renderer {
+func NewRenderer(o steering.Options) *Renderer {
 	r := &Renderer{options: o}
 	r.forget()
 	return r
@@ -62,7 +62,7 @@ func (r *Renderer) forget() {
 // Render returns what steering wants, and what p wants of services that iptables carries.
 // d leads there from the plan that was rendered last.
 func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
-	base := steering.Render(p, r.options.Options)
+	base := steering.Render(p, r.options)
 	carries := p.Uses(plan.IPTables)
 	if r.carries != carries {
 		r.forget()
@@ -183,7 +183,7 @@ type known struct {
 	// forgotten.
 	service atomic.Pointer[plan.Service]
 	policy  *plan.Policy
-	options *Options
+	options *steering.Options
 	makers  [2]maker
 }
 
@@ -205,7 +205,7 @@ func (m *maker) MakeRules(chain string) []string {
 	return nil
 }
 
-func newKnown(s *plan.Service, p *plan.Policy, o *Options) *known {
+func newKnown(s *plan.Service, p *plan.Policy, o *steering.Options) *known {
 	k := &known{hash: s.KernelHash, policy: p, options: o}
 	k.service.Store(s)
 	for f := range k.makers {

@@ -74,7 +74,7 @@ func deleteLacking(out map[service.Key]uint64, lacking []kernel.SetEntries, p *p
 		if _, ok := out[s.Port.Key]; !ok {
 			continue
 		}
-		fr := renderService(s, &p.Policy, Options{})
+		fr := renderService(s, &p.Policy, steering.Options{})
 		if slices.ContainsFunc(fr.entries, func(e kernel.SetEntry) bool { return missing[e] }) {
 			delete(out, s.Port.Key)
 		}

@@ -16,12 +16,13 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
 // Virtuals returns the virtual servers that [Render] makes for one service.
-func Virtuals(s *plan.Service, p *plan.Policy, o Options) []kernel.Virtual {
+func Virtuals(s *plan.Service, p *plan.Policy, o steering.Options) []kernel.Virtual {
 	f := renderService(s, p, o)
 	return append(f.virtuals, f.nodePorts...)
 }

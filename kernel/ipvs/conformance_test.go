@@ -13,11 +13,12 @@ import (
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
-func rulesOptions() iptables.Options {
+func rulesOptions() steering.Options {
 	o := iptables.DefaultOptions()
 	o.Planes = append(o.Planes, ipvs.InSteering)
 	o.TCPPort, o.UDPPort = 4001, 4002
@@ -26,7 +27,7 @@ func rulesOptions() iptables.Options {
 
 // render is everything that the agent programs for a plan.
 func render(p *plan.Plan) kernel.Ruleset {
-	return kernel.Merge(iptables.Render(p, rulesOptions()), ipvs.Render(p, ipvs.DefaultOptions()))
+	return kernel.Merge(iptables.Render(p, rulesOptions()), ipvs.Render(p, steering.DefaultOptions()))
 }
 
 // conformingModes are those with virtual servers: IPVS alone, and with iptables

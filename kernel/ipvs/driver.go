@@ -77,11 +77,7 @@ func (d *Driver) InSteering() steering.Plane { return InSteering }
 
 // Renderer renders what plans want of IPVS, and of the data plane below.
 func (d *Driver) Renderer(e *steering.Env, below kernel.Renderer) kernel.Renderer {
-	return &over{below, NewRenderer(optionsOf(e))}
-}
-
-func optionsOf(e *steering.Env) Options {
-	return Options{Marks: e.Marks, CatchRefusals: e.CatchRefusals, SkipIPv6: e.SkipIPv6}
+	return &over{below, NewRenderer(e.Options)}
 }
 
 // Open opens IPVS where it may be used, and where there are virtual servers of an earlier
@@ -111,7 +107,7 @@ func (d *Driver) Open(e *steering.Env, below steering.RulesetPlane, use bool) (s
 		}
 	}
 	c := Config{Sets: e.Sets, Table: table, Link: link, DrainTimeout: min(d.DrainTimeout, MaxDrainTimeout)}
-	return NewPlane(c, optionsOf(e), below), nil
+	return NewPlane(c, e.Options, below), nil
 }
 
 // prepare sets the time-outs, and has services' schedulers tried from now on.

@@ -25,7 +25,7 @@ var (
 )
 
 // NewPlane returns the layer over another, which is to be c's Rules.
-func NewPlane(c Config, o Options, below steering.RulesetPlane) *Plane {
+func NewPlane(c Config, o steering.Options, below steering.RulesetPlane) *Plane {
 	c.Rules = below
 	b := New(c)
 	return &Plane{b, NewWatch(b, below), &over{below, NewRenderer(o)}, below}

@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -21,7 +22,7 @@ func TestVirtualsOfMoving(t *testing.T) {
 	a := netip.MustParseAddrPort("10.2.0.2:8080")
 	s.Endpoints = []plan.Endpoint{{Endpoint: &service.Endpoint{Address: a, Weight: 1}, Usable: true}}
 	s.Groups[service.IPv4].Cluster = []plan.Backend{{Address: a, Weight: 1}}
-	p := &Plane{over: &over{own: NewRenderer(DefaultOptions())}}
+	p := &Plane{over: &over{own: NewRenderer(steering.DefaultOptions())}}
 	for _, node := range []string{"192.0.2.1", "192.0.2.2"} {
 		policy := &plan.Policy{NodeAddresses: []netip.Addr{netip.MustParseAddr(node)}}
 		var got []string

@@ -11,28 +11,12 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Options is what rules depend on besides the plan.
-type Options struct {
-	Marks kernel.Marks
-	// CatchRefusals says that the host has xt_connbytes and counts packets
-	// (net.netfilter.nf_conntrack_acct), so that a connection which an endpoint
-	// refuses can go to another.
-	CatchRefusals bool
-	// SkipIPv6 renders nothing for IPv6, for hosts without ip6tables.
-	SkipIPv6 bool
-}
-
-// DefaultOptions returns options for a host that has everything.
-func DefaultOptions() Options {
-	return Options{Marks: kernel.DefaultMarks(), CatchRefusals: true}
-}
-
 // Render returns what p wants of IPVS in the kernel: virtual servers, addresses,
 // sets, and the rules that only those need. The rules that lead to these are
 // kernel/steering's; [kernel.Merge] puts both together.
 // Render is pure: equal plans and options give equal rulesets. A plan that
 // doesn't use IPVS gives an empty one.
-func Render(p *plan.Plan, o Options) kernel.Ruleset {
+func Render(p *plan.Plan, o steering.Options) kernel.Ruleset {
 	out := NewRenderer(o).Render(p, plan.Between(nil, p))
 	out.Step = kernel.Step{}
 	return out
@@ -42,7 +26,7 @@ func Render(p *plan.Plan, o Options) kernel.Ruleset {
 // change of one service port costs little, however many there are. It isn't safe
 // for concurrent use. Its rulesets share memory and must not be modified.
 type Renderer struct {
-	options Options
+	options steering.Options
 	known   map[service.Key]known
 	total   totals
 	step    kernel.Step // to what was rendered last
@@ -55,7 +39,7 @@ type known struct {
 }
 
 // NewRenderer returns a Renderer that remembers nothing yet.
-func NewRenderer(o Options) *Renderer {
+func NewRenderer(o steering.Options) *Renderer {
 	r := &Renderer{options: o}
 	r.forget()
 	return r

@@ -14,6 +14,7 @@ import (
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -34,7 +35,7 @@ func planOf(services ...*plan.Service) *plan.Plan {
 }
 
 func onlyRender(services ...*plan.Service) kernel.Ruleset {
-	return ipvs.Render(planOf(services...), ipvs.DefaultOptions())
+	return ipvs.Render(planOf(services...), steering.DefaultOptions())
 }
 
 // entriesOf are the entries of r's sets of families and node ports, by name.
@@ -232,14 +233,14 @@ func TestContestedPlace(t *testing.T) {
 
 func TestRenderIsEmptyWithoutIPVS(t *testing.T) {
 	for _, m := range []plan.Mode{plan.ModeUserspace, plan.ModeIPTables} {
-		if diff := cmp.Diff(kernel.Ruleset{}, ipvs.Render(kerneltest.Plan(m), ipvs.DefaultOptions())); diff != "" {
+		if diff := cmp.Diff(kernel.Ruleset{}, ipvs.Render(kerneltest.Plan(m), steering.DefaultOptions())); diff != "" {
 			t.Errorf("mode %s (-want +got):\n%s", m, diff)
 		}
 	}
 }
 
 func TestSkipIPv6(t *testing.T) {
-	o := ipvs.DefaultOptions()
+	o := steering.DefaultOptions()
 	o.SkipIPv6 = true
 	r := ipvs.Render(planOf(kerneltest.Service("s", service.TCP, kerneltest.Cluster("10.96.0.1:80"), kerneltest.Cluster("[fd00::1]:80"), kerneltest.NodePort(30080), kerneltest.Endpoints("10.1.0.1:80", "[fd01::1]:80"), onIPVS)), o)
 	if len(r.Chains[service.IPv6])+len(r.Jumps[service.IPv6]) > 0 {
@@ -256,7 +257,7 @@ func TestSkipIPv6(t *testing.T) {
 func TestRendererRemembers(t *testing.T) {
 	for seed := range uint64(20) {
 		w := kerneltest.NewWalk(seed, plan.ModeAuto, plan.IPVS, 12)
-		r := ipvs.NewRenderer(ipvs.DefaultOptions())
+		r := ipvs.NewRenderer(steering.DefaultOptions())
 		rules := iptables.NewRenderer(rulesOptions())
 		var last *plan.Plan
 		var before [2]kernel.Ruleset // alone and merged
@@ -265,7 +266,7 @@ func TestRendererRemembers(t *testing.T) {
 			p := w.Next()
 			d := plan.Between(last, p)
 			got := r.Render(p, d)
-			if diff := cmp.Diff(ipvs.Render(p, ipvs.DefaultOptions()), got, append(same, cmpopts.IgnoreFields(kernel.Ruleset{}, "Step"))...); diff != "" {
+			if diff := cmp.Diff(ipvs.Render(p, steering.DefaultOptions()), got, append(same, cmpopts.IgnoreFields(kernel.Ruleset{}, "Step"))...); diff != "" {
 				t.Fatalf("seed %d (-anew +remembered):\n%s", seed, diff)
 			}
 			for i, is := range []kernel.Ruleset{got, kernel.Merge(rules.Render(p, d), got)} {
@@ -289,7 +290,7 @@ func TestRendererRemembers(t *testing.T) {
 		}
 		return out
 	}
-	r := ipvs.NewRenderer(ipvs.DefaultOptions())
+	r := ipvs.NewRenderer(steering.DefaultOptions())
 	p, q := kerneltest.Plan(plan.ModeIPVS, services(8080)...), kerneltest.Plan(plan.ModeIPVS, services(8081)...)
 	before, after := r.Render(p, plan.Between(nil, p)), r.Render(q, plan.Between(p, q))
 	if after.Step.From != before.Step.To || len(after.Step.Virtuals) != 2 || len(kernel.Diff(before, after).Virtuals) != 1 {
@@ -299,7 +300,7 @@ func TestRendererRemembers(t *testing.T) {
 
 // TestRulesDontGrow: rules are the same however many services there are.
 func TestRulesDontGrow(t *testing.T) {
-	none := ipvs.Render(planOf(), ipvs.DefaultOptions())
+	none := ipvs.Render(planOf(), steering.DefaultOptions())
 	many := kerneltest.Many(100, 2)
 	for _, s := range many {
 		onIPVS(s)
@@ -332,7 +333,7 @@ func BenchmarkRenderOneChange(b *testing.B) {
 			changed.Groups[0].Cluster = slices.Clone(changed.Groups[0].Cluster)
 			changed.Groups[0].Cluster[0].Address = netip.MustParseAddrPort("10.250.0.1:8080")
 			plans = append(plans, kerneltest.Plan(plan.ModeIPVS, services...))
-			r := ipvs.NewRenderer(ipvs.DefaultOptions())
+			r := ipvs.NewRenderer(steering.DefaultOptions())
 			have := r.Render(plans[0], plan.Between(nil, plans[0]))
 			at := slices.IndexFunc(plans[0].Services, func(s *plan.Service) bool { return s.Port.Key == changed.Port.Key })
 			for i := 0; b.Loop(); i++ {

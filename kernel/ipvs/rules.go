@@ -16,7 +16,7 @@ import (
 // it, but doesn't know it as rewritten (no DNAT status), so a mark of the
 // connection says that it is to a virtual server.
 type static struct {
-	Options
+	steering.Options
 	family service.Family
 	policy *plan.Policy
 }

@@ -8,12 +8,13 @@ import (
 	"time"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
 
 // fragment is what one service port contributes. It depends on nothing but the
-// service's KernelHash and the Options, so it can be remembered.
+// service's KernelHash and the options, so it can be remembered.
 type fragment struct {
 	virtuals  []kernel.Virtual // at the service's addresses
 	nodePorts []kernel.Virtual // at the node's own
@@ -31,7 +32,7 @@ var schedulerFlags = map[string]uint32{"sh": flagSched1, "mh": flagSched1}
 const flagSched1 = 0x8
 
 // renderService renders one service port in both families.
-func renderService(s *plan.Service, p *plan.Policy, o Options) *fragment {
+func renderService(s *plan.Service, p *plan.Policy, o steering.Options) *fragment {
 	b := &builder{s: s, policy: p, out: &fragment{}}
 	for i := range s.Frontends {
 		if f := &s.Frontends[i]; f.Family != service.IPv6 || !o.SkipIPv6 {

@@ -13,28 +13,14 @@ import (
 
 // Options is what rules depend on besides the plan.
 type Options struct {
-	Marks   kernel.Marks
-	TCPPort uint16 // of the shared listener
-	UDPPort uint16
-	// CatchRefusals: the kernel counts packets (net.netfilter.nf_conntrack_acct), so that a
-	// connection which an endpoint refuses can go to another.
-	CatchRefusals bool
-	// DropInvalid drops packets of endpoints that conntrack takes for invalid. It must not
-	// where the host has conntrack be liberal (net.netfilter.nf_conntrack_tcp_be_liberal).
-	DropInvalid bool
-	// LogRefusals says that the kernel has nft_log and nft_limit, by which rules tell of clients
-	// that they refuse ([kernel.RefusalLog]).
-	LogRefusals bool
+	steering.Options
 	// Flowtable has established connections to endpoints pass by a flowtable.
 	Flowtable bool
-	SkipIPv6  bool
 }
 
 // DefaultOptions returns options for a host that has everything. The listener's ports are
 // the caller's to fill in.
-func DefaultOptions() Options {
-	return Options{Marks: kernel.DefaultMarks(), CatchRefusals: true, DropInvalid: true, LogRefusals: true}
-}
+func DefaultOptions() Options { return Options{Options: steering.DefaultOptions()} }
 
 // Names of sets and maps. Where a key has a service's address, that of a node port is
 // zero: any address of the node.

@@ -133,7 +133,7 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 		}
 		return proxy, err
 	}
-	rules, virtuals := iptables.DefaultOptions(), ipvs.DefaultOptions()
+	rules, virtuals := iptables.DefaultOptions(), steering.DefaultOptions()
 	rules.Planes = append(rules.Planes, ipvs.InSteering)
 	rules.TCPPort, rules.UDPPort = 10244, 10244
 	rules.RandomFully, rules.SocketMatch, rules.CatchRefusals = host.RandomFully, host.SocketMatch, host.CatchRefusals

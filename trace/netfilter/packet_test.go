@@ -53,7 +53,7 @@ func newScene(t *testing.T, f service.Family) *scene {
 	return s
 }
 
-func options() iptables.Options {
+func options() steering.Options {
 	o := iptables.DefaultOptions()
 	o.TCPPort, o.UDPPort = 4001, 4002
 	return o
