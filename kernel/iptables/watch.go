@@ -3,6 +3,7 @@ package iptables
 import (
 	"context"
 	"fmt"
+	"io/fs"
 	"slices"
 	"sync"
 	"time"
@@ -20,6 +21,7 @@ type Watch struct {
 	stamps  stamper
 
 	mu       sync.Mutex // guards what follows
+	closed   bool
 	expected *kernel.Ruleset
 	// agreed is what the kernel held at the time of the stamp at, which is nil where
 	// that isn't known.
@@ -76,10 +78,20 @@ func NewWatch(b *Backend) (*Watch, error) {
 	return w, nil
 }
 
-// Close releases the Watch's sockets.
+// Close releases the Watch's sockets. What the backend still does isn't compared any more.
 func (w *Watch) Close() {
-	w.backend.watch = nil
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.closed, w.expected = true, nil
 	w.stamps.close()
+}
+
+// stamp takes one; their sockets may be another's once they are closed. The caller holds mu.
+func (w *Watch) stamp() (stamp, error) {
+	if w.closed {
+		return nil, fs.ErrClosed
+	}
+	return w.stamps.stamp()
 }
 
 // begin stops comparing while the backend carries out ops, until Expect says what
@@ -91,7 +103,7 @@ func (w *Watch) begin(ops kernel.Ops) {
 	w.changes++
 	w.expected = nil
 	if !w.changing {
-		now, err := w.stamps.stamp()
+		now, err := w.stamp()
 		w.changing, w.commits, w.doubt = true, 0, err != nil || w.at == nil || now != w.at
 	}
 	for f := range service.Families {
@@ -118,7 +130,7 @@ func (w *Watch) Expect(want kernel.Ruleset) {
 		return
 	}
 	w.changing = false
-	now, err := w.stamps.stamp()
+	now, err := w.stamp()
 	if err == nil && !w.doubt {
 		if follows, sure := w.stamps.follows(w.at, now, w.commits, w.agreed, &want); follows {
 			w.at, w.agreed, w.owed = now, &want, w.owed || !sure
@@ -156,7 +168,7 @@ func (w *Watch) Check(ctx context.Context) ([]string, error) {
 // checkRules reads the rules back where their stamp has changed, or isn't known.
 func (w *Watch) checkRules(ctx context.Context, want *kernel.Ruleset, changes int) ([]string, error) {
 	w.mu.Lock()
-	now, err := w.stamps.stamp()
+	now, err := w.stamp()
 	quiet := w.at != nil && (now == w.at && !(w.owed && time.Since(w.compared) > verifyAfter) || time.Now().Before(w.notBefore))
 	w.mu.Unlock()
 	if err != nil || quiet {
