@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
@@ -281,6 +282,36 @@ func TestWatchWhileRulesChange(t *testing.T) {
 		if err != nil || damage.found == "" && len(found) > 0 || !strings.Contains(strings.Join(found, "\n"), damage.found) {
 			t.Errorf("after %q: %q, %v, want %q", damage.line, found, err, damage.found)
 		}
+	}
+}
+
+// TestWatchClosedAmidAChange: what is still done of a change of kproxy's own when the Watch is closed
+// touches no descriptor that is another's by then.
+func TestWatchClosedAmidAChange(t *testing.T) {
+	kerneltest.Namespace(t)
+	h := kerneltest.NewHost()
+	c := iptables.DefaultConfig()
+	c.Runner, c.Sets = h, h.Sets()
+	b := iptables.New(c)
+	w, err := iptables.NewWatch(b)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := iptables.Render(kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(2, 2)...), options())
+	if _, err := b.Apply(t.Context(), kernel.Diff(kernel.Ruleset{}, want)); err != nil {
+		t.Fatal(err)
+	}
+	w.Close()
+	others, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_DGRAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	w.Expect(want)
+	for _, fd := range others {
+		if n, err := unix.Read(fd, make([]byte, 64)); err != unix.EAGAIN {
+			t.Errorf("%d bytes were written to another's socket (%v)", n, err)
+		}
+		unix.Close(fd)
 	}
 }
 
