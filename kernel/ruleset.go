@@ -22,8 +22,6 @@ type Ruleset struct {
 	// Addresses are on [DummyLink], sorted. One that only a draining virtual server
 	// answers on is no part of them either.
 	Addresses []netip.Addr
-	// Step is what a renderer that remembers changed since its last ruleset.
-	Step Step
 }
 
 // Chain is one chain of kproxy's own with all its rules.

@@ -33,12 +33,9 @@ func (o Ops) Empty() bool {
 }
 
 // Diff returns what leads from have to want. It compares what the kernel holds:
-// owners don't matter, nor do entries of sets that want calls dynamic. Where want is a
-// [Step] from have, it looks only at what the step may have changed.
+// owners don't matter, nor do entries of sets that want calls dynamic. What both share is
+// passed over at little cost.
 func Diff(have, want Ruleset) Ops {
-	if s := &want.Step; s.From != 0 && s.From == have.Step.To {
-		have, want = have.only(s), want.only(s)
-	}
 	sets := DiffSets(have.Sets, want.Sets)
 	ops := Ops{CreateSets: sets.Create, AddEntries: sets.Add, DelEntries: sets.Del, DestroySets: sets.Destroy}
 	ops.Virtuals = diffVirtuals(have.Virtuals, want.Virtuals)
@@ -111,9 +108,9 @@ func missing(a, b []string) []string {
 	return out
 }
 
-// differing leaves out the strings at both ends that a and b share, as lists do
+// differing leaves out the elements at both ends that a and b share, as lists do
 // one of which was made from the other.
-func differing(a, b []string) ([]string, []string) {
+func differing[T comparable](a, b []T) ([]T, []T) {
 	for len(a) > 0 && len(b) > 0 && a[0] == b[0] {
 		a, b = a[1:], b[1:]
 	}

@@ -18,7 +18,6 @@ func Merge(a, b Ruleset) Ruleset {
 		Sets:      MergeSorted(a.Sets, b.Sets, func(x, y Set) int { return strings.Compare(x.Name, y.Name) }, mergeSet),
 		Virtuals:  MergeSorted(a.Virtuals, b.Virtuals, CompareVirtuals, mergeVirtual),
 		Addresses: MergeSorted(a.Addresses, b.Addresses, netip.Addr.Compare, First[netip.Addr]),
-		Step:      mergeSteps(&a.Step, &b.Step),
 	}
 	for f := range service.Families {
 		out.Chains[f] = MergeSorted(a.Chains[f], b.Chains[f], CompareChains, mergeChain)

@@ -74,6 +74,8 @@ func diffVirtuals(have, want []Virtual) []VirtualChange {
 			c = VirtualChange{Virtual: have[i], Drain: have[i].Reals, Remove: true}
 		case i < 0:
 			c = VirtualChange{Virtual: want[j], Settings: true, Set: want[j].Reals}
+		case sharesReals(&have[i], &want[j]) && !settingsDiffer(&have[i], &want[j]):
+			continue
 		default:
 			c = changeVirtual(have[i], want[j])
 		}
@@ -85,9 +87,17 @@ func diffVirtuals(have, want []Virtual) []VirtualChange {
 	return out
 }
 
+func settingsDiffer(have, want *Virtual) bool {
+	return have.Scheduler != want.Scheduler || have.SchedFlags != want.SchedFlags || have.Persistence != want.Persistence
+}
+
+// sharesReals reports whether both have one list, as what a renderer hasn't changed.
+func sharesReals(have, want *Virtual) bool {
+	return len(have.Reals) == len(want.Reals) && (len(have.Reals) == 0 || &have.Reals[0] == &want.Reals[0])
+}
+
 func changeVirtual(have, want Virtual) VirtualChange {
-	c := VirtualChange{Virtual: want}
-	c.Settings = have.Scheduler != want.Scheduler || have.SchedFlags != want.SchedFlags || have.Persistence != want.Persistence
+	c := VirtualChange{Virtual: want, Settings: settingsDiffer(&have, &want)}
 	h, w := have.Reals, want.Reals
 	for i, j := range service.Merge(len(h), len(w), func(i, j int) int { return h[i].Address.Compare(w[j].Address) }) {
 		switch {
@@ -102,6 +112,7 @@ func changeVirtual(have, want Virtual) VirtualChange {
 
 // lacking returns the elements of a that b lacks; both are sorted.
 func lacking(a, b []netip.Addr) []netip.Addr {
+	a, b = differing(a, b)
 	var out []netip.Addr
 	for _, x := range a {
 		if _, ok := slices.BinarySearchFunc(b, x, netip.Addr.Compare); !ok {

@@ -19,9 +19,6 @@ func Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 
 			out[s.Port.Key] = s.KernelHash
 		}
 	}
-	if have.Same(&want) {
-		return out
-	}
 	for f := range service.Families {
 		for _, j := range want.Jumps[f] {
 			if j.Table == "nat" && !kernel.HasJump(have.Jumps[f], j) {

@@ -15,7 +15,6 @@ import (
 // is pure: equal plans and options give equal rulesets.
 func Render(p *plan.Plan, o steering.Options) kernel.Ruleset {
 	out := NewRenderer(o).Render(p, plan.Between(nil, p))
-	out.Step = kernel.Step{}
 	for f := range out.Chains {
 		for i := range out.Chains[f] {
 			c := &out.Chains[f][i]
@@ -34,10 +33,8 @@ type Renderer struct {
 	options  steering.Options
 	carries  bool // the last plan used iptables
 	known    map[service.Key]*known
-	shared   []kernel.Set // of all services
 	affinity []kernel.Set // of services, sorted
 	families [2]rendered
-	step     kernel.Step // to what was rendered last
 }
 
 // rendered is one family as it was rendered last.
@@ -56,7 +53,7 @@ func NewRenderer(o steering.Options) *Renderer {
 }
 
 func (r *Renderer) forget() {
-	r.known, r.affinity, r.families, r.step = map[service.Key]*known{}, nil, [2]rendered{}, kernel.Step{}
+	r.known, r.affinity, r.families = map[service.Key]*known{}, nil, [2]rendered{}
 }
 
 // Render returns what steering wants, and what p wants of services that iptables carries.
@@ -68,11 +65,6 @@ func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 		r.forget()
 	}
 	r.carries = carries
-	r.step = r.step.Next()
-	for _, s := range slices.Concat(r.shared, base.Sets) {
-		r.step.Sets[s.Name] = nil
-	}
-	r.shared = base.Sets
 	gone, come := r.follow(p, d)
 	out := kernel.Ruleset{Sets: slices.Concat(base.Sets, r.affinity), Jumps: base.Jumps}
 	for _, f := range service.Families {
@@ -80,17 +72,12 @@ func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 			continue
 		}
 		part := &r.families[f]
-		var endpoints []string
-		r.step.Chains[f], endpoints = part.change(f, gone, come, base.Chains[f], carries)
+		part.change(f, gone, come, base.Chains[f], carries)
 		if out.Chains[f] = part.chains; carries {
-			if len(endpoints) > 0 {
-				r.step.Sets[kernel.FamilySet(kernel.SetEndpoint, f)] = endpoints
-			}
 			out.Sets = append(out.Sets, kernel.Set{Name: kernel.FamilySet(kernel.SetEndpoint, f), Type: kernel.HashIPPortIP, Family: f, Entries: part.endpoints.Unique})
 		}
 	}
 	slices.SortFunc(out.Sets, compareSets)
-	out.Step = r.step
 	return out
 }
 
@@ -134,17 +121,13 @@ func (r *Renderer) follow(p *plan.Plan, d plan.Delta) (gone, come []*fragment) {
 	for _, fr := range come {
 		more = append(more, fr.sets...)
 	}
-	for _, s := range slices.Concat(less, more) {
-		r.step.Sets[s.Name] = nil
-	}
 	r.affinity = kernel.Patch(r.affinity, less, more, compareSets)
 	return gone, come
 }
 
 // change makes a family's part what the services that are gone and come, and the
-// shared chains, make it, and returns which chains and endpoints that may change. Its
-// slices are replaced, never written to.
-func (r *rendered) change(f service.Family, gone, come []*fragment, shared []kernel.Chain, carries bool) (chains []kernel.Chain, endpoints []string) {
+// shared chains, make it. Its slices are replaced, never written to.
+func (r *rendered) change(f service.Family, gone, come []*fragment, shared []kernel.Chain, carries bool) {
 	var was, is fragment
 	for _, fr := range gone {
 		was.add(f, fr)
@@ -162,9 +145,7 @@ func (r *rendered) change(f service.Family, gone, come []*fragment, shared []ker
 		r.shared = shared
 	}
 	r.chains = kernel.Patch(r.chains, less, more, kernel.CompareChains)
-	endpoints = slices.Concat(was.endpoints[f], is.endpoints[f])
 	r.endpoints.Change(was.endpoints[f], is.endpoints[f], strings.Compare)
-	return slices.Concat(less, more), endpoints
 }
 
 // add adds one family of another fragment.

@@ -17,9 +17,7 @@ import (
 // Render is pure: equal plans and options give equal rulesets. A plan that
 // doesn't use IPVS gives an empty one.
 func Render(p *plan.Plan, o steering.Options) kernel.Ruleset {
-	out := NewRenderer(o).Render(p, plan.Between(nil, p))
-	out.Step = kernel.Step{}
-	return out
+	return NewRenderer(o).Render(p, plan.Between(nil, p))
 }
 
 // Renderer renders like [Render] and remembers what it rendered last, so that a
@@ -29,8 +27,6 @@ type Renderer struct {
 	options steering.Options
 	known   map[service.Key]known
 	total   totals
-	step    kernel.Step // to what was rendered last
-	empty   bool        // which had nothing
 }
 
 type known struct {
@@ -52,22 +48,12 @@ func (r *Renderer) forget() {
 // Render returns what p wants of IPVS in the kernel. d leads there from the plan
 // that was rendered last.
 func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
-	uses := p.Uses(plan.IPVS)
-	if uses == r.empty {
-		r.step = kernel.Step{}
-	}
-	r.step, r.empty = r.step.Next(), !uses
-	if !uses {
+	if !p.Uses(plan.IPVS) {
 		r.forget()
-		return kernel.Ruleset{Step: r.step}
+		return kernel.Ruleset{}
 	}
 	r.follow(p, d)
 	out := kernel.Ruleset{Sets: r.sets(p), Virtuals: r.total.all, Addresses: r.total.addresses.Unique}
-	for i := range out.Sets {
-		if name := out.Sets[i].Name; r.total.entries[name] == nil {
-			r.step.Sets[name] = nil
-		}
-	}
 	for _, f := range service.Families {
 		if f == service.IPv6 && r.options.SkipIPv6 {
 			continue
@@ -75,9 +61,7 @@ func (r *Renderer) Render(p *plan.Plan, d plan.Delta) kernel.Ruleset {
 		s := static{r.options, f, &p.Policy}
 		out.Jumps[f], out.Chains[f] = s.jumps(), s.chains()
 		slices.SortFunc(out.Chains[f], kernel.CompareChains)
-		r.step.Chains[f] = out.Chains[f]
 	}
-	out.Step = r.step
 	return out
 }
 
@@ -111,7 +95,7 @@ func (r *Renderer) follow(p *plan.Plan, d plan.Delta) {
 			come = append(come, fr)
 		}
 	}
-	r.total.change(gone, come, &r.step)
+	r.total.change(gone, come)
 }
 
 // bitmaps are the sets that have one for node ports per protocol and
@@ -151,29 +135,24 @@ type totals struct {
 	virtuals, nodePorts, all []kernel.Virtual
 }
 
-// change takes fragments away and adds others, and says in step what that may change.
-func (t *totals) change(gone, come []*fragment, step *kernel.Step) {
+// change takes fragments away and adds others.
+func (t *totals) change(gone, come []*fragment) {
 	if len(gone)+len(come) == 0 {
 		return
 	}
 	was, is := join(gone), join(come)
 	less, more := was.bySet(), is.bySet()
 	for _, m := range []map[string][]string{less, more} {
-		for set, entries := range m {
+		for set := range m {
 			if t.entries[set] == nil {
 				t.entries[set] = &kernel.Multiset[string]{}
 			}
-			step.Sets[set] = append(step.Sets[set], entries...)
 		}
 	}
-	for set := range step.Sets {
-		if m := t.entries[set]; m != nil {
-			m.Change(less[set], more[set], strings.Compare)
-		}
+	for set, m := range t.entries {
+		m.Change(less[set], more[set], strings.Compare)
 	}
-	step.Addresses = slices.Concat(was.addresses, is.addresses)
 	t.addresses.Change(was.addresses, is.addresses, netip.Addr.Compare)
-	step.Virtuals = slices.Concat(was.virtuals, was.nodePorts, is.virtuals, is.nodePorts)
 	t.virtuals = kernel.Patch(t.virtuals, was.virtuals, is.virtuals, kernel.CompareVirtuals)
 	t.nodePorts = kernel.Patch(t.nodePorts, was.nodePorts, is.nodePorts, kernel.CompareVirtuals)
 	t.all = kernel.MergeSorted(t.virtuals, t.nodePorts, kernel.CompareVirtuals, kernel.First)
