@@ -80,22 +80,24 @@ func (b *Backend) checkServers(want *kernel.Ruleset) ([]string, error) {
 	}
 	now := b.config.Now()
 	b.checkAfter = now.Add(pauseFactor * now.Sub(start))
+	have := make([]kernel.Virtual, len(servers))
+	for i := range servers {
+		have[i] = servers[i].Virtual
+	}
 	var gone, changed, reals []string
-	for i := range want.Virtuals {
-		w := &want.Virtuals[i]
-		for len(servers) > 0 && kernel.CompareVirtuals(servers[0].Virtual, *w) < 0 {
-			servers = servers[1:]
-		}
-		if len(servers) == 0 || kernel.CompareVirtuals(servers[0].Virtual, *w) != 0 {
-			gone = append(gone, name(w))
-			continue
-		}
-		have := &servers[0].Virtual
-		if have.Scheduler != w.Scheduler || have.SchedFlags != w.SchedFlags || have.Persistence != w.Persistence {
-			changed = append(changed, name(w))
-		}
-		if !sameReals(have.Reals, w.Reals) {
-			reals = append(reals, name(w))
+	for _, c := range kernel.Diff(kernel.Ruleset{Virtuals: have}, kernel.Ruleset{Virtuals: want.Virtuals}).Virtuals {
+		_, there := slices.BinarySearchFunc(have, c.Virtual, kernel.CompareVirtuals)
+		switch {
+		case c.Remove:
+		case !there:
+			gone = append(gone, name(&c.Virtual))
+		default:
+			if c.Settings {
+				changed = append(changed, name(&c.Virtual))
+			}
+			if len(c.Set) > 0 {
+				reals = append(reals, name(&c.Virtual))
+			}
 		}
 	}
 	return slices.Concat(kernel.Some("virtual server %s is gone", gone), kernel.Some("virtual server %s was changed", changed),
@@ -103,20 +105,6 @@ func (b *Backend) checkServers(want *kernel.Ruleset) ([]string, error) {
 }
 
 func name(v *kernel.Virtual) string { return v.Protocol.String() + " " + v.Address.String() }
-
-// sameReals reports whether have has all of want with their weights; both are in
-// order.
-func sameReals(have, want []kernel.Real) bool {
-	for _, w := range want {
-		for len(have) > 0 && have[0].Address.Compare(w.Address) < 0 {
-			have = have[1:]
-		}
-		if len(have) == 0 || have[0] != w {
-			return false
-		}
-	}
-	return true
-}
 
 // checkLink looks for addresses that are missing, and for some that kproxy didn't put there.
 func (b *Backend) checkLink(want *kernel.Ruleset) ([]string, error) {
