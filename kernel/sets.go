@@ -76,18 +76,19 @@ func ApplySets(ctx context.Context, store SetStore, ops SetOps) (entries int, er
 		}
 		entries += len(e.Entries)
 	}
-	return entries, multierror.Append(errs, DestroySets(ctx, store, ops.Destroy)).ErrorOrNil()
+	return entries, multierror.Append(errs, DestroySets(ctx, store, ops.Destroy, true)).ErrorOrNil()
 }
 
-// DestroySets removes sets. It waits a moment for references that are on their
-// way out, once for all of them. That a set doesn't exist is no error.
-func DestroySets(ctx context.Context, store SetStore, names []string) error {
+// DestroySets removes sets. With wait, it gives references a moment that are on their
+// way out, once for all of them; else a set that a rule refers to stays. That one doesn't exist is no error.
+func DestroySets(ctx context.Context, store SetStore, names []string, wait bool) error {
 	var errs *multierror.Error
 	deadline := time.Now().Add(destroyWait)
 	pause := 2 * time.Millisecond
 	for len(names) > 0 {
 		err := store.Destroy(names[0])
-		if errors.Is(err, ErrBusy) && time.Now().Before(deadline) {
+		busy := errors.Is(err, ErrBusy)
+		if busy && wait && time.Now().Before(deadline) {
 			select {
 			case <-ctx.Done():
 				return ctx.Err()
@@ -96,7 +97,7 @@ func DestroySets(ctx context.Context, store SetStore, names []string) error {
 			}
 			continue
 		}
-		if err != nil && !errors.Is(err, ErrNotFound) {
+		if err != nil && !errors.Is(err, ErrNotFound) && (wait || !busy) {
 			errs = multierror.Append(errs, fmt.Errorf("destroy set %s: %w", names[0], err))
 		}
 		names = names[1:]

@@ -41,16 +41,8 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 			errs = multierror.Append(errs, err)
 		}
 	}
-	if errs.ErrorOrNil() == nil && len(a.Failed) == 0 {
-		return a, kernel.DestroySets(ctx, b.config.Sets, ops.DestroySets)
-	}
-	// Rules that stayed may still refer to sets, so there is no use waiting.
-	for _, name := range ops.DestroySets {
-		if err := b.config.Sets.Destroy(name); err != nil && !errors.Is(err, kernel.ErrBusy) && !errors.Is(err, kernel.ErrNotFound) {
-			errs = multierror.Append(errs, fmt.Errorf("destroy set %s: %w", name, err))
-		}
-	}
-	return a, errs.ErrorOrNil()
+	done := errs.ErrorOrNil() == nil && len(a.Failed) == 0 // else rules that stayed may still refer to sets
+	return a, multierror.Append(errs, kernel.DestroySets(ctx, b.config.Sets, ops.DestroySets, done)).ErrorOrNil()
 }
 
 func (b *Backend) applyFamily(ctx context.Context, f service.Family, ops kernel.Ops, a *kernel.Applied) error {

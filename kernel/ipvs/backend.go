@@ -127,7 +127,7 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 	}
 	doomed := b.doomed
 	b.doomed = nil
-	return a, kernel.DestroySets(ctx, b.config.Sets, doomed)
+	return a, kernel.DestroySets(ctx, b.config.Sets, doomed, true)
 }
 
 // split returns what the rules' backend does before the virtual servers' turn

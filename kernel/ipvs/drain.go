@@ -42,12 +42,8 @@ func (b *Backend) Drain(ctx context.Context) (left int, err error) {
 		errs.all = multierror.Append(errs.all, why)
 	}
 	if len(b.doomed) > 0 && !b.recording() {
-		for _, name := range b.doomed {
-			// A rule that refers to it says that it is wanted again.
-			if e := b.config.Sets.Destroy(name); e != nil && !errors.Is(e, kernel.ErrNotFound) && !errors.Is(e, kernel.ErrBusy) {
-				errs.all = multierror.Append(errs.all, e)
-			}
-		}
+		// A rule that refers to one says that it is wanted again.
+		errs.all = multierror.Append(errs.all, kernel.DestroySets(ctx, b.config.Sets, b.doomed, false))
 		b.doomed = nil
 	}
 	return b.draining(), errors.Join(err, errs.all.ErrorOrNil())

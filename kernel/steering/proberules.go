@@ -139,7 +139,7 @@ func (p *Prober) try(ctx context.Context, v kernel.Variant, sets kernel.SetStore
 		if err := sets.Create(set); err != nil {
 			return err
 		}
-		defer func() { _ = kernel.DestroySets(context.WithoutCancel(ctx), sets, []string{set.Name}) }()
+		defer func() { _ = kernel.DestroySets(context.WithoutCancel(ctx), sets, []string{set.Name}, true) }()
 	}
 	restore := func(text string) error {
 		_, err := p.Runner.Run(ctx, []byte("*"+fs[0].table+"\n:"+probeChain+" - [0:0]\n"+text+"\nCOMMIT\n"), v.Program[family]+"-restore", "--noflush", "-w", "5")
