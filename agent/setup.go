@@ -80,22 +80,7 @@ func (a *Agent) setUp(ctx context.Context) error {
 	case <-ctx.Done():
 	case <-time.After(a.pause):
 	}
-	if err := a.enableAccounting(); err != nil {
-		return err
-	}
 	return a.openKernel(settings)
-}
-
-// enableAccounting makes the kernel count. Where that isn't this process's to
-// change, connections are served all the same.
-func (a *Agent) enableAccounting() error {
-	err := conntrack.EnableAccounting()
-	if !kernel.Unwritable(err) {
-		return err
-	}
-	a.lack("conntrack accounting", fmt.Sprintf("%v; connections in the kernel's data planes aren't counted: %s",
-		err, kernel.SysctlRemedy("net.netfilter.nf_conntrack_acct", "1")))
-	return nil
 }
 
 // ensureSysctls makes the kernel's settings what kproxy depends on, and says
@@ -245,7 +230,7 @@ func (a *Agent) Prepare(ctx context.Context) error {
 	if err := loadConntrack(); err != nil {
 		return &kernel.Missing{What: "conntrack", How: "a kernel with CONFIG_NF_CT_NETLINK", Err: err}
 	}
-	if err := errors.Join(a.enableAccounting(), a.ensureSysctls(kernel.Sysctls())); err != nil {
+	if err := a.ensureSysctls(kernel.Sysctls()); err != nil {
 		return err
 	}
 	if _, err := a.ensureConntrack(); err != nil { // what isn't possible here isn't necessary either

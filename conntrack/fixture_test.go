@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -159,7 +160,7 @@ func inNamespace(t testing.TB) *Client {
 		// Connection tracking begins with the first rule that needs it.
 		rewrite(t, at(f, services, 20, 9), port(9))
 	}
-	if err := EnableAccounting(); err != nil {
+	if _, err := kernel.EnsureSysctls(kernel.Sysctls()); err != nil {
 		t.Fatal(err)
 	}
 	c, err := Dial()

@@ -50,6 +50,10 @@ func Sysctls() []Sysctl {
 	return []Sysctl{
 		{Name: "net.ipv4.tcp_early_demux", Value: "0", Reason: early},
 		{Name: "net.ipv4.udp_early_demux", Value: "0", Reason: early},
+		// Of flows that begin from then on (Documentation/networking/nf_conntrack-sysctl.rst). Events are 2, the default
+		// since Linux 5.19, for "when somebody listens".
+		{Name: "net.netfilter.nf_conntrack_acct", Value: "1", Raise: true, Reason: "connections in the kernel's data planes are counted"},
+		{Name: "net.netfilter.nf_conntrack_events", Value: "1", Raise: true, Reason: "the kernel tells of connections that end"},
 		{Name: "net.ipv4.ip_forward", Value: "1", Reason: "connections of other hosts are forwarded to endpoints"},
 		{Name: "net.ipv6.conf.all.forwarding", Value: "1", Advise: true,
 			Reason: "IPv6 connections of other hosts are forwarded to endpoints; kproxy leaves it to you, because a host that gets its " +
