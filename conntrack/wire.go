@@ -77,7 +77,7 @@ const (
 
 // appendHeader appends struct nfgenmsg.
 func appendHeader(b []byte, f service.Family) []byte {
-	return nlmsg.AppendNetfilter(b, [2]byte{service.IPv4: unix.AF_INET, service.IPv6: unix.AF_INET6}[f])
+	return nlmsg.AppendNetfilter(b, f.Number())
 }
 
 func appendTuple(b []byte, typ uint16, p service.Protocol, src, dst netip.AddrPort) []byte {

@@ -13,7 +13,6 @@ import (
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel/nlmsg"
-	"kproxy.dev/kproxy/service"
 )
 
 // IPSets is the [SetStore] over netlink. Its socket belongs to the network
@@ -57,7 +56,7 @@ func (s *IPSets) Create(set Set) error {
 	if !ok {
 		return fmt.Errorf("unknown set type %q", set.Type)
 	}
-	family := familyNumber[set.Family]
+	family := set.Family.Number()
 	if set.Type == BitmapPort {
 		family = unix.AF_UNSPEC
 	}
@@ -80,8 +79,6 @@ func (s *IPSets) Create(set Set) error {
 	_, err := s.request(nl.IPSET_CMD_CREATE, set.Name, b)
 	return err
 }
-
-var familyNumber = [2]byte{service.IPv4: unix.AF_INET, service.IPv6: unix.AF_INET6}
 
 // setRevision is the first revision of each type that has what kproxy needs
 // (net/netfilter/ipset/ip_set_*.c), so that old kernels do.

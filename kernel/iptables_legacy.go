@@ -36,7 +36,7 @@ func ReadLegacyFilter(f service.Family) (*LegacyFilter, error) {
 	if err != nil || !slices.Contains(strings.Fields(string(names)), "filter") {
 		return nil, nil
 	}
-	fd, err := unix.Socket([2]int{unix.AF_INET, unix.AF_INET6}[f], unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	fd, err := unix.Socket(int(f.Number()), unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("read legacy rules of xtables: %w", err)
 	}

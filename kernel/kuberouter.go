@@ -25,8 +25,7 @@ func SentIsFiltered() (found bool, err error) {
 	defer s.Close()
 	var errs []error
 	err = s.Do(len(service.Families), func(b []byte, i int) []byte {
-		family := [2]byte{service.IPv4: unix.NFPROTO_IPV4, service.IPv6: unix.NFPROTO_IPV6}[i]
-		b = nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0), family)
+		b = nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|unix.NFT_MSG_GETCHAIN, 0), service.Families[i].Number())
 		return nlmsg.AppendText(nlmsg.AppendText(b, unix.NFTA_CHAIN_TABLE, "filter"), unix.NFTA_CHAIN_NAME, policyChain)
 	}, func(_ int, body []byte, err error) {
 		found = found || err == nil && body != nil

@@ -68,6 +68,9 @@ const (
 // Families lists both, for range loops.
 var Families = [2]Family{IPv4, IPv6}
 
+// Number is the family's in Linux: AF_INET or AF_INET6, which netfilter calls NFPROTO_IPV4 and NFPROTO_IPV6.
+func (f Family) Number() uint8 { return [2]uint8{IPv4: 2, IPv6: 10}[f] }
+
 // String returns "ipv4" or "ipv6".
 func (f Family) String() string {
 	if f == IPv6 {

@@ -21,11 +21,7 @@ type sizes [2][3]kernel.LegacyInfo
 func newTableSizes(families []service.Family) (*tableSizes, error) {
 	w := &tableSizes{sockets: [2]int{-1, -1}}
 	for _, f := range families {
-		domain := unix.AF_INET
-		if f == service.IPv6 {
-			domain = unix.AF_INET6
-		}
-		fd, err := unix.Socket(domain, unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
+		fd, err := unix.Socket(int(f.Number()), unix.SOCK_RAW|unix.SOCK_CLOEXEC, unix.IPPROTO_RAW)
 		if err != nil {
 			w.close()
 			return nil, fmt.Errorf("open %s socket: %w", f, err)

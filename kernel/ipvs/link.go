@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/nlmsg"
+	"kproxy.dev/kproxy/service"
 )
 
 // Link is [kernel.DummyLink]. Implementations are safe for concurrent use.
@@ -206,7 +207,7 @@ func appendAddress(b []byte, link uint32, a netip.Addr) []byte {
 	if a.Is4() {
 		scope = unix.RT_SCOPE_HOST
 	}
-	b = append(b, byte(addressFamily(a)), byte(a.BitLen()), 0, scope) // struct ifaddrmsg
+	b = append(b, service.FamilyOf(a).Number(), byte(a.BitLen()), 0, scope) // struct ifaddrmsg
 	b = binary.NativeEndian.AppendUint32(b, link)
 	b = nlmsg.AppendAddr(nlmsg.AppendAddr(b, unix.IFA_LOCAL, a), unix.IFA_ADDRESS, a)
 	if a.Is4() {

@@ -187,7 +187,7 @@ func appendSeed(b []byte, s seed) []byte {
 	if s.client.Is6() {
 		typ, length = syncIPv6, syncV6Length
 	}
-	b = append(b, typ, byte(protocolNumbers[s.protocol]))
+	b = append(b, typ, byte(s.protocol))
 	b = binary.BigEndian.AppendUint16(b, length) // the entry's version, 0, is in its upper bits
 	b = binary.BigEndian.AppendUint32(b, syncTemplate)
 	for _, v := range []uint16{syncTemplateState, 0, s.address.Port(), s.real.Port()} {

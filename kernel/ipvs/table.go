@@ -266,21 +266,11 @@ type key struct {
 
 func keyOf(v kernel.Virtual) key { return key{v.Protocol, v.Address} }
 
-// protocolNumbers are those of the Internet protocols.
-var protocolNumbers = map[service.Protocol]uint16{service.TCP: unix.IPPROTO_TCP, service.UDP: unix.IPPROTO_UDP, service.SCTP: unix.IPPROTO_SCTP}
-
-func addressFamily(a netip.Addr) uint16 {
-	if a.Is4() {
-		return unix.AF_INET
-	}
-	return unix.AF_INET6
-}
-
 // serviceOf is v as moby's Handle takes it.
 func serviceOf(v kernel.Virtual) *ipvs.Service {
 	s := &ipvs.Service{
-		Address: v.Address.Addr().AsSlice(), Port: v.Address.Port(), Protocol: protocolNumbers[v.Protocol],
-		AddressFamily: addressFamily(v.Address.Addr()), SchedName: v.Scheduler, Flags: v.SchedFlags,
+		Address: v.Address.Addr().AsSlice(), Port: v.Address.Port(), Protocol: uint16(v.Protocol),
+		AddressFamily: uint16(service.FamilyOf(v.Address.Addr()).Number()), SchedName: v.Scheduler, Flags: v.SchedFlags,
 		// Every client is one of its own: a mask for IPv4, a length for IPv6, which
 		// has to be given without persistence, too (ip_vs_add_service).
 		Netmask: 0xffffffff,
@@ -313,11 +303,9 @@ func virtualOf(s *ipvs.Service) (kernel.Virtual, bool) {
 	if s.Flags&flagPersistent != 0 {
 		v.Persistence = s.Timeout
 	}
-	for p, n := range protocolNumbers {
-		if n == s.Protocol {
-			v.Protocol = p
-			return v, true
-		}
+	switch v.Protocol = service.Protocol(s.Protocol); v.Protocol {
+	case service.TCP, service.UDP, service.SCTP:
+		return v, true
 	}
 	return v, false
 }

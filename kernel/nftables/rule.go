@@ -490,14 +490,6 @@ var (
 func jumpTo(chain string) part { return ends(codeJump, chain) }
 func goesTo(chain string) part { return ends(codeGoto, chain) }
 
-// nfproto is a family's number in nf_tables.
-func nfproto(f service.Family) uint32 {
-	if f == service.IPv6 {
-		return unix.NFPROTO_IPV6
-	}
-	return unix.NFPROTO_IPV4
-}
-
 // nfWord is how nft names a family's tables and addresses.
 func nfWord(f service.Family) string {
 	if f == service.IPv6 {
@@ -507,7 +499,7 @@ func nfWord(f service.Family) string {
 }
 
 func (r *Rule) dnat(f service.Family) {
-	r.Numbers("nat", unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT, unix.NFTA_NAT_FAMILY, nfproto(f),
+	r.Numbers("nat", unix.NFTA_NAT_TYPE, unix.NFT_NAT_DNAT, unix.NFTA_NAT_FAMILY, uint32(f.Number()),
 		unix.NFTA_NAT_REG_ADDR_MIN, register, unix.NFTA_NAT_REG_PROTO_MIN, next(register, typeAddr[f].size))
 }
 
@@ -547,7 +539,7 @@ func netmap(n netip.Prefix) part {
 		r.say("snat %s prefix to %s", nfWord(f), n)
 		r.Immediate(register, first...)
 		r.Immediate(end, last...)
-		r.Numbers("nat", unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT, unix.NFTA_NAT_FAMILY, nfproto(f),
+		r.Numbers("nat", unix.NFTA_NAT_TYPE, unix.NFT_NAT_SNAT, unix.NFTA_NAT_FAMILY, uint32(f.Number()),
 			unix.NFTA_NAT_REG_ADDR_MIN, register, unix.NFTA_NAT_REG_ADDR_MAX, end, unix.NFTA_NAT_FLAGS, netmap)
 	}
 }

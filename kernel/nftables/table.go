@@ -195,7 +195,7 @@ func lastOf(p netip.Prefix) netip.Addr {
 // header appends struct nfgenmsg and a message's table.
 func header(b []byte, kind, flags uint16, f service.Family) []byte {
 	b = nlmsg.AppendRequest(b, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags)
-	return nlmsg.AppendNetfilter(b, byte(nfproto(f)))
+	return nlmsg.AppendNetfilter(b, f.Number())
 }
 
 // message appends one of nf_tables; the table's name has the same number in all but

@@ -160,7 +160,7 @@ func (t *tables) find(f service.Family) (found maker, err error) {
 
 // dump lists objects of family f; each gets their attributes.
 func (t *tables) dump(kind uint16, f service.Family, more func([]byte) []byte, each func([]byte)) error {
-	if err := nlmsg.ListNFTables(t.socket, kind, byte(nfproto(f)), more, func(_ uint8, b []byte) { each(b) }); err != nil {
+	if err := nlmsg.ListNFTables(t.socket, kind, f.Number(), more, func(_ uint8, b []byte) { each(b) }); err != nil {
 		return fmt.Errorf("list nftables: %w", classify(err))
 	}
 	return nil

@@ -31,8 +31,6 @@ func DefaultRouting() Routing {
 	return Routing{Marks: kernel.DefaultMarks(), Table: 10249, Priority: 10249}
 }
 
-var familyNumber = [2]int{service.IPv4: unix.AF_INET, service.IPv6: unix.AF_INET6}
-
 func (r Routing) families() []service.Family {
 	if r.SkipIPv6 {
 		return []service.Family{service.IPv4}
@@ -54,7 +52,7 @@ func (r Routing) rules(f service.Family) []netlink.Rule {
 	mask := r.Marks.Own()
 	rule := func(priority int, mark uint32, from string) netlink.Rule {
 		out := netlink.NewRule()
-		out.Family, out.Priority, out.Mark, out.Mask, out.IifName = familyNumber[f], priority, mark, &mask, from
+		out.Family, out.Priority, out.Mark, out.Mask, out.IifName = int(f.Number()), priority, mark, &mask, from
 		return *out
 	}
 	in := rule(r.Priority, r.Marks.Transparent, "")
@@ -74,7 +72,7 @@ func sameRule(have, want netlink.Rule) bool {
 // present are kproxy's rules in the kernel, also those of an earlier configuration:
 // nobody else has both the priority and the table, or the jump's target.
 func (r Routing) present(f service.Family) ([]netlink.Rule, error) {
-	all, err := netlink.RuleList(familyNumber[f])
+	all, err := netlink.RuleList(int(f.Number()))
 	if err != nil {
 		return nil, fmt.Errorf("list %s routing rules: %w", f, err)
 	}
@@ -164,7 +162,7 @@ func (r Routing) hasRoute(f service.Family) (bool, error) {
 }
 
 func (r Routing) routes(f service.Family) ([]netlink.Route, error) {
-	routes, err := netlink.RouteListFiltered(familyNumber[f],
+	routes, err := netlink.RouteListFiltered(int(f.Number()),
 		&netlink.Route{Table: r.Table, Type: unix.RTN_LOCAL}, netlink.RT_FILTER_TABLE|netlink.RT_FILTER_TYPE)
 	if err != nil {
 		return nil, fmt.Errorf("list %s routes of table %d: %w", f, r.Table, err)

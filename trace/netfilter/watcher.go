@@ -198,19 +198,15 @@ func (w *Watcher) requests(proto service.Protocol, to netip.AddrPort, from netip
 	return out
 }
 
-func (w *Watcher) proto() byte {
-	return [2]byte{service.IPv4: unix.NFPROTO_IPV4, service.IPv6: unix.NFPROTO_IPV6}[w.family]
-}
-
 func (w *Watcher) request(kind, flags uint16, attributes func([]byte) []byte) []byte {
-	return attributes(nlmsg.AppendNetfilter(nlmsg.AppendRequest(nil, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags), w.proto()))
+	return attributes(nlmsg.AppendNetfilter(nlmsg.AppendRequest(nil, unix.NFNL_SUBSYS_NFTABLES<<8|kind, flags), w.family.Number()))
 }
 
 // readStates finds out the handles of the rules that tell the state.
 func (w *Watcher) readStates() error {
 	w.states = map[uint64]State{}
 	at := map[string]int{}
-	return nlmsg.DumpNFTables(unix.NFT_MSG_GETRULE, w.proto(), func(b []byte) []byte { return nlmsg.AppendText(b, unix.NFTA_RULE_TABLE, w.table) }, func(_ uint8, b []byte) {
+	return nlmsg.DumpNFTables(unix.NFT_MSG_GETRULE, w.family.Number(), func(b []byte) []byte { return nlmsg.AppendText(b, unix.NFTA_RULE_TABLE, w.table) }, func(_ uint8, b []byte) {
 		a := attributesOf(b)
 		chain := nlmsg.Text(a[unix.NFTA_RULE_CHAIN])
 		if nlmsg.Text(a[unix.NFTA_RULE_TABLE]) != w.table || isMarking(chain) {
