@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"runtime/debug"
@@ -216,10 +215,8 @@ type networks struct {
 
 // networkState is never modified.
 type networkState struct {
-	links     []netip.Prefix // whose hosts answer each other without passing this node
-	bridged   []netip.Prefix // whose hosts' answers to each other pass its netfilter only
-	addresses []netip.Addr   // the node's own, sorted
-	filtered  bool           // what the node sends to hosts of bridged is, by network policies
+	kernel.Networks
+	filtered bool // what the node sends to hosts of Bridged is, by network policies
 }
 
 // read lists them and reports whether anything has changed. What can't be
@@ -232,16 +229,12 @@ func (n *networks) read(log *slog.Logger) (changed bool, err error) {
 		was = *last
 	}
 	now := was
-	links, bridged, linksErr := kernel.Links()
-	if linksErr == nil {
-		now.links, now.bridged = links, bridged
-	}
-	addresses, addressesErr := kernel.NodeAddresses()
-	if addressesErr == nil {
-		now.addresses = addresses
+	found, err := kernel.ReadNetworks()
+	if err == nil {
+		now.Networks = found
 	}
 	var filterErr error
-	if len(now.bridged) > 0 {
+	if len(now.Bridged) > 0 {
 		var filtered bool
 		if filtered, filterErr = kernel.SentIsFiltered(); filterErr == nil {
 			now.filtered = filtered
@@ -253,18 +246,18 @@ func (n *networks) read(log *slog.Logger) (changed bool, err error) {
 		n.blind = true
 		log.Warn("it can't be known what filters packets that the node sends", "error", filterErr)
 	}
-	if err = errors.Join(linksErr, addressesErr); err != nil {
+	if err != nil {
 		log.Warn("this node's networks and addresses can't be listed", "error", err)
 	}
 	if now.filtered != was.filtered && now.filtered {
 		log.Info("network policies of kube-router filter what the node sends: while a service is in userspace, its endpoints see the node's address of clients on their own bridge")
 	}
-	if now.filtered == was.filtered && slices.Equal(was.links, now.links) && slices.Equal(was.bridged, now.bridged) && slices.Equal(was.addresses, now.addresses) {
+	if now.filtered == was.filtered && slices.Equal(was.Links, now.Links) && slices.Equal(was.Bridged, now.Bridged) && slices.Equal(was.Addresses, now.Addresses) {
 		return false, err
 	}
 	n.now.Store(&now)
 	if last != nil {
-		log.Info("the networks of this node have changed", "networks", now.links, "bridged", now.bridged, "addresses", now.addresses)
+		log.Info("the networks of this node have changed", "networks", now.Links, "bridged", now.Bridged, "addresses", now.Addresses)
 	}
 	return true, err
 }
@@ -275,7 +268,7 @@ func (n *networks) fill(p *plan.Policy) {
 	if s == nil {
 		return
 	}
-	p.Links, p.BridgedLinks, p.NodeAddresses = s.links, s.bridged, s.addresses
+	p.Links, p.BridgedLinks, p.NodeAddresses = s.Links, s.Bridged, s.Addresses
 	p.NoStandIns = s.filtered || n.host.WithoutNetmap
 }
 

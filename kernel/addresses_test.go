@@ -19,11 +19,11 @@ func TestNodeAddresses(t *testing.T) {
 		for _, a := range want {
 			addresses = append(addresses, netip.MustParseAddr(a))
 		}
-		got, err := kernel.NodeAddresses()
+		networks, err := kernel.ReadNetworks()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff(addresses, got, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
+		if diff := cmp.Diff(addresses, networks.Addresses, cmpopts.EquateComparable(netip.Addr{})); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", what, diff)
 		}
 	}

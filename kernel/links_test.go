@@ -36,12 +36,12 @@ func TestLinks(t *testing.T) {
 				t.Skipf("needs the module br_netfilter to see what bridges pass: %v", err)
 			}
 		}
-		links, bridged, err := kernel.Links()
+		n, err := kernel.ReadNetworks()
 		if err != nil {
 			t.Fatal(err)
 		}
-		if fmt.Sprint(links) != tt.links || fmt.Sprint(bridged) != tt.bridged {
-			t.Errorf("bridges call netfilter %s: links %s and bridged %s, want %s and %s", tt.calls, links, bridged, tt.links, tt.bridged)
+		if fmt.Sprint(n.Links) != tt.links || fmt.Sprint(n.Bridged) != tt.bridged {
+			t.Errorf("bridges call netfilter %s: links %s and bridged %s, want %s and %s", tt.calls, n.Links, n.Bridged, tt.links, tt.bridged)
 		}
 	}
 }

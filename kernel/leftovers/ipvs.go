@@ -182,7 +182,7 @@ func dummies() (kubeProxys, kproxys int, err error) {
 
 // readAddresses lists the addresses: of kube-ipvs0, and of all other links but kproxy's,
 // also of those that are down and of loopback, where kube-proxy or a former
-// version of it serves node ports as well. So kernel.NodeAddresses won't do.
+// version of it serves node ports as well. So kernel.ReadNetworks won't do.
 func (o *owners) readAddresses(kubeProxys, kproxys int) error {
 	o.link, o.node = map[netip.Addr]bool{}, map[netip.Addr]bool{}
 	addrs, err := netlink.AddrList(nil, netlink.FAMILY_ALL)

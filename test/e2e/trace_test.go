@@ -94,12 +94,11 @@ func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 	}
 	policy := plan.DefaultPolicy()
 	policy.Mode = mode
-	if policy.NodeAddresses, err = kernel.NodeAddresses(); err != nil {
+	networks, err := kernel.ReadNetworks()
+	if err != nil {
 		return nil, err
 	}
-	if policy.Links, policy.BridgedLinks, err = kernel.Links(); err != nil {
-		return nil, err
-	}
+	policy.NodeAddresses, policy.Links, policy.BridgedLinks = networks.Addresses, networks.Links, networks.Bridged
 	has := []plan.DataPlane{plan.IPTables}
 	if mode == plan.ModeNFTables {
 		has = []plan.DataPlane{plan.NFTables}
