@@ -1,7 +1,6 @@
 package kernel
 
 import (
-	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -174,6 +173,11 @@ func (s *IPSets) listEntries(st *SetState) error {
 	if err != nil {
 		return err
 	}
+	type entry struct {
+		text      string
+		remaining uint32
+	}
+	var all []entry
 	a := newAnySet()
 	for _, m := range msgs {
 		a.Entries = a.Entries[:0]
@@ -181,34 +185,16 @@ func (s *IPSets) listEntries(st *SetState) error {
 			return err
 		}
 		for i := range a.Entries {
-			st.Entries = append(st.Entries, a.Entries[i].Text(st.Type))
-			if a.Timed {
-				st.Remaining = append(st.Remaining, a.Entries[i].Remaining)
-			}
+			all = append(all, entry{a.Entries[i].Text(st.Type), a.Entries[i].Remaining})
 		}
 	}
-	sortEntries(st)
+	slices.SortFunc(all, func(a, b entry) int { return strings.Compare(a.text, b.text) })
+	for _, e := range all {
+		if st.Entries = append(st.Entries, e.text); a.Timed {
+			st.Remaining = append(st.Remaining, e.remaining)
+		}
+	}
 	return nil
-}
-
-// sortEntries brings entries, and the lifetimes that go with them, in order.
-func sortEntries(st *SetState) {
-	if len(st.Remaining) != len(st.Entries) {
-		slices.Sort(st.Entries)
-		return
-	}
-	type pair struct {
-		entry     string
-		remaining uint32
-	}
-	pairs := make([]pair, len(st.Entries))
-	for i := range pairs {
-		pairs[i] = pair{st.Entries[i], st.Remaining[i]}
-	}
-	slices.SortFunc(pairs, func(a, b pair) int { return cmp.Compare(a.entry, b.entry) })
-	for i, p := range pairs {
-		st.Entries[i], st.Remaining[i] = p.entry, p.remaining
-	}
 }
 
 // request sends a command about a set, or all of them, and returns the answers.

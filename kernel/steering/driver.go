@@ -309,24 +309,20 @@ func (d *Driver) Preview(ctx context.Context, routeTable int) (out []string, err
 
 // Remove implements [kernel.Cleaner].
 func (d *Driver) Remove(ctx context.Context, routeTable int) error {
-	return d.inKernel(routeTable, func(e *Env) error {
-		remove := func(context.Context) error { return nil }
-		for _, l := range slices.Backward(d.layers) {
-			below := remove
-			remove = func(ctx context.Context) error { return l.Remove(ctx, e, below) }
-		}
-		return remove(ctx)
-	})
+	_, err := d.remove(ctx, routeTable, false)
+	return err
 }
 
 // Retire implements [kernel.Cleaner].
-func (d *Driver) Retire(ctx context.Context) (drainer kernel.Drainer, err error) {
-	err = d.inKernel(0, func(e *Env) error {
+func (d *Driver) Retire(ctx context.Context) (kernel.Drainer, error) { return d.remove(ctx, 0, true) }
+
+func (d *Driver) remove(ctx context.Context, routeTable int, retire bool) (drainer kernel.Drainer, err error) {
+	err = d.inKernel(routeTable, func(e *Env) error {
 		remove := func(context.Context) error { return nil }
 		for _, l := range slices.Backward(d.layers) {
 			below := remove
 			remove = func(ctx context.Context) error { return l.Remove(ctx, e, below) }
-			if r, ok := l.(retiree); ok {
+			if r, ok := l.(retiree); ok && retire {
 				remove = func(ctx context.Context) (err error) {
 					drainer, err = r.Retire(ctx, e, below)
 					return err
