@@ -74,7 +74,7 @@ func TestBadServiceFailsAlone(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				programmed := iptables.Programmed(have, want, p)
+				programmed := new(iptables.Renderer).Programmed(have, want, p)
 				if _, is := programmed[services[17].Port.Key]; is {
 					t.Error("service 17 counts as programmed")
 				}
@@ -85,7 +85,7 @@ func TestBadServiceFailsAlone(t *testing.T) {
 					t.Fatalf("Apply what is right: %v", err)
 				}
 				have, _ = b.Observe(ctx)
-				if n := len(iptables.Programmed(have, want, p)); n != 40 {
+				if n := len(new(iptables.Renderer).Programmed(have, want, p)); n != 40 {
 					t.Errorf("%d services are programmed in the end, want 40", n)
 				}
 			})
@@ -182,7 +182,7 @@ func TestServiceWithoutSetsFailsAlone(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if n := len(iptables.Programmed(have, want, p)); n != 19 {
+	if n := len(new(iptables.Renderer).Programmed(have, want, p)); n != 19 {
 		t.Errorf("%d services are programmed, want 19", n)
 	}
 }

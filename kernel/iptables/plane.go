@@ -4,7 +4,6 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
-	"kproxy.dev/kproxy/service"
 )
 
 // Plane is the [steering.RulesetPlane] of iptables: the rules that all services share, and those
@@ -32,13 +31,3 @@ func NewPlane(c Config, o steering.Options) (*Plane, error) {
 
 // Fresh is [Render].
 func (r *Renderer) Fresh(p *plan.Plan) kernel.Ruleset { return Render(p, r.options) }
-
-// Programmed is [Programmed].
-func (*Renderer) Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 {
-	return Programmed(have, want, p)
-}
-
-// Adopted is [Adopted].
-func (*Renderer) Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
-	return Adopted(have, s)
-}

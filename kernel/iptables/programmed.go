@@ -12,7 +12,7 @@ import (
 // Programmed returns the KernelHash of every service of p whose rules in have,
 // the kernel's, are those in want, which was rendered of p: its own chains and
 // every rule on the way to them.
-func Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 {
+func (*Renderer) Programmed(have, want kernel.Ruleset, p *plan.Plan) map[service.Key]uint64 {
 	out := map[service.Key]uint64{}
 	for _, s := range p.Services {
 		if s.Kernel == plan.IPTables {
@@ -106,7 +106,7 @@ func (c *comparison) walk(name string, reached bool) {
 }
 
 // Adopted returns the service ports of s that have chains, and that [steering.Adopted] tells of.
-func Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
+func (*Renderer) Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 	chains := map[string]bool{}
 	for f := range service.Families {
 		for _, c := range have.Chains[f] {

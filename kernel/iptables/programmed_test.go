@@ -63,7 +63,7 @@ func TestProgrammed(t *testing.T) {
 			p := kerneltest.Plan(plan.ModeIPTables, services()...)
 			want, have := iptables.Render(p, options()), iptables.Render(p, options())
 			tt.damage(&have)
-			got := iptables.Programmed(have, want, p)
+			got := new(iptables.Renderer).Programmed(have, want, p)
 			var lost []string
 			for _, s := range p.Services {
 				if h, ok := got[s.Port.Key]; !ok {
@@ -119,12 +119,12 @@ func TestAdopted(t *testing.T) {
 	add(ported, 80, 30080)
 	add(kerneltest.Service("new", service.TCP, kerneltest.Cluster("10.96.0.9:80")), 80, 0)
 
-	got := iptables.Adopted(have, b.Build())
+	got := new(iptables.Renderer).Adopted(have, b.Build())
 	if diff := cmp.Diff([]service.Key{offloaded.Port.Key}, slices.Collect(maps.Keys(got))); diff != "" {
 		t.Errorf("Adopted (-want +got):\n%s", diff)
 	}
 	have.Sets = nil
-	if got := iptables.Adopted(have, b.Build()); len(got) > 0 {
+	if got := new(iptables.Renderer).Adopted(have, b.Build()); len(got) > 0 {
 		t.Errorf("without redirect sets %v are adopted", got)
 	}
 }

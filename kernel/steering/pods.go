@@ -1,6 +1,7 @@
 package steering
 
 import (
+	"net/netip"
 	"slices"
 
 	"kproxy.dev/kproxy/kernel"
@@ -42,10 +43,15 @@ func podInterface(p *plan.Policy) string {
 
 // PodNetworks is the set of the pod networks of family f in p's policy.
 func PodNetworks(p *plan.Plan, f service.Family) kernel.Set {
-	s := kernel.Set{Name: kernel.FamilySet(kernel.SetPods, f), Type: kernel.HashNet, Family: f}
-	for _, c := range p.Policy.PodCIDRs {
-		if service.FamilyOf(c.Addr()) == f {
-			s.Entries = append(s.Entries, netEntries(c.Masked())...)
+	return networkSet(kernel.SetPods, f, p.Policy.PodCIDRs)
+}
+
+// networkSet is a set of those networks that are of its family.
+func networkSet(base string, f service.Family, networks []netip.Prefix) kernel.Set {
+	s := kernel.Set{Name: kernel.FamilySet(base, f), Type: kernel.HashNet, Family: f}
+	for _, n := range networks {
+		if service.FamilyOf(n.Addr()) == f {
+			s.Entries = append(s.Entries, netEntries(n.Masked())...)
 		}
 	}
 	slices.Sort(s.Entries)
@@ -57,14 +63,5 @@ func PodNetworks(p *plan.Plan, f service.Family) kernel.Set {
 // f that node ports answer on; there is none where they answer on all.
 func NodePortNetworks(p *plan.Policy, f service.Family) (s kernel.Set, limited bool) {
 	within, limited := p.NodePortsWithin(f)
-	if !limited {
-		return kernel.Set{}, false
-	}
-	s = kernel.Set{Name: kernel.FamilySet(kernel.SetNodes, f), Type: kernel.HashNet, Family: f}
-	for _, n := range within {
-		s.Entries = append(s.Entries, netEntries(n.Masked())...)
-	}
-	slices.Sort(s.Entries)
-	s.Entries = slices.Compact(s.Entries)
-	return s, true
+	return networkSet(kernel.SetNodes, f, within), limited
 }
