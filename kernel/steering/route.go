@@ -31,11 +31,26 @@ func DefaultRouting() Routing {
 	return Routing{Marks: kernel.DefaultMarks(), Table: 10249, Priority: 10249}
 }
 
+// families are those that the kernel has.
 func (r Routing) families() []service.Family {
-	if r.SkipIPv6 {
+	if _, ok := ipv6Off(); r.SkipIPv6 || !ok {
 		return []service.Family{service.IPv4}
 	}
 	return service.Families[:]
+}
+
+// wanted are the families that have routes. IPv6 has none while it is switched off on the loopback
+// link, which takes none then (fib6_nh_init in net/ipv6/route.c): so it is on nodes where
+// net.ipv6.conf.all.disable_ipv6 is set.
+func (r Routing) wanted() []service.Family {
+	off, _ := ipv6Off()
+	r.SkipIPv6 = r.SkipIPv6 || off != 0
+	return r.families()
+}
+
+// ipv6Off reports whether IPv6 is switched off on the loopback link; ok is false where the kernel has none.
+func ipv6Off() (off int, ok bool) {
+	return kernel.ReadSysctl("net", "ipv6", "conf", "lo", "disable_ipv6")
 }
 
 // rules are in the order that they are added in: the target of a jump before the
@@ -118,7 +133,7 @@ func (r Routing) Present() ([]string, error) {
 // Missing says what isn't there, a phrase each.
 func (r Routing) Missing() ([]string, error) {
 	var out []string
-	for _, f := range r.families() {
+	for _, f := range r.wanted() {
 		have, err := r.present(f)
 		if err != nil {
 			return nil, err
@@ -176,7 +191,7 @@ func (r Routing) Ensure() error {
 	if err != nil {
 		return fmt.Errorf("find loopback: %w", err)
 	}
-	for _, f := range r.families() {
+	for _, f := range r.wanted() {
 		route := &netlink.Route{
 			Table: r.Table, Type: unix.RTN_LOCAL, Scope: netlink.SCOPE_HOST, LinkIndex: lo.Attrs().Index,
 			Dst: &net.IPNet{IP: make(net.IP, f.Bits()/8), Mask: net.CIDRMask(0, f.Bits())},

@@ -76,6 +76,43 @@ func TestRoutingComesAndGoes(t *testing.T) {
 	}
 }
 
+// TestRoutingWithoutIPv6: where IPv6 is switched off, IPv4 has its rules and routes, and nothing is missing. When it is
+// switched on, IPv6's are missing.
+func TestRoutingWithoutIPv6(t *testing.T) {
+	kerneltest.Namespace(t)
+	turn := func(off string) {
+		t.Helper()
+		if err := os.WriteFile("/proc/sys/net/ipv6/conf/all/disable_ipv6", []byte(off), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	r := steering.DefaultRouting()
+	ensure := func() {
+		t.Helper()
+		if err := r.Ensure(); err != nil {
+			t.Fatal(err)
+		}
+		if missing, err := r.Missing(); err != nil || len(missing) > 0 {
+			t.Errorf("Missing after Ensure = %v, %v", missing, err)
+		}
+	}
+	turn("1")
+	if missing, err := r.Missing(); err != nil || len(missing) != 5 {
+		t.Errorf("Missing without IPv6 = %v, %v; want three rules and two routes of IPv4", missing, err)
+	}
+	ensure()
+	turn("0")
+	if missing, err := r.Missing(); err != nil || len(missing) != 5 {
+		t.Errorf("Missing once there is IPv6 = %v, %v; want three rules and two routes of IPv6", missing, err)
+	}
+	ensure()
+	turn("1")
+	ensure()
+	if err := r.Remove(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 func TestSysctls(t *testing.T) {
 	kerneltest.Namespace(t)
 	for path, value := range map[string]string{"net/ipv4/ip_forward": "0", "net/ipv6/conf/all/forwarding": "0"} {
