@@ -9,6 +9,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -138,9 +139,52 @@ func TestCheckAsksOnce(t *testing.T) {
 	if calls := check(); calls != 1 {
 		t.Errorf("%d requests", calls)
 	}
+	if err := n.steering.Alive(time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if calls := check(); calls != 1 {
+		t.Errorf("%d requests after a heartbeat", calls)
+	}
 	run(t, "nft add table ip another")
 	if calls := check(); calls < 2 {
 		t.Errorf("%d requests after another program's transaction", calls)
+	}
+}
+
+// interrupted is a kernel while whose first list something else happens.
+type interrupted struct {
+	nftables.Netlink
+	first func()
+}
+
+func (i interrupted) Dump(request func([]byte) []byte, each func([]byte)) error {
+	i.first()
+	return i.Netlink.Dump(request, each)
+}
+
+// TestHeartbeatWhileElementsAreRead: it doesn't wait for a list, which may be one of millions.
+func TestHeartbeatWhileElementsAreRead(t *testing.T) {
+	n := newNode(t)
+	n.program(plane(kerneltest.Many(5, 3)...))
+	lists := 0
+	nftables.Through(n.plane, func(s nftables.Netlink) nftables.Netlink {
+		return interrupted{s, sync.OnceFunc(func() {
+			lists++
+			beat := make(chan error, 1)
+			go func() { beat <- n.steering.Alive(time.Hour) }()
+			select {
+			case err := <-beat:
+				if err != nil {
+					t.Error(err)
+				}
+			case <-time.After(10 * time.Second):
+				t.Error("the heartbeat waits")
+			}
+		})}
+	})
+	run(t, "nft add table ip another")
+	if found, err := n.plane.Check(t.Context()); err != nil || len(found) > 0 || lists != 1 {
+		t.Errorf("Check says %v, %v, after %d lists", found, err, lists)
 	}
 }
 

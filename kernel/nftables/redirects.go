@@ -134,8 +134,6 @@ func (s *Redirects) Started() error { return s.protocols(setStarting, 0) }
 // emptied. A set that isn't there is made.
 func (s *Redirects) protocols(set string, d time.Duration) error {
 	t := s.tables
-	t.mu.Lock()
-	defer t.mu.Unlock()
 	var requests [][]byte
 	for _, f := range t.families {
 		requests = append(requests, changeElements(f, unix.NFT_MSG_DELSETELEM, t.sets[f][set], 0, nil)...)
@@ -147,10 +145,12 @@ func (s *Redirects) protocols(set string, d time.Duration) error {
 			requests = append(requests, changeElements(f, unix.NFT_MSG_NEWSETELEM, t.sets[f][set], len(elements), func(i int) *Element { return &elements[i] })...)
 		}
 	}
-	err := t.commit(requests)
+	err := t.beat(requests)
 	if errors.Is(err, unix.ENOENT) {
-		if err = t.ensure(); err == nil {
-			err = t.commit(requests)
+		t.mu.Lock()
+		err = t.ensure()
+		if t.mu.Unlock(); err == nil {
+			err = t.beat(requests)
 		}
 	}
 	if err != nil {

@@ -56,6 +56,12 @@ type tables struct {
 	unfollowed error
 	at         uint32 // generation after the last transaction that was noticed
 	foreign    int    // how often others' transactions were noticed
+
+	// The heartbeat has a socket and a lock of its own: mu is held while all elements are written or
+	// read, which may take longer than a beat lives. Where both are locked, mu is first.
+	pulse sync.Mutex // guards what follows
+	heart netlink
+	beats uint32 // its transactions since at
 }
 
 // netlink is a [nlmsg.Socket], or one with faults.
@@ -83,7 +89,11 @@ func openTables(families []service.Family) (*tables, error) {
 	if err != nil {
 		return nil, err
 	}
-	t := &tables{families: families, socket: s, spare: spare, entries: map[place]int{}}
+	heart, err := nlmsg.Open(unix.NETLINK_NETFILTER, 4<<10)
+	if err != nil {
+		return nil, errors.Join(err, s.Close())
+	}
+	t := &tables{families: families, socket: s, heart: heart, spare: spare, entries: map[place]int{}}
 	for _, f := range families {
 		t.sets[f], t.chains[f], t.stale[f], t.listed[f] = map[string]*Set{}, map[string]code{}, map[string]time.Time{}, map[string]listed{}
 		for _, s := range sets(f) {
@@ -96,7 +106,9 @@ func openTables(families []service.Family) (*tables, error) {
 func (t *tables) close() error {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return t.socket.Close()
+	t.pulse.Lock()
+	defer t.pulse.Unlock()
+	return errors.Join(t.socket.Close(), t.heart.Close())
 }
 
 // use notes whether a chain is in use.
@@ -215,17 +227,30 @@ func refused(err error) bool {
 		func(e unix.Errno) bool { return errors.Is(err, e) })
 }
 
-// notice looks whether there were other transactions than so many of kproxy's own since
+// beat carries out a transaction of the heartbeat's. The caller doesn't hold mu.
+func (t *tables) beat(requests [][]byte) error {
+	t.pulse.Lock()
+	defer t.pulse.Unlock()
+	if err := t.heart.Transaction(unix.NFNL_SUBSYS_NFTABLES, requests); err != nil {
+		return classify(requestError(requests, err))
+	}
+	t.beats++
+	return nil
+}
+
+// notice looks whether there were other transactions than so many of kproxy's own, and the heartbeat's, since
 // the last time.
 func (t *tables) notice(own uint32) error {
+	t.pulse.Lock()
+	defer t.pulse.Unlock()
 	now, err := t.generation()
 	if err != nil {
 		return err
 	}
-	if now != t.at+own {
+	if now != t.at+own+t.beats {
 		t.foreign++
 	}
-	t.at = now
+	t.at, t.beats = now, 0
 	return nil
 }
 
@@ -408,9 +433,10 @@ func (g grouped) requests(t *tables, kind uint16, part func(set place, here []in
 // transactions of which each ends where the kernel enlarges a set's table, when it is three quarters full: it does so in the
 // background, and what is inserted meanwhile takes several times as long (rhashtable_insert_slow in lib/rhashtable.c).
 func (t *tables) fill(requests [][]byte, come []member) error {
-	const small = 3 << 10 // three quarters of a table of 4096
+	const small = 3 << 10   // three quarters of a table of 4096
+	const large = 256 << 10 // the kernel has the heartbeat wait for a transaction: this takes it a fraction of a second
 	g, done := bySet(come), map[place]int{}
-	for to := small + 1; ; to = 2*to - 1 {
+	for to := small + 1; ; to += min(to-1, large) {
 		piece := g.requests(t, unix.NFT_MSG_NEWSETELEM, func(set place, here []int32) []int32 {
 			if set.set == setServices || len(here) <= to {
 				return nil
