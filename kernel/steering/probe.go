@@ -62,7 +62,7 @@ const (
 // Probe tries everything. The error is only about ctx: what the host lacks is a
 // result.
 func (p *Prober) Probe(ctx context.Context) (*Host, error) {
-	h := &Host{}
+	h := &Host{Rules: plan.Capability{Name: "iptables"}}
 	find := p.Find
 	if find == nil {
 		find = p.FindVariant
@@ -87,7 +87,9 @@ func (p *Prober) Probe(ctx context.Context) (*Host, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
 	}
-	h.Rules = h.summary("iptables", iptablesFeatures)
+	if h.Rules.Reason == "" {
+		h.Rules.Supported, h.Rules.Reason = true, "every rule works, variant "+h.Variant.Name
+	}
 	return h, nil
 }
 
@@ -97,8 +99,16 @@ func (h *Host) need(c plan.Capability, how string, kind error) {
 	if !c.Supported {
 		h.missing = append(h.missing, &kernel.Missing{What: c.Name, How: how, Err: &reason{c.Reason, kind}})
 		c.Reason += ": " + how
+		h.withoutRules(c)
 	}
 	h.Caps.All = append(h.Caps.All, c)
+}
+
+// withoutRules says that the data plane iptables lacks a capability; the first one counts.
+func (h *Host) withoutRules(c plan.Capability) {
+	if h.Rules.Reason == "" {
+		h.Rules.Reason = c.Name + ": " + c.Reason
+	}
 }
 
 // reason is a capability's, as an error of a kind.
@@ -109,26 +119,6 @@ type reason struct {
 
 func (r *reason) Error() string { return r.text }
 func (r *reason) Unwrap() error { return r.kind }
-
-// summary is supported if every named capability is.
-func (h *Host) summary(name string, parts []string) plan.Capability {
-	for _, part := range parts {
-		found := false
-		for _, c := range h.Caps.All {
-			if c.Name != part {
-				continue
-			}
-			found = true
-			if !c.Supported {
-				return plan.Capability{Name: name, Reason: part + ": " + c.Reason}
-			}
-		}
-		if !found {
-			return plan.Capability{Name: name, Reason: part + " could not be tried"}
-		}
-	}
-	return plan.Capability{Name: name, Supported: true, Reason: "every rule works, variant " + h.Variant.Name}
-}
 
 func (p *Prober) probeCapability(name string, bit int) plan.Capability {
 	c := plan.Capability{Name: name}

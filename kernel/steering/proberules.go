@@ -18,38 +18,40 @@ type feature struct {
 	table string
 	rule  string
 	how   string
-	must  bool // no mode works without it
+	need  need
 }
+
+// need says what a feature is for.
+type need int
+
+const (
+	better     need = iota // it only makes things better
+	byIPTables             // the data plane iptables doesn't work without it
+	byAll                  // no mode does
+)
 
 // features are tried in order. @set, @address and @network stand for a set, an endpoint and
 // a network of the family.
 var features = []feature{
-	{"nat table", "nat", "-p tcp -j DNAT --to-destination @address", "kernel options CONFIG_NF_NAT, CONFIG_NETFILTER_XT_NAT", true},
-	{"set match", "nat", "-m set --match-set @set src -j RETURN", "kernel option CONFIG_NETFILTER_XT_SET", true},
-	{"address type match", "nat", "-m addrtype --dst-type LOCAL -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_ADDRTYPE", true},
-	{"mark match", "nat", "-m mark --mark 0x1/0x1 -j RETURN", "kernel option CONFIG_NETFILTER_XT_MARK", true},
-	{"comment match", "nat", "-m comment --comment kproxy -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_COMMENT", true},
-	{"connection mark", "mangle", "-j CONNMARK --set-xmark 0x1/0x1", "kernel options CONFIG_NETFILTER_XT_CONNMARK, CONFIG_NETFILTER_XT_TARGET_CONNMARK", true},
-	{"connection state match", "filter", "-m conntrack --ctstate NEW -j REJECT", "kernel options CONFIG_NETFILTER_XT_MATCH_CONNTRACK, CONFIG_IP_NF_TARGET_REJECT", true},
+	{"nat table", "nat", "-p tcp -j DNAT --to-destination @address", "kernel options CONFIG_NF_NAT, CONFIG_NETFILTER_XT_NAT", byAll},
+	{"set match", "nat", "-m set --match-set @set src -j RETURN", "kernel option CONFIG_NETFILTER_XT_SET", byAll},
+	{"address type match", "nat", "-m addrtype --dst-type LOCAL -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_ADDRTYPE", byAll},
+	{"mark match", "nat", "-m mark --mark 0x1/0x1 -j RETURN", "kernel option CONFIG_NETFILTER_XT_MARK", byAll},
+	{"comment match", "nat", "-m comment --comment kproxy -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_COMMENT", byAll},
+	{"connection mark", "mangle", "-j CONNMARK --set-xmark 0x1/0x1", "kernel options CONFIG_NETFILTER_XT_CONNMARK, CONFIG_NETFILTER_XT_TARGET_CONNMARK", byAll},
+	{"connection state match", "filter", "-m conntrack --ctstate NEW -j REJECT", "kernel options CONFIG_NETFILTER_XT_MATCH_CONNTRACK, CONFIG_IP_NF_TARGET_REJECT", byAll},
 	{"socket match", "mangle", "-p tcp -m socket --transparent -j MARK --set-xmark 0x1/0x1",
-		"kernel option CONFIG_NETFILTER_XT_MATCH_SOCKET; without it userspace can't keep clients' addresses", false},
+		"kernel option CONFIG_NETFILTER_XT_MATCH_SOCKET; without it userspace can't keep clients' addresses", better},
 	{"packet counts", "mangle", "-p tcp -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply -j RETURN",
-		"kernel option CONFIG_NETFILTER_XT_MATCH_CONNBYTES; without it a connection that an endpoint refuses in the kernel is refused to the client", false},
+		"kernel option CONFIG_NETFILTER_XT_MATCH_CONNBYTES; without it a connection that an endpoint refuses in the kernel is refused to the client", better},
 	{"log of refusals", "filter", kernel.LogRefusal(kernel.ReasonNoEndpoint), "kernel options CONFIG_NETFILTER_XT_TARGET_NFLOG, CONFIG_NETFILTER_XT_MATCH_LIMIT, CONFIG_NETFILTER_NETLINK_LOG; " +
-		"without it nothing names the clients that rules refuse", false},
-	{"statistic match", "nat", "-m statistic --mode nth --every 2 --packet 0 -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_STATISTIC", false},
-	{"set target", "nat", "-j SET --add-set @set src --exist --timeout 1", "kernel option CONFIG_NETFILTER_XT_SET", false},
-	{"masquerade", "nat", "-j MASQUERADE", "kernel option CONFIG_NETFILTER_XT_TARGET_MASQUERADE", false},
+		"without it nothing names the clients that rules refuse", better},
+	{"statistic match", "nat", "-m statistic --mode nth --every 2 --packet 0 -j RETURN", "kernel option CONFIG_NETFILTER_XT_MATCH_STATISTIC", byIPTables},
+	{"set target", "nat", "-j SET --add-set @set src --exist --timeout 1", "kernel option CONFIG_NETFILTER_XT_SET", byIPTables},
+	{"masquerade", "nat", "-j MASQUERADE", "kernel option CONFIG_NETFILTER_XT_TARGET_MASQUERADE", byIPTables},
 	{"netmap", "nat", "-j NETMAP --to @network",
-		"kernel option CONFIG_NETFILTER_XT_TARGET_NETMAP; without it endpoints on a bridge see the node's address of its other pods while a service is in userspace", false},
-	{"masquerade --random-fully", "nat", "-j MASQUERADE --random-fully", "iptables 1.6.2 and Linux 3.13; without it source ports may collide under load", false},
-}
-
-// iptablesFeatures are those that the mode iptables needs; socket match,
-// packet counts, log of refusals, netmap and --random-fully only make it better.
-var iptablesFeatures = []string{
-	"CAP_NET_ADMIN", "CAP_NET_RAW", "ipset", "iptables", "nat table", "set match", "address type match", "mark match", "comment match",
-	"connection mark", "connection state match", "statistic match", "set target", "masquerade",
+		"kernel option CONFIG_NETFILTER_XT_TARGET_NETMAP; without it endpoints on a bridge see the node's address of its other pods while a service is in userspace", better},
+	{"masquerade --random-fully", "nat", "-j MASQUERADE --random-fully", "iptables 1.6.2 and Linux 3.13; without it source ports may collide under load", better},
 }
 
 var (
@@ -100,12 +102,14 @@ func (p *Prober) probeRules(ctx context.Context, h *Host, sets kernel.SetStore) 
 			if err6 := try(f, service.IPv6); err6 != nil && v6.Supported {
 				v6 = plan.Capability{Name: v6.Name, Reason: fmt.Sprintf("%s: %v: install ip6tables, or kernel option CONFIG_IP6_NF_NAT", f.name, err6)}
 			}
-		case f.must:
+		case f.need == byAll:
 			c.Reason = err.Error()
 			h.need(c, f.how, nil)
 			continue
 		default:
-			c.Reason = fmt.Sprintf("%v: %s", err, f.how)
+			if c.Reason = fmt.Sprintf("%v: %s", err, f.how); f.need == byIPTables {
+				h.withoutRules(c)
+			}
 		}
 		switch f.name {
 		case "socket match":
