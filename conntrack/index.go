@@ -23,9 +23,8 @@ type front struct {
 
 // index finds the frontend a flow was sent to.
 type index struct {
-	fronts    map[frontendKey]front
-	nodePorts int // how many there are
-	local     func(netip.Addr) bool
+	fronts map[frontendKey]front
+	local  func(netip.Addr) bool
 }
 
 // newIndex indexes the frontends of one protocol. local reports whether an
@@ -49,20 +48,13 @@ func (x *index) add(s *plan.Service) {
 	for i := range s.Frontends {
 		f := &s.Frontends[i]
 		x.fronts[keyOf(f)] = front{s, f}
-		if f.Kind == plan.NodePort {
-			x.nodePorts++
-		}
 	}
 }
 
 // remove removes s, which was added.
 func (x *index) remove(s *plan.Service) {
 	for i := range s.Frontends {
-		f := &s.Frontends[i]
-		delete(x.fronts, keyOf(f))
-		if f.Kind == plan.NodePort {
-			x.nodePorts--
-		}
+		delete(x.fronts, keyOf(&s.Frontends[i]))
 	}
 }
 
@@ -75,9 +67,6 @@ func (x *index) find(f *Flow) (front, bool) {
 	at := frontendKey{f.Protocol, f.Family, f.OrigDst}
 	if hit, ok := x.fronts[at]; ok {
 		return hit, true
-	}
-	if x.nodePorts == 0 {
-		return front{}, false
 	}
 	at.address = netip.AddrPortFrom(netip.Addr{}, f.OrigDst.Port())
 	hit, ok := x.fronts[at]
