@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"slices"
 	"time"
 
@@ -84,7 +83,7 @@ func (d *Driver) Renderer(e *steering.Env, below kernel.Renderer) kernel.Rendere
 // kproxy, which are to go. It returns below where there is neither.
 func (d *Driver) Open(e *steering.Env, below steering.RulesetPlane, use bool) (steering.RulesetPlane, error) {
 	if e.ReadOnly {
-		if _, err := os.Stat(procPath); err != nil { // asking for it would load it
+		if !Loaded() {
 			return below, nil
 		}
 	} else if use = use && d.host.Supported; !use {
@@ -135,7 +134,7 @@ func (d *Driver) prepare(e *steering.Env, table *Netlink) error {
 // leftBehind reports whether there is a record of kproxy's virtual servers, and IPVS is
 // still in the kernel.
 func leftBehind(sets kernel.SetStore) (bool, error) {
-	if _, err := os.Stat(procPath); err != nil {
+	if !Loaded() {
 		return false, nil
 	}
 	states, err := sets.List(isRecordName)
