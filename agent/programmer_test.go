@@ -121,7 +121,7 @@ func (e *expectations) Close()                                  {}
 func newModelHost(t *testing.T) *modelHost {
 	t.Helper()
 	host := kerneltest.NewHost()
-	c := iptables.DefaultConfig()
+	c := steering.DefaultEnv(nil)
 	c.Runner, c.Sets, c.Variant = host, host.Sets(), kernel.VariantNFT()
 	b := iptables.New(c)
 	// The fast loop makes the redirect sets before it hands over a plan.

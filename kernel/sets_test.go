@@ -258,7 +258,7 @@ func TestAffinityMoves(t *testing.T) {
 		}
 		// An earlier stay in the kernel left the first client with another endpoint.
 		old := []kernel.Client{{Address: clients[0].Address, Endpoint: c, Remaining: time.Hour}}
-		p := &iptables.Plane{Backend: iptables.New(iptables.Config{Sets: s})}
+		p := &iptables.Plane{Backend: iptables.New(steering.DefaultEnv(s))}
 		moving := []kernel.Moving{{Service: kerneltest.Service("web", service.TCP, kerneltest.Endpoints(c.String(), a.String(), b.String(), gone.String()))}}
 		for _, seed := range [][]kernel.Client{old, clients} {
 			if err := p.SeedAffinity(t.Context(), moving, map[service.Key][]kernel.Client{key: seed}); err != nil {

@@ -30,7 +30,7 @@ func (p *Plane) SeedAffinity(_ context.Context, to []kernel.Moving, clients map[
 	var errs *multierror.Error
 	for _, m := range to {
 		if k := m.Service.Port.Key; m.Service.DataPlane == plan.IPTables {
-			if err := seed(p.config.Sets, m.Service, clients[k]); err != nil {
+			if err := seed(p.env.Sets, m.Service, clients[k]); err != nil {
 				errs = multierror.Append(errs, fmt.Errorf("seed affinity of %s: %w", k, err))
 			}
 		}
@@ -103,7 +103,7 @@ func (p *Plane) ReadAffinity(from []kernel.Moving) (map[service.Key][]kernel.Cli
 	if len(sets) == 0 {
 		return out, nil
 	}
-	states, err := p.config.Sets.List(func(name string) bool { _, ok := sets[name]; return ok })
+	states, err := p.env.Sets.List(func(name string) bool { _, ok := sets[name]; return ok })
 	if err != nil {
 		return out, fmt.Errorf("read affinity: %w", err)
 	}

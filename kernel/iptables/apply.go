@@ -33,7 +33,7 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 	if errs.ErrorOrNil() != nil {
 		return a, errs.ErrorOrNil() // what is left over is deleted next time
 	}
-	n, err := kernel.ApplySets(ctx, b.config.Sets, kernel.SetOps{Del: ops.DelEntries})
+	n, err := kernel.ApplySets(ctx, b.env.Sets, kernel.SetOps{Del: ops.DelEntries})
 	a.Entries += n
 	errs = multierror.Append(errs, err)
 	for _, f := range b.families() {
@@ -42,7 +42,7 @@ func (b *Backend) Apply(ctx context.Context, ops kernel.Ops) (kernel.Applied, er
 		}
 	}
 	done := errs.ErrorOrNil() == nil && len(a.Failed) == 0 // else rules that stayed may still refer to sets
-	return a, multierror.Append(errs, kernel.DestroySets(ctx, b.config.Sets, ops.DestroySets, done)).ErrorOrNil()
+	return a, multierror.Append(errs, kernel.DestroySets(ctx, b.env.Sets, ops.DestroySets, done)).ErrorOrNil()
 }
 
 func (b *Backend) applyFamily(ctx context.Context, f service.Family, ops kernel.Ops, a *kernel.Applied) error {
@@ -72,12 +72,12 @@ func (b *Backend) addSets(ctx context.Context, ops kernel.Ops, a *kernel.Applied
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		if err := b.config.Sets.Create(s); err != nil {
+		if err := b.env.Sets.Create(s); err != nil {
 			fail(s, fmt.Errorf("create set %s: %w", s.Name, err))
 		}
 	}
 	for _, e := range ops.AddEntries {
-		if err := b.config.Sets.Add(e.Set, 0, e.Entries...); err != nil {
+		if err := b.env.Sets.Add(e.Set, 0, e.Entries...); err != nil {
 			fail(e.Set, fmt.Errorf("add to set %s: %w", e.Set.Name, err))
 			continue
 		}

@@ -57,7 +57,7 @@ func newBackend(t testing.TB, v kernel.Variant) (*iptables.Backend, *kernel.IPSe
 		t.Fatal(err)
 	}
 	t.Cleanup(sets.Close)
-	c := iptables.DefaultConfig()
+	c := steering.DefaultEnv(nil)
 	c.Sets, c.Variant = sets, v
 	b := iptables.New(c)
 	return b, sets

@@ -12,32 +12,33 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Cleanup removes everything that kproxy has in the kernel, in both variants of
+// Remove removes everything that kproxy has in the kernel, in both variants of
 // iptables where the host has them, and nothing else. It goes on after errors
 // and returns all of them.
-func Cleanup(ctx context.Context, c Config, r steering.Routing) error {
+func (*Driver) Remove(ctx context.Context, e *steering.Env, _ func(context.Context) error) error {
 	var errs *multierror.Error
-	for b, f := range c.everywhere() {
+	for b, f := range everywhere(e) {
 		if err := b.clean(ctx, f); err != nil && !errors.Is(err, kernel.ErrNoProgram) {
 			errs = multierror.Append(errs, fmt.Errorf("clean up: %w", err))
 		}
 	}
 	// Sets last: rules of either variant may refer to them.
-	sets, err := kernel.ReadSets(c.Sets)
+	sets, err := kernel.ReadSets(e.Sets)
 	errs = multierror.Append(errs, err)
-	_, err = kernel.ApplySets(ctx, c.Sets, kernel.DiffSets(sets, nil))
-	errs = multierror.Append(errs, err, r.Remove())
+	_, err = kernel.ApplySets(ctx, e.Sets, kernel.DiffSets(sets, nil))
+	errs = multierror.Append(errs, err, e.Routing.Remove())
 	return errs.ErrorOrNil()
 }
 
 // everywhere iterates over the variants and families that may have rules; the default
 // variant's are those of one of the others where the host tells them apart.
-func (c Config) everywhere() iter.Seq2[*Backend, service.Family] {
+func everywhere(e *steering.Env) iter.Seq2[*Backend, service.Family] {
 	return func(yield func(*Backend, service.Family) bool) {
 		for _, v := range []kernel.Variant{kernel.VariantNFT(), kernel.VariantLegacy(), kernel.DefaultVariant()} {
-			c.Variant = v
+			at := *e
+			at.Variant = v
 			for _, f := range service.Families {
-				if !yield(New(c), f) {
+				if !yield(New(&at), f) {
 					return
 				}
 			}
@@ -57,12 +58,12 @@ func (b *Backend) clean(ctx context.Context, f service.Family) error {
 	return err
 }
 
-// Preview says what [Cleanup] would remove, a line each, and changes nothing.
-func Preview(ctx context.Context, c Config, r steering.Routing) ([]string, error) {
+// Preview says what Remove would remove, a line each, and changes nothing.
+func (*Driver) Preview(ctx context.Context, e *steering.Env) ([]string, error) {
 	var out []string
 	var read [2]bool
-	for b, f := range c.everywhere() {
-		v := b.config.Variant
+	for b, f := range everywhere(e) {
+		v := b.env.Variant
 		if read[f] && v.Name == "" {
 			continue // the same rules under the usual name
 		}
@@ -80,13 +81,13 @@ func Preview(ctx context.Context, c Config, r steering.Routing) ([]string, error
 			out = append(out, fmt.Sprintf("%s table %s: chain %s, %d rules", v.Program[f], chain.Table, chain.Name, len(chain.Rules)))
 		}
 	}
-	sets, err := c.Sets.List(nil)
+	sets, err := e.Sets.List(nil)
 	if err != nil {
 		return nil, fmt.Errorf("list sets: %w", err)
 	}
 	for _, s := range sets {
 		out = append(out, fmt.Sprintf("set %s, %d entries", s.Name, s.Count))
 	}
-	routes, err := r.Present()
+	routes, err := e.Routing.Present()
 	return append(out, routes...), err
 }

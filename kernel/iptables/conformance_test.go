@@ -65,7 +65,7 @@ func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) ke
 }
 
 func modelBackend(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) *iptables.Backend {
-	c := iptables.DefaultConfig()
+	c := steering.DefaultEnv(nil)
 	c.Runner, c.Sets = faults.Runner(h), faults.Sets(h.Sets())
 	b := iptables.New(c)
 	return b
@@ -118,7 +118,7 @@ func kernelSystem(t *testing.T, v kernel.Variant, faults *kerneltest.Faults) ker
 		t.Fatal(err)
 	}
 	t.Cleanup(sets.Close)
-	c := iptables.DefaultConfig()
+	c := steering.DefaultEnv(nil)
 	c.Variant, c.Runner, c.Sets = v, faults.Runner(kernel.Exec{}), faults.Sets(sets)
 	b := iptables.New(c)
 	return kerneltest.System{
@@ -193,10 +193,10 @@ func TestCleanup(t *testing.T) {
 	if err := (&steering.Redirects{Store: sets}).Alive(time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	c := iptables.DefaultConfig()
+	c := steering.DefaultEnv(nil)
 	c.Sets = sets
 	for range 2 { // again: there is nothing to do
-		if err := iptables.Cleanup(context.Background(), c, steering.DefaultRouting()); err != nil {
+		if err := iptables.NewDriver().Remove(context.Background(), c, nil); err != nil {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff(before, dump()); diff != "" {

@@ -37,27 +37,10 @@ func (d *Driver) Renderer(e *steering.Env, _ kernel.Renderer) kernel.Renderer {
 	return NewRenderer(e.Options)
 }
 
-// configOf is the Config of a Backend that works with e.
-func configOf(e *steering.Env) Config {
-	c := DefaultConfig()
-	c.Runner, c.Sets, c.Variant, c.SkipIPv6 = e.Runner, e.Sets, e.Variant, e.SkipIPv6
-	return c
-}
-
 // Open opens the tables.
 func (d *Driver) Open(e *steering.Env, _ steering.RulesetPlane, _ bool) (steering.RulesetPlane, error) {
 	if e.ReadOnly {
-		return &Plane{Backend: New(configOf(e)), Renderer: NewRenderer(e.Options)}, nil
+		return &Plane{Backend: New(e), Renderer: NewRenderer(e.Options)}, nil
 	}
-	return NewPlane(configOf(e), e.Options)
-}
-
-// Preview says what Remove would remove, a line each.
-func (d *Driver) Preview(ctx context.Context, e *steering.Env) ([]string, error) {
-	return Preview(ctx, configOf(e), e.Routing)
-}
-
-// Remove is [Cleanup].
-func (d *Driver) Remove(ctx context.Context, e *steering.Env, _ func(context.Context) error) error {
-	return Cleanup(ctx, configOf(e), e.Routing)
+	return NewPlane(e)
 }

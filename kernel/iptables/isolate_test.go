@@ -14,6 +14,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -117,8 +118,8 @@ func TestLockedTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer sets.Close()
-	c := iptables.DefaultConfig()
-	c.Sets, c.Variant, c.LockWait = sets, kernel.VariantLegacy(), time.Second
+	c := steering.DefaultEnv(nil)
+	c.Sets, c.Variant = sets, kernel.VariantLegacy()
 	b := iptables.New(c)
 	ctx := context.Background()
 	want := iptables.Render(everything(), options())
@@ -163,7 +164,7 @@ func (f full) Create(s kernel.Set) error {
 // made, its chains aren't, and everybody else's are.
 func TestServiceWithoutSetsFailsAlone(t *testing.T) {
 	h := kerneltest.NewHost()
-	c := iptables.DefaultConfig()
+	c := steering.DefaultEnv(nil)
 	c.Runner, c.Sets = h, full{h.Sets(), "sticky-2"}
 	b := iptables.New(c)
 	var services []*plan.Service

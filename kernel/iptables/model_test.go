@@ -10,6 +10,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 )
 
 // TestRestore holds the model to what the programs do: what they take, what
@@ -74,7 +75,7 @@ func TestRestore(t *testing.T) {
 func TestStartRunsFewPrograms(t *testing.T) {
 	h := kerneltest.NewHost()
 	programs := &recorder{Runner: h}
-	c := iptables.DefaultConfig()
+	c := steering.DefaultEnv(nil)
 	c.Runner, c.Sets = programs, h.Sets()
 	want := iptables.Render(everything(), options())
 	if applied, err := iptables.New(c).Apply(t.Context(), kernel.Diff(kernel.Ruleset{}, want)); err != nil || len(applied.Failed) > 0 {

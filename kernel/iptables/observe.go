@@ -26,12 +26,12 @@ func (b *Backend) Observe(ctx context.Context) (kernel.Ruleset, error) {
 			b.written += len(out.Chains[f][i].Rules)
 		}
 	}
-	out.Sets, err = kernel.ReadSets(b.config.Sets)
+	out.Sets, err = kernel.ReadSets(b.env.Sets)
 	return out, err
 }
 
 func (b *Backend) observeFamily(ctx context.Context, f service.Family) ([]kernel.Chain, []kernel.Jump, error) {
-	text, err := b.config.Runner.Run(ctx, nil, b.config.Variant.Program[f]+"-save")
+	text, err := b.env.Runner.Run(ctx, nil, b.env.Variant.Program[f]+"-save")
 	if err != nil {
 		return nil, nil, fmt.Errorf("read %s rules: %w", f, err)
 	}

@@ -35,7 +35,7 @@ func (b *Backend) parts(chains []kernel.Chain) [][]kernel.Chain {
 			n++
 		}
 		limit := max(partRules, b.written/partShare)
-		if b.config.Variant.Name == "legacy" || rules <= limit {
+		if b.env.Variant.Name == "legacy" || rules <= limit {
 			out = append(out, chains[:n])
 		} else {
 			out = append(out, cut(leadFirst(chains[:n]), limit)...)

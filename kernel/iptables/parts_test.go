@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"kproxy.dev/kproxy/kernel"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -48,7 +49,7 @@ func TestPartsLeadToWhatIsThere(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(fmt.Sprint(tt.variant, " ", tt.services, " on ", tt.written), func(t *testing.T) {
 			chains := manyChains(tt.services)
-			b := &Backend{config: Config{Variant: kernel.Variant{Name: tt.variant}}, written: tt.written}
+			b := &Backend{env: &steering.Env{Variant: kernel.Variant{Name: tt.variant}}, written: tt.written}
 			parts := b.parts(chains)
 			if len(parts) < tt.atLeast || len(parts) > tt.atMost {
 				t.Errorf("%d commits, want %d to %d", len(parts), tt.atLeast, tt.atMost)

@@ -17,16 +17,16 @@ type Plane struct {
 var _ steering.RulesetPlane = (*Plane)(nil)
 
 // NewPlane returns the layer. It opens the sockets of a [Watch].
-func NewPlane(c Config, o steering.Options) (*Plane, error) {
-	if err := o.Validate(); err != nil {
+func NewPlane(e *steering.Env) (*Plane, error) {
+	if err := e.Options.Validate(); err != nil {
 		return nil, err
 	}
-	b := New(c)
+	b := New(e)
 	w, err := NewWatch(b)
 	if err != nil {
 		return nil, err
 	}
-	return &Plane{b, w, NewRenderer(o)}, nil
+	return &Plane{b, w, NewRenderer(e.Options)}, nil
 }
 
 // Fresh is [Render].

@@ -66,7 +66,7 @@ const (
 func NewWatch(b *Backend) (*Watch, error) {
 	w := &Watch{backend: b}
 	var err error
-	if b.config.Variant.Name == "legacy" {
+	if b.env.Variant.Name == "legacy" {
 		w.stamps, err = newTableSizes(b.families())
 	} else {
 		w.stamps, err = newGeneration()
@@ -225,7 +225,7 @@ func inBoth(a, b kernel.Ops) (out kernel.Ops) {
 // have whose entries only kproxy changes. The entries of redirect sets are the
 // business of what applies them.
 func (w *Watch) checkSets(want *kernel.Ruleset) ([]string, error) {
-	states, err := w.backend.config.Sets.List(nil)
+	states, err := w.backend.env.Sets.List(nil)
 	if err != nil {
 		return nil, err
 	}

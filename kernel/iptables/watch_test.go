@@ -12,6 +12,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/kerneltest"
+	"kproxy.dev/kproxy/kernel/steering"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -249,7 +250,7 @@ func TestWatchWhileRulesChange(t *testing.T) {
 	kerneltest.Namespace(t)
 	h := kerneltest.NewHost()
 	reading := &hooked{Runner: h}
-	c := iptables.DefaultConfig()
+	c := steering.DefaultEnv(nil)
 	c.Runner, c.Sets = reading, h.Sets()
 	b := iptables.New(c)
 	w, err := iptables.NewWatch(b)
@@ -290,7 +291,7 @@ func TestWatchWhileRulesChange(t *testing.T) {
 func TestWatchClosedAmidAChange(t *testing.T) {
 	kerneltest.Namespace(t)
 	h := kerneltest.NewHost()
-	c := iptables.DefaultConfig()
+	c := steering.DefaultEnv(nil)
 	c.Runner, c.Sets = h, h.Sets()
 	b := iptables.New(c)
 	w, err := iptables.NewWatch(b)

@@ -63,7 +63,7 @@ func foreignVirtuals() []kernel.Virtual {
 }
 
 func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) kerneltest.System {
-	rules := iptables.DefaultConfig()
+	rules := steering.DefaultEnv(nil)
 	rules.Runner, rules.Sets = faults.Runner(h), faults.Sets(h.Sets())
 	c := ipvs.Config{
 		Sets: rules.Sets, Table: faults.Table(h.Table()), Link: faults.Link(h.Link()),
@@ -91,7 +91,7 @@ func modelSystem(t *testing.T, h *kerneltest.Host, faults *kerneltest.Faults) ke
 	}
 }
 
-func newBackend(t *testing.T, rules iptables.Config, c ipvs.Config) *ipvs.Backend {
+func newBackend(t *testing.T, rules *steering.Env, c ipvs.Config) *ipvs.Backend {
 	t.Helper()
 	below := iptables.New(rules)
 	c.Rules = below
@@ -156,7 +156,7 @@ func kernelSystem(t *testing.T, table *ipvs.Netlink, faults *kerneltest.Faults) 
 		t.Fatal(err)
 	}
 	t.Cleanup(link.Close)
-	rules := iptables.DefaultConfig()
+	rules := steering.DefaultEnv(nil)
 	rules.Runner, rules.Sets = faults.Runner(kernel.Exec{}), faults.Sets(sets)
 	b := newBackend(t, rules, ipvs.Config{
 		Sets: rules.Sets, Table: faults.Table(table), Link: faults.Link(link), DrainTimeout: time.Hour,

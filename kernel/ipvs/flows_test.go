@@ -11,7 +11,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"kproxy.dev/kproxy/kernel"
-	"kproxy.dev/kproxy/kernel/iptables"
 	"kproxy.dev/kproxy/kernel/ipvs"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/kernel/steering"
@@ -45,7 +44,7 @@ func wholeBackend(t *testing.T) (kernel.Backend, kernel.SetStore) {
 		t.Fatal(err)
 	}
 	t.Cleanup(sets.Close)
-	c := iptables.DefaultConfig()
+	c := steering.DefaultEnv(nil)
 	c.Sets = sets
 	return newBackend(t, c, ipvs.Config{Sets: sets, Table: table, Link: link, DrainTimeout: time.Minute}), sets
 }

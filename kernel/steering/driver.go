@@ -214,7 +214,7 @@ func (d *Driver) open(e *Env) (top RulesetPlane, err error) {
 // env is what the layers work with on the host that was probed; where none was, on one
 // that has everything.
 func (d *Driver) env(s kernel.Settings) *Env {
-	e := Env{Options: DefaultOptions(), Runner: kernel.Exec{}, Sets: d.sets, Variant: kernel.DefaultVariant(), Routing: DefaultRouting()}
+	e := DefaultEnv(d.sets)
 	if h := d.host; h != nil {
 		e.Variant = h.Variant
 		e.RandomFully, e.SocketMatch, e.CatchRefusals, e.LogRefusals = h.RandomFully, h.SocketMatch, h.CatchRefusals, h.LogRefusals
@@ -228,7 +228,7 @@ func (d *Driver) env(s kernel.Settings) *Env {
 	if s.Failed != nil {
 		e.Runner = countingRunner{e.Runner, s.Failed}
 	}
-	return &e
+	return e
 }
 
 // renderer renders what plans want of every layer.
@@ -341,9 +341,9 @@ func (d *Driver) inKernel(routeTable int, f func(*Env) error) error {
 		return noSets(err)
 	}
 	defer sets.Close()
-	e := Env{Options: DefaultOptions(), Runner: kernel.Exec{}, Sets: sets, Variant: kernel.DefaultVariant(), Routing: DefaultRouting()}
+	e := DefaultEnv(sets)
 	e.Routing.Table = routeTable
-	if err = f(&e); errors.Is(err, kernel.ErrPermission) {
+	if err = f(e); errors.Is(err, kernel.ErrPermission) {
 		return kernel.NoPermission(kernel.ErrPermission)
 	}
 	return err

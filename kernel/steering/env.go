@@ -21,6 +21,12 @@ type Env struct {
 	ReadOnly bool
 }
 
+// DefaultEnv returns that of a host that has everything, with this host's own programs. The set store is
+// the caller's to open and close.
+func DefaultEnv(sets kernel.SetStore) *Env {
+	return &Env{Options: DefaultOptions(), Runner: kernel.Exec{}, Sets: sets, Variant: kernel.DefaultVariant(), Routing: DefaultRouting()}
+}
+
 // countingRunner tells of the failures of iptables-restore.
 type countingRunner struct {
 	kernel.Runner

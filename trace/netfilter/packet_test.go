@@ -67,7 +67,7 @@ func (s *scene) program(p *plan.Plan) *kernel.IPSets {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(sets.Close)
-	c := iptables.DefaultConfig()
+	c := steering.DefaultEnv(nil)
 	c.Sets, c.Variant = sets, s.variant
 	b := iptables.New(c)
 	ctx := context.Background()
