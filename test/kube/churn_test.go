@@ -23,12 +23,12 @@ import (
 // The churn: so many Services are made by so many clients, each of which then
 // takes so many random steps with its own.
 const (
-	churned  = 1000
+	churned  = 500
 	churners = 4
-	steps    = 150
+	steps    = 100
 )
 
-// TestChurn makes, changes and deletes 1,000 Services at random while clients
+// TestChurn makes, changes and deletes 500 Services at random while clients
 // use others, which nobody touches. In the middle the API server is killed and
 // comes back, and kproxy is restarted, killed, and comes back. No request fails,
 // and in the end the node is programmed as by a kproxy that starts afresh.
