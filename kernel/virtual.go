@@ -74,7 +74,7 @@ func diffVirtuals(have, want []Virtual) []VirtualChange {
 			c = VirtualChange{Virtual: have[i], Drain: have[i].Reals, Remove: true}
 		case i < 0:
 			c = VirtualChange{Virtual: want[j], Settings: true, Set: want[j].Reals}
-		case sharesReals(&have[i], &want[j]) && !settingsDiffer(&have[i], &want[j]):
+		case slices.Equal(have[i].Reals, want[j].Reals) && !settingsDiffer(&have[i], &want[j]):
 			continue
 		default:
 			c = changeVirtual(have[i], want[j])
@@ -89,11 +89,6 @@ func diffVirtuals(have, want []Virtual) []VirtualChange {
 
 func settingsDiffer(have, want *Virtual) bool {
 	return have.Scheduler != want.Scheduler || have.SchedFlags != want.SchedFlags || have.Persistence != want.Persistence
-}
-
-// sharesReals reports whether both have one list, as what a renderer hasn't changed.
-func sharesReals(have, want *Virtual) bool {
-	return len(have.Reals) == len(want.Reals) && (len(have.Reals) == 0 || &have.Reals[0] == &want.Reals[0])
 }
 
 func changeVirtual(have, want Virtual) VirtualChange {
