@@ -235,6 +235,12 @@ func TestLogLevel(t *testing.T) {
 			t.Errorf("-v %s: got %s (%v), want %s", v, got, c.Validate(), want)
 		}
 	}
+	for _, v := range []string{"info+2", "debuging", "-1"} {
+		c := valid()
+		if c.Verbosity = v; c.Validate() == nil {
+			t.Errorf("-v %s is taken", v)
+		}
+	}
 }
 
 func TestJSONShowsEveryFieldReadably(t *testing.T) {

@@ -89,9 +89,17 @@ func parseLevel(s string) (slog.Level, error) {
 		}
 		return slog.LevelInfo, nil
 	}
-	var l slog.Level
-	err := l.UnmarshalText([]byte(strings.TrimSuffix(strings.ToLower(s), "ing"))) // "warning" too
-	return l, err
+	switch strings.ToLower(s) {
+	case "debug":
+		return slog.LevelDebug, nil
+	case "info":
+		return slog.LevelInfo, nil
+	case "warn", "warning":
+		return slog.LevelWarn, nil
+	case "error":
+		return slog.LevelError, nil
+	}
+	return slog.LevelInfo, strconv.ErrSyntax
 }
 
 // The ports of kube-proxy's servers, which are kproxy's too.
