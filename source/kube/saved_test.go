@@ -280,7 +280,7 @@ func TestHowOftenItIsSaved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var last time.Time
 		var writes atomic.Int64
-		cfg := Config{Master: "http://127.0.0.1:1", Node: node, StateFile: "/state.zip", StateMaxAge: time.Hour, WriteFile: func(_ string, content []byte) error {
+		s, stop := heardAndSaved(t, func(_ string, content []byte) error {
 			if !last.IsZero() && time.Since(last) < saveEvery {
 				t.Errorf("written again after %s", time.Since(last))
 			}
@@ -291,15 +291,7 @@ func TestHowOftenItIsSaved(t *testing.T) {
 			last = time.Now()
 			writes.Add(1)
 			return nil
-		}}
-		s, err := Open(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.heard.Store(true)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() { s.keepSaved(ctx); close(ended) }()
+		})
 		count := func() int64 {
 			synctest.Wait()
 			return writes.Swap(0)
@@ -320,8 +312,7 @@ func TestHowOftenItIsSaved(t *testing.T) {
 		if n := count(); n != 0 {
 			t.Errorf("%d writes while the API is away, which makes old news look new", n)
 		}
-		cancel()
-		<-ended
+		stop()
 	})
 }
 
@@ -329,19 +320,11 @@ func TestHowOftenItIsSaved(t *testing.T) {
 func TestChangeBeforeTheAPIGoesIsSaved(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var saved []time.Time
-		cfg := Config{Master: "http://127.0.0.1:1", Node: node, StateFile: "/state.zip", StateMaxAge: time.Hour, WriteFile: func(_ string, content []byte) error {
+		s, stop := heardAndSaved(t, func(_ string, content []byte) error {
 			from, _, err := readArchive(content)
 			saved = append(saved, from.Time)
 			return err
-		}}
-		s, err := Open(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.heard.Store(true)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() { s.keepSaved(ctx); close(ended) }()
+		})
 		wake(s.unsaved)
 		first := time.Now().UTC()
 		time.Sleep(time.Second)
@@ -349,8 +332,7 @@ func TestChangeBeforeTheAPIGoesIsSaved(t *testing.T) {
 		time.Sleep(time.Second)
 		s.slices.fails(watching, errors.New("away"))
 		time.Sleep(time.Hour)
-		cancel()
-		<-ended
+		stop()
 		if want := []time.Time{first, first.Add(2 * time.Second)}; !slices.EqualFunc(want, saved, time.Time.Equal) {
 			t.Errorf("saved as of %v, want %v", saved, want)
 		}
@@ -370,20 +352,12 @@ func TestCannotSave(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var full atomic.Bool
 		full.Store(true)
-		cfg := Config{Master: "http://127.0.0.1:1", Node: node, StateFile: "/state.zip", StateMaxAge: time.Hour, WriteFile: func(path string, _ []byte) error {
+		s, stop := heardAndSaved(t, func(path string, _ []byte) error {
 			if full.Load() {
 				return fmt.Errorf("write %s: %w", path, syscall.ENOSPC)
 			}
 			return nil
-		}}
-		s, err := Open(cfg)
-		if err != nil {
-			t.Fatal(err)
-		}
-		s.heard.Store(true)
-		ctx, cancel := context.WithCancel(t.Context())
-		ended := make(chan struct{})
-		go func() { s.keepSaved(ctx); close(ended) }()
+		})
 		wake(s.unsaved)
 		synctest.Wait()
 		const want = "the state can't be saved, and a kproxy that starts while the API is away will serve nothing or an older one: write /state.zip: no space left on device"
@@ -396,9 +370,25 @@ func TestCannotSave(t *testing.T) {
 		if p := problems(s); len(p) > 0 {
 			t.Errorf("still problems, although there is room again: %q", p)
 		}
+		stop()
+	})
+}
+
+// heardAndSaved returns a Source that has heard the API and has its state written by write, until stop.
+func heardAndSaved(t *testing.T, write func(path string, content []byte) error) (s *Source, stop func()) {
+	t.Helper()
+	s, err := Open(Config{Master: "http://127.0.0.1:1", Node: node, StateFile: "/state.zip", StateMaxAge: time.Hour, WriteFile: write})
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.heard.Store(true)
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() { s.keepSaved(ctx); close(ended) }()
+	return s, func() {
 		cancel()
 		<-ended
-	})
+	}
 }
 
 // Two clusters at one address have other certificates.
