@@ -146,4 +146,7 @@ type identity struct {
 	src, dst netip.AddrPort
 }
 
+// Key returns a comparable value that names the entry for as long as it lives.
+func (f *Flow) Key() any { return f.identity() }
+
 func (f *Flow) identity() identity { return identity{f.ID, f.Protocol, f.OrigSrc, f.OrigDst} }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/netip"
 
 	"golang.org/x/sys/unix"
 
@@ -19,10 +20,11 @@ const dumpAttempts = 5
 type wanted struct {
 	protocol   service.Protocol // 0: all
 	unanswered bool             // only flows of which no packet has come back
+	from       netip.AddrPort   // if valid, only flows whose answers come from there
 }
 
 func (w wanted) takes(f *Flow) bool {
-	return (w.protocol == 0 || f.Protocol == w.protocol) && !(w.unanswered && f.Answered())
+	return (w.protocol == 0 || f.Protocol == w.protocol) && !(w.unanswered && f.Answered()) && (!w.from.IsValid() || f.ReplySrc == w.from)
 }
 
 // List returns all entries of both families; p, if it isn't 0, limits it to a
@@ -38,6 +40,11 @@ func (c *Client) ListUnanswered(p service.Protocol) ([]Flow, error) {
 	return c.lists(wanted{protocol: p, unanswered: true})
 }
 
+// ListTo is List of flows to one endpoint.
+func (c *Client) ListTo(p service.Protocol, endpoint netip.AddrPort) ([]Flow, error) {
+	return c.lists(wanted{protocol: p, from: endpoint})
+}
+
 // lists lets the kernel go through its table once, which takes it ten milliseconds if
 // there is no entry; or, where it shall hand over one protocol of many entries, once for each family,
 // as it takes that filter for no more (ctnetlink_parse_tuple_filter in net/netfilter/nf_conntrack_netlink.c).
@@ -48,7 +55,10 @@ func (c *Client) lists(w wanted) (out []Flow, err error) {
 		return nil, fmt.Errorf("list conntrack entries: %w", fs.ErrClosed)
 	}
 	families := []byte{unix.AF_UNSPEC}
-	if w.protocol != 0 && !w.unanswered {
+	switch {
+	case w.from.IsValid():
+		families = []byte{service.FamilyOf(w.from.Addr()).Number()}
+	case w.protocol != 0 && !w.unanswered:
 		families = []byte{unix.AF_INET, unix.AF_INET6}
 	}
 	for _, family := range families {

@@ -69,10 +69,13 @@ const (
 	ctaProtoNATPortMin = 1
 	ctaProtoNATPortMax = 2
 
-	ctaFilterOrigFlags = 1
-	// filterProtoNum is CTA_FILTER_F_CTA_PROTO_NUM of the kernel's
+	ctaFilterOrigFlags  = 1
+	ctaFilterReplyFlags = 2
+	// These are CTA_FILTER_F_CTA_IP_SRC, _PROTO_NUM and _PROTO_SRC_PORT of the kernel's
 	// net/netfilter/nf_internals.h: not exported, but part of the interface.
-	filterProtoNum = 1 << 3
+	filterIPSrc        = 1 << 0
+	filterProtoNum     = 1 << 3
+	filterProtoSrcPort = 1 << 4
 )
 
 // appendHeader appends struct nfgenmsg.
@@ -176,7 +179,24 @@ func appendTranslation(b []byte, typ uint16, to netip.AddrPort) []byte {
 // ignore that.
 func appendDump(b []byte, family byte, w wanted) []byte {
 	b = nlmsg.AppendNetfilter(nlmsg.AppendRequest(b, messageGet, unix.NLM_F_DUMP), family)
-	if w.protocol != 0 && family != unix.AF_UNSPEC {
+	if w.from.IsValid() {
+		flags := uint32(filterProtoNum | filterProtoSrcPort)
+		v4 := w.from.Addr().Is4()
+		if v4 { // of IPv6, the kernel leaves out what is equal (ctnetlink_filter_match_tuple has ipv6_addr_cmp the wrong way round)
+			flags |= filterIPSrc
+		}
+		b = nlmsg.AppendNested(b, ctaTupleReply, func(b []byte) []byte {
+			if v4 {
+				b = nlmsg.AppendNested(b, ctaTupleIP, func(b []byte) []byte { return nlmsg.AppendAddr(b, ctaIPv4Src, w.from.Addr()) })
+			}
+			return nlmsg.AppendNested(b, ctaTupleProto, func(b []byte) []byte {
+				return nlmsg.AppendUint16(nlmsg.Append(b, ctaProtoNum, byte(w.protocol)), ctaProtoSrcPort, w.from.Port())
+			})
+		})
+		b = nlmsg.AppendNested(b, ctaFilter, func(b []byte) []byte {
+			return nlmsg.AppendNative(b, ctaFilterReplyFlags, flags)
+		})
+	} else if w.protocol != 0 && family != unix.AF_UNSPEC {
 		b = nlmsg.AppendNested(b, ctaTupleOrig, func(b []byte) []byte {
 			return nlmsg.AppendNested(b, ctaTupleProto, func(b []byte) []byte { return nlmsg.Append(b, ctaProtoNum, byte(w.protocol)) })
 		})
