@@ -104,7 +104,7 @@ type Agent struct {
 	heart          heartbeat
 	arrivals       arrivals
 	carried        carried
-	refusals       refusals
+	passive        passiveHealth
 	recents        recents
 	repair         *conntrackRepair
 	staleFlows     *staleCleanup
@@ -288,6 +288,9 @@ func (a *Agent) work(ctx context.Context) error {
 		g.Go(func() error { return a.affinity.run(ctx) })
 	}
 	g.Go(func() error { return a.prober.Run(ctx) })
+	if a.passive.Detector != nil {
+		g.Go(func() error { return a.passive.run(ctx, a.log, a.current.Load) })
+	}
 	g.Go(func() error { return a.fast(ctx) })
 	g.Go(func() error { return a.healths.run(ctx) })
 	g.Go(func() error { a.reportLeftovers(ctx); return nil }) // beside the rest: on a big node it takes seconds
@@ -358,7 +361,7 @@ func (a *Agent) skipOwnEnds() {
 // flowEnded takes every flow that ends in the kernel.
 func (a *Agent) flowEnded(f conntrack.Flow) {
 	a.accounting.Ended(f)
-	a.refusals.ended(f)
+	a.passive.flowEnded(&f)
 	a.repair.ended(f)
 }
 

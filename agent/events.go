@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"strings"
 	"sync"
+	"time"
 
 	"kproxy.dev/kproxy/plan"
 )
@@ -80,6 +81,34 @@ func (a *Agent) recordMoves(d plan.Delta) {
 	for _, m := range moves(d) {
 		a.record.Event(m.namespace, m.name, false, "DataPlaneChanged", m.action, strings.Join(m.notes, "; "))
 	}
+}
+
+// recordEjections writes an event about every Service with an endpoint that d ejects or takes back.
+func (a *Agent) recordEjections(d plan.Delta, at time.Time) {
+	if a.record == nil {
+		return
+	}
+	for _, c := range d.Changes {
+		ejected, back := c.Ejections()
+		if c.Is == nil {
+			continue
+		}
+		k := c.Is.Port.Key
+		if len(ejected) > 0 {
+			a.record.Event(k.Namespace, k.Name, true, "EndpointEjected", "Eject", ejectionNote(ejected)+": "+a.passive.view().Text(ejected[0].Ejected, at))
+		}
+		if len(back) > 0 {
+			a.record.Event(k.Namespace, k.Name, false, "EndpointBack", "Uneject", ejectionNote(back)+" gets connections again")
+		}
+	}
+}
+
+// ejectionNote names endpoints, the first of many.
+func ejectionNote(of []*plan.Endpoint) string {
+	if len(of) == 1 {
+		return of[0].Address.String()
+	}
+	return fmt.Sprintf("%s and %d more", of[0].Address, len(of)-1)
 }
 
 // move is what happened to the ports of one Service.

@@ -191,6 +191,7 @@ func (a *Agent) Figures() plan.Figures {
 		out.Shed[i] = a.userspace.Shed(proto)
 	}
 	out.Exhausted = a.userspace.Exhausted()
+	out.Ejections, out.Resets = a.passive.counts()
 	return out
 }
 

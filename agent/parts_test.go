@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/kernel/kerneltest"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -290,85 +288,6 @@ func TestOrders(t *testing.T) {
 	if err := order(); err != nil || carried != 1 {
 		t.Errorf("afterwards %d are carried out (%v)", carried, err)
 	}
-}
-
-// TestRefusals: an endpoint that answered a SYN with a reset, and refuses the
-// node as well, counts for a while; its refusals are let through once the
-// recall is done. One that refuses a single client doesn't count.
-func TestRefusals(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var kicks, let atomic.Int32
-		var lets atomic.Int64
-		var healthy atomic.Bool
-		r := refusals{
-			kick: func() { kicks.Add(1) }, log: slog.New(slog.DiscardHandler),
-			confirm: func(netip.AddrPort) error {
-				if healthy.Load() {
-					return nil
-				}
-				return syscall.ECONNREFUSED
-			},
-			let: func(_ netip.AddrPort, d time.Duration) error { let.Add(1); lets.Store(int64(d)); return nil },
-		}
-		endpoint := netip.MustParseAddrPort("10.2.0.2:8080")
-		flow := conntrack.Flow{
-			Protocol: service.TCP, OrigPackets: 1, ReplyPackets: 1, ReplySrc: endpoint,
-			OrigDst: netip.MustParseAddrPort("10.96.0.10:80"),
-		}
-		happen := func(f conntrack.Flow) { r.ended(f); synctest.Wait() }
-		for name, change := range map[string]func(*conntrack.Flow){
-			"a connection that carried something": func(f *conntrack.Flow) { f.OrigPackets = 5 },
-			"UDP":                                 func(f *conntrack.Flow) { f.Protocol = service.UDP },
-			"a connection that wasn't rewritten":  func(f *conntrack.Flow) { f.OrigDst = endpoint },
-		} {
-			f := flow
-			change(&f)
-			if happen(f); len(r.now(time.Now())) != 0 {
-				t.Errorf("%s counts as refused", name)
-			}
-		}
-		healthy.Store(true)
-		if happen(flow); len(r.now(time.Now())) != 0 || kicks.Load() != 0 || time.Duration(lets.Load()) != selectiveMemory {
-			t.Errorf("refused to one client: %v, %d kicks, let through for %s; want only the last", r.now(time.Now()), kicks.Load(), time.Duration(lets.Load()))
-		}
-		healthy.Store(false)
-		happen(flow)
-		happen(flow)
-		if got := r.now(time.Now()); !got[endpoint] || kicks.Load() != 1 || let.Load() != 1 {
-			t.Errorf("after two refusals: %v, %d kicks, let through %d times; want the endpoint, one kick, and nothing let through yet", got, kicks.Load(), let.Load())
-		}
-		time.Sleep(recallTime)
-		synctest.Wait()
-		if let.Load() != 2 {
-			t.Error("after the recall its refusals aren't let through")
-		}
-		time.Sleep(refusalMemory + time.Second)
-		if got := r.now(time.Now()); len(got) != 0 {
-			t.Errorf("a while later: %v, want nothing", got)
-		}
-	})
-}
-
-// TestRefusalsAreExaminedOnce: however many connections an endpoint refuses while it is being looked at.
-func TestRefusalsAreExaminedOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		var asked atomic.Int32
-		r := refusals{
-			kick: func() {}, log: slog.New(slog.DiscardHandler), let: func(netip.AddrPort, time.Duration) error { return nil },
-			confirm: func(netip.AddrPort) error { asked.Add(1); time.Sleep(confirmTimeout); return syscall.ETIMEDOUT },
-		}
-		for range 100 {
-			r.ended(conntrack.Flow{
-				Protocol: service.TCP, OrigPackets: 1, ReplyPackets: 1,
-				ReplySrc: netip.MustParseAddrPort("10.2.0.2:8080"), OrigDst: netip.MustParseAddrPort("10.96.0.10:80"),
-			})
-			time.Sleep(time.Millisecond)
-		}
-		time.Sleep(time.Minute)
-		if n := asked.Load(); n != 1 {
-			t.Errorf("the endpoint was connected to %d times, want once", n)
-		}
-	})
 }
 
 // TestCarried: a first connection is enough by default; where more are asked

@@ -181,7 +181,7 @@ func missing(d kernel.Driver, m plan.Mode) error {
 // settingsOf are the settings of drivers that c has, and userspace hasn't.
 func settingsOf(c *config.Config) kernel.Settings {
 	return kernel.Settings{
-		Marks: kernel.Marks{Masquerade: c.MasqueradeMark(), Transparent: c.TransparentMark()}, RouteTable: c.RouteTable,
+		Marks: kernel.Marks{Masquerade: c.MasqueradeMark(), Transparent: c.TransparentMark()}, RouteTable: c.RouteTable, PassiveHealth: c.PassiveHealth,
 	}
 }
 

@@ -148,6 +148,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 		a.prober.Update(plan.Targets(snapshot, a.health, p.Policy.ExcludeCIDRs...))
 	}
 	a.logDetector(old, p)
+	a.followPassive(d)
 	a.healths.follow(p, d, healthAddresses(&p.Policy))
 	a.adopted = nil // only the first plan asks: a service that comes later is new
 	a.programmer.program(p, d)
@@ -163,6 +164,7 @@ func (a *Agent) pass(ctx context.Context) (*plan.Plan, error) {
 		a.announce(d.Events(p.Time), old == nil)
 	}
 	a.recordMoves(d)
+	a.recordEjections(d, p.Time)
 	a.figures.moves.count(d)
 	if old == nil && a.from != nil {
 		a.accounting.Resume(a.from.kernel)
@@ -200,9 +202,9 @@ func (a *Agent) inputs(now time.Time, old *plan.Plan, snapshot *service.Snapshot
 	programmed, failed := a.programmer.observed(a.dirty)
 	a.carried.update(a.dirty)
 	in := plan.Inputs{
-		Now: now, Snapshot: snapshot, Health: a.prober.View(), Caps: a.capsNow(now), Policy: a.policyNow(),
+		Now: now, Snapshot: snapshot, Health: a.prober.View(), Ejected: a.ejections(old), Caps: a.capsNow(now), Policy: a.policyNow(),
 		Observed: plan.Observed{
-			Carried: a.carried.total, Programmed: programmed, Refused: a.refusals.now(now), Adopted: a.adopted,
+			Carried: a.carried.total, Programmed: programmed, Adopted: a.adopted,
 		},
 		Failed: failed, Pins: a.pins.get(a.dirty),
 	}

@@ -3,6 +3,7 @@ package agent
 import (
 	"context"
 	"errors"
+	"fmt"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -28,16 +29,19 @@ func (a *Agent) readRefusals(ctx context.Context) error {
 		l, err := kernel.OpenRefusalLog()
 		if err == nil {
 			told, wait = false, refusalRetry
+			a.passive.lack("")
 			err = l.Run(ctx, a.kernelRefused)
 			_ = l.Close()
 			since = time.Now()
 		} else if !errors.Is(err, unix.EBUSY) && !errors.Is(err, unix.EPERM) {
-			a.log.Debug("the kernel has no log of refusals", "error", err) // capability "log of refusals" tells
+			a.log.Info("the kernel has no log of refusals and of packets that aren't answered", "error", err) // capability "log of refusals" tells
+			a.passive.lack("the kernel has no log (NFLOG) of unanswered packets: only userspace's connects and refusals tell of endpoints")
 			return nil
 		}
 		if err != nil && !told && time.Since(since) > refusalPatience {
 			told = true
-			a.log.Warn("nothing names the clients that rules refuse: another program reads that log", "error", err)
+			a.log.Warn("nothing names the clients that rules refuse, or whose packets aren't answered: another program reads that log", "error", err)
+			a.passive.lack(fmt.Sprintf("another program reads netfilter's log group %d: only userspace's connects and refusals tell of endpoints", kernel.RefusalGroup))
 		}
 		select {
 		case <-ctx.Done():
@@ -50,6 +54,9 @@ func (a *Agent) readRefusals(ctx context.Context) error {
 
 // kernelRefused takes what the rules log.
 func (a *Agent) kernelRefused(r kernel.Refusal) {
+	if a.passive.logged(&r) {
+		return
+	}
 	k, _ := a.accounting.ServiceAt(r.Protocol, r.Address)
 	a.recents.ruleRefused(k, plan.Ended{Time: time.Now(), Protocol: r.Protocol.String(), Client: r.Client, Address: r.Address, DataPlane: plan.None, Refused: r.Reason})
 }

@@ -109,6 +109,7 @@ func (a *Agent) openUserspace() error {
 	c.Logger, c.Origin, c.Mark = a.log, a.conntrack, a.marks().Own()
 	c.TCPPort, c.UDPPort = uint16(a.cfg.ListenTCPPort), uint16(a.cfg.ListenUDPPort)
 	c.OnFirst, c.OnEnd, c.OnServing, c.Recorded = a.carried.first, a.recents.userspaceEnded, func() { a.serves() }, a.recorded
+	c.OnAnswered, c.OnFailed = a.passive.userspaceAnswered, a.passive.userspaceFailed
 	a.userspace = userspace.New(c)
 	a.carried.enough, a.carried.counters, a.carried.kick = a.policy.OffloadMinConnections, a.userspace.Counters, a.kick
 	a.accounting = conntrack.NewAccounting(a.local)
@@ -164,9 +165,7 @@ func (a *Agent) openKernel(settings kernel.Settings) error {
 	if k, ok := plane.(kernel.AffinityKeeper); ok {
 		a.affinity = &affinityMover{log: a.log, plane: k, table: a.userspace.Affinity, jobs: make(chan affinityJob)}
 	}
-	a.refusals.kick, a.refusals.log = a.kick, a.log
-	a.refusals.confirm = func(e netip.AddrPort) error { return connectOnce(e, a.marks().Own()) }
-	a.refusals.let = a.steering.LetRefusals
+	a.openPassive()
 	a.staleFlows = &staleCleanup{
 		log: a.log, plan: a.current.Load, stale: a.deleteStale, halfOpen: a.deleteHalfOpen, cleaned: a.figures.cleaned, wake: make(chan struct{}, 1),
 	}

@@ -44,6 +44,15 @@ func kubeConfig(c *config.Config, node, userAgent string, log *slog.Logger) kube
 	}
 }
 
+// Isolated reports whether most other nodes are silent to this one, where --healthz-isolated asks for it.
+func (a *Agent) Isolated() bool {
+	if !a.cfg.HealthzIsolated || !a.isSetUp.Load() {
+		return false
+	}
+	v := a.passive.view()
+	return v != nil && v.Isolated != nil
+}
+
 // NodeEligible reports whether load balancers may send this node new
 // connections. Manifests don't say; then they may.
 func (a *Agent) NodeEligible() bool {

@@ -49,6 +49,7 @@ type pending struct {
 	stale    bool
 	former   []*plan.Plan // whose rules were in the kernel until a moment ago
 	halfOpen bool
+	ejected  bool // an endpoint was: its clients send their SYNs again within the second
 }
 
 // maxFormer is how many plans are remembered while clean-ups fail.
@@ -60,7 +61,7 @@ func (w *pending) add(o pending) {
 	if more := len(w.former) - maxFormer; more > 0 {
 		w.former = slices.Delete(w.former, 0, more)
 	}
-	w.halfOpen = w.halfOpen || o.halfOpen
+	w.halfOpen, w.ejected = w.halfOpen || o.halfOpen, w.ejected || o.ejected
 }
 
 func (w *pending) empty() bool { return !w.stale && !w.halfOpen }
@@ -90,7 +91,7 @@ func (s *staleCleanup) written(was *plan.Plan, d plan.Delta) {
 
 // between is what going from old by d may leave.
 func between(old *plan.Plan, d plan.Delta) pending {
-	w := pending{halfOpen: conntrack.MayBeHalfOpen(d)}
+	w := pending{halfOpen: conntrack.MayBeHalfOpen(d), ejected: d.Ejects()}
 	if conntrack.MayBeStale(d) {
 		w.stale, w.former = true, []*plan.Plan{old}
 	}
@@ -106,7 +107,7 @@ func (s *staleCleanup) request(w pending) {
 	defer s.mu.Unlock()
 	s.pending.add(w)
 	switch {
-	case w.stale:
+	case w.stale || w.ejected:
 		s.trigger()
 	case !s.soon:
 		s.soon = true

@@ -78,6 +78,7 @@ func (a *Agent) summary(now time.Time) (plan.Status, counters) {
 	}
 	st.Alive, st.Capabilities, st.Sync = a.heart.alive.Load(), slices.Concat(a.caps.All, []plan.Capability{p.Policy.Detector()}), a.syncStatus()
 	st.Exhausted = a.userspace.Exhausted()
+	st.PassiveHealth = a.passive.status()
 	st.Drain = a.drainStatus(p)
 	if left := a.left.Load(); left != nil {
 		st.Capabilities = slices.Concat(st.Capabilities, *left)
@@ -85,6 +86,7 @@ func (a *Agent) summary(now time.Time) (plan.Status, counters) {
 	if w, ok := a.programmer.plane.(kernel.Warner); ok { // what it can't find out, the next status may
 		st.Warnings, _ = a.warnings.get(warningsAge, func([]string) ([]string, error) { return w.Warnings() })
 	}
+	st.Warnings = slices.Concat(a.passive.view().Warnings(), st.Warnings)
 	if err := a.accounting.Refresh(accountingAge, a.conntrack.List); err != nil {
 		a.log.Warn("the kernel's connections can't be counted", "error", err)
 	}
@@ -129,6 +131,9 @@ func (a *Agent) addCounters(row *plan.ServiceStatus, key service.Key, c *counter
 		f := k.Endpoints[e.Address]
 		e.ActiveConnections, e.TotalConnections, e.Failures = f.Active, f.Total, f.Failed
 		e.BytesIn, e.BytesOut = f.BytesIn, f.BytesOut
+		if e.Ejected != nil {
+			e.LastError = a.passive.view().Text(e.Ejected, time.Now())
+		}
 		if u := at[e.Address]; u != nil {
 			e.ActiveConnections += u.Active
 			e.TotalConnections += u.Total

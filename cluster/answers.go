@@ -490,6 +490,18 @@ const (
 	rankFine
 )
 
+// silentTo returns how many kproxys find a node silent, of so many that answer.
+func (b *Board) silentTo(node string) (by, of int) {
+	for _, m := range b.members {
+		if m.trouble == nil && m.known {
+			if of++; slices.Contains(m.finds, node) {
+				by++
+			}
+		}
+	}
+	return by, of
+}
+
 func (b *Board) nodeRow(d *drawing, i int) NodeRow {
 	m, of := b.members[i], &d.members[i]
 	n := NodeRow{
@@ -503,6 +515,9 @@ func (b *Board) nodeRow(d *drawing, i int) NodeRow {
 	}
 	if n.Answering {
 		n.Active = m.active
+	}
+	if by, of := b.silentTo(m.Name); by > 0 {
+		n.Warnings = append([]string{silentTo(by, of)}, n.Warnings...)
 	}
 	if of.since > 0 {
 		n.Differs = time.Unix(int64(of.since), 0)

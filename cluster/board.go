@@ -58,6 +58,7 @@ type member struct {
 	err             string
 	version, mode   string
 	warnings        []string
+	finds           []string // nodes whose endpoints it finds silent
 	asked, answered time.Time
 	changed         time.Time // since when it answers, or doesn't
 	generation      uint64
@@ -348,6 +349,10 @@ func (b *Board) ask(ctx context.Context, m *member) {
 	st := &s.status
 	m.health, m.version, m.mode, m.warnings, m.generation, m.lastSync = State(st.Health()), st.Version, string(st.Mode), st.Warnings, st.Sync.Generation, st.Sync.LastSuccess
 	m.err = errorOf(st)
+	m.finds = nil
+	for _, n := range st.PassiveHealth.Nodes {
+		m.finds = append(m.finds, n.Name)
+	}
 	if wantFlows {
 		m.flows, m.flowsAt = f, now
 	}

@@ -26,7 +26,8 @@ type NodeReport struct {
 	Version  string   `json:"version,omitempty"`
 	Mode     string   `json:"mode,omitempty"`
 	Warnings []string `json:"warnings,omitempty"`
-	Services int      `json:"services"` // service ports
+	SilentTo int      `json:"silentTo,omitempty"` // how many of the kproxys that answer find its endpoints silent; their words are in Warnings
+	Services int      `json:"services"`           // service ports
 	Active   int64    `json:"activeConnections"`
 }
 
@@ -91,6 +92,7 @@ func Merge(answers []Answer[plan.Status]) *Report {
 		}
 		r.Nodes = append(r.Nodes, n)
 	}
+	r.silences(answers, len(answered))
 	for k, of := range rows {
 		s := ServiceReport{Namespace: k.namespace, Name: k.name, Port: k.port, Protocol: k.protocol, Nodes: len(of)}
 		s.merge(of, answered)
@@ -100,6 +102,27 @@ func Merge(answers []Answer[plan.Status]) *Report {
 		return cmp.Or(cmp.Compare(a.Namespace, b.Namespace), cmp.Compare(a.Name, b.Name), cmp.Compare(a.Port, b.Port), cmp.Compare(a.Protocol, b.Protocol))
 	})
 	return r
+}
+
+// silences says of nodes what the kproxys of others find: a node that is dead says nothing of itself.
+func (r *Report) silences(answers []Answer[plan.Status], answered int) {
+	by := map[string]int{}
+	for i := range answers {
+		for _, n := range answers[i].Value.PassiveHealth.Nodes {
+			by[n.Name]++
+		}
+	}
+	for i := range r.Nodes {
+		if n := &r.Nodes[i]; by[n.Node] > 0 {
+			n.SilentTo = by[n.Node]
+			n.Warnings = append([]string{silentTo(n.SilentTo, answered)}, n.Warnings...)
+		}
+	}
+}
+
+// silentTo says that n of so many kproxys find a node silent.
+func silentTo(n, of int) string {
+	return fmt.Sprintf("%d of %d kproxys eject its endpoints, which are silent to them", n, of)
 }
 
 // merge fills s from its rows by node.

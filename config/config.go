@@ -44,9 +44,15 @@ type Config struct {
 
 	Conntrack Conntrack `json:"conntrack"`
 
-	Health   Health   `json:"health"`
-	IPVS     IPVS     `json:"ipvs"`
-	NFTables NFTables `json:"nftables"`
+	Health Health `json:"health"`
+	// PassiveHealth ejects endpoints that clients find silent, and that answer no probe for that reason. ResetDeadConnections
+	// resets connections to endpoints that have left their API and whose hosts are silent. HealthzIsolated: /healthz fails
+	// while most other nodes are silent to this one.
+	PassiveHealth        bool     `json:"passiveHealth" flag:"passive-health"`
+	ResetDeadConnections bool     `json:"resetDeadConnections" flag:"reset-dead-connections"`
+	HealthzIsolated      bool     `json:"healthzIsolated" flag:"healthz-isolated"`
+	IPVS                 IPVS     `json:"ipvs"`
+	NFTables             NFTables `json:"nftables"`
 
 	MetricsBindAddress string        `json:"metricsBindAddress" flag:"metrics-bind-address"` // ip:port; empty serves none
 	HealthzBindAddress string        `json:"healthzBindAddress" flag:"healthz-bind-address"` // ip:port; empty serves none
@@ -178,14 +184,16 @@ func Default() Config {
 			MinInterval: time.Second,
 			MaxRate:     2000,
 		},
-		LocalhostNodePorts: true,
-		Client:             Client{QPS: 5, Burst: 10, ContentType: Protobuf},
-		IPVS:               IPVS{TCPTimeout: LikeConntrack},
-		MetricsBindAddress: "127.0.0.1:10249",
-		HealthzBindAddress: "0.0.0.0:10256",
-		Socket:             "/run/kproxy/kproxy.sock",
-		StateDir:           "/var/lib/kproxy",
-		StateMaxAge:        24 * time.Hour,
+		PassiveHealth:        true,
+		ResetDeadConnections: true,
+		LocalhostNodePorts:   true,
+		Client:               Client{QPS: 5, Burst: 10, ContentType: Protobuf},
+		IPVS:                 IPVS{TCPTimeout: LikeConntrack},
+		MetricsBindAddress:   "127.0.0.1:10249",
+		HealthzBindAddress:   "0.0.0.0:10256",
+		Socket:               "/run/kproxy/kproxy.sock",
+		StateDir:             "/var/lib/kproxy",
+		StateMaxAge:          24 * time.Hour,
 		// Fixed, so that flows which a kproxy carried that has died find the next
 		// one; outside of Kubernetes' node ports and the kernel's ephemeral ports.
 		ListenTCPPort: 10244,

@@ -1,141 +1,150 @@
 package health
 
 import (
+	"cmp"
+	"fmt"
 	"net/netip"
-	"sync"
-	"sync/atomic"
+	"slices"
 	"time"
+
+	"kproxy.dev/kproxy/service"
 )
 
+// Endpoint names an endpoint, whichever services have it.
+type Endpoint struct {
+	Protocol service.Protocol `json:"protocol"`
+	Address  netip.AddrPort   `json:"address"`
+}
+
+// Why endpoints are ejected.
 const (
-	// EjectAfter is how many failed connects in a row eject an endpoint: as many as failed
-	// probes by which active checks call it down.
-	EjectAfter = 3
-	// firstEjection is how long the first one lasts. Each further one lasts twice as long as
-	// that before, but no longer than maxEjection.
-	firstEjection = 5 * time.Second
-	maxEjection   = 5 * time.Minute
+	Silent  = "silent"  // nothing answered the probes
+	Refused = "refused" // the endpoint refused the probes
 )
 
-// Ejection is passive health: what connects to one endpoint prove about it, between
-// two probes and without any. Consecutive failures eject it for
-// a time. When that is over it is on trial: its next failure ejects it again,
-// for twice as long; a success ends the trial.
-//
-// It has no clock; times that it is given go by their monotonic reading, where
-// they have one. The zero value has no failures. It is safe for
-// concurrent use, and costs a connect that succeeds one atomic load. It must
-// not be copied.
+// Ejection says why this node gives an endpoint no new connections, whatever its source says of it: clients met
+// silence or a refusal there, and so did the probes that were sent for that reason ([kproxy.dev/kproxy/health/passive]).
+// It isn't modified.
 type Ejection struct {
-	until atomic.Int64 // when it ends, in nanoseconds since begin; 0 if there is none
-	bad   atomic.Bool  // failures or times isn't 0, or last is valid
-
-	mu       sync.Mutex // orders Failed, FailedFor and Succeeded
-	failures int        // in a row
-	times    int        // ejected in a row
-	last     netip.Addr // client of the last FailedFor; invalid if none
+	Since    time.Time `json:"since"`
+	Reason   string    `json:"reason"`         // Silent or Refused
+	Evidence string    `json:"evidence"`       // what made kproxy ask: "unanswered SYNs of 3 clients"
+	Probes   int       `json:"probes"`         // unanswered or refused until it was ejected
+	Node     string    `json:"node,omitempty"` // it runs on; empty if unknown
 }
 
-// begin is a time with a monotonic reading to count from. Nanoseconds of the wall
-// clock would end an ejection late, by an hour, when that is set back an hour.
-var begin = time.Now()
-
-// Failed records a failed connect, and reports whether it ejected the
-// endpoint. Failures during an ejection don't count: they belong to connects
-// that began before it.
-func (e *Ejection) Failed(now time.Time) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.failed(now)
-}
-
-// FailedFor is Failed for a connect that was made from the client's own
-// address, which may be why it failed: the answer finds no way back, or the
-// endpoint's firewall refuses that client. So it counts only if it follows the
-// failure of another client, with no success between the two. What one client
-// alone meets ejects nothing, however often it comes back.
-func (e *Ejection) FailedFor(client netip.Addr, now time.Time) bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if e.Ejected(now) {
-		return false
+// Text says it in a line, with how long it has lasted.
+func (e *Ejection) Text(now time.Time) string {
+	did := "silent to"
+	if e.Reason == Refused {
+		did = "refused"
 	}
-	before := e.last
-	e.last = client
-	e.bad.Store(true)
-	return before.IsValid() && before != client && e.failed(now)
+	return fmt.Sprintf("ejected: %s %s after %s, %s", did, count(e.Probes, "probe"), e.Evidence, max(now.Sub(e.Since), 0).Round(time.Second))
 }
 
-// failed counts a failure. The caller holds mu.
-func (e *Ejection) failed(now time.Time) bool {
-	if e.Ejected(now) {
-		return false
+func count(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
 	}
-	e.bad.Store(true)
-	if e.failures++; e.times == 0 && e.failures < EjectAfter {
-		return false
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+// SilentNode is a node two endpoints of which, with different addresses, are ejected for silence.
+type SilentNode struct {
+	Name   string    `json:"name"`
+	Since  time.Time `json:"since"`  // of the first of them
+	Silent int       `json:"silent"` // endpoints that are ejected
+	Asked  int       `json:"asked"`  // with those that have answered since
+}
+
+// Text says it in a line.
+func (n *SilentNode) Text() string {
+	return fmt.Sprintf("node %s: %d of %d endpoints silent", n.Name, n.Silent, n.Asked)
+}
+
+// Isolation says that this node itself seems to be cut off: most endpoints of other nodes are silent at once, so none
+// of them is ejected.
+type Isolation struct {
+	Since  time.Time `json:"since"`
+	Silent int       `json:"silent"` // endpoints
+	Asked  int       `json:"asked"`
+	Nodes  int       `json:"nodes"` // that the asked ones are on
+}
+
+// Text says it in a line.
+func (i *Isolation) Text() string {
+	return fmt.Sprintf("this node seems to be cut off: %d of %d endpoints asked on %d other nodes are silent; none of them is ejected", i.Silent, i.Asked, i.Nodes)
+}
+
+// Ejections are all that is known by passive health at one moment. They are immutable and safe for concurrent use; nil
+// knows nothing.
+type Ejections struct {
+	Nodes     []SilentNode // by name
+	Isolated  *Isolation   // nil if this node isn't
+	endpoints map[Endpoint]*Ejection
+}
+
+// NewEjections returns the Ejections of a map, which it takes over.
+func NewEjections(endpoints map[Endpoint]*Ejection, nodes []SilentNode, isolated *Isolation) *Ejections {
+	return &Ejections{Nodes: nodes, Isolated: isolated, endpoints: endpoints}
+}
+
+// Of returns why an endpoint is ejected; nil if it isn't.
+func (e *Ejections) Of(at Endpoint) *Ejection {
+	if e == nil {
+		return nil
 	}
-	d := min(firstEjection<<min(e.times, 30), maxEjection)
-	e.times++
-	e.last = netip.Addr{} // on trial, one client's failure isn't enough either
-	e.until.Store(int64(now.Add(d).Sub(begin)))
-	return true
+	return e.endpoints[at]
 }
 
-// Succeeded records a connect that succeeded, or of another proof that
-// the endpoint is back.
-func (e *Ejection) Succeeded() {
-	if !e.bad.Load() {
-		return
+// Text says of an ejected endpoint all that is known, its node's silence included.
+func (e *Ejections) Text(x *Ejection, now time.Time) string {
+	text := x.Text(now)
+	if e != nil {
+		for i := range e.Nodes {
+			if n := &e.Nodes[i]; n.Name == x.Node && x.Reason == Silent {
+				text += ", its " + n.Text()
+			}
+		}
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.failures, e.times, e.last = 0, 0, netip.Addr{}
-	e.until.Store(0)
-	e.bad.Store(false)
+	return text
 }
 
-// Ejected reports whether the endpoint is ejected at now.
-func (e *Ejection) Ejected(now time.Time) bool {
-	until := e.until.Load()
-	return until != 0 && int64(now.Sub(begin)) < until
-}
-
-// Until returns when the last ejection ends or ended, by the clock of now; the zero
-// time if there was none since the last success.
-func (e *Ejection) Until(now time.Time) time.Time {
-	if until := e.until.Load(); until != 0 {
-		return now.Add(time.Duration(until) - now.Sub(begin))
+// Warnings are sentences about nodes, this one's isolation first.
+func (e *Ejections) Warnings() (out []string) {
+	if e == nil {
+		return nil
 	}
-	return time.Time{}
-}
-
-// EjectionState is an Ejection at some moment, for another process to go on with.
-type EjectionState struct {
-	Failures, Times int           // in a row
-	Left            time.Duration // until it ends, if it hasn't
-	Last            netip.Addr    // client of the last FailedFor; invalid if none
-}
-
-// State returns it; false if it is the zero value's.
-func (e *Ejection) State(now time.Time) (EjectionState, bool) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	s := EjectionState{Failures: e.failures, Times: e.times, Last: e.last}
-	if e.Ejected(now) {
-		s.Left = e.Until(now).Sub(now)
+	if e.Isolated != nil {
+		out = append(out, e.Isolated.Text())
 	}
-	return s, e.bad.Load()
+	for i := range e.Nodes {
+		out = append(out, e.Nodes[i].Text()+" to this node")
+	}
+	return out
 }
 
-// Restore makes it what State had returned.
-func (e *Ejection) Restore(s EjectionState, now time.Time) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.failures, e.times, e.last = s.Failures, s.Times, s.Last
-	e.until.Store(0)
-	if s.Left > 0 {
-		e.until.Store(int64(now.Add(s.Left).Sub(begin)))
+// Len returns how many endpoints are ejected.
+func (e *Ejections) Len() int {
+	if e == nil {
+		return 0
 	}
-	e.bad.Store(true)
+	return len(e.endpoints)
+}
+
+// All returns the endpoints that are ejected, in order.
+func (e *Ejections) All() []Endpoint {
+	if e == nil {
+		return nil
+	}
+	out := make([]Endpoint, 0, len(e.endpoints))
+	for at := range e.endpoints {
+		out = append(out, at)
+	}
+	slices.SortFunc(out, Endpoint.compare)
+	return out
+}
+
+func (e Endpoint) compare(o Endpoint) int {
+	return cmp.Or(e.Address.Compare(o.Address), cmp.Compare(e.Protocol, o.Protocol))
 }

@@ -64,6 +64,7 @@ type Opener interface {
 type Settings struct {
 	Marks            Marks
 	TCPPort, UDPPort uint16 // of userspace's listeners
+	PassiveHealth    bool   // rules tell of connections to endpoints that may have no answer
 	RouteTable       int    // for packets to sockets that bear a client's address
 	Log              *slog.Logger
 	// Failed is told when the kernel, or a program, refused a transaction of rules; may
@@ -202,6 +203,13 @@ type Plane interface {
 type Drainer interface {
 	// Drain removes what has drained, and returns how many endpoints still drain.
 	Drain(ctx context.Context) (left int, err error)
+}
+
+// Severer is a Drainer that can end the connections of endpoints that drain.
+type Severer interface {
+	// Sever has the next Drain remove an endpoint that drains, whatever connections it has: their next packets find
+	// that they have ended. It may be called at any time.
+	Sever(p service.Protocol, endpoint netip.AddrPort)
 }
 
 // Counter is a Plane that counts what steering's rules see.

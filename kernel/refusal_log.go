@@ -25,6 +25,18 @@ const (
 	RefusalBurst = 50
 )
 
+// Likewise rules tell of connections to endpoints that may have no answer: of SYNs that come a second time, at once, and of
+// some of the UDP flows that begin. There the packet's destination is the endpoint already.
+const (
+	ReasonUnansweredSYN = "unanswered SYN"
+	UnansweredRate      = 100
+	UnansweredBurst     = 200
+
+	ReasonUDPSample = "UDP flow begins"
+	SampleRate      = 10
+	SampleBurst     = 10
+)
+
 // Why connections are refused or dropped.
 const (
 	ReasonNoEndpoint = "no usable endpoint"
@@ -38,7 +50,16 @@ func LogRefusal(reason string) string {
 	return fmt.Sprintf("-m limit --limit %d/sec --limit-burst %d -j NFLOG --nflog-prefix %q --nflog-group %d", RefusalRate, RefusalBurst, reason, RefusalGroup)
 }
 
-// Refusal is a packet that a rule refused or dropped.
+// LogUnanswered is the rule that tells of a SYN that came a second time, LogSample that of a UDP flow's beginning.
+func LogUnanswered() string {
+	return fmt.Sprintf("-m limit --limit %d/sec --limit-burst %d -j NFLOG --nflog-prefix %q --nflog-group %d --nflog-threshold 1", UnansweredRate, UnansweredBurst, ReasonUnansweredSYN, RefusalGroup)
+}
+
+func LogSample() string {
+	return fmt.Sprintf("-m limit --limit %d/sec --limit-burst %d -j NFLOG --nflog-prefix %q --nflog-group %d", SampleRate, SampleBurst, ReasonUDPSample, RefusalGroup)
+}
+
+// Refusal is a packet that a rule refused or dropped, or that may have no answer.
 type Refusal struct {
 	Protocol        service.Protocol
 	Client, Address netip.AddrPort
@@ -102,7 +123,7 @@ func OpenRefusalLog() (*RefusalLog, error) {
 // Close closes the socket.
 func (l *RefusalLog) Close() error { return l.file.Close() }
 
-// Run calls f with each refusal, a second after it at most, from one goroutine, until ctx ends. What comes faster than it is
+// Run calls f with each of them, a second after it at most, from one goroutine, until ctx ends. What comes faster than it is
 // read is lost.
 func (l *RefusalLog) Run(ctx context.Context, f func(Refusal)) error {
 	stop := context.AfterFunc(ctx, func() { _ = l.file.SetReadDeadline(time.Unix(1, 0)) })

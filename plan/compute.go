@@ -48,7 +48,7 @@ func Compute(previous *Plan, in Inputs) (*Plan, Delta) {
 		Node: c.node, Policy: c.in.Policy,
 		Services: make([]*Service, n), conflicts: c.conflicts, kernel: c.kernel,
 		TellsClients: len(c.kernel.planes) > 0 && !c.kernel.any(func(a *Abilities) bool { return !a.TellsClients }),
-		snapshot:     c.snapshot, refusals: len(in.Observed.Refused) > 0,
+		snapshot:     c.snapshot,
 	}
 	d := Delta{Full: previous == nil}
 	again := false // the service port that was the first to wake isn't any more
@@ -175,8 +175,7 @@ func newComputation(previous *Plan, in Inputs) *computation {
 	} else {
 		c.conflicts = c.findConflicts()
 	}
-	c.all = !c.sameWorld || !c.sameConflicts || in.Dirty == nil || !c.sameMoves(&previous.Policy) ||
-		previous.refusals || len(in.Observed.Refused) > 0 || !previous.Wake.IsZero() && !in.Now.Before(previous.Wake)
+	c.all = !c.sameWorld || !c.sameConflicts || in.Dirty == nil || !c.sameMoves(&previous.Policy) || !previous.Wake.IsZero() && !in.Now.Before(previous.Wake)
 	return c
 }
 
@@ -261,11 +260,14 @@ func (c *computation) reusable(was *Service, entry uint64) bool {
 	if !c.sameConflicts && !maps.Equal(c.previous.conflicts.lost[p.Key], c.conflicts.lost[p.Key]) {
 		return false
 	}
-	if c.in.Dirty != nil {
+	if c.in.Dirty != nil && !c.in.Dirty[p.Key] {
 		return true // health hasn't changed
 	}
 	for i := range was.Endpoints {
 		e := &was.Endpoints[i]
+		if e.Ejected != c.ejected(p, e.Address) {
+			return false
+		}
 		st := c.in.Health.Of(p, e.Address)
 		if st.Since != e.Since || st.LastError != e.Error || st.Status.String() != e.Health {
 			return false

@@ -3,6 +3,7 @@ package plan
 import (
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"kproxy.dev/kproxy/service"
@@ -143,11 +144,38 @@ func (d Delta) Events(at time.Time) []Event {
 			add("dataplane", is, "%s: %s", moveText(was, is), is.Reason)
 			out[len(out)-1].Move = c.Move()
 		}
-		for _, m := range healthChanges(was, is) {
+		for _, m := range healthChanges(at, was, is) {
 			add("health", is, "%s", m)
 		}
 	}
 	return out
+}
+
+// Ejections returns the endpoints that c ejects, and those that it takes back.
+func (c Change) Ejections() (ejected, back []*Endpoint) {
+	if c.Was == nil || c.Is == nil || c.Was == c.Is {
+		return nil, nil
+	}
+	was := map[netip.AddrPort]bool{}
+	for i := range c.Was.Endpoints {
+		if e := &c.Was.Endpoints[i]; e.IsEjected() {
+			was[e.Address] = true
+		}
+	}
+	for i := range c.Is.Endpoints {
+		switch e := &c.Is.Endpoints[i]; {
+		case e.IsEjected() && !was[e.Address]:
+			ejected = append(ejected, e)
+		case !e.IsEjected() && was[e.Address]:
+			back = append(back, e)
+		}
+	}
+	return ejected, back
+}
+
+// Ejects reports whether d ejects an endpoint.
+func (d Delta) Ejects() bool {
+	return slices.ContainsFunc(d.Changes, func(c Change) bool { ejected, _ := c.Ejections(); return len(ejected) > 0 })
 }
 
 // moveText returns "userspace to iptables", or the state where the data plane
@@ -160,24 +188,32 @@ func moveText(a, b *Service) string {
 }
 
 // healthChanges returns a sentence for every endpoint of both whose health
-// changed, in address order.
-func healthChanges(a, b *Service) []string {
-	was := map[netip.AddrPort]string{}
+// changed, or that was ejected or is back, in address order.
+func healthChanges(at time.Time, a, b *Service) []string {
+	was := map[netip.AddrPort]*Endpoint{}
 	for i := range a.Endpoints {
-		was[a.Endpoints[i].Address] = a.Endpoints[i].Health
+		was[a.Endpoints[i].Address] = &a.Endpoints[i]
 	}
 	var out []string
 	for i := range b.Endpoints {
 		e := &b.Endpoints[i]
-		before, known := was[e.Address]
-		if !known || before == e.Health {
+		before := was[e.Address]
+		if before == nil {
 			continue
 		}
-		text := fmt.Sprintf("%s is %s", e.Address, e.Health)
-		if e.down() && e.Error != "" {
-			text += ": " + e.Error
+		if before.Health != e.Health {
+			text := fmt.Sprintf("%s is %s", e.Address, e.Health)
+			if e.Health == downText && e.Error != "" {
+				text += ": " + e.Error
+			}
+			out = append(out, text)
 		}
-		out = append(out, text)
+		switch old := before.Ejected; {
+		case old == nil && e.Ejected != nil:
+			out = append(out, fmt.Sprintf("%s is down: %s", e.Address, e.Ejected.Text(at)))
+		case old != nil && e.Ejected == nil:
+			out = append(out, fmt.Sprintf("%s is up: ejected no longer, after %s", e.Address, at.Sub(old.Since).Round(100*time.Millisecond)))
+		}
 	}
 	return out
 }

@@ -129,7 +129,7 @@ func (c *computation) rows(p *service.Port, eps []service.Endpoint) ([]Endpoint,
 		rows[i] = Endpoint{
 			Endpoint: &eps[i], Probed: &unprobed, Local: isLocal(&eps[i], c.node), Excluded: c.in.Policy.excluded(eps[i].Address.Addr()),
 		}
-		if p := (Probed{Health: st.Status.String(), Since: st.Since, Error: st.LastError}); p != unprobed {
+		if p := (Probed{Health: st.Status.String(), Since: st.Since, Error: st.LastError, Ejected: c.ejected(p, eps[i].Address)}); p != unprobed {
 			if probed == nil {
 				probed = make([]Probed, len(eps))
 			}
@@ -148,8 +148,26 @@ var (
 	unprobed = Probed{Health: health.Unknown.String()}
 )
 
-// down reports whether e failed its health check. What isn't known is used.
-func (e *Endpoint) down() bool { return e.Probed != nil && e.Health == downText }
+// ejected says why p's endpoint at an address is ejected; nil if it isn't, or if p wants nothing of health checks.
+func (c *computation) ejected(p *service.Port, at netip.AddrPort) *health.Ejection {
+	if c.in.Ejected == nil || p.Health.Kind == service.CheckOff {
+		return nil
+	}
+	return c.in.Ejected.Of(health.Endpoint{Protocol: p.Protocol, Address: at})
+}
+
+// MayBeEjected reports whether passive health may take e out of s: it is used, and s doesn't want to be left alone.
+func (s *Service) MayBeEjected(e *Endpoint) bool {
+	return s.Port.Health.Kind != service.CheckOff && s.Port.Protocol != service.SCTP && !e.Excluded && (e.Ready || e.Serving)
+}
+
+// IsEjected reports whether passive health has taken e out.
+func (e *Endpoint) IsEjected() bool { return e.Probed != nil && e.Ejected != nil }
+
+// down reports whether e failed its health check or is ejected. What isn't known is used.
+func (e *Endpoint) down() bool {
+	return e.Probed != nil && e.Health == downText || e.IsEjected()
+}
 
 // Keeps reports whether e keeps the UDP flows it has: one that gets new ones
 // does, and one that drains (weight 0, or on its way out), but not one whose

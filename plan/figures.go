@@ -40,6 +40,9 @@ type Figures struct {
 	Recalls  map[Cause]uint64
 	CatchUps uint64 // times userspace bridged a change of the kernel's rules
 
+	Ejections map[string]uint64 // of endpoints by passive health, by reason
+	Resets    uint64            // connections to endpoints that had left, and whose hosts were silent
+
 	Conntrack          Usage    // of this network namespace
 	ConntrackOverflows uint64   // times that ends of flows came too fast to be counted
 	Descriptors        [2]Usage // for forwarding in userspace: TCP, UDP

@@ -32,6 +32,7 @@ type Inputs struct {
 	Now      time.Time
 	Snapshot *service.Snapshot
 	Health   *health.View
+	Ejected  *health.Ejections
 	Caps     Caps
 	Policy   Policy
 	Observed Observed
@@ -40,7 +41,7 @@ type Inputs struct {
 	// where the pin is "auto".
 	Pins map[service.Key]service.Preference
 	// Dirty are the service ports of which Observed.Carried, Observed.Programmed,
-	// Failed or Pins may say something else than for the previous plan. If it is nil,
+	// Failed, Pins or Ejected may say something else than for the previous plan. If it is nil,
 	// they may for any, and Health may be another.
 	Dirty map[service.Key]bool
 }
@@ -132,9 +133,6 @@ type Observed struct {
 	// Programmed is the KernelHash of the rules that are in the kernel now, service
 	// port by service port. Rules that may be changing aren't there.
 	Programmed map[service.Key]uint64
-	// Refused are TCP endpoints that refused a connection of the kernel data
-	// plane within the last seconds.
-	Refused map[netip.AddrPort]bool
 	// Adopted are service ports found offloaded when kproxy started; they stay so.
 	Adopted map[service.Key]bool
 }

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -101,7 +102,6 @@ type Plan struct {
 
 	// What the next Compute may build on.
 	snapshot  *service.Snapshot
-	refusals  bool // endpoints refused connections of the kernel
 	conflicts *conflicts
 	kernel    kernelChoice
 }
@@ -213,6 +213,8 @@ type Probed struct {
 	Health string // "up", "down" or "unknown"
 	Since  time.Time
 	Error  string // of its last failed probe
+	// Ejected says why it gets no connections although Health lets it; nil if it may.
+	Ejected *health.Ejection
 }
 
 // Client describes where a connection comes from, as far as decisions need it.

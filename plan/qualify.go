@@ -57,7 +57,6 @@ func (c *computation) outcomeOf(s *Service, f *facts, m *memory) outcome {
 		return c.offloaded(s, m, outcome{state: StatePinned, reason: "pinned to the kernel by " + by + f.choice(), cause: CausePinned}, failure)
 	}
 	c.recallFlapping(s, f, m)
-	c.recallRefused(s, m)
 	if m.offloaded {
 		return c.offloaded(s, m, f.offloaded(), failure)
 	}
@@ -192,28 +191,6 @@ func (c *computation) recallFlapping(s *Service, f *facts, m *memory) {
 	m.recall(c.in.Now, c.in.Policy.BackoffMax)
 	m.waitHash = 0
 	m.waitCause, m.waitReason = CauseFlapping, flapText(endpoints[fam], changes[fam], m.backoff)
-}
-
-// recallRefused recalls an offloaded service when the kernel has seen one of its
-// endpoints refuse a connection: the client tries again within a second, and
-// userspace then finds it another endpoint.
-func (c *computation) recallRefused(s *Service, m *memory) {
-	if !m.offloaded || len(c.in.Observed.Refused) == 0 || s.Port.Protocol != service.TCP {
-		return
-	}
-	for _, fam := range service.Families {
-		for _, group := range [][]Backend{s.Groups[fam].Cluster, s.Groups[fam].Local} {
-			for i := range group {
-				if !c.in.Observed.Refused[group[i].Address] {
-					continue
-				}
-				m.recall(c.in.Now, c.in.Policy.BackoffMax)
-				m.waitHash = 0
-				m.waitCause, m.waitReason = CauseRefused, refusedText(group[i].Address, m.backoff)
-				return
-			}
-		}
-	}
 }
 
 // programmed reports whether the kernel holds the rules that s needs now.

@@ -1,7 +1,6 @@
 package plan
 
 import (
-	"net/netip"
 	"slices"
 	"testing"
 	"time"
@@ -56,16 +55,6 @@ func flapping(w *world) {
 	w.health("a", "10.0.0.2", health.Up, now, now.Add(-2*time.Second), now)
 }
 
-// refused makes endpoints refuse connections of the kernel data plane.
-func refused(endpoints ...string) func(*world) {
-	return func(w *world) {
-		w.in.Observed.Refused = map[netip.AddrPort]bool{}
-		for _, e := range endpoints {
-			w.in.Observed.Refused[netip.MustParseAddrPort(e)] = true
-		}
-	}
-}
-
 func do(steps ...func(*world)) func(*world) {
 	return func(w *world) {
 		for _, s := range steps {
@@ -75,11 +64,10 @@ func do(steps ...func(*world)) func(*world) {
 }
 
 const (
-	steady10    = "its endpoints must stay as they are for 10s"
-	firstOne    = "waiting for its first connection"
-	refusedOnce = "10.0.0.1:8080 refused a connection; again after "
-	flapped     = "2 endpoints changed health 4 times in a minute; again after "
-	noMemory    = "kernel rules could not be written: no memory"
+	steady10 = "its endpoints must stay as they are for 10s"
+	firstOne = "waiting for its first connection"
+	flapped  = "2 endpoints changed health 4 times in a minute; again after "
+	noMemory = "kernel rules could not be written: no memory"
 )
 
 // qualified is how every timeline that is about later things begins.
@@ -187,20 +175,6 @@ var timelines = []timeline{
 			}
 		}, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
 	)},
-	{"a connection refused in the kernel recalls, each time for longer", nil, after(
-		moment{at: 20, do: refused("10.0.0.1:8080"), plane: Userspace, state: StateRecalled, reason: refusedOnce + "10s", qualifies: 30, wake: 30},
-		moment{at: 25, plane: Userspace, state: StateRecalled, reason: refusedOnce + "10s", qualifies: 30, wake: 30},
-		moment{at: 30, do: refused(), plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-		moment{at: 31, do: refused("10.0.0.1:8080"), plane: Userspace, state: StateRecalled, reason: refusedOnce + "20s", qualifies: 51, wake: 51},
-	)},
-	{"a refusal by an endpoint of another service doesn't recall", nil, after(
-		moment{at: 20, do: refused("10.0.0.9:8080"), plane: IPTables, state: StateOffloaded, reason: reasonQualified},
-	)},
-	{"a refusal doesn't recall what is pinned to the kernel", pinTo(service.PreferKernel), []moment{
-		{at: 0, plane: Userspace, state: StatePinned, reason: reasonWriting},
-		{at: 1, do: program, plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},
-		{at: 2, do: refused("10.0.0.1:8080"), plane: IPTables, state: StatePinned, reason: "pinned to the kernel by kproxy pin"},
-	}},
 	{"the back-off is bounded", func(w *world) { w.in.Policy.BackoffMax = 15 * time.Second }, after(
 		moment{at: 20, do: flapping, plane: Userspace, state: StateRecalled, reason: flapped + "10s", qualifies: 30, wake: 30},
 		moment{at: 30, plane: IPTables, state: StateOffloaded, reason: reasonQualified},
@@ -344,9 +318,6 @@ var causeTimelines = map[string][]causeMoment{
 		causeMoment{at: 20, do: setTo("10.0.0.1 n1 ready"), cause: CauseUpdating, move: CatchUp},
 		causeMoment{at: 21, do: program, cause: CauseQualified, move: CatchUp}),
 	"flapping": then(causeMoment{at: 100, do: flapping, cause: CauseFlapping, move: Recall}),
-	"refusal": then(
-		causeMoment{at: 100, do: refused("10.0.0.1:8080"), cause: CauseRefused, move: Recall},
-		causeMoment{at: 111, do: refused(), cause: CauseQualified, move: Offload}),
 	"failure": {
 		{do: carry(1), cause: CauseUnsteady},
 		{at: 10, do: failNow, cause: CauseRulesFailed},

@@ -2,7 +2,6 @@ package plan
 
 import (
 	"fmt"
-	"net/netip"
 	"strconv"
 	"strings"
 	"time"
@@ -32,8 +31,7 @@ const (
 	// In userspace because something isn't right.
 	CauseRulesFailed Cause = "rules-failed" // the kernel refused its rules
 	CauseFlapping    Cause = "endpoints-flapping"
-	CauseRefused     Cause = "connection-refused" // an endpoint refused one in the kernel
-	CausePanic       Cause = "endpoints-down"     // so many that those are served too
+	CausePanic       Cause = "endpoints-down" // so many that those are served too
 
 	// In userspace for good.
 	CauseNoKernel      Cause = "no-kernel-data-plane" // of the mode, or on this host
@@ -54,7 +52,7 @@ const (
 var Causes = []Cause{
 	CauseQualified, CauseKernelOnly, CausePinned,
 	CauseUpdating, CauseWriting, CauseFew, CauseUnsteady,
-	CauseRulesFailed, CauseFlapping, CauseRefused, CausePanic,
+	CauseRulesFailed, CauseFlapping, CausePanic,
 	CauseNoKernel, CauseInexpressible,
 	CauseNoAddress, CauseNoEndpoint, CauseNotReady, CauseNoWeight, CauseNotLocal, CauseNoFamily, CauseUnservable, CauseExcluded,
 }
@@ -63,7 +61,7 @@ var Causes = []Cause{
 // kernel and out of it; see [Change.Move].
 var (
 	OffloadCauses = []Cause{CauseQualified, CausePinned}
-	RecallCauses  = []Cause{CauseFlapping, CauseRefused, CauseRulesFailed, CausePinned, CauseInexpressible}
+	RecallCauses  = []Cause{CauseFlapping, CauseRulesFailed, CausePinned, CauseInexpressible}
 )
 
 // The reasons that don't depend on anything. They hold no countdown: QualifiesAt
@@ -141,11 +139,6 @@ func flapText(endpoints, changes int, wait time.Duration) string {
 		who = strconv.Itoa(endpoints) + " endpoints"
 	}
 	return fmt.Sprintf("%s changed health %d times in a minute; again after %s", who, changes, durationText(wait))
-}
-
-// refusedText says why a service was recalled, and how long it has to wait.
-func refusedText(endpoint netip.AddrPort, wait time.Duration) string {
-	return fmt.Sprintf("%s refused a connection; again after %s", endpoint, durationText(wait))
 }
 
 func failureText(reason string) string {

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"time"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/service"
 )
 
@@ -22,10 +23,21 @@ type Status struct {
 	NotReady      string          `json:"notReady,omitempty"`  // why not
 	Drain         *Drain          `json:"drain,omitempty"`     // by kproxy drain; nil if it isn't
 	Warnings      []string        `json:"warnings,omitempty"`  // what of others' may keep packets from services
+	PassiveHealth PassiveHealth   `json:"passiveHealth"`
 	Sync          SyncStatus      `json:"sync"`
 	Sources       []SourceStatus  `json:"sources"`
 	Capabilities  []Capability    `json:"capabilities"`
 	Services      []ServiceStatus `json:"services"`
+}
+
+// PassiveHealth is what kproxy has found out by clients' own packets.
+type PassiveHealth struct {
+	Enabled bool   `json:"enabled"`
+	Reason  string `json:"reason,omitempty"` // why it isn't, or what it lacks
+	Ejected int    `json:"ejected"`          // endpoints
+	// Isolated: this node itself seems to be cut off; absent if it doesn't.
+	Isolated *health.Isolation   `json:"isolated,omitempty"`
+	Nodes    []health.SilentNode `json:"silentNodes,omitempty"`
 }
 
 // Drain is a kproxy that load balancers are told to leave out, and whose userspace gets no new connections that
@@ -133,24 +145,27 @@ func (c *Connections) Attempts() uint64 { return c.Total + c.Failed }
 
 // EndpointStatus is one endpoint of a service port.
 type EndpointStatus struct {
-	Address           netip.AddrPort `json:"address"`
-	Node              string         `json:"node"`
-	Ready             bool           `json:"ready"`
-	Serving           bool           `json:"serving"`
-	Terminating       bool           `json:"terminating"`
-	Local             bool           `json:"local"`
-	Weight            uint16         `json:"weight"`
-	Health            string         `json:"health"`
-	Since             time.Time      `json:"since"`
-	LastError         string         `json:"lastError"`
-	LastCheck         time.Time      `json:"lastCheck,omitzero"`         // when the last active check ended; absent where there was none
-	LastCheckSeconds  float64        `json:"lastCheckSeconds,omitempty"` // how long it took
-	Usable            bool           `json:"usable"`
-	ActiveConnections int64          `json:"activeConnections"`
-	TotalConnections  uint64         `json:"totalConnections"`
-	Failures          uint64         `json:"failures"`
-	BytesIn           uint64         `json:"bytesIn"`
-	BytesOut          uint64         `json:"bytesOut"`
+	Address          netip.AddrPort `json:"address"`
+	Node             string         `json:"node"`
+	Ready            bool           `json:"ready"`
+	Serving          bool           `json:"serving"`
+	Terminating      bool           `json:"terminating"`
+	Local            bool           `json:"local"`
+	Weight           uint16         `json:"weight"`
+	Health           string         `json:"health"`
+	Since            time.Time      `json:"since"`
+	LastError        string         `json:"lastError"`
+	LastCheck        time.Time      `json:"lastCheck,omitzero"`         // when the last active check ended; absent where there was none
+	LastCheckSeconds float64        `json:"lastCheckSeconds,omitempty"` // how long it took
+	Usable           bool           `json:"usable"`
+	// Ejected says why passive health gives it no new connections; absent if it may get some. Then Health is "down", and
+	// LastError has it in a line.
+	Ejected           *health.Ejection `json:"ejected,omitempty"`
+	ActiveConnections int64            `json:"activeConnections"`
+	TotalConnections  uint64           `json:"totalConnections"`
+	Failures          uint64           `json:"failures"`
+	BytesIn           uint64           `json:"bytesIn"`
+	BytesOut          uint64           `json:"bytesOut"`
 }
 
 // ConnectionStatus is one row of `kproxy connections`.
@@ -224,12 +239,16 @@ func (s *Service) Fill(row *ServiceStatus, now time.Time) {
 	slices.SortFunc(row.Addresses, netip.AddrPort.Compare)
 	for i := range s.Endpoints {
 		e := &s.Endpoints[i]
-		row.Endpoints = append(row.Endpoints, EndpointStatus{
+		st := EndpointStatus{
 			Address: e.Address, Node: e.Node,
 			Ready: e.Ready, Serving: e.Serving, Terminating: e.Terminating,
 			Local: e.Local, Weight: e.Weight, Usable: e.Usable,
-			Health: e.Health, Since: e.Since, LastError: e.Error,
-		})
+			Health: e.Health, Since: e.Since, LastError: e.Error, Ejected: e.Ejected,
+		}
+		if e.Ejected != nil {
+			st.Health, st.Since, st.LastError = downText, e.Ejected.Since, e.Ejected.Text(now)
+		}
+		row.Endpoints = append(row.Endpoints, st)
 	}
 }
 

@@ -10,9 +10,11 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -254,7 +256,17 @@ func (t *tracer) planned(a netip.AddrPort) *plan.Endpoint {
 // unhealthy is what the last health check of an endpoint says that can't be looked at from here.
 // What fails otherwise, by its answer to HTTP say, takes connections all the same.
 func (t *tracer) unhealthy(e *plan.Endpoint) (Verdict, *Finding) {
-	if e == nil || e.Probed == nil || e.Health != "down" {
+	if e == nil || e.Probed == nil {
+		return Forwarded, nil
+	}
+	if e.Ejected != nil {
+		f := &Finding{SeverityError, fmt.Sprintf("endpoint %s doesn't take connections: %s", e.Address, e.Ejected.Text(time.Now())), "endpoint " + e.Address.String(), "look at the pod and its node: whether they run, and the way there"}
+		if e.Ejected.Reason == health.Refused {
+			return Refused, f
+		}
+		return Dropped, f
+	}
+	if e.Health != "down" {
 		return Forwarded, nil
 	}
 	f := &Finding{SeverityError, fmt.Sprintf("endpoint %s doesn't take connections: its health check fails: %s", e.Address, e.Error), "endpoint " + e.Address.String(), "look at the pod: whether it runs and listens on that port"}

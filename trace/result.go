@@ -7,7 +7,9 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"time"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/kernel"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -299,7 +301,11 @@ func (t *tracer) candidates() []Candidate {
 				continue
 			}
 			at[e.Address] = len(out)
-			out = append(out, Candidate{Endpoint: e.Address, Node: e.Node, Usable: e.Usable, Health: e.Health, Why: t.unusable(e)})
+			c := Candidate{Endpoint: e.Address, Node: e.Node, Usable: e.Usable, Health: e.Health, Why: t.unusable(e)}
+			if e.IsEjected() {
+				c.Health = health.Down.String()
+			}
+			out = append(out, c)
 		}
 	}
 	for _, e := range t.ends {
@@ -390,6 +396,8 @@ func (t *tracer) unusable(e *plan.Endpoint) string {
 		return "another proxy's (--exclude-cidrs)"
 	case e.Terminating && !e.Serving:
 		return "terminates"
+	case e.IsEjected():
+		return e.Ejected.Text(time.Now())
 	case e.Health == "down":
 		why := strings.TrimSuffix("its health check fails: "+e.Error, ": ")
 		if cause := t.cause(e); cause != "" {

@@ -18,7 +18,6 @@ type choice struct {
 	client   netip.Addr
 	tried    []int
 	room     [4]int // what tried needs with the default number of retries
-	ejected  bool   // ejected endpoints are acceptable
 	now      time.Time
 }
 
@@ -29,8 +28,7 @@ func newChoice(g *group, a *lb.Affinity, client netip.Addr) *choice {
 }
 
 // next returns an endpoint that wasn't tried yet, its Load acquired, or nil
-// when none is left. A client with affinity gets its endpoint first; those in
-// ejection come when all others were tried.
+// when none is left. A client with affinity gets its endpoint first.
 func (c *choice) next() *endpoint {
 	c.now = time.Now()
 	i := -1
@@ -38,10 +36,6 @@ func (c *choice) next() *endpoint {
 		i = c.sticky()
 	}
 	if i < 0 {
-		i = c.group.picker.Acquire(c.client, c)
-	}
-	if i < 0 && !c.ejected {
-		c.ejected = true
 		i = c.group.picker.Acquire(c.client, c)
 	}
 	if i < 0 {
@@ -95,10 +89,8 @@ func (c *choice) connected(e *endpoint) {
 	}
 }
 
-// Skip excludes endpoints that were tried or are ejected (lb.Skip).
-func (c *choice) Skip(i int) bool {
-	return slices.Contains(c.tried, i) || !c.ejected && c.group.endpoints[i].ejection.Ejected(c.now)
-}
+// Skip excludes endpoints that were tried (lb.Skip).
+func (c *choice) Skip(i int) bool { return slices.Contains(c.tried, i) }
 
 // Forecast is what a Server would do with a client's next connection.
 type Forecast struct {
@@ -117,7 +109,6 @@ type Prospect struct {
 	Share   float64 // its probability of being tried first, 0..1
 	Next    bool    // it is next if no other client comes first
 	Active  int64   // connections that it has now
-	Ejected time.Time
 	// Source is the address that the endpoint sees; the zero Addr is one of this
 	// node's, which the kernel chooses.
 	Source netip.Addr
@@ -141,9 +132,6 @@ func (s *Server) Forecast(proto service.Protocol, to netip.AddrPort, c plan.Clie
 		targets[i] = lb.Target{Address: b.Address, Weight: b.Weight}
 	}
 	p := lb.ProspectOf(g.picker, targets, c.Address, search)
-	if p.Next < 0 && !slices.ContainsFunc(p.Shares, func(share float64) bool { return share > 0 }) { // those in ejection are better than none
-		p = lb.ProspectOf(g.picker, targets, c.Address, nil)
-	}
 	if search.affinity != nil {
 		out.Affine, _ = search.affinity.Peek(c.Address, search.now)
 		if i := search.takes(out.Affine); i >= 0 {
@@ -155,7 +143,7 @@ func (s *Server) Forecast(proto service.Protocol, to netip.AddrPort, c plan.Clie
 		e, from := g.endpoints[i], s.table.source(f, c, b.Address.Addr())
 		out.Endpoints = append(out.Endpoints, Prospect{
 			Address: b.Address, Share: p.Shares[i], Next: p.Next == i, Active: e.load.Active(),
-			Ejected: e.ejection.Until(search.now), Source: from.addr, Transparent: from.transparent,
+			Source: from.addr, Transparent: from.transparent,
 		})
 	}
 	return out, true

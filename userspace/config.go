@@ -68,6 +68,11 @@ type Config struct {
 	OnFirst func(service.Key)
 	// OnServing is called once after Run, from some goroutine, when each loop and worker has begun.
 	OnServing func()
+	// OnAnswered is called with each TCP connection that an endpoint takes and each session that it answers; OnFailed with
+	// each attempt that an endpoint doesn't take, err being why. Both are called by the goroutine that serves it: they have
+	// to return at once.
+	OnAnswered func(service.Protocol, netip.AddrPort)
+	OnFailed   func(p service.Protocol, endpoint netip.AddrPort, client netip.Addr, err error)
 	// OnEnd is called with each connection and session that ends, or that no endpoint takes, by the
 	// goroutine that serves it: it has to return at once, and may not call the Server.
 	OnEnd func(End)
@@ -97,6 +102,12 @@ func (c Config) filled() Config {
 	}
 	if c.OnServing == nil {
 		c.OnServing = func() {}
+	}
+	if c.OnAnswered == nil {
+		c.OnAnswered = func(service.Protocol, netip.AddrPort) {}
+	}
+	if c.OnFailed == nil {
+		c.OnFailed = func(service.Protocol, netip.AddrPort, netip.Addr, error) {}
 	}
 	if c.OnEnd == nil {
 		c.OnEnd = func(End) {}

@@ -44,7 +44,6 @@ type EndpointCounters struct {
 	Failures uint64 // attempts that failed
 	BytesIn  uint64
 	BytesOut uint64
-	Ejected  time.Time // until when it is the last resort; zero if it isn't
 }
 
 // Connections returns the live table, oldest first.
@@ -65,12 +64,11 @@ func (s *Server) Counters() map[service.Key]Counters {
 	for _, f := range s.live.all() {
 		f.settle()
 	}
-	now := time.Now()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	out := map[service.Key]Counters{}
 	for k, v := range s.plans.views {
-		if c := v.state.figures(now); len(c.Endpoints) > 0 || !c.silent() {
+		if c := v.state.figures(); len(c.Endpoints) > 0 || !c.silent() {
 			out[k] = c
 		}
 	}
@@ -105,20 +103,16 @@ func (s *serviceState) totals() Counters {
 	}
 }
 
-func (s *serviceState) figures(now time.Time) Counters {
+func (s *serviceState) figures() Counters {
 	c := s.totals()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	c.Endpoints = make([]EndpointCounters, 0, len(s.endpoints))
 	for a, e := range s.endpoints {
-		f := EndpointCounters{
+		c.Endpoints = append(c.Endpoints, EndpointCounters{
 			Address: a, Active: e.load.Active(), Total: e.counters.total.Load(), Failures: e.failures.Load(),
 			BytesIn: e.counters.bytesIn.Load(), BytesOut: e.counters.bytesOut.Load(),
-		}
-		if until := e.ejection.Until(now); until.After(now) {
-			f.Ejected = until
-		}
-		c.Endpoints = append(c.Endpoints, f)
+		})
 	}
 	slices.SortFunc(c.Endpoints, func(a, b EndpointCounters) int { return a.Address.Compare(b.Address) })
 	return c

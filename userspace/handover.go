@@ -219,12 +219,7 @@ func (d *description) service(s *serviceState) {
 	s.mu.Lock()
 	for a, e := range s.endpoints {
 		row := &handover.Endpoint{Address: handover.Packed(a), Counters: counted(&e.counters, e.failures.Load(), 0)}
-		if state, bad := e.ejection.State(d.clock); bad {
-			row.Ejection = &handover.Ejection{
-				Failures: uint32(state.Failures), Times: uint32(state.Times), Left: int64(state.Left), Last: state.Last.AsSlice(),
-			}
-		}
-		if row.Counters != nil || row.Ejection != nil {
+		if row.Counters != nil {
 			out.Endpoints = append(out.Endpoints, row)
 		}
 	}

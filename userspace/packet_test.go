@@ -3,12 +3,8 @@ package userspace
 import (
 	"context"
 	"errors"
-	"io"
-	"net"
 	"net/netip"
 	"os"
-	"strconv"
-	"strings"
 	"syscall"
 	"testing"
 	"time"
@@ -70,57 +66,6 @@ func TestSourceAddress(t *testing.T) {
 			t.Run(f.String()+"/udp/"+tt.name, func(t *testing.T) {
 				if got := askTo(t, udpFrom(tt.client, t, f), vip); !ok(got) {
 					t.Errorf("endpoint saw %q, want %s", got, tt.want)
-				}
-			})
-		}
-	}
-}
-
-// An endpoint that refuses one client stays for the others; one that refuses
-// two is ejected, as is one that refuses the node.
-func TestEjectionNeedsTwoClients(t *testing.T) {
-	p := newPackets(t)
-	for _, f := range service.Families {
-		vip, bad := serviceAddress(f, 1), p.serveTCP(t, &p.host, addressIn(f, endpointNet, 2))
-		good := p.serveTCP(t, &p.host, addressIn(f, endpointNet, 2))
-		tables := map[service.Family]string{service.IPv4: "iptables", service.IPv6: "ip6tables"}[f]
-		p.host.do(t, func() error {
-			run(t, tables, "-A", "INPUT", "-p", "tcp", "--dport", strconv.Itoa(int(bad.Port())), "-j", "REJECT", "--reject-with", "tcp-reset")
-			return nil
-		})
-		for _, tt := range []struct {
-			name       string
-			masquerade plan.Masquerade
-			clients    []int
-			ejected    bool
-		}{
-			{"one client", plan.MasqueradeNever, []int{2}, false},
-			{"two clients", plan.MasqueradeNever, []int{2, 3}, true},
-			{"one client, masqueraded", plan.MasqueradeAlways, []int{2}, true},
-		} {
-			t.Run(f.String()+"/"+tt.name, func(t *testing.T) {
-				name := f.String() + strings.ReplaceAll(tt.name, " ", "")
-				pl := testPlan(testService{name: name, vip: vip, eps: []netip.AddrPort{bad, good}, front: func(f *plan.Frontend) { f.Masquerade = tt.masquerade }})
-				serve(p.server, pl)
-				for i := range 16 {
-					from := addressIn(f, clientNet, tt.clients[i/2%len(tt.clients)])
-					p.client.do(t, func() error {
-						c, err := (&net.Dialer{Timeout: patience, LocalAddr: &net.TCPAddr{IP: from.AsSlice()}}).Dial("tcp", vip.String())
-						if err != nil {
-							return err
-						}
-						defer c.Close()
-						_, err = io.ReadAll(c)
-						return err
-					})
-				}
-				for _, e := range p.server.Counters()[testServiceKey(name)].Endpoints {
-					if e.Address != bad {
-						continue
-					}
-					if e.Failures < 3 || e.Ejected.IsZero() == tt.ejected {
-						t.Errorf("endpoint %+v, want 3 failures or more, ejected: %t", e, tt.ejected)
-					}
 				}
 			})
 		}

@@ -185,19 +185,25 @@ func (s *Server) connected(state *serviceState, e *endpoint, first bool) {
 	}
 }
 
-// endpointFailed counts a failed attempt from an address, and ejects an
-// endpoint that fails again and again.
-func (s *Server) endpointFailed(state *serviceState, e *endpoint, from source, err error) {
+// endpointFailed counts a failed attempt for a client, and tells of it.
+func (s *Server) endpointFailed(state *serviceState, e *endpoint, client netip.Addr, err error) {
 	e.failures.Add(1)
-	ejected, now := false, time.Now()
-	if from.transparent {
-		ejected = e.ejection.FailedFor(from.addr, now)
-	} else {
-		ejected = e.ejection.Failed(now)
+	s.cfg.OnFailed(state.key.Protocol, e.address, client, err)
+}
+
+// Reset ends the TCP connections to an endpoint, with a reset to both ends, and returns how many there were.
+func (s *Server) Reset(endpoint netip.AddrPort) (n int) {
+	for _, f := range s.live.all() {
+		x, is := f.(*tcpConn)
+		if !is {
+			continue
+		}
+		if e := x.endpoint.Load(); e != nil && e.address == endpoint {
+			x.kill()
+			n++
+		}
 	}
-	if ejected {
-		s.cfg.Logger.Warn("endpoint ejected: connects to it fail", "service", state.key, "endpoint", e.address, "until", e.ejection.Until(now), "error", err)
-	}
+	return n
 }
 
 func (s *Server) connectTimeout(p *service.Port) time.Duration {

@@ -7,7 +7,6 @@ import (
 	"sync"
 	"sync/atomic"
 
-	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/lb"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
@@ -151,7 +150,6 @@ type endpoint struct {
 	load     lb.Load
 	counters traffic
 	failures atomic.Uint64
-	ejection health.Ejection
 	connects connectTimes
 	departed atomic.Bool // the last plan hasn't it
 }
@@ -187,32 +185,6 @@ func (s *serviceState) configure(p *service.Port) {
 		s.affinity.Store(lb.NewAffinity(p.Affinity))
 	default:
 		a.SetTimeout(p.Affinity)
-	}
-}
-
-// recover ends the ejection of endpoints that active checks call up again: it says how
-// they were before.
-func (s *serviceState) recover(before, next *plan.Service) {
-	var down map[netip.AddrPort]bool
-	for i := range before.Endpoints {
-		if e := &before.Endpoints[i]; e.Health == "down" {
-			if down == nil {
-				down = map[netip.AddrPort]bool{}
-			}
-			down[e.Address] = true
-		}
-	}
-	if down == nil {
-		return
-	}
-	for i := range next.Endpoints {
-		if e := &next.Endpoints[i]; e.Health == "up" && down[e.Address] {
-			s.mu.Lock()
-			if known := s.endpoints[e.Address]; known != nil {
-				known.ejection.Succeeded()
-			}
-			s.mu.Unlock()
-		}
 	}
 }
 
@@ -303,7 +275,6 @@ func (s *Server) update(next *plan.Service) {
 	before := s.plans.views[k]
 	if before != nil {
 		s.plans.replaced = append(s.plans.replaced, before)
-		before.state.recover(before.plan, next)
 	}
 	v := newView(next, before)
 	s.plans.views[k] = v

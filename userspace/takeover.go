@@ -10,7 +10,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"kproxy.dev/kproxy/handover"
-	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -200,10 +199,6 @@ func (t *takeover) service(row *handover.Service) {
 		e := v.state.endpoint(handover.Unpacked(r.Address))
 		e.counters.count(r.Counters)
 		e.failures.Add(r.Counters.GetFailed())
-		if j := r.Ejection; j != nil {
-			last, _ := netip.AddrFromSlice(j.Last)
-			e.ejection.Restore(health.EjectionState{Failures: int(j.Failures), Times: int(j.Times), Left: time.Duration(j.Left), Last: last}, t.clock)
-		}
 	}
 	affinity := v.state.affinity.Load()
 	if affinity == nil {

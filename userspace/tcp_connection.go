@@ -175,7 +175,7 @@ func (x *tcpConn) failed(err error) {
 	x.missed = &missed{e.address, err}
 	x.state.release(e)
 	if blames(err) {
-		x.loop.server.endpointFailed(x.state, e, x.source, err)
+		x.loop.server.endpointFailed(x.state, e, x.client.Addr(), err)
 	}
 }
 
@@ -224,6 +224,7 @@ func (x *tcpConn) dialed() {
 		e.connects.add(time.Duration(sinceEpoch() - x.began))
 	}
 	x.search.connected(e)
+	x.loop.server.cfg.OnAnswered(service.TCP, e.address)
 	if err := x.sendProxyHeader(end); err != nil {
 		x.again(err)
 		return

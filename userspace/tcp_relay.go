@@ -110,19 +110,15 @@ func (x *tcpConn) boundStall(d int) {
 func (x *tcpConn) firstBytes(p *pump) {
 	if p == &x.pumps[endpointSide] {
 		x.search = nil
-		x.endpoint.Load().ejection.Succeeded()
 	}
 }
 
 // sourceFinished passes an end of data on. The last direction to finish closes.
 func (x *tcpConn) sourceFinished(d int) {
 	sink := 1 - d
-	switch {
-	case x.dead[d]: // the other direction's write met the reset first
+	if x.dead[d] { // the other direction's write met the reset first
 		x.sourceDied(d)
 		return
-	case d == endpointSide && x.search != nil: // one that only listened
-		x.endpoint.Load().ejection.Succeeded()
 	}
 	if x.ended[sink] {
 		x.record.forget()

@@ -7,6 +7,7 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -16,7 +17,6 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 
-	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -128,102 +128,54 @@ func TestNoEndpointTakesIt(t *testing.T) {
 	eventually(t, "the failure is counted", func() bool { return s.Counters()[testServiceKey("s")].Failed == 1 })
 }
 
-// An ejected endpoint isn't tried while another one works, and is when it's the
-// only one left.
-func TestEjection(t *testing.T) {
+// Every attempt that an endpoint doesn't take is told, with its client, and every connection that one takes.
+func TestOutcomesAreTold(t *testing.T) {
 	bad, good := refusing(t), tcpEndpoint(t, named("good"))
-	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{bad, good}}))
+	var mu sync.Mutex
+	failed, answered := map[netip.AddrPort]int{}, map[netip.AddrPort]int{}
+	s := start(t, Config{
+		OnFailed: func(p service.Protocol, e netip.AddrPort, client netip.Addr, err error) {
+			mu.Lock()
+			defer mu.Unlock()
+			if failed[e]++; p != service.TCP || !client.IsLoopback() || !errors.Is(err, unix.ECONNREFUSED) {
+				t.Errorf("told of %s %s failing for %s: %v", p, e, client, err)
+			}
+		},
+		OnAnswered: func(_ service.Protocol, e netip.AddrPort) {
+			mu.Lock()
+			defer mu.Unlock()
+			answered[e]++
+		},
+	}, testPlan(testService{name: "s", eps: []netip.AddrPort{bad, good}}))
 	for range 20 {
-		ask(t, connect(t, s), "x")
-	}
-	c := s.Counters()[testServiceKey("s")]
-	for _, e := range c.Endpoints {
-		if e.Address == bad && (e.Failures != health.EjectAfter || e.Ejected.IsZero()) {
-			t.Errorf("endpoint %+v, want %d failures and an ejection", e, health.EjectAfter)
+		if got := ask(t, connect(t, s), "x"); got != "good x" {
+			t.Fatalf("answer %q", got)
 		}
 	}
-	only := testPlan(testService{name: "s", eps: []netip.AddrPort{bad}})
-	serve(s, only)
-	endpointAt(t, bad.String(), named("recovered"))
-	if got := ask(t, connect(t, s), "x"); got != "recovered x" {
-		t.Errorf("the last endpoint answered %q", got)
+	mu.Lock()
+	defer mu.Unlock()
+	if failed[bad] == 0 || failed[good] != 0 || answered[good] != 20 || answered[bad] != 0 {
+		t.Errorf("failed %v, answered %v; want %s to fail, and %s to answer", failed, answered, bad, good)
 	}
 }
 
-// Connections that end say nothing of how their endpoint is now; one that it answers, or
-// ends in good order, does.
-func TestEndsOfConnectionsLeaveEjection(t *testing.T) {
-	lasting := make(chan *net.TCPConn, 2)
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
-	must(t, err)
-	bad := addrPort(listener.Addr())
-	go func() {
-		for {
-			c, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			lasting <- c.(*net.TCPConn)
-		}
-	}()
-	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{bad}}))
-	for range cap(lasting) {
-		send(t, connect(t, s), "x", 0)
+// Reset ends the connections to one endpoint, at both ends, and no others.
+func TestReset(t *testing.T) {
+	gone, stays := tcpEndpoint(t, named("gone")), tcpEndpoint(t, named("stays"))
+	s := start(t, Config{}, testPlan(testService{name: "s", eps: []netip.AddrPort{gone, stays}}))
+	conns := map[string]*net.TCPConn{}
+	for len(conns) < 2 {
+		c := connect(t, s)
+		conns[ask(t, c, "x")] = c
 	}
-	reset, ends := <-lasting, <-lasting
-	receive(t, reset, "x") // so that no other endpoint is tried
-	receive(t, ends, "x")  // or it would reset as well
-	listener.Close()
-	both := testPlan(testService{name: "s", eps: []netip.AddrPort{bad, tcpEndpoint(t, named("good"))}})
-	serve(s, both)
-	open := func() (out []*tcpConn) {
-		for _, f := range s.live.all() {
-			if f.describe().Endpoint == bad {
-				out = append(out, f.(*tcpConn))
-			}
-		}
-		return out
+	if n := s.Reset(gone); n == 0 {
+		t.Error("no connection was reset")
 	}
-	ejection := &open()[0].endpoint.Load().ejection
-	ejected := func() bool { return !ejection.Until(time.Now()).IsZero() } // also when its time is over
-	eventually(t, "the endpoint to be ejected", func() bool {
-		ask(t, connect(t, s), "x")
-		return ejected()
-	})
-	reset.SetLinger(0)
-	reset.Close()
-	eventually(t, "one connection to end", func() bool { return len(open()) == 1 })
-	if !ejected() {
-		t.Error("an endpoint isn't ejected any more after a connection of it was reset")
+	if _, err := conns["gone x"].Read(make([]byte, 1)); !errors.Is(err, unix.ECONNRESET) {
+		t.Errorf("the client of the endpoint that is gone reads %v, want a reset", err)
 	}
-	ends.Close()
-	eventually(t, "the endpoint to be in good standing", func() bool { return !ejected() })
-}
-
-// An endpoint that active checks call up again isn't ejected any longer.
-func TestHealthEndsEjection(t *testing.T) {
-	bad, good := refusing(t), tcpEndpoint(t, named("good"))
-	d := testService{name: "s", eps: []netip.AddrPort{bad, good}}
-	withHealth := func(h string) *plan.Plan {
-		p := testPlan(d)
-		p.Services[0].Endpoints[0].Health = h
-		return p
-	}
-	s := start(t, Config{}, withHealth("up"))
-	for range 8 {
-		ask(t, connect(t, s), "x")
-	}
-	for _, tt := range []struct {
-		health  string
-		ejected bool
-	}{{"up", true}, {"unknown", true}, {"down", true}, {"up", false}} {
-		p := withHealth(tt.health)
-		serve(s, p)
-		for _, e := range s.Counters()[testServiceKey("s")].Endpoints {
-			if e.Address == bad && e.Ejected.IsZero() == tt.ejected {
-				t.Errorf("after %q: endpoint %+v, want ejected: %t", tt.health, e, tt.ejected)
-			}
-		}
+	if got := ask(t, conns["stays x"], "y"); got != "stays y" {
+		t.Errorf("the other one answers %q", got)
 	}
 }
 

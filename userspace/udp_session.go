@@ -345,7 +345,7 @@ func (x *session) answered(n, bytes int) {
 	x.count(0, n)
 	if !x.greeted {
 		x.greeted = true
-		x.endpoint.Load().ejection.Succeeded()
+		x.worker.server.cfg.OnAnswered(service.UDP, x.endpoint.Load().address)
 	}
 }
 
@@ -361,10 +361,10 @@ func (x *session) broken(err error) {
 // move goes on with another endpoint, as this one is gone. It ends the session
 // if there is none.
 func (x *session) move(why error) {
-	s, failed, from := x.worker.server, x.endpoint.Load(), x.upstream.key.from
+	s, failed := x.worker.server, x.endpoint.Load()
 	lost := x.pending && len(x.copied) > 0
 	x.disconnect(false)
-	s.endpointFailed(x.state, failed, from, why)
+	s.endpointFailed(x.state, failed, x.client.Addr(), why)
 	if !x.connect(failed) {
 		x.fail(why)
 		return

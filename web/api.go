@@ -148,6 +148,7 @@ type HealthReport struct {
 	LastUpdated  time.Time // end of the last pass that succeeded; zero if none has
 	PendingSince time.Time // since when a change waits for a successful pass; zero if none waits
 	NodeEligible bool      // the node isn't about to be deleted (KEP-3836)
+	Isolated     bool      // most other nodes are silent to this one, and --healthz-isolated asks to say so
 	Drained      bool      // by kproxy drain: load balancers leave the node out
 	NotReady     string    // why new connections to some service aren't carried; empty while all are
 }

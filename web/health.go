@@ -41,7 +41,7 @@ type familyHealth struct {
 // /livez, and /readyz.
 //
 // /livez fails when a change has waited for 60 seconds; idle and starting count
-// as healthy. /healthz fails also when the node is about to be deleted, so that
+// as healthy. /healthz fails also when the node is about to be deleted, or cut off from others where that is asked for, so that
 // cloud load balancers stop sending new connections while old ones drain.
 // /readyz succeeds while new connections to every service are carried, from when
 // the fallback rules are written.
@@ -62,7 +62,7 @@ func Health(c HealthConfig) http.Handler {
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) {
 		report := c.Source.Health()
 		body := healthOfProxy(report, c.Now())
-		eligible := report.NodeEligible && !report.Drained
+		eligible := report.NodeEligible && !report.Drained && !report.Isolated
 		body.NodeEligible = &eligible
 		answerHealth(w, body, body.Healthy && eligible, healthz)
 	})

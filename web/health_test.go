@@ -36,6 +36,7 @@ func TestHealth(t *testing.T) {
 		{"first pass never succeeds", with(func(r *HealthReport) {
 			r.LastUpdated, r.PendingSince, r.NotReady = time.Time{}, now.Add(-2*time.Minute), "the first pass failed"
 		}), 503, 503, 503},
+		{"cut off from other nodes", with(func(r *HealthReport) { r.Isolated = true }), 503, 200, 200},
 		{"node about to be deleted", with(func(r *HealthReport) { r.NodeEligible = false }), 503, 200, 200},
 	}
 	for _, tt := range tests {

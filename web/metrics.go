@@ -11,6 +11,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -158,6 +159,9 @@ func collectProcess(s plan.Status, send sender) {
 	send.counter("kproxy_syncs_total", "Passes of the reconcile loop that took effect.", float64(s.Sync.Generation))
 	send.gauge("kproxy_sync_duration_seconds", "Duration of the last pass of the reconcile loop.", s.Sync.DurationSeconds)
 	send.gauge("kproxy_sync_failing", "1 while the last pass of the reconcile loop failed.", number(s.Sync.LastError != ""))
+	send.gauge("kproxy_endpoints_ejected", "Endpoints that passive health keeps from getting new connections of this node.", float64(s.PassiveHealth.Ejected))
+	send.gauge("kproxy_nodes_silent", "Nodes two endpoints of which, or more, are ejected for silence.", float64(len(s.PassiveHealth.Nodes)))
+	send.gauge("kproxy_isolated", "1 while most endpoints of other nodes are silent to this one, so that none of them is ejected.", number(s.PassiveHealth.Isolated != nil))
 	collectSources(s.Sources, send)
 	can := map[string]bool{}
 	for _, c := range s.Capabilities {
@@ -270,6 +274,10 @@ func collectNode(f *plan.Figures, send sender) {
 	byCause(send, "kproxy_offloads_total", "Moves of service ports from userspace into the kernel, by reason.", f.Offloads, plan.OffloadCauses)
 	byCause(send, "kproxy_recalls_total", "Moves of service ports from the kernel back to userspace, by reason.", f.Recalls, plan.RecallCauses)
 	send.counter("kproxy_catch_ups_total", "Times that userspace stood in for a service port until the kernel's rules had followed a change.", float64(f.CatchUps))
+	for _, reason := range []string{health.Silent, health.Refused} {
+		send.counter("kproxy_endpoint_ejections_total", "Endpoints that passive health ejected, by what they did to its probes.", float64(f.Ejections[reason]), "reason", reason)
+	}
+	send.counter("kproxy_dead_connections_reset_total", "Connections that were reset because their endpoint had left and its host was silent.", float64(f.Resets))
 	send.gauge("kproxy_conntrack_entries", "Entries in this network namespace's conntrack table.", float64(f.Conntrack.Count))
 	send.gauge("kproxy_conntrack_entries_limit", "Entries that the conntrack table can hold.", float64(f.Conntrack.Max))
 	send.counter("kproxy_conntrack_event_overflows_total", "Times that flows ended faster than they could be counted.", float64(f.ConntrackOverflows))

@@ -190,10 +190,10 @@ func TestNodeMetrics(t *testing.T) {
 			Sets: map[string]int{"KPROXY-AFF": 5, "KPROXY-USER-4": 7}, VirtualServers: [2]int{3, 2}, RealServers: [2]int{9, 4}, Draining: 1,
 			Writes: plan.Writes{Chains: 2, Rules: 11, Entries: 13, Virtuals: 17}, PassFailures: 19, RuleFailures: 23, RuleRepairs: 29, SetRepairs: 31,
 			Offloads: map[plan.Cause]uint64{plan.CauseQualified: 37},
-			Recalls:  map[plan.Cause]uint64{plan.CauseRefused: 41, plan.CausePanic: 43}, CatchUps: 47,
+			Recalls:  map[plan.Cause]uint64{plan.CauseFlapping: 41, plan.CausePanic: 43}, CatchUps: 47,
 			Conntrack: plan.Usage{Count: 53, Max: 59}, ConntrackOverflows: 61,
 			Descriptors: [2]plan.Usage{{Count: 67, Max: 71}, {Count: 73, Max: 79}}, DescriptorWaits: [2]int{1, 0}, Steered: 83, Refused: 89,
-			Exhausted: []plan.Resource{plan.Sessions}, Shed: [2][4]uint64{{83, 89, 97, 101}, {3: 103}},
+			Ejections: map[string]uint64{"silent": 107}, Resets: 109, Exhausted: []plan.Resource{plan.Sessions}, Shed: [2][4]uint64{{83, 89, 97, 101}, {3: 103}},
 		}
 	}
 	reg := prometheus.NewPedanticRegistry()
@@ -219,13 +219,15 @@ func TestNodeMetrics(t *testing.T) {
 {object="sets"} 31`,
 		"kproxy_offloads_total": `{reason="pinned"} 0
 {reason="qualified"} 37`,
-		"kproxy_recalls_total": `{reason="connection-refused"} 41
-{reason="endpoints-down"} 43
-{reason="endpoints-flapping"} 0
+		"kproxy_recalls_total": `{reason="endpoints-down"} 43
+{reason="endpoints-flapping"} 41
 {reason="kernel-cannot"} 0
 {reason="pinned"} 0
 {reason="rules-failed"} 0`,
-		"kproxy_catch_ups_total":                 " 47",
+		"kproxy_catch_ups_total": " 47",
+		"kproxy_endpoint_ejections_total": `{reason="refused"} 0
+{reason="silent"} 107`,
+		"kproxy_dead_connections_reset_total":    " 109",
 		"kproxy_conntrack_entries":               " 53",
 		"kproxy_conntrack_entries_limit":         " 59",
 		"kproxy_conntrack_event_overflows_total": " 61",

@@ -242,6 +242,7 @@ func TestServiceSeries(t *testing.T) {
 		"endpoint_connections_active" + e1: 1, "endpoint_usable" + e1: 1, "endpoint_up" + e1: 1,
 		"endpoint_connections_total" + e2: 0, "endpoint_failures_total" + e2: 0, "endpoint_received_bytes_total" + e2: 0, "endpoint_sent_bytes_total" + e2: 0,
 		"endpoint_connections_active" + e2: 0, "endpoint_usable" + e2: 0,
+		"endpoint_ejections_total refused": 0, "endpoint_ejections_total silent": 0, // of all
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("series (-want +got):\n%s", diff)

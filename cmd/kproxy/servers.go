@@ -197,7 +197,7 @@ func (s source) Summary() (plan.Status, []*plan.Service, func(*plan.Service) *pl
 // Health returns what the health endpoints report.
 func (s source) Health() web.HealthReport {
 	updated, pending := s.LastSync()
-	return web.HealthReport{LastUpdated: updated, PendingSince: pending, NodeEligible: s.NodeEligible(), Drained: s.Drained(), NotReady: s.NotReady()}
+	return web.HealthReport{LastUpdated: updated, PendingSince: pending, NodeEligible: s.NodeEligible(), Isolated: s.Isolated(), Drained: s.Drained(), NotReady: s.NotReady()}
 }
 
 // lockMargin is how much longer than --drain-timeout a kproxy waits for another one

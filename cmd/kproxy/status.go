@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
@@ -121,7 +122,7 @@ func printStatus(w io.Writer, st plan.Status, wide bool) error {
 	for i := range st.Services {
 		s := &st.Services[i]
 		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%d\t%d\t%d\t%s\n", s.Title(), view.Address(s, "/"+strings.ToLower(s.Protocol)), s.DataPlane, s.State,
-			endpointsTitle(s), s.Connections.Active, s.Connections.Total, s.Connections.Failed, strings.Join(append([]string{reasonTitle(s)}, s.Problems...), "; "))
+			endpointsTitle(s), s.Connections.Active, s.Connections.Total, s.Connections.Failed, strings.Join(slices.Concat([]string{reasonTitle(s)}, s.Problems, firstEjected(s)), "; "))
 		if wide {
 			printEndpoints(t, s)
 		}
@@ -137,6 +138,16 @@ func healthTitle(st *plan.Status) string {
 		return st.Health() + " (clients wait, or others end for them: see kproxy_userspace_shed_total)"
 	}
 	return st.Health()
+}
+
+// firstEjected says of one endpoint why it is ejected, if one is; wide output tells of all.
+func firstEjected(s *plan.ServiceStatus) []string {
+	for i := range s.Endpoints {
+		if e := &s.Endpoints[i]; e.Ejected != nil {
+			return []string{e.Address.String() + " is " + e.LastError}
+		}
+	}
+	return nil
 }
 
 func endpointsTitle(s *plan.ServiceStatus) string {

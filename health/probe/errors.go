@@ -28,8 +28,8 @@ var localErrnos = []syscall.Errno{
 	syscall.EMFILE, syscall.ENFILE, syscall.ENOBUFS, syscall.ENOMEM, syscall.EADDRNOTAVAIL,
 }
 
-// inconclusive reports whether err says nothing about the endpoint.
-func inconclusive(err error) bool {
+// Inconclusive reports whether err, of a probe, says nothing about the endpoint.
+func Inconclusive(err error) bool {
 	var local *localError
 	if errors.As(err, &local) || errors.Is(err, context.Canceled) {
 		return true

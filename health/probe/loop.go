@@ -175,7 +175,7 @@ func (l *loop) observe(r result, now time.Time) {
 	}
 	e.last.Store(&Check{At: now, Took: r.took})
 	e.slow = r.took > e.target.Check.Timeout/2
-	if !inconclusive(r.err) {
+	if !Inconclusive(r.err) {
 		before := e.machine.State()
 		after := e.machine.Observe(r.err, now)
 		l.changed = l.changed || after.Status != before.Status

@@ -94,10 +94,11 @@ func (n Network) dialTCP(ctx context.Context, addr netip.AddrPort) (*net.TCPConn
 }
 
 func (n Network) dialer() *net.Dialer {
-	return &net.Dialer{KeepAlive: -1, Control: n.control}
+	return &net.Dialer{KeepAlive: -1, Control: n.SetMark}
 }
 
-func (n Network) control(network, address string, c syscall.RawConn) error {
+// SetMark gives a probe's socket its mark, and calls n.Control; it is for [net.Dialer].
+func (n Network) SetMark(network, address string, c syscall.RawConn) error {
 	if n.Mark != 0 {
 		var set error
 		if err := c.Control(func(fd uintptr) {

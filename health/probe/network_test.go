@@ -130,7 +130,7 @@ func check(t *testing.T, addr netip.AddrPort, c service.HealthCheck, want string
 	got := ""
 	if err != nil {
 		got = err.Error()
-		if inconclusive(err) {
+		if Inconclusive(err) {
 			t.Errorf("%s %s is inconclusive: %v", c.Kind, addr, err)
 		}
 	}
@@ -314,7 +314,7 @@ func TestUDP(t *testing.T) {
 		addr, _ = serve(nil)
 		udp.Timeout = time.Second // a busy machine has to send the datagram within it
 		check(t, addr, udp, health.ErrSilent.Error())
-		if err := (Network{}).Probe(expired(t), health.Target{Address: addr, Check: udp}); !inconclusive(err) {
+		if err := (Network{}).Probe(expired(t), health.Target{Address: addr, Check: udp}); !Inconclusive(err) {
 			t.Errorf("a datagram that wasn't sent in time is held against the endpoint: %v", err)
 		}
 	}
@@ -398,7 +398,7 @@ func TestSockets(t *testing.T) {
 	})
 	t.Run("control that fails is inconclusive", func(t *testing.T) {
 		n := Network{Control: func(string, string, syscall.RawConn) error { return errors.New("no") }}
-		if err := n.Probe(t.Context(), target); !inconclusive(err) {
+		if err := n.Probe(t.Context(), target); !Inconclusive(err) {
 			t.Errorf("error %v is held against the endpoint", err)
 		}
 	})
@@ -436,7 +436,7 @@ func TestInconclusive(t *testing.T) {
 		op(syscall.ECONNREFUSED): false, op(syscall.EHOSTUNREACH): false, op(syscall.ETIMEDOUT): false,
 		context.Canceled: true, describe(context.DeadlineExceeded, time.Second): false,
 	} {
-		if got := inconclusive(err); got != want {
+		if got := Inconclusive(err); got != want {
 			t.Errorf("%v: inconclusive is %t, want %t", err, got, want)
 		}
 	}
@@ -444,7 +444,7 @@ func TestInconclusive(t *testing.T) {
 
 func TestUnknownKind(t *testing.T) {
 	err := Network{}.Probe(t.Context(), health.Target{Check: service.HealthCheck{Kind: "smoke"}})
-	if !inconclusive(err) {
+	if !Inconclusive(err) {
 		t.Errorf("error %v is held against the endpoint", err)
 	}
 }

@@ -49,6 +49,18 @@ func (b *Backend) Drain(ctx context.Context) (left int, err error) {
 	return b.draining(), errors.Join(err, errs.all.ErrorOrNil())
 }
 
+// Sever implements [kernel.Severer]: with net.ipv4.vs.expire_nodest_conn, the next packet of a connection whose real server
+// is gone ends it, and the one after is refused.
+func (b *Backend) Sever(p service.Protocol, endpoint netip.AddrPort) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, s := range b.servers {
+		if _, drains := s.draining[endpoint]; drains && s.Protocol == p {
+			s.draining[endpoint] = time.Time{}
+		}
+	}
+}
+
 // draining counts what still drains.
 func (b *Backend) draining() int {
 	n := 0

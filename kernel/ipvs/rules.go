@@ -27,7 +27,7 @@ func (s static) jumps() []kernel.Jump {
 	if !s.CatchRefusals {
 		return nil
 	}
-	rule := "-p tcp -m tcp --tcp-flags RST RST " + kernel.Comment("kproxy: refusals of endpoints") + " -j " + chainSwallow
+	rule := "-p tcp -m tcp --tcp-flags " + steering.ResetOfSYN + " " + kernel.Comment("kproxy: refusals of endpoints") + " -j " + chainSwallow
 	return []kernel.Jump{
 		{Table: "mangle", From: "INPUT", Rule: rule},
 		{Table: "mangle", From: "POSTROUTING", Rule: rule},
@@ -167,7 +167,7 @@ var InSteering = steering.Plane{Name: plan.IPVS, Rules: func(s steering.Rules) s
 		// virtual server is left to endpoints that drain. What is in SHORT is userspace's.
 		OutputNew: []string{kernel.InSet(s.Set(kernel.SetVIP), "dst") + " " + kernel.InSet(s.Set(kernel.SetDrop), "dst,dst") + " " +
 			kernel.NotInSet(s.Set(kernel.SetShort), "dst,dst") + " " + kernel.Comment(kernel.ReasonElsewhere) + " -j " + steering.ChainElsewhere},
-		Refusals: []string{"-p tcp -m tcp --tcp-flags RST RST " + s.Accepted() + " -j " + chainRefused},
+		Refusals: []string{"-p tcp -m tcp --tcp-flags " + steering.ResetOfSYN + " " + s.Accepted() + " -j " + chainRefused},
 	}
 	if s.Family == service.IPv4 {
 		// A program that reached the daemon could lead connections anywhere.

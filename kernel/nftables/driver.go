@@ -155,7 +155,8 @@ func (*Driver) Sysctls() ([]kernel.Sysctl, error) { return nil, nil }
 func (d *Driver) options(s kernel.Settings) Options {
 	o := DefaultOptions()
 	o.Marks, o.TCPPort, o.UDPPort, o.SkipIPv6, o.Flowtable = s.Marks, s.TCPPort, s.UDPPort, d.skipIPv6, d.flowtable && !d.without
-	o.LogRefusals = !d.silent
+	o.LogRefusals, o.PassiveHealth = !d.silent, s.PassiveHealth
+	o.CatchRefusals = o.CatchRefusals && s.PassiveHealth // else nobody would find the client another endpoint
 	return o
 }
 

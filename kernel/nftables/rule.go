@@ -276,6 +276,7 @@ const (
 	stateEstablished = 2
 	stateNew         = 8
 	stateUntracked   = 64
+	statusConfirmed  = 8
 	statusDNAT       = 32
 )
 
@@ -289,21 +290,24 @@ func state(text string, states uint32) part {
 	}
 }
 
-// rewritten matches connections whose destination was rewritten.
-func rewritten(r *Rule) {
-	r.say("ct status dnat")
-	ct("", unix.NFT_CT_STATUS).load(r, register)
-	r.Mask(register, native(statusDNAT), native(0))
-	r.Compare(unix.NFT_CMP_NEQ, native(0)...)
+// status matches connections by a bit of their status: those that have it, or not.
+func status(text string, bit, op uint32) part {
+	return func(r *Rule) {
+		r.say("ct status %s", text)
+		ct("", unix.NFT_CT_STATUS).load(r, register)
+		r.Mask(register, native(bit), native(0))
+		r.Compare(op, native(0)...)
+	}
 }
 
-// notRewritten matches all others.
-func notRewritten(r *Rule) {
-	r.say("ct status ! dnat")
-	ct("", unix.NFT_CT_STATUS).load(r, register)
-	r.Mask(register, native(statusDNAT), native(0))
-	r.Compare(unix.NFT_CMP_EQ, native(0)...)
-}
+var (
+	rewritten    = status("dnat", statusDNAT, unix.NFT_CMP_NEQ) // the destination
+	notRewritten = status("! dnat", statusDNAT, unix.NFT_CMP_EQ)
+	// A connection's first packet has passed every hook before it is confirmed (nf_confirm), so a packet of one that is new
+	// and confirmed is sent again, or after the first.
+	confirmed    = status("confirmed", statusConfirmed, unix.NFT_CMP_NEQ)
+	notConfirmed = status("! confirmed", statusConfirmed, unix.NFT_CMP_EQ)
+)
 
 // firstReply matches the packet that is a connection's first in the direction of the
 // reply. Whether there are counters is up to net.netfilter.nf_conntrack_acct.
@@ -341,13 +345,23 @@ func notSYN(r *Rule) {
 	r.Compare(unix.NFT_CMP_NEQ, flagSYN)
 }
 
-// reset matches TCP's refusals.
-func reset(r *Rule) {
-	r.say("tcp flags rst")
+// syn matches what begins a TCP connection.
+func syn(r *Rule) {
+	r.say("tcp flags syn / fin,syn,rst,ack")
 	r.tcp()
 	tcpFlags.load(r, register)
-	r.Mask(register, []byte{flagRST}, []byte{0})
-	r.Compare(unix.NFT_CMP_NEQ, 0)
+	r.Mask(register, []byte{flagFIN | flagSYN | flagRST | flagACK}, []byte{0})
+	r.Compare(unix.NFT_CMP_EQ, flagSYN)
+}
+
+// resetOfSYN matches TCP's resets in answer to a SYN: in answer to what has an ACK, which is of a connection, a reset has none
+// (RFC 9293, 3.10.7.1).
+func resetOfSYN(r *Rule) {
+	r.say("tcp flags rst,ack / rst,ack")
+	r.tcp()
+	tcpFlags.load(r, register)
+	r.Mask(register, []byte{flagRST | flagACK}, []byte{0})
+	r.Compare(unix.NFT_CMP_EQ, flagRST|flagACK)
 }
 
 // tcp is what a match of a field of TCP depends on; nft doesn't print it.
@@ -438,12 +452,23 @@ func limit(rate, burst int) part {
 	}
 }
 
-// log hands the packet to who reads a group of nfnetlink_log.
+// log hands the packet to who reads a group of nfnetlink_log, within a second.
 func log(prefix string, group uint16) part {
 	return func(r *Rule) {
 		r.say("log prefix %q group %d", prefix, group)
 		r.Add("log", func(b []byte) []byte {
 			return nlmsg.AppendText(nlmsg.AppendUint16(b, unix.NFTA_LOG_GROUP, group), unix.NFTA_LOG_PREFIX, prefix)
+		})
+	}
+}
+
+// logNow does so at once.
+func logNow(prefix string, group uint16) part {
+	return func(r *Rule) {
+		r.say("log prefix %q group %d queue-threshold 1", prefix, group)
+		r.Add("log", func(b []byte) []byte {
+			b = nlmsg.AppendText(nlmsg.AppendUint16(b, unix.NFTA_LOG_GROUP, group), unix.NFTA_LOG_PREFIX, prefix)
+			return nlmsg.AppendUint16(b, unix.NFTA_LOG_QTHRESHOLD, 1)
 		})
 	}
 }

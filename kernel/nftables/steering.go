@@ -292,7 +292,7 @@ func (r *rules) catchRefusals() []Rule {
 	if !r.CatchRefusals {
 		return nil
 	}
-	return []Rule{rule(reset, rewritten, firstReply, r.live(), r.fromEndpoint(),
+	return []Rule{rule(resetOfSYN, rewritten, firstReply, r.live(), r.fromEndpoint(),
 		key{saddr[r.family], l4proto, sport}.notIn(setTold), drop, comment("refused: the next SYN of the client finds another endpoint"))}
 }
 
@@ -365,12 +365,23 @@ func (r *rules) postrouting() []Rule {
 	return append(out, rule(metaMark.bits(m, "==", 0), returns), rule(setMark(metaMark, m, 0), masquerade))
 }
 
+// evidence are rules that tell of connections to endpoints which may have no answer, see health/passive: a SYN that
+// comes a second time, and some of the UDP flows that begin.
+func (r *rules) evidence() []Rule {
+	if !r.LogRefusals || !r.PassiveHealth {
+		return nil
+	}
+	return []Rule{
+		rule(confirmed, rewritten, syn, limit(kernel.UnansweredRate, kernel.UnansweredBurst), logNow(kernel.ReasonUnansweredSYN, kernel.RefusalGroup)),
+		rule(protocol(service.UDP), rewritten, notConfirmed, limit(kernel.SampleRate, kernel.SampleBurst), log(kernel.ReasonUDPSample, kernel.RefusalGroup)),
+	}
+}
+
 // refuse meets connections whose destination nothing has rewritten.
 func (r *rules) refuse() []Rule {
-	return []Rule{
+	return append(r.evidence(),
 		rule(r.to().vmap(setRefused)),
-		rule(r.own("!="), notRewritten, r.to().in(setUserspace), goesTo(chainUnserved)),
-	}
+		rule(r.own("!="), notRewritten, r.to().in(setUserspace), goesTo(chainUnserved)))
 }
 
 // refuseHere is the same where the destination may be this node.
@@ -432,10 +443,13 @@ func (r *rules) filterOutput() []Rule {
 		parts := append([]part{state("invalid,new", stateInvalid|stateNew), r.fromListener(), protocol(p)}, more...)
 		return rule(append(parts, sport.is(portText(port), byte(port>>8), byte(port)), drop, comment("reply without conntrack entry"))...)
 	}
-	return []Rule{
+	out := []Rule{
 		established(),
 		from(service.TCP, r.TCPPort, notSYN),
 		from(service.UDP, r.UDPPort),
-		rule(state("new", stateNew), jumpTo(chainRefuseHere)),
 	}
+	if r.LogRefusals && r.PassiveHealth {
+		out = append(out, rule(protocol(service.UDP), r.own("=="), notConfirmed, limit(kernel.SampleRate, kernel.SampleBurst), log(kernel.ReasonUDPSample, kernel.RefusalGroup)))
+	}
+	return append(out, rule(state("new", stateNew), jumpTo(chainRefuseHere)))
 }

@@ -14,15 +14,43 @@ func state(states string) string { return "-m conntrack --ctstate " + states }
 
 func (s Rules) refuse() string { return state("NEW") + " -j " + chainRefuse }
 
+// evidence are rules that tell of connections to endpoints which may have no answer, see health/passive: a SYN that
+// comes a second time, and some of the UDP flows that begin. A connection's first packet has passed every hook before
+// it is confirmed (nf_confirm), so a packet of one that is new and confirmed is sent again, or after the first.
+func (s Rules) evidence() []string {
+	if !s.tells() {
+		return nil
+	}
+	return s.each(func(w *PlaneRules) []string {
+		match := w.rewritten() + " -m conntrack "
+		if w.NAT {
+			match = w.rewritten() + " "
+		}
+		return []string{
+			"-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN " + match + "--ctstatus CONFIRMED " + kernel.LogUnanswered(),
+			"-p udp " + match + "! --ctstatus CONFIRMED " + kernel.LogSample(),
+		}
+	})
+}
+
+// ownSamples is that of userspace's UDP flows.
+func (s Rules) ownSamples() []string {
+	if !s.tells() {
+		return nil
+	}
+	return []string{"-p udp " + kernel.HasMark(s.Marks.Own(), s.Marks.Own()) + " -m conntrack ! --ctstatus CONFIRMED " + kernel.LogSample()}
+}
+
+func (s Rules) tells() bool { return s.LogRefusals && s.PassiveHealth }
+
 // refusals meet connections whose destination nothing has rewritten. What is to
 // an address of this node is told by a look-up of a route, so that is done once.
 func (s Rules) refusals() []string {
-	return []string{
-		kernel.InSet(s.Set(kernel.SetDrop), "dst,dst") + " " + kernel.Comment("endpoints exist, but the traffic policy allows none here") + " -j " + ChainElsewhere,
-		kernel.InSet(s.Set(kernel.SetReject), "dst,dst") + " " + kernel.Comment("no usable endpoint") + " -j " + ChainReject,
-		s.untaken() + " -j " + ChainUnserved,
-		s.toNode(true, "") + " " + kernel.Comment("the same by node port") + " -j " + chainRefuseNode,
-	}
+	return append(s.evidence(),
+		kernel.InSet(s.Set(kernel.SetDrop), "dst,dst")+" "+kernel.Comment("endpoints exist, but the traffic policy allows none here")+" -j "+ChainElsewhere,
+		kernel.InSet(s.Set(kernel.SetReject), "dst,dst")+" "+kernel.Comment("no usable endpoint")+" -j "+ChainReject,
+		s.untaken()+" -j "+ChainUnserved,
+		s.toNode(true, "")+" "+kernel.Comment("the same by node port")+" -j "+chainRefuseNode)
 }
 
 // untaken matches connections to a service in userspace that neither userspace
@@ -131,11 +159,11 @@ func (s Rules) output() []string {
 // connection, while kproxy has the connection tracked again in a moment.
 func (s Rules) outputNew() []string {
 	forgotten := kernel.Comment("reply without conntrack entry") + " -j DROP"
-	return []string{
+	out := append([]string{
 		fmt.Sprintf("-s %s -p tcp %s --sport %d %s", s.listener(), notSYN, s.TCPPort, forgotten),
 		fmt.Sprintf("-s %s -p udp -m udp --sport %d %s", s.listener(), s.UDPPort, forgotten),
-		s.refuse(),
-	}
+	}, s.ownSamples()...)
+	return append(out, s.refuse())
 }
 
 // input lets redirected connections reach the listener and endpoints' answers

@@ -89,6 +89,10 @@ func (s Rules) mangleOutputNew() []string {
 	return append([]string{s.ranges()}, s.each(func(w *PlaneRules) []string { return w.OutputNew })...)
 }
 
+// ResetOfSYN are the flags of a reset in answer to a SYN: in answer to what has an ACK, which is of a connection, a reset
+// has none (RFC 9293, 3.10.7.1).
+const ResetOfSYN = "RST,ACK RST,ACK"
+
 // catchRefusals drops an endpoint's reset that is its first packet, the answer
 // to a SYN: it refuses the connection. conntrack has forgotten the connection by
 // then (tcp_packet in nf_conntrack_proto_tcp.c kills it), so the client's next
@@ -105,7 +109,7 @@ func (s Rules) catchRefusals() []string {
 		if !w.NAT {
 			return w.Refusals
 		}
-		return []string{"-p tcp -m tcp --tcp-flags RST RST " + w.rewritten() + " --ctdir REPLY" +
+		return []string{"-p tcp -m tcp --tcp-flags " + ResetOfSYN + " " + w.rewritten() + " --ctdir REPLY" +
 			" -m connbytes --connbytes 1:1 --connbytes-mode packets --connbytes-dir reply " +
 			kernel.InSet(s.Set(kernel.SetAlive), "dst") + " " + kernel.InSet(s.Set(kernel.SetEndpoint), "src,src,src") + " " +
 			kernel.NotInSet(s.Set(kernel.SetLet), "src,src") + " " +

@@ -32,6 +32,8 @@ type Options struct {
 	// LogRefusals says that the host has xt_NFLOG and xt_limit, by which rules tell of
 	// clients that they refuse ([kernel.RefusalLog]).
 	LogRefusals bool
+	// PassiveHealth has rules tell of connections to endpoints that may have no answer, by that log.
+	PassiveHealth bool
 	// SkipIPv6 renders nothing for IPv6, for hosts without ip6tables.
 	SkipIPv6 bool
 	// Planes are all that a plan may use.
@@ -41,7 +43,7 @@ type Options struct {
 // DefaultOptions returns options for a host that has everything. The
 // listener's ports and the planes are the caller's to fill in.
 func DefaultOptions() Options {
-	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, CatchRefusals: true, DropInvalid: true, LogRefusals: true}
+	return Options{Marks: kernel.DefaultMarks(), RandomFully: true, SocketMatch: true, CatchRefusals: true, DropInvalid: true, LogRefusals: true, PassiveHealth: true}
 }
 
 // Validate reports every problem.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -74,6 +75,7 @@ func NewStack(top RulesetPlane, routes *Routing) *Stack {
 var (
 	_ kernel.Plane          = (*Stack)(nil)
 	_ kernel.Drainer        = (*Stack)(nil)
+	_ kernel.Severer        = (*Stack)(nil)
 	_ kernel.Counter        = (*Stack)(nil)
 	_ kernel.AffinityKeeper = (*Stack)(nil)
 	_ kernel.Renderer       = (*Stack)(nil)
@@ -208,6 +210,13 @@ func (s *Stack) Check(ctx context.Context) ([]string, error) {
 		s.damaged.Store(true)
 	}
 	return found, err
+}
+
+// Sever implements [kernel.Severer].
+func (s *Stack) Sever(p service.Protocol, endpoint netip.AddrPort) {
+	if severer, ok := s.RulesetPlane.(kernel.Severer); ok {
+		severer.Sever(p, endpoint)
+	}
 }
 
 // Drain implements [kernel.Drainer].
