@@ -246,10 +246,13 @@ func TestMetricsOfTrouble(t *testing.T) {
 	w.becomes(1, "kproxy_offloads_total", `reason="qualified"`)
 	w.must(w.net.Backend("b1").Fail(w.ctx, lab.Refuse))
 	tr := w.traffic("tcp", frontends(m)[0], 60)
-	w.await("web", "line", plan.Userspace, plan.StateRecalled)
-	w.becomes(1, "kproxy_recalls_total", `reason="connection-refused"`)
-	w.becomes(1, "kproxy_service_reasons", `reason="connection-refused"`)
+	w.awaitUnused("web", "line", "10.2.0.2")
+	w.becomes(1, "kproxy_endpoint_ejections_total", `reason="refused"`)
+	w.becomes(1, "kproxy_endpoints_ejected")
+	w.must(w.net.Backend("b1").Fail(w.ctx, lab.Healthy))
+	w.becomes(0, "kproxy_endpoints_ejected")
 	w.pin("web", "line", service.PreferUserspace)
+	w.must(w.net.Backend("b1").Fail(w.ctx, lab.Refuse))
 	w.eventually(20*time.Second, "retries", func() error {
 		retried, _ := w.sumOf("kproxy_service_connections_retried_total", line)
 		failures, _ := w.sumOf("kproxy_endpoint_failures_total", line, `endpoint="10.2.0.2:9000"`)
@@ -280,8 +283,8 @@ func TestMetricsOfTrouble(t *testing.T) {
 		}
 		return nil
 	})
-	if up, n := w.sumOf("kproxy_endpoint_up"); n > 0 {
-		t.Errorf("without a health check %d endpoints have one, %g of them up", n, up)
+	if up, n := w.sumOf("kproxy_endpoint_up"); up > 0 || n > len(w.net.Backends) {
+		t.Errorf("without a health check %d endpoints have one, %g of them up; want only those that are ejected, and down", n, up)
 	}
 	w.becomes(0, "kproxy_repairs_total")
 	sets, rules := "ipset flush KPROXY-USER-4", "iptables -t nat -F KPROXY-SERVICES"
