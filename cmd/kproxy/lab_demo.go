@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net/netip"
+	"os"
 	"os/exec"
 	"slices"
 	"strconv"
@@ -60,7 +62,7 @@ func labDemo(c *cli.Context) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, d.stop()) }()
-	steps := []func(context.Context) error{d.userspace, d.offload, d.backendDies, d.recall, d.kill, d.comeBack}
+	steps := []func(context.Context) error{d.userspace, d.offload, d.backendDies, d.powerCut, d.recall, d.kill, d.comeBack}
 	if d.mode == plan.ModeUserspace {
 		steps = []func(context.Context) error{d.userspace, d.backendDies}
 	}
@@ -281,6 +283,78 @@ func (d *demo) backendDies(ctx context.Context) error {
 	}
 	d.observe(true, "b2 is back and may be used again")
 	d.checkTraffic(t)
+	return nil
+}
+
+// powerCut: a backend that swallows everything costs those who connect at that moment a retransmission or two. Beside it
+// are rules alone, as kube-proxy's: a service of the same backends that wants nothing of health checks.
+func (d *demo) powerCut(ctx context.Context) error {
+	plain := lab.NewManifest("rules", 20, d.net.Backends...).Annotate("kproxy.dev/health-check", "off").Annotate("kproxy.dev/dataplane", "kernel")
+	if err := plain.Write(d.manifests); err != nil {
+		return err
+	}
+	defer os.Remove(plain.Path(d.manifests))
+	if _, err := d.await(ctx, 10*time.Second, "both services to be in "+string(d.kernel), func(s plan.ServiceStatus) bool {
+		st, err := d.client.Status(ctx)
+		return s.DataPlane == d.kernel && err == nil && slices.ContainsFunc(st.Services, func(p plan.ServiceStatus) bool {
+			return p.Name == "rules" && p.Port == "line" && p.DataPlane == d.kernel
+		})
+	}); err != nil {
+		return err
+	}
+	cut := d.net.Backends[slices.IndexFunc(d.net.Backends, func(b *lab.Backend) bool { // no connection that has to last is there
+		return !slices.ContainsFunc(d.held, func(h heldConn) bool { return h.conn.First().Backend == b.Name })
+	})]
+	d.say("a power cut: backend %s swallows everything from now on. Beside it, service rules has the same backends and rules alone, as kube-proxy's", cut.Name)
+	rules, err := lab.StartTraffic(ctx, lab.TrafficConfig{
+		From: d.net.Client, Network: "tcp", Target: netip.AddrPortFrom(plain.ClusterIPs[0], labService.Port()), Rate: 20 / float64(d.pace), Count: 20 * 20, Timeout: d.pace.clientTimeout(),
+	})
+	if err != nil {
+		return err
+	}
+	defer rules.Stop()
+	swallow := func(verb string) error {
+		_, err := cut.Namespace.Output(ctx, "sh", "-c", fmt.Sprintf("iptables -w %s INPUT ! -i lo -j DROP && iptables -w %s OUTPUT ! -o lo -j DROP", verb, verb))
+		return err
+	}
+	t := time.Now()
+	if err := swallow("-I"); err != nil {
+		return err
+	}
+	svc, err := d.await(ctx, 15*time.Second, cut.Name+" to be ejected", func(s plan.ServiceStatus) bool {
+		return slices.ContainsFunc(s.Endpoints, func(e plan.EndpointStatus) bool { return e.Ejected != nil && !e.Usable })
+	})
+	if err != nil {
+		return err
+	}
+	ejected := time.Now()
+	for _, e := range svc.Endpoints {
+		if e.Ejected != nil {
+			d.observe(true, "after %s, %s: %s", ejected.Sub(t).Round(10*time.Millisecond), e.Address, e.LastError)
+		}
+	}
+	sleep(ctx, 3*time.Second)
+	all := d.traffic.Results().Since(t)
+	d.observe(len(all.Failed()) == 0, "connections meanwhile: %s; slowest %s", all, slowest(all))
+	later := all.Since(ejected.Add(100 * time.Millisecond))
+	d.observe(len(later) > 0 && slowest(later) < d.pace.time(500*time.Millisecond), "of those that began after that, %d, the slowest took %s", len(later), slowest(later))
+	end := time.Now()
+	if err := swallow("-D"); err != nil {
+		return err
+	}
+	if _, err := d.await(ctx, 20*time.Second, cut.Name+" to be back", func(s plan.ServiceStatus) bool {
+		return !slices.ContainsFunc(s.Endpoints, func(e plan.EndpointStatus) bool { return !e.Usable })
+	}); err != nil {
+		return err
+	}
+	waited := 0
+	for _, r := range rules.Stop().Since(t) {
+		if r.Start.Before(end) && (r.Latency > d.pace.time(500*time.Millisecond) || r.Err != nil) {
+			waited++
+		}
+	}
+	d.observe(waited > 0, "with rules alone, every third client waited, to the end: %d", waited)
+	d.observe(true, "%s is back %s after that", cut.Name, time.Since(end).Round(100*time.Millisecond))
 	return nil
 }
 
