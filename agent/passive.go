@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -130,11 +131,42 @@ func (a *Agent) ejectionsChanged(changed []health.Endpoint) {
 	}
 	p.counted = now
 	p.mu.Unlock()
+	a.announceNodes(was, now)
 	a.kick()
 	select {
 	case p.save <- struct{}{}:
 	default:
 	}
+}
+
+// announceNodes tells of nodes that have fallen silent or are back, this one's isolation included.
+func (a *Agent) announceNodes(was, now *health.Ejections) {
+	var events []plan.Event
+	add := func(warning bool, reason, action, message string) {
+		events = append(events, plan.Event{Time: time.Now(), Kind: "health", Message: message})
+		if a.record != nil {
+			a.record.Event("", "", warning, reason, action, message)
+		}
+	}
+	before, _ := was.Silences()
+	after, isolated := now.Silences()
+	for _, name := range slices.Sorted(maps.Keys(after)) {
+		if _, known := before[name]; !known {
+			add(true, "NodeSilent", "Eject", after[name]+" to this node")
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		if _, still := after[name]; !still {
+			add(false, "NodeAnswers", "Uneject", "node "+name+" answers this node again")
+		}
+	}
+	switch _, wasIsolated := was.Silences(); {
+	case isolated != "" && wasIsolated == "":
+		add(true, "NodeIsolated", "EjectNothing", isolated)
+	case isolated == "" && wasIsolated != "":
+		add(false, "NodeIsolated", "Eject", "other nodes' endpoints answer this node again")
+	}
+	a.events.publish(events)
 }
 
 // run judges, and saves what is ejected, until ctx is done.
@@ -224,12 +256,19 @@ func (a *Agent) mayBeEjected() iter.Seq2[health.Endpoint, string] {
 	}
 }
 
-// followPassive tells the detector which endpoints have come, and of those that are gone or neither ready nor serving.
+// followPassive tells the detector that endpoints have come, and which have departed.
 func (a *Agent) followPassive(d plan.Delta) {
 	if a.passive.Detector == nil {
 		return
 	}
-	var departed []health.Endpoint
+	if gone := departed(d); len(gone) > 0 {
+		a.passive.Departed(gone)
+	}
+	a.passive.Follow()
+}
+
+// departed returns the TCP endpoints that are gone, or neither ready nor serving any more.
+func departed(d plan.Delta) (out []health.Endpoint) {
 	for _, c := range d.Changes {
 		if c.Was == nil || c.Was.Port.Protocol != service.TCP {
 			continue
@@ -243,14 +282,11 @@ func (a *Agent) followPassive(d plan.Delta) {
 		}
 		for i := range c.Was.Endpoints {
 			if e := &c.Was.Endpoints[i]; (e.Ready || e.Serving) && !e.Excluded && !serves[e.Address] {
-				departed = append(departed, health.Endpoint{Protocol: service.TCP, Address: e.Address})
+				out = append(out, health.Endpoint{Protocol: service.TCP, Address: e.Address})
 			}
 		}
 	}
-	if len(departed) > 0 {
-		a.passive.Departed(departed)
-	}
-	a.passive.Follow()
+	return out
 }
 
 // flowsTo returns the flows to endpoints that have been answered, userspace's among them: the kernel tracks its connections, too.

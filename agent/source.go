@@ -133,7 +133,7 @@ type triggered interface {
 // recorder keeps events about Services where their users look for them: in the
 // Kubernetes API. It doesn't wait, and gives up on what can't be written.
 type recorder interface {
-	// Event says of the Service named namespace/name that something happened.
+	// Event says of the Service named namespace/name that something happened, or of this node where both are empty.
 	// reason is a word in camel case ("DataPlaneChanged"), action what kproxy did
 	// or tried ("Offload"), note one sentence.
 	Event(namespace, name string, warning bool, reason, action, note string)

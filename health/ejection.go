@@ -124,6 +124,21 @@ func (e *Ejections) Warnings() (out []string) {
 	return out
 }
 
+// Silences returns the silent nodes with what there is to say of each, and of this node's isolation; empty if there is none.
+func (e *Ejections) Silences() (nodes map[string]string, isolated string) {
+	nodes = map[string]string{}
+	if e == nil {
+		return nodes, ""
+	}
+	for i := range e.Nodes {
+		nodes[e.Nodes[i].Name] = e.Nodes[i].Text()
+	}
+	if e.Isolated != nil {
+		isolated = e.Isolated.Text()
+	}
+	return nodes, isolated
+}
+
 // Len returns how many endpoints are ejected.
 func (e *Ejections) Len() int {
 	if e == nil {

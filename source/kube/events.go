@@ -54,16 +54,18 @@ func (r *recorder) open(ctx context.Context) (close func()) {
 	}
 }
 
-// event says of a Service that something happened. It doesn't wait. What is too
+// event says of a Service, of no name of this node, that something happened. It doesn't wait. What is too
 // much is left out.
 func (r *recorder) event(svc name, warning bool, reason, action, note string) {
 	if !r.limits.allow(warning) {
 		r.log.Debug("left out an event", "service", svc, "reason", reason, "note", note)
 		return
 	}
-	r.write(&corev1.ObjectReference{
-		APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: r.uid(svc),
-	}, warning, reason, action, note)
+	var regarding *corev1.ObjectReference
+	if svc.Name != "" {
+		regarding = &corev1.ObjectReference{APIVersion: "v1", Kind: "Service", Namespace: svc.Namespace, Name: svc.Name, UID: r.uid(svc)}
+	}
+	r.write(regarding, warning, reason, action, note)
 }
 
 // starting says of this node what kube-proxy says of it.

@@ -122,7 +122,7 @@ func (s *Source) failing() []*health {
 // connections.
 func (s *Source) NodeEligible() bool { return eligible(s.state.ownNode()) }
 
-// Event writes an event about a Service. See recorder.event.
+// Event writes an event about a Service, or about this node where both names are empty. See recorder.event.
 func (s *Source) Event(namespace, service string, warning bool, reason, action, note string) {
 	s.events.event(name{Namespace: namespace, Name: service}, warning, reason, action, note)
 }

@@ -57,10 +57,11 @@ const (
 	caseCPU        = "cpu"
 	caseBackToBack = "back-to-back"
 	caseMove       = "move"
+	caseDead       = "dead-endpoint"
 )
 
 // Cases are all of them.
-var Cases = []string{caseStart, caseMemory, caseConnect, caseChange, caseCPU, caseBackToBack, caseMove}
+var Cases = []string{caseStart, caseMemory, caseConnect, caseChange, caseCPU, caseBackToBack, caseMove, caseDead}
 
 // Flags adds those that are about programming only.
 func (o *Options) Flags(set *flag.FlagSet) {
@@ -136,6 +137,7 @@ const (
 	starts  = "cold start of the proxy, API full of services"
 	changes = "one service's only endpoint moves"
 	memory  = "memory of the process, nothing has changed yet"
+	dead    = "one of a service's endpoints falls silent, the API lists it"
 )
 
 var (
@@ -160,13 +162,15 @@ var (
 	figRSS            = figure{"memory/rss", caseMemory, memory, "RSS", "MiB"}
 	figPss            = figure{"memory/pss", caseMemory, memory, "PSS", "MiB"}
 	figPeak           = figure{"memory/peak", caseMemory, memory, "highest RSS since its start", "MiB"}
+	figDeadLongest    = figure{"dead-endpoint/longest", caseDead, dead, "longest connect in 8 s, of clients with patience for 4 s", "ms"}
+	figDeadLate       = figure{"dead-endpoint/late", caseDead, dead, "of connects from 2 s after on, above 100 ms", "%"}
 	figRSSLater       = figure{"memory/rss-changed", caseMemory, "memory of the process after 100 changes", "RSS", "MiB"}
 )
 
 // figures are all of them, in the order of the report.
 var figures = []figure{
 	figStartAnswer, figStartKernel, figStartCPU, figStartCalm, figChange, figChangeReported, figChangeKernel, figChangeCPU, figChangeChildren,
-	figIdleCPU, figScrapeCPU, figBackToBack, figConnectOther, figConnectService, figRecallOwn, figRecall, figOffloadOwn, figOffload, figRSS, figPss, figPeak, figRSSLater,
+	figIdleCPU, figScrapeCPU, figBackToBack, figConnectOther, figConnectService, figRecallOwn, figRecall, figOffloadOwn, figOffload, figRSS, figPss, figPeak, figRSSLater, figDeadLongest, figDeadLate,
 }
 
 // describe makes the cases of the report, without values.

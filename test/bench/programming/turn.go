@@ -65,6 +65,7 @@ func (r *rig) cases(ctx context.Context, p *proxy) {
 		{caseBackToBack, r.backToBack},
 		{caseMove, r.moves},
 		{caseMemory, r.memoryAfterChanges},
+		{caseDead, r.deadEndpoint},
 	} {
 		if r.wants(c.name) && ctx.Err() == nil {
 			r.try(ctx, p.subject, c.name, func(ctx context.Context) error { return c.does(ctx, p) })
