@@ -75,9 +75,7 @@ func (d *Detector) depart(ctx context.Context, asking *sync.WaitGroup, departed 
 		}
 		x.asking, x.began = true, now
 		asking.Go(func() {
-			r := d.probe(ctx, at, fewProbes, askFor, d.cfg.Prober.Host, func() {})
-			r.host = true
-			d.tell(r)
+			d.tell(d.probe(ctx, at, fewProbes, askFor, d.cfg.Prober.Host, func() {}))
 		})
 	}
 }

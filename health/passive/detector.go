@@ -31,6 +31,8 @@ const (
 	rateLimit = 500
 	burst     = 500
 	rateRetry = 50 * time.Millisecond
+	// gather is how long what is reported at one moment is gathered: in a storm, steps are few.
+	gather = 2 * time.Millisecond
 )
 
 // How often an endpoint is asked again.
@@ -136,7 +138,7 @@ type report struct {
 // result is what came of asking an endpoint; early of the first probe alone.
 type result struct {
 	endpoint health.Endpoint
-	host     bool // its host was asked, see departure
+	question *question // nil of a departed endpoint's host
 	early    bool
 	answer   Answer
 	sent     int // probes
@@ -289,6 +291,7 @@ func (d *Detector) Run(ctx context.Context) error {
 		case <-ctx.Done():
 			return nil
 		case <-d.wake:
+			time.Sleep(gather)
 		case <-timer.C:
 		}
 	}
@@ -358,8 +361,9 @@ func (d *Detector) begin(ctx context.Context, asking *sync.WaitGroup, now time.T
 		}
 		ask := d.proberOf(r.endpoint, q)
 		asking.Go(func() {
-			early := func() { d.tell(result{endpoint: r.endpoint, early: true}) }
-			d.tell(d.probe(ctx, r.endpoint, n, bound, ask, early))
+			out := d.probe(ctx, r.endpoint, n, bound, ask, func() { d.tell(result{endpoint: r.endpoint, question: q, early: true}) })
+			out.question = q
+			d.tell(out)
 		})
 	}
 }
@@ -549,13 +553,13 @@ func (d *Detector) tell(r result) {
 // take notes what came of questions.
 func (d *Detector) take(results []result, now time.Time) {
 	for _, res := range results {
-		if res.host {
+		if res.question == nil {
 			d.hostAnswered(res, now)
 			continue
 		}
 		r := d.records[res.endpoint]
 		switch {
-		case r == nil || r.asked == nil:
+		case r == nil || r.asked != res.question: // an answer to a client came first
 		case res.early:
 			r.asked.early = true
 		default:
