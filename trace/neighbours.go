@@ -399,9 +399,19 @@ func spaceName() string {
 	return fmt.Sprintf("net:[%d], which has no name", own)
 }
 
-// enter moves the calling thread to a namespace.
+// enter moves the calling thread to a namespace. The path may be anybody's, so it looks at what it leads to before it opens
+// that: a FIFO would keep it waiting, and a device might do something.
 func enter(path string, kind int) error {
-	fd, err := unix.Open(path, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	found, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return &os.PathError{Op: "open", Path: path, Err: err}
+	}
+	defer unix.Close(found)
+	var is unix.Statfs_t
+	if err := unix.Fstatfs(found, &is); err != nil || is.Type != unix.NSFS_MAGIC {
+		return fmt.Errorf("enter namespace %s: it is no namespace: name one of /run/netns, or /proc/PID/ns/net", path)
+	}
+	fd, err := unix.Open(fmt.Sprintf("/proc/self/fd/%d", found), unix.O_RDONLY|unix.O_CLOEXEC, 0)
 	if err != nil {
 		return &os.PathError{Op: "open", Path: path, Err: err}
 	}
