@@ -246,6 +246,7 @@ func (d *Detector) Departed(endpoints []health.Endpoint) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	d.departed = append(d.departed, endpoints...)
+	d.followed = true // others may have them still
 	d.signal()
 }
 

@@ -386,6 +386,10 @@ func TestDeparted(t *testing.T) {
 			w.answer(e, 1)
 			time.AfterFunc(2*time.Second, func() { w.add(1, "n1", Nothing); w.Follow() })
 		}, 10 * time.Minute, 0},
+		"of another service, too": {func(w *world, e health.Endpoint) {
+			w.add(1, "n1", Nothing)
+			w.answer(e, 1)
+		}, time.Minute, 0},
 		"deaf to this node, and its connections go on": {func(w *world, e health.Endpoint) {
 			w.answer(e, 1)
 			go func() {
@@ -403,6 +407,7 @@ func TestDeparted(t *testing.T) {
 				e := at(1)
 				c.do(w, e)
 				w.Departed([]health.Endpoint{e})
+				w.Follow()
 				w.wait(c.after)
 				w.mu.Lock()
 				defer w.mu.Unlock()
