@@ -11,14 +11,13 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// eject makes endpoints of ns/a ejected, and marks it as the agent does.
+// eject makes endpoints, and no others, ejected.
 func (w *world) eject(addresses ...string) {
 	m := map[health.Endpoint]*health.Ejection{}
 	for _, a := range addresses {
 		m[health.Endpoint{Protocol: service.TCP, Address: endpoint(a).Address}] = &health.Ejection{Since: w.in.Now, Reason: health.Silent, Evidence: "unanswered SYNs of 1 client", Probes: 4}
 	}
 	w.in.Ejected = health.NewEjections(m, nil, nil)
-	w.in.Observed.Carried[keyOf("a")]++ // marks the service, as the agent does
 }
 
 func usable(s *Service) (out []string) {

@@ -228,9 +228,22 @@ func (w *world) inputs() Inputs {
 		markDiffering(in.Dirty, g.Observed.Programmed, in.Observed.Programmed)
 		markDiffering(in.Dirty, g.Failed, in.Failed)
 		markDiffering(in.Dirty, g.Pins, in.Pins)
+		w.markEjected(in.Dirty, g.Ejected, in.Ejected)
 	}
 	w.given = in
 	return in
+}
+
+// markEjected marks the service ports of the previous plan with an endpoint of which was and is don't say the same.
+func (w *world) markEjected(dirty map[service.Key]bool, was, is *health.Ejections) {
+	for _, s := range w.previous.Services {
+		for i := range s.Endpoints {
+			at := health.Endpoint{Protocol: s.Port.Protocol, Address: s.Endpoints[i].Address}
+			if was.Of(at) != is.Of(at) {
+				dirty[s.Port.Key] = true
+			}
+		}
+	}
 }
 
 // markDiffering marks the keys of what was and is don't have alike.

@@ -156,7 +156,7 @@ func (r *walker) mutate() {
 	name := pick(r.Rand, names...)
 	k := keyOf(name)
 	_, exists := r.ports[k]
-	switch r.IntN(18) {
+	switch r.IntN(19) {
 	case 0:
 		delete(r.ports, k)
 	case 1, 2, 3:
@@ -193,6 +193,12 @@ func (r *walker) mutate() {
 		r.in.Policy.ExcludeCIDRs = pick(r.Rand, nil, prefixes("10.0.0.0/30"), prefixes("10.0.0.0/29"), prefixes("fd00::/64", "10.0.0.4/30"))
 	case 12:
 		unusable(pick(r.Rand, nil, map[string]string{"mh": "no module ip_vs_mh", "sed": "no module"}, map[string]string{"rr": "gone"}))(r.world)
+	case 18:
+		var ejected []string
+		for range r.IntN(4) {
+			ejected = append(ejected, fmt.Sprintf("%s%d", pick(r.Rand, "10.0.0.", "fd00::"), 1+r.IntN(5)))
+		}
+		r.eject(ejected...)
 	case 13:
 		forward(r.IntN(4) != 0, r.IntN(3) != 0)(r.world)
 	default:
@@ -225,6 +231,7 @@ func (r *walker) port(name string) service.Port {
 	p.Scheduler = pick(r.Rand, "", "", "", "wlc", "mh")
 	p.ProxyProtocol = pick[service.ProxyProtocol](r.Rand, 0, 0, 0, 0, 2)
 	p.Prefer = pick(r.Rand, service.PreferAuto, service.PreferAuto, service.PreferUserspace, service.PreferKernel)
+	p.Health.Kind = pick(r.Rand, p.Health.Kind, p.Health.Kind, service.CheckOff)
 	return p
 }
 
