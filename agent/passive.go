@@ -46,7 +46,7 @@ type passiveHealth struct {
 // ejectionsFile is the name in --state-dir of the file with what is ejected: the next kproxy of this node begins with that.
 const ejectionsFile = "ejected.json"
 
-// ejectionsAge is how old that may be: what was true some minutes ago is found out anew.
+// ejectionsAge is how old that may be: what was true minutes before kproxy ended is found out anew.
 const ejectionsAge = 5 * time.Minute
 
 // listEach is for how many endpoints connections are looked up one by one; for more, one list of all is cheaper.
@@ -85,6 +85,7 @@ func (a *Agent) openPassive() {
 		a.log.Warn("what was ejected before isn't known", "error", err)
 	} else if len(known) > 0 {
 		p.Restore(known)
+		p.ejected = nil // the process that ejected them has counted them
 	}
 }
 
@@ -175,11 +176,17 @@ func (p *passiveHealth) run(ctx context.Context, log *slog.Logger, current func(
 	g.Go(func() error { return p.Run(ctx) })
 	g.Go(func() error { return p.datagrams.run(ctx, log, p.Detector, current) })
 	g.Go(func() error {
+		again := time.NewTicker(ejectionsAge / 10) // what stays ejected isn't old
+		defer again.Stop()
 		for {
 			select {
 			case <-ctx.Done():
 				return nil
 			case <-p.save:
+			case <-again.C:
+				if p.View().Len() == 0 {
+					continue
+				}
 			}
 			if err := p.write(); err != nil {
 				log.Debug("what is ejected can't be saved", "error", err)

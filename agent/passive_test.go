@@ -1,6 +1,7 @@
 package agent
 
 import (
+	"context"
 	"log/slog"
 	"net/netip"
 	"os"
@@ -8,10 +9,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"kproxy.dev/kproxy/config"
 	"kproxy.dev/kproxy/conntrack"
 	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/health/passive"
@@ -56,12 +59,76 @@ func TestEjectionsAreKept(t *testing.T) {
 	}
 }
 
+// silence answers no probe.
+type silence struct{}
+
+func (silence) Endpoint(ctx context.Context, _ health.Endpoint) passive.Answer {
+	<-ctx.Done()
+	return passive.Nothing
+}
+
+func (silence) Host(ctx context.Context, e health.Endpoint) passive.Answer {
+	return silence{}.Endpoint(ctx, e)
+}
+
+// TestEjectionsStayKnown: the file of what stays ejected doesn't grow old.
+func TestEjectionsStayKnown(t *testing.T) {
+	file := filepath.Join(t.TempDir(), ejectionsFile)
+	synctest.Test(t, func(t *testing.T) {
+		log := slog.New(slog.DiscardHandler)
+		p := passiveHealth{Detector: passive.New(passive.Config{Log: log, Prober: silence{}, Changed: func([]health.Endpoint) {}}), file: file, save: make(chan struct{}, 1)}
+		p.Restore(map[health.Endpoint]*health.Ejection{udpAt("10.2.0.2:53"): {Since: time.Now(), Reason: health.Silent}})
+		ctx, stop := context.WithCancel(t.Context())
+		done := make(chan error)
+		go func() { done <- p.run(ctx, log, func() *plan.Plan { return nil }) }()
+		time.Sleep(ejectionsAge / 2)
+		stop()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
+	if known, err := readEjections(file); err != nil || len(known) != 1 {
+		t.Errorf("the next one would know %v, %v", known, err)
+	}
+}
+
+// TestEjectionsAreTakenOver: they are in force at once, for the services that have such endpoints, and aren't counted again.
+func TestEjectionsAreTakenOver(t *testing.T) {
+	dir, at := t.TempDir(), udpAt("10.2.0.2:53")
+	if err := os.WriteFile(filepath.Join(dir, ejectionsFile), []byte(`[{"protocol":"udp","address":"10.2.0.2:53","reason":"silent"}]`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	a := New(Options{Config: config.Config{PassiveHealth: true, StateDir: dir}, Log: slog.New(slog.DiscardHandler)})
+	a.openPassive()
+	port := func(name string, p service.Protocol) *plan.Service {
+		s := &plan.Service{Port: &service.Port{Key: service.Key{Name: name, Protocol: p}}}
+		s.Endpoints = []plan.Endpoint{{Endpoint: &service.Endpoint{Address: at.Address}}}
+		return s
+	}
+	p := &plan.Plan{Services: []*plan.Service{port("dns", service.UDP), port("dns-tcp", service.TCP)}}
+	if v := a.ejections(p); v.Len() != 1 || v.Of(at) == nil {
+		t.Errorf("ejected: %v", v.All())
+	}
+	if !a.dirty[p.Services[0].Port.Key] || len(a.dirty) != 1 {
+		t.Errorf("decided anew: %v", a.dirty)
+	}
+	if ejected, _ := a.passive.counts(); len(ejected) > 0 {
+		t.Errorf("counted: %v", ejected)
+	}
+	clear(a.dirty)
+	if a.ejections(p); len(a.dirty) > 0 {
+		t.Errorf("nothing has changed, and %v are decided anew", a.dirty)
+	}
+}
+
 // TestNodesAreAnnounced: once when they fall silent, and once when they are back.
 func TestNodesAreAnnounced(t *testing.T) {
 	a := &Agent{}
 	r := &recorded{}
 	a.record = r
-	silent := func(nodes []health.SilentNode, i *health.Isolation) *health.Ejections { return health.NewEjections(nil, nodes, i) }
+	silent := func(nodes []health.SilentNode, i *health.Isolation) *health.Ejections {
+		return health.NewEjections(nil, nodes, i)
+	}
 	n1, n1More := []health.SilentNode{{Name: "n1", Silent: 2, Asked: 2}}, []health.SilentNode{{Name: "n1", Silent: 3, Asked: 4}}
 	cut := &health.Isolation{Silent: 3, Asked: 4, Nodes: 4}
 	for i, step := range []struct {
@@ -89,7 +156,9 @@ func TestNodesAreAnnounced(t *testing.T) {
 // TestUnansweredDatagrams: an endpoint whose flows have no answer is suspected if others of its service answer.
 func TestUnansweredDatagrams(t *testing.T) {
 	e := func(n byte) netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, n}), 53) }
-	client := func(n int) netip.AddrPort { return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, 2}), uint16(1000+n)) }
+	client := func(n int) netip.AddrPort {
+		return netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 1, 0, 2}), uint16(1000+n))
+	}
 	port := func(n byte) *plan.Service {
 		s := &plan.Service{Port: &service.Port{Key: service.Key{Name: "dns", Protocol: service.UDP}}}
 		for i := byte(1); i <= n; i++ {
