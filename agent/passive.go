@@ -274,7 +274,8 @@ func (a *Agent) followPassive(d plan.Delta) {
 	a.passive.Follow()
 }
 
-// departed returns the TCP endpoints that are gone, or neither ready nor serving any more.
+// departed returns the TCP endpoints that are gone, or neither ready nor serving any more, but for those of services that
+// are to be left alone.
 func departed(d plan.Delta) (out []health.Endpoint) {
 	for _, c := range d.Changes {
 		if c.Was == nil || c.Was.Port.Protocol != service.TCP {
@@ -288,7 +289,7 @@ func departed(d plan.Delta) (out []health.Endpoint) {
 			}
 		}
 		for i := range c.Was.Endpoints {
-			if e := &c.Was.Endpoints[i]; (e.Ready || e.Serving) && !e.Excluded && !serves[e.Address] {
+			if e := &c.Was.Endpoints[i]; c.Was.MayBeEjected(e) && !serves[e.Address] {
 				out = append(out, health.Endpoint{Protocol: service.TCP, Address: e.Address})
 			}
 		}

@@ -212,6 +212,7 @@ func TestDeparted(t *testing.T) {
 		}
 		return s
 	}
+	alone := func(s *plan.Service) *plan.Service { s.Port.Health.Kind = service.CheckOff; return s }
 	was := []service.Endpoint{{Address: at(1), Ready: true}, {Address: at(2), Ready: true}, {Address: at(3), Ready: true}, {Address: at(4)}}
 	is := []service.Endpoint{{Address: at(1), Ready: true}, {Address: at(2), Serving: true, Terminating: true}, {Address: at(4)}}
 	for name, c := range map[string]struct {
@@ -220,6 +221,7 @@ func TestDeparted(t *testing.T) {
 	}{
 		"one is gone":         {plan.Delta{Changes: []plan.Change{{Was: of(service.TCP, was...), Is: of(service.TCP, is...)}}}, []netip.AddrPort{at(3)}},
 		"the service is gone": {plan.Delta{Changes: []plan.Change{{Was: of(service.TCP, was...)}}}, []netip.AddrPort{at(1), at(2), at(3)}},
+		"left alone":          {plan.Delta{Changes: []plan.Change{{Was: alone(of(service.TCP, was...))}}}, nil},
 		"UDP":                 {plan.Delta{Changes: []plan.Change{{Was: of(service.UDP, was...)}}}, nil},
 		"a new service":       {plan.Delta{Changes: []plan.Change{{Is: of(service.TCP, is...)}}}, nil},
 	} {
