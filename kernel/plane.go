@@ -146,8 +146,8 @@ type Heartbeat interface {
 type Exceptions interface {
 	// LetRefusals lets the resets by which a TCP endpoint refuses connections through to
 	// the clients for d. Otherwise the kernel drops them, so that the client's next SYN is
-	// answered by another endpoint or finds the service recalled. That would be vain where
-	// the endpoint refuses this one client only, and where the service can't be recalled:
+	// answered by another endpoint. That would be vain where the endpoint refuses this one
+	// client only, and where it gets connections though it is ejected, as no other is left:
 	// its clients would send SYNs until they time out.
 	LetRefusals(endpoint netip.AddrPort, d time.Duration) error
 	// KeepConnections makes connections come to userspace for d also when conntrack has

@@ -96,9 +96,8 @@ const ResetOfSYN = "RST,ACK RST,ACK"
 // catchRefusals drops an endpoint's reset that is its first packet, the answer
 // to a SYN: it refuses the connection. conntrack has forgotten the connection by
 // then (tcp_packet in nf_conntrack_proto_tcp.c kills it), so the client's next
-// SYN, a second later, is a new one and goes to another endpoint, or to
-// userspace, because the agent hears of it and recalls the service. Without a
-// live kproxy a refusal passes as it is: nobody would find another endpoint if
+// SYN, a second later, is a new one and goes to another endpoint, because the
+// agent hears of it and ejects this one. Without a live kproxy a refusal passes as it is: nobody would find another endpoint if
 // all refuse. So does that of an endpoint that kproxy says so of, see
 // [kernel.Exceptions].
 func (s Rules) catchRefusals() []string {
