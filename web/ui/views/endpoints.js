@@ -25,7 +25,7 @@ export function segments(changes, now) {
 }
 
 // classes are what failed checks say, in a word each.
-const classes = [[/refused/, "refused"], [/no answer within|timed out/, "timeout"], [/reset/, "reset"], [/unreachable|no route/, "unreachable"]];
+const classes = [[/^ejected: silent/, "silent"], [/refused/, "refused"], [/no answer within|timed out/, "timeout"], [/reset/, "reset"], [/unreachable|no route/, "unreachable"]];
 
 // outages sums up how often an endpoint was down in the span that ends now, for how many
 // milliseconds in all, and with which classes of error. Pure.
