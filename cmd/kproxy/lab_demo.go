@@ -313,12 +313,12 @@ func (d *demo) powerCut(ctx context.Context) error {
 		return err
 	}
 	defer rules.Stop()
-	swallow := func(verb string) error {
-		_, err := cut.Namespace.Output(ctx, "sh", "-c", fmt.Sprintf("iptables -w %s INPUT ! -i lo -j DROP && iptables -w %s OUTPUT ! -o lo -j DROP", verb, verb))
+	swallow := func(verb string) error { // it has a route to nobody, so that it answers nothing
+		_, err := cut.Namespace.Output(ctx, "ip", "rule", verb, "pref", "1", "blackhole")
 		return err
 	}
 	t := time.Now()
-	if err := swallow("-I"); err != nil {
+	if err := swallow("add"); err != nil {
 		return err
 	}
 	svc, err := d.await(ctx, 15*time.Second, cut.Name+" to be ejected", func(s plan.ServiceStatus) bool {
@@ -339,7 +339,7 @@ func (d *demo) powerCut(ctx context.Context) error {
 	later := all.Since(ejected.Add(100 * time.Millisecond))
 	d.observe(len(later) > 0 && slowest(later) < d.pace.time(500*time.Millisecond), "of those that began after that, %d, the slowest took %s", len(later), slowest(later))
 	end := time.Now()
-	if err := swallow("-D"); err != nil {
+	if err := swallow("del"); err != nil {
 		return err
 	}
 	if _, err := d.await(ctx, 20*time.Second, cut.Name+" to be back", func(s plan.ServiceStatus) bool {
