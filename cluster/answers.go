@@ -468,7 +468,7 @@ func (b *Board) nodeList(r *http.Request) (any, error) {
 	rows := []NodeRow{}
 	for i, m := range b.members {
 		n := b.nodeRow(d, i)
-		ails := n.rank == rankAiling || m.trouble == nil && (m.err != "" || len(m.warnings) > 0)
+		ails := n.rank == rankAiling || m.trouble == nil && (m.err != "" || len(n.Warnings) > 0)
 		fits := state == "" || state == string(n.State) || state == silentNodes && m.trouble != nil || state == laggingNodes && n.Differ > 0 || state == ailingNodes && ails
 		if fits && strings.Contains(strings.ToLower(n.Node), text) && (name == "" || n.Node == name) {
 			rows = append(rows, n)
@@ -490,18 +490,6 @@ const (
 	rankFine
 )
 
-// silentTo returns how many kproxys find a node silent, of so many that answer.
-func (b *Board) silentTo(node string) (by, of int) {
-	for _, m := range b.members {
-		if m.trouble == nil && m.known {
-			if of++; slices.Contains(m.finds, node) {
-				by++
-			}
-		}
-	}
-	return by, of
-}
-
 func (b *Board) nodeRow(d *drawing, i int) NodeRow {
 	m, of := b.members[i], &d.members[i]
 	n := NodeRow{
@@ -516,8 +504,8 @@ func (b *Board) nodeRow(d *drawing, i int) NodeRow {
 	if n.Answering {
 		n.Active = m.active
 	}
-	if by, of := b.silentTo(m.Name); by > 0 {
-		n.Warnings = append([]string{silentTo(by, of)}, n.Warnings...)
+	if of.silentTo > 0 {
+		n.Warnings = append([]string{silentTo(of.silentTo, d.answering)}, n.Warnings...)
 	}
 	if of.since > 0 {
 		n.Differs = time.Unix(int64(of.since), 0)
@@ -527,7 +515,7 @@ func (b *Board) nodeRow(d *drawing, i int) NodeRow {
 		n.rank, n.Error = rankSilent, m.trouble.Text
 	case !m.known:
 		n.rank = rankUnasked
-	case m.err != "" || m.health != "alive" || len(m.warnings) > 0:
+	case m.ails() || of.silentTo > 0:
 		n.rank = rankAiling
 	case of.differ > 0:
 		n.rank = rankLagging

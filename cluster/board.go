@@ -71,6 +71,9 @@ type member struct {
 	known           bool // it has answered at least once
 }
 
+// ails reports whether its answer says that something is wrong with it.
+func (m *member) ails() bool { return m.err != "" || m.health != "alive" || len(m.warnings) > 0 }
+
 // cell is a service port on a node.
 type cell struct {
 	view              uint32 // of addresses and endpoints, to compare; 0 where the node doesn't have it

@@ -19,6 +19,7 @@ import (
 	meta "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/source/file"
 	"kproxy.dev/kproxy/web"
@@ -308,5 +309,42 @@ endpoints: [{addresses: [10.244.1.3]}, {addresses: [10.244.9.9]}]
 	}
 	if diff := cmp.Diff(want, Missed(snapshot, &st)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// What a dead node can't say of itself, the others do.
+func TestSilentNode(t *testing.T) {
+	answers := recorded(t)
+	silent := func(nodes ...string) (p plan.PassiveHealth) {
+		for _, n := range nodes {
+			p.Nodes = append(p.Nodes, health.SilentNode{Name: n, Silent: 2, Asked: 2})
+		}
+		return p
+	}
+	answers[0].Value.PassiveHealth, answers[1].Value.PassiveHealth = silent("n3", "n4"), silent("n4", "elsewhere")
+	const by1, by2 = "1 of 3 kproxys eject its endpoints, which are silent to them", "2 of 3 kproxys eject its endpoints, which are silent to them"
+	want := map[string]string{"n1": "", "n2": "", "n3": by1, "n4": by2}
+	report, board := map[string]string{}, map[string]string{}
+	for _, n := range Merge(answers).Nodes {
+		report[n.Node] = strings.Join(n.Warnings, "; ")
+	}
+	b := boardOf(answers)
+	for i, m := range b.members {
+		for _, n := range answers[i].Value.PassiveHealth.Nodes {
+			m.finds = append(m.finds, n.Name)
+		}
+	}
+	d := b.settle()
+	for _, n := range read[NodeList](t, b, "/api/v1/nodes").Rows {
+		board[n.Node] = strings.Join(n.Warnings, "; ")
+	}
+	if diff := cmp.Diff(want, report); diff != "" {
+		t.Errorf("report (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(want, board); diff != "" {
+		t.Errorf("board (-want +got):\n%s", diff)
+	}
+	if rows := read[NodeList](t, b, "/api/v1/nodes?state=problem").Rows; len(rows) != 1 || rows[0].Node != "n3" || d.ailing != 1 {
+		t.Errorf("%d nodes answer with a problem, %+v; want n3, as n4 doesn't answer", d.ailing, rows)
 	}
 }

@@ -10,17 +10,18 @@ import (
 
 // drawing is a board summed up.
 type drawing struct {
-	at       time.Time
-	services []drawnService // by id
-	order    []int32        // ids of those that a node which answers has, or if none does, of all; broken ones first
-	views    []uint32       // most nodes', by id; 0 where there is none
-	members  []drawnMember
-	tally    tally // service ports by their worst class; nodes that don't answer aren't counted
-	silent   int   // nodes that don't answer
-	lagging  int   // nodes that differ
-	split    int   // service ports of which no view is most nodes'
-	ailing   int   // nodes that answer with a problem of their own
-	unasked  int
+	at        time.Time
+	services  []drawnService // by id
+	order     []int32        // ids of those that a node which answers has, or if none does, of all; broken ones first
+	views     []uint32       // most nodes', by id; 0 where there is none
+	members   []drawnMember
+	tally     tally // service ports by their worst class; nodes that don't answer aren't counted
+	silent    int   // nodes that don't answer
+	lagging   int   // nodes that differ
+	split     int   // service ports of which no view is most nodes'
+	ailing    int   // nodes that answer with a problem of their own, or that others find silent
+	unasked   int
+	answering int
 }
 
 type tally [9]int32 // by index in classes
@@ -43,6 +44,7 @@ type drawnMember struct {
 	errors   uint64
 	services int32
 	differ   int32  // service ports in which it differs from most nodes
+	silentTo int    // kproxys that find its endpoints silent
 	since    uint32 // of those, the earliest; Unix seconds
 }
 
@@ -73,10 +75,19 @@ func (b *Board) draw(now time.Time) *drawing {
 		default:
 			answering = append(answering, m)
 			m.cells = append(m.cells, make([]cell, max(0, len(b.services)-len(m.cells)))...)
-			if m.err != "" || m.health != "alive" || len(m.warnings) > 0 {
-				d.ailing++
-			}
-			continue
+		}
+	}
+	d.answering = len(answering)
+	silentTo := map[string]int{}
+	for _, m := range answering {
+		for _, node := range m.finds {
+			silentTo[node]++
+		}
+	}
+	for i, m := range b.members {
+		d.members[i].silentTo = silentTo[m.Name]
+		if m.trouble == nil && m.known && (m.ails() || silentTo[m.Name] > 0) {
+			d.ailing++
 		}
 	}
 	views, most := majority(answering, len(b.services))
