@@ -260,7 +260,7 @@ func (t *tracer) unhealthy(e *plan.Endpoint) (Verdict, *Finding) {
 		return Forwarded, nil
 	}
 	if e.Ejected != nil {
-		f := &Finding{SeverityError, fmt.Sprintf("endpoint %s doesn't take connections: %s", e.Address, e.Ejected.Text(time.Now())), "endpoint " + e.Address.String(), "look at the pod and its node: whether they run, and the way there"}
+		f := &Finding{SeverityError, fmt.Sprintf("endpoint %s doesn't take connections: %s%s", e.Address, e.Ejected.Text(time.Now()), anyway(e)), "endpoint " + e.Address.String(), "look at the pod and its node: whether they run, and the way there"}
 		if e.Ejected.Reason == health.Refused {
 			return Refused, f
 		}

@@ -388,6 +388,14 @@ func (t *tracer) chosen(endpoint netip.AddrPort) float64 {
 	return min(1, certain+most)
 }
 
+// anyway says why an endpoint that is down or ejected gets connections; empty if it doesn't.
+func anyway(e *plan.Endpoint) string {
+	if !e.Usable {
+		return ""
+	}
+	return "; used, as all are when none is up"
+}
+
 // unusable says why an endpoint gets no new connection from this client; empty
 // if it does.
 func (t *tracer) unusable(e *plan.Endpoint) string {
@@ -396,14 +404,16 @@ func (t *tracer) unusable(e *plan.Endpoint) string {
 		return "another proxy's (--exclude-cidrs)"
 	case e.Terminating && !e.Serving:
 		return "terminates"
+	case e.IsEjected() && e.Usable:
+		return e.Ejected.Text(time.Now()) + anyway(e)
 	case e.IsEjected():
-		return e.Ejected.Text(time.Now())
+		return "would be used, but is " + e.Ejected.Text(time.Now())
 	case e.Health == "down":
 		why := strings.TrimSuffix("its health check fails: "+e.Error, ": ")
 		if cause := t.cause(e); cause != "" {
 			why += " (" + cause + ")"
 		}
-		return why
+		return why + anyway(e)
 	case e.Terminating:
 		return "terminates; used only while all do"
 	case !e.Ready:

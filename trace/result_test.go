@@ -2,9 +2,14 @@ package trace
 
 import (
 	"net/netip"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+
+	"kproxy.dev/kproxy/health"
+	"kproxy.dev/kproxy/plan"
 )
 
 // TestExplainChoice: no endpoint that might serve goes without a reason when another gets
@@ -35,6 +40,40 @@ func TestExplainChoice(t *testing.T) {
 		explainChoice(all, tt.affinity)
 		if diff := cmp.Diff(tt.want, [3]string{all[0].Why, all[1].Why, all[2].Why}); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
+		}
+	}
+}
+
+// TestEjectedCandidates: an endpoint that is ejected is listed, with why no packet goes there, or why one does all the same.
+func TestEjectedCandidates(t *testing.T) {
+	dead := func(p *plan.Plan, which ...int) *plan.Plan {
+		for _, i := range which {
+			e := &p.Services[0].Endpoints[i]
+			e.Usable = len(which) == len(p.Services[0].Endpoints)
+			e.Probed = &plan.Probed{Health: "unknown", Ejected: &health.Ejection{Since: time.Now(), Reason: health.Silent, Evidence: "unanswered SYNs of 3 clients", Probes: 4}}
+		}
+		return p
+	}
+	toOne := strings.ReplaceAll(toEndpoints, "10.2.0.3:9000", "10.2.0.2:9000")
+	const why = "ejected: silent to 4 probes after unanswered SYNs of 3 clients, 0s"
+	const deadText, used = "endpoint 10.2.0.3:9000 doesn't take connections: ", "; used, as all are when none is up"
+	for name, c := range map[string]struct {
+		rules string
+		proxy *Proxy
+		share float64
+		why   string
+	}{
+		"iptables":       {toOne, forecasts(dead(onePlan(plan.IPTables), 1), ""), 0, "would be used, but is " + why},
+		"userspace":      {toUserspace, forecasts(dead(onePlan(plan.Userspace), 1), "", 1, 0), 0, "would be used, but is " + why},
+		"all, iptables":  {toEndpoints, forecasts(dead(onePlan(plan.IPTables), 0, 1), ""), 0.5, deadText + why + used},
+		"all, userspace": {toUserspace, forecasts(dead(onePlan(plan.Userspace), 0, 1), "", 0.5, 0.5), 0.5, deadText + why + used},
+	} {
+		s := usual()
+		s.rules, s.listening = c.rules, []string{"0.0.0.0:10244"}
+		for _, got := range s.trace(t, "10.1.0.2", "10.96.0.10:80", c.proxy).Candidates {
+			if got.Endpoint.String() == "10.2.0.3:9000" && (got.Probability != c.share || got.Why != c.why || got.Health != "down") {
+				t.Errorf("%s: %+v, want share %v, down: %s", name, got, c.share, c.why)
+			}
 		}
 	}
 }
