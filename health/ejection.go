@@ -35,11 +35,16 @@ type Ejection struct {
 
 // Text says it in a line, with how long it has lasted.
 func (e *Ejection) Text(now time.Time) string {
+	return fmt.Sprintf("%s, %s", e.Why(), max(now.Sub(e.Since), 0).Round(time.Second))
+}
+
+// Why says what doesn't change while it lasts.
+func (e *Ejection) Why() string {
 	did := "silent to"
 	if e.Reason == Refused {
 		did = "refused"
 	}
-	return fmt.Sprintf("ejected: %s %s after %s, %s", did, count(e.Probes, "probe"), e.Evidence, max(now.Sub(e.Since), 0).Round(time.Second))
+	return fmt.Sprintf("ejected: %s %s after %s", did, count(e.Probes, "probe"), e.Evidence)
 }
 
 func count(n int, what string) string {

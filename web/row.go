@@ -84,8 +84,12 @@ func newRow(was *Row, s *plan.ServiceStatus, rates Rates, now time.Time) *Row {
 			r.Endpoints.Up++
 		case "down":
 			r.Endpoints.Down++
-			if r.Fault == "" && e.LastError != "" {
-				r.Fault = e.Address.String() + " is down: " + e.LastError
+			why := e.LastError
+			if e.Ejected != nil {
+				why = e.Ejected.Why() // for how long would be another row each second
+			}
+			if r.Fault == "" && why != "" {
+				r.Fault = e.Address.String() + " is down: " + why
 			}
 		default:
 			r.Endpoints.Unknown++

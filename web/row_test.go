@@ -5,9 +5,11 @@ import (
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -51,5 +53,20 @@ func TestRowsNameEveryEndpoint(t *testing.T) {
 			t.Errorf("%d endpoints: the same status made another row", tt.endpoints)
 		}
 		was = row
+	}
+}
+
+// TestRowOfEjected: a row names the fault, and is the same row while only time passes.
+func TestRowOfEjected(t *testing.T) {
+	e := &health.Ejection{Since: start, Reason: health.Silent, Evidence: "unanswered SYNs of 3 clients", Probes: 4}
+	at := func(seconds time.Duration) *plan.ServiceStatus {
+		return &plan.ServiceStatus{Name: "web", Endpoints: []plan.EndpointStatus{{Address: netip.MustParseAddrPort("10.2.0.2:80"), Health: "down", Ejected: e, LastError: e.Text(start.Add(seconds * time.Second))}}}
+	}
+	row := newRow(nil, at(1), Rates{}, start)
+	if want := "10.2.0.2:80 is down: ejected: silent to 4 probes after unanswered SYNs of 3 clients"; row.Fault != want {
+		t.Errorf("fault %q, want %q", row.Fault, want)
+	}
+	if again := newRow(row, at(2), Rates{}, start); again != row {
+		t.Errorf("a second later it is another row: %q", again.Fault)
 	}
 }

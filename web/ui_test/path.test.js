@@ -76,6 +76,7 @@ test("endpoints that don't take a connection are bad news only where they are do
     ["weight 0, untraced", told({ weight: 0 }), "step", /drains \(weight 0\)/],
     ["terminating, untraced", told({ terminating: true, ready: false }), "step", /\(terminates\)/],
     ["another zone, untraced", told({}), "step", /isn't used from this node/],
+    ["ejected, untraced", told({ health: "down", ejected: {}, lastError: "ejected: silent to 4 probes" }), "bad", /\(ejected: silent to 4 probes\)/],
     ["down, untraced", told({ health: "down", lastError: "connection refused" }), "bad", /fails: connection refused/],
   ]) {
     assert.equal(got.kind, kind, name);

@@ -114,6 +114,7 @@ function takes(c) {
 // empty if it does.
 function idleness(e) {
   if (e.usable) return "";
+  if (e.ejected) return e.lastError;
   if (e.health === "down") return e.lastError ? `its health check fails: ${e.lastError}` : "its health check fails";
   if (e.terminating) return "terminates";
   if (e.ready === false) return "isn't ready";

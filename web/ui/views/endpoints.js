@@ -70,7 +70,7 @@ function row(e, changes, took, chance, now) {
     h("th", { scope: "row" }, h("span", { class: "mono", text: e.address }), h("br"), h("span", { class: "dim small", text: where })),
     h("td", { class: "whole" }, h("span", { class: "nowrap" }, mark, " ", h("b", { text: capital(health(e.health).label) }), e.usable ? "" : ", not used"),
       h("br"), h("span", { class: "dim small nowrap", text: format.isSet(e.since) ? `for ${format.duration((now - Date.parse(e.since)) / 1000)}` : "not checked" }),
-      e.lastError && e.health !== "up" ? h("p", { class: "small error", text: `Last error: ${e.lastError}` }) : null),
+      e.lastError && e.health !== "up" ? h("p", { class: "small error", text: e.ejected ? capital(e.lastError) : `Last error: ${e.lastError}` }) : null),
     h("td", { class: "whole" }, strip(changes, now)),
     format.isSet(e.lastCheck) ? h("td", { class: "end" }, format.seconds(e.lastCheckSeconds ?? 0), h("br"), h("span", { class: "dim small nowrap", text: format.ago(e.lastCheck, now) })) : h("td", { class: "end", text: "–" }),
     h("td", { class: "end" }, took ? [format.seconds(took.medianSeconds), h("br"), h("span", { class: "dim small nowrap", text: `at most ${format.seconds(took.maxSeconds)}` })] : "–"),
