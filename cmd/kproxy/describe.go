@@ -142,7 +142,10 @@ func describeEndpoints(t *tabwriter.Writer, endpoints []plan.EndpointStatus) {
 		case !e.Ready:
 			state += ", not ready"
 		}
-		if e.LastError != "" {
+		switch {
+		case e.Ejected != nil:
+			state += "; " + e.LastError
+		case e.LastError != "":
 			state += "; last error: " + e.LastError
 		}
 		fmt.Fprintf(t, "  %s\t%s\t%s\t%s\t%d\t%d\t%d\t%d\t%s\t%s\t%s\n", e.Address, cmp.Or(e.Node, "-"), e.Health, since, e.Weight,

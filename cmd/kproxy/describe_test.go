@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
 )
 
@@ -26,7 +27,9 @@ func TestDescribe(t *testing.T) {
 	down.ActiveConnections, down.TotalConnections, down.Failures, down.BytesIn, down.BytesOut = 1, 2, 3, 4096, 5
 	ending := down
 	ending.Terminating, ending.LastError, ending.Since, ending.Node, ending.Health = true, "", time.Time{}, "", "unknown"
-	web.Endpoints = append(web.Endpoints, down, ending)
+	ejected := web.Endpoints[0]
+	ejected.Health, ejected.LastError, ejected.Usable, ejected.Ejected = "down", "ejected: silent to 4 probes, 12s, its node n3: 14 of 14 endpoints silent", false, &health.Ejection{}
+	web.Endpoints = append(web.Endpoints, down, ending, ejected)
 	dnsTCP := &proxy.status.Services[2]
 	dnsTCP.Addresses, dnsTCP.Endpoints, dnsTCP.State, dnsTCP.Reason, dnsTCP.QualifiesInSeconds = nil, nil, plan.StateRejecting, "it has no endpoint", 0
 	socket := proxy.serve(t)
@@ -54,11 +57,12 @@ Problem:      web.yaml:3: port 81 has no endpoints
 Problem:      web.yaml:9: weight 900 is too much
 Connections:  1 active, 12 in all, 3 failed, 4 retried; 1.5KB in, 20B out
 Open now:     1 connection, 1 in userspace; 0B in, 0B out
-Endpoints:    1/3 in use
+Endpoints:    1/4 in use
   ADDRESS        NODE  HEALTH   SINCE                WEIGHT  ACTIVE  TOTAL  FAILED  IN    OUT  STATE
   10.2.0.2:9000  n1    up       ` + since + `  1       0       0      0       0     0    in use
   10.2.0.2:9000  n1    down     ` + since + `  5       1       2      3       4.0K  5    not used, local, not ready; last error: connect: connection refused
   10.2.0.2:9000  -     unknown  -                    5       1       2      3       4.0K  5    not used, local, terminating, still serving
+  10.2.0.2:9000  n1    down     ` + since + `  1       0       0      0       0     0    not used; ejected: silent to 4 probes, 12s, its node n3: 14 of 14 endpoints silent
 Events:
   ` + at + `  dataplane  added, userspace: new
 `,
@@ -95,6 +99,21 @@ Events:
 	} {
 		if got := runLine(t, append(strings.Fields("describe --socket "+socket), strings.Fields(line)...)...); !strings.HasPrefix(got.err, want) || got.stdout != "" {
 			t.Errorf("describe %s: %+v, want %q", line, got, want)
+		}
+	}
+}
+
+// TestStatusOfEjected: a line of the table names an endpoint that is ejected, and the node's lines what it finds of nodes.
+func TestStatusOfEjected(t *testing.T) {
+	const cut, why = "this node seems to be cut off", "ejected: silent to 4 probes, 12s"
+	st := eventful().status
+	st.Warnings = []string{cut}
+	e := &st.Services[0].Endpoints[0]
+	e.Ejected, e.Health, e.LastError, e.Usable = &health.Ejection{}, "down", why, false
+	for wide, want := range map[bool]string{false: e.Address.String() + " is " + why, true: "not used " + why} {
+		var out strings.Builder
+		if err := printStatus(&out, st, wide); err != nil || !strings.Contains(out.String(), want) || !strings.Contains(out.String(), cut) {
+			t.Errorf("wide %v: %v, want %q and %q in\n%s", wide, err, want, cut, out.String())
 		}
 	}
 }
