@@ -1,10 +1,13 @@
 package agent
 
 import (
+	"net/netip"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
+	"kproxy.dev/kproxy/health"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
 )
@@ -84,4 +87,35 @@ func TestNodeEligible(t *testing.T) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
 		}
 	}
+}
+
+// TestRecordEjections: a Service has one event when endpoints are ejected and one when they are back, however many they are.
+func TestRecordEjections(t *testing.T) {
+	port := func(name string, ejected ...bool) *plan.Service {
+		s := &plan.Service{Port: &service.Port{Key: service.Key{Namespace: "default", Name: name, Protocol: service.TCP}}}
+		for i, is := range ejected {
+			e := plan.Endpoint{Endpoint: &service.Endpoint{Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, byte(i + 1)}), 80)}, Probed: &plan.Probed{}}
+			if is {
+				e.Ejected = &health.Ejection{Since: time.Unix(1e9, 0), Reason: health.Silent, Evidence: "unanswered SYNs of 2 clients", Probes: 4}
+			}
+			s.Endpoints = append(s.Endpoints, e)
+		}
+		return s
+	}
+	const why = ": ejected: silent to 4 probes after unanswered SYNs of 2 clients, 3s"
+	was := &plan.Plan{Services: []*plan.Service{port("a", false, false), port("b", false, false, false), port("c", true, false), port("d", true), port("gone", true)}}
+	is := &plan.Plan{Services: []*plan.Service{port("a", true, false), port("b", true, true, true), port("c", false, true), port("d", true)}}
+	var got recorded
+	a := &Agent{record: &got}
+	a.recordEjections(plan.Between(was, is), time.Unix(1e9+3, 0))
+	want := recorded{
+		{"default/a", "warning", "EndpointEjected", "Eject", "10.2.0.1:80" + why},
+		{"default/b", "warning", "EndpointEjected", "Eject", "10.2.0.1:80 and 2 more" + why},
+		{"default/c", "warning", "EndpointEjected", "Eject", "10.2.0.2:80" + why},
+		{"default/c", "normal", "EndpointBack", "Uneject", "10.2.0.1:80 gets connections again"},
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	(&Agent{}).recordEjections(plan.Between(was, is), time.Now()) // where nobody keeps events
 }

@@ -12,7 +12,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
 )
 
 // TestWhatIsSaidOfEvents: once that they can't be written and once that they can
@@ -53,5 +57,28 @@ func TestWhatIsSaidOfEvents(t *testing.T) {
 		if diff := cmp.Diff(tt.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tt.name, diff)
 		}
+	}
+}
+
+// seenEvents is a recorder of events that remembers what they are about.
+type seenEvents []string
+
+func (s *seenEvents) Eventf(regarding, _ runtime.Object, kind, reason, _, _ string, _ ...any) {
+	r := regarding.(*corev1.ObjectReference)
+	*s = append(*s, strings.Join([]string{r.Kind, r.Namespace, r.Name, kind, reason}, " "))
+}
+
+func (s *seenEvents) WithLogger(klog.Logger) events.EventRecorderLogger { return s }
+
+// TestEventsAboutNode: an event that names no Service is about the node.
+func TestEventsAboutNode(t *testing.T) {
+	var got seenEvents
+	var to events.EventRecorderLogger = &got
+	r := newRecorder(nil, "n1", func(name) types.UID { return "uid" }, slog.New(slog.DiscardHandler))
+	r.to.Store(&to)
+	r.event(name{}, true, "NodeIsolated", "EjectNothing", "this node seems to be cut off")
+	r.event(name{Namespace: "default", Name: "web"}, false, "EndpointBack", "Uneject", "10.2.0.2:80 gets connections again")
+	if diff := cmp.Diff(seenEvents{"Node  n1 Warning NodeIsolated", "Service default web Normal EndpointBack"}, got); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
 	}
 }
