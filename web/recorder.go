@@ -506,7 +506,10 @@ func healthOf(e *plan.EndpointStatus, events *eventRing) EndpointHealth {
 		}
 		health, problem, _ := strings.Cut(what, ": ")
 		change := HealthChange{event.Time, health, problem}
-		if len(changes) == 1 && health == e.Health {
+		if health == "up" && problem != "" && e.Since.IsZero() { // ejected no longer, and not checked
+			change = HealthChange{event.Time, e.Health, ""}
+		}
+		if len(changes) == 1 && change.Health == e.Health {
 			changes[0] = change // the event of what the status says
 		} else {
 			changes = append([]HealthChange{change}, changes...)

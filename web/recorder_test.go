@@ -385,6 +385,15 @@ func TestHealthHistory(t *testing.T) {
 	if d := cmp.Diff(want, history()[0].Changes); d != "" {
 		t.Errorf("the event came (-want +got):\n%s", d)
 	}
+	src.change(func(st *plan.Status) {
+		e := &st.Services[0].Endpoints[0]
+		e.Health, e.LastError, e.Since = "unknown", "", time.Time{} // it isn't checked, and was ejected
+	})
+	event(4, "10.2.0.2:8080 is up: ejected no longer, after 1m0s")
+	want = append(want, HealthChange{Time: at(4), Health: "unknown"})
+	if d := cmp.Diff(want, history()[0].Changes); d != "" {
+		t.Errorf("ejected no longer (-want +got):\n%s", d)
+	}
 	if d := cmp.Diff([]HealthChange{{Health: "down"}}, history()[1].Changes); d != "" {
 		t.Errorf("another endpoint (-want +got):\n%s", d)
 	}

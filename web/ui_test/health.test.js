@@ -39,6 +39,7 @@ test("outages are summed up, with what failed", () => {
     [[change(5000, "down", "connect: connection refused"), change(4000, "up")], { times: 0, total: 0, errors: [] }], // before the strip
     [[change(1000, "down", "no answer within 1s"), change(890, "up")], { times: 1, total: 10_000, errors: ["timeout"] }], // half of it
     [[change(100, "down", "connect: connection refused"), change(98, "up"), change(40, "down", "read: connection reset by peer"), change(30, "up"), change(5, "down", "status 500")], { times: 3, total: 17_000, errors: ["refused", "reset", "other error"] }],
+    [[change(9, "down", "ejected: silent to 4 probes after unanswered SYNs of 3 clients"), change(6, "unknown")], { times: 1, total: 3000, errors: ["silent"] }],
     [[change(9, "down", "connect: no route to host"), change(6, "up"), change(3, "down", "connect: network is unreachable")], { times: 2, total: 6000, errors: ["unreachable"] }],
   ]) assert.deepEqual(outages(changes, now), want);
 });
