@@ -213,3 +213,76 @@ func TestStormOfSYNs(t *testing.T) {
 		t.Logf("%s: %d SYNs; kproxy used %.2f s of processor time in %.1f s; %d polite connects, longest %s", name, n, after-before, took.Seconds(), len(all), longest)
 	}
 }
+
+// TestManyServicesOfADeadNode: fifty services have an endpoint each on a node that dies. Most of their clients have met none of its
+// silence when its other endpoints' silence tells of all.
+func TestManyServicesOfADeadNode(t *testing.T) {
+	w := newWorld(t)
+	const count, rate = 50, 200.0 // connects a second, of all services
+	for i, b := range w.net.Backends {
+		network := fmt.Sprintf("10.3.%d.0/24", i)
+		w.node("ip", "route", "add", network, "via", b.Addresses[0].String(), "onlink", "dev", b.Name)
+		if out, err := b.Namespace.Output(w.ctx, "ip", "route", "add", "local", network, "dev", "lo"); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+	}
+	var names []string
+	var targets []netip.AddrPort
+	for n := range count {
+		m := newManifest(fmt.Sprint("web-", n), 10+n)
+		for i, b := range w.net.Backends {
+			m.Endpoints = append(m.Endpoints, lab.ManifestEndpoint{Name: b.Name, Addresses: []netip.Addr{netip.AddrFrom4([4]byte{10, 3, byte(i), byte(1 + n)})}, Node: "n-" + b.Name, Weight: 1})
+		}
+		m.DataPlane = string(service.PreferKernel)
+		w.must(m.Write(w.manifests))
+		names, targets = append(names, m.Name), append(targets, frontends(m)[0])
+	}
+	w.start("--health-check", "off")
+	for _, name := range names {
+		w.await(name, "line", w.plane, "")
+	}
+	var traffic []*lab.Traffic
+	for _, to := range targets {
+		traffic = append(traffic, w.traffic("tcp", to, rate/count))
+		time.Sleep(time.Duration(float64(time.Second) / rate))
+	}
+	sleep(time.Second)
+	w.cutOff("b1")
+	silent := time.Now()
+	w.eventually(30*time.Second, "the node's endpoints to be ejected", func() error {
+		st, err := w.client.Status(w.ctx)
+		if err != nil {
+			return err
+		}
+		n := 0
+		for _, s := range st.Services {
+			for _, e := range s.Endpoints {
+				if s.Port == "line" && e.Node == "n-b1" && !e.Usable {
+					n++
+				}
+			}
+		}
+		if n < count {
+			return fmt.Errorf("%d of %d", n, count)
+		}
+		return nil
+	})
+	after := time.Now()
+	sleep(2 * time.Second)
+	var longest, last time.Duration
+	for i, tr := range traffic {
+		all := tr.Stop().Since(silent)
+		if l := late(all, 8*time.Second); len(l) > 0 {
+			t.Errorf("%s: connections that began when the node died: %v", names[i], l)
+		}
+		if l := late(all.Since(after.Add(within(200*time.Millisecond))), time.Second); len(l) > 0 {
+			t.Errorf("%s: connections after it was ejected: %v", names[i], l)
+		}
+		for _, r := range all {
+			if longest = max(longest, r.Latency); r.Latency > 100*time.Millisecond {
+				last = max(last, r.Start.Sub(silent))
+			}
+		}
+	}
+	t.Logf("all were ejected %s after; the longest connect took %s, the last of more than 100 ms began %s after", after.Sub(silent), longest, last)
+}

@@ -6,6 +6,8 @@ same+="|CompareInterrupted|CompareNeedsRoot|TraceCommand|ConntrackSettings"
 # userspace,
 same+="|UserspaceRetries|ProxyProtocol|StreamsAreWhole|ClientThatSendsNothing|IdleSessionsEnd"
 same+="|LeastConnectionsInUserspace|FewDescriptors|SilentEndpoint|UDPEndpointThatRefuses"
+# what passive health makes of the evidence, wherever that is from,
+same+="|DeadNode|ManyEndpointsOfADeadNode|SlowEndpoints|LogTaken"
 # the process itself, its pins, its files and its metrics,
 same+="|PortInUse|SecondKproxy|StoppedWhileStarting|ReadyMeansReady|PinsSurviveARestart|Disk|Drain|ServiceManagerIsNotified|WhatTheHostLacks"
 same+="|CrashesKeepStreamsWhole|SupervisorFaults|TakeoverWithTooFewDescriptors|TakeoverFromOneThatHasOnlyBegun|ScrapesOfManyServices|MetricsWithinLimits|MetricsAreInOrder"

@@ -29,7 +29,7 @@ same+="|KernelHangIsFoundOut|HangIsNoOutage|NodeThatDoesNotForward|LastLocalEndp
 # what endpoints, clients and crashes do, and what trace says of it, which modes iptables and nftables show,
 same+="|AllDown|EndpointThatResets|ResetsOfClients|CrashesGoUnnoticed|TraceOfADeadKproxy|TraceNamesWhatTheServiceLacks"
 # what the detector of dead endpoints makes of what it is told,
-same+="|InnocentEndpoints|ManyDeadEndpoints|DeadNode|EjectionsOutliveKproxy|ManyEndpointsOfADeadNode|LogTaken"
+same+="|InnocentEndpoints|ManyDeadEndpoints|EjectionsOutliveKproxy|StormOfSYNs|ManyServicesOfADeadNode"
 # and what only a part that all modes share does here: the server that load balancers ask, kube-proxy's metrics, and in mode ipvs,
 # userspace's answer to a client that was too early.
 same+="|HealthCheckNodePort|KubeProxyMetrics|AskedTooEarly"
