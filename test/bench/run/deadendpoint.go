@@ -15,7 +15,7 @@ import (
 )
 
 // deadName is the case of an endpoint that falls silent, as one whose node has lost its power, while its API still has it.
-const deadName = "dead-endpoint"
+const deadName = "tcp-dead-endpoint"
 
 const (
 	deadEndpoints = 3
