@@ -333,6 +333,43 @@ func TestIsolatedNode(t *testing.T) {
 	})
 }
 
+// TestNodesThatDieAtOnce: two of three other nodes' silence is theirs, that of three of four is taken for this node's, and the one
+// verdict or the other stays.
+func TestNodesThatDieAtOnce(t *testing.T) {
+	for _, c := range []struct {
+		dead, nodes int
+		isolated    bool
+	}{{2, 3, false}, {2, 4, false}, {3, 4, true}} {
+		t.Run(fmt.Sprintf("%d of %d", c.dead, c.nodes), func(t *testing.T) {
+			run(t, func(w *world) {
+				var dead []health.Endpoint
+				for i := range 3 * c.nodes {
+					node, a := i%c.nodes, Accepts
+					if node < c.dead {
+						a = Nothing
+					}
+					if e := w.add(i, fmt.Sprintf("n%d", node), a); a == Nothing {
+						dead = append(dead, e)
+					}
+				}
+				for second := range 30 {
+					for i, e := range dead {
+						w.Unanswered(e, client(i), "SYNs")
+					}
+					w.wait(time.Second)
+					if second < 3 {
+						continue
+					}
+					if is := w.View().Isolated != nil; is != c.isolated {
+						t.Errorf("after %d s, isolated is %v", second, is)
+					}
+					w.want(fmt.Sprintf("after %d s", second), !c.isolated, dead...)
+				}
+			})
+		})
+	}
+}
+
 func TestForgotten(t *testing.T) {
 	run(t, func(w *world) {
 		e := w.add(1, "n1", Nothing)

@@ -20,6 +20,8 @@ const (
 	isolatedEvery = time.Second
 	// isolatedNodes is on how many other nodes endpoints must have been asked at least.
 	isolatedNodes = 3
+	// isolatedFrom is the share of them above which it is this node that is cut off, and isolatedUntil above which it stays so.
+	isolatedFrom, isolatedUntil = 2. / 3, 1. / 2
 )
 
 // remote reports whether an endpoint is on another node for all that is known.
@@ -105,7 +107,7 @@ func (d *Detector) nodeIsSilent(node string) bool {
 }
 
 // judgeIsolation finds out whether it is this node that is cut off: of the endpoints asked of late on at least three
-// other nodes, more than half are silent, whereby each node counts as much as any, however many of its endpoints were
+// other nodes, more than two thirds are silent, whereby each node counts as much as any, however many of its endpoints were
 // asked. Those that were ejected for that get connections again.
 func (d *Detector) judgeIsolation(now time.Time) {
 	type counts struct{ asked, silent int }
@@ -127,7 +129,11 @@ func (d *Detector) judgeIsolation(now time.Time) {
 	for _, n := range nodes {
 		weight += float64(n.silent) / float64(n.asked)
 	}
-	is := len(nodes) >= isolatedNodes && 2*weight > float64(len(nodes))
+	most := isolatedFrom
+	if d.isolated != nil {
+		most = isolatedUntil
+	}
+	is := len(nodes) >= isolatedNodes && weight > most*float64(len(nodes))
 	switch {
 	case is && d.isolated == nil:
 		d.isolated = &health.Isolation{Since: now, Silent: silent, Asked: asked, Nodes: len(nodes)}
@@ -135,6 +141,7 @@ func (d *Detector) judgeIsolation(now time.Time) {
 		for _, r := range d.records {
 			if d.remote(r) && r.ejected != nil && now.Sub(r.ejected.Since) < together {
 				d.restore(r, now, "it is this node that is cut off")
+				r.silent = true
 			}
 		}
 	case !is && d.isolated != nil && asked > silent: // somebody has answered
