@@ -26,6 +26,7 @@ const (
 	fewProbes  = 2                      // of an endpoint that nobody complains of, or that is ejected
 	probeGap   = 150 * time.Millisecond // between two of them
 	askFor     = 700 * time.Millisecond // from the first one to the verdict
+	compareFor = 500 * time.Millisecond // the same of endpoints to compare with, whose silence is known before the verdict
 	askDeafFor = 3 * time.Second        // the same where clients are answered and probes aren't
 	// rateLimit and burst bound the connects of all probes, a second and at once.
 	rateLimit = 500
@@ -350,8 +351,10 @@ func (d *Detector) begin(ctx context.Context, asking *sync.WaitGroup, now time.T
 		switch q.purpose {
 		case comeback:
 			n, bound = fewProbes, returnFor
-		case sweep, compare:
+		case sweep:
 			n = fewProbes
+		case compare:
+			n, bound = fewProbes, compareFor
 		}
 		if !d.limiter.AllowN(now, n) {
 			return

@@ -311,13 +311,11 @@ func TestIsolatedNode(t *testing.T) {
 		}
 		own := w.add(50, "here", Accepts)
 		w.down = true
-		for i, e := range all[:8] {
-			w.Unanswered(e, client(1), "SYNs")
-			w.wait(time.Duration(i) * 20 * time.Millisecond)
-		}
-		for range 20 {
-			w.wait(time.Second)
-			w.Unanswered(all[0], client(2), "SYNs")
+		for moment := range 4000 {
+			if moment%20 == 0 {
+				w.Unanswered(all[moment/20%8], client(1), "SYNs")
+			}
+			w.wait(time.Millisecond)
 			w.want("cut off", false, append(all, own)...)
 		}
 		if i := w.View().Isolated; i == nil || i.Nodes < 3 {
