@@ -130,7 +130,7 @@ func TestNodesAreAnnounced(t *testing.T) {
 		return health.NewEjections(nil, nodes, i)
 	}
 	n1, n1More := []health.SilentNode{{Name: "n1", Silent: 2, Asked: 2}}, []health.SilentNode{{Name: "n1", Silent: 3, Asked: 4}}
-	cut := &health.Isolation{Silent: 3, Asked: 4, Nodes: 4}
+	cut := &health.Isolation{Silent: 3, Nodes: 4}
 	for i, step := range []struct {
 		was, now *health.Ejections
 		want     string

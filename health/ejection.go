@@ -67,18 +67,17 @@ func (n *SilentNode) Text() string {
 	return fmt.Sprintf("node %s: %d of %d endpoints silent", n.Name, n.Silent, n.Asked)
 }
 
-// Isolation says that this node itself seems to be cut off: most endpoints of other nodes are silent at once, so none
-// of them is ejected.
+// Isolation says that this node itself seems to be cut off: hosts on most other nodes are silent at once, so none of their
+// endpoints is ejected.
 type Isolation struct {
 	Since  time.Time `json:"since"`
-	Silent int       `json:"silent"` // endpoints
-	Asked  int       `json:"asked"`
-	Nodes  int       `json:"nodes"` // that the asked ones are on
+	Silent int       `json:"silent"` // nodes
+	Nodes  int       `json:"nodes"`  // asked
 }
 
 // Text says it in a line.
 func (i *Isolation) Text() string {
-	return fmt.Sprintf("this node seems to be cut off: %d of %d endpoints asked on %d other nodes are silent; none of them is ejected", i.Silent, i.Asked, i.Nodes)
+	return fmt.Sprintf("this node seems to be cut off: hosts on %d of %d other nodes are silent; no endpoint there is ejected", i.Silent, i.Nodes)
 }
 
 // Ejections are all that is known by passive health at one moment. They are immutable and safe for concurrent use; nil

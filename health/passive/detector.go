@@ -26,7 +26,7 @@ const (
 	fewProbes  = 2                      // of an endpoint that nobody complains of, or that is ejected
 	probeGap   = 150 * time.Millisecond // between two of them
 	askFor     = 700 * time.Millisecond // from the first one to the verdict
-	compareFor = 500 * time.Millisecond // the same of endpoints to compare with, whose silence is known before the verdict
+	compareFor = 500 * time.Millisecond // the same of hosts to compare with, whose silence is known before the verdict
 	askDeafFor = 3 * time.Second        // the same where clients are answered and probes aren't
 	// rateLimit and burst bound the connects of all probes, a second and at once.
 	rateLimit = 500
@@ -124,7 +124,8 @@ type Detector struct {
 	departures map[health.Endpoint]*departure
 	unknown    map[health.Endpoint]bool // reported, and of no service
 	swept      map[string]time.Time     // nodes, when all of their endpoints were asked
-	controlled time.Time                // when other nodes' endpoints were asked last
+	votes      map[string]*vote         // of other nodes
+	compared   time.Time                // when they were asked last
 	isolated   *health.Isolation
 	changed    map[health.Endpoint]bool // since the last view
 }
@@ -139,7 +140,8 @@ type report struct {
 // result is what came of asking an endpoint; early of the first probe alone.
 type result struct {
 	endpoint health.Endpoint
-	question *question // nil of a departed endpoint's host
+	question *question // nil of a host, which node has been asked for, or a departed endpoint
+	node     string
 	early    bool
 	answer   Answer
 	sent     int // probes
@@ -151,7 +153,6 @@ type purpose uint8
 const (
 	suspect purpose = iota // clients complain
 	sweep                  // its node seems to be dead
-	compare                // to tell other nodes' silence from this node's being cut off
 	comeback
 )
 
@@ -195,7 +196,7 @@ func New(c Config) *Detector {
 		cfg: c, limiter: rate.NewLimiter(rateLimit, burst), wake: make(chan struct{}, 1),
 		reports: map[health.Endpoint]*report{}, answered: map[health.Endpoint]bool{},
 		records: map[health.Endpoint]*record{}, departures: map[health.Endpoint]*departure{},
-		unknown: map[health.Endpoint]bool{}, swept: map[string]time.Time{}, changed: map[health.Endpoint]bool{},
+		unknown: map[health.Endpoint]bool{}, swept: map[string]time.Time{}, votes: map[string]*vote{}, changed: map[health.Endpoint]bool{},
 	}
 }
 
@@ -324,7 +325,7 @@ func (d *Detector) step(ctx context.Context, asking *sync.WaitGroup) time.Time {
 		}
 	}
 	d.remember()
-	d.widen(now)
+	d.widen(ctx, asking, now)
 	d.judge(now)
 	for _, r := range d.records {
 		switch {
@@ -353,8 +354,6 @@ func (d *Detector) begin(ctx context.Context, asking *sync.WaitGroup, now time.T
 			n, bound = fewProbes, returnFor
 		case sweep:
 			n = fewProbes
-		case compare:
-			n, bound = fewProbes, compareFor
 		}
 		if !d.limiter.AllowN(now, n) {
 			return
@@ -557,6 +556,10 @@ func (d *Detector) tell(r result) {
 // take notes what came of questions.
 func (d *Detector) take(results []result, now time.Time) {
 	for _, res := range results {
+		if res.node != "" {
+			d.votes[res.node] = &vote{asked: now, silent: res.answer == Nothing}
+			continue
+		}
 		if res.question == nil {
 			d.hostAnswered(res, now)
 			continue
@@ -576,7 +579,7 @@ func (d *Detector) take(results []result, now time.Time) {
 func (d *Detector) remember() {
 	var ask []health.Endpoint
 	for _, r := range d.asked() {
-		if q := r.asked; q.before == nil && q.purpose != comeback && q.purpose != compare && q.early {
+		if q := r.asked; q.before == nil && q.purpose != comeback && q.early {
 			ask = append(ask, r.endpoint)
 		}
 	}
@@ -610,8 +613,6 @@ func (d *Detector) judge(now time.Time) {
 		case q.purpose == comeback:
 			r.asked = nil
 			d.cameBack(r, q, now)
-		case q.answer == Nothing && q.purpose == compare:
-			r.asked = nil
 		case q.answer == Nothing:
 			candidates = append(candidates, r)
 		case q.answer == Refuses && q.report.refused: // there is no need to wait for others: they would be refused

@@ -29,6 +29,7 @@ type world struct {
 	spared  map[health.Endpoint]time.Duration
 	reset   []health.Endpoint
 	down    bool // nothing answers at all
+	hung    bool // only hosts do
 }
 
 // run has a Detector of node "here" work while f changes the world, in fake time. Before, prepare does.
@@ -82,9 +83,19 @@ func run(t *testing.T, f func(w *world), prepare ...func(w *world)) {
 // Endpoint answers as the world has it; silence takes until the end of time.
 func (w *world) Endpoint(ctx context.Context, e health.Endpoint) Answer {
 	w.mu.Lock()
+	hung := w.hung
+	w.mu.Unlock()
+	return w.ask(ctx, e, hung)
+}
+
+// Host is silent where the endpoint is, but for one that only hangs.
+func (w *world) Host(ctx context.Context, e health.Endpoint) Answer { return w.ask(ctx, e, false) }
+
+func (w *world) ask(ctx context.Context, e health.Endpoint, hung bool) Answer {
+	w.mu.Lock()
 	w.asked[e]++
 	a := w.answers[e]
-	if w.down {
+	if w.down || hung {
 		a = Nothing
 	}
 	w.mu.Unlock()
@@ -93,8 +104,6 @@ func (w *world) Endpoint(ctx context.Context, e health.Endpoint) Answer {
 	}
 	return a
 }
-
-func (w *world) Host(ctx context.Context, e health.Endpoint) Answer { return w.Endpoint(ctx, e) }
 
 func at(host int) health.Endpoint {
 	return health.Endpoint{Protocol: service.TCP, Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, byte(host >> 8), byte(host)}), 8080)}
@@ -327,6 +336,25 @@ func TestIsolatedNode(t *testing.T) {
 		w.wait(15 * time.Second)
 		if i := w.View().Isolated; i != nil {
 			t.Errorf("isolated is %+v although all answer again", i)
+		}
+	})
+}
+
+// TestHangEverywhere: a program that hangs on all nodes at once is no sign that this node is cut off: their hosts answer.
+func TestHangEverywhere(t *testing.T) {
+	run(t, func(w *world) {
+		var all []health.Endpoint
+		for i := range 4 {
+			all = append(all, w.add(i, fmt.Sprintf("n%d", i), Accepts))
+		}
+		w.hung = true
+		for i, e := range all {
+			w.Unanswered(e, client(i), "SYNs")
+		}
+		w.wait(2 * time.Second)
+		w.want("hanging", true, all...)
+		if i := w.View().Isolated; i != nil {
+			t.Errorf("isolated is %+v", i)
 		}
 	})
 }

@@ -1,10 +1,12 @@
 package passive
 
 import (
+	"context"
 	"maps"
 	"math/rand/v2"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
 
 	"kproxy.dev/kproxy/health"
@@ -14,15 +16,22 @@ import (
 const (
 	// together is how close in time the silence of endpoints counts as one.
 	together = 10 * time.Second
-	// controls is how many endpoints on as many other nodes are asked to tell a node's silence from this node's.
-	controls      = 4
-	controlEvery  = 2 * time.Second
+	// compared is of how many silent nodes, and of how many others, a host is asked to tell a node's silence from this node's.
+	compared      = 4
+	compareEvery  = 2 * time.Second
 	isolatedEvery = time.Second
-	// isolatedNodes is on how many other nodes endpoints must have been asked at least.
+	// isolatedNodes is on how many other nodes a host must have been asked at least.
 	isolatedNodes = 3
 	// isolatedFrom is the share of them above which it is this node that is cut off, and isolatedUntil above which it stays so.
 	isolatedFrom, isolatedUntil = 2. / 3, 1. / 2
 )
+
+// vote is what the host of an endpoint on another node said last.
+type vote struct {
+	asking bool
+	asked  time.Time // zero if it hasn't said anything yet
+	silent bool
+}
 
 // remote reports whether an endpoint is on another node for all that is known.
 func (d *Detector) remote(r *record) bool { return r.node != "" && r.node != d.cfg.Node }
@@ -32,10 +41,13 @@ func (r *record) quiet(now time.Time) bool {
 	return r.asked != nil && r.asked.early && !(r.asked.done && r.asked.answer != Nothing) || r.silent && now.Sub(r.heard) < together
 }
 
-// widen asks more endpoints: all of a node two of which, with different addresses, say nothing; and some on other nodes.
-func (d *Detector) widen(now time.Time) {
+// widen asks more endpoints: all of a node two of which, with different addresses, say nothing; and some hosts on other nodes.
+func (d *Detector) widen(ctx context.Context, asking *sync.WaitGroup, now time.Time) {
 	quiet := map[string]map[netip.Addr]bool{}
-	control := d.isolated != nil
+	compare, every := d.isolated != nil, compareEvery
+	if compare {
+		every = isolatedEvery
+	}
 	for _, r := range d.records {
 		if r.node == "" || !r.quiet(now) {
 			continue
@@ -44,54 +56,69 @@ func (d *Detector) widen(now time.Time) {
 			quiet[r.node] = map[netip.Addr]bool{}
 		}
 		quiet[r.node][r.endpoint.Address.Addr()] = true
-		control = control || d.remote(r)
+		compare = compare || d.remote(r) && r.asked != nil && r.asked.purpose != comeback // there is a verdict to come
 	}
-	every := controlEvery
-	if d.isolated != nil {
-		every = isolatedEvery
-	}
-	control = control && now.Sub(d.controlled) >= every
+	compare = compare && now.Sub(d.compared) >= every
 	sweeps := map[string]bool{}
 	for node, addresses := range quiet {
 		if len(addresses) >= 2 && now.Sub(d.swept[node]) >= together {
 			d.swept[node], sweeps[node] = now, true
 		}
 	}
-	if !control && len(sweeps) == 0 {
+	if !compare && len(sweeps) == 0 {
 		return
 	}
 	byNode := map[string][]health.Endpoint{}
 	for at, node := range d.cfg.Endpoints() {
-		if sweeps[node] || control && node != "" && node != d.cfg.Node && (len(quiet[node]) == 0 || d.isolated != nil) {
+		if sweeps[node] || compare && node != "" && node != d.cfg.Node {
 			byNode[node] = append(byNode[node], at)
 		}
 	}
 	for node := range sweeps {
 		for _, at := range byNode[node] {
-			d.askToo(at, node, sweep, now)
+			d.askToo(at, node, now)
 		}
-		delete(byNode, node)
 	}
-	if !control {
-		return
+	if compare {
+		d.compared = now
+		delete(byNode, d.cfg.Node)
+		d.compare(ctx, asking, byNode, func(node string) bool { return len(quiet[node]) > 0 }, now)
 	}
-	d.controlled = now
+}
+
+// compare asks hosts on other nodes: programs may hang on all nodes at once, hosts don't.
+func (d *Detector) compare(ctx context.Context, asking *sync.WaitGroup, byNode map[string][]health.Endpoint, quiet func(node string) bool, now time.Time) {
 	nodes := slices.Collect(maps.Keys(byNode))
 	rand.Shuffle(len(nodes), func(i, j int) { nodes[i], nodes[j] = nodes[j], nodes[i] })
-	for _, node := range nodes[:min(len(nodes), controls)] {
-		d.askToo(byNode[node][rand.IntN(len(byNode[node]))], node, compare, now)
+	n := map[bool]int{}
+	for _, node := range nodes {
+		is, v := quiet(node), d.votes[node]
+		if v == nil {
+			v = &vote{}
+		}
+		if n[is] == compared || v.asking || !d.limiter.AllowN(now, fewProbes) {
+			continue
+		}
+		n[is]++
+		v.asking, d.votes[node] = true, v
+		at := byNode[node][rand.IntN(len(byNode[node]))]
+		asking.Go(func() {
+			out := d.probe(ctx, at, fewProbes, compareFor, d.cfg.Prober.Host, func() {})
+			out.node = node
+			d.tell(out)
+		})
 	}
 }
 
 // askToo asks an endpoint that nobody complains of, unless it is asked or ejected already.
-func (d *Detector) askToo(at health.Endpoint, node string, why purpose, now time.Time) {
+func (d *Detector) askToo(at health.Endpoint, node string, now time.Time) {
 	r := d.records[at]
 	if r == nil {
 		r = &record{endpoint: at, node: node}
 		d.records[at] = r
 	}
 	if r.seen = now; r.asked == nil && r.ejected == nil {
-		r.asked = &question{purpose: why}
+		r.asked = &question{purpose: sweep}
 	}
 }
 
@@ -106,46 +133,38 @@ func (d *Detector) nodeIsSilent(node string) bool {
 	return true
 }
 
-// judgeIsolation finds out whether it is this node that is cut off: of the endpoints asked of late on at least three
-// other nodes, more than two thirds are silent, whereby each node counts as much as any, however many of its endpoints were
-// asked. Those that were ejected for that get connections again.
+// judgeIsolation finds out whether it is this node that is cut off: of at least three other nodes that were asked of late, more
+// than two thirds are silent. Endpoints that were ejected for that get connections again.
 func (d *Detector) judgeIsolation(now time.Time) {
-	type counts struct{ asked, silent int }
-	nodes := map[string]counts{}
-	asked, silent, weight := 0, 0, 0.0
-	for _, r := range d.records {
-		if !d.remote(r) || now.Sub(r.heard) > together {
+	nodes, silent := 0, 0
+	for node, v := range d.votes {
+		switch {
+		case now.Sub(v.asked) > compareEvery+askFor: // or never
+			if !v.asking {
+				delete(d.votes, node)
+			}
 			continue
-		}
-		n := nodes[r.node]
-		n.asked++
-		asked++
-		if r.silent {
-			n.silent++
+		case v.silent:
 			silent++
 		}
-		nodes[r.node] = n
-	}
-	for _, n := range nodes {
-		weight += float64(n.silent) / float64(n.asked)
+		nodes++
 	}
 	most := isolatedFrom
 	if d.isolated != nil {
 		most = isolatedUntil
 	}
-	is := len(nodes) >= isolatedNodes && weight > most*float64(len(nodes))
+	is := nodes >= isolatedNodes && float64(silent) > most*float64(nodes)
 	switch {
 	case is && d.isolated == nil:
-		d.isolated = &health.Isolation{Since: now, Silent: silent, Asked: asked, Nodes: len(nodes)}
+		d.isolated = &health.Isolation{Since: now, Silent: silent, Nodes: nodes}
 		d.cfg.Log.Error("passive health ejects nothing", "reason", d.isolated.Text())
 		for _, r := range d.records {
 			if d.remote(r) && r.ejected != nil && now.Sub(r.ejected.Since) < together {
 				d.restore(r, now, "it is this node that is cut off")
-				r.silent = true
 			}
 		}
-	case !is && d.isolated != nil && asked > silent: // somebody has answered
-		d.cfg.Log.Warn("other nodes' endpoints answer this node again", "after", now.Sub(d.isolated.Since).Round(time.Second))
+	case !is && d.isolated != nil && (nodes > silent || nodes == 0): // somebody has answered, or nobody is left
+		d.cfg.Log.Warn("other nodes answer this node again", "after", now.Sub(d.isolated.Since).Round(time.Second))
 		d.isolated = nil
 	default:
 		return
