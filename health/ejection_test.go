@@ -8,7 +8,7 @@ import (
 // TestEjectionsInWords: an ejection is told with how long it lasts, and with its node's silence where that is why.
 func TestEjectionsInWords(t *testing.T) {
 	now := time.Unix(1e9, 0)
-	nodes := NewEjections(nil, []SilentNode{{Name: "n3", Silent: 14, Asked: 14}}, &Isolation{Silent: 5, Asked: 6, Nodes: 3})
+	nodes := NewEjections(nil, []SilentNode{{Name: "n3", Silent: 14, Asked: 14}}, &Isolation{Silent: 3, Nodes: 4})
 	e := Ejection{Since: now.Add(-12 * time.Second), Reason: Silent, Evidence: "unanswered SYNs of 3 clients", Probes: 4, Node: "n3"}
 	elsewhere, refused := e, e
 	elsewhere.Node, refused.Reason, refused.Probes = "n2", Refused, 1
@@ -20,7 +20,7 @@ func TestEjectionsInWords(t *testing.T) {
 		"nothing is known":     {(*Ejections)(nil).Text(&e, now), why + ", 12s"},
 		"the clock went back":  {e.Text(now.Add(-time.Hour)), why + ", 0s"},
 		"what doesn't change":  {e.Why(), why},
-		"this node, cut off":   {nodes.Warnings()[0], "this node seems to be cut off: 5 of 6 endpoints asked on 3 other nodes are silent; none of them is ejected"},
+		"this node, cut off":   {nodes.Warnings()[0], "this node seems to be cut off: hosts on 3 of 4 other nodes are silent; no endpoint there is ejected"},
 		"another, which isn't": {nodes.Warnings()[1], "node n3: 14 of 14 endpoints silent to this node"},
 	} {
 		if c.got != c.want {
