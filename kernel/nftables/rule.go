@@ -336,33 +336,24 @@ const (
 
 var tcpFlags = payload("tcp flags", unix.NFT_PAYLOAD_TRANSPORT_HEADER, 13, 1)
 
-// notSYN matches what doesn't begin a TCP connection.
-func notSYN(r *Rule) {
-	r.say("tcp flags != syn / fin,syn,rst,ack")
-	r.tcp()
-	tcpFlags.load(r, register)
-	r.Mask(register, []byte{flagFIN | flagSYN | flagRST | flagACK}, []byte{0})
-	r.Compare(unix.NFT_CMP_NEQ, flagSYN)
+// flags matches TCP packets by those of their flags that mask has.
+func flags(text string, mask byte, op uint32, want byte) part {
+	return func(r *Rule) {
+		r.say("tcp flags %s", text)
+		r.tcp()
+		tcpFlags.load(r, register)
+		r.Mask(register, []byte{mask}, []byte{0})
+		r.Compare(op, want)
+	}
 }
 
-// syn matches what begins a TCP connection.
-func syn(r *Rule) {
-	r.say("tcp flags syn / fin,syn,rst,ack")
-	r.tcp()
-	tcpFlags.load(r, register)
-	r.Mask(register, []byte{flagFIN | flagSYN | flagRST | flagACK}, []byte{0})
-	r.Compare(unix.NFT_CMP_EQ, flagSYN)
-}
-
-// resetOfSYN matches TCP's resets in answer to a SYN: in answer to what has an ACK, which is of a connection, a reset has none
-// (RFC 9293, 3.10.7.1).
-func resetOfSYN(r *Rule) {
-	r.say("tcp flags rst,ack / rst,ack")
-	r.tcp()
-	tcpFlags.load(r, register)
-	r.Mask(register, []byte{flagRST | flagACK}, []byte{0})
-	r.Compare(unix.NFT_CMP_EQ, flagRST|flagACK)
-}
+var (
+	// A packet that begins a TCP connection, and all others.
+	syn    = flags("syn / fin,syn,rst,ack", flagFIN|flagSYN|flagRST|flagACK, unix.NFT_CMP_EQ, flagSYN)
+	notSYN = flags("!= syn / fin,syn,rst,ack", flagFIN|flagSYN|flagRST|flagACK, unix.NFT_CMP_NEQ, flagSYN)
+	// A reset in answer to a SYN: in answer to what has an ACK, which is of a connection, a reset has none (RFC 9293, 3.10.7.1).
+	resetOfSYN = flags("rst,ack / rst,ack", flagRST|flagACK, unix.NFT_CMP_EQ, flagRST|flagACK)
+)
 
 // tcp is what a match of a field of TCP depends on; nft doesn't print it.
 func (r *Rule) tcp() {
