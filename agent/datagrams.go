@@ -46,7 +46,7 @@ type begunFlow struct {
 type answers struct {
 	answered   time.Time
 	unanswered map[netip.AddrPort]time.Time // by client
-	again      bool                         // one of these has sent again
+	again      time.Time                    // when one of these was found to have sent again; zero for never
 }
 
 // begun takes a flow's first datagram.
@@ -118,7 +118,9 @@ func (d *datagrams) look(due []begunFlow, unanswered []conntrack.Flow, now time.
 		}
 		if packets, is := silent[pair{b.client, b.endpoint}]; is {
 			a.unanswered[b.client] = now
-			a.again = a.again || packets > 1
+			if packets > 1 {
+				a.again = now
+			}
 		} else {
 			*a = answers{answered: now, unanswered: map[netip.AddrPort]time.Time{}}
 		}
@@ -152,7 +154,7 @@ func (d *datagrams) suspects(p *plan.Plan, now time.Time) (out []netip.AddrPort)
 			case a == nil:
 			case len(a.unanswered) == 0:
 				answers = true
-			case a.again || len(a.unanswered) >= unansweredFlows:
+			case !a.again.IsZero() && now.Sub(a.again) <= datagramWindow || len(a.unanswered) >= unansweredFlows:
 				silent = append(silent, at)
 			}
 		}

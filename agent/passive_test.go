@@ -54,8 +54,8 @@ func TestEjectionsAreKept(t *testing.T) {
 	if err := os.WriteFile(p.file, []byte("{"), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := readEjections(p.file); err == nil {
-		t.Error("a broken file is read")
+	if _, err := readEjections(p.file); err == nil || !strings.Contains(err.Error(), p.file) {
+		t.Errorf("a broken file: %v", err)
 	}
 }
 
@@ -195,9 +195,33 @@ func TestUnansweredDatagrams(t *testing.T) {
 		if diff := cmp.Diff(c.want, d.suspects(p, now), cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
 			t.Errorf("%s: suspects (-want +got):\n%s", name, diff)
 		}
-		d.look(nil, nil, now.Add(datagramWindow+time.Second))
+		again := now.Add(datagramWindow / 2) // what was sent again is forgotten before a later flow
+		d.look([]begunFlow{{client(99), e(1), again}}, []conntrack.Flow{{Protocol: service.UDP, OrigSrc: client(99), ReplySrc: e(1), OrigPackets: 1}}, again)
+		d.look([]begunFlow{{client(98), e(2), again}}, nil, now.Add(datagramWindow+time.Second))
+		if got := d.suspects(p, now.Add(datagramWindow+time.Second)); len(got) > 0 {
+			t.Errorf("%s: one flow, sent once, suspects %v", name, got)
+		}
+		d.look(nil, nil, now.Add(3*datagramWindow))
 		if len(d.seen) > 0 {
 			t.Errorf("%s: a while later it still remembers %v", name, d.seen)
+		}
+	}
+}
+
+// TestHasEndpoint: an endpoint is served while a service has it that is ready or drains, also one that is to be left alone.
+func TestHasEndpoint(t *testing.T) {
+	a := &Agent{}
+	at := func(n byte) health.Endpoint {
+		return health.Endpoint{Protocol: service.TCP, Address: netip.AddrPortFrom(netip.AddrFrom4([4]byte{10, 2, 0, n}), 80)}
+	}
+	s := &plan.Service{Port: &service.Port{Key: service.Key{Name: "web", Protocol: service.TCP}, Health: service.HealthCheck{Kind: service.CheckOff}}}
+	for _, e := range []service.Endpoint{{Address: at(1).Address, Ready: true}, {Address: at(2).Address, Serving: true}, {Address: at(3).Address}} {
+		s.Endpoints = append(s.Endpoints, plan.Endpoint{Endpoint: &e})
+	}
+	a.current.Store(&plan.Plan{Services: []*plan.Service{s}})
+	for e, want := range map[health.Endpoint]bool{at(1): true, at(2): true, at(3): false, at(4): false, {Protocol: service.UDP, Address: at(1).Address}: false} {
+		if got := a.hasEndpoint(e); got != want {
+			t.Errorf("%v: %v, want %v", e, got, want)
 		}
 	}
 }

@@ -464,6 +464,12 @@ func TestDeparted(t *testing.T) {
 				}
 			}()
 		}, 45 * time.Second, 0},
+		"this node is cut off": {func(w *world, e health.Endpoint) {
+			for host := 2; host < 6; host++ {
+				w.add(host, fmt.Sprint("n", host), Nothing)
+			}
+			w.answer(e, 1)
+		}, time.Minute, 0},
 	} {
 		t.Run(name, func(t *testing.T) {
 			run(t, func(w *world) {

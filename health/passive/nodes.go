@@ -58,6 +58,9 @@ func (d *Detector) widen(ctx context.Context, asking *sync.WaitGroup, now time.T
 		quiet[r.node][r.endpoint.Address.Addr()] = true
 		compare = compare || d.remote(r) && r.asked != nil && r.asked.purpose != comeback // there is a verdict to come
 	}
+	for _, x := range d.departures { // and resets
+		compare = compare || !x.silent.IsZero()
+	}
 	compare = compare && now.Sub(d.compared) >= every
 	sweeps := map[string]bool{}
 	for node, addresses := range quiet {
@@ -123,8 +126,7 @@ func (d *Detector) askToo(at health.Endpoint, node string, now time.Time) {
 }
 
 // nodeIsSilent reports whether nothing on a node has answered of late.
-func (d *Detector) nodeIsSilent(node string) bool {
-	now := time.Now()
+func (d *Detector) nodeIsSilent(node string, now time.Time) bool {
 	for _, r := range d.records {
 		if r.node == node && !r.silent && now.Sub(r.heard) < together {
 			return false
