@@ -34,7 +34,6 @@ const (
 
 // deadSubjects are what an endpoint falls silent behind, with the settings that each has by default.
 var deadSubjects = []subject{
-	{name: "kube-proxy-rules", about: "the rules of kube-proxy in mode nftables, which follow the API alone: nothing changes in so short a time", class: report.Peer, way: toService, start: kubeProxyRules},
 	{name: "haproxy-check", about: "HAProxy with its default checks (check: each 2 s, down after 3) and option redispatch", class: report.Peer, way: toNode, start: haproxy("haproxy-check.cfg")},
 	{name: "kproxy-in-nftables", about: "kproxy in mode nftables, the service offloaded", class: report.KProxy, way: toService, start: startKProxy(plan.NFTables)},
 	{name: "kproxy-in-iptables", about: "the same in mode iptables", class: report.KProxy, way: toService, start: startKProxy(plan.IPTables)},
@@ -189,19 +188,6 @@ func swallow(ctx context.Context, ns *lab.Namespace) error {
 		if out, err := ns.Output(ctx, "iptables", "-w", "-P", chain, "DROP"); err != nil {
 			return fmt.Errorf("silence an endpoint: %w: %s", err, out)
 		}
-	}
-	return nil
-}
-
-// kubeProxyRules writes what kube-proxy writes for the service.
-func kubeProxyRules(ctx context.Context, r *rig) error {
-	r.tracks = true
-	file, err := r.configuration("kube-proxy.nft")
-	if err != nil {
-		return err
-	}
-	if out, err := r.Net.Node.Output(ctx, "nft", "-f", file); err != nil {
-		return fmt.Errorf("write kube-proxy's rules: %w: %s", err, out)
 	}
 	return nil
 }

@@ -65,7 +65,7 @@ func (s *subject) carries(k load.Kind) bool {
 	return s.tcp
 }
 
-//go:embed haproxy.cfg haproxy-splice.cfg haproxy-check.cfg nginx.conf kube-proxy.nft
+//go:embed haproxy.cfg haproxy-splice.cfg haproxy-check.cfg nginx.conf
 var configurations embed.FS
 
 // configuration writes a peer's configuration, with the rig's addresses.
@@ -79,7 +79,7 @@ func (r *rig) configuration(name string) (string, error) {
 	for i, b := range r.Net.Backends {
 		servers[2*i+1] = b.Addresses[0].String()
 	}
-	out := strings.NewReplacer(append(servers, "NODE", r.node().String(), "SERVICE", load.ServiceAddress.String(), "DIR", r.Dir,
+	out := strings.NewReplacer(append(servers, "NODE", r.node().String(), "DIR", r.Dir,
 		// Two descriptors each, and some for what isn't a connection; pipes have two of their own.
 		"CONNECTIONS", strconv.Itoa(n*9/20), "PIPES", strconv.Itoa(n/50), "DESCRIPTORS", strconv.Itoa(n))...).Replace(string(text))
 	at := filepath.Join(r.Dir, name)
