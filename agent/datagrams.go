@@ -19,7 +19,7 @@ import (
 // of its service answered, is suspected.
 const (
 	answerDue = 2 * time.Second
-	// datagramWindow is how long what was seen of an endpoint counts.
+	// datagramWindow bounds how long what an endpoint did counts.
 	datagramWindow = 5 * time.Second
 	// unansweredFlows are so many as suspect an endpoint; where the client has sent again, one does.
 	unansweredFlows = 3
@@ -42,7 +42,7 @@ type begunFlow struct {
 	at               time.Time
 }
 
-// answers are what was seen of an endpoint of late.
+// answers counts an endpoint's answers of the last datagramWindow.
 type answers struct {
 	answered   time.Time
 	unanswered map[netip.AddrPort]time.Time // by client

@@ -18,7 +18,7 @@ import (
 // ejectionsFile is the name in --state-dir of the file with what is ejected: the next kproxy of this node begins with that.
 const ejectionsFile = "ejected.json"
 
-// ejectionsAge is how old that may be: what was true minutes before kproxy ended is found out anew.
+// ejectionsAge bounds the file's age: an older one is left unread, and its endpoints are probed anew once clients meet silence.
 const ejectionsAge = 5 * time.Minute
 
 // savedEjection is an item of the file.

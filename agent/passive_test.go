@@ -177,7 +177,7 @@ func TestUnansweredDatagrams(t *testing.T) {
 		"three flows":                   {[]byte{2}, []byte{1, 1, 1}, 1, []netip.AddrPort{e(1)}},
 		"two flows":                     {[]byte{2}, []byte{1, 1}, 1, nil},
 		"one that was sent again":       {[]byte{2}, []byte{1}, 2, []netip.AddrPort{e(1)}},
-		"nobody answers":                {nil, []byte{1, 1, 1, 2, 2, 2}, 3, nil},
+		"no endpoint answers":           {nil, []byte{1, 1, 1, 2, 2, 2}, 3, nil},
 		"an answer after the silence":   {[]byte{2, 1}, nil, 1, nil},
 		"endpoints of no UDP service's": {[]byte{2}, []byte{9, 9, 9}, 3, nil},
 	} {

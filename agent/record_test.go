@@ -67,7 +67,7 @@ func TestRecordMoves(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
-	(&Agent{}).recordMoves(plan.Between(old, p)) // where nobody keeps events
+	(&Agent{}).recordMoves(plan.Between(old, p)) // without a recorder of events
 }
 
 func TestNodeEligible(t *testing.T) {
@@ -117,5 +117,5 @@ func TestRecordEjections(t *testing.T) {
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
-	(&Agent{}).recordEjections(plan.Between(was, is), time.Now()) // where nobody keeps events
+	(&Agent{}).recordEjections(plan.Between(was, is), time.Now()) // without a recorder of events
 }

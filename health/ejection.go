@@ -80,7 +80,7 @@ func (i *Isolation) Text() string {
 	return fmt.Sprintf("this node seems to be cut off: hosts on %d of %d other nodes are silent; no endpoint there is ejected", i.Silent, i.Nodes)
 }
 
-// Ejections are all that is known by passive health at one moment. They are immutable and safe for concurrent use; nil
+// Ejections holds the endpoints ejected at one moment, silent nodes and this node's isolation. They are immutable and safe for concurrent use; nil
 // knows nothing.
 type Ejections struct {
 	Nodes     []SilentNode // by name

@@ -30,7 +30,7 @@ type Status struct {
 	Services      []ServiceStatus `json:"services"`
 }
 
-// PassiveHealth is what kproxy has found out by clients' own packets.
+// PassiveHealth reports what clients' own packets have shown.
 type PassiveHealth struct {
 	Enabled bool   `json:"enabled"`
 	Reason  string `json:"reason,omitempty"` // why it isn't, or what it lacks

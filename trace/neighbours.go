@@ -399,7 +399,7 @@ func spaceName() string {
 	return fmt.Sprintf("net:[%d], which has no name", own)
 }
 
-// enter moves the calling thread to a namespace. The path may be anybody's, so it looks at what it leads to before it opens
+// enter moves the calling thread to a namespace. Any process may have made the path, so it looks at what it leads to before it opens
 // that: a FIFO would keep it waiting, and a device might do something.
 func enter(path string, kind int) error {
 	found, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)

@@ -313,7 +313,7 @@ func (d *demo) powerCut(ctx context.Context) error {
 		return err
 	}
 	defer rules.Stop()
-	swallow := func(verb string) error { // it has a route to nobody, so that it answers nothing
+	swallow := func(verb string) error { // without a route, it answers nothing
 		_, err := cut.Namespace.Output(ctx, "ip", "rule", verb, "pref", "1", "blackhole")
 		return err
 	}

@@ -28,7 +28,7 @@ type Prober interface {
 	Host(ctx context.Context, e health.Endpoint) Answer
 }
 
-// Answer is what became of a probe.
+// Answer says how a probe ended.
 type Answer uint8
 
 // The answers. Unknown says nothing of the endpoint: this node had no port or descriptor left, or was stopped.
@@ -46,7 +46,7 @@ type Flow struct {
 	Received uint64
 }
 
-// Config is what a Detector works with.
+// Config has all that a Detector needs.
 type Config struct {
 	Log    *slog.Logger
 	Node   string // this node's name
@@ -69,7 +69,7 @@ type Detector struct {
 	cfg     Config
 	limiter *rate.Limiter
 	view    atomic.Pointer[health.Ejections]
-	busy    atomic.Bool // it asks or has ejected somebody, so that answers to clients matter
+	busy    atomic.Bool // an endpoint is being probed or ejected, so that answers to clients matter
 	wake    chan struct{}
 
 	mu       sync.Mutex // reporters and probes write, the loop takes
@@ -90,7 +90,7 @@ type Detector struct {
 	changed    map[health.Endpoint]bool // since the last view
 }
 
-// report is what clients met at an endpoint.
+// report collects what clients met at an endpoint.
 type report struct {
 	refused bool // not silence
 	clients map[netip.Addr]bool
@@ -138,7 +138,7 @@ func (d *Detector) report(e health.Endpoint, client netip.Addr, what string, ref
 	d.signal()
 }
 
-// Answered reports that an endpoint answered a client. While nobody is suspected it costs one atomic load.
+// Answered reports that an endpoint answered a client. While no endpoint is suspected or ejected it costs one atomic load.
 func (d *Detector) Answered(e health.Endpoint) {
 	if !d.busy.Load() {
 		return

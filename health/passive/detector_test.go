@@ -16,7 +16,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// world is what a Detector meets: endpoints on nodes, those that answer probes and those that don't.
+// world holds endpoints on nodes, those that answer probes and those that don't.
 type world struct {
 	t *testing.T
 	*Detector
@@ -157,7 +157,7 @@ func TestSilentEndpoint(t *testing.T) {
 		dead, other := w.add(1, "n1", Nothing), w.add(2, "n2", Accepts)
 		w.wait(time.Hour)
 		if w.probes(dead)+w.probes(other) != 0 {
-			t.Error("nobody complained, and endpoints were probed")
+			t.Error("no client complained, and endpoints were probed")
 		}
 		for c := range 3 {
 			w.Unanswered(dead, client(c), "SYNs")
@@ -204,7 +204,7 @@ func TestReturn(t *testing.T) {
 	})
 }
 
-// TestAliveEndpoint: an answer to a probe, or to anybody else, and who complained isn't believed for a while.
+// TestAliveEndpoint: an answer to a probe or to another client refutes the one that complained, for a while.
 func TestAliveEndpoint(t *testing.T) {
 	run(t, func(w *world) {
 		e := w.add(1, "n1", Accepts)
@@ -298,7 +298,7 @@ func TestDeadNode(t *testing.T) {
 	})
 }
 
-// TestNodeWithOneAlive: what nobody complains of isn't ejected where something of its node answers.
+// TestNodeWithOneAlive: an endpoint that no client complains of isn't ejected where something of its node answers.
 func TestNodeWithOneAlive(t *testing.T) {
 	run(t, func(w *world) {
 		a, b, deaf := w.add(1, "n1", Nothing), w.add(2, "n1", Nothing), w.add(3, "n1", Nothing)
@@ -307,7 +307,7 @@ func TestNodeWithOneAlive(t *testing.T) {
 		w.Unanswered(b, client(1), "SYNs")
 		w.wait(3 * time.Second)
 		w.want("clients complain", true, a, b)
-		w.want("nobody complains", false, deaf)
+		w.want("no client complains", false, deaf)
 	})
 }
 

@@ -14,7 +14,7 @@ import (
 
 // Nodes die, not endpoints; and it may be this node that is cut off.
 const (
-	// together is how close in time the silence of endpoints counts as one.
+	// together bounds the time between silences that count as one.
 	together = 10 * time.Second
 	// compared is of how many silent nodes, and of how many others, a host is asked to tell a node's silence from this node's.
 	compared      = 4
@@ -26,7 +26,7 @@ const (
 	isolatedFrom, isolatedUntil = 2. / 3, 1. / 2
 )
 
-// vote is what the host of an endpoint on another node said last.
+// vote holds the last answer of a host on another node.
 type vote struct {
 	asking bool
 	asked  time.Time // zero if it hasn't said anything yet
@@ -113,7 +113,7 @@ func (d *Detector) compare(ctx context.Context, asking *sync.WaitGroup, byNode m
 	}
 }
 
-// askToo asks an endpoint that nobody complains of, unless it is asked or ejected already.
+// askToo asks an endpoint that no client complains of, unless it is asked or ejected already.
 func (d *Detector) askToo(at health.Endpoint, node string, now time.Time) {
 	r := d.records[at]
 	if r == nil {
@@ -165,7 +165,7 @@ func (d *Detector) judgeIsolation(now time.Time) {
 				d.restore(r, now, "it is this node that is cut off")
 			}
 		}
-	case !is && d.isolated != nil && (nodes > silent || nodes == 0): // somebody has answered, or nobody is left
+	case !is && d.isolated != nil && (nodes > silent || nodes == 0): // a node has answered, or none is left
 		d.cfg.Log.Warn("other nodes answer this node again", "after", now.Sub(d.isolated.Since).Round(time.Second))
 		d.isolated = nil
 	default:

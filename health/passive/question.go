@@ -15,7 +15,7 @@ import (
 // verdict comes between the two.
 const (
 	probes     = 4                      // connects; with a fifth of packets lost, all of them fail for one endpoint in 60
-	fewProbes  = 2                      // of an endpoint that nobody complains of, or that is ejected
+	fewProbes  = 2                      // of an endpoint that no client complains of, or that is ejected
 	probeGap   = 150 * time.Millisecond // between two of them
 	askFor     = 700 * time.Millisecond // from the first one to the verdict
 	compareFor = 500 * time.Millisecond // the same of hosts to compare with, whose silence is known before the verdict
@@ -24,11 +24,11 @@ const (
 	rateLimit = 500
 	burst     = 500
 	rateRetry = 50 * time.Millisecond
-	// gather is how long what is reported at one moment is gathered: in a storm, steps are few.
+	// gather delays a step, for reports of the same moment: in a storm, steps are few.
 	gather = 2 * time.Millisecond
 )
 
-// result is what came of asking an endpoint; early of the first probe alone.
+// result says how asking an endpoint ended; early, how its first probe did.
 type result struct {
 	endpoint health.Endpoint
 	question *question // nil of a host, which node has been asked for, or a departed endpoint
@@ -38,7 +38,7 @@ type result struct {
 	sent     int // probes
 }
 
-// purpose is why an endpoint is asked.
+// purpose says why an endpoint is asked.
 type purpose uint8
 
 const (

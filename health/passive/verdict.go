@@ -17,7 +17,7 @@ const (
 	returnMax   = 8 * time.Second // with jitter, less than ten
 	returnFor   = 900 * time.Millisecond
 	relapseSoon = time.Minute // one ejected again this soon waits twice as long as the last time
-	// refutedFirst is how long a client isn't believed after an endpoint has answered that this client complained of,
+	// refutedFirst bounds how long a client isn't believed after the endpoint it complained of has answered,
 	// doubling.
 	refutedFirst = time.Second
 	refutedMax   = 30 * time.Second
@@ -25,11 +25,11 @@ const (
 	// that it doesn't answer, doubling.
 	trialFirst = 5 * time.Minute
 	trialMax   = 10 * time.Minute
-	// forgetAfter is how long an endpoint is remembered that nobody complains of any more.
+	// forgetAfter bounds how long an endpoint is remembered that no client complains of any more.
 	forgetAfter = 10 * time.Minute
 )
 
-// record is what is known of one endpoint.
+// record holds what is known of one endpoint.
 type record struct {
 	endpoint health.Endpoint
 	node     string
@@ -45,7 +45,7 @@ type record struct {
 
 	refuted map[netip.Addr]time.Time // clients who aren't believed, until when
 	pause   time.Duration            // the last such wait
-	seen    time.Time                // when somebody complained last
+	seen    time.Time                // when a client complained last
 	heard   time.Time                // when it was asked last
 	silent  bool                     // and said nothing
 }
@@ -75,7 +75,7 @@ func (d *Detector) suspect(at health.Endpoint, node string, rep *report, now tim
 				q.report.clients[c] = true
 			}
 		}
-		if q.purpose != suspect { // now somebody complains of it
+		if q.purpose != suspect { // now a client complains of it
 			q.purpose, q.report = suspect, *rep
 		}
 		return
@@ -141,7 +141,7 @@ func (d *Detector) unanswered(candidates []*record, now time.Time) []*record {
 		ask[i] = r.endpoint
 	}
 	flows, err := d.cfg.Flows(ask)
-	if err != nil { // without it, nobody can be called dead
+	if err != nil { // without it, no endpoint can be called dead
 		d.cfg.Log.Warn("passive health has no verdict: connections can't be listed", "error", err)
 	}
 	return slices.DeleteFunc(candidates, func(r *record) bool {

@@ -156,7 +156,7 @@ func (d *Driver) options(s kernel.Settings) Options {
 	o := DefaultOptions()
 	o.Marks, o.TCPPort, o.UDPPort, o.SkipIPv6, o.Flowtable = s.Marks, s.TCPPort, s.UDPPort, d.skipIPv6, d.flowtable && !d.without
 	o.LogRefusals, o.PassiveHealth = !d.silent, s.PassiveHealth
-	o.CatchRefusals = o.CatchRefusals && s.PassiveHealth // else nobody would find the client another endpoint
+	o.CatchRefusals = o.CatchRefusals && s.PassiveHealth // else the client would find no other endpoint
 	return o
 }
 

@@ -220,7 +220,7 @@ func (d *Driver) env(s kernel.Settings) *Env {
 		e.RandomFully, e.SocketMatch, e.CatchRefusals, e.LogRefusals = h.RandomFully, h.SocketMatch, h.CatchRefusals, h.LogRefusals
 		e.SkipIPv6, e.DropInvalid, e.Routing.SkipIPv6 = !h.IPv6, !kernel.LiberalConntrack(), !h.IPv6
 	}
-	e.PassiveHealth, e.CatchRefusals = s.PassiveHealth, e.CatchRefusals && s.PassiveHealth // else nobody would find the client another endpoint
+	e.PassiveHealth, e.CatchRefusals = s.PassiveHealth, e.CatchRefusals && s.PassiveHealth // else the client would find no other endpoint
 	e.Marks, e.TCPPort, e.UDPPort, e.Log = s.Marks, s.TCPPort, s.UDPPort, s.Log
 	e.Routing.Marks, e.Routing.Table = s.Marks, s.RouteTable
 	for _, l := range slices.Backward(d.layers) {

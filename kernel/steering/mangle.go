@@ -97,7 +97,7 @@ const ResetOfSYN = "RST,ACK RST,ACK"
 // to a SYN: it refuses the connection. conntrack has forgotten the connection by
 // then (tcp_packet in nf_conntrack_proto_tcp.c kills it), so the client's next
 // SYN, a second later, is a new one and goes to another endpoint, because the
-// agent hears of it and ejects this one. Without a live kproxy a refusal passes as it is: nobody would find another endpoint if
+// agent hears of it and ejects this one. Without a live kproxy a refusal passes as it is: no other endpoint would be found if
 // all refuse. So does that of an endpoint that kproxy says so of, see
 // [kernel.Exceptions].
 func (s Rules) catchRefusals() []string {

@@ -109,7 +109,7 @@ func TestSlowEndpoints(t *testing.T) {
 	}
 }
 
-// storm sends SYNs from addresses that nobody has, rate a second, until the returned function is called, which says how many
+// storm sends SYNs from addresses that no host has, rate a second, until the returned function is called, which says how many
 // there were. They come from so many addresses and ports that each comes again after some seconds.
 func (w *world) storm(to netip.AddrPort, rate int) (stop func() int) {
 	w.Helper()
@@ -168,7 +168,7 @@ func synOf(from, to netip.AddrPort) []byte {
 	return p
 }
 
-// TestStormOfSYNs: SYNs from nobody harm neither other services nor the verdict on their endpoints, whether the endpoints they go
+// TestStormOfSYNs: SYNs from addresses that no host has harm neither other services nor the verdict on their endpoints, whether the endpoints they go
 // to answer or not.
 func TestStormOfSYNs(t *testing.T) {
 	w := newLoneWorld(t)

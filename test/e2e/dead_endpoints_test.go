@@ -57,7 +57,7 @@ func (w *world) awaitUsed(name, port, address string) {
 	})
 }
 
-// ejections are how many endpoints were ejected so far.
+// ejections counts the endpoints that were ejected so far.
 func (w *world) ejections() float64 {
 	w.Helper()
 	n, _ := w.sumOf("kproxy_endpoint_ejections_total")
@@ -88,7 +88,7 @@ func (w *world) heldBy(target netip.AddrPort, n int) map[string][]*lab.Held {
 }
 
 // TestDeadEndpoint: an endpoint that falls silent, with no health check anywhere, costs those who connect at that moment
-// a retransmission or two, and nobody anything after. What had been connected is reset when it has left the API. It gets
+// a retransmission or two, and later ones nothing. What had been connected is reset when it has left the API. It gets
 // connections again soon after it answers, and while nothing is wrong nothing is probed.
 func TestDeadEndpoint(t *testing.T) {
 	t.Parallel()
@@ -214,7 +214,7 @@ func TestDepartedEndpoints(t *testing.T) {
 	}
 }
 
-// TestInnocentEndpoints: what answers anybody is ejected by nobody's complaint.
+// TestInnocentEndpoints: an endpoint that answers some client isn't ejected for what others complain of.
 func TestInnocentEndpoints(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
@@ -324,7 +324,7 @@ func TestDeadNode(t *testing.T) {
 	sleep(time.Second)
 	mend := w.cutOff("b1", "b2")
 	w.awaitUnused("web", "line", "10.2.0.2", "10.2.0.3")
-	w.awaitUnused("web", "http", "10.2.0.2", "10.2.0.3") // to which nobody has connected
+	w.awaitUnused("web", "http", "10.2.0.2", "10.2.0.3") // to which no client has connected
 	st, err := w.client.Status(w.ctx)
 	w.must(err)
 	if n := st.PassiveHealth.Nodes; len(n) != 1 || n[0].Name != "n1" || n[0].Silent < 4 {

@@ -32,7 +32,7 @@ const (
 	deadRounds  = 3 // they last half a minute each, all subjects at once
 )
 
-// deadSubjects are what an endpoint falls silent behind, with the settings that each has by default.
+// deadSubjects lists the proxies in front of the endpoint that falls silent, each with its default settings.
 var deadSubjects = []subject{
 	{name: "haproxy-check", about: "HAProxy with its default checks (check: each 2 s, down after 3) and option redispatch", class: report.Peer, way: toNode, start: haproxy("haproxy-check.cfg")},
 	{name: "kproxy-in-nftables", about: "kproxy in mode nftables, the service offloaded", class: report.KProxy, way: toService, start: startKProxy(plan.NFTables)},
@@ -93,7 +93,7 @@ func (b *bench) deadEndpoint(ctx context.Context) error {
 	return nil
 }
 
-// deadRun returns the figures in the order of deadEndpoint. Its network is its own: nobody knows of an earlier round.
+// deadRun returns the figures in the order of deadEndpoint. Its network is its own, so no proxy knows of an earlier round.
 func (b *bench) deadRun(ctx context.Context, s *subject, lasts, patience time.Duration) (values []float64, err error) {
 	r := newRig(b.config, s, deadEndpoints)
 	if err := r.up(ctx); err != nil {
