@@ -437,7 +437,6 @@ type Endpoint struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Address       []byte                 `protobuf:"bytes,1,opt,name=address,proto3" json:"address,omitempty"` // and port
 	Counters      *Counters              `protobuf:"bytes,2,opt,name=counters,proto3" json:"counters,omitempty"`
-	Ejection      *Ejection              `protobuf:"bytes,3,opt,name=ejection,proto3" json:"ejection,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -486,82 +485,6 @@ func (x *Endpoint) GetCounters() *Counters {
 	return nil
 }
 
-func (x *Endpoint) GetEjection() *Ejection {
-	if x != nil {
-		return x.Ejection
-	}
-	return nil
-}
-
-// Ejection is passive health.
-type Ejection struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Failures      uint32                 `protobuf:"varint,1,opt,name=failures,proto3" json:"failures,omitempty"` // in a row
-	Times         uint32                 `protobuf:"varint,2,opt,name=times,proto3" json:"times,omitempty"`       // ejected in a row
-	Left          int64                  `protobuf:"varint,3,opt,name=left,proto3" json:"left,omitempty"`         // until it ends; 0 or less when it has
-	Last          []byte                 `protobuf:"bytes,4,opt,name=last,proto3" json:"last,omitempty"`          // client whose failure came last
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
-}
-
-func (x *Ejection) Reset() {
-	*x = Ejection{}
-	mi := &file_handover_proto_msgTypes[6]
-	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-	ms.StoreMessageInfo(mi)
-}
-
-func (x *Ejection) String() string {
-	return protoimpl.X.MessageStringOf(x)
-}
-
-func (*Ejection) ProtoMessage() {}
-
-func (x *Ejection) ProtoReflect() protoreflect.Message {
-	mi := &file_handover_proto_msgTypes[6]
-	if x != nil {
-		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
-		if ms.LoadMessageInfo() == nil {
-			ms.StoreMessageInfo(mi)
-		}
-		return ms
-	}
-	return mi.MessageOf(x)
-}
-
-// Deprecated: Use Ejection.ProtoReflect.Descriptor instead.
-func (*Ejection) Descriptor() ([]byte, []int) {
-	return file_handover_proto_rawDescGZIP(), []int{6}
-}
-
-func (x *Ejection) GetFailures() uint32 {
-	if x != nil {
-		return x.Failures
-	}
-	return 0
-}
-
-func (x *Ejection) GetTimes() uint32 {
-	if x != nil {
-		return x.Times
-	}
-	return 0
-}
-
-func (x *Ejection) GetLeft() int64 {
-	if x != nil {
-		return x.Left
-	}
-	return 0
-}
-
-func (x *Ejection) GetLast() []byte {
-	if x != nil {
-		return x.Last
-	}
-	return nil
-}
-
 // Affine is a client that keeps its endpoint.
 type Affine struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -574,7 +497,7 @@ type Affine struct {
 
 func (x *Affine) Reset() {
 	*x = Affine{}
-	mi := &file_handover_proto_msgTypes[7]
+	mi := &file_handover_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -586,7 +509,7 @@ func (x *Affine) String() string {
 func (*Affine) ProtoMessage() {}
 
 func (x *Affine) ProtoReflect() protoreflect.Message {
-	mi := &file_handover_proto_msgTypes[7]
+	mi := &file_handover_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -599,7 +522,7 @@ func (x *Affine) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Affine.ProtoReflect.Descriptor instead.
 func (*Affine) Descriptor() ([]byte, []int) {
-	return file_handover_proto_rawDescGZIP(), []int{7}
+	return file_handover_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *Affine) GetClient() []byte {
@@ -641,7 +564,7 @@ type Flow struct {
 
 func (x *Flow) Reset() {
 	*x = Flow{}
-	mi := &file_handover_proto_msgTypes[8]
+	mi := &file_handover_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -653,7 +576,7 @@ func (x *Flow) String() string {
 func (*Flow) ProtoMessage() {}
 
 func (x *Flow) ProtoReflect() protoreflect.Message {
-	mi := &file_handover_proto_msgTypes[8]
+	mi := &file_handover_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -666,7 +589,7 @@ func (x *Flow) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Flow.ProtoReflect.Descriptor instead.
 func (*Flow) Descriptor() ([]byte, []int) {
-	return file_handover_proto_rawDescGZIP(), []int{8}
+	return file_handover_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *Flow) GetService() uint32 {
@@ -754,7 +677,7 @@ type Connection struct {
 
 func (x *Connection) Reset() {
 	*x = Connection{}
-	mi := &file_handover_proto_msgTypes[9]
+	mi := &file_handover_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -766,7 +689,7 @@ func (x *Connection) String() string {
 func (*Connection) ProtoMessage() {}
 
 func (x *Connection) ProtoReflect() protoreflect.Message {
-	mi := &file_handover_proto_msgTypes[9]
+	mi := &file_handover_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -779,7 +702,7 @@ func (x *Connection) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Connection.ProtoReflect.Descriptor instead.
 func (*Connection) Descriptor() ([]byte, []int) {
-	return file_handover_proto_rawDescGZIP(), []int{9}
+	return file_handover_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *Connection) GetFlow() *Flow {
@@ -884,7 +807,7 @@ type Side struct {
 
 func (x *Side) Reset() {
 	*x = Side{}
-	mi := &file_handover_proto_msgTypes[10]
+	mi := &file_handover_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -896,7 +819,7 @@ func (x *Side) String() string {
 func (*Side) ProtoMessage() {}
 
 func (x *Side) ProtoReflect() protoreflect.Message {
-	mi := &file_handover_proto_msgTypes[10]
+	mi := &file_handover_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -909,7 +832,7 @@ func (x *Side) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Side.ProtoReflect.Descriptor instead.
 func (*Side) Descriptor() ([]byte, []int) {
-	return file_handover_proto_rawDescGZIP(), []int{10}
+	return file_handover_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *Side) GetFile() uint32 {
@@ -993,7 +916,7 @@ type Session struct {
 
 func (x *Session) Reset() {
 	*x = Session{}
-	mi := &file_handover_proto_msgTypes[11]
+	mi := &file_handover_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1005,7 +928,7 @@ func (x *Session) String() string {
 func (*Session) ProtoMessage() {}
 
 func (x *Session) ProtoReflect() protoreflect.Message {
-	mi := &file_handover_proto_msgTypes[11]
+	mi := &file_handover_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1018,7 +941,7 @@ func (x *Session) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Session.ProtoReflect.Descriptor instead.
 func (*Session) Descriptor() ([]byte, []int) {
-	return file_handover_proto_rawDescGZIP(), []int{11}
+	return file_handover_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *Session) GetFlow() *Flow {
@@ -1163,16 +1086,10 @@ const file_handover_proto_rawDesc = "" +
 	"\x06failed\x18\x02 \x01(\x04R\x06failed\x12\x18\n" +
 	"\aretried\x18\x03 \x01(\x04R\aretried\x12\x19\n" +
 	"\bbytes_in\x18\x04 \x01(\x04R\abytesIn\x12\x1b\n" +
-	"\tbytes_out\x18\x05 \x01(\x04R\bbytesOut\"\x92\x01\n" +
+	"\tbytes_out\x18\x05 \x01(\x04R\bbytesOut\"a\n" +
 	"\bEndpoint\x12\x18\n" +
 	"\aaddress\x18\x01 \x01(\fR\aaddress\x125\n" +
-	"\bcounters\x18\x02 \x01(\v2\x19.kproxy.handover.CountersR\bcounters\x125\n" +
-	"\bejection\x18\x03 \x01(\v2\x19.kproxy.handover.EjectionR\bejection\"d\n" +
-	"\bEjection\x12\x1a\n" +
-	"\bfailures\x18\x01 \x01(\rR\bfailures\x12\x14\n" +
-	"\x05times\x18\x02 \x01(\rR\x05times\x12\x12\n" +
-	"\x04left\x18\x03 \x01(\x03R\x04left\x12\x12\n" +
-	"\x04last\x18\x04 \x01(\fR\x04last\"Z\n" +
+	"\bcounters\x18\x02 \x01(\v2\x19.kproxy.handover.CountersR\bcountersJ\x04\b\x03\x10\x04\"Z\n" +
 	"\x06Affine\x12\x16\n" +
 	"\x06client\x18\x01 \x01(\fR\x06client\x12\x1a\n" +
 	"\bendpoint\x18\x02 \x01(\fR\bendpoint\x12\x1c\n" +
@@ -1249,7 +1166,7 @@ func file_handover_proto_rawDescGZIP() []byte {
 }
 
 var file_handover_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_handover_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_handover_proto_msgTypes = make([]protoimpl.MessageInfo, 11)
 var file_handover_proto_goTypes = []any{
 	(Phase)(0),         // 0: kproxy.handover.Phase
 	(*Listener)(nil),   // 1: kproxy.handover.Listener
@@ -1258,33 +1175,31 @@ var file_handover_proto_goTypes = []any{
 	(*Service)(nil),    // 4: kproxy.handover.Service
 	(*Counters)(nil),   // 5: kproxy.handover.Counters
 	(*Endpoint)(nil),   // 6: kproxy.handover.Endpoint
-	(*Ejection)(nil),   // 7: kproxy.handover.Ejection
-	(*Affine)(nil),     // 8: kproxy.handover.Affine
-	(*Flow)(nil),       // 9: kproxy.handover.Flow
-	(*Connection)(nil), // 10: kproxy.handover.Connection
-	(*Side)(nil),       // 11: kproxy.handover.Side
-	(*Session)(nil),    // 12: kproxy.handover.Session
+	(*Affine)(nil),     // 7: kproxy.handover.Affine
+	(*Flow)(nil),       // 8: kproxy.handover.Flow
+	(*Connection)(nil), // 9: kproxy.handover.Connection
+	(*Side)(nil),       // 10: kproxy.handover.Side
+	(*Session)(nil),    // 11: kproxy.handover.Session
 }
 var file_handover_proto_depIdxs = []int32{
 	1,  // 0: kproxy.handover.Listeners.listeners:type_name -> kproxy.handover.Listener
 	4,  // 1: kproxy.handover.Userspace.services:type_name -> kproxy.handover.Service
-	10, // 2: kproxy.handover.Userspace.connections:type_name -> kproxy.handover.Connection
-	12, // 3: kproxy.handover.Userspace.sessions:type_name -> kproxy.handover.Session
+	9,  // 2: kproxy.handover.Userspace.connections:type_name -> kproxy.handover.Connection
+	11, // 3: kproxy.handover.Userspace.sessions:type_name -> kproxy.handover.Session
 	5,  // 4: kproxy.handover.Service.counters:type_name -> kproxy.handover.Counters
 	6,  // 5: kproxy.handover.Service.endpoints:type_name -> kproxy.handover.Endpoint
-	8,  // 6: kproxy.handover.Service.affinity:type_name -> kproxy.handover.Affine
+	7,  // 6: kproxy.handover.Service.affinity:type_name -> kproxy.handover.Affine
 	5,  // 7: kproxy.handover.Endpoint.counters:type_name -> kproxy.handover.Counters
-	7,  // 8: kproxy.handover.Endpoint.ejection:type_name -> kproxy.handover.Ejection
-	9,  // 9: kproxy.handover.Connection.flow:type_name -> kproxy.handover.Flow
-	0,  // 10: kproxy.handover.Connection.phase:type_name -> kproxy.handover.Phase
-	11, // 11: kproxy.handover.Connection.client:type_name -> kproxy.handover.Side
-	11, // 12: kproxy.handover.Connection.endpoint:type_name -> kproxy.handover.Side
-	9,  // 13: kproxy.handover.Session.flow:type_name -> kproxy.handover.Flow
-	14, // [14:14] is the sub-list for method output_type
-	14, // [14:14] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	8,  // 8: kproxy.handover.Connection.flow:type_name -> kproxy.handover.Flow
+	0,  // 9: kproxy.handover.Connection.phase:type_name -> kproxy.handover.Phase
+	10, // 10: kproxy.handover.Connection.client:type_name -> kproxy.handover.Side
+	10, // 11: kproxy.handover.Connection.endpoint:type_name -> kproxy.handover.Side
+	8,  // 12: kproxy.handover.Session.flow:type_name -> kproxy.handover.Flow
+	13, // [13:13] is the sub-list for method output_type
+	13, // [13:13] is the sub-list for method input_type
+	13, // [13:13] is the sub-list for extension type_name
+	13, // [13:13] is the sub-list for extension extendee
+	0,  // [0:13] is the sub-list for field type_name
 }
 
 func init() { file_handover_proto_init() }
@@ -1298,7 +1213,7 @@ func file_handover_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_handover_proto_rawDesc), len(file_handover_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   11,
 			NumExtensions: 0,
 			NumServices:   0,
 		},
