@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -520,4 +521,35 @@ func TestLogTaken(t *testing.T) {
 		}
 		return err
 	})
+}
+
+// TestKernelWithoutLog: on a kernel that can't log packets kproxy says so once, and connects and refusals in userspace still
+// tell of a dead endpoint. One that can log has nothing to say.
+func TestKernelWithoutLog(t *testing.T) {
+	w := newWorld(t)
+	m := lab.NewManifest("web", 10, w.net.Backends...) // a dial gives up after a second, on a slow machine too
+	w.must(m.Write(w.manifests))
+	w.start("--health-check", "off")
+	w.pin("web", "line", service.PreferUserspace)
+	tr := w.traffic("tcp", frontends(m)[0], 20)
+	if out, err := w.net.Backend("b1").Namespace.Output(w.ctx, "ip", "rule", "add", "pref", "1", "blackhole"); err != nil {
+		t.Fatalf("%v\n%s", err, out)
+	}
+	w.awaitUnused("web", "line", "10.2.0.2")
+	w.noneFailed("meanwhile", tr.Stop())
+	w.pin("web", "line", service.PreferKernel)
+	w.noneFailed("in the kernel, which leaves it out", w.burst(frontends(m)[0], 12))
+	st, err := w.client.Status(w.ctx)
+	w.must(err)
+	i := slices.IndexFunc(st.Capabilities, func(c plan.Capability) bool { return c.Name == "log of refusals" })
+	if i < 0 {
+		t.Fatalf("no capability tells of the log: %+v", st.Capabilities)
+	}
+	want := 0
+	if !st.Capabilities[i].Supported {
+		want = 1
+	}
+	if n := strings.Count(w.proxy.Log(), "the kernel has no log of refusals"); n != want || strings.Contains(st.PassiveHealth.Reason, "has no log") != (want == 1) {
+		t.Errorf("the log is possible: %v; it is said %d times that there is none, the status says %q", want == 0, n, st.PassiveHealth.Reason)
+	}
 }

@@ -56,6 +56,8 @@ models="^Test(ConformanceOfModel|RulesDoWhatThePlanSays|RendererRemembers)\$"
 # with the programs: emulated, it takes little longer than User Mode Linux.
 without='rm -f /usr/sbin/{iptables,ip6tables,xtables,ipset}*'
 without+=' && printf "install %s /bin/false\n" {ip,ip6,x}_tables ip_set nft_compat >/etc/modprobe.d/without.conf && '
+# What kproxy does where the kernel can't log packets is shown there, too.
+nolog='printf "install %s /bin/false\n" nft_log nfnetlink_log >/etc/modprobe.d/nolog.conf && '
 rows=(
 	"test/e2e      (vm,ipvs,1)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #1/3"
 	"test/e2e      (vm,ipvs,2)     KPROXY_E2E_MODE=ipvs -test.skip=$skip #2/3"
@@ -63,7 +65,7 @@ rows=(
 	"kernel/ipvs   (vm)            -test.skip=$models|$auto"
 	"test/e2e      (vm,iptables)   KPROXY_E2E_MODE=iptables -test.run=^Test($tables)\$ -test.skip=$nft"
 	"test/e2e      (vm,flows)      KPROXY_E2E_MODE=iptables -test.run=^TestFlows\$/^iptables\$/^plain\$"
-	"test/e2e      (vm,nftables)   KPROXY_E2E_MODE=nftables -test.run=^Test(Flows|RestartIsHitless|AffinityAcrossMoves|UDPMovesBetweenDataPlanes)\$/^(nftables)?\$/^(plain)?\$"
+	"test/e2e      (vm,nftables,nolog) KPROXY_E2E_MODE=nftables -test.run=^Test(Flows|RestartIsHitless|AffinityAcrossMoves|UDPMovesBetweenDataPlanes|KernelWithoutLog)\$/^(nftables)?\$/^(plain)?\$"
 	"kernel/nftables (vm,nftables) -test.run=^Test(Walk|Packets|SourceHash|Flowtable)\$"
 	"test/golden   (vm)            -test.run=^TestKernel\$"
 	"test/docs     (vm)             -test.run=^TestIPVSPage\$"
@@ -99,6 +101,7 @@ guest_command() {
 	[[ $rest != *'#'* ]] || rest="${rest%#*}$(share "$package" "${rest#*#}")"
 	read -ra rest <<<"$rest"
 	[[ $name != *nftables* ]] || printf '%s' "$without"
+	[[ $name != *nolog* ]] || printf '%s' "$nolog"
 	printf 'cd %q && %s%q %q %q %q %s; true\n' "$PWD/$package" "$vars" \
 		"$PWD/test/vm/suite.sh" "$bin/test2json" "$(binary "$package")" "$module/$package $name" "${rest[*]@Q}"
 }
