@@ -16,9 +16,9 @@ import (
 const (
 	probes     = 4                      // connects; with a fifth of packets lost, all of them fail for one endpoint in 60
 	fewProbes  = 2                      // of an endpoint that no client complains of, or that is ejected
-	probeGap   = 150 * time.Millisecond // between two of them
-	askFor     = 700 * time.Millisecond // from the first one to the verdict
-	compareFor = 500 * time.Millisecond // the same of hosts to compare with, whose silence is known before the verdict
+	probeGap   = 110 * time.Millisecond // between two of them
+	askFor     = 560 * time.Millisecond // from the first one to the verdict
+	compareFor = 400 * time.Millisecond // the same of hosts to compare with, whose silence is known before the verdict
 	askDeafFor = 3 * time.Second        // the same where clients are answered and probes aren't
 	// rateLimit and burst bound the connects of all probes, a second and at once.
 	rateLimit = 500
