@@ -154,6 +154,27 @@ func (c *cluster) populate(ctx context.Context, nodeAddresses []netip.Addr) erro
 	return g.Wait()
 }
 
+// add writes a service that isn't world's, of so many endpoints; remove takes it away.
+func (c *cluster) add(ctx context.Context, i, endpoints int) error {
+	slice := c.slice(i, 0)
+	slice.Endpoints = slice.Endpoints[:endpoints]
+	_, err := c.core.Services(namespace).Create(ctx, c.service(i), metav1.CreateOptions{})
+	if err == nil {
+		_, err = c.discovery.EndpointSlices(namespace).Create(ctx, slice, metav1.CreateOptions{})
+	}
+	if err != nil {
+		return fmt.Errorf("add %s: %w", serviceName(i), err)
+	}
+	return nil
+}
+
+func (c *cluster) remove(ctx context.Context, i int) error {
+	return errors.Join(
+		c.core.Services(namespace).Delete(ctx, serviceName(i), metav1.DeleteOptions{}),
+		c.discovery.EndpointSlices(namespace).Delete(ctx, serviceName(i), metav1.DeleteOptions{}),
+	)
+}
+
 // awaitNamespace waits until the API server has made what a new cluster has.
 func (c *cluster) awaitNamespace(ctx context.Context) error {
 	for {

@@ -162,15 +162,17 @@ var (
 	figRSS            = figure{"memory/rss", caseMemory, memory, "RSS", "MiB"}
 	figPss            = figure{"memory/pss", caseMemory, memory, "PSS", "MiB"}
 	figPeak           = figure{"memory/peak", caseMemory, memory, "highest RSS since its start", "MiB"}
-	figDeadLongest    = figure{"dead-endpoint/longest", caseDead, dead, "longest connect in 8 s, of clients with patience for 4 s", "ms"}
-	figDeadLate       = figure{"dead-endpoint/late", caseDead, dead, "of connects from 2 s after on, above 100 ms", "%"}
+	figDeadLongest    = figure{"dead-endpoint/longest", caseDead, dead, "longest connect to answer", "ms"}
+	figDeadLate       = figure{"dead-endpoint/late", caseDead, dead, "of connects from 2 s after on, above 100 ms or without an answer", "%"}
+	figDeadFailed     = figure{"dead-endpoint/failed", caseDead, dead, "without an answer in 10 s", "%"}
+	figDeadLast       = figure{"dead-endpoint/last", caseDead, dead, "when the last one above 100 ms began, after the silence did", "s"}
 	figRSSLater       = figure{"memory/rss-changed", caseMemory, "memory of the process after 100 changes", "RSS", "MiB"}
 )
 
 // figures are all of them, in the order of the report.
 var figures = []figure{
 	figStartAnswer, figStartKernel, figStartCPU, figStartCalm, figChange, figChangeReported, figChangeKernel, figChangeCPU, figChangeChildren,
-	figIdleCPU, figScrapeCPU, figBackToBack, figConnectOther, figConnectService, figRecallOwn, figRecall, figOffloadOwn, figOffload, figRSS, figPss, figPeak, figRSSLater, figDeadLongest, figDeadLate,
+	figIdleCPU, figScrapeCPU, figBackToBack, figConnectOther, figConnectService, figRecallOwn, figRecall, figOffloadOwn, figOffload, figRSS, figPss, figPeak, figRSSLater, figDeadLongest, figDeadLate, figDeadFailed, figDeadLast,
 }
 
 // describe makes the cases of the report, without values.
@@ -256,6 +258,7 @@ const (
 	noProxy kind = iota
 	kproxy
 	kubeProxy
+	haProxy // in the case of a dead endpoint only
 )
 
 // subject is a proxy in one of its modes.
@@ -290,6 +293,7 @@ var subjects = []subject{
 	{Name: "kube-proxy-nftables", class: report.Peer, kind: kubeProxy, mode: "nftables", variant: "nft", About: kubeConfig},
 	{Name: "kproxy-nftables", class: report.KProxy, kind: kproxy, mode: "nftables", variant: "nft", About: kproxyConfig},
 	{Name: "kube-proxy-iptables-legacy", class: report.Peer, kind: kubeProxy, mode: "iptables", variant: "legacy", About: kubeConfig},
+	{Name: "haproxy-check", class: report.Peer, kind: haProxy, About: "HAProxy with its default checks (each 2 s, down after three) and option redispatch, in the case of a dead endpoint only"},
 	{Name: "kproxy-userspace", class: report.KProxy, kind: kproxy, mode: "userspace", variant: "nft", About: "kproxy with defaults, in userspace"},
 }
 
@@ -311,4 +315,6 @@ func (s subject) written() string {
 }
 
 // kernel reports whether the proxy has rules of services.
-func (s subject) kernel() bool { return s.mode != "userspace" && s.kind != noProxy }
+func (s subject) kernel() bool {
+	return s.mode != "userspace" && s.kind != noProxy && s.kind != haProxy
+}

@@ -19,7 +19,6 @@ type bench struct {
 	idle     bool
 	reload   bool
 	subjects []*subject
-	dead     []*subject // of the case dead-endpoint
 	repeat   int
 	time     time.Duration // of each run; 0 for what is usual
 	quick    bool
@@ -49,18 +48,16 @@ func (b *bench) run(ctx context.Context) (err error) {
 			err = errors.Join(err, fmt.Errorf("these carried no load without failure: %q", b.failed))
 		}
 	}()
-	for _, list := range [][]subject{subjects, deadSubjects} {
-		for i := range list { // what a run that was killed has left
-			if err := newRig(b.config, &list[i], 1).down(); err != nil {
-				return err
-			}
+	for i := range subjects { // what a run that was killed has left
+		if err := newRig(b.config, &subjects[i]).down(); err != nil {
+			return err
 		}
 	}
 	for _, s := range b.subjects {
 		if !(b.idle && s.idle) && !(b.reload && s.replace != nil) && !slices.ContainsFunc(b.works, func(w work) bool { return s.carries(w.Load.Kind) }) {
 			continue
 		}
-		r := newRig(b.config, s, 1)
+		r := newRig(b.config, s)
 		if err := r.up(ctx); err != nil {
 			return err
 		}
@@ -77,11 +74,9 @@ func (b *bench) run(ctx context.Context) (err error) {
 		}
 	}
 	if b.reload {
-		if err := b.reloads(ctx); err != nil {
-			return err
-		}
+		return b.reloads(ctx)
 	}
-	return b.deadEndpoint(ctx)
+	return nil
 }
 
 // work has every subject that can carry a work do it.

@@ -158,12 +158,7 @@ func (o *options) dataPlane(ctx context.Context, r *report.Report) error {
 			b.subjects = append(b.subjects, &subjects[i])
 		}
 	}
-	for i := range deadSubjects {
-		if chosen(o.cases, deadName) && chosen(o.subjects, deadSubjects[i].name) {
-			b.dead = append(b.dead, &deadSubjects[i])
-		}
-	}
-	if len(b.dead) == 0 && (len(b.subjects) == 0 || len(b.works) == 0 && !b.idle && !b.reload) {
+	if len(b.subjects) == 0 || len(b.works) == 0 && !b.idle && !b.reload {
 		return nil
 	}
 	r.Notes = append(r.Notes,
@@ -278,7 +273,7 @@ func known(flag string, names, all []string) error {
 }
 
 func caseNames() []string {
-	out := []string{idleName, reloadName, deadName, "programming"}
+	out := []string{idleName, reloadName, "programming"}
 	for _, w := range works(0) {
 		out = append(out, w.name)
 	}
@@ -289,7 +284,7 @@ func caseNames() []string {
 }
 
 func subjectNames() (out []string) {
-	for _, s := range slices.Concat(subjects, deadSubjects) {
+	for _, s := range subjects {
 		out = append(out, s.name)
 	}
 	for _, s := range programming.Subjects() {
@@ -305,13 +300,9 @@ func list() error {
 	}
 	fmt.Printf("  %-20s memory of %d idle connections, and an active one's tail beside them\n", idleName, idleCount)
 	fmt.Printf("  %-20s another process of the proxy goes on, with %d connections held\n", reloadName, reloadHeld)
-	fmt.Printf("  %-20s one of %d endpoints falls silent, and its API still has it\n", deadName, deadEndpoints)
 	fmt.Printf("  %-20s programming the kernel; a part of it: programming-%s\nsubjects:\n", "programming", strings.Join(programming.Cases, ", programming-"))
 	for _, s := range subjects {
 		fmt.Printf("  %-26s %s\n", s.name, s.about)
-	}
-	for _, s := range deadSubjects {
-		fmt.Printf("  %-26s %s: %s\n", s.name, deadName, s.about)
 	}
 	for _, s := range programming.Subjects() {
 		fmt.Printf("  %-26s programming: %s\n", s.Name, s.About)

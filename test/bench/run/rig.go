@@ -42,10 +42,10 @@ type rig struct {
 }
 
 // newRig describes a rig; nothing exists before up.
-func newRig(c rigConfig, s *subject, backends int) *rig {
+func newRig(c rigConfig, s *subject) *rig {
 	network := lab.DefaultConfig()
 	network.Prefix = c.prefix + "-" + strings.ReplaceAll(strings.ToLower(s.name), ".", "")
-	network.Backends, network.Clients, network.IPv6 = backends, clients, false
+	network.Backends, network.Clients, network.IPv6 = 1, clients, false
 	return &rig{subject: s, config: c, Rig: load.Rig{Net: lab.New(network), Dir: filepath.Join("/run", network.Prefix), Command: []string{c.program}}}
 }
 

@@ -65,7 +65,7 @@ func (s *subject) carries(k load.Kind) bool {
 	return s.tcp
 }
 
-//go:embed haproxy.cfg haproxy-splice.cfg haproxy-check.cfg nginx.conf
+//go:embed haproxy.cfg haproxy-splice.cfg nginx.conf
 var configurations embed.FS
 
 // configuration writes a peer's configuration, with the rig's addresses.
@@ -75,13 +75,9 @@ func (r *rig) configuration(name string) (string, error) {
 		return "", fmt.Errorf("read configuration: %w", err)
 	}
 	n := r.config.descriptors
-	servers := []string{"SERVER", "", "SECOND", "", "THIRD", ""}
-	for i, b := range r.Net.Backends {
-		servers[2*i+1] = b.Addresses[0].String()
-	}
-	out := strings.NewReplacer(append(servers, "NODE", r.node().String(), "DIR", r.Dir,
+	out := strings.NewReplacer("NODE", r.node().String(), "SERVER", r.server().String(), "DIR", r.Dir,
 		// Two descriptors each, and some for what isn't a connection; pipes have two of their own.
-		"CONNECTIONS", strconv.Itoa(n*9/20), "PIPES", strconv.Itoa(n/50), "DESCRIPTORS", strconv.Itoa(n))...).Replace(string(text))
+		"CONNECTIONS", strconv.Itoa(n*9/20), "PIPES", strconv.Itoa(n/50), "DESCRIPTORS", strconv.Itoa(n)).Replace(string(text))
 	at := filepath.Join(r.Dir, name)
 	if err := os.WriteFile(at, []byte(out), 0o644); err != nil {
 		return "", fmt.Errorf("write configuration: %w", err)
