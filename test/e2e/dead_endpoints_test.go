@@ -17,6 +17,7 @@ import (
 	"kproxy.dev/kproxy/lab"
 	"kproxy.dev/kproxy/plan"
 	"kproxy.dev/kproxy/service"
+	"kproxy.dev/kproxy/trace"
 )
 
 // filter changes the rules of a namespace, in both families: "-I INPUT -j DROP".
@@ -136,6 +137,12 @@ func TestDeadEndpoint(t *testing.T) {
 				if e.Health != "down" || e.Ejected == nil || !strings.HasPrefix(e.LastError, "ejected: silent to 4 probes after unanswered ") {
 					t.Errorf("the status says %s: %q (%+v)", e.Health, e.LastError, e.Ejected)
 				}
+			}
+			r := w.traced(trace.Request{Address: frontends(m)[0], From: netip.MustParseAddr("10.1.0.2")})
+			if !slices.ContainsFunc(r.Candidates, func(c trace.Candidate) bool {
+				return c.Endpoint.Addr().String() == "10.2.0.2" && c.Probability == 0 && strings.HasPrefix(c.Why, "would be used, but is ejected: silent to 4 probes")
+			}) {
+				t.Errorf("a trace doesn't say that a packet would have gone there: %+v", r.Candidates)
 			}
 			w.must(m.Without("b1").Write(w.manifests))
 			w.eventually(20*time.Second, "its connections to be reset", func() error {
