@@ -288,7 +288,12 @@ func asNobody(t *testing.T, cmd *exec.Cmd) *exec.Cmd {
 		return cmd // unprivileged already
 	}
 	cmd.Path = filepath.Join(publicDir(t), "kproxy")
-	copyFile(t, cmd.Path, binary, 0o755)
+	in, err := os.Open(binary)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer in.Close()
+	executable(t, cmd.Path, in)
 	cmd.Dir = "/"
 	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
 	return cmd
@@ -309,20 +314,14 @@ func publicDir(t *testing.T) string {
 	return dir
 }
 
-func copyFile(t *testing.T, to, from string, mode os.FileMode) {
+// executable makes an executable file. A process of its own writes it: one that is forked while this process has a file open for
+// writing has it, too, and as long as it has, executing the file fails (ETXTBSY).
+func executable(t *testing.T, path string, content io.Reader) {
 	t.Helper()
-	in, err := os.Open(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer in.Close()
-	out, err := os.OpenFile(to, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, mode)
-	if err == nil {
-		_, err = io.Copy(out, in)
-		err = errors.Join(err, out.Close())
-	}
-	if err != nil {
-		t.Fatal(err)
+	cmd := exec.Command("install", "-m", "755", "/dev/stdin", path)
+	cmd.Stdin = content
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("make %s: %v\n%s", path, err, out)
 	}
 }
 

@@ -284,7 +284,7 @@ func TestIPTablesRestoreThatFailsHalfWay(t *testing.T) {
 	// What iptables-restore says and returns when the kernel has no memory left.
 	script := "#!/bin/sh\n[ ! -e " + broken + " ] || { cat >/dev/null; echo 'ip6tables-restore: line 7 failed: Cannot allocate memory.' >&2; exit 4; }\nPATH=${PATH#*:} exec ip6tables-nft-restore \"$@\"\n"
 	w := newWorld(t)
-	w.must(os.WriteFile(filepath.Join(dir, "ip6tables-nft-restore"), []byte(script), 0o755))
+	executable(w.T, filepath.Join(dir, "ip6tables-nft-restore"), strings.NewReader(script))
 	w.env = []string{"PATH=" + dir + ":" + os.Getenv("PATH")}
 	w.changesWithoutRules("Cannot allocate memory", time.Second, func() { write(t, broken, "") }, func() { w.must(os.Remove(broken)) })
 }
