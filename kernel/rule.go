@@ -1,9 +1,48 @@
 package kernel
 
 import (
+	"iter"
 	"slices"
 	"strings"
 )
+
+// SavedLines yields the lines that iptables-save, or iptables -S, has printed, without their ends. What is quoted, as a comment,
+// may have line ends of its own: they are the rule's, and no line that it holds is one (xtables_save_string). A quote opens where a
+// word begins: names of chains may have one within.
+func SavedLines(text string) iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for len(text) > 0 {
+			end := lineEnd(text)
+			if !yield(strings.TrimSuffix(text[:end], "\r")) {
+				return
+			}
+			text = text[min(end+1, len(text)):]
+		}
+	}
+}
+
+// lineEnd returns where the first of SavedLines ends in text.
+func lineEnd(text string) int {
+	end := strings.IndexByte(text, '\n')
+	if end < 0 {
+		end = len(text)
+	}
+	if text[0] == '#' || !strings.Contains(text[:end], ` "`) {
+		return end
+	}
+	quoted := false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case c == '\\' && quoted:
+			i++
+		case c == '"' && (quoted || i > 0 && text[i-1] == ' '):
+			quoted = !quoted
+		case c == '\n' && !quoted:
+			return i
+		}
+	}
+	return len(text)
+}
 
 // SameRule reports whether two rules in iptables-save's form say the same. They
 // are printed alike by the versions that kproxy is tested with; another one may

@@ -46,7 +46,7 @@ func (b *Backend) packets(ctx context.Context, f service.Family, table, chain, t
 	} else if err != nil {
 		return 0, err
 	}
-	for line := range strings.Lines(string(text)) {
+	for line := range kernel.SavedLines(string(text)) {
 		words := strings.Fields(line) // -A KPROXY-INVALID -c 12 720 -j DROP
 		at := slices.Index(words, "-c")
 		if at < 0 || at+1 == len(words) || words[0] != "-A" || !strings.Contains(line, "-j "+target) {

@@ -105,8 +105,8 @@ func (b *Backend) addLast(ctx context.Context, f service.Family, j kernel.Jump) 
 		return err
 	}
 	number, end := 0, 0
-	for line := range strings.Lines(string(list)) {
-		rule, ok := strings.CutPrefix(strings.TrimSuffix(line, "\n"), "-A "+j.From+" ")
+	for line := range kernel.SavedLines(string(list)) {
+		rule, ok := strings.CutPrefix(line, "-A "+j.From+" ")
 		if !ok {
 			continue // the policy
 		}

@@ -1,8 +1,6 @@
 package iptables
 
 import (
-	"bufio"
-	"bytes"
 	"context"
 	"fmt"
 	"slices"
@@ -35,10 +33,7 @@ func (b *Backend) observeFamily(ctx context.Context, f service.Family) ([]kernel
 	if err != nil {
 		return nil, nil, fmt.Errorf("read %s rules: %w", f, err)
 	}
-	chains, jumps, err := ParseSave(text)
-	if err != nil {
-		return nil, nil, fmt.Errorf("read %s rules: %w", f, err)
-	}
+	chains, jumps := ParseSave(text)
 	return chains, jumps, nil
 }
 
@@ -47,15 +42,13 @@ var ownTables = []string{"filter", "mangle", "nat"}
 
 // ParseSave picks kproxy's chains, and the rules of built-in chains that lead to
 // one of them, out of what iptables-save printed.
-func ParseSave(text []byte) ([]kernel.Chain, []kernel.Jump, error) {
+func ParseSave(text []byte) ([]kernel.Chain, []kernel.Jump) {
 	p := saveParser{index: map[string]int{}, closed: map[string]bool{}}
-	lines := bufio.NewScanner(bytes.NewReader(text))
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		p.line(lines.Text())
+	for line := range kernel.SavedLines(string(text)) {
+		p.line(line)
 	}
 	slices.SortFunc(p.chains, kernel.CompareChains)
-	return p.chains, p.jumps, lines.Err()
+	return p.chains, p.jumps
 }
 
 type saveParser struct {
@@ -93,19 +86,12 @@ func (p *saveParser) line(s string) {
 	}
 }
 
-// target returns the chain or target that a rule leads to. kproxy's own jumps
-// end with it; a foreign rule's target may have options, which don't matter.
+// target returns the chain or target that a rule leads to; options of the target follow it.
 func target(rule string) string {
-	for _, flag := range []string{" -j ", " -g "} {
-		if i := strings.LastIndex(rule, flag); i >= 0 {
-			t, _, _ := strings.Cut(rule[i+len(flag):], " ")
-			return t
-		}
-	}
-	for _, flag := range []string{"-j ", "-g "} {
-		if rest, ok := strings.CutPrefix(rule, flag); ok {
-			t, _, _ := strings.Cut(rest, " ")
-			return t
+	words := kernel.Words(rule)
+	for i := range len(words) - 1 {
+		if (words[i] == "-j" || words[i] == "-g") && (i == 0 || words[i-1] != "--comment") {
+			return words[i+1]
 		}
 	}
 	return ""

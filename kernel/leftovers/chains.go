@@ -67,8 +67,7 @@ func parse(program string, text []byte) (found []table, kept []string) {
 			}
 		}
 	}
-	for line := range bytes.Lines(text) {
-		s := strings.TrimSpace(string(line))
+	for s := range kernel.SavedLines(string(text)) {
 		switch {
 		case strings.HasPrefix(s, "*"):
 			finish()

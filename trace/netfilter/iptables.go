@@ -10,14 +10,16 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
+// unprintable shows the ends of lines that a comment may have.
+var unprintable = strings.NewReplacer("\n", `\n`, "\r", `\r`)
+
 // parseSave reads what iptables-save -c printed. What iptables can't print, because
 // nft put it there, it leaves out or, base chains, shows as ones of its own that
 // are empty: they are told apart by their names, see Tables.readNFT.
 func parseSave(source string, f service.Family, text string) (*ruleset, error) {
 	r := &ruleset{source: source, family: f, chains: map[string]*chain{}}
 	table := ""
-	for line := range strings.Lines(text) {
-		line = strings.TrimRight(line, "\r\n")
+	for line := range kernel.SavedLines(text) {
 		switch {
 		case line == "" || line[0] == '#':
 		case line == "COMMIT":
@@ -69,7 +71,7 @@ func (r *ruleset) addRule(table, line string) error {
 	if c == nil {
 		return fmt.Errorf("parse rule %q: table %s has no such chain", line, table)
 	}
-	c.rules = append(c.rules, &rule{text: line, counter: counter, spec: spec})
+	c.rules = append(c.rules, &rule{text: unprintable.Replace(line), counter: counter, spec: spec})
 	return nil
 }
 
