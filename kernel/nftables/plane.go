@@ -444,7 +444,7 @@ func (p *Plane) learn(whole bool, written [2]map[string]code) error {
 
 // sweep deletes chains that have been stale for long enough, in one transaction unless that fails: others may have deleted
 // some, or keep some in use. Kernels before 6.2 say that chains are busy until a moment after
-// the last element that led there. Then the next pass deletes them.
+// the last element that led there. Then the next pass, or check, deletes them.
 func (p *Plane) sweep() {
 	t := p.tables
 	for _, f := range t.families {
@@ -505,6 +505,7 @@ func (p *Plane) Check(context.Context) ([]string, error) {
 	if p.held.plan == nil {
 		return nil, nil
 	}
+	p.sweep() // also where no service changes any more
 	var devices error
 	if p.options.Flowtable && !p.damaged.Load() {
 		devices = t.followDevices()
