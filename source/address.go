@@ -16,14 +16,14 @@ import (
 func ParseAddr(s string) (netip.Addr, error) {
 	if a, err := netip.ParseAddr(s); err == nil {
 		if a.Zone() != "" {
-			return netip.Addr{}, fmt.Errorf("%q has a zone, which no service address can have", s)
+			return netip.Addr{}, fmt.Errorf("%s has a zone, which no service address can have", quoted(s))
 		}
 		return a.Unmap(), nil
 	}
 	if a, ok := netip.AddrFromSlice(netutils.ParseIPSloppy(s)); ok {
 		return a.Unmap(), nil
 	}
-	return netip.Addr{}, fmt.Errorf("%q is not an IP address", s)
+	return netip.Addr{}, fmt.Errorf("%s is not an IP address", quoted(s))
 }
 
 // ParsePrefix reads a network in CIDR notation, trimmed of white space, with
@@ -35,7 +35,7 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 	if err != nil {
 		_, n, err := netutils.ParseCIDRSloppy(s)
 		if err != nil {
-			return netip.Prefix{}, fmt.Errorf("%q is not a network in CIDR notation", s)
+			return netip.Prefix{}, fmt.Errorf("%s is not a network in CIDR notation", quoted(s))
 		}
 		a, _ := netip.AddrFromSlice(n.IP)
 		ones, _ := n.Mask.Size()

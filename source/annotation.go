@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -133,14 +134,45 @@ func annotate(p *service.Port, annotations map[string]string) {
 		}
 		set, known := setters[name]
 		if !known {
-			p.Problems = append(p.Problems, fmt.Sprintf("%s: kproxy has no such annotation%s", key, didYouMean(name)))
+			p.Problems = append(p.Problems, fmt.Sprintf("%s: kproxy has no such annotation%s", Plain(key), didYouMean(name)))
 			continue
 		}
 		if err := set(p, annotations[key]); err != nil {
-			p.Problems = append(p.Problems, fmt.Sprintf("%s: %q is %v", key, annotations[key], err))
+			p.Problems = append(p.Problems, fmt.Sprintf("%s: %s is %v", key, quoted(annotations[key]), err))
 		}
 	}
 	checkHealth(p)
+	p.Problems = few(p.Problems)
+}
+
+// Whoever may write a Service writes what its Problems quote, and kproxy keeps, logs and serves those: they are bounded here.
+const (
+	maxQuoted   = 64 // bytes
+	maxProblems = 20 // more than a Service can have without looking for them
+)
+
+// quoted returns a text in quotes: of a long one, its beginning and its length in bytes.
+func quoted(s string) string {
+	if len(s) <= maxQuoted {
+		return strconv.Quote(s)
+	}
+	return fmt.Sprintf("%q (%d bytes)", strings.ToValidUTF8(s[:maxQuoted], "")+"…", len(s))
+}
+
+// Plain returns a name as it is, or quoted where it has what isn't to be printed, as control characters for a terminal.
+func Plain(name string) string {
+	if strings.IndexFunc(name, func(r rune) bool { return !strconv.IsPrint(r) || r == utf8.RuneError }) >= 0 {
+		return strconv.Quote(name)
+	}
+	return name
+}
+
+// few returns the first of all problems, and how many others there are.
+func few(problems []string) []string {
+	if n := len(problems); n > maxProblems {
+		return append(problems[:maxProblems:maxProblems], fmt.Sprintf("annotations: %d more are wrong", n-maxProblems))
+	}
+	return problems
 }
 
 // didYouMean names the annotation of Services that is written most like name.
@@ -190,7 +222,7 @@ func checkHealth(p *service.Port) {
 	h := &p.Health
 	switch {
 	case h.Kind == service.CheckHTTP && h.Path != "" && !strings.HasPrefix(h.Path, "/"):
-		p.Problems = append(p.Problems, fmt.Sprintf("%s: %q does not begin with /", AnnotationPrefix+annotationHealthPath, h.Path))
+		p.Problems = append(p.Problems, fmt.Sprintf("%s: %s does not begin with /", AnnotationPrefix+annotationHealthPath, quoted(h.Path)))
 		h.Path = ""
 	case h.Path != "" && h.Kind != service.CheckHTTP && h.Kind != service.CheckGRPC:
 		p.Problems = append(p.Problems, fmt.Sprintf("%s: only http and grpc checks have a path", AnnotationPrefix+annotationHealthPath))
@@ -265,7 +297,7 @@ func parseWeights(value string) (weights, error) {
 	for item := range strings.SplitSeq(value, ",") {
 		address, weight, ok := strings.Cut(strings.TrimSpace(item), "=")
 		if !ok {
-			return nil, fmt.Errorf("%q is not ADDRESS=WEIGHT", item)
+			return nil, fmt.Errorf("%s is not ADDRESS=WEIGHT", quoted(item))
 		}
 		a, err := ParseAddr(strings.TrimSpace(address))
 		if err != nil {
@@ -276,7 +308,7 @@ func parseWeights(value string) (weights, error) {
 		}
 		n, err := number(strings.TrimSpace(weight), 0, service.MaxWeight)
 		if err != nil {
-			return nil, fmt.Errorf("weight %q of %s is %w", weight, a, err)
+			return nil, fmt.Errorf("weight %s of %s is %w", quoted(weight), a, err)
 		}
 		w[a] = uint16(n)
 	}

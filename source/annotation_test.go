@@ -1,13 +1,17 @@
 package source
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"kproxy.dev/kproxy/service"
 )
@@ -276,4 +280,34 @@ func FuzzAnnotations(f *testing.F) {
 			t.Errorf("%s=%q: %d service ports", name, value, got)
 		}
 	})
+}
+
+// TestLongAnnotations: whoever may write a Service or an EndpointSlice can't make kproxy keep and print more than a little of it.
+func TestLongAnnotations(t *testing.T) {
+	long := strings.Repeat("é\n", 50_000)
+	annotations := map[string]string{}
+	for name := range setters {
+		annotations[AnnotationPrefix+name] = long
+	}
+	for i := range 3000 {
+		annotations[fmt.Sprintf("%swrong-%d", AnnotationPrefix, i)] = long
+	}
+	var be backing
+	for i := range 100 {
+		be.slices = append(be.slices, &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("web-%d", i), Annotations: map[string]string{AnnotationPrefix + annotationWeights: long},
+		}})
+	}
+	var b service.Builder
+	addService(&b, &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "default"},
+		Spec:       corev1.ServiceSpec{ClusterIPs: []string{"10.96.0.10"}, Ports: []corev1.ServicePort{{Name: "http", Port: 80, Protocol: corev1.ProtocolTCP}}},
+	}, be, "")
+	of, _, _ := b.Build().At(0)
+	for what, problems := range map[string][]string{"annotations": annotated(service.TCP, annotations).Problems, "slices": of.Problems} {
+		text := strings.Join(problems, "\n")
+		if len(text) > 8000 || len(problems) != maxProblems+1 || !strings.Contains(text, `"é\né\n`) || !strings.Contains(text, `…" (150000 bytes)`) || strings.Contains(text, "é\n") {
+			t.Errorf("%s: %d problems of %d bytes: %.500s", what, len(problems), len(text), text)
+		}
+	}
 }

@@ -75,6 +75,7 @@ func addService(b *service.Builder, svc *corev1.Service, be backing, where strin
 			base.Problems = append(base.Problems, problem)
 		}
 	}
+	base.Problems = few(base.Problems)
 	want := familiesOf(base.ClusterIPs)
 	for i := range svc.Spec.Ports {
 		p, ok := finishPort(base, svc, &svc.Spec.Ports[i])
