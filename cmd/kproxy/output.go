@@ -5,7 +5,9 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"regexp"
 	"strings"
+	"unicode/utf8"
 
 	"github.com/urfave/cli/v2"
 	"golang.org/x/term"
@@ -48,13 +50,43 @@ func printValue(w io.Writer, format string, v any) error {
 	return enc.Encode(v)
 }
 
+// plainWriter keeps what others name (files, rules, objects of the API, nodes) from commanding the terminal: it writes control characters
+// but ends of lines and tabs as JSON does, \u001b. What trace colours passes where colours are meant.
+type plainWriter struct {
+	to      *os.File
+	colours bool
+}
+
+var controls = regexp.MustCompile(`\x1b\[(?:[0-9;]*)m|[\x00-\x08\x0b-\x1f\x7f-\x{9f}]`)
+
+// Write writes p, which begins and ends between characters.
+func (w *plainWriter) Write(p []byte) (int, error) {
+	plain := controls.ReplaceAllFunc(p, func(c []byte) []byte {
+		if len(c) > 2 && w.colours {
+			return c
+		}
+		r, size := utf8.DecodeRune(c)
+		return fmt.Appendf(nil, "\\u%04x%s", r, c[size:])
+	})
+	if _, err := w.to.Write(plain); err != nil {
+		return 0, err
+	}
+	return len(p), nil
+}
+
+// fileOf returns the file that w writes to; nil if it is none.
+func fileOf(w io.Writer) *os.File {
+	if plain, ok := w.(*plainWriter); ok {
+		return plain.to
+	}
+	f, _ := w.(*os.File)
+	return f
+}
+
 // terminalWidth is how many columns the terminal has that w is; 0 if it is none.
 func terminalWidth(w io.Writer) int {
-	if plain, ok := w.(*plainWriter); ok {
-		w = plain.to
-	}
-	f, ok := w.(*os.File)
-	if !ok {
+	f := fileOf(w)
+	if f == nil {
 		return 0
 	}
 	width, _, _ := term.GetSize(int(f.Fd())) // fails where it is none

@@ -8,12 +8,10 @@ import (
 	"fmt"
 	"io"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"text/tabwriter"
 	"time"
-	"unicode"
 
 	"github.com/urfave/cli/v2"
 
@@ -76,25 +74,7 @@ func newPlugin() *cli.App {
 		"Cluster": commands,
 		"Program": {helpCommand(), versionCommand()},
 	})
-	app.Writer, app.ErrWriter = &plainWriter{os.Stdout}, &plainWriter{os.Stderr}
 	return app
-}
-
-// plainWriter keeps what nodes say, and names of the API, from commanding the terminal: of control
-// characters it writes ends of lines and tabs only.
-type plainWriter struct{ to *os.File }
-
-func (w *plainWriter) Write(p []byte) (int, error) {
-	plain := strings.Map(func(r rune) rune {
-		if unicode.IsControl(r) && r != '\n' && r != '\t' {
-			return '?'
-		}
-		return r
-	}, string(p))
-	if _, err := io.WriteString(w.to, plain); err != nil {
-		return 0, err
-	}
-	return len(p), nil
 }
 
 // pluginTarget is how the help spells a target of the plugin.

@@ -143,16 +143,25 @@ func TestLoopbackBeside(t *testing.T) {
 	}
 }
 
-// TestPlainWriter: what nodes say commands no terminal.
+// TestPlainWriter: what others name commands no terminal.
 func TestPlainWriter(t *testing.T) {
-	file, err := os.Create(filepath.Join(t.TempDir(), "out"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer file.Close()
-	fmt.Fprint(&plainWriter{file}, "a\x1b[2Jb\tc\u009b1mé\r\n")
-	if got, err := os.ReadFile(file.Name()); err != nil || string(got) != "a?[2Jb\tc?1mé?\n" {
-		t.Errorf("%q, %v", got, err)
+	const colours = "\x1b[31;1mred\x1b[0m "
+	for _, c := range []struct {
+		colours bool
+		want    string
+	}{
+		{false, `\u001b[31;1mred\u001b[0m `},
+		{true, colours},
+	} {
+		file, err := os.Create(filepath.Join(t.TempDir(), "out"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer file.Close()
+		fmt.Fprint(&plainWriter{file, c.colours}, colours+"a\x1b[2Jb\tc\u009b1mé\r\n")
+		if got, err := os.ReadFile(file.Name()); err != nil || string(got) != c.want+`a\u001b[2Jb`+"\t"+`c\u009b1mé\u000d`+"\n" {
+			t.Errorf("%q, %v", got, err)
+		}
 	}
 }
 

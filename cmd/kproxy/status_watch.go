@@ -25,8 +25,8 @@ const watchEvery = time.Second
 
 // canDraw reports whether out is this process's terminal, and one to draw on.
 func canDraw(out io.Writer) bool {
-	f, ok := out.(*os.File)
-	return ok && terminal.Usable(os.Stdin, f, os.Getenv("TERM"))
+	f := fileOf(out)
+	return f != nil && terminal.Usable(os.Stdin, f, os.Getenv("TERM"))
 }
 
 // model is a screen's content.

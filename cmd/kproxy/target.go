@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"github.com/urfave/cli/v2"
 
@@ -54,7 +55,7 @@ func parseTarget(s string) (target, error) {
 	}
 	namespace, rest, ok := strings.Cut(s, "/")
 	name, port, _ := strings.Cut(rest, ":")
-	if !ok || namespace == "" || name == "" || strings.Contains(rest, "/") {
+	if !ok || namespace == "" || name == "" || strings.Contains(rest, "/") || strings.ContainsFunc(s, unicode.IsControl) {
 		return target{}, usageError("%q is neither NAMESPACE/NAME[:PORT] nor ADDRESS:PORT[/PROTOCOL], such as default/web:http, 10.96.0.10:53/udp or [fd00::10]:80", s)
 	}
 	return target{text: s, namespace: namespace, name: name, port: port}, nil

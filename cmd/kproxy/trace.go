@@ -251,6 +251,6 @@ func printTrace(w io.Writer, r *trace.Result) error {
 
 func traceLook(w io.Writer) trace.Look {
 	width := terminalWidth(w)
-	_, plain := w.(*plainWriter)
-	return trace.Look{Width: width, Colour: width > 0 && !plain && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
+	plain, is := w.(*plainWriter)
+	return trace.Look{Width: width, Colour: width > 0 && (!is || plain.colours) && os.Getenv("NO_COLOR") == "" && os.Getenv("TERM") != "dumb"}
 }

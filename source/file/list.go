@@ -9,11 +9,14 @@ import (
 	"strings"
 	"syscall"
 	"time"
+
+	"kproxy.dev/kproxy/source"
 )
 
 // found is a manifest as a listing found it.
 type found struct {
-	name string // as messages name it: below the path as the user wrote it
+	name string // as messages name it: below the path as the user wrote it, quoted where a terminal would take it for more
+	file string // to be opened
 	path string // the configured path it belongs to
 	info fs.FileInfo
 	err  error // in place of info
@@ -28,7 +31,7 @@ func list(path string) ([]found, error) {
 		return nil, err
 	}
 	if !info.IsDir() {
-		return []found{{name: filepath.Clean(path), path: path, info: info}}, nil
+		return []found{{name: source.Plain(filepath.Clean(path)), file: path, path: path, info: info}}, nil
 	}
 	entries, err := os.ReadDir(path)
 	if err != nil {
@@ -39,8 +42,9 @@ func list(path string) ([]found, error) {
 		if !isManifest(e.Name()) {
 			continue
 		}
-		f := found{name: filepath.Join(path, e.Name()), path: path}
-		f.info, f.err = os.Stat(f.name) // what a symbolic link leads to
+		file := filepath.Join(path, e.Name())
+		f := found{name: source.Plain(file), file: file, path: path}
+		f.info, f.err = os.Stat(file) // what a symbolic link leads to
 		if f.err == nil && f.info.IsDir() {
 			continue
 		}

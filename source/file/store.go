@@ -121,7 +121,7 @@ func (s *store) read(f found, all bool) bool {
 			return false
 		}
 	}
-	data, err := strict.Read(f.name)
+	data, err := strict.Read(f.file)
 	if err != nil {
 		return s.unreadable(f.name, m, err) || isNew
 	}
