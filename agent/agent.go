@@ -11,7 +11,7 @@
 // forwarder proves that it serves.
 //
 // An Agent can take over from another process's (takeover.go), and hand over to another
-// one (handover.go): handover/takeover.proto has the steps.
+// one (handover.go): handover/message.go has the steps.
 package agent
 
 import (

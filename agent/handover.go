@@ -16,10 +16,6 @@ import (
 	"kproxy.dev/kproxy/handover"
 )
 
-// handoverVersion is the version of the way that a kproxy takes over from another: of what can't be
-// done without. Either release may be the older one; what is added besides are fields (handover.proto).
-const handoverVersion = 1
-
 // How long each side waits for the other. Until userspace is frozen, no client waits for it.
 const (
 	answerBound  = 5 * time.Second // for an answer that takes no work
@@ -143,7 +139,7 @@ func (h *predecessor) run() error {
 		return h.refuse(&handover.Welcome{Refused: why}, why)
 	}
 	tcp, udp := h.userspace.Ports()
-	welcome := &handover.Welcome{Steering: h.madeFor(tcp, udp), TcpPort: uint32(tcp), UdpPort: uint32(udp)}
+	welcome := &handover.Welcome{Steering: h.madeFor(tcp, udp), TCPPort: uint32(tcp), UDPPort: uint32(udp)}
 	rows, fds := h.userspace.Listeners()
 	welcome.Listeners = rows
 	for _, f := range append(slices.Clone(h.with.Files), File{nodeLock, int(h.lock.Fd())}) {
@@ -158,7 +154,7 @@ func (h *predecessor) run() error {
 	if err != nil {
 		return err
 	}
-	if step == handover.Ask_END {
+	if step == handover.End {
 		h.log.Info("another kproxy takes this one's place once this has ended")
 		h.successor.Store(h.conn)
 		h.over = true
@@ -174,8 +170,8 @@ func (h *predecessor) unwilling(hello *handover.Hello) string {
 	switch {
 	case err != nil:
 		return err.Error()
-	case hello.Version != handoverVersion:
-		return fmt.Sprintf("it speaks version %d of the way to take over, this one version %d", hello.Version, handoverVersion)
+	case hello.Version != handover.Version:
+		return fmt.Sprintf("it speaks version %d of the way to take over, this one version %d", hello.Version, handover.Version)
 	case hello.Network != own:
 		return "it is in another network namespace"
 	}
@@ -183,15 +179,15 @@ func (h *predecessor) unwilling(hello *handover.Hello) string {
 }
 
 // asked receives what the successor asks for next.
-func (h *predecessor) asked(within time.Duration) (handover.Ask_Step, error) {
+func (h *predecessor) asked(within time.Duration) (handover.Step, error) {
 	var ask handover.Ask
 	_, err := h.conn.Receive(within, &ask)
 	return ask.Step, err
 }
 
 // paused keeps the loops from programming the kernel while the successor reads it, and goes on with the freeze.
-func (h *predecessor) paused(step handover.Ask_Step) error {
-	if step != handover.Ask_PAUSE {
+func (h *predecessor) paused(step handover.Step) error {
+	if step != handover.Pause {
 		return fmt.Errorf("unexpected step %v", step)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), pauseBound)
@@ -226,7 +222,7 @@ func (h *predecessor) paused(step handover.Ask_Step) error {
 	switch step, err := h.asked(pauseBound); {
 	case err != nil:
 		return err
-	case step != handover.Ask_GIVE:
+	case step != handover.Give:
 		return fmt.Errorf("unexpected step %v", step)
 	}
 	return h.frozen()
@@ -243,7 +239,7 @@ func (h *predecessor) frozen() error {
 	if err != nil {
 		return h.refuse(&handover.Given{Refused: err.Error()}, err.Error())
 	}
-	err = h.conn.Send(left(), &handover.Given{Userspace: us.State}, us.Files...)
+	err = h.conn.Send(left(), &handover.Given{Userspace: *us.State}, us.Files...)
 	var ask handover.Ask
 	if err == nil {
 		_, err = h.conn.Receive(left(), &ask)
@@ -252,7 +248,7 @@ func (h *predecessor) frozen() error {
 	if err != nil && h.conn.Decided(&ask) {
 		err = nil
 	}
-	if err == nil && ask.Step != handover.Ask_CONFIRM {
+	if err == nil && ask.Step != handover.Confirm {
 		err = fmt.Errorf("unexpected step %v", ask.Step)
 	}
 	if err != nil {

@@ -39,7 +39,7 @@ func Succeed(conn *handover.Conn) (*Predecessor, error) {
 	p := &Predecessor{conn: conn, welcome: &handover.Welcome{}}
 	ns, err := networkNamespace()
 	if err == nil {
-		err = conn.Send(answerBound, &handover.Hello{Version: handoverVersion, Network: ns})
+		err = conn.Send(answerBound, &handover.Hello{Version: handover.Version, Network: ns})
 	}
 	if err == nil {
 		p.files, err = conn.Receive(answerBound, p.welcome)
@@ -113,17 +113,14 @@ func (p *Predecessor) nodeLock() (*os.File, error) {
 	return os.NewFile(uintptr(fd), path), nil
 }
 
-// ask asks for a step, and receives the answer.
-func (p *Predecessor) ask(step handover.Ask_Step, within time.Duration, answer interface {
-	handover.Message
-	GetRefused() string
-}) (files []int, err error) {
+// ask asks for a step, and receives the answer, in which the predecessor may have refused.
+func (p *Predecessor) ask(step handover.Step, within time.Duration, answer handover.Message, refused *string) (files []int, err error) {
 	if err = p.conn.Send(answerBound, &handover.Ask{Step: step}); err == nil {
 		files, err = p.conn.Receive(within, answer)
 	}
-	if err == nil && answer.GetRefused() != "" {
+	if err == nil && *refused != "" {
 		handover.CloseFiles(files)
-		err = errors.New(answer.GetRefused())
+		err = errors.New(*refused)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrNotTakenOver, err)
@@ -145,7 +142,7 @@ func (a *Agent) leave(err error) error {
 // be one after the other without a moment between, it is asked to end.
 func (a *Agent) inherit() error {
 	w := a.from.welcome
-	tcp, udp := uint16(w.TcpPort), uint16(w.UdpPort)
+	tcp, udp := uint16(w.TCPPort), uint16(w.UDPPort)
 	if p := uint16(a.cfg.ListenTCPPort); p != 0 {
 		tcp = p
 	}
@@ -153,7 +150,7 @@ func (a *Agent) inherit() error {
 		udp = p
 	}
 	if want := a.madeFor(tcp, udp); w.Steering != want {
-		if err := a.from.conn.Send(answerBound, &handover.Ask{Step: handover.Ask_END}); err != nil {
+		if err := a.from.conn.Send(answerBound, &handover.Ask{Step: handover.End}); err != nil {
 			return fmt.Errorf("%w: %w", ErrNotTakenOver, err)
 		}
 		return fmt.Errorf("%w: its rules are for %s, these for %s; it was asked to end", ErrNotTakenOver, w.Steering, want)
@@ -176,7 +173,7 @@ func (a *Agent) inherit() error {
 // pausePredecessor has the predecessor leave the kernel alone from now on, and takes what it knows of endpoints.
 func (a *Agent) pausePredecessor() error {
 	var paused handover.Paused
-	files, err := a.from.ask(handover.Ask_PAUSE, pauseBound, &paused)
+	files, err := a.from.ask(handover.Pause, pauseBound, &paused, &paused.Refused)
 	if err != nil {
 		return err
 	}
@@ -200,16 +197,16 @@ func (a *Agent) takeOver(first *plan.Plan) error {
 	}()
 	var given handover.Given
 	began := time.Now()
-	files, err := a.from.ask(handover.Ask_GIVE, answerBound, &given)
+	files, err := a.from.ask(handover.Give, answerBound, &given, &given.Refused)
 	if err != nil {
 		return err
 	}
-	if err := a.userspace.TakeOver(given.Userspace, files); err != nil {
+	if err := a.userspace.TakeOver(&given.Userspace, files); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotTakenOver, err)
 	}
 	a.userspace.Confirm() // first: a crash right after CONFIRM would leave nothing to go on with
 	// Once this is sent the predecessor can't but let go, also where it hangs: nothing else decides.
-	if err := a.from.conn.Send(answerBound, &handover.Ask{Step: handover.Ask_CONFIRM}); err != nil {
+	if err := a.from.conn.Send(answerBound, &handover.Ask{Step: handover.Confirm}); err != nil {
 		return fmt.Errorf("%w: %w", ErrNotTakenOver, err)
 	}
 	a.from.over = true
@@ -249,7 +246,7 @@ func healthOut(v *health.View) (out []*handover.Health) {
 	for t, s := range v.States() {
 		h := &handover.Health{
 			Protocol: uint32(t.Protocol), Kind: string(t.Check.Kind), Path: t.Check.Path, Port: uint32(t.Check.Port),
-			Status: handover.Health_Status(s.Status), Since: s.Since.UnixNano(), LastError: s.LastError,
+			Status: uint32(s.Status), Since: s.Since.UnixNano(), LastError: s.LastError,
 		}
 		h.Address = handover.Packed(t.Address)
 		for _, at := range s.Flaps {
@@ -268,7 +265,7 @@ func healthIn(in []*handover.Health) map[health.Target]health.State {
 			Protocol: service.Protocol(h.Protocol), Address: handover.Unpacked(h.Address),
 			Check: service.HealthCheck{Kind: service.Check(h.Kind), Path: h.Path, Port: uint16(h.Port)},
 		}
-		if h.Status > handover.Health_DOWN {
+		if h.Status > uint32(health.Down) {
 			continue // of a later release
 		}
 		s := health.State{Status: health.Status(h.Status), Since: time.Unix(0, h.Since), LastError: h.LastError}
@@ -282,8 +279,8 @@ func healthIn(in []*handover.Health) map[health.Target]health.State {
 
 // countersOut is what the kernel's data planes have counted, for a successor.
 func countersOut(figures map[service.Key]conntrack.ServiceFigures) (out []*handover.Service) {
-	counters := func(f conntrack.Figures) *handover.Counters {
-		return &handover.Counters{Total: f.Total, Failed: f.Failed, BytesIn: f.BytesIn, BytesOut: f.BytesOut}
+	counters := func(f conntrack.Figures) handover.Counters {
+		return handover.Counters{Total: f.Total, Failed: f.Failed, BytesIn: f.BytesIn, BytesOut: f.BytesOut}
 	}
 	for k, s := range figures {
 		row := &handover.Service{Namespace: k.Namespace, Name: k.Name, Port: k.Port, Protocol: uint32(k.Protocol), Counters: counters(s.Figures)}
@@ -297,8 +294,8 @@ func countersOut(figures map[service.Key]conntrack.ServiceFigures) (out []*hando
 
 // countersIn is what a predecessor's countersOut said.
 func countersIn(in []*handover.Service) map[service.Key]conntrack.ServiceFigures {
-	figures := func(c *handover.Counters) conntrack.Figures {
-		return conntrack.Figures{Total: c.GetTotal(), Failed: c.GetFailed(), BytesIn: c.GetBytesIn(), BytesOut: c.GetBytesOut()}
+	figures := func(c handover.Counters) conntrack.Figures {
+		return conntrack.Figures{Total: c.Total, Failed: c.Failed, BytesIn: c.BytesIn, BytesOut: c.BytesOut}
 	}
 	out := make(map[service.Key]conntrack.ServiceFigures, len(in))
 	for _, row := range in {

@@ -5,12 +5,12 @@ import (
 	"net/netip"
 )
 
-// Packed is an address and port as messages have them.
+// Packed returns an address and port as messages have them.
 func Packed(a netip.AddrPort) []byte {
 	return binary.BigEndian.AppendUint16(append(make([]byte, 0, 18), a.Addr().AsSlice()...), a.Port())
 }
 
-// Unpacked is what Packed was given; invalid if it wasn't.
+// Unpacked returns the address and port that Packed was given; invalid if Packed didn't make b.
 func Unpacked(b []byte) netip.AddrPort {
 	if len(b) < 2 {
 		return netip.AddrPort{}

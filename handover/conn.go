@@ -6,11 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
+	"reflect"
 	"syscall"
 	"time"
 
-	"google.golang.org/protobuf/proto"
+	"github.com/fxamacker/cbor/v2"
 )
 
 // Conn is the connection between a kproxy and its successor: messages, each with descriptors. Each is
@@ -20,9 +22,6 @@ type Conn struct{ unix *net.UnixConn }
 
 // NewConn takes over c, of which nothing may have been read ahead.
 func NewConn(c *net.UnixConn) *Conn { return &Conn{c} }
-
-// Message is one of this package's.
-type Message = proto.Message
 
 const (
 	// perMessage is how many descriptors one message of a Unix socket has at most (SCM_MAX_FD in
@@ -34,9 +33,21 @@ const (
 	maxFiles   = 1 << 23
 )
 
+// decoder takes as many connections as there may be; how long a message may be bounds them.
+var decoder = func() cbor.DecMode {
+	mode, err := cbor.DecOptions{MaxArrayElements: math.MaxInt32}.DecMode()
+	if err != nil {
+		panic(err) // the options contradict each other
+	}
+	return mode
+}()
+
+// nameOf returns the name that errors give a message.
+func nameOf(m Message) string { return reflect.TypeOf(m).Elem().Name() }
+
 // Send sends m and descriptors, which stay the caller's, within a time.
 func (c *Conn) Send(within time.Duration, m Message, files ...int) error {
-	body, err := proto.Marshal(m)
+	body, err := cbor.Marshal(m)
 	if err != nil {
 		return err
 	}
@@ -46,7 +57,7 @@ func (c *Conn) Send(within time.Duration, m Message, files ...int) error {
 	head := binary.BigEndian.AppendUint32(nil, uint32(len(body)))
 	head = binary.BigEndian.AppendUint32(head, uint32(len(files)))
 	if _, err := c.unix.Write(append(head, body...)); err != nil {
-		return fmt.Errorf("send %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+		return fmt.Errorf("send %s: %w", nameOf(m), err)
 	}
 	for len(files) > 0 {
 		n := min(len(files), perMessage)
@@ -67,7 +78,7 @@ func (c *Conn) Receive(within time.Duration, m Message) ([]int, error) {
 	files, err := c.receive(m)
 	if err != nil {
 		CloseFiles(files)
-		return nil, fmt.Errorf("receive %s: %w", m.ProtoReflect().Descriptor().Name(), err)
+		return nil, fmt.Errorf("receive %s: %w", nameOf(m), err)
 	}
 	return files, nil
 }
@@ -86,7 +97,7 @@ func (c *Conn) receive(m Message) (files []int, err error) {
 		return nil, unexpected(err)
 	}
 	decoded := make(chan error, 1)
-	go func() { decoded <- proto.Unmarshal(body, m) }() // while descriptors come
+	go func() { decoded <- decoder.Unmarshal(body, m) }() // while descriptors come
 	files, err = c.descriptors(count)
 	return files, cmp.Or(<-decoded, err)
 }

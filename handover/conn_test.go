@@ -51,7 +51,7 @@ func TestConn(t *testing.T) {
 	go func() {
 		c := NewConn(a)
 		sent <- c.Send(patience, &Welcome{Steering: "x", Files: []*File{{Name: "lock", File: 600}}}, files...)
-		sent <- c.Send(patience, &Ask{Step: Ask_GIVE})
+		sent <- c.Send(patience, &Ask{Step: Give})
 	}()
 	c := NewConn(b)
 	var welcome Welcome
@@ -72,7 +72,7 @@ func TestConn(t *testing.T) {
 		}
 	}
 	var ask Ask
-	if more, err := c.Receive(patience, &ask); err != nil || ask.Step != Ask_GIVE || len(more) != 0 {
+	if more, err := c.Receive(patience, &ask); err != nil || ask.Step != Give || len(more) != 0 {
 		t.Errorf("then %v with %v (%v)", &ask, more, err)
 	}
 	for range 2 {
@@ -94,8 +94,8 @@ func inode(t *testing.T, fd int) uint64 {
 // TestStreamsThatEndEarly: wherever a stream ends, there is an error, and no descriptor is left.
 func TestStreamsThatEndEarly(t *testing.T) {
 	for _, stream := range []string{
-		"", "\x00", "\x00\x00\x00\x04\x00\x00\x00\x00", "\x00\x00\x00\x04\x00\x00\x00\x00\x08\x01", "\x00\x00\x00\x02\x00\x00\x00\x01\x08\x01",
-		"\x00\x00\x00\x02\x00\x00\x00\x01\x08\x01\x00", "\xff\xff\xff\xff\x00\x00\x00\x00", "\x00\x00\x00\x00\xff\xff\xff\xff", "\x00\x00\x00\x01\x00\x00\x00\x00\xff",
+		"", "\x00", "\x00\x00\x00\x04\x00\x00\x00\x00", "\x00\x00\x00\x04\x00\x00\x00\x00\xa1\x01", "\x00\x00\x00\x03\x00\x00\x00\x01\xa1\x01\x01",
+		"\x00\x00\x00\x03\x00\x00\x00\x01\xa1\x01\x01\x00", "\xff\xff\xff\xff\x00\x00\x00\x00", "\x00\x00\x00\x00\xff\xff\xff\xff", "\x00\x00\x00\x01\x00\x00\x00\x00\xff",
 	} {
 		a, b := pair(t)
 		if _, err := a.Write([]byte(stream)); err != nil {
@@ -118,7 +118,7 @@ func TestLateOrDecided(t *testing.T) {
 		var both sync.WaitGroup
 		both.Go(func() {
 			time.Sleep(time.Duration(i%20) * time.Microsecond)
-			sent = NewConn(a).Send(patience, &Ask{Step: Ask_CONFIRM})
+			sent = NewConn(a).Send(patience, &Ask{Step: Confirm})
 		})
 		both.Go(func() {
 			time.Sleep(10 * time.Microsecond)

@@ -22,7 +22,7 @@ import (
 // keeperAtOnce is how many descriptors one answer has at most.
 const keeperAtOnce = 128
 
-// keeperMemory is what a keeper works with. The pointers in it are set before it starts.
+// keeperMemory holds what a keeper works with. The pointers in it are set before it starts.
 type keeperMemory struct {
 	numbers [keeperAtOnce]int32
 	control struct {

@@ -44,7 +44,7 @@ var layout = []row{
 	{folder: "kernel/ipvs", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: netlink + " github.com/moby/ipvs github.com/hashicorp/go-multierror"},
 	{folder: "kernel/nftables", imports: "kernel kernel/steering kernel/nlmsg plan lb service", third: "golang.org/x/sys"},
 	{folder: "kernel/leftovers", imports: "kernel kernel/nlmsg kernel/ipvs service", third: netlink + " github.com/hashicorp/go-multierror"},
-	{folder: "handover", third: "google.golang.org/protobuf golang.org/x/sys"},
+	{folder: "handover", third: "github.com/fxamacker/cbor golang.org/x/sys"},
 	{folder: "userspace", imports: "service lb plan health kernel/nlmsg handover", third: "github.com/pires/go-proxyproto golang.org/x/sys golang.org/x/sync golang.org/x/time"},
 	{folder: "conntrack", imports: "service health plan kernel/nlmsg", third: "golang.org/x/net/bpf golang.org/x/sys"},
 	{folder: "strict", third: "k8s.io/apimachinery go.yaml.in/yaml sigs.k8s.io/json"},

@@ -11,7 +11,7 @@ PATH=$PATH:/usr/local/go/bin:/usr/local/sbin:/usr/sbin:/sbin
 # What each purpose needs, as command=package; a path stands for itself.
 build=()
 run=(iptables=iptables ipset=ipset nft=nftables ip=iproute2)
-test=(conntrack=conntrack socat=socat ping=iputils-ping ps=procps curl=curl git=git gcc=gcc /usr/include/stdlib.h=libc6-dev protoc=protobuf-compiler
+test=(conntrack=conntrack socat=socat ping=iputils-ping ps=procps curl=curl git=git gcc=gcc /usr/include/stdlib.h=libc6-dev
 	node=nodejs chromium=chromium /usr/share/fonts/truetype/dejavu/DejaVuSans.ttf=fonts-dejavu-core
 	runc=runc /usr/share/containers/seccomp.json=golang-github-containers-common)
 # What kproxy is measured beside.

@@ -219,7 +219,7 @@ func (d *description) service(s *serviceState) {
 	s.mu.Lock()
 	for a, e := range s.endpoints {
 		row := &handover.Endpoint{Address: handover.Packed(a), Counters: counted(&e.counters, e.failures.Load(), 0)}
-		if row.Counters != nil {
+		if row.Counters != (handover.Counters{}) {
 			out.Endpoints = append(out.Endpoints, row)
 		}
 	}
@@ -229,7 +229,7 @@ func (d *description) service(s *serviceState) {
 			out.Affinity = append(out.Affinity, &handover.Affine{Client: e.Client.AsSlice(), Endpoint: handover.Packed(e.Endpoint), Remaining: int64(e.Remaining)})
 		}
 	}
-	if out.Counters != nil || out.Endpoints != nil || out.Affinity != nil {
+	if out.Counters != (handover.Counters{}) || out.Endpoints != nil || out.Affinity != nil {
 		d.add(s, out)
 	}
 }
@@ -242,22 +242,17 @@ func (d *description) add(s *serviceState, out *handover.Service) uint32 {
 	return d.services[s]
 }
 
-// counted is nil if nothing was.
-func counted(t *traffic, failed, retried uint64) *handover.Counters {
-	total, in, out := t.total.Load(), t.bytesIn.Load(), t.bytesOut.Load()
-	if total|in|out|failed|retried == 0 {
-		return nil
-	}
-	return &handover.Counters{Total: total, Failed: failed, Retried: retried, BytesIn: in, BytesOut: out}
+func counted(t *traffic, failed, retried uint64) handover.Counters {
+	return handover.Counters{Total: t.total.Load(), Failed: failed, Retried: retried, BytesIn: t.bytesIn.Load(), BytesOut: t.bytesOut.Load()}
 }
 
 // flow describes what has moved nothing since a time.
-func (d *description) flow(x *described, in string, active int64) *handover.Flow {
+func (d *description) flow(x *described, in string, active int64) handover.Flow {
 	i, ok := d.services[x.state]
 	if !ok {
 		i = d.add(x.state, &handover.Service{}) // no plan has it any more
 	}
-	f := &handover.Flow{
+	f := handover.Flow{
 		Service: i, Client: handover.Packed(x.client), Original: handover.Packed(x.orig), Interface: in, Started: x.started.UnixNano(),
 		BytesIn: x.meters[clientSide].count.Load(), BytesOut: x.meters[endpointSide].count.Load(), Silent: d.now - active,
 	}
@@ -287,11 +282,11 @@ func (d *description) connection(x *tcpConn) *handover.Connection {
 	return c
 }
 
-var phaseNumbers = [...]handover.Phase{dialing: handover.Phase_DIALING, relaying: handover.Phase_RELAYING, leaving: handover.Phase_LEAVING}
+var phaseNumbers = [...]handover.Phase{dialing: handover.Dialing, relaying: handover.Relaying, leaving: handover.Leaving}
 
-func (d *description) side(x *tcpConn, i int) *handover.Side {
+func (d *description) side(x *tcpConn, i int) handover.Side {
 	p := &x.pumps[i]
-	out := &handover.Side{File: d.file(x.sides[i].fd), Over: p.over, Ended: x.ended[i], Dead: x.dead[i]}
+	out := handover.Side{File: d.file(x.sides[i].fd), Over: p.over, Ended: x.ended[i], Dead: x.dead[i]}
 	switch {
 	case p.pending == 0:
 	case p.buf != nil:

@@ -15,7 +15,6 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/proto"
 
 	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/service"
@@ -24,9 +23,9 @@ import (
 // wire is the connection between two processes.
 type wire struct{ *handover.Conn }
 
-func (w wire) send(m proto.Message, files []int) error { return w.Send(patience, m, files...) }
+func (w wire) send(m handover.Message, files []int) error { return w.Send(patience, m, files...) }
 
-func (w wire) receive(m proto.Message) (files []int, err error) { return w.Receive(patience, m) }
+func (w wire) receive(m handover.Message) (files []int, err error) { return w.Receive(patience, m) }
 
 // done and awaitDone are a step that both processes have reached.
 func (w wire) done() error { return w.send(&handover.Ask{}, nil) }
@@ -53,7 +52,7 @@ func successor() int {
 			return err
 		}
 		s := New(Config{Origin: newOrigins(), TCPOrigin: func(int, service.Family) (netip.AddrPort, error) { return vip, nil }})
-		rows := &handover.Listeners{}
+		rows := &handover.Welcome{}
 		files, err := w.receive(rows)
 		if err != nil {
 			return err
@@ -137,7 +136,7 @@ func handToProcess(t testing.TB, s *Server, tcp, udp netip.AddrPort) (p *process
 		cmd.ExtraFiles = []*os.File{theirs}
 	})
 	rows, files := s.Listeners()
-	must(t, w.send(&handover.Listeners{Listeners: rows}, files))
+	must(t, w.send(&handover.Welcome{Listeners: rows}, files))
 	must(t, w.awaitDone()) // its plan is prepared
 
 	ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -14,13 +14,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/fxamacker/cbor/v2"
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
-	"google.golang.org/protobuf/encoding/protowire"
-	"google.golang.org/protobuf/proto"
-	"google.golang.org/protobuf/reflect/protopath"
-	"google.golang.org/protobuf/reflect/protorange"
-	"google.golang.org/protobuf/reflect/protoreflect"
 
 	"kproxy.dev/kproxy/handover"
 	"kproxy.dev/kproxy/lb"
@@ -61,22 +57,31 @@ func freeze(t testing.TB, s *Server) (*Handover, *handover.Userspace) {
 	defer cancel()
 	h, err := s.HandOver(ctx)
 	must(t, err)
-	addUnknown(t, h.State)
-	b, err := proto.Marshal(h.State)
+	b, err := cbor.Marshal(h.State)
+	must(t, err)
+	var all any
+	must(t, cbor.Unmarshal(b, &all))
+	addUnknown(all)
+	b, err = cbor.Marshal(all)
 	must(t, err)
 	state := &handover.Userspace{}
-	must(t, proto.Unmarshal(b, state))
+	must(t, cbor.Unmarshal(b, state))
 	return h, state
 }
 
 // addUnknown adds to all messages in m a field that this release doesn't know.
-func addUnknown(t testing.TB, m handover.Message) {
-	must(t, protorange.Range(m.ProtoReflect(), func(at protopath.Values) error {
-		if m, is := at.Index(-1).Value.Interface().(protoreflect.Message); is {
-			m.SetUnknown(protowire.AppendString(protowire.AppendTag(nil, 1000, protowire.BytesType), "more"))
+func addUnknown(m any) {
+	switch m := m.(type) {
+	case map[any]any:
+		for _, v := range m {
+			addUnknown(v)
 		}
-		return nil
-	}))
+		m[1000] = "more"
+	case []any:
+		for _, v := range m {
+			addUnknown(v)
+		}
+	}
 }
 
 // succeed has a new Server take over from s.
@@ -238,8 +243,8 @@ func TestHandover(t *testing.T) {
 func checkPending(t *testing.T, state *handover.Userspace) {
 	t.Helper()
 	for _, c := range state.Connections {
-		for _, side := range []*handover.Side{c.Client, c.Endpoint} {
-			if side.GetPiped() > 0 || len(side.GetCopied()) > 0 { // which, is a matter of how bytes came
+		for _, side := range []*handover.Side{&c.Client, &c.Endpoint} {
+			if side.Piped > 0 || len(side.Copied) > 0 { // which, is a matter of how bytes came
 				return
 			}
 		}
@@ -343,7 +348,7 @@ func TestNoByteIsOnlyInTheProcess(t *testing.T) {
 	for range 10 {
 		h, state := freeze(t, s)
 		for _, c := range state.Connections {
-			for i, side := range []*handover.Side{c.Client, c.Endpoint} {
+			for i, side := range []*handover.Side{&c.Client, &c.Endpoint} {
 				fd := h.Files[side.File-1]
 				info, err := unix.GetsockoptTCPInfo(fd, unix.SOL_TCP, unix.TCP_INFO)
 				must(t, err)
@@ -420,7 +425,7 @@ func TestHandoverThatFails(t *testing.T) {
 
 	for name, damage := range map[string]func(*handover.Userspace){
 		"no endpoint":      func(u *handover.Userspace) { u.Connections[30].Flow.Endpoint = nil },
-		"no socket":        func(u *handover.Userspace) { u.Connections[30].Endpoint = nil },
+		"no socket":        func(u *handover.Userspace) { u.Connections[30].Endpoint = handover.Side{} },
 		"a file twice":     func(u *handover.Userspace) { u.Connections[30].Endpoint.File = u.Connections[3].Endpoint.File },
 		"an unknown phase": func(u *handover.Userspace) { u.Connections[30].Phase = 99 },
 		"an unknown worker": func(u *handover.Userspace) {
@@ -547,13 +552,13 @@ func TestWhatWasBegunGoesOn(t *testing.T) {
 	// phase has the only connection reach a phase, and a successor take over.
 	phase := func(t *testing.T, s *Server, cfg Config, p *plan.Plan, want handover.Phase) *Server {
 		t.Helper()
-		eventually(t, "a connection is "+want.String(), func() bool {
+		eventually(t, fmt.Sprint("a connection is in phase ", want), func() bool {
 			h, state := freeze(t, s)
 			defer h.Resume()
 			if len(state.Connections) != 1 || state.Connections[0].Phase != want {
 				return false
 			}
-			if want == handover.Phase_LEAVING { // whatever closes it
+			if want == handover.Leaving { // whatever closes it
 				linger, err := unix.GetsockoptLinger(h.Files[state.Connections[0].Client.File-1], unix.SOL_SOCKET, unix.SO_LINGER)
 				if err != nil || linger.Onoff != 1 || linger.Linger != 0 {
 					t.Errorf("a crash would end it by a FIN: %+v (%v)", linger, err)
@@ -571,7 +576,7 @@ func TestWhatWasBegunGoesOn(t *testing.T) {
 		s.plans.views[testServiceKey("s")].state.affinity.Store(lb.NewAffinity(time.Hour))
 		s.Affinity(testServiceKey("s")).Set(netip.MustParseAddr("127.0.0.1"), hung, time.Now())
 		c := connect(t, s)
-		s = phase(t, s, cfg, p, handover.Phase_DIALING)
+		s = phase(t, s, cfg, p, handover.Dialing)
 		if got := ask(t, c, "x"); got != "good x" {
 			t.Errorf("answer %q", got)
 		}
@@ -593,7 +598,7 @@ func TestWhatWasBegunGoesOn(t *testing.T) {
 		p := testPlan(testService{name: "s", eps: []netip.AddrPort{tcpEndpoint(t, serve), tcpEndpoint(t, serve)}})
 		s := start(t, Config{}, p)
 		c := connect(t, s)
-		phase(t, s, Config{}, p, handover.Phase_RELAYING)
+		phase(t, s, Config{}, p, handover.Relaying)
 		close(proceed)
 		eventually(t, "the other one is tried", func() bool { return resets.Load() == 2 })
 		if got := ask(t, c, "x"); got != "other x" {
@@ -610,7 +615,7 @@ func TestWhatWasBegunGoesOn(t *testing.T) {
 		c := connect(t, s)
 		receive(t, c, "half of")
 		must(t, c.CloseWrite())
-		s = phase(t, s, cfg, p, handover.Phase_RELAYING)
+		s = phase(t, s, cfg, p, handover.Relaying)
 		if _, end := readEnd(c); end != "reset" {
 			t.Errorf("client met %s, want a reset", end)
 		}
@@ -631,7 +636,7 @@ func TestWhatWasBegunGoesOn(t *testing.T) {
 		s := start(t, Config{}, p)
 		c := connect(t, s)
 		must(t, c.SetReadBuffer(1<<16))
-		s = phase(t, s, Config{}, p, handover.Phase_LEAVING)
+		s = phase(t, s, Config{}, p, handover.Leaving)
 		got := checker{want: stream(1)}
 		if n, err := io.Copy(&got, c); n != size || got.wrong || !errors.Is(err, unix.ECONNRESET) {
 			t.Errorf("client got %d bytes, wrong %t, and %v; want %d and a reset", n, got.wrong, err, size)

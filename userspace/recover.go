@@ -189,10 +189,10 @@ func (x *salvage) take(n int32, r *record) {
 		}
 	case recordRelaying:
 		c := &handover.Connection{
-			Flow: r.flow(), Phase: handover.Phase_RELAYING, Reached: true,
-			Client: &handover.Side{File: file(n)}, Endpoint: &handover.Side{File: file(r.endpoint)},
+			Flow: r.flow(), Phase: handover.Relaying, Reached: true,
+			Client: handover.Side{File: file(n)}, Endpoint: handover.Side{File: file(r.endpoint)},
 		}
-		for d, side := range []*handover.Side{c.Client, c.Endpoint} {
+		for d, side := range []*handover.Side{&c.Client, &c.Endpoint} {
 			side.Ended, side.Dead, side.Over = r.ended[d], r.dead[d], r.ended[d] || r.dead[1-d]
 			if p := r.pipes[d]; p.pending > 0 {
 				side.Piped, side.PipeOut, side.PipeIn = uint32(p.pending), file(p.r), file(p.w)
@@ -218,8 +218,8 @@ func (x *salvage) take(n int32, r *record) {
 	}
 }
 
-func (r *record) flow() *handover.Flow {
-	return &handover.Flow{
+func (r *record) flow() handover.Flow {
+	return handover.Flow{
 		Client: handover.Packed(r.client.addrPort()), Original: handover.Packed(r.orig.addrPort()), Endpoint: handover.Packed(r.to.addrPort()),
 		Started: r.started, BytesIn: r.bytes[clientSide], BytesOut: r.bytes[endpointSide],
 	}
@@ -272,7 +272,7 @@ func (s *Server) Recover(r *Remains) error {
 		return port
 	}
 	r.state.Connections = slices.DeleteFunc(r.state.Connections, func(c *handover.Connection) bool {
-		if port := find(service.TCP, c.Flow); port != nil {
+		if port := find(service.TCP, &c.Flow); port != nil {
 			c.SilenceLimit = int64(port.IdleTimeout)
 			if half := int64(s.cfg.HalfCloseTimeout); (c.Client.Ended || c.Endpoint.Ended || c.Client.Dead || c.Endpoint.Dead) && (c.SilenceLimit == 0 || half < c.SilenceLimit) {
 				c.SilenceLimit = half
@@ -280,12 +280,12 @@ func (s *Server) Recover(r *Remains) error {
 			return false
 		}
 		r.Broken++
-		for _, side := range []*handover.Side{c.Client, c.Endpoint} { // TakeOver closes them
+		for _, side := range []*handover.Side{&c.Client, &c.Endpoint} { // TakeOver closes them
 			unix.SetsockoptLinger(r.files[side.File-1], unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 		}
 		return true
 	})
-	r.state.Sessions = slices.DeleteFunc(r.state.Sessions, func(x *handover.Session) bool { return find(service.UDP, x.Flow) == nil })
+	r.state.Sessions = slices.DeleteFunc(r.state.Sessions, func(x *handover.Session) bool { return find(service.UDP, &x.Flow) == nil })
 	files := r.files
 	r.files = nil
 	if err := s.TakeOver(r.state, files); err != nil {

@@ -143,12 +143,12 @@ func (t *takeover) all(state *handover.Userspace) error {
 	}
 	for i, row := range state.Connections {
 		if err := t.connection(s.loops[i%len(s.loops)], row); err != nil {
-			return fmt.Errorf("connection of %s: %w", handover.Unpacked(row.GetFlow().GetClient()), err)
+			return fmt.Errorf("connection of %s: %w", handover.Unpacked(row.Flow.Client), err)
 		}
 	}
 	for _, row := range state.Sessions {
 		if err := t.session(row); err != nil {
-			return fmt.Errorf("session of %s: %w", handover.Unpacked(row.GetFlow().GetClient()), err)
+			return fmt.Errorf("session of %s: %w", handover.Unpacked(row.Flow.Client), err)
 		}
 	}
 	for i, sums := range [][]uint64{state.ShedConnections, state.ShedSessions} {
@@ -163,8 +163,8 @@ func (t *takeover) all(state *handover.Userspace) error {
 func (t *takeover) reserve(state *handover.Userspace) error {
 	s, pipes := t.server, 0
 	for _, c := range state.Connections {
-		for _, side := range []*handover.Side{c.Client, c.Endpoint} {
-			if side.GetPiped() > 0 {
+		for _, side := range []*handover.Side{&c.Client, &c.Endpoint} {
+			if side.Piped > 0 {
 				pipes++
 			}
 		}
@@ -193,12 +193,12 @@ func (t *takeover) service(row *handover.Service) {
 	}
 	t.services = append(t.services, v)
 	v.state.counters.count(row.Counters)
-	v.state.failed.Add(row.Counters.GetFailed())
-	v.state.retried.Add(row.Counters.GetRetried())
+	v.state.failed.Add(row.Counters.Failed)
+	v.state.retried.Add(row.Counters.Retried)
 	for _, r := range row.Endpoints {
 		e := v.state.endpoint(handover.Unpacked(r.Address))
 		e.counters.count(r.Counters)
-		e.failures.Add(r.Counters.GetFailed())
+		e.failures.Add(r.Counters.Failed)
 	}
 	affinity := v.state.affinity.Load()
 	if affinity == nil {
@@ -213,19 +213,19 @@ func (t *takeover) service(row *handover.Service) {
 }
 
 // count adds what another process has counted.
-func (t *traffic) count(c *handover.Counters) {
-	t.total.Add(c.GetTotal())
-	t.bytesIn.Add(c.GetBytesIn())
-	t.bytesOut.Add(c.GetBytesOut())
+func (t *traffic) count(c handover.Counters) {
+	t.total.Add(c.Total)
+	t.bytesIn.Add(c.BytesIn)
+	t.bytesOut.Add(c.BytesOut)
 }
 
 // flow fills in what connections and sessions have in common, but for their endpoint, which it returns. The frontend
 // is the plan's, if that leads to the service still.
 func (t *takeover) flow(row *handover.Flow, x *described) (f front, from plan.Client, e netip.AddrPort, err error) {
 	s := t.server
-	x.client, x.orig, x.started = handover.Unpacked(row.GetClient()), handover.Unpacked(row.GetOriginal()), time.Unix(0, row.GetStarted())
-	e = handover.Unpacked(row.GetEndpoint())
-	if int(row.GetService()) >= len(t.services) || !x.client.IsValid() || !x.orig.IsValid() || !e.IsValid() {
+	x.client, x.orig, x.started = handover.Unpacked(row.Client), handover.Unpacked(row.Original), time.Unix(0, row.Started)
+	e = handover.Unpacked(row.Endpoint)
+	if int(row.Service) >= len(t.services) || !x.client.IsValid() || !x.orig.IsValid() || !e.IsValid() {
 		return f, from, e, errors.New("service or address is missing")
 	}
 	v := t.services[row.Service]
@@ -256,7 +256,7 @@ func (t *takeover) begin(f flow, x *described, e netip.AddrPort) {
 func (t *takeover) connection(l *loop, row *handover.Connection) error {
 	s := t.server
 	x := &tcpConn{loop: l, reached: row.Reached, attempt: int(row.Attempts), until: t.now + row.SearchLeft}
-	f, from, endpoint, err := t.flow(row.Flow, &x.described)
+	f, from, endpoint, err := t.flow(&row.Flow, &x.described)
 	if err != nil {
 		return err
 	}
@@ -273,7 +273,7 @@ func (t *takeover) connection(l *loop, row *handover.Connection) error {
 	x.slot = l.conns.add(x)
 	l.assigned.Add(1)
 	t.begin(x, &x.described, endpoint)
-	for i, r := range []*handover.Side{row.Client, row.Endpoint} {
+	for i, r := range []*handover.Side{&row.Client, &row.Endpoint} {
 		if err := t.side(x, i, r); err != nil {
 			return err
 		}
@@ -284,11 +284,11 @@ func (t *takeover) connection(l *loop, row *handover.Connection) error {
 // side takes a socket, and what was read from it. Events say what can be read, calls what can't be written: as on
 // the first event of all.
 func (t *takeover) side(x *tcpConn, i int, row *handover.Side) (err error) {
-	x.ended[i], x.dead[i] = row.GetEnded(), row.GetDead()
+	x.ended[i], x.dead[i] = row.Ended, row.Dead
 	p := &x.pumps[i]
-	p.meter, p.over = &x.meters[i], row.GetOver()
+	p.meter, p.over = &x.meters[i], row.Over
 	p.moved = p.meter.count.Load() > 0
-	if row.GetFile() > 0 {
+	if row.File > 0 {
 		fd, err := t.files.take(row.File)
 		if err != nil {
 			return err
@@ -296,11 +296,11 @@ func (t *takeover) side(x *tcpConn, i int, row *handover.Side) (err error) {
 		x.sides[i] = side{fd: fd, tag: x.loop.conns.tag(), writable: true}
 	}
 	switch {
-	case len(row.GetCopied()) > copySize:
+	case len(row.Copied) > copySize:
 		return fmt.Errorf("%d bytes are too many for the buffer", len(row.Copied))
-	case len(row.GetCopied()) > 0:
+	case len(row.Copied) > 0:
 		p.keep(x, row.Copied)
-	case row.GetPiped() > 0:
+	case row.Piped > 0:
 		if p.pipe.r, err = t.files.take(row.PipeOut); err != nil {
 			return err
 		}
@@ -317,17 +317,17 @@ func (t *takeover) side(x *tcpConn, i int, row *handover.Side) (err error) {
 func (t *takeover) phase(x *tcpConn, row *handover.Connection) error {
 	l, client, end := x.loop, &x.sides[clientSide], &x.sides[endpointSide]
 	x.record = l.server.records.of(client.fd)
-	if row.Phase != handover.Phase_LEAVING && (client.fd < 0 || end.fd < 0) {
+	if row.Phase != handover.Leaving && (client.fd < 0 || end.fd < 0) {
 		return errors.New("socket is missing")
 	}
 	switch row.Phase {
-	case handover.Phase_DIALING:
+	case handover.Dialing:
 		x.phase = dialing
 		x.record.accepted()
 		client.readable, end.writable, end.asksOut = true, false, true
 		l.timers.set(&x.timer, t.now+row.AttemptLeft)
 		return nil
-	case handover.Phase_RELAYING:
+	case handover.Relaying:
 		x.phase = relaying
 		if x.pumps[clientSide].pending+x.pumps[endpointSide].pending > 0 {
 			x.queued = true
@@ -338,7 +338,7 @@ func (t *takeover) phase(x *tcpConn, row *handover.Connection) error {
 		}
 		x.record.relaying(x)
 		return nil
-	case handover.Phase_LEAVING:
+	case handover.Leaving:
 		x.phase, x.wait, x.reset = leaving, resetWaitMin, t.now+row.ResetLeft
 		l.timers.set(&x.timer, t.now)
 		return nil
@@ -372,7 +372,7 @@ func (t *takeover) session(row *handover.Session) error {
 		in: int(row.Interface), first: -1, last: -1, phase: ready,
 		pending: row.Pending, greeted: row.Greeted, copied: append([]byte(nil), row.Copied...), resends: int(row.Resends), errors: int(row.Errors),
 	}
-	f, client, endpoint, err := t.flow(row.Flow, &x.described)
+	f, client, endpoint, err := t.flow(&row.Flow, &x.described)
 	from, to := handover.Unpacked(row.From), handover.Unpacked(append(append([]byte(nil), row.To...), 0, 0))
 	switch {
 	case err != nil:

@@ -15,6 +15,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"strings"
 	"sync/atomic"
 	"syscall"
@@ -352,17 +353,13 @@ func TestTakeoverThatFails(t *testing.T) {
 	streams := []*stream{w.stream("fast", frontends(own)[0], 64<<10, 5*time.Millisecond)}
 	tr := w.traffic("tcp", at, 20)
 
-	hello := &handover.Hello{Version: 1, Network: inode(w, w.net.Node.Path())}
+	hello := &handover.Hello{Version: handover.Version, Network: inode(w, w.net.Node.Path())}
 	patience := within(20 * time.Second)
-	ask := func(s handover.Ask_Step) handover.Message { return &handover.Ask{Step: s} }
+	ask := func(s handover.Step) handover.Message { return &handover.Ask{Step: s} }
 	steps := []struct {
-		send   handover.Message
-		answer interface {
-			handover.Message
-			GetRefused() string
-		}
+		send, answer handover.Message
 	}{
-		{hello, &handover.Welcome{}}, {ask(handover.Ask_PAUSE), &handover.Paused{}}, {ask(handover.Ask_GIVE), &handover.Given{}},
+		{hello, &handover.Welcome{}}, {ask(handover.Pause), &handover.Paused{}}, {ask(handover.Give), &handover.Given{}},
 	}
 	faults := map[string]func(net.Conn, *handover.Conn){
 		"ends":                   func(c net.Conn, _ *handover.Conn) { c.Close() },
@@ -386,8 +383,8 @@ func TestTakeoverThatFails(t *testing.T) {
 			for _, s := range steps[:n] {
 				w.must(conn.Send(patience, s.send))
 				files, err := conn.Receive(patience, s.answer)
-				if err != nil || s.answer.GetRefused() != "" {
-					t.Fatalf("%s: %v %s", what, err, s.answer.GetRefused())
+				if err != nil || refusal(s.answer) != "" {
+					t.Fatalf("%s: %v %s", what, err, refusal(s.answer))
 				}
 				handover.CloseFiles(files)
 			}
@@ -408,7 +405,7 @@ func TestTakeoverThatFails(t *testing.T) {
 				return nil
 			})
 			// A successor that confirms too late is told so.
-			if err := conn.Send(patience, ask(handover.Ask_CONFIRM)); err == nil {
+			if err := conn.Send(patience, ask(handover.Confirm)); err == nil {
 				t.Errorf("%s could confirm", what)
 			}
 			c.Close()
@@ -416,8 +413,8 @@ func TestTakeoverThatFails(t *testing.T) {
 		}
 	}
 	for name, h := range map[string]*handover.Hello{
-		"version":           {Version: 2, Network: hello.Network},
-		"network namespace": {Version: 1, Network: hello.Network + 1},
+		"version":           {Version: handover.Version + 1, Network: hello.Network},
+		"network namespace": {Version: handover.Version, Network: hello.Network + 1},
 	} {
 		c, err := web.AskToTakeOver(w.ctx, w.socket())
 		w.must(err)
@@ -455,19 +452,16 @@ func TestStopDuringTakeover(t *testing.T) {
 	conn := handover.NewConn(c)
 	defer conn.Close()
 	patience := within(20 * time.Second)
-	next := func(send handover.Message, answer interface {
-		handover.Message
-		GetRefused() string
-	}) {
+	next := func(send, answer handover.Message) {
 		t.Helper()
 		w.must(conn.Send(patience, send))
 		files, err := conn.Receive(patience, answer)
 		handover.CloseFiles(files)
-		if err != nil || answer.GetRefused() != "" {
-			t.Fatalf("to %T it answers %v %s", send, err, answer.GetRefused())
+		if err != nil || refusal(answer) != "" {
+			t.Fatalf("to %T it answers %v %s", send, err, refusal(answer))
 		}
 	}
-	next(&handover.Hello{Version: 1, Network: inode(w, w.net.Node.Path())}, &handover.Welcome{})
+	next(&handover.Hello{Version: handover.Version, Network: inode(w, w.net.Node.Path())}, &handover.Welcome{})
 	w.must(w.proxy.Signal(syscall.SIGTERM))
 	w.eventually(10*time.Second, "kproxy to stop", func() error {
 		st, err := w.client.Status(w.ctx)
@@ -477,14 +471,19 @@ func TestStopDuringTakeover(t *testing.T) {
 		return err
 	})
 	sleep(time.Second) // in which it would end
-	next(&handover.Ask{Step: handover.Ask_PAUSE}, &handover.Paused{})
+	next(&handover.Ask{Step: handover.Pause}, &handover.Paused{})
 	given := &handover.Given{}
-	next(&handover.Ask{Step: handover.Ask_GIVE}, given)
-	if n := len(given.Userspace.GetSessions()); n != 1 {
+	next(&handover.Ask{Step: handover.Give}, given)
+	if n := len(given.Userspace.Sessions); n != 1 {
 		t.Errorf("it gives %d sessions, want 1", n)
 	}
 	conn.Close()
 	w.must(w.proxy.Wait(w.ctx))
+}
+
+// refusal returns why an answer refuses; empty if it doesn't.
+func refusal(answer handover.Message) string {
+	return reflect.ValueOf(answer).Elem().FieldByName("Refused").String()
 }
 
 // inode is the inode number of a file.
