@@ -76,12 +76,14 @@ func TestUDPFloodBesideAHundred(t *testing.T) {
 				}
 				if i >= sessions && i%4 == 0 {
 					n := i / 4 % hundred
+					caughtUp(t, s)
 					if got := udpAskOnce(t, clients[n], "old"); got != seen[n] {
 						t.Fatalf("a session that talks was moved: %s, now %s", seen[n], got)
 					}
 					udpAskOnce(t, udpClientFrom(t, s, net.IPv4(127, 0, 1, byte(n%tt.polite+1))), "new")
 				}
 			}
+			caughtUp(t, s)
 			for i, c := range clients {
 				if got := udpAskOnce(t, c, "old"); got != seen[i] {
 					t.Fatalf("a session that talks was moved: %s, now %s", seen[i], got)
@@ -97,6 +99,21 @@ func TestUDPFloodBesideAHundred(t *testing.T) {
 			}
 		})
 	}
+}
+
+// caughtUp waits until s has read what clients sent: while others have the processors, a listener's buffer is soon full.
+func caughtUp(t *testing.T, s *Server) {
+	t.Helper()
+	eventually(t, "datagrams to be read", func() bool {
+		for _, l := range s.udp {
+			for _, fd := range l.fds {
+				if n, err := unix.IoctlGetInt(fd, unix.SIOCINQ); err != nil || n > 0 {
+					return false
+				}
+			}
+		}
+		return true
+	})
 }
 
 // Where room is short, idle sockets of all workers give way.
