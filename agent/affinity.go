@@ -123,7 +123,7 @@ func (m *affinityMover) do(ctx context.Context, j affinityJob) error {
 	return errors.Join(err, readErr)
 }
 
-// clients are those that userspace knows of services that move to the kernel.
+// clients returns the clients that userspace knows of services that move to the kernel, with their endpoints.
 func (m *affinityMover) clients(j affinityJob) map[service.Key][]kernel.Client {
 	out := map[service.Key][]kernel.Client{}
 	for _, s := range j.in {

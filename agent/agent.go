@@ -42,7 +42,7 @@ import (
 // DefaultStateDir is where pins are kept unless --state-dir says otherwise.
 var DefaultStateDir = config.Default().StateDir
 
-// Options is what an Agent is made from.
+// Options holds what an Agent is made from.
 type Options struct {
 	Config  config.Config // valid
 	Version string
@@ -443,8 +443,8 @@ const (
 	drainReport = 5 * time.Second        // between two lines of the log
 )
 
-// begunBefore is how many TCP connections userspace carries that began before a time. UDP sessions aren't
-// waited for: a client's next datagram begins another one, wherever it comes to.
+// begunBefore counts the TCP connections that userspace carries and that began before a time. UDP sessions aren't
+// waited for: a client's next datagram begins another one, wherever it arrives.
 func (a *Agent) begunBefore(before time.Time) (n int) {
 	for _, c := range a.userspace.Connections() {
 		if c.Protocol == service.TCP && c.Started.Before(before) {

@@ -16,7 +16,7 @@ import (
 	"kproxy.dev/kproxy/source/file"
 )
 
-// CheckReport is what `kproxy check` found.
+// CheckReport holds what `kproxy check` found.
 type CheckReport struct {
 	Services  int      // service ports
 	Endpoints int      // of all of them
@@ -56,7 +56,7 @@ func Check(paths []string, node string) (CheckReport, error) {
 	return r, nil
 }
 
-// HostReport is what `kproxy check --host` found.
+// HostReport holds what `kproxy check --host` found.
 type HostReport struct {
 	// Missing says of each mode that isn't possible here what it lacks; every part is
 	// a [*kernel.Missing].

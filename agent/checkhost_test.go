@@ -68,8 +68,8 @@ func TestCheckHostNamesWhatIsMissing(t *testing.T) {
 	}
 }
 
-// hostState is what of the calling thread's namespace, and of the kernel, probes may
-// change. Loading of modules can't be kept from, but for IPVS.
+// hostState returns, as text, what probes might change of the calling thread's namespace
+// and of the kernel. Of the modules only IPVS counts: probes can't avoid loading others.
 func hostState(t *testing.T) string {
 	t.Helper()
 	var b strings.Builder

@@ -111,7 +111,7 @@ func ejectionNote(of []*plan.Endpoint) string {
 	return fmt.Sprintf("%s and %d more", of[0].Address, len(of)-1)
 }
 
-// move is what happened to the ports of one Service.
+// move says what happened to the ports of one Service.
 type move struct {
 	namespace, name string
 	action          string // of the first port, where they go different ways

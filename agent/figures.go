@@ -52,7 +52,7 @@ type figures struct {
 	packets cached[packetCounts]
 }
 
-// cached is what was read last. Safe for concurrent use; the zero value is ready.
+// cached holds what was read last. Safe for concurrent use; the zero value is ready.
 type cached[T any] struct {
 	mu   sync.Mutex // one reader at a time
 	last T
@@ -238,7 +238,7 @@ type moveCounts struct {
 	services map[service.Key]serviceMoves
 }
 
-// serviceMoves are those of one service port since it exists.
+// serviceMoves counts the moves of one service port since it exists.
 type serviceMoves struct{ offloads, recalls uint64 }
 
 // count counts what d moves. The first plan moves nothing: what stands in the kernel

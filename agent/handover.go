@@ -23,8 +23,8 @@ const (
 	pauseBound   = time.Minute     // until a pass has ended, and until the successor has read the kernel's rules
 )
 
-// freezeBound is how long connections are at rest at worst, before they go on here. The heartbeat rests as well,
-// a third of its time-out after the last one: new connections wait meanwhile, and nothing is taken for dead.
+// freezeBound returns how long connections are at rest at worst, before they go on here. The heartbeat rests as well,
+// from up to a third of its time-out after the last beat: new connections wait meanwhile, and nothing is taken for dead.
 func (a *Agent) freezeBound() time.Duration { return a.cfg.AliveTimeout / 2 }
 
 // File is a descriptor that a successor gets, and what it names it by.
@@ -48,8 +48,8 @@ func (g turn) enter(ctx context.Context) bool {
 
 func (g turn) leave() { <-g }
 
-// orders are what users ask for by commands (pins, a drain), and are kept in files that a successor reads. The zero value
-// takes them.
+// orders takes or refuses what users ask for by commands (pins, a drain), which is kept in files that a successor reads. The
+// zero value takes it.
 type orders struct {
 	mu      sync.Mutex
 	stopped bool
@@ -72,7 +72,7 @@ func (o *orders) stop(on bool) {
 	o.stopped = on
 }
 
-// Belongings are what a successor gets that isn't the Agent's.
+// Belongings holds what a successor gets that isn't the Agent's.
 type Belongings struct {
 	Files    []File        // which stay the caller's
 	History  func() []byte // of the dashboard

@@ -175,7 +175,7 @@ func (h *healthPorts) files() (out []*handover.File, fds []int) {
 // healthListener and an address are the name by which a successor gets a listener.
 const healthListener = "listener health-check node port "
 
-// listenAddresses are those of family f, or the wildcard address where all are meant.
+// listenAddresses returns the addresses of family f, or the wildcard address where all are meant.
 func listenAddresses(addresses [2][]netip.Addr, f service.Family) []netip.Addr {
 	if addresses[f] == nil {
 		return []netip.Addr{[2]netip.Addr{service.IPv4: netip.IPv4Unspecified(), service.IPv6: netip.IPv6Unspecified()}[f]}
@@ -266,8 +266,8 @@ func (a *Agent) healthPortFailed(h plan.HealthPort, why string) {
 	}
 }
 
-// healthAddresses are those of this node at which health-check node ports answer,
-// the same as node ports do; nil in a family for all there are.
+// healthAddresses returns the addresses of this node at which health-check node ports
+// answer, the same as node ports do; nil in a family for all there are.
 func healthAddresses(p *plan.Policy) (out [2][]netip.Addr) {
 	for _, f := range service.Families {
 		if within, limited := p.NodePortsWithin(f); limited {

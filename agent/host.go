@@ -186,7 +186,7 @@ func pauseCollector() (resume func()) {
 	}
 }
 
-// heap is what the Go runtime tells of it, in bytes.
+// heap holds what the Go runtime tells of its heap, in bytes.
 type heap struct {
 	live  uint64 // by the last collection
 	spare uint64 // taken from the system, and garbage or free
@@ -203,9 +203,9 @@ func readHeap() heap {
 	return heap{live: live, spare: max(objects, live) - live + free, taken: m[3].Value.Uint64()}
 }
 
-// networks is what decisions depend on of the host's links and addresses. It is
-// looked up apart from plans: where every service has its address on kproxy's
-// own link, a list of addresses takes longer than a plan does. Safe for
+// networks holds what decisions depend on of the host's links and addresses. They
+// are looked up apart from plans: where every service has its address on kproxy's
+// own link, listing the addresses takes longer than making a plan. Safe for
 // concurrent use.
 type networks struct {
 	host  kernel.Facts

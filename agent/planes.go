@@ -63,14 +63,14 @@ func (ds drivers) of(m plan.Mode) drivers {
 	return out
 }
 
-// found is what [drivers.probe] found.
+// found holds what [drivers.probe] found.
 type found struct {
 	driver kernel.Driver
 	kernel.Facts
 	passedOver string // why mode auto doesn't use the drivers that it prefers; empty if it does
 }
 
-// probe is choose among what is found of this host.
+// probe finds the driver that mode m uses, as choose does, by what the drivers' probes find of this host.
 func (ds drivers) probe(ctx context.Context, m plan.Mode, c *config.Config, trial bool) (*found, error) {
 	return ds.choose(m, c.IPVS.Scheduler, func(d kernel.Driver) (kernel.Facts, error) { return d.Probe(ctx, m, trial) })
 }
@@ -185,7 +185,7 @@ func settingsOf(c *config.Config) kernel.Settings {
 	}
 }
 
-// Explainers are those of the data planes that have one.
+// Explainers returns the explainers of the data planes that have one.
 func Explainers() []kernel.Explainer {
 	var out []kernel.Explainer
 	for _, d := range driversOf(config.Default()) {

@@ -60,7 +60,7 @@ type programmer struct {
 	dirty      map[service.Key]bool         // of which programmed says something else than it took
 }
 
-// written is what a pass has done to the rules of services.
+// written says what a pass has done to the rules of services.
 type written struct {
 	// all are the rules that the kernel holds, by service port; nil if those of services
 	// that aren't in changes are as they were.
@@ -68,7 +68,7 @@ type written struct {
 	changes []plan.Change
 }
 
-// programResult is what the programmer reports. Its map is never modified.
+// programResult holds what the programmer reports. Its map is never modified.
 type programResult struct {
 	failed  map[service.Key]plan.Failure
 	written bool // a pass has written the rules of every service, but for those that failed by name
@@ -185,7 +185,7 @@ const (
 	pauseMax = time.Second
 )
 
-// pauseAfter is how long plans wait after a pass that took so long.
+// pauseAfter returns how long plans wait after a pass that took so long.
 func pauseAfter(took time.Duration) time.Duration {
 	if took <= cheap {
 		return 0
@@ -409,7 +409,7 @@ func (g *programmer) finish(now *written, failed map[service.Key]plan.Failure, e
 // how long one stays when its last connection has gone.
 const drainEvery = time.Second
 
-// draining is when the programmer checks again what drains. The zero value
+// draining says when the programmer checks again what drains. By the zero value it
 // never does.
 type draining struct {
 	active  bool // there may be something that drains, an earlier kproxy's too

@@ -13,8 +13,8 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// drainer is what the programmer sees of a backend that has left something to
-// drain: each element is what one look finds.
+// drainer stands in for a backend that has left something to drain: each element of
+// left is what one look of the programmer finds.
 type drainer struct {
 	mu    sync.Mutex
 	left  []int

@@ -138,7 +138,7 @@ func (r *recents) makeRoom() {
 	delete(r.services, oldest)
 }
 
-// talkOf is what a connection that is over adds to what a client had with an endpoint.
+// talkOf returns what a connection that is over adds to what a client had with an endpoint.
 func talkOf(e plan.Ended) plan.Talk {
 	t := plan.Talk{Client: e.Client.Addr(), Endpoint: e.Endpoint, Connections: 1, BytesIn: e.BytesIn, BytesOut: e.BytesOut, Last: e.Time}
 	if e.Refused != "" {

@@ -138,7 +138,7 @@ func TestWhatIsShownIsBoundedWhileItIsGathered(t *testing.T) {
 	}
 }
 
-// BenchmarkRecents is what the end of each connection costs.
+// BenchmarkRecents measures what the end of each connection costs.
 func BenchmarkRecents(b *testing.B) {
 	var r recents
 	var ends []userspace.End

@@ -188,8 +188,8 @@ func (a *Agent) commit(p *plan.Plan, d plan.Delta) {
 	a.current.Store(p)
 }
 
-// triggers are those of the changes since the last call; none where the source
-// doesn't know.
+// triggers returns, by family, the times of what led to the changes since the last
+// call; none where the source doesn't know.
 func (a *Agent) triggers() (none [2][]time.Time) {
 	if s, ok := a.source.(triggered); ok {
 		return s.Triggers()
@@ -232,7 +232,7 @@ func (a *Agent) announce(events []plan.Event, first bool) {
 	a.events.publish(events)
 }
 
-// passes is what is known of the fast loop's.
+// passes holds what is known of the fast loop's passes.
 type passes struct {
 	status  plan.SyncStatus
 	queued  time.Time       // when one was last due

@@ -85,7 +85,7 @@ func Render(ctx context.Context, o RenderOptions) ([]Section, error) {
 	return sections, nil
 }
 
-// settings are what `kproxy run` would be told.
+// settings returns the settings that `kproxy run` would have.
 func (o *RenderOptions) settings() kernel.Settings {
 	c := o.config()
 	s := settingsOf(&c)
@@ -99,8 +99,8 @@ func renderPolicy(o RenderOptions) plan.Policy {
 	return p
 }
 
-// nodeAddresses are those on which n's node ports answer: its own, or where
-// nothing says which those are, a documentation address of each family (RFC
+// nodeAddresses returns the addresses on which n's node ports answer: its own, or
+// where nothing says which those are, a documentation address of each family (RFC
 // 5737, RFC 3849) that stands for them.
 func nodeAddresses(n service.Node) (addresses []netip.Addr, assumed bool) {
 	if len(n.Addresses) == 0 {

@@ -273,7 +273,8 @@ func loadConntrack() error {
 	return nil
 }
 
-// unprepared is what could not be changed after all.
+// unprepared returns an error with what could not be changed after all. If nothing is left,
+// it logs what was prepared and returns nil.
 func (a *Agent) unprepared(prepared []any) error {
 	var errs []error
 	for _, c := range a.caps.All {

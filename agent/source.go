@@ -36,7 +36,7 @@ func (a *Agent) openSource() error {
 // apiState is the name of the file in --state-dir with what the Kubernetes API said last.
 const apiState = "api-state.zip"
 
-// kubeConfig is how the Kubernetes API is reached.
+// kubeConfig says how the Kubernetes API is reached.
 func kubeConfig(c *config.Config, node, userAgent string, log *slog.Logger) kube.Config {
 	return kube.Config{
 		Kubeconfig: c.Kubeconfig, Master: c.Master, Node: node, NodeAddresses: c.NodeAddresses(),
@@ -107,8 +107,8 @@ func (a *Agent) rereadOnSignal(ctx context.Context) error {
 	}
 }
 
-// objects is where Services come from: manifests on disk (source/file) or the
-// Kubernetes API (source/kube). Everything but Run may be called at any time.
+// objects reads Services from where they come from: manifests on disk (source/file)
+// or the Kubernetes API (source/kube). Everything but Run may be called at any time.
 type objects interface {
 	// Run follows the source until ctx is done. Nothing that happens to the source
 	// ends it.

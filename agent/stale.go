@@ -44,7 +44,7 @@ type staleCleanup struct {
 // sends its SYN again after a second (RFC 6298), and going through the kernel's table is most of what a change costs.
 const halfOpenDelay = 200 * time.Millisecond
 
-// pending is what a clean-up has to look for.
+// pending says what a clean-up has to look for.
 type pending struct {
 	stale    bool
 	former   []*plan.Plan // whose rules were in the kernel until a moment ago
@@ -89,7 +89,7 @@ func (s *staleCleanup) written(was *plan.Plan, d plan.Delta) {
 	s.request(w)
 }
 
-// between is what going from old by d may leave.
+// between returns what going from old by d may leave.
 func between(old *plan.Plan, d plan.Delta) pending {
 	w := pending{halfOpen: conntrack.MayBeHalfOpen(d), ejected: d.Ejects()}
 	if conntrack.MayBeStale(d) {

@@ -103,7 +103,7 @@ type counters struct {
 	kernel map[service.Key]conntrack.ServiceFigures
 }
 
-// counters are those of the current plan.
+// counters returns the current plan and what the data planes have counted for its services.
 func (a *Agent) counters() counters {
 	a.counting.RLock()
 	defer a.counting.RUnlock()

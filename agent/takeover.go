@@ -241,7 +241,7 @@ func (h *healthPorts) inherit(names []*handover.File, files []int) {
 	}
 }
 
-// healthOut is what v knows, for a successor.
+// healthOut returns what v knows, for a successor.
 func healthOut(v *health.View) (out []*handover.Health) {
 	for t, s := range v.States() {
 		h := &handover.Health{
@@ -257,7 +257,7 @@ func healthOut(v *health.View) (out []*handover.Health) {
 	return out
 }
 
-// healthIn is what a predecessor's healthOut said.
+// healthIn returns what a predecessor's healthOut said.
 func healthIn(in []*handover.Health) map[health.Target]health.State {
 	out := make(map[health.Target]health.State, len(in))
 	for _, h := range in {
@@ -277,7 +277,7 @@ func healthIn(in []*handover.Health) map[health.Target]health.State {
 	return out
 }
 
-// countersOut is what the kernel's data planes have counted, for a successor.
+// countersOut returns what the kernel's data planes have counted, for a successor.
 func countersOut(figures map[service.Key]conntrack.ServiceFigures) (out []*handover.Service) {
 	counters := func(f conntrack.Figures) handover.Counters {
 		return handover.Counters{Total: f.Total, Failed: f.Failed, BytesIn: f.BytesIn, BytesOut: f.BytesOut}
@@ -292,7 +292,7 @@ func countersOut(figures map[service.Key]conntrack.ServiceFigures) (out []*hando
 	return out
 }
 
-// countersIn is what a predecessor's countersOut said.
+// countersIn returns what a predecessor's countersOut said.
 func countersIn(in []*handover.Service) map[service.Key]conntrack.ServiceFigures {
 	figures := func(c handover.Counters) conntrack.Figures {
 		return conntrack.Figures{Total: c.Total, Failed: c.Failed, BytesIn: c.BytesIn, BytesOut: c.BytesOut}

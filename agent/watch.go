@@ -76,7 +76,7 @@ func (a *Agent) watchForwarding(now [2]plan.Capability) {
 	}
 }
 
-// capsNow is what this host can do: forwarding as of this moment, and the
+// capsNow returns what this host can do: forwarding as of this moment, and the
 // schedulers that services ask for now.
 func (a *Agent) capsNow(now time.Time) plan.Caps {
 	c := a.caps

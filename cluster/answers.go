@@ -71,7 +71,7 @@ func (b *Board) summary(*http.Request) (any, error) {
 	return s, nil
 }
 
-// state is how a node stands, in the words of [State] or of its kproxy.
+// state says how a node stands, in the words of [State] or of its kproxy.
 func (m *member) state() State {
 	switch {
 	case m.trouble != nil:

@@ -24,9 +24,9 @@ type Fleet interface {
 	Dial(ctx context.Context, n Node) (net.Conn, error)
 }
 
-// Board is what all nodes said last, in a few bytes for each service port of each node. Nodes are asked in turn rather
-// than followed by streams: a stream would bring each second what each service port of each node has counted, and hold a connection
-// through the API server for each node; what is asked for bounds both, and the answers aren't kept.
+// Board holds what all nodes said last, in a few bytes for each service port of each node. It asks nodes in turn and follows
+// no streams: these would bring each second what each service port of each node has counted, and hold a connection through the
+// API server for each node. Asking in turn bounds both, and the answers aren't kept.
 type Board struct {
 	fleet   Fleet
 	timeout time.Duration
@@ -86,7 +86,7 @@ type cell struct {
 	class             uint8 // index in classes
 }
 
-// Class is how a service port fares on a node, or on some: a condition, or one of these.
+// Class says how a service port fares on one node or on several: a condition, or one of these.
 type Class = plan.Condition
 
 // The classes that are no conditions.
@@ -145,7 +145,7 @@ const (
 	unviewedBy = 4               // how many times more seldom at least
 )
 
-// interval is how often each node is asked: the more nodes and service ports, the more seldom, and still more so
+// interval returns the time after which a node is asked again: the more nodes and service ports, the longer, and longer still
 // while nothing is requested.
 func (b *Board) interval(now time.Time) time.Duration {
 	cells := len(b.members) * len(b.ids)
@@ -396,8 +396,9 @@ func (b *Board) dial(ctx context.Context, n Node) (net.Conn, error) {
 	return b.fleet.Dial(ctx, n)
 }
 
-// patience is how long an answer is waited for: for the board's time-out until it begins, and then for each part of it; it isn't
-// a node's fault that others' are being read. All of it has answerTimeout from its first part on.
+// patience limits how long an answer is waited for: for the board's time-out until it begins, and as long for each part of it.
+// The time in which others' answers are being read doesn't count: that isn't the node's fault. All of the answer has
+// answerTimeout from its first part on.
 type patience struct {
 	timeout   time.Duration
 	idle, all *time.Timer

@@ -176,7 +176,7 @@ func phaseOf(p *core.Pod) string {
 	return string(p.Status.Phase)
 }
 
-// Answer is what a node said, or why it didn't.
+// Answer holds what a node said, or why it said nothing.
 type Answer[T any] struct {
 	Node    Node
 	Value   T

@@ -25,7 +25,7 @@ import (
 	"kproxy.dev/kproxy/web"
 )
 
-// recorded are what the nodes of a cluster printed for kproxy status -o json: on n1 default/server was pinned to
+// recorded returns what the nodes of a cluster printed for kproxy status -o json: on n1 default/server was pinned to
 // userspace, n2 hadn't seen a connection to default/kubernetes. A fourth node hangs.
 func recorded(t *testing.T) []Answer[plan.Status] {
 	t.Helper()
@@ -56,7 +56,7 @@ func (r *Report) service(t *testing.T, title string) *ServiceReport {
 	return nil
 }
 
-// differences are those of a service port as text.
+// differences returns the differences of a service port as text.
 func (r *Report) differences(t *testing.T, title string) (out []string) {
 	t.Helper()
 	for _, d := range r.service(t, title).Differences {

@@ -62,8 +62,8 @@ func Missed(api *service.Snapshot, st *plan.Status) []string {
 	return out
 }
 
-// RenderFlags are those flags of `kproxy render` that make it decide as the kproxy of a node does, by the arguments of
-// its container; named says which flags render has.
+// RenderFlags returns the flags that make `kproxy render` decide as the kproxy of a node does, taken from the arguments of
+// its container; named reports whether render has a flag.
 func (n Node) RenderFlags(named func(string) bool) []string {
 	out := []string{"--node=" + n.Name}
 	for i, arg := range n.args {

@@ -13,7 +13,7 @@ import (
 	"kproxy.dev/kproxy/web"
 )
 
-// flow is who talks to what on a node, all their connections together. A client is named by the node whose address it has, or
+// flow says who talks to what on a node, all their connections together. A client is named by the node whose address it has, or
 // by a service that its address is an endpoint of, if there is one; else by its address.
 type flow struct {
 	from, to    string
@@ -28,7 +28,7 @@ const (
 	flowsAnswers = 40   // unless a request says
 )
 
-// flows are those of a node.
+// flows lists the busiest flows of a node.
 type flows struct {
 	busiest  []flow
 	unlisted int    // connections that aren't among them
@@ -75,7 +75,7 @@ func (b *Board) nameOf(c *plan.ConnectionStatus) string {
 	return cmp.Or(b.owners[a], a.String())
 }
 
-// FlowRow is who talks to what, on all nodes.
+// FlowRow says who talks to what, on all nodes together.
 type FlowRow struct {
 	From        string `json:"from"` // "node NAME", NAMESPACE/NAME of a service it is an endpoint of, or an address
 	To          string `json:"to"`   // NAMESPACE/NAME[:PORT]

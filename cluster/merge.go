@@ -17,7 +17,7 @@ type Report struct {
 	Services []ServiceReport `json:"services"`
 }
 
-// NodeReport is how one node's kproxy is, or why that isn't known.
+// NodeReport says how one node's kproxy is, or why that isn't known.
 type NodeReport struct {
 	Node     string   `json:"node"`
 	Pod      string   `json:"pod,omitempty"`

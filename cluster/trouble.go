@@ -13,7 +13,7 @@ import (
 	"kproxy.dev/kproxy/web"
 )
 
-// State is how a node stands that was asked, in a word or two.
+// State says how a node stands that was asked, in a word or two.
 type State string
 
 // The states of nodes that don't answer. One that does has the words of its own kproxy.
@@ -26,7 +26,7 @@ const (
 	Unasked   State = "not asked yet" // on a board
 )
 
-// Trouble is why a node didn't answer.
+// Trouble says why a node didn't answer.
 type Trouble struct {
 	State State
 	Text  string

@@ -79,7 +79,7 @@ type Config struct {
 	Verbosity string `json:"v" flag:"v"`                  // a log level's name, or kube-proxy's number
 }
 
-// Client is how kproxy talks to the Kubernetes API (flags --kube-api-*).
+// Client says how kproxy talks to the Kubernetes API (flags --kube-api-*).
 type Client struct {
 	QPS         float64 `json:"qps" flag:"kube-api-qps"`                  // requests a second; negative doesn't limit them
 	Burst       int     `json:"burst" flag:"kube-api-burst"`              // so many more at a time
@@ -103,7 +103,7 @@ type Health struct {
 	MaxRate     int           `json:"maxRate" flag:"health-max-rate"` // probes a second, of all endpoints
 }
 
-// IPVS is what only the data plane ipvs goes by (flags --ipvs-*).
+// IPVS holds what only the data plane ipvs goes by (flags --ipvs-*).
 type IPVS struct {
 	// Scheduler is for Services that ask for none, nor for an algorithm; empty for
 	// that of the default algorithm.
@@ -118,13 +118,13 @@ type IPVS struct {
 	UDPTimeout    time.Duration `json:"udpTimeout" flag:"ipvs-udp-timeout"`       // of idle UDP flows; 0 leaves the kernel's setting
 }
 
-// NFTables is what only the data plane nftables goes by (flags --nftables-*).
+// NFTables holds what only the data plane nftables goes by (flags --nftables-*).
 type NFTables struct {
 	// Flowtable has established connections to endpoints pass by a flowtable, where the kernel has it.
 	Flowtable bool `json:"flowtable" flag:"nftables-flowtable"`
 }
 
-// Conntrack is what kproxy sets of the kernel's connection tracking (flags
+// Conntrack holds what kproxy sets of the kernel's connection tracking (flags
 // --conntrack-*, net.netfilter.nf_conntrack_*). 0 leaves the kernel's setting.
 type Conntrack struct {
 	MaxPerCore     int           `json:"maxPerCore" flag:"conntrack-max-per-core"` // entries, times the number of CPUs

@@ -6,7 +6,7 @@ import (
 	"slices"
 )
 
-// Outcome is what came of one field that a file has.
+// Outcome says what came of one field that a file has.
 type Outcome struct {
 	Field
 	Line  int

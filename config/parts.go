@@ -67,7 +67,7 @@ func (c Config) texts() map[string]string {
 	return out
 }
 
-// MarshalJSON is what /configz shows: durations as people write them, "1m30s".
+// MarshalJSON returns what /configz shows, with durations as people write them: "1m30s".
 func (c Config) MarshalJSON() ([]byte, error) { return json.Marshal(readable(reflect.ValueOf(c))) }
 
 func readable(v reflect.Value) any {

@@ -91,8 +91,8 @@ type Accounting struct {
 // listened, nor of those for which the event buffer was too small.
 const endGrace = 2 * time.Second
 
-// account is what Accounting holds of one service port that the kernel has carried
-// something of: most do nothing most of the time.
+// account holds the figures of one service port. Accounting has one only for those that the
+// kernel has carried something of: most do nothing most of the time.
 type account struct {
 	service   *plan.Service // nil once the plan doesn't hold it
 	ended     Figures
@@ -306,7 +306,7 @@ func (a *Accounting) Refresh(maxAge time.Duration, list func(service.Protocol) (
 	return err
 }
 
-// BackgroundAge is how old figures may be that are read all the time though no person waits for
+// BackgroundAge returns how old figures may be that are read all the time though no person waits for
 // them: so old that lists take at most a hundredth of a processor, however many flows there are, but a minute at most.
 func (a *Accounting) BackgroundAge() time.Duration {
 	a.mu.Lock()

@@ -88,8 +88,8 @@ func (l *Listener) SkipClosed(port uint16) error {
 // Close closes the socket.
 func (l *Listener) Close() error { return l.file.Close() }
 
-// Overflows is how often the kernel has dropped events because they weren't
-// read fast enough; each may stand for many.
+// Overflows returns how often the kernel has dropped events because they weren't
+// read fast enough; each time may stand for many events.
 func (l *Listener) Overflows() uint64 { return l.overflows.Load() }
 
 // Run calls f with each flow that ends, from one goroutine, until ctx ends. A

@@ -114,8 +114,8 @@ const (
 	synSentWait = 2 * time.Minute
 )
 
-// Lingered is how long ago the last packet came of a TCP connection that is closed or that hasn't been answered yet, by the
-// time that is left of the kernel's default for its state. The time left of an entry that is gone is 0.
+// Lingered returns how long ago the last packet came of a TCP connection that is closed or that hasn't been answered yet, by the
+// time that is left of the kernel's default for its state. An entry that is gone has no time left.
 func (f *Flow) Lingered() time.Duration {
 	var full time.Duration
 	switch {

@@ -8,7 +8,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// frontendKey is where a frontend answers. A node port has the zero Addr.
+// frontendKey says where a frontend answers. A node port has the zero Addr.
 type frontendKey struct {
 	protocol service.Protocol
 	family   service.Family

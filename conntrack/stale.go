@@ -8,7 +8,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// StaleConfig is what Stale needs to know besides the plans.
+// StaleConfig holds what Stale needs to know besides the plans.
 type StaleConfig struct {
 	// Listeners are the ports of the userspace forwarder's UDP listeners now.
 	Listeners []uint16

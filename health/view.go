@@ -47,7 +47,7 @@ type Wanted struct {
 	Namespace string
 }
 
-// State is what is known of a Target.
+// State holds what is known of a Target.
 type State struct {
 	Status Status
 	Since  time.Time // of Status

@@ -16,7 +16,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Networks is what decisions depend on of a host's links and addresses. Its lists are sorted.
+// Networks holds what decisions depend on of a host's links and addresses. Its lists are sorted.
 type Networks struct {
 	// Addresses are those on which node ports answer: of every link that is up but
 	// kproxy's own. A node's address may be on the loopback link (BGP to the host,

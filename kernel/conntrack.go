@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// Conntrack is what users set of the kernel's connection tracking. What is 0 or
+// Conntrack holds what users set of the kernel's connection tracking. What is 0 or
 // false stays as it is.
 type Conntrack struct {
 	MaxPerCore                                   int // entries, times the number of CPUs

@@ -39,7 +39,7 @@ type Survey interface {
 	Sysctls() ([]Sysctl, error)
 }
 
-// Facts are what Probe found.
+// Facts holds what Probe found.
 type Facts struct {
 	Missing      error             // what no mode can do without, each part a [*Missing]; nil if nothing
 	Capabilities []plan.Capability // everything that was tried
@@ -60,7 +60,7 @@ type Opener interface {
 	Plane(s Settings) (Plane, error)
 }
 
-// Settings are what rules depend on besides the plan and the host.
+// Settings holds what rules depend on besides the plan and the host.
 type Settings struct {
 	Marks            Marks
 	TCPPort, UDPPort uint16 // of userspace's listeners
@@ -159,7 +159,7 @@ type Exceptions interface {
 // Redirected is a TCP connection that userspace carries: what its client sends.
 type Redirected struct{ Client, Address netip.AddrPort }
 
-// Delivery is how packets reach userspace's sockets.
+// Delivery says how packets reach userspace's sockets.
 type Delivery interface {
 	// Local reports whether rules rewrite destinations to this address to reach userspace.
 	Local(a netip.Addr) bool
@@ -233,7 +233,7 @@ type Renderer interface {
 	Fresh(p *plan.Plan) Ruleset
 }
 
-// Result is what a Sync did.
+// Result says what a Sync did.
 type Result struct {
 	Err    error
 	Failed map[service.Key]error // service ports whose rules could not be written, with why
@@ -303,8 +303,8 @@ type Moving struct {
 	Policy  *plan.Policy
 }
 
-// Explainer is what a data plane implements that chooses endpoints in the kernel by
-// something other than rules of netfilter. Its methods read the network namespace of the
+// Explainer explains a data plane that chooses endpoints in the kernel by something other
+// than rules of netfilter. Its methods read the network namespace of the
 // calling thread, change nothing, and may be used from several goroutines at once.
 type Explainer interface {
 	// Explain returns what takes a client's new connections to an address, also if another

@@ -9,7 +9,8 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// refusedPacket is what begins a packet from port 4000 to port 80: an IP header with so many bytes of options, which IPv6 has none of, and the ports.
+// refusedPacket returns the beginning of a packet from port 4000 to port 80: an IP header with so many bytes of options, which
+// IPv6 has none of, and the ports.
 func refusedPacket(client, address string, protocol service.Protocol, options int) []byte {
 	from, to := netip.MustParseAddr(client), netip.MustParseAddr(address)
 	var b []byte

@@ -51,7 +51,7 @@ func MergeSorted[T any](a, b []T, compare func(T, T) int, both func(T, T) T) []T
 
 func First[T any](x, _ T) T { return x }
 
-// owner is whose an object is that both want: nobody's in particular, unless
+// owner returns the owner of an object that both want: nobody in particular, unless
 // they agree.
 func owner(x, y service.Key) service.Key {
 	if x == y {

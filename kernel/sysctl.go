@@ -96,7 +96,7 @@ func SysctlRemedy(name, value string) string {
 	return "let a privileged container run kproxy run --init-only before, as deploy/ does, or set it on the node: " + set
 }
 
-// number is what a setting's text says, -1 where that is no number.
+// number returns the number that a setting's text is, -1 where that is none.
 func number(s string) int {
 	if n, err := strconv.Atoi(s); err == nil {
 		return n

@@ -35,7 +35,7 @@ type Real struct {
 	Weight  uint32 // 0 takes no new connection
 }
 
-// VirtualChange is what happens to one virtual server. Set comes before Drain,
+// VirtualChange says what happens to one virtual server. Set comes before Drain,
 // so there is always somebody to take a connection.
 type VirtualChange struct {
 	Virtual // without Reals

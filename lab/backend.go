@@ -69,7 +69,7 @@ func NewBackend(name string, ns *Namespace, port uint16, sctp ...netip.Addr) *Ba
 	return b
 }
 
-// Active is how many TCP connections are open.
+// Active returns how many TCP connections are open.
 func (b *Backend) Active() int64 { return b.active.Load() }
 
 // Address is the backend's IPv6 or IPv4 address with a port; the zero AddrPort

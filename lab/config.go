@@ -30,7 +30,7 @@ var (
 	ServiceCIDR6 = netip.MustParsePrefix("fd00:96::/112")
 )
 
-// Topology is how a node lays out the links of its pods: as network plugins do
+// Topology says how a node lays out the links of its pods: each one is that of network plugins
 // whose nodes kproxy is for.
 type Topology string
 
@@ -58,8 +58,8 @@ var Topologies = []Topology{Routed, Bridge, Unnumbered, Loopback}
 // BridgeLink is what the bridge of [Bridge] is called on the node.
 const BridgeLink = "cni0"
 
-// PodLink is what the node sees the packets of a pod come in on, whose own link
-// has a name.
+// PodLink returns the link on which the node receives the packets of a pod; name is
+// that of the pod's own link.
 func (t Topology) PodLink(name string) string {
 	if t == Bridge {
 		return BridgeLink

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// Answer is what a backend said about one exchange.
+// Answer holds what a backend said about one exchange.
 type Answer struct {
 	Backend string     // its name
 	Peer    netip.Addr // the client's address as the backend saw it

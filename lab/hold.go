@@ -111,7 +111,7 @@ func (h *Held) LocalAddr() netip.AddrPort {
 	return netip.AddrPort{}
 }
 
-// Exchanges is how many exchanges have succeeded.
+// Exchanges returns how many exchanges have succeeded.
 func (h *Held) Exchanges() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()

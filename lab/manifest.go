@@ -153,7 +153,7 @@ func (m Manifest) Write(dir string) error {
 // Path is the file that Write writes.
 func (m Manifest) Path(dir string) string { return filepath.Join(dir, m.Name+".yaml") }
 
-// Annotations are those of the Service, in order of their keys.
+// Annotations returns the Service's annotations as sorted lines of YAML.
 func (m Manifest) Annotations() []string {
 	all := map[string]string{}
 	if m.Algorithm != "" {

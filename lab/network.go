@@ -96,7 +96,7 @@ func (n *Network) Down() error {
 	return DownAll(n.Config.Prefix)
 }
 
-// HostAddress is where the caller's namespace reaches the node, and true if
+// HostAddress returns the address at which the caller's namespace reaches the node, and true if
 // the lab has HostAccess.
 func (n *Network) HostAddress() (netip.Addr, bool) {
 	return nth(n.Config.hostSubnet(), 2), n.Config.HostAccess

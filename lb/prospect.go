@@ -2,7 +2,7 @@ package lb
 
 import "net/netip"
 
-// Prospect is what a Picker would do with a client's next connection.
+// Prospect says what a Picker would do with a client's next connection.
 type Prospect struct {
 	// Shares are the targets' probabilities, by index; they add up to 1, or are
 	// all 0 if no target is left.

@@ -9,7 +9,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Abilities are what a kernel data plane can do for services on this host. Compute
+// Abilities lists what a kernel data plane can do for services on this host. Compute
 // compares them with what each service asks for. Host, Scheduler and MissingSchedulers are
 // about this host and its configuration; the rest follows from Plane.
 type Abilities struct {
@@ -89,7 +89,7 @@ type shortfall struct {
 	bridged bool
 }
 
-// shortfalls are those that follow from p's specification; nil if there are none.
+// shortfalls returns the shortfalls of a that follow from p's specification; nil if there are none.
 func (c *computation) shortfalls(a *Abilities, p *service.Port) []shortfall {
 	if a.Plane == "" {
 		return nil
@@ -180,7 +180,7 @@ func degraded(all []shortfall) string {
 	return strings.Join(texts, "; ")
 }
 
-// meanwhile is when a shortfall shows.
+// meanwhile says when a shortfall shows, to end a sentence; empty where it always does.
 func meanwhile(p *service.Port) string {
 	if p.Protocol == service.SCTP {
 		return "" // the kernel's rules are all it has
@@ -188,7 +188,7 @@ func meanwhile(p *service.Port) string {
 	return " while kproxy is down"
 }
 
-// kernelChoice is which kernel data planes a mode leads to on this host.
+// kernelChoice says which kernel data planes a mode leads to on this host.
 type kernelChoice struct {
 	planes []Abilities // in order of preference
 	why    string      // there is none; empty if there is one

@@ -97,7 +97,7 @@ const (
 	toFallback = "qualified (iptables: "
 )
 
-// choice is what is to be decided about the kernel data plane of a service.
+// choice holds what is to be decided about the kernel data plane of a service.
 type choice struct {
 	plane, carries   DataPlane
 	scheduler        string
@@ -348,7 +348,7 @@ func inexpressible(d DataPlane, p *service.Port, in *Inputs) string {
 	return keptBack(fallsShort(d, p, in))
 }
 
-// fallsShort is how d falls short of p's specification.
+// fallsShort returns how d falls short of p's specification.
 func fallsShort(d DataPlane, p *service.Port, in *Inputs) []shortfall {
 	c, a := newComputation(nil, *in), in.Caps.Plane(d)
 	return c.shortfalls(&a, p)

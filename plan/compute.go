@@ -104,7 +104,7 @@ func (c *computation) toDecide(p *Plan) iter.Seq2[int, int] {
 	}
 }
 
-// record is what the next Compute may build on of one service port. It is never
+// record holds what the next Compute may build on of one service port. It is never
 // modified, and plans share it.
 type record struct {
 	facts  facts
@@ -220,8 +220,8 @@ func sooner(a, b time.Time) time.Time {
 	return a
 }
 
-// facts are what decides about a service port besides time and what the data
-// planes report. They are made together with the parts of a Service that
+// facts holds what decides about a service port besides time and what the data
+// planes report. It is made together with the parts of a Service that
 // depend on nothing else either, and both serve the next plan as they are if
 // nothing they depend on changed.
 type facts struct {
@@ -240,7 +240,7 @@ func (f *facts) offloaded() outcome {
 	return outcome{state: StateOffloaded, reason: f.qualified, cause: CauseQualified}
 }
 
-// choice is which kernel data plane mode auto fell back to, and why, in
+// choice returns the kernel data plane that mode auto fell back to, and why, in
 // brackets; empty if it didn't.
 func (f *facts) choice() string { return strings.TrimPrefix(f.qualified, reasonQualified) }
 

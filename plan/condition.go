@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Condition is how a service port fares for its clients: what `kproxy status` and the
+// Condition says how a service port fares for its clients: what `kproxy status` and the
 // dashboard count and sort by.
 type Condition string
 
@@ -62,7 +62,7 @@ func (s *ServiceStatus) Condition(failing bool) Condition {
 	return Fine
 }
 
-// Tally is how many service ports are in one condition, and that in words.
+// Tally counts the service ports in one condition, and says that in words.
 type Tally struct {
 	Condition Condition `json:"condition"`
 	Count     int       `json:"count"`

@@ -84,7 +84,7 @@ func at(list []*Service, i int) *Service {
 	return list[i]
 }
 
-// Move is what happens to a service port between two plans.
+// Move says what happens to a service port between two plans.
 type Move string
 
 // The moves between userspace and the kernel. A service that is refused, or is

@@ -9,7 +9,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// selection is which endpoints of one family the traffic policies choose,
+// selection lists the endpoints of one family that the traffic policies choose,
 // before health and weights. Its lists hold indices into the service port's
 // endpoints, in order.
 type selection struct {
@@ -64,7 +64,7 @@ func isLocal(e *service.Endpoint, node service.Node) bool {
 	return e.Node != "" && e.Node == node.Name
 }
 
-// topology is which hints of the endpoints are in force.
+// topology says which hints of the endpoints are in force.
 type topology uint8
 
 const (

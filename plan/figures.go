@@ -6,8 +6,8 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Figures are what kube-proxy's metrics tell beside the Status. Arrays are per
-// family.
+// Figures holds what kube-proxy's metrics and kproxy's own tell beside the Status. Arrays are per
+// family, unless they say otherwise.
 type Figures struct {
 	Queued             time.Time // when a pass was last due; zero before the first
 	Synced             time.Time // when one last took effect; zero before
@@ -52,7 +52,7 @@ type Figures struct {
 	Shed      [2][len(ShedReasons)]uint64 // TCP, UDP: connections and sessions that had to make room
 }
 
-// Resource is what the forwarder in userspace has a bounded amount of.
+// Resource names something of which the forwarder in userspace has a bounded amount.
 type Resource string
 
 const (
@@ -75,7 +75,7 @@ type Writes struct {
 	Virtuals      uint64 // virtual and real servers and their addresses
 }
 
-// Usage is how much there is of something that is limited. Max is 0 where that
+// Usage counts what there is of something that is limited. Max is 0 where the limit
 // isn't known.
 type Usage struct {
 	Count int `json:"count"`
@@ -106,7 +106,7 @@ func (p *Plan) NoLocal() (internal, external [2]int) {
 	return internal, external
 }
 
-// NodeFigures are what the dashboard's page of the node shows beside the Status.
+// NodeFigures holds what the dashboard's page of the node shows beside the Status.
 type NodeFigures struct {
 	Kernel    string                    `json:"kernel"` // release, as of uname -r
 	Conntrack Usage                     `json:"conntrack"`
@@ -116,7 +116,7 @@ type NodeFigures struct {
 	Virtuals  int                       `json:"virtualServers"` // of IPVS
 }
 
-// SyncTime is how long one pass of the reconcile loop took.
+// SyncTime says how long one pass of the reconcile loop took.
 type SyncTime struct {
 	Time            time.Time `json:"time"` // of its end
 	DurationSeconds float64   `json:"durationSeconds"`

@@ -24,8 +24,8 @@ var (
 	allCaps    = capsOf(Capability{Name: "iptables", Supported: true}, Capability{Name: "ipvs", Reason: "not built"}, nil)
 )
 
-// capsOf are those of a host with a data plane that has schedulers and can't tell clients,
-// as IPVS, which is preferred, and one that can, as iptables.
+// capsOf returns the Caps of a host with two data planes: the preferred one has schedulers and
+// can't tell clients apart, as IPVS; the other one can, as iptables.
 func capsOf(iptables, ipvs Capability, unusable map[string]string) Caps {
 	return Caps{Planes: []Abilities{
 		{
@@ -136,7 +136,7 @@ func endpoints(in ...string) []service.Endpoint {
 	return out
 }
 
-// world is what a test hands to Compute, with the parts that it changes.
+// world holds what a test hands to Compute, and the parts that the test changes.
 type world struct {
 	t  *testing.T
 	in Inputs

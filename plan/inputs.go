@@ -126,7 +126,7 @@ func (c *Caps) Plane(d DataPlane) Abilities {
 	return Abilities{}
 }
 
-// Observed is what the data planes report back.
+// Observed holds what the data planes report back.
 type Observed struct {
 	// Carried counts successful connections and sessions since start.
 	Carried map[service.Key]uint64

@@ -9,7 +9,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// DataPlane is what carries a service's new connections.
+// DataPlane names what carries a service's new connections.
 type DataPlane string
 
 // The data planes. None means that new connections are refused or dropped, or
@@ -25,7 +25,7 @@ const (
 // DataPlanes lists all of them, in the order in which they are shown.
 var DataPlanes = []DataPlane{Userspace, NFTables, IPTables, IPVS, None}
 
-// State is where a service is on its way between data planes.
+// State says where a service is on its way between data planes.
 type State string
 
 // The states of `kproxy status`.
@@ -47,7 +47,7 @@ const (
 	StateExcluded State = "excluded"
 )
 
-// Verdict is what happens to a new connection to a frontend.
+// Verdict says what happens to a new connection to a frontend.
 type Verdict string
 
 // The verdicts.
@@ -81,7 +81,7 @@ const (
 	MasqueradeNodeLocal Masquerade = "node-clients" // clients that are this node itself
 )
 
-// Plan is what every stage downstream carries out. Services are in key order.
+// Plan holds what every stage downstream carries out. Services are in key order.
 type Plan struct {
 	Time time.Time
 	// Kernel are the kernel data planes that Policy.Mode leads to on this host, in order of
@@ -208,7 +208,7 @@ type Endpoint struct {
 	Excluded bool
 }
 
-// Probed is what is known of an endpoint's health.
+// Probed holds what is known of an endpoint's health.
 type Probed struct {
 	Health string // "up", "down" or "unknown"
 	Since  time.Time

@@ -130,7 +130,7 @@ func (p *Policy) AnswersNodePorts(a netip.Addr) bool {
 	return !limited || contains(within, a)
 }
 
-// NodePortAddresses are those of NodeAddresses of family f that node ports answer on.
+// NodePortAddresses returns those of NodeAddresses of family f that node ports answer on.
 func (p *Policy) NodePortAddresses(f service.Family) []netip.Addr {
 	var out []netip.Addr
 	for _, a := range p.NodeAddresses {

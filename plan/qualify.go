@@ -9,7 +9,7 @@ import (
 // flapWindow is the time within which Policy.FlapLimit counts.
 const flapWindow = time.Minute
 
-// outcome is which data plane carries a service port at one moment, and why.
+// outcome says which data plane carries a service port at one moment, and why.
 type outcome struct {
 	plane       DataPlane
 	state       State
@@ -96,8 +96,8 @@ func (c *computation) offloaded(s *Service, m *memory, out outcome, failure stri
 	return out
 }
 
-// orFailure is why rules aren't there: they could not be programmed, or, without
-// a failure, for the reason given.
+// orFailure returns why rules aren't there: that they could not be programmed, or, without
+// a failure, the reason given.
 func orFailure(failure, reason string, cause Cause) (string, Cause) {
 	if failure != "" {
 		return failure, CauseRulesFailed
@@ -226,7 +226,7 @@ const (
 	calmAfter = 10 * time.Minute
 )
 
-// memory is what the next Compute needs to know of a service port besides its
+// memory holds what the next Compute needs to know of a service port besides its
 // inputs: Compute has no state of its own.
 type memory struct {
 	offloaded   bool

@@ -124,7 +124,7 @@ func (r *walker) checkJoined(p *Plan) {
 
 func first(p *Plan, _ Delta) *Plan { return p }
 
-// madeOf is what the rules of s are made of, as the renderers read it;
+// madeOf returns in words what the rules of s are made of, as the renderers read it;
 // weaker than what the hash covers.
 func madeOf(s *Service, p *Policy) string {
 	if s.Kernel == None {

@@ -22,7 +22,7 @@ type Ended struct {
 	Refused       string  `json:"refused,omitempty"` // why no endpoint took it; empty if one did
 }
 
-// Talk is what a client had with an endpoint of a service port, open connections included.
+// Talk counts what a client had with an endpoint of a service port, open connections included.
 type Talk struct {
 	Client      netip.Addr     `json:"client"`
 	Endpoint    netip.AddrPort `json:"endpoint"` // "" for what no endpoint took
@@ -33,7 +33,7 @@ type Talk struct {
 	Last        time.Time      `json:"last"` // when one last ended; zero if all are open
 }
 
-// ConnectTime is how long userspace's last connects to an endpoint took.
+// ConnectTime says how long userspace's last connects to an endpoint took.
 type ConnectTime struct {
 	Endpoint      netip.AddrPort `json:"endpoint"`
 	Connects      int            `json:"connects"` // how many it is of: the last 64 at most
@@ -41,7 +41,7 @@ type ConnectTime struct {
 	MaxSeconds    float64        `json:"maxSeconds"`
 }
 
-// Recent is what is remembered of a service port's clients.
+// Recent holds what is remembered of a service port's clients.
 type Recent struct {
 	Ended    []Ended       `json:"ended"`    // that an endpoint took, newest first
 	Refused  []Ended       `json:"refused"`  // that none took, newest first

@@ -10,7 +10,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Status is what `kproxy status -o json` and /api/v1/status print. Lists are
+// Status holds what `kproxy status -o json` and /api/v1/status print. Lists are
 // sorted by namespace, name, port, then address.
 type Status struct {
 	Version       string          `json:"version"`

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Algorithm is how an endpoint is chosen for a new connection
+// Algorithm says how an endpoint is chosen for a new connection
 // (annotation kproxy.dev/algorithm).
 type Algorithm string
 
@@ -60,7 +60,7 @@ const (
 	CheckGRPC    Check = "grpc"
 )
 
-// HealthCheck is how a service's endpoints are probed. Zero fields mean the
+// HealthCheck says how a service's endpoints are probed. Zero fields mean the
 // default of the flags --health-*. It is comparable: endpoints that several
 // services probe alike share one probe.
 type HealthCheck struct {

@@ -62,7 +62,7 @@ func parsed[T any](in []string, parse func(string) (T, error)) (out []T) {
 	return out
 }
 
-// addrs are those of a wanted family.
+// addrs returns what Addrs does, of the wanted families only.
 func addrs(in []string, want families) []netip.Addr {
 	return slices.DeleteFunc(Addrs(in), func(a netip.Addr) bool { return !want.has(a) })
 }

@@ -266,7 +266,7 @@ func duration(v string, low, high time.Duration) (time.Duration, error) {
 	return d, nil
 }
 
-// weights is what kproxy.dev/weights of one EndpointSlice says; nil for
+// weights holds what kproxy.dev/weights of one EndpointSlice says; nil for
 // nothing.
 type weights map[netip.Addr]uint16
 

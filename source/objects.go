@@ -21,7 +21,7 @@ const ProxyNameLabel = "service.kubernetes.io/service-proxy-name"
 // use it, and so do controllers that predate Kubernetes 1.21.
 type Endpoints = corev1.Endpoints //lint:ignore SA1019 it is deprecated, but it is there
 
-// Objects is what a source has at one moment, in any order. Of two objects of
+// Objects holds what a source has at one moment, in any order. Of two objects of
 // one kind, namespace and name the first is in force.
 type Objects struct {
 	Services       []*corev1.Service
@@ -99,7 +99,7 @@ func Serves(svc *corev1.Service) bool {
 	return svc.Spec.Type != corev1.ServiceTypeExternalName && familiesOf(clusterIPs(svc)) != families{}
 }
 
-// backing is what names a Service's endpoints.
+// backing holds the objects that name a Service's endpoints.
 type backing struct {
 	slices    []*discoveryv1.EndpointSlice // by name
 	endpoints *Endpoints                   // nil if there is a slice
@@ -191,7 +191,7 @@ func podCIDRs(n *corev1.Node) []netip.Prefix {
 	return Prefixes(list)
 }
 
-// Status is what is known of one place that objects come from: a configured
+// Status holds what is known of one place that objects come from: a configured
 // path, or the Kubernetes API.
 type Status struct {
 	Name   string   // the path, or the API server's URL

@@ -34,7 +34,7 @@ func clusterIPs(svc *corev1.Service) []netip.Addr {
 	return Addrs(list) // "None" and "" are no addresses
 }
 
-// basePort is what svc's ports have in common.
+// basePort returns what svc's ports have in common.
 func basePort(svc *corev1.Service) service.Port {
 	p := service.Port{
 		Key:           service.Key{Namespace: shared(svc.Namespace), Name: svc.Name},

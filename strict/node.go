@@ -23,7 +23,7 @@ type field struct {
 	value *Node
 }
 
-// Kind is what sort of value a Node is.
+// Kind says what sort of value a Node is.
 type Kind uint8
 
 // The kinds of values.

@@ -40,7 +40,7 @@ func depart(req Request, s *hostState) Result {
 	return t.result()
 }
 
-// departure is what becomes of the packet in the client's namespace, and where that is; nil if that can't be told from here.
+// departure returns what becomes of the packet in the client's namespace, and where that is; nil if that can't be told from here.
 func (t *tracer) departure(ctx context.Context) (first *Result, where string) {
 	if t.client.Node || t.req.Every || t.req.AnyClient {
 		return nil, ""

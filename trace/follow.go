@@ -35,7 +35,7 @@ type way struct {
 	hops           int             // hooks passed
 }
 
-// end is where a way ends.
+// end says how a way ends.
 type end struct {
 	way
 	verdict Verdict // Forwarded, Refused, Dropped, NotAService or Undetermined
@@ -204,7 +204,7 @@ func (t *tracer) stoppedBy(walk *netfilter.Walk, o *netfilter.Outcome) *Finding 
 	return f
 }
 
-// program is what changes the rules of a step's source.
+// program names the program of iptables that changes the rules of a step's source.
 func (t *tracer) program(s *netfilter.Step) string {
 	name := "iptables"
 	if t.req.Address.Addr().Is6() {

@@ -18,7 +18,7 @@ import (
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 
-// hostState is what a trace reads of this host. The functions are the seam between
+// hostState holds what a trace reads of this host. The functions are the seam between
 // following a packet and reading the kernel.
 type hostState struct {
 	addresses   addresses
@@ -239,9 +239,9 @@ func (r *route) failure() string {
 	return fmt.Sprintf("the kernel refuses it (%v)", r.err)
 }
 
-// refusal is what becomes of a packet that is to be forwarded and has no route: the
-// kernel says so to its sender by ICMP, but for a blackhole (ip_error in net/ipv4/route.c,
-// ip6_pkt_drop in net/ipv6/route.c).
+// refusal returns what becomes of a packet that is to be forwarded and has no route:
+// Refused where the kernel tells its sender by ICMP, Dropped for a blackhole (ip_error in
+// net/ipv4/route.c, ip6_pkt_drop in net/ipv6/route.c) and whatever else fails.
 func (r *route) refusal() Verdict {
 	if errors.Is(r.err, unix.ENETUNREACH) || errors.Is(r.err, unix.EHOSTUNREACH) || errors.Is(r.err, unix.EACCES) ||
 		r.err == nil && (r.kind == unix.RTN_UNREACHABLE || r.kind == unix.RTN_PROHIBIT) {
@@ -329,8 +329,8 @@ func linkAddress(name string, f service.Family) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("link %s has no %s address", name, f)
 }
 
-// settingName is how sysctl(8) spells a setting; a dot in a name is a slash
-// there.
+// settingName spells a setting as sysctl(8) does, which writes a dot in a name as
+// a slash.
 func settingName(parts ...string) string {
 	out := make([]string, len(parts))
 	for i, p := range parts {
@@ -364,9 +364,9 @@ func forwardingOff(f service.Family, in string) string {
 	return ""
 }
 
-// reversePath is what the reverse path filter says to a source address
-// (fib_validate_source in net/ipv4/fib_frontend.c). IPv6 has none but as a rule
-// of iptables.
+// reversePath holds what the reverse path filter says to a source address
+// (fib_validate_source in net/ipv4/fib_frontend.c). IPv6 has such a filter only
+// as a rule of iptables.
 type reversePath struct {
 	mode    int    // 0 off, 1 strict, 2 loose: the greater of all's and the interface's
 	setting string // that decides

@@ -21,7 +21,7 @@ import (
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 
-// hop is what is known of the way to the next host: the link, and the neighbour
+// hop holds what is known of the way to the next host: the link, and the neighbour
 // that packets are addressed to on it.
 type hop struct {
 	to        netip.Addr // the neighbour
@@ -253,8 +253,9 @@ func (t *tracer) planned(a netip.AddrPort) *plan.Endpoint {
 	return nil
 }
 
-// unhealthy is what the last health check of an endpoint says that can't be looked at from here.
-// What fails otherwise, by its answer to HTTP say, takes connections all the same.
+// unhealthy returns what becomes of a packet by the last health check of an endpoint that can't be
+// looked at from here. An endpoint that fails otherwise, by its answer to HTTP say, takes connections
+// all the same.
 func (t *tracer) unhealthy(e *plan.Endpoint) (Verdict, *Finding) {
 	if e == nil || e.Probed == nil {
 		return Forwarded, nil
@@ -445,7 +446,7 @@ type guest struct {
 	macs     []string // of all its links
 }
 
-// neighbourhood is what this process finds in other network namespaces.
+// neighbourhood holds the guests that this process finds in other network namespaces.
 type neighbourhood struct {
 	at     map[netip.Addr]guest
 	behind map[string]guest // by the traced namespace's end of a veth

@@ -197,7 +197,7 @@ func outcomeOf(err error, good string) string {
 	return "unreachable"
 }
 
-// flowsBetween are those that began from one address and port to another.
+// flowsBetween returns the flows that began from one address and port to another.
 func flowsBetween(all []conntrack.Flow, from, to netip.AddrPort) []conntrack.Flow {
 	return slices.DeleteFunc(all, func(f conntrack.Flow) bool { return f.OrigSrc != from || f.OrigDst != to })
 }

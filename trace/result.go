@@ -16,7 +16,7 @@ import (
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 
-// Request is what to trace.
+// Request says what to trace.
 type Request struct {
 	Address  netip.AddrPort   `json:"address"`
 	Protocol service.Protocol `json:"protocol"` // TCP or UDP
@@ -35,7 +35,7 @@ type Request struct {
 	Pod   string `json:"pod,omitempty"`
 }
 
-// Verdict is what becomes of the packet.
+// Verdict says what becomes of the packet.
 type Verdict string
 
 // The verdicts. Undetermined is the answer where something in the way could not
@@ -129,7 +129,7 @@ type Candidate struct {
 	Bytes   *uint64 `json:"bytes,omitempty"`
 }
 
-// Masquerade is whether another address replaces the client's.
+// Masquerade says whether another address replaces the client's, and why.
 type Masquerade struct {
 	Yes    bool       `json:"yes"`
 	Source netip.Addr `json:"source,omitzero"` // that the endpoint sees; zero if unknown
@@ -167,7 +167,7 @@ func (f *Finding) text() string {
 // Mismatch is a difference between the plan and the kernel.
 type Mismatch = kernel.Mismatch
 
-// Probe is what became of a real connection or datagram.
+// Probe says what became of a real connection or datagram.
 type Probe struct {
 	// From says where it was sent from.
 	From string `json:"from"`
@@ -218,8 +218,9 @@ func kindText(k plan.Kind) string {
 	}[k]
 }
 
-// verdict is what becomes of the packet: what all ways lead to, or Forwarded
-// where some do. A way that isn't certain to be taken makes it Undetermined,
+// verdict returns what becomes of the packet: the first of Leaves, Forwarded,
+// Refused, Dropped and NotAService that some way leads to; Dropped if conntrack's
+// table is full. A way that isn't certain to be taken makes it Undetermined,
 // unless it leads to the same as all others.
 func (t *tracer) verdict() Verdict {
 	if t.full {
@@ -365,7 +366,7 @@ func explainChoice(all []Candidate, stays bool) {
 	}
 }
 
-// chosen is how likely an endpoint is chosen, whatever becomes of the packet
+// chosen returns how likely an endpoint is chosen, whatever becomes of the packet
 // then. Where it can't be said whether a rule on the way there matches, there are
 // ends for either case, each with the whole probability.
 func (t *tracer) chosen(endpoint netip.AddrPort) float64 {
@@ -489,7 +490,7 @@ func (t *tracer) masqueradeReason(source netip.Addr) string {
 	return text
 }
 
-// planReason is why the plan masquerades this client.
+// planReason says why the plan masquerades this client.
 func (t *tracer) planReason() string {
 	f := t.frontend
 	if f == nil {

@@ -10,7 +10,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// Look is how a Result is printed.
+// Look says how to print a Result.
 type Look struct {
 	Width  int // columns; 0 for 80
 	Colour bool
@@ -184,7 +184,7 @@ func (r *Result) sourceText() string {
 	return "not masqueraded: " + r.Masquerade.Reason
 }
 
-// findings are what to know besides the culprit, and what isn't as planned.
+// findings prints what to know besides the culprit, and what isn't as planned.
 func (p *printer) findings(r *Result) {
 	for _, f := range r.Findings {
 		colour := map[string]string{SeverityError: red, SeverityWarning: yellow, SeverityNote: faint}[f.Severity]
@@ -199,7 +199,7 @@ func (p *printer) findings(r *Result) {
 	}
 }
 
-// probe is what became of a real packet.
+// probe prints what became of a real packet.
 func (p *printer) probe(r *Probe) {
 	if r == nil {
 		return
@@ -261,7 +261,7 @@ func (p *printer) path(r *Result) {
 	}
 }
 
-// sameWay is what ways to endpoints have in common if they are alike.
+// sameWay returns what ways to endpoints have in common if they are alike.
 func sameWay(steps []Step) string {
 	var b strings.Builder
 	for _, s := range steps {

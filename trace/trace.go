@@ -24,7 +24,7 @@ import (
 	"kproxy.dev/kproxy/userspace"
 )
 
-// Proxy is what a running kproxy knows and the kernel doesn't. Functions may be nil.
+// Proxy holds what a running kproxy knows and the kernel doesn't. Functions may be nil.
 type Proxy struct {
 	Plan *plan.Plan // nil: there is none to ask
 	// Silent says how a kproxy failed to answer that runs, as far as can be seen.

@@ -13,7 +13,7 @@ import (
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 
-// WatchRequest is what to watch: the first packets of connections to an address.
+// WatchRequest says what to watch: the first packets of connections to an address.
 type WatchRequest struct {
 	Request
 	Count   int           // it ends after so many connections
@@ -23,7 +23,7 @@ type WatchRequest struct {
 	Predict func(context.Context, Request) (Result, error)
 }
 
-// Watched is what was seen.
+// Watched holds what was seen.
 type Watched struct {
 	Request
 	Namespace string    `json:"namespace"`
@@ -53,7 +53,7 @@ type Packet struct {
 	Steps []MetStep `json:"steps"`
 }
 
-// Fate is what became of a real packet on this node.
+// Fate says what became of a real packet on this node.
 type Fate string
 
 // The fates.
@@ -64,7 +64,7 @@ const (
 	Lost      Fate = "lost"      // between two hooks: by routing, or a virtual server
 )
 
-// Comparison is what a real packet says of the prediction.
+// Comparison says whether a real packet fared as predicted.
 type Comparison string
 
 // The comparisons. Nothing is predicted of packets that aren't their connection's first.
@@ -380,7 +380,7 @@ type foretold struct {
 	sure, not bool // the packet meets it for certain; it doesn't match
 }
 
-// way is what is predicted of a packet's way, to where it really went.
+// way returns the rules and policies that are predicted of a packet's way to where it really went.
 func (f *flight) way(p *Result) (out []foretold) {
 	chance, hook := false, ""
 	for i := range p.Steps {

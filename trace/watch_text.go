@@ -67,7 +67,7 @@ func (k *Packet) Same(some []Packet) *Packet {
 	return nil
 }
 
-// Summary is what there is to say when all packets have been printed.
+// Summary returns what there is to say when all packets have been printed.
 func (w *Watched) Summary(l Look) string {
 	p := newPrinter(l)
 	if len(w.Counters) > 0 {

@@ -92,7 +92,7 @@ func (c *choice) connected(e *endpoint) {
 // Skip excludes endpoints that were tried (lb.Skip).
 func (c *choice) Skip(i int) bool { return slices.Contains(c.tried, i) }
 
-// Forecast is what a Server would do with a client's next connection.
+// Forecast says what a Server would do with a client's next connection.
 type Forecast struct {
 	Service   service.Key
 	Algorithm service.Algorithm

@@ -125,7 +125,7 @@ type flow interface {
 	kill()   // ends it now, from outside; it leaves the table by itself
 }
 
-// described is what a flow is from outside. Once it is in the table, only endpoint and
+// described holds what others see of a flow. Once the flow is in the table, only endpoint and
 // the meters change.
 type described struct {
 	state    *serviceState

@@ -12,7 +12,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// End is how a connection or session ended, or why no endpoint took it.
+// End says how a connection or session ended, or why no endpoint took it.
 type End struct {
 	Connection       // its endpoint is the last that was tried; Service is zero where there is none at the address
 	Reset      bool  // by a reset, or it was cut short

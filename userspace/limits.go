@@ -22,15 +22,15 @@ const (
 // minFDs is the least number of file descriptors that leaves some to forward with.
 const minFDs = 128
 
-// limits is how a process's file descriptors are divided.
+// limits says how a process's file descriptors are divided.
 type limits struct {
 	tcp   int // for connections
 	udp   int // for sessions
 	pipes int // pipes, two descriptors each
 }
 
-// Reserved is how many of the process's file descriptors are kept for what others
-// make it open, so that it can't take those of forwarding, nor those it from them.
+// Reserved says how many of the process's file descriptors are kept for what others
+// make it open, so that neither this nor forwarding can take the other's.
 type Reserved struct {
 	HTTP   int // connections to the HTTP listeners
 	Probes int // health checks under way
@@ -155,7 +155,7 @@ func (b *budget) release(n int) {
 	}
 }
 
-// BudgetUse is how much of the file descriptors for forwarding one protocol uses.
+// BudgetUse says how many of the file descriptors for forwarding one protocol uses.
 type BudgetUse struct {
 	Used, Limit int
 	Waiting     int // listeners that accept no client until one is free
@@ -188,7 +188,7 @@ var shortageNames = [shortages]plan.Resource{plan.Descriptors, plan.Sessions, pl
 // shortageLasts is for how long something counts as short after no room was found.
 const shortageLasts = 10 * time.Second
 
-// shortage is when no room was last found.
+// shortage remembers when no room was last found.
 type shortage struct{ last atomic.Int64 } // in nanoseconds since epoch; 0 for never
 
 func (x *shortage) note() { x.last.Store(sinceEpoch()) }

@@ -185,7 +185,7 @@ func newPackets(t testing.TB) *packets {
 	return p
 }
 
-// rules are what the portal and the marks amount to, each with its table.
+// rules returns the iptables rules that the portal and the marks amount to, each with its table.
 func rules(services string, tcp, udp uint16) [][]string {
 	var out [][]string
 	for _, chain := range []string{"PREROUTING", "OUTPUT"} {

@@ -22,7 +22,7 @@ type OriginLookup interface {
 	LookupAll(p service.Protocol, flows [][2]netip.AddrPort, found func(i int, orig, client netip.AddrPort, err error))
 }
 
-// origin is where a flow was headed, and its client.
+// origin says where a flow was headed, and which client it is from.
 type origin struct {
 	orig, client netip.AddrPort
 	err          error

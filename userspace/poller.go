@@ -18,8 +18,8 @@ const wakeupNumber = -1
 // eventsAtOnce is how many events one wait returns at most.
 const eventsAtOnce = 64
 
-// poller is what a goroutine waits with that serves many sockets: for their events
-// (epoll(7)), and for what others ask it to do. Only post may be called by others.
+// poller lets a goroutine that serves many sockets wait for their events (epoll(7)),
+// and for what others ask it to do. Others may call only post.
 type poller struct {
 	epoll  int
 	wakeup int // eventfd: something was posted
@@ -166,7 +166,7 @@ func (s *slots[T]) remove(number int32) {
 	s.free = append(s.free, number)
 }
 
-// tag is what tells a socket from those that were in its place before.
+// tag returns a tag that tells a socket from those that had its number before.
 func (s *slots[T]) tag() uint32 {
 	s.tags = max(s.tags+1, 1) // 0 is no socket's
 	return s.tags

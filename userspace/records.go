@@ -9,10 +9,10 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// records are what outlives this process of its connections and sessions, if it ends without a word: memory that a file
-// without a name holds (memfd_create(2)), in which every one has its record, at the number of the client's socket (TCP) or the
-// endpoint's (UDP). A keeper holds descriptors and file, and [Server.Recover] in another process goes on by
-// them.
+// records holds what outlives this process of its connections and sessions, if it ends without a word. It is the memory of
+// a file without a name (memfd_create(2)). Each connection has its record there at the number of the client's socket, each
+// session at that of the endpoint's. A keeper holds the descriptors and the file, and [Server.Recover] in another process
+// goes on with them.
 //
 // Stores reach the memory in order, whenever the process is killed. So a record becomes valid by the last store to it, and is
 // invalid before one of its descriptors is closed: its number may be another one's the next moment. What a loop

@@ -14,7 +14,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Remains are what a Server has left whose process crashed, in descriptors of this one.
+// Remains holds what a Server whose process crashed has left, in descriptors of this process.
 type Remains struct {
 	listeners []*handover.Listener
 	ports     []int // descriptors of listeners

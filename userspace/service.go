@@ -225,7 +225,7 @@ func (s *serviceState) release(e *endpoint) {
 	}
 }
 
-// plans is what the Server knows of services. The Server's lock guards it.
+// plans holds what the Server knows of services. The Server's lock guards it.
 type plans struct {
 	views map[service.Key]*view
 

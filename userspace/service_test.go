@@ -50,7 +50,7 @@ func randomPlan(r *rand.Rand, old *plan.Plan) *plan.Plan {
 	return p
 }
 
-// contents is what a table says, for comparison.
+// contents returns what a table says, for comparison.
 func (t *table) contents() map[string]string {
 	m := map[string]string{}
 	for k, f := range t.fronts {

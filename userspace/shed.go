@@ -46,7 +46,7 @@ type holding struct {
 	flow    flow
 }
 
-// share is what a holding's client and service hold, compared with others.
+// share says what a holding's client and service hold, compared with others.
 type share int
 
 const (
@@ -56,7 +56,7 @@ const (
 	clientOver
 )
 
-// shedReason is why a connection or session gave way, as plan.ShedReasons.
+// shedReason says why a connection or session gave way: it is an index of plan.ShedReasons.
 type shedReason int
 
 const (

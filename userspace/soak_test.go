@@ -23,8 +23,8 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// soak is how long TestSoak lasts and with how many clients at a time, from
-// KPROXY_SOAK, "2000,10m".
+// soak returns how long a soak lasts and how many clients it has at a time, from
+// KPROXY_SOAK, as in "2000,10m".
 func soak(t *testing.T) (d time.Duration, clients int) {
 	d, clients = 2*time.Second, 60
 	if v := os.Getenv("KPROXY_SOAK"); v != "" {
@@ -100,7 +100,7 @@ func TestSoak(t *testing.T) {
 // grow with how many there have been.
 const soakKeeps = 16 << 20
 
-// heapInUse is what is reachable, in bytes.
+// heapInUse returns how many bytes of the heap are reachable.
 func heapInUse() uint64 {
 	var m runtime.MemStats
 	runtime.GC()
@@ -113,7 +113,7 @@ func heapInUse() uint64 {
 // more than what the first had seen.
 const soakLooks = 12
 
-// soakUse is what a process uses.
+// soakUse holds what a process uses.
 type soakUse struct {
 	descriptors int
 	system      uint64 // bytes of memory
@@ -159,7 +159,7 @@ func checkSoak(t *testing.T, uses []soakUse) {
 	}
 }
 
-// behaviour is what a client of the soak does; it tells the endpoint by its first byte.
+// behaviour says what a client of the soak does. The client's first byte tells the endpoint.
 type behaviour uint8
 
 const (
@@ -174,7 +174,7 @@ func (b behaviour) String() string {
 	return [...]string{"resets", "reads slowly", "finishes first", "is reset"}[b]
 }
 
-// stream is what a client sends after its two first bytes, what it does and this seed.
+// stream returns what a client sends after its first two bytes, which are its behaviour and this seed.
 func stream(seed byte) io.Reader { return rand.NewChaCha8([32]byte{seed}) }
 
 // soakEndpoint checks what clients send, and answers with as much of a stream of its

@@ -9,8 +9,8 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// table is what connections are looked up in: the frontends of all services,
-// by where clients connect to.
+// table holds the frontends of all services, by where clients connect to. Connections
+// are looked up in it.
 type table struct {
 	mu     sync.RWMutex // guards fronts and addrs
 	fronts map[frontKey]front

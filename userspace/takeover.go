@@ -123,7 +123,7 @@ func (s *Server) TakeOver(state *handover.Userspace, files []int) error {
 	return nil
 }
 
-// takeover is what is being taken.
+// takeover holds what is being taken.
 type takeover struct {
 	server   *Server
 	files    inherited

@@ -20,7 +20,7 @@ const (
 	endpointSide = 1
 )
 
-// connPhase is where in its life a connection is.
+// connPhase says where in its life a connection is.
 type connPhase uint8
 
 const (

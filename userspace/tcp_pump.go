@@ -17,7 +17,7 @@ const (
 
 var buffers = sync.Pool{New: func() any { return new([copySize]byte) }}
 
-// ending is why a pump stopped.
+// ending says why a pump stopped.
 type ending int
 
 const (
@@ -226,7 +226,7 @@ func (p *pump) dropBuffer() {
 // waits in the kernel for a slow receiver.
 const pipeSize = 512 << 10
 
-// pipe is what splice(2) needs between two sockets.
+// pipe holds the two ends of the pipe that splice(2) needs between two sockets.
 type pipe struct{ r, w int }
 
 // pipes is a bounded pool. A connection has a pipe only while bytes are in

@@ -13,9 +13,9 @@ const (
 	resetWaitMax = 50 * time.Millisecond
 )
 
-// relayState is what a connection knows while it moves bytes both ways, until
-// both are done. It passes on to each side what happens to the other: end of data
-// as end of data, reset as reset.
+// relayState holds what a connection knows while it moves bytes both ways, until
+// both are done. The connection passes on to each side what happens to the other: end of
+// data as end of data, reset as reset.
 type relayState struct {
 	ended  [2]bool // direction d's source has finished, and so has its sink been
 	dead   [2]bool // writing to side d failed

@@ -562,7 +562,7 @@ func receive(t *testing.T, c *net.TCPConn, want string) {
 	}
 }
 
-// unacknowledged is how many bytes c's peer hasn't got yet.
+// unacknowledged returns how many bytes of c's its peer hasn't acknowledged yet.
 func unacknowledged(t *testing.T, c *net.TCPConn) (n int) {
 	t.Helper()
 	onSocket(t, c, func(fd int) (err error) { n, err = unix.IoctlGetInt(fd, unix.SIOCOUTQ); return err })

@@ -117,7 +117,7 @@ func segments(ds [][]byte) int {
 	return n
 }
 
-// destination is where messages go.
+// destination says where messages go.
 type destination struct {
 	name    unix.RawSockaddrInet6
 	size    uint32 // of name; 0 for a connected socket
@@ -127,7 +127,7 @@ type destination struct {
 	unsegmented bool
 }
 
-// outgoing is what one sendmmsg(2) sends.
+// outgoing holds what one sendmmsg(2) sends.
 type outgoing struct {
 	hdrs     [batchSize]mmsghdr
 	iovs     [batchSize]unix.Iovec

@@ -27,7 +27,7 @@ const (
 	errorsInARow = 16
 )
 
-// sessionPhase is what a session does with a datagram.
+// sessionPhase says what a session does with a datagram.
 type sessionPhase int
 
 const (
@@ -37,8 +37,8 @@ const (
 	ended                          // drops it
 )
 
-// class is how much a session has said: it tells how much is lost when it has to
-// make room for another one.
+// class says how much the two sides of a session have exchanged, and so how much is lost when
+// the session has to make room for another one.
 type class int
 
 const (

@@ -29,7 +29,7 @@ type sessionVictims struct {
 	of   []victims  // by the worker that needs room
 }
 
-// victims are those chosen for a worker, its own first: each worker ends its own at once.
+// victims holds the sessions chosen for a worker that needs room, its own first: a worker ends its own at once.
 type victims struct {
 	queue  []victim
 	chosen int64 // when they were

@@ -89,8 +89,8 @@ const (
 	idleSockets = 1024
 )
 
-// socketKey is what sockets towards endpoints have in common that can stand in for each other.
-// One client's never serve another, however they are masqueraded: what an endpoint sends
+// socketKey holds what sockets towards endpoints have in common that can stand in for each other.
+// One client's sockets never serve another client, however they are masqueraded: what an endpoint sends
 // very late stays on the host that asked.
 type socketKey struct {
 	client netip.Addr

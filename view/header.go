@@ -8,7 +8,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// header is who and how it is: the program, what is wrong with it, how services fare, what it carries.
+// header returns the lines on kproxy as a whole: the program, what is wrong with it, how services fare, what it carries.
 func (m *Model) header(now time.Time, width int) []line {
 	g := m.theme.glyphs()
 	if m.received.IsZero() {
@@ -58,7 +58,7 @@ func Unserved(st *plan.Status) string {
 // Remark is something to know of a running kproxy, behind what it is about.
 type Remark struct{ Label, Text string }
 
-// Remarks are what keeps a kproxy from doing what it should, besides what is wrong with single services.
+// Remarks lists what keeps a kproxy from doing what it should, besides what is wrong with single services.
 func Remarks(st *plan.Status) (out []Remark) {
 	if st.Alive && st.NotReady != "" {
 		out = append(out, Remark{"not ready: ", st.NotReady})

@@ -29,7 +29,7 @@ const (
 	KeyBackTab   Key = "shift+tab"
 )
 
-// keys is what keys have changed.
+// keys holds what keys have changed.
 type keys struct {
 	filter string
 	typing prompt // where keys go
@@ -42,7 +42,7 @@ type keys struct {
 	rows   int // how many there are, as last drawn
 }
 
-// prompt is what a line at the bottom asks for.
+// prompt says what a line at the bottom asks for.
 type prompt uint8
 
 const (
@@ -52,7 +52,7 @@ const (
 	answerPrompt
 )
 
-// screen is what all screens have.
+// screen holds what all screens have.
 type screen struct {
 	theme Theme
 	keys  keys
@@ -295,7 +295,7 @@ func (k *keys) matches(texts ...string) bool {
 	return true
 }
 
-// order is how services are sorted.
+// order says how services are sorted.
 type order uint8
 
 const (

@@ -48,13 +48,13 @@ type Step struct {
 	Question bool   // an answer is to be typed
 }
 
-// StepState is how far the user is with a step.
+// StepState says how far the user is with a step.
 type StepState struct {
 	Done bool
 	Said string // what is waited for, what is wrong with an answer, or what was seen
 }
 
-// Config is what a Model starts with.
+// Config holds what a Model starts with.
 type Config struct {
 	Theme     Theme
 	Endpoints bool          // show a line for each endpoint

@@ -20,7 +20,7 @@ type page struct {
 	Page
 }
 
-// Page is what a service's page has besides its status. Each part is nil until it is known.
+// Page holds what a service's page has besides its status. Each part is nil until it is known.
 type Page struct {
 	Connections []plan.ConnectionStatus
 	Trace       []string // lines
@@ -79,7 +79,7 @@ func (p *page) update(s *service) {
 	p.past = last(append(p.past, endpointCounts{s.at, s.status.Endpoints}), rateWindow)
 }
 
-// rate is how many connections an endpoint gets per second.
+// rate returns how many connections an endpoint gets per second.
 func (p *page) rate(e *plan.EndpointStatus) float64 {
 	first := &p.past[0]
 	i := slices.IndexFunc(first.endpoints, func(was plan.EndpointStatus) bool { return was.Address == e.Address })

@@ -50,8 +50,8 @@ func fit(lines []line, n int) []line {
 	return lines[:n]
 }
 
-// below is what stands under the services: the caller's note, something to try,
-// what happened. It leaves them at least half of the room.
+// below returns the lines under the services: the caller's note, something to try, what happened. The first two get at most
+// two thirds of the room, or all but five lines if that is more. Events get at most half of the rest, and a line for their title.
 func (m *Model) below(width, room int) []line {
 	var out []line
 	if m.note != nil && room >= 6 {
@@ -178,7 +178,7 @@ func (m *Model) footer(shown, width int) line {
 	return flow(items, width)
 }
 
-// prompt is where something is typed.
+// prompt returns the line in which something is typed.
 func (k *keys) prompt() line {
 	switch k.typing {
 	case commandPrompt:

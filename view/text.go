@@ -7,7 +7,7 @@ import (
 	"github.com/charmbracelet/x/ansi"
 )
 
-// style is how a piece of text looks where there are colours.
+// style says how a piece of text looks where there are colours.
 type style uint8
 
 const (
@@ -31,7 +31,7 @@ type span struct {
 	style style
 }
 
-// line is what fits in a row of the screen once it is clipped.
+// line holds what fits in a row of the screen once it is clipped.
 type line []span
 
 func text(s string) line             { return line{{clean(s), plain}} }
@@ -110,7 +110,7 @@ func clean(s string) string {
 	}, s)
 }
 
-// columns is how many columns s takes on a terminal: two for wide characters
+// columns returns how many columns s takes on a terminal: two for wide characters
 // (Unicode Standard Annex 11), none for those that combine with the one before.
 func columns(s string) int { return ansi.StringWidth(s) }
 

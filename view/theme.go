@@ -6,7 +6,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// Theme is what a terminal can show.
+// Theme says what a terminal can show.
 type Theme struct {
 	Colour  bool
 	Unicode bool // else ASCII only

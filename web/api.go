@@ -18,7 +18,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// APIConfig is what API serves.
+// APIConfig holds what API serves.
 type APIConfig struct {
 	Source Source
 	// Gatherer is what /metrics shows.
@@ -142,7 +142,7 @@ type Pins interface {
 	Drain(on bool) error
 }
 
-// HealthReport is what the health endpoints report. One pass programs both
+// HealthReport holds what the health endpoints report. One pass programs both
 // address families, so it holds for both.
 type HealthReport struct {
 	LastUpdated  time.Time // end of the last pass that succeeded; zero if none has

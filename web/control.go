@@ -29,7 +29,7 @@ type PinResult struct {
 	Pinned []string `json:"pinned"`
 }
 
-// readiness is whether new connections to every service are carried.
+// readiness says whether new connections to every service are carried.
 type readiness struct {
 	NotReady string `json:"notReady"` // why not; empty if they are
 }

@@ -10,7 +10,7 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// HealthConfig is what Health serves.
+// HealthConfig holds what Health serves.
 type HealthConfig struct {
 	Source Source
 	// Registerer takes the counters of answers, kube-proxy's

@@ -7,8 +7,8 @@ import (
 	"kproxy.dev/kproxy/plan"
 )
 
-// history is what a Recorder keeps of the past, for the one of a kproxy that takes over. A release that keeps something else
-// gives it another version.
+// history holds what a Recorder keeps of the past, for the Recorder of a kproxy that takes over. A release that keeps
+// something else gives it another version.
 type history struct {
 	Version  int           `json:"version"`
 	Interval time.Duration `json:"interval"` // between two samples

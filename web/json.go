@@ -117,7 +117,7 @@ func (z *gzipWriter) Write(b []byte) (int, error) {
 	return z.gzip.Write(b)
 }
 
-// FlushError is what http.ResponseController flushes by, and Unwrap how it finds the rest.
+// FlushError sends what was written so far. An http.ResponseController flushes by it, and finds the rest by Unwrap.
 func (z *gzipWriter) FlushError() error {
 	if z.gzip != nil {
 		if err := z.gzip.Flush(); err != nil {

@@ -35,7 +35,7 @@ type slots struct {
 	clients map[netip.Prefix]*share
 }
 
-// share is what one client may have.
+// share bounds how many slots one client has at once.
 type share struct {
 	taken chan struct{}
 	users int // that have a slot or wait for one

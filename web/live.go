@@ -134,7 +134,7 @@ type overview struct {
 	Verdict         []plan.Tally    `json:"verdict"`
 }
 
-// nodeState is how kproxy is on this node.
+// nodeState says how kproxy is on this node.
 type nodeState struct {
 	Node      string              `json:"node"`
 	Mode      plan.Mode           `json:"mode"`
@@ -151,7 +151,7 @@ func stateOf(s *plan.Status) nodeState {
 	return nodeState{s.Node, s.Mode, s.Version, s.Alive, listed(s.Exhausted), s.NotReady, s.Drain, listed(s.Warnings), listed(s.Sources)}
 }
 
-// delta is what one read of the status found changed.
+// delta holds what one read of the status found changed.
 type delta struct {
 	Time      time.Time       `json:"time"`
 	Alive     bool            `json:"alive"`

@@ -16,7 +16,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// MetricsConfig is what Metrics shows.
+// MetricsConfig says what Metrics shows.
 type MetricsConfig struct {
 	// Summary returns the status without service ports, and those as the plan has them, in order of their keys, with
 	// what makes a row of one. A row is good until the next.
@@ -192,7 +192,7 @@ func collectSources(sources []plan.SourceStatus, send sender) {
 	}
 }
 
-// census is how many service ports and endpoints there are of each kind.
+// census counts the service ports and endpoints of each kind.
 type census struct {
 	planes    map[plan.DataPlane]int
 	states    map[plan.State]int

@@ -94,7 +94,7 @@ kproxy_source_synced{source="manifests"} 0
 	}
 }
 
-// metricsOf is what metrics of src need.
+// metricsOf returns what metrics of src need.
 func metricsOf(src Source) MetricsConfig {
 	return MetricsConfig{Summary: summaryOf(src), Figures: kubeProxyFigures, Services: 500, Endpoints: 1000}
 }
@@ -133,7 +133,7 @@ func documentation(t *testing.T) string {
 	return string(text)
 }
 
-// exportedMetric is what a registry says of a metric.
+// exportedMetric holds what a registry says of a metric.
 type exportedMetric struct{ kind, labels string }
 
 // gathered are the metrics of a registry by name.

@@ -182,7 +182,7 @@ func (r *Recorder) Node() NodeFigures {
 	return n
 }
 
-// memoryInUse is what the Go runtime holds of the system's memory, without what
+// memoryInUse returns how many bytes of the system's memory the Go runtime holds, without what
 // it has given back. Unlike runtime.ReadMemStats it doesn't stop the world.
 func memoryInUse() uint64 {
 	s := []metrics.Sample{{Name: "/memory/classes/total:bytes"}, {Name: "/memory/classes/heap/released:bytes"}}

@@ -74,7 +74,7 @@ type Recorder struct {
 	asked    time.Time // when a stream was last open, or a request came
 }
 
-// record is what is kept of one service port.
+// record holds what is kept of one service port.
 type record struct {
 	key     string
 	row     *Row             // nil while idle, and until the status has the service port
@@ -132,7 +132,7 @@ func (r *Recorder) Run(ctx context.Context) error {
 	}
 }
 
-// wait is how long the next sample may wait.
+// wait returns how long the next sample may wait.
 func (r *Recorder) wait() time.Duration {
 	every := r.cfg.IdleInterval
 	if r.hub.watching() {
@@ -143,7 +143,7 @@ func (r *Recorder) wait() time.Duration {
 	return max(every-time.Since(r.kept), 0)
 }
 
-// age is how old the status is.
+// age returns how old the status is.
 func (r *Recorder) age() time.Duration {
 	r.mu.RLock()
 	defer r.mu.RUnlock()

@@ -448,7 +448,7 @@ func bigCluster(n int) *fakeSource {
 	return f
 }
 
-// BenchmarkReadStatus is what reading 5,000 services costs beside the status itself,
+// BenchmarkReadStatus measures what reading 5,000 services costs beside the status itself,
 // and what the recorder keeps of them: with one in twenty busy, which is a lot, and
 // with all of them, which is the worst.
 func BenchmarkReadStatus(b *testing.B) {
@@ -479,7 +479,7 @@ func BenchmarkReadStatus(b *testing.B) {
 	}
 }
 
-// BenchmarkOverview is what the first of all streams that begin between two reads
+// BenchmarkOverview measures what the first of all streams that begin between two reads
 // costs.
 func BenchmarkOverview(b *testing.B) {
 	rec := NewRecorder(DefaultRecorderConfig(bigCluster(5000)))
@@ -640,7 +640,7 @@ func TestIdleRecorderForgetsWhatHasGone(t *testing.T) {
 	}
 }
 
-// BenchmarkIdleSample is what 10,000 services cost while the recorder is idle, one in
+// BenchmarkIdleSample measures what 10,000 services cost while the recorder is idle, one in
 // twenty of them busy.
 func BenchmarkIdleSample(b *testing.B) {
 	var keys []service.Key

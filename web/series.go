@@ -96,7 +96,7 @@ type series[T any] struct {
 	other   figures // what the shared series show
 }
 
-// kept is what is kept of an object between scrapes.
+// kept holds what is remembered of an object between scrapes.
 type kept struct {
 	found     bool                     // by the scrape that is under way
 	own       bool                     // it has series of its own

@@ -249,7 +249,7 @@ func TestServiceSeries(t *testing.T) {
 	}
 }
 
-// BenchmarkScrape is what a scrape of 5,000 service ports with three endpoints
+// BenchmarkScrape measures what a scrape of 5,000 service ports with three endpoints
 // each costs beside the status: with the default limits, and with series for all.
 func BenchmarkScrape(b *testing.B) {
 	all := services(0, 5000, 100)

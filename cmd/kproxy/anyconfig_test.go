@@ -58,7 +58,7 @@ func TestAnyConfiguration(t *testing.T) {
 	}
 }
 
-// number64 is what a variable of the environment says.
+// number64 reads a number from a variable of the environment.
 func number64(t *testing.T, name string, otherwise uint64) uint64 {
 	t.Helper()
 	text := os.Getenv(name)
@@ -226,7 +226,7 @@ func (h *host) stop(t *testing.T, p *lab.Process, c configuration) {
 	}
 }
 
-// state is what a proxy can change of a host: by name, what is there.
+// state holds what a proxy can change of a host: by name, what is there.
 type state map[string]string
 
 // look reads the node's state.

@@ -25,7 +25,7 @@ import (
 	"kproxy.dev/kproxy/web"
 )
 
-// printed is what a command line came to.
+// printed holds what a command line printed, its error and its exit status.
 type printed struct {
 	stdout, stderr, err string
 	status              int

@@ -50,7 +50,7 @@ func flagsFirst(app *cli.App, args []string) ([]string, error) {
 	return slices.Concat(args[:len(args)-len(rest)], flags, arguments), nil
 }
 
-// commandWords are those words of a command line that name the command.
+// commandWords holds those words of a command line that name the command.
 type commandWords struct {
 	path     []string       // "kproxy", "lab", "up"
 	commands []*cli.Command // that may come next

@@ -119,8 +119,8 @@ func flagNames(flags []cli.Flag) []string {
 	return out
 }
 
-// serviceNames are those of the kproxy that a command line is about; none if it doesn't
-// answer at once.
+// serviceNames returns the names of the services of the kproxy that a command line is about; none if
+// it doesn't answer within a second.
 func serviceNames(ctx context.Context, words []string) []string {
 	socket := socketOf(defaultSocket, labSocket)
 	for i, w := range words {

@@ -10,7 +10,7 @@ import (
 	kubeobjects "kproxy.dev/kproxy/source"
 )
 
-// configured is what the flags and the file say together.
+// configured holds what the flags and the file say together.
 type configured struct {
 	config.Config
 	file  *config.File // nil without --config

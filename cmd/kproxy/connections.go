@@ -32,7 +32,7 @@ func connectionsCommand() *cli.Command {
 	}
 }
 
-// connectionsShown is what the flags of `kproxy connections` ask for.
+// connectionsShown holds what the flags of `kproxy connections` ask for, and the terminal's width.
 type connectionsShown struct {
 	format string
 	sort   string

@@ -77,7 +77,7 @@ type labSession struct {
 	client    *web.Client
 }
 
-// pace is how many times slower than usual this machine is.
+// pace says how many times slower than usual this machine is.
 type pace int
 
 func paceOf(c *cli.Context) pace { return pace(c.Int("slow")) }

@@ -85,7 +85,7 @@ const (
 	firstConnections = 30
 )
 
-// clientTimeout is how long a client of the demo waits.
+// clientTimeout returns how long a client of the demo waits.
 func (p pace) clientTimeout() time.Duration { return p.time(5 * time.Second) }
 
 func (d *demo) say(format string, args ...any) {

@@ -32,7 +32,7 @@ const (
 	labHeard  = labDir + "/answers" // what labAsk got
 )
 
-// tour is what there is to try in a running lab, each step with what to look
+// tour describes what there is to try in a running lab: each step says what to look
 // for. A test runs its commands.
 type tour struct {
 	self      string // how to call this program

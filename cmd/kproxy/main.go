@@ -125,7 +125,7 @@ func noArguments(c *cli.Context) error {
 	return nil
 }
 
-// wrongFlag is what becomes of an error of the library about a flag.
+// wrongFlag turns the library's error about a flag into a usage error that explains it.
 func wrongFlag(c *cli.Context, err error, _ bool) error {
 	return usageError("%w (see %s --help)", explainFlag(c.Command, err), c.Command.HelpName)
 }

@@ -83,7 +83,7 @@ func fileOf(w io.Writer) *os.File {
 	return f
 }
 
-// terminalWidth is how many columns the terminal has that w is; 0 if it is none.
+// terminalWidth returns how many columns the terminal w has; 0 if w is no terminal.
 func terminalWidth(w io.Writer) int {
 	f := fileOf(w)
 	if f == nil {

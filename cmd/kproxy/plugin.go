@@ -155,7 +155,7 @@ func troubled[T any](w io.Writer, answers []cluster.Answer[T]) error {
 	return fmt.Errorf("%d of %d nodes didn't answer", n, len(answers))
 }
 
-// ofNode is what one node answered, for programs.
+// ofNode holds what one node answered, as programs get it.
 type ofNode[T any] struct {
 	Node  string `json:"node"`
 	Error string `json:"error,omitempty"`
@@ -373,7 +373,7 @@ func clusterPin(c *cli.Context) error {
 	return troubled(c.App.ErrWriter, answers)
 }
 
-// drift is what differs on a node; lines begin with "+" for what is missing, with "-" for what is there besides.
+// drift lists what differs on a node: a line begins with "+" for what is missing, with "-" for what is there besides.
 type drift struct {
 	Kproxy []string `json:"kproxy"` // of what the API server has
 	Kernel []string `json:"kernel"` // of what kproxy would program for what the API server has

@@ -139,7 +139,7 @@ func groups(all []cluster.Difference) []string {
 	return out
 }
 
-// carried is what a service port or a node carried, by a second.
+// carried holds what a service port or a node carried per second, and how many connections it has now.
 type carried struct {
 	Name     string  `json:"name"`
 	Active   int64   `json:"activeConnections"`

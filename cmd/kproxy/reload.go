@@ -132,7 +132,7 @@ func (s *settled) source() []plan.SourceStatus {
 	return []plan.SourceStatus{row}
 }
 
-// configz is what /configz shows, as of now.
+// configz marshals to what /configz shows: the configuration in force at that moment.
 type configz struct {
 	*settled
 	kubeProxy bool // in kube-proxy's form

@@ -61,7 +61,8 @@ type named struct {
 	listener      *net.Listener
 }
 
-// name is what a successor calls the listener: with another address it opens one of its own.
+// name returns the name by which a successor finds the listener. It contains the address: a successor with another
+// address opens a listener of its own.
 func (l *named) name() string { return "listener --" + l.flag + " " + l.address }
 
 func (l *named) open(ctx context.Context) (net.Listener, error) {
@@ -80,8 +81,8 @@ func (s *servers) named(cfg config.Config) []named {
 	}
 }
 
-// loopbackBeside is where the API is served besides its address, so that a port forward to the node's loopback finds it
-// wherever that is; empty where it is found anyway.
+// loopbackBeside returns the loopback address on which the API is served besides its own address, so that a port forward
+// to the node's loopback finds it whatever that address is. It returns "" where the API is found there anyway.
 func loopbackBeside(address string) string {
 	a, err := netip.ParseAddrPort(address)
 	if err != nil || a.Addr().IsLoopback() || a.Addr().IsUnspecified() {

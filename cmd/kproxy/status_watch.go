@@ -37,7 +37,7 @@ type model[T any] interface {
 	Render(now time.Time, width, height int) []string
 }
 
-// screen is what changes a model while a terminal shows it.
+// screen changes a model while a terminal shows it.
 type screen struct {
 	updates chan func()
 	ctx     context.Context // ends with the screen
@@ -168,7 +168,7 @@ func fillPages(ctx context.Context, client *web.Client, m *view.Model, screen *s
 	}
 }
 
-// traceLines are what `kproxy trace` says of a service's first address, or why there is no trace.
+// traceLines returns what `kproxy trace` says of a service's first address, or why there is no trace.
 func traceLines(ctx context.Context, client *web.Client, s *plan.ServiceStatus, from netip.Addr) []string {
 	if len(s.Addresses) == 0 {
 		return []string{"it has no address of its own; kproxy trace follows packets to a node port"}

@@ -101,7 +101,7 @@ func (t *target) selectFrom(all []plan.ServiceStatus) ([]plan.ServiceStatus, err
 	return nil, fmt.Errorf("there is no service %s%s", t.text, strict.DidYouMean(t.text, known...))
 }
 
-// addresses are those of the service ports of a protocol that t names.
+// addresses returns the addresses of those service ports with protocol p that t names.
 func (t *target) addresses(all []plan.ServiceStatus, p service.Protocol) ([]netip.AddrPort, error) {
 	services, err := t.selectFrom(all)
 	var out []netip.AddrPort

@@ -328,7 +328,7 @@ func (l *loop) drop(keep map[health.Target]*entry) map[health.Target]health.Stat
 	return dropped
 }
 
-// question is what a probe asks and which endpoint, without when and how often.
+// question returns what a probe asks and which endpoint it asks, without when and how often.
 func question(t health.Target) health.Target {
 	t.Check.Interval, t.Check.Timeout, t.Check.Rise, t.Check.Fall = 0, 0, 0, 0
 	return t

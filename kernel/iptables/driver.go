@@ -29,7 +29,7 @@ func (d *Driver) Probe(_ context.Context, h *steering.Host, _ bool) error {
 // Abilities returns what the host can do.
 func (d *Driver) Abilities(*service.Snapshot, time.Time) plan.Abilities { return Abilities(d.host) }
 
-// InSteering is what steering knows of it.
+// InSteering returns what steering knows of iptables.
 func (d *Driver) InSteering() steering.Plane { return InSteering }
 
 // Renderer renders what plans want of iptables and of steering.

@@ -33,7 +33,7 @@ type leaf struct {
 	rule  string
 }
 
-// fragment is what one service port contributes. It depends on nothing but the
+// fragment holds what one service port contributes. It depends on nothing but the
 // service's KernelHash and the options; see [known].
 type fragment struct {
 	chains    [2][]kernel.Chain
@@ -43,7 +43,7 @@ type fragment struct {
 	sets      []kernel.Set
 }
 
-// treatment is how frontends lead to endpoints. Frontends that are treated
+// treatment says how frontends lead to endpoints. Frontends that are treated
 // alike share a chain.
 type treatment struct {
 	local, shortCircuit bool

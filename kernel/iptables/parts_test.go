@@ -11,7 +11,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// manyChains are those of n services and of their tree, sorted.
+// manyChains returns the chains of n services and of their tree, sorted.
 func manyChains(n int) []kernel.Chain {
 	var leaves []leaf
 	var chains []kernel.Chain

@@ -195,7 +195,7 @@ func newKnown(s *plan.Service, p *plan.Policy, o *steering.Options) *known {
 	return k
 }
 
-// fragment is what the service port contributes. The rules of its chains are made
+// fragment returns what the service port contributes. The rules of its chains are made
 // when they are needed.
 func (k *known) fragment() *fragment {
 	out := renderService(k.service.Load(), k.policy, k.options)

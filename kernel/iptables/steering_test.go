@@ -117,7 +117,8 @@ func TestOwnSocketsMayHaveTheListenersPort(t *testing.T) {
 	})
 }
 
-// answerAs is what an endpoint answers to kproxy that bears a host's address.
+// answerAs returns what an endpoint answers when kproxy connects to it with a host's
+// address, or the error.
 func (s *scene) answerAs(host int, proto service.Protocol, to netip.AddrPort) string {
 	c, err := dialAs(s.Address(s.Family, host), proto, to)
 	return firstAnswer(c, err)

@@ -15,7 +15,7 @@ import (
 // meanwhile, if less than the rules would.
 type tableSizes struct{ sockets [2]int }
 
-// sizes are those of each of ownTables, by family.
+// sizes holds the sizes of each of ownTables, by family.
 type sizes [2][3]kernel.LegacyInfo
 
 func newTableSizes(families []service.Family) (*tableSizes, error) {

@@ -178,7 +178,7 @@ func TestWatchFollowsOwnChanges(t *testing.T) {
 	}
 }
 
-// BenchmarkExpect is what the Watch does after one service's change among all.
+// BenchmarkExpect measures what the Watch does after one service's change among all.
 func BenchmarkExpect(b *testing.B) {
 	for _, v := range variants {
 		n := slices.Max(programmable())

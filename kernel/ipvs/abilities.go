@@ -16,7 +16,7 @@ var schedulers = map[service.Algorithm]string{
 	service.Maglev:             "mh",
 }
 
-// Schedulers are those of the algorithms, and the one given besides.
+// Schedulers returns the given scheduler, if any, and those of the algorithms.
 func Schedulers(given string) []string {
 	var out []string
 	if given != "" {

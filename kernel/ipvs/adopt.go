@@ -97,7 +97,7 @@ func Adopted(have kernel.Ruleset, s *service.Snapshot) map[service.Key]bool {
 	})
 }
 
-// places are where virtual servers of a service port can be; the zero Addr stands for the
+// places returns where virtual servers of a service port can be; the zero Addr stands for the
 // node's own addresses.
 func places(p *service.Port) []key {
 	var out []key

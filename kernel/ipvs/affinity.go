@@ -48,14 +48,15 @@ func ReadAffinity(virtuals []kernel.Virtual) (map[service.Key][]kernel.Client, e
 	return out, nil
 }
 
-// template is what IPVS keeps a client with a real server by: a connection
-// without a client's port (struct ip_vs_conn with IP_VS_CONN_F_TEMPLATE).
+// template names a connection template, by which IPVS keeps a client with a real
+// server: a connection without a client's port (struct ip_vs_conn with
+// IP_VS_CONN_F_TEMPLATE).
 type template struct {
 	key
 	client netip.Addr
 }
 
-// binding is where a template leads.
+// binding says where a template leads, and for how much longer.
 type binding struct {
 	real      netip.AddrPort
 	remaining time.Duration

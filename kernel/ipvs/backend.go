@@ -12,7 +12,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Config is what a Backend works with.
+// Config holds what a Backend works with.
 type Config struct {
 	Rules kernel.Backend // puts sets, chains and jumps into the kernel
 	Sets  kernel.SetStore

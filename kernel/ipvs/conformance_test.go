@@ -213,7 +213,7 @@ func foreignServers(t *testing.T, table ipvs.Table) string {
 	return out.String()
 }
 
-// ownState is what [kerneltest.Host.State] is for the model.
+// ownState prints of the kernel what [kerneltest.Host.State] prints of the model.
 func ownState(t *testing.T, table ipvs.Table, sets kernel.SetStore, link ipvs.Link) string {
 	t.Helper()
 	var out strings.Builder

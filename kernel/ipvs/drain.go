@@ -119,9 +119,10 @@ func (b *Backend) finish(of []*server, errs *errorsOf) error {
 	return b.dropUnused(addresses, errs.applied)
 }
 
-// finishing is what removes the real servers of s that have drained, or s itself if
-// it goes with them. A virtual server in which others have a real server stays
-// for that.
+// finishing returns the requests that remove the real servers of s that have drained,
+// or s itself if it goes with them. A virtual server in which others have a real
+// server stays for that one. A real server that still drains loses the weight that
+// others gave it.
 func (s *server) finishing(found Server, now time.Time) []Request {
 	var out []Request
 	rest := 0
@@ -142,7 +143,7 @@ func (s *server) finishing(found Server, now time.Time) []Request {
 	return out
 }
 
-// finished notes what became of that, and tells whether s is gone.
+// finished notes what became of these requests, and reports whether s is gone.
 func (s *server) finished(found Server, requests []Request, results []error, gone *entries, a *kernel.Applied) (removed bool, err error) {
 	var errs *multierror.Error
 	there := map[netip.AddrPort]bool{} // from here on

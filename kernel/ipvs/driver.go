@@ -14,7 +14,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Settings is what users set of IPVS.
+// Settings holds what users set of IPVS.
 type Settings struct {
 	// Scheduler is for services that ask for none, nor for an algorithm; empty for that
 	// of the default algorithm.
@@ -71,7 +71,7 @@ func (d *Driver) Sysctls() ([]kernel.Sysctl, error) {
 	return Sysctls(release, d.StrictARP), nil
 }
 
-// InSteering is what steering knows of it.
+// InSteering returns what steering knows of IPVS.
 func (d *Driver) InSteering() steering.Plane { return InSteering }
 
 // Renderer renders what plans want of IPVS, and of the data plane below.

@@ -109,7 +109,7 @@ func virtual(p service.Protocol, address string, reals ...string) kernel.Virtual
 	return v
 }
 
-// ruleset is what a renderer makes of virtual servers, without rules.
+// ruleset returns what a renderer makes of virtual servers, without rules.
 func ruleset(virtuals ...kernel.Virtual) kernel.Ruleset {
 	out := kernel.Ruleset{Sets: ipvs.Sets(), Virtuals: slices.Clone(virtuals)}
 	var endpoints [2]kernel.Set

@@ -37,7 +37,7 @@ type Link interface {
 // ErrForeignLink says that a link of another type has the name that kproxy's has.
 var ErrForeignLink = errors.New("another program's link")
 
-// LinkState is what is known of the link.
+// LinkState holds what is known of the link.
 type LinkState struct {
 	Exists bool
 	Up     bool

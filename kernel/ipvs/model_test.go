@@ -24,7 +24,7 @@ func change(t ipvs.Table, do ipvs.Verb, v kernel.Virtual, r ...kernel.Real) erro
 	return t.Change(request)[0]
 }
 
-// changed is what a change of addresses says that must not fail for single ones.
+// changed joins the errors of a change of addresses that must not fail for single ones.
 func changed(failed map[netip.Addr]error, err error) error {
 	return errors.Join(err, errors.Join(slices.Collect(maps.Values(failed))...))
 }

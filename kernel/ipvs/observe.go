@@ -117,7 +117,7 @@ func onlyRemoved(servers []*server) bool {
 	return len(servers) > 0 && !slices.ContainsFunc(servers, func(s *server) bool { return !s.removed })
 }
 
-// view is what tells kproxy's own from what is foreign.
+// view holds what tells kproxy's own from what is foreign.
 type view struct {
 	record    record
 	old       map[key]*server // what was known; nil at start

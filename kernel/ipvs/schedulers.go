@@ -9,9 +9,10 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// schedulerProbes is what trying the kernel's schedulers told. Trying one may load a
-// module, so that is done once for each name that services ask for. One goroutine uses
-// it; the zero value tries none, and takes every one to work.
+// schedulerProbes holds what trying the kernel's schedulers told. Trying one may load a
+// module, so each name that services ask for is tried once, and again after
+// retryScheduler only if it can't be used. One goroutine uses it; the zero value tries
+// none, and takes every one to work.
 type schedulerProbes struct {
 	try    func(name string) error // nil where there is no IPVS
 	log    *slog.Logger

@@ -13,7 +13,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// fragment is what one service port contributes. It depends on nothing but the
+// fragment holds what one service port contributes. It depends on nothing but the
 // service's KernelHash and the options, so it can be remembered.
 type fragment struct {
 	virtuals  []kernel.Virtual // at the service's addresses

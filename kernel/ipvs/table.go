@@ -45,7 +45,7 @@ type Server struct {
 	Connections []int
 }
 
-// Request is what a [Table] is asked to do.
+// Request says what a [Table] is asked to do.
 type Request struct {
 	Do      Verb
 	Virtual kernel.Virtual
@@ -55,7 +55,7 @@ type Request struct {
 	Real kernel.Real
 }
 
-// Verb is what is done to a virtual or real server.
+// Verb says what is done to a virtual or real server.
 type Verb int
 
 // The verbs, as the commands of the kernel's netlink family: add doesn't touch
@@ -258,7 +258,7 @@ func (s *Server) sortReals() {
 	}
 }
 
-// key is what tells virtual servers apart.
+// key tells virtual servers apart.
 type key struct {
 	protocol service.Protocol
 	address  netip.AddrPort
@@ -418,8 +418,8 @@ func (r *Request) appendReal(b []byte) []byte {
 	return nlmsg.AppendNative(b, destLowerThreshold, 0)
 }
 
-// Timeouts are how long IPVS remembers connections that are idle. Zero leaves
-// one as it is.
+// Timeouts says how long IPVS remembers idle connections. Zero leaves one as it
+// is.
 type Timeouts struct{ TCP, TCPFin, UDP time.Duration }
 
 // SetTimeouts sets them, whole seconds, and returns what the kernel has then.

@@ -60,7 +60,7 @@ func Record(r kernel.Ruleset) []kernel.Set {
 	return out
 }
 
-// listOrder is what ipvsadm's is meant to be.
+// listOrder compares virtual servers in the order that ipvsadm is meant to list them in.
 func listOrder(a, b kernel.Virtual) int {
 	return cmp.Or(
 		cmp.Compare(service.FamilyOf(a.Address.Addr()), service.FamilyOf(b.Address.Addr())),

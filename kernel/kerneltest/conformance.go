@@ -71,7 +71,7 @@ func (s *System) take(t *testing.T, there bool) {
 	}
 }
 
-// Conformance is what every mode's backend must pass.
+// Conformance runs the tests that every mode's backend must pass.
 func Conformance(t *testing.T, m Mode) {
 	t.Run("apply is idempotent", m.idempotent)
 	t.Run("clean-up leaves nothing", m.cleanUp)

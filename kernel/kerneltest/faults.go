@@ -28,7 +28,7 @@ type Faults struct {
 	dead  bool
 }
 
-// FaultKind is what becomes of a call that fails.
+// FaultKind says what becomes of a call that fails.
 type FaultKind int
 
 // The kinds of faults.

@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Ipvsadm is what `ipvsadm -Ln` prints, without its headings and its counts of
+// Ipvsadm returns what `ipvsadm -Ln` prints, without its headings and its counts of
 // connections, with one space where it has some to make columns, and sorted by
 // [SortServers]: its own order isn't one (ipvs_cmp_services of its libipvs takes
 // the difference of two addresses for a signed number).

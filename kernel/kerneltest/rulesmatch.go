@@ -132,7 +132,7 @@ func turnedAway(f *plan.Frontend, c plan.Client, fates []Fate, onLink bool) bool
 	return fates[0].To == "none" || c.Node && fates[0].To == "DROP" && !onLink
 }
 
-// wanted is what the plan says about a connection.
+// wanted returns what the plan says about a connection.
 func (sim *simulation) wanted(s *plan.Service, f *plan.Frontend, c plan.Client) []Fate {
 	p := sim.plan
 	if f.Kind == plan.NodePort && !slices.Contains(p.Policy.NodePortAddresses(f.Family), nodeAddress(p, f.Family)) {

@@ -52,7 +52,7 @@ func (s *Scene) Endpoint(h int) netip.AddrPort {
 	return netip.AddrPortFrom(s.Address(s.Family, h), 8080)
 }
 
-// Endpoints are those of the given hosts.
+// Endpoints adds the endpoints of the given hosts.
 func (s *Scene) Endpoints(hosts ...int) func(*plan.Service) {
 	var out []string
 	for _, h := range hosts {
@@ -84,7 +84,7 @@ func (s *Scene) Unanswered(what string, from int, proto service.Protocol, to str
 	}
 }
 
-// Who are those that answer some of n connections.
+// Who returns who answers some of n connections, and the errors that others end with.
 func (s *Scene) Who(n, from int, proto service.Protocol, to string) map[string]bool {
 	s.T.Helper()
 	out := map[string]bool{}

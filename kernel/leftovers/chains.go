@@ -11,7 +11,7 @@ import (
 	"kproxy.dev/kproxy/kernel"
 )
 
-// table is what there is in one table of one program's rules.
+// table holds what kube-proxy left in one table of one program's rules.
 type table struct {
 	program string // "iptables-nft"
 	name    string // "nat"
@@ -19,8 +19,9 @@ type table struct {
 	jumps   []string // kube-proxy's rules in built-in chains, as iptables-save prints them
 }
 
-// programs are those whose rules a kube-proxy may have written. Where a host
-// doesn't tell its variants apart, it has one.
+// programs returns the programs whose rules a kube-proxy may have written, and
+// what each one's -save prints. A host that doesn't tell its variants apart has
+// one.
 func programs(ctx context.Context, run kernel.Runner) (out []string, saved map[string][]byte, err error) {
 	saved = map[string][]byte{}
 	nft, legacy := kernel.VariantNFT().Program, kernel.VariantLegacy().Program

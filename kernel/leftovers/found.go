@@ -15,8 +15,8 @@ import (
 	"kproxy.dev/kproxy/kernel"
 )
 
-// Found is what there is of kube-proxy's in the network namespace of the calling
-// thread. The zero value is nothing.
+// Found holds what there is of kube-proxy's in the network namespace of the calling
+// thread. The zero value holds nothing.
 type Found struct {
 	tables   []table  // iptables
 	nftables []nft    // its own tables

@@ -75,7 +75,7 @@ func (n *node) sync() kernel.Result {
 	return r
 }
 
-// listing is what nft lists, and the routes.
+// listing returns what nft lists of kproxy's tables, the routing rules, and the routes of kproxy's table.
 func (n *node) listing() string {
 	n.t.Helper()
 	return run(n.t, "nft -s list table ip kproxy; nft -s list table ip6 kproxy; ip rule; ip route show table 10249")

@@ -220,7 +220,7 @@ func tableText(p *plan.Plan, o *Options, f service.Family) string {
 	return b.String()
 }
 
-// everything is what a service wants of all sets.
+// everything adds to m what a service wants of all sets.
 func everything(m *members, s *plan.Service) {
 	m.addSteering(s)
 	m.addService(s)

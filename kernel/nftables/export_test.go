@@ -1,6 +1,6 @@
 package nftables
 
-// Netlink is what tests put faults in front of.
+// Netlink names the interface that tests put faults in front of.
 type Netlink = netlink
 
 // Lacking returns a driver whose kernel is what wrap returns.

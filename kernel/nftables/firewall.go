@@ -32,8 +32,8 @@ type dropper struct {
 	passable bool // by rules of another driver: the table is one that it shares
 }
 
-// yields are those of the chains in which rules of another driver could accept. Where a
-// table of nftables' own drops, that is as helpless.
+// yields returns the texts of those chains in which rules of another driver could accept.
+// Where a table of nftables' own drops, another driver is as helpless.
 func yields(chains []dropper) (out []string) {
 	for _, c := range chains {
 		if c.passable {

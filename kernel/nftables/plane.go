@@ -93,7 +93,7 @@ func (p *Plane) Adopt(_ context.Context, s *service.Snapshot) (map[service.Key]b
 	return out, nil
 }
 
-// addresses are where a service port's addresses would be found in sets, whose name is left out.
+// addresses returns where a service port's addresses would be found in sets, whose name is left out.
 func addresses(p *service.Port) (out []place) {
 	for _, list := range [][]netip.Addr{p.ClusterIPs, p.ExternalIPs, p.LoadBalancerIPs} {
 		for _, a := range list {
@@ -298,9 +298,9 @@ func (p *Plane) sync(r *kernel.Result, steered func()) (culprits map[service.Key
 	return nil, nil
 }
 
-// chains are those that all services share, and those of treatments: of all, if it is to be
-// whole or the policy that they are made by has changed, else of those that d touches. Of
-// these, the ones that are needed no more are stale.
+// chains returns the chains that all services share, and those of treatments: of all, if whole
+// is set or the policy that they are made by has changed, else of those that d touches. It
+// notes the chains of touched treatments that are needed no more as stale.
 func (p *Plane) chains(f service.Family, whole bool, d *difference) []Chain {
 	t := p.tables
 	r := newRules(p.options, f, &p.want.Policy)
@@ -516,7 +516,7 @@ func (p *Plane) Check(context.Context) ([]string, error) {
 	return out, errors.Join(devices, err)
 }
 
-// damage is what isn't as it was written.
+// damage returns what isn't as it was written, a phrase each.
 func (p *Plane) damage() ([]string, error) {
 	const rest = 4
 	t := p.tables

@@ -191,7 +191,7 @@ func constant(f field, t Type, v string) field {
 	}}
 }
 
-// mapped is what a map has for k.
+// mapped returns the field that loads what a map has for k.
 func (k key) mapped(set string) field {
 	return field{k.text() + " map @" + set, 0, func(r *Rule, at uint32) {
 		k.load(r, at)
@@ -355,7 +355,7 @@ var (
 	resetOfSYN = flags("rst,ack / rst,ack", flagRST|flagACK, unix.NFT_CMP_EQ, flagRST|flagACK)
 )
 
-// tcp is what a match of a field of TCP depends on; nft doesn't print it.
+// tcp matches protocol TCP, which a match of a field of TCP depends on; nft doesn't print it.
 func (r *Rule) tcp() {
 	l4proto.load(r, register)
 	r.Compare(unix.NFT_CMP_EQ, unix.IPPROTO_TCP)
@@ -506,7 +506,7 @@ var (
 func jumpTo(chain string) part { return ends(codeJump, chain) }
 func goesTo(chain string) part { return ends(codeGoto, chain) }
 
-// nfWord is how nft names a family's tables and addresses.
+// nfWord returns nft's name for a family's tables and addresses.
 func nfWord(f service.Family) string {
 	if f == service.IPv6 {
 		return "ip6"

@@ -22,7 +22,7 @@ import (
 // where other clients use those on this node only.
 const podNumbers = 1 << 16
 
-// treatment is what a chain does with connections. Frontends that are treated alike share
+// treatment says what a chain does with connections. Frontends that are treated alike share
 // a chain, across services: so there are as many chains as numbers of endpoints in use,
 // not as services. Only a service that asks for turns has chains of its own.
 type treatment struct {

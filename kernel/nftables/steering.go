@@ -11,7 +11,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Options is what rules depend on besides the plan.
+// Options holds what rules depend on besides the plan.
 type Options struct {
 	steering.Options
 	// Flowtable has established connections to endpoints pass by a flowtable.

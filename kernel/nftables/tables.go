@@ -23,7 +23,7 @@ const layout = owner + "layout 1"
 
 const owner = "kproxy's, "
 
-// maker is whose a table of kproxy's name is.
+// maker says whose a table of kproxy's name is.
 type maker int
 
 const (
@@ -254,7 +254,7 @@ func (t *tables) notice(own uint32) error {
 	return nil
 }
 
-// disturbances is how often others' transactions were noticed until now.
+// disturbances returns how often others' transactions were noticed until now.
 func (t *tables) disturbances() int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
@@ -274,7 +274,7 @@ func about(b []byte) (what, name string) {
 	return what, ""
 }
 
-// generation is how many transactions the kernel has carried out, whosever.
+// generation returns how many transactions the kernel has carried out, whosever they were.
 func (t *tables) generation() (uint32, error) {
 	out, err := nlmsg.Generation(t.socket)
 	if err != nil {
@@ -321,7 +321,7 @@ func lackingTwice(look func() (difference, error)) (difference, error) {
 	return d, err
 }
 
-// place is where an element is.
+// place says where an element is.
 type place struct {
 	family service.Family
 	set    string
@@ -389,7 +389,7 @@ func (t *tables) writeChains(f service.Family, want []Chain) (requests [][]byte,
 	return append(requests, fill...), written, rules
 }
 
-// difference is what a transaction changes of sets.
+// difference lists the elements that a transaction removes from sets and adds to them.
 type difference struct {
 	gone, come []member
 	touched    [2][]treatment // of services that change
@@ -475,7 +475,7 @@ func (p place) compare(o place) int {
 	return strings.Compare(p.key, o.key)
 }
 
-// scope is those sets that one of the two loops keeps: steering's, or those of services.
+// scope describes the sets that one of the two loops keeps: steering's, or those of services.
 // One goroutine uses it.
 type scope struct {
 	names []string

@@ -6,8 +6,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Expressions are those of a rule of nf_tables, one behind the other: what
-// NFTA_RULE_EXPRESSIONS holds. Registers have four bytes; a longer value is in those that
+// Expressions holds the expressions of a rule of nf_tables, one behind the other, as
+// NFTA_RULE_EXPRESSIONS does. Registers have four bytes; a longer value is in several that
 // follow each other.
 type Expressions []byte
 

@@ -76,7 +76,7 @@ type Requester interface {
 	Do(n int, request func(b []byte, i int) []byte, result func(i int, body []byte, err error)) error
 }
 
-// Generation is how many transactions nf_tables has carried out in the socket's network
+// Generation returns how many transactions nf_tables has carried out in the socket's network
 // namespace, of all families together and whosever they were.
 func Generation(s Requester) (out uint32, err error) {
 	var failure error

@@ -170,7 +170,8 @@ type Message struct {
 	Body        []byte
 }
 
-// failure is what a message of the kernel's about an error, or of the end of a list, says.
+// failure returns the error that the kernel's message about an error, or about the end of a list,
+// bears; nil if none.
 func (m *Message) failure() error {
 	if len(m.Body) < 4 {
 		return nil

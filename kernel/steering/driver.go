@@ -211,7 +211,7 @@ func (d *Driver) open(e *Env) (top RulesetPlane, err error) {
 	return top, nil
 }
 
-// env is what the layers work with on the host that was probed; where none was, on one
+// env returns what the layers work with on the host that was probed; if none was, on one
 // that has everything.
 func (d *Driver) env(s kernel.Settings) *Env {
 	e := DefaultEnv(d.sets)

@@ -9,7 +9,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Env is what data planes work with that share steering's rules on one host.
+// Env holds what those data planes work with that share steering's rules on one host.
 type Env struct {
 	Options
 	Runner  kernel.Runner

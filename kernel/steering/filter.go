@@ -131,7 +131,7 @@ func (s Rules) forwarded() []string {
 		state("RELATED")+" "+kernel.Comment("and errors about them")+" -j ACCEPT")
 }
 
-// passing is what the connections of planes need wherever they pass.
+// passing returns the rules that the connections of planes need wherever they pass.
 func (s Rules) passing() []string { return s.each(func(w *PlaneRules) []string { return w.Passing }) }
 
 // accept is for the end of built-in chains.

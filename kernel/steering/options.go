@@ -11,7 +11,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Options is what rules depend on besides the plan.
+// Options holds what rules depend on besides the plan.
 type Options struct {
 	Marks   kernel.Marks
 	TCPPort uint16 // of the shared listener
@@ -79,7 +79,7 @@ func Render(p *plan.Plan, o Options) kernel.Ruleset {
 	return out
 }
 
-// PlaneRules are what the rules of all services do for the connections of one kernel data plane:
+// PlaneRules says what the rules of all services do for the connections of one kernel data plane:
 // how they are told from others, and what is to happen to them in which chain. A plane
 // that rewrites destinations in table nat names its two chains, and is otherwise served by
 // what conntrack knows. One that takes packets elsewhere has rules for each place, in the
@@ -112,7 +112,7 @@ func (w *PlaneRules) rewritten() string {
 	return w.Rewritten
 }
 
-// Plane is what steering knows of a kernel data plane.
+// Plane holds what steering knows of a kernel data plane.
 type Plane struct {
 	Name plan.DataPlane
 	// Rules makes the rules for its connections in one family; policy and options are those of r.

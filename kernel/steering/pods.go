@@ -32,8 +32,9 @@ func OtherRule(p *plan.Policy, f service.Family, text, match, target string) str
 	return match + kernel.NotInSet(kernel.FamilySet(kernel.SetPods, f), "src") + " " + kernel.Comment(text) + " " + target
 }
 
-// podInterface is what iptables' option -i takes: a name, or what names begin
-// with and a plus sign (iptables(8)). It is empty where no detector goes by it.
+// podInterface returns the pods' interface as iptables' option -i takes it: a name, or
+// what names begin with and a plus sign (iptables(8)). It returns "" where no detector
+// goes by it.
 func podInterface(p *plan.Policy) string {
 	if p.PodBridge == "" && p.PodInterfacePrefix != "" {
 		return p.PodInterfacePrefix + "+"

@@ -14,7 +14,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Host is what Probe found out.
+// Host holds what Probe found out.
 type Host struct {
 	Caps        plan.Caps
 	Rules       plan.Capability // every rule of iptables that carries services works

@@ -14,9 +14,9 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Routing is what brings packets to userspace's sockets: a route that makes
+// Routing brings packets to userspace's sockets: by a route that makes
 // [ListenerAddress] this node's, for clients' packets, and, for endpoints' answers
-// to sockets that bear a client's address, rules that send marked packets to one
+// to sockets that bear a client's address, by rules that send marked packets to one
 // table, whose only route delivers everything locally. Its methods work in the
 // network namespace of the calling thread.
 type Routing struct {
@@ -31,7 +31,7 @@ func DefaultRouting() Routing {
 	return Routing{Marks: kernel.DefaultMarks(), Table: 10249, Priority: 10249}
 }
 
-// families are those that the kernel has.
+// families returns the address families that the kernel has, without IPv6 where SkipIPv6 is set.
 func (r Routing) families() []service.Family {
 	if _, ok := ipv6Off(); r.SkipIPv6 || !ok {
 		return []service.Family{service.IPv4}

@@ -300,7 +300,7 @@ func (x *comparison) conclude() {
 	r.Finish()
 }
 
-// lastLine is what a program said before it ended, without its own name, nor
+// lastLine returns the last line that a program logged before it ended, without the program's name and
 // the advice to choose another mode.
 func lastLine(log string) string {
 	lines := strings.Split(strings.TrimSpace(log), "\n")

@@ -29,7 +29,7 @@ type Lesson struct {
 	Tasks []Task
 }
 
-// Task is what to read and to do. It has either a check or an answer.
+// Task describes what to read and to do. It has either a check or an answer.
 type Task struct {
 	Title    string
 	Text     []string // paragraphs

@@ -36,8 +36,8 @@ type worker interface {
 	base() *client
 }
 
-// client is what every worker has, and a worker of streams or of large datagrams: of
-// one in blocking system calls, and of all for [Flood].
+// client holds what every worker has. By itself it is the worker for streams and for large datagrams: it
+// serves one of them with blocking system calls, or all of them for [Flood].
 type client struct {
 	load    *Load
 	nth, of int // this one, of so many
@@ -113,7 +113,7 @@ func (c *client) close() {
 	}
 }
 
-// target is where the i-th connection of all goes.
+// target returns where the i-th of all connections goes.
 func (c *client) target(i int) netip.AddrPort { return c.load.Targets[i%len(c.load.Targets)] }
 
 // fail counts a failure, if it is one, and keeps the first.

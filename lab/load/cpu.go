@@ -16,7 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// CPU is what the processors did while a load ran, in seconds of one processor.
+// CPU says what the processors did while a load ran, in seconds of one processor.
 //
 // The kernel forwards a packet on the time of the process that sends it: mostly in
 // its system call (the end of veth_xmit raises the softirq, and local_bh_enable
@@ -33,10 +33,10 @@ type CPU struct {
 	Idle     float64 `json:"idle"`
 }
 
-// Total is what the load cost: client, server, proxy, and the kernel's part.
+// Total returns what the load cost: client, server, proxy, and the kernel's part.
 func (c CPU) Total() float64 { return c.Client + c.Backend + c.Proxy + c.Softirqd }
 
-// Others is what the machine did besides; sampling may make it negative, which is 0.
+// Others returns what the machine did besides. Sampling may make that negative; it returns 0 then.
 func (c CPU) Others() float64 { return max(0, c.Machine-c.Total()) }
 
 func (c CPU) minus(b CPU) CPU {
@@ -130,8 +130,8 @@ func parseMachine(text string) (c CPU, err error) {
 	return CPU{Machine: v[0] + v[1] + v[2] + v[5] + v[6], Idle: v[3] + v[4], Steal: v[7], Softirqd: v[5] + v[6]}, nil
 }
 
-// ProcessTime is what a process with all its threads has used in seconds, also those that
-// have ended. It reads the process's processor clock (clock_getcpuclockid(3)),
+// ProcessTime returns how many seconds of processor time a process has used with all its threads, including
+// those that have ended. It reads the process's processor clock (clock_getcpuclockid(3)),
 // which is exact where the times in /proc/PID/stat count hundredths of a second.
 func ProcessTime(pid int) (float64, error) {
 	var t unix.Timespec
@@ -142,7 +142,7 @@ func ProcessTime(pid int) (float64, error) {
 	return time.Duration(t.Nano()).Seconds(), nil
 }
 
-// Idle is when a process has nothing to do: it used at most Busy of its processor's
+// Idle says when a process counts as idle: when it has used at most Busy of processor
 // time within Window. Wait ends after AtMost.
 type Idle struct{ Window, Busy, AtMost time.Duration }
 

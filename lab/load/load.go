@@ -94,7 +94,7 @@ type Load struct {
 	Proxies []int `json:"proxies,omitempty"`
 }
 
-// Outcome is what came of a load.
+// Outcome holds what came of a load.
 type Outcome struct {
 	Seconds  float64      `json:"seconds"`
 	Count    int          `json:"count"`  // streams, connections, exchanges or datagrams that arrived in time

@@ -23,7 +23,7 @@ type Figure struct {
 	Proxied           bool                         // makes sense for proxies only
 }
 
-// Rate is how many a second.
+// Rate returns Count per second.
 func (o *Outcome) Rate() float64 { return float64(o.Count) / o.Seconds }
 
 // Gigabits is the throughput in Gbit/s.
@@ -45,7 +45,7 @@ func (o *Outcome) P99() float64 {
 	return o.Exchange.P99
 }
 
-// Subject is what is measured.
+// Subject describes what is measured.
 type Subject struct {
 	Name    string
 	Class   report.Class

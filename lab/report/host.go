@@ -8,7 +8,7 @@ import (
 	"strings"
 )
 
-// Host is where it was measured.
+// Host describes the machine on which it was measured.
 type Host struct {
 	Kernel    string    `json:"kernel"`
 	CPUs      int       `json:"cpus"`

@@ -111,7 +111,7 @@ func (c *Case) Subject(name string) *Subject {
 	return &c.Subjects[i]
 }
 
-// Title is what was done, and the figure.
+// Title returns what was done, and the figure.
 func (c *Case) Title() string { return c.Work + ": " + c.Figure }
 
 // Add adds a value of a round.

@@ -78,7 +78,7 @@ func matchErrors(got, want []string) bool {
 	return true
 }
 
-// line is what a Service of func web is served as.
+// line returns what a Service of func web is served as.
 func line(name, digit string) string {
 	return "default/" + name + " 10.96.0." + digit + ":80 10.2.0." + digit + ":8080"
 }

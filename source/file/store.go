@@ -27,7 +27,7 @@ type store struct {
 	note  func(string)             // logs what happens to files besides problems
 }
 
-// manifestFile is what is known of one file.
+// manifestFile holds what is known of one file.
 type manifestFile struct {
 	path      string // the configured path it was found at
 	signature signature
@@ -38,7 +38,7 @@ type manifestFile struct {
 	problems  []Problem // of the content that is on disk now
 }
 
-// pathState is what is known of a configured path.
+// pathState holds what is known of a configured path.
 type pathState struct {
 	seen bool  // it has been read at least once
 	err  error // of the last attempt
@@ -162,7 +162,7 @@ func (s *store) parsed(name string, m *manifestFile, data []byte) {
 	}
 }
 
-// position is where an object is defined.
+// position says where an object is defined.
 type position struct {
 	file string
 	line int
@@ -248,7 +248,7 @@ func Load(paths []string, node string) (*service.Snapshot, []Problem, error) {
 	return snapshot, problems, errors.Join(unread...)
 }
 
-// portID is what endpoints and Services match their ports by.
+// portID holds what endpoints and Services match their ports by.
 type portID struct {
 	name     string
 	protocol corev1.Protocol

@@ -188,7 +188,7 @@ func fail(w http.ResponseWriter, status int) {
 	encode(w, statusOf(status))
 }
 
-// statusOf is what the API says of a failure. Reasons are those of
+// statusOf returns what the API says of a failure. Reasons are those of
 // apimachinery's errors package.
 func statusOf(status int) metav1.Status {
 	reason := map[int]metav1.StatusReason{

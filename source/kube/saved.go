@@ -104,7 +104,7 @@ func (s *Source) keepSaved(ctx context.Context) {
 	}
 }
 
-// pauseAfter is how long after a write of so many bytes the next one waits.
+// pauseAfter returns how long the next write waits after one of size bytes.
 func pauseAfter(size int) time.Duration {
 	return min(max(time.Duration(size)*(time.Second/saveRate), saveEvery), saveEveryMost)
 }

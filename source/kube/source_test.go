@@ -96,7 +96,7 @@ func world(t *testing.T) *api {
 	return a
 }
 
-// fromScratch is what source.Build makes of everything in a.
+// fromScratch returns what source.Build makes of everything in a.
 func (a *api) fromScratch() *service.Snapshot {
 	a.mu.Lock()
 	defer a.mu.Unlock()

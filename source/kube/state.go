@@ -15,7 +15,7 @@ import (
 	"kproxy.dev/kproxy/source"
 )
 
-// state is what the API has said so far, and which Services are to be converted
+// state holds what the API has said so far, and which Services are to be converted
 // anew. Safe for concurrent use.
 type state struct {
 	node      string

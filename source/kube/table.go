@@ -131,7 +131,7 @@ type collected[T object] struct {
 	message []byte
 }
 
-// GetObjectMeta is what a Reflector finds the object's name by.
+// GetObjectMeta tells a Reflector the object's name.
 func (c *collected[T]) GetObjectMeta() metav1.Object {
 	return &metav1.ObjectMeta{Namespace: c.name.Namespace, Name: c.name.Name}
 }

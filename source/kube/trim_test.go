@@ -14,7 +14,7 @@ import (
 	"kproxy.dev/kproxy/source"
 )
 
-// meta is what an API server and its clients write into every object.
+// meta returns what an API server and its clients write into every object.
 func meta(n string, labels, annotations map[string]string) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: "default", Name: n, GenerateName: n, UID: "uid", ResourceVersion: "7", Generation: 3,

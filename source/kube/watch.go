@@ -110,7 +110,7 @@ func backoff() *wait.Backoff {
 	}
 }
 
-// retries is what the watches of one API server have in common: when one of
+// retries cuts short the pauses of all watches of one API server: when one of
 // them works again, none has a reason to wait any longer. The zero value is
 // ready to use, and safe for concurrent use.
 type retries struct {
@@ -163,7 +163,7 @@ type impatient struct {
 // After is time.After, unless the pause is cut short.
 func (c impatient) After(d time.Duration) <-chan time.Time { return c.retries.pause(d, c.done) }
 
-// health is how one watch is doing. Safe for concurrent use.
+// health tells how one watch is doing. Safe for concurrent use.
 type health struct {
 	kind      string // "Services"
 	log       *slog.Logger

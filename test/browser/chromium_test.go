@@ -67,7 +67,7 @@ type tab struct {
 // in is the same tab for a subtest.
 func (p *tab) in(t *testing.T) *tab { return &tab{T: t, ctx: p.ctx, console: p.console} }
 
-// console is what a page complains about.
+// console collects what a page complains about.
 type console struct {
 	mu         sync.Mutex // the browser's events come from another goroutine
 	complaints []string

@@ -8,7 +8,7 @@ import (
 	"github.com/chromedp/chromedp/kb"
 )
 
-// focus is what has the keyboard's focus.
+// focus describes the element that has the keyboard's focus.
 type focus struct {
 	Name    string // for people: its label, or its text
 	Role    string // its tag, and role if it has one

@@ -107,7 +107,7 @@ func must(t *testing.T) func(any, error) {
 	}
 }
 
-// inDocument is how many rows are in the document.
+// inDocument counts the rows in the document, which must be about as many as can be seen.
 func (p *tab) inDocument() int {
 	p.Helper()
 	n := eval[int](p, `document.querySelectorAll(".rows [data-key]").length`)

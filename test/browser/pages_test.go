@@ -53,7 +53,7 @@ func (p *tab) visit(hash, ready string) {
 //go:embed third_party/axe-core/axe.min.js
 var axe string
 
-// violation is what axe-core says of a rule that isn't kept.
+// violation holds what axe-core says of a rule that isn't kept.
 type violation struct {
 	ID, Impact, Help string
 	Nodes            []struct {

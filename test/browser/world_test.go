@@ -123,8 +123,8 @@ func (w *world) url(host string) string {
 	return "http://" + net.JoinHostPort(host, port) + "/"
 }
 
-// forward is what `kubectl port-forward` or `ssh -L` do: it leads from this
-// host's loopback interface to the node's.
+// forward does what `kubectl port-forward` or `ssh -L` do: it leads connections from
+// this host's loopback interface to the node's.
 func (w *world) forward() {
 	for {
 		c, err := w.relay.Accept()

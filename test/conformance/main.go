@@ -27,7 +27,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// options are what the user chose.
+// options holds what the user chose.
 type options struct {
 	modes      string
 	nodes      int

@@ -96,7 +96,7 @@ func (c *cluster) pluginArgs(user string, args ...string) []string {
 	return append([]string{"PATH=" + search, "KUBECONFIG=" + c.access(user), "kubectl", "kproxy"}, args...)
 }
 
-// report is what `kubectl kproxy status` says; its exit status has to be the one that goes with it.
+// report returns what `kubectl kproxy status` says, and an error if its exit status isn't the one that goes with it.
 func (c *cluster) report(ctx context.Context, args ...string) (r kproxies.Report, err error) {
 	out, failed := c.kproxyAs(ctx, "viewer", append([]string{"status", "-o", "json", "--timeout", "5s"}, args...)...)
 	if err := json.Unmarshal([]byte(out), &r); err != nil {

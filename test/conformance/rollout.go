@@ -89,7 +89,7 @@ func (c *cluster) reboot(ctx context.Context) error {
 	})
 }
 
-// counts are how often each word stands in the clients' logs.
+// counts returns how many lines of the clients' logs begin with each word.
 func (c *cluster) counts(ctx context.Context) (map[string]int, error) {
 	logs, err := c.kubectl(ctx, "logs", "-l", "app=client", "--tail=-1", "--max-log-requests=9")
 	if err != nil {

@@ -219,7 +219,7 @@ func (n *node) replace(first *lab.Process, m lab.Manifest, plane plan.DataPlane,
 	n.must(second.Stop(within(grace)))
 }
 
-// capabilities are what kproxy says it can do.
+// capabilities returns what kproxy says it can do, by name.
 func (n *node) capabilities() map[string]plan.Capability {
 	n.Helper()
 	st, err := n.client.Status(n.ctx)
@@ -379,8 +379,8 @@ var capabilityNames = strings.Fields(`CAP_CHOWN CAP_DAC_OVERRIDE CAP_DAC_READ_SE
 	CAP_AUDIT_WRITE CAP_AUDIT_CONTROL CAP_SETFCAP CAP_MAC_OVERRIDE CAP_MAC_ADMIN CAP_SYSLOG CAP_WAKE_ALARM
 	CAP_BLOCK_SUSPEND CAP_AUDIT_READ CAP_PERFMON CAP_BPF CAP_CHECKPOINT_RESTORE`)
 
-// allCapabilities are those of a privileged container: all that this process
-// can give.
+// allCapabilities returns the capabilities of a privileged container: all that this
+// process can give.
 func allCapabilities() []string {
 	var out []string
 	for number, name := range capabilityNames {
@@ -391,8 +391,8 @@ func allCapabilities() []string {
 	return out
 }
 
-// capabilitiesOf are what a runtime gives a container that drops all and adds
-// some, or is privileged.
+// capabilitiesOf returns the capabilities that a runtime gives a container that drops
+// all and adds some, or is privileged.
 func capabilitiesOf(t *testing.T, c *core.Container) []string {
 	t.Helper()
 	s := c.SecurityContext
@@ -409,7 +409,7 @@ func capabilitiesOf(t *testing.T, c *core.Container) []string {
 	return out
 }
 
-// bundleOf is what a runtime makes of a container of the DaemonSet.
+// bundleOf returns the bundle that a runtime makes of a container of the DaemonSet.
 func (n *node) bundleOf(c *core.Container) *bundle {
 	n.Helper()
 	privileged := c.SecurityContext.Privileged != nil && *c.SecurityContext.Privileged
@@ -443,7 +443,7 @@ func (n *node) bundleOf(c *core.Container) *bundle {
 	return b
 }
 
-// systemMounts are what every container has, as containerd mounts it.
+// systemMounts returns what every container has mounted, as containerd does it.
 func systemMounts(privileged bool) []ociMnt {
 	sys := []string{"nosuid", "noexec", "nodev", "ro"}
 	if privileged {
@@ -490,7 +490,7 @@ func (n *node) environment(c *core.Container) []string {
 	return out
 }
 
-// source is where the node has a volume; it is made as its type says.
+// source returns where the node has a volume, and makes it as its type says.
 func (n *node) source(name string) string {
 	n.Helper()
 	v, err := n.deploy.volume(name)
@@ -551,7 +551,7 @@ type seccompRule struct {
 	Args     []json.RawMessage `json:"args,omitempty"`
 }
 
-// defaultSeccomp is what a runtime makes of its default profile for a container
+// defaultSeccomp returns what a runtime makes of its default profile for a container
 // with these capabilities.
 func defaultSeccomp(t *testing.T, capabilities []string) *seccomp {
 	t.Helper()

@@ -348,7 +348,7 @@ const (
 	folder = root + "/deploy"
 )
 
-// manifests are what deploy/base holds.
+// manifests holds the objects of deploy/base.
 type manifests struct {
 	daemonSet   apps.DaemonSet
 	configMap   core.ConfigMap

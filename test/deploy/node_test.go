@@ -163,7 +163,7 @@ func (n *node) must(err error) {
 	}
 }
 
-// host is where a path of the node is.
+// host returns where the test keeps a path of the node.
 func (n *node) host(path string) string { return filepath.Join(n.dir, "host", path) }
 
 func (n *node) manifestDir() string { return n.host("/manifests") }

@@ -162,8 +162,8 @@ func (s *stage) startKproxy(mode plan.Mode) {
 	})
 }
 
-// play is what happened before one looks: three connections that stay and nine
-// that don't, and once more when the kernel has taken over.
+// play makes what happened before one looks: three connections that stay and nine
+// that don't, and the same once more when the kernel has taken over.
 func (s *stage) play(plane plan.DataPlane) {
 	s.Helper()
 	s.connect()

@@ -77,13 +77,13 @@ type chaos struct {
 	counts   map[string]int // what clients did
 }
 
-// window is when kproxy's rules weren't what it had made them.
+// window says when kproxy's rules weren't what it had made them.
 type window struct {
 	from, to time.Time
 	breaks   bool // connections
 }
 
-// failure is what a client saw of what it began and ended then.
+// failure describes what failed for a client, and when that began and ended.
 type failure struct {
 	from, to time.Time
 	what     string

@@ -210,7 +210,7 @@ func write(t *testing.T, path, text string) {
 	}
 }
 
-// ended is how a command ended.
+// ended describes how a command ended.
 type ended struct {
 	command        string
 	stdout, stderr string

@@ -65,8 +65,8 @@ func (w *world) crash(last int) (pid int) {
 	return pid
 }
 
-// reset is how many connections a log says were reset, as a process was moving their bytes when it was killed. It fails
-// the test if they are more than one a loop each time.
+// reset returns how many connections a log says were reset because a process was killed while it moved their bytes. It fails
+// the test if a crash reset more than one per loop.
 func (w *world) reset(log string) (sum int) {
 	w.Helper()
 	for _, line := range strings.Split(log, "\n") {

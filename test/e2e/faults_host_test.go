@@ -17,7 +17,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// runArgs are those of a `kproxy run` that has all it needs.
+// runArgs returns the arguments of a `kproxy run` that has all it needs, and more.
 func (w *world) runArgs(more ...string) []string {
 	return append([]string{"run", "--mode", string(mode), "--manifests", w.manifests, "--socket", w.socket(), "--state-dir", filepath.Join(w.dir, "state")}, more...)
 }
@@ -285,14 +285,14 @@ func (w *world) capability(name string) plan.Capability {
 	return plan.Capability{}
 }
 
-// everything is what kproxy could have changed on the node.
+// everything returns all that kproxy could have changed on the node.
 func (w *world) everything() string {
 	w.Helper()
 	return w.rules() + w.sets() + w.tables() + w.routes() + w.virtuals()
 }
 
-// tables are those of nftables that iptables doesn't list, without counters and elements
-// that come and go by themselves.
+// tables lists the tables of nftables that iptables doesn't list, without counters and
+// without elements that come and go by themselves.
 func (w *world) tables() string {
 	w.Helper()
 	var lines []string
@@ -324,7 +324,7 @@ var changing = regexp.MustCompile(`(?m)^#.*\n| \[\d+:\d+\]$`)
 // that nobody ever used looks like once somebody has listed it.
 var empty = regexp.MustCompile(`(?m)^\*\w+\n(:[A-Z]+ ACCEPT\n)*COMMIT\n`)
 
-// rules are those of every variant and family, without counters.
+// rules lists the rules of every variant and family of iptables, without counters.
 func (w *world) rules() string {
 	w.Helper()
 	var b strings.Builder

@@ -17,7 +17,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// harm is what somebody else does to what kproxy has in the kernel, in both
+// harm describes what somebody else does to kproxy's state in the kernel, in both
 // families at once. {chain} stands for the chain of the service that the kernel
 // carries.
 type harm struct {

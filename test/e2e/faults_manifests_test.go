@@ -13,7 +13,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// sourceError is what the status says about the manifests.
+// sourceError returns the errors that the status reports for the manifests.
 func (w *world) sourceError() string {
 	w.Helper()
 	st, err := w.client.Status(w.ctx)

@@ -62,7 +62,7 @@ func (w *world) metric(name string, right func(float64) bool) {
 	})
 }
 
-// tables are those with rules that kproxy counts.
+// tables returns the tables whose rules kproxy counts.
 func tables() []string {
 	if kernelPlane == plan.NFTables {
 		return []string{"kproxy"}
@@ -383,7 +383,7 @@ func TestMetricsWithinLimits(t *testing.T) {
 	stop()
 }
 
-// scraped is what one scrape brought.
+// scraped holds what one scrape brought.
 type scraped struct {
 	text string
 	wire int // bytes, compressed
@@ -550,7 +550,8 @@ func TestMetricsAreInOrder(t *testing.T) {
 	}
 }
 
-// promtoolPath is where promtool is, which test/setup.sh has fetched.
+// promtoolPath returns the path of promtool, which test/setup.sh has fetched. It skips
+// the test if there is none.
 func promtoolPath(t *testing.T) string {
 	t.Helper()
 	cmd := exec.Command("../monitoring/promtool.sh")

@@ -106,7 +106,7 @@ func fmtFigures(c plan.Connections, endpoints, want uint64) error {
 	return fmt.Errorf("%+v, %d at the endpoints; want %d", c, endpoints, want)
 }
 
-// healthAnswer is what a load balancer learns at a health-check node port.
+// healthAnswer holds what a load balancer learns at a health-check node port.
 type healthAnswer struct {
 	status int
 	weight string

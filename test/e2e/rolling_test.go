@@ -79,8 +79,8 @@ func newRollout(t *testing.T, mode plan.Mode) *rollout {
 	return r
 }
 
-// target is where clients ask for port p of a service: at its own address, or
-// where the policy for that is Local, at the node's.
+// target returns where clients ask for port p of a service: at its own address, or,
+// where its external policy is Local, at the node's.
 func (r *rollout) target(m lab.Manifest, family, p int) netip.AddrPort {
 	if m.ExternalLocal {
 		return netip.AddrPortFrom(r.net.Config.NodeAddresses()[family], m.Ports[p].NodePort)

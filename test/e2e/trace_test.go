@@ -31,7 +31,7 @@ const (
 	isSilent   = "silent" // until the client gave up
 )
 
-// fate is what becomes of a new connection from a client's address.
+// fate asks target on a new connection from a client's address, and returns what became of it.
 func (w *world) fate(local netip.Addr, target netip.AddrPort) string {
 	return fateOf(w.askFrom(local, "tcp", target, lasting(1500*time.Millisecond)))
 }
@@ -76,8 +76,8 @@ func (w *world) tracedStopped(proxy *trace.Proxy, req trace.Request) trace.Resul
 	return r
 }
 
-// proxyOf is what a kproxy knows that serves w's manifests, all services pinned.
-// Call it on the node.
+// proxyOf returns what a kproxy knows that serves w's manifests, with pref pinned for
+// all services. Call it on the node.
 func (w *world) proxyOf(pref service.Preference) (*trace.Proxy, error) {
 	sets, err := kernel.OpenIPSets()
 	if err != nil {

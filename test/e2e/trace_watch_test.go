@@ -151,7 +151,7 @@ func (w *world) watching(args ...string) *watching {
 	return x
 }
 
-// seen is what was watched of n packets.
+// seen waits for the watch to end and returns what it saw, which must be n packets.
 func (x *watching) seen(t testing.TB, n int) trace.Watched {
 	t.Helper()
 	r, err := x.wait()

@@ -109,7 +109,7 @@ func (t *tty) raw() string {
 	return string(t.out)
 }
 
-// screen is what the terminal shows.
+// screen returns the lines that the terminal shows.
 func (t *tty) screen() []string {
 	t.mu.Lock()
 	defer t.mu.Unlock()

@@ -302,8 +302,8 @@ func (w *world) noneFailed(what string, r lab.Results) {
 	}
 }
 
-// remembered is what the node's kernel still has of connections that failed: of
-// conntrack, and of IPVS's table in its hexadecimal way.
+// remembered returns what the node's kernel still has of the first three connections that
+// failed: in conntrack, and in IPVS's table, which has ports in hexadecimal.
 func (w *world) remembered(failed lab.Results) string {
 	w.Helper()
 	var out strings.Builder

@@ -41,7 +41,7 @@ type Fleet struct {
 	denied error // why nodes can't be listed
 }
 
-// Fault is what is wrong with a node.
+// Fault says what is wrong with a node.
 type Fault int
 
 // The faults.
@@ -151,10 +151,10 @@ func (f *Fleet) fault(node string) Fault {
 	return f.faults[node]
 }
 
-// Asked is how many questions for a status nodes have answered.
+// Asked returns how many requests for a status nodes have answered or begun to answer.
 func (f *Fleet) Asked() int { return int(f.asked.Load()) }
 
-// Dialing is how many connections to nodes that are deaf are being opened.
+// Dialing returns how many connections to deaf nodes are being opened.
 func (f *Fleet) Dialing() int { return int(f.dialing.Load()) }
 
 // Nodes returns all nodes.

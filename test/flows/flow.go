@@ -78,7 +78,7 @@ func (m *Matrix) Flows(c Configuration) ([]Flow, error) {
 	return out, nil
 }
 
-// outcome is what the cell means for the endpoints of s.
+// outcome returns what the cell means for a connection to s, given its endpoints.
 func (c Cell) outcome(s *Service) Outcome {
 	switch {
 	case c.Drop:
@@ -115,7 +115,7 @@ func (m *Matrix) find(c Configuration, s *Service, kind Kind) (*Row, error) {
 	return found, nil
 }
 
-// Address is where a service answers, but for node ports, which are on the node.
+// Address returns where a service answers, except at node ports, which are on the node.
 func (s *Service) Address(kind Kind, family service.Family) netip.Addr {
 	networks := map[Kind][2]string{
 		ClusterIP: {"10.96.1.0", "fd00:96::1:0"}, ExternalIP: {"192.0.2.0", "2001:db8:1::"}, LoadBalancer: {"198.51.100.0", "2001:db8:2::"},

@@ -45,7 +45,7 @@ const (
 
 var knownHosts = []Host{Strict, Marks, Firewall}
 
-// Detector is how kproxy tells pods from other clients.
+// Detector says how kproxy tells pods from other clients.
 type Detector string
 
 // The detectors.
@@ -95,7 +95,7 @@ const (
 	ThisZone = "zone-a"
 )
 
-// EndpointSet is what the endpoints of a service are like.
+// EndpointSet describes the endpoints of a service, and what becomes of connections to them.
 type EndpointSet struct {
 	Name       string
 	Conditions map[string]Condition // by endpoint; those that don't exist have none
@@ -110,7 +110,7 @@ type Condition struct {
 	Zone, Node                  string // hints; empty without
 }
 
-// Verdict is what becomes of a connection.
+// Verdict says what becomes of a connection.
 type Verdict string
 
 // The verdicts.
@@ -120,8 +120,8 @@ const (
 	Drop   Verdict = "drop"   // never told
 )
 
-// Outcome is what becomes of a connection and, if it is served, by which endpoints
-// it may be.
+// Outcome says what becomes of a connection and, if it is served, which endpoints may
+// serve it.
 type Outcome struct {
 	Verdict   Verdict
 	Endpoints []string
@@ -139,7 +139,7 @@ type Service struct {
 	configurations []string
 }
 
-// Special is what a service has that others haven't; empty for nothing.
+// Special names what a service has that others don't; empty for nothing.
 type Special string
 
 // What services have.
@@ -152,7 +152,7 @@ const (
 
 var specials = []Special{Ports, Slices, Affinity, SCTP}
 
-// Protocols are those that the service speaks.
+// Protocols returns the protocols that the service speaks.
 func (s *Service) Protocols() []service.Protocol {
 	if s.Special == SCTP {
 		return []service.Protocol{service.SCTP}
@@ -160,7 +160,7 @@ func (s *Service) Protocols() []service.Protocol {
 	return []service.Protocol{service.TCP, service.UDP}
 }
 
-// Ports are how many ports the service has of each protocol.
+// Ports returns how many ports the service has for each protocol.
 func (s *Service) Ports() int {
 	if s.Special == Ports {
 		return 2
@@ -168,7 +168,7 @@ func (s *Service) Ports() int {
 	return 1
 }
 
-// Target is which of [Network.TargetPorts] the endpoint called name has for a port.
+// Target returns the index in [Network.TargetPorts] of the target port that the endpoint called name has for a port.
 func (s *Service) Target(name string, port int) int {
 	if port > 0 || s.Special == Slices && name == "there" {
 		return 1
@@ -202,7 +202,7 @@ const (
 // Kinds are all kinds.
 var Kinds = []Kind{ClusterIP, NodePort, ExternalIP, LoadBalancer}
 
-// From is where a connection comes from.
+// From says where a connection comes from.
 type From string
 
 // The origins, in the order of a row's cells.
@@ -225,7 +225,7 @@ type Row struct {
 	Cells          map[From]Cell
 }
 
-// Cell is what becomes of connections from one origin.
+// Cell says what becomes of connections from one origin.
 type Cell struct {
 	Exists bool   // there is such a connection
 	Drop   bool   // whatever the endpoints
@@ -233,7 +233,7 @@ type Cell struct {
 	Source Source
 }
 
-// Source is which source address an endpoint sees.
+// Source says which source address an endpoint sees.
 type Source string
 
 // The sources.

@@ -15,7 +15,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Network is what the objects take from the network they are tried in. Lists of
+// Network holds what the objects take from the network they are tried in. Lists of
 // addresses have one per family, IPv4 first.
 type Network struct {
 	Endpoints   map[string][]netip.Addr // by EndpointNames
@@ -27,7 +27,7 @@ type Network struct {
 	Annotations map[string]string
 }
 
-// nodeNetworks are those of the node's own addresses alone.
+// nodeNetworks returns, for each of the node's own addresses, a network with only it.
 func (n *Network) nodeNetworks() (out []netip.Prefix) {
 	for _, a := range n.Node {
 		out = append(out, netip.PrefixFrom(a, a.BitLen()))

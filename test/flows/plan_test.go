@@ -144,7 +144,7 @@ func checkFlow(t *testing.T, p *plan.Plan, flow *Flow, protocol service.Protocol
 	}
 }
 
-// outcomeOf is what the plan decides for a client.
+// outcomeOf returns what the plan decides for a client.
 func outcomeOf(s *plan.Service, f *plan.Frontend, c plan.Client, p *plan.Policy, flow *Flow) Outcome {
 	switch s.VerdictFor(f, c, p) {
 	case plan.Reject:

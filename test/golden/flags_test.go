@@ -22,7 +22,7 @@ func flagsOf(a *txtar.Archive) []string {
 	return nil
 }
 
-// configOf is what a scenario's flags make of the defaults.
+// configOf returns the default configuration with a scenario's flags applied.
 func configOf(t *testing.T, a *txtar.Archive) config.Config {
 	t.Helper()
 	c := config.Default()

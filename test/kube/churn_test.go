@@ -194,7 +194,7 @@ func (c *churner) make() error {
 	return err
 }
 
-// families is how many slices a Service has: one a family.
+// families returns how many slices a Service has: one a family.
 func families(s *corev1.Service) int {
 	if *s.Spec.IPFamilyPolicy == corev1.IPFamilyPolicySingleStack {
 		return 1

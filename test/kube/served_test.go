@@ -54,8 +54,8 @@ func TestServed(t *testing.T) {
 	}
 }
 
-// modes are those to test in: $KPROXY_KUBE_MODES, separated by commas. IPVS is
-// for kernels that have it, such as that of make vm.
+// modes returns those to test in: $KPROXY_KUBE_MODES, separated by commas, or else
+// iptables and userspace. IPVS is for kernels that have it, such as that of make vm.
 func modes() []plan.Mode {
 	list := os.Getenv("KPROXY_KUBE_MODES")
 	if list == "" {

@@ -114,7 +114,7 @@ func newWorld(t *testing.T, mode plan.Mode) *world {
 	return w
 }
 
-// cpuTime is what a program has used in this life of it, as it says in proc(5).
+// cpuTime returns the processor time that a program has used since it was started last, from proc(5).
 func cpuTime(p *lab.Process) time.Duration {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", p.PID()))
 	_, rest, ok := strings.Cut(string(text), ") ")

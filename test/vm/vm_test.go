@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-// result is what the caller of run.sh sees.
+// result holds what the caller of run.sh sees.
 type result struct {
 	Status      int
 	Out, Errors string

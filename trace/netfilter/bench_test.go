@@ -13,7 +13,7 @@ import (
 	"kproxy.dev/kproxy/trace/netfilter"
 )
 
-// saved is what iptables-save would print of n services with three endpoints.
+// saved returns what iptables-save would print of n services with three endpoints.
 func saved(n int) string {
 	r := iptables.Render(kerneltest.Plan(plan.ModeIPTables, kerneltest.Many(n, 3)...), options())
 	var b strings.Builder

@@ -22,7 +22,7 @@ const (
 	isEither // of parts, of which one is enough
 )
 
-// value is what a packet has in a field.
+// value holds what a packet has in a field.
 type value struct {
 	kind    kind
 	address netip.Addr
@@ -134,8 +134,8 @@ func eitherPort(_ *walker, p *Packet) value {
 	return value{kind: isEither, parts: []value{sourcePort(p.Src.Port()), numeric(uint64(p.Dst.Port()))}}
 }
 
-// tcpFlags are those of the first packet of a connection and of the answer to it; others' aren't
-// known.
+// tcpFlags returns the flags of the first packet of a connection, and of the answer to it; others'
+// aren't known.
 func tcpFlags(_ *walker, p *Packet) value {
 	switch {
 	case p.Reply:
@@ -146,7 +146,7 @@ func tcpFlags(_ *walker, p *Packet) value {
 	return value{}
 }
 
-// replySource is where answers come from: the destination as it is now.
+// replySource returns where answers come from: the destination as it is now.
 func replySource(p *Packet) netip.AddrPort {
 	if p.Reply {
 		return p.Src
@@ -207,7 +207,7 @@ func (w *walker) addressType(a netip.Addr) value {
 	return named(strings.ToLower(typ))
 }
 
-// reversePath is whether a packet back would leave by the interface that this one came in on,
+// reversePath says whether a packet back would leave by the interface that this one came in on,
 // which the caller knows.
 func (p *Packet) reversePath() Answer {
 	if p.In == "lo" {
@@ -260,8 +260,8 @@ func anyOf[T any](all []T, is func(T) Answer) Answer {
 	return out
 }
 
-// constant is what an option compares a field with, as iptables-save prints it: which values of the
-// field are meant. Maybe is for text that can't be read.
+// constant says whether a value of a field is one that an option means, by what iptables-save prints
+// of the option. Maybe is for text that can't be read.
 type constant func(value) Answer
 
 func network(o option) constant {
@@ -382,7 +382,7 @@ func markValue(o option) constant {
 	}
 }
 
-// tcpMask is which flags a rule looks at, and which of them are to be set.
+// tcpMask reads which flags a rule looks at, and which of them are to be set.
 func tcpMask(o option) constant {
 	read := func(s string) []string {
 		s = strings.NewReplacer("ALL", "FIN,SYN,RST,PSH,ACK,URG", "NONE", "").Replace(s)

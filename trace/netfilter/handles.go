@@ -12,7 +12,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// handles are those of each chain's rules in nf_tables, in order, by "family table chain".
+// handles holds the handles of each chain's rules in nf_tables, in order, by "family table chain".
 type handles map[string][]uint64
 
 // ReadNumbered is [Read], and remembers the handles of rules, by which the kernel names those

@@ -61,7 +61,7 @@ func inSet(w *walker, p *Packet, m *extension) matched {
 	return found.invert(o.not)
 }
 
-// part is what a packet is looked up by in one of a set's dimensions.
+// part holds what a packet is looked up by in one of a set's dimensions.
 type part struct {
 	value
 	kind string // as in the set's type
@@ -75,7 +75,7 @@ var setFields = map[string][2]string{
 	"mark": {"meta mark", "meta mark"}, "iface": {"meta iifname", "meta oifname"},
 }
 
-// element is what a packet is looked up by.
+// element returns what a packet is looked up by, dimension by dimension.
 func (w *walker) element(s *kernel.AnySet, dirs []string, p *Packet) []part {
 	var out []part
 	_, dimensions, _ := strings.Cut(s.Type, ":")

@@ -211,7 +211,7 @@ var matches = map[string]func(w *walker, p *Packet, e *extension) matched{
 	"set": inSet, "statistic": statistic, "socket": socket, "owner": owner, "rpfilter": rpfilter, "recent": recent, "physdev": physdev,
 }
 
-// conditions are what a match asks.
+// conditions returns what a match asks.
 func (e *extension) conditions() []condition {
 	all := func(m matched) []condition { return []condition{func(*walker, *Packet) matched { return m }} }
 	switch holds := matches[e.name]; {
@@ -372,7 +372,7 @@ var undecided = words("NFQUEUE QUEUE SYNPROXY HMARK")
 
 var verdicts = map[string]Verdict{"ACCEPT": Accept, "DROP": Drop, "REJECT": Reject, "RETURN": returns}
 
-// action is what a target does, or leads to. Adding to sets changes nothing for this packet,
+// action returns what a target does, or leads to. Adding to sets changes nothing for this packet,
 // whatever later rules ask; mapping may.
 func (e *extension) action(leave bool) action {
 	out := action{text: e.name, what: "the target " + e.name}
@@ -419,7 +419,7 @@ func (e *extension) action(leave bool) action {
 
 func untrack(p *Packet) bool { p.State = Untracked; return true }
 
-// addressRange is what a target of the table nat leads to. MASQUERADE may choose ports, which
+// addressRange returns what a target of the table nat leads to. MASQUERADE may choose ports, which
 // nothing looks at.
 func (e *extension) addressRange() (addressRange, bool) {
 	if ports := e.arg("--to-ports"); ports != "" && e.name == "REDIRECT" {

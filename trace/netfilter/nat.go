@@ -13,7 +13,7 @@ import (
 // maxRange bounds the addresses of a range that are told apart.
 const maxRange = 64
 
-// addressRange is what a nat rule's argument names: addresses, and ports of
+// addressRange holds what a nat rule's argument names: addresses, and ports of
 // which the kernel takes a free one.
 type addressRange struct {
 	addresses []netip.Addr // none: the packet's own
@@ -69,7 +69,7 @@ func parseRange(s string) (r addressRange, ok bool) {
 	return r, r.addresses != nil
 }
 
-// addressesOf are those from one address to another; nil if there are none, or too many.
+// addressesOf lists the addresses from one to another; nil if there are none, or too many.
 func addressesOf(a, end netip.Addr) []netip.Addr {
 	if end.Less(a) || end.BitLen() != a.BitLen() {
 		return nil
@@ -114,7 +114,7 @@ func (w *walker) translate(kind string, x way, to addressRange, at position) res
 	return x.setDestination(to, at)
 }
 
-// redirected is where REDIRECT leads: what this node sends goes to its loopback, what it
+// redirected returns where REDIRECT leads: what this node sends goes to its loopback, what it
 // receives to the interface's first address (nf_nat_redirect.c); invalid if it isn't known.
 func (w *walker) redirected(p *Packet) (a netip.Addr) {
 	if w.hook == Output {

@@ -105,7 +105,7 @@ func (t *nftTable) dump(message, tableAttribute uint16, each func(attributes)) e
 	return err
 }
 
-// attributes are those of a message of netlink, or of one of its attributes, by type.
+// attributes holds the attributes of a netlink message, or of one of its attributes, by type.
 type attributes map[uint16][]byte
 
 func attributesOf(b []byte) attributes {
@@ -128,10 +128,10 @@ func (a attributes) number(typ uint16) (n uint64) {
 
 func (a attributes) has(typ uint16) bool { _, ok := a[typ]; return ok }
 
-// data is what NFTA_DATA_VALUE says in an attribute.
+// data returns what NFTA_DATA_VALUE says in an attribute.
 func (a attributes) data(typ uint16) []byte { return attributesOf(a[typ])[unix.NFTA_DATA_VALUE] }
 
-// verdict is what NFTA_DATA_VERDICT says in an attribute.
+// verdict reads what NFTA_DATA_VERDICT says in an attribute.
 func (a attributes) verdict(typ uint16) nftVerdict {
 	v := attributesOf(attributesOf(a[typ])[unix.NFTA_DATA_VERDICT])
 	return nftVerdict{int32(v.number(unix.NFTA_VERDICT_CODE)), nlmsg.Text(v[unix.NFTA_VERDICT_CHAIN])}

@@ -19,7 +19,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// registers are those of nftables' machine, and which of their bits are known.
+// registers holds the registers of nftables' machine, and which of their bits are known.
 type registers struct{ value, known [registerBytes]byte }
 
 const registerBytes = 64
@@ -44,8 +44,8 @@ type nftState struct {
 	registers
 }
 
-// effect is what an instruction does: where matched says Yes the rule goes on, No ends it, and
-// with Maybe it may be either.
+// effect describes what an instruction does: where matched says Yes the rule goes on, No ends it,
+// and with Maybe it may be either.
 type effect struct {
 	matched
 	forks []nftState // by chance, instead of the state
@@ -232,7 +232,7 @@ func (d *nftDecoder) act(format string, args ...any) {
 	d.does = append(d.does, fmt.Sprintf(format, args...))
 }
 
-// offset is where a register begins: 1 to 4 have 16 bytes, those from 8 on have 4.
+// offset returns the byte at which a register begins: 1 to 4 have 16 bytes, those from 8 on have 4.
 func offset(register uint64) int {
 	if register >= unix.NFT_REG32_00 {
 		return int(min(register-unix.NFT_REG32_00, 16)) * 4
@@ -240,7 +240,7 @@ func offset(register uint64) int {
 	return max(0, int(register)-1) * 16 % registerBytes
 }
 
-// length is how many bytes an expression works on, of those that there are.
+// length returns how many bytes an expression works on, of those that there are.
 func (a attributes) length(typ uint16) int { return int(min(a.number(typ), registerBytes)) }
 
 func (d *nftDecoder) hold(at int, s symbol) {
@@ -256,7 +256,7 @@ func (d *nftDecoder) held(at int) symbol {
 	return symbol{}
 }
 
-// key is what n bytes of registers hold.
+// key describes what n bytes of registers hold.
 func (d *nftDecoder) key(at, n int) (text string, parts []symbol) {
 	var names []string
 	for end := at + n; at < end; {
@@ -603,7 +603,7 @@ var routeTypes = map[string]uint32{
 	"blackhole": unix.RTN_BLACKHOLE, "unreachable": unix.RTN_UNREACHABLE, "prohibit": unix.RTN_PROHIBIT,
 }
 
-// fibField is what a look-up of a route gives (net/ipv4/netfilter/nft_fib_ipv4.c); nil if it isn't known.
+// fibField returns what a look-up of a route loads (net/ipv4/netfilter/nft_fib_ipv4.c); nil if it isn't known.
 func fibField(result, flags uint64) *loaded {
 	const saddr, mark, iif, present = unix.NFTA_FIB_F_SADDR, 4, 8, 32 // enum nft_fib_flags
 	side := "daddr"

@@ -6,7 +6,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Packet is what rules look at: the first packet of a connection, unless State
+// Packet holds what rules look at: the first packet of a connection, unless State
 // says otherwise. It is a comparable value; walking returns changed copies.
 type Packet struct {
 	Protocol service.Protocol
@@ -64,7 +64,7 @@ const (
 	Untracked   State = "UNTRACKED"
 )
 
-// Answer is what can be said for certain about a question.
+// Answer says what is certain about a question.
 type Answer string
 
 // The answers; empty is Maybe.

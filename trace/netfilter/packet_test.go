@@ -128,7 +128,7 @@ func (s *scene) link(a netip.Addr) string {
 	return fmt.Sprintf("host%d", hosts)
 }
 
-// fate is what becomes of a connection: who may answer, and the client's address
+// fate says what becomes of a connection: who may answer, and the client's address
 // that they see.
 type fate struct {
 	Verdict string            // "answered", "refused", "dropped", "node", "maybe"

@@ -44,7 +44,7 @@ type rule struct {
 // condition is one thing that a rule asks about a packet.
 type condition func(w *walker, p *Packet) matched
 
-// matched is what can be said about a condition.
+// matched holds what can be said about a condition.
 type matched struct {
 	answer Answer
 	chance float64 // of Chance
@@ -102,7 +102,7 @@ func (r *rule) match(w *walker, p *Packet) matched {
 	return out
 }
 
-// action is what a rule does with packets that match: one of quiet, verdict, chain and change.
+// action describes what a rule does with packets that match: one of quiet, verdict, chain and change.
 type action struct {
 	text    string // in words: "jump to KPROXY-PORTAL"
 	quiet   bool   // it changes nothing that a walk looks at
@@ -117,7 +117,7 @@ type action struct {
 // returns is the verdict that leads back to the chain before.
 const returns Verdict = "return"
 
-// position is where an action is.
+// position says where an action is.
 type position struct {
 	step  int
 	depth int
@@ -125,7 +125,7 @@ type position struct {
 	rules *ruleset
 }
 
-// result is where the ways are after an action or a chain.
+// result says where the ways go after an action or a chain.
 type result struct {
 	stay  []way // go on with the next rule
 	leave []way // go on after the rule that led to this chain

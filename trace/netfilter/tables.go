@@ -31,7 +31,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// Tables is what is in netfilter for one address family.
+// Tables holds what is in netfilter for one address family.
 type Tables struct {
 	Family service.Family
 	// Bases are all base chains, in the order in which packets meet them at each
@@ -50,7 +50,7 @@ type Tables struct {
 	handles handles
 }
 
-// setRead is what came of reading a set.
+// setRead holds what came of reading a set.
 type setRead struct {
 	set kernel.AnySet
 	err error
@@ -72,7 +72,7 @@ type Base struct {
 	set *ruleset // that its chains are in
 }
 
-// Counter is what iptables-save -c prints in brackets; nil if there is none.
+// Counter holds what iptables-save -c prints in brackets; nil if there is none.
 type Counter struct{ Packets, Bytes *uint64 }
 
 // Host answers what rules ask about the host besides the packet. A question that
@@ -127,7 +127,7 @@ const (
 	sourceNFT      = "nftables"
 )
 
-// Config is what Read works with.
+// Config holds what Read works with.
 type Config struct {
 	Runner kernel.Runner
 	// Variant of iptables that holds kproxy's rules; the other one's are read as

@@ -6,7 +6,7 @@ import (
 	"strings"
 )
 
-// Walk is what a packet meets in one hook, and what comes of it.
+// Walk lists what a packet meets in one hook, and what comes of it.
 type Walk struct {
 	Steps []Step
 	// Outcomes are all the ways that the packet may leave the hook. There is
@@ -39,7 +39,7 @@ type Step struct {
 	Why string
 }
 
-// Verdict is how a packet leaves a hook.
+// Verdict says how a packet leaves a hook.
 type Verdict string
 
 // The verdicts. Accept is to go on, rewritten or not; Unknown is a target that

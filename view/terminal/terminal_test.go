@@ -19,7 +19,7 @@ import (
 	"kproxy.dev/kproxy/view"
 )
 
-// shown is what a terminal gets, and what it shows.
+// shown records what a terminal gets, and what it shows.
 type shown struct {
 	mu     sync.Mutex // the terminal is read on a goroutine
 	raw    strings.Builder

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// answer is what a connection met.
+// answer holds what a connection met.
 type answer struct {
 	start     time.Time // of the connection
 	side      int       // the backend that has the endpoint

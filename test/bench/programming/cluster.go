@@ -40,7 +40,7 @@ type cluster struct {
 	seen      map[string]event
 }
 
-// event is when a version of an object was reported.
+// event says when a version of an object was reported.
 type event struct {
 	version string
 	at      time.Time
@@ -230,8 +230,8 @@ func (c *cluster) move(ctx context.Context, i, side int) error {
 	return nil
 }
 
-// reported is when the watcher learned of the last move of a service; false if it
-// hasn't yet.
+// reported returns when the watcher learned of the last move of a service, and false
+// if it hasn't yet.
 func (c *cluster) reported(i int) (time.Time, bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -43,7 +43,7 @@ type world struct{ services, endpoints int }
 
 func serviceName(i int) string { return fmt.Sprintf("s%05d", i) }
 
-// address is where clients reach the i-th service.
+// address returns where clients reach the i-th service.
 func address(i int) netip.AddrPort { return netip.AddrPortFrom(plus(clusterIPs, i), 80) }
 
 func plus(a netip.Addr, n int) netip.Addr {

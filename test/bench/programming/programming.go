@@ -251,7 +251,7 @@ func (o *Options) notes() []report.Note {
 	return out
 }
 
-// kind is whose program a subject is.
+// kind says whose program a subject is.
 type kind int
 
 const (

@@ -27,9 +27,9 @@ type proxy struct {
 
 func (p *proxy) socket() string { return filepath.Join(p.dir, "kproxy.sock") }
 
-// processorTime is what the process and the children that it has waited for have
-// used, in seconds. Its own is exact; that of children, such as iptables-restore,
-// is in hundredths (proc_pid_stat(5)).
+// processorTime holds the seconds that the process, and the children that it has waited
+// for, have used. Its own are exact; those of children, such as iptables-restore, are in
+// hundredths (proc_pid_stat(5)).
 type processorTime struct{ own, children float64 }
 
 func (p *proxy) cpuTime() (t processorTime, err error) {

@@ -24,7 +24,7 @@ import (
 	"kproxy.dev/kproxy/lab/report"
 )
 
-// rig is what a run with one number of services stands on.
+// rig holds what a run with one number of services needs, and what it has found.
 type rig struct {
 	Options
 	world
@@ -226,8 +226,8 @@ func (r *rig) watchedTurn(ctx context.Context, s subject) error {
 	return nil
 }
 
-// use is what the processors have done so far, and how many seconds of it for this
-// process, its children that have ended, with theirs, and the control plane.
+// use reads what the processors have done so far, and how many seconds of it they did for
+// this process, its children that have ended, with theirs, and the control plane.
 func (r *rig) use() (machine load.CPU, own float64, err error) {
 	if machine, err = load.ReadMachine(); err != nil {
 		return machine, 0, err
@@ -383,8 +383,8 @@ func (r *rig) elementCount() (int, error) {
 	return len(seen), nil
 }
 
-// endpointCount is how many endpoints there are.
+// endpointCount returns how many endpoints there are.
 func (w world) endpointCount() int { return w.services*w.endpoints - movables*(w.endpoints-1) }
 
-// direct is where a client reaches a backend without any service.
+// direct returns where a client reaches a backend without any service.
 func (r *rig) direct() netip.AddrPort { return r.net.Backends[0].Address(false, serverPort) }

@@ -56,7 +56,7 @@ func (r *rig) withoutProxy(ctx context.Context, s subject) error {
 	return r.clean(&proxy{subject: s})
 }
 
-// cases are those after the start.
+// cases runs the cases that follow the start.
 func (r *rig) cases(ctx context.Context, p *proxy) {
 	for _, c := range []struct {
 		name string
@@ -446,7 +446,7 @@ func (r *rig) moveQuietly(ctx context.Context, p *proxy, i, side int) error {
 	return pause(ctx, r.spacing())
 }
 
-// idleRate is how many processors the proxy uses when nothing happens.
+// idleRate measures how many processors the proxy uses when nothing happens.
 func (r *rig) idleRate(ctx context.Context, p *proxy) (float64, error) {
 	const looks = 3 // each as long as between changes
 	was, err := p.cpu()
@@ -545,7 +545,7 @@ func (r *rig) pin(ctx context.Context, p *proxy, want service.Preference) (time.
 	return at.Sub(began), err
 }
 
-// passes is what kproxy's metrics say of its work so far.
+// passes holds what kproxy's metrics say of its work so far.
 type passes struct {
 	count, seconds float64 // of the loop that decides and moves services
 	writes         float64 // changes of rules

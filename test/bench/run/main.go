@@ -238,7 +238,7 @@ func (o *options) findPrograms() (err error) {
 	return nil
 }
 
-// versions are those of the programs beside kproxy, in their own words.
+// versions returns the versions of the programs beside kproxy, as these print them.
 func versions() []report.Program {
 	var out []report.Program
 	for _, p := range [][]string{{"HAProxy", "haproxy", "-v"}, {"nginx", "nginx", "-v"}, {"iptables", "iptables", "--version"}} {

@@ -155,8 +155,8 @@ func atRest(log string) (float64, error) {
 	return float64(d.Microseconds()) / 1000, nil
 }
 
-// reloadHAProxy is what its management guide has for a reload without a refused connection: the next process gets the listening sockets
-// from the last one (-x), and tells it to end with its last connection (-sf).
+// reloadHAProxy reloads HAProxy as its management guide does without a refused connection: the next process gets the listening
+// sockets from the last one (-x), and tells it to end with its last connection (-sf).
 func reloadHAProxy(_ context.Context, r *rig) error {
 	last := r.Proxy
 	next := &lab.Process{Namespace: last.Namespace, Path: last.Path, Args: []string{

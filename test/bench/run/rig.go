@@ -84,7 +84,7 @@ func (r *rig) node() netip.Addr { return r.Net.Config.NodeAddresses()[0] }
 
 func (r *rig) server() netip.Addr { return r.Net.Backends[0].Addresses[0] }
 
-// target is where a kind of load goes.
+// target returns where a kind of load goes.
 func (r *rig) target(k load.Kind) netip.AddrPort {
 	to := []netip.Addr{r.server(), r.node(), load.ServiceAddress}[r.subject.way]
 	return netip.AddrPortFrom(to, k.Port())

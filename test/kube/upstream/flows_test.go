@@ -12,7 +12,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// verdict is what becomes of a connection.
+// verdict says what becomes of a connection.
 type verdict string
 
 const (
@@ -95,7 +95,7 @@ type decisions struct {
 	frontends map[spot][]frontend
 }
 
-// spot is where a frontend answers; the zero Addr, with its family, is that of node ports.
+// spot says where a frontend answers; node ports have the zero Addr, and their family.
 type spot struct {
 	protocol service.Protocol
 	family   service.Family
@@ -119,7 +119,7 @@ func decisionsOf(p *plan.Plan) *decisions {
 	return d
 }
 
-// decided is what the plan lets the client reach.
+// decided returns the outcome that the plan has for the flow.
 func (f *flow) decided(d *decisions) outcome {
 	var out outcome
 	c, p := plan.Client{Address: f.client.address[f.family], Node: f.client.node}, &d.Policy

@@ -17,7 +17,7 @@ import (
 	"kproxy.dev/kproxy/service"
 )
 
-// kind is what an endpoint is like, as far as the choice of endpoints goes by it.
+// kind describes an endpoint, as far as the choice of endpoints depends on it.
 type kind struct {
 	ready, serving, terminating bool
 	here                        bool
@@ -105,7 +105,7 @@ func (w *world) compareGroups(t *testing.T, o *objects, services proxy.ServicePo
 	}
 }
 
-// groups are what CategorizeEndpoints says.
+// groups holds the endpoints as CategorizeEndpoints groups them.
 type groups struct {
 	Cluster, Local []string
 	Anywhere       bool // some node has an endpoint to use

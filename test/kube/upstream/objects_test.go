@@ -20,7 +20,7 @@ const (
 	thisZone = "zone-a"
 )
 
-// objects are what both proxies are told.
+// objects holds what both proxies are told.
 type objects struct {
 	services []*corev1.Service
 	slices   []*discoveryv1.EndpointSlice

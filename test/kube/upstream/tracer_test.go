@@ -49,7 +49,7 @@ type packet struct {
 	toNode     bool // so is to
 }
 
-// step is where a packet is in its chains, and what they have done to it.
+// step holds a packet on its way through its chains, and what they have done to it.
 type step struct {
 	packet
 	masqueraded bool

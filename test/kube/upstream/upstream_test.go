@@ -35,7 +35,7 @@ import (
 	"kproxy.dev/kproxy/source"
 )
 
-// world is how both proxies are run, and the node they are on.
+// world describes how both proxies run, and the node they are on.
 type world struct {
 	name          string
 	pods          bool // pods are told by their networks
@@ -96,7 +96,7 @@ func TestUpstream(t *testing.T) {
 	}
 }
 
-// number is what a variable of the environment says.
+// number returns the number in a variable of the environment, or that called otherwise if the variable is empty.
 func number(t *testing.T, name string, otherwise uint64) uint64 {
 	t.Helper()
 	text := os.Getenv(name)
@@ -295,7 +295,7 @@ var exceptions = []exception{
 	},
 }
 
-// exceptionFor is which exception a difference is, or -1.
+// exceptionFor returns the index of the exception that a difference is, or -1.
 func exceptionFor(f *flow, p *plan.Plan, kproxy, upstream outcome) int {
 	return slices.IndexFunc(exceptions, func(e exception) bool { return e.is(f, p, kproxy, upstream) })
 }
